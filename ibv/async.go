@@ -1,0 +1,106 @@
+package ibv
+
+import "time"
+
+// AsyncEventType is enum ibv_event_type.
+type AsyncEventType uint32
+
+const (
+	EventCQErr          AsyncEventType = 0 // overrun: everything on it is lost
+	EventQPFatal        AsyncEventType = 1
+	EventQPReqErr       AsyncEventType = 2
+	EventQPAccessErr    AsyncEventType = 3
+	EventCommEst        AsyncEventType = 4
+	EventSQDrained      AsyncEventType = 5
+	EventDeviceFatal    AsyncEventType = 8 // also: removed
+	EventPortActive     AsyncEventType = 9
+	EventPortErr        AsyncEventType = 10
+	EventLIDChange      AsyncEventType = 11
+	EventPKeyChange     AsyncEventType = 12
+	EventSMChange       AsyncEventType = 13
+	EventSRQErr         AsyncEventType = 14
+	EventSRQLimit       AsyncEventType = 15
+	EventQPLastWQE      AsyncEventType = 16 // a QP in error takes no more from its SRQ
+	EventClientReregist AsyncEventType = 17
+	EventGIDChange      AsyncEventType = 18
+)
+
+var asyncNames = map[AsyncEventType]string{
+	EventCQErr: "CQ error", EventQPFatal: "QP fatal", EventQPReqErr: "QP request error",
+	EventQPAccessErr: "QP access error", EventCommEst: "communication established", EventSQDrained: "SQ drained",
+	EventDeviceFatal: "device fatal", EventPortActive: "port active", EventPortErr: "port error",
+	EventLIDChange: "LID change", EventPKeyChange: "P_Key change", EventSMChange: "SM change", EventSRQErr: "SRQ error",
+	EventSRQLimit: "SRQ limit reached", EventQPLastWQE: "last WQE reached", EventClientReregist: "client reregister",
+	EventGIDChange: "GID change",
+}
+
+func (t AsyncEventType) String() string { return name(t, asyncNames, "async event") }
+
+// AsyncEvent is something that happened to a device or to an object of it.
+type AsyncEvent struct {
+	Type AsyncEventType
+	Port int  // of port events
+	CQ   *CQ  // of CQ events; as the others, nil if it was closed meanwhile
+	QP   *QP  // of QP events
+	SRQ  *SRQ // of SRQ events
+}
+
+// AsyncChannel is where a device's asynchronous events are taken from. There is
+// one stream of them per open device: two channels share it between them, and
+// so does all of the process for a context of [ID.Context].
+type AsyncChannel struct {
+	Context *Context
+	poller  *poller
+}
+
+// AsyncChannel makes a channel for the device's events.
+func (c *Context) AsyncChannel() (*AsyncChannel, error) {
+	p, err := newPoller(c.asyncFD, "async events of "+c.Name)
+	if err != nil {
+		return nil, err
+	}
+	return &AsyncChannel{Context: c, poller: p}, nil
+}
+
+// Event sleeps in the runtime's poller until there is an event, and takes and
+// acknowledges it. The error wraps os.ErrClosed after Close and
+// os.ErrDeadlineExceeded after the deadline. One goroutine at a time.
+func (ch *AsyncChannel) Event() (AsyncEvent, error) {
+	var typ AsyncEventType
+	var token uint64
+	var errno int
+	err := ch.poller.wait(func(uintptr) bool {
+		typ, token, errno = sysGetAsync(ch.Context.h)
+		return errno != errnoAgain
+	})
+	if err == nil {
+		err = verbError("ibv_get_async_event", ch.Context.Name, errno)
+	}
+	if err != nil {
+		return AsyncEvent{}, err
+	}
+	ev := AsyncEvent{Type: typ}
+	switch typ {
+	case EventPortActive, EventPortErr, EventLIDChange, EventPKeyChange, EventSMChange, EventClientReregist, EventGIDChange:
+		ev.Port = int(token)
+	default:
+		switch o := objects.get(token).(type) {
+		case *CQ:
+			ev.CQ = o
+		case *QP:
+			ev.QP = o
+		case *SRQ:
+			ev.SRQ = o
+		}
+	}
+	return ev, nil
+}
+
+// SetDeadline makes Event return at t; the zero time: never.
+func (ch *AsyncChannel) SetDeadline(t time.Time) error { return ch.poller.setDeadline(t) }
+
+// Close wakes Event. Call it before the context's Close.
+func (ch *AsyncChannel) Close() error {
+	ch.poller.close()
+	return nil
+}

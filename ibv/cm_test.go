@@ -1,0 +1,296 @@
+//go:build linux && cgo
+
+package ibv
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestConnect(t *testing.T) {
+	s := onSite(t)
+	for _, c := range []struct {
+		name  string
+		v6    bool
+		addrs [2]netip.Addr
+	}{{"IPv4", false, s.v4}, {"IPv6", true, s.v6}} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := connect(t, s, options{v6: c.v6, private: []byte("request"), reply: []byte("answer")})
+			if l, r := a.id.LocalAddr(), a.id.RemoteAddr(); l.Addr() != c.addrs[0] || r != netip.AddrPortFrom(c.addrs[1], port) {
+				t.Errorf("the dialer is at %v, its peer at %v", l, r)
+			}
+			if a.id.LocalAddr() != b.id.RemoteAddr() || b.id.LocalAddr().Addr() != c.addrs[1] {
+				t.Errorf("the acceptor is at %v, its peer at %v", b.id.LocalAddr(), b.id.RemoteAddr())
+			}
+			for i, e := range []*end{a, b} {
+				if ctx := e.id.Context(); ctx != e.pd.Context || ctx.Name != s.devices[i] || e.id.Port() != 1 {
+					t.Errorf("end %d is on %v, port %d", i, ctx.Device, e.id.Port())
+				}
+				if st := e.state(t); st != QPRTS {
+					t.Errorf("end %d is in %v", i, st)
+				}
+			}
+		})
+	}
+}
+
+// What rdma_cm leaves to the caller: the time to an acknowledgement, set before
+// connecting, and what a peer without a receive is told to wait, set after.
+func TestTimers(t *testing.T) {
+	s := onSite(t)
+	a, b := connect(t, s, options{ackTimeout: 15})
+	if s.isIWARP {
+		return // TCP has its own; that the options can be set is all there is
+	}
+	for _, e := range []*end{a, b} {
+		check(t, e.qp.Modify(QPAttr{MinRNRTimer: 12}, MaskMinRNRTimer))
+	}
+	attr := must(a.qp.Query(MaskTimeout | MaskMinRNRTimer | MaskRNRRetry | MaskRetryCount))(t)
+	if attr.Timeout != 15 || attr.MinRNRTimer != 12 || attr.RNRRetry != 0 || attr.RetryCount != 6 {
+		t.Errorf("%+v", attr)
+	}
+}
+
+func TestDisconnect(t *testing.T) {
+	s := onSite(t)
+	a, b := connect(t, s, options{})
+	b.postRecv(t, 1, 0, 64)
+	check(t, a.id.Disconnect())
+	event(t, b.id.channel, Disconnected)
+	check(t, b.id.Disconnect())
+	if wc := b.completion(t, 1); wc.Status != WRFlushErr {
+		t.Errorf("the posted receive ended with %v", wc.Status)
+	}
+	event(t, a.id.channel, Disconnected)
+	for i, e := range []*end{a, b} {
+		// siw leaves the side that began in SQD until the peer has answered.
+		if st := e.state(t); st != QPError && !(s.isIWARP && st == QPSQD) {
+			t.Errorf("end %d is in %v", i, st)
+		}
+	}
+}
+
+func TestReject(t *testing.T) {
+	s := onSite(t)
+	there, here := newChannel(t), newChannel(t)
+	l := listen(t, there, s.v4[1])
+	l.Owner = "listener"
+	id := resolve(t, here, s.v4[1])
+	equip(t, id.Context(), id, options{})
+	check(t, id.Connect(depths))
+	ev := event(t, there, ConnectRequest)
+	if ev.Listener != l || ev.ID == l || ev.ID.Owner != "listener" {
+		t.Errorf("the request is of %p to %p, want to %p", ev.ID, ev.Listener, l)
+	}
+	reason := bytes.Repeat([]byte("no "), MaxRejectData/3)
+	check(t, ev.ID.Reject(reason))
+	check(t, ev.ID.Close())
+	got := event(t, here, Rejected)
+	if !bytes.HasPrefix(got.Param.PrivateData, reason) {
+		t.Errorf("the reason arrived as %q", got.Param.PrivateData)
+	}
+	if want := 28; s.isIWARP != (got.Status < 0) || !s.isIWARP && got.Status != want {
+		t.Errorf("status %d", got.Status)
+	}
+	if s.isIWARP && !errors.Is(got.Errno(), syscall.ECONNRESET) {
+		t.Errorf("errno %v", got.Errno())
+	}
+}
+
+// A request that nobody can answer any more is refused, not leaked.
+func TestRequestToClosedListener(t *testing.T) {
+	s := onSite(t)
+	there, here := newChannel(t), newChannel(t)
+	l := must(there.NewID())(t)
+	check(t, l.Bind(netip.AddrPortFrom(s.v4[1], port)))
+	check(t, l.Listen(16))
+	id := resolve(t, here, s.v4[1])
+	equip(t, id.Context(), id, options{})
+	check(t, id.Connect(depths))
+	check(t, l.Close())
+	check(t, there.SetDeadline(time.Now().Add(200*time.Millisecond)))
+	if ev, err := there.Event(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("event %+v, %v", ev, err)
+	}
+	check(t, here.SetDeadline(time.Now().Add(patience)))
+	if ev, err := here.Event(); err != nil || ev.Type == Established {
+		t.Errorf("the dialer got %q, %v", ev.Type, err)
+	}
+}
+
+func TestNobodyListens(t *testing.T) {
+	s := onSite(t)
+	here := newChannel(t)
+	id := resolve(t, here, s.v4[1])
+	equip(t, id.Context(), id, options{})
+	err := id.Connect(depths)
+	if s.isIWARP {
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("Connect: %v, want ECONNREFUSED", err)
+		}
+		return
+	}
+	check(t, err)
+	if ev := event(t, here, Rejected); ev.Status != 8 {
+		t.Errorf("status %d, want 8", ev.Status)
+	}
+}
+
+func TestCancelledDial(t *testing.T) {
+	s := onSite(t)
+	there, here := newChannel(t), newChannel(t)
+	listen(t, there, s.v4[1])
+	id := resolve(t, here, s.v4[1])
+	equip(t, id.Context(), id, options{})
+	check(t, id.Connect(depths))
+	check(t, id.Close())
+	// No event of a closed id.
+	check(t, here.SetDeadline(time.Now().Add(50*time.Millisecond)))
+	if ev, err := here.Event(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("event %+v, %v", ev, err)
+	}
+	// The request may have arrived all the same.
+	check(t, there.SetDeadline(time.Now().Add(50*time.Millisecond)))
+	if ev, err := there.Event(); err == nil && ev.Type == ConnectRequest {
+		check(t, ev.ID.Close())
+	}
+}
+
+func TestOptions(t *testing.T) {
+	s := onSite(t)
+	here := newChannel(t)
+	id := must(here.NewID())(t)
+	atEnd(t, "id", id)
+	check(t, id.SetReuseAddr(true))
+	check(t, id.SetTOS(32))
+	check(t, id.SetAckTimeout(14))
+	check(t, id.Bind(netip.AddrPortFrom(s.v4[0], 0)))
+	if a := id.LocalAddr(); a.Addr() != s.v4[0] || a.Port() == 0 {
+		t.Errorf("bound to %v", a)
+	}
+	v6 := must(here.NewID())(t)
+	atEnd(t, "id", v6)
+	check(t, v6.SetAFOnly(true))
+	check(t, v6.Bind(netip.AddrPortFrom(s.v6[0], 0)))
+	if err := id.Connect(ConnParam{PrivateData: make([]byte, 300)}); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("300 bytes of private data: %v", err)
+	}
+	if err := v6.Bind(netip.MustParseAddrPort("[2001:db8::1]:80")); err == nil || !strings.Contains(err.Error(), "2001:db8::1") {
+		t.Errorf("bind to a foreign address: %v", err)
+	}
+}
+
+func TestMigrate(t *testing.T) {
+	s := onSite(t)
+	a, b := connect(t, s, options{})
+	other := newChannel(t)
+	// Cleanups run in reverse, so the id has to go before its new channel.
+	t.Cleanup(func() { b.id.Close() })
+	check(t, b.id.Migrate(other))
+	check(t, a.id.Disconnect())
+	event(t, other, Disconnected)
+}
+
+func TestNoRoute(t *testing.T) {
+	onSite(t)
+	here := newChannel(t)
+	id := must(here.NewID())(t)
+	atEnd(t, "id", id)
+	err := id.ResolveAddr(netip.AddrPort{}, netip.MustParseAddrPort("192.0.2.1:80"), 50*time.Millisecond)
+	if err == nil {
+		ev := event(t, here, AddrError)
+		err = ev.Errno()
+	}
+	if !errors.Is(err, syscall.ENETUNREACH) {
+		t.Errorf("192.0.2.1: %v", err)
+	}
+}
+
+// The link goes down and comes back: the port says so.
+func TestPortEvents(t *testing.T) {
+	s := onSite(t)
+	ctx := must(Open(spareDevice(t, s)))(t)
+	atEnd(t, "device", ctx)
+	async := must(ctx.AsyncChannel())(t)
+	atEnd(t, "async channel", async)
+	sh(t, "ip link set spare1 down")
+	if ev := asyncEvent(t, async, EventPortErr); ev.Port != 1 {
+		t.Errorf("the error is of port %d", ev.Port)
+	}
+	if p := must(ctx.Port(1))(t); p.State == PortActive {
+		t.Errorf("the port is %v", p.State)
+	}
+	sh(t, "ip link set spare1 up")
+	if ev := asyncEvent(t, async, EventPortActive); ev.Port != 1 {
+		t.Errorf("port %d is active", ev.Port)
+	}
+}
+
+// spareDevice makes a device that no other test uses, at 10.8.7.1.
+func spareDevice(t *testing.T, s site) string {
+	t.Helper()
+	kind := strings.TrimRight(s.devices[0], "0123456789")
+	sh(t, "ip link add spare1 type veth peer name spare2 && ip addr add 10.8.7.1/24 dev spare1 && ip link set spare1 up && ip link set spare2 up")
+	t.Cleanup(func() { sh(t, "ip link del spare1") }) // and the device, with it
+	sh(t, "rdma link add %s9 type %s netdev spare1", kind, kind)
+	return kind + "9"
+}
+
+// A device is removed under a connection manager id and an open context. The
+// removal waits for the process that uses it, so that is another one.
+func TestDeviceRemoval(t *testing.T) {
+	const env = "SAN_TEST_REMOVAL"
+	if os.Getenv(env) != "" {
+		watchRemoval(t)
+		return
+	}
+	s := onSite(t)
+	device := spareDevice(t, s)
+	child := exec.Command(os.Args[0], "-test.run=^TestDeviceRemoval$", "-test.v", "-test.timeout=120s")
+	child.Env = append(os.Environ(), env+"="+device)
+	child.Stderr = os.Stderr
+	out := must(child.StdoutPipe())(t)
+	check(t, child.Start())
+	var text bytes.Buffer
+	buf := make([]byte, 4096)
+	for !strings.Contains(text.String(), "ready\n") {
+		n, err := out.Read(buf)
+		text.Write(buf[:n])
+		if err != nil {
+			t.Fatalf("the child: %v\n%s", err, &text)
+		}
+	}
+	remove := exec.Command("rdma", "link", "delete", device)
+	check(t, remove.Start())
+	io.Copy(&text, out)
+	if err := child.Wait(); err != nil {
+		t.Errorf("the child: %v\n%s", err, &text)
+	}
+	check(t, remove.Wait())
+}
+
+func watchRemoval(t *testing.T) {
+	name := os.Getenv("SAN_TEST_REMOVAL")
+	ctx := must(Open(name))(t)
+	ch := must(NewEventChannel())(t)
+	id := must(ch.NewID())(t)
+	check(t, id.Bind(netip.MustParseAddrPort("10.8.7.1:0")))
+	if id.Context() == nil || id.Context().Name != name {
+		t.Fatalf("bound to %v", id.Context())
+	}
+	os.Stdout.WriteString("ready\n")
+	if ev := event(t, ch, DeviceRemoval); ev.ID != id {
+		t.Errorf("the removal is of %p, want %p", ev.ID, id)
+	}
+	check(t, id.Close())
+	check(t, ch.Close())
+	check(t, ctx.Close())
+}

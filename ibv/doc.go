@@ -1,0 +1,39 @@
+// Package ibv is a thin Go binding of libibverbs and librdmacm, the user-space
+// libraries of RDMA: devices, protection domains, memory regions and windows,
+// completion queues, reliable-connected queue pairs, and rdma_cm.
+//
+// It knows the verbs and nothing of what they are used for: no protocol, no
+// policy, no buffers of its own. It is called by provider/verbs and by the
+// doctor command.
+//
+// The libraries are opened at run time, on first use; no header of rdma-core is
+// needed to build, and none of its libraries to run a program that imports this
+// package. Where they cannot be used (another system than Linux, CGO_ENABLED=0,
+// a static binary, rdma-core not installed) everything still builds, [Available]
+// says why, and every constructor fails with that error.
+//
+// # Concurrency
+//
+// Verbs on one object may be called from several goroutines at once, as in C,
+// with these exceptions, each noted at its method: Events and Event of one
+// channel serve one goroutine at a time; PostSend of work requests with memory
+// windows must not run concurrently on one window. Close must be the last call
+// on an object; a call after it fails with EBADF, a call during it is an error of
+// the caller. The exceptions are [CompChannel], [EventChannel] and
+// [AsyncChannel], whose Close wakes whoever waits.
+//
+// # Blocking
+//
+// Nothing here blocks but for the methods that wait for events, which sleep in
+// the runtime's poller, and some calls of the connection manager on iWARP
+// ([ID.Connect], [ID.Disconnect], [ID.Close]), which may occupy their thread for
+// many seconds.
+//
+// # Memory
+//
+// The device reads and writes registered memory by physical page. For memory of
+// the Go heap the caller has to keep the object alive for as long as it is
+// registered; this package keeps no reference. Work requests and completions
+// hold no pointers and may live anywhere: the libraries' own structs are made
+// from them on the C stack, a batch at a time.
+package ibv

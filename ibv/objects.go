@@ -1,0 +1,40 @@
+package ibv
+
+import "sync"
+
+// handle is an object of the libraries. Zero: none, or closed.
+type handle uintptr
+
+// objects finds the Go object of an event. C keeps a token instead of a pointer:
+// tokens are never used twice, so an event of an object that is gone finds
+// nothing.
+var objects registry
+
+type registry struct {
+	mu   sync.RWMutex
+	last uint64         // guarded by mu
+	m    map[uint64]any // guarded by mu
+}
+
+func (r *registry) add(o any) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.m == nil {
+		r.m = make(map[uint64]any)
+	}
+	r.last++
+	r.m[r.last] = o
+	return r.last
+}
+
+func (r *registry) get(token uint64) any {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.m[token]
+}
+
+func (r *registry) remove(token uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.m, token)
+}

@@ -1,0 +1,49 @@
+package ibv
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+)
+
+// poller waits for a descriptor of the libraries in the runtime's poller. It has
+// a duplicate of it: the libraries close theirs themselves.
+type poller struct {
+	file *os.File
+	raw  syscall.RawConn
+}
+
+func newPoller(fd int, name string) (*poller, error) {
+	dup, errno := sysPollable(fd)
+	if errno != 0 {
+		return nil, verbError("fcntl", name, errno)
+	}
+	file := os.NewFile(uintptr(dup), name)
+	raw, err := file.SyscallConn()
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return &poller{file: file, raw: raw}, nil
+}
+
+// wait calls try, and again each time that the descriptor becomes readable,
+// until it returns true. Trying first is what makes the edge-triggered poller
+// safe. The argument of try is the descriptor, which is of no use to it.
+func (p *poller) wait(try func(uintptr) bool) error {
+	err := p.raw.Read(try)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		err = os.ErrClosed // RawConn has an error of its own for it, that nobody can name
+	}
+	return fmt.Errorf("%s: %w", p.file.Name(), err)
+}
+
+func (p *poller) setDeadline(t time.Time) error { return p.file.SetReadDeadline(t) }
+
+// close wakes wait, and returns when no try is running any more.
+func (p *poller) close() { p.file.Close() }

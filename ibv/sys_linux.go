@@ -1,0 +1,424 @@
+package ibv
+
+// The only file with cgo. The rule that makes it right: C gets integers, and
+// pointers to memory without pointers, and keeps none of them after the call.
+
+/*
+// Of C libraries that keep dlopen apart (glibc before 2.34), though it is only
+// weakly asked for.
+#cgo LDFLAGS: -Wl,--no-as-needed -ldl
+#include <stdlib.h>
+#include "shim_linux.h"
+
+// Nothing in the shim keeps a pointer or calls back into Go: these two let the
+// hot calls pass Go memory without moving it to the heap, and skip the
+// preparations for a callback.
+#cgo noescape san_poll_cq
+#cgo nocallback san_poll_cq
+#cgo noescape san_post_send
+#cgo nocallback san_post_send
+#cgo noescape san_post_recv
+#cgo nocallback san_post_recv
+#cgo noescape san_post_srq_recv
+#cgo nocallback san_post_srq_recv
+#cgo noescape san_get_cq_events
+#cgo nocallback san_get_cq_events
+#cgo nocallback san_req_notify
+*/
+import "C"
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"syscall"
+	"unsafe"
+)
+
+const errnoAgain = int(syscall.EAGAIN)
+
+// The Go twins of the shim's structs have the same size; that their fields are
+// in the same order can be read, and is tested on the wire.
+var (
+	_ [unsafe.Sizeof(SGE{})]byte    = [C.sizeof_struct_san_sge]byte{}
+	_ [unsafe.Sizeof(SendWR{})]byte = [C.sizeof_struct_san_send_wr]byte{}
+	_ [unsafe.Sizeof(RecvWR{})]byte = [C.sizeof_struct_san_recv_wr]byte{}
+	_ [unsafe.Sizeof(WC{})]byte     = [C.sizeof_struct_san_wc]byte{}
+	_ [unsafe.Sizeof(QPAttr{})]byte = [C.sizeof_struct_san_qp_attr]byte{}
+	_ [unsafe.Sizeof(QPCap{})]byte  = [C.sizeof_struct_san_qp_cap]byte{}
+	_ [MaxSGE]byte                  = [C.SAN_MAX_SGE]byte{}
+)
+
+func sysLoad() string {
+	if why := C.san_load(); why != nil {
+		return C.GoString(why)
+	}
+	return ""
+}
+
+// ---- hot calls ----
+
+func sysPollCQ(cq handle, wcs []WC) int {
+	return int(C.san_poll_cq(C.san_h(cq), (*C.struct_san_wc)(unsafe.Pointer(&wcs[0])), C.int(len(wcs))))
+}
+
+func sysPostSend(qp handle, wrs []SendWR) (int, int) {
+	var posted C.int
+	errno := C.san_post_send(C.san_h(qp), (*C.struct_san_send_wr)(unsafe.Pointer(&wrs[0])), C.int(len(wrs)), &posted)
+	return int(posted), int(errno)
+}
+
+func sysPostRecv(qp handle, wrs []RecvWR) (int, int) {
+	var posted C.int
+	errno := C.san_post_recv(C.san_h(qp), (*C.struct_san_recv_wr)(unsafe.Pointer(&wrs[0])), C.int(len(wrs)), &posted)
+	return int(posted), int(errno)
+}
+
+func sysPostSRQRecv(srq handle, wrs []RecvWR) (int, int) {
+	var posted C.int
+	errno := C.san_post_srq_recv(C.san_h(srq), (*C.struct_san_recv_wr)(unsafe.Pointer(&wrs[0])), C.int(len(wrs)), &posted)
+	return int(posted), int(errno)
+}
+
+func sysGetCQEvents(ch handle, tokens []uint64) (int, int) {
+	var n C.int
+	errno := C.san_get_cq_events(C.san_h(ch), (*C.uint64_t)(unsafe.Pointer(&tokens[0])), C.int(len(tokens)), &n)
+	return int(n), int(errno)
+}
+
+func sysReqNotify(cq handle, solicitedOnly bool) int {
+	return int(C.san_req_notify(C.san_h(cq), cBool(solicitedOnly)))
+}
+
+func cBool(b bool) C.int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// ---- devices ----
+
+func goDevice(d *C.struct_san_device) Device {
+	return Device{
+		Name: C.GoString(&d.name[0]), Sysfs: C.GoString(&d.sysfs[0]), GUID: uint64(d.guid),
+		Transport: Transport(d.transport), Index: int(d.index),
+	}
+}
+
+func sysDevices(most int) ([]Device, int) {
+	raw := make([]C.struct_san_device, most)
+	var n C.int
+	errno := C.san_devices(&raw[0], C.int(most), &n)
+	list := make([]Device, min(int(n), most))
+	for i := range list {
+		list[i] = goDevice(&raw[i])
+	}
+	return list, int(errno)
+}
+
+func sysOpen(name string) (handle, int) {
+	s := C.CString(name)
+	defer C.free(unsafe.Pointer(s))
+	var h C.san_h
+	errno := C.san_open(s, &h)
+	return handle(h), int(errno)
+}
+
+func sysClose(ctx handle) int { return int(C.san_close(C.san_h(ctx))) }
+
+func sysContext(ctx handle) (Device, int, int) {
+	var d C.struct_san_device
+	var fd, vectors C.int
+	C.san_context(C.san_h(ctx), &d, &fd, &vectors)
+	return goDevice(&d), int(fd), int(vectors)
+}
+
+func sysQueryDevice(ctx handle) (Caps, int) {
+	var c C.struct_san_caps
+	errno := C.san_query_device(C.san_h(ctx), &c)
+	return Caps{
+		Firmware: C.GoString(&c.firmware[0]), NodeGUID: uint64(c.node_guid), MaxMRSize: uint64(c.max_mr_size),
+		PageSizes: uint64(c.page_sizes), VendorID: uint32(c.vendor_id), VendorPart: uint32(c.vendor_part),
+		HWVersion: uint32(c.hw_version), Flags: CapFlags(c.flags), MaxQP: int(c.max_qp), MaxQPWR: int(c.max_qp_wr),
+		MaxSGE: int(c.max_sge), MaxSGERead: int(c.max_sge_rd), MaxCQ: int(c.max_cq), MaxCQE: int(c.max_cqe),
+		MaxMR: int(c.max_mr), MaxPD: int(c.max_pd), MaxQPReadAtomic: int(c.max_qp_rd_atomic),
+		MaxQPInitiatorRead: int(c.max_qp_init_rd_atomic), MaxMW: int(c.max_mw), MaxSRQ: int(c.max_srq),
+		MaxSRQWR: int(c.max_srq_wr), MaxSRQSGE: int(c.max_srq_sge), Ports: int(c.ports), AckDelay: int(c.ack_delay),
+	}, int(errno)
+}
+
+func sysQueryPort(ctx handle, port int) (Port, int) {
+	var p C.struct_san_port
+	errno := C.san_query_port(C.san_h(ctx), C.int(port), &p)
+	return Port{
+		State: PortState(p.state), MaxMTU: MTU(p.max_mtu), ActiveMTU: MTU(p.active_mtu), GIDs: int(p.gids),
+		MaxMessage: uint32(p.max_message), LID: uint16(p.lid), LinkLayer: LinkLayer(p.link_layer),
+	}, int(errno)
+}
+
+func sysQueryGIDs(ctx handle, port, most int) ([]GIDEntry, int) {
+	if most <= 0 {
+		return nil, 0
+	}
+	raw := make([]C.struct_san_gid, most)
+	var n C.int
+	errno := C.san_query_gids(C.san_h(ctx), C.int(port), &raw[0], C.int(most), &n)
+	list := make([]GIDEntry, n)
+	for i := range list {
+		g := &raw[i]
+		list[i] = GIDEntry{Index: int(g.index), Type: GIDType(g._type), Netdev: int(g.netdev)}
+		copy(list[i].GID[:], C.GoBytes(unsafe.Pointer(&g.gid[0]), C.int(len(g.gid))))
+	}
+	return list, int(errno)
+}
+
+func sysGetAsync(ctx handle) (AsyncEventType, uint64, int) {
+	var ev C.struct_san_async
+	errno := C.san_get_async(C.san_h(ctx), &ev)
+	return AsyncEventType(ev._type), uint64(ev.token), int(errno)
+}
+
+func sysPollable(fd int) (int, int) {
+	var dup C.int
+	errno := C.san_pollable(C.int(fd), &dup)
+	return int(dup), int(errno)
+}
+
+// ---- protection domains, memory ----
+
+func sysAllocPD(ctx handle) (handle, int) {
+	var h C.san_h
+	errno := C.san_alloc_pd(C.san_h(ctx), &h)
+	return handle(h), int(errno)
+}
+
+func sysDeallocPD(pd handle) int { return int(C.san_dealloc_pd(C.san_h(pd))) }
+
+func sysRegMR(pd handle, addr uintptr, length int, access Access) (handle, uint32, uint32, int) {
+	var h C.san_h
+	var lkey, rkey C.uint32_t
+	errno := C.san_reg_mr(C.san_h(pd), C.uintptr_t(addr), C.size_t(length), C.uint32_t(access), &h, &lkey, &rkey)
+	return handle(h), uint32(lkey), uint32(rkey), int(errno)
+}
+
+func sysDeregMR(mr handle) int { return int(C.san_dereg_mr(C.san_h(mr))) }
+
+func sysAllocMW(pd handle) (handle, int) {
+	var h C.san_h
+	errno := C.san_alloc_mw(C.san_h(pd), &h)
+	return handle(h), int(errno)
+}
+
+func sysDeallocMW(mw handle) int { return int(C.san_dealloc_mw(C.san_h(mw))) }
+
+func sysMWKey(mw handle) (uint32, bool) {
+	var bound C.int
+	key := C.san_mw_key(C.san_h(mw), &bound)
+	return uint32(key), bound != 0
+}
+
+// ---- queues ----
+
+func sysCreateChannel(ctx handle) (handle, int, int) {
+	var h C.san_h
+	var fd C.int
+	errno := C.san_create_channel(C.san_h(ctx), &h, &fd)
+	return handle(h), int(fd), int(errno)
+}
+
+func sysDestroyChannel(ch handle) int { return int(C.san_destroy_channel(C.san_h(ch))) }
+
+func sysCreateCQ(ctx handle, size int, token uint64, ch handle, vector int) (handle, int, int) {
+	var h C.san_h
+	var granted C.int
+	errno := C.san_create_cq(C.san_h(ctx), C.int(size), C.uint64_t(token), C.san_h(ch), C.int(vector), &h, &granted)
+	return handle(h), int(granted), int(errno)
+}
+
+func sysDestroyCQ(cq handle) int { return int(C.san_destroy_cq(C.san_h(cq))) }
+
+func sysCreateSRQ(pd handle, token uint64, maxWR, maxSGE int) (handle, int, int, int) {
+	var h C.san_h
+	wr, sge := C.uint32_t(maxWR), C.uint32_t(maxSGE)
+	errno := C.san_create_srq(C.san_h(pd), C.uint64_t(token), &wr, &sge, &h)
+	return handle(h), int(wr), int(sge), int(errno)
+}
+
+func sysDestroySRQ(srq handle) int { return int(C.san_destroy_srq(C.san_h(srq))) }
+
+func sysArmSRQ(srq handle, limit int) int {
+	return int(C.san_arm_srq(C.san_h(srq), C.uint32_t(limit)))
+}
+
+func sysCreateQP(cm, pd handle, token uint64, sendCQ, recvCQ, srq handle, limits *QPCap, signalAll bool) (handle, uint32, int) {
+	var h C.san_h
+	var num C.uint32_t
+	errno := C.san_create_qp(C.san_h(cm), C.san_h(pd), C.uint64_t(token), C.san_h(sendCQ), C.san_h(recvCQ), C.san_h(srq),
+		(*C.struct_san_qp_cap)(unsafe.Pointer(limits)), cBool(signalAll), &h, &num)
+	return handle(h), uint32(num), int(errno)
+}
+
+func sysDestroyQP(qp handle) int { return int(C.san_destroy_qp(C.san_h(qp))) }
+
+func sysCMForgetQP(id handle) { C.san_cm_forget_qp(C.san_h(id)) }
+
+func sysModifyQP(qp handle, attr *QPAttr, mask QPMask) int {
+	return int(C.san_modify_qp(C.san_h(qp), (*C.struct_san_qp_attr)(unsafe.Pointer(attr)), C.uint32_t(mask)))
+}
+
+func sysQueryQP(qp handle, mask QPMask) (attr QPAttr, errno int) {
+	errno = int(C.san_query_qp(C.san_h(qp), (*C.struct_san_qp_attr)(unsafe.Pointer(&attr)), C.uint32_t(mask)))
+	return attr, errno
+}
+
+// ---- connection manager ----
+
+func sysCMCreateChannel() (handle, int, int) {
+	var h C.san_h
+	var fd C.int
+	errno := C.san_cm_create_channel(&h, &fd)
+	return handle(h), int(fd), int(errno)
+}
+
+func sysCMDestroyChannel(ch handle) { C.san_cm_destroy_channel(C.san_h(ch)) }
+
+func sysCMGetEvent(ch handle, childToken uint64) (cmEvent, int) {
+	var raw C.struct_san_cm_event
+	if errno := C.san_cm_get_event(C.san_h(ch), C.uint64_t(childToken), &raw); errno != 0 {
+		return cmEvent{}, int(errno)
+	}
+	p := &raw.param
+	ev := cmEvent{
+		id: uint64(raw.token), listener: uint64(raw.listen_token), child: handle(raw.child),
+		typ: EventType(raw._type), status: int(raw.status),
+		param: ConnParam{
+			ResponderResources: uint8(p.responder_resources), InitiatorDepth: uint8(p.initiator_depth),
+			FlowControl: p.flow_control != 0, RetryCount: uint8(p.retry_count), RNRRetryCount: uint8(p.rnr_retry_count),
+			SRQ: p.srq != 0, QPNum: uint32(p.qp_num),
+		},
+	}
+	if p.private_len > 0 {
+		ev.param.PrivateData = C.GoBytes(unsafe.Pointer(&p.private_data[0]), C.int(p.private_len))
+	}
+	return ev, 0
+}
+
+func sysCMCreateID(ch handle, token uint64) (handle, int) {
+	var h C.san_h
+	errno := C.san_cm_create_id(C.san_h(ch), C.uint64_t(token), &h)
+	return handle(h), int(errno)
+}
+
+func sysCMDestroyID(id handle) int { return int(C.san_cm_destroy_id(C.san_h(id))) }
+
+func sysCMMigrate(id, ch handle) int { return int(C.san_cm_migrate(C.san_h(id), C.san_h(ch))) }
+
+func cAddr(a netip.AddrPort) (c C.struct_san_addr) {
+	ip := a.Addr()
+	c.port = C.uint16_t(a.Port())
+	switch {
+	case ip.Is4() || ip.Is4In6():
+		c.family = 4
+		for i, b := range ip.As4() {
+			c.ip[i] = C.uint8_t(b)
+		}
+	case ip.Is6():
+		c.family = 6
+		for i, b := range ip.As16() {
+			c.ip[i] = C.uint8_t(b)
+		}
+		if zone := ip.Zone(); zone != "" {
+			if n, err := strconv.ParseUint(zone, 10, 32); err == nil {
+				c.scope = C.uint32_t(n)
+			} else if ifi, err := net.InterfaceByName(zone); err == nil {
+				c.scope = C.uint32_t(ifi.Index)
+			}
+		}
+	}
+	return c
+}
+
+func goAddr(c *C.struct_san_addr) netip.AddrPort {
+	var b [16]byte
+	for i := range b {
+		b[i] = byte(c.ip[i])
+	}
+	switch c.family {
+	case 4:
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[:4])), uint16(c.port))
+	case 6:
+		ip := netip.AddrFrom16(b)
+		if c.scope != 0 {
+			zone := strconv.Itoa(int(c.scope))
+			if ifi, err := net.InterfaceByIndex(int(c.scope)); err == nil {
+				zone = ifi.Name
+			}
+			ip = ip.WithZone(zone)
+		}
+		return netip.AddrPortFrom(ip, uint16(c.port))
+	}
+	return netip.AddrPort{}
+}
+
+func sysCMBind(id handle, addr netip.AddrPort) int {
+	a := cAddr(addr)
+	return int(C.san_cm_bind(C.san_h(id), &a))
+}
+
+func sysCMResolveAddr(id handle, src, dst netip.AddrPort, timeoutMillis int) int {
+	s, d := cAddr(src), cAddr(dst)
+	return int(C.san_cm_resolve_addr(C.san_h(id), &s, &d, C.int(timeoutMillis)))
+}
+
+func sysCMResolveRoute(id handle, timeoutMillis int) int {
+	return int(C.san_cm_resolve_route(C.san_h(id), C.int(timeoutMillis)))
+}
+
+func sysCMListen(id handle, backlog int) int {
+	return int(C.san_cm_listen(C.san_h(id), C.int(backlog)))
+}
+
+func cConnParam(p ConnParam) (c C.struct_san_conn_param) {
+	c.qp_num = C.uint32_t(p.QPNum)
+	c.responder_resources = C.uint8_t(p.ResponderResources)
+	c.initiator_depth = C.uint8_t(p.InitiatorDepth)
+	c.flow_control = C.uint8_t(cBool(p.FlowControl))
+	c.retry_count = C.uint8_t(p.RetryCount)
+	c.rnr_retry_count = C.uint8_t(p.RNRRetryCount)
+	c.srq = C.uint8_t(cBool(p.SRQ))
+	c.private_len = C.uint8_t(len(p.PrivateData))
+	for i, b := range p.PrivateData {
+		c.private_data[i] = C.uint8_t(b)
+	}
+	return c
+}
+
+func sysCMConnect(id handle, p ConnParam) int {
+	c := cConnParam(p)
+	return int(C.san_cm_connect(C.san_h(id), &c))
+}
+
+func sysCMAccept(id handle, p ConnParam) int {
+	c := cConnParam(p)
+	return int(C.san_cm_accept(C.san_h(id), &c))
+}
+
+func sysCMReject(id handle, private []byte) int {
+	c := cConnParam(ConnParam{PrivateData: private})
+	return int(C.san_cm_reject(C.san_h(id), &c.private_data[0], C.int(c.private_len)))
+}
+
+func sysCMDisconnect(id handle) int { return int(C.san_cm_disconnect(C.san_h(id))) }
+
+func sysCMSetOption(id handle, option int, value []byte) int {
+	return int(C.san_cm_set_option(C.san_h(id), C.int(option), unsafe.Pointer(&value[0]), C.size_t(len(value))))
+}
+
+func sysCMInfo(id handle) cmInfo {
+	var ctx C.san_h
+	var port C.int
+	var src, dst C.struct_san_addr
+	C.san_cm_info(C.san_h(id), &ctx, &port, &src, &dst)
+	return cmInfo{context: handle(ctx), port: int(port), local: goAddr(&src), remote: goAddr(&dst)}
+}
