@@ -1,0 +1,267 @@
+package regcache
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"sync"
+	"syscall"
+)
+
+const (
+	// The memory that an arena takes at a time, hence the size of its
+	// registrations: large enough for few of them, small enough for an 8 MiB
+	// RLIMIT_MEMLOCK.
+	defaultChunk = 1 << 20
+	minChunk     = 16 << 10
+	// The smallest buffer is a page, so that no two buffers share one.
+	minBufferShift = 12
+	maxBufferShift = 30
+	// What DefaultArena may grow to where RLIMIT_MEMLOCK does not apply.
+	defaultArenaBytes = 64 << 20
+	// The share of RLIMIT_MEMLOCK otherwise: beside the caches' half.
+	arenaMemlockShare = 4
+)
+
+// An Arena hands out buffers of memory that the library owns: mapped once,
+// outside the Go heap, never moved, hence registered once for each device and
+// always a hit. Control buffers and bounce buffers come from it, and buffers
+// for programs that want their data moved without a copy.
+//
+// Its methods may be called concurrently.
+type Arena struct {
+	chunkSize int
+	maxBytes  int64
+
+	mu     sync.Mutex // guards what follows
+	free   [maxBufferShift + 1][]piece
+	chunks map[*chunk]struct{}
+	bytes  int64 // mapped
+	closed bool
+}
+
+// A chunk is one mapping, cut into pieces of one size.
+type chunk struct {
+	memory []byte
+	shift  int // log2 of the pieces' size
+	used   int // pieces handed out
+	stable *Range
+}
+
+type piece struct {
+	chunk  *chunk
+	memory []byte
+}
+
+// NewArena returns an arena that maps chunkSize bytes at a time, maxBytes at
+// most. 0 means the default for either.
+func NewArena(chunkSize int, maxBytes int64) *Arena {
+	if chunkSize == 0 {
+		chunkSize = defaultChunk
+	}
+	if maxBytes == 0 {
+		maxBytes = defaultArenaBytes
+	}
+	shift := max(bits.Len(uint(chunkSize-1)), minBufferShift)
+	return &Arena{chunkSize: 1 << shift, maxBytes: maxBytes, chunks: make(map[*chunk]struct{})}
+}
+
+// DefaultArena returns the arena of the process: 64 MiB at most, in chunks of
+// 1 MiB; less of both where RLIMIT_MEMLOCK applies.
+var DefaultArena = sync.OnceValue(func() *Arena {
+	limit, limited := MemlockLimit()
+	if !limited {
+		return NewArena(0, 0)
+	}
+	bytes := max(min(limit/arenaMemlockShare, defaultArenaBytes), minChunk)
+	return NewArena(int(min(max(bytes/2, minChunk), defaultChunk)), bytes)
+})
+
+// Get returns a buffer of n bytes, contents undefined. The error matches
+// syscall.ENOBUFS when the arena has reached its limit.
+func (a *Arena) Get(n int) (*Buffer, error) {
+	if n <= 0 || n > 1<<maxBufferShift {
+		return nil, fmt.Errorf("regcache: arena: buffer of %d bytes: %w", n, syscall.EINVAL)
+	}
+	shift := max(bits.Len(uint(n-1)), minBufferShift)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, ErrClosed
+	}
+	if len(a.free[shift]) == 0 {
+		if err := a.grow(shift); err != nil {
+			return nil, err
+		}
+	}
+	last := len(a.free[shift]) - 1
+	p := a.free[shift][last]
+	a.free[shift] = a.free[shift][:last]
+	p.chunk.used++
+	return &Buffer{arena: a, piece: p, length: n}, nil
+}
+
+// grow adds free pieces of 1<<shift bytes: from a new chunk, or from one that
+// served another size and is all free. mu is held; mapping anonymous memory
+// does not wait for anything.
+func (a *Arena) grow(shift int) error {
+	size := max(a.chunkSize, 1<<shift)
+	if a.bytes+int64(size) <= a.maxBytes {
+		c, err := newChunk(size)
+		if err != nil {
+			return err
+		}
+		a.chunks[c] = struct{}{}
+		a.bytes += int64(size)
+		a.cut(c, shift)
+		return nil
+	}
+	for c := range a.chunks {
+		if c.used == 0 && len(c.memory) >= 1<<shift {
+			a.uncut(c)
+			a.cut(c, shift)
+			return nil
+		}
+	}
+	return fmt.Errorf("regcache: arena: %s of %s in use: %w", sizeString(a.bytes), sizeString(a.maxBytes), syscall.ENOBUFS)
+}
+
+func (a *Arena) cut(c *chunk, shift int) {
+	c.shift = shift
+	for rest := c.memory; len(rest) >= 1<<shift; rest = rest[1<<shift:] {
+		a.free[shift] = append(a.free[shift], piece{c, rest[: 1<<shift : 1<<shift]})
+	}
+}
+
+func (a *Arena) uncut(c *chunk) {
+	var others []piece
+	for _, p := range a.free[c.shift] {
+		if p.chunk != c {
+			others = append(others, p)
+		}
+	}
+	a.free[c.shift] = others
+}
+
+func newChunk(size int) (*chunk, error) {
+	memory, err := mapMemory(size)
+	if err != nil {
+		return nil, fmt.Errorf("regcache: arena: map %s: %w", sizeString(int64(size)), err)
+	}
+	stable, err := Declare(memory)
+	if err != nil {
+		unmapMemory(memory)
+		return nil, err
+	}
+	return &chunk{memory: memory, stable: stable}, nil
+}
+
+// Close gives the memory back. ErrInUse means that buffers are out, or that a
+// transfer still uses one; their chunks then stay mapped for good.
+func (a *Arena) Close() error {
+	a.mu.Lock()
+	a.closed = true
+	chunks := a.chunks
+	a.chunks = nil
+	a.free = [maxBufferShift + 1][]piece{}
+	a.bytes = 0
+	var idle []*chunk
+	var err error
+	for c := range chunks {
+		if c.used != 0 {
+			err = ErrInUse
+			continue
+		}
+		idle = append(idle, c)
+	}
+	a.mu.Unlock()
+	for _, c := range idle {
+		if e := c.stable.Withdraw(); e != nil {
+			err = e
+			continue
+		}
+		err = errors.Join(err, unmapMemory(c.memory))
+	}
+	return err
+}
+
+// Bytes returns how much memory is mapped, and how much of it is handed out.
+func (a *Arena) Bytes() (mapped, used int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range a.chunks {
+		used += int64(c.used) << c.shift
+	}
+	return a.bytes, used
+}
+
+// A Buffer is memory of an Arena. What is written to a connection from it, or
+// read into it, moves without a copy and without a registration. It must not
+// be used by two goroutines at once.
+type Buffer struct {
+	arena  *Arena
+	piece  piece
+	length int
+}
+
+// Bytes returns the buffer's memory, until Put.
+func (b *Buffer) Bytes() []byte {
+	if b.arena == nil {
+		return nil
+	}
+	return b.piece.memory[:b.length:b.length]
+}
+
+// Resize sets the length, up to Cap.
+func (b *Buffer) Resize(n int) {
+	if n < 0 || n > b.Cap() {
+		panic(fmt.Sprintf("regcache: Buffer of capacity %d resized to %d", b.Cap(), n))
+	}
+	b.length = n
+}
+
+// Cap returns the largest length that the buffer can have.
+func (b *Buffer) Cap() int { return len(b.piece.memory) }
+
+// ReadFrom fills the buffer, from its start and up to its capacity, until r
+// ends, and sets the length to what was read. io.ErrShortBuffer means that the
+// buffer is full and r may have more.
+func (b *Buffer) ReadFrom(r io.Reader) (int64, error) {
+	if b.arena == nil {
+		return 0, ErrClosed
+	}
+	n, err := io.ReadFull(r, b.piece.memory)
+	b.length = n
+	switch err {
+	case nil:
+		err = io.ErrShortBuffer
+	case io.EOF, io.ErrUnexpectedEOF:
+		err = nil
+	}
+	return int64(n), err
+}
+
+// WriteTo writes the buffer's bytes to w.
+func (b *Buffer) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(b.Bytes())
+	return int64(n), err
+}
+
+// Put gives the buffer back to the arena. Every transfer that uses it must
+// have ended; a slice of it that was kept must not be used. Putting it twice
+// does nothing.
+func (b *Buffer) Put() {
+	a := b.arena
+	if a == nil {
+		return
+	}
+	p := b.piece
+	*b = Buffer{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p.chunk.used--
+	if !a.closed {
+		a.free[p.chunk.shift] = append(a.free[p.chunk.shift], p)
+	}
+}

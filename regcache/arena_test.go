@@ -1,0 +1,204 @@
+package regcache
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/iotest"
+)
+
+func get(t testing.TB, a *Arena, n int) *Buffer {
+	t.Helper()
+	b, err := a.Get(n)
+	if err != nil {
+		t.Fatalf("Get(%d): %v", n, err)
+	}
+	return b
+}
+
+func TestArenaBuffersShareOneRegistration(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{})
+	a := NewArena(1<<20, 2<<20)
+	defer a.Close()
+	for _, n := range []int{1, 4096, 5000, 64 << 10, 4096} {
+		b := get(t, a, n)
+		if len(b.Bytes()) != n {
+			t.Errorf("Get(%d) has %d bytes", n, len(b.Bytes()))
+		}
+		release(t, acquire(t, c, b.Bytes(), LocalWrite))
+		b.Put()
+	}
+	if entries, size := d.registered(); entries > 2 || size > 2<<20 {
+		t.Errorf("%d registrations of %d bytes", entries, size)
+	}
+	if s := c.Stats(); s.Once != 0 {
+		t.Errorf("%d registrations for one use", s.Once)
+	}
+	c.Close()
+}
+
+func TestArenaBuffersDoNotOverlap(t *testing.T) {
+	a := NewArena(256<<10, 4<<20)
+	defer a.Close()
+	var buffers []*Buffer
+	for i := range 30 {
+		b := get(t, a, 100+i*1000)
+		for j := range b.Bytes() {
+			b.Bytes()[j] = byte(i)
+		}
+		buffers = append(buffers, b)
+	}
+	for i, b := range buffers {
+		if want := bytes.Repeat([]byte{byte(i)}, len(b.Bytes())); !bytes.Equal(b.Bytes(), want) {
+			t.Errorf("buffer %d was overwritten by another", i)
+		}
+		if cap(b.Bytes()) != len(b.Bytes()) {
+			t.Errorf("buffer %d can be appended to", i)
+		}
+		b.Put()
+	}
+}
+
+func TestArenaStaysWithinItsLimit(t *testing.T) {
+	a := NewArena(64<<10, 256<<10)
+	defer a.Close()
+	var buffers []*Buffer
+	for range 64 {
+		buffers = append(buffers, get(t, a, 4096))
+	}
+	if _, err := a.Get(1); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("Get beyond the limit: %v, want ENOBUFS", err)
+	}
+	if mapped, used := a.Bytes(); mapped != 256<<10 || used != 256<<10 {
+		t.Errorf("%d mapped, %d used", mapped, used)
+	}
+	for _, b := range buffers {
+		b.Put()
+	}
+	// What was cut for one size serves another.
+	large := get(t, a, 50_000)
+	if mapped, used := a.Bytes(); mapped != 256<<10 || used != 64<<10 {
+		t.Errorf("%d mapped, %d used", mapped, used)
+	}
+	large.Put()
+	for _, n := range []int{0, -1, math.MaxInt} {
+		if _, err := a.Get(n); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("Get(%d): %v, want EINVAL", n, err)
+		}
+	}
+}
+
+func TestArenaServesBuffersLargerThanItsChunks(t *testing.T) {
+	a := NewArena(64<<10, 1<<20)
+	defer a.Close()
+	b := get(t, a, 300<<10)
+	if len(b.Bytes()) != 300<<10 {
+		t.Errorf("%d bytes", len(b.Bytes()))
+	}
+	b.Put()
+}
+
+func TestABufferIsGoneAfterPut(t *testing.T) {
+	a := NewArena(0, 0)
+	defer a.Close()
+	b := get(t, a, 100)
+	b.Put()
+	b.Put()
+	if b.Bytes() != nil || b.Cap() != 0 {
+		t.Error("the buffer can still be used")
+	}
+	if _, err := b.ReadFrom(strings.NewReader("x")); !errors.Is(err, ErrClosed) {
+		t.Errorf("ReadFrom: %v", err)
+	}
+	first, second := get(t, a, 100), get(t, a, 100)
+	if &first.Bytes()[0] == &second.Bytes()[0] {
+		t.Error("put twice, handed out twice")
+	}
+}
+
+func TestBufferReadsAndWrites(t *testing.T) {
+	a := NewArena(0, 0)
+	defer a.Close()
+	b := get(t, a, 1)
+	defer b.Put()
+	n, err := b.ReadFrom(iotest.OneByteReader(strings.NewReader("hello")))
+	if n != 5 || err != nil || string(b.Bytes()) != "hello" {
+		t.Errorf("ReadFrom: %d, %v, %q", n, err, b.Bytes())
+	}
+	var out bytes.Buffer
+	if n, err := b.WriteTo(&out); n != 5 || err != nil || out.String() != "hello" {
+		t.Errorf("WriteTo: %d, %v, %q", n, err, out.String())
+	}
+	n, err = b.ReadFrom(strings.NewReader(strings.Repeat("x", 5000)))
+	if int(n) != b.Cap() || err != io.ErrShortBuffer {
+		t.Errorf("ReadFrom of too much: %d, %v", n, err)
+	}
+	broken := errors.New("broken")
+	if n, err := b.ReadFrom(iotest.ErrReader(broken)); n != 0 || err != broken || len(b.Bytes()) != 0 {
+		t.Errorf("ReadFrom of a broken reader: %d, %v", n, err)
+	}
+	b.Resize(b.Cap())
+	defer func() {
+		if recover() == nil {
+			t.Error("resized beyond the capacity")
+		}
+	}()
+	b.Resize(b.Cap() + 1)
+}
+
+func TestClosingAnArenaInUse(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{})
+	a := NewArena(64<<10, 1<<20)
+	b := get(t, a, 64<<10)
+	idle := get(t, a, 100)
+	r := acquire(t, c, b.Bytes(), LocalRead)
+	release(t, acquire(t, c, idle.Bytes(), LocalRead))
+	idle.Put()
+	if err := a.Close(); !errors.Is(err, ErrInUse) {
+		t.Errorf("Close: %v, want ErrInUse", err)
+	}
+	if entries, _ := d.registered(); entries != 1 {
+		t.Errorf("%d registrations, want the one in use", entries)
+	}
+	b.Bytes()[0] = 1 // still mapped
+	release(t, r)
+	b.Put()
+	if _, err := a.Get(1); !errors.Is(err, ErrClosed) {
+		t.Errorf("Get: %v, want ErrClosed", err)
+	}
+	c.Close()
+	expectEmpty(t, d)
+}
+
+func TestArenaConcurrently(t *testing.T) {
+	a := NewArena(64<<10, 4<<20)
+	defer a.Close()
+	var wg sync.WaitGroup
+	for id := range byte(8) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := range 500 {
+				b, err := a.Get(1 + i*37%20_000)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				p := b.Bytes()
+				p[0], p[len(p)-1] = id, id
+				if p[0] != id || p[len(p)-1] != id {
+					t.Error("handed out twice")
+				}
+				b.Put()
+			}
+		}()
+	}
+	wg.Wait()
+}

@@ -1,0 +1,233 @@
+package regcache
+
+import (
+	"container/heap"
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	// What a process without a memlock limit may keep registered while it is
+	// not in use.
+	defaultMaxBytes = 256 << 20
+	// libfabric's limit, which nobody was seen to complain about; a device
+	// has room for far more.
+	defaultMaxEntries = 1024
+	// The share of RLIMIT_MEMLOCK that cached registrations may fill. The
+	// rest is for control buffers and for registrations that are not cached.
+	memlockShare = 2
+)
+
+// A Budget limits the memory that caches keep registered. RLIMIT_MEMLOCK
+// counts for a whole process, and counts each registration of the same page
+// again, so the caches of a process share one: DefaultBudget, unless a Config
+// names another. A region in use is never taken away: what does not fit is
+// registered for one use.
+type Budget struct {
+	// epoch counts changes of the caches. Regions note the epoch of their
+	// last use, which orders them well enough and costs a hit no write while
+	// nothing changes.
+	epoch atomic.Uint64
+	seen  seen
+
+	// memlock is RLIMIT_MEMLOCK where it applies, else 0: what is larger need
+	// not be tried.
+	memlock int64
+
+	mu         sync.Mutex // guards what follows, and all indexes' changes
+	maxBytes   int64
+	maxEntries int
+	bytes      int64 // of regions that are in a cache, or being put there
+	entries    int
+	order      regionHeap // every region in a cache, least recently used first
+	why        string
+	caches     map[*Cache]struct{} // those that have something, or may
+	past       Stats               // of those that were closed
+}
+
+// NewBudget returns a budget of its own, for tests and for processes that
+// want to separate devices.
+func NewBudget(maxBytes int64, maxEntries int) *Budget {
+	return &Budget{
+		maxBytes: maxBytes, maxEntries: maxEntries, why: "set by the program",
+		caches: make(map[*Cache]struct{}),
+		past:   Stats{Invalidated: make(map[Cause]uint64)},
+	}
+}
+
+// DefaultBudget returns the budget of the process. Where RLIMIT_MEMLOCK
+// applies (it does not to CAP_IPC_LOCK), it is half of it, and 256 MiB
+// otherwise; 1024 entries. SetLimits changes it.
+var DefaultBudget = sync.OnceValue(func() *Budget {
+	b := NewBudget(defaultMaxBytes, defaultMaxEntries)
+	b.why = "no RLIMIT_MEMLOCK applies"
+	if limit, limited := MemlockLimit(); limited {
+		b.why = fmt.Sprintf("1/%d of RLIMIT_MEMLOCK, which is %s; raise it with ulimit -l, LimitMEMLOCK= or CAP_IPC_LOCK",
+			memlockShare, sizeString(limit))
+		b.maxBytes = min(limit/memlockShare, defaultMaxBytes)
+		b.memlock = limit
+	}
+	return b
+})
+
+// SetLimits changes the limits. Unused regions beyond them are given back at
+// once, those in use when they are released and room is wanted.
+func (b *Budget) SetLimits(maxBytes int64, maxEntries int) {
+	b.mu.Lock()
+	b.maxBytes, b.maxEntries, b.why = maxBytes, maxEntries, "set by the program"
+	victims, _ := b.makeRoom(0, 0)
+	b.mu.Unlock()
+	dropAll(victims)
+}
+
+// String says what the limits are, why, and how much of them is taken.
+func (b *Budget) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return fmt.Sprintf("%s in %d registrations cached, of at most %s in %d (%s)",
+		sizeString(b.bytes), b.entries, sizeString(b.maxBytes), b.maxEntries, b.why)
+}
+
+func (b *Budget) limit() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.maxBytes
+}
+
+// reserve takes room for one more region of n bytes, or reports that there is
+// none. The caller drops the victims either way.
+func (b *Budget) reserve(n int64) (victims []*Region, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n > b.maxBytes {
+		return nil, false // no use to evict anybody
+	}
+	victims, ok = b.makeRoom(n, 1)
+	if ok {
+		b.bytes += n
+		b.entries++
+	}
+	return victims, ok
+}
+
+func (b *Budget) unreserve(n int64) {
+	b.mu.Lock()
+	b.bytes -= n
+	b.entries--
+	b.mu.Unlock()
+}
+
+// makeRoom takes the least recently used regions out of their caches until n
+// bytes and entries more fit. mu is held.
+func (b *Budget) makeRoom(n int64, entries int) (victims []*Region, ok bool) {
+	// A region that was used since it was last looked at is moved to its new
+	// place, at most once; then all that is left is in use.
+	for tries := 2 * len(b.order); ; tries-- {
+		if b.bytes+n <= b.maxBytes && b.entries+entries <= b.maxEntries {
+			return victims, true
+		}
+		if tries <= 0 || len(b.order) == 0 {
+			return victims, false
+		}
+		r := b.order[0]
+		switch used := r.used.Load(); {
+		case used > r.rank:
+			r.rank = used
+			heap.Fix(&b.order, 0)
+		case b.take(r):
+			r.cache.stats.evictions.Add(1)
+			victims = append(victims, r)
+		default: // in use
+			r.used.Store(b.epoch.Add(1))
+		}
+	}
+}
+
+// Flush gives back what no cache is using, for others who need RLIMIT_MEMLOCK.
+func (b *Budget) Flush() {
+	b.mu.Lock()
+	var victims []*Region
+	for _, r := range append([]*Region(nil), b.order...) {
+		if b.take(r) {
+			r.cache.stats.evictions.Add(1)
+			victims = append(victims, r)
+		}
+	}
+	b.mu.Unlock()
+	dropAll(victims)
+}
+
+// take takes a region out of its cache if nobody uses it; the caller drops it.
+// mu is held, r.cached is true.
+func (b *Budget) take(r *Region) bool {
+	if !r.refs.CompareAndSwap(1, 0) {
+		return false
+	}
+	b.remove(r)
+	return true
+}
+
+// forget takes a region out of its cache whether it is used or not, and
+// reports whether the caller has to drop it now. mu is held, r.cached is true.
+func (b *Budget) forget(r *Region) (idle bool) {
+	b.remove(r)
+	return r.refs.Add(-1) == 0
+}
+
+func (b *Budget) remove(r *Region) {
+	r.cache.index.remove(r)
+	r.cache.stats.hits.Add(r.hits.Swap(0))
+	r.cache.entries--
+	r.cache.bytes -= r.size()
+	heap.Remove(&b.order, r.place)
+	b.bytes -= r.size()
+	b.entries--
+	r.cached = false
+	b.epoch.Add(1)
+}
+
+// remember puts a region into its cache; the room was reserved. mu is held.
+func (b *Budget) remember(r *Region) {
+	r.cache.index.insert(r)
+	r.cache.entries++
+	r.cache.bytes += r.size()
+	r.cached = true
+	r.rank = b.epoch.Add(1)
+	r.used.Store(r.rank)
+	heap.Push(&b.order, r)
+}
+
+// regionHeap orders regions by the epoch of their last use.
+type regionHeap []*Region
+
+func (h regionHeap) Len() int           { return len(h) }
+func (h regionHeap) Less(i, j int) bool { return h[i].rank < h[j].rank }
+func (h regionHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i, j
+}
+
+func (h *regionHeap) Push(x any) {
+	r := x.(*Region)
+	r.place = len(*h)
+	*h = append(*h, r)
+}
+
+func (h *regionHeap) Pop() any {
+	last := len(*h) - 1
+	r := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return r
+}
+
+func sizeString(n int64) string {
+	switch {
+	case n >= 1<<20 && n%(1<<20) == 0:
+		return fmt.Sprintf("%d MiB", n>>20)
+	case n >= 1<<10:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d bytes", n)
+}

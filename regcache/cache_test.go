@@ -1,0 +1,896 @@
+package regcache
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+// book is a device that keeps account of its registrations and nothing else.
+type book struct {
+	limit  int64                // bytes in all; 0: any
+	refuse func(n int) error    // when set: asked before each registration
+	onDrop func(r registration) // when set: called before each deregistration
+
+	mu    sync.Mutex
+	live  map[uint32]registration
+	bytes int64
+	next  uint32
+	made  int
+}
+
+type registration struct {
+	start, end uintptr
+	access     Access
+}
+
+func (d *book) Register(addr uintptr, n int, access Access) (MR, error) {
+	if d.refuse != nil {
+		if err := d.refuse(n); err != nil {
+			return MR{}, err
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.limit != 0 && d.bytes+int64(n) > d.limit {
+		return MR{}, fmt.Errorf("book: %w", syscall.ENOMEM)
+	}
+	if d.live == nil {
+		d.live = make(map[uint32]registration)
+	}
+	d.next++
+	d.made++
+	d.bytes += int64(n)
+	d.live[d.next] = registration{addr, addr + uintptr(n), access}
+	return MR{LKey: d.next, RKey: d.next}, nil
+}
+
+func (d *book) Deregister(mr MR) error {
+	d.mu.Lock()
+	r, ok := d.live[mr.LKey]
+	d.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("book: key %d: %w", mr.LKey, syscall.EINVAL)
+	}
+	if d.onDrop != nil {
+		d.onDrop(r)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.live, mr.LKey)
+	d.bytes -= int64(r.end - r.start)
+	return nil
+}
+
+func (d *book) registrations() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.made
+}
+
+func (d *book) registered() (entries int, bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.live), d.bytes
+}
+
+// covers reports whether key stands for a live registration of b with access.
+func (d *book) covers(key uint32, b []byte, access Access) error {
+	d.mu.Lock()
+	r, ok := d.live[key]
+	d.mu.Unlock()
+	start := addressOf(b)
+	switch {
+	case !ok:
+		return fmt.Errorf("key %d is not registered", key)
+	case start < r.start || start+uintptr(len(b)) > r.end:
+		return fmt.Errorf("[%#x, +%d) is not in [%#x, %#x)", start, len(b), r.start, r.end)
+	case r.access&access != access:
+		return fmt.Errorf("rights %v, want %v", r.access, access)
+	}
+	return nil
+}
+
+func fill(b []byte, seed byte) {
+	for i := range b {
+		b[i] = byte(i)*31 + seed
+	}
+}
+
+func newCache(t testing.TB, r Registrar, config Config) *Cache {
+	t.Helper()
+	if config.Budget == nil {
+		config.Budget = NewBudget(64<<20, 1024)
+	}
+	c, err := New(r, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func acquire(t testing.TB, c *Cache, b []byte, access Access) *Region {
+	t.Helper()
+	r, err := c.Acquire(b, access)
+	if err != nil {
+		t.Fatalf("Acquire(%d bytes, %v): %v", len(b), access, err)
+	}
+	return r
+}
+
+func release(t testing.TB, r *Region) {
+	t.Helper()
+	if err := r.Release(); err != nil {
+		t.Fatalf("Release: %v", err)
+	}
+}
+
+// expectRegistrations fails unless the device was asked n times so far.
+func expectRegistrations(t testing.TB, d *book, n int) {
+	t.Helper()
+	if made := d.registrations(); made != n {
+		t.Errorf("the device registered %d times, want %d", made, n)
+	}
+}
+
+// expectEmpty fails unless the device holds nothing.
+func expectEmpty(t testing.TB, d *book) {
+	t.Helper()
+	if entries, bytes := d.registered(); entries != 0 || bytes != 0 {
+		t.Errorf("the device holds %d registrations of %d bytes, want none", entries, bytes)
+	}
+}
+
+var variable [100_000]byte
+
+func TestKindsOfMemory(t *testing.T) {
+	stack := make(chan Kind)
+	go func() {
+		var frame [4096]byte
+		stack <- KindOf(unsafe.Slice((*byte)(hide(unsafe.Pointer(&frame))), len(frame)))
+		frame[0]++
+	}()
+	constant := "read-only data of the program"
+	arena := NewArena(0, 0)
+	defer arena.Close()
+	buffer, err := arena.Get(5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer buffer.Put()
+	large := make([]byte, 10<<20)
+	for _, c := range []struct {
+		name string
+		got  Kind
+		want Kind
+	}{
+		{"nil", KindOf(nil), Unknown},
+		{"empty", KindOf(large[:0]), Unknown},
+		{"past the end", KindOf(large[len(large):]), Unknown},
+		{"large object", KindOf(large), Heap},
+		{"inside of it", KindOf(large[5<<20:][:1]), Heap},
+		{"its last byte", KindOf(large[len(large)-1:]), Heap},
+		{"tiny object", KindOf(append([]byte(nil), 1, 2, 3)), Heap},
+		{"variable", KindOf(variable[:]), Global},
+		{"its last byte", KindOf(variable[len(variable)-1:]), Global},
+		{"constant", KindOf(unsafe.Slice(unsafe.StringData(constant), len(constant))), Unknown},
+		{"stack", <-stack, Unknown},
+		{"arena", KindOf(buffer.Bytes()), Declared},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, c.got, c.want)
+		}
+	}
+}
+
+// A stack moves at any call, those that find out about it included; what it
+// leaves behind is no memory of Go's any more, and to ask about that is fatal.
+func TestStacksThatMoveWhileTheyAreAskedAbout(t *testing.T) {
+	c := newCache(t, &book{}, Config{Eager: true})
+	var wg sync.WaitGroup
+	for depth := range 2000 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			askAboutStack(t, c, depth%40)
+		}()
+		if depth%100 == 0 {
+			runtime.GC() // shrinks
+		}
+	}
+	wg.Wait()
+}
+
+//go:noinline
+func askAboutStack(t *testing.T, c *Cache, depth int) {
+	var frame [3000]byte
+	if depth > 0 {
+		askAboutStack(t, c, depth-1)
+	}
+	b := unsafe.Slice((*byte)(hide(unsafe.Pointer(&frame))), len(frame))
+	if r, err := c.Acquire(b, LocalRead); !errors.Is(err, ErrUnknownMemory) {
+		t.Errorf("Acquire of a stack: %v, %v", r, err)
+	}
+	frame[depth]++
+}
+
+// hide returns p in a way that escape analysis does not see. It must not call
+// anything, for the address is no pointer in between.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func hide(p unsafe.Pointer) unsafe.Pointer {
+	x := uintptr(p)
+	return *(*unsafe.Pointer)(unsafe.Pointer(&x))
+}
+
+func TestAPartOfARegisteredBufferIsAHit(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 1<<20)
+	release(t, acquire(t, c, b, LocalRead))
+	for _, part := range [][]byte{b, b[:1], b[len(b)-1:], b[1000:50_000]} {
+		r := acquire(t, c, part, LocalRead)
+		if err := d.covers(r.LKey(), part, LocalRead); err != nil {
+			t.Error(err)
+		}
+		release(t, r)
+	}
+	expectRegistrations(t, d, 1)
+	if s := c.Stats(); s.Hits != 4 || s.Misses != 1 || s.Entries != 1 || s.Bytes != 1<<20 {
+		t.Errorf("%+v", s)
+	}
+	runtime.KeepAlive(b)
+}
+
+func TestAHitAllocatesNothing(t *testing.T) {
+	c := newCache(t, &book{}, Config{Eager: true})
+	b := make([]byte, 64<<10)
+	release(t, acquire(t, c, b, LocalRead))
+	if n := testing.AllocsPerRun(100, func() {
+		r, err := c.Acquire(b, LocalRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestWhatIsLargerThanMemlockIsNotTried(t *testing.T) {
+	d := &book{}
+	budget := NewBudget(32<<10, 10)
+	budget.memlock = 64 << 10
+	c := newCache(t, d, Config{Eager: true, Budget: budget})
+	small := make([]byte, 4<<10)
+	release(t, acquire(t, c, small, LocalRead))
+	if _, err := c.Acquire(make([]byte, 100<<10), LocalRead); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("error %v, want ENOBUFS", err)
+	}
+	release(t, acquire(t, c, small, LocalRead))
+	expectRegistrations(t, d, 1) // and what was cached still is
+}
+
+func TestTheObjectIsRegisteredFromItsStart(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 64<<10)
+	release(t, acquire(t, c, b[30_000:], LocalRead))
+	release(t, acquire(t, c, b, LocalRead))
+	expectRegistrations(t, d, 1)
+	runtime.KeepAlive(b)
+}
+
+// The old idiom for memory of C, with a capacity far beyond the object.
+func TestACapacityThatIsNotTheObjectsIsNotRegistered(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	object := make([]byte, 8<<10)
+	header := struct {
+		start    unsafe.Pointer
+		len, cap int
+	}{unsafe.Pointer(&object[0]), len(object), 1 << 20}
+	b := *(*[]byte)(unsafe.Pointer(&header))
+	r := acquire(t, c, b, LocalRead)
+	if start, n := r.Range(); start != addressOf(object) || n != len(object) {
+		t.Errorf("[%#x, +%d) is registered, the object is [%#x, +%d)", start, n, addressOf(object), len(object))
+	}
+	release(t, r)
+}
+
+func TestRightsArePartOfTheMatch(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 64<<10)
+	reading := acquire(t, c, b, LocalRead)
+	if err := d.covers(reading.LKey(), b, LocalWrite); err == nil {
+		t.Error("a registration for reading can write")
+	}
+	writing := acquire(t, c, b, LocalWrite)
+	if err := d.covers(writing.LKey(), b, LocalWrite); err != nil {
+		t.Error(err)
+	}
+	if err := d.covers(reading.LKey(), b, LocalRead); err != nil {
+		t.Errorf("the one in use was taken away: %v", err)
+	}
+	release(t, reading)
+	release(t, writing)
+	release(t, acquire(t, c, b, LocalRead)) // the wider serves both
+	expectRegistrations(t, d, 2)
+	if entries, _ := d.registered(); entries != 1 {
+		t.Errorf("%d registrations, want the merged one", entries)
+	}
+	runtime.KeepAlive(b)
+}
+
+func TestOverlappingRangesMerge(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(1<<30, 100)})
+	b := make([]byte, 64<<20) // too large to be registered as a whole
+	release(t, acquire(t, c, b[0:8<<20], LocalRead))
+	release(t, acquire(t, c, b[4<<20:12<<20], LocalRead))
+	release(t, acquire(t, c, b[0:12<<20], LocalRead))
+	expectRegistrations(t, d, 2)
+	if s := c.Stats(); s.Merges != 1 || s.Entries != 1 {
+		t.Errorf("%d merges, %d entries; want 1, 1", s.Merges, s.Entries)
+	}
+	runtime.KeepAlive(b)
+}
+
+// An object that is worked through in overlapping steps must not be registered
+// from its start again and again.
+func TestMergingEnds(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(1<<30, 1000)})
+	b := make([]byte, 256<<20)
+	const step = 1 << 20
+	for at := 0; at+2*step <= len(b); at += step {
+		release(t, acquire(t, c, b[at:at+step+1], LocalRead))
+	}
+	for _, r := range d.live {
+		if n := r.end - r.start; n > mergeGrowth*(step+1) {
+			t.Errorf("a step of %d bytes grew to a registration of %d", step, n)
+		}
+	}
+	runtime.KeepAlive(b)
+}
+
+func TestALargeObjectSentPieceByPieceIsRegisteredOnce(t *testing.T) {
+	for _, eager := range []bool{false, true} {
+		registered := 0
+		d := &book{refuse: func(n int) error { registered += n; return nil }}
+		c := newCache(t, d, Config{Eager: eager, Budget: NewBudget(1<<30, 1000)})
+		b := make([]byte, 64<<20)
+		const piece = 1 << 20
+		for at := 0; at < len(b); at += piece {
+			release(t, acquire(t, c, b[at:at+piece], LocalRead))
+		}
+		if limit := len(b) + 4*piece; registered > limit {
+			t.Errorf("eager %v: %d bytes were registered to send %d", eager, registered, len(b))
+		}
+		runtime.KeepAlive(b)
+	}
+}
+
+func TestABufferUsedOnceIsNotCached(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{})
+	b := make([]byte, 64<<10)
+	release(t, acquire(t, c, b, LocalRead))
+	expectEmpty(t, d)
+	release(t, acquire(t, c, b, LocalRead))
+	release(t, acquire(t, c, b, LocalRead))
+	release(t, acquire(t, c, b, LocalRead))
+	expectRegistrations(t, d, 2)
+	if s := c.Stats(); s.Once != 1 || s.Promoted != 1 || s.Hits != 2 {
+		t.Errorf("once %d, promoted %d, hits %d; want 1, 1, 2", s.Once, s.Promoted, s.Hits)
+	}
+	runtime.KeepAlive(b)
+}
+
+func TestTheLeastRecentlyUsedGoes(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(1<<30, 3)})
+	buffers := make([][]byte, 4)
+	for i := range buffers {
+		buffers[i] = make([]byte, 64<<10)
+	}
+	for _, i := range []int{0, 1, 2, 0} {
+		release(t, acquire(t, c, buffers[i], LocalRead))
+	}
+	release(t, acquire(t, c, buffers[3], LocalRead)) // in place of 1
+	expectRegistrations(t, d, 4)
+	for _, i := range []int{2, 0, 3} {
+		release(t, acquire(t, c, buffers[i], LocalRead))
+	}
+	expectRegistrations(t, d, 4)
+	release(t, acquire(t, c, buffers[1], LocalRead))
+	expectRegistrations(t, d, 5)
+	runtime.KeepAlive(buffers)
+}
+
+func TestWhatIsInUseStays(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(128<<10, 100)})
+	first, second, third := make([]byte, 64<<10), make([]byte, 64<<10), make([]byte, 64<<10)
+	c.config.Eager = true
+	// 64 KiB are more than a quarter of the budget, hence not "whole objects",
+	// but two of them fill it.
+	a := acquire(t, c, first, LocalRead)
+	b := acquire(t, c, second, LocalRead)
+	beside := acquire(t, c, third, LocalRead)
+	if s := c.Stats(); s.Full != 1 || s.Evictions != 0 || s.Entries != 2 {
+		t.Errorf("full %d, evicted %d, entries %d; want 1, 0, 2", s.Full, s.Evictions, s.Entries)
+	}
+	for _, r := range []*Region{a, b, beside} {
+		release(t, r)
+	}
+	if s := c.Stats(); s.PinnedBytes != 128<<10 {
+		t.Errorf("%d bytes pinned after release, want the budget's", s.PinnedBytes)
+	}
+	runtime.KeepAlive([][]byte{first, second, third})
+}
+
+func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
+	d := &book{limit: 256 << 10}
+	c := newCache(t, d, Config{Eager: true})
+	small := make([][]byte, 4)
+	for i := range small {
+		small[i] = make([]byte, 64<<10)
+		release(t, acquire(t, c, small[i], LocalRead))
+	}
+	large := make([]byte, 200<<10)
+	r := acquire(t, c, large, LocalRead)
+	if s := c.Stats(); s.Flushes != 1 || s.Evictions != 4 {
+		t.Errorf("%d flushes, %d evictions; want 1, 4", s.Flushes, s.Evictions)
+	}
+
+	// With that one in use there is nothing to give back.
+	_, err := c.Acquire(make([]byte, 100<<10), LocalRead)
+	if !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("error %v, want ENOBUFS", err)
+	}
+	if s := c.Stats(); s.Refused == 0 {
+		t.Error("the refusal was not counted")
+	}
+	release(t, r)
+	release(t, acquire(t, c, make([]byte, 100<<10), LocalRead))
+	runtime.KeepAlive(small)
+}
+
+func TestAFailingDeviceIsReportedAndForgotten(t *testing.T) {
+	broken := errors.New("broken")
+	d := &book{refuse: func(int) error { return broken }}
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 64<<10)
+	if _, err := c.Acquire(b, LocalRead); !errors.Is(err, broken) {
+		t.Errorf("error %v, want the device's", err)
+	}
+	if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 || s.PinnedEntries != 0 || s.Failed == 0 {
+		t.Errorf("%+v", s)
+	}
+	d.refuse = nil
+	release(t, acquire(t, c, b, LocalRead))
+}
+
+// A whole object may be too much where the part that was asked for is not.
+func TestThePartIsRegisteredWhenTheWholeIsRefused(t *testing.T) {
+	d := &book{limit: 100 << 10}
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 1<<20)
+	r := acquire(t, c, b[60<<10:][:64<<10], LocalRead)
+	if _, n := r.Range(); n != 64<<10 {
+		t.Errorf("%d bytes registered", n)
+	}
+	release(t, r)
+	expectEmpty(t, d)
+}
+
+func TestADeadObjectIsPruned(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	for range 20 {
+		release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
+	}
+	within(t, func() bool {
+		runtime.GC()
+		entries, _ := d.registered()
+		return entries == 0
+	})
+	s := c.Stats()
+	if s.Invalidated[ObjectDied] == 0 || s.Entries != 0 || s.PinnedBytes != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// within waits for something that another goroutine brings about.
+func within(t testing.TB, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not happen")
+		}
+		runtime.Gosched()
+	}
+}
+
+func TestARegionInUseOutlivesItsObjectsEntry(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 64<<10)
+	stable, err := Declare(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := acquire(t, c, b, LocalRead)
+	if err := stable.Withdraw(); !errors.Is(err, ErrInUse) {
+		t.Errorf("Withdraw: %v, want ErrInUse", err)
+	}
+	if err := d.covers(r.LKey(), b, LocalRead); err != nil {
+		t.Error(err)
+	}
+	release(t, r)
+	expectEmpty(t, d)
+}
+
+func TestDeclaredRanges(t *testing.T) {
+	b := make([]byte, 64<<10)
+	stable, err := Declare(b[10_000:20_000])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, overlapping := range [][]byte{b, b[9_000:10_001], b[19_999:], b[12_000:13_000]} {
+		if _, err := Declare(overlapping); !errors.Is(err, syscall.EEXIST) {
+			t.Errorf("Declare: %v, want EEXIST", err)
+		}
+	}
+	for name, c := range map[string]struct {
+		b    []byte
+		want Kind
+	}{
+		"inside":          {b[10_000:20_000], Declared},
+		"across its end":  {b[19_000:20_001], Heap},
+		"across its head": {b[9_999:10_001], Heap},
+	} {
+		if got := KindOf(c.b); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+	if err := stable.Withdraw(); err != nil {
+		t.Error(err)
+	}
+	if got := KindOf(b[10_000:20_000]); got != Heap {
+		t.Errorf("withdrawn: %v", got)
+	}
+	if _, err := Declare(nil); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("Declare(nil): %v", err)
+	}
+}
+
+func TestExposureIsExactAndEndsWithRelease(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 64<<10)
+	part := b[1000:2000]
+	for round := range 3 {
+		r := acquire(t, c, part, RemoteRead)
+		if start, n := r.Range(); start != addressOf(part) || n != len(part) {
+			t.Errorf("[%#x, +%d) is exposed, want [%#x, +%d)", start, n, addressOf(part), len(part))
+		}
+		if r.Access() != RemoteRead {
+			t.Errorf("exposed for %v", r.Access())
+		}
+		if entries, _ := d.registered(); entries != 2 {
+			t.Errorf("round %d: %d registrations, want the exposed and the pinned one", round, entries)
+		}
+		key := r.RKey()
+		release(t, r)
+		if err := d.covers(key, part, LocalRead); err == nil {
+			t.Error("the exposed registration survived its release")
+		}
+	}
+	expectRegistrations(t, d, 4) // one keeps the pages pinned
+	for key := range d.live {
+		if access := d.live[key].access; access&remoteAccess != 0 {
+			t.Errorf("what is left grants %v", access)
+		}
+	}
+	runtime.KeepAlive(b)
+}
+
+func TestExposureDoesWithoutThePin(t *testing.T) {
+	d := &book{limit: 100 << 10} // MEMLOCK counts both
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 64<<10)
+	r := acquire(t, c, b, RemoteWrite)
+	if entries, _ := d.registered(); entries != 1 {
+		t.Errorf("%d registrations", entries)
+	}
+	release(t, r)
+	expectEmpty(t, d)
+
+	c = newCache(t, d, Config{Eager: true, NoPin: true})
+	r = acquire(t, c, b, RemoteWrite)
+	release(t, r)
+	expectEmpty(t, d)
+}
+
+func TestWindowsShareTheCachedRegistration(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 64<<10)
+	for range 3 {
+		r := acquire(t, c, b[:1000], BindWindow)
+		if r.Access()&remoteAccess != 0 || r.Access()&BindWindow == 0 {
+			t.Errorf("rights %v, want to bind only", r.Access())
+		}
+		release(t, r)
+	}
+	expectRegistrations(t, d, 1)
+	r := acquire(t, c, b, BindWindow|LocalWrite)
+	if r.Access()&(LocalWrite|BindWindow) != LocalWrite|BindWindow {
+		t.Errorf("a window for writing cannot be bound on %v", r.Access())
+	}
+	release(t, r)
+}
+
+func TestDisabledRegistersEachTime(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true, Disabled: true})
+	b := make([]byte, 64<<10)
+	for _, access := range []Access{LocalRead, LocalRead, RemoteRead} {
+		release(t, acquire(t, c, b, access))
+		expectEmpty(t, d)
+	}
+	expectRegistrations(t, d, 3)
+}
+
+func TestUnusableArguments(t *testing.T) {
+	c := newCache(t, &book{}, Config{})
+	if _, err := c.Acquire(nil, LocalRead); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("Acquire(nil): %v", err)
+	}
+	constant := "read-only"
+	for _, access := range []Access{LocalRead, RemoteRead} {
+		_, err := c.Acquire(unsafe.Slice(unsafe.StringData(constant), len(constant)), access)
+		if !errors.Is(err, ErrUnknownMemory) {
+			t.Errorf("Acquire of a constant: %v", err)
+		}
+	}
+	if s := c.Stats(); s.Unknown != 2 {
+		t.Errorf("%d times unknown, want 2", s.Unknown)
+	}
+}
+
+func TestReleasingTwicePanics(t *testing.T) {
+	c := newCache(t, &book{}, Config{})
+	r := acquire(t, c, make([]byte, 5000), LocalRead)
+	release(t, r)
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	r.Release()
+}
+
+func TestAfterCloseNothingIsRegistered(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	b, used := make([]byte, 64<<10), make([]byte, 64<<10)
+	release(t, acquire(t, c, b, LocalRead))
+	r := acquire(t, c, used, LocalRead)
+	if err := c.Close(); !errors.Is(err, ErrInUse) {
+		t.Errorf("Close: %v, want ErrInUse", err)
+	}
+	if entries, _ := d.registered(); entries != 1 {
+		t.Errorf("%d registrations, want the one in use", entries)
+	}
+	for _, access := range []Access{LocalRead, RemoteRead} {
+		if _, err := c.Acquire(b, access); !errors.Is(err, ErrClosed) {
+			t.Errorf("Acquire: %v, want ErrClosed", err)
+		}
+	}
+	release(t, r)
+	if err := c.Close(); err != nil {
+		t.Errorf("Close again: %v", err)
+	}
+	expectEmpty(t, d)
+}
+
+// Registering takes long, and a device may call back: no lock is held.
+func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
+	d := &book{}
+	budget := NewBudget(1<<30, 2)
+	c := newCache(t, d, Config{Eager: true, Budget: budget})
+	other := make([]byte, 64<<10)
+	stable, err := Declare(make([]byte, 64<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls, inside := 0, false
+	look := func() {
+		calls++
+		if inside {
+			return
+		}
+		inside = true
+		defer func() { inside = false }()
+		c.Stats()
+		_ = budget.String()
+		if r, err := c.Acquire(other, LocalRead); err == nil {
+			release(t, r)
+		} else if !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	}
+	d.refuse = func(int) error { look(); return nil }
+	d.onDrop = func(registration) { look() }
+	for range 4 { // registered, evicted
+		release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
+	}
+	release(t, acquire(t, c, stable.memory, LocalRead))
+	if err := stable.Withdraw(); err != nil {
+		t.Error(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if calls < 8 {
+		t.Errorf("%d calls of the device", calls)
+	}
+}
+
+func TestCachesShareTheBudget(t *testing.T) {
+	d := &book{}
+	budget := NewBudget(1<<30, 2)
+	one := newCache(t, d, Config{Eager: true, Budget: budget})
+	two := newCache(t, d, Config{Eager: true, Budget: budget})
+	a, b, x := make([]byte, 64<<10), make([]byte, 64<<10), make([]byte, 64<<10)
+	release(t, acquire(t, one, a, LocalRead))
+	release(t, acquire(t, one, b, LocalRead))
+	release(t, acquire(t, two, x, LocalRead))
+	release(t, acquire(t, two, x, LocalRead))
+	if n1, n2 := one.Stats(), two.Stats(); n1.Entries != 1 || n1.Evictions != 1 || n2.Entries != 1 {
+		t.Errorf("entries %d and %d, evicted %d; want 1, 1, 1", n1.Entries, n2.Entries, n1.Evictions)
+	}
+	if s := budget.Stats(); s.Hits != 1 || s.Misses != 3 || s.Evictions != 1 || s.Entries != 2 || s.Bytes != 128<<10 {
+		t.Errorf("both together: %+v", s)
+	}
+	budget.SetLimits(1<<30, 1)
+	if n1, n2 := one.Stats(), two.Stats(); n1.Entries+n2.Entries != 1 {
+		t.Errorf("entries %d and %d after the limit was lowered to 1", n1.Entries, n2.Entries)
+	}
+	used := acquire(t, two, x, LocalRead)
+	budget.Flush()
+	if entries, _ := d.registered(); entries != 1 {
+		t.Errorf("%d registrations after Flush, want the one in use", entries)
+	}
+	release(t, used)
+	budget.SetLimits(0, 0)
+	expectEmpty(t, d)
+	if s := budget.String(); !strings.Contains(s, "0 registrations") {
+		t.Errorf("budget: %s", s)
+	}
+	runtime.KeepAlive([][]byte{a, b, x})
+}
+
+func TestManyConnectionsLeaveNothing(t *testing.T) {
+	d := &book{}
+	budget := NewBudget(8<<20, 64)
+	buffers := make([][]byte, 16)
+	for i := range buffers {
+		buffers[i] = make([]byte, 64<<10)
+	}
+	const connections = 10_000
+	for n := range connections {
+		c := newCache(t, d, Config{Budget: budget}) // a protection domain each
+		for _, access := range []Access{LocalRead, LocalWrite, RemoteRead} {
+			release(t, acquire(t, c, buffers[n%len(buffers)], access))
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expectEmpty(t, d)
+	if budget.bytes != 0 || budget.entries != 0 || len(budget.order) != 0 || len(budget.caches) != 0 {
+		t.Errorf("budget: %v", budget)
+	}
+	s := budget.Stats()
+	if s.Entries != 0 || s.Bytes != 0 || s.PinnedEntries != 0 || s.PinnedBytes != 0 {
+		t.Errorf("left: %+v", s)
+	}
+	if s.Misses+s.Hits+s.Exposed < 3*connections || s.Registrations != s.Deregistrations || int(s.Registrations) != d.registrations() {
+		t.Errorf("what all of them did is not in the budget's account: %+v", s)
+	}
+}
+
+// Everything at once, for the race detector and for the account: a region that
+// is held is registered, covers what was asked for, and with those rights.
+func TestConcurrentUse(t *testing.T) {
+	d := &book{}
+	budget := NewBudget(2<<20, 12)
+	caches := []*Cache{
+		newCache(t, d, Config{Budget: budget}),
+		newCache(t, d, Config{Budget: budget, Eager: true}),
+		newCache(t, d, Config{Budget: budget, NoPin: true}),
+	}
+	shared := make([][]byte, 24)
+	for i := range shared {
+		shared[i] = make([]byte, 16<<10<<(i%4))
+	}
+	var failures atomic.Int32
+	d.refuse = func(int) error {
+		if failures.Add(1)%50 == 0 {
+			return syscall.ENOMEM
+		}
+		return nil
+	}
+	var wg sync.WaitGroup
+	for seed := range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			random := rand.New(rand.NewPCG(uint64(seed), 1))
+			for range 1500 {
+				c := caches[random.IntN(len(caches))]
+				b := shared[random.IntN(len(shared))]
+				switch random.IntN(40) {
+				case 0:
+					budget.SetLimits(int64(1+random.IntN(4))<<20, 12)
+				case 1:
+					c.Stats()
+				case 2:
+					b = make([]byte, 64<<10)
+				case 3:
+					if r, err := Declare(b); err == nil {
+						defer r.Withdraw()
+					}
+				}
+				from := random.IntN(len(b))
+				part := b[from : from+1+random.IntN(len(b)-from)]
+				access := Access(random.IntN(16))
+				r, err := c.Acquire(part, access)
+				if err != nil {
+					if !errors.Is(err, syscall.ENOBUFS) {
+						t.Error(err)
+					}
+					continue
+				}
+				if err := d.covers(r.LKey(), part, access); err != nil {
+					t.Error(err)
+				}
+				runtime.Gosched()
+				if err := d.covers(r.LKey(), part, access); err != nil {
+					t.Errorf("while held: %v", err)
+				}
+				if err := r.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	for _, c := range caches {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if s := c.Stats(); s.PinnedBytes != 0 || s.PinnedEntries != 0 || s.Entries != 0 || s.Bytes != 0 {
+			t.Errorf("%+v", s)
+		}
+	}
+	expectEmpty(t, d)
+	if budget.bytes != 0 || budget.entries != 0 {
+		t.Errorf("budget: %v", budget)
+	}
+}

@@ -1,0 +1,324 @@
+package cachetest
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/regcache"
+)
+
+// A Device is what the cache registers with, and tells how it sees memory.
+type Device interface {
+	regcache.Registrar
+
+	// Send returns the bytes that the device reads at the addresses of b, in
+	// the pages that were registered for r.
+	Send(r *regcache.Region, b []byte) ([]byte, error)
+
+	// Stale returns an error if a page of b is no longer the one registered
+	// for r. A device that cannot see that returns nil: Send is compared too.
+	Stale(r *regcache.Region, b []byte) error
+}
+
+// A Churn does to memory what programs and the runtime do to it, from several
+// goroutines, and registers it all the while: buffers that are written, used
+// again and dropped; garbage collection, and its memory given back to the
+// system; mappings unmapped, moved and mapped again; stacks that grow; child
+// processes; GOMAXPROCS from 1 to 4, GOGC from off to 1. Every region that the
+// cache returns is held against the device.
+type Churn struct {
+	// Cache registers with Device. Its budget should be some 16 MiB in 48
+	// entries, small enough that regions are evicted.
+	Cache  *regcache.Cache
+	Device Device
+
+	// Duration is how long it takes, at least: on a busy machine it goes on
+	// until everything has happened. 0 means what SAN_TEST_CHURN says, 3 s
+	// without.
+	Duration time.Duration
+
+	// UntilStale ends the churn at the first stale use, which is what is
+	// looked for then; otherwise it is an error.
+	UntilStale bool
+
+	t     *testing.T
+	until time.Time
+
+	uses, stale, unknown atomic.Int64
+}
+
+// Run runs the churn and returns how many uses of registrations there were,
+// and how many of them were stale.
+func (ch *Churn) Run(t *testing.T) (uses, stale int64) {
+	t.Helper()
+	ch.t = t
+	ch.until = time.Now().Add(ch.duration())
+	ch.run(4)
+	s := ch.Cache.Stats()
+	uses, stale = ch.uses.Load(), ch.stale.Load()
+	t.Logf("%d uses, %d stale: %d hits, %d promoted, %d once, %d exposed, %d evicted, %v invalidated; %d times unknown",
+		uses, stale, s.Hits, s.Promoted, s.Once, s.Exposed, s.Evictions, s.Invalidated, ch.unknown.Load())
+	if ch.UntilStale {
+		return uses, stale
+	}
+	if stale != 0 {
+		t.Errorf("%d of %d uses were of stale registrations", stale, uses)
+	}
+	if !ch.covered() {
+		t.Errorf("the test did not reach what it is for: %+v", s)
+	}
+	return uses, stale
+}
+
+func (ch *Churn) duration() time.Duration {
+	if ch.Duration != 0 {
+		return ch.Duration
+	}
+	if value, ok := os.LookupEnv("SAN_TEST_CHURN"); ok {
+		d, err := time.ParseDuration(value)
+		if err != nil {
+			ch.t.Fatalf("SAN_TEST_CHURN: %v", err)
+		}
+		return d
+	}
+	return 3 * time.Second
+}
+
+func (ch *Churn) run(workers int) {
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(512 << 20)) // GOGC=off must not eat the machine
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	var wg sync.WaitGroup
+	for seed := range workers {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			ch.worker(rand.New(rand.NewPCG(uint64(seed), 4)))
+		}()
+	}
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		ch.disturb(rand.New(rand.NewPCG(99, 4)))
+	}()
+	wg.Wait()
+}
+
+func (ch *Churn) over() bool {
+	switch late := time.Since(ch.until); {
+	case ch.t.Failed() || ch.UntilStale && ch.stale.Load() != 0:
+		return true
+	case late < 0:
+		return false
+	default: // on a busy machine, what has to happen takes longer
+		return late > time.Minute || !ch.UntilStale && ch.covered()
+	}
+}
+
+// covered reports whether everything happened that the test is for.
+func (ch *Churn) covered() bool {
+	s := ch.Cache.Stats()
+	return s.Hits != 0 && s.Evictions != 0 && s.Once != 0 && s.Exposed != 0 &&
+		s.Invalidated[regcache.ObjectDied] != 0 && s.Invalidated[regcache.RangeWithdrawn] != 0 && s.Invalidated[regcache.MappingChanged] != 0
+}
+
+// disturb changes what concerns the whole process.
+func (ch *Churn) disturb(random *rand.Rand) {
+	for !ch.over() {
+		switch random.IntN(12) {
+		case 0:
+			runtime.GOMAXPROCS(1 + random.IntN(4))
+		case 1:
+			debug.SetGCPercent([]int{-1, 1, 20, 100}[random.IntN(4)])
+		case 2:
+			if err := exec.Command("true").Run(); err != nil {
+				ch.t.Error(err)
+			}
+		case 3, 4, 5:
+			runtime.GC()
+		case 6, 7, 8:
+			debug.FreeOSMemory()
+		default:
+			ch.mapping(random)
+		}
+	}
+}
+
+// The sizes recur, so that addresses do.
+var churnSizes = []int{4 << 10, 20_000, 32 << 10, 64 << 10, 100_000, 256 << 10, 1 << 20}
+
+func (ch *Churn) worker(random *rand.Rand) {
+	var kept [][]byte
+	for !ch.over() {
+		switch random.IntN(10) {
+		case 0, 1, 2, 3: // a new buffer, used a few times
+			b := make([]byte, churnSizes[random.IntN(len(churnSizes))])
+			for range 1 + random.IntN(3) {
+				ch.use(random, b)
+			}
+			if len(kept) < 8 {
+				kept = append(kept, b)
+			}
+		case 4, 5, 6, 7: // an old one
+			if len(kept) > 0 {
+				ch.use(random, kept[random.IntN(len(kept))])
+			}
+		case 8: // dropped
+			if i := len(kept) - 1; i >= 0 {
+				kept[i] = nil
+				kept = kept[:i]
+			}
+		case 9:
+			if random.IntN(4) == 0 {
+				debug.FreeOSMemory()
+			} else {
+				ch.stack(2 + random.IntN(12))
+			}
+		}
+	}
+}
+
+// use registers a part of b, writes it, and has the card look at it.
+func (ch *Churn) use(random *rand.Rand, b []byte) {
+	from := random.IntN(len(b) / 2)
+	part := b[from : from+1+random.IntN(len(b)-from)]
+	access := []regcache.Access{regcache.LocalRead, regcache.LocalRead, regcache.LocalWrite, regcache.BindWindow, regcache.RemoteRead}[random.IntN(5)]
+	r, err := ch.Cache.Acquire(part, access)
+	if err != nil {
+		ch.t.Errorf("Acquire(%d bytes of %v memory, %v): %v", len(part), regcache.KindOf(b), access, err)
+		return
+	}
+	ch.uses.Add(1)
+	stamp := byte(random.Uint32())
+	for i := 0; i < len(part); i += 512 {
+		part[i] = stamp
+	}
+	if err := ch.Device.Stale(r, part); err != nil {
+		if ch.stale.Add(1) == 1 {
+			ch.t.Logf("stale: %v", err)
+		}
+	}
+	if random.IntN(8) == 0 {
+		sample := part[:min(len(part), 64<<10)]
+		got, err := ch.Device.Send(r, sample)
+		if err != nil {
+			ch.t.Error(err)
+		} else if !bytes.Equal(got, sample) {
+			ch.stale.Add(1)
+		}
+	}
+	if err := r.Release(); err != nil {
+		ch.t.Error(err)
+	}
+	runtime.KeepAlive(b)
+}
+
+// stack offers memory of a stack that grows, and hence moves.
+//
+//go:noinline
+func (ch *Churn) stack(depth int) {
+	var frame [8 << 10]byte
+	// What a program could do at worst.
+	b := unsafe.Slice((*byte)(hide(unsafe.Pointer(&frame))), len(frame))
+	ch.expectUnknown(b)
+	if depth > 0 {
+		ch.stack(depth - 1)
+	}
+	frame[depth]++
+}
+
+// hide returns p in a way that escape analysis does not see. It must not call
+// anything, for the address is no pointer in between.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func hide(p unsafe.Pointer) unsafe.Pointer {
+	x := uintptr(p)
+	return *(*unsafe.Pointer)(unsafe.Pointer(&x))
+}
+
+// mapping maps memory, declares or watches it, uses it, and puts other memory
+// there.
+func (ch *Churn) mapping(random *rand.Rand) {
+	const size = 256 << 10
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		ch.t.Error(err)
+		return
+	}
+	defer unix.Munmap(b)
+	b[0] = 1
+	ch.expectUnknown(b)
+	for range 3 {
+		watched := random.IntN(2) == 0
+		add := regcache.Declare
+		if watched {
+			add = regcache.Watch
+		}
+		r, err := add(b)
+		if err != nil {
+			ch.t.Error(err)
+			return
+		}
+		ch.use(random, b)
+		ch.use(random, b)
+		if watched { // the kernel tells
+			ch.replace(random, b)
+			ch.expectUnknown(b)
+		}
+		if err := r.Withdraw(); err != nil {
+			ch.t.Error(err)
+		}
+		if !watched { // the owner has told
+			ch.replace(random, b)
+			ch.expectUnknown(b)
+		}
+	}
+}
+
+func (ch *Churn) expectUnknown(b []byte) {
+	ch.unknown.Add(1)
+	r, err := ch.Cache.Acquire(b, regcache.LocalRead)
+	switch {
+	case err == nil && ch.UntilStale:
+		ch.stale.Add(1)
+		r.Release()
+	case !errors.Is(err, regcache.ErrUnknownMemory):
+		ch.t.Errorf("Acquire of memory that nobody vouches for: %v", err)
+	}
+}
+
+// replace gives b's addresses other pages.
+func (ch *Churn) replace(random *rand.Rand, b []byte) {
+	start := unsafe.Pointer(unsafe.SliceData(b))
+	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANON
+	var err error
+	switch random.IntN(3) {
+	case 0:
+		err = unix.Madvise(b, unix.MADV_DONTNEED)
+	case 1:
+		_, err = unix.MmapPtr(-1, 0, start, uintptr(len(b)), prot, flags|unix.MAP_FIXED)
+	case 2: // moved away, and something new in its place
+		var moved unsafe.Pointer
+		moved, err = unix.MremapPtr(start, uintptr(len(b)), nil, uintptr(len(b)), unix.MREMAP_MAYMOVE|unix.MREMAP_DONTUNMAP)
+		if err == nil {
+			err = unix.MunmapPtr(moved, uintptr(len(b)))
+		}
+	}
+	if err != nil {
+		ch.t.Error(err)
+	}
+}

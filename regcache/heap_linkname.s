@@ -1,0 +1,1 @@
+// An assembly file lets the compiler accept findObject, which has no body.

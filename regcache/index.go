@@ -1,0 +1,131 @@
+package regcache
+
+import "sync/atomic"
+
+const (
+	// Regions are found by the granule of their first byte. A granule holds a
+	// handful of registrations of the sizes that are worth one.
+	granuleShift = 20
+	// 256 pointers are 2 KiB: little enough for a cache per connection.
+	indexBuckets = 256
+)
+
+// index finds the region that covers an address range. Looking up takes no
+// lock and writes nothing, so that it scales over cores; changes copy the
+// bucket concerned, and their callers hold Budget.mu.
+//
+// The regions in an index are disjoint.
+type index struct {
+	buckets [indexBuckets]atomic.Pointer[[]slot]
+}
+
+// slot is a copy of a region's bounds, so that a look-up touches one array.
+type slot struct {
+	start, end uintptr
+	region     *Region
+}
+
+func bucketOf(granule uintptr) uintptr {
+	// Neighbouring granules go to neighbouring buckets; the upper bits are
+	// folded in, as Go's arenas and large maps are aligned far above 256 MiB.
+	return (granule ^ granule>>8 ^ granule>>16) % indexBuckets
+}
+
+// find returns the region that covers all of [start, end), or nil.
+func (x *index) find(start, end uintptr) *Region {
+	p := x.buckets[bucketOf(start>>granuleShift)].Load()
+	if p == nil {
+		return nil
+	}
+	slots := *p
+	lo, hi := 0, len(slots)
+	for lo < hi { // the last slot that starts at or before start
+		mid := int(uint(lo+hi) >> 1)
+		if slots[mid].start <= start {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	if lo == 0 || slots[lo-1].end < end {
+		return nil
+	}
+	return slots[lo-1].region
+}
+
+// overlapping returns the regions that share a byte with [start, end).
+func (x *index) overlapping(start, end uintptr) []*Region {
+	var found []*Region
+	x.eachBucket(start, end, func(b *atomic.Pointer[[]slot]) {
+		p := b.Load()
+		if p == nil {
+			return
+		}
+		for _, s := range *p {
+			if s.start < end && start < s.end && !contains(found, s.region) {
+				found = append(found, s.region)
+			}
+		}
+	})
+	return found
+}
+
+func contains(regions []*Region, r *Region) bool {
+	for _, have := range regions {
+		if have == r {
+			return true
+		}
+	}
+	return false
+}
+
+func (x *index) insert(r *Region) {
+	x.eachBucket(r.start, r.end, func(b *atomic.Pointer[[]slot]) {
+		var old []slot
+		if p := b.Load(); p != nil {
+			old = *p
+		}
+		at := 0
+		for at < len(old) && old[at].start < r.start {
+			at++
+		}
+		slots := make([]slot, 0, len(old)+1)
+		slots = append(slots, old[:at]...)
+		slots = append(slots, slot{r.start, r.end, r})
+		slots = append(slots, old[at:]...)
+		b.Store(&slots)
+	})
+}
+
+func (x *index) remove(r *Region) {
+	x.eachBucket(r.start, r.end, func(b *atomic.Pointer[[]slot]) {
+		p := b.Load()
+		if p == nil {
+			return
+		}
+		var slots []slot
+		for _, s := range *p {
+			if s.region != r {
+				slots = append(slots, s)
+			}
+		}
+		if slots == nil {
+			b.Store(nil)
+			return
+		}
+		b.Store(&slots)
+	})
+}
+
+// eachBucket calls f once for each bucket that [start, end) falls into.
+func (x *index) eachBucket(start, end uintptr, f func(*atomic.Pointer[[]slot])) {
+	var seen [indexBuckets]bool
+	first, last := start>>granuleShift, (end-1)>>granuleShift
+	for g, n := first, 0; g <= last && n < indexBuckets; g++ {
+		if b := bucketOf(g); !seen[b] {
+			seen[b] = true
+			n++
+			f(&x.buckets[b])
+		}
+	}
+}

@@ -1,0 +1,20 @@
+package regcache
+
+import "golang.org/x/sys/unix"
+
+// mapMemory maps n bytes for an arena. A forked child does not get them: its
+// first write would otherwise give either side new pages, and the device keeps
+// the old ones (ibv_fork_init(3)).
+func mapMemory(n int) ([]byte, error) {
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Madvise(b, unix.MADV_DONTFORK); err != nil {
+		unix.Munmap(b)
+		return nil, err
+	}
+	return b, nil
+}
+
+func unmapMemory(b []byte) error { return unix.Munmap(b) }

@@ -1,0 +1,19 @@
+package regcache
+
+import "golang.org/x/sys/unix"
+
+// MemlockLimit returns RLIMIT_MEMLOCK, in bytes, and whether it applies to this
+// process: the kernel does not count for holders of CAP_IPC_LOCK
+// (drivers/infiniband/core/umem.c).
+func MemlockLimit() (limit int64, limited bool) {
+	var rlimit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &rlimit); err != nil || rlimit.Cur > 1<<62 {
+		return 0, false
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&header, &caps[0]); err == nil && caps[0].Effective&(1<<unix.CAP_IPC_LOCK) != 0 {
+		return 0, false
+	}
+	return int64(rlimit.Cur), true
+}

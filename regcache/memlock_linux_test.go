@@ -1,0 +1,135 @@
+package regcache
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const memlockVariable = "SAN_TEST_MEMLOCK" // the limit, in the child
+
+// The same work under three limits, in a process that they apply to. The card
+// is io_uring's buffers, which the kernel counts as it counts ibv_reg_mr's.
+func TestMemlockLimits(t *testing.T) {
+	newNIC(t) // or skip
+	work := func() *exec.Cmd { return exec.Command(os.Args[0], "-test.run=^TestWorkUnderMemlock$", "-test.v") }
+	for name, limit := range map[string]uint64{
+		"64 KiB": 64 << 10, "8 MiB": 8 << 20, "unlimited": unix.RLIM_INFINITY,
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := work()
+			c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", memlockVariable, limit))
+			run := withoutIPCLock
+			if limit == unix.RLIM_INFINITY { // which is what the capability means
+				run = (*exec.Cmd).CombinedOutput
+			}
+			out, err := run(c)
+			t.Logf("%s", out)
+			if err != nil {
+				t.Error(err)
+			}
+			if !strings.Contains(string(out), "uses,") {
+				t.Error("the child did not do its work")
+			}
+		})
+	}
+}
+
+// withoutIPCLock runs a command that cannot have CAP_IPC_LOCK.
+func withoutIPCLock(c *exec.Cmd) (out []byte, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// The bounding set is the thread's, and a child inherits that of the
+		// thread that starts it. This one ends with its goroutine.
+		runtime.LockOSThread()
+		if err = unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_IPC_LOCK, 0, 0, 0); err == nil {
+			out, err = c.CombinedOutput()
+		}
+	}()
+	<-done
+	return out, err
+}
+
+// TestWorkUnderMemlock is the child's part. All it is asked for is done:
+// directly, or through the arena when the device takes no more.
+func TestWorkUnderMemlock(t *testing.T) {
+	value, child := os.LookupEnv(memlockVariable)
+	if !child {
+		return
+	}
+	limit, err := strconv.ParseUint(value, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if limit != unix.RLIM_INFINITY {
+		rlimit := unix.Rlimit{Cur: limit, Max: limit}
+		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &rlimit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	card := newNIC(t)
+	c, err := New(card, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buffers [][]byte
+	for _, size := range []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
+		buffers = append(buffers, make([]byte, size), make([]byte, size), make([]byte, size), make([]byte, size))
+	}
+	direct, copied := 0, 0
+	use := func(b []byte, access Access) {
+		r, err := c.Acquire(b, access)
+		if err == nil {
+			direct++
+			b[0]++
+			if err := card.Stale(r, b); err != nil {
+				t.Error(err)
+			}
+			release(t, r)
+			return
+		}
+		if !errors.Is(err, syscall.ENOBUFS) {
+			t.Fatal(err)
+		}
+		if !strings.Contains(err.Error(), "RLIMIT_MEMLOCK") || !strings.Contains(err.Error(), "ulimit -l") {
+			t.Fatalf("error %q does not say what to do", err)
+		}
+		copied++
+		bounce, err := DefaultArena().Get(4 << 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release(t, acquire(t, c, bounce.Bytes(), LocalRead))
+		bounce.Put()
+	}
+	for round := range 10 {
+		for i, b := range buffers {
+			use(b, []Access{LocalRead, LocalWrite, RemoteRead}[(round+i)%3])
+			use(buffers[0], LocalRead) // one that is used all the time
+		}
+	}
+	s := c.Stats()
+	t.Logf("%d uses, %d copied, %d hits; %v", direct+copied, copied, s.Hits, DefaultBudget())
+	wantCopies := limit < 1<<20+4096
+	if (copied != 0) != wantCopies {
+		t.Errorf("%d copied under a limit of %d", copied, limit)
+	}
+	if s.Hits == 0 {
+		t.Error("nothing was cached")
+	}
+	if _, bytes := card.registered(); limit != unix.RLIM_INFINITY && uint64(bytes) > limit/memlockShare {
+		t.Errorf("%d bytes are cached under a limit of %d", bytes, limit)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}

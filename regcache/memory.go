@@ -1,0 +1,90 @@
+package regcache
+
+import (
+	"unsafe"
+)
+
+// Kind says what sort of memory a slice lies in.
+type Kind uint8
+
+const (
+	// Unknown memory is what no monitor can vouch for: goroutine stacks,
+	// read-only data, memory of C, mappings nobody declared.
+	Unknown  Kind = iota
+	Heap          // an object on Go's heap: valid while the object lives
+	Global        // a variable of the program: always valid
+	Declared      // its owner said that it is stable, or it is an Arena's
+	Watched       // userfaultfd reports every change of the mapping
+	kinds
+)
+
+func (k Kind) String() string {
+	switch k {
+	case Heap:
+		return "heap"
+	case Global:
+		return "global"
+	case Declared:
+		return "declared"
+	case Watched:
+		return "watched"
+	}
+	return "unknown"
+}
+
+// KindOf tells the kind of memory that b lies in. It is safe for any slice
+// that Go code can have; an empty slice is Unknown.
+func KindOf(b []byte) Kind {
+	if len(b) == 0 {
+		return Unknown
+	}
+	return classify(b).kind
+}
+
+// A proof answers, at every hit, whether the addresses of a region still mean
+// the pages that were registered. There is one implementation for each kind.
+type proof interface {
+	// valid reports whether the mapping is unchanged. It is on the path of
+	// every hit: no allocation, no lock. The region's reference is taken
+	// before valid is called, so that whoever ends a proof first and looks at
+	// the references afterwards misses nobody.
+	valid() bool
+
+	// attach tells the monitor which region depends on it: the monitor calls
+	// invalidate when the proof ends, some time after valid has turned false.
+	attach(*Region)
+
+	// detach undoes attach, after the region was deregistered.
+	detach(*Region)
+}
+
+// memory is what classify found out about a slice.
+type memory struct {
+	kind Kind
+	// The bytes around the slice that live and die with it, hence may be
+	// registered together with it.
+	lo, hi uintptr
+	// prove makes the proof for a registration within [lo, hi); the slice is
+	// alive when it is called. nil for unknown memory.
+	prove func() proof
+}
+
+// classify finds the kind of memory that b, which is not empty, lies in.
+func classify(b []byte) memory {
+	first := unsafe.Pointer(unsafe.SliceData(b))
+	base, span, _ := findObject(uintptr(first), 0, 0)
+	if base == 0 && span != nil {
+		return memory{kind: Unknown} // a goroutine's stack, which may move at any call
+	}
+	if m, ok := ranges.memory(b); ok {
+		return m
+	}
+	if base != 0 {
+		return heapMemory(b, base)
+	}
+	return globalMemory(b)
+}
+
+func addressOf(b []byte) uintptr {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+}

@@ -1,0 +1,372 @@
+package regcache
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// nic is a network card to test against. It pins pages as a card does, with
+// io_uring's registered buffers, and moves bytes through them, whatever the
+// addresses mean by then. As root it notes the physical frames too: they are
+// the oracle that tells a stale registration.
+type nic struct {
+	ring  *ring
+	blind bool // do not note frames, for benchmarks
+
+	refuse  atomic.Int64 // fail so many registrations with ENOMEM
+	memlock int64        // what may be registered in all; 0: anything
+
+	mu      sync.Mutex
+	nextKey uint32
+	keys    map[uint32]*pinned
+	bytes   int64
+}
+
+// pinned is what the card knows of one registration.
+type pinned struct {
+	start, end uintptr
+	access     Access
+	frames     []uint64 // nil where they cannot be seen
+	slot       int
+}
+
+func newNIC(t testing.TB) *nic {
+	t.Helper()
+	if err := canVerify(); err != nil {
+		unavailable(t, "frames", err)
+	}
+	r, err := newRing()
+	if err != nil {
+		unavailable(t, "io_uring", err)
+	}
+	n := &nic{ring: r, nextKey: 1, keys: make(map[uint32]*pinned)}
+	t.Cleanup(func() {
+		n.ring.close()
+	})
+	return n
+}
+
+// unavailable skips a test on a machine that cannot run it, and fails it where
+// SAN_TEST_REQUIRE says that everything has to run.
+func unavailable(t testing.TB, what string, err error) {
+	t.Helper()
+	if os.Getenv("SAN_TEST_REQUIRE") != "" {
+		t.Fatalf("%s: %v", what, err)
+	}
+	t.Skipf("%s: %v", what, err)
+}
+
+func (n *nic) Register(addr uintptr, size int, access Access) (MR, error) {
+	if n.refuse.Load() > 0 && n.refuse.Add(-1) >= 0 {
+		return MR{}, fmt.Errorf("nic: %w", syscall.ENOMEM)
+	}
+	n.mu.Lock()
+	if n.memlock != 0 && n.bytes+int64(size) > n.memlock {
+		n.mu.Unlock()
+		return MR{}, fmt.Errorf("nic: %w", syscall.ENOMEM)
+	}
+	n.bytes += int64(size)
+	n.mu.Unlock()
+
+	slot, err := n.ring.register(addr, size)
+	if err != nil {
+		n.mu.Lock()
+		n.bytes -= int64(size)
+		n.mu.Unlock()
+		return MR{}, fmt.Errorf("nic: %w", err)
+	}
+	p := &pinned{start: addr, end: addr + uintptr(size), access: access, slot: slot}
+	if !n.blind {
+		p.frames = framesOf(addr, size)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	key := n.nextKey // easily guessed, like rxe's
+	n.nextKey++
+	n.keys[key] = p
+	return MR{LKey: key, RKey: key, Ref: p}, nil
+}
+
+func (n *nic) Deregister(mr MR) error {
+	n.mu.Lock()
+	p := n.keys[mr.LKey]
+	delete(n.keys, mr.LKey)
+	if p != nil {
+		n.bytes -= int64(p.end - p.start)
+	}
+	n.mu.Unlock()
+	if p == nil {
+		return fmt.Errorf("nic: key %d: %w", mr.LKey, syscall.EINVAL)
+	}
+	return n.ring.unregister(p.slot)
+}
+
+// Stale reports whether a page of b is no longer the one that was registered.
+func (n *nic) Stale(r *Region, b []byte) error {
+	n.mu.Lock()
+	p := n.keys[r.LKey()]
+	n.mu.Unlock()
+	start := addressOf(b)
+	if p == nil {
+		return fmt.Errorf("key %d is not registered", r.LKey())
+	}
+	if start < p.start || start+uintptr(len(b)) > p.end {
+		return fmt.Errorf("[%#x, +%d) is not in the registered [%#x, %#x)", start, len(b), p.start, p.end)
+	}
+	page := uintptr(os.Getpagesize())
+	skip := start/page - p.start/page
+	for i, frame := range framesOf(start, len(b)) {
+		if was := p.frames[int(skip)+i]; frame != was {
+			return fmt.Errorf("page %d of [%#x, +%d): frame %#x, registered %#x", i, start, len(b), frame, was)
+		}
+	}
+	return nil
+}
+
+// Send returns what the card reads from its pages for the addresses of b.
+func (n *nic) Send(r *Region, b []byte) ([]byte, error) {
+	n.mu.Lock()
+	p := n.keys[r.LKey()]
+	n.mu.Unlock()
+	if p == nil {
+		return nil, fmt.Errorf("key %d is not registered", r.LKey())
+	}
+	return n.ring.read(p.slot, addressOf(b), len(b))
+}
+
+var errRemoteAccess = errors.New("remote access error")
+
+// remote is a peer's RDMA read or write.
+func (n *nic) remote(key uint32, addr uintptr, size int, right Access) ([]byte, error) {
+	n.mu.Lock()
+	p := n.keys[key]
+	n.mu.Unlock()
+	if p == nil || p.access&right == 0 || addr < p.start || addr+uintptr(size) > p.end || addr+uintptr(size) < addr {
+		return nil, errRemoteAccess
+	}
+	return n.ring.read(p.slot, addr, size)
+}
+
+func (n *nic) registered() (entries int, bytes int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.keys), n.bytes
+}
+
+// ring is the little of io_uring that a card needs (include/uapi/linux/io_uring.h).
+type ring struct {
+	fd     int
+	pipe   [2]int
+	mu     sync.Mutex // guards what follows
+	free   []int
+	sq, cq []byte
+	sqes   []byte
+	params ringParams
+}
+
+type ringParams struct {
+	sqEntries, cqEntries, flags, sqThreadCPU, sqThreadIdle, features, wqFD uint32
+	_                                                                      [3]uint32
+	sq                                                                     ringOffsets
+	cq                                                                     ringOffsets
+}
+
+type ringOffsets struct {
+	head, tail, mask, entries, flags, dropped, array, _ uint32
+	_                                                   uint64
+}
+
+const (
+	ringSlots            = 8192
+	ringRegisterBuffers2 = 15
+	ringUpdateBuffers    = 16
+	ringSparse           = 1
+	ringWriteFixed       = 5
+	ringGetEvents        = 1
+	ringOffsetCQ         = 0x8000000
+	ringOffsetSQEs       = 0x10000000
+	ringPiece            = 32 << 10 // fits a pipe
+)
+
+type ringRegister struct {
+	nr, flags  uint32
+	_          uint64
+	data, tags uint64
+}
+
+type ringUpdate struct {
+	offset, _  uint32
+	data, tags uint64
+	nr, _      uint32
+}
+
+func newRing() (*ring, error) {
+	r := &ring{}
+	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 4, uintptr(unsafe.Pointer(&r.params)), 0)
+	if errno != 0 {
+		return nil, fmt.Errorf("io_uring_setup: %w", errno)
+	}
+	r.fd = int(fd)
+	p := &r.params
+	var err error
+	mapping := func(offset int64, n uint32) []byte {
+		b, e := unix.Mmap(r.fd, offset, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+		if e != nil {
+			err = e
+		}
+		return b
+	}
+	r.sq = mapping(0, p.sq.array+p.sqEntries*4)
+	// struct io_cqring_offsets: cqes comes where sq has dropped's successor.
+	r.cq = mapping(ringOffsetCQ, p.cq.dropped+p.cqEntries*16)
+	r.sqes = mapping(ringOffsetSQEs, p.sqEntries*64)
+	if err != nil {
+		return nil, fmt.Errorf("io_uring: mmap: %w", err)
+	}
+	table := ringRegister{nr: ringSlots, flags: ringSparse}
+	if err := r.control(ringRegisterBuffers2, unsafe.Pointer(&table), unsafe.Sizeof(table)); err != nil {
+		return nil, fmt.Errorf("io_uring: sparse buffers: %w", err)
+	}
+	for slot := ringSlots - 1; slot >= 0; slot-- {
+		r.free = append(r.free, slot)
+	}
+	if err := unix.Pipe2(r.pipe[:], unix.O_CLOEXEC); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *ring) close() {
+	unix.Close(r.fd)
+	unix.Close(r.pipe[0])
+	unix.Close(r.pipe[1])
+	unix.Munmap(r.sq)
+	unix.Munmap(r.cq)
+	unix.Munmap(r.sqes)
+}
+
+func (r *ring) control(op int, arg unsafe.Pointer, n uintptr) error {
+	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.fd), uintptr(op), uintptr(arg), n, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func (r *ring) register(addr uintptr, n int) (slot int, err error) {
+	r.mu.Lock()
+	if len(r.free) == 0 {
+		r.mu.Unlock()
+		return 0, syscall.ENOMEM
+	}
+	slot = r.free[len(r.free)-1]
+	r.free = r.free[:len(r.free)-1]
+	r.mu.Unlock()
+	if err := r.update(slot, addr, n); err != nil {
+		r.mu.Lock()
+		r.free = append(r.free, slot)
+		r.mu.Unlock()
+		return 0, err
+	}
+	return slot, nil
+}
+
+func (r *ring) unregister(slot int) error {
+	err := r.update(slot, 0, 0)
+	r.mu.Lock()
+	r.free = append(r.free, slot)
+	r.mu.Unlock()
+	return err
+}
+
+func (r *ring) update(slot int, addr uintptr, n int) error {
+	type iovec struct{ base, n uint64 }
+	v := &iovec{uint64(addr), uint64(n)}
+	u := &ringUpdate{offset: uint32(slot), data: uint64(uintptr(unsafe.Pointer(v))), nr: 1}
+	p := escape(v)
+	err := r.control(ringUpdateBuffers, unsafe.Pointer(u), unsafe.Sizeof(*u))
+	escape(p)
+	return err
+}
+
+var escaped atomic.Pointer[any]
+
+// escape keeps v alive and on the heap up to the call.
+func escape(v any) any {
+	escaped.Store(&v)
+	return v
+}
+
+// read has the kernel write n bytes at addr, out of the pages that were pinned
+// for slot, into a pipe.
+func (r *ring) read(slot int, addr uintptr, n int) ([]byte, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]byte, 0, n)
+	for n > 0 {
+		piece := min(n, ringPiece)
+		if err := r.writeFixed(slot, addr, piece); err != nil {
+			return nil, err
+		}
+		at := len(out)
+		out = out[:at+piece]
+		for got := at; got < at+piece; {
+			m, err := unix.Read(r.pipe[0], out[got:at+piece])
+			if err == unix.EINTR {
+				continue
+			}
+			if err != nil || m == 0 {
+				return nil, fmt.Errorf("pipe: %d, %v", m, err)
+			}
+			got += m
+		}
+		n -= piece
+		addr += uintptr(piece)
+	}
+	return out, nil
+}
+
+func (r *ring) writeFixed(slot int, addr uintptr, n int) error {
+	u32 := func(b []byte, at uint32) *uint32 { return (*uint32)(unsafe.Pointer(&b[at])) }
+	p := &r.params
+	tail := atomic.LoadUint32(u32(r.sq, p.sq.tail))
+	at := tail & *u32(r.sq, p.sq.mask)
+	sqe := r.sqes[at*64 : at*64+64]
+	clear(sqe)
+	sqe[0] = ringWriteFixed
+	*(*int32)(unsafe.Pointer(&sqe[4])) = int32(r.pipe[1])
+	*(*uint64)(unsafe.Pointer(&sqe[8])) = ^uint64(0) // offset: none
+	*(*uint64)(unsafe.Pointer(&sqe[16])) = uint64(addr)
+	*(*uint32)(unsafe.Pointer(&sqe[24])) = uint32(n)
+	*(*uint16)(unsafe.Pointer(&sqe[40])) = uint16(slot)
+	*u32(r.sq, p.sq.array+at*4) = at
+	atomic.StoreUint32(u32(r.sq, p.sq.tail), tail+1)
+	submit := uintptr(1)
+	for {
+		_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), submit, 1, ringGetEvents, 0, 0)
+		if errno == 0 || errno == unix.EINTR {
+			submit = 0
+		} else {
+			return fmt.Errorf("io_uring_enter: %w", errno)
+		}
+		head := atomic.LoadUint32(u32(r.cq, p.cq.head))
+		if head == atomic.LoadUint32(u32(r.cq, p.cq.tail)) {
+			continue
+		}
+		cqe := p.cq.dropped + (head&*u32(r.cq, p.cq.mask))*16 // see newRing
+		result := *(*int32)(unsafe.Pointer(&r.cq[cqe+8]))
+		atomic.StoreUint32(u32(r.cq, p.cq.head), head+1)
+		if int(result) != n {
+			return fmt.Errorf("io_uring: write of %d from fixed buffer %d: %d", n, slot, result)
+		}
+		return nil
+	}
+}

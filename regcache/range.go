@@ -1,0 +1,133 @@
+package regcache
+
+import (
+	"fmt"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+// A Range is memory whose owner answers for its mapping: declared stable, or
+// watched by the kernel. It concerns all caches of the process.
+type Range struct {
+	memory []byte // also keeps an object on Go's heap alive
+	kind   Kind
+	watch  *watcher // nil unless kind is Watched
+	gone   atomic.Bool
+
+	regions regionSet // those whose proof this is
+}
+
+// Declare says that b stays mapped to the pages it has, or will have when they
+// are first touched, until Withdraw: no munmap, mremap, MADV_DONTNEED or the
+// like. It may then be cached from its first use on, in all caches of the
+// process. Without a declaration, memory outside the Go heap is copied.
+//
+// The error matches syscall.EEXIST when a part of b is declared already.
+func Declare(b []byte) (*Range, error) {
+	return ranges.add(&Range{memory: b, kind: Declared})
+}
+
+// Withdraw ends the declaration or the watch. When it returns nil, no cache of
+// the process holds a registration of the range any more. ErrInUse means that
+// transfers still use one; it goes when they are done, and until then the
+// memory must not be unmapped. (Registrations for one use are not counted: no
+// Read or Write of the memory may be under way.)
+func (r *Range) Withdraw() error {
+	ranges.remove(r)
+	err := r.end(RangeWithdrawn)
+	if r.watch != nil {
+		r.watch.close()
+	}
+	return err
+}
+
+// end makes the proof false and the regions go.
+func (r *Range) end(cause Cause) error {
+	r.gone.Store(true)
+	return r.regions.settle(cause)
+}
+
+func (r *Range) bounds() (start, end uintptr) {
+	start = addressOf(r.memory)
+	return start, start + uintptr(len(r.memory))
+}
+
+func (r *Range) valid() bool {
+	return !r.gone.Load() && (r.watch == nil || r.watch.quiet())
+}
+
+func (r *Range) attach(region *Region) { r.regions.add(region) }
+
+func (r *Range) detach(region *Region) { r.regions.remove(region) }
+
+// rangeSet is the set of a process's ranges; they do not overlap. It is looked
+// into when memory is registered, not at hits.
+type rangeSet struct {
+	mu  sync.RWMutex
+	all []*Range // by address; guarded by mu
+}
+
+var ranges rangeSet
+
+func (s *rangeSet) add(r *Range) (*Range, error) {
+	if len(r.memory) == 0 {
+		return nil, fmt.Errorf("regcache: declare: empty slice: %w", syscall.EINVAL)
+	}
+	r.regions.init()
+	start, end := r.bounds()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := s.after(start)
+	if at > 0 {
+		if _, end := s.all[at-1].bounds(); end > start {
+			return nil, fmt.Errorf("regcache: declare: overlaps a declared range: %w", syscall.EEXIST)
+		}
+	}
+	if at < len(s.all) {
+		if next, _ := s.all[at].bounds(); next < end {
+			return nil, fmt.Errorf("regcache: declare: overlaps a declared range: %w", syscall.EEXIST)
+		}
+	}
+	s.all = append(s.all, nil)
+	copy(s.all[at+1:], s.all[at:])
+	s.all[at] = r
+	return r, nil
+}
+
+func (s *rangeSet) remove(r *Range) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, have := range s.all {
+		if have == r {
+			s.all = append(s.all[:i:i], s.all[i+1:]...)
+			return
+		}
+	}
+}
+
+// after returns the position of the first range that starts after address.
+func (s *rangeSet) after(address uintptr) int {
+	return sort.Search(len(s.all), func(i int) bool {
+		start, _ := s.all[i].bounds()
+		return start > address
+	})
+}
+
+// memory finds the range that b, which is not empty, lies in.
+func (s *rangeSet) memory(b []byte) (memory, bool) {
+	first := addressOf(b)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	at := s.after(first)
+	if at == 0 {
+		return memory{}, false
+	}
+	r := s.all[at-1]
+	start, end := r.bounds()
+	if first+uintptr(len(b)) > end || !r.valid() {
+		return memory{}, false
+	}
+	return memory{kind: r.kind, lo: start, hi: end, prove: func() proof { return r }}, true
+}

@@ -1,0 +1,146 @@
+package regcache
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// From include/uapi/linux/userfaultfd.h.
+const (
+	uffdAPI               = 0xaa
+	uffdUserModeOnly      = 1
+	uffdioAPI             = 0xc018aa3f
+	uffdioRegister        = 0xc020aa00
+	uffdioWriteProtect    = 0xc018aa06
+	uffdRegisterModeWP    = 1 << 1
+	uffdFeatureEventRemap = 1 << 2
+	uffdFeatureRemove     = 1 << 3
+	uffdFeatureUnmap      = 1 << 6
+	uffdMessageSize       = 32
+)
+
+// A watcher has a userfaultfd for one range. The range is registered for write
+// protection, and nothing is ever protected, so no page fault comes here; what
+// comes are the events of munmap, mremap, MAP_FIXED and madvise. The kernel
+// holds up whoever does that until the event is read. The first one ends the
+// range: what its owner maps there next is another range.
+type watcher struct {
+	file *os.File
+	fd   uintptr
+	// busy is set while an event is being read, and stays set once there was
+	// one. quiet needs it, since reading lets the other thread run on.
+	busy atomic.Bool
+	done chan struct{} // closed when the reader has ended
+}
+
+// Watch lets b be cached while the kernel vouches for it: munmap, mremap,
+// MADV_DONTNEED and the like take it out of all caches at once, and from then
+// on it is memory of unknown kind. b is private anonymous or shared memory
+// that the program has mapped, whole pages. Each Range has a file descriptor
+// and a goroutine until Withdraw, and a hit in it costs a system call; Declare
+// costs neither.
+//
+// The error matches syscall.ENOSYS, EPERM or EINVAL where the kernel cannot
+// watch that memory (Linux 5.11 for anonymous, 5.19 for shared memory).
+func Watch(b []byte) (*Range, error) {
+	page := uintptr(os.Getpagesize())
+	if len(b) == 0 || addressOf(b)%page != 0 || uintptr(len(b))%page != 0 {
+		return nil, fmt.Errorf("regcache: watch: not whole pages: %w", unix.EINVAL)
+	}
+	if k := KindOf(b); k != Unknown {
+		return nil, fmt.Errorf("regcache: watch: %v memory is not the program's to remap: %w", k, unix.EINVAL)
+	}
+	w, err := newWatcher(b)
+	if err != nil {
+		return nil, fmt.Errorf("regcache: watch %d bytes: %w", len(b), err)
+	}
+	r, err := ranges.add(&Range{memory: b, kind: Watched, watch: w})
+	if err != nil {
+		w.file.Close()
+		return nil, err
+	}
+	go w.read(r)
+	return r, nil
+}
+
+func newWatcher(b []byte) (*watcher, error) {
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK|uffdUserModeOnly, 0, 0)
+	if errno != 0 {
+		return nil, os.NewSyscallError("userfaultfd", errno)
+	}
+	fail := func(what string, errno error) (*watcher, error) {
+		unix.Close(int(fd))
+		return nil, os.NewSyscallError(what, errno)
+	}
+	api := struct{ api, features, ioctls uint64 }{
+		api:      uffdAPI,
+		features: uffdFeatureEventRemap | uffdFeatureRemove | uffdFeatureUnmap,
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdioAPI, uintptr(unsafe.Pointer(&api))); errno != 0 {
+		return fail("UFFDIO_API", errno)
+	}
+	register := struct{ start, length, mode, ioctls uint64 }{
+		start: uint64(addressOf(b)), length: uint64(len(b)), mode: uffdRegisterModeWP,
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdioRegister, uintptr(unsafe.Pointer(&register))); errno != 0 {
+		return fail("UFFDIO_REGISTER", errno)
+	}
+	// Non-blocking, hence in the runtime's poller; only now, as it polls as
+	// an error until UFFDIO_API.
+	file := os.NewFile(fd, "userfaultfd")
+	return &watcher{file: file, fd: fd, done: make(chan struct{})}, nil
+}
+
+// read waits for the range's first event, or for close, and ends the range.
+func (w *watcher) read(r *Range) {
+	defer close(w.done)
+	if conn, err := w.file.SyscallConn(); err == nil {
+		conn.Read(func(fd uintptr) bool {
+			ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			if n, err := unix.Poll(ready, 0); err != nil || n == 0 {
+				return false // again when the runtime's poller says so
+			}
+			w.busy.Store(true)
+			var message [uffdMessageSize]byte
+			unix.Read(int(fd), message[:])
+			return true
+		})
+	}
+	w.busy.Store(true)
+	w.file.Close() // lets go whoever is held up by a further event
+	ranges.remove(r)
+	r.end(MappingChanged)
+}
+
+// zeroWriteProtect is an invalid argument of UFFDIO_WRITEPROTECT.
+var zeroWriteProtect struct{ start, length, mode uint64 }
+
+// quiet reports whether the mapping is as it was when the watch began. An event
+// arrives only after the mapping has changed, and another thread may have
+// mapped something there by then. But the kernel counts up mmap_changing
+// before it changes anything, and down after the event was read, and
+// UFFDIO_WRITEPROTECT looks at it first: EAGAIN while it is not 0, EINVAL for
+// the rest of the arguments otherwise (fs/userfaultfd.c). busy closes the gap
+// from there to the end of the range. The call never blocks, so that it may
+// keep its P.
+func (w *watcher) quiet() bool {
+	if w.busy.Load() {
+		return false
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, w.fd, uffdioWriteProtect, uintptr(unsafe.Pointer(&zeroWriteProtect)))
+	return errno == unix.EINVAL && !w.busy.Load()
+}
+
+// close ends the watch.
+func (w *watcher) close() {
+	w.busy.Store(true)
+	if err := w.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		panic(fmt.Sprintf("regcache: close userfaultfd: %v", err)) // EBADF: somebody closed our descriptor
+	}
+	<-w.done
+}

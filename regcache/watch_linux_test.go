@@ -1,0 +1,224 @@
+package regcache
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const mapped = 64 << 10
+
+func mmap(t testing.TB, n int) []byte {
+	t.Helper()
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(b) })
+	return b
+}
+
+func watch(t testing.TB, b []byte) *Range {
+	t.Helper()
+	r, err := Watch(b)
+	if err != nil {
+		unavailable(t, "userfaultfd", err)
+	}
+	return r
+}
+
+func TestAWatchedRangeEndsWithItsMapping(t *testing.T) {
+	page := os.Getpagesize()
+	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANON
+	for name, change := range map[string]func(b []byte) error{
+		"munmap and mmap": func(b []byte) error {
+			start := unsafe.Pointer(unsafe.SliceData(b))
+			if err := unix.MunmapPtr(start, uintptr(len(b))); err != nil {
+				return err
+			}
+			_, err := unix.MmapPtr(-1, 0, start, uintptr(len(b)), prot, flags|unix.MAP_FIXED_NOREPLACE)
+			return err
+		},
+		"mmap over it": func(b []byte) error {
+			_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), prot, flags|unix.MAP_FIXED)
+			return err
+		},
+		"mmap over its last page": func(b []byte) error {
+			last := b[len(b)-page:]
+			_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(last)), uintptr(page), prot, flags|unix.MAP_FIXED)
+			return err
+		},
+		"mremap away": func(b []byte) error {
+			start := unsafe.Pointer(unsafe.SliceData(b))
+			moved, err := unix.MremapPtr(start, uintptr(len(b)), nil, uintptr(len(b)), unix.MREMAP_MAYMOVE|unix.MREMAP_DONTUNMAP)
+			if err != nil {
+				return err
+			}
+			return unix.MunmapPtr(moved, uintptr(len(b)))
+		},
+		"madvise DONTNEED": func(b []byte) error { return unix.Madvise(b, unix.MADV_DONTNEED) },
+		"madvise FREE":     func(b []byte) error { return unix.Madvise(b, unix.MADV_FREE) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			card := newNIC(t)
+			c := newCache(t, card, Config{})
+			b := mmap(t, mapped)
+			r := watch(t, b)
+			defer r.Withdraw()
+
+			release(t, acquire(t, c, b, LocalRead))
+			release(t, acquire(t, c, b[100:200], LocalRead))
+			if s := c.Stats(); s.Hits != 1 || s.Registrations != 1 {
+				t.Fatalf("before: %d hits, %d registrations; want 1, 1", s.Hits, s.Registrations)
+			}
+			if err := change(b); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Acquire(b, LocalRead); !errors.Is(err, ErrUnknownMemory) {
+				t.Errorf("after: %v, want ErrUnknownMemory", err)
+			}
+			<-r.watch.done
+			if entries, _ := card.registered(); entries != 0 {
+				t.Errorf("%d registrations left", entries)
+			}
+
+			again := watch(t, b)
+			second := acquire(t, c, b, LocalRead)
+			b[0]++
+			if err := card.Stale(second, b); err != nil {
+				t.Error(err)
+			}
+			release(t, second)
+			if err := again.Withdraw(); err != nil {
+				t.Error(err)
+			}
+			if s := c.Stats(); s.Invalidated[MappingChanged] != 1 || s.Invalidated[RangeWithdrawn] != 1 {
+				t.Errorf("invalidated: %v", s.Invalidated)
+			}
+		})
+	}
+}
+
+// The kernel reports an unmapping after it is done. Another thread that maps
+// something there at once must not meet the old registration.
+func TestAMappingIsNewThoughItsPredecessorsEndIsNotYetKnown(t *testing.T) {
+	const rounds = 200
+	card := newNIC(t)
+	c := newCache(t, card, Config{})
+	place := unsafe.Pointer(unsafe.SliceData(mmap(t, mapped)))
+	if err := unix.MunmapPtr(place, mapped); err != nil {
+		t.Fatal(err)
+	}
+	take := func() []byte {
+		_, err := unix.MmapPtr(-1, 0, place, mapped, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_FIXED_NOREPLACE)
+		if err != nil {
+			return nil // the other has it
+		}
+		return unsafe.Slice((*byte)(place), mapped)
+	}
+	var first sync.WaitGroup
+	var over atomic.Bool
+	first.Add(1)
+	go func() {
+		defer first.Done()
+		defer over.Store(true)
+		for done := 0; done < rounds && !t.Failed(); {
+			b := take()
+			if b == nil {
+				runtime.Gosched()
+				continue
+			}
+			done++
+			r := watch(t, b)
+			region, err := c.Acquire(b, LocalRead)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			b[0] = 1
+			if err := card.Stale(region, b[:1]); err != nil {
+				t.Error(err)
+			}
+			region.Release()
+			if err := unix.MunmapPtr(place, mapped); err != nil {
+				t.Error(err)
+			}
+			r.Withdraw()
+		}
+	}()
+	met := 0
+	for !over.Load() {
+		b := take()
+		if b == nil {
+			runtime.Gosched()
+			continue
+		}
+		met++
+		b[0] = 2
+		if region, err := c.Acquire(b, LocalRead); err == nil {
+			t.Errorf("a registration of the mapping that was here before: stale: %v", card.Stale(region, b[:1]))
+			region.Release()
+		} else if !errors.Is(err, ErrUnknownMemory) {
+			t.Error(err)
+		}
+		if err := unix.MunmapPtr(place, mapped); err != nil {
+			t.Error(err)
+		}
+	}
+	first.Wait()
+	t.Logf("%d mappings met", met)
+}
+
+func TestWatchRefusesWhatIsNotTheProgramsToRemap(t *testing.T) {
+	page := os.Getpagesize()
+	heap := make([]byte, 16*page)
+	for name, b := range map[string][]byte{
+		"heap":        heap[-addressOf(heap)%uintptr(page):][:page],
+		"not a page":  mmap(t, mapped)[100:][:page],
+		"half a page": mmap(t, mapped)[:page/2],
+		"nothing":     nil,
+	} {
+		if _, err := Watch(b); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%s: %v, want EINVAL", name, err)
+		}
+	}
+	readOnly, err := unix.Mmap(-1, 0, page, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Munmap(readOnly)
+	if _, err := Watch(readOnly); err == nil {
+		t.Error("memory that is not mapped was watched")
+	}
+}
+
+func TestWithdrawLeavesNoDescriptor(t *testing.T) {
+	b := mmap(t, mapped)
+	watch(t, b).Withdraw()
+	before := descriptors(t)
+	for range 50 {
+		r := watch(t, b)
+		if err := r.Withdraw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := descriptors(t); after != before {
+		t.Errorf("%d descriptors, %d before", after, before)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}

@@ -1,0 +1,20 @@
+//go:build !linux
+
+package regcache
+
+import (
+	"fmt"
+	"syscall"
+)
+
+// watcher is Linux's.
+type watcher struct{}
+
+func (*watcher) quiet() bool { return false }
+
+func (*watcher) close() {}
+
+// Watch needs Linux.
+func Watch([]byte) (*Range, error) {
+	return nil, fmt.Errorf("regcache: watch: %w", syscall.ENOSYS)
+}
