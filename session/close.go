@@ -1,0 +1,259 @@
+package session
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// closing is the end of a session.
+type closing struct {
+	begun atomic.Bool   // by Close or Abort
+	done  chan struct{} // closed when the endpoint has been given back
+
+	mu     sync.Mutex // guards the fields below
+	acked  bool       // the peer has everything
+	noMore bool       // no worker starts any more
+}
+
+// closeWait is how long Close itself waits for the peer to have everything,
+// where bytes would be lost with the process; the rest of CloseTimeout passes
+// in the background, so that a peer that does not read delays nobody.
+const closeWait = 200 * time.Millisecond
+
+// CloseWrite ends this direction: the peer reads io.EOF after what was
+// written. A Write that waits fails with ErrClosed.
+func (s *Session) CloseWrite() error {
+	s.wr.set(stShut)
+	s.wr.op.Lock()
+	defer s.wr.op.Unlock()
+	if s.wr.state.Load()&stClosed != 0 {
+		return ErrClosed
+	}
+	if err := s.over(); err != nil {
+		return err
+	}
+	s.finish(msgShutdown)
+	return nil
+}
+
+// CloseRead: Read returns io.EOF from now on, and what arrives is thrown away.
+func (s *Session) CloseRead() error {
+	s.rd.set(stShut)
+	s.rd.op.Lock()
+	defer s.rd.op.Unlock()
+	if s.rd.state.Load()&stClosed != 0 {
+		return ErrClosed
+	}
+	s.rx.mu.Lock()
+	defer s.rx.mu.Unlock()
+	s.throwAway()
+	return nil
+}
+
+// Close ends both directions in order: what was written is delivered, then
+// the peer reads io.EOF. If data that had arrived was not read, the peer finds
+// ECONNRESET behind what was written instead, as with TCP. Where bytes live in
+// this process until the peer has them, Close waits a moment for that and goes
+// on in the background, up to Config.CloseTimeout; Closed tells when it is over.
+func (s *Session) Close() error {
+	if !s.closing.begun.CompareAndSwap(false, true) {
+		return ErrClosed
+	}
+	return s.close()
+}
+
+func (s *Session) close() error {
+	s.rd.set(stClosed)
+	s.wr.set(stClosed)
+	s.alive.stop()
+	// Operations under way see the state and return within CancelTimeout.
+	s.rd.op.Lock()
+	s.wr.op.Lock()
+	s.rd.op.Unlock()
+	s.wr.op.Unlock()
+
+	s.rx.mu.Lock()
+	begun := s.rx.begun
+	s.rx.mu.Unlock()
+	if !begun || s.over() != nil {
+		s.wr.op.Lock()
+		s.closeStage()
+		s.wr.op.Unlock()
+		s.kill(ErrClosed)
+		s.ended()
+		return nil
+	}
+	last := msgClose
+	s.rx.mu.Lock()
+	if !s.gone {
+		s.poll()
+		if s.rx.unread() {
+			last = msgAbort
+		}
+		s.rx.leaving = true
+		s.throwAway()
+	}
+	s.rx.mu.Unlock()
+	s.finish(last)
+	if s.lim.Buffered && s.said() {
+		s.detach()
+		s.ended()
+		return nil
+	}
+	go s.linger() // owned by Closed
+	t := time.NewTimer(closeWait)
+	defer t.Stop()
+	select {
+	case <-s.closing.done:
+	case <-t.C:
+	}
+	return nil
+}
+
+// Closed is closed when a session that was closed or aborted holds nothing any
+// more: no endpoint, no memory, no goroutine.
+func (s *Session) Closed() <-chan struct{} { return s.closing.done }
+
+// Abort ends it now: what the peer has not got is lost, and it finds
+// ECONNRESET. When Abort returned, no memory of this end is the target of
+// transfers. After Close it ends what that goes on delivering.
+func (s *Session) Abort() {
+	first := s.closing.begun.CompareAndSwap(false, true)
+	s.rd.set(stClosed)
+	s.wr.set(stClosed)
+	s.alive.stop()
+	s.kill(ErrClosed) // also what Close goes on delivering
+	if first {
+		s.rd.op.Lock()
+		s.wr.op.Lock()
+		s.rd.op.Unlock()
+		s.wr.op.Unlock()
+		s.ended()
+	}
+}
+
+// linger serves a closed session until the peer has everything, and gives the
+// endpoint back.
+func (s *Session) linger() {
+	late := time.AfterFunc(s.cfg.CloseTimeout, func() {
+		s.kill(fmt.Errorf("session: the peer did not take all that was written before Close: %w", syscall.ETIMEDOUT))
+	})
+	defer late.Stop()
+	s.wr.op.Lock()
+	var w waiter
+	for !s.said() && s.over() == nil {
+		s.poke(w.armed())
+		s.flush()
+		if s.said() {
+			break
+		}
+		s.pause(&w, &s.wr, RecvReady|SendReady)
+	}
+	s.doneWaiting(&w, &s.wr)
+	s.closeStage()
+	s.wr.op.Unlock()
+	s.detach()
+	s.ended()
+}
+
+// finish queues the last message behind all that was written.
+func (s *Session) finish(last msgType) {
+	tx := &s.tx
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if s.gone || tx.last == msgClose || tx.last == msgAbort {
+		return
+	}
+	if tx.last != last {
+		tx.last, tx.lastOut = last, false
+	}
+	s.flushLocked()
+}
+
+// said: the last message has gone where it is safe.
+func (s *Session) said() bool {
+	s.tx.mu.Lock()
+	out := s.tx.lastOut && s.tx.nOwed == 0
+	s.tx.mu.Unlock()
+	if !out || s.lim.Buffered {
+		return out
+	}
+	s.closing.mu.Lock()
+	defer s.closing.mu.Unlock()
+	return s.closing.acked
+}
+
+// acknowledged: the peer's CloseAck has come. rx.mu is held.
+func (s *Session) acknowledged() {
+	s.closing.mu.Lock()
+	s.closing.acked = true
+	s.closing.mu.Unlock()
+	s.wr.signal()
+}
+
+// throwAway gives back all that was not read, and sees to it that nothing more
+// is kept. rx.mu is held.
+func (s *Session) throwAway() {
+	rx := &s.rx
+	if s.gone || rx.discard {
+		return
+	}
+	rx.discard = true
+	for rx.kept > 0 {
+		s.release()
+	}
+	rx.off = 0
+	for _, t := range append(rx.tails, rx.cur) {
+		for t != nil && len(t.chunks) > 0 && t.chunks[0].full {
+			s.freeChunk(t, 0)
+		}
+	}
+	rx.tails, rx.cur = nil, nil
+	if rx.fetch.granted {
+		s.sendControl(control{t: msgCancelWrite, id: rx.opens[0].id})
+	}
+	s.pump()
+	s.serviceTx()
+}
+
+// detach gives the endpoint back in order.
+func (s *Session) detach() {
+	s.rx.mu.Lock()
+	s.tx.mu.Lock()
+	s.gone = true
+	s.tx.mu.Unlock()
+	s.rx.mu.Unlock()
+	s.giveBack.Do(func() { s.ep.Close() })
+}
+
+// ended waits for the workers and gives the last memory back.
+func (s *Session) ended() {
+	s.closing.mu.Lock()
+	s.closing.noMore = true
+	s.closing.mu.Unlock()
+	s.workers.Wait()
+	s.rx.mu.Lock()
+	for _, t := range append(append(s.rx.tails, s.rx.opens...), s.rx.cur) {
+		for t != nil && len(t.chunks) > 0 {
+			s.freeChunk(t, 0)
+		}
+	}
+	s.rx.tails, s.rx.opens, s.rx.cur = nil, nil, nil
+	s.rx.mu.Unlock()
+	s.closeStage()
+	close(s.closing.done)
+}
+
+// startWorker counts a goroutine in, unless the session has ended.
+func (s *Session) startWorker() bool {
+	s.closing.mu.Lock()
+	defer s.closing.mu.Unlock()
+	if s.closing.noMore {
+		return false
+	}
+	s.workers.Add(1)
+	return true
+}

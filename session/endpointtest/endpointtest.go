@@ -1,0 +1,384 @@
+// Package endpointtest is the contract of session.Endpoint as tests. Every
+// provider runs it against itself, as every net.Conn runs nettest: what holds
+// for one provider then holds for all, and the session needs to know one
+// contract instead of many devices. It asks for nothing that the Limits do not
+// promise. It is imported by tests only.
+package endpointtest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+// Maker makes two connected endpoints that were not started. stop gives back
+// what the maker itself holds; the tests close the endpoints before.
+type Maker func() (a, b session.Endpoint, stop func(), err error)
+
+// Run checks the contract. Lacks names what the device beneath is known to let
+// a peer do with memory that is exposed for reading (cases of ReadRefused).
+func Run(t *testing.T, mk Maker, lacks ...string) {
+	read, write := read, write
+	read.lacks, write.lacks = lacks, lacks
+	a, b := pair(t, mk)
+	la, lb := a.lim, b.lim
+	a.Abort()
+	b.Abort()
+	reads := la.CanRead && lb.MaxExpose > 0
+	writes := la.CanWrite && lb.MaxExpose > 0
+
+	tests := []struct {
+		name string
+		has  bool // what the Limits promise
+		f    func(*testing.T, Maker)
+	}{
+		{"Limits", true, testLimits},
+		{"Messages", true, testMessages},
+		{"Reserve", true, testReserve},
+		{"BackPressure", true, testBackPressure},
+		{"KeepAndDrop", true, testKeepAndDrop},
+		{"WakeAfterArm", true, testWakeAfterArm},
+		{"WakeAtTheEnd", true, testWakeAtTheEnd},
+		{"BeforeStart", true, testBeforeStart},
+		{"Close", true, testClose},
+		{"CloseDoesNotWait", true, testCloseDoesNotWait},
+		{"Abort", true, testAbort},
+		{"Alloc", reads || writes, testAlloc},
+		{"Read", reads, both(testMove, read)},
+		{"Write", writes, both(testMove, write)},
+		{"ReadQueue", reads, both(testQueue, read)},
+		{"WriteQueue", writes, both(testQueue, write)},
+		{"ReadRefused", reads, both(testRefused, read)},
+		{"WriteRefused", writes, both(testRefused, write)},
+		{"ReadRevoked", reads, both(testRevoked, read)},
+		{"WriteRevoked", writes, both(testRevoked, write)},
+		{"RevokeCounts", reads && lb.ExactRevoke, testRevokeCounts},
+		{"AbortStopsReads", reads, both(testAbortStops, read)},
+		{"AbortStopsWrites", writes, both(testAbortStops, write)},
+		{"ExposeTooMuch", lb.MaxExpose > 0, testExposeTooMuch},
+		{"AllAtOnce", true, testAllAtOnce},
+		{"NoAllocation", !raceEnabled, testNoAllocation},
+	}
+	for _, tt := range tests {
+		if tt.has {
+			t.Run(tt.name, func(t *testing.T) { tt.f(t, mk) })
+		}
+	}
+}
+
+func both(f func(*testing.T, Maker, direction), d direction) func(*testing.T, Maker) {
+	return func(t *testing.T, mk Maker) { f(t, mk, d) }
+}
+
+// patience bounds every wait. It is no target: whatever takes as long hangs.
+const patience = 20 * time.Second
+
+// end is an endpoint with what a session would add: credits, and a way to
+// sleep.
+type end struct {
+	session.Endpoint
+	lim        session.Limits
+	recv, send chan struct{} // woken for
+	peer       *end
+
+	// credits are the peer's receive buffers that are left. They are not
+	// sent: both ends are in this process.
+	credits  atomic.Int64
+	credited chan struct{}
+	done     []session.Event // completions that message met on its way
+	event    session.Event   // of spinExpect: here, as it would escape
+}
+
+// pair makes two started ends, and closes them when the test is over.
+func pair(t *testing.T, mk Maker) (a, b *end) {
+	t.Helper()
+	a, b = unstarted(t, mk)
+	a.Start(a)
+	b.Start(b)
+	return a, b
+}
+
+func unstarted(t *testing.T, mk Maker) (a, b *end) {
+	t.Helper()
+	ea, eb, stop, err := mk()
+	if err != nil {
+		t.Fatalf("no pair of endpoints: %v", err)
+	}
+	a, b = newEnd(ea), newEnd(eb)
+	a.peer, b.peer = b, a
+	a.credits.Store(int64(b.lim.Window))
+	b.credits.Store(int64(a.lim.Window))
+	t.Cleanup(func() {
+		ea.Abort()
+		eb.Abort()
+		stop()
+	})
+	return a, b
+}
+
+func newEnd(ep session.Endpoint) *end {
+	return &end{
+		Endpoint: ep, lim: ep.Limits(),
+		recv: make(chan struct{}, 1), send: make(chan struct{}, 1), credited: make(chan struct{}, 1),
+	}
+}
+
+// Wake implements session.Waker.
+func (e *end) Wake(ev session.Events) {
+	if ev&session.RecvReady != 0 {
+		signal(e.recv)
+	}
+	if ev&session.SendReady != 0 {
+		signal(e.send)
+	}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func wait(c chan struct{}, what string) error {
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case <-c:
+		return nil
+	case <-t.C:
+		return fmt.Errorf("no wake-up in %v: %s", patience, what)
+	}
+}
+
+// maxMessage is the largest message in bytes that fits both ends.
+func (e *end) maxMessage() int { return min(e.lim.MaxMessage, e.peer.lim.MaxMessage) }
+
+// credit waits for a receive buffer at the peer and takes it.
+func (e *end) credit(control bool) error {
+	if e.peer.lim.Window == 0 {
+		return nil
+	}
+	reserve := int64(session.ControlReserve)
+	if control {
+		reserve = 0
+	}
+	for e.credits.Load() <= reserve {
+		if err := wait(e.credited, "credit"); err != nil {
+			return err
+		}
+	}
+	e.credits.Add(-1)
+	return nil
+}
+
+func (e *end) giveCredit() {
+	if e.lim.Window > 0 {
+		e.peer.credits.Add(1)
+		signal(e.peer.credited)
+	}
+}
+
+// reserve waits for room.
+func (e *end) reserve(lo, hi int, control bool) ([]byte, error) {
+	for {
+		if b := e.Reserve(lo, hi, control); b != nil {
+			return b, e.checkRoom(b, lo, hi)
+		}
+		e.Arm(session.SendReady)
+		if b := e.Reserve(lo, hi, control); b != nil {
+			return b, e.checkRoom(b, lo, hi)
+		}
+		if err := e.Err(); err != nil {
+			return nil, err
+		}
+		if err := wait(e.send, "room for a message"); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (e *end) checkRoom(b []byte, lo, hi int) error {
+	if len(b) < lo || len(b) > hi {
+		return fmt.Errorf("Reserve(%d, %d) gave %d bytes", lo, hi, len(b))
+	}
+	return nil
+}
+
+// post sends message number seq, of size bytes or of as many as there is room
+// for, but minMessage at least.
+func (e *end) post(seq uint64, size int, control bool) error {
+	size = min(size, e.maxMessage())
+	if err := e.credit(control); err != nil {
+		return err
+	}
+	b, err := e.reserve(minMessage, size, control)
+	if err != nil {
+		return err
+	}
+	e.Commit(compose(b, seq))
+	return nil
+}
+
+// next waits for an event.
+func (e *end) next(ev *session.Event) error {
+	for {
+		if e.Poll(ev) {
+			return nil
+		}
+		e.Arm(session.RecvReady)
+		if e.Poll(ev) {
+			e.Disarm(session.RecvReady)
+			return nil
+		}
+		if err := e.Err(); err != nil {
+			if e.Poll(ev) { // it came between the two
+				return nil
+			}
+			return err
+		}
+		if err := wait(e.recv, "event"); err != nil {
+			return err
+		}
+	}
+}
+
+// message waits for the next message; completions on the way are put aside.
+func (e *end) message() ([]byte, error) {
+	for {
+		var ev session.Event
+		if err := e.next(&ev); err != nil {
+			return nil, err
+		}
+		if ev.Kind == session.Message {
+			return ev.Msg, nil
+		}
+		e.done = append(e.done, ev)
+	}
+}
+
+// completion waits for the next completion; messages on the way are an error.
+func (e *end) completion() (session.Event, error) {
+	if len(e.done) > 0 {
+		ev := e.done[0]
+		e.done = e.done[1:]
+		return ev, nil
+	}
+	var ev session.Event
+	if err := e.next(&ev); err != nil {
+		return ev, err
+	}
+	if ev.Kind == session.Message {
+		return ev, fmt.Errorf("a message of %d bytes instead of a completion", len(ev.Msg))
+	}
+	return ev, nil
+}
+
+func (e *end) drop()    { e.Drop(); e.giveCredit() }
+func (e *end) release() { e.Release(); e.giveCredit() }
+
+// expect takes message number seq and drops it.
+func (e *end) expect(seq uint64) error {
+	m, err := e.message()
+	if err != nil {
+		return fmt.Errorf("message %d: %w", seq, err)
+	}
+	err = verify(m, seq)
+	e.drop()
+	return err
+}
+
+// endOf polls until nothing comes any more and returns how the connection
+// ended.
+func (e *end) endOf() (messages int, err error) {
+	for {
+		var ev session.Event
+		if err := e.next(&ev); err != nil {
+			return messages, err
+		}
+		if ev.Kind == session.Message {
+			messages++
+			e.drop()
+		}
+	}
+}
+
+// minMessage is what compose needs: the number and the size.
+const minMessage = 16
+
+// compose fills b with message number seq.
+func compose(b []byte, seq uint64) int {
+	put64(b, seq)
+	put64(b[8:], uint64(len(b)))
+	for i := range b[minMessage:] {
+		b[minMessage+i] = byte(seq) ^ byte(i)*7
+	}
+	return len(b)
+}
+
+func verify(m []byte, seq uint64) error {
+	if len(m) < minMessage {
+		return fmt.Errorf("message %d came as %d bytes", seq, len(m))
+	}
+	if got := get64(m); got != seq {
+		return fmt.Errorf("message %d came instead of %d", got, seq)
+	}
+	if got := get64(m[8:]); got != uint64(len(m)) {
+		return fmt.Errorf("message %d: %d bytes of %d", seq, len(m), got)
+	}
+	for i := range m[minMessage:] {
+		if m[minMessage+i] != byte(seq)^byte(i)*7 {
+			return fmt.Errorf("message %d of %d bytes: wrong at %d", seq, len(m), minMessage+i)
+		}
+	}
+	return nil
+}
+
+func put64(b []byte, v uint64) {
+	for i := range 8 {
+		b[i] = byte(v >> (8 * i))
+	}
+}
+
+func get64(b []byte) (v uint64) {
+	for i := range 8 {
+		v |= uint64(b[i]) << (8 * i)
+	}
+	return v
+}
+
+// noise fills b with bytes that depend on seed alone.
+func noise(b []byte, seed uint64) {
+	r := rand.NewPCG(seed, 0)
+	for i := range b {
+		b[i] = byte(r.Uint64())
+	}
+}
+
+// together runs functions concurrently and fails with what they return.
+func together(t *testing.T, fs ...func() error) {
+	t.Helper()
+	c := make(chan error, len(fs))
+	for _, f := range fs {
+		go func() { c <- f() }()
+	}
+	var all []error
+	for range fs {
+		all = append(all, <-c)
+	}
+	if err := errors.Join(all...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,599 @@
+package endpointtest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/sanconn/san/session"
+)
+
+// direction is one of the two ways to move remote memory. In all tests a is
+// the end that reads or writes, b the end that exposes.
+type direction struct {
+	kind   session.EventKind
+	rights session.Rights // that it needs
+	post   func(e *end, local []byte, d session.Descriptor, off int, id uint32) error
+	lacks  []string // cases that the device is known not to refuse
+}
+
+var (
+	read = direction{session.ReadDone, session.RemoteRead,
+		func(e *end, local []byte, d session.Descriptor, off int, id uint32) error {
+			return e.Read(local, d, off, id)
+		}, nil}
+	write = direction{session.WriteDone, session.RemoteWrite,
+		func(e *end, local []byte, d session.Descriptor, off int, id uint32) error {
+			return e.Write(local, d, off, id)
+		}, nil}
+)
+
+// expose makes memory accessible and tells the peer, as a session does: what is
+// committed afterwards is what a provider may order the access by.
+func (e *end) expose(b []byte, rights session.Rights) (session.Descriptor, error) {
+	d, err := e.Expose(b, rights)
+	if err == nil {
+		err = e.post(0, minMessage, true)
+	}
+	if err == nil {
+		err = e.peer.expect(0)
+	}
+	return d, err
+}
+
+// start posts, and waits while the queue is full: completions that it meets
+// are put aside.
+func (d direction) start(e *end, local []byte, desc session.Descriptor, off int, id uint32) error {
+	for {
+		err := d.post(e, local, desc, off, id)
+		if err != session.ErrWouldBlock {
+			return err
+		}
+		e.Arm(session.SendReady | session.RecvReady)
+		var ev session.Event
+		if e.Poll(&ev) {
+			if ev.Kind == session.Message {
+				return errors.New("a message on a connection without messages")
+			}
+			e.done = append(e.done, ev)
+			continue
+		}
+		if err = d.post(e, local, desc, off, id); err != session.ErrWouldBlock {
+			return err
+		}
+		select {
+		case <-e.recv:
+		default:
+			if err := waitEither(e); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func waitEither(e *end) error {
+	either := make(chan struct{}, 1)
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-e.recv:
+		case <-e.send:
+		case <-stop:
+			return
+		}
+		signal(either)
+	}()
+	return wait(either, "room for an RDMA")
+}
+
+// complete waits for the completion of id.
+func (d direction) complete(e *end, id uint32) (session.Event, error) {
+	ev, err := e.completion()
+	if err == nil && (ev.Kind != d.kind || ev.ID != id) {
+		err = fmt.Errorf("completion of kind %d, id %d; want %d, %d", ev.Kind, ev.ID, d.kind, id)
+	}
+	return ev, err
+}
+
+// margin lies on both sides of what is exposed or moved, and has to stay as it
+// was.
+const margin = 64
+
+// framed is memory with a margin.
+type framed struct{ all, in []byte }
+
+func frame(n int, seed uint64) framed {
+	all := make([]byte, n+2*margin)
+	noise(all, seed)
+	return framed{all, all[margin : margin+n : margin+n]}
+}
+
+// untouched compares the margins with what the seed gave.
+func (f framed) untouched(seed uint64) error {
+	want := frame(len(f.in), seed).all
+	end := margin + len(f.in)
+	if !bytes.Equal(f.all[:margin], want[:margin]) || !bytes.Equal(f.all[end:], want[end:]) {
+		return errors.New("bytes beside the memory have changed")
+	}
+	return nil
+}
+
+// unchanged compares all of it.
+func (f framed) unchanged(seed uint64) error {
+	if !bytes.Equal(f.all, frame(len(f.in), seed).all) {
+		return errors.New("bytes have moved")
+	}
+	return nil
+}
+
+// Bytes move, exactly those that were named, of every size, and completions
+// come in order.
+func testMove(t *testing.T, mk Maker, d direction) {
+	a, b := pair(t, mk)
+	most := min(a.lim.MaxRDMA, b.lim.MaxExpose, 3<<20)
+	for i, size := range []int{1, 7, 64, 4096, 4097, 100_000, most} {
+		size = min(size, most)
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			const there, here = 11, 12 // seeds
+			remote, local := frame(size, there), frame(size, here)
+			desc, err := b.expose(remote.in, d.rights)
+			must(t, err)
+			if desc.Len != uint64(size) {
+				t.Errorf("descriptor of %d bytes says %d", size, desc.Len)
+			}
+			// In up to three parts, in order.
+			id := uint32(100 * i)
+			cuts := []int{0, size / 3, size / 2, size}
+			parts := 0
+			for c := range 3 {
+				if lo, hi := cuts[c], cuts[c+1]; lo < hi {
+					must(t, d.start(a, local.in[lo:hi:hi], desc, lo, id+uint32(parts)))
+					parts++
+				}
+			}
+			for part := range parts {
+				ev, err := d.complete(a, id+uint32(part))
+				must(t, err)
+				must(t, ev.Err)
+			}
+			taken := b.Revoke(desc)
+			if d.kind == session.ReadDone && b.lim.ExactRevoke && taken != size {
+				t.Errorf("Revoke says %d bytes of %d", taken, size)
+			}
+			if !bytes.Equal(remote.in, local.in) {
+				t.Error("not the same bytes at both ends")
+			}
+			if d.kind == session.ReadDone {
+				must(t, remote.unchanged(there))
+			} else {
+				must(t, local.unchanged(here))
+			}
+			must(t, remote.untouched(there))
+			must(t, local.untouched(here))
+		})
+	}
+	must(t, a.Err())
+	must(t, b.Err())
+}
+
+// More than any queue holds: a full queue says so, and nothing is lost.
+func testQueue(t *testing.T, mk Maker, d direction) {
+	const count, size = 500, 256
+	a, b := pair(t, mk)
+	remote, local := frame(count*size, 21), frame(count*size, 22)
+	if len(remote.in) > b.lim.MaxExpose {
+		t.Fatalf("MaxExpose %d is too small to be of use", b.lim.MaxExpose)
+	}
+	desc, err := b.expose(remote.in, d.rights)
+	must(t, err)
+	for i := range count {
+		must(t, d.start(a, local.in[i*size:][:size:size], desc, i*size, uint32(i)))
+	}
+	for i := range count {
+		ev, err := d.complete(a, uint32(i))
+		must(t, err)
+		must(t, ev.Err)
+	}
+	b.Revoke(desc)
+	if !bytes.Equal(remote.in, local.in) {
+		t.Error("not the same bytes at both ends")
+	}
+}
+
+// What a NIC would refuse: each costs the peer an error, at times the
+// connection, never a byte.
+func testRefused(t *testing.T, mk Maker, d direction) {
+	size := min(4096, mkLimit(t, mk)-1)
+	other := session.RemoteRead | session.RemoteWrite ^ d.rights
+	tests := []struct {
+		name   string
+		rights session.Rights
+		change func(*session.Descriptor)
+		off, n int
+	}{
+		{"without the right", other, nil, 0, 16},
+		{"one byte beyond", d.rights, nil, size - 15, 16},
+		{"all beyond", d.rights, nil, size, 1},
+		{"far beyond", d.rights, nil, 1 << 30, 16},
+		{"at the largest offset", d.rights, nil, int(^uint(0) >> 1), 16},
+		{"longer than exposed", d.rights, nil, 0, size + 1},
+		{"by a longer descriptor", d.rights, func(x *session.Descriptor) { x.Len += margin }, size, 16},
+		{"by an endless descriptor", d.rights, func(x *session.Descriptor) { x.Len = ^uint64(0) }, size, 16},
+		{"in front", d.rights, func(x *session.Descriptor) { x.Addr -= 16 }, 0, 16},
+		{"in front, around the address space", d.rights, func(x *session.Descriptor) { x.Addr -= 16; x.Len = ^uint64(0) }, 0, 32},
+		{"by another key", d.rights, func(x *session.Descriptor) { x.Key ^= 1 }, 0, 16},
+		{"by key zero", d.rights, func(x *session.Descriptor) { *x = session.Descriptor{Addr: x.Addr, Len: x.Len} }, 0, 16},
+		{"by no descriptor", d.rights, func(x *session.Descriptor) { *x = session.Descriptor{} }, 0, 16},
+	}
+	for _, tt := range tests {
+		if slices.Contains(d.lacks, tt.name) {
+			t.Logf("not refused here: %s", tt.name)
+			continue
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := pair(t, mk)
+			remote, local := frame(size, 31), frame(2*size, 32)
+			desc, err := b.expose(remote.in, tt.rights)
+			must(t, err)
+			if tt.change != nil {
+				tt.change(&desc)
+			}
+			refused(t, a, d, local.in[:tt.n:tt.n], desc, tt.off)
+			must(t, remote.unchanged(31))
+			if d.kind == session.WriteDone {
+				must(t, local.unchanged(32))
+			}
+		})
+	}
+	// Memory is exposed to the peer of one connection alone (R2).
+	if slices.Contains(d.lacks, "by the peer of another connection") {
+		t.Log("not refused here: by the peer of another connection")
+		return
+	}
+	t.Run("by the peer of another connection", func(t *testing.T) {
+		a, _ := pair(t, mk)
+		_, b := pair(t, mk)
+		remote, local := frame(size, 33), frame(size, 34)
+		desc, err := b.expose(remote.in, d.rights)
+		must(t, err)
+		refused(t, a, d, local.in[:16:16], desc, 0)
+		must(t, remote.unchanged(33))
+		must(t, b.Err())
+	})
+}
+
+// refused checks that an access fails, at once or by its completion.
+func refused(t *testing.T, a *end, d direction, local []byte, desc session.Descriptor, off int) {
+	t.Helper()
+	if err := d.start(a, local, desc, off, 7); err != nil {
+		return
+	}
+	ev, err := d.complete(a, 7)
+	must(t, err)
+	if ev.Err == nil && !d.refusedLater(a) {
+		t.Error("completed without an error")
+	}
+}
+
+// refusedLater: on iWARP a write is complete when the network has its bytes; if
+// the peer refuses them the connection ends.
+func (d direction) refusedLater(e *end) bool {
+	if d.kind != session.WriteDone {
+		return false
+	}
+	_, err := e.endOf()
+	return errors.Is(err, syscall.ECONNRESET)
+}
+
+// After Revoke nothing of the peer's touches the memory, whatever it had
+// posted, and an access fails.
+func testRevoked(t *testing.T, mk Maker, d direction) {
+	const size, part = 1 << 16, 1 << 10
+	late := slices.Contains(d.lacks, "under way") // Revoke does not wait for what moves just then
+	for round := range 10 {
+		a, b := pair(t, mk)
+		remote, local := frame(size, 41), frame(size, 42)
+		fill(remote.in, 'r')
+		desc, err := b.expose(remote.in, d.rights)
+		must(t, err)
+		began := make(chan struct{}, 1)
+		var over atomic.Bool
+		together(t,
+			func() error {
+				refusedOnce := false
+				for id := 0; ; id++ {
+					off := id * part
+					if off == size {
+						return nil // all moved before the Revoke
+					}
+					if off == part*round {
+						signal(began)
+					}
+					wasOver := over.Load()
+					if err := d.start(a, local.in[off:][:part:part], desc, off, uint32(id)); err != nil {
+						return nil
+					}
+					ev, err := d.complete(a, uint32(id))
+					if err != nil {
+						return err
+					}
+					switch {
+					case ev.Err == nil && wasOver && d.refusedLater(a):
+						return nil
+					case ev.Err == nil && wasOver:
+						return fmt.Errorf("part %d, posted after Revoke returned, has no error", id)
+					case ev.Err == nil && refusedOnce:
+						return fmt.Errorf("part %d moved behind one that was refused", id)
+					case ev.Err == nil && late:
+					case ev.Err == nil && d.kind == session.ReadDone && bytes.IndexByte(local.in[off:][:part], 'x') >= 0:
+						return fmt.Errorf("part %d was read after Revoke returned", id)
+					case ev.Err != nil && b.lim.ExactRevoke && d.kind == session.ReadDone && ev.Err != session.ErrRevoked:
+						return fmt.Errorf("refused with %v, want ErrRevoked", ev.Err)
+					case ev.Err != nil:
+						refusedOnce = true
+						if a.Err() != nil {
+							return nil
+						}
+					}
+				}
+			},
+			func() error {
+				if err := wait(began, "the first parts"); err != nil {
+					return err
+				}
+				b.Revoke(desc)
+				over.Store(true)
+				fill(remote.in, 'x')
+				snapshot := bytes.Clone(remote.all)
+				// What the peer posts from here on has been refused when
+				// this end has gone through some more of its own life.
+				for range 50 {
+					var ev session.Event
+					b.Poll(&ev)
+					if !late && !bytes.Equal(remote.all, snapshot) {
+						return errors.New("the peer touched memory after Revoke returned")
+					}
+				}
+				return nil
+			})
+		if moved := size - bytes.Count(remote.in, []byte{'x'}); d.kind == session.WriteDone && moved > 0 && !(late && moved <= part) {
+			t.Fatalf("the peer wrote %d bytes after Revoke returned", moved)
+		}
+		if b.lim.ExactRevoke && d.kind == session.ReadDone {
+			must(t, a.Err())
+			must(t, b.Err())
+		}
+		a.Abort()
+		b.Abort()
+	}
+}
+
+// Where Revoke counts, both ends come to the same count.
+func testRevokeCounts(t *testing.T, mk Maker) {
+	a, b := pair(t, mk)
+	const size = 1 << 18
+	n := min(size, b.lim.MaxExpose)
+	r := rand.New(rand.NewPCG(5, 5))
+	total := 0
+	for round := range 200 {
+		remote, local := frame(n, uint64(round)), frame(n, 99)
+		desc, err := b.expose(remote.in, session.RemoteRead)
+		must(t, err)
+		part := 1 + r.IntN(min(a.lim.MaxRDMA, n/2))
+		stopAt := r.IntN(n/part + 2) // reads before Revoke; at times all
+		ready := make(chan struct{}, 1)
+		got, taken := 0, 0
+		together(t,
+			func() error {
+				for id := 0; id*part < n; id++ {
+					off := id * part
+					end := min(off+part, n)
+					if id == stopAt {
+						signal(ready)
+					}
+					if err := read.start(a, local.in[off:end:end], desc, off, uint32(id)); err != nil {
+						signal(ready)
+						return err
+					}
+					ev, err := read.complete(a, uint32(id))
+					if err != nil {
+						return err
+					}
+					if ev.Err == nil {
+						if got != off {
+							return fmt.Errorf("read at %d worked behind one that was refused", off)
+						}
+						got = end
+					} else if ev.Err != session.ErrRevoked {
+						return fmt.Errorf("refused with %v, want ErrRevoked", ev.Err)
+					}
+				}
+				signal(ready)
+				return nil
+			},
+			func() error {
+				if err := wait(ready, "reads"); err != nil {
+					return err
+				}
+				taken = b.Revoke(desc)
+				fill(remote.in, 0)
+				return nil
+			})
+		if got != taken {
+			t.Fatalf("round %d: the reader got %d bytes, Revoke says %d", round, got, taken)
+		}
+		if !bytes.Equal(local.in[:got], frame(n, uint64(round)).in[:got]) {
+			t.Fatalf("round %d: wrong bytes among the %d that count", round, got)
+		}
+		total += got
+	}
+	if total == 0 {
+		t.Error("no read of any round came before its Revoke")
+	}
+	must(t, a.Err())
+	must(t, b.Err())
+}
+
+// After Abort returned, at either end, no RDMA touches this process's memory.
+func testAbortStops(t *testing.T, mk Maker, d direction) {
+	size := min(1<<20, mkLimit(t, mk))
+	for _, who := range []string{"who posted", "who exposed"} {
+		t.Run(who, func(t *testing.T) {
+			a, b := pair(t, mk)
+			remote, local := frame(size, 51), frame(size, 52)
+			desc, err := b.expose(remote.in, d.rights)
+			must(t, err)
+			must(t, d.start(a, local.in, desc, 0, 1))
+			mine, here, there := remote, b, a
+			if who == "who posted" {
+				mine, here, there = local, a, b
+			}
+			here.Abort()
+			fill(mine.all, 'm')
+			there.endOf() // until the peer knows, and longer than any transfer
+			if bytes.Count(mine.all, []byte{'m'}) != len(mine.all) {
+				t.Error("memory was touched after Abort returned")
+			}
+		})
+	}
+}
+
+// mkLimit is the largest transfer in bytes between the ends.
+func mkLimit(t *testing.T, mk Maker) int {
+	a, b := pair(t, mk)
+	return min(a.lim.MaxRDMA, b.lim.MaxExpose)
+}
+
+func testExposeTooMuch(t *testing.T, mk Maker) {
+	_, b := pair(t, mk)
+	const affordable = 64 << 20
+	if b.lim.MaxExpose < affordable {
+		if _, err := b.Expose(make([]byte, b.lim.MaxExpose+1), session.RemoteRead|session.RemoteWrite); err == nil {
+			t.Errorf("more than MaxExpose (%d) was exposed", b.lim.MaxExpose)
+		}
+	}
+	must(t, b.Err())
+}
+
+// Alloc gives memory up to a budget, of its own each time, that Free gives
+// back, also after Close.
+func testAlloc(t *testing.T, mk Maker) {
+	const size, tooMuch = 64 << 10, 1 << 30
+	a, _ := pair(t, mk)
+	count := 0
+	for range 3 {
+		var all [][]byte
+		for len(all)*size < tooMuch {
+			p := a.Alloc(size)
+			if p == nil {
+				break
+			}
+			if len(p) != size {
+				t.Fatalf("Alloc(%d) gave %d bytes", size, len(p))
+			}
+			put64(p, uint64(len(all)))
+			put64(p[size-8:], uint64(len(all)))
+			all = append(all, p)
+		}
+		if len(all)*size >= tooMuch {
+			t.Fatalf("Alloc has no budget: %d bytes", tooMuch)
+		}
+		if count != 0 && len(all) < count {
+			t.Errorf("%d pieces after Free, %d before", len(all), count)
+		}
+		count = len(all)
+		for i, p := range all {
+			if get64(p) != uint64(i) || get64(p[size-8:]) != uint64(i) {
+				t.Fatalf("piece %d of %d shares memory with another", i, len(all))
+			}
+			a.Free(p)
+		}
+	}
+	if count == 0 {
+		t.Fatal("Alloc gives nothing")
+	}
+	p := a.Alloc(size)
+	if p == nil {
+		t.Fatal("Alloc gives nothing after Free")
+	}
+	must(t, a.Close())
+	a.Free(p)
+}
+
+// All groups of methods at the same time, and an end in the middle of it.
+func testAllAtOnce(t *testing.T, mk Maker) {
+	for round := range 5 {
+		a, b := pair(t, mk)
+		const count = 400
+		sender := func(e *end) func() error {
+			return func() error {
+				for seq := range uint64(count) {
+					if err := e.post(seq, minMessage+int(seq)%200, seq%5 == 0); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+		}
+		receiver := func(e *end) func() error {
+			return func() error {
+				for seq := range uint64(count) {
+					if err := e.expect(seq); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+		}
+		memory := func(e *end) func() error {
+			return func() error {
+				buf := make([]byte, 8192)
+				for range 100 {
+					if e.lim.MaxExpose > 0 {
+						d, err := e.Expose(buf, session.RemoteRead)
+						if err != nil {
+							return err
+						}
+						e.Revoke(d)
+					}
+					if p := e.Alloc(4096); p != nil {
+						fill(p, 1)
+						e.Free(p)
+					}
+				}
+				return nil
+			}
+		}
+		bystander := func(e *end) func() error {
+			return func() error {
+				for range count {
+					if err := e.Err(); err != nil {
+						return err
+					}
+					e.Arm(session.RecvReady)
+					e.Limits()
+					runtime.Gosched()
+				}
+				return nil
+			}
+		}
+		together(t, sender(a), sender(b), receiver(a), receiver(b), memory(a), memory(b), bystander(a), bystander(b))
+		// Both ends at once, one of them in whichever way.
+		together(t,
+			func() error { return a.Close() },
+			func() error {
+				if round%2 == 0 {
+					return b.Close()
+				}
+				b.Abort()
+				return nil
+			})
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package endpointtest
+
+const raceEnabled = false

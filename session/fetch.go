@@ -1,0 +1,566 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// The fetching half of rendezvous. The tail of an offer goes straight into the
+// slice of a Read that waits for it, if that is large enough; otherwise into
+// chunks of the provider's memory, up to a budget, so that the peer's Write
+// ends as it would into TCP's socket buffers. All of it under rx.mu.
+
+// tail is the part of an offered Write that did not come with the offer.
+type tail struct {
+	id      uint32
+	byWrite bool       // the peer writes it to memory that we grant
+	desc    Descriptor // otherwise: where it is
+	offset  int        // … from there on
+	total   int
+	asked   int // bytes, from the front, for which a transfer was started
+	got     int // … completed
+	reading int // RDMA reads under way
+	over    bool
+	void    bool // it came behind one that ended short: it does not count
+	stopped bool // the peer has withdrawn it: nothing more is started
+	noMem   bool // it cannot be taken here: give it up when nothing is under way
+	refused bool // the peer was asked to withdraw it
+	noSlice bool // memory of a Read could not be registered: into chunks only
+	chunks  []chunk
+}
+
+// chunk is a part of a tail that was fetched though no Read had room for it.
+type chunk struct {
+	buf  []byte // from Alloc
+	n    int    // bytes of it that hold, or will hold, data
+	r    int    // of them, read
+	full bool
+}
+
+// fetches is what is under way. The bytes of the open tails are asked for
+// strictly in order, and only the tail that is being read goes to a Read's slice.
+type fetches struct {
+	p      []byte // what is left of the slice of the Read that waits for it; nil: none
+	before int    // bytes of that slice that were filled otherwise
+	got    int    // of p
+	asked  int    // of p
+	stop   bool   // that Read has to end
+
+	reads  []read // under way, in order
+	first  int    // of them
+	direct int    // how many of them go to p
+	ahead  int    // bytes that the others will bring
+
+	full    atomic.Bool // the last RDMA read found no room in the queue
+	granted bool        // a grant is out
+	toChunk bool        // … of a chunk
+	grant   Descriptor
+	size    int
+
+	done control // ReadDone, to be sent at the end of this look; id 0: none
+
+	held int // bytes in chunks, against the budget
+}
+
+// read is an RDMA read under way.
+type read struct {
+	t      *tail
+	n      int
+	direct bool
+}
+
+const (
+	// chunkSize: about what stays in cache between fetching and copying.
+	chunkSize = 256 << 10
+	// chunkFloor is what a small chunk counts against the budget.
+	chunkFloor = 4 << 10
+	// directMin is the least Read in bytes that RDMA goes to directly, though
+	// more could be fetched at once.
+	directMin = 64 << 10
+	// directDepth is how many RDMA reads are posted ahead into a Read's slice,
+	// readAhead how many bytes into chunks.
+	directDepth = 4
+	readAhead   = 512 << 10
+	// maxOffer keeps offered lengths in an int, whatever the peer says: 2⁴⁰-1
+	// bytes, or 2³¹-1 where an int has 32 bits.
+	maxOffer = math.MaxInt & (1<<40 - 1)
+)
+
+func newTail(t msgType, m []byte) (*tail, error) {
+	body, length := offerReadLen, uint64(0)
+	if t == msgOfferWrite {
+		body = offerWriteLen
+	}
+	if len(m) < body {
+		return nil, fmt.Errorf("an offer of %d bytes", len(m))
+	}
+	tl := &tail{id: le.Uint32(m[headerLen:]), byWrite: t == msgOfferWrite}
+	if tl.byWrite {
+		length = le.Uint64(m[headerLen+idLen:])
+	} else {
+		tl.desc = getDesc(m[headerLen+idLen:])
+		length = tl.desc.Len
+		tl.offset = int(le.Uint32(m[headerLen+4:]))
+	}
+	if length == 0 || length > maxOffer || length <= uint64(tl.offset) {
+		return nil, fmt.Errorf("an offer of %d bytes of memory from %d on", length, tl.offset)
+	}
+	tl.total = int(length) - tl.offset
+	return tl, nil
+}
+
+// needs is the capability that the offer takes for granted.
+func (t *tail) needs() uint32 {
+	if t.byWrite {
+		return capGrant
+	}
+	return capRead
+}
+
+// takeTail copies what has been fetched of the current tail into p, and is done
+// with the tail at its end.
+func (s *Session) takeTail(p []byte) (n int) {
+	t := s.rx.cur
+	for n < len(p) && len(t.chunks) > 0 && t.chunks[0].full {
+		c := &t.chunks[0]
+		k := copy(p[n:], c.buf[c.r:c.n])
+		n += k
+		if c.r += k; c.r == c.n {
+			s.freeChunk(t, 0)
+		}
+	}
+	if len(t.chunks) == 0 && t.over {
+		s.rx.cur = nil
+	}
+	return n
+}
+
+// offerSlice makes p[n:] the target of the transfers that the current tail
+// waits for, if it is large enough and nothing else is under way.
+func (s *Session) offerSlice(p []byte, n int) {
+	t, f := s.rx.cur, &s.rx.fetch
+	if len(t.chunks) > 0 || t.over || t.noSlice || t.reading > 0 || f.granted {
+		return
+	}
+	if room := len(p) - n; room >= directMin || room >= t.total-t.asked {
+		f.p, f.before = p[n:], n
+		f.asked, f.got, f.stop = 0, 0, false
+	}
+}
+
+func (s *Session) freeChunk(t *tail, at int) {
+	c := &t.chunks[at]
+	s.rx.fetch.held -= max(len(c.buf), chunkFloor)
+	s.ep.Free(c.buf)
+	*c = chunk{}
+	if at == 0 {
+		t.chunks = t.chunks[1:]
+	} else {
+		t.chunks = t.chunks[:at+copy(t.chunks[at:], t.chunks[at+1:])]
+	}
+}
+
+// pump starts what transfers can be started for the open tails, and ends the
+// offers that are over. It says whether it started any.
+func (s *Session) pump() (started bool) {
+	rx := &s.rx
+	if s.gone || s.failure.Load() != nil {
+		return false
+	}
+	for _, t := range rx.opens {
+		started = s.feed(t) || started
+		if t.asked < t.total {
+			break
+		}
+	}
+	s.endOffers()
+	return started
+}
+
+// feed starts transfers of one tail.
+func (s *Session) feed(t *tail) (started bool) {
+	f := &s.rx.fetch
+	if s.rx.discard && !s.rx.leaving && !t.byWrite { // nobody will miss it
+		t.got += t.total - t.asked
+		t.asked = t.total
+	}
+	for !t.stopped && !t.noMem && !f.granted && t.asked < t.total && !s.rx.discard {
+		if f.p != nil && t == s.rx.cur {
+			if f.asked == len(f.p) || f.stop || f.direct == directDepth || !s.start(t, f.p[f.asked:], false) {
+				break
+			}
+			started = true
+			continue
+		}
+		if f.ahead >= readAhead || s.readerWants(t) || f.held >= s.cfg.ReceiveBudget {
+			break
+		}
+		n := min(chunkSize, t.total-t.asked, max(s.cfg.ReceiveBudget-f.held, chunkFloor))
+		buf := s.ep.Alloc(n)
+		if buf == nil {
+			if f.held == 0 { // no memory of ours to wait for
+				t.noMem = true
+			}
+			break
+		}
+		t.chunks = append(t.chunks, chunk{buf: buf})
+		f.held += max(len(buf), chunkFloor)
+		if !s.start(t, buf[:n], true) {
+			s.freeChunk(t, len(t.chunks)-1)
+			break
+		}
+		started = true
+	}
+	return started
+}
+
+// endOffers ends the offers that are over, and those that cannot go on.
+func (s *Session) endOffers() {
+	rx := &s.rx
+	for len(rx.opens) > 0 {
+		t := rx.opens[0]
+		if t.reading > 0 || t.byWrite && rx.fetch.granted || t.got < t.total {
+			break
+		}
+		if !t.byWrite {
+			rx.fetch.done = control{t: msgReadDone, whole: true, id: t.id, desc: Descriptor{Addr: uint64(t.total)}}
+		}
+		s.closeOffer(t)
+		rx.opens = rx.opens[:copy(rx.opens, rx.opens[1:])]
+	}
+	if rx.leaving {
+		s.leaveOffers()
+		return
+	}
+	for i, t := range rx.opens {
+		switch {
+		case t.reading > 0 || t.byWrite && rx.fetch.granted:
+		case t.byWrite && rx.discard:
+			s.sendControl(control{t: msgGrant, flags: flagTaken, id: t.id})
+			s.endShort(i)
+			return
+		case t.byWrite && (t.stopped || t.noMem):
+			if !t.stopped {
+				s.sendControl(control{t: msgGrant, id: t.id})
+			}
+			s.endShort(i)
+			return
+		case t.stopped && t.got < t.total:
+			c := control{t: msgReadDone, id: t.id, desc: Descriptor{Addr: uint64(t.got)}}
+			if i > 0 { // nothing was asked for: what is before it may yet end short
+				c.flags, t.void = flagVoid, true
+			}
+			s.sendControl(c)
+			s.endShort(i)
+			return
+		case t.noMem && !t.refused:
+			t.refused = true
+			s.sendControl(control{t: msgRefuse, id: t.id})
+		}
+	}
+}
+
+// leaveOffers says of all open offers that nobody reads any more, once nothing
+// of them is under way.
+func (s *Session) leaveOffers() {
+	rx := &s.rx
+	if len(rx.opens) == 0 || rx.fetch.granted {
+		return
+	}
+	for _, t := range rx.opens {
+		if t.reading > 0 {
+			return
+		}
+	}
+	c := control{t: msgReadDone, flags: flagGone, id: rx.opens[0].id, desc: Descriptor{Addr: uint64(rx.opens[0].got)}}
+	if rx.opens[0].byWrite {
+		c.t, c.desc = msgGrant, Descriptor{}
+	}
+	s.sendControl(c)
+	s.endShort(0)
+}
+
+// endShort: the rest of an open tail does not come this way, nor does what is
+// behind it, of which nothing was asked for yet.
+func (s *Session) endShort(at int) {
+	rx := &s.rx
+	s.closeOffer(rx.opens[at])
+	rx.cut = true // the rest is to come, or the Write ended in the middle
+	for _, t := range rx.opens[at+1:] {
+		t.over, t.void = true, true
+	}
+	clear(rx.opens[at:])
+	rx.opens = rx.opens[:at]
+	s.dropVoid()
+}
+
+func (s *Session) closeOffer(t *tail) {
+	t.over = true
+	if !t.void {
+		s.rx.offers++
+	}
+	s.readable()
+}
+
+// sayDone tells the peer of the offers that are over.
+func (s *Session) sayDone() {
+	if d := &s.rx.fetch.done; d.id != 0 {
+		s.sendControl(*d)
+		d.id = 0
+	}
+}
+
+// readerWants: a Read is about to take the transfer into its own slice; it is
+// woken for it.
+func (s *Session) readerWants(t *tail) bool {
+	want := int(s.rx.want.Load())
+	if want == 0 || t.noSlice || s.rx.kept > 0 || s.rx.cur != nil && len(s.rx.cur.chunks) > 0 || want < directMin && want < t.total-t.asked {
+		return false
+	}
+	s.readable()
+	return true
+}
+
+// start begins a transfer of t's next bytes into b, or of as many as one
+// operation takes.
+func (s *Session) start(t *tail, b []byte, toChunk bool) bool {
+	f := &s.rx.fetch
+	n := min(len(b), t.total-t.asked)
+	if t.byWrite {
+		n = min(n, s.lim.MaxExpose)
+		d, err := s.ep.Expose(b[:n], RemoteWrite)
+		if err != nil {
+			s.noMemory(t, toChunk)
+			return false
+		}
+		f.granted, f.toChunk, f.grant, f.size = true, toChunk, d, n
+		s.sendControl(control{t: msgGrant, id: t.id, desc: d})
+	} else {
+		n = min(n, s.lim.MaxRDMA)
+		err := s.ep.Read(b[:n], t.desc, t.offset+t.asked, t.id)
+		f.full.Store(err == ErrWouldBlock)
+		switch {
+		case err == ErrWouldBlock:
+			return false
+		case err != nil:
+			s.noMemory(t, toChunk)
+			return false
+		}
+		f.push(read{t, n, !toChunk})
+	}
+	t.asked += n
+	if toChunk {
+		t.chunks[len(t.chunks)-1].n = n
+	} else {
+		f.asked += n
+	}
+	return true
+}
+
+// noMemory: a transfer to a chunk, or to a Read's slice, could not be started
+// because that memory cannot be registered.
+func (s *Session) noMemory(t *tail, toChunk bool) {
+	if toChunk {
+		t.noMem = true
+	} else {
+		t.noSlice = true
+		s.rx.fetch.stop = true // the Read returns what it has, if anything
+	}
+}
+
+// busy: the slice of a Read is the target of what is under way.
+func (f *fetches) busy() bool { return f.direct > 0 || f.granted && !f.toChunk }
+
+func (f *fetches) push(r read) {
+	if f.first > 0 && f.first == len(f.reads) {
+		f.reads, f.first = f.reads[:0], 0
+	}
+	f.reads = append(f.reads, r)
+	r.t.reading++
+	if r.direct {
+		f.direct++
+	} else {
+		f.ahead += r.n
+	}
+}
+
+// pop is the oldest read under way.
+func (f *fetches) pop() (r read, ok bool) {
+	if f.first == len(f.reads) {
+		return r, false
+	}
+	r, f.reads[f.first].t = f.reads[f.first], nil
+	f.first++
+	r.t.reading--
+	if r.direct {
+		f.direct--
+	} else {
+		f.ahead -= r.n
+	}
+	return r, true
+}
+
+// directDone is the end of a Read into its own slice: (0, nil) while transfers
+// are under way.
+func (s *Session) directDone() (int, error) {
+	f, t := &s.rx.fetch, s.rx.cur
+	if s.failure.Load() == nil && s.ep.Err() == nil {
+		s.pump()
+		s.sayDone()
+		if f.busy() {
+			return 0, nil
+		}
+		if f.asked < len(f.p) && t != nil && !t.over && !t.stopped && !t.noMem && t.asked < t.total && !f.stop {
+			return 0, nil // the queue was full
+		}
+	} else if f.busy() {
+		// The slice is still the target of transfers: the caller kills.
+		return 0, nil
+	}
+	n := f.before + f.got
+	f.p = nil
+	s.rx.bytes += uint64(n)
+	s.poll() // what did not go to the slice can go to chunks
+	if n == 0 {
+		return 0, s.streamEnd()
+	}
+	s.serviceTx()
+	return n, nil
+}
+
+// stopDirect ends transfers into the slice of a Read that has to return, and
+// returns how many bytes it got. It wants no lock. A peer that does not stop
+// in time costs the connection (D12).
+func (s *Session) stopDirect(w *waiter) (n int) {
+	s.rx.mu.Lock()
+	if s.rx.fetch.p == nil {
+		s.rx.mu.Unlock()
+		return 0
+	}
+	s.rx.fetch.stop = true
+	if f := &s.rx.fetch; f.granted && !f.toChunk {
+		s.sendControl(control{t: msgCancelWrite, id: s.rx.opens[0].id})
+	}
+	s.rx.mu.Unlock()
+	limit := time.AfterFunc(s.cfg.CancelTimeout, func() {
+		s.kill(fmt.Errorf("session: a transfer that was cancelled did not end: %w", syscall.ETIMEDOUT))
+	})
+	defer limit.Stop()
+	for {
+		s.rx.mu.Lock()
+		if !s.gone {
+			s.poll()
+			n, _ = s.directDone()
+		}
+		busy := s.rx.fetch.p != nil
+		s.rx.mu.Unlock()
+		if !busy {
+			return n
+		}
+		if n, broken := s.brokenDirect(); broken {
+			return n
+		}
+		s.pause(w, &s.rd, s.readEvents())
+	}
+}
+
+// brokenDirect: the connection has ended while a Read's slice was the target
+// of transfers. The endpoint is aborted, which is what ends them, and the Read
+// has what had arrived by then. No lock may be held.
+func (s *Session) brokenDirect() (n int, broken bool) {
+	s.rx.mu.Lock()
+	f := &s.rx.fetch
+	broken = f.p != nil && (s.gone || s.failure.Load() != nil || s.ep.Err() != nil)
+	s.rx.mu.Unlock()
+	if !broken {
+		return 0, false
+	}
+	s.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
+	s.rx.mu.Lock()
+	n = f.before + f.got
+	f.p = nil
+	s.rx.bytes += uint64(n)
+	s.rx.mu.Unlock()
+	return n, true
+}
+
+// arrived: n more bytes of an open tail are here; 0: they do not come.
+func (s *Session) arrived(t *tail, n int, direct bool) {
+	f := &s.rx.fetch
+	t.got += n
+	s.rx.offerBytes += uint64(n)
+	if direct {
+		f.got += n
+	} else {
+		at := 0
+		for t.chunks[at].full {
+			at++
+		}
+		if t.chunks[at].n, t.chunks[at].full = n, true; n == 0 || s.rx.discard {
+			s.freeChunk(t, at)
+		}
+	}
+	s.readable()
+}
+
+// withdrawnByPeer: the offerer wants its memory back.
+func (s *Session) withdrawnByPeer(id uint32) {
+	for _, t := range s.rx.opens {
+		if t.id == id && !t.byWrite {
+			t.stopped = true
+			s.pump()
+			return
+		}
+	}
+}
+
+func (s *Session) readCompleted(ev *Event) {
+	r, ok := s.rx.fetch.pop()
+	if !ok || r.t.id != ev.ID {
+		s.violation("completion of a read that was not started")
+		return
+	}
+	switch {
+	case ev.Err == nil:
+		s.arrived(r.t, r.n, r.direct)
+	case errors.Is(ev.Err, ErrRevoked):
+		r.t.stopped = true
+		s.arrived(r.t, 0, r.direct)
+	default:
+		s.fail(fmt.Errorf("session: RDMA read: %v: %w", ev.Err, syscall.ECONNRESET))
+		return
+	}
+	s.pump()
+}
+
+func (s *Session) writeDoneByPeer(id uint32, count uint64, last bool) {
+	f := &s.rx.fetch
+	if len(s.rx.opens) == 0 || s.rx.opens[0].id != id || !s.rx.opens[0].byWrite {
+		return // it crossed our refusal
+	}
+	t := s.rx.opens[0]
+	if count > uint64(f.size) || count > 0 && !f.granted {
+		s.violation("it has written %d bytes into a grant of %d", count, f.size)
+		return
+	}
+	if f.granted {
+		s.ep.Revoke(f.grant)
+		f.granted = false
+		t.asked -= f.size - int(count)
+		if !f.toChunk {
+			f.asked -= f.size - int(count)
+		}
+		s.arrived(t, int(count), !f.toChunk)
+	}
+	if last {
+		t.stopped = true
+	} else if count == 0 && !f.stop && !t.noMem && !s.rx.discard {
+		s.violation("it gives a grant back that was not cancelled")
+		return
+	}
+	s.pump()
+}

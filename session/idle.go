@@ -1,0 +1,146 @@
+package session
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Service when nobody is inside Read or Write. A session that was used of late
+// is on the janitor's list and not armed: arming on each return from Read would
+// cost the peer a system call for each message. Once a tick passes without use,
+// the janitor arms it, looks once, and takes it off the list; then a Wake that
+// finds nobody waiting starts one goroutine that looks, and puts the session
+// back on the list. So what a peer says is acted on within two ticks, an idle
+// connection costs nothing, and a busy one no system call.
+
+// tick bounds how long a peer's offer, credit or question waits for an
+// application that computes; short beside what anybody calls a stall, long
+// beside the microseconds that a tick costs.
+const tick = 2 * time.Millisecond
+
+// busyTick is how far ticks are apart at most while all sessions are in use, and
+// on rings: what a peer commits there needs nobody here. A tick wakes a thread,
+// and that one others to look for work, on the core of the peer maybe: every 2 ms
+// they cost a stream a fifth of its rate.
+const busyTick = 16 * tick
+
+type idleState struct {
+	away    atomic.Bool // off the list: the next operation joins it
+	serving atomic.Bool // a service goroutine runs
+	seen    uint64      // janitor: messages at the last tick
+}
+
+var janitor struct {
+	sync.Mutex
+	list     []*Session
+	timer    *time.Timer   // of the next tick; nil: the janitor does not run
+	interval time.Duration // that it was set to
+}
+
+// join puts the session on the list, if it is not there.
+func (i *idleState) join(s *Session) {
+	if !i.away.CompareAndSwap(true, false) {
+		return
+	}
+	i.seen = 0
+	janitor.Lock()
+	janitor.list = append(janitor.list, s)
+	switch {
+	case janitor.timer == nil:
+		janitor.interval = tick
+		janitor.timer = time.NewTimer(tick)
+		go sweep(janitor.timer)
+	case !s.lim.Buffered && janitor.interval > tick:
+		janitor.interval = tick
+		janitor.timer.Reset(tick)
+	}
+	janitor.Unlock()
+}
+
+// sweep is the janitor. It ends when the list is empty.
+func sweep(t *time.Timer) {
+	var batch []*Session
+	for range t.C {
+		janitor.Lock()
+		if len(janitor.list) == 0 {
+			janitor.timer = nil
+			janitor.Unlock()
+			return
+		}
+		batch = append(batch[:0], janitor.list...)
+		clear(janitor.list)
+		janitor.list = janitor.list[:0]
+		janitor.Unlock()
+		busy := true
+		stay := batch[:0]
+		for _, s := range batch {
+			if s.idle.sweep(s) {
+				stay = append(stay, s)
+				busy = busy && s.lim.Buffered
+			} else {
+				busy = false
+			}
+		}
+		janitor.Lock()
+		for _, s := range janitor.list { // those that came meanwhile
+			busy = busy && s.lim.Buffered
+		}
+		if busy {
+			janitor.interval = min(2*janitor.interval, busyTick)
+		} else {
+			janitor.interval = tick
+		}
+		t.Reset(janitor.interval)
+		janitor.list = append(janitor.list, stay...)
+		janitor.Unlock()
+		clear(batch)
+	}
+}
+
+// sweep looks at one session; true: it stays on the list.
+func (i *idleState) sweep(s *Session) bool {
+	if !s.rx.mu.TryLock() {
+		return true
+	}
+	defer s.rx.mu.Unlock()
+	if s.gone || s.failure.Load() != nil {
+		i.away.Store(true)
+		return false
+	}
+	s.tx.mu.Lock()
+	used := 1 + s.rx.messages + s.tx.messages
+	s.tx.mu.Unlock()
+	if used != i.seen {
+		i.seen = used
+		return true
+	}
+	// Order matters: an operation that comes now either sees away and joins
+	// again, or its message is seen below.
+	i.away.Store(true)
+	s.ep.Arm(s.readEvents())
+	s.poll()
+	s.serviceTx()
+	if s.tx.waiting.Load() { // what was found has made something due that finds no room
+		s.ep.Arm(SendReady)
+		s.flush()
+	}
+	s.idleStage()
+	return false
+}
+
+// serve looks on behalf of nobody. It is called by Wake.
+func (i *idleState) serve(s *Session) {
+	if !i.serving.CompareAndSwap(false, true) {
+		return
+	}
+	if !s.startWorker() {
+		return
+	}
+	go func() {
+		defer s.workers.Done()
+		i.serving.Store(false) // a Wake from here on starts another look
+		s.poke(true)
+		i.join(s)
+	}()
+}

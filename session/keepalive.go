@@ -1,0 +1,88 @@
+package session
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// keepalive asks a silent peer whether it lives, where the provider does not
+// find out by itself.
+type keepalive struct {
+	mu         sync.Mutex // guards the fields below; nothing is called under it
+	timer      *time.Timer
+	every      time.Duration
+	heard      uint64
+	unanswered int
+	ended      bool
+}
+
+// maxUnanswered questions in a row end the connection.
+const maxUnanswered = 3
+
+func (k *keepalive) start(s *Session) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.every = s.cfg.KeepAlive
+	if s.lim.Liveness || k.ended || k.timer != nil {
+		return
+	}
+	k.timer = time.AfterFunc(max(k.every, time.Millisecond), func() { k.check(s) })
+	if k.every <= 0 {
+		k.timer.Stop()
+	}
+}
+
+func (k *keepalive) stop() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ended = true
+	if k.timer != nil {
+		k.timer.Stop()
+	}
+}
+
+// SetKeepAlive changes Config.KeepAlive; d ≤ 0 switches keepalive off. It has
+// no effect where the provider finds dead peers by itself.
+func (s *Session) SetKeepAlive(d time.Duration) {
+	k := &s.alive
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.every, k.unanswered = d, 0
+	if k.timer == nil || k.ended {
+		return
+	}
+	if d <= 0 {
+		k.timer.Stop()
+	} else {
+		k.timer.Reset(d)
+	}
+}
+
+func (k *keepalive) check(s *Session) {
+	s.poke(true)
+	s.rx.mu.Lock()
+	heard := s.rx.messages
+	s.rx.mu.Unlock()
+	k.mu.Lock()
+	if k.ended || k.every <= 0 {
+		k.mu.Unlock()
+		return
+	}
+	if heard != k.heard {
+		k.heard, k.unanswered = heard, 0
+	} else {
+		k.unanswered++
+	}
+	asked, every := k.unanswered, k.every
+	k.timer.Reset(every)
+	k.mu.Unlock()
+	switch {
+	case asked > maxUnanswered:
+		k.stop()
+		s.fail(fmt.Errorf("session: the peer has not answered for %v: %w", every*(maxUnanswered+1), syscall.ETIMEDOUT))
+	case asked > 0:
+		s.sendControl(control{t: msgPing})
+	}
+}

@@ -1,0 +1,1114 @@
+package session_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// N1, N2: the first message is the negotiation, of at most 256 bytes, and says
+// how many messages may come.
+func TestFirstMessageIsNegotiation(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, _, p := rawPair(t, byRead, session.Config{})
+		m := p.recv()
+		if len(m) != header+40 || m[0] != tNegotiate || string(m[header:header+4]) != "SANc" {
+			t.Fatalf("the first message is %x", m)
+		}
+		if got, want := le.Uint32(m[header+8:]), uint32(byRead.Limits.Window-session.ControlReserve); got != want {
+			t.Errorf("%d credits with a window of %d, want %d", got, byRead.Limits.Window, want)
+		}
+	})
+}
+
+// N3: a negotiation message that comes long before the acceptor looks costs
+// nothing.
+func TestEarlyNegotiationIsKept(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.Violated = func(v twin.Violation) { t.Error(v) }
+		ea, eb := twin.Pair(cfg)
+		a := session.New(ea, session.Config{})
+		time.Sleep(time.Minute)
+		b := session.New(eb, session.Config{})
+		negotiate(t, b)
+		negotiate(t, a)
+		a.Abort()
+		b.Abort()
+		idle()
+	})
+}
+
+// N4: Negotiate ends when the peer's message has come, not before, and its
+// context bounds the wait.
+func TestNegotiateWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := rawPair(t, byRead, session.Config{})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		wantErr(t, "Negotiate with a silent peer", s.Negotiate(ctx), context.DeadlineExceeded)
+		if n, err := p.send(tNegotiate, 0, parameters(1, 24, 4096, 0)...), error(nil); !n || err != nil {
+			t.Fatal("no room")
+		}
+		negotiate(t, s)
+	})
+}
+
+func TestNegotiationWithStrangers(t *testing.T) {
+	good := parameters(1, 24, 4096, 0)
+	with := func(at int, v ...byte) []byte {
+		b := bytes.Clone(good)
+		copy(b[at:], v)
+		return b
+	}
+	for name, tt := range map[string]struct {
+		typ    byte
+		body   []byte
+		reason session.Reason
+	}{
+		"another version":                 {tNegotiate, with(4, 2), session.ReasonVersion},
+		"an old version":                  {tNegotiate, with(4, 0), session.ReasonVersion},
+		"another magic":                   {tNegotiate, with(0, 'H', 'T', 'T', 'P'), session.ReasonProtocol},
+		"data first":                      {tData, []byte("GET / HTTP/1.1\r\n"), session.ReasonProtocol},
+		"an unknown type first":           {200, good, session.ReasonProtocol},
+		"a short message":                 {tNegotiate, good[:39], session.ReasonProtocol},
+		"an empty message":                {tNegotiate, nil, session.ReasonProtocol},
+		"too few credits":                 {tNegotiate, parameters(1, 8, 4096, 0), session.ReasonProtocol},
+		"no credits":                      {tNegotiate, parameters(1, 0, 4096, 0), session.ReasonProtocol},
+		"more credits than can be":        {tNegotiate, parameters(1, 1<<20+1, 4096, 0), session.ReasonProtocol},
+		"buffers too small for control":   {tNegotiate, parameters(1, 24, 255, 0), session.ReasonProtocol},
+		"all capabilities there could be": {tNegotiate, parameters(1, 24, 4096, ^uint32(0)), session.ReasonNone},
+		"something in the zero bytes":     {tNegotiate, with(20, 1, 2, 3, 4), session.ReasonNone},
+		"more than this version knows":    {tNegotiate, append(bytes.Clone(good), make([]byte, 200)...), session.ReasonNone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := rawPair(t, byRead, session.Config{})
+				p.send(tt.typ, 0, tt.body...)
+				err := s.Negotiate(context.Background())
+				var u *session.Unavailable
+				switch {
+				case tt.reason == session.ReasonNone && err != nil:
+					t.Errorf("Negotiate: %v", err)
+				case tt.reason != session.ReasonNone && (!errors.As(err, &u) || u.Reason != tt.reason):
+					t.Errorf("Negotiate: %v, want %v", err, tt.reason)
+				}
+			})
+		})
+	}
+}
+
+// A ring on one end and a queue pair on the other are no pair.
+func TestNegotiationWithCreditsOnARing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := rawPair(t, ring, session.Config{})
+		p.send(tNegotiate, 0, parameters(1, 24, 4096, 0)...)
+		var u *session.Unavailable
+		if err := s.Negotiate(context.Background()); !errors.As(err, &u) || u.Reason != session.ReasonProtocol {
+			t.Errorf("Negotiate: %v", err)
+		}
+	})
+}
+
+func TestNegotiationEndsWithThePeer(t *testing.T) {
+	for name, end := range map[string]func(*raw){
+		"closed":  func(p *raw) { p.Close() },
+		"aborted": func(p *raw) { p.Abort() },
+		"died":    func(p *raw) { p.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := rawPair(t, byRead, session.Config{})
+				time.AfterFunc(time.Second, func() { end(p) })
+				if err := s.Negotiate(context.Background()); err == nil {
+					t.Error("Negotiate succeeded")
+				}
+			})
+		})
+	}
+}
+
+// What breaks the rules ends the connection, at both ends, and only that.
+func TestBrokenRules(t *testing.T) {
+	type step func(*raw)
+	msg := func(typ, flags byte, body ...byte) step {
+		return func(p *raw) { p.send(typ, flags, body...) }
+	}
+	credit := func(v uint32) step {
+		return func(p *raw) {
+			was := p.dropped
+			p.dropped = v
+			p.send(tCredit, 0)
+			p.dropped = was
+		}
+	}
+	desc := u64(1<<40, 7, 100_000)
+	for name, tt := range map[string]struct {
+		cfg   twin.Config
+		steps []step
+		fine  bool
+	}{
+		"unknown type":                    {messages, []step{msg(19, 0)}, false},
+		"type zero":                       {messages, []step{msg(0, 0)}, false},
+		"the largest type":                {messages, []step{msg(255, 0)}, false},
+		"a second negotiation":            {messages, []step{msg(tNegotiate, 0, parameters(1, 24, 4096, 0)...)}, false},
+		"a header cut short":              {messages, []step{func(p *raw) { p.Reserve(4, 4, true); p.Commit(4) }}, false},
+		"an offer cut short":              {byRead, []step{msg(tOfferRead, 0, u64(1, 2)...)}, false},
+		"an offer of nothing":             {byRead, []step{msg(tOfferRead, 0, u64(1, 1<<40, 7, 0)...)}, false},
+		"an endless offer":                {byRead, []step{msg(tOfferRead, 0, u64(1, 1<<40, 7, 1<<63)...)}, false},
+		"an offer to write nothing":       {byWrite, []step{msg(tOfferWrite, 0, u64(1, 0)...)}, false},
+		"two offers at once":              {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tOfferWrite, 0, u64(2, 100_000)...)}, false},
+		"data behind an open offer":       {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tData, 0, 1, 2, 3)}, false},
+		"shutdown behind an open offer":   {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tShutdown, 0)}, false},
+		"data behind shutdown":            {messages, []step{msg(tShutdown, 0), msg(tData, 0, 1)}, false},
+		"shutdown behind shutdown":        {messages, []step{msg(tShutdown, 0), msg(tShutdown, 0)}, false},
+		"data behind close":               {messages, []step{msg(tClose, 0), msg(tData, 0, 1)}, false},
+		"close behind close":              {messages, []step{msg(tClose, 0), msg(tClose, 0)}, false},
+		"credit that jumps":               {messages, []step{credit(1 << 30)}, false},
+		"credit that goes back":           {messages, []step{credit(^uint32(0))}, false},
+		"credit for what was not sent":    {messages, []step{credit(20)}, false},
+		"urgent data of nothing":          {messages, []step{msg(tUrgent, 0)}, false},
+		"a grant cut short":               {byWrite, []step{msg(tGrant, 0, u64(1)...)}, false},
+		"a cancel cut short":              {byRead, []step{msg(tCancelRead, 0)}, false},
+		"written without a grant":         {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tWriteDone, 0, u64(1, 1<<40)...)}, false},
+		"unknown flags":                   {messages, []step{msg(tData, 0xFE, 1), msg(tPing, 0xFF)}, true},
+		"something in the zero bytes":     {messages, []step{func(p *raw) { b := p.Reserve(9, 9, false); copy(b, []byte{tData, 0, 9, 9, 0, 0, 0, 0, 1}); p.Commit(9) }}, true},
+		"more than a type needs":          {messages, []step{msg(tPing, 0, 1, 2, 3, 4), msg(tShutdown, 0, 9)}, true},
+		"empty data":                      {messages, []step{msg(tData, 0)}, true},
+		"a grant for no offer":            {byWrite, []step{msg(tGrant, 0, append(u64(9), desc...)...)}, true},
+		"done for no offer":               {byRead, []step{msg(tReadDone, 0, u64(9, 100)...), msg(tWriteDone, 1, u64(9, 100)...)}, true},
+		"cancel for no offer":             {byRead, []step{msg(tCancelRead, 0, u64(9)...), msg(tCancelWrite, 0, u64(9)...)}, true},
+		"a pong that was not asked for":   {messages, []step{msg(tPong, 0)}, true},
+		"an acknowledgement out of place": {messages, []step{msg(tCloseAck, 0)}, true},
+		"close behind shutdown":           {messages, []step{msg(tShutdown, 0), msg(tClose, 0)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, tt.cfg, session.Config{KeepAlive: -1})
+				for _, step := range tt.steps {
+					step(p)
+				}
+				time.Sleep(time.Second) // nobody reads: what messages say is acted on all the same (D3)
+				n, err := s.WriteUrgent([]byte("alive?"))
+				if alive := err == nil && n == 6; alive != tt.fine && !errors.Is(err, syscall.EPIPE) {
+					t.Fatalf("the connection lives: %v (%v), want %v", alive, err, tt.fine)
+				}
+				if !tt.fine {
+					for err = nil; err == nil; {
+						_, err = s.Read(make([]byte, 100))
+					}
+					if err == io.EOF && (strings.HasSuffix(name, "behind close") || strings.HasSuffix(name, "behind shutdown")) {
+						return // the stream had ended in order
+					}
+					wantErr(t, "Read", err, syscall.ECONNRESET)
+					if !strings.Contains(err.Error(), "protocol") {
+						t.Errorf("Read: %v: does not say who is to blame", err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// D3: messages are acted on though the application does not read.
+func TestActedOnWhileNobodyReads(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, _, p := negotiated(t, byRead, session.Config{KeepAlive: -1})
+		time.Sleep(time.Hour) // the session has gone to sleep long ago
+		p.send(tPing, 0)
+		p.expect(tPong)
+		p.send(tUrgent, 0, 'u')
+		p.send(tPing, 0)
+		p.expect(tPong)
+	})
+}
+
+// An idle connection does nothing at all: no polling, no timer.
+func TestIdleCostsNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, ea, eb := pair(t, byRead, session.Config{KeepAlive: -1})
+		if _, err := a.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		readFull(t, b, 1)
+		r := goRead(b, make([]byte, 1)) // one end waits, the other does nothing
+		time.Sleep(time.Second)
+		before := ea.Calls() + eb.Calls()
+		time.Sleep(24 * time.Hour)
+		if after := ea.Calls() + eb.Calls(); after != before {
+			t.Errorf("%d calls into the endpoints in an idle day", after-before)
+		}
+		if _, err := a.Write([]byte("y")); err != nil {
+			t.Fatal(err)
+		}
+		if got := within(t, r); got.n != 1 || got.err != nil {
+			t.Errorf("Read after a day: %+v", got)
+		}
+	})
+}
+
+// D4, D5: small Writes go in messages, large ones by rendezvous.
+func TestThreshold(t *testing.T) {
+	for _, tt := range []struct {
+		size, threshold int
+		offers          uint64
+	}{
+		{16<<10 - 1, 0, 0}, {16 << 10, 0, 1}, {1 << 20, 0, 1}, {1 << 20, -1, 0}, {1 << 20, 2 << 20, 0}, {5000, 4000, 1},
+	} {
+		for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite, "exact": exact} {
+			t.Run(fmt.Sprintf("%s/%d of %d", name, tt.size, tt.threshold), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					a, b, _, _ := pair(t, cfg, session.Config{Threshold: tt.threshold})
+					data := pattern(tt.size)
+					w := goWrite(a, data)
+					if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+						t.Error("wrong bytes")
+					}
+					if r := within(t, w); r.n != len(data) || r.err != nil {
+						t.Errorf("Write: %+v", r)
+					}
+					sa, sb := a.Stats(), b.Stats()
+					if sa.OffersSent != tt.offers || sb.OffersReceived != tt.offers {
+						t.Errorf("%d offers sent, %d received, want %d", sa.OffersSent, sb.OffersReceived, tt.offers)
+					}
+					if sa.BytesSent != uint64(tt.size) || sb.BytesReceived != uint64(tt.size) || sa.OfferedBytesSent != sb.OfferedBytesReceived {
+						t.Errorf("counted %+v and %+v", sa, sb)
+					}
+				})
+			})
+		}
+	}
+}
+
+// D6, D7: each side's abilities decide about the form; with none, or none left
+// by the operator, payload does it all.
+func TestForms(t *testing.T) {
+	for name, tt := range map[string]struct {
+		a, b    session.Limits
+		disable session.Feature
+		offered bool
+	}{
+		"reader reads":                  {byRead.Limits, byRead.Limits, 0, true},
+		"only the other end can read":   {withLimits(byRead, func(l *session.Limits) { l.CanRead = false }), byRead.Limits, 0, true},
+		"only this end can read":        {byRead.Limits, withLimits(byRead, func(l *session.Limits) { l.CanRead = false }), 0, false},
+		"writer writes":                 {byWrite.Limits, byWrite.Limits, 0, true},
+		"nothing to grant":              {byWrite.Limits, withLimits(byWrite, func(l *session.Limits) { l.MaxExpose = 0 }), 0, false},
+		"nothing to offer":              {withLimits(byRead, func(l *session.Limits) { l.MaxExpose = 0 }), byRead.Limits, 0, false},
+		"reading switched off":          {byRead.Limits, byRead.Limits, session.FeatureRDMARead, false},
+		"writing switched off":          {byWrite.Limits, byWrite.Limits, session.FeatureRDMAWrite, false},
+		"messages of different lengths": {byRead.Limits, withLimits(byRead, func(l *session.Limits) { l.MaxMessage = 300 }), 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, twin.Config{Limits: tt.a, PeerLimits: &tt.b}, session.Config{Disable: tt.disable})
+				data := pattern(300_000)
+				w := goWrite(a, data)
+				if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+					t.Error("wrong bytes")
+				}
+				if r := within(t, w); r.n != len(data) || r.err != nil {
+					t.Errorf("Write: %+v", r)
+				}
+				if got := a.Stats().OffersSent > 0; got != tt.offered {
+					t.Errorf("offered: %v, want %v", got, tt.offered)
+				}
+			})
+		})
+	}
+}
+
+func withLimits(c twin.Config, f func(*session.Limits)) session.Limits {
+	l := c.Limits
+	f(&l)
+	return l
+}
+
+// A Read that waits with a large slice gets the bytes without a copy between:
+// nothing of them passes through memory of the session's.
+func TestLargeReadIsDirect(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite, "exact": exact} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				cfg.AllocBudget = 1 // no chunk can be had
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				data, into := pattern(500_000), make([]byte, 500_000)
+				r := goRead(b, into)
+				time.Sleep(time.Second)
+				w := goWrite(a, data)
+				got := 0
+				for got < len(data) {
+					x := within(t, r)
+					if x.err != nil {
+						t.Fatal(x.err)
+					}
+					if got += x.n; got < len(data) {
+						r = goRead(b, into[got:])
+					}
+				}
+				if x := within(t, w); x.n != len(data) || x.err != nil {
+					t.Errorf("Write: %+v", x)
+				}
+				if !bytes.Equal(into, data) {
+					t.Error("wrong bytes")
+				}
+				if moved := b.Stats().OfferedBytesReceived; moved < 490_000 {
+					t.Errorf("%d bytes moved by RDMA", moved)
+				}
+			})
+		})
+	}
+}
+
+// Two peers that both write before they read do not deadlock where TCP would
+// not.
+func TestBothWriteFirst(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		const size = 200_000
+		cfg.QueueBytes = size + 64<<10 // a ring is the socket's buffer
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		data := pattern(size)
+		wa, wb := goWrite(a, data), goWrite(b, data)
+		for _, w := range []<-chan result{wa, wb} {
+			if r := within(t, w); r.n != size || r.err != nil {
+				t.Fatalf("Write: %+v", r)
+			}
+		}
+		for _, s := range []*session.Session{a, b} {
+			if got := readFull(t, s, size); !bytes.Equal(got, data) {
+				t.Error("wrong bytes")
+			}
+		}
+	})
+}
+
+// Nobody reads: Write takes what the budgets allow, and then waits, however
+// much there is to write.
+func TestBudgetsBoundMemory(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		cfg.AllocBudget = 1 << 30
+		a, b, _, eb := pair(t, cfg, session.Config{ReceiveBudget: 100_000, SendBudget: 50_000})
+		data := pattern(4 << 20)
+		w := goWrite(a, data)
+		time.Sleep(time.Minute)
+		select {
+		case r := <-w:
+			t.Fatalf("Write ended though nobody reads: %+v", r)
+		default:
+		}
+		if got := eb.Left().Allocated; got > 100_000+256<<10 {
+			t.Errorf("the receiver holds %d bytes with a budget of 100000", got)
+		}
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if r := within(t, w); r.n != len(data) || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	})
+}
+
+// D9: memory that cannot be registered is sent otherwise; if there is no
+// otherwise, Write fails with ENOBUFS, and the connection lives.
+func TestMemoryThatCannotBeRegistered(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg    twin.Config
+		faults twin.Faults
+		budget int
+	}{
+		"offered":            {byRead, twin.Faults{Expose: 1}, 0},
+		"granted":            {byWrite, twin.Faults{Expose: 1}, 0},
+		"read into":          {byRead, twin.Faults{Local: 1, Alloc: 1}, 0},
+		"written from":       {byWrite, twin.Faults{Local: 1}, 0},
+		"only chunks can be": {byRead, twin.Faults{Local: 1}, 0},
+		"exact":              {exact, twin.Faults{Local: 1, Alloc: 1}, 0},
+	} {
+		for _, disable := range []session.Feature{0, session.FeatureInline} {
+			t.Run(fmt.Sprintf("%s/%d", name, disable), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					cfg := tt.cfg
+					cfg.Faults = tt.faults
+					a, b, _, _ := pair(t, cfg, session.Config{Disable: disable})
+					data := pattern(100_000)
+					w := goWrite(a, data)
+					into := make([]byte, len(data))
+					if disable == 0 || name == "only chunks can be" {
+						if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+							t.Error("wrong bytes")
+						}
+						if r := within(t, w); r.n != len(data) || r.err != nil {
+							t.Errorf("Write: %+v", r)
+						}
+						return
+					}
+					r := goRead(b, into)
+					x := within(t, w)
+					wantErr(t, "Write", x.err, syscall.ENOBUFS)
+					if err := a.CloseWrite(); err != nil {
+						t.Errorf("CloseWrite after that: %v", err)
+					}
+					if y := within(t, r); y.err != io.EOF && y.n != x.n {
+						t.Errorf("Write took %d bytes, Read got %+v", x.n, y)
+					}
+				})
+			})
+		}
+	}
+}
+
+// D10: urgent data passes data that waits, and needs no Read.
+func TestUrgentPassesBlockedData(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
+		data := pattern(1 << 20)
+		w := goWrite(a, data)
+		time.Sleep(time.Second)
+		if _, err := a.WriteUrgent([]byte("now!")); err != nil {
+			t.Fatalf("WriteUrgent: %v", err)
+		}
+		select {
+		case <-b.Urgent():
+		case <-time.After(time.Second):
+			t.Fatal("urgent data waits behind data")
+		}
+		got := make([]byte, 100)
+		n, err := b.ReadUrgent(got)
+		if string(got[:n]) != "now!" || err != nil {
+			t.Errorf("ReadUrgent: %q, %v", got[:n], err)
+		}
+		_, err = b.ReadUrgent(got)
+		wantErr(t, "ReadUrgent once more", err, session.ErrNoUrgent)
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Error("urgent data is in the stream")
+		}
+		within(t, w)
+	})
+}
+
+func TestUrgentLimits(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, messages, session.Config{})
+		for _, n := range []int{0, session.MaxUrgent + 1} {
+			if _, err := a.WriteUrgent(make([]byte, n)); err == nil {
+				t.Errorf("%d bytes of urgent data were taken", n)
+			}
+		}
+		for i := range byte(3) { // the newest replaces what was not read
+			if _, err := a.WriteUrgent(bytes.Repeat([]byte{i}, session.MaxUrgent)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Second)
+		got := make([]byte, 10)
+		if n, err := b.ReadUrgent(got); n != 10 || err != nil || got[0] != 2 {
+			t.Errorf("ReadUrgent: %d, %v, %v", n, err, got)
+		}
+	})
+}
+
+// A Write that is interrupted returns the exact number of bytes that are the
+// peer's, and does not touch its slice any more; the next Write goes on there.
+func TestInterruptedWriteCounts(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		cfg.Limits.MaxRDMA = 10_000
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 30_000, SendBudget: 1000})
+		data := pattern(1 << 20)
+		mine := bytes.Clone(data)
+		w := goWrite(a, mine)
+		got := readFull(t, b, 100_000)
+		a.InterruptWrite(true)
+		r := within(t, w)
+		wantErr(t, "Write", r.err, session.ErrInterrupted)
+		fill(mine, usedWrite)
+		n, err := a.Write(data[r.n:])
+		wantErr(t, "Write while interrupted", err, session.ErrInterrupted)
+		if n != 0 {
+			t.Errorf("Write while interrupted: %d", n)
+		}
+		a.InterruptWrite(false)
+		w = goWrite(a, data[r.n:])
+		got = append(got, readFull(t, b, len(data)-len(got))...)
+		if !bytes.Equal(got, data) {
+			t.Errorf("the stream went on at another place than %d", r.n)
+		}
+		if r := within(t, w); r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	})
+}
+
+// … and it stops soon: what is under way is waited for, no more is begun.
+func TestInterruptedWriteStopsSoon(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		const size = 8 << 20
+		cfg.Limits.MaxRDMA = 10_000
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		r := goRead(b, make([]byte, size))
+		time.Sleep(time.Second)
+		w := goWrite(a, pattern(size))
+		time.Sleep(20 * latency)
+		a.InterruptWrite(true)
+		began := time.Now()
+		if x := within(t, w); x.n >= size {
+			t.Errorf("Write: %+v", x)
+		}
+		if took := time.Since(began); took > 20*latency {
+			t.Errorf("Write returned %v later, with a latency of %v", took, latency)
+		}
+		within(t, r)
+	})
+}
+
+// A Read that is interrupted in the middle of a transfer returns what it has,
+// or nothing; no byte is lost, and none comes later.
+func TestInterruptedReadLosesNothing(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		cfg.Limits.MaxRDMA = 10_000
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		data := pattern(1 << 20)
+		w := goWrite(a, data)
+		var got []byte
+		for i := 0; len(got) < len(data); i++ {
+			into := make([]byte, 200_000)
+			r := goRead(b, into)
+			time.Sleep(time.Duration(i%40) * latency / 7)
+			b.InterruptRead(true)
+			x := within(t, r)
+			if x.err != nil {
+				wantErr(t, "Read", x.err, session.ErrInterrupted)
+			}
+			got = append(got, into[:x.n]...)
+			fill(into, usedRead)
+			time.Sleep(time.Millisecond)
+			if changed(into, usedRead) >= 0 {
+				t.Fatal("the slice was touched after Read returned")
+			}
+			// An expired deadline fails even when data is ready.
+			n, err := b.Read(into)
+			wantErr(t, "Read while interrupted", err, session.ErrInterrupted)
+			if n != 0 {
+				t.Errorf("Read while interrupted: %d", n)
+			}
+			b.InterruptRead(false)
+		}
+		if !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		within(t, w)
+	})
+}
+
+// Done crosses Cancel: the peer has everything when it is asked to stop, and
+// both ends agree on that.
+func TestDoneCrossesCancel(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, _ := pair(t, cfg, session.Config{})
+				data, into := pattern(50_000), make([]byte, 50_000)
+				r := goRead(b, into)
+				time.Sleep(time.Second)
+				w := goWrite(a, data)
+				time.Sleep(latency / 2)
+				ea.Hold(twin.HoldMessages | twin.HoldWrites) // ReadDone is on its way, and stays there
+				time.Sleep(time.Second)
+				a.InterruptWrite(true) // Cancel goes out
+				time.Sleep(100 * time.Millisecond)
+				ea.Hold(0)
+				x, y := within(t, w), within(t, r)
+				a.InterruptWrite(false)
+				if (x.n == len(data)) != (x.err == nil) {
+					t.Errorf("Write: %+v", x)
+				}
+				w = goWrite(a, data[x.n:]) // at times nothing
+				copy(into[y.n:], readFull(t, b, len(data)-y.n))
+				within(t, w)
+				if !bytes.Equal(into, data) {
+					t.Errorf("Write says %d bytes, which is not what the peer has", x.n)
+				}
+			})
+		})
+	}
+}
+
+// D12: a peer that does not stop a cancelled transfer in time costs the
+// connection; when Write or Read has returned, its slice is not touched.
+func TestCancelIsBounded(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg  twin.Config
+		hold twin.Hold
+		at   int // whose completions are held back
+	}{
+		"a Write whose peer goes on reading":  {byRead, twin.HoldReads, 1},
+		"a Write whose completions are late":  {byWrite, twin.HoldWrites, 0},
+		"a Write whose peer does not listen":  {byRead, twin.HoldMessages, 1},
+		"a granter that does not say anymore": {byWrite, twin.HoldMessages, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, eb := pair(t, tt.cfg, session.Config{CancelTimeout: 3 * time.Second, KeepAlive: -1})
+				data := pattern(200_000)
+				into := make([]byte, len(data))
+				r := goRead(b, into)
+				time.Sleep(time.Second)
+				[]*twin.Endpoint{ea, eb}[tt.at].Hold(tt.hold)
+				w := goWrite(a, data)
+				time.Sleep(time.Second)
+				began := time.Now()
+				a.InterruptWrite(true)
+				x := within(t, w)
+				fill(data, usedWrite)
+				if took := time.Since(began); took > 4*time.Second {
+					t.Errorf("Write returned %v after it was interrupted", took)
+				}
+				if x.err == nil {
+					t.Errorf("Write: %+v", x)
+				}
+				b.InterruptRead(true)
+				began = time.Now()
+				within(t, r)
+				fill(into, usedRead)
+				if took := time.Since(began); took > 4*time.Second {
+					t.Errorf("Read returned %v after it was interrupted", took)
+				}
+				[]*twin.Endpoint{ea, eb}[tt.at].Hold(0)
+				time.Sleep(time.Minute)
+				if changed(into, usedRead) >= 0 {
+					t.Error("the slice was touched after Read returned")
+				}
+			})
+		})
+	}
+}
+
+// E1: each direction ends on its own.
+func TestHalfClose(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		w := goWrite(a, pattern(100_000))
+		got := make(chan result, 1)
+		go func() {
+			n, err := io.Copy(io.Discard, readerOf(b))
+			got <- result{int(n), err}
+		}()
+		within(t, w)
+		if err := a.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if r := within(t, got); r.n != 100_000 || r.err != nil {
+			t.Errorf("read to the end: %+v", r)
+		}
+		_, err := a.Write([]byte("x"))
+		wantErr(t, "Write after CloseWrite", err, session.ErrClosed)
+		for range 3 { // the other direction lives
+			w := goWrite(b, pattern(100_000))
+			readFull(t, a, 100_000)
+			if r := within(t, w); r.err != nil {
+				t.Fatal(r.err)
+			}
+			time.Sleep(time.Hour)
+		}
+	})
+}
+
+type readerOf2 struct{ s *session.Session }
+
+func (r readerOf2) Read(p []byte) (int, error) { return r.s.Read(p) }
+
+func readerOf(s *session.Session) io.Reader { return readerOf2{s} }
+
+// After CloseRead what comes is thrown away: the peer can go on writing.
+func TestCloseReadThrowsAway(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
+		w := goWrite(a, pattern(1<<20))
+		time.Sleep(time.Second)
+		if err := b.CloseRead(); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := b.Read(make([]byte, 10)); n != 0 || err != io.EOF {
+			t.Errorf("Read: %d, %v", n, err)
+		}
+		if r := within(t, w); r.n != 1<<20 || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+		for range 3 {
+			if r := within(t, goWrite(a, pattern(1<<20))); r.err != nil {
+				t.Errorf("Write: %+v", r)
+			}
+		}
+	})
+}
+
+// E2: Close ends what waits.
+func TestCloseEndsWaiting(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, _, ea, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1, CloseTimeout: time.Second})
+		into := make([]byte, 100_000)
+		r, w := goRead(a, into), goWrite(a, pattern(1<<20))
+		time.Sleep(time.Second)
+		began := time.Now()
+		if err := a.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("Close took %v", took)
+		}
+		wantErr(t, "Read", within(t, r).err, session.ErrClosed)
+		wantErr(t, "Write", within(t, w).err, session.ErrClosed)
+		wantErr(t, "Close once more", a.Close(), session.ErrClosed)
+		_, err := a.Read(into)
+		wantErr(t, "Read", err, session.ErrClosed)
+		_, err = a.Write(into)
+		wantErr(t, "Write", err, session.ErrClosed)
+		select {
+		case <-a.Closed():
+		case <-time.After(time.Minute):
+			t.Fatal("never closed")
+		}
+		if left := ea.Left(); left.Exposed != 0 || left.Allocated != 0 {
+			t.Errorf("left behind: %+v", left)
+		}
+	})
+}
+
+// What was written before Close arrives, and then io.EOF, though Close returns
+// at once or nearly so.
+func TestCloseDelivers(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		const size = 50_000
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		data := pattern(size)
+		if r := within(t, goWrite(a, data)); r.err != nil {
+			t.Fatal(r.err)
+		}
+		began := time.Now()
+		a.Close()
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("Close took %v", took)
+		}
+		time.Sleep(5 * time.Second) // less than CloseTimeout
+		got, err := io.ReadAll(readerOf(b))
+		if err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes of %d, %v", len(got), size, err)
+		}
+		_, err = b.Write([]byte("x"))
+		if err == nil {
+			time.Sleep(time.Second)
+			_, err = b.Write([]byte("x"))
+		}
+		wantErr(t, "Write to a closed peer", err, syscall.EPIPE)
+	})
+}
+
+// As with TCP: Close with data that was not read is a reset, behind what was
+// written.
+func TestCloseWithUnreadData(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		if _, err := b.Write(pattern(1000)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Write(pattern(2000)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		a.Close()
+		got, err := io.ReadAll(readerOf(b))
+		wantErr(t, "reading to the end", err, syscall.ECONNRESET)
+		if !bytes.Equal(got, pattern(2000)) {
+			t.Errorf("%d bytes before the reset, want 2000", len(got))
+		}
+	})
+}
+
+// A Write that waits for a peer which closes fails, whichever way its bytes go:
+// they were not thrown away behind its back.
+func TestWriteToAPeerThatCloses(t *testing.T) {
+	for name, scfg := range map[string]session.Config{
+		"": {ReceiveBudget: 1}, "without payload": {ReceiveBudget: 1, Disable: session.FeatureInline},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, cfg twin.Config) {
+				a, b, _, _ := pair(t, cfg, scfg)
+				const size = 4 << 20
+				w := goWrite(a, pattern(size))
+				readFull(t, b, 100_000)
+				b.Close()
+				x := within(t, w)
+				wantErr(t, "Write", x.err, syscall.EPIPE)
+				if x.n < 100_000 || x.n >= size {
+					t.Errorf("Write took %d bytes of %d, 100,000 were read", x.n, size)
+				}
+			})
+		})
+	}
+}
+
+func TestAbortResets(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
+		into := make([]byte, 100)
+		r, w := goRead(b, into), goWrite(b, pattern(1<<20))
+		time.Sleep(time.Second)
+		a.Abort()
+		wantErr(t, "Read", within(t, r).err, syscall.ECONNRESET)
+		if err := within(t, w).err; !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("Write: %v", err)
+		}
+		wantErr(t, "Close after Abort", a.Close(), session.ErrClosed)
+	})
+}
+
+// A stream cut short must not look complete. The one exception: all that a
+// process wrote before it ended is in shared memory.
+// An offer that ended short is a Write that was not completed: a stream that
+// ends there was cut.
+func TestDeathBehindAShortOffer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, ea, _ := pair(t, exact, session.Config{ReceiveBudget: 1})
+		w := goWrite(a, pattern(1<<20))
+		time.Sleep(time.Second)
+		a.InterruptWrite(true)
+		x := within(t, w)
+		wantErr(t, "Write", x.err, session.ErrInterrupted)
+		time.Sleep(time.Second)
+		ea.Kill()
+		got, err := io.ReadAll(readerOf(b))
+		wantErr(t, "Read", err, syscall.ECONNRESET)
+		if len(got) != x.n {
+			t.Errorf("Write took %d bytes, %d were read", x.n, len(got))
+		}
+	})
+}
+
+func TestDeathOfThePeer(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg    twin.Config
+		inside bool // a Write
+		want   error
+	}{
+		"queue pair":                 {messages, false, syscall.ECONNRESET},
+		"queue pair, inside a Write": {byRead, true, syscall.ECONNRESET},
+		"ring":                       {ring, false, io.EOF},
+		"ring, inside a Write":       {ring, true, syscall.ECONNRESET},
+		"ring, inside an offer":      {exact, true, syscall.ECONNRESET},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, _ := pair(t, tt.cfg, session.Config{ReceiveBudget: 1})
+				if _, err := a.Write(pattern(5000)); err != nil {
+					t.Fatal(err)
+				}
+				if tt.inside {
+					goWrite(a, pattern(1<<20))
+				}
+				time.Sleep(time.Second)
+				ea.Kill()
+				got, err := io.ReadAll(readerOf(b))
+				if tt.want == io.EOF && err != nil || tt.want != io.EOF && !errors.Is(err, tt.want) {
+					t.Errorf("the end: %v, want %v", err, tt.want)
+				}
+				if len(got) < 5000 || !bytes.Equal(got, pattern(len(got))) && !tt.inside {
+					t.Errorf("%d bytes before it", len(got))
+				}
+			})
+		})
+	}
+}
+
+// Keepalive finds a peer that says nothing, in four periods.
+func TestKeepAlive(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, ea, _ := pair(t, messages, session.Config{KeepAlive: 10 * time.Second})
+		time.Sleep(time.Hour) // both ends answer
+		if _, err := a.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		readFull(t, b, 1)
+		ea.Cut()
+		began := time.Now()
+		for _, s := range []*session.Session{a, b} {
+			_, err := s.Read(make([]byte, 1))
+			wantErr(t, "Read", err, syscall.ETIMEDOUT)
+		}
+		if took := time.Since(began); took < 30*time.Second || took > 60*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+func TestKeepAliveOff(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: -1})
+		ea.Cut()
+		r := goRead(a, make([]byte, 1))
+		select {
+		case x := <-r:
+			t.Errorf("Read: %+v", x)
+		case <-time.After(24 * time.Hour):
+		}
+		a.SetKeepAlive(time.Second)
+		wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
+	})
+}
+
+// A Write that stops waiting leaves a Read that waits its wake-up: what comes
+// is read at once, and not when somebody happens to look.
+func TestWaitingDirectionsAreIndependent(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
+		r, w := goRead(a, make([]byte, 10)), goWrite(a, pattern(1<<20))
+		time.Sleep(time.Second)
+		a.InterruptWrite(true)
+		within(t, w)
+		began := time.Now()
+		if _, err := b.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if x := within(t, r); x.n != 1 || x.err != nil {
+			t.Errorf("Read: %+v", x)
+		}
+		if took := time.Since(began); took > 2*latency {
+			t.Errorf("it took %v, with a latency of %v", took, latency)
+		}
+	})
+}
+
+// Control messages cost credit too: a peer that gives none gets no more than it
+// has buffers for, and the rest when it gives some.
+func TestControlKeepsToItsCredit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
+		p.dropped = 0
+		pongs := func() (n int) {
+			for {
+				m := p.recv()
+				if m == nil {
+					return n
+				}
+				p.dropped = 0 // says that nothing was dealt with
+				if m[0] == tPong {
+					n++
+				}
+			}
+		}
+		granted := messages.Limits.Window - session.ControlReserve
+		for range granted + 5 {
+			if !p.send(tPing, 0) {
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if got := pongs(); got != granted-1 { // Negotiate was one
+			t.Errorf("%d answers with %d credits, one of them used", got, granted)
+		}
+		p.dropped = uint32(granted)
+		p.send(tCredit, 0)
+		p.dropped = 0
+		if got := pongs(); got != 6 {
+			t.Errorf("%d answers after credit was given, want 6", got)
+		}
+	})
+}
+
+// Writes of several goroutines do not mix, Reads of several get each byte once.
+func TestConcurrentWritesDoNotMix(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		const writers, size = 8, 30_000
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		for i := range writers {
+			go a.Write(bytes.Repeat([]byte{byte(i)}, size))
+		}
+		got := readFull(t, b, writers*size)
+		for i := range writers {
+			part := got[i*size:][:size]
+			if changed(part, part[0]) >= 0 {
+				t.Errorf("bytes of several Writes in one")
+			}
+		}
+	})
+}
+
+// WriteBuffers is one Write: in order, and small pieces share messages.
+func TestWriteBuffers(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		data := pattern(120_000)
+		var v [][]byte
+		for rest := data; len(rest) > 0; {
+			n := min(len(rest), 1+len(v)*len(v)%20_000)
+			v, rest = append(v, rest[:n]), rest[n:]
+		}
+		v = append(v, nil, []byte{})
+		want := len(v)
+		done := make(chan result, 1)
+		go func() { n, err := a.WriteBuffers(v); done <- result{int(n), err} }()
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if r := within(t, done); r.n != len(data) || r.err != nil {
+			t.Errorf("WriteBuffers: %+v", r)
+		}
+		if len(v) != want {
+			t.Error("WriteBuffers changed its argument")
+		}
+		before := a.Stats().MessagesSent
+		small := bytes.SplitAfter(bytes.Repeat([]byte("x "), 100), []byte(" "))
+		if _, err := a.WriteBuffers(small); err != nil {
+			t.Fatal(err)
+		}
+		if sent := a.Stats().MessagesSent - before; sent > 2 {
+			t.Errorf("%d messages for 100 small slices", sent)
+		}
+	})
+}
+
+// Reads and Writes of nothing do not wait.
+func TestEmptySlices(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, _, _, _ := pair(t, messages, session.Config{})
+		if r := within(t, goRead(a, nil)); r.n != 0 || r.err != nil {
+			t.Errorf("Read: %+v", r)
+		}
+		if r := within(t, goWrite(a, nil)); r.n != 0 || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	})
+}
+
+// A peer that does not read does not hold up Close for long, nor its memory
+// for ever.
+func TestCloseToAPeerThatDoesNotRead(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "messages": messages} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, cfg, session.Config{CloseTimeout: 20 * time.Second, KeepAlive: -1})
+				_ = p
+				w := goWrite(s, pattern(1<<20))
+				time.Sleep(time.Second)
+				began := time.Now()
+				s.Close()
+				if took := time.Since(began); took > 3*time.Second {
+					t.Errorf("Close took %v", took)
+				}
+				within(t, w)
+				<-s.Closed()
+				if took := time.Since(began); took > 23*time.Second {
+					t.Errorf("closed after %v", took)
+				}
+				if !e.Closed() {
+					t.Error("the endpoint was not given back")
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,60 @@
+package session
+
+import "fmt"
+
+// Reason says why a connection does not use a SAN, or not the SAN that was
+// preferred. The values are stable: they are counted and shown to operators.
+type Reason uint8
+
+const (
+	ReasonNone        Reason = iota // the connection uses a SAN
+	ReasonPolicy                    // the policy is Never
+	ReasonDisabled                  // switched off by SAN_PROVIDERS or an empty list of providers
+	ReasonNoProvider                // this build or this host has no provider for it
+	ReasonNetwork                   // the network is not one of tcp, tcp4, tcp6
+	ReasonNotServed                 // no provider serves the destination's address
+	ReasonNoListener                // no SAN listener is there
+	ReasonOwner                     // whoever answered is not the TCP listener's owner
+	ReasonVersion                   // the other end speaks another version
+	ReasonTimeout                   // no answer within the bound
+	ReasonUnreachable               // the SAN does not reach the destination
+	ReasonRemembered                // a recent attempt failed; not tried again yet
+	ReasonPermission                // the system does not permit it
+	ReasonResources                 // memory, descriptors or slots are used up
+	ReasonProtocol                  // the answer was not understood
+	ReasonPeerPlain                 // accepted by TCP: the dialer did not ask for a SAN
+	reasonCount
+)
+
+var reasonText = [reasonCount]string{
+	"none", "policy", "disabled", "no provider", "network", "not served", "no SAN listener",
+	"owner mismatch", "version", "timeout", "unreachable", "remembered failure", "permission",
+	"resources", "protocol", "plain TCP peer",
+}
+
+// Reasons is the number of reasons there are, for tables indexed by Reason.
+const Reasons = int(reasonCount)
+
+func (r Reason) String() string {
+	if int(r) < len(reasonText) {
+		return reasonText[r]
+	}
+	return fmt.Sprintf("reason %d", uint8(r))
+}
+
+// Unavailable is how a provider reports that a connection cannot be had from
+// it, though TCP may do (C4). Results that guarantee that TCP would fail too
+// are reported as syscall.ECONNREFUSED or EHOSTUNREACH instead.
+type Unavailable struct {
+	Reason Reason
+	Err    error // detail, may be nil
+}
+
+func (e *Unavailable) Error() string {
+	if e.Err == nil {
+		return e.Reason.String()
+	}
+	return e.Reason.String() + ": " + e.Err.Error()
+}
+
+func (e *Unavailable) Unwrap() error { return e.Err }

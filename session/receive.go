@@ -1,0 +1,539 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+// receiver is what has come from the peer: a queue of messages that stay in
+// the endpoint until they are read, and the tails of those that are offers.
+type receiver struct {
+	mu sync.Mutex // guards all below and the endpoint's receiving methods
+	ev Event
+
+	begun bool // negotiated: before that, Negotiate alone may poll
+
+	kept int // messages in the endpoint's queue
+	off  int // position in the front one, header included; 0: not begun
+
+	tails []*tail // of the offers in that queue, in order
+	cur   *tail   // being read: its message has been released
+	opens []*tail // those that the peer waits for, in order
+	fetch fetches
+
+	shut    bool // the peer's stream has ended; nothing with a place in it follows
+	aborted bool // … by being cut
+	closed  bool // the peer does not read any more
+	cut     bool // the last message with payload said that its Write goes on
+	discard bool // CloseRead: nobody will read
+	leaving bool // Close: … and the peer is to know
+	trickle bool // the last Read took several small messages: there is a stream of them
+
+	want atomic.Int64 // len of the slice of a Read that waits, 0: none
+
+	urgent   []byte
+	urgentCh chan struct{}
+
+	bytes, messages, offers, offerBytes uint64
+}
+
+// Read reads up to len(p) bytes, and blocks until there is at least one, the
+// end of the stream (io.EOF), or an error: ErrClosed, ErrInterrupted,
+// syscall.ECONNRESET when the peer vanished or cut the stream (after
+// everything that had arrived), ETIMEDOUT when it stopped answering.
+func (s *Session) Read(p []byte) (n int, err error) {
+	s.rd.op.Lock()
+	defer s.rd.op.Unlock()
+	if st := s.rd.state.Load(); st != 0 {
+		return 0, s.readState(st)
+	}
+	if s.idle.away.Load() {
+		s.idle.join(s)
+	}
+	trickle := s.rx.trickle // written by Reads alone
+	if n, err = s.receive(p); n > 0 || err != nil || len(p) == 0 {
+		return n, err
+	}
+	return s.readWaiting(p, trickle)
+}
+
+// A Read that has drained a stream of small messages waits a moment before it
+// looks again: looking at once takes the ring's cache line from the writer for
+// the sake of one message. Twice the rate, for a microsecond.
+const (
+	paceBelow  = 1 << 10 // bytes per message on average
+	paceYields = 64
+)
+
+func (s *Session) readState(st uint32) error {
+	switch {
+	case st&stClosed != 0:
+		return ErrClosed
+	case st&stInterrupted != 0:
+		return ErrInterrupted
+	}
+	return io.EOF
+}
+
+func (s *Session) readWaiting(p []byte, trickle bool) (n int, err error) {
+	var w waiter
+	s.rx.want.Store(int64(len(p)))
+	if trickle && s.cfg.Spin > 0 {
+		procyield(paceYields)
+	}
+	for {
+		s.pause(&w, &s.rd, s.readEvents())
+		if n, err = s.receive(p); n > 0 || err != nil {
+			break
+		}
+		var broken bool
+		if n, broken = s.brokenDirect(); n > 0 {
+			break
+		} else if broken {
+			continue
+		}
+		if st := s.rd.state.Load(); st != 0 {
+			n = s.stopDirect(&w)
+			if n == 0 {
+				err = s.readState(st)
+			}
+			break
+		}
+	}
+	s.rx.want.Store(0)
+	s.doneWaiting(&w, &s.rd)
+	return n, err
+}
+
+// readEvents are what a Read waits for: room too, if something of ours needs it.
+func (s *Session) readEvents() Events {
+	if s.rx.fetch.full.Load() || s.tx.waiting.Load() {
+		return RecvReady | SendReady
+	}
+	return RecvReady
+}
+
+// receive copies what is there, after polling for more. (0, nil): nothing yet.
+func (s *Session) receive(p []byte) (n int, err error) {
+	rx := &s.rx
+	rx.mu.Lock()
+	defer rx.mu.Unlock()
+	if s.gone && rx.fetch.p == nil {
+		return 0, s.streamEnd()
+	}
+	if s.gone {
+		return 0, nil // see brokenDirect
+	}
+	if rx.fetch.p != nil {
+		s.poll()
+		return s.directDone()
+	}
+	before := rx.messages
+	for n < len(p) {
+		failed := s.failure.Load() != nil // what had come is delivered all the same
+		if rx.cur != nil {
+			k := s.takeTail(p[n:])
+			if n += k; k > 0 || rx.cur == nil {
+				continue
+			}
+			if failed {
+				break
+			}
+			s.offerSlice(p, n)
+			s.poll()
+			if rx.fetch.p != nil {
+				return s.directDone()
+			}
+			if k = s.takeTail(p[n:]); k == 0 && rx.cur != nil {
+				break // a transfer is under way
+			}
+			n += k
+		} else if rx.kept > 0 {
+			k, ok := s.takeFront(p[n:])
+			if n += k; !ok {
+				break
+			}
+		} else if !failed && s.ep.Poll(&rx.ev) {
+			n += s.takeEvent(p[n:])
+		} else {
+			break
+		}
+	}
+	if n == 0 && len(p) > 0 {
+		err = s.streamEnd()
+	}
+	rx.bytes += uint64(n)
+	took := rx.messages - before
+	rx.trickle = took > 1 && uint64(n) < paceBelow*took
+	s.serviceTx()
+	return n, err
+}
+
+// takeEvent handles the event of the last Poll; payload that it brings goes
+// straight to p, as nothing waits before it.
+func (s *Session) takeEvent(p []byte) int {
+	rx := &s.rx
+	m := rx.ev.Msg
+	if rx.ev.Kind != Message || len(m) <= headerLen || msgType(m[0]) != msgData || rx.shut || rx.discard || len(rx.opens) > 0 {
+		s.handle(&rx.ev)
+		return 0
+	}
+	s.counted(m)
+	rx.cut = m[1]&flagMore != 0
+	n := copy(p, m[headerLen:])
+	if n == len(m)-headerLen {
+		s.drop()
+		return n
+	}
+	s.keep()
+	rx.off = headerLen + n
+	return n
+}
+
+// takeFront copies from the oldest kept message. What is in its buffer is
+// checked again: on shared memory the peer can still change it.
+func (s *Session) takeFront(p []byte) (n int, ok bool) {
+	rx := &s.rx
+	m := s.ep.Front()
+	body := 0
+	if len(m) >= headerLen {
+		switch msgType(m[0]) {
+		case msgData:
+			body = headerLen
+		case msgOfferRead:
+			body = offerReadLen
+		case msgOfferWrite:
+			body = offerWriteLen
+		}
+	}
+	if body == 0 || max(rx.off, body) > len(m) || body != headerLen && len(rx.tails) == 0 {
+		s.violation("a message changed after it was sent")
+		return 0, false
+	}
+	rx.off = max(rx.off, body)
+	n = copy(p, m[rx.off:])
+	if rx.off += n; rx.off < len(m) {
+		return n, true
+	}
+	rx.off = 0
+	s.release()
+	if body != headerLen {
+		rx.cur = rx.tails[0]
+		rx.tails[0] = nil
+		rx.tails = rx.tails[1:]
+		s.dropVoid()
+	}
+	return n, true
+}
+
+// release gives the oldest kept message's buffer back.
+func (s *Session) release() {
+	s.rx.kept--
+	s.ep.Release()
+	s.dealtWith()
+}
+
+// dropVoid gives back the messages in front whose offers do not count: they
+// are right behind the one that took them along.
+func (s *Session) dropVoid() {
+	rx := &s.rx
+	for len(rx.tails) > 0 && rx.tails[0].void {
+		s.release()
+		rx.tails[0] = nil
+		rx.tails = rx.tails[1:]
+	}
+}
+
+// unread: there is more of the stream that Read has not taken. The tail of an
+// offer that is over and all read stays current until the next Read.
+func (rx *receiver) unread() bool {
+	return rx.kept > 0 || rx.cur != nil && !(rx.cur.over && len(rx.cur.chunks) == 0)
+}
+
+// streamEnd is why nothing more can be read, nil if more may come.
+func (s *Session) streamEnd() error {
+	rx := &s.rx
+	if p := s.failure.Load(); p != nil && !(rx.shut && !rx.unread()) {
+		return *p
+	}
+	pending := rx.unread()
+	switch {
+	case pending:
+	case rx.aborted:
+		return fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
+	case rx.shut:
+		return io.EOF
+	}
+	if s.gone {
+		return ErrClosed
+	}
+	err := s.ep.Err()
+	if err == nil {
+		return nil
+	}
+	if s.ep.Poll(&rx.ev) { // it came between the last Poll and the end
+		s.handle(&rx.ev)
+		s.rd.signal() // look again
+		return nil
+	}
+	switch {
+	case errors.Is(err, io.EOF) && !rx.cut && !pending:
+		return io.EOF
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("session: the peer's process ended in the middle of a write: %w", syscall.ECONNRESET)
+	case errors.Is(err, syscall.EPIPE):
+		return fmt.Errorf("session: the peer left without a word: %w", syscall.ECONNRESET)
+	}
+	return err
+}
+
+// poll handles all events that are there, and starts the transfers that are
+// due; those of some providers complete at once. Before negotiation there is
+// nothing for it: a Wake for nothing must not take that message from Negotiate.
+func (s *Session) poll() {
+	rx := &s.rx
+	if !rx.begun {
+		return
+	}
+	for again := true; again; again = s.pump() {
+		for !s.gone && s.failure.Load() == nil && s.ep.Poll(&rx.ev) {
+			s.handle(&rx.ev)
+		}
+	}
+	s.sayDone()
+}
+
+// poke makes progress on behalf of a Write or of nobody. sure: it must look
+// now, and not rely on somebody who may just have finished looking.
+func (s *Session) poke(sure bool) {
+	if sure {
+		s.rx.mu.Lock()
+	} else if !s.rx.mu.TryLock() {
+		return
+	}
+	if !s.gone {
+		s.poll()
+		s.serviceTx()
+	}
+	s.rx.mu.Unlock()
+}
+
+// serviceTx sends what receiving has made due.
+func (s *Session) serviceTx() {
+	s.sayDone()
+	if s.creditDue() || s.tx.waiting.Load() {
+		s.flush()
+	}
+}
+
+// The methods below want rx.mu held.
+
+func (s *Session) drop() {
+	s.ep.Drop()
+	s.dealtWith()
+}
+
+// dealtWith counts a message whose buffer was given back, where that is credit.
+func (s *Session) dealtWith() {
+	if s.lim.Window != 0 {
+		s.freed.Add(1)
+	}
+}
+
+func (s *Session) keep() {
+	s.ep.Keep()
+	s.rx.kept++
+}
+
+// counted takes note of a message and of the credit that it brings.
+func (s *Session) counted(m []byte) {
+	s.rx.messages++
+	if s.lim.Window == 0 {
+		return
+	}
+	if msgType(m[0]) != msgCredit {
+		s.received.Add(1)
+	}
+	credit, was := le.Uint32(m[4:]), s.peerFreed.Load()
+	if credit == was {
+		return
+	}
+	if credit-was > maxWindow {
+		s.violation("its credit goes from %d to %d", was, credit)
+		return
+	}
+	s.peerFreed.Store(credit)
+	if s.wr.wants.Load() != 0 {
+		s.wr.signal()
+	}
+}
+
+func (s *Session) handle(ev *Event) {
+	switch ev.Kind {
+	case Message:
+		s.handleMessage(ev.Msg)
+	case ReadDone:
+		s.readCompleted(ev)
+	case WriteDone:
+		s.writeCompleted(ev)
+	}
+}
+
+// handleMessage acts on what a message says, whether or not anybody reads
+// (D3). Payload stays in its buffer.
+func (s *Session) handleMessage(m []byte) {
+	rx := &s.rx
+	if len(m) < headerLen {
+		s.ep.Drop()
+		s.violation("a message of %d bytes", len(m))
+		return
+	}
+	s.counted(m)
+	t, flags := msgType(m[0]), m[1]
+	switch t {
+	case msgData, msgOfferRead, msgOfferWrite:
+		s.handlePayload(t, flags, m)
+		return
+	}
+	c := control{t: t, flags: flags}
+	need := c.size()
+	if t == msgUrgent {
+		need++
+	}
+	if len(m) < need {
+		s.ep.Drop()
+		s.violation("a message of type %d with %d bytes", t, len(m))
+		return
+	}
+	b := m[headerLen:]
+	if need >= headerLen+idLen {
+		c.id = le.Uint32(b)
+		switch t {
+		case msgGrant:
+			c.desc = getDesc(b[idLen:])
+		case msgReadDone, msgWriteDone:
+			c.desc.Addr = le.Uint64(b[idLen:])
+		}
+	}
+	if t == msgUrgent {
+		rx.urgent = append(rx.urgent[:0], b[:min(len(b), MaxUrgent)]...)
+		select {
+		case rx.urgentCh <- struct{}{}:
+		default:
+		}
+	}
+	s.ep.Drop()
+	if t != msgCredit {
+		s.dealtWith()
+	}
+	s.handleControl(&c)
+}
+
+func (s *Session) handleControl(c *control) {
+	rx := &s.rx
+	switch c.t {
+	case msgCredit, msgUrgent:
+	case msgGrant:
+		s.grantByPeer(c.id, c.desc, c.flags)
+	case msgReadDone:
+		s.readDoneByPeer(c.id, c.desc.Addr, c.flags)
+	case msgWriteDone:
+		s.writeDoneByPeer(c.id, c.desc.Addr, c.flags&flagLast != 0)
+	case msgCancelRead:
+		s.withdrawnByPeer(c.id)
+	case msgCancelWrite:
+		s.cancelByPeer(c.id)
+	case msgRefuse:
+		s.refusedByPeer(c.id)
+	case msgShutdown, msgClose, msgAbort:
+		if rx.shut && c.t == msgShutdown || rx.closed || len(rx.opens) > 0 {
+			s.violation("a message of type %d out of place", c.t)
+			return
+		}
+		if !rx.shut {
+			rx.shut, rx.aborted = true, c.t == msgAbort
+		}
+		if c.t != msgShutdown {
+			rx.closed = true
+			s.wr.set(stPeerClosed)
+			if !s.lim.Buffered {
+				s.sendControl(control{t: msgCloseAck})
+			}
+		}
+		s.readable()
+	case msgCloseAck:
+		s.acknowledged()
+	case msgPing:
+		s.sendControl(control{t: msgPong})
+	case msgPong:
+	default:
+		s.violation("a message of unknown type %d", c.t)
+	}
+}
+
+// handlePayload keeps a message with payload for Read, and takes up an offer.
+func (s *Session) handlePayload(t msgType, flags byte, m []byte) {
+	rx := &s.rx
+	if open := len(rx.opens); rx.shut || open > 0 && (t != msgOfferRead || rx.opens[0].byWrite || open == maxOpen) {
+		s.ep.Drop()
+		s.violation("payload behind the end of the stream, or behind an open offer")
+		return
+	}
+	if t == msgData {
+		rx.cut = flags&flagMore != 0
+		if rx.discard || len(m) == headerLen {
+			s.drop()
+			return
+		}
+		s.keep()
+		s.readable()
+		return
+	}
+	tl, err := newTail(t, m)
+	if err == nil && s.caps&tl.needs() == 0 {
+		err = errors.New("an offer of a kind that this end has not said it can take")
+	}
+	if err != nil {
+		s.ep.Drop()
+		s.violation("%v", err)
+		return
+	}
+	rx.cut = flags&flagMore != 0
+	rx.opens = append(rx.opens, tl)
+	if rx.discard {
+		s.drop()
+		s.pump()
+		return
+	}
+	rx.tails = append(rx.tails, tl)
+	s.keep()
+	s.readable()
+}
+
+// readable wakes a Read that sleeps.
+func (s *Session) readable() {
+	if s.rd.wants.Load() != 0 {
+		s.rd.signal()
+	}
+}
+
+// ReadUrgent takes the newest urgent data that has not been read: up to len(p)
+// bytes of it, the rest is thrown away. It does not block: ErrNoUrgent.
+func (s *Session) ReadUrgent(p []byte) (int, error) {
+	s.poke(true)
+	s.rx.mu.Lock()
+	defer s.rx.mu.Unlock()
+	if len(s.rx.urgent) == 0 {
+		return 0, ErrNoUrgent
+	}
+	n := copy(p, s.rx.urgent)
+	s.rx.urgent = s.rx.urgent[:0]
+	return n, nil
+}
+
+// Urgent holds a token after urgent data has come.
+func (s *Session) Urgent() <-chan struct{} { return s.rx.urgentCh }

@@ -1,0 +1,456 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+)
+
+// The offering half of rendezvous: a Write whose bytes stay where they are
+// until the peer has fetched them (D6), or has granted memory to write them to
+// (D7). The other half is in fetch.go. Behind an open offer come other offers
+// to read at most, and an offer that is cut short takes those behind it along:
+// it ends the Write that made it.
+
+// outOffer is the offer of the Write that is inside. Guarded by tx.mu.
+type outOffer struct {
+	active bool
+	id     uint32
+	total  int // bytes offered
+	taken  int // bytes that have got there, from the front
+	over   bool
+	void   bool // it came behind one that ended short: nothing of its message counts
+
+	// by RDMA write
+	grant   Descriptor // memory that the peer granted
+	granted bool
+	refused bool // the peer wants the rest as payload
+	stop    bool // the peer wants its memory back
+	posted  int  // of the grant, bytes in RDMA writes started
+	written int  // of the grant, bytes completed
+}
+
+// offerInline is how many bytes of an offered Write go with the offer itself
+// (D5): enough for a protocol's header, so that the reader can start.
+const offerInline = 1 << 10
+
+// plan decides how large Writes go, once both ends' abilities are known.
+func (tx *sender) plan(s *Session) {
+	t := s.cfg.Threshold
+	if t == 0 {
+		t = s.lim.Threshold
+	}
+	off := s.cfg.Disable
+	tx.byRead = s.lim.MaxExpose > 0 && s.peer.caps&capRead != 0 && off&FeatureRDMARead == 0
+	byWrite := s.lim.CanWrite && s.peer.caps&capGrant != 0 && off&FeatureRDMAWrite == 0
+	if off&FeatureInline != 0 {
+		t = 1 // all that can do without
+	}
+	if t > 0 && (tx.byRead || byWrite) {
+		tx.threshold = max(t, 2) // an offer has at least one byte behind it
+		if off&FeatureInline == 0 {
+			tx.threshold = max(tx.threshold, minOffer)
+			if tx.byRead && !s.lim.ExactRevoke && !s.lim.Buffered {
+				tx.stageMin = min(s.lim.Stage, tx.threshold)
+			}
+		}
+	}
+}
+
+// minOffer keeps the threshold above the part that goes with the offer.
+const minOffer = 2 * offerInline
+
+// writeOffered writes p by offers, and as payload what cannot be offered.
+func (s *Session) writeOffered(p []byte, more bool) (n int, err error) {
+	noInline := s.cfg.Disable&FeatureInline != 0
+	for len(p)-n >= s.tx.threshold {
+		k, err := s.offer(p[n:], more)
+		n += k
+		if errors.Is(err, errNotTaken) {
+			s.poke(true) // a peer that takes no more because it closes says so next
+			if noInline && s.writeBlocked() == nil {
+				return n, fmt.Errorf("session: %w: %w", err, syscall.ENOBUFS)
+			}
+			break
+		}
+		if n == len(p) {
+			return n, nil // also if it should have ended before
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+	return s.writeInline(p, n, more)
+}
+
+// errNotTaken: memory could not be exposed here, or the peer could not reach it.
+var errNotTaken = errors.New("memory cannot be registered for RDMA")
+
+// offer offers as much of p as one exposure takes, and waits until the peer
+// has it. It returns how many bytes of p are the peer's.
+func (s *Session) offer(p []byte, more bool) (n int, err error) {
+	tx := &s.tx
+	first := min(offerInline, tx.maxMsg-offerReadLen)
+	if s.cfg.Disable&FeatureInline != 0 || first >= len(p) {
+		first = 0
+	}
+	tail, staged := p[first:], p[len(p):]
+	if k := s.tailRoom(len(tail)); k > 0 {
+		tail, staged = tail[:len(tail)-k], tail[len(tail)-k:]
+	}
+	var desc Descriptor
+	if tx.byRead {
+		tail = tail[:min(len(tail), s.lim.MaxExpose)]
+		if desc, err = s.ep.Expose(tail, RemoteRead); err != nil {
+			return 0, fmt.Errorf("%w: %w", errNotTaken, err)
+		}
+	}
+
+	var w waiter
+	defer s.doneWaiting(&w, &s.wr)
+	exposed := tx.byRead
+	all := p[:first+len(tail)+len(staged)]
+	for !s.sendOffer(p[:first], desc, len(tail), more || first+len(tail) < len(p)) {
+		if err = s.writeBlocked(); err != nil {
+			if tx.byRead {
+				s.ep.Revoke(desc)
+			}
+			return 0, err
+		}
+		s.waitWrite(&w)
+	}
+	if len(staged) > 0 && !s.stageBehind(staged, more || len(all) < len(p)) {
+		staged = nil
+	}
+	for {
+		over, moved := s.driveOffer(tail)
+		if over {
+			break
+		}
+		if err = s.writeBlocked(); err != nil {
+			exposed = !s.withdraw(desc, tail, &w) && exposed
+			break
+		}
+		if moved {
+			w.progress(&s.wr)
+		}
+		s.waitWrite(&w)
+	}
+	tx.mu.Lock()
+	n, taken := first, tx.out.taken
+	if tx.out.void {
+		n = 0
+	} else {
+		tx.offers++
+	}
+	tx.out = outOffer{}
+	tx.offerBytes += uint64(taken)
+	n += taken
+	tx.bytes += uint64(n)
+	tx.mu.Unlock()
+	if exposed {
+		s.ep.Revoke(desc)
+	}
+	if taken == len(tail) {
+		return n + len(staged), err
+	}
+	if err == nil {
+		if err = s.writeBlocked(); err == nil {
+			err = errNotTaken
+		}
+	}
+	return n, err
+}
+
+// tailRoom is how much of n bytes should be staged behind the offer of the
+// others.
+func (s *Session) tailRoom(n int) int {
+	tx := &s.tx
+	if tx.stageMin == 0 || n > s.lim.MaxExpose {
+		return 0
+	}
+	s.openStage()
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.stage.buf == nil || tx.stage.shy > 0 {
+		return 0
+	}
+	return min(n/4, stageTail, tx.stage.room())
+}
+
+// stageBehind stages the last part of a Write whose first is on offer; false:
+// that has ended short meanwhile.
+func (s *Session) stageBehind(p []byte, more bool) bool {
+	tx := &s.tx
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if s.gone || tx.stage.buf == nil || tx.out.over && tx.out.taken < tx.out.total {
+		return false
+	}
+	s.fillStage(p, more)
+	return true
+}
+
+// sendOffer opens the offer, if there is room for its message.
+func (s *Session) sendOffer(first []byte, d Descriptor, total int, more bool) bool {
+	tx := &s.tx
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if s.gone || s.failure.Load() != nil || tx.last != 0 {
+		return false
+	}
+	if tx.pending() {
+		s.flushLocked()
+	}
+	if tx.backlogged() > 0 || tx.stage.unsent() > 0 || !s.streamFree() {
+		return false
+	}
+	if tx.byRead {
+		at := tx.stage.tail
+		if len(tx.opens) == maxOpen || !s.sendReadOffer(openOffer{own: true, from: at, to: at, total: total}, d, 0, first, more) {
+			return false
+		}
+	} else {
+		n := offerWriteLen + len(first)
+		room := s.reserveData(n-headerLen, n-headerLen)
+		if room == nil {
+			return false
+		}
+		le.PutUint64(room[headerLen:], uint64(tx.newID()))
+		le.PutUint64(room[headerLen+idLen:], uint64(total))
+		copy(room[offerWriteLen:], first)
+		s.commit(room, msgOfferWrite, moreFlag(more), n)
+	}
+	tx.out = outOffer{active: true, id: tx.nextID, total: total}
+	return true
+}
+
+// driveOffer does what the open offer needs from this end: nothing where the
+// peer reads; where it granted memory, RDMA writes.
+func (s *Session) driveOffer(tail []byte) (over, moved bool) {
+	tx := &s.tx
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	o := &tx.out
+	if o.over {
+		return true, true
+	}
+	if s.gone || !o.granted {
+		return false, false
+	}
+	size := int(o.grant.Len)
+	for !o.stop && !o.refused && o.posted < size {
+		n := min(size-o.posted, s.lim.MaxRDMA)
+		from := tail[o.taken+o.posted:][:n]
+		err := s.ep.Write(from, o.grant, o.posted, o.id)
+		if errors.Is(err, ErrWouldBlock) {
+			return false, moved
+		}
+		if err != nil {
+			o.refused = true // by our own registration: the rest goes as payload
+			break
+		}
+		tx.writes.push(n)
+		o.posted += n
+		moved = true
+	}
+	if o.written < o.posted {
+		return false, moved
+	}
+	// The grant is used up, or it is to be given back.
+	o.taken += o.written
+	o.granted, o.over = false, o.taken == o.total || o.refused
+	c := control{t: msgWriteDone, id: o.id, desc: Descriptor{Addr: uint64(o.written)}}
+	if o.over {
+		c.flags = flagLast
+	}
+	o.posted, o.written, o.stop = 0, 0, false
+	s.owe(c)
+	return o.over, true
+}
+
+// withdraw ends the open offer before the peer has all of it (D12), and knows
+// afterwards how many bytes it has. An offer whose peer does not answer is
+// withdrawn by aborting the connection. revoked: the memory has been.
+func (s *Session) withdraw(d Descriptor, tail []byte, w *waiter) (revoked bool) {
+	tx := &s.tx
+	if s.failure.Load() != nil || s.ep.Err() != nil {
+		return s.withdrawEnded(d)
+	}
+	if tx.byRead && s.lim.ExactRevoke {
+		s.revokeExact(d)
+		return true
+	}
+	tx.mu.Lock()
+	switch o := &tx.out; {
+	case o.over, tx.byRead:
+	case o.granted:
+		o.stop, o.refused = true, true
+	default:
+		o.over = true
+		s.owe(control{t: msgWriteDone, flags: flagLast, id: o.id})
+	}
+	tx.mu.Unlock()
+	limit := time.AfterFunc(s.cfg.CancelTimeout, func() {
+		s.kill(fmt.Errorf("session: the peer did not give up a transfer that was cancelled: %w", syscall.ETIMEDOUT))
+	})
+	defer limit.Stop()
+	for {
+		if over, _ := s.driveOffer(tail); over {
+			return false
+		}
+		if tx.byRead {
+			tx.mu.Lock()
+			s.takeBack(tx.out.id)
+			tx.mu.Unlock()
+		}
+		if s.failure.Load() != nil || s.ep.Err() != nil {
+			return s.withdrawEnded(d)
+		}
+		s.waitWrite(w)
+	}
+}
+
+// revokeExact withdraws the open offer where revoking says what the peer has.
+func (s *Session) revokeExact(d Descriptor) {
+	tx := &s.tx
+	taken := s.ep.Revoke(d)
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if !tx.out.over {
+		tx.out.taken, tx.out.over = taken, true
+		tx.opens, tx.withdrawing = tx.opens[:0], 0
+		tx.unanswered.Store(tx.out.id)
+		s.owe(control{t: msgCancelRead, id: tx.out.id})
+	}
+}
+
+// withdrawEnded is withdraw on a connection that has ended. Where that can be
+// done without aborting it, what has arrived can still be read.
+func (s *Session) withdrawEnded(d Descriptor) (revoked bool) {
+	tx := &s.tx
+	if s.failure.Load() == nil && tx.byRead {
+		if s.lim.ExactRevoke {
+			s.revokeExact(d)
+		} else {
+			s.ep.Revoke(d)
+		}
+		return true
+	}
+	tx.mu.Lock()
+	idle := tx.out.posted == tx.out.written
+	tx.mu.Unlock()
+	if s.failure.Load() != nil || !idle {
+		s.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
+	}
+	return false
+}
+
+// What the peer says of our offers comes here, with rx.mu held.
+
+func (s *Session) readDoneByPeer(id uint32, count uint64, flags byte) {
+	tx := &s.tx
+	void, gone := flags&flagVoid != 0, flags&flagGone != 0
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if gone {
+		s.wr.set(stPeerClosed)
+	}
+	at := tx.findOpen(id)
+	switch {
+	case id != 0 && tx.unanswered.CompareAndSwap(id, 0):
+	case at < 0: // it crossed our own end of that offer
+		return
+	case count == uint64(tx.opens[at].total) && !void:
+		tx.endedWhole(at)
+	case count > uint64(tx.opens[at].total) || tx.withdrawing != id && !gone || void && count > 0:
+		s.violation("it says that it has read %d bytes of %d", count, tx.opens[at].total)
+		return
+	default:
+		tx.endedShort(at, int(count), void)
+	}
+	s.takeBack(tx.refused)
+	s.flushLocked()
+	s.wr.signal()
+}
+
+func (s *Session) refusedByPeer(id uint32) {
+	s.tx.mu.Lock()
+	s.tx.refused = id
+	s.takeBack(id)
+	s.tx.mu.Unlock()
+}
+
+func (s *Session) grantByPeer(id uint32, d Descriptor, flags byte) {
+	s.tx.mu.Lock()
+	defer s.tx.mu.Unlock()
+	o := &s.tx.out
+	gone := flags&flagGone != 0
+	if gone {
+		s.wr.set(stPeerClosed)
+	}
+	if !o.active || o.id != id || o.over {
+		return
+	}
+	if s.tx.byRead || o.granted || d.Len > uint64(o.total-o.taken) {
+		s.violation("it grants %d bytes for an offer of %d", d.Len, o.total-o.taken)
+		return
+	}
+	if taken := flags&flagTaken != 0; d.Len == 0 && (taken || gone) {
+		if taken {
+			o.taken = o.total
+		}
+		o.over = true
+		s.wr.signal()
+		return
+	}
+	o.grant, o.granted = d, true
+	o.refused = o.refused || d.Len == 0
+	s.wr.signal()
+}
+
+func (s *Session) cancelByPeer(id uint32) {
+	s.tx.mu.Lock()
+	defer s.tx.mu.Unlock()
+	if o := &s.tx.out; o.active && o.id == id && o.granted {
+		o.stop = true
+		s.wr.signal()
+	}
+}
+
+func (s *Session) writeCompleted(ev *Event) {
+	s.tx.mu.Lock()
+	defer s.tx.mu.Unlock()
+	n, ok := s.tx.writes.pop()
+	switch o := &s.tx.out; {
+	case !ok || !o.active || o.id != ev.ID:
+		s.violation("completion of a write that was not started")
+	case ev.Err != nil:
+		s.fail(fmt.Errorf("session: RDMA write: %v: %w", ev.Err, syscall.ECONNRESET))
+	default:
+		o.written += n
+		s.wr.signal()
+	}
+}
+
+// sizes is a queue of the lengths of operations under way.
+type sizes struct {
+	n    []int
+	head int
+}
+
+func (q *sizes) push(n int) {
+	if q.head > 0 && q.head == len(q.n) {
+		q.n, q.head = q.n[:0], 0
+	}
+	q.n = append(q.n, n)
+}
+
+func (q *sizes) pop() (int, bool) {
+	if q.head == len(q.n) {
+		return 0, false
+	}
+	q.head++
+	return q.n[q.head-1], true
+}

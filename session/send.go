@@ -1,0 +1,549 @@
+package session
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// sender is what goes to the peer.
+type sender struct {
+	mu sync.Mutex // guards all below and the endpoint's sending methods
+
+	sent   uint32 // messages, modulo 2³²
+	maxMsg int    // set by Negotiate, as are the four below
+	// threshold is the smallest Write whose bytes are offered, 0: none are;
+	// byRead says how.
+	threshold int
+	byRead    bool
+	stageMin  int // the smallest Write that is staged, 0: none is
+
+	owed    [owedMax]control // control messages that found no room or credit
+	nOwed   int
+	backlog []byte      // data that Write took over while there was no credit
+	gone    int         // of backlog, sent
+	inWrite bool        // a Write goes on behind the backlog's end
+	last    msgType     // Shutdown, Close or Abort, to be sent behind the backlog; 0: none yet
+	lastOut bool        // it was sent
+	urgent  bool        // urgent data has used the control reserve since data last had room
+	waiting atomic.Bool // mirrors pending, for those without the lock
+
+	out   outOffer
+	opens []openOffer // offers to read that are not over, in order
+	// withdrawing is the open offer that CancelRead is out for, 0: none. What
+	// has a place in the stream waits for the answer.
+	withdrawing uint32
+	refused     uint32 // the last that the peer has no memory for
+	stage       stage
+	// unanswered is an offer that an exact Revoke has withdrawn, until its
+	// ReadDone comes; 0: none. The peer may still be waiting for its reads to
+	// fail, so that nothing with a place in the stream may follow yet.
+	unanswered atomic.Uint32
+	writes     sizes // RDMA writes under way
+	nextID     uint32
+
+	bytes, messages, offers, offerBytes, stalls uint64
+}
+
+const (
+	// minFragment is the least room in bytes that a longer Write accepts: a
+	// ring skips a shorter rest at its end.
+	minFragment = 2 << 10
+	// owedMax: a peer that keeps to the protocol can cause no more (see
+	// docs/PROTOCOL.md, Credits).
+	owedMax = 2 * ControlReserve
+)
+
+// control is a message without payload.
+type control struct {
+	t     msgType
+	flags byte
+	whole bool // ReadDone: of all that was offered
+	id    uint32
+	desc  Descriptor // Grant; count in Addr for the Dones
+}
+
+func (c *control) size() int {
+	switch c.t {
+	case msgGrant:
+		return headerLen + idLen + descLen
+	case msgReadDone, msgWriteDone:
+		return headerLen + idLen + 8
+	case msgCancelRead, msgCancelWrite, msgRefuse:
+		return headerLen + idLen
+	}
+	return headerLen
+}
+
+// Write writes all of p, or says how many bytes were taken and why not more.
+// When it returns, the bytes are the session's or the peer's and p is not
+// touched any more. Errors: ErrClosed, ErrInterrupted, syscall.EPIPE (the peer
+// does not read any more), ECONNRESET, ETIMEDOUT, ENOBUFS (D9).
+func (s *Session) Write(p []byte) (int, error) {
+	if n := len(p); n <= minFragment && n > 0 && s.writeAtOnce(p) {
+		return n, nil
+	}
+	s.wr.op.Lock()
+	n, err := s.write(p, false)
+	s.wr.op.Unlock()
+	return n, err
+}
+
+// writeAtOnce is Write for small p when nothing stands in its way: under tx.mu
+// alone, as no other Write is inside that would have to be waited for.
+func (s *Session) writeAtOnce(p []byte) bool {
+	tx := &s.tx
+	tx.mu.Lock()
+	var room []byte
+	if !s.wr.op.held() && s.wr.state.Load() == 0 && !s.idle.away.Load() &&
+		(tx.threshold == 0 || len(p) < tx.threshold) && headerLen+len(p) <= tx.maxMsg &&
+		!s.gone && s.failure.Load() == nil && tx.last == 0 && !tx.pending() {
+		room = s.reserveData(len(p), len(p))
+	}
+	if room != nil {
+		copy(room[headerLen:], p)
+		s.commit(room, msgData, 0, headerLen+len(p))
+		tx.bytes += uint64(len(p))
+	}
+	tx.mu.Unlock()
+	return room != nil
+}
+
+// WriteBuffers writes the slices one after the other, as one Write, several
+// small ones to a message. It does not change v.
+func (s *Session) WriteBuffers(v [][]byte) (n int64, err error) {
+	s.wr.op.Lock()
+	defer s.wr.op.Unlock()
+	for len(v) > 0 && err == nil {
+		var k int
+		if pack := s.packable(v); pack > 1 {
+			if k = s.sendPacked(v[:pack], pack < len(v)); k > 0 {
+				n += int64(k)
+				v = v[pack:]
+				continue
+			}
+		}
+		k, err = s.write(v[0], len(v) > 1)
+		n += int64(k)
+		v = v[1:]
+	}
+	return n, err
+}
+
+// packable is how many slices from the front fit one message of moderate size.
+func (s *Session) packable(v [][]byte) int {
+	const packLimit = 16 << 10 // from there a message's own cost is small beside its copy
+	limit, sum := min(packLimit, s.tx.maxMsg-headerLen), 0
+	if s.cfg.Disable&FeatureInline != 0 && s.tx.threshold > 0 {
+		return 0
+	}
+	for i, b := range v {
+		if sum += len(b); sum > limit {
+			return i
+		}
+	}
+	return len(v)
+}
+
+// write is Write, for the holder of wr.op; more: a further one belongs to it.
+func (s *Session) write(p []byte, more bool) (n int, err error) {
+	if st := s.wr.state.Load(); st != 0 {
+		return 0, s.writeState(st)
+	}
+	if s.idle.away.Load() {
+		s.idle.join(s)
+	}
+	if t := s.tx.threshold; t > 0 && len(p) >= t {
+		return s.writeOffered(p, more)
+	}
+	if m := s.tx.stageMin; m > 0 && len(p) >= m {
+		s.openStage()
+	}
+	n = s.sendData(p, more)
+	if n == len(p) && (n > 0 || s.failure.Load() == nil) {
+		return n, nil
+	}
+	return s.writeInline(p, n, more)
+}
+
+// writeInline sends p[n:] as payload, waiting for room.
+func (s *Session) writeInline(p []byte, n int, more bool) (int, error) {
+	var w waiter
+	defer s.doneWaiting(&w, &s.wr)
+	for n < len(p) {
+		if st := s.wr.state.Load(); st != 0 {
+			return n, s.writeState(st)
+		}
+		if k := s.sendData(p[n:], more); k > 0 {
+			n += k
+			w.progress(&s.wr)
+			continue
+		}
+		if err := s.over(); err != nil {
+			return n, err
+		}
+		s.waitWrite(&w)
+	}
+	return n, nil
+}
+
+// waitWrite is pause for Write, which sees to what comes from the peer while it
+// waits, unless a Read does.
+func (s *Session) waitWrite(w *waiter) {
+	ev := SendReady | RecvReady
+	if s.rd.op.held() {
+		if s.lim.Buffered && !s.tx.out.active && s.tx.unanswered.Load() == 0 { // active: written by Writes alone
+			ev = SendReady
+		}
+		if w.armed() {
+			s.poke(true)
+		}
+	} else {
+		s.poke(w.armed())
+	}
+	s.pause(w, &s.wr, ev)
+}
+
+// writeBlocked says why a Write that got no further must not go on.
+func (s *Session) writeBlocked() error {
+	if st := s.wr.state.Load(); st != 0 {
+		return s.writeState(st)
+	}
+	return s.over()
+}
+
+func (s *Session) writeState(st uint32) error {
+	switch {
+	case st&(stClosed|stShut) != 0:
+		return ErrClosed
+	case st&stPeerClosed != 0:
+		return syscall.EPIPE
+	}
+	return ErrInterrupted
+}
+
+// sendData sends one message of p's bytes, or takes them into the backlog, and
+// returns how many it took; 0: would block.
+func (s *Session) sendData(p []byte, more bool) (n int) {
+	tx := &s.tx
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if s.gone || s.failure.Load() != nil || tx.last != 0 || len(p) == 0 {
+		return 0
+	}
+	if tx.pending() {
+		s.flushLocked()
+	}
+	if tx.backlogged() == 0 && tx.staging(len(p)) {
+		return s.stageData(p, more)
+	}
+	if tx.backlogged() == 0 {
+		if room := s.reserveData(min(len(p), minFragment), len(p)); room != nil {
+			n = copy(room[headerLen:], p)
+			s.commit(room, msgData, moreFlag(more || n < len(p)), headerLen+n)
+			tx.bytes += uint64(n)
+			return n
+		}
+	}
+	if s.lim.Buffered {
+		return 0
+	}
+	// No credit: take over what the budget allows (D8); what piles up here
+	// leaves in full messages, which is all the coalescing there is.
+	if tx.backlogged() == 0 && tx.stage.buf != nil {
+		return s.stageData(p, more)
+	}
+	n = min(len(p), min(s.cfg.SendBudget, maxBacklog)-tx.backlogged())
+	if n <= 0 || len(tx.opens) > 0 {
+		return 0
+	}
+	if tx.gone > 0 && len(tx.backlog)+n > cap(tx.backlog) {
+		tx.backlog = tx.backlog[:copy(tx.backlog, tx.backlog[tx.gone:])]
+		tx.gone = 0
+	}
+	tx.backlog = append(tx.backlog, p[:n]...)
+	tx.inWrite = more || n < len(p)
+	tx.waiting.Store(true)
+	tx.bytes += uint64(n)
+	return n
+}
+
+// sendPacked sends all of v in one message or nothing.
+func (s *Session) sendPacked(v [][]byte, more bool) int {
+	tx := &s.tx
+	sum := 0
+	for _, b := range v {
+		sum += len(b)
+	}
+	if sum == 0 || s.wr.state.Load() != 0 {
+		return 0
+	}
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if s.gone || s.failure.Load() != nil || tx.last != 0 {
+		return 0
+	}
+	if tx.pending() {
+		s.flushLocked()
+	}
+	if tx.backlogged() > 0 || tx.stage.unsent() > 0 {
+		return 0
+	}
+	room := s.reserveData(sum, sum)
+	if room == nil {
+		return 0
+	}
+	at := headerLen
+	for _, b := range v {
+		at += copy(room[at:], b)
+	}
+	s.commit(room, msgData, moreFlag(more), at)
+	tx.bytes += uint64(sum)
+	return sum
+}
+
+func moreFlag(more bool) byte {
+	if more {
+		return flagMore
+	}
+	return 0
+}
+
+// The methods below want tx.mu held.
+
+func (tx *sender) backlogged() int { return len(tx.backlog) - tx.gone }
+
+// pending: something waits for room or credit.
+func (tx *sender) pending() bool {
+	return tx.nOwed > 0 || len(tx.backlog) > 0 || tx.stage.unsent() > 0 || tx.last != 0 && !tx.lastOut
+}
+
+// credit is how many more messages the peer has buffers for.
+func (s *Session) credit() int {
+	if s.peer.credits == 0 {
+		return maxWindow
+	}
+	under := int32(s.tx.sent - s.peerFreed.Load())
+	if under < 0 {
+		s.violation("it has dealt with %d messages that were not sent", -under)
+		return 0
+	}
+	return int(int32(s.peer.credits) - under)
+}
+
+// reserveData is Reserve for a message with a place in the stream, and the
+// credit for it.
+func (s *Session) reserveData(lo, hi int) []byte {
+	if !s.streamFree() || len(s.tx.opens) > 0 {
+		return nil
+	}
+	return s.reservePayload(lo, hi)
+}
+
+func (s *Session) reservePayload(lo, hi int) []byte {
+	tx := &s.tx
+	if s.credit() <= ControlReserve {
+		tx.stalls++
+		return nil
+	}
+	limit := tx.maxMsg
+	room := s.ep.Reserve(min(lo+headerLen, limit), min(hi+headerLen, limit), false)
+	if room == nil {
+		return nil
+	}
+	tx.urgent = false
+	return room
+}
+
+// commit writes the header and sends.
+func (s *Session) commit(room []byte, t msgType, flags byte, n int) {
+	f := uint32(0)
+	if s.lim.Window != 0 {
+		f = s.freed.Load()
+		s.advertised.Store(f)
+	}
+	putHeader(room, t, flags, f)
+	s.ep.Commit(n)
+	if t != msgCredit {
+		s.tx.sent++
+	}
+	s.tx.messages++
+}
+
+// trySend sends a control message if there is room and credit.
+func (s *Session) trySend(c *control) bool {
+	if c.t != msgCredit && s.credit() < 1 {
+		return false
+	}
+	n := c.size()
+	room := s.ep.Reserve(n, n, true)
+	if room == nil {
+		return false
+	}
+	if n > headerLen {
+		b := room[headerLen:]
+		le.PutUint64(b, uint64(c.id))
+		switch c.t {
+		case msgGrant:
+			putDesc(b[idLen:], c.desc)
+		case msgReadDone, msgWriteDone:
+			le.PutUint64(b[idLen:], c.desc.Addr)
+		}
+	}
+	s.commit(room, c.t, c.flags, n)
+	return true
+}
+
+// sendControl sends a control message, now or as soon as there is room. It may
+// be called with rx.mu held.
+func (s *Session) sendControl(c control) {
+	s.tx.mu.Lock()
+	s.owe(c)
+	s.tx.mu.Unlock()
+}
+
+// owe is sendControl for the holder of tx.mu.
+func (s *Session) owe(c control) {
+	tx := &s.tx
+	if s.gone {
+		return
+	}
+	if tx.nOwed == 0 && s.trySend(&c) {
+		return
+	}
+	if c.whole {
+		for i := range tx.owed[:tx.nOwed] { // a later one says that the earlier offers are over too
+			if o := &tx.owed[i]; o.whole {
+				*o = c
+				return
+			}
+		}
+	}
+	if tx.nOwed == len(tx.owed) {
+		s.violation("it causes more control messages than it takes")
+		return
+	}
+	tx.owed[tx.nOwed] = c
+	tx.nOwed++
+	tx.waiting.Store(true)
+}
+
+// flush sends what waits. It may be called with rx.mu held.
+func (s *Session) flush() {
+	tx := &s.tx
+	tx.mu.Lock()
+	if !s.gone {
+		s.flushLocked()
+	}
+	tx.mu.Unlock()
+}
+
+func (s *Session) flushLocked() {
+	tx := &s.tx
+	sent := 0
+	for sent < tx.nOwed && s.trySend(&tx.owed[sent]) {
+		sent++
+	}
+	if sent > 0 {
+		tx.nOwed = copy(tx.owed[:], tx.owed[sent:tx.nOwed])
+	}
+	for tx.backlogged() > 0 {
+		rest := tx.backlog[tx.gone:]
+		room := s.reserveData(min(len(rest), minFragment), len(rest))
+		if room == nil {
+			break
+		}
+		n := copy(room[headerLen:], rest)
+		s.commit(room, msgData, moreFlag(n < len(rest) || tx.inWrite), headerLen+n)
+		tx.gone += n
+	}
+	if tx.gone == len(tx.backlog) {
+		tx.backlog, tx.gone = tx.backlog[:0], 0
+		if cap(tx.backlog) > keepBacklog {
+			tx.backlog = nil
+		}
+		s.flushStage()
+		if tx.last != 0 && !tx.lastOut && !tx.out.active && len(tx.opens) == 0 && tx.stage.unsent() == 0 && s.streamFree() {
+			tx.lastOut = s.trySend(&control{t: tx.last})
+		}
+	}
+	unsaid := s.creditDue() && !s.trySend(&control{t: msgCredit})
+	tx.waiting.Store(tx.pending() || unsaid)
+}
+
+const (
+	// maxBacklog is the most that a connection keeps in memory of its own.
+	maxBacklog = 256 << 10
+	// keepBacklog is how much idle backlog memory in bytes it may keep.
+	keepBacklog = 16 << 10
+)
+
+// creditDue: the peer should be told of the buffers that were posted again: at
+// half of what data may use, or when control may be short of credit. Credit
+// itself costs no credit, as it could not be thanked for; it has buffers of its
+// own, and no more than creditBuffers can be under way: a peer that does not
+// listen gets one for each half of its credits, and one for each of the last
+// few messages that it can still send.
+func (s *Session) creditDue() bool {
+	if s.lim.Window == 0 {
+		return false
+	}
+	adv := s.advertised.Load()
+	unsaid := s.freed.Load() - adv
+	left := s.granted() - (s.received.Load() - adv)
+	return unsaid >= max(ControlReserve/2, (s.granted()-ControlReserve)/2) || unsaid > 0 && left <= ControlReserve/2
+}
+
+// granted is how many messages, Credit aside, the peer may have under way.
+func (s *Session) granted() uint32 { return uint32(s.lim.Window - creditBuffers) }
+
+// MaxUrgent is the most urgent data in bytes that one WriteUrgent takes.
+const MaxUrgent = 64
+
+// WriteUrgent sends up to MaxUrgent bytes out of band (D10): they overtake data
+// that waits, and the newest replaces what the peer has not read yet. It waits
+// when data and an earlier WriteUrgent are stuck; InterruptWrite ends that.
+func (s *Session) WriteUrgent(p []byte) (int, error) {
+	if len(p) == 0 || len(p) > MaxUrgent {
+		return 0, errors.Join(errUrgentSize, syscall.EMSGSIZE)
+	}
+	for {
+		if st := s.wr.state.Load(); st != 0 {
+			return 0, s.writeState(st)
+		}
+		if s.trySendUrgent(p) {
+			return len(p), nil
+		}
+		if err := s.over(); err != nil {
+			return 0, err
+		}
+		s.poke(true)
+		time.Sleep(tick) // rare: data and an earlier one are stuck
+	}
+}
+
+var errUrgentSize = errors.New("session: urgent data must have 1 to 64 bytes")
+
+// trySendUrgent uses data's room, or once while data is blocked the control
+// reserve's.
+func (s *Session) trySendUrgent(p []byte) bool {
+	tx := &s.tx
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if s.gone || s.failure.Load() != nil || tx.last != 0 {
+		return false
+	}
+	room := s.reservePayload(len(p), len(p))
+	if room == nil && !tx.urgent && s.credit() > 0 {
+		room = s.ep.Reserve(headerLen+len(p), headerLen+len(p), true)
+		tx.urgent = room != nil
+	}
+	if room == nil {
+		return false
+	}
+	n := copy(room[headerLen:], p)
+	s.commit(room, msgUrgent, 0, headerLen+n)
+	return true
+}

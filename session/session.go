@@ -1,0 +1,339 @@
+// Package session is the session protocol: it gives a reliable byte stream
+// with TCP's semantics over an Endpoint, which moves messages and reaches
+// remote memory. It knows no device and no net.Conn. sanconn calls it from
+// above, the providers implement its Endpoint below.
+//
+// A byte's way: Write (send.go) puts it into a message, or offers the slice it
+// lies in (rendezvous.go), or memory that it was copied to (stage.go); the
+// peer's poll (receive.go) keeps the message, and Read copies from it, or has
+// the offered bytes fetched (fetch.go). Waiting is in wait.go, what happens when
+// nobody is inside in idle.go, the end in close.go, the wire format in wire.go
+// and docs/PROTOCOL.md.
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Session is one end of a connection. All methods may be called from any
+// goroutine; Reads are served one at a time, and so are Writes.
+//
+// Locks, in this order: rd.op, wr.op (held for a whole operation), rx.mu,
+// tx.mu (held for moments: at most one message's copy, or the provider's
+// Revoke; nothing waits under them).
+type Session struct {
+	ep   Endpoint
+	lim  Limits
+	cfg  Config
+	caps uint32 // what we said that we can
+	peer params // what the peer said; written by Negotiate before any Read or Write
+
+	rd, wr side
+	rx     receiver
+	tx     sender
+
+	// Credits, modulo 2³², of all messages but Credit. received, freed and peerFreed change under rx.mu,
+	// advertised under tx.mu.
+	received   atomic.Uint32 // messages that came
+	freed      atomic.Uint32 // of them, dealt with
+	advertised atomic.Uint32 // of them, said so to the peer
+	peerFreed  atomic.Uint32 // of ours, dealt with by the peer
+
+	failure  atomic.Pointer[error] // why the connection is over, set once
+	gone     bool                  // the endpoint is closed, or being closed; written under rx.mu and tx.mu, read under either
+	giveBack sync.Once             // closes or aborts the endpoint; who comes second waits for it
+
+	idle    idleState
+	alive   keepalive
+	closing closing
+	workers sync.WaitGroup // background service
+}
+
+// side is one direction's operation.
+type side struct {
+	op    opLock        // held by the operation as long as it lasts
+	state atomic.Uint32 // st bits: why it has to end
+	wants atomic.Uint32 // Events to be woken for; 0: does not sleep
+	wake  chan struct{} // holds one token: look again
+	spin  spinHistory   // guarded by op
+
+	sleeps, polls atomic.Uint64
+}
+
+const (
+	stInterrupted = 1 << iota // by InterruptRead, InterruptWrite
+	stShut                    // this direction was closed here
+	stClosed                  // the session was closed here
+	stPeerClosed              // the peer does not read any more (wr)
+)
+
+// opLock is a mutex for operations that last: who waits for it sleeps on a
+// channel, in the order of coming. (One who waits for a sync.Mutex keeps
+// testing/synctest's time from passing, and the holder may be waiting for just
+// that.)
+type opLock struct {
+	users atomic.Int32
+	next  chan struct{} // a token for the next of them
+}
+
+func (l *opLock) Lock() {
+	if l.users.Add(1) > 1 {
+		<-l.next
+	}
+}
+
+func (l *opLock) Unlock() {
+	if l.users.Add(-1) > 0 {
+		l.next <- struct{}{}
+	}
+}
+
+// tryLock is Lock, if nobody is inside.
+func (l *opLock) tryLock() bool { return l.users.CompareAndSwap(0, 1) }
+
+// held: an operation is inside.
+func (l *opLock) held() bool { return l.users.Load() > 0 }
+
+func (sd *side) signal() {
+	select {
+	case sd.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (sd *side) set(bits uint32) {
+	sd.state.Or(bits)
+	sd.signal()
+}
+
+var (
+	// ErrInterrupted: InterruptRead or InterruptWrite ended the wait.
+	ErrInterrupted = errors.New("session: interrupted")
+	// ErrClosed: this end was closed (or this direction of it, for Write).
+	ErrClosed = errors.New("session: closed")
+	// ErrNoUrgent: no urgent data has arrived that was not read yet.
+	ErrNoUrgent = errors.New("session: no urgent data")
+)
+
+// New starts a session on ep, which it owns from now on, and sends the
+// negotiation message. It does not block. Negotiate must have succeeded before
+// any Read or Write.
+func New(ep Endpoint, cfg Config) *Session {
+	s := &Session{ep: ep, lim: ep.Limits(), cfg: cfg.withDefaults()}
+	for _, sd := range []*side{&s.rd, &s.wr} {
+		sd.op.next = make(chan struct{}, 1)
+		sd.wake = make(chan struct{}, 1)
+	}
+	s.idle.away.Store(true)
+	s.closing.done = make(chan struct{})
+	s.rx.urgentCh = make(chan struct{}, 1)
+	if s.cfg.Spin == 0 {
+		s.cfg.Spin = s.lim.Spin
+	}
+	if s.cfg.Spin < 0 || s.cfg.Disable&FeaturePoll != 0 {
+		s.cfg.Spin = 0
+	}
+	ep.Start(s)
+	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage)}
+	if s.lim.Window != 0 {
+		p.credits = s.granted()
+	}
+	if s.lim.CanRead && s.cfg.Disable&FeatureRDMARead == 0 {
+		p.caps |= capRead
+	}
+	if s.lim.MaxExpose > 0 && s.cfg.Disable&FeatureRDMAWrite == 0 {
+		p.caps |= capGrant
+	}
+	s.caps = p.caps
+	s.tx.mu.Lock()
+	if room := ep.Reserve(headerLen+paramsLen, headerLen+paramsLen, true); room != nil {
+		putHeader(room, msgNegotiate, 0, 0)
+		p.put(room[headerLen:])
+		ep.Commit(headerLen + paramsLen)
+		s.tx.sent = 1
+		s.tx.messages = 1
+	}
+	s.tx.mu.Unlock()
+	return s
+}
+
+// Negotiate waits until the peer's negotiation message has come and has been
+// understood (N4). After an error the session is of no use but to be aborted.
+// An *Unavailable error with ReasonVersion or ReasonProtocol means that the
+// peer is no peer of ours.
+func (s *Session) Negotiate(ctx context.Context) error {
+	s.rd.op.Lock()
+	defer s.rd.op.Unlock()
+	stop := context.AfterFunc(ctx, s.rd.signal)
+	defer stop()
+	var w waiter
+	defer s.doneWaiting(&w, &s.rd)
+	for {
+		got, err := s.negotiated()
+		if err != nil || got {
+			if err == nil {
+				s.idle.join(s)
+				s.alive.start(s)
+			}
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if s.rd.state.Load()&stClosed != 0 {
+			return ErrClosed
+		}
+		s.pause(&w, &s.rd, RecvReady)
+	}
+}
+
+func (s *Session) negotiated() (bool, error) {
+	s.rx.mu.Lock()
+	defer s.rx.mu.Unlock()
+	if s.gone {
+		return false, ErrClosed
+	}
+	if s.tx.sent == 0 && s.ep.Err() == nil { // a peer that has left needs none, but what it wrote is to be read
+		return false, fmt.Errorf("session: the endpoint has no room for the negotiation message: %w", syscall.ENOBUFS)
+	}
+	ev := &s.rx.ev
+	if !s.ep.Poll(ev) {
+		// What came between the look and the end is looked at once more.
+		if err := s.ep.Err(); err == nil {
+			return false, nil
+		} else if !s.ep.Poll(ev) {
+			return false, fmt.Errorf("session: the peer left before negotiation: %w", connErr(err))
+		}
+	}
+	if ev.Kind != Message || len(ev.Msg) < headerLen+paramsLen || msgType(ev.Msg[0]) != msgNegotiate {
+		if ev.Kind == Message {
+			s.ep.Drop()
+		}
+		return false, &Unavailable{ReasonProtocol, errors.New("session: the peer's first message is no negotiation")}
+	}
+	p, err := getParams(ev.Msg[headerLen:])
+	s.ep.Drop()
+	if err != nil {
+		return false, err
+	}
+	if p.credits == 0 && s.lim.Window != 0 || p.credits != 0 && s.lim.Window == 0 {
+		return false, &Unavailable{ReasonProtocol, errors.New("session: one end has flow control of its own and the other has not")}
+	}
+	s.peer = p
+	s.rx.begun = true
+	s.tx.maxMsg = int(min(uint32(s.lim.MaxMessage), p.maxMsg))
+	s.tx.plan(s)
+	s.received.Add(1)
+	s.dealtWith()
+	s.rx.messages++
+	return true, nil
+}
+
+// Wake implements Waker for the endpoint.
+func (s *Session) Wake(ev Events) {
+	heard := false
+	if s.rd.wants.Load()&uint32(ev) != 0 {
+		s.rd.signal()
+		heard = true
+	}
+	if s.wr.wants.Load()&uint32(ev) != 0 {
+		s.wr.signal()
+		heard = true
+	}
+	if !heard {
+		s.idle.serve(s)
+	}
+}
+
+// InterruptRead makes a Read that waits, and later ones, fail with
+// ErrInterrupted until it is called with false.
+func (s *Session) InterruptRead(on bool) { s.rd.interrupt(on) }
+
+// InterruptWrite is InterruptRead for Write and WriteBuffers.
+func (s *Session) InterruptWrite(on bool) { s.wr.interrupt(on) }
+
+func (sd *side) interrupt(on bool) {
+	if on {
+		sd.set(stInterrupted)
+	} else {
+		sd.state.And(^uint32(stInterrupted))
+	}
+}
+
+// Limits of the endpoint.
+func (s *Session) Limits() Limits { return s.lim }
+
+// fail records why the connection is over and wakes everybody. What had
+// arrived and was not read is lost, but for a stream that has ended already.
+// It may be called with any lock held.
+func (s *Session) fail(err error) {
+	if s.failure.CompareAndSwap(nil, &err) {
+		s.rd.signal()
+		s.wr.signal()
+	}
+}
+
+// kill is fail, and the endpoint is aborted before it returns: no memory of
+// this end is touched by the peer any more. No lock may be held.
+func (s *Session) kill(err error) {
+	s.fail(err)
+	s.rx.mu.Lock()
+	s.tx.mu.Lock()
+	s.gone = true
+	s.tx.mu.Unlock()
+	s.rx.mu.Unlock()
+	s.giveBack.Do(s.ep.Abort)
+	s.rd.signal()
+	s.wr.signal()
+}
+
+// violation is how a peer that breaks the protocol ends the connection.
+func (s *Session) violation(format string, args ...any) {
+	s.fail(fmt.Errorf("session: the peer broke the protocol: %s: %w", fmt.Sprintf(format, args...), syscall.ECONNRESET))
+}
+
+// over is why the connection is over for Write: the session's own reason, or
+// the endpoint's.
+func (s *Session) over() error {
+	if p := s.failure.Load(); p != nil {
+		return *p
+	}
+	if err := s.ep.Err(); err != nil {
+		return connErr(err)
+	}
+	return nil
+}
+
+// connErr turns an endpoint's orderly end into what a writer sees: EPIPE.
+func connErr(err error) error {
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("session: the peer's process has ended: %w", syscall.EPIPE)
+	}
+	return err
+}
+
+func (c Config) withDefaults() Config {
+	if c.ReceiveBudget <= 0 {
+		c.ReceiveBudget = 1 << 20
+	}
+	if c.SendBudget <= 0 {
+		c.SendBudget = 1 << 20
+	}
+	if c.KeepAlive == 0 {
+		c.KeepAlive = 15 * time.Second
+	}
+	if c.CancelTimeout <= 0 {
+		c.CancelTimeout = 2 * time.Second
+	}
+	if c.CloseTimeout <= 0 {
+		c.CloseTimeout = 10 * time.Second
+	}
+	return c
+}

@@ -1,0 +1,29 @@
+package session
+
+// Stats are counters of one session since its start.
+type Stats struct {
+	BytesSent, BytesReceived               uint64 // of the application
+	MessagesSent, MessagesReceived         uint64 // control messages included
+	OffersSent, OffersReceived             uint64 // rendezvous transfers, by direction of the data
+	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA
+	Stalls                                 uint64 // data found no credit
+	Sleeps                                 uint64 // a Read or Write slept
+	Polls                                  uint64 // a Read or Write got what it waited for by polling
+}
+
+// Stats returns a snapshot of the counters.
+func (s *Session) Stats() Stats {
+	var st Stats
+	s.rx.mu.Lock()
+	st.BytesReceived, st.MessagesReceived = s.rx.bytes, s.rx.messages
+	st.OffersReceived, st.OfferedBytesReceived = s.rx.offers, s.rx.offerBytes
+	s.rx.mu.Unlock()
+	s.tx.mu.Lock()
+	st.BytesSent, st.MessagesSent = s.tx.bytes, s.tx.messages
+	st.OffersSent, st.OfferedBytesSent = s.tx.offers, s.tx.offerBytes
+	st.Stalls = s.tx.stalls
+	s.tx.mu.Unlock()
+	st.Sleeps = s.rd.sleeps.Load() + s.wr.sleeps.Load()
+	st.Polls = s.rd.polls.Load() + s.wr.polls.Load()
+	return st
+}

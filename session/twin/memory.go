@@ -1,0 +1,286 @@
+package twin
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+// memory is what an end exposes, has allocated and has moved.
+type memory struct {
+	exposed   map[uint64]*exposure
+	revoked   map[uint64]bool // keys that were valid once
+	allocs    map[*byte]int
+	allocated int // bytes
+	left      Left
+}
+
+func (m *memory) init() {
+	m.exposed = map[uint64]*exposure{}
+	m.revoked = map[uint64]bool{}
+	m.allocs = map[*byte]int{}
+}
+
+type exposure struct {
+	b      []byte
+	addr   uint64
+	rights session.Rights
+	posted int // bytes that the peer has posted reads for, from the front
+	taken  int // bytes that the peer's reads have taken, from the front
+}
+
+// operation is a Read or a Write that was posted.
+type operation struct {
+	kind  opKind
+	local []byte
+	desc  session.Descriptor
+	off   int
+	id    uint32
+	err   error
+	over  bool // completed, or its end is closed
+}
+
+type opKind uint8
+
+const (
+	opRead opKind = iota
+	opWrite
+)
+
+func (k opKind) event() session.EventKind {
+	return [...]session.EventKind{session.ReadDone, session.WriteDone}[k]
+}
+
+// Expose fails after Close, as does Alloc.
+func (e *Endpoint) Expose(b []byte, rights session.Rights) (session.Descriptor, error) {
+	e.enter("")
+	defer e.leave()
+	const all = session.RemoteRead | session.RemoteWrite
+	if len(b) == 0 || rights == 0 || rights&^all != 0 {
+		e.w.violate(Misuse, e.id, "Expose of %d bytes with rights %#x", len(b), rights)
+		return session.Descriptor{}, syscall.EINVAL
+	}
+	if e.err != nil || e.ended() {
+		return session.Descriptor{}, fmt.Errorf("twin: expose: %w", syscall.ENOTCONN)
+	}
+	if len(b) > e.limits.MaxExpose {
+		return session.Descriptor{}, fmt.Errorf("twin: expose %d bytes, at most %d: %w", len(b), e.limits.MaxExpose, syscall.EINVAL)
+	}
+	if e.dice.chance(diceMemory, e.w.cfg.Faults.Expose) {
+		return session.Descriptor{}, fmt.Errorf("twin: expose %d bytes: %w", len(b), syscall.ENOMEM)
+	}
+	d := session.Descriptor{
+		Addr: e.dice[diceMemory].Uint64() >> 1, // no range wraps around
+		Key:  e.dice[diceMemory].Uint64(),
+		Len:  uint64(len(b)),
+	}
+	e.exposed[d.Key] = &exposure{b: b, addr: d.Addr, rights: rights}
+	return d, nil
+}
+
+// Revoke does not wait. It may come after Close.
+func (e *Endpoint) Revoke(d session.Descriptor) (taken int) {
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	if e.closed || e.aborted {
+		return 0
+	}
+	x := e.exposed[d.Key]
+	if x == nil {
+		e.w.violate(Misuse, e.id, "Revoke of what is not exposed")
+		return 0
+	}
+	delete(e.exposed, d.Key)
+	e.revoked[d.Key] = true
+	if !e.limits.ExactRevoke {
+		return notTaken
+	}
+	return x.taken
+}
+
+// notTaken is what Revoke says where its result means nothing: no count that
+// anybody could mistake for one.
+const notTaken = -1
+
+func (e *Endpoint) Read(into []byte, from session.Descriptor, off int, id uint32) error {
+	return e.post(opRead, e.limits.CanRead, into, from, off, id)
+}
+
+func (e *Endpoint) Write(from []byte, to session.Descriptor, off int, id uint32) error {
+	return e.post(opWrite, e.limits.CanWrite, from, to, off, id)
+}
+
+func (e *Endpoint) post(kind opKind, can bool, local []byte, d session.Descriptor, off int, id uint32) error {
+	name := [...]string{"Read", "Write"}[kind]
+	e.enter(name)
+	defer e.leave()
+	if !can || len(local) == 0 || len(local) > e.limits.MaxRDMA || off < 0 {
+		e.w.violate(Misuse, e.id, "%s of %d bytes at %d", name, len(local), off)
+		return syscall.EINVAL
+	}
+	if e.err != nil || e.ended() {
+		return fmt.Errorf("twin: %s: %w", name, syscall.ENOTCONN)
+	}
+	if e.opsOpen == e.w.cfg.RDMAQueue || e.busy() {
+		return session.ErrWouldBlock
+	}
+	if e.allocs[&local[0]] < len(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {
+		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOMEM)
+	}
+	if x := e.peer().exposed[d.Key]; kind == opRead && x != nil {
+		if off != x.posted && e.peer().limits.ExactRevoke {
+			e.w.violate(Gap, e.id, "Read at %d, though the next byte of the descriptor is %d", off, x.posted)
+		}
+		x.posted = off + len(local)
+	}
+	var op *operation
+	if n := len(e.spareOps); n > 0 {
+		op, e.spareOps = e.spareOps[n-1], e.spareOps[:n-1]
+	} else {
+		op = new(operation)
+	}
+	*op = operation{kind: kind, local: local, desc: d, off: off, id: id}
+	e.ops.push(op)
+	e.opsOpen++
+
+	// A few pieces on the way, then the completion, in order per kind. Events
+	// of the operation are all before its completion, so that it can be used
+	// again after that.
+	now := e.w.now()
+	end := max(e.lastDone[kind], now+e.w.latency(&e.dice, diceRDMA))
+	for range e.dice[diceRDMA].IntN(4) {
+		if span := end - now; span > 0 {
+			e.w.at(now+time.Duration(e.dice[diceRDMA].Int64N(int64(span))), event{end: e, kind: piece, op: op})
+		}
+	}
+	e.lastDone[kind] = end
+	e.w.at(end, event{end: e, kind: done, op: op})
+	return nil
+}
+
+// complete queues the completion of an operation.
+func (e *Endpoint) complete(op *operation) {
+	op.over = true
+	e.completed[op.kind].push(op)
+	e.ready(session.RecvReady)
+}
+
+// progress moves memory.
+func (e *Endpoint) progress(ev event) {
+	op := ev.op
+	if op.over || e.w.cut {
+		return
+	}
+	p := e.peer()
+	if p.ended() || p.err != nil {
+		return // completed by the notice of the peer's end
+	}
+	remote, err := e.access(op)
+	switch {
+	case err == session.ErrRevoked: // as the exact Revoke promises
+	case err != nil:
+		// As a NIC would: the queue pairs at both ends stop.
+		e.take(op)
+		op.err = err
+		e.complete(op)
+		e.fail(fmt.Errorf("twin: remote access error: %w", syscall.ECONNRESET))
+		p.fail(fmt.Errorf("twin: remote access error by the peer: %w", syscall.ECONNRESET))
+		return
+	}
+	if ev.kind == piece {
+		target := op.local
+		if op.kind == opWrite {
+			target = remote
+		}
+		if n := len(target); n > 0 {
+			from := e.dice[diceRDMA].IntN(n)
+			fill(target[from:from+min(n-from, 1+e.dice[diceRDMA].IntN(n))], noiseMoving)
+		}
+		return
+	}
+	e.take(op)
+	switch {
+	case err != nil:
+		op.err = err
+	case op.kind == opRead:
+		copy(op.local, remote)
+		p.exposed[op.desc.Key].taken = op.off + len(op.local)
+	default:
+		copy(remote, op.local)
+	}
+	e.complete(op)
+}
+
+// take removes an operation from those that are posted.
+func (e *Endpoint) take(op *operation) {
+	for n := e.ops.len(); n > 0; n-- {
+		if o := e.ops.pop(); o != op {
+			e.ops.push(o)
+		}
+	}
+}
+
+// access finds the memory that an operation is about, as the NIC at the peer
+// would.
+func (e *Endpoint) access(op *operation) ([]byte, error) {
+	p := e.peer()
+	x := p.exposed[op.desc.Key]
+	switch {
+	case x != nil:
+	case p.revoked[op.desc.Key] && op.kind == opRead && p.limits.ExactRevoke:
+		return nil, session.ErrRevoked
+	case p.revoked[op.desc.Key]:
+		e.w.violate(RevokedAccess, e.id, "%d bytes at %d", len(op.local), op.off)
+		return nil, fmt.Errorf("twin: revoked: %w", syscall.EACCES)
+	default:
+		e.w.violate(BadAccess, e.id, "unknown key %#x", op.desc.Key)
+		return nil, fmt.Errorf("twin: unknown key: %w", syscall.EACCES)
+	}
+	need := [...]session.Rights{session.RemoteRead, session.RemoteWrite}[op.kind]
+	if x.rights&need == 0 {
+		e.w.violate(BadAccess, e.id, "needs rights %#x, has %#x", need, x.rights)
+		return nil, fmt.Errorf("twin: not permitted: %w", syscall.EACCES)
+	}
+	lo := op.desc.Addr + uint64(op.off) - x.addr
+	if size := uint64(len(x.b)); lo > size || uint64(len(op.local)) > size-lo {
+		e.w.violate(BadAccess, e.id, "%d bytes at %d of %d", len(op.local), int64(lo), size)
+		return nil, fmt.Errorf("twin: out of range: %w", syscall.EACCES)
+	}
+	return x.b[lo:][:len(op.local)], nil
+}
+
+func (e *Endpoint) Alloc(n int) []byte {
+	e.enter("")
+	defer e.leave()
+	if n < 1 {
+		e.w.violate(Misuse, e.id, "Alloc(%d)", n)
+		return nil
+	}
+	if e.closed || e.aborted {
+		return nil
+	}
+	if e.allocated+n > e.w.cfg.AllocBudget || e.dice.chance(diceMemory, e.w.cfg.Faults.Alloc) {
+		return nil
+	}
+	b := make([]byte, n)
+	fill(b, noiseFreed) // what others left there
+	e.allocs[&b[0]] = n
+	e.allocated += n
+	return b
+}
+
+// Free may come after Close.
+func (e *Endpoint) Free(b []byte) {
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	if len(b) == 0 || e.allocs[&b[0]] == 0 {
+		e.w.violate(Misuse, e.id, "Free of what Alloc did not give")
+		return
+	}
+	n := e.allocs[&b[0]]
+	delete(e.allocs, &b[0])
+	e.allocated -= n
+	fill(b[:n:n], noiseFreed)
+}

@@ -1,0 +1,172 @@
+package session
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// Waiting: poll for a short while, since a peer that is at work answers within
+// a microsecond; then ask the endpoint for a wake-up, look once more, and
+// sleep on a channel, which needs no thread. An operation calls pause each time
+// it got no further, and looks again when pause returns.
+
+// waiter is the waiting of one operation. Its zero value is ready.
+type waiter struct {
+	tries int
+	since int64 // nanotime of the first try that yielded; 0: not yet
+	last  int64 // … of the last one
+	phase waitPhase
+}
+
+type waitPhase uint8
+
+const (
+	phaseNew waitPhase = iota
+	phaseSpin
+	phaseDone  // polling was not worth it, or its time is up
+	phaseArmed // Arm was called: sleep next
+)
+
+// armed: the next pause sleeps, so this look must be a sure one.
+func (w *waiter) armed() bool { return w.phase == phaseArmed }
+
+const (
+	// pauseTries polls with PAUSE between them take one to two microseconds,
+	// the time in which a peer on another core answers.
+	pauseTries = 48
+	pauseEach  = 20
+	// crowded: giving way that takes longer than this, two context switches
+	// and a short piece of the peer's work, means that others want this
+	// processor. Polling then only loses our turn to them; a sleeper is woken
+	// ahead of them.
+	crowded = 15 * time.Microsecond
+	// maxSkip is the most waits in a row that do not poll after polling was in
+	// vain: a connection that idles costs nearly no polling.
+	maxSkip = 64
+)
+
+// spinHistory lets a direction stop polling when it does not pay.
+type spinHistory struct {
+	skip, penalty int
+}
+
+// spinning counts who polls in this process, so that polling never takes the
+// last processor from those who work.
+var spinning atomic.Int32
+
+// pause waits a little, or until there may be something to do.
+func (s *Session) pause(w *waiter, sd *side, ev Events) {
+	switch w.phase {
+	case phaseNew:
+		w.phase = phaseDone
+		if s.cfg.Spin > 0 {
+			if sd.spin.skip > 0 {
+				sd.spin.skip--
+			} else if spinning.Add(1) <= int32(runtime.GOMAXPROCS(0)) {
+				w.phase = phaseSpin
+				return
+			} else {
+				spinning.Add(-1)
+			}
+		}
+		s.arm(w, sd, ev)
+	case phaseSpin:
+		if w.spinOn(s.cfg.Spin) {
+			return
+		}
+		spinning.Add(-1)
+		sd.spin.penalty = min(max(1, 2*sd.spin.penalty), maxSkip)
+		if w.last-w.since < int64(s.cfg.Spin) { // crowded
+			sd.spin.penalty = maxSkip
+		}
+		sd.spin.skip = sd.spin.penalty
+		s.arm(w, sd, ev)
+	case phaseDone:
+		s.arm(w, sd, ev)
+	case phaseArmed:
+		sd.sleeps.Add(1)
+		<-sd.wake
+		w.phase = phaseDone
+	}
+}
+
+func (s *Session) arm(w *waiter, sd *side, ev Events) {
+	sd.wants.Store(uint32(ev))
+	s.ep.Arm(ev)
+	w.phase = phaseArmed
+}
+
+// spinOn polls once more, unless the time for that is up. First by PAUSE, then
+// by giving way to other goroutines and threads: a peer that shares this
+// core gets nowhere as long as we only PAUSE.
+func (w *waiter) spinOn(limit time.Duration) bool {
+	w.tries++
+	if w.tries < pauseTries {
+		procyield(pauseEach)
+		return true
+	}
+	if w.since == 0 {
+		w.since = nanotime()
+		w.last = w.since
+	}
+	runtime.Gosched()
+	osyield()
+	now := nanotime()
+	took := now - w.last
+	if took > int64(crowded) {
+		return false
+	}
+	w.last = now
+	return now-w.since < int64(limit)
+}
+
+// progress says that the operation got further: waiting begins anew.
+func (w *waiter) progress(sd *side) {
+	if w.phase == phaseSpin {
+		sd.spin.penalty = 0
+		w.tries, w.since = 0, 0
+	}
+}
+
+// doneWaiting ends an operation's waiting.
+func (s *Session) doneWaiting(w *waiter, sd *side) {
+	switch w.phase {
+	case phaseNew:
+		return
+	case phaseSpin:
+		spinning.Add(-1)
+		sd.spin.penalty = 0
+		sd.polls.Add(1)
+	case phaseArmed:
+		s.disarm(sd)
+	}
+	if sd.wants.Load() != 0 {
+		sd.wants.Store(0)
+		if s.idle.away.Load() {
+			s.idle.join(s)
+		}
+	}
+}
+
+// disarm takes back what this direction asked to be woken for, unless the other
+// direction waits for it too.
+func (s *Session) disarm(sd *side) {
+	other := &s.rd
+	if sd == other {
+		other = &s.wr
+	}
+	ev := Events(sd.wants.Load()) &^ Events(other.wants.Load())
+	if ev == 0 {
+		return
+	}
+	s.ep.Disarm(ev)
+	if ev &= Events(other.wants.Load()); ev != 0 { // it has asked in between
+		s.ep.Arm(ev)
+		other.signal()
+	}
+}
+
+var processStart = time.Now()
+
+func nanotime() int64 { return int64(time.Since(processStart)) }
