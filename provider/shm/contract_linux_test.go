@@ -1,0 +1,34 @@
+package shm
+
+import (
+	"testing"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/endpointtest"
+)
+
+// TestContract runs the contract on both ends of a link in one process, which
+// goes through the same steps as one between two.
+func TestContract(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		cfg  Config
+	}{
+		{"reading the peer's memory", Config{}},
+		{"messages only", Config{Disable: session.FeatureCMA}},
+		{"smallest ring", Config{RingMax: minRingMax}},
+		{"bells by message", Config{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			leaks(t)
+			if tc.name == "bells by message" {
+				distrust = true
+				t.Cleanup(func() { distrust = false })
+			}
+			endpointtest.Run(t, func() (a, b session.Endpoint, stop func(), err error) {
+				a, b, err = Pair(tc.cfg)
+				return a, b, func() {}, err
+			})
+		})
+	}
+}

@@ -1,0 +1,163 @@
+package shm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// Which TCP listener would a connect reach? The kernel's socket diagnosis
+// (Linux, include/uapi/linux/inet_diag.h) answers with the very function that
+// a SYN goes through, so wildcards, dual-stack sockets, SO_REUSEPORT and bound
+// devices are right by themselves. It needs no privilege.
+//
+// The listener is named by its inode, which its own process sees by fstat. The
+// socket cookie would be unique for ever, but an MPTCP listener, which is what
+// package net makes, has one cookie for its process and another for the TCP
+// socket below, which is what a SYN finds; they share the inode. Inode numbers
+// come from a 32-bit counter; should one be met again, the listener sees that
+// the dialed address is not its own.
+
+const (
+	diagRequestSize = unix.SizeofNlMsghdr + 56 // inet_diag_req_v2
+	diagReplySize   = unix.SizeofNlMsghdr + 72 // inet_diag_msg
+
+	tcpListen     = 10 // TCP_LISTEN
+	loopbackIndex = 1  // of the lo device in every network namespace
+)
+
+// errNotFound: no TCP listener is there, so that a connect is refused.
+var errNotFound = errors.New("shm: no TCP listener")
+
+// owner is a TCP listener: its inode and its user.
+type owner struct {
+	inode uint32
+	uid   uint32
+}
+
+// findListener looks for the listener that a connect from an address to
+// another of this host reaches.
+func findListener(from, to netip.AddrPort) (owner, error) {
+	if err := diagWorks(); err != nil {
+		return owner{}, err
+	}
+	return diagnose(from, to)
+}
+
+func diagnose(from, to netip.AddrPort) (o owner, err error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return o, fmt.Errorf("shm: sock_diag: %w", err)
+	}
+	defer unix.Close(fd)
+
+	// The kernel answers before sendto returns, so nothing here blocks.
+	var b [diagRequestSize]byte
+	ne := binary.NativeEndian
+	ne.PutUint32(b[0:], diagRequestSize)
+	ne.PutUint16(b[4:], unix.SOCK_DIAG_BY_FAMILY)
+	ne.PutUint16(b[6:], unix.NLM_F_REQUEST)
+	req := b[unix.SizeofNlMsghdr:]
+	req[0], req[1] = unix.AF_INET6, unix.IPPROTO_TCP
+	if to.Addr().Is4() {
+		req[0] = unix.AF_INET
+	}
+	ne.PutUint32(req[4:], 1<<tcpListen)
+	id := req[8:] // inet_diag_sockid, seen from the listener
+	binary.BigEndian.PutUint16(id[0:], to.Port())
+	binary.BigEndian.PutUint16(id[2:], from.Port())
+	copy(id[4:20], to.Addr().AsSlice())
+	copy(id[20:36], from.Addr().AsSlice())
+	ne.PutUint32(id[36:], loopbackIndex) // every address of this host is reached by it
+	ne.PutUint64(id[40:], 1<<64-1)       // any cookie
+	if err := unix.Sendto(fd, b[:], 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return o, fmt.Errorf("shm: sock_diag: %w", err)
+	}
+	var reply [512]byte
+	n, _, err := unix.Recvfrom(fd, reply[:], unix.MSG_DONTWAIT)
+	if err != nil {
+		return o, fmt.Errorf("shm: sock_diag: %w", err)
+	}
+	switch {
+	case n >= unix.SizeofNlMsghdr+4 && ne.Uint16(reply[4:]) == unix.NLMSG_ERROR:
+		errno := unix.Errno(-int32(ne.Uint32(reply[unix.SizeofNlMsghdr:])))
+		if errno == unix.ENOENT {
+			return o, errNotFound
+		}
+		return o, fmt.Errorf("shm: sock_diag: %w", errno)
+	case n < diagReplySize || ne.Uint16(reply[4:]) != unix.SOCK_DIAG_BY_FAMILY:
+		return o, errors.New("shm: sock_diag: an answer of another kind")
+	}
+	m := reply[unix.SizeofNlMsghdr:]
+	if m[1] != tcpListen {
+		return o, fmt.Errorf("shm: a socket in state %d has these addresses", m[1])
+	}
+	o.uid = ne.Uint32(m[64:])
+	o.inode = ne.Uint32(m[68:])
+	return o, nil
+}
+
+// socketInode is the inode number as socket diagnosis gives it.
+func socketInode(fd int) (uint32, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	return uint32(st.Ino), err
+}
+
+// diagWorks finds out once whether this kernel answers: without its module
+// tcp_diag, "no such listener" is what it says of all. A listener of our own
+// must be found.
+func diagWorks() error {
+	if diagProven.Load() {
+		return nil
+	}
+	diagMu.Lock()
+	defer diagMu.Unlock()
+	if diagProven.Load() {
+		return nil
+	}
+	err := func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		lo := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: lo.As4()}); err != nil {
+			return err
+		}
+		if err := unix.Listen(fd, 1); err != nil {
+			return err
+		}
+		at, err := boundAddr(fd)
+		if err != nil {
+			return err
+		}
+		inode, err := socketInode(fd)
+		if err != nil {
+			return err
+		}
+		o, err := diagnose(netip.AddrPortFrom(lo, 1), at)
+		if err == nil && o.inode != inode {
+			err = errors.New("shm: sock_diag found another socket")
+		}
+		return err
+	}()
+	if err != nil {
+		return &session.Unavailable{Reason: session.ReasonNoProvider, Err: fmt.Errorf("shm: sock_diag does not work here: %w", err)}
+	}
+	diagProven.Store(true)
+	return nil
+}
+
+var (
+	diagMu     sync.Mutex // one prover at a time; its system calls do not block
+	diagProven atomic.Bool
+)

@@ -1,0 +1,233 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// linkTries is how many links an attempt tries that end before it is answered.
+const linkTries = 3
+
+// Dial connects to the listener that a TCP connect to raddr would reach. bound
+// is a TCP socket that the caller made and bound to the connection's local
+// address; it is never connected. On success it belongs to the endpoint, which
+// closes it; on failure it is still the caller's.
+//
+// An error is syscall.ECONNREFUSED where the listener's backlog is full, and
+// otherwise a *session.Unavailable. Dial does not wait for Accept. It is bounded by ctx and by cfg.Timeout, and safe for
+// concurrent use.
+func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (session.Endpoint, error) {
+	cfg = cfg.withDefaults()
+	to := unmap(raddr.AddrPort())
+	if !cfg.served(to.Addr()) {
+		return nil, &session.Unavailable{Reason: session.ReasonNotServed}
+	}
+	from, err := boundAddr(bound)
+	if err != nil {
+		return nil, &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
+	}
+	if from.Addr().Is4() != to.Addr().Is4() {
+		return nil, &session.Unavailable{Reason: session.ReasonNotServed,
+			Err: fmt.Errorf("shm: a socket bound to %v cannot connect to %v", from, to)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	// A link may end while we ask for it, or the other end may give up on it
+	// because this process was slow; another one is new.
+	for try := 1; ; try++ {
+		o, err := findListener(from, to)
+		if errors.Is(err, errNotFound) {
+			// Not final: a rule of the firewall may send what goes there elsewhere.
+			return nil, &session.Unavailable{Reason: session.ReasonNoListener,
+				Err: fmt.Errorf("shm: nobody listens on %v: %w", to, syscall.ECONNREFUSED)}
+		}
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		l, err := dialed.get(ctx, o, cfg)
+		if err == nil {
+			var e *endpoint
+			if e, err = l.connect(ctx, bound, to); err == nil {
+				return e, nil
+			}
+		}
+		if !errors.Is(err, errLinkGone) || try == linkTries || ctx.Err() != nil {
+			if errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(*session.Unavailable)) {
+				return nil, err
+			}
+			return nil, unavailable(err)
+		}
+	}
+}
+
+func unmap(ap netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
+
+// dialed are the links of which this process is the dialing end.
+var dialed linkCache
+
+// linkCache holds one link per listener, and per configuration of endpoints.
+type linkCache struct {
+	mu    sync.Mutex // guards links
+	links map[linkKey]*linkEntry
+}
+
+type linkKey struct {
+	owner
+	disable   session.Feature
+	threshold int
+	ringMax   int
+}
+
+// linkEntry is a link, or the making of it.
+type linkEntry struct {
+	ready chan struct{} // closed when what follows is set
+	link  *link
+	err   error
+}
+
+// ended says whether the link was made and is gone, so that another is needed.
+func (e *linkEntry) ended() bool {
+	select {
+	case <-e.ready:
+		return e.link == nil || e.link.ended()
+	default:
+		return false
+	}
+}
+
+// get gives the link to a listener, made if need be. Making it is bounded and
+// does not depend on any one dialer's ctx.
+func (c *linkCache) get(ctx context.Context, o owner, cfg Config) (*link, error) {
+	key := linkKey{owner: o, disable: cfg.Disable, threshold: cfg.Threshold, ringMax: cfg.RingMax}
+	c.mu.Lock()
+	entry := c.links[key]
+	if entry == nil || entry.ended() {
+		entry = &linkEntry{ready: make(chan struct{})}
+		if c.links == nil {
+			c.links = make(map[linkKey]*linkEntry)
+		}
+		c.links[key] = entry
+		go c.make(key, entry, cfg)
+	}
+	c.mu.Unlock()
+	select {
+	case <-entry.ready:
+		return entry.link, entry.err
+	case <-ctx.Done():
+		return nil, unavailable(ctx.Err())
+	}
+}
+
+// make makes a link. Its entry goes when it failed or when the link ends.
+func (c *linkCache) make(key linkKey, entry *linkEntry, cfg Config) {
+	entry.link, entry.err = connectLink(key.owner, cfg)
+	if entry.err == nil {
+		entry.link.onGone(func() { c.forget(key, entry) })
+	} else {
+		c.forget(key, entry)
+	}
+	close(entry.ready)
+	if entry.err == nil {
+		entry.link.leave()
+	}
+}
+
+func (c *linkCache) forget(key linkKey, entry *linkEntry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.links[key] == entry {
+		delete(c.links, key)
+	}
+}
+
+func connectLink(o owner, cfg Config) (*link, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
+	defer cancel()
+	var d net.Dialer
+	name := rendezvous(o.inode)
+	c, err := d.DialContext(ctx, name.Net, name.Name)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	l, err := open(ctx, c.(*net.UnixConn), o.uid, cfg)
+	if err != nil {
+		return nil, linkError(err)
+	}
+	return l, nil
+}
+
+// linkError marks those errors that say that the other end let go of a link.
+func linkError(err error) error {
+	for _, gone := range []error{errPeerGone, io.EOF, unix.EPIPE, unix.ECONNRESET, net.ErrClosed} {
+		if errors.Is(err, gone) {
+			return fmt.Errorf("%w: %w", errLinkGone, err)
+		}
+	}
+	return unavailable(err)
+}
+
+// Pair gives two connected endpoints in this process, over a link of their own
+// that goes through the same steps as one between two processes. It is meant
+// for tests.
+func Pair(cfg Config) (a, b session.Endpoint, err error) {
+	cfg = cfg.withDefaults()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	var conns [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "pair")
+		c, e := net.FileConn(f)
+		f.Close()
+		if e != nil {
+			err = e
+			continue
+		}
+		conns[i] = c.(*net.UnixConn)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	accepted := make(chan *endpoint, 1)
+	greeted := make(chan error, 1)
+	go func() {
+		_, err := greet(conns[1], cfg, func(l *link, s *slot, _ *message, _ []int) uint8 {
+			e := newEndpoint(l, s, -1)
+			if !l.attach(e) {
+				return codeClosed
+			}
+			accepted <- e
+			return codeOK
+		})
+		greeted <- err
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
+	defer cancel()
+	l, err := open(ctx, conns[0], uint32(os.Geteuid()), cfg)
+	if e := <-greeted; err != nil {
+		return nil, nil, err
+	} else if e != nil {
+		l.leave()
+		return nil, nil, e
+	}
+	defer l.leave()
+	e, err := l.connect(ctx, -1, netip.AddrPort{})
+	if err != nil {
+		return nil, nil, err
+	}
+	return e, <-accepted, nil
+}

@@ -1,0 +1,132 @@
+package shm
+
+import (
+	"errors"
+	"net"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+func TestDialReachesTheListenerThatTCPWouldReach(t *testing.T) {
+	for _, tc := range []struct{ listen, dial, from string }{
+		{"127.0.0.1:0", "127.0.0.1", "127.0.0.1"},
+		{"127.0.0.1:0", "127.0.0.1", "127.0.0.7"},
+		{"0.0.0.0:0", "127.0.0.1", "127.0.0.1"},
+		{"0.0.0.0:0", "127.0.0.9", "127.0.0.1"},
+		{"[::]:0", "127.0.0.1", "127.0.0.1"},
+		{"[::]:0", "::1", "::1"},
+		{"[::1]:0", "::1", "::1"},
+	} {
+		t.Run(tc.listen+" by "+tc.dial, func(t *testing.T) {
+			leaks(t)
+			tcp, l := listen(t, tc.listen, Config{})
+			to := &net.TCPAddr{IP: net.ParseIP(tc.dial), Port: tcp.Addr().(*net.TCPAddr).Port}
+			fd := bind(t, tc.from)
+			from, err := boundAddr(fd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := Dial(t.Context(), fd, to, Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close()
+			b, local, remote, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			if a.Limits().Provider != Name || b.Limits().Provider != Name {
+				t.Error("another provider")
+			}
+			if local.AddrPort() != unmap(to.AddrPort()) || remote.AddrPort() != from {
+				t.Errorf("accepted %v from %v, dialed %v from %v", local, remote, to, from)
+			}
+			p, q := newPeer(a), newPeer(b)
+			p.send([]byte("ping"))
+			var ev session.Event
+			if !q.poll(&ev) || string(ev.Msg) != "ping" {
+				t.Fatalf("got %q, %v", ev.Msg, q.Err())
+			}
+			q.Drop()
+			q.send([]byte("pong"))
+			if !p.poll(&ev) || string(ev.Msg) != "pong" {
+				t.Fatalf("got %q, %v", ev.Msg, p.Err())
+			}
+			p.Drop()
+		})
+	}
+}
+
+func TestNobodyListensIsRefused(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	l.Close()
+	tcp.Close()
+	if _, err := dial(tcp.Addr(), Config{}); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDialSaysWhyNot(t *testing.T) {
+	leaks(t)
+	plain, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	fd := bind(t, "127.0.0.1")
+	defer unix.Close(fd)
+	unbound, _ := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	defer unix.Close(unbound)
+	port := plain.Addr().(*net.TCPAddr).Port
+	for _, tc := range []struct {
+		name   string
+		fd     int
+		to     net.IP
+		reason session.Reason
+	}{
+		{"plain TCP listener", fd, net.IPv4(127, 0, 0, 1), session.ReasonNoListener},
+		{"not loopback", fd, net.IPv4(192, 0, 2, 1), session.ReasonNotServed},
+		{"another family", fd, net.IPv6loopback, session.ReasonNotServed},
+		{"unbound socket", unbound, net.IPv4(127, 0, 0, 1), session.ReasonNotServed},
+		{"no socket", -1, net.IPv4(127, 0, 0, 1), session.ReasonNotServed},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := Dial(t.Context(), tc.fd, &net.TCPAddr{IP: tc.to, Port: port}, Config{})
+			var u *session.Unavailable
+			if !errors.As(err, &u) || u.Reason != tc.reason {
+				t.Errorf("got %v, want %v", err, tc.reason)
+			}
+		})
+	}
+}
+
+func TestBacklogFullIsRefused(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{Backlog: 2})
+	for range 2 {
+		ep, err := dial(tcp.Addr(), Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ep.Close()
+	}
+	if _, err := dial(tcp.Addr(), Config{}); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("got %v", err)
+	}
+	ep, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ep.Close()
+	third, err := dial(tcp.Addr(), Config{})
+	if err != nil {
+		t.Fatalf("after an Accept: %v", err)
+	}
+	third.Close()
+}

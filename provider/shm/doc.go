@@ -1,0 +1,79 @@
+// Package shm is the SAN service provider between processes of one host:
+// session.Endpoints over memory that both processes map.
+//
+// Two processes share one link per listener: a unix socket for set-up, the
+// peer's pidfd, one doorbell each way and a few sealed memory segments.
+// A connection is a slot of a link: a byte ring each way, which carries the
+// messages, and a table of exposed memory, which the peer may read with
+// process_vm_readv where the kernel permits it.
+//
+// A dialer finds a listener by asking the kernel which TCP listener a connect
+// to the same address would reach, and takes only its owner for an answer. Nothing that
+// the peer can write is believed: indexes are checked, lengths are copied out
+// before they are checked, segments are mapped only when sealed.
+//
+// The package never speaks TCP, never touches a file system, and knows nothing
+// of the session protocol. Package san calls it; on systems other than Linux
+// it says that there is no such provider.
+package shm
+
+import (
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+// Name is the provider's name in session.Limits.
+const Name = "shm"
+
+// Config tunes the provider. The zero value is what most callers want.
+type Config struct {
+	// Disable switches features off; FeatureCMA is the one that matters here.
+	Disable session.Feature
+
+	// Threshold is the size in bytes from which memory is read by
+	// process_vm_readv instead of going through the ring. 0: the default,
+	// which is never, because a ring in cache is as fast; negative: never.
+	Threshold int
+
+	// RingMax is how far in bytes a ring may grow, each way and connection.
+	// Default and at most 4 MiB, at least 256 KiB.
+	RingMax int
+
+	// Backlog is the number of connections that a listener holds for Accept;
+	// further ones are refused (WSD rule C7). Default 128.
+	Backlog int
+
+	// Timeout bounds an attempt to connect. Default 500 ms.
+	Timeout time.Duration
+
+	// Local allows destinations other than loopback that are addresses of
+	// this host. Off by default: such addresses may be redirected elsewhere
+	// (IPVS keeps its cluster addresses on a local interface).
+	Local bool
+}
+
+const (
+	defaultBacklog = 128
+	defaultTimeout = 500 * time.Millisecond
+	defaultRingMax = 4 << 20 // a stream gains a tenth over 1 MiB, which gained as much again over 512 KiB
+	minRingMax     = 256 << 10
+	maxRingMax     = 4 << 20
+)
+
+func (c Config) withDefaults() Config {
+	if c.Backlog <= 0 {
+		c.Backlog = defaultBacklog
+	}
+	if c.Timeout <= 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.RingMax == 0 {
+		c.RingMax = defaultRingMax
+	}
+	c.RingMax = min(max(c.RingMax, minRingMax), maxRingMax) &^ 4095
+	if c.Threshold < 0 {
+		c.Threshold = 0
+	}
+	return c
+}

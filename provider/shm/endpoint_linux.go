@@ -1,0 +1,235 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// spin is how long polling pays before sleeping: a few round trips, less than
+// the price of waking a processor that has gone idle.
+const spin = 50 * time.Microsecond
+
+// endpoint is one side of a connection. See session.Endpoint for which methods
+// run concurrently. The session is not between a Reserve and its Commit, and
+// uses no message, while Close or Abort runs: the slot's memory goes to the next
+// connection.
+type endpoint struct {
+	link  *link
+	slot  *slot
+	side  int // 0: dialing
+	bound int // the dialer's TCP socket, which holds the address; -1 at the acceptor
+
+	control *slotControl
+	mine    *atomic.Uint32 // our state and the peer's, in shared memory
+	theirs  *atomic.Uint32
+
+	waker atomic.Pointer[session.Waker]
+	err   atomic.Pointer[error]
+	bad   atomic.Bool // the peer broke the rules
+
+	closing sync.Once
+	closed  atomic.Bool
+	inside  atomic.Int32 // calls of Arm and Disarm, which may overlap Close
+
+	remote remote
+
+	_    [128]byte // sender and receiver run on different processors
+	send sender
+	_    [128]byte
+	recv receiver
+	_    [128]byte
+}
+
+var _ session.Endpoint = (*endpoint)(nil)
+
+var (
+	errPeerGone    = fmt.Errorf("shm: the peer's process ended: %w", io.EOF)
+	errPeerClosed  = fmt.Errorf("shm: the peer closed the connection: %w", syscall.EPIPE)
+	errPeerAborted = fmt.Errorf("shm: the peer aborted the connection: %w", syscall.ECONNRESET)
+	errClosed      = errors.New("shm: endpoint is closed")
+)
+
+func newEndpoint(l *link, s *slot, bound int) *endpoint {
+	e := &endpoint{link: l, slot: s, side: l.side, bound: bound, control: s.control}
+	e.mine = &s.control.state[e.side].v
+	e.theirs = &s.control.state[1-e.side].v
+	e.send = sender{control: &s.control.ring[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
+	e.send.limit.Store(ringStart)
+	e.recv = receiver{control: &s.control.ring[1-e.side], ring: s.rings[1-e.side], spares: &s.control.spare[1-e.side]}
+	return e
+}
+
+// Limits implements session.Endpoint.
+func (e *endpoint) Limits() session.Limits {
+	lim := session.Limits{
+		Provider:    Name,
+		MaxMessage:  messageMax,
+		Buffered:    true,
+		Liveness:    true,
+		ExactRevoke: true,
+		Spin:        spin,
+	}
+	if e.link.cfg.Disable&session.FeatureCMA == 0 {
+		lim.MaxRDMA = remoteChunk
+		lim.MaxExpose = remoteMax
+		lim.CanRead = e.link.canRead
+		lim.Threshold = e.link.cfg.Threshold
+	}
+	return lim
+}
+
+// Start implements session.Endpoint.
+func (e *endpoint) Start(w session.Waker) {
+	e.waker.Store(&w)
+	if e.err.Load() != nil || e.theirs.Load() != stateOpen {
+		w.Wake(session.RecvReady | session.SendReady)
+	}
+}
+
+func (e *endpoint) wake(ev session.Events) {
+	if w := e.waker.Load(); w != nil && !e.closed.Load() {
+		(*w).Wake(ev)
+	}
+}
+
+// Arm implements session.Endpoint. Both stores are sequentially consistent:
+// the peer publishes first and looks at them second, the session arms first
+// and looks at what is published second.
+func (e *endpoint) Arm(ev session.Events) {
+	if !e.enter() {
+		return
+	}
+	if ev&session.RecvReady != 0 {
+		e.recv.control.sleep.Store(1)
+	}
+	if ev&session.SendReady != 0 {
+		e.send.control.want.Store(max(1, e.send.wanted.Load()))
+	}
+	e.inside.Add(-1)
+}
+
+// Disarm implements session.Endpoint.
+func (e *endpoint) Disarm(ev session.Events) {
+	if !e.enter() {
+		return
+	}
+	if ev&session.RecvReady != 0 && e.recv.control.sleep.Load() != 0 {
+		e.recv.control.sleep.Store(0)
+	}
+	if ev&session.SendReady != 0 && e.send.control.want.Load() != 0 {
+		e.send.control.want.Store(0)
+	}
+	e.inside.Add(-1)
+}
+
+// enter keeps the slot mapped until inside is counted down again. It says no
+// once the endpoint is closed.
+func (e *endpoint) enter() bool {
+	e.inside.Add(1)
+	if e.closed.Load() {
+		e.inside.Add(-1)
+		return false
+	}
+	return true
+}
+
+// Err implements session.Endpoint.
+func (e *endpoint) Err() error {
+	if p := e.err.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// fail ends the connection at this side, once, and tells the session.
+func (e *endpoint) fail(err error) {
+	if e.err.CompareAndSwap(nil, &err) {
+		e.wake(session.RecvReady | session.SendReady)
+	}
+}
+
+// violation ends a connection whose peer broke the rules.
+func (e *endpoint) violation(format string, args ...any) {
+	e.bad.Store(true)
+	e.fail(fmt.Errorf("shm: the peer broke the protocol: %s: %w", fmt.Sprintf(format, args...), syscall.ECONNRESET))
+}
+
+// peerState turns what the peer's side of the slot says into Err.
+func (e *endpoint) peerState(state uint32) {
+	if state == stateClosed {
+		e.fail(errPeerClosed)
+	} else {
+		e.fail(errPeerAborted)
+	}
+}
+
+// linkDied ends a connection with its link. The peer may have closed before.
+func (e *endpoint) linkDied(cause error) {
+	if state := e.theirs.Load(); state != stateOpen {
+		e.peerState(state)
+		return
+	}
+	e.fail(cause)
+}
+
+// Close implements session.Endpoint. It waits for a Read in progress, which
+// takes some ten microseconds.
+func (e *endpoint) Close() error {
+	e.end(stateClosed)
+	return nil
+}
+
+// Abort implements session.Endpoint; the wait is as in Close.
+func (e *endpoint) Abort() { e.end(stateAborted) }
+
+func (e *endpoint) end(state uint32) {
+	e.closing.Do(func() {
+		if e.bad.Load() {
+			state = stateAborted
+		}
+		e.closed.Store(true)
+		for e.inside.Load() != 0 {
+			runtime.Gosched()
+		}
+		e.remote.close(e)
+		e.send.close()
+		e.fail(errClosed)
+		e.slot.ep.CompareAndSwap(e, nil)
+		e.mine.Store(state) // the last access to the slot
+		e.link.detach(e.slot)
+		if e.bound >= 0 {
+			unix.Close(e.bound)
+		}
+	})
+}
+
+// allocMost bounds what Alloc has given out in this process, in bytes.
+const allocMost = 256 << 20
+
+var allocated atomic.Int64
+
+// Alloc implements session.Endpoint. Any memory can be exposed and read into,
+// so it is ordinary memory, up to a budget of the process.
+func (e *endpoint) Alloc(n int) []byte {
+	if n <= 0 {
+		return nil
+	}
+	if allocated.Add(int64(n)) > allocMost {
+		allocated.Add(-int64(n))
+		return nil
+	}
+	return make([]byte, n)
+}
+
+// Free implements session.Endpoint.
+func (e *endpoint) Free(b []byte) { allocated.Add(-int64(cap(b))) }

@@ -1,0 +1,260 @@
+package shm
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// patience bounds every wait of a test; reaching it is a failure.
+const patience = 20 * time.Second
+
+// sleeper is a Waker that a test's goroutine sleeps on.
+type sleeper struct{ woken chan struct{} }
+
+func newSleeper() *sleeper { return &sleeper{make(chan struct{}, 1)} }
+
+func (s *sleeper) Wake(session.Events) {
+	select {
+	case s.woken <- struct{}{}:
+	default:
+	}
+}
+
+func (s *sleeper) sleep() bool {
+	select {
+	case <-s.woken:
+		return true
+	case <-time.After(patience):
+		return false
+	}
+}
+
+// peer drives an endpoint the way a session does: arm, look once more, sleep.
+// Sending and receiving have a sleeper each, so that they may run at once.
+type peer struct {
+	session.Endpoint
+	in, out *sleeper
+}
+
+func newPeer(ep session.Endpoint) *peer {
+	p := &peer{ep, newSleeper(), newSleeper()}
+	ep.Start(p)
+	return p
+}
+
+func (p *peer) Wake(ev session.Events) {
+	if ev&session.RecvReady != 0 {
+		p.in.Wake(ev)
+	}
+	if ev&session.SendReady != 0 {
+		p.out.Wake(ev)
+	}
+}
+
+// reserve waits for room. It gives nil when the connection has ended.
+func (p *peer) reserve(least, most int, control bool) []byte {
+	for {
+		if b := p.Reserve(least, most, control); b != nil {
+			return b
+		}
+		p.Arm(session.SendReady)
+		if b := p.Reserve(least, most, control); b != nil {
+			return b
+		}
+		if p.Err() != nil {
+			return nil
+		}
+		if !p.out.sleep() {
+			panic(fmt.Sprintf("no room, and no wake-up: %+v of %d", dump(p.Endpoint), least))
+		}
+	}
+}
+
+func (p *peer) send(b []byte) bool {
+	buf := p.reserve(len(b), len(b), false)
+	if buf == nil {
+		return false
+	}
+	p.Commit(copy(buf, b))
+	return true
+}
+
+// poll waits for the next event, which is false when all that there is has come.
+func (p *peer) poll(ev *session.Event) bool {
+	for {
+		if p.Poll(ev) {
+			return true
+		}
+		p.Arm(session.RecvReady)
+		if p.Poll(ev) {
+			return true
+		}
+		if p.Err() != nil {
+			return p.Poll(ev)
+		}
+		if !p.in.sleep() {
+			panic("no event, and no wake-up")
+		}
+	}
+}
+
+// pair gives two endpoints in this process and sees to it that nothing is left.
+func pair(t testing.TB, cfg Config) (a, b *peer) {
+	t.Helper()
+	leaks(t)
+	x, y, err := Pair(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.Close(); y.Close() })
+	return newPeer(x), newPeer(y)
+}
+
+// resources counts what this process holds.
+type resources struct{ goroutines, fds, maps int }
+
+func count(t testing.TB) resources {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resources{runtime.NumGoroutine(), len(fds), strings.Count(string(maps), "memfd:san-shm")}
+}
+
+// leaks fails the test unless, at its end, everything is given back.
+func leaks(t testing.TB) {
+	t.Helper()
+	netWarm()
+	before := count(t)
+	used := mapped.Load()
+	t.Cleanup(func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := Idle(ctx); err != nil {
+			t.Errorf("links are left: %v", err)
+			return
+		}
+		var after resources
+		for end := time.Now().Add(patience); time.Now().Before(end); runtime.Gosched() {
+			after = count(t)
+			if after.goroutines <= before.goroutines && after.fds <= before.fds && after.maps <= before.maps {
+				break
+			}
+		}
+		if after.goroutines > before.goroutines || after.fds > before.fds || after.maps > before.maps {
+			buf := make([]byte, 1<<20)
+			t.Errorf("left behind: %+v, was %+v\n%s", after, before, buf[:runtime.Stack(buf, true)])
+		}
+		if n := mapped.Load(); n != used {
+			t.Errorf("%d bytes mapped by the books, was %d", n, used)
+		}
+		if n := budgetUsed.Load(); n != 0 {
+			t.Errorf("%d bytes of the rings' budget are still taken", n)
+		}
+	})
+}
+
+// netWarm makes the runtime's own poller descriptors, which stay.
+func netWarm() {
+	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
+		l.Close()
+	}
+}
+
+// bind makes a bound TCP socket, as package san does for Dial.
+func bind(t testing.TB, ip string) int {
+	t.Helper()
+	fd, err := bindTo(ip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+func bindTo(ip string) (int, error) {
+	a := net.ParseIP(ip)
+	family, sa := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: [16]byte(a.To16())})
+	if a.To4() != nil {
+		family, sa = unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte(a.To4())}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Bind(fd, sa); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// dial connects from a fresh socket.
+func dial(addr net.Addr, cfg Config) (session.Endpoint, error) {
+	to := addr.(*net.TCPAddr)
+	if to.IP.IsUnspecified() {
+		to = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: to.Port}
+	}
+	ip := "127.0.0.1"
+	if to.IP.To4() == nil {
+		ip = "::1"
+	}
+	fd, err := bindTo(ip)
+	if err != nil {
+		return nil, err
+	}
+	ep, err := Dial(context.Background(), fd, to, cfg)
+	if err != nil {
+		unix.Close(fd)
+	}
+	return ep, err
+}
+
+// listen makes a TCP listener and ours beside it.
+func listen(t testing.TB, address string, cfg Config) (*net.TCPListener, *Listener) {
+	t.Helper()
+	tcp, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := Listen(tcp.(*net.TCPListener), cfg)
+	if err != nil {
+		tcp.Close()
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close(); tcp.Close() })
+	return tcp.(*net.TCPListener), l
+}
+
+// pattern fills a message with a number and what follows from it.
+func pattern(b []byte, n uint64) {
+	for i := range b {
+		b[i] = byte(n + uint64(i)*7)
+	}
+	if len(b) >= 8 {
+		binary.LittleEndian.PutUint64(b, n)
+	}
+}
+
+// dump shows where a stuck sender stands.
+func dump(ep session.Endpoint) string {
+	s := &ep.(*endpoint).send
+	return fmt.Sprintf("tail %d+%d, published %d, head %d (read %d), limit %d, want %d",
+		s.tail/ringSize, s.tail&ringMask, s.published, s.control.head.Load(), s.head, s.limit.Load(), s.control.want.Load())
+}

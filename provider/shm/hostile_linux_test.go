@@ -1,0 +1,612 @@
+package shm
+
+import (
+	"errors"
+	"io"
+	"math/rand"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// A stranger speaks to a listener's rendezvous by hand.
+type stranger struct {
+	t    *testing.T
+	conn *net.UnixConn
+}
+
+func visit(t *testing.T, l *Listener) *stranger {
+	t.Helper()
+	name := l.unix.Addr().(*net.UnixAddr)
+	c, err := net.DialUnix(name.Net, nil, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(patience))
+	return &stranger{t, c}
+}
+
+func (s *stranger) send(b []byte, fds ...int) {
+	s.t.Helper()
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	if _, _, err := s.conn.WriteMsgUnix(b, oob, nil); err != nil && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+		s.t.Fatal(err)
+	}
+}
+
+// hungUp waits for the listener to close the socket, and gives the last
+// message that it sent before, if any.
+func (s *stranger) hungUp() (last message) {
+	s.t.Helper()
+	for {
+		var m message
+		fds, err := receive(s.conn, &m)
+		closeAll(fds)
+		if err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				s.t.Fatal("the listener did not hang up")
+			}
+			return last
+		}
+		last = m
+	}
+}
+
+// hello makes the stranger a peer in good standing.
+func (s *stranger) hello() {
+	s.t.Helper()
+	m, fd, err := newSegment(firstSlots)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	m.unmap()
+	defer unix.Close(fd)
+	s.send((&message{kind: msgHello, version: version, number: firstSlots}).encode(), fd)
+	var w message
+	fds, err := receive(s.conn, &w)
+	closeAll(fds)
+	if err != nil || w.kind != msgWelcome || w.code != codeOK {
+		s.t.Fatalf("no welcome: %+v, %v", w, err)
+	}
+}
+
+// stillServes says that a decent dialer is served at once.
+func stillServes(t *testing.T, tcp net.Listener, l *Listener) {
+	t.Helper()
+	a, err := dial(tcp.Addr(), Config{})
+	if err != nil {
+		t.Fatalf("a decent dialer is not served: %v", err)
+	}
+	defer a.Close()
+	b, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+}
+
+// memfd makes one as a test wants it.
+func memfd(t *testing.T, size int, seals, flags int) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		t.Fatal(err)
+	}
+	if seals != 0 {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fd
+}
+
+func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	right := segmentSize(firstSlots)
+	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	file.Truncate(int64(right))
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	for _, tc := range []struct {
+		name  string
+		fd    int
+		slots uint32
+	}{
+		{"unsealed", memfd(t, right, 0, 0), firstSlots},
+		{"can shrink", memfd(t, right, unix.F_SEAL_GROW|unix.F_SEAL_SEAL, 0), firstSlots},
+		{"can grow", memfd(t, right, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL, 0), firstSlots},
+		{"can be sealed", memfd(t, right, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, 0), firstSlots},
+		{"not writable", memfd(t, right, segmentSeals|unix.F_SEAL_FUTURE_WRITE, 0), firstSlots},
+		{"too small", memfd(t, right-pageSize, segmentSeals, 0), firstSlots},
+		{"too large", memfd(t, right+pageSize, segmentSeals, 0), firstSlots},
+		{"empty", memfd(t, 0, segmentSeals, 0), firstSlots},
+		{"no slots", memfd(t, segmentSize(0), segmentSeals, 0), 0},
+		{"too many slots", memfd(t, segmentSize(mostSlots+1), segmentSeals, 0), mostSlots + 1},
+		{"endless slots", memfd(t, right, segmentSeals, 0), 1<<32 - 1},
+		{"a file", int(file.Fd()), firstSlots},
+		{"a pipe", pipe[0], firstSlots},
+		{"huge pages", memfd(t, right+(2<<20-right%(2<<20))%(2<<20), segmentSeals, unix.MFD_HUGETLB), firstSlots},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := visit(t, l)
+			s.send((&message{kind: msgHello, version: version, number: tc.slots}).encode(), tc.fd)
+			if last := s.hungUp(); last.kind == msgWelcome && last.code == codeOK {
+				t.Error("welcomed")
+			}
+			s = visit(t, l)
+			s.hello()
+			s.send((&message{kind: msgSegment, number: tc.slots}).encode(), tc.fd)
+			s.hungUp()
+			stillServes(t, tcp, l)
+		})
+	}
+}
+
+func TestGarbageOnTheRendezvousEndsItsSenderOnly(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	noise := make([]byte, messageSize)
+	rand.New(rand.NewSource(3)).Read(noise)
+	for _, tc := range []struct {
+		name  string
+		hello bool // first
+		bytes []byte
+		fds   []int
+	}{
+		{"noise", false, noise, nil},
+		{"noise with descriptors", false, noise, pipe[:]},
+		{"HTTP", false, []byte("GET / HTTP/1.1\r\n\r\n"), nil},
+		{"a long packet", false, make([]byte, 100000), nil},
+		{"nothing", false, nil, nil},
+		{"hello without a segment", false, (&message{kind: msgHello, version: version, number: 1}).encode(), nil},
+		{"connect first", false, (&message{kind: msgConnect}).encode(), nil},
+		{"hello again", true, (&message{kind: msgHello, version: version, number: 1}).encode(), pipe[:1]},
+		{"noise later", true, noise, pipe[:]},
+		{"a short message", true, (&message{kind: msgConnect}).encode()[:messageSize-1], nil},
+		{"a slot that is not there", true, (&message{kind: msgConnect, number: firstSlots}).encode(), nil},
+		{"the last slot of all", true, (&message{kind: msgConnect, number: 1<<32 - 1}).encode(), nil},
+		{"an acceptor's message", true, (&message{kind: msgResult}).encode(), nil},
+		{"an unknown message", true, (&message{kind: 200}).encode(), nil},
+		{"more descriptors than a message has", true, (&message{kind: msgSegment, number: 1}).encode(), []int{pipe[0], pipe[1], pipe[0], pipe[1]}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := visit(t, l)
+			if tc.hello {
+				s.hello()
+			}
+			s.send(tc.bytes, tc.fds...)
+			s.hungUp()
+			stillServes(t, tcp, l)
+		})
+	}
+}
+
+func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	here := tcp.Addr().(*net.TCPAddr).AddrPort()
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	sock := func(family, kind int) int {
+		fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		return fd
+	}
+	good := bind(t, "127.0.0.1")
+	wildcard, six := bind(t, "0.0.0.0"), bind(t, "::1")
+	udp := sock(unix.AF_INET, unix.SOCK_DGRAM)
+	unix.Bind(udp, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	t.Cleanup(func() { closeAll([]int{pipe[0], pipe[1], good, wildcard, six}) })
+	for _, tc := range []struct {
+		name string
+		fds  []int
+		to   string
+	}{
+		{"no socket", nil, ""},
+		{"a pipe", pipe[:1], ""},
+		{"two sockets", []int{good, good}, ""},
+		{"UDP", []int{udp}, ""},
+		{"unix", []int{sock(unix.AF_UNIX, unix.SOCK_STREAM)}, ""},
+		{"not bound", []int{sock(unix.AF_INET, unix.SOCK_STREAM)}, ""},
+		{"bound to the wildcard", []int{wildcard}, ""},
+		{"of another family", []int{six}, ""},
+		{"of another network namespace", []int{bindElsewhere(t)}, ""},
+		{"dialed another port", []int{good}, "127.0.0.1:1"},
+		{"dialed another address", []int{good}, "127.0.0.2"},
+		{"dialed a distant address", []int{good}, "192.0.2.1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			to := here
+			if strings.Contains(tc.to, ":") {
+				a, _ := net.ResolveTCPAddr("tcp", tc.to)
+				to = unmap(a.AddrPort())
+			} else if tc.to != "" {
+				to = unmap((&net.TCPAddr{IP: net.ParseIP(tc.to), Port: int(here.Port())}).AddrPort())
+			}
+			s := visit(t, l)
+			s.hello()
+			s.send((&message{kind: msgConnect, number: 3, addr: to}).encode(), tc.fds...)
+			var m message
+			if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.number != 3 || m.code != codeAddress {
+				t.Errorf("answered %+v, %v", m, err)
+			}
+		})
+	}
+	stillServes(t, tcp, l)
+}
+
+// bindElsewhere binds a socket in a network namespace of its own. The thread
+// that went there ends with its goroutine.
+func bindElsewhere(t *testing.T) int {
+	t.Helper()
+	type result struct {
+		fd  int
+		err error
+	}
+	done := make(chan result)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- result{-1, err}
+			return
+		}
+		fd, err := bindTo("127.0.0.1")
+		done <- result{fd, err}
+	}()
+	r := <-done
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	t.Cleanup(func() { unix.Close(r.fd) })
+	return r.fd
+}
+
+func TestSlowDialersHoldUpNobody(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	for range 50 {
+		visit(t, l)
+	}
+	start := time.Now()
+	stillServes(t, tcp, l)
+	if d := time.Since(start); d > helloTimeout/2 {
+		t.Errorf("a dialer behind slow ones took %v", d)
+	}
+	l.Close()
+	if d := time.Since(start); d > helloTimeout*3/4 {
+		t.Errorf("Close waited for them: %v", d)
+	}
+}
+
+func TestAnotherVersionIsToldSo(t *testing.T) {
+	leaks(t)
+	_, l := listen(t, "127.0.0.1:0", Config{})
+	s := visit(t, l)
+	fd := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	s.send((&message{kind: msgHello, version: version + 1, number: firstSlots}).encode(), fd)
+	if last := s.hungUp(); last.kind != msgWelcome || last.code != codeVersion || last.version != version {
+		t.Errorf("answered %+v", last)
+	}
+}
+
+// squat listens at the rendezvous of a plain TCP listener, and does as it likes
+// with whoever comes.
+func squat(t *testing.T, tcp net.Listener, serve func(*net.UnixConn)) {
+	t.Helper()
+	name := rendezvousOf(t, tcp)
+	u, err := net.ListenUnix(name.Net, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := u.AcceptUnix()
+			if err != nil {
+				return
+			}
+			serve(c)
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() { u.Close(); <-done })
+}
+
+func rendezvousOf(t *testing.T, tcp net.Listener) *net.UnixAddr {
+	t.Helper()
+	rc, err := tcp.(*net.TCPListener).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inode uint32
+	rc.Control(func(fd uintptr) { inode, err = socketInode(int(fd)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rendezvous(inode)
+}
+
+func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
+	welcome := func(m message, then func(*net.UnixConn)) func(*net.UnixConn) {
+		return func(c *net.UnixConn) {
+			var h message
+			fds, _ := receive(c, &h)
+			closeAll(fds)
+			send(c, &m)
+			if then != nil {
+				then(c)
+			}
+		}
+	}
+	silent := func(c *net.UnixConn) { io.Copy(io.Discard, c) }
+	for _, tc := range []struct {
+		name   string
+		serve  func(*net.UnixConn)
+		reason session.Reason
+	}{
+		{"hang up", func(*net.UnixConn) {}, session.ReasonNoListener},
+		{"never answer", silent, session.ReasonTimeout},
+		{"garbage", func(c *net.UnixConn) { c.Write(make([]byte, 99)); silent(c) }, session.ReasonProtocol},
+		{"another message", welcome(message{kind: msgResult}, silent), session.ReasonProtocol},
+		{"another version", welcome(message{kind: msgWelcome, version: version, code: codeVersion}, nil), session.ReasonVersion},
+		{"an unknown code", welcome(message{kind: msgWelcome, version: version, code: 77}, nil), session.ReasonProtocol},
+		{"welcome and no more", welcome(message{kind: msgWelcome, version: version}, silent), session.ReasonTimeout},
+		{"answers to nothing", welcome(message{kind: msgWelcome, version: version}, func(c *net.UnixConn) {
+			send(c, &message{kind: msgResult, number: 5})
+			silent(c)
+		}), session.ReasonNoListener},
+		{"refuses for an unknown reason", welcome(message{kind: msgWelcome, version: version}, func(c *net.UnixConn) {
+			var m message
+			fds, _ := receive(c, &m)
+			closeAll(fds)
+			send(c, &message{kind: msgResult, number: m.number, code: 99})
+			silent(c)
+		}), session.ReasonProtocol},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			leaks(t)
+			tcp, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tcp.Close()
+			squat(t, tcp, tc.serve)
+			start := time.Now()
+			_, err = dial(tcp.Addr(), Config{Timeout: 100 * time.Millisecond})
+			var u *session.Unavailable
+			if !errors.As(err, &u) || u.Reason != tc.reason {
+				t.Errorf("got %v, want %v", err, tc.reason)
+			}
+			if d := time.Since(start); d > patience/2 {
+				t.Errorf("took %v", d)
+			}
+		})
+	}
+}
+
+func TestRendezvousThatIsTaken(t *testing.T) {
+	leaks(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	squat(t, tcp, func(*net.UnixConn) {})
+	_, err = Listen(tcp.(*net.TCPListener), Config{})
+	var u *session.Unavailable
+	if !errors.As(err, &u) || u.Reason != session.ReasonOwner {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A peer that writes nonsense into the shared memory costs this process the
+// connection, never a crash, a hang or a byte outside the ring.
+func TestPeerThatCorruptsTheSlot(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		corrupt func(c *slotControl, ring *[ringSize]byte) // of the direction to the victim
+		sender  bool                                       // the victim sends
+	}{
+		{"tail beyond the ring", func(c *slotControl, _ *[ringSize]byte) { c.ring[0].tail.Store(3 * ringSize) }, false},
+		{"tail that goes back", func(c *slotControl, _ *[ringSize]byte) { c.ring[0].tail.Store(8) }, false},
+		{"odd tail", func(c *slotControl, _ *[ringSize]byte) { c.ring[0].tail.Add(1) }, false},
+		{"no header", func(c *slotControl, _ *[ringSize]byte) { c.ring[0].tail.Add(64) }, false},
+		{"long record", func(c *slotControl, r *[ringSize]byte) {
+			putHeader(r, c.ring[0].tail.Load(), kindMessage|messageMax+1)
+			c.ring[0].tail.Add(64)
+		}, false},
+		{"record beyond the tail", func(c *slotControl, r *[ringSize]byte) {
+			putHeader(r, c.ring[0].tail.Load(), kindMessage|1000)
+			c.ring[0].tail.Add(64)
+		}, false},
+		{"empty pad", func(c *slotControl, r *[ringSize]byte) {
+			putHeader(r, c.ring[0].tail.Load(), kindPad)
+			c.ring[0].tail.Add(64)
+		}, false},
+		{"pads without end", func(c *slotControl, r *[ringSize]byte) {
+			for range 100 {
+				putHeader(r, c.ring[0].tail.Load(), kindPad|8)
+				c.ring[0].tail.Add(8)
+			}
+		}, false},
+		{"spare tail", func(c *slotControl, _ *[ringSize]byte) { c.ring[0].spareTail.Store(1 << 40) }, false},
+		{"spare cell", func(c *slotControl, _ *[ringSize]byte) {
+			c.spare[0][0].size.Store(1 << 30)
+			c.ring[0].spareTail.Store(1)
+		}, false},
+		{"head beyond the tail", func(c *slotControl, _ *[ringSize]byte) { c.ring[1].head.Store(1 << 40) }, true},
+		{"head that is odd", func(c *slotControl, _ *[ringSize]byte) { c.ring[1].head.Store(1) }, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			a, b := pair(t, Config{})
+			var ev session.Event
+			a.send([]byte("a first message"))
+			b.poll(&ev)
+			b.Drop()
+			b.Poll(&ev) // gives it back
+			b.send([]byte("and one back"))
+			e := a.Endpoint.(*endpoint)
+			tc.corrupt(e.control, e.send.ring)
+			if tc.sender {
+				for b.Reserve(messageMax, messageMax, false) != nil {
+					b.Commit(messageMax)
+				}
+				if err := b.Err(); !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("the sender finds %v", err)
+				}
+				return
+			}
+			for range 1000 {
+				if !b.Poll(&ev) {
+					break
+				}
+				b.Drop()
+			}
+			if err := b.Err(); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the receiver finds %v", err)
+			}
+		})
+	}
+}
+
+// Where bells are messages, one that finds the queue full is dropped; what fills
+// the queue has to do for it.
+func TestBellThatFoundTheQueueFullIsNotLost(t *testing.T) {
+	distrust = true
+	defer func() { distrust = false }()
+	a, b := pair(t, Config{})
+	e := a.Endpoint.(*endpoint)
+	for e.link.bellOut.asleep.Load() == 0 {
+		runtime.Gosched()
+	}
+	if !e.link.bellOut.set(e.slot.number, session.RecvReady) {
+		t.Fatal("the peer is not asleep")
+	}
+	// No message for it. The next one is about something else.
+	m, fd, err := newSegment(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.unmap()
+	defer unix.Close(fd)
+	if err := e.link.post(t.Context(), &message{kind: msgSegment, number: 1}, fd); err != nil {
+		t.Fatal(err)
+	}
+	if !b.in.sleep() {
+		t.Fatal("nobody looked at the bell")
+	}
+}
+
+// Spare cells are given back though what they brought is kept, so the ring does
+// not bound how much a peer can make this process keep through them.
+func TestPayloadThroughSpareCellsIsBounded(t *testing.T) {
+	a, b := pair(t, Config{RingMax: minRingMax})
+	for b := a.Reserve(1000, 1000, false); b != nil; b = a.Reserve(1000, 1000, false) {
+		a.Commit(1000)
+	}
+	var ev session.Event
+	kept := 0
+	for ; kept < 1<<20; kept++ {
+		if a.Reserve(session.MaxControl, session.MaxControl, true) != nil {
+			a.Commit(session.MaxControl)
+		}
+		if !b.Poll(&ev) {
+			break
+		}
+		b.Keep()
+	}
+	if kept > 10000 {
+		t.Fatalf("%d messages were kept", kept)
+	}
+	if err := b.Err(); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the receiver finds %v", err)
+	}
+	for b.Front() != nil {
+		b.Release()
+	}
+}
+
+// The same at random, while both sides work.
+func TestRandomCorruptionDoesNoHarm(t *testing.T) {
+	leaks(t)
+	for seed := range int64(200) {
+		a, b, err := Pair(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Start(newSleeper())
+		b.Start(newSleeper())
+		r := rand.New(rand.NewSource(seed))
+		e := a.(*endpoint)
+		var ev session.Event
+		for range 300 {
+			if buf := a.Reserve(1, 1+r.Intn(2000), r.Intn(9) == 0); buf != nil {
+				a.Commit(len(buf))
+			}
+			if r.Intn(20) == 0 {
+				word := r.Intn(controlSize / 8)
+				mem := e.link.maps[0].mem[2*bellSize+e.slot.number*controlSize+word*8:]
+				if word*8 >= 1024 && word*8 < 1280 {
+					continue // states: a close is in order
+				}
+				mem[r.Intn(8)] ^= byte(1 << r.Intn(8))
+			}
+			if r.Intn(20) == 0 {
+				e.send.ring[r.Intn(32<<10)] ^= byte(r.Intn(256))
+			}
+			for r.Intn(3) > 0 && b.Poll(&ev) {
+				switch {
+				case ev.Kind == session.Message && len(ev.Msg) > messageMax:
+					t.Fatalf("seed %d: a message of %d bytes", seed, len(ev.Msg))
+				case r.Intn(2) == 0:
+					b.Keep()
+				default:
+					b.Drop()
+				}
+			}
+			for r.Intn(3) > 0 && b.Front() != nil {
+				b.Release()
+			}
+		}
+		a.Close()
+		b.Close()
+	}
+}

@@ -1,0 +1,785 @@
+package shm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+func asUser(id uint32) func(*exec.Cmd) {
+	return func(c *exec.Cmd) {
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
+	}
+}
+
+// inNamespaces starts a child in namespaces of its own, as root there, which is
+// a user here.
+func inNamespaces(flags uintptr, user int) func(*exec.Cmd) {
+	return func(c *exec.Cmd) {
+		c.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  flags,
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: user, Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: user, Size: 1}},
+			Credential:  &syscall.Credential{NoSetGroups: true},
+		}
+	}
+}
+
+// runnable copies the test binary to where every user may run it.
+func runnable(t *testing.T) func(*exec.Cmd) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "san-shm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	b, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	os.Chmod(dir, 0o755)
+	if err := os.WriteFile(dir+"/test", b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return func(c *exec.Cmd) { c.Path, c.Args[0], c.Dir = dir+"/test", dir+"/test", "/" }
+}
+
+// Who may reach whom, and read whose memory.
+func TestPeersOfOtherUsersAndNamespaces(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("needs root, to be other users")
+	}
+	place := runnable(t)
+	const someone = 1234
+	for _, tc := range []struct {
+		name      string
+		dialer    func(*exec.Cmd) // nil: as this process
+		wantDial  string          // what the dialing child says
+		childRead bool            // the child can read our memory
+	}{
+		{"same user", nil, "dialed", true},
+		{"another user", asUser(someone), "dialed", false},
+		{"user namespace of ours", inNamespaces(syscall.CLONE_NEWUSER, 0), "dialed", false},
+		{"user namespace of another", inNamespaces(syscall.CLONE_NEWUSER, someone), "unavailable owner mismatch", false},
+		{"invisible process", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, 0), "dialed", false},
+	} {
+		t.Run(tc.name+" dials", func(t *testing.T) {
+			leaks(t)
+			tcp, l := listen(t, "127.0.0.1:0", Config{})
+			c := spawn(t, "dial", func(c *exec.Cmd) {
+				place(c)
+				if tc.dialer != nil {
+					tc.dialer(c)
+				}
+			}, "ADDRESS="+tcp.Addr().String())
+			if tc.wantDial != "dialed" {
+				if got := "unavailable " + c.line(t, "unavailable"); got != tc.wantDial {
+					t.Errorf("the child says %q, not %q", got, tc.wantDial)
+				}
+				return
+			}
+			ep, _, _, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := newPeer(ep)
+			defer p.Close()
+			done := make(chan struct{})
+			go func() { defer close(done); echo(p) }()
+			if got := c.line(t, "dialed"); got != fmt.Sprintf("read=%v", tc.childRead) {
+				t.Errorf("the child's %s, want %v", got, tc.childRead)
+			}
+			c.line(t, "echoed")
+			c.kill()
+			select {
+			case <-done:
+			case <-time.After(patience):
+				t.Fatal("the child's end was not noticed")
+			}
+			if err := p.Err(); !errors.Is(err, io.EOF) {
+				t.Errorf("the child's end shows as %v", err)
+			}
+		})
+	}
+	nobody := session.ReasonNone // one user, where all are known
+	if !knowsAllUsers() {
+		nobody = session.ReasonOwner
+	}
+	for _, tc := range []struct {
+		name     string
+		listener func(*exec.Cmd)
+		reason   session.Reason
+	}{
+		{"same user", nil, session.ReasonNone},
+		{"another user", asUser(someone), session.ReasonNone},
+		{"user namespace", inNamespaces(syscall.CLONE_NEWUSER, someone), session.ReasonNone},
+		{"invisible to the other", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, someone), session.ReasonNone},
+		{"nobody", asUser(overflowUID), nobody},
+	} {
+		t.Run(tc.name+" listens", func(t *testing.T) {
+			leaks(t)
+			c := spawn(t, "echo", func(c *exec.Cmd) {
+				place(c)
+				if tc.listener != nil {
+					tc.listener(c)
+				}
+			})
+			addr, err := net.ResolveTCPAddr("tcp", c.line(t, "listening"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ep, err := dial(addr, Config{})
+			if tc.reason != session.ReasonNone {
+				var u *session.Unavailable
+				if !errors.As(err, &u) || u.Reason != tc.reason {
+					t.Errorf("got %v, want %v", err, tc.reason)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := newPeer(ep)
+			defer p.Close()
+			var ev session.Event
+			if !p.send([]byte("hello")) || !p.poll(&ev) || string(ev.Msg) != "hello" {
+				t.Fatalf("no echo: %v", p.Err())
+			}
+			p.Drop()
+		})
+	}
+	t.Run("a squatter is not trusted", func(t *testing.T) {
+		leaks(t)
+		tcp, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tcp.Close()
+		c := spawn(t, "squat", func(c *exec.Cmd) { place(c); asUser(someone)(c) }, "NAME="+rendezvousOf(t, tcp).Name)
+		c.line(t, "squatting")
+		_, err = dial(tcp.Addr(), Config{})
+		var u *session.Unavailable
+		if !errors.As(err, &u) || u.Reason != session.ReasonOwner {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func init() {
+	roles["squat"] = func() error {
+		u, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: os.Getenv("NAME")})
+		if err != nil {
+			return err
+		}
+		defer u.Close()
+		fmt.Println("squatting")
+		untilStdinEnds()
+		return nil
+	}
+	// An echo that forks a child which keeps every descriptor, and lives on.
+	roles["fork"] = func() error {
+		return serveRole(func(p *peer) {
+			keep := keepDescriptors()
+			sleep := exec.Command("sleep", "60")
+			sleep.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: 0}
+			sleep.ExtraFiles = keep
+			if err := sleep.Start(); err != nil {
+				fmt.Println("error", err)
+			}
+			fmt.Println("forked", sleep.Process.Pid)
+			echo(p)
+		})
+	}
+	// An echo that becomes another program.
+	roles["exec"] = func() error {
+		return serveRole(func(p *peer) {
+			var ev session.Event
+			p.poll(&ev)
+			p.send(ev.Msg)
+			syscall.Exec("/bin/sleep", []string{"sleep", "60"}, nil)
+		})
+	}
+	// A flood to whoever connects.
+	roles["flood"] = func() error {
+		return serveRole(func(p *peer) {
+			receiver := make(chan struct{})
+			defer func() { <-receiver }()
+			go func() {
+				defer close(receiver)
+				var ev session.Event
+				for p.poll(&ev) {
+					p.Drop()
+				}
+			}()
+			r := rand.New(rand.NewSource(4))
+			for i := uint64(0); ; i++ {
+				n := 8 + r.Intn(1<<r.Intn(17))
+				n = min(n, messageMax)
+				buf := p.reserve(n, n, false)
+				if buf == nil {
+					return
+				}
+				pattern(buf, i)
+				p.Commit(n)
+			}
+		})
+	}
+	// Accepts and holds, with few descriptors to spare.
+	roles["hold"] = func() error {
+		return serveRole(func(p *peer) {
+			var ev session.Event
+			for p.poll2(&ev) {
+				p.send(ev.Msg)
+				p.Drop()
+			}
+		})
+	}
+}
+
+// keepDescriptors are all of this process, for a child to inherit.
+func keepDescriptors() (files []*os.File) {
+	names, _ := os.ReadDir("/proc/self/fd")
+	for _, n := range names {
+		var fd int
+		fmt.Sscan(n.Name(), &fd)
+		if dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 100); err == nil && fd > 2 {
+			files = append(files, os.NewFile(uintptr(dup), n.Name()))
+		}
+	}
+	return files
+}
+
+// poll2 waits without patience.
+func (p *peer) poll2(ev *session.Event) bool {
+	for {
+		p.Arm(session.RecvReady)
+		if p.Poll(ev) {
+			return true
+		}
+		if p.Err() != nil {
+			return p.Poll(ev)
+		}
+		<-p.in.woken
+	}
+}
+
+func TestForkedChildDoesNotHideThePeersEnd(t *testing.T) {
+	leaks(t)
+	c := spawn(t, "fork", nil)
+	p := dialChild(t, c, Config{})
+	var pid int
+	fmt.Sscan(c.line(t, "forked"), &pid)
+	defer syscall.Kill(pid, syscall.SIGKILL)
+	var ev session.Event
+	if !p.send([]byte("hello")) || !p.poll(&ev) {
+		t.Fatalf("no echo: %v", p.Err())
+	}
+	p.Drop()
+	c.cmd.Process.Kill()
+	start := time.Now()
+	if p.poll(&ev) {
+		t.Fatalf("an event from a dead peer: %+v", ev)
+	}
+	if !errors.Is(p.Err(), io.EOF) {
+		t.Errorf("the peer's end shows as %v", p.Err())
+	}
+	if d := time.Since(start); d > time.Second {
+		t.Errorf("noticed after %v", d)
+	}
+	if err := syscall.Kill(pid, 0); err != nil {
+		t.Fatalf("the forked child did not outlive its parent, so this shows nothing: %v", err)
+	}
+}
+
+func TestPeerThatBecomesAnotherProgramIsGone(t *testing.T) {
+	leaks(t)
+	c := spawn(t, "exec", nil)
+	p := dialChild(t, c, Config{})
+	var ev session.Event
+	if !p.send([]byte("hello")) || !p.poll(&ev) || string(ev.Msg) != "hello" {
+		t.Fatalf("no echo: %v", p.Err())
+	}
+	p.Drop()
+	if p.poll(&ev) || !errors.Is(p.Err(), io.EOF) {
+		t.Errorf("the peer's end shows as %v", p.Err())
+	}
+}
+
+func TestKillInTheMiddleLosesNothingThatWasCommitted(t *testing.T) {
+	rounds := 20
+	if testing.Short() {
+		rounds = 3
+	}
+	for i := range rounds {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			leaks(t)
+			c := spawn(t, "flood", nil)
+			p := dialChild(t, c, Config{})
+			sender := make(chan struct{})
+			go func() {
+				defer close(sender)
+				b := make([]byte, 3000)
+				for p.send(b) {
+				}
+			}()
+			r := rand.New(rand.NewSource(4))
+			want := make([]byte, messageMax)
+			kill := rand.Intn(2000)
+			var ev session.Event
+			seen := 0
+			for ; p.poll(&ev); seen++ {
+				if seen == kill {
+					c.cmd.Process.Kill()
+				}
+				n := 8 + r.Intn(1<<r.Intn(17))
+				n = min(n, messageMax)
+				pattern(want[:n], uint64(seen))
+				if !bytes.Equal(ev.Msg, want[:n]) {
+					t.Fatalf("message %d is cut or wrong: %d bytes of %d", seen, len(ev.Msg), n)
+				}
+				p.Drop()
+			}
+			<-sender
+			if !errors.Is(p.Err(), io.EOF) {
+				t.Errorf("the peer's end shows as %v", p.Err())
+			}
+			if e := p.Endpoint.(*endpoint); e.recv.scan != e.control.ring[1].tail.Load() {
+				t.Errorf("read up to %d of %d", e.recv.scan, e.control.ring[1].tail.Load())
+			}
+		})
+	}
+}
+
+func TestManyConnectionsTakeFewDescriptors(t *testing.T) {
+	const many, few = 2000, 64
+	leaks(t)
+	c := spawn(t, "hold", func(c *exec.Cmd) {
+		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", fmt.Sprintf("ulimit -n %d && exec %s", few, c.Path)}
+	})
+	first := dialChild(t, c, Config{})
+	before := count(t)
+	peers := []*peer{first}
+	for len(peers) < many {
+		ep, err := dial(c.addr, Config{})
+		if err != nil {
+			t.Fatalf("connection %d: %v", len(peers), err)
+		}
+		peers = append(peers, newPeer(ep))
+	}
+	defer func() {
+		for _, p := range peers {
+			p.Close()
+		}
+	}()
+	after := count(t)
+	if n := after.fds - before.fds; n > many+16 {
+		t.Errorf("%d connections take %d descriptors", many, n)
+	}
+	if n := after.goroutines - before.goroutines; n > 16 {
+		t.Errorf("%d connections take %d goroutines", many, n)
+	}
+	var ev session.Event
+	for _, i := range []int{0, 1, 17, 999, many - 1} {
+		if p := peers[i]; !p.send([]byte("hello")) || !p.poll(&ev) || string(ev.Msg) != "hello" {
+			t.Errorf("connection %d: no echo: %v", i, p.Err())
+		} else {
+			p.Drop()
+		}
+	}
+}
+
+func TestConnectionsShareOneLink(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	var ends []session.Endpoint
+	for range 40 { // more than the first segment holds
+		a, err := dial(tcp.Addr(), Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _, _, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, a, b)
+	}
+	links.mu.Lock()
+	n := len(links.all)
+	links.mu.Unlock()
+	if n != 2 { // its two ends
+		t.Errorf("%d links", n)
+	}
+	slots := map[int]bool{}
+	for round := range 3 {
+		for i, ep := range ends {
+			if i%2 == 0 {
+				slots[ep.(*endpoint).slot.number] = true
+			}
+			ep.Close()
+		}
+		ends = nil
+		for range 40 {
+			a, err := dial(tcp.Addr(), Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, _, _, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, q := newPeer(a), newPeer(b)
+			if p.Err() != nil || q.Err() != nil || p.Poll(new(session.Event)) || q.Poll(new(session.Event)) {
+				t.Fatalf("round %d: a slot is not fresh", round)
+			}
+			ends = append(ends, a, b)
+		}
+	}
+	if len(slots) > 48+16 {
+		t.Errorf("%d slots for 40 connections", len(slots))
+	}
+	for _, ep := range ends {
+		ep.Close()
+	}
+}
+
+func TestDialToAStoppedProcessIsBounded(t *testing.T) {
+	leaks(t)
+	c := spawn(t, "echo", nil)
+	first := dialChild(t, c, Config{})
+	c.cmd.Process.Signal(syscall.SIGSTOP)
+	defer c.cmd.Process.Signal(syscall.SIGCONT)
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(c.cmd.Process.Pid, &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("not stopped: %v, %v", status, err)
+	}
+	for range 3 {
+		ep, err := dial(c.addr, Config{Timeout: 50 * time.Millisecond})
+		if err == nil {
+			ep.Close()
+		}
+		var u *session.Unavailable
+		if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
+			t.Errorf("got %v", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	fd := bind(t, "127.0.0.1")
+	defer unix.Close(fd)
+	if _, err := Dial(ctx, fd, c.addr.(*net.TCPAddr), Config{}); err == nil {
+		t.Error("dialed although cancelled")
+	}
+	first.Close()
+}
+
+func TestClosingTheListenerLeavesConnectionsAlone(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	a, err := dial(tcp.Addr(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting, err := dial(tcp.Addr(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	p, q, w := newPeer(a), newPeer(b), newPeer(waiting)
+	defer p.Close()
+	defer q.Close()
+	defer w.Close()
+	var ev session.Event
+	if !p.send([]byte("hello")) || !q.poll(&ev) || string(ev.Msg) != "hello" {
+		t.Errorf("the connection ended with the listener: %v", q.Err())
+	}
+	q.Drop()
+	if w.poll(&ev) || !errors.Is(w.Err(), syscall.ECONNRESET) {
+		t.Errorf("a connection that nobody accepted finds %v", w.Err())
+	}
+	_, err = dial(tcp.Addr(), Config{})
+	var u *session.Unavailable
+	if !errors.As(err, &u) || u.Reason != session.ReasonNoListener {
+		t.Errorf("a dial after Close: %v", err)
+	}
+	if _, _, _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Accept after Close: %v", err)
+	}
+	tcp.Close()
+	if _, err = dial(tcp.Addr(), Config{}); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a dial after the TCP listener's Close: %v", err)
+	}
+}
+
+func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
+	a, b := pair(t, Config{RingMax: 1 << 20})
+	s := &a.Endpoint.(*endpoint).send
+	msg := make([]byte, 4096)
+	sent := 0
+	for {
+		buf := a.Reserve(len(msg), len(msg), false)
+		if buf == nil {
+			break
+		}
+		pattern(buf, uint64(sent))
+		a.Commit(len(buf))
+		sent++
+	}
+	if n := sent * len(msg); n < 9<<20/10 {
+		t.Errorf("the ring holds %d bytes of 1 MiB", n)
+	}
+	if budgetUsed.Load() != 1<<20-ringStart {
+		t.Errorf("budget used: %d", budgetUsed.Load())
+	}
+	// Control passes, also when it has to wait for what nobody reads.
+	var ev session.Event
+	for i := range sent {
+		if !b.poll(&ev) {
+			t.Fatal(b.Err())
+		}
+		pattern(msg, uint64(i))
+		if !bytes.Equal(ev.Msg, msg) {
+			t.Fatalf("message %d is wrong", i)
+		}
+		b.Keep()
+	}
+	for i := range 1000 {
+		buf := a.reserve(session.MaxControl, session.MaxControl, true)
+		pattern(buf, uint64(i))
+		a.Commit(len(buf))
+		pattern(msg[:session.MaxControl], uint64(i))
+		if !b.poll(&ev) || !bytes.Equal(ev.Msg, msg[:session.MaxControl]) {
+			t.Fatalf("control message %d is wrong: %v", i, b.Err())
+		}
+		b.Drop()
+	}
+	if a.Reserve(len(msg), len(msg), false) != nil {
+		t.Error("there is room though nothing was released")
+	}
+	for i := range sent {
+		pattern(msg, uint64(i))
+		if !bytes.Equal(b.Front(), msg) {
+			t.Fatalf("kept message %d is wrong", i)
+		}
+		b.Release()
+	}
+	if b.Poll(&ev) {
+		t.Errorf("an event too many: %+v", ev)
+	}
+	for end := time.Now().Add(patience); s.limit.Load() != ringStart; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the ring did not shrink: %d", s.limit.Load())
+		}
+	}
+	for i := range 3000 {
+		pattern(msg, uint64(i))
+		if !a.send(msg) || !b.poll(&ev) || !bytes.Equal(ev.Msg, msg) {
+			t.Fatalf("message %d after shrinking: %v %v", i, a.Err(), b.Err())
+		}
+		b.Drop()
+	}
+}
+
+// The janitor looks all the time, at a ring that grows, empties and fills.
+func TestShrinkingMeetsASenderAtEveryStep(t *testing.T) {
+	a, b := pair(t, Config{RingMax: 1 << 20})
+	e := a.Endpoint.(*endpoint)
+	e.link.mu.Lock()
+	e.link.timing = true // this test is the janitor
+	e.link.mu.Unlock()
+	defer func() {
+		e.link.mu.Lock()
+		e.link.timing = false
+		e.link.mu.Unlock()
+	}()
+	stop := make(chan struct{})
+	janitor := make(chan struct{})
+	defer func() { close(stop); <-janitor }()
+	go func() {
+		defer close(janitor)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				e.send.shrink(e)
+			}
+		}
+	}()
+	msg := make([]byte, 30<<10)
+	var ev session.Event
+	sent := uint64(0)
+	for seen := uint64(0); seen < 20000; {
+		for sent < seen+5 {
+			pattern(msg[:64], sent)
+			if !a.send(msg) {
+				t.Fatal(a.Err())
+			}
+			sent++
+		}
+		for ; seen < sent; seen++ {
+			pattern(msg[:64], seen)
+			if !b.poll(&ev) || !bytes.Equal(ev.Msg[:64], msg[:64]) {
+				t.Fatalf("message %d: %v", seen, b.Err())
+			}
+			b.Drop()
+		}
+		b.Poll(&ev)
+	}
+}
+
+func TestRingsStopGrowingAtTheBudget(t *testing.T) {
+	SetBudget(128 << 10)
+	defer SetBudget(defaultBudget)
+	a, _ := pair(t, Config{})
+	x, y, err := Pair(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer y.Close()
+	defer x.Close()
+	total := 0
+	for _, p := range []*peer{a, newPeer(x)} {
+		for p.Reserve(1024, 1024, false) != nil {
+			p.Commit(1024)
+			total += 1024
+		}
+	}
+	// 256 KiB in 64-byte messages take 320 KiB with their headers.
+	if total < 2*(320<<10) || total > 2*ringSure {
+		t.Errorf("%d bytes committed with a budget of 128 KiB", total)
+	}
+}
+
+func TestSpareMessagesKeepTheirPlace(t *testing.T) {
+	a, b := pair(t, Config{RingMax: minRingMax})
+	var order []uint64
+	n := uint64(0)
+	put := func(size int, control bool) bool {
+		buf := a.Reserve(size, size, control)
+		if buf == nil {
+			return false
+		}
+		pattern(buf, n)
+		a.Commit(size)
+		order = append(order, n)
+		n++
+		return true
+	}
+	for put(1000, false) {
+	}
+	for range session.ControlReserve {
+		if !put(session.MaxControl, true) {
+			t.Fatal("no room for control")
+		}
+	}
+	var ev session.Event
+	next := uint64(0)
+	take := func(keep bool) {
+		t.Helper()
+		if !b.poll(&ev) {
+			t.Fatal(b.Err())
+		}
+		want := make([]byte, len(ev.Msg))
+		pattern(want, next)
+		if !bytes.Equal(ev.Msg, want) {
+			t.Fatalf("message %d came out of order", next)
+		}
+		next++
+		if keep {
+			b.Keep()
+		} else {
+			b.Drop()
+		}
+	}
+	// Give room back by and by, and mix: some control goes by the ring, some
+	// by the cells.
+	r := rand.New(rand.NewSource(5))
+	for range 5000 {
+		switch {
+		case next < n && r.Intn(2) == 0:
+			take(r.Intn(3) == 0)
+		case r.Intn(2) == 0:
+			put(1+r.Intn(session.MaxControl), true)
+		default:
+			put(8+r.Intn(3000), false)
+		}
+		for b.Front() != nil && r.Intn(2) == 0 {
+			b.Release()
+		}
+	}
+	for next < n {
+		take(false)
+	}
+}
+
+func TestMemoryOfAnotherProcessIsNotRead(t *testing.T) {
+	a, b := pair(t, Config{})
+	if !a.Limits().CanRead {
+		t.Fatal("this process cannot read its own memory")
+	}
+	secret := []byte("what the peer has not to tell us")
+	d, err := b.Expose(secret, session.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	into := make([]byte, len(secret))
+	e := a.Endpoint.(*endpoint)
+	e.link.nonce[3] ^= 1 // as if the number were another process's by now
+	if err := a.Read(into, d, 0, 7); err != nil {
+		t.Fatal(err)
+	}
+	var ev session.Event
+	if !a.poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || !errors.Is(ev.Err, syscall.ECONNRESET) {
+		t.Errorf("completed with %+v", ev)
+	}
+	if !bytes.Equal(into, make([]byte, len(secret))) {
+		t.Errorf("got %q", into)
+	}
+}
+
+// Between the two, the exposer takes its memory back and unmaps it, which is no
+// fault of the reader's: the connection lives on.
+func TestMemoryThatIsGoneAfterRevokeIsNoFault(t *testing.T) {
+	a, b := pair(t, Config{})
+	mem, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := b.Expose(mem, session.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := a.Endpoint.(*endpoint)
+	x := &e.control.exposed[1][d.Key&0xff]
+	if err := unix.Munmap(mem); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.read(make([]byte, 64), d, 0); !errors.Is(err, syscall.EFAULT) {
+		t.Fatalf("memory that is exposed and gone: %v", err)
+	}
+	b.Revoke(d)
+	if err := x.excuse(d.Key, syscall.EFAULT); err != session.ErrRevoked {
+		t.Errorf("after it was revoked: %v", err)
+	}
+}

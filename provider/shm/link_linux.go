@@ -1,0 +1,661 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+const (
+	// helloTimeout bounds how long a process that connected may take to say
+	// hello, and how long the answer may take to be sent.
+	helloTimeout = time.Second
+
+	// postRetry is the pause before a message is sent again to a peer whose
+	// queue is full: it has some hundred unread.
+	postRetry = time.Millisecond
+)
+
+// tick is how often a link looks for what is idle: itself, and rings that have
+// grown. Whatever was idle for two ticks is given back. Tests are impatient.
+var tick = time.Second
+
+// link is one end of the connection between a dialing and an accepting process.
+// Three goroutines serve it: serve reads the socket, answer waits at the
+// doorbell, watch at the peer's pidfd. dismantle waits for their end.
+type link struct {
+	side    int // 0: dialing, 1: accepting
+	cfg     Config
+	conn    *net.UnixConn
+	rawConn syscall.RawConn
+	pid     int    // of the peer, 0: not visible here
+	uid     uint32 // of the peer
+
+	nonceAt uint64 // the peer's nonce
+	nonce   nonce
+	canRead bool
+
+	bellIn   *bell // rung by the peer
+	bellOut  *bell
+	eventIn  *os.File // eventfd behind bellIn
+	eventOut int      // the peer's; -1: ring by message
+	pidfd    *os.File // nil: only the socket tells of the peer's death
+
+	// accept takes a connection at the accepting end; it says the code to
+	// answer with. It does not block.
+	accept acceptFunc
+
+	slots   atomic.Pointer[[]*slot] // grows by copying
+	segment chan struct{}           // held by who makes a new segment
+	gone    chan struct{}           // closed when the link is dead
+	work    sync.WaitGroup          // goroutines
+
+	mu       sync.Mutex // guards what follows; no system call under it
+	maps     []mapping
+	live     int     // endpoints of this end, and connects under way
+	free     []*slot // dialing end: slots that nobody uses
+	pending  map[uint32]chan uint8
+	dead     bool   // no new connections; gone is closed
+	torn     bool   // dismantle runs or ran
+	after    func() // for release to call
+	released bool
+	idle     int // ticks without a connection
+	timer    *time.Timer
+	timing   bool // the timer is set, or tick runs
+	grew     bool // a ring has grown since tick last looked
+}
+
+type acceptFunc func(l *link, s *slot, m *message, fds []int) (code uint8)
+
+// open makes the dialing end of a link over a socket to the accepting process,
+// which must be owner's. It closes the socket if it fails. The link is held: it
+// does not end for want of connections before the caller's leave.
+func open(ctx context.Context, conn *net.UnixConn, owner uint32, cfg Config) (*link, error) {
+	l, err := newLink(0, conn, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err = l.hello(ctx, owner); err == nil {
+		err = l.start()
+	}
+	if err != nil {
+		l.discard()
+		return nil, unavailable(err)
+	}
+	return l, nil
+}
+
+func (l *link) hello(ctx context.Context, owner uint32) error {
+	// Another user's process may have taken the name. A user that this user
+	// namespace does not know may be anybody.
+	if l.uid != owner || !oneUser(l.uid) {
+		return &session.Unavailable{Reason: session.ReasonOwner,
+			Err: fmt.Errorf("shm: user %d answers for a listener of user %d", l.uid, owner)}
+	}
+	m, fd, err := newSegment(firstSlots)
+	if err != nil {
+		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
+	}
+	defer unix.Close(fd)
+	l.addSegment(m)
+	l.bellOut, l.bellIn = m.bell(0), m.bell(1)
+
+	deadline, _ := ctx.Deadline()
+	l.conn.SetDeadline(deadline)
+	defer l.conn.SetDeadline(time.Time{})
+	at, n := localNonce()
+	hello := &message{kind: msgHello, version: version, number: firstSlots, nonceAt: at, nonce: n}
+	if err := send(l.conn, hello, l.bellFD(fd)...); err != nil {
+		return err
+	}
+	var w message
+	fds, err := receive(l.conn, &w)
+	switch {
+	case err != nil:
+	case w.kind != msgWelcome:
+		err = errMessage
+	case w.code != codeOK:
+		err = codeError(w.code)
+	case w.version != version:
+		err = codeError(codeVersion)
+	}
+	if err != nil {
+		closeAll(fds)
+		return err
+	}
+	l.takePeer(&w, fds)
+	return nil
+}
+
+// greet makes the accepting end of a link over a socket that was accepted. It
+// closes the socket if it fails.
+func greet(conn *net.UnixConn, cfg Config, accept acceptFunc) (*link, error) {
+	l, err := newLink(1, conn, cfg)
+	if err != nil {
+		return nil, err
+	}
+	l.accept = accept
+	if err = l.welcome(); err == nil {
+		err = l.start()
+	}
+	if err != nil {
+		l.discard()
+		return nil, err
+	}
+	l.leave()
+	return l, nil
+}
+
+func (l *link) welcome() error {
+	l.conn.SetDeadline(time.Now().Add(helloTimeout))
+	defer l.conn.SetDeadline(time.Time{})
+	var h message
+	fds, err := receive(l.conn, &h)
+	code := uint8(codeOK)
+	switch {
+	case errors.Is(err, errCut):
+		code = codeResources
+	case err != nil:
+	case h.kind != msgHello:
+		err = errMessage
+	case h.version != version:
+		err, code = fmt.Errorf("shm: version %d", h.version), codeVersion
+	case len(fds) == 0:
+		err = errMessage
+	default:
+		if err = l.mapSegment(fds[0], h.number); err != nil && !errors.Is(err, errSegment) {
+			code = codeResources
+		}
+	}
+	if err != nil {
+		closeAll(fds)
+		if code != codeOK {
+			_ = send(l.conn, &message{kind: msgWelcome, version: version, code: code})
+		}
+		return err
+	}
+	unix.Close(fds[0])
+	l.bellIn, l.bellOut = l.maps[0].bell(0), l.maps[0].bell(1)
+	l.takePeer(&h, fds[1:])
+	at, n := localNonce()
+	return send(l.conn, &message{kind: msgWelcome, version: version, nonceAt: at, nonce: n}, l.bellFD()...)
+}
+
+// newLink takes the socket, and what the kernel says about the peer.
+func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
+	l := &link{side: side, conn: conn, cfg: cfg, eventOut: -1, live: 1, segment: make(chan struct{}, 1), gone: make(chan struct{}), pending: map[uint32]chan uint8{}}
+	l.slots.Store(new([]*slot))
+	err := func() (err error) {
+		if l.rawConn, err = conn.SyscallConn(); err != nil {
+			return err
+		}
+		cred, err := peerCred(l.rawConn)
+		if err != nil {
+			return err
+		}
+		l.pid, l.uid = int(cred.Pid), cred.Uid
+		l.pidfd = peerPidfd(l.rawConn, l.pid)
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		if err != nil {
+			return fmt.Errorf("shm: eventfd: %w", err)
+		}
+		l.eventIn = os.NewFile(uintptr(fd), "eventfd")
+		return nil
+	}()
+	if err != nil {
+		l.discard()
+		return nil, &session.Unavailable{Reason: session.ReasonResources, Err: err}
+	}
+	links.add(l)
+	return l, nil
+}
+
+// trusted says whether the peer may share eventfds with us. Both sides of one
+// can make it block, so processes of other users ring by message.
+func (l *link) trusted() bool {
+	return l.uid == uint32(os.Geteuid()) && oneUser(l.uid) && !distrust
+}
+
+var distrust bool // in tests: every peer is another user's
+
+// bellFD appends our eventfd to what goes to the peer, if it is to have it.
+func (l *link) bellFD(fds ...int) []int {
+	if l.trusted() {
+		l.control(func(fd int) { fds = append(fds, fd) })
+	}
+	return fds
+}
+
+func (l *link) control(f func(fd int)) {
+	if rc, err := l.eventIn.SyscallConn(); err == nil {
+		rc.Control(func(fd uintptr) { f(int(fd)) })
+	}
+}
+
+// takePeer remembers what the peer's hello said.
+func (l *link) takePeer(m *message, fds []int) {
+	l.nonceAt, l.nonce = m.nonceAt, m.nonce
+	if len(fds) > 0 && l.trusted() {
+		l.eventOut, fds = fds[0], fds[1:]
+	}
+	closeAll(fds)
+	l.canRead = l.probeRead()
+}
+
+func (l *link) start() error {
+	event, err := l.eventIn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	l.work.Add(2)
+	go l.serve()
+	go l.answer(event)
+	if l.pidfd != nil {
+		if rc, err := l.pidfd.SyscallConn(); err == nil {
+			l.work.Add(1)
+			go l.watch(rc)
+		}
+	}
+	return nil
+}
+
+// discard gives up a link that was never started.
+func (l *link) discard() {
+	l.mu.Lock()
+	l.torn = true
+	l.mu.Unlock()
+	l.release()
+}
+
+// serve acts on what comes over the socket, until it ends.
+func (l *link) serve() {
+	defer l.work.Done()
+	for {
+		var m message
+		fds, err := receive(l.conn, &m)
+		switch {
+		case err == nil || errors.Is(err, errCut):
+			if err = l.act(&m, fds, err); err != nil {
+				err = fmt.Errorf("shm: the peer broke the link: %w: %w", err, syscall.ECONNRESET)
+			}
+		case errors.Is(err, errMessage):
+			err = fmt.Errorf("%w: %w", err, syscall.ECONNRESET)
+		default:
+			err = errPeerGone // EOF, or reset: it had not read everything
+		}
+		closeAll(fds)
+		if err != nil {
+			l.die(err)
+			return
+		}
+	}
+}
+
+// act does what one message says. An error is a violation, or an answer that
+// the peer does not take.
+func (l *link) act(m *message, fds []int, cut error) error {
+	// Whatever the message is: a bell that found the queue full was not sent.
+	l.bellIn.asleep.Store(1) // the next bell has to ring
+	l.bellIn.take(l.deliver)
+	switch {
+	case m.kind == msgBell:
+	case m.kind == msgSegment && l.side == 1:
+		if cut != nil || len(fds) != 1 {
+			return errors.New("a segment without its descriptor")
+		}
+		return l.mapSegment(fds[0], m.number)
+	case m.kind == msgConnect && l.side == 1:
+		slots := *l.slots.Load()
+		if int64(m.number) >= int64(len(slots)) || slots[m.number].ep.Load() != nil {
+			return fmt.Errorf("a connect to slot %d", m.number)
+		}
+		code := uint8(codeResources)
+		if cut == nil {
+			code = l.accept(l, slots[m.number], m, fds)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), helloTimeout)
+		defer cancel()
+		return l.post(ctx, &message{kind: msgResult, number: m.number, code: code})
+	case m.kind == msgResult && l.side == 0:
+		if !l.answered(m.number, m.code) {
+			return errors.New("an answer without a question")
+		}
+	default:
+		return fmt.Errorf("message %d", m.kind)
+	}
+	return nil
+}
+
+// post sends a message without holding the socket: where its queue is full it
+// waits and tries again, until ctx ends or the link.
+func (l *link) post(ctx context.Context, m *message, fds ...int) error {
+	b := m.encode()
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	for {
+		var err error
+		if e := l.rawConn.Control(func(fd uintptr) {
+			err = unix.Sendmsg(int(fd), b, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		}); e != nil {
+			return e
+		}
+		if err != unix.EAGAIN && err != unix.EINTR {
+			return err
+		}
+		select {
+		case <-time.After(postRetry):
+		case <-l.gone:
+			return errPeerGone
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// answer waits at the doorbell. That it sleeps is said again before every look,
+// inside the wait: a ring takes it back.
+func (l *link) answer(event syscall.RawConn) {
+	defer l.work.Done()
+	// Made once: in the loop they would be allocated for each wake-up.
+	//
+	// The eventfd is not read: each write to it is an edge, and a read could
+	// be made to block by whoever shares it.
+	ready := func(uintptr) bool {
+		l.bellIn.asleep.Store(1)
+		return l.bellIn.pending()
+	}
+	deliver := l.deliver
+	for event.Read(ready) == nil {
+		l.bellIn.take(deliver)
+	}
+}
+
+// deliver wakes a slot's session.
+func (l *link) deliver(number int, ev session.Events) {
+	slots := *l.slots.Load()
+	if number >= len(slots) {
+		return
+	}
+	s := slots[number]
+	if e := s.ep.Load(); e != nil {
+		if state := e.theirs.Load(); state != stateOpen {
+			e.peerState(state)
+		}
+		e.wake(ev)
+	} else if l.side == 0 {
+		l.mu.Lock()
+		l.reap(s)
+		l.mu.Unlock()
+	}
+}
+
+var one = [8]byte{1} // what a ring adds to an eventfd (little endian or not, it is no zero)
+
+// ring tells the peer that a slot has news.
+func (l *link) ring(number int, ev session.Events) {
+	if !l.bellOut.set(number, ev) {
+		return
+	}
+	if l.eventOut >= 0 {
+		for {
+			// Never blocks: the counter overflows after 2^64 rings.
+			_, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(l.eventOut), uintptr(unsafe.Pointer(&one[0])), 8)
+			if errno != unix.EINTR {
+				return
+			}
+		}
+	}
+	b := (&message{kind: msgBell}).encode()
+	l.rawConn.Control(func(fd uintptr) {
+		// A full queue is as good: the peer has something to read, and looks
+		// at the bell then.
+		_ = unix.Sendto(int(fd), b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
+	})
+}
+
+// watch waits for the end of the peer's process, which a forked child that
+// holds the socket would hide.
+func (l *link) watch(pidfd syscall.RawConn) {
+	defer l.work.Done()
+	err := pidfd.Read(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, 0)
+		return n > 0 && err == nil
+	})
+	if err == nil {
+		l.die(errPeerGone)
+	}
+}
+
+// die ends the link: the peer is gone or broke the rules.
+func (l *link) die(cause error) {
+	l.mu.Lock()
+	if l.dead {
+		l.mu.Unlock()
+		return
+	}
+	l.dead = true
+	close(l.gone)
+	l.live++ // keeps the mapping
+	l.mu.Unlock()
+	for _, s := range *l.slots.Load() {
+		if e := s.ep.Load(); e != nil {
+			e.linkDied(cause)
+		}
+	}
+	l.leave()
+}
+
+// leave gives back one count of live, and the link with the last of a dead one.
+func (l *link) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.live--
+	l.rest()
+}
+
+// rest is called with mu held where the link may have nothing left to do.
+func (l *link) rest() {
+	if l.live > 0 || l.torn {
+		return
+	}
+	if l.dead {
+		l.torn = true
+		go l.dismantle()
+	} else if l.side == 0 {
+		l.idle = 0
+		l.startTimer()
+	}
+}
+
+// retire ends a link that has no connection.
+func (l *link) retire() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.live == 0 && !l.dead {
+		l.dead = true
+		close(l.gone)
+	}
+	l.rest()
+}
+
+// onGone has a function called, once, when the link has given everything back.
+func (l *link) onGone(f func()) {
+	l.mu.Lock()
+	if !l.released {
+		l.after = f
+		f = nil
+	}
+	l.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}
+
+// ended says whether no connection can be made any more.
+func (l *link) ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.dead
+}
+
+// startTimer is called with mu held.
+func (l *link) startTimer() {
+	if l.timing || l.torn {
+		return
+	}
+	l.timing = true
+	if l.timer == nil {
+		l.timer = time.AfterFunc(tick, l.tick)
+	} else {
+		l.timer.Reset(tick)
+	}
+}
+
+// ringGrew asks the janitor to look at this link's rings.
+func (l *link) ringGrew() {
+	l.mu.Lock()
+	l.grew = true
+	l.startTimer()
+	l.mu.Unlock()
+}
+
+// tick is the janitor: it shrinks rings, and ends a dialing end that has no
+// connection any more. What the peer has yet to read is in its own mapping.
+func (l *link) tick() {
+	l.mu.Lock()
+	if l.torn {
+		l.mu.Unlock()
+		return
+	}
+	l.grew = false
+	l.work.Add(1)
+	l.mu.Unlock()
+	defer l.work.Done()
+
+	again := false
+	for _, s := range *l.slots.Load() {
+		if e := s.ep.Load(); e != nil && e.send.shrink(e) {
+			again = true
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timing = false
+	if l.side == 0 && l.live == 0 {
+		l.idle++
+		again = true
+		if l.idle > 1 && !l.dead {
+			l.dead = true
+			close(l.gone)
+			l.rest()
+			return
+		}
+	}
+	if again || l.grew {
+		l.startTimer()
+	}
+}
+
+// dismantle gives back everything that a dead link holds.
+func (l *link) dismantle() {
+	l.conn.Close()
+	l.eventIn.Close()
+	if l.pidfd != nil {
+		l.pidfd.Close()
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.work.Wait()
+	l.release()
+}
+
+// release closes and unmaps; closing twice does no harm to files.
+func (l *link) release() {
+	l.conn.Close()
+	if l.eventIn != nil {
+		l.eventIn.Close()
+	}
+	if l.pidfd != nil {
+		l.pidfd.Close()
+	}
+	if l.eventOut >= 0 {
+		unix.Close(l.eventOut)
+	}
+	for _, m := range l.maps {
+		m.unmap()
+	}
+	l.mu.Lock()
+	l.released = true
+	after := l.after
+	l.mu.Unlock()
+	if after != nil {
+		after()
+	}
+	links.remove(l)
+}
+
+// links are all of this process, for Idle.
+var links linkSet
+
+type linkSet struct {
+	mu   sync.Mutex // guards what follows
+	all  map[*link]struct{}
+	none chan struct{} // closed when the last one goes; nil: nobody waits
+}
+
+func (s *linkSet) add(l *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all == nil {
+		s.all = make(map[*link]struct{})
+	}
+	s.all[l] = struct{}{}
+}
+
+func (s *linkSet) remove(l *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, l)
+	if len(s.all) == 0 && s.none != nil {
+		close(s.none)
+		s.none = nil
+	}
+}
+
+// Idle waits until this process has no link left: no goroutine, descriptor or
+// mapping of this package, but for those of listeners. Links without a
+// connection end by themselves after a second or two; Idle is for tests and
+// for orderly programs that wait for that.
+func Idle(ctx context.Context) error {
+	links.mu.Lock()
+	if len(links.all) == 0 {
+		links.mu.Unlock()
+		return nil
+	}
+	if links.none == nil {
+		links.none = make(chan struct{})
+	}
+	none := links.none
+	links.mu.Unlock()
+	select {
+	case <-none:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,268 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+const (
+	// linksMost bounds the dialing processes of one listener, and linksPerUser
+	// those of one user: each takes four descriptors here.
+	linksMost    = 1024
+	linksPerUser = 512
+
+	// acceptPause is the wait after accept failed, most likely for want of
+	// descriptors.
+	acceptPause = 10 * time.Millisecond
+)
+
+// Listener accepts connections from processes of this host, for a TCP listener
+// of this process. It is safe for concurrent use.
+type Listener struct {
+	cfg  Config
+	addr netip.AddrPort
+	unix *net.UnixListener
+
+	netns uint64           // of the TCP listener
+	tcp   *net.TCPListener // kept from the garbage collector, who would close it
+
+	accepted chan accepted
+	closed   chan struct{}
+	work     sync.WaitGroup // the accepting goroutine and handshakes
+
+	mu     sync.Mutex // guards what follows
+	links  map[*link]struct{}
+	guests map[*net.UnixConn]struct{} // in the handshake
+	users  map[uint32]int             // links per user, those in the handshake too
+	done   bool
+}
+
+type accepted struct {
+	ep            *endpoint
+	local, remote netip.AddrPort
+}
+
+// Listen accepts for a TCP listener, which stays the caller's and has to stay
+// open as long. It fails with a *session.Unavailable, of ReasonNotServed if no
+// served address reaches the listener.
+func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
+	cfg = cfg.withDefaults()
+	addr := unmap(tcp.Addr().(*net.TCPAddr).AddrPort())
+	if !addr.Addr().IsUnspecified() && !cfg.served(addr.Addr()) {
+		return nil, &session.Unavailable{Reason: session.ReasonNotServed}
+	}
+	rc, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	var inode uint32
+	var ns uint64
+	if e := rc.Control(func(fd uintptr) {
+		inode, err = socketInode(int(fd))
+		ns = netns(int(fd))
+	}); e != nil || err != nil {
+		return nil, unavailable(errors.Join(e, err))
+	}
+	name := rendezvous(inode)
+	u, err := net.ListenUnix(name.Net, name)
+	if errors.Is(err, unix.EADDRINUSE) {
+		// Another process has the same listener and serves it, or somebody
+		// has guessed the name: dialers see who it is.
+		return nil, &session.Unavailable{Reason: session.ReasonOwner, Err: fmt.Errorf("shm: rendezvous: %w", err)}
+	}
+	if err != nil {
+		return nil, unavailable(fmt.Errorf("shm: rendezvous: %w", err))
+	}
+	l := &Listener{
+		cfg:      cfg,
+		addr:     addr,
+		netns:    ns,
+		tcp:      tcp,
+		unix:     u,
+		accepted: make(chan accepted, cfg.Backlog),
+		closed:   make(chan struct{}),
+		links:    make(map[*link]struct{}),
+		guests:   make(map[*net.UnixConn]struct{}),
+		users:    make(map[uint32]int),
+	}
+	l.work.Add(1)
+	go l.serve()
+	return l, nil
+}
+
+// Accept waits for the next connection: its endpoint, and its addresses as TCP
+// would have them. After Close it returns net.ErrClosed.
+func (l *Listener) Accept() (ep session.Endpoint, local, remote *net.TCPAddr, err error) {
+	select {
+	case <-l.closed:
+		return nil, nil, nil, net.ErrClosed
+	default:
+	}
+	select {
+	case a := <-l.accepted:
+		return a.ep, net.TCPAddrFromAddrPort(a.local), net.TCPAddrFromAddrPort(a.remote), nil
+	case <-l.closed:
+		return nil, nil, nil, net.ErrClosed
+	}
+}
+
+// Close stops accepting. Connections that Accept returned live on; those that
+// nobody accepted are aborted.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	if l.done {
+		l.mu.Unlock()
+		return net.ErrClosed
+	}
+	l.done = true
+	links, guests := l.links, l.guests
+	l.links, l.guests = nil, nil
+	l.mu.Unlock()
+	close(l.closed)
+	err := l.unix.Close()
+	for {
+		select {
+		case a := <-l.accepted:
+			a.ep.Abort()
+			continue
+		default:
+		}
+		break
+	}
+	for link := range links {
+		link.retire()
+	}
+	for c := range guests {
+		c.Close()
+	}
+	l.work.Wait()
+	return err
+}
+
+// serve takes dialing processes' sockets and greets each in a goroutine, so
+// that a slow one holds up nobody.
+func (l *Listener) serve() {
+	defer l.work.Done()
+	for {
+		c, err := l.unix.AcceptUnix()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			select {
+			case <-time.After(acceptPause):
+			case <-l.closed:
+				return
+			}
+			continue
+		}
+		uid, ok := l.admit(c)
+		if !ok {
+			c.Close()
+			continue
+		}
+		l.work.Add(1)
+		go func() {
+			defer l.work.Done()
+			l.greet(c, uid)
+		}()
+	}
+}
+
+// admit counts a dialing process, unless there are too many.
+func (l *Listener) admit(c *net.UnixConn) (uid uint32, ok bool) {
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return 0, false
+	}
+	cred, err := peerCred(rc)
+	if err != nil {
+		return 0, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.done {
+		return 0, false
+	}
+	total := 0
+	for _, n := range l.users {
+		total += n
+	}
+	if total >= linksMost || l.users[cred.Uid] >= linksPerUser {
+		return 0, false
+	}
+	l.users[cred.Uid]++
+	l.guests[c] = struct{}{}
+	return cred.Uid, true
+}
+
+// greet makes the link, and lets go of its count when it ends.
+func (l *Listener) greet(c *net.UnixConn, uid uint32) {
+	link, err := greet(c, l.cfg, l.take)
+	l.mu.Lock()
+	delete(l.guests, c)
+	done := l.done
+	if err == nil && !done {
+		l.links[link] = struct{}{}
+	}
+	l.mu.Unlock()
+	if err != nil {
+		l.leave(nil, uid)
+		return
+	}
+	link.onGone(func() { l.leave(link, uid) })
+	if done {
+		link.retire()
+	}
+}
+
+func (l *Listener) leave(k *link, uid uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.links, k)
+	if l.users[uid]--; l.users[uid] == 0 {
+		delete(l.users, uid)
+	}
+}
+
+// take accepts one connection of a link.
+func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
+	if len(fds) != 1 {
+		return codeAddress
+	}
+	remote, err := boundAddr(fds[0])
+	if err != nil || netns(fds[0]) != l.netns || !l.reaches(m.addr, remote) {
+		return codeAddress
+	}
+	e := newEndpoint(k, s, -1)
+	l.mu.Lock()
+	defer l.mu.Unlock() // so that Close finds it
+	switch {
+	case l.done:
+		return codeClosed
+	case len(l.accepted) == cap(l.accepted):
+		return codeRefused
+	case !k.attach(e):
+		return codeClosed
+	}
+	delete(l.guests, k.conn)                  // its handshake is over, though greet may not know yet
+	l.accepted <- accepted{e, m.addr, remote} // has room: this is the only place that sends
+	return codeOK
+}
+
+// reaches says whether a TCP connect from one address to another would have
+// reached this listener, as far as its own address tells.
+func (l *Listener) reaches(to, from netip.AddrPort) bool {
+	return to.Port() == l.addr.Port() &&
+		to.Addr().Is4() == from.Addr().Is4() &&
+		(l.addr.Addr().IsUnspecified() || l.addr.Addr() == to.Addr()) &&
+		l.cfg.served(to.Addr()) && l.cfg.served(from.Addr())
+}

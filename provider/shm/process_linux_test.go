@@ -1,0 +1,260 @@
+package shm
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+// Tests with two processes run this test binary again, with a role.
+const roleVariable = "SAN_SHM_TEST_ROLE"
+
+// roles are what a child process may be. A role talks to its parent by lines
+// on stdout, and ends when stdin does.
+var roles = map[string]func() error{
+	"echo": echoRole,
+	"dial": dialRole,
+}
+
+func TestMain(m *testing.M) {
+	tick = 20 * time.Millisecond
+	role := os.Getenv(roleVariable)
+	if role == "" {
+		os.Exit(m.Run())
+	}
+	if err := roles[role](); err != nil {
+		fmt.Println("error", err)
+		os.Exit(1)
+	}
+}
+
+// child is another process.
+type child struct {
+	addr  net.Addr // of an echo child, once it said so
+	cmd   *exec.Cmd
+	lines *bufio.Reader
+	stdin io.Closer
+}
+
+// spawn starts a child in a role; change may alter how it is started.
+func spawn(t testing.TB, role string, change func(*exec.Cmd), env ...string) *child {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(append(os.Environ(), roleVariable+"="+role), env...)
+	cmd.Stderr = os.Stderr
+	if change != nil {
+		change(cmd)
+	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("starting the %s child: %v", role, err)
+	}
+	c := &child{cmd: cmd, lines: bufio.NewReader(stdout), stdin: stdin}
+	t.Cleanup(c.kill)
+	return c
+}
+
+func (c *child) kill() {
+	c.cmd.Process.Kill()
+	c.stdin.Close()
+	c.cmd.Wait()
+}
+
+// line reads the next line and gives what follows its first word, which must
+// be what is expected.
+func (c *child) line(t testing.TB, word string) string {
+	t.Helper()
+	type result struct {
+		line string
+		err  error
+	}
+	got := make(chan result, 1)
+	go func() {
+		line, err := c.lines.ReadString('\n')
+		got <- result{strings.TrimSpace(line), err}
+	}()
+	select {
+	case r := <-got:
+		first, rest, _ := strings.Cut(r.line, " ")
+		if r.err != nil || first != word {
+			t.Fatalf("the child said %q (%v), not %q", r.line, r.err, word)
+		}
+		return rest
+	case <-time.After(patience):
+		t.Fatalf("the child did not say %q", word)
+		return ""
+	}
+}
+
+// untilStdinEnds gives a role's end to its parent.
+func untilStdinEnds() { io.Copy(io.Discard, os.Stdin) }
+
+// echoRole sends every message back.
+func echoRole() error { return serveRole(echo) }
+
+// serveRole listens, says where, and serves each connection.
+func serveRole(serve func(*peer)) error {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer tcp.Close()
+	l, err := Listen(tcp.(*net.TCPListener), configOf(os.Getenv("CONFIG")))
+	if err != nil {
+		return err
+	}
+	fmt.Println("listening", tcp.Addr())
+	go func() {
+		for {
+			ep, _, _, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				p := newPeer(ep)
+				defer p.Close()
+				serve(p)
+			}()
+		}
+	}()
+	untilStdinEnds()
+	return nil
+}
+
+func echo(p *peer) {
+	var ev session.Event
+	for p.poll(&ev) {
+		ok := p.send(ev.Msg)
+		p.Drop()
+		if !ok {
+			return
+		}
+	}
+}
+
+// dialRole dials ADDRESS and says how that went, then whether an echo came back.
+func dialRole() error {
+	addr, err := net.ResolveTCPAddr("tcp", os.Getenv("ADDRESS"))
+	if err != nil {
+		return err
+	}
+	ep, err := dial(addr, configOf(os.Getenv("CONFIG")))
+	var u *session.Unavailable
+	switch {
+	case errors.As(err, &u):
+		fmt.Printf("unavailable %v\n", u.Reason)
+		return nil
+	case err != nil:
+		return err
+	}
+	p := newPeer(ep)
+	fmt.Printf("dialed read=%v\n", ep.Limits().CanRead)
+	var ev session.Event
+	if !p.send([]byte("hello")) || !p.poll(&ev) || string(ev.Msg) != "hello" {
+		return fmt.Errorf("no echo: %v", p.Err())
+	}
+	p.Drop()
+	fmt.Println("echoed")
+	untilStdinEnds()
+	return p.Close()
+}
+
+func configOf(s string) (c Config) {
+	if s == "nocma" {
+		c.Disable = session.FeatureCMA
+	}
+	return c
+}
+
+// dialChild connects to an echo child.
+func dialChild(t testing.TB, c *child, cfg Config) *peer {
+	t.Helper()
+	addr, err := net.ResolveTCPAddr("tcp", c.line(t, "listening"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.addr = addr
+	ep, err := dial(addr, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ep.Close() })
+	return newPeer(ep)
+}
+
+func TestTwoProcessesEcho(t *testing.T) {
+	leaks(t)
+	p := dialChild(t, spawn(t, "echo", nil), Config{})
+	const count = 20000
+	size := func(r *rand.Rand) int { return 1 + r.Intn(1<<r.Intn(17)) }
+	sender := make(chan struct{})
+	defer func() { <-sender }()
+	go func() {
+		defer close(sender)
+		r := rand.New(rand.NewSource(2))
+		for i := range count {
+			n := size(r)
+			buf := p.reserve(n, n, false)
+			if buf == nil {
+				return
+			}
+			pattern(buf, uint64(i))
+			p.Commit(n)
+		}
+	}()
+	r := rand.New(rand.NewSource(2))
+	want := make([]byte, messageMax)
+	var ev session.Event
+	for i := range count {
+		n := size(r)
+		pattern(want[:n], uint64(i))
+		if !p.poll(&ev) || !bytes.Equal(ev.Msg, want[:n]) {
+			t.Fatalf("message %d: %v", i, p.Err())
+		}
+		p.Drop()
+	}
+}
+
+func TestKilledPeerIsEOFAfterItsBytes(t *testing.T) {
+	leaks(t)
+	c := spawn(t, "echo", nil)
+	p := dialChild(t, c, Config{})
+	p.send([]byte("last words"))
+	c.cmd.Process.Kill()
+	c.cmd.Wait()
+	var ev session.Event
+	for p.poll(&ev) {
+		if string(ev.Msg) != "last words" {
+			t.Errorf("got %q", ev.Msg)
+		}
+		p.Drop()
+	}
+	if !errors.Is(p.Err(), io.EOF) {
+		t.Errorf("the peer's end shows as %v", p.Err())
+	}
+	if p.Reserve(1, 1, false) != nil {
+		t.Error("there is room to a peer that is gone")
+	}
+}

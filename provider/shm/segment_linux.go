@@ -1,0 +1,101 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapping is a segment as this process maps it.
+type mapping struct {
+	mem   []byte
+	slots int
+}
+
+func segmentSize(slots int) int { return 2*bellSize + slots*slotSize }
+
+// segmentSeals keep the other side from taking pages away under a mapping
+// (which would be SIGBUS) and from sealing the segment against writing later.
+const segmentSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// mappedMost bounds the addresses that all links of a process map together,
+// in bytes: peers ask for segments, and there are 47 bits of addresses.
+const mappedMost = 16 << 40
+
+var mapped atomic.Int64
+
+var errSegment = errors.New("shm: segment refused")
+
+// newSegment makes a segment and gives its descriptor too, to be passed on and
+// closed.
+func newSegment(slots int) (m mapping, fd int, err error) {
+	size := segmentSize(slots)
+	// Beyond RLIMIT_FSIZE ftruncate raises a signal.
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &lim); err == nil && lim.Cur < uint64(size) {
+		return m, -1, fmt.Errorf("shm: RLIMIT_FSIZE is %d bytes, a segment takes %d: %w", lim.Cur, size, unix.EFBIG)
+	}
+	fd, err = unix.MemfdCreate("san-shm", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return m, -1, fmt.Errorf("shm: memfd_create: %w", err)
+	}
+	if err = unix.Ftruncate(fd, int64(size)); err != nil {
+		err = fmt.Errorf("shm: ftruncate: %w", err)
+	} else if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, segmentSeals); err != nil {
+		err = fmt.Errorf("shm: sealing: %w", err)
+	} else {
+		m, err = newMapping(fd, slots)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return m, -1, err
+	}
+	return m, fd, nil
+}
+
+// checkSegment says whether a descriptor from the peer may be mapped: a memfd
+// of exactly the right size that nobody can shrink. Only shared memory files
+// have seals; huge pages cannot be punched and may not be there when touched.
+func checkSegment(fd, slots int) error {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fmt.Errorf("%w: no memfd: %w", errSegment, err)
+	}
+	if seals&segmentSeals != segmentSeals || seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0 {
+		return fmt.Errorf("%w: seals %#x", errSegment, seals)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+		return fmt.Errorf("%w: file system %#x", errSegment, fs.Type)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Size != int64(segmentSize(slots)) {
+		return fmt.Errorf("%w: %d bytes instead of %d", errSegment, st.Size, segmentSize(slots))
+	}
+	return nil
+}
+
+func newMapping(fd, slots int) (mapping, error) {
+	size := segmentSize(slots)
+	if mapped.Add(int64(size)) > mappedMost {
+		mapped.Add(-int64(size))
+		return mapping{}, fmt.Errorf("shm: %d bytes of addresses in use: %w", int64(mappedMost), unix.ENOMEM)
+	}
+	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		mapped.Add(-int64(size))
+		return mapping{}, fmt.Errorf("shm: mmap of %d bytes: %w", size, err)
+	}
+	// A forked child must not keep the pages.
+	_ = unix.Madvise(mem, unix.MADV_DONTFORK)
+	return mapping{mem, slots}, nil
+}
+
+func (m mapping) unmap() {
+	if m.mem != nil {
+		unix.Munmap(m.mem)
+		mapped.Add(-int64(len(m.mem)))
+	}
+}

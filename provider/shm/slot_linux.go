@@ -1,0 +1,254 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// slot is a connection's place in a segment. The dialing end hands slots out,
+// and again only when both sides have said that they no longer touch them.
+type slot struct {
+	number  int
+	control *slotControl
+	rings   [2]*[ringSize]byte
+	ep      atomic.Pointer[endpoint]
+	lame    bool // under the link's mu: this end is done, the peer may not be
+}
+
+// addSegment makes a segment's slots known, free at the dialing end.
+func (l *link) addSegment(m mapping) {
+	old := *l.slots.Load()
+	slots := append(make([]*slot, 0, len(old)+m.slots), old...)
+	for i := range m.slots {
+		slots = append(slots, &slot{
+			number:  len(slots),
+			control: m.control(i),
+			rings:   [2]*[ringSize]byte{m.ring(i, 0), m.ring(i, 1)},
+		})
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.maps = append(l.maps, m)
+	l.slots.Store(&slots)
+	if l.side == 0 {
+		for i := len(slots) - 1; i >= len(old); i-- { // the first is taken first
+			l.free = append(l.free, slots[i])
+		}
+	}
+}
+
+// mapSegment takes a segment from the peer.
+func (l *link) mapSegment(fd int, slots uint32) error {
+	if slots == 0 || slots > mostSlots || len(*l.slots.Load())+int(slots) > linkSlots {
+		return fmt.Errorf("%w: %d slots", errSegment, slots)
+	}
+	if err := checkSegment(fd, int(slots)); err != nil {
+		return err
+	}
+	m, err := newMapping(fd, int(slots))
+	if err != nil {
+		return err
+	}
+	l.addSegment(m)
+	return nil
+}
+
+// errLinkGone: the link ended before the connection was asked for.
+var errLinkGone = errors.New("shm: the link has ended")
+
+// connect makes a connection from the dialing end. bound is -1, or the socket
+// that holds the connection's address and becomes the endpoint's.
+func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*endpoint, error) {
+	s, err := l.take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	answer := make(chan uint8, 1)
+	l.mu.Lock()
+	l.pending[uint32(s.number)] = answer
+	l.mu.Unlock()
+
+	m := &message{kind: msgConnect, number: uint32(s.number), addr: dialed}
+	if bound >= 0 {
+		err = l.post(ctx, m, bound)
+	} else {
+		err = l.post(ctx, m)
+	}
+	if err != nil {
+		l.answered(m.number, codeRefused) // it was never asked
+		l.leave()
+		return nil, linkError(err)
+	}
+	select {
+	case code := <-answer:
+		if code != codeOK {
+			l.leave()
+			return nil, codeError(code)
+		}
+		e := newEndpoint(l, s, bound)
+		if !l.attach(e) {
+			l.leave()
+			return nil, errLinkGone
+		}
+		l.leave() // attach counts it
+		return e, nil
+	case <-l.gone:
+		err = errLinkGone
+	case <-ctx.Done():
+		err = &session.Unavailable{Reason: session.ReasonTimeout, Err: ctx.Err()}
+	}
+	l.mu.Lock()
+	if len(answer) == 0 || <-answer == codeOK {
+		// If the peer says yes later it finds the connection aborted; if it
+		// has, it is told.
+		s.control.state[0].v.Store(stateAborted)
+		s.lame = true
+	}
+	l.mu.Unlock()
+	l.ring(s.number, session.RecvReady|session.SendReady)
+	l.leave()
+	return nil, err
+}
+
+// answered passes the peer's answer on. A slot that it refused is free.
+func (l *link) answered(number uint32, code uint8) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	answer := l.pending[number]
+	if answer == nil {
+		return false
+	}
+	delete(l.pending, number)
+	if code != codeOK {
+		s := (*l.slots.Load())[number]
+		s.lame = false
+		l.free = append(l.free, s)
+	}
+	answer <- code // has room
+	return true
+}
+
+// attach makes an endpoint reachable for the bell, and counts it.
+func (l *link) attach(e *endpoint) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.dead {
+		return false
+	}
+	l.live++
+	e.slot.ep.Store(e)
+	return true
+}
+
+// detach is the end of an endpoint, which has told the peer in the slot.
+func (l *link) detach(s *slot) {
+	l.ring(s.number, session.RecvReady|session.SendReady)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.live--
+	if l.side == 0 {
+		s.lame = true
+		l.reap(s)
+	}
+	l.rest()
+}
+
+// reap frees a slot that both sides are done with. It is called with mu held.
+func (l *link) reap(s *slot) {
+	if !s.lame || l.pending[uint32(s.number)] != nil || s.control.state[1].v.Load() == stateOpen {
+		return
+	}
+	s.lame = false
+	l.free = append(l.free, s)
+}
+
+// take gives a fresh slot, from a new segment if need be, and counts it as
+// live.
+func (l *link) take(ctx context.Context) (*slot, error) {
+	for {
+		l.mu.Lock()
+		if l.dead {
+			l.mu.Unlock()
+			return nil, errLinkGone
+		}
+		if len(l.free) == 0 {
+			// The peer may be done with some, its bell not yet answered.
+			for _, s := range *l.slots.Load() {
+				l.reap(s)
+			}
+		}
+		if n := len(l.free); n > 0 {
+			s := l.free[n-1]
+			l.free = l.free[:n-1]
+			l.live++
+			l.mu.Unlock()
+			s.reset()
+			return s, nil
+		}
+		l.mu.Unlock()
+		if err := l.extend(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// extend adds a segment. One caller does so at a time.
+func (l *link) extend(ctx context.Context) error {
+	select {
+	case l.segment <- struct{}{}:
+		defer func() { <-l.segment }()
+	case <-ctx.Done():
+		return unavailable(ctx.Err())
+	}
+	l.mu.Lock()
+	enough, have := len(l.free) > 0, len(*l.slots.Load())
+	l.mu.Unlock()
+	if enough {
+		return nil
+	}
+	slots := min(have, mostSlots, linkSlots-have)
+	if slots == 0 {
+		return &session.Unavailable{Reason: session.ReasonResources, Err: fmt.Errorf("shm: %d connections on one link", have)}
+	}
+	m, fd, err := newSegment(slots)
+	if err != nil {
+		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
+	}
+	defer unix.Close(fd)
+	if err := l.post(ctx, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
+		m.unmap()
+		return unavailable(err)
+	}
+	l.addSegment(m)
+	return nil
+}
+
+// reset prepares a slot for its next connection, and gives the pages of rings
+// that had grown back.
+func (s *slot) reset() {
+	for dir := range s.control.ring {
+		c := &s.control.ring[dir]
+		if c.limit.Load() > ringStart {
+			_ = unix.Madvise(s.rings[dir][:], unix.MADV_REMOVE)
+		}
+		c.tail.Store(0)
+		c.spareTail.Store(0)
+		c.head.Store(0)
+		c.spareHead.Store(0)
+		c.limit.Store(0)
+		c.sleep.Store(0)
+		c.want.Store(0)
+		for i := range s.control.exposed[dir] {
+			s.control.exposed[dir][i].key.Store(0)
+		}
+	}
+	s.control.state[0].v.Store(stateOpen)
+	s.control.state[1].v.Store(stateOpen)
+}

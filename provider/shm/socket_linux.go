@@ -1,0 +1,190 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// overflowUID stands for every user that a user namespace does not know
+// (Linux, user_namespaces(7)), and is one of its own, "nobody", where it knows
+// them all.
+const overflowUID = 65534
+
+// oneUser says whether uid is one user, and not whoever is unknown here.
+func oneUser(uid uint32) bool { return uid != overflowUID || knowsAllUsers() }
+
+// knowsAllUsers says whether every user has a number of its own here. (No
+// program in Go can move to another user namespace: that takes a single thread.)
+var knowsAllUsers = sync.OnceValue(func() bool {
+	ids, err := os.ReadFile("/proc/self/uid_map")
+	return err == nil && slices.Equal(strings.Fields(string(ids)), []string{"0", "0", "4294967295"})
+})
+
+// rendezvous is the abstract unix address of a TCP listener, which is named by
+// its inode (see diag_linux.go). Abstract addresses, like TCP's ports, belong to
+// the network namespace.
+func rendezvous(inode uint32) *net.UnixAddr {
+	return &net.UnixAddr{Net: "unixpacket", Name: fmt.Sprintf("@san-shm/%d/%08x", version, inode)}
+}
+
+// peerCred is who made the other end of a unix socket: for a listener's, who
+// called listen.
+func peerCred(rc syscall.RawConn) (cred *unix.Ucred, err error) {
+	if e := rc.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); e != nil {
+		return nil, e
+	}
+	return cred, err
+}
+
+// peerPidfd is a descriptor of the peer's process, for the runtime's poller;
+// nil where there is none to be had.
+func peerPidfd(rc syscall.RawConn, pid int) *os.File {
+	fd := -1
+	rc.Control(func(s uintptr) {
+		var err error
+		// Linux 6.5, and the only way to a process that is not visible here.
+		if fd, err = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
+			fd = -1
+		}
+	})
+	if fd < 0 && pid > 0 {
+		var err error
+		if fd, err = unix.PidfdOpen(pid, 0); err != nil { // Linux 5.3
+			fd = -1
+		}
+	}
+	if fd < 0 {
+		return nil
+	}
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil
+	}
+	return os.NewFile(uintptr(fd), "pidfd")
+}
+
+// boundAddr is the address that a TCP socket is bound to. It says no to
+// anything that is not a bound TCP socket: whoever passed it cannot claim an
+// address that it does not hold.
+func boundAddr(fd int) (netip.AddrPort, error) {
+	var none netip.AddrPort
+	protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	if err != nil || protocol != unix.IPPROTO_TCP && protocol != unix.IPPROTO_MPTCP {
+		return none, fmt.Errorf("shm: not a TCP socket (protocol %d): %w", protocol, errors.Join(err, unix.EINVAL))
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return none, fmt.Errorf("shm: getsockname: %w", err)
+	}
+	var ap netip.AddrPort
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		ap = netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		ap = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
+	}
+	if !ap.IsValid() || ap.Port() == 0 || ap.Addr().IsUnspecified() {
+		return none, fmt.Errorf("shm: the socket is bound to %v, not to one address: %w", ap, unix.EINVAL)
+	}
+	return ap, nil
+}
+
+// netns names the network namespace of a socket; 0 where the kernel does not
+// tell (before Linux 5.14).
+func netns(fd int) uint64 {
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0
+	}
+	return cookie
+}
+
+// hostAddr says whether an address is one of this host, other than loopback.
+func hostAddr(a netip.Addr) bool {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	for _, x := range addrs {
+		if n, ok := x.(*net.IPNet); ok {
+			if ip, ok := netip.AddrFromSlice(n.IP); ok && ip.Unmap() == a {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// served says whether a destination's connections may go through shared
+// memory.
+func (c Config) served(a netip.Addr) bool {
+	return a.IsLoopback() || c.Local && a.IsValid() && !a.IsUnspecified() && a.Zone() == "" && hostAddr(a)
+}
+
+// unavailable gives an error its reason.
+func unavailable(err error) error {
+	var known *session.Unavailable
+	if errors.As(err, &known) {
+		return err
+	}
+	reason := session.ReasonProtocol
+	for _, r := range []struct {
+		err    error
+		reason session.Reason
+	}{
+		{errSegment, session.ReasonProtocol},
+		{context.DeadlineExceeded, session.ReasonTimeout},
+		{context.Canceled, session.ReasonTimeout},
+		{os.ErrDeadlineExceeded, session.ReasonTimeout},
+		{unix.EAGAIN, session.ReasonTimeout}, // the listener's queue of links is full
+		{unix.ECONNREFUSED, session.ReasonNoListener},
+		{unix.EMFILE, session.ReasonResources},
+		{unix.ENFILE, session.ReasonResources},
+		{unix.ENOMEM, session.ReasonResources},
+		{unix.ENOBUFS, session.ReasonResources},
+		{unix.ETOOMANYREFS, session.ReasonResources},
+		{unix.EACCES, session.ReasonPermission},
+		{unix.EPERM, session.ReasonPermission},
+		{errLinkGone, session.ReasonNoListener},
+		{io.EOF, session.ReasonNoListener}, // it went away meanwhile
+		{unix.ECONNRESET, session.ReasonNoListener},
+		{unix.EPIPE, session.ReasonNoListener},
+	} {
+		if errors.Is(err, r.err) {
+			reason = r.reason
+			break
+		}
+	}
+	return &session.Unavailable{Reason: reason, Err: err}
+}
+
+// codeError is what a peer's code means to Dial.
+func codeError(code uint8) error {
+	switch code {
+	case codeVersion:
+		return &session.Unavailable{Reason: session.ReasonVersion}
+	case codeRefused:
+		return fmt.Errorf("shm: the listener's backlog is full: %w", syscall.ECONNREFUSED)
+	case codeClosed:
+		return &session.Unavailable{Reason: session.ReasonNoListener, Err: errors.New("shm: the listener is closed")}
+	case codeResources:
+		return &session.Unavailable{Reason: session.ReasonResources, Err: errors.New("shm: the listener's process has no room")}
+	}
+	return &session.Unavailable{Reason: session.ReasonProtocol, Err: fmt.Errorf("shm: the listener answered %d", code)}
+}
