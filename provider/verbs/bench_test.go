@@ -1,0 +1,154 @@
+package verbs
+
+import (
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
+)
+
+// Round trips of 64 bytes between sessions of this process.
+func BenchmarkRoundTrip(b *testing.B) {
+	for _, tt := range []struct {
+		name string
+		spin time.Duration
+	}{{"spin", 0}, {"spin 200 µs", 200 * time.Microsecond}, {"spin 2 ms", 2 * time.Millisecond}, {"sleep", -1}} {
+		b.Run(tt.name, func(b *testing.B) {
+			l := listen(b, Config{})
+			x, y := sessions(b, l, session.Config{Spin: tt.spin})
+			go func() {
+				buf := make([]byte, 64)
+				for {
+					if _, err := io.ReadFull(readerFunc(y.Read), buf); err != nil {
+						return
+					}
+					if _, err := y.Write(buf); err != nil {
+						return
+					}
+				}
+			}()
+			buf := make([]byte, 64)
+			for b.Loop() {
+				x.Write(buf)
+				if _, err := io.ReadFull(readerFunc(x.Read), buf); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// chanWaker wakes by a channel, as a session does.
+type chanWaker chan struct{}
+
+func (c chanWaker) Wake(session.Events) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Round trips of 64 bytes between endpoints of this process that always sleep:
+// what the session adds is the difference.
+func BenchmarkEndpointRoundTrip(b *testing.B) {
+	l := listen(b, Config{})
+	x, y, err := connect(l, Config{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer y.Abort()
+	defer x.Abort()
+	wx, wy := make(chanWaker, 1), make(chanWaker, 1)
+	x.Start(wx)
+	y.Start(wy)
+	send := func(e *Endpoint) {
+		room := e.Reserve(64, 64, false)
+		e.Commit(len(room))
+	}
+	receive := func(e *Endpoint, w chanWaker) bool {
+		var ev session.Event
+		for !e.Poll(&ev) {
+			e.Arm(session.RecvReady)
+			if e.Poll(&ev) {
+				break
+			}
+			if e.Err() != nil {
+				return false
+			}
+			<-w
+		}
+		e.Drop()
+		return true
+	}
+	go func() {
+		for receive(y, wy) {
+			send(y)
+		}
+	}()
+	for b.Loop() {
+		send(x)
+		if !receive(x, wx) {
+			b.Fatal(x.Err())
+		}
+	}
+}
+
+// One way, by messages of several sizes, by rendezvous, and by what is chosen.
+func BenchmarkStream(b *testing.B) {
+	for _, tt := range []struct {
+		name      string
+		cfg       Config
+		threshold int
+	}{
+		{"4K messages", Config{BufferSize: 4 << 10}, -1},
+		{"8K messages", Config{BufferSize: 8 << 10}, -1},
+		{"16K messages", Config{BufferSize: 16 << 10, SendBuffer: 512 << 10}, -1},
+		{"rendezvous", Config{}, 32 << 10},
+		{"rendezvous, windows", Config{ForceWindows: true}, 32 << 10},
+		{"as it comes", Config{}, 0},
+	} {
+		if tt.cfg.ForceWindows && lane() == "siw" {
+			continue // it has none
+		}
+		for _, size := range []int{64 << 10, 1 << 20} {
+			b.Run(fmt.Sprintf("%s/%d", tt.name, size), func(b *testing.B) {
+				l := listen(b, tt.cfg)
+				x, y := sessions(b, l, session.Config{Threshold: tt.threshold})
+				b.SetBytes(int64(size))
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					buf := make([]byte, 1<<20)
+					for {
+						if _, err := y.Read(buf); err != nil {
+							return
+						}
+					}
+				}()
+				buf := make([]byte, size)
+				before := registering()
+				for b.Loop() {
+					if _, err := x.Write(buf); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(100*float64(registering()-before)/float64(b.Elapsed()), "%registering")
+				x.CloseWrite()
+				<-done
+			})
+		}
+	}
+}
+
+// registering is how long the process has spent in it so far, both ends.
+func registering() time.Duration {
+	s := regcache.DefaultBudget().Stats()
+	return s.RegisterTime + s.DeregisterTime
+}

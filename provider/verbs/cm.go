@@ -1,0 +1,156 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+)
+
+// cmHub is the process's event channel of rdma_cm and the goroutine that reads
+// it. It lives as long as there are ids.
+type cmHub struct {
+	mu      sync.Mutex
+	users   int               // guarded by mu
+	channel *ibv.EventChannel // guarded by mu
+	done    chan struct{}     // guarded by mu
+}
+
+var hub cmHub
+
+// use gives the channel for one more id; release follows.
+func (h *cmHub) use() (*ibv.EventChannel, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.users == 0 {
+		channel, err := ibv.NewEventChannel()
+		if err != nil {
+			return nil, err
+		}
+		h.channel, h.done = channel, make(chan struct{})
+		go readEvents(channel, h.done)
+	}
+	h.users++
+	return h.channel, nil
+}
+
+func (h *cmHub) release() {
+	h.mu.Lock()
+	h.users--
+	channel, done := h.channel, h.done
+	last := h.users == 0
+	h.mu.Unlock()
+	if last {
+		channel.Close()
+		<-done
+	}
+}
+
+// cmOwner is told of an id's events. It does not block.
+type cmOwner interface{ event(ibv.Event) }
+
+func readEvents(channel *ibv.EventChannel, done chan<- struct{}) {
+	defer close(done)
+	for {
+		ev, err := channel.Event()
+		switch {
+		case errors.Is(err, os.ErrClosed):
+			return
+		case err != nil:
+			time.Sleep(time.Millisecond) // for want of memory, say
+			continue
+		}
+		if o, ok := ev.ID.Owner.(cmOwner); ok {
+			o.event(ev)
+		}
+	}
+}
+
+// link is an id of rdma_cm: at first of a connection that is being made, whose
+// events go to a channel; then of an endpoint.
+type link struct {
+	id       *ibv.ID
+	events   chan ibv.Event
+	endpoint atomic.Pointer[Endpoint]
+
+	mu     sync.Mutex // guards what is called on id, and closed
+	closed bool
+}
+
+// connectEvents is more than rdma_cm reports of one attempt to connect.
+const connectEvents = 16
+
+func newLink() (*link, error) {
+	channel, err := hub.use()
+	if err != nil {
+		return nil, err
+	}
+	l := &link{events: make(chan ibv.Event, connectEvents)}
+	if l.id, err = channel.NewID(); err != nil {
+		hub.release()
+		return nil, err
+	}
+	l.id.Owner = l
+	return l, nil
+}
+
+// adopt makes a link of a connect request's id. It is called by readEvents.
+func adopt(id *ibv.ID) *link {
+	l := &link{id: id, events: make(chan ibv.Event, connectEvents)}
+	hub.mu.Lock()
+	hub.users++ // the listener's own use has kept it above 0
+	hub.mu.Unlock()
+	id.Owner = l
+	return l
+}
+
+func (l *link) event(ev ibv.Event) {
+	e := l.endpoint.Load()
+	if e != nil && (ev.Type == ibv.Disconnected || ev.Type == ibv.DeviceRemoval) {
+		e.broken(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+		if !e.dev.iwarp() {
+			// Until this end disconnects as well, its queue pair stays up (rxe).
+			l.disconnect()
+		}
+	}
+	select {
+	case l.events <- ev:
+	default: // of an established connection nobody waits for: UNREACHABLE, say
+	}
+}
+
+// disconnect ends the connection; it may block on iWARP.
+func (l *link) disconnect() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.id.Disconnect()
+	}
+}
+
+// destroyQP destroys the id's queue pair: not while rdma_disconnect, which the
+// peer's end calls for, looks at it.
+func (l *link) destroyQP(qp *ibv.QP) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	qp.Close()
+}
+
+// close destroys the id. The endpoint's queue pair must be gone.
+func (l *link) close() {
+	l.mu.Lock()
+	first := !l.closed
+	l.closed = true
+	if first {
+		l.id.Close()
+	}
+	l.mu.Unlock()
+	if first {
+		hub.release() // waits for readEvents, which may wait for mu
+	}
+}

@@ -1,0 +1,214 @@
+package verbs
+
+import (
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
+)
+
+// Name is the provider's name.
+const Name = "verbs"
+
+// Config tunes listeners and connections. The zero value is what most callers
+// want. Both ends may differ in all of it but IWARPOffset.
+type Config struct {
+	// Buffers is the number of receive buffers of a connection, BufferSize the
+	// size of each in bytes. Default 64 of 8 KiB: what may be under way covers
+	// 100 Gb/s at 20 µs, and bulk moves twice as fast as with 4 KiB (rxe). At
+	// least minBuffers and session.MaxControl. Where RLIMIT_MEMLOCK is low,
+	// these and SendBuffer are made smaller (see memlock.go).
+	Buffers    int
+	BufferSize int
+
+	// SendBuffer is the memory in bytes that messages leave from. Default
+	// 124 KiB, which with the room for control messages makes 128.
+	SendBuffer int
+
+	// Threshold is the size in bytes from which a Write's own memory is read by
+	// the peer. Default 256 KiB: that costs a registration and a wait, which
+	// smaller ones do not pay. From 32 KiB on they are copied to memory that
+	// stays registered, and read there.
+	Threshold int
+
+	// SharedDomain puts all connections of a device into one protection domain,
+	// so that they share cached registrations and, beyond SRQFrom, receive
+	// buffers. Where memory windows are used (see ForceWindows), what is exposed
+	// is within reach of its own connection's peer alone all the same;
+	// elsewhere any peer of the device could reach it by guessing keys (rule
+	// R2). Default: a domain per connection. The environment variable
+	// SAN_SHARED_DOMAIN=on sets it.
+	SharedDomain bool
+
+	// SRQFrom is the number of a device's connections from which on new ones
+	// take their receives from a shared receive queue, with a smaller window
+	// each (see srqShare): 1 is all of them, negative none. Default 64. A queue
+	// belongs to one protection domain: without SharedDomain there is none.
+	SRQFrom int
+
+	// ForceWindows uses memory windows on a device that has them without
+	// asking first what it enforces. It is for tests: by default they are used
+	// where a probe of the device has shown that they keep a peer out.
+	ForceWindows bool
+
+	// IWARPOffset is added to a TCP port to get the port for RDMA on iWARP,
+	// whose ports are TCP's own. Default 10000; the sum wraps around within
+	// 1024 … 65535. Negative: iWARP devices are not used. Both ends must agree.
+	// The environment variable SAN_IWARP_OFFSET changes the default.
+	IWARPOffset int
+
+	// WithoutCM connects by a TCP connection to the port that iWARP would have
+	// instead of by rdma_cm: for containers where that does not work. Both ends
+	// must be set to it. The environment variable SAN_RDMACM=off sets it.
+	WithoutCM bool
+
+	// Subnets restricts the peers, by address, to these. Default: those of the
+	// environment variable SAN_SUBNETS (10.8.0.0/16,fd08::/64), or all. RDMA
+	// traffic passes by the host's packet filter.
+	Subnets []netip.Prefix
+
+	// Backlog is how many connections may wait for Accept; more are refused at
+	// once. Default 1024.
+	Backlog int
+
+	// Disable switches features off: FeatureRegCache, FeatureSRQ,
+	// FeatureWindows, FeatureRDMARead and FeatureRDMAWrite are this package's.
+	Disable session.Feature
+
+	// control has the buffers for messages. Default: the process's (see
+	// controlArena); tests have others.
+	control *regcache.Arena
+}
+
+const (
+	defaultBuffers     = 64
+	defaultBufferSize  = 8 << 10
+	defaultSendBuffer  = 128<<10 - controlSlots*session.MaxControl
+	defaultThreshold   = 256 << 10
+	defaultIWARPOffset = 10000
+	defaultBacklog     = 1024
+	// defaultSRQFrom: a shared queue costs a peer's isolation from others (a
+	// peer that sends without credit takes theirs), so a few do without.
+	defaultSRQFrom = 64
+
+	// repostBatch receive buffers are posted again together, as posting costs
+	// a system call on some devices. They are there beyond the window, so that
+	// the credits that the session gives are always covered.
+	repostBatch = 8
+	// ownMessages of the provider itself are under way beside the session's:
+	// greeting and farewell.
+	ownMessages = 2
+
+	minBuffers = session.MinWindow + repostBatch + ownMessages
+	maxBuffers = 1 << 14
+
+	// maxReads and maxWrites of an endpoint are posted at a time: enough to
+	// cover the latency with the session's chunks, few enough that cancelling
+	// is quick.
+	maxReads  = 16
+	maxWrites = 16
+	// maxWindows memory windows of an endpoint are in use at a time. A session
+	// has three exposures: its ring, an offer of a Write's own memory, a grant.
+	maxWindows = 4
+	// maxSends messages are posted at a time.
+	maxSends = 64
+	// stageFrom is the size in bytes of a Write from which it is staged: eight
+	// messages cost as much as an offer with its read.
+	stageFrom = 32 << 10
+	// maxRDMA bounds one Read or Write in bytes: what is posted cannot be
+	// recalled, so this bounds how long a cancelled transfer goes on.
+	maxRDMA = 1 << 20
+	// maxExpose bounds one exposure in bytes: large enough that registering
+	// and asking the peer cost little beside it, small enough for an
+	// RLIMIT_MEMLOCK that is not tiny (see exposeLimit).
+	maxExpose = 16 << 20
+)
+
+func (c Config) withDefaults() Config {
+	c.Buffers = min(max(orDefault(c.Buffers, defaultBuffers), minBuffers), maxBuffers)
+	c.BufferSize = max(orDefault(c.BufferSize, defaultBufferSize), session.MaxControl)
+	c.SendBuffer = max(orDefault(c.SendBuffer, defaultSendBuffer), 4*c.BufferSize) &^ (cacheLine - 1)
+	c.Threshold = orDefault(c.Threshold, defaultThreshold)
+	c.IWARPOffset = orDefault(c.IWARPOffset, environment().iwarpOffset)
+	c.WithoutCM = c.WithoutCM || environment().withoutCM
+	if c.Subnets == nil {
+		c.Subnets = environment().subnets
+	}
+	c.Backlog = orDefault(c.Backlog, defaultBacklog)
+	c.SRQFrom = orDefault(c.SRQFrom, defaultSRQFrom)
+	c.SharedDomain = c.SharedDomain || environment().sharedDomain
+	if c.control == nil {
+		c.control = controlArena()
+	}
+	return c
+}
+
+// operator is what the environment says.
+type operator struct {
+	iwarpOffset  int
+	subnets      []netip.Prefix
+	withoutCM    bool
+	sharedDomain bool
+}
+
+// environment is read once. What cannot be read restricts: an offset that is no
+// number switches iWARP off, a subnet that is none matches nothing.
+var environment = sync.OnceValue(func() operator {
+	o := operator{
+		iwarpOffset:  defaultIWARPOffset,
+		withoutCM:    os.Getenv("SAN_RDMACM") == "off",
+		sharedDomain: os.Getenv("SAN_SHARED_DOMAIN") == "on",
+	}
+	if v := os.Getenv("SAN_IWARP_OFFSET"); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil {
+			n = -1
+		}
+		o.iwarpOffset = n
+	}
+	if v := os.Getenv("SAN_SUBNETS"); v != "" {
+		for _, s := range strings.Split(v, ",") {
+			p, _ := netip.ParsePrefix(strings.TrimSpace(s))
+			o.subnets = append(o.subnets, p)
+		}
+	}
+	return o
+})
+
+func orDefault(v, def int) int {
+	if v == 0 {
+		return def
+	}
+	return v
+}
+
+// iwarpPort is the RDMA port that belongs to a TCP port on iWARP, 0 if iWARP is
+// not used. Every TCP port from 1024 on has its own.
+func (c Config) iwarpPort(port uint16) uint16 {
+	const low, span = 1024, 1<<16 - 1024
+	if c.IWARPOffset < 0 || port == 0 {
+		return 0
+	}
+	at := (int(port) - low + c.IWARPOffset) % span
+	if at < 0 {
+		at += span
+	}
+	return uint16(low + at)
+}
+
+// allows says whether a peer's address is within Subnets.
+func (c Config) allows(a netip.Addr) bool {
+	if len(c.Subnets) == 0 {
+		return true
+	}
+	for _, p := range c.Subnets {
+		if p.Contains(a.Unmap().WithZone("")) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,238 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/sanconn/san/ibv"
+)
+
+// device is an RDMA device in use: its limits and the goroutines that wait for
+// its events. It lives from the first endpoint or probe that needs it to the
+// last.
+type device struct {
+	key     any
+	ctx     *ibv.Context
+	caps    ibv.Caps
+	channel *ibv.CompChannel
+	async   *ibv.AsyncChannel
+	filler  *ibv.CQ // or nil
+	users   int     // guarded by devices.mu
+	waiters sync.WaitGroup
+
+	mu        sync.Mutex // guards the fields below
+	endpoints map[*Endpoint]struct{}
+	shared    *domain // with Config.SharedDomain
+	vector    int     // of the next completion queue
+
+	probe   sync.Once
+	windows atomic.Bool // the probe has shown that they can be trusted
+}
+
+// devices are those in use.
+var devices struct {
+	mu sync.Mutex
+	m  map[any]*device // by context of librdmacm, or by name. Guarded by mu
+}
+
+// useDevice finds the device of a context of librdmacm, which the caller
+// releases.
+func useDevice(ctx *ibv.Context) (*device, error) {
+	return use(ctx, func() (*ibv.Context, error) { return ctx, nil })
+}
+
+// openDevice opens a device by name, without librdmacm.
+func openDevice(name string) (*device, error) {
+	return use(name, func() (*ibv.Context, error) { return ibv.Open(name) })
+}
+
+func use(key any, open func() (*ibv.Context, error)) (*device, error) {
+	devices.mu.Lock()
+	defer devices.mu.Unlock()
+	if d := devices.m[key]; d != nil {
+		d.users++
+		return d, nil
+	}
+	ctx, err := open()
+	if err != nil {
+		return nil, err
+	}
+	d := &device{key: key, ctx: ctx, users: 1, endpoints: make(map[*Endpoint]struct{})}
+	if err := d.start(); err != nil {
+		d.close()
+		return nil, err
+	}
+	if devices.m == nil {
+		devices.m = make(map[any]*device)
+	}
+	devices.m[key] = d
+	return d, nil
+}
+
+func (d *device) start() (err error) {
+	if d.caps, err = d.ctx.Caps(); err != nil {
+		return err
+	}
+	d.avoidForbidden()
+	if d.channel, err = d.ctx.CreateCompChannel(); err != nil {
+		return err
+	}
+	if d.async, err = d.ctx.AsyncChannel(); err != nil {
+		return err
+	}
+	d.waiters.Go(d.waitCompletions)
+	d.waiters.Go(d.waitAsync)
+	return nil
+}
+
+// release ends one use. The last one stops the waiters.
+func (d *device) release() {
+	devices.mu.Lock()
+	d.users--
+	last := d.users == 0
+	if last {
+		delete(devices.m, d.key)
+	}
+	devices.mu.Unlock()
+	if last {
+		d.close()
+	}
+}
+
+func (d *device) close() {
+	if d.shared != nil {
+		d.shared.close()
+	}
+	if d.filler != nil {
+		d.filler.Close()
+	}
+	if d.channel != nil {
+		d.channel.Close()
+	}
+	if d.async != nil {
+		d.async.Close()
+	}
+	d.waiters.Wait()
+	d.ctx.Close() // of librdmacm: stays open
+}
+
+func (d *device) iwarp() bool { return d.ctx.Transport == ibv.TransportIWARP }
+
+func (d *device) add(e *Endpoint) {
+	d.mu.Lock()
+	d.endpoints[e] = struct{}{}
+	d.mu.Unlock()
+}
+
+func (d *device) remove(e *Endpoint) {
+	d.mu.Lock()
+	delete(d.endpoints, e)
+	d.mu.Unlock()
+}
+
+// count is the number of connections.
+func (d *device) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.endpoints)
+}
+
+// nextVector spreads completion queues over the device's interrupts.
+func (d *device) nextVector() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.vector++
+	return d.vector % max(d.ctx.CompVectors, 1)
+}
+
+// waitCompletions is the one waiter of all completion queues of the device: it
+// passes each wake-up on to the endpoint's session.
+func (d *device) waitCompletions() {
+	var cqs [64]*ibv.CQ
+	for {
+		n, err := d.channel.Events(cqs[:])
+		if err != nil {
+			d.deaf(err)
+			return
+		}
+		for i, cq := range cqs[:n] {
+			cq.Owner.(*Endpoint).notice()
+			cqs[i] = nil
+		}
+	}
+}
+
+// waitAsync fails connections whose queue pair or device has gone.
+func (d *device) waitAsync() {
+	for {
+		ev, err := d.async.Event()
+		if err != nil {
+			d.deaf(err)
+			return
+		}
+		switch ev.Type {
+		case ibv.EventQPFatal, ibv.EventQPReqErr, ibv.EventQPAccessErr:
+			if e := ownerOf(ev.QP); e != nil {
+				e.broken(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+			}
+		case ibv.EventQPLastWQE:
+			if e := ownerOf(ev.QP); e != nil {
+				e.tookLast()
+			}
+		case ibv.EventCQErr:
+			if ev.CQ == nil {
+				break
+			}
+			if e, ok := ev.CQ.Owner.(*Endpoint); ok {
+				e.lose()
+				e.broken(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+			}
+		case ibv.EventSRQErr:
+			if ev.SRQ != nil {
+				g := ev.SRQ.Owner.(*recvGroup)
+				d.fail(func(e *Endpoint) bool { return e.group == g }, fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+			}
+		case ibv.EventDeviceFatal:
+			d.fail(all, fmt.Errorf("verbs: the device %s has gone: %w", d.ctx.Name, syscall.ECONNRESET))
+		}
+	}
+}
+
+func all(*Endpoint) bool { return true }
+
+// deaf ends the connections of a device whose events cannot be had any more:
+// nobody would be woken.
+func (d *device) deaf(err error) {
+	if !errors.Is(err, os.ErrClosed) {
+		d.fail(all, fmt.Errorf("%w: %w", err, syscall.ECONNRESET))
+	}
+}
+
+// ownerOf is the endpoint of a queue pair, nil if it has none (any more): the
+// probe's have none.
+func ownerOf(qp *ibv.QP) *Endpoint {
+	if qp == nil {
+		return nil
+	}
+	e, _ := qp.Owner.(*Endpoint)
+	return e
+}
+
+// fail ends those connections of the device that which names.
+func (d *device) fail(which func(*Endpoint) bool, err error) {
+	d.mu.Lock()
+	var list []*Endpoint
+	for e := range d.endpoints {
+		if which(e) {
+			list = append(list, e)
+		}
+	}
+	d.mu.Unlock()
+	for _, e := range list {
+		e.broken(err)
+	}
+}

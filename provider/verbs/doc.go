@@ -1,0 +1,22 @@
+// Package verbs is the SAN service provider over RDMA hardware: its Endpoints
+// are reliable-connected queue pairs, reached through libibverbs and librdmacm
+// (package ibv), on InfiniBand, RoCE and iWARP. Where these libraries or a
+// device are missing, Listen and Dial say so with a *session.Unavailable.
+//
+// It knows nothing of the session protocol or of net.Conn, never retries what
+// the session can decide, and never reads memory that it registers. Package san
+// calls Listen, Dial and Serves; the session calls the Endpoint.
+//
+//	dial.go listen.go   connecting by rdma_cm
+//	hello.go            private data, and what each result of a connect means
+//	exchange.go         connecting without rdma_cm
+//	greet.go            the first messages, on iWARP
+//	cm.go blocking.go   connection manager events; calls that may block
+//	route_*.go          which destinations an RDMA device serves
+//	device.go domain.go a device with its waiter; protection domains
+//	siw.go              what the kernel's software iWARP needs
+//	endpoint.go         an endpoint and its completions
+//	send.go receive.go remote.go end.go   the groups of its methods
+//	window.go probe.go  memory windows; what a device enforces of them
+//	srq.go              shared receive queues
+package verbs

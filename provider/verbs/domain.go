@@ -1,0 +1,131 @@
+package verbs
+
+import (
+	"sync"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
+)
+
+// domain is a protection domain and the registrations in it: one per
+// connection, so that no key serves another connection's peer (rule R2), or
+// one per device.
+type domain struct {
+	pd    *ibv.PD
+	cache *regcache.Cache
+	keep  bool // the device's, shared by its connections
+
+	mu     sync.Mutex   // guards groups and their members
+	groups []*recvGroup // of a shared domain
+}
+
+// useDomain gives the domain for a new endpoint.
+func (d *device) useDomain(cfg Config) (*domain, error) {
+	if !cfg.SharedDomain {
+		return newDomain(d.ctx, cfg)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.shared == nil {
+		shared, err := newDomain(d.ctx, cfg)
+		if err != nil {
+			return nil, err
+		}
+		shared.keep = true
+		d.shared = shared
+	}
+	return d.shared, nil
+}
+
+func newDomain(ctx *ibv.Context, cfg Config) (*domain, error) {
+	pd, err := ctx.AllocPD()
+	if err != nil {
+		return nil, err
+	}
+	cache, err := regcache.New(registrar{pd}, regcache.Config{
+		Disabled: cfg.Disable&session.FeatureRegCache != 0,
+	})
+	if err != nil {
+		pd.Close()
+		return nil, err
+	}
+	return &domain{pd: pd, cache: cache}, nil
+}
+
+// release ends an endpoint's use.
+func (dom *domain) release() {
+	if !dom.keep {
+		dom.close()
+	}
+}
+
+func (dom *domain) close() {
+	dom.cache.Close()
+	dom.pd.Close()
+}
+
+// registrar registers memory with a protection domain, for the cache.
+type registrar struct{ pd *ibv.PD }
+
+func (r registrar) Register(addr uintptr, n int, access regcache.Access) (regcache.MR, error) {
+	mr, err := r.pd.RegMR(addr, n, verbsAccess(access))
+	if err != nil {
+		return regcache.MR{}, err
+	}
+	return regcache.MR{LKey: mr.LKey, RKey: mr.RKey, Ref: mr}, nil
+}
+
+func (r registrar) Deregister(mr regcache.MR) error { return mr.Ref.(*ibv.MR).Close() }
+
+func verbsAccess(a regcache.Access) (v ibv.Access) {
+	for _, pair := range [...]struct {
+		from regcache.Access
+		to   ibv.Access
+	}{
+		{regcache.LocalWrite, ibv.LocalWrite},
+		{regcache.RemoteRead, ibv.RemoteRead},
+		{regcache.RemoteWrite, ibv.RemoteWrite | ibv.LocalWrite},
+		{regcache.BindWindow, ibv.MWBind},
+	} {
+		if a&pair.from != 0 {
+			v |= pair.to
+		}
+	}
+	return v
+}
+
+// controlBytes is the budget of the process for the buffers of its connections:
+// about 1,600 of them at the default sizes.
+const controlBytes = 1 << 30
+
+// controlArena has the buffers that messages are sent from and received into.
+// They have an arena of their own so that fetched data cannot use it up.
+var controlArena = sync.OnceValue(func() *regcache.Arena { return regcache.NewArena(0, controlBytes) })
+
+// region is memory of the arena that is registered for one endpoint.
+type region struct {
+	buf *regcache.Buffer
+	mem []byte
+	mr  *ibv.MR
+}
+
+func newRegion(from *regcache.Arena, pd *ibv.PD, n int, access ibv.Access) (r region, err error) {
+	if r.buf, err = from.Get(n); err != nil {
+		return r, err
+	}
+	r.mem = r.buf.Bytes()
+	if r.mr, err = registerControl(pd, r.mem, access); err != nil {
+		r.buf.Put()
+		return region{}, err
+	}
+	return r, nil
+}
+
+func (r *region) close() {
+	if r.mr != nil {
+		r.mr.Close()
+		r.buf.Put()
+	}
+	*r = region{}
+}

@@ -1,0 +1,152 @@
+package verbs
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+)
+
+const (
+	// drainTime bounds how long Close waits for the device to have delivered
+	// what was committed. Peers that live take microseconds.
+	drainTime = time.Second
+	// teardownTime bounds how long Close and Abort wait for calls of librdmacm
+	// that may block, on iWARP; the rest goes on in the background.
+	teardownTime = 2 * time.Second
+)
+
+// Close implements session.Endpoint. It blocks for drainTime, with a shared
+// receive queue for lastTime, and on iWARP for teardownTime twice, at most.
+func (e *Endpoint) Close() error {
+	e.ended.Do(func() {
+		e.farewell()
+		e.tearDown(true, teardownTime)
+	})
+	return nil
+}
+
+// Abort implements session.Endpoint. It blocks for lastTime with a shared receive
+// queue, and on iWARP for teardownTime, at most.
+func (e *Endpoint) Abort() {
+	e.ended.Do(func() { e.tearDown(false, teardownTime) })
+}
+
+// abandon is Abort of a connection that was never handed out: nobody waits.
+func (e *Endpoint) abandon() {
+	e.ended.Do(func() { e.tearDown(false, 0) })
+}
+
+// farewell says that this was all, and waits until the device has delivered
+// everything: rdma_disconnect throws away what is still queued (rxe).
+func (e *Endpoint) farewell() {
+	e.sayEmpty()
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	// Not to its end if the peer has closed as well, and reads no more.
+	e.await(ctx, func() bool { return e.sends.n == 0 })
+}
+
+// await takes completions until the condition, which is asked with mu held, is
+// met, the connection is over, or ctx is. It is for the provider's own use at
+// the beginning and the end, beside a session that may be waiting as well.
+func (e *Endpoint) await(ctx context.Context, met func() bool) error {
+	arrived := make(chan struct{}, 1)
+	e.watchers.add(arrived)
+	defer e.watchers.remove(arrived)
+	for {
+		e.notify()
+		e.mu.Lock()
+		e.drain()
+		over := met()
+		e.mu.Unlock()
+		if over {
+			return nil
+		}
+		if err := e.Err(); err != nil {
+			return err
+		}
+		select {
+		case <-arrived:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+var errClosed = fmt.Errorf("verbs: closed at this end: %w", syscall.ENOTCONN)
+
+// tearDown gives everything back. When it returns, the queue pair is gone or in
+// the error state: nothing touches this process's memory.
+func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
+	e.dev.remove(e)
+	e.mu.Lock()
+	e.gone = true
+	if e.failing == nil {
+		e.failing = errClosed
+	}
+	e.publish()
+	e.mu.Unlock()
+	if e.link == nil || !e.dev.iwarp() {
+		e.free()
+		return
+	}
+	// On iWARP these calls may wait for the network.
+	if orderly {
+		blocking.run(wait, e.link.disconnect)
+	}
+	e.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)
+	blocking.run(wait, e.free)
+}
+
+// free gives back what there is, in the order that the kernel wants: the queue
+// pair before the registrations, those before the protection domain.
+func (e *Endpoint) free() {
+	if e.link != nil && e.qp != nil {
+		e.link.disconnect()
+	}
+	if e.group != nil && e.qp != nil {
+		e.quiesce()
+	}
+	// Nothing of remote access begins any more; what had begun ends first.
+	e.use.Lock()
+	e.closeWindows()
+	e.use.Unlock()
+	switch {
+	case e.qp == nil:
+	case e.link != nil:
+		e.link.destroyQP(e.qp)
+	default:
+		e.qp.Close()
+	}
+	for e.reads.n > 0 {
+		e.reads.pop().region.Release()
+	}
+	for e.writes.n > 0 {
+		e.writes.pop().region.Release()
+	}
+	for e.done.n > 0 {
+		e.done.pop().region.Release()
+	}
+	x := &e.exposures
+	x.mu.Lock()
+	exposed := x.m
+	x.m = nil
+	x.mu.Unlock()
+	for _, x := range exposed {
+		x.region.Release()
+	}
+	e.freeQueues()
+	if e.dom != nil {
+		e.dom.release()
+	}
+	if e.link != nil {
+		e.link.close()
+	}
+	if e.tcp != nil {
+		e.tcp.close()
+	}
+	e.dev.release()
+}

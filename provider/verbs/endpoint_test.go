@@ -1,0 +1,141 @@
+package verbs
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/endpointtest"
+)
+
+func TestPing(t *testing.T) {
+	l := listen(t, Config{})
+	a, b, err := connect(l, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Abort()
+	defer b.Abort()
+	if a.RemoteAddr() != b.LocalAddr() || a.LocalAddr() != b.RemoteAddr() {
+		t.Errorf("the ends do not agree on the addresses: %v → %v, %v → %v", a.LocalAddr(), a.RemoteAddr(), b.RemoteAddr(), b.LocalAddr())
+	}
+	t.Logf("%v → %v on %s, inline %d", a.LocalAddr(), a.RemoteAddr(), a.Device(), a.inline)
+	a.Start(never{})
+	b.Start(never{})
+	room := a.Reserve(5, 5, false)
+	a.Commit(copy(room, "hello"))
+	var ev session.Event
+	for began := time.Now(); !b.Poll(&ev); runtime.Gosched() {
+		if err := b.Err(); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(began) > patience {
+			t.Fatal("no message; the sender's error:", a.Err())
+		}
+	}
+	if string(ev.Msg) != "hello" {
+		t.Errorf("got %q", ev.Msg)
+	}
+	b.Drop()
+}
+
+// What is dialed is handed out, each time, whatever is late at whichever end.
+func TestEveryDialIsAccepted(t *testing.T) {
+	l := listen(t, Config{})
+	for i := range 400 {
+		a, b, err := connect(l, Config{})
+		if err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		a.Abort()
+		b.Abort()
+	}
+}
+
+// Many connections live at a time, whatever queues came and went before them.
+func TestManyAtATime(t *testing.T) {
+	l := listen(t, Config{})
+	for range 2 {
+		var all []*Endpoint
+		for i := range 40 {
+			a, b, err := connect(l, Config{})
+			if err != nil {
+				t.Errorf("connection %d: %v", i, err)
+				break
+			}
+			all = append(all, a, b)
+		}
+		for _, e := range all {
+			e.Abort()
+		}
+	}
+}
+
+// The contract of session.Endpoint.
+func TestEndpoint(t *testing.T) {
+	unshared := []string{"by the peer of another connection"}
+	for _, tt := range []struct {
+		name  string
+		cfg   Config
+		lacks []string
+	}{
+		{"default", Config{}, nil},
+		{"smallest", Config{Buffers: minBuffers, BufferSize: session.MaxControl, SendBuffer: 1}, nil},
+		{"without rdma_cm", Config{WithoutCM: true}, nil},
+		{"windows", Config{ForceWindows: true}, lacksWindows},
+		{"shared domain", Config{SharedDomain: true, SRQFrom: -1}, unshared},
+		{"shared queue", Config{SharedDomain: true, SRQFrom: 1}, unshared},
+		{"windows, shared queue", Config{SharedDomain: true, SRQFrom: 1, ForceWindows: true}, lacksWindows},
+	} {
+		if (tt.cfg.WithoutCM || tt.cfg.ForceWindows) && lane() == "siw" {
+			continue // iWARP has no such way, siw no windows
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			nothingLeft(t)
+			l := listen(t, tt.cfg)
+			endpointtest.Run(t, func() (a, b session.Endpoint, stop func(), err error) {
+				x, y, err := connect(l, tt.cfg)
+				if err != nil {
+					return nil, nil, nil, err
+				}
+				mustHave(t, x, tt.cfg)
+				mustHave(t, y, tt.cfg)
+				return x, y, func() {}, nil
+			}, append(lacks(), tt.lacks...)...)
+		})
+	}
+}
+
+// mustHave checks that an endpoint does what its config forces on.
+func mustHave(t testing.TB, e *Endpoint, cfg Config) {
+	t.Helper()
+	if e.windows.on != cfg.ForceWindows {
+		t.Errorf("windows: %v, want %v", e.windows.on, cfg.ForceWindows)
+	}
+	if e.dom.keep != cfg.SharedDomain {
+		t.Errorf("shared domain: %v, want %v", e.dom.keep, cfg.SharedDomain)
+	}
+	if shared := e.group != nil; shared != (cfg.SRQFrom == 1) {
+		t.Errorf("shared receive queue: %v, want %v", shared, cfg.SRQFrom == 1)
+	}
+}
+
+// lacksWindows is what rxe lets a peer do with a window: it looks at the bounds
+// of the registration beneath, and does not wait, when the window is invalidated,
+// for the packet that it builds just then (rxe_resp.c, read_reply). Hence they
+// are off there unless forced.
+var lacksWindows = []string{
+	"by a longer descriptor", "by an endless descriptor", "in front", "in front, around the address space",
+	"under way",
+}
+
+// lacks: siw serves reads of memory that is exposed for writing alone, and does
+// not wait, when memory is deregistered, for the read or write that it serves
+// just then (siw_dereg_mr). The session asks the peer to stop before it revokes.
+func lacks() []string {
+	if lane() == "siw" {
+		return []string{"without the right", "under way"}
+	}
+	return nil
+}

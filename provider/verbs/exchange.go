@@ -1,0 +1,343 @@
+package verbs
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+// Connecting without rdma_cm (Config.WithoutCM), for containers and virtual
+// functions where it does not work though verbs do: the two ends tell each other
+// their queue pair's number and address over a TCP connection, to the port that
+// iWARP would have. That connection stays, says nothing more, and its end is the
+// connection's end. InfiniBand and RoCE only.
+type exchanged struct {
+	conn  net.Conn
+	watch sync.WaitGroup
+}
+
+// close ends the connection and waits for its watcher.
+func (x *exchanged) close() {
+	x.conn.Close()
+	x.watch.Wait()
+}
+
+// follow ends e when the peer's TCP connection ends.
+func (x *exchanged) follow(e *Endpoint) {
+	x.conn.SetDeadline(time.Time{})
+	x.watch.Go(func() {
+		var b [1]byte
+		x.conn.Read(b[:])
+		e.broken(fmt.Errorf("verbs: the peer has gone: %w", syscall.ECONNRESET))
+	})
+}
+
+// card is what the ends tell each other, cardLen bytes, little endian:
+//
+//	 0  hello    8 bytes: magic, version, refusal
+//	 8  qp       u32
+//	12  psn      u32  of the first packet
+//	16  gid      16 bytes
+//	32  lid      u16  InfiniBand
+//	34  mtu      u8   enum ibv_mtu
+//	35  served   u8   RDMA reads that this end serves at a time
+//	36  zero     4 bytes
+//
+// The dialer adds one byte when it is ready to send.
+type card struct {
+	hello
+	peer   ibv.QPPeer
+	mtu    ibv.MTU
+	served uint8
+}
+
+const cardLen = 40
+
+func (c card) bytes() []byte {
+	b := make([]byte, cardLen)
+	copy(b, c.hello.bytes()[:8])
+	binary.LittleEndian.PutUint32(b[8:], c.peer.QPNum)
+	binary.LittleEndian.PutUint32(b[12:], c.peer.PSN)
+	copy(b[16:], c.peer.GID[:])
+	binary.LittleEndian.PutUint16(b[32:], c.peer.LID)
+	b[34], b[35] = byte(c.mtu), c.served
+	return b
+}
+
+func readCard(r io.Reader) (c card, err error) {
+	b := make([]byte, cardLen)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return c, unavailable(session.ReasonProtocol, fmt.Errorf("verbs: no answer that was understood: %w", errWithoutErrno{err}))
+	}
+	var ours bool
+	if c.hello, ours = parseHello(b); !ours {
+		return c, unavailable(session.ReasonProtocol, errors.New("verbs: a foreign program answered"))
+	}
+	c.peer = ibv.QPPeer{QPNum: binary.LittleEndian.Uint32(b[8:]), PSN: binary.LittleEndian.Uint32(b[12:]) & psnMask, LID: binary.LittleEndian.Uint16(b[32:])}
+	copy(c.peer.GID[:], b[16:])
+	c.mtu, c.served = ibv.MTU(b[34]), b[35]
+	return c, nil
+}
+
+const psnMask = 1<<24 - 1
+
+// attachment is a port of a device and how it is addressed.
+type attachment struct {
+	dev  *device
+	port ibv.Port
+	gid  ibv.GIDEntry
+}
+
+// attach finds the device that has a local address. Of the GIDs that a RoCE port
+// has for it, version 2 is the one that is routed; a link-local one serves only
+// where the address is that itself.
+func attach(local netip.Addr) (a attachment, err error) {
+	local = local.Unmap()
+	netdev := interfaceOf(local)
+	name := DeviceOf(netdev)
+	if name == "" {
+		return a, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device", local, netdev))
+	}
+	if a.dev, err = openDevice(name); err != nil {
+		return a, callError(err)
+	}
+	for num := 1; num <= a.dev.caps.Ports; num++ {
+		port, err := a.dev.ctx.Port(num)
+		if err != nil || port.State != ibv.PortActive {
+			continue
+		}
+		gids, _ := a.dev.ctx.GIDs(num)
+		for _, g := range gids {
+			if port.LinkLayer == ibv.LinkInfiniBand || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("") {
+				a.port, a.gid = port, g
+				return a, nil
+			}
+		}
+	}
+	a.dev.release()
+	return a, unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address", name, local))
+}
+
+// endpoint makes the queue pair and the card for the peer.
+func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint, card, error) {
+	e, err := newEndpoint(a.dev, nil, cfg, passive)
+	if err != nil {
+		if passive {
+			conn.Write(card{hello: hello{helloVersion, refusedResources}}.bytes())
+		}
+		conn.Close()
+		return nil, card{}, callError(err)
+	}
+	e.tcp = &exchanged{conn: conn}
+	if err = e.qp.Init(uint8(a.port.Num), ibv.RemoteRead|ibv.RemoteWrite); err == nil {
+		err = e.postAll()
+	}
+	if err != nil {
+		e.Abort()
+		return nil, card{}, callError(err)
+	}
+	return e, card{
+		hello:  hello{version: helloVersion},
+		peer:   ibv.QPPeer{QPNum: e.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gid.GID, LID: a.port.LID},
+		mtu:    a.port.ActiveMTU,
+		served: uint8(min(a.dev.caps.MaxQPReadAtomic, readDepth)),
+	}, nil
+}
+
+// up brings the queue pair up.
+func (a attachment) up(e *Endpoint, mine, theirs card) error {
+	path := ibv.QPPath{
+		Port: uint8(a.port.Num), GIDIndex: uint8(a.gid.Index), PSN: mine.peer.PSN,
+		MTU:         min(mine.mtu, theirs.mtu),
+		ReadsIssued: min(theirs.served, uint8(min(a.dev.caps.MaxQPInitiatorRead, readDepth))), ReadsServed: mine.served,
+		MinRNRTimer: rnrTimer, Timeout: ackTimeout, RetryCount: retryCount,
+		PeerIsOnSubnet: a.port.LinkLayer == ibv.LinkInfiniBand,
+	}
+	if err := e.qp.ReadyToReceive(path, theirs.peer); err != nil {
+		return callError(err)
+	}
+	return callError(e.qp.ReadyToSend(path))
+}
+
+func dialExchange(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpoint, error) {
+	side := cfg.iwarpPort(remote.Port())
+	if side == 0 {
+		return nil, unavailable(session.ReasonNotServed, errors.New("verbs: no port to connect by without rdma_cm (IWARPOffset)"))
+	}
+	var d net.Dialer
+	if local.Addr().IsValid() && !local.Addr().IsUnspecified() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(local.Addr(), 0))
+	}
+	conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(remote.Addr(), side).String())
+	if err != nil {
+		return nil, callError(err)
+	}
+	if end, ok := ctx.Deadline(); ok {
+		conn.SetDeadline(end)
+	}
+	at := conn.LocalAddr().(*net.TCPAddr).AddrPort()
+	a, err := attach(at.Addr())
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	e, mine, err := a.endpoint(cfg, conn, false)
+	if err != nil {
+		return nil, err
+	}
+	if err = a.introduce(e, conn, mine); err != nil {
+		e.Abort()
+		return nil, err
+	}
+	e.local, e.remote = netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), remote
+	e.tcp.follow(e)
+	return e, nil
+}
+
+// introduce is the dialer's part of the exchange.
+func (a attachment) introduce(e *Endpoint, conn net.Conn, mine card) error {
+	if _, err := conn.Write(mine.bytes()); err != nil {
+		return callError(err)
+	}
+	theirs, err := readCard(conn)
+	switch {
+	case err != nil:
+		return err
+	case theirs.refusal != 0 || theirs.version != helloVersion:
+		return theirs.hello.meaning()
+	}
+	if err := a.up(e, mine, theirs); err != nil {
+		return err
+	}
+	_, err = conn.Write([]byte{1})
+	return callError(err)
+}
+
+// maxStrangers is how many TCP connections may be under way to become a queue
+// pair, of which each has acceptTime; more wait in the kernel's backlog.
+const maxStrangers = 256
+
+// serveExchange accepts the connections that are made without rdma_cm.
+func (l *Listener) serveExchange() error {
+	side := l.cfg.iwarpPort(l.addr.Port())
+	if side == 0 {
+		return unavailable(session.ReasonNotServed, errors.New("verbs: no port to connect by without rdma_cm (IWARPOffset)"))
+	}
+	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.addr.Addr(), side)))
+	if err != nil {
+		return callError(err)
+	}
+	context.AfterFunc(l.ctx, func() { tcp.Close() })
+	room := make(chan struct{}, maxStrangers)
+	l.work.Go(func() {
+		for {
+			select {
+			case room <- struct{}{}:
+			case <-l.ctx.Done():
+				return
+			}
+			conn, err := tcp.Accept()
+			switch {
+			case errors.Is(err, net.ErrClosed):
+				return
+			case err != nil:
+				time.Sleep(time.Millisecond) // for want of descriptors, say
+				<-room
+				continue
+			}
+			l.work.Go(func() {
+				l.admitExchange(conn)
+				<-room
+			})
+		}
+	})
+	return nil
+}
+
+func (l *Listener) admitExchange(conn net.Conn) {
+	conn.SetDeadline(time.Now().Add(acceptTime))
+	stop := context.AfterFunc(l.ctx, func() { conn.SetDeadline(time.Now()) })
+	defer stop()
+	refuse := func(why refusal) {
+		conn.Write(card{hello: hello{helloVersion, why}}.bytes())
+		conn.Close()
+	}
+	theirs, err := readCard(conn)
+	remote := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	remote = netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
+	switch {
+	case err != nil:
+		conn.Close()
+		return
+	case theirs.version != helloVersion:
+		refuse(refusedVersion)
+		return
+	case !l.cfg.allows(remote.Addr()):
+		refuse(refusedSubnet)
+		return
+	case int(l.pending.Add(1)) > cap(l.ready):
+		l.pending.Add(-1)
+		refuse(refusedBacklog)
+		return
+	}
+	e, err := l.acceptExchange(conn, theirs, refuse)
+	if err != nil {
+		l.pending.Add(-1)
+		return
+	}
+	e.remote = remote
+	e.tcp.follow(e)
+	l.ready <- e // pending keeps room for it
+}
+
+func (l *Listener) acceptExchange(conn net.Conn, theirs card, refuse func(refusal)) (*Endpoint, error) {
+	at := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	a, err := attach(at)
+	if err != nil {
+		refuse(refusedResources)
+		return nil, err
+	}
+	e, mine, err := a.endpoint(l.cfg, conn, true)
+	if err != nil {
+		return nil, err
+	}
+	if err = a.up(e, mine, theirs); err == nil {
+		if _, err = conn.Write(mine.bytes()); err == nil {
+			_, err = io.ReadFull(conn, make([]byte, 1))
+		}
+	}
+	if err != nil {
+		e.Abort()
+		return nil, err
+	}
+	e.local = netip.AddrPortFrom(at, l.addr.Port())
+	return e, nil
+}
+
+// interfaceOf is the name of the network interface that has an address.
+func interfaceOf(a netip.Addr) string {
+	if a.Zone() != "" {
+		return a.Zone()
+	}
+	ifis, _ := net.Interfaces()
+	for _, ifi := range ifis {
+		addrs, _ := ifi.Addrs()
+		for _, x := range addrs {
+			if n, ok := x.(*net.IPNet); ok && n.IP.Equal(a.AsSlice()) {
+				return ifi.Name
+			}
+		}
+	}
+	return ""
+}

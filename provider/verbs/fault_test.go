@@ -1,0 +1,433 @@
+package verbs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+// reasonOf is why there is no SAN, ReasonNone if err does not say.
+func reasonOf(err error) session.Reason {
+	var u *session.Unavailable
+	if errors.As(err, &u) {
+		return u.Reason
+	}
+	return session.ReasonNone
+}
+
+// run runs a command of the guest.
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// Wherever nobody answers, the dialer is told why, as soon as that is known, and
+// at the end of its time at the latest.
+func TestDialInVain(t *testing.T) {
+	from, to := cable(t)
+	wire := map[string]string{"rxe": "ve1", "siw": "wi1"}[lane()]
+	dial := func(t *testing.T, at netip.AddrPort) error {
+		t.Helper()
+		before := runtime.NumGoroutine()
+		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
+		took := time.Since(began)
+		if err == nil {
+			e.Abort()
+			t.Fatal("connected")
+		}
+		t.Logf("%v: %v", took, err)
+		if took > 5*time.Second { // the guest may be slow; unbounded it would be 38 s and more
+			t.Errorf("took %v", took)
+		}
+		for end := time.Now().Add(3 * patience); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				stacks := make([]byte, 1<<20)
+				t.Fatalf("goroutines stay behind:\n%s", stacks[:runtime.Stack(stacks, true)])
+			}
+		}
+		return err
+	}
+
+	// The first use loads the libraries, which takes the guest a while.
+	Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, freePort()), Config{})
+	// How long a thread is stuck in rdma_connect is for TCP to say, on iWARP.
+	run(t, "sysctl", "-qw", "net.ipv4.tcp_syn_retries=2")
+
+	t.Run("no listener", func(t *testing.T) {
+		if err := dial(t, netip.AddrPortFrom(to, freePort())); reasonOf(err) != session.ReasonNoListener {
+			t.Errorf("%v, want %v", err, session.ReasonNoListener)
+		}
+	})
+	t.Run("no route to an RDMA device", func(t *testing.T) {
+		if err := dial(t, netip.MustParseAddrPort("127.0.0.1:80")); reasonOf(err) != session.ReasonUnreachable {
+			t.Errorf("%v, want %v", err, session.ReasonUnreachable)
+		}
+	})
+	t.Run("silence", func(t *testing.T) {
+		// Packets get there and are not for anybody.
+		silent := from.Next().Next().Next()
+		peer := map[string]string{"rxe": "ve2", "siw": "wi2"}[lane()]
+		ifi, err := net.InterfaceByName(peer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, "ip", "route", "add", silent.String(), "dev", wire, "src", from.String())
+		run(t, "ip", "neigh", "replace", silent.String(), "lladdr", ifi.HardwareAddr.String(), "dev", wire, "nud", "permanent")
+		defer run(t, "ip", "route", "del", silent.String(), "dev", wire)
+		if !Serves(silent, Config{}) {
+			t.Errorf("%v is not served", silent)
+		}
+		err = dial(t, netip.AddrPortFrom(silent, 4711))
+		if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) != session.ReasonTimeout && reasonOf(err) != session.ReasonUnreachable {
+			t.Errorf("%v, want the end of the time", err)
+		}
+	})
+	t.Run("nobody of that address", func(t *testing.T) {
+		nobody := from.Next().Next().Next().Next()
+		run(t, "ip", "route", "add", nobody.String(), "dev", wire, "src", from.String())
+		defer run(t, "ip", "route", "del", nobody.String(), "dev", wire)
+		err := dial(t, netip.AddrPortFrom(nobody, 4711))
+		if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) == session.ReasonNone {
+			t.Errorf("%v, want a reason", err)
+		}
+	})
+	if lane() == "siw" {
+		t.Run("plain TCP on the iWARP port", func(t *testing.T) {
+			port := freePort()
+			plain, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(to, Config{}.withDefaults().iwarpPort(port))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer plain.Close()
+			go func() {
+				c, err := plain.Accept()
+				if err == nil {
+					io.Copy(io.Discard, c)
+					c.Close()
+				}
+			}()
+			err = dial(t, netip.AddrPortFrom(to, port))
+			if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) == session.ReasonNone {
+				t.Errorf("%v, want a reason", err)
+			}
+		})
+	}
+	t.Run("outside the allowed subnets", func(t *testing.T) {
+		cfg := Config{Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+		if _, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, 1), cfg); reasonOf(err) != session.ReasonNotServed {
+			t.Errorf("%v, want %v", err, session.ReasonNotServed)
+		}
+	})
+}
+
+// What a listener refuses, and why, reaches the dialer.
+func TestRefusals(t *testing.T) {
+	t.Run("backlog full", func(t *testing.T) {
+		l := listen(t, Config{Backlog: 1})
+		first, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer first.Abort()
+		if _, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{}); !errors.Is(err, syscall.ECONNREFUSED) || reasonOf(err) != session.ReasonNone {
+			t.Errorf("%v, want ECONNREFUSED", err)
+		}
+	})
+	t.Run("subnet", func(t *testing.T) {
+		l := listen(t, Config{Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
+		if _, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{}); reasonOf(err) != session.ReasonPermission {
+			t.Errorf("%v, want %v", err, session.ReasonPermission)
+		}
+	})
+}
+
+// Programs of rdma-core that meet us by mistake, and we them.
+func TestForeignPrograms(t *testing.T) {
+	_, to := cable(t)
+	rdmaPort := func(p uint16) string {
+		if lane() == "siw" {
+			p = Config{}.withDefaults().iwarpPort(p)
+		}
+		return fmt.Sprint(p)
+	}
+	t.Run("rping dials us", func(t *testing.T) {
+		l := listen(t, Config{})
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, "rping", "-c", "-a", to.String(), "-p", rdmaPort(l.addr.Port()), "-C", "1").CombinedOutput()
+		if ctx.Err() != nil || err == nil && bytes.Contains(out, []byte("ping data")) {
+			t.Errorf("rping: %v, %v\n%s", ctx.Err(), err, out)
+		}
+		a, b, err := connect(l, Config{})
+		if err != nil {
+			t.Fatalf("the listener does not go on: %v", err)
+		}
+		a.Abort()
+		b.Abort()
+	})
+	t.Run("we dial rping", func(t *testing.T) {
+		port := freePort()
+		server := exec.Command("rping", "-s", "-a", to.String(), "-p", rdmaPort(port), "-C", "1")
+		if err := server.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Wait()
+		defer server.Process.Kill()
+		for end := time.Now().Add(patience); ; {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			_, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(to, port), Config{})
+			cancel()
+			if reasonOf(err) == session.ReasonNoListener && time.Now().Before(end) {
+				continue // it is not there yet
+			}
+			if reasonOf(err) != session.ReasonProtocol {
+				t.Errorf("%v, want %v", err, session.ReasonProtocol)
+			}
+			return
+		}
+	})
+}
+
+// sessions makes two sessions over the lane's device.
+func sessions(t testing.TB, l *Listener, cfg session.Config) (a, b *session.Session) {
+	t.Helper()
+	x, y, err := connect(l, l.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return negotiate(t, x, y, cfg)
+}
+
+func negotiate(t testing.TB, x, y *Endpoint, cfg session.Config) (a, b *session.Session) {
+	t.Helper()
+	a, b = session.New(x, cfg), session.New(y, cfg)
+	t.Cleanup(a.Abort)
+	t.Cleanup(b.Abort)
+	var wg sync.WaitGroup
+	var ea, eb error
+	wg.Go(func() { ea = a.Negotiate(patient(t)) })
+	wg.Go(func() { eb = b.Negotiate(patient(t)) })
+	wg.Wait()
+	if err := errors.Join(ea, eb); err != nil {
+		t.Fatal(err)
+	}
+	return a, b
+}
+
+// cables counts those of ownCable.
+var cables int
+
+// ownCable makes a cable that the test may break, with its devices, and returns
+// their names and the address to listen on.
+func ownCable(t testing.TB) (netdev, rdma string, listen netip.Addr) {
+	t.Helper()
+	cable(t)
+	cables++
+	n := 30 + cables
+	replace := strings.NewReplacer("NET", fmt.Sprintf("10.8.%d", n), "TABLE", fmt.Sprint(100+n),
+		"LOW", fmt.Sprint(10+cables), "MID", fmt.Sprint(30+cables), "KIND", lane(), "N", fmt.Sprint(n))
+	run(t, "bash", "-c", replace.Replace(`set -e
+	ip link add bN1 mtu 9000 type veth peer name bN2 mtu 9000
+	for i in 1 2; do
+		peer=$((3 - i))
+		sysctl -qw net.ipv4.conf.bN$i.rp_filter=0 net.ipv4.conf.bN$i.accept_local=1
+		ip addr add NET.$i/32 dev bN$i
+		ip link set bN$i up
+		ip route add NET.$peer dev bN$i src NET.$i table TABLE
+		ip rule add pref MID oif bN$i to NET.$peer lookup TABLE
+	done
+	ip rule add pref LOW iif lo to NET.0/30 lookup TABLE
+	rdma link add brN1 type KIND netdev bN1
+	rdma link add brN2 type KIND netdev bN2`))
+	return fmt.Sprintf("b%d1", n), fmt.Sprintf("br%d1", n), netip.MustParseAddr(fmt.Sprintf("10.8.%d.2", n))
+}
+
+// A cable that is pulled, a device that goes: both ends of a transfer find an
+// error within the bounds of keepalive, and closing does not hang.
+func TestBreaks(t *testing.T) {
+	cable(t)
+	for _, how := range []string{"link down", "device deleted"} {
+		t.Run(how, func(t *testing.T) {
+			netdev, rdma, at := ownCable(t)
+			l, err := Listen(netip.AddrPortFrom(at, freePort()), Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			a, b := sessions(t, l, session.Config{KeepAlive: 500 * time.Millisecond, CancelTimeout: time.Second})
+			var wg sync.WaitGroup
+			flowing := make(chan struct{})
+			var once sync.Once
+			ends := make(chan error, 4)
+			for _, s := range []*session.Session{a, b} {
+				wg.Go(func() {
+					buf := make([]byte, 1<<20)
+					for {
+						if _, err := s.Write(buf); err != nil {
+							ends <- err
+							return
+						}
+					}
+				})
+				wg.Go(func() {
+					buf := make([]byte, 1<<20)
+					for total := 0; ; {
+						n, err := s.Read(buf)
+						if err != nil {
+							ends <- err
+							return
+						}
+						if total += n; total > 8<<20 {
+							once.Do(func() { close(flowing) })
+						}
+					}
+				})
+			}
+			<-flowing
+			began := time.Now()
+			if how == "link down" {
+				run(t, "ip", "link", "set", netdev, "down")
+			} else {
+				del := exec.Command("rdma", "link", "delete", rdma)
+				if err := del.Start(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range cap(ends) {
+				select {
+				case err := <-ends:
+					t.Logf("after %v: %v", time.Since(began), err)
+					if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.ETIMEDOUT) && !errors.Is(err, syscall.EPIPE) {
+						t.Errorf("the end is %v", err)
+					}
+				case <-time.After(patience):
+					stacks := make([]byte, 1<<20)
+					t.Fatalf("no error\n%s", stacks[:runtime.Stack(stacks, true)])
+				}
+			}
+			wg.Wait()
+			for _, s := range []*session.Session{a, b} {
+				s.Close()
+				select {
+				case <-s.Closed():
+				case <-time.After(patience):
+					t.Fatal("Close hangs")
+				}
+			}
+		})
+	}
+}
+
+// What connections held is given back, whichever way they end.
+func TestNothingIsLeft(t *testing.T) {
+	l := listen(t, Config{})
+	round := func(how int) {
+		a, b, err := connect(l, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Start(never{})
+		b.Start(never{})
+		if _, err := b.Expose(make([]byte, 1<<16), session.RemoteRead); err != nil {
+			t.Fatal(err)
+		}
+		a.Alloc(1 << 16)
+		switch how % 3 {
+		case 0:
+			a.Close()
+			b.Close()
+		case 1:
+			a.Abort()
+			b.Abort()
+		case 2:
+			b.Close()
+			a.Abort()
+		}
+	}
+	round(0)
+	goroutines := runtime.NumGoroutine()
+	nothingLeft(t)
+	for i := range 12 {
+		round(i)
+	}
+	for end := time.Now().Add(patience); runtime.NumGoroutine() > goroutines; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), goroutines)
+		}
+	}
+}
+
+// nothingLeft checks at the end of the test, when its other cleanups have run,
+// that the kernel has no more objects of each kind than now (windows show in
+// their protection domain, which would not go without them), and that no more
+// buffers are in use. It keeps a listener open, as a device's first use leaves
+// librdmacm's own objects behind.
+func nothingLeft(t testing.TB) {
+	t.Helper()
+	listen(t, Config{})
+	before := resources(t)
+	_, used := controlArena().Bytes()
+	t.Cleanup(func() {
+		if t.Failed() {
+			return // what a failed test left behind explains nothing
+		}
+		for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			more := ""
+			for what, n := range resources(t) {
+				if n > before[what] {
+					more += fmt.Sprintf("%d %s, before %d\n", n, what, before[what])
+				}
+			}
+			if more == "" {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal(more)
+			}
+		}
+		if _, u := controlArena().Bytes(); u > used {
+			t.Errorf("%d bytes of the arena are in use, before %d", u, used)
+		}
+	})
+}
+
+// resources counts the kernel's objects by device and kind.
+func resources(t testing.TB) map[string]int {
+	t.Helper()
+	counts := make(map[string]int)
+	for _, line := range strings.Split(run(t, "rdma", "resource", "show"), "\n") {
+		_, line, _ = strings.Cut(line, ": ")
+		dev, line, _ := strings.Cut(line, ":")
+		f := strings.Fields(line)
+		for i := 0; i+1 < len(f); i += 2 {
+			if n, err := strconv.Atoi(f[i+1]); err == nil && f[i] != "ctx" {
+				counts[f[i]+" of "+dev] = n
+			}
+		}
+	}
+	if len(counts) == 0 {
+		t.Fatal("rdma resource show says nothing that is understood")
+	}
+	return counts
+}

@@ -1,0 +1,172 @@
+//go:build linux
+
+package verbs
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+var connections = flag.Int("connections", 200, "connections that TestManyConnectionsLeaveNothing opens and closes")
+
+// Connections that come and go, with registered memory of theirs in all states,
+// leave nothing registered, no descriptor and no goroutine.
+func TestManyConnectionsLeaveNothing(t *testing.T) {
+	buffers := make([][]byte, 8) // shared, as a program's pool is
+	for i := range buffers {
+		buffers[i] = make([]byte, 64<<10)
+	}
+	once := func(l *Listener, n int) error {
+		a, b, err := connect(l, Config{})
+		if err != nil {
+			return fmt.Errorf("connection %d: %w", n, err)
+		}
+		defer a.Abort()
+		defer b.Abort()
+		a.Start(never{})
+		b.Start(never{})
+		from, into := buffers[n%len(buffers)], make([]byte, 64<<10)
+		for round := range 2 { // the second one finds the first one's in the cache
+			d, err := a.Expose(from, session.RemoteRead)
+			if err != nil {
+				return err
+			}
+			if err := b.Read(into, d, 0, uint32(round)); err != nil {
+				return err
+			}
+			if n%10 == 9 {
+				return nil // in the middle of it
+			}
+			var ev session.Event
+			for began := time.Now(); !b.Poll(&ev); runtime.Gosched() {
+				if b.Err() != nil || time.Since(began) > patience {
+					return fmt.Errorf("connection %d: no completion: %w", n, b.Err())
+				}
+			}
+			if ev.Kind != session.ReadDone || ev.Err != nil {
+				return fmt.Errorf("connection %d: event %v: %w", n, ev.Kind, ev.Err)
+			}
+			if n%10 == 8 {
+				break // still exposed
+			}
+			a.Revoke(d)
+		}
+		if n%2 == 0 {
+			a.Alloc(4096) // not freed
+		}
+		a.Close()
+		b.Close()
+		return nil
+	}
+
+	listeners := make([]*Listener, 4)
+	for i := range listeners {
+		listeners[i] = listen(t, Config{})
+		if err := once(listeners[i], 0); err != nil { // loads what is loaded once
+			t.Fatal(err)
+		}
+	}
+	descriptors, goroutines := openDescriptors(t), runtime.NumGoroutine()
+	began := time.Now()
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for _, l := range listeners {
+		all.Go(func() {
+			for !t.Failed() {
+				n := int(next.Add(1))
+				if n > *connections {
+					return
+				}
+				if err := once(l, n); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	t.Logf("%d connections in %v", *connections, time.Since(began).Round(time.Millisecond))
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		d, g := openDescriptors(t), runtime.NumGoroutine()
+		if d <= descriptors && g <= goroutines {
+			break
+		}
+		if time.Now().After(end) { // iWARP tears down in the background
+			t.Fatalf("%d descriptors and %d goroutines, %d and %d before", d, g, descriptors, goroutines)
+		}
+	}
+	expectNothingPinned(t)
+}
+
+// Dials that are given up at any moment: just when the peer answers, too, which
+// is when librdmacm changes the state of a queue pair that may be going.
+func TestDialsGivenUpLeaveNothing(t *testing.T) {
+	const dials = 60 // by each of the dialers
+	var all sync.WaitGroup
+	var connected, late atomic.Int64
+	for seed := range uint64(4) {
+		l := listen(t, Config{})
+		began := time.Now()
+		a, b, err := connect(l, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		usual := time.Since(began)
+		a.Abort()
+		b.Abort()
+		go func() { // until the listener is closed
+			for {
+				e, err := l.Accept()
+				if err != nil {
+					return
+				}
+				e.Abort()
+			}
+		}()
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(seed, 5))
+			for range dials {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(random.Int64N(int64(2*usual))))
+				e, err := Dial(ctx, netip.AddrPort{}, l.Addrs()[0], Config{})
+				switch {
+				case err == nil:
+					connected.Add(1)
+					e.Abort()
+				case ctx.Err() == nil:
+					t.Errorf("a dial that was not given up: %v", err)
+				default:
+					late.Add(1)
+				}
+				cancel()
+			}
+		})
+	}
+	all.Wait()
+	t.Logf("%d connected, %d given up", connected.Load(), late.Load())
+	if late.Load() == 0 {
+		t.Error("no dial was given up")
+	}
+	for end := time.Now().Add(patience); pinned(t) != 0 && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond) // the acceptor finds out
+	}
+	expectNothingPinned(t)
+}
+
+func openDescriptors(t testing.TB) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}

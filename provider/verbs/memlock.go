@@ -1,0 +1,110 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
+)
+
+// RLIMIT_MEMLOCK bounds what a process may have registered, where it applies,
+// and counts each registration of the same page again. What has to fit:
+//
+//	the control buffers of each connection: a share of what is left at most,
+//	    and less, down to a minimum, when that is refused
+//	what connections expose, and the sinks of their reads: a share at a time
+//	registrations that are cached: half, given back when others need it
+//	    (regcache.DefaultBudget)
+//
+// Below lowMemlock nothing is left beside control buffers: all bytes go through
+// them. When not even the smallest fit, there is no SAN for want of resources.
+const (
+	// connectionShare of what is left of the limit is for the control buffers
+	// of one more connection: at 8 MiB, which is what Linux gives, the first
+	// ones have half of the usual size.
+	connectionShare = 16
+	// exposeShare of it is for one exposure: two ways at a time, and as much
+	// for everything else.
+	exposeShare = 4
+	// lowMemlock: an exposure that is smaller than the threshold does not pay.
+	lowMemlock = exposeShare * defaultThreshold
+)
+
+// memlock is the limit, 0 if none applies.
+var memlock = sync.OnceValue(func() int {
+	if limit, limited := regcache.MemlockLimit(); limited {
+		return int(max(limit, 1))
+	}
+	return 0
+})
+
+// memlockLeft is what is left of the limit when everything unused has been
+// given back, 0 if none applies.
+func memlockLeft() int {
+	if memlock() == 0 {
+		return 0
+	}
+	s := regcache.DefaultBudget().Stats()
+	_, control := controlArena().Bytes()
+	return max(memlock()-int(s.PinnedBytes-s.Bytes+control), 1)
+}
+
+// registerControl registers control buffers: what the caches do not use makes
+// room for them.
+func registerControl(pd *ibv.PD, b []byte, access ibv.Access) (*ibv.MR, error) {
+	mr, err := pd.RegMR(addressOf(b), len(b), access)
+	if errors.Is(err, syscall.ENOMEM) {
+		regcache.DefaultBudget().Flush()
+		mr, err = pd.RegMR(addressOf(b), len(b), access)
+	}
+	if errors.Is(err, syscall.ENOMEM) {
+		err = fmt.Errorf("verbs: control buffers: %w; %v", err, regcache.DefaultBudget())
+	}
+	return mr, err
+}
+
+// exposeLimit bounds one exposure in bytes; 0: there is no room for any.
+func exposeLimit(memlock int) int {
+	switch {
+	case memlock == 0:
+		return maxExpose
+	case memlock < lowMemlock:
+		return 0
+	}
+	return min(memlock/exposeShare, maxExpose)
+}
+
+// within makes the control buffers fit what is left of a memlock limit.
+func (c Config) within(left int) Config {
+	for left != 0 && c.sendBytes()+c.receiveBytes() > left/connectionShare {
+		smaller, ok := c.smaller()
+		if !ok {
+			break
+		}
+		c = smaller
+	}
+	return c
+}
+
+func (c Config) sendBytes() int { return c.SendBuffer + controlSlots*session.MaxControl }
+
+func (c Config) receiveBytes() int { return c.Buffers * c.BufferSize }
+
+// smaller is c with about half of the control buffers; false: there are none
+// smaller. Shorter messages come before fewer, which would stall a network.
+func (c Config) smaller() (Config, bool) {
+	switch {
+	case c.BufferSize > session.MaxControl:
+		c.BufferSize = max(c.BufferSize/2, session.MaxControl)
+	case c.Buffers > minBuffers:
+		c.Buffers = max(c.Buffers/2, minBuffers)
+	default:
+		return c, false
+	}
+	c.SendBuffer = max(c.SendBuffer/2&^(cacheLine-1), 4*c.BufferSize)
+	return c, true
+}

@@ -1,0 +1,69 @@
+package verbs
+
+import (
+	"os"
+	"testing"
+
+	"github.com/sanconn/san/session"
+)
+
+// The control buffers shrink with the limit, and never below what the session
+// needs; what can be exposed shrinks to nothing.
+func TestMemlockChoosesSizes(t *testing.T) {
+	usual := Config{}.withDefaults()
+	for _, tt := range []struct {
+		memlock int
+		buffer  int // bytes of one
+		expose  int
+	}{
+		{0, defaultBufferSize, maxExpose},
+		{1 << 30, defaultBufferSize, maxExpose},
+		{64 << 20, defaultBufferSize, 16 << 20},
+		{8 << 20, 4 << 10, 2 << 20},
+		{1 << 20, 512, 256 << 10},
+		{1<<20 - 1, 512, 0},
+		{64 << 10, session.MaxControl, 0},
+		{1, session.MaxControl, 0},
+	} {
+		c := usual.within(tt.memlock)
+		if c.BufferSize != tt.buffer || exposeLimit(tt.memlock) != tt.expose {
+			t.Errorf("%d bytes: buffers of %d and exposures of %d, want %d and %d",
+				tt.memlock, c.BufferSize, exposeLimit(tt.memlock), tt.buffer, tt.expose)
+		}
+	}
+
+	// Both ends of a connection fit 64 KiB, by pages, and one end more.
+	page := os.Getpagesize()
+	pages := func(n int) int { return (n + page - 1) / page }
+	c := usual.within(64 << 10)
+	if n := pages(c.sendBytes()) + pages(c.receiveBytes()); 3*n*page > 64<<10 {
+		t.Errorf("three ends take %d pages each", n)
+	}
+}
+
+func TestSmallerControlBuffersComeToAnEnd(t *testing.T) {
+	for _, c := range []Config{
+		{},
+		{Buffers: 1000, BufferSize: 100_000, SendBuffer: 1 << 20},
+		{Buffers: minBuffers, BufferSize: session.MaxControl, SendBuffer: 1},
+		{BufferSize: 300, SendBuffer: 7777},
+	} {
+		c = c.withDefaults()
+		for steps := 0; ; steps++ {
+			if c.Buffers < minBuffers || c.BufferSize < session.MaxControl || c.SendBuffer < 4*c.BufferSize || c.SendBuffer%cacheLine != 0 {
+				t.Errorf("too small: %+v", c)
+			}
+			smaller, ok := c.smaller()
+			if !ok {
+				break
+			}
+			if smaller.receiveBytes() >= c.receiveBytes() || smaller.sendBytes() > c.sendBytes() || steps > 30 {
+				t.Fatalf("not smaller: %+v, then %+v", c, smaller)
+			}
+			c = smaller
+		}
+		if c.Buffers != minBuffers || c.BufferSize != session.MaxControl {
+			t.Errorf("the smallest is %d of %d bytes", c.Buffers, c.BufferSize)
+		}
+	}
+}

@@ -1,0 +1,308 @@
+package verbs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+// What a device enforces of memory windows cannot be asked: capability flags
+// promise too much or too little. So it is tried, once per process and device,
+// between queue pairs of the device itself, in the background: connections
+// that are made before the answer expose memory by registrations.
+
+// probed are the definite answers.
+var probed struct {
+	mu sync.Mutex
+	m  map[string]bool // by name and GUID: windows can be trusted. Guarded by mu
+}
+
+// useWindows says whether a new endpoint uses memory windows.
+func (d *device) useWindows(cfg Config) bool {
+	switch {
+	case cfg.Disable&session.FeatureWindows != 0 || d.caps.MaxMW == 0:
+		return false
+	case cfg.ForceWindows:
+		return true
+	case d.iwarp():
+		return false // queue pairs that the probe needs connect by TCP there
+	}
+	d.probe.Do(func() { d.waiters.Go(d.probeWindows) })
+	return d.windows.Load()
+}
+
+func (d *device) probeWindows() {
+	key := fmt.Sprintf("%s %#x", d.ctx.Name, d.ctx.GUID)
+	probed.mu.Lock()
+	trusted, known := probed.m[key]
+	probed.mu.Unlock()
+	if !known {
+		wrong, err := tryWindows(d, 1)
+		if err != nil {
+			return // no until the device is used anew
+		}
+		trusted = len(wrong) == 0
+		probed.mu.Lock()
+		if probed.m == nil {
+			probed.m = make(map[string]bool)
+		}
+		probed.m[key] = trusted
+		probed.mu.Unlock()
+	}
+	d.windows.Store(trusted)
+}
+
+// windowAttempts are what a peer may try at a window that lets it read
+// attemptSize bytes, and whether it is to succeed.
+var windowAttempts = []struct {
+	what    string
+	succeed bool
+	off, n  int  // beside the window's begin
+	write   bool // though it may only be read
+	foreign bool // by the queue pair of another connection of the domain
+	late    bool // after the invalidation
+}{
+	{what: "reading", succeed: true, n: attemptSize},
+	{what: "reading past the end", off: attemptSize - 8, n: 16},
+	{what: "reading before the begin", off: -8, n: 16},
+	{what: "writing", n: 16, write: true},
+	{what: "reading by another connection", n: 16, foreign: true},
+	{what: "reading after the invalidation", n: 16, late: true},
+}
+
+const (
+	attemptSize = 256
+	// probeTime bounds each step of the probe.
+	probeTime = 2 * time.Second
+)
+
+// tryWindows names attempts that did not end as they should, up to so many. An
+// error: it could not be told.
+func tryWindows(d *device, most int) (wrong []string, err error) {
+	port, gid, err := d.loopback()
+	if err != nil {
+		return nil, err
+	}
+	pd, err := d.ctx.AllocPD()
+	if err != nil {
+		return nil, err
+	}
+	defer pd.Close()
+	for _, a := range windowAttempts {
+		p := windowProbe{pd: pd, port: port, gid: gid}
+		moved, err := p.attempt(a.off, a.n, a.write, a.foreign, a.late)
+		p.close()
+		if err != nil {
+			return nil, fmt.Errorf("verbs: probe of %s, %s: %w", d.ctx.Name, a.what, err)
+		}
+		if moved != a.succeed {
+			wrong = append(wrong, a.what)
+		}
+		if len(wrong) == most {
+			break
+		}
+	}
+	return wrong, nil
+}
+
+// loopback is a port of the device with an address of its own.
+func (d *device) loopback() (ibv.Port, ibv.GIDEntry, error) {
+	for num := 1; num <= d.caps.Ports; num++ {
+		port, err := d.ctx.Port(num)
+		if err != nil || port.State != ibv.PortActive {
+			continue
+		}
+		gids, _ := d.ctx.GIDs(num)
+		for _, g := range gids {
+			if port.LinkLayer == ibv.LinkInfiniBand || g.Type == ibv.GIDTypeRoCEv2 && !g.GID.Addr().IsLinkLocalUnicast() {
+				return port, g, nil
+			}
+		}
+	}
+	return ibv.Port{}, ibv.GIDEntry{}, errors.New("no active port with an address")
+}
+
+// windowProbe is two connections of a device to itself: their exposing ends, their
+// reading ends, and a page for both.
+type windowProbe struct {
+	pd      *ibv.PD
+	port    ibv.Port
+	gid     ibv.GIDEntry
+	cq      *ibv.CQ
+	mw      *ibv.MW
+	exposer [2]*ibv.QP
+	reader  [2]*ibv.QP
+	memory  region
+}
+
+// The window is in the middle of the half of memory that is the exposer's; the
+// other half is the reader's.
+const (
+	probeMemory = 4096
+	probeWindow = probeMemory / 4
+	probeReader = probeMemory / 2
+)
+
+// The numbers of the probe's work requests.
+const (
+	probeBind = 1 + iota
+	probeUnbind
+	probeMove
+)
+
+var errProbeTime = errors.New("no completion")
+
+// attempt makes the connections and lets the peer move n bytes at an offset of
+// the window.
+func (p *windowProbe) attempt(off, n int, write, foreign, late bool) (moved bool, err error) {
+	if err := p.open(); err != nil {
+		return false, err
+	}
+	begin := addressOf(p.memory.mem) + probeWindow
+	var wr ibv.SendWR
+	wr.ID, wr.Flags = probeBind, ibv.Signaled
+	key := p.mw.Bind(&wr, p.memory.mr, begin, attemptSize, ibv.RemoteRead)
+	if err := p.succeed(p.exposer[0], wr); err != nil {
+		return false, err
+	}
+	if late {
+		wr = ibv.SendWR{ID: probeUnbind, Flags: ibv.Signaled}
+		p.mw.Invalidate(&wr, key)
+		if err := p.succeed(p.exposer[0], wr); err != nil {
+			return false, err
+		}
+	}
+	theirs, ours := p.memory.mem[:probeReader], p.memory.mem[probeReader:]
+	for i := range ours {
+		theirs[i], ours[i] = 't', 'o'
+	}
+	qp := p.reader[0]
+	if foreign {
+		qp = p.reader[1]
+	}
+	wr = ibv.SendWR{ID: probeMove, Opcode: ibv.OpRead, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(begin) + uint64(off), RemoteKey: key}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(ours)), Length: uint32(n), LKey: p.memory.mr.LKey}
+	if write {
+		wr.Opcode = ibv.OpWrite
+	}
+	status, err := p.do(qp, wr)
+	if err != nil {
+		return false, err
+	}
+	changed := bytes.IndexByte(ours, 't') >= 0 || bytes.IndexByte(theirs, 'o') >= 0
+	switch status {
+	case ibv.Success:
+		return true, nil
+	case ibv.RemAccessErr, ibv.RemOpErr, ibv.RemInvReqErr:
+		return changed, nil
+	}
+	return false, status // the path, not the window
+}
+
+func (p *windowProbe) open() (err error) {
+	if p.memory, err = newRegion(controlArena(), p.pd, probeMemory, ibv.LocalWrite|ibv.MWBind); err != nil {
+		return err
+	}
+	if p.cq, err = p.pd.Context.CreateCQ(64, nil, 0); err != nil {
+		return err
+	}
+	for i := range p.reader {
+		if p.exposer[i], err = p.newQP(); err != nil {
+			return err
+		}
+		if p.reader[i], err = p.newQP(); err != nil {
+			return err
+		}
+		if err = p.connect(p.exposer[i], p.reader[i]); err != nil {
+			return err
+		}
+	}
+	p.mw, err = p.pd.AllocMW()
+	return err
+}
+
+func (p *windowProbe) newQP() (*ibv.QP, error) {
+	return ibv.CreateQP(ibv.QPConfig{
+		PD: p.pd, SendCQ: p.cq, RecvCQ: p.cq,
+		Cap: ibv.QPCap{SendWR: 8, RecvWR: 1, SendSGE: 1, RecvSGE: 1},
+	})
+}
+
+func (p *windowProbe) connect(a, b *ibv.QP) error {
+	path := ibv.QPPath{
+		Port: uint8(p.port.Num), GIDIndex: uint8(p.gid.Index), MTU: p.port.ActiveMTU,
+		ReadsIssued: 1, ReadsServed: 1, Timeout: 14, RetryCount: 3, // 0.3 s
+		PeerIsOnSubnet: p.port.LinkLayer == ibv.LinkInfiniBand,
+	}
+	const peers = ibv.RemoteRead | ibv.RemoteWrite
+	psn := [2]uint32{rand.Uint32() & psnMask, rand.Uint32() & psnMask}
+	for i, qp := range []*ibv.QP{a, b} {
+		other := b
+		if i == 1 {
+			other = a
+		}
+		path.PSN = psn[i]
+		if err := qp.Init(path.Port, peers); err != nil {
+			return err
+		}
+		if err := qp.ReadyToReceive(path, ibv.QPPeer{QPNum: other.Num, PSN: psn[1-i], GID: p.gid.GID, LID: p.port.LID}); err != nil {
+			return err
+		}
+		if err := qp.ReadyToSend(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// succeed does one work request, which must not fail.
+func (p *windowProbe) succeed(qp *ibv.QP, wr ibv.SendWR) error {
+	status, err := p.do(qp, wr)
+	if err == nil && status != ibv.Success {
+		err = status
+	}
+	return err
+}
+
+// do does one work request.
+func (p *windowProbe) do(qp *ibv.QP, wr ibv.SendWR) (ibv.Status, error) {
+	if _, err := qp.PostSend([]ibv.SendWR{wr}); err != nil {
+		return 0, err
+	}
+	var wcs [8]ibv.WC
+	for end := time.Now().Add(probeTime); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+		n, err := p.cq.Poll(wcs[:])
+		if err != nil {
+			return 0, err
+		}
+		for _, wc := range wcs[:n] {
+			if wc.ID == wr.ID {
+				return wc.Status, nil
+			}
+		}
+	}
+	return 0, errProbeTime
+}
+
+// close gives back what there is: the window before its queue pair, and that
+// before the memory.
+func (p *windowProbe) close() {
+	if p.mw != nil {
+		p.mw.Close()
+	}
+	for _, qp := range append(p.reader[:], p.exposer[:]...) {
+		if qp != nil {
+			qp.Close()
+		}
+	}
+	if p.cq != nil {
+		p.cq.Close()
+	}
+	p.memory.close()
+}

@@ -1,0 +1,206 @@
+package verbs
+
+import (
+	"fmt"
+	"syscall"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+// Receiving: every buffer is posted, arrived, with the session (the last one or
+// kept), or waits to be posted again with others. The buffers are the endpoint's
+// own, or its group's (srq.go).
+type recvState struct {
+	arrived fifo[arrival]
+	last    arrival // n is 0: none
+	kept    fifo[arrival]
+	repost  []ibv.RecvWR // up to repostBatch
+	taken   int          // buffers that are not posted
+	heard   bool         // something has come
+	parted  bool         // the peer's farewell has
+
+	lastTaken chan struct{} // of a group: see tookLast
+	lost      bool          // of a group: see lose
+}
+
+// arrival is a message in a buffer.
+type arrival struct {
+	buffer int
+	n      int // bytes
+}
+
+func (e *Endpoint) initReceive() {
+	e.arrived = newFIFO[arrival](e.cfg.Buffers)
+	e.kept = newFIFO[arrival](e.cfg.Buffers)
+	e.repost = make([]ibv.RecvWR, 0, repostBatch)
+}
+
+// makeReceiveBuffers makes the endpoint's own, or joins a group.
+func (e *Endpoint) makeReceiveBuffers() (err error) {
+	if e.group, err = e.dom.joinGroup(e.dev, e.cfg); err != nil {
+		return err
+	}
+	if e.group != nil {
+		e.cfg.Buffers = srqShare
+		e.lastTaken = make(chan struct{}, 1)
+		return nil
+	}
+	e.recvR, err = newRegion(e.cfg.control, e.dom.pd, e.cfg.receiveBytes(), ibv.LocalWrite)
+	return err
+}
+
+// buffer is a receive buffer and the registration that it lies in.
+func (e *Endpoint) buffer(number int) ([]byte, *ibv.MR) {
+	r := &e.recvR
+	if e.group != nil {
+		r, number = e.group.regions[number/srqShare].Load(), number%srqShare
+	}
+	return r.mem[number*e.cfg.BufferSize:][:e.cfg.BufferSize], r.mr
+}
+
+func (e *Endpoint) recvWR(number int) ibv.RecvWR {
+	mem, mr := e.buffer(number)
+	return recvWR(number, mem, mr)
+}
+
+func recvWR(number int, mem []byte, mr *ibv.MR) ibv.RecvWR {
+	wr := ibv.RecvWR{ID: kindRecv | uint64(number), NumSGE: 1}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(mem)), Length: uint32(len(mem)), LKey: mr.LKey}
+	return wr
+}
+
+// postAll posts every buffer of the endpoint's own, before the peer can send.
+func (e *Endpoint) postAll() error {
+	if e.group != nil {
+		return nil
+	}
+	wrs := make([]ibv.RecvWR, e.cfg.Buffers)
+	for i := range wrs {
+		wrs[i] = e.recvWR(i)
+	}
+	_, err := e.qp.PostRecv(wrs)
+	return err
+}
+
+// received takes a message, or notes how receiving ended. mu is held.
+func (e *Endpoint) received(wc *ibv.WC) {
+	a := arrival{buffer: int(wc.ID &^ kindMask)}
+	e.taken++
+	if wc.Status != ibv.Success {
+		// The peer or this end has ended the queue pair: fail says which. Of a
+		// group that is the one message that did not fit its buffer.
+		e.again(a)
+		return
+	}
+	a.n = int(wc.ByteLen)
+	first := !e.heard
+	e.heard = true
+	switch {
+	case e.taken > e.cfg.Buffers: // of a group: a queue of its own has no more
+		e.again(a)
+		e.lost = true // the completion queue has room for no more either
+		e.fail(fmt.Errorf("verbs: the peer sends more than it has credit for: %w", syscall.ECONNRESET))
+	case wc.Flags&ibv.WCWithInv != 0 || e.cfg.ForceWindows && wc.Flags&rxeWithInv != 0:
+		// It was not asked to. Its window must not be invalidated again.
+		e.again(a)
+		e.fail(fmt.Errorf("verbs: the peer has invalidated a key: %w", syscall.ECONNRESET))
+	case a.n > 0:
+		e.arrived.push(a)
+	case first && e.dev.iwarp(): // the greeting
+		e.again(a)
+	default:
+		e.again(a)
+		e.parted = true
+		e.fail(fmt.Errorf("verbs: the peer has closed: %w", syscall.EPIPE))
+	}
+}
+
+// rxeWithInv is what rxe sets instead of WCWithInv. Elsewhere that bit speaks of
+// checksums.
+const rxeWithInv ibv.WCFlags = 1 << 2
+
+func (e *Endpoint) message(a arrival) []byte {
+	mem, _ := e.buffer(a.buffer)
+	return mem[:a.n:a.n]
+}
+
+// Poll implements session.Endpoint.
+func (e *Endpoint) Poll(ev *session.Event) bool {
+	e.mu.Lock()
+	if e.done.n == 0 && e.arrived.n == 0 {
+		e.drain()
+	}
+	switch {
+	case e.done.n > 0:
+		d := e.done.pop()
+		e.mu.Unlock()
+		d.region.Release() // before anybody is told (rule E2)
+		*ev = session.Event{Kind: d.kind, ID: d.id, Err: d.err}
+		return true
+	case e.arrived.n > 0:
+		e.last = e.arrived.pop()
+		*ev = session.Event{Kind: session.Message, Msg: e.message(e.last)}
+		e.mu.Unlock()
+		return true
+	}
+	e.mu.Unlock()
+	return false
+}
+
+// Drop implements session.Endpoint.
+func (e *Endpoint) Drop() {
+	e.mu.Lock()
+	e.again(e.last)
+	e.last = arrival{}
+	e.mu.Unlock()
+}
+
+// Keep implements session.Endpoint.
+func (e *Endpoint) Keep() {
+	e.mu.Lock()
+	e.kept.push(e.last)
+	e.last = arrival{}
+	e.mu.Unlock()
+}
+
+// Front implements session.Endpoint.
+func (e *Endpoint) Front() []byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.kept.n == 0 {
+		return nil
+	}
+	return e.message(*e.kept.at(0))
+}
+
+// Release implements session.Endpoint.
+func (e *Endpoint) Release() {
+	e.mu.Lock()
+	e.again(e.kept.pop())
+	e.mu.Unlock()
+}
+
+// again posts a buffer again, together with others. mu is held.
+func (e *Endpoint) again(a arrival) {
+	e.repost = append(e.repost, e.recvWR(a.buffer))
+	if len(e.repost) == repostBatch {
+		e.postAgain()
+	}
+}
+
+// postAgain posts what waits for it. mu is held.
+func (e *Endpoint) postAgain() {
+	var err error
+	switch {
+	case e.group != nil: // others need them, whatever becomes of this connection
+		_, err = e.group.srq.PostRecv(e.repost)
+	case !e.gone && e.failing == nil:
+		_, err = e.qp.PostRecv(e.repost)
+	}
+	e.taken -= len(e.repost)
+	e.repost = e.repost[:0]
+	if err != nil {
+		e.fail(fmt.Errorf("%w: %w", err, syscall.ECONNRESET))
+	}
+}

@@ -1,0 +1,152 @@
+package verbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/Mellanox/rdmamap"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// rdmaDevices remembers which network interfaces have an RDMA device. Finding
+// out reads some dozens of files in sysfs.
+var rdmaDevices struct {
+	mu    sync.Mutex
+	at    time.Time         // guarded by mu
+	names map[string]string // by interface; "": none. Guarded by mu
+}
+
+// deviceAge is how long that is believed.
+const deviceAge = 2 * time.Second
+
+// DeviceOf is the name of the RDMA device of a network interface, "" if it has
+// none.
+func DeviceOf(netdev string) string {
+	r := &rdmaDevices
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := time.Now(); r.names == nil || now.Sub(r.at) > deviceAge {
+		r.names, r.at = make(map[string]string), now
+	}
+	name, known := r.names[netdev]
+	if !known {
+		name, _ = rdmamap.GetRdmaDeviceForNetdevice(netdev)
+		r.names[netdev] = name
+	}
+	return name
+}
+
+// Serves says whether the route to dst leaves by an interface that has an RDMA
+// device (rule C3). It asks the kernel, which takes microseconds.
+func Serves(dst netip.Addr, cfg Config) bool {
+	_, err := ServedBy(dst, cfg)
+	return err == nil
+}
+
+// ServedBy is the RDMA device that serves dst, or why there is none.
+func ServedBy(dst netip.Addr, cfg Config) (device string, err error) {
+	cfg = cfg.withDefaults()
+	dst = dst.Unmap()
+	switch {
+	case !cfg.allows(dst):
+		return "", fmt.Errorf("verbs: %v is not among the subnets allowed", dst)
+	case dst.IsLoopback(), dst.IsMulticast():
+		return "", fmt.Errorf("verbs: %v is a loopback or multicast address", dst)
+	case !haveDevices():
+		return "", errNoDevice
+	}
+	name := dst.Zone()
+	if name == "" {
+		routes, err := netlink.RouteGet(net.IP(dst.AsSlice()))
+		if err != nil || len(routes) == 0 {
+			return "", fmt.Errorf("verbs: no route to %v", dst)
+		}
+		ifi, err := net.InterfaceByIndex(routes[0].LinkIndex)
+		if err != nil {
+			return "", err
+		}
+		name = ifi.Name
+	}
+	if device = DeviceOf(name); device == "" {
+		return "", fmt.Errorf("verbs: the route to %v leaves by %s, which has no RDMA device", dst, name)
+	}
+	return device, nil
+}
+
+var errNoDevice = errors.New("verbs: this host has no RDMA device")
+
+// haveDevices is the quick answer for hosts without RDMA.
+func haveDevices() bool { return len(rdmamap.GetRdmaDeviceList()) > 0 }
+
+// servedAddresses are the addresses of this host that belong to an RDMA device,
+// of the family that the unspecified address within stands for.
+func servedAddresses(within netip.Addr) (list []netip.Addr) {
+	if !haveDevices() {
+		return nil
+	}
+	ifis, _ := net.Interfaces()
+	for _, ifi := range ifis {
+		if ifi.Flags&net.FlagUp == 0 || ifi.Flags&net.FlagLoopback != 0 || DeviceOf(ifi.Name) == "" {
+			continue
+		}
+		addrs, _ := ifi.Addrs()
+		for _, a := range addrs {
+			prefix, ok := a.(*net.IPNet)
+			if !ok {
+				continue
+			}
+			ip, _ := netip.AddrFromSlice(prefix.IP)
+			ip = ip.Unmap()
+			if within.Is4() && !ip.Is4() {
+				continue
+			}
+			if ip.IsLinkLocalUnicast() && ip.Is6() {
+				ip = ip.WithZone(ifi.Name)
+			}
+			list = append(list, ip)
+		}
+	}
+	return list
+}
+
+// watchAddresses sends after addresses or interfaces have come or gone, until
+// ctx ends.
+func watchAddresses(ctx context.Context) (<-chan struct{}, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	const groups = unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR | unix.RTMGRP_LINK
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("bind", err)
+	}
+	socket := os.NewFile(uintptr(fd), "netlink")
+	context.AfterFunc(ctx, func() { socket.Close() })
+	changed := make(chan struct{}, 1)
+	go func() { // ends with ctx
+		defer close(changed)
+		buf := make([]byte, 16<<10)
+		for {
+			// What it says does not matter, nor that some of it was lost (ENOBUFS).
+			if _, err := socket.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return
+			}
+			rdmaDevices.mu.Lock()
+			rdmaDevices.names = nil
+			rdmaDevices.mu.Unlock()
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return changed, nil
+}

@@ -1,0 +1,29 @@
+//go:build !linux
+
+package verbs
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+)
+
+// DeviceOf is the name of the RDMA device of a network interface: none here.
+func DeviceOf(string) string { return "" }
+
+// Serves says whether RDMA serves a destination: not on this system.
+func Serves(netip.Addr, Config) bool { return false }
+
+// ServedBy is the RDMA device that serves a destination, or why there is none:
+// there are none on this system.
+func ServedBy(netip.Addr, Config) (device string, err error) {
+	return "", errors.New("verbs: there is no RDMA on this system")
+}
+
+func servedAddresses(netip.Addr) []netip.Addr { return nil }
+
+func watchAddresses(ctx context.Context) (<-chan struct{}, error) {
+	changed := make(chan struct{})
+	context.AfterFunc(ctx, func() { close(changed) })
+	return changed, nil
+}

@@ -1,0 +1,166 @@
+package verbs
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+// Shared receive queues. From Config.SRQFrom on, the connections of a shared
+// domain join a group, whose members take their receives from one queue. It is
+// never shallower than the sum of the credits that its members have given, since
+// RNR would cost a connection: each brings its share of buffers along, or finds
+// that of one that has left. What is saved is the rest of a window of their
+// own, and the queues.
+//
+// What a member's queue pair has taken from the queue comes back when the member
+// leaves. Where it cannot be told that all of it did, nobody joins the group any
+// more; it ends with its last member.
+//
+// A peer that sends more than it has credit for is found out and loses its
+// connection, but the others of the group may by then have missed a message,
+// which costs them theirs (SECURITY.md).
+type recvGroup struct {
+	dom     *domain
+	srq     *ibv.SRQ
+	size    int                                  // of a buffer
+	regions [groupMembers]atomic.Pointer[region] // srqShare buffers each
+
+	members int  // guarded by dom.mu, as what follows
+	shares  int  // regions there are
+	retired bool // nobody joins
+}
+
+const (
+	// groupMembers: few enough that a group is not much lost, many enough that
+	// there are few.
+	groupMembers = 64
+	// srqShare is the buffers of a member: the least window.
+	srqShare = minBuffers
+	// lastTime bounds how long a queue pair in error is waited for to have
+	// taken the last of its group's receives. Devices say so, but for siw.
+	lastTime = 100 * time.Millisecond
+)
+
+// joinGroup gives a new endpoint its group, nil if it has a queue of its own.
+func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
+	if !dom.keep || cfg.SRQFrom < 0 || dev.count()+1 < cfg.SRQFrom ||
+		cfg.Disable&session.FeatureSRQ != 0 || dev.caps.MaxSRQ == 0 || dev.caps.MaxSRQWR < groupMembers*srqShare {
+		return nil, nil
+	}
+	dom.mu.Lock()
+	defer dom.mu.Unlock()
+	for _, g := range dom.groups {
+		if !g.retired && g.members < groupMembers && g.size == cfg.BufferSize {
+			return g, g.admit(cfg)
+		}
+	}
+	g := &recvGroup{dom: dom, size: cfg.BufferSize}
+	var err error
+	if g.srq, err = dom.pd.CreateSRQ(groupMembers*srqShare, 1); err != nil {
+		return nil, err
+	}
+	g.srq.Owner = g
+	dom.groups = append(dom.groups, g)
+	return g, g.admit(cfg)
+}
+
+// admit takes one more member in, with a share of buffers. dom.mu is held.
+func (g *recvGroup) admit(cfg Config) error {
+	g.members++
+	if g.members <= g.shares {
+		return nil
+	}
+	r, err := newRegion(cfg.control, g.dom.pd, srqShare*g.size, ibv.LocalWrite)
+	if err == nil {
+		first := g.shares * srqShare
+		wrs := make([]ibv.RecvWR, srqShare)
+		for i := range wrs {
+			wrs[i] = recvWR(first+i, r.mem[i*g.size:][:g.size], r.mr)
+		}
+		g.regions[g.shares].Store(&r)
+		g.shares++ // posted or not: it goes with the group
+		_, err = g.srq.PostRecv(wrs)
+		g.retired = err != nil
+	}
+	return err
+}
+
+// leave ends a membership. The member's queue pair has gone.
+func (g *recvGroup) leave(lost bool) {
+	g.dom.mu.Lock()
+	defer g.dom.mu.Unlock()
+	g.retired = g.retired || lost
+	if g.members--; g.members > 0 {
+		return
+	}
+	g.dom.groups = slices.DeleteFunc(g.dom.groups, func(x *recvGroup) bool { return x == g })
+	g.srq.Close()
+	for i := range g.shares {
+		g.regions[i].Load().close()
+	}
+}
+
+// quiesce brings the queue pair to where it takes nothing from the group any
+// more, and finds what it has taken. Without the device's word that this is
+// so, some may stay lost.
+func (e *Endpoint) quiesce() {
+	e.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)
+	e.mu.Lock()
+	e.take()
+	said := e.parted && e.dev.iwarp() // siw has stopped, and says nothing
+	e.mu.Unlock()
+	if !said {
+		t := time.NewTimer(lastTime)
+		defer t.Stop()
+		select {
+		case <-e.lastTaken:
+		case <-t.C:
+			e.lose()
+			return
+		}
+	}
+	e.mu.Lock()
+	e.take()
+	e.mu.Unlock()
+}
+
+// tookLast is called when the device says that the queue pair, which is in
+// error, has taken its last receive.
+func (e *Endpoint) tookLast() {
+	select {
+	case e.lastTaken <- struct{}{}:
+	default:
+	}
+}
+
+// lose notes that some of what was taken may not be found again.
+func (e *Endpoint) lose() {
+	e.mu.Lock()
+	e.lost = true
+	e.mu.Unlock()
+}
+
+// leaveGroup gives the group back what the endpoint has of it.
+func (e *Endpoint) leaveGroup() {
+	e.mu.Lock()
+	back := func(a arrival) {
+		if a.n > 0 {
+			e.again(a)
+		}
+	}
+	back(e.last)
+	for e.arrived.n > 0 {
+		back(e.arrived.pop())
+	}
+	for e.kept.n > 0 {
+		back(e.kept.pop())
+	}
+	e.postAgain()
+	lost := e.lost
+	e.mu.Unlock()
+	e.group.leave(lost)
+}

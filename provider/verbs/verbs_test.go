@@ -1,0 +1,125 @@
+package verbs
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+// Without a device every way in says why, at once.
+func TestWithoutDevices(t *testing.T) {
+	if lane() != "" {
+		t.Skip("this is the lane with devices")
+	}
+	if list, _ := ibv.Devices(); len(list) > 0 {
+		t.Skipf("this machine has %d devices", len(list))
+	}
+	at := netip.MustParseAddrPort("192.0.2.1:80")
+	if Serves(at.Addr(), Config{}) {
+		t.Error("a destination is served")
+	}
+	if _, err := Dial(context.Background(), netip.AddrPort{}, at, Config{}); reasonOf(err) == session.ReasonNone {
+		t.Errorf("Dial: %v", err)
+	}
+	for _, a := range []string{"0.0.0.0:8123", "127.0.0.1:8123", "[::]:8123"} {
+		if _, err := Listen(netip.MustParseAddrPort(a), Config{}); reasonOf(err) == session.ReasonNone {
+			t.Errorf("Listen on %s: %v", a, err)
+		}
+	}
+}
+
+func TestHello(t *testing.T) {
+	want := hello{version: 7, refusal: refusedSubnet}
+	// rdma_cm fills private data up with zeros.
+	if got, ours := parseHello(append(want.bytes(), make([]byte, 44)...)); !ours || got != want {
+		t.Errorf("%+v, %v; want %+v", got, ours, want)
+	}
+	for _, b := range [][]byte{nil, make([]byte, 56), want.bytes()[:helloLen-1]} {
+		if _, ours := parseHello(b); ours {
+			t.Errorf("%x is taken for ours", b)
+		}
+	}
+}
+
+// What the results of connecting mean: refused where TCP would be refused too,
+// otherwise why there is no SAN.
+func TestMeaningOfResults(t *testing.T) {
+	private := func(r refusal, version uint16) ibv.ConnParam {
+		return ibv.ConnParam{PrivateData: hello{version, r}.bytes()}
+	}
+	refused := -int(syscall.ECONNREFUSED)
+	reset := -int(syscall.ECONNRESET)
+	for _, tt := range []struct {
+		name string
+		ev   ibv.Event
+		want session.Reason // ReasonNone: ECONNREFUSED
+	}{
+		{"our backlog, RoCE", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedBacklog, helloVersion)}, session.ReasonNone},
+		{"our backlog, iWARP", ibv.Event{Type: ibv.Rejected, Status: reset, Param: private(refusedBacklog, helloVersion)}, session.ReasonNone},
+		{"other version", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedVersion, helloVersion+1)}, session.ReasonVersion},
+		{"no resources", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedResources, helloVersion)}, session.ReasonResources},
+		{"not from here", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedSubnet, helloVersion)}, session.ReasonPermission},
+		{"a foreign program", ibv.Event{Type: ibv.Rejected, Status: 28}, session.ReasonProtocol},
+		{"a foreign program, iWARP", ibv.Event{Type: ibv.Rejected, Status: reset}, session.ReasonProtocol},
+		{"nobody, RoCE", ibv.Event{Type: ibv.Rejected, Status: ibNoListener}, session.ReasonNoListener},
+		{"nobody, iWARP", ibv.Event{Type: ibv.Rejected, Status: refused}, session.ReasonNoListener},
+		{"silence", ibv.Event{Type: ibv.Unreachable, Status: -int(syscall.ETIMEDOUT)}, session.ReasonTimeout},
+		{"no neighbour", ibv.Event{Type: ibv.AddrError, Status: -int(syscall.EHOSTUNREACH)}, session.ReasonUnreachable},
+		{"no path", ibv.Event{Type: ibv.RouteError, Status: -int(syscall.ETIMEDOUT)}, session.ReasonUnreachable},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := eventError(tt.ev)
+			if got := reasonOf(err); got != tt.want {
+				t.Errorf("%v (%v), want %v", got, err, tt.want)
+			}
+			if tt.want == session.ReasonNone && !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%v, want ECONNREFUSED", err)
+			}
+		})
+	}
+	// The call's own ECONNREFUSED (siw) says nothing about TCP's port.
+	if err := callError(&ibv.Error{Verb: "rdma_connect", Errno: syscall.ECONNREFUSED}); reasonOf(err) != session.ReasonNoListener || errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Every port that a program may listen on has a port of its own on iWARP.
+func TestIWARPPorts(t *testing.T) {
+	cfg := Config{}.withDefaults()
+	seen := make(map[uint16]uint16)
+	for p := 1024; p < 1<<16; p++ {
+		q := cfg.iwarpPort(uint16(p))
+		if q < 1024 || q == uint16(p) {
+			t.Fatalf("port %d has %d", p, q)
+		}
+		if other, taken := seen[q]; taken {
+			t.Fatalf("ports %d and %d both have %d", p, other, q)
+		}
+		seen[q] = uint16(p)
+	}
+	if q := cfg.iwarpPort(80); q != 10080 {
+		t.Errorf("port 80 has %d", q)
+	}
+	if q := (Config{IWARPOffset: -1}).withDefaults().iwarpPort(80); q != 0 {
+		t.Errorf("switched off, port 80 has %d", q)
+	}
+}
+
+func TestFIFO(t *testing.T) {
+	q := newFIFO[int](3)
+	next := 0
+	for i := range 100 {
+		q.push(i)
+		if q.n == 3 || i%2 == 0 {
+			if got := q.pop(); got != next {
+				t.Fatalf("%d, want %d", got, next)
+			}
+			next++
+		}
+	}
+}

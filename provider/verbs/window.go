@@ -1,0 +1,189 @@
+package verbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
+)
+
+// Memory windows of type 2. An exposure binds a window onto a registration that
+// the cache has and keeps; Revoke invalidates it, which costs a work request
+// where deregistering costs a system call and the pages (rules K4, K5). Where
+// the device enforces them (probe.go), the window's key is of use to the peer of
+// this queue pair alone (R2), in exactly its range and rights.
+//
+// A window is unbound, or bound from the posting of the bind until the
+// completion of its invalidation. It is invalidated once, by who takes its
+// exposure out of the table: some kernels do not survive more. What cannot be
+// invalidated any more goes with the queue pair.
+type windows struct {
+	on   bool
+	all  []*window // by index; at most maxWindows. Guarded by mu of Endpoint
+	free []*window // guarded by mu of Endpoint
+	wr   [1]ibv.SendWR
+}
+
+type window struct {
+	mw    *ibv.MW // nil: closed
+	index int
+	key   uint32
+	bound bool
+}
+
+// revokeTime bounds how long Revoke waits for an invalidation. It stands in the
+// send queue behind all that was posted, so to a peer that has gone it takes
+// until the retries are used up (four seconds), which ends the connection.
+const revokeTime = 5 * time.Second
+
+// errNoWindow: this memory, or this endpoint, has to do without.
+var errNoWindow = errors.New("verbs: no memory window")
+
+// exposeByWindow gives the peer access to b by a window of its own.
+func (e *Endpoint) exposeByWindow(b []byte, rights session.Rights) (uint32, exposure, error) {
+	access, own := ibv.RemoteRead, regcache.BindWindow
+	if rights&session.RemoteWrite != 0 {
+		own |= regcache.LocalWrite
+		access = ibv.RemoteWrite
+		if rights&session.RemoteRead != 0 {
+			access |= ibv.RemoteRead
+		}
+	}
+	r, err := e.dom.cache.Acquire(b, own)
+	switch {
+	case errors.Is(err, syscall.EFAULT): // windows want memory that can be written
+		return 0, exposure{}, fmt.Errorf("%w: %w", errNoWindow, err)
+	case err != nil:
+		return 0, exposure{}, err
+	}
+	w, err := e.bind(r, b, access)
+	if err != nil {
+		r.Release()
+		return 0, exposure{}, err
+	}
+	return w.key, exposure{region: r, window: w}, nil
+}
+
+// bind binds a window. The device has done so before it sends any message that
+// is committed from now on.
+func (e *Endpoint) bind(r *regcache.Region, b []byte, access ibv.Access) (*window, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.gone || e.failing != nil {
+		return nil, errEnded
+	}
+	ws := &e.windows
+	if len(ws.free) == 0 {
+		if err := e.addWindow(); err != nil {
+			return nil, fmt.Errorf("%w: %w", errNoWindow, err)
+		}
+	}
+	last := len(ws.free) - 1
+	w := ws.free[last]
+	wr := &ws.wr[0]
+	*wr = ibv.SendWR{ID: kindBind | uint64(w.index)}
+	w.key = w.mw.Bind(wr, r.MR().Ref.(*ibv.MR), addressOf(b), len(b), access)
+	if _, err := e.qp.PostSend(ws.wr[:]); err != nil {
+		return nil, err
+	}
+	ws.free = ws.free[:last]
+	w.bound = true
+	return w, nil
+}
+
+// addWindow makes one more window. mu is held.
+func (e *Endpoint) addWindow() error {
+	ws := &e.windows
+	if len(ws.all) == maxWindows {
+		return fmt.Errorf("all %d in use: %w", maxWindows, syscall.ENOBUFS)
+	}
+	mw, err := e.dom.pd.AllocMW()
+	if err != nil {
+		return err
+	}
+	w := &window{mw: mw, index: len(ws.all)}
+	ws.all = append(ws.all, w)
+	ws.free = append(ws.free, w)
+	return nil
+}
+
+// unbind takes the peer's access away, by an invalidation or, if that cannot be
+// had, by the end of the queue pair and of the window.
+func (e *Endpoint) unbind(w *window) {
+	err := e.invalidate(w)
+	if err == nil {
+		return
+	}
+	e.broken(fmt.Errorf("verbs: revoke: %w: %w", err, syscall.ECONNRESET))
+	e.mu.Lock()
+	w.close()
+	e.mu.Unlock()
+}
+
+func (e *Endpoint) invalidate(w *window) error {
+	if err := e.postInvalidate(w); err != nil {
+		return err
+	}
+	// On hardware that is a matter of a microsecond.
+	for began := time.Now(); time.Since(began) < spin; runtime.Gosched() {
+		e.mu.Lock()
+		e.drain()
+		over := !w.bound
+		e.mu.Unlock()
+		if over {
+			return nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
+	defer cancel()
+	return e.await(ctx, func() bool { return !w.bound })
+}
+
+func (e *Endpoint) postInvalidate(w *window) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.gone || e.failing != nil {
+		return errEnded
+	}
+	wr := &e.windows.wr[0]
+	*wr = ibv.SendWR{ID: kindUnbind | uint64(w.index), Flags: ibv.Signaled}
+	w.mw.Invalidate(wr, w.key)
+	_, err := e.qp.PostSend(e.windows.wr[:])
+	return err
+}
+
+// unbound notes that an invalidation has completed. mu is held.
+func (e *Endpoint) unbound(wc *ibv.WC) {
+	if wc.Status != ibv.Success {
+		return // the connection has failed
+	}
+	w := e.windows.all[wc.ID&^kindMask]
+	w.bound = false
+	e.windows.free = append(e.windows.free, w)
+	e.alert()
+}
+
+// close frees the window, bound or not. mu is held.
+func (w *window) close() {
+	if w.mw == nil {
+		return
+	}
+	w.mw.Close()
+	w.mw = nil
+}
+
+// closeWindows is for the end, before the queue pair goes: in the other order it
+// takes the kernel a minute.
+func (e *Endpoint) closeWindows() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, w := range e.windows.all {
+		w.close()
+	}
+}

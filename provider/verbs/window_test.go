@@ -1,0 +1,359 @@
+//go:build linux
+
+package verbs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
+)
+
+// The probe finds what a device does not enforce.
+func TestProbe(t *testing.T) {
+	nothingLeft(t)
+	l := listen(t, Config{})
+	_, b := pair(t, l, Config{})
+	if lane() == "siw" {
+		if b.dev.caps.MaxMW != 0 {
+			t.Errorf("siw has %d memory windows", b.dev.caps.MaxMW)
+		}
+		return
+	}
+	wrong, err := tryWindows(b.dev, len(windowAttempts))
+	// rxe asks the registration beneath, not the window.
+	if want := []string{"reading past the end", "reading before the begin"}; err != nil || !slices.Equal(wrong, want) {
+		t.Errorf("%q, %v; want %q", wrong, err, want)
+	}
+	b.dev.probeWindows()
+	if b.dev.windows.Load() || b.dev.useWindows(Config{}) {
+		t.Error("the device's windows are trusted")
+	}
+	if !b.dev.useWindows(Config{ForceWindows: true}) || b.dev.useWindows(Config{ForceWindows: true, Disable: session.FeatureWindows}) {
+		t.Error("ForceWindows and Disable do not do what they say")
+	}
+}
+
+// With a window the registration stays in the cache, and an exposure is a hit
+// (rules K4 and K5); without, each is a registration.
+func TestWindowsKeepTheRegistration(t *testing.T) {
+	if lane() == "siw" {
+		return
+	}
+	for _, cfg := range []Config{{}, {ForceWindows: true}, {ForceWindows: true, SharedDomain: true, SRQFrom: -1}} {
+		t.Run(fmt.Sprintf("windows %v, shared %v", cfg.ForceWindows, cfg.SharedDomain), func(t *testing.T) {
+			const rounds = 20
+			nothingLeft(t)
+			a, b := pair(t, listen(t, cfg), cfg)
+			mem, sink := bytes.Repeat([]byte{'m'}, 64<<10), make([]byte, 64<<10)
+			before := b.dom.cache.Stats()
+			for i := range rounds {
+				mem[0] = byte(i)
+				d := expose(t, a, b, mem, session.RemoteRead)
+				if err := read(t, a, sink, d); err != nil || !bytes.Equal(sink, mem) {
+					t.Fatalf("round %d: %v", i, err)
+				}
+				b.Revoke(d)
+			}
+			after := b.dom.cache.Stats()
+			n := after.Registrations - before.Registrations
+			if cfg.ForceWindows && (n > 4 || after.Exposed != 0) || !cfg.ForceWindows && after.Exposed != rounds {
+				t.Errorf("%d registrations, %d of them for a peer, in %d exposures", n, after.Exposed, rounds)
+			}
+			if want := map[bool]int{true: 1, false: 0}[cfg.ForceWindows]; len(b.windows.all) != want {
+				t.Errorf("%d windows, want %d", len(b.windows.all), want)
+			}
+		})
+	}
+}
+
+// Several exposures at a time have a window each, and no more than there may be.
+func TestWindowsAtATime(t *testing.T) {
+	if lane() == "siw" {
+		return
+	}
+	for _, shared := range []bool{false, true} {
+		t.Run(fmt.Sprintf("shared %v", shared), func(t *testing.T) {
+			nothingLeft(t)
+			cfg := Config{ForceWindows: true, SharedDomain: shared, SRQFrom: -1}
+			a, b := pair(t, listen(t, cfg), cfg)
+			const n = maxWindows + 2
+			var mem, sink [n][]byte
+			var d [n]session.Descriptor
+			for round := range 3 {
+				for i := range n {
+					mem[i], sink[i] = bytes.Repeat([]byte{byte(round*n + i)}, 8192), make([]byte, 8192)
+					var err error
+					d[i], err = b.Expose(mem[i], session.RemoteRead)
+					if beyond := i >= maxWindows && shared; beyond != (err != nil) {
+						t.Fatalf("exposure %d: %v", i, err)
+					}
+				}
+				say(t, b, a)
+				for i := range n {
+					if d[i].Len == 0 {
+						continue
+					}
+					if err := read(t, a, sink[i], d[i]); err != nil || !bytes.Equal(sink[i], mem[i]) {
+						t.Errorf("read of %d: %v", i, err)
+					}
+					b.Revoke(d[i])
+					b.Revoke(d[i]) // without effect
+				}
+			}
+			if err := errors.Join(a.Err(), b.Err()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Memory that cannot be written takes no window: it is exposed by a registration
+// of its own, or, where that would serve other connections' peers, not at all.
+func TestWindowsOnReadOnlyMemory(t *testing.T) {
+	if lane() == "siw" {
+		return
+	}
+	mem, err := unix.Mmap(-1, 0, 8192, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	stable, err := regcache.Declare(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stable.Withdraw()
+	for _, shared := range []bool{false, true} {
+		cfg := Config{ForceWindows: true, SharedDomain: shared, SRQFrom: -1}
+		a, b := pair(t, listen(t, cfg), cfg)
+		if shared {
+			if d, err := b.Expose(mem, session.RemoteRead); err == nil {
+				t.Errorf("exposed as %+v", d)
+			}
+		} else {
+			d := expose(t, a, b, mem, session.RemoteRead)
+			if err := read(t, a, make([]byte, len(mem)), d); err != nil {
+				t.Error(err)
+			}
+			b.Revoke(d)
+		}
+		b.Abort()
+	}
+}
+
+// What a hostile peer tries at memory that is registered, cached and was exposed
+// before: it gets an error and no byte, and changes none.
+func TestHostilePeer(t *testing.T) {
+	const size = 256 << 10 // registered as a whole
+	const part = 4096      // exposed
+	begin := size / 2
+	type peer struct {
+		a, b *Endpoint
+		all  []byte             // at b
+		live session.Descriptor // of a part of it
+		old  session.Descriptor // revoked
+	}
+	at := func(d session.Descriptor, off int) session.Descriptor {
+		d.Addr += uint64(off)
+		return d
+	}
+	key := func(d session.Descriptor, k uint32) session.Descriptor {
+		d.Key = uint64(k)
+		return d
+	}
+	local := func(t *testing.T, p peer, k func(*regcache.Region) uint32) session.Descriptor {
+		r, err := p.b.dom.cache.Acquire(p.all, regcache.LocalRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		if start, n := r.Range(); n < size || start > addressOf(p.all) {
+			t.Fatal("the memory is not in the cache")
+		}
+		return key(p.live, k(r))
+	}
+	tests := []struct {
+		name  string
+		lacks []string // where it is not refused
+		by    func(*testing.T, peer) session.Descriptor
+	}{
+		{"keeps a descriptor", nil, func(_ *testing.T, p peer) session.Descriptor { return p.old }},
+		{"past the end", []string{"windows"}, func(_ *testing.T, p peer) session.Descriptor { return at(p.live, part-8) }},
+		{"in front", []string{"windows"}, func(_ *testing.T, p peer) session.Descriptor { return at(p.live, -8) }},
+		{"the rest of the object", []string{"windows"}, func(_ *testing.T, p peer) session.Descriptor { return at(p.live, part) }},
+		{"far away", nil, func(_ *testing.T, p peer) session.Descriptor { return at(p.live, 64<<20) }},
+		// siw serves reads by the key of any registration of the domain (it
+		// checks no right, siw_qp_tx.c).
+		{"guesses the cache's key", []string{"siw"}, func(t *testing.T, p peer) session.Descriptor {
+			return local(t, p, func(r *regcache.Region) uint32 { return r.LKey() })
+		}},
+		{"guesses the cache's remote key", []string{"siw"}, func(t *testing.T, p peer) session.Descriptor {
+			return local(t, p, func(r *regcache.Region) uint32 { return r.RKey() })
+		}},
+		{"guesses the next key", nil, func(_ *testing.T, p peer) session.Descriptor { return key(p.live, uint32(p.live.Key)+1) }},
+		{"guesses the key before", nil, func(_ *testing.T, p peer) session.Descriptor { return key(p.live, uint32(p.live.Key)-1) }},
+		{"guesses another object's key", nil, func(_ *testing.T, p peer) session.Descriptor { return key(p.live, uint32(p.live.Key)+1<<8) }},
+	}
+	for _, mode := range []struct {
+		name string
+		cfg  Config
+	}{
+		{"registrations", Config{}},
+		{"windows", Config{ForceWindows: true}},
+	} {
+		if mode.cfg.ForceWindows && lane() == "siw" {
+			continue
+		}
+		l := listen(t, mode.cfg)
+		meet := func(t *testing.T, rights session.Rights) (p peer) {
+			p.a, p.b = pair(t, l, mode.cfg)
+			p.all = bytes.Repeat([]byte{'s'}, size)
+			for range 3 { // until it is cached
+				p.b.Revoke(expose(t, p.a, p.b, p.all, rights))
+			}
+			p.old = expose(t, p.a, p.b, p.all[begin:][:part], rights)
+			p.b.Revoke(p.old)
+			p.live = expose(t, p.a, p.b, p.all[begin:][:part], rights)
+			if p.b.dom.cache.Stats().Entries == 0 {
+				t.Fatal("nothing is cached")
+			}
+			return p
+		}
+		for _, tt := range tests {
+			if slices.Contains(tt.lacks, mode.name) {
+				t.Logf("%s: not refused here: %s", mode.name, tt.name)
+				continue
+			}
+			t.Run(mode.name+"/"+tt.name, func(t *testing.T) {
+				if !slices.Contains(tt.lacks, lane()) {
+					p := meet(t, session.RemoteRead)
+					sink := bytes.Repeat([]byte{'o'}, 64)
+					if err := read(t, p.a, sink, tt.by(t, p)); err == nil || bytes.IndexByte(sink, 's') >= 0 {
+						t.Errorf("a read ended with %v and %q", err, sink)
+					}
+				}
+				p := meet(t, session.RemoteWrite)
+				if err := write(t, p.a, make([]byte, 64), tt.by(t, p)); err == nil {
+					t.Error("a write was not refused")
+				}
+				endOf(t, p.b)
+				if bytes.Count(p.all, []byte{'s'}) != size {
+					t.Error("memory was changed")
+				}
+			})
+		}
+		// What is not hostile works.
+		p := meet(t, session.RemoteRead|session.RemoteWrite)
+		sink := make([]byte, part)
+		if err := read(t, p.a, sink, p.live); err != nil || bytes.Count(sink, []byte{'s'}) != part {
+			t.Errorf("the descriptor in force: %v", err)
+		}
+	}
+}
+
+// A peer that has gone cannot hold up Revoke for ever, and gets nothing.
+func TestRevokeWhenThePeerIsGone(t *testing.T) {
+	if lane() == "siw" {
+		return
+	}
+	netdev, _, at := ownCable(t)
+	nothingLeft(t)
+	cfg := Config{ForceWindows: true}
+	l, err := Listen(netip.AddrPortFrom(at, freePort()), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, b := pair(t, l, cfg)
+	mem := make([]byte, 64<<10)
+	d := expose(t, a, b, mem, session.RemoteRead|session.RemoteWrite)
+	run(t, "ip", "link", "set", netdev, "down")
+	// Messages that nobody acknowledges, until the invalidation has to wait
+	// behind them or finds no room.
+	for range maxSends {
+		if room := b.Reserve(16, 16, false); room != nil {
+			b.Commit(len(room))
+		}
+	}
+	began := time.Now()
+	b.Revoke(d)
+	if took := time.Since(began); took > 4*revokeTime { // the guest may be slow
+		t.Errorf("Revoke took %v", took)
+	}
+	t.Logf("Revoke took %v; the connection: %v", time.Since(began), b.Err())
+	if st := b.dom.cache.Stats(); st.DeregisterFailed != 0 {
+		t.Errorf("%d registrations were not removed", st.DeregisterFailed)
+	}
+	b.Abort()
+	a.Abort()
+}
+
+// A peer that invalidates a window loses the connection, and the window is not
+// invalidated again, which rxe's kernel would not survive.
+func TestPeerInvalidates(t *testing.T) {
+	if lane() == "siw" {
+		return
+	}
+	nothingLeft(t)
+	cfg := Config{ForceWindows: true}
+	a, b := pair(t, listen(t, cfg), cfg)
+	mem := make([]byte, 8192)
+	d := expose(t, a, b, mem, session.RemoteRead)
+	a.mu.Lock()
+	a.wr[0].Opcode, a.wr[0].InvKey = 9, uint32(d.Key) // ibv.OpSendWithInv
+	room := a.sendR.mem[:16]
+	a.wr[0].NumSGE, a.wr[0].Flags = 1, 0
+	a.wr[0].SGE[0].Addr, a.wr[0].SGE[0].Length, a.wr[0].SGE[0].LKey = uint64(addressOf(room)), 16, a.sendR.mr.LKey
+	a.postSend(&a.wr[0], sendRecord{}, true)
+	a.mu.Unlock()
+	if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%v, want ECONNRESET", err)
+	}
+	b.Revoke(d)
+	if st := b.dom.cache.Stats(); st.DeregisterFailed != 0 {
+		t.Errorf("%d registrations were not removed", st.DeregisterFailed)
+	}
+}
+
+// What an exposure costs, without a byte moved.
+func BenchmarkExposure(b *testing.B) {
+	for _, cfg := range []Config{{}, {ForceWindows: true}} {
+		if cfg.ForceWindows && lane() == "siw" {
+			continue
+		}
+		_, y := pair(b, listen(b, cfg), cfg)
+		for _, size := range []int{4 << 10, 64 << 10, 1 << 20, 8 << 20} {
+			mem := make([]byte, size)
+			for i := 0; i < size; i += 4096 {
+				mem[i] = 1
+			}
+			b.Run(fmt.Sprintf("windows %v/%d KiB", cfg.ForceWindows, size>>10), func(b *testing.B) {
+				b.ReportAllocs()
+				for range 3 {
+					d, err := y.Expose(mem, session.RemoteRead)
+					if err != nil {
+						b.Fatal(err)
+					}
+					y.Revoke(d)
+				}
+				for b.Loop() {
+					d, err := y.Expose(mem, session.RemoteRead)
+					if err != nil {
+						b.Fatal(err)
+					}
+					y.Revoke(d)
+				}
+			})
+		}
+	}
+}
