@@ -1,0 +1,272 @@
+package sanconn_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+	"golang.org/x/net/nettest"
+)
+
+const patience = 30 * time.Second
+
+// The kinds of endpoint there are.
+var endpoints = []struct {
+	name   string
+	limits session.Limits
+}{
+	{name: "ring"},
+	{name: "ring, RDMA read", limits: session.Limits{CanRead: true, MaxExpose: 16 << 20, Threshold: 8 << 10}},
+	{name: "window", limits: session.Limits{Window: 32}},
+	{name: "window, RDMA read", limits: session.Limits{Window: 32, CanRead: true, CanWrite: true, MaxExpose: 16 << 20, Threshold: 8 << 10}},
+	{name: "window, RDMA write", limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Threshold: 8 << 10}},
+}
+
+// pipe connects two ends over endpoints without a kernel.
+func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Conn) {
+	t.Helper()
+	ea, eb := twin.Pair(twin.Config{Limits: limits})
+	sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, s := range []*session.Session{sa, sb} {
+		wg.Go(func() {
+			if err := s.Negotiate(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	here := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}
+	there := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 2}
+	a, b = sanconn.New(sa, here, there, closed), sanconn.New(sb, there, here, nil)
+	t.Cleanup(func() {
+		a.Close()
+		b.Close()
+	})
+	return a, b
+}
+
+func TestConformance(t *testing.T) {
+	for _, e := range endpoints {
+		t.Run(e.name, func(t *testing.T) {
+			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+				a, b := pipe(t, e.limits, nil)
+				return a, b, func() {
+					a.Close()
+					b.Close()
+				}, nil
+			})
+		})
+	}
+}
+
+func TestOptionalInterfacesOfTCP(t *testing.T) {
+	a, _ := pipe(t, session.Limits{}, nil)
+	var c net.Conn = a
+	for name, ok := range map[string]bool{
+		"CloseRead":  has[interface{ CloseRead() error }](c),
+		"CloseWrite": has[interface{ CloseWrite() error }](c),
+		"ReadFrom":   has[io.ReaderFrom](c),
+		"WriteTo":    has[io.WriterTo](c),
+		"linger":     has[interface{ SetLinger(int) error }](c),
+		"nodelay":    has[interface{ SetNoDelay(bool) error }](c),
+		"keepalive": has[interface {
+			SetKeepAlive(bool) error
+			SetKeepAlivePeriod(time.Duration) error
+			SetKeepAliveConfig(net.KeepAliveConfig) error
+		}](c),
+		"buffers": has[interface {
+			SetReadBuffer(int) error
+			SetWriteBuffer(int) error
+		}](c),
+	} {
+		if !ok {
+			t.Errorf("%s is missing", name)
+		}
+	}
+	if has[syscall.Conn](c) || has[interface{ File() (*os.File, error) }](c) {
+		t.Error("there is a descriptor to be misread")
+	}
+}
+
+func has[I any](c net.Conn) bool { _, ok := c.(I); return ok }
+
+// Settings have to be accepted, whatever they are.
+func TestSettings(t *testing.T) {
+	a, b := pipe(t, session.Limits{Window: 32}, nil)
+	for name, err := range map[string]error{
+		"nodelay":         a.SetNoDelay(true),
+		"delay":           a.SetNoDelay(false),
+		"linger":          a.SetLinger(3),
+		"no linger":       a.SetLinger(-1),
+		"read buffer":     a.SetReadBuffer(1),
+		"write buffer":    a.SetWriteBuffer(1 << 30),
+		"keepalive":       a.SetKeepAlive(true),
+		"period":          a.SetKeepAlivePeriod(time.Second),
+		"default period":  a.SetKeepAlivePeriod(0),
+		"negative period": a.SetKeepAlivePeriod(-1),
+		"config":          a.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 1, Count: 1}),
+		"no keepalive":    a.SetKeepAlive(false),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := a.Write([]byte("still works")); err != nil {
+		t.Error(err)
+	}
+	if n, err := b.Read(make([]byte, 100)); n == 0 || err != nil {
+		t.Error(n, err)
+	}
+}
+
+func TestWriteBuffersConsumesWhatItWrote(t *testing.T) {
+	for _, e := range endpoints {
+		t.Run(e.name, func(t *testing.T) {
+			a, b := pipe(t, e.limits, nil)
+			parts := [][]byte{[]byte("HTTP/1.1 200 OK\r\n"), nil, []byte("\r\n"), bytes.Repeat([]byte("body"), 50_000), {}, []byte("end")}
+			want := bytes.Join(parts, nil)
+			v := net.Buffers(parts)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if n, err := a.WriteBuffers(&v); n != int64(len(want)) || err != nil {
+					t.Errorf("wrote %d of %d: %v", n, len(want), err)
+				}
+				a.Close()
+			})
+			got, err := io.ReadAll(b)
+			wg.Wait()
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%d of %d bytes arrived: %v", len(got), len(want), err)
+			}
+			if len(v) != 0 {
+				t.Errorf("%d slices are left", len(v))
+			}
+		})
+	}
+}
+
+func TestWriteBuffersLeavesTheRest(t *testing.T) {
+	a, b := pipe(t, session.Limits{Window: 32}, nil)
+	whole := make([]byte, 64<<20)
+	for i := range whole {
+		whole[i] = byte(i / 1000)
+	}
+	v := net.Buffers{whole[:100], whole[100 : 32<<20], whole[32<<20:]}
+	a.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
+	n, err := a.WriteBuffers(&v)
+	if !errors.Is(err, os.ErrDeadlineExceeded) || n >= int64(len(whole)) {
+		t.Fatalf("wrote %d: %v", n, err)
+	}
+	if rest := bytes.Join(v, nil); !bytes.Equal(rest, whole[n:]) {
+		t.Errorf("wrote %d of %d bytes and left %d", n, len(whole), len(rest))
+	}
+	got := make([]byte, n)
+	if _, err := io.ReadFull(b, got); err != nil || !bytes.Equal(got, whole[:n]) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestUrgentDataComesBesideTheStream(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	if _, err := a.Write([]byte("stream")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := a.WriteUrgent([]byte("!")); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	select {
+	case <-b.Urgent():
+	case <-time.After(patience):
+		t.Fatal("no signal")
+	}
+	p := make([]byte, sanconn.MaxUrgent)
+	if n, err := b.ReadUrgent(p); string(p[:n]) != "!" || err != nil {
+		t.Errorf("read %q, %v", p[:n], err)
+	}
+	if _, err := b.ReadUrgent(p); err != sanconn.ErrNoUrgent {
+		t.Errorf("a second time: %v", err)
+	}
+	if n, err := b.Read(p); string(p[:n]) != "stream" || err != nil {
+		t.Errorf("the stream is %q, %v", p[:n], err)
+	}
+	b.Close()
+	if _, err := b.ReadUrgent(p); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestOnCloseIsCalledOnce(t *testing.T) {
+	calls := 0
+	a, _ := pipe(t, session.Limits{}, func() { calls++ })
+	a.Close()
+	a.Close()
+	if calls != 1 {
+		t.Errorf("called %d times", calls)
+	}
+}
+
+// A connection that nobody holds any more is closed, as net does it.
+func TestForgottenConnIsClosed(t *testing.T) {
+	closed := make(chan struct{})
+	var b *sanconn.Conn
+	func() {
+		// Not by pipe, whose cleanup holds both ends.
+		ea, eb := twin.Pair(twin.Config{})
+		sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
+		if err := errors.Join(sa.Negotiate(t.Context()), sb.Negotiate(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		addr := &net.TCPAddr{}
+		a := sanconn.New(sa, addr, addr, func() { close(closed) })
+		b = sanconn.New(sb, addr, addr, nil)
+		a.SetDeadline(time.Now().Add(time.Millisecond))
+		a.Read(make([]byte, 1))
+	}()
+	defer b.Close()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		runtime.GC()
+		select {
+		case <-closed:
+			b.SetDeadline(time.Now().Add(patience))
+			if _, err := b.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("the peer read %v", err)
+			}
+			return
+		default:
+		}
+		if time.Now().After(end) {
+			t.Fatal("it is still open")
+		}
+	}
+}
+
+func TestSetDeadlineDoesNotAllocate(t *testing.T) {
+	a, _ := pipe(t, session.Limits{}, nil)
+	a.SetDeadline(time.Now().Add(time.Hour))
+	if n := testing.AllocsPerRun(1000, func() { a.SetDeadline(time.Now().Add(time.Hour)) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	a.SetDeadline(time.Time{})
+}
+
+func BenchmarkSetReadDeadline(b *testing.B) {
+	c, _ := pipe(b, session.Limits{}, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		c.SetReadDeadline(time.Now().Add(time.Hour))
+	}
+}

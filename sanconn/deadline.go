@@ -1,0 +1,84 @@
+package sanconn
+
+import (
+	"sync"
+	"time"
+)
+
+// deadline interrupts one direction of a session when its time comes, and
+// lifts the interruption when it is moved or cleared.
+type deadline struct {
+	interrupt func(bool) // does not block
+
+	mu      sync.Mutex  // guards the following, and orders the calls of interrupt
+	timer   *time.Timer // made at first use, then reused
+	at      time.Time   // with a monotonic reading; zero: none
+	expired bool
+	stopped bool
+}
+
+// set moves the deadline to t; the zero time means none. It reports false
+// after stop.
+func (d *deadline) set(t time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stopped {
+		return false
+	}
+	if d.timer != nil {
+		d.timer.Stop() // one that has fired meanwhile finds at moved
+	}
+	d.at = time.Time{}
+	expired := false
+	if !t.IsZero() {
+		// Both ends of the comparison in fire are monotonic, so that a step of
+		// the wall clock cannot lose the deadline.
+		now := time.Now()
+		wait := t.Sub(now)
+		d.at = now.Add(wait)
+		if expired = wait <= 0; !expired {
+			if d.timer == nil {
+				d.timer = time.AfterFunc(wait, d.fire)
+			} else {
+				d.timer.Reset(wait)
+			}
+		}
+	}
+	d.change(expired)
+	return true
+}
+
+// fire is the timer's. It may run late, when the deadline has been moved.
+func (d *deadline) fire() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stopped || d.at.IsZero() || time.Until(d.at) > 0 {
+		return
+	}
+	d.change(true)
+}
+
+// change makes the session's state follow. Called with mu held.
+func (d *deadline) change(expired bool) {
+	if d.expired != expired {
+		d.expired = expired
+		d.interrupt(expired)
+	}
+}
+
+// passed says whether the deadline has passed.
+func (d *deadline) passed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.expired
+}
+
+// stop ends the deadline for good.
+func (d *deadline) stop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stopped = true
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+}

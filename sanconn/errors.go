@@ -1,0 +1,48 @@
+package sanconn
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"github.com/sanconn/san/session"
+)
+
+// Operation names, as net uses them in OpError.
+const (
+	opRead  = "read"
+	opWrite = "write"
+	opClose = "close"
+	opSet   = "set"
+)
+
+// opError is the one place where errors of the session become those that net
+// would return for the operation op. io.EOF stays bare.
+func (c *Conn) opError(op string, err error) error {
+	if err == nil || err == io.EOF {
+		return err
+	}
+	var errno syscall.Errno
+	switch {
+	case c.closed.Load(), errors.Is(err, net.ErrClosed):
+		err = net.ErrClosed
+	case errors.Is(err, session.ErrInterrupted):
+		err = os.ErrDeadlineExceeded
+	case errors.Is(err, session.ErrClosed):
+		err = net.ErrClosed
+		if op == opWrite { // the connection is open: it was CloseWrite
+			err = os.NewSyscallError(op, syscall.EPIPE)
+		}
+	case errors.As(err, &errno):
+		err = os.NewSyscallError(op, errno)
+	}
+	return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: err}
+}
+
+// errClosed is what net says of settings on a closed connection, and of a
+// second Close.
+func (c *Conn) errClosed(op string) error {
+	return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: net.ErrClosed}
+}

@@ -1,0 +1,78 @@
+package sanconn
+
+import (
+	"cmp"
+	"net"
+	"sync"
+	"time"
+)
+
+// defaultKeepAlive is what net uses.
+const defaultKeepAlive = 15 * time.Second
+
+// setting is the answer of a setting that has no meaning on a SAN and is
+// accepted so that code for TCP goes on working.
+func (c *Conn) setting() error {
+	if c.closed.Load() {
+		return c.errClosed(opSet)
+	}
+	return nil
+}
+
+// SetLinger says what Close does with data that was not delivered yet. Zero:
+// it is thrown away, and the peer finds a reset. Otherwise it is delivered in
+// the background, as by default.
+func (c *Conn) SetLinger(sec int) error {
+	c.reset.Store(sec == 0)
+	return c.setting()
+}
+
+// SetNoDelay is accepted and has no effect: there is no delay.
+func (c *Conn) SetNoDelay(noDelay bool) error { return c.setting() }
+
+// SetReadBuffer is accepted and has no effect: see Options.ReceiveBudget.
+func (c *Conn) SetReadBuffer(bytes int) error { return c.setting() }
+
+// SetWriteBuffer is accepted and has no effect: see Options.SendBudget.
+func (c *Conn) SetWriteBuffer(bytes int) error { return c.setting() }
+
+// keepAlive is what the application asked for.
+type keepAlive struct {
+	mu   sync.Mutex // guards the following, and orders the session's calls
+	idle time.Duration
+	off  bool
+}
+
+// SetKeepAlive switches the questions to a silent peer on or off; see
+// Options.KeepAlive.
+func (c *Conn) SetKeepAlive(on bool) error {
+	return c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: on, Idle: -1})
+}
+
+// SetKeepAlivePeriod sets the time between two such questions. Zero means the
+// default of 15 s, a negative one changes nothing.
+func (c *Conn) SetKeepAlivePeriod(d time.Duration) error {
+	return c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: d})
+}
+
+// SetKeepAliveConfig does what both do. A SAN connection asks at the interval
+// of config.Idle; Interval and Count are not used.
+func (c *Conn) SetKeepAliveConfig(config net.KeepAliveConfig) error {
+	if err := c.setting(); err != nil {
+		return err
+	}
+	k := &c.keepAlive
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch wasOff := k.off; {
+	case !config.Enable:
+		c.session.SetKeepAlive(-1)
+	case config.Idle >= 0:
+		k.idle = cmp.Or(config.Idle, defaultKeepAlive)
+		c.session.SetKeepAlive(k.idle)
+	case wasOff:
+		c.session.SetKeepAlive(cmp.Or(k.idle, defaultKeepAlive))
+	}
+	k.off = !config.Enable
+	return nil
+}
