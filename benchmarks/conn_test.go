@@ -1,0 +1,158 @@
+// Package benchmarks measures connections within one process, where the Go
+// tools count allocations and profile both ends:
+//
+//	go test -bench . -benchmem ./benchmarks
+//
+// What a program gains between two processes is for sanperf to say.
+package benchmarks
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/sanconn/san"
+)
+
+// A transport is a way to connect two ends.
+type transport struct {
+	name   string
+	listen func(dir string) (net.Listener, error)
+	dial   func(net.Addr) (net.Conn, error)
+}
+
+var transports = []transport{
+	{
+		"tcp",
+		func(string) (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") },
+		func(a net.Addr) (net.Conn, error) { return net.Dial("tcp", a.String()) },
+	},
+	{
+		"unix",
+		func(dir string) (net.Listener, error) { return net.Listen("unix", filepath.Join(dir, "s")) },
+		func(a net.Addr) (net.Conn, error) { return net.Dial("unix", a.String()) },
+	},
+	{
+		"san",
+		func(string) (net.Listener, error) { return san.Listen("tcp", "127.0.0.1:0") },
+		func(a net.Addr) (net.Conn, error) { return san.Dial("tcp", a.String()) },
+	},
+}
+
+// serve listens and hands every connection to handle, until the benchmark ends.
+func (tr transport) serve(b *testing.B, handle func(net.Conn)) net.Addr {
+	b.Helper()
+	l, err := tr.listen(b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				handle(c)
+			}()
+		}
+	}()
+	return l.Addr()
+}
+
+// connect dials, and insists on the provider that the transport promises.
+func (tr transport) connect(b *testing.B, a net.Addr) net.Conn {
+	b.Helper()
+	c, err := tr.dial(a)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if info := san.InfoOf(c); tr.name == "san" && runtime.GOOS == "linux" && info.Provider != "shm" {
+		b.Fatalf("went by %s: %v", info.Provider, info.Fallback)
+	}
+	return c
+}
+
+func BenchmarkRoundTrip(b *testing.B) {
+	for _, tr := range transports {
+		for _, size := range []int{64, 4 << 10, 64 << 10} {
+			b.Run(fmt.Sprintf("%s/%d", tr.name, size), func(b *testing.B) {
+				c := tr.connect(b, tr.serve(b, func(c net.Conn) {
+					buf := make([]byte, size)
+					for {
+						n, err := c.Read(buf)
+						if err != nil {
+							return
+						}
+						if _, err := c.Write(buf[:n]); err != nil {
+							return
+						}
+					}
+				}))
+				defer c.Close()
+				buf := make([]byte, size)
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := c.Write(buf); err != nil {
+						b.Fatal(err)
+					}
+					if _, err := io.ReadFull(c, buf); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func BenchmarkWrite(b *testing.B) {
+	for _, tr := range transports {
+		for _, size := range []int{64, 4 << 10, 64 << 10, 1 << 20} {
+			b.Run(fmt.Sprintf("%s/%d", tr.name, size), func(b *testing.B) {
+				c := tr.connect(b, tr.serve(b, func(c net.Conn) {
+					buf := make([]byte, max(size, 64<<10))
+					for {
+						if _, err := c.Read(buf); err != nil {
+							return
+						}
+					}
+				}))
+				defer c.Close()
+				buf := make([]byte, size)
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := c.Write(buf); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkConnect opens a connection, exchanges a byte, so that both ends
+// have seen it, and closes it.
+func BenchmarkConnect(b *testing.B) {
+	for _, tr := range transports {
+		b.Run(tr.name, func(b *testing.B) {
+			a := tr.serve(b, func(c net.Conn) {
+				c.Write([]byte{1})
+				io.Copy(io.Discard, c)
+			})
+			var one [1]byte
+			for b.Loop() {
+				c := tr.connect(b, a)
+				if _, err := io.ReadFull(c, one[:]); err != nil {
+					b.Fatal(err)
+				}
+				c.Close()
+			}
+		})
+	}
+}

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/sanconn/san"
+)
+
+// A result is one measurement as both sides saw it.
+type result struct {
+	Target    target       `json:"target"`
+	Provider  string       `json:"provider"`           // what the bytes went by: "shm", "verbs", "tcp", "unix"
+	Fallback  string       `json:"fallback,omitempty"` // why "tcp", where a SAN could have been
+	Spec      spec         `json:"spec"`
+	SendRate  float64      `json:"send_bytes_per_s"`    // of this side, as the other one received them
+	RecvRate  float64      `json:"receive_bytes_per_s"` // of this side
+	Messages  float64      `json:"messages_per_s"`      // both ways; round trips in mode "ping"
+	CPUPerGB  float64      `json:"cpu_s_per_gb"`        // of both processes, per 1e9 bytes moved
+	RoundTrip *percentiles `json:"round_trip,omitempty"`
+	Intervals []interval   `json:"intervals,omitempty"`
+	Here      side         `json:"client"`
+	There     side         `json:"server"`
+}
+
+// An interval is a part of the measured time, as this side saw it.
+type interval struct {
+	From      float64      `json:"from_s"`
+	To        float64      `json:"to_s"`
+	SendRate  float64      `json:"send_bytes_per_s"`
+	RecvRate  float64      `json:"receive_bytes_per_s"`
+	RoundTrip *percentiles `json:"round_trip,omitempty"`
+}
+
+func newInterval(start time.Time, from, to moment) interval {
+	took := to.at.Sub(from.at).Seconds()
+	i := interval{
+		From:     from.at.Sub(start).Seconds(),
+		To:       to.at.Sub(start).Seconds(),
+		SendRate: float64(to.sent-from.sent) / took,
+		RecvRate: float64(to.got-from.got) / took,
+	}
+	if to.rtt != nil {
+		i.RoundTrip = to.rtt.since(from.rtt).percentiles()
+	}
+	return i
+}
+
+// runClient is the command "client".
+func runClient(ctx context.Context, std stdio, args []string) error {
+	fs := newFlagSet(std, "client")
+	size, read := byteSize(64<<10), defaultRead
+	length, every := span(10*time.Second), span(time.Second)
+	warmup := 0.1
+	fs.Var(&size, "size", "`bytes` per message, that is, per Write: 64, 4K, 1M (with -latency the default is 64)")
+	fs.Var(&read, "read", "`bytes` that each Read has room for")
+	fs.Var(&length, "time", "`time` to measure: 10, 10s, 500ms")
+	fs.Var(&every, "interval", "`time` between lines of figures")
+	parallel := fs.Int("parallel", 1, "`connections` at once")
+	reverse := fs.Bool("reverse", false, "the server sends")
+	both := fs.Bool("both", false, "both send at once, on each connection")
+	latency := fs.Bool("latency", false, "round trips, one message at a time on each connection")
+	verify := fs.Bool("verify", false, "check each byte that arrives, not a sample")
+	require := fs.Bool("require", false, "fail where a san: address would be reached by TCP")
+	asJSON := fs.Bool("json", false, "print one JSON document at the end, and nothing else")
+	rest, err := parseArgs(fs, args, 1)
+	if err != nil {
+		return err
+	}
+	if len(rest) == 0 {
+		return usagef("client: the server's address is missing")
+	}
+	t, err := parseTarget(rest[0])
+	if err != nil {
+		return usagef("client: %w", err)
+	}
+
+	what := spec{Mode: modeSend, Read: int(read), Streams: *parallel, Warmup: warmup, Time: time.Duration(length).Seconds(), Verify: *verify}
+	modes := 0
+	for m, on := range map[mode]bool{modeReceive: *reverse, modeBoth: *both, modePing: *latency} {
+		if on {
+			modes++
+			what.Mode = m
+		}
+	}
+	if modes > 1 {
+		return usagef("client: -reverse, -both and -latency exclude each other")
+	}
+	sizeGiven := false
+	fs.Visit(func(f *flag.Flag) { sizeGiven = sizeGiven || f.Name == "size" })
+	if what.Mode == modePing && !sizeGiven {
+		size = 64
+	}
+	what.Size = int(size)
+	if err := what.check(); err != nil {
+		return usagef("client: %w", err)
+	}
+
+	m := measurement{target: t, policy: policyOf(*require), spec: what, interval: time.Duration(every)}
+	if !*asJSON {
+		m.begin = func(provider, fallback string) { printStart(std.out, t, what, provider, fallback) }
+		m.report = func(i interval) { printInterval(std.out, what.Mode, i) }
+	}
+	r, err := m.run(ctx)
+	if err != nil {
+		return err
+	}
+	if *asJSON {
+		return printJSON(std.out, r)
+	}
+	printResult(std.out, r)
+	return nil
+}
+
+// A measurement is what a client asks of one server.
+type measurement struct {
+	target   target
+	policy   san.Policy
+	spec     spec
+	interval time.Duration                   // 0: no intervals
+	begin    func(provider, fallback string) // may be nil
+	report   func(interval)                  // may be nil
+}
+
+// run makes the measurement; its time is bounded by the spec's and grace.
+func (m measurement) run(ctx context.Context) (*result, error) {
+	r, err := m.measure(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", m.target, err)
+	}
+	return r, nil
+}
+
+func (m measurement) measure(ctx context.Context) (*result, error) {
+	setup, cancel := context.WithTimeoutCause(ctx, setupTime, fmt.Errorf("no answer within %v", setupTime))
+	defer cancel()
+	control, err := m.open(setup, token{})
+	if err != nil {
+		return nil, err
+	}
+	defer control.Close()
+	defer context.AfterFunc(ctx, func() { control.Close() })()
+	in, out := json.NewDecoder(control), json.NewEncoder(control)
+	control.SetDeadline(time.Now().Add(setupTime))
+
+	if err := out.Encode(m.spec); err != nil {
+		return nil, err
+	}
+	var offered offer
+	if err := in.Decode(&offered); err != nil {
+		return nil, unexpected(err)
+	}
+	if offered.Error != "" {
+		return nil, fmt.Errorf("the server refuses: %s", offered.Error)
+	}
+	r := &result{Target: m.target, Spec: m.spec}
+	l := &load{spec: m.spec, mode: m.spec.Mode, interval: m.interval}
+	l.report = func(i interval) {
+		r.Intervals = append(r.Intervals, i)
+		if m.report != nil {
+			m.report(i)
+		}
+	}
+	for range m.spec.Streams {
+		c, err := m.open(setup, offered.Token)
+		if err != nil {
+			l.close()
+			return nil, fmt.Errorf("stream %d: %w", len(l.conns), err)
+		}
+		l.conns = append(l.conns, c)
+	}
+	var start started
+	if err := in.Decode(&start); err != nil || start.Error != "" {
+		l.close()
+		if start.Error != "" {
+			return nil, fmt.Errorf("the server could not start: %s", start.Error)
+		}
+		return nil, unexpected(err)
+	}
+	if m.begin != nil {
+		m.begin(providersOf(l.conns))
+	}
+
+	l.measured = func() error {
+		control.SetDeadline(time.Now().Add(grace))
+		return exchangeMeasured(in, out)
+	}
+	here, err := l.run(ctx)
+	var there side
+	answer := in.Decode(&there)
+	switch {
+	case there.Error != "": // the server knows what went wrong there; here it is only an end
+		return nil, errors.Join(fmt.Errorf("at the server: %s", there.Error), err)
+	case err != nil:
+		return nil, err
+	case answer != nil:
+		return nil, unexpected(answer)
+	}
+	r.Here, r.There = *here, there
+	return r, r.conclude()
+}
+
+// open dials the server and says what the connection is for.
+func (m measurement) open(ctx context.Context, t token) (net.Conn, error) {
+	c, err := m.target.dial(ctx, m.policy)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeHello(c, t); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// unexpected explains what a server that is none does to a client.
+func unexpected(err error) error {
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		return errors.New("the server closed the connection; is it sanperf?")
+	}
+	return fmt.Errorf("the server's answer: %w", err)
+}
+
+// conclude works out the figures of both sides together.
+func (r *result) conclude() error {
+	here, there := &r.Here, &r.There
+	if here.TotalSent != there.TotalReceived || here.TotalReceived != there.TotalSent {
+		return fmt.Errorf("bytes lost: sent %d and %d came, sent back %d and %d came",
+			here.TotalSent, there.TotalReceived, there.TotalSent, here.TotalReceived)
+	}
+	if here.Provider != there.Provider {
+		return fmt.Errorf("the two ends disagree on the provider: %q here, %q there", here.Provider, there.Provider)
+	}
+	r.Provider, r.Fallback = here.Provider, here.Fallback
+	r.SendRate = float64(there.Received) / there.Seconds
+	r.RecvRate = float64(here.Received) / here.Seconds
+	r.Messages = (r.SendRate + r.RecvRate) / float64(r.Spec.Size)
+	if r.Spec.Mode == modePing {
+		r.RoundTrip = here.rtt.percentiles()
+		r.Messages = float64(r.RoundTrip.Count) / here.Seconds
+	}
+	for _, s := range []*side{here, there} {
+		if moved := s.Sent + s.Received; moved > 0 {
+			r.CPUPerGB += s.CPU / float64(moved) * 1e9
+		}
+	}
+	return nil
+}

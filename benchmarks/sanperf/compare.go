@@ -1,0 +1,273 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/sanconn/san"
+)
+
+// What is measured unless the command line says otherwise. Many short rounds
+// bring what is compared close together in time, and give a median that a few
+// slow rounds do not move; the whole takes about half a minute.
+const (
+	defaultRounds     = 11
+	defaultRoundTime  = 100 * time.Millisecond
+	defaultRoundStart = 40 * time.Millisecond // warm-up, in which rings and caches grow
+)
+
+// A contender is one column: a way to the server.
+type contender struct {
+	name   string // "TCP", "unix", "SAN"
+	target target
+	policy san.Policy
+}
+
+// A workload is one measurement that each contender makes in each round.
+type workload struct {
+	mode mode
+	size int
+}
+
+var workloads = []workload{
+	{modePing, 64},
+	{modeSend, 64},
+	{modeSend, 4 << 10},
+	{modeSend, 64 << 10},
+	{modeSend, 1 << 20},
+}
+
+// A figure is one row: something to read off a workload's result.
+type figure struct {
+	name   string
+	of     workload
+	unit   string
+	lower  bool // is better
+	value  func(*result) float64
+	format func(float64) string
+}
+
+// figures that the table has, in its order.
+func tableFigures() []figure {
+	var all []figure
+	for _, w := range workloads {
+		size := byteSize(w.size).String()
+		switch {
+		case w.mode == modePing:
+			all = append(all,
+				figure{"round trip " + size + ", p50", w, "us", true, func(r *result) float64 { return r.RoundTrip.P50 }, micros},
+				figure{"round trip " + size + ", p99", w, "us", true, func(r *result) float64 { return r.RoundTrip.P99 }, micros})
+		case w.size <= smallMessage:
+			all = append(all,
+				figure{"messages of " + size, w, "1/s", false, func(r *result) float64 { return r.Messages },
+					func(x float64) string { return count(x) + "/s" }})
+		default:
+			all = append(all,
+				figure{"stream of " + size + " writes", w, "B/s", false, func(r *result) float64 { return r.SendRate }, rate})
+		}
+	}
+	for _, w := range workloads {
+		if w.mode == modeSend && w.size > smallMessage {
+			all = append(all,
+				figure{"CPU per GB, " + byteSize(w.size).String() + " writes", w, "s/GB", true, func(r *result) float64 { return r.CPUPerGB },
+					func(x float64) string { return digits(x) + " s" }})
+		}
+	}
+	return all
+}
+
+// smallMessage is up to which size messages per second say more than bytes.
+const smallMessage = 512
+
+// runCompare is the command "compare", the main job.
+func runCompare(ctx context.Context, std stdio, args []string) error {
+	fs := newFlagSet(std, "compare")
+	length, warmup := span(defaultRoundTime), span(defaultRoundStart)
+	fs.Var(&length, "time", "`time` of one measurement; there are rounds × workloads × transports of them")
+	fs.Var(&warmup, "warmup", "`time` that each measurement runs before it counts")
+	read := defaultRead
+	fs.Var(&read, "read", "`bytes` that each Read has room for")
+	rounds := fs.Int("rounds", defaultRounds, "`number` of rounds; each measures everything once, so that neighbours in time are compared")
+	require := fs.Bool("require", false, "fail where the SAN column would be TCP")
+	asJSON := fs.Bool("json", false, "print one JSON document, every round's values included")
+	rest, err := parseArgs(fs, args, 1)
+	if err != nil {
+		return err
+	}
+	if *rounds < 1 || *rounds > 1000 {
+		return usagef("compare: %d rounds are outside 1 to 1000", *rounds)
+	}
+
+	var contenders []contender
+	if len(rest) == 1 {
+		t, err := parseTarget(rest[0])
+		if err == nil && t.transport == "unix" {
+			err = errors.New("a unix socket has no TCP or SAN to be compared with")
+		}
+		if err != nil {
+			return usagef("compare: %w", err)
+		}
+		contenders = []contender{
+			{"TCP", target{"tcp", t.address}, san.Never},
+			{"SAN", target{"san", t.address}, policyOf(*require)},
+		}
+	} else {
+		child, err := startServer(ctx, std)
+		if err != nil {
+			return err
+		}
+		defer child.stop()
+		contenders = child.contenders(policyOf(*require))
+	}
+
+	c := newComparison(contenders, *rounds, time.Duration(length), read)
+	for round := range *rounds {
+		if terminal(std.err) {
+			fmt.Fprintf(std.err, "\rround %d of %d ", round+1, *rounds)
+		}
+		if err := c.round(ctx, round, contenders, time.Duration(warmup)); err != nil {
+			return err
+		}
+	}
+	if terminal(std.err) {
+		fmt.Fprint(std.err, "\r                    \r")
+	}
+	c.conclude()
+	if *asJSON {
+		return printJSON(std.out, c)
+	}
+	c.print(std.out)
+	return nil
+}
+
+// terminal tells whether somebody may be watching.
+func terminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// round makes every measurement once. The contenders of a workload run one
+// right after the other, each round starting with another one.
+func (c *comparison) round(ctx context.Context, round int, contenders []contender, warmup time.Duration) error {
+	for _, w := range workloads {
+		for i := range contenders {
+			who := contenders[(i+round)%len(contenders)]
+			m := measurement{target: who.target, policy: who.policy, spec: spec{
+				Mode: w.mode, Size: w.size, Read: c.Read, Streams: 1, Warmup: warmup.Seconds(), Time: c.Seconds,
+			}}
+			r, err := m.run(ctx)
+			if err != nil {
+				return err
+			}
+			c.add(who.name, w, r)
+		}
+	}
+	return nil
+}
+
+// A child is the server process that the main job starts.
+type child struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+	dir   string // holds the unix socket
+	ready []target
+}
+
+// startServer starts this very program again as a server on loopback, and
+// waits until it listens.
+func startServer(ctx context.Context, std stdio) (*child, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "sanperf")
+	if err != nil {
+		return nil, err
+	}
+	c := &child{dir: dir}
+	listen := []target{{"san", net.JoinHostPort("127.0.0.1", "0")}, {"unix", filepath.Join(dir, "s")}}
+	args := []string{"server", "-quiet", "-stdin"}
+	for _, t := range listen {
+		args = append(args, "-l", t.String())
+	}
+	c.cmd = exec.Command(self, args...)
+	c.cmd.Stderr = std.err
+	out, err := c.cmd.StdoutPipe()
+	if err == nil {
+		c.stdin, err = c.cmd.StdinPipe()
+	}
+	if err == nil {
+		err = c.cmd.Start()
+	}
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, fmt.Errorf("cannot start the server process: %w", err)
+	}
+
+	slow := time.AfterFunc(setupTime, func() { c.cmd.Process.Kill() })
+	defer slow.Stop()
+	defer context.AfterFunc(ctx, func() { c.cmd.Process.Kill() })()
+	for lines := bufio.NewScanner(out); len(c.ready) < len(listen) && lines.Scan(); {
+		if t, ok := listening(lines.Text()); ok {
+			c.ready = append(c.ready, t)
+		}
+	}
+	if len(c.ready) < len(listen) {
+		return nil, fmt.Errorf("the server process did not start: %w", c.stop())
+	}
+	return c, nil
+}
+
+// contenders are the ways to the child's listeners. TCP uses the listener of
+// package san, which must not cost it anything.
+func (c *child) contenders(policy san.Policy) []contender {
+	all := []contender{{name: "TCP", target: target{"tcp", c.ready[0].address}}}
+	for _, t := range c.ready {
+		if t.transport == "unix" {
+			all = append(all, contender{"unix", t, san.Never})
+		}
+	}
+	return append(all, contender{"SAN", c.ready[0], policy})
+}
+
+// stop ends the child by closing its standard input, or else by force.
+func (c *child) stop() error {
+	c.stdin.Close()
+	stuck := time.AfterFunc(setupTime, func() { c.cmd.Process.Kill() })
+	defer stuck.Stop()
+	err := c.cmd.Wait()
+	os.RemoveAll(c.dir)
+	return err
+}
+
+// newComparison prepares an empty table.
+func newComparison(contenders []contender, rounds int, length time.Duration, read byteSize) *comparison {
+	c := &comparison{
+		OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version(), CPUs: runtime.NumCPU(),
+		Rounds: rounds, Seconds: length.Seconds(), Read: int(read),
+	}
+	for _, f := range tableFigures() {
+		row := &tableRow{figure: f, Name: f.name, Unit: f.unit, Better: "higher"}
+		if f.lower {
+			row.Better = "lower"
+		}
+		for _, who := range contenders {
+			row.Cells = append(row.Cells, &cell{Contender: who.name})
+		}
+		c.Rows = append(c.Rows, row)
+	}
+	return c
+}

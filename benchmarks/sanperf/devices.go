@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/provider/verbs"
+	"github.com/sanconn/san/regcache"
+)
+
+const (
+	// destinationTime has room for a SAN and for TCP's first retransmissions.
+	destinationTime = 5 * time.Second
+	// selfTime is for connections of a process to itself: whether they work is
+	// the question, not whether this host has a processor free.
+	selfTime = 10 * time.Second
+)
+
+// runDevices is the command "devices", the doctor. It looks behind the public
+// face of the library: into the libraries of RDMA, and at what the kernel has.
+func runDevices(ctx context.Context, std stdio, args []string) error {
+	fs := newFlagSet(std, "devices")
+	asJSON := fs.Bool("json", false, "print one JSON document")
+	var timeout, attempt span = span(destinationTime), 0
+	fs.Var(&timeout, "timeout", "`time` that all attempts to connect to the address may take")
+	fs.Var(&attempt, "attempt", "`time` that one attempt by a SAN may take (default: what it may in a dial)")
+	rest, err := parseArgs(fs, args, 1)
+	if err != nil {
+		return err
+	}
+	var to target
+	if len(rest) == 1 {
+		if to, err = parseTarget(rest[0]); err == nil && to.transport != "san" {
+			err = errors.New("only a san: address leaves a choice to explain")
+		}
+		if err != nil {
+			return usagef("devices: %w", err)
+		}
+	}
+
+	r := examine(ctx)
+	if len(rest) == 1 {
+		r.Destination = explain(ctx, to.address, time.Duration(timeout), time.Duration(attempt))
+	}
+	if *asJSON {
+		err = printJSON(std.out, r)
+	} else {
+		r.print(std.out)
+	}
+	if err == nil && r.Destination != nil && r.Destination.Gets == "" {
+		err = errors.New("a dial to " + to.address + " gets no connection")
+	}
+	return err
+}
+
+// A report is what the doctor found. Each Error is empty where all is well.
+type report struct {
+	Providers   map[string]finding `json:"providers"` // "shm", "verbs": whether they work on this host
+	Mechanisms  []mechanism        `json:"shm_mechanisms"`
+	Libraries   string             `json:"rdma_libraries_error,omitempty"`
+	Manager     string             `json:"rdma_cm_error,omitempty"`
+	Devices     []rdmaDevice       `json:"rdma_devices"`
+	Memlock     memlock            `json:"memlock"`
+	Switches    map[string]string  `json:"environment"` // those that are set
+	Destination *destination       `json:"destination,omitempty"`
+}
+
+// A finding is a verdict with what it means or what to do about it.
+type finding struct {
+	Works bool   `json:"works"`
+	Text  string `json:"text"`
+}
+
+type mechanism struct {
+	Name     string `json:"name"`
+	Required bool   `json:"required"`
+	Use      string `json:"use"`
+	Error    string `json:"error,omitempty"`
+}
+
+type memlock struct {
+	Limit *int64 `json:"limit_bytes"` // nil: none, or not known on this system
+	Cache string `json:"registration_cache"`
+}
+
+// A destination is what a dial to it meets.
+type destination struct {
+	Address  string    `json:"address"`
+	Gets     string    `json:"gets,omitempty"` // provider
+	Error    string    `json:"error,omitempty"`
+	Outcomes []outcome `json:"outcomes,omitempty"`
+}
+
+type outcome struct {
+	Address  string  `json:"address"`
+	Provider string  `json:"provider"`
+	Chosen   bool    `json:"chosen"`
+	Local    string  `json:"local,omitempty"`
+	Reason   string  `json:"reason,omitempty"` // one of san's reasons
+	Error    string  `json:"error,omitempty"`
+	Millis   float64 `json:"ms"`
+}
+
+// switches are the variables that operators may set.
+var switches = []string{"SAN_PROVIDERS", "SAN_DISABLE", "SAN_SUBNETS", "SAN_IWARP_OFFSET", "SAN_SHARED_DOMAIN", "SAN_RDMACM"}
+
+// examine looks at this host and changes nothing.
+func examine(ctx context.Context) *report {
+	r := &report{
+		Libraries: text(ibv.Available()),
+		Devices:   rdmaDevices(),
+		Memlock:   memlock{memlockLimit(), regcache.DefaultBudget().String()},
+		Switches:  make(map[string]string),
+	}
+	r.Manager = text(rdmaManager())
+	for _, name := range switches {
+		if v := os.Getenv(name); v != "" {
+			r.Switches[name] = v
+		}
+	}
+	for _, m := range shm.Mechanisms() {
+		r.Mechanisms = append(r.Mechanisms, mechanism{m.Name, m.Required, m.Use, text(m.Err)})
+	}
+	loopback := dialSelf(ctx)
+	r.Providers = map[string]finding{
+		sharedMemory: judgeSharedMemory(loopback),
+		rdma:         r.judgeRDMA(loopback),
+	}
+	return r
+}
+
+// The providers, as san names them.
+const (
+	sharedMemory = shm.Name
+	rdma         = verbs.Name
+)
+
+// dialSelf makes connections of this process to itself.
+func dialSelf(ctx context.Context) *destination {
+	l, err := san.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return &destination{Error: err.Error()}
+	}
+	defer l.Close() // with the connections that it holds
+	return explain(ctx, l.Addr().String(), selfTime, selfTime)
+}
+
+// of is what a provider said; it says what all do where nobody was asked.
+func (d *destination) of(provider string) outcome {
+	for _, o := range d.Outcomes {
+		if o.Provider == provider {
+			return o
+		}
+	}
+	return outcome{Provider: provider, Error: d.Error}
+}
+
+func judgeSharedMemory(loopback *destination) finding {
+	if problem := loopback.of(sharedMemory).Error; problem != "" {
+		return finding{false, problem + "; connections between processes of this host go by TCP"}
+	}
+	return finding{true, "connections between processes of this host"}
+}
+
+// explain asks each provider for a connection to an address. All of it takes
+// timeout at most, and one attempt by a SAN what attempt says, 0 being a dial's.
+func explain(ctx context.Context, address string, timeout, attempt time.Duration) *destination {
+	found := &destination{Address: address}
+	var d san.Dialer
+	d.NetDialer.Timeout = timeout
+	d.Options.AttemptTimeout = attempt
+	outcomes, err := d.Explain(ctx, "tcp", address)
+	found.Error = text(err)
+	for _, o := range outcomes {
+		line := outcome{
+			Address:  o.Address.String(),
+			Provider: o.Provider,
+			Chosen:   o.Chosen,
+			Error:    text(o.Err),
+			Millis:   float64(o.Took) / float64(time.Millisecond),
+		}
+		if why := (*san.Unavailable)(nil); errors.As(o.Err, &why) {
+			line.Reason = why.Reason.String()
+		}
+		if o.Local != nil {
+			line.Local = o.Local.String()
+		}
+		if o.Chosen {
+			found.Gets = o.Provider
+		}
+		found.Outcomes = append(found.Outcomes, line)
+	}
+	return found
+}
+
+// judgeRDMA says in a sentence whether RDMA can be used, or what is missing.
+func (r *report) judgeRDMA(loopback *destination) finding {
+	var usable, listed, opened int
+	first := ""
+	for _, d := range r.Devices {
+		if d.Listed {
+			listed++
+		}
+		if d.Error == "" {
+			opened++
+		} else if first == "" {
+			first = d.Name + ": " + d.Error
+		}
+		if d.usable() {
+			usable++
+		}
+	}
+	const tcp = "; connections to other hosts go by TCP"
+	said := loopback.of(rdma)
+	switch {
+	case said.Error != "" && said.Reason != san.ReasonNotServed.String() && said.Reason != san.ReasonNoProvider.String():
+		return finding{false, said.Error + tcp} // switched off, or a switch that nobody knows
+	case r.Libraries != "" && len(r.Devices) == 0:
+		return finding{false, "neither a device nor the libraries" + tcp}
+	case r.Libraries != "":
+		return finding{false, "there are devices, but " + r.Libraries +
+			" (libraries: libibverbs1, librdmacm1 and ibverbs-providers on Debian; libibverbs and librdmacm on Fedora; cgo)" + tcp}
+	case len(r.Devices) == 0:
+		return finding{false, "this host has no RDMA device, or its driver is not loaded" + tcp}
+	case listed == 0:
+		return finding{false, "the libraries do not know the devices of this host: the package of their drivers is missing (ibverbs-providers), " +
+			"or the files in /dev/infiniband are not there, as in a container" + tcp}
+	case opened == 0:
+		return finding{false, "no device can be opened, " + first + tcp}
+	case r.Manager != "":
+		return finding{false, r.Manager + " (modprobe rdma_ucm; in a container it has to be passed in)" + tcp}
+	case usable == 0:
+		return finding{false, "no port of a device is active and has an interface with an address here" + tcp}
+	}
+	return finding{true, "connections to hosts behind the interfaces below"}
+}
+
+// text is an error for the report, "" if it is nil.
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

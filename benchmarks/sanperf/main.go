@@ -1,0 +1,94 @@
+// Sanperf measures what a connection of package san does for a program,
+// beside plain TCP and a unix socket, in the manner of iperf. It measures with
+// the public face of the library alone, so that what it sees is what a program
+// sees; only the command "devices" looks behind it.
+//
+// Without a command it starts a server process by itself and prints one table;
+// "sanperf help" lists the commands.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+)
+
+// Exit codes of the process.
+const (
+	exitOK     = 0
+	exitFailed = 1 // the measurement could not be made, or its data were wrong
+	exitUsage  = 2 // the command line was wrong
+)
+
+// A command is one row of the command table.
+type command struct {
+	name    string
+	args    string // what follows the flags, for the usage line
+	summary string
+	run     func(ctx context.Context, std stdio, args []string) error
+}
+
+// commands is filled in by init, since "help" reads what it is part of.
+var commands []command
+
+func init() {
+	commands = []command{
+		{"compare", "[HOST[:PORT]]", "TCP, unix and SAN side by side in one table (what runs when no command is given)", runCompare},
+		{"server", "", "serve measurements to clients", runServer},
+		{"client", "HOST[:PORT]", "measure one connection, or several in parallel, to a server", runClient},
+		{"devices", "[HOST[:PORT]]", "what this host has for a SAN, what is missing, and what a dial to an address gets and why", runDevices},
+		{"help", "", "this list; each command explains its flags with -h", runHelp},
+	}
+}
+
+// stdio is the process's standard streams, named so that tests can stand in.
+type stdio struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	os.Exit(run(ctx, stdio{os.Stdin, os.Stdout, os.Stderr}, os.Args[1:]))
+}
+
+// run executes one command line and returns the exit code.
+func run(ctx context.Context, std stdio, args []string) int {
+	name := "compare"
+	if len(args) > 0 && (args[0] == "" || args[0][0] != '-') {
+		name, args = args[0], args[1:]
+	}
+	for _, c := range commands {
+		if c.name == name {
+			return exitCode(std, c.run(ctx, std, args))
+		}
+	}
+	return exitCode(std, usageError{fmt.Errorf("unknown command %q; \"sanperf help\" lists them", name)})
+}
+
+func exitCode(std stdio, err error) int {
+	var usage usageError
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return exitOK
+	case errors.As(err, &usage):
+		fmt.Fprintln(std.err, "sanperf:", err)
+		return exitUsage
+	}
+	fmt.Fprintln(std.err, "sanperf:", err)
+	return exitFailed
+}
+
+func runHelp(_ context.Context, std stdio, _ []string) error {
+	fmt.Fprintln(std.out, "usage: sanperf [command] [flags] [arguments]")
+	for _, c := range commands {
+		fmt.Fprintf(std.out, "  %-22s %s\n", c.name+" "+c.args, c.summary)
+	}
+	fmt.Fprint(std.out, targetHelp)
+	return nil
+}

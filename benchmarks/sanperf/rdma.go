@@ -1,0 +1,179 @@
+package main
+
+import (
+	"net"
+
+	"github.com/sanconn/san/ibv"
+)
+
+// An rdmaDevice is what the kernel and the libraries say of a device.
+type rdmaDevice struct {
+	Name      string     `json:"name"`
+	Files     []string   `json:"files,omitempty"` // in /dev/infiniband
+	Listed    bool       `json:"listed"`          // by libibverbs
+	Error     string     `json:"error,omitempty"` // why it cannot be opened or asked
+	Transport string     `json:"transport,omitempty"`
+	Caps      *rdmaCaps  `json:"caps,omitempty"`
+	Ports     []rdmaPort `json:"ports,omitempty"`
+	Netdevs   []netdev   `json:"netdevs,omitempty"`
+}
+
+// rdmaCaps are those of a device's limits that decide what the provider does
+// with it.
+type rdmaCaps struct {
+	Firmware     string   `json:"firmware,omitempty"`
+	QueuePairs   int      `json:"queue_pairs"`
+	Requests     int      `json:"requests_per_queue"`
+	Elements     int      `json:"elements_per_request"`
+	ReadElements int      `json:"elements_per_read"`
+	Completions  int      `json:"completions_per_queue"`
+	Vectors      int      `json:"completion_vectors"`
+	ReadsOut     int      `json:"reads_out"` // that a queue pair issues at a time
+	ReadsIn      int      `json:"reads_in"`  // that it serves
+	Regions      int      `json:"memory_regions"`
+	RegionBytes  uint64   `json:"memory_region_bytes"`
+	Windows      int      `json:"memory_windows"`
+	WindowTypes  []string `json:"memory_window_types,omitempty"`
+	SharedQueues int      `json:"shared_receive_queues"`
+}
+
+type rdmaPort struct {
+	Num       int    `json:"num"`
+	State     string `json:"state"`
+	LinkLayer string `json:"link_layer"`
+	MTU       int    `json:"mtu"` // bytes, of the packets in use
+	GIDs      []gid  `json:"gids,omitempty"`
+	Error     string `json:"error,omitempty"`
+}
+
+type gid struct {
+	Index  int    `json:"index"`
+	GID    string `json:"gid"`
+	Addr   string `json:"addr,omitempty"` // on RoCE: as an IP address
+	Type   string `json:"type"`
+	Netdev string `json:"netdev,omitempty"`
+}
+
+type netdev struct {
+	Name      string   `json:"name"`
+	Up        bool     `json:"up"`
+	MTU       int      `json:"mtu"`
+	Addresses []string `json:"addresses"`
+}
+
+// usable says whether connections can go through the device.
+func (d *rdmaDevice) usable() bool {
+	active, addressed := false, false
+	for _, p := range d.Ports {
+		active = active || p.State == ibv.PortActive.String()
+	}
+	for _, n := range d.Netdevs {
+		addressed = addressed || n.Up && len(n.Addresses) > 0
+	}
+	return d.Error == "" && active && addressed
+}
+
+// rdmaDevices merges what the kernel has with what libibverbs lists: in
+// containers, and where packages are missing, one sees more than the other.
+func rdmaDevices() []rdmaDevice {
+	all := kernelDevices()
+	listed, _ := ibv.Devices() // its error is Libraries, or nothing is listed
+	for _, l := range listed {
+		i := 0
+		for i < len(all) && all[i].Name != l.Name {
+			i++
+		}
+		if i == len(all) {
+			all = append(all, rdmaDevice{Name: l.Name})
+		}
+		all[i].Listed = true
+		all[i].Transport = l.Transport.String()
+	}
+	for i := range all {
+		if all[i].Listed {
+			all[i].Error = text(all[i].ask())
+		} else {
+			all[i].Error = "libibverbs does not list it"
+		}
+		all[i].Netdevs = netdevsOf(all[i].Name)
+	}
+	return all
+}
+
+// ask opens the device and fills in what it says.
+func (d *rdmaDevice) ask() error {
+	c, err := ibv.Open(d.Name)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	caps, err := c.Caps()
+	if err != nil {
+		return err
+	}
+	d.Caps = &rdmaCaps{
+		Firmware:   caps.Firmware,
+		QueuePairs: caps.MaxQP, Requests: caps.MaxQPWR, Elements: caps.MaxSGE, ReadElements: caps.MaxSGERead,
+		Completions: caps.MaxCQE, Vectors: c.CompVectors,
+		ReadsOut: caps.MaxQPInitiatorRead, ReadsIn: caps.MaxQPReadAtomic,
+		Regions: caps.MaxMR, RegionBytes: caps.MaxMRSize,
+		Windows: caps.MaxMW, WindowTypes: windowTypes(caps.Flags),
+		SharedQueues: caps.MaxSRQ,
+	}
+	for num := 1; num <= caps.Ports; num++ {
+		p, err := c.Port(num)
+		if err != nil {
+			d.Ports = append(d.Ports, rdmaPort{Num: num, Error: text(err)})
+			continue
+		}
+		gids, err := c.GIDs(num)
+		port := rdmaPort{
+			Num: num, State: p.State.String(), LinkLayer: p.LinkLayer.String(), MTU: p.ActiveMTU.Bytes(), Error: text(err),
+		}
+		for _, g := range gids {
+			line := gid{Index: g.Index, GID: g.GID.String(), Type: g.Type.String()}
+			switch {
+			case c.Transport == ibv.TransportIWARP:
+				line.Type = c.Transport.String()
+			case g.Type == ibv.GIDTypeRoCEv1, g.Type == ibv.GIDTypeRoCEv2:
+				line.Addr = g.GID.Addr().String()
+			}
+			if ifi, err := net.InterfaceByIndex(g.Netdev); err == nil && g.Netdev != 0 {
+				line.Netdev = ifi.Name
+			}
+			port.GIDs = append(port.GIDs, line)
+		}
+		d.Ports = append(d.Ports, port)
+	}
+	return nil
+}
+
+// netdevsOf are the network interfaces of a device, with their addresses.
+func netdevsOf(device string) (list []netdev) {
+	ifis, _ := net.Interfaces()
+	for _, ifi := range ifis {
+		if deviceOf(ifi.Name) != device {
+			continue
+		}
+		n := netdev{Name: ifi.Name, Up: ifi.Flags&net.FlagUp != 0, MTU: ifi.MTU}
+		addrs, _ := ifi.Addrs()
+		for _, a := range addrs {
+			n.Addresses = append(n.Addresses, a.String())
+		}
+		list = append(list, n)
+	}
+	return list
+}
+
+// windowTypes are the kinds of memory windows that a device claims to have.
+func windowTypes(flags ibv.CapFlags) (types []string) {
+	for _, t := range []struct {
+		flag ibv.CapFlags
+		name string
+	}{{ibv.CapMemWindow, "1"}, {ibv.CapMemWindow2A, "2A"}, {ibv.CapMemWindow2B, "2B"}} {
+		if flags&t.flag != 0 {
+			types = append(types, t.name)
+		}
+	}
+	return types
+}

@@ -1,0 +1,334 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+// decode reads one JSON document and nothing else.
+func decode(t *testing.T, text string, into any) {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(text))
+	if err := d.Decode(into); err != nil {
+		t.Fatalf("not JSON: %v\n%s", err, text)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		t.Fatalf("more than one JSON document:\n%s", text)
+	}
+}
+
+// The providers that each transport of a server process has to be served by.
+func wantProvider(t target) string {
+	if t.transport == "san" {
+		return sanProvider()
+	}
+	return t.transport
+}
+
+func TestEachModeRunsOnTheProviderItNames(t *testing.T) {
+	server := serverProcess(t)
+	targets := append(server.ready, target{"tcp", server.ready[0].address})
+	for _, to := range targets {
+		for _, test := range []struct {
+			name, flags string
+			out, in     bool
+		}{
+			{"send", "", true, false},
+			{"send small", "-size 64", true, false},
+			{"reverse", "-reverse -size 1M", false, true},
+			{"both", "-both -size 4K", true, true},
+			{"parallel", "-both -parallel 4", true, true},
+			{"latency", "-latency", true, true},
+			{"parallel latency", "-latency -parallel 3 -size 5", true, true},
+		} {
+			t.Run(to.transport+"/"+test.name, func(t *testing.T) {
+				args := append([]string{"client", "-json", "-verify", "-time", "60ms", "-interval", "20ms", to.String()}, strings.Fields(test.flags)...)
+				var r result
+				decode(t, mustRun(t, args...), &resultOnly{&r})
+				if want := wantProvider(to); r.Provider != want {
+					t.Errorf("went by %q; want %q (%s)", r.Provider, want, r.Fallback)
+				}
+				if (r.SendRate > 0) != test.out || (r.RecvRate > 0) != test.in {
+					t.Errorf("%v bytes/s out, %v in", r.SendRate, r.RecvRate)
+				}
+				if r.Here.TotalSent != r.There.TotalReceived || r.Here.TotalReceived != r.There.TotalSent {
+					t.Errorf("bytes lost: %+v, %+v", r.Here, r.There)
+				}
+				if len(r.Intervals) < 1 || r.Messages <= 0 || r.Here.Seconds < 0.03 {
+					t.Errorf("%d intervals, %v messages/s, %v s", len(r.Intervals), r.Messages, r.Here.Seconds)
+				}
+				if latency := strings.Contains(test.flags, "-latency"); latency != (r.RoundTrip != nil) {
+					t.Errorf("round trips: %+v", r.RoundTrip)
+				} else if p := r.RoundTrip; latency && (p.Count == 0 || p.P50 <= 0 || p.P99 < p.P50 || p.Max < p.P999) {
+					t.Errorf("round trips: %+v", p)
+				}
+			})
+		}
+	}
+}
+
+// resultOnly reads a result back; a target is written only.
+type resultOnly struct{ *result }
+
+func (r *resultOnly) UnmarshalJSON(text []byte) error {
+	type plain result
+	var shadow struct {
+		*plain
+		Target string `json:"target"`
+	}
+	shadow.plain = (*plain)(r.result)
+	return json.Unmarshal(text, &shadow)
+}
+
+func TestAClientPrintsALineForEachInterval(t *testing.T) {
+	server := serverProcess(t)
+	out := mustRun(t, "client", "-time", "100ms", "-interval", "30ms", server.ready[0].String())
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if !strings.Contains(lines[0], "by "+sanProvider()+": sending, 64 KiB messages") {
+		t.Errorf("the first line does not say what runs on what:\n%s", out)
+	}
+	intervals := 0
+	for _, line := range lines {
+		if strings.Contains(line, "GB/s") && strings.Contains(line, "-") {
+			intervals++
+		}
+	}
+	if intervals < 2 || !strings.Contains(lines[len(lines)-1], "CPU seconds per GB") {
+		t.Errorf("%d intervals in:\n%s", intervals, out)
+	}
+}
+
+func TestComparePutsAllTransportsSideBySide(t *testing.T) {
+	var c comparison
+	decode(t, mustRun(t, "-rounds", "2", "-time", "10ms", "-warmup", "2ms", "-json"), &c)
+	if len(c.Rows) != len(tableFigures()) {
+		t.Errorf("%d rows; want %d", len(c.Rows), len(tableFigures()))
+	}
+	want := map[string]string{"TCP": "tcp", "unix": "unix", "SAN": sanProvider()}
+	for _, row := range c.Rows {
+		if len(row.Cells) != len(want) {
+			t.Errorf("%s: %d columns", row.Name, len(row.Cells))
+		}
+		for _, cell := range row.Cells {
+			if len(cell.Providers) != 1 || cell.Providers[0] != want[cell.Contender] {
+				t.Errorf("%s, %s: went by %v %v", row.Name, cell.Contender, cell.Providers, cell.Fallbacks)
+			}
+			if len(cell.Values) != 2 {
+				t.Errorf("%s, %s: %d rounds", row.Name, cell.Contender, len(cell.Values))
+			}
+			if cell.Median <= 0 && row.Unit != "s/GB" { // so little CPU time may round to none
+				t.Errorf("%s, %s: %v", row.Name, cell.Contender, cell.Values)
+			}
+		}
+	}
+}
+
+func TestCompareWithAServerElsewhere(t *testing.T) {
+	server := serverProcess(t)
+	out := mustRun(t, "compare", "-rounds", "1", "-time", "5ms", server.ready[0].address)
+	if want := "tcp, " + sanProvider(); !strings.Contains(out, want) {
+		t.Errorf("%q is not in the table:\n%s", want, out)
+	}
+}
+
+func TestAServerProcessEndsWithItsInput(t *testing.T) {
+	server := serverProcess(t)
+	ended := make(chan error, 1)
+	go func() { ended <- server.stop() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(setupTime / 2):
+		t.Fatal("still running")
+	}
+}
+
+func TestAPortInUseIsSaid(t *testing.T) {
+	server := serverProcess(t)
+	code, _, stderr := sanperf(t, "server", "-l", server.ready[0].String())
+	if code != exitFailed || !strings.Contains(stderr, "cannot listen on "+server.ready[0].String()) {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
+
+func TestNobodyThereIsSaid(t *testing.T) {
+	code, _, stderr := sanperf(t, "client", "tcp:127.0.0.1:1")
+	if code != exitFailed || !strings.Contains(stderr, "refused") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
+
+// tcpListener is a plain listener on loopback whose connections do what
+// handle says.
+func tcpListener(t *testing.T, handle func(net.Conn)) target {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go handle(c)
+		}
+	}()
+	return target{"tcp", l.Addr().String()}
+}
+
+func TestAServerThatIsNotSanperfIsSaid(t *testing.T) {
+	for name, handle := range map[string]func(net.Conn){
+		"hangs up":      func(c net.Conn) { io.CopyN(io.Discard, c, int64(helloLen)); c.Close() },
+		"talks of HTTP": func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n"); io.Copy(io.Discard, c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, _, stderr := sanperf(t, "client", "-time", "1s", tcpListener(t, handle).String())
+			if code != exitFailed || !strings.Contains(stderr, "server") && !strings.Contains(stderr, "reset") {
+				t.Errorf("exit code %d: %s", code, stderr)
+			}
+		})
+	}
+}
+
+// connect opens a raw connection to a server.
+func connect(t *testing.T, to target) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", to.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(setupTime))
+	return c
+}
+
+func TestAServerOutlivesBadClients(t *testing.T) {
+	server := serverProcess(t)
+	for name, hello := range map[string]string{
+		"garbage":           "GET / HTTP/1.1\r\nHost: example.com\r\n\r\n",
+		"an unknown stream": magic + "0123456789abcdef",
+		"no JSON":           magic + strings.Repeat("\x00", tokenLen) + "hello\n",
+	} {
+		c := connect(t, server.ready[0])
+		io.WriteString(c, hello)
+		if answer, err := io.ReadAll(c); len(answer) > 0 {
+			t.Errorf("%s is answered with %q, %v", name, answer, err)
+		} else if e := net.Error(nil); errors.As(err, &e) && e.Timeout() {
+			t.Errorf("%s: the server keeps the connection", name)
+		}
+	}
+	mustRun(t, "client", "-time", "10ms", server.ready[0].String())
+}
+
+func TestAServerRefusesWhatItWillNotRun(t *testing.T) {
+	server := serverProcess(t)
+	for name, s := range map[string]spec{
+		"no mode":       {Size: 1, Read: 1 << 16, Streams: 1, Time: 1},
+		"no size":       {Mode: modeSend, Read: 1 << 16, Streams: 1, Time: 1},
+		"too large":     {Mode: modeSend, Size: maxSize + 1, Read: 1 << 16, Streams: 1, Time: 1},
+		"no read size":  {Mode: modeSend, Size: 1, Streams: 1, Time: 1},
+		"no streams":    {Mode: modeSend, Size: 1, Read: 1 << 16, Time: 1},
+		"no time":       {Mode: modeSend, Size: 1, Read: 1 << 16, Streams: 1},
+		"too long":      {Mode: modeSend, Size: 1, Read: 1 << 16, Streams: 1, Time: 1e12},
+		"echo for ever": {Mode: modeEcho, Size: 1, Read: 1 << 16, Streams: 1, Time: 1},
+	} {
+		m := measurement{target: server.ready[0], spec: s}
+		if _, err := m.run(t.Context()); err == nil || !strings.Contains(err.Error(), "the server refuses") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestAServerThatDiesEndsTheClient(t *testing.T) {
+	for _, mode := range []mode{modeSend, modeReceive, modeBoth, modePing} {
+		server := serverProcess(t)
+		m := measurement{
+			target:   server.ready[0],
+			spec:     spec{Mode: mode, Size: 4096, Read: 1 << 16, Streams: 2, Time: 60},
+			interval: time.Millisecond,
+			report:   func(interval) { server.cmd.Process.Kill() },
+		}
+		start := time.Now()
+		if r, err := m.run(t.Context()); err == nil {
+			t.Errorf("%s: a result, %+v", mode, r)
+		}
+		if took := time.Since(start); took > grace {
+			t.Errorf("%s: took %v", mode, took)
+		}
+	}
+}
+
+func TestACancelledClientEnds(t *testing.T) {
+	server := serverProcess(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	m := measurement{
+		target:   server.ready[0],
+		spec:     spec{Mode: modeBoth, Size: 1 << 20, Read: 1 << 16, Streams: 2, Time: 60},
+		interval: time.Millisecond,
+		report:   func(interval) { cancel() },
+	}
+	if _, err := m.run(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v; want %v", err, context.Canceled)
+	}
+}
+
+// A corruptor changes one byte of what is read.
+type corruptor struct {
+	net.Conn
+	at int
+}
+
+func (c *corruptor) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.at >= 0 && c.at < n {
+		p[c.at] ^= 0x20
+	}
+	c.at -= n
+	return n, err
+}
+
+func TestAWrongByteIsAFailure(t *testing.T) {
+	accepted := make(chan net.Conn, 1)
+	to := tcpListener(t, func(c net.Conn) { accepted <- c })
+	c := connect(t, to)
+	s := spec{Mode: modeSend, Size: 4096, Read: 1 << 16, Streams: 1, Time: 10, Verify: true}
+	alone := func() error { return nil }
+	sender := &load{spec: s, mode: modeSend, conns: []net.Conn{c}, measured: alone}
+	receiver := &load{spec: s, mode: modeReceive, conns: []net.Conn{&corruptor{<-accepted, 123_456}}, measured: alone}
+	sent := make(chan error, 1)
+	go func() {
+		_, err := sender.run(t.Context())
+		sent <- err
+	}()
+	if _, err := receiver.run(t.Context()); err == nil || !strings.Contains(err.Error(), "wrong data: byte 123456 of the stream") {
+		t.Errorf("%v", err)
+	}
+	if err := <-sent; err == nil {
+		t.Error("the sender saw nothing of it")
+	}
+}
+
+func TestLostBytesAreAFailure(t *testing.T) {
+	r := &result{Spec: spec{Mode: modeSend, Size: 1}, Here: side{Seconds: 1, TotalSent: 10}, There: side{Seconds: 1, TotalReceived: 9}}
+	if err := r.conclude(); err == nil || !strings.Contains(err.Error(), "bytes lost") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestEndsThatDisagreeOnTheProviderAreAFailure(t *testing.T) {
+	r := &result{Spec: spec{Mode: modeSend, Size: 1}, Here: side{Seconds: 1, Provider: "shm"}, There: side{Seconds: 1, Provider: "tcp"}}
+	if err := r.conclude(); err == nil || !strings.Contains(err.Error(), "disagree") {
+		t.Errorf("%v", err)
+	}
+}

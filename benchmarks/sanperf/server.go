@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sanconn/san"
+)
+
+// setupTime bounds each step of setting a measurement up.
+const setupTime = 10 * time.Second
+
+// runServer is the command "server".
+func runServer(ctx context.Context, std stdio, args []string) error {
+	fs := newFlagSet(std, "server")
+	var listen []target
+	fs.Func("l", "`address` to listen on; may be given more than once (default san::"+defaultPort+")", func(text string) error {
+		t, err := parseTarget(text)
+		listen = append(listen, t)
+		return err
+	})
+	require := fs.Bool("require", false, "serve san: addresses by a SAN only, not by TCP")
+	quiet := fs.Bool("quiet", false, "say nothing of measurements that went well")
+	untilEOF := fs.Bool("stdin", false, "end when standard input ends, as with a parent process that died")
+	if _, err := parseArgs(fs, args, 0); err != nil {
+		return err
+	}
+	if listen == nil {
+		listen = []target{{"san", net.JoinHostPort("", defaultPort)}}
+	}
+
+	asked := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	if *untilEOF {
+		go func() { // ends with its input, which is the process's own
+			io.Copy(io.Discard, std.in)
+			cancel(nil)
+		}()
+	}
+	s := &server{log: func(format string, args ...any) { fmt.Fprintf(std.err, format+"\n", args...) }, quiet: *quiet}
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer cancel(nil)
+	for _, t := range listen {
+		l, err := t.listen(ctx, policyOf(*require))
+		if err != nil {
+			return fmt.Errorf("cannot listen on %v: %w", t, err)
+		}
+		fmt.Fprintf(std.out, "listening on %v\n", target{t.transport, l.Addr().String()})
+		serving.Go(func() {
+			if err := s.serve(ctx, l); err != nil {
+				cancel(fmt.Errorf("%v: %w", t, err))
+			}
+		})
+	}
+	serving.Wait()
+	if err := context.Cause(ctx); asked.Err() == nil && err != context.Canceled {
+		return err
+	}
+	return nil // as asked, by a signal or by standard input
+}
+
+func policyOf(require bool) san.Policy {
+	if require {
+		return san.Require
+	}
+	return san.Prefer
+}
+
+type server struct {
+	log   func(format string, args ...any)
+	quiet bool
+
+	mu      sync.Mutex
+	waiting map[token]*gathering // measurements whose streams are still arriving; guarded by mu
+}
+
+// A gathering collects the connections of one measurement.
+type gathering struct {
+	missing int // guarded by server.mu
+	conns   chan net.Conn
+}
+
+// serve accepts until ctx is done, and returns when all it started has ended.
+func (s *server) serve(ctx context.Context, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	defer l.Close()
+	var handlers sync.WaitGroup
+	defer handlers.Wait()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		handlers.Go(func() {
+			if err := s.handle(ctx, c); err != nil && ctx.Err() == nil {
+				s.log("%v: %v", c.RemoteAddr(), err)
+			}
+		})
+	}
+}
+
+// handle reads what a connection is for. A control connection is served to its
+// end; a stream is handed to its measurement, which closes it.
+func (s *server) handle(ctx context.Context, c net.Conn) error {
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	c.SetReadDeadline(time.Now().Add(setupTime))
+	t, err := readHello(c)
+	if err != nil {
+		c.Close()
+		if err == io.EOF {
+			return nil // a probe of the port
+		}
+		return err
+	}
+	c.SetReadDeadline(time.Time{})
+	if t == (token{}) {
+		defer c.Close()
+		return s.control(ctx, c)
+	}
+	if !s.join(t, c) {
+		c.Close()
+		return errors.New("a stream of no measurement, or one too many")
+	}
+	return nil
+}
+
+// join hands c to the measurement that t names.
+func (s *server) join(t token, c net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.waiting[t]
+	if g == nil || g.missing == 0 {
+		return false
+	}
+	g.missing--
+	g.conns <- c // has room for all
+	return true
+}
+
+// control runs the server's side of one measurement.
+func (s *server) control(ctx context.Context, c net.Conn) error {
+	in, out := json.NewDecoder(c), json.NewEncoder(c)
+	c.SetDeadline(time.Now().Add(setupTime))
+	var asked spec
+	if err := in.Decode(&asked); err != nil {
+		return err
+	}
+	if err := asked.check(); err != nil {
+		return errors.Join(err, out.Encode(offer{Error: err.Error()}))
+	}
+
+	var t token
+	rand.Read(t[:])
+	g := s.expect(t, asked.Streams)
+	err := out.Encode(offer{Token: t})
+	if err != nil {
+		s.forget(t, g)
+		return err
+	}
+	l := &load{spec: asked, mode: asked.Mode.mirror()}
+	l.conns, err = g.wait(ctx, asked.Streams)
+	s.forget(t, g)
+	if err != nil {
+		l.close()
+		return errors.Join(err, out.Encode(started{Error: err.Error()}))
+	}
+
+	provider, _ := providersOf(l.conns)
+	if !s.quiet {
+		s.log("%v: %s, %v × %d, %v s, by %s", c.RemoteAddr(), asked.Mode, byteSize(asked.Size), asked.Streams, asked.Time, provider)
+	}
+	if err := out.Encode(started{}); err != nil {
+		l.close()
+		return err
+	}
+	l.measured = func() error {
+		c.SetDeadline(time.Now().Add(grace))
+		return exchangeMeasured(in, out)
+	}
+	result, err := l.run(ctx)
+	if err != nil {
+		result = &side{Error: err.Error()}
+	}
+	return errors.Join(err, out.Encode(result))
+}
+
+func (s *server) expect(t token, streams int) *gathering {
+	g := &gathering{missing: streams, conns: make(chan net.Conn, streams)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting == nil {
+		s.waiting = make(map[token]*gathering)
+	}
+	s.waiting[t] = g
+	return g
+}
+
+// forget ends a gathering and closes what came too late to be run.
+func (s *server) forget(t token, g *gathering) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.waiting, t)
+	for {
+		select {
+		case c := <-g.conns:
+			c.Close()
+		default:
+			return
+		}
+	}
+}
+
+// wait returns the connections once all have come, or those that had.
+func (g *gathering) wait(ctx context.Context, streams int) ([]net.Conn, error) {
+	late := time.NewTimer(setupTime)
+	defer late.Stop()
+	var conns []net.Conn
+	for len(conns) < streams {
+		select {
+		case c := <-g.conns:
+			conns = append(conns, c)
+		case <-late.C:
+			return conns, fmt.Errorf("%d of %d streams came within %v", len(conns), streams, setupTime)
+		case <-ctx.Done():
+			return conns, context.Cause(ctx)
+		}
+	}
+	return conns, nil
+}
+
+// listening reads the addresses that a server prints when it starts.
+func listening(line string) (target, bool) {
+	text, ok := strings.CutPrefix(line, "listening on ")
+	if !ok {
+		return target{}, false
+	}
+	t, err := parseTarget(text)
+	return t, err == nil
+}

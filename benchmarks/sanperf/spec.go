@@ -1,0 +1,78 @@
+package main
+
+import (
+	"fmt"
+	"time"
+)
+
+// Bounds of what a client may ask of a server.
+const (
+	maxSize    = 1 << 28 // of one message; a stream holds one in memory at each end
+	maxStreams = 4096
+	maxTime    = 24 * time.Hour
+)
+
+// defaultRead is what streams are read with, whatever the size of messages, as
+// programs do: io.Copy takes half of it.
+const defaultRead = byteSize(64 << 10)
+
+// A mode says what one side does on each connection.
+type mode string
+
+const (
+	modeSend    mode = "send"
+	modeReceive mode = "receive"
+	modeBoth    mode = "both" // sends and receives at once
+	modePing    mode = "ping" // sends one message, waits for its echo, and again
+	modeEcho    mode = "echo"
+)
+
+// mirror is what the other side does meanwhile.
+func (m mode) mirror() mode {
+	switch m {
+	case modeSend:
+		return modeReceive
+	case modeReceive:
+		return modeSend
+	case modePing:
+		return modeEcho
+	case modeEcho:
+		return modePing
+	}
+	return m
+}
+
+// A spec is one measurement, as the client asks for it and as the server is told.
+type spec struct {
+	Mode    mode    `json:"mode"` // of the client
+	Size    int     `json:"size"` // bytes per message, that is, per Write
+	Read    int     `json:"read"` // bytes that a Read of a stream has room for
+	Streams int     `json:"streams"`
+	Warmup  float64 `json:"warmup_s"` // seconds that run before the measured ones
+	Time    float64 `json:"time_s"`   // seconds that are measured
+	Verify  bool    `json:"verify"`   // check each byte, not a sample
+}
+
+// check refuses what this process will not run, whoever asks.
+func (s spec) check() error {
+	switch s.Mode {
+	case modeSend, modeReceive, modeBoth, modePing:
+	default:
+		return fmt.Errorf("unknown mode %q", s.Mode)
+	}
+	if s.Size < 1 || s.Size > maxSize {
+		return fmt.Errorf("message size %d is outside 1 to %d", s.Size, maxSize)
+	}
+	if s.Read < 1 || s.Read > maxSize {
+		return fmt.Errorf("read size %d is outside 1 to %d", s.Read, maxSize)
+	}
+	if s.Streams < 1 || s.Streams > maxStreams {
+		return fmt.Errorf("%d streams are outside 1 to %d", s.Streams, maxStreams)
+	}
+	if !(s.Warmup >= 0) || !(s.Time > 0) || s.Warmup+s.Time > 2*maxTime.Seconds() {
+		return fmt.Errorf("times of %v and %v seconds cannot be run", s.Warmup, s.Time)
+	}
+	return nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

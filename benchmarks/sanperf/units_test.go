@@ -1,0 +1,242 @@
+package main
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]byteSize{
+		"1": 1, "64": 64, "64B": 64, "4K": 4096, "4k": 4096, "4KiB": 4096, "1M": 1 << 20, "1MB": 1 << 20,
+	} {
+		var got byteSize
+		if err := got.Set(text); err != nil || got != want {
+			t.Errorf("%q is %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for size, want := range map[byteSize]string{64: "64 B", 4096: "4 KiB", 1 << 20: "1 MiB", 1500: "1500 B", 1 << 30: "1 GiB"} {
+		if got := size.String(); got != want {
+			t.Errorf("%d is %q; want %q", size, got, want)
+		}
+	}
+}
+
+func TestTimes(t *testing.T) {
+	for text, want := range map[string]time.Duration{"10": 10 * time.Second, "0.5": time.Second / 2, "200ms": 200 * time.Millisecond, "1m": time.Minute} {
+		var got span
+		if err := got.Set(text); err != nil || time.Duration(got) != want {
+			t.Errorf("%q is %v, %v; want %v", text, got, err, want)
+		}
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for text, want := range map[string]target{
+		"host":               {"san", "host:5210"},
+		"host:99":            {"san", "host:99"},
+		":99":                {"san", ":99"},
+		"tcp:host":           {"tcp", "host:5210"},
+		"tcp:host:99":        {"tcp", "host:99"},
+		"san:host:99":        {"san", "host:99"},
+		"::1":                {"san", "[::1]:5210"},
+		"[::1]":              {"san", "[::1]:5210"},
+		"[::1]:99":           {"san", "[::1]:99"},
+		"tcp:fe80::1%eth0":   {"tcp", "[fe80::1%eth0]:5210"},
+		"unix:/run/s":        {"unix", "/run/s"},
+		"unix:@abstract:one": {"unix", "@abstract:one"},
+	} {
+		got, err := parseTarget(text)
+		if err != nil || got != want {
+			t.Errorf("%q is %v, %v; want %v", text, got, err, want)
+		}
+		if again, err := parseTarget(got.String()); err != nil || again != got {
+			t.Errorf("%v, written out, is read as %v, %v", got, again, err)
+		}
+	}
+}
+
+func TestThePatternIsSeenInAnyPieces(t *testing.T) {
+	for _, size := range []int{1, 7, 8, 9, 64, 1000} {
+		p := newPattern(size)
+		var stream []byte
+		for seq := uint64(0); len(stream) < 20_000; seq++ {
+			m := p.message()
+			p.stamp(m, seq)
+			stream = append(stream, m...)
+		}
+		random := rand.New(rand.NewPCG(1, uint64(size)))
+		for at := 0; at < len(stream); {
+			n := min(1+random.IntN(3*size), len(stream)-at)
+			if err := p.check(int64(at), stream[at:at+n]); err != nil {
+				t.Fatalf("size %d: %v", size, err)
+			}
+			at += n
+		}
+		at := random.IntN(len(stream))
+		stream[at] ^= 1
+		if err := p.check(0, stream); err == nil {
+			t.Errorf("size %d: byte %d was changed and nobody saw", size, at)
+		}
+	}
+}
+
+func TestAMessageOutOfPlaceIsSeen(t *testing.T) {
+	p := newPattern(64)
+	m := p.message()
+	p.stamp(m, 3)
+	if err := p.check(3*64, m); err != nil {
+		t.Error(err)
+	}
+	if err := p.check(4*64, m); err == nil {
+		t.Error("message 3 passed for message 4")
+	}
+}
+
+func TestQuantilesOfAHistogramAreWithinOnePercent(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	h := new(histogram)
+	var all []time.Duration
+	for range 100_000 {
+		d := time.Duration(math.Exp(20 * random.Float64())) // 1 ns to half a second
+		all = append(all, d)
+		h.add(d)
+	}
+	slices.Sort(all)
+	var d distribution
+	d.addAll(h)
+	for _, q := range []float64{0, 0.01, 0.5, 0.9, 0.99, 0.999, 1} {
+		want := all[max(int(q*float64(len(all))+0.5), 1)-1]
+		if got := d.quantile(q); math.Abs(float64(got-want)) > 0.01*float64(want) {
+			t.Errorf("quantile %v is %v; want %v", q, got, want)
+		}
+	}
+}
+
+func TestEveryDurationHasABucket(t *testing.T) {
+	last := -1
+	for _, d := range []time.Duration{-1, 0, 1, 63, 64, 127, 128, 129, 255, 256, time.Second, math.MaxInt64} {
+		b := bucketOf(d)
+		if b < last || b >= buckets {
+			t.Errorf("%d is in bucket %d of %d, after %d", d, b, buckets, last)
+		}
+		last = b
+	}
+}
+
+func TestADistributionCountsWhatCameSince(t *testing.T) {
+	h := new(histogram)
+	h.add(10)
+	var before, after distribution
+	before.addAll(h)
+	h.add(50)
+	after.addAll(h)
+	d := after.since(&before)
+	if d.total != 1 || d.quantile(0.5) != 50 {
+		t.Errorf("%d values with median %v; want 1 of 50 ns", d.total, d.quantile(0.5))
+	}
+	if empty := before.since(&before); empty.quantile(0.5) != 0 {
+		t.Errorf("nothing has median %v", empty.quantile(0.5))
+	}
+}
+
+func TestSummaries(t *testing.T) {
+	for _, test := range []struct {
+		values []float64
+		want   summary
+	}{
+		{nil, summary{}},
+		{[]float64{3}, summary{3, 0, 3, 3}},
+		{[]float64{4, 1, 2, 3}, summary{2.5, 0.75, 1, 4}},
+		{[]float64{5, 1, 4, 2, 3}, summary{3, 1, 1, 5}},
+		{[]float64{1, 1, 1, 1, 100}, summary{1, 0, 1, 100}},
+	} {
+		if got := summarize(test.values); got != test.want {
+			t.Errorf("%v: %+v; want %+v", test.values, got, test.want)
+		}
+	}
+}
+
+// madeUp is a result with just the figures of the table.
+func madeUp(provider string, rtt, rate, cpu float64) *result {
+	return &result{Provider: provider, RoundTrip: &percentiles{P50: rtt, P99: 2 * rtt}, Messages: rate, SendRate: rate, CPUPerGB: cpu}
+}
+
+func TestRatiosAreFormedWithinRoundsAndAboveOneIsBetter(t *testing.T) {
+	c := newComparison([]contender{{name: "TCP"}, {name: "SAN"}}, 3, time.Second, defaultRead)
+	for round := range 3 {
+		slow := float64(round + 1) // the machine's pace; the ratio holds all the same
+		for _, w := range workloads {
+			c.add("TCP", w, madeUp("tcp", 8*slow, 2e9/slow, 0.9*slow))
+			c.add("SAN", w, madeUp("shm", 2*slow, 8e9/slow, 0.3*slow))
+		}
+	}
+	c.conclude()
+	for _, row := range c.Rows {
+		want := 4.0
+		if row.Unit == "s/GB" {
+			want = 3
+		}
+		base, got := row.Cells[0], row.Cells[1]
+		if math.Abs(got.Ratio.Median-want) > 1e-9 || math.Abs(got.Ratio.Max-want) > 1e-9 || base.Ratio.Median != 1 {
+			t.Errorf("%s: %+v; want %v in each round", row.Name, got.Ratio, want)
+		}
+		if diff := cmp.Diff([]string{"shm"}, got.Providers); diff != "" {
+			t.Errorf("%s: %s", row.Name, diff)
+		}
+	}
+
+	var out strings.Builder
+	c.print(&out)
+	for _, want := range []string{"SAN : TCP", "round trip 64 B, p50", "16.0 µs ±25%", "4.00×", "tcp, shm"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in the table:\n%s", want, out.String())
+		}
+	}
+}
+
+func TestTheTableSaysWhenTheSANWasTCP(t *testing.T) {
+	c := newComparison([]contender{{name: "TCP"}, {name: "SAN"}}, 2, time.Second, defaultRead)
+	w := workloads[0]
+	for _, provider := range []string{"shm", "tcp"} {
+		c.add("TCP", w, madeUp("tcp", 8, 1, 1))
+		r := madeUp(provider, 2, 1, 1)
+		r.Target.transport = "san"
+		if provider == "tcp" {
+			r.Fallback = "the cable is out"
+		}
+		c.add("SAN", w, r)
+	}
+	c.conclude()
+	var out strings.Builder
+	c.print(&out)
+	for _, want := range []string{"shm+tcp", "the cable is out"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in the table:\n%s", want, out.String())
+		}
+	}
+}
+
+func TestColumnsAlign(t *testing.T) {
+	var out strings.Builder
+	printColumns(&out, [][]string{{"", "TCP", "by"}, {"µs", "1.00 µs", "x"}, {"long name", "9", "yy"}})
+	want := "                TCP   by\n" +
+		"µs          1.00 µs   x\n" +
+		"long name         9   yy\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestDigits(t *testing.T) {
+	for x, want := range map[float64]string{1234: "1234", 123.4: "123", 12.34: "12.3", 1.234: "1.23", 0.1234: "0.123", 0.01234: "0.0123", 0: "0.0000"} {
+		if got := digits(x); got != want {
+			t.Errorf("%v is %q; want %q", x, got, want)
+		}
+	}
+}

@@ -1,0 +1,167 @@
+// Package examples holds programs that use package san as their own would,
+// and the tests that run them, each as a process.
+package examples
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	_ "github.com/sanconn/san" // as a change to it has to run these tests again
+)
+
+// limit bounds each process that a test runs.
+const limit = time.Minute
+
+// sanProvider is what a connection over loopback has to go by here.
+func sanProvider() string {
+	if runtime.GOOS == "linux" {
+		return "shm"
+	}
+	return "tcp"
+}
+
+// program builds a package or a file, of this module's, and returns the path
+// of the result.
+func program(t *testing.T, source string) string {
+	t.Helper()
+	// A file that the test itself looks at is one whose change makes go test
+	// run it again; it does not see what go build reads.
+	if _, err := os.Stat(filepath.Join(source, "main.go")); err != nil && !strings.HasSuffix(source, ".go") {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "example")
+	if runtime.GOOS == "windows" {
+		path += ".exe"
+	}
+	out, err := exec.Command("go", "build", "-o", path, source).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", source, err, out)
+	}
+	return path
+}
+
+// serve starts a server example on a free port, and returns the first line it
+// prints; lines gives the others. It ends with the test.
+func serve(t *testing.T, name string) (ready string, lines *bufio.Scanner) {
+	t.Helper()
+	cmd := exec.Command(program(t, name), "-l", "127.0.0.1:0")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stuck := time.AfterFunc(limit, func() { cmd.Process.Kill() })
+	t.Cleanup(func() {
+		stuck.Stop()
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	lines = bufio.NewScanner(out)
+	if !lines.Scan() {
+		t.Fatalf("%s did not start: %v", name, lines.Err())
+	}
+	return lines.Text(), lines
+}
+
+// run runs a program to its end, which has to be a good one.
+func run(t *testing.T, path string, args ...string) (stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), path, args...)
+	cmd.Stdout, cmd.Stderr = &out, &err
+	stuck := time.AfterFunc(limit, func() { cmd.Process.Kill() })
+	defer stuck.Stop()
+	if e := cmd.Run(); e != nil {
+		t.Fatalf("%s %s: %v\n%s", path, strings.Join(args, " "), e, &err)
+	}
+	return out.String(), err.String()
+}
+
+func TestHTTPGoesByTheSAN(t *testing.T) {
+	url, _ := serve(t, "./http/server")
+	client := program(t, "./http/client")
+
+	stdout, stderr := run(t, client, url)
+	if want := "hello, you came by " + sanProvider() + "\n"; stdout != want {
+		t.Errorf("the server says %q; want %q", stdout, want)
+	}
+	if want := "by " + sanProvider() + "\n"; stderr != want {
+		t.Errorf("the client says %q; want %q", stderr, want)
+	}
+
+	body := strings.Repeat("a SAN moves what TCP moved. ", 3000)
+	if stdout, _ := run(t, client, "-d", body, url+"echo"); stdout != body {
+		t.Errorf("%d bytes were posted and %d came back", len(body), len(stdout))
+	}
+}
+
+func TestCurlTalksToTheSamePortByTCP(t *testing.T) {
+	curl, err := exec.LookPath("curl")
+	if err != nil && os.Getenv("SAN_TEST_REQUIRE") == "" {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	url, _ := serve(t, "./http/server")
+	if stdout, _ := run(t, curl, "--silent", "--show-error", "--noproxy", "*", url); stdout != "hello, you came by tcp\n" {
+		t.Errorf("the server says %q", stdout)
+	}
+}
+
+func TestAFileGoesBothWaysUnchanged(t *testing.T) {
+	address, lines := serve(t, "./copy/server")
+	client := program(t, "./copy/client")
+	for _, size := range []int{0, 1, 64<<10 + 1, 32 << 20} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			name := filepath.Join(t.TempDir(), "file")
+			content := make([]byte, size)
+			rand.NewChaCha8([32]byte{byte(size)}).Read(content)
+			if err := os.WriteFile(name, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			stdout, _ := run(t, client, address, name)
+			if want := fmt.Sprintf(" %d bytes by %s\n", size, sanProvider()); !strings.HasSuffix(stdout, want) {
+				t.Errorf("the client says %q; want ...%q", stdout, want)
+			}
+			if !lines.Scan() || lines.Text()+"\n" != stdout {
+				t.Errorf("the server says %q and the client %q", lines.Text(), stdout)
+			}
+		})
+	}
+}
+
+func TestTheCopyServerTakesPlainTCP(t *testing.T) {
+	address, lines := serve(t, "./copy/server")
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(limit))
+	if _, err := c.Write([]byte("plain")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	var got bytes.Buffer
+	if _, err := got.ReadFrom(c); err != nil || got.String() != "plain" {
+		t.Errorf("%q came back, %v", &got, err)
+	}
+	if !lines.Scan() || !strings.HasSuffix(lines.Text(), " 5 bytes by tcp") {
+		t.Errorf("the server says %q", lines.Text())
+	}
+}
