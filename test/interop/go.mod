@@ -1,0 +1,18 @@
+module github.com/sanconn/san/test/interop
+
+go 1.25.0
+
+require (
+	github.com/hashicorp/yamux v0.1.2
+	github.com/sanconn/san v0.0.0
+	golang.org/x/crypto v0.45.0
+)
+
+require (
+	github.com/Mellanox/rdmamap v1.1.0 // indirect
+	github.com/vishvananda/netlink v1.1.0 // indirect
+	github.com/vishvananda/netns v0.0.0-20191106174202-0a2b9b5464df // indirect
+	golang.org/x/sys v0.46.0 // indirect
+)
+
+replace github.com/sanconn/san => ../..
