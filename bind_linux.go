@@ -1,0 +1,143 @@
+package san
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// boundSocket is a TCP socket that was bound and never connects. It lends its
+// local address to a connection over a SAN of this host, so that the address
+// is true and nobody else's while the connection lives, and it is what the
+// dialer's hooks see.
+type boundSocket struct {
+	fd    int
+	local *net.TCPAddr
+}
+
+// bind makes the socket that a TCP connection of this request would leave
+// from.
+func bind(ctx context.Context, r request) (*boundSocket, error) {
+	family := unix.AF_INET6
+	if r.remote.Addr().Is4() {
+		family = unix.AF_INET
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	s := &boundSocket{fd: fd}
+	if err := s.bind(ctx, r); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *boundSocket) bind(ctx context.Context, r request) error {
+	if r.control != nil {
+		if err := r.control(ctx, r.network, r.remote.String(), rawSocket(s.fd)); err != nil {
+			return hookError{err}
+		}
+		if s.name() == nil && s.local.Port != 0 {
+			return nil // the hook has done it
+		}
+	}
+	from, err := source(r)
+	if err != nil {
+		return err
+	}
+	sa, err := sockaddr(from)
+	if err != nil {
+		return err
+	}
+	if err := unix.Bind(s.fd, sa); err != nil {
+		return os.NewSyscallError("bind", err)
+	}
+	return s.name()
+}
+
+// name asks for the local address.
+func (s *boundSocket) name() error {
+	sa, err := unix.Getsockname(s.fd)
+	if err != nil {
+		return os.NewSyscallError("getsockname", err)
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		s.local = &net.TCPAddr{IP: net.IP(sa.Addr[:]), Port: sa.Port}
+	case *unix.SockaddrInet6:
+		s.local = &net.TCPAddr{IP: net.IP(sa.Addr[:]), Port: sa.Port}
+		if sa.ZoneId != 0 {
+			s.local.Zone = strconv.Itoa(int(sa.ZoneId))
+			if i, err := net.InterfaceByIndex(int(sa.ZoneId)); err == nil {
+				s.local.Zone = i.Name
+			}
+		}
+	}
+	return nil
+}
+
+func (s *boundSocket) Close() error { return unix.Close(s.fd) }
+
+// source is the address that a TCP connection of this request would come from.
+func source(r request) (netip.AddrPort, error) {
+	var port uint16
+	if l := r.local; l != nil {
+		port = uint16(l.Port)
+		if ip, ok := netip.AddrFromSlice(l.IP); ok && !ip.IsUnspecified() {
+			return netip.AddrPortFrom(ip.Unmap().WithZone(l.Zone), port), nil
+		}
+	}
+	switch dst := r.remote.Addr(); {
+	case dst.Is4() && dst.IsLoopback():
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port), nil
+	case dst.IsLoopback():
+		return netip.AddrPortFrom(dst, port), nil
+	}
+	// A connected UDP socket has the source address that routing chooses, and
+	// nothing is sent.
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(r.remote))
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer c.Close()
+	from := c.LocalAddr().(*net.UDPAddr).AddrPort()
+	return netip.AddrPortFrom(from.Addr().Unmap(), port), nil
+}
+
+func sockaddr(a netip.AddrPort) (unix.Sockaddr, error) {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}, nil
+	}
+	sa := &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+	if zone := a.Addr().Zone(); zone != "" {
+		if n, err := strconv.ParseUint(zone, 10, 32); err == nil {
+			sa.ZoneId = uint32(n)
+			return sa, nil
+		}
+		i, err := net.InterfaceByName(zone)
+		if err != nil {
+			return nil, fmt.Errorf("zone %q: %w", zone, err)
+		}
+		sa.ZoneId = uint32(i.Index)
+	}
+	return sa, nil
+}
+
+// rawSocket is the hooks' view of a socket that is not connected.
+type rawSocket int
+
+func (s rawSocket) Control(f func(fd uintptr)) error {
+	f(uintptr(s))
+	return nil
+}
+
+func (rawSocket) Read(func(fd uintptr) bool) error  { return syscall.ENOTCONN }
+func (rawSocket) Write(func(fd uintptr) bool) error { return syscall.ENOTCONN }

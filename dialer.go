@@ -1,0 +1,341 @@
+package san
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+const (
+	// defaultAttemptTimeout bounds an attempt over a SAN: many times what one
+	// takes that is answered, and a delay that a user bears once.
+	defaultAttemptTimeout = 500 * time.Millisecond
+
+	// requireAttemptTimeout is the bound where there is nothing to fall back
+	// to: an attempt must not fail because processors are busy.
+	requireAttemptTimeout = 10 * time.Second
+)
+
+// Dial connects to the address as net.Dial does, over a SAN where there is
+// one. It is Dial of the zero Dialer.
+func Dial(network, address string) (net.Conn, error) {
+	return new(Dialer).Dial(network, address)
+}
+
+// Dialer connects to addresses, over a SAN where there is one. The zero value
+// is ready for use. It must not be changed while it is in use; its methods may
+// be called concurrently.
+type Dialer struct {
+	// NetDialer makes the TCP connections. Its Timeout, Deadline, LocalAddr,
+	// Resolver, Control and ControlContext hold for attempts over a SAN as
+	// well; the hooks then see the TCP socket whose address such a connection
+	// has, and once more the one of TCP when the attempt was in vain.
+	NetDialer net.Dialer
+
+	// Policy: Prefer (the zero value), Require or Never.
+	Policy Policy
+
+	// Providers to use, in order of preference. Nil: all that this build and
+	// this host have; empty: none.
+	Providers []string
+
+	// Options of the connections over a SAN.
+	Options sanconn.Options
+
+	// RDMA is how those over RDMA are made.
+	RDMA RDMA
+}
+
+// Dial connects to the address; see DialContext.
+func (d *Dialer) Dial(network, address string) (net.Conn, error) {
+	return d.DialContext(context.Background(), network, address)
+}
+
+// DialContext connects to the address as net.Dialer.DialContext does; networks
+// and addresses are its. Over a SAN the connection is a *sanconn.Conn. Where
+// there is none it is what NetDialer gives, InfoOf tells why, and the reason is
+// counted; where the policy is Require the reason is the error instead.
+//
+// A host with several addresses is tried address by address, SAN then TCP for
+// each; where no address is served by a SAN, NetDialer gets the name.
+func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	if ctx == nil {
+		panic("nil context")
+	}
+	if !isTCP(network) {
+		return d.fallBack(ctx, network, address, notTCP(network))
+	}
+	if d.Policy == Never {
+		return d.fallBack(ctx, network, address, &Unavailable{Reason: ReasonPolicy})
+	}
+	env := processEnvironment()
+	providers, why, err := choose(d.Providers, env, registry)
+	if err != nil {
+		return nil, dialError(network, nil, nil, err)
+	}
+	if why != nil {
+		return d.fallBack(ctx, network, address, why)
+	}
+
+	ctx, cancel := d.bound(ctx)
+	defer cancel()
+	requests, err := d.plan(ctx, network, address, env)
+	if err != nil {
+		return nil, err
+	}
+	served := false
+	for _, r := range requests {
+		served = served || sameFamily(r.local, r.remote.Addr()) && serving(providers, r.remote.Addr(), r.settings)
+	}
+	if !served {
+		return d.fallBack(ctx, network, address, &Unavailable{Reason: ReasonNotServed})
+	}
+
+	var first error
+	for i, r := range requests {
+		ctx, cancel := share(ctx, len(requests)-i)
+		c, err := d.dialOne(ctx, providers, network, r)
+		cancel()
+		if err == nil {
+			return c, nil
+		}
+		first = cmp.Or(first, err)
+	}
+	return nil, first
+}
+
+// plan gives the attempts, one per address of the destination, in net's order.
+func (d *Dialer) plan(ctx context.Context, network, address string, env environment) ([]request, error) {
+	local, err := dialLocal(d.NetDialer.LocalAddr)
+	if err != nil {
+		return nil, dialError(network, d.NetDialer.LocalAddr, nil, err)
+	}
+	dsts, err := resolve(ctx, d.NetDialer.Resolver, network, address)
+	if err != nil {
+		return nil, dialError(network, nil, nil, err)
+	}
+	requests := make([]request, len(dsts))
+	for i, dst := range dsts {
+		requests[i] = request{
+			network:  familyOf(dst.Addr()),
+			remote:   dst,
+			local:    local,
+			control:  d.control(),
+			settings: settle(d.Options, d.RDMA, d.Policy, env, 0),
+		}
+	}
+	return requests, nil
+}
+
+// bound applies the dialer's own limits of time to ctx.
+func (d *Dialer) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline := d.NetDialer.Deadline
+	if d.NetDialer.Timeout > 0 {
+		if t := time.Now().Add(d.NetDialer.Timeout); deadline.IsZero() || t.Before(deadline) {
+			deadline = t
+		}
+	}
+	if deadline.IsZero() {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline)
+}
+
+// control is the hook for sockets; net gives ControlContext precedence.
+func (d *Dialer) control() func(context.Context, string, string, syscall.RawConn) error {
+	switch plain := d.NetDialer.Control; {
+	case d.NetDialer.ControlContext != nil:
+		return d.NetDialer.ControlContext
+	case plain != nil:
+		return func(_ context.Context, network, address string, c syscall.RawConn) error {
+			return plain(network, address, c)
+		}
+	}
+	return nil
+}
+
+// fallBack leaves the connection to net.
+func (d *Dialer) fallBack(ctx context.Context, network, address string, why *Unavailable) (net.Conn, error) {
+	if d.Policy == Require {
+		return nil, dialError(network, d.NetDialer.LocalAddr, nil, requireError{why})
+	}
+	c, err := d.NetDialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	noteFallback(c, why)
+	count(func(n *Counters) { n.Dialed[InfoOf(c).Provider]++ })
+	return c, nil
+}
+
+// dialOne connects to one address: by each provider that serves it in turn,
+// then by TCP.
+func (d *Dialer) dialOne(ctx context.Context, providers []provider, network string, r request) (net.Conn, error) {
+	why := &Unavailable{Reason: ReasonNotServed}
+	for _, p := range providers {
+		if !sameFamily(r.local, r.remote.Addr()) || !p.serves(r.remote.Addr(), r.settings) {
+			continue
+		}
+		c, err := d.dialSAN(ctx, p, r)
+		if err == nil {
+			count(func(n *Counters) { n.Dialed[p.name()]++ })
+			return c, nil
+		}
+		unavailable, final := verdict(ctx, err)
+		if final != nil {
+			return nil, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(r.remote), final)
+		}
+		if why.Reason == ReasonNotServed { // what the preferred provider says counts
+			why = unavailable
+		}
+	}
+	if d.Policy == Require {
+		return nil, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(r.remote), requireError{why})
+	}
+	return d.fallBack(ctx, network, r.remote.String(), why)
+}
+
+// dialSAN makes one attempt over a SAN, unless the last one lately was in vain.
+func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, error) {
+	key := attemptKey{p.name(), r.remote}
+	if d.Policy != Require && remembered.has(key, time.Now()) {
+		return nil, &Unavailable{Reason: ReasonRemembered}
+	}
+	patience := r.attempt
+	if deadline, ok := ctx.Deadline(); ok && d.Policy != Require {
+		patience = min(patience, time.Until(deadline)/2) // leave TCP its time
+	}
+	attempt, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	l, err := p.dial(attempt, r)
+	if err == nil {
+		var s *session.Session
+		if s, err = negotiate(attempt, l, r.session); err == nil {
+			remembered.forget(key)
+			return newConn(p.name(), s, l), nil
+		}
+	}
+	// Only what was answered by silence is remembered: other answers cost
+	// no time. The caller's own impatience is no proof of silence.
+	if ctx.Err() == nil && patience == r.attempt && reasonOf(err) == ReasonTimeout {
+		remembered.add(key, time.Now())
+	}
+	return nil, err
+}
+
+// negotiate starts the session. When it fails, the link is gone.
+func negotiate(ctx context.Context, l link, config session.Config) (*session.Session, error) {
+	s := session.New(l.endpoint, config)
+	err := s.Negotiate(ctx)
+	if err == nil {
+		return s, nil
+	}
+	s.Abort()
+	l.release()
+	why := new(Unavailable)
+	reset := errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF)
+	if reset && l.endpoint.Limits().Buffered && !errors.As(err, &why) {
+		// There is no wire that could have failed. A listener that ends the
+		// endpoint before it negotiates refuses (C7, C8): its backlog is full,
+		// or it is being closed.
+		return nil, syscall.ECONNREFUSED
+	}
+	return nil, err
+}
+
+// newConn gives a negotiated session to the application.
+func newConn(provider string, s *session.Session, l link) *sanconn.Conn {
+	count(func(n *Counters) { n.Open[provider]++ })
+	return sanconn.New(s, l.local, l.remote, func() {
+		l.release()
+		count(func(n *Counters) { n.Open[provider]-- })
+	})
+}
+
+// verdict says what a failed attempt over a SAN means: a reason to try
+// something else, or the final answer for this address (C4).
+func verdict(ctx context.Context, err error) (*Unavailable, error) {
+	switch {
+	case ctx.Err() != nil:
+		return nil, contextError{ctx.Err()}
+	case errors.As(err, new(hookError)):
+		return nil, err
+	case reasonOf(err) != ReasonNone:
+		why := new(Unavailable)
+		if errors.As(err, &why) {
+			return why, nil
+		}
+		return &Unavailable{Reason: reasonOf(err), Err: err}, nil
+	}
+	for _, errno := range []syscall.Errno{syscall.ECONNREFUSED, syscall.EHOSTUNREACH} {
+		if errors.Is(err, errno) {
+			return nil, os.NewSyscallError("connect", errno)
+		}
+	}
+	return &Unavailable{Reason: ReasonProtocol, Err: err}, nil
+}
+
+// reasonOf finds the reason in an error; ReasonNone if it is not plain.
+func reasonOf(err error) Reason {
+	why := new(Unavailable)
+	var errno syscall.Errno
+	switch {
+	case errors.As(err, &why):
+		return why.Reason
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return ReasonTimeout
+	case errors.As(err, &errno):
+		switch errno {
+		case syscall.ETIMEDOUT:
+			return ReasonTimeout
+		case syscall.ENETUNREACH, syscall.EADDRNOTAVAIL:
+			return ReasonUnreachable
+		case syscall.EPERM, syscall.EACCES:
+			return ReasonPermission
+		case syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN, syscall.EADDRINUSE:
+			return ReasonResources
+		}
+	}
+	return ReasonNone
+}
+
+// hookError is what a Control hook returned: final, as with net.
+type hookError struct{ error }
+
+func (e hookError) Unwrap() error { return e.error }
+
+// contextError says that the dialer's time was up, or that it was cancelled,
+// in net's words.
+type contextError struct{ cause error }
+
+func (e contextError) Error() string {
+	if e.Timeout() {
+		return "i/o timeout"
+	}
+	return "operation was canceled"
+}
+
+func (e contextError) Timeout() bool   { return errors.Is(e.cause, context.DeadlineExceeded) }
+func (e contextError) Temporary() bool { return e.Timeout() }
+func (e contextError) Unwrap() error   { return e.cause }
+func (e contextError) Is(target error) bool {
+	return target == os.ErrDeadlineExceeded && e.Timeout()
+}
+
+// dialError is err as net.Dial would return it. A nil *net.TCPAddr must not
+// become an Addr that is not nil.
+func dialError(network string, source net.Addr, dst *net.TCPAddr, err error) error {
+	e := &net.OpError{Op: "dial", Net: network, Source: source, Err: err}
+	if dst != nil {
+		e.Addr = dst
+	}
+	return e
+}

@@ -1,0 +1,386 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// What a provider answers, and what becomes of the dial (C4). A TCP listener
+// is there in each case.
+func TestDialFallsBackUnlessTCPWouldFailToo(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		answer error
+		reason Reason        // of the fallback
+		final  syscall.Errno // or the error that stays
+	}{
+		{name: "no SAN listener", answer: &Unavailable{Reason: ReasonNoListener}, reason: ReasonNoListener},
+		{name: "another version", answer: &Unavailable{Reason: ReasonVersion}, reason: ReasonVersion},
+		{name: "another owner", answer: fmt.Errorf("shm: %w", &Unavailable{Reason: ReasonOwner}), reason: ReasonOwner},
+		{name: "time-out", answer: os.NewSyscallError("connect", syscall.ETIMEDOUT), reason: ReasonTimeout},
+		{name: "no route over the SAN", answer: syscall.ENETUNREACH, reason: ReasonUnreachable},
+		{name: "not permitted", answer: os.NewSyscallError("socket", syscall.EACCES), reason: ReasonPermission},
+		{name: "out of descriptors", answer: os.NewSyscallError("socket", syscall.EMFILE), reason: ReasonResources},
+		{name: "out of memory", answer: syscall.ENOMEM, reason: ReasonResources},
+		{name: "nonsense", answer: errors.New("magic 0x1234"), reason: ReasonProtocol},
+		{name: "refused", answer: os.NewSyscallError("connect", syscall.ECONNREFUSED), final: syscall.ECONNREFUSED},
+		{name: "host unreachable", answer: syscall.EHOSTUNREACH, final: syscall.EHOSTUNREACH},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := useFake(t)
+			f.fail = func(context.Context, request) error { return c.answer }
+			addr := plainListen(t, "127.0.0.1:0").Addr().String()
+
+			before := Stats()
+			conn, err := new(Dialer).Dial("tcp", addr)
+			if c.final != 0 {
+				oe := wantOpError(t, err, "dial", c.final)
+				if oe.Addr == nil || oe.Addr.String() != addr {
+					t.Errorf("the error names %v, want %s", oe.Addr, addr)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			wantFallback(t, conn, c.reason)
+			after := Stats()
+			if n := after.Fallbacks[c.reason] - before.Fallbacks[c.reason]; n != 1 {
+				t.Errorf("counted %d times", n)
+			}
+			if n := after.Dialed["tcp"] - before.Dialed["tcp"]; n != 1 {
+				t.Errorf("%d TCP connections counted", n)
+			}
+
+			_, err = (&Dialer{Policy: Require}).Dial("tcp", addr)
+			wantOpError(t, err, "dial", err)
+			if why := (*Unavailable)(nil); errors.As(err, &why) && why.Reason != c.reason {
+				t.Errorf("with Require the reason is %v: %v", why.Reason, err)
+			} else if !strings.Contains(err.Error(), "no SAN connection") {
+				t.Errorf("with Require the error is %v", err)
+			}
+		})
+	}
+}
+
+func TestDialPolicyNeverAsksNobody(t *testing.T) {
+	f := useFake(t)
+	c := mustDial(t, &Dialer{Policy: Never}, plainListen(t, "127.0.0.1:0").Addr().String())
+	wantFallback(t, c, ReasonPolicy)
+	if f.tried() != 0 {
+		t.Error("the provider was asked")
+	}
+}
+
+func TestDialOtherNetworksGoToNet(t *testing.T) {
+	useFake(t)
+	path := t.TempDir() + "/socket"
+	l, err := Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	before := Stats().Fallbacks[ReasonNetwork]
+	c, err := Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if info := InfoOf(c); info.Provider != "unix" {
+		t.Errorf("provider %q", info.Provider)
+	}
+	if n := Stats().Fallbacks[ReasonNetwork] - before; n != 1 {
+		t.Errorf("counted %d times", n)
+	}
+	var why *Unavailable
+	if _, err := (&Dialer{Policy: Require}).Dial("unix", path); !errors.As(err, &why) || why.Reason != ReasonNetwork {
+		t.Errorf("Dial with Require: %v", err)
+	}
+	if _, err := (&ListenConfig{Policy: Require}).Listen(context.Background(), "unix", path+"2"); !errors.As(err, &why) || why.Reason != ReasonNetwork {
+		t.Errorf("Listen with Require: %v", err)
+	}
+}
+
+func TestDialBadInputIsTheErrorOfNet(t *testing.T) {
+	useFake(t)
+	free := freePort(t)
+	for _, c := range []struct{ name, network, address string }{
+		{"unknown network", "tcp5", "127.0.0.1:1"},
+		{"no port", "tcp", "127.0.0.1"},
+		{"bad port", "tcp", "127.0.0.1:http2000"},
+		{"port out of range", "tcp", "127.0.0.1:65536"},
+		{"unknown host", "tcp", "no-such-host.invalid:80"},
+		{"family without address", "tcp6", "127.0.0.1:80"},
+		{"nobody listens", "tcp", free},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			_, want := new(net.Dialer).DialContext(ctx, c.network, c.address)
+			_, got := new(Dialer).DialContext(ctx, c.network, c.address)
+			if want == nil || got == nil || got.Error() != want.Error() {
+				t.Errorf("got  %v\nwant %v", got, want)
+			}
+			if _, err := (&Dialer{Policy: Require}).DialContext(ctx, c.network, c.address); err == nil {
+				t.Error("no error with Require")
+			}
+		})
+	}
+	if _, err := (&Dialer{Providers: []string{"warp"}}).Dial("tcp", free); err == nil || !strings.Contains(err.Error(), `unknown provider "warp"`) {
+		t.Errorf("unknown provider: %v", err)
+	}
+}
+
+// freePort is an address of this host where nobody listens.
+func freePort(t testing.TB) string {
+	t.Helper()
+	l := plainListen(t, "127.0.0.1:0")
+	l.Close()
+	return l.Addr().String()
+}
+
+func TestDialSilentSANCostsOneDelay(t *testing.T) {
+	f := useFake(t)
+	f.fail = func(ctx context.Context, _ request) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	addr := plainListen(t, "127.0.0.1:0").Addr().String()
+	d := &Dialer{}
+	d.Options.AttemptTimeout = 10 * time.Millisecond
+	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
+	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
+	if n := f.tried(); n != 1 {
+		t.Errorf("the provider was asked %d times", n)
+	}
+
+	other := plainListen(t, "127.0.0.1:0").Addr().String()
+	wantFallback(t, mustDial(t, d, other), ReasonTimeout)
+
+	r := &Dialer{Policy: Require, Options: d.Options}
+	_, err := r.Dial("tcp", addr)
+	if ne, ok := err.(net.Error); !ok || !ne.Timeout() {
+		t.Errorf("with Require: %v, want a time-out", err)
+	}
+	if n := f.tried(); n != 3 {
+		t.Errorf("Require was answered from memory (%d attempts)", n)
+	}
+}
+
+func TestDialPeerThatNeverNegotiates(t *testing.T) {
+	f := useFake(t)
+	f.mute = true
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	d := &Dialer{}
+	d.Options.AttemptTimeout = 10 * time.Millisecond
+	c := mustDial(t, d, l.Addr().String())
+	wantFallback(t, c, ReasonTimeout)
+	say(t, c, mustAccept(t, l), "by TCP then")
+}
+
+func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
+	f := useFake(t)
+	f.fail = func(ctx context.Context, _ request) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	addr := plainListen(t, "127.0.0.1:0").Addr().String()
+	d := &Dialer{NetDialer: net.Dialer{Timeout: 2 * time.Second}}
+	d.Options.AttemptTimeout = patience
+	c, err := d.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	wantFallback(t, c, ReasonTimeout)
+	if remembered.has(attemptKey{fakeName, f.addr(c.RemoteAddr())}, time.Now()) {
+		t.Error("an attempt that had less than its time is remembered")
+	}
+}
+
+func TestDialOwnImpatienceIsNotRemembered(t *testing.T) {
+	f := useFake(t)
+	f.fail = func(ctx context.Context, _ request) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	addr := plainListen(t, "127.0.0.1:0").Addr().String()
+	for _, c := range []struct {
+		name    string
+		dialer  net.Dialer
+		context func() (context.Context, context.CancelFunc)
+		target  error
+		timeout bool
+	}{
+		{name: "Timeout", dialer: net.Dialer{Timeout: time.Millisecond}, target: context.DeadlineExceeded, timeout: true},
+		{name: "Deadline", dialer: net.Dialer{Deadline: time.Now().Add(time.Millisecond)}, target: context.DeadlineExceeded, timeout: true},
+		{name: "context's deadline", context: func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(context.Background(), time.Millisecond)
+		}, target: context.DeadlineExceeded, timeout: true},
+		{name: "cancelled", context: func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			return ctx, cancel
+		}, target: context.Canceled},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.Background(), context.CancelFunc(func() {})
+			if c.context != nil {
+				ctx, cancel = c.context()
+			}
+			defer cancel()
+			d := &Dialer{NetDialer: c.dialer, Policy: Require}
+			d.Options.AttemptTimeout = patience
+			_, err := d.DialContext(ctx, "tcp", addr)
+			if oe := wantOpError(t, err, "dial", c.target); oe.Timeout() != c.timeout {
+				t.Errorf("Timeout() is %v: %v", oe.Timeout(), err)
+			}
+		})
+	}
+	f.fail = nil
+	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonNoListener)
+}
+
+// names is a resolver's answer without a DNS: /etc/hosts cannot be had, so the
+// tests of several addresses call dialOne's loop by a resolver that answers
+// from a map.
+func TestDialSeveralAddresses(t *testing.T) {
+	f := useFake(t)
+	dead := netip.MustParseAddrPort("127.0.0.2:" + portOf(freePort(t)))
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:"+fmt.Sprint(dead.Port()))
+	f.fail = func(_ context.Context, r request) error {
+		if r.remote == dead {
+			return syscall.ECONNREFUSED
+		}
+		return nil
+	}
+	d := &Dialer{}
+	d.NetDialer.Resolver = answering(t, map[string][]string{
+		"two.test.": {"127.0.0.2", "127.0.0.1"},
+		"far.test.": {"192.0.2.1"},
+	})
+	c := mustDial(t, d, net.JoinHostPort("two.test", fmt.Sprint(dead.Port())))
+	wantProvider(t, c, fakeName)
+	if got := c.RemoteAddr().String(); got != l.Addr().String() {
+		t.Errorf("connected to %s", got)
+	}
+}
+
+func TestDialHooksSeeTheSocketOfTheAddress(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	var calls atomic.Int32
+	d := &Dialer{}
+	d.NetDialer.ControlContext = func(_ context.Context, network, address string, c syscall.RawConn) error {
+		calls.Add(1)
+		if network != "tcp4" || address != l.Addr().String() {
+			t.Errorf("hook for %s %s", network, address)
+		}
+		return c.Control(func(fd uintptr) {
+			if err := setReuseAddr(fd); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	c := mustDial(t, d, l.Addr().String())
+	wantProvider(t, c, fakeName)
+	if calls.Load() != 1 {
+		t.Errorf("hook called %d times", calls.Load())
+	}
+	d.NetDialer.ControlContext = nil
+	d.NetDialer.Control = func(string, string, syscall.RawConn) error { return syscall.EXDEV }
+	_, err := d.Dial("tcp", l.Addr().String())
+	wantOpError(t, err, "dial", syscall.EXDEV)
+}
+
+func TestDialLocalAddr(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	local := freePort(t)
+	addr, err := net.ResolveTCPAddr("tcp", local)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := mustDial(t, &Dialer{NetDialer: net.Dialer{LocalAddr: addr}}, l.Addr().String())
+	wantProvider(t, c, fakeName)
+	if got := mustAccept(t, l).RemoteAddr().String(); got != local {
+		t.Errorf("the acceptor sees %s, want %s", got, local)
+	}
+	_, err = (&Dialer{NetDialer: net.Dialer{LocalAddr: &net.UDPAddr{}}}).Dial("tcp", l.Addr().String())
+	if err == nil || !strings.Contains(err.Error(), "mismatched local address type") {
+		t.Errorf("a UDP address: %v", err)
+	}
+}
+
+// A server that speaks first, and one that counts what it gets: neither sees a
+// byte that is not the application's.
+func TestDialPlainServerSeesTheApplicationAlone(t *testing.T) {
+	for _, policy := range []Policy{Prefer, Never} {
+		t.Run(policy.String(), func(t *testing.T) {
+			l := plainListen(t, "127.0.0.1:0")
+			c := mustDial(t, &Dialer{Policy: policy}, l.Addr().String())
+			s := mustAccept(t, l)
+			say(t, s, c, "220 ready\r\n")
+			say(t, c, s, "EHLO\r\n")
+			c.Close()
+			rest, err := io.ReadAll(s)
+			if err != nil || len(rest) != 0 {
+				t.Errorf("%d more bytes: %q, %v", len(rest), rest, err)
+			}
+		})
+	}
+}
+
+// answering is a resolver that knows the given hosts alone. It speaks DNS to
+// itself over a pipe.
+func answering(t testing.TB, hosts map[string][]string) *net.Resolver {
+	return &net.Resolver{
+		PreferGo: true,
+		Dial: func(context.Context, string, string) (net.Conn, error) {
+			client, server := net.Pipe()
+			go serveDNS(t, server, hosts)
+			return client, nil
+		},
+	}
+}
+
+func TestResolveKeepsNetsOrder(t *testing.T) {
+	r := answering(t, map[string][]string{"two.test.": {"127.0.0.2", "127.0.0.1"}})
+	got, err := resolve(t.Context(), r, "tcp4", "two.test:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.2:80"), netip.MustParseAddrPort("127.0.0.1:80")}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestResolveUnspecifiedIsThisHost(t *testing.T) {
+	for _, c := range []struct{ network, address, want string }{
+		{"tcp", ":80", "127.0.0.1:80"},
+		{"tcp6", ":80", "[::1]:80"},
+		{"tcp", "0.0.0.0:80", "127.0.0.1:80"},
+		{"tcp", "[::]:80", "[::1]:80"},
+
+		{"tcp", "[::ffff:127.0.0.1]:80", "127.0.0.1:80"},
+		{"tcp", "127.0.0.1:http", "127.0.0.1:80"},
+	} {
+		got, err := resolve(t.Context(), nil, c.network, c.address)
+		if err != nil || len(got) == 0 || got[0].String() != c.want {
+			t.Errorf("%s %s: %v, %v; want %s", c.network, c.address, got, err, c.want)
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package san_test
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"strings"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/regcache"
+)
+
+// Over verbs, large Writes and Reads move between the device and the program's
+// own slices. Slices of Go's heap, and variables, are registered with the device
+// when they are used for the second time, and stay so while they live. Nothing
+// has to be done for it; a program that makes its buffers once gains most.
+//
+// Two kinds of memory are for the program to ask for: buffers that are
+// registered from the start, and memory that it has mapped, which is copied
+// unless it says that the mapping stays.
+func Example_buffers() {
+	l, err := san.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		n, _ := io.Copy(io.Discard, c)
+		fmt.Fprintln(c, n, "bytes")
+	}()
+	c, err := san.Dial("tcp", l.Addr().String())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+
+	// A buffer from the arena of the process, which has a budget: ENOBUFS says
+	// that it is used up.
+	buffer, err := regcache.DefaultArena().Get(64 << 10)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer buffer.Put()
+	buffer.ReadFrom(strings.NewReader("what a file has to say"))
+	buffer.WriteTo(c)
+
+	mapped := make([]byte, 1<<20) // by unix.Mmap, say
+	stable, err := regcache.Declare(mapped)
+	if err != nil {
+		log.Fatal(err)
+	}
+	c.Write(mapped)
+	if err := stable.Withdraw(); err != nil { // before it is unmapped
+		log.Fatal(err)
+	}
+
+	c.(interface{ CloseWrite() error }).CloseWrite()
+	answer, _ := io.ReadAll(c)
+	fmt.Print(string(answer))
+
+	// What the caches of all connections did: hits, misses, what is pinned.
+	fmt.Println(regcache.DefaultBudget().Stats().Refused, "refused")
+	// Output:
+	// 1048598 bytes
+	// 0 refused
+}

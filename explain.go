@@ -1,0 +1,150 @@
+package san
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// An Outcome is what one way to one address of a destination gives.
+type Outcome struct {
+	Address  netip.AddrPort
+	Provider string // "shm", "verbs" or "tcp"
+
+	// Err is nil where a connection was made, and else why there was none: an
+	// *Unavailable with its Reason, or what net would say.
+	Err error
+
+	// Local is the connection's own address, nil where there was none.
+	Local net.Addr
+
+	// Took is how long it was to the connection or to the error.
+	Took time.Duration
+
+	// Chosen marks what a dial gets; at most one Outcome has it. Where no
+	// address is served by a SAN, net may take another one by TCP.
+	Chosen bool
+}
+
+// Explain says what a dial to the address would do: what each provider, whether
+// it may be used or not, and TCP give at each address, in the order in which a
+// dial tries them. It is for finding faults.
+//
+// It makes each connection that can be made, one after the other, and closes it
+// at once: a listener there accepts connections that end without a byte. An
+// attempt over a SAN is bounded as in a dial, one by TCP by ctx and NetDialer's
+// Timeout alone. What it learns is remembered as a dial's is, but not counted.
+//
+// The error is that of a destination that cannot be looked up, or of settings
+// that no dial would accept.
+func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcome, error) {
+	if !isTCP(network) {
+		return nil, dialError(network, nil, nil, notTCP(network))
+	}
+	env := processEnvironment()
+	providers, _, err := choose(d.Providers, env, registry)
+	if err != nil {
+		return nil, dialError(network, nil, nil, err)
+	}
+	ctx, cancel := d.bound(ctx)
+	defer cancel()
+	requests, err := d.plan(ctx, network, address, env)
+	if err != nil {
+		return nil, err
+	}
+	var all []Outcome
+	connected := false
+	for i, r := range requests {
+		ctx, cancel := share(ctx, len(requests)-i)
+		here := d.explainOne(ctx, providers, r)
+		cancel()
+		if !connected {
+			connected = markChosen(here)
+		}
+		all = append(all, here...)
+	}
+	return all, nil
+}
+
+// explainOne tries every way to one address.
+func (d *Dialer) explainOne(ctx context.Context, providers []provider, r request) []Outcome {
+	var outcomes []Outcome
+	try := func(name string, attempt func() (net.Conn, error)) {
+		start := time.Now()
+		o := Outcome{Address: r.remote, Provider: name}
+		c, err := attempt()
+		o.Took, o.Err = time.Since(start), err
+		if err == nil {
+			o.Local = c.LocalAddr()
+			c.Close()
+		}
+		outcomes = append(outcomes, o)
+	}
+	names := providerNames(registry)
+	for _, p := range providers {
+		names = slices.DeleteFunc(names, func(n string) bool { return n == p.name() })
+		try(p.name(), func() (net.Conn, error) { return d.explainSAN(ctx, p, r) })
+	}
+	for _, name := range names {
+		try(name, func() (net.Conn, error) { return nil, d.leftOut(name) })
+	}
+	try(providerTCP, func() (net.Conn, error) {
+		if d.Policy == Require {
+			return nil, &Unavailable{Reason: ReasonPolicy}
+		}
+		return d.NetDialer.DialContext(ctx, r.network, r.remote.String())
+	})
+	return outcomes
+}
+
+func (d *Dialer) explainSAN(ctx context.Context, p provider, r request) (net.Conn, error) {
+	switch dst := r.remote.Addr(); {
+	case d.Policy == Never:
+		return nil, &Unavailable{Reason: ReasonPolicy}
+	case !sameFamily(r.local, dst):
+		return nil, &Unavailable{Reason: ReasonNotServed}
+	case !p.serves(dst, r.settings):
+		why := &Unavailable{Reason: ReasonNotServed}
+		if p, ok := p.(refuser); ok {
+			why.Err = p.notServed(dst, r.settings)
+		}
+		return nil, why
+	}
+	c, err := d.dialSAN(ctx, p, r)
+	if err == nil {
+		return c, nil
+	}
+	why, final := verdict(ctx, err)
+	if final != nil {
+		return nil, final
+	}
+	return nil, why
+}
+
+// leftOut is why a provider is not among those that may be used.
+func (d *Dialer) leftOut(name string) error {
+	switch {
+	case d.Policy == Never:
+		return &Unavailable{Reason: ReasonPolicy}
+	case !slices.ContainsFunc(registry, func(p provider) bool { return p.name() == name }):
+		return &Unavailable{Reason: ReasonNoProvider}
+	}
+	return &Unavailable{Reason: ReasonDisabled}
+}
+
+// markChosen marks what a dial takes of the ways to one address, if it takes
+// any: the first connection, unless an answer before it was final.
+func markChosen(outcomes []Outcome) bool {
+	for i, o := range outcomes {
+		switch _, unavailable := o.Err.(*Unavailable); {
+		case o.Err == nil:
+			outcomes[i].Chosen = true
+			return true
+		case !unavailable:
+			return false
+		}
+	}
+	return false
+}

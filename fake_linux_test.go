@@ -1,0 +1,151 @@
+package san
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// fakeName is the provider of the tests: it has no kernel below it, and says
+// what it is told to.
+const fakeName = "fake"
+
+// fake is a provider over in-memory endpoints. It serves this host's loopback
+// addresses.
+type fake struct {
+	// fail, if not nil, is asked before a dial is tried.
+	fail func(ctx context.Context, r request) error
+	// mute endpoints never negotiate: nobody hears of them.
+	mute bool
+	// silent makes dials reach the listener and say nothing then; connected
+	// tells that one has.
+	silent    atomic.Bool
+	connected chan struct{}
+
+	mu        sync.Mutex
+	listeners map[netip.AddrPort]*fakeAcceptor // guarded by mu
+	attempts  int                              // dials that were tried, guarded by mu
+}
+
+// useFake makes f the only provider of the process for the rest of the test.
+func useFake(t *testing.T) *fake {
+	t.Helper()
+	f := &fake{listeners: make(map[netip.AddrPort]*fakeAcceptor), connected: make(chan struct{}, 1)}
+	useProviders(t, f)
+	return f
+}
+
+// useProviders replaces the providers of the process for the rest of the test,
+// and makes it forget what failed before.
+func useProviders(t *testing.T, providers ...provider) {
+	t.Helper()
+	old := registry
+	registry = providers
+	forgetAll()
+	t.Cleanup(func() {
+		registry = old
+		forgetAll()
+	})
+}
+
+func forgetAll() {
+	remembered.mu.Lock()
+	defer remembered.mu.Unlock()
+	clear(remembered.failures)
+}
+
+func (f *fake) name() string                           { return fakeName }
+func (f *fake) serves(dst netip.Addr, _ settings) bool { return dst.IsLoopback() }
+func (f *fake) addr(a net.Addr) netip.AddrPort {
+	ap := a.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(reached(ap.Addr()), ap.Port())
+}
+
+func (f *fake) listen(tcp *net.TCPListener, _ settings) (acceptor, error) {
+	a := &fakeAcceptor{f: f, addr: f.addr(tcp.Addr()), arrivals: make(chan link), closed: make(chan struct{})}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.listeners[a.addr] = a
+	return a, nil
+}
+
+func (f *fake) dial(ctx context.Context, r request) (link, error) {
+	f.mu.Lock()
+	f.attempts++
+	a := f.listeners[r.remote]
+	f.mu.Unlock()
+	if f.fail != nil {
+		if err := f.fail(ctx, r); err != nil {
+			return link{}, err
+		}
+	}
+	if a == nil {
+		return link{}, &Unavailable{Reason: ReasonNoListener}
+	}
+	s, err := bind(ctx, r)
+	if err != nil {
+		return link{}, err
+	}
+	remote := net.TCPAddrFromAddrPort(r.remote)
+	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: fakeName, Buffered: true}})
+	if f.mute {
+		return link{here, s.local, remote, s}, nil
+	}
+	select {
+	case a.arrivals <- link{there, remote, s.local, nil}:
+		if f.silent.Load() {
+			f.connected <- struct{}{}
+			<-ctx.Done()
+			here.Abort()
+			s.Close()
+			return link{}, ctx.Err()
+		}
+		return link{here, s.local, remote, s}, nil
+	case <-a.closed:
+		s.Close()
+		return link{}, &Unavailable{Reason: ReasonNoListener}
+	case <-ctx.Done():
+		s.Close()
+		return link{}, ctx.Err()
+	}
+}
+
+// tried says how often a dial came as far as the provider.
+func (f *fake) tried() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.attempts
+}
+
+type fakeAcceptor struct {
+	f        *fake
+	addr     netip.AddrPort
+	arrivals chan link
+	once     sync.Once
+	closed   chan struct{}
+}
+
+func (a *fakeAcceptor) accept() (link, error) {
+	select {
+	case l := <-a.arrivals:
+		return l, nil
+	case <-a.closed:
+		return link{}, net.ErrClosed
+	}
+}
+
+func (a *fakeAcceptor) Close() error {
+	a.once.Do(func() {
+		close(a.closed)
+		a.f.mu.Lock()
+		defer a.f.mu.Unlock()
+		delete(a.f.listeners, a.addr)
+	})
+	return nil
+}

@@ -1,0 +1,136 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+)
+
+// patience is how long a test waits for what must happen. It is no target: a
+// test that reaches it has failed.
+const patience = 30 * time.Second
+
+// inGuest is the device that the tests run on, where they run in the guest
+// (test/guest): under emulation, some fifty times slower than elsewhere.
+var inGuest = os.Getenv("SAN_TEST_RDMA")
+
+// amount is how much of something a test does: less in the guest.
+func amount[T int | int64](elsewhere, guest T) T {
+	if inGuest != "" {
+		return guest
+	}
+	return elsewhere
+}
+
+func mustListen(t testing.TB, lc *ListenConfig, network, address string) *Listener {
+	t.Helper()
+	l, err := lc.Listen(context.Background(), network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l.(*Listener)
+}
+
+// plainListen is a TCP listener that knows of no SAN.
+func plainListen(t testing.TB, address string) *net.TCPListener {
+	t.Helper()
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l.(*net.TCPListener)
+}
+
+func mustDial(t testing.TB, d *Dialer, address string) net.Conn {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func mustAccept(t testing.TB, l net.Listener) net.Conn {
+	t.Helper()
+	if d, ok := l.(interface{ SetDeadline(time.Time) error }); ok {
+		d.SetDeadline(time.Now().Add(patience))
+		defer d.SetDeadline(time.Time{})
+	}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func wantProvider(t testing.TB, c net.Conn, provider string) {
+	t.Helper()
+	if info := InfoOf(c); info.Provider != provider {
+		t.Fatalf("provider %q (fallback %v: %v), want %q", info.Provider, info.Fallback, info.Cause, provider)
+	}
+}
+
+func wantFallback(t testing.TB, c net.Conn, why Reason) {
+	t.Helper()
+	if info := InfoOf(c); info.Provider != providerTCP || info.Fallback != why {
+		t.Fatalf("provider %q for reason %q (%v), want tcp for %q", info.Provider, info.Fallback, info.Cause, why)
+	}
+}
+
+// say writes text to one end and expects it at the other.
+func say(t testing.TB, from, to net.Conn, text string) {
+	t.Helper()
+	from.SetDeadline(time.Now().Add(patience))
+	to.SetDeadline(time.Now().Add(patience))
+	if n, err := io.WriteString(from, text); n != len(text) || err != nil {
+		t.Fatalf("wrote %d of %d bytes: %v", n, len(text), err)
+	}
+	got := make([]byte, len(text))
+	if _, err := io.ReadFull(to, got); err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != text {
+		t.Fatalf("read %q, want %q", got, text)
+	}
+	from.SetDeadline(time.Time{})
+	to.SetDeadline(time.Time{})
+}
+
+// wantOpError checks that err is what net would return: a *net.OpError of the
+// operation around target.
+func wantOpError(t testing.TB, err error, op string, target error) *net.OpError {
+	t.Helper()
+	var oe *net.OpError
+	if !errors.As(err, &oe) || oe.Op != op || !errors.Is(err, target) {
+		t.Fatalf("error %v (%T), want a *net.OpError of %s around %v", err, err, op, target)
+	}
+	if oe.Net != "tcp" {
+		t.Errorf("network %q in %v", oe.Net, err)
+	}
+	return oe
+}
+
+// waitFor polls for what other goroutines bring about.
+func waitFor(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("in vain: %s", what)
+		}
+	}
+}
+
+func portOf(address string) string {
+	_, port, _ := net.SplitHostPort(address)
+	return port
+}

@@ -1,0 +1,395 @@
+package san
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// web is an HTTP server and a client on one lane, otherwise as net/http has
+// them.
+type web struct {
+	*httptest.Server
+	client *http.Client
+}
+
+// httpKinds are the protocols that net/http speaks over a net.Conn.
+var httpKinds = []struct {
+	name  string
+	proto string
+	tls   bool
+}{
+	{"HTTP/1.1", "HTTP/1.1", false},
+	{"h2c", "HTTP/2.0", false},
+	{"h2", "HTTP/2.0", true},
+}
+
+func eachHTTP(t *testing.T, test func(t *testing.T, start func(http.Handler, ...func(*http.Server)) *web)) {
+	eachLane(t, func(t *testing.T, l lane) {
+		for _, k := range httpKinds {
+			t.Run(k.name, func(t *testing.T) {
+				test(t, func(h http.Handler, change ...func(*http.Server)) *web {
+					return startWeb(t, l, k.proto, k.tls, h, change...)
+				})
+			})
+		}
+	})
+}
+
+func startWeb(t *testing.T, l lane, proto string, withTLS bool, h http.Handler, change ...func(*http.Server)) *web {
+	t.Helper()
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Proto != proto {
+			t.Errorf("%s instead of %s", r.Proto, proto)
+		}
+		h.ServeHTTP(w, r)
+	}))
+	s.Listener.Close()
+	s.Listener = l.listen(t, l.here())
+	s.Config.ConnState = func(c net.Conn, state http.ConnState) {
+		if info := InfoOf(c); state == http.StateNew && info.Provider != l.provider {
+			t.Errorf("the server is on %s", info.Provider)
+		}
+	}
+	s.Config.ErrorLog = serverLog(t)
+	for _, f := range change {
+		f(s.Config)
+	}
+	var protocols http.Protocols
+	protocols.SetHTTP1(proto == "HTTP/1.1")
+	protocols.SetHTTP2(proto == "HTTP/2.0" && withTLS)
+	protocols.SetUnencryptedHTTP2(proto == "HTTP/2.0" && !withTLS)
+	s.Config.Protocols = &protocols
+	if withTLS {
+		s.EnableHTTP2 = true
+		s.StartTLS()
+	} else {
+		s.Start()
+	}
+	client := s.Client()
+	tr := client.Transport.(*http.Transport)
+	tr.Protocols = &protocols
+	if withTLS && l.host != "" {
+		tr.TLSClientConfig.ServerName = "example.com" // httptest's certificate has loopback addresses alone
+	}
+	dialer := l.dialer()
+	tr.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dialer.DialContext(ctx, network, addr)
+		if info := InfoOf(c); err == nil && info.Provider != l.provider {
+			t.Errorf("the client is on %s (%v)", info.Provider, info.Fallback)
+		}
+		return c, err
+	}
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return &web{s, client}
+}
+
+// serverLog keeps what a server says, of clients that went away above all, and
+// shows it when the test has failed.
+func serverLog(t *testing.T) *log.Logger {
+	var mu sync.Mutex
+	var lines bytes.Buffer
+	t.Cleanup(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if t.Failed() && lines.Len() > 0 {
+			t.Logf("the server said:\n%s", lines.Bytes())
+		}
+	})
+	return log.New(writerFunc(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return lines.Write(p)
+	}), "", log.Ltime|log.Lmicroseconds)
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// stream is a body of the given length that tells its own position.
+type stream struct{ at, end int }
+
+func (s *stream) Read(p []byte) (int, error) {
+	if s.at == s.end {
+		return 0, io.EOF
+	}
+	n := min(len(p), s.end-s.at)
+	position(p[:n], s.at)
+	s.at += n
+	return n, nil
+}
+
+// verify reads all of r and checks it against a stream of that length.
+func verify(r io.Reader, length int) error {
+	at := 0
+	b := make([]byte, 64<<10)
+	for {
+		n, err := r.Read(b)
+		if i := misplaced(b[:n], at); i >= 0 {
+			return fmt.Errorf("byte %d is not what was written there", i)
+		}
+		at += n
+		if err == io.EOF {
+			if at != length {
+				return fmt.Errorf("%d bytes instead of %d", at, length)
+			}
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("after %d of %d bytes: %w", at, length, err)
+		}
+	}
+}
+
+// bodySizes from nothing to 32 MiB; large ones are rare.
+func bodySize(i int) int {
+	switch {
+	case i%64 == 63 && !testing.Short():
+		return 32 << 20
+	case i%16 == 15:
+		return 1 << 20
+	}
+	return []int{0, 1, 100, 4095, 64 << 10, 200_000}[i%6]
+}
+
+func TestHTTPConcurrentRequests(t *testing.T) {
+	requests := amount(200, 40)
+	eachHTTP(t, func(t *testing.T, start func(http.Handler, ...func(*http.Server)) *web) {
+		w := start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			in, _ := strconv.Atoi(r.FormValue("in"))
+			out, _ := strconv.Atoi(r.FormValue("out"))
+			if err := verify(r.Body, in); err != nil {
+				t.Errorf("request: %v", err)
+			}
+			w.Header().Set("Content-Length", strconv.Itoa(out))
+			io.Copy(w, &stream{end: out})
+		}))
+		// HTTP/2 finds a connection and puts all streams on it.
+		if resp, err := w.client.Post(w.URL+"/?in=0&out=0", "", nil); err != nil {
+			t.Fatal(err)
+		} else {
+			resp.Body.Close()
+		}
+		var wg sync.WaitGroup
+		for i := range requests {
+			wg.Go(func() {
+				in, out := bodySize(i), bodySize(i+7)
+				req, err := http.NewRequest("POST", fmt.Sprintf("%s/?in=%d&out=%d", w.URL, in, out), &stream{end: in})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				req.ContentLength = int64(in)
+				if in == 0 {
+					req.Body = http.NoBody
+				}
+				resp, err := w.client.Do(req)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer resp.Body.Close()
+				if err := verify(resp.Body, out); err != nil {
+					t.Errorf("response to %d: %v", i, err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+func TestHTTPAbortedHandlerAndImpatientClient(t *testing.T) {
+	eachHTTP(t, func(t *testing.T, start func(http.Handler, ...func(*http.Server)) *web) {
+		left := make(chan struct{}, 100)
+		w := start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/abort":
+				w.Header().Set("Content-Length", "1000000")
+				w.Write(make([]byte, 100_000))
+				w.(http.Flusher).Flush()
+				panic(http.ErrAbortHandler)
+			case "/hang":
+				<-r.Context().Done()
+				left <- struct{}{}
+			default:
+				io.WriteString(w, "fine")
+			}
+		}))
+		for range 5 {
+			resp, err := w.client.Get(w.URL + "/abort")
+			if err == nil {
+				_, err = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+			if err == nil {
+				t.Error("an aborted response looks complete")
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			req, _ := http.NewRequestWithContext(ctx, "GET", w.URL+"/hang", nil)
+			if _, err := w.client.Do(req); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("impatient client: %v", err)
+			}
+			cancel()
+			w.wantFine(t)
+		}
+	})
+}
+
+func (w *web) wantFine(t *testing.T) {
+	t.Helper()
+	resp, err := w.client.Get(w.URL + "/fine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, err := io.ReadAll(resp.Body); string(b) != "fine" || err != nil {
+		t.Errorf("read %q, %v", b, err)
+	}
+}
+
+// The server notices that a client went away while its handler runs: it reads
+// in the background and interrupts that by a deadline in the past.
+func TestHTTPServerSeesTheClientGo(t *testing.T) {
+	eachLane(t, func(t *testing.T, l lane) {
+		seen := make(chan struct{})
+		w := startWeb(t, l, "HTTP/1.1", false, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			close(seen)
+		}))
+		c := mustDial(t, l.dialer(), w.Listener.Addr().String())
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		c.Close()
+		select {
+		case <-seen:
+		case <-time.After(patience):
+			t.Error("the handler was not told")
+		}
+	})
+}
+
+func TestHTTPServerTimeouts(t *testing.T) {
+	eachLane(t, func(t *testing.T, l lane) {
+		w := startWeb(t, l, "HTTP/1.1", false, http.NotFoundHandler(), func(s *http.Server) {
+			s.ReadHeaderTimeout = 50 * time.Millisecond
+			s.IdleTimeout = 50 * time.Millisecond
+		})
+		for name, request := range map[string]string{
+			"half a header": "GET / HTTP/1.1\r\nHost:",
+			"idle":          "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+		} {
+			c := mustDial(t, l.dialer(), w.Listener.Addr().String())
+			if _, err := io.WriteString(c, request); err != nil {
+				t.Fatal(err)
+			}
+			c.SetReadDeadline(time.Now().Add(patience))
+			if _, err := io.Copy(io.Discard, c); err != nil {
+				t.Errorf("%s: %v, want the server to hang up", name, err)
+			}
+		}
+	})
+}
+
+func TestHTTPHijack(t *testing.T) {
+	eachLane(t, func(t *testing.T, l lane) {
+		w := startWeb(t, l, "HTTP/1.1", false, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			c, rw, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			wantProvider(t, c, l.provider)
+			io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+			rw.Flush()
+			io.Copy(c, rw)
+		}))
+		c := mustDial(t, l.dialer(), w.Listener.Addr().String())
+		c.SetDeadline(time.Now().Add(patience))
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nearly ")
+		br := bufio.NewReader(c)
+		resp, err := http.ReadResponse(br, nil)
+		if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+			t.Fatalf("%v, %v", resp, err)
+		}
+		go func() {
+			io.Copy(c, &stream{end: 1 << 20})
+			c.(interface{ CloseWrite() error }).CloseWrite()
+		}()
+		early := make([]byte, len("early "))
+		if _, err := io.ReadFull(br, early); err != nil || string(early) != "early " {
+			t.Fatalf("%q, %v", early, err)
+		}
+		if err := verify(br, 1<<20); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Graceful Shutdown and the addresses that handlers see.
+func TestHTTPRemoteAddrAndShutdown(t *testing.T) {
+	eachLane(t, func(t *testing.T, l lane) {
+		var requests atomic.Int32
+		w := startWeb(t, l, "HTTP/1.1", false, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			requests.Add(1)
+			if host, port, err := net.SplitHostPort(r.RemoteAddr); l.host == "" && host != "127.0.0.1" || port == "0" || err != nil {
+				t.Errorf("RemoteAddr %q", r.RemoteAddr)
+			}
+			io.WriteString(w, "fine")
+		}))
+		w.wantFine(t)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := w.Config.Shutdown(ctx); err != nil {
+			t.Errorf("Shutdown: %v", err)
+		}
+		if _, err := w.client.Get(w.URL); err == nil {
+			t.Error("a request after Shutdown succeeded")
+		}
+		if requests.Load() != 1 {
+			t.Errorf("%d requests", requests.Load())
+		}
+	})
+}
+
+// A file goes by ReadFrom, as net/http serves it.
+func TestHTTPServesAFile(t *testing.T) {
+	eachHTTP(t, func(t *testing.T, start func(http.Handler, ...func(*http.Server)) *web) {
+		dir := t.TempDir()
+		const length = 3<<20 + 1
+		b := make([]byte, length)
+		position(b, 0)
+		if err := os.WriteFile(dir+"/file", b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w := start(http.FileServer(http.Dir(dir)))
+		resp, err := w.client.Get(w.URL + "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if err := verify(resp.Body, length); err != nil {
+			t.Error(err)
+		}
+		if !strings.HasPrefix(resp.Status, "200") {
+			t.Error(resp.Status)
+		}
+	})
+}

@@ -1,0 +1,95 @@
+package san
+
+import (
+	"net"
+	"reflect"
+	"runtime"
+	"sync"
+	"weak"
+
+	"github.com/sanconn/san/sanconn"
+)
+
+// Info says what carries a connection.
+type Info struct {
+	// Provider is "shm", "verbs" or "tcp"; for a connection of another
+	// network, that network's name.
+	Provider string
+	// Fallback is why the connection is not on a SAN; ReasonNone where it is,
+	// and for TCP connections that this package did not make.
+	Fallback Reason
+	// Cause has the details of Fallback, where there are any.
+	Cause error
+}
+
+// providerTCP is what Info and Counters call a connection without a SAN.
+const providerTCP = "tcp"
+
+// maxWrappers bounds how deep InfoOf looks, should wrappers go in a circle.
+const maxWrappers = 16
+
+// InfoOf says what carries c. It looks through wrappers that have the method
+// NetConn() net.Conn, as *tls.Conn does, or embed the connection. What it
+// cannot see through has the name of its network, or no Provider at all if that
+// is TCP, as it might as well be a SAN.
+func InfoOf(c net.Conn) Info {
+	for range maxWrappers {
+		switch known := c.(type) {
+		case nil:
+			return Info{}
+		case *sanconn.Conn:
+			return Info{Provider: known.Provider()}
+		case *net.TCPConn:
+			info := Info{Provider: providerTCP}
+			if why, ok := fallbacks.Load(weak.Make(known)); ok {
+				info.Fallback, info.Cause = why.(*Unavailable).Reason, why.(*Unavailable).Err
+			}
+			return info
+		}
+		inner := unwrap(c)
+		if inner == nil {
+			break
+		}
+		c = inner
+	}
+	if a := c.LocalAddr(); a != nil && !isTCP(a.Network()) {
+		return Info{Provider: a.Network()}
+	}
+	return Info{}
+}
+
+// unwrap gives the connection inside c; nil if it cannot tell.
+func unwrap(c net.Conn) net.Conn {
+	if w, ok := c.(interface{ NetConn() net.Conn }); ok {
+		return w.NetConn()
+	}
+	v := reflect.Indirect(reflect.ValueOf(c))
+	if v.Kind() != reflect.Struct {
+		return nil
+	}
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if f.Anonymous && f.IsExported() {
+			if inner, ok := v.Field(i).Interface().(net.Conn); ok {
+				return inner
+			}
+		}
+	}
+	return nil
+}
+
+// fallbacks remembers the reasons of the *net.TCPConns that this package gave
+// out: *Unavailable by weak.Pointer[net.TCPConn]. The connection itself has no
+// room for one and stays bare, as wrapping it would take sendfile and splice
+// away. An entry goes when its connection has been collected.
+var fallbacks sync.Map
+
+// noteFallback counts a connection that is not on a SAN and remembers why.
+func noteFallback(c net.Conn, why *Unavailable) {
+	count(func(n *Counters) { n.Fallbacks[why.Reason]++ })
+	if tcp, ok := c.(*net.TCPConn); ok {
+		key := weak.Make(tcp)
+		fallbacks.Store(key, why)
+		runtime.AddCleanup(tcp, func(key weak.Pointer[net.TCPConn]) { fallbacks.Delete(key) }, key)
+	}
+}

@@ -1,0 +1,92 @@
+package san
+
+import (
+	"crypto/tls"
+	"net"
+	"runtime"
+	"sync"
+	"testing"
+)
+
+// hidden keeps its connection to itself.
+type hidden struct {
+	inner
+	n int
+}
+
+type inner = net.Conn
+
+func TestInfoOf(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, &Dialer{}, l.Addr().String())
+	p := mustDial(t, &Dialer{Policy: Never}, l.Addr().String())
+	foreign, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	pipe, _ := net.Pipe()
+	type limited struct {
+		net.Conn
+	}
+	for _, k := range []struct {
+		name string
+		conn net.Conn
+		want Info
+	}{
+		{"over the SAN", c, Info{Provider: fakeName}},
+		{"inside TLS", tls.Client(c, nil), Info{Provider: fakeName}},
+		{"inside TLS twice", tls.Client(tls.Client(c, nil), nil), Info{Provider: fakeName}},
+		{"fallback", p, Info{Provider: "tcp", Fallback: ReasonPolicy}},
+		{"fallback inside TLS", tls.Client(p, nil), Info{Provider: "tcp", Fallback: ReasonPolicy}},
+		{"embedded", &limited{Conn: c}, Info{Provider: fakeName}},
+		{"embedded in TLS", tls.Client(limited{Conn: c}, nil), Info{Provider: fakeName}},
+		{"fallback embedded", &limited{Conn: p}, Info{Provider: "tcp", Fallback: ReasonPolicy}},
+		{"not to be seen through", hidden{c, 0}, Info{}},
+		{"not ours", foreign, Info{Provider: "tcp"}},
+		{"no network", pipe, Info{Provider: "pipe"}},
+		{"nothing", nil, Info{}},
+	} {
+		if got := InfoOf(k.conn); got != k.want {
+			t.Errorf("%s: %+v, want %+v", k.name, got, k.want)
+		}
+	}
+}
+
+// The reasons of connections that are gone are forgotten.
+func TestFallbackReasonsDoNotPileUp(t *testing.T) {
+	l := plainListen(t, "127.0.0.1:0")
+	for range 100 {
+		c, err := (&Dialer{Policy: Never}).Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantFallback(t, c, ReasonPolicy)
+		c.Close()
+	}
+	waitFor(t, "the table is empty", func() bool {
+		runtime.GC()
+		n := 0
+		fallbacks.Range(func(any, any) bool { n++; return true })
+		return n < 10 // other tests' connections may live
+	})
+}
+
+func TestStatsIsASnapshot(t *testing.T) {
+	var wg sync.WaitGroup
+	l := plainListen(t, "127.0.0.1:0")
+	before := Stats().Dialed["tcp"]
+	for range 8 {
+		wg.Go(func() {
+			if c, err := (&Dialer{Policy: Never}).Dial("tcp", l.Addr().String()); err == nil {
+				c.Close()
+			}
+			Stats().Dialed["tcp"]++ // nobody else's
+		})
+	}
+	wg.Wait()
+	if n := Stats().Dialed["tcp"] - before; n != 8 {
+		t.Errorf("%d connections counted, want 8", n)
+	}
+}

@@ -1,0 +1,6 @@
+//go:build !linux
+
+package san
+
+// systemLanes: there is no SAN on this system.
+var systemLanes []lane

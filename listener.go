@@ -1,0 +1,331 @@
+package san
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+const (
+	// defaultBacklog is how many connections may wait for Accept. Each holds
+	// the provider's smallest buffers, so it is less than TCP's 4096.
+	defaultBacklog = 1024
+
+	// negotiateTimeout bounds how long a dialer may take to negotiate, with
+	// processors busy at both ends. It holds a place in the backlog for that
+	// time.
+	negotiateTimeout = 10 * time.Second
+
+	// A provider that cannot accept for want of resources is asked again
+	// after these times, as net/http does it.
+	minAcceptDelay = 5 * time.Millisecond
+	maxAcceptDelay = time.Second
+)
+
+// Listen listens on the address as net.Listen does, for TCP and for the SANs
+// of this host. It is Listen of the zero ListenConfig.
+func Listen(network, address string) (net.Listener, error) {
+	return new(ListenConfig).Listen(context.Background(), network, address)
+}
+
+// ListenConfig has the settings of a listener. The zero value is ready for
+// use.
+type ListenConfig struct {
+	// NetListenConfig opens the TCP listener, which is always there.
+	NetListenConfig net.ListenConfig
+
+	// Policy: Prefer (the zero value) accepts connections from SANs and from
+	// TCP; Require resets TCP connections, and Listen fails when no SAN can
+	// be had; Never accepts TCP alone.
+	Policy Policy
+
+	// Providers to listen on. Nil: all that this build and this host have;
+	// empty: none.
+	Providers []string
+
+	// Backlog is how many SAN connections may wait for Accept; more are
+	// refused at once. Default 1024. TCP has its own.
+	Backlog int
+
+	// Options of the connections over a SAN.
+	Options sanconn.Options
+
+	// RDMA is how those over RDMA are made.
+	RDMA RDMA
+}
+
+// Listen opens a TCP listener and, on the same address, a listener of each
+// provider that serves it. For tcp, tcp4 and tcp6 the result is a *Listener;
+// other networks are left to net, or are an error where the policy is Require.
+//
+// A SAN that cannot be had is counted (Stats) and not an error, unless the
+// policy is Require and no other is there.
+func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	if !isTCP(network) {
+		if lc.Policy == Require {
+			return nil, listenError(network, nil, requireError{notTCP(network)})
+		}
+		count(func(n *Counters) { n.Listeners[ReasonNetwork]++ })
+		return lc.NetListenConfig.Listen(ctx, network, address)
+	}
+	env := processEnvironment()
+	providers, why, err := choose(lc.Providers, env, registry)
+	if err != nil {
+		return nil, listenError(network, nil, err)
+	}
+	if lc.Policy == Never {
+		providers, why = nil, &Unavailable{Reason: ReasonPolicy}
+	}
+	inner, err := lc.NetListenConfig.Listen(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	backlog := lc.Backlog
+	if backlog <= 0 {
+		backlog = defaultBacklog
+	}
+	settings := settle(lc.Options, lc.RDMA, lc.Policy, env, backlog)
+	l := &Listener{
+		tcp:     inner.(*net.TCPListener),
+		policy:  lc.Policy,
+		plain:   make(chan arrival),
+		ready:   make(chan *sanconn.Conn, backlog),
+		closed:  make(chan struct{}),
+		without: why,
+	}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	for _, p := range providers {
+		a, err := p.listen(l.tcp, settings)
+		if err != nil {
+			refusal, final := verdict(context.Background(), err)
+			if final != nil {
+				refusal = &Unavailable{Reason: ReasonUnreachable, Err: final}
+			}
+			count(func(n *Counters) { n.Listeners[refusal.Reason]++ })
+			l.without = cmp.Or(l.without, refusal)
+			continue
+		}
+		l.providers = append(l.providers, p.name())
+		l.acceptors = append(l.acceptors, a)
+		l.background.Go(func() { l.serve(p.name(), a, settings.session) })
+	}
+	if len(l.acceptors) > 0 {
+		l.without = nil
+	} else if lc.Policy == Require {
+		addr := l.tcp.Addr()
+		l.Close()
+		return nil, listenError(network, addr, requireError{l.without})
+	}
+	return l, nil
+}
+
+// Listener accepts connections from TCP and from SANs on one address. Its
+// methods may be called concurrently.
+type Listener struct {
+	tcp       *net.TCPListener
+	policy    Policy
+	providers []string
+	acceptors []acceptor
+	without   *Unavailable // why there is no acceptor; nil if there is one
+
+	plain    chan arrival       // from TCP: handed over to a waiting Accept
+	ready    chan *sanconn.Conn // negotiated: room for the whole backlog
+	pending  atomic.Int32       // connections that negotiate or are ready
+	deadline acceptDeadline
+
+	startTCP   sync.Once
+	ctx        context.Context // ends at Close, with it the negotiations
+	cancel     context.CancelFunc
+	closing    atomic.Bool
+	closed     chan struct{}
+	background sync.WaitGroup
+}
+
+// arrival is what TCP's Accept returned.
+type arrival struct {
+	conn net.Conn
+	err  error
+}
+
+// Accept waits for the next connection, of a SAN or of TCP: a *sanconn.Conn or
+// a *net.TCPConn.
+func (l *Listener) Accept() (net.Conn, error) {
+	// From the first Accept on, not before: a listener that was made to be
+	// handed to another process by File takes nothing from it.
+	l.startTCP.Do(func() {
+		if !l.closing.Load() {
+			l.background.Go(l.serveTCP)
+		}
+	})
+	expired := l.deadline.wait()
+	select {
+	case <-l.closed:
+		return nil, l.acceptError(net.ErrClosed)
+	case <-expired:
+		return nil, l.acceptError(os.ErrDeadlineExceeded)
+	default:
+	}
+	select {
+	case c := <-l.ready:
+		l.pending.Add(-1)
+		count(func(n *Counters) { n.Accepted[c.Provider()]++ })
+		return c, nil
+	case a := <-l.plain:
+		if a.err != nil {
+			return nil, a.err
+		}
+		why := l.without
+		if why == nil {
+			why = &Unavailable{Reason: ReasonPeerPlain}
+		}
+		noteFallback(a.conn, why)
+		count(func(n *Counters) { n.Accepted[providerTCP]++ })
+		return a.conn, nil
+	case <-l.closed:
+		return nil, l.acceptError(net.ErrClosed)
+	case <-expired:
+		return nil, l.acceptError(os.ErrDeadlineExceeded)
+	}
+}
+
+// serveTCP hands TCP's connections and errors to Accept, one at a time: the
+// rest stays in the kernel's backlog.
+func (l *Listener) serveTCP() {
+	for {
+		conn, err := l.tcp.Accept()
+		if err == nil && l.policy == Require {
+			conn.(*net.TCPConn).SetLinger(0) // a reset, so that nobody takes it for an answer
+			conn.Close()
+			count(func(n *Counters) { n.Refused++ })
+			continue
+		}
+		select {
+		case l.plain <- arrival{conn, err}:
+		case <-l.closed:
+			if err == nil {
+				conn.Close()
+			}
+			return
+		}
+	}
+}
+
+// serve accepts a provider's connections and has them negotiated in the
+// background, so that a slow dialer delays nobody.
+func (l *Listener) serve(provider string, a acceptor, config session.Config) {
+	delay := minAcceptDelay
+	for {
+		link, err := a.accept()
+		switch {
+		case l.closing.Load():
+			if err == nil {
+				refuse(link)
+			}
+			return
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			select {
+			case <-time.After(delay):
+			case <-l.closed:
+				return
+			}
+			delay = min(2*delay, maxAcceptDelay)
+			continue
+		}
+		delay = minAcceptDelay
+		if int(l.pending.Add(1)) > cap(l.ready) { // C7
+			l.pending.Add(-1)
+			refuse(link)
+			continue
+		}
+		l.background.Go(func() { l.admit(provider, link, config) })
+	}
+}
+
+// refuse ends a connection before it is negotiated: its dialer sees
+// ECONNREFUSED.
+func refuse(l link) {
+	l.endpoint.Abort()
+	l.release()
+	count(func(n *Counters) { n.Refused++ })
+}
+
+// admit negotiates one connection and queues it for Accept.
+func (l *Listener) admit(provider string, link link, config session.Config) {
+	ctx, cancel := context.WithTimeout(l.ctx, negotiateTimeout)
+	defer cancel()
+	s, err := negotiate(ctx, link, config)
+	if err != nil {
+		l.pending.Add(-1)
+		return
+	}
+	l.ready <- newConn(provider, s, link) // pending keeps room for it
+}
+
+// Close ends the listener: connections that wait for Accept are reset, those
+// that were accepted live on. It returns when everything behind the listener
+// has ended.
+func (l *Listener) Close() error {
+	if l.closing.Swap(true) {
+		return &net.OpError{Op: "close", Net: l.Addr().Network(), Addr: l.Addr(), Err: net.ErrClosed}
+	}
+	close(l.closed)
+	l.cancel()
+	err := l.tcp.Close()
+	for _, a := range l.acceptors {
+		err = cmp.Or(err, a.Close())
+	}
+	l.startTCP.Do(func() {}) // an Accept that comes now starts nothing
+	l.background.Wait()
+	for {
+		select {
+		case c := <-l.ready:
+			c.SetLinger(0)
+			c.Close()
+		default:
+			return err
+		}
+	}
+}
+
+// Addr is the TCP listener's address, a *net.TCPAddr; the SANs' is the same.
+func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
+
+// Providers are the SAN providers that the listener has besides TCP.
+func (l *Listener) Providers() []string { return slices.Clone(l.providers) }
+
+// SetDeadline makes Accept fail with os.ErrDeadlineExceeded from t on; the
+// zero time means never.
+func (l *Listener) SetDeadline(t time.Time) error {
+	if l.closing.Load() {
+		return &net.OpError{Op: "set", Net: l.Addr().Network(), Addr: l.Addr(), Err: net.ErrClosed}
+	}
+	l.deadline.set(t)
+	return nil
+}
+
+// SyscallConn gives access to the TCP listener's socket.
+func (l *Listener) SyscallConn() (syscall.RawConn, error) { return l.tcp.SyscallConn() }
+
+// File returns a copy of the TCP listener's descriptor; see
+// net.TCPListener.File. A process that gets it accepts TCP connections alone.
+func (l *Listener) File() (*os.File, error) { return l.tcp.File() }
+
+func (l *Listener) acceptError(err error) error {
+	return &net.OpError{Op: "accept", Net: l.Addr().Network(), Addr: l.Addr(), Err: err}
+}
+
+func listenError(network string, addr net.Addr, err error) error {
+	return &net.OpError{Op: "listen", Net: network, Addr: addr, Err: err}
+}

@@ -1,0 +1,264 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestListenErrorsAreThoseOfNet(t *testing.T) {
+	useFake(t)
+	taken := plainListen(t, "127.0.0.1:0").Addr().String()
+	for _, c := range []struct{ name, network, address string }{
+		{"unknown network", "tcp5", "127.0.0.1:0"},
+		{"bad address", "tcp", "127.0.0.1"},
+		{"bad port", "tcp", "127.0.0.1:http2000"},
+		{"port in use", "tcp", taken},
+		{"not an address of this host", "tcp", "192.0.2.1:0"},
+		{"family without address", "tcp6", "127.0.0.1:0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, want := net.Listen(c.network, c.address)
+			_, got := Listen(c.network, c.address)
+			if want == nil || got == nil || got.Error() != want.Error() {
+				t.Errorf("got  %v\nwant %v", got, want)
+			}
+		})
+	}
+	lc := &ListenConfig{Providers: []string{"warp"}}
+	if _, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0"); err == nil {
+		t.Error("an unknown provider is no error")
+	}
+}
+
+func TestListenRequireNeedsAProvider(t *testing.T) {
+	useProviders(t)
+	lc := &ListenConfig{Policy: Require}
+	_, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
+	var why *Unavailable
+	if !errors.As(err, &why) || why.Reason != ReasonNoProvider {
+		t.Errorf("error %v", err)
+	}
+	wantOpError(t, err, "listen", why)
+}
+
+func TestAcceptTakesBothKindsAndTellsThemApart(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	for range 5 {
+		c := mustDial(t, &Dialer{}, l.Addr().String())
+		wantProvider(t, c, fakeName)
+		s := mustAccept(t, l)
+		wantProvider(t, s, fakeName)
+		say(t, s, c, "over the SAN")
+
+		p := mustDial(t, &Dialer{Policy: Never}, l.Addr().String())
+		ps := mustAccept(t, l)
+		wantFallback(t, ps, ReasonPeerPlain)
+		say(t, p, ps, "over TCP")
+	}
+}
+
+// A plain client of a server that speaks first, or second, sees no byte that is
+// not the application's.
+func TestPlainClientSeesTheApplicationAlone(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	p, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	s := mustAccept(t, l)
+	say(t, s, p, "220 ready\r\n")
+	say(t, p, s, "EHLO\r\n")
+	s.Close()
+	if rest, err := io.ReadAll(p); len(rest) != 0 || err != nil {
+		t.Errorf("%d more bytes: %q, %v", len(rest), rest, err)
+	}
+}
+
+// A dial succeeds before anybody calls Accept, and what it writes waits.
+func TestDialDoesNotWaitForAccept(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, &Dialer{Policy: Require}, l.Addr().String())
+	if _, err := io.WriteString(c, "early"); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	got, err := io.ReadAll(mustAccept(t, l))
+	if string(got) != "early" || err != nil {
+		t.Errorf("read %q, %v", got, err)
+	}
+}
+
+func TestListenerSlowDialerDelaysNobody(t *testing.T) {
+	f := useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	f.silent.Store(true)
+	go (&Dialer{}).Dial("tcp", l.Addr().String())
+	<-f.connected
+	f.silent.Store(false)
+	wantProvider(t, mustDial(t, &Dialer{Policy: Require}, l.Addr().String()), fakeName)
+}
+
+func TestListenerBacklogFullIsRefusedAtOnce(t *testing.T) {
+	useFake(t)
+	const backlog = 3
+	l := mustListen(t, &ListenConfig{Backlog: backlog}, "tcp", "127.0.0.1:0")
+	conns := make(map[string]net.Conn)
+	for range backlog {
+		c := mustDial(t, &Dialer{}, l.Addr().String())
+		conns[c.LocalAddr().String()] = c
+	}
+	_, err := new(Dialer).Dial("tcp", l.Addr().String())
+	wantOpError(t, err, "dial", syscall.ECONNREFUSED)
+	for range conns {
+		s := mustAccept(t, l) // in the order in which they have negotiated
+		say(t, conns[s.RemoteAddr().String()], s, "still served")
+	}
+	wantProvider(t, mustDial(t, &Dialer{}, l.Addr().String()), fakeName)
+}
+
+func TestListenerRequireResetsPlainTCP(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{Policy: Require}, "tcp", "127.0.0.1:0")
+	accepted := make(chan net.Conn)
+	go func() {
+		c, _ := l.Accept()
+		accepted <- c
+	}()
+	p, err := net.Dial("tcp", l.Addr().String())
+	if err == nil { // else the reset was faster than the dialer
+		defer p.Close()
+		p.SetDeadline(time.Now().Add(patience))
+		_, err = p.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a plain client read %v, want a reset", err)
+	}
+	mustDial(t, &Dialer{Policy: Require}, l.Addr().String())
+	c := <-accepted
+	wantProvider(t, c, fakeName)
+	c.Close()
+}
+
+func TestAcceptAfterDeadlineAndClose(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	l.SetDeadline(time.Now().Add(time.Millisecond))
+	_, err := l.Accept()
+	oe := wantOpError(t, err, "accept", os.ErrDeadlineExceeded)
+	if !oe.Timeout() || oe.Addr.String() != l.Addr().String() {
+		t.Errorf("%+v", oe)
+	}
+
+	mustDial(t, &Dialer{}, l.Addr().String()) // ready, and yet:
+	l.SetDeadline(time.Now().Add(-1))
+	_, err = l.Accept()
+	wantOpError(t, err, "accept", os.ErrDeadlineExceeded)
+	l.SetDeadline(time.Time{})
+	mustAccept(t, l)
+
+	const waiters = 4
+	errs := make(chan error, waiters)
+	for range waiters {
+		go func() {
+			_, err := l.Accept()
+			errs <- err
+		}()
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	for range waiters {
+		wantOpError(t, <-errs, "accept", net.ErrClosed)
+	}
+	_, err = l.Accept()
+	wantOpError(t, err, "accept", net.ErrClosed)
+	wantOpError(t, l.Close(), "close", net.ErrClosed)
+	wantOpError(t, l.SetDeadline(time.Now()), "set", net.ErrClosed)
+	if _, err := new(Dialer).Dial("tcp", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("dial after Close: %v", err)
+	}
+}
+
+// What nobody accepted is reset; what was accepted lives on.
+func TestListenerCloseResetsWhatWaits(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	kept := mustDial(t, &Dialer{}, l.Addr().String())
+	s := mustAccept(t, l)
+	lost := mustDial(t, &Dialer{}, l.Addr().String())
+	l.Close()
+	lost.SetDeadline(time.Now().Add(patience))
+	if _, err := lost.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read %v, want a reset", err)
+	}
+	say(t, kept, s, "alive")
+}
+
+func TestListenerFileAndSyscallConn(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	file, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	child, err := net.FileListener(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer child.Close()
+	// The one that never called Accept takes nothing from the other.
+	p := mustDial(t, &Dialer{Policy: Never}, l.Addr().String())
+	say(t, p, mustAccept(t, child), "to the heir")
+
+	raw, err := l.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) {
+		if ok, err := isListening(fd); !ok || err != nil {
+			t.Errorf("the socket does not listen: %v", err)
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestListenerOpensAndClosesUnderLoad(t *testing.T) {
+	useFake(t)
+	for range 20 {
+		l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				d := &Dialer{Policy: []Policy{Prefer, Never}[i%2]}
+				if c, err := d.Dial("tcp", l.Addr().String()); err == nil {
+					c.Close()
+				}
+			})
+		}
+		wg.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				c.Close()
+			}
+		})
+		l.Close()
+		wg.Wait()
+	}
+	waitFor(t, "all connections closed", func() bool { return Stats().Open[fakeName] == 0 })
+}

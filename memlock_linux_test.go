@@ -1,0 +1,69 @@
+package san
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where RLIMIT_MEMLOCK has room for one connection over RDMA, that is what the
+// first dial gets. The next one is not a connection like any other: it goes by
+// TCP for a reason that is counted, or fails with one that says what to raise.
+func TestMemlockExhausted(t *testing.T) {
+	const inChild = "SAN_TEST_MEMLOCK_CHILD"
+	l := systemLanes[0]
+	if l.provider != "verbs" {
+		t.Skip("runs on RDMA devices only: test/guest/run test .")
+	}
+	if os.Getenv(inChild) == "" {
+		// As a user whom the limit concerns, and by way of /proc, as the folder
+		// of the binary may be root's alone.
+		child := exec.Command("/proc/self/exe", "-test.run=^TestMemlockExhausted$", "-test.v")
+		child.Env = append(os.Environ(), inChild+"=1")
+		child.Dir = "/"
+		const nobody = 65534
+		child.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		out, err := child.CombinedOutput()
+		t.Logf("%s", out)
+		if err != nil || !bytes.Contains(out, []byte("--- PASS")) {
+			t.Errorf("the child: %v", err)
+		}
+		return
+	}
+
+	const limit = 64 << 10
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
+		t.Fatal(err)
+	}
+	client, server := l.pipe(t)
+	say(t, client, server, "over RDMA")
+
+	prefer := l
+	prefer.policy = Prefer
+	listener := prefer.listen(t, prefer.here())
+	before := Stats().Fallbacks[ReasonResources]
+	second := mustDial(t, prefer.dialer(), listener.Addr().String())
+	wantFallback(t, second, ReasonResources)
+	if n := Stats().Fallbacks[ReasonResources]; n != before+1 {
+		t.Errorf("%d fallbacks for %q, want 1", n-before, ReasonResources)
+	}
+	say(t, second, mustAccept(t, listener), "over TCP")
+
+	c, err := l.dialer().Dial("tcp", listener.Addr().String())
+	if err == nil {
+		c.Close()
+		t.Fatalf("connected by %s", InfoOf(c).Provider)
+	}
+	why := new(Unavailable)
+	if !errors.As(err, &why) || why.Reason != ReasonResources || !strings.Contains(fmt.Sprint(err), "RLIMIT_MEMLOCK") {
+		t.Errorf("Require: %v; it does not say what is missing", err)
+	}
+	say(t, client, server, "still over RDMA")
+}

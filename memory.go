@@ -1,0 +1,86 @@
+package san
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+)
+
+const (
+	// rememberFirst is how long a destination that did not answer over a SAN
+	// is left alone at first: a process that had no processor for a moment is
+	// soon asked again. Each further failure doubles it, up to rememberMost:
+	// long enough that the delay of an attempt is rare, short enough that a
+	// repaired SAN is found again.
+	rememberFirst = 2 * time.Second
+	rememberMost  = 64 * time.Second
+	// rememberMax bounds the memory. Dialers to more dead destinations than
+	// this wait for some of them again.
+	rememberMax = 1024
+)
+
+// attemptKey names a provider's way to a destination.
+type attemptKey struct {
+	provider string
+	dst      netip.AddrPort
+}
+
+// memory holds the attempts that failed by a time-out lately. The zero value
+// is empty.
+type memory struct {
+	mu       sync.Mutex
+	failures map[attemptKey]failure // guarded by mu
+}
+
+type failure struct {
+	until time.Time
+	span  time.Duration
+}
+
+// remembered is shared by all dialers of the process.
+var remembered memory
+
+func (m *memory) add(k attemptKey, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.failures == nil {
+		m.failures = make(map[attemptKey]failure)
+	}
+	last, again := m.failures[k]
+	switch {
+	case now.Before(last.until):
+		return // dials that ran side by side have failed once
+	case !again && len(m.failures) >= rememberMax:
+		m.makeRoom(now)
+	}
+	span := min(max(2*last.span, rememberFirst), rememberMost)
+	m.failures[k] = failure{now.Add(span), span}
+}
+
+// makeRoom drops what is over, and some of the rest if need be. Called with mu
+// held.
+func (m *memory) makeRoom(now time.Time) {
+	for k, f := range m.failures {
+		if !now.Before(f.until) {
+			delete(m.failures, k)
+		}
+	}
+	for k := range m.failures {
+		if len(m.failures) < rememberMax {
+			return
+		}
+		delete(m.failures, k)
+	}
+}
+
+func (m *memory) has(k attemptKey, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return now.Before(m.failures[k].until)
+}
+
+func (m *memory) forget(k attemptKey) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.failures, k)
+}

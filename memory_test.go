@@ -1,0 +1,55 @@
+package san
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+)
+
+func key(n int) attemptKey {
+	return attemptKey{"shm", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(n))}
+}
+
+func TestMemoryHoldsAFailureForAWhile(t *testing.T) {
+	var m memory
+	now := time.Now()
+	for _, span := range []time.Duration{rememberFirst, 2 * rememberFirst, 4 * rememberFirst} {
+		m.add(key(1), now)
+		m.add(key(1), now.Add(1)) // one that ran beside it
+		if !m.has(key(1), now.Add(span-1)) {
+			t.Errorf("forgot before %v", span)
+		}
+		if now = now.Add(span); m.has(key(1), now) {
+			t.Errorf("remembers for more than %v", span)
+		}
+	}
+	for range 20 {
+		m.add(key(1), now)
+		now = now.Add(rememberMost)
+	}
+	if m.has(key(1), now) {
+		t.Error("remembers for ever longer")
+	}
+	if m.has(key(2), now) {
+		t.Error("remembers what never failed")
+	}
+	m.add(key(1), now)
+	m.forget(key(1))
+	if m.has(key(1), now) {
+		t.Error("remembers what it was told to forget")
+	}
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	var m memory
+	start := time.Now()
+	for i := range 3 * rememberMax {
+		m.add(key(i), start)
+		if len(m.failures) > rememberMax {
+			t.Fatalf("%d entries after %d failures", len(m.failures), i+1)
+		}
+		if !m.has(key(i), start) {
+			t.Fatalf("failure %d was not remembered", i)
+		}
+	}
+}

@@ -1,0 +1,118 @@
+package san
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sanconn/san/session"
+)
+
+// Policy says what to do about the choice between SAN and TCP.
+type Policy int
+
+const (
+	// Prefer takes a SAN where there is one and TCP otherwise.
+	Prefer Policy = iota
+	// Require takes a SAN or fails. A listener with it resets TCP clients.
+	Require
+	// Never takes TCP.
+	Never
+)
+
+func (p Policy) String() string {
+	switch p {
+	case Prefer:
+		return "prefer"
+	case Require:
+		return "require"
+	case Never:
+		return "never"
+	}
+	return fmt.Sprintf("policy %d", int(p))
+}
+
+// Reason says why a connection is not on a SAN.
+type Reason = session.Reason
+
+// The reasons. Their values are stable and their String is what operators see.
+const (
+	ReasonNone        = session.ReasonNone        // the connection uses a SAN
+	ReasonPolicy      = session.ReasonPolicy      // the policy is Never
+	ReasonDisabled    = session.ReasonDisabled    // switched off by SAN_PROVIDERS or an empty Providers
+	ReasonNoProvider  = session.ReasonNoProvider  // this build or this host has no provider
+	ReasonNetwork     = session.ReasonNetwork     // the network is not one of tcp, tcp4, tcp6
+	ReasonNotServed   = session.ReasonNotServed   // no provider serves the address
+	ReasonNoListener  = session.ReasonNoListener  // no SAN listener is there
+	ReasonOwner       = session.ReasonOwner       // whoever answered is not the TCP listener's owner
+	ReasonVersion     = session.ReasonVersion     // the other end speaks another version
+	ReasonTimeout     = session.ReasonTimeout     // no answer within the bound
+	ReasonUnreachable = session.ReasonUnreachable // the SAN does not reach the destination
+	ReasonRemembered  = session.ReasonRemembered  // a recent attempt failed; not tried again yet
+	ReasonPermission  = session.ReasonPermission  // the system does not permit it
+	ReasonResources   = session.ReasonResources   // memory, descriptors or slots are used up
+	ReasonProtocol    = session.ReasonProtocol    // the answer was not understood
+	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted by TCP: the dialer did not ask for a SAN
+)
+
+// Unavailable is the error, found by errors.As, that says why a SAN could not
+// be had where the policy is Require.
+type Unavailable = session.Unavailable
+
+// requireError is an Unavailable that TCP was not allowed to make good.
+type requireError struct{ why *Unavailable }
+
+func (e requireError) Error() string { return "no SAN connection: " + e.why.Error() }
+func (e requireError) Unwrap() error { return e.why }
+func (e requireError) Timeout() bool { return e.why.Reason == ReasonTimeout }
+
+// isTCP says whether the network is one that a SAN can stand in for.
+func isTCP(network string) bool {
+	return network == "tcp" || network == "tcp4" || network == "tcp6"
+}
+
+// notTCP is why a network is handed to net.
+func notTCP(network string) *Unavailable {
+	return &Unavailable{Reason: ReasonNetwork, Err: fmt.Errorf("%q is not one of tcp, tcp4, tcp6", network)}
+}
+
+// choose gives the providers to try, in order. When there is none it says why.
+// want is a Providers field, allowed and known come from the environment and
+// the build.
+func choose(want []string, env environment, registered []provider) ([]provider, *Unavailable, error) {
+	if env.err != nil {
+		return nil, nil, env.err
+	}
+	for _, name := range want {
+		if !isProvider(name, registered) {
+			return nil, nil, fmt.Errorf("san: unknown provider %q in Providers; known are %s",
+				name, strings.Join(providerNames(registered), ", "))
+		}
+	}
+	names := want
+	switch {
+	case want == nil && env.restricted:
+		names = env.providers
+	case want == nil:
+		names = providerNames(registered)
+	}
+	var chosen []provider
+	refused := false
+	for _, name := range names {
+		if !env.allows(name) {
+			refused = true
+			continue
+		}
+		for _, p := range registered {
+			if p.name() == name {
+				chosen = append(chosen, p)
+			}
+		}
+	}
+	switch {
+	case len(chosen) > 0:
+		return chosen, nil, nil
+	case refused || len(names) == 0:
+		return nil, &Unavailable{Reason: ReasonDisabled}, nil
+	}
+	return nil, &Unavailable{Reason: ReasonNoProvider}, nil
+}

@@ -1,0 +1,123 @@
+package san
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+// provider is what the switch has to know of a SAN service provider.
+type provider interface {
+	name() string
+
+	// serves says whether a destination is worth an attempt (C3). It does not
+	// block.
+	serves(dst netip.Addr, s settings) bool
+
+	// listen adds a SAN listener beside tcp, on the same address (C2). An
+	// error, best an *Unavailable, means that this listener has no such SAN.
+	listen(tcp *net.TCPListener, s settings) (acceptor, error)
+
+	// dial connects within ctx. It returns ECONNREFUSED or EHOSTUNREACH only
+	// where TCP is guaranteed to fail as well (C4), best an *Unavailable
+	// otherwise.
+	dial(ctx context.Context, r request) (link, error)
+}
+
+// refuser is a provider that can say why it does not serve a destination, which
+// costs more than to see that it does not.
+type refuser interface {
+	notServed(dst netip.Addr, s settings) error
+}
+
+// settings are what dialers and listeners hand down to providers.
+type settings struct {
+	session session.Config
+	rdma    RDMA
+	local   bool          // Options.LocalAddresses
+	attempt time.Duration // bounds an attempt to connect
+	backlog int           // connections that wait for accept
+}
+
+// settle gives the settings for a dialer's or listener's options.
+func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlog int) settings {
+	s := settings{
+		session: o.Session(),
+		rdma:    rdma,
+		local:   o.LocalAddresses,
+		attempt: o.AttemptTimeout,
+		backlog: backlog,
+	}
+	switch {
+	case s.attempt > 0:
+	case policy == Require:
+		s.attempt = requireAttemptTimeout
+	default:
+		s.attempt = defaultAttemptTimeout
+	}
+	s.session.Disable |= env.disable
+	return s
+}
+
+// acceptor is a provider's listener.
+type acceptor interface {
+	// accept blocks until somebody connects. net.ErrClosed is the end;
+	// another error is reported and waited out.
+	accept() (link, error)
+	io.Closer
+}
+
+// request is one attempt to connect.
+type request struct {
+	network string // tcp4 or tcp6
+	remote  netip.AddrPort
+	local   *net.TCPAddr // nil: the system's choice
+	control func(ctx context.Context, network, address string, c syscall.RawConn) error
+	settings
+}
+
+// link is a connected endpoint.
+type link struct {
+	endpoint      session.Endpoint
+	local, remote *net.TCPAddr
+	hold          io.Closer // closed after the endpoint; may be nil
+}
+
+// release lets go of what the link holds beside its endpoint.
+func (l link) release() {
+	if l.hold != nil {
+		l.hold.Close()
+	}
+}
+
+// standard are the providers of the project, in order of preference, whether
+// this build has them or not.
+var standard = []string{"shm", "verbs"}
+
+// providerNames are all that Providers and SAN_PROVIDERS may name, in order of
+// preference.
+func providerNames(registered []provider) []string {
+	names := slices.Clone(standard)
+	for _, p := range registered {
+		if !slices.Contains(names, p.name()) {
+			names = append(names, p.name())
+		}
+	}
+	return names
+}
+
+func isProvider(name string, registered []provider) bool {
+	return slices.Contains(providerNames(registered), name)
+}
+
+// serving says whether one of the providers serves the destination.
+func serving(providers []provider, dst netip.Addr, s settings) bool {
+	return slices.ContainsFunc(providers, func(p provider) bool { return p.serves(dst, s) })
+}

@@ -1,0 +1,4 @@
+package san
+
+// registry has the providers of this build, in order of preference.
+var registry = []provider{sharedMemory{}, rdma{}}

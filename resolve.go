@@ -1,0 +1,92 @@
+package san
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// resolve gives the addresses that the dialer would connect to, in net's
+// order.
+func resolve(ctx context.Context, r *net.Resolver, network, address string) ([]netip.AddrPort, error) {
+	if r == nil {
+		r = net.DefaultResolver
+	}
+	host, service, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	port, err := r.LookupPort(ctx, network, service)
+	if err != nil {
+		return nil, err
+	}
+	if host == "" { // this host, as net has it
+		host = "0.0.0.0"
+		if network == "tcp6" {
+			host = "::"
+		}
+	}
+	ips, err := r.LookupNetIP(ctx, "ip"+network[len("tcp"):], host)
+	if err != nil {
+		return nil, err
+	}
+	dsts := make([]netip.AddrPort, len(ips))
+	for i, ip := range ips {
+		dsts[i] = netip.AddrPortFrom(reached(ip), uint16(port))
+	}
+	return dsts, nil
+}
+
+// reached is the address that a connect to ip arrives at: the kernel takes the
+// unspecified address for loopback.
+func reached(ip netip.Addr) netip.Addr {
+	switch ip = ip.Unmap(); {
+	case ip == netip.IPv4Unspecified():
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	case ip == netip.IPv6Unspecified():
+		return netip.IPv6Loopback()
+	}
+	return ip
+}
+
+// familyOf narrows a network to the one of its kind that ip belongs to.
+func familyOf(ip netip.Addr) string {
+	if ip.Is4() {
+		return "tcp4"
+	}
+	return "tcp6"
+}
+
+// sameFamily says whether a connection to dst can leave from local.
+func sameFamily(local *net.TCPAddr, dst netip.Addr) bool {
+	return local == nil || len(local.IP) == 0 || (local.IP.To4() != nil) == dst.Is4()
+}
+
+// minShare is the least time for one address of several; it is net's figure.
+const minShare = 2 * time.Second
+
+// share bounds the attempt at one address when left addresses, this one
+// included, have to share what remains until ctx's deadline: net's own rule.
+func share(ctx context.Context, left int) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok || left == 1 {
+		return context.WithCancel(ctx)
+	}
+	remaining := time.Until(deadline)
+	return context.WithTimeout(ctx, min(remaining, max(remaining/time.Duration(left), minShare)))
+}
+
+// dialLocal is the local address as TCP has it; an error if it has another
+// type.
+func dialLocal(a net.Addr) (*net.TCPAddr, error) {
+	if a == nil {
+		return nil, nil
+	}
+	local, ok := a.(*net.TCPAddr)
+	if !ok {
+		return nil, fmt.Errorf("mismatched local address type %T", a)
+	}
+	return local, nil
+}

@@ -1,0 +1,78 @@
+package san
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/sanconn/san/provider/shm"
+)
+
+// sharedMemory is the provider between processes of this host.
+type sharedMemory struct{}
+
+func (sharedMemory) name() string { return shm.Name }
+
+func (sharedMemory) serves(dst netip.Addr, s settings) bool {
+	return dst.IsLoopback() || s.local && isOurs(dst)
+}
+
+func (sharedMemory) notServed(dst netip.Addr, s settings) error {
+	if s.local {
+		return fmt.Errorf("%v is not an address of this host", dst)
+	}
+	return fmt.Errorf("%v is not a loopback address", dst)
+}
+
+// isOurs says whether an address is one of this host.
+func isOurs(a netip.Addr) bool {
+	addrs, _ := net.InterfaceAddrs()
+	for _, ours := range addrs {
+		if n, ok := ours.(*net.IPNet); ok && n.IP.Equal(a.AsSlice()) {
+			return true
+		}
+	}
+	return false
+}
+
+func (sharedMemory) config(s settings) shm.Config {
+	return shm.Config{
+		Disable:   s.session.Disable,
+		Threshold: s.session.Threshold,
+		Backlog:   s.backlog,
+		Timeout:   s.attempt,
+		Local:     s.local,
+	}
+}
+
+func (p sharedMemory) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+	l, err := shm.Listen(tcp, p.config(s))
+	if err != nil {
+		return nil, err
+	}
+	return sharedMemoryListener{l}, nil
+}
+
+// dial gives the endpoint a bound TCP socket to keep: it is what makes the
+// dialer's address true and unique.
+func (p sharedMemory) dial(ctx context.Context, r request) (link, error) {
+	socket, err := bind(ctx, r)
+	if err != nil {
+		return link{}, err
+	}
+	remote := net.TCPAddrFromAddrPort(r.remote)
+	ep, err := shm.Dial(ctx, socket.fd, remote, p.config(r.settings))
+	if err != nil {
+		socket.Close()
+		return link{}, err
+	}
+	return link{endpoint: ep, local: socket.local, remote: remote}, nil
+}
+
+type sharedMemoryListener struct{ *shm.Listener }
+
+func (l sharedMemoryListener) accept() (link, error) {
+	ep, local, remote, err := l.Accept()
+	return link{endpoint: ep, local: local, remote: remote}, err
+}

@@ -1,0 +1,237 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+// With nothing configured, a connection of this host is on shared memory.
+func TestSharedMemoryIsTheDefault(t *testing.T) {
+	l, err := Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	d := new(Dialer)
+	if inGuest != "" {
+		d.Options.AttemptTimeout = patience
+	}
+	c := mustDial(t, d, l.Addr().String())
+	wantProvider(t, c, shm.Name)
+	wantProvider(t, mustAccept(t, l), shm.Name)
+}
+
+func TestPlainServerOnThisHostIsAFallback(t *testing.T) {
+	c := mustDial(t, &Dialer{}, plainListen(t, "127.0.0.1:0").Addr().String())
+	wantFallback(t, c, ReasonNoListener)
+}
+
+// A name whose first address is dead: TCP is refused there, and the next one is
+// tried, over the SAN.
+func TestFirstOfTwoAddressesIsDead(t *testing.T) {
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	for _, policy := range []Policy{Prefer, Require} {
+		d := &Dialer{Policy: policy}
+		d.NetDialer.Resolver = answering(t, map[string][]string{"two.test.": {"127.0.0.2", "127.0.0.1"}})
+		c := mustDial(t, d, net.JoinHostPort("two.test", portOf(l.Addr().String())))
+		wantProvider(t, c, shm.Name)
+	}
+}
+
+// Somebody else sits on the rendezvous of a TCP listener: he is no listener of
+// ours and the connection falls back. A listener that finds its place taken
+// says so.
+func TestSquatterOnTheRendezvous(t *testing.T) {
+	old := registry
+	tcp := plainListen(t, "127.0.0.1:0")
+	first, err := old[0].listen(tcp, settle(sanconn.Options{}, RDMA{}, Prefer, environment{}, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if second, err := old[0].listen(tcp, settle(sanconn.Options{}, RDMA{}, Prefer, environment{}, 1)); err == nil {
+		second.Close()
+		t.Error("two have the same rendezvous")
+	} else if reasonOf(err) != ReasonOwner {
+		t.Errorf("reason %v: %v", reasonOf(err), err)
+	}
+}
+
+// The listener's process stands still: TCP's kernel still takes connections for
+// it, and so the dial ends there, after one delay.
+func TestStoppedListenerCostsOneDelay(t *testing.T) {
+	l := systemLanes[0]
+	if l.host != "" {
+		return // a queue pair's kernel half goes on as TCP's does
+	}
+	p := startRole(t, "listen", l, "")
+	addr := p.line(t)
+	wantProvider(t, mustDial(t, l.dialer(), addr), shm.Name)
+	if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var status syscall.WaitStatus
+	if _, err := syscall.Wait4(p.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("not stopped: %v, %v", status, err)
+	}
+	forgetAll()
+	d := &Dialer{}
+	d.Options.AttemptTimeout = 50 * time.Millisecond
+	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
+	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := l.dialer().DialContext(ctx, "tcp", addr)
+	wantOpError(t, err, "dial", context.DeadlineExceeded)
+
+	if err := p.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	forgetAll()
+	wantProvider(t, mustDial(t, l.dialer(), addr), shm.Name)
+}
+
+// Large Writes really go by RDMA where they are meant to, and never where they
+// are not.
+func TestLanesMoveBytesAsTheySay(t *testing.T) {
+	for _, l := range systemLanes {
+		t.Run(l.name, func(t *testing.T) {
+			client, server := l.sanPipe(t)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				client.Write(make([]byte, 16<<20))
+				client.CloseWrite()
+			})
+			if n, err := io.Copy(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{server}); n != 16<<20 || err != nil {
+				t.Errorf("read %d, %v", n, err)
+			}
+			wg.Wait()
+			var rdma bool
+			if l.provider == shm.Name {
+				rdma = (l.options.Threshold > 0 || without(session.FeatureInline)) &&
+					l.options.Disable&session.FeatureCMA == 0 &&
+					!without(session.FeatureCMA) && !without(session.FeatureRDMARead)
+			} else { // verbs prefers it by itself
+				rdma = l.options.Threshold >= 0
+			}
+			st := client.Stats()
+			if got := st.OfferedBytesSent > 0; got != rdma {
+				t.Errorf("RDMA was used: %v, want %v; %+v", got, rdma, st)
+			}
+			if st.BytesSent != 16<<20 || server.Stats().BytesReceived != 16<<20 {
+				t.Errorf("counted %d bytes sent, %d received", st.BytesSent, server.Stats().BytesReceived)
+			}
+		})
+	}
+}
+
+func TestReadAndWriteDoNotAllocate(t *testing.T) {
+	if without(session.FeatureInline) {
+		return // every byte is an offer then, which exposes memory
+	}
+	for _, l := range systemLanes {
+		for _, size := range []int{1, 64, 4096, 64 << 10} {
+			if at := l.options.Threshold; at > 0 && at <= size && l.provider != shm.Name {
+				continue // a registration for each Write
+			}
+			if inGuest != "" && size > 4096 {
+				continue // a round is longer there than a session waits before it looks after itself
+			}
+			t.Run(fmt.Sprintf("%s, %d bytes", l.name, size), func(t *testing.T) {
+				client, server := l.sanPipe(t)
+				b := make([]byte, size)
+				round := func() {
+					client.SetDeadline(time.Now().Add(patience))
+					// Not beyond what the ring takes while nobody reads.
+					for rest := size; rest > 0; {
+						n, err := client.Write(b[:min(rest, 16<<10)])
+						if err != nil {
+							t.Fatal(err)
+						}
+						if _, err := io.ReadFull(server, b[:n]); err != nil {
+							t.Fatal(err)
+						}
+						rest -= n
+					}
+				}
+				for range 100 {
+					round()
+				}
+				if n := testing.AllocsPerRun(1000, round); n != 0 {
+					t.Errorf("%v allocations per round", n)
+				}
+			})
+		}
+	}
+}
+
+// Connections leave nothing behind.
+func TestConnectionsLeaveNothing(t *testing.T) {
+	for _, l := range systemLanes {
+		t.Run(l.name, func(t *testing.T) {
+			connect := func(times int) {
+				ln := mustListen(t, &ListenConfig{Options: l.options}, "tcp", l.here())
+				defer ln.Close()
+				for range times {
+					c := mustDial(t, l.dialer(), ln.Addr().String())
+					s := mustAccept(t, ln)
+					say(t, c, s, "hello")
+					c.Close()
+					s.Close()
+				}
+			}
+			connect(1) // librdmacm keeps the devices open that it has met
+			idle(t)
+			before := resources(t)
+			connect(amount(50, 20))
+			idle(t)
+			runtime.GC()
+			wantResources(t, before)
+			waitFor(t, "no connection is counted as open", func() bool { return Stats().Open[l.provider] == 0 })
+		})
+	}
+}
+
+// idle waits for the provider to let go of what earlier tests used.
+func idle(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := shm.Idle(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What no socket listens on may still be served: netfilter can redirect it. So
+// it is TCP that says "refused", in Prefer's own attempt.
+func TestNobodyListensIsForTCPToSay(t *testing.T) {
+	addr := freePort(t)
+	asked := 0
+	d := &Dialer{NetDialer: net.Dialer{Control: func(string, string, syscall.RawConn) error {
+		asked++
+		return nil
+	}}}
+	_, err := d.Dial("tcp", addr)
+	wantOpError(t, err, "dial", syscall.ECONNREFUSED)
+	if asked != 2 {
+		t.Errorf("%d sockets, want the one that shm hands over and TCP's", asked)
+	}
+	d.Policy = Require
+	_, err = d.Dial("tcp", addr)
+	wantOpError(t, err, "dial", syscall.ECONNREFUSED)
+	if why := (*Unavailable)(nil); !errors.As(err, &why) || why.Reason != ReasonNoListener {
+		t.Errorf("with Require: %v", err)
+	}
+}

@@ -1,0 +1,162 @@
+package san
+
+import (
+	"fmt"
+	"net"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/provider/verbs"
+)
+
+// shell runs a script of the guest's.
+func shell(t testing.TB, script string) {
+	t.Helper()
+	if out, err := exec.Command("bash", "-ec", script).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, script, out)
+	}
+}
+
+// iwarpPort is the port beside a TCP port on an iWARP device.
+func iwarpPort(t testing.TB, address string) string {
+	t.Helper()
+	port, err := strconv.Atoi(portOf(address))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(1024 + (port-1024+10000)%(1<<16-1024)) // verbs.Config.IWARPOffset
+}
+
+// What Dialer.RDMA and ListenConfig.RDMA say is done, by both ends or in vain.
+func TestRDMASettings(t *testing.T) {
+	if inGuest == "" {
+		t.Skip("runs on RDMA devices only: test/guest/run test .")
+	}
+	set := RDMA{WithoutCM: true}
+	if inGuest == "siw" { // which has no such way, and ports that are TCP's
+		set = RDMA{IWARPOffset: 12000}
+	}
+	l := systemLanes[0]
+	ln := mustListen(t, &ListenConfig{Policy: Require, Options: l.options, RDMA: set}, "tcp", l.here())
+	d := l.dialer()
+	d.RDMA = set
+	c := mustDial(t, d, ln.Addr().String())
+	wantProvider(t, c, l.provider)
+	say(t, c, mustAccept(t, ln), "settled")
+
+	if _, err := l.dialer().Dial("tcp", ln.Addr().String()); reasonOf(err) != ReasonNoListener {
+		t.Errorf("a dialer with other settings: %v", err)
+	}
+	set.IWARPOffset = -1
+	if l, err := (&ListenConfig{Policy: Require, Providers: []string{verbs.Name}, RDMA: set}).Listen(t.Context(), "tcp", l.here()); err == nil {
+		l.Close()
+		t.Error("a listener without a port to connect by")
+	} else if reasonOf(err) != ReasonNotServed {
+		t.Errorf("a listener without a port to connect by: %v", err)
+	}
+}
+
+// Where RDMA gets no answer, or no good one, a dial ends on TCP, with the reason,
+// and where it had to wait the next dial does not wait again. Nothing of the
+// attempt stays behind.
+func TestRDMAInVain(t *testing.T) {
+	if inGuest == "" {
+		t.Skip("runs on RDMA devices only: test/guest/run test .")
+	}
+	l := systemLanes[0]
+	// How long an abandoned rdma_connect is stuck is for TCP to say, on iWARP.
+	shell(t, "sysctl -qw net.ipv4.tcp_syn_retries=2")
+	// The first use of the libraries takes the guest a while.
+	l.pipe(t)
+
+	// dials thrice, and wants these reasons: with Require, and then without.
+	dials := func(t *testing.T, address string, first, second Reason) {
+		t.Helper()
+		forgetAll()
+		t.Cleanup(forgetAll)
+		d := &Dialer{Providers: []string{verbs.Name}, Policy: Require}
+		d.Options.AttemptTimeout = time.Second
+		_, err := d.Dial("tcp", address)
+		if got := reasonOf(err); got != first {
+			t.Errorf("with Require the reason is %v: %v", got, err)
+		}
+		forgetAll()
+		d = &Dialer{Providers: []string{verbs.Name}}
+		before := resources(t) // librdmacm keeps the devices open that it has met
+		for _, why := range []Reason{first, second} {
+			began := time.Now()
+			c, err := d.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("after %v: %v", time.Since(began), InfoOf(c))
+			wantFallback(t, c, why)
+			c.Close()
+			if time.Since(began) > patience { // unbounded it would be a minute and more
+				t.Errorf("took %v", time.Since(began))
+			}
+		}
+		wantResources(t, before)
+	}
+
+	t.Run("a firewall drops the SAN", func(t *testing.T) {
+		ln := mustListen(t, &ListenConfig{Providers: []string{verbs.Name}}, "tcp", l.here())
+		go func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				c.Close()
+			}
+		}()
+		address := ln.Addr().String()
+		shell(t, "nft add table inet vain; nft add chain inet vain in '{ type filter hook input priority 0; }'")
+		up := true
+		fall := func() {
+			if up {
+				shell(t, "nft delete table inet vain")
+			}
+			up = false
+		}
+		defer fall()
+		shell(t, "nft add rule inet vain in udp dport 4791 drop; nft add rule inet vain in tcp dport "+iwarpPort(t, address)+" drop")
+		dials(t, address, ReasonTimeout, ReasonRemembered)
+		fall()
+		wantProvider(t, mustDial(t, l.dialer(), address), l.provider)
+	})
+	t.Run("no RDMA at the other end", func(t *testing.T) {
+		shell(t, `ip netns add vain
+			ip link add va1 mtu 9000 type veth peer name va2 mtu 9000 netns vain
+			ip addr add 10.8.9.1/24 dev va1
+			ip link set va1 up
+			ip -n vain addr add 10.8.9.2/24 dev va2
+			ip -n vain link set va2 up
+			ip -n vain link set lo up
+			rdma link add rva1 type `+inGuest+` netdev va1`)
+		p := startRole(t, "plain", plainTCP, "10.8.9.2:0", "ip", "netns", "exec", "vain")
+		first, second := ReasonTimeout, ReasonRemembered
+		if inGuest == "siw" { // a port of TCP's, which says so
+			first, second = ReasonNoListener, ReasonNoListener
+		}
+		dials(t, p.line(t), first, second)
+	})
+	t.Run("RDMA without a listener", func(t *testing.T) {
+		plain := plainListen(t, l.here())
+		dials(t, plain.Addr().String(), ReasonNoListener, ReasonNoListener)
+	})
+	t.Run("nobody listens", func(t *testing.T) {
+		before := resources(t)
+		plain, err := net.Listen("tcp", l.here())
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain.Close()
+		_, err = new(Dialer).Dial("tcp", plain.Addr().String())
+		wantOpError(t, err, "dial", syscall.ECONNREFUSED)
+		wantResources(t, before)
+	})
+}

@@ -1,0 +1,91 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"github.com/sanconn/san/provider/verbs"
+)
+
+// rdma is the provider to other hosts.
+type rdma struct{}
+
+func (rdma) name() string { return verbs.Name }
+
+func (p rdma) serves(dst netip.Addr, s settings) bool { return verbs.Serves(dst, p.config(s)) }
+
+func (p rdma) notServed(dst netip.Addr, s settings) error {
+	_, err := verbs.ServedBy(dst, p.config(s))
+	return err
+}
+
+func (rdma) config(s settings) verbs.Config {
+	return verbs.Config{
+		Disable:   s.session.Disable,
+		Threshold: max(s.session.Threshold, 0),
+		Backlog:   s.backlog,
+
+		IWARPOffset: s.rdma.IWARPOffset,
+		WithoutCM:   s.rdma.WithoutCM,
+	}
+}
+
+func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+	at := tcp.Addr().(*net.TCPAddr).AddrPort()
+	l, err := verbs.Listen(netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), p.config(s))
+	if err != nil {
+		return nil, err
+	}
+	return rdmaListener{l}, nil
+}
+
+// portTries: a port that TCP has free may be taken on the RDMA side.
+const portTries = 4
+
+// dial leaves from a TCP port that it holds, so that the connection's address
+// is nobody else's; iWARP's ports are TCP's own.
+func (p rdma) dial(ctx context.Context, r request) (link, error) {
+	for try := 1; ; try++ {
+		socket, err := bind(ctx, r)
+		if err != nil {
+			return link{}, err
+		}
+		local := socket.local.AddrPort()
+		local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
+		ep, err := verbs.Dial(ctx, local, r.remote, p.config(r.settings))
+		if err == nil {
+			l := rdmaLink(ep)
+			if ep.LocalAddr().Port() == local.Port() {
+				l.hold = socket
+			} else {
+				socket.Close()
+			}
+			return l, nil
+		}
+		socket.Close()
+		if try == portTries || !errors.Is(err, syscall.EADDRINUSE) || r.local != nil && r.local.Port != 0 {
+			return link{}, err
+		}
+	}
+}
+
+func rdmaLink(ep *verbs.Endpoint) link {
+	return link{
+		endpoint: ep,
+		local:    net.TCPAddrFromAddrPort(ep.LocalAddr()),
+		remote:   net.TCPAddrFromAddrPort(ep.RemoteAddr()),
+	}
+}
+
+type rdmaListener struct{ *verbs.Listener }
+
+func (l rdmaListener) accept() (link, error) {
+	ep, err := l.Accept()
+	if err != nil {
+		return link{}, err
+	}
+	return rdmaLink(ep), nil
+}
