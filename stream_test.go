@@ -201,6 +201,61 @@ func TestRandomStream(t *testing.T) {
 	})
 }
 
+// A few bytes and a few thousand by turns, from and into memory that is used
+// again at once, as under TLS: each byte is where it belongs.
+func TestSmallWritesAmongLarger(t *testing.T) {
+	const small, larger = 60, 17_000
+	total := int(amount[int64](64<<20, 12<<20))
+	if testing.Short() {
+		total /= 2
+	}
+	eachLane(t, func(t *testing.T, l lane) {
+		client, server := l.pipe(t)
+		send := func(c net.Conn, seed uint64) {
+			rnd := rand.New(rand.NewPCG(seed, 0))
+			var bufs [3][larger]byte
+			for at := 0; at < total; {
+				most := larger
+				if rnd.IntN(3) == 0 {
+					most = small
+				}
+				b := bufs[rnd.IntN(len(bufs))][:min(1+rnd.IntN(most), total-at)]
+				position(b, at)
+				c.SetWriteDeadline(time.Now().Add(patience))
+				if n, err := c.Write(b); n != len(b) || err != nil {
+					t.Errorf("wrote %d of %d at %d: %v", n, len(b), at, err)
+					return
+				}
+				at += len(b)
+			}
+		}
+		receive := func(c net.Conn, seed uint64) {
+			rnd := rand.New(rand.NewPCG(seed, 1))
+			buf := make([]byte, 2*larger)
+			for at := 0; at < total; {
+				from := rnd.IntN(larger)
+				b := buf[from : from+1+rnd.IntN(len(buf)-from)]
+				c.SetReadDeadline(time.Now().Add(patience))
+				n, err := c.Read(b)
+				if i := misplaced(b[:n], at); i >= 0 {
+					t.Errorf("byte %d is not what was written there; a Read of %d gave %d at %d", i, len(b), n, at)
+					return
+				}
+				if at += n; err != nil && at < total {
+					t.Errorf("after %d bytes: %v", at, err)
+					return
+				}
+			}
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { send(client, 1) })
+		wg.Go(func() { send(server, 2) })
+		wg.Go(func() { receive(client, 2) })
+		wg.Go(func() { receive(server, 1) })
+		wg.Wait()
+	})
+}
+
 // streamEnd sends and receives a random stream and remembers checksums.
 type streamEnd struct {
 	conn          net.Conn

@@ -70,6 +70,7 @@ const (
 	kindRecv   = uint64(4) << kindShift
 	kindBind   = uint64(5) << kindShift
 	kindUnbind = uint64(6) << kindShift
+	kindPart   = uint64(7) << kindShift // of a transfer, but for its end
 	kindMask   = uint64(0xff) << kindShift
 )
 
@@ -127,6 +128,9 @@ func (e *Endpoint) queues() (err error) {
 	}
 	e.windows.on = e.dev.useWindows(e.cfg)
 	sends := maxSends + ownMessages + maxReads + maxWrites
+	if e.dev.iwarp() {
+		sends += maxReads + maxWrites // of two parts each (siw.go)
+	}
 	if e.windows.on {
 		sends += 2 * maxWindows // a bind and an invalidation each
 	}

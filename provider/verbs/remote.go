@@ -23,7 +23,7 @@ type remoteState struct {
 
 	reads, writes fifo[transfer] // posted, in order
 	done          fifo[transfer] // completed, for Poll
-	wrRDMA        [1]ibv.SendWR
+	wrRDMA        [2]ibv.SendWR  // the second, if one takes two (siw.go)
 
 	exposures struct {
 		mu sync.Mutex
@@ -182,7 +182,15 @@ func orWouldBlock(err error) error {
 
 func (e *Endpoint) postMove(q *fifo[transfer], t transfer, r *regcache.Region, b []byte, d session.Descriptor, off int) error {
 	t.region = r
-	wr := &e.wrRDMA[0]
+	remote, local := d.Addr+uint64(off), uint64(addressOf(b))
+	source := local
+	if t.kind == session.ReadDone {
+		source = remote
+	}
+	first := 0
+	if e.dev.iwarp() {
+		first = siwSplit(source, len(b))
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
@@ -191,15 +199,27 @@ func (e *Endpoint) postMove(q *fifo[transfer], t transfer, r *regcache.Region, b
 	case q.n+e.done.n >= len(q.items):
 		return session.ErrWouldBlock
 	}
+	wrs := e.wrRDMA[:1]
+	wr := &wrs[0]
 	*wr = ibv.SendWR{
 		ID: kindWrite, Opcode: ibv.OpWrite, Flags: ibv.Signaled, NumSGE: 1,
-		RemoteAddr: d.Addr + uint64(off), RemoteKey: uint32(d.Key),
+		RemoteAddr: remote, RemoteKey: uint32(d.Key),
 	}
 	if t.kind == session.ReadDone {
 		wr.ID, wr.Opcode = kindRead, ibv.OpRead
 	}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(b)), Length: uint32(len(b)), LKey: r.LKey()}
-	if _, err := e.qp.PostSend(e.wrRDMA[:]); err != nil {
+	wr.SGE[0] = ibv.SGE{Addr: local, Length: uint32(len(b)), LKey: r.LKey()}
+	if first > 0 {
+		wrs = e.wrRDMA[:2]
+		wrs[1] = *wr
+		wr.ID, wr.Flags = kindPart, 0
+		wr.SGE[0].Length = uint32(first)
+		rest := &wrs[1]
+		rest.RemoteAddr += uint64(first)
+		rest.SGE[0].Addr += uint64(first)
+		rest.SGE[0].Length -= uint32(first)
+	}
+	if _, err := e.qp.PostSend(wrs); err != nil {
 		if errors.Is(err, syscall.ENOMEM) {
 			return session.ErrWouldBlock
 		}

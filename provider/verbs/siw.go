@@ -17,3 +17,23 @@ func (d *device) avoidForbidden() {
 		d.filler, _ = d.ctx.CreateCQ(siwForbidden/siwCompletion+1, nil, 0)
 	}
 }
+
+// What siw sends of siwShort bytes or less it copies into the packet's header,
+// and what crosses a page it cuts at the wrong place: as many bytes as lie in the
+// second page are taken from the first, beyond its end (siw_try_1seg in
+// siw_qp_tx.c; Linux 5.3 to 6.12 at least). A reader gets bytes that nobody
+// wrote. Whether the peer's device is a siw is not known, so on iWARP all who ask
+// for such bytes ask twice.
+const (
+	siwShort = 32   // MAX_HDR_INLINE
+	siwPage  = 4096 // the smallest: the end of any other is the end of such a one
+)
+
+// siwSplit is how many bytes of n at an address have to go alone; 0: none.
+func siwSplit(addr uint64, n int) int {
+	first := int(siwPage - addr%siwPage)
+	if n > siwShort || first >= n {
+		return 0
+	}
+	return first
+}

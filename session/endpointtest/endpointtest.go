@@ -51,6 +51,8 @@ func Run(t *testing.T, mk Maker, lacks ...string) {
 		{"Alloc", reads || writes, testAlloc},
 		{"Read", reads, both(testMove, read)},
 		{"Write", writes, both(testMove, write)},
+		{"ReadShort", reads, both(testShort, read)},
+		{"WriteShort", writes, both(testShort, write)},
 		{"ReadQueue", reads, both(testQueue, read)},
 		{"WriteQueue", writes, both(testQueue, write)},
 		{"ReadRefused", reads, both(testRefused, read)},

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/sanconn/san/session"
 )
@@ -181,6 +182,38 @@ func testMove(t *testing.T, mk Maker, d direction) {
 	}
 	must(t, a.Err())
 	must(t, b.Err())
+}
+
+// Few bytes, at the end of a page and across it, at either end.
+func testShort(t *testing.T, mk Maker, d direction) {
+	const page, longest = 4096, 40
+	a, b := pair(t, mk)
+	remote, local := frame(3*page, 31), frame(3*page, 32)
+	end := func(p []byte) int { // where a page ends
+		return page + int(-uintptr(unsafe.Pointer(&p[0]))&(page-1))
+	}
+	endThere, endHere := end(remote.in), end(local.in)
+	id := uint32(0)
+	for n := 1; n <= longest; n++ {
+		for _, before := range []int{0, 1, n / 2, n - 1, n} {
+			there := remote.in[endThere-before:][:n:n]
+			here := local.in[endHere-(before+7)%(n+1):][:n:n]
+			desc, err := b.expose(there, d.rights)
+			must(t, err)
+			id++
+			must(t, d.start(a, here, desc, 0, id))
+			ev, err := d.complete(a, id)
+			must(t, err)
+			must(t, ev.Err)
+			b.Revoke(desc)
+			if !bytes.Equal(there, here) {
+				t.Fatalf("%d bytes, %d of them before the end of a page there: not the same at both ends", n, before)
+			}
+		}
+		noise(local.in, uint64(n))
+	}
+	must(t, remote.untouched(31))
+	must(t, local.untouched(32))
 }
 
 // More than any queue holds: a full queue says so, and nothing is lost.
