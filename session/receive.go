@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // receiver is what has come from the peer: a queue of messages that stay in
@@ -65,8 +66,8 @@ func (s *Session) Read(p []byte) (n int, err error) {
 // looks again: looking at once takes the ring's cache line from the writer for
 // the sake of one message. Twice the rate, for a microsecond.
 const (
-	paceBelow  = 1 << 10 // bytes per message on average
-	paceYields = 64
+	paceBelow = 1 << 10 // bytes per message on average
+	paceFor   = 1500 * time.Nanosecond
 )
 
 func (s *Session) readState(st uint32) error {
@@ -83,7 +84,7 @@ func (s *Session) readWaiting(p []byte, trickle bool) (n int, err error) {
 	var w waiter
 	s.rx.want.Store(int64(len(p)))
 	if trickle && s.cfg.Spin > 0 {
-		procyield(paceYields)
+		procyield(s.pace.drain)
 	}
 	for {
 		s.pause(&w, &s.rd, s.readEvents())

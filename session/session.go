@@ -32,6 +32,7 @@ type Session struct {
 	ep   Endpoint
 	lim  Limits
 	cfg  Config
+	pace pollPace
 	caps uint32 // what we said that we can
 	peer params // what the peer said; written by Negotiate before any Read or Write
 
@@ -126,7 +127,7 @@ var (
 // negotiation message. It does not block. Negotiate must have succeeded before
 // any Read or Write.
 func New(ep Endpoint, cfg Config) *Session {
-	s := &Session{ep: ep, lim: ep.Limits(), cfg: cfg.withDefaults()}
+	s := &Session{ep: ep, lim: ep.Limits(), cfg: cfg.withDefaults(), pace: measurePace()}
 	for _, sd := range []*side{&s.rd, &s.wr} {
 		sd.op.next = make(chan struct{}, 1)
 		sd.wake = make(chan struct{}, 1)

@@ -1,7 +1,9 @@
 package session
 
 import (
+	"math"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -32,10 +34,14 @@ const (
 func (w *waiter) armed() bool { return w.phase == phaseArmed }
 
 const (
-	// pauseTries polls with PAUSE between them take one to two microseconds,
-	// the time in which a peer on another core answers.
-	pauseTries = 48
-	pauseEach  = 20
+	// pauseFor is how long a wait polls with nothing but PAUSE in between, before
+	// it also gives way: that takes a peer's small piece of work, not what a
+	// context switch does to the one in a hundred that takes longer. pauseEach
+	// lies between two polls: about what fetching the line that the peer has
+	// written costs; with ten times as much a round trip takes twice as long.
+	pauseFor  = 15 * time.Microsecond
+	pauseEach = 50 * time.Nanosecond
+	minTries  = 4
 	// crowded: giving way that takes longer than this, two context switches
 	// and a short piece of the peer's work, means that others want this
 	// processor. Polling then only loses our turn to them; a sleeper is woken
@@ -45,6 +51,28 @@ const (
 	// vain: a connection that idles costs nearly no polling.
 	maxSkip = 64
 )
+
+// pollPace is pauseFor and pauseEach in terms of the processor's PAUSE, which
+// takes 2 ns on one, 50 on another, and 200 where it is emulated.
+type pollPace struct {
+	tries int    // polls with PAUSEs between them
+	each  uint32 // PAUSEs between two polls
+	drain uint32 // PAUSEs that paceFor takes
+}
+
+var measurePace = sync.OnceValue(func() pollPace {
+	const pauses = 64
+	each := time.Duration(math.MaxInt64)
+	for range 5 { // the least: whatever disturbs makes it longer
+		began := nanotime()
+		procyield(pauses)
+		each = min(each, time.Duration(nanotime()-began))
+	}
+	in := func(d time.Duration) uint32 { return uint32(max(1, d*pauses/max(1, each))) }
+	p := pollPace{each: in(pauseEach), drain: in(paceFor)}
+	p.tries = int(max(minTries, in(pauseFor)/p.each))
+	return p
+})
 
 // spinHistory lets a direction stop polling when it does not pay.
 type spinHistory struct {
@@ -72,7 +100,7 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		}
 		s.arm(w, sd, ev)
 	case phaseSpin:
-		if w.spinOn(s.cfg.Spin) {
+		if w.spinOn(s.cfg.Spin, &s.pace) {
 			return
 		}
 		spinning.Add(-1)
@@ -100,10 +128,10 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 // spinOn polls once more, unless the time for that is up. First by PAUSE, then
 // by giving way to other goroutines and threads: a peer that shares this
 // core gets nowhere as long as we only PAUSE.
-func (w *waiter) spinOn(limit time.Duration) bool {
+func (w *waiter) spinOn(limit time.Duration, pace *pollPace) bool {
 	w.tries++
-	if w.tries < pauseTries {
-		procyield(pauseEach)
+	if w.tries < pace.tries {
+		procyield(pace.each)
 		return true
 	}
 	if w.since == 0 {
