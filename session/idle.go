@@ -19,11 +19,16 @@ import (
 // beside the microseconds that a tick costs.
 const tick = 2 * time.Millisecond
 
-// busyTick is how far ticks are apart at most while all sessions are in use, and
-// on rings: what a peer commits there needs nobody here. A tick wakes a thread,
-// and that one others to look for work, on the core of the peer maybe: every 2 ms
-// they cost a stream a fifth of its rate.
-const busyTick = 16 * tick
+// Ticks are further apart while all sessions are in use: up to busyTick where all
+// are rings, as what a peer commits there needs nobody here; up to calmTick where
+// somebody waits in a Read of each of the others, and looks for himself. A tick
+// wakes a thread, and that one others to look for work, on the core of the peer
+// maybe: every 2 ms they cost a stream on shm a fifth of its rate, and round trips
+// over siw a quarter.
+const (
+	busyTick = 16 * tick
+	calmTick = 4 * tick
+)
 
 type idleState struct {
 	away    atomic.Bool // off the list: the next operation joins it
@@ -51,7 +56,7 @@ func (i *idleState) join(s *Session) {
 		janitor.interval = tick
 		janitor.timer = time.NewTimer(tick)
 		go sweep(janitor.timer)
-	case !s.lim.Buffered && janitor.interval > tick:
+	case !s.lim.Buffered && janitor.interval > calmTick:
 		janitor.interval = tick
 		janitor.timer.Reset(tick)
 	}
@@ -72,25 +77,28 @@ func sweep(t *time.Timer) {
 		clear(janitor.list)
 		janitor.list = janitor.list[:0]
 		janitor.Unlock()
-		busy := true
+		most := busyTick // from here to the next tick
 		stay := batch[:0]
 		for _, s := range batch {
-			if s.idle.sweep(s) {
-				stay = append(stay, s)
-				busy = busy && s.lim.Buffered
-			} else {
-				busy = false
+			waits := s.rd.wants.Load() != 0
+			if !s.idle.sweep(s) {
+				most = tick
+				continue
+			}
+			stay = append(stay, s)
+			if !s.lim.Buffered {
+				if most = min(most, calmTick); !waits {
+					most = tick
+				}
 			}
 		}
 		janitor.Lock()
 		for _, s := range janitor.list { // those that came meanwhile
-			busy = busy && s.lim.Buffered
+			if !s.lim.Buffered {
+				most = tick
+			}
 		}
-		if busy {
-			janitor.interval = min(2*janitor.interval, busyTick)
-		} else {
-			janitor.interval = tick
-		}
+		janitor.interval = min(2*janitor.interval, most)
 		t.Reset(janitor.interval)
 		janitor.list = append(janitor.list, stay...)
 		janitor.Unlock()

@@ -185,10 +185,6 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 	return err
 }
 
-// spin is how long polling pays: a network's round trip with its interrupt
-// left out.
-const spin = 20 * time.Microsecond
-
 func (e *Endpoint) setLimits() {
 	off := e.cfg.Disable
 	e.limits = session.Limits{
@@ -201,7 +197,7 @@ func (e *Endpoint) setLimits() {
 		CanRead:    e.dev.caps.MaxQPInitiatorRead > 0 && off&session.FeatureRDMARead == 0,
 		CanWrite:   off&session.FeatureRDMAWrite == 0,
 		Window:     e.cfg.Buffers - repostBatch - ownMessages,
-		Spin:       spin,
+		Spin:       spinTime(),
 	}
 	if e.limits.MaxExpose == 0 { // then nothing else can be registered either
 		e.limits.CanRead, e.limits.CanWrite = false, false

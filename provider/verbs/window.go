@@ -131,7 +131,7 @@ func (e *Endpoint) invalidate(w *window) error {
 		return err
 	}
 	// On hardware that is a matter of a microsecond.
-	for began := time.Now(); time.Since(began) < spin; runtime.Gosched() {
+	for began := time.Now(); time.Since(began) < minSpin; runtime.Gosched() {
 		e.mu.Lock()
 		e.drain()
 		over := !w.bound
