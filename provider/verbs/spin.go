@@ -9,12 +9,12 @@ import (
 
 // How long polling pays. Who sleeps until a completion comes is woken through a
 // kernel thread's interrupt, the runtime's poller and two goroutines, and while
-// both ends sleep a round trip is some ten such wakes long: only a poll that lasts
-// as long finds the other end asleep and both awake from then on. What a wake
-// takes differs by two orders of magnitude, from 5 µs to 0.3 ms in a guest, so it
-// is measured, once.
+// both ends sleep a round trip is some twenty of such wakes long (rxe and siw in a
+// guest): only a poll that lasts longer finds the other end asleep, and has both
+// awake from then on. What a wake takes differs by more than an order of
+// magnitude, from 5 µs to 0.1 ms in a guest, so it is measured, once.
 const (
-	spinWakes = 20
+	spinWakes = 40
 	minSpin   = 20 * time.Microsecond // a network's round trip
 	maxSpin   = 2 * time.Millisecond
 )
