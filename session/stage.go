@@ -36,9 +36,9 @@ type openOffer struct {
 const (
 	// maxOpen offers may be open at a time in a direction. From fewOpen on what
 	// is staged piles up to half of the ring before it is offered: an offer
-	// costs the same, however large it is, and two keep the peer at work.
+	// costs the same, however large it is, and these keep the peer at work.
 	maxOpen = 8
-	fewOpen = 2
+	fewOpen = 4
 	// stageUnit is how much is copied before it is offered.
 	stageUnit = 64 << 10
 	// stageTail is the most of a large Write that is staged.
