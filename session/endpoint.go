@@ -151,6 +151,11 @@ type Limits struct {
 	// ExactRevoke or Buffered.
 	Stage int
 
+	// StageTo is the size in bytes below which that pays even above Threshold,
+	// as exposing memory of a Write costs as much as the copy; 0: it does not.
+	// A Threshold that was asked for (Config) is not affected.
+	StageTo int
+
 	CanRead  bool // Read works: the peer may offer memory for us to read
 	CanWrite bool // Write works: the peer may grant memory for us to write
 

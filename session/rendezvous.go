@@ -53,6 +53,9 @@ func (tx *sender) plan(s *Session) {
 			tx.threshold = max(tx.threshold, minOffer)
 			if tx.byRead && !s.lim.ExactRevoke && !s.lim.Buffered {
 				tx.stageMin = min(s.lim.Stage, tx.threshold)
+				if tx.stageMin > 0 && s.cfg.Threshold == 0 {
+					tx.threshold = max(tx.threshold, s.lim.StageTo)
+				}
 			}
 		}
 	}

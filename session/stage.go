@@ -35,10 +35,11 @@ type openOffer struct {
 
 const (
 	// maxOpen offers may be open at a time in a direction. From fewOpen on what
-	// is staged piles up to half of the ring before it is offered: an offer
-	// costs the same, however large it is, and these keep the peer at work.
-	maxOpen = 8
-	fewOpen = 4
+	// is staged piles up to a share of the ring before it is offered: an offer
+	// costs the same, however large it is, and two keep the peer at work.
+	maxOpen   = 8
+	fewOpen   = 2
+	pileShare = 8
 	// stageUnit is how much is copied before it is offered.
 	stageUnit = 64 << 10
 	// stageTail is the most of a large Write that is staged.
@@ -206,7 +207,7 @@ func (s *Session) flushStage() {
 			st.sent += int64(n)
 			st.freed = st.sent
 		} else {
-			if open := len(tx.opens); st.payload || open == maxOpen || open >= fewOpen && st.unsent() < len(st.buf)/2 {
+			if open := len(tx.opens); st.payload || open == maxOpen || open >= fewOpen && st.unsent() < len(st.buf)/pileShare {
 				return
 			}
 			d := st.desc

@@ -7,6 +7,7 @@ import (
 	"io"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sanconn/san/session"
@@ -83,8 +84,8 @@ func TestStagedOffersAreOpenTogether(t *testing.T) {
 		writeAll(t, s, data, 20_000)
 		var offers []offerOf
 		var got []byte
-		// Two of a Write each, then more in one; the rest, too little, waits.
-		for _, n := range []int{1, 1, 7} {
+		// Two of a Write each, then of an eighth of the ring; too little waits.
+		for _, n := range []int{1, 1, 2, 2, 2, 2} {
 			o := p.offer()
 			if o.n != n*20_000 {
 				t.Errorf("an offer of %d bytes, want %d", o.n, n*20_000)
@@ -97,7 +98,7 @@ func TestStagedOffersAreOpenTogether(t *testing.T) {
 		if m := p.recv(); m != nil && m[0] != tCredit {
 			t.Errorf("a message of type %d behind the open offers", m[0])
 		}
-		p.send(tReadDone, 0, u64(offers[2].id, uint64(offers[2].n))...) // of all of them
+		p.send(tReadDone, 0, u64(offers[5].id, uint64(offers[5].n))...) // of all of them
 		last := p.offer()
 		if got = append(got, p.read(last)...); !bytes.Equal(got, data) {
 			t.Error("wrong bytes")
@@ -115,6 +116,40 @@ func TestStagedOffersAreOpenTogether(t *testing.T) {
 	})
 }
 
+// Where exposing memory costs as much as the copy, Writes above the threshold are
+// staged as well; but not if a threshold was asked for, nor beyond StageTo.
+func TestStageTo(t *testing.T) {
+	dear := staged
+	dear.Limits.StageTo = 128 << 10
+	for _, tt := range []struct {
+		size, threshold int
+		own             bool // its memory, not a copy
+	}{
+		{100_000, 0, false},
+		{100_000, 64 << 10, true},
+		{128 << 10, 0, true},
+	} {
+		t.Run(fmt.Sprint(tt.size, " ", tt.threshold), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, dear, session.Config{KeepAlive: -1, Threshold: tt.threshold})
+				w := goWrite(s, pattern(tt.size))
+				p.offer()
+				synctest.Wait()
+				waits := true
+				select {
+				case <-w:
+					waits = false // it has been copied
+				default:
+				}
+				if waits != tt.own {
+					t.Errorf("offers the Write's own memory: %v", waits)
+				}
+				s.Abort()
+			})
+		})
+	}
+}
+
 // An offer that the peer refuses ends short, and those behind it do not count:
 // all of it comes as payload, in order.
 func TestRefusedOffer(t *testing.T) {
@@ -125,7 +160,7 @@ func TestRefusedOffer(t *testing.T) {
 				data := pattern(4 * 20_000)
 				writeAll(t, s, data, 20_000)
 				var offers []offerOf
-				for range 3 { // the third is of two Writes
+				for range 4 {
 					offers = append(offers, p.offer())
 				}
 				if over > 0 {

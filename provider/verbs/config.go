@@ -30,8 +30,9 @@ type Config struct {
 	SendBuffer int
 
 	// Threshold is the size in bytes from which a Write's own memory is read by
-	// the peer. Default 256 KiB: that costs a registration and a wait, which
-	// smaller ones do not pay. From 32 KiB on they are copied to memory that
+	// the peer. Default 256 KiB with memory windows, as binding one costs a wait
+	// that smaller Writes do not pay; 2 MiB without, where it costs a
+	// registration each time. From 32 KiB on Writes are copied to memory that
 	// stays registered, and read there.
 	Threshold int
 
@@ -119,6 +120,10 @@ const (
 	// stageFrom is the size in bytes of a Write from which it is staged: eight
 	// messages cost as much as an offer with its read.
 	stageFrom = 32 << 10
+	// stageTo: without memory windows an offer of a Write's own memory costs a
+	// registration and its removal, which is as much as copying a megabyte, and
+	// the copy is made while the peer reads what is before it.
+	stageTo = 2 << 20
 	// maxRDMA bounds one Read or Write in bytes: what is posted cannot be
 	// recalled, so this bounds how long a cancelled transfer goes on.
 	maxRDMA = 1 << 20

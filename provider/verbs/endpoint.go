@@ -199,6 +199,9 @@ func (e *Endpoint) setLimits() {
 		Window:     e.cfg.Buffers - repostBatch - ownMessages,
 		Spin:       spinTime(),
 	}
+	if !e.windows.on {
+		e.limits.StageTo = stageTo
+	}
 	if e.limits.MaxExpose == 0 { // then nothing else can be registered either
 		e.limits.CanRead, e.limits.CanWrite = false, false
 	}
