@@ -4,6 +4,7 @@ package verbs
 
 import (
 	"fmt"
+	"io"
 	"runtime"
 	"sync"
 	"testing"
@@ -192,5 +193,41 @@ func BenchmarkRegistration(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// Memory that is used again costs no registration: neither what a megabyte is
+// written from, nor what it is read into, nor what is in between.
+func TestMemoryUsedAgainIsNotRegistered(t *testing.T) {
+	const size, before, count = 1 << 20, 10, 20
+	l := listen(t, Config{})
+	a, b := sessions(t, l, session.Config{})
+	from, into := make([]byte, size), make([]byte, size)
+	move := func() {
+		t.Helper()
+		sent := make(chan error, 1)
+		go func() { _, err := a.Write(from); sent <- err }()
+		if _, err := io.ReadFull(readerFunc(b.Read), into); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-sent; err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range before {
+		move()
+	}
+	had := regcache.DefaultBudget().Stats()
+	for range count {
+		move()
+	}
+	has := regcache.DefaultBudget().Stats()
+	// How many chunks are in use at a time is a matter of chance: the arena may
+	// yet take another slab for them.
+	if n := has.Registrations - had.Registrations; n > count/5 {
+		t.Errorf("%d registrations in %d transfers", n, count)
+	}
+	if has.Hits == had.Hits {
+		t.Error("no hit: the cache was not asked")
 	}
 }

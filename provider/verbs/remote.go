@@ -126,7 +126,7 @@ func (e *Endpoint) Revoke(d session.Descriptor) int {
 // Read implements session.Endpoint.
 func (e *Endpoint) Read(into []byte, from session.Descriptor, off int, id uint32) error {
 	access := regcache.LocalWrite
-	if e.dev.iwarp() {
+	if e.dev.iwarp() && !e.dev.siw() {
 		access |= regcache.RemoteWrite // iWARP's read response is a write (RFC 5040)
 	}
 	return e.move(&e.reads, transfer{kind: session.ReadDone, id: id}, into, from, off, access)

@@ -1,5 +1,11 @@
 package verbs
 
+// siw says whether the device is the kernel's Soft-iWARP. It wants no more than the
+// local right to write for the memory that a read goes to (siw_proc_rresp in
+// siw_qp_rx.c), where iWARP asks for the remote one: so that memory stays
+// registered, and is none of the peer's business.
+func (d *device) siw() bool { return d.iwarp() && d.caps.VendorID == siwVendor }
+
 // libsiw cannot map a queue that the kernel has put at 0x90000 of the device's
 // file: there it takes the place for the sign of a failure (SIW_INVAL_UOBJ_KEY).
 // Places are given out from 0 upwards, page by page, so that the queue of some
@@ -13,7 +19,7 @@ const (
 
 // avoidForbidden is called before anything else is made on a device.
 func (d *device) avoidForbidden() {
-	if d.iwarp() && d.caps.VendorID == siwVendor {
+	if d.siw() {
 		d.filler, _ = d.ctx.CreateCQ(siwForbidden/siwCompletion+1, nil, 0)
 	}
 }
