@@ -141,6 +141,9 @@ func New(ep Endpoint, cfg Config) *Session {
 	if s.cfg.Spin < 0 || s.cfg.Disable&FeaturePoll != 0 {
 		s.cfg.Spin = 0
 	}
+	if s.cfg.Spin < pauseFor {
+		s.pace.tries = int(time.Duration(s.pace.tries) * s.cfg.Spin / pauseFor)
+	}
 	ep.Start(s)
 	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage)}
 	if s.lim.Window != 0 {

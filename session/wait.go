@@ -42,13 +42,13 @@ const (
 	pauseFor  = 15 * time.Microsecond
 	pauseEach = 50 * time.Nanosecond
 	minTries  = 4
-	// crowded: giving way that takes longer than half of Config.Spin, two
-	// context switches and a short piece of the peer's or the device's work,
-	// means that others want this processor. Polling then only loses our turn
-	// to them; a sleeper is woken ahead of them. It takes more than once to
+	// crowdedShare of Config.Spin is the most that giving way may take: two
+	// context switches and a short piece of the peer's or the device's work.
+	// Longer means that others want this processor. Polling then only loses our
+	// turn to them; a sleeper is woken ahead of them. It takes more than once to
 	// believe it: the first time, crowdedSkip waits do not poll.
-	crowded     = 2
-	crowdedSkip = 8
+	crowdedShare = 2
+	crowdedSkip  = 8
 	// maxSkip is the most waits in a row that do not poll after polling was in
 	// vain: a connection that idles costs nearly no polling.
 	maxSkip = 64
@@ -106,10 +106,11 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 			return
 		}
 		spinning.Add(-1)
-		sd.spin.penalty = min(max(1, 2*sd.spin.penalty), maxSkip)
-		if w.last-w.since < int64(s.cfg.Spin) { // crowded
-			sd.spin.penalty = min(max(crowdedSkip, 2*sd.spin.penalty), maxSkip)
+		least := 1
+		if w.last-w.since < int64(s.cfg.Spin) {
+			least = crowdedSkip
 		}
+		sd.spin.penalty = min(max(least, 2*sd.spin.penalty), maxSkip)
 		sd.spin.skip = sd.spin.penalty
 		s.arm(w, sd, ev)
 	case phaseDone:
@@ -144,7 +145,7 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace) bool {
 	osyield()
 	now := nanotime()
 	took := now - w.last
-	if took > int64(limit/crowded) {
+	if took > int64(limit/crowdedShare) {
 		return false
 	}
 	w.last = now
