@@ -3,6 +3,7 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -68,16 +69,34 @@ func (c *cacheCard) Send(r *regcache.Region, b []byte) ([]byte, error) {
 	}
 	e.writes.push(transfer{kind: session.WriteDone, id: 1, region: own})
 	e.mu.Unlock()
+	if err := expectEvent(e, session.WriteDone); err != nil {
+		return nil, err
+	}
+	// On iWARP it is there only once a later message is.
+	room := e.Reserve(session.MaxControl, session.MaxControl, true)
+	if room == nil {
+		return nil, errors.New("no room for a message")
+	}
+	e.Commit(len(room))
+	if err := expectEvent(c.b, session.Message); err != nil {
+		return nil, err
+	}
+	c.b.Drop()
+	return append([]byte(nil), c.sink[:len(b)]...), nil
+}
+
+// expectEvent polls until there is an event, which has to be of that kind.
+func expectEvent(e *Endpoint, kind session.EventKind) error {
 	var ev session.Event
 	for began := time.Now(); !e.Poll(&ev); runtime.Gosched() {
 		if e.Err() != nil || time.Since(began) > patience {
-			return nil, fmt.Errorf("no completion: %w", e.Err())
+			return fmt.Errorf("no event of kind %v: %w", kind, e.Err())
 		}
 	}
-	if ev.Kind != session.WriteDone || ev.Err != nil {
-		return nil, fmt.Errorf("event %v: %w", ev.Kind, ev.Err)
+	if ev.Kind != kind || ev.Err != nil {
+		return fmt.Errorf("event %v: %w", ev.Kind, ev.Err)
 	}
-	return append([]byte(nil), c.sink[:len(b)]...), nil
+	return nil
 }
 
 // Stale implements cachetest.Device: the cache's own verification sees frames.
