@@ -287,10 +287,10 @@ func (l *link) serve() {
 		switch {
 		case err == nil || errors.Is(err, errCut):
 			if err = l.act(&m, fds, err); err != nil {
-				err = fmt.Errorf("shm: the peer broke the link: %w: %w", err, syscall.ECONNRESET)
+				err = fmt.Errorf("shm: the peer broke the link: %v: %w", err, syscall.ECONNRESET)
 			}
 		case errors.Is(err, errMessage):
-			err = fmt.Errorf("%w: %w", err, syscall.ECONNRESET)
+			err = fmt.Errorf("%v: %w", err, syscall.ECONNRESET)
 		default:
 			err = errPeerGone // EOF, or reset: it had not read everything
 		}

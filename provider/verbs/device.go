@@ -208,7 +208,7 @@ func all(*Endpoint) bool { return true }
 // nobody would be woken.
 func (d *device) deaf(err error) {
 	if !errors.Is(err, os.ErrClosed) {
-		d.fail(all, fmt.Errorf("%w: %w", err, syscall.ECONNRESET))
+		d.fail(all, lost(err))
 	}
 }
 

@@ -251,7 +251,7 @@ func (e *Endpoint) notify() {
 		return
 	}
 	if err := e.cq.Notify(false); err != nil {
-		e.fail(fmt.Errorf("%w: %w", err, syscall.ECONNRESET))
+		e.fail(lost(err))
 	}
 }
 
@@ -408,7 +408,7 @@ func (e *Endpoint) take() {
 	for {
 		n, err := e.cq.Poll(e.wcs[:])
 		if err != nil {
-			e.fail(fmt.Errorf("%w: %w", err, syscall.ECONNRESET))
+			e.fail(lost(err))
 			return
 		}
 		for i := range e.wcs[:n] {
@@ -437,6 +437,11 @@ func (e *Endpoint) completed(wc *ibv.WC) {
 		e.fail(statusError(wc.Status))
 	}
 }
+
+// lost is an error of the device that ends the connection. Its errno is no more
+// than text: that of a connection is ECONNRESET, which programs look for (siw
+// says ENOTCONN of a post to a queue pair whose peer has gone).
+func lost(err error) error { return fmt.Errorf("%v: %w", err, syscall.ECONNRESET) }
 
 // statusError is what a failed work request says about the connection.
 func statusError(s ibv.Status) error {

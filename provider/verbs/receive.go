@@ -201,6 +201,6 @@ func (e *Endpoint) postAgain() {
 	e.taken -= len(e.repost)
 	e.repost = e.repost[:0]
 	if err != nil {
-		e.fail(fmt.Errorf("%w: %w", err, syscall.ECONNRESET))
+		e.fail(lost(err))
 	}
 }

@@ -118,7 +118,7 @@ func (e *Endpoint) Revoke(d session.Descriptor) int {
 	}
 	if err := x.region.Release(); err != nil {
 		// The peer may still have access: only the end of the queue pair ends it.
-		e.broken(fmt.Errorf("%w: %w", err, syscall.ECONNRESET))
+		e.broken(lost(err))
 	}
 	return 0
 }

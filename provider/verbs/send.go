@@ -1,9 +1,6 @@
 package verbs
 
 import (
-	"fmt"
-	"syscall"
-
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/session"
 )
@@ -159,7 +156,7 @@ func (e *Endpoint) postSend(wr *ibv.SendWR, rec sendRecord, signal bool) {
 	}
 	e.sends.push(rec)
 	if _, err := e.qp.PostSend(e.wr[:]); err != nil {
-		e.fail(fmt.Errorf("%w: %w", err, syscall.ECONNRESET))
+		e.fail(lost(err))
 	}
 }
 

@@ -120,7 +120,7 @@ func (e *Endpoint) unbind(w *window) {
 	if err == nil {
 		return
 	}
-	e.broken(fmt.Errorf("verbs: revoke: %w: %w", err, syscall.ECONNRESET))
+	e.broken(lost(fmt.Errorf("verbs: revoke: %w", err)))
 	e.mu.Lock()
 	w.close()
 	e.mu.Unlock()
