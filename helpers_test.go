@@ -5,9 +5,10 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // patience is how long a test waits for what must happen. It is no target: a
@@ -16,7 +17,7 @@ const patience = 30 * time.Second
 
 // inGuest is the device that the tests run on, where they run in the guest
 // (test/guest): under emulation, some fifty times slower than elsewhere.
-var inGuest = os.Getenv("SAN_TEST_RDMA")
+var inGuest = testenv.Device()
 
 // amount is how much of something a test does: less in the guest.
 func amount[T int | int64](elsewhere, guest T) T {
@@ -123,11 +124,12 @@ func wantOpError(t testing.TB, err error, op string, target error) *net.OpError 
 // waitFor polls for what other goroutines bring about.
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("in vain: %s", what)
+	testenv.Eventually(t, patience, func() error {
+		if !ok() {
+			return errors.New(what)
 		}
-	}
+		return nil
+	})
 }
 
 func portOf(address string) string {

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // Where RLIMIT_MEMLOCK has room for one connection over RDMA, that is what the
@@ -19,9 +21,7 @@ import (
 func TestMemlockExhausted(t *testing.T) {
 	const inChild = "SAN_TEST_MEMLOCK_CHILD"
 	l := systemLanes[0]
-	if l.provider != "verbs" {
-		t.Skip("runs on RDMA devices only: test/guest/run test .")
-	}
+	testenv.NeedDevice(t)
 	if os.Getenv(inChild) == "" {
 		// As a user whom the limit concerns, and by way of /proc, as the folder
 		// of the binary may be root's alone.

@@ -21,6 +21,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 var (
@@ -464,19 +466,15 @@ func resources(t testing.TB) held {
 // wantResources waits until no more is held than before.
 func wantResources(t testing.TB, before held) {
 	t.Helper()
-	var now held
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		now = resources(t)
+	testenv.Eventually(t, patience, func() error {
+		now := resources(t)
 		if now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && now.mappings <= before.mappings {
-			return
+			return nil
 		}
-		if time.Now().After(end) {
-			break
-		}
-	}
-	stacks := make([]byte, 1<<20)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	t.Errorf("before %+v, now %+v\n%s", before, now, bytes.TrimSpace(stacks))
+		stacks := make([]byte, 1<<20)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		return fmt.Errorf("before %+v, now %+v\n%s", before, now, bytes.TrimSpace(stacks))
+	})
 }
 
 // runTrue forks and executes something.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/verbs"
 )
 
@@ -32,9 +33,7 @@ func iwarpPort(t testing.TB, address string) string {
 
 // What Dialer.RDMA and ListenConfig.RDMA say is done, by both ends or in vain.
 func TestRDMASettings(t *testing.T) {
-	if inGuest == "" {
-		t.Skip("runs on RDMA devices only: test/guest/run test .")
-	}
+	testenv.NeedDevice(t)
 	set := RDMA{WithoutCM: true}
 	if inGuest == "siw" { // which has no such way, and ports that are TCP's
 		set = RDMA{IWARPOffset: 12000}
@@ -63,9 +62,7 @@ func TestRDMASettings(t *testing.T) {
 // and where it had to wait the next dial does not wait again. Nothing of the
 // attempt stays behind.
 func TestRDMAInVain(t *testing.T) {
-	if inGuest == "" {
-		t.Skip("runs on RDMA devices only: test/guest/run test .")
-	}
+	testenv.NeedDevice(t)
 	l := systemLanes[0]
 	// How long an abandoned rdma_connect is stuck is for TCP to say, on iWARP.
 	shell(t, "sysctl -qw net.ipv4.tcp_syn_retries=2")

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	_ "github.com/sanconn/san" // as a change to it has to run these tests again
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // limit bounds each process that a test runs.
@@ -110,10 +111,8 @@ func TestHTTPGoesByTheSAN(t *testing.T) {
 
 func TestCurlTalksToTheSamePortByTCP(t *testing.T) {
 	curl, err := exec.LookPath("curl")
-	if err != nil && os.Getenv("SAN_TEST_REQUIRE") == "" {
-		t.Skip(err)
-	} else if err != nil {
-		t.Fatal(err)
+	if err != nil {
+		testenv.Missing(t, err.Error())
 	}
 	url, _ := serve(t, "./http/server")
 	if stdout, _ := run(t, curl, "--silent", "--show-error", "--noproxy", "*", url); stdout != "hello, you came by tcp\n" {

@@ -2,15 +2,12 @@ package ibv
 
 import (
 	"errors"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
-)
 
-// lane is the device that the lane runs the tests on: "rxe", "siw", or "" on a
-// machine without. Where it is set, nothing may be missing.
-func lane() string { return os.Getenv("SAN_TEST_RDMA") }
+	"github.com/sanconn/san/internal/testenv"
+)
 
 func TestErrorSaysVerbObjectAndErrno(t *testing.T) {
 	err := verbError("ibv_reg_mr", "4096 bytes on rxe0", int(syscall.ENOMEM))
@@ -29,16 +26,14 @@ func TestErrorSaysVerbObjectAndErrno(t *testing.T) {
 
 // On a machine without RDMA each way in fails with one clear error.
 func TestWithoutDevices(t *testing.T) {
-	if lane() != "" {
-		t.Skip("this is the lane with devices")
-	}
+	testenv.NeedNoDevice(t)
 	unavailable := Available()
 	if unavailable != nil && !errors.Is(unavailable, ErrNotAvailable) {
 		t.Fatalf("Available: %v, which does not wrap ErrNotAvailable", unavailable)
 	}
 	devices, err := Devices()
 	if len(devices) > 0 {
-		t.Skipf("this machine has %d devices", len(devices))
+		t.Fatalf("devices that the kernel does not have: %v", devices)
 	}
 	wants := func(what string, err, available error) {
 		t.Helper()

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // What the lane has made: see test/guest/run -h.
@@ -51,12 +53,10 @@ const (
 // through, that the kernel has no more objects than before.
 func onSite(t *testing.T) site {
 	t.Helper()
-	if lane() == "" {
-		t.Skip("needs an RDMA device: test/guest/run test ./ibv")
-	}
-	s, ok := sites[lane()]
+	device := testenv.NeedDevice(t)
+	s, ok := sites[device]
 	if !ok {
-		t.Fatalf("SAN_TEST_RDMA=%s: no such device", lane())
+		t.Fatalf("SAN_TEST_RDMA=%s: no such device", testenv.Device())
 	}
 	if err := Available(); err != nil {
 		t.Fatal(err)
@@ -66,14 +66,13 @@ func onSite(t *testing.T) site {
 		if t.Failed() {
 			return // what a failed test left behind explains nothing
 		}
-		var after string
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			// The kernel frees ids of the connection manager in the background.
-			if after = resources(t); after == before {
-				return
+		// The kernel frees ids of the connection manager in the background.
+		testenv.Eventually(t, patience, func() error {
+			if after := resources(t); after != before {
+				return fmt.Errorf("leaked:\nbefore %s\nafter  %s", before, after)
 			}
-		}
-		t.Errorf("leaked:\nbefore %s\nafter  %s", before, after)
+			return nil
+		})
 	})
 	return s
 }

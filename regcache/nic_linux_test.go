@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // nic is a network card to test against. It pins pages as a card does, with
@@ -41,27 +43,17 @@ type pinned struct {
 func newNIC(t testing.TB) *nic {
 	t.Helper()
 	if err := canVerify(); err != nil {
-		unavailable(t, "frames", err)
+		testenv.Missing(t, fmt.Sprintf("frames: %v", err))
 	}
 	r, err := newRing()
 	if err != nil {
-		unavailable(t, "io_uring", err)
+		testenv.Missing(t, fmt.Sprintf("io_uring: %v", err))
 	}
 	n := &nic{ring: r, nextKey: 1, keys: make(map[uint32]*pinned)}
 	t.Cleanup(func() {
 		n.ring.close()
 	})
 	return n
-}
-
-// unavailable skips a test on a machine that cannot run it, and fails it where
-// SAN_TEST_REQUIRE says that everything has to run.
-func unavailable(t testing.TB, what string, err error) {
-	t.Helper()
-	if os.Getenv("SAN_TEST_REQUIRE") != "" {
-		t.Fatalf("%s: %v", what, err)
-	}
-	t.Skipf("%s: %v", what, err)
 }
 
 func (n *nic) Register(addr uintptr, size int, access Access) (MR, error) {

@@ -2,6 +2,7 @@ package regcache
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"sync"
@@ -10,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 const mapped = 64 << 10
@@ -28,7 +31,7 @@ func watch(t testing.TB, b []byte) *Range {
 	t.Helper()
 	r, err := Watch(b)
 	if err != nil {
-		unavailable(t, "userfaultfd", err)
+		testenv.Missing(t, fmt.Sprintf("userfaultfd: %v", err))
 	}
 	return r
 }

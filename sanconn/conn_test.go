@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/session/twin"
@@ -237,20 +238,18 @@ func TestForgottenConnIsClosed(t *testing.T) {
 		a.Read(make([]byte, 1))
 	}()
 	defer b.Close()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	testenv.Eventually(t, patience, func() error {
 		runtime.GC()
 		select {
 		case <-closed:
-			b.SetDeadline(time.Now().Add(patience))
-			if _, err := b.Read(make([]byte, 1)); err != io.EOF {
-				t.Errorf("the peer read %v", err)
-			}
-			return
+			return nil
 		default:
+			return errors.New("it is still open")
 		}
-		if time.Now().After(end) {
-			t.Fatal("it is still open")
-		}
+	})
+	b.SetDeadline(time.Now().Add(patience))
+	if _, err := b.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the peer read %v", err)
 	}
 }
 

@@ -3,12 +3,12 @@ package main
 import (
 	"encoding/json"
 	"net"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/sanconn/san"
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // patient is long enough for any one step on a busy machine; it is no target.
@@ -47,9 +47,7 @@ func TestDevicesSaysWhatWorksHere(t *testing.T) {
 }
 
 func TestDevicesWithoutRDMASaysSoAndWhatItMeans(t *testing.T) {
-	if len(rdmaDevices()) > 0 {
-		t.Skip("this machine has RDMA devices")
-	}
+	testenv.NeedNoDevice(t)
 	_, r := devicesJSON(t)
 	verbs := r.Providers["verbs"]
 	if verbs.Works || !strings.Contains(verbs.Text, "device") || !strings.Contains(verbs.Text, "go by TCP") {
@@ -173,10 +171,7 @@ func TestADeviceIsPrintedWithWhatMatters(t *testing.T) {
 
 // In the guest lane the doctor has to see the lane's devices as they are.
 func TestDevicesListsTheDevicesOfTheLane(t *testing.T) {
-	lane := os.Getenv("SAN_TEST_RDMA")
-	if lane == "" {
-		t.Skip("runs on RDMA devices only: test/guest/run test ./benchmarks/sanperf -run Lane")
-	}
+	lane := testenv.NeedDevice(t)
 	listen := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[lane]
 	l, err := san.Listen("tcp", net.JoinHostPort(listen, "0")) // whose backlog has room for what comes
 	if err != nil {

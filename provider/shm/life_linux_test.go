@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -586,11 +587,12 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 	if b.Poll(&ev) {
 		t.Errorf("an event too many: %+v", ev)
 	}
-	for end := time.Now().Add(patience); s.limit.Load() != ringStart; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the ring did not shrink: %d", s.limit.Load())
+	testenv.Eventually(t, patience, func() error {
+		if n := s.limit.Load(); n != ringStart {
+			return fmt.Errorf("the ring did not shrink: %d", n)
 		}
-	}
+		return nil
+	})
 	for i := range 3000 {
 		pattern(msg, uint64(i))
 		if !a.send(msg) || !b.poll(&ev) || !bytes.Equal(ev.Msg, msg) {

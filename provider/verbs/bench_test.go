@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
@@ -114,7 +115,7 @@ func BenchmarkStream(b *testing.B) {
 		{"rendezvous, windows", Config{ForceWindows: true}, 32 << 10},
 		{"as it comes", Config{}, 0},
 	} {
-		if tt.cfg.ForceWindows && lane() == "siw" {
+		if tt.cfg.ForceWindows && testenv.Device() == "siw" {
 			continue // it has none
 		}
 		for _, size := range []int{64 << 10, 1 << 20} {

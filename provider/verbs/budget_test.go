@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
@@ -26,7 +27,7 @@ func TestBudgetUsedUp(t *testing.T) {
 	} {
 		for _, which := range []string{"dialer", "listener", "dialer without rdma_cm", "listener without rdma_cm"} {
 			which, withoutCM := strings.CutSuffix(which, " without rdma_cm")
-			if withoutCM && lane() == "siw" {
+			if withoutCM && testenv.Device() == "siw" {
 				continue // iWARP has no such way
 			}
 			t.Run(fmt.Sprintf("%s, %s, without rdma_cm %v", tt.name, which, withoutCM), func(t *testing.T) {

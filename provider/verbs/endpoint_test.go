@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/session/endpointtest"
 )
@@ -88,7 +89,7 @@ func TestEndpoint(t *testing.T) {
 		{"shared queue", Config{SharedDomain: true, SRQFrom: 1}, unshared},
 		{"windows, shared queue", Config{SharedDomain: true, SRQFrom: 1, ForceWindows: true}, lacksWindows},
 	} {
-		if (tt.cfg.WithoutCM || tt.cfg.ForceWindows) && lane() == "siw" {
+		if (tt.cfg.WithoutCM || tt.cfg.ForceWindows) && testenv.Device() == "siw" {
 			continue // iWARP has no such way, siw no windows
 		}
 		t.Run(tt.name, func(t *testing.T) {
@@ -134,7 +135,7 @@ var lacksWindows = []string{
 // not wait, when memory is deregistered, for the read or write that it serves
 // just then (siw_dereg_mr). The session asks the peer to stop before it revokes.
 func lacks() []string {
-	if lane() == "siw" {
+	if testenv.Device() == "siw" {
 		return []string{"without the right", "under way"}
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -43,7 +44,7 @@ func run(t testing.TB, name string, args ...string) string {
 // at the end of its time at the latest.
 func TestDialInVain(t *testing.T) {
 	from, to := cable(t)
-	wire := map[string]string{"rxe": "ve1", "siw": "wi1"}[lane()]
+	wire := map[string]string{"rxe": "ve1", "siw": "wi1"}[testenv.Device()]
 	dial := func(t *testing.T, at netip.AddrPort) error {
 		t.Helper()
 		before := runtime.NumGoroutine()
@@ -60,12 +61,7 @@ func TestDialInVain(t *testing.T) {
 		if took > 5*time.Second { // the guest may be slow; unbounded it would be 38 s and more
 			t.Errorf("took %v", took)
 		}
-		for end := time.Now().Add(3 * patience); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
-				stacks := make([]byte, 1<<20)
-				t.Fatalf("goroutines stay behind:\n%s", stacks[:runtime.Stack(stacks, true)])
-			}
-		}
+		goroutinesGone(t, before, 3*patience)
 		return err
 	}
 
@@ -87,7 +83,7 @@ func TestDialInVain(t *testing.T) {
 	t.Run("silence", func(t *testing.T) {
 		// Packets get there and are not for anybody.
 		silent := from.Next().Next().Next()
-		peer := map[string]string{"rxe": "ve2", "siw": "wi2"}[lane()]
+		peer := map[string]string{"rxe": "ve2", "siw": "wi2"}[testenv.Device()]
 		ifi, err := net.InterfaceByName(peer)
 		if err != nil {
 			t.Fatal(err)
@@ -112,7 +108,7 @@ func TestDialInVain(t *testing.T) {
 			t.Errorf("%v, want a reason", err)
 		}
 	})
-	if lane() == "siw" {
+	if testenv.Device() == "siw" {
 		t.Run("plain TCP on the iWARP port", func(t *testing.T) {
 			port := freePort()
 			plain, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(to, Config{}.withDefaults().iwarpPort(port))))
@@ -166,7 +162,7 @@ func TestRefusals(t *testing.T) {
 func TestForeignPrograms(t *testing.T) {
 	_, to := cable(t)
 	rdmaPort := func(p uint16) string {
-		if lane() == "siw" {
+		if testenv.Device() == "siw" {
 			p = Config{}.withDefaults().iwarpPort(p)
 		}
 		return fmt.Sprint(p)
@@ -246,7 +242,7 @@ func ownCable(t testing.TB) (netdev, rdma string, listen netip.Addr) {
 	cables++
 	n := 30 + cables
 	replace := strings.NewReplacer("NET", fmt.Sprintf("10.8.%d", n), "TABLE", fmt.Sprint(100+n),
-		"LOW", fmt.Sprint(10+cables), "MID", fmt.Sprint(30+cables), "KIND", lane(), "N", fmt.Sprint(n))
+		"LOW", fmt.Sprint(10+cables), "MID", fmt.Sprint(30+cables), "KIND", testenv.Device(), "N", fmt.Sprint(n))
 	run(t, "bash", "-c", replace.Replace(`set -e
 	ip link add bN1 mtu 9000 type veth peer name bN2 mtu 9000
 	for i in 1 2; do
@@ -371,11 +367,19 @@ func TestNothingIsLeft(t *testing.T) {
 	for i := range 12 {
 		round(i)
 	}
-	for end := time.Now().Add(patience); runtime.NumGoroutine() > goroutines; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), goroutines)
+	goroutinesGone(t, goroutines, patience)
+}
+
+// goroutinesGone waits until there are no more than before.
+func goroutinesGone(t testing.TB, before int, limit time.Duration) {
+	t.Helper()
+	testenv.Eventually(t, limit, func() error {
+		if n := runtime.NumGoroutine(); n > before {
+			stacks := make([]byte, 1<<20)
+			return fmt.Errorf("%d goroutines, %d before:\n%s", n, before, stacks[:runtime.Stack(stacks, true)])
 		}
-	}
+		return nil
+	})
 }
 
 // nothingLeft checks at the end of the test, when its other cleanups have run,
@@ -392,20 +396,14 @@ func nothingLeft(t testing.TB) {
 		if t.Failed() {
 			return // what a failed test left behind explains nothing
 		}
-		for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-			more := ""
+		testenv.Eventually(t, patience, func() (err error) {
 			for what, n := range resources(t) {
 				if n > before[what] {
-					more += fmt.Sprintf("%d %s, before %d\n", n, what, before[what])
+					err = errors.Join(err, fmt.Errorf("%d %s, before %d", n, what, before[what]))
 				}
 			}
-			if more == "" {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatal(more)
-			}
-		}
+			return err
+		})
 		if _, u := controlArena().Bytes(); u > used {
 			t.Errorf("%d bytes of the arena are in use, before %d", u, used)
 		}

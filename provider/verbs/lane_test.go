@@ -4,16 +4,12 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
-
-// lane is the device that the guest lane runs the tests on: "rxe", "siw", or ""
-// on a machine without. Where it is set, nothing may be missing.
-func lane() string { return os.Getenv("SAN_TEST_RDMA") }
 
 // The guest's pairs of interfaces (test/guest): what is sent from one end to the
 // other crosses a virtual cable.
@@ -26,10 +22,7 @@ var laneAddrs = map[string][2]string{
 
 func cable(t testing.TB) (dialer, listener netip.Addr) {
 	t.Helper()
-	if lane() == "" {
-		t.Skip("runs on RDMA devices only: test/guest/run test ./provider/verbs")
-	}
-	a := laneAddrs[lane()]
+	a := laneAddrs[testenv.NeedDevice(t)]
 	return netip.MustParseAddr(a[0]), netip.MustParseAddr(a[1])
 }
 

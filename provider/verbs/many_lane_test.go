@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -96,15 +97,13 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	}
 	all.Wait()
 	t.Logf("%d connections in %v", *connections, time.Since(began).Round(time.Millisecond))
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		d, g := openDescriptors(t), runtime.NumGoroutine()
-		if d <= descriptors && g <= goroutines {
-			break
+	goroutinesGone(t, goroutines, patience) // iWARP tears down in the background
+	testenv.Eventually(t, patience, func() error {
+		if d := openDescriptors(t); d > descriptors {
+			return fmt.Errorf("%d descriptors, %d before", d, descriptors)
 		}
-		if time.Now().After(end) { // iWARP tears down in the background
-			t.Fatalf("%d descriptors and %d goroutines, %d and %d before", d, g, descriptors, goroutines)
-		}
-	}
+		return nil
+	})
 	expectNothingPinned(t)
 }
 
@@ -156,10 +155,8 @@ func TestDialsGivenUpLeaveNothing(t *testing.T) {
 	if late.Load() == 0 {
 		t.Error("no dial was given up")
 	}
-	for end := time.Now().Add(patience); pinned(t) != 0 && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond) // the acceptor finds out
-	}
-	expectNothingPinned(t)
+	// The acceptors find out by themselves.
+	testenv.Eventually(t, patience, func() error { return stillPinned(t) })
 }
 
 func openDescriptors(t testing.TB) int {

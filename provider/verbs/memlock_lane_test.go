@@ -223,11 +223,18 @@ func pinned(t testing.TB) int {
 // account and by the cache's.
 func expectNothingPinned(t testing.TB) {
 	t.Helper()
+	if err := stillPinned(t); err != nil {
+		t.Error(err)
+	}
+}
+
+func stillPinned(t testing.TB) error {
 	if n := pinned(t); n != 0 {
-		t.Errorf("%d kB are still pinned", n)
+		return fmt.Errorf("%d kB are still pinned", n)
 	}
 	s := regcache.DefaultBudget().Stats()
 	if s.Entries != 0 || s.Bytes != 0 || s.PinnedEntries != 0 || s.PinnedBytes != 0 {
-		t.Errorf("still registered: %+v", s)
+		return fmt.Errorf("still registered: %+v", s)
 	}
+	return nil
 }

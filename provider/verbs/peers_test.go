@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -78,7 +79,7 @@ func write(t testing.TB, a *Endpoint, from []byte, d session.Descriptor) error {
 		t.Fatal(err)
 	}
 	err := event(t, a).Err
-	if err == nil && lane() == "siw" { // complete when TCP has it
+	if err == nil && testenv.Device() == "siw" { // complete when TCP has it
 		err = endOf(t, a)
 	}
 	return err

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 func TestServedBySaysWhyNot(t *testing.T) {
@@ -29,9 +31,7 @@ func TestServedBySaysWhyNot(t *testing.T) {
 }
 
 func TestServedByWithoutDevices(t *testing.T) {
-	if haveDevices() {
-		t.Skip("this machine has RDMA devices")
-	}
+	testenv.NeedNoDevice(t)
 	if device, err := ServedBy(netip.MustParseAddr("192.0.2.1"), Config{}); device != "" || err != errNoDevice {
 		t.Errorf("%q, %v", device, err)
 	}
@@ -40,7 +40,7 @@ func TestServedByWithoutDevices(t *testing.T) {
 func TestServedByNamesTheDeviceOfTheRoute(t *testing.T) {
 	_, there := cable(t)
 	device, err := ServedBy(there, Config{})
-	if err != nil || !strings.HasPrefix(device, lane()) {
-		t.Errorf("%v is served by %q, %v; want a device of %s", there, device, err, lane())
+	if err != nil || !strings.HasPrefix(device, testenv.Device()) {
+		t.Errorf("%v is served by %q, %v; want a device of %s", there, device, err, testenv.Device())
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -124,7 +125,7 @@ func TestSharedQueueGrowsAndGoes(t *testing.T) {
 			t.Logf("round %d: %d groups of %d shares, %d retired", round, groups, shares, retired)
 			// Where a device does not say when a queue pair has taken its
 			// last receive (siw), groups may be given up.
-			if lane() != "siw" && (groups != 1 || shares > n || retired != 0) {
+			if testenv.Device() != "siw" && (groups != 1 || shares > n || retired != 0) {
 				t.Errorf("%d groups with %d shares for %d members, %d retired", groups, shares, n, retired)
 			}
 		}
@@ -180,9 +181,6 @@ func TestSharedQueueFrom(t *testing.T) {
 
 // More than one group, each at its full depth with all credits in use at once.
 func TestSharedQueuesInFullUse(t *testing.T) {
-	if testing.Short() {
-		t.Skip("many connections")
-	}
 	nothingLeft(t)
 	cfg := Config{SharedDomain: true, SRQFrom: 1, BufferSize: session.MaxControl, SendBuffer: 1}
 	l := listen(t, cfg)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -28,7 +29,7 @@ func TestTransfers(t *testing.T) {
 		{"read, shared queue", Config{SharedDomain: true, SRQFrom: 1}, byRead},
 		{"write, windows, shared queue", Config{SharedDomain: true, SRQFrom: 1, ForceWindows: true}, byWrite},
 	} {
-		if tt.cfg.ForceWindows && lane() == "siw" {
+		if tt.cfg.ForceWindows && testenv.Device() == "siw" {
 			continue
 		}
 		t.Run(tt.name, func(t *testing.T) {

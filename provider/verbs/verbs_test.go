@@ -8,17 +8,13 @@ import (
 	"testing"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
 // Without a device every way in says why, at once.
 func TestWithoutDevices(t *testing.T) {
-	if lane() != "" {
-		t.Skip("this is the lane with devices")
-	}
-	if list, _ := ibv.Devices(); len(list) > 0 {
-		t.Skipf("this machine has %d devices", len(list))
-	}
+	testenv.NeedNoDevice(t)
 	at := netip.MustParseAddrPort("192.0.2.1:80")
 	if Serves(at.Addr(), Config{}) {
 		t.Error("a destination is served")

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
@@ -23,7 +24,7 @@ func TestProbe(t *testing.T) {
 	nothingLeft(t)
 	l := listen(t, Config{})
 	_, b := pair(t, l, Config{})
-	if lane() == "siw" {
+	if testenv.Device() == "siw" {
 		if b.dev.caps.MaxMW != 0 {
 			t.Errorf("siw has %d memory windows", b.dev.caps.MaxMW)
 		}
@@ -46,7 +47,7 @@ func TestProbe(t *testing.T) {
 // With a window the registration stays in the cache, and an exposure is a hit
 // (rules K4 and K5); without, each is a registration.
 func TestWindowsKeepTheRegistration(t *testing.T) {
-	if lane() == "siw" {
+	if testenv.Device() == "siw" {
 		return
 	}
 	for _, cfg := range []Config{{}, {ForceWindows: true}, {ForceWindows: true, SharedDomain: true, SRQFrom: -1}} {
@@ -78,7 +79,7 @@ func TestWindowsKeepTheRegistration(t *testing.T) {
 
 // Several exposures at a time have a window each, and no more than there may be.
 func TestWindowsAtATime(t *testing.T) {
-	if lane() == "siw" {
+	if testenv.Device() == "siw" {
 		return
 	}
 	for _, shared := range []bool{false, true} {
@@ -120,7 +121,7 @@ func TestWindowsAtATime(t *testing.T) {
 // Memory that cannot be written takes no window: it is exposed by a registration
 // of its own, or, where that would serve other connections' peers, not at all.
 func TestWindowsOnReadOnlyMemory(t *testing.T) {
-	if lane() == "siw" {
+	if testenv.Device() == "siw" {
 		return
 	}
 	mem, err := unix.Mmap(-1, 0, 8192, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON)
@@ -211,7 +212,7 @@ func TestHostilePeer(t *testing.T) {
 		{"registrations", Config{}},
 		{"windows", Config{ForceWindows: true}},
 	} {
-		if mode.cfg.ForceWindows && lane() == "siw" {
+		if mode.cfg.ForceWindows && testenv.Device() == "siw" {
 			continue
 		}
 		l := listen(t, mode.cfg)
@@ -235,7 +236,7 @@ func TestHostilePeer(t *testing.T) {
 				continue
 			}
 			t.Run(mode.name+"/"+tt.name, func(t *testing.T) {
-				if !slices.Contains(tt.lacks, lane()) {
+				if !slices.Contains(tt.lacks, testenv.Device()) {
 					p := meet(t, session.RemoteRead)
 					sink := bytes.Repeat([]byte{'o'}, 64)
 					if err := read(t, p.a, sink, tt.by(t, p)); err == nil || bytes.IndexByte(sink, 's') >= 0 {
@@ -263,7 +264,7 @@ func TestHostilePeer(t *testing.T) {
 
 // A peer that has gone cannot hold up Revoke for ever, and gets nothing.
 func TestRevokeWhenThePeerIsGone(t *testing.T) {
-	if lane() == "siw" {
+	if testenv.Device() == "siw" {
 		return
 	}
 	netdev, _, at := ownCable(t)
@@ -301,7 +302,7 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 // A peer that invalidates a window loses the connection, and the window is not
 // invalidated again, which rxe's kernel would not survive.
 func TestPeerInvalidates(t *testing.T) {
-	if lane() == "siw" {
+	if testenv.Device() == "siw" {
 		return
 	}
 	nothingLeft(t)
@@ -328,7 +329,7 @@ func TestPeerInvalidates(t *testing.T) {
 // What an exposure costs, without a byte moved.
 func BenchmarkExposure(b *testing.B) {
 	for _, cfg := range []Config{{}, {ForceWindows: true}} {
-		if cfg.ForceWindows && lane() == "siw" {
+		if cfg.ForceWindows && testenv.Device() == "siw" {
 			continue
 		}
 		_, y := pair(b, listen(b, cfg), cfg)

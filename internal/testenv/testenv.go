@@ -1,0 +1,62 @@
+// Package testenv says what tests may expect of the machine that they run on, and is
+// imported by tests alone. A test may skip only what cannot be there: where
+// SAN_TEST_REQUIRE is set (.ci/run sets it), what is merely missing is a failure.
+package testenv
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// Device is the RDMA device that the lane runs the tests on (test/guest): "rxe" or
+// "siw", or "" on a machine without. Where it is set, nothing may be missing.
+func Device() string { return os.Getenv("SAN_TEST_RDMA") }
+
+// NeedDevice is for tests of RDMA: it returns Device, and skips the test on a
+// machine without one. A guest's device that Device does not name is a failure of
+// the lane, in which no such test would ever run.
+func NeedDevice(t testing.TB) string {
+	t.Helper()
+	d := Device()
+	if d == "" {
+		for _, name := range devices() {
+			if strings.HasPrefix(name, "rxe") || strings.HasPrefix(name, "siw") {
+				Missing(t, "SAN_TEST_RDMA does not say which device to test; there is "+name)
+			}
+		}
+		t.Skip("runs on RDMA devices only: test/guest/run test PACKAGE")
+	}
+	return d
+}
+
+// NeedNoDevice is for tests of what happens without RDMA: it skips them in the
+// lanes that have a device on purpose.
+func NeedNoDevice(t testing.TB) {
+	t.Helper()
+	if Device() != "" {
+		t.Skip("this is the lane with devices")
+	}
+	if d := devices(); len(d) > 0 {
+		Missing(t, "a machine without RDMA devices (there is "+d[0]+")")
+	}
+}
+
+// Missing ends a test for which the machine lacks something: fails it where that
+// had to be there, skips it otherwise.
+func Missing(t testing.TB, what string) {
+	t.Helper()
+	if Device() != "" || os.Getenv("SAN_TEST_REQUIRE") != "" {
+		t.Fatalf("missing here, where every test has to run: %s", what)
+	}
+	t.Skipf("missing: %s", what)
+}
+
+// devices are the kernel's, whether or not there are libraries for them.
+func devices() (names []string) {
+	entries, _ := os.ReadDir("/sys/class/infiniband")
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
