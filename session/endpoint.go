@@ -95,8 +95,10 @@ type Endpoint interface {
 	// follows, in order per kind; into and from stay untouched by the session
 	// until then. ErrWouldBlock: the queue is full, try after the next event.
 	// Another error: not started; the memory at this end cannot be used.
-	// A Write that the peer refuses may complete before that is known; the
-	// connection then ends with an error.
+	// A Write that has completed is in the peer's memory by the time that the
+	// peer sees a message committed after the completion, not before. One that
+	// the peer refuses may complete before that is known; the connection then
+	// ends with an error.
 	// Where its owner has ExactRevoke, the reads of one descriptor are posted in
 	// order and without gaps.
 	Read(into []byte, from Descriptor, off int, id uint32) error

@@ -291,9 +291,9 @@ func (tx *sender) endedWhole(last int) {
 }
 
 // endedShort: the peer has but the first bytes of an open offer, and nothing of
-// those behind it; void: not even the payload that came with it. They are to be sent again: by the Write that is inside, what
-// is its own and what it has staged behind that; as payload, what was staged
-// before.
+// those behind it; void: not even the payload that came with it. They are to be
+// sent again: by the Write that is inside, what is its own and what it has staged
+// behind that; as payload, what was staged before.
 func (tx *sender) endedShort(at, count int, void bool) {
 	st := &tx.stage
 	o := &tx.opens[at]

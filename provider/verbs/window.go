@@ -130,8 +130,8 @@ func (e *Endpoint) invalidate(w *window) error {
 	if err := e.postInvalidate(w); err != nil {
 		return err
 	}
-	// On hardware that is a matter of a microsecond.
-	for began := time.Now(); time.Since(began) < minSpin; runtime.Gosched() {
+	const poll = 20 * time.Microsecond // on hardware it is a matter of one
+	for began := time.Now(); time.Since(began) < poll; runtime.Gosched() {
 		e.mu.Lock()
 		e.drain()
 		over := !w.bound
