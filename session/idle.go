@@ -11,9 +11,9 @@ import (
 // cost the peer a system call for each message. Once a tick passes without use,
 // the janitor arms it, looks once, and takes it off the list; then a Wake that
 // finds nobody waiting starts one goroutine that looks, and puts the session
-// back on the list. So what a peer says is acted on within two ticks (up to
-// busyTick or calmTick each, see there), an idle
-// connection costs nothing, and a busy one no system call.
+// back on the list. So what a peer says is acted on within two ticks (of up to
+// busyTick or calmTick, see there), an idle connection costs nothing, and a busy
+// one no system call.
 
 // tick bounds how long a peer's offer, credit or question waits for an
 // application that computes; short beside what anybody calls a stall, long
