@@ -79,10 +79,8 @@ func (s *Session) close() error {
 	begun := s.rx.begun
 	s.rx.mu.Unlock()
 	if !begun || s.over() != nil {
-		s.wr.op.Lock()
-		s.closeStage()
-		s.wr.op.Unlock()
-		s.kill(ErrClosed)
+		s.fail(ErrClosed)
+		s.detach(s.ep.Abort)
 		s.ended()
 		return nil
 	}
@@ -99,7 +97,7 @@ func (s *Session) close() error {
 	s.rx.mu.Unlock()
 	s.finish(last)
 	if s.lim.Buffered && s.said() {
-		s.detach()
+		s.detach(s.closeEndpoint)
 		s.ended()
 		return nil
 	}
@@ -153,9 +151,8 @@ func (s *Session) linger() {
 		s.pause(&w, &s.wr, RecvReady|SendReady)
 	}
 	s.doneWaiting(&w, &s.wr)
-	s.closeStage()
 	s.wr.op.Unlock()
-	s.detach()
+	s.detach(s.closeEndpoint)
 	s.ended()
 }
 
@@ -206,6 +203,7 @@ func (s *Session) throwAway() {
 		s.release()
 	}
 	rx.off = 0
+	s.empty(rx.inbox.filled - rx.inbox.emptied)
 	for _, t := range append(rx.tails, rx.cur) {
 		for t != nil && len(t.chunks) > 0 && t.chunks[0].full {
 			s.freeChunk(t, 0)
@@ -213,21 +211,31 @@ func (s *Session) throwAway() {
 	}
 	rx.tails, rx.cur = nil, nil
 	if rx.fetch.granted {
-		s.sendControl(control{t: msgCancelWrite, id: rx.opens[0].id})
+		s.sendControl(control{t: msgCancelWrite, id: rx.open.id})
 	}
 	s.pump()
 	s.serviceTx()
 }
 
-// detach gives the endpoint back in order.
-func (s *Session) detach() {
+// detach takes the inbox from the peer and gives the endpoint back, by Close or
+// Abort. No lock may be held.
+func (s *Session) detach(giveBack func()) {
 	s.rx.mu.Lock()
 	s.tx.mu.Lock()
 	s.gone = true
+	in := s.rx.inbox
 	s.tx.mu.Unlock()
 	s.rx.mu.Unlock()
-	s.giveBack.Do(func() { s.ep.Close() })
+	s.giveBack.Do(func() {
+		if in.buf != nil {
+			s.ep.Revoke(in.desc)
+		}
+		giveBack()
+	})
 }
+
+// closeEndpoint is for detach.
+func (s *Session) closeEndpoint() { s.ep.Close() }
 
 // ended waits for the workers and gives the last memory back.
 func (s *Session) ended() {
@@ -236,14 +244,15 @@ func (s *Session) ended() {
 	s.closing.mu.Unlock()
 	s.workers.Wait()
 	s.rx.mu.Lock()
-	for _, t := range append(append(s.rx.tails, s.rx.opens...), s.rx.cur) {
+	for _, t := range append(s.rx.tails, s.rx.open, s.rx.cur) {
 		for t != nil && len(t.chunks) > 0 {
 			s.freeChunk(t, 0)
 		}
 	}
-	s.rx.tails, s.rx.opens, s.rx.cur = nil, nil, nil
+	s.rx.tails, s.rx.open, s.rx.cur = nil, nil, nil
 	s.rx.mu.Unlock()
-	s.closeStage()
+	s.freeInbox()
+	s.freeOutbox()
 	close(s.closing.done)
 }
 

@@ -95,10 +95,9 @@ type Endpoint interface {
 	// follows, in order per kind; into and from stay untouched by the session
 	// until then. ErrWouldBlock: the queue is full, try after the next event.
 	// Another error: not started; the memory at this end cannot be used.
-	// A Write that has completed is in the peer's memory by the time that the
-	// peer sees a message committed after the completion, not before. One that
-	// the peer refuses may complete before that is known; the connection then
-	// ends with an error.
+	// A Write is in the peer's memory by the time that the peer sees a message
+	// committed after it was started, not before. One that the peer refuses may
+	// complete before that is known; the connection then ends with an error.
 	// Where its owner has ExactRevoke, the reads of one descriptor are posted in
 	// order and without gaps.
 	Read(into []byte, from Descriptor, off int, id uint32) error
@@ -147,16 +146,16 @@ type Limits struct {
 	// rendezvous to payload in messages; 0: never.
 	Threshold int
 
-	// Stage is the size in bytes from which the provider prefers that the
-	// session copies a Write that is below Threshold to memory from Alloc,
-	// which stays exposed, and offers it there; 0: never. Not used with
-	// ExactRevoke or Buffered.
-	Stage int
+	// Inbox is the size in bytes from which the provider prefers that the
+	// session copies a Write that is below Threshold to memory from Alloc and
+	// writes it by RDMA to memory that the peer keeps exposed for that; 0:
+	// never. Not used where Buffered.
+	Inbox int
 
-	// StageTo is the size in bytes below which that pays even above Threshold,
+	// InboxTo is the size in bytes below which that pays even above Threshold,
 	// as exposing memory of a Write costs as much as the copy; 0: it does not.
 	// A Threshold that was asked for (Config) is not affected.
-	StageTo int
+	InboxTo int
 
 	CanRead  bool // Read works: the peer may offer memory for us to read
 	CanWrite bool // Write works: the peer may grant memory for us to write

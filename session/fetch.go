@@ -19,13 +19,11 @@ type tail struct {
 	id      uint32
 	byWrite bool       // the peer writes it to memory that we grant
 	desc    Descriptor // otherwise: where it is
-	offset  int        // … from there on
 	total   int
 	asked   int // bytes, from the front, for which a transfer was started
 	got     int // … completed
 	reading int // RDMA reads under way
 	over    bool
-	void    bool // it came behind one that ended short: it does not count
 	stopped bool // the peer has withdrawn it: nothing more is started
 	noMem   bool // it cannot be taken here: give it up when nothing is under way
 	refused bool // the peer was asked to withdraw it
@@ -41,8 +39,8 @@ type chunk struct {
 	full bool
 }
 
-// fetches is what is under way. The bytes of the open tails are asked for
-// strictly in order, and only the tail that is being read goes to a Read's slice.
+// fetches is what is under way. The bytes of the open tail are asked for strictly
+// in order, and only a tail that is being read goes to a Read's slice.
 type fetches struct {
 	p      []byte // what is left of the slice of the Read that waits for it; nil: none
 	before int    // bytes of that slice that were filled otherwise
@@ -60,8 +58,6 @@ type fetches struct {
 	toChunk bool        // … of a chunk
 	grant   Descriptor
 	size    int
-
-	done control // ReadDone, to be sent at the end of this look; id 0: none
 
 	held int // bytes in chunks, against the budget
 }
@@ -105,12 +101,11 @@ func newTail(t msgType, m []byte) (*tail, error) {
 	} else {
 		tl.desc = getDesc(m[headerLen+idLen:])
 		length = tl.desc.Len
-		tl.offset = int(le.Uint32(m[headerLen+4:]))
 	}
-	if length == 0 || length > maxOffer || length <= uint64(tl.offset) {
-		return nil, fmt.Errorf("an offer of %d bytes of memory from %d on", length, tl.offset)
+	if length == 0 || length > maxOffer {
+		return nil, fmt.Errorf("an offer of %d bytes of memory", length)
 	}
-	tl.total = int(length) - tl.offset
+	tl.total = int(length)
 	return tl, nil
 }
 
@@ -165,24 +160,18 @@ func (s *Session) freeChunk(t *tail, at int) {
 	}
 }
 
-// pump starts what transfers can be started for the open tails, and ends the
-// offers that are over. It says whether it started any.
+// pump starts what transfers can be started for the open tail, and ends the offer
+// when it is over. It says whether it started any.
 func (s *Session) pump() (started bool) {
-	rx := &s.rx
-	if s.gone || s.failure.Load() != nil {
+	if s.rx.open == nil || s.gone || s.failure.Load() != nil {
 		return false
 	}
-	for _, t := range rx.opens {
-		started = s.feed(t) || started
-		if t.asked < t.total {
-			break
-		}
-	}
-	s.endOffers()
+	started = s.feed(s.rx.open)
+	s.endOffer()
 	return started
 }
 
-// feed starts transfers of one tail.
+// feed starts transfers of the open tail.
 func (s *Session) feed(t *tail) (started bool) {
 	f := &s.rx.fetch
 	if s.rx.discard && !s.rx.leaving && !t.byWrite { // nobody will miss it
@@ -219,100 +208,49 @@ func (s *Session) feed(t *tail) (started bool) {
 	return started
 }
 
-// endOffers ends the offers that are over, and those that cannot go on.
-func (s *Session) endOffers() {
+// endOffer ends the open offer if it is over, or cannot go on.
+func (s *Session) endOffer() {
 	rx := &s.rx
-	for len(rx.opens) > 0 {
-		t := rx.opens[0]
-		if t.reading > 0 || t.byWrite && rx.fetch.granted || t.got < t.total {
-			break
-		}
-		if !t.byWrite {
-			rx.fetch.done = control{t: msgReadDone, whole: true, id: t.id, desc: Descriptor{Addr: uint64(t.total)}}
-		}
-		s.closeOffer(t)
-		rx.opens = rx.opens[:copy(rx.opens, rx.opens[1:])]
-	}
+	t := rx.open
+	gone := byte(0)
 	if rx.leaving {
-		s.leaveOffers()
-		return
+		gone = flagGone
 	}
-	for i, t := range rx.opens {
-		switch {
-		case t.reading > 0 || t.byWrite && rx.fetch.granted:
-		case t.byWrite && rx.discard:
-			s.sendControl(control{t: msgGrant, flags: flagTaken, id: t.id})
-			s.endShort(i)
-			return
-		case t.byWrite && (t.stopped || t.noMem):
-			if !t.stopped {
-				s.sendControl(control{t: msgGrant, id: t.id})
-			}
-			s.endShort(i)
-			return
-		case t.stopped && t.got < t.total:
-			c := control{t: msgReadDone, id: t.id, desc: Descriptor{Addr: uint64(t.got)}}
-			if i > 0 { // nothing was asked for: what is before it may yet end short
-				c.flags, t.void = flagVoid, true
-			}
-			s.sendControl(c)
-			s.endShort(i)
-			return
-		case t.noMem && !t.refused:
-			t.refused = true
-			s.sendControl(control{t: msgRefuse, id: t.id})
+	switch done := (control{t: msgReadDone, flags: gone, id: t.id, desc: Descriptor{Addr: uint64(t.got)}}); {
+	case t.reading > 0 || rx.fetch.granted: // something is under way
+	case t.got == t.total:
+		if !t.byWrite {
+			done.flags = 0
+			s.sendControl(done)
 		}
-	}
-}
-
-// leaveOffers says of all open offers that nobody reads any more, once nothing
-// of them is under way.
-func (s *Session) leaveOffers() {
-	rx := &s.rx
-	if len(rx.opens) == 0 || rx.fetch.granted {
-		return
-	}
-	for _, t := range rx.opens {
-		if t.reading > 0 {
-			return
+		s.closeOffer(true)
+	case t.byWrite && (rx.leaving || rx.discard || t.stopped || t.noMem):
+		flags := gone
+		if rx.discard && !rx.leaving {
+			flags = flagTaken
 		}
+		if flags != 0 || !t.stopped {
+			s.sendControl(control{t: msgGrant, flags: flags, id: t.id})
+		}
+		s.closeOffer(false)
+	case rx.leaving || t.stopped:
+		s.sendControl(done)
+		s.closeOffer(false)
+	case t.noMem && !t.refused:
+		t.refused = true
+		s.sendControl(control{t: msgRefuse, id: t.id})
 	}
-	c := control{t: msgReadDone, flags: flagGone, id: rx.opens[0].id, desc: Descriptor{Addr: uint64(rx.opens[0].got)}}
-	if rx.opens[0].byWrite {
-		c.t, c.desc = msgGrant, Descriptor{}
-	}
-	s.sendControl(c)
-	s.endShort(0)
 }
 
-// endShort: the rest of an open tail does not come this way, nor does what is
-// behind it, of which nothing was asked for yet.
-func (s *Session) endShort(at int) {
+// closeOffer is done with the open offer. If it ended short, the rest does not
+// come this way, or the Write has ended in the middle.
+func (s *Session) closeOffer(whole bool) {
 	rx := &s.rx
-	s.closeOffer(rx.opens[at])
-	rx.cut = true // the rest is to come, or the Write ended in the middle
-	for _, t := range rx.opens[at+1:] {
-		t.over, t.void = true, true
-	}
-	clear(rx.opens[at:])
-	rx.opens = rx.opens[:at]
-	s.dropVoid()
-}
-
-func (s *Session) closeOffer(t *tail) {
-	t.over = true
-	if !t.void {
-		s.rx.offers++
-	}
+	rx.open.over = true
+	rx.open = nil
+	rx.offers++
+	rx.cut = rx.cut || !whole
 	s.readable()
-}
-
-// sayDone tells the peer of the offers that are over.
-func (s *Session) sayDone() {
-	if d := &s.rx.fetch.done; d.id != 0 {
-		s.sendControl(*d)
-		d.id = 0
-	}
 }
 
 // readerWants: a Read is about to take the transfer into its own slice; it is
@@ -342,7 +280,7 @@ func (s *Session) start(t *tail, b []byte, toChunk bool) bool {
 		s.sendControl(control{t: msgGrant, id: t.id, desc: d})
 	} else {
 		n = min(n, s.lim.MaxRDMA)
-		err := s.ep.Read(b[:n], t.desc, t.offset+t.asked, t.id)
+		err := s.ep.Read(b[:n], t.desc, t.asked, t.id)
 		f.full.Store(err == ErrWouldBlock)
 		switch {
 		case err == ErrWouldBlock:
@@ -411,7 +349,6 @@ func (s *Session) directDone() (int, error) {
 	f, t := &s.rx.fetch, s.rx.cur
 	if s.failure.Load() == nil && s.ep.Err() == nil {
 		s.pump()
-		s.sayDone()
 		if f.busy() {
 			return 0, nil
 		}
@@ -444,7 +381,7 @@ func (s *Session) stopDirect(w *waiter) (n int) {
 	}
 	s.rx.fetch.stop = true
 	if f := &s.rx.fetch; f.granted && !f.toChunk {
-		s.sendControl(control{t: msgCancelWrite, id: s.rx.opens[0].id})
+		s.sendControl(control{t: msgCancelWrite, id: s.rx.open.id})
 	}
 	s.rx.mu.Unlock()
 	limit := time.AfterFunc(s.cfg.CancelTimeout, func() {
@@ -510,12 +447,9 @@ func (s *Session) arrived(t *tail, n int, direct bool) {
 
 // withdrawnByPeer: the offerer wants its memory back.
 func (s *Session) withdrawnByPeer(id uint32) {
-	for _, t := range s.rx.opens {
-		if t.id == id && !t.byWrite {
-			t.stopped = true
-			s.pump()
-			return
-		}
+	if t := s.rx.open; t != nil && t.id == id && !t.byWrite {
+		t.stopped = true
+		s.pump()
 	}
 }
 
@@ -540,10 +474,10 @@ func (s *Session) readCompleted(ev *Event) {
 
 func (s *Session) writeDoneByPeer(id uint32, count uint64, last bool) {
 	f := &s.rx.fetch
-	if len(s.rx.opens) == 0 || s.rx.opens[0].id != id || !s.rx.opens[0].byWrite {
+	t := s.rx.open
+	if t == nil || t.id != id || !t.byWrite {
 		return // it crossed our refusal
 	}
-	t := s.rx.opens[0]
 	if count > uint64(f.size) || count > 0 && !f.granted {
 		s.violation("it has written %d bytes into a grant of %d", count, f.size)
 		return

@@ -35,6 +35,11 @@ const (
 	tPong        = 16
 	tUrgent      = 17
 	tRefuse      = 18
+	tAskInbox    = 19
+	tInbox       = 20
+	tFill        = 21
+	tEmptied     = 22
+	tLeaveInbox  = 23
 
 	header = 8
 )
@@ -53,8 +58,8 @@ var (
 	byWrite = twin.Config{Limits: session.Limits{
 		Window: 32, MaxMessage: 4096, Threshold: 16 << 10, CanWrite: true, MaxExpose: math.MaxInt,
 	}}
-	staged = twin.Config{Limits: session.Limits{
-		Window: 32, MaxMessage: 4096, Threshold: 64 << 10, Stage: 8 << 10, CanRead: true, MaxExpose: math.MaxInt,
+	boxed = twin.Config{Limits: session.Limits{
+		Window: 32, MaxMessage: 4096, Threshold: 64 << 10, Inbox: 8 << 10, CanRead: true, CanWrite: true, MaxExpose: math.MaxInt,
 	}}
 	messages = twin.Config{Limits: session.Limits{Window: 32, MaxMessage: 4096}}
 	exact    = twin.Config{Limits: session.Limits{
@@ -65,7 +70,7 @@ var (
 
 // forms are the ways that a large Write can go.
 var forms = map[string]twin.Config{
-	"by read": byRead, "staged": staged, "by write": byWrite, "messages": messages, "ring": ring, "exact": exact,
+	"by read": byRead, "boxed": boxed, "by write": byWrite, "messages": messages, "ring": ring, "exact": exact,
 }
 
 // inBubble runs a directed test in virtual time.

@@ -78,7 +78,7 @@ func (s *script) number() uint64 {
 func hostile(t *testing.T, input []byte) {
 	bubble(t, "the script above", func(t *testing.T) {
 		s := script(input[:min(len(input), 1000)]) // longer ones only take longer
-		kinds := []twin.Config{ring, byRead, byWrite, messages, exact, staged}
+		kinds := []twin.Config{ring, byRead, byWrite, messages, exact, boxed}
 		cfg := kinds[int(s.byte())%len(kinds)]
 		cfg.MaxLatency = latency
 		cfg.AllocBudget = 1 << 20
@@ -193,7 +193,7 @@ func (p *raw) say(s *script) {
 			}
 			return u64(d.Addr, d.Key, d.Len)
 		}
-		switch s.byte() % 22 {
+		switch s.byte() % 26 {
 		case 0:
 			p.send(s.byte(), s.byte(), s.bytes(int(s.byte()))...)
 		case 1, 2:
@@ -229,12 +229,12 @@ func (p *raw) say(s *script) {
 					continue
 				}
 				m := ev.Msg
-				if len(m) >= header+32 && (m[0] == tGrant || m[0] == tOfferRead) {
+				if len(m) >= header+32 && (m[0] == tGrant || m[0] == tInbox || m[0] == tOfferRead) {
 					d := session.Descriptor{Addr: le.Uint64(m[16:]), Key: le.Uint64(m[24:]), Len: le.Uint64(m[32:])}
 					descs = append(descs, d)
 					lastID = uint64(le.Uint32(m[header:]))
 					n := 1 + int(s.number()%20_000)
-					if m[0] == tGrant && p.Limits().CanWrite {
+					if m[0] != tOfferRead && p.Limits().CanWrite {
 						p.Write(make([]byte, n), d, int(s.number()>>1), 1)
 					} else if m[0] == tOfferRead && p.Limits().CanRead {
 						p.Read(make([]byte, n), d, int(s.number()>>1), 1)
@@ -256,10 +256,18 @@ func (p *raw) say(s *script) {
 			}
 		case 20:
 			p.send(tRefuse, 0, u64(id)...)
-		case 21: // an offer that it can read, from some byte on
+		case 22:
+			p.send([]byte{tAskInbox, tLeaveInbox}[s.byte()%4/3], 0)
+		case 23:
+			p.send(tFill, s.byte(), u64(s.number()%70_000)...)
+		case 24:
+			p.send(tInbox, 0, append(u64(0), desc()...)...)
+		case 25:
+			p.send(tEmptied, 0, u64(0, s.number()%100_000)...)
+		case 21: // an offer that it can read
 			if x, err := p.Expose(exposed, session.RemoteRead); err == nil {
 				lastID++
-				p.send(tOfferRead, 0, u64(lastID|uint64(s.byte())<<(32+s.byte()%8), x.Addr, x.Key, x.Len)...)
+				p.send(tOfferRead, 0, u64(lastID, x.Addr, x.Key, x.Len)...)
 			}
 		case 19:
 			for range s.byte() {

@@ -134,7 +134,7 @@ func (i *idleState) sweep(s *Session) bool {
 		s.ep.Arm(SendReady)
 		s.flush()
 	}
-	s.idleStage()
+	s.restOutbox()
 	return false
 }
 

@@ -157,7 +157,7 @@ func TestBrokenRules(t *testing.T) {
 		steps []step
 		fine  bool
 	}{
-		"unknown type":                    {messages, []step{msg(19, 0)}, false},
+		"unknown type":                    {messages, []step{msg(99, 0)}, false},
 		"type zero":                       {messages, []step{msg(0, 0)}, false},
 		"the largest type":                {messages, []step{msg(255, 0)}, false},
 		"a second negotiation":            {messages, []step{msg(tNegotiate, 0, parameters(1, 24, 4096, 0)...)}, false},

@@ -23,8 +23,9 @@ type receiver struct {
 
 	tails []*tail // of the offers in that queue, in order
 	cur   *tail   // being read: its message has been released
-	opens []*tail // those that the peer waits for, in order
+	open  *tail   // the one that the peer waits for
 	fetch fetches
+	inbox inbox
 
 	shut    bool // the peer's stream has ended; nothing with a place in it follows
 	aborted bool // … by being cut
@@ -179,7 +180,7 @@ func (s *Session) receive(p []byte) (n int, err error) {
 func (s *Session) takeEvent(p []byte) int {
 	rx := &s.rx
 	m := rx.ev.Msg
-	if rx.ev.Kind != Message || len(m) <= headerLen || msgType(m[0]) != msgData || rx.shut || rx.discard || len(rx.opens) > 0 {
+	if rx.ev.Kind != Message || len(m) <= headerLen || msgType(m[0]) != msgData || rx.shut || rx.discard || rx.open != nil {
 		s.handle(&rx.ev)
 		return 0
 	}
@@ -200,6 +201,9 @@ func (s *Session) takeEvent(p []byte) int {
 func (s *Session) takeFront(p []byte) (n int, ok bool) {
 	rx := &s.rx
 	m := s.ep.Front()
+	if len(m) >= headerLen && msgType(m[0]) == msgFill {
+		return s.takeFill(p, m)
+	}
 	body := 0
 	if len(m) >= headerLen {
 		switch msgType(m[0]) {
@@ -226,7 +230,6 @@ func (s *Session) takeFront(p []byte) (n int, ok bool) {
 		rx.cur = rx.tails[0]
 		rx.tails[0] = nil
 		rx.tails = rx.tails[1:]
-		s.dropVoid()
 	}
 	return n, true
 }
@@ -236,17 +239,6 @@ func (s *Session) release() {
 	s.rx.kept--
 	s.ep.Release()
 	s.dealtWith()
-}
-
-// dropVoid gives back the messages in front whose offers do not count: they
-// are right behind the one that took them along.
-func (s *Session) dropVoid() {
-	rx := &s.rx
-	for len(rx.tails) > 0 && rx.tails[0].void {
-		s.release()
-		rx.tails[0] = nil
-		rx.tails = rx.tails[1:]
-	}
 }
 
 // unread: there is more of the stream that Read has not taken. The tail of an
@@ -305,7 +297,6 @@ func (s *Session) poll() {
 			s.handle(&rx.ev)
 		}
 	}
-	s.sayDone()
 }
 
 // poke makes progress on behalf of a Write or of nobody. sure: it must look
@@ -325,7 +316,6 @@ func (s *Session) poke(sure bool) {
 
 // serviceTx sends what receiving has made due.
 func (s *Session) serviceTx() {
-	s.sayDone()
 	if s.creditDue() || s.tx.waiting.Load() {
 		s.flush()
 	}
@@ -396,7 +386,7 @@ func (s *Session) handleMessage(m []byte) {
 	s.counted(m)
 	t, flags := msgType(m[0]), m[1]
 	switch t {
-	case msgData, msgOfferRead, msgOfferWrite:
+	case msgData, msgFill, msgOfferRead, msgOfferWrite:
 		s.handlePayload(t, flags, m)
 		return
 	}
@@ -414,9 +404,9 @@ func (s *Session) handleMessage(m []byte) {
 	if need >= headerLen+idLen {
 		c.id = le.Uint32(b)
 		switch t {
-		case msgGrant:
+		case msgGrant, msgInbox:
 			c.desc = getDesc(b[idLen:])
-		case msgReadDone, msgWriteDone:
+		case msgReadDone, msgWriteDone, msgEmptied:
 			c.desc.Addr = le.Uint64(b[idLen:])
 		}
 	}
@@ -450,8 +440,20 @@ func (s *Session) handleControl(c *control) {
 		s.cancelByPeer(c.id)
 	case msgRefuse:
 		s.refusedByPeer(c.id)
+	case msgAskInbox:
+		s.askedForInbox()
+	case msgLeaveInbox:
+		s.leftByPeer()
+	case msgInbox:
+		s.tx.mu.Lock()
+		s.inboxOfPeer(c.desc)
+		s.tx.mu.Unlock()
+	case msgEmptied:
+		s.tx.mu.Lock()
+		s.emptiedByPeer(c.desc.Addr)
+		s.tx.mu.Unlock()
 	case msgShutdown, msgClose, msgAbort:
-		if rx.shut && c.t == msgShutdown || rx.closed || len(rx.opens) > 0 {
+		if rx.shut && c.t == msgShutdown || rx.closed || rx.open != nil {
 			s.violation("a message of type %d out of place", c.t)
 			return
 		}
@@ -479,14 +481,21 @@ func (s *Session) handleControl(c *control) {
 // handlePayload keeps a message with payload for Read, and takes up an offer.
 func (s *Session) handlePayload(t msgType, flags byte, m []byte) {
 	rx := &s.rx
-	if open := len(rx.opens); rx.shut || open > 0 && (t != msgOfferRead || rx.opens[0].byWrite || open == maxOpen) {
+	if rx.shut || rx.open != nil {
 		s.ep.Drop()
 		s.violation("payload behind the end of the stream, or behind an open offer")
 		return
 	}
-	if t == msgData {
+	if t == msgFill && !s.fill(m) {
+		s.ep.Drop()
+		return
+	}
+	if t == msgData || t == msgFill {
 		rx.cut = flags&flagMore != 0
 		if rx.discard || len(m) == headerLen {
+			if t == msgFill {
+				s.empty(int64(le.Uint32(m[headerLen:])))
+			}
 			s.drop()
 			return
 		}
@@ -504,7 +513,7 @@ func (s *Session) handlePayload(t msgType, flags byte, m []byte) {
 		return
 	}
 	rx.cut = flags&flagMore != 0
-	rx.opens = append(rx.opens, tl)
+	rx.open = tl
 	if rx.discard {
 		s.drop()
 		s.pump()

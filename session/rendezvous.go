@@ -9,9 +9,8 @@ import (
 
 // The offering half of rendezvous: a Write whose bytes stay where they are
 // until the peer has fetched them (D6), or has granted memory to write them to
-// (D7). The other half is in fetch.go. Behind an open offer come other offers
-// to read at most, and an offer that is cut short takes those behind it along:
-// it ends the Write that made it.
+// (D7). The other half is in fetch.go. Behind an open offer nothing of the stream
+// comes, and an offer that is cut short ends the Write that made it.
 
 // outOffer is the offer of the Write that is inside. Guarded by tx.mu.
 type outOffer struct {
@@ -20,7 +19,8 @@ type outOffer struct {
 	total  int // bytes offered
 	taken  int // bytes that have got there, from the front
 	over   bool
-	void   bool // it came behind one that ended short: nothing of its message counts
+
+	cancelled bool // by RDMA read: CancelRead is out
 
 	// by RDMA write
 	grant   Descriptor // memory that the peer granted
@@ -51,12 +51,12 @@ func (tx *sender) plan(s *Session) {
 		tx.threshold = max(t, 2) // an offer has at least one byte behind it
 		if off&FeatureInline == 0 {
 			tx.threshold = max(tx.threshold, minOffer)
-			if tx.byRead && !s.lim.ExactRevoke && !s.lim.Buffered {
-				tx.stageMin = min(s.lim.Stage, tx.threshold)
-				if tx.stageMin > 0 && s.cfg.Threshold == 0 {
-					tx.threshold = max(tx.threshold, s.lim.StageTo)
-				}
-			}
+		}
+	}
+	if byWrite && s.lim.Inbox > 0 && !s.lim.Buffered && off&FeatureInline == 0 {
+		tx.boxMin = s.lim.Inbox
+		if tx.threshold > 0 && s.cfg.Threshold == 0 {
+			tx.threshold = max(tx.threshold, s.lim.InboxTo)
 		}
 	}
 }
@@ -98,10 +98,7 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 	if s.cfg.Disable&FeatureInline != 0 || first >= len(p) {
 		first = 0
 	}
-	tail, staged := p[first:], p[len(p):]
-	if k := s.tailRoom(len(tail)); k > 0 {
-		tail, staged = tail[:len(tail)-k], tail[len(tail)-k:]
-	}
+	tail := p[first:]
 	var desc Descriptor
 	if tx.byRead {
 		tail = tail[:min(len(tail), s.lim.MaxExpose)]
@@ -113,7 +110,6 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 	var w waiter
 	defer s.doneWaiting(&w, &s.wr)
 	exposed := tx.byRead
-	all := p[:first+len(tail)+len(staged)]
 	for !s.sendOffer(p[:first], desc, len(tail), more || first+len(tail) < len(p)) {
 		if err = s.writeBlocked(); err != nil {
 			if tx.byRead {
@@ -122,9 +118,6 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 			return 0, err
 		}
 		s.waitWrite(&w)
-	}
-	if len(staged) > 0 && !s.stageBehind(staged, more || len(all) < len(p)) {
-		staged = nil
 	}
 	for {
 		over, moved := s.driveOffer(tail)
@@ -141,22 +134,18 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 		s.waitWrite(&w)
 	}
 	tx.mu.Lock()
-	n, taken := first, tx.out.taken
-	if tx.out.void {
-		n = 0
-	} else {
-		tx.offers++
-	}
+	taken := tx.out.taken
 	tx.out = outOffer{}
+	tx.offers++
 	tx.offerBytes += uint64(taken)
-	n += taken
+	n = first + taken
 	tx.bytes += uint64(n)
 	tx.mu.Unlock()
 	if exposed {
 		s.ep.Revoke(desc)
 	}
 	if taken == len(tail) {
-		return n + len(staged), err
+		return n, err
 	}
 	if err == nil {
 		if err = s.writeBlocked(); err == nil {
@@ -164,35 +153,6 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 		}
 	}
 	return n, err
-}
-
-// tailRoom is how much of n bytes should be staged behind the offer of the
-// others.
-func (s *Session) tailRoom(n int) int {
-	tx := &s.tx
-	if tx.stageMin == 0 || n > s.lim.MaxExpose {
-		return 0
-	}
-	s.openStage()
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if tx.stage.buf == nil || tx.stage.shy > 0 {
-		return 0
-	}
-	return min(n/4, stageTail, tx.stage.room())
-}
-
-// stageBehind stages the last part of a Write whose first is on offer; false:
-// that has ended short meanwhile.
-func (s *Session) stageBehind(p []byte, more bool) bool {
-	tx := &s.tx
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if s.gone || tx.stage.buf == nil || tx.out.over && tx.out.taken < tx.out.total {
-		return false
-	}
-	s.fillStage(p, more)
-	return true
 }
 
 // sendOffer opens the offer, if there is room for its message.
@@ -206,27 +166,35 @@ func (s *Session) sendOffer(first []byte, d Descriptor, total int, more bool) bo
 	if tx.pending() {
 		s.flushLocked()
 	}
-	if tx.backlogged() > 0 || tx.stage.unsent() > 0 || !s.streamFree() {
+	if tx.backlogged() > 0 || tx.outbox.unsent() > 0 {
 		return false
 	}
+	t, n := msgOfferWrite, offerWriteLen
 	if tx.byRead {
-		at := tx.stage.tail
-		if len(tx.opens) == maxOpen || !s.sendReadOffer(openOffer{own: true, from: at, to: at, total: total}, d, 0, first, more) {
-			return false
-		}
-	} else {
-		n := offerWriteLen + len(first)
-		room := s.reserveData(n-headerLen, n-headerLen)
-		if room == nil {
-			return false
-		}
-		le.PutUint64(room[headerLen:], uint64(tx.newID()))
-		le.PutUint64(room[headerLen+idLen:], uint64(total))
-		copy(room[offerWriteLen:], first)
-		s.commit(room, msgOfferWrite, moreFlag(more), n)
+		t, n = msgOfferRead, offerReadLen
 	}
+	n += len(first)
+	room := s.reserveData(n-headerLen, n-headerLen)
+	if room == nil {
+		return false
+	}
+	le.PutUint64(room[headerLen:], uint64(tx.newID()))
+	if tx.byRead {
+		putDesc(room[headerLen+idLen:], d)
+	} else {
+		le.PutUint64(room[headerLen+idLen:], uint64(total))
+	}
+	copy(room[n-len(first):], first)
+	s.commit(room, t, moreFlag(more), n)
 	tx.out = outOffer{active: true, id: tx.nextID, total: total}
 	return true
+}
+
+func (tx *sender) newID() uint32 {
+	if tx.nextID++; tx.nextID == boxID {
+		tx.nextID++
+	}
+	return tx.nextID
 }
 
 // driveOffer does what the open offer needs from this end: nothing where the
@@ -323,7 +291,6 @@ func (s *Session) revokeExact(d Descriptor) {
 	defer tx.mu.Unlock()
 	if !tx.out.over {
 		tx.out.taken, tx.out.over = taken, true
-		tx.opens, tx.withdrawing = tx.opens[:0], 0
 		tx.unanswered.Store(tx.out.id)
 		s.owe(control{t: msgCancelRead, id: tx.out.id})
 	}
@@ -354,35 +321,39 @@ func (s *Session) withdrawEnded(d Descriptor) (revoked bool) {
 
 func (s *Session) readDoneByPeer(id uint32, count uint64, flags byte) {
 	tx := &s.tx
-	void, gone := flags&flagVoid != 0, flags&flagGone != 0
+	gone := flags&flagGone != 0
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
 	if gone {
 		s.wr.set(stPeerClosed)
 	}
-	at := tx.findOpen(id)
+	o := &tx.out
 	switch {
 	case id != 0 && tx.unanswered.CompareAndSwap(id, 0):
-	case at < 0: // it crossed our own end of that offer
+		s.flushLocked()
+	case !o.active || !tx.byRead || o.id != id || o.over: // it crossed our own end of that offer
 		return
-	case count == uint64(tx.opens[at].total) && !void:
-		tx.endedWhole(at)
-	case count > uint64(tx.opens[at].total) || tx.withdrawing != id && !gone || void && count > 0:
-		s.violation("it says that it has read %d bytes of %d", count, tx.opens[at].total)
+	case count > uint64(o.total) || count < uint64(o.total) && !o.cancelled && !gone:
+		s.violation("it says that it has read %d bytes of %d", count, o.total)
 		return
 	default:
-		tx.endedShort(at, int(count), void)
+		o.taken, o.over = int(count), true
 	}
-	s.takeBack(tx.refused)
-	s.flushLocked()
 	s.wr.signal()
 }
 
 func (s *Session) refusedByPeer(id uint32) {
 	s.tx.mu.Lock()
-	s.tx.refused = id
 	s.takeBack(id)
 	s.tx.mu.Unlock()
+}
+
+// takeBack asks the peer to give the open offer up. tx.mu is held.
+func (s *Session) takeBack(id uint32) {
+	if o := &s.tx.out; o.active && s.tx.byRead && o.id == id && !o.over && !o.cancelled {
+		o.cancelled = true
+		s.owe(control{t: msgCancelRead, id: id})
+	}
 }
 
 func (s *Session) grantByPeer(id uint32, d Descriptor, flags byte) {
@@ -427,10 +398,12 @@ func (s *Session) writeCompleted(ev *Event) {
 	defer s.tx.mu.Unlock()
 	n, ok := s.tx.writes.pop()
 	switch o := &s.tx.out; {
-	case !ok || !o.active || o.id != ev.ID:
+	case !ok || ev.ID != boxID && (!o.active || o.id != ev.ID):
 		s.violation("completion of a write that was not started")
 	case ev.Err != nil:
 		s.fail(fmt.Errorf("session: RDMA write: %v: %w", ev.Err, syscall.ECONNRESET))
+	case ev.ID == boxID:
+		s.boxed(n)
 	default:
 		o.written += n
 		s.wr.signal()

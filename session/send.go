@@ -18,7 +18,7 @@ type sender struct {
 	// byRead says how.
 	threshold int
 	byRead    bool
-	stageMin  int // the smallest Write that is staged, 0: none is
+	boxMin    int // the smallest Write that goes through the outbox, 0: none does
 
 	owed    [owedMax]control // control messages that found no room or credit
 	nOwed   int
@@ -30,13 +30,8 @@ type sender struct {
 	urgent  bool        // urgent data has used the control reserve since data last had room
 	waiting atomic.Bool // mirrors pending, for those without the lock
 
-	out   outOffer
-	opens []openOffer // offers to read that are not over, in order
-	// withdrawing is the open offer that CancelRead is out for, 0: none. What
-	// has a place in the stream waits for the answer.
-	withdrawing uint32
-	refused     uint32 // the last that the peer has no memory for
-	stage       stage
+	out    outOffer
+	outbox outbox
 	// unanswered is an offer that an exact Revoke has withdrawn, until its
 	// ReadDone comes; 0: none. The peer may still be waiting for its reads to
 	// fail, so that nothing with a place in the stream may follow yet.
@@ -60,16 +55,15 @@ const (
 type control struct {
 	t     msgType
 	flags byte
-	whole bool // ReadDone: of all that was offered
 	id    uint32
-	desc  Descriptor // Grant; count in Addr for the Dones
+	desc  Descriptor // Grant, Inbox; count in Addr for the Dones and Emptied
 }
 
 func (c *control) size() int {
 	switch c.t {
-	case msgGrant:
+	case msgGrant, msgInbox:
 		return headerLen + idLen + descLen
-	case msgReadDone, msgWriteDone:
+	case msgReadDone, msgWriteDone, msgEmptied:
 		return headerLen + idLen + 8
 	case msgCancelRead, msgCancelWrite, msgRefuse:
 		return headerLen + idLen
@@ -158,8 +152,8 @@ func (s *Session) write(p []byte, more bool) (n int, err error) {
 	if t := s.tx.threshold; t > 0 && len(p) >= t {
 		return s.writeOffered(p, more)
 	}
-	if m := s.tx.stageMin; m > 0 && len(p) >= m {
-		s.openStage()
+	if m := s.tx.boxMin; m > 0 && len(p) >= m {
+		s.openOutbox()
 	}
 	n = s.sendData(p, more)
 	if n == len(p) && (n > 0 || s.failure.Load() == nil) {
@@ -236,8 +230,8 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	if tx.pending() {
 		s.flushLocked()
 	}
-	if tx.backlogged() == 0 && tx.staging(len(p)) {
-		return s.stageData(p, more)
+	if tx.backlogged() == 0 && tx.boxing(len(p)) {
+		return s.boxData(p, more)
 	}
 	if tx.backlogged() == 0 {
 		if room := s.reserveData(min(len(p), minFragment), len(p)); room != nil {
@@ -252,11 +246,14 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	}
 	// No credit: take over what the budget allows (D8); what piles up here
 	// leaves in full messages, which is all the coalescing there is.
-	if tx.backlogged() == 0 && tx.stage.buf != nil {
-		return s.stageData(p, more)
+	if tx.outbox.buf != nil {
+		if tx.backlogged() > 0 {
+			return 0 // from before: it would never end if it grew
+		}
+		return s.boxData(p, more)
 	}
 	n = min(len(p), min(s.cfg.SendBudget, maxBacklog)-tx.backlogged())
-	if n <= 0 || len(tx.opens) > 0 {
+	if n <= 0 {
 		return 0
 	}
 	if tx.gone > 0 && len(tx.backlog)+n > cap(tx.backlog) {
@@ -288,7 +285,7 @@ func (s *Session) sendPacked(v [][]byte, more bool) int {
 	if tx.pending() {
 		s.flushLocked()
 	}
-	if tx.backlogged() > 0 || tx.stage.unsent() > 0 {
+	if tx.backlogged() > 0 || tx.outbox.unsent() > 0 {
 		return 0
 	}
 	room := s.reserveData(sum, sum)
@@ -317,7 +314,7 @@ func (tx *sender) backlogged() int { return len(tx.backlog) - tx.gone }
 
 // pending: something waits for room or credit.
 func (tx *sender) pending() bool {
-	return tx.nOwed > 0 || len(tx.backlog) > 0 || tx.stage.unsent() > 0 || tx.last != 0 && !tx.lastOut
+	return tx.nOwed > 0 || len(tx.backlog) > 0 || tx.outbox.unsent() > 0 || tx.last != 0 && !tx.lastOut
 }
 
 // credit is how many more messages the peer has buffers for.
@@ -336,11 +333,14 @@ func (s *Session) credit() int {
 // reserveData is Reserve for a message with a place in the stream, and the
 // credit for it.
 func (s *Session) reserveData(lo, hi int) []byte {
-	if !s.streamFree() || len(s.tx.opens) > 0 {
+	if !s.streamFree() {
 		return nil
 	}
 	return s.reservePayload(lo, hi)
 }
+
+// streamFree: what has a place in the stream may be sent.
+func (s *Session) streamFree() bool { return s.tx.unanswered.Load() == 0 }
 
 func (s *Session) reservePayload(lo, hi int) []byte {
 	tx := &s.tx
@@ -386,9 +386,9 @@ func (s *Session) trySend(c *control) bool {
 		b := room[headerLen:]
 		le.PutUint64(b, uint64(c.id))
 		switch c.t {
-		case msgGrant:
+		case msgGrant, msgInbox:
 			putDesc(b[idLen:], c.desc)
-		case msgReadDone, msgWriteDone:
+		case msgReadDone, msgWriteDone, msgEmptied:
 			le.PutUint64(b[idLen:], c.desc.Addr)
 		}
 	}
@@ -413,9 +413,9 @@ func (s *Session) owe(c control) {
 	if tx.nOwed == 0 && s.trySend(&c) {
 		return
 	}
-	if c.whole {
-		for i := range tx.owed[:tx.nOwed] { // a later one says that the earlier offers are over too
-			if o := &tx.owed[i]; o.whole {
+	if c.t == msgEmptied {
+		for i := range tx.owed[:tx.nOwed] { // a later one says more
+			if o := &tx.owed[i]; o.t == msgEmptied {
 				*o = c
 				return
 			}
@@ -464,8 +464,8 @@ func (s *Session) flushLocked() {
 		if cap(tx.backlog) > keepBacklog {
 			tx.backlog = nil
 		}
-		s.flushStage()
-		if tx.last != 0 && !tx.lastOut && !tx.out.active && len(tx.opens) == 0 && tx.stage.unsent() == 0 && s.streamFree() {
+		s.flushOutbox()
+		if tx.last != 0 && !tx.lastOut && !tx.out.active && tx.outbox.unsent() == 0 && s.streamFree() {
 			tx.lastOut = s.trySend(&control{t: tx.last})
 		}
 	}

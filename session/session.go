@@ -4,7 +4,7 @@
 // above, the providers implement its Endpoint below.
 //
 // A byte's way: Write (send.go) puts it into a message, or offers the slice it
-// lies in (rendezvous.go), or memory that it was copied to (stage.go); the
+// lies in (rendezvous.go), or copies it to the peer's inbox (outbox.go, inbox.go); the
 // peer's poll (receive.go) keeps the message, and Read copies from it, or has
 // the offered bytes fetched (fetch.go). Waiting is in wait.go, what happens when
 // nobody is inside in idle.go, the end in close.go, the wire format in wire.go

@@ -241,8 +241,8 @@ func (m *sim) limits() session.Limits {
 		MaxExpose:  pick(r, math.MaxInt, 1<<20, 3000),
 		MaxRDMA:    pick(r, 1<<20, 20_000, 777),
 		Threshold:  pick(r, 2048, 10_000, 1),
-		Stage:      pick(r, 0, 1, 500, 5000),
-		StageTo:    pick(r, 0, 0, 5000, 50_000),
+		Inbox:      pick(r, 0, 1, 500, 5000),
+		InboxTo:    pick(r, 0, 0, 5000, 50_000),
 	}
 	if r.IntN(3) == 0 { // a ring
 		l.MaxMessage = min(l.MaxMessage, 4096)

@@ -21,7 +21,7 @@ const (
 	msgNegotiate   msgType = 1  // params
 	msgData        msgType = 2  // payload
 	msgCredit      msgType = 3  // nothing: the header says it
-	msgOfferRead   msgType = 4  // id, offset, descriptor, payload: the bytes behind it are in my memory, read them
+	msgOfferRead   msgType = 4  // id, descriptor, payload: the bytes behind it are in my memory, read them
 	msgOfferWrite  msgType = 5  // id, length, payload: the bytes behind it are here, grant me memory to write them to
 	msgGrant       msgType = 6  // id, descriptor (length 0: send them as payload)
 	msgReadDone    msgType = 7  // id, count: reader → offerer, the offer is over
@@ -36,30 +36,33 @@ const (
 	msgPong        msgType = 16 // nothing
 	msgUrgent      msgType = 17 // payload, out of band
 	msgRefuse      msgType = 18 // id: reader → offerer: I have no memory for it, take the offer back
+	msgAskInbox    msgType = 19 // nothing: open an inbox for me
+	msgInbox       msgType = 20 // id 0, descriptor (length 0: no memory): write what you like to it
+	msgFill        msgType = 21 // length: that many more bytes are in your inbox
+	msgEmptied     msgType = 22 // id 0, count: I have read that many bytes of it, since it was opened
+	msgLeaveInbox  msgType = 23 // nothing: I write no more to it
 )
 
 const (
-	// flagMore on Data and offers: the Write goes on behind this message. A
+	// flagMore on Data, Fill and offers: the Write goes on behind this message. A
 	// stream whose peer died after such a message was cut.
 	flagMore = 1 << 0
 	// flagLast on WriteDone: the whole offer is over, not this grant alone.
 	flagLast = 1 << 0
-	// flagVoid on ReadDone: not even the payload of the offer's message counts.
-	flagVoid = 1 << 0
 	// flagTaken on Grant, of length 0: the offer is over, nobody will read it.
 	flagTaken = 1 << 0
-	// flagGone on ReadDone, and on Grant of length 0: nobody reads any more, and
-	// the offers behind this one are void. Close or Abort says so too, but may
-	// have to wait for what was written before.
+	// flagGone on ReadDone, and on Grant of length 0: nobody reads any more.
+	// Close or Abort says so too, but may have to wait for what was written before.
 	flagGone = 1 << 1
 )
 
 const (
 	headerLen     = 8
-	idLen         = 8                           // id u32, offset u32 (OfferRead) or zero u32
+	idLen         = 8                           // id u32, zero u32
 	descLen       = 24                          // addr, key, len u64
 	offerReadLen  = headerLen + idLen + descLen // payload behind it
 	offerWriteLen = headerLen + idLen + 8       // length u64; payload behind it
+	fillLen       = headerLen + 8               // length u32, zero u32
 	paramsLen     = 40
 )
 

@@ -113,17 +113,16 @@ const (
 	maxReads  = 16
 	maxWrites = 16
 	// maxWindows memory windows of an endpoint are in use at a time. A session
-	// has three exposures: its ring, an offer of a Write's own memory, a grant.
+	// has three exposures: its inbox, an offer of a Write's own memory, a grant.
 	maxWindows = 4
 	// maxSends messages are posted at a time.
 	maxSends = 64
-	// stageFrom is the size in bytes of a Write from which it is staged: eight
-	// messages cost as much as an offer with its read.
-	stageFrom = 32 << 10
-	// stageTo: without memory windows an offer of a Write's own memory costs a
-	// registration and its removal, which is as much as copying a megabyte, and
-	// the copy is made while the peer reads what is before it.
-	stageTo = 2 << 20
+	// inboxFrom is the size in bytes of a Write from which it goes through the
+	// peer's inbox: eight messages cost as much as an RDMA write with its Fill.
+	inboxFrom = 32 << 10
+	// inboxTo: without memory windows an offer of a Write's own memory costs a
+	// registration and its removal, which is as much as copying a megabyte.
+	inboxTo = 2 << 20
 	// maxRDMA bounds one Read or Write in bytes: what is posted cannot be
 	// recalled, so this bounds how long a cancelled transfer goes on.
 	maxRDMA = 1 << 20

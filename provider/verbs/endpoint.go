@@ -193,14 +193,14 @@ func (e *Endpoint) setLimits() {
 		MaxRDMA:    maxRDMA,
 		MaxExpose:  exposeLimit(memlock()),
 		Threshold:  e.cfg.Threshold,
-		Stage:      stageFrom,
+		Inbox:      inboxFrom,
 		CanRead:    e.dev.caps.MaxQPInitiatorRead > 0 && off&session.FeatureRDMARead == 0,
 		CanWrite:   off&session.FeatureRDMAWrite == 0,
 		Window:     e.cfg.Buffers - repostBatch - ownMessages,
 		Spin:       spinTime(),
 	}
 	if !e.windows.on {
-		e.limits.StageTo = stageTo
+		e.limits.InboxTo = inboxTo
 	}
 	if e.limits.MaxExpose == 0 { // then nothing else can be registered either
 		e.limits.CanRead, e.limits.CanWrite = false, false

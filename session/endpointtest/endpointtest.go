@@ -53,6 +53,7 @@ func Run(t *testing.T, mk Maker, lacks ...string) {
 		{"Write", writes, both(testMove, write)},
 		{"ReadShort", reads, both(testShort, read)},
 		{"WriteShort", writes, both(testShort, write)},
+		{"WriteThenMessage", writes, testWriteThenMessage},
 		{"ReadQueue", reads, both(testQueue, read)},
 		{"WriteQueue", writes, both(testQueue, write)},
 		{"ReadRefused", reads, both(testRefused, read)},

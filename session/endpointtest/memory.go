@@ -231,6 +231,32 @@ func testShort(t *testing.T, mk Maker, d direction) {
 	must(t, local.untouched(32))
 }
 
+// A message behind a write that was started says that its bytes are there: nobody
+// waits for completions.
+func testWriteThenMessage(t *testing.T, mk Maker) {
+	const rounds, slots, size = 300, 8, 20_000
+	a, b := pair(t, mk)
+	remote, local := frame(size, 41), frame(slots*size, 42)
+	desc, err := b.expose(remote.in, session.RemoteWrite)
+	must(t, err)
+	for id := range uint32(rounds) {
+		if id >= slots { // what was in the slot has left it
+			ev, err := write.complete(a, id-slots)
+			must(t, err)
+			must(t, ev.Err)
+		}
+		here := local.in[id%slots*size:][:1+int(id*id*7919)%min(size, a.lim.MaxRDMA)]
+		noise(here, uint64(id))
+		must(t, write.start(a, here, desc, 0, id))
+		must(t, a.post(0, minMessage, true))
+		must(t, b.expect(0))
+		if !bytes.Equal(remote.in[:len(here)], here) {
+			t.Fatalf("round %d: the message was seen before the %d bytes written before it", id, len(here))
+		}
+	}
+	must(t, remote.untouched(41))
+}
+
 // More than any queue holds: a full queue says so, and nothing is lost.
 func testQueue(t *testing.T, mk Maker, d direction) {
 	const count, size = 500, 256

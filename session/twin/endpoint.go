@@ -264,9 +264,10 @@ func (e *Endpoint) Commit(n int) {
 	}
 }
 
-// arrival draws when something sent now arrives, behind all that was sent.
+// arrival draws when something sent now arrives, behind all that was sent or
+// written.
 func (e *Endpoint) arrival() (at time.Duration) {
-	at = max(e.lastArrive, e.w.now()+e.w.latency(&e.dice, diceMessage))
+	at = max(e.lastArrive, e.lastDone[opWrite], e.w.now()+e.w.latency(&e.dice, diceMessage))
 	e.lastArrive = at
 	return at
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/sanconn/san/session"
 )
@@ -126,7 +127,7 @@ func (e *Endpoint) post(kind opKind, can bool, local []byte, d session.Descripto
 	if e.opsOpen == e.w.cfg.RDMAQueue || e.busy() {
 		return session.ErrWouldBlock
 	}
-	if e.allocs[&local[0]] < len(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {
+	if !e.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {
 		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOMEM)
 	}
 	if x := e.peer().exposed[d.Key]; kind == opRead && x != nil {
@@ -269,6 +270,16 @@ func (e *Endpoint) Alloc(n int) []byte {
 	e.allocs[&b[0]] = n
 	e.allocated += n
 	return b
+}
+
+// ours: b lies in memory from Alloc.
+func (e *Endpoint) ours(b []byte) bool {
+	for first, n := range e.allocs {
+		if at := uintptr(unsafe.Pointer(&b[0])) - uintptr(unsafe.Pointer(first)); at < uintptr(n) && len(b) <= n-int(at) {
+			return true
+		}
+	}
+	return false
 }
 
 // Free may come after Close.

@@ -1,0 +1,140 @@
+package session
+
+// The inbox: memory of the provider that the peer may write to, and nobody else,
+// as long as it wants to: Writes of moderate size come through it (outbox.go). It
+// is a ring; Fill says how many more bytes are there, and Emptied how many have
+// been read.
+
+// inbox is guarded by rx.mu. Positions count bytes since it was opened.
+type inbox struct {
+	buf  []byte // nil: there is none
+	desc Descriptor
+	left bool // the peer writes nothing more to it
+
+	filled  int64 // up to here the peer has filled it
+	emptied int64 // … it has been read
+	told    int64 // … and the peer knows
+}
+
+const (
+	// boxShare of what may be exposed at a time is for a box, which stays
+	// registered: where memory for that is short it is small.
+	boxShare = 8
+	// toldShare of the inbox is read before the peer is told.
+	toldShare = 4
+	// maxBox keeps lengths and places in an int of 32 bits.
+	maxBox = 1 << 30
+)
+
+// askedForInbox opens the inbox; where that cannot be, the peer is told so.
+func (s *Session) askedForInbox() {
+	in := &s.rx.inbox
+	if in.buf != nil && !in.left {
+		s.violation("it asks for a second inbox")
+		return
+	}
+	answer := control{t: msgInbox}
+	if in.buf == nil && s.caps&capGrant != 0 {
+		if buf := s.allocBox(s.cfg.ReceiveBudget); buf != nil {
+			if d, err := s.ep.Expose(buf, RemoteWrite); err == nil {
+				*in = inbox{buf: buf, desc: d}
+				answer.desc = d
+			} else {
+				s.ep.Free(buf)
+			}
+		}
+	}
+	s.sendControl(answer)
+}
+
+// fill takes note of what a Fill says; false: it breaks the rules.
+func (s *Session) fill(m []byte) bool {
+	in := &s.rx.inbox
+	if len(m) < fillLen || in.buf == nil || in.left {
+		s.violation("a Fill of %d bytes out of place", len(m))
+		return false
+	}
+	n := int64(le.Uint32(m[headerLen:]))
+	if n == 0 || n > int64(len(in.buf))-(in.filled-in.emptied) {
+		s.violation("it fills %d bytes of an inbox of %d that has %d unread", n, len(in.buf), in.filled-in.emptied)
+		return false
+	}
+	in.filled += n
+	s.rx.offerBytes += uint64(n)
+	return true
+}
+
+// takeFill copies from the inbox what the oldest kept message, a Fill, says is
+// there.
+func (s *Session) takeFill(p []byte, m []byte) (n int, ok bool) {
+	rx := &s.rx
+	in := &rx.inbox
+	var total int64
+	if len(m) >= fillLen {
+		total = int64(le.Uint32(m[headerLen:]))
+	}
+	rest := total - int64(rx.off)
+	if rest <= 0 || rest > in.filled-in.emptied { // on shared memory it can have changed
+		s.violation("a message changed after it was sent")
+		return 0, false
+	}
+	p = p[:min(int64(len(p)), rest)]
+	at := int(in.emptied % int64(len(in.buf)))
+	n = copy(p, in.buf[at:])
+	n += copy(p[n:], in.buf)
+	rx.off += n
+	if int64(rx.off) == total {
+		rx.off = 0
+		s.release()
+	}
+	s.empty(int64(n))
+	return n, true
+}
+
+// empty counts bytes that have been read, or thrown away.
+func (s *Session) empty(n int64) {
+	in := &s.rx.inbox
+	in.emptied += n
+	switch {
+	case in.left:
+		s.closeInbox()
+	case in.emptied-in.told >= int64(max(len(in.buf)/toldShare, 1)):
+		in.told = in.emptied
+		s.sendControl(control{t: msgEmptied, desc: Descriptor{Addr: uint64(in.told)}})
+	}
+}
+
+// leftByPeer: the peer writes nothing more to it.
+func (s *Session) leftByPeer() {
+	in := &s.rx.inbox
+	if in.buf == nil || in.left {
+		s.violation("it leaves an inbox that it does not have")
+		return
+	}
+	in.left = true
+	s.closeInbox()
+}
+
+// closeInbox gives the memory back once all of it has been read. Revoking may
+// block, so a worker does it.
+func (s *Session) closeInbox() {
+	in := &s.rx.inbox
+	if in.emptied < in.filled || !s.startWorker() {
+		return
+	}
+	old := *in
+	*in = inbox{}
+	go func() {
+		defer s.workers.Done()
+		s.ep.Revoke(old.desc)
+		s.ep.Free(old.buf)
+	}()
+}
+
+// freeInbox gives the memory back. The endpoint is closed, and nobody is inside.
+func (s *Session) freeInbox() {
+	if buf := s.rx.inbox.buf; buf != nil {
+		s.rx.inbox = inbox{}
+		s.ep.Free(buf)
+	}
+}

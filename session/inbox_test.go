@@ -1,0 +1,469 @@
+package session_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// writeAll writes data in Writes of size bytes that must not wait.
+func writeAll(t *testing.T, s *session.Session, data []byte, size int) {
+	t.Helper()
+	for len(data) > 0 {
+		n := min(size, len(data))
+		if r := within(t, goWrite(s, bytes.Clone(data[:n]))); r.n != n || r.err != nil {
+			t.Fatalf("Write: %+v", r)
+		}
+		data = data[n:]
+	}
+}
+
+func (p *raw) data(n int) (b []byte) {
+	p.t.Helper()
+	for len(b) < n {
+		b = append(b, p.expect(tData)...)
+		p.send(tCredit, 0)
+	}
+	return b
+}
+
+// rawInbox is one that the test has opened for the session.
+type rawInbox struct {
+	p   *raw
+	mem []byte
+	at  int // the next byte to be read
+}
+
+// open answers the session's question with an inbox of n bytes, which a Write had
+// to ask for first; its bytes come as messages.
+func (p *raw) open(s *session.Session, n int) *rawInbox {
+	p.t.Helper()
+	first := pattern(p.Limits().Inbox)
+	w := goWrite(s, first)
+	p.expect(tAskInbox)
+	if got := p.data(len(first)); !bytes.Equal(got, first) {
+		p.t.Error("wrong bytes before there is an inbox")
+	}
+	if r := within(p.t, w); r.n != len(first) || r.err != nil {
+		p.t.Fatalf("Write: %+v", r)
+	}
+	in := &rawInbox{p: p, mem: make([]byte, n)}
+	d, err := p.Expose(in.mem, session.RemoteWrite)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
+	time.Sleep(time.Second)
+	return in
+}
+
+// read takes n bytes that Fills speak of, and says how many Fills those were.
+func (in *rawInbox) read(n int) (b []byte, fills int) {
+	in.p.t.Helper()
+	for ; len(b) < n; fills++ {
+		for k := int(le.Uint32(in.p.expect(tFill))); k > 0; k-- {
+			b = append(b, in.mem[in.at%len(in.mem)])
+			in.at++
+		}
+		in.p.send(tCredit, 0)
+	}
+	return b, fills
+}
+
+// emptied tells the session what has been read.
+func (in *rawInbox) emptied() { in.p.send(tEmptied, 0, u64(0, uint64(in.at))...) }
+
+// D8: Writes of moderate size return at once, and go through the peer's inbox,
+// round and round; small ones go as messages.
+func TestOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		in := p.open(s, 100_000)
+		data := pattern(1_000_000)
+		for at := 0; at < len(data); at += 40_000 {
+			writeAll(t, s, data[at:at+40_000], 20_000)
+			if got, _ := in.read(40_000); !bytes.Equal(got, data[at:at+40_000]) {
+				t.Fatalf("wrong bytes behind %d", at)
+			}
+			in.emptied()
+			time.Sleep(time.Second / 100)
+		}
+		time.Sleep(time.Second) // what is said is heard
+		writeAll(t, s, data[:500], 100)
+		if got := p.data(500); !bytes.Equal(got, data[:500]) {
+			t.Error("wrong bytes of small Writes")
+		}
+		if st := s.Stats(); st.OfferedBytesSent != uint64(len(data)) || st.OffersSent != 0 {
+			t.Errorf("%d bytes by RDMA and %d offers", st.OfferedBytesSent, st.OffersSent)
+		}
+	})
+}
+
+// What does not fit the inbox waits in the outbox; a Write that does not fit there
+// waits itself. Small Writes stay behind. Nothing is lost, and Close comes last.
+func TestOutboxIsFull(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1, SendBudget: 60_000})
+		in := p.open(s, 50_000)
+		data := pattern(120_000)
+		writeAll(t, s, data[:100_000], 20_000) // 50,000 are there, 50,000 here
+		writeAll(t, s, data[100_000:101_000], 100)
+		w := goWrite(s, data[101_000:])
+		got, _ := in.read(50_000)
+		synctest.Wait()
+		select {
+		case r := <-w:
+			t.Fatalf("a Write that finds no room returned %+v", r)
+		default:
+		}
+		in.emptied()
+		rest, _ := in.read(50_000)
+		if r := within(t, w); r.n != 19_000 || r.err != nil {
+			t.Fatalf("Write: %+v", r)
+		}
+		go s.Close()
+		in.emptied()
+		last, _ := in.read(20_000)
+		p.expect(tClose)
+		if got = append(append(got, rest...), last...); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// Where exposing memory costs as much as the copy, Writes above the threshold go
+// through the inbox as well; but not if a threshold was asked for, nor from InboxTo on.
+func TestInboxTo(t *testing.T) {
+	dear := boxed
+	dear.Limits.InboxTo = 128 << 10
+	for _, tt := range []struct {
+		size, threshold int
+		offered         bool
+	}{
+		{100_000, 0, false},
+		{100_000, 64 << 10, true},
+		{128 << 10, 0, true},
+	} {
+		t.Run(fmt.Sprint(tt.size, " ", tt.threshold), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, dear, session.Config{KeepAlive: -1, Threshold: tt.threshold})
+				in := p.open(s, 1<<20)
+				data := pattern(tt.size)
+				w := goWrite(s, data)
+				if tt.offered {
+					p.expect(tOfferRead)
+					s.Abort()
+				} else if got, _ := in.read(tt.size); !bytes.Equal(got, data) {
+					t.Error("wrong bytes")
+				}
+				<-w
+			})
+		})
+	}
+}
+
+// A peer without memory for an inbox gets messages, and is asked again later. So
+// is one whose inbox this end has no memory to send to.
+func TestNoMemoryForAnInbox(t *testing.T) {
+	write := func(t *testing.T, s *session.Session, p *raw, asked bool) {
+		t.Helper()
+		data := pattern(10_000)
+		w := goWrite(s, data)
+		if asked {
+			p.expect(tAskInbox)
+		}
+		if got := p.data(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if r := within(t, w); r.n != len(data) || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	}
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		const shyness = 32
+		for range 3 {
+			write(t, s, p, true)
+			p.send(tInbox, 0, u64(0, 0, 0, 0)...)
+			time.Sleep(time.Second)
+			for range shyness {
+				write(t, s, p, false)
+			}
+		}
+	})
+	inBubble(t, func(t *testing.T) {
+		poor := boxed
+		poor.Faults.Alloc = 1
+		s, _, p := negotiated(t, poor, session.Config{KeepAlive: -1})
+		p.open(s, 100_000)
+		w := goWrite(s, pattern(10_000))
+		p.expect(tLeaveInbox)
+		p.data(10_000)
+		within(t, w)
+	})
+}
+
+// A connection that does nothing gives both boxes back, once all was read, and
+// gets others when it is used again.
+func TestBoxesOfAnIdleConnection(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, ea, eb := pair(t, boxed, session.Config{})
+		data := pattern(50_000)
+		writeAll(t, a, data, 10_000) // asks, while it goes by messages
+		readFull(t, b, len(data))
+		for range 3 {
+			writeAll(t, a, data, 10_000)
+			time.Sleep(time.Second / 2)
+			if eb.Left().Exposed != 1 || ea.Left().Allocated == 0 {
+				t.Fatal("there is no inbox, or no outbox")
+			}
+			time.Sleep(time.Minute)
+			if eb.Left().Exposed != 1 {
+				t.Fatal("given back before it was read")
+			}
+			if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+				t.Error("wrong bytes")
+			}
+			time.Sleep(time.Minute)
+			for _, e := range []*twin.Endpoint{ea, eb} {
+				if left := e.Left(); left.Exposed != 0 || left.Allocated != 0 {
+					t.Errorf("kept: %+v", left)
+				}
+			}
+			writeAll(t, a, data, 10_000) // asks again
+			readFull(t, b, len(data))
+		}
+	})
+}
+
+// ask has the session open an inbox for the test.
+func (p *raw) ask() session.Descriptor {
+	p.t.Helper()
+	p.send(tAskInbox, 0)
+	b := p.expect(tInbox)
+	return session.Descriptor{Addr: le.Uint64(b[8:]), Key: le.Uint64(b[16:]), Len: le.Uint64(b[24:])}
+}
+
+func (p *raw) fill(d session.Descriptor, at int, b []byte) {
+	p.t.Helper()
+	if err := p.Write(b, d, at, 1); err != nil {
+		p.t.Fatal(err)
+	}
+	p.send(tFill, 0, u64(uint64(len(b)))...)
+}
+
+// The other side: what is in the inbox is read in its place in the stream, the peer
+// is told of what was read, and the memory is the peer's until it leaves, and until
+// all has been read.
+func TestInbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, boxed, session.Config{KeepAlive: -1, ReceiveBudget: 40_000})
+		d := p.ask()
+		if d.Len != 40_000 {
+			t.Fatalf("an inbox of %d bytes", d.Len)
+		}
+		data := pattern(40_000)
+		p.send(tData, 0, []byte("before ")...)
+		p.fill(d, 0, data[:30_000])
+		p.send(tData, 0, []byte(" behind")...)
+		if got := string(readFull(t, s, 7)); got != "before " {
+			t.Errorf("%q", got)
+		}
+		if got := readFull(t, s, 10_000); !bytes.Equal(got, data[:10_000]) {
+			t.Error("wrong bytes")
+		}
+		if n := le.Uint64(p.expect(tEmptied)[8:]); n != 10_000 {
+			t.Errorf("it has read %d bytes of 10,000", n)
+		}
+		if got := readFull(t, s, 20_007); !bytes.Equal(got, append(bytes.Clone(data[10_000:30_000]), " behind"...)) {
+			t.Error("wrong bytes")
+		}
+		p.expect(tEmptied)
+		p.fill(d, 30_000, data[:10_000]) // to the end
+		p.fill(d, 0, data[10_000:20_000])
+		p.send(tLeaveInbox, 0)
+		time.Sleep(time.Second)
+		if e.Left().Exposed != 1 {
+			t.Fatal("revoked before it was read")
+		}
+		if got := readFull(t, s, 20_000); !bytes.Equal(got, data[:20_000]) {
+			t.Error("wrong bytes")
+		}
+		time.Sleep(time.Second)
+		if left := e.Left(); left.Exposed != 0 || left.Allocated != 0 {
+			t.Errorf("kept: %+v", left)
+		}
+		if d = p.ask(); d.Len == 0 {
+			t.Error("no other inbox")
+		}
+	})
+}
+
+// What nobody reads is thrown away: the writer does not wait for it.
+func TestInboxOfAnEndThatDoesNotRead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, boxed, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000})
+		writeAll(t, a, pattern(10_000), 10_000)
+		readFull(t, b, 10_000)
+		writeAll(t, a, pattern(60_000), 20_000)
+		time.Sleep(time.Second)
+		if err := b.CloseRead(); err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			if r := within(t, goWrite(a, pattern(50_000))); r.n != 50_000 || r.err != nil {
+				t.Fatalf("Write: %+v", r)
+			}
+		}
+	})
+}
+
+func TestBrokenRulesOfBoxes(t *testing.T) {
+	for name, say := range map[string]func(*session.Session, *raw){
+		"a Fill without an inbox": func(_ *session.Session, p *raw) { p.send(tFill, 0, u64(1)...) },
+		"a Fill of nothing":       func(_ *session.Session, p *raw) { p.ask(); p.send(tFill, 0, u64(0)...) },
+		"a Fill beyond":           func(_ *session.Session, p *raw) { p.send(tFill, 0, u64(p.ask().Len+1)...) },
+		"two that are too much": func(_ *session.Session, p *raw) {
+			p.ask()
+			p.send(tFill, 0, u64(40_000)...)
+			p.send(tFill, 0, u64(10_001)...)
+		},
+		"a Fill behind leaving":     func(_ *session.Session, p *raw) { p.ask(); p.send(tLeaveInbox, 0); p.send(tFill, 0, u64(1)...) },
+		"a Fill cut short":          func(_ *session.Session, p *raw) { p.ask(); p.send(tFill, 0, 1, 0, 0) },
+		"a second inbox":            func(_ *session.Session, p *raw) { p.ask(); p.send(tAskInbox, 0) },
+		"leaving what there is not": func(_ *session.Session, p *raw) { p.send(tLeaveInbox, 0) },
+		"leaving twice": func(_ *session.Session, p *raw) {
+			p.ask()
+			p.send(tFill, 0, u64(1)...)
+			p.send(tLeaveInbox, 0)
+			p.send(tLeaveInbox, 0)
+		},
+		"an inbox not asked for": func(_ *session.Session, p *raw) { p.send(tInbox, 0, u64(0, 1<<40, 7, 1000)...) },
+		"an endless inbox": func(s *session.Session, p *raw) {
+			goWrite(s, pattern(10_000))
+			p.expect(tAskInbox)
+			p.send(tInbox, 0, u64(0, 1<<40, 7, 1<<40)...)
+		},
+		"emptied more than was filled": func(s *session.Session, p *raw) {
+			p.open(s, 1000)
+			goWrite(s, pattern(10_000))
+			p.expect(tFill)
+			p.send(tEmptied, 0, u64(0, 1001)...)
+		},
+		"filled again": func(s *session.Session, p *raw) {
+			in := p.open(s, 50_000)
+			goWrite(s, pattern(10_000))
+			in.read(10_000)
+			in.emptied()
+			p.send(tEmptied, 0, u64(0, 9_999)...)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1, ReceiveBudget: 50_000})
+				say(s, p)
+				time.Sleep(time.Second)
+				_, err := s.WriteUrgent([]byte("alive?"))
+				wantErr(t, "the connection", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
+// A peer that broke the protocol: what had arrived before is read first.
+func TestArrivedBeforeAViolation(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		d := p.ask()
+		p.send(tData, 0, []byte("one ")...)
+		p.fill(d, 0, []byte("two"))
+		p.send(99, 0)
+		time.Sleep(time.Second)
+		got, err := io.ReadAll(readerOf(s))
+		wantErr(t, "Read", err, syscall.ECONNRESET)
+		if string(got) != "one two" {
+			t.Errorf("%q was read before that", got)
+		}
+	})
+}
+
+// Credit that is due while there is no room is sent as soon as there is some.
+func TestCreditWaitsForRoom(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := messages
+		cfg.SendQueue = session.ControlReserve + 1
+		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+		p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+		for range cfg.SendQueue {
+			p.send(tPing, 0) // the answers fill it
+			time.Sleep(time.Millisecond)
+		}
+		const n = 12
+		for range n {
+			p.send(tData, 0, 1)
+			time.Sleep(time.Millisecond)
+		}
+		readFull(t, s, n)
+		time.Sleep(time.Second) // idle
+		p.Hold(0)
+		for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); {
+			if m := p.recv(); m != nil && le.Uint32(m[4:]) >= n {
+				return
+			}
+		}
+		t.Error("the peer is not told of the buffers that are free again")
+	})
+}
+
+// Abort ends what Close goes on delivering.
+func TestAbortAfterClose(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "boxed": boxed, "ring": ring} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, _ := negotiated(t, cfg, session.Config{CloseTimeout: time.Hour, KeepAlive: -1})
+				writeAll(t, s, pattern(20_000), 20_000)
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+				s.Abort()
+				select {
+				case <-s.Closed():
+				case <-time.After(time.Second):
+					t.Fatal("it goes on delivering")
+				}
+				if !e.Closed() {
+					t.Error("the endpoint was not given back")
+				}
+			})
+		})
+	}
+}
+
+// A peer that does not read any more is no lack of buffers, whichever way the
+// bytes would have gone.
+func TestWriteToAPeerThatDoesNotReadWithoutInline(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{Disable: session.FeatureInline})
+		if err := b.CloseRead(); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if r := within(t, goWrite(a, pattern(50_000))); r.n != 50_000 || r.err != nil {
+				t.Fatalf("Write to a peer that throws it away: %+v", r)
+			}
+		}
+		b.Close()
+		time.Sleep(time.Second)
+		if _, err := a.Write(pattern(50_000)); !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("Write to a peer that has closed: %v", err)
+		}
+	})
+}

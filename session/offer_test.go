@@ -1,0 +1,157 @@
+package session_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// An offer that the peer refuses ends short: the rest comes as payload, in order.
+func TestRefusedOffer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, byRead, session.Config{KeepAlive: -1})
+		data := pattern(20_000)
+		w := goWrite(s, data)
+		b := p.expect(tOfferRead)
+		id, first := uint64(le.Uint32(b)), bytes.Clone(b[32:])
+		p.send(tRefuse, 0, u64(id)...)
+		if b := p.expect(tCancelRead); uint64(le.Uint32(b)) != id {
+			t.Fatalf("it takes %d back instead of %d", le.Uint32(b), id)
+		}
+		behind := goWrite(s, []byte("behind")) // nothing may come before the answer
+		if m := p.recv(); m != nil && m[0] != tCredit {
+			t.Fatalf("a message of type %d", m[0])
+		}
+		p.send(tReadDone, 0, u64(id, 5000)...)
+		rest := data[len(first)+5000:]
+		if got := p.data(len(rest) + 6); !bytes.Equal(got, append(bytes.Clone(rest), "behind"...)) {
+			t.Error("wrong bytes")
+		}
+		for _, r := range []result{within(t, w), within(t, behind)} {
+			if r.err != nil {
+				t.Errorf("Write: %+v", r)
+			}
+		}
+	})
+}
+
+// An offer to a session that does not read, or is reading it, which is taken back.
+func TestOfferTakenBack(t *testing.T) {
+	for _, reading := range []int{0, 10} {
+		t.Run(fmt.Sprint(reading), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, byRead, session.Config{KeepAlive: -1, ReceiveBudget: 1})
+				data := pattern(40_000)
+				d, err := p.Expose(data, session.RemoteRead)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.send(tOfferRead, 0, append(u64(1, d.Addr, d.Key, d.Len), "payload"...)...)
+				time.Sleep(time.Second)
+				begin := readFull(t, s, reading)
+				p.send(tCancelRead, 0, u64(1)...)
+				count := int(le.Uint64(p.expectDone(t, 1, 0)))
+				if count == 0 || count >= len(data) {
+					t.Errorf("%d bytes of an offer for which there is no budget", count)
+				}
+				p.send(tData, 0, []byte("rest")...)
+				want := "payload" + string(data[:count]) + "rest"
+				if got := append(begin, readFull(t, s, len(want)-reading)...); string(got) != want {
+					t.Error("wrong bytes")
+				}
+				p.send(tShutdown, 0)
+				_, err = s.Read(make([]byte, 1))
+				wantErr(t, "Read", err, io.EOF)
+				p.send(tClose, 0)
+				time.Sleep(time.Second)
+				go s.Close()
+				p.expect(tCloseAck)
+				p.expect(tClose)
+			})
+		})
+	}
+}
+
+// expectDone takes a ReadDone and returns its count.
+func (p *raw) expectDone(t *testing.T, id uint32, flags byte) []byte {
+	t.Helper()
+	for {
+		m := p.recv()
+		switch {
+		case m == nil:
+			t.Fatalf("no ReadDone; the connection: %v", p.Err())
+		case m[0] != tReadDone:
+			continue
+		case le.Uint32(m[header:]) != id || m[1] != flags:
+			t.Fatalf("ReadDone of %d, flags %d; want %d, %d", le.Uint32(m[header:]), m[1], id, flags)
+		}
+		return m[header+8:]
+	}
+}
+
+// A Write that is interrupted behind bytes in the outbox returns what the peer
+// will have.
+func TestInterruptedBehindTheOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, boxed, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000, Threshold: -1})
+		data := pattern(400_000)
+		writeAll(t, a, data[:60_000], 20_000)
+		w := goWrite(a, bytes.Clone(data[60_000:]))
+		time.Sleep(time.Second)
+		a.InterruptWrite(true)
+		r := within(t, w)
+		wantErr(t, "Write", r.err, session.ErrInterrupted)
+		a.InterruptWrite(false)
+		rest := data[60_000+r.n:]
+		w = goWrite(a, rest)
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Errorf("the stream went on at another place than %d", r.n)
+		}
+		if r := within(t, w); r.n != len(rest) || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	})
+}
+
+// Rules of an open offer.
+func TestBrokenRulesOfOffers(t *testing.T) {
+	// hold makes an offer of memory that exists, and whose reads do not end.
+	hold := func(p *raw, id uint64) {
+		d, _ := p.Expose(make([]byte, 50_000), session.RemoteRead)
+		p.send(tOfferRead, 0, u64(id, d.Addr, d.Key, d.Len)...)
+	}
+	both := byRead
+	both.Limits.CanWrite = true
+	for name, tt := range map[string]struct {
+		write int
+		say   func(*raw)
+	}{
+		"another offer":        {0, func(p *raw) { hold(p, 1); hold(p, 2) }},
+		"data behind an offer": {0, func(p *raw) { hold(p, 1); p.send(tData, 0, 1) }},
+		"a Fill behind it":     {0, func(p *raw) { p.ask(); hold(p, 1); p.send(tFill, 0, u64(1)...) }},
+		"close behind it":      {0, func(p *raw) { hold(p, 1); p.send(tClose, 0) }},
+		"offers of both kinds": {0, func(p *raw) { hold(p, 1); p.send(tOfferWrite, 0, u64(7, 100)...) }},
+		"short, not cancelled": {20_000, func(p *raw) { p.send(tReadDone, 0, u64(uint64(le.Uint32(p.expect(tOfferRead))), 3)...) }},
+		"more than offered":    {20_000, func(p *raw) { p.send(tReadDone, 0, u64(uint64(le.Uint32(p.expect(tOfferRead))), 20_001)...) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, both, session.Config{KeepAlive: -1})
+				e.Hold(twin.HoldReads)
+				if tt.write > 0 {
+					goWrite(s, make([]byte, tt.write))
+				}
+				tt.say(p)
+				time.Sleep(time.Second)
+				_, err := s.WriteUrgent([]byte("alive?"))
+				wantErr(t, "the connection", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}

@@ -1,0 +1,231 @@
+package session
+
+import "time"
+
+// Sending through the peer's inbox: where a Write of moderate size leaves its
+// bytes, so that it need not wait until the peer has them (D8). They are copied
+// to the outbox, a ring of the provider's memory at this end; an RDMA write takes
+// them to the peer's inbox (inbox.go), another ring, and a Fill behind it says so.
+// Their place in the stream is that of the Fill.
+
+// outbox is guarded by tx.mu; buf changes under wr.op too. Positions count bytes
+// since the inbox was opened.
+type outbox struct {
+	buf   []byte     // nil: closed
+	inbox Descriptor // the peer's; Len 0: none
+	asked bool       // the peer was asked for one and has not answered
+	shy   int        // Writes until it is asked again, after memory was short
+
+	emptied int64 // up to here the peer has read
+	written int64 // … the RDMA writes have completed: the room here is free again
+	sent    int64 // … they were started, and Fill says so
+	tail    int64 // … it is filled here
+
+	full    bool // a Write waits for room, and for enough of it
+	resting bool // restOutbox will look again
+}
+
+const (
+	// boxUnit is how much is copied before it is sent.
+	boxUnit = 64 << 10
+	// boxShareFree of a full outbox has to be free before a Write goes on: one
+	// that is woken for each driblet costs more than it sends.
+	boxShareFree = 4
+	// shyness: after memory ran out here or at the peer.
+	shyness = 32
+	// boxRest is how long the boxes are kept for a connection that does nothing.
+	boxRest = time.Second
+)
+
+func (o *outbox) unsent() int { return int(o.tail - o.sent) }
+
+func (o *outbox) room() int { return len(o.buf) - int(o.tail-o.written) }
+
+// openOutbox asks the peer for an inbox if there is none, and gets the outbox once
+// there is one. wr.op is held.
+func (s *Session) openOutbox() {
+	tx := &s.tx
+	o := &tx.outbox
+	tx.mu.Lock()
+	if o.inbox.Len == 0 && !o.asked && !s.gone {
+		if o.shy > 0 {
+			o.shy--
+		} else {
+			o.asked = true
+			s.owe(control{t: msgAskInbox})
+		}
+	}
+	try := o.buf == nil && o.inbox.Len > 0 && !s.gone
+	tx.mu.Unlock()
+	if !try {
+		return
+	}
+	buf := s.allocBox(s.cfg.SendBudget)
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if buf == nil {
+		s.leaveInbox()
+		o.shy = shyness
+		return
+	}
+	o.buf = buf
+}
+
+// allocBox gets memory for a box, less where it is short; nil: too little to be
+// of use.
+func (s *Session) allocBox(budget int) []byte {
+	size := min(budget, s.lim.MaxExpose/boxShare, maxBox)
+	if size < max(s.lim.Inbox, minFragment) {
+		return nil
+	}
+	buf := s.ep.Alloc(size)
+	for buf == nil && size > boxUnit {
+		size /= 4
+		buf = s.ep.Alloc(size)
+	}
+	return buf
+}
+
+// restOutbox has the boxes given back in a while, if nothing is written until then.
+func (s *Session) restOutbox() {
+	tx := &s.tx
+	o := &tx.outbox
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if o.buf == nil || o.resting {
+		return
+	}
+	o.resting = true
+	at := o.tail
+	time.AfterFunc(boxRest, func() {
+		if !s.startWorker() {
+			return
+		}
+		defer s.workers.Done()
+		alone := s.wr.op.tryLock()
+		tx.mu.Lock()
+		o.resting = false
+		var buf []byte
+		if alone && o.tail == at && o.written == at && !s.gone {
+			buf = o.buf
+			s.leaveInbox()
+		}
+		tx.mu.Unlock()
+		if buf != nil {
+			s.ep.Free(buf)
+		}
+		if alone {
+			s.wr.op.Unlock()
+		}
+	})
+}
+
+// freeOutbox gives the memory back. The endpoint is closed, and nobody is inside.
+func (s *Session) freeOutbox() {
+	if buf := s.tx.outbox.buf; buf != nil {
+		s.tx.outbox.buf = nil
+		s.ep.Free(buf)
+	}
+}
+
+// The methods below want tx.mu held.
+
+// leaveInbox tells the peer that nothing more comes through its inbox.
+func (s *Session) leaveInbox() {
+	s.tx.outbox = outbox{resting: s.tx.outbox.resting}
+	s.owe(control{t: msgLeaveInbox})
+}
+
+// inboxOfPeer is the peer's answer; a length of 0: it has no memory.
+func (s *Session) inboxOfPeer(d Descriptor) {
+	o := &s.tx.outbox
+	if !o.asked || d.Len > maxBox {
+		s.violation("an inbox of %d bytes that was not asked for", d.Len)
+		return
+	}
+	if o.asked, o.inbox = false, d; d.Len == 0 {
+		o.shy = shyness
+	}
+}
+
+// emptiedByPeer: the peer has read up to there.
+func (s *Session) emptiedByPeer(upTo uint64) {
+	o := &s.tx.outbox
+	if o.inbox.Len == 0 {
+		return // it crossed our leaving
+	}
+	if upTo > uint64(o.sent) || int64(upTo) < o.emptied {
+		s.violation("it has read %d bytes of %d in its inbox, and before that %d", upTo, o.sent, o.emptied)
+		return
+	}
+	o.emptied = int64(upTo)
+	s.flushLocked()
+}
+
+// boxed: bytes of the outbox have been written to the peer's inbox.
+func (s *Session) boxed(n int) {
+	o := &s.tx.outbox
+	o.written += int64(n)
+	if o.unsent() > 0 {
+		s.flushLocked()
+	}
+	if s.wr.wants.Load() != 0 && o.room() >= len(o.buf)/boxShareFree {
+		s.wr.signal()
+	}
+}
+
+// boxing says whether n bytes of a Write go through the outbox: because they are
+// enough, or because what is before them does.
+func (tx *sender) boxing(n int) bool {
+	return tx.outbox.buf != nil && (n >= tx.boxMin || tx.outbox.unsent() > 0)
+}
+
+// boxData takes bytes of p over, and sends what can be sent.
+func (s *Session) boxData(p []byte, more bool) int {
+	tx := &s.tx
+	o := &tx.outbox
+	n := min(len(p), boxUnit)
+	if room := o.room(); room < n || o.full {
+		if o.full = room < len(o.buf)/boxShareFree; o.full {
+			return 0
+		}
+		n = min(n, room)
+	}
+	at := int(o.tail % int64(len(o.buf)))
+	copy(o.buf, p[copy(o.buf[at:], p[:n]):n])
+	o.tail += int64(n)
+	tx.bytes += uint64(n)
+	tx.inWrite = more || n < len(p)
+	s.flushOutbox()
+	if o.unsent() > 0 {
+		tx.waiting.Store(true)
+	}
+	return n
+}
+
+// flushOutbox sends what the outbox has, as far as there is room in the peer's
+// inbox, in the queue, and credit.
+func (s *Session) flushOutbox() {
+	tx := &s.tx
+	o := &tx.outbox
+	for o.unsent() > 0 {
+		from, to := int(o.sent%int64(len(o.buf))), int(o.sent%int64(o.inbox.Len))
+		n := min(o.unsent(), len(o.buf)-from, int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.sent-o.emptied), s.lim.MaxRDMA)
+		if n == 0 {
+			return
+		}
+		room := s.reserveData(fillLen-headerLen, fillLen-headerLen)
+		if room == nil || s.ep.Write(o.buf[from:][:n], o.inbox, to, boxID) != nil {
+			return // an error that is no lack of room shows in Err
+		}
+		tx.writes.push(n)
+		o.sent += int64(n)
+		tx.offerBytes += uint64(n)
+		le.PutUint32(room[headerLen:], uint32(n))
+		le.PutUint32(room[headerLen+4:], 0)
+		s.commit(room, msgFill, moreFlag(o.unsent() > 0 || tx.inWrite), fillLen)
+	}
+}
+
+// boxID is the id of RDMA writes to the peer's inbox; no offer has it.
+const boxID = 0
