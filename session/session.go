@@ -144,6 +144,7 @@ func New(ep Endpoint, cfg Config) *Session {
 	if s.cfg.Spin < pauseFor {
 		s.pace.tries = int(time.Duration(s.pace.tries) * s.cfg.Spin / pauseFor)
 	}
+	s.pace.rarely = !s.lim.Buffered
 	ep.Start(s)
 	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage)}
 	if s.lim.Window != 0 {

@@ -16,6 +16,7 @@ import (
 // waiter is the waiting of one operation. Its zero value is ready.
 type waiter struct {
 	tries int
+	turns int   // tries that gave way
 	since int64 // nanotime of the first try that yielded; 0: not yet
 	last  int64 // … of the last one
 	phase waitPhase
@@ -46,7 +47,8 @@ const (
 	// context switches and a short piece of the peer's or the device's work.
 	// Longer means that others want this processor. Polling then only loses our
 	// turn to them; a sleeper is woken ahead of them. It takes more than once to
-	// believe it: the first time, crowdedSkip waits do not poll.
+	// believe it: the first time, crowdedSkip waits do not poll; one, where it may
+	// have been the device's driver, and sleeping costs many times as much.
 	crowdedShare = 2
 	crowdedSkip  = 8
 	// maxSkip is the most waits in a row that do not poll after polling was in
@@ -60,6 +62,14 @@ type pollPace struct {
 	tries int    // polls with PAUSEs between them
 	each  uint32 // PAUSEs between two polls
 	drain uint32 // PAUSEs that paceFor takes
+
+	// rarely, on a device: give way to goroutines in fewer and fewer turns, so that whoever
+	// needs this P waits at most as long again as we have, unless all Ps poll.
+	// Gosched also wakes a thread for an idle P, which then takes this goroutine
+	// over: three switches for nothing, on the processors that a device's driver
+	// may need. Where the peer is what we wait for, and shares our processor, that
+	// is what takes us to another one.
+	rarely bool
 }
 
 var measurePace = sync.OnceValue(func() pollPace {
@@ -107,7 +117,7 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		}
 		spinning.Add(-1)
 		least := 1
-		if w.last-w.since < int64(s.cfg.Spin) {
+		if w.last-w.since < int64(s.cfg.Spin) && !s.pace.rarely {
 			least = crowdedSkip
 		}
 		sd.spin.penalty = min(max(least, 2*sd.spin.penalty), maxSkip)
@@ -141,7 +151,9 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace) bool {
 		w.since = nanotime()
 		w.last = w.since
 	}
-	runtime.Gosched()
+	if w.turns++; !pace.rarely || w.turns&(w.turns-1) == 0 || spinning.Load() >= int32(runtime.GOMAXPROCS(0)) {
+		runtime.Gosched()
+	}
 	osyield()
 	now := nanotime()
 	took := now - w.last
@@ -156,7 +168,7 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace) bool {
 func (w *waiter) progress(sd *side) {
 	if w.phase == phaseSpin {
 		sd.spin.penalty = 0
-		w.tries, w.since = 0, 0
+		w.tries, w.turns, w.since = 0, 0, 0
 	}
 }
 
