@@ -26,8 +26,9 @@ type outbox struct {
 }
 
 const (
-	// boxUnit is how much is copied before it is sent.
-	boxUnit = 64 << 10
+	// boxUnit is how much is copied before it is sent: half of it costs a seventh
+	// of the rate of larger Writes on rxe, twice as much gains nothing there.
+	boxUnit = 128 << 10
 	// boxShareFree of a full outbox has to be free before a Write goes on: one
 	// that is woken for each driblet costs more than it sends.
 	boxShareFree = 4
