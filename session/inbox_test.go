@@ -244,6 +244,24 @@ func TestBoxesOfAnIdleConnection(t *testing.T) {
 	})
 }
 
+// Nor does one whose only Write has asked, and found no use for the answer.
+func TestInboxThatIsNotUsed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, eb := pair(t, boxed, session.Config{})
+		data := pattern(10_000)
+		writeAll(t, a, data, len(data))
+		readFull(t, b, len(data))
+		time.Sleep(time.Second / 2)
+		if eb.Left().Exposed != 1 {
+			t.Fatal("there is no inbox")
+		}
+		time.Sleep(time.Minute)
+		if left := eb.Left(); left.Exposed != 0 || left.Allocated != 0 {
+			t.Errorf("kept: %+v", left)
+		}
+	})
+}
+
 // ask has the session open an inbox for the test.
 func (p *raw) ask() session.Descriptor {
 	p.t.Helper()

@@ -93,7 +93,7 @@ func (s *Session) restOutbox() {
 	o := &tx.outbox
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
-	if o.buf == nil || o.resting {
+	if o.inbox.Len == 0 || o.resting {
 		return
 	}
 	o.resting = true
