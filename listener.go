@@ -86,6 +86,25 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	if lc.Policy == Never {
 		providers, why = nil, &Unavailable{Reason: ReasonPolicy}
 	}
+	tries := 1
+	if _, port, err := net.SplitHostPort(address); err == nil && (port == "" || port == "0") {
+		tries = portTries
+	}
+	for {
+		tries--
+		l, err := lc.listen(ctx, network, address, providers, why, env, tries > 0)
+		if l != nil || err != nil {
+			return l, err
+		}
+	}
+}
+
+// portTries: a port that TCP has free may be taken on a SAN's side.
+const portTries = 4
+
+// listen is Listen for TCP. With another it returns nil where a SAN finds the
+// port taken, as another port will do.
+func (lc *ListenConfig) listen(ctx context.Context, network, address string, providers []provider, why *Unavailable, env environment, another bool) (net.Listener, error) {
 	inner, err := lc.NetListenConfig.Listen(ctx, network, address)
 	if err != nil {
 		return nil, err
@@ -106,6 +125,10 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	for _, p := range providers {
 		a, err := p.listen(l.tcp, settings)
+		if another && errors.Is(err, syscall.EADDRINUSE) {
+			l.Close()
+			return nil, nil
+		}
 		if err != nil {
 			refusal, final := verdict(context.Background(), err)
 			if final != nil {

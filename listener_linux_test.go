@@ -3,6 +3,7 @@ package san
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -261,4 +262,56 @@ func TestListenerOpensAndClosesUnderLoad(t *testing.T) {
 		wg.Wait()
 	}
 	waitFor(t, "all connections closed", func() bool { return Stats().Open[fakeName] == 0 })
+}
+
+// taken is a provider on whose side the first ports are taken.
+type taken struct {
+	*fake
+	ports []int // those that it was asked for
+	free  int   // how many are taken
+}
+
+func (p *taken) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+	port := tcp.Addr().(*net.TCPAddr).Port
+	if p.ports = append(p.ports, port); len(p.ports) <= p.free {
+		return nil, fmt.Errorf("taken: listen on %d: %w", port, syscall.EADDRINUSE)
+	}
+	return p.fake.listen(tcp, s)
+}
+
+// Where any port will do, it is one that is free on the SAN's side too; a port that
+// was asked for is that or none.
+func TestPortTakenOnTheSANSide(t *testing.T) {
+	for _, tt := range []struct {
+		taken, asked int
+		given, ok    bool
+	}{
+		{0, 1, false, true}, {2, 3, false, true}, {9, portTries, false, false}, {1, 1, true, false},
+	} {
+		p := &taken{fake: useFake(t), free: tt.taken}
+		useProviders(t, p)
+		address := "127.0.0.1:0"
+		if tt.given {
+			l, err := net.Listen("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			address = l.Addr().String()
+			l.Close()
+		}
+		l, err := (&ListenConfig{Policy: Require}).Listen(t.Context(), "tcp", address)
+		if ok := err == nil; ok != tt.ok || len(p.ports) != tt.asked {
+			t.Errorf("%+v: Listen: %v; asked for the ports %v", tt, err, p.ports)
+		}
+		if err != nil {
+			continue
+		}
+		if c, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String()); err != nil {
+			t.Error(err)
+		} else {
+			wantProvider(t, c, fakeName)
+			c.Close()
+		}
+		l.Close()
+	}
 }

@@ -42,9 +42,6 @@ func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	return rdmaListener{l}, nil
 }
 
-// portTries: a port that TCP has free may be taken on the RDMA side.
-const portTries = 4
-
 // dial leaves from a TCP port that it holds, so that the connection's address
 // is nobody else's; iWARP's ports are TCP's own.
 func (p rdma) dial(ctx context.Context, r request) (link, error) {
