@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sanconn/san/session"
@@ -77,6 +78,13 @@ var forms = map[string]twin.Config{
 func inBubble(t *testing.T, f func(*testing.T)) {
 	t.Helper()
 	bubble(t, fmt.Sprintf("go test ./session -run '^%s$'", t.Name()), f)
+}
+
+// pass lets a bubble's time pass, and waits until all that is due then has been
+// done: no test depends on how fast this machine is. It panics outside of a bubble.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }
 
 // each runs a directed test once for each form, in virtual time.

@@ -61,7 +61,7 @@ func (p *raw) open(s *session.Session, n int) *rawInbox {
 		p.t.Fatal(err)
 	}
 	p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
-	time.Sleep(time.Second)
+	pass(time.Second)
 	return in
 }
 
@@ -94,9 +94,9 @@ func TestOutbox(t *testing.T) {
 				t.Fatalf("wrong bytes behind %d", at)
 			}
 			in.emptied()
-			time.Sleep(time.Second / 100)
+			pass(time.Second / 100)
 		}
-		time.Sleep(time.Second) // what is said is heard
+		pass(time.Second) // what is said is heard
 		writeAll(t, s, data[:500], 100)
 		if got := p.data(500); !bytes.Equal(got, data[:500]) {
 			t.Error("wrong bytes of small Writes")
@@ -193,7 +193,7 @@ func TestNoMemoryForAnInbox(t *testing.T) {
 		for range 3 {
 			write(t, s, p, true)
 			p.send(tInbox, 0, u64(0, 0, 0, 0)...)
-			time.Sleep(time.Second)
+			pass(time.Second)
 			for range shyness {
 				write(t, s, p, false)
 			}
@@ -221,18 +221,18 @@ func TestBoxesOfAnIdleConnection(t *testing.T) {
 		readFull(t, b, len(data))
 		for range 3 {
 			writeAll(t, a, data, 10_000)
-			time.Sleep(time.Second / 2)
+			pass(time.Second / 2)
 			if eb.Left().Exposed != 1 || ea.Left().Allocated == 0 {
 				t.Fatal("there is no inbox, or no outbox")
 			}
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			if eb.Left().Exposed != 1 {
 				t.Fatal("given back before it was read")
 			}
 			if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
 				t.Error("wrong bytes")
 			}
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			for _, e := range []*twin.Endpoint{ea, eb} {
 				if left := e.Left(); left.Exposed != 0 || left.Allocated != 0 {
 					t.Errorf("kept: %+v", left)
@@ -251,11 +251,11 @@ func TestInboxThatIsNotUsed(t *testing.T) {
 		data := pattern(10_000)
 		writeAll(t, a, data, len(data))
 		readFull(t, b, len(data))
-		time.Sleep(time.Second / 2)
+		pass(time.Second / 2)
 		if eb.Left().Exposed != 1 {
 			t.Fatal("there is no inbox")
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if left := eb.Left(); left.Exposed != 0 || left.Allocated != 0 {
 			t.Errorf("kept: %+v", left)
 		}
@@ -308,14 +308,14 @@ func TestInbox(t *testing.T) {
 		p.fill(d, 30_000, data[:10_000]) // to the end
 		p.fill(d, 0, data[10_000:20_000])
 		p.send(tLeaveInbox, 0)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if e.Left().Exposed != 1 {
 			t.Fatal("revoked before it was read")
 		}
 		if got := readFull(t, s, 20_000); !bytes.Equal(got, data[:20_000]) {
 			t.Error("wrong bytes")
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if left := e.Left(); left.Exposed != 0 || left.Allocated != 0 {
 			t.Errorf("kept: %+v", left)
 		}
@@ -332,7 +332,7 @@ func TestInboxOfAnEndThatDoesNotRead(t *testing.T) {
 		writeAll(t, a, pattern(10_000), 10_000)
 		readFull(t, b, 10_000)
 		writeAll(t, a, pattern(60_000), 20_000)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if err := b.CloseRead(); err != nil {
 			t.Fatal(err)
 		}
@@ -388,7 +388,7 @@ func TestBrokenRulesOfBoxes(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1, ReceiveBudget: 50_000})
 				say(s, p)
-				time.Sleep(time.Second)
+				pass(time.Second)
 				_, err := s.WriteUrgent([]byte("alive?"))
 				wantErr(t, "the connection", err, syscall.ECONNRESET)
 			})
@@ -404,7 +404,7 @@ func TestArrivedBeforeAViolation(t *testing.T) {
 		p.send(tData, 0, []byte("one ")...)
 		p.fill(d, 0, []byte("two"))
 		p.send(99, 0)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		got, err := io.ReadAll(readerOf(s))
 		wantErr(t, "Read", err, syscall.ECONNRESET)
 		if string(got) != "one two" {
@@ -422,15 +422,15 @@ func TestCreditWaitsForRoom(t *testing.T) {
 		p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
 		for range cfg.SendQueue {
 			p.send(tPing, 0) // the answers fill it
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 		}
 		const n = 12
 		for range n {
 			p.send(tData, 0, 1)
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 		}
 		readFull(t, s, n)
-		time.Sleep(time.Second) // idle
+		pass(time.Second) // idle
 		p.Hold(0)
 		for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); {
 			if m := p.recv(); m != nil && le.Uint32(m[4:]) >= n {
@@ -479,7 +479,7 @@ func TestWriteToAPeerThatDoesNotReadWithoutInline(t *testing.T) {
 			}
 		}
 		b.Close()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if _, err := a.Write(pattern(50_000)); !errors.Is(err, syscall.EPIPE) {
 			t.Errorf("Write to a peer that has closed: %v", err)
 		}

@@ -38,7 +38,7 @@ func TestEarlyNegotiationIsKept(t *testing.T) {
 		cfg.Violated = func(v twin.Violation) { t.Error(v) }
 		ea, eb := twin.Pair(cfg)
 		a := session.New(ea, session.Config{})
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		b := session.New(eb, session.Config{})
 		negotiate(t, b)
 		negotiate(t, a)
@@ -197,7 +197,7 @@ func TestBrokenRules(t *testing.T) {
 				for _, step := range tt.steps {
 					step(p)
 				}
-				time.Sleep(time.Second) // nobody reads: what messages say is acted on all the same (D3)
+				pass(time.Second) // nobody reads: what messages say is acted on all the same (D3)
 				n, err := s.WriteUrgent([]byte("alive?"))
 				if alive := err == nil && n == 6; alive != tt.fine && !errors.Is(err, syscall.EPIPE) {
 					t.Fatalf("the connection lives: %v (%v), want %v", alive, err, tt.fine)
@@ -223,7 +223,7 @@ func TestBrokenRules(t *testing.T) {
 func TestActedOnWhileNobodyReads(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		_, _, p := negotiated(t, byRead, session.Config{KeepAlive: -1})
-		time.Sleep(time.Hour) // the session has gone to sleep long ago
+		pass(time.Hour) // the session has gone to sleep long ago
 		p.send(tPing, 0)
 		p.expect(tPong)
 		p.send(tUrgent, 0, 'u')
@@ -241,9 +241,9 @@ func TestIdleCostsNothing(t *testing.T) {
 		}
 		readFull(t, b, 1)
 		r := goRead(b, make([]byte, 1)) // one end waits, the other does nothing
-		time.Sleep(time.Second)
+		pass(time.Second)
 		before := ea.Calls() + eb.Calls()
-		time.Sleep(24 * time.Hour)
+		pass(24 * time.Hour)
 		if after := ea.Calls() + eb.Calls(); after != before {
 			t.Errorf("%d calls into the endpoints in an idle day", after-before)
 		}
@@ -342,7 +342,7 @@ func TestLargeReadIsDirect(t *testing.T) {
 				a, b, _, _ := pair(t, cfg, session.Config{})
 				data, into := pattern(500_000), make([]byte, 500_000)
 				r := goRead(b, into)
-				time.Sleep(time.Second)
+				pass(time.Second)
 				w := goWrite(a, data)
 				got := 0
 				for got < len(data) {
@@ -398,7 +398,7 @@ func TestBudgetsBoundMemory(t *testing.T) {
 		a, b, _, eb := pair(t, cfg, session.Config{ReceiveBudget: 100_000, SendBudget: 50_000})
 		data := pattern(4 << 20)
 		w := goWrite(a, data)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		select {
 		case r := <-w:
 			t.Fatalf("Write ended though nobody reads: %+v", r)
@@ -470,7 +470,7 @@ func TestUrgentPassesBlockedData(t *testing.T) {
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
 		data := pattern(1 << 20)
 		w := goWrite(a, data)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if _, err := a.WriteUrgent([]byte("now!")); err != nil {
 			t.Fatalf("WriteUrgent: %v", err)
 		}
@@ -506,7 +506,7 @@ func TestUrgentLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		got := make([]byte, 10)
 		if n, err := b.ReadUrgent(got); n != 10 || err != nil || got[0] != 2 {
 			t.Errorf("ReadUrgent: %d, %v, %v", n, err, got)
@@ -552,9 +552,9 @@ func TestInterruptedWriteStopsSoon(t *testing.T) {
 		cfg.Limits.MaxRDMA = 10_000
 		a, b, _, _ := pair(t, cfg, session.Config{})
 		r := goRead(b, make([]byte, size))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		w := goWrite(a, pattern(size))
-		time.Sleep(20 * latency)
+		pass(20 * latency)
 		a.InterruptWrite(true)
 		began := time.Now()
 		if x := within(t, w); x.n >= size {
@@ -579,7 +579,7 @@ func TestInterruptedReadLosesNothing(t *testing.T) {
 		for i := 0; len(got) < len(data); i++ {
 			into := make([]byte, 200_000)
 			r := goRead(b, into)
-			time.Sleep(time.Duration(i%40) * latency / 7)
+			pass(time.Duration(i%40) * latency / 7)
 			b.InterruptRead(true)
 			x := within(t, r)
 			if x.err != nil {
@@ -587,7 +587,7 @@ func TestInterruptedReadLosesNothing(t *testing.T) {
 			}
 			got = append(got, into[:x.n]...)
 			fill(into, usedRead)
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 			if changed(into, usedRead) >= 0 {
 				t.Fatal("the slice was touched after Read returned")
 			}
@@ -615,13 +615,13 @@ func TestDoneCrossesCancel(t *testing.T) {
 				a, b, ea, _ := pair(t, cfg, session.Config{})
 				data, into := pattern(50_000), make([]byte, 50_000)
 				r := goRead(b, into)
-				time.Sleep(time.Second)
+				pass(time.Second)
 				w := goWrite(a, data)
-				time.Sleep(latency / 2)
+				pass(latency / 2)
 				ea.Hold(twin.HoldMessages | twin.HoldWrites) // ReadDone is on its way, and stays there
-				time.Sleep(time.Second)
+				pass(time.Second)
 				a.InterruptWrite(true) // Cancel goes out
-				time.Sleep(100 * time.Millisecond)
+				pass(100 * time.Millisecond)
 				ea.Hold(0)
 				x, y := within(t, w), within(t, r)
 				a.InterruptWrite(false)
@@ -658,10 +658,10 @@ func TestCancelIsBounded(t *testing.T) {
 				data := pattern(200_000)
 				into := make([]byte, len(data))
 				r := goRead(b, into)
-				time.Sleep(time.Second)
+				pass(time.Second)
 				[]*twin.Endpoint{ea, eb}[tt.at].Hold(tt.hold)
 				w := goWrite(a, data)
-				time.Sleep(time.Second)
+				pass(time.Second)
 				began := time.Now()
 				a.InterruptWrite(true)
 				x := within(t, w)
@@ -680,7 +680,7 @@ func TestCancelIsBounded(t *testing.T) {
 					t.Errorf("Read returned %v after it was interrupted", took)
 				}
 				[]*twin.Endpoint{ea, eb}[tt.at].Hold(0)
-				time.Sleep(time.Minute)
+				pass(time.Minute)
 				if changed(into, usedRead) >= 0 {
 					t.Error("the slice was touched after Read returned")
 				}
@@ -714,7 +714,7 @@ func TestHalfClose(t *testing.T) {
 			if r := within(t, w); r.err != nil {
 				t.Fatal(r.err)
 			}
-			time.Sleep(time.Hour)
+			pass(time.Hour)
 		}
 	})
 }
@@ -730,7 +730,7 @@ func TestCloseReadThrowsAway(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
 		w := goWrite(a, pattern(1<<20))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if err := b.CloseRead(); err != nil {
 			t.Fatal(err)
 		}
@@ -754,7 +754,7 @@ func TestCloseEndsWaiting(t *testing.T) {
 		a, _, ea, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1, CloseTimeout: time.Second})
 		into := make([]byte, 100_000)
 		r, w := goRead(a, into), goWrite(a, pattern(1<<20))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		began := time.Now()
 		if err := a.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -795,14 +795,14 @@ func TestCloseDelivers(t *testing.T) {
 		if took := time.Since(began); took > time.Second {
 			t.Errorf("Close took %v", took)
 		}
-		time.Sleep(5 * time.Second) // less than CloseTimeout
+		pass(5 * time.Second) // less than CloseTimeout
 		got, err := io.ReadAll(readerOf(b))
 		if err != nil || !bytes.Equal(got, data) {
 			t.Errorf("%d bytes of %d, %v", len(got), size, err)
 		}
 		_, err = b.Write([]byte("x"))
 		if err == nil {
-			time.Sleep(time.Second)
+			pass(time.Second)
 			_, err = b.Write([]byte("x"))
 		}
 		wantErr(t, "Write to a closed peer", err, syscall.EPIPE)
@@ -820,7 +820,7 @@ func TestCloseWithUnreadData(t *testing.T) {
 		if _, err := a.Write(pattern(2000)); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		a.Close()
 		got, err := io.ReadAll(readerOf(b))
 		wantErr(t, "reading to the end", err, syscall.ECONNRESET)
@@ -858,7 +858,7 @@ func TestAbortResets(t *testing.T) {
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
 		into := make([]byte, 100)
 		r, w := goRead(b, into), goWrite(b, pattern(1<<20))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		a.Abort()
 		wantErr(t, "Read", within(t, r).err, syscall.ECONNRESET)
 		if err := within(t, w).err; !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
@@ -876,11 +876,11 @@ func TestDeathBehindAShortOffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, ea, _ := pair(t, exact, session.Config{ReceiveBudget: 1})
 		w := goWrite(a, pattern(1<<20))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		a.InterruptWrite(true)
 		x := within(t, w)
 		wantErr(t, "Write", x.err, session.ErrInterrupted)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		ea.Kill()
 		got, err := io.ReadAll(readerOf(b))
 		wantErr(t, "Read", err, syscall.ECONNRESET)
@@ -911,7 +911,7 @@ func TestDeathOfThePeer(t *testing.T) {
 				if tt.inside {
 					goWrite(a, pattern(1<<20))
 				}
-				time.Sleep(time.Second)
+				pass(time.Second)
 				ea.Kill()
 				got, err := io.ReadAll(readerOf(b))
 				if tt.want == io.EOF && err != nil || tt.want != io.EOF && !errors.Is(err, tt.want) {
@@ -929,7 +929,7 @@ func TestDeathOfThePeer(t *testing.T) {
 func TestKeepAlive(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, ea, _ := pair(t, messages, session.Config{KeepAlive: 10 * time.Second})
-		time.Sleep(time.Hour) // both ends answer
+		pass(time.Hour) // both ends answer
 		if _, err := a.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
@@ -967,7 +967,7 @@ func TestWaitingDirectionsAreIndependent(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
 		r, w := goRead(a, make([]byte, 10)), goWrite(a, pattern(1<<20))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		a.InterruptWrite(true)
 		within(t, w)
 		began := time.Now()
@@ -1004,9 +1004,9 @@ func TestControlKeepsToItsCredit(t *testing.T) {
 		granted := messages.Limits.Window - session.ControlReserve
 		for range granted + 5 {
 			if !p.send(tPing, 0) {
-				time.Sleep(time.Millisecond)
+				pass(time.Millisecond)
 			}
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 		}
 		if got := pongs(); got != granted-1 { // Negotiate was one
 			t.Errorf("%d answers with %d credits, one of them used", got, granted)
@@ -1094,7 +1094,7 @@ func TestCloseToAPeerThatDoesNotRead(t *testing.T) {
 				s, e, p := negotiated(t, cfg, session.Config{CloseTimeout: 20 * time.Second, KeepAlive: -1})
 				_ = p
 				w := goWrite(s, pattern(1<<20))
-				time.Sleep(time.Second)
+				pass(time.Second)
 				began := time.Now()
 				s.Close()
 				if took := time.Since(began); took > 3*time.Second {
