@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -161,6 +162,33 @@ func TestCancelledDial(t *testing.T) {
 	check(t, there.SetDeadline(time.Now().Add(50*time.Millisecond)))
 	if ev, err := there.Event(); err == nil && ev.Type == ConnectRequest {
 		check(t, ev.ID.Close())
+	}
+}
+
+// A signal to the thread that connects must not make the kernel connect twice.
+func TestConnectUnderSignals(t *testing.T) {
+	onSite(t)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			threads, _ := os.ReadDir("/proc/self/task")
+			for _, thread := range threads {
+				tid, _ := strconv.Atoi(thread.Name())
+				syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(tid), uintptr(syscall.SIGURG))
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Microsecond):
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	for range 60 { // one in ten went wrong on siw
+		if !t.Run("", func(t *testing.T) { connect(t, onSite(t), options{}) }) {
+			break
+		}
 	}
 }
 

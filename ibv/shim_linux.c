@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <link.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1023,11 +1024,24 @@ static struct abi_conn_param conn_param(const struct san_conn_param *p)
 	};
 }
 
+// siw connects its TCP socket within the call. A signal would interrupt that and
+// make the kernel start the call again (ERESTARTSYS), from the same port, which
+// the first attempt then holds still: EADDRNOTAVAIL, or ECONNREFUSED once the
+// listener has seen that one go. Go's runtime signals its threads at any time.
 int san_cm_connect(san_h id, const struct san_conn_param *p)
 {
+	static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP};
 	struct abi_conn_param c = conn_param(p);
+	sigset_t all, before;
+	int err;
 
-	return CALL(f.cm_connect((struct abi_cm_id *)id, &c));
+	sigfillset(&all);
+	for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+		sigdelset(&all, faults[i]);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	err = CALL(f.cm_connect((struct abi_cm_id *)id, &c));
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return err;
 }
 
 int san_cm_accept(san_h id, const struct san_conn_param *p)

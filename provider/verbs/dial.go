@@ -61,7 +61,7 @@ func Dial(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpo
 }
 
 // On iWARP rdma_cm takes a port at random, without a look at TCP's connections:
-// one to the same peer may still hold it in TIME_WAIT.
+// one to the same peer may still hold it.
 var errPortInUse = unavailable(session.ReasonResources, errors.New("verbs: the local port is in use"))
 
 const portTries = 4
