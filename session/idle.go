@@ -25,10 +25,10 @@ const tick = 2 * time.Millisecond
 // somebody waits in a Read of each of the others, and looks for himself. A tick
 // wakes a thread, and that one others to look for work, on the core of the peer
 // maybe: every 2 ms they cost a stream on shm a fifth of its rate, and round trips
-// over siw a quarter.
+// over siw a third.
 const (
 	busyTick = 16 * tick
-	calmTick = 4 * tick
+	calmTick = 8 * tick
 )
 
 type idleState struct {
@@ -81,7 +81,7 @@ func sweep(t *time.Timer) {
 		most := busyTick // from here to the next tick
 		stay := batch[:0]
 		for _, s := range batch {
-			waits := s.rd.wants.Load() != 0
+			waits := s.rd.op.held()
 			if !s.idle.sweep(s) {
 				most = tick
 				continue

@@ -51,6 +51,9 @@ const (
 	// have been the device's driver, and sleeping costs many times as much.
 	crowdedShare = 2
 	crowdedSkip  = 8
+	// rareTurns is a power of two: as long as a device's answer takes, where polling
+	// it takes a hundredth of that.
+	rareTurns = 32
 	// maxSkip is the most waits in a row that do not poll after polling was in
 	// vain: a connection that idles costs nearly no polling.
 	maxSkip = 64
@@ -63,12 +66,12 @@ type pollPace struct {
 	each  uint32 // PAUSEs between two polls
 	drain uint32 // PAUSEs that paceFor takes
 
-	// rarely, on a device: give way to goroutines in fewer and fewer turns, so that whoever
-	// needs this P waits at most as long again as we have, unless all Ps poll.
-	// Gosched also wakes a thread for an idle P, which then takes this goroutine
-	// over: three switches for nothing, on the processors that a device's driver
-	// may need. Where the peer is what we wait for, and shares our processor, that
-	// is what takes us to another one.
+	// rarely, on a device: give way in one turn of rareTurns, and to goroutines in
+	// fewer and fewer of those, so that whoever needs this P waits at most as long
+	// again as we have; in each if all Ps poll. Gosched also wakes a thread for an
+	// idle P, which then takes this goroutine over: three switches for nothing, on
+	// the processors that a device's driver may need. Where the peer is what we wait
+	// for, and shares our processor, that is what takes us to another one.
 	rarely bool
 }
 
@@ -151,10 +154,13 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace) bool {
 		w.since = nanotime()
 		w.last = w.since
 	}
-	if w.turns++; !pace.rarely || w.turns&(w.turns-1) == 0 || spinning.Load() >= int32(runtime.GOMAXPROCS(0)) {
-		runtime.Gosched()
+	w.turns++
+	if crowd := !pace.rarely || spinning.Load() >= int32(runtime.GOMAXPROCS(0)); crowd || w.turns%rareTurns == 0 {
+		if crowd || w.turns&(w.turns-1) == 0 {
+			runtime.Gosched()
+		}
+		osyield()
 	}
-	osyield()
 	now := nanotime()
 	took := now - w.last
 	if took > int64(limit/crowdedShare) {

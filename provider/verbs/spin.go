@@ -16,7 +16,7 @@ import (
 const (
 	spinWakes = 40
 	minSpin   = 20 * time.Microsecond // a network's round trip
-	maxSpin   = 2 * time.Millisecond
+	maxSpin   = 5 * time.Millisecond
 )
 
 var spinTime = sync.OnceValue(func() time.Duration {
