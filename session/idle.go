@@ -22,7 +22,7 @@ const tick = 2 * time.Millisecond
 
 // Ticks are further apart while all sessions are in use: up to busyTick where all
 // are rings, as what a peer commits there needs nobody here; up to calmTick where
-// somebody waits in a Read of each of the others, and looks for himself. A tick
+// the application looks for itself at each of the others. A tick
 // wakes a thread, and that one others to look for work, on the core of the peer
 // maybe: every 2 ms they cost a stream on shm a fifth of its rate, and round trips
 // over siw a third.
@@ -35,6 +35,7 @@ type idleState struct {
 	away    atomic.Bool // off the list: the next operation joins it
 	serving atomic.Bool // a service goroutine runs
 	seen    uint64      // janitor: messages at the last tick
+	looks   uint64      // janitor: … of others than itself
 }
 
 var janitor struct {
@@ -81,16 +82,15 @@ func sweep(t *time.Timer) {
 		most := busyTick // from here to the next tick
 		stay := batch[:0]
 		for _, s := range batch {
-			waits := s.rd.op.held()
-			if !s.idle.sweep(s) {
-				most = tick
-				continue
+			used, looked := s.idle.sweep(s)
+			if used {
+				stay = append(stay, s)
 			}
-			stay = append(stay, s)
-			if !s.lim.Buffered {
-				if most = min(most, calmTick); !waits {
-					most = tick
-				}
+			switch {
+			case !used || !looked && !s.lim.Buffered:
+				most = tick
+			case !s.lim.Buffered:
+				most = min(most, calmTick)
 			}
 		}
 		janitor.Lock()
@@ -107,22 +107,25 @@ func sweep(t *time.Timer) {
 	}
 }
 
-// sweep looks at one session; true: it stays on the list.
-func (i *idleState) sweep(s *Session) bool {
+// sweep looks at one session. Used: it stays on the list; looked: the application
+// has looked for messages since the last tick, or is about to.
+func (i *idleState) sweep(s *Session) (used, looked bool) {
 	if !s.rx.mu.TryLock() {
-		return true
+		return true, true
 	}
 	defer s.rx.mu.Unlock()
 	if s.gone || s.failure.Load() != nil {
 		i.away.Store(true)
-		return false
+		return false, false
 	}
+	looked = s.rx.looks != i.looks || s.rd.op.held()
+	i.looks = s.rx.looks
 	s.tx.mu.Lock()
-	used := 1 + s.rx.messages + s.tx.messages
+	seen := 1 + s.rx.messages + s.tx.messages
 	s.tx.mu.Unlock()
-	if used != i.seen {
-		i.seen = used
-		return true
+	if seen != i.seen {
+		i.seen = seen
+		return true, looked
 	}
 	// Order matters: an operation that comes now either sees away and joins
 	// again, or its message is seen below.
@@ -135,7 +138,7 @@ func (i *idleState) sweep(s *Session) bool {
 		s.flush()
 	}
 	s.restOutbox()
-	return false
+	return false, false
 }
 
 // serve looks on behalf of nobody. It is called by Wake.

@@ -35,6 +35,8 @@ type receiver struct {
 	leaving bool // Close: … and the peer is to know
 	trickle bool // the last Read took several small messages: there is a stream of them
 
+	looks uint64 // at what is there, by Reads and Writes
+
 	want atomic.Int64 // len of the slice of a Read that waits, 0: none
 
 	urgent   []byte
@@ -124,6 +126,7 @@ func (s *Session) receive(p []byte) (n int, err error) {
 	rx := &s.rx
 	rx.mu.Lock()
 	defer rx.mu.Unlock()
+	rx.looks++
 	if s.gone && rx.fetch.p == nil {
 		return 0, s.streamEnd()
 	}
@@ -308,6 +311,7 @@ func (s *Session) poke(sure bool) {
 		return
 	}
 	if !s.gone {
+		s.rx.looks++
 		s.poll()
 		s.serviceTx()
 	}
