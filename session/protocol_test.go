@@ -232,6 +232,38 @@ func TestActedOnWhileNobodyReads(t *testing.T) {
 	})
 }
 
+// … and soon: what is offered to an application that has begun to compute, in the
+// middle of a busy spell, waits for two ticks of the janitor at most.
+func TestActedOnBehindABusySpell(t *testing.T) {
+	const bound = 2*16*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, cfg, session.Config{KeepAlive: -1})
+				for began := time.Now(); time.Since(began) < time.Second; {
+					for _, s := range []*session.Session{a, b, b, a} { // there and back
+						if _, err := s.Write([]byte("x")); err != nil {
+							t.Fatal(err)
+						}
+						if s == a {
+							readFull(t, b, 1)
+						} else {
+							readFull(t, a, 1)
+						}
+					}
+				}
+				began := time.Now()
+				if _, err := a.Write(make([]byte, 64<<10)); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began); took > bound {
+					t.Errorf("a peer that computes has answered after %v, want %v at most", took, bound)
+				}
+			})
+		})
+	}
+}
+
 // An idle connection does nothing at all: no polling, no timer.
 func TestIdleCostsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
