@@ -22,10 +22,9 @@ const tick = 2 * time.Millisecond
 
 // Ticks are further apart while all sessions are in use: up to busyTick where all
 // are rings, as what a peer commits there needs nobody here; up to calmTick where
-// the application looks for itself at each of the others. A tick
-// wakes a thread, and that one others to look for work, on the core of the peer
-// maybe: every 2 ms they cost a stream on shm a fifth of its rate, and round trips
-// over siw a third.
+// the application looks for itself at each of the others. A tick wakes a thread,
+// and that one others to look for work, on the core of the peer maybe: every 2 ms
+// they cost a stream on shm a fifth of its rate, and round trips over siw a third.
 const (
 	busyTick = 16 * tick
 	calmTick = 8 * tick
@@ -35,7 +34,7 @@ type idleState struct {
 	away    atomic.Bool // off the list: the next operation joins it
 	serving atomic.Bool // a service goroutine runs
 	seen    uint64      // janitor: messages at the last tick
-	looks   uint64      // janitor: … of others than itself
+	looks   uint64      // janitor: receiver.looks at the last tick
 }
 
 var janitor struct {

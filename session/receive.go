@@ -35,7 +35,7 @@ type receiver struct {
 	leaving bool // Close: … and the peer is to know
 	trickle bool // the last Read took several small messages: there is a stream of them
 
-	looks uint64 // at what is there, by Reads and Writes
+	looks uint64 // at what has come, by others than the janitor
 
 	want atomic.Int64 // len of the slice of a Read that waits, 0: none
 
