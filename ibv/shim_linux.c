@@ -1030,7 +1030,7 @@ static struct abi_conn_param conn_param(const struct san_conn_param *p)
 // listener has seen that one go. Go's runtime signals its threads at any time.
 int san_cm_connect(san_h id, const struct san_conn_param *p)
 {
-	static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP};
+	static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS};
 	struct abi_conn_param c = conn_param(p);
 	sigset_t all, before;
 	int err;

@@ -15,9 +15,9 @@ import (
 // busyTick or calmTick, see there), an idle connection costs nothing, and a busy
 // one no system call.
 
-// tick bounds how long a peer's offer, credit or question waits for an
-// application that computes; short beside what anybody calls a stall, long
-// beside the microseconds that a tick costs.
+// tick is the shortest. Two of them, or of the longer ones below, bound how long a
+// peer's offer, credit or question waits for an application that computes; short
+// beside what anybody calls a stall, long beside the microseconds that a tick costs.
 const tick = 2 * time.Millisecond
 
 // Ticks are further apart while all sessions are in use: up to busyTick where all
@@ -117,13 +117,18 @@ func (i *idleState) sweep(s *Session) (used, looked bool) {
 		i.away.Store(true)
 		return false, false
 	}
-	looked = s.rx.looks != i.looks || s.rd.op.held()
-	i.looks = s.rx.looks
+	// A look before it joined was not the application's.
+	looked = i.seen != 0 && (s.rx.looks != i.looks || s.rd.op.held())
+	defer func() { i.looks = s.rx.looks }()
 	s.tx.mu.Lock()
 	seen := 1 + s.rx.messages + s.tx.messages
 	s.tx.mu.Unlock()
 	if seen != i.seen {
 		i.seen = seen
+		if !looked && !s.lim.Buffered { // it lives on what it has, and sends
+			s.poll()
+			s.serviceTx()
+		}
 		return true, looked
 	}
 	// Order matters: an operation that comes now either sees away and joins

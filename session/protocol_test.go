@@ -240,25 +240,59 @@ func TestActedOnBehindABusySpell(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				a, b, _, _ := pair(t, cfg, session.Config{KeepAlive: -1})
-				for began := time.Now(); time.Since(began) < time.Second; {
-					for _, s := range []*session.Session{a, b, b, a} { // there and back
-						if _, err := s.Write([]byte("x")); err != nil {
-							t.Fatal(err)
-						}
-						if s == a {
-							readFull(t, b, 1)
-						} else {
-							readFull(t, a, 1)
+				offer := func() {
+					t.Helper()
+					began := time.Now()
+					if _, err := a.Write(make([]byte, 64<<10)); err != nil {
+						t.Fatal(err)
+					}
+					if took := time.Since(began); took > bound {
+						t.Errorf("a peer that computes has answered after %v, want %v at most", took, bound)
+					}
+				}
+				busy := func(spell time.Duration) {
+					t.Helper()
+					for began := time.Now(); time.Since(began) < spell; { // there and back
+						for _, s := range [][2]*session.Session{{a, b}, {b, a}} {
+							if _, err := s[0].Write([]byte("x")); err != nil {
+								t.Fatal(err)
+							}
+							readFull(t, s[1], 1)
 						}
 					}
 				}
-				began := time.Now()
-				if _, err := a.Write(make([]byte, 64<<10)); err != nil {
+				for spell := 60 * time.Millisecond; spell <= 76*time.Millisecond; spell += 2 * time.Millisecond {
+					busy(spell)
+					offer()
+					readFull(t, b, 64<<10)
+				}
+				busy(60 * time.Millisecond)
+				// One that reads little by little what has come long ago, and answers.
+				if _, err := a.Write(make([]byte, 1000)); err != nil {
 					t.Fatal(err)
 				}
-				if took := time.Since(began); took > bound {
-					t.Errorf("a peer that computes has answered after %v, want %v at most", took, bound)
-				}
+				const pieces = 200
+				done := make(chan struct{}, 2)
+				go func() {
+					for n, err := 0, error(nil); n < pieces && err == nil; {
+						var k int
+						k, err = a.Read(make([]byte, 10))
+						n += k
+					}
+					done <- struct{}{}
+				}()
+				go func() {
+					for range pieces {
+						b.Read(make([]byte, 1))
+						b.Write([]byte("x"))
+						time.Sleep(10 * time.Millisecond)
+					}
+					done <- struct{}{}
+				}()
+				pass(105 * time.Millisecond)
+				offer()
+				<-done
+				<-done
 			})
 		})
 	}

@@ -35,7 +35,7 @@ type receiver struct {
 	leaving bool // Close: … and the peer is to know
 	trickle bool // the last Read took several small messages: there is a stream of them
 
-	looks uint64 // at what has come, by others than the janitor
+	looks uint64 // that left nothing in the endpoint
 
 	want atomic.Int64 // len of the slice of a Read that waits, 0: none
 
@@ -126,7 +126,6 @@ func (s *Session) receive(p []byte) (n int, err error) {
 	rx := &s.rx
 	rx.mu.Lock()
 	defer rx.mu.Unlock()
-	rx.looks++
 	if s.gone && rx.fetch.p == nil {
 		return 0, s.streamEnd()
 	}
@@ -165,6 +164,7 @@ func (s *Session) receive(p []byte) (n int, err error) {
 		} else if !failed && s.ep.Poll(&rx.ev) {
 			n += s.takeEvent(p[n:])
 		} else {
+			rx.looks++
 			break
 		}
 	}
@@ -295,6 +295,7 @@ func (s *Session) poll() {
 	if !rx.begun {
 		return
 	}
+	rx.looks++
 	for again := true; again; again = s.pump() {
 		for !s.gone && s.failure.Load() == nil && s.ep.Poll(&rx.ev) {
 			s.handle(&rx.ev)
@@ -311,7 +312,6 @@ func (s *Session) poke(sure bool) {
 		return
 	}
 	if !s.gone {
-		s.rx.looks++
 		s.poll()
 		s.serviceTx()
 	}

@@ -19,6 +19,7 @@ type waiter struct {
 	turns int   // tries that gave way
 	since int64 // nanotime of the first try that yielded; 0: not yet
 	last  int64 // … of the last one
+	procs int32 // GOMAXPROCS when it began
 	phase waitPhase
 }
 
@@ -67,8 +68,8 @@ type pollPace struct {
 	drain uint32 // PAUSEs that paceFor takes
 
 	// rarely, on a device: give way in one turn of rareTurns, and to goroutines in
-	// fewer and fewer of those, so that whoever needs this P waits at most as long
-	// again as we have; in each if all Ps poll. Gosched also wakes a thread for an
+	// fewer and fewer of those, so that from the first on whoever needs this P waits
+	// at most as long again as we have; in every turn if all Ps poll. Gosched also wakes a thread for an
 	// idle P, which then takes this goroutine over: three switches for nothing, on
 	// the processors that a device's driver may need. Where the peer is what we wait
 	// for, and shares our processor, that is what takes us to another one.
@@ -106,7 +107,7 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		if s.cfg.Spin > 0 {
 			if sd.spin.skip > 0 {
 				sd.spin.skip--
-			} else if spinning.Add(1) <= int32(runtime.GOMAXPROCS(0)) {
+			} else if w.procs = int32(runtime.GOMAXPROCS(0)); spinning.Add(1) <= w.procs {
 				w.phase = phaseSpin
 				return
 			} else {
@@ -155,11 +156,13 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace) bool {
 		w.last = w.since
 	}
 	w.turns++
-	if crowd := !pace.rarely || spinning.Load() >= int32(runtime.GOMAXPROCS(0)); crowd || w.turns%rareTurns == 0 {
+	if crowd := !pace.rarely || spinning.Load() >= w.procs; crowd || w.turns%rareTurns == 0 {
 		if crowd || w.turns&(w.turns-1) == 0 {
 			runtime.Gosched()
 		}
 		osyield()
+	} else {
+		procyield(pace.each)
 	}
 	now := nanotime()
 	took := now - w.last
