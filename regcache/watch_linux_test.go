@@ -17,15 +17,32 @@ import (
 
 const mapped = 64 << 10
 
+// mmap maps n bytes far from where the kernel puts what others ask for: a test
+// that unmaps them and maps them again would now and then find the runtime there,
+// whose memory the end of the test would unmap.
 func mmap(t testing.TB, n int) []byte {
 	t.Helper()
-	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	place := unsafe.Add(unsafe.Pointer(nil), places+lastPlace.Add(placeEach))
+	if n > placeEach {
+		t.Fatalf("%d bytes are more than a place has", n)
+	}
+	_, err := unix.MmapPtr(-1, 0, place, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_FIXED_NOREPLACE)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unix.Munmap(b) })
-	return b
+	t.Cleanup(func() { unix.MunmapPtr(place, uintptr(n)) })
+	return unsafe.Slice((*byte)(place), n)
 }
+
+// lastPlace is the last one that mmap has given: between the program and the
+// kernel's own choice, with a race detector (its tsan_platform.h) and without.
+var lastPlace atomic.Uintptr
+
+const (
+	places    = 1 << (28 + 13*(^uintptr(0)>>63)) // 1<<41, if an address has 64 bits
+	placeEach = 1 << 30
+)
 
 func watch(t testing.TB, b []byte) *Range {
 	t.Helper()
