@@ -16,7 +16,7 @@ import (
 // waiter is the waiting of one operation. Its zero value is ready.
 type waiter struct {
 	tries int
-	turns int   // tries that gave way
+	turns int   // tries after those with nothing but PAUSE
 	since int64 // nanotime of the first try that yielded; 0: not yet
 	last  int64 // … of the last one
 	procs int32 // GOMAXPROCS when it began
@@ -55,6 +55,11 @@ const (
 	// rareTurns polls, a power of two, take about as long as a device's answer: in a
 	// guest 130 µs. Of 8 and 128 a round trip takes as long or longer.
 	rareTurns = 32
+	// yieldEach is well below the 10 ms after which the runtime's monitor interrupts
+	// whoever polls, takes its P while it is in a call of C, and then looks every
+	// 20 µs for a while (runtime/proc.go, retake and sysmon): on devices a sixth of
+	// all round trips.
+	yieldEach = 4 * time.Millisecond
 	// maxSkip is the most waits in a row that do not poll after polling was in
 	// vain: a connection that idles costs nearly no polling.
 	maxSkip = 64
@@ -69,10 +74,11 @@ type pollPace struct {
 
 	// rarely, on a device: give way in one turn of rareTurns, and to goroutines in
 	// fewer and fewer of those, so that from the first on whoever needs this P waits
-	// at most as long again as we have; in every turn if all Ps poll. Gosched also wakes a thread for an
-	// idle P, which then takes this goroutine over: three switches for nothing, on
-	// the processors that a device's driver may need. Where the peer is what we wait
-	// for, and shares our processor, that is what takes us to another one.
+	// at most as long again as we have, and after yieldEach; in every turn if all Ps
+	// poll. Gosched also wakes a thread for an idle P, which then takes this goroutine
+	// over: three switches for nothing, on the processors that a device's driver may
+	// need. Where the peer is what we wait for, and shares our processor, that is
+	// what takes us to another one.
 	rarely bool
 }
 
@@ -93,6 +99,7 @@ var measurePace = sync.OnceValue(func() pollPace {
 // spinHistory lets a direction stop polling when it does not pay.
 type spinHistory struct {
 	skip, penalty int
+	yielded       int64 // nanotime of the last Gosched
 }
 
 // spinning counts who polls in this process, so that polling never takes the
@@ -116,7 +123,7 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		}
 		s.arm(w, sd, ev)
 	case phaseSpin:
-		if w.spinOn(s.cfg.Spin, &s.pace) {
+		if w.spinOn(s.cfg.Spin, &s.pace, &sd.spin) {
 			return
 		}
 		spinning.Add(-1)
@@ -145,7 +152,7 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 // spinOn polls once more, unless the time for that is up. First by PAUSE, then
 // by giving way to other goroutines and threads: a peer that shares this
 // core gets nowhere as long as we only PAUSE.
-func (w *waiter) spinOn(limit time.Duration, pace *pollPace) bool {
+func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) bool {
 	w.tries++
 	if w.tries < pace.tries {
 		procyield(pace.each)
@@ -156,10 +163,13 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace) bool {
 		w.last = w.since
 	}
 	w.turns++
-	if crowd := !pace.rarely || spinning.Load() >= w.procs; crowd || w.turns%rareTurns == 0 {
-		if crowd || w.turns&(w.turns-1) == 0 {
-			runtime.Gosched()
-		}
+	crowd := !pace.rarely || spinning.Load() >= w.procs
+	rare := w.turns%rareTurns == 0
+	if crowd || rare && w.turns&(w.turns-1) == 0 || w.last-h.yielded > int64(yieldEach) {
+		h.yielded = w.last
+		runtime.Gosched()
+	}
+	if crowd || rare {
 		osyield()
 	} else {
 		procyield(pace.each)
