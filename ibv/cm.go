@@ -13,7 +13,10 @@ import (
 type EventChannel struct {
 	h      handle
 	poller *poller
-	taking sync.Mutex // the library may be using the queue pair of an event's id
+	// taking: the library may be using the queue pair of an event's id, or asks the
+	// kernel about that id, by a number that the kernel gives to the next one that is
+	// made as soon as the id has gone.
+	taking sync.Mutex
 }
 
 // NewEventChannel makes an event channel.
@@ -181,7 +184,10 @@ func (ch *EventChannel) NewID() (*ID, error) {
 	id := &ID{channel: ch}
 	id.token = objects.add(id)
 	var errno int
-	if id.h, errno = sysCMCreateID(ch.h, id.token); errno != 0 {
+	ch.taking.Lock() // an answer about this id for another takes rdma_get_cm_event to a null pointer
+	id.h, errno = sysCMCreateID(ch.h, id.token)
+	ch.taking.Unlock()
+	if errno != 0 {
 		objects.remove(id.token)
 		return nil, verbError("rdma_create_id", "", errno)
 	}

@@ -6,11 +6,14 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -190,6 +193,58 @@ func TestConnectUnderSignals(t *testing.T) {
 			break
 		}
 	}
+}
+
+// An id may be closed at the moment when the library reads its event, and the
+// next one, which then has the kernel's number of it, be made.
+func TestIDsClosedWhileTheirEventsCome(t *testing.T) {
+	s := onSite(t)
+	ch := must(NewEventChannel())(t)
+	var events int
+	taken := make(chan error)
+	go func() {
+		for {
+			if _, err := ch.Event(); err != nil {
+				taken <- err
+				return
+			}
+			events++
+		}
+	}()
+	const ids, atOnce = 1000, 4
+	var all sync.WaitGroup
+	for seed := range uint64(atOnce) {
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(seed, 1))
+			for range ids {
+				id, err := ch.NewID()
+				if err == nil {
+					err = id.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(s.v4[1], port), time.Second)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				wait := time.Duration(random.Int64N(int64(2 * time.Millisecond)))
+				for began := time.Now(); time.Since(began) < wait; {
+					runtime.Gosched()
+				}
+				if err := id.Close(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	check(t, ch.Close())
+	if err := <-taken; !errors.Is(err, os.ErrClosed) {
+		t.Error(err)
+	}
+	if events == 0 {
+		t.Error("no event came in time")
+	}
+	t.Logf("%d of %d ids had an event", events, ids*atOnce)
 }
 
 func TestOptions(t *testing.T) {
