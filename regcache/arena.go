@@ -196,6 +196,13 @@ func (a *Arena) Bytes() (mapped, used int64) {
 	return a.bytes, used
 }
 
+// Left returns how much more the arena may hand out, before rounding up to powers
+// of two.
+func (a *Arena) Left() int64 {
+	_, used := a.Bytes()
+	return a.maxBytes - used
+}
+
 // A Buffer is memory of an Arena. What is written to a connection from it, or
 // read into it, moves without a copy and without a registration. It must not
 // be used by two goroutines at once.

@@ -75,16 +75,16 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 	if _, err := a.Get(1); !errors.Is(err, syscall.ENOBUFS) {
 		t.Errorf("Get beyond the limit: %v, want ENOBUFS", err)
 	}
-	if mapped, used := a.Bytes(); mapped != 256<<10 || used != 256<<10 {
-		t.Errorf("%d mapped, %d used", mapped, used)
+	if mapped, used := a.Bytes(); mapped != 256<<10 || used != 256<<10 || a.Left() != 0 {
+		t.Errorf("%d mapped, %d used, %d left", mapped, used, a.Left())
 	}
 	for _, b := range buffers {
 		b.Put()
 	}
 	// What was cut for one size serves another.
 	large := get(t, a, 50_000)
-	if mapped, used := a.Bytes(); mapped != 256<<10 || used != 64<<10 {
-		t.Errorf("%d mapped, %d used", mapped, used)
+	if mapped, used := a.Bytes(); mapped != 256<<10 || used != 64<<10 || a.Left() != 192<<10 {
+		t.Errorf("%d mapped, %d used, %d left", mapped, used, a.Left())
 	}
 	large.Put()
 	for _, n := range []int{0, -1, math.MaxInt} {

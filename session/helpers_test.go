@@ -80,10 +80,14 @@ func inBubble(t *testing.T, f func(*testing.T)) {
 	bubble(t, fmt.Sprintf("go test ./session -run '^%s$'", t.Name()), f)
 }
 
+// nap lets a bubble's time pass, for those beside the test's own goroutine; nothing
+// here sleeps in real time.
+func nap(d time.Duration) { time.Sleep(d) }
+
 // pass lets a bubble's time pass, and waits until all that is due then has been
 // done: no test depends on how fast this machine is. It panics outside of a bubble.
 func pass(d time.Duration) {
-	time.Sleep(d)
+	nap(d)
 	synctest.Wait()
 }
 
@@ -128,7 +132,7 @@ func pair(t *testing.T, cfg twin.Config, scfg session.Config) (a, b *session.Ses
 // bubble whose test function has returned.
 func idle() {
 	for !session.JanitorIdle() {
-		time.Sleep(time.Millisecond)
+		nap(time.Millisecond)
 	}
 }
 
@@ -202,7 +206,7 @@ func (p *raw) recv() []byte {
 			}
 			return m
 		}
-		time.Sleep(100 * time.Microsecond)
+		nap(100 * time.Microsecond)
 	}
 	return nil
 }

@@ -221,7 +221,7 @@ func (p *raw) say(s *script) {
 		case 14:
 			p.dropped = uint32(s.number())
 		case 15:
-			time.Sleep(time.Duration(s.number() % uint64(time.Minute)))
+			nap(time.Duration(s.number() % uint64(time.Minute)))
 		case 16: // the grant or the offer that the session has made
 			var ev session.Event
 			for p.Poll(&ev) {

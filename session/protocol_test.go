@@ -285,7 +285,7 @@ func TestActedOnBehindABusySpell(t *testing.T) {
 					for range pieces {
 						b.Read(make([]byte, 1))
 						b.Write([]byte("x"))
-						time.Sleep(10 * time.Millisecond)
+						nap(10 * time.Millisecond)
 					}
 					done <- struct{}{}
 				}()

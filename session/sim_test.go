@@ -75,7 +75,7 @@ func bubble(t *testing.T, replay string, f func(*testing.T)) {
 	synctest.Test(t, func(t *testing.T) {
 		f(t)
 		for !session.JanitorIdle() {
-			time.Sleep(time.Millisecond)
+			nap(time.Millisecond)
 		}
 	})
 	over = true
@@ -535,7 +535,7 @@ var errDead = errors.New("dead")
 var errWrongBytes = errors.New("wrong bytes")
 
 // rest lets some time pass, at times more than any other thing takes.
-func (p *party) rest(r *rand.Rand) { time.Sleep(duration(r, time.Microsecond, 20*time.Millisecond)) }
+func (p *party) rest(r *rand.Rand) { nap(duration(r, time.Microsecond, 20*time.Millisecond)) }
 
 // disturbs interrupts, sends urgent data and changes settings, until reading
 // and writing are over.

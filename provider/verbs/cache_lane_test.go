@@ -39,8 +39,8 @@ func newCacheCard(t testing.TB) *cacheCard {
 	}
 	t.Cleanup(a.Abort)
 	t.Cleanup(b.Abort)
-	a.Start(never{})
-	b.Start(never{})
+	begin(a)
+	begin(b)
 	c := &cacheCard{registrar: registrar{a.dom.pd}, a: a, b: b, sink: b.Alloc(64 << 10)}
 	if c.into, err = b.Expose(c.sink, session.RemoteWrite); err != nil {
 		t.Fatal(err)

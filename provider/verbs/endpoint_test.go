@@ -22,8 +22,8 @@ func TestPing(t *testing.T) {
 		t.Errorf("the ends do not agree on the addresses: %v → %v, %v → %v", a.LocalAddr(), a.RemoteAddr(), b.RemoteAddr(), b.LocalAddr())
 	}
 	t.Logf("%v → %v on %s, inline %d", a.LocalAddr(), a.RemoteAddr(), a.Device(), a.inline)
-	a.Start(never{})
-	b.Start(never{})
+	begin(a)
+	begin(b)
 	room := a.Reserve(5, 5, false)
 	a.Commit(copy(room, "hello"))
 	var ev session.Event

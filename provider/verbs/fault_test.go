@@ -343,8 +343,8 @@ func TestNothingIsLeft(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a.Start(never{})
-		b.Start(never{})
+		begin(a)
+		begin(b)
 		if _, err := b.Expose(make([]byte, 1<<16), session.RemoteRead); err != nil {
 			t.Fatal(err)
 		}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/testenv"
-	"github.com/sanconn/san/session"
 )
 
 // The guest's pairs of interfaces (test/guest): what is sent from one end to the
@@ -90,8 +89,3 @@ func accept(l *Listener) (*Endpoint, error) {
 		return nil, errors.New("the connection that was dialed is not handed out")
 	}
 }
-
-// never is a Waker for ends that only poll.
-type never struct{}
-
-func (never) Wake(session.Events) {}

@@ -35,8 +35,8 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 		}
 		defer a.Abort()
 		defer b.Abort()
-		a.Start(never{})
-		b.Start(never{})
+		begin(a)
+		begin(b)
 		from, into := buffers[n%len(buffers)], make([]byte, 64<<10)
 		for round := range 2 { // the second one finds the first one's in the cache
 			d, err := a.Expose(from, session.RemoteRead)

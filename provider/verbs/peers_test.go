@@ -8,10 +8,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Endpoints that only poll, for tests of what one of them, the peer a, does to
+// Endpoints without sessions, for tests of what one of them, the peer a, does to
 // the other, b.
 
-// pair makes a connection whose ends only poll. b exposes, a is the peer.
+// pair makes a connection. b exposes, a is the peer.
 func pair(t testing.TB, l *Listener, cfg Config) (a, b *Endpoint) {
 	t.Helper()
 	a, b, err := connect(l, cfg)
@@ -20,23 +20,55 @@ func pair(t testing.TB, l *Listener, cfg Config) (a, b *Endpoint) {
 	}
 	t.Cleanup(a.Abort)
 	t.Cleanup(b.Abort)
-	a.Start(never{})
-	b.Start(never{})
+	begin(a)
+	begin(b)
 	mustHave(t, a, cfg)
 	mustHave(t, b, cfg)
 	return a, b
 }
 
-// breathe lets the emulated device have the processor between two looks.
-func breathe() { time.Sleep(50 * time.Microsecond) }
+// woken is a Waker that holds a token after a Wake.
+type woken chan struct{}
 
-// event polls for the next event.
+func (w woken) Wake(session.Events) {
+	select {
+	case w <- struct{}{}:
+	default:
+	}
+}
+
+// begin starts an endpoint that until can wait for.
+func begin(e *Endpoint) { e.Start(make(woken, 1)) }
+
+// until looks, whenever something has happened to the endpoint, until done or its
+// connection has ended; false: it was not done.
+func until(e *Endpoint, done func() bool) bool {
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for armed := false; !done(); {
+		switch {
+		case e.Err() != nil:
+			return done() // it came between the look and the end
+		case !armed:
+			armed = true
+			e.Arm(session.RecvReady | session.SendReady)
+			continue
+		}
+		armed = false
+		select {
+		case <-(*e.waker.Load()).(woken):
+		case <-late.C:
+			return false
+		}
+	}
+	return true
+}
+
+// event waits for the next event.
 func event(t testing.TB, e *Endpoint) (ev session.Event) {
 	t.Helper()
-	for began := time.Now(); !e.Poll(&ev); breathe() {
-		if e.Err() != nil || time.Since(began) > patience {
-			t.Fatalf("no event: %v", e.Err())
-		}
+	if !until(e, func() bool { return e.Poll(&ev) }) {
+		t.Fatalf("no event: %v", e.Err())
 	}
 	return ev
 }
@@ -88,11 +120,9 @@ func write(t testing.TB, a *Endpoint, from []byte, d session.Descriptor) error {
 // endOf waits for the end of a connection.
 func endOf(t testing.TB, e *Endpoint) error {
 	t.Helper()
-	for began := time.Now(); e.Err() == nil; breathe() {
-		e.Poll(new(session.Event))
-		if time.Since(began) > patience {
-			t.Fatal("the connection does not end")
-		}
+	until(e, func() bool { e.Poll(new(session.Event)); return false })
+	if e.Err() == nil {
+		t.Fatal("the connection does not end")
 	}
 	return e.Err()
 }

@@ -241,10 +241,23 @@ func (e *Endpoint) moved(wc *ibv.WC, q *fifo[transfer], kind session.EventKind) 
 	e.done.push(t)
 }
 
+const (
+	// freely is how much Alloc gives as long as there is any.
+	freely = 64 << 10
+	// arenaShare of what is left is the most that it gives otherwise: the first
+	// connections that send much must not leave those that come later without
+	// an inbox. They get smaller ones, some fifty in 64 MiB.
+	arenaShare = 4
+)
+
 // Alloc implements session.Endpoint: memory of the process's arena, which is
 // registered in large pieces and stays so.
 func (e *Endpoint) Alloc(n int) []byte {
-	buf, err := regcache.DefaultArena().Get(n)
+	arena := regcache.DefaultArena()
+	if n > freely && int64(n) > arena.Left()/arenaShare {
+		return nil
+	}
+	buf, err := arena.Get(n)
 	if err != nil {
 		return nil
 	}

@@ -25,8 +25,7 @@ type sendState struct {
 	skip      int    // bytes left unused at the ring's end before it
 	inSlot    bool
 
-	signalEvery int
-	wr          [1]ibv.SendWR
+	wr [1]ibv.SendWR
 }
 
 // sendRecord is what a message that was posted occupies.
@@ -48,13 +47,6 @@ const (
 
 func (e *Endpoint) initSend() {
 	e.sends = newFIFO[sendRecord](maxSends + ownMessages)
-	e.signalEvery = signalEvery
-	if e.dev.iwarp() {
-		// A completion means there that TCP has the bytes. What siw sends
-		// without one it sends from our memory, which TCP then reads again,
-		// whenever it likes (siw_qp_tx.c, use_sendpage).
-		e.signalEvery = 1
-	}
 }
 
 // Reserve implements session.Endpoint.
@@ -150,7 +142,11 @@ func (e *Endpoint) postSend(wr *ibv.SendWR, rec sendRecord, signal bool) {
 	wr.ID = kindSend | e.posted
 	e.unsignaled++
 	e.unsignBy += rec.ring
-	if signal || e.unsignaled >= e.signalEvery || e.unsignBy >= e.cfg.SendBuffer/4 {
+	// A completion means on iWARP that TCP has the bytes. What siw sends without
+	// one it sends from our memory, which TCP then reads again, whenever it likes
+	// (siw_qp_tx.c, use_sendpage).
+	signal = signal || wr.Flags&ibv.Inline == 0 && e.dev.iwarp()
+	if signal || e.unsignaled >= signalEvery || e.unsignBy >= e.cfg.SendBuffer/4 {
 		wr.Flags |= ibv.Signaled
 		e.unsignaled, e.unsignBy = 0, 0
 	}

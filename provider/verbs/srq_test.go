@@ -5,7 +5,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
@@ -45,24 +44,17 @@ func chat(t testing.TB, all []*Endpoint, count int) {
 		wg.Go(func() {
 			for n := range count {
 				// One ahead at most: what a session's credits see to.
-				for room := e.Reserve(64, 64, true); ; room = e.Reserve(64, 64, true) {
-					if room != nil {
-						room[0] = byte(n)
-						e.Commit(64)
-						break
-					}
-					if e.Err() != nil {
-						t.Errorf("connection %d: %v", i/2, e.Err())
-						return
-					}
-					breathe()
+				var room []byte
+				if !until(e, func() bool { room = e.Reserve(64, 64, true); return room != nil }) {
+					t.Errorf("connection %d, no room for message %d: %v", i/2, n, e.Err())
+					return
 				}
+				room[0] = byte(n)
+				e.Commit(64)
 				var ev session.Event
-				for began := time.Now(); !e.Poll(&ev); breathe() {
-					if e.Err() != nil || time.Since(began) > patience {
-						t.Errorf("connection %d, message %d: %v, the peer %v", i/2, n, e.Err(), peer.Err())
-						return
-					}
+				if !until(e, func() bool { return e.Poll(&ev) }) {
+					t.Errorf("connection %d, message %d: %v, the peer %v", i/2, n, e.Err(), peer.Err())
+					return
 				}
 				if ev.Msg[0] != byte(n) {
 					t.Errorf("connection %d: message %d came instead of %d", i/2, ev.Msg[0], n)
@@ -162,8 +154,8 @@ func TestSharedQueueFrom(t *testing.T) {
 				}
 				defer a.Abort()
 				defer b.Abort()
-				a.Start(never{})
-				b.Start(never{})
+				begin(a)
+				begin(b)
 				for _, e := range []*Endpoint{a, b} {
 					if got := e.group != nil; got != want {
 						t.Errorf("connection %d has a shared queue: %v, want %v", i+1, got, want)
@@ -195,20 +187,13 @@ func TestSharedQueuesInFullUse(t *testing.T) {
 // fill sends as many messages as the peer has given credit for.
 func fill(t testing.TB, e *Endpoint) {
 	t.Helper()
-	for sent := 0; sent < e.Limits().Window; {
-		room := e.Reserve(16, 16, sent%2 == 0)
-		if room == nil {
-			room = e.Reserve(16, 16, sent%2 != 0)
-		}
-		if room == nil {
-			if e.Err() != nil {
-				t.Fatal(e.Err())
-			}
-			breathe()
-			continue
+	for sent := range e.Limits().Window {
+		if !until(e, func() bool {
+			return e.Reserve(16, 16, sent%2 == 0) != nil || e.Reserve(16, 16, sent%2 != 0) != nil
+		}) {
+			t.Fatalf("no room for message %d: %v", sent, e.Err())
 		}
 		e.Commit(16)
-		sent++
 	}
 }
 
@@ -236,29 +221,22 @@ func TestPeerOverspends(t *testing.T) {
 	chat(t, all, 10)
 	hostile, victim := all[0], all[1]
 	for range 2 * srqShare {
-		room := hostile.Reserve(16, 16, false)
-		for ; room == nil && hostile.Err() == nil; room = hostile.Reserve(16, 16, false) {
-			breathe()
-		}
-		if room == nil {
+		if !until(hostile, func() bool { return hostile.Reserve(16, 16, false) != nil }) {
 			break
 		}
 		hostile.Commit(16)
 	}
 	n := 0
 	var ev session.Event
-	for began := time.Now(); ; breathe() {
-		if victim.Poll(&ev) {
+	until(victim, func() bool {
+		for victim.Poll(&ev) {
 			n++
 			victim.Keep()
-			continue
 		}
-		if victim.Err() != nil {
-			break
-		}
-		if time.Since(began) > patience {
-			t.Fatalf("not found out after %d messages", n)
-		}
+		return false
+	})
+	if victim.Err() == nil {
+		t.Fatalf("not found out after %d messages", n)
 	}
 	if err := victim.Err(); !errors.Is(err, syscall.ECONNRESET) || n > srqShare {
 		t.Errorf("%d messages, %v; want %d at most, ECONNRESET", n, err, srqShare)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
 
@@ -26,6 +27,45 @@ func TestWithoutDevices(t *testing.T) {
 		if _, err := Listen(netip.MustParseAddrPort(a), Config{}); reasonOf(err) == session.ReasonNone {
 			t.Errorf("Listen on %s: %v", a, err)
 		}
+	}
+}
+
+// Who comes first leaves something for those that come later, and small pieces
+// are to be had to the end. No device is needed for it.
+func TestAllocLeavesRoom(t *testing.T) {
+	left := func() int { return int(regcache.DefaultArena().Left()) }
+	var e Endpoint
+	var all [][]byte
+	take := func(n int) bool {
+		b := e.Alloc(n)
+		if b == nil {
+			return false
+		}
+		all = append(all, b)
+		return true
+	}
+	before := left()
+	if b := e.Alloc(before/arenaShare + 1); b != nil {
+		t.Errorf("%d bytes of %d", len(b), before)
+		e.Free(b)
+	}
+	boxes := 0
+	for size := 2 << 20; size > freely; size /= 4 {
+		for take(size) {
+			boxes++
+		}
+	}
+	if want := before >> 21; boxes < want {
+		t.Errorf("%d boxes of %d bytes, %d are left; want %d", boxes, before, left(), want)
+	}
+	if before >= 1<<20 && !take(freely) {
+		t.Errorf("nothing is left for small pieces beside %d boxes", boxes)
+	}
+	for _, b := range all {
+		e.Free(b)
+	}
+	if left() != before {
+		t.Errorf("%d bytes left, %d before", left(), before)
 	}
 }
 
