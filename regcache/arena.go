@@ -92,7 +92,11 @@ func (a *Arena) Get(n int) (*Buffer, error) {
 	}
 	if len(a.free[shift]) == 0 {
 		if err := a.grow(shift); err != nil {
-			return nil, err
+			for len(a.free[shift]) == 0 { // a larger piece serves as well
+				if shift++; shift > maxBufferShift {
+					return nil, err
+				}
+			}
 		}
 	}
 	last := len(a.free[shift]) - 1

@@ -94,6 +94,28 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 	}
 }
 
+// When nothing else is left, a piece of a larger size serves.
+func TestArenaGivesLargerPieces(t *testing.T) {
+	a := NewArena(64<<10, 128<<10)
+	defer a.Close()
+	first, second := get(t, a, 32<<10), get(t, a, 32<<10) // of one chunk
+	get(t, a, 64<<10)
+	second.Put()
+	small := get(t, a, 100)
+	if len(small.Bytes()) != 100 || cap(small.Bytes()) != 100 || a.Left() != 0 {
+		t.Errorf("a buffer of %d bytes, capacity %d; %d left", len(small.Bytes()), cap(small.Bytes()), a.Left())
+	}
+	if _, err := a.Get(1); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("Get beyond the limit: %v, want ENOBUFS", err)
+	}
+	small.Put()
+	first.Put()
+	if a.Left() != 64<<10 {
+		t.Errorf("%d left", a.Left())
+	}
+	get(t, a, 64<<10) // the chunk is whole again
+}
+
 func TestArenaServesBuffersLargerThanItsChunks(t *testing.T) {
 	a := NewArena(64<<10, 1<<20)
 	defer a.Close()

@@ -30,11 +30,11 @@ type Options struct {
 
 	// ReceiveBudget is how many bytes of a large Write the receiving end
 	// takes though nobody reads there, as TCP's receive buffer does. Default
-	// 2 MiB per connection.
+	// 4 MiB per connection.
 	ReceiveBudget int
 
 	// SendBudget is how many bytes Write takes over before the peer has
-	// them, as TCP's send buffer does. Default 2 MiB per
+	// them, as TCP's send buffer does. Default 4 MiB per
 	// connection; not used on shm, where the ring is the buffer.
 	SendBudget int
 

@@ -10,12 +10,12 @@ type Config struct {
 
 	// ReceiveBudget is how many bytes of offered memory are fetched though
 	// nobody reads, so that the peer's Write completes as it would into TCP's
-	// socket buffers. Default 2 MiB.
+	// socket buffers. Default 4 MiB.
 	ReceiveBudget int
 
 	// SendBudget is how many bytes Write takes over before the peer has them;
 	// of those that no memory of the provider's could be had for, 256 KiB at
-	// most. Default 2 MiB. Not used where the provider buffers.
+	// most. Default 4 MiB. Not used where the provider buffers.
 	SendBudget int
 
 	// Spin is how long Read and Write poll before they sleep; 0: what the

@@ -19,7 +19,7 @@ type inbox struct {
 const (
 	// boxShare of what may be exposed at a time is for a box, which stays
 	// registered: where memory for that is short it is small.
-	boxShare = 8
+	boxShare = 4
 	// toldShare of the inbox is read before the peer is told.
 	toldShare = 4
 	// maxBox keeps lengths and places in an int of 32 bits.

@@ -324,9 +324,9 @@ func connErr(err error) error {
 	return err
 }
 
-// defaultBudget: with half of it a box is full, or empty, too often (docs/PERFORMANCE.md);
-// twice as much gains nothing.
-const defaultBudget = 2 << 20
+// defaultBudget is what TCP's buffers on Linux may grow to. With a half or a quarter
+// of it a box is full, or empty, too often (docs/PERFORMANCE.md).
+const defaultBudget = 4 << 20
 
 func (c Config) withDefaults() Config {
 	if c.ReceiveBudget <= 0 {

@@ -50,12 +50,12 @@ func TestAllocLeavesRoom(t *testing.T) {
 		e.Free(b)
 	}
 	boxes := 0
-	for size := 2 << 20; size > freely; size /= 4 {
+	for size := 4 << 20; size > freely; size /= 4 {
 		for take(size) {
 			boxes++
 		}
 	}
-	if want := before >> 21; boxes < want {
+	if want := before >> 22; boxes < want {
 		t.Errorf("%d boxes of %d bytes, %d are left; want %d", boxes, before, left(), want)
 	}
 	if before >= 1<<20 && !take(freely) {
