@@ -212,7 +212,8 @@ func (id *ID) Close() error {
 	return verbError("rdma_destroy_id", "", errno)
 }
 
-// Migrate moves the id to another event channel, with the events that wait.
+// Migrate moves the id to another event channel, with the events that wait; not
+// while somebody is in Event of either.
 func (id *ID) Migrate(to *EventChannel) error {
 	errno := sysCMMigrate(id.h, to.h)
 	if errno == 0 {

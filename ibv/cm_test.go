@@ -218,12 +218,12 @@ func TestIDsClosedWhileTheirEventsCome(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			for range ids {
 				id, err := ch.NewID()
-				if err == nil {
-					err = id.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(s.v4[1], port), time.Second)
-				}
 				if err != nil {
 					t.Error(err)
 					return
+				}
+				if err := id.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(s.v4[1], port), time.Second); err != nil {
+					t.Error(err)
 				}
 				wait := time.Duration(random.Int64N(int64(2 * time.Millisecond)))
 				for began := time.Now(); time.Since(began) < wait; {

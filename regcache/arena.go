@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// The memory that an arena takes at a time, hence the size of its
-	// registrations: large enough for few of them, small enough for an 8 MiB
+	// The memory that an arena takes at a time, but for larger buffers, hence the
+	// size of its registrations: large enough for few of them, small enough for an 8 MiB
 	// RLIMIT_MEMLOCK.
 	defaultChunk = 1 << 20
 	minChunk     = 16 << 10
@@ -64,6 +64,7 @@ func NewArena(chunkSize int, maxBytes int64) *Arena {
 		maxBytes = defaultArenaBytes
 	}
 	shift := max(bits.Len(uint(chunkSize-1)), minBufferShift)
+	maxBytes &^= 1<<shift - 1 // the rest could not be mapped
 	return &Arena{chunkSize: 1 << shift, maxBytes: maxBytes, chunks: make(map[*chunk]struct{})}
 }
 
@@ -121,12 +122,16 @@ func (a *Arena) grow(shift int) error {
 		a.cut(c, shift)
 		return nil
 	}
+	var least *chunk // the large ones are for large buffers
 	for c := range a.chunks {
-		if c.used == 0 && len(c.memory) >= 1<<shift {
-			a.uncut(c)
-			a.cut(c, shift)
-			return nil
+		if c.used == 0 && len(c.memory) >= 1<<shift && (least == nil || len(c.memory) < len(least.memory)) {
+			least = c
 		}
+	}
+	if least != nil {
+		a.uncut(least)
+		a.cut(least, shift)
+		return nil
 	}
 	return fmt.Errorf("regcache: arena: %s of %s in use: %w", sizeString(a.bytes), sizeString(a.maxBytes), syscall.ENOBUFS)
 }

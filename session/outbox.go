@@ -81,7 +81,7 @@ func (s *Session) allocBox(budget int) []byte {
 	}
 	buf := s.ep.Alloc(size)
 	for buf == nil && size > boxUnit {
-		size /= 4
+		size /= 2
 		buf = s.ep.Alloc(size)
 	}
 	return buf

@@ -324,8 +324,8 @@ func connErr(err error) error {
 	return err
 }
 
-// defaultBudget is what TCP's buffers on Linux may grow to. With a half or a quarter
-// of it a box is full, or empty, too often (docs/PERFORMANCE.md).
+// defaultBudget is what TCP's send buffer may grow to on Linux. With a half or a
+// quarter of it a box is full, or empty, too often (docs/PERFORMANCE.md, RDMA).
 const defaultBudget = 4 << 20
 
 func (c Config) withDefaults() Config {

@@ -58,7 +58,7 @@ const (
 	// yieldEach is well below the 10 ms after which the runtime's monitor interrupts
 	// whoever polls, takes its P while it is in a call of C, and then looks every
 	// 20 µs for a while (runtime/proc.go, retake and sysmon): on devices a sixth of
-	// all round trips.
+	// all round trips. Waits that end within pauseFor do not look at the clock.
 	yieldEach = 4 * time.Millisecond
 	// maxSkip is the most waits in a row that do not poll after polling was in
 	// vain: a connection that idles costs nearly no polling.
@@ -161,6 +161,9 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) boo
 	if w.since == 0 {
 		w.since = nanotime()
 		w.last = w.since
+		if w.since-h.yielded > 2*int64(yieldEach) {
+			h.yielded = w.since // there was no such wait in between
+		}
 	}
 	w.turns++
 	crowd := !pace.rarely || spinning.Load() >= w.procs

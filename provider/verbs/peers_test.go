@@ -120,7 +120,11 @@ func write(t testing.TB, a *Endpoint, from []byte, d session.Descriptor) error {
 // endOf waits for the end of a connection.
 func endOf(t testing.TB, e *Endpoint) error {
 	t.Helper()
-	until(e, func() bool { e.Poll(new(session.Event)); return false })
+	until(e, func() bool {
+		for e.Poll(new(session.Event)) {
+		}
+		return false
+	})
 	if e.Err() == nil {
 		t.Fatal("the connection does not end")
 	}

@@ -242,11 +242,12 @@ func (e *Endpoint) moved(wc *ibv.WC, q *fifo[transfer], kind session.EventKind) 
 }
 
 const (
-	// freely is how much Alloc gives as long as there is any.
-	freely = 64 << 10
+	// freely is how much Alloc gives as long as there is any: what a session
+	// fetches ahead comes in pieces of that size.
+	freely = 256 << 10
 	// arenaShare of what is left is the most that it gives otherwise: the first
 	// connections that send much must not leave those that come later without
-	// an inbox. They get smaller ones, some fifty in 64 MiB.
+	// an inbox. They get smaller ones, some thirty in 64 MiB.
 	arenaShare = 4
 )
 

@@ -9,7 +9,7 @@ import (
 // their own so that data cannot take their room. A message that fits the
 // device's inline limit is copied when it is posted and takes no room at all.
 // One work request in signalEvery asks for a completion, which frees what all
-// before it used.
+// before it used; on iWARP each does that was not copied.
 type sendState struct {
 	head, tail uint64 // of the ring, bytes since the beginning
 	slots      int    // control slots in use
@@ -145,8 +145,8 @@ func (e *Endpoint) postSend(wr *ibv.SendWR, rec sendRecord, signal bool) {
 	// A completion means on iWARP that TCP has the bytes. What siw sends without
 	// one it sends from our memory, which TCP then reads again, whenever it likes
 	// (siw_qp_tx.c, use_sendpage).
-	signal = signal || wr.Flags&ibv.Inline == 0 && e.dev.iwarp()
-	if signal || e.unsignaled >= signalEvery || e.unsignBy >= e.cfg.SendBuffer/4 {
+	copied := wr.Flags&ibv.Inline != 0
+	if signal || !copied && e.dev.iwarp() || e.unsignaled >= signalEvery || e.unsignBy >= e.cfg.SendBuffer/4 {
 		wr.Flags |= ibv.Signaled
 		e.unsignaled, e.unsignBy = 0, 0
 	}

@@ -47,7 +47,7 @@ type Config struct {
 	// RDMAQueue is the number of Reads and Writes whose completions have not
 	// been polled. Default 8.
 	RDMAQueue int
-	// AllocBudget in bytes, for each end. Default 4 MiB.
+	// AllocBudget in bytes, for each end. Default 16 MiB.
 	AllocBudget int
 
 	// MinLatency and MaxLatency bound the time that a message, a piece of an
@@ -116,7 +116,7 @@ const (
 	defaultSendQueue = 2 * session.ControlReserve
 	defaultRing      = 64 << 10
 	defaultRDMAQueue = 8
-	defaultBudget    = 4 << 20
+	defaultBudget    = 16 << 20
 	lateFactor       = 100
 )
 
