@@ -96,7 +96,8 @@ var measurePace = sync.OnceValue(func() pollPace {
 	return p
 })
 
-// spinHistory lets a direction stop polling when it does not pay.
+// spinHistory lets a direction stop polling when it does not pay, and give way in
+// time when it does.
 type spinHistory struct {
 	skip, penalty int
 	yielded       int64 // nanotime of the last Gosched
