@@ -45,7 +45,7 @@ func TestAllocLeavesRoom(t *testing.T) {
 		return true
 	}
 	before := left()
-	if b := e.Alloc(before/arenaShare + 1); b != nil && len(b) > freely {
+	if b := e.Alloc(before/arenaShare + 1); len(b) > freely {
 		t.Errorf("%d bytes of %d", len(b), before)
 		e.Free(b)
 	}
