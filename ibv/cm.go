@@ -184,7 +184,9 @@ func (ch *EventChannel) NewID() (*ID, error) {
 	id := &ID{channel: ch}
 	id.token = objects.add(id)
 	var errno int
-	ch.taking.Lock() // an answer about this id for another takes rdma_get_cm_event to a null pointer
+	// An answer about this id, which has no device yet, to a question about
+	// another takes rdma_get_cm_event to a null pointer.
+	ch.taking.Lock()
 	id.h, errno = sysCMCreateID(ch.h, id.token)
 	ch.taking.Unlock()
 	if errno != 0 {

@@ -54,8 +54,9 @@ type piece struct {
 	memory []byte
 }
 
-// NewArena returns an arena that maps chunkSize bytes at a time, maxBytes at
-// most. 0 means the default for either.
+// NewArena returns an arena that maps chunkSize bytes at a time, rounded up to a
+// power of two, or more for a larger buffer, and as many whole chunks as maxBytes
+// has room for. 0 means the default for either.
 func NewArena(chunkSize int, maxBytes int64) *Arena {
 	if chunkSize == 0 {
 		chunkSize = defaultChunk

@@ -100,7 +100,7 @@ var measurePace = sync.OnceValue(func() pollPace {
 // time when it does.
 type spinHistory struct {
 	skip, penalty int
-	yielded       int64 // nanotime of the last Gosched
+	yielded       int64 // nanotime of the last Gosched, or since when there are waits that poll for long
 }
 
 // spinning counts who polls in this process, so that polling never takes the
