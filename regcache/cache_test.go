@@ -114,6 +114,13 @@ func newCache(t testing.TB, r Registrar, config Config) *Cache {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Before r ends: what dies later is not to be looked for on a device that
+	// is gone, or on the next one with its descriptor.
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("%v: the test has not released everything", err)
+		}
+	})
 	return c
 }
 

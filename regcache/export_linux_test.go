@@ -5,8 +5,5 @@ import "testing"
 // NewNIC is newNIC for the tests that are outside of the package.
 func NewNIC(t testing.TB) *nic { return newNIC(t) }
 
-// Registered returns what is registered with the card.
-func (n *nic) Registered() (entries int, bytes int64) { return n.registered() }
-
 // WithoutProofs returns a configuration that believes every cached region.
 func WithoutProofs() Config { return Config{trustEverything: true} }
