@@ -144,7 +144,9 @@ func New(ep Endpoint, cfg Config) *Session {
 	if s.cfg.Spin < pauseFor {
 		s.pace.tries = int(time.Duration(s.pace.tries) * s.cfg.Spin / pauseFor)
 	}
-	s.pace.rarely = !s.lim.Buffered
+	if s.pace.device = !s.lim.Buffered; s.pace.device {
+		s.pace.tries = min(s.pace.tries, deviceTries)
+	}
 	ep.Start(s)
 	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage)}
 	if s.lim.Window != 0 {

@@ -15,10 +15,10 @@ import (
 
 // waiter is the waiting of one operation. Its zero value is ready.
 type waiter struct {
-	tries int
-	turns int   // tries after those with nothing but PAUSE
-	since int64 // nanotime of the first try that yielded; 0: not yet
-	last  int64 // … of the last one
+	tries int   // with nothing but PAUSE
+	since int64 // nanotime of the first turn after those; 0: not yet
+	last  int64 // … of the last turn
+	gave  int64 // … of the last that gave way
 	procs int32 // GOMAXPROCS when it began
 	phase waitPhase
 }
@@ -52,14 +52,17 @@ const (
 	// have been the device's driver, and sleeping costs many times as much.
 	crowdedShare = 2
 	crowdedSkip  = 8
-	// rareTurns polls, a power of two, take about as long as a device's answer: in a
-	// guest 130 µs. Of 8 and 128 a round trip takes as long or longer.
-	rareTurns = 32
-	// yieldEach is well below the 10 ms after which the runtime's monitor interrupts
+	// deviceTries polls before anything else, and then giveEach between two turns that
+	// give way: what waits may be the device's driver, on a software device a thread
+	// that has this processor alone to run on, so whoever polls for long keeps himself
+	// waiting. On others that is half a microsecond in ten.
+	deviceTries = 4
+	giveEach    = 10 * time.Microsecond
+	// yieldEach is below the 10 ms after which the runtime's monitor interrupts
 	// whoever polls, takes its P while it is in a call of C, and then looks every
-	// 20 µs for a while (runtime/proc.go, retake and sysmon): on devices a sixth of
-	// all round trips. Waits that end within pauseFor do not look at the clock.
-	yieldEach = 4 * time.Millisecond
+	// 20 µs for a while (runtime/proc.go, retake and sysmon); and not further below
+	// than it must be, for each Gosched wakes a thread.
+	yieldEach = 8 * time.Millisecond
 	// maxSkip is the most waits in a row that do not poll after polling was in
 	// vain: a connection that idles costs nearly no polling.
 	maxSkip = 64
@@ -72,14 +75,13 @@ type pollPace struct {
 	each  uint32 // PAUSEs between two polls
 	drain uint32 // PAUSEs that paceFor takes
 
-	// rarely, on a device: give way in one turn of rareTurns, and to goroutines in
-	// fewer and fewer of those, so that from the first on whoever needs this P waits
-	// at most as long again as we have, and after yieldEach; in every turn if all Ps
-	// poll. Gosched also wakes a thread for an idle P, which then takes this goroutine
-	// over: three switches for nothing, on the processors that a device's driver may
-	// need. Where the peer is what we wait for, and shares our processor, that is
-	// what takes us to another one.
-	rarely bool
+	// device: what we wait for needs no processor of ours, or that of a thread of the
+	// kernel's. Give way each giveEach, to goroutines each yieldEach; in every turn if
+	// all Ps poll. Gosched also wakes a thread for an idle P, which looks for work and
+	// may take this goroutine over, on the processors that a device's driver may need;
+	// goroutines have that P. Where a peer is what we wait for, and shares our
+	// processor, that is what takes us to another one.
+	device bool
 }
 
 var measurePace = sync.OnceValue(func() pollPace {
@@ -129,7 +131,7 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		}
 		spinning.Add(-1)
 		least := 1
-		if w.last-w.since < int64(s.cfg.Spin) && !s.pace.rarely {
+		if w.last-w.since < int64(s.cfg.Spin) && !s.pace.device {
 			least = crowdedSkip
 		}
 		sd.spin.penalty = min(max(least, 2*sd.spin.penalty), maxSkip)
@@ -161,19 +163,18 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) boo
 	}
 	if w.since == 0 {
 		w.since = nanotime()
-		w.last = w.since
+		w.last, w.gave = w.since, w.since
 		if w.since-h.yielded > 2*int64(yieldEach) {
 			h.yielded = w.since // there was no such wait in between
 		}
 	}
-	w.turns++
-	crowd := !pace.rarely || spinning.Load() >= w.procs
-	rare := w.turns%rareTurns == 0
-	if crowd || rare && w.turns&(w.turns-1) == 0 || w.last-h.yielded > int64(yieldEach) {
+	crowd := !pace.device || spinning.Load() >= w.procs
+	if crowd || w.last-h.yielded > int64(yieldEach) {
 		h.yielded = w.last
 		runtime.Gosched()
 	}
-	if crowd || rare {
+	if crowd || w.last-w.gave > int64(giveEach) {
+		w.gave = w.last
 		osyield()
 	} else {
 		procyield(pace.each)
@@ -191,7 +192,7 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) boo
 func (w *waiter) progress(sd *side) {
 	if w.phase == phaseSpin {
 		sd.spin.penalty = 0
-		w.tries, w.turns, w.since = 0, 0, 0
+		w.tries, w.since = 0, 0
 	}
 }
 
