@@ -145,7 +145,7 @@ func New(ep Endpoint, cfg Config) *Session {
 		s.pace.tries = int(time.Duration(s.pace.tries) * s.cfg.Spin / pauseFor)
 	}
 	if s.pace.device = !s.lim.Buffered; s.pace.device {
-		s.pace.tries = min(s.pace.tries, deviceTries)
+		s.pace.tries = min(s.pace.tries, minTries)
 	}
 	ep.Start(s)
 	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage)}

@@ -52,12 +52,10 @@ const (
 	// have been the device's driver, and sleeping costs many times as much.
 	crowdedShare = 2
 	crowdedSkip  = 8
-	// deviceTries polls before anything else, and then giveEach between two turns that
-	// give way: what waits may be the device's driver, on a software device a thread
-	// that has this processor alone to run on, so whoever polls for long keeps himself
-	// waiting. On others that is half a microsecond in ten.
-	deviceTries = 4
-	giveEach    = 10 * time.Microsecond
+	// giveEach lies between two turns that give way on a device. A software device's
+	// driver may be a thread that has only this processor to run on: whoever polls on
+	// keeps himself waiting. Elsewhere that is half a microsecond in ten.
+	giveEach = 10 * time.Microsecond
 	// yieldEach is below the 10 ms after which the runtime's monitor interrupts
 	// whoever polls, takes its P while it is in a call of C, and then looks every
 	// 20 µs for a while (runtime/proc.go, retake and sysmon); and not further below
@@ -75,12 +73,12 @@ type pollPace struct {
 	each  uint32 // PAUSEs between two polls
 	drain uint32 // PAUSEs that paceFor takes
 
-	// device: what we wait for needs no processor of ours, or that of a thread of the
-	// kernel's. Give way each giveEach, to goroutines each yieldEach; in every turn if
-	// all Ps poll. Gosched also wakes a thread for an idle P, which looks for work and
-	// may take this goroutine over, on the processors that a device's driver may need;
-	// goroutines have that P. Where a peer is what we wait for, and shares our
-	// processor, that is what takes us to another one.
+	// device: what we wait for comes from another host, or by a thread of the
+	// kernel's. Give way after minTries, to threads each giveEach and to goroutines
+	// each yieldEach, or in every turn if all Ps poll. Gosched wakes a thread for an
+	// idle P, which finds nothing to do, on a processor that the driver may need.
+	// Where the peer is a process of this host and may share our processor, giving way
+	// in every turn is what takes us to another one.
 	device bool
 }
 
