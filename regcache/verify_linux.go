@@ -53,13 +53,13 @@ func framesOf(start uintptr, n int) []uint64 {
 }
 
 // verify panics unless [start, start+n), a part of r, has the frames that it
-// had when r was registered. The caller holds r, and has lost it after a panic.
+// had when r was registered. The caller holds r, and no longer after that panic.
 func (r *Region) verify(start uintptr, n int) {
 	page := uintptr(os.Getpagesize())
 	skip := start/page - r.start/page
 	for i, frame := range framesOf(start, n) {
 		if was := r.frames[int(skip)+i]; frame != was {
-			r.Release() // for a program that recovers
+			r.Release() // so that a program that recovers can close the cache
 			panic(fmt.Sprintf("regcache: stale registration: page %#x has frame %#x, but %#x was registered",
 				(start/page+uintptr(i))*page, frame, was))
 		}

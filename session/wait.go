@@ -18,7 +18,7 @@ type waiter struct {
 	tries int   // with nothing but PAUSE
 	since int64 // nanotime of the first turn after those; 0: not yet
 	last  int64 // … of the last turn
-	gave  int64 // … of the last that gave way
+	gave  int64 // … when the last that gave way to threads began
 	procs int32 // GOMAXPROCS when it began
 	phase waitPhase
 }
@@ -36,8 +36,8 @@ const (
 func (w *waiter) armed() bool { return w.phase == phaseArmed }
 
 const (
-	// pauseFor is how long a wait polls with nothing but PAUSE in between, before
-	// it also gives way: that takes a peer's small piece of work, not what a
+	// pauseFor is how long a wait polls with nothing but PAUSE in between, on a device
+	// minTries times, before it also gives way: that takes a peer's small piece of work, not what a
 	// context switch does to the one in a hundred that takes longer. pauseEach
 	// lies between two polls: about what fetching the line that the peer has
 	// written costs; with ten times as much a round trip takes twice as long.
@@ -52,15 +52,20 @@ const (
 	// have been the device's driver, and sleeping costs many times as much.
 	crowdedShare = 2
 	crowdedSkip  = 8
-	// giveEach lies between two turns that give way on a device. A software device's
-	// driver may be a thread that has only this processor to run on: whoever polls on
-	// keeps himself waiting. Elsewhere that is half a microsecond in ten.
+	// giveEach lies between the beginnings of two turns that give way to threads on a
+	// device. A software device's driver may be a thread that has only this processor
+	// to run on: whoever polls on keeps himself waiting. If it did take the processor,
+	// it is asked again in the next turn. Elsewhere that is half a microsecond in ten.
 	giveEach = 10 * time.Microsecond
 	// yieldEach is below the 10 ms after which the runtime's monitor interrupts
 	// whoever polls, takes its P while it is in a call of C, and then looks every
 	// 20 µs for a while (runtime/proc.go, retake and sysmon); and not further below
-	// than it must be, for each Gosched wakes a thread.
+	// than it must be, for a Gosched wakes a thread if a P is idle.
 	yieldEach = 8 * time.Millisecond
+	// longWait is when a wait on a device gives way to goroutines for the first time:
+	// one that was made ready on this P, perhaps by us, while no other P is idle to
+	// take it, is not held up for longer; nearly all waits for a peer at work end before.
+	longWait = time.Millisecond
 	// maxSkip is the most waits in a row that do not poll after polling was in
 	// vain: a connection that idles costs nearly no polling.
 	maxSkip = 64
@@ -74,11 +79,11 @@ type pollPace struct {
 	drain uint32 // PAUSEs that paceFor takes
 
 	// device: what we wait for comes from another host, or by a thread of the
-	// kernel's. Give way after minTries, to threads each giveEach and to goroutines
-	// each yieldEach, or in every turn if all Ps poll. Gosched wakes a thread for an
-	// idle P, which finds nothing to do, on a processor that the driver may need.
-	// Where the peer is a process of this host and may share our processor, giving way
-	// in every turn is what takes us to another one.
+	// kernel's. Give way to threads each giveEach, and to goroutines after longWait and
+	// each yieldEach, or, after pauseFor, in every turn if all Ps poll. Gosched wakes a
+	// thread for an idle P, which finds nothing to do, on a processor that the driver
+	// may need. Where the peer is a process of this host and may share our processor,
+	// giving way in every turn is what takes us to another one.
 	device bool
 }
 
@@ -151,8 +156,8 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 }
 
 // spinOn polls once more, unless the time for that is up. First by PAUSE, then
-// by giving way to other goroutines and threads: a peer that shares this
-// core gets nowhere as long as we only PAUSE.
+// by giving way to other goroutines and threads, on a device now and then: a peer that
+// shares this core gets nowhere as long as we only PAUSE.
 func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) bool {
 	w.tries++
 	if w.tries < pace.tries {
@@ -163,11 +168,12 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) boo
 		w.since = nanotime()
 		w.last, w.gave = w.since, w.since
 		if w.since-h.yielded > 2*int64(yieldEach) {
-			h.yielded = w.since // there was no such wait in between
+			h.yielded = w.since // it seldom waits: not at its first turn
 		}
 	}
-	crowd := !pace.device || spinning.Load() >= w.procs
-	if crowd || w.last-h.yielded > int64(yieldEach) {
+	waited := w.last - w.since
+	crowd := !pace.device || waited > int64(pauseFor) && spinning.Load() >= w.procs
+	if crowd || w.last-h.yielded > int64(yieldEach) || waited > int64(longWait) && h.yielded <= w.since {
 		h.yielded = w.last
 		runtime.Gosched()
 	}
