@@ -222,7 +222,10 @@ func (w *wire) rearm() {
 	if len(w.events) == 0 {
 		return
 	}
-	d := max(0, w.events[0].at-w.now())
+	// Not 0: the goroutine that sets a timer of a synctest bubble for now runs it at
+	// once, and the race detector dies of two that do so (runtime/time.go, modify and
+	// unlockAndRun, share the bubble's raceCtx; Go 1.26).
+	d := max(1, w.events[0].at-w.now())
 	if w.timer == nil {
 		w.timer = time.AfterFunc(d, w.run)
 	} else {
