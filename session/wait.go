@@ -37,9 +37,9 @@ func (w *waiter) armed() bool { return w.phase == phaseArmed }
 
 const (
 	// pauseFor is how long a wait polls with nothing but PAUSE in between, on a device
-	// minTries times, before it also gives way: that takes a peer's small piece of work, not what a
-	// context switch does to the one in a hundred that takes longer. pauseEach
-	// lies between two polls: about what fetching the line that the peer has
+	// minTries times, before it also gives way: that takes a peer's small piece of
+	// work, not what a context switch does to the one in a hundred that takes longer.
+	// pauseEach lies between two polls: about what fetching the line that the peer has
 	// written costs; with ten times as much a round trip takes twice as long.
 	pauseFor  = 15 * time.Microsecond
 	pauseEach = 50 * time.Nanosecond
@@ -105,7 +105,7 @@ var measurePace = sync.OnceValue(func() pollPace {
 // time when it does.
 type spinHistory struct {
 	skip, penalty int
-	yielded       int64 // nanotime of the last Gosched, or since when there are waits that poll for long
+	yielded       int64 // nanotime of the last Gosched, or since when it waits often
 }
 
 // spinning counts who polls in this process, so that polling never takes the
