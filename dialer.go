@@ -73,13 +73,13 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if !isTCP(network) {
 		return d.fallBack(ctx, network, address, notTCP(network))
 	}
-	if d.Policy == Never {
-		return d.fallBack(ctx, network, address, &Unavailable{Reason: ReasonPolicy})
-	}
 	env := processEnvironment()
 	providers, why, err := choose(d.Providers, env, registry)
 	if err != nil {
 		return nil, dialError(network, nil, nil, err)
+	}
+	if d.Policy == Never {
+		why = &Unavailable{Reason: ReasonPolicy}
 	}
 	if why != nil {
 		return d.fallBack(ctx, network, address, why)
@@ -143,10 +143,22 @@ func (d *Dialer) bound(ctx context.Context) (context.Context, context.CancelFunc
 			deadline = t
 		}
 	}
+	var cancel context.CancelFunc
 	if deadline.IsZero() {
-		return context.WithCancel(ctx)
+		ctx, cancel = context.WithCancel(ctx)
+	} else {
+		ctx, cancel = context.WithDeadline(ctx, deadline)
 	}
-	return context.WithDeadline(ctx, deadline)
+	if cancelled := d.NetDialer.Cancel; cancelled != nil { // deprecated, but net looks at it too
+		go func() {
+			select {
+			case <-cancelled:
+				cancel()
+			case <-ctx.Done(): // when DialContext returns, at the latest
+			}
+		}()
+	}
+	return ctx, cancel
 }
 
 // control is the hook for sockets; net gives ControlContext precedence.

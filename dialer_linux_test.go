@@ -84,6 +84,32 @@ func TestDialPolicyNeverAsksNobody(t *testing.T) {
 	}
 }
 
+// The deprecated channel works as with net.Dialer.
+func TestDialCancelChannel(t *testing.T) {
+	f := useFake(t)
+	begun := make(chan struct{})
+	f.fail = func(ctx context.Context, _ request) error {
+		close(begun)
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	addr := plainListen(t, "127.0.0.1:0").Addr().String()
+	cancel := make(chan struct{})
+	go func() {
+		<-begun
+		close(cancel)
+	}()
+	d := &Dialer{Policy: Require, NetDialer: net.Dialer{Cancel: cancel, Timeout: patience}}
+	began := time.Now()
+	_, err := d.Dial("tcp", addr)
+	if err == nil || !strings.Contains(err.Error(), "operation was canceled") {
+		t.Errorf("error %v", err)
+	}
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("it took %v", took)
+	}
+}
+
 func TestDialOtherNetworksGoToNet(t *testing.T) {
 	useFake(t)
 	path := t.TempDir() + "/socket"

@@ -20,5 +20,5 @@
 // SAN_PROVIDERS restricts the providers of the whole process to a comma
 // separated list, or to none. SAN_DISABLE switches mechanisms off: a comma
 // separated list of the names in session.FeatureNames. Both are read once;
-// an unknown word is an error of every Dial and Listen.
+// an unknown word is an error of every Dial and Listen of a TCP network.
 package san

@@ -587,6 +587,25 @@ func TestHalfClose(t *testing.T) {
 	})
 }
 
+func TestCloseWriteAfterThePeerHasClosed(t *testing.T) {
+	eachLane(t, func(t *testing.T, l lane) {
+		for _, read := range []bool{true, false} {
+			client, server := l.pipe(t)
+			say(t, server, client, "all there is")
+			server.Close()
+			client.SetDeadline(time.Now().Add(patience))
+			if read {
+				if n, err := client.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+					t.Errorf("read %d, %v", n, err)
+				}
+			}
+			if err := client.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+				t.Errorf("CloseWrite: %v (read to the end: %v)", err, read)
+			}
+		}
+	})
+}
+
 func TestCloseWithUnreadDataIsAReset(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)

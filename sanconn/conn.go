@@ -23,8 +23,9 @@ type Conn struct {
 	session       *session.Session
 	local, remote *net.TCPAddr
 
-	readDeadline, writeDeadline deadline
-	keepAlive                   keepAlive
+	// Beside the Conn and not in it: a timer that is set keeps its deadline, and
+	// must not keep the Conn from being found forgotten.
+	readDeadline, writeDeadline *deadline
 
 	closed  atomic.Bool
 	reset   atomic.Bool // SetLinger(0): Close is a reset
@@ -45,9 +46,11 @@ const MaxUrgent = session.MaxUrgent
 // onClose, when not nil, is called once after the session was closed; it must
 // not refer to the Conn, which would never be found forgotten then.
 func New(s *session.Session, local, remote *net.TCPAddr, onClose func()) *Conn {
-	c := &Conn{session: s, local: local, remote: remote, onClose: onClose}
-	c.readDeadline.interrupt = s.InterruptRead
-	c.writeDeadline.interrupt = s.InterruptWrite
+	c := &Conn{
+		session: s, local: local, remote: remote, onClose: onClose,
+		readDeadline:  &deadline{interrupt: s.InterruptRead},
+		writeDeadline: &deadline{interrupt: s.InterruptWrite},
+	}
 	// A connection that was forgotten is closed, as net does it.
 	c.cleanup = runtime.AddCleanup(c, func(f forgotten) { go f.close() }, forgotten{s, onClose})
 	return c
@@ -114,6 +117,10 @@ func (c *Conn) writable() error {
 // Close ends both directions. What was written is still delivered, and the
 // peer then reads EOF; when unread data is left here, or after SetLinger(0),
 // the peer finds a reset instead. Blocked operations return net.ErrClosed.
+//
+// Over "verbs", whose bytes would be lost with the process, it waits up to 0.2 s
+// until the peer has them, and before that for an operation that is in the middle
+// of a transfer, up to Options.CancelTimeout.
 func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return c.errClosed(opClose)
@@ -136,12 +143,12 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// CloseRead ends the reading direction: Read returns io.EOF, and what arrives
-// is thrown away.
+// CloseRead ends the reading direction: Read returns io.EOF, and what arrives is
+// thrown away, as is (other than with TCP) what has arrived and was not read.
 func (c *Conn) CloseRead() error { return c.opError(opClose, c.session.CloseRead()) }
 
 // CloseWrite ends the writing direction: the peer reads EOF after what was
-// written. Later Writes fail with EPIPE.
+// written. Later Writes fail with EPIPE. A peer that has closed in order is no error.
 func (c *Conn) CloseWrite() error { return c.opError(opClose, c.session.CloseWrite()) }
 
 // LocalAddr and RemoteAddr are *net.TCPAddr. The peer sees the same two, the

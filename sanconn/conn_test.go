@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -220,36 +221,40 @@ func TestOnCloseIsCalledOnce(t *testing.T) {
 	}
 }
 
-// A connection that nobody holds any more is closed, as net does it.
+// A connection that nobody holds any more is closed, as net does it, also when it
+// has a deadline.
 func TestForgottenConnIsClosed(t *testing.T) {
-	closed := make(chan struct{})
-	var b *sanconn.Conn
-	func() {
-		// Not by pipe, whose cleanup holds both ends.
-		ea, eb := twin.Pair(twin.Config{})
-		sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
-		if err := errors.Join(sa.Negotiate(t.Context()), sb.Negotiate(t.Context())); err != nil {
-			t.Fatal(err)
+	for _, left := range []time.Duration{time.Millisecond, time.Hour} {
+		closed := make(chan struct{})
+		var b *sanconn.Conn
+		func() {
+			// Not by pipe, whose cleanup holds both ends.
+			ea, eb := twin.Pair(twin.Config{})
+			sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
+			if err := errors.Join(sa.Negotiate(t.Context()), sb.Negotiate(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			addr := &net.TCPAddr{}
+			a := sanconn.New(sa, addr, addr, func() { close(closed) })
+			b = sanconn.New(sb, addr, addr, nil)
+			a.SetDeadline(time.Now().Add(time.Millisecond))
+			a.Read(make([]byte, 1))
+			a.SetDeadline(time.Now().Add(left))
+		}()
+		defer b.Close()
+		testenv.Eventually(t, patience, func() error {
+			runtime.GC()
+			select {
+			case <-closed:
+				return nil
+			default:
+				return fmt.Errorf("it is still open, with a deadline in %v", left)
+			}
+		})
+		b.SetDeadline(time.Now().Add(patience))
+		if _, err := b.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("the peer read %v", err)
 		}
-		addr := &net.TCPAddr{}
-		a := sanconn.New(sa, addr, addr, func() { close(closed) })
-		b = sanconn.New(sb, addr, addr, nil)
-		a.SetDeadline(time.Now().Add(time.Millisecond))
-		a.Read(make([]byte, 1))
-	}()
-	defer b.Close()
-	testenv.Eventually(t, patience, func() error {
-		runtime.GC()
-		select {
-		case <-closed:
-			return nil
-		default:
-			return errors.New("it is still open")
-		}
-	})
-	b.SetDeadline(time.Now().Add(patience))
-	if _, err := b.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("the peer read %v", err)
 	}
 }
 

@@ -1,9 +1,7 @@
 package sanconn
 
 import (
-	"cmp"
 	"net"
-	"sync"
 	"time"
 )
 
@@ -36,15 +34,8 @@ func (c *Conn) SetReadBuffer(bytes int) error { return c.setting() }
 // SetWriteBuffer is accepted and has no effect: see Options.SendBudget.
 func (c *Conn) SetWriteBuffer(bytes int) error { return c.setting() }
 
-// keepAlive is what the application asked for.
-type keepAlive struct {
-	mu   sync.Mutex // guards the following, and orders the session's calls
-	idle time.Duration
-	off  bool
-}
-
-// SetKeepAlive switches the questions to a silent peer on or off; see
-// Options.KeepAlive.
+// SetKeepAlive switches the questions to a silent peer off, or on again at the
+// interval that they had; see Options.KeepAlive.
 func (c *Conn) SetKeepAlive(on bool) error {
 	return c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: on, Idle: -1})
 }
@@ -61,18 +52,13 @@ func (c *Conn) SetKeepAliveConfig(config net.KeepAliveConfig) error {
 	if err := c.setting(); err != nil {
 		return err
 	}
-	k := &c.keepAlive
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	switch wasOff := k.off; {
+	switch {
 	case !config.Enable:
 		c.session.SetKeepAlive(-1)
-	case config.Idle >= 0:
-		k.idle = cmp.Or(config.Idle, defaultKeepAlive)
-		c.session.SetKeepAlive(k.idle)
-	case wasOff:
-		c.session.SetKeepAlive(cmp.Or(k.idle, defaultKeepAlive))
+	case config.Idle == 0:
+		c.session.SetKeepAlive(defaultKeepAlive)
+	default:
+		c.session.SetKeepAlive(max(config.Idle, 0))
 	}
-	k.off = !config.Enable
 	return nil
 }

@@ -1,7 +1,9 @@
 package session
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -24,7 +26,8 @@ type closing struct {
 const closeWait = 200 * time.Millisecond
 
 // CloseWrite ends this direction: the peer reads io.EOF after what was
-// written. A Write that waits fails with ErrClosed.
+// written. A Write that waits fails with ErrClosed. That the peer has closed in order
+// is no error.
 func (s *Session) CloseWrite() error {
 	s.wr.set(stShut)
 	s.wr.op.Lock()
@@ -32,14 +35,20 @@ func (s *Session) CloseWrite() error {
 	if s.wr.state.Load()&stClosed != 0 {
 		return ErrClosed
 	}
-	if err := s.over(); err != nil {
-		return err
+	if p := s.failure.Load(); p != nil {
+		return *p
 	}
-	s.finish(msgShutdown)
-	return nil
+	err := s.ep.Err()
+	if err == nil {
+		s.finish(msgShutdown)
+	} else if errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) {
+		err = nil // the peer has closed: there is nobody to be told
+	}
+	return err
 }
 
-// CloseRead: Read returns io.EOF from now on, and what arrives is thrown away.
+// CloseRead: Read returns io.EOF from now on, and what has arrived or still arrives
+// is thrown away.
 func (s *Session) CloseRead() error {
 	s.rd.set(stShut)
 	s.rd.op.Lock()

@@ -1,5 +1,7 @@
 package session
 
+import "testing"
+
 // JanitorIdle says whether the goroutine that serves idle sessions has ended.
 // It belongs to the bubble whose session started it: a simulation starts only
 // when there is none.
@@ -7,4 +9,21 @@ func JanitorIdle() bool {
 	janitor.Lock()
 	defer janitor.Unlock()
 	return janitor.timer == nil
+}
+
+// LengthsKept is the most that the queue of lengths of RDMA writes remembers, while
+// so many are under way and one is begun and another ends so many times.
+func LengthsKept(t *testing.T, underWay, times int) (most int) {
+	var q sizes
+	for i := range underWay + times {
+		q.push(i)
+		most = max(most, len(q.n))
+		if i < underWay {
+			continue
+		}
+		if n, ok := q.pop(); !ok || n != i-underWay {
+			t.Fatalf("it gives %d, %v instead of %d", n, ok, i-underWay)
+		}
+	}
+	return most
 }

@@ -244,6 +244,71 @@ func TestBoxesOfAnIdleConnection(t *testing.T) {
 	})
 }
 
+// A peer whose inbox is of no use is told so once, also when the box of an idle
+// connection is to be given back just then: twice would break the protocol.
+func TestInboxIsLeftOnce(t *testing.T) {
+	hear := func(t *testing.T, s *session.Session) {
+		go func() {
+			for buf := make([]byte, 1<<20); ; {
+				if _, err := s.Read(buf); err != nil {
+					if !errors.Is(err, session.ErrClosed) {
+						t.Errorf("the peer reads %v", err)
+					}
+					return
+				}
+			}
+		}()
+	}
+	const size = 16 << 10
+	t.Run("no memory", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, ea, _ := pair(t, boxed, session.Config{})
+			hear(t, b)
+			writeAll(t, a, pattern(size), size) // asks; goes as messages
+			pass(20 * time.Millisecond)         // the inbox is there, and nothing is written: it is to be left in a while
+			var all [][]byte
+			for n := 1 << 20; n >= 1<<10; n /= 2 {
+				for m := ea.Alloc(n); m != nil; m = ea.Alloc(n) {
+					all = append(all, m)
+				}
+			}
+			if len(all) == 0 {
+				t.Fatal("nothing was allocated")
+			}
+			writeAll(t, a, pattern(size), size) // no memory for the outbox: leaves
+			pass(2 * time.Second)
+			for range 2 {
+				writeAll(t, a, pattern(100), 100)
+				pass(time.Second)
+			}
+			for _, m := range all {
+				ea.Free(m)
+			}
+			b.Close()
+		})
+	})
+	t.Run("no budget", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, _, _ := pair(t, boxed, session.Config{SendBudget: 4 << 10})
+			hear(t, b)
+			for range 40 {
+				writeAll(t, a, pattern(size), size)
+				pass(100 * time.Millisecond)
+			}
+			b.Close()
+		})
+	})
+}
+
+// A stream that always has RDMA writes under way does not remember those that are
+// over.
+func TestLengthsOfWritesThatAreOver(t *testing.T) {
+	const underWay, times = 30, 100_000
+	if kept := session.LengthsKept(t, underWay, times); kept > 2*underWay+1 {
+		t.Errorf("%d lengths are kept, with %d writes under way", kept, underWay)
+	}
+}
+
 // Nor does one whose only Write has asked, and found no use for the answer.
 func TestInboxThatIsNotUsed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

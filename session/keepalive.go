@@ -12,24 +12,32 @@ import (
 type keepalive struct {
 	mu         sync.Mutex // guards the fields below; nothing is called under it
 	timer      *time.Timer
-	every      time.Duration
+	every      time.Duration // while on
+	on         bool
 	heard      uint64
 	unanswered int
 	ended      bool
 }
 
-// maxUnanswered questions in a row end the connection.
-const maxUnanswered = 3
+const (
+	// maxUnanswered questions in a row end the connection.
+	maxUnanswered = 3
+	// defaultKeepAlive is what net uses.
+	defaultKeepAlive = 15 * time.Second
+)
 
 func (k *keepalive) start(s *Session) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.every = s.cfg.KeepAlive
+	k.every, k.on = s.cfg.KeepAlive, s.cfg.KeepAlive > 0
+	if !k.on {
+		k.every = defaultKeepAlive
+	}
 	if s.lim.Liveness || k.ended || k.timer != nil {
 		return
 	}
-	k.timer = time.AfterFunc(max(k.every, time.Millisecond), func() { k.check(s) })
-	if k.every <= 0 {
+	k.timer = time.AfterFunc(k.every, func() { k.check(s) })
+	if !k.on {
 		k.timer.Stop()
 	}
 }
@@ -43,20 +51,27 @@ func (k *keepalive) stop() {
 	}
 }
 
-// SetKeepAlive changes Config.KeepAlive; d ≤ 0 switches keepalive off. It has
-// no effect where the provider finds dead peers by itself.
+// SetKeepAlive changes Config.KeepAlive; a negative d switches keepalive off, 0 on
+// again, with the interval that it had last, or 15 s if it had none. It has no effect
+// where the provider finds dead peers by itself.
 func (s *Session) SetKeepAlive(d time.Duration) {
 	k := &s.alive
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.every, k.unanswered = d, 0
+	if d == 0 && k.on {
+		return
+	}
+	k.on, k.unanswered = d >= 0, 0
+	if d > 0 {
+		k.every = d
+	}
 	if k.timer == nil || k.ended {
 		return
 	}
-	if d <= 0 {
-		k.timer.Stop()
+	if k.on {
+		k.timer.Reset(k.every)
 	} else {
-		k.timer.Reset(d)
+		k.timer.Stop()
 	}
 }
 
@@ -66,7 +81,7 @@ func (k *keepalive) check(s *Session) {
 	heard := s.rx.messages
 	s.rx.mu.Unlock()
 	k.mu.Lock()
-	if k.ended || k.every <= 0 {
+	if k.ended || !k.on {
 		k.mu.Unlock()
 		return
 	}

@@ -107,7 +107,7 @@ func (s *Session) restOutbox() {
 		tx.mu.Lock()
 		o.resting = false
 		var buf []byte
-		if alone && o.tail == at && o.written == at && !s.gone {
+		if alone && o.inbox.Len > 0 && o.tail == at && o.written == at && !s.gone {
 			buf = o.buf
 			s.leaveInbox()
 		}

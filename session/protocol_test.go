@@ -1027,6 +1027,33 @@ func TestKeepAliveOff(t *testing.T) {
 	})
 }
 
+// Switched on again, keepalive has the interval that it had, and the default if it
+// was off from the start.
+func TestKeepAliveOnAgain(t *testing.T) {
+	for _, c := range []struct{ configured, interval time.Duration }{
+		{2 * time.Second, 2 * time.Second},
+		{-1, 15 * time.Second},
+	} {
+		inBubble(t, func(t *testing.T) {
+			a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: c.configured})
+			ea.Cut()
+			a.SetKeepAlive(-1)
+			r := goRead(a, make([]byte, 1))
+			select {
+			case x := <-r:
+				t.Errorf("Read: %+v", x)
+			case <-time.After(24 * time.Hour):
+			}
+			a.SetKeepAlive(0)
+			began := time.Now()
+			wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
+			if took := time.Since(began); took < 3*c.interval || took > 5*c.interval {
+				t.Errorf("the end came after %v, with questions each %v", took, c.interval)
+			}
+		})
+	}
+}
+
 // A Write that stops waiting leaves a Read that waits its wake-up: what comes
 // is read at once, and not when somebody happens to look.
 func TestWaitingDirectionsAreIndependent(t *testing.T) {

@@ -417,8 +417,8 @@ type sizes struct {
 }
 
 func (q *sizes) push(n int) {
-	if q.head > 0 && q.head == len(q.n) {
-		q.n, q.head = q.n[:0], 0
+	if q.head > 0 && q.head >= len(q.n)-q.head { // at the latest when half of it is done with
+		q.n, q.head = q.n[:copy(q.n, q.n[q.head:])], 0
 	}
 	q.n = append(q.n, n)
 }

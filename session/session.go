@@ -338,7 +338,7 @@ func (c Config) withDefaults() Config {
 		c.SendBudget = defaultBudget
 	}
 	if c.KeepAlive == 0 {
-		c.KeepAlive = 15 * time.Second
+		c.KeepAlive = defaultKeepAlive
 	}
 	if c.CancelTimeout <= 0 {
 		c.CancelTimeout = 2 * time.Second
