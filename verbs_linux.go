@@ -35,11 +35,23 @@ func (rdma) config(s settings) verbs.Config {
 
 func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
-	l, err := verbs.Listen(netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), p.config(s))
+	cfg := p.config(s)
+	cfg.V6Only = v6only(tcp)
+	l, err := verbs.Listen(netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), cfg)
 	if err != nil {
 		return nil, err
 	}
 	return rdmaListener{l}, nil
+}
+
+// v6only says whether a TCP listener takes no IPv4.
+func v6only(tcp *net.TCPListener) bool {
+	c, err := tcp.SyscallConn()
+	on := 0
+	if err == nil {
+		c.Control(func(fd uintptr) { on, _ = syscall.GetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_V6ONLY) })
+	}
+	return on != 0
 }
 
 // dial leaves from a TCP port that it holds, so that the connection's address

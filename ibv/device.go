@@ -91,8 +91,8 @@ func newContext(h handle) *Context {
 	return c
 }
 
-// cmContexts are the contexts that librdmacm opened, one per device, for as long
-// as the process runs.
+// cmContexts are the contexts that librdmacm opened, one per device. It closes that
+// of a device that was removed with the last [ID] on it.
 var cmContexts struct {
 	mu sync.Mutex
 	m  map[handle]*Context // guarded by mu

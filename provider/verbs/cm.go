@@ -23,7 +23,8 @@ type cmHub struct {
 
 var hub cmHub
 
-// use gives the channel for one more id; release follows.
+// use gives the channel for one more id; release follows. A channel that ends is
+// not used again.
 func (h *cmHub) use() (*ibv.EventChannel, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -44,10 +45,14 @@ func (h *cmHub) release() {
 	h.users--
 	channel, done := h.channel, h.done
 	last := h.users == 0
+	if last {
+		h.channel = nil // of a request that readEvents has just taken, adopt makes nothing
+	}
 	h.mu.Unlock()
 	if last {
-		channel.Close()
+		channel.SetDeadline(time.Now())
 		<-done
+		channel.Close()
 	}
 }
 
@@ -59,7 +64,7 @@ func readEvents(channel *ibv.EventChannel, done chan<- struct{}) {
 	for {
 		ev, err := channel.Event()
 		switch {
-		case errors.Is(err, os.ErrClosed):
+		case errors.Is(err, os.ErrDeadlineExceeded):
 			return
 		case err != nil:
 			time.Sleep(time.Millisecond) // for want of memory, say
@@ -99,12 +104,16 @@ func newLink() (*link, error) {
 	return l, nil
 }
 
-// adopt makes a link of a connect request's id. It is called by readEvents.
-func adopt(id *ibv.ID) *link {
+// adopt makes a link of a connect request's id, which came by channel. It is called
+// by readEvents. nil: the channel's last user, that listener, has just gone.
+func (h *cmHub) adopt(id *ibv.ID, channel *ibv.EventChannel) *link {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.channel != channel {
+		return nil
+	}
+	h.users++
 	l := &link{id: id, events: make(chan ibv.Event, connectEvents)}
-	hub.mu.Lock()
-	hub.users++ // the listener's own use has kept it above 0
-	hub.mu.Unlock()
 	id.Owner = l
 	return l
 }

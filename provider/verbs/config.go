@@ -51,6 +51,10 @@ type Config struct {
 	// belongs to one protection domain: without SharedDomain there is none.
 	SRQFrom int
 
+	// V6Only: the unspecified address of a listener, "::", stands for IPv6 alone, as
+	// on a socket with IPV6_V6ONLY.
+	V6Only bool
+
 	// ForceWindows uses memory windows on a device that has them without
 	// asking first what it enforces. It is for tests: by default they are used
 	// where a probe of the device has shown that they keep a peer out.
@@ -98,8 +102,9 @@ const (
 
 	// repostBatch receive buffers are posted again together, as posting costs
 	// a system call on some devices. They are there beyond the window, so that
-	// the credits that the session gives are always covered.
-	repostBatch = 8
+	// the credits that the session gives are always covered. As many as make
+	// minBuffers a power of two, which is what the arena gives (srqShare).
+	repostBatch = 6
 	// ownMessages of the provider itself are under way beside the session's:
 	// greeting and farewell.
 	ownMessages = 2

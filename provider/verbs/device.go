@@ -12,16 +12,16 @@ import (
 )
 
 // device is an RDMA device in use: its limits and the goroutines that wait for
-// its events. It lives from the first endpoint or probe that needs it to the
-// last.
+// its events. It lives from the first endpoint that needs it to the last.
 type device struct {
 	key     any
 	ctx     *ibv.Context
 	caps    ibv.Caps
 	channel *ibv.CompChannel
 	async   *ibv.AsyncChannel
-	filler  *ibv.CQ // or nil
-	users   int     // guarded by devices.mu
+	filler  *ibv.CQ       // or nil
+	users   int           // guarded by devices.mu
+	stop    chan struct{} // closed when the last use has ended
 	waiters sync.WaitGroup
 
 	mu        sync.Mutex // guards the fields below
@@ -61,7 +61,7 @@ func use(key any, open func() (*ibv.Context, error)) (*device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &device{key: key, ctx: ctx, users: 1, endpoints: make(map[*Endpoint]struct{})}
+	d := &device{key: key, ctx: ctx, users: 1, stop: make(chan struct{}), endpoints: make(map[*Endpoint]struct{})}
 	if err := d.start(); err != nil {
 		d.close()
 		return nil, err
@@ -104,6 +104,7 @@ func (d *device) release() {
 }
 
 func (d *device) close() {
+	close(d.stop)
 	if d.shared != nil {
 		d.shared.close()
 	}
@@ -194,6 +195,7 @@ func (d *device) waitAsync() {
 		case ibv.EventSRQErr:
 			if ev.SRQ != nil {
 				g := ev.SRQ.Owner.(*recvGroup)
+				g.retire()
 				d.fail(func(e *Endpoint) bool { return e.group == g }, fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
 			}
 		case ibv.EventDeviceFatal:

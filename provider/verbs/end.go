@@ -142,11 +142,13 @@ func (e *Endpoint) free() {
 	if e.dom != nil {
 		e.dom.release()
 	}
-	if e.link != nil {
-		e.link.close()
-	}
 	if e.tcp != nil {
 		e.tcp.close()
 	}
+	// The device before the id: once it has been removed, librdmacm closes its
+	// context with the last id.
 	e.dev.release()
+	if e.link != nil {
+		e.link.close()
+	}
 }

@@ -42,7 +42,7 @@ type Endpoint struct {
 
 	waker    atomic.Pointer[session.Waker]
 	armed    atomic.Uint32 // session.Events
-	notified atomic.Bool   // the completion queue will announce its next completion
+	notified atomic.Bool   // the completion queue will announce its next completion; set with mu held
 	err      atomic.Pointer[error]
 	ended    sync.Once
 	watchers watchers
@@ -241,13 +241,13 @@ func (e *Endpoint) Arm(ev session.Events) {
 	e.notify()
 }
 
+// notify asks the completion queue to announce its next completion, unless it has
+// been asked. When it returns that is so, whoever did it: notified is set and
+// acted on under mu.
 func (e *Endpoint) notify() {
-	if !e.notified.CompareAndSwap(false, true) {
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.gone {
+	if e.gone || !e.notified.CompareAndSwap(false, true) {
 		return
 	}
 	if err := e.cq.Notify(false); err != nil {

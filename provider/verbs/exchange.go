@@ -114,7 +114,7 @@ func attach(local netip.Addr) (a attachment, err error) {
 	}
 	for num := 1; num <= a.dev.caps.Ports; num++ {
 		port, err := a.dev.ctx.Port(num)
-		if err != nil || port.State != ibv.PortActive {
+		if err != nil || port.State != ibv.PortActive || port.LinkLayer == ibv.LinkInfiniBand && !isPortOf(netdev, num) {
 			continue
 		}
 		gids, _ := a.dev.ctx.GIDs(num)
@@ -155,6 +155,14 @@ func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint
 	}, nil
 }
 
+// isOf: the card's address is that of the host which sent it, and which was
+// allowed. InfiniBand has addresses of its own.
+func (a attachment) isOf(c card, host netip.Addr) bool {
+	return a.port.LinkLayer == ibv.LinkInfiniBand || c.peer.GID.Addr() == host.Unmap().WithZone("")
+}
+
+var errForeignAddress = errors.New("verbs: the card names another host's address")
+
 // up brings the queue pair up.
 func (a attachment) up(e *Endpoint, mine, theirs card) error {
 	path := ibv.QPPath{
@@ -183,9 +191,8 @@ func dialExchange(ctx context.Context, local, remote netip.AddrPort, cfg Config)
 	if err != nil {
 		return nil, callError(err)
 	}
-	if end, ok := ctx.Deadline(); ok {
-		conn.SetDeadline(end)
-	}
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
+	defer stop()
 	at := conn.LocalAddr().(*net.TCPAddr).AddrPort()
 	a, err := attach(at.Addr())
 	if err != nil {
@@ -196,7 +203,11 @@ func dialExchange(ctx context.Context, local, remote netip.AddrPort, cfg Config)
 	if err != nil {
 		return nil, err
 	}
-	if err = a.introduce(e, conn, mine); err != nil {
+	err = a.introduce(e, conn, mine, remote.Addr())
+	if !stop() {
+		err = ctx.Err() // whatever came of it: the deadline is set
+	}
+	if err != nil {
 		e.Abort()
 		return nil, err
 	}
@@ -206,7 +217,7 @@ func dialExchange(ctx context.Context, local, remote netip.AddrPort, cfg Config)
 }
 
 // introduce is the dialer's part of the exchange.
-func (a attachment) introduce(e *Endpoint, conn net.Conn, mine card) error {
+func (a attachment) introduce(e *Endpoint, conn net.Conn, mine card, remote netip.Addr) error {
 	if _, err := conn.Write(mine.bytes()); err != nil {
 		return callError(err)
 	}
@@ -216,6 +227,8 @@ func (a attachment) introduce(e *Endpoint, conn net.Conn, mine card) error {
 		return err
 	case theirs.refusal != 0 || theirs.version != helloVersion:
 		return theirs.hello.meaning()
+	case !a.isOf(theirs, remote):
+		return unavailable(session.ReasonProtocol, fmt.Errorf("verbs: %v names %v as its RDMA address", remote, theirs.peer.GID.Addr()))
 	}
 	if err := a.up(e, mine, theirs); err != nil {
 		return err
@@ -234,7 +247,11 @@ func (l *Listener) serveExchange() error {
 	if side == 0 {
 		return unavailable(session.ReasonNotServed, errors.New("verbs: no port to connect by without rdma_cm (IWARPOffset)"))
 	}
-	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.addr.Addr(), side)))
+	network := "tcp"
+	if l.cfg.V6Only {
+		network = "tcp6"
+	}
+	tcp, err := net.ListenTCP(network, net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.addr.Addr(), side)))
 	if err != nil {
 		return callError(err)
 	}
@@ -291,7 +308,7 @@ func (l *Listener) admitExchange(conn net.Conn) {
 		refuse(refusedBacklog)
 		return
 	}
-	e, err := l.acceptExchange(conn, theirs, refuse)
+	e, err := l.acceptExchange(conn, theirs, remote.Addr(), refuse)
 	if err != nil {
 		l.pending.Add(-1)
 		return
@@ -301,12 +318,17 @@ func (l *Listener) admitExchange(conn net.Conn) {
 	l.ready <- e // pending keeps room for it
 }
 
-func (l *Listener) acceptExchange(conn net.Conn, theirs card, refuse func(refusal)) (*Endpoint, error) {
+func (l *Listener) acceptExchange(conn net.Conn, theirs card, remote netip.Addr, refuse func(refusal)) (*Endpoint, error) {
 	at := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	a, err := attach(at)
 	if err != nil {
 		refuse(refusedResources)
 		return nil, err
+	}
+	if !a.isOf(theirs, remote) {
+		a.dev.release()
+		refuse(refusedSubnet)
+		return nil, errForeignAddress
 	}
 	e, mine, err := a.endpoint(l.cfg, conn, true)
 	if err != nil {

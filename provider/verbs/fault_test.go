@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
@@ -156,6 +157,89 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%v, want %v", err, session.ReasonPermission)
 		}
 	})
+}
+
+// Something accepts where the ends would tell each other their queue pairs, and says
+// nothing: the dial ends with its context, at once if that is cancelled.
+func TestDialWithoutCMToSilence(t *testing.T) {
+	_, to := cable(t)
+	if testenv.Device() == "siw" {
+		return // iWARP connects by rdma_cm alone
+	}
+	cfg := Config{WithoutCM: true}
+	port := freePort()
+	silent, err := net.Listen("tcp", netip.AddrPortFrom(to, cfg.withDefaults().iwarpPort(port)).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	nothingLeft(t)
+	for want, bound := range map[error]func() (context.Context, context.CancelFunc){
+		context.Canceled: func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(300*time.Millisecond, cancel)
+			return ctx, cancel
+		},
+		context.DeadlineExceeded: func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(t.Context(), 300*time.Millisecond)
+		},
+	} {
+		ctx, cancel := bound()
+		began := time.Now()
+		_, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(to, port), cfg)
+		cancel()
+		if took := time.Since(began); !errors.Is(err, want) || took > patience/2 {
+			t.Errorf("%v after %v, want %v", err, took, want)
+		}
+	}
+}
+
+// A dialer whose queue pair is said to be at another address than it came from is
+// refused: the subnets that are allowed are those of the queue pairs.
+func TestCardOfAnotherHost(t *testing.T) {
+	from, to := cable(t)
+	if testenv.Device() == "siw" {
+		return // iWARP connects by rdma_cm alone
+	}
+	cfg := Config{WithoutCM: true}
+	l := listen(t, cfg)
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+	conn, err := d.Dial("tcp", netip.AddrPortFrom(to, l.cfg.iwarpPort(l.addr.Port())).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	c := card{hello: hello{version: helloVersion}, mtu: 3, served: 1}
+	c.peer.QPNum = 17
+	c.peer.GID = netip.MustParseAddr("::ffff:192.0.2.7").As16()
+	if _, err := conn.Write(c.bytes()); err != nil {
+		t.Fatal(err)
+	}
+	if theirs, err := readCard(conn); err != nil || theirs.refusal != refusedSubnet {
+		t.Errorf("%+v, %v, want it refused for its subnet", theirs.hello, err)
+	}
+}
+
+// A listener on :: that takes no IPv4 takes none over RDMA either.
+func TestListenerOfIPv6Alone(t *testing.T) {
+	cable(t)
+	for _, alone := range []bool{true, false} {
+		l, err := Listen(netip.AddrPortFrom(netip.IPv6Unspecified(), freePort()), Config{V6Only: alone})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v4 []netip.AddrPort
+		for _, a := range l.Addrs() {
+			if a.Addr().Is4() {
+				v4 = append(v4, a)
+			}
+		}
+		if alone != (len(v4) == 0) {
+			t.Errorf("IPv6 alone: %v; it listens on %v", alone, v4)
+		}
+		l.Close()
+	}
 }
 
 // Programs of rdma-core that meet us by mistake, and we them.
@@ -332,6 +416,78 @@ func TestBreaks(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A device that goes and comes back is listened on again, on its own address as
+// well as on all of them. The software devices do not come back while this process
+// lives, whose context librdmacm keeps: here it is the event that comes alone.
+func TestListenerOutlivesItsDevice(t *testing.T) {
+	_, at := cable(t)
+	for _, where := range []netip.Addr{at, netip.IPv4Unspecified()} {
+		addr := netip.AddrPortFrom(at, freePort())
+		l, err := Listen(netip.AddrPortFrom(where, addr.Port()), Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		for range 3 {
+			l.mu.Lock()
+			x := l.ids[at]
+			l.mu.Unlock()
+			if x == nil {
+				t.Fatalf("listening on %v: %v is not listened on", where, at)
+			}
+			x.event(ibv.Event{Type: ibv.DeviceRemoval, ID: x.id})
+			testenv.Eventually(t, patience, func() error {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				if y := l.ids[at]; y == nil || y == x {
+					return errors.New("it does not listen again")
+				}
+				return nil
+			})
+			a, err := Dial(patient(t), netip.AddrPort{}, addr, Config{})
+			if err != nil {
+				t.Fatalf("listening on %v: %v", where, err)
+			}
+			b, err := accept(l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.Abort()
+			b.Abort()
+		}
+	}
+}
+
+// One whose device has gone says that it does not listen there, and ends.
+func TestListenerWithoutItsDevice(t *testing.T) {
+	_, rdma, at := ownCable(t)
+	l, err := Listen(netip.AddrPortFrom(at, freePort()), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	del := exec.Command("rdma", "link", "delete", rdma[:len(rdma)-1]+"2") // the listener's end
+	if err := del.Start(); err != nil {                                   // it ends with this process
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if len(l.Addrs()) != 0 {
+			return fmt.Errorf("it still says that it listens: %v", l.Addrs())
+		}
+		return nil
+	})
+	time.Sleep(3 * retryTime) // it tries again, in vain
+	ended := make(chan struct{})
+	go func() {
+		l.Close()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("Close hangs")
 	}
 }
 

@@ -33,6 +33,7 @@ type Listener struct {
 	cancel  context.CancelFunc
 	work    sync.WaitGroup
 
+	lost   chan struct{}            // has a token when an id has lost its device
 	mu     sync.Mutex               // guards what follows
 	ids    map[netip.Addr]*listenID // by served address
 	closed bool
@@ -40,16 +41,27 @@ type Listener struct {
 
 // listenID is the rdma_listen on one address.
 type listenID struct {
-	l    *Listener
-	id   *ibv.ID
-	tcp  netip.AddrPort // what it stands for
-	done sync.Once
+	l       *Listener
+	channel *ibv.EventChannel
+	id      *ibv.ID
+	tcp     netip.AddrPort // what it stands for
+	done    sync.Once
 }
+
+const (
+	// retryTime is when a listener tries an address again that it could not listen
+	// on, since its device has just gone or just come; twice as long each time, up
+	// to rescanTime, which is also how long a device may go unnoticed that comes to
+	// an address that was there before: the kernel's route messages do not tell.
+	retryTime  = 100 * time.Millisecond
+	rescanTime = 30 * time.Second
+)
 
 // Listen listens beside the TCP port addr, on that address or, if it is
 // unspecified, on each local address that belongs to an RDMA device, now and
-// later. An error is a *session.Unavailable: no address is served, or another
-// program has the port on the RDMA side.
+// later: a device that comes back is listened on again. An error is a
+// *session.Unavailable: no address is served, or another program has the port on
+// the RDMA side.
 func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
 	cfg = cfg.withDefaults()
 	if err := ibv.Available(); err != nil {
@@ -58,6 +70,7 @@ func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
 	l := &Listener{
 		cfg: cfg, addr: addr,
 		ready: make(chan *Endpoint, cfg.Backlog),
+		lost:  make(chan struct{}, 1),
 		ids:   make(map[netip.Addr]*listenID),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -73,26 +86,51 @@ func (l *Listener) follow() error {
 	if l.cfg.WithoutCM {
 		return l.serveExchange()
 	}
-	if !l.addr.Addr().IsUnspecified() {
-		return l.add(l.addr.Addr())
-	}
-	changed, err := watchAddresses(l.ctx)
-	if err != nil {
-		return unavailable(session.ReasonNoProvider, err)
-	}
-	err = l.refresh()
-	l.work.Go(func() {
-		for range changed {
-			l.refresh()
+	err := l.refresh()
+	if len(l.Addrs()) == 0 {
+		if err == nil {
+			err = unavailable(session.ReasonNotServed, errors.New("verbs: no address of this host belongs to an RDMA device"))
 		}
-	})
-	return err
+		return err
+	}
+	l.work.Go(l.keepUp)
+	return nil
 }
 
-// refresh compares the served addresses with those that are listened on. The
-// error is the first one, if nothing is listened on.
+// keepUp calls refresh when something has changed, and now and then, until the
+// listener ends.
+func (l *Listener) keepUp() {
+	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
+	wait := time.Duration(0)            // for what has changed before that
+	for {
+		next := retryTime
+		timer := time.NewTimer(wait)
+		select {
+		case <-l.ctx.Done():
+			timer.Stop()
+			return
+		case _, ok := <-changed:
+			if !ok {
+				changed = nil
+			}
+		case <-l.lost:
+		case <-timer.C:
+			next = min(max(2*wait, retryTime), rescanTime)
+		}
+		timer.Stop()
+		if wait = rescanTime; l.refresh() != nil {
+			wait = next
+		}
+	}
+}
+
+// refresh compares the addresses that should be listened on with those that are.
+// The error is the first reason why one is not.
 func (l *Listener) refresh() error {
-	served := servedAddresses(l.addr.Addr())
+	served := []netip.Addr{l.addr.Addr()}
+	if served[0].IsUnspecified() {
+		served = servedAddresses(served[0], l.cfg.V6Only)
+	}
 	want := make(map[netip.Addr]bool, len(served))
 	var first error
 	for _, a := range served {
@@ -109,41 +147,41 @@ func (l *Listener) refresh() error {
 			gone = append(gone, id)
 		}
 	}
-	n := len(l.ids)
 	l.mu.Unlock()
 	for _, id := range gone {
 		id.close()
 	}
-	switch {
-	case n > 0:
-		return nil
-	case first != nil:
-		return first
-	}
-	return unavailable(session.ReasonNotServed, errors.New("verbs: no address of this host belongs to an RDMA device"))
+	return first
 }
 
 // add listens on one address, unless it is listened on already.
 func (l *Listener) add(a netip.Addr) error {
+	x, err := l.tryAdd(a)
+	if err != nil && x != nil {
+		x.close() // may wait for readEvents, which may wait for mu
+	}
+	return err
+}
+
+func (l *Listener) tryAdd(a netip.Addr) (*listenID, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || l.ids[a] != nil {
-		return nil
+		return nil, nil
 	}
 	channel, err := hub.use()
 	if err != nil {
-		return callError(err)
+		return nil, callError(err)
 	}
-	x := &listenID{l: l, tcp: netip.AddrPortFrom(a, l.addr.Port())}
-	if err := x.listen(channel); err != nil {
-		x.close()
-		return callError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
+	x := &listenID{l: l, channel: channel, tcp: netip.AddrPortFrom(a, l.addr.Port())}
+	if err := x.listen(); err != nil {
+		return x, callError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
 	}
 	l.ids[a] = x
-	return nil
+	return x, nil
 }
 
-func (x *listenID) listen(channel *ibv.EventChannel) error {
+func (x *listenID) listen() error {
 	for _, iwarp := range []bool{false, true} {
 		at := x.tcp
 		if iwarp {
@@ -153,7 +191,7 @@ func (x *listenID) listen(channel *ibv.EventChannel) error {
 			}
 			at = netip.AddrPortFrom(x.tcp.Addr(), port)
 		}
-		id, err := channel.NewID()
+		id, err := x.channel.NewID()
 		if err != nil {
 			return err
 		}
@@ -189,23 +227,46 @@ func (x *listenID) close() {
 	})
 }
 
-// event takes a connect request. Nothing here blocks: more requests than the
+// event takes a connect request, or the device's end, after which nothing comes any
+// more, also when it comes back. Nothing here blocks: more requests than the
 // kernel queues would be lost.
 func (x *listenID) event(ev ibv.Event) {
-	if ev.Type != ibv.ConnectRequest {
+	switch ev.Type {
+	case ibv.DeviceRemoval:
+		x.l.deviceGone(x)
+	case ibv.ConnectRequest:
+		if k := hub.adopt(ev.ID, x.channel); k != nil {
+			x.l.request(k, x.tcp, ev.Param)
+		} else {
+			ev.ID.Close() // which refuses
+		}
+	}
+}
+
+func (l *Listener) deviceGone(x *listenID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.ids[x.tcp.Addr()] != x {
 		return
 	}
-	l := x.l
+	delete(l.ids, x.tcp.Addr())
+	l.work.Go(func() { // not here: who closes the last id waits for readEvents
+		x.close()
+		select {
+		case l.lost <- struct{}{}:
+		default:
+		}
+	})
+}
+
+func (l *Listener) request(k *link, tcp netip.AddrPort, p ibv.ConnParam) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		// Refused by the id's end, which Close of the listener waits for.
-		k := adopt(ev.ID)
-		go k.refuse(refusedBacklog)
+		go k.refuse(refusedBacklog) // Close may have done with l.work
 		return
 	}
-	k := adopt(ev.ID)
-	l.work.Go(func() { l.admit(k, x.tcp, ev.Param) })
+	l.work.Go(func() { l.admit(k, tcp, p) })
 }
 
 // refuse rejects a request and destroys its id.

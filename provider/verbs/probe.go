@@ -17,11 +17,20 @@ import (
 // between queue pairs of the device itself, in the background: connections
 // that are made before the answer expose memory by registrations.
 
-// probed are the definite answers.
+// probed are the answers.
 var probed struct {
 	mu sync.Mutex
-	m  map[string]bool // by name and GUID: windows can be trusted. Guarded by mu
+	m  map[string]probeAnswer // by name and GUID. Guarded by mu
 }
+
+type probeAnswer struct {
+	trusted bool      // windows can be
+	until   time.Time // when it could not be told; zero: this is definite
+}
+
+// probeAgain is when a device of which it could not be told is asked again: an
+// attempt may take seconds of its time.
+const probeAgain = time.Minute
 
 // useWindows says whether a new endpoint uses memory windows.
 func (d *device) useWindows(cfg Config) bool {
@@ -40,22 +49,28 @@ func (d *device) useWindows(cfg Config) bool {
 func (d *device) probeWindows() {
 	key := fmt.Sprintf("%s %#x", d.ctx.Name, d.ctx.GUID)
 	probed.mu.Lock()
-	trusted, known := probed.m[key]
+	answer, known := probed.m[key]
 	probed.mu.Unlock()
-	if !known {
-		wrong, err := tryWindows(d, 1)
-		if err != nil {
-			return // no until the device is used anew
-		}
-		trusted = len(wrong) == 0
-		probed.mu.Lock()
-		if probed.m == nil {
-			probed.m = make(map[string]bool)
-		}
-		probed.m[key] = trusted
-		probed.mu.Unlock()
+	if known && (answer.until.IsZero() || time.Now().Before(answer.until)) {
+		d.windows.Store(answer.trusted)
+		return
 	}
-	d.windows.Store(trusted)
+	wrong, err := tryWindows(d, 1)
+	switch {
+	case errors.Is(err, errProbeStopped):
+		return
+	case err != nil:
+		answer = probeAnswer{until: time.Now().Add(probeAgain)}
+	default:
+		answer = probeAnswer{trusted: len(wrong) == 0}
+	}
+	probed.mu.Lock()
+	if probed.m == nil {
+		probed.m = make(map[string]probeAnswer)
+	}
+	probed.m[key] = answer
+	probed.mu.Unlock()
+	d.windows.Store(answer.trusted)
 }
 
 // windowAttempts are what a peer may try at a window that lets it read
@@ -95,7 +110,7 @@ func tryWindows(d *device, most int) (wrong []string, err error) {
 	}
 	defer pd.Close()
 	for _, a := range windowAttempts {
-		p := windowProbe{pd: pd, port: port, gid: gid}
+		p := windowProbe{pd: pd, port: port, gid: gid, stop: d.stop}
 		moved, err := p.attempt(a.off, a.n, a.write, a.foreign, a.late)
 		p.close()
 		if err != nil {
@@ -134,6 +149,7 @@ type windowProbe struct {
 	pd      *ibv.PD
 	port    ibv.Port
 	gid     ibv.GIDEntry
+	stop    <-chan struct{} // nobody uses the device any more
 	cq      *ibv.CQ
 	mw      *ibv.MW
 	exposer [2]*ibv.QP
@@ -156,7 +172,10 @@ const (
 	probeMove
 )
 
-var errProbeTime = errors.New("no completion")
+var (
+	errProbeTime    = errors.New("no completion")
+	errProbeStopped = errors.New("the device is not used any more")
+)
 
 // attempt makes the connections and lets the peer move n bytes at an offset of
 // the window.
@@ -277,6 +296,11 @@ func (p *windowProbe) do(qp *ibv.QP, wr ibv.SendWR) (ibv.Status, error) {
 	}
 	var wcs [8]ibv.WC
 	for end := time.Now().Add(probeTime); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+		select {
+		case <-p.stop:
+			return 0, errProbeStopped
+		default:
+		}
 		n, err := p.cq.Poll(wcs[:])
 		if err != nil {
 			return 0, err

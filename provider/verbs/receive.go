@@ -56,7 +56,8 @@ func (e *Endpoint) buffer(number int) ([]byte, *ibv.MR) {
 	if e.group != nil {
 		r, number = e.group.regions[number/srqShare].Load(), number%srqShare
 	}
-	return r.mem[number*e.cfg.BufferSize:][:e.cfg.BufferSize], r.mr
+	at := number * e.cfg.BufferSize
+	return r.mem[at : at+e.cfg.BufferSize : at+e.cfg.BufferSize], r.mr
 }
 
 func (e *Endpoint) recvWR(number int) ibv.RecvWR {
@@ -97,6 +98,11 @@ func (e *Endpoint) received(wc *ibv.WC) {
 	first := !e.heard
 	e.heard = true
 	switch {
+	case wc.Opcode != ibv.WCRecv || wc.Flags&ibv.WCWithImm != 0 || a.n > e.cfg.BufferSize:
+		// An RDMA write with immediate data takes a receive too. Its length is that
+		// of what was written elsewhere, and nothing is in the buffer.
+		e.again(a)
+		e.fail(fmt.Errorf("verbs: the peer has sent immediate data: %w", syscall.ECONNRESET))
 	case e.taken > e.cfg.Buffers: // of a group: a queue of its own has no more
 		e.again(a)
 		e.lost = true // the completion queue has room for no more either
@@ -201,6 +207,7 @@ func (e *Endpoint) postAgain() {
 	e.taken -= len(e.repost)
 	e.repost = e.repost[:0]
 	if err != nil {
+		e.lost = true // of a group, which has fewer buffers now than it gave credit for
 		e.fail(lost(err))
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -86,8 +88,8 @@ var errNoDevice = errors.New("verbs: this host has no RDMA device")
 func haveDevices() bool { return len(rdmamap.GetRdmaDeviceList()) > 0 }
 
 // servedAddresses are the addresses of this host that belong to an RDMA device,
-// of the family that the unspecified address within stands for.
-func servedAddresses(within netip.Addr) (list []netip.Addr) {
+// of the families that the unspecified address within stands for.
+func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr) {
 	if !haveDevices() {
 		return nil
 	}
@@ -104,7 +106,7 @@ func servedAddresses(within netip.Addr) (list []netip.Addr) {
 			}
 			ip, _ := netip.AddrFromSlice(prefix.IP)
 			ip = ip.Unmap()
-			if within.Is4() && !ip.Is4() {
+			if within.Is4() && !ip.Is4() || v6only && ip.Is4() {
 				continue
 			}
 			if ip.IsLinkLocalUnicast() && ip.Is6() {
@@ -114,6 +116,14 @@ func servedAddresses(within netip.Addr) (list []netip.Addr) {
 		}
 	}
 	return list
+}
+
+// isPortOf says whether a network interface is on that port of its device, from 1.
+// An interface that does not say so is.
+func isPortOf(netdev string, port int) bool {
+	b, err := os.ReadFile("/sys/class/net/" + netdev + "/dev_port")
+	n, bad := strconv.Atoi(strings.TrimSpace(string(b)))
+	return err != nil || bad != nil || n+1 == port
 }
 
 // watchAddresses sends after addresses or interfaces have come or gone, until

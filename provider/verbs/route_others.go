@@ -20,7 +20,9 @@ func ServedBy(netip.Addr, Config) (device string, err error) {
 	return "", errors.New("verbs: there is no RDMA on this system")
 }
 
-func servedAddresses(netip.Addr) []netip.Addr { return nil }
+func servedAddresses(netip.Addr, bool) []netip.Addr { return nil }
+
+func isPortOf(string, int) bool { return false }
 
 func watchAddresses(ctx context.Context) (<-chan struct{}, error) {
 	changed := make(chan struct{})

@@ -89,6 +89,13 @@ func (g *recvGroup) admit(cfg Config) error {
 	return err
 }
 
+// retire: nobody joins any more.
+func (g *recvGroup) retire() {
+	g.dom.mu.Lock()
+	g.retired = true
+	g.dom.mu.Unlock()
+}
+
 // leave ends a membership. The member's queue pair has gone.
 func (g *recvGroup) leave(lost bool) {
 	g.dom.mu.Lock()

@@ -146,3 +146,34 @@ func TestFIFO(t *testing.T) {
 		}
 	}
 }
+
+// A connect request that is taken while its channel's last id goes is not adopted: the
+// channel is about to be destroyed, and there may be another.
+func TestRequestOfAnEndingChannel(t *testing.T) {
+	ending, fresh := new(ibv.EventChannel), new(ibv.EventChannel)
+	for _, h := range []*cmHub{{}, {users: 1, channel: fresh}} {
+		users := h.users
+		if l := h.adopt(new(ibv.ID), ending); l != nil || h.users != users {
+			t.Errorf("adopted, with %d users", users)
+		}
+	}
+	if h := (&cmHub{users: 1, channel: fresh}); h.adopt(new(ibv.ID), fresh) == nil || h.users != 2 {
+		t.Error("not adopted")
+	}
+}
+
+// What a connection of a group brings along fills what the arena gives for it.
+func TestShareFillsItsMemory(t *testing.T) {
+	c := Config{}.withDefaults()
+	const size = 1 << 20
+	arena := regcache.NewArena(size, size)
+	n := 0
+	for ; n <= size; n++ {
+		if _, err := arena.Get(srqShare * c.BufferSize); err != nil {
+			break
+		}
+	}
+	if want := size / (srqShare * c.BufferSize); n != want || want == 0 {
+		t.Errorf("%d shares of %d bytes in %d bytes, want %d", n, srqShare*c.BufferSize, size, want)
+	}
+}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
@@ -41,6 +42,31 @@ func TestProbe(t *testing.T) {
 	}
 	if !b.dev.useWindows(Config{ForceWindows: true}) || b.dev.useWindows(Config{ForceWindows: true, Disable: session.FeatureWindows}) {
 		t.Error("ForceWindows and Disable do not do what they say")
+	}
+}
+
+// The probe ends when nobody uses the device any more: a Close or a dial in vain
+// may be waiting for it.
+func TestProbeEndsWithTheDevice(t *testing.T) {
+	if testenv.Device() == "siw" {
+		return // never probed
+	}
+	_, b := pair(t, listen(t, Config{}), Config{})
+	port, gid, err := b.dev.loopback()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pd, err := b.dev.ctx.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pd.Close()
+	stop := make(chan struct{})
+	close(stop)
+	p := windowProbe{pd: pd, port: port, gid: gid, stop: stop}
+	defer p.close()
+	if _, err := p.attempt(0, attemptSize, false, false, false); err != errProbeStopped {
+		t.Errorf("%v, want %v", err, errProbeStopped)
 	}
 }
 
@@ -323,6 +349,44 @@ func TestPeerInvalidates(t *testing.T) {
 	b.Revoke(d)
 	if st := b.dom.cache.Stats(); st.DeregisterFailed != 0 {
 		t.Errorf("%d registrations were not removed", st.DeregisterFailed)
+	}
+}
+
+// A peer that sends immediate data takes a receive whose completion has a length of
+// the peer's choice. It loses the connection, and no byte of other buffers is
+// handed out, wherever in its region the buffer lies.
+func TestPeerSendsImmediateData(t *testing.T) {
+	if testenv.Device() == "siw" {
+		return // iWARP has none
+	}
+	nothingLeft(t)
+	l := listen(t, Config{})
+	for _, op := range []ibv.Opcode{ibv.OpWriteWithImm, ibv.OpSendWithImm} {
+		for _, last := range []bool{false, true} {
+			a, b := pair(t, l, Config{})
+			mem := make([]byte, 64<<10)
+			d := expose(t, a, b, mem, session.RemoteWrite)
+			if last {
+				for range b.cfg.Buffers - 1 {
+					say(t, a, b)
+				}
+			}
+			wr := ibv.SendWR{Opcode: op, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
+			wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(a.sendR.mem)), Length: 16, LKey: a.sendR.mr.LKey}
+			if op == ibv.OpWriteWithImm {
+				wr.SGE[0].Length = uint32(len(mem)) // eight times a buffer's
+			}
+			a.mu.Lock()
+			a.wr[0] = wr
+			a.postSend(&a.wr[0], sendRecord{}, true)
+			a.mu.Unlock()
+			if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("opcode %d, the last buffer %v: %v, want ECONNRESET", op, last, err)
+			}
+			b.Revoke(d)
+			a.Abort()
+			b.Abort()
+		}
 	}
 }
 
