@@ -149,7 +149,8 @@ func (d *Dialer) bound(ctx context.Context) (context.Context, context.CancelFunc
 	} else {
 		ctx, cancel = context.WithDeadline(ctx, deadline)
 	}
-	if cancelled := d.NetDialer.Cancel; cancelled != nil { // deprecated, but net looks at it too
+	//lint:ignore SA1019 it is deprecated, but net looks at it
+	if cancelled := d.NetDialer.Cancel; cancelled != nil {
 		go func() {
 			select {
 			case <-cancelled:

@@ -99,6 +99,7 @@ func TestDialCancelChannel(t *testing.T) {
 		<-begun
 		close(cancel)
 	}()
+	//lint:ignore SA1019 what this test is about
 	d := &Dialer{Policy: Require, NetDialer: net.Dialer{Cancel: cancel, Timeout: patience}}
 	began := time.Now()
 	_, err := d.Dial("tcp", addr)
