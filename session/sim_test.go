@@ -534,8 +534,15 @@ var errDead = errors.New("dead")
 
 var errWrongBytes = errors.New("wrong bytes")
 
-// rest lets some time pass, at times more than any other thing takes.
-func (p *party) rest(r *rand.Rand) { nap(duration(r, time.Microsecond, 20*time.Millisecond)) }
+// rest lets some time pass, at times more than any other thing takes; now and then
+// the connection idles for long enough to give back what it keeps for its writes.
+func (p *party) rest(r *rand.Rand) {
+	least, most := time.Microsecond, 20*time.Millisecond
+	if r.IntN(6) == 0 {
+		least, most = most, 3*time.Second
+	}
+	nap(duration(r, least, most))
+}
 
 // disturbs interrupts, sends urgent data and changes settings, until reading
 // and writing are over.
