@@ -31,6 +31,7 @@ type fake struct {
 	mu        sync.Mutex
 	listeners map[netip.AddrPort]*fakeAcceptor // guarded by mu
 	attempts  int                              // dials that were tried, guarded by mu
+	listened  settings                         // of the last listener, guarded by mu
 }
 
 // useFake makes f the only provider of the process for the rest of the test.
@@ -67,11 +68,12 @@ func (f *fake) addr(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(reached(ap.Addr()), ap.Port())
 }
 
-func (f *fake) listen(tcp *net.TCPListener, _ settings) (acceptor, error) {
+func (f *fake) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	a := &fakeAcceptor{f: f, addr: f.addr(tcp.Addr()), arrivals: make(chan link), closed: make(chan struct{})}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.listeners[a.addr] = a
+	f.listened = s
 	return a, nil
 }
 

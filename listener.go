@@ -114,6 +114,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 		backlog = defaultBacklog
 	}
 	settings := settle(lc.Options, lc.RDMA, lc.Policy, env, backlog)
+	settings.v6only = network == "tcp6"
 	l := &Listener{
 		tcp:     inner.(*net.TCPListener),
 		policy:  lc.Policy,

@@ -315,3 +315,26 @@ func TestPortTakenOnTheSANSide(t *testing.T) {
 		l.Close()
 	}
 }
+
+// A provider is told that a listener takes no IPv4, by TCP's own word as well as by
+// what the program asked for.
+func TestListenerOfIPv6AloneIsSaid(t *testing.T) {
+	f := useFake(t)
+	for network, alone := range map[string]bool{"tcp": false, "tcp4": false, "tcp6": true} {
+		address := "[::]:0"
+		if network == "tcp4" {
+			address = "0.0.0.0:0"
+		}
+		l, err := Listen(network, address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.listened.v6only; got != alone {
+			t.Errorf("%s: IPv6 alone: %v, want %v", network, got, alone)
+		}
+		if got := v6only(l.(*Listener).tcp); got != alone {
+			t.Errorf("%s: TCP says IPv6 alone: %v, want %v", network, got, alone)
+		}
+		l.Close()
+	}
+}

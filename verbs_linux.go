@@ -36,7 +36,7 @@ func (rdma) config(s settings) verbs.Config {
 func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
-	cfg.V6Only = v6only(tcp)
+	cfg.V6Only = s.v6only || v6only(tcp)
 	l, err := verbs.Listen(netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), cfg)
 	if err != nil {
 		return nil, err
@@ -44,7 +44,8 @@ func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	return rdmaListener{l}, nil
 }
 
-// v6only says whether a TCP listener takes no IPv4.
+// v6only says whether a hook has made a TCP listener take no IPv4. Older kernels do
+// not tell of MPTCP's sockets, which Go makes of listeners.
 func v6only(tcp *net.TCPListener) bool {
 	c, err := tcp.SyscallConn()
 	on := 0

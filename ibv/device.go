@@ -91,8 +91,9 @@ func newContext(h handle) *Context {
 	return c
 }
 
-// cmContexts are the contexts that librdmacm opened, one per device. It closes that
-// of a device that was removed with the last [ID] on it.
+// cmContexts are the contexts that librdmacm opened, one per device. It keeps them
+// open; but when it has found that a device was replaced, it closes the old one's with
+// the last [ID] on it.
 var cmContexts struct {
 	mu sync.Mutex
 	m  map[handle]*Context // guarded by mu

@@ -148,7 +148,7 @@ func (c *Conn) Close() error {
 func (c *Conn) CloseRead() error { return c.opError(opClose, c.session.CloseRead()) }
 
 // CloseWrite ends the writing direction: the peer reads EOF after what was
-// written. Later Writes fail with EPIPE. A peer that has closed in order is no error.
+// written. Later Writes fail with EPIPE. That the peer has closed is no error.
 func (c *Conn) CloseWrite() error { return c.opError(opClose, c.session.CloseWrite()) }
 
 // LocalAddr and RemoteAddr are *net.TCPAddr. The peer sees the same two, the

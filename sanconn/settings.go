@@ -5,9 +5,6 @@ import (
 	"time"
 )
 
-// defaultKeepAlive is what net uses.
-const defaultKeepAlive = 15 * time.Second
-
 // setting is the answer of a setting that has no meaning on a SAN and is
 // accepted so that code for TCP goes on working.
 func (c *Conn) setting() error {
@@ -34,31 +31,23 @@ func (c *Conn) SetReadBuffer(bytes int) error { return c.setting() }
 // SetWriteBuffer is accepted and has no effect: see Options.SendBudget.
 func (c *Conn) SetWriteBuffer(bytes int) error { return c.setting() }
 
-// SetKeepAlive switches the questions to a silent peer off, or on again at the
-// interval that they had; see Options.KeepAlive.
+// SetKeepAlive switches the questions to a silent peer off, or on at the interval
+// that they had; see Options.KeepAlive.
 func (c *Conn) SetKeepAlive(on bool) error {
-	return c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: on, Idle: -1})
+	c.session.SetKeepAlive(on)
+	return c.setting()
 }
 
 // SetKeepAlivePeriod sets the time between two such questions. Zero means the
 // default of 15 s, a negative one changes nothing.
 func (c *Conn) SetKeepAlivePeriod(d time.Duration) error {
-	return c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: d})
+	c.session.SetKeepAlivePeriod(d)
+	return c.setting()
 }
 
 // SetKeepAliveConfig does what both do. A SAN connection asks at the interval
 // of config.Idle; Interval and Count are not used.
 func (c *Conn) SetKeepAliveConfig(config net.KeepAliveConfig) error {
-	if err := c.setting(); err != nil {
-		return err
-	}
-	switch {
-	case !config.Enable:
-		c.session.SetKeepAlive(-1)
-	case config.Idle == 0:
-		c.session.SetKeepAlive(defaultKeepAlive)
-	default:
-		c.session.SetKeepAlive(max(config.Idle, 0))
-	}
-	return nil
+	c.session.SetKeepAlivePeriod(config.Idle)
+	return c.SetKeepAlive(config.Enable)
 }

@@ -3,7 +3,6 @@ package session
 import (
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -26,8 +25,8 @@ type closing struct {
 const closeWait = 200 * time.Millisecond
 
 // CloseWrite ends this direction: the peer reads io.EOF after what was
-// written. A Write that waits fails with ErrClosed. That the peer has closed in order
-// is no error.
+// written. A Write that waits fails with ErrClosed. That the peer has closed is no
+// error; that it has reset the connection is.
 func (s *Session) CloseWrite() error {
 	s.wr.set(stShut)
 	s.wr.op.Lock()
@@ -35,16 +34,18 @@ func (s *Session) CloseWrite() error {
 	if s.wr.state.Load()&stClosed != 0 {
 		return ErrClosed
 	}
-	if p := s.failure.Load(); p != nil {
-		return *p
-	}
-	err := s.ep.Err()
-	if err == nil {
+	s.rx.mu.Lock()
+	aborted := s.rx.aborted
+	s.rx.mu.Unlock()
+	switch err := s.over(); {
+	case aborted:
+		return errReset
+	case err == nil:
 		s.finish(msgShutdown)
-	} else if errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) {
-		err = nil // the peer has closed: there is nobody to be told
+	case !errors.Is(err, syscall.EPIPE): // that is a peer which has closed: nobody is to be told
+		return err
 	}
-	return err
+	return nil
 }
 
 // CloseRead: Read returns io.EOF from now on, and what has arrived or still arrives

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"syscall"
@@ -51,20 +52,34 @@ func (k *keepalive) stop() {
 	}
 }
 
-// SetKeepAlive changes Config.KeepAlive; a negative d switches keepalive off, 0 on
-// again, with the interval that it had last, or 15 s if it had none. It has no effect
-// where the provider finds dead peers by itself.
-func (s *Session) SetKeepAlive(d time.Duration) {
+// SetKeepAlive switches keepalive off, or on at the interval that it had last, or 15 s
+// if it had none. It has no effect where the provider finds dead peers by itself.
+func (s *Session) SetKeepAlive(on bool) {
 	k := &s.alive
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if d == 0 && k.on {
+	if k.on != on {
+		k.on = on
+		k.restart()
+	}
+}
+
+// SetKeepAlivePeriod changes the interval, and does not switch keepalive on. Zero: 15 s;
+// a negative one changes nothing.
+func (s *Session) SetKeepAlivePeriod(d time.Duration) {
+	if d < 0 {
 		return
 	}
-	k.on, k.unanswered = d >= 0, 0
-	if d > 0 {
-		k.every = d
-	}
+	k := &s.alive
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.every = cmp.Or(d, defaultKeepAlive)
+	k.restart()
+}
+
+// restart makes the timer follow. Called with mu held.
+func (k *keepalive) restart() {
+	k.unanswered = 0
 	if k.timer == nil || k.ended {
 		return
 	}

@@ -1022,7 +1022,8 @@ func TestKeepAliveOff(t *testing.T) {
 			t.Errorf("Read: %+v", x)
 		case <-time.After(24 * time.Hour):
 		}
-		a.SetKeepAlive(time.Second)
+		a.SetKeepAlivePeriod(time.Second)
+		a.SetKeepAlive(true)
 		wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
 	})
 }
@@ -1037,14 +1038,15 @@ func TestKeepAliveOnAgain(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
 			a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: c.configured})
 			ea.Cut()
-			a.SetKeepAlive(-1)
+			a.SetKeepAlive(false)
 			r := goRead(a, make([]byte, 1))
 			select {
 			case x := <-r:
 				t.Errorf("Read: %+v", x)
 			case <-time.After(24 * time.Hour):
 			}
-			a.SetKeepAlive(0)
+			a.SetKeepAlivePeriod(-1) // as it was
+			a.SetKeepAlive(true)
 			began := time.Now()
 			wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
 			if took := time.Since(began); took < 3*c.interval || took > 5*c.interval {

@@ -250,6 +250,8 @@ func (rx *receiver) unread() bool {
 	return rx.kept > 0 || rx.cur != nil && !(rx.cur.over && len(rx.cur.chunks) == 0)
 }
 
+var errReset = fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
+
 // streamEnd is why nothing more can be read, nil if more may come.
 func (s *Session) streamEnd() error {
 	rx := &s.rx
@@ -260,7 +262,7 @@ func (s *Session) streamEnd() error {
 	switch {
 	case pending:
 	case rx.aborted:
-		return fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
+		return errReset
 	case rx.shut:
 		return io.EOF
 	}

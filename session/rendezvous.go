@@ -417,7 +417,7 @@ type sizes struct {
 }
 
 func (q *sizes) push(n int) {
-	if q.head > 0 && q.head >= len(q.n)-q.head { // at the latest when half of it is done with
+	if q.head > 0 && 2*q.head >= len(q.n) { // half of it or more is done with
 		q.n, q.head = q.n[:copy(q.n, q.n[q.head:])], 0
 	}
 	q.n = append(q.n, n)

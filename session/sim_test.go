@@ -583,7 +583,7 @@ func (p *party) disturbs() {
 			}
 			last = got
 		case 4:
-			p.s.SetKeepAlive(duration(r, 10*time.Second, 30*time.Second))
+			p.s.SetKeepAlivePeriod(duration(r, 10*time.Second, 30*time.Second))
 		case 5:
 			p.s.Stats()
 		}
@@ -673,8 +673,6 @@ func (p *party) checkWriting() {
 	switch err := p.writeErr; {
 	case err == nil:
 		ok = true
-	case p.end == lastByte: // CloseWrite may come after the other end has closed
-		ok = !ended && errors.Is(err, syscall.EPIPE) && p.accepted.Load() == p.total
 	case p.end == orderly, p.end == closeRead:
 	case errors.Is(err, session.ErrClosed):
 		ok = ended && (p.end == earlyClose || p.end == earlyAbort)

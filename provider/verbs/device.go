@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/sanconn/san/ibv"
 )
@@ -28,8 +29,8 @@ type device struct {
 	endpoints map[*Endpoint]struct{}
 	shared    *domain // with Config.SharedDomain
 	vector    int     // of the next completion queue
+	probeAt   time.Time
 
-	probe   sync.Once
 	windows atomic.Bool // the probe has shown that they can be trusted
 }
 

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -114,19 +115,26 @@ func attach(local netip.Addr) (a attachment, err error) {
 	}
 	for num := 1; num <= a.dev.caps.Ports; num++ {
 		port, err := a.dev.ctx.Port(num)
-		if err != nil || port.State != ibv.PortActive || port.LinkLayer == ibv.LinkInfiniBand && !isPortOf(netdev, num) {
+		if err != nil || port.State != ibv.PortActive {
 			continue
 		}
 		gids, _ := a.dev.ctx.GIDs(num)
 		for _, g := range gids {
-			if port.LinkLayer == ibv.LinkInfiniBand || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("") {
+			if port.LinkLayer == ibv.LinkInfiniBand && ofInterface(g.GID, netdev) || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("") {
 				a.port, a.gid = port, g
 				return a, nil
 			}
 		}
 	}
 	a.dev.release()
-	return a, unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address", name, local))
+	return a, unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address, or with the GID of %s", name, local, netdev))
+}
+
+// ofInterface says whether an InfiniBand GID is the one that an interface has in its
+// hardware address, behind four bytes of its own (RFC 4391, section 9.1.1).
+func ofInterface(gid ibv.GID, netdev string) bool {
+	ifi, err := net.InterfaceByName(netdev)
+	return err == nil && len(ifi.HardwareAddr) == 4+len(gid) && bytes.Equal(ifi.HardwareAddr[4:], gid[:])
 }
 
 // endpoint makes the queue pair and the card for the peer.
@@ -310,6 +318,11 @@ func (l *Listener) admitExchange(conn net.Conn) {
 	}
 	e, err := l.acceptExchange(conn, theirs, remote.Addr(), refuse)
 	if err != nil {
+		l.pending.Add(-1)
+		return
+	}
+	if !stop() { // the deadline is set
+		e.Abort()
 		l.pending.Add(-1)
 		return
 	}

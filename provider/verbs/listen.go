@@ -103,7 +103,7 @@ func (l *Listener) keepUp() {
 	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
 	wait := time.Duration(0)            // for what has changed before that
 	for {
-		next := retryTime
+		retry := retryTime
 		timer := time.NewTimer(wait)
 		select {
 		case <-l.ctx.Done():
@@ -115,11 +115,12 @@ func (l *Listener) keepUp() {
 			}
 		case <-l.lost:
 		case <-timer.C:
-			next = min(max(2*wait, retryTime), rescanTime)
+			retry = min(max(2*wait, retryTime), rescanTime)
 		}
 		timer.Stop()
-		if wait = rescanTime; l.refresh() != nil {
-			wait = next
+		wait = rescanTime
+		if l.refresh() != nil {
+			wait = retry
 		}
 	}
 }

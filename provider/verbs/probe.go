@@ -28,8 +28,8 @@ type probeAnswer struct {
 	until   time.Time // when it could not be told; zero: this is definite
 }
 
-// probeAgain is when a device of which it could not be told is asked again: an
-// attempt may take seconds of its time.
+// probeAgain is when a device of which it could not be told is asked again, at the
+// earliest: by the next connection after that.
 const probeAgain = time.Minute
 
 // useWindows says whether a new endpoint uses memory windows.
@@ -42,7 +42,16 @@ func (d *device) useWindows(cfg Config) bool {
 	case d.iwarp():
 		return false // queue pairs that the probe needs connect by TCP there
 	}
-	d.probe.Do(func() { d.waiters.Go(d.probeWindows) })
+	d.mu.Lock()
+	now := time.Now()
+	due := !now.Before(d.probeAt)
+	if due {
+		d.probeAt = now.Add(probeAgain) // longer than a probe may take
+	}
+	d.mu.Unlock()
+	if due {
+		d.waiters.Go(d.probeWindows)
+	}
 	return d.windows.Load()
 }
 
@@ -93,8 +102,10 @@ var windowAttempts = []struct {
 
 const (
 	attemptSize = 256
-	// probeTime bounds each step of the probe.
-	probeTime = 2 * time.Second
+	// probeTime bounds each step of the probe, probeUnused each while nobody uses the
+	// device any more: it is waited for then. Devices that are well take microseconds.
+	probeTime   = 2 * time.Second
+	probeUnused = 100 * time.Millisecond
 )
 
 // tryWindows names attempts that did not end as they should, up to so many. An
@@ -295,12 +306,8 @@ func (p *windowProbe) do(qp *ibv.QP, wr ibv.SendWR) (ibv.Status, error) {
 		return 0, err
 	}
 	var wcs [8]ibv.WC
-	for end := time.Now().Add(probeTime); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
-		select {
-		case <-p.stop:
-			return 0, errProbeStopped
-		default:
-		}
+	began := time.Now()
+	for time.Since(began) < probeTime {
 		n, err := p.cq.Poll(wcs[:])
 		if err != nil {
 			return 0, err
@@ -310,6 +317,14 @@ func (p *windowProbe) do(qp *ibv.QP, wr ibv.SendWR) (ibv.Status, error) {
 				return wc.Status, nil
 			}
 		}
+		select {
+		case <-p.stop:
+			if time.Since(began) > probeUnused {
+				return 0, errProbeStopped
+			}
+		default:
+		}
+		time.Sleep(50 * time.Microsecond)
 	}
 	return 0, errProbeTime
 }

@@ -102,7 +102,7 @@ func (e *Endpoint) received(wc *ibv.WC) {
 		// An RDMA write with immediate data takes a receive too. Its length is that
 		// of what was written elsewhere, and nothing is in the buffer.
 		e.again(a)
-		e.fail(fmt.Errorf("verbs: the peer has sent immediate data: %w", syscall.ECONNRESET))
+		e.fail(fmt.Errorf("verbs: the peer has sent what is no message (opcode %d, %d bytes): %w", wc.Opcode, a.n, syscall.ECONNRESET))
 	case e.taken > e.cfg.Buffers: // of a group: a queue of its own has no more
 		e.again(a)
 		e.lost = true // the completion queue has room for no more either

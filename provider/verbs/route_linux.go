@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -116,14 +114,6 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr) {
 		}
 	}
 	return list
-}
-
-// isPortOf says whether a network interface is on that port of its device, from 1.
-// An interface that does not say so is.
-func isPortOf(netdev string, port int) bool {
-	b, err := os.ReadFile("/sys/class/net/" + netdev + "/dev_port")
-	n, bad := strconv.Atoi(strings.TrimSpace(string(b)))
-	return err != nil || bad != nil || n+1 == port
 }
 
 // watchAddresses sends after addresses or interfaces have come or gone, until

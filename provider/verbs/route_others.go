@@ -22,8 +22,6 @@ func ServedBy(netip.Addr, Config) (device string, err error) {
 
 func servedAddresses(netip.Addr, bool) []netip.Addr { return nil }
 
-func isPortOf(string, int) bool { return false }
-
 func watchAddresses(ctx context.Context) (<-chan struct{}, error) {
 	changed := make(chan struct{})
 	context.AfterFunc(ctx, func() { close(changed) })

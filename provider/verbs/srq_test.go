@@ -171,6 +171,22 @@ func TestSharedQueueFrom(t *testing.T) {
 	}
 }
 
+// Nobody joins a group whose queue has failed, though it has room.
+func TestFailedGroupTakesNobody(t *testing.T) {
+	nothingLeft(t)
+	cfg := Config{SharedDomain: true, SRQFrom: 1}
+	l := listen(t, cfg)
+	a, _ := pair(t, l, cfg)
+	b, _ := pair(t, l, cfg)
+	if a.group == nil || a.group != b.group {
+		t.Fatal("they have no group in common")
+	}
+	a.group.retire()
+	if c, d := pair(t, l, cfg); c.group == a.group || d.group == a.group {
+		t.Error("it takes one more")
+	}
+}
+
 // More than one group, each at its full depth with all credits in use at once.
 func TestSharedQueuesInFullUse(t *testing.T) {
 	nothingLeft(t)

@@ -45,8 +45,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// The probe ends when nobody uses the device any more: a Close or a dial in vain
-// may be waiting for it.
+// The probe of a device that does not answer ends when nobody uses it any more: a
+// Close or a dial in vain may be waiting for it.
 func TestProbeEndsWithTheDevice(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return // never probed
@@ -61,12 +61,25 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pd.Close()
-	stop := make(chan struct{})
-	close(stop)
-	p := windowProbe{pd: pd, port: port, gid: gid, stop: stop}
-	defer p.close()
-	if _, err := p.attempt(0, attemptSize, false, false, false); err != errProbeStopped {
-		t.Errorf("%v, want %v", err, errProbeStopped)
+	for _, stopped := range []bool{false, true} {
+		stop := make(chan struct{})
+		if stopped {
+			close(stop)
+		}
+		p := windowProbe{pd: pd, port: port, gid: gid, stop: stop}
+		if err := p.open(); err != nil {
+			t.Fatal(err)
+		}
+		// Who does not answer; the reader's retries take longer than probeUnused.
+		if err := p.exposer[0].Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState); err != nil {
+			t.Fatal(err)
+		}
+		wr := ibv.SendWR{ID: probeMove, Opcode: ibv.OpRead, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(addressOf(p.memory.mem))}
+		wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(p.memory.mem)), Length: 8, LKey: p.memory.mr.LKey}
+		if _, err := p.do(p.reader[0], wr); (err == errProbeStopped) != stopped {
+			t.Errorf("nobody uses the device: %v; %v", stopped, err)
+		}
+		p.close()
 	}
 }
 
