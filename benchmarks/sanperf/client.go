@@ -146,7 +146,7 @@ func (m measurement) measure(ctx context.Context) (*result, error) {
 	}
 	defer control.Close()
 	defer context.AfterFunc(ctx, func() { control.Close() })()
-	in, out := json.NewDecoder(control), json.NewEncoder(control)
+	in, out := json.NewDecoder(io.LimitReader(control, maxControl)), json.NewEncoder(control)
 	control.SetDeadline(time.Now().Add(setupTime))
 
 	if err := out.Encode(m.spec); err != nil {

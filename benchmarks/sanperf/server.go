@@ -18,6 +18,12 @@ import (
 // setupTime bounds each step of setting a measurement up.
 const setupTime = 10 * time.Second
 
+// acceptPause is the wait after accept has failed.
+const acceptPause = 100 * time.Millisecond
+
+// maxControl is more than the control connection of a measurement brings either way.
+const maxControl = 1 << 20
+
 // runServer is the command "server".
 func runServer(ctx context.Context, std stdio, args []string) error {
 	fs := newFlagSet(std, "server")
@@ -98,11 +104,21 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	defer handlers.Wait()
 	for {
 		c, err := l.Accept()
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				c.Close()
 			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
 			return err
+		case err != nil: // for want of descriptors, most likely: those who are being served go on
+			s.log("accept: %v", err)
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
 		}
 		handlers.Go(func() {
 			if err := s.handle(ctx, c); err != nil && ctx.Err() == nil {
@@ -152,7 +168,7 @@ func (s *server) join(t token, c net.Conn) bool {
 
 // control runs the server's side of one measurement.
 func (s *server) control(ctx context.Context, c net.Conn) error {
-	in, out := json.NewDecoder(c), json.NewEncoder(c)
+	in, out := json.NewDecoder(io.LimitReader(c, maxControl)), json.NewEncoder(c)
 	c.SetDeadline(time.Now().Add(setupTime))
 	var asked spec
 	if err := in.Decode(&asked); err != nil {

@@ -9,6 +9,7 @@ import (
 const (
 	maxSize    = 1 << 28 // of one message; a stream holds one in memory at each end
 	maxStreams = 4096
+	maxMemory  = 4 << 30 // of all streams' messages and reads
 	maxTime    = 24 * time.Hour
 )
 
@@ -68,6 +69,9 @@ func (s spec) check() error {
 	}
 	if s.Streams < 1 || s.Streams > maxStreams {
 		return fmt.Errorf("%d streams are outside 1 to %d", s.Streams, maxStreams)
+	}
+	if each := int64(s.Size) + int64(s.Read); each*int64(s.Streams) > maxMemory {
+		return fmt.Errorf("%d streams with %d bytes each take more than %d bytes", s.Streams, each, int64(maxMemory))
 	}
 	if !(s.Warmup >= 0) || !(s.Time > 0) || s.Warmup+s.Time > 2*maxTime.Seconds() {
 		return fmt.Errorf("times of %v and %v seconds cannot be run", s.Warmup, s.Time)

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -238,5 +241,54 @@ func TestDigits(t *testing.T) {
 		if got := digits(x); got != want {
 			t.Errorf("%v is %q; want %q", x, got, want)
 		}
+	}
+}
+
+func TestSpecBoundsMemory(t *testing.T) {
+	s := spec{Mode: modeSend, Size: maxSize, Read: 1, Streams: 1, Time: 1}
+	if err := s.check(); err != nil {
+		t.Error(err)
+	}
+	s.Streams = maxMemory / maxSize
+	if err := s.check(); err == nil {
+		t.Error("a measurement of more than the bound is not refused")
+	}
+}
+
+// outOfDescriptors is a listener that fails once.
+type outOfDescriptors struct {
+	net.Listener
+	accepts chan int
+	n       int
+}
+
+func (l *outOfDescriptors) Accept() (net.Conn, error) {
+	l.n++
+	l.accepts <- l.n
+	if l.n == 1 {
+		return nil, syscall.EMFILE
+	}
+	return l.Listener.Accept()
+}
+
+func TestServerSurvivesAFailedAccept(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &outOfDescriptors{Listener: inner, accepts: make(chan int, 9)}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- (&server{log: t.Logf}).serve(ctx, l) }()
+	for want := 1; want <= 2; want++ {
+		select {
+		case <-l.accepts:
+		case err := <-served:
+			t.Fatalf("serve ended: %v", err)
+		}
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }

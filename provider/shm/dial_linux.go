@@ -62,13 +62,20 @@ func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (sessi
 				return e, nil
 			}
 		}
-		if !errors.Is(err, errLinkGone) || try == linkTries || ctx.Err() != nil {
+		// Whoever asked for the link first may have had less patience.
+		again := errors.Is(err, errLinkGone) || l == nil && isTimeout(err)
+		if !again || try == linkTries || ctx.Err() != nil {
 			if errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(*session.Unavailable)) {
 				return nil, err
 			}
 			return nil, unavailable(err)
 		}
 	}
+}
+
+func isTimeout(err error) bool {
+	why := new(session.Unavailable)
+	return errors.As(err, &why) && why.Reason == session.ReasonTimeout
 }
 
 func unmap(ap netip.AddrPort) netip.AddrPort {

@@ -2,6 +2,7 @@ package shm
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"math/rand"
 	"net"
@@ -146,6 +147,7 @@ func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
 		{"too small", memfd(t, right-pageSize, segmentSeals, 0), firstSlots},
 		{"too large", memfd(t, right+pageSize, segmentSeals, 0), firstSlots},
 		{"empty", memfd(t, 0, segmentSeals, 0), firstSlots},
+		{"fewer slots than are due", memfd(t, segmentSize(1), segmentSeals, 0), 1},
 		{"no slots", memfd(t, segmentSize(0), segmentSeals, 0), 0},
 		{"too many slots", memfd(t, segmentSize(mostSlots+1), segmentSeals, 0), mostSlots + 1},
 		{"endless slots", memfd(t, right, segmentSeals, 0), 1<<32 - 1},
@@ -199,7 +201,7 @@ func TestGarbageOnTheRendezvousEndsItsSenderOnly(t *testing.T) {
 		{"the last slot of all", true, (&message{kind: msgConnect, number: 1<<32 - 1}).encode(), nil},
 		{"an acceptor's message", true, (&message{kind: msgResult}).encode(), nil},
 		{"an unknown message", true, (&message{kind: 200}).encode(), nil},
-		{"more descriptors than a message has", true, (&message{kind: msgSegment, number: 1}).encode(), []int{pipe[0], pipe[1], pipe[0], pipe[1]}},
+		{"more descriptors than a message has", true, (&message{kind: msgConnect, number: firstSlots}).encode(), []int{pipe[0], pipe[1], pipe[0], pipe[1]}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := visit(t, l)
@@ -521,13 +523,8 @@ func TestBellThatFoundTheQueueFullIsNotLost(t *testing.T) {
 		t.Fatal("the peer is not asleep")
 	}
 	// No message for it. The next one is about something else.
-	m, fd, err := newSegment(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.unmap()
-	defer unix.Close(fd)
-	if err := e.link.post(t.Context(), &message{kind: msgSegment, number: 1}, fd); err != nil {
+	e.link.segment <- struct{}{}
+	if err := e.link.offer(t.Context(), firstSlots); err != nil {
 		t.Fatal(err)
 	}
 	if !b.in.sleep() {
@@ -608,5 +605,135 @@ func TestRandomCorruptionDoesNoHarm(t *testing.T) {
 		}
 		a.Close()
 		b.Close()
+	}
+}
+
+// A process that has no room for a link's next segment for a moment, or no descriptor,
+// ends the dial that needed it, and nothing else.
+func TestSegmentThatCannotBeTaken(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	var all [][2]session.Endpoint
+	defer func() {
+		for _, c := range all {
+			c[0].Close()
+			c[1].Close()
+		}
+	}()
+	connect := func() error {
+		bound := bind(t, "127.0.0.1")
+		a, err := Dial(t.Context(), bound, tcp.Addr().(*net.TCPAddr), Config{})
+		if err != nil {
+			unix.Close(bound)
+			return err
+		}
+		b, _, _, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, [2]session.Endpoint{a, b})
+		return nil
+	}
+	for range firstSlots {
+		if err := connect(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The dialing end can map the next segment, the accepting one cannot.
+	most := mappedMost - mapped.Load() - int64(segmentSize(nextSegment(firstSlots)))
+	mapped.Add(most)
+	err := connect()
+	mapped.Add(-most)
+	why := new(session.Unavailable)
+	if !errors.As(err, &why) || why.Reason != session.ReasonResources {
+		t.Errorf("the dial: %v, want %v", err, session.ReasonResources)
+	}
+	if err := connect(); err != nil {
+		t.Errorf("the next dial: %v", err)
+	}
+	if len(all) != firstSlots+1 {
+		t.Fatalf("%d connections", len(all))
+	}
+	for i, c := range all {
+		if c[0].Reserve(8, 8, false) == nil {
+			t.Fatalf("connection %d takes nothing: %v", i, c[0].Err())
+		}
+		c[0].Commit(8)
+		var ev session.Event
+		if !c[1].Poll(&ev) || len(ev.Msg) != 8 {
+			t.Fatalf("connection %d brings nothing: %v", i, c[1].Err())
+		}
+		c[1].Drop()
+	}
+}
+
+func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	s := visit(t, l)
+	s.hello()
+	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	for _, c := range []struct {
+		fds  []int // more than a message has: the kernel closes the rest, as where there is no descriptor left
+		code uint8
+	}{{[]int{right, right, right}, codeResources}, {[]int{right}, codeOK}} {
+		s.send((&message{kind: msgSegment, number: firstSlots}).encode(), c.fds...)
+		var m message
+		fds, err := receive(s.conn, &m)
+		closeAll(fds)
+		if err != nil || m.kind != msgMapped || m.code != c.code {
+			t.Fatalf("%d descriptors: %+v, %v, want code %d", len(c.fds), m, err, c.code)
+		}
+	}
+	stillServes(t, tcp, l)
+}
+
+// What a peer's unread small messages made this process remember is given back.
+func TestMemoryOfKeptMessagesIsGivenBack(t *testing.T) {
+	a, b := pair(t, Config{})
+	var ev session.Event
+	kept := 0
+	for ; kept < 50_000; kept++ {
+		if a.Reserve(1, 1, false) == nil {
+			t.Fatalf("no room after %d messages", kept)
+		}
+		a.Commit(1)
+		if !b.Poll(&ev) {
+			t.Fatal("nothing came")
+		}
+		b.Keep()
+	}
+	for range kept {
+		b.Release()
+	}
+	if n := len(b.Endpoint.(*endpoint).recv.kept); n > keptIdle {
+		t.Errorf("there is room for %d records", n)
+	}
+	// It goes on.
+	a.Reserve(1, 1, false)
+	a.Commit(1)
+	if !b.Poll(&ev) {
+		t.Fatal("nothing came")
+	}
+	b.Keep()
+	if len(b.Front()) != 1 {
+		t.Error("another message")
+	}
+	b.Release()
+}
+
+// Memory of another user's process is not read, whatever the kernel allows us: the
+// process chooses its nonce, and which of its pages answer.
+func TestOtherUsersMemoryIsNotRead(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		t.Run(fmt.Sprintf("another user's %v", other), func(t *testing.T) {
+			distrust = other
+			defer func() { distrust = false }()
+			a, _ := pair(t, Config{Threshold: 128 << 10})
+			e := a.Endpoint.(*endpoint)
+			if can := e.Limits().CanRead; can != (!other && e.link.probeRead()) {
+				t.Errorf("it reads: %v; it could: %v", can, e.link.probeRead())
+			}
+		})
 	}
 }

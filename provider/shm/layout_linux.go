@@ -12,7 +12,7 @@ import (
 //
 //	bell        2 × bellSize        (used in segment 0 only)
 //	control     slots × controlSize
-//	rings       slots × 2 × ringSize
+//	rings       slots × 2 × ringSize, from a multiple of ringAlign on
 //
 // Direction 0 is from the dialing process to the accepting one. Words that
 // different sides write lie on cache lines of their own, two apart, because
@@ -24,7 +24,7 @@ const (
 
 	controlSize = 3 * pageSize // of which idle connections touch one
 	bellSize    = 2 * pageSize
-	slotSize    = controlSize + 2*ringSize
+	ringAlign   = 64 << 10 // the largest page of Linux: a ring's pages are given back alone
 
 	firstSlots = 16    // of a link's first segment; each further one has twice as many
 	mostSlots  = 256   // of one segment
@@ -121,6 +121,23 @@ const (
 	messageMax = 64 << 10
 )
 
+// ringsAt is where a segment's rings begin.
+func ringsAt(slots int) int {
+	return (2*bellSize + slots*controlSize + ringAlign - 1) &^ (ringAlign - 1)
+}
+
+func segmentSize(slots int) int { return ringsAt(slots) + slots*2*ringSize }
+
+// nextSegment is how many slots a link's next segment has, by how many it has; 0: it
+// gets no more. Both ends hold to it: a peer that sent smaller ones could have this
+// process map more of them than the kernel lets it (vm.max_map_count).
+func nextSegment(have int) int {
+	if have == 0 {
+		return firstSlots
+	}
+	return min(have, mostSlots, linkSlots-have)
+}
+
 func align8(n int) int { return (n + 7) &^ 7 }
 
 // The three functions below are the only places where mapped memory turns into
@@ -136,7 +153,7 @@ func (m mapping) control(i int) *slotControl {
 }
 
 func (m mapping) ring(i, dir int) *[ringSize]byte {
-	return (*[ringSize]byte)(m.mem[2*bellSize+m.slots*controlSize+(2*i+dir)*ringSize:])
+	return (*[ringSize]byte)(m.mem[ringsAt(m.slots)+(2*i+dir)*ringSize:])
 }
 
 // header reads a record's header once: the peer may change it at any time.

@@ -57,7 +57,7 @@ type link struct {
 	accept acceptFunc
 
 	slots   atomic.Pointer[[]*slot] // grows by copying
-	segment chan struct{}           // held by who makes a new segment
+	segment chan struct{}           // held by who offers a new segment, until it is answered
 	gone    chan struct{}           // closed when the link is dead
 	work    sync.WaitGroup          // goroutines
 
@@ -66,9 +66,11 @@ type link struct {
 	live     int     // endpoints of this end, and connects under way
 	free     []*slot // dialing end: slots that nobody uses
 	pending  map[uint32]chan uint8
-	dead     bool   // no new connections; gone is closed
-	torn     bool   // dismantle runs or ran
-	after    func() // for release to call
+	offered  mapping    // dialing end: a segment that the peer has not answered for
+	said     chan uint8 // … and who waits for the answer; nil: none
+	dead     bool       // no new connections; gone is closed
+	torn     bool       // dismantle runs or ran
+	after    func()     // for release to call
 	released bool
 	idle     int // ticks without a connection
 	timer    *time.Timer
@@ -250,7 +252,8 @@ func (l *link) takePeer(m *message, fds []int) {
 		l.eventOut, fds = fds[0], fds[1:]
 	}
 	closeAll(fds)
-	l.canRead = l.probeRead()
+	// A process of another user chooses what its nonce is and which pages answer.
+	l.canRead = l.trusted() && l.probeRead()
 }
 
 func (l *link) start() error {
@@ -311,10 +314,7 @@ func (l *link) act(m *message, fds []int, cut error) error {
 	switch {
 	case m.kind == msgBell:
 	case m.kind == msgSegment && l.side == 1:
-		if cut != nil || len(fds) != 1 {
-			return errors.New("a segment without its descriptor")
-		}
-		return l.mapSegment(fds[0], m.number)
+		return l.takeSegment(m, fds, cut)
 	case m.kind == msgConnect && l.side == 1:
 		slots := *l.slots.Load()
 		if int64(m.number) >= int64(len(slots)) || slots[m.number].ep.Load() != nil {
@@ -324,17 +324,26 @@ func (l *link) act(m *message, fds []int, cut error) error {
 		if cut == nil {
 			code = l.accept(l, slots[m.number], m, fds)
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), helloTimeout)
-		defer cancel()
-		return l.post(ctx, &message{kind: msgResult, number: m.number, code: code})
+		return l.reply(&message{kind: msgResult, number: m.number, code: code})
 	case m.kind == msgResult && l.side == 0:
 		if !l.answered(m.number, m.code) {
 			return errors.New("an answer without a question")
+		}
+	case m.kind == msgMapped && l.side == 0:
+		if !l.mapped(m.code) {
+			return errors.New("an answer about no segment")
 		}
 	default:
 		return fmt.Errorf("message %d", m.kind)
 	}
 	return nil
+}
+
+// reply posts an answer. A peer that does not take it in time breaks the link.
+func (l *link) reply(m *message) error {
+	ctx, cancel := context.WithTimeout(context.Background(), helloTimeout)
+	defer cancel()
+	return l.post(ctx, m)
 }
 
 // post sends a message without holding the socket: where its queue is full it
@@ -596,7 +605,7 @@ func (l *link) release() {
 	if l.eventOut >= 0 {
 		unix.Close(l.eventOut)
 	}
-	for _, m := range l.maps {
+	for _, m := range append(l.maps, l.offered) {
 		m.unmap()
 	}
 	l.mu.Lock()

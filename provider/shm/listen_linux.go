@@ -242,6 +242,9 @@ func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
 	if err != nil || netns(fds[0]) != l.netns || !l.reaches(m.addr, remote) {
 		return codeAddress
 	}
+	if l.netns == 0 && remote.Port() < 1024 {
+		return codeAddress // a kernel that does not tell namespaces apart: it may be root of one of its own
+	}
 	e := newEndpoint(k, s, -1)
 	l.mu.Lock()
 	defer l.mu.Unlock() // so that Close finds it

@@ -236,9 +236,16 @@ func (e *endpoint) Release() {
 		r.copies--
 	}
 	r.first = (r.first + 1) & (len(r.kept) - 1)
-	r.count--
+	if r.count--; r.count == 0 && len(r.kept) > keptIdle {
+		r.kept, r.first = nil, 0
+	}
 	e.consumed()
 }
+
+// keptIdle is the most records that the queue of what was kept has room for while it
+// is empty: a writer of small messages that are not read for a while makes it grow to
+// two and a half times the ring.
+const keptIdle = 1 << 10
 
 // consumed moves the head up to the oldest record that is still in use: the
 // kept ones, then those that Poll has not seen.

@@ -14,8 +14,6 @@ type mapping struct {
 	slots int
 }
 
-func segmentSize(slots int) int { return 2*bellSize + slots*slotSize }
-
 // segmentSeals keep the other side from taking pages away under a mapping
 // (which would be SIGBUS) and from sealing the segment against writing later.
 const segmentSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL

@@ -328,8 +328,7 @@ func (s *sender) shrink(e *endpoint) (again bool) {
 		return true
 	}
 	empty := s.control.tail.Load() == tail
-	if empty {
-		_ = unix.Madvise(s.ring[:], unix.MADV_REMOVE)
+	if empty && unix.Madvise(s.ring[:], unix.MADV_REMOVE) == nil {
 		s.release()
 	}
 	s.grab.Store(grabNobody)

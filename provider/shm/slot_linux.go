@@ -46,7 +46,7 @@ func (l *link) addSegment(m mapping) {
 
 // mapSegment takes a segment from the peer.
 func (l *link) mapSegment(fd int, slots uint32) error {
-	if slots == 0 || slots > mostSlots || len(*l.slots.Load())+int(slots) > linkSlots {
+	if slots == 0 || int64(slots) != int64(nextSegment(len(*l.slots.Load()))) {
 		return fmt.Errorf("%w: %d slots", errSegment, slots)
 	}
 	if err := checkSegment(fd, int(slots)); err != nil {
@@ -199,11 +199,12 @@ func (l *link) take(ctx context.Context) (*slot, error) {
 	}
 }
 
-// extend adds a segment. One caller does so at a time.
+// extend adds a segment. One caller does so at a time, until the peer has answered.
 func (l *link) extend(ctx context.Context) error {
 	select {
 	case l.segment <- struct{}{}:
-		defer func() { <-l.segment }()
+	case <-l.gone:
+		return errLinkGone
 	case <-ctx.Done():
 		return unavailable(ctx.Err())
 	}
@@ -211,23 +212,83 @@ func (l *link) extend(ctx context.Context) error {
 	enough, have := len(l.free) > 0, len(*l.slots.Load())
 	l.mu.Unlock()
 	if enough {
+		<-l.segment
 		return nil
 	}
-	slots := min(have, mostSlots, linkSlots-have)
+	slots := nextSegment(have)
 	if slots == 0 {
+		<-l.segment
 		return &session.Unavailable{Reason: session.ReasonResources, Err: fmt.Errorf("shm: %d connections on one link", have)}
 	}
+	return l.offer(ctx, slots)
+}
+
+// offer sends a segment and waits for the peer's word. The caller holds l.segment,
+// which mapped lets go of.
+func (l *link) offer(ctx context.Context, slots int) error {
 	m, fd, err := newSegment(slots)
 	if err != nil {
+		<-l.segment
 		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
 	}
 	defer unix.Close(fd)
+	said := make(chan uint8, 1)
+	l.mu.Lock()
+	l.offered, l.said = m, said
+	l.mu.Unlock()
 	if err := l.post(ctx, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
-		m.unmap()
+		l.mapped(codeResources) // it was never asked
 		return unavailable(err)
 	}
-	l.addSegment(m)
-	return nil
+	select {
+	case code := <-said:
+		if code != codeOK {
+			return codeError(code)
+		}
+		return nil
+	case <-l.gone:
+		return errLinkGone
+	case <-ctx.Done():
+		return unavailable(ctx.Err()) // the answer is taken when it comes
+	}
+}
+
+// mapped takes the peer's word about the segment that it was offered; false: none was.
+func (l *link) mapped(code uint8) bool {
+	l.mu.Lock()
+	m, said := l.offered, l.said
+	l.offered, l.said = mapping{}, nil
+	l.mu.Unlock()
+	if said == nil {
+		return false
+	}
+	if code == codeOK {
+		l.addSegment(m)
+	} else {
+		m.unmap()
+	}
+	said <- code // has room
+	<-l.segment
+	return true
+}
+
+// takeSegment maps what the peer offers and says so. That this process has no
+// descriptor or no room for it is no fault of the connections that there are.
+func (l *link) takeSegment(m *message, fds []int, cut error) error {
+	if cut == nil && len(fds) != 1 {
+		return errors.New("a segment without its descriptor")
+	}
+	code := uint8(codeResources)
+	if cut == nil {
+		err := l.mapSegment(fds[0], m.number)
+		if errors.Is(err, errSegment) {
+			return err
+		}
+		if err == nil {
+			code = codeOK
+		}
+	}
+	return l.reply(&message{kind: msgMapped, code: code})
 }
 
 // reset prepares a slot for its next connection, and gives the pages of rings

@@ -34,7 +34,7 @@ const (
 
 	// version changes with the layout and with the messages. It is part of
 	// the rendezvous name too, so that different versions do not meet.
-	version = 1
+	version = 2
 )
 
 const (
@@ -44,9 +44,10 @@ const (
 	msgConnect            // dialer: number of the slot, dialed address; its TCP socket
 	msgResult             // acceptor: number of the slot, code
 	msgBell               // either: look at the bell
+	msgMapped             // acceptor: code, for the last segment
 )
 
-// Codes of msgWelcome and msgResult.
+// Codes of msgWelcome, msgResult and msgMapped.
 const (
 	codeOK = iota
 	codeVersion

@@ -517,8 +517,8 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 	}
 	round(0)
-	goroutines := runtime.NumGoroutine()
 	nothingLeft(t)
+	goroutines := runtime.NumGoroutine()
 	for i := range 12 {
 		round(i)
 	}

@@ -86,6 +86,7 @@ func (l *Listener) follow() error {
 	if l.cfg.WithoutCM {
 		return l.serveExchange()
 	}
+	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
 	err := l.refresh()
 	if len(l.Addrs()) == 0 {
 		if err == nil {
@@ -93,21 +94,27 @@ func (l *Listener) follow() error {
 		}
 		return err
 	}
-	l.work.Go(l.keepUp)
+	l.work.Go(func() { l.keepUp(changed, err != nil) })
 	return nil
 }
 
 // keepUp calls refresh when something has changed, and now and then, until the
-// listener ends.
-func (l *Listener) keepUp() {
-	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
-	wait := time.Duration(0)            // for what has changed before that
+// listener ends. missing: an address is not listened on that should be.
+func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
+	wait := rescanTime
+	if missing {
+		wait = retryTime
+	}
 	for {
 		retry := retryTime
 		timer := time.NewTimer(wait)
 		select {
 		case <-l.ctx.Done():
 			timer.Stop()
+			if changed != nil {
+				for range changed { // until watchAddresses has ended
+				}
+			}
 			return
 		case _, ok := <-changed:
 			if !ok {
@@ -115,7 +122,7 @@ func (l *Listener) keepUp() {
 			}
 		case <-l.lost:
 		case <-timer.C:
-			retry = min(max(2*wait, retryTime), rescanTime)
+			retry = min(2*wait, rescanTime)
 		}
 		timer.Stop()
 		wait = rescanTime
