@@ -62,20 +62,17 @@ func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (sessi
 				return e, nil
 			}
 		}
-		// Whoever asked for the link first may have had less patience.
-		again := errors.Is(err, errLinkGone) || l == nil && isTimeout(err)
-		if !again || try == linkTries || ctx.Err() != nil {
+		if l == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)) && ctx.Err() == nil {
+			try-- // who asked for the link first had less patience
+			continue
+		}
+		if !errors.Is(err, errLinkGone) || try == linkTries || ctx.Err() != nil {
 			if errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(*session.Unavailable)) {
 				return nil, err
 			}
 			return nil, unavailable(err)
 		}
 	}
-}
-
-func isTimeout(err error) bool {
-	why := new(session.Unavailable)
-	return errors.As(err, &why) && why.Reason == session.ReasonTimeout
 }
 
 func unmap(ap netip.AddrPort) netip.AddrPort {
@@ -115,8 +112,8 @@ func (e *linkEntry) ended() bool {
 	}
 }
 
-// get gives the link to a listener, made if need be. Making it is bounded and
-// does not depend on any one dialer's ctx.
+// get gives the link to a listener, made if need be. Making it is bounded by
+// cfg.Timeout of who asked first, and does not depend on any one dialer's ctx.
 func (c *linkCache) get(ctx context.Context, o owner, cfg Config) (*link, error) {
 	key := linkKey{owner: o, disable: cfg.Disable, threshold: cfg.Threshold, ringMax: cfg.RingMax}
 	c.mu.Lock()

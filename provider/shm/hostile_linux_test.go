@@ -1,11 +1,13 @@
 package shm
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -395,6 +397,10 @@ func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
 			send(c, &message{kind: msgResult, number: 5})
 			silent(c)
 		}), session.ReasonNoListener},
+		{"answers about no segment", welcome(message{kind: msgWelcome, version: version}, func(c *net.UnixConn) {
+			send(c, &message{kind: msgMapped})
+			silent(c)
+		}), session.ReasonNoListener},
 		{"refuses for an unknown reason", welcome(message{kind: msgWelcome, version: version}, func(c *net.UnixConn) {
 			var m message
 			fds, _ := receive(c, &m)
@@ -735,5 +741,76 @@ func TestOtherUsersMemoryIsNotRead(t *testing.T) {
 				t.Errorf("it reads: %v; it could: %v", can, e.link.probeRead())
 			}
 		})
+	}
+}
+
+// A link that ends while a dial offers it a segment: nobody unmaps that twice, and the
+// dial knows that another link may do.
+func TestLinkThatEndsDuringAnOffer(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	for i := range 100 {
+		a, err := dial(tcp.Addr(), Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _, _, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		near, far := a.(*endpoint).link, b.(*endpoint).link
+		near.mu.Lock()
+		near.free = nil
+		near.mu.Unlock()
+		failed := make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			e, err := near.connect(ctx, -1, netip.AddrPort{})
+			if err == nil {
+				e.Close()
+			}
+			failed <- err
+		}()
+		a.Abort()
+		b.Abort()
+		for range i * 20 {
+			runtime.Gosched()
+		}
+		far.conn.Close()
+		// It was there in time, and refused a dial without an address; or it was not.
+		if err := <-failed; err == nil || !errors.Is(err, errLinkGone) && err.Error() != codeError(codeAddress).Error() {
+			t.Errorf("the dial: %v", err)
+		}
+		near.retire()
+	}
+}
+
+// A dial that has time goes on where one that had less had asked for the link first.
+func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
+	leaks(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	squat(t, tcp, func(c *net.UnixConn) { io.Copy(io.Discard, c) })
+	const little, much = 50 * time.Millisecond, 500 * time.Millisecond
+	impatient := make(chan error, 1)
+	go func() {
+		_, err := dial(tcp.Addr(), Config{Timeout: little})
+		impatient <- err
+	}()
+	time.Sleep(little / 5) // in whichever order they come, this one has its time
+	began := time.Now()
+	_, err = dial(tcp.Addr(), Config{Timeout: much})
+	if took := time.Since(began); took < much*9/10 {
+		t.Errorf("%v after %v, with %v of time", err, took, much)
+	}
+	for _, err := range []error{err, <-impatient} {
+		var u *session.Unavailable
+		if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
+			t.Errorf("%v, want %v", err, session.ReasonTimeout)
+		}
 	}
 }

@@ -26,7 +26,7 @@ const (
 	bellSize    = 2 * pageSize
 	ringAlign   = 64 << 10 // the largest page of Linux: a ring's pages are given back alone
 
-	firstSlots = 16    // of a link's first segment; each further one has twice as many
+	firstSlots = 16    // of a link's first segment; each further one doubles what there is
 	mostSlots  = 256   // of one segment
 	linkSlots  = 16384 // of a link: what the bell's bitmap holds
 

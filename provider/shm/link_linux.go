@@ -330,7 +330,7 @@ func (l *link) act(m *message, fds []int, cut error) error {
 			return errors.New("an answer without a question")
 		}
 	case m.kind == msgMapped && l.side == 0:
-		if !l.mapped(m.code) {
+		if !l.mapped(nil, m.code) {
 			return errors.New("an answer about no segment")
 		}
 	default:
@@ -605,7 +605,11 @@ func (l *link) release() {
 	if l.eventOut >= 0 {
 		unix.Close(l.eventOut)
 	}
-	for _, m := range append(l.maps, l.offered) {
+	l.mu.Lock()
+	maps := append(l.maps, l.offered)
+	l.maps, l.offered, l.said = nil, mapping{}, nil
+	l.mu.Unlock()
+	for _, m := range maps {
 		m.unmap()
 	}
 	l.mu.Lock()

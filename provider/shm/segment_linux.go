@@ -22,7 +22,11 @@ const segmentSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 // in bytes: peers ask for segments, and there are 47 bits of addresses.
 const mappedMost = 16 << 40
 
-var mapped atomic.Int64
+// mappingsMost bounds how many there are: a kernel's default is 65,530 for the whole
+// process (vm.max_map_count), whose next allocation fails where they are used up.
+const mappingsMost = 1 << 14
+
+var mapped, mappings atomic.Int64
 
 var errSegment = errors.New("shm: segment refused")
 
@@ -77,13 +81,13 @@ func checkSegment(fd, slots int) error {
 
 func newMapping(fd, slots int) (mapping, error) {
 	size := segmentSize(slots)
-	if mapped.Add(int64(size)) > mappedMost {
-		mapped.Add(-int64(size))
-		return mapping{}, fmt.Errorf("shm: %d bytes of addresses in use: %w", int64(mappedMost), unix.ENOMEM)
+	if bytes, n := mapped.Add(int64(size)), mappings.Add(1); bytes > mappedMost || n > mappingsMost {
+		unmapped(size)
+		return mapping{}, fmt.Errorf("shm: %d bytes of addresses in %d segments: %w", bytes, n, unix.ENOMEM)
 	}
 	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
-		mapped.Add(-int64(size))
+		unmapped(size)
 		return mapping{}, fmt.Errorf("shm: mmap of %d bytes: %w", size, err)
 	}
 	// A forked child must not keep the pages.
@@ -94,6 +98,11 @@ func newMapping(fd, slots int) (mapping, error) {
 func (m mapping) unmap() {
 	if m.mem != nil {
 		unix.Munmap(m.mem)
-		mapped.Add(-int64(len(m.mem)))
+		unmapped(len(m.mem))
 	}
+}
+
+func unmapped(size int) {
+	mapped.Add(-int64(size))
+	mappings.Add(-1)
 }

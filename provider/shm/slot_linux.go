@@ -192,8 +192,11 @@ func (l *link) take(ctx context.Context) (*slot, error) {
 			s.reset()
 			return s, nil
 		}
+		l.live++ // so that the link is not torn down meanwhile
 		l.mu.Unlock()
-		if err := l.extend(ctx); err != nil {
+		err := l.extend(ctx)
+		l.leave()
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -237,8 +240,8 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	l.offered, l.said = m, said
 	l.mu.Unlock()
 	if err := l.post(ctx, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
-		l.mapped(codeResources) // it was never asked
-		return unavailable(err)
+		l.mapped(said, codeResources) // it was never asked
+		return linkError(err)
 	}
 	select {
 	case code := <-said:
@@ -253,15 +256,17 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	}
 }
 
-// mapped takes the peer's word about the segment that it was offered; false: none was.
-func (l *link) mapped(code uint8) bool {
+// mapped takes the peer's word about the segment that it was offered, or about that
+// one offer for which said was made; false: there is none.
+func (l *link) mapped(said chan uint8, code uint8) bool {
 	l.mu.Lock()
+	if l.said == nil || said != nil && l.said != said {
+		l.mu.Unlock()
+		return false
+	}
 	m, said := l.offered, l.said
 	l.offered, l.said = mapping{}, nil
 	l.mu.Unlock()
-	if said == nil {
-		return false
-	}
 	if code == codeOK {
 		l.addSegment(m)
 	} else {

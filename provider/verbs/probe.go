@@ -64,12 +64,13 @@ func (d *device) probeWindows() {
 		d.windows.Store(answer.trusted)
 		return
 	}
+	began := time.Now()
 	wrong, err := tryWindows(d, 1)
 	switch {
 	case errors.Is(err, errProbeStopped):
 		return
 	case err != nil:
-		answer = probeAnswer{until: time.Now().Add(probeAgain)}
+		answer = probeAnswer{until: began.Add(probeAgain)}
 	default:
 		answer = probeAnswer{trusted: len(wrong) == 0}
 	}
