@@ -242,6 +242,20 @@ func listen(t testing.TB, address string, cfg Config) (*net.TCPListener, *Listen
 	return tcp.(*net.TCPListener), l
 }
 
+// meet makes a connection to the listener.
+func meet(t testing.TB, tcp net.Listener, l *Listener) (a, b session.Endpoint) {
+	t.Helper()
+	a, err := dial(tcp.Addr(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _, _, err = l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, b
+}
+
 // pattern fills a message with a number and what follows from it.
 func pattern(b []byte, n uint64) {
 	for i := range b {

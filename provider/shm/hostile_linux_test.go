@@ -89,16 +89,9 @@ func (s *stranger) hello() {
 // stillServes says that a decent dialer is served at once.
 func stillServes(t *testing.T, tcp net.Listener, l *Listener) {
 	t.Helper()
-	a, err := dial(tcp.Addr(), Config{})
-	if err != nil {
-		t.Fatalf("a decent dialer is not served: %v", err)
-	}
-	defer a.Close()
-	b, _, _, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, b := meet(t, tcp, l)
 	b.Close()
+	a.Close()
 }
 
 // memfd makes one as a test wants it.
@@ -750,14 +743,7 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	for i := range 100 {
-		a, err := dial(tcp.Addr(), Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, _, _, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		a, b := meet(t, tcp, l)
 		near, far := a.(*endpoint).link, b.(*endpoint).link
 		near.mu.Lock()
 		near.free = nil

@@ -411,14 +411,7 @@ func TestConnectionsShareOneLink(t *testing.T) {
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	var ends []session.Endpoint
 	for range 40 { // more than the first segment holds
-		a, err := dial(tcp.Addr(), Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, _, _, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		a, b := meet(t, tcp, l)
 		ends = append(ends, a, b)
 	}
 	links.mu.Lock()
@@ -437,14 +430,7 @@ func TestConnectionsShareOneLink(t *testing.T) {
 		}
 		ends = nil
 		for range 40 {
-			a, err := dial(tcp.Addr(), Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			b, _, _, err := l.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
+			a, b := meet(t, tcp, l)
 			p, q := newPeer(a), newPeer(b)
 			if p.Err() != nil || q.Err() != nil || p.Poll(new(session.Event)) || q.Poll(new(session.Event)) {
 				t.Fatalf("round %d: a slot is not fresh", round)
@@ -493,14 +479,7 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 func TestClosingTheListenerLeavesConnectionsAlone(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
-	a, err := dial(tcp.Addr(), Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, _, _, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, b := meet(t, tcp, l)
 	waiting, err := dial(tcp.Addr(), Config{})
 	if err != nil {
 		t.Fatal(err)

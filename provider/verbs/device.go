@@ -27,9 +27,9 @@ type device struct {
 
 	mu        sync.Mutex // guards the fields below
 	endpoints map[*Endpoint]struct{}
-	shared    *domain // with Config.SharedDomain
-	vector    int     // of the next completion queue
-	probeAt   time.Time
+	shared    *domain   // with Config.SharedDomain
+	vector    int       // of the next completion queue
+	probeAt   time.Time // when its windows may be tried again
 
 	windows atomic.Bool // the probe has shown that they can be trusted
 }
