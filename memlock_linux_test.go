@@ -50,7 +50,7 @@ func TestMemlockExhausted(t *testing.T) {
 	listener := prefer.listen(t, prefer.here())
 	before := Stats().Fallbacks[ReasonResources]
 	last := mustDial(t, prefer.dialer(), listener.Addr().String())
-	for most := 4; InfoOf(last).Provider != "tcp" && most > 0; most-- { // each has two ends here
+	for most := 4; InfoOf(last).Provider == "verbs" && most > 0; most-- { // each has two ends here
 		say(t, last, mustAccept(t, listener), "over RDMA")
 		last = mustDial(t, prefer.dialer(), listener.Addr().String())
 	}
