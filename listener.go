@@ -114,9 +114,10 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 		backlog = defaultBacklog
 	}
 	settings := settle(lc.Options, lc.RDMA, lc.Policy, env, backlog)
-	settings.v6only = network == "tcp6"
+	tcp := inner.(*net.TCPListener)
+	settings.v6only = network == "tcp6" || v6only(tcp)
 	l := &Listener{
-		tcp:     inner.(*net.TCPListener),
+		tcp:     tcp,
 		policy:  lc.Policy,
 		plain:   make(chan arrival),
 		ready:   make(chan *sanconn.Conn, backlog),

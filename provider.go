@@ -44,7 +44,7 @@ type settings struct {
 	local   bool          // Options.LocalAddresses
 	attempt time.Duration // bounds an attempt to connect
 	backlog int           // connections that wait for accept
-	v6only  bool          // of a listener: it was asked for on tcp6
+	v6only  bool          // of a listener: it takes no IPv4
 }
 
 // settle gives the settings for a dialer's or listener's options.

@@ -1,4 +1,20 @@
 package san
 
+import (
+	"net"
+	"syscall"
+)
+
 // registry has the providers of this build, in order of preference.
 var registry = []provider{sharedMemory{}, rdma{}}
+
+// v6only says whether a TCP listener takes no IPv4: on tcp6, or by a hook. Older kernels do
+// not tell of MPTCP's sockets, which Go makes of listeners.
+func v6only(tcp *net.TCPListener) bool {
+	c, err := tcp.SyscallConn()
+	on := 0
+	if err == nil {
+		c.Control(func(fd uintptr) { on, _ = syscall.GetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_V6ONLY) })
+	}
+	return on != 0
+}

@@ -2,5 +2,10 @@
 
 package san
 
+import "net"
+
 // registry has the providers of this build, in order of preference: none.
 var registry []provider
+
+// v6only is for them.
+func v6only(*net.TCPListener) bool { return false }

@@ -47,7 +47,9 @@ func (sharedMemory) config(s settings) shm.Config {
 }
 
 func (p sharedMemory) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
-	l, err := shm.Listen(tcp, p.config(s))
+	cfg := p.config(s)
+	cfg.V6Only = s.v6only
+	l, err := shm.Listen(tcp, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -36,23 +36,12 @@ func (rdma) config(s settings) verbs.Config {
 func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
-	cfg.V6Only = s.v6only || v6only(tcp)
+	cfg.V6Only = s.v6only
 	l, err := verbs.Listen(netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), cfg)
 	if err != nil {
 		return nil, err
 	}
 	return rdmaListener{l}, nil
-}
-
-// v6only says whether a hook has made a TCP listener take no IPv4. Older kernels do
-// not tell of MPTCP's sockets, which Go makes of listeners.
-func v6only(tcp *net.TCPListener) bool {
-	c, err := tcp.SyscallConn()
-	on := 0
-	if err == nil {
-		c.Control(func(fd uintptr) { on, _ = syscall.GetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_V6ONLY) })
-	}
-	return on != 0
 }
 
 // dial leaves from a TCP port that it holds, so that the connection's address

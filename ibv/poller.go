@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -11,8 +12,9 @@ import (
 // poller waits for a descriptor of the libraries in the runtime's poller. It has
 // a duplicate of it: the libraries close theirs themselves.
 type poller struct {
-	file *os.File
-	raw  syscall.RawConn
+	file   *os.File
+	raw    syscall.RawConn
+	closed atomic.Bool
 }
 
 func newPoller(fd int, name string) (*poller, error) {
@@ -21,6 +23,12 @@ func newPoller(fd int, name string) (*poller, error) {
 		return nil, verbError("fcntl", name, errno)
 	}
 	file := os.NewFile(uintptr(dup), name)
+	// NewFile does not tell where epoll has refused the descriptor: for want of memory,
+	// or beyond fs.epoll.max_user_watches.
+	if err := file.SetReadDeadline(time.Time{}); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("ibv: %s: not to be waited for by epoll (memory, or sysctl fs.epoll.max_user_watches): %w: %w", name, err, syscall.ENOMEM)
+	}
 	raw, err := file.SyscallConn()
 	if err != nil {
 		file.Close()
@@ -37,7 +45,7 @@ func (p *poller) wait(try func(uintptr) bool) error {
 	if err == nil {
 		return nil
 	}
-	if !errors.Is(err, os.ErrDeadlineExceeded) {
+	if p.closed.Load() && !errors.Is(err, os.ErrDeadlineExceeded) {
 		err = os.ErrClosed // RawConn has an error of its own for it, that nobody can name
 	}
 	return fmt.Errorf("%s: %w", p.file.Name(), err)
@@ -46,4 +54,7 @@ func (p *poller) wait(try func(uintptr) bool) error {
 func (p *poller) setDeadline(t time.Time) error { return p.file.SetReadDeadline(t) }
 
 // close wakes wait, and returns when no try is running any more.
-func (p *poller) close() { p.file.Close() }
+func (p *poller) close() {
+	p.closed.Store(true)
+	p.file.Close()
+}

@@ -119,9 +119,9 @@ func createQP(id *ID, cfg QPConfig) (*QP, error) {
 }
 
 // PostSend posts work requests in order, as one list for up to 32 of them, and
-// returns how many were posted; on an error the rest was not. ENOMEM: the send
-// queue is full. EINVAL: the request is wrong, see [MW.Invalidate] among others.
-// It does not allocate.
+// returns how many were posted; on an error the rest was not, and with EIO perhaps
+// none will be done. ENOMEM: the send queue is full. EINVAL: the request is wrong, see
+// [MW.Invalidate] among others. It does not allocate.
 func (q *QP) PostSend(wrs []SendWR) (int, error) {
 	if len(wrs) == 0 {
 		return 0, nil

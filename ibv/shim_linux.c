@@ -858,7 +858,9 @@ int san_post_send(san_h h, const struct san_send_wr *in, int n, int *posted)
 		bad = NULL;
 		errno = 0;
 		rc = failed(qp->context->ops.post_send(qp, wr, &bad));
-		if (rc)
+		if (rc && !bad) // all were taken and the doorbell failed: not to be posted again
+			rc = EIO;
+		else if (rc)
 			k = bad >= wr && bad < wr + k ? (int)(bad - wr) : 0;
 		note_windows(s, k);
 		*posted += k;

@@ -1,7 +1,6 @@
 package regcache
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"math/bits"
@@ -15,6 +14,10 @@ const (
 	// RLIMIT_MEMLOCK.
 	defaultChunk = 1 << 20
 	minChunk     = 16 << 10
+	// Pieces of this size or more are registered one by one. Smaller ones would
+	// take many entries of a Budget, and share their chunk's registration; a
+	// connection that has one larger piece would pin the others' too.
+	minAlone = 128 << 10
 	// The smallest buffer is a page, so that no two buffers share one.
 	minBufferShift = 12
 	maxBufferShift = 30
@@ -81,7 +84,8 @@ var DefaultArena = sync.OnceValue(func() *Arena {
 })
 
 // Get returns a buffer of n bytes, contents undefined. The error matches
-// syscall.ENOBUFS when the arena has reached its limit.
+// syscall.ENOBUFS when the arena has reached its limit. It may wait for a device to
+// deregister, when a large buffer takes the place of smaller ones that were put back.
 func (a *Arena) Get(n int) (*Buffer, error) {
 	if n <= 0 || n > 1<<maxBufferShift {
 		return nil, fmt.Errorf("regcache: arena: buffer of %d bytes: %w", n, syscall.EINVAL)
@@ -93,7 +97,14 @@ func (a *Arena) Get(n int) (*Buffer, error) {
 		return nil, ErrClosed
 	}
 	if len(a.free[shift]) == 0 {
-		if err := a.grow(shift); err != nil {
+		err := a.grow(shift)
+		if err != nil && a.unmapIdle(shift) {
+			if a.closed {
+				return nil, ErrClosed
+			}
+			err = a.grow(shift)
+		}
+		if err != nil {
 			for len(a.free[shift]) == 0 { // a larger piece serves as well
 				if shift++; shift > maxBufferShift {
 					return nil, err
@@ -137,8 +148,65 @@ func (a *Arena) grow(shift int) error {
 	return fmt.Errorf("regcache: arena: %s of %s in use: %w", sizeString(a.bytes), sizeString(a.maxBytes), syscall.ENOBUFS)
 }
 
+// unmapIdle gives chunks back that are all free, and each too small for a piece of
+// 1<<shift bytes, if that makes room for one that is not. mu is held, but not while
+// the memory is deregistered and unmapped.
+func (a *Arena) unmapIdle(shift int) bool {
+	missing := a.bytes + int64(max(a.chunkSize, 1<<shift)) - a.maxBytes
+	var idle []*chunk
+	for c := range a.chunks {
+		if missing <= 0 {
+			break
+		}
+		if c.used == 0 {
+			idle = append(idle, c)
+			missing -= int64(len(c.memory))
+		}
+	}
+	if missing > 0 {
+		return false
+	}
+	for _, c := range idle {
+		a.uncut(c)
+		delete(a.chunks, c)
+	}
+	a.mu.Unlock()
+	var gone int64
+	kept := idle[:0]
+	for _, c := range idle {
+		if c.unmap() == nil {
+			gone += int64(len(c.memory))
+		} else if stable, err := Declare(c.memory); err == nil { // a device has it still
+			c.stable = stable
+			kept = append(kept, c)
+		}
+	}
+	a.mu.Lock()
+	if a.closed {
+		return true // what was kept stays mapped for good
+	}
+	a.bytes -= gone
+	for _, c := range kept {
+		a.chunks[c] = struct{}{}
+		a.cut(c, c.shift)
+	}
+	return true
+}
+
+// unmap gives the memory back, unless a device has it.
+func (c *chunk) unmap() error {
+	if err := c.stable.Withdraw(); err != nil {
+		return err
+	}
+	return unmapMemory(c.memory)
+}
+
 func (a *Arena) cut(c *chunk, shift int) {
 	c.shift = shift
+	c.stable.piece.Store(0)
+	if 1<<shift >= minAlone {
+		c.stable.piece.Store(1 << shift)
+	}
 	for rest := c.memory; len(rest) >= 1<<shift; rest = rest[1<<shift:] {
 		a.free[shift] = append(a.free[shift], piece{c, rest[: 1<<shift : 1<<shift]})
 	}
@@ -168,7 +236,8 @@ func newChunk(size int) (*chunk, error) {
 }
 
 // Close gives the memory back. ErrInUse means that buffers are out, or that a
-// transfer still uses one; their chunks then stay mapped for good.
+// transfer still uses one, another error that a device would not let go: their
+// chunks then stay mapped for good.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	a.closed = true
@@ -187,11 +256,9 @@ func (a *Arena) Close() error {
 	}
 	a.mu.Unlock()
 	for _, c := range idle {
-		if e := c.stable.Withdraw(); e != nil {
+		if e := c.unmap(); e != nil {
 			err = e
-			continue
 		}
-		err = errors.Join(err, unmapMemory(c.memory))
 	}
 	return err
 }

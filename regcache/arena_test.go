@@ -126,6 +126,66 @@ func TestArenaServesBuffersLargerThanItsChunks(t *testing.T) {
 	b.Put()
 }
 
+// Small pieces that were put back make room for a large one, in a device too.
+func TestArenaJoinsWhatIsFree(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{})
+	a := NewArena(1<<20, 8<<20)
+	defer a.Close()
+	var small []*Buffer
+	for range 32 {
+		b := get(t, a, 256<<10)
+		release(t, acquire(t, c, b.Bytes(), LocalWrite))
+		small = append(small, b)
+	}
+	for i, b := range small {
+		if i != 0 {
+			b.Put()
+		}
+	}
+	large := get(t, a, 4<<20)
+	if _, err := a.Get(4 << 20); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("with %d KiB in use: %v, want ENOBUFS", 4096+256, err)
+	}
+	for i := range large.Bytes() {
+		large.Bytes()[i] = 1
+	}
+	release(t, acquire(t, c, large.Bytes(), LocalWrite))
+	release(t, acquire(t, c, small[0].Bytes(), LocalWrite))
+	if mapped, used := a.Bytes(); mapped > 8<<20 || used != 4<<20+256<<10 {
+		t.Errorf("%d bytes mapped, %d used", mapped, used)
+	}
+	large.Put()
+	small[0].Put()
+	c.Close()
+	expectEmpty(t, d)
+}
+
+// A connection with one large piece pins that, and not what others have beside it;
+// small ones share a registration.
+func TestArenaPiecesArePinnedOneByOne(t *testing.T) {
+	const connections = 4
+	for size, want := range map[int]int64{minAlone: minAlone, minAlone / 2: defaultChunk} {
+		d := &book{}
+		a := NewArena(0, 0)
+		defer a.Close()
+		budget := NewBudget(64<<20, 1024)
+		for range connections {
+			c := newCache(t, d, Config{Budget: budget})
+			b := get(t, a, size)
+			defer b.Put()
+			release(t, acquire(t, c, b.Bytes()[1:size-1], LocalWrite))
+			release(t, acquire(t, c, b.Bytes(), LocalWrite))
+			if s := c.Stats(); s.Hits != 1 {
+				t.Errorf("%d hits, want 1", s.Hits)
+			}
+		}
+		if n, bytes := d.registered(); n != connections || bytes != connections*want {
+			t.Errorf("pieces of %d: %d registrations of %d bytes, want %d of %d", size, n, bytes, connections, connections*want)
+		}
+	}
+}
+
 func TestABufferIsGoneAfterPut(t *testing.T) {
 	a := NewArena(0, 0)
 	defer a.Close()

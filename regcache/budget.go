@@ -2,9 +2,13 @@ package regcache
 
 import (
 	"container/heap"
+	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 const (
@@ -44,6 +48,7 @@ type Budget struct {
 	why        string
 	caches     map[*Cache]struct{} // those that have something, or may
 	past       Stats               // of those that were closed
+	dead       []*Region           // to be deregistered by the goroutine of dropLater, if any
 }
 
 // NewBudget returns a budget of its own, for tests and for processes that
@@ -138,13 +143,20 @@ func (b *Budget) makeRoom(n int64, entries int) (victims []*Region, ok bool) {
 		case b.take(r):
 			r.cache.stats.evictions.Add(1)
 			victims = append(victims, r)
-		default: // in use
-			r.used.Store(b.epoch.Add(1))
+		default: // in use: behind all others, at once, so that tries suffices
+			r.rank = b.epoch.Add(1)
+			r.used.Store(r.rank)
+			heap.Fix(&b.order, 0)
 		}
 	}
 }
 
-// Flush gives back what no cache is using, for others who need RLIMIT_MEMLOCK.
+// flushTime bounds how long Flush waits for what others are giving back: devices
+// take milliseconds.
+const flushTime = time.Second
+
+// Flush gives back what no cache is using, for others who need RLIMIT_MEMLOCK, and
+// waits, for a second at most, until what others are giving back is back as well.
 func (b *Budget) Flush() {
 	b.mu.Lock()
 	var victims []*Region
@@ -154,8 +166,41 @@ func (b *Budget) Flush() {
 			victims = append(victims, r)
 		}
 	}
+	caches := slices.Collect(maps.Keys(b.caches))
 	b.mu.Unlock()
 	dropAll(victims)
+	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
+	defer cancel()
+	for _, c := range caches {
+		c.all.dropped(ctx.Done())
+	}
+}
+
+// dropLater drops a region in a goroutine of the budget's, which ends with the
+// last of them. Who closes the region's cache or withdraws its range waits for it.
+func (b *Budget) dropLater(r *Region) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.dead = append(b.dead, r)
+	if len(b.dead) == 1 {
+		go b.dropDead()
+	}
+}
+
+func (b *Budget) dropDead() {
+	for more := true; more; {
+		b.mu.Lock()
+		r := b.dead[0]
+		b.mu.Unlock()
+		r.drop()
+		b.mu.Lock()
+		b.dead[0] = nil
+		b.dead = b.dead[1:]
+		if more = len(b.dead) > 0; !more {
+			b.dead = nil
+		}
+		b.mu.Unlock()
+	}
 }
 
 // take takes a region out of its cache if nobody uses it; the caller drops it.

@@ -3,6 +3,7 @@ package regcache
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"sync/atomic"
 	"syscall"
@@ -140,7 +141,16 @@ func (r *Region) Range() (start uintptr, n int) { return r.start, int(r.end - r.
 // local ones.
 func (r *Region) Access() Access { return r.access }
 
-func (r *Region) size() int64 { return int64(r.end - r.start) }
+// size is what the region counts for.
+func (r *Region) size() int64 { return pinnedSize(r.start, r.end) }
+
+// pinnedSize is what a registration costs of RLIMIT_MEMLOCK, in bytes: every page
+// that it touches (ib_umem_get, drivers/infiniband/core/umem.c).
+func pinnedSize(start, end uintptr) int64 {
+	return int64((end+pageSize-1)&^(pageSize-1) - start&^(pageSize-1))
+}
+
+var pageSize = uintptr(os.Getpagesize())
 
 // Acquire returns a registration that covers b with at least the rights of
 // access. The caller keeps b reachable and mapped until it has called Release.
@@ -207,7 +217,13 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 	if c.config.Disabled || !c.worthCaching(b, m) {
 		return c.once(b, access, nil, &c.stats.once)
 	}
-	if r, _ := c.promote(b, access, m); r != nil {
+	r, err := c.promote(b, access, m)
+	if err != nil && !errors.Is(err, syscall.ENOBUFS) {
+		// Perhaps for what lies around b: a guard page, or the end of a file.
+		m.lo, m.hi = addressOf(b), addressOf(b)+uintptr(len(b))
+		r, _ = c.promote(b, access, m)
+	}
+	if r != nil {
 		return r, nil
 	}
 	return c.once(b, access, nil, &c.stats.full)
@@ -242,13 +258,13 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	}
 	lo, hi, access, merged := c.merge(lo, hi, access)
 
-	size := int64(hi - lo)
+	size := pinnedSize(lo, hi)
 	victims, ok := c.budget.reserve(size)
 	dropAll(victims)
 	if !ok {
 		return nil, nil
 	}
-	mr, err := c.register(lo, int(size), access)
+	mr, err := c.register(lo, int(hi-lo), access)
 	if err != nil {
 		c.budget.unreserve(size)
 		return nil, err
@@ -257,7 +273,7 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	r.refs.Store(1)
 	c.all.add(r)
 	if c.config.Verify {
-		r.frames = framesOf(lo, int(size))
+		r.frames = framesOf(lo, int(hi-lo))
 	}
 	if !c.config.trustEverything {
 		r.proof.attach(r)
@@ -397,7 +413,7 @@ func (c *Cache) register(start uintptr, n int, access Access) (MR, error) {
 		return MR{}, fmt.Errorf("regcache: register %d bytes for %v: %w", n, access, err)
 	}
 	c.stats.pinnedEntries.Add(1)
-	c.stats.pinnedBytes.Add(int64(n))
+	c.stats.pinnedBytes.Add(pinnedSize(start, start+uintptr(n)))
 	return mr, nil
 }
 
@@ -451,15 +467,16 @@ func (r *Region) drop() error {
 	c.stats.deregistrations.Add(1)
 	if err != nil {
 		c.stats.deregisterFailed.Add(1)
-		err = fmt.Errorf("regcache: deregister %d bytes: %w", r.size(), err)
+		err = fmt.Errorf("regcache: deregister %d bytes: %w", r.end-r.start, err)
+	} else {
+		c.stats.pinnedEntries.Add(-1)
+		c.stats.pinnedBytes.Add(-r.size())
 	}
 	c.stats.hits.Add(r.hits.Swap(0))
-	c.stats.pinnedEntries.Add(-1)
-	c.stats.pinnedBytes.Add(-r.size())
 	if r.proof != nil {
-		r.proof.detach(r)
+		r.proof.detach(r, err)
 	}
-	c.all.remove(r) // whoever waits for it finds the statistics complete
+	c.all.remove(r, err) // whoever waits for it finds the statistics complete
 	if r.pin != nil {
 		r.pin.Release()
 	}
@@ -477,30 +494,36 @@ func dropAll(regions []*Region) {
 // invalidate takes the region out of its cache because its proof has ended.
 // It is deregistered now, or at the last Release.
 func (r *Region) invalidate(cause Cause) {
-	b := r.cache.budget
-	b.mu.Lock()
-	if !r.cached {
-		b.mu.Unlock()
-		return
-	}
-	idle := b.forget(r)
-	b.mu.Unlock()
-	r.cache.stats.invalidated[cause].Add(1)
-	if idle {
+	if r.expel(cause) {
 		r.drop()
 	}
 }
 
+// expel is invalidate, but leaves deregistering to the caller if it is to be now.
+func (r *Region) expel(cause Cause) (idle bool) {
+	b := r.cache.budget
+	b.mu.Lock()
+	if !r.cached {
+		b.mu.Unlock()
+		return false
+	}
+	idle = b.forget(r)
+	b.mu.Unlock()
+	r.cache.stats.invalidated[cause].Add(1)
+	return idle
+}
+
 // Close removes all registrations; those in use when they are released, and
-// the error is ErrInUse then. Otherwise the device has none left. Acquire fails
-// from now on, and must not be under way. Close may be called again, to see
-// whether all are gone.
+// the error is ErrInUse then. nil means that the device has none left; another
+// error is the device's, which has kept some. Acquire fails from now on, and must
+// not be under way. Close may be called again, to see whether all are gone.
 func (c *Cache) Close() error {
 	b := c.budget
 	b.mu.Lock()
 	c.closed.Store(true)
 	b.mu.Unlock()
-	if err := c.all.settle(CacheClosed); err != nil {
+	err := c.all.settle(CacheClosed)
+	if err == ErrInUse {
 		return err
 	}
 	b.mu.Lock()
@@ -510,5 +533,5 @@ func (c *Cache) Close() error {
 		last := c.totals()
 		b.past.add(&last)
 	}
-	return nil
+	return err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ type book struct {
 	limit  int64                // bytes in all; 0: any
 	refuse func(n int) error    // when set: asked before each registration
 	onDrop func(r registration) // when set: called before each deregistration
+	keep   error                // when set: what each deregistration fails with
 
 	mu    sync.Mutex
 	live  map[uint32]registration
@@ -62,6 +64,9 @@ func (d *book) Deregister(mr MR) error {
 	}
 	if d.onDrop != nil {
 		d.onDrop(r)
+	}
+	if d.keep != nil {
+		return d.keep
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -449,6 +454,118 @@ func TestWhatIsInUseStays(t *testing.T) {
 	runtime.KeepAlive([][]byte{first, second, third})
 }
 
+// However much is in use and was used of late, all that is not is found.
+func TestRoomIsMadeBehindWhatIsInUse(t *testing.T) {
+	for held := range 9 {
+		d := &book{}
+		budget := NewBudget(64<<20, 1024)
+		c := newCache(t, d, Config{Budget: budget, Eager: true})
+		var buffers [][]byte
+		var regions []*Region
+		for range 2 * held {
+			b := make([]byte, 64<<10)
+			buffers = append(buffers, b)
+			r := acquire(t, c, b, LocalRead)
+			if len(regions) < held {
+				regions = append(regions, r)
+			} else {
+				release(t, r)
+			}
+		}
+		for _, b := range buffers {
+			release(t, acquire(t, c, b, LocalRead))
+		}
+		if s := c.Stats(); s.IdleBytes != int64(held)*64<<10 || s.Bytes != 2*s.IdleBytes {
+			t.Errorf("%d in use: %d bytes idle of %d", held, s.IdleBytes, s.Bytes)
+		}
+		budget.SetLimits(0, 0)
+		if s := c.Stats(); s.Entries != held || s.IdleBytes != 0 {
+			t.Errorf("%d in use: %d stay, %d bytes of them idle", held, s.Entries, s.IdleBytes)
+		}
+		for _, r := range regions {
+			release(t, r)
+		}
+		runtime.KeepAlive(buffers)
+	}
+}
+
+// What one gives back, another may be waiting for.
+func TestNobodyIsRefusedWhatIsOnItsWayOut(t *testing.T) {
+	d := &book{limit: 1 << 20}
+	dropping, refused := make(chan struct{}), make(chan struct{})
+	d.onDrop = func(registration) {
+		close(dropping) // once: there is one
+		<-refused
+	}
+	c := newCache(t, d, Config{Eager: true})
+	release(t, acquire(t, c, make([]byte, 1<<20), LocalRead))
+	flushed := make(chan struct{})
+	go func() {
+		defer close(flushed)
+		c.budget.Flush()
+	}()
+	<-dropping
+	var asked atomic.Int32
+	d.refuse = func(int) error {
+		if asked.Add(1) == 1 {
+			time.AfterFunc(10*time.Millisecond, func() { close(refused) })
+		}
+		return nil
+	}
+	r, err := c.Acquire(make([]byte, 256<<10), LocalRead)
+	if err != nil {
+		t.Fatalf("with nothing in use: %v", err)
+	}
+	<-flushed
+	release(t, r)
+	d.onDrop = nil
+}
+
+// Who is told that memory is not registered any more unmaps it.
+func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
+	d := &book{}
+	c, err := New(d, Config{Budget: NewBudget(64<<20, 1024)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	arena := NewArena(0, 0)
+	memory := get(t, arena, 64<<10)
+	b := memory.Bytes()
+	release(t, acquire(t, c, b, LocalRead))
+	memory.Put()
+	d.keep = syscall.EBUSY
+	if err := arena.Close(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("Arena.Close: %v, want EBUSY", err)
+	}
+	b[0]++ // still mapped
+	if s := c.Stats(); s.DeregisterFailed != 1 || s.PinnedBytes != defaultChunk {
+		t.Errorf("%d not deregistered, %d bytes pinned; want 1, %d", s.DeregisterFailed, s.PinnedBytes, defaultChunk)
+	}
+	for range 2 {
+		if err := c.Close(); !errors.Is(err, syscall.EBUSY) {
+			t.Errorf("Cache.Close: %v, want EBUSY", err)
+		}
+	}
+	if len(c.budget.caches) != 0 {
+		t.Error("the cache still counts")
+	}
+}
+
+// RLIMIT_MEMLOCK counts pages.
+func TestPagesAreCounted(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{Eager: true})
+	page := os.Getpagesize()
+	b := make([]byte, 1<<20)
+	r := acquire(t, c, b[page-1:][:page+2], RemoteRead) // exactly; and its pin below
+	want := int64(3*page) + c.Stats().Bytes
+	if s := c.Stats(); s.Bytes%int64(page) != 0 || s.PinnedBytes != want {
+		t.Errorf("%d bytes cached, %d pinned, want whole pages and %d", s.Bytes, s.PinnedBytes, want)
+	}
+	release(t, r)
+	runtime.KeepAlive(b)
+}
+
 func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
 	d := &book{limit: 256 << 10}
 	c := newCache(t, d, Config{Eager: true})
@@ -502,6 +619,67 @@ func TestThePartIsRegisteredWhenTheWholeIsRefused(t *testing.T) {
 	}
 	release(t, r)
 	expectEmpty(t, d)
+}
+
+// A guard page, or the end of a file, beside the bytes that are used.
+func TestThePartIsCachedWhenTheWholeCannotBeRegistered(t *testing.T) {
+	const part = 8 << 10
+	d := &book{refuse: func(n int) error {
+		if n > part {
+			return syscall.EFAULT
+		}
+		return nil
+	}}
+	c := newCache(t, d, Config{})
+	b := make([]byte, 64<<10)
+	declared, err := Declare(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		release(t, acquire(t, c, b[part:2*part], LocalRead))
+	}
+	if s := c.Stats(); s.Hits != 9 || s.Full != 0 {
+		t.Errorf("%d hits of 9, %d found no room", s.Hits, s.Full)
+	}
+	if err := declared.Withdraw(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Go runs a program's cleanups one after the other: none waits for a device.
+func TestASlowDeviceHoldsUpNoCleanups(t *testing.T) {
+	d := &book{}
+	dropping, others := make(chan struct{}), make(chan struct{})
+	d.onDrop = func(registration) {
+		close(dropping) // once: there is one
+		<-others
+	}
+	c := newCache(t, d, Config{Eager: true})
+	release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
+	collectUntil(t, dropping)
+	ran := make(chan struct{})
+	runtime.AddCleanup(new([1 << 16]byte), func(int) { close(ran) }, 0)
+	collectUntil(t, ran)
+	close(others)
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	expectEmpty(t, d)
+}
+
+// collectUntil collects garbage until the channel is closed.
+func collectUntil(t *testing.T, done <-chan struct{}) {
+	t.Helper()
+	within(t, func() bool {
+		runtime.GC()
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	})
 }
 
 func TestADeadObjectIsPruned(t *testing.T) {

@@ -6,7 +6,7 @@
 // mean the same pages, and a cache that is wrong once corrupts data silently.
 // The rule of this package is that every hit carries a proof (see proof): the
 // Go object that was registered still lives, or the owner of the memory has
-// declared it stable, or the kernel reports every change of the mapping.
+// declared it stable, or the kernel reports changes of the mapping.
 // Memory for which there is no proof is not registered at all: Acquire says
 // ErrUnknownMemory and the provider copies through an Arena.
 //

@@ -45,6 +45,6 @@ var globalsCanBeTold = sync.OnceValue(func() bool {
 // always is the proof for memory whose mapping lasts as long as the process.
 type always struct{}
 
-func (always) valid() bool    { return true }
-func (always) attach(*Region) {}
-func (always) detach(*Region) {}
+func (always) valid() bool           { return true }
+func (always) attach(*Region)        {}
+func (always) detach(*Region, error) {}

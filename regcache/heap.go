@@ -73,11 +73,19 @@ func (p *objectLives) attach(r *Region) {
 		}
 	}()
 	if object := p.object.Value(); object != nil {
-		p.cleanup = runtime.AddCleanup(object, func(r *Region) { r.invalidate(ObjectDied) }, r)
+		p.cleanup = runtime.AddCleanup(object, prune, r)
 	}
 }
 
-func (p *objectLives) detach(*Region) {
+// prune is the cleanup. All of the program's cleanups wait for each other, so
+// deregistering, which takes as long as the device likes, is left to the budget.
+func prune(r *Region) {
+	if r.expel(ObjectDied) {
+		r.cache.budget.dropLater(r)
+	}
+}
+
+func (p *objectLives) detach(*Region, error) {
 	object := p.object.Value()
 	if object == nil {
 		return // the cleanup runs, or has run

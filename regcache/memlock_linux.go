@@ -1,6 +1,10 @@
 package regcache
 
-import "golang.org/x/sys/unix"
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
 
 // MemlockLimit returns RLIMIT_MEMLOCK, in bytes, and whether it applies to this
 // process: the kernel does not count for holders of CAP_IPC_LOCK
@@ -12,8 +16,21 @@ func MemlockLimit() (limit int64, limited bool) {
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData
-	if err := unix.Capget(&header, &caps[0]); err == nil && caps[0].Effective&(1<<unix.CAP_IPC_LOCK) != 0 {
+	if err := unix.Capget(&header, &caps[0]); err == nil && caps[0].Effective&(1<<unix.CAP_IPC_LOCK) != 0 && inInitialUserNamespace() {
 		return 0, false
 	}
 	return int64(rlimit.Cur), true
+}
+
+// inInitialUserNamespace tells by the inode that the kernel gives that one
+// (PROC_USER_INIT_INO, include/linux/proc_ns.h). A capability in another is none to
+// ib_umem_get, which asks capable.
+func inInitialUserNamespace() bool {
+	const initial = 0xEFFFFFFD
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/user", &st); err == nil {
+		return st.Ino == initial
+	}
+	_, err := os.Stat("/proc/self/ns") // without the other: a kernel that has only one
+	return err == nil
 }

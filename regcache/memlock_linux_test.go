@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 const memlockVariable = "SAN_TEST_MEMLOCK" // the limit, in the child
@@ -43,6 +45,77 @@ func TestMemlockLimits(t *testing.T) {
 	}
 }
 
+// Root of a container without privileges has CAP_IPC_LOCK in the container's
+// namespace, which is nothing to the kernel.
+func TestMemlockInAUserNamespace(t *testing.T) {
+	ring, err := newRing()
+	if err != nil {
+		testenv.Missing(t, fmt.Sprintf("io_uring: %v", err))
+	}
+	ring.close()
+	c := exec.Command(os.Args[0], "-test.run=^TestTheKernelCounts$", "-test.v")
+	c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", memlockVariable, 8<<20))
+	c.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+	}
+	out, err := c.CombinedOutput()
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) {
+		testenv.Missing(t, fmt.Sprintf("user namespaces: %v", err))
+	}
+	t.Logf("%s", out)
+	if err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(string(out), "refused: ") {
+		t.Error("the child did not do its work")
+	}
+}
+
+// TestTheKernelCounts is the child's part.
+func TestTheKernelCounts(t *testing.T) {
+	limit := memlockOfChild(t)
+	if limit == 0 {
+		return
+	}
+	if have, limited := MemlockLimit(); !limited || uint64(have) != limit {
+		t.Errorf("MemlockLimit: %d, %v; want %d, true", have, limited, limit)
+	}
+	ring, err := newRing()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ring.close()
+	b := make([]byte, 2*limit)
+	_, err = ring.register(addressOf(b), len(b))
+	t.Logf("refused: %v", err)
+	if !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("%d bytes under a limit of %d: %v, want ENOMEM", len(b), limit, err)
+	}
+	runtime.KeepAlive(b)
+}
+
+// memlockOfChild sets the limit that a child is to have; 0: this is no child.
+func memlockOfChild(t *testing.T) uint64 {
+	t.Helper()
+	value, child := os.LookupEnv(memlockVariable)
+	if !child {
+		return 0
+	}
+	limit, err := strconv.ParseUint(value, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if limit != unix.RLIM_INFINITY {
+		rlimit := unix.Rlimit{Cur: limit, Max: limit}
+		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &rlimit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return limit
+}
+
 // withoutIPCLock runs a command that cannot have CAP_IPC_LOCK.
 func withoutIPCLock(c *exec.Cmd) (out []byte, err error) {
 	done := make(chan struct{})
@@ -62,19 +135,9 @@ func withoutIPCLock(c *exec.Cmd) (out []byte, err error) {
 // TestWorkUnderMemlock is the child's part. All it is asked for is done:
 // directly, or through the arena when the device takes no more.
 func TestWorkUnderMemlock(t *testing.T) {
-	value, child := os.LookupEnv(memlockVariable)
-	if !child {
+	limit := memlockOfChild(t)
+	if limit == 0 {
 		return
-	}
-	limit, err := strconv.ParseUint(value, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if limit != unix.RLIM_INFINITY {
-		rlimit := unix.Rlimit{Cur: limit, Max: limit}
-		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &rlimit); err != nil {
-			t.Fatal(err)
-		}
 	}
 	card := newNIC(t)
 	c, err := New(card, Config{})

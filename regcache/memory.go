@@ -14,7 +14,7 @@ const (
 	Heap          // an object on Go's heap: valid while the object lives
 	Global        // a variable of the program: always valid
 	Declared      // its owner said that it is stable, or it is an Arena's
-	Watched       // userfaultfd reports every change of the mapping
+	Watched       // userfaultfd reports changes of the mapping, see Watch
 	kinds
 )
 
@@ -54,8 +54,9 @@ type proof interface {
 	// invalidate when the proof ends, some time after valid has turned false.
 	attach(*Region)
 
-	// detach undoes attach, after the region was deregistered.
-	detach(*Region)
+	// detach undoes attach, after the region was deregistered; or was not, with
+	// the device's error.
+	detach(*Region, error)
 }
 
 // memory is what classify found out about a slice.

@@ -15,6 +15,9 @@ type Range struct {
 	kind   Kind
 	watch  *watcher // nil unless kind is Watched
 	gone   atomic.Bool
+	// piece is the size of the pieces that are to be registered one by one; 0: what
+	// is small enough is registered as a whole.
+	piece atomic.Uintptr
 
 	regions regionSet // those whose proof this is
 }
@@ -32,7 +35,8 @@ func Declare(b []byte) (*Range, error) {
 // Withdraw ends the declaration or the watch. When it returns nil, no cache of
 // the process holds a registration of the range any more. ErrInUse means that
 // transfers still use one; it goes when they are done, and until then the
-// memory must not be unmapped. (Registrations for one use are not counted: no
+// memory must not be unmapped; nor after any other error, which is a device's that
+// would not let go. (Registrations for one use are not counted: no
 // Read or Write of the memory may be under way.)
 func (r *Range) Withdraw() error {
 	ranges.remove(r)
@@ -60,7 +64,7 @@ func (r *Range) valid() bool {
 
 func (r *Range) attach(region *Region) { r.regions.add(region) }
 
-func (r *Range) detach(region *Region) { r.regions.remove(region) }
+func (r *Range) detach(region *Region, err error) { r.regions.remove(region, err) }
 
 // rangeSet is the set of a process's ranges; they do not overlap. It is looked
 // into when memory is registered, not at hits.
@@ -126,8 +130,13 @@ func (s *rangeSet) memory(b []byte) (memory, bool) {
 	}
 	r := s.all[at-1]
 	start, end := r.bounds()
-	if first+uintptr(len(b)) > end || !r.valid() {
+	last := first + uintptr(len(b)) - 1
+	if last >= end || !r.valid() {
 		return memory{}, false
+	}
+	if p := r.piece.Load(); p != 0 && (first-start)/p == (last-start)/p {
+		start += (first - start) / p * p
+		end = start + p
 	}
 	return memory{kind: r.kind, lo: start, hi: end, prove: func() proof { return r }}, true
 }

@@ -11,14 +11,12 @@ import (
 // memory does.
 type regionSet struct {
 	mu      sync.Mutex
-	changed sync.Cond // one was removed
+	changed chan struct{} // closed when one is removed; nil while nobody waits
 	regions map[*Region]struct{}
+	refused error // the first of the device's that would not deregister one
 }
 
-func (s *regionSet) init() {
-	s.changed.L = &s.mu
-	s.regions = make(map[*Region]struct{})
-}
+func (s *regionSet) init() { s.regions = make(map[*Region]struct{}) }
 
 // add notes a region that is registered.
 func (s *regionSet) add(r *Region) {
@@ -27,16 +25,23 @@ func (s *regionSet) add(r *Region) {
 	s.mu.Unlock()
 }
 
-// remove notes that the device has deregistered r.
-func (s *regionSet) remove(r *Region) {
+// remove notes that the device has deregistered r, or has refused to.
+func (s *regionSet) remove(r *Region, err error) {
 	s.mu.Lock()
 	delete(s.regions, r)
-	s.changed.Broadcast()
+	if s.refused == nil {
+		s.refused = err
+	}
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
 	s.mu.Unlock()
 }
 
 // settle takes all regions out of their cache and waits for the device to have
-// deregistered those that nobody uses. ErrInUse means that there are others.
+// deregistered those that nobody uses. ErrInUse means that there are others; any
+// other error is the device's, which has kept what it should have let go.
 func (s *regionSet) settle(cause Cause) error {
 	s.mu.Lock()
 	regions := slices.Collect(maps.Keys(s.regions))
@@ -44,17 +49,35 @@ func (s *regionSet) settle(cause Cause) error {
 	for _, r := range regions {
 		r.invalidate(cause)
 	}
+	s.dropped(nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.regions) != 0 {
+		return ErrInUse
+	}
+	return s.refused
+}
+
+// dropped waits until those are deregistered that somebody is at, or late is closed.
+func (s *regionSet) dropped(late <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for r := range s.regions {
 		for r.refs.Load() == 0 && s.has(r) {
-			s.changed.Wait() // somebody else is at it
+			if s.changed == nil {
+				s.changed = make(chan struct{})
+			}
+			changed := s.changed
+			s.mu.Unlock()
+			select {
+			case <-changed:
+				s.mu.Lock()
+			case <-late:
+				s.mu.Lock()
+				return
+			}
 		}
 	}
-	if len(s.regions) != 0 {
-		return ErrInUse
-	}
-	return nil
 }
 
 // has reports whether r is still registered. mu is held.

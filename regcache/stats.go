@@ -32,8 +32,9 @@ type Stats struct {
 	RegisterTime    time.Duration
 	DeregisterTime  time.Duration
 
-	Entries int   // regions in the cache
-	Bytes   int64 // their size
+	Entries   int   // regions in the cache
+	Bytes     int64 // their size, in whole pages, as RLIMIT_MEMLOCK counts
+	IdleBytes int64 // of those that are not in use now
 	// All that is registered now: in the cache, in use or not, and beside it.
 	PinnedEntries int64
 	PinnedBytes   int64
@@ -87,6 +88,7 @@ func (c *Cache) Stats() Stats {
 	for _, r := range c.budget.order {
 		if r.cache == c {
 			s.Hits += r.hits.Load()
+			s.IdleBytes += r.idleSize()
 		}
 	}
 	return s
@@ -105,8 +107,17 @@ func (b *Budget) Stats() Stats {
 	}
 	for _, r := range b.order {
 		s.Hits += r.hits.Load()
+		s.IdleBytes += r.idleSize()
 	}
 	return s
+}
+
+// idleSize is what evicting the region would give back. It is in the cache.
+func (r *Region) idleSize() int64 {
+	if r.refs.Load() > 1 {
+		return 0
+	}
+	return r.size()
 }
 
 // totals returns the statistics but for the hits of regions that are in the

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 	"unsafe"
 
@@ -38,15 +39,20 @@ type watcher struct {
 	done chan struct{} // closed when the reader has ended
 }
 
-// Watch lets b be cached while the kernel vouches for it: munmap, mremap,
-// MADV_DONTNEED and the like take it out of all caches at once, and from then
-// on it is memory of unknown kind. b is private anonymous or shared memory
-// that the program has mapped, whole pages. Each Range has a file descriptor
-// and a goroutine until Withdraw, and a hit in it costs a system call; Declare
-// costs neither.
+// Watch lets b be cached while the kernel vouches for it: munmap, mmap with
+// MAP_FIXED, mremap, MADV_DONTNEED and MADV_FREE take it out of all caches at
+// once, and from then on it is memory of unknown kind. b is private anonymous
+// memory that the program has mapped, whole pages; whoever has a file's or shared
+// memory's descriptor could change its pages unseen. Each Range has a file
+// descriptor and a goroutine until Withdraw, and a hit in it costs a system call;
+// Declare costs neither.
+//
+// The kernel does not report MADV_GUARD_INSTALL and shmat with SHM_REMAP: withdraw
+// the range before those. And it reports MADV_DONTNEED and MADV_FREE before they
+// take effect: watch the same memory again after they have returned.
 //
 // The error matches syscall.ENOSYS, EPERM or EINVAL where the kernel cannot
-// watch that memory (Linux 5.11 for anonymous, 5.19 for shared memory).
+// watch that memory (Linux 5.11).
 func Watch(b []byte) (*Range, error) {
 	page := uintptr(os.Getpagesize())
 	if len(b) == 0 || addressOf(b)%page != 0 || uintptr(len(b))%page != 0 {
@@ -54,6 +60,9 @@ func Watch(b []byte) (*Range, error) {
 	}
 	if k := KindOf(b); k != Unknown {
 		return nil, fmt.Errorf("regcache: watch: %v memory is not the program's to remap: %w", k, unix.EINVAL)
+	}
+	if private, err := privateAnonymous(b); err != nil || !private {
+		return nil, errors.Join(fmt.Errorf("regcache: watch: memory that is not private and anonymous: %w", unix.EINVAL), err)
 	}
 	w, err := newWatcher(b)
 	if err != nil {
@@ -66,6 +75,34 @@ func Watch(b []byte) (*Range, error) {
 	}
 	go w.read(r)
 	return r, nil
+}
+
+// privateAnonymous tells from /proc/self/maps whether all of b is mapped so. Its
+// lines are by address: "start-end perms offset device inode name", and what is
+// shared or a file's has an inode.
+func privateAnonymous(b []byte) (bool, error) {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return false, err
+	}
+	at, last := addressOf(b), addressOf(b)+uintptr(len(b))
+	for line := range strings.Lines(string(maps)) {
+		var start, end, offset, inode uintptr
+		var perms, device string
+		if _, err := fmt.Sscanf(line, "%x-%x %s %x %s %d", &start, &end, &perms, &offset, &device, &inode); err != nil {
+			return false, fmt.Errorf("/proc/self/maps: %q: %w", line, err)
+		}
+		if end <= at {
+			continue
+		}
+		if start > at || inode != 0 {
+			return false, nil
+		}
+		if at = end; at >= last {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 func newWatcher(b []byte) (*watcher, error) {
@@ -120,8 +157,8 @@ func (w *watcher) read(r *Range) {
 // zeroWriteProtect is an invalid argument of UFFDIO_WRITEPROTECT.
 var zeroWriteProtect struct{ start, length, mode uint64 }
 
-// quiet reports whether the mapping is as it was when the watch began. An event
-// arrives only after the mapping has changed, and another thread may have
+// quiet reports whether the mapping is as it was when the watch began. The event of
+// an munmap arrives only after the mapping has changed, and another thread may have
 // mapped something there by then. But the kernel counts up mmap_changing
 // before it changes anything, and down after the event was read, and
 // UFFDIO_WRITEPROTECT looks at it first: EAGAIN while it is not 0, EINVAL for

@@ -204,6 +204,9 @@ func TestWatchRefusesWhatIsNotTheProgramsToRemap(t *testing.T) {
 		"not a page":  mmap(t, mapped)[100:][:page],
 		"half a page": mmap(t, mapped)[:page/2],
 		"nothing":     nil,
+		"shared":      sharedMemory(t, unix.MAP_SHARED),
+		"a file's":    sharedMemory(t, unix.MAP_PRIVATE),
+		"half shared": halfShared(t),
 	} {
 		if _, err := Watch(b); !errors.Is(err, unix.EINVAL) {
 			t.Errorf("%s: %v, want EINVAL", name, err)
@@ -217,6 +220,38 @@ func TestWatchRefusesWhatIsNotTheProgramsToRemap(t *testing.T) {
 	if _, err := Watch(readOnly); err == nil {
 		t.Error("memory that is not mapped was watched")
 	}
+}
+
+// sharedMemory is of a file without a name: who has it can punch holes into it and
+// truncate it, which no userfaultfd reports.
+func sharedMemory(t *testing.T, flag int) []byte {
+	t.Helper()
+	fd, err := unix.MemfdCreate("watch", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, mapped); err != nil {
+		t.Fatal(err)
+	}
+	b, err := unix.Mmap(fd, 0, mapped, unix.PROT_READ|unix.PROT_WRITE, flag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(b) })
+	return b
+}
+
+// halfShared is private at its begin only.
+func halfShared(t *testing.T) []byte {
+	t.Helper()
+	b := mmap(t, mapped)
+	half := b[mapped/2:]
+	if _, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(half)), uintptr(len(half)),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON|unix.MAP_FIXED); err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 func TestWithdrawLeavesNoDescriptor(t *testing.T) {

@@ -23,14 +23,16 @@ type keepalive struct {
 const (
 	// maxUnanswered questions in a row end the connection.
 	maxUnanswered = 3
-	// defaultKeepAlive is what net uses.
+	// defaultKeepAlive is what net uses, and minKeepAlive what the kernel counts in: a
+	// period of nanoseconds, of which one forgot the unit, is harmless there.
 	defaultKeepAlive = 15 * time.Second
+	minKeepAlive     = time.Second
 )
 
 func (k *keepalive) start(s *Session) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.every, k.on = s.cfg.KeepAlive, s.cfg.KeepAlive > 0
+	k.every, k.on = max(s.cfg.KeepAlive, minKeepAlive), s.cfg.KeepAlive > 0
 	if !k.on {
 		k.every = defaultKeepAlive
 	}
@@ -64,8 +66,8 @@ func (s *Session) SetKeepAlive(on bool) {
 	}
 }
 
-// SetKeepAlivePeriod changes the interval, and does not switch keepalive on. Zero: 15 s;
-// a negative one changes nothing.
+// SetKeepAlivePeriod changes the interval, and does not switch keepalive on. It is a
+// second at least. Zero: 15 s; a negative one changes nothing.
 func (s *Session) SetKeepAlivePeriod(d time.Duration) {
 	if d < 0 {
 		return
@@ -73,7 +75,7 @@ func (s *Session) SetKeepAlivePeriod(d time.Duration) {
 	k := &s.alive
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.every = cmp.Or(d, defaultKeepAlive)
+	k.every = max(cmp.Or(d, defaultKeepAlive), minKeepAlive)
 	k.restart()
 }
 

@@ -1012,6 +1012,24 @@ func TestKeepAlive(t *testing.T) {
 	})
 }
 
+// A period without its unit, nanoseconds, is a second, as the kernel has it for TCP:
+// a peer that lives has time to answer.
+func TestKeepAliveOfNanoseconds(t *testing.T) {
+	for _, configured := range []time.Duration{0, 30} {
+		inBubble(t, func(t *testing.T) {
+			a, b, _, _ := pair(t, messages, session.Config{KeepAlive: configured})
+			if configured == 0 {
+				a.SetKeepAlivePeriod(30)
+			}
+			pass(time.Minute)
+			if _, err := b.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			readFull(t, a, 1)
+		})
+	}
+}
+
 func TestKeepAliveOff(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: -1})

@@ -51,6 +51,9 @@ type Config struct {
 	// this host. Off by default: such addresses may be redirected elsewhere
 	// (IPVS keeps its cluster addresses on a local interface).
 	Local bool
+
+	// V6Only makes a listener refuse IPv4, as its TCP listener does.
+	V6Only bool
 }
 
 const (

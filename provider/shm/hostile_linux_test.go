@@ -245,6 +245,9 @@ func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
 		{"bound to the wildcard", []int{wildcard}, ""},
 		{"of another family", []int{six}, ""},
 		{"of another network namespace", []int{bindElsewhere(t)}, ""},
+		{"accepted", []int{acceptedSocket(t, false)}, ""},
+		{"accepted, and reset", []int{acceptedSocket(t, true)}, ""},
+		{"of a listener", []int{socketOf(t, tcp)}, ""},
 		{"dialed another port", []int{good}, "127.0.0.1:1"},
 		{"dialed another address", []int{good}, "127.0.0.2"},
 		{"dialed a distant address", []int{good}, "192.0.2.1"},
@@ -267,6 +270,70 @@ func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
 		})
 	}
 	stillServes(t, tcp, l)
+}
+
+// acceptedSocket has the address of the server that has accepted it, even when the
+// connection is no more.
+func acceptedSocket(t *testing.T, reset bool) int {
+	t.Helper()
+	server, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	client, err := net.Dial("tcp4", server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	c, err := server.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if reset {
+		client.(*net.TCPConn).SetLinger(0)
+		client.Close()
+		c.SetReadDeadline(time.Now().Add(patience))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatal(err)
+		}
+	}
+	return socketOf(t, c.(*net.TCPConn))
+}
+
+// socketOf gives a descriptor of a connection's or a listener's.
+func socketOf(t *testing.T, c interface{ File() (*os.File, error) }) int {
+	t.Helper()
+	f, err := c.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return int(f.Fd())
+}
+
+// A listener whose TCP listener takes no IPv4 takes none, whatever a dialer says.
+func TestAListenerOfIPv6AloneTakesNoIPv4(t *testing.T) {
+	for _, alone := range []bool{false, true} {
+		tcp, l := listen(t, "[::]:0", Config{V6Only: alone})
+		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(tcp.Addr().(*net.TCPAddr).Port))
+		fd := bind(t, "127.0.0.1")
+		defer unix.Close(fd)
+		s := visit(t, l)
+		s.hello()
+		s.send((&message{kind: msgConnect, number: 3, addr: to}).encode(), fd)
+		var m message
+		fds, err := receive(s.conn, &m)
+		closeAll(fds)
+		want := uint8(codeOK)
+		if alone {
+			want = codeAddress
+		}
+		if err != nil || m.kind != msgResult || m.code != want {
+			t.Errorf("IPv6 alone: %v: answered %+v, %v; want code %d", alone, m, err, want)
+		}
+	}
 }
 
 // bindElsewhere binds a socket in a network namespace of its own. The thread

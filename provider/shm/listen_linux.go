@@ -239,7 +239,7 @@ func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
 		return codeAddress
 	}
 	remote, err := boundAddr(fds[0])
-	if err != nil || netns(fds[0]) != l.netns || !l.reaches(m.addr, remote) {
+	if err != nil || !unused(fds[0]) || netns(fds[0]) != l.netns || !l.reaches(m.addr, remote) {
 		return codeAddress
 	}
 	if l.netns == 0 && remote.Port() < 1024 {
@@ -266,6 +266,7 @@ func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
 func (l *Listener) reaches(to, from netip.AddrPort) bool {
 	return to.Port() == l.addr.Port() &&
 		to.Addr().Is4() == from.Addr().Is4() &&
+		!(l.cfg.V6Only && to.Addr().Is4()) &&
 		(l.addr.Addr().IsUnspecified() || l.addr.Addr() == to.Addr()) &&
 		l.cfg.served(to.Addr()) && l.cfg.served(from.Addr())
 }

@@ -105,6 +105,15 @@ func boundAddr(fd int) (netip.AddrPort, error) {
 	return ap, nil
 }
 
+// unused says whether a TCP socket was never connected or accepted: an accepted one
+// has its server's address, which nobody could connect from, and a port below 1024
+// perhaps, even after its connection has ended.
+func unused(fd int) bool {
+	const tcpClose = 7 // include/net/tcp_states.h
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	return err == nil && info.State == tcpClose && info.Segs_in == 0 && info.Segs_out == 0
+}
+
 // netns names the network namespace of a socket; 0 where the kernel does not
 // tell (before Linux 5.14).
 func netns(fd int) uint64 {

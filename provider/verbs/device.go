@@ -23,6 +23,7 @@ type device struct {
 	filler  *ibv.CQ       // or nil
 	users   int           // guarded by devices.mu
 	stop    chan struct{} // closed when the last use has ended
+	closed  chan struct{} // closed behind that, with the device
 	waiters sync.WaitGroup
 
 	mu        sync.Mutex // guards the fields below
@@ -34,7 +35,8 @@ type device struct {
 	windows atomic.Bool // the probe has shown that they can be trusted
 }
 
-// devices are those in use.
+// devices are those in use, and those that are being closed: of one, there are never
+// two, which would take each other's events.
 var devices struct {
 	mu sync.Mutex
 	m  map[any]*device // by context of librdmacm, or by name. Guarded by mu
@@ -51,18 +53,40 @@ func openDevice(name string) (*device, error) {
 	return use(name, func() (*ibv.Context, error) { return ibv.Open(name) })
 }
 
+// closingTime bounds the wait for a device's last use to have ended. Devices that are
+// well take a millisecond.
+const closingTime = time.Second
+
 func use(key any, open func() (*ibv.Context, error)) (*device, error) {
+	late := time.After(closingTime)
 	devices.mu.Lock()
-	defer devices.mu.Unlock()
-	if d := devices.m[key]; d != nil {
-		d.users++
-		return d, nil
+	for {
+		d := devices.m[key]
+		if d == nil {
+			break
+		}
+		if d.users > 0 {
+			d.users++
+			devices.mu.Unlock()
+			return d, nil
+		}
+		devices.mu.Unlock()
+		select {
+		case <-d.closed:
+		case <-late:
+			return nil, fmt.Errorf("verbs: %s is still being closed after %v: %w", d.ctx.Name, closingTime, syscall.EBUSY)
+		}
+		devices.mu.Lock()
 	}
+	defer devices.mu.Unlock()
 	ctx, err := open()
 	if err != nil {
 		return nil, err
 	}
-	d := &device{key: key, ctx: ctx, users: 1, stop: make(chan struct{}), endpoints: make(map[*Endpoint]struct{})}
+	d := &device{
+		key: key, ctx: ctx, users: 1, stop: make(chan struct{}), closed: make(chan struct{}),
+		endpoints: make(map[*Endpoint]struct{}),
+	}
 	if err := d.start(); err != nil {
 		d.close()
 		return nil, err
@@ -95,13 +119,15 @@ func (d *device) release() {
 	devices.mu.Lock()
 	d.users--
 	last := d.users == 0
-	if last {
-		delete(devices.m, d.key)
-	}
 	devices.mu.Unlock()
-	if last {
-		d.close()
+	if !last {
+		return
 	}
+	d.close()
+	devices.mu.Lock()
+	delete(devices.m, d.key)
+	devices.mu.Unlock()
+	close(d.closed)
 }
 
 func (d *device) close() {

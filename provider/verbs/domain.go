@@ -1,7 +1,9 @@
 package verbs
 
 import (
+	"errors"
 	"sync"
+	"syscall"
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/regcache"
@@ -76,7 +78,17 @@ func (r registrar) Register(addr uintptr, n int, access regcache.Access) (regcac
 	return regcache.MR{LKey: mr.LKey, RKey: mr.RKey, Ref: mr}, nil
 }
 
-func (r registrar) Deregister(mr regcache.MR) error { return mr.Ref.(*ibv.MR).Close() }
+// Deregister has done its work on a device that was removed: the kernel has let all
+// memory go by then, and answers EIO to every call.
+func (r registrar) Deregister(mr regcache.MR) error {
+	err := mr.Ref.(*ibv.MR).Close()
+	if errors.Is(err, syscall.EIO) {
+		if _, gone := r.pd.Context.Port(1); errors.Is(gone, syscall.EIO) {
+			return nil
+		}
+	}
+	return err
+}
 
 func verbsAccess(a regcache.Access) (v ibv.Access) {
 	for _, pair := range [...]struct {

@@ -131,10 +131,12 @@ func (e *Endpoint) free() {
 		e.done.pop().region.Release()
 	}
 	x := &e.exposures
+	e.use.Lock() // a Revoke that was faster has released what it took out
 	x.mu.Lock()
 	exposed := x.m
 	x.m = nil
 	x.mu.Unlock()
+	e.use.Unlock()
 	for _, x := range exposed {
 		x.region.Release()
 	}

@@ -327,6 +327,7 @@ func (l *Listener) accept(k *link, tcp netip.AddrPort, p ibv.ConnParam) (*Endpoi
 		RNRRetryCount:      0,
 	})
 	if err != nil {
+		k.id.Reject(hello{helloVersion, refusedResources}.bytes()) // unless the kernel has
 		e.abandon()
 		return nil, err
 	}

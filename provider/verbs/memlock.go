@@ -50,7 +50,7 @@ func memlockLeft() int {
 	}
 	s := regcache.DefaultBudget().Stats()
 	_, control := controlArena().Bytes()
-	return max(memlock()-int(s.PinnedBytes-s.Bytes+control), 1)
+	return max(memlock()-int(s.PinnedBytes-s.IdleBytes+control), 1)
 }
 
 // registerControl registers control buffers: what the caches do not use makes

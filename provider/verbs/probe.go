@@ -49,22 +49,33 @@ func (d *device) useWindows(cfg Config) bool {
 		d.probeAt = now.Add(probeAgain) // longer than a probe may take
 	}
 	d.mu.Unlock()
-	if due {
+	if due && !d.recall() {
 		d.waiters.Go(d.probeWindows)
 	}
 	return d.windows.Load()
 }
 
-func (d *device) probeWindows() {
-	key := fmt.Sprintf("%s %#x", d.ctx.Name, d.ctx.GUID)
+func (d *device) probeKey() string { return fmt.Sprintf("%s %#x", d.ctx.Name, d.ctx.GUID) }
+
+// recall takes the answer that this process has got of the device before, if it
+// still holds.
+func (d *device) recall() bool {
 	probed.mu.Lock()
-	answer, known := probed.m[key]
+	answer, known := probed.m[d.probeKey()]
 	probed.mu.Unlock()
-	if known && (answer.until.IsZero() || time.Now().Before(answer.until)) {
-		d.windows.Store(answer.trusted)
-		return
+	if !known || !answer.until.IsZero() && !time.Now().Before(answer.until) {
+		return false
+	}
+	d.windows.Store(answer.trusted)
+	return true
+}
+
+func (d *device) probeWindows() {
+	if d.recall() {
+		return // another of this device's has been faster
 	}
 	began := time.Now()
+	var answer probeAnswer
 	wrong, err := tryWindows(d, 1)
 	switch {
 	case errors.Is(err, errProbeStopped):
@@ -78,27 +89,36 @@ func (d *device) probeWindows() {
 	if probed.m == nil {
 		probed.m = make(map[string]probeAnswer)
 	}
-	probed.m[key] = answer
+	probed.m[d.probeKey()] = answer
 	probed.mu.Unlock()
 	d.windows.Store(answer.trusted)
 }
 
-// windowAttempts are what a peer may try at a window that lets it read
-// attemptSize bytes, and whether it is to succeed.
-var windowAttempts = []struct {
+// windowAttempt is what a peer may try at a window of attemptSize bytes, and
+// whether it is to succeed.
+type windowAttempt struct {
 	what    string
+	rights  ibv.Access // that the window gives
+	op      ibv.Opcode
 	succeed bool
 	off, n  int  // beside the window's begin
-	write   bool // though it may only be read
 	foreign bool // by the queue pair of another connection of the domain
 	late    bool // after the invalidation
-}{
-	{what: "reading", succeed: true, n: attemptSize},
-	{what: "reading past the end", off: attemptSize - 8, n: 16},
-	{what: "reading before the begin", off: -8, n: 16},
-	{what: "writing", n: 16, write: true},
-	{what: "reading by another connection", n: 16, foreign: true},
-	{what: "reading after the invalidation", n: 16, late: true},
+}
+
+var windowAttempts = []windowAttempt{
+	{what: "reading", rights: ibv.RemoteRead, op: ibv.OpRead, succeed: true, n: attemptSize},
+	{what: "reading past the end", rights: ibv.RemoteRead, op: ibv.OpRead, off: attemptSize - 8, n: 16},
+	{what: "reading before the begin", rights: ibv.RemoteRead, op: ibv.OpRead, off: -8, n: 16},
+	{what: "reading by another connection", rights: ibv.RemoteRead, op: ibv.OpRead, n: 16, foreign: true},
+	{what: "reading after the invalidation", rights: ibv.RemoteRead, op: ibv.OpRead, n: 16, late: true},
+	{what: "reading what may be written", rights: ibv.RemoteWrite, op: ibv.OpRead, n: 16},
+	{what: "writing", rights: ibv.RemoteWrite, op: ibv.OpWrite, succeed: true, n: attemptSize},
+	{what: "writing past the end", rights: ibv.RemoteWrite, op: ibv.OpWrite, off: attemptSize - 8, n: 16},
+	{what: "writing before the begin", rights: ibv.RemoteWrite, op: ibv.OpWrite, off: -8, n: 16},
+	{what: "writing by another connection", rights: ibv.RemoteWrite, op: ibv.OpWrite, n: 16, foreign: true},
+	{what: "writing after the invalidation", rights: ibv.RemoteWrite, op: ibv.OpWrite, n: 16, late: true},
+	{what: "writing what may be read", rights: ibv.RemoteRead, op: ibv.OpWrite, n: 16},
 }
 
 const (
@@ -123,7 +143,7 @@ func tryWindows(d *device, most int) (wrong []string, err error) {
 	defer pd.Close()
 	for _, a := range windowAttempts {
 		p := windowProbe{pd: pd, port: port, gid: gid, stop: d.stop}
-		moved, err := p.attempt(a.off, a.n, a.write, a.foreign, a.late)
+		moved, err := p.attempt(&a)
 		p.close()
 		if err != nil {
 			return nil, fmt.Errorf("verbs: probe of %s, %s: %w", d.ctx.Name, a.what, err)
@@ -189,20 +209,19 @@ var (
 	errProbeStopped = errors.New("the device is not used any more")
 )
 
-// attempt makes the connections and lets the peer move n bytes at an offset of
-// the window.
-func (p *windowProbe) attempt(off, n int, write, foreign, late bool) (moved bool, err error) {
+// attempt makes the connections and lets the peer try.
+func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 	if err := p.open(); err != nil {
 		return false, err
 	}
 	begin := addressOf(p.memory.mem) + probeWindow
 	var wr ibv.SendWR
 	wr.ID, wr.Flags = probeBind, ibv.Signaled
-	key := p.mw.Bind(&wr, p.memory.mr, begin, attemptSize, ibv.RemoteRead)
+	key := p.mw.Bind(&wr, p.memory.mr, begin, attemptSize, a.rights)
 	if err := p.succeed(p.exposer[0], wr); err != nil {
 		return false, err
 	}
-	if late {
+	if a.late {
 		wr = ibv.SendWR{ID: probeUnbind, Flags: ibv.Signaled}
 		p.mw.Invalidate(&wr, key)
 		if err := p.succeed(p.exposer[0], wr); err != nil {
@@ -214,14 +233,11 @@ func (p *windowProbe) attempt(off, n int, write, foreign, late bool) (moved bool
 		theirs[i], ours[i] = 't', 'o'
 	}
 	qp := p.reader[0]
-	if foreign {
+	if a.foreign {
 		qp = p.reader[1]
 	}
-	wr = ibv.SendWR{ID: probeMove, Opcode: ibv.OpRead, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(begin) + uint64(off), RemoteKey: key}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(ours)), Length: uint32(n), LKey: p.memory.mr.LKey}
-	if write {
-		wr.Opcode = ibv.OpWrite
-	}
+	wr = ibv.SendWR{ID: probeMove, Opcode: a.op, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(begin) + uint64(a.off), RemoteKey: key}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(ours)), Length: uint32(a.n), LKey: p.memory.mr.LKey}
 	status, err := p.do(qp, wr)
 	if err != nil {
 		return false, err

@@ -219,10 +219,12 @@ func (e *Endpoint) postMove(q *fifo[transfer], t transfer, r *regcache.Region, b
 		rest.SGE[0].Addr += uint64(first)
 		rest.SGE[0].Length -= uint32(first)
 	}
-	if _, err := e.qp.PostSend(wrs); err != nil {
-		if errors.Is(err, syscall.ENOMEM) {
-			return session.ErrWouldBlock
-		}
+	switch n, err := e.qp.PostSend(wrs); {
+	case n > 0 && err != nil:
+		e.fail(lost(err)) // the device has a part, and the memory until the queue pair goes
+	case errors.Is(err, syscall.ENOMEM):
+		return session.ErrWouldBlock
+	case err != nil:
 		return err
 	}
 	q.push(t)

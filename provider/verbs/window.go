@@ -89,11 +89,17 @@ func (e *Endpoint) bind(r *regcache.Region, b []byte, access ibv.Access) (*windo
 	wr := &ws.wr[0]
 	*wr = ibv.SendWR{ID: kindBind | uint64(w.index)}
 	w.key = w.mw.Bind(wr, r.MR().Ref.(*ibv.MR), addressOf(b), len(b), access)
-	if _, err := e.qp.PostSend(ws.wr[:]); err != nil {
+	n, err := e.qp.PostSend(ws.wr[:])
+	if n > 0 {
+		ws.free = ws.free[:last]
+		w.bound = true
+	}
+	if err != nil {
+		if n > 0 {
+			e.fail(lost(err)) // the window goes with the queue pair
+		}
 		return nil, err
 	}
-	ws.free = ws.free[:last]
-	w.bound = true
 	return w, nil
 }
 
@@ -134,7 +140,7 @@ func (e *Endpoint) invalidate(w *window) error {
 	for began := time.Now(); time.Since(began) < poll; runtime.Gosched() {
 		e.mu.Lock()
 		e.drain()
-		over := !w.bound
+		over := e.freed(w)
 		e.mu.Unlock()
 		if over {
 			return nil
@@ -142,7 +148,18 @@ func (e *Endpoint) invalidate(w *window) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
 	defer cancel()
-	return e.await(ctx, func() bool { return !w.bound })
+	return e.await(ctx, func() bool { return e.freed(w) })
+}
+
+// freed gives the window to the next exposure once its invalidation has completed.
+// Who waits for that does: before, another could bind it, and he would wait for
+// that one's end. mu is held.
+func (e *Endpoint) freed(w *window) bool {
+	if w.bound {
+		return false
+	}
+	e.windows.free = append(e.windows.free, w)
+	return true
 }
 
 func (e *Endpoint) postInvalidate(w *window) error {
@@ -163,9 +180,7 @@ func (e *Endpoint) unbound(wc *ibv.WC) {
 	if wc.Status != ibv.Success {
 		return // the connection has failed
 	}
-	w := e.windows.all[wc.ID&^kindMask]
-	w.bound = false
-	e.windows.free = append(e.windows.free, w)
+	e.windows.all[wc.ID&^kindMask].bound = false
 	e.alert()
 }
 

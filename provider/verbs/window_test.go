@@ -4,9 +4,11 @@ package verbs
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"syscall"
 	"testing"
@@ -33,7 +35,7 @@ func TestProbe(t *testing.T) {
 	}
 	wrong, err := tryWindows(b.dev, len(windowAttempts))
 	// rxe asks the registration beneath, not the window.
-	if want := []string{"reading past the end", "reading before the begin"}; err != nil || !slices.Equal(wrong, want) {
+	if want := []string{"reading past the end", "reading before the begin", "writing past the end", "writing before the begin"}; err != nil || !slices.Equal(wrong, want) {
 		t.Errorf("%q, %v; want %q", wrong, err, want)
 	}
 	b.dev.probeWindows()
@@ -42,6 +44,53 @@ func TestProbe(t *testing.T) {
 	}
 	if !b.dev.useWindows(Config{ForceWindows: true}) || b.dev.useWindows(Config{ForceWindows: true, Disable: session.FeatureWindows}) {
 		t.Error("ForceWindows and Disable do not do what they say")
+	}
+}
+
+// What the process knows of a device, its next first connection goes by.
+func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
+	for _, trusted := range []bool{false, true} {
+		d := &device{ctx: &ibv.Context{Device: ibv.Device{Name: "known"}}, caps: ibv.Caps{MaxMW: 8}}
+		probed.mu.Lock()
+		if probed.m == nil {
+			probed.m = make(map[string]probeAnswer)
+		}
+		probed.m[d.probeKey()] = probeAnswer{trusted: trusted}
+		probed.mu.Unlock()
+		if got := d.useWindows(Config{}); got != trusted {
+			t.Errorf("windows: %v, though it is known: %v", got, trusted)
+		}
+		d.waiters.Wait()
+	}
+}
+
+// A window is nobody else's before the Revoke that waits for it has seen its
+// invalidation complete: it would wait for the next exposure's end, and the end of
+// its patience is that of the connection.
+func TestWindowIsFreeBehindItsRevoke(t *testing.T) {
+	e := &Endpoint{gone: true} // no device is asked
+	w := &window{bound: true}
+	e.windows.all = []*window{w}
+	revoked := make(chan error, 1)
+	go func() { // as invalidate behind postInvalidate
+		ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
+		defer cancel()
+		revoked <- e.await(ctx, func() bool { return e.freed(w) })
+	}()
+	for e.watchers.n.Load() == 0 {
+		runtime.Gosched()
+	}
+	e.mu.Lock() // another's Poll, which goes on to expose memory
+	e.unbound(&ibv.WC{ID: kindUnbind, Status: ibv.Success})
+	if len(e.windows.free) != 0 {
+		t.Error("the window is free though its Revoke has not ended")
+	}
+	e.mu.Unlock()
+	if err := <-revoked; err != nil {
+		t.Error(err)
+	}
+	if len(e.windows.free) != 1 {
+		t.Errorf("%d windows are free, want 1", len(e.windows.free))
 	}
 }
 
