@@ -138,7 +138,7 @@ func (d *Dialer) plan(ctx context.Context, network, address string, env environm
 // bound applies the dialer's own limits of time to ctx.
 func (d *Dialer) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline := d.NetDialer.Deadline
-	if d.NetDialer.Timeout > 0 {
+	if d.NetDialer.Timeout != 0 { // below: as good as over, as for net
 		if t := time.Now().Add(d.NetDialer.Timeout); deadline.IsZero() || t.Before(deadline) {
 			deadline = t
 		}
@@ -251,15 +251,22 @@ func negotiate(ctx context.Context, l link, config session.Config) (*session.Ses
 	if err == nil {
 		return s, nil
 	}
+	if ctx.Err() != nil {
+		l.endpoint.Close() // in order: a listener that is being closed refuses nobody
+	}
 	s.Abort()
 	l.release()
-	why := new(Unavailable)
-	reset := errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF)
-	if reset && l.endpoint.Limits().Buffered && !errors.As(err, &why) {
-		// There is no wire that could have failed. A listener that ends the
-		// endpoint before it negotiates refuses (C7, C8): its backlog is full,
-		// or it is being closed.
-		return nil, syscall.ECONNREFUSED
+	if !l.endpoint.Limits().Buffered || errors.As(err, new(*Unavailable)) {
+		return nil, err
+	}
+	// There is no wire that could have failed.
+	switch {
+	case errors.Is(err, syscall.ECONNRESET):
+		return nil, syscall.ECONNREFUSED // a full backlog (C7, C8)
+	case errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF):
+		// The listener is being closed, or was handed to another process. If nobody
+		// listens on, TCP says so.
+		return nil, &Unavailable{Reason: ReasonNoListener, Err: err}
 	}
 	return nil, err
 }

@@ -136,7 +136,6 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 			if final != nil {
 				refusal = &Unavailable{Reason: ReasonUnreachable, Err: final}
 			}
-			count(func(n *Counters) { n.Listeners[refusal.Reason]++ })
 			l.without = cmp.Or(l.without, refusal)
 			continue
 		}
@@ -146,7 +145,10 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 	}
 	if len(l.acceptors) > 0 {
 		l.without = nil
-	} else if lc.Policy == Require {
+		return l, nil
+	}
+	count(func(n *Counters) { n.Listeners[l.without.Reason]++ })
+	if lc.Policy == Require {
 		addr := l.tcp.Addr()
 		l.Close()
 		return nil, listenError(network, addr, requireError{l.without})
@@ -171,6 +173,8 @@ type Listener struct {
 	startTCP   sync.Once
 	ctx        context.Context // ends at Close, with it the negotiations
 	cancel     context.CancelFunc
+	accepting  atomic.Bool // Accept was called
+	handed     atomic.Bool // File was, before
 	closing    atomic.Bool
 	closed     chan struct{}
 	background sync.WaitGroup
@@ -187,6 +191,7 @@ type arrival struct {
 func (l *Listener) Accept() (net.Conn, error) {
 	// From the first Accept on, not before: a listener that was made to be
 	// handed to another process by File takes nothing from it.
+	l.accepting.Store(true)
 	l.startTCP.Do(func() {
 		if !l.closing.Load() {
 			l.background.Go(l.serveTCP)
@@ -254,7 +259,7 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 		switch {
 		case l.closing.Load():
 			if err == nil {
-				refuse(link)
+				turnAway(link)
 			}
 			return
 		case errors.Is(err, net.ErrClosed):
@@ -269,6 +274,10 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 			continue
 		}
 		delay = minAcceptDelay
+		if l.handed.Load() && !l.accepting.Load() {
+			l.background.Go(func() { turnAway(link) })
+			continue
+		}
 		if int(l.pending.Add(1)) > cap(l.ready) { // C7
 			l.pending.Add(-1)
 			refuse(link)
@@ -284,6 +293,13 @@ func refuse(l link) {
 	l.endpoint.Abort()
 	l.release()
 	count(func(n *Counters) { n.Refused++ })
+}
+
+// turnAway ends a connection in order before it is negotiated: its dialer goes by
+// TCP, where another process may listen on.
+func turnAway(l link) {
+	l.endpoint.Close()
+	l.release()
 }
 
 // admit negotiates one connection and queues it for Accept.
@@ -344,8 +360,13 @@ func (l *Listener) SetDeadline(t time.Time) error {
 func (l *Listener) SyscallConn() (syscall.RawConn, error) { return l.tcp.SyscallConn() }
 
 // File returns a copy of the TCP listener's descriptor; see
-// net.TCPListener.File. A process that gets it accepts TCP connections alone.
-func (l *Listener) File() (*os.File, error) { return l.tcp.File() }
+// net.TCPListener.File. A process that gets it accepts TCP connections alone. All
+// connections are by TCP, and its, while this process has not called Accept. Those
+// over a SAN that wait here at Close are reset: accept them first.
+func (l *Listener) File() (*os.File, error) {
+	l.handed.Store(true)
+	return l.tcp.File()
+}
 
 func (l *Listener) acceptError(err error) error {
 	return &net.OpError{Op: "accept", Net: l.Addr().Network(), Addr: l.Addr(), Err: err}

@@ -220,8 +220,14 @@ func TestListenerFileAndSyscallConn(t *testing.T) {
 	}
 	defer child.Close()
 	// The one that never called Accept takes nothing from the other.
-	p := mustDial(t, &Dialer{Policy: Never}, l.Addr().String())
-	say(t, p, mustAccept(t, child), "to the heir")
+	for _, d := range []*Dialer{{Policy: Never}, {}} {
+		p := mustDial(t, d, l.Addr().String())
+		wantProvider(t, p, providerTCP)
+		say(t, p, mustAccept(t, child), "to the heir")
+	}
+	if _, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String()); reasonOf(err) != ReasonNoListener {
+		t.Errorf("with a SAN required: %v, want %v", err, ReasonNoListener)
+	}
 
 	raw, err := l.SyscallConn()
 	if err != nil {

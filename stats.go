@@ -13,8 +13,8 @@ type Counters struct {
 	Open map[string]int
 	// Fallbacks counts the connections that are not on a SAN, by reason.
 	Fallbacks map[Reason]uint64
-	// Listeners counts those listeners that a provider could not serve, by
-	// reason.
+	// Listeners counts the listeners that have no SAN, by reason; where several
+	// providers were asked, by the first one's.
 	Listeners map[Reason]uint64
 	// Refused counts what this process's listeners refused: SAN connections
 	// beyond the backlog, and TCP connections where the policy is Require.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -211,6 +212,59 @@ func idle(t testing.TB) {
 	defer cancel()
 	if err := shm.Idle(ctx); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A process hands its port on and closes its listener. TCP is there all the time, so
+// nobody is refused; what waits to be accepted at that moment may be reset.
+func TestNobodyIsRefusedByAListenerThatWasHandedOn(t *testing.T) {
+	for range amount(20, 5) {
+		l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+		file, err := l.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		heir, err := net.FileListener(file)
+		file.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var serving, dialing sync.WaitGroup
+		for _, from := range []net.Listener{l, heir} {
+			serving.Go(func() {
+				for {
+					c, err := from.Accept()
+					if err != nil {
+						return
+					}
+					c.Close()
+				}
+			})
+		}
+		var closed atomic.Bool
+		var bySAN atomic.Int32
+		for range 4 {
+			dialing.Go(func() {
+				for last := false; !last; {
+					last = closed.Load()
+					c, err := (&Dialer{}).Dial("tcp", l.Addr().String())
+					if err != nil {
+						t.Errorf("last %v: %v", last, err)
+						return
+					}
+					if InfoOf(c).Provider == shm.Name {
+						bySAN.Add(1)
+					}
+					c.Close()
+				}
+			})
+		}
+		waitFor(t, "connections by shm", func() bool { return bySAN.Load() > 20 || t.Failed() })
+		l.Close()
+		closed.Store(true)
+		dialing.Wait()
+		heir.Close()
+		serving.Wait()
 	}
 }
 

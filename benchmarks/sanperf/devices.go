@@ -161,10 +161,18 @@ func (d *destination) of(provider string) outcome {
 }
 
 func judgeSharedMemory(loopback *destination) finding {
+	if found, yes := loopback.fails(); yes {
+		return found
+	}
 	if problem := loopback.of(sharedMemory).Error; problem != "" {
 		return finding{false, problem + "; connections between processes of this host go by TCP"}
 	}
 	return finding{true, "connections between processes of this host"}
+}
+
+// fails says that no provider was even asked: a switch has a word that nobody knows.
+func (d *destination) fails() (finding, bool) {
+	return finding{false, d.Error + "; every Listen and Dial fails"}, len(d.Outcomes) == 0 && d.Error != ""
 }
 
 // explain asks each provider for a connection to an address. All of it takes
@@ -200,6 +208,9 @@ func explain(ctx context.Context, address string, timeout, attempt time.Duration
 
 // judgeRDMA says in a sentence whether RDMA can be used, or what is missing.
 func (r *report) judgeRDMA(loopback *destination) finding {
+	if found, yes := loopback.fails(); yes {
+		return found
+	}
 	var usable, listed, opened int
 	first := ""
 	for _, d := range r.Devices {

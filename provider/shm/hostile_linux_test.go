@@ -315,6 +315,7 @@ func socketOf(t *testing.T, c interface{ File() (*os.File, error) }) int {
 
 // A listener whose TCP listener takes no IPv4 takes none, whatever a dialer says.
 func TestAListenerOfIPv6AloneTakesNoIPv4(t *testing.T) {
+	leaks(t)
 	for _, alone := range []bool{false, true} {
 		tcp, l := listen(t, "[::]:0", Config{V6Only: alone})
 		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(tcp.Addr().(*net.TCPAddr).Port))

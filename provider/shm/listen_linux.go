@@ -115,7 +115,7 @@ func (l *Listener) Accept() (ep session.Endpoint, local, remote *net.TCPAddr, er
 }
 
 // Close stops accepting. Connections that Accept returned live on; those that
-// nobody accepted are aborted.
+// nobody accepted are closed.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	if l.done {
@@ -131,7 +131,7 @@ func (l *Listener) Close() error {
 	for {
 		select {
 		case a := <-l.accepted:
-			a.ep.Abort()
+			a.ep.Close() // in order: its dialer is not refused
 			continue
 		default:
 		}
