@@ -10,9 +10,11 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -579,6 +581,100 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 		}
 		b.Drop()
 	}
+}
+
+// What a connection has faulted in serves the next one, and goes when there is none.
+func TestFreeSlotStaysWarmAndCools(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	first, firstHere := meet(t, tcp, l) // keeps the link
+	defer first.Close()
+	defer firstHere.Close()
+	k := first.(*endpoint).link
+	k.mu.Lock()
+	k.timing = true // this test is the janitor
+	k.mu.Unlock()
+	defer func() {
+		k.mu.Lock()
+		k.timing = false
+		k.startTimer()
+		k.mu.Unlock()
+	}()
+	var warm *slot
+	use := func(n int) {
+		x, y := meet(t, tcp, l)
+		if s := x.(*endpoint).slot; warm == nil {
+			warm = s
+		} else if s != warm {
+			t.Fatal("another slot was taken")
+		}
+		a, b := newPeer(x), newPeer(y)
+		msg := make([]byte, session.MaxControl)
+		for i := range n {
+			pattern(msg, uint64(i))
+			if !a.send(msg) {
+				t.Fatal(a.Err())
+			}
+		}
+		var ev session.Event
+		for i := range n {
+			pattern(msg, uint64(i))
+			if !b.poll(&ev) || !bytes.Equal(ev.Msg, msg) {
+				t.Fatalf("message %d is wrong: %v", i, b.Err())
+			}
+			b.Drop()
+		}
+		a.Close()
+		b.Close()
+		testenv.Eventually(t, patience, func() error {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.reap(warm) // though the bell may not have been answered
+			if !slices.Contains(k.free, warm) {
+				return errors.New("the slot is not free")
+			}
+			return nil
+		})
+	}
+	const many = 1 << 20 / session.MaxControl
+	use(many)
+	grown := resident(t, warm.rings[0][:])
+	if grown < 1<<20 {
+		t.Fatalf("%d bytes after a MiB", grown)
+	}
+	k.cool()
+	use(1) // keeps them warm, though its own ring has not grown
+	for range warmTicks - 1 {
+		if !k.cool() {
+			t.Error("the janitor need not come again, though a slot is warm")
+		}
+		if n := resident(t, warm.rings[0][:]); n != grown {
+			t.Errorf("%d of %d bytes are left before their time", n, grown)
+		}
+	}
+	if k.cool() {
+		t.Error("the janitor has to come again")
+	}
+	if n := resident(t, warm.rings[0][:]); n > os.Getpagesize() { // a slice of an array touches it
+		t.Errorf("%d bytes are left for nobody", n)
+	}
+	k.mu.Lock()
+	k.free = []*slot{warm}
+	k.mu.Unlock()
+	use(many) // as good as new
+}
+
+// resident is how much of a mapping there is memory for.
+func resident(t *testing.T, b []byte) (n int) {
+	t.Helper()
+	pages := make([]byte, len(b)/os.Getpagesize())
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unsafe.Pointer(&pages[0]))); errno != 0 {
+		t.Fatal(errno)
+	}
+	for _, in := range pages {
+		n += int(in&1) * os.Getpagesize()
+	}
+	return n
 }
 
 // The janitor looks all the time, at a ring that grows, empties and fills.

@@ -542,7 +542,7 @@ func (l *link) ringGrew() {
 	l.mu.Unlock()
 }
 
-// tick is the janitor: it shrinks rings, and ends a dialing end that has no
+// tick is the janitor: it shrinks rings, used and free ones, and ends a dialing end that has no
 // connection any more. What the peer has yet to read is in its own mapping.
 func (l *link) tick() {
 	l.mu.Lock()
@@ -555,7 +555,7 @@ func (l *link) tick() {
 	l.mu.Unlock()
 	defer l.work.Done()
 
-	again := false
+	again := l.cool()
 	for _, s := range *l.slots.Load() {
 		if e := s.ep.Load(); e != nil && e.send.shrink(e) {
 			again = true

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -19,8 +20,16 @@ type slot struct {
 	control *slotControl
 	rings   [2]*[ringSize]byte
 	ep      atomic.Pointer[endpoint]
-	lame    bool // under the link's mu: this end is done, the peer may not be
+
+	// At the dialing end, under the link's mu:
+	lame bool // this end is done, the peer may not be
+	warm int  // its rings have pages of an earlier connection's; see cool
 }
+
+// warmTicks is how long the rings of a free slot keep the pages that a connection
+// has left them, and hand them to the next one: programs that connect for each
+// request would fault in every page again, which takes twice as long as the request.
+const warmTicks = 2
 
 // addSegment makes a segment's slots known, free at the dialing end.
 func (l *link) addSegment(m mapping) {
@@ -127,9 +136,7 @@ func (l *link) answered(number uint32, code uint8) bool {
 	}
 	delete(l.pending, number)
 	if code != codeOK {
-		s := (*l.slots.Load())[number]
-		s.lame = false
-		l.free = append(l.free, s)
+		l.vacate((*l.slots.Load())[number])
 	}
 	answer <- code // has room
 	return true
@@ -165,8 +172,52 @@ func (l *link) reap(s *slot) {
 	if !s.lame || l.pending[uint32(s.number)] != nil || s.control.state[1].v.Load() == stateOpen {
 		return
 	}
+	l.vacate(s)
+}
+
+// vacate makes a slot free: the next connection takes it before all others. It is
+// called with mu held.
+func (l *link) vacate(s *slot) {
 	s.lame = false
+	if s.warm > 0 || s.grown() {
+		s.warm = warmTicks
+		l.startTimer()
+	}
 	l.free = append(l.free, s)
+}
+
+// grown says whether a ring has more pages than one that has not grown.
+func (s *slot) grown() bool {
+	return s.control.ring[0].limit.Load() > ringStart || s.control.ring[1].limit.Load() > ringStart
+}
+
+// cool gives the pages back that free slots have kept for warmTicks. It says whether
+// it has to come again. A slot is nobody's meanwhile, one at a time.
+func (l *link) cool() (again bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		at := slices.IndexFunc(l.free, func(s *slot) bool { return s.warm == 1 })
+		if at < 0 {
+			break
+		}
+		s := l.free[at]
+		l.free = slices.Delete(l.free, at, at+1)
+		l.mu.Unlock()
+		for _, ring := range s.rings {
+			_ = unix.Madvise(ring[:], unix.MADV_REMOVE)
+		}
+		l.mu.Lock()
+		s.warm = 0
+		l.free = slices.Insert(l.free, 0, s) // the last to be taken
+	}
+	for _, s := range l.free {
+		if s.warm > 1 {
+			s.warm--
+			again = true
+		}
+	}
+	return again
 }
 
 // take gives a fresh slot, from a new segment if need be, and counts it as
@@ -296,14 +347,10 @@ func (l *link) takeSegment(m *message, fds []int, cut error) error {
 	return l.reply(&message{kind: msgMapped, code: code})
 }
 
-// reset prepares a slot for its next connection, and gives the pages of rings
-// that had grown back.
+// reset prepares a slot for its next connection.
 func (s *slot) reset() {
 	for dir := range s.control.ring {
 		c := &s.control.ring[dir]
-		if c.limit.Load() > ringStart {
-			_ = unix.Madvise(s.rings[dir][:], unix.MADV_REMOVE)
-		}
 		c.tail.Store(0)
 		c.spareTail.Store(0)
 		c.head.Store(0)
