@@ -15,6 +15,23 @@ func passed(d *acceptDeadline) bool {
 	}
 }
 
+// A deadline that is moved at the moment at which it passes: its timer has fired, and its
+// function may not have run yet.
+func TestAcceptDeadlineMovedAsItPasses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for i := range 1000 {
+			var d acceptDeadline
+			at := time.Now().Add(time.Second)
+			d.set(at)
+			time.Sleep(time.Until(at)) // virtual
+			d.set(time.Now().Add(-1))
+			if !passed(&d) {
+				t.Fatalf("%d: has not passed", i)
+			}
+		}
+	})
+}
+
 func TestAcceptDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d acceptDeadline

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -217,6 +218,72 @@ func TestDialPeerThatNeverNegotiates(t *testing.T) {
 	say(t, c, mustAccept(t, l), "by TCP then")
 }
 
+// second is a provider beside the fake.
+type second struct{ *fake }
+
+func (second) name() string { return "second" }
+
+// Where several providers fail, the reason is the preferred one's.
+func TestDialReasonIsThePreferredProviders(t *testing.T) {
+	say := func(r Reason) *fake {
+		return &fake{fail: func(context.Context, request) error { return &Unavailable{Reason: r} }}
+	}
+	useProviders(t, say(ReasonPermission), second{say(ReasonResources)})
+	addr := plainListen(t, "127.0.0.1:0").Addr().String()
+	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonPermission)
+	wantFallback(t, mustDial(t, &Dialer{Providers: []string{"second", fakeName}}, addr), ReasonResources)
+}
+
+// … nor does such an attempt leave a socket behind.
+func TestDialInVainLeavesNoSocket(t *testing.T) {
+	f := useFake(t)
+	f.mute = true
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	d := &Dialer{Policy: Require}
+	d.Options.AttemptTimeout = time.Millisecond
+	before := countDescriptors(t)
+	for range 10 {
+		if _, err := d.Dial("tcp", l.Addr().String()); reasonOf(err) != ReasonTimeout {
+			t.Fatalf("a peer that never negotiates: %v", err)
+		}
+	}
+	if n := countDescriptors(t); n > before {
+		t.Errorf("%d descriptors, were %d", n, before)
+	}
+}
+
+// … nor one over shared memory that finds no listener of ours.
+func TestDialOfAPlainListenerLeavesNoSocket(t *testing.T) {
+	useProviders(t, sharedMemory{})
+	addr := plainListen(t, "127.0.0.1:0").Addr().String()
+	before := countDescriptors(t)
+	for range 10 {
+		if _, err := (&Dialer{Policy: Require}).Dial("tcp", addr); reasonOf(err) != ReasonNoListener {
+			t.Fatalf("a plain listener: %v", err)
+		}
+	}
+	if n := countDescriptors(t); n > before {
+		t.Errorf("%d descriptors, were %d", n, before)
+	}
+}
+
+// A destination that answers is not left alone for what it did before.
+func TestDialSuccessIsRemembered(t *testing.T) {
+	f := useFake(t)
+	f.fail = func(ctx context.Context, _ request) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	addr := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0").Addr().String()
+	d := &Dialer{}
+	d.Options.AttemptTimeout = 10 * time.Millisecond
+	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
+	f.fail = nil
+	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonRemembered)
+	wantProvider(t, mustDial(t, &Dialer{Policy: Require}, addr), fakeName) // which asks all the same
+	wantProvider(t, mustDial(t, &Dialer{}, addr), fakeName)
+}
+
 func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 	f := useFake(t)
 	f.fail = func(ctx context.Context, _ request) error {
@@ -326,6 +393,22 @@ func TestDialHooksSeeTheSocketOfTheAddress(t *testing.T) {
 	if calls.Load() != 1 {
 		t.Errorf("hook called %d times", calls.Load())
 	}
+	var port int // to which a hook binds the socket itself
+	d.NetDialer.ControlContext = func(_ context.Context, _, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			if err := syscall.Bind(int(fd), &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+				t.Error(err)
+			}
+			if sa, err := syscall.Getsockname(int(fd)); err == nil {
+				port = sa.(*syscall.SockaddrInet4).Port
+			}
+		})
+	}
+	c = mustDial(t, d, l.Addr().String())
+	wantProvider(t, c, fakeName)
+	if got := c.LocalAddr().(*net.TCPAddr).Port; got != port {
+		t.Errorf("the connection comes from port %d, the hook chose %d", got, port)
+	}
 	d.NetDialer.ControlContext = nil
 	d.NetDialer.Control = func(string, string, syscall.RawConn) error { return syscall.EXDEV }
 	_, err := d.Dial("tcp", l.Addr().String())
@@ -380,6 +463,39 @@ func answering(t testing.TB, hosts map[string][]string) *net.Resolver {
 			go serveDNS(t, server, hosts)
 			return client, nil
 		},
+	}
+}
+
+// Several addresses share what time there is, as with net; none has less than two
+// seconds, and the last all that is left.
+func TestAddressesShareTheTime(t *testing.T) {
+	for _, c := range []struct {
+		left       int
+		have, want time.Duration
+	}{
+		{3, 30 * time.Second, 10 * time.Second},
+		{3, 3 * time.Second, 2 * time.Second},
+		{3, time.Second, time.Second},
+		{1, 30 * time.Second, 30 * time.Second},
+		{3, 0, 0}, // no limit
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx := t.Context()
+			if c.have > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, c.have)
+				defer cancel()
+			}
+			ctx, cancel := share(ctx, c.left)
+			defer cancel()
+			got := time.Duration(0)
+			if at, ok := ctx.Deadline(); ok {
+				got = time.Until(at)
+			}
+			if got != c.want {
+				t.Errorf("one of %d addresses has %v of %v, want %v", c.left, got, c.have, c.want)
+			}
+		})
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 func TestListenErrorsAreThoseOfNet(t *testing.T) {
@@ -126,6 +128,27 @@ func TestListenerBacklogFullIsRefusedAtOnce(t *testing.T) {
 		say(t, conns[s.RemoteAddr().String()], s, "still served")
 	}
 	wantProvider(t, mustDial(t, &Dialer{}, l.Addr().String()), fakeName)
+}
+
+// A connection that is never negotiated gives its place in the backlog back.
+func TestFailedNegotiationGivesItsPlaceBack(t *testing.T) {
+	f := useFake(t)
+	l := mustListen(t, &ListenConfig{Backlog: 1}, "tcp", "127.0.0.1:0")
+	f.silent.Store(true)
+	d := &Dialer{Policy: Require}
+	d.Options.AttemptTimeout = 10 * time.Millisecond
+	if _, err := d.Dial("tcp", l.Addr().String()); reasonOf(err) != ReasonTimeout {
+		t.Fatalf("a dialer that says nothing: %v", err)
+	}
+	f.silent.Store(false)
+	testenv.Eventually(t, patience, func() error {
+		c, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+		if err == nil {
+			wantProvider(t, c, fakeName)
+			c.Close()
+		}
+		return err
+	})
 }
 
 func TestListenerRequireResetsPlainTCP(t *testing.T) {

@@ -666,6 +666,8 @@ func TestClosedConnSaysSo(t *testing.T) {
 			"read of nothing":  func(c net.Conn) error { _, err := c.Read(nil); return err },
 			"write of nothing": func(c net.Conn) error { _, err := c.Write(nil); return err },
 			"deadline":         func(c net.Conn) error { return c.SetDeadline(time.Now()) },
+			"read deadline":    func(c net.Conn) error { return c.SetReadDeadline(time.Now()) },
+			"write deadline":   func(c net.Conn) error { return c.SetWriteDeadline(time.Now()) },
 			"close":            func(c net.Conn) error { return c.Close() },
 			"closewrite":       func(c net.Conn) error { return c.(interface{ CloseWrite() error }).CloseWrite() },
 			"closeread":        func(c net.Conn) error { return c.(interface{ CloseRead() error }).CloseRead() },

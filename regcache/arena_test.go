@@ -95,6 +95,23 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 }
 
 // When nothing else is left, a piece of a larger size serves.
+// … also with a buffer for which a chunk of its own would be needed.
+func TestArenaStaysWithinItsLimitForLargeBuffers(t *testing.T) {
+	a := NewArena(64<<10, 256<<10)
+	defer a.Close()
+	small := get(t, a, 4096)
+	defer small.Put()
+	if b, err := a.Get(256 << 10); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("Get beyond the limit: %v, want ENOBUFS", err)
+		if err == nil {
+			b.Put()
+		}
+	}
+	if mapped, _ := a.Bytes(); mapped > 256<<10 {
+		t.Errorf("%d bytes mapped", mapped)
+	}
+}
+
 func TestArenaGivesLargerPieces(t *testing.T) {
 	a := NewArena(64<<10, 128<<10)
 	defer a.Close()

@@ -265,6 +265,75 @@ func TestAPartOfARegisteredBufferIsAHit(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
+// A region serves what lies in it to the last byte, and nothing beyond.
+func TestTheIndexKeepsToTheBounds(t *testing.T) {
+	var x index
+	r := &Region{start: 0x1000, end: 0x2000}
+	x.insert(r)
+	for _, c := range []struct {
+		start, end uintptr
+		want       *Region
+	}{{0x1000, 0x2000, r}, {0x1fff, 0x2000, r}, {0x1000, 0x2001, nil}, {0xfff, 0x2000, nil}, {0x2000, 0x2001, nil}} {
+		if got := x.find(c.start, c.end); got != c.want {
+			t.Errorf("[%#x, %#x): %v, want %v", c.start, c.end, got, c.want)
+		}
+	}
+}
+
+// Room that was taken for a registration which failed is given back.
+func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
+	d := &book{refuse: func(int) error { return syscall.EIO }}
+	budget := NewBudget(1<<20, 100)
+	c := newCache(t, d, Config{Budget: budget, Eager: true})
+	for range 3 {
+		if _, err := c.Acquire(make([]byte, 64<<10), LocalRead); !errors.Is(err, syscall.EIO) {
+			t.Errorf("Acquire: %v, want EIO", err)
+		}
+	}
+	if budget.bytes != 0 || budget.entries != 0 {
+		t.Errorf("%v", budget)
+	}
+}
+
+// A declaration that is withdrawn while the memory is being registered: no cache keeps it.
+func TestWithdrawnWhileItIsRegistered(t *testing.T) {
+	d := &book{}
+	c := newCache(t, d, Config{})
+	b := make([]byte, 64<<10)
+	stable, err := Declare(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.refuse = func(int) error { return stable.Withdraw() }
+	release(t, acquire(t, c, b, LocalRead))
+	expectEmpty(t, d)
+}
+
+// A slice that goes beyond its object is none that Go made.
+func TestASliceBeyondItsObjectIsUnknown(t *testing.T) {
+	const size, pages = 1 << 10, 8 << 10 // several objects of that size share a span of so many bytes
+	var all [2 * pages / size][]byte
+	for i := range all {
+		all[i] = make([]byte, size)
+	}
+	for _, b := range all {
+		if addressOf(b)%pages+2*size > pages {
+			continue // the next object may be in another span
+		}
+		header := struct {
+			start    unsafe.Pointer
+			len, cap int
+		}{unsafe.Pointer(&b[0]), size + 1, size + 1}
+		if k := KindOf(*(*[]byte)(unsafe.Pointer(&header))); k != Unknown {
+			t.Errorf("one byte of the next object makes it %v", k)
+		}
+		if k := KindOf(b); k != Heap {
+			t.Errorf("the object is %v", k)
+		}
+	}
+	runtime.KeepAlive(&all)
+}
+
 func TestAHitAllocatesNothing(t *testing.T) {
 	c := newCache(t, &book{}, Config{Eager: true})
 	b := make([]byte, 64<<10)

@@ -135,6 +135,57 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// The interval of SetKeepAliveConfig is the one that a silent peer is asked at: with the
+// default of 15 s this would take a minute.
+func TestKeepAliveConfig(t *testing.T) {
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+	sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
+	defer sb.Abort()
+	if err := errors.Join(sa.Negotiate(t.Context()), sb.Negotiate(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	a := sanconn.New(sa, &net.TCPAddr{}, &net.TCPAddr{}, nil)
+	defer a.Close()
+	ea.Cut()
+	if err := a.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 10 * time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	a.SetDeadline(time.Now().Add(patience))
+	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ETIMEDOUT) {
+		t.Errorf("Read: %v, want %v", err, syscall.ETIMEDOUT)
+	}
+}
+
+// Only SetLinger(0) makes Close a reset.
+func TestLinger(t *testing.T) {
+	for sec, want := range map[int]error{-1: nil, 0: syscall.ECONNRESET, 1: nil} {
+		a, b := pipe(t, session.Limits{}, nil)
+		if err := a.SetLinger(sec); err != nil {
+			t.Fatal(err)
+		}
+		a.Write([]byte("sent"))
+		a.Close()
+		b.SetDeadline(time.Now().Add(patience))
+		if got, err := io.ReadAll(b); !errors.Is(err, want) || want == nil && string(got) != "sent" {
+			t.Errorf("SetLinger(%d): read %q, %v, want %v", sec, got, err, want)
+		}
+	}
+}
+
+// shortWriter takes half of it and says nothing.
+type shortWriter struct{}
+
+func (shortWriter) Write(p []byte) (int, error) { return len(p) / 2, nil }
+
+func TestCopyToAWriterThatIsShort(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	a.Write([]byte("four"))
+	a.Close()
+	if n, err := io.Copy(shortWriter{}, b); n != 2 || err != io.ErrShortWrite {
+		t.Errorf("copied %d, %v, want 2, %v", n, err, io.ErrShortWrite)
+	}
+}
+
 func TestWriteBuffersConsumesWhatItWrote(t *testing.T) {
 	for _, e := range endpoints {
 		t.Run(e.name, func(t *testing.T) {

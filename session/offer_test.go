@@ -119,6 +119,37 @@ func TestInterruptedBehindTheOutbox(t *testing.T) {
 	})
 }
 
+// A peer that has its grants wrong costs the connection.
+func TestBrokenRulesOfGrants(t *testing.T) {
+	for name, say := range map[string]func(*session.Session, *raw){
+		"granted while a grant is out": func(s *session.Session, p *raw) {
+			goWrite(s, pattern(20_000))
+			id := uint64(le.Uint32(p.expect(tOfferWrite)))
+			for range 2 {
+				d, _ := p.Expose(make([]byte, 1000), session.RemoteWrite)
+				p.send(tGrant, 0, u64(id, d.Addr, d.Key, d.Len)...)
+			}
+		},
+		"written though the grant is over": func(_ *session.Session, p *raw) {
+			p.send(tOfferWrite, 0, u64(1, 100_000)...)
+			size := le.Uint64(p.expect(tGrant)[24:])
+			p.send(tWriteDone, 0, u64(1, size)...)
+			p.send(tWriteDone, 0, u64(1, 1)...)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, byWrite, session.Config{KeepAlive: -1, ReceiveBudget: 1, Disable: session.FeatureRDMARead})
+				e.Hold(twin.HoldWrites)
+				say(s, p)
+				pass(time.Second)
+				_, err := s.WriteUrgent([]byte("alive?"))
+				wantErr(t, "the connection", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
 // Rules of an open offer.
 func TestBrokenRulesOfOffers(t *testing.T) {
 	// hold makes an offer of memory that exists, and whose reads do not end.

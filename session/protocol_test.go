@@ -470,7 +470,7 @@ func TestBudgetsBoundMemory(t *testing.T) {
 			t.Fatalf("Write ended though nobody reads: %+v", r)
 		default:
 		}
-		if got := eb.Left().Allocated; got > 100_000+256<<10 {
+		if got := eb.Left().Allocated; got > 100_000+16<<10 {
 			t.Errorf("the receiver holds %d bytes with a budget of 100000", got)
 		}
 		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
@@ -576,6 +576,20 @@ func TestUrgentLimits(t *testing.T) {
 		got := make([]byte, 10)
 		if n, err := b.ReadUrgent(got); n != 10 || err != nil || got[0] != 2 {
 			t.Errorf("ReadUrgent: %d, %v, %v", n, err, got)
+		}
+	})
+}
+
+// A peer that says more than MaxUrgent bytes has no more than those kept.
+func TestUrgentOfThePeerIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
+		p.send(tUrgent, 0, pattern(10*session.MaxUrgent)...)
+		pass(time.Second)
+		got := make([]byte, 20*session.MaxUrgent)
+		n, err := s.ReadUrgent(got)
+		if err != nil || !bytes.Equal(got[:n], pattern(session.MaxUrgent)) {
+			t.Errorf("ReadUrgent: %d bytes, %v", n, err)
 		}
 	})
 }
@@ -934,8 +948,6 @@ func TestAbortResets(t *testing.T) {
 	})
 }
 
-// A stream cut short must not look complete. The one exception: all that a
-// process wrote before it ended is in shared memory.
 // An offer that ended short is a Write that was not completed: a stream that
 // ends there was cut.
 func TestDeathBehindAShortOffer(t *testing.T) {
@@ -956,6 +968,8 @@ func TestDeathBehindAShortOffer(t *testing.T) {
 	})
 }
 
+// A stream cut short must not look complete. The one exception: all that a
+// process wrote before it ended is in shared memory.
 func TestDeathOfThePeer(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg    twin.Config
@@ -1026,6 +1040,64 @@ func TestKeepAliveOfNanoseconds(t *testing.T) {
 				t.Fatal(err)
 			}
 			readFull(t, a, 1)
+		})
+	}
+}
+
+// What counts are questions in a row that are not answered.
+func TestKeepAliveCountsInARow(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: time.Second})
+		for range 10 {
+			pass(3 * time.Second / 2) // expect waits for one; at the first look nothing is asked
+			p.expect(tPing)           // lost
+			pass(time.Second / 2)
+			p.expect(tPing)
+			p.send(tPong, 0)
+		}
+		if _, err := s.WriteUrgent([]byte("alive")); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A peer is asked three times, an interval apart, before it is given up.
+func TestKeepAliveAsksThreeTimes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: time.Second})
+		r := goRead(s, make([]byte, 1))
+		pass(time.Minute)
+		wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
+		asked := 0
+		for m := p.recv(); m != nil; m = p.recv() {
+			if m[0] == tPing {
+				asked++
+			}
+		}
+		if asked != 3 {
+			t.Errorf("it was asked %d times, want 3", asked)
+		}
+	})
+}
+
+// An interval that is set counts from then on, and is the one that keepalive has when
+// it is switched on again.
+func TestKeepAlivePeriod(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		inBubble(t, func(t *testing.T) {
+			a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: time.Hour})
+			ea.Cut()
+			const interval = 2 * time.Second
+			a.SetKeepAlivePeriod(interval)
+			if again {
+				a.SetKeepAlive(false)
+				a.SetKeepAlive(true)
+			}
+			began := time.Now()
+			wantErr(t, "Read", within(t, goRead(a, make([]byte, 1))).err, syscall.ETIMEDOUT)
+			if took := time.Since(began); took < 3*interval || took > 5*interval {
+				t.Errorf("the end came after %v, with questions each %v", took, interval)
+			}
 		})
 	}
 }
@@ -1134,6 +1206,116 @@ func TestControlKeepsToItsCredit(t *testing.T) {
 }
 
 // Writes of several goroutines do not mix, Reads of several get each byte once.
+// Data leaves the credits that are control's: what is said has to pass it.
+func TestDataLeavesControlItsCredit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
+		granted := messages.Limits.Window - session.ControlReserve
+		goWrite(s, pattern(1<<20))
+		data := 0
+		for m := p.recv(); m != nil; m = p.recv() {
+			p.dropped = 0 // no word of what was dealt with
+			if m[0] == tData {
+				data++
+			}
+		}
+		if want := granted - 1 - session.ControlReserve; data != want { // Negotiate was one
+			t.Errorf("%d messages of data with %d credits, one of them used; want %d", data, granted, want)
+		}
+	})
+}
+
+// What is due because of what came while nobody was inside, and finds no room, is sent
+// when there is some: nobody else will ask for it.
+func TestControlThatFindsNoRoomGoesLater(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const cost = 8                                                       // of a message in the ring, beside its bytes
+		const reserve = session.ControlReserve * (session.MaxControl + cost) // which data leaves
+		cfg := ring
+		cfg.QueueBytes = 4*(cfg.Limits.MaxMessage+cost) + reserve + cost
+		s, _, p := negotiated(t, cfg, session.Config{})
+		w := goWrite(s, pattern(1<<20))
+		pass(time.Second)
+		s.InterruptWrite(true)
+		within(t, w)
+		p.send(tData, 0, 1) // this and the next use up what it was armed for: the janitor alone looks
+		p.expect(tData)
+		pass(10 * latency)
+		s.InterruptWrite(false)
+		writeAll(t, s, pattern(cfg.Limits.MaxMessage-header), cfg.Limits.MaxMessage) // and it is full again
+		const asked = reserve/(header+cost) + session.ControlReserve
+		for range asked {
+			if !p.send(tPing, 0) {
+				t.Fatal("no room for a question")
+			}
+		}
+		pass(time.Minute)
+		pongs := 0
+		for m := p.recv(); m != nil; m = p.recv() {
+			if m[0] == tPong {
+				pongs++
+			}
+		}
+		if pongs != asked {
+			t.Errorf("%d answers to %d questions", pongs, asked)
+		}
+	})
+}
+
+// A peer that asks on and does not take the answers costs the connection: what waits for
+// room is bounded, and nothing of it is left out.
+func TestMoreQuestionsThanAnswersFit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, ring, session.Config{})
+		goWrite(s, pattern(1<<20))
+		pass(time.Second)
+		for range 1000 {
+			if !p.send(tPing, 0) {
+				t.Fatal("no room for a question")
+			}
+		}
+		pass(time.Second)
+		_, err := s.WriteUrgent([]byte("alive?"))
+		wantErr(t, "the connection", err, syscall.ECONNRESET)
+	})
+}
+
+// On shared memory a peer can change a message after it was looked at: what Read finds
+// in it is checked again.
+func TestMessageThatChangesWhileItIsKept(t *testing.T) {
+	for name, tt := range map[string]struct {
+		length int  // of Data, 0: a Fill
+		offer  bool // behind it
+		change func(m []byte)
+	}{
+		"a type without payload":       {100, false, func(m []byte) { m[0] = tPing }},
+		"an offer that nobody made":    {100, false, func(m []byte) { m[0] = tOfferRead }},
+		"an offer that is too short":   {1, true, func(m []byte) { m[0] = tOfferWrite }},
+		"a Fill of more than is there": {0, false, func(m []byte) { le.PutUint32(m[header:], 50_000) }},
+		"a Fill of nothing":            {0, false, func(m []byte) { le.PutUint32(m[header:], 0) }},
+		"a Fill that nobody sent":      {100, false, func(m []byte) { m[0] = tFill }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+				if tt.length > 0 {
+					p.send(tData, 0, pattern(tt.length)...)
+				} else {
+					p.ask()
+					p.send(tFill, 0, u64(100)...)
+				}
+				if tt.offer {
+					p.send(tOfferWrite, 0, u64(1, 100_000)...)
+				}
+				pass(time.Second) // nobody reads, so that it is kept
+				tt.change(e.Front())
+				_, err := s.Read(make([]byte, 1000))
+				wantErr(t, "Read", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
 func TestConcurrentWritesDoNotMix(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		const writers, size = 8, 30_000

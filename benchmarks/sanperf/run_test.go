@@ -319,10 +319,33 @@ func TestAWrongByteIsAFailure(t *testing.T) {
 	}
 }
 
-func TestLostBytesAreAFailure(t *testing.T) {
-	r := &result{Spec: spec{Mode: modeSend, Size: 1}, Here: side{Seconds: 1, TotalSent: 10}, There: side{Seconds: 1, TotalReceived: 9}}
-	if err := r.conclude(); err == nil || !strings.Contains(err.Error(), "bytes lost") {
+// … and so is one of a reply, in whichever round trip where each byte is to be checked.
+func TestAWrongByteOfAReplyIsAFailure(t *testing.T) {
+	accepted := make(chan net.Conn, 1)
+	to := tcpListener(t, func(c net.Conn) { accepted <- c })
+	c := connect(t, to)
+	s := spec{Mode: modePing, Size: 100, Read: 1 << 16, Streams: 1, Time: 1, Verify: true}
+	alone := func() error { return nil }
+	pinger := &load{spec: s, mode: modePing, conns: []net.Conn{&corruptor{c, 510}}, measured: alone}
+	echoer := &load{spec: s, mode: modeEcho, conns: []net.Conn{<-accepted}, measured: alone}
+	echoed := make(chan error, 1)
+	go func() {
+		_, err := echoer.run(t.Context())
+		echoed <- err
+	}()
+	if _, err := pinger.run(t.Context()); err == nil || !strings.Contains(err.Error(), "wrong data: byte 510 of the stream") {
 		t.Errorf("%v", err)
+	}
+	<-echoed
+}
+
+func TestLostBytesAreAFailure(t *testing.T) {
+	sent, got := side{Seconds: 1, TotalSent: 10}, side{Seconds: 1, TotalReceived: 9}
+	for _, r := range []*result{{Here: sent, There: got}, {Here: got, There: sent}} {
+		r.Spec = spec{Mode: modeBoth, Size: 1}
+		if err := r.conclude(); err == nil || !strings.Contains(err.Error(), "bytes lost") {
+			t.Errorf("%v", err)
+		}
 	}
 }
 

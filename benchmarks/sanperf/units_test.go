@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -252,6 +254,115 @@ func TestSpecBoundsMemory(t *testing.T) {
 	s.Streams = maxMemory / maxSize
 	if err := s.check(); err == nil {
 		t.Error("a measurement of more than the bound is not refused")
+	}
+}
+
+// A server runs nothing beyond its bounds, nor what makes no sense.
+func TestSpecBounds(t *testing.T) {
+	right := spec{Mode: modeSend, Size: 1, Read: 1, Streams: maxStreams, Time: 1}
+	if err := right.check(); err != nil {
+		t.Error(err)
+	}
+	for name, change := range map[string]func(*spec){
+		"an unknown mode":    func(s *spec) { s.Mode = "steal" },
+		"the server's mode":  func(s *spec) { s.Mode = modeEcho },
+		"no size":            func(s *spec) { s.Size = 0 },
+		"too large":          func(s *spec) { s.Size, s.Streams = maxSize+1, 1 },
+		"no reads":           func(s *spec) { s.Read = 0 },
+		"too large reads":    func(s *spec) { s.Read, s.Streams = maxSize+1, 1 },
+		"no streams":         func(s *spec) { s.Streams = 0 },
+		"too many streams":   func(s *spec) { s.Streams = maxStreams + 1 },
+		"no time":            func(s *spec) { s.Time = 0 },
+		"no time that is":    func(s *spec) { s.Time = math.NaN() },
+		"a warm-up backward": func(s *spec) { s.Warmup = -1 },
+		"too long":           func(s *spec) { s.Time = 2*maxTime.Seconds() + 1 },
+		"too long together":  func(s *spec) { s.Warmup = 2 * maxTime.Seconds() },
+	} {
+		wrong := right
+		change(&wrong)
+		if wrong.check() == nil {
+			t.Errorf("%s: it is not refused", name)
+		}
+	}
+}
+
+// What a client says before it is served is bounded.
+func TestControlThatNeverEnds(t *testing.T) {
+	c, client := net.Pipe()
+	defer client.Close()
+	served := make(chan error, 1)
+	go func() {
+		defer c.Close()
+		served <- (&server{log: t.Logf}).control(t.Context(), c)
+	}()
+	said, part := 0, []byte(strings.Repeat(" ", 64<<10))
+	for said < 4*maxControl {
+		n, err := client.Write(part)
+		if said += n; err != nil {
+			break
+		}
+	}
+	client.Close()
+	if err := <-served; err == nil || said > 2*maxControl {
+		t.Errorf("it took %d bytes: %v", said, err)
+	}
+}
+
+// hurried records for how long its reads may wait.
+type hurried struct {
+	net.Conn
+	until []time.Time
+}
+
+func (c *hurried) SetReadDeadline(t time.Time) error {
+	c.until = append(c.until, t)
+	return c.Conn.SetReadDeadline(t)
+}
+
+// One that connects and says nothing is not waited for for ever.
+func TestHelloHasItsTime(t *testing.T) {
+	inner, client := net.Pipe()
+	c := &hurried{Conn: inner}
+	client.Close()
+	if err := (&server{log: t.Logf}).handle(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+	if len(c.until) == 0 || c.until[0].IsZero() || time.Until(c.until[0]) > setupTime {
+		t.Errorf("it may read until %v", c.until)
+	}
+}
+
+// A measurement takes as many streams as it asked for, while it waits for them, and closes
+// those that were not run.
+func TestAStreamTooManyIsRefused(t *testing.T) {
+	s := new(server)
+	full, over := token{1}, token{2}
+	c, peer := net.Pipe()
+	defer peer.Close()
+	join := func(which token, want bool) {
+		t.Helper()
+		joined := make(chan bool, 1)
+		go func() { joined <- s.join(which, c) }()
+		select {
+		case got := <-joined:
+			if got != want {
+				t.Errorf("the stream was taken: %v, want %v", got, want)
+			}
+		case <-time.After(setupTime):
+			t.Fatal("the server hangs")
+		}
+	}
+	join(full, false) // nobody has asked for it yet
+	s.expect(full, 1)
+	join(full, true)
+	join(full, false)
+	g := s.expect(over, 2)
+	join(over, true)
+	s.forget(over, g)
+	join(over, false)
+	c.SetDeadline(time.Now())
+	if _, err := c.Write([]byte{1}); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("the stream that was not run is open: %v", err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -380,6 +381,49 @@ func TestSlowDialersHoldUpNobody(t *testing.T) {
 	}
 }
 
+// One that connects and says nothing gives its place back before long.
+func TestMuteDialerIsHungUpOn(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	start := time.Now()
+	visit(t, l).hungUp()
+	if d := time.Since(start); d > patience/2 {
+		t.Errorf("it took %v", d)
+	}
+	stillServes(t, tcp, l)
+}
+
+// A slot has one connection at a time, whatever the dialing end asks for.
+func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	bound := bind(t, "127.0.0.1")
+	defer unix.Close(bound)
+	s := visit(t, l)
+	s.hello()
+	ask := (&message{kind: msgConnect, number: 3, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}).encode()
+	s.send(ask, bound)
+	var m message
+	if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.code != codeOK {
+		t.Fatalf("answered %+v, %v", m, err)
+	}
+	b, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPeer(b)
+	s.send(ask, bound)
+	if !p.in.sleep() {
+		t.Error("the link lives")
+	}
+	if err := b.Err(); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection: %v", err)
+	}
+	b.Close()
+	s.hungUp()
+	stillServes(t, tcp, l)
+}
+
 func TestAnotherVersionIsToldSo(t *testing.T) {
 	leaks(t)
 	_, l := listen(t, "127.0.0.1:0", Config{})
@@ -491,6 +535,27 @@ func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
 	}
 }
 
+// A link that ends before it is answered may have ended by itself: another is tried, and
+// not without end.
+func TestDialTriesAnotherLink(t *testing.T) {
+	leaks(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	var came atomic.Int32
+	squat(t, tcp, func(*net.UnixConn) { came.Add(1) }) // and hangs up
+	_, err = dial(tcp.Addr(), Config{})
+	var u *session.Unavailable
+	if !errors.As(err, &u) || u.Reason != session.ReasonNoListener {
+		t.Errorf("got %v, want %v", err, session.ReasonNoListener)
+	}
+	if n := came.Load(); n != linkTries {
+		t.Errorf("%d links were tried, want %d", n, linkTries)
+	}
+}
+
 func TestRendezvousThatIsTaken(t *testing.T) {
 	leaks(t)
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
@@ -525,6 +590,12 @@ func TestPeerThatCorruptsTheSlot(t *testing.T) {
 		{"record beyond the tail", func(c *slotControl, r *[ringSize]byte) {
 			putHeader(r, c.ring[0].tail.Load(), kindMessage|1000)
 			c.ring[0].tail.Add(64)
+		}, false},
+		{"record across the end of the ring", func(c *slotControl, r *[ringSize]byte) {
+			at := c.ring[0].tail.Load()
+			putHeader(r, at, kindPad|(ringSize-64-at))
+			putHeader(r, ringSize-64, kindMessage|1000)
+			c.ring[0].tail.Store(ringSize + 1000)
 		}, false},
 		{"empty pad", func(c *slotControl, r *[ringSize]byte) {
 			putHeader(r, c.ring[0].tail.Load(), kindPad)
@@ -573,6 +644,84 @@ func TestPeerThatCorruptsTheSlot(t *testing.T) {
 				t.Errorf("the receiver finds %v", err)
 			}
 		})
+	}
+}
+
+// How much of an exposure was taken is what the peer writes; it is not believed beyond
+// what was exposed.
+func TestMoreIsNotTakenThanWasExposed(t *testing.T) {
+	a, _ := pair(t, Config{})
+	e := a.Endpoint.(*endpoint)
+	const size = 1000
+	d, err := a.Expose(make([]byte, size), session.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.control.exposed[e.side][d.Key&0xff].word.Or(wordTaken)
+	if taken := a.Revoke(d); taken > size {
+		t.Errorf("%d bytes of %d were taken", taken, size)
+	}
+}
+
+// A process has room for so many peers, and for so many of one user, that one user's do
+// not keep the others out.
+func TestDialingProcessesAreBounded(t *testing.T) {
+	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	for name, full := range map[string]map[uint32]int{
+		"of one user": {uint32(os.Geteuid()): linksPerUser},
+		"of all":      {1 << 30: linksMost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			leaks(t)
+			tcp, l := listen(t, "127.0.0.1:0", Config{})
+			set := func(users map[uint32]int) {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.users = users
+			}
+			set(full)
+			s := visit(t, l)
+			s.send((&message{kind: msgHello, version: version, number: firstSlots}).encode(), right)
+			var m message
+			if fds, err := receive(s.conn, &m); err == nil {
+				closeAll(fds)
+				t.Errorf("answered %+v", m)
+			}
+			s.conn.Close()
+			set(make(map[uint32]int))
+			stillServes(t, tcp, l)
+		})
+	}
+}
+
+// What is mapped is bounded in bytes and in number, and a mapping that fails is not
+// counted.
+func TestMappingsAreBounded(t *testing.T) {
+	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	for name, c := range map[string]struct {
+		fd   int
+		full *atomic.Int64
+		most int64
+		want error
+	}{
+		"bytes":     {right, &mapped, mappedMost, unix.ENOMEM},
+		"number":    {right, &mappings, mappingsMost, unix.ENOMEM},
+		"no memory": {-1, &mapped, mapped.Load(), unix.EBADF},
+	} {
+		bytes, n := mapped.Load(), mappings.Load()
+		more := c.most - c.full.Load()
+		c.full.Add(more)
+		m, err := newMapping(c.fd, firstSlots)
+		c.full.Add(-more)
+		if err == nil {
+			m.unmap()
+		}
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+		if mapped.Load() != bytes || mappings.Load() != n {
+			t.Errorf("%s: %d bytes and %d mappings by the books, were %d and %d", name, mapped.Load(), mappings.Load(), bytes, n)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"syscall"
 	"testing"
@@ -478,6 +479,44 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 	first.Close()
 }
 
+// The slot of a dial that gave up is used again once the other end, which said yes
+// later, is done with it too.
+func TestSlotOfADialThatGaveUp(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	a, b := meet(t, tcp, l)
+	defer a.Close()
+	defer b.Close()
+	l.mu.Lock() // nobody is accepted now
+	_, err := dial(tcp.Addr(), Config{Timeout: 50 * time.Millisecond})
+	l.mu.Unlock()
+	var u *session.Unavailable
+	if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
+		t.Fatalf("the dial: %v, want %v", err, session.ReasonTimeout)
+	}
+	late, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ev session.Event
+	if late.Poll(&ev) || !errors.Is(late.Err(), syscall.ECONNRESET) {
+		t.Errorf("the connection that nobody has: %v", late.Err())
+	}
+	late.Close()
+	near := a.(*endpoint).link
+	testenv.Eventually(t, patience, func() error {
+		near.mu.Lock()
+		defer near.mu.Unlock()
+		for _, s := range *near.slots.Load() { // as a dial does that finds none free
+			near.reap(s)
+		}
+		if n := len(near.free); n != firstSlots-1 {
+			return fmt.Errorf("%d slots are free, want %d", n, firstSlots-1)
+		}
+		return nil
+	})
+}
+
 func TestClosingTheListenerLeavesConnectionsAlone(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
@@ -725,6 +764,43 @@ func TestShrinkingMeetsASenderAtEveryStep(t *testing.T) {
 	}
 }
 
+// A sender that found the janitor at its ring is woken when that is done: nobody else
+// has a reason to.
+func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
+	a, b := pair(t, Config{RingMax: 1 << 20})
+	e := a.Endpoint.(*endpoint)
+	e.link.mu.Lock()
+	e.link.timing = true // this test is the janitor
+	e.link.mu.Unlock()
+	defer func() {
+		e.link.mu.Lock()
+		e.link.timing = false
+		e.link.mu.Unlock()
+	}()
+	var ev session.Event
+	for e.send.limit.Load() == ringStart {
+		a.send(make([]byte, 4096))
+	}
+	for b.Poll(&ev) {
+		b.Drop()
+	}
+	e.send.shrink(e) // it has to find the ring as it was
+	e.send.grab.Store(grabJanitor)
+	if a.Reserve(8, 8, false) != nil {
+		t.Fatal("there is room while the janitor is at it")
+	}
+	e.send.grab.Store(grabNobody)
+	if e.send.shrink(e); e.send.limit.Load() != ringStart {
+		t.Fatal("the ring did not shrink")
+	}
+	if !a.out.sleep() {
+		t.Fatal("nobody said that the janitor is gone")
+	}
+	if a.Reserve(8, 8, false) == nil {
+		t.Errorf("no room: %v", a.Err())
+	}
+}
+
 func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 	SetBudget(128 << 10)
 	defer SetBudget(defaultBudget)
@@ -810,6 +886,62 @@ func TestSpareMessagesKeepTheirPlace(t *testing.T) {
 	}
 }
 
+// A sender that waits for a spare cell is woken when one is given back, though the
+// ring stays full of what nobody reads.
+func TestSpareCellThatIsGivenBackWakesTheSender(t *testing.T) {
+	a, b := pair(t, Config{RingMax: minRingMax})
+	for a.Reserve(1000, 1000, false) != nil {
+		a.Commit(1000)
+	}
+	for range spares {
+		if a.Reserve(session.MaxControl, session.MaxControl, true) == nil {
+			t.Fatal("no room for control")
+		}
+		a.Commit(session.MaxControl)
+	}
+	a.Arm(session.SendReady)
+	if a.Reserve(session.MaxControl, session.MaxControl, true) != nil {
+		t.Fatal("there is a cell more")
+	}
+	var ev session.Event
+	for b.Poll(&ev) && len(ev.Msg) == 1000 {
+		b.Keep()
+	}
+	b.Drop()
+	if !a.out.sleep() {
+		t.Fatal("nobody said that there is a cell")
+	}
+	if a.Reserve(session.MaxControl, session.MaxControl, true) == nil {
+		t.Errorf("no room for control: %v", a.Err())
+	}
+}
+
+// What came by spare cells and is kept counts as long as it is kept: a connection that
+// lives long is not taken for a peer's that sends too much of it.
+func TestKeptSpareMessagesAreCountedBack(t *testing.T) {
+	a, b := pair(t, Config{RingMax: minRingMax})
+	var ev session.Event
+	for sent := 0; sent < 2*mostCopies; {
+		for a.Reserve(1000, 1000, false) != nil {
+			a.Commit(1000)
+		}
+		for a.Reserve(session.MaxControl, session.MaxControl, true) != nil {
+			a.Commit(session.MaxControl)
+			sent++
+		}
+		for b.Poll(&ev) {
+			b.Keep()
+		}
+		for b.Front() != nil {
+			b.Release()
+		}
+		b.Poll(&ev) // gives it back
+		if err := b.Err(); err != nil {
+			t.Fatalf("after %d messages: %v", sent, err)
+		}
+	}
+}
+
 func TestMemoryOfAnotherProcessIsNotRead(t *testing.T) {
 	a, b := pair(t, Config{})
 	if !a.Limits().CanRead {
@@ -832,6 +964,45 @@ func TestMemoryOfAnotherProcessIsNotRead(t *testing.T) {
 	}
 	if !bytes.Equal(into, make([]byte, len(secret))) {
 		t.Errorf("got %q", into)
+	}
+}
+
+// Close waits for a Read that is in the system call: what is read into must not change
+// when it has returned, and the slot goes to the next connection.
+func TestCloseWaitsForAReadInProgress(t *testing.T) {
+	a, _ := pair(t, Config{})
+	e := a.Endpoint.(*endpoint)
+	r := &e.remote
+	r.mu.Lock()
+	r.reading++
+	r.mu.Unlock()
+	closed := make(chan error, 1)
+	go func() { closed <- a.Close() }()
+	waits := func() (idle chan struct{}) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.idle
+	}
+	for end := time.Now().Add(patience); waits() == nil && time.Now().Before(end); {
+		runtime.Gosched()
+	}
+	for range 10_000 {
+		runtime.Gosched()
+	}
+	select {
+	case <-closed:
+		t.Fatal("Close returned")
+	default:
+	}
+	r.mu.Lock() // as Read does
+	r.reading--
+	close(r.idle)
+	r.idle = nil
+	r.mu.Unlock()
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Fatal("Close hangs")
 	}
 }
 
