@@ -71,7 +71,9 @@ func (f forgotten) close() {
 
 // Read reads what has arrived into p and blocks while nothing has. It returns
 // io.EOF, bare, once the peer has closed its direction and all before that was
-// read; a peer that vanished is ECONNRESET instead.
+// read. A peer that vanished is ECONNRESET instead, but for a process of this host
+// that ended with all that it had written complete: that is io.EOF, as with TCP where
+// it had read everything too.
 func (c *Conn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		if c.closed.Load() {
