@@ -120,9 +120,10 @@ func (c *Conn) writable() error {
 // peer then reads EOF; when unread data is left here, or after SetLinger(0),
 // the peer finds a reset instead. Blocked operations return net.ErrClosed.
 //
-// Over "verbs", whose bytes would be lost with the process, it waits up to 0.2 s
-// until the peer has them, and before that for an operation that is in the middle
-// of a transfer, up to Options.CancelTimeout.
+// Over "verbs", whose bytes would be lost with the process, it waits until the peer
+// has them: a second for a peer that takes none, else up to Options.CloseTimeout; and
+// before that for an operation that is in the middle of a transfer, up to
+// Options.CancelTimeout.
 func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return c.errClosed(opClose)

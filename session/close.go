@@ -19,10 +19,10 @@ type closing struct {
 	noMore bool       // no worker starts any more
 }
 
-// closeWait is how long Close itself waits for the peer to have everything,
-// where bytes would be lost with the process; the rest of CloseTimeout passes
-// in the background, so that a peer that does not read delays nobody.
-const closeWait = 200 * time.Millisecond
+// closeWait is how long Close itself waits for a peer that says nothing, where bytes
+// would be lost with the process; the rest of CloseTimeout passes in the background,
+// so that a peer that does not read delays nobody. One that reads slowly is waited for.
+const closeWait = time.Second
 
 // CloseWrite ends this direction: the peer reads io.EOF after what was
 // written. A Write that waits fails with ErrClosed. That the peer has closed is no
@@ -66,8 +66,9 @@ func (s *Session) CloseRead() error {
 // Close ends both directions in order: what was written is delivered, then
 // the peer reads io.EOF. If data that had arrived was not read, the peer finds
 // ECONNRESET behind what was written instead, as with TCP. Where bytes live in
-// this process until the peer has them, Close waits a moment for that and goes
-// on in the background, up to Config.CloseTimeout; Closed tells when it is over.
+// this process until the peer has them, Close waits for that as long as the peer
+// goes on taking them, and goes on in the background for one that does not, up to
+// Config.CloseTimeout in all; Closed tells when it is over.
 func (s *Session) Close() error {
 	if !s.closing.begun.CompareAndSwap(false, true) {
 		return ErrClosed
@@ -112,13 +113,24 @@ func (s *Session) close() error {
 		return nil
 	}
 	go s.linger() // owned by Closed
-	t := time.NewTimer(closeWait)
+	t := time.NewTicker(closeWait)
 	defer t.Stop()
-	select {
-	case <-s.closing.done:
-	case <-t.C:
+	for before, now := uint64(0), s.heard(); now != before; before, now = now, s.heard() {
+		select {
+		case <-s.closing.done:
+			return nil
+		case <-t.C:
+		}
 	}
 	return nil
+}
+
+// heard counts the peer's messages: it is taking what it was sent as long as it goes on
+// giving credits back.
+func (s *Session) heard() uint64 {
+	s.rx.mu.Lock()
+	defer s.rx.mu.Unlock()
+	return s.rx.messages
 }
 
 // Closed is closed when a session that was closed or aborted holds nothing any

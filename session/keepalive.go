@@ -94,9 +94,7 @@ func (k *keepalive) restart() {
 
 func (k *keepalive) check(s *Session) {
 	s.poke(true)
-	s.rx.mu.Lock()
-	heard := s.rx.messages
-	s.rx.mu.Unlock()
+	heard := s.heard()
 	k.mu.Lock()
 	if k.ended || !k.on {
 		k.mu.Unlock()

@@ -1,0 +1,409 @@
+//go:build linux && cgo
+
+package verbs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+)
+
+// What connects and ends connections, over libraries that are not rdma-core's:
+// testdata/fake.c has one device, no data, and fails where it is told to. So each call
+// can fail in turn, and a device can go and come back in milliseconds, on any machine.
+
+// fakeVariable names the file of words that this process shares with the fake.
+const fakeVariable = "SAN_TEST_FAKE"
+
+// TestOnAFake runs the tests of this file in a process of their own, which finds the
+// fake where the system's libraries would be.
+func TestOnAFake(t *testing.T) {
+	if testenv.Device() != "" {
+		return // the lane of real drivers
+	}
+	dir := t.TempDir()
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "cc"
+	}
+	library := filepath.Join(dir, "libibverbs.so.1")
+	build := exec.Command(cc, "-O1", "-shared", "-fPIC", "-o", library, "testdata/fake.c", "-Wl,--version-script=testdata/fake.map", "-lpthread")
+	build.Env = append(os.Environ(), "LC_ALL=C")
+	out, err := build.CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) || bytes.Contains(out, []byte(".h: No such file")) {
+		testenv.Missing(t, fmt.Sprintf("a C compiler, libibverbs-dev and librdmacm-dev: %v\n%s", err, out))
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := os.Link(library, filepath.Join(dir, "librdmacm.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	shared := filepath.Join(dir, "words")
+	if err := os.WriteFile(shared, make([]byte, fakeWords*8), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command(os.Args[0], "-test.run=^TestFake", "-test.v", "-test.timeout=2m")
+	child.Env = append(os.Environ(), fakeVariable+"="+shared, "LD_LIBRARY_PATH="+dir)
+	out, err = child.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if n := bytes.Count(out, []byte("--- PASS: TestFake")); n != 5 {
+		t.Errorf("%d tests ran, want 5\n%s", n, out)
+	}
+}
+
+// The words that the fake shares, as testdata/fake.c has them.
+const (
+	fakeCountdown = iota
+	fakeErrno
+	fakeAll
+	fakeHits
+	fakeOrder
+	fakeRemoved
+	fakeUnder
+	fakeOverlaps
+	fakeNoEpoll
+	fakeSRQs
+	fakeSlow
+
+	fakeObjects = 16
+	fakeName    = 64
+	fakeWords   = 512
+)
+
+var fakeKinds = [...]string{"protection domains", "memory regions", "completion channels", "completion queues", "queue pairs", "shared receive queues", "event channels", "ids"}
+
+// fake is the library under this process.
+type fake struct {
+	t     *testing.T
+	words *[fakeWords]atomic.Int64
+	arena int64 // of control buffers, used at the beginning
+	procs int   // goroutines then
+}
+
+// useFake gives the fake, as new, and looks at the end of the test for what is left.
+func useFake(t *testing.T) *fake {
+	t.Helper()
+	file := os.Getenv(fakeVariable)
+	if file == "" {
+		t.Skip("run by TestOnAFake")
+	}
+	fd, err := syscall.Open(file, syscall.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	b, err := syscall.Mmap(fd, 0, fakeWords*8, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fake{t: t, words: (*[fakeWords]atomic.Int64)(unsafe.Pointer(unsafe.SliceData(b)))}
+	for i := range fakeObjects {
+		f.set(i, 0)
+	}
+	f.set(fakeCountdown, -1)
+	spinTime() // which makes a pipe
+	_, f.arena = controlArena().Bytes()
+	f.procs = runtime.NumGoroutine()
+	t.Cleanup(func() {
+		f.set(fakeCountdown, -1)
+		f.set(fakeAll, 0)
+		f.empty("at the end")
+		if n := f.get(fakeUnder); n != 0 {
+			t.Errorf("%d times a context or a channel was closed under its objects", n)
+		}
+	})
+	return f
+}
+
+func (f *fake) get(word int) int64    { return f.words[word].Load() }
+func (f *fake) set(word int, n int64) { f.words[word].Store(n) }
+
+// order has the fake remove its device, or bring it back.
+func (f *fake) order(n int64) {
+	f.t.Helper()
+	f.set(fakeOrder, n)
+	testenv.Eventually(f.t, time.Second, func() error {
+		if f.get(fakeOrder) != 0 {
+			return errors.New("the fake does not obey")
+		}
+		return nil
+	})
+}
+
+const (
+	fakeRemove = 1
+	fakeReturn = 2
+)
+
+// empty waits until nothing is left of what tests have made.
+func (f *fake) empty(when string) {
+	f.t.Helper()
+	testenv.Eventually(f.t, 5*time.Second, func() error {
+		var left []string
+		note := func(n int64, what string) {
+			if n != 0 {
+				left = append(left, fmt.Sprintf("%d %s", n, what))
+			}
+		}
+		for i, what := range fakeKinds {
+			note(f.get(fakeObjects+i), what)
+		}
+		hub.mu.Lock()
+		note(int64(hub.users), "uses of the event channel")
+		hub.mu.Unlock()
+		devices.mu.Lock()
+		note(int64(len(devices.m)), "devices")
+		devices.mu.Unlock()
+		_, used := controlArena().Bytes()
+		note(used-f.arena, "bytes of control buffers")
+		note(max(0, int64(runtime.NumGoroutine()-f.procs)), "goroutines")
+		if left != nil {
+			return fmt.Errorf("%s there are left: %s", when, strings.Join(left, ", "))
+		}
+		return nil
+	})
+}
+
+func fakeAddr(port int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(port))
+}
+
+// fakeConfigs are the ways of having receive buffers.
+var fakeConfigs = []Config{{}, {SharedDomain: true, SRQFrom: 1}}
+
+// Each call of the libraries fails in turn, alone or with all after it, while a listener
+// is made, connected to and closed: an error or a connection, and nothing is left.
+func TestFakeFaults(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeSRQs, 16)
+	dials, hits, want := 0, 0, 0
+	for i, cfg := range fakeConfigs {
+		for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO}[i:] { // with shared queues an end takes 0.1 s
+			for _, all := range []int64{0, 1} {
+				want += 20
+				for n := int64(0); ; n++ {
+					f.set(fakeErrno, int64(errno))
+					f.set(fakeAll, all)
+					f.set(fakeHits, 0)
+					f.set(fakeCountdown, n)
+					err := connectOnce(fakeAddr(20_000+dials), cfg)
+					hit := f.get(fakeHits) > 0
+					f.set(fakeCountdown, -1)
+					f.set(fakeHits, 0)
+					dials++
+					f.empty(fmt.Sprintf("%v of call %d (%s), all after it: %v; %v:", errno, n, f.failed(), all == 1, err))
+					if !hit {
+						if err != nil {
+							t.Errorf("with no fault: %v", err)
+						}
+						break
+					}
+					hits++
+				}
+			}
+		}
+	}
+	if hits < want {
+		t.Errorf("%d calls failed, want %d at least", hits, want)
+	}
+}
+
+// failed names the call that failed last.
+func (f *fake) failed() string {
+	name := unsafe.Slice((*byte)(unsafe.Pointer(&f.words[fakeName])), 64)
+	s, _, _ := strings.Cut(string(name), "\x00")
+	return s
+}
+
+// connectOnce makes a listener and a connection, and ends both.
+func connectOnce(at netip.AddrPort, cfg Config) error {
+	l, err := Listen(at, cfg)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	accepted := make(chan session.Endpoint, 1)
+	go func() {
+		defer close(accepted)
+		if e, err := l.Accept(); err == nil {
+			accepted <- e
+		}
+	}()
+	defer func() {
+		l.Close()
+		if e := <-accepted; e != nil {
+			e.Abort()
+		}
+	}()
+	e, err := Dial(ctx, netip.AddrPort{}, at, cfg)
+	if err != nil {
+		return err
+	}
+	e.Abort()
+	return nil
+}
+
+// Listeners come and go under dials that have hardly any time, while events are slow.
+func TestFakeHurry(t *testing.T) {
+	for i, cfg := range fakeConfigs {
+		f := useFake(t)
+		f.set(fakeSRQs, 16)
+		f.set(fakeSlow, 1)
+		var connected atomic.Int64
+		var all sync.WaitGroup
+		for g := range 4 {
+			all.Go(func() {
+				for i := range []int{60, 15}[i] {
+					at := fakeAddr(30_000 + 1000*g + i)
+					l, err := Listen(at, cfg)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					var dials sync.WaitGroup
+					for k := range 3 {
+						dials.Go(func() {
+							ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+30*k)*100*time.Microsecond)
+							defer cancel()
+							if e, err := Dial(ctx, netip.AddrPort{}, at, cfg); err == nil {
+								connected.Add(1)
+								e.Abort()
+							}
+						})
+					}
+					if i%2 == 0 {
+						dials.Wait()
+					}
+					l.Close()
+					dials.Wait()
+				}
+			})
+		}
+		all.Wait()
+		if connected.Load() == 0 {
+			t.Error("no dial came through")
+		}
+	}
+}
+
+// The device goes and comes back under connections: all end, the listener listens on it
+// again, and its context is not closed before the last object that was made with it.
+func TestFakeRemoval(t *testing.T) {
+	const rounds = 15
+	f := useFake(t)
+	at := fakeAddr(40_000)
+	l, err := Listen(at, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			e, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() {
+				for e.Err() == nil {
+					time.Sleep(100 * time.Microsecond)
+				}
+				e.Abort()
+			})
+		}
+	})
+	var over atomic.Bool
+	var connected atomic.Int64
+	for g := range 4 {
+		all.Go(func() {
+			for i := 0; !over.Load(); i++ {
+				ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+				e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
+				cancel()
+				if err != nil {
+					time.Sleep(200 * time.Microsecond)
+					continue
+				}
+				connected.Add(1)
+				time.Sleep(time.Duration(i+g) % 20 * 100 * time.Microsecond)
+				e.Abort()
+			}
+		})
+	}
+	for round := range rounds {
+		before := connected.Load()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if connected.Load() < before+3 {
+				return fmt.Errorf("round %d: nobody connects", round)
+			}
+			return nil
+		})
+		f.order(fakeRemove)
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if addrs := l.Addrs(); len(addrs) != 0 {
+				return fmt.Errorf("round %d: it listens on %v of a device that has gone", round, addrs)
+			}
+			return nil
+		})
+		f.order(fakeReturn)
+	}
+	over.Store(true)
+	l.Close()
+	all.Wait()
+}
+
+// Who cannot be told of events gets an error, and does not wait for them.
+func TestFakeWithoutEpoll(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeNoEpoll, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	began := time.Now()
+	_, err := Dial(ctx, netip.AddrPort{}, fakeAddr(41_000), Config{})
+	if err == nil || !strings.Contains(err.Error(), "max_user_watches") || time.Since(began) > 5*time.Second {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+}
+
+// Of one context there is one device at a time, however fast the last connection's end
+// and the next one's beginning follow each other.
+func TestFakeDevicesDoNotOverlap(t *testing.T) {
+	f := useFake(t)
+	at := fakeAddr(42_000)
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() {
+			for range 500 { // nobody listens: the device is used and let go
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				if _, err := Dial(ctx, netip.AddrPort{}, at, Config{}); !errors.Is(err, syscall.ECONNREFUSED) && reasonOf(err) != session.ReasonNoListener {
+					t.Error(err)
+				}
+				cancel()
+			}
+		})
+	}
+	all.Wait()
+	if n := f.get(fakeOverlaps); n != 0 {
+		t.Errorf("%d times there were two", n)
+	}
+}
