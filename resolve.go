@@ -2,6 +2,7 @@ package san
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,6 +14,9 @@ import (
 func resolve(ctx context.Context, r *net.Resolver, network, address string) ([]netip.AddrPort, error) {
 	if r == nil {
 		r = net.DefaultResolver
+	}
+	if address == "" {
+		return nil, errors.New("missing address") // net's word for it
 	}
 	host, service, err := net.SplitHostPort(address)
 	if err != nil {
