@@ -252,7 +252,7 @@ func negotiate(ctx context.Context, l link, config session.Config) (*session.Ses
 		return s, nil
 	}
 	if ctx.Err() != nil {
-		l.endpoint.Close() // in order: a listener that is being closed refuses nobody
+		s.Close() // in order: a listener that is being closed refuses nobody
 	}
 	s.Abort()
 	l.release()

@@ -275,7 +275,7 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 		}
 		delay = minAcceptDelay
 		if l.handed.Load() && !l.accepting.Load() {
-			l.background.Go(func() { turnAway(link) })
+			turnAway(link)
 			continue
 		}
 		if int(l.pending.Add(1)) > cap(l.ready) { // C7
@@ -295,10 +295,15 @@ func refuse(l link) {
 	count(func(n *Counters) { n.Refused++ })
 }
 
-// turnAway ends a connection in order before it is negotiated: its dialer goes by
-// TCP, where another process may listen on.
+// turnAway ends a connection before it is negotiated: its dialer goes by TCP, where
+// another process may listen on. Only where a reset would be a refusal, and Close
+// waits for nothing, it is ended in order.
 func turnAway(l link) {
-	l.endpoint.Close()
+	if l.endpoint.Limits().Buffered {
+		l.endpoint.Close()
+	} else {
+		l.endpoint.Abort()
+	}
 	l.release()
 }
 

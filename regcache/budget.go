@@ -48,7 +48,6 @@ type Budget struct {
 	why        string
 	caches     map[*Cache]struct{} // those that have something, or may
 	past       Stats               // of those that were closed
-	dead       []*Region           // to be deregistered by the goroutine of dropLater, if any
 }
 
 // NewBudget returns a budget of its own, for tests and for processes that
@@ -173,33 +172,6 @@ func (b *Budget) Flush() {
 	defer cancel()
 	for _, c := range caches {
 		c.all.dropped(ctx.Done())
-	}
-}
-
-// dropLater drops a region in a goroutine of the budget's, which ends with the
-// last of them. Who closes the region's cache or withdraws its range waits for it.
-func (b *Budget) dropLater(r *Region) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.dead = append(b.dead, r)
-	if len(b.dead) == 1 {
-		go b.dropDead()
-	}
-}
-
-func (b *Budget) dropDead() {
-	for more := true; more; {
-		b.mu.Lock()
-		r := b.dead[0]
-		b.mu.Unlock()
-		r.drop()
-		b.mu.Lock()
-		b.dead[0] = nil
-		b.dead = b.dead[1:]
-		if more = len(b.dead) > 0; !more {
-			b.dead = nil
-		}
-		b.mu.Unlock()
 	}
 }
 

@@ -76,8 +76,9 @@ type Cache struct {
 	stats     counters
 	all       regionSet // everything registered, for Close
 
-	entries int   // guarded by budget.mu
-	bytes   int64 // guarded by budget.mu
+	entries int       // this and what follows: guarded by budget.mu
+	bytes   int64     //
+	dead    []*Region // to be deregistered by the goroutine of dropLater, if any
 }
 
 // New returns an empty cache for registrar. It fails when config asks for
@@ -488,6 +489,34 @@ func (r *Region) drop() error {
 func dropAll(regions []*Region) {
 	for _, r := range regions {
 		r.drop()
+	}
+}
+
+// dropLater drops a region in a goroutine of the cache's, which ends with the last of
+// them. Who closes the cache or withdraws the region's range waits for it.
+func (c *Cache) dropLater(r *Region) {
+	c.budget.mu.Lock()
+	defer c.budget.mu.Unlock()
+	c.dead = append(c.dead, r)
+	if len(c.dead) == 1 {
+		go c.dropDead()
+	}
+}
+
+func (c *Cache) dropDead() {
+	mu := &c.budget.mu
+	for more := true; more; {
+		mu.Lock()
+		r := c.dead[0]
+		mu.Unlock()
+		r.drop()
+		mu.Lock()
+		c.dead[0] = nil
+		c.dead = c.dead[1:]
+		if more = len(c.dead) > 0; !more {
+			c.dead = nil
+		}
+		mu.Unlock()
 	}
 }
 

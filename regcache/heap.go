@@ -78,10 +78,10 @@ func (p *objectLives) attach(r *Region) {
 }
 
 // prune is the cleanup. All of the program's cleanups wait for each other, so
-// deregistering, which takes as long as the device likes, is left to the budget.
+// deregistering, which takes as long as the device likes, is left to the cache.
 func prune(r *Region) {
 	if r.expel(ObjectDied) {
-		r.cache.budget.dropLater(r)
+		r.cache.dropLater(r)
 	}
 }
 

@@ -42,7 +42,7 @@ type watcher struct {
 // Watch lets b be cached while the kernel vouches for it: munmap, mmap with
 // MAP_FIXED, mremap, MADV_DONTNEED and MADV_FREE take it out of all caches at
 // once, and from then on it is memory of unknown kind. b is private anonymous
-// memory that the program has mapped, whole pages; whoever has a file's or shared
+// memory that the program has mapped, whole pages and none of MAP_HUGETLB; whoever has a file's or shared
 // memory's descriptor could change its pages unseen. Each Range has a file
 // descriptor and a goroutine until Withdraw, and a hit in it costs a system call;
 // Declare costs neither.

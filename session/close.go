@@ -90,8 +90,12 @@ func (s *Session) close() error {
 	begun := s.rx.begun
 	s.rx.mu.Unlock()
 	if !begun || s.over() != nil {
+		giveBack := s.ep.Abort
+		if !begun && s.lim.Buffered { // without a wait
+			giveBack = s.closeEndpoint
+		}
 		s.fail(ErrClosed)
-		s.detach(s.ep.Abort)
+		s.detach(giveBack)
 		s.ended()
 		return nil
 	}

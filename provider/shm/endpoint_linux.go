@@ -65,6 +65,8 @@ func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e.theirs = &s.control.state[1-e.side].v
 	e.send = sender{control: &s.control.ring[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
 	e.send.limit.Store(ringStart)
+	e.send.pages.Store(ringStart)
+	s.left.Store(e.send.afford(s.left.Load()))
 	e.recv = receiver{control: &s.control.ring[1-e.side], ring: s.rings[1-e.side], spares: &s.control.spare[1-e.side]}
 	return e
 }
@@ -202,7 +204,7 @@ func (e *endpoint) end(state uint32) {
 			runtime.Gosched()
 		}
 		e.remote.close(e)
-		e.send.close()
+		e.slot.left.Store(e.send.close())
 		e.fail(errClosed)
 		e.slot.ep.CompareAndSwap(e, nil)
 		e.mine.Store(state) // the last access to the slot

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -248,6 +249,7 @@ func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
 		{"of another network namespace", []int{bindElsewhere(t)}, ""},
 		{"accepted", []int{acceptedSocket(t, false)}, ""},
 		{"accepted, and reset", []int{acceptedSocket(t, true)}, ""},
+		{"accepted, and cut", []int{disconnect(t, acceptedSocket(t, false))}, ""},
 		{"of a listener", []int{socketOf(t, tcp)}, ""},
 		{"dialed another port", []int{good}, "127.0.0.1:1"},
 		{"dialed another address", []int{good}, "127.0.0.2"},
@@ -301,6 +303,17 @@ func acceptedSocket(t *testing.T, reset bool) int {
 		}
 	}
 	return socketOf(t, c.(*net.TCPConn))
+}
+
+// disconnect takes a socket its connection, and leaves its address.
+func disconnect(t *testing.T, fd int) int {
+	t.Helper()
+	var none unix.RawSockaddr
+	none.Family = unix.AF_UNSPEC
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none)); errno != 0 {
+		t.Fatal(errno)
+	}
+	return fd
 }
 
 // socketOf gives a descriptor of a connection's or a listener's.

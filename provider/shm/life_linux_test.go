@@ -703,6 +703,73 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	use(many) // as good as new
 }
 
+// A connection that takes over a warm slot answers for its pages: they count in the
+// budget while it has them, and go when it idles, or at once where there is no room.
+func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
+	leaks(t)
+	for _, room := range []bool{true, false} {
+		tcp, l := listen(t, "127.0.0.1:0", Config{})
+		first, firstHere := meet(t, tcp, l) // keeps the link
+		k := first.(*endpoint).link
+		x, y := meet(t, tcp, l)
+		a, b := newPeer(x), newPeer(y)
+		ring := x.(*endpoint).slot
+		for range 1 << 20 / session.MaxControl {
+			a.send(make([]byte, session.MaxControl))
+			b.send(make([]byte, session.MaxControl))
+		}
+		a.Close()
+		b.Close()
+		testenv.Eventually(t, patience, func() error {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if k.reap(ring); !slices.Contains(k.free, ring) {
+				return errors.New("the slot is not free")
+			}
+			return nil
+		})
+		ends := []*link{k, firstHere.(*endpoint).link}
+		for _, k := range ends {
+			k.mu.Lock()
+			k.timing = true // no janitor
+			k.mu.Unlock()
+		}
+		old := budget.Load()
+		if !room {
+			budget.Store(0)
+		}
+		x, y = meet(t, tcp, l)
+		budget.Store(old)
+		if x.(*endpoint).slot != ring {
+			t.Fatal("another slot was taken")
+		}
+		used := budgetUsed.Load()
+		if least := int64(2 * (1<<20 - ringStart)); room && used < least || !room && used != 0 {
+			t.Errorf("room %v: %d bytes of the budget are taken", room, used)
+		}
+		for _, k := range ends {
+			k.mu.Lock()
+			k.timing = false
+			k.startTimer()
+			k.mu.Unlock()
+		}
+		testenv.Eventually(t, patience, func() error {
+			for _, r := range ring.rings {
+				if n := resident(t, r[:]); n > os.Getpagesize() {
+					return fmt.Errorf("%d bytes of an idle connection's ring", n)
+				}
+			}
+			if n := budgetUsed.Load(); n != 0 {
+				return fmt.Errorf("%d bytes of the budget", n)
+			}
+			return nil
+		})
+		for _, e := range []session.Endpoint{x, y, first, firstHere} {
+			e.Close()
+		}
+	}
+}
+
 // resident is how much of a mapping there is memory for.
 func resident(t *testing.T, b []byte) (n int) {
 	t.Helper()

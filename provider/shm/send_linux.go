@@ -75,7 +75,8 @@ type sender struct {
 	tryRewind uint64 // the next position at which to look for an empty ring
 
 	limit  atomic.Uint64 // grows here, shrinks in the janitor under grab
-	grab   atomic.Uint32 // needed once limit is above ringStart
+	pages  atomic.Uint64 // likewise: how much of the ring may have memory, limit at least
+	grab   atomic.Uint32 // needed once pages is above ringStart
 	wanted atomic.Uint64 // the head position that makes room, for Arm
 
 	idleTail uint64 // the janitor's: published when it last looked
@@ -91,7 +92,7 @@ func (e *endpoint) Reserve(least, most int, control bool) []byte {
 	if e.err.Load() != nil {
 		return nil
 	}
-	if s.limit.Load() > ringStart && s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
+	if s.pages.Load() > ringStart && s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
 		return nil // the janitor wakes us
 	}
 	n := s.find(e, least, most)
@@ -286,16 +287,37 @@ func (s *sender) grow(e *endpoint) bool {
 	if to <= old {
 		return false
 	}
-	more := int64(to - old)
+	more := int64(max(to, s.pages.Load()) - s.pages.Load())
 	if budgetUsed.Add(more) > budget.Load() && old >= ringSure ||
 		s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
 		budgetUsed.Add(-more)
 		return false
 	}
 	s.limit.Store(to)
-	s.control.limit.Store(to)
-	e.link.ringGrew()
+	if more > 0 {
+		s.pages.Store(to)
+		s.control.limit.Store(to)
+		e.link.ringGrew()
+	}
 	return true
+}
+
+// afford gives memory back that an earlier connection has left in the ring if it is
+// beyond the budget, and says what stays.
+func (s *sender) afford(left uint64) uint64 {
+	if left <= ringStart || budgetUsed.Load()+int64(left-ringStart) <= budget.Load() {
+		return left
+	}
+	_ = unix.Madvise(s.ring[:], unix.MADV_REMOVE)
+	return 0
+}
+
+// inherit takes that memory over. The limit is as small as ever: what fits a cache
+// goes round in one.
+func (s *sender) inherit(left uint64) {
+	budgetUsed.Add(int64(left - ringStart))
+	s.pages.Store(left)
+	s.control.limit.Store(left)
 }
 
 // block remembers that there was no room, and how far the reader has to come
@@ -316,7 +338,7 @@ func (s *sender) block() {
 // shrink gives the pages of a ring back that was empty for a while. The
 // janitor calls it. It says whether it has to come again.
 func (s *sender) shrink(e *endpoint) (again bool) {
-	if s.limit.Load() <= ringStart {
+	if s.pages.Load() <= ringStart {
 		return false
 	}
 	tail := s.control.tail.Load()
@@ -336,17 +358,20 @@ func (s *sender) shrink(e *endpoint) (again bool) {
 	return !empty
 }
 
-// release sets the limit back to where it started.
-func (s *sender) release() {
-	if old := s.limit.Swap(ringStart); old > ringStart {
-		budgetUsed.Add(-int64(old - ringStart))
-	}
+// release sets the limit back to where it started, and says how much of the ring may
+// have had memory.
+func (s *sender) release() (pages uint64) {
+	s.limit.Store(ringStart)
+	pages = s.pages.Swap(ringStart)
+	budgetUsed.Add(-int64(pages - ringStart))
+	return pages
 }
 
-// close keeps the janitor out, for good; it may be punching holes right now.
-func (s *sender) close() {
+// close keeps the janitor out, for good; it may be punching holes right now. It says
+// what it leaves, as release does.
+func (s *sender) close() (pages uint64) {
 	for s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
 		runtime.Gosched()
 	}
-	s.release()
+	return s.release()
 }

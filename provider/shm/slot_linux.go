@@ -20,6 +20,7 @@ type slot struct {
 	control *slotControl
 	rings   [2]*[ringSize]byte
 	ep      atomic.Pointer[endpoint]
+	left    atomic.Uint64 // pages that this end's last connection has left in its ring, in bytes
 
 	// At the dialing end, under the link's mu:
 	lame bool // this end is done, the peer may not be
@@ -151,6 +152,11 @@ func (l *link) attach(e *endpoint) bool {
 	}
 	l.live++
 	e.slot.ep.Store(e)
+	if left := e.slot.left.Swap(0); left > ringStart {
+		e.send.inherit(left)
+		l.grew = true
+		l.startTimer()
+	}
 	return true
 }
 
@@ -181,6 +187,7 @@ func (l *link) vacate(s *slot) {
 	s.lame = false
 	if s.warm > 0 || s.grown() {
 		s.warm = warmTicks
+		l.grew = true // also if tick is past cool
 		l.startTimer()
 	}
 	l.free = append(l.free, s)
@@ -207,6 +214,7 @@ func (l *link) cool() (again bool) {
 		for _, ring := range s.rings {
 			_ = unix.Madvise(ring[:], unix.MADV_REMOVE)
 		}
+		s.left.Store(0)
 		l.mu.Lock()
 		s.warm = 0
 		l.free = slices.Insert(l.free, 0, s) // the last to be taken

@@ -107,11 +107,13 @@ func boundAddr(fd int) (netip.AddrPort, error) {
 
 // unused says whether a TCP socket was never connected or accepted: an accepted one
 // has its server's address, which nobody could connect from, and a port below 1024
-// perhaps, even after its connection has ended.
+// perhaps, even after its connection has ended, or was cut by connect(AF_UNSPEC). That
+// sets counters back, and not what was negotiated (tcp_disconnect, net/ipv4/tcp.c).
 func unused(fd int) bool {
 	const tcpClose = 7 // include/net/tcp_states.h
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	return err == nil && info.State == tcpClose && info.Segs_in == 0 && info.Segs_out == 0
+	return err == nil && info.State == tcpClose && info.Segs_in == 0 && info.Segs_out == 0 &&
+		info.Pmtu == 0 && info.Advmss == 0 && info.Rcv_ssthresh == 0
 }
 
 // netns names the network namespace of a socket; 0 where the kernel does not

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
 )
 
 // device is an RDMA device in use: its limits and the goroutines that wait for
@@ -53,9 +54,9 @@ func openDevice(name string) (*device, error) {
 	return use(name, func() (*ibv.Context, error) { return ibv.Open(name) })
 }
 
-// closingTime bounds the wait for a device's last use to have ended. Devices that are
-// well take a millisecond.
-const closingTime = time.Second
+// closingTime bounds the wait for a device's last use to have ended, which a dial has to
+// have the time for. Devices that are well take a millisecond.
+const closingTime = 200 * time.Millisecond
 
 func use(key any, open func() (*ibv.Context, error)) (*device, error) {
 	late := time.After(closingTime)
@@ -74,7 +75,8 @@ func use(key any, open func() (*ibv.Context, error)) (*device, error) {
 		select {
 		case <-d.closed:
 		case <-late:
-			return nil, fmt.Errorf("verbs: %s is still being closed after %v: %w", d.ctx.Name, closingTime, syscall.EBUSY)
+			return nil, &session.Unavailable{Reason: session.ReasonResources,
+				Err: fmt.Errorf("verbs: %s is still being closed after %v: %w", d.ctx.Name, closingTime, syscall.EBUSY)}
 		}
 		devices.mu.Lock()
 	}

@@ -253,8 +253,8 @@ const (
 	arenaShare = 4
 )
 
-// Alloc implements session.Endpoint: memory of the process's arena, which is
-// registered in large pieces and stays so.
+// Alloc implements session.Endpoint: memory of the process's arena, which stays
+// registered.
 func (e *Endpoint) Alloc(n int) []byte {
 	arena := regcache.DefaultArena()
 	if n > freely && int64(n) > arena.Left()/arenaShare {
