@@ -27,10 +27,10 @@ const (
 	arenaMemlockShare = 4
 )
 
-// An Arena hands out buffers of memory that the library owns: mapped once,
-// outside the Go heap, never moved, hence registered once for each cache, the smaller
-// ones together, and then always a hit. Control buffers and bounce buffers come from it, and buffers
-// for programs that want their data moved without a copy.
+// An Arena hands out buffers of memory that the library owns: mapped once, outside
+// the Go heap, never moved, hence registered once for each cache, the smaller ones
+// together, and then always a hit. Control buffers and bounce buffers come from it,
+// and buffers for programs that want their data moved without a copy.
 //
 // Its methods may be called concurrently.
 type Arena struct {

@@ -420,31 +420,41 @@ static void close_context(void) // mu is held
 	context = NULL;
 }
 
-int rdma_destroy_id(struct rdma_cm_id *id)
+// forget drops what nobody has been told of an id: connect requests with their ids.
+static void forget(struct id *o) // mu is held
 {
-	struct id *o = (struct id *)id;
-	struct channel *ch = (struct channel *)id->channel;
+	struct channel *ch = (struct channel *)o->id.channel;
+	struct event **at = &ch->first;
 
-	pthread_mutex_lock(&mu);
-	for (struct event **at = &ch->first; *at;) {
+	while (*at) {
 		struct event *v = *at;
 
-		if (v->to != o && v->e.id != id) {
+		if (v->to != o && v->e.id != &o->id) {
 			at = &v->next;
 			continue;
 		}
 		*at = v->next;
-		if (v->e.event == RDMA_CM_EVENT_CONNECT_REQUEST && v->e.listen_id == id) { // nobody has it
+		if (v->e.event == RDMA_CM_EVENT_CONNECT_REQUEST && v->to == o) {
 			struct id *child = (struct id *)v->e.id;
 
 			part(child, 28, "", 0);
 			unlist(child);
+			forget(child);
 			free(child);
+			at = &ch->first; // events of the child may have been anywhere
 		}
 		free(v);
 	}
+}
+
+int rdma_destroy_id(struct rdma_cm_id *id)
+{
+	struct id *o = (struct id *)id;
+
+	pthread_mutex_lock(&mu);
 	part(o, 28, "", 0);
 	unlist(o);
+	forget(o);
 	close_context();
 	while (o->acknowledged < o->reported)
 		pthread_cond_wait(&acked, &mu);
