@@ -630,15 +630,7 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	defer first.Close()
 	defer firstHere.Close()
 	k := first.(*endpoint).link
-	k.mu.Lock()
-	k.timing = true // this test is the janitor
-	k.mu.Unlock()
-	defer func() {
-		k.mu.Lock()
-		k.timing = false
-		k.startTimer()
-		k.mu.Unlock()
-	}()
+	defer withoutJanitor(k)() // this test is it
 	var warm *slot
 	use := func(n int) {
 		x, y := meet(t, tcp, l)
@@ -728,12 +720,7 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 			}
 			return nil
 		})
-		ends := []*link{k, firstHere.(*endpoint).link}
-		for _, k := range ends {
-			k.mu.Lock()
-			k.timing = true // no janitor
-			k.mu.Unlock()
-		}
+		resume := withoutJanitor(k, firstHere.(*endpoint).link)
 		old := budget.Load()
 		if !room {
 			budget.Store(0)
@@ -747,12 +734,7 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		if least := int64(2 * (1<<20 - ringStart)); room && used < least || !room && used != 0 {
 			t.Errorf("room %v: %d bytes of the budget are taken", room, used)
 		}
-		for _, k := range ends {
-			k.mu.Lock()
-			k.timing = false
-			k.startTimer()
-			k.mu.Unlock()
-		}
+		resume()
 		testenv.Eventually(t, patience, func() error {
 			for _, r := range ring.rings {
 				if n := resident(t, r[:]); n > os.Getpagesize() {
@@ -766,6 +748,23 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		})
 		for _, e := range []session.Endpoint{x, y, first, firstHere} {
 			e.Close()
+		}
+	}
+}
+
+// withoutJanitor keeps the janitor from the links until resume is called.
+func withoutJanitor(links ...*link) (resume func()) {
+	for _, k := range links {
+		k.mu.Lock()
+		k.timing = true
+		k.mu.Unlock()
+	}
+	return func() {
+		for _, k := range links {
+			k.mu.Lock()
+			k.timing = false
+			k.startTimer()
+			k.mu.Unlock()
 		}
 	}
 }
@@ -787,14 +786,7 @@ func resident(t *testing.T, b []byte) (n int) {
 func TestShrinkingMeetsASenderAtEveryStep(t *testing.T) {
 	a, b := pair(t, Config{RingMax: 1 << 20})
 	e := a.Endpoint.(*endpoint)
-	e.link.mu.Lock()
-	e.link.timing = true // this test is the janitor
-	e.link.mu.Unlock()
-	defer func() {
-		e.link.mu.Lock()
-		e.link.timing = false
-		e.link.mu.Unlock()
-	}()
+	defer withoutJanitor(e.link)() // this test is it
 	stop := make(chan struct{})
 	janitor := make(chan struct{})
 	defer func() { close(stop); <-janitor }()
@@ -836,14 +828,7 @@ func TestShrinkingMeetsASenderAtEveryStep(t *testing.T) {
 func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
 	a, b := pair(t, Config{RingMax: 1 << 20})
 	e := a.Endpoint.(*endpoint)
-	e.link.mu.Lock()
-	e.link.timing = true // this test is the janitor
-	e.link.mu.Unlock()
-	defer func() {
-		e.link.mu.Lock()
-		e.link.timing = false
-		e.link.mu.Unlock()
-	}()
+	defer withoutJanitor(e.link)() // this test is it
 	var ev session.Event
 	for e.send.limit.Load() == ringStart {
 		a.send(make([]byte, 4096))

@@ -31,9 +31,26 @@ import (
 // fakeVariable names the file of words that this process shares with the fake.
 const fakeVariable = "SAN_TEST_FAKE"
 
+var onAFake = []struct {
+	name string
+	test func(*testing.T)
+}{
+	{"faults", fakeFaults},
+	{"hurry", fakeHurry},
+	{"removal", fakeRemoval},
+	{"without epoll", fakeWithoutEpoll},
+	{"one device", fakeDevicesDoNotOverlap},
+}
+
 // TestOnAFake runs the tests of this file in a process of their own, which finds the
 // fake where the system's libraries would be.
 func TestOnAFake(t *testing.T) {
+	if os.Getenv(fakeVariable) != "" { // that process
+		for _, tt := range onAFake {
+			t.Run(tt.name, tt.test)
+		}
+		return
+	}
 	if testenv.Device() != "" {
 		return // the lane of real drivers
 	}
@@ -59,14 +76,14 @@ func TestOnAFake(t *testing.T) {
 	if err := os.WriteFile(shared, make([]byte, fakeWords*8), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	child := exec.Command(os.Args[0], "-test.run=^TestFake", "-test.v", "-test.timeout=2m")
+	child := exec.Command(os.Args[0], "-test.run=^TestOnAFake$", "-test.v", "-test.timeout=2m")
 	child.Env = append(os.Environ(), fakeVariable+"="+shared, "LD_LIBRARY_PATH="+dir)
 	out, err = child.CombinedOutput()
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if n := bytes.Count(out, []byte("--- PASS: TestFake")); n != 5 {
-		t.Errorf("%d tests ran, want 5\n%s", n, out)
+	if n := bytes.Count(out, []byte("--- PASS: TestOnAFake/")); n != len(onAFake) {
+		t.Errorf("%d tests ran, want %d\n%s", n, len(onAFake), out)
 	}
 }
 
@@ -102,11 +119,7 @@ type fake struct {
 // useFake gives the fake, as new, and looks at the end of the test for what is left.
 func useFake(t *testing.T) *fake {
 	t.Helper()
-	file := os.Getenv(fakeVariable)
-	if file == "" {
-		t.Skip("run by TestOnAFake")
-	}
-	fd, err := syscall.Open(file, syscall.O_RDWR, 0)
+	fd, err := syscall.Open(os.Getenv(fakeVariable), syscall.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +205,7 @@ var fakeConfigs = []Config{{}, {SharedDomain: true, SRQFrom: 1}}
 
 // Each call of the libraries fails in turn, alone or with all after it, while a listener
 // is made, connected to and closed: an error or a connection, and nothing is left.
-func TestFakeFaults(t *testing.T) {
+func fakeFaults(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeSRQs, 16)
 	dials, hits, want := 0, 0, 0
@@ -265,7 +278,7 @@ func connectOnce(at netip.AddrPort, cfg Config) error {
 }
 
 // Listeners come and go under dials that have hardly any time, while events are slow.
-func TestFakeHurry(t *testing.T) {
+func fakeHurry(t *testing.T) {
 	for i, cfg := range fakeConfigs {
 		f := useFake(t)
 		f.set(fakeSRQs, 16)
@@ -309,7 +322,7 @@ func TestFakeHurry(t *testing.T) {
 
 // The device goes and comes back under connections: all end, the listener listens on it
 // again, and its context is not closed before the last object that was made with it.
-func TestFakeRemoval(t *testing.T) {
+func fakeRemoval(t *testing.T) {
 	const rounds = 15
 	f := useFake(t)
 	at := fakeAddr(40_000)
@@ -325,8 +338,10 @@ func TestFakeRemoval(t *testing.T) {
 				return
 			}
 			all.Go(func() {
-				for e.Err() == nil {
-					time.Sleep(100 * time.Microsecond)
+				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+				defer cancel()
+				if err := e.await(ctx, func() bool { return false }); ctx.Err() != nil {
+					t.Errorf("the connection does not end: %v", err)
 				}
 				e.Abort()
 			})
@@ -341,11 +356,13 @@ func TestFakeRemoval(t *testing.T) {
 				e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
 				cancel()
 				if err != nil {
-					time.Sleep(200 * time.Microsecond)
+					runtime.Gosched()
 					continue
 				}
 				connected.Add(1)
-				time.Sleep(time.Duration(i+g) % 20 * 100 * time.Microsecond)
+				for range (i + g) % 20 {
+					runtime.Gosched()
+				}
 				e.Abort()
 			}
 		})
@@ -373,7 +390,7 @@ func TestFakeRemoval(t *testing.T) {
 }
 
 // Who cannot be told of events gets an error, and does not wait for them.
-func TestFakeWithoutEpoll(t *testing.T) {
+func fakeWithoutEpoll(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeNoEpoll, 1)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -387,7 +404,7 @@ func TestFakeWithoutEpoll(t *testing.T) {
 
 // Of one context there is one device at a time, however fast the last connection's end
 // and the next one's beginning follow each other.
-func TestFakeDevicesDoNotOverlap(t *testing.T) {
+func fakeDevicesDoNotOverlap(t *testing.T) {
 	f := useFake(t)
 	at := fakeAddr(42_000)
 	var all sync.WaitGroup
