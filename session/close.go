@@ -14,9 +14,10 @@ type closing struct {
 	begun atomic.Bool   // by Close or Abort
 	done  chan struct{} // closed when the endpoint has been given back
 
-	mu     sync.Mutex // guards the fields below
-	acked  bool       // the peer has everything
-	noMore bool       // no worker starts any more
+	acked atomic.Bool // the peer has everything
+
+	mu     sync.Mutex
+	noMore bool // no worker starts any more; guarded by mu
 }
 
 // closeWait is how long Close itself waits for a peer that says nothing, where bytes
@@ -166,8 +167,7 @@ func (s *Session) linger() {
 		s.kill(fmt.Errorf("session: the peer did not take all that was written before Close: %w", syscall.ETIMEDOUT))
 	})
 	defer late.Stop()
-	s.wr.op.Lock()
-	var w waiter
+	var w waiter // the direction's own: a Write that comes now looks at its state, and does not wait
 	for !s.said() && s.over() == nil {
 		s.poke(w.armed())
 		s.flush()
@@ -177,7 +177,6 @@ func (s *Session) linger() {
 		s.pause(&w, &s.wr, RecvReady|SendReady)
 	}
 	s.doneWaiting(&w, &s.wr)
-	s.wr.op.Unlock()
 	s.detach(s.closeEndpoint)
 	s.ended()
 }
@@ -201,19 +200,12 @@ func (s *Session) said() bool {
 	s.tx.mu.Lock()
 	out := s.tx.lastOut && s.tx.nOwed == 0
 	s.tx.mu.Unlock()
-	if !out || s.lim.Buffered {
-		return out
-	}
-	s.closing.mu.Lock()
-	defer s.closing.mu.Unlock()
-	return s.closing.acked
+	return out && (s.lim.Buffered || s.closing.acked.Load())
 }
 
-// acknowledged: the peer's CloseAck has come. rx.mu is held.
+// acknowledged: the peer's CloseAck has come.
 func (s *Session) acknowledged() {
-	s.closing.mu.Lock()
-	s.closing.acked = true
-	s.closing.mu.Unlock()
+	s.closing.acked.Store(true)
 	s.wr.signal()
 }
 

@@ -271,6 +271,9 @@ func (s *Session) start(t *tail, b []byte, toChunk bool) bool {
 	n := min(len(b), t.total-t.asked)
 	if t.byWrite {
 		n = min(n, s.lim.MaxExpose)
+		if toChunk {
+			clear(b[:n]) // a WriteDone that lies must not show what others have left there
+		}
 		d, err := s.ep.Expose(b[:n], RemoteWrite)
 		if err != nil {
 			s.noMemory(t, toChunk)
@@ -366,7 +369,6 @@ func (s *Session) directDone() (int, error) {
 	if n == 0 {
 		return 0, s.streamEnd()
 	}
-	s.serviceTx()
 	return n, nil
 }
 
@@ -393,6 +395,7 @@ func (s *Session) stopDirect(w *waiter) (n int) {
 		if !s.gone {
 			s.poll()
 			n, _ = s.directDone()
+			s.serviceTx()
 		}
 		busy := s.rx.fetch.p != nil
 		s.rx.mu.Unlock()

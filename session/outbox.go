@@ -87,38 +87,42 @@ func (s *Session) allocBox(budget int) []byte {
 	return buf
 }
 
-// restOutbox has the boxes given back in a while, if nothing is written until then.
+// restOutbox has the boxes given back once nothing was written for a while.
 func (s *Session) restOutbox() {
-	tx := &s.tx
-	o := &tx.outbox
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if o.inbox.Len == 0 || o.resting {
+	o := &s.tx.outbox
+	s.tx.mu.Lock()
+	defer s.tx.mu.Unlock()
+	if o.inbox.Len > 0 && !o.resting && !s.gone {
+		o.resting = true
+		at := o.tail
+		time.AfterFunc(boxRest, func() { s.leaveIfIdle(at) })
+	}
+}
+
+// leaveIfIdle gives the boxes back if nothing was written since at, and otherwise
+// looks again in a while.
+func (s *Session) leaveIfIdle(at int64) {
+	if !s.startWorker() {
 		return
 	}
-	o.resting = true
-	at := o.tail
-	time.AfterFunc(boxRest, func() {
-		if !s.startWorker() {
-			return
-		}
-		defer s.workers.Done()
-		alone := s.wr.op.tryLock()
-		tx.mu.Lock()
-		o.resting = false
-		var buf []byte
-		if alone && o.inbox.Len > 0 && o.tail == at && o.written == at && !s.gone {
-			buf = o.buf
-			s.leaveInbox()
-		}
-		tx.mu.Unlock()
-		if buf != nil {
-			s.ep.Free(buf)
-		}
-		if alone {
-			s.wr.op.Unlock()
-		}
-	})
+	defer s.workers.Done()
+	o := &s.tx.outbox
+	alone := s.wr.op.tryLock()
+	s.tx.mu.Lock()
+	o.resting = false
+	var buf []byte
+	if alone && o.inbox.Len > 0 && o.tail == at && o.written == at && !s.gone {
+		buf = o.buf
+		s.leaveInbox()
+	}
+	s.tx.mu.Unlock()
+	if buf != nil {
+		s.ep.Free(buf)
+	}
+	if alone {
+		s.wr.op.Unlock()
+	}
+	s.restOutbox()
 }
 
 // freeOutbox gives the memory back. The endpoint is closed, and nobody is inside.

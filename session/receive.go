@@ -126,17 +126,18 @@ func (s *Session) receive(p []byte) (n int, err error) {
 	rx := &s.rx
 	rx.mu.Lock()
 	defer rx.mu.Unlock()
-	if s.gone && rx.fetch.p == nil {
+	switch {
+	case s.gone && rx.fetch.p == nil:
 		return 0, s.streamEnd()
-	}
-	if s.gone {
+	case s.gone:
 		return 0, nil // see brokenDirect
-	}
-	if rx.fetch.p != nil {
+	case rx.fetch.p != nil:
 		s.poll()
-		return s.directDone()
+		n, err = s.directDone()
+		s.serviceTx()
+		return n, err
 	}
-	before := rx.messages
+	before, vain := rx.messages, 0
 	for n < len(p) {
 		failed := s.failure.Load() != nil // what had come is delivered all the same
 		if rx.cur != nil {
@@ -150,7 +151,9 @@ func (s *Session) receive(p []byte) (n int, err error) {
 			s.offerSlice(p, n)
 			s.poll()
 			if rx.fetch.p != nil {
-				return s.directDone()
+				n, err = s.directDone()
+				s.serviceTx()
+				return n, err
 			}
 			if k = s.takeTail(p[n:]); k == 0 && rx.cur != nil {
 				break // a transfer is under way
@@ -161,8 +164,14 @@ func (s *Session) receive(p []byte) (n int, err error) {
 			if n += k; !ok {
 				break
 			}
+		} else if vain == lookMost {
+			s.lookAgain()
+			break
 		} else if !failed && s.ep.Poll(&rx.ev) {
-			n += s.takeEvent(p[n:])
+			k := s.takeEvent(p[n:])
+			if n += k; k == 0 {
+				vain++
+			}
 		} else {
 			rx.looks++
 			break
@@ -298,11 +307,29 @@ func (s *Session) poll() {
 		return
 	}
 	rx.looks++
+	n := 0
 	for again := true; again; again = s.pump() {
 		for !s.gone && s.failure.Load() == nil && s.ep.Poll(&rx.ev) {
 			s.handle(&rx.ev)
+			if n++; n == lookMost {
+				s.lookAgain()
+				return
+			}
 		}
 	}
+}
+
+// lookMost is how many events one look takes, or one Read in vain: a peer that sends
+// faster than they are handled must not keep rx.mu from a deadline, from Close, and
+// from the janitor, who serves others too. A ring full of 8-byte messages is more.
+const lookMost = 4096
+
+// lookAgain: there may be more than this look has taken. Who waits does not sleep,
+// and where nobody does the janitor comes back.
+func (s *Session) lookAgain() {
+	s.rd.signal()
+	s.wr.signal()
+	s.idle.join(s)
 }
 
 // poke makes progress on behalf of a Write or of nobody. sure: it must look

@@ -286,6 +286,9 @@ func (s *Session) withdraw(d Descriptor, tail []byte, w *waiter) (revoked bool) 
 // revokeExact withdraws the open offer where revoking says what the peer has.
 func (s *Session) revokeExact(d Descriptor) {
 	tx := &s.tx
+	tx.mu.Lock()
+	tx.out.cancelled = true // the peer may see it, and answer, before Revoke returns
+	tx.mu.Unlock()
 	taken := s.ep.Revoke(d)
 	tx.mu.Lock()
 	defer tx.mu.Unlock()

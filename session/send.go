@@ -27,6 +27,7 @@ type sender struct {
 	inWrite bool        // a Write goes on behind the backlog's end
 	last    msgType     // Shutdown, Close or Abort, to be sent behind the backlog; 0: none yet
 	lastOut bool        // it was sent
+	stalled bool        // data found no credit when it last looked
 	urgent  bool        // urgent data has used the control reserve since data last had room
 	waiting atomic.Bool // mirrors pending, for those without the lock
 
@@ -108,8 +109,14 @@ func (s *Session) writeAtOnce(p []byte) bool {
 // WriteBuffers writes the slices one after the other, as one Write, several
 // small ones to a message. It does not change v.
 func (s *Session) WriteBuffers(v [][]byte) (n int64, err error) {
+	for len(v) > 0 && len(v[len(v)-1]) == 0 {
+		v = v[:len(v)-1] // nothing more comes with it
+	}
 	s.wr.op.Lock()
 	defer s.wr.op.Unlock()
+	if len(v) == 0 {
+		_, err = s.write(nil, false)
+	}
 	for len(v) > 0 && err == nil {
 		var k int
 		if pack := s.packable(v); pack > 1 {
@@ -224,8 +231,8 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	tx := &s.tx
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
-	if s.gone || s.failure.Load() != nil || tx.last != 0 || len(p) == 0 {
-		return 0
+	if s.gone || s.failure.Load() != nil || tx.last != 0 || len(p) == 0 || !s.lim.Buffered && s.ep.Err() != nil {
+		return 0 // not into the backlog of a connection that has ended
 	}
 	if tx.pending() {
 		s.flushLocked()
@@ -345,9 +352,13 @@ func (s *Session) streamFree() bool { return s.tx.unanswered.Load() == 0 }
 func (s *Session) reservePayload(lo, hi int) []byte {
 	tx := &s.tx
 	if s.credit() <= ControlReserve {
-		tx.stalls++
+		if !tx.stalled {
+			tx.stalls++
+		}
+		tx.stalled = true
 		return nil
 	}
+	tx.stalled = false
 	limit := tx.maxMsg
 	room := s.ep.Reserve(min(lo+headerLen, limit), min(hi+headerLen, limit), false)
 	if room == nil {

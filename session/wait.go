@@ -143,6 +143,10 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 	case phaseDone:
 		s.arm(w, sd, ev)
 	case phaseArmed:
+		if uint32(ev)&^sd.wants.Load() != 0 { // the last look has made it wait for more
+			s.arm(w, sd, ev)
+			return
+		}
 		sd.sleeps.Add(1)
 		<-sd.wake
 		w.phase = phaseDone
