@@ -1,6 +1,7 @@
 package san
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -80,6 +81,17 @@ func TestParseEnvironment(t *testing.T) {
 			want: environment{restricted: true, providers: []string{"verbs", "shm"}}},
 		{name: "mechanisms", vars: map[string]string{envDisable: "cma, poll"},
 			want: environment{disable: session.FeatureCMA | session.FeaturePoll}},
+		{name: "RDMA", vars: map[string]string{envSubnets: "10.8.0.0/16, FD08::/64", envIWARPOffset: " 20000", envSharedDomain: "on", envRDMACM: "OFF"},
+			want: environment{sharedDomain: true, rdma: RDMA{IWARPOffset: 20000, WithoutCM: true},
+				subnets: []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16"), netip.MustParsePrefix("fd08::/64")}}},
+		{name: "RDMA as it is", vars: map[string]string{envSubnets: " ", envIWARPOffset: "", envSharedDomain: "off", envRDMACM: "on"}},
+		{name: "no iWARP", vars: map[string]string{envIWARPOffset: "-1"}, want: environment{rdma: RDMA{IWARPOffset: -1}}},
+		{name: "no subnet", vars: map[string]string{envSubnets: "10.8.0.1"}, err: `"10.8.0.1" in SAN_SUBNETS`},
+		{name: "no offset", vars: map[string]string{envIWARPOffset: "tcp"}, err: "SAN_IWARP_OFFSET=tcp"},
+		{name: "an offset of 0", vars: map[string]string{envIWARPOffset: "0"}, err: "SAN_IWARP_OFFSET=0"},
+		{name: "too large an offset", vars: map[string]string{envIWARPOffset: "65536"}, err: "SAN_IWARP_OFFSET=65536"},
+		{name: "neither on nor off", vars: map[string]string{envSharedDomain: "yes"}, err: "SAN_SHARED_DOMAIN=yes"},
+		{name: "nor this", vars: map[string]string{envRDMACM: "no"}, err: "SAN_RDMACM=no"},
 		{name: "unknown provider", vars: map[string]string{envProviders: "shm,rdma"}, err: `"rdma" in SAN_PROVIDERS`},
 		{name: "unknown mechanism", vars: map[string]string{envDisable: "zerocopy"}, err: `"zerocopy" in SAN_DISABLE`},
 	} {
@@ -91,7 +103,7 @@ func TestParseEnvironment(t *testing.T) {
 			if c.err != "" {
 				return
 			}
-			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(environment{})); diff != "" {
+			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(environment{}), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

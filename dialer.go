@@ -1,12 +1,12 @@
 package san
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -65,18 +65,28 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 // counted; where the policy is Require the reason is the error instead.
 //
 // A host with several addresses is tried address by address, SAN then TCP for
-// each; where no address is served by a SAN, NetDialer gets the name.
+// each, and as with net the other family's beside them when those of the first
+// one take long (RFC 8305, "Happy Eyeballs"): longer than NetDialer's
+// FallbackDelay, and AttemptTimeout where a SAN is tried first.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if ctx == nil {
 		panic("nil context")
 	}
+	c, err := d.dial(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return c.counted(), nil
+}
+
+func (d *Dialer) dial(ctx context.Context, network, address string) (dialed, error) {
 	if !isTCP(network) {
 		return d.fallBack(ctx, network, address, notTCP(network))
 	}
 	env := processEnvironment()
 	providers, why, err := choose(d.Providers, env, registry)
 	if err != nil {
-		return nil, dialError(network, nil, nil, err)
+		return dialed{}, dialError(network, nil, nil, err)
 	}
 	if d.Policy == Never {
 		why = &Unavailable{Reason: ReasonPolicy}
@@ -84,53 +94,69 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if why != nil {
 		return d.fallBack(ctx, network, address, why)
 	}
-
 	ctx, cancel := d.bound(ctx)
 	defer cancel()
-	requests, err := d.plan(ctx, network, address, env)
+	requests, err := d.plan(ctx, network, address, providers, env)
 	if err != nil {
-		return nil, err
+		return dialed{}, err
 	}
-	served := false
-	for _, r := range requests {
-		served = served || sameFamily(r.local, r.remote.Addr()) && serving(providers, r.remote.Addr(), r.settings)
+	if d.Policy == Require {
+		requests = slices.DeleteFunc(requests, func(r request) bool { return len(r.serving) == 0 })
 	}
-	if !served {
+	if len(requests) == 0 {
 		return d.fallBack(ctx, network, address, &Unavailable{Reason: ReasonNotServed})
 	}
-
-	var first error
-	for i, r := range requests {
-		ctx, cancel := share(ctx, len(requests)-i)
-		c, err := d.dialOne(ctx, providers, network, r)
-		cancel()
-		if err == nil {
-			return c, nil
-		}
-		first = cmp.Or(first, err)
-	}
-	return nil, first
+	return d.race(ctx, network, requests)
 }
 
-// plan gives the attempts, one per address of the destination, in net's order.
-func (d *Dialer) plan(ctx context.Context, network, address string, env environment) ([]request, error) {
+// dialed is a connection that was made, and how.
+type dialed struct {
+	net.Conn
+	why *Unavailable // it is not by a SAN; nil if it is
+}
+
+// counted is the connection for the application.
+func (c dialed) counted() net.Conn {
+	if c.why != nil {
+		noteFallback(c.Conn, c.why)
+	}
+	count(func(n *Counters) { n.Dialed[InfoOf(c.Conn).Provider]++ })
+	return c.Conn
+}
+
+// plan gives the addresses to connect to, in net's order: those that LocalAddr
+// reaches.
+func (d *Dialer) plan(ctx context.Context, network, address string, providers []provider, env environment) ([]request, error) {
 	local, err := dialLocal(d.NetDialer.LocalAddr)
 	if err != nil {
 		return nil, dialError(network, d.NetDialer.LocalAddr, nil, err)
 	}
-	dsts, err := resolve(ctx, d.NetDialer.Resolver, network, address)
+	dsts, named, err := resolve(ctx, d.NetDialer.Resolver, network, address)
 	if err != nil {
 		return nil, dialError(network, nil, nil, err)
 	}
-	requests := make([]request, len(dsts))
-	for i, dst := range dsts {
-		requests[i] = request{
+	var requests []request
+	for _, dst := range dsts {
+		if !sameFamily(local, dst.Addr()) {
+			continue
+		}
+		r := request{
+			address:  address,
 			network:  familyOf(dst.Addr()),
 			remote:   dst,
 			local:    local,
 			control:  d.control(),
 			settings: settle(d.Options, d.RDMA, d.Policy, env, 0),
 		}
+		if named {
+			r.address = dst.String() // it is not looked up again
+		}
+		for _, p := range providers {
+			if p.serves(dst.Addr(), r.settings) {
+				r.serving = append(r.serving, p)
+			}
+		}
+		requests = append(requests, r)
 	}
 	return requests, nil
 }
@@ -176,49 +202,40 @@ func (d *Dialer) control() func(context.Context, string, string, syscall.RawConn
 }
 
 // fallBack leaves the connection to net.
-func (d *Dialer) fallBack(ctx context.Context, network, address string, why *Unavailable) (net.Conn, error) {
+func (d *Dialer) fallBack(ctx context.Context, network, address string, why *Unavailable) (dialed, error) {
 	if d.Policy == Require {
-		return nil, dialError(network, d.NetDialer.LocalAddr, nil, requireError{why})
+		return dialed{}, dialError(network, d.NetDialer.LocalAddr, nil, requireError{why})
 	}
 	c, err := d.NetDialer.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	noteFallback(c, why)
-	count(func(n *Counters) { n.Dialed[InfoOf(c).Provider]++ })
-	return c, nil
+	return dialed{c, why}, err
 }
 
 // dialOne connects to one address: by each provider that serves it in turn,
 // then by TCP.
-func (d *Dialer) dialOne(ctx context.Context, providers []provider, network string, r request) (net.Conn, error) {
+func (d *Dialer) dialOne(ctx context.Context, network string, r request) (dialed, error) {
 	why := &Unavailable{Reason: ReasonNotServed}
-	for _, p := range providers {
-		if !sameFamily(r.local, r.remote.Addr()) || !p.serves(r.remote.Addr(), r.settings) {
-			continue
-		}
+	for i, p := range r.serving {
 		c, err := d.dialSAN(ctx, p, r)
 		if err == nil {
-			count(func(n *Counters) { n.Dialed[p.name()]++ })
-			return c, nil
+			return dialed{Conn: c}, nil
 		}
 		unavailable, final := verdict(ctx, err)
 		if final != nil {
-			return nil, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(r.remote), final)
+			return dialed{}, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(r.remote), final)
 		}
-		if why.Reason == ReasonNotServed { // what the preferred provider says counts
+		if i == 0 { // what the preferred provider says counts
 			why = unavailable
 		}
 	}
 	if d.Policy == Require {
-		return nil, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(r.remote), requireError{why})
+		return dialed{}, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(r.remote), requireError{why})
 	}
-	return d.fallBack(ctx, network, r.remote.String(), why)
+	return d.fallBack(ctx, network, r.address, why)
 }
 
 // dialSAN makes one attempt over a SAN, unless the last one lately was in vain.
 func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, error) {
-	key := attemptKey{p.name(), r.remote}
+	key := keyOf(p, r)
 	if d.Policy != Require && remembered.has(key, time.Now()) {
 		return nil, &Unavailable{Reason: ReasonRemembered}
 	}
@@ -236,10 +253,16 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 			return newConn(p.name(), s, l), nil
 		}
 	}
-	// Only what was answered by silence is remembered: other answers cost
-	// no time. The caller's own impatience is no proof of silence.
-	if ctx.Err() == nil && patience == r.attempt && reasonOf(err) == ReasonTimeout {
-		remembered.add(key, time.Now())
+	// Only what was answered by silence is remembered: other answers cost no time.
+	// A dialer with little time, or whose time is up, is no proof of it, or not much.
+	switch {
+	case ctx.Err() != nil:
+	case reasonOf(err) != ReasonTimeout:
+		remembered.forget(key)
+	case patience == r.attempt && patience >= silence:
+		remembered.add(key, time.Now(), rememberMost)
+	case patience >= silence:
+		remembered.add(key, time.Now(), rememberFirst)
 	}
 	return nil, err
 }

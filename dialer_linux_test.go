@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -187,7 +188,7 @@ func TestDialSilentSANCostsOneDelay(t *testing.T) {
 	}
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
 	d := &Dialer{}
-	d.Options.AttemptTimeout = 10 * time.Millisecond
+	d.Options.AttemptTimeout = silence
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
 	if n := f.tried(); n != 1 {
@@ -276,7 +277,7 @@ func TestDialSuccessIsRemembered(t *testing.T) {
 	}
 	addr := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0").Addr().String()
 	d := &Dialer{}
-	d.Options.AttemptTimeout = 10 * time.Millisecond
+	d.Options.AttemptTimeout = silence
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	f.fail = nil
 	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonRemembered)
@@ -284,6 +285,8 @@ func TestDialSuccessIsRemembered(t *testing.T) {
 	wantProvider(t, mustDial(t, &Dialer{}, addr), fakeName)
 }
 
+// A dialer with little time leaves half of it to TCP, and does not wait for the same
+// silence at its next dial, if it was long enough to say something.
 func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 	f := useFake(t)
 	f.fail = func(ctx context.Context, _ request) error {
@@ -291,16 +294,37 @@ func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 		return ctx.Err()
 	}
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
-	d := &Dialer{NetDialer: net.Dialer{Timeout: 2 * time.Second}}
+	d := &Dialer{NetDialer: net.Dialer{Timeout: silence}}
 	d.Options.AttemptTimeout = patience
-	c, err := d.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
+	for range 2 {
+		wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	}
-	defer c.Close()
-	wantFallback(t, c, ReasonTimeout)
-	if remembered.has(attemptKey{fakeName, f.addr(c.RemoteAddr())}, time.Now()) {
-		t.Error("an attempt that had less than its time is remembered")
+	if n := f.tried(); n != 2 {
+		t.Errorf("%d attempts: a moment without an answer was taken for silence", n)
+	}
+	d.NetDialer.Timeout = 4 * silence
+	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
+	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
+
+	// Others may have another way there.
+	d.RDMA.IWARPOffset = 1
+	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
+	d.NetDialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}
+	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
+}
+
+// An answer, whatever it is, ends what silence has begun.
+func TestDialAnswerIsRemembered(t *testing.T) {
+	f := useFake(t)
+	addr := plainListen(t, "127.0.0.1:0").Addr().String()
+	key := attemptKey{provider: fakeName, dst: netip.MustParseAddrPort(addr)}
+	remembered.failures = map[attemptKey]failure{key: {until: time.Now(), span: rememberMost}}
+	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonNoListener)
+	if _, still := remembered.failures[key]; still {
+		t.Error("the next silence costs as long as if there had been no answer")
+	}
+	if f.tried() != 1 {
+		t.Errorf("%d attempts", f.tried())
 	}
 }
 
@@ -347,9 +371,6 @@ func TestDialOwnImpatienceIsNotRemembered(t *testing.T) {
 	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonNoListener)
 }
 
-// names is a resolver's answer without a DNS: /etc/hosts cannot be had, so the
-// tests of several addresses call dialOne's loop by a resolver that answers
-// from a map.
 func TestDialSeveralAddresses(t *testing.T) {
 	f := useFake(t)
 	dead := netip.MustParseAddrPort("127.0.0.2:" + portOf(freePort(t)))
@@ -361,14 +382,154 @@ func TestDialSeveralAddresses(t *testing.T) {
 		return nil
 	}
 	d := &Dialer{}
-	d.NetDialer.Resolver = answering(t, map[string][]string{
-		"two.test.": {"127.0.0.2", "127.0.0.1"},
-		"far.test.": {"192.0.2.1"},
-	})
+	d.NetDialer.Resolver = answering(t, map[string][]string{"two.test.": {"127.0.0.2", "127.0.0.1"}})
 	c := mustDial(t, d, net.JoinHostPort("two.test", fmt.Sprint(dead.Port())))
 	wantProvider(t, c, fakeName)
 	if got := c.RemoteAddr().String(); got != l.Addr().String() {
 		t.Errorf("connected to %s", got)
+	}
+}
+
+// aloof is a provider that serves some addresses only.
+type aloof struct {
+	*fake
+	to netip.Addr
+}
+
+func (p aloof) serves(dst netip.Addr, _ settings) bool { return dst == p.to }
+
+// A name is looked up once, whether a SAN serves it or not.
+func TestDialAsksTheResolverOnce(t *testing.T) {
+	f := useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	for _, c := range []struct {
+		name     string
+		provider provider
+		want     Reason
+	}{
+		{"by a SAN", f, ReasonNone},
+		{"not served", aloof{f, netip.Addr{}}, ReasonNotServed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			useProviders(t, c.provider)
+			var asked atomic.Int32
+			r := answering(t, map[string][]string{"one.test.": {"127.0.0.1"}})
+			pipe := r.Dial
+			r.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				asked.Add(1) // each question has a connection of its own
+				return pipe(ctx, network, address)
+			}
+			conn, err := (&Dialer{NetDialer: net.Dialer{Resolver: r, Timeout: patience}}).Dial("tcp4", net.JoinHostPort("one.test", portOf(l.Addr().String())))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if why := InfoOf(conn).Fallback; why != c.want {
+				t.Errorf("reason %v, want %v", why, c.want)
+			}
+			if n := asked.Load(); n != 1 {
+				t.Errorf("the resolver was asked %d times", n)
+			}
+		})
+	}
+}
+
+// An address of the first family that does not answer does not keep the other family
+// waiting: what RFC 8305 calls Happy Eyeballs.
+func TestDialRacesTheFamilies(t *testing.T) {
+	f := useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	entered, left := make(chan netip.Addr, 4), make(chan struct{})
+	f.fail = func(ctx context.Context, r request) error {
+		entered <- r.remote.Addr()
+		if r.remote.Addr().Is4() {
+			return nil
+		}
+		<-ctx.Done()
+		close(left)
+		return ctx.Err()
+	}
+	d := &Dialer{Policy: Require, NetDialer: net.Dialer{FallbackDelay: time.Millisecond, Timeout: 2 * patience}}
+	d.Options.AttemptTimeout = 2 * patience
+	d.NetDialer.Resolver = answering(t, map[string][]string{"both.test.": {"::1", "127.0.0.1"}})
+	address := net.JoinHostPort("both.test", portOf(l.Addr().String()))
+	open := Stats().Open[fakeName]
+	c := mustDial(t, d, address)
+	wantProvider(t, c, fakeName)
+	if first := <-entered; first.Is4() {
+		t.Fatalf("%v was tried first: nothing was raced", first) // as net sorts them, where there is IPv6
+	}
+	select {
+	case <-left:
+	case <-time.After(patience):
+		t.Error("the attempt that came too late goes on")
+	}
+	if n := Stats().Open[fakeName] - open; n != 2 { // both ends of one
+		t.Errorf("%d ends of connections are open", n)
+	}
+
+	// Each family's own error is the first's, when both fail.
+	f.fail = func(_ context.Context, r request) error {
+		if r.remote.Addr().Is4() {
+			return &Unavailable{Reason: ReasonVersion}
+		}
+		return &Unavailable{Reason: ReasonOwner}
+	}
+	if _, err := d.Dial("tcp", address); reasonOf(err) != ReasonOwner {
+		t.Errorf("both in vain: %v", err)
+	}
+}
+
+func TestHeadStart(t *testing.T) {
+	served := []request{{serving: []provider{&fake{}}, settings: settings{attempt: time.Second}}}
+	plain := []request{{settings: settings{attempt: time.Second}}}
+	for _, c := range []struct {
+		d     Dialer
+		first []request
+		want  time.Duration
+	}{
+		{Dialer{}, plain, fallbackDelay},
+		{Dialer{}, served, fallbackDelay + time.Second},
+		{Dialer{Policy: Require}, served, fallbackDelay},
+		{Dialer{NetDialer: net.Dialer{FallbackDelay: time.Minute}}, plain, time.Minute},
+	} {
+		if got := c.d.headStart(c.first); got != c.want {
+			t.Errorf("%v, %d providers: %v, want %v", c.d.Policy, len(c.first[0].serving), got, c.want)
+		}
+	}
+}
+
+// Addresses that LocalAddr does not reach are left out, as net does it; where the
+// policy is Require, those that no SAN serves are.
+func TestDialLeavesOutWhatCannotBe(t *testing.T) {
+	f := useFake(t)
+	var mu sync.Mutex
+	var asked []netip.Addr
+	f.fail = func(_ context.Context, r request) error {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, r.remote.Addr())
+		return syscall.ECONNREFUSED
+	}
+	r := answering(t, map[string][]string{"both.test.": {"::1", "127.0.0.1"}, "two.test.": {"127.0.0.2", "127.0.0.1"}})
+	v4 := netip.MustParseAddr("127.0.0.1")
+
+	d := &Dialer{NetDialer: net.Dialer{Resolver: r, Timeout: patience, LocalAddr: &net.TCPAddr{IP: v4.AsSlice()}}}
+	_, err := d.Dial("tcp", "both.test:1")
+	wantOpError(t, err, "dial", syscall.ECONNREFUSED)
+	if !slices.Equal(asked, []netip.Addr{v4}) {
+		t.Errorf("asked for %v", asked)
+	}
+	_, want := (&net.Dialer{LocalAddr: d.NetDialer.LocalAddr}).Dial("tcp", "[::1]:1")
+	if _, err := d.Dial("tcp", "[::1]:1"); err == nil || want == nil || err.Error() != want.Error() {
+		t.Errorf("got  %v\nwant %v", err, want)
+	}
+
+	useProviders(t, aloof{f, v4})
+	f.fail = func(context.Context, request) error { return &Unavailable{Reason: ReasonVersion} }
+	d = &Dialer{Policy: Require, NetDialer: net.Dialer{Resolver: r, Timeout: patience}}
+	if _, err := d.Dial("tcp", "two.test:1"); reasonOf(err) != ReasonVersion {
+		t.Errorf("with Require: %v", err)
 	}
 }
 
@@ -501,9 +662,9 @@ func TestAddressesShareTheTime(t *testing.T) {
 
 func TestResolveKeepsNetsOrder(t *testing.T) {
 	r := answering(t, map[string][]string{"two.test.": {"127.0.0.2", "127.0.0.1"}})
-	got, err := resolve(t.Context(), r, "tcp4", "two.test:80")
-	if err != nil {
-		t.Fatal(err)
+	got, named, err := resolve(t.Context(), r, "tcp4", "two.test:80")
+	if err != nil || !named {
+		t.Fatal(named, err)
 	}
 	want := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.2:80"), netip.MustParseAddrPort("127.0.0.1:80")}
 	if !slices.Equal(got, want) {
@@ -520,10 +681,12 @@ func TestResolveUnspecifiedIsThisHost(t *testing.T) {
 
 		{"tcp", "[::ffff:127.0.0.1]:80", "127.0.0.1:80"},
 		{"tcp", "127.0.0.1:http", "127.0.0.1:80"},
+		{"tcp", "[fe80::1%lo]:80", "[fe80::1%lo]:80"},
+		{"tcp6", "[::1%lo]:80", "[::1]:80"},
 	} {
-		got, err := resolve(t.Context(), nil, c.network, c.address)
-		if err != nil || len(got) == 0 || got[0].String() != c.want {
-			t.Errorf("%s %s: %v, %v; want %s", c.network, c.address, got, err, c.want)
+		got, named, err := resolve(t.Context(), nil, c.network, c.address)
+		if err != nil || named || len(got) == 0 || got[0].String() != c.want {
+			t.Errorf("%s %s: %v, %v, %v; want %s", c.network, c.address, got, named, err, c.want)
 		}
 	}
 }

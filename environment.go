@@ -3,8 +3,11 @@ package san
 import (
 	"fmt"
 	"maps"
+	"math"
+	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -13,8 +16,12 @@ import (
 
 // Names of the operators' switches.
 const (
-	envProviders = "SAN_PROVIDERS"
-	envDisable   = "SAN_DISABLE"
+	envProviders    = "SAN_PROVIDERS"
+	envDisable      = "SAN_DISABLE"
+	envSubnets      = "SAN_SUBNETS"
+	envIWARPOffset  = "SAN_IWARP_OFFSET"
+	envSharedDomain = "SAN_SHARED_DOMAIN"
+	envRDMACM       = "SAN_RDMACM"
 )
 
 // environment is what operators have set.
@@ -22,7 +29,13 @@ type environment struct {
 	restricted bool     // SAN_PROVIDERS is set
 	providers  []string // then: those that may be used, in order
 	disable    session.Feature
-	err        error // a word that is not known
+
+	// Of verbs:
+	subnets      []netip.Prefix // that it may serve; nil: all
+	sharedDomain bool
+	rdma         RDMA // where the program says nothing
+
+	err error // the first value that is not understood
 }
 
 func (e environment) allows(provider string) bool {
@@ -34,30 +47,60 @@ func (e environment) allows(provider string) bool {
 var processEnvironment = sync.OnceValue(func() environment { return parseEnvironment(os.LookupEnv) })
 
 func parseEnvironment(lookup func(string) (string, bool)) (e environment) {
-	if s, ok := lookup(envProviders); ok && strings.TrimSpace(s) != "" {
-		e.restricted = true
-		for _, word := range words(s) {
-			switch {
-			case word == "none":
-			case isProvider(word, registry):
-				e.providers = append(e.providers, word)
-			default:
-				e.err = fmt.Errorf("san: unknown provider %q in %s; known are %s and none",
-					word, envProviders, strings.Join(providerNames(registry), ", "))
-				return e
-			}
+	bad := func(format string, args ...any) {
+		if e.err == nil {
+			e.err = fmt.Errorf("san: "+format, args...)
 		}
 	}
-	s, _ := lookup(envDisable)
-	for _, word := range words(s) {
+	list := func(name string) []string { s, _ := lookup(name); return words(s) }
+	for _, word := range list(envProviders) {
+		e.restricted = true
+		switch {
+		case word == "none":
+		case isProvider(word, registry):
+			e.providers = append(e.providers, word)
+		default:
+			bad("unknown provider %q in %s; known are %s and none",
+				word, envProviders, strings.Join(providerNames(registry), ", "))
+		}
+	}
+	for _, word := range list(envDisable) {
 		f, ok := session.FeatureNames[word]
 		if !ok {
-			e.err = fmt.Errorf("san: unknown word %q in %s; known are %s",
+			bad("unknown word %q in %s; known are %s",
 				word, envDisable, strings.Join(slices.Sorted(maps.Keys(session.FeatureNames)), ", "))
-			return e
 		}
 		e.disable |= f
 	}
+	for _, word := range list(envSubnets) {
+		p, err := netip.ParsePrefix(word)
+		if err != nil {
+			bad("%q in %s is not a subnet such as 10.8.0.0/16 or fd08::/64", word, envSubnets)
+		}
+		e.subnets = append(e.subnets, p)
+	}
+	if s, _ := lookup(envIWARPOffset); strings.TrimSpace(s) != "" {
+		n, err := strconv.Atoi(strings.TrimSpace(s))
+		if err != nil || n == 0 || n > math.MaxUint16 {
+			bad("%s=%s is neither a number from 1 to %d nor negative (no iWARP)", envIWARPOffset, s, math.MaxUint16)
+		}
+		e.rdma.IWARPOffset = n
+	}
+	onOff := func(name string, unset bool) bool {
+		s, _ := lookup(name)
+		switch strings.ToLower(strings.TrimSpace(s)) {
+		case "":
+			return unset
+		case "on":
+			return true
+		case "off":
+		default:
+			bad("%s=%s is neither on nor off", name, s)
+		}
+		return false
+	}
+	e.sharedDomain = onOff(envSharedDomain, false)
+	e.rdma.WithoutCM = !onOff(envRDMACM, true)
 	return e
 }
 

@@ -50,7 +50,7 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 	}
 	ctx, cancel := d.bound(ctx)
 	defer cancel()
-	requests, err := d.plan(ctx, network, address, env)
+	requests, err := d.plan(ctx, network, address, providers, env)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (d *Dialer) explainOne(ctx context.Context, providers []provider, r request
 		if d.Policy == Require {
 			return nil, &Unavailable{Reason: ReasonPolicy}
 		}
-		return d.NetDialer.DialContext(ctx, r.network, r.remote.String())
+		return d.NetDialer.DialContext(ctx, r.network, r.address)
 	})
 	return outcomes
 }
@@ -103,9 +103,7 @@ func (d *Dialer) explainSAN(ctx context.Context, p provider, r request) (net.Con
 	switch dst := r.remote.Addr(); {
 	case d.Policy == Never:
 		return nil, &Unavailable{Reason: ReasonPolicy}
-	case !sameFamily(r.local, dst):
-		return nil, &Unavailable{Reason: ReasonNotServed}
-	case !p.serves(dst, r.settings):
+	case !slices.Contains(r.serving, p):
 		why := &Unavailable{Reason: ReasonNotServed}
 		if p, ok := p.(refuser); ok {
 			why.Err = p.notServed(dst, r.settings)

@@ -131,7 +131,7 @@ func TestExplainIsBoundedAsADialIs(t *testing.T) {
 	f.fail = func(ctx context.Context, _ request) error { <-ctx.Done(); return ctx.Err() }
 	address := plainListen(t, "127.0.0.1:0").Addr().String()
 	d := &Dialer{}
-	d.Options.AttemptTimeout = time.Millisecond
+	d.Options.AttemptTimeout = silence
 	if got := said(mustExplain(t, d, address)[0]); got != "fake: timeout" {
 		t.Errorf("an attempt without an answer: %s", got)
 	}

@@ -26,6 +26,10 @@ const (
 	// time.
 	negotiateTimeout = 10 * time.Second
 
+	// slowNegotiation is how long a place in a full backlog is safe: dialers do not
+	// wait longer for an answer.
+	slowNegotiation = defaultAttemptTimeout
+
 	// A provider that cannot accept for want of resources is asked again
 	// after these times, as net/http does it.
 	minAcceptDelay = 5 * time.Millisecond
@@ -165,10 +169,12 @@ type Listener struct {
 	acceptors []acceptor
 	without   *Unavailable // why there is no acceptor; nil if there is one
 
-	plain    chan arrival       // from TCP: handed over to a waiting Accept
-	ready    chan *sanconn.Conn // negotiated: room for the whole backlog
-	pending  atomic.Int32       // connections that negotiate or are ready
-	deadline acceptDeadline
+	plain      chan arrival       // from TCP: handed over to a waiting Accept
+	ready      chan *sanconn.Conn // negotiated: room for the whole backlog
+	pending    atomic.Int32       // connections that negotiate or are ready
+	mu         sync.Mutex
+	admissions []*admission // those that negotiate, the oldest first; guarded by mu
+	deadline   acceptDeadline
 
 	startTCP   sync.Once
 	ctx        context.Context // ends at Close, with it the negotiations
@@ -278,13 +284,54 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 			turnAway(link)
 			continue
 		}
-		if int(l.pending.Add(1)) > cap(l.ready) { // C7
-			l.pending.Add(-1)
-			refuse(link)
+		a := l.reserve()
+		if a == nil {
+			refuse(link) // C7
 			continue
 		}
-		l.background.Go(func() { l.admit(provider, link, config) })
+		l.background.Go(func() { l.admit(a, provider, link, config) })
 	}
+}
+
+// admission is a connection that negotiates. It holds one of the backlog's places.
+type admission struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	began  time.Time
+}
+
+// reserve gives a connection a place in the backlog; nil: it is full. Then it is that
+// of the connection that has negotiated longest, if that is too long: who connects and
+// says nothing must not keep others out.
+func (l *Listener) reserve() *admission {
+	a := &admission{began: time.Now()}
+	a.ctx, a.cancel = context.WithTimeout(l.ctx, negotiateTimeout)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if int(l.pending.Add(1)) > cap(l.ready) {
+		l.pending.Add(-1)
+		if len(l.admissions) == 0 || a.began.Sub(l.admissions[0].began) < slowNegotiation {
+			a.cancel()
+			return nil
+		}
+		l.admissions[0].cancel()
+		l.admissions = slices.Delete(l.admissions, 0, 1)
+	}
+	l.admissions = append(l.admissions, a)
+	return a
+}
+
+// settle ends an admission. It says whether that still had its place.
+func (l *Listener) settle(a *admission) bool {
+	a.cancel()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.Index(l.admissions, a)
+	if i < 0 {
+		return false
+	}
+	l.admissions = slices.Delete(l.admissions, i, i+1)
+	return true
 }
 
 // refuse ends a connection before it is negotiated: its dialer sees
@@ -308,15 +355,18 @@ func turnAway(l link) {
 }
 
 // admit negotiates one connection and queues it for Accept.
-func (l *Listener) admit(provider string, link link, config session.Config) {
-	ctx, cancel := context.WithTimeout(l.ctx, negotiateTimeout)
-	defer cancel()
-	s, err := negotiate(ctx, link, config)
-	if err != nil {
+func (l *Listener) admit(a *admission, provider string, link link, config session.Config) {
+	s, err := negotiate(a.ctx, link, config)
+	placed := l.settle(a)
+	switch {
+	case err == nil && placed:
+		l.ready <- newConn(provider, s, link) // pending keeps room for it
+	case err == nil:
+		s.Abort()
+		link.release()
+	case placed:
 		l.pending.Add(-1)
-		return
 	}
-	l.ready <- newConn(provider, s, link) // pending keeps room for it
 }
 
 // Close ends the listener: connections that wait for Accept are reset, those

@@ -151,6 +151,49 @@ func TestFailedNegotiationGivesItsPlaceBack(t *testing.T) {
 	})
 }
 
+// Those who connect and say nothing do not keep a backlog from others until their time
+// is up.
+func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
+	f := useFake(t)
+	const backlog = 2
+	l := mustListen(t, &ListenConfig{Backlog: backlog}, "tcp", "127.0.0.1:0")
+	f.silent.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	var silent sync.WaitGroup
+	defer silent.Wait()
+	defer cancel()
+	for range backlog {
+		silent.Go(func() {
+			d := &Dialer{Policy: Require}
+			d.Options.AttemptTimeout = 2 * patience // longer than negotiateTimeout
+			d.DialContext(ctx, "tcp", l.Addr().String())
+		})
+		<-f.connected
+	}
+	f.silent.Store(false)
+	began := time.Now()
+	for range backlog {
+		testenv.Eventually(t, patience, func() error {
+			c, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+			if err == nil {
+				wantProvider(t, c, fakeName)
+				t.Cleanup(func() { c.Close() })
+			}
+			return err
+		})
+	}
+	if took := time.Since(began); took < slowNegotiation/2 || took > negotiateTimeout/2 {
+		t.Errorf("it took %v", took)
+	}
+	// Who has negotiated keeps its place.
+	if _, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("beyond the backlog: %v", err)
+	}
+	for range backlog {
+		wantProvider(t, mustAccept(t, l), fakeName)
+	}
+}
+
 func TestListenerRequireResetsPlainTCP(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{Policy: Require}, "tcp", "127.0.0.1:0")

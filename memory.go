@@ -17,12 +17,26 @@ const (
 	// rememberMax bounds the memory. Dialers to more dead destinations than
 	// this wait for some of them again.
 	rememberMax = 1024
+	// silence is the least wait that says something about the destination; a shorter
+	// one costs a dialer little each time.
+	silence = 100 * time.Millisecond
 )
 
-// attemptKey names a provider's way to a destination.
+// attemptKey names a provider's way to a destination: what would be the same
+// attempt by another dialer.
 type attemptKey struct {
 	provider string
 	dst      netip.AddrPort
+	from     netip.Addr // the dialer's choice, if it has one
+	rdma     RDMA
+}
+
+func keyOf(p provider, r request) attemptKey {
+	k := attemptKey{provider: p.name(), dst: r.remote, rdma: r.rdma}
+	if r.local != nil {
+		k.from, _ = netip.AddrFromSlice(r.local.IP)
+	}
+	return k
 }
 
 // memory holds the attempts that failed by a time-out lately. The zero value
@@ -40,7 +54,8 @@ type failure struct {
 // remembered is shared by all dialers of the process.
 var remembered memory
 
-func (m *memory) add(k attemptKey, now time.Time) {
+// add notes a failure, for most at the longest.
+func (m *memory) add(k attemptKey, now time.Time, most time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.failures == nil {
@@ -53,7 +68,10 @@ func (m *memory) add(k attemptKey, now time.Time) {
 	case !again && len(m.failures) >= rememberMax:
 		m.makeRoom(now)
 	}
-	span := min(max(2*last.span, rememberFirst), rememberMost)
+	if now.Sub(last.until) > rememberMost {
+		last.span = 0 // long ago
+	}
+	span := min(max(2*last.span, rememberFirst), most)
 	m.failures[k] = failure{now.Add(span), span}
 }
 

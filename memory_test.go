@@ -7,15 +7,15 @@ import (
 )
 
 func key(n int) attemptKey {
-	return attemptKey{"shm", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(n))}
+	return attemptKey{provider: "shm", dst: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(n))}
 }
 
 func TestMemoryHoldsAFailureForAWhile(t *testing.T) {
 	var m memory
 	now := time.Now()
 	for _, span := range []time.Duration{rememberFirst, 2 * rememberFirst, 4 * rememberFirst} {
-		m.add(key(1), now)
-		m.add(key(1), now.Add(1)) // one that ran beside it
+		m.add(key(1), now, rememberMost)
+		m.add(key(1), now.Add(1), rememberMost) // one that ran beside it
 		if !m.has(key(1), now.Add(span-1)) {
 			t.Errorf("forgot before %v", span)
 		}
@@ -24,7 +24,7 @@ func TestMemoryHoldsAFailureForAWhile(t *testing.T) {
 		}
 	}
 	for range 20 {
-		m.add(key(1), now)
+		m.add(key(1), now, rememberMost)
 		now = now.Add(rememberMost)
 	}
 	if m.has(key(1), now) {
@@ -33,7 +33,19 @@ func TestMemoryHoldsAFailureForAWhile(t *testing.T) {
 	if m.has(key(2), now) {
 		t.Error("remembers what never failed")
 	}
-	m.add(key(1), now)
+	now = now.Add(rememberMost + 1) // long after the last failure it is a first one again
+	m.add(key(1), now, rememberMost)
+	if m.has(key(1), now.Add(rememberFirst)) {
+		t.Error("remembers how long it was for, long after")
+	}
+	for range 3 {
+		m.add(key(3), now, rememberFirst)
+		now = now.Add(rememberFirst)
+		if m.has(key(3), now) {
+			t.Error("remembers an impatient dialer's failures for longer each time")
+		}
+	}
+	m.add(key(1), now, rememberMost)
 	m.forget(key(1))
 	if m.has(key(1), now) {
 		t.Error("remembers what it was told to forget")
@@ -44,7 +56,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	var m memory
 	start := time.Now()
 	for i := range 3 * rememberMax {
-		m.add(key(i), start)
+		m.add(key(i), start, rememberMost)
 		if len(m.failures) > rememberMax {
 			t.Fatalf("%d entries after %d failures", len(m.failures), i+1)
 		}

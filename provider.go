@@ -40,22 +40,32 @@ type refuser interface {
 // settings are what dialers and listeners hand down to providers.
 type settings struct {
 	session session.Config
-	rdma    RDMA
 	local   bool          // Options.LocalAddresses
 	attempt time.Duration // bounds an attempt to connect
 	backlog int           // connections that wait for accept
 	v6only  bool          // of a listener: it takes no IPv4
+
+	// Of verbs:
+	rdma         RDMA
+	subnets      []netip.Prefix // that it may serve; nil: all
+	sharedDomain bool
 }
 
 // settle gives the settings for a dialer's or listener's options.
 func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlog int) settings {
 	s := settings{
-		session: o.Session(),
-		rdma:    rdma,
-		local:   o.LocalAddresses,
-		attempt: o.AttemptTimeout,
-		backlog: backlog,
+		session:      o.Session(),
+		local:        o.LocalAddresses,
+		attempt:      o.AttemptTimeout,
+		backlog:      backlog,
+		rdma:         rdma,
+		subnets:      env.subnets,
+		sharedDomain: env.sharedDomain,
 	}
+	if s.rdma.IWARPOffset == 0 {
+		s.rdma.IWARPOffset = env.rdma.IWARPOffset
+	}
+	s.rdma.WithoutCM = s.rdma.WithoutCM || env.rdma.WithoutCM
 	switch {
 	case s.attempt > 0:
 	case policy == Require:
@@ -75,9 +85,11 @@ type acceptor interface {
 	io.Closer
 }
 
-// request is one attempt to connect.
+// request is one address to connect to.
 type request struct {
-	network string // tcp4 or tcp6
+	address string     // as NetDialer gets it
+	serving []provider // those that serve it, in order
+	network string     // tcp4 or tcp6
 	remote  netip.AddrPort
 	local   *net.TCPAddr // nil: the system's choice
 	control func(ctx context.Context, network, address string, c syscall.RawConn) error
@@ -116,9 +128,4 @@ func providerNames(registered []provider) []string {
 
 func isProvider(name string, registered []provider) bool {
 	return slices.Contains(providerNames(registered), name)
-}
-
-// serving says whether one of the providers serves the destination.
-func serving(providers []provider, dst netip.Addr, s settings) bool {
-	return slices.ContainsFunc(providers, func(p provider) bool { return p.serves(dst, s) })
 }

@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// resolve gives the addresses that the dialer would connect to, in net's
-// order.
-func resolve(ctx context.Context, r *net.Resolver, network, address string) ([]netip.AddrPort, error) {
+// resolve gives the addresses that the dialer would connect to, in net's order, and
+// whether it had to look a name up.
+func resolve(ctx context.Context, r *net.Resolver, network, address string) (dsts []netip.AddrPort, named bool, err error) {
 	if r == nil {
 		r = net.DefaultResolver
 	}
 	if address == "" {
-		return nil, errors.New("missing address") // net's word for it
+		return nil, false, errors.New("missing address") // net's word for it
 	}
 	host, service, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	port, err := r.LookupPort(ctx, network, service)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if host == "" { // this host, as net has it
 		host = "0.0.0.0"
@@ -32,15 +32,21 @@ func resolve(ctx context.Context, r *net.Resolver, network, address string) ([]n
 			host = "::"
 		}
 	}
+	literal, err := netip.ParseAddr(host)
+	if err == nil && literal.Zone() != "" && network != "tcp4" {
+		// LookupNetIP would lose the zone.
+		return []netip.AddrPort{netip.AddrPortFrom(reached(literal), uint16(port))}, false, nil
+	}
+	named = err != nil
 	ips, err := r.LookupNetIP(ctx, "ip"+network[len("tcp"):], host)
 	if err != nil {
-		return nil, err
+		return nil, named, err
 	}
-	dsts := make([]netip.AddrPort, len(ips))
+	dsts = make([]netip.AddrPort, len(ips))
 	for i, ip := range ips {
 		dsts[i] = netip.AddrPortFrom(reached(ip), uint16(port))
 	}
-	return dsts, nil
+	return dsts, named, nil
 }
 
 // reached is the address that a connect to ip arrives at: the kernel takes the
@@ -51,6 +57,8 @@ func reached(ip netip.Addr) netip.Addr {
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	case ip == netip.IPv6Unspecified():
 		return netip.IPv6Loopback()
+	case ip.IsLoopback():
+		return ip.WithZone("") // which the kernel does not keep either
 	}
 	return ip
 }
@@ -65,7 +73,7 @@ func familyOf(ip netip.Addr) string {
 
 // sameFamily says whether a connection to dst can leave from local.
 func sameFamily(local *net.TCPAddr, dst netip.Addr) bool {
-	return local == nil || len(local.IP) == 0 || (local.IP.To4() != nil) == dst.Is4()
+	return local == nil || len(local.IP) == 0 || local.IP.IsUnspecified() || (local.IP.To4() != nil) == dst.Is4()
 }
 
 // minShare is the least time for one address of several; it is net's figure.

@@ -2,7 +2,6 @@ package san
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/netip"
 
@@ -14,26 +13,10 @@ type sharedMemory struct{}
 
 func (sharedMemory) name() string { return shm.Name }
 
-func (sharedMemory) serves(dst netip.Addr, s settings) bool {
-	return dst.IsLoopback() || s.local && isOurs(dst)
-}
+func (p sharedMemory) serves(dst netip.Addr, s settings) bool { return p.notServed(dst, s) == nil }
 
-func (sharedMemory) notServed(dst netip.Addr, s settings) error {
-	if s.local {
-		return fmt.Errorf("%v is not an address of this host", dst)
-	}
-	return fmt.Errorf("%v is not a loopback address", dst)
-}
-
-// isOurs says whether an address is one of this host.
-func isOurs(a netip.Addr) bool {
-	addrs, _ := net.InterfaceAddrs()
-	for _, ours := range addrs {
-		if n, ok := ours.(*net.IPNet); ok && n.IP.Equal(a.AsSlice()) {
-			return true
-		}
-	}
-	return false
+func (p sharedMemory) notServed(dst netip.Addr, s settings) error {
+	return shm.ServedBy(dst, p.config(s))
 }
 
 func (sharedMemory) config(s settings) shm.Config {

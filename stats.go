@@ -16,8 +16,9 @@ type Counters struct {
 	// Listeners counts the listeners that have no SAN, by reason; where several
 	// providers were asked, by the first one's.
 	Listeners map[Reason]uint64
-	// Refused counts what this process's listeners refused: SAN connections
-	// beyond the backlog, and TCP connections where the policy is Require.
+	// Refused counts what Listeners of this process refused: SAN connections that
+	// arrived beyond the backlog, and TCP connections where the policy is Require.
+	// What a provider refuses before it has made a connection is not among them.
 	Refused uint64
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
+	"golang.org/x/sys/unix"
 )
 
 // With nothing configured, a connection of this host is on shared memory.
@@ -89,7 +91,7 @@ func TestStoppedListenerCostsOneDelay(t *testing.T) {
 	}
 	forgetAll()
 	d := &Dialer{}
-	d.Options.AttemptTimeout = 50 * time.Millisecond
+	d.Options.AttemptTimeout = silence
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -101,6 +103,42 @@ func TestStoppedListenerCostsOneDelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	forgetAll()
+	wantProvider(t, mustDial(t, l.dialer(), addr), shm.Name)
+}
+
+// A listener that has no descriptors left says so, which is not that there is no
+// listener; and it goes on when it has some again.
+func TestListenerOutOfDescriptors(t *testing.T) {
+	l := systemLanes[0]
+	if l.host != "" {
+		return // the guest's device has its own: provider/verbs
+	}
+	p := startRole(t, "listen", l, "")
+	addr := p.line(t)
+	free := func(from int) int { // the next that the process does not use
+		for {
+			if _, err := os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", p.Process.Pid, from)); err != nil {
+				return from
+			}
+			from++
+		}
+	}
+	var was unix.Rlimit
+	none := unix.Rlimit{Cur: uint64(free(free(0) + 1))} // room for the link's socket, and nothing else
+	if err := unix.Prlimit(p.Process.Pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	none.Max = was.Max
+	if err := unix.Prlimit(p.Process.Pid, unix.RLIMIT_NOFILE, &none, nil); err != nil {
+		t.Fatal(err)
+	}
+	forgetAll()
+	if _, err := l.dialer().Dial("tcp", addr); reasonOf(err) != ReasonResources {
+		t.Errorf("a listener without descriptors: %v", err)
+	}
+	if err := unix.Prlimit(p.Process.Pid, unix.RLIMIT_NOFILE, &was, nil); err != nil {
+		t.Fatal(err)
+	}
 	wantProvider(t, mustDial(t, l.dialer(), addr), shm.Name)
 }
 

@@ -28,8 +28,10 @@ func (rdma) config(s settings) verbs.Config {
 		Threshold: max(s.session.Threshold, 0),
 		Backlog:   s.backlog,
 
-		IWARPOffset: s.rdma.IWARPOffset,
-		WithoutCM:   s.rdma.WithoutCM,
+		IWARPOffset:  s.rdma.IWARPOffset,
+		WithoutCM:    s.rdma.WithoutCM,
+		Subnets:      s.subnets,
+		SharedDomain: s.sharedDomain,
 	}
 }
 
@@ -47,6 +49,8 @@ func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 // dial leaves from a TCP port that it holds, so that the connection's address
 // is nobody else's; iWARP's ports are TCP's own.
 func (p rdma) dial(ctx context.Context, r request) (link, error) {
+	cfg := p.config(r.settings)
+	cfg.FixedPort = r.local != nil && r.local.Port != 0
 	for try := 1; ; try++ {
 		socket, err := bind(ctx, r)
 		if err != nil {
@@ -54,7 +58,7 @@ func (p rdma) dial(ctx context.Context, r request) (link, error) {
 		}
 		local := socket.local.AddrPort()
 		local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
-		ep, err := verbs.Dial(ctx, local, r.remote, p.config(r.settings))
+		ep, err := verbs.Dial(ctx, local, r.remote, cfg)
 		if err == nil {
 			l := rdmaLink(ep)
 			if ep.LocalAddr().Port() == local.Port() {
@@ -65,7 +69,7 @@ func (p rdma) dial(ctx context.Context, r request) (link, error) {
 			return l, nil
 		}
 		socket.Close()
-		if try == portTries || !errors.Is(err, syscall.EADDRINUSE) || r.local != nil && r.local.Port != 0 {
+		if try == portTries || !errors.Is(err, syscall.EADDRINUSE) || cfg.FixedPort {
 			return link{}, err
 		}
 	}

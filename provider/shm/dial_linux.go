@@ -25,15 +25,18 @@ const linkTries = 3
 // closes it; on failure it is still the caller's.
 //
 // An error is syscall.ECONNREFUSED where the listener's backlog is full, and
-// otherwise a *session.Unavailable. Dial does not wait for Accept. It is bounded by ctx and by cfg.Timeout, and safe for
-// concurrent use.
+// otherwise a *session.Unavailable. Dial does not wait for Accept. It is bounded
+// by ctx and by cfg.Timeout, and safe for concurrent use.
 func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (session.Endpoint, error) {
 	cfg = cfg.withDefaults()
 	to := unmap(raddr.AddrPort())
-	if !cfg.served(to.Addr()) {
-		return nil, &session.Unavailable{Reason: session.ReasonNotServed}
+	if err := ServedBy(to.Addr(), cfg); err != nil {
+		return nil, &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
 	}
 	from, err := boundAddr(bound)
+	if err == nil {
+		err = ServedBy(from.Addr(), cfg) // or the acceptor will not have it
+	}
 	if err != nil {
 		return nil, &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
 	}

@@ -696,11 +696,21 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 			s := visit(t, l)
 			s.send((&message{kind: msgHello, version: version, number: firstSlots}).encode(), right)
 			var m message
+			if fds, err := receive(s.conn, &m); err != nil || len(fds) != 0 || m.kind != msgWelcome || m.code != codeResources {
+				closeAll(fds)
+				t.Errorf("answered %+v, %v", m, err)
+			}
 			if fds, err := receive(s.conn, &m); err == nil {
 				closeAll(fds)
-				t.Errorf("answered %+v", m)
+				t.Errorf("then %+v, %v", m, err)
 			}
 			s.conn.Close()
+
+			// Those who say nothing do not hold up the rest, nor those who are told.
+			for range 2 * maxDeclining {
+				s := visit(t, l)
+				defer s.conn.Close()
+			}
 			set(make(map[uint32]int))
 			stillServes(t, tcp, l)
 		})

@@ -194,6 +194,16 @@ func (l *link) welcome() error {
 	return send(l.conn, &message{kind: msgWelcome, version: version, nonceAt: at, nonce: n}, l.bellFD()...)
 }
 
+// decline tells a dialing process that this one has no room for it, which is not that
+// nobody listens.
+func decline(c *net.UnixConn) {
+	c.SetDeadline(time.Now().Add(declineTimeout))
+	var h message
+	fds, _ := receive(c, &h) // a close with something unread would be a reset
+	closeAll(fds)
+	_ = send(c, &message{kind: msgWelcome, version: version, code: codeResources})
+}
+
 // newLink takes the socket, and what the kernel says about the peer.
 func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l := &link{side: side, conn: conn, cfg: cfg, eventOut: -1, live: 1, segment: make(chan struct{}, 1), gone: make(chan struct{}), pending: map[uint32]chan uint8{}}
@@ -216,6 +226,9 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 		return nil
 	}()
 	if err != nil {
+		if side == 1 {
+			decline(conn)
+		}
 		l.discard()
 		return nil, &session.Unavailable{Reason: session.ReasonResources, Err: err}
 	}

@@ -22,6 +22,11 @@ const (
 	// acceptPause is the wait after accept failed, most likely for want of
 	// descriptors.
 	acceptPause = 10 * time.Millisecond
+
+	// declineTimeout is for a dialer that is told that there is no room, maxDeclining
+	// how many of them are told at a time. The others see a closed socket.
+	declineTimeout = 100 * time.Millisecond
+	maxDeclining   = 16
 )
 
 // Listener accepts connections from processes of this host, for a TCP listener
@@ -151,6 +156,7 @@ func (l *Listener) Close() error {
 // that a slow one holds up nobody.
 func (l *Listener) serve() {
 	defer l.work.Done()
+	declining := make(chan struct{}, maxDeclining)
 	for {
 		c, err := l.unix.AcceptUnix()
 		if err != nil {
@@ -166,7 +172,16 @@ func (l *Listener) serve() {
 		}
 		uid, ok := l.admit(c)
 		if !ok {
-			c.Close()
+			select {
+			case declining <- struct{}{}:
+				l.work.Go(func() {
+					decline(c)
+					c.Close()
+					<-declining
+				})
+			default:
+				c.Close()
+			}
 			continue
 		}
 		l.work.Add(1)

@@ -142,11 +142,23 @@ func hostAddr(a netip.Addr) bool {
 	return false
 }
 
-// served says whether a destination's connections may go through shared
-// memory.
-func (c Config) served(a netip.Addr) bool {
-	return a.IsLoopback() || c.Local && a.IsValid() && !a.IsUnspecified() && a.Zone() == "" && hostAddr(a)
+// ServedBy says why connections to an address do not go through shared memory;
+// nil: they may.
+func ServedBy(a netip.Addr, c Config) error {
+	switch {
+	case a.IsLoopback():
+		return nil
+	case !c.Local:
+		return fmt.Errorf("%v is not a loopback address", a)
+	case a.Zone() != "":
+		return fmt.Errorf("%v has a zone", a)
+	case !a.IsValid() || a.IsUnspecified() || !hostAddr(a):
+		return fmt.Errorf("%v is not an address of this host", a)
+	}
+	return nil
 }
+
+func (c Config) served(a netip.Addr) bool { return ServedBy(a, c) == nil }
 
 // unavailable gives an error its reason.
 func unavailable(err error) error {

@@ -2,10 +2,6 @@ package verbs
 
 import (
 	"net/netip"
-	"os"
-	"strconv"
-	"strings"
-	"sync"
 
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
@@ -15,7 +11,7 @@ import (
 const Name = "verbs"
 
 // Config tunes listeners and connections. The zero value is what most callers
-// want. Both ends may differ in all of it but IWARPOffset.
+// want. Both ends may differ in all of it but IWARPOffset and WithoutCM.
 type Config struct {
 	// Buffers is the number of receive buffers of a connection, BufferSize the
 	// size of each in bytes. Default 64 of 8 KiB: what may be under way covers
@@ -32,8 +28,8 @@ type Config struct {
 	// Threshold is the size in bytes from which a Write's own memory is read by
 	// the peer. Default 256 KiB with memory windows, as binding one costs a wait
 	// that smaller Writes do not pay; 2 MiB without, where it costs a
-	// registration each time. From 32 KiB on Writes are copied to memory that
-	// stays registered, and read there.
+	// registration each time. Smaller ones, from 32 KiB on, are copied to memory
+	// that stays registered, and written to the peer's inbox.
 	Threshold int
 
 	// SharedDomain puts all connections of a device into one protection domain,
@@ -41,8 +37,7 @@ type Config struct {
 	// buffers. Where memory windows are used (see ForceWindows), what is exposed
 	// is within reach of its own connection's peer alone all the same;
 	// elsewhere any peer of the device could reach it by guessing keys (rule
-	// R2). Default: a domain per connection. The environment variable
-	// SAN_SHARED_DOMAIN=on sets it.
+	// R2). Default: a domain per connection.
 	SharedDomain bool
 
 	// SRQFrom is the number of a device's connections from which on new ones
@@ -63,16 +58,18 @@ type Config struct {
 	// IWARPOffset is added to a TCP port to get the port for RDMA on iWARP,
 	// whose ports are TCP's own. Default 10000; the sum wraps around within
 	// 1024 … 65535. Negative: iWARP devices are not used. Both ends must agree.
-	// The environment variable SAN_IWARP_OFFSET changes the default.
 	IWARPOffset int
 
 	// WithoutCM connects by a TCP connection to the port that iWARP would have
 	// instead of by rdma_cm: for containers where that does not work. Both ends
-	// must be set to it. The environment variable SAN_RDMACM=off sets it.
+	// must be set to it.
 	WithoutCM bool
 
-	// Subnets restricts the peers, by address, to these. Default: those of the
-	// environment variable SAN_SUBNETS (10.8.0.0/16,fd08::/64), or all. RDMA
+	// FixedPort: a dialer's local port is the program's choice. What cannot leave
+	// from it (iWARP, and connections without rdma_cm) is not used.
+	FixedPort bool
+
+	// Subnets restricts the peers, by address, to these. Default: all. RDMA
 	// traffic passes by the host's packet filter.
 	Subnets []netip.Prefix
 
@@ -142,51 +139,14 @@ func (c Config) withDefaults() Config {
 	c.BufferSize = max(orDefault(c.BufferSize, defaultBufferSize), session.MaxControl)
 	c.SendBuffer = max(orDefault(c.SendBuffer, defaultSendBuffer), 4*c.BufferSize) &^ (cacheLine - 1)
 	c.Threshold = orDefault(c.Threshold, defaultThreshold)
-	c.IWARPOffset = orDefault(c.IWARPOffset, environment().iwarpOffset)
-	c.WithoutCM = c.WithoutCM || environment().withoutCM
-	if c.Subnets == nil {
-		c.Subnets = environment().subnets
-	}
+	c.IWARPOffset = orDefault(c.IWARPOffset, defaultIWARPOffset)
 	c.Backlog = orDefault(c.Backlog, defaultBacklog)
 	c.SRQFrom = orDefault(c.SRQFrom, defaultSRQFrom)
-	c.SharedDomain = c.SharedDomain || environment().sharedDomain
 	if c.control == nil {
 		c.control = controlArena()
 	}
 	return c
 }
-
-// operator is what the environment says.
-type operator struct {
-	iwarpOffset  int
-	subnets      []netip.Prefix
-	withoutCM    bool
-	sharedDomain bool
-}
-
-// environment is read once. What cannot be read restricts: an offset that is no
-// number switches iWARP off, a subnet that is none matches nothing.
-var environment = sync.OnceValue(func() operator {
-	o := operator{
-		iwarpOffset:  defaultIWARPOffset,
-		withoutCM:    os.Getenv("SAN_RDMACM") == "off",
-		sharedDomain: os.Getenv("SAN_SHARED_DOMAIN") == "on",
-	}
-	if v := os.Getenv("SAN_IWARP_OFFSET"); v != "" {
-		n, err := strconv.Atoi(v)
-		if err != nil {
-			n = -1
-		}
-		o.iwarpOffset = n
-	}
-	if v := os.Getenv("SAN_SUBNETS"); v != "" {
-		for _, s := range strings.Split(v, ",") {
-			p, _ := netip.ParsePrefix(strings.TrimSpace(s))
-			o.subnets = append(o.subnets, p)
-		}
-	}
-	return o
-})
 
 func orDefault(v, def int) int {
 	if v == 0 {

@@ -115,8 +115,11 @@ func (d *dialing) resolve(ctx context.Context) error {
 			}
 			// The device decides which port it is: bind again.
 			port := d.cfg.iwarpPort(d.remote.Port())
-			if port == 0 {
+			switch {
+			case port == 0:
 				return unavailable(session.ReasonNotServed, errors.New("verbs: iWARP is switched off"))
+			case d.cfg.FixedPort:
+				return errFixedPort
 			}
 			to = netip.AddrPortFrom(d.remote.Addr(), port)
 			d.local = netip.AddrPortFrom(d.local.Addr(), 0) // its port is TCP's, where the caller may hold it
@@ -141,6 +144,8 @@ func (d *dialing) resolve(ctx context.Context) error {
 	}
 	return err
 }
+
+var errFixedPort = unavailable(session.ReasonNotServed, errors.New("verbs: this connection cannot leave from a port of the program's choice"))
 
 func timedOut(ev ibv.Event) bool {
 	var timeout interface{ Timeout() bool }

@@ -188,8 +188,11 @@ func (a attachment) up(e *Endpoint, mine, theirs card) error {
 
 func dialExchange(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpoint, error) {
 	side := cfg.iwarpPort(remote.Port())
-	if side == 0 {
+	switch {
+	case side == 0:
 		return nil, unavailable(session.ReasonNotServed, errors.New("verbs: no port to connect by without rdma_cm (IWARPOffset)"))
+	case cfg.FixedPort:
+		return nil, errFixedPort
 	}
 	var d net.Dialer
 	if local.Addr().IsValid() && !local.Addr().IsUnspecified() {
@@ -256,7 +259,10 @@ func (l *Listener) serveExchange() error {
 		return unavailable(session.ReasonNotServed, errors.New("verbs: no port to connect by without rdma_cm (IWARPOffset)"))
 	}
 	network := "tcp"
-	if l.cfg.V6Only {
+	switch {
+	case l.addr.Addr().Is4():
+		network = "tcp4" // 0.0.0.0 would take IPv6 as well
+	case l.cfg.V6Only:
 		network = "tcp6"
 	}
 	tcp, err := net.ListenTCP(network, net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.addr.Addr(), side)))

@@ -25,10 +25,11 @@ type hello struct {
 type refusal uint16
 
 const (
-	refusedBacklog   refusal = 1 // as TCP would: nobody accepts fast enough, or the listener is being closed
+	refusedBacklog   refusal = 1 // nobody accepts fast enough
 	refusedVersion   refusal = 2
 	refusedResources refusal = 3
 	refusedSubnet    refusal = 4 // not from this address
+	refusedClosed    refusal = 5 // the listener is being closed; another may have its port
 )
 
 const (
@@ -62,6 +63,8 @@ func (h hello) meaning() error {
 		return fmt.Errorf("verbs: the peer's backlog is full: %w", syscall.ECONNREFUSED)
 	case h.refusal == refusedResources:
 		return unavailable(session.ReasonResources, errors.New("verbs: the peer has no resources left, of its RLIMIT_MEMLOCK most likely"))
+	case h.refusal == refusedClosed:
+		return unavailable(session.ReasonNoListener, errors.New("verbs: the peer is closing its listener"))
 	case h.refusal == refusedSubnet:
 		return unavailable(session.ReasonPermission, errors.New("verbs: the peer does not serve this address"))
 	}

@@ -271,7 +271,7 @@ func (l *Listener) request(k *link, tcp netip.AddrPort, p ibv.ConnParam) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		go k.refuse(refusedBacklog) // Close may have done with l.work
+		go k.refuse(refusedClosed) // Close may have done with l.work
 		return
 	}
 	l.work.Go(func() { l.admit(k, tcp, p) })

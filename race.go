@@ -1,0 +1,102 @@
+package san
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+)
+
+// fallbackDelay is net's default for Dialer.FallbackDelay.
+const fallbackDelay = 300 * time.Millisecond
+
+// race connects to one of the addresses: those of the first one's family in turn,
+// and those of the other beside them when that takes long or fails. What comes
+// second is closed.
+func (d *Dialer) race(ctx context.Context, network string, requests []request) (dialed, error) {
+	if network != "tcp" || d.NetDialer.FallbackDelay < 0 {
+		return d.dialEach(ctx, network, requests)
+	}
+	other := func(r request) bool { return r.network != requests[0].network }
+	first := slices.DeleteFunc(slices.Clone(requests), other)
+	second := slices.DeleteFunc(slices.Clone(requests), func(r request) bool { return !other(r) })
+	if len(second) == 0 {
+		return d.dialEach(ctx, network, first)
+	}
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	over := make(chan struct{})
+	defer close(over)
+	type result struct {
+		dialed
+		err error
+	}
+	run := func(requests []request) <-chan result {
+		done := make(chan result)
+		go func() { // ends soon after ctx, whoever has won
+			c, err := d.dialEach(ctx, network, requests)
+			select {
+			case done <- result{c, err}:
+			case <-over:
+				if err == nil {
+					c.Close()
+				}
+			}
+		}()
+		return done
+	}
+	wait := time.NewTimer(d.headStart(first))
+	defer wait.Stop()
+	ours := run(first)
+	var theirs <-chan result
+	var firstErr, secondErr error
+	for {
+		select {
+		case r := <-ours:
+			if r.err == nil {
+				return r.dialed, nil
+			}
+			if firstErr = r.err; secondErr != nil {
+				return dialed{}, firstErr
+			}
+			wait.Reset(0)
+		case r := <-theirs:
+			if r.err == nil {
+				return r.dialed, nil
+			}
+			if secondErr = r.err; firstErr != nil {
+				return dialed{}, firstErr
+			}
+		case <-wait.C:
+			if theirs == nil {
+				theirs = run(second)
+			}
+		}
+	}
+}
+
+// headStart is how long the first family has for itself. A TCP connection of the
+// second shall not win against a SAN that is about to answer.
+func (d *Dialer) headStart(first []request) time.Duration {
+	delay := cmp.Or(d.NetDialer.FallbackDelay, fallbackDelay)
+	if d.Policy == Prefer && slices.ContainsFunc(first, func(r request) bool { return len(r.serving) > 0 }) {
+		delay += first[0].attempt
+	}
+	return delay
+}
+
+// dialEach connects to the first of the addresses that answers.
+func (d *Dialer) dialEach(ctx context.Context, network string, requests []request) (dialed, error) {
+	var first error
+	for i, r := range requests {
+		ctx, cancel := share(ctx, len(requests)-i)
+		c, err := d.dialOne(ctx, network, r)
+		cancel()
+		if err == nil {
+			return c, nil
+		}
+		first = cmp.Or(first, err)
+	}
+	return dialed{}, first
+}
