@@ -37,14 +37,16 @@ type Dialer struct {
 	// NetDialer makes the TCP connections. Its Timeout, Deadline, LocalAddr,
 	// Resolver, Control and ControlContext hold for attempts over a SAN as
 	// well; the hooks then see the TCP socket whose address such a connection
-	// has, and once more the one of TCP when the attempt was in vain.
+	// has, and once more the one of TCP when the attempt was in vain. KeepAlive
+	// and KeepAliveConfig are TCP's alone: a SAN has Options.KeepAlive.
 	NetDialer net.Dialer
 
 	// Policy: Prefer (the zero value), Require or Never.
 	Policy Policy
 
-	// Providers to use, in order of preference. Nil: all that this build and
-	// this host have; empty: none.
+	// Providers to use, "shm" and "verbs", in order of preference. Nil: all that
+	// this build and this host have, in the order of SAN_PROVIDERS, which restricts
+	// them in any case; empty: none. An unknown name is an error of each dial.
 	Providers []string
 
 	// Options of the connections over a SAN.

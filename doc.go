@@ -11,14 +11,17 @@
 // The package is a switch: per connection it picks a provider ("shm", "verbs")
 // or falls back to TCP, and never moves a byte itself. A connection over a SAN
 // is a *sanconn.Conn; a fallback is net's own *net.TCPConn. InfoOf says which
-// it is and why. A SAN is asked on its own address space and never inside the
-// application's TCP stream, so that plain TCP clients and servers at the other
+// it is and why. A SAN connection is negotiated on the SAN itself and never inside
+// the application's TCP stream, so that plain TCP clients and servers at the other
 // end notice nothing.
 //
 // # Environment
 //
 // SAN_PROVIDERS restricts the providers of the whole process to a comma
 // separated list, or to none. SAN_DISABLE switches mechanisms off: a comma
-// separated list of the names in session.FeatureNames. Both are read once;
-// an unknown word is an error of every Dial and Listen of a TCP network.
+// separated list of the names in session.FeatureNames. SAN_SUBNETS, a list of
+// prefixes, restricts the destinations of verbs; SAN_IWARP_OFFSET (a number),
+// SAN_RDMACM=off and SAN_SHARED_DOMAIN=on say how its connections are made. All are
+// read once; a value that is not understood is an error of every Dial and Listen of
+// a TCP network.
 package san

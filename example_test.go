@@ -41,7 +41,7 @@ func Example_buffers() {
 
 	// A buffer from the arena of the process, which has a budget: ENOBUFS says
 	// that it is used up.
-	buffer, err := regcache.DefaultArena().Get(64 << 10)
+	buffer, err := regcache.DefaultArena().Get(4 << 20)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -45,16 +45,18 @@ func Listen(network, address string) (net.Listener, error) {
 // ListenConfig has the settings of a listener. The zero value is ready for
 // use.
 type ListenConfig struct {
-	// NetListenConfig opens the TCP listener, which is always there.
+	// NetListenConfig opens the TCP listener, which is always there. Its hook sees
+	// that socket alone, and its KeepAlive is TCP's: a SAN has Options.KeepAlive.
 	NetListenConfig net.ListenConfig
 
 	// Policy: Prefer (the zero value) accepts connections from SANs and from
 	// TCP; Require resets TCP connections, and Listen fails when no SAN can
-	// be had; Never accepts TCP alone.
+	// be had; with Never it is a TCP listener.
 	Policy Policy
 
-	// Providers to listen on. Nil: all that this build and this host have;
-	// empty: none.
+	// Providers to listen on, "shm" and "verbs". Nil: all that this build and this
+	// host have; empty: none. SAN_PROVIDERS restricts them; an unknown name is an
+	// error of Listen.
 	Providers []string
 
 	// Backlog is how many SAN connections may wait for Accept; more are

@@ -15,7 +15,7 @@ const (
 	Prefer Policy = iota
 	// Require takes a SAN or fails. A listener with it resets TCP clients.
 	Require
-	// Never takes TCP.
+	// Never uses TCP alone: no SAN is tried or offered.
 	Never
 )
 

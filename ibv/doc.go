@@ -3,8 +3,8 @@
 // completion queues, reliable-connected queue pairs, and rdma_cm.
 //
 // It knows the verbs and nothing of what they are used for: no protocol, no
-// policy, no buffers of its own. It is called by provider/verbs and by the
-// doctor command.
+// policy, no buffers of its own. It is called by provider/verbs and by
+// sanperf devices.
 //
 // The libraries are opened at run time, on first use; no header of rdma-core is
 // needed to build, and none of its libraries to run a program that imports this

@@ -73,7 +73,9 @@ func NewArena(chunkSize int, maxBytes int64) *Arena {
 }
 
 // DefaultArena returns the arena of the process: 64 MiB at most, in chunks of
-// 1 MiB; less of both where RLIMIT_MEMLOCK applies.
+// 1 MiB; where RLIMIT_MEMLOCK applies a quarter of that at most, in smaller chunks.
+// Connections have their inboxes and outboxes from it too. Budget.SetLimits does not
+// change it.
 var DefaultArena = sync.OnceValue(func() *Arena {
 	limit, limited := MemlockLimit()
 	if !limited {
@@ -83,8 +85,10 @@ var DefaultArena = sync.OnceValue(func() *Arena {
 	return NewArena(int(min(max(bytes/2, minChunk), defaultChunk)), bytes)
 })
 
-// Get returns a buffer of n bytes, contents undefined. The error matches
-// syscall.ENOBUFS when the arena has reached its limit. It may wait for a device to
+// Get returns a buffer of n bytes, contents undefined; n is rounded up to a power of
+// two, and to 4 KiB, for what it takes of the arena. The error matches syscall.ENOBUFS
+// when the arena has reached its limit, EINVAL where n is not between 1 and 1 GiB, and
+// ErrClosed. It may wait for a device to
 // deregister, when a large buffer takes the place of smaller ones that were put back.
 func (a *Arena) Get(n int) (*Buffer, error) {
 	if n <= 0 || n > 1<<maxBufferShift {
@@ -280,9 +284,9 @@ func (a *Arena) Left() int64 {
 	return a.maxBytes - used
 }
 
-// A Buffer is memory of an Arena. What is written to a connection from it, or
-// read into it, moves without a copy and without a registration. It must not
-// be used by two goroutines at once.
+// A Buffer is memory of an Arena. What a connection moves by RDMA from it or to it
+// (over verbs, Writes and Reads that are large enough: see sanconn.Options.Threshold)
+// needs no registration. It must not be used by two goroutines at once.
 type Buffer struct {
 	arena  *Arena
 	piece  piece

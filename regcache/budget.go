@@ -61,7 +61,7 @@ func NewBudget(maxBytes int64, maxEntries int) *Budget {
 }
 
 // DefaultBudget returns the budget of the process. Where RLIMIT_MEMLOCK
-// applies (it does not to CAP_IPC_LOCK), it is half of it, and 256 MiB
+// applies (it does not to CAP_IPC_LOCK), it is half of it, at most 256 MiB; 256 MiB
 // otherwise; 1024 entries. SetLimits changes it.
 var DefaultBudget = sync.OnceValue(func() *Budget {
 	b := NewBudget(defaultMaxBytes, defaultMaxEntries)

@@ -7,13 +7,13 @@ import (
 	"github.com/sanconn/san/regcache"
 )
 
-// Buffers of an arena are always registered: what is sent from one is not
-// copied on the way.
+// Buffers of an arena are always registered: a large Write from one needs neither a
+// registration nor, over verbs, a copy.
 func ExampleArena() {
 	arena := regcache.NewArena(0, 0) // or DefaultArena, which all of the process share
 	defer arena.Close()
 
-	buffer, err := arena.Get(64 << 10)
+	buffer, err := arena.Get(4 << 20)
 	if err != nil {
 		fmt.Println(err)
 		return

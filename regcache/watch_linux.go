@@ -52,7 +52,7 @@ type watcher struct {
 // take effect: watch the same memory again after they have returned.
 //
 // The error matches syscall.ENOSYS, EPERM or EINVAL where the kernel cannot
-// watch that memory (Linux 5.11).
+// watch that memory (it needs Linux 5.11).
 func Watch(b []byte) (*Range, error) {
 	page := uintptr(os.Getpagesize())
 	if len(b) == 0 || addressOf(b)%page != 0 || uintptr(len(b))%page != 0 {

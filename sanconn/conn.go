@@ -44,7 +44,7 @@ const MaxUrgent = session.MaxUrgent
 
 // New makes a Conn of a negotiated session, which it owns from now on.
 // onClose, when not nil, is called once after the session was closed; it must
-// not refer to the Conn, which would never be found forgotten then.
+// not refer to the Conn, or the Conn is never collected.
 func New(s *session.Session, local, remote *net.TCPAddr, onClose func()) *Conn {
 	c := &Conn{
 		session: s, local: local, remote: remote, onClose: onClose,
@@ -120,8 +120,8 @@ func (c *Conn) writable() error {
 // peer then reads EOF; when unread data is left here, or after SetLinger(0),
 // the peer finds a reset instead. Blocked operations return net.ErrClosed.
 //
-// Over "verbs", whose bytes would be lost with the process, it waits until the peer
-// has them: a second for a peer that takes none, else up to Options.CloseTimeout; and
+// Over "verbs", whose bytes would be lost with the process (on "shm" only where
+// control messages still wait for room), it waits until the peer has them: a second for a peer that takes none, else up to Options.CloseTimeout; and
 // before that for an operation that is in the middle of a transfer, up to
 // Options.CancelTimeout.
 func (c *Conn) Close() error {

@@ -15,8 +15,8 @@ func (c *Conn) setting() error {
 }
 
 // SetLinger says what Close does with data that was not delivered yet. Zero:
-// it is thrown away, and the peer finds a reset. Otherwise it is delivered in
-// the background, as by default.
+// it is thrown away, and the peer finds a reset. Otherwise it is as Close says; the
+// number of seconds is not used (Options.CloseTimeout).
 func (c *Conn) SetLinger(sec int) error {
 	c.reset.Store(sec == 0)
 	return c.setting()
@@ -39,7 +39,7 @@ func (c *Conn) SetKeepAlive(on bool) error {
 }
 
 // SetKeepAlivePeriod sets the time between two such questions. Zero means the
-// default of 15 s, a negative one changes nothing.
+// default of 15 s, less than a second a second; a negative one changes nothing.
 func (c *Conn) SetKeepAlivePeriod(d time.Duration) error {
 	c.session.SetKeepAlivePeriod(d)
 	return c.setting()

@@ -2,16 +2,17 @@ package sanconn
 
 import "errors"
 
-// WriteUrgent sends up to MaxUrgent bytes beside the stream: they overtake
+// WriteUrgent sends 1 to MaxUrgent (64) bytes beside the stream: they overtake
 // what was written before. Urgent data that the peer has not read when more
-// arrives is replaced by it.
+// arrives is replaced by it. It may wait while the peer takes nothing, to the
+// write deadline at most. Another length is EMSGSIZE.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	n, err := c.session.WriteUrgent(p)
 	return n, c.opError(opWrite, err)
 }
 
-// ReadUrgent takes the urgent data that arrived last, without blocking. When
-// there is none its error is ErrNoUrgent.
+// ReadUrgent takes the urgent data that arrived last, without blocking; what has
+// no room in p is lost. When there is none its error is ErrNoUrgent.
 func (c *Conn) ReadUrgent(p []byte) (int, error) {
 	n, err := c.session.ReadUrgent(p)
 	if errors.Is(err, ErrNoUrgent) && !c.closed.Load() {

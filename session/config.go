@@ -14,8 +14,7 @@ type Config struct {
 	ReceiveBudget int
 
 	// SendBudget is how many bytes Write takes over before the peer has them;
-	// of those that no memory of the provider's could be had for, 256 KiB at
-	// most. Default 4 MiB. Not used where the provider buffers.
+	// 256 KiB where the provider has no memory left. Default 4 MiB. Not used where the provider buffers.
 	SendBudget int
 
 	// Spin is how long Read and Write poll before they sleep; 0: what the
@@ -50,7 +49,7 @@ const (
 	FeatureRDMARead                      // rdmaread: rendezvous by RDMA read
 	FeatureRDMAWrite                     // rdmawrite: rendezvous by RDMA write
 	FeatureInline                        // inline: payload in messages, where rendezvous can do without
-	FeatureRegCache                      // regcache: registrations are not kept
+	FeatureRegCache                      // regcache: keeping registrations
 	FeaturePoll                          // poll: spinning before sleep
 	FeatureSRQ                           // srq: shared receive queues
 	FeatureWindows                       // windows: memory windows

@@ -20,9 +20,9 @@ import (
 //   - remote access, any goroutine at any time: Expose, Revoke, Read, Write, Alloc, Free
 //   - the rest, any goroutine at any time: Limits, Start, Arm, Disarm, Err, Close, Abort
 //
-// After Close or Abort the session calls nothing but Err, Limits, Free, Expose
-// and Alloc, which then fail, and, then without effect, Revoke, Arm, Disarm,
-// Close and Abort. No method but Revoke, Close and Abort may block, and those
+// After Close or Abort the session calls nothing but Err, Limits, Alloc and Free;
+// Expose, which then fails; and, then without effect, Revoke, Arm, Disarm, Close and
+// Abort. No method but Revoke, Close and Abort may block, and those
 // only for a bound that the provider documents.
 type Endpoint interface {
 	// Limits describes the endpoint. It does not change during its life.

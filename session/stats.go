@@ -5,7 +5,7 @@ type Stats struct {
 	BytesSent, BytesReceived               uint64 // of the application
 	MessagesSent, MessagesReceived         uint64 // control messages included
 	OffersSent, OffersReceived             uint64 // rendezvous transfers, by direction of the data
-	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA
+	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA (on shm process_vm_readv), inboxes included
 	Stalls                                 uint64 // data found no credit
 	Sleeps                                 uint64 // a Read or Write slept
 	Polls                                  uint64 // a Read or Write got what it waited for by polling

@@ -1,7 +1,7 @@
 // Package shm is the SAN service provider between processes of one host:
 // session.Endpoints over memory that both processes map.
 //
-// Two processes share one link per listener: a unix socket for set-up, the
+// Two processes share one link per listener and Config: a unix socket for set-up, the
 // peer's pidfd, one doorbell each way and a few sealed memory segments.
 // A connection is a slot of a link: a byte ring each way, which carries the
 // messages, and a table of exposed memory, which the peer may read with
@@ -33,7 +33,7 @@ type Config struct {
 
 	// Threshold is the size in bytes from which memory is read by
 	// process_vm_readv instead of going through the ring. 0: the default,
-	// which is never, because a ring in cache is as fast; negative: never.
+	// which is never, because the ring was faster wherever it was measured; negative: never.
 	Threshold int
 
 	// RingMax is how far in bytes a ring may grow, each way and connection.
