@@ -38,8 +38,8 @@ func (c *Conn) SetKeepAlive(on bool) error {
 	return c.setting()
 }
 
-// SetKeepAlivePeriod sets the time between two such questions. Zero means the
-// default of 15 s, less than a second a second; a negative one changes nothing.
+// SetKeepAlivePeriod sets the time between two such questions, at least a second.
+// Zero means the default of 15 s, a negative one changes nothing.
 func (c *Conn) SetKeepAlivePeriod(d time.Duration) error {
 	c.session.SetKeepAlivePeriod(d)
 	return c.setting()

@@ -144,8 +144,8 @@ func New(ep Endpoint, cfg Config) *Session {
 	if s.cfg.Spin < pauseFor {
 		s.pace.tries = int(time.Duration(s.pace.tries) * s.cfg.Spin / pauseFor)
 	}
-	if s.pace.device = !s.lim.Buffered; s.pace.device {
-		s.pace.tries = min(s.pace.tries, minTries)
+	if !s.lim.Buffered {
+		s.pace.forDevice()
 	}
 	ep.Start(s)
 	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage)}

@@ -55,8 +55,9 @@ const (
 	// giveEach lies between the beginnings of two turns that give way to threads on a
 	// device. A software device's driver may be a thread that has only this processor
 	// to run on: whoever polls on keeps himself waiting. If it did take the processor,
-	// it is asked again in the next turn. Elsewhere that is half a microsecond in ten.
-	giveEach = 10 * time.Microsecond
+	// it is asked again in the next turn. More often slows the driver's work on other
+	// processors.
+	giveEach = 50 * time.Microsecond
 	// yieldEach is below the 10 ms after which the runtime's monitor interrupts
 	// whoever polls, takes its P while it is in a call of C, and then looks every
 	// 20 µs for a while (runtime/proc.go, retake and sysmon); and not further below
@@ -75,8 +76,9 @@ const (
 // takes 2 ns on one, 50 on another, and 200 where it is emulated.
 type pollPace struct {
 	tries int    // polls with PAUSEs between them
-	each  uint32 // PAUSEs between two polls
+	each  uint32 // PAUSEs between two polls; 0: none
 	drain uint32 // PAUSEs that paceFor takes
+	slow  bool   // a single one takes longer than pauseEach
 
 	// device: what we wait for comes from another host, or by a thread of the
 	// kernel's. Give way to threads each giveEach, and to goroutines after longWait and
@@ -96,10 +98,28 @@ var measurePace = sync.OnceValue(func() pollPace {
 		each = min(each, time.Duration(nanotime()-began))
 	}
 	in := func(d time.Duration) uint32 { return uint32(max(1, d*pauses/max(1, each))) }
-	p := pollPace{each: in(pauseEach), drain: in(paceFor)}
+	p := pollPace{each: in(pauseEach), drain: in(paceFor), slow: each > pauses*pauseEach}
 	p.tries = int(max(minTries, in(pauseFor)/p.each))
 	return p
 })
+
+// forDevice is the pace where a poll takes longer than the line that it looks at takes
+// to come. A slow PAUSE leaves the processor to the hypervisor, or the emulator to its
+// other threads, which takes time from the driver.
+func (p *pollPace) forDevice() {
+	p.device = true
+	p.tries = min(p.tries, minTries)
+	if p.slow {
+		p.each = 0
+	}
+}
+
+// relax lies between two polls.
+func (p *pollPace) relax() {
+	if p.each > 0 {
+		procyield(p.each)
+	}
+}
 
 // spinHistory lets a direction stop polling when it does not pay, and give way in
 // time when it does.
@@ -165,7 +185,7 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) bool {
 	w.tries++
 	if w.tries < pace.tries {
-		procyield(pace.each)
+		pace.relax()
 		return true
 	}
 	if w.since == 0 {
@@ -185,7 +205,7 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) boo
 		w.gave = w.last
 		osyield()
 	} else {
-		procyield(pace.each)
+		pace.relax()
 	}
 	now := nanotime()
 	took := now - w.last
