@@ -26,7 +26,7 @@ func TestContract(t *testing.T) {
 				t.Cleanup(func() { distrust = false })
 			}
 			endpointtest.Run(t, func() (a, b session.Endpoint, stop func(), err error) {
-				a, b, err = Pair(tc.cfg)
+				a, b, err = connected(tc.cfg)
 				return a, b, func() {}, err
 			})
 		})

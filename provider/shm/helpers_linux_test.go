@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"strings"
@@ -113,7 +114,7 @@ func (p *peer) poll(ev *session.Event) bool {
 func pair(t testing.TB, cfg Config) (a, b *peer) {
 	t.Helper()
 	leaks(t)
-	x, y, err := Pair(cfg)
+	x, y, err := connected(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,4 +272,56 @@ func dump(ep session.Endpoint) string {
 	s := &ep.(*endpoint).send
 	return fmt.Sprintf("tail %d+%d, published %d, head %d (read %d), limit %d, want %d",
 		s.tail/ringSize, s.tail&ringMask, s.published, s.control.head.Load(), s.head, s.limit.Load(), s.control.want.Load())
+}
+
+// connected gives two connected endpoints in this process, over a link of their own
+// that goes through the same steps as one between two processes.
+func connected(cfg Config) (a, b session.Endpoint, err error) {
+	cfg = cfg.withDefaults()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	var conns [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "pair")
+		c, e := net.FileConn(f)
+		f.Close()
+		if e != nil {
+			err = e
+			continue
+		}
+		conns[i] = c.(*net.UnixConn)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	accepted := make(chan *endpoint, 1)
+	greeted := make(chan error, 1)
+	go func() {
+		_, err := greet(conns[1], cfg, func(l *link, s *slot, _ *message, _ []int) uint8 {
+			e := newEndpoint(l, s, -1)
+			if !l.attach(e) {
+				return codeClosed
+			}
+			accepted <- e
+			return codeOK
+		})
+		greeted <- err
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
+	defer cancel()
+	l, err := open(ctx, conns[0], uint32(os.Geteuid()), cfg)
+	if e := <-greeted; err != nil {
+		return nil, nil, err
+	} else if e != nil {
+		l.leave()
+		return nil, nil, e
+	}
+	defer l.leave()
+	e, err := l.connect(ctx, -1, netip.AddrPort{})
+	if err != nil {
+		return nil, nil, err
+	}
+	return e, <-accepted, nil
 }

@@ -804,7 +804,7 @@ func TestPayloadThroughSpareCellsIsBounded(t *testing.T) {
 func TestRandomCorruptionDoesNoHarm(t *testing.T) {
 	leaks(t)
 	for seed := range int64(200) {
-		a, b, err := Pair(Config{})
+		a, b, err := connected(Config{})
 		if err != nil {
 			t.Fatal(err)
 		}

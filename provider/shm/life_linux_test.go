@@ -854,10 +854,10 @@ func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
 }
 
 func TestRingsStopGrowingAtTheBudget(t *testing.T) {
-	SetBudget(128 << 10)
-	defer SetBudget(defaultBudget)
+	budget.Store(128 << 10)
+	defer budget.Store(defaultBudget)
 	a, _ := pair(t, Config{})
-	x, y, err := Pair(Config{})
+	x, y, err := connected(Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,21 +34,16 @@ const (
 	ringSure = 512 << 10
 )
 
-// The budget of all rings of the process beyond their first limit, in bytes;
-// it holds for what a ring wants beyond ringSure.
+// defaultBudget is how many bytes the rings of this process may grow by, all
+// connections together, beyond ringSure, which a ring gets in any case.
 const defaultBudget = 256 << 20
 
 var (
-	budget     atomic.Int64
+	budget     atomic.Int64 // defaultBudget, but in tests
 	budgetUsed atomic.Int64
 )
 
 func init() { budget.Store(defaultBudget) }
-
-// SetBudget bounds how many bytes the rings of this process may grow by, all
-// connections together; default 256 MiB. A ring that needs it gets 512 KiB in
-// any case, and rings that have grown already keep what they have.
-func SetBudget(n int64) { budget.Store(n) }
 
 // grabs says who uses a ring that has grown: nobody, the sender between
 // Reserve and Commit, or the janitor that gives its pages back.

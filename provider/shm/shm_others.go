@@ -35,11 +35,5 @@ func Dial(context.Context, int, *net.TCPAddr, Config) (session.Endpoint, error) 
 	return nil, errSystem
 }
 
-// Pair reports that there is no such provider on this system.
-func Pair(Config) (a, b session.Endpoint, err error) { return nil, nil, errSystem }
-
 // Idle returns at once: there are no links on this system.
 func Idle(context.Context) error { return nil }
-
-// SetBudget has no effect on this system.
-func SetBudget(int64) {}
