@@ -158,6 +158,12 @@ func (*raw) Wake(session.Events) {}
 // rawPair makes a session whose peer is the test.
 func rawPair(t *testing.T, cfg twin.Config, scfg session.Config) (*session.Session, *twin.Endpoint, *raw) {
 	t.Helper()
+	return rawPairOn(t, cfg, scfg, func(e *twin.Endpoint) session.Endpoint { return e })
+}
+
+// rawPairOn is rawPair, with something of the test's around the session's endpoint.
+func rawPairOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*twin.Endpoint) session.Endpoint) (*session.Session, *twin.Endpoint, *raw) {
+	t.Helper()
 	cfg.MinLatency, cfg.MaxLatency = latency, latency
 	cfg.Violated = func(v twin.Violation) {
 		if v.End == 0 && v.Kind != twin.BadAccess && v.Kind != twin.RevokedAccess {
@@ -167,7 +173,7 @@ func rawPair(t *testing.T, cfg twin.Config, scfg session.Config) (*session.Sessi
 	ea, eb := twin.Pair(cfg)
 	p := &raw{t: t, Endpoint: eb}
 	eb.Start(p)
-	s := session.New(ea, scfg)
+	s := session.New(around(ea), scfg)
 	t.Cleanup(func() {
 		s.Abort()
 		<-s.Closed()
@@ -244,7 +250,13 @@ func parameters(version uint16, credits, maxMsg, caps uint32) []byte {
 // negotiated is rawPair, with negotiation done.
 func negotiated(t *testing.T, cfg twin.Config, scfg session.Config) (*session.Session, *twin.Endpoint, *raw) {
 	t.Helper()
-	s, e, p := rawPair(t, cfg, scfg)
+	return negotiatedOn(t, cfg, scfg, func(e *twin.Endpoint) session.Endpoint { return e })
+}
+
+// negotiatedOn is rawPairOn, with negotiation done.
+func negotiatedOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*twin.Endpoint) session.Endpoint) (*session.Session, *twin.Endpoint, *raw) {
+	t.Helper()
+	s, e, p := rawPairOn(t, cfg, scfg, around)
 	p.expect(tNegotiate)
 	credits := uint32(0)
 	if w := cfg.Limits.Window; w > 0 {

@@ -244,6 +244,45 @@ func TestBoxesOfAnIdleConnection(t *testing.T) {
 	})
 }
 
+// … also one that was idle twice within the second after which they are given back,
+// and one at whose ends a Read waits: nobody looks at it any more.
+func TestBoxesOfAConnectionThatWasIdleTwice(t *testing.T) {
+	for name, waits := range map[string][2]bool{
+		"nobody waits": {}, "the writer reads": {0: true}, "the reader reads": {1: true}, "both read": {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, eb := pair(t, boxed, session.Config{KeepAlive: -1})
+				data := pattern(50_000)
+				for range 3 { // within the second, and the first asks
+					writeAll(t, a, data, 10_000)
+					if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+						t.Error("wrong bytes")
+					}
+					pass(300 * time.Millisecond)
+					if eb.Left().Exposed != 1 {
+						t.Fatal("there is no inbox")
+					}
+				}
+				if ea.Left().Allocated == 0 {
+					t.Fatal("there is no outbox")
+				}
+				for i, s := range []*session.Session{a, b} {
+					if waits[i] {
+						goRead(s, make([]byte, 1))
+					}
+				}
+				pass(5 * time.Second)
+				for _, e := range []*twin.Endpoint{ea, eb} {
+					if left := e.Left(); left.Exposed != 0 || left.Allocated != 0 {
+						t.Errorf("kept: %+v", left)
+					}
+				}
+			})
+		})
+	}
+}
+
 // A peer whose inbox is of no use is told so once, also when the box of an idle
 // connection is to be given back just then: twice would break the protocol.
 func TestInboxIsLeftOnce(t *testing.T) {
@@ -386,6 +425,21 @@ func TestInbox(t *testing.T) {
 		}
 		if d = p.ask(); d.Len == 0 {
 			t.Error("no other inbox")
+		}
+	})
+}
+
+// A Fill of what was never written shows zeros, and not what other connections have
+// left in that memory.
+func TestFillThatLies(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		if p.ask().Len < 1000 {
+			t.Fatal("no inbox")
+		}
+		p.send(tFill, 0, u64(1000)...)
+		if got := readFull(t, s, 1000); changed(got, 0) >= 0 {
+			t.Errorf("it shows %x…", got[:8])
 		}
 	})
 }

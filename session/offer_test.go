@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"syscall"
@@ -185,4 +186,199 @@ func TestBrokenRulesOfOffers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A WriteDone of what was never written shows zeros, and not what other connections
+// have left in that memory.
+func TestWriteDoneThatLies(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, byWrite, session.Config{KeepAlive: -1})
+		p.send(tOfferWrite, 0, u64(1, 1000)...)
+		if size := le.Uint64(p.expect(tGrant)[24:]); size != 1000 { // nobody reads: of a chunk
+			t.Fatalf("a grant of %d bytes", size)
+		}
+		p.send(tWriteDone, 0, u64(1, 1000)...)
+		if got := readFull(t, s, 1000); changed(got, 0) >= 0 {
+			t.Errorf("it shows %x…", got[:8])
+		}
+	})
+}
+
+// slowRevoke is an endpoint on which time passes before Revoke returns.
+type slowRevoke struct {
+	*twin.Endpoint
+	began chan struct{} // a token for each
+}
+
+func (e slowRevoke) Revoke(d session.Descriptor) int {
+	taken := e.Endpoint.Revoke(d)
+	e.began <- struct{}{}
+	nap(time.Second)
+	return taken
+}
+
+// The peer finds its reads revoked, and says what it has, before the Revoke at this end
+// has returned: both agree, and the connection goes on.
+func TestReadDoneWhileRevokeGoesOn(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		began := make(chan struct{}, 10)
+		s, _, p := negotiatedOn(t, exact, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
+			return slowRevoke{e, began}
+		})
+		r := goRead(s, make([]byte, 10)) // hears what the peer says meanwhile
+		data, into := pattern(50_000), make([]byte, 50_000)
+		// take reads n bytes of an offer's memory, and returns the ReadDone and all it has.
+		take := func(offer []byte, n int) (done, got []byte) {
+			d := session.Descriptor{Addr: le.Uint64(offer[8:]), Key: le.Uint64(offer[16:]), Len: le.Uint64(offer[24:])}
+			n = min(n, int(d.Len))
+			if err := p.Read(into[:n], d, 0, 1); err != nil {
+				t.Fatal(err)
+			}
+			pass(time.Millisecond)
+			return u64(uint64(le.Uint32(offer)), uint64(n)), append(bytes.Clone(offer[32:]), into[:n]...)
+		}
+		w := goWrite(s, data)
+		done, got := take(p.expect(tOfferRead), 10_000)
+		s.InterruptWrite(true)
+		<-began
+		p.send(tReadDone, 0, done...)
+		x := within(t, w)
+		wantErr(t, "Write", x.err, session.ErrInterrupted)
+		if x.n != len(got) || !bytes.Equal(got, data[:len(got)]) {
+			t.Errorf("Write says %d bytes, the peer has %d", x.n, len(got))
+		}
+		s.InterruptWrite(false)
+		if _, err := s.WriteUrgent([]byte("alive?")); err != nil {
+			t.Fatalf("the connection: %v", err)
+		}
+		p.expect(tUrgent)
+		w = goWrite(s, data)
+		done, got = take(p.expect(tOfferRead), len(data))
+		p.send(tReadDone, 0, done...)
+		if x := within(t, w); x.n != len(data) || x.err != nil || !bytes.Equal(got, data) {
+			t.Errorf("the Write behind it: %+v; %d bytes have come", x, len(got))
+		}
+		p.send(tData, 0, 'x')
+		if x := within(t, r); x.n != 1 || x.err != nil {
+			t.Errorf("Read: %+v", x)
+		}
+	})
+}
+
+// What a Read that waits for its own transfer has to say, and finds no room or no
+// credit for, goes as soon as there is some: nobody else looks at the session.
+func TestControlOfADirectReadGoesLater(t *testing.T) {
+	cfg := byWrite
+	cfg.SendQueue = session.ControlReserve + 1
+	ask := func(p *raw, questions int) {
+		for range questions {
+			p.send(tPing, 0)
+			pass(time.Millisecond)
+		}
+	}
+	answered := func(p *raw, questions int) {
+		for range questions {
+			p.expect(tPong)
+		}
+	}
+	for name, exhaust := range map[string]func(*raw) (again func()){
+		"room": func(p *raw) func() {
+			p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+			ask(p, cfg.SendQueue)
+			return func() { p.Hold(0); answered(p, cfg.SendQueue) }
+		},
+		"credit": func(p *raw) func() {
+			credits := cfg.Limits.Window - session.ControlReserve
+			ask(p, credits)
+			return func() { answered(p, credits); p.send(tCredit, 0) }
+		},
+	} {
+		const size = 200_000
+		// begin has the session read, and nobody else look at it.
+		begin := func(t *testing.T) (*session.Session, *raw, []byte, <-chan result) {
+			t.Helper()
+			s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+			into := make([]byte, size)
+			r := goRead(s, into)
+			pass(time.Second)
+			return s, p, into, r
+		}
+		soon := func(t *testing.T, p *raw, typ byte, again func()) []byte {
+			t.Helper()
+			pass(time.Second)
+			began := time.Now()
+			again()
+			b := p.expect(typ)
+			if took := time.Since(began); took > time.Millisecond {
+				t.Errorf("it came %v after there was some", took)
+			}
+			return b
+		}
+		t.Run("Grant without "+name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				_, p, into, r := begin(t)
+				again := exhaust(p)
+				p.send(tOfferWrite, 0, u64(1, size)...)
+				b := soon(t, p, tGrant, again)
+				d := session.Descriptor{Addr: le.Uint64(b[8:]), Key: le.Uint64(b[16:]), Len: le.Uint64(b[24:])}
+				if d.Len != size {
+					t.Fatalf("a grant of %d bytes, want the slice of the Read", d.Len)
+				}
+				if err := p.Write(pattern(size), d, 0, 1); err != nil {
+					t.Fatal(err)
+				}
+				p.send(tWriteDone, 0, u64(1, size)...)
+				if x := within(t, r); x.n != size || x.err != nil || !bytes.Equal(into, pattern(size)) {
+					t.Errorf("Read: %+v", x)
+				}
+			})
+		})
+		t.Run("CancelWrite without "+name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, p, _, r := begin(t)
+				p.send(tOfferWrite, 0, u64(1, size)...)
+				p.expect(tGrant)
+				again := exhaust(p)
+				s.InterruptRead(true)
+				soon(t, p, tCancelWrite, again)
+				p.send(tWriteDone, 0, u64(1, 0)...)
+				if x := within(t, r); x.n != 0 || !errors.Is(x.err, session.ErrInterrupted) {
+					t.Errorf("Read: %+v", x)
+				}
+			})
+		})
+	}
+}
+
+// Credit that a Read owes for what it took before a transfer to its own slice does not
+// wait for the end of that.
+func TestCreditOfADirectRead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.SendQueue = 40
+		s, e, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+		data := pattern(100_000)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := goRead(s, make([]byte, 200_000))
+		pass(time.Second)
+		e.Hold(twin.HoldReads)
+		const before = 10
+		for range before { // all of it comes at once
+			p.send(tData, 0, 'x')
+		}
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		p.expect(tCredit)
+		select {
+		case x := <-r:
+			t.Fatalf("Read, with a transfer under way: %+v", x)
+		default:
+		}
+		e.Hold(0)
+		if x := within(t, r); x.n != before+len(data) || x.err != nil {
+			t.Errorf("Read: %+v", x)
+		}
+	})
 }

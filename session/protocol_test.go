@@ -860,6 +860,49 @@ func TestCloseEndsWaiting(t *testing.T) {
 	})
 }
 
+// While a Close goes on delivering to a peer that is silent, what comes behind it does
+// not wait for that.
+func TestWriteWhileCloseDelivers(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "by read": byRead, "boxed": boxed} {
+		for _, after := range []time.Duration{time.Millisecond, time.Minute} { // Close itself waits, or no more
+			t.Run(fmt.Sprint(name, " ", after), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					s, e, _ := negotiated(t, cfg, session.Config{CloseTimeout: time.Hour, KeepAlive: -1})
+					writeAll(t, s, pattern(10_000), 10_000)
+					go s.Close()
+					pass(after)
+					if e.Closed() {
+						t.Fatal("it delivers nothing")
+					}
+					calls := map[string]func() (int, error){
+						"CloseWrite":              func() (int, error) { return 0, s.CloseWrite() },
+						"Write of nothing":        func() (int, error) { return s.Write(nil) },
+						"WriteBuffers of nothing": func() (int, error) { n, err := s.WriteBuffers(nil); return int(n), err },
+					}
+					for _, size := range []int{100, 10_000, 100_000} {
+						p := pattern(size)
+						calls[fmt.Sprint("Write of ", size)] = func() (int, error) { return s.Write(p) }
+						calls[fmt.Sprint("WriteBuffers of ", size)] = func() (int, error) {
+							n, err := s.WriteBuffers([][]byte{p, p})
+							return int(n), err
+						}
+					}
+					for what, call := range calls {
+						began := time.Now()
+						c := make(chan result, 1)
+						go func() { n, err := call(); c <- result{n, err} }()
+						x := within(t, c)
+						wantErr(t, what, x.err, session.ErrClosed)
+						if took := time.Since(began); took != 0 || x.n != 0 {
+							t.Errorf("%s: %d, after %v", what, x.n, took)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
 // What was written before Close arrives, and then io.EOF, though Close returns
 // before the peer has read any of it.
 func TestCloseDelivers(t *testing.T) {
@@ -1002,6 +1045,50 @@ func TestDeathOfThePeer(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A Write behind the end of the connection fails, and the first one does: what nobody
+// will get is not taken over.
+func TestWriteBehindTheEnd(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg   twin.Config
+		boxes bool // are there
+		size  int
+	}{
+		"small": {messages, false, 100}, "large": {messages, false, 20_000}, "before an offer": {byRead, false, 10_000},
+		"small, boxes": {boxed, true, 100}, "boxes": {boxed, true, 20_000}, "no boxes yet": {boxed, false, 20_000},
+	} {
+		for _, slices := range []int{0, 1, 3} {
+			t.Run(fmt.Sprint(name, "/", slices), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					s, _, p := negotiated(t, tt.cfg, session.Config{KeepAlive: -1})
+					if tt.boxes {
+						in := p.open(s, 100_000)
+						writeAll(t, s, pattern(20_000), 20_000)
+						in.read(20_000)
+						in.emptied()
+					}
+					p.Kill()
+					pass(time.Second)
+					x := result{}
+					if slices == 0 {
+						x.n, x.err = s.Write(pattern(tt.size))
+					} else {
+						var v [][]byte
+						for range slices {
+							v = append(v, pattern(tt.size/slices))
+						}
+						n, err := s.WriteBuffers(v)
+						x = result{int(n), err}
+					}
+					wantErr(t, "Write", x.err, syscall.ECONNRESET)
+					if x.n != 0 {
+						t.Errorf("%d bytes were taken", x.n)
+					}
+				})
+			})
+		}
 	}
 }
 
@@ -1262,6 +1349,82 @@ func TestControlThatFindsNoRoomGoesLater(t *testing.T) {
 	})
 }
 
+// lateArm is an endpoint at which something happens just before Arm.
+type lateArm struct {
+	*twin.Endpoint
+	before func() // once; nil: nothing
+}
+
+func (e *lateArm) Arm(ev session.Events) {
+	if f := e.before; f != nil {
+		e.before = nil
+		f()
+	}
+	e.Endpoint.Arm(ev)
+}
+
+// What becomes due by the very look that a Read takes before it sleeps, and finds no room,
+// makes it wait for room too.
+func TestControlDueBeforeSleepGoesLater(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := messages
+		cfg.SendQueue = session.ControlReserve + 1
+		e := &lateArm{}
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1}, func(inner *twin.Endpoint) session.Endpoint {
+			e.Endpoint = inner
+			return e
+		})
+		pass(2 * latency)
+		p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+		for range cfg.SendQueue { // the answers fill it
+			if !p.send(tPing, 0) {
+				t.Fatal("no room for a question")
+			}
+		}
+		pass(2 * latency)
+		asked := make(chan struct{})
+		e.before = func() {
+			p.send(tPing, 0)
+			nap(2 * latency) // it comes before anybody is to be woken for it
+			close(asked)
+		}
+		goRead(s, make([]byte, 1))
+		<-asked
+		pass(2 * latency)
+		began := time.Now()
+		p.Hold(0)
+		for range cfg.SendQueue + 1 {
+			p.expect(tPong)
+		}
+		if took := time.Since(began); took > time.Millisecond { // the janitor would see it next
+			t.Errorf("it came %v after there was room", took)
+		}
+	})
+}
+
+// A Write that waits for credit and looks again and again has stalled once.
+func TestStallsAreCountedOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1, SendBudget: 1})
+		p.send(tCredit, 0)
+		pass(time.Second)
+		goWrite(s, pattern(1<<20))
+		for want := range uint64(3) {
+			for range 5 { // it is woken, and looks
+				pass(time.Second)
+				p.send(tUrgent, 0, 'u')
+			}
+			pass(time.Second)
+			if got := s.Stats().Stalls; got != want+1 {
+				t.Errorf("%d stalls, want %d", got, want+1)
+			}
+			for m := p.recv(); m != nil; m = p.recv() { // all that it could send
+			}
+			p.send(tCredit, 0)
+		}
+	})
+}
+
 // A peer that asks on and does not take the answers costs the connection: what waits for
 // room is bounded, and nothing of it is left out.
 func TestMoreQuestionsThanAnswersFit(t *testing.T) {
@@ -1365,6 +1528,36 @@ func TestWriteBuffers(t *testing.T) {
 			t.Errorf("%d messages for 100 small slices", sent)
 		}
 	})
+}
+
+// Nothing more comes with empty slices at the end: a process that ends behind them has
+// ended in order.
+func TestWriteBuffersWithNothingAtTheEnd(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg twin.Config
+		v   [][]byte
+	}{
+		"a message":      {ring, [][]byte{pattern(5000), nil}},
+		"packed":         {ring, [][]byte{pattern(100), nil, {}}},
+		"behind small":   {ring, [][]byte{pattern(100), nil, pattern(5000), nil, {}}},
+		"an offer":       {exact, [][]byte{pattern(20_000), {}, nil}},
+		"nothing before": {ring, [][]byte{nil, {}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, _ := pair(t, tt.cfg, session.Config{})
+				want := bytes.Join(tt.v, nil)
+				if n, err := a.WriteBuffers(tt.v); int(n) != len(want) || err != nil {
+					t.Fatalf("WriteBuffers: %d, %v", n, err)
+				}
+				pass(time.Second)
+				ea.Kill()
+				if got, err := io.ReadAll(readerOf(b)); err != nil || !bytes.Equal(got, want) {
+					t.Errorf("%d bytes of %d, %v", len(got), len(want), err)
+				}
+			})
+		})
+	}
 }
 
 // Reads and Writes of nothing do not wait.
