@@ -362,6 +362,21 @@ func TestFloodAndDeadline(t *testing.T) {
 	}
 }
 
+// … nor does one that sends bytes one by one keep a Read that has room for many.
+func TestFloodOfBytes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		f := flood(tData)
+		f.msg = append(f.msg, 'x')
+		s, _, _ := negotiatedOn(t, ring, session.Config{}, f.around)
+		f.left.Store(40 * look)
+		n, err := s.Read(make([]byte, 40*look))
+		if n < 1 || n > 2*look || err != nil {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		f.left.Store(0)
+	})
+}
+
 // … nor Close from the session.
 func TestFloodAndClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

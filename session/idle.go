@@ -141,7 +141,6 @@ func (i *idleState) sweep(s *Session) (used, looked bool) {
 		s.ep.Arm(SendReady)
 		s.flush()
 	}
-	s.restOutbox()
 	return false, false
 }
 

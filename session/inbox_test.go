@@ -61,7 +61,7 @@ func (p *raw) open(s *session.Session, n int) *rawInbox {
 		p.t.Fatal(err)
 	}
 	p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
-	pass(time.Second)
+	pass(time.Second / 2) // it is left after one without a Write
 	return in
 }
 
@@ -426,6 +426,26 @@ func TestInbox(t *testing.T) {
 		if d = p.ask(); d.Len == 0 {
 			t.Error("no other inbox")
 		}
+	})
+}
+
+// An inbox that is granted late, to a connection where nobody but a Read that waits
+// looks any more, is left as well.
+func TestInboxThatComesLate(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		writeAll(t, s, pattern(p.Limits().Inbox), p.Limits().Inbox)
+		p.expect(tAskInbox)
+		p.data(p.Limits().Inbox)
+		goRead(s, make([]byte, 1))
+		pass(time.Second)
+		d, err := p.Expose(make([]byte, 50_000), session.RemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
+		pass(5 * time.Second)
+		p.expect(tLeaveInbox)
 	})
 }
 

@@ -34,7 +34,8 @@ const (
 	boxShareFree = 4
 	// shyness: after memory ran out here or at the peer.
 	shyness = 32
-	// boxRest is how long the boxes are kept for a connection that does nothing.
+	// boxRest is how often it is seen whether something was written since: the boxes
+	// are kept for one to two seconds.
 	boxRest = time.Second
 )
 
@@ -87,18 +88,6 @@ func (s *Session) allocBox(budget int) []byte {
 	return buf
 }
 
-// restOutbox has the boxes given back once nothing was written for a while.
-func (s *Session) restOutbox() {
-	o := &s.tx.outbox
-	s.tx.mu.Lock()
-	defer s.tx.mu.Unlock()
-	if o.inbox.Len > 0 && !o.resting && !s.gone {
-		o.resting = true
-		at := o.tail
-		time.AfterFunc(boxRest, func() { s.leaveIfIdle(at) })
-	}
-}
-
 // leaveIfIdle gives the boxes back if nothing was written since at, and otherwise
 // looks again in a while.
 func (s *Session) leaveIfIdle(at int64) {
@@ -115,6 +104,7 @@ func (s *Session) leaveIfIdle(at int64) {
 		buf = o.buf
 		s.leaveInbox()
 	}
+	s.restOutbox()
 	s.tx.mu.Unlock()
 	if buf != nil {
 		s.ep.Free(buf)
@@ -122,7 +112,6 @@ func (s *Session) leaveIfIdle(at int64) {
 	if alone {
 		s.wr.op.Unlock()
 	}
-	s.restOutbox()
 }
 
 // freeOutbox gives the memory back. The endpoint is closed, and nobody is inside.
@@ -134,6 +123,17 @@ func (s *Session) freeOutbox() {
 }
 
 // The methods below want tx.mu held.
+
+// restOutbox has the boxes given back once nothing was written for a while. It is
+// called when there are some.
+func (s *Session) restOutbox() {
+	o := &s.tx.outbox
+	if o.inbox.Len > 0 && !o.resting && !s.gone {
+		o.resting = true
+		at := o.tail
+		time.AfterFunc(boxRest, func() { s.leaveIfIdle(at) })
+	}
+}
 
 // leaveInbox tells the peer that nothing more comes through its inbox.
 func (s *Session) leaveInbox() {
@@ -151,6 +151,7 @@ func (s *Session) inboxOfPeer(d Descriptor) {
 	if o.asked, o.inbox = false, d; d.Len == 0 {
 		o.shy = shyness
 	}
+	s.restOutbox()
 }
 
 // emptiedByPeer: the peer has read up to there.

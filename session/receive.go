@@ -137,7 +137,7 @@ func (s *Session) receive(p []byte) (n int, err error) {
 		s.serviceTx()
 		return n, err
 	}
-	before, vain := rx.messages, 0
+	before, events := rx.messages, 0
 	for n < len(p) {
 		failed := s.failure.Load() != nil // what had come is delivered all the same
 		if rx.cur != nil {
@@ -151,9 +151,7 @@ func (s *Session) receive(p []byte) (n int, err error) {
 			s.offerSlice(p, n)
 			s.poll()
 			if rx.fetch.p != nil {
-				n, err = s.directDone()
-				s.serviceTx()
-				return n, err
+				return s.directDone()
 			}
 			if k = s.takeTail(p[n:]); k == 0 && rx.cur != nil {
 				break // a transfer is under way
@@ -164,14 +162,12 @@ func (s *Session) receive(p []byte) (n int, err error) {
 			if n += k; !ok {
 				break
 			}
-		} else if vain == lookMost {
+		} else if events == lookMost {
 			s.lookAgain()
 			break
 		} else if !failed && s.ep.Poll(&rx.ev) {
-			k := s.takeEvent(p[n:])
-			if n += k; k == 0 {
-				vain++
-			}
+			n += s.takeEvent(p[n:])
+			events++
 		} else {
 			rx.looks++
 			break
@@ -319,7 +315,7 @@ func (s *Session) poll() {
 	}
 }
 
-// lookMost is how many events one look takes, or one Read in vain: a peer that sends
+// lookMost is how many events one look takes, or one Read: a peer that sends
 // faster than they are handled must not keep rx.mu from a deadline, from Close, and
 // from the janitor, who serves others too. A ring full of 8-byte messages is more.
 const lookMost = 4096
