@@ -76,6 +76,7 @@ func TestParseEnvironment(t *testing.T) {
 	}{
 		{name: "nothing set"},
 		{name: "set but empty", vars: map[string]string{envProviders: " ", envDisable: ""}},
+		{name: "a list of nothing", vars: map[string]string{envProviders: ","}, want: environment{restricted: true}},
 		{name: "none", vars: map[string]string{envProviders: "none"}, want: environment{restricted: true}},
 		{name: "a list, untidy", vars: map[string]string{envProviders: " verbs,, SHM "},
 			want: environment{restricted: true, providers: []string{"verbs", "shm"}}},

@@ -69,7 +69,8 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 // A host with several addresses is tried address by address, SAN then TCP for
 // each, and as with net the other family's beside them when those of the first
 // one take long (RFC 8305, "Happy Eyeballs"): longer than NetDialer's
-// FallbackDelay, and AttemptTimeout where a SAN is tried first.
+// FallbackDelay, and where the policy is Prefer and a SAN is asked first longer
+// than AttemptTimeout besides, or than half of the time that there is.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if ctx == nil {
 		panic("nil context")
@@ -127,7 +128,7 @@ func (c dialed) counted() net.Conn {
 }
 
 // plan gives the addresses to connect to, in net's order: those that LocalAddr
-// reaches.
+// reaches, or if it reaches none all of them, for net to say so.
 func (d *Dialer) plan(ctx context.Context, network, address string, providers []provider, env environment) ([]request, error) {
 	local, err := dialLocal(d.NetDialer.LocalAddr)
 	if err != nil {
@@ -139,9 +140,6 @@ func (d *Dialer) plan(ctx context.Context, network, address string, providers []
 	}
 	var requests []request
 	for _, dst := range dsts {
-		if !sameFamily(local, dst.Addr()) {
-			continue
-		}
 		r := request{
 			address:  address,
 			network:  familyOf(dst.Addr()),
@@ -154,11 +152,15 @@ func (d *Dialer) plan(ctx context.Context, network, address string, providers []
 			r.address = dst.String() // it is not looked up again
 		}
 		for _, p := range providers {
-			if p.serves(dst.Addr(), r.settings) {
+			if sameFamily(local, dst.Addr()) && p.serves(dst.Addr(), r.settings) {
 				r.serving = append(r.serving, p)
 			}
 		}
 		requests = append(requests, r)
+	}
+	reached := func(r request) bool { return sameFamily(local, r.remote.Addr()) }
+	if slices.ContainsFunc(requests, reached) {
+		requests = slices.DeleteFunc(requests, func(r request) bool { return !reached(r) })
 	}
 	return requests, nil
 }
@@ -259,14 +261,21 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	// A dialer with little time, or whose time is up, is no proof of it, or not much.
 	switch {
 	case ctx.Err() != nil:
-	case reasonOf(err) != ReasonTimeout:
+	case answered(err):
 		remembered.forget(key)
-	case patience == r.attempt && patience >= silence:
-		remembered.add(key, time.Now(), rememberMost)
-	case patience >= silence:
-		remembered.add(key, time.Now(), rememberFirst)
+	case reasonOf(err) == ReasonTimeout && patience >= silence:
+		remembered.add(key, time.Now(), patience == r.attempt)
 	}
 	return nil, err
+}
+
+// answered: an attempt over a SAN failed by what the destination said.
+func answered(err error) bool {
+	switch reasonOf(err) {
+	case ReasonNoListener, ReasonOwner, ReasonVersion, ReasonProtocol:
+		return true
+	}
+	return errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(hookError))
 }
 
 // negotiate starts the session. When it fails, the link is gone.

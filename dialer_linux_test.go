@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -481,6 +482,7 @@ func TestDialRacesTheFamilies(t *testing.T) {
 }
 
 func TestHeadStart(t *testing.T) {
+	useFake(t)
 	served := []request{{serving: []provider{&fake{}}, settings: settings{attempt: time.Second}}}
 	plain := []request{{settings: settings{attempt: time.Second}}}
 	for _, c := range []struct {
@@ -493,8 +495,37 @@ func TestHeadStart(t *testing.T) {
 		{Dialer{Policy: Require}, served, fallbackDelay},
 		{Dialer{NetDialer: net.Dialer{FallbackDelay: time.Minute}}, plain, time.Minute},
 	} {
-		if got := c.d.headStart(c.first); got != c.want {
+		if got := c.d.headStart(t.Context(), c.first); got != c.want {
 			t.Errorf("%v, %d providers: %v, want %v", c.d.Policy, len(c.first[0].serving), got, c.want)
+		}
+	}
+	// The other family has its share of the time, however long an attempt may take.
+	served[0].attempt = math.MaxInt64
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if got := new(Dialer).headStart(ctx, served); got < 20*time.Second || got > 30*time.Second {
+		t.Errorf("%v of a minute", got)
+	}
+	// A SAN that is not asked takes no time.
+	remembered.add(keyOf(served[0].serving[0], served[0]), time.Now(), true)
+	if got := new(Dialer).headStart(t.Context(), served); got != fallbackDelay {
+		t.Errorf("%v for a SAN that is left alone", got)
+	}
+}
+
+// What fails at this end says nothing about the destination.
+func TestDialOwnFailureIsNoAnswer(t *testing.T) {
+	f := useFake(t)
+	addr := plainListen(t, "127.0.0.1:0").Addr().String()
+	key := attemptKey{provider: fakeName, dst: netip.MustParseAddrPort(addr)}
+	for _, err := range []error{syscall.EMFILE, hookError{syscall.ECONNREFUSED}, &Unavailable{Reason: ReasonNotServed}} {
+		f.fail = func(context.Context, request) error { return err }
+		remembered.failures = map[attemptKey]failure{key: {until: time.Now(), span: rememberMost}}
+		if c, err := new(Dialer).Dial("tcp", addr); err == nil {
+			c.Close()
+		}
+		if remembered.failures[key].span != rememberMost {
+			t.Errorf("%v was taken for an answer", err)
 		}
 	}
 }
@@ -661,7 +692,13 @@ func TestAddressesShareTheTime(t *testing.T) {
 }
 
 func TestResolveKeepsNetsOrder(t *testing.T) {
-	r := answering(t, map[string][]string{"two.test.": {"127.0.0.2", "127.0.0.1"}})
+	r := answering(t, map[string][]string{"two.test.": {"127.0.0.2", "127.0.0.1"}, "both.test.": {"::1", "127.0.0.1"}})
+	for network, want := range map[string]string{"tcp": "[::1]:80 127.0.0.1:80", "tcp4": "127.0.0.1:80", "tcp6": "[::1]:80"} {
+		got, _, err := resolve(t.Context(), r, network, "both.test:80")
+		if err != nil || strings.Trim(fmt.Sprint(got), "[]") != strings.Trim(want, "[]") {
+			t.Errorf("%s: %v, %v; want %s", network, got, err, want)
+		}
+	}
 	got, named, err := resolve(t.Context(), r, "tcp4", "two.test:80")
 	if err != nil || !named {
 		t.Fatal(named, err)

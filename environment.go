@@ -53,8 +53,9 @@ func parseEnvironment(lookup func(string) (string, bool)) (e environment) {
 		}
 	}
 	list := func(name string) []string { s, _ := lookup(name); return words(s) }
-	for _, word := range list(envProviders) {
-		e.restricted = true
+	names, _ := lookup(envProviders)
+	e.restricted = strings.TrimSpace(names) != ""
+	for _, word := range words(names) {
 		switch {
 		case word == "none":
 		case isProvider(word, registry):

@@ -204,6 +204,25 @@ func TestExplainRefusesWhatADialWould(t *testing.T) {
 	}
 }
 
+// A destination that LocalAddr does not reach is not passed over in silence.
+func TestExplainOfAnotherFamily(t *testing.T) {
+	useFake(t)
+	d := &Dialer{NetDialer: net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}}
+	outcomes := mustExplain(t, d, "[::1]:9")
+	var tcp error
+	for _, o := range outcomes {
+		if o.Chosen || o.Err == nil {
+			t.Errorf("%s", said(o))
+		}
+		if o.Provider == providerTCP {
+			tcp = o.Err
+		}
+	}
+	if tcp == nil || !strings.Contains(tcp.Error(), "no suitable address") {
+		t.Errorf("TCP: %v", tcp)
+	}
+}
+
 // What stands behind "not served" is said by the real providers.
 func TestExplainSaysWhyAnAddressIsNotServed(t *testing.T) {
 	forgetAll()

@@ -26,8 +26,8 @@ const (
 	// time.
 	negotiateTimeout = 10 * time.Second
 
-	// slowNegotiation is how long a place in a full backlog is safe: dialers do not
-	// wait longer for an answer.
+	// slowNegotiation is how long a place in a full backlog is safe: most dialers do
+	// not wait longer for an answer.
 	slowNegotiation = defaultAttemptTimeout
 
 	// A provider that cannot accept for want of resources is asked again
@@ -318,18 +318,24 @@ func (l *Listener) reserve() *admission {
 		}
 		l.admissions[0].cancel()
 		l.admissions = slices.Delete(l.admissions, 0, 1)
+		count(func(n *Counters) { n.Refused++ })
 	}
 	l.admissions = append(l.admissions, a)
 	return a
 }
 
-// settle ends an admission. It says whether that still had its place.
+// settle ends an admission. It says whether that has a place: its own, or one that has
+// become free since it lost it.
 func (l *Listener) settle(a *admission) bool {
 	a.cancel()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	i := slices.Index(l.admissions, a)
 	if i < 0 {
+		if int(l.pending.Add(1)) <= cap(l.ready) {
+			return true
+		}
+		l.pending.Add(-1)
 		return false
 	}
 	l.admissions = slices.Delete(l.admissions, i, i+1)

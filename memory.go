@@ -54,8 +54,9 @@ type failure struct {
 // remembered is shared by all dialers of the process.
 var remembered memory
 
-// add notes a failure, for most at the longest.
-func (m *memory) add(k attemptKey, now time.Time, most time.Duration) {
+// add notes a failure, of one that had all its time or not: only that makes the span
+// longer.
+func (m *memory) add(k attemptKey, now time.Time, whole bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.failures == nil {
@@ -71,7 +72,11 @@ func (m *memory) add(k attemptKey, now time.Time, most time.Duration) {
 	if now.Sub(last.until) > rememberMost {
 		last.span = 0 // long ago
 	}
-	span := min(max(2*last.span, rememberFirst), most)
+	if !whole {
+		m.failures[k] = failure{now.Add(rememberFirst), last.span}
+		return
+	}
+	span := min(max(2*last.span, rememberFirst), rememberMost)
 	m.failures[k] = failure{now.Add(span), span}
 }
 

@@ -14,8 +14,8 @@ func TestMemoryHoldsAFailureForAWhile(t *testing.T) {
 	var m memory
 	now := time.Now()
 	for _, span := range []time.Duration{rememberFirst, 2 * rememberFirst, 4 * rememberFirst} {
-		m.add(key(1), now, rememberMost)
-		m.add(key(1), now.Add(1), rememberMost) // one that ran beside it
+		m.add(key(1), now, true)
+		m.add(key(1), now.Add(1), true) // one that ran beside it
 		if !m.has(key(1), now.Add(span-1)) {
 			t.Errorf("forgot before %v", span)
 		}
@@ -24,7 +24,7 @@ func TestMemoryHoldsAFailureForAWhile(t *testing.T) {
 		}
 	}
 	for range 20 {
-		m.add(key(1), now, rememberMost)
+		m.add(key(1), now, true)
 		now = now.Add(rememberMost)
 	}
 	if m.has(key(1), now) {
@@ -34,18 +34,26 @@ func TestMemoryHoldsAFailureForAWhile(t *testing.T) {
 		t.Error("remembers what never failed")
 	}
 	now = now.Add(rememberMost + 1) // long after the last failure it is a first one again
-	m.add(key(1), now, rememberMost)
+	m.add(key(1), now, true)
 	if m.has(key(1), now.Add(rememberFirst)) {
 		t.Error("remembers how long it was for, long after")
 	}
+	// Impatient dialers' failures make it no longer, and no shorter.
 	for range 3 {
-		m.add(key(3), now, rememberFirst)
+		m.add(key(3), now, false)
 		now = now.Add(rememberFirst)
 		if m.has(key(3), now) {
 			t.Error("remembers an impatient dialer's failures for longer each time")
 		}
 	}
-	m.add(key(1), now, rememberMost)
+	for _, span := range []time.Duration{rememberFirst, 0, 2 * rememberFirst, 0, 4 * rememberFirst} {
+		m.add(key(3), now, span != 0)
+		span = max(span, rememberFirst)
+		if now = now.Add(span); !m.has(key(3), now.Add(-1)) || m.has(key(3), now) {
+			t.Errorf("does not remember for %v", span)
+		}
+	}
+	m.add(key(1), now, true)
 	m.forget(key(1))
 	if m.has(key(1), now) {
 		t.Error("remembers what it was told to forget")
@@ -56,7 +64,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	var m memory
 	start := time.Now()
 	for i := range 3 * rememberMax {
-		m.add(key(i), start, rememberMost)
+		m.add(key(i), start, true)
 		if len(m.failures) > rememberMax {
 			t.Fatalf("%d entries after %d failures", len(m.failures), i+1)
 		}

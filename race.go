@@ -3,6 +3,7 @@ package san
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"time"
 )
@@ -46,7 +47,7 @@ func (d *Dialer) race(ctx context.Context, network string, requests []request) (
 		}()
 		return done
 	}
-	wait := time.NewTimer(d.headStart(first))
+	wait := time.NewTimer(d.headStart(ctx, first))
 	defer wait.Stop()
 	ours := run(first)
 	var theirs <-chan result
@@ -77,13 +78,23 @@ func (d *Dialer) race(ctx context.Context, network string, requests []request) (
 }
 
 // headStart is how long the first family has for itself. A TCP connection of the
-// second shall not win against a SAN that is about to answer.
-func (d *Dialer) headStart(first []request) time.Duration {
+// second shall not win against a SAN that is about to answer; but the second has its
+// share of the time that there is.
+func (d *Dialer) headStart(ctx context.Context, first []request) time.Duration {
 	delay := cmp.Or(d.NetDialer.FallbackDelay, fallbackDelay)
-	if d.Policy == Prefer && slices.ContainsFunc(first, func(r request) bool { return len(r.serving) > 0 }) {
-		delay += first[0].attempt
+	if d.Policy != Prefer || !slices.ContainsFunc(first, askable) {
+		return delay
 	}
-	return delay
+	most := delay + min(first[0].attempt, math.MaxInt64-delay)
+	if deadline, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(deadline)/2)
+	}
+	return max(delay, most)
+}
+
+// askable: a SAN that serves the address is going to be asked.
+func askable(r request) bool {
+	return slices.ContainsFunc(r.serving, func(p provider) bool { return !remembered.has(keyOf(p, r), time.Now()) })
 }
 
 // dialEach connects to the first of the addresses that answers.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -32,13 +33,9 @@ func resolve(ctx context.Context, r *net.Resolver, network, address string) (dst
 			host = "::"
 		}
 	}
-	literal, err := netip.ParseAddr(host)
-	if err == nil && literal.Zone() != "" && network != "tcp4" {
-		// LookupNetIP would lose the zone.
-		return []netip.AddrPort{netip.AddrPortFrom(reached(literal), uint16(port))}, false, nil
-	}
+	_, err = netip.ParseAddr(host)
 	named = err != nil
-	ips, err := r.LookupNetIP(ctx, "ip"+network[len("tcp"):], host)
+	ips, err := lookup(ctx, r, network, host)
 	if err != nil {
 		return nil, named, err
 	}
@@ -47,6 +44,29 @@ func resolve(ctx context.Context, r *net.Resolver, network, address string) (dst
 		dsts[i] = netip.AddrPortFrom(reached(ip), uint16(port))
 	}
 	return dsts, named, nil
+}
+
+// lookup gives a host's addresses as net's own dialer gets them, which no one method
+// of its resolver does: LookupNetIP loses zones, LookupIPAddr asks for both families.
+func lookup(ctx context.Context, r *net.Resolver, network, host string) (ips []netip.Addr, err error) {
+	if network != "tcp" {
+		ips, err = r.LookupNetIP(ctx, "ip"+network[len("tcp"):], host)
+		if !slices.ContainsFunc(ips, func(ip netip.Addr) bool { return ip.Is6() && ip.IsLinkLocalUnicast() }) {
+			return ips, err
+		}
+		ips = nil
+	}
+	all, err := r.LookupIPAddr(ctx, host)
+	if len(all) == 1 && all[0].IP.Equal(net.IPv6unspecified) && network == "tcp" {
+		all = append(all, net.IPAddr{IP: net.IPv4zero}) // for hosts without IPv6
+	}
+	for _, a := range all {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		if ip = ip.Unmap(); network == "tcp" || !ip.Is4() {
+			ips = append(ips, ip.WithZone(a.Zone))
+		}
+	}
+	return ips, err
 }
 
 // reached is the address that a connect to ip arrives at: the kernel takes the

@@ -37,6 +37,7 @@ func (s *Session) askedForInbox() {
 	if in.buf == nil && s.caps&capGrant != 0 {
 		if buf := s.allocBox(s.cfg.ReceiveBudget); buf != nil {
 			clear(buf) // a Fill that lies must not show what others have left there
+			s.rx.heavy += lookMost / 4
 			if d, err := s.ep.Expose(buf, RemoteWrite); err == nil {
 				*in = inbox{buf: buf, desc: d}
 				answer.desc = d

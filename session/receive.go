@@ -36,6 +36,7 @@ type receiver struct {
 	trickle bool // the last Read took several small messages: there is a stream of them
 
 	looks uint64 // that left nothing in the endpoint
+	heavy int    // of the event being handled: it counts for so many more (lookMost)
 
 	want atomic.Int64 // len of the slice of a Read that waits, 0: none
 
@@ -139,6 +140,10 @@ func (s *Session) receive(p []byte) (n int, err error) {
 	}
 	before, events := rx.messages, 0
 	for n < len(p) {
+		if events >= lookMost {
+			s.lookAgain()
+			break
+		}
 		failed := s.failure.Load() != nil // what had come is delivered all the same
 		if rx.cur != nil {
 			k := s.takeTail(p[n:])
@@ -149,9 +154,11 @@ func (s *Session) receive(p []byte) (n int, err error) {
 				break
 			}
 			s.offerSlice(p, n)
-			s.poll()
+			events += s.poll()
 			if rx.fetch.p != nil {
-				return s.directDone()
+				n, err = s.directDone()
+				s.serviceTx()
+				return n, err
 			}
 			if k = s.takeTail(p[n:]); k == 0 && rx.cur != nil {
 				break // a transfer is under way
@@ -162,12 +169,9 @@ func (s *Session) receive(p []byte) (n int, err error) {
 			if n += k; !ok {
 				break
 			}
-		} else if events == lookMost {
-			s.lookAgain()
-			break
 		} else if !failed && s.ep.Poll(&rx.ev) {
 			n += s.takeEvent(p[n:])
-			events++
+			events += s.weight()
 		} else {
 			rx.looks++
 			break
@@ -296,23 +300,31 @@ func (s *Session) streamEnd() error {
 
 // poll handles all events that are there, and starts the transfers that are
 // due; those of some providers complete at once. Before negotiation there is
-// nothing for it: a Wake for nothing must not take that message from Negotiate.
-func (s *Session) poll() {
+// nothing for it: a Wake for nothing must not take that message from Negotiate. It
+// returns how many events that was, or their weight.
+func (s *Session) poll() (events int) {
 	rx := &s.rx
 	if !rx.begun {
-		return
+		return 0
 	}
 	rx.looks++
-	n := 0
 	for again := true; again; again = s.pump() {
 		for !s.gone && s.failure.Load() == nil && s.ep.Poll(&rx.ev) {
 			s.handle(&rx.ev)
-			if n++; n == lookMost {
+			if events += s.weight(); events >= lookMost {
 				s.lookAgain()
-				return
+				return events
 			}
 		}
 	}
+	return events
+}
+
+// weight is what the event that was handled last counts for.
+func (s *Session) weight() int {
+	w := 1 + s.rx.heavy
+	s.rx.heavy = 0
+	return w
 }
 
 // lookMost is how many events one look takes, or one Read: a peer that sends

@@ -175,8 +175,7 @@ func (l *Listener) serve() {
 			select {
 			case declining <- struct{}{}:
 				l.work.Go(func() {
-					decline(c)
-					c.Close()
+					l.decline(c)
 					<-declining
 				})
 			default:
@@ -217,6 +216,25 @@ func (l *Listener) admit(c *net.UnixConn) (uid uint32, ok bool) {
 	l.users[cred.Uid]++
 	l.guests[c] = struct{}{}
 	return cred.Uid, true
+}
+
+// decline lets a dialing process go, for which there is no room; unless it is only that
+// the listener is being closed: whoever has its port next is found by asking again.
+func (l *Listener) decline(c *net.UnixConn) {
+	defer c.Close()
+	l.mu.Lock()
+	done := l.done
+	if !done {
+		l.guests[c] = struct{}{} // so that Close ends it
+	}
+	l.mu.Unlock()
+	if done {
+		return
+	}
+	decline(c)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.guests, c)
 }
 
 // greet makes the link, and lets go of its count when it ends.
