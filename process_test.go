@@ -400,7 +400,10 @@ func roleListen(l lane) error {
 	}
 	fmt.Println(ln.Addr())
 	for {
-		if _, err := ln.Accept(); err != nil {
+		switch _, err := ln.Accept(); {
+		case errors.Is(err, syscall.EMFILE): // as a server does, though it would wait a little
+			runtime.Gosched()
+		case err != nil:
 			return err
 		}
 	}
