@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanconn"
 )
 
 func TestListenErrorsAreThoseOfNet(t *testing.T) {
@@ -191,6 +192,39 @@ func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	}
 	for range backlog {
 		wantProvider(t, mustAccept(t, l), fakeName)
+	}
+}
+
+// A place that passes on is counted once, and who has lost it but negotiated in the end
+// gets one that has become free.
+func TestPlacesInTheBacklog(t *testing.T) {
+	l := &Listener{ready: make(chan *sanconn.Conn, 1), ctx: t.Context()}
+	slow := func() *admission {
+		a := l.reserve()
+		a.began = a.began.Add(-slowNegotiation)
+		return a
+	}
+	for _, free := range []bool{false, true} {
+		first := slow()
+		second := l.reserve()
+		if second == nil || first.ctx.Err() == nil {
+			t.Fatal("the place of who is slow was not given to another")
+		}
+		if l.reserve() != nil {
+			t.Error("a place was taken from who is not slow")
+		}
+		if !l.settle(second) {
+			t.Error("who has the place has none")
+		}
+		if free {
+			l.pending.Add(-1) // accepted
+		}
+		if l.settle(first) != free {
+			t.Errorf("a free place: %v", !free)
+		}
+		if n := l.pending.Add(-1); n != 0 {
+			t.Errorf("%d places too many", n)
+		}
 	}
 }
 

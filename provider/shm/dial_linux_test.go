@@ -130,3 +130,25 @@ func TestBacklogFullIsRefused(t *testing.T) {
 	}
 	third.Close()
 }
+
+// A socket bound to an address that shared memory does not serve is not even offered
+// to the listener, which would not have it.
+func TestDialFromAnotherAddress(t *testing.T) {
+	tcp, _ := listen(t, "127.0.0.1:0", Config{})
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{192, 0, 2, 1}}); err != nil { // TEST-NET-1
+		t.Fatal(err)
+	}
+	ep, err := Dial(t.Context(), fd, tcp.Addr().(*net.TCPAddr), Config{})
+	var why *session.Unavailable
+	if !errors.As(err, &why) || why.Reason != session.ReasonNotServed {
+		t.Errorf("%v, %v; want %v", ep, err, session.ReasonNotServed)
+	}
+}

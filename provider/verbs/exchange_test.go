@@ -63,3 +63,25 @@ func TestFixedPortWithoutCM(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// What a listener refuses with, and what its dialer makes of it: TCP, but for a full
+// backlog.
+func TestMeaningOfRefusals(t *testing.T) {
+	for refusal, want := range map[refusal]session.Reason{
+		refusedBacklog:   session.ReasonNone,
+		refusedVersion:   session.ReasonProtocol, // of the version that we speak
+		refusedResources: session.ReasonResources,
+		refusedSubnet:    session.ReasonPermission,
+		refusedClosed:    session.ReasonNoListener,
+		77:               session.ReasonProtocol,
+	} {
+		h, ok := parseHello(hello{helloVersion, refusal}.bytes())
+		err := h.meaning()
+		if !ok || reasonOf(err) != want || errors.Is(err, syscall.ECONNREFUSED) != (refusal == refusedBacklog) {
+			t.Errorf("refusal %d: %v", refusal, err)
+		}
+	}
+	if h, _ := parseHello(hello{version: helloVersion + 1}.bytes()); reasonOf(h.meaning()) != session.ReasonVersion {
+		t.Errorf("another version: %v", h.meaning())
+	}
+}
