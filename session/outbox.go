@@ -22,7 +22,7 @@ type outbox struct {
 	tail    int64 // … it is filled here
 
 	full    bool // a Write waits for room, and for enough of it
-	resting bool // restOutbox will look again
+	resting bool // leaveIfIdle will look
 }
 
 const (
