@@ -178,6 +178,10 @@ type Limits struct {
 	// that the session sends no keepalives.
 	Liveness bool
 
+	// Worker is true where what moves the bytes is a thread of this host's kernel (the
+	// driver of a software device), which may need the processor of who polls.
+	Worker bool
+
 	// Spin is how long polling pays before sleeping; 0: never poll in a loop.
 	Spin time.Duration
 }

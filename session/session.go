@@ -145,7 +145,7 @@ func New(ep Endpoint, cfg Config) *Session {
 		s.pace.tries = int(time.Duration(s.pace.tries) * s.cfg.Spin / pauseFor)
 	}
 	if !s.lim.Buffered {
-		s.pace.forDevice()
+		s.pace.forDevice(s.lim.Worker)
 	}
 	ep.Start(s)
 	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage)}

@@ -19,6 +19,7 @@ type waiter struct {
 	since int64 // nanotime of the first turn after those; 0: not yet
 	last  int64 // … of the last turn
 	gave  int64 // … when the last that gave way to threads began
+	first int64 // … gives way to threads for the first time so long after since
 	procs int32 // GOMAXPROCS when it began
 	phase waitPhase
 }
@@ -56,8 +57,11 @@ const (
 	// device. A software device's driver may be a thread that has only this processor
 	// to run on: whoever polls on keeps himself waiting. If it did take the processor,
 	// it is asked again in the next turn. More often slows the driver's work on other
-	// processors.
-	giveEach = 50 * time.Microsecond
+	// processors. Where it need not be asked (slice_linux.go) that begins after
+	// giveUsual times what a wait usually takes, and after longWait at the latest: it
+	// helps against the peer alone, who may have come to share this processor.
+	giveEach  = 50 * time.Microsecond
+	giveUsual = 2
 	// yieldEach is below the 10 ms after which the runtime's monitor interrupts
 	// whoever polls, takes its P while it is in a call of C, and then looks every
 	// 20 µs for a while (runtime/proc.go, retake and sysmon); and not further below
@@ -87,6 +91,7 @@ type pollPace struct {
 	// may need. Where the peer is a process of this host and may share our processor,
 	// giving way in every turn is what takes us to another one.
 	device bool
+	worker bool // … by a thread of this host's kernel
 }
 
 var measurePace = sync.OnceValue(func() pollPace {
@@ -106,8 +111,8 @@ var measurePace = sync.OnceValue(func() pollPace {
 // forDevice is the pace where a poll takes longer than the line that it looks at takes
 // to come. A slow PAUSE leaves the processor to the hypervisor, or the emulator to its
 // other threads, which takes time from the driver.
-func (p *pollPace) forDevice() {
-	p.device = true
+func (p *pollPace) forDevice(worker bool) {
+	p.device, p.worker = true, worker
 	p.tries = min(p.tries, minTries)
 	if p.slow {
 		p.each = 0
@@ -125,7 +130,44 @@ func (p *pollPace) relax() {
 // time when it does.
 type spinHistory struct {
 	skip, penalty int
-	yielded       int64 // nanotime of the last Gosched, or since when it waits often
+	yielded       int64  // nanotime of the last Gosched, or since when it waits often
+	sliced        int64  // nanotime of the last longSlice
+	long          bool   // … had its way
+	written       uint64 // see hasAsked
+	usual         int64  // about the median of waits that polling has ended, ns after since
+}
+
+// ended takes note of a wait that polling has ended.
+func (h *spinHistory) ended(waited int64) {
+	if waited > h.usual {
+		h.usual += h.usual/8 + 1
+	} else {
+		h.usual -= h.usual / 8
+	}
+}
+
+// hasAsked: something was written since the last wait that asked this, so that what
+// comes may be an answer to it.
+func (s *Session) hasAsked(h *spinHistory) bool {
+	if !s.tx.mu.TryLock() {
+		return false
+	}
+	written := s.tx.bytes
+	s.tx.mu.Unlock()
+	asked := written != h.written
+	h.written = written
+	return asked
+}
+
+// firstGive is when a wait gives way to threads for the first time.
+func (h *spinHistory) firstGive(now int64) int64 {
+	if h.sliced == 0 || now-h.sliced > int64(yieldEach) { // by now it may be another thread
+		h.sliced, h.long = now, longSlice()
+	}
+	if !h.long {
+		return int64(giveEach)
+	}
+	return min(max(giveUsual*h.usual, int64(giveEach)), int64(longWait))
 }
 
 // spinning counts who polls in this process, so that polling never takes the
@@ -149,7 +191,7 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		}
 		s.arm(w, sd, ev)
 	case phaseSpin:
-		if w.spinOn(s.cfg.Spin, &s.pace, &sd.spin) {
+		if s.spinOn(w, sd) {
 			return
 		}
 		spinning.Add(-1)
@@ -182,7 +224,8 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 // spinOn polls once more, unless the time for that is up. First by PAUSE, then
 // by giving way to other goroutines and threads, on a device now and then: a peer that
 // shares this core gets nowhere as long as we only PAUSE.
-func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) bool {
+func (s *Session) spinOn(w *waiter, sd *side) bool {
+	limit, pace, h := s.cfg.Spin, &s.pace, &sd.spin
 	w.tries++
 	if w.tries < pace.tries {
 		pace.relax()
@@ -194,6 +237,10 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) boo
 		if w.since-h.yielded > 2*int64(yieldEach) {
 			h.yielded = w.since // it seldom waits: not at its first turn
 		}
+		w.first = int64(giveEach)
+		if pace.worker && sd == &s.rd && s.hasAsked(h) {
+			w.first = h.firstGive(w.since)
+		}
 	}
 	waited := w.last - w.since
 	crowd := !pace.device || waited > int64(pauseFor) && spinning.Load() >= w.procs
@@ -201,7 +248,7 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) boo
 		h.yielded = w.last
 		runtime.Gosched()
 	}
-	if crowd || w.last-w.gave > int64(giveEach) {
+	if crowd || waited > w.first && w.last-w.gave > int64(giveEach) {
 		w.gave = w.last
 		osyield()
 	} else {
@@ -220,7 +267,8 @@ func (w *waiter) spinOn(limit time.Duration, pace *pollPace, h *spinHistory) boo
 func (w *waiter) progress(sd *side) {
 	if w.phase == phaseSpin {
 		sd.spin.penalty = 0
-		w.tries, w.since = 0, 0
+		sd.spin.ended(w.last - w.since)
+		w.tries, w.since, w.last = 0, 0, 0
 	}
 }
 
@@ -232,6 +280,7 @@ func (s *Session) doneWaiting(w *waiter, sd *side) {
 	case phaseSpin:
 		spinning.Add(-1)
 		sd.spin.penalty = 0
+		sd.spin.ended(w.last - w.since)
 		sd.polls.Add(1)
 	case phaseArmed:
 		s.disarm(sd)

@@ -14,7 +14,7 @@
 //	cm.go blocking.go   connection manager events; calls that may block
 //	route_*.go          which destinations an RDMA device serves
 //	device.go domain.go a device with its waiter; protection domains
-//	siw.go              what the kernel's software iWARP needs
+//	rxe.go, siw.go      what the kernel's Soft-RoCE and Soft-iWARP need
 //	endpoint.go         an endpoint and its completions
 //	send.go receive.go remote.go end.go   the groups of its methods
 //	window.go probe.go  memory windows; what a device enforces of them

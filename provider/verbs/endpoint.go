@@ -197,6 +197,7 @@ func (e *Endpoint) setLimits() {
 		CanRead:    e.dev.caps.MaxQPInitiatorRead > 0 && off&session.FeatureRDMARead == 0,
 		CanWrite:   off&session.FeatureRDMAWrite == 0,
 		Window:     e.cfg.Buffers - repostBatch - ownMessages,
+		Worker:     e.dev.rxe(),
 		Spin:       spinTime(),
 	}
 	if !e.windows.on {

@@ -122,10 +122,6 @@ func (e *Endpoint) received(wc *ibv.WC) {
 	}
 }
 
-// rxeWithInv is what rxe sets instead of WCWithInv. Elsewhere that bit speaks of
-// checksums.
-const rxeWithInv ibv.WCFlags = 1 << 2
-
 func (e *Endpoint) message(a arrival) []byte {
 	mem, _ := e.buffer(a.buffer)
 	return mem[:a.n:a.n]
