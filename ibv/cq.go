@@ -124,11 +124,14 @@ func (c *Context) CreateCQ(size int, ch *CompChannel, vector int) (*CQ, error) {
 
 // Poll takes completions from the queue, up to the length of wcs, without
 // blocking: 0 means that there are none. It does not allocate.
-func (cq *CQ) Poll(wcs []WC) (int, error) {
+func (cq *CQ) Poll(wcs []WC) (int, error) { return cq.Spin(wcs, 1) }
+
+// Spin is Poll, up to so many times in one call into C, until there is something.
+func (cq *CQ) Spin(wcs []WC, times int) (int, error) {
 	if len(wcs) == 0 {
 		return 0, nil
 	}
-	n := sysPollCQ(cq.h, wcs)
+	n := sysPollCQ(cq.h, wcs, times)
 	if n < 0 {
 		return 0, verbError("ibv_poll_cq", cq.Context.Name, -n)
 	}

@@ -531,7 +531,7 @@ int san_req_notify(san_h h, int solicited_only)
 
 #define BATCH 32 // work requests or completions translated at a time, on the stack
 
-int san_poll_cq(san_h h, struct san_wc *out, int n)
+int san_poll_cq(san_h h, struct san_wc *out, int n, int times)
 {
 	struct abi_cq *cq = (void *)h;
 	struct abi_wc wc[BATCH];
@@ -559,7 +559,7 @@ int san_poll_cq(san_h h, struct san_wc *out, int n)
 				.qp_num = wc[i].qp_num, .flags = wc[i].wc_flags,
 			};
 		}
-		if (got < want)
+		if (got < want && (done || --times <= 0))
 			break;
 	}
 	return done;

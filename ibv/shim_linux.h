@@ -149,7 +149,7 @@ int san_get_cq_events(san_h ch, uint64_t *tokens, int max, int *n);
 int san_create_cq(san_h ctx, int cqe, uint64_t token, san_h ch, int vector, san_h *cq, int *granted);
 int san_destroy_cq(san_h cq);
 int san_req_notify(san_h cq, int solicited_only);
-int san_poll_cq(san_h cq, struct san_wc *out, int n); // number, or negative errno
+int san_poll_cq(san_h cq, struct san_wc *out, int n, int times); // number, or negative errno
 
 int san_create_srq(san_h pd, uint64_t token, uint32_t *max_wr, uint32_t *max_sge, san_h *srq);
 int san_destroy_srq(san_h srq);

@@ -58,8 +58,8 @@ func sysLoad() string {
 
 // ---- hot calls ----
 
-func sysPollCQ(cq handle, wcs []WC) int {
-	return int(C.san_poll_cq(C.san_h(cq), (*C.struct_san_wc)(unsafe.Pointer(&wcs[0])), C.int(len(wcs))))
+func sysPollCQ(cq handle, wcs []WC, times int) int {
+	return int(C.san_poll_cq(C.san_h(cq), (*C.struct_san_wc)(unsafe.Pointer(&wcs[0])), C.int(len(wcs)), C.int(times)))
 }
 
 func sysPostSend(qp handle, wrs []SendWR) (int, int) {

@@ -33,7 +33,7 @@ func sysDestroyChannel(handle) int                              { return errnoNo
 func sysGetCQEvents(handle, []uint64) (int, int)                { return 0, errnoNone }
 func sysDestroyCQ(handle) int                                   { return errnoNone }
 func sysReqNotify(handle, bool) int                             { return errnoNone }
-func sysPollCQ(handle, []WC) int                                { return -errnoNone }
+func sysPollCQ(handle, []WC, int) int                           { return -errnoNone }
 func sysDestroySRQ(handle) int                                  { return errnoNone }
 func sysArmSRQ(handle, int) int                                 { return errnoNone }
 func sysPostSRQRecv(handle, []RecvWR) (int, int)                { return 0, errnoNone }

@@ -224,6 +224,7 @@ type Event struct {
 	Msg  []byte // Message: valid until Drop, Release
 	ID   uint32 // ReadDone, WriteDone: as given to Read, Write
 	Err  error  // ReadDone, WriteDone: nil, ErrRevoked, or why the bytes did not move
+	Last bool   // Message: nothing else had arrived. Said where looking again costs much
 }
 
 // EventKind tells Events apart.

@@ -172,6 +172,10 @@ func (s *Session) receive(p []byte) (n int, err error) {
 		} else if !failed && s.ep.Poll(&rx.ev) {
 			n += s.takeEvent(p[n:])
 			events += s.weight()
+			if rx.ev.Last && n > 0 {
+				rx.looks++
+				break
+			}
 		} else {
 			rx.looks++
 			break

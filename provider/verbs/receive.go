@@ -14,6 +14,7 @@ import (
 type recvState struct {
 	arrived fifo[arrival]
 	last    arrival // n is 0: none
+	dropped bool    // last is; guarded by the session, as Poll is
 	kept    fifo[arrival]
 	repost  []ibv.RecvWR // up to repostBatch
 	taken   int          // buffers that are not posted
@@ -130,6 +131,13 @@ func (e *Endpoint) message(a arrival) []byte {
 // Poll implements session.Endpoint.
 func (e *Endpoint) Poll(ev *session.Event) bool {
 	e.mu.Lock()
+	if e.dropped {
+		e.dropped = false
+		if e.last.n > 0 {
+			e.again(e.last)
+			e.last = arrival{}
+		}
+	}
 	if e.done.n == 0 && e.arrived.n == 0 {
 		e.drain()
 	}
@@ -142,21 +150,20 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 		return true
 	case e.arrived.n > 0:
 		e.last = e.arrived.pop()
-		*ev = session.Event{Kind: session.Message, Msg: e.message(e.last)}
+		*ev = session.Event{Kind: session.Message, Msg: e.message(e.last), Last: e.arrived.n+e.done.n == 0}
 		e.mu.Unlock()
 		return true
+	}
+	if len(e.repost) >= repostBatch/2 {
+		e.postAgain() // now that there is time
 	}
 	e.mu.Unlock()
 	return false
 }
 
-// Drop implements session.Endpoint.
-func (e *Endpoint) Drop() {
-	e.mu.Lock()
-	e.again(e.last)
-	e.last = arrival{}
-	e.mu.Unlock()
-}
+// Drop implements session.Endpoint. The next Poll does it: a program is waiting for
+// what the message brought.
+func (e *Endpoint) Drop() { e.dropped = true }
 
 // Keep implements session.Endpoint.
 func (e *Endpoint) Keep() {

@@ -160,6 +160,7 @@ func (e *Endpoint) leaveGroup() {
 		}
 	}
 	back(e.last)
+	e.last = arrival{}
 	for e.arrived.n > 0 {
 		back(e.arrived.pop())
 	}

@@ -298,7 +298,8 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 		case q == 2 && e.inbox.len() > 0:
 			m := e.inbox.pop()
 			e.last = m
-			*ev = session.Event{Kind: session.Message, Msg: m.buf[:m.n:m.n]}
+			none := e.inbox.len()+e.completed[0].len()+e.completed[1].len() == 0
+			*ev = session.Event{Kind: session.Message, Msg: m.buf[:m.n:m.n], Last: none && e.dice[dicePoll].IntN(2) == 0}
 			return true
 		}
 	}
