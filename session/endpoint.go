@@ -57,7 +57,8 @@ type Endpoint interface {
 	Poll(*Event) bool
 
 	// Drop says that the message of the last Poll has been dealt with: its
-	// buffer is posted again (the ring's head may move).
+	// buffer is posted again (the ring's head may move), at the next Poll at the
+	// latest, which the Window allows for.
 	Drop()
 
 	// Keep leaves the message of the last Poll in its buffer, behind those
@@ -224,7 +225,7 @@ type Event struct {
 	Msg  []byte // Message: valid until Drop, Release
 	ID   uint32 // ReadDone, WriteDone: as given to Read, Write
 	Err  error  // ReadDone, WriteDone: nil, ErrRevoked, or why the bytes did not move
-	Last bool   // Message: nothing else had arrived. Said where looking again costs much
+	Last bool   // Message: nothing else had come when the endpoint last looked; not said where looking is cheap
 }
 
 // EventKind tells Events apart.

@@ -35,7 +35,7 @@ type receiver struct {
 	leaving bool // Close: … and the peer is to know
 	trickle bool // the last Read took several small messages: there is a stream of them
 
-	looks uint64 // that left nothing in the endpoint
+	looks uint64 // that left nothing that the endpoint knew of
 	heavy int    // of the event being handled: it counts for so many more (lookMost)
 
 	want atomic.Int64 // len of the slice of a Read that waits, 0: none

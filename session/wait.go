@@ -19,7 +19,8 @@ type waiter struct {
 	since int64 // nanotime of the first turn after those; 0: not yet
 	last  int64 // … of the last turn
 	gave  int64 // … when the last that gave way to threads began
-	first int64 // … gives way to threads for the first time so long after since
+	after int64 // how long after since it begins to give way to threads
+	other bool  // a turn gave way to somebody other than the driver
 	procs int32 // GOMAXPROCS when it began
 	phase waitPhase
 }
@@ -57,11 +58,15 @@ const (
 	// device. A software device's driver may be a thread that has only this processor
 	// to run on: whoever polls on keeps himself waiting. If it did take the processor,
 	// it is asked again in the next turn. More often slows the driver's work on other
-	// processors. Where it need not be asked (slice_linux.go) that begins after
-	// giveUsual times what a wait usually takes, and after longWait at the latest: it
-	// helps against the peer alone, who may have come to share this processor.
+	// processors. A driver that takes the processor by itself (slice_linux.go) need not
+	// be asked: giving way begins after giveUsual times what a wait usually takes then,
+	// and after longWait at the latest. It lets the peer go on if he has come to share
+	// this processor.
 	giveEach  = 50 * time.Microsecond
 	giveUsual = 2
+	// peerTakes is longer than a piece of the driver's work: a turn that gave way for
+	// so long did so to the peer, or to somebody else who wants this processor.
+	peerTakes = 2 * giveEach
 	// yieldEach is below the 10 ms after which the runtime's monitor interrupts
 	// whoever polls, takes its P while it is in a call of C, and then looks every
 	// 20 µs for a while (runtime/proc.go, retake and sysmon); and not further below
@@ -131,15 +136,17 @@ func (p *pollPace) relax() {
 type spinHistory struct {
 	skip, penalty int
 	yielded       int64  // nanotime of the last Gosched, or since when it waits often
-	sliced        int64  // nanotime of the last longSlice
+	sliced        int64  // nanotime of the last longSlice; 0: this may be another thread
 	long          bool   // … had its way
 	written       uint64 // see hasAsked
 	usual         int64  // about the median of waits that polling has ended, ns after since
 }
 
-// ended takes note of a wait that polling has ended.
-func (h *spinHistory) ended(waited int64) {
-	if waited > h.usual {
+// ended takes note of a wait that polling has ended. One that ended because somebody
+// else got this processor at last says that giving way began too late, and not how long
+// the answer took.
+func (h *spinHistory) ended(w *waiter) {
+	if w.last-w.since > h.usual && !w.other {
 		h.usual += h.usual/8 + 1
 	} else {
 		h.usual -= h.usual / 8
@@ -159,8 +166,8 @@ func (s *Session) hasAsked(h *spinHistory) bool {
 	return asked
 }
 
-// firstGive is when a wait gives way to threads for the first time.
-func (h *spinHistory) firstGive(now int64) int64 {
+// giveAfter is how long after its first turns a wait begins to give way to threads.
+func (h *spinHistory) giveAfter(now int64) int64 {
 	if h.sliced == 0 || now-h.sliced > int64(yieldEach) { // by now it may be another thread
 		h.sliced, h.long = now, longSlice()
 	}
@@ -211,6 +218,7 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		}
 		sd.sleeps.Add(1)
 		<-sd.wake
+		sd.spin.sliced = 0
 		w.phase = phaseDone
 	}
 }
@@ -237,18 +245,19 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 		if w.since-h.yielded > 2*int64(yieldEach) {
 			h.yielded = w.since // it seldom waits: not at its first turn
 		}
-		w.first = int64(giveEach)
+		w.after = int64(giveEach)
 		if pace.worker && sd == &s.rd && s.hasAsked(h) {
-			w.first = h.firstGive(w.since)
+			w.after = h.giveAfter(w.since)
 		}
 	}
 	waited := w.last - w.since
 	crowd := !pace.device || waited > int64(pauseFor) && spinning.Load() >= w.procs
 	if crowd || w.last-h.yielded > int64(yieldEach) || waited > int64(longWait) && h.yielded <= w.since {
-		h.yielded = w.last
+		h.yielded, h.sliced = w.last, 0
 		runtime.Gosched()
 	}
-	if crowd || waited > w.first && w.last-w.gave > int64(giveEach) {
+	gives := crowd || waited > w.after && w.last-w.gave > int64(giveEach)
+	if gives {
 		w.gave = w.last
 		osyield()
 	} else {
@@ -256,6 +265,7 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 	}
 	now := nanotime()
 	took := now - w.last
+	w.other = w.other || gives && took > int64(peerTakes)
 	if took > int64(limit/crowdedShare) {
 		return false
 	}
@@ -267,8 +277,7 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 func (w *waiter) progress(sd *side) {
 	if w.phase == phaseSpin {
 		sd.spin.penalty = 0
-		sd.spin.ended(w.last - w.since)
-		w.tries, w.since, w.last = 0, 0, 0
+		w.tries, w.since = 0, 0
 	}
 }
 
@@ -280,7 +289,9 @@ func (s *Session) doneWaiting(w *waiter, sd *side) {
 	case phaseSpin:
 		spinning.Add(-1)
 		sd.spin.penalty = 0
-		sd.spin.ended(w.last - w.since)
+		if sd == &s.rd {
+			sd.spin.ended(w)
+		}
 		sd.polls.Add(1)
 	case phaseArmed:
 		s.disarm(sd)

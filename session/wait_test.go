@@ -15,21 +15,29 @@ func TestUsualWait(t *testing.T) {
 		if i%5 == 0 {
 			took = outlier
 		}
-		h.ended(int64(took))
+		h.ended(&waiter{since: 1, last: 1 + int64(took)})
 	}
 	if got := time.Duration(h.usual); got < usual*2/3 || got > usual*3/2 {
 		t.Errorf("usually %v, want about %v", got, usual)
 	}
 	for range 200 {
-		h.ended(0)
+		h.ended(&waiter{})
 	}
 	if got := time.Duration(h.usual); got > time.Microsecond {
 		t.Errorf("usually %v after 200 that took no time", got)
 	}
+	// Each ends when giving way has let the peer run: the next one must not begin later.
+	h = spinHistory{sliced: 1, long: true, usual: int64(usual)}
+	for range 100 {
+		h.ended(&waiter{since: 1, last: 2 + h.giveAfter(2), other: true})
+	}
+	if got := time.Duration(h.giveAfter(2)); got != giveEach {
+		t.Errorf("gives way after %v where each wait ends by that, want %v", got, giveEach)
+	}
 }
 
 // Who has a long slice gives way late, by what waits take; who has none, as ever.
-func TestFirstGive(t *testing.T) {
+func TestGiveAfter(t *testing.T) {
 	now := int64(time.Hour)
 	for _, tt := range []struct {
 		long  bool
@@ -42,13 +50,13 @@ func TestFirstGive(t *testing.T) {
 		{false, 300 * time.Microsecond, giveEach},
 	} {
 		h := spinHistory{sliced: now - 1, long: tt.long, usual: int64(tt.usual)}
-		if got := time.Duration(h.firstGive(now)); got != tt.want {
+		if got := time.Duration(h.giveAfter(now)); got != tt.want {
 			t.Errorf("long %v, usually %v: first after %v, want %v", tt.long, tt.usual, got, tt.want)
 		}
 		if h.sliced != now-1 {
 			t.Errorf("it asked the scheduler again after 1 ns")
 		}
-		h.firstGive(now + int64(yieldEach))
+		h.giveAfter(now + int64(yieldEach))
 		if h.sliced != now+int64(yieldEach) {
 			t.Errorf("it did not ask the scheduler again after %v", yieldEach)
 		}

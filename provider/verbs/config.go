@@ -99,7 +99,8 @@ const (
 
 	// repostBatch receive buffers are posted again together, as posting costs
 	// a system call on some devices. They are there beyond the window, so that
-	// the credits that the session gives are always covered. As many as make
+	// the credits that the session gives are always covered: all but one of them wait to
+	// be posted, and one was dropped since the last Poll. As many as make
 	// minBuffers a power of two, which is what the arena gives (srqShare).
 	repostBatch = 6
 	// ownMessages of the provider itself are under way beside the session's:

@@ -133,7 +133,7 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 	e.mu.Lock()
 	if e.dropped {
 		e.dropped = false
-		if e.last.n > 0 {
+		if !e.gone && e.last.n > 0 {
 			e.again(e.last)
 			e.last = arrival{}
 		}
@@ -150,12 +150,12 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 		return true
 	case e.arrived.n > 0:
 		e.last = e.arrived.pop()
-		*ev = session.Event{Kind: session.Message, Msg: e.message(e.last), Last: e.arrived.n+e.done.n == 0}
+		*ev = session.Event{Kind: session.Message, Msg: e.message(e.last), Last: e.arrived.n == 0}
 		e.mu.Unlock()
 		return true
 	}
 	if len(e.repost) >= repostBatch/2 {
-		e.postAgain() // now that there is time
+		e.postAgain() // now that there is time; not for each single one
 	}
 	e.mu.Unlock()
 	return false

@@ -11,22 +11,7 @@ import (
 func TestLastOfWhatArrived(t *testing.T) {
 	const count = repostBatch / 2
 	a, b := pair(t, listen(t, Config{}), Config{})
-	for n := range count {
-		room := a.Reserve(64, 64, false)
-		if room == nil {
-			t.Fatalf("no room: %v", a.Err())
-		}
-		room[0] = byte(n)
-		a.Commit(64)
-	}
-	if !until(b, func() bool {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.drain()
-		return b.arrived.n == count
-	}) {
-		t.Fatalf("they do not arrive: %v", b.Err())
-	}
+	deliver(t, a, b, count)
 	var ev session.Event
 	for n := range count {
 		if !b.Poll(&ev) || ev.Kind != session.Message || ev.Msg[0] != byte(n) {
@@ -44,5 +29,52 @@ func TestLastOfWhatArrived(t *testing.T) {
 	defer b.mu.Unlock()
 	if b.taken != 0 {
 		t.Errorf("%d buffers are not posted", b.taken)
+	}
+}
+
+// Buffers that were dropped and are not posted yet are beside the window: a peer with
+// credit for all of it finds a buffer for each message.
+func TestWindowBesideWhatWasDropped(t *testing.T) {
+	a, b := pair(t, listen(t, Config{}), Config{})
+	var ev session.Event
+	for waiting := 0; waiting < repostBatch-1; {
+		deliver(t, a, b, 1)
+		if !b.Poll(&ev) {
+			t.Fatalf("nothing has come: %v", b.Err())
+		}
+		b.Drop()
+		b.mu.Lock()
+		waiting = len(b.repost)
+		b.mu.Unlock()
+	}
+	if window := b.Limits().Window; b.taken != repostBatch {
+		t.Fatalf("%d buffers are not posted, want all %d that are beside the window of %d", b.taken, repostBatch, window)
+	} else {
+		deliver(t, a, b, window)
+	}
+	if a.Err() != nil || b.Err() != nil {
+		t.Errorf("the connection has ended: %v, %v", a.Err(), b.Err())
+	}
+}
+
+// deliver sends messages of 64 bytes, which begin with their numbers, and waits until
+// the peer has found all.
+func deliver(t *testing.T, from, to *Endpoint, count int) {
+	t.Helper()
+	for n := range count {
+		var room []byte
+		if !until(from, func() bool { room = from.Reserve(64, 64, false); return room != nil }) {
+			t.Fatalf("no room: %v", from.Err())
+		}
+		room[0] = byte(n)
+		from.Commit(64)
+	}
+	if !until(to, func() bool {
+		to.mu.Lock()
+		defer to.mu.Unlock()
+		to.drain()
+		return to.arrived.n == count
+	}) {
+		t.Fatalf("of %d messages %d arrive: %v", count, to.arrived.n, to.Err())
 	}
 }
