@@ -182,7 +182,7 @@ func (s *Session) writeInline(p []byte, n int, more bool) (int, error) {
 			w.progress(&s.wr)
 			continue
 		}
-		if err := s.over(); err != nil {
+		if err := s.writeBlocked(); err != nil {
 			return n, err
 		}
 		s.waitWrite(&w)
@@ -207,12 +207,14 @@ func (s *Session) waitWrite(w *waiter) {
 	s.pause(w, &s.wr, ev)
 }
 
-// writeBlocked says why a Write that got no further must not go on.
+// writeBlocked says why a Write that got no further must not go on. What ended the
+// connection comes first: when it shows, a Close or Abort of this end has set the state.
 func (s *Session) writeBlocked() error {
+	err := s.over()
 	if st := s.wr.state.Load(); st != 0 {
 		return s.writeState(st)
 	}
-	return s.over()
+	return err
 }
 
 func (s *Session) writeState(st uint32) error {
@@ -527,7 +529,7 @@ func (s *Session) WriteUrgent(p []byte) (int, error) {
 		if s.trySendUrgent(p) {
 			return len(p), nil
 		}
-		if err := s.over(); err != nil {
+		if err := s.writeBlocked(); err != nil {
 			return 0, err
 		}
 		s.poke(true)

@@ -1,0 +1,54 @@
+package session_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// abortsInErr is aborted by its own session when that asks, in the middle of a Write, how
+// the endpoint is.
+type abortsInErr struct {
+	*twin.Endpoint
+	abort func()
+}
+
+func (e *abortsInErr) Err() error {
+	if f := e.abort; f != nil {
+		e.abort = nil
+		go f()
+		for e.Endpoint.Err() == nil {
+			nap(latency)
+		}
+	}
+	return e.Endpoint.Err()
+}
+
+// A Write whose connection is aborted between its looks at its own state and at the
+// endpoint's says that it was closed, and not what the endpoint calls that.
+func TestAbortBetweenAWritesLooks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := ring
+		cfg.Violated = func(v twin.Violation) { t.Error(v) }
+		cfg.MinLatency, cfg.MaxLatency = latency, latency
+		ea, eb := twin.Pair(cfg)
+		e := &abortsInErr{Endpoint: ea}
+		a, b := session.New(e, session.Config{}), session.New(eb, session.Config{})
+		defer idle()
+		defer b.Abort()
+		defer a.Abort()
+		negotiate(t, a)
+		negotiate(t, b)
+		aborted := false
+		e.abort = func() { aborted = true; a.Abort() }
+		if _, err := a.Write(make([]byte, 1<<20)); !errors.Is(err, session.ErrClosed) {
+			t.Errorf("it ends with %v", err)
+		}
+		a.Abort()
+		if <-a.Closed(); !aborted {
+			t.Error("nobody asked the endpoint")
+		}
+	})
+}
