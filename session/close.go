@@ -32,13 +32,14 @@ func (s *Session) CloseWrite() error {
 	s.wr.set(stShut)
 	s.wr.op.Lock()
 	defer s.wr.op.Unlock()
+	err := s.over() // before the state: see writeBlocked
 	if s.wr.state.Load()&stClosed != 0 {
 		return ErrClosed
 	}
 	s.rx.mu.Lock()
 	aborted := s.rx.aborted
 	s.rx.mu.Unlock()
-	switch err := s.over(); {
+	switch {
 	case aborted:
 		return errReset
 	case err == nil:

@@ -8,7 +8,7 @@ import (
 	"github.com/sanconn/san/session/twin"
 )
 
-// abortsInErr is aborted by its own session when that asks, in the middle of a Write, how
+// abortsInErr is aborted by its own session when that asks, in the middle of an operation, how
 // the endpoint is.
 type abortsInErr struct {
 	*twin.Endpoint
@@ -26,29 +26,37 @@ func (e *abortsInErr) Err() error {
 	return e.Endpoint.Err()
 }
 
-// A Write whose connection is aborted between its looks at its own state and at the
-// endpoint's says that it was closed, and not what the endpoint calls that.
-func TestAbortBetweenAWritesLooks(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		cfg := ring
-		cfg.Violated = func(v twin.Violation) { t.Error(v) }
-		cfg.MinLatency, cfg.MaxLatency = latency, latency
-		ea, eb := twin.Pair(cfg)
-		e := &abortsInErr{Endpoint: ea}
-		a, b := session.New(e, session.Config{}), session.New(eb, session.Config{})
-		defer idle()
-		defer b.Abort()
-		defer a.Abort()
-		negotiate(t, a)
-		negotiate(t, b)
-		aborted := false
-		e.abort = func() { aborted = true; a.Abort() }
-		if _, err := a.Write(make([]byte, 1<<20)); !errors.Is(err, session.ErrClosed) {
-			t.Errorf("it ends with %v", err)
-		}
-		a.Abort()
-		if <-a.Closed(); !aborted {
-			t.Error("nobody asked the endpoint")
-		}
-	})
+// Write and CloseWrite, when the connection is aborted between their looks at its own
+// state and at the endpoint's, say that it was closed, and not what the endpoint calls
+// that.
+func TestAbortBetweenLooks(t *testing.T) {
+	for name, f := range map[string]func(*session.Session) error{
+		"Write":      func(s *session.Session) error { _, err := s.Write(make([]byte, 1<<20)); return err },
+		"CloseWrite": (*session.Session).CloseWrite,
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				cfg := ring
+				cfg.Violated = func(v twin.Violation) { t.Error(v) }
+				cfg.MinLatency, cfg.MaxLatency = latency, latency
+				ea, eb := twin.Pair(cfg)
+				e := &abortsInErr{Endpoint: ea}
+				a, b := session.New(e, session.Config{}), session.New(eb, session.Config{})
+				defer idle()
+				defer b.Abort()
+				defer a.Abort()
+				negotiate(t, a)
+				negotiate(t, b)
+				aborted := false
+				e.abort = func() { aborted = true; a.Abort() }
+				if err := f(a); !errors.Is(err, session.ErrClosed) {
+					t.Errorf("it ends with %v", err)
+				}
+				a.Abort()
+				if <-a.Closed(); !aborted {
+					t.Error("nobody asked the endpoint")
+				}
+			})
+		})
+	}
 }
