@@ -107,9 +107,7 @@ const latency = 10 * time.Microsecond
 // aborted, and must have broken no rule.
 func pair(t *testing.T, cfg twin.Config, scfg session.Config) (a, b *session.Session, ea, eb *twin.Endpoint) {
 	t.Helper()
-	cfg.Violated = func(v twin.Violation) { t.Error(v) }
-	cfg.MinLatency, cfg.MaxLatency = latency, latency
-	ea, eb = twin.Pair(cfg)
+	ea, eb = twins(t, cfg)
 	a, b = session.New(ea, scfg), session.New(eb, scfg)
 	t.Cleanup(func() {
 		for _, s := range []*session.Session{a, b} {
@@ -126,6 +124,13 @@ func pair(t *testing.T, cfg twin.Config, scfg session.Config) (a, b *session.Ses
 	negotiate(t, a)
 	negotiate(t, b)
 	return a, b, ea, eb
+}
+
+// twins makes two endpoints that must see no rule broken.
+func twins(t *testing.T, cfg twin.Config) (a, b *twin.Endpoint) {
+	cfg.Violated = func(v twin.Violation) { t.Error(v) }
+	cfg.MinLatency, cfg.MaxLatency = latency, latency
+	return twin.Pair(cfg)
 }
 
 // idle waits until no goroutine of the sessions is left: time stands still in a

@@ -25,10 +25,7 @@ func (c *counted) Poll(ev *session.Event) bool {
 func TestReadStopsAtTheLast(t *testing.T) {
 	for _, last := range []bool{false, true} {
 		inBubble(t, func(t *testing.T) {
-			cfg := messages
-			cfg.Violated = func(v twin.Violation) { t.Error(v) }
-			cfg.MinLatency, cfg.MaxLatency = latency, latency
-			ea, eb := twin.Pair(cfg)
+			ea, eb := twins(t, messages)
 			c := &counted{Endpoint: eb, last: last}
 			a, b := session.New(ea, session.Config{}), session.New(c, session.Config{})
 			defer idle()

@@ -36,10 +36,7 @@ func TestAbortBetweenLooks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				cfg := ring
-				cfg.Violated = func(v twin.Violation) { t.Error(v) }
-				cfg.MinLatency, cfg.MaxLatency = latency, latency
-				ea, eb := twin.Pair(cfg)
+				ea, eb := twins(t, ring)
 				e := &abortsInErr{Endpoint: ea}
 				a, b := session.New(e, session.Config{}), session.New(eb, session.Config{})
 				defer idle()
