@@ -409,13 +409,14 @@ func (s *Session) stopDirect(w *waiter) (n int) {
 	}
 }
 
-// brokenDirect: the connection has ended while a Read's slice was the target
+// brokenDirect: the connection has ended while a Read's slice is the target
 // of transfers. The endpoint is aborted, which is what ends them, and the Read
-// has what had arrived by then. No lock may be held.
+// has what had arrived by then. No lock may be held. If another's look has just
+// ended them, all is well: the Read looks again.
 func (s *Session) brokenDirect() (n int, broken bool) {
 	s.rx.mu.Lock()
 	f := &s.rx.fetch
-	broken = f.p != nil && (s.gone || s.failure.Load() != nil || s.ep.Err() != nil)
+	broken = f.p != nil && (s.gone || f.busy() && (s.failure.Load() != nil || s.ep.Err() != nil))
 	s.rx.mu.Unlock()
 	if !broken {
 		return 0, false

@@ -263,6 +263,11 @@ func (rx *receiver) unread() bool {
 	return rx.kept > 0 || rx.cur != nil && !(rx.cur.over && len(rx.cur.chunks) == 0)
 }
 
+// ready: a Read finds something without another look.
+func (rx *receiver) ready() bool {
+	return rx.kept > 0 || rx.cur != nil && len(rx.cur.chunks) > 0 && rx.cur.chunks[0].full
+}
+
 var errReset = fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
 
 // streamEnd is why nothing more can be read, nil if more may come.
@@ -282,13 +287,17 @@ func (s *Session) streamEnd() error {
 	if s.gone {
 		return ErrClosed
 	}
+	if rx.ready() { // it came in the look that has ended a transfer that brought nothing
+		s.rd.signal() // look again
+		return nil
+	}
 	err := s.ep.Err()
 	if err == nil {
 		return nil
 	}
 	if s.ep.Poll(&rx.ev) { // it came between the last Poll and the end
 		s.handle(&rx.ev)
-		s.rd.signal() // look again
+		s.rd.signal()
 		return nil
 	}
 	switch {
