@@ -1,8 +1,11 @@
 package session_test
 
 import (
+	"bytes"
 	"io"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/session/twin"
@@ -70,4 +73,75 @@ func TestLastWriteBehindAWithdrawnOffer(t *testing.T) {
 			t.Error("no RDMA read failed")
 		}
 	})
+}
+
+// secondErr lets the test act when the endpoint is asked how it is for the second time
+// since it was polled: by a Read whose slice is the target of transfers that its look has
+// found busy.
+type secondErr struct {
+	*twin.Endpoint
+	act   func()
+	asked int
+}
+
+func (e *secondErr) Poll(ev *session.Event) bool {
+	e.asked = 0
+	return e.Endpoint.Poll(ev)
+}
+
+func (e *secondErr) Err() error {
+	if e.asked++; e.asked == 2 && e.act != nil {
+		act := e.act
+		e.act = nil
+		act()
+	}
+	return e.Endpoint.Err()
+}
+
+// A Read into whose slice the peer has written all by RDMA gets it, though the peer's
+// process ends before the Read's next look.
+func TestLastWriteDoneOfAProcess(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &secondErr{}
+		s, _, p := negotiatedOn(t, byWrite, session.Config{KeepAlive: -1, Spin: -1}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		const size = 100_000
+		data, into := pattern(size), make([]byte, size)
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferWrite, 0, u64(1, size)...)
+		d := descriptor(p.expect(tGrant)[8:])
+		if d.Len != size {
+			t.Fatalf("a grant of %d bytes: not the Read's slice", d.Len)
+		}
+		if err := p.Write(data, d, 0, 1); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+		acted := false
+		e.act = func() {
+			acted = true
+			p.send(tWriteDone, 1, u64(1, size)...)
+			p.Kill()
+			nap(2 * latency)
+		}
+		p.send(tPing, 0) // the Read looks once more
+		if r := within(t, r); r.n != size || r.err != nil || !bytes.Equal(into, data) {
+			t.Errorf("Read: %+v", r)
+		}
+		n, err := s.Read(into)
+		if n != 0 {
+			t.Errorf("%d bytes behind it", n)
+		}
+		wantErr(t, "behind it", err, syscall.ECONNRESET)
+		if !acted {
+			t.Error("nobody asked the endpoint twice")
+		}
+	})
+}
+
+func descriptor(b []byte) session.Descriptor {
+	return session.Descriptor{Addr: le.Uint64(b), Key: le.Uint64(b[8:]), Len: le.Uint64(b[16:])}
 }

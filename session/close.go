@@ -44,6 +44,9 @@ func (s *Session) CloseWrite() error {
 		return errReset
 	case err == nil:
 		s.finish(msgShutdown)
+		if s.idle.away.Load() { // if it found no room
+			s.idle.join(s)
+		}
 	case !errors.Is(err, syscall.EPIPE): // that is a peer which has closed: nobody is to be told
 		return err
 	}
@@ -169,10 +172,10 @@ func (s *Session) linger() {
 	})
 	defer late.Stop()
 	var w waiter // the direction's own: a Write that comes now looks at its state, and does not wait
-	for !s.said() && s.over() == nil {
+	for !s.parted() && s.over() == nil {
 		s.poke(w.armed())
 		s.flush()
-		if s.said() {
+		if s.parted() {
 			break
 		}
 		s.pause(&w, &s.wr, RecvReady|SendReady)
@@ -202,6 +205,15 @@ func (s *Session) said() bool {
 	out := s.tx.lastOut && s.tx.nOwed == 0
 	s.tx.mu.Unlock()
 	return out && (s.lim.Buffered || s.closing.acked.Load())
+}
+
+// parted: said, and the peer writes to no memory of this end any more: taking that
+// from it would break its connection before it has read all.
+func (s *Session) parted() bool {
+	s.rx.mu.Lock()
+	granted := s.rx.fetch.granted
+	s.rx.mu.Unlock()
+	return !granted && s.said()
 }
 
 // acknowledged: the peer's CloseAck has come.

@@ -411,12 +411,18 @@ func (s *Session) stopDirect(w *waiter) (n int) {
 
 // brokenDirect: the connection has ended while a Read's slice is the target
 // of transfers. The endpoint is aborted, which is what ends them, and the Read
-// has what had arrived by then. No lock may be held. If another's look has just
-// ended them, all is well: the Read looks again.
+// has what had arrived by then. No lock may be held.
 func (s *Session) brokenDirect() (n int, broken bool) {
 	s.rx.mu.Lock()
 	f := &s.rx.fetch
-	broken = f.p != nil && (s.gone || f.busy() && (s.failure.Load() != nil || s.ep.Err() != nil))
+	switch {
+	case f.p == nil:
+	case s.gone:
+		broken = true
+	case s.failure.Load() != nil || s.ep.Err() != nil:
+		// What has come since the last look, this Read's or another's, may have ended them.
+		broken = s.poll() < lookMost && f.busy()
+	}
 	s.rx.mu.Unlock()
 	if !broken {
 		return 0, false

@@ -29,6 +29,7 @@ type outOffer struct {
 	stop    bool // the peer wants its memory back
 	posted  int  // of the grant, bytes in RDMA writes started
 	written int  // of the grant, bytes completed
+	failed  int  // of the grant, bytes of RDMA writes that have ended otherwise
 }
 
 // offerInline is how many bytes of an offered Write go with the offer itself
@@ -311,10 +312,11 @@ func (s *Session) withdrawEnded(d Descriptor) (revoked bool) {
 		}
 		return true
 	}
+	s.poke(true) // the completions of what was posted, and what has come before them
 	tx.mu.Lock()
-	idle := tx.out.posted == tx.out.written
+	idle := tx.out.posted == tx.out.written+tx.out.failed
 	tx.mu.Unlock()
-	if s.failure.Load() != nil || !idle {
+	if tx.byRead || !idle {
 		s.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
 	}
 	return false
@@ -403,8 +405,10 @@ func (s *Session) writeCompleted(ev *Event) {
 	switch o := &s.tx.out; {
 	case !ok || ev.ID != boxID && (!o.active || o.id != ev.ID):
 		s.violation("completion of a write that was not started")
-	case ev.Err != nil:
-		s.fail(fmt.Errorf("session: RDMA write: %v: %w", ev.Err, syscall.ECONNRESET))
+	case ev.Err != nil: // Err follows; what has come before that is still to be read
+		if ev.ID != boxID {
+			o.failed += n
+		}
 	case ev.ID == boxID:
 		s.boxed(n)
 	default:
