@@ -30,6 +30,7 @@ var (
 	simSeed  = flag.Uint64("sim.seed", 0, "replay this seed of the simulation, and tell what happens")
 	simFirst = flag.Uint64("sim.first", 1, "first seed of the simulation")
 	simCount = flag.Uint64("sim.count", 400, "number of seeds of the simulation")
+	simReal  = flag.Uint64("sim.real", 200, "number of seeds of TestCutWritesInRealTime")
 )
 
 func TestSimulation(t *testing.T) {
@@ -88,29 +89,53 @@ func stacks() []byte {
 
 func simulate(t *testing.T, seed uint64) {
 	bubble(t, fmt.Sprintf("go test ./session -run TestSimulation -sim.seed=%d", seed), func(t *testing.T) {
-		newSim(t, seed).run()
+		newSim(t, seed, 4).run()
 	})
 }
 
 // TestSimulationInRealTime runs some seeds side by side, outside of bubbles: with
 // polling before sleep, and with whatever timing the machine has.
 func TestSimulationInRealTime(t *testing.T) {
-	const seeds, atOnce = 32, 8
+	inRealTime(32, func(seed uint64) {
+		m := newSim(t, 1_000_000+seed, 4)
+		for m.end == cutWire { // takes a minute
+			m.end = ending(m.r.IntN(int(endings)))
+		}
+		m.net.Faults.LateBy = 0
+		m.spin()
+		m.run()
+	})
+}
+
+// TestCutWritesInRealTime: others look while a Read waits, and what they find comes
+// between that Read's looks.
+func TestCutWritesInRealTime(t *testing.T) {
+	inRealTime(*simReal, func(seed uint64) {
+		m := newSim(t, 2_000_000+seed, 1)
+		f := &m.net.Faults
+		m.net.MaxLatency = 3 * time.Millisecond
+		f.Late, f.Linger, f.LingerFor = 0, 0.2, m.net.MaxLatency
+		m.pry = true
+		m.spin()
+		m.run()
+	})
+}
+
+func (m *sim) spin() {
+	for i := range m.cfg {
+		m.cfg[i].Spin = 20 * time.Microsecond
+	}
+}
+
+func inRealTime(seeds uint64, f func(seed uint64)) {
+	const atOnce = 8
 	turn := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
-	for seed := range uint64(seeds) {
+	for seed := range seeds {
 		turn <- struct{}{}
 		all.Go(func() {
 			defer func() { <-turn }()
-			m := newSim(t, 1_000_000+seed)
-			for m.end == cutWire { // takes a minute
-				m.end = ending(m.r.IntN(int(endings)))
-			}
-			m.net.Faults.LateBy = 0
-			for i := range m.cfg {
-				m.cfg[i].Spin = 20 * time.Microsecond
-			}
-			m.run()
+			f(seed)
 		})
 	}
 	all.Wait()
@@ -143,6 +168,8 @@ type sim struct {
 	end   ending
 	who   int           // to end it
 	after time.Duration // until then
+	cut   bool          // who's Writes are cut short, and the last one comes right after such a one
+	pry   bool          // others look while a Read waits
 	sides [2]*party
 
 	mu         sync.Mutex
@@ -167,9 +194,13 @@ type party struct {
 	stop       chan struct{} // closed when reading and writing are over
 }
 
+// cuts: this end's Writes are cut short.
+func (p *party) cuts() bool { return p.cut && p.id == p.who }
+
 func (p *party) peer() *party { return p.sides[1-p.id] }
 
-func newSim(t *testing.T, seed uint64) *sim {
+// newSim is the simulation of a seed; in one of so many, Writes are cut.
+func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 	m := &sim{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 1))}
 	r := m.r
 	m.net.Seed = seed
@@ -203,6 +234,7 @@ func newSim(t *testing.T, seed uint64) *sim {
 		Busy:   pick(r, 0, 0.2),
 		Short:  pick(r, 0, 0.3),
 		Stray:  pick(r, 0, 0.1),
+		Linger: pick(r, 0, 0, 0.01, 0.1),
 	}
 	for i := range m.cfg {
 		c := &m.cfg[i]
@@ -221,6 +253,9 @@ func newSim(t *testing.T, seed uint64) *sim {
 	if r.IntN(3) == 0 {
 		m.end = orderly
 	}
+	if m.cut = r.IntN(cutIn) == 0; m.cut {
+		m.hasten()
+	}
 	if m.end == cutWire && m.net.Limits.Liveness {
 		m.end = earlyAbort
 	}
@@ -231,6 +266,29 @@ func newSim(t *testing.T, seed uint64) *sim {
 		m.after = time.Hour
 	}
 	return m
+}
+
+// hasten makes it likely that an offer is withdrawn while it is being read, and that the
+// next Write and the end come while the reader looks.
+func (m *sim) hasten() {
+	r, l, f := m.r, &m.net.Limits, &m.net.Faults
+	l.CanRead, l.ExactRevoke = true, true
+	l.MaxExpose = max(l.MaxExpose, 1<<20)
+	l.MaxRDMA = 1 << 20
+	l.MaxMessage = 4096
+	if r.IntN(4) > 0 { // a ring, which is closed at once
+		l.Window, l.Buffered, l.Liveness = 0, true, true
+		m.net.QueueBytes = 16 << 10
+	}
+	m.net.PeerLimits = nil
+	f.Expose, f.Local = 0, 0
+	f.Linger = pick(r, 0.01, 0.03, 0.1)
+	for i := range m.cfg {
+		c := &m.cfg[i]
+		c.Threshold = pick(r, 0, 1, 3000)
+		c.Disable = 0
+	}
+	m.end = pick(r, orderly, lastByte)
 }
 
 // limits of one of the kinds of provider that there could be.
@@ -290,11 +348,17 @@ func (m *sim) errorf(format string, args ...any) {
 }
 
 func (m *sim) run() {
-	m.logf("%v by %d after %v\nendpoint %+v\npeer %+v\nsessions %+v", m.end, m.who, m.after, m.net, m.net.PeerLimits, m.cfg)
+	m.logf("cut %v; %v by %d after %v\nendpoint %+v\npeer %+v\nsessions %+v", m.cut, m.end, m.who, m.after, m.net, m.net.PeerLimits, m.cfg)
 	a, b := twin.Pair(m.net)
 	for i, ep := range []*twin.Endpoint{a, b} {
 		m.sides[i] = &party{sim: m, id: i, ep: ep, stop: make(chan struct{})}
 		m.sides[i].total = int64(duration(m.r, 1, 400_000))
+		switch {
+		case m.cut && i == m.who:
+			m.sides[i].total = 500_000
+		case m.cut:
+			m.sides[i].total %= 1000
+		}
 	}
 	for _, p := range m.sides {
 		p.s = session.New(p.ep, m.cfg[p.id])
@@ -334,7 +398,13 @@ func (p *party) live() {
 	var both, others sync.WaitGroup
 	both.Go(p.reads)
 	both.Go(p.writes)
-	others.Go(p.disturbs)
+	if p.pry && !p.cuts() {
+		for range 2 {
+			others.Go(p.pries)
+		}
+	} else {
+		others.Go(p.disturbs)
+	}
 	if p.id == p.who {
 		others.Go(p.ends)
 	}
@@ -391,18 +461,36 @@ func stream(b []byte, seed uint64, id int, pos int64) {
 }
 
 const (
+	// offeredInline is how many bytes of a large Write come with its offer. Who has read
+	// just those, then reads into a slice with room for the rest, has got nothing yet
+	// when the offer is withdrawn.
+	offeredInline = 1 << 10
+	cutWrite      = 50_000
+	readWhole     = 150_000
+
 	usedWrite = 0xEE // what a slice holds after Write returned
 	usedRead  = 0x77 // … and after Read did
 )
 
 func (p *party) writes() {
 	r := rand.New(rand.NewPCG(p.seed, uint64(10+p.id)))
-	for pos := int64(0); pos < p.total; {
-		n := int(min(int64(duration(r, 1, 120_000)), p.total-pos))
+	total := p.total
+	for pos := int64(0); pos < total; {
+		n := int(duration(r, 1, 120_000))
+		if p.cuts() {
+			n = cutWrite
+		}
+		n = int(min(int64(n), total-pos))
 		b := make([]byte, n)
 		stream(b, p.seed, p.id, pos)
 		var k int
 		var err error
+		var deadline *time.Timer
+		if p.cuts() && r.IntN(4) > 0 {
+			// The offer, and the read of it that it is to meet.
+			d := time.Duration(3 * r.Float64() * float64(p.net.MaxLatency))
+			deadline = time.AfterFunc(d, func() { p.s.InterruptWrite(true) })
+		}
 		if r.IntN(4) == 0 {
 			v, keep := split(r, b), 0
 			keep = len(v)
@@ -414,6 +502,9 @@ func (p *party) writes() {
 			}
 		} else {
 			k, err = p.s.Write(b)
+		}
+		if deadline != nil {
+			deadline.Stop()
 		}
 		fill(b, usedWrite)
 		if k < 0 || k > n || (k < n) != (err != nil) {
@@ -428,7 +519,11 @@ func (p *party) writes() {
 		p.accepted.Store(pos)
 		p.logf("%d: Write %d: %d, %v → %d", p.id, n, k, err, pos)
 		if errors.Is(err, session.ErrInterrupted) {
-			p.rest(r)
+			if !p.cuts() {
+				p.rest(r)
+			} else if r.IntN(4) == 0 { // the last one
+				total = min(total, pos+int64(duration(r, 1, 2000)))
+			}
 			p.s.InterruptWrite(false)
 			continue
 		}
@@ -464,6 +559,7 @@ func split(r *rand.Rand, b []byte) (v [][]byte) {
 
 func (p *party) reads() {
 	r := rand.New(rand.NewPCG(p.seed, uint64(20+p.id)))
+	header := false
 	var old [][]byte // slices of Reads that returned
 	defer func() {
 		for _, b := range old {
@@ -474,8 +570,16 @@ func (p *party) reads() {
 		}
 	}()
 	for {
-		b := make([]byte, int(duration(r, 1, 150_000)))
+		size := int(duration(r, 1, readWhole))
+		if p.cut && !p.cuts() {
+			size = readWhole
+			if header = !header; header {
+				size = offeredInline
+			}
+		}
+		b := make([]byte, size)
 		n, err := p.s.Read(b)
+		header = header && n == len(b)
 		if n < 0 || n > len(b) || n == 0 && err == nil || n > 0 && err != nil {
 			p.errorf("%d: Read of %d bytes: %d, %v", p.id, len(b), n, err)
 			return
@@ -537,6 +641,9 @@ var errWrongBytes = errors.New("wrong bytes")
 // rest lets some time pass, at times more than any other thing takes; now and then
 // the connection idles for long enough to give back what it keeps for its writes.
 func (p *party) rest(r *rand.Rand) {
+	if p.pry {
+		return // it takes real time
+	}
 	least, most := time.Microsecond, 20*time.Millisecond
 	if r.IntN(6) == 0 {
 		least, most = most, 3*time.Second
@@ -586,6 +693,20 @@ func (p *party) disturbs() {
 			p.s.SetKeepAlivePeriod(duration(r, 10*time.Second, 30*time.Second))
 		case 5:
 			p.s.Stats()
+		}
+	}
+}
+
+// pries looks again and again while a Read waits, so that it is another's look that
+// finds what ends the transfers into its slice.
+func (p *party) pries() {
+	b := make([]byte, 100)
+	for {
+		select {
+		case <-p.stop:
+			return
+		default:
+			p.s.ReadUrgent(b)
 		}
 	}
 }

@@ -90,7 +90,7 @@ func (e *Endpoint) ended() bool { return e.closed || e.aborted || e.dead }
 // not called after Close.
 func (e *Endpoint) enter(name string) {
 	gone := e.gone.Load() // before the lock: a call that met Close is no misuse
-	e.w.mu.Lock()
+	e.lock()
 	if gone && name != "" {
 		e.w.violate(Misuse, e.id, "%s after Close or Abort", name)
 	}
@@ -98,6 +98,21 @@ func (e *Endpoint) enter(name string) {
 	if e.calls == e.w.cfg.Faults.DieAt[e.id] {
 		e.die()
 	}
+}
+
+// lock takes the wire's lock, and may linger before.
+func (e *Endpoint) lock() {
+	e.w.mu.Lock()
+	f := &e.w.cfg.Faults
+	if !e.dice.chance(diceLinger, f.Linger) {
+		return
+	}
+	r := e.dice[diceLinger]
+	d := time.Duration(r.Float64() * lingerMost * float64(e.w.cfg.MaxLatency))
+	least := time.Duration(r.Float64() * float64(f.LingerFor))
+	e.w.mu.Unlock()
+	e.w.linger(d, least)
+	e.w.mu.Lock()
 }
 
 func (e *Endpoint) leave() { e.w.mu.Unlock() }
@@ -458,7 +473,7 @@ var (
 )
 
 func (e *Endpoint) Err() error {
-	e.w.mu.Lock()
+	e.lock()
 	defer e.w.mu.Unlock()
 	if e.err == nil && e.ended() {
 		return errLocal

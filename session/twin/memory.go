@@ -83,7 +83,7 @@ func (e *Endpoint) Expose(b []byte, rights session.Rights) (session.Descriptor, 
 
 // Revoke does not wait. It may come after Close.
 func (e *Endpoint) Revoke(d session.Descriptor) (taken int) {
-	e.w.mu.Lock()
+	e.lock()
 	defer e.w.mu.Unlock()
 	if e.closed || e.aborted {
 		return 0

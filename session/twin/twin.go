@@ -16,6 +16,7 @@ package twin
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"time"
 
@@ -72,6 +73,11 @@ type Faults struct {
 	Busy   float64 // Reserves for data, Reads and Writes that find the queue full
 	Short  float64 // Reserves for data that give less than max
 	Stray  float64 // Arms and deliveries that cause a Wake for nothing
+	Linger float64 // calls before which the wire and the peer get on by some latencies
+	// LingerFor is how long it may take in real time, not in a bubble, though nothing
+	// more happens. Who has waited for a sync.Mutex for more than a millisecond is
+	// given it before its holder can take it once more.
+	LingerFor time.Duration
 
 	// DieAt is, for each end, the number of calls into it at which its
 	// process dies; 0: it does not.
@@ -160,6 +166,7 @@ const (
 	dicePoll           // which kind of event Poll takes first
 	diceStray          // wakes for nothing
 	diceEnd            // how long the notice of the peer's end takes
+	diceLinger         // which calls linger, for how long
 	diceCount
 )
 
@@ -189,12 +196,13 @@ type wire struct {
 	events events
 	seq    uint64
 	timer  *time.Timer
+	ahead  time.Duration // of the clock: what was leapt over by those who linger
 	cut    bool
 	spare  []*message // recycled
 }
 
-// now is the time since the start.
-func (w *wire) now() time.Duration { return time.Since(w.start) }
+// now is the time since the start, and what was leapt over.
+func (w *wire) now() time.Duration { return time.Since(w.start) + w.ahead }
 
 // latency draws one from the stream of an end.
 func (w *wire) latency(d *dice, which int) time.Duration {
@@ -262,6 +270,38 @@ func (w *wire) run() {
 		}
 	}
 }
+
+// linger lets the wire and those whom it wakes get on by d while the caller is in the
+// middle of something. It may hold locks of the session's, and those who wait for them
+// keep a bubble's time from passing: so nothing sleeps here, it is the wire's clock that
+// leaps. Over when nothing more has become due for some turns of all others, and not
+// before the time given.
+func (w *wire) linger(d, least time.Duration) {
+	began := time.Now()
+	w.mu.Lock()
+	until := w.now() + d
+	w.mu.Unlock()
+	for idle := 0; idle < lingerTurns || time.Since(began) < least; idle++ {
+		w.mu.Lock()
+		due := len(w.events) > 0 && w.events[0].at <= until
+		if due {
+			w.ahead += max(0, w.events[0].at-w.now())
+		}
+		w.mu.Unlock()
+		if due {
+			idle = 0
+			go w.run() // no Wake from inside a call of the session's
+		}
+		runtime.Gosched()
+	}
+}
+
+const (
+	// lingerMost latencies are enough for an answer, for what that sets free, and for
+	// the end.
+	lingerMost  = 8
+	lingerTurns = 50
+)
 
 func (w *wire) violate(kind ViolationKind, end int, format string, args ...any) {
 	v := Violation{kind, end, fmt.Sprintf(format, args...)}
