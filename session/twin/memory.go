@@ -83,7 +83,14 @@ func (e *Endpoint) Expose(b []byte, rights session.Rights) (session.Descriptor, 
 
 // Revoke does not wait. It may come after Close.
 func (e *Endpoint) Revoke(d session.Descriptor) (taken int) {
-	e.lock()
+	taken = e.revoke(d)
+	e.lock() // the peer may find it revoked, and get on, before Revoke returns
+	e.leave()
+	return taken
+}
+
+func (e *Endpoint) revoke(d session.Descriptor) (taken int) {
+	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	if e.closed || e.aborted {
 		return 0
