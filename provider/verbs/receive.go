@@ -16,7 +16,7 @@ type recvState struct {
 	last    arrival // n is 0: none
 	dropped bool    // last is; guarded by the session, as Poll is
 	kept    fifo[arrival]
-	repost  []ibv.RecvWR // up to repostBatch
+	repost  []int // buffers, up to repostBatch
 	taken   int          // buffers that are not posted
 	heard   bool         // something has come
 	parted  bool         // the peer's farewell has
@@ -34,7 +34,7 @@ type arrival struct {
 func (e *Endpoint) initReceive() {
 	e.arrived = newFIFO[arrival](e.cfg.Buffers)
 	e.kept = newFIFO[arrival](e.cfg.Buffers)
-	e.repost = make([]ibv.RecvWR, 0, repostBatch)
+	e.repost = make([]int, 0, repostBatch)
 }
 
 // makeReceiveBuffers makes the endpoint's own, or joins a group.
@@ -192,7 +192,7 @@ func (e *Endpoint) Release() {
 
 // again posts a buffer again, together with others. mu is held.
 func (e *Endpoint) again(a arrival) {
-	e.repost = append(e.repost, e.recvWR(a.buffer))
+	e.repost = append(e.repost, a.buffer)
 	if len(e.repost) == repostBatch {
 		e.postAgain()
 	}
@@ -201,11 +201,16 @@ func (e *Endpoint) again(a arrival) {
 // postAgain posts what waits for it. mu is held.
 func (e *Endpoint) postAgain() {
 	var err error
+	var batch [repostBatch]ibv.RecvWR
+	wrs := batch[:len(e.repost)]
+	for i, number := range e.repost {
+		wrs[i] = e.recvWR(number)
+	}
 	switch {
 	case e.group != nil: // others need them, whatever becomes of this connection
-		_, err = e.group.srq.PostRecv(e.repost)
+		_, err = e.group.srq.PostRecv(wrs)
 	case !e.gone && e.failing == nil:
-		_, err = e.qp.PostRecv(e.repost)
+		_, err = e.qp.PostRecv(wrs)
 	}
 	e.taken -= len(e.repost)
 	e.repost = e.repost[:0]
