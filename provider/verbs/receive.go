@@ -17,9 +17,9 @@ type recvState struct {
 	dropped bool    // last is; guarded by the session, as Poll is
 	kept    fifo[arrival]
 	repost  []int // buffers, up to repostBatch
-	taken   int          // buffers that are not posted
-	heard   bool         // something has come
-	parted  bool         // the peer's farewell has
+	taken   int   // buffers that are not posted
+	heard   bool  // something has come
+	parted  bool  // the peer's farewell has
 
 	lastTaken chan struct{} // of a group: see tookLast
 	lost      bool          // of a group: see lose
