@@ -27,8 +27,7 @@
 // Nothing here blocks but for the methods that wait for events, which sleep in
 // the runtime's poller, and some calls of the connection manager on iWARP
 // ([ID.Connect], [ID.Disconnect], [ID.Close]), which may occupy their thread for
-// many seconds. Polls and posts are made without telling the runtime (on Linux on
-// amd64): they take microseconds, for which a garbage collection waits.
+// many seconds.
 //
 // # Memory
 //

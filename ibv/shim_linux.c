@@ -870,13 +870,6 @@ int san_post_send(san_h h, const struct san_send_wr *in, int n, int *posted)
 	return 0;
 }
 
-// ---- the hot calls, with one argument ----
-
-void san_hot_poll(struct san_hot *c) { c->done = san_poll_cq(c->on, c->list, c->n, c->times); }
-void san_hot_send(struct san_hot *c) { c->err = san_post_send(c->on, c->list, c->n, &c->done); }
-void san_hot_recv(struct san_hot *c) { c->err = san_post_recv(c->on, c->list, c->n, &c->done); }
-void san_hot_srq_recv(struct san_hot *c) { c->err = san_post_srq_recv(c->on, c->list, c->n, &c->done); }
-
 // ---- connection manager ----
 
 enum { PS_TCP = 0x0106, EVENT_CONNECT_REQUEST = 4, EVENT_CONNECT_RESPONSE = 5, EVENT_REJECTED = 8, EVENT_ESTABLISHED = 9 };

@@ -92,14 +92,6 @@ struct san_wc {
 	uint32_t qp_num, flags;
 };
 
-// One of the calls that are made for each message, by internal/ccall.
-struct san_hot {
-	san_h on; // queue
-	void *list; // of work requests, or for completions
-	int32_t n, times; // length of list; of polls
-	int32_t done, err; // posted, or as san_poll_cq returns; errno
-};
-
 struct san_async {
 	uint64_t token; // of the CQ, QP or SRQ, or the port's number
 	uint32_t type, pad;
@@ -172,11 +164,6 @@ int san_modify_qp(san_h qp, const struct san_qp_attr *attr, uint32_t mask);
 int san_query_qp(san_h qp, struct san_qp_attr *attr, uint32_t mask);
 int san_post_send(san_h qp, const struct san_send_wr *wr, int n, int *posted);
 int san_post_recv(san_h qp, const struct san_recv_wr *wr, int n, int *posted);
-
-void san_hot_poll(struct san_hot *c);
-void san_hot_send(struct san_hot *c);
-void san_hot_recv(struct san_hot *c);
-void san_hot_srq_recv(struct san_hot *c);
 
 int san_cm_create_channel(san_h *ch, int *fd);
 void san_cm_destroy_channel(san_h ch);

@@ -1,8 +1,7 @@
 package ibv
 
 // The only file with cgo. The rule that makes it right: C gets integers, and
-// pointers to memory without pointers, or to one struct that points to such memory
-// (hot), and keeps none of them after the call.
+// pointers to memory without pointers, and keeps none of them after the call.
 
 /*
 // Of C libraries that keep dlopen apart (glibc before 2.34), though it is only
@@ -34,8 +33,6 @@ import (
 	"strconv"
 	"syscall"
 	"unsafe"
-
-	"github.com/sanconn/san/internal/ccall"
 )
 
 const errnoAgain = int(syscall.EAGAIN)
@@ -61,64 +58,23 @@ func sysLoad() string {
 
 // ---- hot calls ----
 
-// They do not wait for anybody: a poll looks at memory, posting writes to memory and rings
-// a doorbell, which is a register, or on software devices a write(2) of microseconds. So
-// they are made by ccall where that works. Half of what a small message costs in calls of
-// C is the runtime's bookkeeping (docs/PERFORMANCE.md).
-
-// direct: by ccall; a test says no.
-var direct = ccall.Available
-
-// hot is struct san_hot.
-type hot struct {
-	on        handle
-	list      unsafe.Pointer
-	n, times  int32
-	done, err int32
-}
-
-var _ [unsafe.Sizeof(hot{})]byte = [C.sizeof_struct_san_hot]byte{}
-
-var (
-	hotPoll    = uintptr(unsafe.Pointer(C.san_hot_poll))
-	hotSend    = uintptr(unsafe.Pointer(C.san_hot_send))
-	hotRecv    = uintptr(unsafe.Pointer(C.san_hot_recv))
-	hotSRQRecv = uintptr(unsafe.Pointer(C.san_hot_srq_recv))
-)
-
 func sysPollCQ(cq handle, wcs []WC, times int) int {
-	c := hot{on: cq, list: unsafe.Pointer(&wcs[0]), n: int32(len(wcs)), times: int32(times)}
-	if direct && ccall.Call(hotPoll, unsafe.Pointer(&c)) {
-		return int(c.done)
-	}
 	return int(C.san_poll_cq(C.san_h(cq), (*C.struct_san_wc)(unsafe.Pointer(&wcs[0])), C.int(len(wcs)), C.int(times)))
 }
 
 func sysPostSend(qp handle, wrs []SendWR) (int, int) {
-	c := hot{on: qp, list: unsafe.Pointer(&wrs[0]), n: int32(len(wrs))}
-	if direct && ccall.Call(hotSend, unsafe.Pointer(&c)) {
-		return int(c.done), int(c.err)
-	}
 	var posted C.int
 	errno := C.san_post_send(C.san_h(qp), (*C.struct_san_send_wr)(unsafe.Pointer(&wrs[0])), C.int(len(wrs)), &posted)
 	return int(posted), int(errno)
 }
 
 func sysPostRecv(qp handle, wrs []RecvWR) (int, int) {
-	c := hot{on: qp, list: unsafe.Pointer(&wrs[0]), n: int32(len(wrs))}
-	if direct && ccall.Call(hotRecv, unsafe.Pointer(&c)) {
-		return int(c.done), int(c.err)
-	}
 	var posted C.int
 	errno := C.san_post_recv(C.san_h(qp), (*C.struct_san_recv_wr)(unsafe.Pointer(&wrs[0])), C.int(len(wrs)), &posted)
 	return int(posted), int(errno)
 }
 
 func sysPostSRQRecv(srq handle, wrs []RecvWR) (int, int) {
-	c := hot{on: srq, list: unsafe.Pointer(&wrs[0]), n: int32(len(wrs))}
-	if direct && ccall.Call(hotSRQRecv, unsafe.Pointer(&c)) {
-		return int(c.done), int(c.err)
-	}
 	var posted C.int
 	errno := C.san_post_srq_recv(C.san_h(srq), (*C.struct_san_recv_wr)(unsafe.Pointer(&wrs[0])), C.int(len(wrs)), &posted)
 	return int(posted), int(errno)

@@ -116,7 +116,7 @@ func (s *Session) close() error {
 	}
 	s.rx.mu.Unlock()
 	s.finish(last)
-	if s.lim.Buffered && s.said() {
+	if s.lim.Buffered && s.parted() {
 		s.detach(s.closeEndpoint)
 		s.ended()
 		return nil

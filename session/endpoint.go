@@ -98,7 +98,8 @@ type Endpoint interface {
 	// Another error: not started; the memory at this end cannot be used.
 	// A Write is in the peer's memory by the time that the peer sees a message
 	// committed after it was started, not before. One that the peer refuses may
-	// complete before that is known; the connection then ends with an error.
+	// complete before that is known; the connection then ends with an error, and
+	// so it does, in bounded time, behind a Write that completes with one.
 	// Where its owner has ExactRevoke, the reads of one descriptor are posted in
 	// order and without gaps.
 	Read(into []byte, from Descriptor, off int, id uint32) error
@@ -224,7 +225,7 @@ type Event struct {
 	Kind EventKind
 	Msg  []byte // Message: valid until Drop, Release
 	ID   uint32 // ReadDone, WriteDone: as given to Read, Write
-	Err  error  // ReadDone, WriteDone: nil, ErrRevoked, or why the bytes did not move
+	Err  error  // ReadDone, WriteDone: nil, ErrRevoked (a Read), or why the bytes did not move: Err follows
 	Last bool   // Message: nothing else had come when the endpoint last looked; not said where looking is cheap
 }
 

@@ -93,7 +93,7 @@ func TestReplyBeforeAGrantIsLost(t *testing.T) {
 				tt.leave(a, ea)
 				pass(time.Second)
 				select {
-				case <-a.Closed():
+				case <-a.Closed(): // not of one that died
 					t.Error("memory was given back that the peer writes to")
 				default:
 				}

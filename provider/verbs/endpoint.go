@@ -407,7 +407,7 @@ func (e *Endpoint) drain() {
 
 // dryPolls of the queue are made in one call into C by who looks again after it was
 // found empty: most likely he waits, and one of them takes a fraction of the call.
-const dryPolls = 32
+const dryPolls = 8
 
 // take is drain without regard to the end. mu is held.
 func (e *Endpoint) take() {

@@ -87,8 +87,8 @@ func (e *Endpoint) reserve(lo, hi int, control bool) bool {
 		e.head, e.tail = 0, 0 // empty: no need to go round
 	}
 	free := size - int(e.head-e.tail)
-	at := int(e.head)
-	if at >= size { // seldom, and a division takes longer than all the rest
+	at := 0
+	if e.head != 0 { // it is for messages that are inline: a division takes longer than all the rest
 		at = int(e.head % uint64(size))
 	}
 	e.inSlot, e.skip = false, 0

@@ -352,8 +352,13 @@ func refused(t *testing.T, a *end, d direction, local []byte, desc session.Descr
 	}
 	ev, err := d.complete(a, 7)
 	must(t, err)
-	if ev.Err == nil && !d.refusedLater(a) {
+	switch {
+	case ev.Err == nil && !d.refusedLater(a):
 		t.Error("completed without an error")
+	case ev.Err != nil && d.kind == session.WriteDone:
+		if _, err := a.endOf(); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("behind %v the connection ends with %v", ev.Err, err)
+		}
 	}
 }
 
