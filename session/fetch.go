@@ -420,7 +420,8 @@ func (s *Session) brokenDirect() (n int, broken bool) {
 	case s.gone:
 		broken = true
 	case s.failure.Load() != nil || s.ep.Err() != nil:
-		// What has come since the last look, this Read's or another's, may have ended them.
+		// What has come since the last look, this Read's or another's, may have ended
+		// them. If there was more than one look takes, the Read looks again.
 		broken = s.poll() < lookMost && f.busy()
 	}
 	s.rx.mu.Unlock()

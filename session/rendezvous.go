@@ -316,7 +316,7 @@ func (s *Session) withdrawEnded(d Descriptor) (revoked bool) {
 	tx.mu.Lock()
 	idle := tx.out.posted == tx.out.written+tx.out.failed
 	tx.mu.Unlock()
-	if tx.byRead || !idle {
+	if tx.byRead || !idle { // the peer may still read our memory, or our own writes may
 		s.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
 	}
 	return false
