@@ -123,7 +123,8 @@ func (c *Context) CreateCQ(size int, ch *CompChannel, vector int) (*CQ, error) {
 }
 
 // Poll takes completions from the queue, up to the length of wcs, without
-// blocking: 0 means that there are none. It does not allocate.
+// blocking: 0 means that there are none. It does not allocate; an array for wcs is in
+// the heap, best one that is used again.
 func (cq *CQ) Poll(wcs []WC) (int, error) { return cq.Spin(wcs, 1) }
 
 // Spin is Poll, up to so many times in one call into C, until there is something.

@@ -121,7 +121,8 @@ func createQP(id *ID, cfg QPConfig) (*QP, error) {
 // PostSend posts work requests in order, as one list for up to 32 of them, and
 // returns how many were posted; on an error the rest was not, and with EIO perhaps
 // none will be done. ENOMEM: the send queue is full. EINVAL: the request is wrong, see
-// [MW.Invalidate] among others. It does not allocate.
+// [MW.Invalidate] among others. It does not allocate; an array for wrs is in the heap,
+// best one that is used again.
 func (q *QP) PostSend(wrs []SendWR) (int, error) {
 	if len(wrs) == 0 {
 		return 0, nil
@@ -134,7 +135,7 @@ func (q *QP) PostSend(wrs []SendWR) (int, error) {
 }
 
 // PostRecv posts receives in order and returns how many were posted; on an error
-// the rest was not. It does not allocate.
+// the rest was not. As with PostSend.
 func (q *QP) PostRecv(wrs []RecvWR) (int, error) {
 	if len(wrs) == 0 {
 		return 0, nil

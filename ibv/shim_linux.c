@@ -529,41 +529,33 @@ int san_req_notify(san_h h, int solicited_only)
 	return CALL(cq->context->ops.req_notify_cq(cq, solicited_only));
 }
 
-#define BATCH 32 // work requests or completions translated at a time, on the stack
+// Completions are not translated: the two have one layout.
+#define SAME(field, abi) _Static_assert(offsetof(struct san_wc, field) == offsetof(struct abi_wc, abi), #abi)
+SAME(id, wr_id);
+SAME(status, status);
+SAME(opcode, opcode);
+SAME(vendor_err, vendor_err);
+SAME(byte_len, byte_len);
+SAME(imm, imm_data);
+SAME(qp_num, qp_num);
+SAME(flags, wc_flags);
+_Static_assert(sizeof(struct san_wc) == sizeof(struct abi_wc), "abi_wc");
 
 int san_poll_cq(san_h h, struct san_wc *out, int n, int times)
 {
 	struct abi_cq *cq = (void *)h;
-	struct abi_wc wc[BATCH];
-	int done = 0;
+	int got;
 
 	if (!cq)
 		return -EBADF;
-	while (done < n) {
-		int want = n - done < BATCH ? n - done : BATCH;
-		int got;
-
+	do {
 		errno = 0;
-		got = cq->context->ops.poll_cq(cq, want, wc);
-		if (got < 0) {
-			int rc = failed(got);
-			if (rc == EINTR)
-				continue;
-			return done ? done : -rc;
-		}
-		for (int i = 0; i < got; i++, done++) {
-			out[done] = (struct san_wc){
-				.id = wc[i].wr_id, .status = wc[i].status, .opcode = wc[i].opcode,
-				.vendor_err = wc[i].vendor_err, .byte_len = wc[i].byte_len,
-				.imm = ntohl(wc[i].imm_data), .inv_key = wc[i].imm_data,
-				.qp_num = wc[i].qp_num, .flags = wc[i].wc_flags,
-			};
-		}
-		if (got < want && (done || --times <= 0))
-			break;
-	}
-	return done;
+		got = cq->context->ops.poll_cq(cq, n, (struct abi_wc *)out);
+	} while (got == 0 ? --times > 0 : got < 0 && failed(got) == EINTR);
+	return got < 0 ? -failed(got) : got;
 }
+
+#define BATCH 32 // work requests translated at a time, on the stack
 
 // ---- receiving ----
 
@@ -580,40 +572,38 @@ static void link_recv(struct abi_recv_wr *wr, const struct san_recv_wr *in, int 
 }
 
 // post_recv posts to one of the two.
-static int post_recv(struct abi_qp *qp, struct abi_srq *srq, const struct san_recv_wr *in, int n, int *posted)
+static struct san_posted post_recv(struct abi_qp *qp, struct abi_srq *srq, const struct san_recv_wr *in, int n)
 {
 	struct abi_recv_wr wr[BATCH], *bad;
+	int posted = 0;
 
-	*posted = 0;
 	if (!qp && !srq)
-		return EBADF;
-	while (*posted < n) {
-		int k = n - *posted < BATCH ? n - *posted : BATCH, rc;
+		return (struct san_posted){0, EBADF};
+	while (posted < n) {
+		int k = n - posted < BATCH ? n - posted : BATCH, rc;
 
-		link_recv(wr, in + *posted, k);
+		link_recv(wr, in + posted, k);
 		bad = NULL;
 		errno = 0;
 		rc = failed(qp ? qp->context->ops.post_recv(qp, wr, &bad)
 			       : srq->context->ops.post_srq_recv(srq, wr, &bad));
-		if (rc) {
-			*posted += bad >= wr && bad < wr + k ? (int)(bad - wr) : 0;
-			if (rc == EINTR)
-				continue;
-			return rc;
-		}
-		*posted += k;
+		if (rc)
+			k = bad >= wr && bad < wr + k ? (int)(bad - wr) : 0;
+		posted += k;
+		if (rc && rc != EINTR)
+			return (struct san_posted){posted, rc};
 	}
-	return 0;
+	return (struct san_posted){posted, 0};
 }
 
-int san_post_recv(san_h h, const struct san_recv_wr *in, int n, int *posted)
+struct san_posted san_post_recv(san_h h, const struct san_recv_wr *in, int n)
 {
-	return post_recv((void *)h, NULL, in, n, posted);
+	return post_recv((void *)h, NULL, in, n);
 }
 
-int san_post_srq_recv(san_h h, const struct san_recv_wr *in, int n, int *posted)
+struct san_posted san_post_srq_recv(san_h h, const struct san_recv_wr *in, int n)
 {
-	return post_recv(NULL, (void *)h, in, n, posted);
+	return post_recv(NULL, (void *)h, in, n);
 }
 
 int san_create_srq(san_h pd, uint64_t token, uint32_t *max_wr, uint32_t *max_sge, san_h *srq)
@@ -763,14 +753,14 @@ static int link_send(struct abi_send_wr *wr, const struct san_send_wr *in, int n
 
 		if (s->num_sge > SAN_MAX_SGE)
 			return EINVAL;
-		wr[i] = (struct abi_send_wr){
-			.wr_id = s->id,
-			.next = i + 1 < n ? &wr[i + 1] : NULL,
-			.sg_list = (struct abi_sge *)s->sge, // the same layout; only read
-			.num_sge = s->num_sge,
-			.opcode = s->opcode,
-			.send_flags = s->flags,
-		};
+		if (s->opcode >= WR_LOCAL_INV) // libraries check more of these
+			wr[i] = (struct abi_send_wr){0};
+		wr[i].wr_id = s->id;
+		wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
+		wr[i].sg_list = (struct abi_sge *)s->sge; // the same layout; only read
+		wr[i].num_sge = s->num_sge;
+		wr[i].opcode = s->opcode;
+		wr[i].send_flags = s->flags;
 		switch (s->opcode) {
 		case WR_SEND_WITH_INV:
 			wr[i].imm_data = s->inv_key;
@@ -838,23 +828,23 @@ static void note_windows(const struct san_send_wr *in, int n)
 	}
 }
 
-int san_post_send(san_h h, const struct san_send_wr *in, int n, int *posted)
+struct san_posted san_post_send(san_h h, const struct san_send_wr *in, int n)
 {
 	struct abi_qp *qp = (void *)h;
 	struct abi_send_wr wr[BATCH], *bad;
+	int posted = 0;
 
-	*posted = 0;
 	if (!qp)
-		return EBADF;
-	while (*posted < n) {
-		const struct san_send_wr *s = in + *posted;
-		int k = n - *posted < BATCH ? n - *posted : BATCH, rc;
+		return (struct san_posted){0, EBADF};
+	while (posted < n) {
+		const struct san_send_wr *s = in + posted;
+		int k = n - posted < BATCH ? n - posted : BATCH, rc;
 
 		if (!check_windows(s, k))
-			return EINVAL;
+			return (struct san_posted){posted, EINVAL};
 		rc = link_send(wr, s, k);
 		if (rc)
-			return rc;
+			return (struct san_posted){posted, rc};
 		bad = NULL;
 		errno = 0;
 		rc = failed(qp->context->ops.post_send(qp, wr, &bad));
@@ -863,11 +853,11 @@ int san_post_send(san_h h, const struct san_send_wr *in, int n, int *posted)
 		else if (rc)
 			k = bad >= wr && bad < wr + k ? (int)(bad - wr) : 0;
 		note_windows(s, k);
-		*posted += k;
+		posted += k;
 		if (rc && rc != EINTR)
-			return rc;
+			return (struct san_posted){posted, rc};
 	}
-	return 0;
+	return (struct san_posted){posted, 0};
 }
 
 // ---- connection manager ----

@@ -85,11 +85,15 @@ struct san_recv_wr {
 	struct san_sge sge[SAN_MAX_SGE];
 };
 
-struct san_wc {
+struct san_posted { // how posting a list ended
+	int n, error; // work requests that were posted, and errno for the next one or 0
+};
+
+struct san_wc { // struct ibv_wc
 	uint64_t id;
 	uint32_t status, opcode, vendor_err, byte_len;
-	uint32_t imm, inv_key;
-	uint32_t qp_num, flags;
+	uint32_t imm, qp_num, src_qp, flags;
+	uint32_t pad[2];
 };
 
 struct san_async {
@@ -154,7 +158,7 @@ int san_poll_cq(san_h cq, struct san_wc *out, int n, int times); // number, or n
 int san_create_srq(san_h pd, uint64_t token, uint32_t *max_wr, uint32_t *max_sge, san_h *srq);
 int san_destroy_srq(san_h srq);
 int san_arm_srq(san_h srq, uint32_t limit);
-int san_post_srq_recv(san_h srq, const struct san_recv_wr *wr, int n, int *posted);
+struct san_posted san_post_srq_recv(san_h srq, const struct san_recv_wr *wr, int n);
 
 int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq, san_h srq,
                   struct san_qp_cap *cap, int signal_all, san_h *qp, uint32_t *num);
@@ -162,8 +166,8 @@ int san_destroy_qp(san_h qp);
 void san_cm_forget_qp(san_h id);
 int san_modify_qp(san_h qp, const struct san_qp_attr *attr, uint32_t mask);
 int san_query_qp(san_h qp, struct san_qp_attr *attr, uint32_t mask);
-int san_post_send(san_h qp, const struct san_send_wr *wr, int n, int *posted);
-int san_post_recv(san_h qp, const struct san_recv_wr *wr, int n, int *posted);
+struct san_posted san_post_send(san_h qp, const struct san_send_wr *wr, int n);
+struct san_posted san_post_recv(san_h qp, const struct san_recv_wr *wr, int n);
 
 int san_cm_create_channel(san_h *ch, int *fd);
 void san_cm_destroy_channel(san_h ch);

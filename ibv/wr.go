@@ -1,5 +1,7 @@
 package ibv
 
+import "encoding/binary"
+
 // MaxSGE is the number of scatter/gather elements that a work request has room
 // for: a header and a body that wraps around the end of a ring need three.
 // Devices may take fewer, see [Caps].
@@ -75,11 +77,22 @@ type WC struct {
 	Opcode    WCOpcode
 	VendorErr uint32
 	ByteLen   uint32 // of receives and RDMA reads
-	Imm       uint32 // in host order, with [WCWithImm]
-	InvKey    uint32 // with [WCWithInv]
+	imm       uint32 // immediate data in network order, or the key that was invalidated
 	QPNum     uint32
+	_         uint32
 	Flags     WCFlags
+	_         [2]uint32
 }
+
+// Imm is the immediate data in host order, with [WCWithImm].
+func (wc *WC) Imm() uint32 {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], wc.imm)
+	return binary.BigEndian.Uint32(b[:])
+}
+
+// InvKey is the key that was invalidated, with [WCWithInv].
+func (wc *WC) InvKey() uint32 { return wc.imm }
 
 // WCOpcode is what completed (enum ibv_wc_opcode).
 type WCOpcode uint32

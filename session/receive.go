@@ -50,9 +50,15 @@ type receiver struct {
 // end of the stream (io.EOF), or an error: ErrClosed, ErrInterrupted,
 // syscall.ECONNRESET when the peer vanished or cut the stream (after
 // everything that had arrived), ETIMEDOUT when it stopped answering.
-func (s *Session) Read(p []byte) (n int, err error) {
+func (s *Session) Read(p []byte) (int, error) {
 	s.rd.op.Lock()
-	defer s.rd.op.Unlock()
+	n, err := s.read(p)
+	s.rd.op.Unlock()
+	return n, err
+}
+
+// read is Read, for the holder of rd.op.
+func (s *Session) read(p []byte) (n int, err error) {
 	if st := s.rd.state.Load(); st != 0 {
 		return 0, s.readState(st)
 	}
@@ -123,10 +129,15 @@ func (s *Session) readEvents() Events {
 }
 
 // receive copies what is there, after polling for more. (0, nil): nothing yet.
-func (s *Session) receive(p []byte) (n int, err error) {
+func (s *Session) receive(p []byte) (int, error) {
+	s.rx.mu.Lock()
+	n, err := s.receiveLocked(p)
+	s.rx.mu.Unlock()
+	return n, err
+}
+
+func (s *Session) receiveLocked(p []byte) (n int, err error) {
 	rx := &s.rx
-	rx.mu.Lock()
-	defer rx.mu.Unlock()
 	switch {
 	case s.gone && rx.fetch.p == nil:
 		return 0, s.streamEnd()

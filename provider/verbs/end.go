@@ -46,7 +46,7 @@ func (e *Endpoint) farewell() {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	// Not to its end if the peer has closed as well, and reads no more.
-	e.await(ctx, func() bool { return e.sends.n == 0 })
+	e.await(ctx, func() bool { return e.underway() == 0 })
 }
 
 // await takes completions until the condition, which is asked with mu held, is

@@ -161,7 +161,7 @@ func (e *Endpoint) freeQueues() {
 // createQP asks for as much inline data as is of use, and for less where the
 // device has less: it does not say how much it has.
 func (e *Endpoint) createQP(sends uint32) (err error) {
-	for _, inline := range []uint32{256, 128, 64, 0} {
+	for _, inline := range []uint32{maxInline, 128, 64, 0} {
 		c := ibv.QPConfig{
 			PD: e.dom.pd, SendCQ: e.cq, RecvCQ: e.cq,
 			Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.Buffers), SendSGE: 1, RecvSGE: 1, InlineData: inline},
@@ -176,7 +176,7 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 		}
 		if err == nil {
 			e.qp.Owner = e
-			e.inline = int(max(e.qp.Cap.InlineData, inline))
+			e.inline = int(min(max(e.qp.Cap.InlineData, inline), maxInline))
 			return nil
 		}
 		if !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOMEM) {

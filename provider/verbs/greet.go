@@ -61,8 +61,8 @@ func (e *Endpoint) greet(ctx context.Context) error {
 func (e *Endpoint) nudge() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.failing == nil && !e.gone && e.sends.n == 0 {
+	if e.failing == nil && !e.gone && e.underway() == 0 {
 		e.wr[0] = ibv.SendWR{Opcode: ibv.OpWrite}
-		e.postSend(&e.wr[0], sendRecord{}, true)
+		e.postSend(&e.wr[0], true)
 	}
 }

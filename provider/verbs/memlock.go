@@ -90,7 +90,9 @@ func (c Config) within(left int) Config {
 	return c
 }
 
-func (c Config) sendBytes() int { return c.SendBuffer + controlSlots*session.MaxControl }
+func (c Config) sendBytes() int {
+	return c.SendBuffer + controlSlots*session.MaxControl + maxInline
+}
 
 func (c Config) receiveBytes() int { return c.Buffers * c.BufferSize }
 

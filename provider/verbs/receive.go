@@ -17,9 +17,10 @@ type recvState struct {
 	dropped bool    // last is; guarded by the session, as Poll is
 	kept    fifo[arrival]
 	repost  []int // buffers, up to repostBatch
-	taken   int   // buffers that are not posted
-	heard   bool  // something has come
-	parted  bool  // the peer's farewell has
+	batch   [repostBatch]ibv.RecvWR
+	taken   int  // buffers that are not posted
+	heard   bool // something has come
+	parted  bool // the peer's farewell has
 
 	lastTaken chan struct{} // of a group: see tookLast
 	lost      bool          // of a group: see lose
@@ -201,8 +202,7 @@ func (e *Endpoint) again(a arrival) {
 // postAgain posts what waits for it. mu is held.
 func (e *Endpoint) postAgain() {
 	var err error
-	var batch [repostBatch]ibv.RecvWR
-	wrs := batch[:len(e.repost)]
+	wrs := e.batch[:len(e.repost)]
 	for i, number := range e.repost {
 		wrs[i] = e.recvWR(number)
 	}

@@ -7,7 +7,7 @@ import (
 
 // Sending: messages leave from a ring of bytes, control messages from slots of
 // their own so that data cannot take their room. A message that fits the
-// device's inline limit is copied when it is posted and takes no room at all.
+// device's inline limit is copied when it is posted, all from one place behind those.
 // One work request in signalEvery asks for a completion, which frees what all
 // before it used; on iWARP each does that was not copied.
 type sendState struct {
@@ -16,7 +16,7 @@ type sendState struct {
 	nextSlot   int
 	posted     uint64 // messages
 	sentUpTo   uint64 // of them, known to have left
-	sends      fifo[sendRecord]
+	used       fifo[sendRecord]
 	unsignaled int // messages since the last that asked for a completion
 	unsignBy   int // bytes of the ring that they use
 
@@ -28,10 +28,11 @@ type sendState struct {
 	wr [1]ibv.SendWR
 }
 
-// sendRecord is what a message that was posted occupies.
+// sendRecord is what a message that was posted occupies, if it occupies anything.
 type sendRecord struct {
-	ring int // bytes
-	slot bool
+	message uint64 // its number
+	ring    int    // bytes
+	slot    bool
 }
 
 const (
@@ -43,27 +44,30 @@ const (
 	signalEvery = 8
 	// cacheLine aligns messages in the ring.
 	cacheLine = 64
+	// maxInline is the longest message in bytes that is copied when it is posted.
+	maxInline = 256
 )
 
 func (e *Endpoint) initSend() {
-	e.sends = newFIFO[sendRecord](maxSends + ownMessages)
+	e.used = newFIFO[sendRecord](maxSends)
 }
+
+// underway is how many messages may not have left yet. mu is held.
+func (e *Endpoint) underway() int { return int(e.posted - e.sentUpTo) }
 
 // Reserve implements session.Endpoint.
 func (e *Endpoint) Reserve(lo, hi int, control bool) []byte {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.reserved = nil
-	if e.gone || e.failing != nil {
-		return nil
-	}
-	if !e.reserve(lo, hi, control) {
+	if !e.gone && e.failing == nil && !e.reserve(lo, hi, control) {
 		e.drain()
-		if e.failing != nil || !e.reserve(lo, hi, control) {
-			return nil
+		if e.failing == nil {
+			e.reserve(lo, hi, control)
 		}
 	}
-	return e.reserved
+	room := e.reserved
+	e.mu.Unlock()
+	return room
 }
 
 func (e *Endpoint) reserve(lo, hi int, control bool) bool {
@@ -71,8 +75,12 @@ func (e *Endpoint) reserve(lo, hi int, control bool) bool {
 	if !control {
 		limit -= session.ControlReserve
 	}
-	if e.sends.n >= limit {
+	if e.underway() >= limit {
 		return false
+	}
+	if hi <= e.inline {
+		e.reserveAt = e.cfg.SendBuffer + controlSlots*session.MaxControl
+		return e.give(hi)
 	}
 	if control {
 		if e.slots == controlSlots {
@@ -87,10 +95,7 @@ func (e *Endpoint) reserve(lo, hi int, control bool) bool {
 		e.head, e.tail = 0, 0 // empty: no need to go round
 	}
 	free := size - int(e.head-e.tail)
-	at := 0
-	if e.head != 0 { // it is for messages that are inline: a division takes longer than all the rest
-		at = int(e.head % uint64(size))
-	}
+	at := int(e.head % uint64(size))
 	e.inSlot, e.skip = false, 0
 	if rest := size - at; rest < lo {
 		e.skip = rest
@@ -119,7 +124,6 @@ func (e *Endpoint) Commit(n int) {
 		return
 	}
 	e.reserved = nil
-	var rec sendRecord
 	wr := &e.wr[0]
 	*wr = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
 	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendR.mem)) + uint64(e.reserveAt), Length: uint32(n), LKey: e.sendR.mr.LKey}
@@ -127,24 +131,25 @@ func (e *Endpoint) Commit(n int) {
 	case n <= e.inline: // copied now: the room is free again
 		wr.Flags = ibv.Inline
 	case e.inSlot:
-		rec.slot = true
+		e.used.push(sendRecord{message: e.posted + 1, slot: true})
 		e.slots++
 		e.nextSlot = (e.nextSlot + 1) % controlSlots
 	default:
 		// Never beyond what was free: its end is a multiple of the line.
 		used := min((n+cacheLine-1)&^(cacheLine-1), e.cfg.SendBuffer-e.reserveAt)
-		rec.ring = e.skip + used
-		e.head += uint64(rec.ring)
+		ring := e.skip + used
+		e.used.push(sendRecord{message: e.posted + 1, ring: ring})
+		e.head += uint64(ring)
+		e.unsignBy += ring
 	}
-	e.postSend(wr, rec, false)
+	e.postSend(wr, false)
 }
 
 // postSend posts one message. mu is held.
-func (e *Endpoint) postSend(wr *ibv.SendWR, rec sendRecord, signal bool) {
+func (e *Endpoint) postSend(wr *ibv.SendWR, signal bool) {
 	e.posted++
 	wr.ID = kindSend | e.posted
 	e.unsignaled++
-	e.unsignBy += rec.ring
 	// A completion means on iWARP that TCP has the bytes. What siw sends without
 	// one it sends from our memory, which TCP then reads again, whenever it likes
 	// (siw_qp_tx.c, use_sendpage).
@@ -153,7 +158,6 @@ func (e *Endpoint) postSend(wr *ibv.SendWR, rec sendRecord, signal bool) {
 		wr.Flags |= ibv.Signaled
 		e.unsignaled, e.unsignBy = 0, 0
 	}
-	e.sends.push(rec)
 	if _, err := e.qp.PostSend(e.wr[:]); err != nil {
 		e.fail(lost(err))
 	}
@@ -166,14 +170,15 @@ func (e *Endpoint) sayEmpty() {
 	defer e.mu.Unlock()
 	if e.failing == nil && !e.gone {
 		e.wr[0] = ibv.SendWR{Opcode: ibv.OpSend}
-		e.postSend(&e.wr[0], sendRecord{}, true)
+		e.postSend(&e.wr[0], true)
 	}
 }
 
 // sent frees what messages up to this one used. mu is held.
 func (e *Endpoint) sent(wc *ibv.WC) {
-	for upTo := wc.ID &^ kindMask; e.sentUpTo < upTo && e.sends.n > 0; e.sentUpTo++ {
-		rec := e.sends.pop()
+	e.sentUpTo = max(e.sentUpTo, min(wc.ID&^kindMask, e.posted))
+	for e.used.n > 0 && e.used.at(0).message <= e.sentUpTo {
+		rec := e.used.pop()
 		e.tail += uint64(rec.ring)
 		if rec.slot {
 			e.slots--

@@ -277,7 +277,7 @@ func TestMessageTooLong(t *testing.T) {
 	e.mu.Lock()
 	e.wr[0] = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
 	e.wr[0].SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendR.mem)), Length: 1024, LKey: e.sendR.mr.LKey}
-	e.postSend(&e.wr[0], sendRecord{}, true)
+	e.postSend(&e.wr[0], true)
 	e.mu.Unlock()
 	if err := endOf(t, all[1]); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%v, want ECONNRESET", err)

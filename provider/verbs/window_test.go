@@ -403,7 +403,7 @@ func TestPeerInvalidates(t *testing.T) {
 	room := a.sendR.mem[:16]
 	a.wr[0].NumSGE, a.wr[0].Flags = 1, 0
 	a.wr[0].SGE[0].Addr, a.wr[0].SGE[0].Length, a.wr[0].SGE[0].LKey = uint64(addressOf(room)), 16, a.sendR.mr.LKey
-	a.postSend(&a.wr[0], sendRecord{}, true)
+	a.postSend(&a.wr[0], true)
 	a.mu.Unlock()
 	if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%v, want ECONNRESET", err)
@@ -440,7 +440,7 @@ func TestPeerSendsImmediateData(t *testing.T) {
 			}
 			a.mu.Lock()
 			a.wr[0] = wr
-			a.postSend(&a.wr[0], sendRecord{}, true)
+			a.postSend(&a.wr[0], true)
 			a.mu.Unlock()
 			if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("opcode %d, the last buffer %v: %v, want ECONNRESET", op, last, err)
