@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -129,6 +130,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 		ready:   make(chan *sanconn.Conn, backlog),
 		closed:  make(chan struct{}),
 		without: why,
+		lacks:   make(map[string]*Unavailable),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	for _, p := range providers {
@@ -142,24 +144,44 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 			if final != nil {
 				refusal = &Unavailable{Reason: ReasonUnreachable, Err: final}
 			}
-			l.without = cmp.Or(l.without, refusal)
+			l.lacks[p.name()] = refusal
+			if l.without == nil || isAbsent(l.without.Reason) && !isAbsent(refusal.Reason) {
+				l.without = refusal
+			}
 			continue
 		}
 		l.providers = append(l.providers, p.name())
 		l.acceptors = append(l.acceptors, a)
 		l.background.Go(func() { l.serve(p.name(), a, settings.session) })
 	}
+	l.count()
 	if len(l.acceptors) > 0 {
 		l.without = nil
 		return l, nil
 	}
-	count(func(n *Counters) { n.Listeners[l.without.Reason]++ })
 	if lc.Policy == Require {
 		addr := l.tcp.Addr()
 		l.Close()
 		return nil, listenError(network, addr, requireError{l.without})
 	}
 	return l, nil
+}
+
+// isAbsent: a host or an address has no such SAN, which is no fault where it has another.
+func isAbsent(r Reason) bool { return r == ReasonNotServed || r == ReasonNoProvider }
+
+// count counts what the listener lacks.
+func (l *Listener) count() {
+	count(func(n *Counters) {
+		if len(l.acceptors) == 0 && (len(l.lacks) == 0 || isAbsent(l.without.Reason)) {
+			n.Listeners[l.without.Reason]++
+		}
+		for _, why := range l.lacks {
+			if !isAbsent(why.Reason) {
+				n.Listeners[why.Reason]++
+			}
+		}
+	})
 }
 
 // Listener accepts connections from TCP and from SANs on one address. Its
@@ -169,7 +191,8 @@ type Listener struct {
 	policy    Policy
 	providers []string
 	acceptors []acceptor
-	without   *Unavailable // why there is no acceptor; nil if there is one
+	without   *Unavailable            // why there is no acceptor; nil if there is one
+	lacks     map[string]*Unavailable // why it does not have a provider, by its name
 
 	plain      chan arrival       // from TCP: handed over to a waiting Accept
 	ready      chan *sanconn.Conn // negotiated: room for the whole backlog
@@ -408,6 +431,10 @@ func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
 
 // Providers are the SAN providers that the listener has besides TCP.
 func (l *Listener) Providers() []string { return slices.Clone(l.providers) }
+
+// Unavailable says why the listener does not have other providers, by their names:
+// another program may have the port on a SAN's side, where that is not TCP's own.
+func (l *Listener) Unavailable() map[string]*Unavailable { return maps.Clone(l.lacks) }
 
 // SetDeadline makes Accept fail with os.ErrDeadlineExceeded from t on; the
 // zero time means never.

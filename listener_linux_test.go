@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -419,6 +420,75 @@ func TestPortTakenOnTheSANSide(t *testing.T) {
 			c.Close()
 		}
 		l.Close()
+	}
+}
+
+// refusing is a provider that never listens.
+type refusing struct {
+	*fake
+	called string
+	why    error
+}
+
+func (p *refusing) name() string { return p.called }
+func (p *refusing) listen(*net.TCPListener, settings) (acceptor, error) {
+	return nil, p.why
+}
+
+// What a listener lacks is said and counted also where it has another SAN; and that an
+// address is not served never stands for what another provider says.
+func TestListenerSaysWhatItLacks(t *testing.T) {
+	f := useFake(t)
+	absent := &refusing{f, "absent", &Unavailable{Reason: ReasonNotServed, Err: errors.New("not here")}}
+	missing := &refusing{f, "missing", &Unavailable{Reason: ReasonNoProvider}}
+	busy := &refusing{f, "busy", fmt.Errorf("listen: %w", syscall.EADDRINUSE)}
+	for _, tt := range []struct {
+		providers []provider
+		has       []string
+		lacks     map[string]Reason
+		counted   map[Reason]uint64
+	}{
+		{[]provider{f}, []string{fakeName}, nil, nil},
+		{[]provider{absent, f, missing}, []string{fakeName}, map[string]Reason{"absent": ReasonNotServed, "missing": ReasonNoProvider}, nil},
+		{[]provider{f, busy}, []string{fakeName}, map[string]Reason{"busy": ReasonResources}, map[Reason]uint64{ReasonResources: 1}},
+		{[]provider{absent, busy}, nil, map[string]Reason{"absent": ReasonNotServed, "busy": ReasonResources}, map[Reason]uint64{ReasonResources: 1}},
+		{[]provider{absent, missing}, nil, map[string]Reason{"absent": ReasonNotServed, "missing": ReasonNoProvider}, map[Reason]uint64{ReasonNotServed: 1}},
+	} {
+		useProviders(t, tt.providers...)
+		before := Stats().Listeners
+		l, err := (&ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if got := l.(*Listener).Providers(); !slices.Equal(got, tt.has) {
+			t.Errorf("%v: it has %v, want %v", tt.lacks, got, tt.has)
+		}
+		got := l.(*Listener).Unavailable()
+		if len(got) != len(tt.lacks) {
+			t.Errorf("it lacks %v, want %v", got, tt.lacks)
+		}
+		for name, reason := range tt.lacks {
+			if got[name] == nil || got[name].Reason != reason {
+				t.Errorf("%s: %v, want %v", name, got[name], reason)
+			}
+		}
+		for reason, n := range Stats().Listeners {
+			if n -= before[reason]; n != tt.counted[reason] {
+				t.Errorf("it lacks %v: %d counted for %v, want %d", got, n, reason, tt.counted[reason])
+			}
+		}
+		if len(tt.has) > 0 {
+			continue
+		}
+		want := ReasonNotServed
+		if got["busy"] != nil {
+			want = ReasonResources
+		}
+		_, err = (&ListenConfig{Policy: Require}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if why := new(Unavailable); !errors.As(err, &why) || why.Reason != want {
+			t.Errorf("required: %v, want %v", err, want)
+		}
 	}
 }
 

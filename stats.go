@@ -13,8 +13,8 @@ type Counters struct {
 	Open map[string]int
 	// Fallbacks counts the connections that are not on a SAN, by reason.
 	Fallbacks map[Reason]uint64
-	// Listeners counts the listeners that have no SAN, by reason; where several
-	// providers were asked, by the first one's.
+	// Listeners counts what listeners do not have, by reason: the listeners that have
+	// no SAN, and each provider that was there and refused (see Listener.Unavailable).
 	Listeners map[Reason]uint64
 	// Refused counts what Listeners of this process refused: SAN connections that
 	// arrived beyond the backlog, and TCP connections where the policy is Require.

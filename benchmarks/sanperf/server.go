@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -61,6 +63,12 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 			return fmt.Errorf("cannot listen on %v: %w", t, err)
 		}
 		fmt.Fprintf(std.out, "listening on %v\n", target{t.transport, l.Addr().String()})
+		if l, ok := l.(*san.Listener); ok && !*quiet {
+			lacks := l.Unavailable()
+			for _, name := range slices.Sorted(maps.Keys(lacks)) {
+				s.log("without %s: %v", name, lacks[name])
+			}
+		}
 		serving.Go(func() {
 			if err := s.serve(ctx, l); err != nil {
 				cancel(fmt.Errorf("%v: %w", t, err))

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/sanconn/san/ibv"
@@ -179,14 +180,22 @@ func (l *Listener) tryAdd(a netip.Addr) (*listenID, error) {
 	}
 	channel, err := hub.use()
 	if err != nil {
-		return nil, callError(err)
+		return nil, listenError(err)
 	}
 	x := &listenID{l: l, channel: channel, tcp: netip.AddrPortFrom(a, l.addr.Port())}
 	if err := x.listen(); err != nil {
-		return x, callError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
+		return x, listenError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
 	}
 	l.ids[a] = x
 	return x, nil
+}
+
+// listenError is what the error of a call means to the listener.
+func listenError(err error) error {
+	if errors.Is(err, syscall.ENODEV) { // no device has the address, or there is none
+		return unavailable(session.ReasonNotServed, err)
+	}
+	return callError(err)
 }
 
 func (x *listenID) listen() error {
