@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -104,10 +105,12 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (dialed, err
 		return dialed{}, err
 	}
 	if d.Policy == Require {
+		first := requests[0]
 		requests = slices.DeleteFunc(requests, func(r request) bool { return len(r.serving) == 0 })
-	}
-	if len(requests) == 0 {
-		return d.fallBack(ctx, network, address, &Unavailable{Reason: ReasonNotServed})
+		if len(requests) == 0 {
+			why := requireError{notServed(first, providers)}
+			return dialed{}, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(first.remote), why)
+		}
 	}
 	return d.race(ctx, network, requests)
 }
@@ -163,6 +166,22 @@ func (d *Dialer) plan(ctx context.Context, network, address string, providers []
 		requests = slices.DeleteFunc(requests, func(r request) bool { return !reached(r) })
 	}
 	return requests, nil
+}
+
+// notServed says why none of the providers serves a destination.
+func notServed(r request, providers []provider) *Unavailable {
+	var words []string
+	for _, p := range providers {
+		if p, ok := p.(refuser); ok {
+			if err := p.notServed(r.remote.Addr(), r.settings); err != nil {
+				words = append(words, err.Error())
+			}
+		}
+	}
+	if words == nil {
+		return &Unavailable{Reason: ReasonNotServed}
+	}
+	return &Unavailable{Reason: ReasonNotServed, Err: errors.New(strings.Join(words, "; "))}
 }
 
 // bound applies the dialer's own limits of time to ctx.

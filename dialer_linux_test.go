@@ -399,6 +399,34 @@ type aloof struct {
 
 func (p aloof) serves(dst netip.Addr, _ settings) bool { return dst == p.to }
 
+func (p aloof) notServed(dst netip.Addr, _ settings) error {
+	if p.to == dst {
+		return nil
+	}
+	return fmt.Errorf("it serves %v alone", p.to)
+}
+
+// Who requires a SAN for an address that none serves is told which, and why.
+func TestRequireNamesWhatIsNotServed(t *testing.T) {
+	f := useFake(t)
+	one, two := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")
+	useProviders(t, aloof{f, one}, f, aloof{f, two})
+	d := &Dialer{Policy: Require, NetDialer: net.Dialer{Timeout: patience}}
+	_, err := d.Dial("tcp", "192.0.2.1:80")
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Addr == nil || op.Addr.String() != "192.0.2.1:80" || reasonOf(err) != ReasonNotServed {
+		t.Errorf("%v, want the address and the reason", err)
+	}
+	if want := "it serves 127.0.0.1 alone; it serves 127.0.0.2 alone"; !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q in it", err, want)
+	}
+	// A provider that would serve it may be out of question for another reason.
+	d.NetDialer.LocalAddr = &net.TCPAddr{IP: net.IPv6loopback}
+	if _, err = d.Dial("tcp", "127.0.0.1:80"); reasonOf(err) != ReasonNotServed {
+		t.Errorf("from another family: %v", err)
+	}
+}
+
 // A name is looked up once, whether a SAN serves it or not.
 func TestDialAsksTheResolverOnce(t *testing.T) {
 	f := useFake(t)

@@ -100,15 +100,11 @@ func (d *Dialer) explainOne(ctx context.Context, providers []provider, r request
 }
 
 func (d *Dialer) explainSAN(ctx context.Context, p provider, r request) (net.Conn, error) {
-	switch dst := r.remote.Addr(); {
+	switch {
 	case d.Policy == Never:
 		return nil, &Unavailable{Reason: ReasonPolicy}
 	case !slices.Contains(r.serving, p):
-		why := &Unavailable{Reason: ReasonNotServed}
-		if p, ok := p.(refuser); ok {
-			why.Err = p.notServed(dst, r.settings)
-		}
-		return nil, why
+		return nil, notServed(r, []provider{p})
 	}
 	c, err := d.dialSAN(ctx, p, r)
 	if err == nil {

@@ -149,7 +149,7 @@ func ServedBy(a netip.Addr, c Config) error {
 	case a.IsLoopback():
 		return nil
 	case !c.Local:
-		return fmt.Errorf("%v is not a loopback address", a)
+		return fmt.Errorf("shm: %v is not a loopback address", a)
 	case a.Zone() != "":
 		return fmt.Errorf("%v has a zone", a)
 	case !a.IsValid() || a.IsUnspecified() || !hostAddr(a):
