@@ -20,6 +20,9 @@ const (
 	// silence is the least wait that says something about the destination; a shorter
 	// one costs a dialer little each time.
 	silence = 100 * time.Millisecond
+	// silentPorts of another host that did not answer stand for all of its ports: on the
+	// way there packets are dropped. One may be that of a process that is stopped.
+	silentPorts = 2
 )
 
 // attemptKey names a provider's way to a destination: what would be the same
@@ -39,6 +42,12 @@ func keyOf(p provider, r request) attemptKey {
 	return k
 }
 
+// host is the key for all ports of the destination.
+func (k attemptKey) host() attemptKey {
+	k.dst = netip.AddrPortFrom(k.dst.Addr(), 0)
+	return k
+}
+
 // memory holds the attempts that failed by a time-out lately. The zero value
 // is empty.
 type memory struct {
@@ -49,6 +58,7 @@ type memory struct {
 type failure struct {
 	until time.Time
 	span  time.Duration
+	alone bool // another port of the host has answered since
 }
 
 // remembered is shared by all dialers of the process.
@@ -73,11 +83,11 @@ func (m *memory) add(k attemptKey, now time.Time, whole bool) {
 		last.span = 0 // long ago
 	}
 	if !whole {
-		m.failures[k] = failure{now.Add(rememberFirst), last.span}
+		m.failures[k] = failure{until: now.Add(rememberFirst), span: last.span}
 		return
 	}
 	span := min(max(2*last.span, rememberFirst), rememberMost)
-	m.failures[k] = failure{now.Add(span), span}
+	m.failures[k] = failure{until: now.Add(span), span: span}
 }
 
 // makeRoom drops what is over, and some of the rest if need be. Called with mu
@@ -96,14 +106,33 @@ func (m *memory) makeRoom(now time.Time) {
 	}
 }
 
+// has: the destination did not answer lately, or ports of its host did not.
 func (m *memory) has(k attemptKey, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return now.Before(m.failures[k].until)
+	if now.Before(m.failures[k].until) {
+		return true
+	}
+	silent := 0
+	if !k.dst.Addr().IsLoopback() { // where processes alone can be silent
+		for other, f := range m.failures {
+			if !f.alone && now.Before(f.until) && other.host() == k.host() {
+				silent++
+			}
+		}
+	}
+	return silent >= silentPorts
 }
 
+// forget: the destination has answered.
 func (m *memory) forget(k attemptKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.failures, k)
+	for other, f := range m.failures {
+		if other.host() == k.host() {
+			f.alone = true
+			m.failures[other] = f
+		}
+	}
 }
