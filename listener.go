@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -123,6 +124,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 	settings := settle(lc.Options, lc.RDMA, lc.Policy, env, backlog)
 	tcp := inner.(*net.TCPListener)
 	settings.v6only = network == "tcp6" || v6only(tcp)
+	settings.zone = zoneOf(address)
 	l := &Listener{
 		tcp:     tcp,
 		policy:  lc.Policy,
@@ -165,6 +167,14 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 		return nil, listenError(network, addr, requireError{l.without})
 	}
 	return l, nil
+}
+
+// zoneOf is the zone of an address literal. The kernel does not give that of an MPTCP
+// listener back, which is what net makes by default.
+func zoneOf(address string) string {
+	host, _, _ := net.SplitHostPort(address)
+	a, _ := netip.ParseAddr(host)
+	return a.Zone()
 }
 
 // isAbsent: a host or an address has no such SAN, which is no fault where it has another.

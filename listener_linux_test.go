@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -490,6 +491,48 @@ func TestListenerSaysWhatItLacks(t *testing.T) {
 			t.Errorf("required: %v, want %v", err, want)
 		}
 	}
+}
+
+// A listener on a link-local address has its SAN as any other, though the kernel may
+// not give its zone back. In the guest one is on the RDMA device's own.
+func TestListenOnLinkLocal(t *testing.T) {
+	for address, want := range map[string]string{"[fe80::1%eth0]:80": "eth0", "[fe80::1]:80": "", "192.0.2.1:80": "", "host%x:80": "", ":80": ""} {
+		if got := zoneOf(address); got != want {
+			t.Errorf("%s: zone %q, want %q", address, got, want)
+		}
+	}
+	if inGuest == "" {
+		return
+	}
+	l := mustListen(t, &ListenConfig{Policy: Require, Providers: []string{"verbs"}}, "tcp", net.JoinHostPort(linkLocal(t, systemLanes[0].host), "0"))
+	if got := l.Providers(); !slices.Equal(got, []string{"verbs"}) {
+		t.Errorf("on %v: %v", l.Addr(), got)
+	}
+}
+
+// linkLocal is the link-local address, with its zone, of the interface that has ip.
+func linkLocal(t *testing.T, ip string) string {
+	t.Helper()
+	all, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range all {
+		addrs, _ := i.Addrs()
+		local, found := "", false
+		for _, a := range addrs {
+			p, _ := netip.ParsePrefix(a.String())
+			found = found || p.Addr().String() == ip
+			if p.Addr().Is6() && p.Addr().IsLinkLocalUnicast() {
+				local = p.Addr().String() + "%" + i.Name
+			}
+		}
+		if found && local != "" {
+			return local
+		}
+	}
+	t.Fatalf("no link-local address beside %s", ip)
+	return ""
 }
 
 // A provider is told that a listener takes no IPv4, by TCP's own word as well as by

@@ -44,6 +44,7 @@ type settings struct {
 	attempt time.Duration // bounds an attempt to connect
 	backlog int           // connections that wait for accept
 	v6only  bool          // of a listener: it takes no IPv4
+	zone    string        // … of the address that was asked for
 
 	// Of verbs:
 	rdma         RDMA

@@ -39,7 +39,11 @@ func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
 	cfg.V6Only = s.v6only
-	l, err := verbs.Listen(netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), cfg)
+	addr := at.Addr().Unmap()
+	if addr.IsLinkLocalUnicast() && addr.Zone() == "" {
+		addr = addr.WithZone(s.zone)
+	}
+	l, err := verbs.Listen(netip.AddrPortFrom(addr, at.Port()), cfg)
 	if err != nil {
 		return nil, err
 	}
