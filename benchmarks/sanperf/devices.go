@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/sanconn/san"
@@ -63,7 +64,7 @@ type report struct {
 	Providers   map[string]finding `json:"providers"` // "shm", "verbs": whether they work on this host
 	Mechanisms  []mechanism        `json:"shm_mechanisms"`
 	Libraries   string             `json:"rdma_libraries_error,omitempty"`
-	Manager     string             `json:"rdma_cm_error,omitempty"`
+	Manager     string             `json:"rdma_cm_error,omitempty"` // no matter whether it is used
 	Devices     []rdmaDevice       `json:"rdma_devices"`
 	Memlock     memlock            `json:"memlock"`
 	Switches    map[string]string  `json:"environment"` // those that are set
@@ -211,7 +212,7 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 	if found, yes := loopback.fails(); yes {
 		return found
 	}
-	var usable, listed, opened int
+	var usable, left, listed, opened int // left: usable the way connections are made
 	first := ""
 	for _, d := range r.Devices {
 		if d.Listed {
@@ -224,6 +225,9 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 		}
 		if d.usable() {
 			usable++
+			if !r.withoutCM() || d.Transport != ibv.TransportIWARP.String() {
+				left++
+			}
 		}
 	}
 	const tcp = "; connections to other hosts go by TCP"
@@ -243,12 +247,23 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 			"or the files in /dev/infiniband are not there, as in a container" + tcp}
 	case opened == 0:
 		return finding{false, "no device can be opened, " + first + tcp}
-	case r.Manager != "":
-		return finding{false, r.Manager + " (modprobe rdma_ucm; in a container it has to be passed in)" + tcp}
+	case r.Manager != "" && !r.withoutCM():
+		return finding{false, r.Manager + " (modprobe rdma_ucm; in a container it has to be passed in, or SAN_RDMACM=off at both ends)" + tcp}
 	case usable == 0:
 		return finding{false, "no port of a device is active and has an interface with an address here" + tcp}
+	case left == 0:
+		return finding{false, noManager + ", and without it there is no iWARP" + tcp}
+	case r.withoutCM():
+		return finding{true, noManager + "; connections to hosts behind the interfaces below that do without it too"}
 	}
 	return finding{true, "connections to hosts behind the interfaces below"}
+}
+
+const noManager = "rdma_cm is not used (SAN_RDMACM=off)"
+
+// withoutCM says whether connections are made without rdma_cm.
+func (r *report) withoutCM() bool {
+	return strings.EqualFold(strings.TrimSpace(r.Switches["SAN_RDMACM"]), "off")
 }
 
 // text is an error for the report, "" if it is nil.

@@ -21,7 +21,11 @@ func (r *report) print(w io.Writer) {
 	printVerdict(w, "other hosts ("+rdma+")", r.Providers[rdma])
 	printLeft(w, func(w io.Writer) {
 		fmt.Fprintf(w, "  libraries\t%s\n", okOr(r.Libraries))
-		fmt.Fprintf(w, "  connections\t%s\n", okOr(r.Manager))
+		manager := okOr(r.Manager)
+		if r.withoutCM() {
+			manager = noManager
+		}
+		fmt.Fprintf(w, "  connections\t%s\n", manager)
 		limit := "none"
 		if l := r.Memlock.Limit; l != nil {
 			limit = byteSize(*l).String()

@@ -105,6 +105,7 @@ func TestRDMAIsJudgedByWhatIsMissingFirst(t *testing.T) {
 		return []rdmaDevice{d}
 	}
 	asIs := func(*rdmaDevice) {}
+	without := map[string]string{"SAN_RDMACM": " OFF"}
 	for _, c := range []struct {
 		name   string
 		report report
@@ -118,7 +119,10 @@ func TestRDMAIsJudgedByWhatIsMissingFirst(t *testing.T) {
 		{name: "no device", want: "no RDMA device"},
 		{name: "no driver in the libraries", report: report{Devices: device(func(d *rdmaDevice) { d.Listed, d.Error = false, "not listed" })}, want: "ibverbs-providers"},
 		{name: "no permission", report: report{Devices: device(func(d *rdmaDevice) { d.Error = "permission denied" })}, want: "rxe0: permission denied"},
-		{name: "no rdma_cm", report: report{Manager: "rdma_cm: no such file", Devices: device(asIs)}, want: "modprobe rdma_ucm"},
+		{name: "no rdma_cm", report: report{Manager: "rdma_cm: no such file", Devices: device(asIs)}, want: "modprobe rdma_ucm; in a container it has to be passed in, or SAN_RDMACM=off at both ends"},
+		{name: "rdma_cm is neither there nor used", report: report{Manager: "rdma_cm: no such file", Switches: without, Devices: device(asIs)}, works: true, want: "rdma_cm is not used"},
+		{name: "iWARP without rdma_cm", report: report{Switches: without, Devices: device(func(d *rdmaDevice) { d.Transport = "iWARP" })}, want: "there is no iWARP"},
+		{name: "port down without rdma_cm", report: report{Switches: without, Devices: device(func(d *rdmaDevice) { d.Ports[0].State = "down" })}, want: "no port of a device is active"},
 		{name: "port down", report: report{Devices: device(func(d *rdmaDevice) { d.Ports[0].State = "down" })}, want: "no port of a device is active"},
 		{name: "no interface here", report: report{Devices: device(func(d *rdmaDevice) { d.Netdevs = nil })}, want: "no port of a device is active"},
 		{name: "no address", report: report{Devices: device(func(d *rdmaDevice) { d.Netdevs[0].Addresses = nil })}, want: "no port of a device is active"},
@@ -132,6 +136,11 @@ func TestRDMAIsJudgedByWhatIsMissingFirst(t *testing.T) {
 			}
 			if !got.Works && !strings.Contains(got.Text, "go by TCP") {
 				t.Errorf("%q does not say what it means", got.Text)
+			}
+			var printed strings.Builder
+			c.report.print(&printed)
+			if says := strings.Contains(printed.String(), "rdma_cm is not used"); says != (c.report.Switches != nil) {
+				t.Errorf("it says that rdma_cm is not used: %v in\n%s", says, printed.String())
 			}
 		})
 	}
