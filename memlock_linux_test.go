@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/verbs"
 )
 
 // Where RLIMIT_MEMLOCK has room for one connection over RDMA, that is what the
@@ -38,7 +39,7 @@ func TestMemlockExhausted(t *testing.T) {
 		return
 	}
 
-	const limit = 64 << 10
+	const limit = verbs.MinMemlock
 	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
 		t.Fatal(err)
 	}

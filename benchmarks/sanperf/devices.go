@@ -85,7 +85,7 @@ type mechanism struct {
 }
 
 type memlock struct {
-	Limit *int64 `json:"limit_bytes"` // nil: none, or not known on this system
+	Limit *int64 `json:"limit_bytes"` // nil: none applies to this process
 	Cache string `json:"registration_cache"`
 }
 
@@ -115,8 +115,11 @@ func examine(ctx context.Context) *report {
 	r := &report{
 		Libraries: text(ibv.Available()),
 		Devices:   rdmaDevices(),
-		Memlock:   memlock{memlockLimit(), regcache.DefaultBudget().String()},
+		Memlock:   memlock{Cache: regcache.DefaultBudget().String()},
 		Switches:  make(map[string]string),
+	}
+	if limit, limited := regcache.MemlockLimit(); limited {
+		r.Memlock.Limit = &limit
 	}
 	r.Manager = text(rdmaManager())
 	for _, name := range switches {
@@ -249,6 +252,8 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 		return finding{false, "no device can be opened, " + first + tcp}
 	case r.Manager != "" && !r.withoutCM():
 		return finding{false, r.Manager + " (modprobe rdma_ucm; in a container it has to be passed in, or SAN_RDMACM=off at both ends)" + tcp}
+	case r.Memlock.Limit != nil && *r.Memlock.Limit < verbs.MinMemlock:
+		return finding{false, "the memlock limit has to be " + byteSize(verbs.MinMemlock).String() + " at least: " + r.Memlock.Cache + tcp}
 	case usable == 0:
 		return finding{false, "no port of a device is active and has an interface with an address here" + tcp}
 	case left == 0:

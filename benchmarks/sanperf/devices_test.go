@@ -9,6 +9,8 @@ import (
 	"github.com/sanconn/san"
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/verbs"
+	"github.com/sanconn/san/regcache"
 )
 
 // patient is long enough for any one step on a busy machine; it is no target.
@@ -38,6 +40,9 @@ func TestDevicesSaysWhatWorksHere(t *testing.T) {
 	}
 	if works := r.Providers["shm"].Works; works != (sanProvider() == "shm") {
 		t.Errorf("shm works: %v: %s", works, r.Providers["shm"].Text)
+	}
+	if limit, limited := regcache.MemlockLimit(); (r.Memlock.Limit != nil) != limited || limited && *r.Memlock.Limit != limit {
+		t.Errorf("memlock: %+v, want %d, applies: %v", r.Memlock, limit, limited)
 	}
 	for _, m := range r.Mechanisms {
 		if m.Required && m.Error != "" {
@@ -106,6 +111,7 @@ func TestRDMAIsJudgedByWhatIsMissingFirst(t *testing.T) {
 	}
 	asIs := func(*rdmaDevice) {}
 	without := map[string]string{"SAN_RDMACM": " OFF"}
+	limit := func(bytes int64) memlock { return memlock{&bytes, "raise it"} }
 	for _, c := range []struct {
 		name   string
 		report report
@@ -123,6 +129,8 @@ func TestRDMAIsJudgedByWhatIsMissingFirst(t *testing.T) {
 		{name: "rdma_cm is neither there nor used", report: report{Manager: "rdma_cm: no such file", Switches: without, Devices: device(asIs)}, works: true, want: "rdma_cm is not used"},
 		{name: "iWARP without rdma_cm", report: report{Switches: without, Devices: device(func(d *rdmaDevice) { d.Transport = "iWARP" })}, want: "there is no iWARP"},
 		{name: "port down without rdma_cm", report: report{Switches: without, Devices: device(func(d *rdmaDevice) { d.Ports[0].State = "down" })}, want: "no port of a device is active"},
+		{name: "memlock limit too low", report: report{Memlock: limit(verbs.MinMemlock - 1), Devices: device(asIs)}, want: "64 KiB at least: raise it"},
+		{name: "memlock limit just enough", report: report{Memlock: limit(verbs.MinMemlock), Devices: device(asIs)}, works: true, want: "connections to hosts"},
 		{name: "port down", report: report{Devices: device(func(d *rdmaDevice) { d.Ports[0].State = "down" })}, want: "no port of a device is active"},
 		{name: "no interface here", report: report{Devices: device(func(d *rdmaDevice) { d.Netdevs = nil })}, want: "no port of a device is active"},
 		{name: "no address", report: report{Devices: device(func(d *rdmaDevice) { d.Netdevs[0].Addresses = nil })}, want: "no port of a device is active"},

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/Mellanox/rdmamap"
-	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/provider/verbs"
 )
@@ -33,14 +32,4 @@ func rdmaManager() error {
 		return fmt.Errorf("rdma_cm: %w", err)
 	}
 	return f.Close()
-}
-
-// memlockLimit is RLIMIT_MEMLOCK in bytes, nil where there is none.
-func memlockLimit() *int64 {
-	var r unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r) != nil || r.Cur > 1<<62 {
-		return nil
-	}
-	limit := int64(r.Cur)
-	return &limit
 }

@@ -9,5 +9,3 @@ func kernelDevices() []rdmaDevice { return nil }
 func deviceOf(string) string { return "" }
 
 func rdmaManager() error { return errors.New("rdma_cm: not on this system") }
-
-func memlockLimit() *int64 { return nil }

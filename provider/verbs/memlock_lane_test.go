@@ -32,7 +32,7 @@ const memlockVariable = "SAN_TEST_MEMLOCK" // the limit, in the child
 func TestMemlockLimits(t *testing.T) {
 	cable(t)
 	for name, limit := range map[string]uint64{
-		"64 KiB": 64 << 10, "8 MiB": 8 << 20, "unlimited": unix.RLIM_INFINITY,
+		"64 KiB": MinMemlock, "8 MiB": 8 << 20, "unlimited": unix.RLIM_INFINITY,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 6*patience)

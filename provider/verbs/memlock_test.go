@@ -22,7 +22,7 @@ func TestMemlockChoosesSizes(t *testing.T) {
 		{8 << 20, 4 << 10, 2 << 20},
 		{1 << 20, 512, 256 << 10},
 		{1<<20 - 1, 512, 0},
-		{64 << 10, session.MaxControl, 0},
+		{MinMemlock, session.MaxControl, 0},
 		{1, session.MaxControl, 0},
 	} {
 		c := usual.within(tt.memlock)
@@ -32,11 +32,11 @@ func TestMemlockChoosesSizes(t *testing.T) {
 		}
 	}
 
-	// Both ends of a connection fit 64 KiB, by pages, and one end more.
+	// Both ends of a connection fit the least limit, by pages, and one end more.
 	page := os.Getpagesize()
 	pages := func(n int) int { return (n + page - 1) / page }
-	c := usual.within(64 << 10)
-	if n := pages(c.sendBytes()) + pages(c.receiveBytes()); 3*n*page > 64<<10 {
+	c := usual.within(MinMemlock)
+	if n := pages(c.sendBytes()) + pages(c.receiveBytes()); 3*n*page > MinMemlock {
 		t.Errorf("three ends take %d pages each", n)
 	}
 }
