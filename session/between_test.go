@@ -142,6 +142,54 @@ func TestLastWriteDoneOfAProcess(t *testing.T) {
 	})
 }
 
+// … nor is it cut short when somebody else's look has taken the end of its transfers, and
+// what came behind them, before the Read finds that the connection has ended.
+func TestLastWriteDoneInAnotherLook(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &lateArm{}
+		s, _, p := negotiatedOn(t, byWrite, session.Config{KeepAlive: -1, Spin: -1}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		const size, last = 100_000, "the last Write"
+		data, into := pattern(size), make([]byte, size)
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferWrite, 0, u64(1, size)...)
+		d := descriptor(p.expect(tGrant)[8:])
+		if d.Len != size {
+			t.Fatalf("a grant of %d bytes: not the Read's slice", d.Len)
+		}
+		if err := p.Write(data, d, 0, 1); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+		between, goOn := make(chan struct{}), make(chan struct{})
+		e.before = func() { close(between); <-goOn }
+		p.send(tPing, 0) // the Read looks once more
+		<-between
+		p.send(tWriteDone, 1, u64(1, size)...)
+		p.send(tData, 0, []byte(last)...)
+		pass(2 * latency)
+		p.Kill()
+		pass(2 * latency)
+		s.ReadUrgent(nil) // looks
+		if n, broken := s.BrokenDirect(); n != 0 || broken {
+			t.Errorf("a Read with all its bytes is cut short: %d, %v", n, broken)
+		}
+		close(goOn)
+		if r := within(t, r); r.n != size || r.err != nil || !bytes.Equal(into, data) {
+			t.Errorf("Read: %+v", r)
+		}
+		n, err := s.Read(into)
+		if string(into[:n]) != last || err != nil {
+			t.Errorf("behind it: %q, %v", into[:n], err)
+		}
+		_, err = s.Read(into)
+		wantErr(t, "the end", err, syscall.ECONNRESET)
+	})
+}
+
 func descriptor(b []byte) session.Descriptor {
 	return session.Descriptor{Addr: le.Uint64(b), Key: le.Uint64(b[8:]), Len: le.Uint64(b[16:])}
 }

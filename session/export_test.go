@@ -27,3 +27,6 @@ func LengthsKept(t *testing.T, underWay, times int) (most int) {
 	}
 	return most
 }
+
+// BrokenDirect is what a Read that waits for transfers to its slice asks between its looks.
+func (s *Session) BrokenDirect() (n int, broken bool) { return s.brokenDirect() }

@@ -377,6 +377,60 @@ func TestFloodOfBytes(t *testing.T) {
 	})
 }
 
+// askedForMemory counts what the session makes ready for its peer.
+type askedForMemory struct {
+	*twin.Endpoint
+	times int
+	then  func() // at the first
+}
+
+func (e *askedForMemory) Alloc(n int) []byte {
+	if e.times++; e.times == 1 {
+		e.then()
+	}
+	return e.Endpoint.Alloc(n)
+}
+
+// … nor one that asks for inbox after inbox, each of which takes as long as many
+// messages.
+func TestFloodOfInboxes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const all = 20
+		cfg := boxed
+		cfg.Limits.Window, cfg.SendQueue = 3*all, 3*all
+		e := &askedForMemory{}
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 10_000}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		for range all {
+			if !p.send(tAskInbox, 0) || !p.send(tLeaveInbox, 0) {
+				t.Fatal("no room")
+			}
+		}
+		pass(2 * latency)
+		e.then = func() { s.InterruptRead(true) }
+		_, err := s.Read(make([]byte, 100))
+		wantErr(t, "Read", err, session.ErrInterrupted)
+		if e.times > all/2 {
+			t.Errorf("it went on for %d inboxes", e.times)
+		}
+		for range all {
+			p.expect(tInbox)
+		}
+		// Later messages count as ever.
+		s.InterruptRead(false)
+		r := goRead(s, make([]byte, 100))
+		pass(time.Second)
+		for range all {
+			p.send(tData, 0, 'x')
+		}
+		if x := within(t, r); x.n != all || x.err != nil {
+			t.Errorf("Read of what came at once: %d bytes, %v", x.n, x.err)
+		}
+	})
+}
+
 // … nor Close from the session.
 func TestFloodAndClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -449,6 +449,46 @@ func TestInboxThatComesLate(t *testing.T) {
 	})
 }
 
+// The inbox is left behind Close too: an end that goes on delivering is idle. What is in
+// it is read all the same.
+func TestInboxIsLeftBehindClose(t *testing.T) {
+	data := pattern(20_000)
+	t.Run("by this end", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+			in := p.open(s, 100_000)
+			writeAll(t, s, data, len(data))
+			go s.Close()
+			pass(3 * time.Second)
+			if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
+				t.Error("wrong bytes")
+			}
+			p.expect(tClose)
+			p.expect(tLeaveInbox)
+		})
+	})
+	t.Run("by the peer", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			s, e, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+			p.fill(p.ask(), 0, data)
+			p.send(tClose, 0)
+			p.expect(tCloseAck)
+			p.send(tLeaveInbox, 0)
+			pass(time.Second)
+			if e.Left().Exposed != 1 {
+				t.Fatal("revoked before it was read")
+			}
+			if got, err := io.ReadAll(readerOf(s)); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("%d bytes of %d, %v", len(got), len(data), err)
+			}
+			pass(time.Second)
+			if left := e.Left(); left.Exposed != 0 || left.Allocated != 0 {
+				t.Errorf("kept: %+v", left)
+			}
+		})
+	})
+}
+
 // A Fill of what was never written shows zeros, and not what other connections have
 // left in that memory.
 func TestFillThatLies(t *testing.T) {

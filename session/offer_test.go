@@ -382,3 +382,42 @@ func TestCreditOfADirectRead(t *testing.T) {
 		}
 	})
 }
+
+// atOnce is an endpoint whose RDMA reads are over when Read returns.
+type atOnce struct{ *twin.Endpoint }
+
+func (e atOnce) Read(into []byte, from session.Descriptor, off int, id uint32) error {
+	err := e.Endpoint.Read(into, from, off, id)
+	nap(2 * latency)
+	return err
+}
+
+// … nor, if that is over in the same look, for the janitor.
+func TestCreditOfADirectReadThatIsOverAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.SendQueue = 40
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 1}, func(e *twin.Endpoint) session.Endpoint {
+			return atOnce{e}
+		})
+		const before, direct = 10, 256 << 10 // half of the offer, so that nothing else is to be said
+		d, err := p.Expose(make([]byte, 2*direct), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range before {
+			p.send(tData, 0, 'x')
+		}
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		p.send(tPong, 0) // so that a Read goes on to the offer
+		pass(2 * latency)
+		if n, err := s.Read(make([]byte, before+direct)); n != before+direct || err != nil {
+			t.Fatalf("Read: %d, %v", n, err)
+		}
+		began := time.Now()
+		p.expect(tCredit)
+		if took := time.Since(began); took > time.Millisecond {
+			t.Errorf("it came %v after the Read", took)
+		}
+	})
+}
