@@ -20,6 +20,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
@@ -40,6 +41,8 @@ var onAFake = []struct {
 	{"removal", fakeRemoval},
 	{"without epoll", fakeWithoutEpoll},
 	{"one device", fakeDevicesDoNotOverlap},
+	{"closing listener", fakeClosingListener},
+	{"polls", fakePollsOfAQueue},
 }
 
 // TestOnAFake runs the tests of this file in a process of their own, which finds the
@@ -100,6 +103,8 @@ const (
 	fakeNoEpoll
 	fakeSRQs
 	fakeSlow
+	fakePolls
+	fakeCompletions
 
 	fakeObjects = 16
 	fakeName    = 64
@@ -441,4 +446,70 @@ func fakeDevicesDoNotOverlap(t *testing.T) {
 	if n := f.get(fakeOverlaps); n != 0 {
 		t.Errorf("%d times there were two", n)
 	}
+}
+
+// Who asks a listener that is being closed is told so: another may have its port by TCP.
+func fakeClosingListener(t *testing.T) {
+	useFake(t)
+	at := fakeAddr(43_000)
+	l, err := Listen(at, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closing := func(is bool) {
+		l.mu.Lock()
+		l.closed = is
+		l.mu.Unlock()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	closing(true) // and still listens
+	_, err = Dial(ctx, netip.AddrPort{}, at, Config{})
+	if reasonOf(err) != session.ReasonNoListener || !strings.Contains(err.Error(), "closing") {
+		t.Errorf("%v (%v)", err, reasonOf(err))
+	}
+	closing(false)
+	l.Close()
+}
+
+// A look at a queue takes no more than it has room for, and looks again no more often
+// than it was told, and not once it has something.
+func fakePollsOfAQueue(t *testing.T) {
+	f := useFake(t)
+	dev, err := ibv.Open("fake0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	cq, err := dev.CreateCQ(16, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cq.Close()
+	for _, tt := range []struct{ room, times, there, got, polls int }{
+		{5, 1, 0, 0, 1},
+		{5, 8, 0, 0, 8},
+		{5, 8, 3, 3, 1},
+		{5, 8, 5, 5, 1},
+		{5, 8, 12, 5, 1},
+		{40, 8, 39, 39, 0},
+		{40, 8, 100, 40, 0},
+		{0, 8, 1, 0, 0},
+	} {
+		f.set(fakePolls, 0)
+		f.set(fakeCompletions, int64(tt.there))
+		wcs := make([]ibv.WC, tt.room+1)
+		wcs[tt.room].ID = 4711
+		n, err := cq.Spin(wcs[:tt.room], tt.times)
+		if n != tt.got || err != nil || f.get(fakeCompletions) != int64(tt.there-tt.got) {
+			t.Errorf("%+v: %d, %v; %d are left", tt, n, err, f.get(fakeCompletions))
+		}
+		if polls := f.get(fakePolls); tt.polls != 0 && polls != int64(tt.polls) {
+			t.Errorf("%+v: %d polls", tt, polls)
+		}
+		if wcs[tt.room].ID != 4711 {
+			t.Errorf("%+v: it writes behind the room", tt)
+		}
+	}
+	f.set(fakeCompletions, 0)
 }
