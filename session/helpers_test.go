@@ -108,6 +108,7 @@ const latency = 10 * time.Microsecond
 func pair(t *testing.T, cfg twin.Config, scfg session.Config) (a, b *session.Session, ea, eb *twin.Endpoint) {
 	t.Helper()
 	ea, eb = twins(t, cfg)
+	scfg = withoutKeepAlive(scfg)
 	a, b = session.New(ea, scfg), session.New(eb, scfg)
 	t.Cleanup(func() {
 		for _, s := range []*session.Session{a, b} {
@@ -124,6 +125,15 @@ func pair(t *testing.T, cfg twin.Config, scfg session.Config) (a, b *session.Ses
 	negotiate(t, a)
 	negotiate(t, b)
 	return a, b, ea, eb
+}
+
+// withoutKeepAlive is a config with keepalive off unless a test asks for it: it looks now
+// and then, and so hides that nobody else does.
+func withoutKeepAlive(scfg session.Config) session.Config {
+	if scfg.KeepAlive == 0 {
+		scfg.KeepAlive = -1
+	}
+	return scfg
 }
 
 // twins makes two endpoints that must see no rule broken.
@@ -178,7 +188,7 @@ func rawPairOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*
 	ea, eb := twin.Pair(cfg)
 	p := &raw{t: t, Endpoint: eb}
 	eb.Start(p)
-	s := session.New(around(ea), scfg)
+	s := session.New(around(ea), withoutKeepAlive(scfg))
 	t.Cleanup(func() {
 		s.Abort()
 		<-s.Closed()
