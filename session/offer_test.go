@@ -421,3 +421,148 @@ func TestCreditOfADirectReadThatIsOverAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// What does not go to the slice of a Read is fetched ahead, though nobody reads behind
+// that: the peer's Write ends.
+func TestOfferEndsBehindADirectRead(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite, "exact": exact} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				data, into := pattern(1<<20), make([]byte, 300_000)
+				r := goRead(b, into)
+				pass(time.Second)
+				w := goWrite(a, data)
+				x := within(t, r)
+				if x.err != nil {
+					t.Fatal(x.err)
+				}
+				if y := within(t, w); y.n != len(data) || y.err != nil {
+					t.Errorf("Write: %+v", y)
+				}
+				if got := append(into[:x.n:x.n], readFull(t, b, len(data)-x.n)...); !bytes.Equal(got, data) {
+					t.Error("wrong bytes")
+				}
+			})
+		})
+	}
+}
+
+// fullQueue is an endpoint on which RDMA reads find the queue full until there is room.
+type fullQueue struct {
+	*twin.Endpoint
+	room  bool
+	armed session.Events
+	waker session.Waker
+}
+
+func (e *fullQueue) Start(w session.Waker) {
+	e.waker = w
+	e.Endpoint.Start(w)
+}
+
+func (e *fullQueue) Arm(ev session.Events) {
+	e.armed |= ev
+	e.Endpoint.Arm(ev)
+}
+
+func (e *fullQueue) Read(into []byte, from session.Descriptor, off int, id uint32) error {
+	if !e.room {
+		return session.ErrWouldBlock
+	}
+	return e.Endpoint.Read(into, from, off, id)
+}
+
+// A Read whose transfer finds no room in the queue waits for room.
+func TestDirectReadWaitsForRoom(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &fullQueue{}
+		s, _, p := negotiatedOn(t, byRead, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		data, into := pattern(100_000), make([]byte, 100_000)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		pass(time.Second)
+		e.room = true
+		if e.armed&session.SendReady != 0 {
+			go e.waker.Wake(session.SendReady)
+		}
+		if x := within(t, r); x.n != len(data) || x.err != nil || !bytes.Equal(into, data) {
+			t.Errorf("Read: %+v", x)
+		}
+	})
+}
+
+// A Read that Abort ends in the middle of its transfers has what had arrived.
+func TestAbortInTheMiddleOfADirectRead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.Limits.MaxRDMA = 10_000
+		s, e, p := negotiated(t, cfg, session.Config{})
+		data, into := pattern(200_000), make([]byte, 200_000)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		pass(5 * latency / 2) // the first reads are over, the next under way
+		e.Hold(twin.HoldReads)
+		pass(time.Second)
+		s.Abort()
+		x := within(t, r)
+		if x.n == 0 || x.n == len(data) || x.err != nil || !bytes.Equal(into[:x.n], data[:x.n]) {
+			t.Errorf("Read: %+v", x)
+		}
+		_, err = s.Read(into)
+		wantErr(t, "the next Read", err, session.ErrClosed)
+	})
+}
+
+// Nothing of the stream, its end least of all, overtakes the answer to an offer that was
+// taken back at once.
+func TestShutdownBehindAnOfferTakenBack(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, exact, session.Config{})
+		w := goWrite(s, pattern(50_000))
+		id := uint64(le.Uint32(p.expect(tOfferRead)))
+		s.InterruptWrite(true)
+		wantErr(t, "Write", within(t, w).err, session.ErrInterrupted)
+		s.InterruptWrite(false)
+		if err := s.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		p.expect(tCancelRead)
+		if m := p.recv(); m != nil {
+			t.Fatalf("a message of type %d before the answer", m[0])
+		}
+		p.send(tReadDone, 0, u64(id, 0)...)
+		p.expect(tShutdown)
+	})
+}
+
+// A Write that is offered in pieces says so, and is cut if the peer's process ends
+// between them.
+func TestDeathBetweenOffers(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := exact
+		cfg.Limits.MaxExpose = 50_000
+		a, b, ea, _ := pair(t, cfg, session.Config{ReceiveBudget: 1})
+		goWrite(a, pattern(100_000))
+		readFull(t, b, 51_024) // one offer, with what came in its message
+		ea.Kill()
+		got, err := io.ReadAll(readerOf(b))
+		wantErr(t, "Read", err, syscall.ECONNRESET)
+		if len(got) >= 49_000 {
+			t.Errorf("%d bytes more were read", len(got))
+		}
+	})
+}

@@ -1,0 +1,166 @@
+package session_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// What comes when nobody is inside, and nobody was for a moment that matters.
+
+// asked fails if the session does not answer a question soon, though nobody is inside.
+func asked(t *testing.T, p *raw) {
+	t.Helper()
+	p.send(tPing, 0)
+	p.expect(tPong)
+}
+
+// A Read that has waited for long uses up what the janitor had armed: the janitor looks
+// after the session again.
+func TestActedOnBehindAReadThatWaited(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, cfg, session.Config{})
+				r := goRead(s, make([]byte, 10))
+				pass(time.Minute)
+				p.send(tData, 0, 'x')
+				if x := within(t, r); x.n != 1 || x.err != nil {
+					t.Fatalf("Read: %+v", x)
+				}
+				asked(t, p)
+			})
+		})
+	}
+}
+
+// What comes just before the janitor arms a session is seen by the look behind that, and
+// what that makes due is said.
+func TestComesAsTheJanitorLeaves(t *testing.T) {
+	begin := func(t *testing.T, cfg twin.Config) (*lateArm, *raw) {
+		e := &lateArm{}
+		_, _, p := negotiatedOn(t, cfg, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		return e, p
+	}
+	t.Run("credit", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			e, p := begin(t, messages)
+			e.before = func() {
+				for range 12 { // cost credit, and want no answer that would bring it
+					p.send(tPong, 0)
+				}
+				nap(2 * latency)
+			}
+			p.expect(tCredit)
+		})
+	})
+	t.Run("room", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			cfg := messages
+			cfg.SendQueue = session.ControlReserve + 1
+			e, p := begin(t, cfg)
+			pass(2 * latency)
+			p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+			for range cfg.SendQueue {
+				if !p.send(tPing, 0) { // the answers fill it
+					t.Fatal("no room for a question")
+				}
+			}
+			pass(time.Millisecond)
+			e.before = func() {
+				p.send(tPing, 0)
+				nap(2 * latency)
+				e.before = func() { // as there is no room for the answer
+					p.Hold(0)
+					nap(3 * latency)
+				}
+			}
+			pass(time.Second)
+			for range cfg.SendQueue + 1 {
+				p.expect(tPong)
+			}
+		})
+	})
+}
+
+// slowPoll is an endpoint on which a look takes long, once.
+type slowPoll struct {
+	*twin.Endpoint
+	takes time.Duration
+}
+
+func (e *slowPoll) Poll(ev *session.Event) bool {
+	d := e.takes
+	e.takes = 0
+	nap(d)
+	return e.Endpoint.Poll(ev)
+}
+
+// A session at which somebody looks just when the janitor comes is not forgotten.
+func TestBusyWhenTheJanitorComes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &slowPoll{}
+		s, _, p := negotiatedOn(t, messages, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		for range 3 {
+			e.takes = 50 * time.Millisecond
+			s.ReadUrgent(nil)
+			pass(time.Second)
+			asked(t, p)
+		}
+	})
+}
+
+// What a Write leaves behind for want of room goes when there is some, of a session that
+// the janitor had left too.
+func TestBacklogOfAnIdleSession(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := messages
+		cfg.SendQueue = session.ControlReserve + 2
+		s, _, p := negotiated(t, cfg, session.Config{})
+		pass(time.Minute)
+		p.Hold(twin.HoldMessages)
+		data := pattern(20_000)
+		writeAll(t, s, data, 5000)
+		pass(time.Minute)
+		p.Hold(0)
+		var got []byte
+		for len(got) < len(data) {
+			got = append(got, p.expect(tData)...)
+		}
+		if !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// An outbox that finds no credit goes on when there is some.
+func TestOutboxWaitsForCredit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 2<<20)
+		var data []byte
+		for s.Stats().Stalls == 0 { // the peer does not look
+			if len(data) > 1<<20 {
+				t.Fatal("there is no end of its credit")
+			}
+			b := pattern(boxed.Limits.Inbox)
+			writeAll(t, s, b, len(b))
+			pass(2 * latency)
+			s.ReadUrgent(nil) // takes the completions, so that none comes behind the last
+			data = append(data, b...)
+		}
+		pass(time.Minute)
+		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
+}
