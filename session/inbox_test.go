@@ -339,6 +339,146 @@ func TestInboxIsLeftOnce(t *testing.T) {
 	})
 }
 
+// What the peer says of its inbox may cross our leaving it.
+func TestEmptiedCrossesLeaving(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 100_000)
+		writeAll(t, s, pattern(20_000), 20_000)
+		pass(5 * time.Second)
+		in.read(20_000)
+		in.emptied()
+		p.expect(tLeaveInbox)
+		pass(time.Second)
+		if _, err := s.WriteUrgent([]byte("alive?")); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The outbox is not given back while the device reads from it.
+func TestOutboxOfAWriteUnderWay(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 100_000)
+		data := pattern(20_000)
+		e.Hold(twin.HoldWrites)
+		writeAll(t, s, data, len(data))
+		pass(5 * time.Second)
+		if e.Left().Allocated == 0 {
+			t.Error("the memory was given back")
+		}
+		e.Hold(0)
+		pass(latency)
+		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		pass(5 * time.Second)
+		p.expect(tLeaveInbox)
+	})
+}
+
+// slowAlloc is an endpoint that takes long to find memory.
+type slowAlloc struct{ *twin.Endpoint }
+
+func (e slowAlloc) Alloc(n int) []byte {
+	nap(3 * time.Second)
+	return e.Endpoint.Alloc(n)
+}
+
+// … nor is the inbox left while a Write gets the outbox that goes with it.
+func TestOutboxThatComesLate(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(e *twin.Endpoint) session.Endpoint { return slowAlloc{e} })
+		in := p.open(s, 100_000)
+		data := pattern(20_000)
+		writeAll(t, s, data, len(data))
+		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// What is small stays behind what is in the outbox, several slices in one message too.
+func TestSmallSlicesBehindTheOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 10_000)
+		data := pattern(20_000) // half of it has no room there
+		writeAll(t, s, data, len(data))
+		const behind = "behind it"
+		done := make(chan result, 1)
+		go func() {
+			n, err := s.WriteBuffers([][]byte{[]byte(behind[:3]), []byte(behind[3:])})
+			done <- result{int(n), err}
+		}()
+		pass(time.Second)
+		got, _ := in.read(10_000)
+		in.emptied()
+		rest, _ := in.read(10_000)
+		if got = append(got, rest...); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		in.emptied()
+		var last []byte
+		for len(last) < len(behind) {
+			m := p.recv()
+			switch {
+			case m == nil:
+				t.Fatal("nothing comes behind it")
+			case m[0] == tFill:
+				for range le.Uint32(m[header:]) {
+					last = append(last, in.mem[in.at%len(in.mem)])
+					in.at++
+				}
+			case m[0] == tData:
+				last = append(last, m[header:]...)
+			}
+		}
+		if string(last) != behind {
+			t.Errorf("%q", last)
+		}
+		if r := within(t, done); r.n != len(behind) || r.err != nil {
+			t.Errorf("WriteBuffers: %+v", r)
+		}
+	})
+}
+
+// While nothing can be said, a later word of what was read replaces an earlier one: they
+// do not pile up.
+func TestEmptiedThatFindsNoRoom(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := boxed
+		cfg.SendQueue = session.ControlReserve + 1
+		s, _, p := negotiated(t, cfg, session.Config{ReceiveBudget: 10_000})
+		p.ask()
+		pass(2 * latency)
+		p.Hold(twin.HoldMessages)
+		for range cfg.SendQueue {
+			if !p.send(tPing, 0) { // the answers fill the queue
+				t.Fatal("no room for a question")
+			}
+		}
+		pass(time.Second)
+		const times = 12 // with more the peer has no credit
+		for range times {
+			if !p.send(tFill, 0, u64(5000)...) {
+				t.Fatal("no room for a Fill")
+			}
+			pass(time.Millisecond)
+			readFull(t, s, 5000)
+		}
+		p.Hold(0)
+		pass(time.Second)
+		for range cfg.SendQueue {
+			p.expect(tPong)
+		}
+		if n := le.Uint64(p.expect(tEmptied)[8:]); n != 5000*times {
+			t.Errorf("it says that it has read %d bytes", n)
+		}
+	})
+}
+
 // A stream that always has RDMA writes under way does not remember those that are
 // over.
 func TestLengthsOfWritesThatAreOver(t *testing.T) {
@@ -510,8 +650,12 @@ func TestInboxOfAnEndThatDoesNotRead(t *testing.T) {
 		a, b, _, _ := pair(t, boxed, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000})
 		writeAll(t, a, pattern(10_000), 10_000)
 		readFull(t, b, 10_000)
+		pass(time.Second / 2)
 		writeAll(t, a, pattern(60_000), 20_000)
-		pass(time.Second)
+		pass(time.Second / 2)
+		if got := b.Stats().OfferedBytesReceived; got != 50_000 {
+			t.Fatalf("%d bytes are in the inbox", got)
+		}
 		if err := b.CloseRead(); err != nil {
 			t.Fatal(err)
 		}
