@@ -506,20 +506,25 @@ func TestAbortInTheMiddleOfADirectRead(t *testing.T) {
 		cfg := byRead
 		cfg.Limits.MaxRDMA = 10_000
 		s, e, p := negotiated(t, cfg, session.Config{})
-		data, into := pattern(200_000), make([]byte, 200_000)
+		data, into := pattern(200_000), make([]byte, 300_000)
 		d, err := p.Expose(data, session.RemoteRead)
 		if err != nil {
 			t.Fatal(err)
 		}
 		r := goRead(s, into)
 		pass(time.Second)
+		const before = "before "
+		p.send(tData, 0, []byte(before)...)
 		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		p.send(tPong, 0)
 		pass(5 * latency / 2) // the first reads are over, the next under way
 		e.Hold(twin.HoldReads)
 		pass(time.Second)
 		s.Abort()
 		x := within(t, r)
-		if x.n == 0 || x.n == len(data) || x.err != nil || !bytes.Equal(into[:x.n], data[:x.n]) {
+		want := append([]byte(before), data...)
+		moved := x.n - len(before)
+		if moved <= 0 || moved >= len(data) || moved%cfg.Limits.MaxRDMA != 0 || x.err != nil || !bytes.Equal(into[:x.n], want[:x.n]) {
 			t.Errorf("Read: %+v", x)
 		}
 		_, err = s.Read(into)
@@ -563,6 +568,297 @@ func TestDeathBetweenOffers(t *testing.T) {
 		wantErr(t, "Read", err, syscall.ECONNRESET)
 		if len(got) >= 49_000 {
 			t.Errorf("%d bytes more were read", len(got))
+		}
+	})
+}
+
+// narrow is an endpoint that has room for short messages alone.
+type narrow struct {
+	*twin.Endpoint
+	most int // bytes; 0: as ever
+}
+
+func (e *narrow) Reserve(lo, hi int, control bool) []byte {
+	if e.most > 0 && lo > e.most {
+		return nil
+	}
+	return e.Endpoint.Reserve(lo, hi, control)
+}
+
+// What takes less room stays behind what waits for more: the message of an offer, and a
+// Fill.
+func TestShortMessagesStayBehind(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg  twin.Config
+		size int
+	}{"an offer": {byRead, 50_000}, "a Fill": {boxed, 20_000}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				e := &narrow{}
+				s, _, p := negotiatedOn(t, tt.cfg, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+					e.Endpoint = under
+					return e
+				})
+				if tt.cfg.Limits.Inbox > 0 {
+					p.open(s, 100_000)
+				}
+				e.most = 1500
+				first := pattern(5000)
+				writeAll(t, s, first, len(first)) // waits here
+				goWrite(s, pattern(tt.size))
+				pass(time.Second / 2)
+				p.send(tUrgent, 0, 'u') // it looks again
+				if m := p.recv(); m != nil {
+					t.Fatalf("a message of type %d", m[0])
+				}
+				e.most = 0
+				p.send(tUrgent, 0, 'u')
+				if got := p.data(len(first)); !bytes.Equal(got, first) {
+					t.Error("wrong bytes")
+				}
+			})
+		})
+	}
+}
+
+// An offer stays behind what the outbox could not send.
+func TestOfferBehindTheOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 10_000)
+		writeAll(t, s, pattern(20_000), 20_000)
+		goWrite(s, pattern(100_000))
+		in.read(10_000)
+		if m := p.recv(); m != nil {
+			t.Fatalf("a message of type %d before the outbox is empty", m[0])
+		}
+		in.emptied()
+		in.read(10_000)
+		p.expect(tOfferRead)
+	})
+}
+
+// Memory of a Write is taken back once, however often that looks.
+func TestOfferIsTakenBackOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, byRead, session.Config{})
+		w := goWrite(s, pattern(50_000))
+		id := uint64(le.Uint32(p.expect(tOfferRead)))
+		s.InterruptWrite(true)
+		p.expect(tCancelRead)
+		for range 5 {
+			p.send(tUrgent, 0, 'u')
+			pass(time.Millisecond)
+		}
+		p.send(tReadDone, 0, u64(id, 0)...)
+		wantErr(t, "Write", within(t, w).err, session.ErrInterrupted)
+		if m := p.recv(); m != nil {
+			t.Errorf("a message of type %d", m[0])
+		}
+	})
+}
+
+// The reader of an offer that is taken back answers when its reads are over, and not
+// before: the memory is gone then.
+func TestOfferTakenBackWhileItIsRead(t *testing.T) {
+	for name, reading := range map[string]bool{"by a Read": true, "ahead": false} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, byRead, session.Config{})
+				data, into := pattern(100_000), make([]byte, 100_000)
+				d, err := p.Expose(data, session.RemoteRead)
+				if err != nil {
+					t.Fatal(err)
+				}
+				e.Hold(twin.HoldReads)
+				var r <-chan result
+				if reading {
+					r = goRead(s, into)
+					pass(time.Second)
+				}
+				p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+				pass(time.Second)
+				p.send(tCancelRead, 0, u64(1)...)
+				if m := p.recv(); m != nil && m[0] != tCredit {
+					t.Fatalf("a message of type %d", m[0])
+				}
+				e.Hold(0)
+				n := int(le.Uint64(p.expectDone(t, 1, 0)))
+				if !reading {
+					r = goRead(s, into)
+				}
+				if x := within(t, r); x.n != n || x.err != nil || !bytes.Equal(into[:n], data[:n]) {
+					t.Errorf("Read: %+v; the peer was told of %d", x, n)
+				}
+			})
+		})
+	}
+}
+
+// What was to be fetched ahead from an offer that was revoked leaves nothing behind that
+// the next bytes would wait for.
+func TestRevokedWhileItIsFetchedAhead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, exact, session.Config{})
+		d, err := p.Expose(make([]byte, 100_000), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Hold(twin.HoldReads)
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		pass(time.Second)
+		if e.Left().Posted == 0 {
+			t.Fatal("nothing is fetched")
+		}
+		p.Revoke(d)
+		p.send(tCancelRead, 0, u64(1)...)
+		e.Hold(0)
+		p.expectDone(t, 1, 0)
+		p.send(tData, 0, []byte("behind")...)
+		if got := readFull(t, s, 6); string(got) != "behind" {
+			t.Errorf("%q", got)
+		}
+		if left := e.Left(); left.Allocated != 0 {
+			t.Errorf("kept: %+v", left)
+		}
+	})
+}
+
+// A Read that is interrupted stops soon: what is under way is waited for, no more is begun.
+func TestInterruptedReadStopsSoon(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite, "exact": exact} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				const size = 8 << 20
+				cfg.Limits.MaxRDMA = 10_000
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				r := goRead(b, make([]byte, size))
+				pass(time.Second)
+				goWrite(a, pattern(size))
+				pass(20 * latency)
+				b.InterruptRead(true)
+				began := time.Now()
+				if x := within(t, r); x.n == 0 || x.n >= size || x.err != nil {
+					t.Errorf("Read: %+v", x)
+				}
+				if took := time.Since(began); took > 20*latency {
+					t.Errorf("it returned %v later", took)
+				}
+			})
+		})
+	}
+}
+
+// grant takes a Grant, and returns where to write.
+func (p *raw) grant() session.Descriptor { return descriptor(p.expect(tGrant)[8:]) }
+
+// The memory of a Read goes back and forth: a grant that is given back unused costs
+// nothing, one that is used in part is followed by one of the rest.
+func TestGrantsOfARead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const size, part = 100_000, 40_000
+		cfg := byWrite
+		cfg.Limits.MaxExpose = 60_000
+		s, _, p := negotiated(t, cfg, session.Config{})
+		data, into := pattern(size), make([]byte, size)
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferWrite, 0, u64(1, size)...)
+		p.grant()
+		s.InterruptRead(true)
+		p.expect(tCancelWrite)
+		p.send(tWriteDone, 0, u64(1, 0)...)
+		wantErr(t, "Read", within(t, r).err, session.ErrInterrupted)
+		s.InterruptRead(false)
+		// write uses each grant in part, and checks what the Reads have.
+		write := func(id uint64) {
+			t.Helper()
+			for at := 0; at < size; {
+				d := p.grant()
+				n := min(part, int(d.Len))
+				if err := p.Write(data[at:at+n], d, 0, 1); err != nil {
+					t.Fatal(err)
+				}
+				pass(time.Millisecond)
+				for p.Poll(&session.Event{}) { // the completion
+				}
+				at += n
+				p.send(tWriteDone, 0, u64(id, uint64(n))...)
+			}
+			for got := 0; got < size; {
+				x := within(t, r)
+				if x.err != nil {
+					t.Fatal(x.err)
+				}
+				if got += x.n; got < size {
+					r = goRead(s, into[got:])
+				}
+			}
+			if !bytes.Equal(into, data) {
+				t.Errorf("wrong bytes of offer %d", id)
+			}
+		}
+		r = goRead(s, into) // too late: memory of the session's own is granted
+		write(1)
+		clear(into)
+		r = goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferWrite, 0, u64(2, size)...)
+		write(2)
+		// … and CloseRead takes it back.
+		p.send(tOfferWrite, 0, u64(3, size)...)
+		p.grant()
+		go s.CloseRead()
+		p.expect(tCancelWrite)
+		p.send(tWriteDone, 0, u64(3, 0)...)
+		p.expect(tGrant) // of nothing
+		if _, err := s.WriteUrgent([]byte("alive?")); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A peer that takes its grant back, or is too late to, may give the next one.
+func TestGrantsOfThePeer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byWrite
+		cfg.Limits.MaxRDMA, cfg.RDMAQueue = 10_000, 2
+		s, e, p := negotiated(t, cfg, session.Config{Disable: session.FeatureRDMARead})
+		const size = 200_000
+		data := pattern(size)
+		w := goWrite(s, data)
+		o := p.expect(tOfferWrite)
+		id, got := uint64(le.Uint32(o)), bytes.Clone(o[16:])
+		left := int(le.Uint64(o[8:]))
+		for i := 0; left > 0; i++ {
+			mem := make([]byte, min(50_000, left))
+			d, err := p.Expose(mem, session.RemoteWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 {
+				e.Hold(twin.HoldWrites)
+			}
+			p.send(tGrant, 0, u64(id, d.Addr, d.Key, d.Len)...)
+			if i == 0 {
+				pass(time.Millisecond)
+				p.send(tCancelWrite, 0, u64(id)...)
+				pass(time.Millisecond)
+				e.Hold(0)
+			}
+			n := int(le.Uint64(p.expect(tWriteDone)[8:]))
+			if n == 0 || i == 0 && n == len(mem) {
+				t.Fatalf("%d bytes of grant %d", n, i)
+			}
+			p.Revoke(d)
+			if i == 1 {
+				p.send(tCancelWrite, 0, u64(id)...) // too late
+				pass(time.Millisecond)
+			}
+			got, left = append(got, mem[:n]...), left-n
+		}
+		if x := within(t, w); x.n != size || x.err != nil || !bytes.Equal(got, data) {
+			t.Errorf("Write: %+v", x)
 		}
 	})
 }
