@@ -30,3 +30,9 @@ func LengthsKept(t *testing.T, underWay, times int) (most int) {
 
 // BrokenDirect is what a Read that waits for transfers to its slice asks between its looks.
 func (s *Session) BrokenDirect() (n int, broken bool) { return s.brokenDirect() }
+
+// Polling is how many in this process poll for something just now.
+func Polling() int { return int(spinning.Load()) }
+
+// OthersPoll has so many more poll, or fewer.
+func OthersPoll(n int) { spinning.Add(int32(n)) }

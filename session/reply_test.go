@@ -106,8 +106,13 @@ func TestReplyBeforeAGrantIsLost(t *testing.T) {
 }
 
 // CloseWrite that finds no room in the ring, of a session that the janitor looks after no
-// more, is told to the peer when there is some.
+// more, is told to the peer when there is some. So is Close.
 func TestShutdownWithoutRoom(t *testing.T) {
+	t.Run("CloseWrite", func(t *testing.T) { withoutRoom(t, (*session.Session).CloseWrite, tShutdown) })
+	t.Run("Close", func(t *testing.T) { withoutRoom(t, (*session.Session).Close, tClose) })
+}
+
+func withoutRoom(t *testing.T, end func(*session.Session) error, said byte) {
 	writes, pongs := -1, -1 // that fill the ring up to control's share, and that too
 	for range 2 {
 		inBubble(t, func(t *testing.T) {
@@ -135,7 +140,7 @@ func TestShutdownWithoutRoom(t *testing.T) {
 				}
 			}
 			before := s.Stats().MessagesSent
-			if err := s.CloseWrite(); err != nil {
+			if err := end(s); err != nil {
 				t.Fatal(err)
 			}
 			if s.Stats().MessagesSent != before {
@@ -144,9 +149,9 @@ func TestShutdownWithoutRoom(t *testing.T) {
 			for {
 				m := p.recv()
 				if m == nil {
-					t.Fatal("no Shutdown comes, though there is room")
+					t.Fatalf("no message of type %d comes, though there is room", said)
 				}
-				if m[0] == tShutdown {
+				if m[0] == said {
 					return
 				}
 			}

@@ -1,0 +1,135 @@
+package session_test
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// Close behind CloseWrite still says that nothing is read any more.
+func TestCloseBehindCloseWrite(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, cfg, session.Config{})
+				if err := s.CloseWrite(); err != nil {
+					t.Fatal(err)
+				}
+				p.expect(tShutdown)
+				go s.Close()
+				p.expect(tClose)
+			})
+		})
+	}
+}
+
+// A session that is closed ends with its peer, and does not wait for CloseTimeout.
+func TestCloseEndsWithThePeer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, messages, session.Config{CloseTimeout: time.Hour})
+		s.Close() // the peer does not answer
+		if e.Closed() {
+			t.Fatal("it did not wait")
+		}
+		p.Kill()
+		select {
+		case <-s.Closed():
+		case <-time.After(time.Second):
+			t.Error("it waits for a peer that has died")
+		}
+	})
+}
+
+// A session is closed when those who work for it are through.
+func TestClosedBehindItsWorkers(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		began := make(chan struct{}, 10)
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
+			return slowRevoke{e, began}
+		})
+		p.ask()
+		p.send(tLeaveInbox, 0)
+		<-began
+		at := time.Now()
+		s.Abort()
+		<-s.Closed()
+		if took := time.Since(at); took < time.Second {
+			t.Errorf("closed after %v, while its inbox is revoked", took)
+		}
+	})
+}
+
+// Small Writes are offered too where the operator wants nothing to go as payload.
+func TestSmallWritesWithoutInline(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, exact, session.Config{Disable: session.FeatureInline})
+		w := goWrite(a, []byte("small"))
+		if got := readFull(t, b, 5); string(got) != "small" {
+			t.Errorf("%q", got)
+		}
+		within(t, w)
+		if n := a.Stats().OffersSent; n != 1 {
+			t.Errorf("%d offers", n)
+		}
+	})
+}
+
+// An interrupted direction writes nothing, several small slices neither.
+func TestInterruptedWriteBuffers(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, messages, session.Config{})
+		a.InterruptWrite(true)
+		n, err := a.WriteBuffers([][]byte{[]byte("one"), []byte("two")})
+		wantErr(t, "WriteBuffers", err, session.ErrInterrupted)
+		pass(time.Second)
+		if n != 0 || b.Stats().MessagesReceived != 1 { // Negotiate
+			t.Errorf("%d bytes were taken", n)
+		}
+	})
+}
+
+// Who has polled is counted out again, whichever way that ended: who is not keeps all
+// others from it for good.
+func TestPollersAreCountedOut(t *testing.T) {
+	if n := session.Polling(); n != 0 {
+		t.Fatalf("%d poll before it", n)
+	}
+	cfg := twin.Config{Limits: messages.Limits, MinLatency: time.Microsecond, MaxLatency: time.Microsecond}
+	ea, eb := twin.Pair(cfg)
+	scfg := session.Config{Spin: 5 * time.Millisecond, KeepAlive: -1}
+	a, b := session.New(ea, scfg), session.New(eb, scfg)
+	negotiate(t, a)
+	negotiate(t, b)
+	for _, others := range []int{0, runtime.GOMAXPROCS(0)} {
+		session.OthersPoll(others)
+		for range 200 {
+			r := goRead(a, make([]byte, 1))
+			if _, err := b.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			if x := within(t, r); x.n != 1 || x.err != nil {
+				t.Fatalf("Read: %+v", x)
+			}
+		}
+		before := a.Stats().Sleeps
+		r := goRead(a, make([]byte, 1))
+		for a.Stats().Sleeps == before {
+			runtime.Gosched()
+		}
+		if _, err := b.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		within(t, r)
+		session.OthersPoll(-others)
+	}
+	go a.Close()
+	b.Close()
+	<-a.Closed()
+	<-b.Closed()
+	if n := session.Polling(); n != 0 {
+		t.Errorf("%d poll behind it", n)
+	}
+}
