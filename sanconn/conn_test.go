@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -269,6 +270,70 @@ func TestOnCloseIsCalledOnce(t *testing.T) {
 	a.Close()
 	if calls != 1 {
 		t.Errorf("called %d times", calls)
+	}
+}
+
+// What a closed connection says is what net says, of calls that would do nothing too.
+func TestCallsOfAClosedConn(t *testing.T) {
+	a, _ := pipe(t, session.Limits{}, nil)
+	a.SetWriteDeadline(time.Now().Add(-time.Second))
+	if _, err := a.Write(nil); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Write of nothing behind its deadline: %v", err)
+	}
+	a.SetWriteDeadline(time.Time{})
+	a.Close()
+	for _, tt := range []struct {
+		what string
+		call func() error
+		op   string
+		at   net.Addr
+	}{
+		{"Read", func() error { _, err := a.Read(make([]byte, 1)); return err }, "read", a.RemoteAddr()},
+		{"Read of nothing", func() error { _, err := a.Read(nil); return err }, "read", a.RemoteAddr()},
+		{"Write", func() error { _, err := a.Write(make([]byte, 1)); return err }, "write", a.RemoteAddr()},
+		{"Write of nothing", func() error { _, err := a.Write(nil); return err }, "write", a.RemoteAddr()},
+		{"Close", a.Close, "close", a.RemoteAddr()},
+		{"CloseRead", a.CloseRead, "close", a.RemoteAddr()},
+		{"CloseWrite", a.CloseWrite, "close", a.RemoteAddr()},
+		{"SetDeadline", func() error { return a.SetDeadline(time.Time{}) }, "set", a.LocalAddr()},
+		{"SetReadDeadline", func() error { return a.SetReadDeadline(time.Time{}) }, "set", a.LocalAddr()},
+		{"SetWriteDeadline", func() error { return a.SetWriteDeadline(time.Time{}) }, "set", a.LocalAddr()},
+	} {
+		err := tt.call()
+		var op *net.OpError
+		if !errors.Is(err, net.ErrClosed) || !errors.As(err, &op) || op.Op != tt.op || op.Addr != tt.at {
+			t.Errorf("%s: %v", tt.what, err)
+		}
+	}
+}
+
+// A connection that was closed and is then forgotten is not closed once more.
+func TestClosedConnIsForgotten(t *testing.T) {
+	var calls [2]atomic.Int32
+	for i := range calls { // the second is not closed: when that is found, the first is too
+		ea, eb := twin.Pair(twin.Config{})
+		sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
+		defer sb.Abort()
+		if err := errors.Join(sa.Negotiate(t.Context()), sb.Negotiate(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		a := sanconn.New(sa, &net.TCPAddr{}, &net.TCPAddr{}, func() { calls[i].Add(1) })
+		if i == 0 {
+			a.Close()
+		}
+	}
+	for range 3 {
+		testenv.Eventually(t, patience, func() error {
+			runtime.GC()
+			if calls[1].Load() == 0 {
+				return errors.New("nothing was found")
+			}
+			return nil
+		})
+		runtime.GC()
+	}
+	if n := calls[0].Load(); n != 1 {
+		t.Errorf("called %d times", n)
 	}
 }
 
