@@ -43,6 +43,11 @@ var onAFake = []struct {
 	{"one device", fakeDevicesDoNotOverlap},
 	{"closing listener", fakeClosingListener},
 	{"polls", fakePollsOfAQueue},
+	{"send room", fakeSendRoom},
+	{"receive buffers", fakeReceiveBuffers},
+	{"no messages", fakeNoMessages},
+	{"ends", fakeEnds},
+	{"groups", fakeGroups},
 }
 
 // TestOnAFake runs the tests of this file in a process of their own, which finds the
@@ -105,9 +110,12 @@ const (
 	fakeSlow
 	fakePolls
 	fakeCompletions
+	fakeRecvs
 
 	fakeObjects = 16
 	fakeName    = 64
+	fakePosted  = 128
+	fakeRing    = 256
 	fakeWords   = 512
 )
 

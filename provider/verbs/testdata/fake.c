@@ -32,8 +32,11 @@ enum {
 	SLOW, // 1: events take their time
 	POLLS, // of completion queues
 	COMPLETIONS, // that they have
+	RECVS, // receive buffers posted
 	PD = 16, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
 	NAME = 64, // of the call that failed, here and in the next words
+	POSTED = 128, // the last of them, in turn
+	RING = 256, // that many
 	WORDS = 512,
 };
 
@@ -88,15 +91,24 @@ static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 
 static int notify(struct ibv_cq *cq, int solicited) { return 0; }
 
-#define POST(name, queue, request) \
-	static int name(struct queue *q, struct request *wr, struct request **bad) \
+static int post_send(struct ibv_qp *q, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	*bad = wr;
+	return FAULT();
+}
+
+#define POST_RECV(name, queue) \
+	static int name(struct queue *q, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) \
 	{ \
 		*bad = wr; \
-		return FAULT(); \
+		if (FAULT()) \
+			return errno; \
+		for (; wr; wr = wr->next) \
+			word[POSTED + (COUNT(RECVS, 1) - 1) % RING] = wr->wr_id; \
+		return 0; \
 	}
-POST(post_send, ibv_qp, ibv_send_wr)
-POST(post_recv, ibv_qp, ibv_recv_wr)
-POST(post_srq_recv, ibv_srq, ibv_recv_wr)
+POST_RECV(post_recv, ibv_qp)
+POST_RECV(post_srq_recv, ibv_srq)
 
 static void open_context(void) // mu is held
 {

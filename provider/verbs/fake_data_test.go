@@ -1,0 +1,403 @@
+//go:build linux && cgo
+
+package verbs
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+// What an endpoint does with the completions of a device, over the fake, which has none:
+// the tests say what completes. Which buffers are posted the fake tells.
+
+// fakePair makes a connection.
+func fakePair(t *testing.T, port int, cfg Config) (a, b *Endpoint) {
+	t.Helper()
+	l, err := Listen(fakeAddr(port), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if a, err = Dial(ctx, netip.AddrPort{}, fakeAddr(port), cfg); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.Abort)
+	if b, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Abort)
+	return a, b
+}
+
+// complete is what the device says.
+func (e *Endpoint) complete(wc ibv.WC) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.completed(&wc)
+	e.settle()
+}
+
+// Room for messages is used again when the device has said so, and not before; and it is
+// said soon enough that nobody waits for ever.
+func fakeSendRoom(t *testing.T) {
+	useFake(t)
+	e, _ := fakePair(t, 44_000, Config{})
+	e.inline = 64
+	r := rand.New(rand.NewPCG(1, 1))
+	type used struct {
+		id       uint64
+		from, to int // of the send region
+	}
+	var flying []used
+	var signaled, done uint64 // the last message that asks for a completion, that has one
+	const steps = 50_000
+	waits := 0
+	for i := range steps {
+		control := r.IntN(4) == 0
+		most := e.cfg.BufferSize
+		if control {
+			most = session.MaxControl
+		}
+		if i/100%2 == 0 {
+			most = 100
+		}
+		lo := 1 + r.IntN(most)
+		room := e.Reserve(lo, lo+r.IntN(most-lo+1), control)
+		if room == nil || r.IntN(64) == 0 {
+			if room == nil {
+				waits++
+				if signaled == done {
+					t.Fatalf("step %d: no room for %d bytes, and nothing that is under way says when there is", i, lo)
+				}
+			}
+			if signaled != done {
+				e.complete(ibv.WC{ID: kindSend | signaled})
+				done = signaled
+				flying = slices.DeleteFunc(flying, func(u used) bool { return u.id <= done })
+			}
+			continue
+		}
+		if len(room) < lo {
+			t.Fatalf("step %d: %d bytes of %d", i, len(room), lo)
+		}
+		if !control && e.sends.n >= maxSends-session.ControlReserve {
+			t.Fatalf("step %d: data takes what is control's", i)
+		}
+		from, n := e.reserveAt, 1+r.IntN(len(room))
+		e.Commit(n)
+		if n > e.inline {
+			for _, u := range flying {
+				if from < u.to && u.from < from+n {
+					t.Fatalf("step %d: bytes %d to %d are used while the device sends %d to %d", i, from, from+n, u.from, u.to)
+				}
+			}
+			flying = append(flying, used{e.posted, from, from + n})
+		}
+		if e.unsignaled == 0 {
+			signaled = e.posted
+		}
+	}
+	if e.Err() != nil || waits < steps/100 {
+		t.Errorf("%v, %d waits", e.Err(), waits)
+	}
+}
+
+// buffers is the model of a receive queue: which buffers are posted, in order.
+type buffers struct {
+	f      *fake
+	posted []int
+	seen   int64
+}
+
+func (q *buffers) look() {
+	for ; q.seen < q.f.get(fakeRecvs); q.seen++ {
+		n := int(uint64(q.f.get(fakePosted+int(q.seen%fakeRing))) &^ kindMask)
+		if slices.Contains(q.posted, n) {
+			q.f.t.Errorf("buffer %d is posted twice", n)
+		}
+		q.posted = append(q.posted, n)
+	}
+}
+
+// deliver fills the next buffer with a message.
+func (q *buffers) deliver(e *Endpoint, number uint64) {
+	q.f.t.Helper()
+	if len(q.posted) == 0 {
+		q.f.t.Fatal("no buffer is posted, though the peer has credit")
+	}
+	n := q.posted[0]
+	q.posted = q.posted[1:]
+	mem, _ := e.buffer(n)
+	binary.LittleEndian.PutUint64(mem, number)
+	e.complete(ibv.WC{ID: kindRecv | uint64(n), Opcode: ibv.WCRecv, ByteLen: 8})
+}
+
+// Each buffer is posted again once, when nobody reads it any more, so that a peer which
+// keeps to its window finds one; those of a group also when its member ends.
+func fakeReceiveBuffers(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeSRQs, 16)
+	for i, cfg := range fakeConfigs {
+		e, _ := fakePair(t, 45_000+i, cfg)
+		if shared := e.group != nil; shared != cfg.SharedDomain {
+			t.Fatalf("a shared queue: %v", shared)
+		}
+		all := e.cfg.Buffers
+		if e.group != nil {
+			all = e.group.shares * srqShare
+		}
+		q := &buffers{f: f}
+		for n := range all {
+			q.posted = append(q.posted, n)
+		}
+		f.set(fakeRecvs, 0)
+		r := rand.New(rand.NewPCG(2, 2))
+		var sent, next uint64
+		var kept []uint64
+		var ev session.Event
+		number := func(m []byte) uint64 { return binary.LittleEndian.Uint64(m) }
+		poll := func(keep bool) {
+			t.Helper()
+			got := e.Poll(&ev)
+			q.look()
+			if got != (next < sent) || got && number(ev.Msg) != next {
+				t.Fatalf("message %d of %d: %v, %+v", next, sent, got, ev)
+			}
+			if !got {
+				return
+			}
+			if keep {
+				e.Keep()
+				kept = append(kept, next)
+			} else {
+				e.Drop()
+			}
+			next++
+		}
+		release := func() {
+			if m := e.Front(); number(m) != kept[0] {
+				t.Fatalf("the oldest kept is %d, want %d", number(m), kept[0])
+			}
+			e.Release()
+			kept = kept[1:]
+		}
+		for range 20_000 {
+			switch r.IntN(4) {
+			case 0, 1:
+				if int(sent-next)+len(kept) < e.limits.Window {
+					q.deliver(e, sent)
+					sent++
+				}
+			case 2:
+				poll(r.IntN(2) == 0)
+			case 3:
+				if len(kept) > 0 {
+					release()
+				}
+			}
+			q.look()
+		}
+		for next < sent {
+			poll(false)
+		}
+		for len(kept) > 0 {
+			release()
+		}
+		poll(false)
+		q.look()
+		if waiting := all - len(q.posted); e.Err() != nil || waiting >= repostBatch/2 || e.taken != waiting {
+			t.Errorf("%v; %d of %d buffers are not posted, it thinks %d", e.Err(), waiting, all, e.taken)
+		}
+		if e.group == nil {
+			continue
+		}
+		for range 10 {
+			q.deliver(e, sent)
+			sent++
+		}
+		poll(true)
+		poll(true)
+		if e.Poll(&ev); ev.Kind != session.Message { // and neither kept nor dropped
+			t.Fatal("no message")
+		}
+		n := q.posted[0]
+		q.posted = q.posted[1:]
+		e.complete(ibv.WC{ID: kindRecv | uint64(n), Status: ibv.WRFlushErr})
+		e.Abort()
+		q.look()
+		if len(q.posted) != all {
+			t.Errorf("%d of %d buffers are posted behind a member's end", len(q.posted), all)
+		}
+	}
+}
+
+// told is a session that is woken.
+type told chan session.Events
+
+func (w told) Wake(ev session.Events) {
+	select {
+	case w <- ev:
+	default:
+	}
+}
+
+// What comes and is no message ends the connection, and is not handed out.
+func fakeNoMessages(t *testing.T) {
+	useFake(t)
+	i := 0
+	for what, tt := range map[string]struct {
+		wc  ibv.WC
+		end error
+	}{
+		"the farewell":        {ibv.WC{Opcode: ibv.WCRecv}, syscall.EPIPE},
+		"of another kind":     {ibv.WC{Opcode: ibv.WCSend, ByteLen: 8}, syscall.ECONNRESET},
+		"written, with a tag": {ibv.WC{Opcode: ibv.WCRecvImm, Flags: ibv.WCWithImm, ByteLen: 8}, syscall.ECONNRESET},
+		"with a tag":          {ibv.WC{Opcode: ibv.WCRecv, Flags: ibv.WCWithImm, ByteLen: 8}, syscall.ECONNRESET},
+		"too long":            {ibv.WC{Opcode: ibv.WCRecv, ByteLen: 1 << 20}, syscall.ECONNRESET},
+		"that takes a key":    {ibv.WC{Opcode: ibv.WCRecv, Flags: ibv.WCWithInv, ByteLen: 8}, syscall.ECONNRESET},
+		"that failed":         {ibv.WC{Status: ibv.RemAccessErr}, syscall.ECONNRESET},
+		"of a silent peer":    {ibv.WC{Status: ibv.RetryExcErr}, syscall.ETIMEDOUT},
+		"of a slow responder": {ibv.WC{Status: ibv.RespTimeoutErr}, syscall.ETIMEDOUT},
+	} {
+		e, _ := fakePair(t, 46_000+i, Config{})
+		i++
+		w := make(told, 1)
+		e.Start(w)
+		tt.wc.ID = kindRecv
+		e.complete(tt.wc)
+		var ev session.Event
+		if err := e.Err(); e.Poll(&ev) || !errors.Is(err, tt.end) {
+			t.Errorf("a completion %s: %+v, %v", what, ev, err)
+		}
+		if len(w) == 0 {
+			t.Errorf("a completion %s: nobody is told", what)
+		}
+	}
+}
+
+// An end is known when nothing is under way any more to memory of this end, and not
+// before; and all hear of it.
+func fakeEnds(t *testing.T) {
+	f := useFake(t)
+	port := 47_000
+	begin := func() (*Endpoint, told) {
+		port++
+		e, _ := fakePair(t, port, Config{})
+		w := make(told, 1)
+		e.Start(w)
+		return e, w
+	}
+	reset := func(what string, e *Endpoint, w told) {
+		t.Helper()
+		if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if len(w) == 0 {
+			t.Errorf("%s: nobody is told", what)
+		}
+	}
+	for what, over := range map[string]func(*Endpoint){
+		"a read that is flushed":     func(e *Endpoint) { e.complete(ibv.WC{ID: kindRead, Status: ibv.WRFlushErr}) },
+		"a read that is not flushed": (*Endpoint).giveUp,
+	} {
+		e, w := begin()
+		mem := e.Alloc(4096)
+		if err := e.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
+			t.Fatal(err)
+		}
+		e.broken(lost(syscall.EIO))
+		if err := e.Err(); err != nil || len(w) != 0 {
+			t.Errorf("%s: it is over while the device may write to memory: %v", what, err)
+		}
+		if e.late == nil {
+			t.Errorf("%s: nobody waits for it", what)
+		}
+		over(e)
+		reset(what, e, w)
+		var ev session.Event
+		if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || ev.Err == nil {
+			t.Errorf("%s: %+v", what, ev)
+		}
+		e.Free(mem)
+	}
+	fails := func() {
+		f.set(fakeErrno, int64(syscall.EIO))
+		f.set(fakeCountdown, 0)
+	}
+	e, w := begin()
+	e.Commit(len(e.Reserve(8, 8, false)))
+	if err := e.Err(); err != nil {
+		t.Fatal(err)
+	}
+	e.Reserve(8, 8, false)
+	fails()
+	e.Commit(8)
+	reset("a message that is not posted", e, w)
+	if e.Reserve(8, 8, true) != nil {
+		t.Error("there is room for a message behind the end")
+	}
+
+	e, w = begin()
+	fails()
+	e.mu.Lock()
+	for n := range repostBatch {
+		e.taken++
+		e.again(arrival{buffer: n, n: 8})
+	}
+	e.mu.Unlock()
+	reset("a buffer that is not posted", e, w)
+
+	e, _ = begin()
+	e.broken(lost(syscall.EIO))
+	w = make(told, 1)
+	e.Start(w)
+	reset("a session that starts behind the end", e, w)
+}
+
+// Members of a group have buffers of one size, and a share of them each; nobody joins one
+// from which some may be missing.
+func fakeGroups(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeSRQs, 16)
+	cfg := Config{SharedDomain: true, SRQFrom: 1}
+	small := cfg
+	small.BufferSize = 512
+	a, b := fakePair(t, 48_000, cfg)
+	c, _ := fakePair(t, 48_001, cfg)
+	d, _ := fakePair(t, 48_002, small)
+	g := a.group
+	if g == nil || b.group != g || c.group != g || g.members != 4 || g.shares != 4 {
+		t.Errorf("%d members with %d shares", g.members, g.shares)
+	}
+	if d.group == nil || d.group == g {
+		t.Error("buffers of different sizes in a group")
+	}
+	g.retire()
+	e, _ := fakePair(t, 48_003, cfg)
+	if e.group == nil || e.group == g {
+		t.Error("it joins a group that takes nobody")
+	}
+	for n := 0; n < srqShare+1; n++ { // more than it has credit for
+		e.complete(ibv.WC{ID: kindRecv | uint64(n), Opcode: ibv.WCRecv, ByteLen: 8})
+	}
+	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) || e.arrived.n != srqShare || !e.lost {
+		t.Errorf("%v, %d messages", err, e.arrived.n)
+	}
+	h := e.group
+	e.Abort()
+	if !h.retired {
+		t.Error("a group from which receives may be missing takes members")
+	}
+}
