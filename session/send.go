@@ -163,7 +163,7 @@ func (s *Session) write(p []byte, more bool) (n int, err error) {
 		s.openOutbox()
 	}
 	n = s.sendData(p, more)
-	if n == len(p) && (n > 0 || s.failure.Load() == nil) {
+	if n == len(p) {
 		return n, nil
 	}
 	return s.writeInline(p, n, more)
@@ -478,7 +478,7 @@ func (s *Session) flushLocked() {
 			tx.backlog = nil
 		}
 		s.flushOutbox()
-		if tx.last != 0 && !tx.lastOut && !tx.out.active && tx.outbox.unsent() == 0 && s.streamFree() {
+		if tx.last != 0 && !tx.lastOut && tx.outbox.unsent() == 0 && s.streamFree() {
 			tx.lastOut = s.trySend(&control{t: tx.last})
 		}
 	}
