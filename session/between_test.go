@@ -165,7 +165,7 @@ func TestLastWriteDoneInAnotherLook(t *testing.T) {
 		}
 		pass(time.Second)
 		between, goOn := make(chan struct{}), make(chan struct{})
-		e.before = func() { close(between); <-goOn }
+		e.before(func() { close(between); <-goOn })
 		p.send(tPing, 0) // the Read looks once more
 		<-between
 		p.send(tWriteDone, 1, u64(1, size)...)

@@ -380,12 +380,12 @@ func TestFloodOfBytes(t *testing.T) {
 // askedForMemory counts what the session makes ready for its peer.
 type askedForMemory struct {
 	*twin.Endpoint
-	times int
+	times atomic.Int32
 	then  func() // at the first
 }
 
 func (e *askedForMemory) Alloc(n int) []byte {
-	if e.times++; e.times == 1 {
+	if e.times.Add(1) == 1 {
 		e.then()
 	}
 	return e.Endpoint.Alloc(n)
@@ -412,8 +412,8 @@ func TestFloodOfInboxes(t *testing.T) {
 		e.then = func() { s.InterruptRead(true) }
 		_, err := s.Read(make([]byte, 100))
 		wantErr(t, "Read", err, session.ErrInterrupted)
-		if e.times > all/2 {
-			t.Errorf("it went on for %d inboxes", e.times)
+		if n := e.times.Load(); n > all/2 {
+			t.Errorf("it went on for %d inboxes", n)
 		}
 		for range all {
 			p.expect(tInbox)

@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"bytes"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -51,12 +52,12 @@ func TestComesAsTheJanitorLeaves(t *testing.T) {
 	t.Run("credit", func(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
 			e, p := begin(t, messages)
-			e.before = func() {
+			e.before(func() {
 				for range 12 { // cost credit, and want no answer that would bring it
 					p.send(tPong, 0)
 				}
 				nap(2 * latency)
-			}
+			})
 			p.expect(tCredit)
 		})
 	})
@@ -73,14 +74,14 @@ func TestComesAsTheJanitorLeaves(t *testing.T) {
 				}
 			}
 			pass(time.Millisecond)
-			e.before = func() {
+			e.before(func() {
 				p.send(tPing, 0)
 				nap(2 * latency)
-				e.before = func() { // as there is no room for the answer
+				e.before(func() { // as there is no room for the answer
 					p.Hold(0)
 					nap(3 * latency)
-				}
-			}
+				})
+			})
 			pass(time.Second)
 			for range cfg.SendQueue + 1 {
 				p.expect(tPong)
@@ -92,13 +93,11 @@ func TestComesAsTheJanitorLeaves(t *testing.T) {
 // slowPoll is an endpoint on which a look takes long, once.
 type slowPoll struct {
 	*twin.Endpoint
-	takes time.Duration
+	takes atomic.Int64 // ns
 }
 
 func (e *slowPoll) Poll(ev *session.Event) bool {
-	d := e.takes
-	e.takes = 0
-	nap(d)
+	nap(time.Duration(e.takes.Swap(0)))
 	return e.Endpoint.Poll(ev)
 }
 
@@ -111,7 +110,7 @@ func TestBusyWhenTheJanitorComes(t *testing.T) {
 			return e
 		})
 		for range 3 {
-			e.takes = 50 * time.Millisecond
+			e.takes.Store(int64(50 * time.Millisecond))
 			s.ReadUrgent(nil)
 			pass(time.Second)
 			asked(t, p)

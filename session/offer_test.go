@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -451,8 +452,8 @@ func TestOfferEndsBehindADirectRead(t *testing.T) {
 // fullQueue is an endpoint on which RDMA reads find the queue full until there is room.
 type fullQueue struct {
 	*twin.Endpoint
-	room  bool
-	armed session.Events
+	room  atomic.Bool
+	armed atomic.Uint32 // session.Events
 	waker session.Waker
 }
 
@@ -462,12 +463,12 @@ func (e *fullQueue) Start(w session.Waker) {
 }
 
 func (e *fullQueue) Arm(ev session.Events) {
-	e.armed |= ev
+	e.armed.Or(uint32(ev))
 	e.Endpoint.Arm(ev)
 }
 
 func (e *fullQueue) Read(into []byte, from session.Descriptor, off int, id uint32) error {
-	if !e.room {
+	if !e.room.Load() {
 		return session.ErrWouldBlock
 	}
 	return e.Endpoint.Read(into, from, off, id)
@@ -490,8 +491,8 @@ func TestDirectReadWaitsForRoom(t *testing.T) {
 		pass(time.Second)
 		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 		pass(time.Second)
-		e.room = true
-		if e.armed&session.SendReady != 0 {
+		e.room.Store(true)
+		if session.Events(e.armed.Load())&session.SendReady != 0 {
 			go e.waker.Wake(session.SendReady)
 		}
 		if x := within(t, r); x.n != len(data) || x.err != nil || !bytes.Equal(into, data) {
@@ -575,11 +576,11 @@ func TestDeathBetweenOffers(t *testing.T) {
 // narrow is an endpoint that has room for short messages alone.
 type narrow struct {
 	*twin.Endpoint
-	most int // bytes; 0: as ever
+	most atomic.Int32 // bytes; 0: as ever
 }
 
 func (e *narrow) Reserve(lo, hi int, control bool) []byte {
-	if e.most > 0 && lo > e.most {
+	if most := int(e.most.Load()); most > 0 && lo > most {
 		return nil
 	}
 	return e.Endpoint.Reserve(lo, hi, control)
@@ -602,7 +603,7 @@ func TestShortMessagesStayBehind(t *testing.T) {
 				if tt.cfg.Limits.Inbox > 0 {
 					p.open(s, 100_000)
 				}
-				e.most = 1500
+				e.most.Store(1500)
 				first := pattern(5000)
 				writeAll(t, s, first, len(first)) // waits here
 				goWrite(s, pattern(tt.size))
@@ -611,7 +612,7 @@ func TestShortMessagesStayBehind(t *testing.T) {
 				if m := p.recv(); m != nil {
 					t.Fatalf("a message of type %d", m[0])
 				}
-				e.most = 0
+				e.most.Store(0)
 				p.send(tUrgent, 0, 'u')
 				if got := p.data(len(first)); !bytes.Equal(got, first) {
 					t.Error("wrong bytes")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -1353,13 +1354,15 @@ func TestControlThatFindsNoRoomGoesLater(t *testing.T) {
 // lateArm is an endpoint at which something happens just before Arm.
 type lateArm struct {
 	*twin.Endpoint
-	before func() // once; nil: nothing
+	then atomic.Pointer[func()] // nil: nothing
 }
 
+// before has f called before the next Arm.
+func (e *lateArm) before(f func()) { e.then.Store(&f) }
+
 func (e *lateArm) Arm(ev session.Events) {
-	if f := e.before; f != nil {
-		e.before = nil
-		f()
+	if f := e.then.Swap(nil); f != nil {
+		(*f)()
 	}
 	e.Endpoint.Arm(ev)
 }
@@ -1384,11 +1387,11 @@ func TestControlDueBeforeSleepGoesLater(t *testing.T) {
 		}
 		pass(2 * latency)
 		asked := make(chan struct{})
-		e.before = func() {
+		e.before(func() {
 			p.send(tPing, 0)
 			nap(2 * latency) // it comes before anybody is to be woken for it
 			close(asked)
-		}
+		})
 		goRead(s, make([]byte, 1))
 		<-asked
 		pass(2 * latency)

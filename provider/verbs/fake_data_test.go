@@ -53,7 +53,13 @@ func (e *Endpoint) complete(wc ibv.WC) {
 // said soon enough that nobody waits for ever.
 func fakeSendRoom(t *testing.T) {
 	useFake(t)
-	e, _ := fakePair(t, 44_000, Config{})
+	for i, cfg := range []Config{{}, {SendBuffer: 1}} { // the least
+		e, _ := fakePair(t, 44_000+i, cfg)
+		sendRoom(t, e)
+	}
+}
+
+func sendRoom(t *testing.T, e *Endpoint) {
 	e.inline = 64
 	r := rand.New(rand.NewPCG(1, 1))
 	type used struct {
@@ -149,7 +155,7 @@ func (q *buffers) deliver(e *Endpoint, number uint64) {
 func fakeReceiveBuffers(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeSRQs, 16)
-	for i, cfg := range fakeConfigs {
+	for i, cfg := range append(fakeConfigs, fakeConfigs[1]) {
 		e, _ := fakePair(t, 45_000+i, cfg)
 		if shared := e.group != nil; shared != cfg.SharedDomain {
 			t.Fatalf("a shared queue: %v", shared)
@@ -229,7 +235,9 @@ func fakeReceiveBuffers(t *testing.T) {
 		}
 		poll(true)
 		poll(true)
-		if e.Poll(&ev); ev.Kind != session.Message { // and neither kept nor dropped
+		if i == len(fakeConfigs) {
+			// the last one is kept
+		} else if e.Poll(&ev); ev.Kind != session.Message { // and neither kept nor dropped
 			t.Fatal("no message")
 		}
 		n := q.posted[0]
@@ -311,6 +319,11 @@ func fakeEnds(t *testing.T) {
 	for what, over := range map[string]func(*Endpoint){
 		"a read that is flushed":     func(e *Endpoint) { e.complete(ibv.WC{ID: kindRead, Status: ibv.WRFlushErr}) },
 		"a read that is not flushed": (*Endpoint).giveUp,
+		"a read that ends well": func(e *Endpoint) {
+			f.set(fakeCompleted, int64(kindRead))
+			f.set(fakeCompletions, 1)
+			e.notice()
+		},
 	} {
 		e, w := begin()
 		mem := e.Alloc(4096)
@@ -321,13 +334,13 @@ func fakeEnds(t *testing.T) {
 		if err := e.Err(); err != nil || len(w) != 0 {
 			t.Errorf("%s: it is over while the device may write to memory: %v", what, err)
 		}
-		if e.late == nil {
+		if e.late == nil || !e.notified.Load() {
 			t.Errorf("%s: nobody waits for it", what)
 		}
 		over(e)
 		reset(what, e, w)
 		var ev session.Event
-		if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || ev.Err == nil {
+		if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || (ev.Err == nil) != (what == "a read that ends well") {
 			t.Errorf("%s: %+v", what, ev)
 		}
 		e.Free(mem)
@@ -358,6 +371,26 @@ func fakeEnds(t *testing.T) {
 	}
 	e.mu.Unlock()
 	reset("a buffer that is not posted", e, w)
+	if !e.lost {
+		t.Error("a group would count on that buffer")
+	}
+
+	e, w = begin()
+	e.notified.Store(false)
+	fails()
+	e.Arm(session.RecvReady)
+	reset("a queue that announces nothing", e, w)
+
+	e, w = begin()
+	f.set(fakeCompleted, int64(kindSend))
+	f.set(fakeCompletions, 100)
+	if e.Poll(&session.Event{}); f.get(fakeCompletions) != 0 { // nothing would announce the rest
+		t.Errorf("a look leaves %d of 100 completions", f.get(fakeCompletions))
+	}
+	f.set(fakeCompletions, -1)
+	e.Poll(&session.Event{})
+	f.set(fakeCompletions, 0)
+	reset("a queue that fails", e, w)
 
 	e, _ = begin()
 	e.broken(lost(syscall.EIO))

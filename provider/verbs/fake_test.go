@@ -110,6 +110,7 @@ const (
 	fakeSlow
 	fakePolls
 	fakeCompletions
+	fakeCompleted
 	fakeRecvs
 
 	fakeObjects = 16

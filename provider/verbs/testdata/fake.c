@@ -31,7 +31,8 @@ enum {
 	SRQS, // that the device has
 	SLOW, // 1: events take their time
 	POLLS, // of completion queues
-	COMPLETIONS, // that they have
+	COMPLETIONS, // that they have; below 0: they fail
+	COMPLETED, // the work request that they are of
 	RECVS, // receive buffers posted
 	PD = 16, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
 	NAME = 64, // of the call that failed, here and in the next words
@@ -84,12 +85,14 @@ static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 	int got = 0;
 
 	COUNT(POLLS, 1);
+	if (word[COMPLETIONS] < 0)
+		return -1;
 	for (; got < n && word[COMPLETIONS] > 0; got++, word[COMPLETIONS]--)
-		memset(&wc[got], 0, sizeof(*wc));
+		wc[got] = (struct ibv_wc){ .wr_id = word[COMPLETED] };
 	return got;
 }
 
-static int notify(struct ibv_cq *cq, int solicited) { return 0; }
+static int notify(struct ibv_cq *cq, int solicited) { return FAULT(); }
 
 static int post_send(struct ibv_qp *q, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
