@@ -192,13 +192,17 @@ func TestBrokenRules(t *testing.T) {
 		"an acknowledgement out of place": {messages, []step{msg(tCloseAck, 0)}, true},
 		"close behind shutdown":           {messages, []step{msg(tShutdown, 0), msg(tClose, 0)}, true},
 	} {
-		t.Run(name, func(t *testing.T) {
+		check := func(t *testing.T, reads bool) {
 			inBubble(t, func(t *testing.T) {
 				s, _, p := negotiated(t, tt.cfg, session.Config{KeepAlive: -1})
+				if reads {
+					goRead(s, make([]byte, 100))
+					pass(time.Second)
+				}
 				for _, step := range tt.steps {
 					step(p)
 				}
-				pass(time.Second) // nobody reads: what messages say is acted on all the same (D3)
+				pass(time.Second) // without a Read too what messages say is acted on (D3)
 				n, err := s.WriteUrgent([]byte("alive?"))
 				if alive := err == nil && n == 6; alive != tt.fine && !errors.Is(err, syscall.EPIPE) {
 					t.Fatalf("the connection lives: %v (%v), want %v", alive, err, tt.fine)
@@ -217,7 +221,9 @@ func TestBrokenRules(t *testing.T) {
 					}
 				}
 			})
-		})
+		}
+		t.Run(name, func(t *testing.T) { check(t, false) })
+		t.Run(name+", to a Read", func(t *testing.T) { check(t, true) })
 	}
 }
 
