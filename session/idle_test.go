@@ -163,3 +163,104 @@ func TestOutboxWaitsForCredit(t *testing.T) {
 		}
 	})
 }
+
+// An application that lives on what it has, and sends, does not look: the janitor does.
+func TestActedOnWhileItLivesOnWhatItHas(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const bound = 2*16*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
+		const all = 300
+		cfg := messages
+		cfg.Limits.Window, cfg.SendQueue = 2*all, 2*all // it does not wait for credit
+		s, _, p := negotiated(t, cfg, session.Config{})
+		p.send(tData, 0, pattern(all)...)
+		pass(10 * time.Millisecond)
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			for range all {
+				s.Read(make([]byte, 1))
+				s.Write([]byte("x"))
+				nap(time.Millisecond)
+			}
+		}()
+		for range 3 {
+			pass(50 * time.Millisecond)
+			began := time.Now()
+			p.send(tPing, 0)
+			for m := p.recv(); m == nil || m[0] != tPong; m = p.recv() {
+				if m == nil {
+					t.Fatal("no answer")
+				}
+			}
+			if took := time.Since(began); took > bound {
+				t.Errorf("it answers after %v", took)
+			}
+		}
+		<-over
+	})
+}
+
+// slowDisarm is an endpoint at which something happens before and behind a Disarm, once.
+type slowDisarm struct {
+	lateArm
+	on            atomic.Bool
+	ahead, behind func()
+}
+
+func (e *slowDisarm) Disarm(ev session.Events) {
+	on := e.on.Swap(false)
+	if on {
+		e.ahead()
+	}
+	e.Endpoint.Disarm(ev)
+	if on {
+		e.behind()
+	}
+}
+
+// A Write that ends takes back what it had armed, and not what a Read that begins just
+// then has armed for itself, nor what that would be woken for.
+func TestReadBeginsAsAWriteEnds(t *testing.T) {
+	for name, early := range map[string]bool{"and it comes at once": true, "and it comes later": false} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				e := &slowDisarm{}
+				s, _, p := negotiatedOn(t, messages, session.Config{SendBudget: 1}, func(under *twin.Endpoint) session.Endpoint {
+					e.Endpoint = under
+					return e
+				})
+				var r <-chan result
+				say := func() {
+					p.send(tData, 0, 'x')
+					nap(2 * latency)
+				}
+				e.ahead = func() {
+					r = goRead(s, make([]byte, 1))
+					nap(latency)
+				}
+				e.behind = func() {
+					if early {
+						say()
+					}
+				}
+				e.before(func() { // as it is about to sleep
+					e.on.Store(true)
+					s.InterruptWrite(true)
+				})
+				w := goWrite(s, pattern(1<<20))
+				wantErr(t, "Write", within(t, w).err, session.ErrInterrupted)
+				if !early {
+					say()
+				}
+				select {
+				case x := <-r:
+					if x.n != 1 || x.err != nil {
+						t.Errorf("Read: %+v", x)
+					}
+				case <-time.After(latency):
+					t.Error("the Read is not woken")
+				}
+			})
+		})
+	}
+}
