@@ -98,7 +98,7 @@ func sendRoom(t *testing.T, e *Endpoint) {
 		if len(room) < lo {
 			t.Fatalf("step %d: %d bytes of %d", i, len(room), lo)
 		}
-		if !control && e.sends.n >= maxSends-session.ControlReserve {
+		if !control && e.underway() >= maxSends-session.ControlReserve {
 			t.Fatalf("step %d: data takes what is control's", i)
 		}
 		from, n := e.reserveAt, 1+r.IntN(len(room))

@@ -23,8 +23,8 @@ import (
 // Below lowMemlock nothing is left beside control buffers: all bytes go through
 // them. When not even the smallest fit, there is no SAN for want of resources.
 const (
-	// MinMemlock is the least limit in bytes: both ends of a connection fit, and one
-	// more, or fewer where a device's queues are locked memory too.
+	// MinMemlock is the least limit in bytes: four ends of connections fit, or fewer
+	// where a device's queues are locked memory too.
 	MinMemlock = 64 << 10
 	// connectionShare of what is left of the limit is for the control buffers
 	// of one more connection: at 8 MiB, which is what Linux gives, the first
