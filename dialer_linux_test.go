@@ -295,7 +295,7 @@ func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 		return ctx.Err()
 	}
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
-	d := &Dialer{NetDialer: net.Dialer{Timeout: silence}}
+	d := &Dialer{NetDialer: net.Dialer{Timeout: 2*silence - time.Millisecond}} // half of it for TCP
 	d.Options.AttemptTimeout = patience
 	for range 2 {
 		wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
