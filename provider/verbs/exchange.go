@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -113,6 +112,10 @@ func attach(local netip.Addr) (a attachment, err error) {
 	if a.dev, err = openDevice(name); err != nil {
 		return a, callError(err)
 	}
+	var infiniband ibv.GID
+	if ifi, err := net.InterfaceByName(netdev); err == nil {
+		infiniband = portGID(ifi.HardwareAddr)
+	}
 	for num := 1; num <= a.dev.caps.Ports; num++ {
 		port, err := a.dev.ctx.Port(num)
 		if err != nil || port.State != ibv.PortActive {
@@ -120,7 +123,7 @@ func attach(local netip.Addr) (a attachment, err error) {
 		}
 		gids, _ := a.dev.ctx.GIDs(num)
 		for _, g := range gids {
-			if port.LinkLayer == ibv.LinkInfiniBand && ofInterface(g.GID, netdev) || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("") {
+			if port.LinkLayer == ibv.LinkInfiniBand && g.GID == infiniband || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("") {
 				a.port, a.gid = port, g
 				return a, nil
 			}
@@ -130,11 +133,14 @@ func attach(local netip.Addr) (a attachment, err error) {
 	return a, unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address, or with the GID of %s", name, local, netdev))
 }
 
-// ofInterface says whether an InfiniBand GID is the one that an interface has in its
-// hardware address, behind four bytes of its own (RFC 4391, section 9.1.1).
-func ofInterface(gid ibv.GID, netdev string) bool {
-	ifi, err := net.InterfaceByName(netdev)
-	return err == nil && len(ifi.HardwareAddr) == 4+len(gid) && bytes.Equal(ifi.HardwareAddr[4:], gid[:])
+// portGID is the GID of the InfiniBand port that a network interface stands on: in its
+// hardware address, behind four bytes of its own (RFC 4391, section 9.1.1). Zero is no
+// port's: it stands on none.
+func portGID(hardware net.HardwareAddr) (gid ibv.GID) {
+	if len(hardware) == 4+len(gid) {
+		copy(gid[:], hardware[4:])
+	}
+	return gid
 }
 
 // endpoint makes the queue pair and the card for the peer.
