@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -10,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -97,44 +97,94 @@ const psnMask = 1<<24 - 1
 type attachment struct {
 	dev  *device
 	port ibv.Port
-	gid  ibv.GIDEntry
+	gids []ibv.GIDEntry // to be tried in turn: one GID, but for the probe's
 }
 
 // attach finds the device that has a local address. Of the GIDs that a RoCE port
 // has for it, version 2 is the one that is routed; a link-local one serves only
 // where the address is that itself.
-func attach(local netip.Addr) (a attachment, err error) {
+func attach(local netip.Addr) (attachment, error) {
 	local = local.Unmap()
 	netdev := interfaceOf(local)
 	name := DeviceOf(netdev)
 	if name == "" {
-		return a, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device", local, netdev))
+		return attachment{}, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device", local, netdev))
 	}
-	if a.dev, err = openDevice(name); err != nil {
-		return a, callError(err)
+	dev, err := openDevice(name)
+	if err != nil {
+		return attachment{}, callError(err)
 	}
-	for num := 1; num <= a.dev.caps.Ports; num++ {
-		port, err := a.dev.ctx.Port(num)
+	var infiniband ibv.GID
+	if ifi, err := net.InterfaceByName(netdev); err == nil {
+		infiniband = portGID(ifi.HardwareAddr)
+	}
+	a := dev.at(func(p ibv.Port, g ibv.GIDEntry) bool {
+		return p.LinkLayer == ibv.LinkInfiniBand && g.GID == infiniband || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("")
+	})
+	if a.gids == nil {
+		dev.release()
+		return a, unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address, or with the GID of %s", name, local, netdev))
+	}
+	return a, nil
+}
+
+// at is an active port of the device with the GIDs of it that suit, none if there are
+// none. In a container the table has the GIDs of others too, of equal addresses as it
+// may be: those of interfaces here come first.
+func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) attachment {
+	a := attachment{dev: d}
+	for num := 1; num <= d.caps.Ports; num++ {
+		port, err := d.ctx.Port(num)
 		if err != nil || port.State != ibv.PortActive {
 			continue
 		}
-		gids, _ := a.dev.ctx.GIDs(num)
+		var here, others []ibv.GIDEntry
+		gids, _ := d.ctx.GIDs(num)
 		for _, g := range gids {
-			if port.LinkLayer == ibv.LinkInfiniBand && ofInterface(g.GID, netdev) || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("") {
-				a.port, a.gid = port, g
-				return a, nil
+			if !suits(port, g) {
+				continue
+			}
+			if ifi, err := net.InterfaceByIndex(g.Netdev); err == nil && hasAddr(ifi, g.GID.Addr()) {
+				here = append(here, g)
+			} else {
+				others = append(others, g)
 			}
 		}
+		if here != nil || a.gids == nil {
+			a.port, a.gids = port, append(here, others...)
+		}
+		if here != nil {
+			break
+		}
 	}
-	a.dev.release()
-	return a, unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address, or with the GID of %s", name, local, netdev))
+	return a
 }
 
-// ofInterface says whether an InfiniBand GID is the one that an interface has in its
-// hardware address, behind four bytes of its own (RFC 4391, section 9.1.1).
-func ofInterface(gid ibv.GID, netdev string) bool {
-	ifi, err := net.InterfaceByName(netdev)
-	return err == nil && len(ifi.HardwareAddr) == 4+len(gid) && bytes.Equal(ifi.HardwareAddr[4:], gid[:])
+// inTurn tries the GIDs as a queue pair's. EINVAL says that one is another container's.
+func (a attachment) inTurn(try func(ibv.GIDEntry) error) error {
+	var tried []error
+	for _, g := range a.gids {
+		err := try(g)
+		if !errors.Is(err, syscall.EINVAL) {
+			return callError(err)
+		}
+		netdev := fmt.Sprint("interface ", g.Netdev)
+		if ifi, err := net.InterfaceByIndex(g.Netdev); err == nil {
+			netdev = ifi.Name
+		}
+		tried = append(tried, fmt.Errorf("GID %v (index %d) of %s: %w", g.GID, g.Index, netdev, err))
+	}
+	return unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s gives this process no address: %w", a.dev.ctx.Name, errors.Join(tried...)))
+}
+
+// portGID is the GID of the InfiniBand port that a network interface stands on: in its
+// hardware address, behind four bytes of its own (RFC 4391, section 9.1.1). Zero is no
+// port's: it stands on none.
+func portGID(hardware net.HardwareAddr) (gid ibv.GID) {
+	if len(hardware) == 4+len(gid) {
+		copy(gid[:], hardware[4:])
+	}
+	return gid
 }
 
 // endpoint makes the queue pair and the card for the peer.
@@ -157,7 +207,7 @@ func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint
 	}
 	return e, card{
 		hello:  hello{version: helloVersion},
-		peer:   ibv.QPPeer{QPNum: e.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gid.GID, LID: a.port.LID},
+		peer:   ibv.QPPeer{QPNum: e.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},
 		mtu:    a.port.ActiveMTU,
 		served: uint8(min(a.dev.caps.MaxQPReadAtomic, readDepth)),
 	}, nil
@@ -174,14 +224,17 @@ var errForeignAddress = errors.New("verbs: the card names another host's address
 // up brings the queue pair up.
 func (a attachment) up(e *Endpoint, mine, theirs card) error {
 	path := ibv.QPPath{
-		Port: uint8(a.port.Num), GIDIndex: uint8(a.gid.Index), PSN: mine.peer.PSN,
+		Port: uint8(a.port.Num), PSN: mine.peer.PSN,
 		MTU:         min(mine.mtu, theirs.mtu),
 		ReadsIssued: min(theirs.served, uint8(min(a.dev.caps.MaxQPInitiatorRead, readDepth))), ReadsServed: mine.served,
 		MinRNRTimer: rnrTimer, Timeout: ackTimeout, RetryCount: retryCount,
 		PeerIsOnSubnet: a.port.LinkLayer == ibv.LinkInfiniBand,
 	}
-	if err := e.qp.ReadyToReceive(path, theirs.peer); err != nil {
-		return callError(err)
+	if err := a.inTurn(func(g ibv.GIDEntry) error {
+		path.GIDIndex = uint8(g.Index)
+		return e.qp.ReadyToReceive(path, theirs.peer)
+	}); err != nil {
+		return err
 	}
 	return callError(e.qp.ReadyToSend(path))
 }
@@ -341,7 +394,7 @@ func (l *Listener) acceptExchange(conn net.Conn, theirs card, remote netip.Addr,
 	at := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	a, err := attach(at)
 	if err != nil {
-		refuse(refusedResources)
+		refuse(refusalFor(err))
 		return nil, err
 	}
 	if !a.isOf(theirs, remote) {
@@ -353,7 +406,9 @@ func (l *Listener) acceptExchange(conn net.Conn, theirs card, remote netip.Addr,
 	if err != nil {
 		return nil, err
 	}
-	if err = a.up(e, mine, theirs); err == nil {
+	if err = a.up(e, mine, theirs); err != nil {
+		refuse(refusalFor(err))
+	} else {
 		if _, err = conn.Write(mine.bytes()); err == nil {
 			_, err = io.ReadFull(conn, make([]byte, 1))
 		}
@@ -373,12 +428,17 @@ func interfaceOf(a netip.Addr) string {
 	}
 	ifis, _ := net.Interfaces()
 	for _, ifi := range ifis {
-		addrs, _ := ifi.Addrs()
-		for _, x := range addrs {
-			if n, ok := x.(*net.IPNet); ok && n.IP.Equal(a.AsSlice()) {
-				return ifi.Name
-			}
+		if hasAddr(&ifi, a) {
+			return ifi.Name
 		}
 	}
 	return ""
+}
+
+func hasAddr(ifi *net.Interface, a netip.Addr) bool {
+	addrs, _ := ifi.Addrs()
+	return slices.ContainsFunc(addrs, func(x net.Addr) bool {
+		n, ok := x.(*net.IPNet)
+		return ok && n.IP.Equal(a.AsSlice())
+	})
 }

@@ -73,6 +73,7 @@ func TestMeaningOfRefusals(t *testing.T) {
 		refusedResources: session.ReasonResources,
 		refusedSubnet:    session.ReasonPermission,
 		refusedClosed:    session.ReasonNoListener,
+		refusedAddress:   session.ReasonUnreachable,
 		77:               session.ReasonProtocol,
 	} {
 		h, ok := parseHello(hello{helloVersion, refusal}.bytes())

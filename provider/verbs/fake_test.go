@@ -48,6 +48,7 @@ var onAFake = []struct {
 	{"no messages", fakeNoMessages},
 	{"ends", fakeEnds},
 	{"groups", fakeGroups},
+	{"without rdma_cm", fakeGIDsInTurn},
 }
 
 // TestOnAFake runs the tests of this file in a process of their own, which finds the
@@ -112,8 +113,11 @@ const (
 	fakeCompletions
 	fakeCompleted
 	fakeRecvs
+	fakeGIDs
+	fakeForeign
+	fakeUsed
 
-	fakeObjects = 16
+	fakeObjects = 24
 	fakeName    = 64
 	fakePosted  = 128
 	fakeRing    = 256
@@ -521,4 +525,46 @@ func fakePollsOfAQueue(t *testing.T) {
 		}
 	}
 	f.set(fakeCompletions, 0)
+}
+
+// Without rdma_cm an end takes the GID of its address whose interface is here and has
+// that address, and another where the device says that it is not this process's. Where
+// all are like that, both ends say so.
+func fakeGIDsInTurn(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeGIDs, 3)
+	r := &rdmaDevices
+	r.mu.Lock()
+	r.names, r.at = map[string]string{"lo": "fake0"}, time.Now().Add(time.Hour)
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		r.names = nil
+		r.mu.Unlock()
+	}()
+	cfg := Config{WithoutCM: true}
+	for _, tt := range []struct{ foreign, used int64 }{{0, 1 << 2}, {1 << 2, 1 << 0}, {1<<2 | 1<<0, 1 << 1}, {1<<3 - 1, 0}} {
+		f.set(fakeForeign, tt.foreign)
+		f.set(fakeUsed, 0)
+		err := connectOnce(fakeAddr(int(unusedPort(t, cfg.withDefaults()))), cfg)
+		if tt.used == 0 && reasonOf(err) != session.ReasonUnreachable || tt.used != 0 && err != nil {
+			t.Errorf("%b are not ours: %v", tt.foreign, err)
+		}
+		if used := f.get(fakeUsed); used != tt.used {
+			t.Errorf("%b are not ours: queue pairs have %b, want %b", tt.foreign, used, tt.used)
+		}
+	}
+
+	a, err := attach(fakeAddr(0).Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.dev.release()
+	err = a.inTurn(func(ibv.GIDEntry) error { return syscall.EINVAL })
+	if text := fmt.Sprint(err); reasonOf(err) != session.ReasonUnreachable || !strings.Contains(text, "GID ::ffff:127.0.0.1 ") || !strings.Contains(text, " of lo:") {
+		t.Errorf("no GID is ours: %v", err)
+	}
+	if at := a.dev.loopback(); len(at.gids) != 3 || at.gids[0].Index != 2 {
+		t.Errorf("the probe's GIDs: %+v", at.gids)
+	}
 }

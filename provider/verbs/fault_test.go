@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os/exec"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -364,18 +363,38 @@ func ownCable(t testing.TB) (netdev, rdma string, listen netip.Addr) {
 }
 
 // A cable that is pulled, a device that goes: both ends of a transfer find an
-// error within the bounds of keepalive, and closing does not hang.
+// error within the bounds of keepalive, closing does not hang, and nothing is left:
+// also where it is the callers' own memory that is exposed and read just then.
 func TestBreaks(t *testing.T) {
 	cable(t)
-	for _, how := range []string{"link down", "device deleted"} {
-		t.Run(how, func(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		deleted bool // the device; otherwise the link goes down
+		own     bool // each Write's own memory, by RDMA read
+	}{
+		{name: "link down"},
+		{name: "link down, own memory", own: true},
+		{name: "device deleted", deleted: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			netdev, rdma, at := ownCable(t)
 			l, err := Listen(netip.AddrPortFrom(at, freePort()), Config{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer l.Close()
-			a, b := sessions(t, l, session.Config{KeepAlive: 500 * time.Millisecond, CancelTimeout: time.Second})
+			first, second, err := connect(l, Config{}) // what a device's first use leaves behind
+			if err != nil {
+				t.Fatal(err)
+			}
+			first.Abort()
+			second.Abort()
+			nothingLeft(t)
+			cfg := session.Config{KeepAlive: 500 * time.Millisecond, CancelTimeout: time.Second}
+			if tt.own {
+				cfg.Threshold, cfg.Disable = 4<<10, session.FeatureRDMAWrite
+			}
+			a, b := sessions(t, l, cfg)
 			var wg sync.WaitGroup
 			flowing := make(chan struct{})
 			var once sync.Once
@@ -405,14 +424,17 @@ func TestBreaks(t *testing.T) {
 				})
 			}
 			<-flowing
+			if tt.own && a.Stats().OffersSent+b.Stats().OffersSent == 0 {
+				t.Error("no Write's own memory was offered")
+			}
 			began := time.Now()
-			if how == "link down" {
-				run(t, "ip", "link", "set", netdev, "down")
-			} else {
+			if tt.deleted {
 				del := exec.Command("rdma", "link", "delete", rdma)
 				if err := del.Start(); err != nil {
 					t.Fatal(err)
 				}
+			} else {
+				run(t, "ip", "link", "set", netdev, "down")
 			}
 			for range cap(ends) {
 				select {
@@ -565,14 +587,14 @@ func goroutinesGone(t testing.TB, before int, limit time.Duration) {
 func nothingLeft(t testing.TB) {
 	t.Helper()
 	listen(t, Config{})
-	before := resources(t)
+	before := testenv.RDMAObjects(t)
 	_, used := controlArena().Bytes()
 	t.Cleanup(func() {
 		if t.Failed() {
 			return // what a failed test left behind explains nothing
 		}
 		testenv.Eventually(t, patience, func() (err error) {
-			for what, n := range resources(t) {
+			for what, n := range testenv.RDMAObjects(t) {
 				if n > before[what] {
 					err = errors.Join(err, fmt.Errorf("%d %s, before %d", n, what, before[what]))
 				}
@@ -583,24 +605,4 @@ func nothingLeft(t testing.TB) {
 			t.Errorf("%d bytes of the arena are in use, before %d", u, used)
 		}
 	})
-}
-
-// resources counts the kernel's objects by device and kind.
-func resources(t testing.TB) map[string]int {
-	t.Helper()
-	counts := make(map[string]int)
-	for _, line := range strings.Split(run(t, "rdma", "resource", "show"), "\n") {
-		_, line, _ = strings.Cut(line, ": ")
-		dev, line, _ := strings.Cut(line, ":")
-		f := strings.Fields(line)
-		for i := 0; i+1 < len(f); i += 2 {
-			if n, err := strconv.Atoi(f[i+1]); err == nil && f[i] != "ctx" {
-				counts[f[i]+" of "+dev] = n
-			}
-		}
-	}
-	if len(counts) == 0 {
-		t.Fatal("rdma resource show says nothing that is understood")
-	}
-	return counts
 }

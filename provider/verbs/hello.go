@@ -30,7 +30,17 @@ const (
 	refusedResources refusal = 3
 	refusedSubnet    refusal = 4 // not from this address
 	refusedClosed    refusal = 5 // the listener is being closed; another may have its port
+	refusedAddress   refusal = 6 // this end's is no address that a device gives it
 )
+
+// refusalFor is what the dialer is told of a listener's error.
+func refusalFor(err error) refusal {
+	var u *session.Unavailable
+	if errors.As(err, &u) && (u.Reason == session.ReasonUnreachable || u.Reason == session.ReasonNotServed) {
+		return refusedAddress
+	}
+	return refusedResources
+}
 
 const (
 	helloMagic   = 'S' | 'A'<<8 | 'N'<<16 | 'v'<<24
@@ -65,6 +75,8 @@ func (h hello) meaning() error {
 		return unavailable(session.ReasonResources, errors.New("verbs: the peer has no resources left, of its RLIMIT_MEMLOCK most likely"))
 	case h.refusal == refusedClosed:
 		return unavailable(session.ReasonNoListener, errors.New("verbs: the peer is closing its listener"))
+	case h.refusal == refusedAddress:
+		return unavailable(session.ReasonUnreachable, errors.New("verbs: the peer has no RDMA device, or none of its GIDs, for this address"))
 	case h.refusal == refusedSubnet:
 		return unavailable(session.ReasonPermission, errors.New("verbs: the peer does not serve this address"))
 	}

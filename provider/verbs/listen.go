@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -85,13 +86,16 @@ func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
 // follow listens on what is served, and goes on as addresses come and go.
 func (l *Listener) follow() error {
 	if l.cfg.WithoutCM {
-		return l.serveExchange()
+		if !slices.ContainsFunc(l.served(), hasDevice) {
+			return errNoneServed
+		}
+		return l.serveExchange() // each connection is asked for its device, whenever that came
 	}
 	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
 	err := l.refresh()
 	if len(l.Addrs()) == 0 {
 		if err == nil {
-			err = unavailable(session.ReasonNotServed, errors.New("verbs: no address of this host belongs to an RDMA device"))
+			err = errNoneServed
 		}
 		return err
 	}
@@ -133,13 +137,24 @@ func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
 	}
 }
 
+var errNoneServed = unavailable(session.ReasonNotServed, errors.New("verbs: no address that is listened on belongs to an RDMA device"))
+
+// served are the addresses that should be listened on: the one that was given, or
+// those of RDMA devices that the unspecified one stands for.
+func (l *Listener) served() []netip.Addr {
+	if a := l.addr.Addr(); !a.IsUnspecified() {
+		return []netip.Addr{a}
+	}
+	return servedAddresses(l.addr.Addr(), l.cfg.V6Only)
+}
+
+// hasDevice says whether an address of this host belongs to an RDMA device.
+func hasDevice(a netip.Addr) bool { return DeviceOf(interfaceOf(a)) != "" }
+
 // refresh compares the addresses that should be listened on with those that are.
 // The error is the first reason why one is not.
 func (l *Listener) refresh() error {
-	served := []netip.Addr{l.addr.Addr()}
-	if served[0].IsUnspecified() {
-		served = servedAddresses(served[0], l.cfg.V6Only)
-	}
+	served := l.served()
 	want := make(map[netip.Addr]bool, len(served))
 	var first error
 	for _, a := range served {

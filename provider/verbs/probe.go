@@ -132,9 +132,9 @@ const (
 // tryWindows names attempts that did not end as they should, up to so many. An
 // error: it could not be told.
 func tryWindows(d *device, most int) (wrong []string, err error) {
-	port, gid, err := d.loopback()
-	if err != nil {
-		return nil, err
+	at := d.loopback()
+	if at.gids == nil {
+		return nil, fmt.Errorf("verbs: probe of %s: no active port with an address", d.ctx.Name)
 	}
 	pd, err := d.ctx.AllocPD()
 	if err != nil {
@@ -142,7 +142,7 @@ func tryWindows(d *device, most int) (wrong []string, err error) {
 	}
 	defer pd.Close()
 	for _, a := range windowAttempts {
-		p := windowProbe{pd: pd, port: port, gid: gid, stop: d.stop}
+		p := windowProbe{pd: pd, at: at, stop: d.stop}
 		moved, err := p.attempt(&a)
 		p.close()
 		if err != nil {
@@ -158,29 +158,18 @@ func tryWindows(d *device, most int) (wrong []string, err error) {
 	return wrong, nil
 }
 
-// loopback is a port of the device with an address of its own.
-func (d *device) loopback() (ibv.Port, ibv.GIDEntry, error) {
-	for num := 1; num <= d.caps.Ports; num++ {
-		port, err := d.ctx.Port(num)
-		if err != nil || port.State != ibv.PortActive {
-			continue
-		}
-		gids, _ := d.ctx.GIDs(num)
-		for _, g := range gids {
-			if port.LinkLayer == ibv.LinkInfiniBand || g.Type == ibv.GIDTypeRoCEv2 && !g.GID.Addr().IsLinkLocalUnicast() {
-				return port, g, nil
-			}
-		}
-	}
-	return ibv.Port{}, ibv.GIDEntry{}, errors.New("no active port with an address")
+// loopback is a port of the device with addresses of its own.
+func (d *device) loopback() attachment {
+	return d.at(func(p ibv.Port, g ibv.GIDEntry) bool {
+		return p.LinkLayer == ibv.LinkInfiniBand || g.Type == ibv.GIDTypeRoCEv2 && !g.GID.Addr().IsLinkLocalUnicast()
+	})
 }
 
 // windowProbe is two connections of a device to itself: their exposing ends, their
 // reading ends, and a page for both.
 type windowProbe struct {
 	pd      *ibv.PD
-	port    ibv.Port
-	gid     ibv.GIDEntry
+	at      attachment
 	stop    <-chan struct{} // nobody uses the device any more
 	cq      *ibv.CQ
 	mw      *ibv.MW
@@ -282,10 +271,11 @@ func (p *windowProbe) newQP() (*ibv.QP, error) {
 }
 
 func (p *windowProbe) connect(a, b *ibv.QP) error {
+	port := p.at.port
 	path := ibv.QPPath{
-		Port: uint8(p.port.Num), GIDIndex: uint8(p.gid.Index), MTU: p.port.ActiveMTU,
+		Port: uint8(port.Num), MTU: port.ActiveMTU,
 		ReadsIssued: 1, ReadsServed: 1, Timeout: 14, RetryCount: 3, // 0.3 s
-		PeerIsOnSubnet: p.port.LinkLayer == ibv.LinkInfiniBand,
+		PeerIsOnSubnet: port.LinkLayer == ibv.LinkInfiniBand,
 	}
 	const peers = ibv.RemoteRead | ibv.RemoteWrite
 	psn := [2]uint32{rand.Uint32() & psnMask, rand.Uint32() & psnMask}
@@ -298,7 +288,10 @@ func (p *windowProbe) connect(a, b *ibv.QP) error {
 		if err := qp.Init(path.Port, peers); err != nil {
 			return err
 		}
-		if err := qp.ReadyToReceive(path, ibv.QPPeer{QPNum: other.Num, PSN: psn[1-i], GID: p.gid.GID, LID: p.port.LID}); err != nil {
+		if err := p.at.inTurn(func(g ibv.GIDEntry) error {
+			path.GIDIndex = uint8(g.Index)
+			return qp.ReadyToReceive(path, ibv.QPPeer{QPNum: other.Num, PSN: psn[1-i], GID: g.GID, LID: port.LID})
+		}); err != nil {
 			return err
 		}
 		if err := qp.ReadyToSend(path); err != nil {

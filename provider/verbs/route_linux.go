@@ -7,12 +7,16 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/Mellanox/rdmamap"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/ibv"
 )
 
 // rdmaDevices remembers which network interfaces have an RDMA device. Finding
@@ -37,10 +41,34 @@ func DeviceOf(netdev string) string {
 	}
 	name, known := r.names[netdev]
 	if !known {
-		name, _ = rdmamap.GetRdmaDeviceForNetdevice(netdev)
+		if ifi, err := net.InterfaceByName(netdev); err == nil {
+			name = findDevice(ifi, rdmamap.RdmaClassDir)
+		}
 		r.names[netdev] = name
 	}
 	return name
+}
+
+// findDevice asks rdmamap, which goes by the device's GUID on InfiniBand, and then, as
+// ports may have GUIDs of their own, the ports of the devices in sysfs.
+func findDevice(ifi *net.Interface, sysfs string) string {
+	if name, _ := rdmamap.GetRdmaDeviceForNetdevice(ifi.Name); name != "" {
+		return name
+	}
+	gid := portGID(ifi.HardwareAddr)
+	if gid == (ibv.GID{}) {
+		return ""
+	}
+	files, _ := filepath.Glob(filepath.Join(sysfs, "*", "ports", "*", "gids", "*"))
+	for _, file := range files {
+		b, _ := os.ReadFile(file) // an error: nothing is there
+		if a, err := netip.ParseAddr(strings.TrimSpace(string(b))); err == nil && a.As16() == gid {
+			name, _ := filepath.Rel(sysfs, file)
+			name, _, _ = strings.Cut(name, "/")
+			return name
+		}
+	}
+	return ""
 }
 
 // Serves says whether the route to dst leaves by an interface that has an RDMA

@@ -1,7 +1,10 @@
 package verbs
 
 import (
+	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -42,5 +45,44 @@ func TestServedByNamesTheDeviceOfTheRoute(t *testing.T) {
 	device, err := ServedBy(there, Config{})
 	if err != nil || !strings.HasPrefix(device, testenv.Device()) {
 		t.Errorf("%v is served by %q, %v; want a device of %s", there, device, err, testenv.Device())
+	}
+}
+
+// On InfiniBand an interface belongs to the device one of whose ports has the GID that
+// is in its hardware address, whatever the device's own GUID is.
+func TestDeviceOfAnInfiniBandPort(t *testing.T) {
+	sysfs := t.TempDir()
+	for file, gid := range map[string]string{
+		"ib0/node_guid":        "0002:c903:0011:2200",
+		"ib0/ports/1/gids/0":   "fe80:0000:0000:0000:0002:c903:0011:2201",
+		"ib1/node_guid":        "0002:c903:0033:4400",
+		"ib1/ports/1/gids/0":   "fe80:0000:0000:0000:0002:c903:0033:4401",
+		"ib1/ports/2/gids/0":   "fe80:0000:0000:0000:0002:c903:0033:4402",
+		"ib1/ports/2/gids/1":   "0000:0000:0000:0000:0000:0000:0000:0000",
+		"roce0/ports/1/gids/0": "0000:0000:0000:0000:0000:ffff:0a00:0001",
+	} {
+		file = filepath.Join(sysfs, file)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(gid+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const own = "80:00:02:08:" // of the interface: its queue pair
+	for hardware, want := range map[string]string{
+		own + "fe:80:00:00:00:00:00:00:00:02:c9:03:00:11:22:01": "ib0",
+		own + "fe:80:00:00:00:00:00:00:00:02:c9:03:00:33:44:02": "ib1",
+		own + "fe:80:00:00:00:00:00:00:00:02:c9:03:00:33:44:03": "",
+		own + "00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00": "",
+		"02:c9:03:33:44:02": "", // Ethernet
+	} {
+		mac, err := net.ParseMAC(hardware)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := findDevice(&net.Interface{Name: "nothere", HardwareAddr: mac}, sysfs); got != want {
+			t.Errorf("%s: %q, want %q", hardware, got, want)
+		}
 	}
 }

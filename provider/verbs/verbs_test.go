@@ -27,6 +27,13 @@ func TestWithoutDevices(t *testing.T) {
 		if _, err := Listen(netip.MustParseAddrPort(a), Config{}); reasonOf(err) == session.ReasonNone {
 			t.Errorf("Listen on %s: %v", a, err)
 		}
+		l, err := Listen(netip.MustParseAddrPort(a), Config{WithoutCM: true})
+		if err == nil {
+			l.Close()
+		}
+		if why := reasonOf(err); why != session.ReasonNotServed && why != session.ReasonNoProvider {
+			t.Errorf("Listen on %s without rdma_cm: %v", a, err)
+		}
 	}
 }
 

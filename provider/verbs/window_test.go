@@ -101,9 +101,9 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 		return // never probed
 	}
 	_, b := pair(t, listen(t, Config{}), Config{})
-	port, gid, err := b.dev.loopback()
-	if err != nil {
-		t.Fatal(err)
+	at := b.dev.loopback()
+	if at.gids == nil {
+		t.Fatal("no port with an address")
 	}
 	pd, err := b.dev.ctx.AllocPD()
 	if err != nil {
@@ -115,7 +115,7 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 		if stopped {
 			close(stop)
 		}
-		p := windowProbe{pd: pd, port: port, gid: gid, stop: stop}
+		p := windowProbe{pd: pd, at: at, stop: stop}
 		if err := p.open(); err != nil {
 			t.Fatal(err)
 		}
