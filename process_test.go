@@ -455,15 +455,21 @@ func TestManyConnections(t *testing.T) {
 	})
 }
 
-// held are what a process must not be left with.
+// held are what a process must not be left with. Objects are the kernel's of RDMA.
 type held struct {
-	goroutines, descriptors, mappings int
+	goroutines, descriptors, mappings, objects int
 }
 
 func resources(t testing.TB) held {
 	t.Helper()
+	objects := 0
+	if inGuest != "" {
+		for _, n := range testenv.RDMAObjects(t) {
+			objects += n
+		}
+	}
 	runtime.GC()
-	return held{runtime.NumGoroutine(), countDescriptors(t), countMappings(t)}
+	return held{runtime.NumGoroutine(), countDescriptors(t), countMappings(t), objects}
 }
 
 // wantResources waits until no more is held than before.
@@ -471,7 +477,7 @@ func wantResources(t testing.TB, before held) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
 		now := resources(t)
-		if now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && now.mappings <= before.mappings {
+		if now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && now.mappings <= before.mappings && now.objects <= before.objects {
 			return nil
 		}
 		stacks := make([]byte, 1<<20)
