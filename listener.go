@@ -156,7 +156,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 		l.acceptors = append(l.acceptors, a)
 		l.background.Go(func() { l.serve(p.name(), a, settings.session) })
 	}
-	l.count()
+	l.countLacks()
 	if len(l.acceptors) > 0 {
 		l.without = nil
 		return l, nil
@@ -180,8 +180,8 @@ func zoneOf(address string) string {
 // isAbsent: a host or an address has no such SAN, which is no fault where it has another.
 func isAbsent(r Reason) bool { return r == ReasonNotServed || r == ReasonNoProvider }
 
-// count counts what the listener lacks.
-func (l *Listener) count() {
+// countLacks counts what the listener lacks.
+func (l *Listener) countLacks() {
 	count(func(n *Counters) {
 		if len(l.acceptors) == 0 && (len(l.lacks) == 0 || isAbsent(l.without.Reason)) {
 			n.Listeners[l.without.Reason]++

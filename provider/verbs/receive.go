@@ -16,11 +16,11 @@ type recvState struct {
 	last    arrival // n is 0: none
 	dropped bool    // last is; guarded by the session, as Poll is
 	kept    fifo[arrival]
-	repost  []int // buffers, up to repostBatch
-	batch   [repostBatch]ibv.RecvWR
-	taken   int  // buffers that are not posted
-	heard   bool // something has come
-	parted  bool // the peer's farewell has
+	repost  []int                   // buffers, up to repostBatch
+	batch   [repostBatch]ibv.RecvWR // of postAgain: what C is given lives in the heap
+	taken   int                     // buffers that are not posted
+	heard   bool                    // something has come
+	parted  bool                    // the peer's farewell has
 
 	lastTaken chan struct{} // of a group: see tookLast
 	lost      bool          // of a group: see lose
