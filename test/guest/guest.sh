@@ -52,6 +52,15 @@ network() {
 	esac
 }
 
+# remains is what a command that failed leaves behind: its cause may be the kernel's.
+remains() {
+	echo "guest: the command failed; devices, addresses and the end of the kernel's log then:"
+	rdma link
+	rdma resource
+	ip -br addr
+	dmesg | tail -30
+}
+
 (
 	exec >/run/stdout 2>/run/stderr
 	touch /run/guest/started
@@ -63,10 +72,13 @@ network() {
 	if [ -s /run/guest/command ]; then
 		eval "set -- $(cat /run/guest/command)"
 		"$@" </dev/null
+		status=$?
+		[ $status = 0 ] || remains >&2
 	else
 		setsid -c bash -i </dev/hvc0 >/dev/hvc0 2>&1
+		status=$?
 	fi
-	echo $? >/run/guest/status
+	echo $status >/run/guest/status
 )
 wait $stdout $stderr
 sync
