@@ -248,21 +248,15 @@ func (s *Session) throwAway() {
 	s.serviceTx()
 }
 
-// detach takes the inbox from the peer and gives the endpoint back, by Close or
-// Abort. No lock may be held.
+// detach gives the endpoint back, by Close or Abort, and with it what is exposed to the
+// peer. No lock may be held.
 func (s *Session) detach(giveBack func()) {
 	s.rx.mu.Lock()
 	s.tx.mu.Lock()
 	s.gone = true
-	in := s.rx.inbox
 	s.tx.mu.Unlock()
 	s.rx.mu.Unlock()
-	s.giveBack.Do(func() {
-		if in.buf != nil {
-			s.ep.Revoke(in.desc)
-		}
-		giveBack()
-	})
+	s.giveBack.Do(giveBack)
 }
 
 // closeEndpoint is for detach.

@@ -1,7 +1,9 @@
 package session_test
 
 import (
+	"errors"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -131,5 +133,31 @@ func TestPollersAreCountedOut(t *testing.T) {
 	<-b.Closed()
 	if n := session.Polling(); n != 0 {
 		t.Errorf("%d poll behind it", n)
+	}
+}
+
+// CloseWrite says that the peer has reset the connection, or that it has died, and not
+// that it has closed.
+func TestCloseWriteBehindThePeersEnd(t *testing.T) {
+	for name, tt := range map[string]struct {
+		end  func(p *raw)
+		want error
+	}{
+		"closed":  {func(p *raw) { p.send(tClose, 0); p.recv(); p.Close() }, nil},
+		"reset":   {func(p *raw) { p.send(tAbort, 0) }, syscall.ECONNRESET},
+		"aborted": {func(p *raw) { p.Abort() }, syscall.ECONNRESET},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for form, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
+				inBubble(t, func(t *testing.T) {
+					s, _, p := negotiated(t, cfg, session.Config{})
+					tt.end(p)
+					pass(time.Second)
+					if err := s.CloseWrite(); !errors.Is(err, tt.want) {
+						t.Errorf("%s: %v instead of %v", form, err, tt.want)
+					}
+				})
+			}
+		})
 	}
 }

@@ -36,3 +36,6 @@ func Polling() int { return int(spinning.Load()) }
 
 // OthersPoll has so many more poll, or fewer.
 func OthersPoll(n int) { spinning.Add(int32(n)) }
+
+// LastOffer has the session's next offer follow one with that id.
+func (s *Session) LastOffer(id uint32) { s.tx.nextID = id }

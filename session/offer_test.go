@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -862,4 +863,18 @@ func TestGrantsOfThePeer(t *testing.T) {
 			t.Errorf("Write: %+v", x)
 		}
 	})
+}
+
+// Ids of offers begin anew behind the last one, without that of an inbox's writes.
+func TestIDsOfOffersGoRound(t *testing.T) {
+	for last, want := range map[uint32]uint32{0: 1, math.MaxUint32 - 1: math.MaxUint32, math.MaxUint32: 1} {
+		inBubble(t, func(t *testing.T) {
+			s, _, p := negotiated(t, byRead, session.Config{})
+			s.LastOffer(last)
+			goWrite(s, pattern(20_000))
+			if id := le.Uint32(p.expect(tOfferRead)); id != want {
+				t.Errorf("behind %d comes %d", last, id)
+			}
+		})
+	}
 }

@@ -291,12 +291,7 @@ func (s *Session) fail(err error) {
 // this end is touched by the peer any more. No lock may be held.
 func (s *Session) kill(err error) {
 	s.fail(err)
-	s.rx.mu.Lock()
-	s.tx.mu.Lock()
-	s.gone = true
-	s.tx.mu.Unlock()
-	s.rx.mu.Unlock()
-	s.giveBack.Do(s.ep.Abort)
+	s.detach(s.ep.Abort)
 	s.rd.signal()
 	s.wr.signal()
 }

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -392,11 +394,77 @@ func fakeEnds(t *testing.T) {
 	f.set(fakeCompletions, 0)
 	reset("a queue that fails", e, w)
 
+	e, _ = begin() // what has come is found first, and the peer's access ends
+	f.set(fakeCompleted, int64(kindRecv))
+	f.set(fakeOpcode, int64(ibv.WCRecv))
+	f.set(fakeCompletions, 1)
+	broken := f.get(fakeBroken)
+	e.broken(lost(syscall.EIO))
+	f.set(fakeOpcode, 0)
+	if err := e.Err(); !errors.Is(err, syscall.EPIPE) || f.get(fakeBroken) != broken+1 {
+		t.Errorf("behind the peer's farewell: %v, its access ended: %v", err, f.get(fakeBroken) > broken)
+	}
+
 	e, _ = begin()
 	e.broken(lost(syscall.EIO))
 	w = make(told, 1)
 	e.Start(w)
 	reset("a session that starts behind the end", e, w)
+}
+
+// Who arms while the queue announces something is woken by that, or the queue is asked
+// again.
+func fakeNotices(t *testing.T) {
+	f := useFake(t)
+	e, _ := fakePair(t, 49_000, Config{})
+	w := make(told, 2)
+	e.Start(w)
+	announced := f.get(fakeNotifies)
+	e.Disarm(^session.Events(0))
+	e.notice() // of what connecting asked for
+	var begun, armed atomic.Int64
+	const rounds = 20_000
+	go func() { // ends behind the last round
+		for round := int64(1); round <= rounds; round++ {
+			for turn := 1; begun.Load() < round; turn++ {
+				if turn%1000 == 0 {
+					runtime.Gosched()
+				}
+			}
+			e.Arm(session.SendReady)
+			armed.Store(round)
+		}
+	}()
+	for round := int64(1); round <= rounds; round++ {
+		e.Arm(session.RecvReady)
+		begun.Store(round)
+		for turn, missing := 1, session.RecvReady|session.SendReady; missing != 0; turn++ {
+			last := armed.Load() == round // nothing more happens by itself
+			if asked := f.get(fakeNotifies); asked > announced {
+				announced = asked
+				for range rand.IntN(200) { // so that the other comes before, beside and behind
+					armed.Load()
+				}
+				e.notice()
+			} else if last && len(w) == 0 {
+				t.Fatalf("round %d: %b is armed, and the queue was not asked", round, e.armed.Load())
+			}
+			select {
+			case ev := <-w:
+				missing &^= ev
+			default:
+				if turn%1000 == 0 {
+					runtime.Gosched()
+				}
+			}
+		}
+	}
+}
+
+func admit(g *recvGroup, cfg Config) error {
+	g.dom.mu.Lock()
+	defer g.dom.mu.Unlock()
+	return g.admit(cfg)
 }
 
 // Members of a group have buffers of one size, and a share of them each; nobody joins one
@@ -417,6 +485,21 @@ func fakeGroups(t *testing.T) {
 	if d.group == nil || d.group == g {
 		t.Error("buffers of different sizes in a group")
 	}
+	for i := 0; len(g.dom.groups) == 2; i++ { // until it is full
+		e, peer := fakePair(t, 48_010+i, cfg)
+		e.tookLast() // which a device says when it ends: it is not waited for then
+		peer.tookLast()
+		if e.group != g && g.members != groupMembers {
+			t.Fatalf("a group of %d members takes nobody", g.members)
+		}
+	}
+	if g.members != groupMembers || g.shares != groupMembers {
+		t.Errorf("%d members with %d shares", g.members, g.shares)
+	}
+	g.leave(false)
+	if err := admit(g, a.cfg); err != nil || g.shares != groupMembers {
+		t.Errorf("who follows another member: %v, %d shares", err, g.shares)
+	}
 	g.retire()
 	e, _ := fakePair(t, 48_003, cfg)
 	if e.group == nil || e.group == g {
@@ -428,7 +511,14 @@ func fakeGroups(t *testing.T) {
 	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) || e.arrived.n != srqShare || !e.lost {
 		t.Errorf("%v, %d messages", err, e.arrived.n)
 	}
+	f.set(fakeErrno, int64(syscall.ENOMEM))
+	f.set(fakeCountdown, 1) // the call behind the registration
 	h := e.group
+	if err := admit(h, a.cfg); err == nil || !h.retired || f.failed() != "post_srq_recv" {
+		t.Errorf("a share that %s does not post: %v, nobody joins: %v", f.failed(), err, h.retired)
+	}
+	h.leave(false)
+	h.retired = false
 	e.Abort()
 	if !h.retired {
 		t.Error("a group from which receives may be missing takes members")

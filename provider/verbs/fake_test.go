@@ -47,6 +47,7 @@ var onAFake = []struct {
 	{"receive buffers", fakeReceiveBuffers},
 	{"no messages", fakeNoMessages},
 	{"ends", fakeEnds},
+	{"notices", fakeNotices},
 	{"groups", fakeGroups},
 	{"without rdma_cm", fakeGIDsInTurn},
 }
@@ -116,6 +117,9 @@ const (
 	fakeGIDs
 	fakeForeign
 	fakeUsed
+	fakeOpcode
+	fakeBroken
+	fakeNotifies
 
 	fakeObjects = 24
 	fakeName    = 64

@@ -37,6 +37,9 @@ enum {
 	GIDS, // that the port has, all 127.0.0.1: the last is of interface 1, the one before of 2, …
 	FOREIGN, // bits of those that are another container's
 	USED, // bits of those that queue pairs have
+	OPCODE, // of completions
+	BROKEN, // queue pairs brought to the error state, counted
+	NOTIFIES, // times that completion queues were asked to announce something
 	PD = 24, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
 	NAME = 64, // of the call that failed, here and in the next words
 	POSTED = 128, // the last of them, in turn
@@ -91,11 +94,15 @@ static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 	if (word[COMPLETIONS] < 0)
 		return -1;
 	for (; got < n && word[COMPLETIONS] > 0; got++, word[COMPLETIONS]--)
-		wc[got] = (struct ibv_wc){ .wr_id = word[COMPLETED] };
+		wc[got] = (struct ibv_wc){ .wr_id = word[COMPLETED], .opcode = word[OPCODE] };
 	return got;
 }
 
-static int notify(struct ibv_cq *cq, int solicited) { return FAULT(); }
+static int notify(struct ibv_cq *cq, int solicited)
+{
+	COUNT(NOTIFIES, 1);
+	return FAULT();
+}
 
 static int post_send(struct ibv_qp *q, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
@@ -301,6 +308,8 @@ int ibv_modify_qp(struct ibv_qp *q, struct ibv_qp_attr *a, int mask)
 			return EINVAL;
 		__atomic_or_fetch((long *)&word[USED], 1L << a->ah_attr.grh.sgid_index, __ATOMIC_SEQ_CST);
 	}
+	if (mask & IBV_QP_STATE && a->qp_state == IBV_QPS_ERR)
+		COUNT(BROKEN, 1);
 	return 0;
 }
 
