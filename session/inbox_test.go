@@ -139,6 +139,25 @@ func TestOutboxIsFull(t *testing.T) {
 	})
 }
 
+// What a Write begins with goes at once; behind it, as much at a time as is on its way.
+func TestPiecesOfALongWrite(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		dear := boxed
+		dear.Limits.InboxTo = 4 << 20
+		s, _, p := negotiated(t, dear, session.Config{})
+		in := p.open(s, 4<<20)
+		data := pattern(2 << 20)
+		for range 2 {
+			writeAll(t, s, data, len(data))
+			got, pieces := in.read(len(data)) // 128 KiB twice, 256, 512 three times
+			if !bytes.Equal(got, data) || pieces != 6 {
+				t.Errorf("%d pieces, right bytes: %v", pieces, bytes.Equal(got, data))
+			}
+			in.emptied()
+		}
+	})
+}
+
 // Where exposing memory costs as much as the copy, Writes above the threshold go
 // through the inbox as well; but not if a threshold was asked for, nor from InboxTo on.
 func TestInboxTo(t *testing.T) {
