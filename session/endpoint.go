@@ -106,7 +106,8 @@ type Endpoint interface {
 	Write(from []byte, to Descriptor, off int, id uint32) error
 
 	// Alloc gives n bytes of memory that the provider owns and that Read and
-	// Write take without further work; nil when the budget is used up, or n would
+	// Write take without further work, unless it was let go meanwhile for those
+	// who need RLIMIT_MEMLOCK more; nil when the budget is used up, or n would
 	// leave too little for other connections: less may be had then. It may
 	// be exposed, and holds whatever its last user left there. Free gives it
 	// back.

@@ -139,7 +139,8 @@ func TestOutboxIsFull(t *testing.T) {
 	})
 }
 
-// What a Write begins with goes at once; behind it, as much at a time as is on its way.
+// What a Write begins with goes at once; behind it, as much at a time as is on its way,
+// and as still comes.
 func TestPiecesOfALongWrite(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		dear := boxed
@@ -149,13 +150,75 @@ func TestPiecesOfALongWrite(t *testing.T) {
 		data := pattern(2 << 20)
 		for range 2 {
 			writeAll(t, s, data, len(data))
-			got, pieces := in.read(len(data)) // 128 KiB twice, 256, 512 three times
-			if !bytes.Equal(got, data) || pieces != 6 {
+			got, pieces := in.read(len(data)) // 128 KiB twice, 256, 512 twice, 256, 128 twice
+			if !bytes.Equal(got, data) || pieces != 8 {
 				t.Errorf("%d pieces, right bytes: %v", pieces, bytes.Equal(got, data))
 			}
 			in.emptied()
 		}
 	})
+}
+
+// An outbox that cannot be registered any more: what Writes have left there goes as payload,
+// in its place, and so do later ones until the boxes are given back.
+func TestOutboxThatCannotBeRegistered(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		var writes *failingWrites
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
+			writes = &failingWrites{Endpoint: e}
+			return writes
+		})
+		in := p.open(s, 100_000)
+		data := pattern(60_000)
+		writeAll(t, s, data[:20_000], 10_000) // by RDMA, and under way
+		writes.fail = true
+		writeAll(t, s, data[20_000:40_000], 10_000)
+		writeAll(t, s, data[40_000:40_100], 10)
+		writes.fail = false
+		writeAll(t, s, data[40_100:], 10_000)
+		got, _ := in.read(20_000)
+		if got = append(got, p.data(40_000)...); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if writes.failed != 1 {
+			t.Errorf("%d attempts with that memory", writes.failed)
+		}
+		left, asked := false, false
+		for rounds := 0; !asked; rounds++ { // although it is busy
+			if rounds == 30 {
+				t.Fatalf("it keeps that memory for %v, left: %v", time.Duration(rounds)*time.Second/5, left)
+			}
+			w := goWrite(s, data[:10_000])
+			for n := 0; n < 10_000; {
+				switch m := p.recv(); m[0] {
+				case tData:
+					n += len(m) - header
+					p.send(tCredit, 0)
+				case tLeaveInbox:
+					left = true
+				case tAskInbox:
+					asked = left
+				}
+			}
+			within(t, w)
+			pass(time.Second / 5)
+		}
+	})
+}
+
+// failingWrites cannot register what it is to write from.
+type failingWrites struct {
+	*twin.Endpoint
+	fail   bool
+	failed int
+}
+
+func (e *failingWrites) Write(from []byte, to session.Descriptor, off int, id uint32) error {
+	if e.fail {
+		e.failed++
+		return syscall.ENOBUFS
+	}
+	return e.Endpoint.Write(from, to, off, id)
 }
 
 // Where exposing memory costs as much as the copy, Writes above the threshold go

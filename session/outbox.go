@@ -22,12 +22,14 @@ type outbox struct {
 	tail    int64 // … it is filled here
 
 	full    bool // a Write waits for room, and for enough of it
+	useless bool // its memory cannot be registered: what is there goes as payload
 	resting bool // leaveIfIdle will look
 }
 
 const (
 	// boxUnit is how much is copied before it is sent, or as much as is on its way, up
-	// to boxMost: half of boxUnit costs a seventh of the rate of larger Writes on rxe,
+	// to boxMost, and to half of what there is, so that the last is not copied while
+	// nothing is: half of boxUnit costs a seventh of the rate of larger Writes on rxe,
 	// boxMost gains a twentieth on siw, and twice of that nothing.
 	boxUnit = 128 << 10
 	boxMost = 512 << 10
@@ -177,7 +179,12 @@ func (s *Session) boxed(n int) {
 	if o.unsent() > 0 {
 		s.flushLocked()
 	}
-	if s.wr.wants.Load() != 0 && o.room() >= len(o.buf)/boxShareFree {
+	s.boxHasRoom()
+}
+
+// boxHasRoom wakes a Write that waits for enough of it.
+func (s *Session) boxHasRoom() {
+	if o := &s.tx.outbox; s.wr.wants.Load() != 0 && o.room() >= len(o.buf)/boxShareFree {
 		s.wr.signal()
 	}
 }
@@ -185,14 +192,15 @@ func (s *Session) boxed(n int) {
 // boxing says whether n bytes of a Write go through the outbox: because they are
 // enough, or because what is before them does.
 func (tx *sender) boxing(n int) bool {
-	return tx.outbox.buf != nil && (n >= tx.boxMin || tx.outbox.unsent() > 0)
+	o := &tx.outbox
+	return o.buf != nil && (n >= tx.boxMin && !o.useless || o.unsent() > 0)
 }
 
 // boxData takes bytes of p over, and sends what can be sent.
 func (s *Session) boxData(p []byte, more bool) int {
 	tx := &s.tx
 	o := &tx.outbox
-	n := min(len(p), max(boxUnit, min(boxMost, int(o.sent-o.written))))
+	n := min(len(p), max(boxUnit, min(boxMost, int(o.sent-o.written), len(p)/2)))
 	if room := o.room(); room < n || o.full {
 		if o.full = room < len(o.buf)/boxShareFree; o.full {
 			return 0
@@ -217,14 +225,26 @@ func (s *Session) flushOutbox() {
 	tx := &s.tx
 	o := &tx.outbox
 	for o.unsent() > 0 {
+		if o.useless {
+			if !s.unbox() {
+				return
+			}
+			continue
+		}
 		from, to := int(o.sent%int64(len(o.buf))), int(o.sent%int64(o.inbox.Len))
 		n := min(o.unsent(), len(o.buf)-from, int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.sent-o.emptied), s.lim.MaxRDMA)
 		if n == 0 {
 			return
 		}
 		room := s.reserveData(fillLen-headerLen, fillLen-headerLen)
-		if room == nil || s.ep.Write(o.buf[from:][:n], o.inbox, to, boxID) != nil {
-			return // an error that is no lack of room shows in Err
+		if room == nil {
+			return
+		}
+		if err := s.ep.Write(o.buf[from:][:n], o.inbox, to, boxID); err == ErrWouldBlock {
+			return
+		} else if err != nil {
+			o.useless = true // until the boxes are given back: it may have been let go for others
+			continue
 		}
 		tx.writes.push(n)
 		o.sent += int64(n)
@@ -233,6 +253,28 @@ func (s *Session) flushOutbox() {
 		le.PutUint32(room[headerLen+4:], 0)
 		s.commit(room, msgFill, moreFlag(o.unsent() > 0 || tx.inWrite), fillLen)
 	}
+}
+
+// unbox sends a message of what the outbox has as payload, once nothing of it is on its
+// way by RDMA: its places become free in their order.
+func (s *Session) unbox() bool {
+	tx := &s.tx
+	o := &tx.outbox
+	if o.sent != o.written {
+		return false
+	}
+	from := int(o.sent % int64(len(o.buf)))
+	n := min(o.unsent(), len(o.buf)-from)
+	room := s.reserveData(min(n, minFragment), n)
+	if room == nil {
+		return false
+	}
+	n = copy(room[headerLen:], o.buf[from:][:n])
+	o.sent += int64(n)
+	o.written = o.sent
+	s.commit(room, msgData, moreFlag(o.unsent() > 0 || tx.inWrite), headerLen+n)
+	s.boxHasRoom()
+	return true
 }
 
 // boxID is the id of RDMA writes to the peer's inbox; no offer has it.

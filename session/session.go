@@ -26,7 +26,7 @@ import (
 // goroutine; Reads are served one at a time, and so are Writes.
 //
 // Locks, in this order: rd.op, wr.op (held for a whole operation), rx.mu,
-// tx.mu (held for moments: at most one message's copy, or the provider's
+// tx.mu (held for moments: at most a copy of boxMost, or the provider's
 // Revoke; nothing waits under them).
 type Session struct {
 	ep   Endpoint

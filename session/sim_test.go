@@ -97,7 +97,7 @@ func simulate(t *testing.T, seed uint64) {
 // polling before sleep, and with whatever timing the machine has.
 func TestSimulationInRealTime(t *testing.T) {
 	inRealTime(32, func(seed uint64) {
-		m := newSim(t, 1_000_000+seed, 4)
+		m := newSim(t, 1_300_000+seed, 4)
 		for m.end == cutWire { // takes a minute
 			m.end = ending(m.r.IntN(int(endings)))
 		}
@@ -235,6 +235,7 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 		Short:  pick(r, 0, 0.3),
 		Stray:  pick(r, 0, 0.1),
 		Linger: pick(r, 0, 0, 0.01, 0.1),
+		Let:    pick(r, 0, 0, 0.3, 1),
 	}
 	for i := range m.cfg {
 		c := &m.cfg[i]
@@ -737,8 +738,8 @@ func (m *sim) check() {
 	}
 	for _, p := range m.sides {
 		exposed := 0
-		if m.net.Limits.Inbox > 0 && !m.net.Limits.Buffered {
-			exposed = 1 // an inbox that the peer has left: Close may overtake who takes it back
+		if l := m.net.PeerLimits; m.net.Limits.Inbox > 0 || l != nil && l.Inbox > 0 {
+			exposed = 1 // an inbox goes with the endpoint, and Close may overtake who takes back one that was left
 		}
 		if left := p.ep.Left(); left.Allocated != 0 || left.Exposed > exposed && m.end == orderly {
 			m.errorf("%d: left behind: %+v", p.id, left)

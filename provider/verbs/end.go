@@ -98,6 +98,7 @@ func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 		blocking.run(wait, e.link.disconnect)
 	}
 	e.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)
+	e.revokeAll() // now: another connection of a shared domain could use the keys
 	blocking.run(wait, e.free)
 }
 
@@ -130,16 +131,7 @@ func (e *Endpoint) free() {
 	for e.done.n > 0 {
 		e.done.pop().region.Release()
 	}
-	x := &e.exposures
-	e.use.Lock() // a Revoke that was faster has released what it took out
-	x.mu.Lock()
-	exposed := x.m
-	x.m = nil
-	x.mu.Unlock()
-	e.use.Unlock()
-	for _, x := range exposed {
-		x.region.Release()
-	}
+	e.revokeAll()
 	e.freeQueues()
 	if e.dom != nil {
 		e.dom.release()
@@ -152,5 +144,19 @@ func (e *Endpoint) free() {
 	e.dev.release()
 	if e.link != nil {
 		e.link.close()
+	}
+}
+
+// revokeAll takes back what is exposed. The endpoint is gone.
+func (e *Endpoint) revokeAll() {
+	x := &e.exposures
+	e.use.Lock() // a Revoke that was faster has released what it took out
+	x.mu.Lock()
+	exposed := x.m
+	x.m = nil
+	x.mu.Unlock()
+	e.use.Unlock()
+	for _, x := range exposed {
+		x.region.Release()
 	}
 }

@@ -606,3 +606,35 @@ func nothingLeft(t testing.TB) {
 		}
 	})
 }
+
+// What is exposed is taken back when Close and Abort return, also where no thread is free
+// for librdmacm's calls, which on iWARP go on in the background.
+func TestExposedIsTakenBackAtOnce(t *testing.T) {
+	l := listen(t, Config{})
+	for name, end := range map[string]func(*Endpoint){
+		"Close": func(e *Endpoint) { e.Close() },
+		"Abort": (*Endpoint).Abort,
+	} {
+		a, b, err := connect(l, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Expose(make([]byte, 64<<10), session.RemoteWrite); err != nil {
+			t.Fatal(err)
+		}
+		busy := make(chan struct{})
+		for range maxBlocked {
+			blocking.run(0, func() { <-busy })
+		}
+		end(b)
+		b.exposures.mu.Lock()
+		left := b.exposures.m
+		b.exposures.mu.Unlock()
+		if st := b.dom.cache.Stats(); left != nil || st.Registrations != st.Deregistrations {
+			t.Errorf("behind %s: %d exposures, %+v", name, len(left), st)
+		}
+		close(busy)
+		a.Abort()
+	}
+	nothingLeft(t)
+}

@@ -137,6 +137,9 @@ func (e *Endpoint) post(kind opKind, can bool, local []byte, d session.Descripto
 	if !e.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {
 		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOMEM)
 	}
+	if kind == opWrite && e.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Let) {
+		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOBUFS)
+	}
 	if x := e.peer().exposed[d.Key]; kind == opRead && x != nil {
 		if off != x.posted && e.peer().limits.ExactRevoke {
 			e.w.violate(Gap, e.id, "Read at %d, though the next byte of the descriptor is %d", off, x.posted)
