@@ -121,9 +121,9 @@ func (c *Conn) writable() error {
 // the peer finds a reset instead. Blocked operations return net.ErrClosed.
 //
 // Over "verbs", whose bytes would be lost with the process (on "shm" only where
-// control messages still wait for room), it waits until the peer has them: a second for a peer that takes none, else up to Options.CloseTimeout; and
-// before that for an operation that is in the middle of a transfer, up to
-// Options.CancelTimeout.
+// control messages still wait for room), it waits until the peer has them: a second
+// for a peer that takes none, else up to Options.CloseTimeout; and before that for an
+// operation that is in the middle of a transfer, up to Options.CancelTimeout.
 func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return c.errClosed(opClose)

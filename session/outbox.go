@@ -36,8 +36,10 @@ const (
 	// boxShareFree of a full outbox has to be free before a Write goes on: one
 	// that is woken for each driblet costs more than it sends.
 	boxShareFree = 4
-	// shyness: after memory ran out here or at the peer.
-	shyness = 32
+	// shyness: after memory ran out here or at the peer; after it could not be registered,
+	// which costs the process all its idle registrations each time.
+	shyness     = 32
+	muchShyness = 1024
 	// boxRest is how often it is seen whether something was written since: the boxes
 	// are kept for one to two seconds.
 	boxRest = time.Second
@@ -48,11 +50,18 @@ func (o *outbox) unsent() int { return int(o.tail - o.sent) }
 func (o *outbox) room() int { return len(o.buf) - int(o.tail-o.written) }
 
 // openOutbox asks the peer for an inbox if there is none, and gets the outbox once
-// there is one. wr.op is held.
+// there is one; it gives back one that is of no use. wr.op is held.
 func (s *Session) openOutbox() {
 	tx := &s.tx
 	o := &tx.outbox
 	tx.mu.Lock()
+	if o.useless && o.tail == o.written && !s.gone {
+		buf := o.buf
+		s.leaveInbox()
+		tx.mu.Unlock()
+		s.ep.Free(buf)
+		return
+	}
 	if o.inbox.Len == 0 && !o.asked && !s.gone {
 		if o.shy > 0 {
 			o.shy--
@@ -141,7 +150,12 @@ func (s *Session) restOutbox() {
 
 // leaveInbox tells the peer that nothing more comes through its inbox.
 func (s *Session) leaveInbox() {
-	s.tx.outbox = outbox{resting: s.tx.outbox.resting}
+	o := &s.tx.outbox
+	shy := 0
+	if o.useless {
+		shy = muchShyness
+	}
+	*o = outbox{resting: o.resting, shy: shy}
 	s.owe(control{t: msgLeaveInbox})
 }
 

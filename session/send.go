@@ -255,8 +255,8 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	}
 	// No credit: take over what the budget allows (D8); what piles up here
 	// leaves in full messages, which is all the coalescing there is.
-	if tx.outbox.buf != nil {
-		if tx.backlogged() > 0 {
+	if o := &tx.outbox; o.buf != nil {
+		if tx.backlogged() > 0 || o.useless && o.unsent() == 0 {
 			return 0 // from before: it would never end if it grew
 		}
 		return s.boxData(p, more)

@@ -248,7 +248,7 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 	if (m.cfg[0].Disable|m.cfg[1].Disable)&session.FeatureInline != 0 {
 		// There is nothing to fall back on: faults must not be for ever.
 		f := &m.net.Faults
-		f.Expose, f.Local, f.Alloc = min(f.Expose, 0.3), min(f.Local, 0.3), min(f.Alloc, 0.3)
+		f.Expose, f.Local, f.Alloc, f.Let = min(f.Expose, 0.3), min(f.Local, 0.3), min(f.Alloc, 0.3), min(f.Let, 0.3)
 	}
 	m.end = ending(r.IntN(int(endings)))
 	if r.IntN(3) == 0 {
@@ -282,7 +282,7 @@ func (m *sim) hasten() {
 		m.net.QueueBytes = 16 << 10
 	}
 	m.net.PeerLimits = nil
-	f.Expose, f.Local = 0, 0
+	f.Expose, f.Local, f.Let = 0, 0, 0
 	f.Linger = pick(r, 0.01, 0.03, 0.1)
 	for i := range m.cfg {
 		c := &m.cfg[i]

@@ -18,8 +18,9 @@ const (
 	teardownTime = 2 * time.Second
 )
 
-// Close implements session.Endpoint. It blocks for drainTime, with a shared
-// receive queue for lastTime, and on iWARP for teardownTime twice, at most.
+// Close implements session.Endpoint. It blocks for drainTime, with a shared receive
+// queue for lastTime, on iWARP for teardownTime twice, at most, and for as long as
+// the kernel takes to register and deregister memory.
 func (e *Endpoint) Close() error {
 	e.ended.Do(func() {
 		e.farewell()
@@ -29,7 +30,7 @@ func (e *Endpoint) Close() error {
 }
 
 // Abort implements session.Endpoint. It blocks for lastTime with a shared receive
-// queue, and on iWARP for teardownTime, at most.
+// queue, on iWARP for teardownTime, at most, and for the kernel as Close.
 func (e *Endpoint) Abort() {
 	e.ended.Do(func() { e.tearDown(false, teardownTime) })
 }
@@ -150,12 +151,12 @@ func (e *Endpoint) free() {
 // revokeAll takes back what is exposed. The endpoint is gone.
 func (e *Endpoint) revokeAll() {
 	x := &e.exposures
-	e.use.Lock() // a Revoke that was faster has released what it took out
+	e.use.Lock() // a Revoke that was faster has released what it took out; one behind finds nothing
+	defer e.use.Unlock()
 	x.mu.Lock()
 	exposed := x.m
 	x.m = nil
 	x.mu.Unlock()
-	e.use.Unlock()
 	for _, x := range exposed {
 		x.region.Release()
 	}

@@ -70,7 +70,7 @@ type Faults struct {
 	Expose float64 // Exposes that fail with ENOMEM
 	Local  float64 // Reads and Writes that fail with ENOMEM, as memory that is not from Alloc cannot be registered
 	Alloc  float64 // Allocs that give nil
-	Let    float64 // Writes that fail with ENOBUFS, as memory from Alloc was let go and cannot be registered again
+	Let    float64 // Reads and Writes that fail with ENOBUFS, as memory from Alloc was let go and cannot be registered again
 	Busy   float64 // Reserves for data, Reads and Writes that find the queue full
 	Short  float64 // Reserves for data that give less than max
 	Stray  float64 // Arms and deliveries that cause a Wake for nothing
