@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -163,44 +164,77 @@ func TestPiecesOfALongWrite(t *testing.T) {
 // in its place, and so do later ones, for long.
 func TestOutboxThatCannotBeRegistered(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		var writes *failingWrites
-		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
-			writes = &failingWrites{Endpoint: e}
-			return writes
-		})
-		in := p.open(s, 100_000)
+		s, writes, p := failing(t)
+		in := p.open(s, 30_000)
 		data := pattern(60_000)
-		writeAll(t, s, data[:20_000], 10_000) // by RDMA, and under way
-		writes.fail = true
-		writeAll(t, s, data[20_000:40_000], 10_000)
-		writeAll(t, s, data[40_000:40_100], 10)
-		writes.fail = false
-		writeAll(t, s, data[40_100:], 10_000)
-		got, _ := in.read(20_000)
-		if got = append(got, p.data(40_000)...); !bytes.Equal(got, data) {
+		writeAll(t, s, data[:40_000], 10_000) // by RDMA, and waiting for room
+		writes.fail.Store(true)
+		got, _ := in.read(30_000)
+		in.emptied()
+		behind := goWrite(s, data[40_000:40_010])
+		got = append(got, p.data(10_010)...)
+		within(t, behind)
+		w := goWrite(s, data[40_010:])
+		for len(got) < len(data) {
+			if m := p.recv(); m[0] == tData {
+				got = append(got, m[header:]...)
+				p.send(tCredit, 0)
+			} else if m[0] != tLeaveInbox {
+				t.Fatalf("a message of type %d", m[0])
+			}
+		}
+		if within(t, w); !bytes.Equal(got, data) {
 			t.Error("wrong bytes")
 		}
-		if writes.failed != 1 {
-			t.Errorf("%d attempts with that memory", writes.failed)
+		if n := writes.failed.Load(); n != 1 {
+			t.Errorf("%d attempts with that memory", n)
 		}
-		left, asked, rounds := false, false, 0
-		for ; !asked && rounds < 2000; rounds++ {
+		rounds := 0
+		for asked := false; !asked && rounds < 2000; rounds++ {
 			w := goWrite(s, data[:10_000])
 			for n := 0; n < 10_000; {
 				switch m := p.recv(); m[0] {
 				case tData:
 					n += len(m) - header
 					p.send(tCredit, 0)
-				case tLeaveInbox:
-					left = true
 				case tAskInbox:
-					asked = left
+					asked = true
 				}
 			}
 			within(t, w)
 		}
-		if !asked || rounds < 1000 {
-			t.Errorf("after %d Writes: left %v, asked for again %v", rounds, left, asked)
+		if rounds < 1000 || rounds == 2000 {
+			t.Errorf("asked for another after %d Writes", rounds)
+		}
+	})
+}
+
+// A stream that never pauses gives up an outbox that is of no use, too.
+func TestStreamLeavesAUselessOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, writes, p := failing(t)
+		in := p.open(s, 100_000)
+		go func() {
+			for {
+				if _, err := s.Write(pattern(10_000)); err != nil {
+					return // the test is over
+				}
+			}
+		}()
+		pass(time.Second / 2) // both boxes are full
+		writes.fail.Store(true)
+		in.read(100_000)
+		in.emptied()
+		for n := 0; ; {
+			switch m := p.recv(); m[0] {
+			case tData:
+				p.send(tCredit, 0)
+				if n += len(m) - header; n > 10<<20 {
+					t.Fatalf("%d bytes on, it still has it", n)
+				}
+			case tLeaveInbox:
+				return
+			}
 		}
 	})
 }
@@ -208,16 +242,27 @@ func TestOutboxThatCannotBeRegistered(t *testing.T) {
 // failingWrites cannot register what it is to write from.
 type failingWrites struct {
 	*twin.Endpoint
-	fail   bool
-	failed int
+	fail   atomic.Bool
+	failed atomic.Int32
 }
 
 func (e *failingWrites) Write(from []byte, to session.Descriptor, off int, id uint32) error {
-	if e.fail {
-		e.failed++
+	if e.fail.Load() {
+		e.failed.Add(1)
 		return syscall.ENOBUFS
 	}
 	return e.Endpoint.Write(from, to, off, id)
+}
+
+// failing is a session on such an endpoint.
+func failing(t *testing.T) (s *session.Session, w *failingWrites, p *raw) {
+	t.Helper()
+	w = new(failingWrites)
+	s, _, p = negotiatedOn(t, boxed, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
+		w.Endpoint = e
+		return w
+	})
+	return s, w, p
 }
 
 // Where exposing memory costs as much as the copy, Writes above the threshold go

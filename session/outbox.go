@@ -207,7 +207,7 @@ func (s *Session) boxHasRoom() {
 // enough, or because what is before them does.
 func (tx *sender) boxing(n int) bool {
 	o := &tx.outbox
-	return o.buf != nil && (n >= tx.boxMin && !o.useless || o.unsent() > 0)
+	return o.buf != nil && !o.useless && (n >= tx.boxMin || o.unsent() > 0)
 }
 
 // boxData takes bytes of p over, and sends what can be sent.

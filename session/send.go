@@ -239,6 +239,10 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	if tx.pending() {
 		s.flushLocked()
 	}
+	o := &tx.outbox
+	if o.useless && o.unsent() > 0 {
+		return 0 // nothing follows until it is empty: it is given back then
+	}
 	if tx.backlogged() == 0 && tx.boxing(len(p)) {
 		return s.boxData(p, more)
 	}
@@ -255,8 +259,8 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	}
 	// No credit: take over what the budget allows (D8); what piles up here
 	// leaves in full messages, which is all the coalescing there is.
-	if o := &tx.outbox; o.buf != nil {
-		if tx.backlogged() > 0 || o.useless && o.unsent() == 0 {
+	if o.buf != nil {
+		if tx.backlogged() > 0 || o.useless {
 			return 0 // from before: it would never end if it grew
 		}
 		return s.boxData(p, more)
