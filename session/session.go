@@ -27,7 +27,8 @@ import (
 //
 // Locks, in this order: rd.op, wr.op (held for a whole operation), rx.mu,
 // tx.mu (held for moments: at most a copy of boxMost, or the provider's
-// Revoke; nothing waits under them).
+// Revoke; nothing waits under them, but for memory to be registered when
+// RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
 type Session struct {
 	ep   Endpoint
 	lim  Limits

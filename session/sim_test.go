@@ -226,16 +226,16 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 	m.net.AllocBudget = pick(r, 0, 0, 4<<10, 64<<10)
 	m.net.MaxLatency = duration(r, time.Microsecond, 2*time.Millisecond)
 	m.net.Faults = twin.Faults{
-		Late:   pick(r, 0, 0, 0.01, 0.05),
-		LateBy: pick(r, 0, 0, 300*time.Millisecond), // less than the bound of a cancel
-		Expose: pick(r, 0, 0, 0.3, 1),
-		Local:  pick(r, 0, 0, 0.3, 1),
-		Alloc:  pick(r, 0, 0, 0.3, 1),
-		Busy:   pick(r, 0, 0.2),
-		Short:  pick(r, 0, 0.3),
-		Stray:  pick(r, 0, 0.1),
-		Linger: pick(r, 0, 0, 0.01, 0.1),
-		Let:    pick(r, 0, 0, 0.3, 1),
+		Late:    pick(r, 0, 0, 0.01, 0.05),
+		LateBy:  pick(r, 0, 0, 300*time.Millisecond), // less than the bound of a cancel
+		Expose:  pick(r, 0, 0, 0.3, 1),
+		Local:   pick(r, 0, 0, 0.3, 1),
+		Alloc:   pick(r, 0, 0, 0.3, 1),
+		Busy:    pick(r, 0, 0.2),
+		Short:   pick(r, 0, 0.3),
+		Stray:   pick(r, 0, 0.1),
+		Linger:  pick(r, 0, 0, 0.01, 0.1),
+		Evicted: pick(r, 0, 0, 0.3, 1),
 	}
 	for i := range m.cfg {
 		c := &m.cfg[i]
@@ -248,7 +248,7 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 	if (m.cfg[0].Disable|m.cfg[1].Disable)&session.FeatureInline != 0 {
 		// There is nothing to fall back on: faults must not be for ever.
 		f := &m.net.Faults
-		f.Expose, f.Local, f.Alloc, f.Let = min(f.Expose, 0.3), min(f.Local, 0.3), min(f.Alloc, 0.3), min(f.Let, 0.3)
+		f.Expose, f.Local, f.Alloc, f.Evicted = min(f.Expose, 0.3), min(f.Local, 0.3), min(f.Alloc, 0.3), min(f.Evicted, 0.3)
 	}
 	m.end = ending(r.IntN(int(endings)))
 	if r.IntN(3) == 0 {
@@ -282,7 +282,7 @@ func (m *sim) hasten() {
 		m.net.QueueBytes = 16 << 10
 	}
 	m.net.PeerLimits = nil
-	f.Expose, f.Local, f.Let = 0, 0, 0
+	f.Expose, f.Local, f.Evicted = 0, 0, 0
 	f.Linger = pick(r, 0.01, 0.03, 0.1)
 	for i := range m.cfg {
 		c := &m.cfg[i]

@@ -137,7 +137,7 @@ func (e *Endpoint) post(kind opKind, can bool, local []byte, d session.Descripto
 	if !e.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {
 		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOMEM)
 	}
-	if e.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Let) {
+	if e.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Evicted) {
 		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOBUFS)
 	}
 	if x := e.peer().exposed[d.Key]; kind == opRead && x != nil {

@@ -67,14 +67,14 @@ type Faults struct {
 	Late   float64       // deliveries and completions that take LateBy longer
 	LateBy time.Duration // default 100 times MaxLatency
 
-	Expose float64 // Exposes that fail with ENOMEM
-	Local  float64 // Reads and Writes that fail with ENOMEM, as memory that is not from Alloc cannot be registered
-	Alloc  float64 // Allocs that give nil
-	Let    float64 // Reads and Writes that fail with ENOBUFS, as memory from Alloc was let go and cannot be registered again
-	Busy   float64 // Reserves for data, Reads and Writes that find the queue full
-	Short  float64 // Reserves for data that give less than max
-	Stray  float64 // Arms and deliveries that cause a Wake for nothing
-	Linger float64 // calls before which the wire and the peer get on by some latencies
+	Expose  float64 // Exposes that fail with ENOMEM
+	Local   float64 // Reads and Writes that fail with ENOMEM, as memory that is not from Alloc cannot be registered
+	Alloc   float64 // Allocs that give nil
+	Evicted float64 // Reads and Writes that fail with ENOBUFS, as the registration of memory from Alloc was evicted and there is no room for another
+	Busy    float64 // Reserves for data, Reads and Writes that find the queue full
+	Short   float64 // Reserves for data that give less than max
+	Stray   float64 // Arms and deliveries that cause a Wake for nothing
+	Linger  float64 // calls before which the wire and the peer get on by some latencies
 	// LingerFor is how long it may take in real time, not in a bubble, though nothing
 	// more happens. Who has waited for a sync.Mutex for more than a millisecond is
 	// given it before its holder can take it once more.
