@@ -81,7 +81,7 @@ func newEndpoint(dev *device, l *link, cfg Config, passive bool) (*Endpoint, err
 	e := &Endpoint{dev: dev, link: l, cfg: cfg, passive: passive}
 	if err := e.build(); err != nil {
 		if l != nil && passive {
-			l.id.Reject(hello{helloVersion, refusedResources}.bytes())
+			l.id.Reject(hello{helloVersion, refusalFor(err)}.bytes())
 		}
 		e.free()
 		return nil, err

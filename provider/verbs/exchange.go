@@ -110,36 +110,80 @@ func attach(local netip.Addr) (attachment, error) {
 	if name == "" {
 		return attachment{}, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device", local, netdev))
 	}
-	dev, err := openDevice(name)
+	dev, err := exchangeDevice(name)
 	if err != nil {
-		return attachment{}, callError(err)
+		return attachment{}, err
 	}
 	var infiniband ibv.GID
 	if ifi, err := net.InterfaceByName(netdev); err == nil {
 		infiniband = portGID(ifi.HardwareAddr)
 	}
-	a := dev.at(func(p ibv.Port, g ibv.GIDEntry) bool {
+	a, err := dev.at(func(p ibv.Port, g ibv.GIDEntry) bool {
 		return p.LinkLayer == ibv.LinkInfiniBand && g.GID == infiniband || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("")
 	})
-	if a.gids == nil {
+	if a.gids == nil && err == nil {
+		err = unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address, or with the GID of %s", name, local, netdev))
+	}
+	if err != nil {
 		dev.release()
-		return a, unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address, or with the GID of %s", name, local, netdev))
+		return attachment{}, callError(err)
 	}
 	return a, nil
 }
 
-// at is an active port of the device with the GIDs of it that suit, none if there are
-// none. In a container the table has the GIDs of others too, of equal addresses as it
-// may be: those of interfaces here come first.
-func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) attachment {
-	a := attachment{dev: d}
-	for num := 1; num <= d.caps.Ports; num++ {
-		port, err := d.ctx.Port(num)
-		if err != nil || port.State != ibv.PortActive {
+// exchangeDevice opens a device that connects without rdma_cm.
+func exchangeDevice(name string) (*device, error) {
+	dev, err := openDevice(name)
+	if err != nil {
+		return nil, callError(err)
+	}
+	if dev.iwarp() {
+		dev.release()
+		return nil, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %s is an iWARP device, which connects by rdma_cm alone", name))
+	}
+	return dev, nil
+}
+
+// exchangeServes is nil if one of these addresses belongs to such a device, and
+// otherwise says why none does.
+func exchangeServes(addrs []netip.Addr) error {
+	first := errNoneServed
+	for _, a := range addrs {
+		name := DeviceOf(interfaceOf(a))
+		if name == "" {
 			continue
 		}
+		dev, err := exchangeDevice(name)
+		if err == nil {
+			dev.release()
+			return nil
+		}
+		if first == errNoneServed {
+			first = err
+		}
+	}
+	return first
+}
+
+// at is an active port of the device with the GIDs of it that suit, none if there are
+// none; an error if that could not be told. In a container the table has the GIDs of
+// others too, of equal addresses as it may be: those of interfaces here come first.
+func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) (attachment, error) {
+	a := attachment{dev: d}
+	var unknown error
+	for num := 1; num <= d.caps.Ports; num++ {
+		port, err := d.ctx.Port(num)
+		if err == nil && port.State != ibv.PortActive {
+			continue
+		}
+		var gids []ibv.GIDEntry
+		if err == nil {
+			gids, err = d.ctx.GIDs(num)
+		}
+		if err != nil && unknown == nil {
+			unknown = err
+		}
 		var here, others []ibv.GIDEntry
-		gids, _ := d.ctx.GIDs(num)
 		for _, g := range gids {
 			if !suits(port, g) {
 				continue
@@ -157,7 +201,10 @@ func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) attachment {
 			break
 		}
 	}
-	return a
+	if a.gids != nil {
+		unknown = nil
+	}
+	return a, unknown
 }
 
 // inTurn tries the GIDs as a queue pair's. EINVAL says that one is another container's.
@@ -190,19 +237,20 @@ func portGID(hardware net.HardwareAddr) (gid ibv.GID) {
 // endpoint makes the queue pair and the card for the peer.
 func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint, card, error) {
 	e, err := newEndpoint(a.dev, nil, cfg, passive)
+	if err == nil {
+		e.tcp = &exchanged{conn: conn}
+		if err = e.qp.Init(uint8(a.port.Num), ibv.RemoteRead|ibv.RemoteWrite); err == nil {
+			err = e.postAll()
+		}
+	}
 	if err != nil {
 		if passive {
-			conn.Write(card{hello: hello{helloVersion, refusedResources}}.bytes())
+			conn.Write(card{hello: hello{helloVersion, refusalFor(err)}}.bytes())
+		}
+		if e != nil {
+			e.Abort()
 		}
 		conn.Close()
-		return nil, card{}, callError(err)
-	}
-	e.tcp = &exchanged{conn: conn}
-	if err = e.qp.Init(uint8(a.port.Num), ibv.RemoteRead|ibv.RemoteWrite); err == nil {
-		err = e.postAll()
-	}
-	if err != nil {
-		e.Abort()
 		return nil, card{}, callError(err)
 	}
 	return e, card{

@@ -3,6 +3,7 @@ package verbs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"syscall"
@@ -74,12 +75,27 @@ func TestMeaningOfRefusals(t *testing.T) {
 		refusedSubnet:    session.ReasonPermission,
 		refusedClosed:    session.ReasonNoListener,
 		refusedAddress:   session.ReasonUnreachable,
+		refusedDevice:    session.ReasonUnreachable,
 		77:               session.ReasonProtocol,
 	} {
 		h, ok := parseHello(hello{helloVersion, refusal}.bytes())
 		err := h.meaning()
 		if !ok || reasonOf(err) != want || errors.Is(err, syscall.ECONNREFUSED) != (refusal == refusedBacklog) {
 			t.Errorf("refusal %d: %v", refusal, err)
+		}
+	}
+	for _, tt := range []struct {
+		err  error
+		want refusal
+	}{
+		{fmt.Errorf("a device: %w", syscall.EINVAL), refusedDevice},
+		{errors.New("unheard of"), refusedDevice},
+		{fmt.Errorf("control buffers: %w", syscall.ENOMEM), refusedResources},
+		{fmt.Errorf("an arena: %w", syscall.ENOBUFS), refusedResources},
+		{errNoneServed, refusedAddress},
+	} {
+		if got := refusalFor(tt.err); got != tt.want {
+			t.Errorf("for %q it refuses with %d, want %d", tt.err, got, tt.want)
 		}
 	}
 	if h, _ := parseHello(hello{version: helloVersion + 1}.bytes()); reasonOf(h.meaning()) != session.ReasonVersion {

@@ -37,6 +37,7 @@ var onAFake = []struct {
 	test func(*testing.T)
 }{
 	{"faults", fakeFaults},
+	{"faults without rdma_cm", fakeFaultsWithoutCM},
 	{"hurry", fakeHurry},
 	{"removal", fakeRemoval},
 	{"without epoll", fakeWithoutEpoll},
@@ -230,36 +231,77 @@ var fakeConfigs = []Config{{}, {SharedDomain: true, SRQFrom: 1}}
 func fakeFaults(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeSRQs, 16)
-	dials, hits, want := 0, 0, 0
+	port, hits, want := 20_000, 0, 0
 	for i, cfg := range fakeConfigs {
 		for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO}[i:] { // with shared queues an end takes 0.1 s
-			for _, all := range []int64{0, 1} {
-				want += 20
-				for n := int64(0); ; n++ {
-					f.set(fakeErrno, int64(errno))
-					f.set(fakeAll, all)
-					f.set(fakeHits, 0)
-					f.set(fakeCountdown, n)
-					err := connectOnce(fakeAddr(20_000+dials), cfg)
-					hit := f.get(fakeHits) > 0
-					f.set(fakeCountdown, -1)
-					f.set(fakeHits, 0)
-					dials++
-					f.empty(fmt.Sprintf("%v of call %d (%s), all after it: %v; %v:", errno, n, f.failed(), all == 1, err))
-					if !hit {
-						if err != nil {
-							t.Errorf("with no fault: %v", err)
-						}
-						break
-					}
-					hits++
-				}
-			}
+			want += 2 * 20
+			hits += f.eachFault(errno, func() error { port++; return connectOnce(fakeAddr(port), cfg) })
 		}
 	}
 	if hits < want {
 		t.Errorf("%d calls failed, want %d at least", hits, want)
 	}
+}
+
+// … also where they connect without rdma_cm. What is short at either end is said to be,
+// and nothing else is.
+func fakeFaultsWithoutCM(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeGIDs, 1)
+	f.set(fakeForeign, 0)
+	serveLoopback(t)
+	cfg := Config{WithoutCM: true}
+	for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO} {
+		hits := f.eachFault(errno, func() error {
+			err := connectOnce(fakeAddr(int(unusedPort(t, cfg.withDefaults()))), cfg)
+			if f.get(fakeHits) > 0 && err != nil && (reasonOf(err) == session.ReasonResources) != (errno == syscall.ENOMEM) {
+				t.Errorf("%v of %s: %v", errno, f.failed(), err)
+			}
+			return err
+		})
+		if hits < 2*20 {
+			t.Errorf("%d calls failed", hits)
+		}
+	}
+}
+
+// eachFault connects as often as calls of the libraries can fail with errno: each alone,
+// and each with all after it. It counts them.
+func (f *fake) eachFault(errno syscall.Errno, connect func() error) (hits int) {
+	f.t.Helper()
+	for _, all := range []int64{0, 1} {
+		for n := int64(0); ; n++ {
+			f.set(fakeErrno, int64(errno))
+			f.set(fakeAll, all)
+			f.set(fakeHits, 0)
+			f.set(fakeCountdown, n)
+			err := connect()
+			hit := f.get(fakeHits) > 0
+			f.set(fakeCountdown, -1)
+			f.set(fakeHits, 0)
+			f.empty(fmt.Sprintf("%v of call %d (%s), all after it: %v; %v:", errno, n, f.failed(), all == 1, err))
+			if !hit {
+				if err != nil {
+					f.t.Errorf("with no fault: %v", err)
+				}
+				break
+			}
+			hits++
+		}
+	}
+	return hits
+}
+
+// serveLoopback has 127.0.0.1 belong to the fake's device.
+func serveLoopback(t *testing.T) {
+	r := &rdmaDevices
+	set := func(names map[string]string) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.names, r.at = names, time.Now().Add(time.Hour)
+	}
+	set(map[string]string{"lo": "fake0"})
+	t.Cleanup(func() { set(nil) })
 }
 
 // failed names the call that failed last.
@@ -537,15 +579,7 @@ func fakePollsOfAQueue(t *testing.T) {
 func fakeGIDsInTurn(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeGIDs, 3)
-	r := &rdmaDevices
-	r.mu.Lock()
-	r.names, r.at = map[string]string{"lo": "fake0"}, time.Now().Add(time.Hour)
-	r.mu.Unlock()
-	defer func() {
-		r.mu.Lock()
-		r.names = nil
-		r.mu.Unlock()
-	}()
+	serveLoopback(t)
 	cfg := Config{WithoutCM: true}
 	for _, tt := range []struct{ foreign, used int64 }{{0, 1 << 2}, {1 << 2, 1 << 0}, {1<<2 | 1<<0, 1 << 1}, {1<<3 - 1, 0}} {
 		f.set(fakeForeign, tt.foreign)
@@ -568,7 +602,7 @@ func fakeGIDsInTurn(t *testing.T) {
 	if text := fmt.Sprint(err); reasonOf(err) != session.ReasonUnreachable || !strings.Contains(text, "GID ::ffff:127.0.0.1 ") || !strings.Contains(text, " of lo:") {
 		t.Errorf("no GID is ours: %v", err)
 	}
-	if at := a.dev.loopback(); len(at.gids) != 3 || at.gids[0].Index != 2 {
-		t.Errorf("the probe's GIDs: %+v", at.gids)
+	if at, err := a.dev.loopback(); err != nil || len(at.gids) != 3 || at.gids[0].Index != 2 {
+		t.Errorf("the probe's GIDs: %+v, %v", at.gids, err)
 	}
 }

@@ -213,6 +213,37 @@ func TestDialWithoutCMToSilence(t *testing.T) {
 	}
 }
 
+// Where there are iWARP devices alone, neither end can do without rdma_cm, and says so.
+func TestWithoutCMOnIWARP(t *testing.T) {
+	_, to := cable(t)
+	cfg := Config{WithoutCM: true}
+	l, err := Listen(netip.AddrPortFrom(to, freePort()), cfg)
+	if testenv.Device() != "siw" {
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+		return
+	}
+	if err == nil {
+		l.Close()
+	}
+	if reasonOf(err) != session.ReasonNotServed || !strings.Contains(fmt.Sprint(err), "siw2 is an iWARP device") {
+		t.Errorf("a listener: %v", err)
+	}
+	port := freePort()
+	other, err := net.Listen("tcp", netip.AddrPortFrom(to, cfg.withDefaults().iwarpPort(port)).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	nothingLeft(t)
+	if _, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, port), cfg); reasonOf(err) != session.ReasonNotServed ||
+		!strings.Contains(fmt.Sprint(err), "siw1 is an iWARP device") {
+		t.Errorf("a dial: %v", err)
+	}
+}
+
 // A dialer whose queue pair is said to be at another address than it came from is
 // refused: the subnets that are allowed are those of the queue pairs.
 func TestCardOfAnotherHost(t *testing.T) {

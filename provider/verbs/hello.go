@@ -31,15 +31,21 @@ const (
 	refusedSubnet    refusal = 4 // not from this address
 	refusedClosed    refusal = 5 // the listener is being closed; another may have its port
 	refusedAddress   refusal = 6 // this end's is no address that a device gives it
+	refusedDevice    refusal = 7 // a call of this end's device failed
 )
 
 // refusalFor is what the dialer is told of a listener's error.
 func refusalFor(err error) refusal {
 	var u *session.Unavailable
-	if errors.As(err, &u) && (u.Reason == session.ReasonUnreachable || u.Reason == session.ReasonNotServed) {
-		return refusedAddress
+	if errors.As(callError(err), &u) {
+		switch u.Reason {
+		case session.ReasonUnreachable, session.ReasonNotServed:
+			return refusedAddress
+		case session.ReasonResources:
+			return refusedResources
+		}
 	}
-	return refusedResources
+	return refusedDevice
 }
 
 const (
@@ -77,6 +83,8 @@ func (h hello) meaning() error {
 		return unavailable(session.ReasonNoListener, errors.New("verbs: the peer is closing its listener"))
 	case h.refusal == refusedAddress:
 		return unavailable(session.ReasonUnreachable, errors.New("verbs: the peer has no RDMA device, or none of its GIDs, for this address"))
+	case h.refusal == refusedDevice:
+		return unavailable(session.ReasonUnreachable, errors.New("verbs: a call of the peer's RDMA device failed"))
 	case h.refusal == refusedSubnet:
 		return unavailable(session.ReasonPermission, errors.New("verbs: the peer does not serve this address"))
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -86,8 +85,8 @@ func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
 // follow listens on what is served, and goes on as addresses come and go.
 func (l *Listener) follow() error {
 	if l.cfg.WithoutCM {
-		if !slices.ContainsFunc(l.served(), hasDevice) {
-			return errNoneServed
+		if err := exchangeServes(l.served()); err != nil {
+			return err
 		}
 		return l.serveExchange() // each connection is asked for its device, whenever that came
 	}
@@ -147,9 +146,6 @@ func (l *Listener) served() []netip.Addr {
 	}
 	return servedAddresses(l.addr.Addr(), l.cfg.V6Only)
 }
-
-// hasDevice says whether an address of this host belongs to an RDMA device.
-func hasDevice(a netip.Addr) bool { return DeviceOf(interfaceOf(a)) != "" }
 
 // refresh compares the addresses that should be listened on with those that are.
 // The error is the first reason why one is not.
@@ -334,7 +330,7 @@ func (l *Listener) accept(k *link, tcp netip.AddrPort, p ibv.ConnParam) (*Endpoi
 	remote := k.id.RemoteAddr()
 	dev, err := useDevice(k.id.Context())
 	if err != nil {
-		k.refuse(refusedResources)
+		k.refuse(refusalFor(err))
 		return nil, err
 	}
 	e, err := newEndpoint(dev, k, l.cfg, true)
@@ -351,7 +347,7 @@ func (l *Listener) accept(k *link, tcp netip.AddrPort, p ibv.ConnParam) (*Endpoi
 		RNRRetryCount:      0,
 	})
 	if err != nil {
-		k.id.Reject(hello{helloVersion, refusedResources}.bytes()) // unless the kernel has
+		k.id.Reject(hello{helloVersion, refusalFor(err)}.bytes()) // unless the kernel has
 		e.abandon()
 		return nil, err
 	}

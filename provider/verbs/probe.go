@@ -132,7 +132,10 @@ const (
 // tryWindows names attempts that did not end as they should, up to so many. An
 // error: it could not be told.
 func tryWindows(d *device, most int) (wrong []string, err error) {
-	at := d.loopback()
+	at, err := d.loopback()
+	if err != nil {
+		return nil, err
+	}
 	if at.gids == nil {
 		return nil, fmt.Errorf("verbs: probe of %s: no active port with an address", d.ctx.Name)
 	}
@@ -159,7 +162,7 @@ func tryWindows(d *device, most int) (wrong []string, err error) {
 }
 
 // loopback is a port of the device with addresses of its own.
-func (d *device) loopback() attachment {
+func (d *device) loopback() (attachment, error) {
 	return d.at(func(p ibv.Port, g ibv.GIDEntry) bool {
 		return p.LinkLayer == ibv.LinkInfiniBand || g.Type == ibv.GIDTypeRoCEv2 && !g.GID.Addr().IsLinkLocalUnicast()
 	})

@@ -101,7 +101,10 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 		return // never probed
 	}
 	_, b := pair(t, listen(t, Config{}), Config{})
-	at := b.dev.loopback()
+	at, err := b.dev.loopback()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if at.gids == nil {
 		t.Fatal("no port with an address")
 	}
