@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -27,10 +28,6 @@ const (
 	// processors busy at both ends. It holds a place in the backlog for that
 	// time.
 	negotiateTimeout = 10 * time.Second
-
-	// slowNegotiation is how long a place in a full backlog is safe: most dialers do
-	// not wait longer for an answer.
-	slowNegotiation = defaultAttemptTimeout
 
 	// A provider that cannot accept for want of resources is asked again
 	// after these times, as net/http does it.
@@ -117,11 +114,11 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 	if err != nil {
 		return nil, err
 	}
-	backlog := lc.Backlog
-	if backlog <= 0 {
-		backlog = defaultBacklog
+	places := lc.Backlog
+	if places <= 0 {
+		places = defaultBacklog
 	}
-	settings := settle(lc.Options, lc.RDMA, lc.Policy, env, backlog)
+	settings := settle(lc.Options, lc.RDMA, lc.Policy, env, places)
 	tcp := inner.(*net.TCPListener)
 	settings.v6only = network == "tcp6" || v6only(tcp)
 	settings.zone = zoneOf(address)
@@ -129,7 +126,8 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 		tcp:     tcp,
 		policy:  lc.Policy,
 		plain:   make(chan arrival),
-		ready:   make(chan *sanconn.Conn, backlog),
+		ready:   make(chan *sanconn.Conn, places),
+		backlog: backlog.New(places),
 		closed:  make(chan struct{}),
 		without: why,
 		lacks:   make(map[string]*Unavailable),
@@ -204,12 +202,10 @@ type Listener struct {
 	without   *Unavailable            // why there is no acceptor; nil if there is one
 	lacks     map[string]*Unavailable // why it does not have a provider, by its name
 
-	plain      chan arrival       // from TCP: handed over to a waiting Accept
-	ready      chan *sanconn.Conn // negotiated: room for the whole backlog
-	pending    atomic.Int32       // connections that negotiate or are ready
-	mu         sync.Mutex
-	admissions []*admission // those that negotiate, the oldest first; guarded by mu
-	deadline   acceptDeadline
+	plain    chan arrival       // from TCP: handed over to a waiting Accept
+	ready    chan *sanconn.Conn // negotiated: room for the whole backlog
+	backlog  *backlog.Backlog   // of those that negotiate or are ready
+	deadline acceptDeadline
 
 	startTCP   sync.Once
 	ctx        context.Context // ends at Close, with it the negotiations
@@ -248,7 +244,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 	select {
 	case c := <-l.ready:
-		l.pending.Add(-1)
+		l.backlog.Leave()
 		count(func(n *Counters) { n.Accepted[c.Provider()]++ })
 		return c, nil
 	case a := <-l.plain:
@@ -319,60 +315,16 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 			turnAway(link)
 			continue
 		}
-		a := l.reserve()
-		if a == nil {
+		p, evicted := l.backlog.Begin(l.ctx, negotiateTimeout)
+		if p == nil {
 			refuse(link) // C7
 			continue
 		}
-		l.background.Go(func() { l.admit(a, provider, link, config) })
-	}
-}
-
-// admission is a connection that negotiates. It holds one of the backlog's places.
-type admission struct {
-	ctx    context.Context
-	cancel context.CancelFunc
-	began  time.Time
-}
-
-// reserve gives a connection a place in the backlog; nil: it is full. Then it is that
-// of the connection that has negotiated longest, if that is too long: who connects and
-// says nothing must not keep others out.
-func (l *Listener) reserve() *admission {
-	a := &admission{began: time.Now()}
-	a.ctx, a.cancel = context.WithTimeout(l.ctx, negotiateTimeout)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if int(l.pending.Add(1)) > cap(l.ready) {
-		l.pending.Add(-1)
-		if len(l.admissions) == 0 || a.began.Sub(l.admissions[0].began) < slowNegotiation {
-			a.cancel()
-			return nil
+		if evicted {
+			count(func(n *Counters) { n.Refused++ })
 		}
-		l.admissions[0].cancel()
-		l.admissions = slices.Delete(l.admissions, 0, 1)
-		count(func(n *Counters) { n.Refused++ })
+		l.background.Go(func() { l.admit(p, provider, link, config) })
 	}
-	l.admissions = append(l.admissions, a)
-	return a
-}
-
-// settle ends an admission. It says whether that has a place: its own, or one that has
-// become free since it lost it.
-func (l *Listener) settle(a *admission) bool {
-	a.cancel()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	i := slices.Index(l.admissions, a)
-	if i < 0 {
-		if int(l.pending.Add(1)) <= cap(l.ready) {
-			return true
-		}
-		l.pending.Add(-1)
-		return false
-	}
-	l.admissions = slices.Delete(l.admissions, i, i+1)
-	return true
 }
 
 // refuse ends a connection before it is negotiated: its dialer sees
@@ -396,17 +348,14 @@ func turnAway(l link) {
 }
 
 // admit negotiates one connection and queues it for Accept.
-func (l *Listener) admit(a *admission, provider string, link link, config session.Config) {
-	s, err := negotiate(a.ctx, link, config)
-	placed := l.settle(a)
-	switch {
-	case err == nil && placed:
-		l.ready <- newConn(provider, s, link) // pending keeps room for it
+func (l *Listener) admit(p *backlog.Place, provider string, link link, config session.Config) {
+	s, err := negotiate(p.Context(), link, config)
+	switch placed := p.End(err == nil); {
+	case placed:
+		l.ready <- newConn(provider, s, link) // its place keeps room for it
 	case err == nil:
 		s.Abort()
 		link.release()
-	case placed:
-		l.pending.Add(-1)
 	}
 }
 

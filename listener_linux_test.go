@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/internal/testenv"
-	"github.com/sanconn/san/sanconn"
 )
 
 func TestListenErrorsAreThoseOfNet(t *testing.T) {
@@ -117,10 +117,10 @@ func TestListenerSlowDialerDelaysNobody(t *testing.T) {
 
 func TestListenerBacklogFullIsRefusedAtOnce(t *testing.T) {
 	useFake(t)
-	const backlog = 3
-	l := mustListen(t, &ListenConfig{Backlog: backlog}, "tcp", "127.0.0.1:0")
+	const places = 3
+	l := mustListen(t, &ListenConfig{Backlog: places}, "tcp", "127.0.0.1:0")
 	conns := make(map[string]net.Conn)
-	for range backlog {
+	for range places {
 		c := mustDial(t, &Dialer{}, l.Addr().String())
 		conns[c.LocalAddr().String()] = c
 	}
@@ -158,14 +158,14 @@ func TestFailedNegotiationGivesItsPlaceBack(t *testing.T) {
 // is up.
 func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	f := useFake(t)
-	const backlog = 2
-	l := mustListen(t, &ListenConfig{Backlog: backlog}, "tcp", "127.0.0.1:0")
+	const places = 2
+	l := mustListen(t, &ListenConfig{Backlog: places}, "tcp", "127.0.0.1:0")
 	f.silent.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
 	var silent sync.WaitGroup
 	defer silent.Wait()
 	defer cancel()
-	for range backlog {
+	for range places {
 		silent.Go(func() {
 			d := &Dialer{Policy: Require}
 			d.Options.AttemptTimeout = 2 * patience // longer than negotiateTimeout
@@ -175,7 +175,7 @@ func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	}
 	f.silent.Store(false)
 	began := time.Now()
-	for range backlog {
+	for range places {
 		testenv.Eventually(t, patience, func() error {
 			c, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
 			if err == nil {
@@ -185,48 +185,15 @@ func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 			return err
 		})
 	}
-	if took := time.Since(began); took < slowNegotiation/2 || took > negotiateTimeout/2 {
+	if took := time.Since(began); took < backlog.Slow/2 || took > negotiateTimeout/2 {
 		t.Errorf("it took %v", took)
 	}
 	// Who has negotiated keeps its place.
 	if _, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("beyond the backlog: %v", err)
 	}
-	for range backlog {
+	for range places {
 		wantProvider(t, mustAccept(t, l), fakeName)
-	}
-}
-
-// A place that passes on is counted once, and who has lost it but negotiated in the end
-// gets one that has become free.
-func TestPlacesInTheBacklog(t *testing.T) {
-	l := &Listener{ready: make(chan *sanconn.Conn, 1), ctx: t.Context()}
-	slow := func() *admission {
-		a := l.reserve()
-		a.began = a.began.Add(-slowNegotiation)
-		return a
-	}
-	for _, free := range []bool{false, true} {
-		first := slow()
-		second := l.reserve()
-		if second == nil || first.ctx.Err() == nil {
-			t.Fatal("the place of who is slow was not given to another")
-		}
-		if l.reserve() != nil {
-			t.Error("a place was taken from who is not slow")
-		}
-		if !l.settle(second) {
-			t.Error("who has the place has none")
-		}
-		if free {
-			l.pending.Add(-1) // accepted
-		}
-		if l.settle(first) != free {
-			t.Errorf("a free place: %v", !free)
-		}
-		if n := l.pending.Add(-1); n != 0 {
-			t.Errorf("%d places too many", n)
-		}
 	}
 }
 

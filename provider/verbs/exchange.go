@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/session"
 )
 
@@ -303,7 +304,7 @@ func dialExchange(ctx context.Context, local, remote netip.AddrPort, cfg Config)
 	if err != nil {
 		return nil, callError(err)
 	}
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
+	stop := bound(ctx, conn)
 	defer stop()
 	at := conn.LocalAddr().(*net.TCPAddr).AddrPort()
 	a, err := attach(at.Addr())
@@ -349,8 +350,8 @@ func (a attachment) introduce(e *Endpoint, conn net.Conn, mine card, remote neti
 	return callError(err)
 }
 
-// maxStrangers is how many TCP connections may be under way to become a queue
-// pair, of which each has acceptTime; more wait in the kernel's backlog.
+// maxStrangers is how many TCP connections may be under way to show their card; more wait,
+// until one of these does or has not for too long.
 const maxStrangers = 256
 
 // serveExchange accepts the connections that are made without rdma_cm.
@@ -371,45 +372,51 @@ func (l *Listener) serveExchange() error {
 		return callError(err)
 	}
 	context.AfterFunc(l.ctx, func() { tcp.Close() })
-	room := make(chan struct{}, maxStrangers)
+	strangers := backlog.New(maxStrangers)
 	l.work.Go(func() {
 		for {
-			select {
-			case room <- struct{}{}:
-			case <-l.ctx.Done():
-				return
-			}
 			conn, err := tcp.Accept()
 			switch {
 			case errors.Is(err, net.ErrClosed):
 				return
 			case err != nil:
-				time.Sleep(time.Millisecond) // for want of descriptors, say
-				<-room
+				time.Sleep(acceptPause) // for want of descriptors, say
 				continue
 			}
-			l.work.Go(func() {
-				l.admitExchange(conn)
-				<-room
-			})
+			p, _ := strangers.Begin(l.ctx, acceptTime)
+			for p == nil {
+				time.Sleep(acceptPause)
+				p, _ = strangers.Begin(l.ctx, acceptTime)
+			}
+			l.work.Go(func() { l.admitExchange(conn, p) })
 		}
 	})
 	return nil
 }
 
-func (l *Listener) admitExchange(conn net.Conn) {
-	conn.SetDeadline(time.Now().Add(acceptTime))
-	stop := context.AfterFunc(l.ctx, func() { conn.SetDeadline(time.Now()) })
-	defer stop()
+// acceptPause is how long nothing is accepted that there is no room for.
+const acceptPause = time.Millisecond
+
+// bound bounds what waits for a connection's peer, until stop, which is false if the
+// context has ended.
+func bound(ctx context.Context, conn net.Conn) (stop func() bool) {
+	conn.SetDeadline(time.Time{})
+	return context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
+}
+
+func (l *Listener) admitExchange(conn net.Conn, stranger *backlog.Place) {
 	refuse := func(why refusal) {
 		conn.Write(card{hello: hello{helloVersion, why}}.bytes())
 		conn.Close()
 	}
+	stop := bound(stranger.Context(), conn)
 	theirs, err := readCard(conn)
+	late := !stop()
+	stranger.End(false)
 	remote := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	remote = netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
 	switch {
-	case err != nil:
+	case err != nil || late:
 		conn.Close()
 		return
 	case theirs.version != helloVersion:
@@ -418,34 +425,26 @@ func (l *Listener) admitExchange(conn net.Conn) {
 	case !l.cfg.allows(remote.Addr()):
 		refuse(refusedSubnet)
 		return
-	case int(l.pending.Add(1)) > cap(l.ready):
-		l.pending.Add(-1)
+	}
+	p, _ := l.backlog.Begin(l.ctx, acceptTime)
+	if p == nil {
 		refuse(refusedBacklog)
 		return
 	}
-	e, err := l.acceptExchange(conn, theirs, remote.Addr(), refuse)
-	if err != nil {
-		l.pending.Add(-1)
-		return
-	}
-	if !stop() { // the deadline is set
-		e.Abort()
-		l.pending.Add(-1)
-		return
-	}
-	e.remote = remote
-	e.tcp.follow(e)
-	l.ready <- e // pending keeps room for it
+	e, err := l.acceptExchange(p.Context(), conn, theirs, remote, refuse)
+	l.made(p, e, err)
 }
 
-func (l *Listener) acceptExchange(conn net.Conn, theirs card, remote netip.Addr, refuse func(refusal)) (*Endpoint, error) {
+func (l *Listener) acceptExchange(ctx context.Context, conn net.Conn, theirs card, remote netip.AddrPort, refuse func(refusal)) (*Endpoint, error) {
+	stop := bound(ctx, conn)
+	defer stop()
 	at := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	a, err := attach(at)
 	if err != nil {
 		refuse(refusalFor(err))
 		return nil, err
 	}
-	if !a.isOf(theirs, remote) {
+	if !a.isOf(theirs, remote.Addr()) {
 		a.dev.release()
 		refuse(refusedSubnet)
 		return nil, errForeignAddress
@@ -460,12 +459,16 @@ func (l *Listener) acceptExchange(conn net.Conn, theirs card, remote netip.Addr,
 		if _, err = conn.Write(mine.bytes()); err == nil {
 			_, err = io.ReadFull(conn, make([]byte, 1))
 		}
+		if !stop() {
+			err = ctx.Err() // whatever came of it: the deadline is set
+		}
 	}
 	if err != nil {
 		e.Abort()
 		return nil, err
 	}
-	e.local = netip.AddrPortFrom(at, l.addr.Port())
+	e.local, e.remote = netip.AddrPortFrom(at, l.addr.Port()), remote
+	e.tcp.follow(e)
 	return e, nil
 }
 

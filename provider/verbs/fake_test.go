@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -51,6 +52,7 @@ var onAFake = []struct {
 	{"notices", fakeNotices},
 	{"groups", fakeGroups},
 	{"without rdma_cm", fakeGIDsInTurn},
+	{"half open without rdma_cm", fakeHalfOpen},
 }
 
 // TestOnAFake runs the tests of this file in a process of their own, which finds the
@@ -606,3 +608,36 @@ func fakeGIDsInTurn(t *testing.T) {
 		t.Errorf("the probe's GIDs: %+v, %v", at.gids, err)
 	}
 }
+
+// Who shows a card and is never ready does not keep a backlog from others until its time
+// is up.
+func fakeHalfOpen(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeGIDs, 1)
+	f.set(fakeForeign, 0)
+	serveLoopback(t)
+	cfg := Config{WithoutCM: true, Backlog: 2}
+	at := fakeAddr(int(unusedPort(t, cfg.withDefaults())))
+	l, err := Listen(at, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for range cfg.Backlog {
+		c, err := net.Dial("tcp", netip.AddrPortFrom(at.Addr(), l.cfg.iwarpPort(at.Port())).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		mine := card{hello: hello{version: helloVersion}, mtu: 3, served: 1}
+		mine.peer = ibv.QPPeer{QPNum: 17, GID: at.Addr().As16()}
+		if _, err := c.Write(mine.bytes()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readCard(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expectPlaces(t, l)
+}
+

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
@@ -209,6 +210,73 @@ func TestDialWithoutCMToSilence(t *testing.T) {
 		cancel()
 		if took := time.Since(began); !errors.Is(err, want) || took > patience/2 {
 			t.Errorf("%v after %v, want %v", err, took, want)
+		}
+	}
+}
+
+// Who asks for a connection and does not go on to make it does not keep a backlog from
+// others until its time is up.
+func TestHalfOpenRequests(t *testing.T) {
+	cable(t)
+	if testenv.Device() == "siw" {
+		return // asking takes a queue pair, and the listener's end is established with it
+	}
+	cfg := Config{Backlog: 2}
+	l := listen(t, cfg)
+	for i := range cfg.Backlog {
+		// The answer is never taken off its channel, so that librdmacm does not go on.
+		channel, err := ibv.NewEventChannel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer channel.Close()
+		id, err := channel.NewID()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer id.Close()
+		channel.SetDeadline(time.Now().Add(patience))
+		expect := func(err error, want ibv.EventType) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ev, err := channel.Event(); err != nil || ev.Type != want {
+				t.Fatalf("%v, %v, want %v", ev.Type, err, want)
+			}
+		}
+		expect(id.ResolveAddr(netip.AddrPort{}, l.Addrs()[0], time.Second), ibv.AddrResolved)
+		expect(id.ResolveRoute(time.Second), ibv.RouteResolved)
+		if err := id.Connect(ibv.ConnParam{PrivateData: hello{version: helloVersion}.bytes(), QPNum: uint32(1000 + i), RetryCount: 6}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expectPlaces(t, l)
+}
+
+// expectPlaces waits until a listener whose backlog is full of connections that are not
+// made gives all of its places to others.
+func expectPlaces(t *testing.T, l *Listener) {
+	t.Helper()
+	began := time.Now()
+	for range l.cfg.Backlog {
+		testenv.Eventually(t, patience, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			e, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(l.Addrs()[0].Addr(), l.addr.Port()), Config{WithoutCM: l.cfg.WithoutCM})
+			if err == nil {
+				t.Cleanup(e.Abort)
+			}
+			return err
+		})
+	}
+	if took := time.Since(began); took < backlog.Slow/2 || took > acceptTime*9/10 {
+		t.Errorf("it took %v", took)
+	}
+	if e, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(l.Addrs()[0].Addr(), l.addr.Port()), Config{WithoutCM: l.cfg.WithoutCM}); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("beyond the backlog: %v", err)
+		if err == nil {
+			e.Abort()
 		}
 	}
 }

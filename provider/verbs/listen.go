@@ -7,11 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/session"
 )
 
@@ -28,8 +28,8 @@ type Listener struct {
 	cfg  Config
 	addr netip.AddrPort
 
-	ready   chan *Endpoint // room for the whole backlog
-	pending atomic.Int32   // connections that are being made, or are ready
+	ready   chan *Endpoint   // room for the whole backlog
+	backlog *backlog.Backlog // of those that are being made, or are ready
 	ctx     context.Context
 	cancel  context.CancelFunc
 	work    sync.WaitGroup
@@ -70,9 +70,10 @@ func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
 	}
 	l := &Listener{
 		cfg: cfg, addr: addr,
-		ready: make(chan *Endpoint, cfg.Backlog),
-		lost:  make(chan struct{}, 1),
-		ids:   make(map[netip.Addr]*listenID),
+		ready:   make(chan *Endpoint, cfg.Backlog),
+		backlog: backlog.New(cfg.Backlog),
+		lost:    make(chan struct{}, 1),
+		ids:     make(map[netip.Addr]*listenID),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	if err := l.follow(); err != nil {
@@ -313,20 +314,27 @@ func (l *Listener) admit(k *link, tcp netip.AddrPort, p ibv.ConnParam) {
 	case !l.cfg.allows(k.id.RemoteAddr().Addr()):
 		k.refuse(refusedSubnet)
 		return
-	case int(l.pending.Add(1)) > cap(l.ready):
-		l.pending.Add(-1)
+	}
+	place, _ := l.backlog.Begin(l.ctx, acceptTime)
+	if place == nil {
 		k.refuse(refusedBacklog)
 		return
 	}
-	e, err := l.accept(k, tcp, p)
-	if err != nil {
-		l.pending.Add(-1)
-		return
-	}
-	l.ready <- e // pending keeps room for it
+	e, err := l.accept(place.Context(), k, tcp, p)
+	l.made(place, e, err)
 }
 
-func (l *Listener) accept(k *link, tcp netip.AddrPort, p ibv.ConnParam) (*Endpoint, error) {
+// made queues a connection for Accept, if it came to something and has a place.
+func (l *Listener) made(p *backlog.Place, e *Endpoint, err error) {
+	switch placed := p.End(err == nil); {
+	case placed:
+		l.ready <- e // its place keeps room for it
+	case err == nil:
+		e.abandon()
+	}
+}
+
+func (l *Listener) accept(ctx context.Context, k *link, tcp netip.AddrPort, p ibv.ConnParam) (*Endpoint, error) {
 	remote := k.id.RemoteAddr()
 	dev, err := useDevice(k.id.Context())
 	if err != nil {
@@ -351,8 +359,6 @@ func (l *Listener) accept(k *link, tcp netip.AddrPort, p ibv.ConnParam) (*Endpoi
 		e.abandon()
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(l.ctx, acceptTime)
-	defer cancel()
 	ev, err := k.wait(ctx)
 	if err == nil && ev.Type != ibv.Established {
 		err = eventError(ev)
@@ -372,7 +378,7 @@ func (l *Listener) accept(k *link, tcp netip.AddrPort, p ibv.ConnParam) (*Endpoi
 func (l *Listener) Accept() (*Endpoint, error) {
 	select {
 	case e := <-l.ready:
-		l.pending.Add(-1)
+		l.backlog.Leave()
 		return e, nil
 	case <-l.ctx.Done():
 		return nil, net.ErrClosed

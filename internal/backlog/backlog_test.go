@@ -1,0 +1,66 @@
+package backlog
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A place that passes on is counted once, and who has lost it but was made in the end
+// gets one that has become free.
+func TestPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(1)
+		for _, free := range []bool{false, true} {
+			slow, evicted := b.Begin(t.Context(), time.Minute)
+			if slow == nil || evicted {
+				t.Fatalf("of an empty backlog: %v, another's: %v", slow, evicted)
+			}
+			time.Sleep(Slow)
+			second, evicted := b.Begin(t.Context(), time.Minute)
+			if second == nil || !evicted || slow.Context().Err() == nil {
+				t.Fatal("the place of who is slow was not given to another")
+			}
+			if p, _ := b.Begin(t.Context(), time.Minute); p != nil || second.Context().Err() != nil {
+				t.Error("a place was taken from who is not slow")
+			}
+			if !second.End(true) {
+				t.Error("who has the place has none")
+			}
+			time.Sleep(Slow)
+			if p, _ := b.Begin(t.Context(), time.Minute); p != nil {
+				t.Error("a place was taken from who is ready")
+			}
+			if free {
+				b.Leave() // accepted
+			}
+			if slow.End(true) != free {
+				t.Errorf("a free place: %v", !free)
+			}
+			if b.Leave(); b.taken != 0 || len(b.making) != 0 {
+				t.Errorf("%d places too many, %d are being made", b.taken, len(b.making))
+			}
+		}
+	})
+}
+
+// What came to nothing leaves its place, whether it had lost it or not, and no later than
+// its time is up its context ends.
+func TestPlacesInVain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(1)
+		slow, _ := b.Begin(t.Context(), time.Hour)
+		time.Sleep(Slow)
+		next, _ := b.Begin(t.Context(), time.Second)
+		if slow.End(false) || b.taken != 1 {
+			t.Errorf("%d places are taken, want that of the second", b.taken)
+		}
+		time.Sleep(time.Second)
+		if next.Context().Err() == nil {
+			t.Error("its time is not up")
+		}
+		if next.End(false) || b.taken != 0 {
+			t.Errorf("%d places are taken", b.taken)
+		}
+	})
+}
