@@ -44,9 +44,7 @@ func (s *Session) CloseWrite() error {
 		return errReset
 	case err == nil:
 		s.finish(msgShutdown)
-		if s.idle.away.Load() { // if it found no room
-			s.idle.join(s)
-		}
+		s.leftBehind()
 	case !errors.Is(err, syscall.EPIPE): // that is a peer which has closed: nobody is to be told
 		return err
 	}
@@ -65,6 +63,7 @@ func (s *Session) CloseRead() error {
 	s.rx.mu.Lock()
 	defer s.rx.mu.Unlock()
 	s.throwAway()
+	s.leftBehind()
 	return nil
 }
 

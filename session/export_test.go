@@ -14,10 +14,10 @@ func JanitorIdle() bool {
 // LengthsKept is the most that the queue of lengths of RDMA writes remembers, while
 // so many are under way and one is begun and another ends so many times.
 func LengthsKept(t *testing.T, underWay, times int) (most int) {
-	var q sizes
+	var q queue[int]
 	for i := range underWay + times {
 		q.push(i)
-		most = max(most, len(q.n))
+		most = max(most, len(q.items))
 		if i < underWay {
 			continue
 		}

@@ -48,10 +48,9 @@ type fetches struct {
 	asked  int    // of p
 	stop   bool   // that Read has to end
 
-	reads  []read // under way, in order
-	first  int    // of them
-	direct int    // how many of them go to p
-	ahead  int    // bytes that the others will bring
+	reads  queue[read] // under way
+	direct int         // how many of them go to p
+	ahead  int         // bytes that the others will bring
 
 	full    atomic.Bool // the last RDMA read found no room in the queue
 	granted bool        // a grant is out
@@ -318,10 +317,7 @@ func (s *Session) noMemory(t *tail, toChunk bool) {
 func (f *fetches) busy() bool { return f.direct > 0 || f.granted && !f.toChunk }
 
 func (f *fetches) push(r read) {
-	if f.first > 0 && f.first == len(f.reads) {
-		f.reads, f.first = f.reads[:0], 0
-	}
-	f.reads = append(f.reads, r)
+	f.reads.push(r)
 	r.t.reading++
 	if r.direct {
 		f.direct++
@@ -332,11 +328,9 @@ func (f *fetches) push(r read) {
 
 // pop is the oldest read under way.
 func (f *fetches) pop() (r read, ok bool) {
-	if f.first == len(f.reads) {
+	if r, ok = f.reads.pop(); !ok {
 		return r, false
 	}
-	r, f.reads[f.first].t = f.reads[f.first], nil
-	f.first++
 	r.t.reading--
 	if r.direct {
 		f.direct--

@@ -64,6 +64,14 @@ func (i *idleState) join(s *Session) {
 	janitor.Unlock()
 }
 
+// leftBehind is called at the end of an operation that did not wait: what it found no room
+// for is seen to, though the janitor may have found the session idle since it joined.
+func (s *Session) leftBehind() {
+	if s.idle.away.Load() && s.tx.waiting.Load() {
+		s.idle.join(s)
+	}
+}
+
 // sweep is the janitor. It ends when the list is empty.
 func sweep(t *time.Timer) {
 	var batch []*Session
@@ -131,8 +139,8 @@ func (i *idleState) sweep(s *Session) (used, looked bool) {
 		}
 		return true, looked
 	}
-	// Order matters: an operation that comes now either sees away and joins
-	// again, or its message is seen below.
+	// Order matters: an operation that comes now either sees away and joins again, at
+	// its beginning or its end, or its message, or what it found no room for, is seen below.
 	i.away.Store(true)
 	s.ep.Arm(s.readEvents())
 	s.poll()

@@ -264,3 +264,60 @@ func TestReadBeginsAsAWriteEnds(t *testing.T) {
 		})
 	}
 }
+
+// A Write leaves bytes for want of room, and the janitor has found the session idle since
+// that Write began: they are sent when there is room.
+func TestWriteWithoutRoomOfASessionGoneIdle(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := boxed
+		cfg.Limits.Window = 64
+		cfg.SendQueue = session.ControlReserve + 4
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1}, func(e *twin.Endpoint) session.Endpoint { return slowAlloc{e} })
+		p.open(s, 100_000)
+		p.Hold(twin.HoldMessages)
+		writeAll(t, s, pattern(400), 100) // the send queue is full
+		pass(300 * time.Millisecond)      // and the session idle
+		writeAll(t, s, pattern(20_000), 20_000)
+		p.Hold(0)
+		there := time.Now()
+		for range 4 {
+			p.expect(tData)
+		}
+		p.expect(tFill)
+		if took := time.Since(there); took > time.Second/10 { // until the next look at whether the outbox is of use
+			t.Errorf("what there was no room for is sent after %v", took)
+		}
+	})
+}
+
+// CloseRead of an idle session has something to say and no room for it: it is said when
+// there is.
+func TestCloseReadWithoutRoom(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := boxed
+		cfg.Limits.Window = 64
+		cfg.SendQueue = session.ControlReserve + 1
+		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 10_000})
+		p.ask()
+		pass(2 * latency)
+		p.send(tFill, 0, u64(10_000)...) // the inbox is full
+		pass(2 * latency)
+		p.Hold(twin.HoldMessages)
+		for range cfg.SendQueue { // the answers fill the send queue
+			if !p.send(tPing, 0) {
+				t.Fatal("no room for a question")
+			}
+		}
+		pass(time.Second) // idle
+		if err := s.CloseRead(); err != nil {
+			t.Fatal(err)
+		}
+		p.Hold(0)
+		pass(time.Second)
+		for m := p.recv(); m == nil || m[0] != tEmptied; m = p.recv() {
+			if m == nil {
+				t.Fatal("the peer does not hear that its inbox is empty")
+			}
+		}
+	})
+}

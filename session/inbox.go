@@ -109,12 +109,23 @@ func (s *Session) empty(n int64) {
 // leftByPeer: the peer writes nothing more to it.
 func (s *Session) leftByPeer() {
 	in := &s.rx.inbox
+	if s.rx.closed {
+		return // Close has said so: see leftForGood
+	}
 	if in.buf == nil || in.left {
 		s.violation("it leaves an inbox that it does not have")
 		return
 	}
 	in.left = true
 	s.closeInbox()
+}
+
+// leftForGood: the peer has closed.
+func (s *Session) leftForGood() {
+	if in := &s.rx.inbox; in.buf != nil && !in.left {
+		in.left = true
+		s.closeInbox()
+	}
 }
 
 // closeInbox gives the memory back once all of it has been read. Revoking may

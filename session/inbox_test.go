@@ -934,3 +934,46 @@ func TestWriteToAPeerThatDoesNotReadWithoutInline(t *testing.T) {
 		}
 	})
 }
+
+// A peer that has closed writes to its inbox no more: it is given back, though the session
+// is not closed.
+func TestInboxOfAPeerThatHasClosed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, eb := pair(t, boxed, session.Config{})
+		data := pattern(10_000)
+		for range 2 {
+			writeAll(t, a, data, len(data))
+			pass(300 * time.Millisecond)
+		}
+		go a.Close()
+		pass(time.Millisecond)
+		if left := eb.Left(); left.Exposed != 1 {
+			t.Errorf("before all of it was read: %+v", left)
+		}
+		readFull(t, b, 2*len(data))
+		_, err := b.Read(make([]byte, 1))
+		wantErr(t, "Read", err, io.EOF)
+		<-a.Closed()
+		pass(time.Second)
+		if left := eb.Left(); left.Exposed != 0 || left.Allocated != 0 {
+			t.Errorf("behind the end of the peer: %+v", left)
+		}
+	})
+}
+
+// … and may say once more that it leaves it, as it lingers.
+func TestLeaveInboxBehindClose(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		p.ask()
+		pass(2 * latency)
+		p.send(tClose, 0)
+		p.send(tLeaveInbox, 0)
+		pass(2 * latency)
+		_, err := s.Read(make([]byte, 1))
+		wantErr(t, "Read", err, io.EOF)
+		go s.Close()
+		p.expect(tCloseAck)
+		p.expect(tClose)
+	})
+}

@@ -878,3 +878,64 @@ func TestIDsOfOffersGoRound(t *testing.T) {
 		})
 	}
 }
+
+// noControl has no room for control messages until the session has asked for some once
+// more: between that and its asking for data's, the device has got on.
+type noControl struct {
+	*twin.Endpoint
+	full, once bool
+}
+
+func (e *noControl) Reserve(lo, hi int, control bool) []byte {
+	if control && e.full {
+		e.full = !e.once
+		return nil
+	}
+	return e.Endpoint.Reserve(lo, hi, control)
+}
+
+// The end of an offer that was cut waits for room: nothing of the stream overtakes it.
+func TestNothingOvertakesTheEndOfAnOffer(t *testing.T) {
+	for name, next := range map[string]func(*session.Session) error{
+		"Write":      func(s *session.Session) error { _, err := s.Write([]byte("next")); return err },
+		"CloseWrite": func(s *session.Session) error { return s.CloseWrite() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				ea, eb := twins(t, byWrite)
+				w := &noControl{Endpoint: ea}
+				a, b := session.New(w, session.Config{KeepAlive: -1}), session.New(eb, session.Config{KeepAlive: -1, ReceiveBudget: 1})
+				t.Cleanup(func() {
+					for _, s := range []*session.Session{a, b} {
+						s.Abort()
+						<-s.Closed()
+					}
+					idle()
+				})
+				negotiate(t, a)
+				negotiate(t, b)
+				eb.Hold(twin.HoldMessages) // the offer is on its way
+				r := goWrite(a, pattern(100_000))
+				pass(time.Millisecond)
+				w.full = true
+				a.InterruptWrite(true)
+				cut := within(t, r)
+				wantErr(t, "Write", cut.err, session.ErrInterrupted)
+				a.InterruptWrite(false)
+				w.once = true
+				if err := next(a); err != nil {
+					t.Fatal(err)
+				}
+				pass(time.Millisecond)
+				eb.Hold(0)
+				readFull(t, b, cut.n)
+				if name == "CloseWrite" {
+					_, err := b.Read(make([]byte, 1))
+					wantErr(t, "Read", err, io.EOF)
+				} else if got := readFull(t, b, 4); string(got) != "next" {
+					t.Errorf("behind the Write that was cut comes %q", got)
+				}
+			})
+		})
+	}
+}

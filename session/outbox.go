@@ -119,6 +119,7 @@ func (s *Session) leaveIfIdle(at int64) {
 	}
 	s.restOutbox()
 	s.tx.mu.Unlock()
+	s.leftBehind()
 	if buf != nil {
 		s.ep.Free(buf)
 	}

@@ -67,6 +67,7 @@ func (s *Session) read(p []byte) (n int, err error) {
 	}
 	trickle := s.rx.trickle // written by Reads alone
 	if n, err = s.receive(p); n > 0 || err != nil || len(p) == 0 {
+		s.leftBehind()
 		return n, err
 	}
 	return s.readWaiting(p, trickle)
@@ -528,6 +529,7 @@ func (s *Session) handleControl(c *control) {
 		if c.t != msgShutdown {
 			rx.closed = true
 			s.wr.set(stPeerClosed)
+			s.leftForGood()
 			if !s.lim.Buffered {
 				s.sendControl(control{t: msgCloseAck})
 			}

@@ -416,24 +416,3 @@ func (s *Session) writeCompleted(ev *Event) {
 		s.wr.signal()
 	}
 }
-
-// sizes is a queue of the lengths of operations under way.
-type sizes struct {
-	n    []int
-	head int
-}
-
-func (q *sizes) push(n int) {
-	if q.head > 0 && 2*q.head >= len(q.n) { // half of it or more is done with
-		q.n, q.head = q.n[:copy(q.n, q.n[q.head:])], 0
-	}
-	q.n = append(q.n, n)
-}
-
-func (q *sizes) pop() (int, bool) {
-	if q.head == len(q.n) {
-		return 0, false
-	}
-	q.head++
-	return q.n[q.head-1], true
-}

@@ -37,7 +37,7 @@ type sender struct {
 	// ReadDone comes; 0: none. The peer may still be waiting for its reads to
 	// fail, so that nothing with a place in the stream may follow yet.
 	unanswered atomic.Uint32
-	writes     sizes // RDMA writes under way
+	writes     queue[int] // lengths of RDMA writes under way
 	nextID     uint32
 
 	bytes, messages, offers, offerBytes, stalls uint64
@@ -82,6 +82,7 @@ func (s *Session) Write(p []byte) (int, error) {
 	}
 	s.wr.op.Lock()
 	n, err := s.write(p, false)
+	s.leftBehind()
 	s.wr.op.Unlock()
 	return n, err
 }
@@ -114,6 +115,7 @@ func (s *Session) WriteBuffers(v [][]byte) (n int64, err error) {
 	}
 	s.wr.op.Lock()
 	defer s.wr.op.Unlock()
+	defer s.leftBehind()
 	if len(v) == 0 {
 		_, err = s.write(nil, false)
 	}
@@ -353,7 +355,15 @@ func (s *Session) reserveData(lo, hi int) []byte {
 }
 
 // streamFree: what has a place in the stream may be sent.
-func (s *Session) streamFree() bool { return s.tx.unanswered.Load() == 0 }
+func (s *Session) streamFree() bool {
+	tx := &s.tx
+	for i := range tx.owed[:tx.nOwed] { // the end of an offer goes before what follows it
+		if o := &tx.owed[i]; o.t == msgWriteDone && o.flags&flagLast != 0 {
+			return false
+		}
+	}
+	return tx.unanswered.Load() == 0
+}
 
 func (s *Session) reservePayload(lo, hi int) []byte {
 	tx := &s.tx

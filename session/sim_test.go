@@ -232,6 +232,7 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 		Local:   pick(r, 0, 0, 0.3, 1),
 		Alloc:   pick(r, 0, 0, 0.3, 1),
 		Busy:    pick(r, 0, 0.2),
+		Tight:   pick(r, 0, 0, 0.3),
 		Short:   pick(r, 0, 0.3),
 		Stray:   pick(r, 0, 0.1),
 		Linger:  pick(r, 0, 0, 0.01, 0.1),

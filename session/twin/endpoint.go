@@ -42,6 +42,7 @@ type Endpoint struct {
 
 	reserved   *message      // what Reserve gave
 	room       int           // bytes of it
+	begun      bool          // Commit has been called
 	inSend     int           // messages in the send queue (with a Window)
 	ringUsed   int           // bytes of the ring towards the peer
 	seemsFull  bool          // an event will say that the queue is not full, as it never was
@@ -216,7 +217,7 @@ func (e *Endpoint) Reserve(lo, hi int, control bool) []byte {
 	if e.err != nil || e.ended() {
 		return nil
 	}
-	if !control && e.busy() {
+	if !control && e.busy(diceBusy, e.w.cfg.Faults.Busy) || control && e.begun && e.busy(diceControl, e.w.cfg.Faults.Tight) {
 		return nil
 	}
 	n := min(hi, e.space(control))
@@ -231,8 +232,8 @@ func (e *Endpoint) Reserve(lo, hi int, control bool) []byte {
 }
 
 // busy makes the queue seem full for a while.
-func (e *Endpoint) busy() bool {
-	if !e.dice.chance(diceBusy, e.w.cfg.Faults.Busy) {
+func (e *Endpoint) busy(which int, share float64) bool {
+	if !e.dice.chance(which, share) {
 		return false
 	}
 	if !e.seemsFull { // one notice for all who were told
@@ -247,7 +248,7 @@ func (e *Endpoint) Commit(n int) {
 	e.enter("Commit")
 	defer e.leave()
 	m := e.reserved
-	e.reserved = nil
+	e.reserved, e.begun = nil, true
 	if m == nil || n < 1 || n > e.room {
 		e.w.violate(Misuse, e.id, "Commit(%d) of %d reserved", n, e.room)
 		return

@@ -131,7 +131,7 @@ func (e *Endpoint) post(kind opKind, can bool, local []byte, d session.Descripto
 	if e.err != nil || e.ended() {
 		return fmt.Errorf("twin: %s: %w", name, syscall.ENOTCONN)
 	}
-	if e.opsOpen == e.w.cfg.RDMAQueue || e.busy() {
+	if e.opsOpen == e.w.cfg.RDMAQueue || e.busy(diceBusy, e.w.cfg.Faults.Busy) {
 		return session.ErrWouldBlock
 	}
 	if !e.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {

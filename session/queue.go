@@ -1,0 +1,25 @@
+package session
+
+// queue is what is under way, in order.
+type queue[T any] struct {
+	items []T
+	head  int
+}
+
+func (q *queue[T]) push(v T) {
+	if q.head > 0 && 2*q.head >= len(q.items) { // half of it or more is done with
+		q.items, q.head = q.items[:copy(q.items, q.items[q.head:])], 0
+	}
+	q.items = append(q.items, v)
+}
+
+// pop takes the oldest; false: there is none.
+func (q *queue[T]) pop() (v T, ok bool) {
+	if q.head == len(q.items) {
+		return v, false
+	}
+	at := &q.items[q.head]
+	q.head++
+	v, *at = *at, v
+	return v, true
+}
