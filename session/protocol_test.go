@@ -1646,3 +1646,30 @@ func TestCloseToAPeerThatDoesNotRead(t *testing.T) {
 		})
 	}
 }
+
+// An endpoint without room for the negotiation message has some later: that ends nothing.
+func TestNegotiationWaitsForRoom(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(20) {
+				inBubble(t, func(t *testing.T) {
+					cfg.Seed, cfg.Faults.Tight = seed, 0.9
+					ea, eb := twins(t, cfg)
+					a, b := session.New(ea, session.Config{KeepAlive: -1}), session.New(eb, session.Config{KeepAlive: -1})
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					other := make(chan error, 1)
+					go func() { other <- b.Negotiate(ctx) }()
+					if err := errors.Join(a.Negotiate(ctx), <-other); err != nil {
+						t.Error(err)
+					}
+					for _, s := range []*session.Session{a, b} {
+						s.Abort()
+						<-s.Closed()
+					}
+					idle()
+				})
+			}
+		})
+	}
+}

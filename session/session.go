@@ -149,27 +149,36 @@ func New(ep Endpoint, cfg Config) *Session {
 		s.pace.forDevice(s.lim.Worker)
 	}
 	ep.Start(s)
-	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage)}
+	if s.lim.CanRead && s.cfg.Disable&FeatureRDMARead == 0 {
+		s.caps |= capRead
+	}
+	if s.lim.MaxExpose > 0 && s.cfg.Disable&FeatureRDMAWrite == 0 {
+		s.caps |= capGrant
+	}
+	s.introduce()
+	return s
+}
+
+// introduce sends the negotiation message, if there is room for it and it was not sent.
+func (s *Session) introduce() (sent bool) {
+	s.tx.mu.Lock()
+	defer s.tx.mu.Unlock()
+	if s.gone || s.tx.sent != 0 {
+		return true
+	}
+	room := s.ep.Reserve(headerLen+paramsLen, headerLen+paramsLen, true)
+	if room == nil {
+		return false
+	}
+	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage), caps: s.caps}
 	if s.lim.Window != 0 {
 		p.credits = s.granted()
 	}
-	if s.lim.CanRead && s.cfg.Disable&FeatureRDMARead == 0 {
-		p.caps |= capRead
-	}
-	if s.lim.MaxExpose > 0 && s.cfg.Disable&FeatureRDMAWrite == 0 {
-		p.caps |= capGrant
-	}
-	s.caps = p.caps
-	s.tx.mu.Lock()
-	if room := ep.Reserve(headerLen+paramsLen, headerLen+paramsLen, true); room != nil {
-		putHeader(room, msgNegotiate, 0, 0)
-		p.put(room[headerLen:])
-		ep.Commit(headerLen + paramsLen)
-		s.tx.sent = 1
-		s.tx.messages = 1
-	}
-	s.tx.mu.Unlock()
-	return s
+	putHeader(room, msgNegotiate, 0, 0)
+	p.put(room[headerLen:])
+	s.ep.Commit(headerLen + paramsLen)
+	s.tx.sent, s.tx.messages = 1, 1
+	return true
 }
 
 // Negotiate waits until the peer's negotiation message has come and has been
@@ -184,7 +193,11 @@ func (s *Session) Negotiate(ctx context.Context) error {
 	var w waiter
 	defer s.doneWaiting(&w, &s.rd)
 	for {
-		got, err := s.negotiated()
+		sent, ev := s.introduce(), RecvReady
+		if !sent {
+			ev |= SendReady
+		}
+		got, err := s.negotiated(sent)
 		if err != nil || got {
 			if err == nil {
 				s.idle.join(s)
@@ -198,18 +211,18 @@ func (s *Session) Negotiate(ctx context.Context) error {
 		if s.rd.state.Load()&stClosed != 0 {
 			return ErrClosed
 		}
-		s.pause(&w, &s.rd, RecvReady)
+		s.pause(&w, &s.rd, ev)
 	}
 }
 
-func (s *Session) negotiated() (bool, error) {
+func (s *Session) negotiated(sent bool) (bool, error) {
 	s.rx.mu.Lock()
 	defer s.rx.mu.Unlock()
 	if s.gone {
 		return false, ErrClosed
 	}
-	if s.tx.sent == 0 && s.ep.Err() == nil { // a peer that has left needs none, but what it wrote is to be read
-		return false, fmt.Errorf("session: the endpoint has no room for the negotiation message: %w", syscall.ENOBUFS)
+	if !sent && s.ep.Err() == nil { // a peer that has left needs none, but what it wrote is to be read
+		return false, nil
 	}
 	ev := &s.rx.ev
 	if !s.ep.Poll(ev) {

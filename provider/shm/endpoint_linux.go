@@ -66,6 +66,7 @@ func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e.send = sender{control: &s.control.ring[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
 	e.send.limit.Store(ringStart)
 	e.send.pages.Store(ringStart)
+	e.send.idleTail = neverLooked
 	s.left.Store(e.send.afford(s.left.Load()))
 	e.recv = receiver{control: &s.control.ring[1-e.side], ring: s.rings[1-e.side], spares: &s.control.spare[1-e.side]}
 	return e

@@ -734,6 +734,9 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		if least := int64(2 * (1<<20 - ringStart)); room && used < least || !room && used != 0 {
 			t.Errorf("room %v: %d bytes of the budget are taken", room, used)
 		}
+		if e := x.(*endpoint); room && (!e.send.shrink(e) || e.send.pages.Load() == ringStart) {
+			t.Error("a ring that nobody has looked at before is taken for one that idles")
+		}
 		resume()
 		testenv.Eventually(t, patience, func() error {
 			for _, r := range ring.rings {

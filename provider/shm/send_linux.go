@@ -74,8 +74,12 @@ type sender struct {
 	grab   atomic.Uint32 // needed once pages is above ringStart
 	wanted atomic.Uint64 // the head position that makes room, for Arm
 
-	idleTail uint64 // the janitor's: published when it last looked
+	idleTail uint64 // the janitor's: published when it last looked, at first neverLooked
 }
+
+// neverLooked is no position: a new ring, which may have another's memory, is not idle yet
+// when the janitor first looks.
+const neverLooked = ^uint64(0)
 
 // Reserve implements session.Endpoint.
 func (e *endpoint) Reserve(least, most int, control bool) []byte {

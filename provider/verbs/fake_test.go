@@ -640,4 +640,3 @@ func fakeHalfOpen(t *testing.T) {
 	}
 	expectPlaces(t, l)
 }
-

@@ -42,7 +42,6 @@ type Endpoint struct {
 
 	reserved   *message      // what Reserve gave
 	room       int           // bytes of it
-	begun      bool          // Commit has been called
 	inSend     int           // messages in the send queue (with a Window)
 	ringUsed   int           // bytes of the ring towards the peer
 	seemsFull  bool          // an event will say that the queue is not full, as it never was
@@ -217,7 +216,7 @@ func (e *Endpoint) Reserve(lo, hi int, control bool) []byte {
 	if e.err != nil || e.ended() {
 		return nil
 	}
-	if !control && e.busy(diceBusy, e.w.cfg.Faults.Busy) || control && e.begun && e.busy(diceControl, e.w.cfg.Faults.Tight) {
+	if !control && e.busy(diceBusy, e.w.cfg.Faults.Busy) || control && e.busy(diceControl, e.w.cfg.Faults.Tight) {
 		return nil
 	}
 	n := min(hi, e.space(control))
@@ -248,7 +247,7 @@ func (e *Endpoint) Commit(n int) {
 	e.enter("Commit")
 	defer e.leave()
 	m := e.reserved
-	e.reserved, e.begun = nil, true
+	e.reserved = nil
 	if m == nil || n < 1 || n > e.room {
 		e.w.violate(Misuse, e.id, "Commit(%d) of %d reserved", n, e.room)
 		return

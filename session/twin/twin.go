@@ -72,7 +72,7 @@ type Faults struct {
 	Alloc   float64 // Allocs that give nil
 	Evicted float64 // Reads and Writes that fail with ENOBUFS, as the registration of memory from Alloc was evicted and there is no room for another
 	Busy    float64 // Reserves for data, Reads and Writes that find the queue full
-	Tight   float64 // Reserves for control, behind the first Commit, that find no room
+	Tight   float64 // Reserves for control that find no room
 	Short   float64 // Reserves for data that give less than max
 	Stray   float64 // Arms and deliveries that cause a Wake for nothing
 	Linger  float64 // calls before which the wire and the peer get on by some latencies
