@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand"
 	"net"
 	"net/netip"
@@ -97,14 +98,14 @@ func stillServes(t *testing.T, tcp net.Listener, l *Listener) {
 }
 
 // memfd makes one as a test wants it.
-func memfd(t *testing.T, size int, seals, flags int) int {
+func memfd(t *testing.T, size int64, seals, flags int) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+	if err := unix.Ftruncate(fd, size); err != nil {
 		t.Fatal(err)
 	}
 	if seals != 0 {
@@ -113,6 +114,33 @@ func memfd(t *testing.T, size int, seals, flags int) int {
 		}
 	}
 	return fd
+}
+
+// A segment for which a process of 32 bits has no addresses is no breach of the rules by a
+// peer of 64: the connections that there are go on. (GOARCH=386 makes the difference.)
+func TestSegmentBeyondTheAddresses(t *testing.T) {
+	l := &link{side: 1}
+	have := make([]*slot, mostSlots)
+	l.slots.Store(&have)
+	err := l.mapSegment(memfd(t, segmentSize(mostSlots), segmentSeals, 0), mostSlots)
+	for _, m := range l.maps {
+		m.unmap()
+	}
+	if math.MaxInt > math.MaxInt32 {
+		if err != nil {
+			t.Error(err)
+		}
+	} else if !errors.Is(err, unix.ENOMEM) || errors.Is(err, errSegment) {
+		t.Errorf("%v, want it to be for want of addresses", err)
+	}
+	m, fd, err := newSegment(mostSlots)
+	if err == nil {
+		unix.Close(fd)
+		m.unmap()
+	}
+	if math.MaxInt > math.MaxInt32 && err != nil || math.MaxInt == math.MaxInt32 && !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("one of this end's: %v", err)
+	}
 }
 
 func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
@@ -879,7 +907,7 @@ func TestSegmentThatCannotBeTaken(t *testing.T) {
 		}
 	}
 	// The dialing end can map the next segment, the accepting one cannot.
-	most := mappedMost - mapped.Load() - int64(segmentSize(nextSegment(firstSlots)))
+	most := mappedMost - mapped.Load() - segmentSize(nextSegment(firstSlots))
 	mapped.Add(most)
 	err := connect()
 	mapped.Add(-most)

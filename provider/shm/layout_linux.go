@@ -126,7 +126,8 @@ func ringsAt(slots int) int {
 	return (2*bellSize + slots*controlSize + ringAlign - 1) &^ (ringAlign - 1)
 }
 
-func segmentSize(slots int) int { return ringsAt(slots) + slots*2*ringSize }
+// segmentSize may be more than an int of 32 bits has room for.
+func segmentSize(slots int) int64 { return int64(ringsAt(slots)) + int64(slots)*2*ringSize }
 
 // nextSegment is how many slots a link's next segment has, by how many it has; 0: it
 // gets no more. Both ends hold to it: a peer that sent smaller ones could have this

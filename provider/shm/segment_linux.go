@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +44,7 @@ func newSegment(slots int) (m mapping, fd int, err error) {
 	if err != nil {
 		return m, -1, fmt.Errorf("shm: memfd_create: %w", err)
 	}
-	if err = unix.Ftruncate(fd, int64(size)); err != nil {
+	if err = unix.Ftruncate(fd, size); err != nil {
 		err = fmt.Errorf("shm: ftruncate: %w", err)
 	} else if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, segmentSeals); err != nil {
 		err = fmt.Errorf("shm: sealing: %w", err)
@@ -73,7 +74,7 @@ func checkSegment(fd, slots int) error {
 		return fmt.Errorf("%w: file system %#x", errSegment, fs.Type)
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Size != int64(segmentSize(slots)) {
+	if err := unix.Fstat(fd, &st); err != nil || st.Size != segmentSize(slots) {
 		return fmt.Errorf("%w: %d bytes instead of %d", errSegment, st.Size, segmentSize(slots))
 	}
 	return nil
@@ -81,11 +82,14 @@ func checkSegment(fd, slots int) error {
 
 func newMapping(fd, slots int) (mapping, error) {
 	size := segmentSize(slots)
-	if bytes, n := mapped.Add(int64(size)), mappings.Add(1); bytes > mappedMost || n > mappingsMost {
+	if size > math.MaxInt { // of 32 bits: no fault of a peer that has more
+		return mapping{}, fmt.Errorf("shm: %d bytes are more than this process can address: %w", size, unix.ENOMEM)
+	}
+	if bytes, n := mapped.Add(size), mappings.Add(1); bytes > mappedMost || n > mappingsMost {
 		unmapped(size)
 		return mapping{}, fmt.Errorf("shm: %d bytes of addresses in %d segments: %w", bytes, n, unix.ENOMEM)
 	}
-	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
 		unmapped(size)
 		return mapping{}, fmt.Errorf("shm: mmap of %d bytes: %w", size, err)
@@ -98,11 +102,11 @@ func newMapping(fd, slots int) (mapping, error) {
 func (m mapping) unmap() {
 	if m.mem != nil {
 		unix.Munmap(m.mem)
-		unmapped(len(m.mem))
+		unmapped(int64(len(m.mem)))
 	}
 }
 
-func unmapped(size int) {
-	mapped.Add(-int64(size))
+func unmapped(size int64) {
+	mapped.Add(-size)
 	mappings.Add(-1)
 }
