@@ -51,7 +51,7 @@ func Dial(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpo
 		d := dialing{link: l, cfg: cfg, local: local, remote: remote}
 		e, err := d.connect(ctx)
 		switch {
-		case err == errPortInUse && try < portTries && ctx.Err() == nil:
+		case (err == errPortInUse || err == errStale) && try < dialTries && ctx.Err() == nil:
 			continue
 		case err != nil && ctx.Err() != nil && !errors.As(err, new(*session.Unavailable)):
 			err = ctx.Err()
@@ -64,7 +64,7 @@ func Dial(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpo
 // one to the same peer may still hold it.
 var errPortInUse = unavailable(session.ReasonResources, errors.New("verbs: the local port is in use"))
 
-const portTries = 4
+const dialTries = 4
 
 // dialing is an attempt to connect. It owns link until an endpoint does.
 type dialing struct {

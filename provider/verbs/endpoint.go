@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
 
@@ -99,7 +100,13 @@ func (e *Endpoint) build() (err error) {
 		return err
 	}
 	for e.cfg = cfg.within(memlockLeft()); ; {
-		if err = e.queues(); err == nil {
+		if err = e.queues(); errors.Is(err, syscall.ENOMEM) {
+			// The queues may be locked memory too: what the caches do not use makes room.
+			e.freeQueues()
+			regcache.DefaultBudget().Flush()
+			err = e.queues()
+		}
+		if err == nil {
 			break
 		}
 		smaller, ok := e.cfg.smaller()
@@ -159,9 +166,14 @@ func (e *Endpoint) freeQueues() {
 }
 
 // createQP asks for as much inline data as is of use, and for less where the
-// device has less: it does not say how much it has.
+// device refuses that, as it does not say how much it has; some give less by themselves
+// (hns).
 func (e *Endpoint) createQP(sends uint32) (err error) {
-	for _, inline := range []uint32{maxInline, 128, 64, 0} {
+	sizes := []uint32{maxInline, 128, 64, 0}
+	if e.dev.mana() {
+		sizes = sizes[3:]
+	}
+	for _, inline := range sizes {
 		c := ibv.QPConfig{
 			PD: e.dom.pd, SendCQ: e.cq, RecvCQ: e.cq,
 			Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.Buffers), SendSGE: 1, RecvSGE: 1, InlineData: inline},
@@ -176,7 +188,7 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 		}
 		if err == nil {
 			e.qp.Owner = e
-			e.inline = int(min(max(e.qp.Cap.InlineData, inline), maxInline))
+			e.inline = int(min(e.qp.Cap.InlineData, inline))
 			return nil
 		}
 		if !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOMEM) {

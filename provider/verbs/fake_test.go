@@ -23,6 +23,7 @@ import (
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
 
@@ -53,6 +54,9 @@ var onAFake = []struct {
 	{"groups", fakeGroups},
 	{"without rdma_cm", fakeGIDsInTurn},
 	{"half open without rdma_cm", fakeHalfOpen},
+	{"inline", fakeInlineLimits},
+	{"locked queues", fakeLockedQueues},
+	{"stale connections", fakeStaleConnections},
 }
 
 // TestOnAFake runs the tests of this file in a process of their own, which finds the
@@ -123,6 +127,9 @@ const (
 	fakeOpcode
 	fakeBroken
 	fakeNotifies
+	fakeInline
+	fakeVendor
+	fakeStale
 
 	fakeObjects = 24
 	fakeName    = 64
@@ -639,4 +646,117 @@ func fakeHalfOpen(t *testing.T) {
 		}
 	}
 	expectPlaces(t, l)
+}
+
+// Messages go inline as far as the device says that it takes that, and not at all where
+// its library does not.
+func fakeInlineLimits(t *testing.T) {
+	f := useFake(t)
+	defer f.set(fakeVendor, 0)
+	defer f.set(fakeInline, 0)
+	for i, tt := range []struct{ vendor, granted, want int64 }{{0, 0, maxInline}, {0, 32, 32}, {manaVendor, 0, 0}} {
+		f.set(fakeVendor, tt.vendor)
+		f.set(fakeInline, tt.granted)
+		x, y, err := connectTwo(t, fakeAddr(44_000+i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x.inline != int(tt.want) {
+			t.Errorf("a device that grants %d: %d bytes go inline, want %d", tt.granted, x.inline, tt.want)
+		}
+		for n := 16; n <= session.MaxControl; n *= 2 {
+			if room := x.Reserve(n, n, true); room != nil {
+				x.Commit(n)
+			}
+		}
+		if err := x.Err(); err != nil {
+			t.Errorf("a device that grants %d: %v", tt.granted, err)
+		}
+		x.Abort()
+		y.Abort()
+	}
+}
+
+// connectTwo makes a connection, and its listener for as long.
+func connectTwo(t *testing.T, at netip.AddrPort) (dialed, accepted *Endpoint, err error) {
+	t.Helper()
+	l, err := Listen(at, Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if dialed, err = Dial(ctx, netip.AddrPort{}, at, Config{}); err != nil {
+		return nil, nil, err
+	}
+	if accepted, err = accept(l); err != nil {
+		dialed.Abort()
+	}
+	return dialed, accepted, err
+}
+
+// Queues may be locked memory as well: what the caches hold and do not use makes room for
+// them, before buffers are made smaller or a connection is refused.
+func fakeLockedQueues(t *testing.T) {
+	f := useFake(t)
+	x, y, err := connectTwo(t, fakeAddr(45_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Abort()
+	defer y.Abort()
+	cached := make([]byte, 1<<20)
+	f.set(fakeErrno, int64(syscall.ENOMEM))
+	seen := false
+	for n := int64(0); ; n++ {
+		for range 2 { // cached from the second use on
+			r, err := x.dom.cache.Acquire(cached, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Release()
+		}
+		dev, err := useDevice(x.dev.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.set(fakeHits, 0)
+		f.set(fakeCountdown, n)
+		e, err := newEndpoint(dev, nil, Config{}.withDefaults(), false)
+		hit := f.get(fakeHits) > 0
+		f.set(fakeCountdown, -1)
+		if e != nil {
+			if hit && f.failed() == "ibv_create_cq" {
+				seen = true
+				if idle := regcache.DefaultBudget().Stats().IdleBytes; e.cfg.BufferSize != defaultBufferSize || idle != 0 {
+					t.Errorf("without memory for a completion queue the buffers have %d bytes, and %d are cached that nobody uses", e.cfg.BufferSize, idle)
+				}
+			}
+			e.Abort()
+		} else if hit && f.failed() == "ibv_create_cq" {
+			t.Error(err)
+		}
+		if !hit {
+			break
+		}
+	}
+	if !seen {
+		t.Error("no completion queue was refused")
+	}
+}
+
+// A queue pair's number that the peer has a connection of, from before this host came up
+// again, costs an attempt and not the connection.
+func fakeStaleConnections(t *testing.T) {
+	f := useFake(t)
+	defer f.set(fakeStale, 0)
+	f.set(fakeStale, dialTries-1)
+	if err := connectOnce(fakeAddr(46_000), Config{}); err != nil {
+		t.Error(err)
+	}
+	f.set(fakeStale, dialTries)
+	if err := connectOnce(fakeAddr(46_001), Config{}); err != errStale {
+		t.Errorf("%d in turn: %v", dialTries, err)
+	}
 }

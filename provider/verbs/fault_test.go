@@ -224,34 +224,60 @@ func TestHalfOpenRequests(t *testing.T) {
 	cfg := Config{Backlog: 2}
 	l := listen(t, cfg)
 	for i := range cfg.Backlog {
-		// The answer is never taken off its channel, so that librdmacm does not go on.
-		channel, err := ibv.NewEventChannel()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer channel.Close()
-		id, err := channel.NewID()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer id.Close()
-		channel.SetDeadline(time.Now().Add(patience))
-		expect := func(err error, want ibv.EventType) {
-			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if ev, err := channel.Event(); err != nil || ev.Type != want {
-				t.Fatalf("%v, %v, want %v", ev.Type, err, want)
-			}
-		}
-		expect(id.ResolveAddr(netip.AddrPort{}, l.Addrs()[0], time.Second), ibv.AddrResolved)
-		expect(id.ResolveRoute(time.Second), ibv.RouteResolved)
-		if err := id.Connect(ibv.ConnParam{PrivateData: hello{version: helloVersion}.bytes(), QPNum: uint32(1000 + i), RetryCount: 6}); err != nil {
-			t.Fatal(err)
-		}
+		request(t, l, uint32(1000+i)) // whose answer is never taken, so that librdmacm does not go on
 	}
 	expectPlaces(t, l)
+}
+
+// request asks for a connection in the name of a queue pair that may be none of ours.
+func request(t *testing.T, l *Listener, qp uint32) (answers *ibv.EventChannel) {
+	t.Helper()
+	channel, err := ibv.NewEventChannel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { channel.Close() })
+	id, err := channel.NewID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { id.Close() })
+	channel.SetDeadline(time.Now().Add(patience))
+	expect := func(err error, want ibv.EventType) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev, err := channel.Event(); err != nil || ev.Type != want {
+			t.Fatalf("%v, %v, want %v", ev.Type, err, want)
+		}
+	}
+	expect(id.ResolveAddr(netip.AddrPort{}, l.Addrs()[0], time.Second), ibv.AddrResolved)
+	expect(id.ResolveRoute(time.Second), ibv.RouteResolved)
+	if err := id.Connect(ibv.ConnParam{PrivateData: hello{version: helloVersion}.bytes(), QPNum: qp, RetryCount: retryCount}); err != nil {
+		t.Fatal(err)
+	}
+	return channel
+}
+
+// An attempt of a queue pair whose number the peer has a connection of is refused as that,
+// and not as by a foreign program.
+func TestStaleConnection(t *testing.T) {
+	cable(t)
+	if testenv.Device() == "siw" {
+		return // connections of iWARP have no such numbers
+	}
+	l := listen(t, Config{})
+	a, b := pair(t, l, Config{})
+	defer a.Abort()
+	defer b.Abort()
+	ev, err := request(t, l, a.qp.Num).Event()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := eventError(ev); ev.Type != ibv.Rejected || err != errStale {
+		t.Errorf("%v, status %d: %v", ev.Type, ev.Status, err)
+	}
 }
 
 // expectPlaces waits until a listener whose backlog is full of connections that are not

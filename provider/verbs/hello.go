@@ -95,6 +95,13 @@ func (h hello) meaning() error {
 // (include/rdma/ib_cm.h, IB_CM_REJ_INVALID_SERVICE_ID).
 const ibNoListener = 8
 
+// ibStale is "stale connection" there: the peer's connection manager still has one of a
+// queue pair of this number here, as after a restart of this host or of its device, and
+// ends it now. The next attempt has another number (and the peer room for this one).
+const ibStale = 10
+
+var errStale = unavailable(session.ReasonUnreachable, errors.New("verbs: the peer still had a connection of an earlier queue pair"))
+
 func unavailable(r session.Reason, err error) error { return &session.Unavailable{Reason: r, Err: err} }
 
 // eventError is what an event that ends an attempt to connect means to the
@@ -111,6 +118,8 @@ func eventError(ev ibv.Event) error {
 		switch {
 		case !ours && (ev.Status == ibNoListener || errors.Is(ev.Errno(), syscall.ECONNREFUSED)):
 			return unavailable(session.ReasonNoListener, err)
+		case !ours && ev.Status == ibStale:
+			return errStale
 		case !ours:
 			return unavailable(session.ReasonProtocol, fmt.Errorf("%w: a foreign program listens there", err))
 		}

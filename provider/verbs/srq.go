@@ -132,6 +132,7 @@ func (e *Endpoint) quiesce() {
 	}
 	e.mu.Lock()
 	e.take()
+	e.lost = e.lost || e.mayHaveDropped()
 	e.mu.Unlock()
 }
 

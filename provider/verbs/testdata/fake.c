@@ -40,6 +40,9 @@ enum {
 	OPCODE, // of completions
 	BROKEN, // queue pairs brought to the error state, counted
 	NOTIFIES, // times that completion queues were asked to announce something
+	INLINE, // bytes that a queue pair gets, whatever it asks for; 0: what it asks for
+	VENDOR, // of the device
+	STALE, // connects that are still to be rejected as of a stale connection
 	PD = 24, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
 	NAME = 64, // of the call that failed, here and in the next words
 	POSTED = 128, // the last of them, in turn
@@ -107,6 +110,8 @@ static int notify(struct ibv_cq *cq, int solicited)
 static int post_send(struct ibv_qp *q, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
 	*bad = wr;
+	if (word[INLINE] && wr->send_flags & IBV_SEND_INLINE && wr->sg_list[0].length > word[INLINE])
+		return EINVAL;
 	return FAULT();
 }
 
@@ -200,6 +205,7 @@ int ibv_query_device(struct ibv_context *c, struct ibv_device_attr *a)
 	a->max_qp_wr = a->max_srq_wr = 1 << 15;
 	a->max_srq = word[SRQS];
 	a->phys_port_cnt = 1;
+	a->vendor_id = word[VENDOR];
 	return 0;
 }
 
@@ -295,6 +301,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 	o->context = pd->context;
 	o->qp_context = a->qp_context;
 	o->pd = pd;
+	if (word[INLINE] && a->cap.max_inline_data > word[INLINE])
+		a->cap.max_inline_data = word[INLINE];
 	return o;
 }
 
@@ -613,6 +621,12 @@ int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *p)
 		return -1;
 	pthread_mutex_lock(&mu);
 	o->state = ASKED;
+	if (word[STALE]) {
+		word[STALE]--;
+		post(o, RDMA_CM_EVENT_REJECTED, 10, NULL, NULL, "", 0);
+		pthread_mutex_unlock(&mu);
+		return 0;
+	}
 	for (l = ids; l; l = l->next)
 		if (l->listening && !word[REMOVED] && port(&l->id.route.addr.src_storage) == port(&id->route.addr.dst_storage))
 			break;
