@@ -271,8 +271,7 @@ func (l *Listener) serveTCP() {
 	for {
 		conn, err := l.tcp.Accept()
 		if err == nil && l.policy == Require {
-			conn.(*net.TCPConn).SetLinger(0) // a reset, so that nobody takes it for an answer
-			conn.Close()
+			reset(conn)
 			count(func(n *Counters) { n.Refused++ })
 			continue
 		}
@@ -280,11 +279,18 @@ func (l *Listener) serveTCP() {
 		case l.plain <- arrival{conn, err}:
 		case <-l.closed:
 			if err == nil {
-				conn.Close()
+				reset(conn)
 			}
 			return
 		}
 	}
+}
+
+// reset ends a TCP connection that nobody accepts so that nobody takes its end for an
+// answer, as the kernel does with those in its backlog.
+func reset(c net.Conn) {
+	c.(*net.TCPConn).SetLinger(0)
+	c.Close()
 }
 
 // serve accepts a provider's connections and has them negotiated in the

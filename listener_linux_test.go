@@ -197,6 +197,30 @@ func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	}
 }
 
+// A TCP connection that the listener has taken and nobody accepts is reset at Close, as
+// those in the kernel's backlog are: an end would look like an answer.
+func TestListenerResetsWhatNobodyAccepts(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	var conns []net.Conn
+	for range 3 { // accepted, taken, in the kernel's backlog
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	wantProvider(t, mustAccept(t, l), "tcp")
+	l.Close()
+	for _, c := range conns[1:] {
+		c.SetDeadline(time.Now().Add(patience))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("Read: %v", err)
+		}
+	}
+}
+
 func TestListenerRequireResetsPlainTCP(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{Policy: Require}, "tcp", "127.0.0.1:0")

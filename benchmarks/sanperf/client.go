@@ -224,7 +224,7 @@ func unexpected(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		return errors.New("the server closed the connection; is it sanperf?")
 	}
-	return fmt.Errorf("the server's answer: %w", err)
+	return fmt.Errorf("the server's answer is none of sanperf's: %w", err)
 }
 
 // conclude works out the figures of both sides together.
