@@ -170,6 +170,7 @@ type sim struct {
 	after time.Duration // until then
 	cut   bool          // who's Writes are cut short, and the last one comes right after such a one
 	pry   bool          // others look while a Read waits
+	long  bool          // Writes are so long that they go to an inbox in pieces
 	sides [2]*party
 
 	mu         sync.Mutex
@@ -267,7 +268,35 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 		m.net.Faults.DieAt[m.who] = 1 + r.IntN(pick(r, 20, 300, 3000))
 		m.after = time.Hour
 	}
+	if m.long = !m.cut && r.IntN(40) == 0; m.long {
+		m.prolong()
+	}
 	return m
+}
+
+// longest is how long a Write is, longWrite one that goes in pieces.
+const (
+	longest   = 120_000
+	longWrite = 1_500_000
+)
+
+// prolong gives an inbox room for such Writes.
+func (m *sim) prolong() {
+	r := m.r
+	l := &m.net.Limits
+	*l = session.Limits{
+		MaxMessage: 16 << 10, MaxExpose: math.MaxInt, MaxRDMA: pick(r, 1<<20, 100_000), Threshold: 1 << 20, Inbox: 5000, InboxTo: 4 << 20,
+		Window: pick(r, session.MinWindow, 64), CanRead: r.IntN(2) == 0, CanWrite: true,
+	}
+	m.net.PeerLimits = nil
+	m.net.AllocBudget = pick(r, 0, 0, 1<<20)
+	m.net.Faults.Alloc = pick(r, 0, 0, 0.3)
+	for i := range m.cfg {
+		c := &m.cfg[i]
+		c.Threshold, c.Disable = pick(r, 0, 0, -1), 0
+		c.SendBudget = pick(r, 0, 600_000)
+		c.ReceiveBudget = pick(r, 0, 600_000)
+	}
 }
 
 // hasten makes it likely that an offer is withdrawn while it is being read, and that the
@@ -360,6 +389,8 @@ func (m *sim) run() {
 			m.sides[i].total = 500_000
 		case m.cut:
 			m.sides[i].total %= 1000
+		case m.long:
+			m.sides[i].total *= 10
 		}
 	}
 	for _, p := range m.sides {
@@ -478,9 +509,12 @@ func (p *party) writes() {
 	r := rand.New(rand.NewPCG(p.seed, uint64(10+p.id)))
 	total := p.total
 	for pos := int64(0); pos < total; {
-		n := int(duration(r, 1, 120_000))
-		if p.cuts() {
+		n := int(duration(r, 1, longest))
+		switch {
+		case p.cuts():
 			n = cutWrite
+		case p.long:
+			n = int(duration(r, 1, longWrite))
 		}
 		n = int(min(int64(n), total-pos))
 		b := make([]byte, n)
