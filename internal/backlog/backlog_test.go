@@ -56,6 +56,7 @@ func TestPlacesInVain(t *testing.T) {
 			t.Errorf("%d places are taken, want that of the second", b.taken)
 		}
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if next.Context().Err() == nil {
 			t.Error("its time is not up")
 		}
