@@ -25,8 +25,8 @@ const (
 	defaultBacklog = 1024
 
 	// negotiateTimeout bounds how long a dialer may take to negotiate, with
-	// processors busy at both ends. It holds a place in the backlog for that
-	// time.
+	// processors busy at both ends. It holds a place in the backlog, at most for that
+	// time (see backlog.Slow).
 	negotiateTimeout = 10 * time.Second
 
 	// A provider that cannot accept for want of resources is asked again

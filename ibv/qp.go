@@ -82,7 +82,7 @@ type QPConfig struct {
 type QP struct {
 	PD    *PD
 	Num   uint32
-	Cap   QPCap // as granted, at least what was asked for; InlineData is the limit
+	Cap   QPCap // as granted; InlineData is the limit, of some devices less than was asked for
 	Owner any   // the caller's, see CQ.Owner
 
 	h     handle

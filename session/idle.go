@@ -64,10 +64,10 @@ func (i *idleState) join(s *Session) {
 	janitor.Unlock()
 }
 
-// leftBehind is called at the end of an operation that did not wait: what it found no room
-// for is seen to, though the janitor may have found the session idle since it joined.
+// leftBehind is called at the end of an operation: what it found no room for is seen to,
+// though the janitor may have found the session idle since it joined.
 func (s *Session) leftBehind() {
-	if s.idle.away.Load() && s.tx.waiting.Load() {
+	if s.idle.away.Load() && s.readEvents()&SendReady != 0 {
 		s.idle.join(s)
 	}
 }
@@ -145,7 +145,7 @@ func (i *idleState) sweep(s *Session) (used, looked bool) {
 	s.ep.Arm(s.readEvents())
 	s.poll()
 	s.serviceTx()
-	if s.tx.waiting.Load() { // what was found has made something due that finds no room
+	if s.readEvents()&SendReady != 0 { // what was found has made something due that finds no room
 		s.ep.Arm(SendReady)
 		s.flush()
 	}

@@ -34,7 +34,7 @@ func (s *Session) askedForInbox() {
 		return
 	}
 	answer := control{t: msgInbox}
-	if in.buf == nil && s.caps&capGrant != 0 {
+	if in.buf == nil && s.caps&capGrant != 0 && !s.rx.closed {
 		if buf := s.allocBox(s.cfg.ReceiveBudget); buf != nil {
 			clear(buf) // a Fill that lies must not show what others have left there
 			s.rx.heavy += lookMost / 4

@@ -977,3 +977,21 @@ func TestLeaveInboxBehindClose(t *testing.T) {
 		p.expect(tClose)
 	})
 }
+
+// A peer that has closed gets no inbox, though its question came behind that.
+func TestAskInboxBehindClose(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, ep, p := negotiated(t, boxed, session.Config{})
+		p.send(tClose, 0)
+		p.expect(tCloseAck)
+		p.send(tAskInbox, 0)
+		if b := p.expect(tInbox); le.Uint64(b[8+16:]) != 0 {
+			t.Errorf("an inbox of %d bytes", le.Uint64(b[8+16:]))
+		}
+		if left := ep.Left(); left.Exposed != 0 || left.Allocated != 0 {
+			t.Errorf("it keeps %+v", left)
+		}
+		go s.Close()
+		p.expect(tClose)
+	})
+}

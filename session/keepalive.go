@@ -114,5 +114,6 @@ func (k *keepalive) check(s *Session) {
 		s.fail(fmt.Errorf("session: the peer has not answered for %v: %w", every*(maxUnanswered+1), syscall.ETIMEDOUT))
 	case asked > 0:
 		s.sendControl(control{t: msgPing})
+		s.leftBehind()
 	}
 }

@@ -8,7 +8,9 @@ type queue[T any] struct {
 
 func (q *queue[T]) push(v T) {
 	if q.head > 0 && 2*q.head >= len(q.items) { // half of it or more is done with
-		q.items, q.head = q.items[:copy(q.items, q.items[q.head:])], 0
+		n := copy(q.items, q.items[q.head:])
+		clear(q.items[n:]) // nothing is kept alive
+		q.items, q.head = q.items[:n], 0
 	}
 	q.items = append(q.items, v)
 }

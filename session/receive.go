@@ -53,6 +53,7 @@ type receiver struct {
 func (s *Session) Read(p []byte) (int, error) {
 	s.rd.op.Lock()
 	n, err := s.read(p)
+	s.leftBehind()
 	s.rd.op.Unlock()
 	return n, err
 }
@@ -67,7 +68,6 @@ func (s *Session) read(p []byte) (n int, err error) {
 	}
 	trickle := s.rx.trickle // written by Reads alone
 	if n, err = s.receive(p); n > 0 || err != nil || len(p) == 0 {
-		s.leftBehind()
 		return n, err
 	}
 	return s.readWaiting(p, trickle)

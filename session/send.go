@@ -492,7 +492,7 @@ func (s *Session) flushLocked() {
 			tx.backlog = nil
 		}
 		s.flushOutbox()
-		if tx.last != 0 && !tx.lastOut && tx.outbox.unsent() == 0 && s.streamFree() {
+		if tx.last != 0 && !tx.lastOut && tx.nOwed == 0 && tx.outbox.unsent() == 0 && s.streamFree() {
 			tx.lastOut = s.trySend(&control{t: tx.last})
 		}
 	}

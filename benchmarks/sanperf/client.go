@@ -224,7 +224,10 @@ func unexpected(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		return errors.New("the server closed the connection; is it sanperf?")
 	}
-	return fmt.Errorf("the server's answer is none of sanperf's: %w", err)
+	if errors.As(err, new(*json.SyntaxError)) || errors.As(err, new(*json.UnmarshalTypeError)) {
+		return fmt.Errorf("the server's answer is none of sanperf's: %w", err)
+	}
+	return fmt.Errorf("the server's answer: %w", err)
 }
 
 // conclude works out the figures of both sides together.

@@ -112,7 +112,7 @@ func (s *span) Set(text string) error {
 		return errors.New("not a time such as 10, 10s or 200ms")
 	}
 	if d <= 0 || d > maxTime {
-		return fmt.Errorf("not above 0, or above %v", maxTime)
+		return fmt.Errorf("must be above 0, and %v at most", maxTime)
 	}
 	*s = span(d)
 	return nil

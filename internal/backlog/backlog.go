@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Slow is how long the place of a connection that is being made is safe when the backlog
-// is full: most dialers do without a SAN by then. Those of connections that are ready are.
+// Slow is how long a connection that is being made keeps its place when the backlog is
+// full: as long as dialers wait for a SAN by default. One that is ready keeps it.
 const Slow = 500 * time.Millisecond
 
 // A Backlog has so many places. Its methods may be called concurrently.

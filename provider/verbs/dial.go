@@ -164,9 +164,11 @@ func (d *dialing) establish(ctx context.Context, e *Endpoint) error {
 		RetryCount:         retryCount,
 		RNRRetryCount:      0, // the session's credits make it impossible
 	}
+	e.reached.Store(true)
 	if !e.dev.iwarp() {
 		id.SetAckTimeout(ackTimeout) // older kernels cannot: the default is seconds
 		if err := id.Connect(param); err != nil {
+			e.reached.Store(false)
 			e.abandon()
 			return callError(err)
 		}
@@ -190,6 +192,7 @@ func (d *dialing) establish(ctx context.Context, e *Endpoint) error {
 		select {
 		case err := <-called:
 			if err != nil {
+				e.reached.Store(false)
 				e.abandon()
 				if errors.Is(err, syscall.EADDRNOTAVAIL) {
 					return errPortInUse
@@ -204,6 +207,9 @@ func (d *dialing) establish(ctx context.Context, e *Endpoint) error {
 	ev, err := d.link.wait(ctx)
 	if err == nil && ev.Type != ibv.Established {
 		err = eventError(ev)
+		if ev.Type == ibv.Rejected || ev.Type == ibv.Unreachable {
+			e.reached.Store(false)
+		}
 	}
 	if err != nil {
 		e.abandon()

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
-	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
 
@@ -46,6 +45,7 @@ type Endpoint struct {
 	notified atomic.Bool   // the completion queue will announce its next completion; set with mu held
 	err      atomic.Pointer[error]
 	ended    sync.Once
+	reached  atomic.Bool // the peer may have sent something
 	watchers watchers
 
 	mu      sync.Mutex  // guards all below, and what is posted and polled
@@ -100,13 +100,7 @@ func (e *Endpoint) build() (err error) {
 		return err
 	}
 	for e.cfg = cfg.within(memlockLeft()); ; {
-		if err = e.queues(); errors.Is(err, syscall.ENOMEM) {
-			// The queues may be locked memory too: what the caches do not use makes room.
-			e.freeQueues()
-			regcache.DefaultBudget().Flush()
-			err = e.queues()
-		}
-		if err == nil {
+		if err = e.queues(); err == nil {
 			break
 		}
 		smaller, ok := e.cfg.smaller()
@@ -143,7 +137,10 @@ func (e *Endpoint) queues() (err error) {
 		sends += 2 * maxWindows // a bind and an invalidation each
 	}
 	// The queue has to hold a completion for everything that is posted.
-	if e.cq, err = e.dev.ctx.CreateCQ(sends+e.cfg.Buffers, e.dev.channel, e.dev.nextVector()); err != nil {
+	if err = withRoom(func() error { // as some devices' queues are locked memory, too
+		e.cq, err = e.dev.ctx.CreateCQ(sends+e.cfg.Buffers, e.dev.channel, e.dev.nextVector())
+		return err
+	}); err != nil {
 		return err
 	}
 	e.cq.Owner = e
@@ -181,10 +178,18 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 		if e.group != nil {
 			c.SRQ, c.Cap.RecvWR, c.Cap.RecvSGE = e.group.srq, 0, 0
 		}
-		if e.link != nil {
-			e.qp, err = e.link.id.CreateQP(c)
-		} else {
-			e.qp, err = ibv.CreateQP(c)
+		create := func() error {
+			if e.link != nil {
+				e.qp, err = e.link.id.CreateQP(c)
+			} else {
+				e.qp, err = ibv.CreateQP(c)
+			}
+			return err
+		}
+		if inline == sizes[0] {
+			err = withRoom(create)
+		} else { // with ENOMEM some devices say that so much does not go inline
+			err = create()
 		}
 		if err == nil {
 			e.qp.Owner = e

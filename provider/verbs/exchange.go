@@ -145,8 +145,8 @@ func exchangeDevice(name string) (*device, error) {
 	return dev, nil
 }
 
-// exchangeServes is nil if one of these addresses belongs to such a device, and
-// otherwise says why none does.
+// exchangeServes is nil if one of these addresses belongs to such a device, or to one of
+// which that cannot be told just now, and otherwise says why none does.
 func exchangeServes(addrs []netip.Addr) error {
 	first := errNoneServed
 	for _, a := range addrs {
@@ -157,6 +157,10 @@ func exchangeServes(addrs []netip.Addr) error {
 		dev, err := exchangeDevice(name)
 		if err == nil {
 			dev.release()
+			return nil
+		}
+		var why *session.Unavailable
+		if !errors.As(err, &why) || why.Reason != session.ReasonNotServed {
 			return nil
 		}
 		if first == errNoneServed {
@@ -279,6 +283,7 @@ func (a attachment) up(e *Endpoint, mine, theirs card) error {
 		MinRNRTimer: rnrTimer, Timeout: ackTimeout, RetryCount: retryCount,
 		PeerIsOnSubnet: a.port.LinkLayer == ibv.LinkInfiniBand,
 	}
+	e.reached.Store(true)
 	if err := a.inTurn(func(g ibv.GIDEntry) error {
 		path.GIDIndex = uint8(g.Index)
 		return e.qp.ReadyToReceive(path, theirs.peer)

@@ -93,6 +93,8 @@ func TestMeaningOfRefusals(t *testing.T) {
 		{fmt.Errorf("control buffers: %w", syscall.ENOMEM), refusedResources},
 		{fmt.Errorf("an arena: %w", syscall.ENOBUFS), refusedResources},
 		{errNoneServed, refusedAddress},
+		{unavailable(session.ReasonUnreachable, fmt.Errorf("no GID: %w", syscall.EINVAL)), refusedAddress},
+		{unavailable(session.ReasonResources, fmt.Errorf("being closed: %w", syscall.EBUSY)), refusedResources},
 	} {
 		if got := refusalFor(tt.err); got != tt.want {
 			t.Errorf("for %q it refuses with %d, want %d", tt.err, got, tt.want)

@@ -138,6 +138,8 @@ const (
 	fakeWords   = 512
 )
 
+var _ [fakeObjects - fakeStale - 1]int // there is room for the words before those
+
 var fakeKinds = [...]string{"protection domains", "memory regions", "completion channels", "completion queues", "queue pairs", "shared receive queues", "event channels", "ids"}
 
 // fake is the library under this process.
@@ -652,9 +654,7 @@ func fakeHalfOpen(t *testing.T) {
 // its library does not.
 func fakeInlineLimits(t *testing.T) {
 	f := useFake(t)
-	defer f.set(fakeVendor, 0)
-	defer f.set(fakeInline, 0)
-	for i, tt := range []struct{ vendor, granted, want int64 }{{0, 0, maxInline}, {0, 32, 32}, {manaVendor, 0, 0}} {
+	for i, tt := range []struct{ vendor, granted, want int64 }{{0, 0, maxInline}, {0, 32, 32}, {0, -1, 0}, {manaVendor, 0, 0}} {
 		f.set(fakeVendor, tt.vendor)
 		f.set(fakeInline, tt.granted)
 		x, y, err := connectTwo(t, fakeAddr(44_000+i))
@@ -750,7 +750,6 @@ func fakeLockedQueues(t *testing.T) {
 // again, costs an attempt and not the connection.
 func fakeStaleConnections(t *testing.T) {
 	f := useFake(t)
-	defer f.set(fakeStale, 0)
 	f.set(fakeStale, dialTries-1)
 	if err := connectOnce(fakeAddr(46_000), Config{}); err != nil {
 		t.Error(err)

@@ -138,6 +138,8 @@ func callError(err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, new(*session.Unavailable)): // told already
+		return err
 	case errors.Is(err, ibv.ErrNotAvailable):
 		return unavailable(session.ReasonNoProvider, err)
 	case !errors.As(err, &errno):

@@ -348,6 +348,7 @@ func (l *Listener) accept(ctx context.Context, k *link, tcp netip.AddrPort, p ib
 	if !dev.iwarp() {
 		k.id.SetAckTimeout(ackTimeout)
 	}
+	e.reached.Store(true)
 	err = k.id.Accept(ibv.ConnParam{
 		PrivateData:        hello{version: helloVersion}.bytes(),
 		ResponderResources: min(p.ResponderResources, uint8(min(dev.caps.MaxQPReadAtomic, readDepth))),

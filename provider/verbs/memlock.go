@@ -56,14 +56,23 @@ func memlockLeft() int {
 	return max(memlock()-int(s.PinnedBytes-s.IdleBytes+control), 1)
 }
 
-// registerControl registers control buffers: what the caches do not use makes
-// room for them.
-func registerControl(pd *ibv.PD, b []byte, access ibv.Access) (*ibv.MR, error) {
-	mr, err := pd.RegMR(addressOf(b), len(b), access)
+// withRoom calls what needs locked memory, and once more if there was none: what the
+// caches do not use makes room for it.
+func withRoom(lock func() error) error {
+	err := lock()
 	if errors.Is(err, syscall.ENOMEM) {
 		regcache.DefaultBudget().Flush()
-		mr, err = pd.RegMR(addressOf(b), len(b), access)
+		err = lock()
 	}
+	return err
+}
+
+// registerControl registers control buffers.
+func registerControl(pd *ibv.PD, b []byte, access ibv.Access) (mr *ibv.MR, err error) {
+	err = withRoom(func() error {
+		mr, err = pd.RegMR(addressOf(b), len(b), access)
+		return err
+	})
 	if errors.Is(err, syscall.ENOMEM) {
 		err = fmt.Errorf("verbs: control buffers: %w; %v", err, regcache.DefaultBudget())
 	}

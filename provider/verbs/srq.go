@@ -18,7 +18,8 @@ import (
 //
 // What a member's queue pair has taken from the queue comes back when the member
 // leaves. Where it cannot be told that all of it did, nobody joins the group any
-// more; it ends with its last member.
+// more; it ends with its last member. On siw that is so for members that go before
+// their peers, on rxe too (rxe.go).
 //
 // A peer that sends more than it has credit for is found out and loses its
 // connection, but the others of the group may by then have missed a message,
@@ -60,7 +61,10 @@ func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
 	}
 	g := &recvGroup{dom: dom, size: cfg.BufferSize}
 	var err error
-	if g.srq, err = dom.pd.CreateSRQ(groupMembers*srqShare, 1); err != nil {
+	if err = withRoom(func() error {
+		g.srq, err = dom.pd.CreateSRQ(groupMembers*srqShare, 1)
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	g.srq.Owner = g
@@ -115,6 +119,9 @@ func (g *recvGroup) leave(lost bool) {
 // more, and finds what it has taken. Without the device's word that this is
 // so, some may stay lost.
 func (e *Endpoint) quiesce() {
+	if !e.reached.Load() {
+		return // and has taken nothing
+	}
 	e.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)
 	e.mu.Lock()
 	e.take()

@@ -40,7 +40,7 @@ enum {
 	OPCODE, // of completions
 	BROKEN, // queue pairs brought to the error state, counted
 	NOTIFIES, // times that completion queues were asked to announce something
-	INLINE, // bytes that a queue pair gets, whatever it asks for; 0: what it asks for
+	INLINE, // bytes that a queue pair gets at most; 0: what it asks for, below 0: none
 	VENDOR, // of the device
 	STALE, // connects that are still to be rejected as of a stale connection
 	PD = 24, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
@@ -110,7 +110,7 @@ static int notify(struct ibv_cq *cq, int solicited)
 static int post_send(struct ibv_qp *q, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
 	*bad = wr;
-	if (word[INLINE] && wr->send_flags & IBV_SEND_INLINE && wr->sg_list[0].length > word[INLINE])
+	if (word[INLINE] && wr->send_flags & IBV_SEND_INLINE && (long)wr->sg_list[0].length > word[INLINE])
 		return EINVAL;
 	return FAULT();
 }
@@ -301,8 +301,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 	o->context = pd->context;
 	o->qp_context = a->qp_context;
 	o->pd = pd;
-	if (word[INLINE] && a->cap.max_inline_data > word[INLINE])
-		a->cap.max_inline_data = word[INLINE];
+	if (word[INLINE] && (long)a->cap.max_inline_data > word[INLINE])
+		a->cap.max_inline_data = word[INLINE] > 0 ? word[INLINE] : 0;
 	return o;
 }
 
