@@ -178,10 +178,18 @@ func connectLink(o owner, cfg Config) (*link, error) {
 
 // linkError marks those errors that say that the other end let go of a link.
 func linkError(err error) error {
-	for _, gone := range []error{errPeerGone, io.EOF, unix.EPIPE, unix.ECONNRESET, net.ErrClosed} {
-		if errors.Is(err, gone) {
-			return fmt.Errorf("%w: %w", errLinkGone, err)
-		}
+	if isGone(err) {
+		return fmt.Errorf("%w: %w", errLinkGone, err)
 	}
 	return unavailable(err)
+}
+
+// isGone: there is nobody at the other end.
+func isGone(err error) bool {
+	for _, gone := range []error{errPeerGone, io.EOF, unix.EPIPE, unix.ECONNRESET, net.ErrClosed} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	return false
 }

@@ -465,6 +465,43 @@ func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 	stillServes(t, tcp, l)
 }
 
+// A peer that ends when it has just asked for one more connection has not broken the link
+// by not taking the answer: its others end in order.
+func TestPeerThatEndsWhileItConnects(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	bound := bind(t, "127.0.0.1")
+	defer unix.Close(bound)
+	ask := func(slot uint32) []byte {
+		return (&message{kind: msgConnect, number: slot, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}).encode()
+	}
+	for range 20 {
+		s := visit(t, l)
+		s.hello()
+		s.send(ask(3), bound)
+		var m message
+		if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.code != codeOK {
+			t.Fatalf("answered %+v, %v", m, err)
+		}
+		b, _, _, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := newPeer(b)
+		for slot := range uint32(3) {
+			s.send(ask(slot), bound)
+		}
+		s.conn.Close()
+		if !p.in.sleep() {
+			t.Error("the link lives")
+		}
+		if err := b.Err(); !errors.Is(err, io.EOF) {
+			t.Errorf("the connection: %v", err)
+		}
+		b.Close()
+	}
+}
+
 func TestAnotherVersionIsToldSo(t *testing.T) {
 	leaks(t)
 	_, l := listen(t, "127.0.0.1:0", Config{})

@@ -826,6 +826,40 @@ func TestShrinkingMeetsASenderAtEveryStep(t *testing.T) {
 	}
 }
 
+// A ring that has shrunk behind its reader grows anew: what is used of it counts again.
+func TestRingGrowsAgainBehindItsReader(t *testing.T) {
+	a, b := pair(t, Config{RingMax: 1 << 20})
+	e := a.Endpoint.(*endpoint)
+	defer withoutJanitor(e.link)() // this test is it
+	fill := func(most uint64) (n uint64) {
+		for n < most && a.Reserve(4096, 4096, false) != nil {
+			a.Commit(4096)
+			n += 4096 + headerSize
+		}
+		return n
+	}
+	var ev session.Event
+	for fill(1 << 20); b.Poll(&ev); {
+		b.Drop()
+	}
+	for range 2 {
+		e.send.shrink(e)
+	}
+	if limit := e.send.limit.Load(); limit != ringStart {
+		t.Fatalf("the limit of an idle ring is %d", limit)
+	}
+	n := fill(1 << 19)
+	if limit := e.send.limit.Load(); n > limit || budgetUsed.Load() < int64(limit-ringStart) {
+		t.Errorf("%d bytes are in a ring of %d, for which %d of the budget are taken", n, limit, budgetUsed.Load())
+	}
+	for seen := uint64(0); seen < n; seen += 4096 + headerSize {
+		if !b.poll(&ev) {
+			t.Fatalf("%d of %d bytes: %v", seen, n, b.Err())
+		}
+		b.Drop()
+	}
+}
+
 // A sender that found the janitor at its ring is woken when that is done: nobody else
 // has a reason to.
 func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {

@@ -302,7 +302,9 @@ func (l *link) serve() {
 		fds, err := receive(l.conn, &m)
 		switch {
 		case err == nil || errors.Is(err, errCut):
-			if err = l.act(&m, fds, err); err != nil {
+			if err = l.act(&m, fds, err); isGone(err) {
+				err = errPeerGone // before it had our answer
+			} else if err != nil {
 				err = fmt.Errorf("shm: the peer broke the link: %v: %w", err, syscall.ECONNRESET)
 			}
 		case errors.Is(err, errMessage):

@@ -223,8 +223,8 @@ func (s *sender) free() (ahead, behind uint64) {
 	switch {
 	case s.sameLap():
 		return less(s.limit.Load(), off+headerSize), less(head, headerSize)
-	case off < head: // behind the reader
-		return less(head, off+headerSize), 0
+	case off < head: // behind the reader, who may be where the ring has been given back
+		return less(min(head, s.limit.Load()), off+headerSize), 0
 	}
 	// The ring has grown, and the reader is a lap back below this.
 	return less(s.limit.Load(), off+headerSize), 0
