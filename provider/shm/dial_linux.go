@@ -105,11 +105,12 @@ type linkEntry struct {
 	err   error
 }
 
-// ended says whether the link was made and is gone, so that another is needed.
+// ended says whether the link was made and takes no more connections, so that another is
+// needed.
 func (e *linkEntry) ended() bool {
 	select {
 	case <-e.ready:
-		return e.link == nil || e.link.ended()
+		return e.link == nil || e.link.ended() || e.link.shut.Load()
 	default:
 		return false
 	}

@@ -552,6 +552,33 @@ func TestClosingTheListenerLeavesConnectionsAlone(t *testing.T) {
 	}
 }
 
+// A listener that takes over another's socket has the dials of a process that goes on with
+// connections of the one before.
+func TestListenerTakesOverWhileConnectionsLive(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	x, y := meet(t, tcp, l)
+	a, b := newPeer(x), newPeer(y)
+	defer b.Close()
+	defer a.Close()
+	l.Close()
+	next, err := Listen(tcp, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	for range 2 {
+		x, y := meet(t, tcp, next)
+		y.Close()
+		x.Close()
+	}
+	var ev session.Event
+	if !a.send([]byte("hello")) || !b.poll(&ev) || string(ev.Msg) != "hello" {
+		t.Errorf("the connection of before: %v", b.Err())
+	}
+	b.Drop()
+}
+
 func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 	a, b := pair(t, Config{RingMax: 1 << 20})
 	s := &a.Endpoint.(*endpoint).send

@@ -57,6 +57,7 @@ type link struct {
 	accept acceptFunc
 
 	slots   atomic.Pointer[[]*slot] // grows by copying
+	shut    atomic.Bool             // the listener at the other end is closed
 	segment chan struct{}           // held by who offers a new segment, until it is answered
 	gone    chan struct{}           // closed when the link is dead
 	work    sync.WaitGroup          // goroutines
@@ -223,6 +224,10 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 			return fmt.Errorf("shm: eventfd: %w", err)
 		}
 		l.eventIn = os.NewFile(uintptr(fd), "eventfd")
+		// NewFile does not say that epoll has no room for it: nobody would hear a bell.
+		if err := l.eventIn.SetReadDeadline(time.Time{}); err != nil {
+			return fmt.Errorf("shm: eventfd: %w: %w", err, unix.ENOMEM)
+		}
 		return nil
 	}()
 	if err != nil {

@@ -98,7 +98,13 @@ func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*
 	}
 	select {
 	case code := <-answer:
-		if code != codeOK {
+		switch code {
+		case codeOK:
+		case codeClosed: // another listener may have the socket by now
+			l.shut.Store(true)
+			l.leave()
+			return nil, fmt.Errorf("%w: %w", errLinkGone, codeError(code))
+		default:
 			l.leave()
 			return nil, codeError(code)
 		}
