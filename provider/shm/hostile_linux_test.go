@@ -434,6 +434,21 @@ func TestMuteDialerIsHungUpOn(t *testing.T) {
 	stillServes(t, tcp, l)
 }
 
+// connect asks for a connection, and gives the listener's end.
+func (s *stranger) connect(l *Listener, ask []byte, bound int) session.Endpoint {
+	s.t.Helper()
+	s.send(ask, bound)
+	var m message
+	if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.code != codeOK {
+		s.t.Fatalf("answered %+v, %v", m, err)
+	}
+	b, _, _, err := l.Accept()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return b
+}
+
 // A slot has one connection at a time, whatever the dialing end asks for.
 func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 	leaks(t)
@@ -443,15 +458,7 @@ func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 	s := visit(t, l)
 	s.hello()
 	ask := (&message{kind: msgConnect, number: 3, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}).encode()
-	s.send(ask, bound)
-	var m message
-	if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.code != codeOK {
-		t.Fatalf("answered %+v, %v", m, err)
-	}
-	b, _, _, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := s.connect(l, ask, bound)
 	p := newPeer(b)
 	s.send(ask, bound)
 	if !p.in.sleep() {
@@ -478,15 +485,7 @@ func TestPeerThatEndsWhileItConnects(t *testing.T) {
 	for range 20 {
 		s := visit(t, l)
 		s.hello()
-		s.send(ask(3), bound)
-		var m message
-		if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.code != codeOK {
-			t.Fatalf("answered %+v, %v", m, err)
-		}
-		b, _, _, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := s.connect(l, ask(3), bound)
 		p := newPeer(b)
 		for slot := range uint32(3) {
 			s.send(ask(slot), bound)
