@@ -64,12 +64,17 @@ func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e.mine = &s.control.state[e.side].v
 	e.theirs = &s.control.state[1-e.side].v
 	e.send = sender{control: &s.control.ring[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
-	e.send.limit.Store(ringStart)
-	e.send.pages.Store(ringStart)
+	e.send.limit.Store(ringStart) // what fits a cache goes round in one, whatever is left in the ring
+	e.send.inherit(s.inherit())
 	e.send.idleTail = neverLooked
-	s.left.Store(e.send.afford(s.left.Load()))
 	e.recv = receiver{control: &s.control.ring[1-e.side], ring: s.rings[1-e.side], spares: &s.control.spare[1-e.side]}
 	return e
+}
+
+// forgo is the end of an endpoint that was never attached.
+func (e *endpoint) forgo() {
+	e.slot.leave(e.send.pages.Load())
+	e.link.ringGrew() // the janitor may have found the slot without it
 }
 
 // Limits implements session.Endpoint.
@@ -205,7 +210,7 @@ func (e *endpoint) end(state uint32) {
 			runtime.Gosched()
 		}
 		e.remote.close(e)
-		e.slot.left.Store(e.send.close())
+		e.slot.leave(e.send.close())
 		e.fail(errClosed)
 		e.slot.ep.CompareAndSwap(e, nil)
 		e.mine.Store(state) // the last access to the slot

@@ -501,6 +501,41 @@ func TestPeerThatEndsWhileItConnects(t *testing.T) {
 	}
 }
 
+// A dialing process that is stopped with more questions under way than its queue has room
+// for answers keeps its connections, and has the answers when it goes on.
+func TestAnswersWaitForAStoppedPeer(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	bound := bind(t, "127.0.0.1")
+	defer unix.Close(bound)
+	s := visit(t, l)
+	s.hello()
+	addr := tcp.Addr().(*net.TCPAddr).AddrPort()
+	b := s.connect(l, (&message{kind: msgConnect, number: 0, addr: addr}).encode(), bound)
+	defer b.Close()
+	ask := (&message{kind: msgConnect, number: 1, addr: addr}).encode() // without a socket
+	s.conn.SetWriteDeadline(time.Now().Add(3 * helloTimeout / 2))
+	asked := 0
+	for err := error(nil); ; asked++ {
+		if _, err = s.conn.Write(ask); err != nil {
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatalf("after %d questions: %v", asked, err)
+			}
+			break
+		}
+	}
+	if err := b.Err(); err != nil {
+		t.Errorf("the connection of a peer that is stopped: %v", err)
+	}
+	for n := range asked {
+		var m message
+		if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.number != 1 || m.code != codeAddress {
+			t.Fatalf("answer %d of %d: %+v, %v", n, asked, m, err)
+		}
+	}
+	s.conn.Close()
+}
+
 func TestAnotherVersionIsToldSo(t *testing.T) {
 	leaks(t)
 	_, l := listen(t, "127.0.0.1:0", Config{})

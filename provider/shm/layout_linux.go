@@ -37,8 +37,7 @@ const (
 type ringControl struct {
 	tail      atomic.Uint64 // writer: bytes published
 	spareTail atomic.Uint64 // writer: spare cells published
-	limit     atomic.Uint64 // writer: how far into the ring it writes, a hint for cleaning up
-	_         [104]byte
+	_         [112]byte
 	head      atomic.Uint64 // reader: bytes given back
 	spareHead atomic.Uint64 // reader: spare cells given back
 	_         [112]byte

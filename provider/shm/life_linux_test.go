@@ -782,10 +782,130 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 	}
 }
 
+// What a connection that has ended left in its ring counts in the budget of the process
+// that wrote it, whichever end that is, as long as the peer may read it and no longer.
+func TestUnreadRingCountsInTheBudget(t *testing.T) {
+	leaks(t)
+	for _, dialer := range []bool{true, false} {
+		for _, reads := range []bool{true, false} {
+			t.Run(fmt.Sprintf("dialer=%v,reads=%v", dialer, reads), func(t *testing.T) {
+				tcp, l := listen(t, "127.0.0.1:0", Config{})
+				first, firstHere := meet(t, tcp, l) // keeps the link
+				defer first.Close()
+				defer firstHere.Close()
+				x, y := meet(t, tcp, l)
+				if !dialer {
+					x, y = y, x
+				}
+				a, b := newPeer(x), newPeer(y)
+				defer b.Close()
+				e := x.(*endpoint)
+				defer withoutJanitor(e.link)() // this test is it
+				msg := make([]byte, 4096)
+				n := uint64(0)
+				for ; e.send.pages.Load() < 1<<20; n++ {
+					pattern(msg, n)
+					if !a.send(msg) {
+						t.Fatal(a.Err())
+					}
+				}
+				a.Close()
+				for range warmTicks + 1 {
+					if !e.link.cool() {
+						t.Error("the janitor need not come again, though the peer may read what is there")
+					}
+				}
+				if used := budgetUsed.Load(); used != 1<<20-ringStart {
+					t.Errorf("%d bytes of the budget are taken by a MiB that nobody has read", used)
+				}
+				var ev session.Event
+				for i := uint64(0); reads && i < n; i++ {
+					pattern(msg, i)
+					if !b.poll(&ev) || !bytes.Equal(ev.Msg, msg) {
+						t.Fatalf("message %d of %d is wrong: %v", i, n, b.Err())
+					}
+					b.Drop()
+				}
+				if !reads {
+					b.Abort()
+				}
+				b.Poll(&ev) // says how far it has come
+				if e.link.cool() {
+					t.Error("the janitor has to come again")
+				}
+				if used := budgetUsed.Load(); used != 0 {
+					t.Errorf("%d bytes of the budget are taken by what nobody will read", used)
+				}
+				if n := resident(t, e.send.ring[:]); n > os.Getpagesize() { // a slice of an array touches it
+					t.Errorf("%d bytes are left for nobody", n)
+				}
+			})
+		}
+	}
+}
+
+// A connection on a slot whose pages the janitor is giving back begins when that is done;
+// one that is refused leaves them as they were.
+func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{Backlog: 1})
+	first, firstHere := meet(t, tcp, l) // keeps the link
+	defer first.Close()
+	defer firstHere.Close()
+	k := firstHere.(*endpoint).link
+	defer withoutJanitor(k, first.(*endpoint).link)() // this test is it
+	const left = 1 << 20
+	next := (*k.slots.Load())[first.(*endpoint).slot.number+1:][:2]
+	for _, s := range next {
+		budgetUsed.Add(left - ringStart)
+		s.leave(left)
+	}
+	if !next[0].left.CompareAndSwap(left, cooling) {
+		t.Fatal("the slot is taken")
+	}
+	type result struct {
+		ep  session.Endpoint
+		err error
+	}
+	dialed := make(chan result)
+	go func() {
+		ep, err := dial(tcp.Addr(), Config{})
+		dialed <- result{ep, err}
+	}()
+	for range 200_000 { // some ten milliseconds, in which one that does not wait would have it
+		runtime.Gosched()
+	}
+	next[0].left.Store(left)
+	x := <-dialed
+	if x.err != nil {
+		t.Fatal(x.err)
+	}
+	defer x.ep.Close()
+	if _, err := dial(tcp.Addr(), Config{}); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatalf("a full backlog: %v", err)
+	}
+	if n := next[1].left.Load(); n != left {
+		t.Errorf("a connection that was refused has left %d bytes of %d", n, left)
+	}
+	y, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer y.Close()
+	if e := y.(*endpoint); e.slot != next[0] || e.send.pages.Load() != left || e.slot.left.Load() != 0 {
+		t.Errorf("slot %d has %d bytes, %d are left", e.slot.number, e.send.pages.Load(), e.slot.left.Load())
+	}
+}
+
 // withoutJanitor keeps the janitor from the links until resume is called.
 func withoutJanitor(links ...*link) (resume func()) {
 	for _, k := range links {
 		k.mu.Lock()
+		for k.timing && !k.timer.Stop() { // it is at work
+			k.mu.Unlock()
+			runtime.Gosched()
+			k.mu.Lock()
+		}
 		k.timing = true
 		k.mu.Unlock()
 	}

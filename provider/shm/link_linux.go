@@ -19,7 +19,7 @@ import (
 
 const (
 	// helloTimeout bounds how long a process that connected may take to say
-	// hello, and how long the answer may take to be sent.
+	// hello, and how long its welcome may take to be sent.
 	helloTimeout = time.Second
 
 	// postRetry is the pause before a message is sent again to a peer whose
@@ -325,8 +325,7 @@ func (l *link) serve() {
 	}
 }
 
-// act does what one message says. An error is a violation, or an answer that
-// the peer does not take.
+// act does what one message says. An error is a violation, or that the peer is gone.
 func (l *link) act(m *message, fds []int, cut error) error {
 	// Whatever the message is: a bell that found the queue full was not sent.
 	l.bellIn.asleep.Store(1) // the next bell has to ring
@@ -359,15 +358,12 @@ func (l *link) act(m *message, fds []int, cut error) error {
 	return nil
 }
 
-// reply posts an answer. A peer that does not take it in time breaks the link.
-func (l *link) reply(m *message) error {
-	ctx, cancel := context.WithTimeout(context.Background(), helloTimeout)
-	defer cancel()
-	return l.post(ctx, m)
-}
+// reply posts an answer. A peer that does not take it may be stopped, and its connections
+// are to go on when it is not: what else it says waits, for as long as the link is there.
+func (l *link) reply(m *message) error { return l.post(context.Background(), m) }
 
-// post sends a message without holding the socket: where its queue is full it
-// waits and tries again, until ctx ends or the link.
+// post sends a message without holding the socket: where its queue is full, or memory is
+// short, it waits and tries again, until ctx ends or the link.
 func (l *link) post(ctx context.Context, m *message, fds ...int) error {
 	b := m.encode()
 	var oob []byte
@@ -381,7 +377,9 @@ func (l *link) post(ctx context.Context, m *message, fds ...int) error {
 		}); e != nil {
 			return e
 		}
-		if err != unix.EAGAIN && err != unix.EINTR {
+		switch err {
+		case unix.EAGAIN, unix.EINTR, unix.ENOBUFS, unix.ENOMEM:
+		default:
 			return err
 		}
 		select {
@@ -562,8 +560,9 @@ func (l *link) ringGrew() {
 	l.mu.Unlock()
 }
 
-// tick is the janitor: it shrinks rings, used and free ones, and ends a dialing end that has no
-// connection any more. What the peer has yet to read is in its own mapping.
+// tick is the janitor: it gives the memory of rings back, used and free ones, and ends a
+// dialing end that has no connection any more. What the peer has yet to read is in its own
+// mapping.
 func (l *link) tick() {
 	l.mu.Lock()
 	if l.torn {
@@ -624,6 +623,9 @@ func (l *link) release() {
 	}
 	if l.eventOut >= 0 {
 		unix.Close(l.eventOut)
+	}
+	for _, s := range *l.slots.Load() {
+		budgetUsed.Add(-int64(max(s.inherit(), ringStart) - ringStart))
 	}
 	l.mu.Lock()
 	maps := append(l.maps, l.offered)

@@ -281,13 +281,18 @@ func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
 	e := newEndpoint(k, s, -1)
 	l.mu.Lock()
 	defer l.mu.Unlock() // so that Close finds it
+	code := uint8(codeOK)
 	switch {
 	case l.done:
-		return codeClosed
+		code = codeClosed
 	case len(l.accepted) == cap(l.accepted):
-		return codeRefused
+		code = codeRefused
 	case !k.attach(e):
-		return codeClosed
+		code = codeClosed
+	}
+	if code != codeOK {
+		e.forgo()
+		return code
 	}
 	delete(l.guests, k.conn)                  // its handshake is over, though greet may not know yet
 	l.accepted <- accepted{e, m.addr, remote} // has room: this is the only place that sends

@@ -295,28 +295,28 @@ func (s *sender) grow(e *endpoint) bool {
 	s.limit.Store(to)
 	if more > 0 {
 		s.pages.Store(to)
-		s.control.limit.Store(to)
 		e.link.ringGrew()
 	}
 	return true
 }
 
-// afford gives memory back that an earlier connection has left in the ring if it is
-// beyond the budget, and says what stays.
-func (s *sender) afford(left uint64) uint64 {
-	if left <= ringStart || budgetUsed.Load()+int64(left-ringStart) <= budget.Load() {
-		return left
+// inherit takes over what an earlier connection has left in the ring, or gives it back
+// where the budget is exceeded.
+func (s *sender) inherit(left uint64) {
+	if left > ringStart && budgetUsed.Load() > budget.Load() && giveBack(s.ring, left) {
+		left = 0
 	}
-	_ = unix.Madvise(s.ring[:], unix.MADV_REMOVE)
-	return 0
+	s.pages.Store(max(left, ringStart))
 }
 
-// inherit takes that memory over. The limit is as small as ever: what fits a cache
-// goes round in one.
-func (s *sender) inherit(left uint64) {
-	budgetUsed.Add(int64(left - ringStart))
-	s.pages.Store(left)
-	s.control.limit.Store(left)
+// giveBack frees the memory of a ring that nobody reads, of which the budget has counted
+// pages bytes.
+func giveBack(ring *[ringSize]byte, pages uint64) bool {
+	if unix.Madvise(ring[:], unix.MADV_REMOVE) != nil {
+		return false
+	}
+	budgetUsed.Add(-int64(pages - ringStart))
+	return true
 }
 
 // block remembers that there was no room, and how far the reader has to come
@@ -349,28 +349,20 @@ func (s *sender) shrink(e *endpoint) (again bool) {
 		return true
 	}
 	empty := s.control.tail.Load() == tail
-	if empty && unix.Madvise(s.ring[:], unix.MADV_REMOVE) == nil {
-		s.release()
+	if empty && giveBack(s.ring, s.pages.Load()) {
+		s.limit.Store(ringStart)
+		s.pages.Store(ringStart)
 	}
 	s.grab.Store(grabNobody)
 	e.wake(session.SendReady) // Reserve may have found the janitor here
 	return !empty
 }
 
-// release sets the limit back to where it started, and says how much of the ring may
-// have had memory.
-func (s *sender) release() (pages uint64) {
-	s.limit.Store(ringStart)
-	pages = s.pages.Swap(ringStart)
-	budgetUsed.Add(-int64(pages - ringStart))
-	return pages
-}
-
 // close keeps the janitor out, for good; it may be punching holes right now. It says
-// what it leaves, as release does.
+// how much of the ring may have memory.
 func (s *sender) close() (pages uint64) {
 	for s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
 		runtime.Gosched()
 	}
-	return s.release()
+	return s.pages.Load()
 }

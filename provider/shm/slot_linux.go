@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
+	"runtime"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -20,17 +20,18 @@ type slot struct {
 	control *slotControl
 	rings   [2]*[ringSize]byte
 	ep      atomic.Pointer[endpoint]
-	left    atomic.Uint64 // pages that this end's last connection has left in its ring, in bytes
-
-	// At the dialing end, under the link's mu:
-	lame bool // this end is done, the peer may not be
-	warm int  // its rings have pages of an earlier connection's; see cool
+	left    atomic.Uint64 // pages in this end's ring that no connection uses, in bytes; or cooling
+	warm    atomic.Int32  // ticks that they stay
+	lame    bool          // at the dialing end, under the link's mu: this end is done, the peer may not be
 }
 
-// warmTicks is how long the rings of a free slot keep the pages that a connection
-// has left them, and hand them to the next one: programs that connect for each
-// request would fault in every page again, which takes twice as long as the request.
+// warmTicks is how long a ring keeps the pages that a connection has left in it, and
+// hands them to the next one: programs that connect for each request would fault in
+// every page again, which takes twice as long as the request.
 const warmTicks = 2
+
+// cooling is in left while the janitor gives the pages back.
+const cooling = ^uint64(0)
 
 // addSegment makes a segment's slots known, free at the dialing end.
 func (l *link) addSegment(m mapping) {
@@ -110,6 +111,7 @@ func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*
 		}
 		e := newEndpoint(l, s, bound)
 		if !l.attach(e) {
+			e.forgo()
 			l.leave()
 			return nil, errLinkGone
 		}
@@ -158,8 +160,7 @@ func (l *link) attach(e *endpoint) bool {
 	}
 	l.live++
 	e.slot.ep.Store(e)
-	if left := e.slot.left.Swap(0); left > ringStart {
-		e.send.inherit(left)
+	if e.send.pages.Load() > ringStart {
 		l.grew = true
 		l.startTimer()
 	}
@@ -172,6 +173,10 @@ func (l *link) detach(s *slot) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.live--
+	if s.left.Load() > ringStart {
+		l.grew = true // also if tick is past cool
+		l.startTimer()
+	}
 	if l.side == 0 {
 		s.lame = true
 		l.reap(s)
@@ -191,45 +196,51 @@ func (l *link) reap(s *slot) {
 // called with mu held.
 func (l *link) vacate(s *slot) {
 	s.lame = false
-	if s.warm > 0 || s.grown() {
-		s.warm = warmTicks
-		l.grew = true // also if tick is past cool
-		l.startTimer()
-	}
 	l.free = append(l.free, s)
 }
 
-// grown says whether a ring has more pages than one that has not grown.
-func (s *slot) grown() bool {
-	return s.control.ring[0].limit.Load() > ringStart || s.control.ring[1].limit.Load() > ringStart
+// leave keeps the pages of a ring, of which n bytes may have memory, for the next
+// connection. Until that takes them or the janitor gives them back they count in the
+// budget as they did before.
+func (s *slot) leave(n uint64) {
+	s.warm.Store(warmTicks)
+	s.left.Store(n)
 }
 
-// cool gives the pages back that free slots have kept for warmTicks. It says whether
-// it has to come again. A slot is nobody's meanwhile, one at a time.
-func (l *link) cool() (again bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// inherit takes what is left. The janitor may be giving it back, which takes less than
+// a millisecond.
+func (s *slot) inherit() uint64 {
 	for {
-		at := slices.IndexFunc(l.free, func(s *slot) bool { return s.warm == 1 })
-		if at < 0 {
-			break
+		n := s.left.Load()
+		if n == cooling {
+			runtime.Gosched()
+		} else if s.left.CompareAndSwap(n, 0) {
+			return n
 		}
-		s := l.free[at]
-		l.free = slices.Delete(l.free, at, at+1)
-		l.mu.Unlock()
-		for _, ring := range s.rings {
-			_ = unix.Madvise(ring[:], unix.MADV_REMOVE)
-		}
-		s.left.Store(0)
-		l.mu.Lock()
-		s.warm = 0
-		l.free = slices.Insert(l.free, 0, s) // the last to be taken
 	}
-	for _, s := range l.free {
-		if s.warm > 1 {
-			s.warm--
-			again = true
+}
+
+// cool gives the pages back that connections have left in this end's rings for
+// warmTicks. It says whether it has to come again.
+func (l *link) cool() (again bool) {
+	for _, s := range *l.slots.Load() {
+		n := s.left.Load()
+		if n <= ringStart {
+			continue
 		}
+		if s.warm.Add(-1) > 0 || !s.left.CompareAndSwap(n, cooling) {
+			again = true
+			continue
+		}
+		// No connection begins here now. The peer may still read what the last one has
+		// sent; one that is untrue about that loses it.
+		c := &s.control.ring[l.side]
+		unread := s.control.state[1-l.side].v.Load() == stateOpen && c.head.Load() != c.tail.Load()
+		if !unread && giveBack(s.rings[l.side], n) {
+			n = 0
+		}
+		s.left.Store(n)
+		again = again || n > 0
 	}
 	return again
 }
@@ -369,7 +380,6 @@ func (s *slot) reset() {
 		c.spareTail.Store(0)
 		c.head.Store(0)
 		c.spareHead.Store(0)
-		c.limit.Store(0)
 		c.sleep.Store(0)
 		c.want.Store(0)
 		for i := range s.control.exposed[dir] {
