@@ -1,9 +1,9 @@
 // Package benchmarks measures connections within one process, where the Go
-// tools count allocations and profile both ends:
+// tools count allocations and profile both ends, and net/http between two:
 //
 //	go test -bench . -benchmem ./benchmarks
 //
-// What a program gains between two processes is for sanperf to say.
+// What else a program gains between two processes is for sanperf to say.
 package benchmarks
 
 import (

@@ -23,6 +23,11 @@ type waiter struct {
 	other bool  // a turn gave way to somebody other than the driver
 	procs int32 // GOMAXPROCS when it began
 	phase waitPhase
+
+	// Not used on a device:
+	polite   bool // the next turn lets other goroutines run
+	others   int  // turns in which some did
+	stranger bool // the last turn took strangerTakes
 }
 
 type waitPhase uint8
@@ -50,10 +55,22 @@ const (
 	// context switches and a short piece of the peer's or the device's work.
 	// Longer means that others want this processor. Polling then only loses our
 	// turn to them; a sleeper is woken ahead of them. It takes more than once to
-	// believe it: the first time, crowdedSkip waits do not poll; one, where it may
-	// have been the device's driver, and sleeping costs many times as much.
-	crowdedShare = 2
-	crowdedSkip  = 8
+	// believe it: the first time, crowdedSkip waits do not poll where it took
+	// strangerTakes, which is more than the peer's piece of work and less than a
+	// slice of the system's scheduler; one, where it may have been the peer, or the
+	// device's driver, for which sleeping costs many times as much.
+	crowdedShare  = 2
+	crowdedSkip   = 8
+	strangerTakes = 500 * time.Microsecond
+	// politeEach lies between turns that let other goroutines run while PAUSE goes on,
+	// in a wait behind one that PAUSE alone did not end. Whom this goroutine has made
+	// ready before, as net/http's reader does with who asked, is next on this P: until
+	// we leave it, only a thread that has to be woken could take him away. The time of
+	// those who run is not that of polling, as it would be theirs in any case; othersMost
+	// such turns are the most. A Gosched that finds nobody takes less than othersTake.
+	politeEach = time.Microsecond
+	othersTake = time.Microsecond
+	othersMost = 32
 	// giveEach lies between the beginnings of two turns that give way to threads on a
 	// device. A software device's driver may be a thread that has only this processor
 	// to run on: whoever polls on keeps himself waiting. If it did take the processor,
@@ -89,6 +106,8 @@ type pollPace struct {
 	drain uint32 // PAUSEs that paceFor takes
 	slow  bool   // a single one takes longer than pauseEach
 
+	polite int // polls in politeEach; 0: on a device
+
 	// device: what we wait for comes from another host, or by a thread of the
 	// kernel's. Give way to threads each giveEach, and to goroutines after longWait and
 	// each yieldEach, or, after pauseFor, in every turn if all Ps poll. Gosched wakes a
@@ -110,6 +129,7 @@ var measurePace = sync.OnceValue(func() pollPace {
 	in := func(d time.Duration) uint32 { return uint32(max(1, d*pauses/max(1, each))) }
 	p := pollPace{each: in(pauseEach), drain: in(paceFor), slow: each > pauses*pauseEach}
 	p.tries = int(max(minTries, in(pauseFor)/p.each))
+	p.polite = int(max(1, in(politeEach)/p.each))
 	return p
 })
 
@@ -117,7 +137,7 @@ var measurePace = sync.OnceValue(func() pollPace {
 // to come. A slow PAUSE leaves the processor to the hypervisor, or the emulator to its
 // other threads, which takes time from the driver.
 func (p *pollPace) forDevice(worker bool) {
-	p.device, p.worker = true, worker
+	p.device, p.worker, p.polite = true, worker, 0
 	p.tries = min(p.tries, minTries)
 	if p.slow {
 		p.each = 0
@@ -135,9 +155,10 @@ func (p *pollPace) relax() {
 // time when it does.
 type spinHistory struct {
 	skip, penalty int
+	long          bool   // in the last wait others ran, or PAUSE alone did not end it
 	yielded       int64  // nanotime of the last Gosched, or since when it waits often
 	sliced        int64  // nanotime of the last longSlice; 0: this may be another thread
-	long          bool   // … had its way
+	slices        bool   // … had its way
 	written       uint64 // see hasAsked
 	usual         int64  // about the median of waits that polling has ended, ns after since
 }
@@ -169,9 +190,9 @@ func (s *Session) hasAsked(h *spinHistory) bool {
 // giveAfter is how long after its first turns a wait begins to give way to threads.
 func (h *spinHistory) giveAfter(now int64) int64 {
 	if h.sliced == 0 || now-h.sliced > int64(yieldEach) { // by now it may be another thread
-		h.sliced, h.long = now, longSlice()
+		h.sliced, h.slices = now, longSlice()
 	}
-	if !h.long {
+	if !h.slices {
 		return int64(giveEach)
 	}
 	return min(max(giveUsual*h.usual, int64(giveEach)), int64(longWait))
@@ -181,6 +202,15 @@ func (h *spinHistory) giveAfter(now int64) int64 {
 // last processor from those who work.
 var spinning atomic.Int32
 
+// mayPoll is how many that is. One P is for those who work, and for the wake-ups of those
+// who sleep; polls for a device take all, for there each sleep is dear.
+func (p *pollPace) mayPoll(procs int32) int32 {
+	if p.device {
+		return procs
+	}
+	return max(1, procs-1)
+}
+
 // pause waits a little, or until there may be something to do.
 func (s *Session) pause(w *waiter, sd *side, ev Events) {
 	switch w.phase {
@@ -189,8 +219,9 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		if s.cfg.Spin > 0 {
 			if sd.spin.skip > 0 {
 				sd.spin.skip--
-			} else if w.procs = int32(runtime.GOMAXPROCS(0)); spinning.Add(1) <= w.procs {
+			} else if w.procs = int32(runtime.GOMAXPROCS(0)); spinning.Add(1) <= s.pace.mayPoll(w.procs) {
 				w.phase = phaseSpin
+				w.polite = sd.spin.long && s.pace.polite > 0
 				return
 			} else {
 				spinning.Add(-1)
@@ -203,9 +234,10 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		}
 		spinning.Add(-1)
 		least := 1
-		if w.last-w.since < int64(s.cfg.Spin) && !s.pace.device {
+		if w.stranger {
 			least = crowdedSkip
 		}
+		sd.spin.long = true
 		sd.spin.penalty = min(max(least, 2*sd.spin.penalty), maxSkip)
 		sd.spin.skip = sd.spin.penalty
 		s.arm(w, sd, ev)
@@ -234,8 +266,13 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 // shares this core gets nowhere as long as we only PAUSE.
 func (s *Session) spinOn(w *waiter, sd *side) bool {
 	limit, pace, h := s.cfg.Spin, &s.pace, &sd.spin
+	if w.polite {
+		w.polite = w.letRun() > int64(othersTake)
+		return !w.crowded()
+	}
 	w.tries++
 	if w.tries < pace.tries {
+		w.polite = h.long && pace.polite > 0 && w.tries%pace.polite == 0
 		pace.relax()
 		return true
 	}
@@ -254,7 +291,13 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 	crowd := !pace.device || waited > int64(pauseFor) && spinning.Load() >= w.procs
 	if crowd || w.last-h.yielded > int64(yieldEach) || waited > int64(longWait) && h.yielded <= w.since {
 		h.yielded, h.sliced = w.last, 0
-		runtime.Gosched()
+		if pace.device {
+			runtime.Gosched()
+		} else if took := w.letRun(); took > int64(othersTake) {
+			w.since += took
+			w.last += took
+			return !w.crowded()
+		}
 	}
 	gives := crowd || waited > w.after && w.last-w.gave > int64(giveEach)
 	if gives {
@@ -267,11 +310,27 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 	took := now - w.last
 	w.other = w.other || gives && took > int64(peerTakes)
 	if took > int64(limit/crowdedShare) {
+		w.stranger = took > int64(strangerTakes) && !pace.device
 		return false
 	}
 	w.last = now
 	return now-w.since < int64(limit)
 }
+
+// letRun lets other goroutines run, and says how long they did, in ns.
+func (w *waiter) letRun() int64 {
+	began := nanotime()
+	runtime.Gosched()
+	took := nanotime() - began
+	if took > int64(othersTake) {
+		w.others++
+		w.stranger = took > int64(strangerTakes)
+	}
+	return took
+}
+
+// crowded: there are so many others that polling does not find the answer sooner.
+func (w *waiter) crowded() bool { return w.stranger || w.others >= othersMost }
 
 // progress says that the operation got further: waiting begins anew.
 func (w *waiter) progress(sd *side) {
@@ -289,6 +348,7 @@ func (s *Session) doneWaiting(w *waiter, sd *side) {
 	case phaseSpin:
 		spinning.Add(-1)
 		sd.spin.penalty = 0
+		sd.spin.long = w.others > 0 || w.since != 0
 		if sd == &s.rd {
 			sd.spin.ended(w)
 		}

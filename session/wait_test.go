@@ -1,9 +1,162 @@
 package session
 
 import (
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 )
+
+// armed is an endpoint of which only Arm is used.
+type armed struct{ Endpoint }
+
+func (armed) Arm(Events) {}
+
+// waits makes a session that only waits, for this or for a device.
+func waits(device bool) *Session {
+	s := &Session{ep: armed{}, cfg: Config{Spin: time.Minute}, pace: measurePace()}
+	if device {
+		s.pace.forDevice(false)
+	}
+	return s
+}
+
+// Behind a wait that was long, or in which others ran, goroutines that are ready come
+// before polls: with one P, nobody else could run them. A device's polls come first.
+func TestOthersRunBeforeTheNextPoll(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for _, tt := range []struct{ long, device, want bool }{{true, false, true}, {false, false, false}, {true, true, false}} {
+		ran := 0
+		for range 2 { // the scheduler finds us first in every 61st turn
+			s := waits(tt.device)
+			s.rd.spin.long = tt.long
+			var other atomic.Bool
+			var w waiter
+			s.pause(&w, &s.rd, RecvReady)
+			go other.Store(true)
+			s.pause(&w, &s.rd, RecvReady)
+			if other.Load() {
+				ran++
+			}
+			for !other.Load() {
+				runtime.Gosched()
+			}
+			s.doneWaiting(&w, &s.rd)
+		}
+		if ran > 0 != tt.want {
+			t.Errorf("%+v: others ran in %d of 2", tt, ran)
+		}
+	}
+}
+
+// … and again while PAUSE goes on.
+func TestOthersRunBetweenPolls(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	s := waits(false)
+	s.rd.spin.long = true
+	var w waiter
+	s.pause(&w, &s.rd, RecvReady)
+	for s.pause(&w, &s.rd, RecvReady); w.polite; {
+		s.pause(&w, &s.rd, RecvReady)
+	}
+	var ran atomic.Bool
+	go ran.Store(true)
+	for range 4 * s.pace.polite { // the scheduler finds us first in every 61st turn
+		s.pause(&w, &s.rd, RecvReady)
+	}
+	if !ran.Load() {
+		t.Error("nobody else ran in four times politeEach")
+	}
+	s.doneWaiting(&w, &s.rd)
+}
+
+// What a wait was like decides how the next one begins.
+func TestWaitRemembersWhetherItWasLong(t *testing.T) {
+	for _, tt := range []struct {
+		w    waiter
+		want bool
+	}{
+		{waiter{phase: phaseSpin, tries: 3}, false},
+		{waiter{phase: phaseSpin, tries: 3, others: 1}, true},
+		{waiter{phase: phaseSpin, tries: 300, since: 1, last: 1}, true},
+	} {
+		s := waits(false)
+		s.rd.spin.long = !tt.want
+		spinning.Add(1)
+		s.doneWaiting(&tt.w, &s.rd)
+		if s.rd.spin.long != tt.want {
+			t.Errorf("%+v: long %v", tt.w, !tt.want)
+		}
+	}
+}
+
+// Polling leaves a P to the others, but where there is one, or on a device.
+func TestPollingLeavesAProcessor(t *testing.T) {
+	for _, tt := range []struct {
+		procs, polling int
+		device, want   bool
+	}{
+		{1, 0, false, true}, {1, 1, false, false},
+		{2, 0, false, true}, {2, 1, false, false},
+		{4, 2, false, true}, {4, 3, false, false},
+		{4, 3, true, true}, {4, 4, true, false},
+	} {
+		old := runtime.GOMAXPROCS(tt.procs)
+		spinning.Add(int32(tt.polling))
+		s := waits(tt.device)
+		var w waiter
+		s.pause(&w, &s.rd, RecvReady)
+		if polls := w.phase == phaseSpin; polls != tt.want {
+			t.Errorf("%+v: polls %v", tt, polls)
+		} else if polls {
+			s.doneWaiting(&w, &s.rd)
+		}
+		spinning.Add(-int32(tt.polling))
+		runtime.GOMAXPROCS(old)
+	}
+	if n := spinning.Load(); n != 0 {
+		t.Errorf("%d still poll", n)
+	}
+}
+
+// Who lets others run sleeps when there are many, or when one takes long; then the next
+// waits do not poll either.
+func TestCrowdOfOthersEndsPolling(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for i, takes := range []time.Duration{5 * time.Microsecond, strangerTakes, 5 * time.Microsecond, strangerTakes} {
+		s := waits(false)
+		s.rd.spin.long = i < 2 // or it learns that here
+		var stop atomic.Bool
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for !stop.Load() {
+				for began := nanotime(); nanotime()-began < int64(takes); {
+				}
+				runtime.Gosched()
+			}
+		}()
+		var w waiter
+		for turns := 0; w.phase != phaseArmed; turns++ {
+			if turns > 10_000 {
+				t.Fatalf("others take %v: it polls on", takes)
+			}
+			s.pause(&w, &s.rd, RecvReady)
+		}
+		others, skip := othersMost, 1
+		if w.stranger { // or another process had the processor meanwhile
+			others, skip = w.others, crowdedSkip
+		}
+		if takes == strangerTakes {
+			others, skip = 1, crowdedSkip
+		}
+		if w.others != others || s.rd.spin.skip != skip || !s.rd.spin.long {
+			t.Errorf("others take %v: sleeps after %d turns, and for %d more waits; want %d and %d; long %v", takes, w.others, s.rd.spin.skip, others, skip, s.rd.spin.long)
+		}
+		stop.Store(true)
+		<-stopped
+	}
+}
 
 // What a wait usually takes is about the median: the few that take much longer, as one
 // of the two ends did not run, do not count.
@@ -27,7 +180,7 @@ func TestUsualWait(t *testing.T) {
 		t.Errorf("usually %v after 200 that took no time", got)
 	}
 	// Each ends when giving way has let the peer run: the next one must not begin later.
-	h = spinHistory{sliced: 1, long: true, usual: int64(usual)}
+	h = spinHistory{sliced: 1, slices: true, usual: int64(usual)}
 	for range 100 {
 		h.ended(&waiter{since: 1, last: 2 + h.giveAfter(2), other: true})
 	}
@@ -49,7 +202,7 @@ func TestGiveAfter(t *testing.T) {
 		{true, time.Second, longWait},
 		{false, 300 * time.Microsecond, giveEach},
 	} {
-		h := spinHistory{sliced: now - 1, long: tt.long, usual: int64(tt.usual)}
+		h := spinHistory{sliced: now - 1, slices: tt.long, usual: int64(tt.usual)}
 		if got := time.Duration(h.giveAfter(now)); got != tt.want {
 			t.Errorf("long %v, usually %v: first after %v, want %v", tt.long, tt.usual, got, tt.want)
 		}
