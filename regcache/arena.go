@@ -319,12 +319,19 @@ func (b *Buffer) ReadFrom(r io.Reader) (int64, error) {
 	if b.arena == nil {
 		return 0, ErrClosed
 	}
-	n, err := io.ReadFull(r, b.piece.memory)
+	// Not io.ReadFull: its io.ErrUnexpectedEOF may as well be r's own, of a body that
+	// was cut short.
+	n, err := 0, error(nil)
+	for n < len(b.piece.memory) && err == nil {
+		var m int
+		m, err = r.Read(b.piece.memory[n:])
+		n += m
+	}
 	b.length = n
 	switch err {
 	case nil:
 		err = io.ErrShortBuffer
-	case io.EOF, io.ErrUnexpectedEOF:
+	case io.EOF:
 		err = nil
 	}
 	return int64(n), err

@@ -238,9 +238,14 @@ func TestBufferReadsAndWrites(t *testing.T) {
 	if int(n) != b.Cap() || err != io.ErrShortBuffer {
 		t.Errorf("ReadFrom of too much: %d, %v", n, err)
 	}
-	broken := errors.New("broken")
-	if n, err := b.ReadFrom(iotest.ErrReader(broken)); n != 0 || err != broken || len(b.Bytes()) != 0 {
-		t.Errorf("ReadFrom of a broken reader: %d, %v", n, err)
+	for _, broken := range []error{errors.New("broken"), io.ErrUnexpectedEOF} { // the latter is a cut body's
+		if n, err := b.ReadFrom(iotest.ErrReader(broken)); n != 0 || err != broken || len(b.Bytes()) != 0 {
+			t.Errorf("ReadFrom of a broken reader: %d, %v, want %v", n, err, broken)
+		}
+		cut := io.MultiReader(strings.NewReader("hello"), iotest.ErrReader(broken))
+		if n, err := b.ReadFrom(cut); n != 5 || err != broken || string(b.Bytes()) != "hello" {
+			t.Errorf("ReadFrom of a reader that breaks: %d, %v, want %v", n, err, broken)
+		}
 	}
 	b.Resize(b.Cap())
 	defer func() {
