@@ -42,7 +42,7 @@ func (r *Range) Withdraw() error {
 	ranges.remove(r)
 	err := r.end(RangeWithdrawn)
 	if r.watch != nil {
-		r.watch.close()
+		r.watch.close(r.memory)
 	}
 	return err
 }

@@ -17,6 +17,7 @@ const (
 	uffdUserModeOnly      = 1
 	uffdioAPI             = 0xc018aa3f
 	uffdioRegister        = 0xc020aa00
+	uffdioUnregister      = 0x8010aa01
 	uffdioWriteProtect    = 0xc018aa06
 	uffdRegisterModeWP    = 1 << 1
 	uffdFeatureEventRemap = 1 << 2
@@ -173,8 +174,16 @@ func (w *watcher) quiet() bool {
 	return errno == unix.EINVAL && !w.busy.Load()
 }
 
-// close ends the watch.
-func (w *watcher) close() {
+// close ends the watch of memory. As long as its mapping is what it was, it is let go
+// first: a child that was forked has the descriptor too until it executes something, and
+// whoever unmaps would wait for it. Otherwise what is there now may be another's.
+func (w *watcher) close(memory []byte) {
+	if conn, err := w.file.SyscallConn(); err == nil && w.quiet() {
+		conn.Control(func(fd uintptr) {
+			span := struct{ start, length uint64 }{uint64(addressOf(memory)), uint64(len(memory))}
+			unix.Syscall(unix.SYS_IOCTL, fd, uffdioUnregister, uintptr(unsafe.Pointer(&span)))
+		})
+	}
 	w.busy.Store(true)
 	if err := w.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		panic(fmt.Sprintf("regcache: close userfaultfd: %v", err)) // EBADF: somebody closed our descriptor

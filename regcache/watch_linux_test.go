@@ -269,6 +269,31 @@ func TestWithdrawLeavesNoDescriptor(t *testing.T) {
 	}
 }
 
+// A child that was forked, and has not executed anything yet, has the descriptor too:
+// what it keeps registered nobody unmaps or watches.
+func TestWhatIsNotWatchedAnyMoreWaitsForNoChild(t *testing.T) {
+	b := mmap(t, mapped)
+	r := watch(t, b)
+	inherited, err := unix.Dup(int(r.watch.fd))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(inherited)
+	if err := r.Withdraw(); err != nil {
+		t.Error(err)
+	}
+	again, err := Watch(b)
+	if err != nil {
+		t.Fatalf("it is watched still: %v", err)
+	}
+	if err := again.Withdraw(); err != nil {
+		t.Error(err)
+	}
+	if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
+		t.Error(err)
+	}
+}
+
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")

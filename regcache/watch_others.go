@@ -12,7 +12,7 @@ type watcher struct{}
 
 func (*watcher) quiet() bool { return false }
 
-func (*watcher) close() {}
+func (*watcher) close([]byte) {}
 
 // Watch needs Linux.
 func Watch([]byte) (*Range, error) {
