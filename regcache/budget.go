@@ -150,12 +150,12 @@ func (b *Budget) makeRoom(n int64, entries int) (victims []*Region, ok bool) {
 	}
 }
 
-// flushTime bounds how long Flush waits for what others are giving back: devices
-// take milliseconds.
+// flushTime bounds how long Flush waits for what is being given back: devices take
+// milliseconds.
 const flushTime = time.Second
 
 // Flush gives back what no cache is using, for others who need RLIMIT_MEMLOCK, and
-// waits, for a second at most, until what others are giving back is back as well.
+// waits, for a second at most, until that, and what others are giving back, is back.
 func (b *Budget) Flush() {
 	b.mu.Lock()
 	var victims []*Region
@@ -167,7 +167,9 @@ func (b *Budget) Flush() {
 	}
 	caches := slices.Collect(maps.Keys(b.caches))
 	b.mu.Unlock()
-	dropAll(victims)
+	for _, r := range victims {
+		r.cache.dropLater(r)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
 	defer cancel()
 	for _, c := range caches {

@@ -1,6 +1,7 @@
 package regcache
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -261,7 +262,7 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 
 	size := pinnedSize(lo, hi)
 	victims, ok := c.budget.reserve(size)
-	dropAll(victims)
+	dropFor(c, victims)
 	if !ok {
 		return nil, nil
 	}
@@ -489,6 +490,32 @@ func (r *Region) drop() error {
 func dropAll(regions []*Region) {
 	for _, r := range regions {
 		r.drop()
+	}
+}
+
+// otherTime bounds how long one cache waits for the devices of others, which may hang, to
+// give back what made room for it.
+const otherTime = 10 * time.Millisecond
+
+// dropFor drops what was taken out of caches to make room for c. What is another's, that
+// one drops itself.
+func dropFor(c *Cache, victims []*Region) {
+	var others []*Cache
+	for _, r := range victims {
+		if r.cache == c {
+			r.drop()
+			continue
+		}
+		r.cache.dropLater(r)
+		others = append(others, r.cache)
+	}
+	if others == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), otherTime)
+	defer cancel()
+	for _, other := range others {
+		other.all.dropped(ctx.Done())
 	}
 }
 

@@ -590,6 +590,34 @@ func TestNobodyIsRefusedWhatIsOnItsWayOut(t *testing.T) {
 	d.onDrop = nil
 }
 
+// A device that hangs holds up nobody who uses another.
+func TestRoomIsMadeBesideADeviceThatHangs(t *testing.T) {
+	hanging, healthy := &book{}, &book{}
+	hangs := make(chan struct{})
+	hanging.onDrop = func(registration) { <-hangs }
+	budget := NewBudget(64<<20, 1)
+	one := newCache(t, hanging, Config{Budget: budget, Eager: true})
+	two := newCache(t, healthy, Config{Budget: budget, Eager: true})
+	// Should it be waited for after all, the test fails by that it has gone on.
+	late := time.AfterFunc(10*time.Second, func() { close(hangs) })
+
+	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
+	release(t, acquire(t, one, a, LocalRead))
+	release(t, acquire(t, two, b, LocalRead)) // evicts a
+	release(t, acquire(t, one, a, LocalRead)) // evicts b
+	release(t, acquire(t, two, b, LocalWrite))
+	budget.SetLimits(64<<20, 2)
+	release(t, acquire(t, one, a, LocalRead))
+	budget.Flush()
+	if entries, _ := hanging.registered(); entries != 3 {
+		t.Errorf("%d registrations on the device that hangs, want 3", entries)
+	}
+	if late.Stop() {
+		close(hangs)
+	}
+	runtime.KeepAlive([][]byte{a, b})
+}
+
 // Who is told that memory is not registered any more unmaps it.
 func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
 	d := &book{}
