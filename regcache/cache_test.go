@@ -744,39 +744,38 @@ func TestThePartIsCachedWhenTheWholeCannotBeRegistered(t *testing.T) {
 	}
 }
 
-// Go runs a program's cleanups one after the other: none waits for a device.
+// Go runs a program's cleanups in one goroutine for four processors: none waits for a
+// device.
 func TestASlowDeviceHoldsUpNoCleanups(t *testing.T) {
 	d := &book{}
-	dropping, others := make(chan struct{}), make(chan struct{})
-	d.onDrop = func(registration) {
-		close(dropping) // once: there is one
-		<-others
-	}
+	others := make(chan struct{})
+	d.onDrop = func(registration) { <-others }
 	c := newCache(t, d, Config{Eager: true})
-	release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
-	collectUntil(t, dropping)
+	answer := sync.OnceFunc(func() { close(others) })
+	t.Cleanup(answer)
+	for died := range uint64(runtime.GOMAXPROCS(0)/4 + 1) {
+		release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
+		within(t, func() bool {
+			runtime.GC()
+			return c.Stats().Invalidated[ObjectDied] > died
+		})
+	}
 	ran := make(chan struct{})
 	runtime.AddCleanup(new([1 << 16]byte), func(int) { close(ran) }, 0)
-	collectUntil(t, ran)
-	close(others)
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
-	expectEmpty(t, d)
-}
-
-// collectUntil collects garbage until the channel is closed.
-func collectUntil(t *testing.T, done <-chan struct{}) {
-	t.Helper()
 	within(t, func() bool {
 		runtime.GC()
 		select {
-		case <-done:
+		case <-ran:
 			return true
 		default:
 			return false
 		}
 	})
+	answer()
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	expectEmpty(t, d)
 }
 
 func TestADeadObjectIsPruned(t *testing.T) {

@@ -77,7 +77,7 @@ func (p *objectLives) attach(r *Region) {
 	}
 }
 
-// prune is the cleanup. All of the program's cleanups wait for each other, so
+// prune is the cleanup. The program's cleanups have few goroutines, often one, so
 // deregistering, which takes as long as the device likes, is left to the cache.
 func prune(r *Region) {
 	if r.expel(ObjectDied) {
