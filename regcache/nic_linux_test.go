@@ -283,8 +283,8 @@ func (r *ring) unregister(slot int) error {
 }
 
 func (r *ring) update(slot int, addr uintptr, n int) error {
-	type iovec struct{ base, n uint64 }
-	v := &iovec{uint64(addr), uint64(n)}
+	type iovec struct{ base, n uintptr }
+	v := &iovec{addr, uintptr(n)}
 	u := &ringUpdate{offset: uint32(slot), data: uint64(uintptr(unsafe.Pointer(v))), nr: 1}
 	p := escape(v)
 	err := r.control(ringUpdateBuffers, unsafe.Pointer(u), unsafe.Sizeof(*u))

@@ -88,7 +88,8 @@ func privateAnonymous(b []byte) (bool, error) {
 	}
 	at, last := addressOf(b), addressOf(b)+uintptr(len(b))
 	for line := range strings.Lines(string(maps)) {
-		var start, end, offset, inode uintptr
+		var start, end uintptr
+		var offset, inode uint64 // of files that others have mapped
 		var perms, device string
 		if _, err := fmt.Sscanf(line, "%x-%x %s %x %s %d", &start, &end, &perms, &offset, &device, &inode); err != nil {
 			return false, fmt.Errorf("/proc/self/maps: %q: %w", line, err)

@@ -40,8 +40,8 @@ func mmap(t testing.TB, n int) []byte {
 var lastPlace atomic.Uintptr
 
 const (
-	places    = 1 << (28 + 13*(^uintptr(0)>>63)) // 1<<41, if an address has 64 bits
-	placeEach = 1 << 30
+	places    = 1 << (30 + 11*(^uintptr(0)>>63)) // 1<<41, if an address has 64 bits
+	placeEach = 1 << (20 + 10*(^uintptr(0)>>63))
 )
 
 func watch(t testing.TB, b []byte) *Range {
@@ -240,6 +240,26 @@ func sharedMemory(t *testing.T, flag int) []byte {
 	}
 	t.Cleanup(func() { unix.Munmap(b) })
 	return b
+}
+
+// What lies below it may be of a file that is larger than memory can be on 32 bits.
+func TestMemoryBesideALargeFileIsPrivate(t *testing.T) {
+	fd, err := unix.MemfdCreate("watch", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	b := mmap(t, mapped)
+	page := os.Getpagesize()
+	_, err = unix.MmapPtr(fd, 1<<40, unsafe.Pointer(unsafe.SliceData(b)), uintptr(page), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for from, want := range map[int]bool{0: false, page: true} {
+		if private, err := privateAnonymous(b[from:]); private != want || err != nil {
+			t.Errorf("from %d on: %v, %v; want %v", from, private, err, want)
+		}
+	}
 }
 
 // halfShared is private at its begin only.
