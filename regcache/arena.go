@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"sync"
 	"syscall"
+	"time"
 )
 
 const (
@@ -88,8 +89,9 @@ var DefaultArena = sync.OnceValue(func() *Arena {
 // Get returns a buffer of n bytes, contents undefined; n is rounded up to a power of
 // two, and to 4 KiB, for what it takes of the arena. The error matches syscall.ENOBUFS
 // when the arena has reached its limit, EINVAL where n is not between 1 and 1 GiB, and
-// ErrClosed. It may wait for a device to
-// deregister, when a large buffer takes the place of smaller ones that were put back.
+// ErrClosed. It may wait for devices to
+// deregister, for a second at most, when a large buffer takes the place of smaller ones
+// that were put back.
 func (a *Arena) Get(n int) (*Buffer, error) {
 	if n <= 0 || n > 1<<maxBufferShift {
 		return nil, fmt.Errorf("regcache: arena: buffer of %d bytes: %w", n, syscall.EINVAL)
@@ -154,7 +156,7 @@ func (a *Arena) grow(shift int) error {
 
 // unmapIdle gives chunks back that are all free, and each too small for a piece of
 // 1<<shift bytes, if that makes room for one that is not. mu is held, but not while
-// the memory is deregistered and unmapped.
+// it waits for devices: for flushTime at most, what they hold longer comes back later.
 func (a *Arena) unmapIdle(shift int) bool {
 	missing := a.bytes + int64(max(a.chunkSize, 1<<shift)) - a.maxBytes
 	var idle []*chunk
@@ -174,7 +176,22 @@ func (a *Arena) unmapIdle(shift int) bool {
 		a.uncut(c)
 		delete(a.chunks, c)
 	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		a.unmap(idle)
+	}()
 	a.mu.Unlock()
+	defer a.mu.Lock()
+	select {
+	case <-done:
+	case <-time.After(flushTime):
+	}
+	return true
+}
+
+// unmap gives chunks back that were taken out.
+func (a *Arena) unmap(idle []*chunk) {
 	var gone int64
 	kept := idle[:0]
 	for _, c := range idle {
@@ -186,15 +203,15 @@ func (a *Arena) unmapIdle(shift int) bool {
 		}
 	}
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if a.closed {
-		return true // what was kept stays mapped for good
+		return // what was kept stays mapped for good
 	}
 	a.bytes -= gone
 	for _, c := range kept {
 		a.chunks[c] = struct{}{}
 		a.cut(c, c.shift)
 	}
-	return true
 }
 
 // unmap gives the memory back, unless a device has it.

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/iotest"
+	"time"
 )
 
 func get(t testing.TB, a *Arena, n int) *Buffer {
@@ -176,6 +177,40 @@ func TestArenaJoinsWhatIsFree(t *testing.T) {
 	small[0].Put()
 	c.Close()
 	expectEmpty(t, d)
+}
+
+// Whose device answers does not wait for one that hangs.
+func TestArenaDoesNotWaitForADeviceThatHangs(t *testing.T) {
+	d := &book{}
+	hangs := make(chan struct{})
+	answer := sync.OnceFunc(func() { close(hangs) })
+	d.onDrop = func(registration) { <-hangs }
+	c := newCache(t, d, Config{})
+	t.Cleanup(answer)
+	late := time.AfterFunc(10*time.Second, answer)
+	a := NewArena(64<<10, 256<<10)
+	for range 2 {
+		b := get(t, a, 64<<10)
+		defer b.Put()
+	}
+	small := get(t, a, 64<<10)
+	release(t, acquire(t, c, small.Bytes(), LocalWrite))
+	small.Put()
+	if _, err := a.Get(128 << 10); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("Get of what the device has: %v, want ENOBUFS", err)
+	}
+	if !late.Stop() {
+		t.Error("it waited for the device")
+	}
+	answer()
+	within(t, func() bool {
+		mapped, _ := a.Bytes()
+		return mapped == 128<<10
+	})
+	get(t, a, 128<<10).Put()
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // A connection with one large piece pins that, and not what others have beside it;
