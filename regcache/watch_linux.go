@@ -50,7 +50,8 @@ type watcher struct {
 //
 // The kernel does not report MADV_GUARD_INSTALL and shmat with SHM_REMAP: withdraw
 // the range before those. And it reports MADV_DONTNEED and MADV_FREE before they
-// take effect: watch the same memory again after they have returned.
+// take effect: watch the same memory again after they have returned, and Withdraw of the
+// range that they have ended, which may be under way still (EBUSY, EEXIST).
 //
 // The error matches syscall.ENOSYS, EPERM or EINVAL where the kernel cannot
 // watch that memory (it needs Linux 5.11).
