@@ -134,9 +134,9 @@ func newRegion(from *regcache.Arena, pd *ibv.PD, n int, access ibv.Access) (r re
 	return r, nil
 }
 
+// close gives the memory back, unless the device keeps it.
 func (r *region) close() {
-	if r.mr != nil {
-		r.mr.Close()
+	if r.mr != nil && (registrar{r.mr.PD}).Deregister(regcache.MR{Ref: r.mr}) == nil {
 		r.buf.Put()
 	}
 	*r = region{}

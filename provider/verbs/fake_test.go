@@ -57,6 +57,7 @@ var onAFake = []struct {
 	{"inline", fakeInlineLimits},
 	{"locked queues", fakeLockedQueues},
 	{"stale connections", fakeStaleConnections},
+	{"kept memory", fakeKeptMemory},
 }
 
 // TestOnAFake runs the tests of this file in a process of their own, which finds the
@@ -130,15 +131,16 @@ const (
 	fakeInline
 	fakeVendor
 	fakeStale
+	fakeKeeps
 
-	fakeObjects = 24
+	fakeObjects = 32
 	fakeName    = 64
 	fakePosted  = 128
 	fakeRing    = 256
 	fakeWords   = 512
 )
 
-var _ [fakeObjects - fakeStale - 1]int // there is room for the words before those
+var _ [fakeObjects - fakeKeeps - 1]int // there is room for the words before those
 
 var fakeKinds = [...]string{"protection domains", "memory regions", "completion channels", "completion queues", "queue pairs", "shared receive queues", "event channels", "ids"}
 
@@ -758,4 +760,27 @@ func fakeStaleConnections(t *testing.T) {
 	if err := connectOnce(fakeAddr(46_001), Config{}); err != errStale {
 		t.Errorf("%d in turn: %v", dialTries, err)
 	}
+}
+
+// Control buffers that a device keeps are no other connection's.
+func fakeKeptMemory(t *testing.T) {
+	f := useFake(t)
+	x, y, err := connectTwo(t, fakeAddr(47_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, used := controlArena().Bytes()
+	f.set(fakeKeeps, 1)
+	x.Abort()
+	y.Abort()
+	f.set(fakeKeeps, 0)
+	const memoryRegions = fakeObjects + 1
+	if n := f.get(memoryRegions); n != 4 {
+		t.Errorf("the device has kept %d memory regions, want two of each end", n)
+	}
+	if _, now := controlArena().Bytes(); now != used {
+		t.Errorf("%d bytes of them are for others", used-now)
+	}
+	f.arena = used // for good
+	f.set(memoryRegions, 0)
 }

@@ -43,7 +43,8 @@ enum {
 	INLINE, // bytes that a queue pair gets at most; 0: what it asks for, below 0: none
 	VENDOR, // of the device
 	STALE, // connects that are still to be rejected as of a stale connection
-	PD = 24, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
+	KEEPS, // 1: memory regions are not given up
+	PD = 32, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
 	NAME = 64, // of the call that failed, here and in the next words
 	POSTED = 128, // the last of them, in turn
 	RING = 256, // that many
@@ -238,7 +239,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 	return o;
 }
 
-int ibv_dereg_mr(struct ibv_mr *o) { return FREE(MR, o); }
+int ibv_dereg_mr(struct ibv_mr *o) { return word[KEEPS] ? EBUSY : FREE(MR, o); }
 
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *c)
 {
