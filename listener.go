@@ -423,7 +423,11 @@ func (l *Listener) File() (*os.File, error) {
 	return l.tcp.File()
 }
 
+// acceptError is err as net would return it; of a closed listener it is always that.
 func (l *Listener) acceptError(err error) error {
+	if l.closing.Load() {
+		err = net.ErrClosed
+	}
 	return &net.OpError{Op: "accept", Net: l.Addr().Network(), Addr: l.Addr(), Err: err}
 }
 

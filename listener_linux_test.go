@@ -277,6 +277,14 @@ func TestAcceptAfterDeadlineAndClose(t *testing.T) {
 	}
 	_, err = l.Accept()
 	wantOpError(t, err, "accept", net.ErrClosed)
+
+	late := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	late.SetDeadline(time.Now().Add(-1))
+	late.Close()
+	for range 20 { // not the one or the other
+		_, err = late.Accept()
+		wantOpError(t, err, "accept", net.ErrClosed)
+	}
 	wantOpError(t, l.Close(), "close", net.ErrClosed)
 	wantOpError(t, l.SetDeadline(time.Now()), "set", net.ErrClosed)
 	if _, err := new(Dialer).Dial("tcp", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
