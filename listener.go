@@ -125,7 +125,8 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 	l := &Listener{
 		tcp:     tcp,
 		policy:  lc.Policy,
-		plain:   make(chan arrival),
+		plain:   make(chan net.Conn),
+		failed:  make(chan error),
 		ready:   make(chan *sanconn.Conn, places),
 		backlog: backlog.New(places),
 		closed:  make(chan struct{}),
@@ -202,7 +203,8 @@ type Listener struct {
 	without   *Unavailable            // why there is no acceptor; nil if there is one
 	lacks     map[string]*Unavailable // why it does not have a provider, by its name
 
-	plain    chan arrival       // from TCP: handed over to a waiting Accept
+	plain    chan net.Conn      // from TCP: handed over to a waiting Accept
+	failed   chan error         // … and why it gave none
 	ready    chan *sanconn.Conn // negotiated: room for the whole backlog
 	backlog  *backlog.Backlog   // of those that negotiate or are ready
 	deadline acceptDeadline
@@ -215,12 +217,6 @@ type Listener struct {
 	closing    atomic.Bool
 	closed     chan struct{}
 	background sync.WaitGroup
-}
-
-// arrival is what TCP's Accept returned.
-type arrival struct {
-	conn net.Conn
-	err  error
 }
 
 // Accept waits for the next connection, of a SAN or of TCP: a *sanconn.Conn or
@@ -243,21 +239,24 @@ func (l *Listener) Accept() (net.Conn, error) {
 	default:
 	}
 	select {
+	case <-l.failed: // before this call: TCP is asked again, as it may be over
+	default:
+	}
+	select {
 	case c := <-l.ready:
 		l.backlog.Leave()
 		count(func(n *Counters) { n.Accepted[c.Provider()]++ })
 		return c, nil
-	case a := <-l.plain:
-		if a.err != nil {
-			return nil, a.err
-		}
+	case c := <-l.plain:
 		why := l.without
 		if why == nil {
 			why = &Unavailable{Reason: ReasonPeerPlain}
 		}
-		noteFallback(a.conn, why)
+		noteFallback(c, why)
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
-		return a.conn, nil
+		return c, nil
+	case err := <-l.failed:
+		return nil, err
 	case <-l.closed:
 		return nil, l.acceptError(net.ErrClosed)
 	case <-expired:
@@ -269,18 +268,24 @@ func (l *Listener) Accept() (net.Conn, error) {
 // rest stays in the kernel's backlog.
 func (l *Listener) serveTCP() {
 	for {
-		conn, err := l.tcp.Accept()
-		if err == nil && l.policy == Require {
-			reset(conn)
+		c, err := l.tcp.Accept()
+		if err != nil {
+			select {
+			case l.failed <- err:
+				continue
+			case <-l.closed:
+				return
+			}
+		}
+		if l.policy == Require {
+			reset(c)
 			count(func(n *Counters) { n.Refused++ })
 			continue
 		}
 		select {
-		case l.plain <- arrival{conn, err}:
+		case l.plain <- c:
 		case <-l.closed:
-			if err == nil {
-				reset(conn)
-			}
+			reset(c)
 			return
 		}
 	}

@@ -292,6 +292,25 @@ func TestAcceptAfterDeadlineAndClose(t *testing.T) {
 	}
 }
 
+// TCP's listener fails while nobody is in Accept, as for want of descriptors. That is
+// over when the next connection comes.
+func TestAcceptSaysNothingOfWhatIsOver(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	plain := &Dialer{Policy: Never}
+	mustDial(t, plain, l.Addr().String())
+	wantFallback(t, mustAccept(t, l), ReasonPeerPlain)
+	l.tcp.SetDeadline(time.Now().Add(-1))
+	l.tcp.Accept() // comes after the listener's own call, which has failed then
+	l.tcp.SetDeadline(time.Time{})
+	mustDial(t, plain, l.Addr().String())
+	wantFallback(t, mustAccept(t, l), ReasonPeerPlain)
+
+	l.tcp.SetDeadline(time.Now().Add(-1)) // what is not over is said
+	_, err := l.Accept()
+	wantOpError(t, err, "accept", os.ErrDeadlineExceeded)
+}
+
 // What nobody accepted is reset; what was accepted lives on.
 func TestListenerCloseResetsWhatWaits(t *testing.T) {
 	useFake(t)
