@@ -718,6 +718,12 @@ func TestDeadlineInThePastBeatsReadyData(t *testing.T) {
 		if n, err := server.Read(make([]byte, 10)); n != 4 || err != nil {
 			t.Errorf("afterwards: read %d, %v", n, err)
 		}
+		if err := server.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		server.SetDeadline(past) // it beats the end of the stream too
+		_, err = server.Write(make([]byte, 10))
+		wantOpError(t, err, "write", os.ErrDeadlineExceeded)
 	})
 }
 

@@ -221,12 +221,14 @@ func (s *Session) writeBlocked() error {
 
 func (s *Session) writeState(st uint32) error {
 	switch {
-	case st&(stClosed|stShut) != 0:
+	case st&stClosed != 0:
 		return ErrClosed
-	case st&stPeerClosed != 0:
-		return syscall.EPIPE
+	case st&stInterrupted != 0:
+		return ErrInterrupted
+	case st&stShut != 0:
+		return ErrClosed
 	}
-	return ErrInterrupted
+	return syscall.EPIPE
 }
 
 // sendData sends one message of p's bytes, or takes them into the backlog, and
