@@ -137,7 +137,7 @@ func (d *Dialer) plan(ctx context.Context, network, address string, providers []
 	if err != nil {
 		return nil, dialError(network, d.NetDialer.LocalAddr, nil, err)
 	}
-	dsts, named, err := resolve(ctx, d.NetDialer.Resolver, network, address)
+	dsts, named, err := resolve(ctx, d.NetDialer.Resolver, network, address, local)
 	if err != nil {
 		return nil, dialError(network, nil, nil, err)
 	}

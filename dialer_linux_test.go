@@ -647,6 +647,14 @@ func TestDialLocalAddr(t *testing.T) {
 	if got := mustAccept(t, l).RemoteAddr().String(); got != local {
 		t.Errorf("the acceptor sees %s, want %s", got, local)
 	}
+
+	// From an address of its own, IPv4's unspecified one is not 127.0.0.1.
+	there := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.5:0")
+	from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 5)}
+	c = mustDial(t, &Dialer{NetDialer: net.Dialer{LocalAddr: from}}, "0.0.0.0:"+portOf(there.Addr().String()))
+	wantProvider(t, c, fakeName)
+	say(t, c, mustAccept(t, there), "here")
+
 	_, err = (&Dialer{NetDialer: net.Dialer{LocalAddr: &net.UDPAddr{}}}).Dial("tcp", l.Addr().String())
 	if err == nil || !strings.Contains(err.Error(), "mismatched local address type") {
 		t.Errorf("a UDP address: %v", err)
@@ -721,12 +729,12 @@ func TestAddressesShareTheTime(t *testing.T) {
 func TestResolveKeepsNetsOrder(t *testing.T) {
 	r := answering(t, map[string][]string{"two.test.": {"127.0.0.2", "127.0.0.1"}, "both.test.": {"::1", "127.0.0.1"}})
 	for network, want := range map[string]string{"tcp": "[::1]:80 127.0.0.1:80", "tcp4": "127.0.0.1:80", "tcp6": "[::1]:80"} {
-		got, _, err := resolve(t.Context(), r, network, "both.test:80")
+		got, _, err := resolve(t.Context(), r, network, "both.test:80", nil)
 		if err != nil || strings.Trim(fmt.Sprint(got), "[]") != strings.Trim(want, "[]") {
 			t.Errorf("%s: %v, %v; want %s", network, got, err, want)
 		}
 	}
-	got, named, err := resolve(t.Context(), r, "tcp4", "two.test:80")
+	got, named, err := resolve(t.Context(), r, "tcp4", "two.test:80", nil)
 	if err != nil || !named {
 		t.Fatal(named, err)
 	}
@@ -749,7 +757,7 @@ func TestResolveUnspecifiedIsThisHost(t *testing.T) {
 		{"tcp6", "[::1%lo]:80", "[::1]:80"},
 		{"tcp", "[::1%lo]:80", "[::1]:80"},
 	} {
-		got, named, err := resolve(t.Context(), nil, c.network, c.address)
+		got, named, err := resolve(t.Context(), nil, c.network, c.address, nil)
 		if err != nil || named || len(got) == 0 || got[0].String() != c.want {
 			t.Errorf("%s %s: %v, %v, %v; want %s", c.network, c.address, got, named, err, c.want)
 		}

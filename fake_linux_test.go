@@ -65,7 +65,7 @@ func (f *fake) name() string                           { return fakeName }
 func (f *fake) serves(dst netip.Addr, _ settings) bool { return dst.IsLoopback() }
 func (f *fake) addr(a net.Addr) netip.AddrPort {
 	ap := a.(*net.TCPAddr).AddrPort()
-	return netip.AddrPortFrom(reached(ap.Addr()), ap.Port())
+	return netip.AddrPortFrom(reached(ap.Addr(), nil), ap.Port())
 }
 
 func (f *fake) listen(tcp *net.TCPListener, s settings) (acceptor, error) {

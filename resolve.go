@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// resolve gives the addresses that the dialer would connect to, in net's order, and
-// whether it had to look a name up.
-func resolve(ctx context.Context, r *net.Resolver, network, address string) (dsts []netip.AddrPort, named bool, err error) {
+// resolve gives the addresses that the dialer would connect to from local, in net's
+// order, and whether it had to look a name up.
+func resolve(ctx context.Context, r *net.Resolver, network, address string, local *net.TCPAddr) (dsts []netip.AddrPort, named bool, err error) {
 	if r == nil {
 		r = net.DefaultResolver
 	}
@@ -41,7 +41,7 @@ func resolve(ctx context.Context, r *net.Resolver, network, address string) (dst
 	}
 	dsts = make([]netip.AddrPort, len(ips))
 	for i, ip := range ips {
-		dsts[i] = netip.AddrPortFrom(reached(ip), uint16(port))
+		dsts[i] = netip.AddrPortFrom(reached(ip, local), uint16(port))
 	}
 	return dsts, named, nil
 }
@@ -69,11 +69,14 @@ func lookup(ctx context.Context, r *net.Resolver, network, host string) (ips []n
 	return ips, err
 }
 
-// reached is the address that a connect to ip arrives at: the kernel takes the
-// unspecified address for loopback.
-func reached(ip netip.Addr) netip.Addr {
+// reached is the address that a connect from local to ip arrives at: the kernel takes
+// the unspecified address for loopback, or that of IPv4 for local's own.
+func reached(ip netip.Addr, local *net.TCPAddr) netip.Addr {
 	switch ip = ip.Unmap(); {
 	case ip == netip.IPv4Unspecified():
+		if local != nil && local.IP.To4() != nil && !local.IP.IsUnspecified() {
+			return netip.AddrFrom4([4]byte(local.IP.To4()))
+		}
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	case ip == netip.IPv6Unspecified():
 		return netip.IPv6Loopback()
