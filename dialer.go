@@ -258,6 +258,9 @@ func (d *Dialer) dialOne(ctx context.Context, network string, r request) (dialed
 
 // dialSAN makes one attempt over a SAN, unless the last one lately was in vain.
 func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err() // before any hook
+	}
 	key := keyOf(p, r)
 	if d.Policy != Require && remembered.has(key, time.Now()) {
 		return nil, &Unavailable{Reason: ReasonRemembered}
