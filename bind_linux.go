@@ -90,7 +90,9 @@ func (s *boundSocket) Close() error { return unix.Close(s.fd) }
 func source(r request) (netip.AddrPort, error) {
 	var port uint16
 	if l := r.local; l != nil {
-		port = uint16(l.Port)
+		if port = uint16(l.Port); int(port) != l.Port {
+			return netip.AddrPort{}, os.NewSyscallError("bind", unix.EINVAL) // as TCP finds then, too
+		}
 		if ip, ok := netip.AddrFromSlice(l.IP); ok && !ip.IsUnspecified() {
 			return netip.AddrPortFrom(ip.Unmap().WithZone(l.Zone), port), nil
 		}

@@ -659,6 +659,10 @@ func TestDialLocalAddr(t *testing.T) {
 	wantProvider(t, c, fakeName)
 	say(t, c, mustAccept(t, there), "here")
 
+	for _, port := range []int{-1, 1 << 16} {
+		_, err = (&Dialer{NetDialer: net.Dialer{LocalAddr: &net.TCPAddr{Port: port}}}).Dial("tcp", l.Addr().String())
+		wantOpError(t, err, "dial", syscall.EINVAL)
+	}
 	_, err = (&Dialer{NetDialer: net.Dialer{LocalAddr: &net.UDPAddr{}}}).Dial("tcp", l.Addr().String())
 	if err == nil || !strings.Contains(err.Error(), "mismatched local address type") {
 		t.Errorf("a UDP address: %v", err)
