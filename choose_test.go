@@ -33,6 +33,7 @@ func TestChoose(t *testing.T) {
 		{name: "all by default", registered: both, chosen: []string{"shm", "verbs"}},
 		{name: "the dialer's order counts", want: []string{"verbs", "shm"}, registered: both, chosen: []string{"verbs", "shm"}},
 		{name: "the operator's order counts where the program has none", env: only("verbs", "shm"), registered: both, chosen: []string{"verbs", "shm"}},
+		{name: "a name that comes twice", want: []string{"verbs", "shm", "verbs"}, registered: both, chosen: []string{"verbs", "shm"}},
 		{name: "the operator restricts the program", want: []string{"shm", "verbs"}, env: only("verbs"), registered: both, chosen: []string{"verbs"}},
 		{name: "the operator says none", env: only(), registered: both, why: ReasonDisabled},
 		{name: "the program says none", want: []string{}, registered: both, why: ReasonDisabled},

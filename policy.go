@@ -2,6 +2,7 @@ package san
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/sanconn/san/session"
@@ -103,7 +104,7 @@ func choose(want []string, env environment, registered []provider) ([]provider, 
 			continue
 		}
 		for _, p := range registered {
-			if p.name() == name {
+			if p.name() == name && !slices.Contains(chosen, p) {
 				chosen = append(chosen, p)
 			}
 		}
