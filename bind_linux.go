@@ -2,11 +2,13 @@ package san
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -60,8 +62,26 @@ func (s *boundSocket) bind(ctx context.Context, r request) error {
 	if err := unix.Bind(s.fd, sa); err != nil {
 		return os.NewSyscallError("bind", err)
 	}
-	return s.name()
+	if err := s.name(); err != nil {
+		return err
+	}
+	// A port that is bound is none for connect any more, whatever the address, and TCP is
+	// what is left when ports run out. Hooks may choose from another range.
+	if from.Port() == 0 && r.control == nil && s.local.Port&1 == connectsParity() {
+		return &Unavailable{Reason: ReasonResources,
+			Err: errors.New("half of net.ipv4.ip_local_port_range is bound, and the rest is TCP's")}
+	}
+	return nil
 }
+
+// connectsParity is that of the ports that connect takes first: the lower bound's. bind
+// takes none of them as long as there are others (inet_csk_find_open_port, since 4.5).
+var connectsParity = sync.OnceValue(func() (parity int) {
+	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		fmt.Sscan(string(b), &parity)
+	}
+	return parity & 1
+})
 
 // name asks for the local address.
 func (s *boundSocket) name() error {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // What a provider answers, and what becomes of the dial (C4). A TCP listener
@@ -666,6 +669,53 @@ func TestDialLocalAddr(t *testing.T) {
 	_, err = (&Dialer{NetDialer: net.Dialer{LocalAddr: &net.UDPAddr{}}}).Dial("tcp", l.Addr().String())
 	if err == nil || !strings.Contains(err.Error(), "mismatched local address type") {
 		t.Errorf("a UDP address: %v", err)
+	}
+}
+
+// A port that is bound is lost for all dials by TCP. A network namespace in which SANs
+// have used up theirs goes on with TCP.
+func TestPortsAreLeftToTCP(t *testing.T) {
+	const half = 50
+	low := 32768 + connectsParity()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and ends with this goroutine
+		done <- func() error {
+			if err := ownNetwork(); err != nil {
+				return err
+			}
+			ports := fmt.Sprintln(low, low+2*half-1)
+			if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte(ports), 0); err != nil {
+				return err
+			}
+			server, err := net.Listen("tcp", "127.0.0.1:80")
+			if err != nil {
+				return err
+			}
+			defer server.Close()
+			r := request{remote: server.Addr().(*net.TCPAddr).AddrPort()}
+			n := 0
+			for ; n <= half; n++ {
+				s, e := bind(t.Context(), r)
+				if err = e; err != nil {
+					break
+				}
+				defer s.Close()
+			}
+			if n != half || reasonOf(err) != ReasonResources {
+				return fmt.Errorf("%d of %d ports bound, then %v", n, 2*half, err)
+			}
+			c, err := net.Dial("tcp", server.Addr().String())
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}()
+	}()
+	if err := <-done; errors.Is(err, syscall.EPERM) {
+		testenv.Missing(t, "the right to make a network namespace")
+	} else if err != nil {
+		t.Error(err)
 	}
 }
 
