@@ -23,6 +23,8 @@ const (
 	// defaultBacklog is how many connections may wait for Accept. Each holds
 	// the provider's smallest buffers, so it is less than TCP's 4096.
 	defaultBacklog = 1024
+	// maxBacklog is what listen(2) took at most for long. Room for it is made at once.
+	maxBacklog = 1 << 16
 
 	// negotiateTimeout bounds how long a dialer may take to negotiate, with
 	// processors busy at both ends. It holds a place in the backlog, at most for that
@@ -59,7 +61,7 @@ type ListenConfig struct {
 	Providers []string
 
 	// Backlog is how many SAN connections may wait for Accept; more are
-	// refused at once. Default 1024. TCP has its own.
+	// refused at once. Default 1024, at most 65536. TCP has its own.
 	Backlog int
 
 	// Options of the connections over a SAN.
@@ -114,7 +116,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 	if err != nil {
 		return nil, err
 	}
-	places := lc.Backlog
+	places := min(lc.Backlog, maxBacklog)
 	if places <= 0 {
 		places = defaultBacklog
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -131,6 +132,15 @@ func TestListenerBacklogFullIsRefusedAtOnce(t *testing.T) {
 		say(t, conns[s.RemoteAddr().String()], s, "still served")
 	}
 	wantProvider(t, mustDial(t, &Dialer{}, l.Addr().String()), fakeName)
+}
+
+// Who wants no limit gets the most there is.
+func TestListenerBacklogHasALimit(t *testing.T) {
+	f := useFake(t)
+	mustListen(t, &ListenConfig{Backlog: math.MaxInt}, "tcp", "127.0.0.1:0")
+	if got := f.listened.backlog; got != maxBacklog {
+		t.Errorf("the provider has a backlog of %d, want %d", got, maxBacklog)
+	}
 }
 
 // A connection that is never negotiated gives its place in the backlog back.
