@@ -77,10 +77,11 @@ func (s *Session) Close() error {
 	if !s.closing.begun.CompareAndSwap(false, true) {
 		return ErrClosed
 	}
-	return s.close()
+	s.close()
+	return nil
 }
 
-func (s *Session) close() error {
+func (s *Session) close() {
 	s.rd.set(stClosed)
 	s.wr.set(stClosed)
 	s.alive.stop()
@@ -101,7 +102,7 @@ func (s *Session) close() error {
 		s.fail(ErrClosed)
 		s.detach(giveBack)
 		s.ended()
-		return nil
+		return
 	}
 	last := msgClose
 	s.rx.mu.Lock()
@@ -118,7 +119,7 @@ func (s *Session) close() error {
 	if s.lim.Buffered && s.parted() {
 		s.detach(s.closeEndpoint)
 		s.ended()
-		return nil
+		return
 	}
 	go s.linger() // owned by Closed
 	t := time.NewTicker(closeWait)
@@ -126,11 +127,10 @@ func (s *Session) close() error {
 	for before, now := uint64(0), s.heard(); now != before; before, now = now, s.heard() {
 		select {
 		case <-s.closing.done:
-			return nil
+			return
 		case <-t.C:
 		}
 	}
-	return nil
 }
 
 // heard counts the peer's messages: it is taking what it was sent as long as it goes on
