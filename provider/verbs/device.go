@@ -33,7 +33,8 @@ type device struct {
 	vector    int       // of the next completion queue
 	probeAt   time.Time // when its windows may be tried again
 
-	windows atomic.Bool // the probe has shown that they can be trusted
+	windows atomic.Bool  // the probe has shown that they can be trusted
+	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 
 // devices are those in use, and those that are being closed: of one, there are never

@@ -162,15 +162,20 @@ func (e *Endpoint) freeQueues() {
 	}
 }
 
+// inlineSizes are tried in turn.
+var inlineSizes = [...]uint32{maxInline, 128, 64, 0}
+
 // createQP asks for as much inline data as is of use, and for less where the
 // device refuses that, as it does not say how much it has; some give less by themselves
-// (hns).
+// (hns). What it had last time comes first: some say ENOMEM of more (bnxt_re's library
+// sets no errno), and that costs what the caches do not use.
 func (e *Endpoint) createQP(sends uint32) (err error) {
-	sizes := []uint32{maxInline, 128, 64, 0}
+	begin := int(e.dev.inline.Load())
 	if e.dev.mana() {
-		sizes = sizes[3:]
+		begin = len(inlineSizes) - 1
 	}
-	for _, inline := range sizes {
+	for i := begin; i < len(inlineSizes); i++ {
+		inline := inlineSizes[i]
 		c := ibv.QPConfig{
 			PD: e.dom.pd, SendCQ: e.cq, RecvCQ: e.cq,
 			Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.Buffers), SendSGE: 1, RecvSGE: 1, InlineData: inline},
@@ -186,13 +191,14 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 			}
 			return err
 		}
-		if inline == sizes[0] {
+		if i == begin {
 			err = withRoom(create)
 		} else { // with ENOMEM some devices say that so much does not go inline
 			err = create()
 		}
 		if err == nil {
 			e.qp.Owner = e
+			e.dev.inline.Store(int32(i))
 			e.inline = int(min(e.qp.Cap.InlineData, inline))
 			return nil
 		}

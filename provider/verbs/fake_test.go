@@ -55,6 +55,8 @@ var onAFake = []struct {
 	{"without rdma_cm", fakeGIDsInTurn},
 	{"half open without rdma_cm", fakeHalfOpen},
 	{"inline", fakeInlineLimits},
+	{"inline refused", fakeInlineRefused},
+	{"no windows", fakeNoWindows},
 	{"locked queues", fakeLockedQueues},
 	{"stale connections", fakeStaleConnections},
 	{"kept memory", fakeKeptMemory},
@@ -676,6 +678,69 @@ func fakeInlineLimits(t *testing.T) {
 		}
 		x.Abort()
 		y.Abort()
+	}
+}
+
+// A device whose library refuses much inline data without an errno (bnxt_re) is asked for
+// less by the next connection, which then costs nothing of what the caches hold.
+func fakeInlineRefused(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeVendor, 0x14e4)
+	f.set(fakeInline, 96)
+	x, y, err := connectTwo(t, fakeAddr(47_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Abort()
+	defer y.Abort()
+	cached := make([]byte, 1<<20)
+	for range 2 { // cached from the second use on
+		r, err := x.dom.cache.Acquire(cached, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+	}
+	idle := regcache.DefaultBudget().Stats().IdleBytes
+	dev, err := useDevice(x.dev.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := newEndpoint(dev, nil, Config{}.withDefaults(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Abort()
+	for _, e := range []*Endpoint{x, y, e} {
+		if e.inline != 64 {
+			t.Errorf("%d bytes go inline, want 64", e.inline)
+		}
+	}
+	if left := regcache.DefaultBudget().Stats().IdleBytes; idle == 0 || left != idle {
+		t.Errorf("%d bytes were cached that nobody used, and %d are left", idle, left)
+	}
+}
+
+// A device without memory windows, whatever it promises, is not asked again.
+func fakeNoWindows(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeGIDs, 1)
+	dev, err := openDevice("fake0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.release()
+	dev.probeWindows()
+	defer func() {
+		probed.mu.Lock()
+		delete(probed.m, dev.probeKey())
+		probed.mu.Unlock()
+	}()
+	probed.mu.Lock()
+	answer, known := probed.m[dev.probeKey()]
+	probed.mu.Unlock()
+	if !known || answer.trusted || !answer.until.IsZero() {
+		t.Errorf("known %v, trusted %v, until %v", known, answer.trusted, answer.until)
 	}
 }
 

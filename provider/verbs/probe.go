@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sanconn/san/ibv"
@@ -80,6 +81,7 @@ func (d *device) probeWindows() {
 	switch {
 	case errors.Is(err, errProbeStopped):
 		return
+	case errors.Is(err, syscall.EOPNOTSUPP): // definite: no windows, whatever it promises (bnxt_re)
 	case err != nil:
 		answer = probeAnswer{until: began.Add(probeAgain)}
 	default:

@@ -49,17 +49,23 @@ func DeviceOf(netdev string) string {
 	return name
 }
 
-// findDevice asks rdmamap, which goes by the device's GUID on InfiniBand, and then, as
-// ports may have GUIDs of their own, the ports of the devices in sysfs.
+// findDevice asks rdmamap, which goes by the interfaces of the GIDs on Ethernet and by the
+// device's GUID on InfiniBand, and then the GIDs of the ports in sysfs: on InfiniBand
+// ports may have GUIDs of their own, and of an iWARP device's one GID, which is the
+// hardware address, kernels before 6.6 do not tell the interface.
 func findDevice(ifi *net.Interface, sysfs string) string {
 	if name, _ := rdmamap.GetRdmaDeviceForNetdevice(ifi.Name); name != "" {
 		return name
 	}
-	gid := portGID(ifi.HardwareAddr)
+	gid, index := portGID(ifi.HardwareAddr), "*"
+	if len(ifi.HardwareAddr) == macLen {
+		copy(gid[:], ifi.HardwareAddr)
+		index = "0"
+	}
 	if gid == (ibv.GID{}) {
 		return ""
 	}
-	files, _ := filepath.Glob(filepath.Join(sysfs, "*", "ports", "*", "gids", "*"))
+	files, _ := filepath.Glob(filepath.Join(sysfs, "*", "ports", "*", "gids", index))
 	for _, file := range files {
 		b, _ := os.ReadFile(file) // an error: nothing is there
 		if a, err := netip.ParseAddr(strings.TrimSpace(string(b))); err == nil && a.As16() == gid {
@@ -70,6 +76,8 @@ func findDevice(ifi *net.Interface, sysfs string) string {
 	}
 	return ""
 }
+
+const macLen = 6 // of Ethernet
 
 // Serves says whether the route to dst leaves by an interface that has an RDMA
 // device (rule C3). It asks the kernel, which takes microseconds.

@@ -49,8 +49,9 @@ func TestServedByNamesTheDeviceOfTheRoute(t *testing.T) {
 }
 
 // On InfiniBand an interface belongs to the device one of whose ports has the GID that
-// is in its hardware address, whatever the device's own GUID is.
-func TestDeviceOfAnInfiniBandPort(t *testing.T) {
+// is in its hardware address, whatever the device's own GUID is; on iWARP to the one whose
+// port has that address for its GID.
+func TestDeviceOfAPortsGID(t *testing.T) {
 	sysfs := t.TempDir()
 	for file, gid := range map[string]string{
 		"ib0/node_guid":        "0002:c903:0011:2200",
@@ -60,6 +61,9 @@ func TestDeviceOfAnInfiniBandPort(t *testing.T) {
 		"ib1/ports/2/gids/0":   "fe80:0000:0000:0000:0002:c903:0033:4402",
 		"ib1/ports/2/gids/1":   "0000:0000:0000:0000:0000:0000:0000:0000",
 		"roce0/ports/1/gids/0": "0000:0000:0000:0000:0000:ffff:0a00:0001",
+		"roce0/ports/1/gids/1": "0007:4300:0003:0000:0000:0000:0000:0000",
+		"iw0/ports/1/gids/0":   "0007:4300:0001:0000:0000:0000:0000:0000",
+		"iw0/ports/2/gids/0":   "0007:4300:0002:0000:0000:0000:0000:0000",
 	} {
 		file = filepath.Join(sysfs, file)
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
@@ -75,7 +79,9 @@ func TestDeviceOfAnInfiniBandPort(t *testing.T) {
 		own + "fe:80:00:00:00:00:00:00:00:02:c9:03:00:33:44:02": "ib1",
 		own + "fe:80:00:00:00:00:00:00:00:02:c9:03:00:33:44:03": "",
 		own + "00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00": "",
-		"02:c9:03:33:44:02": "", // Ethernet
+		"00:07:43:00:00:02": "iw0",
+		"00:07:43:00:00:03": "",
+		"00:00:00:00:00:00": "",
 	} {
 		mac, err := net.ParseMAC(hardware)
 		if err != nil {

@@ -41,7 +41,7 @@ enum {
 	BROKEN, // queue pairs brought to the error state, counted
 	NOTIFIES, // times that completion queues were asked to announce something
 	INLINE, // bytes that a queue pair gets at most; 0: what it asks for, below 0: none
-	VENDOR, // of the device
+	VENDOR, // of the device: BROADCOM's refuses what is more than INLINE
 	STALE, // connects that are still to be rejected as of a stale connection
 	KEEPS, // 1: memory regions are not given up
 	PD = 32, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
@@ -50,6 +50,8 @@ enum {
 	RING = 256, // that many
 	WORDS = 512,
 };
+
+enum { BROADCOM = 0x14e4 };
 
 static volatile long *word;
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // guards all that follows
@@ -298,6 +300,8 @@ int ibv_destroy_srq(struct ibv_srq *o) { return FREE(SRQ, o); }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 {
+	if (word[VENDOR] == BROADCOM && (long)a->cap.max_inline_data > word[INLINE])
+		return NULL; // and leaves errno as it was (bnxt_re)
 	MAKE(ibv_qp, QP, o);
 	o->context = pd->context;
 	o->qp_context = a->qp_context;
