@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
-	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -67,21 +67,31 @@ func (s *boundSocket) bind(ctx context.Context, r request) error {
 	}
 	// A port that is bound is none for connect any more, whatever the address, and TCP is
 	// what is left when ports run out. Hooks may choose from another range.
-	if from.Port() == 0 && r.control == nil && s.local.Port&1 == connectsParity() {
+	if from.Port() == 0 && r.control == nil && isConnects(s.local.Port) {
 		return &Unavailable{Reason: ReasonResources,
 			Err: errors.New("half of net.ipv4.ip_local_port_range is bound, and the rest is TCP's")}
 	}
 	return nil
 }
 
-// connectsParity is that of the ports that connect takes first: the lower bound's. bind
-// takes none of them as long as there are others (inet_csk_find_open_port, since 4.5).
-var connectsParity = sync.OnceValue(func() (parity int) {
-	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
-		fmt.Sscan(string(b), &parity)
+// isConnects says whether a port is one of those that connect takes first: its parity is
+// the lower bound's. bind takes none of them as long as there are others
+// (inet_csk_find_open_port, since 4.5). The range may change: its end is read anew before
+// a port is said to be of them.
+func isConnects(port int) bool {
+	if int32(port&1) != connectsParity.Load()&1 {
+		return false
 	}
-	return parity & 1
-})
+	low := 0
+	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		fmt.Sscan(string(b), &low)
+	}
+	connectsParity.Store(int32(low & 1))
+	return port&1 == low&1
+}
+
+// connectsParity is the lower bound's when it was last read, at first Linux's default's.
+var connectsParity atomic.Int32
 
 // name asks for the local address.
 func (s *boundSocket) name() error {
