@@ -3,6 +3,7 @@ package san
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -262,8 +263,11 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 		return nil, ctx.Err() // before any hook
 	}
 	key := keyOf(p, r)
-	if d.Policy != Require && remembered.has(key, time.Now()) {
-		return nil, &Unavailable{Reason: ReasonRemembered}
+	if d.Policy != Require {
+		if left := remembered.until(key, time.Now()); left > 0 {
+			return nil, &Unavailable{Reason: ReasonRemembered,
+				Err: fmt.Errorf("%s: %v did not answer lately, and is asked again in %v", p.name(), r.remote, left.Round(time.Millisecond))}
+		}
 	}
 	patience := r.attempt
 	if deadline, ok := ctx.Deadline(); ok && d.Policy != Require {

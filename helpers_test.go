@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -85,6 +86,8 @@ func wantFallback(t testing.TB, c net.Conn, why Reason) {
 	t.Helper()
 	if info := InfoOf(c); info.Provider != providerTCP || info.Fallback != why {
 		t.Fatalf("provider %q for reason %q (%v), want tcp for %q", info.Provider, info.Fallback, info.Cause, why)
+	} else if why == ReasonRemembered && (info.Cause == nil || !strings.Contains(info.Cause.Error(), "asked again in ")) {
+		t.Fatalf("what is remembered, and for how long, it does not say: %v", info.Cause)
 	}
 }
 

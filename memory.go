@@ -1,6 +1,7 @@
 package san
 
 import (
+	"math"
 	"net/netip"
 	"sync"
 	"time"
@@ -107,21 +108,28 @@ func (m *memory) makeRoom(now time.Time) {
 }
 
 // has: the destination did not answer lately, or ports of its host did not.
-func (m *memory) has(k attemptKey, now time.Time) bool {
+func (m *memory) has(k attemptKey, now time.Time) bool { return m.until(k, now) > 0 }
+
+// until is how long the destination is left alone yet.
+func (m *memory) until(k attemptKey, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if now.Before(m.failures[k].until) {
-		return true
+	if left := m.failures[k].until.Sub(now); left > 0 {
+		return left
 	}
-	silent := 0
+	silent, until := 0, time.Duration(math.MaxInt64)
 	if !k.dst.Addr().IsLoopback() { // where processes alone can be silent
 		for other, f := range m.failures {
 			if !f.alone && now.Before(f.until) && other.host() == k.host() {
 				silent++
+				until = min(until, f.until.Sub(now))
 			}
 		}
 	}
-	return silent >= silentPorts
+	if silent < silentPorts {
+		return 0
+	}
+	return until
 }
 
 // forget: the destination has answered.
