@@ -652,7 +652,7 @@ int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h re
 		rc = CALL(f.cm_create_qp(id, (struct abi_pd *)pd, &a));
 		if (!rc)
 			q = id->qp;
-		else if (!errno) // a device's library need not say why (bnxt_re, of too much inline)
+		else if (rc == 1 && !errno) // -1; a device's library need not say why (bnxt_re, of too much inline)
 			rc = no_object();
 	} else {
 		rc = MAKE(q, f.create_qp((struct abi_pd *)pd, &a));

@@ -25,9 +25,9 @@ type waiter struct {
 	phase waitPhase
 
 	// Not used on a device:
-	polite   bool // the next turn lets other goroutines run
-	others   int  // turns in which some did
-	stranger bool // the last turn took strangerTakes
+	polite   bool  // the next turn lets other goroutines run
+	others   int64 // how long some did, ns
+	stranger bool  // the last turn took strangerTakes
 }
 
 type waitPhase uint8
@@ -66,11 +66,12 @@ const (
 	// in a wait behind one that PAUSE alone did not end. Whom this goroutine has made
 	// ready before, as net/http's reader does with who asked, is next on this P: until
 	// we leave it, only a thread that has to be woken could take him away. The time of
-	// those who run is not that of polling, as it would be theirs in any case; othersMost
-	// such turns are the most. A Gosched that finds nobody takes less than othersTake.
-	politeEach = time.Microsecond
-	othersTake = time.Microsecond
-	othersMost = 32
+	// those who run is not that of polling, as it would be theirs in any case, up to
+	// othersShare times Config.Spin: then there are too many. A Gosched that finds nobody
+	// mostly takes less than othersTake, though it may wake a thread for an idle P.
+	politeEach  = time.Microsecond
+	othersTake  = 2 * time.Microsecond
+	othersShare = 8
 	// giveEach lies between the beginnings of two turns that give way to threads on a
 	// device. A software device's driver may be a thread that has only this processor
 	// to run on: whoever polls on keeps himself waiting. If it did take the processor,
@@ -267,8 +268,8 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 func (s *Session) spinOn(w *waiter, sd *side) bool {
 	limit, pace, h := s.cfg.Spin, &s.pace, &sd.spin
 	if w.polite {
-		w.polite = w.letRun() > int64(othersTake)
-		return !w.crowded()
+		w.polite = w.letRun() > 0
+		return !w.stranger && w.others < othersShare*int64(limit)
 	}
 	w.tries++
 	if w.tries < pace.tries {
@@ -293,10 +294,8 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 		h.yielded, h.sliced = w.last, 0
 		if pace.device {
 			runtime.Gosched()
-		} else if took := w.letRun(); took > int64(othersTake) {
-			w.since += took
-			w.last += took
-			return !w.crowded()
+		} else if w.last += w.letRun(); w.stranger {
+			return false
 		}
 	}
 	gives := crowd || waited > w.after && w.last-w.gave > int64(giveEach)
@@ -317,26 +316,30 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 	return now-w.since < int64(limit)
 }
 
-// letRun lets other goroutines run, and says how long they did, in ns.
+// letRun lets other goroutines run, and says how long they did, in ns; 0: there were none.
 func (w *waiter) letRun() int64 {
 	began := nanotime()
 	runtime.Gosched()
 	took := nanotime() - began
-	if took > int64(othersTake) {
-		w.others++
-		w.stranger = took > int64(strangerTakes)
+	if took < int64(othersTake) {
+		return 0
 	}
+	w.others += took
+	w.stranger = took > int64(strangerTakes)
 	return took
 }
 
-// crowded: there are so many others that polling does not find the answer sooner.
-func (w *waiter) crowded() bool { return w.stranger || w.others >= othersMost }
+// succeeded takes note of a wait that polling has ended.
+func (h *spinHistory) succeeded(w *waiter) {
+	h.penalty = 0
+	h.long = w.others > 0 || w.since != 0
+}
 
 // progress says that the operation got further: waiting begins anew.
 func (w *waiter) progress(sd *side) {
 	if w.phase == phaseSpin {
-		sd.spin.penalty = 0
-		w.tries, w.since = 0, 0
+		sd.spin.succeeded(w)
+		w.tries, w.since, w.others = 0, 0, 0
 	}
 }
 
@@ -347,8 +350,7 @@ func (s *Session) doneWaiting(w *waiter, sd *side) {
 		return
 	case phaseSpin:
 		spinning.Add(-1)
-		sd.spin.penalty = 0
-		sd.spin.long = w.others > 0 || w.since != 0
+		sd.spin.succeeded(w)
 		if sd == &s.rd {
 			sd.spin.ended(w)
 		}

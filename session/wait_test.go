@@ -119,13 +119,15 @@ func TestPollingLeavesAProcessor(t *testing.T) {
 	}
 }
 
-// Who lets others run sleeps when there are many, or when one takes long; then the next
-// waits do not poll either.
+// Who lets others run sleeps when they take too much in all, or one takes long; then some
+// of the next waits do not poll either.
 func TestCrowdOfOthersEndsPolling(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	for i, takes := range []time.Duration{5 * time.Microsecond, strangerTakes, 5 * time.Microsecond, strangerTakes} {
+	const spin = 50 * time.Microsecond
+	for _, takes := range []time.Duration{20 * time.Microsecond, strangerTakes} {
 		s := waits(false)
-		s.rd.spin.long = i < 2 // or it learns that here
+		s.cfg.Spin = spin
+		s.rd.spin.long = true
 		var stop atomic.Bool
 		stopped := make(chan struct{})
 		go func() {
@@ -138,24 +140,45 @@ func TestCrowdOfOthersEndsPolling(t *testing.T) {
 		}()
 		var w waiter
 		for turns := 0; w.phase != phaseArmed; turns++ {
-			if turns > 10_000 {
+			if turns > 100 { // 20 of them are othersShare
 				t.Fatalf("others take %v: it polls on", takes)
 			}
 			s.pause(&w, &s.rd, RecvReady)
 		}
-		others, skip := othersMost, 1
+		least, skip := othersShare*spin, 1
 		if w.stranger { // or another process had the processor meanwhile
-			others, skip = w.others, crowdedSkip
+			least, skip = strangerTakes, crowdedSkip
 		}
-		if takes == strangerTakes {
-			others, skip = 1, crowdedSkip
-		}
-		if w.others != others || s.rd.spin.skip != skip || !s.rd.spin.long {
-			t.Errorf("others take %v: sleeps after %d turns, and for %d more waits; want %d and %d; long %v", takes, w.others, s.rd.spin.skip, others, skip, s.rd.spin.long)
+		if others := time.Duration(w.others); others < least || s.rd.spin.skip != skip || takes == strangerTakes && !w.stranger {
+			t.Errorf("others take %v: sleeps after %v of that, and for %d more waits; want %v and %d", takes, others, s.rd.spin.skip, least, skip)
 		}
 		stop.Store(true)
 		<-stopped
 	}
+}
+
+// A wait with nobody else to run polls for Config.Spin, whatever P is idle meanwhile; then
+// the next one is known to be long.
+func TestPollsForAsLongAsItIsTold(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	const spin = 20 * time.Millisecond
+	best := time.Duration(0)
+	for range 20 { // another process may have a processor meanwhile
+		s := waits(false)
+		s.cfg.Spin = spin
+		began := nanotime()
+		var w waiter
+		for w.phase != phaseArmed {
+			s.pause(&w, &s.rd, RecvReady)
+		}
+		if !s.rd.spin.long {
+			t.Error("a wait that polling did not end was not long")
+		}
+		if best = max(best, time.Duration(nanotime()-began)); best >= spin {
+			return
+		}
+	}
+	t.Errorf("of 20 waits the longest polled for %v, want %v", best, spin)
 }
 
 // What a wait usually takes is about the median: the few that take much longer, as one

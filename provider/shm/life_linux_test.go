@@ -787,8 +787,8 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 func TestUnreadRingCountsInTheBudget(t *testing.T) {
 	leaks(t)
 	for _, dialer := range []bool{true, false} {
-		for _, reads := range []bool{true, false} {
-			t.Run(fmt.Sprintf("dialer=%v,reads=%v", dialer, reads), func(t *testing.T) {
+		for _, peer := range []string{"reads", "aborts", "dies"} {
+			t.Run(fmt.Sprintf("dialer=%v,%s", dialer, peer), func(t *testing.T) {
 				tcp, l := listen(t, "127.0.0.1:0", Config{})
 				first, firstHere := meet(t, tcp, l) // keeps the link
 				defer first.Close()
@@ -819,15 +819,18 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 					t.Errorf("%d bytes of the budget are taken by a MiB that nobody has read", used)
 				}
 				var ev session.Event
-				for i := uint64(0); reads && i < n; i++ {
+				for i := uint64(0); peer == "reads" && i < n; i++ {
 					pattern(msg, i)
 					if !b.poll(&ev) || !bytes.Equal(ev.Msg, msg) {
 						t.Fatalf("message %d of %d is wrong: %v", i, n, b.Err())
 					}
 					b.Drop()
 				}
-				if !reads {
+				switch peer {
+				case "aborts":
 					b.Abort()
+				case "dies":
+					e.link.die(errPeerGone)
 				}
 				b.Poll(&ev) // says how far it has come
 				if e.link.cool() {

@@ -235,7 +235,7 @@ func (l *link) cool() (again bool) {
 		// No connection begins here now. The peer may still read what the last one has
 		// sent; one that is untrue about that loses it.
 		c := &s.control.ring[l.side]
-		unread := s.control.state[1-l.side].v.Load() == stateOpen && c.head.Load() != c.tail.Load()
+		unread := !l.ended() && s.control.state[1-l.side].v.Load() == stateOpen && c.head.Load() != c.tail.Load()
 		if !unread && giveBack(s.rings[l.side], n) {
 			n = 0
 		}

@@ -67,6 +67,9 @@ func findDevice(ifi *net.Interface, sysfs string) string {
 	}
 	files, _ := filepath.Glob(filepath.Join(sysfs, "*", "ports", "*", "gids", index))
 	for _, file := range files {
+		if index == "0" && interfaceTold(file) {
+			continue // rdmamap has looked: this interface lies above that one
+		}
 		b, _ := os.ReadFile(file) // an error: nothing is there
 		if a, err := netip.ParseAddr(strings.TrimSpace(string(b))); err == nil && a.As16() == gid {
 			name, _ := filepath.Rel(sysfs, file)
@@ -78,6 +81,13 @@ func findDevice(ifi *net.Interface, sysfs string) string {
 }
 
 const macLen = 6 // of Ethernet
+
+// interfaceTold says whether the kernel names the interface of a GID in sysfs.
+func interfaceTold(gid string) bool {
+	port := filepath.Dir(filepath.Dir(gid))
+	b, err := os.ReadFile(filepath.Join(port, "gid_attrs", "ndevs", filepath.Base(gid)))
+	return err == nil && len(b) > 0
+}
 
 // Serves says whether the route to dst leaves by an interface that has an RDMA
 // device (rule C3). It asks the kernel, which takes microseconds.

@@ -64,6 +64,9 @@ func TestDeviceOfAPortsGID(t *testing.T) {
 		"roce0/ports/1/gids/1": "0007:4300:0003:0000:0000:0000:0000:0000",
 		"iw0/ports/1/gids/0":   "0007:4300:0001:0000:0000:0000:0000:0000",
 		"iw0/ports/2/gids/0":   "0007:4300:0002:0000:0000:0000:0000:0000",
+		"iw1/ports/1/gids/0":   "0007:4300:0004:0000:0000:0000:0000:0000",
+
+		"iw1/ports/1/gid_attrs/ndevs/0": "eth4",
 	} {
 		file = filepath.Join(sysfs, file)
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
@@ -81,6 +84,7 @@ func TestDeviceOfAPortsGID(t *testing.T) {
 		own + "00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00": "",
 		"00:07:43:00:00:02": "iw0",
 		"00:07:43:00:00:03": "",
+		"00:07:43:00:00:04": "", // a bridge's over eth4
 		"00:00:00:00:00:00": "",
 	} {
 		mac, err := net.ParseMAC(hardware)
