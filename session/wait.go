@@ -294,7 +294,7 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 		h.yielded, h.sliced = w.last, 0
 		if pace.device {
 			runtime.Gosched()
-		} else if w.last += w.letRun(); w.stranger {
+		} else if w.last += w.letRun(); w.stranger { // what follows measures the threads
 			return false
 		}
 	}
