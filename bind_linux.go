@@ -76,15 +76,19 @@ func (s *boundSocket) bind(ctx context.Context, r request) error {
 
 // isConnects says whether a port is one of those that connect takes first: its parity is
 // the lower bound's. bind takes none of them as long as there are others
-// (inet_csk_find_open_port, since 4.5). The range may change: its end is read anew before
-// a port is said to be of them.
+// (inet_csk_find_open_port, since 4.5). The range may change, and is read anew before a
+// port is said to be of them; where it cannot be read none is.
 func isConnects(port int) bool {
 	if int32(port&1) != connectsParity.Load()&1 {
 		return false
 	}
 	low := 0
-	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
-		fmt.Sscan(string(b), &low)
+	b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &low)
+	}
+	if err != nil {
+		return false
 	}
 	connectsParity.Store(int32(low & 1))
 	return port&1 == low&1
