@@ -89,9 +89,8 @@ var DefaultArena = sync.OnceValue(func() *Arena {
 // Get returns a buffer of n bytes, contents undefined; n is rounded up to a power of
 // two, and to 4 KiB, for what it takes of the arena. The error matches syscall.ENOBUFS
 // when the arena has reached its limit, EINVAL where n is not between 1 and 1 GiB, and
-// ErrClosed. It may wait for devices to
-// deregister, for a second at most, when a large buffer takes the place of smaller ones
-// that were put back.
+// ErrClosed. It may wait for devices to deregister, for a second at most, when a large
+// buffer takes the place of smaller ones that were put back.
 func (a *Arena) Get(n int) (*Buffer, error) {
 	if n <= 0 || n > 1<<maxBufferShift {
 		return nil, fmt.Errorf("regcache: arena: buffer of %d bytes: %w", n, syscall.EINVAL)
