@@ -9,7 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // readmePrograms returns the README's Go programs, which listen on and dial
@@ -67,17 +68,13 @@ func TestTheREADMEsServerAndClientWork(t *testing.T) {
 	}
 	defer server.Wait()
 	defer server.Process.Kill()
-	for start := time.Now(); ; {
+	testenv.Eventually(t, limit, func() error { // it says nothing when it is ready
 		c, err := net.Dial("tcp", address)
 		if err == nil {
 			c.Close()
-			break
 		}
-		if time.Since(start) > limit {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Millisecond) // it says nothing when it is ready
-	}
+		return err
+	})
 
 	stdout, _ := run(t, binaries[1])
 	if want := "hello by " + sanProvider() + "\n"; stdout != want {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -202,27 +203,22 @@ func (e *end) postSend(t *testing.T, wrs ...SendWR) {
 }
 
 // completion is the one with the given id; others are kept for later.
-func (e *end) completion(t *testing.T, id uint64) WC {
+func (e *end) completion(t *testing.T, id uint64) (found WC) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		for i, wc := range e.left {
-			if wc.ID == id {
-				e.left = append(e.left[:i], e.left[i+1:]...)
-				return wc
-			}
-		}
+	testenv.Eventually(t, patience, func() error {
 		var wcs [16]WC
 		n, err := e.cq.Poll(wcs[:])
 		check(t, err)
 		e.left = append(e.left, wcs[:n]...)
-		if n == 0 {
-			if time.Now().After(deadline) {
-				t.Fatalf("no completion %d; there are %v", id, e.left)
-			}
-			time.Sleep(100 * time.Microsecond) // let the emulated device have the processor
+		i := slices.IndexFunc(e.left, func(wc WC) bool { return wc.ID == id })
+		if i < 0 {
+			return fmt.Errorf("no completion %d; there are %v", id, e.left)
 		}
-	}
+		found = e.left[i]
+		e.left = slices.Delete(e.left, i, i+1)
+		return nil
+	})
+	return found
 }
 
 // succeed waits for a successful completion.

@@ -434,6 +434,11 @@ func TestMuteDialerIsHungUpOn(t *testing.T) {
 	stillServes(t, tcp, l)
 }
 
+// asks is the message that asks a listener for a connection in a slot.
+func asks(tcp net.Listener, slot uint32) []byte {
+	return (&message{kind: msgConnect, number: slot, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}).encode()
+}
+
 // connect asks for a connection, and gives the listener's end.
 func (s *stranger) connect(l *Listener, ask []byte, bound int) session.Endpoint {
 	s.t.Helper()
@@ -457,10 +462,9 @@ func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 	defer unix.Close(bound)
 	s := visit(t, l)
 	s.hello()
-	ask := (&message{kind: msgConnect, number: 3, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}).encode()
-	b := s.connect(l, ask, bound)
+	b := s.connect(l, asks(tcp, 3), bound)
 	p := newPeer(b)
-	s.send(ask, bound)
+	s.send(asks(tcp, 3), bound)
 	if !p.in.sleep() {
 		t.Error("the link lives")
 	}
@@ -479,16 +483,13 @@ func TestPeerThatEndsWhileItConnects(t *testing.T) {
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	bound := bind(t, "127.0.0.1")
 	defer unix.Close(bound)
-	ask := func(slot uint32) []byte {
-		return (&message{kind: msgConnect, number: slot, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}).encode()
-	}
 	for range 20 {
 		s := visit(t, l)
 		s.hello()
-		b := s.connect(l, ask(3), bound)
+		b := s.connect(l, asks(tcp, 3), bound)
 		p := newPeer(b)
 		for slot := range uint32(3) {
-			s.send(ask(slot), bound)
+			s.send(asks(tcp, slot), bound)
 		}
 		s.conn.Close()
 		if !p.in.sleep() {
@@ -510,14 +511,12 @@ func TestAnswersWaitForAStoppedPeer(t *testing.T) {
 	defer unix.Close(bound)
 	s := visit(t, l)
 	s.hello()
-	addr := tcp.Addr().(*net.TCPAddr).AddrPort()
-	b := s.connect(l, (&message{kind: msgConnect, number: 0, addr: addr}).encode(), bound)
+	b := s.connect(l, asks(tcp, 0), bound)
 	defer b.Close()
-	ask := (&message{kind: msgConnect, number: 1, addr: addr}).encode() // without a socket
 	s.conn.SetWriteDeadline(time.Now().Add(3 * helloTimeout / 2))
 	asked := 0
 	for err := error(nil); ; asked++ {
-		if _, err = s.conn.Write(ask); err != nil {
+		if _, err = s.conn.Write(asks(tcp, 1)); err != nil { // without a socket
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatalf("after %d questions: %v", asked, err)
 			}
@@ -1119,14 +1118,18 @@ func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tcp.Close()
-	squat(t, tcp, func(c *net.UnixConn) { io.Copy(io.Discard, c) })
+	asked := make(chan struct{}, 16)
+	squat(t, tcp, func(c *net.UnixConn) {
+		asked <- struct{}{}
+		io.Copy(io.Discard, c)
+	})
 	const little, much = 50 * time.Millisecond, 500 * time.Millisecond
 	impatient := make(chan error, 1)
 	go func() {
 		_, err := dial(tcp.Addr(), Config{Timeout: little})
 		impatient <- err
 	}()
-	time.Sleep(little / 5) // in whichever order they come, this one has its time
+	<-asked
 	began := time.Now()
 	_, err = dial(tcp.Addr(), Config{Timeout: much})
 	if took := time.Since(began); took < much*9/10 {

@@ -694,13 +694,7 @@ func fakeInlineRefused(t *testing.T) {
 	defer x.Abort()
 	defer y.Abort()
 	cached := make([]byte, 1<<20)
-	for range 2 { // cached from the second use on
-		r, err := x.dom.cache.Acquire(cached, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Release()
-	}
+	putInCache(t, x, cached)
 	idle := regcache.DefaultBudget().Stats().IdleBytes
 	dev, err := useDevice(x.dev.ctx)
 	if err != nil {
@@ -763,6 +757,18 @@ func connectTwo(t *testing.T, at netip.AddrPort) (dialed, accepted *Endpoint, er
 	return dialed, accepted, err
 }
 
+// putInCache registers a buffer and leaves it to the cache: from its second use on.
+func putInCache(t *testing.T, e *Endpoint, buf []byte) {
+	t.Helper()
+	for range 2 {
+		r, err := e.dom.cache.Acquire(buf, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+	}
+}
+
 // Queues may be locked memory as well: what the caches hold and do not use makes room for
 // them, before buffers are made smaller or a connection is refused.
 func fakeLockedQueues(t *testing.T) {
@@ -777,13 +783,7 @@ func fakeLockedQueues(t *testing.T) {
 	f.set(fakeErrno, int64(syscall.ENOMEM))
 	seen := false
 	for n := int64(0); ; n++ {
-		for range 2 { // cached from the second use on
-			r, err := x.dom.cache.Acquire(cached, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.Release()
-		}
+		putInCache(t, x, cached)
 		dev, err := useDevice(x.dev.ctx)
 		if err != nil {
 			t.Fatal(err)
