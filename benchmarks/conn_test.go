@@ -3,10 +3,12 @@
 //
 //	go test -bench . -benchmem ./benchmarks
 //
-// What else a program gains between two processes is for sanperf to say.
+// What else a program gains between two processes is for sanperf to say. On a machine
+// with devices for tests (test/guest) there is a transport "verbs" besides.
 package benchmarks
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -15,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/sanconn/san"
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // A transport is a way to connect two ends.
@@ -22,24 +25,46 @@ type transport struct {
 	name   string
 	listen func(dir string) (net.Listener, error)
 	dial   func(net.Addr) (net.Conn, error)
+
+	provider string // that a connection has to have; "": any
 }
 
-var transports = []transport{
+var transports = append([]transport{
 	{
 		"tcp",
 		func(string) (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") },
 		func(a net.Addr) (net.Conn, error) { return net.Dial("tcp", a.String()) },
+		"",
 	},
 	{
 		"unix",
 		func(dir string) (net.Listener, error) { return net.Listen("unix", filepath.Join(dir, "s")) },
 		func(a net.Addr) (net.Conn, error) { return net.Dial("unix", a.String()) },
+		"",
 	},
 	{
 		"san",
 		func(string) (net.Listener, error) { return san.Listen("tcp", "127.0.0.1:0") },
 		func(a net.Addr) (net.Conn, error) { return san.Dial("tcp", a.String()) },
+		map[string]string{"linux": "shm"}[runtime.GOOS],
 	},
+}, verbs()...)
+
+// verbs goes from one end of the guest's cable to the other, where there is one.
+func verbs() []transport {
+	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[testenv.Device()]
+	if host == "" {
+		return nil
+	}
+	const name = "verbs"
+	lc := san.ListenConfig{Policy: san.Require, Providers: []string{name}}
+	d := san.Dialer{Policy: san.Require, Providers: []string{name}}
+	return []transport{{
+		name,
+		func(string) (net.Listener, error) { return lc.Listen(context.Background(), "tcp", host+":0") },
+		func(a net.Addr) (net.Conn, error) { return d.Dial("tcp", a.String()) },
+		name,
+	}}
 }
 
 // serve listens and hands every connection to handle, until the benchmark ends.
@@ -66,14 +91,23 @@ func (tr transport) serve(b *testing.B, handle func(net.Conn)) net.Addr {
 }
 
 // connect dials, and insists on the provider that the transport promises.
-func (tr transport) connect(b *testing.B, a net.Addr) net.Conn {
-	b.Helper()
+func (tr transport) connect(a net.Addr) (net.Conn, error) {
 	c, err := tr.dial(a)
 	if err != nil {
-		b.Fatal(err)
+		return nil, err
 	}
-	if info := san.InfoOf(c); tr.name == "san" && runtime.GOOS == "linux" && info.Provider != "shm" {
-		b.Fatalf("went by %s: %v", info.Provider, info.Fallback)
+	if info := san.InfoOf(c); tr.provider != "" && info.Provider != tr.provider {
+		c.Close()
+		return nil, fmt.Errorf("went by %s: %v", info.Provider, info.Fallback)
+	}
+	return c, nil
+}
+
+func (tr transport) mustConnect(b *testing.B, a net.Addr) net.Conn {
+	b.Helper()
+	c, err := tr.connect(a)
+	if err != nil {
+		b.Fatal(err)
 	}
 	return c
 }
@@ -82,7 +116,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 	for _, tr := range transports {
 		for _, size := range []int{64, 4 << 10, 64 << 10} {
 			b.Run(fmt.Sprintf("%s/%d", tr.name, size), func(b *testing.B) {
-				c := tr.connect(b, tr.serve(b, func(c net.Conn) {
+				c := tr.mustConnect(b, tr.serve(b, func(c net.Conn) {
 					buf := make([]byte, size)
 					for {
 						n, err := c.Read(buf)
@@ -114,7 +148,7 @@ func BenchmarkWrite(b *testing.B) {
 	for _, tr := range transports {
 		for _, size := range []int{64, 4 << 10, 64 << 10, 1 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", tr.name, size), func(b *testing.B) {
-				c := tr.connect(b, tr.serve(b, func(c net.Conn) {
+				c := tr.mustConnect(b, tr.serve(b, func(c net.Conn) {
 					buf := make([]byte, max(size, 64<<10))
 					for {
 						if _, err := c.Read(buf); err != nil {
@@ -147,7 +181,7 @@ func BenchmarkConnect(b *testing.B) {
 			})
 			var one [1]byte
 			for b.Loop() {
-				c := tr.connect(b, a)
+				c := tr.mustConnect(b, a)
 				if _, err := io.ReadFull(c, one[:]); err != nil {
 					b.Fatal(err)
 				}

@@ -77,6 +77,7 @@ func (c *control) size() int {
 // touched any more. Errors: ErrClosed, ErrInterrupted, syscall.EPIPE (the peer
 // does not read any more), ECONNRESET, ETIMEDOUT, ENOBUFS (D9).
 func (s *Session) Write(p []byte) (int, error) {
+	s.writesBeside()
 	if n := len(p); n <= minFragment && n > 0 && s.writeAtOnce(p) {
 		return n, nil
 	}
@@ -110,6 +111,7 @@ func (s *Session) writeAtOnce(p []byte) bool {
 // WriteBuffers writes the slices one after the other, as one Write, several
 // small ones to a message. It does not change v.
 func (s *Session) WriteBuffers(v [][]byte) (n int64, err error) {
+	s.writesBeside()
 	for len(v) > 0 && len(v[len(v)-1]) == 0 {
 		v = v[:len(v)-1] // nothing more comes with it
 	}

@@ -66,6 +66,8 @@ type side struct {
 	wake  chan struct{} // holds one token: look again
 	spin  spinHistory   // guarded by op
 
+	beside atomic.Bool // on a device: a Write came while a Read was inside (rd)
+
 	sleeps, polls atomic.Uint64
 }
 

@@ -24,8 +24,9 @@ type waiter struct {
 	procs int32 // GOMAXPROCS when it began
 	phase waitPhase
 
+	polite bool // the next turn lets other goroutines run
+
 	// Not used on a device:
-	polite   bool  // the next turn lets other goroutines run
 	others   int64 // how long some did, ns
 	stranger bool  // the last turn took strangerTakes
 }
@@ -90,6 +91,9 @@ const (
 	// 20 µs for a while (runtime/proc.go, retake and sysmon); and not further below
 	// than it must be, for a Gosched wakes a thread if a P is idle.
 	yieldEach = 8 * time.Millisecond
+	// besideWaits is how many waits behind one beside which others wrote begin by letting
+	// other goroutines run: net/http's reads one response by several Reads.
+	besideWaits = 4
 	// longWait is when a wait on a device gives way to goroutines for the first time:
 	// one that was made ready on this P, perhaps by us, while no other P is idle to
 	// take it, is not held up for longer; nearly all waits for a peer at work end before.
@@ -157,6 +161,7 @@ func (p *pollPace) relax() {
 type spinHistory struct {
 	skip, penalty int
 	long          bool   // in the last wait others ran, or PAUSE alone did not end it
+	share         int    // how many waits are left that let others run first, on a device
 	yielded       int64  // nanotime of the last Gosched, or since when it waits often
 	sliced        int64  // nanotime of the last longSlice; 0: this may be another thread
 	slices        bool   // … had its way
@@ -222,7 +227,7 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 				sd.spin.skip--
 			} else if w.procs = int32(runtime.GOMAXPROCS(0)); spinning.Add(1) <= s.pace.mayPoll(w.procs) {
 				w.phase = phaseSpin
-				w.polite = sd.spin.long && s.pace.polite > 0
+				w.polite = sd.isPolite(&s.pace)
 				return
 			} else {
 				spinning.Add(-1)
@@ -267,6 +272,11 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 // shares this core gets nowhere as long as we only PAUSE.
 func (s *Session) spinOn(w *waiter, sd *side) bool {
 	limit, pace, h := s.cfg.Spin, &s.pace, &sd.spin
+	if w.polite && pace.device {
+		w.polite, h.sliced = false, 0
+		runtime.Gosched()
+		return true
+	}
 	if w.polite {
 		w.polite = w.letRun() > 0
 		return !w.stranger && w.others < othersShare*int64(limit)
@@ -314,6 +324,32 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 	}
 	w.last = now
 	return now-w.since < int64(limit)
+}
+
+// writesBeside takes note, on a device, of a Write that begins while a Read is inside. So
+// other goroutines write what is answered, and have to run first. Where who reads writes
+// too, a Gosched would only wake a thread.
+func (s *Session) writesBeside() {
+	if s.pace.device && s.rd.op.held() && !s.rd.beside.Load() {
+		s.rd.beside.Store(true)
+	}
+}
+
+// isPolite: the wait that begins lets other goroutines run first.
+func (sd *side) isPolite(pace *pollPace) bool {
+	h := &sd.spin
+	if !pace.device {
+		return h.long
+	}
+	if sd.beside.Load() {
+		sd.beside.Store(false)
+		h.share = besideWaits
+	}
+	if h.share == 0 {
+		return false
+	}
+	h.share--
+	return true
 }
 
 // letRun lets other goroutines run, and says how long they did, in ns; 0: there were none.

@@ -22,14 +22,33 @@ func waits(device bool) *Session {
 }
 
 // Behind a wait that was long, or in which others ran, goroutines that are ready come
-// before polls: with one P, nobody else could run them. A device's polls come first.
+// before polls: with one P, nobody else could run them. A device's polls come first,
+// unless others wrote beside the last Reads.
 func TestOthersRunBeforeTheNextPoll(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	for _, tt := range []struct{ long, device, want bool }{{true, false, true}, {false, false, false}, {true, true, false}} {
+	write := func(s *Session) { s.Write([]byte("x")) }
+	writev := func(s *Session) { s.WriteBuffers([][]byte{[]byte("x")}) }
+	for _, tt := range []struct {
+		name               string
+		long, device, want bool
+		beside             func(*Session)
+	}{
+		{name: "short"},
+		{name: "long", long: true, want: true},
+		{name: "device", long: true, device: true},
+		{name: "device, Write beside", device: true, beside: write, want: true},
+		{name: "device, WriteBuffers beside", device: true, beside: writev, want: true},
+	} {
 		ran := 0
 		for range 2 { // the scheduler finds us first in every 61st turn
 			s := waits(tt.device)
 			s.rd.spin.long = tt.long
+			if tt.beside != nil {
+				s.wr.state.Store(stShut) // so that it ends at once
+				s.rd.op.Lock()
+				tt.beside(s)
+				s.rd.op.Unlock()
+			}
 			var other atomic.Bool
 			var w waiter
 			s.pause(&w, &s.rd, RecvReady)
@@ -44,7 +63,7 @@ func TestOthersRunBeforeTheNextPoll(t *testing.T) {
 			s.doneWaiting(&w, &s.rd)
 		}
 		if ran > 0 != tt.want {
-			t.Errorf("%+v: others ran in %d of 2", tt, ran)
+			t.Errorf("%s: others ran in %d of 2", tt.name, ran)
 		}
 	}
 }
