@@ -32,7 +32,7 @@ func (p *pool) try(f func()) bool {
 }
 
 // run runs f, now or later, and waits for its end until the limit.
-func (p *pool) run(limit time.Duration, f func()) bool {
+func (p *pool) run(limit time.Duration, f func()) {
 	done := make(chan struct{})
 	job := func() {
 		f()
@@ -50,9 +50,7 @@ func (p *pool) run(limit time.Duration, f func()) bool {
 	defer t.Stop()
 	select {
 	case <-done:
-		return true
 	case <-t.C:
-		return false
 	}
 }
 

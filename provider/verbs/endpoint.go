@@ -461,9 +461,9 @@ func (e *Endpoint) completed(wc *ibv.WC) {
 	case kindSend:
 		e.sent(wc)
 	case kindRead:
-		e.moved(wc, &e.reads, session.ReadDone)
+		e.moved(wc, &e.reads)
 	case kindWrite:
-		e.moved(wc, &e.writes, session.WriteDone)
+		e.moved(wc, &e.writes)
 	case kindUnbind:
 		e.unbound(wc)
 	}

@@ -232,7 +232,7 @@ func (e *Endpoint) postMove(q *fifo[transfer], t transfer, r *regcache.Region, b
 }
 
 // moved queues the completion of the oldest transfer of its kind. mu is held.
-func (e *Endpoint) moved(wc *ibv.WC, q *fifo[transfer], kind session.EventKind) {
+func (e *Endpoint) moved(wc *ibv.WC, q *fifo[transfer]) {
 	if q.n == 0 {
 		return
 	}
