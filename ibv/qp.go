@@ -1,6 +1,9 @@
 package ibv
 
-import "syscall"
+import (
+	"cmp"
+	"syscall"
+)
 
 // SRQ is a shared receive queue: queue pairs of one protection domain take their
 // receives from it.
@@ -283,12 +286,12 @@ func (q *QP) Init(port uint8, peers Access) error {
 func (q *QP) ReadyToReceive(path QPPath, peer QPPeer) error {
 	attr := QPAttr{
 		State: QPRTR, PathMTU: path.MTU, DestQPN: peer.QPNum, RQPSN: peer.PSN,
-		MaxDestReadAtomic: path.ReadsServed, MinRNRTimer: orDefault(path.MinRNRTimer, 1),
+		MaxDestReadAtomic: path.ReadsServed, MinRNRTimer: cmp.Or(path.MinRNRTimer, 1),
 		Port: path.Port, DLID: peer.LID, SL: path.SL,
 	}
 	if !path.PeerIsOnSubnet {
 		attr.Global, attr.DGID, attr.SGIDIndex = 1, peer.GID, path.GIDIndex
-		attr.HopLimit, attr.TrafficClass = orDefault(path.HopLimit, 64), path.TrafficClass
+		attr.HopLimit, attr.TrafficClass = cmp.Or(path.HopLimit, 64), path.TrafficClass
 	}
 	return q.Modify(attr, MaskState|MaskAV|MaskPathMTU|MaskDestQPN|MaskRQPSN|MaskMaxDestReadAtomic|MaskMinRNRTimer)
 }
@@ -297,13 +300,6 @@ func (q *QP) ReadyToReceive(path QPPath, peer QPPeer) error {
 func (q *QP) ReadyToSend(path QPPath) error {
 	return q.Modify(QPAttr{
 		State: QPRTS, SQPSN: path.PSN, MaxReadAtomic: path.ReadsIssued,
-		Timeout: orDefault(path.Timeout, 14), RetryCount: path.RetryCount, RNRRetry: path.RNRRetry,
+		Timeout: cmp.Or(path.Timeout, 14), RetryCount: path.RetryCount, RNRRetry: path.RNRRetry,
 	}, MaskState|MaskTimeout|MaskRetryCount|MaskRNRRetry|MaskSQPSN|MaskMaxReadAtomic)
-}
-
-func orDefault(v, def uint8) uint8 {
-	if v == 0 {
-		return def
-	}
-	return v
 }

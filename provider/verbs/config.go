@@ -1,7 +1,9 @@
 package verbs
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
@@ -136,24 +138,17 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	c.Buffers = min(max(orDefault(c.Buffers, defaultBuffers), minBuffers), maxBuffers)
-	c.BufferSize = max(orDefault(c.BufferSize, defaultBufferSize), session.MaxControl)
-	c.SendBuffer = max(orDefault(c.SendBuffer, defaultSendBuffer), 4*c.BufferSize) &^ (cacheLine - 1)
-	c.Threshold = orDefault(c.Threshold, defaultThreshold)
-	c.IWARPOffset = orDefault(c.IWARPOffset, defaultIWARPOffset)
-	c.Backlog = orDefault(c.Backlog, defaultBacklog)
-	c.SRQFrom = orDefault(c.SRQFrom, defaultSRQFrom)
+	c.Buffers = min(max(cmp.Or(c.Buffers, defaultBuffers), minBuffers), maxBuffers)
+	c.BufferSize = max(cmp.Or(c.BufferSize, defaultBufferSize), session.MaxControl)
+	c.SendBuffer = max(cmp.Or(c.SendBuffer, defaultSendBuffer), 4*c.BufferSize) &^ (cacheLine - 1)
+	c.Threshold = cmp.Or(c.Threshold, defaultThreshold)
+	c.IWARPOffset = cmp.Or(c.IWARPOffset, defaultIWARPOffset)
+	c.Backlog = cmp.Or(c.Backlog, defaultBacklog)
+	c.SRQFrom = cmp.Or(c.SRQFrom, defaultSRQFrom)
 	if c.control == nil {
 		c.control = controlArena()
 	}
 	return c
-}
-
-func orDefault(v, def int) int {
-	if v == 0 {
-		return def
-	}
-	return v
 }
 
 // iwarpPort is the RDMA port that belongs to a TCP port on iWARP, 0 if iWARP is
@@ -172,13 +167,6 @@ func (c Config) iwarpPort(port uint16) uint16 {
 
 // allows says whether a peer's address is within Subnets.
 func (c Config) allows(a netip.Addr) bool {
-	if len(c.Subnets) == 0 {
-		return true
-	}
-	for _, p := range c.Subnets {
-		if p.Contains(a.Unmap().WithZone("")) {
-			return true
-		}
-	}
-	return false
+	a = a.Unmap().WithZone("")
+	return len(c.Subnets) == 0 || slices.ContainsFunc(c.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
 }
