@@ -126,7 +126,7 @@ func (c *Conn) writable() error {
 // operation that is in the middle of a transfer, up to Options.CancelTimeout.
 func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
-		return c.errClosed(opClose)
+		return c.opError(opClose, net.ErrClosed)
 	}
 	c.cleanup.Stop()
 	c.readDeadline.stop()

@@ -40,9 +40,3 @@ func (c *Conn) opError(op string, err error) error {
 	}
 	return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: err}
 }
-
-// errClosed is what net says of settings on a closed connection, and of a
-// second Close.
-func (c *Conn) errClosed(op string) error {
-	return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: net.ErrClosed}
-}

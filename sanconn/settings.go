@@ -9,7 +9,7 @@ import (
 // accepted so that code for TCP goes on working.
 func (c *Conn) setting() error {
 	if c.closed.Load() {
-		return c.errClosed(opSet)
+		return c.opError(opSet, net.ErrClosed)
 	}
 	return nil
 }
