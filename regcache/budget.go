@@ -159,7 +159,7 @@ const flushTime = time.Second
 func (b *Budget) Flush() {
 	b.mu.Lock()
 	var victims []*Region
-	for _, r := range append([]*Region(nil), b.order...) {
+	for _, r := range slices.Clone(b.order) {
 		if b.take(r) {
 			r.cache.stats.evictions.Add(1)
 			victims = append(victims, r)

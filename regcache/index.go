@@ -1,6 +1,9 @@
 package regcache
 
-import "sync/atomic"
+import (
+	"slices"
+	"sync/atomic"
+)
 
 const (
 	// Regions are found by the granule of their first byte. A granule holds a
@@ -62,21 +65,12 @@ func (x *index) overlapping(start, end uintptr) []*Region {
 			return
 		}
 		for _, s := range *p {
-			if s.start < end && start < s.end && !contains(found, s.region) {
+			if s.start < end && start < s.end && !slices.Contains(found, s.region) {
 				found = append(found, s.region)
 			}
 		}
 	})
 	return found
-}
-
-func contains(regions []*Region, r *Region) bool {
-	for _, have := range regions {
-		if have == r {
-			return true
-		}
-	}
-	return false
 }
 
 func (x *index) insert(r *Region) {
@@ -89,10 +83,7 @@ func (x *index) insert(r *Region) {
 		for at < len(old) && old[at].start < r.start {
 			at++
 		}
-		slots := make([]slot, 0, len(old)+1)
-		slots = append(slots, old[:at]...)
-		slots = append(slots, slot{r.start, r.end, r})
-		slots = append(slots, old[at:]...)
+		slots := slices.Concat(old[:at], []slot{{r.start, r.end, r}}, old[at:])
 		b.Store(&slots)
 	})
 }
@@ -103,13 +94,8 @@ func (x *index) remove(r *Region) {
 		if p == nil {
 			return
 		}
-		var slots []slot
-		for _, s := range *p {
-			if s.region != r {
-				slots = append(slots, s)
-			}
-		}
-		if slots == nil {
+		slots := slices.DeleteFunc(slices.Clone(*p), func(s slot) bool { return s.region == r })
+		if len(slots) == 0 {
 			b.Store(nil)
 			return
 		}

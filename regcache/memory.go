@@ -1,8 +1,6 @@
 package regcache
 
-import (
-	"unsafe"
-)
+import "unsafe"
 
 // Kind says what sort of memory a slice lies in.
 type Kind uint8
@@ -15,7 +13,6 @@ const (
 	Global        // a variable of the program: always valid
 	Declared      // its owner said that it is stable, or it is an Arena's
 	Watched       // userfaultfd reports changes of the mapping, see Watch
-	kinds
 )
 
 func (k Kind) String() string {

@@ -2,6 +2,7 @@ package regcache
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -94,21 +95,14 @@ func (s *rangeSet) add(r *Range) (*Range, error) {
 			return nil, fmt.Errorf("regcache: declare: overlaps a declared range: %w", syscall.EEXIST)
 		}
 	}
-	s.all = append(s.all, nil)
-	copy(s.all[at+1:], s.all[at:])
-	s.all[at] = r
+	s.all = slices.Insert(s.all, at, r)
 	return r, nil
 }
 
 func (s *rangeSet) remove(r *Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, have := range s.all {
-		if have == r {
-			s.all = append(s.all[:i:i], s.all[i+1:]...)
-			return
-		}
-	}
+	s.all = slices.DeleteFunc(s.all, func(have *Range) bool { return have == r })
 }
 
 // after returns the position of the first range that starts after address.

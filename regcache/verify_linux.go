@@ -24,7 +24,7 @@ func canVerify() error {
 	if _, err := pagemap(); err != nil {
 		return err
 	}
-	probe := make([]byte, os.Getpagesize())
+	probe := make([]byte, pageSize)
 	probe[0] = 1
 	if framesOf(addressOf(probe), 1)[0] == 0 {
 		return errors.New("physical frames are hidden: CAP_SYS_ADMIN is needed")
@@ -36,9 +36,8 @@ func canVerify() error {
 // one that is not there. canVerify has succeeded.
 func framesOf(start uintptr, n int) []uint64 {
 	file, _ := pagemap()
-	page := uintptr(os.Getpagesize())
-	first := start / page
-	pages := (start+uintptr(n)-1)/page - first + 1
+	first := start / pageSize
+	pages := (start+uintptr(n)-1)/pageSize - first + 1
 	raw := make([]byte, pages*8)
 	if _, err := file.ReadAt(raw, int64(first*8)); err != nil && !errors.Is(err, syscall.EINTR) {
 		panic(fmt.Sprintf("regcache: verify: read pagemap: %v", err))
@@ -55,13 +54,12 @@ func framesOf(start uintptr, n int) []uint64 {
 // verify panics unless [start, start+n), a part of r, has the frames that it
 // had when r was registered. The caller holds r, and no longer after that panic.
 func (r *Region) verify(start uintptr, n int) {
-	page := uintptr(os.Getpagesize())
-	skip := start/page - r.start/page
+	skip := start/pageSize - r.start/pageSize
 	for i, frame := range framesOf(start, n) {
 		if was := r.frames[int(skip)+i]; frame != was {
 			r.Release() // so that a program that recovers can close the cache
 			panic(fmt.Sprintf("regcache: stale registration: page %#x has frame %#x, but %#x was registered",
-				(start/page+uintptr(i))*page, frame, was))
+				(start/pageSize+uintptr(i))*pageSize, frame, was))
 		}
 	}
 }

@@ -56,8 +56,7 @@ type watcher struct {
 // The error matches syscall.ENOSYS, EPERM or EINVAL where the kernel cannot
 // watch that memory (it needs Linux 5.11).
 func Watch(b []byte) (*Range, error) {
-	page := uintptr(os.Getpagesize())
-	if len(b) == 0 || addressOf(b)%page != 0 || uintptr(len(b))%page != 0 {
+	if len(b) == 0 || addressOf(b)%pageSize != 0 || uintptr(len(b))%pageSize != 0 {
 		return nil, fmt.Errorf("regcache: watch: not whole pages: %w", unix.EINVAL)
 	}
 	if k := KindOf(b); k != Unknown {
