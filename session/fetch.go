@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -155,7 +156,7 @@ func (s *Session) freeChunk(t *tail, at int) {
 	if at == 0 {
 		t.chunks = t.chunks[1:]
 	} else {
-		t.chunks = t.chunks[:at+copy(t.chunks[at:], t.chunks[at+1:])]
+		t.chunks = slices.Delete(t.chunks, at, at+1)
 	}
 }
 
