@@ -219,7 +219,7 @@ func (d *device) waitAsync() {
 				break
 			}
 			if e, ok := ev.CQ.Owner.(*Endpoint); ok {
-				e.lose()
+				e.loseBuffers()
 				e.broken(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
 			}
 		case ibv.EventSRQErr:
@@ -240,7 +240,7 @@ func all(*Endpoint) bool { return true }
 // nobody would be woken.
 func (d *device) deaf(err error) {
 	if !errors.Is(err, os.ErrClosed) {
-		d.fail(all, lost(err))
+		d.fail(all, deviceError(err))
 	}
 }
 

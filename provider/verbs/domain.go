@@ -14,9 +14,9 @@ import (
 // connection, so that no key serves another connection's peer (rule R2), or
 // one per device.
 type domain struct {
-	pd    *ibv.PD
-	cache *regcache.Cache
-	keep  bool // the device's, shared by its connections
+	pd     *ibv.PD
+	cache  *regcache.Cache
+	shared bool // by the connections of its device, which keeps it
 
 	mu     sync.Mutex   // guards groups and their members
 	groups []*recvGroup // of a shared domain
@@ -34,7 +34,7 @@ func (d *device) useDomain(cfg Config) (*domain, error) {
 		if err != nil {
 			return nil, err
 		}
-		shared.keep = true
+		shared.shared = true
 		d.shared = shared
 	}
 	return d.shared, nil
@@ -57,7 +57,7 @@ func newDomain(ctx *ibv.Context, cfg Config) (*domain, error) {
 
 // release ends an endpoint's use.
 func (dom *domain) release() {
-	if !dom.keep {
+	if !dom.shared {
 		dom.close()
 	}
 }

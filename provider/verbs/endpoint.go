@@ -34,11 +34,11 @@ type Endpoint struct {
 	local, remote netip.AddrPort
 	passive       bool
 
-	cq           *ibv.CQ
-	qp           *ibv.QP
-	sendR, recvR region
-	group        *recvGroup // nil: recvR and a receive queue of its own
-	inline       int        // bytes
+	cq                     *ibv.CQ
+	qp                     *ibv.QP
+	sendRegion, recvRegion region
+	group                  *recvGroup // nil: recvRegion and a receive queue of its own
+	inline                 int        // bytes
 
 	waker    atomic.Pointer[session.Waker]
 	armed    atomic.Uint32 // session.Events
@@ -122,7 +122,7 @@ func (e *Endpoint) build() (err error) {
 
 // queues makes the control buffers and the queues.
 func (e *Endpoint) queues() (err error) {
-	if e.sendR, err = newRegion(e.cfg.control, e.dom.pd, e.cfg.sendBytes(), 0); err != nil {
+	if e.sendRegion, err = newRegion(e.cfg.control, e.dom.pd, e.cfg.sendBytes(), 0); err != nil {
 		return err
 	}
 	if err = e.makeReceiveBuffers(); err != nil {
@@ -150,8 +150,8 @@ func (e *Endpoint) queues() (err error) {
 // freeQueues gives back what queues has made, but for the queue pair, which is
 // gone or was not made.
 func (e *Endpoint) freeQueues() {
-	e.sendR.close()
-	e.recvR.close()
+	e.sendRegion.close()
+	e.recvRegion.close()
 	if e.cq != nil {
 		e.cq.Close()
 		e.cq = nil
@@ -276,7 +276,7 @@ func (e *Endpoint) notify() {
 		return
 	}
 	if err := e.cq.Notify(false); err != nil {
-		e.fail(lost(err))
+		e.fail(deviceError(err))
 	}
 }
 
@@ -442,7 +442,7 @@ func (e *Endpoint) take() {
 		n, err := e.cq.Spin(e.wcs[:], times)
 		e.dry = n == 0
 		if err != nil {
-			e.fail(lost(err))
+			e.fail(deviceError(err))
 			return
 		}
 		for i := range e.wcs[:n] {
@@ -472,10 +472,10 @@ func (e *Endpoint) completed(wc *ibv.WC) {
 	}
 }
 
-// lost is an error of the device that ends the connection. Its errno is no more
+// deviceError is an error of the device that ends the connection. Its errno is no more
 // than text: that of a connection is ECONNRESET, which programs look for (siw
 // says ENOTCONN of a post to a queue pair whose peer has gone).
-func lost(err error) error { return fmt.Errorf("%v: %w", err, syscall.ECONNRESET) }
+func deviceError(err error) error { return fmt.Errorf("%v: %w", err, syscall.ECONNRESET) }
 
 // statusError is what a failed work request says about the connection.
 func statusError(s ibv.Status) error {

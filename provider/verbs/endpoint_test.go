@@ -114,8 +114,8 @@ func mustHave(t testing.TB, e *Endpoint, cfg Config) {
 	if e.windows.on != cfg.ForceWindows {
 		t.Errorf("windows: %v, want %v", e.windows.on, cfg.ForceWindows)
 	}
-	if e.dom.keep != cfg.SharedDomain {
-		t.Errorf("shared domain: %v, want %v", e.dom.keep, cfg.SharedDomain)
+	if e.dom.shared != cfg.SharedDomain {
+		t.Errorf("shared domain: %v, want %v", e.dom.shared, cfg.SharedDomain)
 	}
 	if shared := e.group != nil; shared != (cfg.SRQFrom == 1) {
 		t.Errorf("shared receive queue: %v, want %v", shared, cfg.SRQFrom == 1)

@@ -332,7 +332,7 @@ func fakeEnds(t *testing.T) {
 		if err := e.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
 			t.Fatal(err)
 		}
-		e.broken(lost(syscall.EIO))
+		e.broken(deviceError(syscall.EIO))
 		if err := e.Err(); err != nil || len(w) != 0 {
 			t.Errorf("%s: it is over while the device may write to memory: %v", what, err)
 		}
@@ -373,7 +373,7 @@ func fakeEnds(t *testing.T) {
 	}
 	e.mu.Unlock()
 	reset("a buffer that is not posted", e, w)
-	if !e.lost {
+	if !e.buffersLost {
 		t.Error("a group would count on that buffer")
 	}
 
@@ -399,14 +399,14 @@ func fakeEnds(t *testing.T) {
 	f.set(fakeOpcode, int64(ibv.WCRecv))
 	f.set(fakeCompletions, 1)
 	broken := f.get(fakeBroken)
-	e.broken(lost(syscall.EIO))
+	e.broken(deviceError(syscall.EIO))
 	f.set(fakeOpcode, 0)
 	if err := e.Err(); !errors.Is(err, syscall.EPIPE) || f.get(fakeBroken) != broken+1 {
 		t.Errorf("behind the peer's farewell: %v, its access ended: %v", err, f.get(fakeBroken) > broken)
 	}
 
 	e, _ = begin()
-	e.broken(lost(syscall.EIO))
+	e.broken(deviceError(syscall.EIO))
 	w = make(told, 1)
 	e.Start(w)
 	reset("a session that starts behind the end", e, w)
@@ -508,7 +508,7 @@ func fakeGroups(t *testing.T) {
 	for n := 0; n < srqShare+1; n++ { // more than it has credit for
 		e.complete(ibv.WC{ID: kindRecv | uint64(n), Opcode: ibv.WCRecv, ByteLen: 8})
 	}
-	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) || e.arrived.n != srqShare || !e.lost {
+	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) || e.arrived.n != srqShare || !e.buffersLost {
 		t.Errorf("%v, %d messages", err, e.arrived.n)
 	}
 	f.set(fakeErrno, int64(syscall.ENOMEM))

@@ -10,7 +10,7 @@ import (
 // Whoever asks for the errno of an error that ended a connection gets ECONNRESET,
 // whatever the device said.
 func TestLostIsAReset(t *testing.T) {
-	err := lost(fmt.Errorf("ibv_post_send: %w", syscall.ENOTCONN))
+	err := deviceError(fmt.Errorf("ibv_post_send: %w", syscall.ENOTCONN))
 	var errno syscall.Errno
 	if !errors.As(err, &errno) || errno != syscall.ECONNRESET {
 		t.Errorf("%v: %v", err, errno)

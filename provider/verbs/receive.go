@@ -22,8 +22,8 @@ type recvState struct {
 	heard   bool                    // something has come
 	parted  bool                    // the peer's farewell has
 
-	lastTaken chan struct{} // of a group: see tookLast
-	lost      bool          // of a group: see lose
+	lastTaken   chan struct{} // of a group: see tookLast
+	buffersLost bool          // of a group: some of what was taken may not be found again
 }
 
 // arrival is a message in a buffer.
@@ -48,13 +48,13 @@ func (e *Endpoint) makeReceiveBuffers() (err error) {
 		e.lastTaken = make(chan struct{}, 1)
 		return nil
 	}
-	e.recvR, err = newRegion(e.cfg.control, e.dom.pd, e.cfg.receiveBytes(), ibv.LocalWrite)
+	e.recvRegion, err = newRegion(e.cfg.control, e.dom.pd, e.cfg.receiveBytes(), ibv.LocalWrite)
 	return err
 }
 
 // buffer is a receive buffer and the registration that it lies in.
 func (e *Endpoint) buffer(number int) ([]byte, *ibv.MR) {
-	r := &e.recvR
+	r := &e.recvRegion
 	if e.group != nil {
 		r, number = e.group.regions[number/srqShare].Load(), number%srqShare
 	}
@@ -107,7 +107,7 @@ func (e *Endpoint) received(wc *ibv.WC) {
 		e.fail(fmt.Errorf("verbs: the peer has sent what is no message (opcode %d, %d bytes): %w", wc.Opcode, a.n, syscall.ECONNRESET))
 	case e.taken > e.cfg.Buffers: // of a group: a queue of its own has no more
 		e.again(a)
-		e.lost = true // the completion queue has room for no more either
+		e.buffersLost = true // the completion queue has room for no more either
 		e.fail(fmt.Errorf("verbs: the peer sends more than it has credit for: %w", syscall.ECONNRESET))
 	case wc.Flags&ibv.WCWithInv != 0 || e.cfg.ForceWindows && wc.Flags&rxeWithInv != 0:
 		// It was not asked to. Its window must not be invalidated again.
@@ -215,7 +215,7 @@ func (e *Endpoint) postAgain() {
 	e.taken -= len(e.repost)
 	e.repost = e.repost[:0]
 	if err != nil {
-		e.lost = true // of a group, which has fewer buffers now than it gave credit for
-		e.fail(lost(err))
+		e.buffersLost = true // of a group, which has fewer buffers now than it gave credit for
+		e.fail(deviceError(err))
 	}
 }

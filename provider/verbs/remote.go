@@ -82,7 +82,7 @@ func (e *Endpoint) expose(b []byte, rights session.Rights) (key uint32, x exposu
 		key, x, err = e.exposeByWindow(b, rights)
 		// In a domain that is shared a registration's key would serve any peer:
 		// its bytes go by messages.
-		if !errors.Is(err, errNoWindow) || e.dom.keep {
+		if !errors.Is(err, errNoWindow) || e.dom.shared {
 			return key, x, err
 		}
 	}
@@ -118,7 +118,7 @@ func (e *Endpoint) Revoke(d session.Descriptor) int {
 	}
 	if err := x.region.Release(); err != nil {
 		// The peer may still have access: only the end of the queue pair ends it.
-		e.broken(lost(err))
+		e.broken(deviceError(err))
 	}
 	return 0
 }
@@ -221,7 +221,7 @@ func (e *Endpoint) postMove(q *fifo[transfer], t transfer, r *regcache.Region, b
 	}
 	switch n, err := e.qp.PostSend(wrs); {
 	case n > 0 && err != nil:
-		e.fail(lost(err)) // the device has a part, and the memory until the queue pair goes
+		e.fail(deviceError(err)) // the device has a part, and the memory until the queue pair goes
 	case errors.Is(err, syscall.ENOMEM):
 		return session.ErrWouldBlock
 	case err != nil:

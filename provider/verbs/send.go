@@ -112,7 +112,7 @@ func (e *Endpoint) reserve(lo, hi int, control bool) bool {
 }
 
 func (e *Endpoint) give(n int) bool {
-	e.reserved = e.sendR.mem[e.reserveAt:][:n:n]
+	e.reserved = e.sendRegion.mem[e.reserveAt:][:n:n]
 	return true
 }
 
@@ -126,7 +126,7 @@ func (e *Endpoint) Commit(n int) {
 	e.reserved = nil
 	wr := &e.wr[0]
 	*wr = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendR.mem)) + uint64(e.reserveAt), Length: uint32(n), LKey: e.sendR.mr.LKey}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendRegion.mem)) + uint64(e.reserveAt), Length: uint32(n), LKey: e.sendRegion.mr.LKey}
 	switch {
 	case n <= e.inline: // copied now: the room is free again
 		wr.Flags = ibv.Inline
@@ -159,7 +159,7 @@ func (e *Endpoint) postSend(wr *ibv.SendWR, signal bool) {
 		e.unsignaled, e.unsignBy = 0, 0
 	}
 	if _, err := e.qp.PostSend(e.wr[:]); err != nil {
-		e.fail(lost(err))
+		e.fail(deviceError(err))
 	}
 }
 

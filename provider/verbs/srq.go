@@ -48,7 +48,7 @@ const (
 
 // joinGroup gives a new endpoint its group, nil if it has a queue of its own.
 func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
-	if !dom.keep || cfg.SRQFrom < 0 || dev.count()+1 < cfg.SRQFrom ||
+	if !dom.shared || cfg.SRQFrom < 0 || dev.count()+1 < cfg.SRQFrom ||
 		cfg.Disable&session.FeatureSRQ != 0 || dev.caps.MaxSRQ == 0 || dev.caps.MaxSRQWR < groupMembers*srqShare {
 		return nil, nil
 	}
@@ -133,13 +133,13 @@ func (e *Endpoint) quiesce() {
 		select {
 		case <-e.lastTaken:
 		case <-t.C:
-			e.lose()
+			e.loseBuffers()
 			return
 		}
 	}
 	e.mu.Lock()
 	e.take()
-	e.lost = e.lost || e.mayHaveDropped()
+	e.buffersLost = e.buffersLost || e.mayHaveDropped()
 	e.mu.Unlock()
 }
 
@@ -152,10 +152,10 @@ func (e *Endpoint) tookLast() {
 	}
 }
 
-// lose notes that some of what was taken may not be found again.
-func (e *Endpoint) lose() {
+// loseBuffers notes that some buffers that were taken may not be found again.
+func (e *Endpoint) loseBuffers() {
 	e.mu.Lock()
-	e.lost = true
+	e.buffersLost = true
 	e.mu.Unlock()
 }
 
@@ -176,7 +176,7 @@ func (e *Endpoint) leaveGroup() {
 		back(e.kept.pop())
 	}
 	e.postAgain()
-	lost := e.lost
+	lost := e.buffersLost
 	e.mu.Unlock()
 	e.group.leave(lost)
 }

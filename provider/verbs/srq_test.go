@@ -276,7 +276,7 @@ func TestMessageTooLong(t *testing.T) {
 	e := all[0]
 	e.mu.Lock()
 	e.wr[0] = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
-	e.wr[0].SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendR.mem)), Length: 1024, LKey: e.sendR.mr.LKey}
+	e.wr[0].SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendRegion.mem)), Length: 1024, LKey: e.sendRegion.mr.LKey}
 	e.postSend(&e.wr[0], true)
 	e.mu.Unlock()
 	if err := endOf(t, all[1]); !errors.Is(err, syscall.ECONNRESET) {

@@ -96,7 +96,7 @@ func (e *Endpoint) bind(r *regcache.Region, b []byte, access ibv.Access) (*windo
 	}
 	if err != nil {
 		if n > 0 {
-			e.fail(lost(err)) // the window goes with the queue pair
+			e.fail(deviceError(err)) // the window goes with the queue pair
 		}
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (e *Endpoint) unbind(w *window) {
 	if err == nil {
 		return
 	}
-	e.broken(lost(fmt.Errorf("verbs: revoke: %w", err)))
+	e.broken(deviceError(fmt.Errorf("verbs: revoke: %w", err)))
 	e.mu.Lock()
 	w.close()
 	e.mu.Unlock()

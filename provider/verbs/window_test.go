@@ -403,9 +403,9 @@ func TestPeerInvalidates(t *testing.T) {
 	d := expose(t, a, b, mem, session.RemoteRead)
 	a.mu.Lock()
 	a.wr[0].Opcode, a.wr[0].InvKey = 9, uint32(d.Key) // ibv.OpSendWithInv
-	room := a.sendR.mem[:16]
+	room := a.sendRegion.mem[:16]
 	a.wr[0].NumSGE, a.wr[0].Flags = 1, 0
-	a.wr[0].SGE[0].Addr, a.wr[0].SGE[0].Length, a.wr[0].SGE[0].LKey = uint64(addressOf(room)), 16, a.sendR.mr.LKey
+	a.wr[0].SGE[0].Addr, a.wr[0].SGE[0].Length, a.wr[0].SGE[0].LKey = uint64(addressOf(room)), 16, a.sendRegion.mr.LKey
 	a.postSend(&a.wr[0], true)
 	a.mu.Unlock()
 	if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
@@ -437,7 +437,7 @@ func TestPeerSendsImmediateData(t *testing.T) {
 				}
 			}
 			wr := ibv.SendWR{Opcode: op, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
-			wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(a.sendR.mem)), Length: 16, LKey: a.sendR.mr.LKey}
+			wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(a.sendRegion.mem)), Length: 16, LKey: a.sendRegion.mr.LKey}
 			if op == ibv.OpWriteWithImm {
 				wr.SGE[0].Length = uint32(len(mem)) // eight times a buffer's
 			}
