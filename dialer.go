@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
+	"net/netip"
 	"slices"
 	"strings"
 	"syscall"
@@ -91,7 +91,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (dialed, err
 	env := processEnvironment()
 	providers, why, err := choose(d.Providers, env, registry)
 	if err != nil {
-		return dialed{}, dialError(network, nil, nil, err)
+		return dialed{}, dialError(network, nil, netip.AddrPort{}, err)
 	}
 	if d.Policy == Never {
 		why = &Unavailable{Reason: ReasonPolicy}
@@ -110,7 +110,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (dialed, err
 		requests = slices.DeleteFunc(requests, func(r request) bool { return len(r.serving) == 0 })
 		if len(requests) == 0 {
 			why := requireError{notServed(first, providers)}
-			return dialed{}, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(first.remote), why)
+			return dialed{}, dialError(network, d.NetDialer.LocalAddr, first.remote, why)
 		}
 	}
 	return d.race(ctx, network, requests)
@@ -136,11 +136,11 @@ func (c dialed) counted() net.Conn {
 func (d *Dialer) plan(ctx context.Context, network, address string, providers []provider, env environment) ([]request, error) {
 	local, err := dialLocal(d.NetDialer.LocalAddr)
 	if err != nil {
-		return nil, dialError(network, d.NetDialer.LocalAddr, nil, err)
+		return nil, dialError(network, d.NetDialer.LocalAddr, netip.AddrPort{}, err)
 	}
 	dsts, named, err := resolve(ctx, d.NetDialer.Resolver, network, address, local)
 	if err != nil {
-		return nil, dialError(network, nil, nil, err)
+		return nil, dialError(network, nil, netip.AddrPort{}, err)
 	}
 	var requests []request
 	for _, dst := range dsts {
@@ -228,7 +228,7 @@ func (d *Dialer) control() func(context.Context, string, string, syscall.RawConn
 // fallBack leaves the connection to net.
 func (d *Dialer) fallBack(ctx context.Context, network, address string, why *Unavailable) (dialed, error) {
 	if d.Policy == Require {
-		return dialed{}, dialError(network, d.NetDialer.LocalAddr, nil, requireError{why})
+		return dialed{}, dialError(network, d.NetDialer.LocalAddr, netip.AddrPort{}, requireError{why})
 	}
 	c, err := d.NetDialer.DialContext(ctx, network, address)
 	return dialed{c, why}, err
@@ -245,14 +245,14 @@ func (d *Dialer) dialOne(ctx context.Context, network string, r request) (dialed
 		}
 		unavailable, final := verdict(ctx, err)
 		if final != nil {
-			return dialed{}, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(r.remote), final)
+			return dialed{}, dialError(network, d.NetDialer.LocalAddr, r.remote, final)
 		}
 		if i == 0 { // what the preferred provider says counts
 			why = unavailable
 		}
 	}
 	if d.Policy == Require {
-		return dialed{}, dialError(network, d.NetDialer.LocalAddr, net.TCPAddrFromAddrPort(r.remote), requireError{why})
+		return dialed{}, dialError(network, d.NetDialer.LocalAddr, r.remote, requireError{why})
 	}
 	return d.fallBack(ctx, network, r.address, why)
 }
@@ -295,15 +295,6 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	return nil, err
 }
 
-// answered: an attempt over a SAN failed by what the destination said.
-func answered(err error) bool {
-	switch reasonOf(err) {
-	case ReasonNoListener, ReasonOwner, ReasonVersion, ReasonProtocol:
-		return true
-	}
-	return errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(hookError))
-}
-
 // negotiate starts the session. When it fails, the link is gone.
 func negotiate(ctx context.Context, l link, config session.Config) (*session.Session, error) {
 	s := session.New(l.endpoint, config)
@@ -338,84 +329,4 @@ func newConn(provider string, s *session.Session, l link) *sanconn.Conn {
 		l.release()
 		count(func(n *Counters) { n.Open[provider]-- })
 	})
-}
-
-// verdict says what a failed attempt over a SAN means: a reason to try
-// something else, or the final answer for this address (C4).
-func verdict(ctx context.Context, err error) (*Unavailable, error) {
-	switch {
-	case ctx.Err() != nil:
-		return nil, contextError{ctx.Err()}
-	case errors.As(err, new(hookError)):
-		return nil, err
-	case reasonOf(err) != ReasonNone:
-		why := new(Unavailable)
-		if errors.As(err, &why) {
-			return why, nil
-		}
-		return &Unavailable{Reason: reasonOf(err), Err: err}, nil
-	}
-	for _, errno := range []syscall.Errno{syscall.ECONNREFUSED, syscall.EHOSTUNREACH} {
-		if errors.Is(err, errno) {
-			return nil, os.NewSyscallError("connect", errno)
-		}
-	}
-	return &Unavailable{Reason: ReasonProtocol, Err: err}, nil
-}
-
-// reasonOf finds the reason in an error; ReasonNone if it is not plain.
-func reasonOf(err error) Reason {
-	why := new(Unavailable)
-	var errno syscall.Errno
-	switch {
-	case errors.As(err, &why):
-		return why.Reason
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return ReasonTimeout
-	case errors.As(err, &errno):
-		switch errno {
-		case syscall.ETIMEDOUT:
-			return ReasonTimeout
-		case syscall.ENETUNREACH, syscall.EADDRNOTAVAIL:
-			return ReasonUnreachable
-		case syscall.EPERM, syscall.EACCES:
-			return ReasonPermission
-		case syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN, syscall.EADDRINUSE:
-			return ReasonResources
-		}
-	}
-	return ReasonNone
-}
-
-// hookError is what a Control hook returned: final, as with net.
-type hookError struct{ error }
-
-func (e hookError) Unwrap() error { return e.error }
-
-// contextError says that the dialer's time was up, or that it was cancelled,
-// in net's words.
-type contextError struct{ cause error }
-
-func (e contextError) Error() string {
-	if e.Timeout() {
-		return "i/o timeout"
-	}
-	return "operation was canceled"
-}
-
-func (e contextError) Timeout() bool   { return errors.Is(e.cause, context.DeadlineExceeded) }
-func (e contextError) Temporary() bool { return e.Timeout() }
-func (e contextError) Unwrap() error   { return e.cause }
-func (e contextError) Is(target error) bool {
-	return target == os.ErrDeadlineExceeded && e.Timeout()
-}
-
-// dialError is err as net.Dial would return it. A nil *net.TCPAddr must not
-// become an Addr that is not nil.
-func dialError(network string, source net.Addr, dst *net.TCPAddr, err error) error {
-	e := &net.OpError{Op: "dial", Net: network, Source: source, Err: err}
-	if dst != nil {
-		e.Addr = dst
-	}
-	return e
 }

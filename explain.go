@@ -41,12 +41,12 @@ type Outcome struct {
 // that no dial would accept.
 func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcome, error) {
 	if !isTCP(network) {
-		return nil, dialError(network, nil, nil, notTCP(network))
+		return nil, dialError(network, nil, netip.AddrPort{}, notTCP(network))
 	}
 	env := processEnvironment()
 	providers, _, err := choose(d.Providers, env, registry)
 	if err != nil {
-		return nil, dialError(network, nil, nil, err)
+		return nil, dialError(network, nil, netip.AddrPort{}, err)
 	}
 	ctx, cancel := d.bound(ctx)
 	defer cancel()

@@ -437,7 +437,3 @@ func (l *Listener) acceptError(err error) error {
 	}
 	return &net.OpError{Op: "accept", Net: l.Addr().Network(), Addr: l.Addr(), Err: err}
 }
-
-func listenError(network string, addr net.Addr, err error) error {
-	return &net.OpError{Op: "listen", Net: network, Addr: addr, Err: err}
-}

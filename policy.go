@@ -59,13 +59,6 @@ const (
 // be had where the policy is Require.
 type Unavailable = session.Unavailable
 
-// requireError is an Unavailable that TCP was not allowed to make good.
-type requireError struct{ why *Unavailable }
-
-func (e requireError) Error() string { return "no SAN connection: " + e.why.Error() }
-func (e requireError) Unwrap() error { return e.why }
-func (e requireError) Timeout() bool { return e.why.Reason == ReasonTimeout }
-
 // isTCP says whether the network is one that a SAN can stand in for.
 func isTCP(network string) bool {
 	return network == "tcp" || network == "tcp4" || network == "tcp6"
@@ -76,9 +69,9 @@ func notTCP(network string) *Unavailable {
 	return &Unavailable{Reason: ReasonNetwork, Err: fmt.Errorf("%q is not one of tcp, tcp4, tcp6", network)}
 }
 
-// choose gives the providers to try, in order. When there is none it says why.
-// want is a Providers field, allowed and known come from the environment and
-// the build.
+// choose gives the providers to try, in order, and where there are none says why.
+// want is a Providers field. An error: a name that is not known, or an environment
+// that is not understood.
 func choose(want []string, env environment, registered []provider) ([]provider, *Unavailable, error) {
 	if env.err != nil {
 		return nil, nil, env.err
