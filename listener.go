@@ -97,10 +97,9 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	if _, port, err := net.SplitHostPort(address); err == nil && (port == "" || port == "0") {
 		tries = portTries
 	}
-	for {
-		tries--
-		l, err := lc.listen(ctx, network, address, providers, why, env, tries > 0)
-		if l != nil || err != nil {
+	for try := 1; ; try++ {
+		l, err := lc.listen(ctx, network, address, providers, why, env, try < tries)
+		if err != errPortTaken {
 			return l, err
 		}
 	}
@@ -109,9 +108,11 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 // portTries: a port that TCP has free may be taken on a SAN's side.
 const portTries = 4
 
-// listen is Listen for TCP. With another it returns nil where a SAN finds the
-// port taken, as another port will do.
-func (lc *ListenConfig) listen(ctx context.Context, network, address string, providers []provider, why *Unavailable, env environment, another bool) (net.Listener, error) {
+var errPortTaken = errors.New("san: the port is taken on a SAN's side")
+
+// listen is Listen for TCP. Where any port will do, the error is errPortTaken if a SAN
+// finds that TCP's is taken.
+func (lc *ListenConfig) listen(ctx context.Context, network, address string, providers []provider, why *Unavailable, env environment, anyPort bool) (net.Listener, error) {
 	inner, err := lc.NetListenConfig.Listen(ctx, network, address)
 	if err != nil {
 		return nil, err
@@ -138,24 +139,17 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	for _, p := range providers {
 		a, err := p.listen(l.tcp, settings)
-		if another && errors.Is(err, syscall.EADDRINUSE) {
+		switch {
+		case anyPort && errors.Is(err, syscall.EADDRINUSE):
 			l.Close()
-			return nil, nil
+			return nil, errPortTaken
+		case err != nil:
+			l.lack(p.name(), err)
+		default:
+			l.providers = append(l.providers, p.name())
+			l.acceptors = append(l.acceptors, a)
+			l.background.Go(func() { l.serve(p.name(), a, settings.session) })
 		}
-		if err != nil {
-			refusal, final := verdict(context.Background(), err)
-			if final != nil {
-				refusal = &Unavailable{Reason: ReasonUnreachable, Err: final}
-			}
-			l.lacks[p.name()] = refusal
-			if l.without == nil || isAbsent(l.without.Reason) && !isAbsent(refusal.Reason) {
-				l.without = refusal
-			}
-			continue
-		}
-		l.providers = append(l.providers, p.name())
-		l.acceptors = append(l.acceptors, a)
-		l.background.Go(func() { l.serve(p.name(), a, settings.session) })
 	}
 	l.countLacks()
 	if len(l.acceptors) > 0 {
@@ -180,6 +174,18 @@ func zoneOf(address string) string {
 
 // isAbsent: a host or an address has no such SAN, which is no fault where it has another.
 func isAbsent(r Reason) bool { return r == ReasonNotServed || r == ReasonNoProvider }
+
+// lack notes why the listener does not have a provider.
+func (l *Listener) lack(provider string, err error) {
+	why, final := verdict(context.Background(), err)
+	if final != nil {
+		why = &Unavailable{Reason: ReasonUnreachable, Err: final}
+	}
+	l.lacks[provider] = why
+	if l.without == nil || isAbsent(l.without.Reason) && !isAbsent(why.Reason) {
+		l.without = why
+	}
+}
 
 // countLacks counts what the listener lacks.
 func (l *Listener) countLacks() {
