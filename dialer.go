@@ -27,34 +27,36 @@ const (
 )
 
 // Dial connects to the address as net.Dial does, over a SAN where there is
-// one. It is Dial of the zero Dialer.
+// one. It is the same as new(Dialer).Dial.
 func Dial(network, address string) (net.Conn, error) {
 	return new(Dialer).Dial(network, address)
 }
 
 // Dialer connects to addresses, over a SAN where there is one. The zero value
-// is ready for use. It must not be changed while it is in use; its methods may
-// be called concurrently.
+// is ready for use. Its methods may be called concurrently; its fields must not be
+// changed meanwhile.
 type Dialer struct {
 	// NetDialer makes the TCP connections. Its Timeout, Deadline, LocalAddr,
-	// Resolver, Control and ControlContext hold for attempts over a SAN as
-	// well; the hooks then see the TCP socket whose address such a connection
-	// has, and once more the one of TCP when the attempt was in vain. KeepAlive
-	// and KeepAliveConfig are TCP's alone: a SAN has Options.KeepAlive.
+	// Resolver, Control and ControlContext apply to attempts over a SAN too. Its
+	// hooks then see a TCP socket that holds the connection's local address; when
+	// such an attempt fails, they are called again for the socket that TCP uses.
+	// KeepAlive and KeepAliveConfig apply to TCP alone: for a SAN there is
+	// Options.KeepAlive.
 	NetDialer net.Dialer
 
-	// Policy: Prefer (the zero value), Require or Never.
+	// Policy says what to do where there is no SAN. The default is Prefer.
 	Policy Policy
 
-	// Providers to use, "shm" and "verbs", in order of preference. Nil: all that
-	// this build and this host have, in the order of SAN_PROVIDERS, which restricts
-	// them in any case; empty: none. An unknown name is an error of each dial.
+	// Providers are the providers to try, in order of preference: "shm", "verbs".
+	// Nil means all that this build and this host have, in the order of
+	// SAN_PROVIDERS if that is set; empty means none. SAN_PROVIDERS restricts them
+	// in any case. With an unknown name each dial fails.
 	Providers []string
 
-	// Options of the connections over a SAN.
+	// Options tune connections over a SAN.
 	Options sanconn.Options
 
-	// RDMA is how those over RDMA are made.
+	// RDMA says how connections over RDMA are made.
 	RDMA RDMA
 }
 
@@ -63,16 +65,17 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 	return d.DialContext(context.Background(), network, address)
 }
 
-// DialContext connects to the address as net.Dialer.DialContext does; networks
-// and addresses are its. Over a SAN the connection is a *sanconn.Conn. Where
-// there is none it is what NetDialer gives, InfoOf tells why, and the reason is
-// counted; where the policy is Require the reason is the error instead.
+// DialContext connects to the address as net.Dialer.DialContext does, and takes
+// the same networks and addresses. Over a SAN the connection is a *sanconn.Conn.
+// Without one it is what NetDialer returns; InfoOf tells the reason, and Stats counts
+// it. If the policy is Require, the reason is the error: errors.As finds an
+// *Unavailable in it. All errors are *net.OpError, as net's are.
 //
-// A host with several addresses is tried address by address, SAN then TCP for
-// each, and as with net the other family's beside them when those of the first
-// one take long (RFC 8305, "Happy Eyeballs"): longer than NetDialer's
-// FallbackDelay, and where the policy is Prefer and a SAN is asked first longer
-// than AttemptTimeout besides, or than half of the time that there is.
+// The addresses of a host are tried in turn, each over a SAN and then by TCP. As with
+// net (RFC 8305, "Happy Eyeballs"), those of the other address family are tried in
+// parallel once the first family's have taken NetDialer's FallbackDelay. If the policy
+// is Prefer and a SAN is to be asked first, that delay is longer by
+// Options.AttemptTimeout, though no longer than half of the time until the deadline.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if ctx == nil {
 		panic("nil context")

@@ -2,26 +2,35 @@
 // network: RDMA between hosts that have it, shared memory between processes
 // of one host, plain TCP everywhere else.
 //
-// Listen and Dial stand where net.Listen and net.Dial stood; nothing else in
-// the program changes:
+// Listen and Dial take the place of net.Listen and net.Dial; nothing else in the
+// program changes:
 //
 //	l, err := san.Listen("tcp", ":8080")
 //	c, err := san.Dial("tcp", "localhost:8080")
 //
 // The package is a switch: per connection it picks a provider ("shm", "verbs")
 // or falls back to TCP, and never moves a byte itself. A connection over a SAN
-// is a *sanconn.Conn; a fallback is net's own *net.TCPConn. InfoOf says which
-// it is and why. A SAN connection is negotiated on the SAN itself and never inside
-// the application's TCP stream, so that plain TCP clients and servers at the other
-// end notice nothing.
+// is a *sanconn.Conn; a fallback is net's own *net.TCPConn. InfoOf tells which of
+// the two a connection is, and why. A SAN connection is negotiated on the SAN itself,
+// never inside the application's TCP stream, so plain TCP clients and servers at the
+// other end notice nothing.
 //
 // # Environment
 //
-// SAN_PROVIDERS restricts the providers of the whole process to a comma
-// separated list, or to none. SAN_DISABLE switches mechanisms off: a comma
-// separated list of the names in session.FeatureNames. SAN_SUBNETS, a list of
-// prefixes, restricts the destinations of verbs; SAN_IWARP_OFFSET (a number),
-// SAN_RDMACM=off and SAN_SHARED_DOMAIN=on say how its connections are made. All are
-// read once; a value that is not understood is an error of every Dial and Listen of
-// a TCP network.
+// An operator can set, for the whole process:
+//
+//   - SAN_PROVIDERS: the only providers to use, in order of preference, separated by
+//     commas; or none.
+//   - SAN_DISABLE: mechanisms to switch off, separated by commas: the names in
+//     session.FeatureNames.
+//   - SAN_SUBNETS: the only destinations to reach by verbs, as prefixes separated by
+//     commas.
+//   - SAN_IWARP_OFFSET: RDMA.IWARPOffset where the program does not set it.
+//   - SAN_RDMACM=off: the same as RDMA.WithoutCM.
+//   - SAN_SHARED_DOMAIN=on: all connections of an RDMA device share one protection
+//     domain, and with it registrations and receive buffers. It saves memory and
+//     isolates them less from each other's peers.
+//
+// All are read once, at the first Dial or Listen on a TCP network. If a value is not
+// understood, each of these calls fails.
 package san

@@ -8,37 +8,39 @@ import (
 	"time"
 )
 
-// An Outcome is what one way to one address of a destination gives.
+// An Outcome is the result of trying one provider, or TCP, at one address of a
+// destination.
 type Outcome struct {
 	Address  netip.AddrPort
 	Provider string // "shm", "verbs" or "tcp"
 
-	// Err is nil where a connection was made, and else why there was none: an
-	// *Unavailable with its Reason, or what net would say.
+	// Err is nil if a connection was made. Otherwise it says why not: an
+	// *Unavailable with its Reason, or the error that net would return.
 	Err error
 
-	// Local is the connection's own address, nil where there was none.
+	// Local is the connection's local address, nil if there was no connection.
 	Local net.Addr
 
-	// Took is how long it was to the connection or to the error.
+	// Took is the time until there was a connection or an error.
 	Took time.Duration
 
-	// Chosen marks what a dial gets; at most one Outcome has it. Where no
-	// address is served by a SAN, net may take another one by TCP.
+	// Chosen marks the Outcome that a dial would return; at most one has it. If no
+	// SAN serves any of the addresses, net may choose another of them.
 	Chosen bool
 }
 
-// Explain says what a dial to the address would do: what each provider, whether
-// it may be used or not, and TCP give at each address, in the order in which a
-// dial tries them. It is for finding faults.
+// Explain tells what a dial to the address would do, to find out why it does not do
+// what was expected. At each address it tries the providers and TCP in the order of a
+// dial; a provider that may not be used has an Outcome that says why.
 //
-// It makes each connection that can be made, one after the other, and closes it
-// at once: a listener there accepts connections that end without a byte. An
-// attempt over a SAN is bounded as in a dial, one by TCP by ctx and NetDialer's
-// Timeout alone. What it learns is remembered as a dial's is, but not counted.
+// It makes every connection that can be made, one after the other, and closes it
+// at once: the listener there accepts connections that end without a byte. An
+// attempt over a SAN has the time that it has in a dial; one over TCP is bounded by
+// ctx and by NetDialer's Timeout and Deadline alone. Failures are remembered as a
+// dial's are; nothing is counted in Stats.
 //
-// The error is that of a destination that cannot be looked up, or of settings
-// that no dial would accept.
+// Explain fails only if the destination cannot be looked up, or for settings with
+// which every dial fails.
 func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcome, error) {
 	if !isTCP(network) {
 		return nil, dialError(network, nil, netip.AddrPort{}, notTCP(network))

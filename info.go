@@ -15,10 +15,10 @@ type Info struct {
 	// Provider is "shm", "verbs" or "tcp"; for a connection of another
 	// network, that network's name.
 	Provider string
-	// Fallback is why the connection is not on a SAN; ReasonNone where it is,
-	// and for TCP connections that this package did not make.
+	// Fallback is why the connection is not on a SAN. It is ReasonNone if it is, and
+	// for TCP connections that this package did not make.
 	Fallback Reason
-	// Cause has the details of Fallback, where there are any.
+	// Cause has the details of Fallback; nil if there are none.
 	Cause error
 }
 
@@ -28,10 +28,10 @@ const providerTCP = "tcp"
 // maxWrappers bounds how deep InfoOf looks, should wrappers go in a circle.
 const maxWrappers = 16
 
-// InfoOf says what carries c. It looks through wrappers that have the method
-// NetConn() net.Conn, as *tls.Conn does, or embed the connection. What it
-// cannot see through has the name of its network, or no Provider at all if that
-// is TCP, as it might as well be a SAN.
+// InfoOf says what carries c. It looks through wrappers that have a method
+// NetConn() net.Conn, as *tls.Conn does, or that embed the connection in an exported
+// field. For other wrappers Provider is the name of their network, or empty if that is
+// TCP: a SAN may be behind it. It may be called concurrently.
 func InfoOf(c net.Conn) Info {
 	for range maxWrappers {
 		switch known := c.(type) {

@@ -38,45 +38,49 @@ const (
 )
 
 // Listen listens on the address as net.Listen does, for TCP and for the SANs
-// of this host. It is Listen of the zero ListenConfig.
+// of this host. It is the same as Listen of a zero ListenConfig.
 func Listen(network, address string) (net.Listener, error) {
 	return new(ListenConfig).Listen(context.Background(), network, address)
 }
 
 // ListenConfig has the settings of a listener. The zero value is ready for
-// use.
+// use. Its methods may be called concurrently; its fields must not be changed
+// meanwhile.
 type ListenConfig struct {
-	// NetListenConfig opens the TCP listener, which is always there. Its hook sees
-	// that socket alone, and its KeepAlive is TCP's: a SAN has Options.KeepAlive.
+	// NetListenConfig opens the TCP listener, which is always there. Its Control
+	// hook sees that socket alone. Its KeepAlive and KeepAliveConfig apply to TCP
+	// alone: for a SAN there is Options.KeepAlive.
 	NetListenConfig net.ListenConfig
 
-	// Policy: Prefer (the zero value) accepts connections from SANs and from
-	// TCP; Require resets TCP connections, and Listen fails when no SAN can
-	// be had; with Never it is a TCP listener.
+	// Policy: with Prefer, the default, connections over SANs and over TCP are
+	// accepted. With Require TCP connections are reset, and Listen fails if there
+	// is no SAN. With Never there is TCP alone.
 	Policy Policy
 
-	// Providers to listen on, "shm" and "verbs". Nil: all that this build and this
-	// host have; empty: none. SAN_PROVIDERS restricts them; an unknown name is an
-	// error of Listen.
+	// Providers are the providers to listen on: "shm", "verbs". Nil means all that
+	// this build and this host have; empty means none. SAN_PROVIDERS restricts them
+	// in any case. With an unknown name Listen fails.
 	Providers []string
 
 	// Backlog is how many SAN connections may wait for Accept; more are
 	// refused at once. Default 1024, at most 65536. TCP has its own.
 	Backlog int
 
-	// Options of the connections over a SAN.
+	// Options tune connections over a SAN.
 	Options sanconn.Options
 
-	// RDMA is how those over RDMA are made.
+	// RDMA says how connections over RDMA are made.
 	RDMA RDMA
 }
 
 // Listen opens a TCP listener and, on the same address, a listener of each
 // provider that serves it. For tcp, tcp4 and tcp6 the result is a *Listener;
-// other networks are left to net, or are an error where the policy is Require.
+// other networks are left to net, or fail if the policy is Require.
 //
-// A SAN that cannot be had is counted (Stats) and not an error, unless the
-// policy is Require and no other is there.
+// That a provider cannot listen is no error; Stats counts it, and
+// Listener.Unavailable tells why. Only if the policy is Require and no provider can,
+// Listen fails: errors.As finds an *Unavailable. ctx is for looking up the address;
+// when it ends, the listener lives on.
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	if !isTCP(network) {
 		if lc.Policy == Require {
@@ -227,8 +231,10 @@ type Listener struct {
 	background sync.WaitGroup
 }
 
-// Accept waits for the next connection, of a SAN or of TCP: a *sanconn.Conn or
-// a *net.TCPConn.
+// Accept waits for the next connection, over a SAN or over TCP, and returns a
+// *sanconn.Conn or a *net.TCPConn. The error is net.ErrClosed after Close,
+// os.ErrDeadlineExceeded after the deadline, or one that TCP's Accept returns; each in
+// a *net.OpError.
 func (l *Listener) Accept() (net.Conn, error) {
 	// From the first Accept on, not before: a listener that was made to be
 	// handed to another process by File takes nothing from it.
@@ -378,9 +384,8 @@ func (l *Listener) admit(p *backlog.Place, provider string, link link, config se
 	}
 }
 
-// Close ends the listener: connections that wait for Accept are reset, those
-// that were accepted live on. It returns when everything behind the listener
-// has ended.
+// Close ends the listener. Connections that wait for Accept are reset; those that
+// were accepted live on. It waits for the negotiations under way to end.
 func (l *Listener) Close() error {
 	if l.closing.Swap(true) {
 		return &net.OpError{Op: "close", Net: l.Addr().Network(), Addr: l.Addr(), Err: net.ErrClosed}
@@ -407,11 +412,12 @@ func (l *Listener) Close() error {
 // Addr is the TCP listener's address, a *net.TCPAddr; the SANs' is the same.
 func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
 
-// Providers are the SAN providers that the listener has besides TCP.
+// Providers returns the names of the SAN providers that the listener has beside TCP.
 func (l *Listener) Providers() []string { return slices.Clone(l.providers) }
 
-// Unavailable says why the listener does not have other providers, by their names:
-// another program may have the port on a SAN's side, where that is not TCP's own.
+// Unavailable returns why the listener does not have the other providers that were
+// to be used, by name. Another program may have the port on the SAN, for example:
+// that is not always TCP's port.
 func (l *Listener) Unavailable() map[string]*Unavailable { return maps.Clone(l.lacks) }
 
 // SetDeadline makes Accept fail with os.ErrDeadlineExceeded from t on; the
@@ -427,10 +433,11 @@ func (l *Listener) SetDeadline(t time.Time) error {
 // SyscallConn gives access to the TCP listener's socket.
 func (l *Listener) SyscallConn() (syscall.RawConn, error) { return l.tcp.SyscallConn() }
 
-// File returns a copy of the TCP listener's descriptor; see
-// net.TCPListener.File. A process that gets it accepts TCP connections alone. All
-// connections are by TCP, and its, while this process has not called Accept. Those
-// over a SAN that wait here at Close are reset: accept them first.
+// File returns a copy of the TCP listener's descriptor, to be handed to another
+// process; see net.TCPListener.File. That process accepts TCP connections alone. If
+// this process has not called Accept, all connections go to the other one, by TCP.
+// Otherwise accept the SAN connections that are waiting before Close, which resets
+// them.
 func (l *Listener) File() (*os.File, error) {
 	l.handed.Store(true)
 	return l.tcp.File()

@@ -8,13 +8,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Policy says what to do about the choice between SAN and TCP.
+// Policy is how to choose between SAN and TCP.
 type Policy int
 
 const (
-	// Prefer takes a SAN where there is one and TCP otherwise.
+	// Prefer uses a SAN where there is one and TCP otherwise.
 	Prefer Policy = iota
-	// Require takes a SAN or fails. A listener with it resets TCP clients.
+	// Require uses a SAN or fails. A listener with it resets TCP connections.
 	Require
 	// Never uses TCP alone: no SAN is tried or offered.
 	Never
@@ -35,7 +35,7 @@ func (p Policy) String() string {
 // Reason says why a connection is not on a SAN.
 type Reason = session.Reason
 
-// The reasons. Their values are stable and their String is what operators see.
+// The reasons. Their values do not change; operators see their String.
 const (
 	ReasonNone        = session.ReasonNone        // the connection uses a SAN
 	ReasonPolicy      = session.ReasonPolicy      // the policy is Never
@@ -55,8 +55,8 @@ const (
 	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted by TCP: the dialer did not ask for a SAN
 )
 
-// Unavailable is the error, found by errors.As, that says why a SAN could not
-// be had where the policy is Require.
+// Unavailable is why a connection could not be had over a SAN. Where the policy is
+// Require, errors.As finds it in the error.
 type Unavailable = session.Unavailable
 
 // isTCP says whether the network is one that a SAN can stand in for.

@@ -5,24 +5,25 @@ import (
 	"sync"
 )
 
-// Counters are process-wide, since its start.
+// Counters count for the whole process, since its start.
 type Counters struct {
-	// Dialed and Accepted count connections by provider, "tcp" being one.
+	// Dialed and Accepted count connections by provider; "tcp" is one too.
 	Dialed, Accepted map[string]uint64
 	// Open is how many connections over a SAN are open now, by provider.
 	Open map[string]int
-	// Fallbacks counts the connections that are not on a SAN, by reason.
+	// Fallbacks counts connections that are not on a SAN, by reason.
 	Fallbacks map[Reason]uint64
-	// Listeners counts what listeners do not have, by reason: the listeners that have
-	// no SAN, and each provider that was there and refused (see Listener.Unavailable).
+	// Listeners counts, by reason, listeners without any SAN and each provider that is
+	// there but could not listen (see Listener.Unavailable).
 	Listeners map[Reason]uint64
-	// Refused counts what Listeners of this process refused: SAN connections that
-	// arrived beyond the backlog, and TCP connections where the policy is Require.
-	// What a provider refuses before it has made a connection is not among them.
+	// Refused counts connections that this process's Listeners refused: SAN connections
+	// beyond the backlog, and TCP connections where the policy is Require. Those that a
+	// provider refuses before they are made are not counted.
 	Refused uint64
 }
 
-// Stats is a snapshot of the process's counters.
+// Stats returns a snapshot of the process's counters. The caller owns the maps. It may
+// be called concurrently.
 func Stats() Counters {
 	counters.mu.Lock()
 	defer counters.mu.Unlock()
