@@ -13,12 +13,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Conn is a connection over a SAN. It behaves as *net.TCPConn does; all its
-// methods may be called concurrently, and concurrent Writes are not mixed.
+// Conn is a connection over a SAN. It behaves as *net.TCPConn does. All its
+// methods may be called concurrently; the bytes of concurrent Writes are not mixed.
+// Its errors are *net.OpError with the causes that TCP has, but for io.EOF, which is
+// returned as it is.
 //
-// It has no SyscallConn and no File: there is no descriptor that carries the
-// bytes, and code that looks at one to learn whether the connection lives
-// would be misled.
+// It has no SyscallConn and no File: no descriptor carries the bytes, and code that
+// examines one to learn whether the connection lives would be misled.
 type Conn struct {
 	session       *session.Session
 	local, remote *net.TCPAddr
@@ -33,18 +34,18 @@ type Conn struct {
 	cleanup runtime.Cleanup
 }
 
-// Stats are the counters of a connection since its start.
+// Stats are the counters of one connection since its start.
 type Stats = session.Stats
 
-// ErrNoUrgent is what ReadUrgent says when no urgent data has arrived.
+// ErrNoUrgent is returned by ReadUrgent when no urgent data is waiting.
 var ErrNoUrgent = session.ErrNoUrgent
 
-// MaxUrgent is the most urgent data in bytes that one WriteUrgent takes.
+// MaxUrgent is the largest urgent message in bytes: 64.
 const MaxUrgent = session.MaxUrgent
 
 // New makes a Conn of a negotiated session, which it owns from now on.
-// onClose, when not nil, is called once after the session was closed; it must
-// not refer to the Conn, or the Conn is never collected.
+// onClose, if not nil, is called once, after the session was closed. It must not refer
+// to the Conn, which would never be collected then.
 func New(s *session.Session, local, remote *net.TCPAddr, onClose func()) *Conn {
 	c := &Conn{
 		session: s, local: local, remote: remote, onClose: onClose,
@@ -69,11 +70,11 @@ func (f forgotten) close() {
 	}
 }
 
-// Read reads what has arrived into p and blocks while nothing has. It returns
-// io.EOF, bare, once the peer has closed its direction and all before that was
-// read. A peer that vanished is ECONNRESET instead, but for a process of this host
-// that ended with all that it had written complete: that is io.EOF, as with TCP where
-// it had read everything too.
+// Read reads what has arrived into p, and blocks as long as nothing has. Once the
+// peer has closed its direction and everything before that was read, it returns
+// io.EOF. If the peer vanished, the error is ECONNRESET, or ETIMEDOUT if it stopped
+// answering. A process of this host that ended without closing counts as closed, and
+// the error is io.EOF, unless it ended in the middle of a Write.
 func (c *Conn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		if c.closed.Load() {
@@ -91,9 +92,10 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write writes all of p, or returns how many bytes it took and why not more.
-// When it has returned, p is not touched any more. Data that was taken may
-// still be lost if this process or its host dies.
+// Write writes all of p, or returns how many bytes it took and an error. After it has
+// returned, p is not accessed any more. Bytes that it took may still be lost if this
+// process or its host dies. The error is EPIPE or ECONNRESET where the peer does not
+// read any more, ETIMEDOUT where it does not answer.
 func (c *Conn) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, c.writable()
@@ -105,7 +107,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writable is what a Write of nothing finds out.
+// writable is the result of a Write of no bytes.
 func (c *Conn) writable() error {
 	switch {
 	case c.closed.Load():
@@ -116,14 +118,17 @@ func (c *Conn) writable() error {
 	return nil
 }
 
-// Close ends both directions. What was written is still delivered, and the
-// peer then reads EOF; when unread data is left here, or after SetLinger(0),
-// the peer finds a reset instead. Blocked operations return net.ErrClosed.
+// Close ends both directions. What was written is still delivered, and the peer
+// then reads io.EOF; if data that arrived was not read here, or after SetLinger(0), it
+// finds a reset instead. Blocked operations return net.ErrClosed, and so does a second
+// Close.
 //
-// Over "verbs", whose bytes would be lost with the process (on "shm" only where
-// control messages still wait for room), it waits until the peer has them: a second
-// for a peer that takes none, else up to Options.CloseTimeout; and before that for an
-// operation that is in the middle of a transfer, up to Options.CancelTimeout.
+// Over "verbs" the bytes on their way would be lost with the process, so Close waits
+// until the peer has them: up to Options.CloseTimeout for a peer that goes on taking
+// them, a second for one that takes none. (Delivery then goes on in the background.)
+// Before that it waits up to Options.CancelTimeout for an operation in the middle of a
+// transfer. Over "shm" it waits only in the rare case that control messages have no
+// room yet.
 func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return c.opError(opClose, net.ErrClosed)
@@ -143,23 +148,26 @@ func (c *Conn) Close() error {
 }
 
 // CloseRead ends the reading direction: Read returns io.EOF, and what arrives is
-// thrown away, as is (other than with TCP) what has arrived and was not read.
+// discarded. Other than with TCP, so is what had arrived and was not read.
 func (c *Conn) CloseRead() error { return c.opError(opClose, c.session.CloseRead()) }
 
-// CloseWrite ends the writing direction: the peer reads EOF after what was
-// written. Later Writes fail with EPIPE. That the peer has closed is no error.
+// CloseWrite ends the writing direction: the peer reads io.EOF after what was
+// written. Later Writes fail with EPIPE. If the peer has closed already, that is no
+// error.
 func (c *Conn) CloseWrite() error { return c.opError(opClose, c.session.CloseWrite()) }
 
-// LocalAddr and RemoteAddr are *net.TCPAddr. The peer sees the same two, the
-// other way round.
+// LocalAddr returns this end's address, a *net.TCPAddr: the peer's RemoteAddr. It must
+// not be changed.
 func (c *Conn) LocalAddr() net.Addr { return c.local }
 
-// RemoteAddr is the peer's address; see LocalAddr.
+// RemoteAddr returns the peer's address, a *net.TCPAddr: the peer's LocalAddr. It must
+// not be changed.
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
 // SetDeadline sets both deadlines; see net.Conn. An operation whose deadline
-// has passed fails with os.ErrDeadlineExceeded even when it could go on at
-// once. A Write that it ends in the middle returns the bytes that were taken.
+// has passed fails with os.ErrDeadlineExceeded, even if it could proceed at once. A
+// Write that a deadline interrupts returns how many bytes it took. The error is
+// net.ErrClosed after Close.
 func (c *Conn) SetDeadline(t time.Time) error {
 	return c.deadlineError(c.readDeadline.set(t) && c.writeDeadline.set(t))
 }
@@ -182,9 +190,9 @@ func (c *Conn) deadlineError(set bool) error {
 	return &net.OpError{Op: opSet, Net: "tcp", Addr: c.local, Err: net.ErrClosed}
 }
 
-// Provider is the name of the SAN provider that carries the connection: "shm",
-// "verbs".
+// Provider returns the name of the SAN provider that carries the connection: "shm"
+// or "verbs".
 func (c *Conn) Provider() string { return c.session.Limits().Provider }
 
-// Stats is a snapshot of the connection's counters.
+// Stats returns a snapshot of the connection's counters.
 func (c *Conn) Stats() Stats { return c.session.Stats() }

@@ -13,10 +13,11 @@ const copySize = 64 << 10
 
 var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 
-// ReadFrom writes what r gives until io.EOF. io.Copy uses it.
+// ReadFrom reads from r until io.EOF and writes everything to the connection.
+// io.Copy uses it.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
-	// io.CopyN and net/http wrap their source so: a small rest needs no
-	// further Read to find the end.
+	// io.CopyN and net/http wrap their source in a LimitedReader. At its limit no
+	// further Read is needed to find the end.
 	limit, limited := r.(*io.LimitedReader)
 	if limited && limit.N <= 0 {
 		return 0, nil
@@ -24,7 +25,8 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	return pump(c, r, func() bool { return limited && limit.N <= 0 })
 }
 
-// WriteTo reads until io.EOF and writes everything to w. io.Copy uses it.
+// WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
+// uses it.
 func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	return pump(w, c, func() bool { return false })
 }
@@ -57,8 +59,7 @@ func pump(w io.Writer, r io.Reader, done func() bool) (total int64, err error) {
 
 // WriteBuffers writes the slices of v as one Write, packing small ones
 // together, and removes from v what was written, as net.Buffers.WriteTo does
-// for a *net.TCPConn. (That method itself, given any other connection, writes
-// slice by slice.)
+// for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.)
 func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
 	n, err := c.session.WriteBuffers(*v)
 	consume(v, n)

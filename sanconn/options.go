@@ -6,17 +6,18 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Options tune the connections of a SAN. The zero value is what most callers
-// want.
+// Options tune connections over a SAN. The zero value is what most callers want: each
+// field that is 0 has its default.
 type Options struct {
-	// AttemptTimeout bounds one attempt to connect over a SAN, negotiation
-	// included, within the dialer's own timeout: what a destination that does
-	// not answer costs before TCP is tried. Default 500 ms, and 10 s where the
-	// policy is Require and there is nothing else to try; and no more than half
-	// of what is left of the dialer's timeout, so that TCP has its time, or all
-	// of it with Require. A destination that says nothing for that long is left
-	// alone for 2 s, and each further time for twice as long, up to 64 s; for 2 s
-	// if the attempt had less time, and not at all below 100 ms.
+	// AttemptTimeout bounds one attempt to connect over a SAN, negotiation included:
+	// it is what a destination that does not answer costs before TCP is tried. Default
+	// 500 ms, or 10 s with the policy Require, where nothing else is tried. It is cut
+	// to half of what is left until the dialer's deadline, so that TCP has its time,
+	// or with Require to all of it.
+	//
+	// A destination that did not answer within AttemptTimeout is not tried again for
+	// 2 s; each further time that doubles, up to 64 s. After an attempt that was cut
+	// short it is always 2 s, and after one of less than 100 ms no time at all.
 	AttemptTimeout time.Duration
 
 	// LocalAddresses lets connections to addresses of this host other than
@@ -25,52 +26,47 @@ type Options struct {
 	// interface. Dialer and listener both need it.
 	LocalAddresses bool
 
-	// Threshold is the size in bytes of a Write from which its bytes are
-	// moved by RDMA out of the caller's slice instead of through a buffer.
-	// Default: never on shm; on verbs 256 KiB, or 2 MiB where there are no memory
-	// windows. At least 2 KiB; negative: never. On shm it is process_vm_readv that
-	// moves them, between processes of one user.
+	// Threshold is the size in bytes from which a Write is moved by RDMA straight out
+	// of the caller's slice instead of through a buffer. On shm, between processes of
+	// one user, process_vm_readv moves it. Default: never on shm; on verbs 256 KiB, or
+	// 2 MiB where there are no memory windows. At least 2 KiB; negative: never.
 	Threshold int
 
-	// ReceiveBudget is how many bytes of a large Write the receiving end
-	// takes though nobody reads there, as TCP's receive buffer does; on verbs
-	// also the size of the memory that the peer writes to. Default 4 MiB per
-	// connection.
+	// ReceiveBudget is how many bytes of large Writes the receiving end takes before
+	// anybody reads them, as TCP's receive buffer does. On verbs it is also the size of
+	// the memory that the peer may write to. Default 4 MiB per connection.
 	ReceiveBudget int
 
-	// SendBudget is how many bytes Write takes over before the peer has
-	// them, as TCP's send buffer does. Default 4 MiB per connection; not used on
-	// shm, where the ring is the buffer. On verbs both come out of the 64 MiB of
-	// regcache.DefaultArena; where that is used up, it is 256 KiB of the heap.
+	// SendBudget is how many bytes Write takes before the peer has them, as TCP's send
+	// buffer does. Default 4 MiB per connection. Not used on shm, where the ring is the
+	// buffer. On verbs both budgets come out of the 64 MiB of regcache.DefaultArena;
+	// where that is used up, SendBudget is 256 KiB of the heap.
 	SendBudget int
 
-	// Spin is how long Read and Write poll before they sleep. Default: 50 µs on
-	// shm, on verbs the time of 40 wake-ups here, 20 µs to 5 ms; negative: not at
-	// all, which saves CPU and costs latency.
+	// Spin is how long Read and Write poll before they sleep. Default 50 µs on shm; on
+	// verbs 40 times what waking a goroutine takes on this host, 20 µs to 5 ms.
+	// Negative: they do not poll, which saves CPU and costs latency.
 	Spin time.Duration
 
-	// KeepAlive is the time between two questions to a silent peer whether it
-	// lives; the third that is not answered ends the connection with
-	// ETIMEDOUT. Default 15 s, at least 1 s; negative: never. Not used on shm, where the
-	// kernel tells at once when a peer dies.
+	// KeepAlive is the time after which a silent peer is asked whether it is alive, and
+	// the time between two such questions. Three in a row without an answer end the
+	// connection with ETIMEDOUT. Default 15 s, at least 1 s; negative: never. Not used
+	// on shm, where the kernel tells at once when a peer dies.
 	KeepAlive time.Duration
 
-	// CancelTimeout bounds the wait for a peer that has to stop an RDMA
-	// transfer because of a deadline or Close here, before the connection is
-	// reset. Default 2 s.
+	// CancelTimeout bounds how long a deadline or Close waits for the peer to stop an
+	// RDMA transfer that is under way; then the connection is reset. Default 2 s.
 	CancelTimeout time.Duration
 
-	// CloseTimeout bounds how long a closed connection goes on delivering
-	// what was written. Afterwards it is reset, and the rest lost. Default 10 s.
+	// CloseTimeout bounds how long a closed connection goes on delivering what was
+	// written; then it is reset and the rest is lost. Default 10 s.
 	CloseTimeout time.Duration
 
-	// Disable switches optional mechanisms off, beside those that SAN_DISABLE
-	// names.
+	// Disable switches optional mechanisms off, in addition to those in SAN_DISABLE.
 	Disable session.Feature
 }
 
-// Session gives the part of the options that the session and the providers
-// use.
+// Session returns the options that the session uses. Package san calls it.
 func (o Options) Session() session.Config {
 	return session.Config{
 		Threshold:     o.Threshold,
