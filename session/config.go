@@ -14,7 +14,8 @@ type Config struct {
 	ReceiveBudget int
 
 	// SendBudget is how many bytes Write takes over before the peer has them;
-	// 256 KiB where the provider has no memory left. Default 4 MiB. Not used where the provider buffers.
+	// 256 KiB where the provider has no memory left. Default 4 MiB. Not used where the
+	// provider buffers.
 	SendBudget int
 
 	// Spin is how long Read and Write poll before they sleep; 0: what the
@@ -39,6 +40,29 @@ type Config struct {
 	// Disable switches features off, for tests and for operators
 	// (SAN_DISABLE).
 	Disable Feature
+}
+
+// defaultBudget is what TCP's send buffer may grow to on Linux. With a half or a
+// quarter of it a box is full, or empty, too often (docs/PERFORMANCE.md, RDMA).
+const defaultBudget = 4 << 20
+
+func (c Config) withDefaults() Config {
+	if c.ReceiveBudget <= 0 {
+		c.ReceiveBudget = defaultBudget
+	}
+	if c.SendBudget <= 0 {
+		c.SendBudget = defaultBudget
+	}
+	if c.KeepAlive == 0 {
+		c.KeepAlive = defaultKeepAlive
+	}
+	if c.CancelTimeout <= 0 {
+		c.CancelTimeout = 2 * time.Second
+	}
+	if c.CloseTimeout <= 0 {
+		c.CloseTimeout = 10 * time.Second
+	}
+	return c
 }
 
 // Feature is a set of optional mechanisms.

@@ -394,39 +394,9 @@ func (s *Session) drop() {
 	s.dealtWith()
 }
 
-// dealtWith counts a message whose buffer was given back, where that is credit.
-func (s *Session) dealtWith() {
-	if s.lim.Window != 0 {
-		s.freed.Add(1)
-	}
-}
-
 func (s *Session) keep() {
 	s.ep.Keep()
 	s.rx.kept++
-}
-
-// counted takes note of a message and of the credit that it brings.
-func (s *Session) counted(m []byte) {
-	s.rx.messages++
-	if s.lim.Window == 0 {
-		return
-	}
-	if msgType(m[0]) != msgCredit {
-		s.received.Add(1)
-	}
-	credit, was := le.Uint32(m[4:]), s.peerFreed.Load()
-	if credit == was {
-		return
-	}
-	if credit-was > maxWindow {
-		s.violation("its credit goes from %d to %d", was, credit)
-		return
-	}
-	s.peerFreed.Store(credit)
-	if s.wr.wants.Load() != 0 {
-		s.wr.signal()
-	}
 }
 
 func (s *Session) handle(ev *Event) {
@@ -597,20 +567,3 @@ func (s *Session) readable() {
 		s.rd.signal()
 	}
 }
-
-// ReadUrgent takes the newest urgent data that has not been read: up to len(p)
-// bytes of it, the rest is thrown away. It does not block: ErrNoUrgent.
-func (s *Session) ReadUrgent(p []byte) (int, error) {
-	s.poke(true)
-	s.rx.mu.Lock()
-	defer s.rx.mu.Unlock()
-	if len(s.rx.urgent) == 0 {
-		return 0, ErrNoUrgent
-	}
-	n := copy(p, s.rx.urgent)
-	s.rx.urgent = s.rx.urgent[:0]
-	return n, nil
-}
-
-// Urgent holds a token after urgent data has come.
-func (s *Session) Urgent() <-chan struct{} { return s.rx.urgentCh }

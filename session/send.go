@@ -1,11 +1,9 @@
 package session
 
 import (
-	"errors"
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 )
 
 // sender is what goes to the peer.
@@ -336,19 +334,6 @@ func (tx *sender) pending() bool {
 	return tx.nOwed > 0 || len(tx.backlog) > 0 || tx.outbox.unsent() > 0 || tx.last != 0 && !tx.lastOut
 }
 
-// credit is how many more messages the peer has buffers for.
-func (s *Session) credit() int {
-	if s.peer.credits == 0 {
-		return maxWindow
-	}
-	under := int32(s.tx.sent - s.peerFreed.Load())
-	if under < 0 {
-		s.violation("it has dealt with %d messages that were not sent", -under)
-		return 0
-	}
-	return int(int32(s.peer.credits) - under)
-}
-
 // reserveData is Reserve for a message with a place in the stream, and the
 // credit for it.
 func (s *Session) reserveData(lo, hi int) []byte {
@@ -510,71 +495,3 @@ const (
 	// keepBacklog is how much idle backlog memory in bytes it may keep.
 	keepBacklog = 16 << 10
 )
-
-// creditDue: the peer should be told of the buffers that were posted again: at
-// half of what data may use, or when control may be short of credit. Credit
-// itself costs no credit, as it could not be thanked for; it has buffers of its
-// own, and no more than creditBuffers can be under way: a peer that does not
-// listen gets one for each half of its credits, and one for each of the last
-// few messages that it can still send.
-func (s *Session) creditDue() bool {
-	if s.lim.Window == 0 {
-		return false
-	}
-	adv := s.advertised.Load()
-	unsaid := s.freed.Load() - adv
-	left := s.granted() - (s.received.Load() - adv)
-	return unsaid >= max(ControlReserve/2, (s.granted()-ControlReserve)/2) || unsaid > 0 && left <= ControlReserve/2
-}
-
-// granted is how many messages, Credit aside, the peer may have under way.
-func (s *Session) granted() uint32 { return uint32(s.lim.Window - creditBuffers) }
-
-// MaxUrgent is the most urgent data in bytes that one WriteUrgent takes.
-const MaxUrgent = 64
-
-// WriteUrgent sends up to MaxUrgent bytes out of band (D10): they overtake data
-// that waits, and the newest replaces what the peer has not read yet. It waits
-// when data and an earlier WriteUrgent are stuck; InterruptWrite ends that.
-func (s *Session) WriteUrgent(p []byte) (int, error) {
-	if len(p) == 0 || len(p) > MaxUrgent {
-		return 0, errors.Join(errUrgentSize, syscall.EMSGSIZE)
-	}
-	for {
-		if st := s.wr.state.Load(); st != 0 {
-			return 0, s.writeState(st)
-		}
-		if s.trySendUrgent(p) {
-			return len(p), nil
-		}
-		if err := s.writeBlocked(); err != nil {
-			return 0, err
-		}
-		s.poke(true)
-		time.Sleep(tick) // rare: data and an earlier one are stuck
-	}
-}
-
-var errUrgentSize = errors.New("session: urgent data must have 1 to 64 bytes")
-
-// trySendUrgent uses data's room, or once while data is blocked the control
-// reserve's.
-func (s *Session) trySendUrgent(p []byte) bool {
-	tx := &s.tx
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if s.gone || s.failure.Load() != nil || tx.last != 0 {
-		return false
-	}
-	room := s.reservePayload(len(p), len(p))
-	if room == nil && !tx.urgent && s.credit() > 0 {
-		room = s.ep.Reserve(headerLen+len(p), headerLen+len(p), true)
-		tx.urgent = room != nil
-	}
-	if room == nil {
-		return false
-	}
-	n := copy(room[headerLen:], p)
-	s.commit(room, msgUrgent, 0, headerLen+n)
-	return true
-}

@@ -130,9 +130,3 @@ func getParams(b []byte) (params, error) {
 	}
 	return p, nil
 }
-
-// creditBuffers of the window are for Credit messages (see creditDue).
-const creditBuffers = ControlReserve
-
-// maxWindow keeps credit arithmetic far from wrapping.
-const maxWindow = 1 << 20

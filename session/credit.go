@@ -1,0 +1,75 @@
+package session
+
+// Flow control, where the provider has none of its own (Limits.Window is not 0). Each
+// end has as many credits as the other has receive buffers posted, less creditBuffers.
+// A message costs one, but for Credit. Every header says how many messages have been
+// dealt with: their buffers are posted again, and the credits are back.
+
+// creditBuffers of the window are for Credit messages (see creditDue).
+const creditBuffers = ControlReserve
+
+// maxWindow keeps credit arithmetic far from wrapping.
+const maxWindow = 1 << 20
+
+// credit is how many more messages the peer has buffers for. tx.mu is held.
+func (s *Session) credit() int {
+	if s.peer.credits == 0 {
+		return maxWindow
+	}
+	under := int32(s.tx.sent - s.peerFreed.Load())
+	if under < 0 {
+		s.violation("it has dealt with %d messages that were not sent", -under)
+		return 0
+	}
+	return int(int32(s.peer.credits) - under)
+}
+
+// creditDue: the peer should be told of the buffers that were posted again: at
+// half of what data may use, or when control may be short of credit. Credit
+// itself costs no credit, as it could not be thanked for; it has buffers of its
+// own, and no more than creditBuffers can be under way: a peer that does not
+// listen gets one for each half of its credits, and one for each of the last
+// few messages that it can still send.
+func (s *Session) creditDue() bool {
+	if s.lim.Window == 0 {
+		return false
+	}
+	adv := s.advertised.Load()
+	unsaid := s.freed.Load() - adv
+	left := s.granted() - (s.received.Load() - adv)
+	return unsaid >= max(ControlReserve/2, (s.granted()-ControlReserve)/2) || unsaid > 0 && left <= ControlReserve/2
+}
+
+// granted is how many messages, Credit aside, the peer may have under way.
+func (s *Session) granted() uint32 { return uint32(s.lim.Window - creditBuffers) }
+
+// dealtWith counts a message whose buffer was given back, where that is credit. rx.mu
+// is held.
+func (s *Session) dealtWith() {
+	if s.lim.Window != 0 {
+		s.freed.Add(1)
+	}
+}
+
+// counted takes note of a message and of the credit that it brings. rx.mu is held.
+func (s *Session) counted(m []byte) {
+	s.rx.messages++
+	if s.lim.Window == 0 {
+		return
+	}
+	if msgType(m[0]) != msgCredit {
+		s.received.Add(1)
+	}
+	credit, was := le.Uint32(m[4:]), s.peerFreed.Load()
+	if credit == was {
+		return
+	}
+	if credit-was > maxWindow {
+		s.violation("its credit goes from %d to %d", was, credit)
+		return
+	}
+	s.peerFreed.Store(credit)
+	if s.wr.wants.Load() != 0 {
+		s.wr.signal()
+	}
+}

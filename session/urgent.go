@@ -1,0 +1,73 @@
+package session
+
+import (
+	"errors"
+	"syscall"
+	"time"
+)
+
+// MaxUrgent is the most urgent data in bytes that one WriteUrgent takes.
+const MaxUrgent = 64
+
+// WriteUrgent sends up to MaxUrgent bytes out of band (D10): they overtake data
+// that waits, and the newest replaces what the peer has not read yet. It waits
+// when data and an earlier WriteUrgent are stuck; InterruptWrite ends that.
+func (s *Session) WriteUrgent(p []byte) (int, error) {
+	if len(p) == 0 || len(p) > MaxUrgent {
+		return 0, errors.Join(errUrgentSize, syscall.EMSGSIZE)
+	}
+	for {
+		if st := s.wr.state.Load(); st != 0 {
+			return 0, s.writeState(st)
+		}
+		if s.trySendUrgent(p) {
+			return len(p), nil
+		}
+		if err := s.writeBlocked(); err != nil {
+			return 0, err
+		}
+		s.poke(true)
+		time.Sleep(tick) // rare: data and an earlier one are stuck
+	}
+}
+
+var errUrgentSize = errors.New("session: urgent data must have 1 to 64 bytes")
+
+// trySendUrgent uses data's room, or once while data is blocked the control
+// reserve's.
+func (s *Session) trySendUrgent(p []byte) bool {
+	tx := &s.tx
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if s.gone || s.failure.Load() != nil || tx.last != 0 {
+		return false
+	}
+	room := s.reservePayload(len(p), len(p))
+	if room == nil && !tx.urgent && s.credit() > 0 {
+		room = s.ep.Reserve(headerLen+len(p), headerLen+len(p), true)
+		tx.urgent = room != nil
+	}
+	if room == nil {
+		return false
+	}
+	n := copy(room[headerLen:], p)
+	s.commit(room, msgUrgent, 0, headerLen+n)
+	return true
+}
+
+// ReadUrgent takes the newest urgent data that has not been read: up to len(p)
+// bytes of it, the rest is thrown away. It does not block: ErrNoUrgent.
+func (s *Session) ReadUrgent(p []byte) (int, error) {
+	s.poke(true)
+	s.rx.mu.Lock()
+	defer s.rx.mu.Unlock()
+	if len(s.rx.urgent) == 0 {
+		return 0, ErrNoUrgent
+	}
+	n := copy(p, s.rx.urgent)
+	s.rx.urgent = s.rx.urgent[:0]
+	return n, nil
+}
+
+// Urgent holds a token after urgent data has come.
+func (s *Session) Urgent() <-chan struct{} { return s.rx.urgentCh }
