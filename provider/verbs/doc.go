@@ -7,16 +7,19 @@
 // the session can decide, and never reads memory that it registers. Package san
 // calls Listen, Dial and Serves; the session calls the Endpoint.
 //
-//	dial.go listen.go   connecting by rdma_cm
-//	hello.go            private data, and what each result of a connect means
-//	exchange.go         connecting without rdma_cm
-//	greet.go            the first messages, on iWARP
-//	cm.go blocking.go   connection manager events; calls that may block
-//	route_*.go          which destinations an RDMA device serves
-//	device.go domain.go a device with its waiter; protection domains
-//	rxe.go, siw.go      what the kernel's Soft-RoCE and Soft-iWARP need
-//	endpoint.go         an endpoint and its completions
-//	send.go receive.go remote.go end.go   the groups of its methods
-//	window.go probe.go  memory windows; what a device enforces of them
-//	srq.go              shared receive queues
+//	dial.go, listen.go    connecting by rdma_cm
+//	hello.go              private data, and what each result of a connect means
+//	exchange.go           connecting without rdma_cm
+//	attachment.go         the device, port and GID of an address
+//	greet.go              the first messages, on iWARP
+//	cm.go, blocking.go    connection manager events; calls that may block
+//	route_*.go            which destinations an RDMA device serves
+//	device.go, domain.go  a device with its waiters; protection domains
+//	memlock.go            what fits RLIMIT_MEMLOCK
+//	rxe.go, siw.go, mana.go   what Soft-RoCE, Soft-iWARP and Azure's devices need
+//	endpoint.go, await.go an endpoint and its completions
+//	send.go, receive.go, remote.go, end.go   the groups of its methods
+//	window.go, probe.go   memory windows; what a device enforces of them
+//	srq.go                shared receive queues
+//	spin.go               how long polling pays
 package verbs

@@ -50,33 +50,6 @@ func (e *Endpoint) farewell() {
 	e.await(ctx, func() bool { return e.underway() == 0 })
 }
 
-// await takes completions until the condition, which is asked with mu held, is
-// met, the connection is over, or ctx is. It is for the provider's own use at
-// the beginning and the end, beside a session that may be waiting as well.
-func (e *Endpoint) await(ctx context.Context, met func() bool) error {
-	arrived := make(chan struct{}, 1)
-	e.watchers.add(arrived)
-	defer e.watchers.remove(arrived)
-	for {
-		e.notify()
-		e.mu.Lock()
-		e.drain()
-		over := met()
-		e.mu.Unlock()
-		if over {
-			return nil
-		}
-		if err := e.Err(); err != nil {
-			return err
-		}
-		select {
-		case <-arrived:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
 var errClosed = fmt.Errorf("verbs: closed at this end: %w", syscall.ENOTCONN)
 
 // tearDown gives everything back. When it returns, the queue pair is gone or in

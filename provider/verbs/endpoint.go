@@ -369,46 +369,6 @@ func (e *Endpoint) publish() {
 	e.alert()
 }
 
-// alert wakes those who wait for completions in await.
-func (e *Endpoint) alert() {
-	w := &e.watchers
-	if w.n.Load() == 0 {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for c := range w.m {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// watchers are the channels of those who wait in await.
-type watchers struct {
-	n  atomic.Int32 // how many
-	mu sync.Mutex
-	m  map[chan struct{}]struct{} // guarded by mu
-}
-
-func (w *watchers) add(c chan struct{}) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.m == nil {
-		w.m = make(map[chan struct{}]struct{})
-	}
-	w.m[c] = struct{}{}
-	w.n.Add(1)
-}
-
-func (w *watchers) remove(c chan struct{}) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.m, c)
-	w.n.Add(-1)
-}
-
 // broken is fail for those outside: what the completion queue has comes first.
 func (e *Endpoint) broken(err error) {
 	e.mu.Lock()
