@@ -198,21 +198,21 @@ func (s *Session) finish(last msgType) {
 	s.flushLocked()
 }
 
-// said: the last message has gone where it is safe.
-func (s *Session) said() bool {
+// lastDelivered: the last message has gone where it is safe.
+func (s *Session) lastDelivered() bool {
 	s.tx.mu.Lock()
 	out := s.tx.lastOut && s.tx.nOwed == 0
 	s.tx.mu.Unlock()
 	return out && (s.lim.Buffered || s.closing.acked.Load())
 }
 
-// parted: said, and the peer writes to no memory of this end any more: taking that
+// parted: that is so, and the peer writes to no memory of this end any more: taking that
 // from it would break its connection before it has read all.
 func (s *Session) parted() bool {
 	s.rx.mu.Lock()
 	granted := s.rx.fetch.granted
 	s.rx.mu.Unlock()
-	return !granted && s.said()
+	return !granted && s.lastDelivered()
 }
 
 // acknowledged: the peer's CloseAck has come.

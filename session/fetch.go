@@ -43,14 +43,14 @@ type chunk struct {
 // fetches is what is under way. The bytes of the open tail are asked for strictly
 // in order, and only a tail that is being read goes to a Read's slice.
 type fetches struct {
-	p      []byte // what is left of the slice of the Read that waits for it; nil: none
+	into   []byte // what is left of the slice of the Read that waits for it; nil: none
 	before int    // bytes of that slice that were filled otherwise
-	got    int    // of p
-	asked  int    // of p
+	got    int    // of into
+	asked  int    // of into
 	stop   bool   // that Read has to end
 
 	reads  queue[read] // under way
-	direct int         // how many of them go to p
+	direct int         // how many of them go to into
 	ahead  int         // bytes that the others will bring
 
 	full    atomic.Bool // the last RDMA read found no room in the queue
@@ -143,7 +143,7 @@ func (s *Session) offerSlice(p []byte, n int) {
 		return
 	}
 	if room := len(p) - n; room >= directMin || room >= t.total-t.asked {
-		f.p, f.before = p[n:], n
+		f.into, f.before = p[n:], n
 		f.asked, f.got, f.stop = 0, 0, false
 	}
 }
@@ -179,8 +179,8 @@ func (s *Session) feed(t *tail) (started bool) {
 		t.asked = t.total
 	}
 	for !t.stopped && !t.noMem && !f.granted && t.asked < t.total && !s.rx.discard {
-		if f.p != nil && t == s.rx.cur {
-			if f.asked == len(f.p) || f.stop || f.direct == directDepth || !s.start(t, f.p[f.asked:], false) {
+		if f.into != nil && t == s.rx.cur {
+			if f.asked == len(f.into) || f.stop || f.direct == directDepth || !s.start(t, f.into[f.asked:], false) {
 				break
 			}
 			started = true
@@ -350,7 +350,7 @@ func (s *Session) directDone() (int, error) {
 		if f.busy() {
 			return 0, nil
 		}
-		if f.asked < len(f.p) && t != nil && !t.over && !t.stopped && !t.noMem && t.asked < t.total && !f.stop {
+		if f.asked < len(f.into) && t != nil && !t.over && !t.stopped && !t.noMem && t.asked < t.total && !f.stop {
 			return 0, nil // the queue was full
 		}
 	} else if f.busy() {
@@ -358,7 +358,7 @@ func (s *Session) directDone() (int, error) {
 		return 0, nil
 	}
 	n := f.before + f.got
-	f.p = nil
+	f.into = nil
 	s.rx.bytes += uint64(n)
 	s.poll() // what did not go to the slice can go to chunks
 	if n == 0 {
@@ -372,7 +372,7 @@ func (s *Session) directDone() (int, error) {
 // in time costs the connection (D12).
 func (s *Session) stopDirect(w *waiter) (n int) {
 	s.rx.mu.Lock()
-	if s.rx.fetch.p == nil {
+	if s.rx.fetch.into == nil {
 		s.rx.mu.Unlock()
 		return 0
 	}
@@ -392,7 +392,7 @@ func (s *Session) stopDirect(w *waiter) (n int) {
 			n, _ = s.directDone()
 			s.serviceTx()
 		}
-		busy := s.rx.fetch.p != nil
+		busy := s.rx.fetch.into != nil
 		s.rx.mu.Unlock()
 		if !busy {
 			return n
@@ -411,7 +411,7 @@ func (s *Session) brokenDirect() (n int, broken bool) {
 	s.rx.mu.Lock()
 	f := &s.rx.fetch
 	switch {
-	case f.p == nil:
+	case f.into == nil:
 	case s.gone:
 		broken = true
 	case s.failure.Load() != nil || s.ep.Err() != nil:
@@ -426,7 +426,7 @@ func (s *Session) brokenDirect() (n int, broken bool) {
 	s.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
 	s.rx.mu.Lock()
 	n = f.before + f.got
-	f.p = nil
+	f.into = nil
 	s.rx.bytes += uint64(n)
 	s.rx.mu.Unlock()
 	return n, true

@@ -315,12 +315,12 @@ func TestNoMemoryForAnInbox(t *testing.T) {
 	}
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
-		const shyness = 32
+		const skipShort = 32
 		for range 3 {
 			write(t, s, p, true)
 			p.send(tInbox, 0, u64(0, 0, 0, 0)...)
 			pass(time.Second)
-			for range shyness {
+			for range skipShort {
 				write(t, s, p, false)
 			}
 		}

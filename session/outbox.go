@@ -14,7 +14,7 @@ type outbox struct {
 	buf   []byte     // nil: closed
 	inbox Descriptor // the peer's; Len 0: none
 	asked bool       // the peer was asked for one and has not answered
-	shy   int        // Writes until it is asked again, after memory was short
+	skip  int        // Writes until it is asked again, after memory was short
 
 	emptied int64 // up to here the peer has read
 	written int64 // … the RDMA writes have completed: the room here is free again
@@ -36,10 +36,11 @@ const (
 	// boxShareFree of a full outbox has to be free before a Write goes on: one
 	// that is woken for each driblet costs more than it sends.
 	boxShareFree = 4
-	// shyness: after memory ran out here or at the peer; after it could not be registered,
-	// which costs the process all its idle registrations each time.
-	shyness     = 32
-	muchShyness = 1024
+	// skipShort is how many Writes do without after memory ran out here or at the peer;
+	// skipLong after it could not be registered, which costs the process all its idle
+	// registrations each time.
+	skipShort = 32
+	skipLong  = 1024
 	// boxRest is how often it is seen whether something was written since: the boxes
 	// are kept for one to two seconds.
 	boxRest = time.Second
@@ -63,8 +64,8 @@ func (s *Session) openOutbox() {
 		return
 	}
 	if o.inbox.Len == 0 && !o.asked && !s.gone {
-		if o.shy > 0 {
-			o.shy--
+		if o.skip > 0 {
+			o.skip--
 		} else {
 			o.asked = true
 			s.owe(control{t: msgAskInbox})
@@ -80,7 +81,7 @@ func (s *Session) openOutbox() {
 	defer tx.mu.Unlock()
 	if buf == nil {
 		s.leaveInbox()
-		o.shy = shyness
+		o.skip = skipShort
 		return
 	}
 	o.buf = buf
@@ -152,11 +153,11 @@ func (s *Session) restOutbox() {
 // leaveInbox tells the peer that nothing more comes through its inbox.
 func (s *Session) leaveInbox() {
 	o := &s.tx.outbox
-	shy := 0
+	skip := 0
 	if o.useless {
-		shy = muchShyness
+		skip = skipLong
 	}
-	*o = outbox{resting: o.resting, shy: shy}
+	*o = outbox{resting: o.resting, skip: skip}
 	s.owe(control{t: msgLeaveInbox})
 }
 
@@ -168,7 +169,7 @@ func (s *Session) inboxOfPeer(d Descriptor) {
 		return
 	}
 	if o.asked, o.inbox = false, d; d.Len == 0 {
-		o.shy = shyness
+		o.skip = skipShort
 	}
 	s.restOutbox()
 }

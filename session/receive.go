@@ -140,11 +140,11 @@ func (s *Session) receive(p []byte) (int, error) {
 func (s *Session) receiveLocked(p []byte) (n int, err error) {
 	rx := &s.rx
 	switch {
-	case s.gone && rx.fetch.p == nil:
+	case s.gone && rx.fetch.into == nil:
 		return 0, s.streamEnd()
 	case s.gone:
 		return 0, nil // see brokenDirect
-	case rx.fetch.p != nil:
+	case rx.fetch.into != nil:
 		s.poll()
 		n, err = s.directDone()
 		s.serviceTx()
@@ -167,7 +167,7 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 			}
 			s.offerSlice(p, n)
 			events += s.poll()
-			if rx.fetch.p != nil {
+			if rx.fetch.into != nil {
 				n, err = s.directDone()
 				s.serviceTx()
 				return n, err

@@ -18,16 +18,16 @@ type sender struct {
 	byRead    bool
 	boxMin    int // the smallest Write that goes through the outbox, 0: none does
 
-	owed    [owedMax]control // control messages that found no room or credit
-	nOwed   int
-	backlog []byte      // data that Write took over while there was no credit
-	gone    int         // of backlog, sent
-	inWrite bool        // a Write goes on behind the backlog's end
-	last    msgType     // Shutdown, Close or Abort, to be sent behind the backlog; 0: none yet
-	lastOut bool        // it was sent
-	stalled bool        // data found no credit when it last looked
-	urgent  bool        // urgent data has used the control reserve since data last had room
-	waiting atomic.Bool // mirrors pending, for those without the lock
+	owed        [owedMax]control // control messages that found no room or credit
+	nOwed       int
+	backlog     []byte      // data that Write took over while there was no credit
+	backlogSent int         // bytes of backlog that were sent
+	inWrite     bool        // a Write goes on behind the backlog's end
+	last        msgType     // Shutdown, Close or Abort, to be sent behind the backlog; 0: none yet
+	lastOut     bool        // it was sent
+	stalled     bool        // data found no credit when it last looked
+	urgent      bool        // urgent data has used the control reserve since data last had room
+	waiting     atomic.Bool // pending, or credit to be told: for those without the lock
 
 	out    outOffer
 	outbox outbox
@@ -273,9 +273,9 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	if n <= 0 {
 		return 0
 	}
-	if tx.gone > 0 && len(tx.backlog)+n > cap(tx.backlog) {
-		tx.backlog = tx.backlog[:copy(tx.backlog, tx.backlog[tx.gone:])]
-		tx.gone = 0
+	if tx.backlogSent > 0 && len(tx.backlog)+n > cap(tx.backlog) {
+		tx.backlog = tx.backlog[:copy(tx.backlog, tx.backlog[tx.backlogSent:])]
+		tx.backlogSent = 0
 	}
 	tx.backlog = append(tx.backlog, p[:n]...)
 	tx.inWrite = more || n < len(p)
@@ -327,7 +327,7 @@ func moreFlag(more bool) byte {
 
 // The methods below want tx.mu held.
 
-func (tx *sender) backlogged() int { return len(tx.backlog) - tx.gone }
+func (tx *sender) backlogged() int { return len(tx.backlog) - tx.backlogSent }
 
 // pending: something waits for room or credit.
 func (tx *sender) pending() bool {
@@ -466,17 +466,17 @@ func (s *Session) flushLocked() {
 		tx.nOwed = copy(tx.owed[:], tx.owed[sent:tx.nOwed])
 	}
 	for tx.backlogged() > 0 {
-		rest := tx.backlog[tx.gone:]
+		rest := tx.backlog[tx.backlogSent:]
 		room := s.reserveData(min(len(rest), minFragment), len(rest))
 		if room == nil {
 			break
 		}
 		n := copy(room[headerLen:], rest)
 		s.commit(room, msgData, moreFlag(n < len(rest) || tx.inWrite), headerLen+n)
-		tx.gone += n
+		tx.backlogSent += n
 	}
-	if tx.gone == len(tx.backlog) {
-		tx.backlog, tx.gone = tx.backlog[:0], 0
+	if tx.backlogSent == len(tx.backlog) {
+		tx.backlog, tx.backlogSent = tx.backlog[:0], 0
 		if cap(tx.backlog) > keepBacklog {
 			tx.backlog = nil
 		}
