@@ -151,6 +151,14 @@ func (d *device) close() {
 	d.ctx.Close() // of librdmacm: stays open
 }
 
+// readDepth is the most RDMA reads of a queue pair at a time.
+const readDepth = 16
+
+// readsServed and readsIssued are how many RDMA reads a queue pair of the device serves
+// and issues at a time.
+func (d *device) readsServed() uint8 { return uint8(min(d.caps.MaxQPReadAtomic, readDepth)) }
+func (d *device) readsIssued() uint8 { return uint8(min(d.caps.MaxQPInitiatorRead, readDepth)) }
+
 func (d *device) iwarp() bool { return d.ctx.Transport == ibv.TransportIWARP }
 
 func (d *device) add(e *Endpoint) {

@@ -24,9 +24,6 @@ const (
 	// beside TCP's minutes. 7 means for ever on rxe.
 	retryCount = 6
 	ackTimeout = 17
-
-	// depth of RDMA reads: what devices can do at a time is at most this.
-	readDepth = 16
 )
 
 // Dial connects to the listener that stands beside the TCP port remote, from
@@ -155,54 +152,9 @@ func timedOut(ev ibv.Event) bool {
 // establish connects the endpoint. When it fails, it has given it back, or
 // someone will who is stuck in rdma_connect.
 func (d *dialing) establish(ctx context.Context, e *Endpoint) error {
-	id := d.link.id
-	depth := func(n int) uint8 { return uint8(min(n, readDepth)) }
-	param := ibv.ConnParam{
-		PrivateData:        hello{version: helloVersion}.bytes(),
-		ResponderResources: depth(e.dev.caps.MaxQPReadAtomic),
-		InitiatorDepth:     depth(e.dev.caps.MaxQPInitiatorRead),
-		RetryCount:         retryCount,
-		RNRRetryCount:      0, // the session's credits make it impossible
-	}
 	e.reached.Store(true)
-	if !e.dev.iwarp() {
-		id.SetAckTimeout(ackTimeout) // older kernels cannot: the default is seconds
-		if err := id.Connect(param); err != nil {
-			e.reached.Store(false)
-			e.abandon()
-			return callError(err)
-		}
-	} else {
-		// The call itself may block for most of a minute, and nothing can
-		// interrupt it: whoever is in it tears down if we have gone.
-		called := make(chan error)
-		gone := make(chan struct{})
-		ok := blocking.try(func() {
-			err := id.Connect(param)
-			select {
-			case called <- err:
-			case <-gone:
-				e.abandon()
-			}
-		})
-		if !ok {
-			e.abandon()
-			return unavailable(session.ReasonResources, errors.New("verbs: too many iWARP connects without an answer"))
-		}
-		select {
-		case err := <-called:
-			if err != nil {
-				e.reached.Store(false)
-				e.abandon()
-				if errors.Is(err, syscall.EADDRNOTAVAIL) {
-					return errPortInUse
-				}
-				return callError(err)
-			}
-		case <-ctx.Done():
-			close(gone)
-			return ctx.Err()
-		}
+	if err := d.call(ctx, e); err != nil {
+		return err
 	}
 	ev, err := d.link.wait(ctx)
 	if err == nil && ev.Type != ibv.Established {
@@ -220,6 +172,58 @@ func (d *dialing) establish(ctx context.Context, e *Endpoint) error {
 		return unavailable(session.ReasonProtocol, errors.New("verbs: a foreign program accepted the connection"))
 	}
 	return nil
+}
+
+// call is establish's call of rdma_connect.
+func (d *dialing) call(ctx context.Context, e *Endpoint) error {
+	id := d.link.id
+	param := ibv.ConnParam{
+		PrivateData:        hello{version: helloVersion}.bytes(),
+		ResponderResources: e.dev.readsServed(),
+		InitiatorDepth:     e.dev.readsIssued(),
+		RetryCount:         retryCount,
+		RNRRetryCount:      0, // the session's credits make it impossible
+	}
+	if !e.dev.iwarp() {
+		id.SetAckTimeout(ackTimeout) // older kernels cannot: the default is seconds
+		err := id.Connect(param)
+		if err != nil {
+			e.reached.Store(false)
+			e.abandon()
+		}
+		return callError(err)
+	}
+	// It may block for most of a minute, and nothing can interrupt it: whoever is in
+	// it tears down if we have gone.
+	called := make(chan error)
+	gone := make(chan struct{})
+	ok := blocking.try(func() {
+		err := id.Connect(param)
+		select {
+		case called <- err:
+		case <-gone:
+			e.abandon()
+		}
+	})
+	if !ok {
+		e.abandon()
+		return unavailable(session.ReasonResources, errors.New("verbs: too many iWARP connects without an answer"))
+	}
+	select {
+	case err := <-called:
+		if err == nil {
+			return nil
+		}
+		e.reached.Store(false)
+		e.abandon()
+		if errors.Is(err, syscall.EADDRNOTAVAIL) {
+			return errPortInUse
+		}
+		return callError(err)
+	case <-ctx.Done():
+		close(gone)
+		return ctx.Err()
+	}
 }
 
 // wait waits for the next event of an id that is being connected.

@@ -154,7 +154,7 @@ func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint
 		hello:  hello{version: helloVersion},
 		peer:   ibv.QPPeer{QPNum: e.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},
 		mtu:    a.port.ActiveMTU,
-		served: uint8(min(a.dev.caps.MaxQPReadAtomic, readDepth)),
+		served: a.dev.readsServed(),
 	}, nil
 }
 
@@ -171,7 +171,7 @@ func (a attachment) up(e *Endpoint, mine, theirs card) error {
 	path := ibv.QPPath{
 		Port: uint8(a.port.Num), PSN: mine.peer.PSN,
 		MTU:         min(mine.mtu, theirs.mtu),
-		ReadsIssued: min(theirs.served, uint8(min(a.dev.caps.MaxQPInitiatorRead, readDepth))), ReadsServed: mine.served,
+		ReadsIssued: min(theirs.served, a.dev.readsIssued()), ReadsServed: mine.served,
 		MinRNRTimer: rnrTimer, Timeout: ackTimeout, RetryCount: retryCount,
 		PeerIsOnSubnet: a.port.LinkLayer == ibv.LinkInfiniBand,
 	}

@@ -351,8 +351,8 @@ func (l *Listener) accept(ctx context.Context, k *link, tcp netip.AddrPort, p ib
 	e.reached.Store(true)
 	err = k.id.Accept(ibv.ConnParam{
 		PrivateData:        hello{version: helloVersion}.bytes(),
-		ResponderResources: min(p.ResponderResources, uint8(min(dev.caps.MaxQPReadAtomic, readDepth))),
-		InitiatorDepth:     min(p.InitiatorDepth, uint8(min(dev.caps.MaxQPInitiatorRead, readDepth))),
+		ResponderResources: min(p.ResponderResources, dev.readsServed()),
+		InitiatorDepth:     min(p.InitiatorDepth, dev.readsIssued()),
 		RNRRetryCount:      0,
 	})
 	if err != nil {
