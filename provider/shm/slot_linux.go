@@ -2,13 +2,10 @@ package shm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/session"
 )
@@ -32,47 +29,6 @@ const warmTicks = 2
 
 // cooling is in left while the janitor gives the pages back.
 const cooling = ^uint64(0)
-
-// addSegment makes a segment's slots known, free at the dialing end.
-func (l *link) addSegment(m mapping) {
-	old := *l.slots.Load()
-	slots := append(make([]*slot, 0, len(old)+m.slots), old...)
-	for i := range m.slots {
-		slots = append(slots, &slot{
-			number:  len(slots),
-			control: m.control(i),
-			rings:   [2]*[ringSize]byte{m.ring(i, 0), m.ring(i, 1)},
-		})
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.maps = append(l.maps, m)
-	l.slots.Store(&slots)
-	if l.side == 0 {
-		for i := len(slots) - 1; i >= len(old); i-- { // the first is taken first
-			l.free = append(l.free, slots[i])
-		}
-	}
-}
-
-// mapSegment takes a segment from the peer.
-func (l *link) mapSegment(fd int, slots uint32) error {
-	if slots == 0 || int64(slots) != int64(nextSegment(len(*l.slots.Load()))) {
-		return fmt.Errorf("%w: %d slots", errSegment, slots)
-	}
-	if err := checkSegment(fd, int(slots)); err != nil {
-		return err
-	}
-	m, err := newMapping(fd, int(slots))
-	if err != nil {
-		return err
-	}
-	l.addSegment(m)
-	return nil
-}
-
-// errLinkGone: the link ended before the connection was asked for.
-var errLinkGone = errors.New("shm: the link has ended")
 
 // connect makes a connection from the dialing end. bound is -1, or the socket
 // that holds the connection's address and becomes the endpoint's.
@@ -276,100 +232,6 @@ func (l *link) take(ctx context.Context) (*slot, error) {
 			return nil, err
 		}
 	}
-}
-
-// extend adds a segment. One caller does so at a time, until the peer has answered.
-func (l *link) extend(ctx context.Context) error {
-	select {
-	case l.segment <- struct{}{}:
-	case <-l.gone:
-		return errLinkGone
-	case <-ctx.Done():
-		return unavailable(ctx.Err())
-	}
-	l.mu.Lock()
-	enough, have := len(l.free) > 0, len(*l.slots.Load())
-	l.mu.Unlock()
-	if enough {
-		<-l.segment
-		return nil
-	}
-	slots := nextSegment(have)
-	if slots == 0 {
-		<-l.segment
-		return &session.Unavailable{Reason: session.ReasonResources, Err: fmt.Errorf("shm: %d connections on one link", have)}
-	}
-	return l.offer(ctx, slots)
-}
-
-// offer sends a segment and waits for the peer's word. The caller holds l.segment,
-// which mapped lets go of.
-func (l *link) offer(ctx context.Context, slots int) error {
-	m, fd, err := newSegment(slots)
-	if err != nil {
-		<-l.segment
-		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
-	}
-	defer unix.Close(fd)
-	said := make(chan uint8, 1)
-	l.mu.Lock()
-	l.offered, l.said = m, said
-	l.mu.Unlock()
-	if err := l.post(ctx, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
-		l.mapped(said, codeResources) // it was never asked
-		return linkError(err)
-	}
-	select {
-	case code := <-said:
-		if code != codeOK {
-			return codeError(code)
-		}
-		return nil
-	case <-l.gone:
-		return errLinkGone
-	case <-ctx.Done():
-		return unavailable(ctx.Err()) // the answer is taken when it comes
-	}
-}
-
-// mapped takes the peer's word about the segment that it was offered, or about that
-// one offer for which said was made; false: there is none.
-func (l *link) mapped(said chan uint8, code uint8) bool {
-	l.mu.Lock()
-	if l.said == nil || said != nil && l.said != said {
-		l.mu.Unlock()
-		return false
-	}
-	m, said := l.offered, l.said
-	l.offered, l.said = mapping{}, nil
-	l.mu.Unlock()
-	if code == codeOK {
-		l.addSegment(m)
-	} else {
-		m.unmap()
-	}
-	said <- code // has room
-	<-l.segment
-	return true
-}
-
-// takeSegment maps what the peer offers and says so. That this process has no
-// descriptor or no room for it is no fault of the connections that there are.
-func (l *link) takeSegment(m *message, fds []int, cut error) error {
-	if cut == nil && len(fds) != 1 {
-		return errors.New("a segment without its descriptor")
-	}
-	code := uint8(codeResources)
-	if cut == nil {
-		err := l.mapSegment(fds[0], m.number)
-		if errors.Is(err, errSegment) {
-			return err
-		}
-		if err == nil {
-			code = codeOK
-		}
-	}
-	return l.reply(&message{kind: msgMapped, code: code})
 }
 
 // reset prepares a slot for its next connection.
