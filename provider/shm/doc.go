@@ -15,6 +15,17 @@
 // The package never speaks TCP, never touches a file system, and knows nothing
 // of the session protocol. Package san calls it; on systems other than Linux
 // it says that there is no such provider.
+//
+//	dial_linux.go, listen_linux.go   connecting; one link per listener
+//	diag_linux.go                    which listener TCP would reach
+//	socket_linux.go                  who is at the other end; what errors mean
+//	link_linux.go, links_linux.go    a link and its goroutines; all of the process
+//	handshake_linux.go, wire_linux.go   how a link begins; messages on its socket
+//	segment_linux.go, layout_linux.go   shared memory, and what lies where in it
+//	slot_linux.go, bell_linux.go     a connection's place; who has news
+//	endpoint_linux.go                a connection
+//	send_linux.go, recv_linux.go, remote_linux.go   the groups of its methods
+//	mechanisms_*.go                  what the kernel permits, for diagnosis
 package shm
 
 import (
@@ -33,7 +44,8 @@ type Config struct {
 
 	// Threshold is the size in bytes from which memory is read by
 	// process_vm_readv instead of going through the ring. 0: the default,
-	// which is never, because the ring was faster wherever it was measured; negative: never.
+	// which is never, because the ring was faster wherever it was measured;
+	// negative: never.
 	Threshold int
 
 	// RingMax is how far in bytes a ring may grow, each way and connection.
