@@ -61,8 +61,10 @@ type accepted struct {
 func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 	cfg = cfg.withDefaults()
 	addr := unmap(tcp.Addr().(*net.TCPAddr).AddrPort())
-	if !addr.Addr().IsUnspecified() && !cfg.served(addr.Addr()) {
-		return nil, &session.Unavailable{Reason: session.ReasonNotServed}
+	if !addr.Addr().IsUnspecified() {
+		if err := ServedBy(addr.Addr(), cfg); err != nil {
+			return nil, &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
+		}
 	}
 	rc, err := tcp.SyscallConn()
 	if err != nil {

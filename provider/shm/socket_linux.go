@@ -149,11 +149,11 @@ func ServedBy(a netip.Addr, c Config) error {
 	case a.IsLoopback():
 		return nil
 	case !c.Local:
-		return fmt.Errorf("shm: %v is not a loopback address", a)
+		return fmt.Errorf("shm: %v is not a loopback address, and LocalAddresses is off", a)
 	case a.Zone() != "":
-		return fmt.Errorf("%v has a zone", a)
+		return fmt.Errorf("shm: %v has a zone", a)
 	case !a.IsValid() || a.IsUnspecified() || !hostAddr(a):
-		return fmt.Errorf("%v is not an address of this host", a)
+		return fmt.Errorf("shm: %v is not an address of this host", a)
 	}
 	return nil
 }
@@ -201,7 +201,7 @@ func unavailable(err error) error {
 func codeError(code uint8) error {
 	switch code {
 	case codeVersion:
-		return &session.Unavailable{Reason: session.ReasonVersion}
+		return &session.Unavailable{Reason: session.ReasonVersion, Err: fmt.Errorf("shm: the listener's process does not speak version %d", version)}
 	case codeRefused:
 		return fmt.Errorf("shm: the listener's backlog is full: %w", syscall.ECONNREFUSED)
 	case codeClosed:

@@ -114,7 +114,7 @@ func (d *dialing) resolve(ctx context.Context) error {
 			port := d.cfg.iwarpPort(d.remote.Port())
 			switch {
 			case port == 0:
-				return unavailable(session.ReasonNotServed, errors.New("verbs: iWARP is switched off"))
+				return errNoIWARP
 			case d.cfg.FixedPort:
 				return errFixedPort
 			}
@@ -141,6 +141,8 @@ func (d *dialing) resolve(ctx context.Context) error {
 	}
 	return err
 }
+
+var errNoIWARP = unavailable(session.ReasonNotServed, errors.New("verbs: iWARP is switched off: IWARPOffset is negative"))
 
 var errFixedPort = unavailable(session.ReasonNotServed, errors.New("verbs: this connection cannot leave from a port of the program's choice"))
 

@@ -185,11 +185,13 @@ func (a attachment) up(e *Endpoint, mine, theirs card) error {
 	return callError(e.qp.ReadyToSend(path))
 }
 
+var errNoPort = unavailable(session.ReasonNotServed, errors.New("verbs: no port to connect by without rdma_cm: IWARPOffset is negative"))
+
 func dialExchange(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpoint, error) {
 	side := cfg.iwarpPort(remote.Port())
 	switch {
 	case side == 0:
-		return nil, unavailable(session.ReasonNotServed, errors.New("verbs: no port to connect by without rdma_cm (IWARPOffset)"))
+		return nil, errNoPort
 	case cfg.FixedPort:
 		return nil, errFixedPort
 	}
@@ -255,7 +257,7 @@ const maxStrangers = 256
 func (l *Listener) serveExchange() error {
 	side := l.cfg.iwarpPort(l.addr.Port())
 	if side == 0 {
-		return unavailable(session.ReasonNotServed, errors.New("verbs: no port to connect by without rdma_cm (IWARPOffset)"))
+		return errNoPort
 	}
 	network := "tcp"
 	switch {

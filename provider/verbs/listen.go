@@ -216,7 +216,7 @@ func (x *listenID) listen() error {
 		if iwarp {
 			port := x.l.cfg.iwarpPort(x.tcp.Port())
 			if port == 0 {
-				return unavailable(session.ReasonNotServed, errors.New("iWARP is switched off"))
+				return errNoIWARP
 			}
 			at = netip.AddrPortFrom(x.tcp.Addr(), port)
 		}
