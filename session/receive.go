@@ -461,7 +461,6 @@ func (s *Session) handleMessage(m []byte) {
 }
 
 func (s *Session) handleControl(c *control) {
-	rx := &s.rx
 	switch c.t {
 	case msgCredit, msgUrgent:
 	case msgGrant:
@@ -489,22 +488,7 @@ func (s *Session) handleControl(c *control) {
 		s.emptiedByPeer(c.desc.Addr)
 		s.tx.mu.Unlock()
 	case msgShutdown, msgClose, msgAbort:
-		if rx.shut && c.t == msgShutdown || rx.closed || rx.open != nil {
-			s.violation("a message of type %d out of place", c.t)
-			return
-		}
-		if !rx.shut {
-			rx.shut, rx.aborted = true, c.t == msgAbort
-		}
-		if c.t != msgShutdown {
-			rx.closed = true
-			s.wr.set(stPeerClosed)
-			s.leftForGood()
-			if !s.lim.Buffered {
-				s.sendControl(control{t: msgCloseAck})
-			}
-		}
-		s.readable()
+		s.endedByPeer(c.t)
 	case msgCloseAck:
 		s.acknowledged()
 	case msgPing:
@@ -513,6 +497,27 @@ func (s *Session) handleControl(c *control) {
 	default:
 		s.violation("a message of unknown type %d", c.t)
 	}
+}
+
+// endedByPeer: the peer's stream ends here; unless t is Shutdown, it has closed as well.
+func (s *Session) endedByPeer(t msgType) {
+	rx := &s.rx
+	if rx.shut && t == msgShutdown || rx.closed || rx.open != nil {
+		s.violation("a message of type %d out of place", t)
+		return
+	}
+	if !rx.shut {
+		rx.shut, rx.aborted = true, t == msgAbort
+	}
+	if t != msgShutdown {
+		rx.closed = true
+		s.wr.set(stPeerClosed)
+		s.leftForGood()
+		if !s.lim.Buffered {
+			s.sendControl(control{t: msgCloseAck})
+		}
+	}
+	s.readable()
 }
 
 // handlePayload keeps a message with payload for Read, and takes up an offer.

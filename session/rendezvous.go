@@ -134,14 +134,8 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 		}
 		s.waitWrite(&w)
 	}
-	tx.mu.Lock()
-	taken := tx.out.taken
-	tx.out = outOffer{}
-	tx.offers++
-	tx.offerBytes += uint64(taken)
+	taken := tx.offerEnded(first)
 	n = first + taken
-	tx.bytes += uint64(n)
-	tx.mu.Unlock()
 	if exposed {
 		s.ep.Revoke(desc)
 	}
@@ -154,6 +148,19 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 		}
 	}
 	return n, err
+}
+
+// offerEnded forgets the offer, which is over, and counts its bytes and the first ones,
+// which went with its message. It returns how many of its bytes the peer has.
+func (tx *sender) offerEnded(first int) (taken int) {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	taken = tx.out.taken
+	tx.out = outOffer{}
+	tx.offers++
+	tx.offerBytes += uint64(taken)
+	tx.bytes += uint64(first + taken)
+	return taken
 }
 
 // sendOffer opens the offer, if there is room for its message.
