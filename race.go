@@ -29,27 +29,9 @@ func (d *Dialer) race(ctx context.Context, network string, requests []request) (
 	defer cancel()
 	over := make(chan struct{})
 	defer close(over)
-	type result struct {
-		dialed
-		err error
-	}
-	run := func(requests []request) <-chan result {
-		done := make(chan result)
-		go func() { // ends soon after ctx, whoever has won
-			c, err := d.dialEach(ctx, network, requests)
-			select {
-			case done <- result{c, err}:
-			case <-over:
-				if err == nil {
-					c.Close()
-				}
-			}
-		}()
-		return done
-	}
 	wait := time.NewTimer(d.headStart(ctx, first))
 	defer wait.Stop()
-	ours := run(first)
+	ours := d.enter(ctx, network, first, over)
 	var theirs <-chan result
 	var firstErr, secondErr error
 	for {
@@ -71,10 +53,33 @@ func (d *Dialer) race(ctx context.Context, network string, requests []request) (
 			}
 		case <-wait.C:
 			if theirs == nil {
-				theirs = run(second)
+				theirs = d.enter(ctx, network, second, over)
 			}
 		}
 	}
+}
+
+// result is what has come of one family's addresses.
+type result struct {
+	dialed
+	err error
+}
+
+// enter dials in the background, for race. A connection that comes when the race is over
+// is closed.
+func (d *Dialer) enter(ctx context.Context, network string, requests []request, over <-chan struct{}) <-chan result {
+	done := make(chan result)
+	go func() { // ends soon after ctx, whoever has won
+		c, err := d.dialEach(ctx, network, requests)
+		select {
+		case done <- result{c, err}:
+		case <-over:
+			if err == nil {
+				c.Close()
+			}
+		}
+	}()
+	return done
 }
 
 // headStart is how long the first family has for itself. A TCP connection of the
