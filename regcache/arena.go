@@ -28,10 +28,10 @@ const (
 	arenaMemlockShare = 4
 )
 
-// An Arena hands out buffers of memory that the library owns: mapped once, outside
-// the Go heap, never moved, hence registered once for each cache, the smaller ones
-// together, and then always a hit. Control buffers and bounce buffers come from it,
-// and buffers for programs that want their data moved without a copy.
+// An Arena hands out buffers of memory that the library owns. It is mapped once,
+// outside the Go heap, and never moves, so each cache registers it once (the smaller
+// buffers together) and always hits from then on. Control buffers and bounce buffers
+// come from it, and buffers for programs that want their data moved without a copy.
 //
 // Its methods may be called concurrently.
 type Arena struct {
@@ -86,11 +86,11 @@ var DefaultArena = sync.OnceValue(func() *Arena {
 	return NewArena(int(min(max(bytes/2, minChunk), defaultChunk)), bytes)
 })
 
-// Get returns a buffer of n bytes, contents undefined; n is rounded up to a power of
-// two, and to 4 KiB, for what it takes of the arena. The error matches syscall.ENOBUFS
-// when the arena has reached its limit, EINVAL where n is not between 1 and 1 GiB, and
-// ErrClosed. It may wait for devices to deregister, for a second at most, when a large
-// buffer takes the place of smaller ones that were put back.
+// Get returns a buffer of n bytes, whose contents are undefined. It takes a power of two
+// of the arena, at least 4 KiB. The error matches syscall.ENOBUFS if the arena has
+// reached its limit, EINVAL if n is not between 1 and 1 GiB, or ErrClosed. If a large
+// buffer takes the place of smaller ones that were put back, Get may wait for devices to
+// deregister those, for a second at most.
 func (a *Arena) Get(n int) (*Buffer, error) {
 	if n <= 0 || n > 1<<maxBufferShift {
 		return nil, fmt.Errorf("regcache: arena: buffer of %d bytes: %w", n, syscall.EINVAL)
@@ -255,9 +255,9 @@ func newChunk(size int) (*chunk, error) {
 	return &chunk{memory: memory, stable: stable}, nil
 }
 
-// Close gives the memory back. ErrInUse means that buffers are out, or that a
-// transfer still uses one, another error that a device would not let go: their
-// chunks then stay mapped for good.
+// Close gives the memory back. ErrInUse: buffers were not put back, or a transfer still
+// uses one. Any other error is that of a device that has not let go. The memory
+// concerned then stays mapped for good.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	a.closed = true
@@ -283,7 +283,7 @@ func (a *Arena) Close() error {
 	return err
 }
 
-// Bytes returns how much memory is mapped, and how much of it is handed out.
+// Bytes returns how many bytes are mapped, and how many of them are handed out.
 func (a *Arena) Bytes() (mapped, used int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -293,8 +293,8 @@ func (a *Arena) Bytes() (mapped, used int64) {
 	return a.bytes, used
 }
 
-// Left returns how much more the arena may hand out, before rounding up to powers
-// of two.
+// Left returns how many more bytes the arena may hand out, each buffer rounded up to
+// what it takes.
 func (a *Arena) Left() int64 {
 	_, used := a.Bytes()
 	return a.maxBytes - used

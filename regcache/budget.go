@@ -23,11 +23,11 @@ const (
 	memlockShare = 2
 )
 
-// A Budget limits the memory that caches keep registered. RLIMIT_MEMLOCK
-// counts for a whole process, and counts each registration of the same page
-// again, so the caches of a process share one: DefaultBudget, unless a Config
-// names another. A region in use is never taken away: what does not fit is
-// registered for one use.
+// A Budget limits the memory that caches keep registered. RLIMIT_MEMLOCK applies to
+// the whole process, and each registration of the same page counts again, so the
+// caches of a process share one: DefaultBudget, unless a Config names another. A region
+// in use is never taken away; memory that does not fit is registered for one use. Its
+// methods may be called concurrently.
 type Budget struct {
 	// epoch counts changes of the caches. Regions note the epoch of their
 	// last use, which orders them well enough and costs a hit no write while
@@ -50,8 +50,8 @@ type Budget struct {
 	past       Stats               // of those that were closed
 }
 
-// NewBudget returns a budget of its own, for tests and for processes that
-// want to separate devices.
+// NewBudget returns a separate budget of maxBytes of registered memory in maxEntries
+// registrations, for tests and for processes that want to separate devices.
 func NewBudget(maxBytes int64, maxEntries int) *Budget {
 	return &Budget{
 		maxBytes: maxBytes, maxEntries: maxEntries, why: "set by the program",
@@ -60,9 +60,9 @@ func NewBudget(maxBytes int64, maxEntries int) *Budget {
 	}
 }
 
-// DefaultBudget returns the budget of the process. Where RLIMIT_MEMLOCK
-// applies (it does not to CAP_IPC_LOCK), it is half of it, at most 256 MiB; 256 MiB
-// otherwise; 1024 entries. SetLimits changes it.
+// DefaultBudget returns the budget of the process: 256 MiB in 1024 registrations, but no
+// more than half of RLIMIT_MEMLOCK where that applies (it does not to a process with
+// CAP_IPC_LOCK). SetLimits changes it.
 var DefaultBudget = sync.OnceValue(func() *Budget {
 	b := NewBudget(defaultMaxBytes, defaultMaxEntries)
 	b.why = "no RLIMIT_MEMLOCK applies"
@@ -75,8 +75,9 @@ var DefaultBudget = sync.OnceValue(func() *Budget {
 	return b
 })
 
-// SetLimits changes the limits. Unused regions beyond them are given back at
-// once, those in use when they are released and room is wanted.
+// SetLimits changes the limits, in bytes and in registrations. Unused regions beyond
+// them are given back at once; others when they are no longer used and their room is
+// wanted.
 func (b *Budget) SetLimits(maxBytes int64, maxEntries int) {
 	b.mu.Lock()
 	b.maxBytes, b.maxEntries, b.why = maxBytes, maxEntries, "set by the program"
@@ -154,8 +155,9 @@ func (b *Budget) makeRoom(n int64, entries int) (victims []*Region, ok bool) {
 // milliseconds.
 const flushTime = time.Second
 
-// Flush gives back what no cache is using, for others who need RLIMIT_MEMLOCK, and
-// waits, for a second at most, until that, and what others are giving back, is back.
+// Flush gives back what is cached and not in use, for others who need RLIMIT_MEMLOCK.
+// It waits for a second at most until the devices have deregistered it, along with what
+// others are giving back.
 func (b *Budget) Flush() {
 	b.mu.Lock()
 	var victims []*Region

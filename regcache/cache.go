@@ -12,15 +12,15 @@ import (
 	"unsafe"
 )
 
-// ErrUnknownMemory says that nothing vouches for the memory's mapping, so that
-// it was not registered: copy through an Arena.
+// ErrUnknownMemory is returned by Acquire for memory whose mapping nothing vouches
+// for (see KindOf). It was not registered: copy it through an Arena.
 var ErrUnknownMemory = errors.New("regcache: memory of unknown kind")
 
 // ErrClosed is returned by Acquire after Close.
 var ErrClosed = errors.New("regcache: cache closed")
 
-// ErrInUse says that something was ended while registrations of it are in use;
-// they are removed when they are released.
+// ErrInUse is returned when a Cache, a Range or an Arena is ended while it is in use.
+// Its registrations are removed when they are released.
 var ErrInUse = errors.New("regcache: registration in use")
 
 const (
@@ -48,12 +48,12 @@ type Config struct {
 	// time while the buffer is exposed.
 	NoPin bool
 
-	// Eager puts memory into the cache at its first use. By default, that is
-	// registered once and remembered, and cached when it is seen again.
+	// Eager puts memory into the cache at its first use. By default, memory is
+	// registered for that use alone, and cached when it is used again.
 	Eager bool
 
-	// Disabled registers everything for one use: for comparison, and to rule
-	// the cache out when looking for a fault.
+	// Disabled registers everything for one use: to compare, or to rule the cache
+	// out when looking for a fault.
 	Disabled bool
 
 	// Verify compares the physical frames of the buffer with those that were
@@ -82,8 +82,8 @@ type Cache struct {
 	dead    []*Region // to be deregistered by the goroutine of dropLater, if any
 }
 
-// New returns an empty cache for registrar. It fails when config asks for
-// Verify and the process may not see physical frames.
+// New returns an empty cache for registrar. It fails only if config asks for Verify
+// and the process may not see physical frames.
 func New(registrar Registrar, config Config) (*Cache, error) {
 	if config.Verify {
 		if err := canVerify(); err != nil {
@@ -447,9 +447,8 @@ func (r *Region) hold() bool {
 
 func (r *Region) valid() bool { return r.cache.config.trustEverything || r.proof.valid() }
 
-// Release ends one use. An error is the device's when it would not deregister
-// a region that was not for the cache; the peer's access has to be doubted
-// then.
+// Release ends one use. An error is the device's, which was to deregister the region and
+// has not: a peer that had access may still have it.
 func (r *Region) Release() error {
 	switch refs := r.refs.Add(-1); {
 	case refs > 0:
@@ -569,10 +568,10 @@ func (r *Region) expel(cause Cause) (idle bool) {
 	return idle
 }
 
-// Close removes all registrations; those in use when they are released, and
-// the error is ErrInUse then. nil means that the device has none left; another
-// error is the device's, which has kept some. Acquire fails from now on, and must
-// not be under way. Close may be called again, to see whether all are gone.
+// Close removes all registrations, and makes Acquire fail from now on; no Acquire may
+// be under way. If it returns nil, the device has none left. ErrInUse: some are in use,
+// and go when they are released. Any other error is the device's, which has kept some.
+// Close may be called again, to see whether all are gone.
 func (c *Cache) Close() error {
 	b := c.budget
 	b.mu.Lock()

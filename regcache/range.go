@@ -23,22 +23,22 @@ type Range struct {
 	regions regionSet // those whose proof this is
 }
 
-// Declare says that b stays mapped to the pages it has, or will have when they
+// Declare promises that b stays mapped to the pages it has, or will have when they
 // are first touched, until Withdraw: no munmap, mremap, MADV_DONTNEED or the
 // like. It may then be cached from its first use on, in all caches of the
-// process. Without a declaration, memory outside the Go heap is copied.
+// process. Without a promise, memory outside the Go heap is copied.
 //
 // The error matches syscall.EEXIST when a part of b is declared already.
 func Declare(b []byte) (*Range, error) {
 	return ranges.add(&Range{memory: b, kind: Declared})
 }
 
-// Withdraw ends the declaration or the watch. When it returns nil, no cache of
-// the process holds a registration of the range any more. ErrInUse means that
-// transfers still use one; it goes when they are done, and until then the
-// memory must not be unmapped; nor after any other error, which is a device's that
-// would not let go. (Registrations for one use are not counted: no
-// Read or Write of the memory may be under way.)
+// Withdraw ends the declaration or the watch. If it returns nil, no cache of the
+// process holds a registration of the range any more, and the memory may be unmapped.
+// ErrInUse: transfers still use a registration, which goes when they are done. Any other
+// error is that of a device that has not let go. After either the memory must stay
+// mapped. (Registrations for one use are not counted: no Read or Write of the memory may
+// be under way.)
 func (r *Range) Withdraw() error {
 	ranges.remove(r)
 	err := r.end(RangeWithdrawn)

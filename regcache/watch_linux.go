@@ -40,21 +40,22 @@ type watcher struct {
 	done chan struct{} // closed when the reader has ended
 }
 
-// Watch lets b be cached while the kernel vouches for it: munmap, mmap with
-// MAP_FIXED, mremap, MADV_DONTNEED and MADV_FREE take it out of all caches at
-// once, and from then on it is memory of unknown kind. b is private anonymous
-// memory that the program has mapped, whole pages and none of MAP_HUGETLB; whoever has a file's or shared
-// memory's descriptor could change its pages unseen. Each Range has a file
-// descriptor and a goroutine until Withdraw, and a hit in it costs a system call;
-// Declare costs neither.
+// Watch lets b be cached as long as the kernel reports no change of its mapping. munmap,
+// mmap with MAP_FIXED, mremap, MADV_DONTNEED and MADV_FREE take it out of all caches at
+// once; from then on it is memory of unknown kind.
 //
-// The kernel does not report MADV_GUARD_INSTALL and shmat with SHM_REMAP: withdraw
-// the range before those. And it reports MADV_DONTNEED and MADV_FREE before they
-// take effect: watch the same memory again after they have returned, and Withdraw of the
-// range that they have ended, which may be under way still (EBUSY, EEXIST).
+// b must be private anonymous memory that the program has mapped, in whole pages, and
+// not of MAP_HUGETLB: the pages of a file or of shared memory could be changed unseen by
+// whoever has its descriptor. Each Range has a file descriptor and a goroutine until
+// Withdraw, and each hit in it costs a system call. Declare costs none of these.
 //
-// The error matches syscall.ENOSYS, EPERM or EINVAL where the kernel cannot
-// watch that memory (it needs Linux 5.11).
+// The kernel does not report MADV_GUARD_INSTALL, nor shmat with SHM_REMAP: withdraw the
+// range before those. It reports MADV_DONTNEED and MADV_FREE before they take effect: to
+// watch the same memory again, wait until they have returned and withdraw the range that
+// they have ended. The error matches syscall.EBUSY or EEXIST while that is under way.
+//
+// It matches ENOSYS, EPERM or EINVAL where the kernel cannot watch that memory. That
+// needs Linux 5.11.
 func Watch(b []byte) (*Range, error) {
 	if len(b) == 0 || addressOf(b)%pageSize != 0 || uintptr(len(b))%pageSize != 0 {
 		return nil, fmt.Errorf("regcache: watch: not whole pages: %w", unix.EINVAL)
