@@ -72,14 +72,15 @@ const (
 	FeatureCMA       Feature = 1 << iota // cma: process_vm_readv on shm
 	FeatureRDMARead                      // rdmaread: rendezvous by RDMA read
 	FeatureRDMAWrite                     // rdmawrite: rendezvous by RDMA write
-	FeatureInline                        // inline: payload in messages, where rendezvous can do without
+	FeatureInline                        // inline: payload in messages of what could go by rendezvous
 	FeatureRegCache                      // regcache: keeping registrations
 	FeaturePoll                          // poll: spinning before sleep
 	FeatureSRQ                           // srq: shared receive queues
 	FeatureWindows                       // windows: memory windows
 )
 
-// FeatureNames maps the names that SAN_DISABLE uses.
+// FeatureNames has the features by the names that SAN_DISABLE uses. It must not be
+// changed.
 var FeatureNames = map[string]Feature{
 	"cma": FeatureCMA, "rdmaread": FeatureRDMARead, "rdmawrite": FeatureRDMAWrite,
 	"inline": FeatureInline, "regcache": FeatureRegCache, "poll": FeaturePoll,
