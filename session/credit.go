@@ -1,9 +1,20 @@
 package session
 
+import "sync/atomic"
+
 // Flow control, where the provider has none of its own (Limits.Window is not 0). Each
 // end has as many credits as the other has receive buffers posted, less creditBuffers.
 // A message costs one, but for Credit. Every header says how many messages have been
 // dealt with: their buffers are posted again, and the credits are back.
+
+// creditCounts count messages, all but Credit, modulo 2³². received, freed and peerFreed
+// change under rx.mu, advertised under tx.mu.
+type creditCounts struct {
+	received   atomic.Uint32 // messages that came
+	freed      atomic.Uint32 // of them, dealt with
+	advertised atomic.Uint32 // of them, said so to the peer
+	peerFreed  atomic.Uint32 // of ours, dealt with by the peer
+}
 
 // creditBuffers of the window are for Credit messages (see creditDue).
 const creditBuffers = ControlReserve
@@ -16,7 +27,7 @@ func (s *Session) credit() int {
 	if s.peer.credits == 0 {
 		return maxWindow
 	}
-	under := int32(s.tx.sent - s.peerFreed.Load())
+	under := int32(s.tx.sent - s.credits.peerFreed.Load())
 	if under < 0 {
 		s.violation("it has dealt with %d messages that were not sent", -under)
 		return 0
@@ -34,9 +45,9 @@ func (s *Session) creditDue() bool {
 	if s.lim.Window == 0 {
 		return false
 	}
-	adv := s.advertised.Load()
-	unsaid := s.freed.Load() - adv
-	left := s.granted() - (s.received.Load() - adv)
+	adv := s.credits.advertised.Load()
+	unsaid := s.credits.freed.Load() - adv
+	left := s.granted() - (s.credits.received.Load() - adv)
 	return unsaid >= max(ControlReserve/2, (s.granted()-ControlReserve)/2) || unsaid > 0 && left <= ControlReserve/2
 }
 
@@ -47,7 +58,7 @@ func (s *Session) granted() uint32 { return uint32(s.lim.Window - creditBuffers)
 // is held.
 func (s *Session) dealtWith() {
 	if s.lim.Window != 0 {
-		s.freed.Add(1)
+		s.credits.freed.Add(1)
 	}
 }
 
@@ -58,9 +69,9 @@ func (s *Session) counted(m []byte) {
 		return
 	}
 	if msgType(m[0]) != msgCredit {
-		s.received.Add(1)
+		s.credits.received.Add(1)
 	}
-	credit, was := le.Uint32(m[4:]), s.peerFreed.Load()
+	credit, was := le.Uint32(m[4:]), s.credits.peerFreed.Load()
 	if credit == was {
 		return
 	}
@@ -68,7 +79,7 @@ func (s *Session) counted(m []byte) {
 		s.violation("its credit goes from %d to %d", was, credit)
 		return
 	}
-	s.peerFreed.Store(credit)
+	s.credits.peerFreed.Store(credit)
 	if s.wr.wants.Load() != 0 {
 		s.wr.signal()
 	}

@@ -98,7 +98,7 @@ func (s *Session) negotiated(sent bool) (bool, error) {
 	s.rx.begun = true
 	s.tx.maxMsg = int(min(uint32(s.lim.MaxMessage), p.maxMsg))
 	s.tx.plan(s)
-	s.received.Add(1)
+	s.credits.received.Add(1)
 	s.dealtWith()
 	s.rx.messages++
 	return true, nil

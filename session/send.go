@@ -377,8 +377,8 @@ func (s *Session) reservePayload(lo, hi int) []byte {
 func (s *Session) commit(room []byte, t msgType, flags byte, n int) {
 	f := uint32(0)
 	if s.lim.Window != 0 {
-		f = s.freed.Load()
-		s.advertised.Store(f)
+		f = s.credits.freed.Load()
+		s.credits.advertised.Store(f)
 	}
 	putHeader(room, t, flags, f)
 	s.ep.Commit(n)

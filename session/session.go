@@ -40,12 +40,7 @@ type Session struct {
 	rx     receiver
 	tx     sender
 
-	// Credits, modulo 2³², of all messages but Credit. received, freed and peerFreed change under rx.mu,
-	// advertised under tx.mu.
-	received   atomic.Uint32 // messages that came
-	freed      atomic.Uint32 // of them, dealt with
-	advertised atomic.Uint32 // of them, said so to the peer
-	peerFreed  atomic.Uint32 // of ours, dealt with by the peer
+	credits creditCounts
 
 	failure  atomic.Pointer[error] // why the connection is over, set once
 	gone     bool                  // the endpoint is closed, or being closed; written under rx.mu and tx.mu, read under either
