@@ -13,33 +13,33 @@ import (
 const Name = "verbs"
 
 // Config tunes listeners and connections. The zero value is what most callers
-// want. Both ends may differ in all of it but IWARPOffset and WithoutCM.
+// want. The two ends of a connection must agree on IWARPOffset and WithoutCM alone.
 type Config struct {
 	// Buffers is the number of receive buffers of a connection, BufferSize the
-	// size of each in bytes. Default 64 of 8 KiB: what may be under way covers
-	// 100 Gb/s at 20 µs, and bulk moves twice as fast as with 4 KiB (rxe). At
-	// least minBuffers and session.MaxControl. Where RLIMIT_MEMLOCK is low,
-	// these and SendBuffer are made smaller (see memlock.go).
+	// size of each in bytes. Default 64 of 8 KiB: they cover 100 Gb/s at a round trip
+	// of 20 µs, and bulk moves twice as fast as with 4 KiB (rxe). At least 32 and
+	// session.MaxControl. Where RLIMIT_MEMLOCK is low, these and SendBuffer are made
+	// smaller (see memlock.go).
 	Buffers    int
 	BufferSize int
 
-	// SendBuffer is the memory in bytes that messages leave from. Default
-	// 124 KiB, which with the room for control messages makes 128.
+	// SendBuffer is the size in bytes of the memory that messages are sent from.
+	// Default 124 KiB, which with the room for control messages makes 128.
 	SendBuffer int
 
-	// Threshold is the size in bytes from which a Write's own memory is read by
-	// the peer. Default 256 KiB with memory windows, as binding one costs a wait
-	// that smaller Writes do not pay; 2 MiB without, where it costs a
-	// registration each time. Smaller ones, from 32 KiB on, are copied to memory
-	// that stays registered, and written to the peer's inbox.
+	// Threshold is the size in bytes from which the peer reads a Write's own memory.
+	// Default 256 KiB with memory windows: binding one costs a wait, which is not worth
+	// it for smaller Writes. Without them 2 MiB, since each such Write costs a
+	// registration. Smaller Writes, from 32 KiB on, are copied to memory that stays
+	// registered, and written to the peer's inbox.
 	Threshold int
 
 	// SharedDomain puts all connections of a device into one protection domain,
-	// so that they share cached registrations and, beyond SRQFrom, receive
-	// buffers. Where memory windows are used (see ForceWindows), what is exposed
-	// is within reach of its own connection's peer alone all the same;
-	// elsewhere any peer of the device could reach it by guessing keys (rule
-	// R2). Default: a domain per connection.
+	// so that they share cached registrations and, from SRQFrom connections on, receive
+	// buffers. Where memory windows are used (see ForceWindows), exposed memory can
+	// still be reached by its own connection's peer alone; elsewhere any peer of the
+	// device could reach it by guessing keys (rule R2). Default: a domain per
+	// connection.
 	SharedDomain bool
 
 	// SRQFrom is the number of a device's connections from which on new ones
@@ -52,9 +52,9 @@ type Config struct {
 	// on a socket with IPV6_V6ONLY.
 	V6Only bool
 
-	// ForceWindows uses memory windows on a device that has them without
-	// asking first what it enforces. It is for tests: by default they are used
-	// where a probe of the device has shown that they keep a peer out.
+	// ForceWindows uses the memory windows of a device without finding out first what
+	// it enforces. It is for tests: by default they are used where a probe of the
+	// device has shown that they keep a peer out.
 	ForceWindows bool
 
 	// IWARPOffset is added to a TCP port to get the port for RDMA on iWARP,
@@ -62,17 +62,17 @@ type Config struct {
 	// 1024 … 65535. Negative: iWARP devices are not used. Both ends must agree.
 	IWARPOffset int
 
-	// WithoutCM connects by a TCP connection to the port that iWARP would have
-	// instead of by rdma_cm: for containers where that does not work. Both ends
-	// must be set to it.
+	// WithoutCM sets connections up by a TCP connection, to the port that iWARP would
+	// use, instead of by rdma_cm, which does not work in some containers. Both ends
+	// must have it set.
 	WithoutCM bool
 
-	// FixedPort: a dialer's local port is the program's choice. What cannot leave
-	// from it (iWARP, and connections without rdma_cm) is not used.
+	// FixedPort says that the program has chosen a dialer's local port. Ways that
+	// cannot use it (iWARP, and connections without rdma_cm) are not taken.
 	FixedPort bool
 
-	// Subnets restricts the peers, by address, to these. Default: all. RDMA
-	// traffic passes by the host's packet filter.
+	// Subnets are the peers to connect to and to accept, by address. Default: all. The
+	// host's packet filter does not see RDMA traffic.
 	Subnets []netip.Prefix
 
 	// Backlog is how many connections may wait for Accept; more are refused at
