@@ -21,7 +21,7 @@ import (
 const tick = 2 * time.Millisecond
 
 // Ticks are further apart while all sessions are in use: up to busyTick where all
-// are rings, as what a peer commits there needs nobody here; up to calmTick where
+// are rings, as little of what a peer commits there needs an answer; up to calmTick where
 // the application looks for itself at each of the others. A tick wakes a thread,
 // and that one others to look for work, on the core of the peer maybe: every 2 ms
 // they cost a stream on shm a fifth of its rate, and round trips over siw a third.
@@ -133,7 +133,7 @@ func (i *idleState) sweep(s *Session) (used, looked bool) {
 	s.tx.mu.Unlock()
 	if seen != i.seen {
 		i.seen = seen
-		if !looked && !s.lim.Buffered { // it lives on what it has, and sends
+		if !looked { // it lives on what it has, and sends
 			s.poll()
 			s.serviceTx()
 		}

@@ -200,6 +200,54 @@ func TestActedOnWhileItLivesOnWhatItHas(t *testing.T) {
 	})
 }
 
+// … and on a ring, where one that sends need not wait and does not read: it hears of urgent
+// data, and what is offered to it is fetched.
+func TestActedOnWhileItSends(t *testing.T) {
+	const bound = 2*32*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
+	for name, say := range map[string]func(t *testing.T, s *session.Session, p *raw){
+		"urgent data": func(t *testing.T, s *session.Session, p *raw) {
+			p.send(tUrgent, 0, 'u')
+			<-s.Urgent()
+		},
+		"an offer": func(t *testing.T, s *session.Session, p *raw) {
+			d, err := p.Expose(make([]byte, 1000), session.RemoteRead)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+			for m := p.recv(); m == nil || m[0] != tReadDone; m = p.recv() {
+				if m == nil {
+					t.Fatal("no answer")
+				}
+			}
+			p.Revoke(d)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, exact, session.Config{})
+				over := make(chan struct{})
+				go func() {
+					defer close(over)
+					for range 500 {
+						if _, err := s.Write([]byte("x")); err != nil {
+							t.Error(err)
+						}
+						nap(time.Millisecond)
+					}
+				}()
+				pass(200 * time.Millisecond)
+				began := time.Now()
+				say(t, s, p)
+				if took := time.Since(began); took > bound {
+					t.Errorf("it is acted on after %v", took)
+				}
+				<-over
+			})
+		})
+	}
+}
+
 // slowDisarm is an endpoint at which something happens before and behind a Disarm, once.
 type slowDisarm struct {
 	lateArm
