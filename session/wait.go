@@ -279,7 +279,7 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 	}
 	if w.polite {
 		w.polite = w.letRun() > 0
-		return !w.stranger && w.others < othersShare*int64(limit)
+		return !w.stranger && w.others/othersShare < int64(limit)
 	}
 	w.tries++
 	if w.tries < pace.tries {

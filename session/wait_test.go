@@ -1,6 +1,7 @@
 package session
 
 import (
+	"math"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -198,6 +199,26 @@ func TestPollsForAsLongAsItIsTold(t *testing.T) {
 		}
 	}
 	t.Errorf("of 20 waits the longest polled for %v, want %v", best, spin)
+}
+
+// … though that be for ever: others that run are not too many then.
+func TestPollsForEver(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	s := waits(false)
+	s.cfg.Spin = math.MaxInt64
+	s.rd.spin.long = true
+	var w waiter
+	s.pause(&w, &s.rd, RecvReady)
+	for turns := range 10 {
+		if s.pause(&w, &s.rd, RecvReady); w.phase == phaseSpin {
+			continue
+		}
+		if !w.stranger { // or another process had the processor meanwhile
+			t.Errorf("it sleeps after %d polls", turns)
+		}
+		return
+	}
+	s.doneWaiting(&w, &s.rd)
 }
 
 // What a wait usually takes is about the median: the few that take much longer, as one
