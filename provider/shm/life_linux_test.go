@@ -1206,6 +1206,34 @@ func TestMemoryOfAnotherProcessIsNotRead(t *testing.T) {
 	}
 }
 
+// A Read, which is over when it returns, wakes who has armed, once, and nobody else: a session
+// would start a goroutine for each.
+func TestReadWakesWhoHasArmed(t *testing.T) {
+	a, b := pair(t, Config{})
+	const all = 4
+	d, err := b.Expose(make([]byte, all), session.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, arms := range [all]bool{1: true} {
+		if arms {
+			a.Arm(session.RecvReady)
+		}
+		if err := a.Read(make([]byte, 1), d, i, 7); err != nil {
+			t.Fatal(err)
+		}
+		if woken := len(a.in.woken) > 0; woken != arms {
+			t.Errorf("Read %d: armed %v, woken %v", i, arms, woken)
+		} else if woken {
+			<-a.in.woken
+		}
+		var ev session.Event
+		if !a.Poll(&ev) || ev.Kind != session.ReadDone || ev.Err != nil {
+			t.Errorf("Read %d completed with %+v", i, ev)
+		}
+	}
+}
+
 // Close waits for a Read that is in the system call: what is read into must not change
 // when it has returned, and the slot goes to the next connection.
 func TestCloseWaitsForAReadInProgress(t *testing.T) {

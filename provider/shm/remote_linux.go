@@ -154,7 +154,14 @@ func (e *endpoint) Read(into []byte, from session.Descriptor, off int, id uint32
 		r.idle = nil
 	}
 	r.mu.Unlock()
-	e.wake(session.RecvReady)
+	// As for a message: a session that has not armed looks by itself, and would start a
+	// goroutine that does for each of these.
+	if e.enter() {
+		if sleep := &e.recv.control.sleep; sleep.Load() != 0 && sleep.Swap(0) != 0 {
+			e.wake(session.RecvReady)
+		}
+		e.inside.Add(-1)
+	}
 	return nil
 }
 
