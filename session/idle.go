@@ -162,8 +162,10 @@ func (i *idleState) serve(s *Session) {
 	}
 	go func() {
 		defer s.workers.Done()
-		i.serving.Store(false) // a Wake from here on starts another look
-		s.poke(true)
+		s.rx.mu.Lock()
+		i.serving.Store(false) // a Wake before is for what this look sees; one from here on starts another
+		s.look()
+		s.rx.mu.Unlock()
 		i.join(s)
 	}()
 }

@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"bytes"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -245,6 +246,48 @@ func TestActedOnWhileItSends(t *testing.T) {
 				<-over
 			})
 		})
+	}
+}
+
+// longLook is an endpoint at which a look takes until the test lets it go on.
+type longLook struct {
+	*twin.Endpoint
+	on          atomic.Bool
+	begun, goOn chan struct{}
+}
+
+func (e *longLook) Poll(ev *session.Event) bool {
+	if e.on.CompareAndSwap(true, false) {
+		close(e.begun)
+		<-e.goOn
+	}
+	return e.Endpoint.Poll(ev)
+}
+
+// However often a peer wakes a session while a look goes on, one goroutine is there to look
+// behind that.
+func TestWokenWhileItLooks(t *testing.T) {
+	ea, eb := twins(t, ring)
+	e := &longLook{Endpoint: ea, begun: make(chan struct{}), goOn: make(chan struct{})}
+	a, b := session.New(e, session.Config{}), session.New(eb, session.Config{})
+	negotiate(t, a)
+	negotiate(t, b)
+	e.on.Store(true)
+	go a.ReadUrgent(nil) // looks
+	<-e.begun
+	const wakes = 1000
+	before := runtime.NumGoroutine()
+	for range wakes {
+		a.Wake(session.RecvReady)
+		runtime.Gosched()
+	}
+	if more := runtime.NumGoroutine() - before; more > wakes/100 {
+		t.Errorf("%d more goroutines", more)
+	}
+	close(e.goOn)
+	for _, s := range []*session.Session{a, b} {
+		s.Abort()
+		<-s.Closed()
 	}
 }
 

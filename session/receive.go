@@ -373,11 +373,16 @@ func (s *Session) poke(sure bool) {
 	} else if !s.rx.mu.TryLock() {
 		return
 	}
+	s.look()
+	s.rx.mu.Unlock()
+}
+
+// look is poke for the holder of rx.mu.
+func (s *Session) look() {
 	if !s.gone {
 		s.poll()
 		s.serviceTx()
 	}
-	s.rx.mu.Unlock()
 }
 
 // serviceTx sends what receiving has made due.
