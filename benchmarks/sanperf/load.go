@@ -330,13 +330,15 @@ func (l *load) ping(i int, c net.Conn) error {
 	return expectEOF(c)
 }
 
+// echo returns each message once it is whole: ping reads nothing while it writes, so that a
+// part that came back early would keep the rest of a large one from leaving.
 func (l *load) echo(_ int, c net.Conn) error {
 	sent, got := tally{to: &l.sent}, tally{to: &l.got}
 	defer sent.done()
 	defer got.done()
-	buf := make([]byte, l.spec.Read)
+	buf := make([]byte, max(l.spec.Read, l.spec.Size))
 	for {
-		n, err := c.Read(buf)
+		n, err := io.ReadAtLeast(c, buf, l.spec.Size)
 		got.add(n)
 		if n > 0 {
 			if _, err := c.Write(buf[:n]); err != nil {

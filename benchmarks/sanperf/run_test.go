@@ -73,6 +73,13 @@ func TestEachModeRunsOnTheProviderItNames(t *testing.T) {
 	}
 }
 
+// Two ends that both write and do not read would wait for each other for ever.
+func TestARoundTripMayBeLargerThanAllBuffers(t *testing.T) {
+	for _, to := range serverProcess(t).ready {
+		mustRun(t, "client", "-latency", "-size", "16M", "-verify", "-time", "1ms", to.String())
+	}
+}
+
 // resultOnly reads a result back; a target is written only.
 type resultOnly struct{ *result }
 
