@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sanconn/san"
@@ -80,7 +81,8 @@ func (t target) dial(ctx context.Context, policy san.Policy) (net.Conn, error) {
 }
 
 // providersOf is providerOf for all connections of a measurement: one word
-// each, unless they differ.
+// each, unless they differ. Sorted, as the two ends compare what they found, and
+// connections need not arrive in the order in which they were made.
 func providersOf(conns []net.Conn) (provider, fallback string) {
 	var providers, fallbacks []string
 	for _, c := range conns {
@@ -90,6 +92,7 @@ func providersOf(conns []net.Conn) (provider, fallback string) {
 			fallbacks = addNew(fallbacks, f)
 		}
 	}
+	slices.Sort(providers)
 	return strings.Join(providers, "+"), strings.Join(fallbacks, "; ")
 }
 

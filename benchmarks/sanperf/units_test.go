@@ -66,6 +66,17 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// Connections arrive in any order; that does not make ends disagree.
+func TestProvidersAreNamedInOneOrder(t *testing.T) {
+	pipe, _ := net.Pipe()
+	conns := []net.Conn{pipe, connect(t, tcpListener(t, func(c net.Conn) { c.Close() }))}
+	one, _ := providersOf(conns)
+	slices.Reverse(conns)
+	if other, _ := providersOf(conns); one != other || !strings.Contains(one, "+") {
+		t.Errorf("%q and %q", one, other)
+	}
+}
+
 func TestThePatternIsSeenInAnyPieces(t *testing.T) {
 	for _, size := range []int{1, 7, 8, 9, 64, 1000} {
 		p := newPattern(size)
