@@ -60,15 +60,15 @@ func parseArgs(fs *flag.FlagSet, args []string, most int) ([]string, error) {
 }
 
 // byteSize is a flag value such as 64, 4K, 64KiB or 1M; the units are binary.
-type byteSize int
+type byteSize int64
 
 var sizeUnits = []struct {
 	name  string
-	bytes int
+	bytes byteSize
 }{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}
 
 func (s *byteSize) Set(text string) error {
-	unit, number := 1, strings.TrimRight(text, "BbIiKkMmGg")
+	unit, number := uint64(1), strings.TrimRight(text, "BbIiKkMmGg")
 	switch suffix := strings.ToLower(text[len(number):]); suffix {
 	case "", "b":
 	case "k", "kb", "kib":
@@ -80,21 +80,21 @@ func (s *byteSize) Set(text string) error {
 	default:
 		return fmt.Errorf("unknown unit %q: K, M or G", text[len(number):])
 	}
-	n, err := strconv.ParseUint(number, 10, 31)
-	if err != nil {
+	n, err := strconv.ParseUint(number, 10, 64) // MaxUint64 where it is more than that
+	if err != nil && !errors.Is(err, strconv.ErrRange) {
 		return errors.New("not a size such as 64, 4K or 1M")
 	}
-	if n == 0 || int(n) > maxSize/unit {
+	if n == 0 || n > maxSize/unit {
 		return fmt.Errorf("outside 1 B to %v", byteSize(maxSize))
 	}
-	*s = byteSize(int(n) * unit)
+	*s = byteSize(n * unit)
 	return nil
 }
 
 func (s byteSize) String() string {
 	for _, u := range sizeUnits {
-		if int(s) >= u.bytes && int(s)%u.bytes == 0 {
-			return fmt.Sprintf("%d %s", int(s)/u.bytes, u.name)
+		if s >= u.bytes && s%u.bytes == 0 {
+			return fmt.Sprintf("%d %s", int64(s/u.bytes), u.name)
 		}
 	}
 	return "0 B"

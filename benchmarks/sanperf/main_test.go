@@ -100,6 +100,8 @@ func TestAWrongCommandLineIsExplainedInOneLine(t *testing.T) {
 		{"client localhost -size 12Q", "not a size such as"},
 		{"client localhost -size 0", "outside 1 B to"},
 		{"client localhost -size 2G", "outside 1 B to"},
+		{"client localhost -size 2147483648", "outside 1 B to"},
+		{"client localhost -size 99999999999999999999", "outside 1 B to"},
 		{"client localhost -size -1", "not a size such as"},
 		{"client localhost -time never", "not a time such as"},
 		{"client localhost -time -3s", "must be above 0"},
