@@ -47,6 +47,9 @@ func printResult(w io.Writer, r *result) {
 func figures(m mode, sending, receiving float64, rtt *percentiles) string {
 	switch m {
 	case modePing:
+		if rtt.Count == 0 { // of which there are no percentiles
+			return fmt.Sprintf("%9d round trips", 0)
+		}
 		return fmt.Sprintf("%9d round trips  p50 %s  p90 %s  p99 %s  p99.9 %s  max %s",
 			rtt.Count, micros(rtt.P50), micros(rtt.P90), micros(rtt.P99), micros(rtt.P999), micros(rtt.Max))
 	case modeReceive:

@@ -162,6 +162,13 @@ func TestADistributionCountsWhatCameSince(t *testing.T) {
 	}
 }
 
+func TestAnIntervalWithoutRoundTripsHasNoPercentiles(t *testing.T) {
+	got := figures(modePing, 0, 0, new(distribution).percentiles())
+	if !strings.HasSuffix(got, "0 round trips") {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestSummaries(t *testing.T) {
 	for _, test := range []struct {
 		values []float64
