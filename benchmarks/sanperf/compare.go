@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -182,7 +183,7 @@ func (c *comparison) round(ctx context.Context, round int, contenders []contende
 type child struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
-	dir   string // holds the unix socket
+	dir   string // holds the unix socket, if that is a file
 	ready []target
 }
 
@@ -193,12 +194,15 @@ func startServer(ctx context.Context, std stdio) (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "sanperf")
-	if err != nil {
-		return nil, err
+	c := new(child)
+	socket := "@sanperf-" + rand.Text() // no file: nothing is left behind or needs a place
+	if runtime.GOOS != "linux" {
+		if c.dir, err = os.MkdirTemp("", "sanperf"); err != nil {
+			return nil, err
+		}
+		socket = filepath.Join(c.dir, "s")
 	}
-	c := &child{dir: dir}
-	listen := []target{{"san", net.JoinHostPort("127.0.0.1", "0")}, {"unix", filepath.Join(dir, "s")}}
+	listen := []target{{"san", net.JoinHostPort("127.0.0.1", "0")}, {"unix", socket}}
 	args := []string{"server", "-quiet", "-stdin"}
 	for _, t := range listen {
 		args = append(args, "-l", t.String())
@@ -213,7 +217,7 @@ func startServer(ctx context.Context, std stdio) (*child, error) {
 		err = c.cmd.Start()
 	}
 	if err != nil {
-		os.RemoveAll(dir)
+		os.RemoveAll(c.dir)
 		return nil, fmt.Errorf("cannot start the server process: %w", err)
 	}
 
