@@ -26,6 +26,7 @@ func newFlagSet(std stdio, name string) *flag.FlagSet {
 			}
 		}
 		fs.PrintDefaults()
+		fmt.Fprintln(std.err, `"sanperf help" lists the commands, and says what an address is`)
 	}
 	return fs
 }

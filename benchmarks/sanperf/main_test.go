@@ -87,6 +87,13 @@ func TestEachCommandExplainsItsFlags(t *testing.T) {
 	}
 }
 
+// Who asks without a command gets the flags of one, and has to learn of the others.
+func TestHelpWithoutACommandNamesTheList(t *testing.T) {
+	if code, _, stderr := sanperf(t, "-h"); code != exitOK || !strings.Contains(stderr, `"sanperf help"`) {
+		t.Errorf("exit code %d:\n%s", code, stderr)
+	}
+}
+
 func TestAWrongCommandLineIsExplainedInOneLine(t *testing.T) {
 	for _, test := range []struct {
 		args string
