@@ -60,8 +60,16 @@ func figures(m mode, sending, receiving float64, rtt *percentiles) string {
 	return rate(sending)
 }
 
-// rate formats bytes per second; a GB is 1e9 bytes.
-func rate(perSecond float64) string { return digits(perSecond/1e9) + " GB/s" }
+// rate formats bytes per second; a GB is 1e9 bytes. Gigabit Ethernet still has GB/s.
+func rate(perSecond float64) string {
+	switch {
+	case perSecond >= 1e8:
+		return digits(perSecond/1e9) + " GB/s"
+	case perSecond >= 1e5:
+		return digits(perSecond/1e6) + " MB/s"
+	}
+	return digits(perSecond/1e3) + " kB/s"
+}
 
 func micros(us float64) string {
 	if us >= 10_000 {

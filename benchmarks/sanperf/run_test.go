@@ -102,7 +102,7 @@ func TestAClientPrintsALineForEachInterval(t *testing.T) {
 	}
 	intervals := 0
 	for _, line := range lines {
-		if strings.Contains(line, "GB/s") && strings.Contains(line, "-") {
+		if strings.Contains(line, "B/s") && strings.Contains(line, "-") {
 			intervals++
 		}
 	}

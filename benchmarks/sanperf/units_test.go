@@ -265,6 +265,15 @@ func TestDigits(t *testing.T) {
 	}
 }
 
+// A slow link has a rate, too.
+func TestRates(t *testing.T) {
+	for x, want := range map[float64]string{8.5e9: "8.50 GB/s", 1.18e8: "0.118 GB/s", 1.18e7: "11.8 MB/s", 1.2e5: "0.120 MB/s", 7000: "7.00 kB/s"} {
+		if got := rate(x); got != want {
+			t.Errorf("%v is %q; want %q", x, got, want)
+		}
+	}
+}
+
 func TestSpecBoundsMemory(t *testing.T) {
 	s := spec{Mode: modeSend, Size: maxSize, Read: 1, Streams: 1, Time: 1}
 	if err := s.check(); err != nil {
