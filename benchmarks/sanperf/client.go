@@ -132,6 +132,9 @@ type measurement struct {
 func (m measurement) run(ctx context.Context) (*result, error) {
 	r, err := m.measure(ctx)
 	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx) // and not what it looked like in the middle of something
+		}
 		return nil, fmt.Errorf("%v: %w", m.target, err)
 	}
 	return r, nil
@@ -221,8 +224,9 @@ func (m measurement) open(ctx context.Context, t token) (net.Conn, error) {
 
 // unexpected explains what a server that is none does to a client.
 func unexpected(err error) error {
-	if err == io.EOF || err == io.ErrUnexpectedEOF {
-		return errors.New("the server closed the connection; is it sanperf?")
+	broken := (*net.OpError)(nil) // a reset, where the server has left something unread
+	if err == io.EOF || err == io.ErrUnexpectedEOF || errors.As(err, &broken) && !broken.Timeout() {
+		return fmt.Errorf("the server closed the connection; is it sanperf, of this version? (%w)", err)
 	}
 	if errors.As(err, new(*json.SyntaxError)) || errors.As(err, new(*json.UnmarshalTypeError)) {
 		return fmt.Errorf("the server's answer is none of sanperf's: %w", err)

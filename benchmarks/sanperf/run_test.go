@@ -194,6 +194,21 @@ func tcpListener(t *testing.T, handle func(net.Conn)) target {
 	return target{"tcp", l.Addr().String()}
 }
 
+// It closes after the hello, with what follows unread, which is a reset at times.
+func TestAServerOfAnotherVersionIsSaid(t *testing.T) {
+	for _, linger := range []int{0, -1} {
+		to := tcpListener(t, func(c net.Conn) {
+			io.CopyN(io.Discard, c, int64(helloLen)+1)
+			c.(*net.TCPConn).SetLinger(linger)
+			c.Close()
+		})
+		code, _, stderr := sanperf(t, "client", to.String())
+		if code != exitFailed || !strings.Contains(stderr, "of this version") {
+			t.Errorf("linger %d: exit code %d: %s", linger, code, stderr)
+		}
+	}
+}
+
 func TestAServerThatIsNotSanperfIsSaid(t *testing.T) {
 	for name, handle := range map[string]func(net.Conn){
 		"hangs up":      func(c net.Conn) { io.CopyN(io.Discard, c, int64(helloLen)); c.Close() },
@@ -284,6 +299,22 @@ func TestACancelledClientEnds(t *testing.T) {
 		spec:     spec{Mode: modeBoth, Size: 1 << 20, Read: 1 << 16, Streams: 2, Time: 60},
 		interval: time.Millisecond,
 		report:   func(interval) { cancel() },
+	}
+	if _, err := m.run(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v; want %v", err, context.Canceled)
+	}
+}
+
+// … also before the server has answered.
+func TestACancelledClientSaysSo(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	m := measurement{
+		target: tcpListener(t, func(c net.Conn) {
+			io.CopyN(io.Discard, c, int64(helloLen)+1)
+			cancel()
+			io.Copy(io.Discard, c)
+		}),
+		spec: spec{Mode: modeSend, Size: 1, Read: 1, Streams: 1, Time: 60},
 	}
 	if _, err := m.run(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v; want %v", err, context.Canceled)
