@@ -77,6 +77,7 @@ func TestMain(m *testing.M) {
 type process struct {
 	*exec.Cmd
 	lines *bufio.Scanner
+	stdin io.Closer
 }
 
 // startRole starts this binary in a role, by way of another command if there is
@@ -91,6 +92,7 @@ func startRole(t testing.TB, role string, l lane, addr string, by ...string) *pr
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.stdin = stdin
 	stdout, err := p.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

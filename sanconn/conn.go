@@ -74,7 +74,8 @@ func (f forgotten) close() {
 // peer has closed its direction and everything before that was read, it returns
 // io.EOF. If the peer vanished, the error is ECONNRESET, or ETIMEDOUT if it stopped
 // answering. A process of this host that ended without closing counts as closed, and
-// the error is io.EOF, unless it ended in the middle of a Write.
+// the error is io.EOF, if it had read everything and did not end in the middle of a
+// Write.
 func (c *Conn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		if c.closed.Load() {

@@ -123,10 +123,11 @@ type Endpoint interface {
 	Disarm(Events)
 
 	// Err says how the connection ended, nil while it lives. It wraps
-	//   - io.EOF: the peer's process ended and every byte that it committed
-	//     is here or will come from Poll;
+	//   - io.EOF: the peer's process ended, every byte that it committed is here
+	//     or will come from Poll, and it had dropped or released all that was
+	//     committed here, control aside;
 	//   - syscall.EPIPE: the peer closed its endpoint in order;
-	//   - syscall.ECONNRESET, ETIMEDOUT, …: bytes may be missing.
+	//   - syscall.ECONNRESET, ETIMEDOUT, …: bytes may be missing, here or there.
 	Err() error
 
 	// Close ends an endpoint whose session has said all it has to say:

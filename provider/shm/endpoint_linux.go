@@ -63,11 +63,11 @@ func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e := &endpoint{link: l, slot: s, side: l.side, bound: bound, control: s.control}
 	e.mine = &s.control.state[e.side].v
 	e.theirs = &s.control.state[1-e.side].v
-	e.send = sender{control: &s.control.ring[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
+	e.send = sender{control: &s.control.ring[e.side], notes: &s.control.notes[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
 	e.send.limit.Store(ringStart) // what fits a cache goes round in one, whatever is left in the ring
 	e.send.inherit(s.inherit())
 	e.send.idleTail = neverLooked
-	e.recv = receiver{control: &s.control.ring[1-e.side], ring: s.rings[1-e.side], spares: &s.control.spare[1-e.side]}
+	e.recv = receiver{control: &s.control.ring[1-e.side], notes: &s.control.notes[e.side], ring: s.rings[1-e.side], spares: &s.control.spare[1-e.side]}
 	return e
 }
 
@@ -186,6 +186,9 @@ func (e *endpoint) linkDied(cause error) {
 	if state := e.theirs.Load(); state != stateOpen {
 		e.peerState(state)
 		return
+	}
+	if cause == errPeerGone && e.unread() {
+		cause = errPeerDeaf
 	}
 	e.fail(cause)
 }

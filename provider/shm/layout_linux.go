@@ -60,6 +60,15 @@ type sideState struct {
 	_ [124]byte
 }
 
+// notes are a side's word on what is unread, see unread_linux.go. Its sender and its
+// receiver run on different processors.
+type notes struct {
+	due  uint32 // as a writer
+	_    [60]byte
+	done uint32 // as a reader
+	_    [60]byte
+}
+
 // exposure is one range of memory that a side lets the other read.
 type exposure struct {
 	key  atomic.Uint64 // as in the Descriptor; 0: free
@@ -84,6 +93,7 @@ const spares = 2 * session.ControlReserve
 type slotControl struct {
 	ring    [2]ringControl
 	state   [2]sideState
+	notes   [2]notes
 	exposed [2][exposures]exposure
 	spare   [2][spares]spareCell
 }

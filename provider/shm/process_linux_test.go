@@ -143,12 +143,14 @@ func serveRole(serve func(*peer)) error {
 	return nil
 }
 
+// echo has read what it answers, should it be killed then.
 func echo(p *peer) {
 	var ev session.Event
+	var msg []byte
 	for p.poll(&ev) {
-		ok := p.send(ev.Msg)
+		msg = append(msg[:0], ev.Msg...)
 		p.Drop()
-		if !ok {
+		if !p.send(msg) {
 			return
 		}
 	}
@@ -241,11 +243,13 @@ func TestKilledPeerIsEOFAfterItsBytes(t *testing.T) {
 	leaks(t)
 	c := spawn(t, "echo", nil)
 	p := dialChild(t, c, Config{})
-	p.send([]byte("last words"))
+	var ev session.Event
+	if !p.send([]byte("last words")) || !p.poll(&ev) { // it has read them
+		t.Fatal(p.Err())
+	}
 	c.cmd.Process.Kill()
 	c.cmd.Wait()
-	var ev session.Event
-	for p.poll(&ev) {
+	for more := true; more; more = p.poll(&ev) {
 		if string(ev.Msg) != "last words" {
 			t.Errorf("got %q", ev.Msg)
 		}

@@ -23,6 +23,7 @@ const mostCopies = 8 * spares
 // here.
 type receiver struct {
 	control *ringControl
+	notes   *notes
 	ring    *[ringSize]byte
 
 	scan      uint64 // the next record that Poll looks at
@@ -255,6 +256,7 @@ func (e *endpoint) consumed() {
 	if r.count > 0 {
 		r.head = r.kept[r.first].at
 	}
+	r.notes.done = uint32(r.head)
 	if r.head-r.published >= headBatch || r.control.want.Load() != 0 {
 		e.publishHead()
 	}

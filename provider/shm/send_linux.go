@@ -55,6 +55,7 @@ const (
 
 type sender struct {
 	control *ringControl
+	notes   *notes
 	ring    *[ringSize]byte
 	max     uint64 // of limit
 
@@ -67,6 +68,7 @@ type sender struct {
 	room      int    // of the Reserve under way, in bytes
 	lapEnd    uint64 // the offset up to which the last lap was used
 	spare     bool   // and it is a spare cell
+	data      bool   // it is for more than control
 	tryRewind uint64 // the next position at which to look for an empty ring
 
 	limit  atomic.Uint64 // grows here, shrinks in the janitor under grab
@@ -84,7 +86,7 @@ const neverLooked = ^uint64(0)
 // Reserve implements session.Endpoint.
 func (e *endpoint) Reserve(least, most int, control bool) []byte {
 	s := &e.send
-	s.room, s.spare = 0, false
+	s.room, s.spare, s.data = 0, false, !control
 	if state := e.theirs.Load(); state != stateOpen {
 		e.peerState(state)
 	}
@@ -128,6 +130,9 @@ func (e *endpoint) Commit(n int) {
 	}
 	putHeader(s.ring, s.tail, kindMessage|uint64(n))
 	s.tail += uint64(headerSize + align8(n))
+	if s.data {
+		s.notes.due = uint32(s.tail)
+	}
 	e.publish()
 	e.ungrab() // after: to the janitor a record that is not published is no record
 }

@@ -244,6 +244,7 @@ func (s *slot) reset() {
 		c.spareHead.Store(0)
 		c.sleep.Store(0)
 		c.want.Store(0)
+		s.control.notes[dir] = notes{}
 		for i := range s.control.exposed[dir] {
 			s.control.exposed[dir][i].key.Store(0)
 		}

@@ -34,7 +34,7 @@ const (
 
 	// version changes with the layout and with the messages. It is part of
 	// the rendezvous name too, so that different versions do not meet.
-	version = 2
+	version = 3
 )
 
 const (
