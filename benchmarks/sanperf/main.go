@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -15,6 +16,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 )
 
@@ -64,12 +66,42 @@ func run(ctx context.Context, std stdio, args []string) int {
 	if len(args) > 0 && (args[0] == "" || args[0][0] != '-') {
 		name, args = args[0], args[1:]
 	}
+	out := output{to: std.out}
+	std.out = &out
 	for _, c := range commands {
 		if c.name == name {
-			return exitCode(std, c.run(ctx, std, args))
+			return exitCode(std, cmp.Or(c.run(ctx, std, args), out.failed()))
 		}
 	}
 	return exitCode(std, usageError{fmt.Errorf("unknown command %q; \"sanperf help\" lists them", name)})
+}
+
+// output is what a command prints. Its first error is kept: a result that nobody got is
+// a failure.
+type output struct {
+	to io.Writer
+
+	mu  sync.Mutex // guards err
+	err error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.to.Write(p)
+	if err != nil {
+		o.mu.Lock()
+		o.err = cmp.Or(o.err, err)
+		o.mu.Unlock()
+	}
+	return n, err
+}
+
+func (o *output) failed() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err != nil {
+		return fmt.Errorf("cannot print the result: %w", o.err)
+	}
+	return nil
 }
 
 func exitCode(std stdio, err error) int {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -91,6 +92,21 @@ func TestEachCommandExplainsItsFlags(t *testing.T) {
 func TestHelpWithoutACommandNamesTheList(t *testing.T) {
 	if code, _, stderr := sanperf(t, "-h"); code != exitOK || !strings.Contains(stderr, `"sanperf help"`) {
 		t.Errorf("exit code %d:\n%s", code, stderr)
+	}
+}
+
+// full is a disk on which there is no room.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestAResultThatCannotBePrintedIsAFailure(t *testing.T) {
+	for _, args := range [][]string{{"help"}, {"devices"}, {"devices", "-json"}} {
+		var err bytes.Buffer
+		code := run(t.Context(), stdio{strings.NewReader(""), full{}, &err}, args)
+		if code != exitFailed || !strings.Contains(err.String(), syscall.ENOSPC.Error()) {
+			t.Errorf("sanperf %s: exit code %d: %s", strings.Join(args, " "), code, &err)
+		}
 	}
 }
 
