@@ -7,9 +7,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// set notes news for a slot and says whether the waiter has to be woken. Bits
-// before sum, sum before asleep: the waiter clears in the opposite order and
-// looks again after it said that it sleeps.
+// set records news for a slot and reports whether the waiter must be woken. The order is
+// bits, sum, asleep: the waiter goes the other way, and looks again after it has set
+// asleep.
 func (b *bell) set(slot int, ev session.Events) (wake bool) {
 	word := slot / 32
 	b.bits[word].Or(uint64(ev) << (slot % 32 * 2))
@@ -17,8 +17,8 @@ func (b *bell) set(slot int, ev session.Events) (wake bool) {
 	return b.asleep.Load() != 0 && b.asleep.Swap(0) != 0
 }
 
-// pending says whether there is any news. The peer can write the bell: at
-// worst there is none behind it.
+// pending reports whether there is any news. A peer that writes nonsense causes at worst
+// a look for nothing.
 func (b *bell) pending() bool {
 	for i := range b.sum {
 		if b.sum[i].Load() != 0 {
@@ -28,8 +28,8 @@ func (b *bell) pending() bool {
 	return false
 }
 
-// take hands all news out and clears them. The numbers come from local
-// indexes, so the peer cannot name a slot that is not there.
+// take clears all news and hands them to deliver. Slot numbers come from local indexes
+// below linkSlots; deliver ignores those that the link does not have.
 func (b *bell) take(deliver func(slot int, ev session.Events)) {
 	for i := range b.sum {
 		for sum := takeWord(&b.sum[i]); sum != 0; sum &= sum - 1 {

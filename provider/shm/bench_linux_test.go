@@ -201,7 +201,7 @@ func (p *peer) pollSpinning(ev *session.Event) bool {
 
 func bytesPointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
-// BenchmarkConnectTCP is the yardstick of BenchmarkConnect.
+// BenchmarkConnectTCP is the baseline for BenchmarkConnect.
 func BenchmarkConnectTCP(b *testing.B) {
 	c := spawn(b, "tcp-accept", nil)
 	addr := c.line(b, "listening")

@@ -14,16 +14,16 @@ import (
 )
 
 // Which TCP listener would a connect reach? The kernel's socket diagnosis
-// (Linux, include/uapi/linux/inet_diag.h) answers with the very function that
-// a SYN goes through, so wildcards, dual-stack sockets, SO_REUSEPORT and bound
-// devices are right by themselves. It needs no privilege.
+// (include/uapi/linux/inet_diag.h) answers with the very function that looks up a
+// SYN, so wildcards, dual-stack sockets, SO_REUSEPORT and bound devices need no
+// special treatment. It needs no privilege.
 //
-// The listener is named by its inode, which its own process sees by fstat. The
+// The listener is named by its inode, which its own process gets from fstat. The
 // socket cookie would be unique for ever, but an MPTCP listener, which is what
-// package net makes, has one cookie for its process and another for the TCP
-// socket below, which is what a SYN finds; they share the inode. Inode numbers
-// come from a 32-bit counter; should one be met again, the listener sees that
-// the dialed address is not its own.
+// package net makes, has one cookie in its process and another for the TCP
+// socket below, which a SYN finds; both share the inode. Inode numbers come from a
+// 32-bit counter. If one is reused, the listener sees that the dialed address is not
+// its own.
 
 const (
 	diagRequestSize = unix.SizeofNlMsghdr + 56 // inet_diag_req_v2
@@ -33,7 +33,7 @@ const (
 	loopbackIndex = 1  // of the lo device in every network namespace
 )
 
-// errNotFound: no TCP listener is there, so that a connect is refused.
+// errNotFound: there is no TCP listener, so a connect would be refused.
 var errNotFound = errors.New("shm: no TCP listener")
 
 // owner is a TCP listener: its inode and its user.
@@ -42,8 +42,8 @@ type owner struct {
 	uid   uint32
 }
 
-// findListener looks for the listener that a connect from an address to
-// another of this host reaches.
+// findListener finds the listener that a connect from one address of this host to another
+// would reach.
 func findListener(from, to netip.AddrPort) (owner, error) {
 	if err := diagWorks(); err != nil {
 		return owner{}, err
@@ -75,7 +75,7 @@ func diagnose(from, to netip.AddrPort) (o owner, err error) {
 	binary.BigEndian.PutUint16(id[2:], from.Port())
 	copy(id[4:20], to.Addr().AsSlice())
 	copy(id[20:36], from.Addr().AsSlice())
-	ne.PutUint32(id[36:], loopbackIndex) // every address of this host is reached by it
+	ne.PutUint32(id[36:], loopbackIndex) // the way to every address of this host
 	ne.PutUint64(id[40:], 1<<64-1)       // any cookie
 	if err := unix.Sendto(fd, b[:], 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return o, fmt.Errorf("shm: sock_diag: %w", err)
@@ -111,9 +111,8 @@ func socketInode(fd int) (uint32, error) {
 	return uint32(st.Ino), err
 }
 
-// diagWorks finds out once whether this kernel answers: without its module
-// tcp_diag, "no such listener" is what it says of all. A listener of our own
-// must be found.
+// diagWorks checks that this kernel finds a listener of our own: without the module
+// tcp_diag it says "no such listener" about all. A success is remembered.
 func diagWorks() error {
 	if diagProven.Load() {
 		return nil
@@ -158,6 +157,6 @@ func diagWorks() error {
 }
 
 var (
-	diagMu     sync.Mutex // one prover at a time; its system calls do not block
+	diagMu     sync.Mutex // one check at a time; its system calls do not block
 	diagProven atomic.Bool
 )

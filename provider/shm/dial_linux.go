@@ -16,7 +16,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// linkTries is how many links an attempt tries that end before it is answered.
+// linkTries is how many links a Dial tries when they end before they answer.
 const linkTries = 3
 
 // Dial connects to the listener that a TCP connect to raddr would reach. bound
@@ -24,9 +24,9 @@ const linkTries = 3
 // address; it is never connected. On success it belongs to the endpoint, which
 // closes it; on failure it is still the caller's.
 //
-// An error is syscall.ECONNREFUSED where the listener's backlog is full, and
-// otherwise a *session.Unavailable. Dial does not wait for Accept. It is bounded
-// by ctx and by cfg.Timeout, and safe for concurrent use.
+// The error matches syscall.ECONNREFUSED if the listener's backlog is full, and is a
+// *session.Unavailable otherwise. Dial does not wait for Accept. It is bounded by ctx and
+// by cfg.Timeout, and safe for concurrent use.
 func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (session.Endpoint, error) {
 	cfg = cfg.withDefaults()
 	to := unmap(raddr.AddrPort())
@@ -35,7 +35,7 @@ func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (sessi
 	}
 	from, err := boundAddr(bound)
 	if err == nil {
-		err = ServedBy(from.Addr(), cfg) // or the acceptor will not have it
+		err = ServedBy(from.Addr(), cfg) // otherwise the acceptor would refuse it
 	}
 	if err != nil {
 		return nil, &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
@@ -46,12 +46,12 @@ func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (sessi
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
-	// A link may end while we ask for it, or the other end may give up on it
-	// because this process was slow; another one is new.
+	// A link may end while we use it, or the other end may give up on it because this
+	// process was slow. Then a new one may do.
 	for try := 1; ; try++ {
 		o, err := findListener(from, to)
 		if errors.Is(err, errNotFound) {
-			// Not final: a rule of the firewall may send what goes there elsewhere.
+			// TCP may still connect: a firewall rule may redirect it.
 			return nil, &session.Unavailable{Reason: session.ReasonNoListener,
 				Err: fmt.Errorf("shm: nobody listens on %v: %w", to, syscall.ECONNREFUSED)}
 		}
@@ -66,7 +66,7 @@ func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (sessi
 			}
 		}
 		if l == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)) && ctx.Err() == nil {
-			try-- // who asked for the link first had less patience
+			try-- // the dial that first asked for the link had a shorter timeout
 			continue
 		}
 		if !errors.Is(err, errLinkGone) || try == linkTries || ctx.Err() != nil {
@@ -85,7 +85,7 @@ func unmap(ap netip.AddrPort) netip.AddrPort {
 // dialed are the links of which this process is the dialing end.
 var dialed linkCache
 
-// linkCache holds one link per listener, and per configuration of endpoints.
+// linkCache holds one link per listener and configuration of endpoints.
 type linkCache struct {
 	mu    sync.Mutex // guards links
 	links map[linkKey]*linkEntry
@@ -105,8 +105,8 @@ type linkEntry struct {
 	err   error
 }
 
-// ended says whether the link was made and takes no more connections, so that another is
-// needed.
+// ended reports whether a new link is needed: this one failed, or takes no more
+// connections.
 func (e *linkEntry) ended() bool {
 	select {
 	case <-e.ready:
@@ -116,8 +116,8 @@ func (e *linkEntry) ended() bool {
 	}
 }
 
-// get gives the link to a listener, made if need be. Making it is bounded by
-// cfg.Timeout of who asked first, and does not depend on any one dialer's ctx.
+// get returns the link to a listener, and makes it if need be. Making it is bounded by the
+// cfg.Timeout of the first dial that asks, and does not depend on any dial's ctx.
 func (c *linkCache) get(ctx context.Context, o owner, cfg Config) (*link, error) {
 	key := linkKey{owner: o, disable: cfg.Disable, threshold: cfg.Threshold, ringMax: cfg.RingMax}
 	c.mu.Lock()
@@ -139,7 +139,7 @@ func (c *linkCache) get(ctx context.Context, o owner, cfg Config) (*link, error)
 	}
 }
 
-// make makes a link. Its entry goes when it failed or when the link ends.
+// make makes a link. Its entry is removed when that fails or when the link ends.
 func (c *linkCache) make(key linkKey, entry *linkEntry, cfg Config) {
 	entry.link, entry.err = connectLink(key.owner, cfg)
 	if entry.err == nil {
@@ -177,7 +177,7 @@ func connectLink(o owner, cfg Config) (*link, error) {
 	return l, nil
 }
 
-// linkError marks those errors that say that the other end let go of a link.
+// linkError marks errors that mean that the other end closed the link.
 func linkError(err error) error {
 	if isGone(err) {
 		return fmt.Errorf("%w: %w", errLinkGone, err)
@@ -185,7 +185,7 @@ func linkError(err error) error {
 	return unavailable(err)
 }
 
-// isGone: there is nobody at the other end.
+// isGone reports whether an error means that there is nobody at the other end.
 func isGone(err error) bool {
 	for _, gone := range []error{errPeerGone, io.EOF, unix.EPIPE, unix.ECONNRESET, net.ErrClosed} {
 		if errors.Is(err, gone) {

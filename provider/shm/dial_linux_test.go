@@ -131,8 +131,8 @@ func TestBacklogFullIsRefused(t *testing.T) {
 	third.Close()
 }
 
-// A socket bound to an address that shared memory does not serve is not even offered
-// to the listener, which would not have it.
+// A socket bound to an address that shared memory does not serve is not even offered to
+// the listener, which would refuse it.
 func TestDialFromAnotherAddress(t *testing.T) {
 	tcp, _ := listen(t, "127.0.0.1:0", Config{})
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -1,30 +1,32 @@
 // Package shm is the SAN service provider between processes of one host:
 // session.Endpoints over memory that both processes map.
 //
-// Two processes share one link per listener and Config: a unix socket for set-up, the
-// peer's pidfd, one doorbell each way and a few sealed memory segments.
+// Two processes share one link per listener (and per Disable, Threshold and RingMax of
+// the dialer's Config): a unix socket for set-up, the peer's pidfd, one doorbell each way
+// and a few sealed memory segments.
 // A connection is a slot of a link: a byte ring each way, which carries the
 // messages, and a table of exposed memory, which the peer may read with
 // process_vm_readv where the kernel permits it.
 //
-// A dialer finds a listener by asking the kernel which TCP listener a connect
-// to the same address would reach, and takes only its owner for an answer. Nothing that
-// the peer can write is believed: indexes are checked, lengths are copied out
-// before they are checked, segments are mapped only when sealed.
+// A dialer asks the kernel which TCP listener a connect to the same address would
+// reach, and accepts an answer only from that listener's user. Nothing that the peer
+// can write is trusted: indexes are checked, lengths are copied before they are
+// checked, and segments are mapped only when sealed.
 //
 // The package never speaks TCP, never touches a file system, and knows nothing
 // of the session protocol. Package san calls it; on systems other than Linux
-// it says that there is no such provider.
+// it reports that there is no such provider.
 //
 //	dial_linux.go, listen_linux.go   connecting; one link per listener
 //	diag_linux.go                    which listener TCP would reach
-//	socket_linux.go                  who is at the other end; what errors mean
-//	link_linux.go, links_linux.go    a link and its goroutines; all of the process
+//	socket_linux.go                  the peer's identity; what errors mean
+//	link_linux.go, links_linux.go    a link and its goroutines; all links of the process
 //	handshake_linux.go, wire_linux.go   how a link begins; messages on its socket
-//	segment_linux.go, layout_linux.go   shared memory, and what lies where in it
-//	slot_linux.go, bell_linux.go     a connection's place; who has news
+//	segment_linux.go, layout_linux.go   shared memory and its layout
+//	slot_linux.go, bell_linux.go     a connection's place; which slots have news
 //	endpoint_linux.go                a connection
-//	send_linux.go, recv_linux.go, remote_linux.go   the groups of its methods
+//	send_linux.go, recv_linux.go, remote_linux.go   its methods, by group
+//	unread_linux.go                  whether a dead peer had read everything
 //	mechanisms_*.go                  what the kernel permits, for diagnosis
 package shm
 
@@ -37,31 +39,32 @@ import (
 // Name is the provider's name in session.Limits.
 const Name = "shm"
 
-// Config tunes the provider. The zero value is what most callers want.
+// Config tunes the provider. The zero value suits most callers.
 type Config struct {
 	// Disable switches features off; FeatureCMA is the one that matters here.
 	Disable session.Feature
 
 	// Threshold is the size in bytes from which memory is read by
-	// process_vm_readv instead of going through the ring. 0: the default,
+	// process_vm_readv instead of going through the ring. 0 means the default,
 	// which is never, because the ring was faster wherever it was measured;
-	// negative: never.
+	// negative means never.
 	Threshold int
 
-	// RingMax is how far in bytes a ring may grow, each way and connection.
-	// Default and at most 4 MiB, at least 256 KiB.
+	// RingMax is the size in bytes up to which a ring may grow, for each direction
+	// of each connection. The default and the maximum are 4 MiB, the minimum is
+	// 256 KiB.
 	RingMax int
 
 	// Backlog is the number of connections that a listener holds for Accept;
-	// further ones are refused (WSD rule C7). Default 128.
+	// further ones are refused (rule C7). The default is 128.
 	Backlog int
 
-	// Timeout bounds an attempt to connect. Default 500 ms.
+	// Timeout bounds an attempt to connect. The default is 500 ms.
 	Timeout time.Duration
 
-	// Local allows destinations other than loopback that are addresses of
-	// this host. Off by default: such addresses may be redirected elsewhere
-	// (IPVS keeps its cluster addresses on a local interface).
+	// Local allows addresses of this host other than loopback. It is off by
+	// default because such addresses may be redirected elsewhere (IPVS keeps its
+	// cluster addresses on a local interface).
 	Local bool
 
 	// V6Only makes a listener refuse IPv4, as its TCP listener does.
@@ -71,7 +74,7 @@ type Config struct {
 const (
 	defaultBacklog = 128
 	defaultTimeout = 500 * time.Millisecond
-	defaultRingMax = 4 << 20 // a stream gains a tenth over 1 MiB, which gained as much again over 512 KiB
+	defaultRingMax = 4 << 20 // streams are a tenth faster than with 1 MiB, and those than with 512 KiB
 	minRingMax     = 256 << 10
 	maxRingMax     = 4 << 20
 )

@@ -15,14 +15,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// spin is how long polling pays before sleeping: a few round trips, less than
-// the price of waking a processor that has gone idle.
+// spin is how long to poll before sleeping: a few round trips, which cost less than waking
+// an idle processor.
 const spin = 50 * time.Microsecond
 
-// endpoint is one side of a connection. See session.Endpoint for which methods
-// run concurrently. The session is not between a Reserve and its Commit, and
-// uses no message, while Close or Abort runs: the slot's memory goes to the next
-// connection.
+// endpoint is one side of a connection. See session.Endpoint for which methods may run
+// concurrently. While Close or Abort runs, the session must neither be between a Reserve
+// and its Commit nor use a message: the slot's memory goes to the next connection.
 type endpoint struct {
 	link  *link
 	slot  *slot
@@ -30,7 +29,7 @@ type endpoint struct {
 	bound int // the dialer's TCP socket, which holds the address; -1 at the acceptor
 
 	control *slotControl
-	mine    *atomic.Uint32 // our state and the peer's, in shared memory
+	mine    *atomic.Uint32 // this side's state and the peer's, in shared memory
 	theirs  *atomic.Uint32
 
 	waker atomic.Pointer[session.Waker]
@@ -64,17 +63,17 @@ func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e.mine = &s.control.state[e.side].v
 	e.theirs = &s.control.state[1-e.side].v
 	e.send = sender{control: &s.control.ring[e.side], notes: &s.control.notes[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
-	e.send.limit.Store(ringStart) // what fits a cache goes round in one, whatever is left in the ring
+	e.send.limit.Store(ringStart) // small, to stay in the cache, however many pages it inherits
 	e.send.inherit(s.inherit())
 	e.send.idleTail = neverLooked
 	e.recv = receiver{control: &s.control.ring[1-e.side], notes: &s.control.notes[e.side], ring: s.rings[1-e.side], spares: &s.control.spare[1-e.side]}
 	return e
 }
 
-// forgo is the end of an endpoint that was never attached.
+// forgo ends an endpoint that was never attached.
 func (e *endpoint) forgo() {
 	e.slot.leave(e.send.pages.Load())
-	e.link.ringGrew() // the janitor may have found the slot without it
+	e.link.ringGrew() // meanwhile the janitor may have passed the slot by
 }
 
 // Limits implements session.Endpoint.
@@ -110,9 +109,9 @@ func (e *endpoint) wake(ev session.Events) {
 	}
 }
 
-// Arm implements session.Endpoint. Both stores are sequentially consistent:
-// the peer publishes first and looks at them second, the session arms first
-// and looks at what is published second.
+// Arm implements session.Endpoint. Its stores are sequentially consistent, so no wake-up
+// is lost: the peer publishes and then reads them, the session arms and then looks at what
+// is published.
 func (e *endpoint) Arm(ev session.Events) {
 	if !e.enter() {
 		return
@@ -140,8 +139,8 @@ func (e *endpoint) Disarm(ev session.Events) {
 	e.inside.Add(-1)
 }
 
-// enter keeps the slot mapped until inside is counted down again. It says no
-// once the endpoint is closed.
+// enter keeps the slot from being reused or unmapped until the caller decrements inside.
+// It returns false once the endpoint is closed.
 func (e *endpoint) enter() bool {
 	e.inside.Add(1)
 	if e.closed.Load() {
@@ -159,7 +158,7 @@ func (e *endpoint) Err() error {
 	return nil
 }
 
-// fail ends the connection at this side, once, and tells the session.
+// fail ends the connection at this side and wakes the session. The first error stays.
 func (e *endpoint) fail(err error) {
 	if e.err.CompareAndSwap(nil, &err) {
 		e.wake(session.RecvReady | session.SendReady)
@@ -172,7 +171,7 @@ func (e *endpoint) violation(format string, args ...any) {
 	e.fail(fmt.Errorf("shm: the peer broke the protocol: %s: %w", fmt.Sprintf(format, args...), syscall.ECONNRESET))
 }
 
-// peerState turns what the peer's side of the slot says into Err.
+// peerState ends the connection as the peer's state in the slot says.
 func (e *endpoint) peerState(state uint32) {
 	if state == stateClosed {
 		e.fail(errPeerClosed)
@@ -181,7 +180,7 @@ func (e *endpoint) peerState(state uint32) {
 	}
 }
 
-// linkDied ends a connection with its link. The peer may have closed before.
+// linkDied ends a connection whose link died. The peer may have closed it before.
 func (e *endpoint) linkDied(cause error) {
 	if state := e.theirs.Load(); state != stateOpen {
 		e.peerState(state)
@@ -193,8 +192,8 @@ func (e *endpoint) linkDied(cause error) {
 	e.fail(cause)
 }
 
-// Close implements session.Endpoint. It waits for a Read in progress, which
-// takes some ten microseconds.
+// Close implements session.Endpoint. It waits for a Read in progress, which usually takes
+// some ten microseconds (but see remote.close).
 func (e *endpoint) Close() error {
 	e.end(stateClosed)
 	return nil
@@ -216,7 +215,7 @@ func (e *endpoint) end(state uint32) {
 		e.slot.leave(e.send.close())
 		e.fail(errClosed)
 		e.slot.ep.CompareAndSwap(e, nil)
-		e.mine.Store(state) // the last access to the slot
+		e.mine.Store(state) // last: the slot may now be reused
 		e.link.detach(e.slot)
 		if e.bound >= 0 {
 			unix.Close(e.bound)
@@ -224,13 +223,13 @@ func (e *endpoint) end(state uint32) {
 	})
 }
 
-// allocMost bounds what Alloc has given out in this process, in bytes.
+// allocMost bounds how many bytes Alloc has handed out in this process.
 const allocMost = 256 << 20
 
 var allocated atomic.Int64
 
-// Alloc implements session.Endpoint. Any memory can be exposed and read into,
-// so it is ordinary memory, up to a budget of the process.
+// Alloc implements session.Endpoint. It returns ordinary memory, since any can be exposed
+// and read into, up to allocMost.
 func (e *endpoint) Alloc(n int) []byte {
 	if n <= 0 {
 		return nil

@@ -13,13 +13,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// helloTimeout bounds how long a process that connected may take to say
-// hello, and how long its welcome may take to be sent.
+// helloTimeout bounds the handshake at the accepting end: the wait for the hello and
+// sending the welcome.
 const helloTimeout = time.Second
 
-// open makes the dialing end of a link over a socket to the accepting process,
-// which must be owner's. It closes the socket if it fails. The link is held: it
-// does not end for want of connections before the caller's leave.
+// open makes the dialing end of a link over a socket to the accepting process, which must
+// belong to the user owner. It closes the socket if it fails. The link does not end for
+// lack of connections until the caller calls leave.
 func open(ctx context.Context, conn *net.UnixConn, owner uint32, cfg Config) (*link, error) {
 	l, err := newLink(0, conn, cfg)
 	if err != nil {
@@ -36,8 +36,8 @@ func open(ctx context.Context, conn *net.UnixConn, owner uint32, cfg Config) (*l
 }
 
 func (l *link) hello(ctx context.Context, owner uint32) error {
-	// Another user's process may have taken the name. A user that this user
-	// namespace does not know may be anybody.
+	// Another user's process may have taken the name. A user whom this user namespace
+	// does not map may be anybody.
 	if l.uid != owner || !oneUser(l.uid) {
 		return &session.Unavailable{Reason: session.ReasonOwner,
 			Err: fmt.Errorf("shm: user %d answers for a listener of user %d", l.uid, owner)}
@@ -77,8 +77,8 @@ func (l *link) hello(ctx context.Context, owner uint32) error {
 	return nil
 }
 
-// greet makes the accepting end of a link over a socket that was accepted. It
-// closes the socket if it fails.
+// greet makes the accepting end of a link over an accepted socket. It closes the socket
+// if it fails.
 func greet(conn *net.UnixConn, cfg Config, accept acceptFunc) (*link, error) {
 	l, err := newLink(1, conn, cfg)
 	if err != nil {
@@ -131,17 +131,18 @@ func (l *link) welcome() error {
 	return send(l.conn, &message{kind: msgWelcome, version: version, nonceAt: at, nonce: n}, l.bellFD()...)
 }
 
-// decline tells a dialing process that this one has no room for it, which is not that
-// nobody listens.
+// decline tells a dialing process that this one has no room for it: just hanging up would
+// mean that nobody listens.
 func decline(c *net.UnixConn) {
 	c.SetDeadline(time.Now().Add(declineTimeout))
 	var h message
-	fds, _ := receive(c, &h) // a close with something unread would be a reset
+	fds, _ := receive(c, &h) // closing with the hello unread would send a reset
 	closeAll(fds)
 	_ = send(c, &message{kind: msgWelcome, version: version, code: codeResources})
 }
 
-// newLink takes the socket, and what the kernel says about the peer.
+// newLink makes a link from its socket and what the kernel says about the peer. It closes
+// the socket if it fails.
 func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l := &link{side: side, conn: conn, cfg: cfg, eventOut: -1, live: 1, segment: make(chan struct{}, 1), gone: make(chan struct{}), pending: map[uint32]chan uint8{}}
 	l.slots.Store(new([]*slot))
@@ -160,7 +161,8 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 			return fmt.Errorf("shm: eventfd: %w", err)
 		}
 		l.eventIn = os.NewFile(uintptr(fd), "eventfd")
-		// NewFile does not say that epoll has no room for it: nobody would hear a bell.
+		// NewFile does not report that epoll had no room for it, and then nobody
+		// would hear the bell. This fails in that case.
 		if err := l.eventIn.SetReadDeadline(time.Time{}); err != nil {
 			return fmt.Errorf("shm: eventfd: %w: %w", err, unix.ENOMEM)
 		}
@@ -177,15 +179,16 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	return l, nil
 }
 
-// trusted says whether the peer may share eventfds with us. Both sides of one
-// can make it block, so processes of other users ring by message.
+// trusted reports whether the peer may share eventfds, and memory to read, with us: it
+// must run as the same user. Either side of an eventfd can make it block, so processes of
+// other users ring by message.
 func (l *link) trusted() bool {
 	return l.uid == uint32(os.Geteuid()) && oneUser(l.uid) && !distrust
 }
 
-var distrust bool // in tests: every peer is another user's
+var distrust bool // for tests: treat every peer as another user's
 
-// bellFD appends our eventfd to what goes to the peer, if it is to have it.
+// bellFD appends our eventfd to the descriptors for the peer, if the peer is trusted.
 func (l *link) bellFD(fds ...int) []int {
 	if l.trusted() {
 		l.control(func(fd int) { fds = append(fds, fd) })
@@ -199,14 +202,15 @@ func (l *link) control(f func(fd int)) {
 	}
 }
 
-// takePeer remembers what the peer's hello said.
+// takePeer stores what the peer's hello or welcome said.
 func (l *link) takePeer(m *message, fds []int) {
 	l.nonceAt, l.nonce = m.nonceAt, m.nonce
 	if len(fds) > 0 && l.trusted() {
 		l.eventOut, fds = fds[0], fds[1:]
 	}
 	closeAll(fds)
-	// A process of another user chooses what its nonce is and which pages answer.
+	// The nonce proves nothing about another user's process, which chooses what its
+	// nonce is and which pages answer.
 	l.canRead = l.trusted() && l.probeRead()
 }
 
@@ -227,7 +231,7 @@ func (l *link) start() error {
 	return nil
 }
 
-// discard gives up a link that was never started.
+// discard gives up a link that never started.
 func (l *link) discard() {
 	l.mu.Lock()
 	l.torn = true

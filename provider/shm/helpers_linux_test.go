@@ -63,7 +63,7 @@ func (p *peer) Wake(ev session.Events) {
 	}
 }
 
-// reserve waits for room. It gives nil when the connection has ended.
+// reserve waits for room. It returns nil when the connection has ended.
 func (p *peer) reserve(least, most int, control bool) []byte {
 	for {
 		if b := p.Reserve(least, most, control); b != nil {
@@ -91,7 +91,7 @@ func (p *peer) send(b []byte) bool {
 	return true
 }
 
-// poll waits for the next event, which is false when all that there is has come.
+// poll waits for the next event, and returns false when there will be no more.
 func (p *peer) poll(ev *session.Event) bool {
 	for {
 		if p.Poll(ev) {
@@ -110,7 +110,7 @@ func (p *peer) poll(ev *session.Event) bool {
 	}
 }
 
-// pair gives two endpoints in this process and sees to it that nothing is left.
+// pair returns two endpoints in this process, and checks at the end that nothing leaks.
 func pair(t testing.TB, cfg Config) (a, b *peer) {
 	t.Helper()
 	leaks(t)
@@ -138,7 +138,7 @@ func count(t testing.TB) resources {
 	return resources{runtime.NumGoroutine(), len(fds), strings.Count(string(maps), "memfd:san-shm")}
 }
 
-// leaks fails the test unless, at its end, everything is given back.
+// leaks fails the test unless everything has been given back at its end.
 func leaks(t testing.TB) {
 	t.Helper()
 	netWarm()
@@ -257,7 +257,7 @@ func meet(t testing.TB, tcp net.Listener, l *Listener) (a, b session.Endpoint) {
 	return a, b
 }
 
-// pattern fills a message with a number and what follows from it.
+// pattern fills a message with a number and bytes derived from it.
 func pattern(b []byte, n uint64) {
 	for i := range b {
 		b[i] = byte(n + uint64(i)*7)
@@ -267,14 +267,14 @@ func pattern(b []byte, n uint64) {
 	}
 }
 
-// dump shows where a stuck sender stands.
+// dump describes the state of a stuck sender.
 func dump(ep session.Endpoint) string {
 	s := &ep.(*endpoint).send
 	return fmt.Sprintf("tail %d+%d, published %d, head %d (read %d), limit %d, want %d",
 		s.tail/ringSize, s.tail&ringMask, s.published, s.control.head.Load(), s.head, s.limit.Load(), s.control.want.Load())
 }
 
-// connected gives two connected endpoints in this process, over a link of their own
+// connected returns two connected endpoints in this process, over a link of their own
 // that goes through the same steps as one between two processes.
 func connected(cfg Config) (a, b session.Endpoint, err error) {
 	cfg = cfg.withDefaults()

@@ -24,7 +24,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A stranger speaks to a listener's rendezvous by hand.
+// A stranger is a peer that the test plays by hand, at a listener's rendezvous.
 type stranger struct {
 	t    *testing.T
 	conn *net.UnixConn
@@ -53,7 +53,7 @@ func (s *stranger) send(b []byte, fds ...int) {
 	}
 }
 
-// hungUp waits for the listener to close the socket, and gives the last
+// hungUp waits for the listener to close the socket, and returns the last
 // message that it sent before, if any.
 func (s *stranger) hungUp() (last message) {
 	s.t.Helper()
@@ -89,7 +89,7 @@ func (s *stranger) hello() {
 	}
 }
 
-// stillServes says that a decent dialer is served at once.
+// stillServes checks that a well-behaved dialer is served at once.
 func stillServes(t *testing.T, tcp net.Listener, l *Listener) {
 	t.Helper()
 	a, b := meet(t, tcp, l)
@@ -97,7 +97,7 @@ func stillServes(t *testing.T, tcp net.Listener, l *Listener) {
 	a.Close()
 }
 
-// memfd makes one as a test wants it.
+// memfd makes a memfd with the given size and seals.
 func memfd(t *testing.T, size int64, seals, flags int) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
@@ -116,8 +116,8 @@ func memfd(t *testing.T, size int64, seals, flags int) int {
 	return fd
 }
 
-// A segment for which a process of 32 bits has no addresses is no breach of the rules by a
-// peer of 64: the connections that there are go on. (GOARCH=386 makes the difference.)
+// If a 32-bit process cannot address a segment of a 64-bit peer, the peer has broken no
+// rule, and existing connections go on. (Only GOARCH=386 really tests this.)
 func TestSegmentBeyondTheAddresses(t *testing.T) {
 	l := &link{side: 1}
 	have := make([]*slot, mostSlots)
@@ -303,8 +303,8 @@ func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
 	stillServes(t, tcp, l)
 }
 
-// acceptedSocket has the address of the server that has accepted it, even when the
-// connection is no more.
+// acceptedSocket returns a socket that a server accepted. It keeps the server's address
+// even when the connection is gone.
 func acceptedSocket(t *testing.T, reset bool) int {
 	t.Helper()
 	server, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -333,7 +333,7 @@ func acceptedSocket(t *testing.T, reset bool) int {
 	return socketOf(t, c.(*net.TCPConn))
 }
 
-// disconnect takes a socket its connection, and leaves its address.
+// disconnect ends a socket's connection, but leaves it its address.
 func disconnect(t *testing.T, fd int) int {
 	t.Helper()
 	var none unix.RawSockaddr
@@ -344,7 +344,7 @@ func disconnect(t *testing.T, fd int) int {
 	return fd
 }
 
-// socketOf gives a descriptor of a connection's or a listener's.
+// socketOf returns a descriptor of a connection or a listener.
 func socketOf(t *testing.T, c interface{ File() (*os.File, error) }) int {
 	t.Helper()
 	f, err := c.File()
@@ -355,7 +355,7 @@ func socketOf(t *testing.T, c interface{ File() (*os.File, error) }) int {
 	return int(f.Fd())
 }
 
-// A listener whose TCP listener takes no IPv4 takes none, whatever a dialer says.
+// If the TCP listener takes no IPv4, ours takes none either, whatever a dialer says.
 func TestAListenerOfIPv6AloneTakesNoIPv4(t *testing.T) {
 	leaks(t)
 	for _, alone := range []bool{false, true} {
@@ -422,7 +422,7 @@ func TestSlowDialersHoldUpNobody(t *testing.T) {
 	}
 }
 
-// One that connects and says nothing gives its place back before long.
+// A dialer that connects and says nothing soon loses its place.
 func TestMuteDialerIsHungUpOn(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
@@ -434,12 +434,12 @@ func TestMuteDialerIsHungUpOn(t *testing.T) {
 	stillServes(t, tcp, l)
 }
 
-// asks is the message that asks a listener for a connection in a slot.
+// asks returns the message that asks a listener for a connection in a slot.
 func asks(tcp net.Listener, slot uint32) []byte {
 	return (&message{kind: msgConnect, number: slot, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}).encode()
 }
 
-// connect asks for a connection, and gives the listener's end.
+// connect asks for a connection and returns the listener's end.
 func (s *stranger) connect(l *Listener, ask []byte, bound int) session.Endpoint {
 	s.t.Helper()
 	s.send(ask, bound)
@@ -476,8 +476,8 @@ func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 	stillServes(t, tcp, l)
 }
 
-// A peer that ends when it has just asked for one more connection has not broken the link
-// by not taking the answer: its others end in order.
+// A peer that ends right after asking for one more connection, and so does not take the
+// answer, has not broken the protocol: its other connections end normally.
 func TestPeerThatEndsWhileItConnects(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
@@ -502,8 +502,8 @@ func TestPeerThatEndsWhileItConnects(t *testing.T) {
 	}
 }
 
-// A dialing process that is stopped with more questions under way than its queue has room
-// for answers keeps its connections, and has the answers when it goes on.
+// A dialing process that is stopped while more answers are due than its queue can hold
+// keeps its connections, and gets the answers when it continues.
 func TestAnswersWaitForAStoppedPeer(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
@@ -546,8 +546,8 @@ func TestAnotherVersionIsToldSo(t *testing.T) {
 	}
 }
 
-// squat listens at the rendezvous of a plain TCP listener, and does as it likes
-// with whoever comes.
+// squat listens at the rendezvous of a plain TCP listener and calls serve for each
+// process that connects.
 func squat(t *testing.T, tcp net.Listener, serve func(*net.UnixConn)) {
 	t.Helper()
 	name := rendezvousOf(t, tcp)
@@ -646,8 +646,8 @@ func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
 	}
 }
 
-// A link that ends before it is answered may have ended by itself: another is tried, and
-// not without end.
+// A link that ends before it answers may have ended by itself: others are tried, but only
+// a few.
 func TestDialTriesAnotherLink(t *testing.T) {
 	leaks(t)
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
@@ -758,8 +758,8 @@ func TestPeerThatCorruptsTheSlot(t *testing.T) {
 	}
 }
 
-// How much of an exposure was taken is what the peer writes; it is not believed beyond
-// what was exposed.
+// The peer writes how much of an exposure it has taken. No more than what was exposed is
+// believed.
 func TestMoreIsNotTakenThanWasExposed(t *testing.T) {
 	a, _ := pair(t, Config{})
 	e := a.Endpoint.(*endpoint)
@@ -774,8 +774,8 @@ func TestMoreIsNotTakenThanWasExposed(t *testing.T) {
 	}
 }
 
-// A process has room for so many peers, and for so many of one user, that one user's do
-// not keep the others out.
+// A listener bounds its links, and those from each user so that one user cannot keep the
+// others out.
 func TestDialingProcessesAreBounded(t *testing.T) {
 	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
 	for name, full := range map[string]map[uint32]int{
@@ -804,7 +804,7 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 			}
 			s.conn.Close()
 
-			// Those who say nothing do not hold up the rest, nor those who are told.
+			// Neither silent dialers nor those being declined hold up the rest.
 			for range 2 * maxDeclining {
 				s := visit(t, l)
 				defer s.conn.Close()
@@ -815,8 +815,7 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 	}
 }
 
-// What is mapped is bounded in bytes and in number, and a mapping that fails is not
-// counted.
+// Mappings are bounded in bytes and in number, and one that fails is not counted.
 func TestMappingsAreBounded(t *testing.T) {
 	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
 	for name, c := range map[string]struct {
@@ -846,8 +845,8 @@ func TestMappingsAreBounded(t *testing.T) {
 	}
 }
 
-// Where bells are messages, one that finds the queue full is dropped; what fills
-// the queue has to do for it.
+// If bells are messages, one that finds the queue full is dropped: the messages in the
+// queue must serve instead.
 func TestBellThatFoundTheQueueFullIsNotLost(t *testing.T) {
 	distrust = true
 	defer func() { distrust = false }()
@@ -869,8 +868,8 @@ func TestBellThatFoundTheQueueFullIsNotLost(t *testing.T) {
 	}
 }
 
-// Spare cells are given back though what they brought is kept, so the ring does
-// not bound how much a peer can make this process keep through them.
+// Spare cells are freed even though their messages are kept, so the ring does not bound
+// how much a peer can make this process keep through them.
 func TestPayloadThroughSpareCellsIsBounded(t *testing.T) {
 	a, b := pair(t, Config{RingMax: minRingMax})
 	for b := a.Reserve(1000, 1000, false); b != nil; b = a.Reserve(1000, 1000, false) {
@@ -945,8 +944,8 @@ func TestRandomCorruptionDoesNoHarm(t *testing.T) {
 	}
 }
 
-// A process that has no room for a link's next segment for a moment, or no descriptor,
-// ends the dial that needed it, and nothing else.
+// A process that momentarily lacks room or a descriptor for a link's next segment fails
+// the dial that needed it, and nothing else.
 func TestSegmentThatCannotBeTaken(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
@@ -1025,7 +1024,7 @@ func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
 	stillServes(t, tcp, l)
 }
 
-// What a peer's unread small messages made this process remember is given back.
+// The records that a peer's unread small messages needed in this process are freed again.
 func TestMemoryOfKeptMessagesIsGivenBack(t *testing.T) {
 	a, b := pair(t, Config{})
 	var ev session.Event
@@ -1046,7 +1045,7 @@ func TestMemoryOfKeptMessagesIsGivenBack(t *testing.T) {
 	if n := len(b.Endpoint.(*endpoint).recv.kept); n > keptIdle {
 		t.Errorf("there is room for %d records", n)
 	}
-	// It goes on.
+	// The connection goes on.
 	a.Reserve(1, 1, false)
 	a.Commit(1)
 	if !b.Poll(&ev) {
@@ -1059,8 +1058,8 @@ func TestMemoryOfKeptMessagesIsGivenBack(t *testing.T) {
 	b.Release()
 }
 
-// Memory of another user's process is not read, whatever the kernel allows us: the
-// process chooses its nonce, and which of its pages answer.
+// Memory of another user's process is not read even if the kernel allows it: that process
+// chooses its nonce, and which of its pages answer.
 func TestOtherUsersMemoryIsNotRead(t *testing.T) {
 	for _, other := range []bool{false, true} {
 		t.Run(fmt.Sprintf("another user's %v", other), func(t *testing.T) {
@@ -1075,8 +1074,8 @@ func TestOtherUsersMemoryIsNotRead(t *testing.T) {
 	}
 }
 
-// A link that ends while a dial offers it a segment: nobody unmaps that twice, and the
-// dial knows that another link may do.
+// If a link ends while a dial offers it a segment, the segment is unmapped only once, and
+// the dial learns that another link may do.
 func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
@@ -1102,7 +1101,7 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 			runtime.Gosched()
 		}
 		far.conn.Close()
-		// It was there in time, and refused a dial without an address; or it was not.
+		// The answer came in time, and refused a dial without an address; or it did not.
 		if err := <-failed; err == nil || !errors.Is(err, errLinkGone) && err.Error() != codeError(codeAddress).Error() {
 			t.Errorf("the dial: %v", err)
 		}
@@ -1110,7 +1109,7 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 	}
 }
 
-// A dial that has time goes on where one that had less had asked for the link first.
+// A dial goes on when one with a shorter timeout had asked for the link first and failed.
 func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
 	leaks(t)
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")

@@ -14,21 +14,21 @@ import (
 //	control     slots × controlSize
 //	rings       slots × 2 × ringSize, from a multiple of ringAlign on
 //
-// Direction 0 is from the dialing process to the accepting one. Words that
-// different sides write lie on cache lines of their own, two apart, because
-// processors fetch lines in pairs.
+// Direction 0 is from the dialing process to the accepting one. In the control of a
+// ring, words that different sides write are two cache lines apart, because processors
+// fetch lines in pairs.
 const (
 	pageSize = 4096
-	ringSize = 4 << 20 // addresses only: memory is committed when touched
+	ringSize = 4 << 20 // of addresses: memory is committed when touched
 	ringMask = ringSize - 1
 
-	controlSize = 3 * pageSize // of which idle connections touch one
+	controlSize = 3 * pageSize // an idle connection touches only the first page
 	bellSize    = 2 * pageSize
-	ringAlign   = 64 << 10 // the largest page of Linux: a ring's pages are given back alone
+	ringAlign   = 64 << 10 // Linux's largest base page: rings share none, so each can be given back
 
-	firstSlots = 16    // of a link's first segment; each further one doubles what there is
-	mostSlots  = 256   // of one segment
-	linkSlots  = 16384 // of a link: what the bell's bitmap holds
+	firstSlots = 16    // in a link's first segment; each further segment doubles the total
+	mostSlots  = 256   // in one segment
+	linkSlots  = 16384 // in a link: as many as the bell's bitmap holds
 
 	exposures = 16 // per connection and side
 )
@@ -38,17 +38,16 @@ type ringControl struct {
 	tail      atomic.Uint64 // writer: bytes published
 	spareTail atomic.Uint64 // writer: spare cells published
 	_         [112]byte
-	head      atomic.Uint64 // reader: bytes given back
-	spareHead atomic.Uint64 // reader: spare cells given back
+	head      atomic.Uint64 // reader: bytes freed
+	spareHead atomic.Uint64 // reader: spare cells freed
 	_         [112]byte
 	sleep     atomic.Uint32 // reader asks for the bell when tail moves
 	_         [124]byte
-	want      atomic.Uint64 // writer asks for the bell when head reaches this; 0: it does not
+	want      atomic.Uint64 // writer asks for the bell when head reaches this; 0: no bell
 	_         [120]byte
 }
 
-// A side's state. Any other than open also says that the side no longer
-// touches the slot.
+// A side's state. Any state but open also means that the side no longer touches the slot.
 const (
 	stateOpen    = 0
 	stateClosed  = 1 // in order
@@ -60,8 +59,8 @@ type sideState struct {
 	_ [124]byte
 }
 
-// notes are a side's word on what is unread, see unread_linux.go. Its sender and its
-// receiver run on different processors.
+// notes are what one side records about unread data, see unread_linux.go. Its two words
+// are apart because its sender and receiver run on different processors.
 type notes struct {
 	due  uint32 // as a writer
 	_    [60]byte
@@ -69,7 +68,8 @@ type notes struct {
 	_    [60]byte
 }
 
-// exposure is one range of memory that a side lets the other read.
+// exposure is one range of memory that a side lets the other read. Its owner writes all
+// of it; the reader changes only word.
 type exposure struct {
 	key  atomic.Uint64 // as in the Descriptor; 0: free
 	addr atomic.Uint64
@@ -78,12 +78,12 @@ type exposure struct {
 	_    [32]byte
 }
 
-// spareCell holds a control message for which the ring had no room. Data that
-// the application does not read keeps the ring full for as long as it likes,
-// but control messages are dealt with at once, so a few cells are enough.
+// spareCell holds a control message for which the ring had no room. Data that the
+// application does not read may keep the ring full indefinitely, but control messages
+// are handled at once, so a few cells are enough.
 type spareCell struct {
 	size  atomic.Uint64
-	after atomic.Uint64 // the ring position at which it was committed
+	after atomic.Uint64 // to be read after the ring up to this position
 	data  [session.MaxControl]byte
 }
 
@@ -98,18 +98,18 @@ type slotControl struct {
 	spare   [2][spares]spareCell
 }
 
-// bell is one direction's doorbell: which slots have news of which kind.
+// bell is one direction's doorbell: which slots have news, and of which kind.
 type bell struct {
-	asleep atomic.Uint32 // the waiter has to be woken
+	asleep atomic.Uint32 // the waiter must be woken
 	_      [124]byte
-	sum    [bellWords / 64]atomic.Uint64 // which words of bits have any
+	sum    [bellWords / 64]atomic.Uint64 // which words of bits are not zero
 	_      [pageSize - 128 - bellWords/8]byte
 	bits   [bellWords]atomic.Uint64 // two per slot
 }
 
 const bellWords = 2 * linkSlots / 64
 
-// The Go structs must have exactly the sizes of the layout.
+// The slot's control must fit its pages, and a bell must fill its own exactly.
 var (
 	_ [controlSize - unsafe.Sizeof(slotControl{})]byte
 	_ [bellSize - unsafe.Sizeof(bell{})]byte
@@ -125,22 +125,22 @@ const (
 	kindPad     = 2 << 32 // length bytes, header included, to skip
 	lengthMask  = 1<<32 - 1
 
-	// messageMax is the publishing step of a stream: 16 to 64 KiB keep both
-	// processes busy without a cache line bouncing for every few bytes.
+	// messageMax is how much of a stream is published at a time: 16 to 64 KiB keep
+	// both processes busy without bouncing a cache line for every few bytes.
 	messageMax = 64 << 10
 )
 
-// ringsAt is where a segment's rings begin.
+// ringsAt is the offset of a segment's rings.
 func ringsAt(slots int) int {
 	return (2*bellSize + slots*controlSize + ringAlign - 1) &^ (ringAlign - 1)
 }
 
-// segmentSize may be more than an int of 32 bits has room for.
+// segmentSize may exceed a 32-bit int.
 func segmentSize(slots int) int64 { return int64(ringsAt(slots)) + int64(slots)*2*ringSize }
 
-// nextSegment is how many slots a link's next segment has, by how many it has; 0: it
-// gets no more. Both ends hold to it: a peer that sent smaller ones could have this
-// process map more of them than the kernel lets it (vm.max_map_count).
+// nextSegment is how many slots the next segment of a link with have slots gets; 0 means
+// that there is none. The accepting end insists on it: with smaller segments a peer could
+// make it map more of them than the kernel allows (vm.max_map_count).
 func nextSegment(have int) int {
 	if have == 0 {
 		return firstSlots
@@ -150,9 +150,9 @@ func nextSegment(have int) int {
 
 func align8(n int) int { return (n + 7) &^ 7 }
 
-// The three functions below are the only places where mapped memory turns into
-// typed pointers. Each offset is computed from local numbers and lies inside
-// the mapping, whose size newMapping has checked.
+// The functions below are the only places where mapped memory turns into typed pointers.
+// Each offset comes from local numbers, or is masked, and lies inside the mapping, which
+// newMapping makes segmentSize long. (checkSegment has compared that with the file.)
 
 func (m mapping) bell(dir int) *bell {
 	return (*bell)(unsafe.Pointer(&m.mem[dir*bellSize]))
@@ -166,13 +166,13 @@ func (m mapping) ring(i, dir int) *[ringSize]byte {
 	return (*[ringSize]byte)(m.mem[ringsAt(m.slots)+(2*i+dir)*ringSize:])
 }
 
-// header reads a record's header once: the peer may change it at any time.
-// off is a multiple of 8 inside the ring.
+// header reads a record's header, once: the peer may change it at any time. off may be
+// any position; the mask keeps it aligned and inside the ring.
 func header(ring *[ringSize]byte, off uint64) uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&ring[off&ringMask&^7])).Load()
 }
 
-// putHeader writes one. It is published by the tail's atomic store.
+// putHeader writes a record's header. The tail's atomic store publishes it.
 func putHeader(ring *[ringSize]byte, off, h uint64) {
 	*(*uint64)(unsafe.Pointer(&ring[off&ringMask&^7])) = h
 }

@@ -29,8 +29,7 @@ func asUser(id uint32) func(*exec.Cmd) {
 	}
 }
 
-// inNamespaces starts a child in namespaces of its own, as root there, which is
-// a user here.
+// inNamespaces starts a child in namespaces of its own, where it is root; here it is user.
 func inNamespaces(flags uintptr, user int) func(*exec.Cmd) {
 	return func(c *exec.Cmd) {
 		c.SysProcAttr = &syscall.SysProcAttr{
@@ -259,7 +258,7 @@ func init() {
 	}
 }
 
-// keepDescriptors are all of this process, for a child to inherit.
+// keepDescriptors returns all descriptors of this process, for a child to inherit.
 func keepDescriptors() (files []*os.File) {
 	names, _ := os.ReadDir("/proc/self/fd")
 	for _, n := range names {
@@ -272,7 +271,7 @@ func keepDescriptors() (files []*os.File) {
 	return files
 }
 
-// poll2 waits without patience.
+// poll2 waits without the bound of patience.
 func (p *peer) poll2(ev *session.Event) bool {
 	for {
 		p.Arm(session.RecvReady)
@@ -481,8 +480,8 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 	first.Close()
 }
 
-// The slot of a dial that gave up is used again once the other end, which said yes
-// later, is done with it too.
+// The slot of a dial that gave up is reused once the other end, which accepted too late,
+// is done with it as well.
 func TestSlotOfADialThatGaveUp(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
@@ -554,8 +553,8 @@ func TestClosingTheListenerLeavesConnectionsAlone(t *testing.T) {
 	}
 }
 
-// A listener that takes over another's socket has the dials of a process that goes on with
-// connections of the one before.
+// A listener that takes over another's socket gets the dials of a process that still has
+// connections to the previous one.
 func TestListenerTakesOverWhileConnectionsLive(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
@@ -651,7 +650,7 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 	}
 }
 
-// What a connection has faulted in serves the next one, and goes when there is none.
+// Pages that a connection has faulted in serve the next one, and go if there is none.
 func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
@@ -724,8 +723,8 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	use(many) // as good as new
 }
 
-// A connection that takes over a warm slot answers for its pages: they count in the
-// budget while it has them, and go when it idles, or at once where there is no room.
+// The pages that a connection inherits with a warm slot count in the budget while it has
+// them. They go when it idles, or at once if the budget is exceeded.
 func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 	leaks(t)
 	for _, room := range []bool{true, false} {
@@ -784,8 +783,8 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 	}
 }
 
-// What a connection that has ended left in its ring counts in the budget of the process
-// that wrote it, whichever end that is, as long as the peer may read it and no longer.
+// What an ended connection left in its ring counts in the budget of the process that wrote
+// it, at either end, exactly as long as the peer may read it.
 func TestUnreadRingCountsInTheBudget(t *testing.T) {
 	leaks(t)
 	for _, dialer := range []bool{true, false} {
@@ -877,7 +876,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 		ep, err := dial(tcp.Addr(), Config{})
 		dialed <- result{ep, err}
 	}()
-	for range 200_000 { // some ten milliseconds, in which one that does not wait would have it
+	for range 200_000 { // some ten milliseconds: long enough for one that does not wait
 		runtime.Gosched()
 	}
 	next[0].left.Store(left)
@@ -978,7 +977,7 @@ func TestShrinkingMeetsASenderAtEveryStep(t *testing.T) {
 	}
 }
 
-// A ring that has shrunk behind its reader grows anew: what is used of it counts again.
+// A ring that has shrunk behind its reader can grow again, and then counts again.
 func TestRingGrowsAgainBehindItsReader(t *testing.T) {
 	a, b := pair(t, Config{RingMax: 1 << 20})
 	e := a.Endpoint.(*endpoint)
@@ -1012,8 +1011,7 @@ func TestRingGrowsAgainBehindItsReader(t *testing.T) {
 	}
 }
 
-// A sender that found the janitor at its ring is woken when that is done: nobody else
-// has a reason to.
+// The janitor wakes a sender that found it at the ring: nobody else would.
 func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
 	a, b := pair(t, Config{RingMax: 1 << 20})
 	e := a.Endpoint.(*endpoint)
@@ -1157,8 +1155,8 @@ func TestSpareCellThatIsGivenBackWakesTheSender(t *testing.T) {
 	}
 }
 
-// What came by spare cells and is kept counts as long as it is kept: a connection that
-// lives long is not taken for a peer's that sends too much of it.
+// Kept messages from spare cells count only while they are kept, so that a long-lived
+// connection is not taken for one whose peer sends too many.
 func TestKeptSpareMessagesAreCountedBack(t *testing.T) {
 	a, b := pair(t, Config{RingMax: minRingMax})
 	var ev session.Event
@@ -1208,8 +1206,8 @@ func TestMemoryOfAnotherProcessIsNotRead(t *testing.T) {
 	}
 }
 
-// A Read, which is over when it returns, wakes who has armed, once, and nobody else: a session
-// would start a goroutine for each.
+// A Read wakes a session once if it has armed, and not at all otherwise: it would start a
+// goroutine for each.
 func TestReadWakesWhoHasArmed(t *testing.T) {
 	a, b := pair(t, Config{})
 	const all = 4
@@ -1236,8 +1234,8 @@ func TestReadWakesWhoHasArmed(t *testing.T) {
 	}
 }
 
-// Close waits for a Read that is in the system call: what is read into must not change
-// when it has returned, and the slot goes to the next connection.
+// Close waits for a Read in its system call: once Close has returned, the memory read into
+// must not change, and the slot goes to the next connection.
 func TestCloseWaitsForAReadInProgress(t *testing.T) {
 	a, _ := pair(t, Config{})
 	e := a.Endpoint.(*endpoint)

@@ -17,17 +17,17 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// postRetry is the pause before a message is sent again to a peer whose
-// queue is full: it has some hundred unread.
+// postRetry is the pause before a message is sent again to a peer whose queue is full,
+// with some hundred messages unread.
 const postRetry = time.Millisecond
 
-// tick is how often a link looks for what is idle: itself, and rings that have
-// grown. Whatever was idle for two ticks is given back. Tests are impatient.
+// tick is how often a link checks whether it, or a ring that has grown, is idle. What was
+// idle for two ticks is given back. It is a variable for tests.
 var tick = time.Second
 
 // link is one end of the connection between a dialing and an accepting process.
-// Three goroutines serve it: serve reads the socket, answer waits at the
-// doorbell, watch at the peer's pidfd. dismantle waits for their end.
+// Up to three goroutines serve it: serve reads the socket, answer waits for the doorbell,
+// and watch, if there is a pidfd, for the peer's death. dismantle waits for them to end.
 type link struct {
 	side    int // 0: dialing, 1: accepting
 	cfg     Config
@@ -46,39 +46,39 @@ type link struct {
 	eventOut int      // the peer's; -1: ring by message
 	pidfd    *os.File // nil: only the socket tells of the peer's death
 
-	// accept takes a connection at the accepting end; it says the code to
+	// accept takes a connection at the accepting end and returns the code to
 	// answer with. It does not block.
 	accept acceptFunc
 
 	slots   atomic.Pointer[[]*slot] // grows by copying
 	shut    atomic.Bool             // the listener at the other end is closed
-	segment chan struct{}           // held by who offers a new segment, until it is answered
+	segment chan struct{}           // held while a new segment is on offer
 	gone    chan struct{}           // closed when the link is dead
 	work    sync.WaitGroup          // goroutines
 
 	mu       sync.Mutex // guards what follows; no system call under it
 	maps     []mapping
-	live     int     // endpoints of this end, and connects under way
+	live     int     // endpoints of this end, connects under way, and others that need the mapping
 	free     []*slot // dialing end: slots that nobody uses
 	pending  map[uint32]chan uint8
 	offered  mapping    // dialing end: a segment that the peer has not answered for
-	said     chan uint8 // … and who waits for the answer; nil: none
+	said     chan uint8 // … and where the answer goes; nil: none on offer
 	dead     bool       // no new connections; gone is closed
 	torn     bool       // dismantle runs or ran
-	after    func()     // for release to call
+	after    func()     // called by release
 	released bool
 	idle     int // ticks without a connection
 	timer    *time.Timer
-	timing   bool // the timer is set, or tick runs
+	timing   bool // the timer is set or tick is running
 	grew     bool // a ring has grown since tick last looked
 }
 
-// errLinkGone: the link ended before the connection was asked for.
+// errLinkGone: the link ended before it answered. Another one may.
 var errLinkGone = errors.New("shm: the link has ended")
 
 type acceptFunc func(l *link, s *slot, m *message, fds []int) (code uint8)
 
-// serve acts on what comes over the socket, until it ends.
+// serve handles messages from the socket until it ends.
 func (l *link) serve() {
 	defer l.work.Done()
 	for {
@@ -87,14 +87,14 @@ func (l *link) serve() {
 		switch {
 		case err == nil || errors.Is(err, errCut):
 			if err = l.act(&m, fds, err); isGone(err) {
-				err = errPeerGone // before it had our answer
+				err = errPeerGone // before it got our answer
 			} else if err != nil {
 				err = fmt.Errorf("shm: the peer broke the link: %v: %w", err, syscall.ECONNRESET)
 			}
 		case errors.Is(err, errMessage):
 			err = fmt.Errorf("%v: %w", err, syscall.ECONNRESET)
 		default:
-			err = errPeerGone // EOF, or reset: it had not read everything
+			err = errPeerGone // EOF, or a reset if messages of ours were unread
 		}
 		closeAll(fds)
 		if err != nil {
@@ -104,9 +104,10 @@ func (l *link) serve() {
 	}
 }
 
-// act does what one message says. An error is a violation, or that the peer is gone.
+// act handles one message. cut is nil or errCut. An error means that the peer broke the
+// protocol or is gone.
 func (l *link) act(m *message, fds []int, cut error) error {
-	// Whatever the message is: a bell that found the queue full was not sent.
+	// Look at the bell on every message: one that found the queue full was not sent.
 	l.bellIn.asleep.Store(1) // the next bell has to ring
 	l.bellIn.take(l.deliver)
 	switch {
@@ -137,12 +138,13 @@ func (l *link) act(m *message, fds []int, cut error) error {
 	return nil
 }
 
-// reply posts an answer. A peer that does not take it may be stopped, and its connections
-// are to go on when it is not: what else it says waits, for as long as the link is there.
+// reply posts an answer, and waits as long as the link lives: a peer that does not read
+// may only be stopped, and its connections are to go on afterwards. Until then serve reads
+// no further messages.
 func (l *link) reply(m *message) error { return l.post(context.Background(), m) }
 
-// post sends a message without holding the socket: where its queue is full, or memory is
-// short, it waits and tries again, until ctx ends or the link.
+// post sends a message without blocking in the socket: if the queue is full or memory is
+// short, it pauses and tries again until ctx or the link ends.
 func (l *link) post(ctx context.Context, m *message, fds ...int) error {
 	b := m.encode()
 	var oob []byte
@@ -171,14 +173,14 @@ func (l *link) post(ctx context.Context, m *message, fds ...int) error {
 	}
 }
 
-// answer waits at the doorbell. That it sleeps is said again before every look,
-// inside the wait: a ring takes it back.
+// answer waits for the doorbell. It sets asleep before every look, inside the wait,
+// because each ring clears it.
 func (l *link) answer(event syscall.RawConn) {
 	defer l.work.Done()
 	// Made once: in the loop they would be allocated for each wake-up.
 	//
-	// The eventfd is not read: each write to it is an edge, and a read could
-	// be made to block by whoever shares it.
+	// The eventfd is not read: each write to it is an edge for epoll, and the peer
+	// could make a read block.
 	ready := func(uintptr) bool {
 		l.bellIn.asleep.Store(1)
 		return l.bellIn.pending()
@@ -189,7 +191,7 @@ func (l *link) answer(event syscall.RawConn) {
 	}
 }
 
-// deliver wakes a slot's session.
+// deliver wakes a slot's session, or frees a slot that both sides are done with.
 func (l *link) deliver(number int, ev session.Events) {
 	slots := *l.slots.Load()
 	if number >= len(slots) {
@@ -208,7 +210,7 @@ func (l *link) deliver(number int, ev session.Events) {
 	}
 }
 
-var one = [8]byte{1} // what a ring adds to an eventfd (little endian or not, it is no zero)
+var one = [8]byte{1} // what a ring adds to an eventfd: not 0 in either byte order
 
 // ring tells the peer that a slot has news.
 func (l *link) ring(number int, ev session.Events) {
@@ -217,7 +219,8 @@ func (l *link) ring(number int, ev session.Events) {
 	}
 	if l.eventOut >= 0 {
 		for {
-			// Never blocks: the counter overflows after 2^64 rings.
+			// It would block only after 2^64 rings, and another user's process,
+			// which could fill the counter, does not share an eventfd (see trusted).
 			_, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(l.eventOut), uintptr(unsafe.Pointer(&one[0])), 8)
 			if errno != unix.EINTR {
 				return
@@ -226,14 +229,14 @@ func (l *link) ring(number int, ev session.Events) {
 	}
 	b := (&message{kind: msgBell}).encode()
 	l.rawConn.Control(func(fd uintptr) {
-		// A full queue is as good: the peer has something to read, and looks
-		// at the bell then.
+		// If the queue is full the message is not needed: the peer looks at the bell
+		// whenever it reads one.
 		_ = unix.Sendto(int(fd), b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
 	})
 }
 
-// watch waits for the end of the peer's process, which a forked child that
-// holds the socket would hide.
+// watch waits for the end of the peer's process. The socket may hide it: a forked child
+// can keep it open.
 func (l *link) watch(pidfd syscall.RawConn) {
 	defer l.work.Done()
 	err := pidfd.Read(func(fd uintptr) bool {
@@ -265,7 +268,7 @@ func (l *link) die(cause error) {
 	l.leave()
 }
 
-// leave gives back one count of live, and the link with the last of a dead one.
+// leave takes one off live.
 func (l *link) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -273,7 +276,8 @@ func (l *link) leave() {
 	l.rest()
 }
 
-// rest is called with mu held where the link may have nothing left to do.
+// rest is called when the link may be unused. It has a dead link dismantled, and starts a
+// dialing end's idle time. mu is held.
 func (l *link) rest() {
 	if l.live > 0 || l.torn {
 		return
@@ -298,7 +302,7 @@ func (l *link) retire() {
 	l.rest()
 }
 
-// onGone has a function called, once, when the link has given everything back.
+// onGone arranges for f to be called once the link has given everything back.
 func (l *link) onGone(f func()) {
 	l.mu.Lock()
 	if !l.released {
@@ -311,7 +315,7 @@ func (l *link) onGone(f func()) {
 	}
 }
 
-// ended says whether no connection can be made any more.
+// ended reports whether no more connections can be made.
 func (l *link) ended() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -339,9 +343,9 @@ func (l *link) ringGrew() {
 	l.mu.Unlock()
 }
 
-// tick is the janitor: it gives the memory of rings back, used and free ones, and ends a
-// dialing end that has no connection any more. What the peer has yet to read is in its own
-// mapping.
+// tick is the janitor: it gives back memory of rings, in use or not, and ends a dialing
+// end that has no connections. That takes nothing from the peer: what it has yet to read
+// is in its own mapping.
 func (l *link) tick() {
 	l.mu.Lock()
 	if l.torn {
@@ -391,7 +395,7 @@ func (l *link) dismantle() {
 	l.release()
 }
 
-// release closes and unmaps; closing twice does no harm to files.
+// release closes and unmaps everything. Files may have been closed before.
 func (l *link) release() {
 	l.conn.Close()
 	if l.eventIn != nil {

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// links are all of this process, for Idle.
+// links are all links of this process, for Idle.
 var links linkSet
 
 type linkSet struct {
@@ -33,10 +33,10 @@ func (s *linkSet) remove(l *link) {
 	}
 }
 
-// Idle waits until this process has no link left: no goroutine, descriptor or
-// mapping of this package, but for those of listeners. Links without a
-// connection end by themselves after a second or two; Idle is for tests and
-// for orderly programs that wait for that.
+// Idle waits until this process has no link left: no goroutine, descriptor or mapping
+// of this package except those of listeners. Links without connections end by
+// themselves after a second or two; Idle is for tests and for programs that want to
+// wait for that before they exit.
 func Idle(ctx context.Context) error {
 	links.mu.Lock()
 	if len(links.all) == 0 {

@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// linksMost bounds the dialing processes of one listener, and linksPerUser
-	// those of one user: each takes four descriptors here.
+	// linksMost bounds the links of one listener, and linksPerUser those from one
+	// user: each takes up to four descriptors here.
 	linksMost    = 1024
 	linksPerUser = 512
 
-	// acceptPause is the wait after accept failed, most likely for want of
+	// acceptPause is the wait after accept failed, most likely for lack of
 	// descriptors.
 	acceptPause = 10 * time.Millisecond
 
-	// declineTimeout is for a dialer that is told that there is no room, maxDeclining
-	// how many of them are told at a time. The others see a closed socket.
+	// declineTimeout bounds telling a dialer that there is no room. maxDeclining
+	// dialers at a time are told; others only see the socket close.
 	declineTimeout = 100 * time.Millisecond
 	maxDeclining   = 16
 )
@@ -37,7 +37,7 @@ type Listener struct {
 	unix *net.UnixListener
 
 	netns uint64           // of the TCP listener
-	tcp   *net.TCPListener // kept from the garbage collector, who would close it
+	tcp   *net.TCPListener // kept from the garbage collector, which would close it
 
 	accepted chan accepted
 	closed   chan struct{}
@@ -46,7 +46,7 @@ type Listener struct {
 	mu     sync.Mutex // guards what follows
 	links  map[*link]struct{}
 	guests map[*net.UnixConn]struct{} // in the handshake
-	users  map[uint32]int             // links per user, those in the handshake too
+	users  map[uint32]int             // links per user, including those in the handshake
 	done   bool
 }
 
@@ -55,9 +55,9 @@ type accepted struct {
 	local, remote netip.AddrPort
 }
 
-// Listen accepts for a TCP listener, which stays the caller's and has to stay
-// open as long. It fails with a *session.Unavailable, of ReasonNotServed if no
-// served address reaches the listener.
+// Listen accepts connections for a TCP listener, which stays the caller's and has to
+// stay open until Close. It fails with a *session.Unavailable, with ReasonNotServed if
+// the listener's address is not served.
 func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 	cfg = cfg.withDefaults()
 	addr := unmap(tcp.Addr().(*net.TCPAddr).AddrPort())
@@ -81,8 +81,8 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 	name := rendezvous(inode)
 	u, err := net.ListenUnix(name.Net, name)
 	if errors.Is(err, unix.EADDRINUSE) {
-		// Another process has the same listener and serves it, or somebody
-		// has guessed the name: dialers see who it is.
+		// Another process serves the same listener, or somebody has guessed the name.
+		// Dialers check whose process it is.
 		return nil, &session.Unavailable{Reason: session.ReasonOwner, Err: fmt.Errorf("shm: rendezvous: %w", err)}
 	}
 	if err != nil {
@@ -105,8 +105,8 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 	return l, nil
 }
 
-// Accept waits for the next connection: its endpoint, and its addresses as TCP
-// would have them. After Close it returns net.ErrClosed.
+// Accept waits for the next connection and returns its endpoint, and its addresses as
+// they would be over TCP. After Close it returns net.ErrClosed.
 func (l *Listener) Accept() (ep session.Endpoint, local, remote *net.TCPAddr, err error) {
 	select {
 	case <-l.closed:
@@ -138,7 +138,7 @@ func (l *Listener) Close() error {
 	for {
 		select {
 		case a := <-l.accepted:
-			a.ep.Close() // in order: its dialer is not refused
+			a.ep.Close() // not Abort: its dialer has been told that it is connected
 			continue
 		default:
 		}
@@ -154,8 +154,8 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// serve takes dialing processes' sockets and greets each in a goroutine, so
-// that a slow one holds up nobody.
+// serve accepts the sockets of dialing processes and greets each in a goroutine, so that
+// a slow one holds up nobody.
 func (l *Listener) serve() {
 	defer l.work.Done()
 	declining := make(chan struct{}, maxDeclining)
@@ -193,7 +193,7 @@ func (l *Listener) serve() {
 	}
 }
 
-// admit counts a dialing process, unless there are too many.
+// admit counts a new link of a dialing process, unless there are too many.
 func (l *Listener) admit(c *net.UnixConn) (uid uint32, ok bool) {
 	rc, err := c.SyscallConn()
 	if err != nil {
@@ -220,14 +220,14 @@ func (l *Listener) admit(c *net.UnixConn) (uid uint32, ok bool) {
 	return cred.Uid, true
 }
 
-// decline lets a dialing process go, for which there is no room; unless it is only that
-// the listener is being closed: whoever has its port next is found by asking again.
+// decline turns away a dialing process, and tells it that there is no room. If the listener
+// is being closed it just hangs up: the dialer then looks for the port's next listener.
 func (l *Listener) decline(c *net.UnixConn) {
 	defer c.Close()
 	l.mu.Lock()
 	done := l.done
 	if !done {
-		l.guests[c] = struct{}{} // so that Close ends it
+		l.guests[c] = struct{}{} // so that Close closes it
 	}
 	l.mu.Unlock()
 	if done {
@@ -239,7 +239,7 @@ func (l *Listener) decline(c *net.UnixConn) {
 	delete(l.guests, c)
 }
 
-// greet makes the link, and lets go of its count when it ends.
+// greet makes the link, and has it uncounted when it ends.
 func (l *Listener) greet(c *net.UnixConn, uid uint32) {
 	link, err := greet(c, l.cfg, l.take)
 	l.mu.Lock()
@@ -268,7 +268,7 @@ func (l *Listener) leave(k *link, uid uint32) {
 	}
 }
 
-// take accepts one connection of a link.
+// take accepts a connection on a link, or returns the code that refuses it.
 func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
 	if len(fds) != 1 {
 		return codeAddress
@@ -278,11 +278,11 @@ func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
 		return codeAddress
 	}
 	if l.netns == 0 && remote.Port() < 1024 {
-		return codeAddress // a kernel that does not tell namespaces apart: it may be root of one of its own
+		return codeAddress // without namespace cookies, the dialer may be root in a namespace of its own
 	}
 	e := newEndpoint(k, s, -1)
 	l.mu.Lock()
-	defer l.mu.Unlock() // so that Close finds it
+	defer l.mu.Unlock() // at the end, so that Close finds the connection
 	code := uint8(codeOK)
 	switch {
 	case l.done:
@@ -296,13 +296,13 @@ func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
 		e.forgo()
 		return code
 	}
-	delete(l.guests, k.conn)                  // its handshake is over, though greet may not know yet
-	l.accepted <- accepted{e, m.addr, remote} // has room: this is the only place that sends
+	delete(l.guests, k.conn)                  // the handshake is over, though greet may not have noticed
+	l.accepted <- accepted{e, m.addr, remote} // never blocks: the only sender, under mu
 	return codeOK
 }
 
-// reaches says whether a TCP connect from one address to another would have
-// reached this listener, as far as its own address tells.
+// reaches reports whether a TCP connect between the addresses could have reached this
+// listener, judging by its own address.
 func (l *Listener) reaches(to, from netip.AddrPort) bool {
 	return to.Port() == l.addr.Port() &&
 		to.Addr().Is4() == from.Addr().Is4() &&

@@ -1,9 +1,9 @@
 package shm
 
-// A Mechanism is something of the kernel's that this provider uses.
+// A Mechanism is a feature of the kernel that this provider uses.
 type Mechanism struct {
 	Name     string
 	Required bool   // there are no connections without it
-	Use      string // what it is for, or what is lost without it
+	Use      string // what it is for, and what replaces it
 	Err      error  // why this process cannot use it; nil: it can
 }

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mechanisms tries what the provider uses of the kernel, on this process alone:
-// for whoever wants to know why there are no connections, or slower ones.
+// Mechanisms tries the kernel features that the provider uses, within this process, to
+// explain why there are no connections or why they are slower.
 func Mechanisms() []Mechanism {
 	return []Mechanism{
 		{"sock_diag", true, "finds the listener that TCP would reach", diagWorks()},
@@ -38,8 +38,8 @@ func tryPidfd() error {
 	return unix.Close(fd)
 }
 
-// tryRead reads this process's own memory, which no rule forbids: when it fails
-// the call is filtered. Then it looks for the rule about others of the same user.
+// tryRead reads this process's own memory, which always is permitted: if that fails, the
+// system call is filtered. Then it checks the rule about other processes of this user.
 func tryRead() error {
 	at, want := localNonce()
 	self := link{pid: os.Getpid(), nonceAt: at, nonce: want}
@@ -49,13 +49,13 @@ func tryRead() error {
 	}
 	text, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
 	if err != nil {
-		return nil // a kernel without it
+		return nil // a kernel without Yama
 	}
 	return scopeError(strings.TrimSpace(string(text)), tracesAll())
 }
 
-// scopeError is what a ptrace_scope (Linux, Documentation/admin-guide/LSM/Yama.rst)
-// means to a process that has CAP_SYS_PTRACE or not.
+// scopeError returns what a ptrace_scope (Documentation/admin-guide/LSM/Yama.rst) forbids
+// to a process with or without CAP_SYS_PTRACE.
 func scopeError(scope string, capable bool) error {
 	switch {
 	case scope == "0", capable && (scope == "1" || scope == "2"):

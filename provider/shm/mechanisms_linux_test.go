@@ -2,7 +2,7 @@ package shm
 
 import "testing"
 
-// Whatever these tests run on, the rest of them could not without these.
+// The other tests could not run without the required mechanisms, so they must be found.
 func TestMechanismsThatAreRequiredWorkWhereTheProviderDoes(t *testing.T) {
 	names := map[string]bool{}
 	for _, m := range Mechanisms() {

@@ -2,5 +2,5 @@
 
 package shm
 
-// Mechanisms has none: the provider does not exist on this system.
+// Mechanisms returns none: the provider does not exist on this system.
 func Mechanisms() []Mechanism { return nil }

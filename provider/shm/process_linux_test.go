@@ -108,7 +108,7 @@ func (c *child) line(t testing.TB, word string) string {
 	}
 }
 
-// untilStdinEnds gives a role's end to its parent.
+// untilStdinEnds lets the parent decide when a role ends.
 func untilStdinEnds() { io.Copy(io.Discard, os.Stdin) }
 
 // echoRole sends every message back.
@@ -143,7 +143,7 @@ func serveRole(serve func(*peer)) error {
 	return nil
 }
 
-// echo has read what it answers, should it be killed then.
+// echo drops each message before it answers, so that it has read all if it is killed then.
 func echo(p *peer) {
 	var ev session.Event
 	var msg []byte

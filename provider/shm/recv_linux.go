@@ -6,21 +6,20 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// headBatch is how many bytes the reader consumes before it tells a writer
-// that is not waiting: every message would cost a cache miss each.
+// headBatch is how many bytes the reader consumes before it tells a writer that is not
+// waiting: doing so for every message would cost a cache miss each.
 const headBatch = 8 << 10
 
-// mostPads is more than a writer has reason to write in a row. It bounds Poll.
+// mostPads is more pads than a writer ever needs in a row. It bounds Poll.
 const mostPads = 8
 
-// mostCopies bounds the kept messages that came by spare cells, which the ring
-// does not bound. A sender that uses the cells for control alone has no reason
-// for more.
+// mostCopies bounds the kept messages from spare cells, which the ring does not bound. A
+// sender that uses the cells only for control never needs more.
 const mostCopies = 8 * spares
 
-// The reader's side of a ring. All bounds are local: the peer's tail is checked
-// when it is read, a record when Poll finds it, and what is kept is remembered
-// here.
+// receiver is the reader's side of a ring. All bounds are local: the peer's tail is
+// checked when it is read, a record when Poll finds it, and the positions and sizes of
+// kept records are stored here.
 type receiver struct {
 	control *ringControl
 	notes   *notes
@@ -28,12 +27,12 @@ type receiver struct {
 
 	scan      uint64 // the next record that Poll looks at
 	tail      uint64 // control.tail as last read and checked
-	head      uint64 // everything before it is given back
-	published uint64 // control.head
+	head      uint64 // everything before it is free
+	published uint64 // control.head: the head that the writer knows
 	current   record // of the last Poll
 
 	spares         *[spares]spareCell
-	spare          uint64 // cells dealt with, control.spareHead
+	spare          uint64 // cells consumed, control.spareHead
 	spareTail      uint64 // control.spareTail as last read and checked
 	currentIsSpare bool
 
@@ -41,14 +40,14 @@ type receiver struct {
 	first int
 	count int
 
-	copies int // of them, from spare cells
+	copies int // kept records from spare cells
 }
 
 // record is a message in the ring.
 type record struct {
 	at   uint64 // position of its header
 	size int    // of the message in bytes
-	copy []byte // the message, if it was kept from a spare cell
+	copy []byte // the message, if it came by a spare cell
 }
 
 func (r record) end() uint64 { return r.at + uint64(headerSize+align8(r.size)) }
@@ -104,8 +103,8 @@ func (e *endpoint) Poll(ev *session.Event) bool {
 	}
 }
 
-// pollSpare takes the message of the next spare cell, if everything that was
-// sent before it has been seen.
+// pollSpare takes the message of the next spare cell, once Poll is past everything that
+// was sent before it.
 func (e *endpoint) pollSpare(ev *session.Event) bool {
 	r := &e.recv
 	c := &r.spares[r.spare%spares]
@@ -125,7 +124,7 @@ func (e *endpoint) pollSpare(ev *session.Event) bool {
 	return true
 }
 
-// dropSpare gives a spare cell back.
+// dropSpare frees the current spare cell.
 func (e *endpoint) dropSpare() {
 	r := &e.recv
 	r.spare++
@@ -141,8 +140,8 @@ func (e *endpoint) badRecord(h, off uint64) bool {
 	return false
 }
 
-// more looks for new records. Where there are none it gives back what has been
-// consumed, and finds out whether there will be any.
+// more looks for new records. If there are none it gives back what has been consumed,
+// and checks whether the peer has ended.
 func (e *endpoint) more() bool {
 	if e.bad.Load() {
 		return false
@@ -151,8 +150,8 @@ func (e *endpoint) more() bool {
 		return true
 	}
 	e.publishHead()
-	// First the peer's state, then the tail once more: what it committed
-	// before it closed is found.
+	// The tail is read again after the state, to find what the peer committed before
+	// it closed.
 	if state := e.theirs.Load(); state != stateOpen {
 		if e.newTail() {
 			return true
@@ -165,7 +164,7 @@ func (e *endpoint) more() bool {
 func (e *endpoint) newTail() (news bool) {
 	r := &e.recv
 	t := r.control.tail.Load()
-	// Second, so that the cells committed before t are known with it.
+	// Read after the tail, so that every cell committed before t is known as well.
 	if n := r.control.spareTail.Load(); n != r.spareTail {
 		if n < r.spareTail || n-r.spare > spares {
 			e.violation("spare tail %d after %d", n, r.spareTail)
@@ -243,13 +242,12 @@ func (e *endpoint) Release() {
 	e.consumed()
 }
 
-// keptIdle is the most records that the queue of what was kept has room for while it
-// is empty: a writer of small messages that are not read for a while makes it grow to
-// two and a half times the ring.
+// keptIdle is the most records that an empty queue of kept records keeps room for: small
+// messages that are not read for a while make it grow to two and a half times the ring.
 const keptIdle = 1 << 10
 
-// consumed moves the head up to the oldest record that is still in use: the
-// kept ones, then those that Poll has not seen.
+// consumed moves the head up to the oldest record that is still in use: the first kept
+// one, else the next that Poll looks at.
 func (e *endpoint) consumed() {
 	r := &e.recv
 	r.head = r.scan
@@ -262,7 +260,7 @@ func (e *endpoint) consumed() {
 	}
 }
 
-// publishHead gives room back, and wakes the writer if it waits for that much.
+// publishHead frees room, and wakes the writer if it waits for that much.
 func (e *endpoint) publishHead() {
 	r := &e.recv
 	if r.head == r.published {

@@ -18,30 +18,30 @@ import (
 
 // Reading the peer's memory, by process_vm_readv.
 //
-// The exposer fills an entry of its table in the slot and tells the peer its
-// key. The peer reads in chunks and commits each by compare-and-swap on the
-// entry's word; the exposer takes the access away by compare-and-swap on the
-// same word, and knows then, without asking, how much was taken. A reader that
-// was caught in the middle of a chunk has read bytes that may no longer be the
-// right ones, and fails to commit them.
+// The exposer fills an entry of its table in the slot and tells the peer its key. The
+// peer reads in chunks and commits each by compare-and-swap on the entry's word. The
+// exposer revokes the access by a swap of the same word, which tells it how much the
+// peer committed. A reader caught in the middle of a chunk may have read bytes that have
+// changed since, and fails to commit them. (The kernel does not enforce any of this: a
+// peer that may read this process's memory may read all of it.)
 //
 //	word  generation (31 bits) | revoked (1 bit) | taken (32 bits)
 //	key   generation | index of the entry (8 bits)
 const (
 	remoteMax   = 1 << 30   // of an exposure and of a read, in bytes
-	remoteChunk = 256 << 10 // per commit: larger ones leave the cache
+	remoteChunk = 256 << 10 // per commit: larger chunks do not stay in the cache
 
 	wordRevoked = 1 << 32
 	wordTaken   = 1<<32 - 1
 	generations = 1<<31 - 1
 )
 
-// A nonce is random for each process. Every read fetches the peer's along with
-// the data, in one system call and hence from one address space: a number that
-// was given to another process, or an exec, would show.
+// A nonce is random for each process. Every read fetches the peer's along with the data,
+// in one system call and hence from one address space. That reveals that the process id
+// has been reused, or that the peer has called exec.
 type nonce [16]byte
 
-// ourNonce is a global, not on the heap, so its address is the same for ever.
+// ourNonce is a global, so that its address never changes.
 var (
 	ourNonce  nonce
 	nonceOnce sync.Once
@@ -57,7 +57,7 @@ var (
 	errRange   = errors.New("shm: remote access outside the exposed range")
 )
 
-// remote is an endpoint's part in remote access.
+// remote is the part of an endpoint that deals with remote access.
 type remote struct {
 	completions atomic.Int32 // queued, so that Poll need not lock
 
@@ -65,13 +65,13 @@ type remote struct {
 	done       []session.Event
 	closed     bool
 	reading    int           // Reads in the system call
-	idle       chan struct{} // closed when there are none left; nil: nobody waits
+	idle       chan struct{} // closed when reading drops to 0; nil: nobody waits
 	generation uint64
 	exposed    [exposures]exposedRange
 }
 
-// exposedRange is what this side knows of an exposure, whatever the peer does to
-// the entry in shared memory.
+// exposedRange is this side's own record of an exposure: the peer can overwrite the entry
+// in shared memory.
 type exposedRange struct {
 	key  uint64 // 0: free
 	size int
@@ -104,7 +104,7 @@ func (e *endpoint) Expose(b []byte, rights session.Rights) (session.Descriptor, 
 		x.addr.Store(d.Addr)
 		x.len.Store(d.Len)
 		if rights&session.RemoteRead == 0 {
-			x.len.Store(0) // there is no remote write either
+			x.len.Store(0) // nothing to read; and there is no remote write
 		}
 		x.word.Store(r.generation << 33)
 		x.key.Store(d.Key)
@@ -154,8 +154,8 @@ func (e *endpoint) Read(into []byte, from session.Descriptor, off int, id uint32
 		r.idle = nil
 	}
 	r.mu.Unlock()
-	// As for a message: a session that has not armed looks by itself, and would start a
-	// goroutine that does for each of these.
+	// As for a message, wake the session only if it has armed: otherwise it polls anyway,
+	// and a wake-up would make it start a goroutine for each Read.
 	if e.enter() {
 		if sleep := &e.recv.control.sleep; sleep.Load() != 0 && sleep.Swap(0) != 0 {
 			e.wake(session.RecvReady)
@@ -174,8 +174,8 @@ func (e *endpoint) read(into []byte, from session.Descriptor, off int) error {
 	if x.key.Load() != from.Key || from.Key == 0 {
 		return session.ErrRevoked
 	}
-	// What the exposer says here counts, not what the descriptor says: the
-	// peer of this connection wrote both, but only this one is revoked.
+	// The entry counts, not the descriptor: the peer wrote both, but only the entry
+	// is revoked.
 	addr, size := x.addr.Load(), x.len.Load()
 	if from.Addr != addr || off < 0 || uint64(off)+uint64(len(into)) > size || size > remoteMax {
 		return x.excuse(from.Key, errRange)
@@ -198,8 +198,8 @@ func (e *endpoint) read(into []byte, from session.Descriptor, off int) error {
 	return nil
 }
 
-// excuse is ErrRevoked instead of err where the exposer has taken the access
-// back: its memory may be unmapped by now, and the entry may be another's.
+// excuse returns ErrRevoked instead of err if the exposer has revoked the access
+// meanwhile: its memory may be unmapped, and the entry may hold another exposure.
 func (x *exposure) excuse(key uint64, err error) error {
 	if x.key.Load() != key {
 		return session.ErrRevoked
@@ -207,9 +207,8 @@ func (x *exposure) excuse(key uint64, err error) error {
 	return err
 }
 
-// readPeer copies len(b) bytes from the peer's address space. It uses a system
-// call that lets go of the processor's scheduler: a peer that withholds its
-// pages stops this thread, not the others.
+// readPeer copies len(b) bytes from the peer's address space. The system call tells Go's
+// scheduler that it may block: a peer that withholds its pages stops only this thread.
 func (l *link) readPeer(b []byte, addr uint64) error {
 	var got nonce
 	local := [2]unix.Iovec{{Base: &got[0]}, {Base: &b[0]}}
@@ -225,7 +224,7 @@ func (l *link) readPeer(b []byte, addr uint64) error {
 		case err != nil:
 			return fmt.Errorf("shm: process_vm_readv: %w", err)
 		case n >= len(got) && got != l.nonce:
-			clear(b) // another process's memory is nobody's business
+			clear(b) // do not leak another process's memory
 			return errForeign
 		case n != len(got)+len(b):
 			return fmt.Errorf("shm: process_vm_readv: %d bytes of %d: %w", n-len(got), len(b), syscall.EFAULT)
@@ -234,11 +233,11 @@ func (l *link) readPeer(b []byte, addr uint64) error {
 	}
 }
 
-// probeRead finds out whether this process may read the peer's memory: the
-// same user, dumpable, visible, not forbidden by ptrace_scope.
+// probeRead finds out by trying whether this process may read the peer's memory, which
+// has to be visible, dumpable and not protected by ptrace_scope.
 func (l *link) probeRead() bool {
 	if l.cfg.Disable&session.FeatureCMA != 0 || l.pid <= 0 || l.nonceAt == 0 || bits.UintSize < 64 {
-		return false // a 32-bit process cannot name all of a 64-bit one's memory
+		return false // a 32-bit process cannot address all memory of a 64-bit one
 	}
 	var b nonce
 	return l.readPeer(b[:], l.nonceAt) == nil && b == l.nonce
@@ -257,15 +256,15 @@ func (r *remote) completion(ev *session.Event) bool {
 	return true
 }
 
-// Write implements session.Endpoint; see Limits.CanWrite. Writing into another
-// process (process_vm_writev) has no bounds that the peer could set.
+// Write implements session.Endpoint; see Limits.CanWrite. It always fails, because the
+// peer could not limit what process_vm_writev writes to.
 func (e *endpoint) Write([]byte, session.Descriptor, int, uint32) error {
 	return fmt.Errorf("shm: no remote write: %w", syscall.EOPNOTSUPP)
 }
 
-// close takes all access away and waits for Reads in progress. Those take
-// microseconds, unless the peer, who is the same user, withholds its memory:
-// then it waits on, because the memory read into must not change afterwards.
+// close revokes all access and waits for Reads in progress. Those take microseconds,
+// unless the peer, which runs as the same user, withholds its memory: then close waits
+// without a bound, because the memory read into must not change afterwards.
 func (r *remote) close(e *endpoint) {
 	r.mu.Lock()
 	r.closed = true

@@ -12,30 +12,29 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// mapping is a segment as this process maps it.
+// mapping is a segment that this process has mapped.
 type mapping struct {
 	mem   []byte
 	slots int
 }
 
-// segmentSeals keep the other side from taking pages away under a mapping
-// (which would be SIGBUS) and from sealing the segment against writing later.
+// segmentSeals keep the other side from truncating a mapped segment (which would be
+// SIGBUS) and from sealing it against writing later.
 const segmentSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// mappedMost bounds the addresses that all links of a process map together,
-// in bytes: peers ask for segments, and there are 47 bits of addresses.
+// mappedMost bounds the address space that all links of a process map, in bytes: peers
+// ask for segments, and there are 47 bits of addresses.
 const mappedMost = 16 << 40
 
-// mappingsMost bounds how many there are: a kernel's default is 65,530 for the whole
-// process (vm.max_map_count), whose next allocation fails where they are used up.
+// mappingsMost bounds the number of mappings: by default the kernel allows a process
+// 65,530 (vm.max_map_count), and once they are used up its next allocation fails.
 const mappingsMost = 1 << 14
 
 var mapped, mappings atomic.Int64
 
 var errSegment = errors.New("shm: segment refused")
 
-// newSegment makes a segment and gives its descriptor too, to be passed on and
-// closed.
+// newSegment makes a segment. The caller passes its descriptor to the peer and closes it.
 func newSegment(slots int) (m mapping, fd int, err error) {
 	size := segmentSize(slots)
 	// Beyond RLIMIT_FSIZE ftruncate raises a signal.
@@ -61,9 +60,9 @@ func newSegment(slots int) (m mapping, fd int, err error) {
 	return m, fd, nil
 }
 
-// checkSegment says whether a descriptor from the peer may be mapped: a memfd
-// of exactly the right size that nobody can shrink. Only shared memory files
-// have seals; huge pages cannot be punched and may not be there when touched.
+// checkSegment checks that a descriptor from the peer may be mapped: it must be a memfd
+// of exactly the right size that nobody can shrink. Only shared memory files have seals.
+// Huge pages are refused: they cannot be punched, and touching one may fail.
 func checkSegment(fd, slots int) error {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -85,7 +84,7 @@ func checkSegment(fd, slots int) error {
 
 func newMapping(fd, slots int) (mapping, error) {
 	size := segmentSize(slots)
-	if size > math.MaxInt { // of 32 bits: no fault of a peer that has more
+	if size > math.MaxInt { // 32 bits; a 64-bit peer that asks for more does no wrong
 		return mapping{}, fmt.Errorf("shm: %d bytes are more than this process can address: %w", size, unix.ENOMEM)
 	}
 	if bytes, n := mapped.Add(size), mappings.Add(1); bytes > mappedMost || n > mappingsMost {
@@ -116,7 +115,7 @@ func unmapped(size int64) {
 
 // The segments of a link: the dialing end makes them, the accepting one maps them.
 
-// addSegment makes a segment's slots known, free at the dialing end.
+// addSegment adds a segment's slots to the link, at the dialing end as free ones.
 func (l *link) addSegment(m mapping) {
 	old := *l.slots.Load()
 	slots := append(make([]*slot, 0, len(old)+m.slots), old...)
@@ -132,13 +131,13 @@ func (l *link) addSegment(m mapping) {
 	l.maps = append(l.maps, m)
 	l.slots.Store(&slots)
 	if l.side == 0 {
-		for i := len(slots) - 1; i >= len(old); i-- { // the first is taken first
+		for i := len(slots) - 1; i >= len(old); i-- { // so that the first is taken first
 			l.free = append(l.free, slots[i])
 		}
 	}
 }
 
-// mapSegment takes a segment from the peer.
+// mapSegment checks and maps a segment from the peer.
 func (l *link) mapSegment(fd int, slots uint32) error {
 	if slots == 0 || int64(slots) != int64(nextSegment(len(*l.slots.Load()))) {
 		return fmt.Errorf("%w: %d slots", errSegment, slots)
@@ -154,7 +153,7 @@ func (l *link) mapSegment(fd int, slots uint32) error {
 	return nil
 }
 
-// extend adds a segment. One caller does so at a time, until the peer has answered.
+// extend adds a segment, one at a time: the next has to wait for the peer's answer.
 func (l *link) extend(ctx context.Context) error {
 	select {
 	case l.segment <- struct{}{}:
@@ -178,8 +177,8 @@ func (l *link) extend(ctx context.Context) error {
 	return l.offer(ctx, slots)
 }
 
-// offer sends a segment and waits for the peer's word. The caller holds l.segment,
-// which mapped lets go of.
+// offer sends a segment and waits for the peer's answer. The caller holds l.segment,
+// which the method mapped releases.
 func (l *link) offer(ctx context.Context, slots int) error {
 	m, fd, err := newSegment(slots)
 	if err != nil {
@@ -192,7 +191,7 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	l.offered, l.said = m, said
 	l.mu.Unlock()
 	if err := l.post(ctx, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
-		l.mapped(said, codeResources) // it was never asked
+		l.mapped(said, codeResources) // the peer was never asked
 		return linkError(err)
 	}
 	select {
@@ -204,12 +203,12 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	case <-l.gone:
 		return errLinkGone
 	case <-ctx.Done():
-		return unavailable(ctx.Err()) // the answer is taken when it comes
+		return unavailable(ctx.Err()) // serve handles a later answer
 	}
 }
 
-// mapped takes the peer's word about the segment that it was offered, or about that
-// one offer for which said was made; false: there is none.
+// mapped records the answer to the segment on offer; a said that is not nil restricts it
+// to the offer with that channel. It returns false if there is no such offer.
 func (l *link) mapped(said chan uint8, code uint8) bool {
 	l.mu.Lock()
 	if l.said == nil || said != nil && l.said != said {
@@ -224,13 +223,13 @@ func (l *link) mapped(said chan uint8, code uint8) bool {
 	} else {
 		m.unmap()
 	}
-	said <- code // has room
+	said <- code // never blocks: buffered
 	<-l.segment
 	return true
 }
 
-// takeSegment maps what the peer offers and says so. That this process has no
-// descriptor or no room for it is no fault of the connections that there are.
+// takeSegment maps a segment that the peer offers, and answers. If this process lacks a
+// descriptor or room for it, existing connections must not suffer.
 func (l *link) takeSegment(m *message, fds []int, cut error) error {
 	if cut == nil && len(fds) != 1 {
 		return errors.New("a segment without its descriptor")

@@ -11,42 +11,41 @@ import (
 
 // The writer's side of a ring.
 //
-// Positions count bytes for ever; a position's low bits are the offset in the
-// ring, the others the lap. The writer uses the ring up to a limit that starts
-// small, so that an idle connection has committed little memory. Where the
-// limit is reached a pad record sends the reader to the start of the next lap,
-// and so it does when the ring is empty and the writer has come some way: light
-// traffic then stays in the same few cached pages.
+// Positions only grow. A position's low bits are the offset in the ring, the others
+// the lap. The writer uses the ring up to a limit that starts small, so that an idle
+// connection commits little memory. At the limit, a pad record sends the reader to
+// the start of the next lap. So does one when the ring is empty and the writer has
+// come some way, which keeps light traffic in the same few cached pages.
 
 const (
 	ringStart = 64 << 10 // the first limit
 	rewindAt  = 16 << 10 // start again here if the ring is empty
-	rewindTry = 4 << 10  // looking costs a cache miss, so once per this many bytes
+	rewindTry = 4 << 10  // bytes between looks for an empty ring: each is a cache miss
 
-	// fragment is the least that data gets when it asked for more: smaller
-	// pieces at the edge of a full ring cost more than waiting.
+	// fragment is the least room that Reserve gives when more was asked for:
+	// smaller pieces at the edge of a full ring cost more than waiting.
 	fragment = 4 << 10
 
-	// ringSure is the limit that a ring reaches whatever the budget says: two
-	// programs that each write 256 KiB, in the smallest messages, before either
-	// reads would otherwise wait for each other for ever where they do not over
-	// TCP. The largest message fits from 256 KiB on.
+	// ringSure is the limit that a ring may reach whatever the budget says. Without
+	// it two programs that each write 256 KiB in the smallest messages before they
+	// read, which works over TCP, would wait for each other for ever. The largest
+	// message fits from 256 KiB on.
 	ringSure = 512 << 10
 )
 
-// defaultBudget is how many bytes the rings of this process may grow by, all
-// connections together, beyond ringSure, which a ring gets in any case.
+// defaultBudget is by how many bytes all rings that this process writes may grow beyond
+// ringStart. A ring grows to ringSure even when the budget is used up, and counts.
 const defaultBudget = 256 << 20
 
 var (
-	budget     atomic.Int64 // defaultBudget, but in tests
+	budget     atomic.Int64 // defaultBudget except in tests
 	budgetUsed atomic.Int64
 )
 
 func init() { budget.Store(defaultBudget) }
 
-// grabs says who uses a ring that has grown: nobody, the sender between
-// Reserve and Commit, or the janitor that gives its pages back.
+// Who uses a ring that has grown: nobody, the sender between Reserve and Commit (and for
+// good after close), or the janitor while it gives pages back.
 const (
 	grabNobody = iota
 	grabSender
@@ -57,7 +56,7 @@ type sender struct {
 	control *ringControl
 	notes   *notes
 	ring    *[ringSize]byte
-	max     uint64 // of limit
+	max     uint64 // upper bound of limit
 
 	tail      uint64 // where the next record goes
 	published uint64 // control.tail
@@ -65,22 +64,22 @@ type sender struct {
 	spares    *[spares]spareCell
 	spareTail uint64 // cells published
 	spareHead uint64 // control.spareHead as last read and checked
-	room      int    // of the Reserve under way, in bytes
+	room      int    // bytes that the current Reserve gave
 	lapEnd    uint64 // the offset up to which the last lap was used
-	spare     bool   // and it is a spare cell
-	data      bool   // it is for more than control
+	spare     bool   // the current Reserve gave a spare cell
+	data      bool   // the current Reserve is not for control
 	tryRewind uint64 // the next position at which to look for an empty ring
 
-	limit  atomic.Uint64 // grows here, shrinks in the janitor under grab
-	pages  atomic.Uint64 // likewise: how much of the ring may have memory, limit at least
+	limit  atomic.Uint64 // the sender raises it; the janitor lowers it under grab
+	pages  atomic.Uint64 // likewise: how much of the ring may have memory, at least limit
 	grab   atomic.Uint32 // needed once pages is above ringStart
 	wanted atomic.Uint64 // the head position that makes room, for Arm
 
-	idleTail uint64 // the janitor's: published when it last looked, at first neverLooked
+	idleTail uint64 // the janitor's: control.tail when it last looked, or neverLooked
 }
 
-// neverLooked is no position: a new ring, which may have another's memory, is not idle yet
-// when the janitor first looks.
+// neverLooked is not a valid position, so that the janitor's first look never finds a new
+// ring idle: it may have inherited memory.
 const neverLooked = ^uint64(0)
 
 // Reserve implements session.Endpoint.
@@ -94,7 +93,7 @@ func (e *endpoint) Reserve(least, most int, control bool) []byte {
 		return nil
 	}
 	if s.pages.Load() > ringStart && s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
-		return nil // the janitor wakes us
+		return nil // the janitor wakes the session
 	}
 	n := s.find(e, least, most)
 	if n == 0 && control && least <= session.MaxControl {
@@ -106,7 +105,7 @@ func (e *endpoint) Reserve(least, most int, control bool) []byte {
 	}
 	if n == 0 {
 		if s.tail != s.published {
-			e.publish() // a pad that the reader has to pass before there is room
+			e.publish() // a pad, which the reader must pass before there is room
 		}
 		s.block()
 		e.ungrab()
@@ -134,7 +133,7 @@ func (e *endpoint) Commit(n int) {
 		s.notes.due = uint32(s.tail)
 	}
 	e.publish()
-	e.ungrab() // after: to the janitor a record that is not published is no record
+	e.ungrab() // last: the janitor does not see a record until it is published
 }
 
 func (e *endpoint) ungrab() {
@@ -158,8 +157,7 @@ func (e *endpoint) wakeReader() {
 	}
 }
 
-// find makes room at tail and gives its size in bytes, header not counted,
-// or 0.
+// find makes room at tail and returns its size in bytes without the header, or 0.
 func (s *sender) find(e *endpoint, least, most int) int {
 	need, want := uint64(headerSize+align8(least)), uint64(headerSize+align8(most))
 	ahead, behind := s.free()
@@ -191,7 +189,7 @@ func (s *sender) find(e *endpoint, least, most int) int {
 	return min(int(ahead)-headerSize, most)
 }
 
-// spareCell is the next free cell's room, nil if there is none.
+// spareCell returns the memory of the next free cell, or nil.
 func (s *sender) spareCell(e *endpoint) []byte {
 	h := s.control.spareHead.Load()
 	if h < s.spareHead || h > s.spareTail {
@@ -205,8 +203,8 @@ func (s *sender) spareCell(e *endpoint) []byte {
 	return s.spares[s.spareTail%spares].data[:]
 }
 
-// commitSpare shows the reader a cell. It waits there until all that is
-// published in the ring before has been seen: messages stay in order.
+// commitSpare shows the reader a cell. To keep the order, the reader takes it only after
+// everything already published in the ring.
 func (e *endpoint) commitSpare(n int) {
 	s := &e.send
 	c := &s.spares[s.spareTail%spares]
@@ -221,21 +219,21 @@ func (e *endpoint) commitSpare(n int) {
 	e.wakeReader()
 }
 
-// free is the room in bytes straight ahead, and the room at the start of the
-// ring, if the writer may go there. A pad fits everywhere.
+// free returns the room in bytes straight ahead, and that at the start of the ring if the
+// writer may go there. There is always room for a pad.
 func (s *sender) free() (ahead, behind uint64) {
 	off, head := s.tail&ringMask, s.head&ringMask
 	switch {
 	case s.sameLap():
 		return less(s.limit.Load(), off+headerSize), less(head, headerSize)
-	case off < head: // behind the reader, who may be where the ring has been given back
+	case off < head: // behind the reader, which may be above a limit that has shrunk
 		return less(min(head, s.limit.Load()), off+headerSize), 0
 	}
-	// The ring has grown, and the reader is a lap back below this.
+	// The ring has grown. The reader is in the previous lap, at a lower offset.
 	return less(s.limit.Load(), off+headerSize), 0
 }
 
-// less is a-b, or 0 where that is negative.
+// less is a-b, or 0 if that is negative.
 func less(a, b uint64) uint64 {
 	if a < b {
 		return 0
@@ -245,20 +243,20 @@ func less(a, b uint64) uint64 {
 
 func (s *sender) sameLap() bool { return s.tail/ringSize == s.head/ringSize }
 
-// wrap goes on at the start of the ring.
+// wrap continues at the start of the ring.
 func (s *sender) wrap() {
 	off := s.tail & ringMask
 	s.lapEnd = off + headerSize
 	s.skip(ringSize - off)
 }
 
-// skip leaves n bytes out.
+// skip covers n bytes with a pad.
 func (s *sender) skip(n uint64) {
 	putHeader(s.ring, s.tail, kindPad|n)
 	s.tail += n
 }
 
-// refresh reads how far the reader has come.
+// refresh reads how far the reader has come. It returns false if that cannot be.
 func (s *sender) refresh(e *endpoint) bool {
 	h := s.control.head.Load()
 	if h == s.head {
@@ -272,9 +270,9 @@ func (s *sender) refresh(e *endpoint) bool {
 	return true
 }
 
-// leap takes a writer that has come up behind the reader to where the lap that
-// is being read ends: beyond that there is room, if the limit has grown since.
-// What it leaps over is lost for this lap, so it has to gain a good deal.
+// leap moves a writer that has caught up with the reader to the end of the lap that is
+// being read: if the limit has grown since, there is room beyond. What it leaps over is
+// lost for this lap, so it is done only for a good gain.
 func (s *sender) leap(need uint64) bool {
 	off, limit := s.tail&ringMask, s.limit.Load()
 	if s.sameLap() || off > s.head&ringMask || s.lapEnd+max(need+headerSize, limit/4) > limit {
@@ -284,7 +282,7 @@ func (s *sender) leap(need uint64) bool {
 	return true
 }
 
-// grow doubles the limit, within the budget from ringSure on.
+// grow doubles the limit. From ringSure on it needs the budget's consent.
 func (s *sender) grow(e *endpoint) bool {
 	old := s.limit.Load()
 	to := min(2*old, s.max)
@@ -305,8 +303,8 @@ func (s *sender) grow(e *endpoint) bool {
 	return true
 }
 
-// inherit takes over what an earlier connection has left in the ring, or gives it back
-// where the budget is exceeded.
+// inherit takes over the memory that an earlier connection left in the ring, or gives it
+// back if the budget is exceeded.
 func (s *sender) inherit(left uint64) {
 	if left > ringStart && budgetUsed.Load() > budget.Load() && giveBack(s.ring, left) {
 		left = 0
@@ -314,8 +312,8 @@ func (s *sender) inherit(left uint64) {
 	s.pages.Store(max(left, ringStart))
 }
 
-// giveBack frees the memory of a ring that nobody reads, of which the budget has counted
-// pages bytes.
+// giveBack frees the memory of a ring with nothing left to read. pages is how much of it
+// may have memory, which the budget has counted.
 func giveBack(ring *[ringSize]byte, pages uint64) bool {
 	if unix.Madvise(ring[:], unix.MADV_REMOVE) != nil {
 		return false
@@ -324,14 +322,14 @@ func giveBack(ring *[ringSize]byte, pages uint64) bool {
 	return true
 }
 
-// block remembers that there was no room, and how far the reader has to come
-// before it is worth another look: some way, but no further than to where the
-// writer finds room for the largest message, or all there is.
+// block notes how far the reader must come before another look for room is worthwhile:
+// some way, but no further than to where there is room for the largest message, or to the
+// end of what is published.
 func (s *sender) block() {
 	at := s.head + s.limit.Load()/8
 	if lap := (s.head | ringMask) + 1; !s.sameLap() {
 		if s.tail&ringMask < s.head&ringMask {
-			at = min(at, lap) // there the room up to the limit opens
+			at = min(at, lap) // from there on there is room up to the limit
 		} else {
 			at = lap + headerSize + messageMax
 		}
@@ -339,8 +337,8 @@ func (s *sender) block() {
 	s.wanted.Store(min(s.published, at))
 }
 
-// shrink gives the pages of a ring back that was empty for a while. The
-// janitor calls it. It says whether it has to come again.
+// shrink gives back the pages of a ring that has been empty since the last look. The
+// janitor calls it. It reports whether it has to run again.
 func (s *sender) shrink(e *endpoint) (again bool) {
 	if s.pages.Load() <= ringStart {
 		return false
@@ -363,8 +361,8 @@ func (s *sender) shrink(e *endpoint) (again bool) {
 	return !empty
 }
 
-// close keeps the janitor out, for good; it may be punching holes right now. It says
-// how much of the ring may have memory.
+// close keeps the janitor out for good, after waiting for one at work. It returns how
+// much of the ring may have memory.
 func (s *sender) close() (pages uint64) {
 	for s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
 		runtime.Gosched()

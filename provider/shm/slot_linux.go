@@ -10,28 +10,28 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// slot is a connection's place in a segment. The dialing end hands slots out,
-// and again only when both sides have said that they no longer touch them.
+// slot is a connection's place in a segment. The dialing end hands slots out, and reuses
+// one only when both sides have said that they no longer touch it.
 type slot struct {
 	number  int
 	control *slotControl
 	rings   [2]*[ringSize]byte
 	ep      atomic.Pointer[endpoint]
-	left    atomic.Uint64 // pages in this end's ring that no connection uses, in bytes; or cooling
-	warm    atomic.Int32  // ticks that they stay
-	lame    bool          // at the dialing end, under the link's mu: this end is done, the peer may not be
+	left    atomic.Uint64 // bytes of unused pages that the last connection left in this end's ring; or cooling
+	warm    atomic.Int32  // ticks for which they stay
+	lame    bool          // dialing end, guarded by the link's mu: this end is done, the peer may not be
 }
 
-// warmTicks is how long a ring keeps the pages that a connection has left in it, and
-// hands them to the next one: programs that connect for each request would fault in
-// every page again, which takes twice as long as the request.
+// warmTicks is how many ticks a ring keeps the pages that a connection has left, for the
+// next one. Programs that connect for each request would otherwise fault in every page
+// again, which takes twice as long as the request.
 const warmTicks = 2
 
-// cooling is in left while the janitor gives the pages back.
+// cooling is the value of left while the janitor gives the pages back.
 const cooling = ^uint64(0)
 
-// connect makes a connection from the dialing end. bound is -1, or the socket
-// that holds the connection's address and becomes the endpoint's.
+// connect makes a connection from the dialing end. bound is -1, or the socket that holds
+// the connection's address; on success the endpoint owns it.
 func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*endpoint, error) {
 	s, err := l.take(ctx)
 	if err != nil {
@@ -49,7 +49,7 @@ func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*
 		err = l.post(ctx, m)
 	}
 	if err != nil {
-		l.answered(m.number, codeRefused) // it was never asked
+		l.answered(m.number, codeRefused) // the peer was never asked
 		l.leave()
 		return nil, linkError(err)
 	}
@@ -57,7 +57,7 @@ func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*
 	case code := <-answer:
 		switch code {
 		case codeOK:
-		case codeClosed: // another listener may have the socket by now
+		case codeClosed: // another listener may have taken over the socket
 			l.shut.Store(true)
 			l.leave()
 			return nil, fmt.Errorf("%w: %w", errLinkGone, codeError(code))
@@ -71,7 +71,7 @@ func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*
 			l.leave()
 			return nil, errLinkGone
 		}
-		l.leave() // attach counts it
+		l.leave() // attach counted it again
 		return e, nil
 	case <-l.gone:
 		err = errLinkGone
@@ -80,8 +80,8 @@ func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*
 	}
 	l.mu.Lock()
 	if len(answer) == 0 || <-answer == codeOK {
-		// If the peer says yes later it finds the connection aborted; if it
-		// has, it is told.
+		// If the peer accepts later, it finds the connection aborted. If it already
+		// has, the bell below tells it.
 		s.control.state[0].v.Store(stateAborted)
 		s.lame = true
 	}
@@ -91,7 +91,7 @@ func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*
 	return nil, err
 }
 
-// answered passes the peer's answer on. A slot that it refused is free.
+// answered passes on the peer's answer about a slot, and frees the slot if it refused.
 func (l *link) answered(number uint32, code uint8) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,11 +103,11 @@ func (l *link) answered(number uint32, code uint8) bool {
 	if code != codeOK {
 		l.vacate((*l.slots.Load())[number])
 	}
-	answer <- code // has room
+	answer <- code // never blocks: buffered
 	return true
 }
 
-// attach makes an endpoint reachable for the bell, and counts it.
+// attach lets the bell find an endpoint, and counts it. It fails if the link is dead.
 func (l *link) attach(e *endpoint) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,14 +123,14 @@ func (l *link) attach(e *endpoint) bool {
 	return true
 }
 
-// detach is the end of an endpoint, which has told the peer in the slot.
+// detach removes an endpoint that has told the peer in the slot that it is done.
 func (l *link) detach(s *slot) {
 	l.ring(s.number, session.RecvReady|session.SendReady)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.live--
 	if s.left.Load() > ringStart {
-		l.grew = true // also if tick is past cool
+		l.grew = true // in case a running tick is past cool
 		l.startTimer()
 	}
 	if l.side == 0 {
@@ -148,23 +148,21 @@ func (l *link) reap(s *slot) {
 	l.vacate(s)
 }
 
-// vacate makes a slot free: the next connection takes it before all others. It is
-// called with mu held.
+// vacate frees a slot. It is the first to be used again. mu is held.
 func (l *link) vacate(s *slot) {
 	s.lame = false
 	l.free = append(l.free, s)
 }
 
 // leave keeps the pages of a ring, of which n bytes may have memory, for the next
-// connection. Until that takes them or the janitor gives them back they count in the
-// budget as they did before.
+// connection. They count in the budget until the janitor gives them back.
 func (s *slot) leave(n uint64) {
 	s.warm.Store(warmTicks)
 	s.left.Store(n)
 }
 
-// inherit takes what is left. The janitor may be giving it back, which takes less than
-// a millisecond.
+// inherit takes over what is left. It waits for a janitor that is giving it back, which
+// takes less than a millisecond.
 func (s *slot) inherit() uint64 {
 	for {
 		n := s.left.Load()
@@ -176,8 +174,8 @@ func (s *slot) inherit() uint64 {
 	}
 }
 
-// cool gives the pages back that connections have left in this end's rings for
-// warmTicks. It says whether it has to come again.
+// cool gives back the pages that connections left in this end's rings warmTicks ago. It
+// reports whether it has to run again.
 func (l *link) cool() (again bool) {
 	for _, s := range *l.slots.Load() {
 		n := s.left.Load()
@@ -188,8 +186,8 @@ func (l *link) cool() (again bool) {
 			again = true
 			continue
 		}
-		// No connection begins here now. The peer may still read what the last one has
-		// sent; one that is untrue about that loses it.
+		// No connection begins here now: inherit waits. The peer may still be reading
+		// what the last one sent; a peer that lies about its progress loses it.
 		c := &s.control.ring[l.side]
 		unread := !l.ended() && s.control.state[1-l.side].v.Load() == stateOpen && c.head.Load() != c.tail.Load()
 		if !unread && giveBack(s.rings[l.side], n) {
@@ -201,8 +199,7 @@ func (l *link) cool() (again bool) {
 	return again
 }
 
-// take gives a fresh slot, from a new segment if need be, and counts it as
-// live.
+// take returns a fresh slot, from a new segment if need be, and counts it as live.
 func (l *link) take(ctx context.Context) (*slot, error) {
 	for {
 		l.mu.Lock()
@@ -211,7 +208,7 @@ func (l *link) take(ctx context.Context) (*slot, error) {
 			return nil, errLinkGone
 		}
 		if len(l.free) == 0 {
-			// The peer may be done with some, its bell not yet answered.
+			// The peer may be done with some, though its bell was not handled yet.
 			for _, s := range *l.slots.Load() {
 				l.reap(s)
 			}

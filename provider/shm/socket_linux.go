@@ -18,16 +18,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// overflowUID stands for every user that a user namespace does not know
-// (Linux, user_namespaces(7)), and is one of its own, "nobody", where it knows
-// them all.
+// overflowUID stands for every user that a user namespace does not map
+// (user_namespaces(7)). In a namespace that maps all users it is a user, "nobody".
 const overflowUID = 65534
 
-// oneUser says whether uid is one user, and not whoever is unknown here.
+// oneUser reports whether uid stands for a single user.
 func oneUser(uid uint32) bool { return uid != overflowUID || knowsAllUsers() }
 
-// knowsAllUsers says whether every user has a number of its own here. (No
-// program in Go can move to another user namespace: that takes a single thread.)
+// knowsAllUsers reports whether this user namespace maps all users. It asks once: a Go
+// program cannot move to another user namespace, which takes a single thread.
 var knowsAllUsers = sync.OnceValue(func() bool {
 	ids, err := os.ReadFile("/proc/self/uid_map")
 	return err == nil && slices.Equal(strings.Fields(string(ids)), []string{"0", "0", "4294967295"})
@@ -40,8 +39,8 @@ func rendezvous(inode uint32) *net.UnixAddr {
 	return &net.UnixAddr{Net: "unixpacket", Name: fmt.Sprintf("@san-shm/%d/%08x", version, inode)}
 }
 
-// peerCred is who made the other end of a unix socket: for a listener's, who
-// called listen.
+// peerCred returns the credentials of the process that made the other end of a unix
+// socket; of a listener's, the one that called listen.
 func peerCred(rc syscall.RawConn) (cred *unix.Ucred, err error) {
 	if e := rc.Control(func(fd uintptr) {
 		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
@@ -51,13 +50,12 @@ func peerCred(rc syscall.RawConn) (cred *unix.Ucred, err error) {
 	return cred, err
 }
 
-// peerPidfd is a descriptor of the peer's process, for the runtime's poller;
-// nil where there is none to be had.
+// peerPidfd returns a pidfd of the peer's process, for the runtime's poller, or nil.
 func peerPidfd(rc syscall.RawConn, pid int) *os.File {
 	fd := -1
 	rc.Control(func(s uintptr) {
 		var err error
-		// Linux 6.5, and the only way to a process that is not visible here.
+		// Linux 6.5. The only way for a process that is not visible here.
 		if fd, err = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
 			fd = -1
 		}
@@ -79,9 +77,8 @@ func peerPidfd(rc syscall.RawConn, pid int) *os.File {
 	return os.NewFile(uintptr(fd), "pidfd")
 }
 
-// boundAddr is the address that a TCP socket is bound to. It says no to
-// anything that is not a bound TCP socket: whoever passed it cannot claim an
-// address that it does not hold.
+// boundAddr returns the address that a TCP socket is bound to, and fails for anything
+// else: a peer that passes a socket cannot claim an address that it does not hold.
 func boundAddr(fd int) (netip.AddrPort, error) {
 	var none netip.AddrPort
 	protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
@@ -105,10 +102,10 @@ func boundAddr(fd int) (netip.AddrPort, error) {
 	return ap, nil
 }
 
-// unused says whether a TCP socket was never connected or accepted: an accepted one
-// has its server's address, which nobody could connect from, and a port below 1024
-// perhaps, even after its connection has ended, or was cut by connect(AF_UNSPEC). That
-// sets counters back, and not what was negotiated (tcp_disconnect, net/ipv4/tcp.c).
+// unused reports whether a TCP socket was never connected or accepted. An accepted one
+// has its server's address, which no client could connect from, perhaps a port below
+// 1024. It keeps that after its connection has ended or was cut by connect(AF_UNSPEC),
+// which resets counters but not what was negotiated (tcp_disconnect, net/ipv4/tcp.c).
 func unused(fd int) bool {
 	const tcpClose = 7 // include/net/tcp_states.h
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
@@ -116,8 +113,8 @@ func unused(fd int) bool {
 		info.Pmtu == 0 && info.Advmss == 0 && info.Rcv_ssthresh == 0
 }
 
-// netns names the network namespace of a socket; 0 where the kernel does not
-// tell (before Linux 5.14).
+// netns identifies the network namespace of a socket; 0 if the kernel does not tell
+// (before Linux 5.14).
 func netns(fd int) uint64 {
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
@@ -126,7 +123,7 @@ func netns(fd int) uint64 {
 	return cookie
 }
 
-// hostAddr says whether an address is one of this host, other than loopback.
+// hostAddr reports whether an interface of this host has the address.
 func hostAddr(a netip.Addr) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -142,8 +139,8 @@ func hostAddr(a netip.Addr) bool {
 	return false
 }
 
-// ServedBy says why connections to an address do not go through shared memory;
-// nil: they may.
+// ServedBy returns why connections to an address do not go through shared memory, or
+// nil if they may.
 func ServedBy(a netip.Addr, c Config) error {
 	switch {
 	case a.IsLoopback():
@@ -185,7 +182,7 @@ func unavailable(err error) error {
 		{unix.EACCES, session.ReasonPermission},
 		{unix.EPERM, session.ReasonPermission},
 		{errLinkGone, session.ReasonNoListener},
-		{io.EOF, session.ReasonNoListener}, // it went away meanwhile
+		{io.EOF, session.ReasonNoListener}, // the listener went away meanwhile
 		{unix.ECONNRESET, session.ReasonNoListener},
 		{unix.EPIPE, session.ReasonNoListener},
 	} {
@@ -197,7 +194,7 @@ func unavailable(err error) error {
 	return &session.Unavailable{Reason: reason, Err: err}
 }
 
-// codeError is what a peer's code means to Dial.
+// codeError returns the error for a code from the peer, as Dial returns it.
 func codeError(code uint8) error {
 	switch code {
 	case codeVersion:

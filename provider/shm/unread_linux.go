@@ -5,24 +5,24 @@ import (
 	"syscall"
 )
 
-// Whether a process that has died had read everything. TCP tells the other end: a socket
-// that goes with something unread sends a reset. Here who survives finds out, by two
-// positions in the sides' notes, modulo 2³²:
+// Had a process that died read everything? TCP tells the other end: a socket closed with
+// unread data sends a reset. Here the survivor finds out from two positions in the sides'
+// notes, modulo 2³²:
 //
-//	due   of the writer: the end of the last message that is not control
-//	done  of the reader: all before it was dropped or released. It is exact; the head,
-//	      which tells a writer of room, is up to headBatch behind
+//	due   the writer's: the end of the last message that is not control
+//	done  the reader's: everything before it was dropped or released. It is exact, unlike
+//	      the head, which may lag by headBatch
 //
-// They are plain stores into cache lines that nobody else touches; atomic ones, for each
-// message, take a twentieth of a round trip, and due beside the tail a fiftieth. The other
-// side's done is read when the kernel has said that its process is dead, and so behind all
-// that it has stored. This side's due may be stored at the same moment: that message counts
-// or not, like a Write that crosses a reset.
+// Both are plain stores into cache lines that nobody else touches. Atomic stores would cost
+// a twentieth of a round trip for each message, and due beside the tail a fiftieth. The
+// peer's done is read after the kernel has reported its death, hence after all its stores.
+// This side's due may be stored at the same moment: that message counts or not, like a
+// Write that crosses a reset.
 
 var errPeerDeaf = fmt.Errorf("shm: the peer's process ended and had not read all: %w", syscall.ECONNRESET)
 
-// unread says so of a peer whose process is dead. It can have written anything there, and
-// decides nothing by it but how this connection ends.
+// unread reports whether a dead peer left data unread. The peer can have written anything
+// there, but it decides only how this connection ends.
 func (e *endpoint) unread() bool {
 	n := &e.control.notes
 	return int32(n[e.side].due-n[1-e.side].done) > 0

@@ -17,7 +17,7 @@ import (
 const stepsVariable = "SAN_SHM_TEST_STEPS"
 
 func init() {
-	// Does with what comes what it is told to, a letter each: d(rop), k(eep), r(elease).
+	// Handles messages as it is told, by a letter each: d(rop), k(eep), r(elease).
 	roles["step"] = func() error {
 		return serveRole(func(p *peer) {
 			var ev session.Event
@@ -46,7 +46,7 @@ func TestProcessThatDiesBeforeItHasReadAll(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		sent  string // D(ata), C(ontrol)
-		steps string // of who dies
+		steps string // of the process that dies
 		want  error
 	}{
 		{"nothing", "", "", io.EOF},

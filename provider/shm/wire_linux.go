@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The messages on a link's socket. All have one size and one form; a packet
-// that does not is a violation, which ends the link.
+// The messages on a link's socket. All have the same size and form. A packet of another
+// size or without the magic is a violation, which ends the link.
 //
 //	0  magic u32    4 kind u8   5 code u8   6 port u16
 //	8  version u32  12 number u32
@@ -32,8 +32,8 @@ const (
 	messageSize = 64
 	magic       = 0x4d6e6153 // "SanM"
 
-	// version changes with the layout and with the messages. It is part of
-	// the rendezvous name too, so that different versions do not meet.
+	// version changes with the layout and the messages. It is also part of the
+	// rendezvous name, so that different versions do not meet.
 	version = 3
 )
 
@@ -43,8 +43,8 @@ const (
 	msgSegment            // dialer: number of slots; a segment
 	msgConnect            // dialer: number of the slot, dialed address; its TCP socket
 	msgResult             // acceptor: number of the slot, code
-	msgBell               // either: look at the bell
-	msgMapped             // acceptor: code, for the last segment
+	msgBell               // either side: look at the bell
+	msgMapped             // acceptor: code, for the last segment offered
 )
 
 // Codes of msgWelcome, msgResult and msgMapped.
@@ -53,8 +53,8 @@ const (
 	codeVersion
 	codeRefused   // the backlog is full
 	codeClosed    // the listener is closed
-	codeResources // this process has no room
-	codeAddress   // the address or the socket was not believed
+	codeResources // the acceptor has no room
+	codeAddress   // the acceptor does not trust the address or the socket
 )
 
 var errMessage = errors.New("shm: not a message of this protocol")
@@ -88,7 +88,7 @@ func (m *message) decode(b []byte) error {
 	return nil
 }
 
-// send passes a message with descriptors, bounded by the socket's deadline.
+// send sends a message and descriptors, bounded by the socket's deadline.
 func send(c *net.UnixConn, m *message, fds ...int) error {
 	var oob []byte
 	if len(fds) > 0 {
@@ -98,19 +98,17 @@ func send(c *net.UnixConn, m *message, fds ...int) error {
 	return err
 }
 
-// mostFDs is how many descriptors a message may carry; the kernel closes the
-// rest.
+// mostFDs is how many descriptors a message may carry; the kernel drops the rest.
 const mostFDs = 2
 
-// errCut: descriptors were lost, most likely because this process may not have
-// more.
+// errCut: descriptors were lost, most likely because this process is at its limit.
 var errCut = fmt.Errorf("shm: descriptors were lost on the way: %w", unix.EMFILE)
 
-// receive takes the next message and its descriptors, which are the caller's
-// to close whether there is an error or not.
+// receive receives the next message and its descriptors, which the caller has to close
+// even if there is an error.
 func receive(c *net.UnixConn, m *message) (fds []int, err error) {
 	var b [messageSize + 1]byte
-	var oob [64]byte // room for mostFDs, and little more
+	var oob [64]byte // a little more than mostFDs need
 	n, oobn, flags, _, err := c.ReadMsgUnix(b[:], oob[:unix.CmsgSpace(mostFDs*4)])
 	if err != nil {
 		return nil, err
