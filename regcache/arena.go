@@ -10,21 +10,21 @@ import (
 )
 
 const (
-	// The memory that an arena takes at a time, but for larger buffers, hence the
-	// size of its registrations: large enough for few of them, small enough for an 8 MiB
-	// RLIMIT_MEMLOCK.
+	// How much an arena maps at a time, except for larger buffers: large enough that
+	// there are few chunks to register, small enough for an 8 MiB RLIMIT_MEMLOCK.
 	defaultChunk = 1 << 20
 	minChunk     = 16 << 10
-	// Pieces of this size or more are registered one by one. Smaller ones would
-	// take many entries of a Budget, and share their chunk's registration; a
-	// connection that has one larger piece would pin the others' too.
+	// Pieces of this size or more are registered one by one, so that a connection
+	// does not pin those of others too. Smaller ones share their chunk's registration:
+	// they would take too many entries of a Budget.
 	minAlone = 128 << 10
 	// The smallest buffer is a page, so that no two buffers share one.
 	minBufferShift = 12
 	maxBufferShift = 30
-	// What DefaultArena may grow to where RLIMIT_MEMLOCK does not apply.
+	// The size up to which DefaultArena may grow.
 	defaultArenaBytes = 64 << 20
-	// The share of RLIMIT_MEMLOCK otherwise: beside the caches' half.
+	// Where RLIMIT_MEMLOCK applies, DefaultArena gets at most one part of it in this
+	// many, besides the caches' half (memlockShare).
 	arenaMemlockShare = 4
 )
 
@@ -124,9 +124,8 @@ func (a *Arena) Get(n int) (*Buffer, error) {
 	return &Buffer{arena: a, piece: p, length: n}, nil
 }
 
-// grow adds free pieces of 1<<shift bytes: from a new chunk, or from one that
-// served another size and is all free. mu is held; mapping anonymous memory
-// does not wait for anything.
+// grow adds free pieces of 1<<shift bytes: from a new chunk, or from one that served
+// another size and is entirely free. mu is held; mapping anonymous memory does not block.
 func (a *Arena) grow(shift int) error {
 	size := max(a.chunkSize, 1<<shift)
 	if a.bytes+int64(size) <= a.maxBytes {
@@ -139,7 +138,7 @@ func (a *Arena) grow(shift int) error {
 		a.cut(c, shift)
 		return nil
 	}
-	var least *chunk // the large ones are for large buffers
+	var least *chunk // keeps large chunks for large buffers
 	for c := range a.chunks {
 		if c.used == 0 && len(c.memory) >= 1<<shift && (least == nil || len(c.memory) < len(least.memory)) {
 			least = c
@@ -153,9 +152,10 @@ func (a *Arena) grow(shift int) error {
 	return fmt.Errorf("regcache: arena: %s of %s in use: %w", sizeString(a.bytes), sizeString(a.maxBytes), syscall.ENOBUFS)
 }
 
-// unmapIdle gives chunks back that are all free, and each too small for a piece of
-// 1<<shift bytes, if that makes room for one that is not. mu is held, but not while
-// it waits for devices: for flushTime at most, what they hold longer comes back later.
+// unmapIdle unmaps chunks that are entirely free if that makes room for a chunk with a
+// piece of 1<<shift bytes; grow has found that each of them is too small. It releases mu,
+// which the caller holds, while it waits for devices. After flushTime it returns, and the
+// rest is unmapped in the background.
 func (a *Arena) unmapIdle(shift int) bool {
 	missing := a.bytes + int64(max(a.chunkSize, 1<<shift)) - a.maxBytes
 	var idle []*chunk
@@ -189,14 +189,15 @@ func (a *Arena) unmapIdle(shift int) bool {
 	return true
 }
 
-// unmap gives chunks back that were taken out.
+// unmap unmaps chunks that were taken out of the arena. Those that a device still uses go
+// back into it.
 func (a *Arena) unmap(idle []*chunk) {
 	var gone int64
 	kept := idle[:0]
 	for _, c := range idle {
 		if c.unmap() == nil {
 			gone += int64(len(c.memory))
-		} else if stable, err := Declare(c.memory); err == nil { // a device has it still
+		} else if stable, err := Declare(c.memory); err == nil { // a device still has it
 			c.stable = stable
 			kept = append(kept, c)
 		}
@@ -213,7 +214,7 @@ func (a *Arena) unmap(idle []*chunk) {
 	}
 }
 
-// unmap gives the memory back, unless a device has it.
+// unmap unmaps the chunk, unless a device still has it registered.
 func (c *chunk) unmap() error {
 	if err := c.stable.Withdraw(); err != nil {
 		return err

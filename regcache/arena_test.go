@@ -82,7 +82,7 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 	for _, b := range buffers {
 		b.Put()
 	}
-	// What was cut for one size serves another.
+	// A chunk cut for one size serves another.
 	large := get(t, a, 50_000)
 	if mapped, used := a.Bytes(); mapped != 256<<10 || used != 64<<10 || a.Left() != 192<<10 {
 		t.Errorf("%d mapped, %d used, %d left", mapped, used, a.Left())
@@ -95,8 +95,8 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 	}
 }
 
-// When nothing else is left, a piece of a larger size serves.
-// … also with a buffer for which a chunk of its own would be needed.
+// A buffer gets a larger piece when nothing else is left, even one that would need a chunk
+// of its own.
 func TestArenaStaysWithinItsLimitForLargeBuffers(t *testing.T) {
 	a := NewArena(64<<10, 256<<10)
 	defer a.Close()
@@ -179,7 +179,7 @@ func TestArenaJoinsWhatIsFree(t *testing.T) {
 	expectEmpty(t, d)
 }
 
-// Whose device answers does not wait for one that hangs.
+// Arenas whose devices answer do not wait for one that hangs.
 func TestArenaDoesNotWaitForADeviceThatHangs(t *testing.T) {
 	d := &book{}
 	hangs := make(chan struct{})
@@ -213,8 +213,8 @@ func TestArenaDoesNotWaitForADeviceThatHangs(t *testing.T) {
 	}
 }
 
-// A connection with one large piece pins that, and not what others have beside it;
-// small ones share a registration.
+// A connection with a large piece pins only that, not its neighbours' pieces. Small pieces
+// share a registration.
 func TestArenaPiecesArePinnedOneByOne(t *testing.T) {
 	const connections = 4
 	for size, want := range map[int]int64{minAlone: minAlone, minAlone / 2: defaultChunk} {

@@ -12,8 +12,8 @@ import (
 
 var benchSizes = []int{4 << 10, 64 << 10, 1 << 20, 8 << 20}
 
-// Registrations that really pin: io_uring's, which go the way of ibv_reg_mr
-// through the kernel but for the device's own translation table.
+// Registrations that really pin memory: io_uring's, which take the same path through the
+// kernel as ibv_reg_mr, except for the device's translation table.
 func BenchmarkPinned(b *testing.B) {
 	for _, size := range benchSizes {
 		for _, c := range []struct {
@@ -74,8 +74,8 @@ func BenchmarkPinned(b *testing.B) {
 	}
 }
 
-// Every goroutine has buffers of its own, as connections do. CPU time per hit
-// stays the same where look-ups scale, on a busy machine too.
+// Each goroutine has its own buffers, as connections do. If look-ups scale, the CPU time per
+// hit stays the same, even on a busy machine.
 func BenchmarkHitParallel(b *testing.B) {
 	for _, shared := range []bool{false, true} {
 		for _, goroutines := range []int{1, 2, 4, 8} {

@@ -55,7 +55,7 @@ func BenchmarkProof(b *testing.B) {
 	runtime.KeepAlive(page)
 }
 
-// What the cache adds to a registration, as the device here costs nothing.
+// What the cache adds to the cost of a registration: the device here is free.
 func BenchmarkMiss(b *testing.B) {
 	for _, c := range []struct {
 		name   string

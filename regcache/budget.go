@@ -12,14 +12,13 @@ import (
 )
 
 const (
-	// What a process without a memlock limit may keep registered while it is
-	// not in use.
+	// What the caches of a process may keep registered; less if a memlock limit
+	// applies.
 	defaultMaxBytes = 256 << 20
-	// libfabric's limit, which nobody was seen to complain about; a device
-	// has room for far more.
+	// libfabric's limit; a device has room for far more.
 	defaultMaxEntries = 1024
-	// The share of RLIMIT_MEMLOCK that cached registrations may fill. The
-	// rest is for control buffers and for registrations that are not cached.
+	// Cached registrations may fill one part of RLIMIT_MEMLOCK in this many. The rest is
+	// for control buffers and for registrations that are not cached.
 	memlockShare = 2
 )
 
@@ -29,14 +28,13 @@ const (
 // in use is never taken away; memory that does not fit is registered for one use. Its
 // methods may be called concurrently.
 type Budget struct {
-	// epoch counts changes of the caches. Regions note the epoch of their
-	// last use, which orders them well enough and costs a hit no write while
-	// nothing changes.
+	// epoch counts changes of the caches. Regions store the epoch of their last use,
+	// which orders them well enough, and saves a hit that write while nothing changes.
 	epoch atomic.Uint64
 	seen  seen
 
-	// memlock is RLIMIT_MEMLOCK where it applies, else 0: what is larger need
-	// not be tried.
+	// memlock is RLIMIT_MEMLOCK if it applies, else 0. Larger registrations are not
+	// tried.
 	memlock int64
 
 	mu         sync.Mutex // guards what follows, and all indexes' changes
@@ -46,8 +44,8 @@ type Budget struct {
 	entries    int
 	order      regionHeap // every region in a cache, least recently used first
 	why        string
-	caches     map[*Cache]struct{} // those that have something, or may
-	past       Stats               // of those that were closed
+	caches     map[*Cache]struct{} // those that are not completely closed
+	past       Stats               // of the others
 }
 
 // NewBudget returns a separate budget of maxBytes of registered memory in maxEntries
@@ -86,7 +84,7 @@ func (b *Budget) SetLimits(maxBytes int64, maxEntries int) {
 	dropAll(victims)
 }
 
-// String says what the limits are, why, and how much of them is taken.
+// String describes the limits, the reason for them, and how much of them is used.
 func (b *Budget) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -106,7 +104,7 @@ func (b *Budget) reserve(n int64) (victims []*Region, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n > b.maxBytes {
-		return nil, false // no use to evict anybody
+		return nil, false // evicting would not help
 	}
 	victims, ok = b.makeRoom(n, 1)
 	if ok {
@@ -123,11 +121,11 @@ func (b *Budget) unreserve(n int64) {
 	b.mu.Unlock()
 }
 
-// makeRoom takes the least recently used regions out of their caches until n
-// bytes and entries more fit. mu is held.
+// makeRoom takes the least recently used regions out of their caches until n more bytes
+// and entries fit. mu is held.
 func (b *Budget) makeRoom(n int64, entries int) (victims []*Region, ok bool) {
-	// A region that was used since it was last looked at is moved to its new
-	// place, at most once; then all that is left is in use.
+	// Two tries for each region suffice: one to move it to its new place if it was used
+	// since the last time, and one to take it unless it is in use.
 	for tries := 2 * len(b.order); ; tries-- {
 		if b.bytes+n <= b.maxBytes && b.entries+entries <= b.maxEntries {
 			return victims, true
@@ -143,7 +141,7 @@ func (b *Budget) makeRoom(n int64, entries int) (victims []*Region, ok bool) {
 		case b.take(r):
 			r.cache.stats.evictions.Add(1)
 			victims = append(victims, r)
-		default: // in use: behind all others, at once, so that tries suffices
+		default: // in use: move it behind all others, so that tries suffices
 			r.rank = b.epoch.Add(1)
 			r.used.Store(r.rank)
 			heap.Fix(&b.order, 0)
@@ -151,8 +149,7 @@ func (b *Budget) makeRoom(n int64, entries int) (victims []*Region, ok bool) {
 	}
 }
 
-// flushTime bounds how long Flush waits for what is being given back: devices take
-// milliseconds.
+// flushTime bounds how long Flush waits for devices, which usually take milliseconds.
 const flushTime = time.Second
 
 // Flush gives back what is cached and not in use, for others who need RLIMIT_MEMLOCK.

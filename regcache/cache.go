@@ -28,12 +28,12 @@ const (
 	// part was asked for, so that all later parts of it hit. Registering
 	// 4 MiB takes a few hundred microseconds on the devices measured.
 	wholeMax = 4 << 20
-	// And no more than this share of the budget.
+	// It is also at most one part of the budget in this many.
 	wholeShare = 4
-	// A region may grow to this multiple of what was asked for by taking in
-	// those that overlap. Beyond, it takes their place instead: a large object
-	// that is worked through in overlapping steps would otherwise be
-	// registered from its start again at each step.
+	// A region may grow to this multiple of what was asked for by merging those
+	// that it overlaps. Beyond that it only replaces them: a large object that is
+	// worked through in overlapping steps would otherwise be registered from its
+	// start at each step.
 	mergeGrowth = 4
 )
 
@@ -61,8 +61,8 @@ type Config struct {
 	// debugging, takes microseconds per hit, and needs CAP_SYS_ADMIN.
 	Verify bool
 
-	// trustEverything turns the proofs off, to show in a test that they are
-	// what keeps the cache right.
+	// trustEverything turns the proofs off, so that a test can show that the cache
+	// needs them.
 	trustEverything bool
 }
 
@@ -79,7 +79,7 @@ type Cache struct {
 
 	entries int       // this and what follows: guarded by budget.mu
 	bytes   int64     //
-	dead    []*Region // to be deregistered by the goroutine of dropLater, if any
+	dead    []*Region // for the goroutine of dropLater to deregister
 }
 
 // New returns an empty cache for registrar. It fails only if config asks for Verify
@@ -111,8 +111,8 @@ type Region struct {
 	proof      proof    // nil for a region that is not for the cache
 	frames     []uint64 // with Config.Verify
 
-	// refs counts the holders; the cache is one of them while the region is
-	// in it. Who brings it to 0 deregisters. From 0 there is no way back.
+	// refs counts the holders, among them the cache while the region is in it. Whoever
+	// brings it to 0 deregisters the region. It never rises from 0.
 	refs atomic.Int64
 	hits atomic.Uint64
 	used atomic.Uint64 // the budget's epoch at the last use
@@ -143,7 +143,7 @@ func (r *Region) Range() (start uintptr, n int) { return r.start, int(r.end - r.
 // local ones.
 func (r *Region) Access() Access { return r.access }
 
-// size is what the region counts for.
+// size is what the region counts for in the budget.
 func (r *Region) size() int64 { return pinnedSize(r.start, r.end) }
 
 // pinnedSize is what a registration costs of RLIMIT_MEMLOCK, in bytes: every page
@@ -182,7 +182,8 @@ func (c *Cache) Acquire(b []byte, access Access) (*Region, error) {
 	return r, err
 }
 
-// lookup is the hit: nothing is locked, allocated or asked of the kernel.
+// lookup is the hit. It neither locks nor allocates, and makes no system call except for
+// watched memory and with Config.Verify.
 func (c *Cache) lookup(b []byte, access Access) *Region {
 	start := addressOf(b)
 	r := c.index.find(start, start+uintptr(len(b)))
@@ -204,8 +205,8 @@ func (c *Cache) lookup(b []byte, access Access) *Region {
 	return r
 }
 
-// miss registers b: into the cache when it is worth it and there is room, for
-// this use alone otherwise.
+// miss registers b: for the cache if it is worth it and there is room, else for this use
+// alone.
 func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 	if c.closed.Load() {
 		return nil, ErrClosed
@@ -221,7 +222,7 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 	}
 	r, err := c.promote(b, access, m)
 	if err != nil && !errors.Is(err, syscall.ENOBUFS) {
-		// Perhaps for what lies around b: a guard page, or the end of a file.
+		// Perhaps because of what lies around b: a guard page, or the end of a file.
 		m.lo, m.hi = addressOf(b), addressOf(b)+uintptr(len(b))
 		r, _ = c.promote(b, access, m)
 	}
@@ -231,8 +232,8 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 	return c.once(b, access, nil, &c.stats.full)
 }
 
-// worthCaching reports whether memory is to be cached now. Memory that its
-// owner declared is; other memory when it is seen for the second time.
+// worthCaching reports whether memory is to be cached now: declared and watched memory at
+// its first use, other memory at its second.
 func (c *Cache) worthCaching(b []byte, m memory) bool {
 	if c.config.Eager || m.kind == Declared || m.kind == Watched {
 		return true
@@ -249,8 +250,8 @@ func (c *Cache) whole(m memory) bool {
 	return m.hi-m.lo <= uintptr(min(wholeMax, c.budget.limit()/wholeShare))
 }
 
-// promote registers b, with what may come with it, for the cache. No region
-// and no error means that there was no room.
+// promote registers b, and what may be registered with it, for the cache. It returns
+// neither a region nor an error if there is no room.
 func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	start := addressOf(b)
 	end := start + uintptr(len(b))
@@ -281,7 +282,7 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 		r.proof.attach(r)
 	}
 	if !c.enter(r, start, end) {
-		// Somebody else was faster, or the cache was closed: for this use only.
+		// Another goroutine was faster, or the cache was closed: for this use only.
 		c.budget.unreserve(size)
 		return r, nil
 	}
@@ -289,14 +290,14 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	if merged {
 		c.stats.merges.Add(1)
 	}
-	if !r.valid() { // a range that was withdrawn between classify and attach
+	if !r.valid() { // the range was withdrawn between classify and attach
 		r.invalidate(r.kind.cause())
 	}
 	return r, nil
 }
 
-// merge widens a range and its rights to take in the valid regions that
-// overlap it, unless they make it much larger.
+// merge widens a range to take in the valid regions that it overlaps, unless they make it
+// much larger. It adds their rights in either case.
 func (c *Cache) merge(lo, hi uintptr, access Access) (uintptr, uintptr, Access, bool) {
 	c.budget.mu.Lock()
 	overlapping := c.index.overlapping(lo, hi)
@@ -318,9 +319,9 @@ func (c *Cache) merge(lo, hi uintptr, access Access) (uintptr, uintptr, Access, 
 	return lo, hi, access, merged
 }
 
-// enter puts r into the index in place of the regions that it overlaps, and
-// gives the cache its reference. It does not when another region that serves
-// [start, end) as well has come in meanwhile.
+// enter puts r into the index in place of the regions that it overlaps, and takes the
+// cache's reference. It does nothing and returns false if the cache is closed, or if
+// another region that serves [start, end) as well has been entered meanwhile.
 func (c *Cache) enter(r *Region, start, end uintptr) bool {
 	b := c.budget
 	b.mu.Lock()
@@ -348,7 +349,7 @@ func (c *Cache) enter(r *Region, start, end uintptr) bool {
 	return true
 }
 
-// once registers exactly b for one use and counts it as count says.
+// once registers exactly b for one use, and counts that in count.
 func (c *Cache) once(b []byte, access Access, pin *Region, count *atomic.Uint64) (*Region, error) {
 	start := addressOf(b)
 	mr, err := c.register(start, len(b), access)
@@ -365,8 +366,8 @@ func (c *Cache) once(b []byte, access Access, pin *Region, count *atomic.Uint64)
 	return r, nil
 }
 
-// expose registers exactly b for a peer. A local registration underneath stays
-// behind when the peer's is removed.
+// expose registers exactly b for a peer. A cached local registration beneath it keeps the
+// pages pinned after the peer's is removed.
 func (c *Cache) expose(b []byte, access Access) (*Region, error) {
 	defer runtime.KeepAlive(unsafe.SliceData(b))
 	if c.closed.Load() {
@@ -381,7 +382,7 @@ func (c *Cache) expose(b []byte, access Access) (*Region, error) {
 	if !c.config.NoPin && !c.config.Disabled {
 		pin = c.lookup(b, LocalRead)
 		if pin == nil && c.worthCaching(b, m) {
-			pin, _ = c.promote(b, LocalRead, m) // without, it works as well
+			pin, _ = c.promote(b, LocalRead, m) // works without it, too
 		}
 	}
 	r, err := c.once(b, access, pin, &c.stats.exposed)
@@ -389,14 +390,14 @@ func (c *Cache) expose(b []byte, access Access) (*Region, error) {
 		return r, err
 	}
 	pin.Release()
-	if errors.Is(err, syscall.ENOBUFS) { // MEMLOCK had to count the pages twice
+	if errors.Is(err, syscall.ENOBUFS) { // RLIMIT_MEMLOCK counted the pages twice
 		return c.once(b, access, nil, &c.stats.exposed)
 	}
 	return nil, err
 }
 
-// register asks the device. When it is out of memory, everything unused is
-// given back, and it is asked once more.
+// register registers with the device. If that is out of memory, it gives back everything
+// unused and tries once more.
 func (c *Cache) register(start uintptr, n int, access Access) (MR, error) {
 	if limit := c.budget.memlock; limit != 0 && int64(n) > limit {
 		return MR{}, c.refused(n, syscall.ENOMEM)
@@ -432,7 +433,7 @@ func (c *Cache) registerOnce(start uintptr, n int, access Access) (MR, error) {
 	return mr, err
 }
 
-// hold takes a reference unless the region is gone.
+// hold takes a reference, unless the region is being deregistered.
 func (r *Region) hold() bool {
 	for {
 		refs := r.refs.Load()
@@ -477,7 +478,7 @@ func (r *Region) drop() error {
 	if r.proof != nil {
 		r.proof.detach(r, err)
 	}
-	c.all.remove(r, err) // whoever waits for it finds the statistics complete
+	c.all.remove(r, err) // last, so that whoever waits finds complete statistics
 	if r.pin != nil {
 		r.pin.Release()
 	}
@@ -492,12 +493,12 @@ func dropAll(regions []*Region) {
 	}
 }
 
-// otherTime bounds how long one cache waits for the devices of others, which may hang, to
-// give back what made room for it.
+// otherTime bounds how long a cache waits while others deregister what made room for it:
+// their devices may hang.
 const otherTime = 10 * time.Millisecond
 
-// dropFor drops what was taken out of caches to make room for c. What is another's, that
-// one drops itself.
+// dropFor drops the regions that were evicted to make room for c. Regions of other caches
+// are left to those caches' goroutines.
 func dropFor(c *Cache, victims []*Region) {
 	var others []*Cache
 	for _, r := range victims {
@@ -518,8 +519,8 @@ func dropFor(c *Cache, victims []*Region) {
 	}
 }
 
-// dropLater drops a region in a goroutine of the cache's, which ends with the last of
-// them. Who closes the cache or withdraws the region's range waits for it.
+// dropLater drops a region in a goroutine of the cache, which ends when there are no more.
+// Closing the cache or withdrawing the region's range waits for it.
 func (c *Cache) dropLater(r *Region) {
 	c.budget.mu.Lock()
 	defer c.budget.mu.Unlock()
@@ -554,7 +555,8 @@ func (r *Region) invalidate(cause Cause) {
 	}
 }
 
-// expel is invalidate, but leaves deregistering to the caller if it is to be now.
+// expel is invalidate without the deregistration: if it returns true, the caller has to drop
+// the region.
 func (r *Region) expel(cause Cause) (idle bool) {
 	b := r.cache.budget
 	b.mu.Lock()

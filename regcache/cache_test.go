@@ -15,7 +15,7 @@ import (
 	"unsafe"
 )
 
-// book is a device that keeps account of its registrations and nothing else.
+// book is a device that only keeps a record of its registrations.
 type book struct {
 	limit  int64                // bytes in all; 0: any
 	refuse func(n int) error    // when set: asked before each registration
@@ -119,9 +119,9 @@ func newCache(t testing.TB, r Registrar, config Config) *Cache {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Comes before the device's own Cleanup: of an object that dies later, the
-	// registration would be taken off a closed descriptor, or off the next
-	// device that got its number.
+	// This runs before the device's own Cleanup. A registration of an object that dies
+	// later would be removed from a closed descriptor, or from the next device with its
+	// number.
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil && !t.Failed() {
 			t.Errorf("%v: the test has not released everything", err)
@@ -204,8 +204,8 @@ func TestKindsOfMemory(t *testing.T) {
 	}
 }
 
-// A stack moves at any call, those that find out about it included; what it
-// leaves behind is no memory of Go's any more, and to ask about that is fatal.
+// A stack may move at any call, even one that asks about it. What it leaves behind is not
+// Go's memory any more, and asking about that is fatal.
 func TestStacksThatMoveWhileTheyAreAskedAbout(t *testing.T) {
 	c := newCache(t, &book{}, Config{Eager: true})
 	var wg sync.WaitGroup
@@ -280,7 +280,7 @@ func TestTheIndexKeepsToTheBounds(t *testing.T) {
 	}
 }
 
-// Room that was taken for a registration which failed is given back.
+// A registration that fails gives its room in the budget back.
 func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
 	d := &book{refuse: func(int) error { return syscall.EIO }}
 	budget := NewBudget(1<<20, 100)
@@ -295,7 +295,7 @@ func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
 	}
 }
 
-// A declaration that is withdrawn while the memory is being registered: no cache keeps it.
+// If a declaration is withdrawn while its memory is being registered, no cache keeps it.
 func TestWithdrawnWhileItIsRegistered(t *testing.T) {
 	d := &book{}
 	c := newCache(t, d, Config{})
@@ -309,7 +309,7 @@ func TestWithdrawnWhileItIsRegistered(t *testing.T) {
 	expectEmpty(t, d)
 }
 
-// A slice that goes beyond its object is none that Go made.
+// A slice that reaches beyond its object was not made by Go.
 func TestASliceBeyondItsObjectIsUnknown(t *testing.T) {
 	const size, pages = 1 << 10, 8 << 10 // several objects of that size share a span of so many bytes
 	var all [2 * pages / size][]byte
@@ -523,7 +523,7 @@ func TestWhatIsInUseStays(t *testing.T) {
 	runtime.KeepAlive([][]byte{first, second, third})
 }
 
-// However much is in use and was used of late, all that is not is found.
+// However much is in use or was used recently, everything else is found.
 func TestRoomIsMadeBehindWhatIsInUse(t *testing.T) {
 	for held := range 9 {
 		d := &book{}
@@ -558,7 +558,7 @@ func TestRoomIsMadeBehindWhatIsInUse(t *testing.T) {
 	}
 }
 
-// What one gives back, another may be waiting for.
+// A region that one goroutine is giving back may be the room that another needs.
 func TestNobodyIsRefusedWhatIsOnItsWayOut(t *testing.T) {
 	d := &book{limit: 1 << 20}
 	dropping, refused := make(chan struct{}), make(chan struct{})
@@ -590,7 +590,7 @@ func TestNobodyIsRefusedWhatIsOnItsWayOut(t *testing.T) {
 	d.onDrop = nil
 }
 
-// A device that hangs holds up nobody who uses another.
+// A device that hangs does not hold up users of another.
 func TestRoomIsMadeBesideADeviceThatHangs(t *testing.T) {
 	hanging, healthy := &book{}, &book{}
 	hangs := make(chan struct{})
@@ -598,7 +598,7 @@ func TestRoomIsMadeBesideADeviceThatHangs(t *testing.T) {
 	budget := NewBudget(64<<20, 1)
 	one := newCache(t, hanging, Config{Budget: budget, Eager: true})
 	two := newCache(t, healthy, Config{Budget: budget, Eager: true})
-	// Should it be waited for after all, the test fails by that it has gone on.
+	// If it is waited for after all, it goes on then, and the test fails because of that.
 	late := time.AfterFunc(10*time.Second, func() { close(hangs) })
 
 	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
@@ -618,7 +618,7 @@ func TestRoomIsMadeBesideADeviceThatHangs(t *testing.T) {
 	runtime.KeepAlive([][]byte{a, b})
 }
 
-// Who is told that memory is not registered any more unmaps it.
+// A caller who learns that memory is not registered any more may unmap it.
 func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
 	d := &book{}
 	c, err := New(d, Config{Budget: NewBudget(64<<20, 1024)})
@@ -705,7 +705,7 @@ func TestAFailingDeviceIsReportedAndForgotten(t *testing.T) {
 	release(t, acquire(t, c, b, LocalRead))
 }
 
-// A whole object may be too much where the part that was asked for is not.
+// A whole object may be refused when the part that was asked for is not.
 func TestThePartIsRegisteredWhenTheWholeIsRefused(t *testing.T) {
 	d := &book{limit: 100 << 10}
 	c := newCache(t, d, Config{Eager: true})
@@ -744,7 +744,7 @@ func TestThePartIsCachedWhenTheWholeCannotBeRegistered(t *testing.T) {
 	}
 }
 
-// Go runs a program's cleanups in one goroutine for four processors: none waits for a
+// Go has one goroutine for cleanups per four processors, so none of them may wait for a
 // device.
 func TestASlowDeviceHoldsUpNoCleanups(t *testing.T) {
 	d := &book{}
@@ -795,7 +795,7 @@ func TestADeadObjectIsPruned(t *testing.T) {
 	}
 }
 
-// within waits for something that another goroutine brings about.
+// within waits until another goroutine has brought something about.
 func within(t testing.TB, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !done(); {
@@ -1100,8 +1100,8 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	}
 }
 
-// Everything at once, for the race detector and for the account: a region that
-// is held is registered, covers what was asked for, and with those rights.
+// Everything at once, for the race detector and to check the records: a region that is
+// held is registered, covers what was asked for, and has the rights asked for.
 func TestConcurrentUse(t *testing.T) {
 	d := &book{}
 	budget := NewBudget(2<<20, 12)

@@ -30,7 +30,7 @@ func TestNoHitIsStale(t *testing.T) {
 	newChurn(t, regcache.Config{}).Run(t)
 }
 
-// The same with the proofs off: what keeps the cache right are they.
+// The same with the proofs off, to show that they are what keeps the cache right.
 func TestWithoutProofsHitsAreStale(t *testing.T) {
 	ch := newChurn(t, regcache.WithoutProofs())
 	ch.UntilStale = true

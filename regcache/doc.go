@@ -17,7 +17,7 @@
 //	registrar.go  the device, as the provider gives it
 //	cache.go      Cache, Region: hit, miss, exposure, release
 //	index.go      look-up by address, without a lock
-//	budget.go     limits of the process, eviction;  seen.go  what is used again
+//	budget.go     limits of the process, eviction;  seen.go  which memory is used again
 //	memory.go     kinds of memory, and the proof for each:
 //	              heap.go, global.go, range.go (declared), watch_*.go (userfaultfd)
 //	arena.go      memory that the library owns; buffers for callers

@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// globalMemory describes b if it lies in the program's variables. They are
-// mapped from start to end of the process. b is not in the runtime's memory.
+// globalMemory describes b if it lies in the program's variables, which stay mapped as long
+// as the process lives. b must not be in the runtime's memory.
 func globalMemory(b []byte) memory {
 	if !globalsCanBeTold() || !isGlobal(&b[0]) || !isGlobal(&b[len(b)-1]) {
 		return memory{kind: Unknown}
@@ -21,11 +21,10 @@ func globalMemory(b []byte) memory {
 	}
 }
 
-// isGlobal tells variables from other memory outside the heap, for pointers
-// that are not into the runtime's memory. runtime.AddCleanup does nothing for
-// one into a module's data or bss, and panics, so that one can recover, for one
-// that it does not know: read-only data, foreign memory. (SetFinalizer and
-// weak.Make end the process there.)
+// isGlobal tells variables from read-only data and foreign memory, for pointers outside of
+// the runtime's memory. runtime.AddCleanup does nothing for a pointer into a module's data
+// or bss, and panics for one that it does not know, which can be recovered from.
+// (SetFinalizer and weak.Make end the process there.)
 func isGlobal(p *byte) (yes bool) {
 	defer func() {
 		if recover() != nil {
@@ -35,8 +34,8 @@ func isGlobal(p *byte) (yes bool) {
 	return runtime.AddCleanup(p, func(int) {}, 0) == runtime.Cleanup{}
 }
 
-// globalsCanBeTold is false with GODEBUG=sbrk=1: AddCleanup does nothing then,
-// whatever it is asked about.
+// globalsCanBeTold is false with GODEBUG=sbrk=1, which makes AddCleanup do nothing for any
+// pointer.
 var globalsCanBeTold = sync.OnceValue(func() bool {
 	const readOnly = "a constant is no variable"
 	return !isGlobal(unsafe.StringData(readOnly))

@@ -6,28 +6,26 @@ import (
 	"weak"
 )
 
-// findObject is the runtime's own: the base of the heap object that holds p,
-// and the span of pages that it lies in. The base is 0 outside of objects; the
-// span is nil where the memory is not the runtime's, and not nil for stacks. It
-// promises to stay as it is (see its comment in runtime/mbitmap.go and
-// go.dev/issue/67401), and is the only safe way to ask: weak.Make ends the
-// process when its argument is not Go's, and runtime.AddCleanup does when it is
-// on a stack that moves under it.
+// findObject is the runtime's own. It returns the base of the heap object that holds p,
+// and the span of pages around it. The base is 0 outside of objects; the span is nil if
+// the memory is not the runtime's, but not for stacks. Its signature is to remain stable
+// (see its comment in runtime/mbitmap.go and go.dev/issue/67401). It is the only safe way
+// to ask: weak.Make ends the process if its argument is not Go's, and runtime.AddCleanup
+// does if it is on a stack that moves meanwhile.
 //
-// It ends the process itself for an address in memory that the runtime has
-// free, which no slice in use can have. The conversion of a pointer to p has to
-// stand in the call, where no stack can move.
+// It ends the process for an address in a span that the runtime has freed, which no slice
+// in use can have. A pointer must be converted to p in the call itself, where no stack
+// can move.
 //
 //go:linkname findObject runtime.findObject
 //go:noescape
 func findObject(p, refBase, refOff uintptr) (base uintptr, span unsafe.Pointer, index uintptr)
 
-// heapMemory describes the object at base that b begins in. It is at least
-// [base, end of b); what comes after, even b's capacity, is not relied on:
-// slices made with unsafe claim capacities that are not theirs. The part before
-// b may come along when it is no longer than b, as for a buffer whose first
-// bytes went another way; a large object is not registered from its start again
-// and again while it is sent piece by piece.
+// heapMemory describes the object at base in which b begins. The object reaches at least
+// to the end of b; nothing beyond is relied on, not even b's capacity, because slices made
+// with unsafe may claim too much. The part before b may be registered along with it if it
+// is no longer than b, as for a buffer whose first bytes were sent otherwise. A large
+// object that is sent piece by piece is thus not registered from its start each time.
 func heapMemory(b []byte, base uintptr) memory {
 	first := unsafe.Pointer(unsafe.SliceData(b))
 	if last, _, _ := findObject(uintptr(first)+uintptr(len(b)-1), 0, 0); last != base {
@@ -48,11 +46,10 @@ func heapMemory(b []byte, base uintptr) memory {
 	}
 }
 
-// objectLives is the proof for heap memory. The runtime never moves a live
-// object and never gives its pages back (it scavenges free spans only), so a
-// registration is right exactly while the object lives. The weak pointer is
-// made for the object's base: each distinct offset would cost a record in the
-// object's span, and those are searched one by one.
+// objectLives is the proof for heap memory. The runtime never moves a live object and never
+// gives its pages back (it scavenges only free spans), so a registration is right as long
+// as the object lives. The weak pointer points to the object's base: each distinct offset
+// would need a record in the object's span, and those are searched linearly.
 //
 // The hit's caller holds the slice, so the object cannot die between the proof
 // and the release either.
@@ -63,9 +60,8 @@ type objectLives struct {
 
 func (p *objectLives) valid() bool { return p.object.Value() != nil }
 
-// attach has the region pruned after the object's death. Cleanups run some
-// time later, when the memory may be in use again: valid does not wait for
-// them.
+// attach arranges for the region to be pruned after the object's death. That may be after
+// the memory has been reused, so valid does not rely on it.
 func (p *objectLives) attach(r *Region) {
 	defer func() {
 		if recover() != nil { // GOEXPERIMENT=arenas: freed by hand, no cleanups
@@ -77,8 +73,8 @@ func (p *objectLives) attach(r *Region) {
 	}
 }
 
-// prune is the cleanup. The program's cleanups have few goroutines, often one, so
-// deregistering, which takes as long as the device likes, is left to the cache.
+// prune is the cleanup. All cleanups of the program share a few goroutines, often one, so
+// deregistering, which may take any time, is left to a goroutine of the cache.
 func prune(r *Region) {
 	if r.expel(ObjectDied) {
 		r.cache.dropLater(r)

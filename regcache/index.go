@@ -6,16 +6,16 @@ import (
 )
 
 const (
-	// Regions are found by the granule of their first byte. A granule holds a
-	// handful of registrations of the sizes that are worth one.
+	// A region is in the bucket of every granule that it touches; a look-up searches
+	// that of its first byte. A granule holds a handful of regions of useful sizes.
 	granuleShift = 20
-	// 256 pointers are 2 KiB: little enough for a cache per connection.
+	// 256 pointers are 2 KiB: small enough for a cache per connection.
 	indexBuckets = 256
 )
 
-// index finds the region that covers an address range. Looking up takes no
-// lock and writes nothing, so that it scales over cores; changes copy the
-// bucket concerned, and their callers hold Budget.mu.
+// index finds the region that covers an address range. A look-up takes no lock and writes
+// nothing, so that it scales with cores. A change copies the buckets concerned; its
+// caller holds Budget.mu.
 //
 // The regions in an index are disjoint.
 type index struct {

@@ -22,15 +22,15 @@ func MemlockLimit() (limit int64, limited bool) {
 	return int64(rlimit.Cur), true
 }
 
-// inInitialUserNamespace tells by the inode that the kernel gives that one
-// (PROC_USER_INIT_INO, include/linux/proc_ns.h). A capability in another is none to
-// ib_umem_get, which asks capable.
+// inInitialUserNamespace recognizes the initial user namespace by its fixed inode number
+// (PROC_USER_INIT_INO, include/linux/proc_ns.h). ib_umem_get calls capable(), for which a
+// capability in another namespace does not count.
 func inInitialUserNamespace() bool {
 	const initial = 0xEFFFFFFD
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/user", &st); err == nil {
 		return st.Ino == initial
 	}
-	_, err := os.Stat("/proc/self/ns") // without the other: a kernel that has only one
+	_, err := os.Stat("/proc/self/ns") // but no user in it: a kernel without user namespaces
 	return err == nil
 }

@@ -45,8 +45,8 @@ func TestMemlockLimits(t *testing.T) {
 	}
 }
 
-// Root of a container without privileges has CAP_IPC_LOCK in the container's
-// namespace, which is nothing to the kernel.
+// Root in an unprivileged container has CAP_IPC_LOCK in the container's user namespace,
+// which the kernel does not count here.
 func TestMemlockInAUserNamespace(t *testing.T) {
 	ring, err := newRing()
 	if err != nil {
@@ -132,8 +132,8 @@ func withoutIPCLock(c *exec.Cmd) (out []byte, err error) {
 	return out, err
 }
 
-// TestWorkUnderMemlock is the child's part. All it is asked for is done:
-// directly, or through the arena when the device takes no more.
+// TestWorkUnderMemlock is the child's part. It does all that it is asked to: directly, or
+// through the arena when the device takes no more.
 func TestWorkUnderMemlock(t *testing.T) {
 	limit := memlockOfChild(t)
 	if limit == 0 {

@@ -41,26 +41,25 @@ func KindOf(b []byte) Kind {
 // A proof answers, at every hit, whether the addresses of a region still mean
 // the pages that were registered. There is one implementation for each kind.
 type proof interface {
-	// valid reports whether the mapping is unchanged. It is on the path of
-	// every hit: no allocation, no lock. The region's reference is taken
-	// before valid is called, so that whoever ends a proof first and looks at
-	// the references afterwards misses nobody.
+	// valid reports whether the mapping is unchanged. It runs at every hit, so it
+	// neither allocates nor locks. The hit takes its reference first, so that whoever
+	// ends the proof and then looks at the references misses no user.
 	valid() bool
 
-	// attach tells the monitor which region depends on it: the monitor calls
-	// invalidate when the proof ends, some time after valid has turned false.
+	// attach tells the monitor that a region depends on it. When the proof ends, valid
+	// turns false at once, and later the monitor takes the region out of its cache.
 	attach(*Region)
 
-	// detach undoes attach, after the region was deregistered; or was not, with
-	// the device's error.
+	// detach undoes attach, after the device has deregistered the region or has
+	// failed to, with the error given.
 	detach(*Region, error)
 }
 
 // memory is what classify found out about a slice.
 type memory struct {
 	kind Kind
-	// The bytes around the slice that live and die with it, hence may be
-	// registered together with it.
+	// The bytes around the slice that live and die with it, and so may be registered
+	// together with it.
 	lo, hi uintptr
 	// prove makes the proof for a registration within [lo, hi); the slice is
 	// alive when it is called. nil for unknown memory.

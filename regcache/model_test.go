@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// model is a cache as one would write it without a thought for speed: a plain
-// map of what is cached, searched from end to end.
+// model is a cache written without regard for speed: a plain map of what is cached, which
+// is searched completely.
 type model struct {
 	cached map[uint32]registration
 }
@@ -22,7 +22,7 @@ func (m *model) serves(start, end uintptr, access Access) (key uint32, ok bool) 
 	return 0, false
 }
 
-// put takes the place of everything that it overlaps.
+// put replaces everything that r overlaps.
 func (m *model) put(key uint32, r registration) {
 	for other, o := range m.cached {
 		if o.start < r.end && r.start < o.end {

@@ -15,10 +15,9 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// nic is a network card to test against. It pins pages as a card does, with
-// io_uring's registered buffers, and moves bytes through them, whatever the
-// addresses mean by then. As root it notes the physical frames too: they are
-// the oracle that tells a stale registration.
+// nic is a network card to test against. It pins pages as a card does, with io_uring's
+// registered buffers, and moves bytes through those pages, whatever their addresses mean by
+// then. As root it also records the physical frames, which reveal a stale registration.
 type nic struct {
 	ring  *ring
 	blind bool // do not note frames, for benchmarks
@@ -126,7 +125,7 @@ func (n *nic) Stale(r *Region, b []byte) error {
 	return nil
 }
 
-// Send returns what the card reads from its pages for the addresses of b.
+// Send returns what the card reads, from the pages that it pinned for b's addresses.
 func (n *nic) Send(r *Region, b []byte) ([]byte, error) {
 	n.mu.Lock()
 	p := n.keys[r.LKey()]
@@ -156,7 +155,7 @@ func (n *nic) registered() (entries int, bytes int64) {
 	return len(n.keys), n.bytes
 }
 
-// ring is the little of io_uring that a card needs (include/uapi/linux/io_uring.h).
+// ring is the part of io_uring that a card needs (include/uapi/linux/io_uring.h).
 type ring struct {
 	fd     int
 	pipe   [2]int

@@ -16,11 +16,11 @@ type Range struct {
 	kind   Kind
 	watch  *watcher // nil unless kind is Watched
 	gone   atomic.Bool
-	// piece is the size of the pieces that are to be registered one by one; 0: what
-	// is small enough is registered as a whole.
+	// piece is the size of the pieces that are to be registered one by one. 0: the
+	// whole range is registered if it is small enough.
 	piece atomic.Uintptr
 
-	regions regionSet // those whose proof this is
+	regions regionSet // those that this range is the proof of
 }
 
 // Declare promises that b stays mapped to the pages it has, or will have when they
@@ -48,7 +48,7 @@ func (r *Range) Withdraw() error {
 	return err
 }
 
-// end makes the proof false and the regions go.
+// end makes the proof false and removes its regions.
 func (r *Range) end(cause Cause) error {
 	r.gone.Store(true)
 	return r.regions.settle(cause)
@@ -67,8 +67,8 @@ func (r *Range) attach(region *Region) { r.regions.add(region) }
 
 func (r *Range) detach(region *Region, err error) { r.regions.remove(region, err) }
 
-// rangeSet is the set of a process's ranges; they do not overlap. It is looked
-// into when memory is registered, not at hits.
+// rangeSet is the set of a process's ranges, which do not overlap. It is searched when
+// memory is registered, not at hits.
 type rangeSet struct {
 	mu  sync.RWMutex
 	all []*Range // by address; guarded by mu

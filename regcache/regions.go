@@ -6,26 +6,25 @@ import (
 	"sync"
 )
 
-// regionSet is the regions of somebody who has to know when they are all
-// deregistered: a cache before its protection domain goes, a range before its
-// memory does.
+// regionSet is the set of registered regions of a cache or a range, which has to know when
+// all of them are deregistered: before its protection domain or its memory goes.
 type regionSet struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed when one is removed; nil while nobody waits
 	regions map[*Region]struct{}
-	refused error // the first of the device's that would not deregister one
+	refused error // the first error of a device that did not deregister a region
 }
 
 func (s *regionSet) init() { s.regions = make(map[*Region]struct{}) }
 
-// add notes a region that is registered.
+// add adds a region that has been registered.
 func (s *regionSet) add(r *Region) {
 	s.mu.Lock()
 	s.regions[r] = struct{}{}
 	s.mu.Unlock()
 }
 
-// remove notes that the device has deregistered r, or has refused to.
+// remove removes r after the device has deregistered it, or has refused with err.
 func (s *regionSet) remove(r *Region, err error) {
 	s.mu.Lock()
 	delete(s.regions, r)
@@ -39,9 +38,9 @@ func (s *regionSet) remove(r *Region, err error) {
 	s.mu.Unlock()
 }
 
-// settle takes all regions out of their cache and waits for the device to have
-// deregistered those that nobody uses. ErrInUse means that there are others; any
-// other error is the device's, which has kept what it should have let go.
+// settle takes all regions out of their cache and waits until the device has deregistered
+// those that nobody uses. ErrInUse means that some are in use; any other error is that of
+// a device that did not deregister one.
 func (s *regionSet) settle(cause Cause) error {
 	s.mu.Lock()
 	regions := slices.Collect(maps.Keys(s.regions))
@@ -58,7 +57,7 @@ func (s *regionSet) settle(cause Cause) error {
 	return s.refused
 }
 
-// dropped waits until those are deregistered that somebody is at, or late is closed.
+// dropped waits until the regions that are being deregistered are gone, or late is closed.
 func (s *regionSet) dropped(late <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A peer has the descriptor of an exposure: key, address, length. It must get
-// these bytes, while they are exposed, and no other.
+// A peer has an exposure's key, address and length. It must get those bytes while they are
+// exposed, and no others.
 func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 	for name, config := range map[string]Config{
 		"pages stay pinned": {Eager: true},

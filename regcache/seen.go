@@ -2,13 +2,12 @@ package regcache
 
 import "sync/atomic"
 
-// seenSlots is how many addresses are remembered, less those that collide.
+// seenSlots is how many addresses are remembered, fewer if some collide.
 const seenSlots = 4096
 
-// seen remembers addresses that were used lately, so that the second use can
-// be told from the first. It forgets by being overwritten, and a new object at
-// an old one's address counts as seen: it decides what is worth caching, not
-// what is right.
+// seen remembers recently used addresses, to tell a second use from the first. It forgets
+// by overwriting, and takes a new object at an old address for the old one. That is
+// harmless: it decides only what is worth caching.
 type seen struct {
 	slots [seenSlots]atomic.Uintptr
 }

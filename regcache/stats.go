@@ -112,7 +112,7 @@ func (b *Budget) Stats() Stats {
 	return s
 }
 
-// idleSize is what evicting the region would give back. It is in the cache.
+// idleSize is what evicting the region, which is in the cache, would give back.
 func (r *Region) idleSize() int64 {
 	if r.refs.Load() > 1 {
 		return 0
@@ -120,8 +120,8 @@ func (r *Region) idleSize() int64 {
 	return r.size()
 }
 
-// totals returns the statistics but for the hits of regions that are in the
-// cache. budget.mu is held.
+// totals returns the statistics without the hits of regions that are in the cache.
+// budget.mu is held.
 func (c *Cache) totals() Stats {
 	n := &c.stats
 	s := Stats{

@@ -18,8 +18,8 @@ const (
 
 var pagemap = sync.OnceValues(func() (*os.File, error) { return os.Open("/proc/self/pagemap") })
 
-// canVerify reports why physical frames cannot be seen, if so. Without
-// CAP_SYS_ADMIN the kernel shows all frames as 0.
+// canVerify returns an error if physical frames cannot be seen. Without CAP_SYS_ADMIN the
+// kernel shows all frames as 0.
 func canVerify() error {
 	if _, err := pagemap(); err != nil {
 		return err
@@ -32,8 +32,8 @@ func canVerify() error {
 	return nil
 }
 
-// framesOf returns the physical frame of each page of [start, start+n), 0 for
-// one that is not there. canVerify has succeeded.
+// framesOf returns the physical frame of each page of [start, start+n), 0 for one that is
+// not present. canVerify must have succeeded.
 func framesOf(start uintptr, n int) []uint64 {
 	file, _ := pagemap()
 	first := start / pageSize
@@ -51,8 +51,8 @@ func framesOf(start uintptr, n int) []uint64 {
 	return frames
 }
 
-// verify panics unless [start, start+n), a part of r, has the frames that it
-// had when r was registered. The caller holds r, and no longer after that panic.
+// verify panics unless [start, start+n), a part of r, has the frames that it had when r was
+// registered. The caller holds r; before a panic that hold is released.
 func (r *Region) verify(start uintptr, n int) {
 	skip := start/pageSize - r.start/pageSize
 	for i, frame := range framesOf(start, n) {

@@ -26,16 +26,15 @@ const (
 	uffdMessageSize       = 32
 )
 
-// A watcher has a userfaultfd for one range. The range is registered for write
-// protection, and nothing is ever protected, so no page fault comes here; what
-// comes are the events of munmap, mremap, MAP_FIXED and madvise. The kernel
-// holds up whoever does that until the event is read. The first one ends the
-// range: what its owner maps there next is another range.
+// A watcher has a userfaultfd for one range. The range is registered for write protection,
+// but nothing is ever protected, so that no page faults are reported, only munmap, mremap,
+// MAP_FIXED and madvise. The kernel holds up whoever makes such a change until the event is
+// read. The first event ends the range: what its owner maps there next is another range.
 type watcher struct {
 	file *os.File
 	fd   uintptr
-	// busy is set while an event is being read, and stays set once there was
-	// one. quiet needs it, since reading lets the other thread run on.
+	// busy is set before an event is read, and stays set. quiet needs it, because reading
+	// the event lets the other thread continue.
 	busy atomic.Bool
 	done chan struct{} // closed when the reader has ended
 }
@@ -79,9 +78,9 @@ func Watch(b []byte) (*Range, error) {
 	return r, nil
 }
 
-// privateAnonymous tells from /proc/self/maps whether all of b is mapped so. Its
-// lines are by address: "start-end perms offset device inode name", and what is
-// shared or a file's has an inode.
+// privateAnonymous tells from /proc/self/maps whether all of b is private anonymous memory.
+// The lines are "start-end perms offset device inode name", ordered by address. Shared
+// memory and files have an inode.
 func privateAnonymous(b []byte) (bool, error) {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
@@ -90,7 +89,7 @@ func privateAnonymous(b []byte) (bool, error) {
 	at, last := addressOf(b), addressOf(b)+uintptr(len(b))
 	for line := range strings.Lines(string(maps)) {
 		var start, end uintptr
-		var offset, inode uint64 // of files that others have mapped
+		var offset, inode uint64 // 64 bits for any file
 		var perms, device string
 		if _, err := fmt.Sscanf(line, "%x-%x %s %x %s %d", &start, &end, &perms, &offset, &device, &inode); err != nil {
 			return false, fmt.Errorf("/proc/self/maps: %q: %w", line, err)
@@ -130,8 +129,8 @@ func newWatcher(b []byte) (*watcher, error) {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdioRegister, uintptr(unsafe.Pointer(&register))); errno != 0 {
 		return fail("UFFDIO_REGISTER", errno)
 	}
-	// Non-blocking, hence in the runtime's poller; only now, as it polls as
-	// an error until UFFDIO_API.
+	// Non-blocking, so that it goes to the runtime's poller. Not earlier: until
+	// UFFDIO_API it polls as an error.
 	file := os.NewFile(fd, "userfaultfd")
 	return &watcher{file: file, fd: fd, done: make(chan struct{})}, nil
 }
@@ -143,7 +142,7 @@ func (w *watcher) read(r *Range) {
 		conn.Read(func(fd uintptr) bool {
 			ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 			if n, err := unix.Poll(ready, 0); err != nil || n == 0 {
-				return false // again when the runtime's poller says so
+				return false // wait for the runtime's poller
 			}
 			w.busy.Store(true)
 			var message [uffdMessageSize]byte
@@ -152,7 +151,7 @@ func (w *watcher) read(r *Range) {
 		})
 	}
 	w.busy.Store(true)
-	w.file.Close() // lets go whoever is held up by a further event
+	w.file.Close() // releases threads that further events hold up
 	ranges.remove(r)
 	r.end(MappingChanged)
 }
@@ -160,14 +159,12 @@ func (w *watcher) read(r *Range) {
 // zeroWriteProtect is an invalid argument of UFFDIO_WRITEPROTECT.
 var zeroWriteProtect struct{ start, length, mode uint64 }
 
-// quiet reports whether the mapping is as it was when the watch began. The event of
-// an munmap arrives only after the mapping has changed, and another thread may have
-// mapped something there by then. But the kernel counts up mmap_changing
-// before it changes anything, and down after the event was read, and
-// UFFDIO_WRITEPROTECT looks at it first: EAGAIN while it is not 0, EINVAL for
-// the rest of the arguments otherwise (fs/userfaultfd.c). busy closes the gap
-// from there to the end of the range. The call never blocks, so that it may
-// keep its P.
+// quiet reports whether the mapping is as it was when the watch began. The event of an
+// munmap arrives only after the mapping has changed, when another thread may have mapped
+// something there. But the kernel increments mmap_changing before it changes anything and
+// decrements it after the event was read, and UFFDIO_WRITEPROTECT checks it first: EAGAIN
+// while it is not 0, else EINVAL for the other arguments (fs/userfaultfd.c). busy, set
+// before the read, covers the time after it. The call never blocks, so a RawSyscall will do.
 func (w *watcher) quiet() bool {
 	if w.busy.Load() {
 		return false
@@ -176,9 +173,9 @@ func (w *watcher) quiet() bool {
 	return errno == unix.EINVAL && !w.busy.Load()
 }
 
-// close ends the watch of memory. As long as its mapping is what it was, it is let go
-// first: a child that was forked has the descriptor too until it executes something, and
-// whoever unmaps would wait for it. Otherwise what is there now may be another's.
+// close ends the watch of memory. If the mapping is unchanged it is unregistered first: a
+// forked child shares the descriptor until it calls exec, so that closing it here would not
+// keep an munmap from waiting. If the mapping has changed, the memory may be another's.
 func (w *watcher) close(memory []byte) {
 	if conn, err := w.file.SyscallConn(); err == nil && w.quiet() {
 		conn.Control(func(fd uintptr) {

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// watcher is Linux's.
+// watcher exists on Linux only.
 type watcher struct{}
 
 func (*watcher) quiet() bool { return false }
