@@ -14,17 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// boundSocket is a TCP socket that was bound and never connects. It lends its
-// local address to a connection over a SAN of this host, so that the address
-// is true and nobody else's while the connection lives, and it is what the
-// dialer's hooks see.
+// boundSocket is a TCP socket that is bound but never connects. It lends its local address
+// to a connection over a SAN, so that nobody else can have the address while the connection
+// lives. It is also what the dialer's hooks see.
 type boundSocket struct {
 	fd    int
 	local *net.TCPAddr
 }
 
-// bind makes the socket that a TCP connection of this request would leave
-// from.
+// bind makes a socket with the local address that a TCP connection for this request would
+// have.
 func bind(ctx context.Context, r request) (*boundSocket, error) {
 	family := unix.AF_INET6
 	if r.remote.Addr().Is4() {
@@ -48,7 +47,7 @@ func (s *boundSocket) bind(ctx context.Context, r request) error {
 			return hookError{err}
 		}
 		if s.name() == nil && s.local.Port != 0 {
-			return nil // the hook has done it
+			return nil // the hook has bound it
 		}
 	}
 	from, err := source(r)
@@ -65,8 +64,9 @@ func (s *boundSocket) bind(ctx context.Context, r request) error {
 	if err := s.name(); err != nil {
 		return err
 	}
-	// A port that is bound is none for connect any more, whatever the address, and TCP is
-	// what is left when ports run out. Hooks may choose from another range.
+	// connect cannot use a port that is bound, to whatever address. Leave TCP the half that
+	// it prefers, since it is the fallback when ports run out. (A hook may have chosen the
+	// port from another range.)
 	if from.Port() == 0 && r.control == nil && isConnects(s.local.Port) {
 		return &Unavailable{Reason: ReasonResources,
 			Err: errors.New("half of net.ipv4.ip_local_port_range is bound, and the rest is TCP's")}
@@ -74,10 +74,10 @@ func (s *boundSocket) bind(ctx context.Context, r request) error {
 	return nil
 }
 
-// isConnects says whether a port is one of those that connect takes first: its parity is
-// the lower bound's. bind takes none of them as long as there are others
-// (inet_csk_find_open_port, since 4.5). The range may change, and is read anew before a
-// port is said to be of them; where it cannot be read none is.
+// isConnects reports whether a port is one of those that connect tries first: those with
+// the parity of the range's lower bound. bind takes them only when it finds no others
+// (inet_csk_find_open_port, since Linux 4.5). The range may change, so it is read again
+// before the answer is yes; if it cannot be read the answer is no.
 func isConnects(port int) bool {
 	if int32(port&1) != connectsParity.Load()&1 {
 		return false
@@ -94,10 +94,11 @@ func isConnects(port int) bool {
 	return port&1 == low&1
 }
 
-// connectsParity is the lower bound's when it was last read, at first Linux's default's.
+// connectsParity is the lower bound's parity when it was last read; at first that of
+// Linux's default, which is even.
 var connectsParity atomic.Int32
 
-// name asks for the local address.
+// name sets local to the address that the socket is bound to.
 func (s *boundSocket) name() error {
 	sa, err := unix.Getsockname(s.fd)
 	if err != nil {
@@ -120,12 +121,12 @@ func (s *boundSocket) name() error {
 
 func (s *boundSocket) Close() error { return unix.Close(s.fd) }
 
-// source is the address that a TCP connection of this request would come from.
+// source returns the local address that a TCP connection for this request would have.
 func source(r request) (netip.AddrPort, error) {
 	var port uint16
 	if l := r.local; l != nil {
 		if port = uint16(l.Port); int(port) != l.Port {
-			return netip.AddrPort{}, os.NewSyscallError("bind", unix.EINVAL) // as TCP finds then, too
+			return netip.AddrPort{}, os.NewSyscallError("bind", unix.EINVAL) // as TCP will find, too
 		}
 		if ip, ok := netip.AddrFromSlice(l.IP); ok && !ip.IsUnspecified() {
 			return netip.AddrPortFrom(ip.Unmap().WithZone(l.Zone), port), nil
@@ -137,8 +138,8 @@ func source(r request) (netip.AddrPort, error) {
 	case dst.IsLoopback():
 		return netip.AddrPortFrom(dst, port), nil
 	}
-	// A connected UDP socket has the source address that routing chooses, and
-	// nothing is sent.
+	// A connected UDP socket has the source address that routing chooses. Nothing is
+	// sent.
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(r.remote))
 	if err != nil {
 		return netip.AddrPort{}, err

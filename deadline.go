@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// acceptDeadline is a deadline that can be waited for and moved: a channel
-// that is closed while it is past. The zero value is no deadline.
+// acceptDeadline is a deadline that can be waited for and moved: a channel that is closed
+// once it has passed. The zero value is no deadline.
 type acceptDeadline struct {
 	mu      sync.Mutex
 	timer   *time.Timer   // guarded by mu; nil: nothing to come
 	expired chan struct{} // guarded by mu; nil at first
 }
 
-// wait gives the channel that is closed when the deadline passes.
+// wait returns the channel that is closed when the deadline passes.
 func (d *acceptDeadline) wait() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.channel()
 }
 
-// channel makes one if there is none. Called with mu held.
+// channel returns the channel, and makes it if need be. mu is held.
 func (d *acceptDeadline) channel() chan struct{} {
 	if d.expired == nil {
 		d.expired = make(chan struct{})
@@ -28,14 +28,14 @@ func (d *acceptDeadline) channel() chan struct{} {
 	return d.expired
 }
 
-// set moves the deadline to t; the zero time means none. Those who wait
-// follow, unless it had passed for them.
+// set moves the deadline to t; the zero time means none. It applies to waits under way
+// too, unless the deadline had already passed for them.
 func (d *acceptDeadline) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	expired := d.channel()
 	if d.timer != nil && !d.timer.Stop() {
-		<-expired // its function runs and closes it at once
+		<-expired // the timer has fired: its function closes the channel
 	}
 	d.timer = nil
 	past := false

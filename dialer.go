@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// defaultAttemptTimeout bounds an attempt over a SAN: many times what one
-	// takes that is answered, and a delay that a user bears once.
+	// defaultAttemptTimeout bounds an attempt over a SAN: many times longer than an
+	// attempt that is answered, and a delay that a user tolerates once.
 	defaultAttemptTimeout = 500 * time.Millisecond
 
-	// requireAttemptTimeout is the bound where there is nothing to fall back
-	// to: an attempt must not fail because processors are busy.
+	// requireAttemptTimeout is the bound if there is nothing to fall back to. Then
+	// an attempt must not fail only because processors are busy.
 	requireAttemptTimeout = 10 * time.Second
 )
 
@@ -119,13 +119,13 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (dialed, err
 	return d.race(ctx, network, requests)
 }
 
-// dialed is a connection that was made, and how.
+// dialed is a connection, and how it was made.
 type dialed struct {
 	net.Conn
-	why *Unavailable // it is not by a SAN; nil if it is
+	why *Unavailable // why it is not over a SAN; nil if it is
 }
 
-// counted is the connection for the application.
+// counted counts the connection and returns it for the application.
 func (c dialed) counted() net.Conn {
 	if c.why != nil {
 		noteFallback(c.Conn, c.why)
@@ -134,8 +134,8 @@ func (c dialed) counted() net.Conn {
 	return c.Conn
 }
 
-// plan gives the addresses to connect to, in net's order: those that LocalAddr
-// reaches, or if it reaches none all of them, for net to say so.
+// plan returns the addresses to connect to, in net's order: those of LocalAddr's family,
+// or all if there are none, to get net's own error.
 func (d *Dialer) plan(ctx context.Context, network, address string, providers []provider, env environment) ([]request, error) {
 	local, err := dialLocal(d.NetDialer.LocalAddr)
 	if err != nil {
@@ -156,7 +156,7 @@ func (d *Dialer) plan(ctx context.Context, network, address string, providers []
 			settings: settle(d.Options, d.RDMA, d.Policy, env, 0),
 		}
 		if named {
-			r.address = dst.String() // it is not looked up again
+			r.address = dst.String() // so that net does not look the name up again
 		}
 		for _, p := range providers {
 			if sameFamily(local, dst.Addr()) && p.serves(dst.Addr(), r.settings) {
@@ -172,7 +172,7 @@ func (d *Dialer) plan(ctx context.Context, network, address string, providers []
 	return requests, nil
 }
 
-// notServed says why none of the providers serves a destination.
+// notServed returns why none of the providers serves a destination.
 func notServed(r request, providers []provider) *Unavailable {
 	var words []string
 	for _, p := range providers {
@@ -191,7 +191,7 @@ func notServed(r request, providers []provider) *Unavailable {
 // bound applies the dialer's own limits of time to ctx.
 func (d *Dialer) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline := d.NetDialer.Deadline
-	if d.NetDialer.Timeout != 0 { // below: as good as over, as for net
+	if d.NetDialer.Timeout != 0 { // negative means expired, as for net
 		if t := time.Now().Add(d.NetDialer.Timeout); deadline.IsZero() || t.Before(deadline) {
 			deadline = t
 		}
@@ -215,7 +215,7 @@ func (d *Dialer) bound(ctx context.Context) (context.Context, context.CancelFunc
 	return ctx, cancel
 }
 
-// control is the hook for sockets; net gives ControlContext precedence.
+// control returns the hook for sockets. Like net it gives ControlContext precedence.
 func (d *Dialer) control() func(context.Context, string, string, syscall.RawConn) error {
 	switch plain := d.NetDialer.Control; {
 	case d.NetDialer.ControlContext != nil:
@@ -250,7 +250,7 @@ func (d *Dialer) dialOne(ctx context.Context, network string, r request) (dialed
 		if final != nil {
 			return dialed{}, dialError(network, d.NetDialer.LocalAddr, r.remote, final)
 		}
-		if i == 0 { // what the preferred provider says counts
+		if i == 0 { // report what the preferred provider says
 			why = unavailable
 		}
 	}
@@ -260,10 +260,10 @@ func (d *Dialer) dialOne(ctx context.Context, network string, r request) (dialed
 	return d.fallBack(ctx, network, r.address, why)
 }
 
-// dialSAN makes one attempt over a SAN, unless the last one lately was in vain.
+// dialSAN makes one attempt over a SAN, unless the destination did not answer recently.
 func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, error) {
 	if ctx.Err() != nil {
-		return nil, ctx.Err() // before any hook
+		return nil, ctx.Err() // before any hook is called
 	}
 	key := keyOf(p, r)
 	if d.Policy != Require {
@@ -286,8 +286,8 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 			return newConn(p.name(), s, l), nil
 		}
 	}
-	// Only what was answered by silence is remembered: other answers cost no time.
-	// A dialer with little time, or whose time is up, is no proof of it, or not much.
+	// Only silence is remembered: answers cost no time. If the dialer's own time is up or
+	// the attempt was very short, it proves nothing; if it was shortened, not much.
 	switch {
 	case ctx.Err() != nil:
 	case answered(err):
@@ -298,7 +298,7 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	return nil, err
 }
 
-// negotiate starts the session. When it fails, the link is gone.
+// negotiate starts the session. If it fails it releases the link.
 func negotiate(ctx context.Context, l link, config session.Config) (*session.Session, error) {
 	s := session.New(l.endpoint, config)
 	err := s.Negotiate(ctx)
@@ -306,26 +306,26 @@ func negotiate(ctx context.Context, l link, config session.Config) (*session.Ses
 		return s, nil
 	}
 	if ctx.Err() != nil {
-		s.Close() // in order: a listener that is being closed refuses nobody
+		s.Close() // not a reset: a listener that is being closed refuses nobody
 	}
 	s.Abort()
 	l.release()
 	if !l.endpoint.Limits().Buffered || errors.As(err, new(*Unavailable)) {
 		return nil, err
 	}
-	// There is no wire that could have failed.
+	// There is no wire that could have failed, so the listener has ended the connection.
 	switch {
 	case errors.Is(err, syscall.ECONNRESET):
 		return nil, syscall.ECONNREFUSED // a full backlog (C7, C8)
 	case errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF):
 		// The listener is being closed, or was handed to another process. If nobody
-		// listens on, TCP says so.
+		// listens any more, TCP will tell.
 		return nil, &Unavailable{Reason: ReasonNoListener, Err: err}
 	}
 	return nil, err
 }
 
-// newConn gives a negotiated session to the application.
+// newConn makes a connection for the application of a negotiated session.
 func newConn(provider string, s *session.Session, l link) *sanconn.Conn {
 	count(func(n *Counters) { n.Open[provider]++ })
 	return sanconn.New(s, l.local, l.remote, func() {

@@ -22,8 +22,8 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// What a provider answers, and what becomes of the dial (C4). A TCP listener
-// is there in each case.
+// What a provider answers, and how the dial ends (C4). There is a TCP listener in each
+// case.
 func TestDialFallsBackUnlessTCPWouldFailToo(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -239,7 +239,7 @@ func TestDialReasonIsThePreferredProviders(t *testing.T) {
 	wantFallback(t, mustDial(t, &Dialer{Providers: []string{"second", fakeName}}, addr), ReasonResources)
 }
 
-// … nor does such an attempt leave a socket behind.
+// An attempt that fails leaves no socket behind.
 func TestDialInVainLeavesNoSocket(t *testing.T) {
 	f := useFake(t)
 	f.mute = true
@@ -257,7 +257,7 @@ func TestDialInVainLeavesNoSocket(t *testing.T) {
 	}
 }
 
-// … nor one over shared memory that finds no listener of ours.
+// Nor does one over shared memory that finds no listener of ours.
 func TestDialOfAPlainListenerLeavesNoSocket(t *testing.T) {
 	useProviders(t, sharedMemory{})
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
@@ -272,7 +272,7 @@ func TestDialOfAPlainListenerLeavesNoSocket(t *testing.T) {
 	}
 }
 
-// A destination that answers is not left alone for what it did before.
+// A destination that answers is tried again at once, whatever it did before.
 func TestDialSuccessIsRemembered(t *testing.T) {
 	f := useFake(t)
 	f.fail = func(ctx context.Context, _ request) error {
@@ -289,8 +289,8 @@ func TestDialSuccessIsRemembered(t *testing.T) {
 	wantProvider(t, mustDial(t, &Dialer{}, addr), fakeName)
 }
 
-// A dialer with little time leaves half of it to TCP, and does not wait for the same
-// silence at its next dial, if it was long enough to say something.
+// A dialer with little time leaves half of it to TCP. If its wait was long enough to prove
+// anything, its next dial does not wait again.
 func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 	f := useFake(t)
 	f.fail = func(ctx context.Context, _ request) error {
@@ -317,7 +317,7 @@ func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 }
 
-// An answer, whatever it is, ends what silence has begun.
+// Any answer ends the consequences of silence.
 func TestDialAnswerIsRemembered(t *testing.T) {
 	f := useFake(t)
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
@@ -409,7 +409,7 @@ func (p aloof) notServed(dst netip.Addr, _ settings) error {
 	return fmt.Errorf("it serves %v alone", p.to)
 }
 
-// Who requires a SAN for an address that none serves is told which, and why.
+// With the policy Require, the error for an address that no SAN serves says why not.
 func TestRequireNamesWhatIsNotServed(t *testing.T) {
 	f := useFake(t)
 	one, two := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")
@@ -466,8 +466,8 @@ func TestDialAsksTheResolverOnce(t *testing.T) {
 	}
 }
 
-// An address of the first family that does not answer does not keep the other family
-// waiting: what RFC 8305 calls Happy Eyeballs.
+// A silent address of the first family does not keep the other family waiting (RFC 8305,
+// Happy Eyeballs).
 func TestDialRacesTheFamilies(t *testing.T) {
 	f := useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -543,7 +543,7 @@ func TestHeadStart(t *testing.T) {
 	}
 }
 
-// What fails at this end says nothing about the destination.
+// A failure at this end proves nothing about the destination.
 func TestDialOwnFailureIsNoAnswer(t *testing.T) {
 	f := useFake(t)
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
@@ -672,8 +672,8 @@ func TestDialLocalAddr(t *testing.T) {
 	}
 }
 
-// A port that is bound is lost for all dials by TCP. A network namespace in which SANs
-// have used up theirs goes on with TCP.
+// TCP's dials cannot use a port that is bound. When SANs have used up their share of the
+// ports of a network namespace, dials fall back to TCP.
 func TestPortsAreLeftToTCP(t *testing.T) {
 	const half = 50
 	low := 32769 // odd, as nowhere else: it is read, and not remembered
@@ -719,8 +719,8 @@ func TestPortsAreLeftToTCP(t *testing.T) {
 	}
 }
 
-// A server that speaks first, and one that counts what it gets: neither sees a
-// byte that is not the application's.
+// A server that speaks first, and one that counts what it receives: neither sees a byte
+// that is not the application's.
 func TestDialPlainServerSeesTheApplicationAlone(t *testing.T) {
 	for _, policy := range []Policy{Prefer, Never} {
 		t.Run(policy.String(), func(t *testing.T) {
@@ -738,8 +738,8 @@ func TestDialPlainServerSeesTheApplicationAlone(t *testing.T) {
 	}
 }
 
-// answering is a resolver that knows the given hosts alone. It speaks DNS to
-// itself over a pipe.
+// answering returns a resolver that knows only the given hosts. It speaks DNS to itself
+// over a pipe.
 func answering(t testing.TB, hosts map[string][]string) *net.Resolver {
 	return &net.Resolver{
 		PreferGo: true,
@@ -751,7 +751,7 @@ func answering(t testing.TB, hosts map[string][]string) *net.Resolver {
 	}
 }
 
-// Several addresses share what time there is, as with net; none has less than two
+// Several addresses share the time that there is, as with net: each gets at least two
 // seconds, and the last all that is left.
 func TestAddressesShareTheTime(t *testing.T) {
 	for _, c := range []struct {

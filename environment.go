@@ -14,7 +14,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Names of the operators' switches.
+// Names of the environment variables for operators.
 const (
 	envProviders    = "SAN_PROVIDERS"
 	envDisable      = "SAN_DISABLE"
@@ -33,17 +33,17 @@ type environment struct {
 	// Of verbs:
 	subnets      []netip.Prefix // that it may serve; nil: all
 	sharedDomain bool
-	rdma         RDMA // where the program says nothing
+	rdma         RDMA // where the program does not set it
 
-	err error // the first value that is not understood
+	err error // about the first value that is not understood
 }
 
 func (e environment) allows(provider string) bool {
 	return !e.restricted || slices.Contains(e.providers, provider)
 }
 
-// processEnvironment is read once, as the answer must not change between two
-// connections.
+// processEnvironment reads the environment once, because the answer must not change
+// between connections.
 var processEnvironment = sync.OnceValue(func() environment { return parseEnvironment(os.LookupEnv) })
 
 func parseEnvironment(lookup func(string) (string, bool)) (e environment) {
@@ -105,7 +105,7 @@ func parseEnvironment(lookup func(string) (string, bool)) (e environment) {
 	return e
 }
 
-// words splits a comma separated list and leaves out what is empty.
+// words splits a comma-separated list and drops empty words.
 func words(list string) (words []string) {
 	for w := range strings.SplitSeq(list, ",") {
 		if w = strings.ToLower(strings.TrimSpace(w)); w != "" {

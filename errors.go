@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// verdict says what a failed attempt over a SAN means: a reason to try
-// something else, or the final answer for this address (C4).
+// verdict returns what a failed attempt over a SAN means: a reason to try something else,
+// or the final error for this address (C4).
 func verdict(ctx context.Context, err error) (*Unavailable, error) {
 	why := new(Unavailable)
 	switch {
@@ -31,7 +31,7 @@ func verdict(ctx context.Context, err error) (*Unavailable, error) {
 	return &Unavailable{Reason: ReasonProtocol, Err: err}, nil
 }
 
-// reasonOf is the reason that an error gives; ReasonNone: it gives none.
+// reasonOf returns the reason that an error implies, or ReasonNone.
 func reasonOf(err error) Reason {
 	why := new(Unavailable)
 	var errno syscall.Errno
@@ -55,7 +55,7 @@ func reasonOf(err error) Reason {
 	return ReasonNone
 }
 
-// answered: an attempt over a SAN failed by what the destination said.
+// answered reports whether an attempt failed because of an answer from the destination.
 func answered(err error) bool {
 	switch reasonOf(err) {
 	case ReasonNoListener, ReasonOwner, ReasonVersion, ReasonProtocol:
@@ -64,7 +64,7 @@ func answered(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(hookError))
 }
 
-// requireError is an Unavailable where the policy forbids TCP.
+// requireError is an Unavailable under the policy Require, which forbids TCP.
 type requireError struct{ why *Unavailable }
 
 func (e requireError) Error() string { return "no SAN connection: " + e.why.Error() }
@@ -76,8 +76,7 @@ type hookError struct{ error }
 
 func (e hookError) Unwrap() error { return e.error }
 
-// contextError says that the dialer's time was up, or that it was cancelled,
-// in net's words.
+// contextError says in net's words that the dial timed out or was canceled.
 type contextError struct{ cause error }
 
 func (e contextError) Error() string {

@@ -70,7 +70,7 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 	return all, nil
 }
 
-// explainOne tries every way to one address.
+// explainOne tries each provider and TCP at one address.
 func (d *Dialer) explainOne(ctx context.Context, providers []provider, r request) []Outcome {
 	var outcomes []Outcome
 	try := func(name string, attempt func() (net.Conn, error)) {
@@ -119,7 +119,7 @@ func (d *Dialer) explainSAN(ctx context.Context, p provider, r request) (net.Con
 	return nil, why
 }
 
-// leftOut is why a provider is not among those that may be used.
+// leftOut returns why a provider is not among those that may be used.
 func (d *Dialer) leftOut(name string) error {
 	switch {
 	case d.Policy == Never:
@@ -130,8 +130,8 @@ func (d *Dialer) leftOut(name string) error {
 	return &Unavailable{Reason: ReasonDisabled}
 }
 
-// markChosen marks what a dial takes of the ways to one address, if it takes
-// any: the first connection, unless an answer before it was final.
+// markChosen marks the outcome at one address that a dial would return, if any: the first
+// connection, unless there was a final error before it.
 func markChosen(outcomes []Outcome) bool {
 	for i, o := range outcomes {
 		switch _, unavailable := o.Err.(*Unavailable); {

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// said is an outcome in a word: "ok", a reason, or the error.
+// said describes an outcome: "ok", a reason, or the error.
 func said(o Outcome) string {
 	word := "ok"
 	if why := (*Unavailable)(nil); errors.As(o.Err, &why) {
@@ -204,7 +204,7 @@ func TestExplainRefusesWhatADialWould(t *testing.T) {
 	}
 }
 
-// A destination that LocalAddr does not reach is not passed over in silence.
+// A destination that LocalAddr does not reach is reported, too.
 func TestExplainOfAnotherFamily(t *testing.T) {
 	useFake(t)
 	d := &Dialer{NetDialer: net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}}
@@ -223,7 +223,7 @@ func TestExplainOfAnotherFamily(t *testing.T) {
 	}
 }
 
-// What stands behind "not served" is said by the real providers.
+// The real providers say why they do not serve an address.
 func TestExplainSaysWhyAnAddressIsNotServed(t *testing.T) {
 	forgetAll()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond) // TCP has nothing to find there

@@ -12,8 +12,8 @@ import (
 	"github.com/sanconn/san/session/twin"
 )
 
-// fakeName is the provider of the tests: it has no kernel below it, and says
-// what it is told to.
+// fakeName is the name of the tests' provider, which needs no kernel and answers what it is
+// told to.
 const fakeName = "fake"
 
 // fake is a provider over in-memory endpoints. It serves this host's loopback
@@ -118,7 +118,7 @@ func (f *fake) dial(ctx context.Context, r request) (link, error) {
 	}
 }
 
-// tried says how often a dial came as far as the provider.
+// tried returns how many dials came as far as the provider.
 func (f *fake) tried() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

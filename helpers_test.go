@@ -12,12 +12,12 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// patience is how long a test waits for what must happen. It is no target: a
+// patience is how long a test waits for something that must happen. It is not a target: a
 // test that reaches it has failed.
 const patience = 30 * time.Second
 
-// inGuest is the device that the tests run on, where they run in the guest
-// (test/guest): under emulation, some fifty times slower than elsewhere.
+// inGuest is the device that the tests run on if they run in the guest (test/guest), which
+// is emulated and some fifty times slower.
 var inGuest = testenv.Device()
 
 // amount is how much of something a test does: less in the guest.
@@ -38,7 +38,7 @@ func mustListen(t testing.TB, lc *ListenConfig, network, address string) *Listen
 	return l.(*Listener)
 }
 
-// plainListen is a TCP listener that knows of no SAN.
+// plainListen returns a TCP listener without SANs.
 func plainListen(t testing.TB, address string) *net.TCPListener {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -124,7 +124,7 @@ func wantOpError(t testing.TB, err error, op string, target error) *net.OpError 
 	return oe
 }
 
-// waitFor polls for what other goroutines bring about.
+// waitFor polls until other goroutines have brought something about.
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {

@@ -20,8 +20,7 @@ import (
 	"time"
 )
 
-// web is an HTTP server and a client on one lane, otherwise as net/http has
-// them.
+// web is an HTTP server and a client of net/http whose connections use one lane.
 type web struct {
 	*httptest.Server
 	client *http.Client
@@ -101,8 +100,8 @@ func startWeb(t *testing.T, l lane, proto string, withTLS bool, h http.Handler, 
 	return &web{s, client}
 }
 
-// serverLog keeps what a server says, of clients that went away above all, and
-// shows it when the test has failed.
+// serverLog collects what a server logs, mostly about clients that went away, and shows it
+// if the test fails.
 func serverLog(t *testing.T) *log.Logger {
 	var mu sync.Mutex
 	var lines bytes.Buffer
@@ -369,7 +368,7 @@ func TestHTTPRemoteAddrAndShutdown(t *testing.T) {
 	})
 }
 
-// A file goes by ReadFrom, as net/http serves it.
+// A file is sent by ReadFrom, as net/http does it.
 func TestHTTPServesAFile(t *testing.T) {
 	eachHTTP(t, func(t *testing.T, start func(http.Handler, ...func(*http.Server)) *web) {
 		dir := t.TempDir()

@@ -25,7 +25,7 @@ type Info struct {
 // providerTCP is what Info and Counters call a connection without a SAN.
 const providerTCP = "tcp"
 
-// maxWrappers bounds how deep InfoOf looks, should wrappers go in a circle.
+// maxWrappers bounds how deep InfoOf looks, in case wrappers form a cycle.
 const maxWrappers = 16
 
 // InfoOf says what carries c. It looks through wrappers that have a method
@@ -58,7 +58,7 @@ func InfoOf(c net.Conn) Info {
 	return Info{}
 }
 
-// unwrap gives the connection inside c; nil if it cannot tell.
+// unwrap returns the connection inside c, or nil if it cannot tell.
 func unwrap(c net.Conn) net.Conn {
 	if w, ok := c.(interface{ NetConn() net.Conn }); ok {
 		return w.NetConn()
@@ -78,13 +78,13 @@ func unwrap(c net.Conn) net.Conn {
 	return nil
 }
 
-// fallbacks remembers the reasons of the *net.TCPConns that this package gave
-// out: *Unavailable by weak.Pointer[net.TCPConn]. The connection itself has no
-// room for one and stays bare, as wrapping it would take sendfile and splice
-// away. An entry goes when its connection has been collected.
+// fallbacks has the reasons for the *net.TCPConns that this package has returned:
+// *Unavailable by weak.Pointer[net.TCPConn]. The connection itself has no room for a
+// reason, and wrapping it would disable sendfile and splice. An entry is removed when its
+// connection has been collected.
 var fallbacks sync.Map
 
-// noteFallback counts a connection that is not on a SAN and remembers why.
+// noteFallback counts a connection that is not on a SAN, and records why.
 func noteFallback(c net.Conn, why *Unavailable) {
 	count(func(n *Counters) { n.Fallbacks[why.Reason]++ })
 	if tcp, ok := c.(*net.TCPConn); ok {

@@ -8,8 +8,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// systemLanes are those of the kernel's own means; where the guest (test/guest)
-// says that it has RDMA devices, those of RDMA instead.
+// systemLanes are the lanes over the kernel's own means or, in a guest (test/guest) with
+// RDMA devices, over those.
 var systemLanes = sync.OnceValue(func() []lane {
 	if inGuest != "" {
 		return verbsLanes(inGuest)

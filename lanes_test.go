@@ -9,7 +9,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// lane is a way for bytes to go, on which the same tests run.
+// lane is a way to carry bytes. The same tests run on each.
 type lane struct {
 	name     string
 	provider string
@@ -21,13 +21,13 @@ type lane struct {
 // here is an address to listen on.
 func (l lane) here() string { return net.JoinHostPort(cmp.Or(l.host, "127.0.0.1"), "0") }
 
-// cmaThreshold makes large Writes of the tests move by RDMA, which shm does not
-// prefer by default.
+// cmaThreshold makes large Writes of the tests go by RDMA, which shm does not use by
+// default.
 const cmaThreshold = 32 << 10
 
 var lanes = append(systemLanes[:len(systemLanes):len(systemLanes)], plainTCP)
 
-// plainTCP has to pass as well, or the test asks for what TCP does not give.
+// plainTCP has to pass as well: otherwise a test demands more than TCP gives.
 var plainTCP = lane{name: "tcp", provider: providerTCP, policy: Never}
 
 // eachLane runs a test on every lane.
@@ -64,5 +64,5 @@ func (l lane) sanPipe(t testing.TB) (client, server *sanconn.Conn) {
 	return c.(*sanconn.Conn), s.(*sanconn.Conn)
 }
 
-// without says whether an operator has switched the feature off.
+// without reports whether an operator has switched the feature off.
 func without(f session.Feature) bool { return processEnvironment().disable&f != 0 }

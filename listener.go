@@ -23,16 +23,17 @@ const (
 	// defaultBacklog is how many connections may wait for Accept. Each holds
 	// the provider's smallest buffers, so it is less than TCP's 4096.
 	defaultBacklog = 1024
-	// maxBacklog is what listen(2) took at most for long. Room for it is made at once.
+	// maxBacklog bounds Backlog, for which room is allocated at once. It was long the
+	// limit of listen(2).
 	maxBacklog = 1 << 16
 
-	// negotiateTimeout bounds how long a dialer may take to negotiate, with
-	// processors busy at both ends. It holds a place in the backlog, at most for that
-	// time (see backlog.Slow).
+	// negotiateTimeout bounds how long a dialer may take to negotiate, even with busy
+	// processors at both ends. Meanwhile it holds a place in the backlog, for less time
+	// if that is full (see backlog.Slow).
 	negotiateTimeout = 10 * time.Second
 
-	// A provider that cannot accept for want of resources is asked again
-	// after these times, as net/http does it.
+	// If a provider's accept fails, most likely for lack of resources, it is called again
+	// after a delay that doubles within these bounds, as in net/http.
 	minAcceptDelay = 5 * time.Millisecond
 	maxAcceptDelay = time.Second
 )
@@ -109,13 +110,13 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	}
 }
 
-// portTries: a port that TCP has free may be taken on a SAN's side.
+// portTries is how many ports are tried: one that is free for TCP may be taken on a SAN.
 const portTries = 4
 
 var errPortTaken = errors.New("san: the port is taken on a SAN's side")
 
-// listen is Listen for TCP. Where any port will do, the error is errPortTaken if a SAN
-// finds that TCP's is taken.
+// listen is Listen for TCP. If anyPort is set and a SAN finds TCP's port taken, the error
+// is errPortTaken.
 func (lc *ListenConfig) listen(ctx context.Context, network, address string, providers []provider, why *Unavailable, env environment, anyPort bool) (net.Listener, error) {
 	inner, err := lc.NetListenConfig.Listen(ctx, network, address)
 	if err != nil {
@@ -168,18 +169,19 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 	return l, nil
 }
 
-// zoneOf is the zone of an address literal. The kernel does not give that of an MPTCP
-// listener back, which is what net makes by default.
+// zoneOf returns the zone of an address literal. The kernel does not return the zone of an
+// MPTCP listener, which is what net makes by default.
 func zoneOf(address string) string {
 	host, _, _ := net.SplitHostPort(address)
 	a, _ := netip.ParseAddr(host)
 	return a.Zone()
 }
 
-// isAbsent: a host or an address has no such SAN, which is no fault where it has another.
+// isAbsent reports whether a reason means that the host or the address has no such SAN,
+// which is not a failure.
 func isAbsent(r Reason) bool { return r == ReasonNotServed || r == ReasonNoProvider }
 
-// lack notes why the listener does not have a provider.
+// lack records why the listener does not have a provider.
 func (l *Listener) lack(provider string, err error) {
 	why, final := verdict(context.Background(), err)
 	if final != nil {
@@ -215,17 +217,17 @@ type Listener struct {
 	without   *Unavailable            // why there is no acceptor; nil if there is one
 	lacks     map[string]*Unavailable // why it does not have a provider, by its name
 
-	plain    chan net.Conn      // from TCP: handed over to a waiting Accept
-	failed   chan error         // … and why it gave none
+	plain    chan net.Conn      // from TCP: handed to a waiting Accept
+	failed   chan error         // … or the error of TCP's Accept
 	ready    chan *sanconn.Conn // negotiated: room for the whole backlog
 	backlog  *backlog.Backlog   // of those that negotiate or are ready
 	deadline acceptDeadline
 
 	startTCP   sync.Once
-	ctx        context.Context // ends at Close, with it the negotiations
+	ctx        context.Context // ends at Close, and ends the negotiations
 	cancel     context.CancelFunc
 	accepting  atomic.Bool // Accept was called
-	handed     atomic.Bool // File was, before
+	handed     atomic.Bool // File was called
 	closing    atomic.Bool
 	closed     chan struct{}
 	background sync.WaitGroup
@@ -236,8 +238,8 @@ type Listener struct {
 // os.ErrDeadlineExceeded after the deadline, or one that TCP's Accept returns; each in
 // a *net.OpError.
 func (l *Listener) Accept() (net.Conn, error) {
-	// From the first Accept on, not before: a listener that was made to be
-	// handed to another process by File takes nothing from it.
+	// TCP connections are taken from the first Accept on, not before: a listener that was
+	// made only to be handed to another process by File must take none from it.
 	l.accepting.Store(true)
 	l.startTCP.Do(func() {
 		if !l.closing.Load() {
@@ -253,7 +255,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	default:
 	}
 	select {
-	case <-l.failed: // before this call: TCP is asked again, as it may be over
+	case <-l.failed: // from before this call: try TCP again, as it may work by now
 	default:
 	}
 	select {
@@ -278,8 +280,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// serveTCP hands TCP's connections and errors to Accept, one at a time: the
-// rest stays in the kernel's backlog.
+// serveTCP hands TCP's connections and errors to Accept, one at a time: the others stay in
+// the kernel's backlog.
 func (l *Listener) serveTCP() {
 	for {
 		c, err := l.tcp.Accept()
@@ -305,8 +307,8 @@ func (l *Listener) serveTCP() {
 	}
 }
 
-// reset ends a TCP connection that nobody accepts so that nobody takes its end for an
-// answer, as the kernel does with those in its backlog.
+// reset resets a TCP connection that nobody accepts, as the kernel does with those in its
+// backlog: the dialer must not take an orderly end for an answer.
 func reset(c net.Conn) {
 	c.(*net.TCPConn).SetLinger(0)
 	c.Close()
@@ -360,9 +362,9 @@ func refuse(l link) {
 	count(func(n *Counters) { n.Refused++ })
 }
 
-// turnAway ends a connection before it is negotiated: its dialer goes by TCP, where
-// another process may listen on. Only where a reset would be a refusal, and Close
-// waits for nothing, it is ended in order.
+// turnAway ends a connection before it is negotiated, so that its dialer falls back to TCP,
+// where another process may still listen. For buffered providers a reset would mean that
+// it is refused (see negotiate), and Close does not wait, so they close it instead.
 func turnAway(l link) {
 	if l.endpoint.Limits().Buffered {
 		l.endpoint.Close()
@@ -377,7 +379,7 @@ func (l *Listener) admit(p *backlog.Place, provider string, link link, config se
 	s, err := negotiate(p.Context(), link, config)
 	switch placed := p.End(err == nil); {
 	case placed:
-		l.ready <- newConn(provider, s, link) // its place keeps room for it
+		l.ready <- newConn(provider, s, link) // never blocks: it has a place in the backlog
 	case err == nil:
 		s.Abort()
 		link.release()
@@ -396,7 +398,7 @@ func (l *Listener) Close() error {
 	for _, a := range l.acceptors {
 		err = cmp.Or(err, a.Close())
 	}
-	l.startTCP.Do(func() {}) // an Accept that comes now starts nothing
+	l.startTCP.Do(func() {}) // a later Accept must start nothing
 	l.background.Wait()
 	for {
 		select {
@@ -443,7 +445,7 @@ func (l *Listener) File() (*os.File, error) {
 	return l.tcp.File()
 }
 
-// acceptError is err as net would return it; of a closed listener it is always that.
+// acceptError is err as net would return it, or net.ErrClosed if the listener is closed.
 func (l *Listener) acceptError(err error) error {
 	if l.closing.Load() {
 		err = net.ErrClosed

@@ -91,7 +91,7 @@ func TestPlainClientSeesTheApplicationAlone(t *testing.T) {
 	}
 }
 
-// A dial succeeds before anybody calls Accept, and what it writes waits.
+// A dial succeeds before anybody calls Accept, and what it writes is kept until then.
 func TestDialDoesNotWaitForAccept(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -134,7 +134,7 @@ func TestListenerBacklogFullIsRefusedAtOnce(t *testing.T) {
 	wantProvider(t, mustDial(t, &Dialer{}, l.Addr().String()), fakeName)
 }
 
-// Who wants no limit gets the most there is.
+// A huge Backlog is cut to the largest that there is.
 func TestListenerBacklogHasALimit(t *testing.T) {
 	f := useFake(t)
 	mustListen(t, &ListenConfig{Backlog: math.MaxInt}, "tcp", "127.0.0.1:0")
@@ -143,7 +143,7 @@ func TestListenerBacklogHasALimit(t *testing.T) {
 	}
 }
 
-// A connection that is never negotiated gives its place in the backlog back.
+// A connection that is never negotiated loses its place in the backlog.
 func TestFailedNegotiationGivesItsPlaceBack(t *testing.T) {
 	f := useFake(t)
 	l := mustListen(t, &ListenConfig{Backlog: 1}, "tcp", "127.0.0.1:0")
@@ -164,8 +164,8 @@ func TestFailedNegotiationGivesItsPlaceBack(t *testing.T) {
 	})
 }
 
-// Those who connect and say nothing do not keep a backlog from others until their time
-// is up.
+// Dialers that connect and say nothing do not keep others out of the backlog until their
+// time is up.
 func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	f := useFake(t)
 	const places = 2
@@ -207,8 +207,8 @@ func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	}
 }
 
-// A TCP connection that the listener has taken and nobody accepts is reset at Close, as
-// those in the kernel's backlog are: an end would look like an answer.
+// A TCP connection that the listener has taken but nobody accepts is reset at Close, as
+// those in the kernel's backlog are: an orderly end would look like an answer.
 func TestListenerResetsWhatNobodyAccepts(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -302,8 +302,8 @@ func TestAcceptAfterDeadlineAndClose(t *testing.T) {
 	}
 }
 
-// TCP's listener fails while nobody is in Accept, as for want of descriptors. That is
-// over when the next connection comes.
+// TCP's listener fails while nobody is in Accept, as for lack of descriptors. The error is
+// forgotten when the next connection comes.
 func TestAcceptSaysNothingOfWhatIsOver(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -400,7 +400,7 @@ func TestListenerOpensAndClosesUnderLoad(t *testing.T) {
 	waitFor(t, "all connections closed", func() bool { return Stats().Open[fakeName] == 0 })
 }
 
-// taken is a provider on whose side the first ports are taken.
+// taken is a provider for which the first ports are taken.
 type taken struct {
 	*fake
 	ports []int // those that it was asked for
@@ -415,8 +415,8 @@ func (p *taken) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	return p.fake.listen(tcp, s)
 }
 
-// Where any port will do, it is one that is free on the SAN's side too; a port that
-// was asked for is that or none.
+// If any port will do, the listener gets one that is free on the SAN, too. A port that was
+// asked for is not replaced.
 func TestPortTakenOnTheSANSide(t *testing.T) {
 	for _, tt := range []struct {
 		taken, asked int
@@ -464,8 +464,8 @@ func (p *refusing) listen(*net.TCPListener, settings) (acceptor, error) {
 	return nil, p.why
 }
 
-// What a listener lacks is said and counted also where it has another SAN; and that an
-// address is not served never stands for what another provider says.
+// What a listener lacks is reported and counted even if it has another SAN. That an address
+// is not served never hides another provider's reason.
 func TestListenerSaysWhatItLacks(t *testing.T) {
 	f := useFake(t)
 	absent := &refusing{f, "absent", &Unavailable{Reason: ReasonNotServed, Err: errors.New("not here")}}
@@ -521,8 +521,8 @@ func TestListenerSaysWhatItLacks(t *testing.T) {
 	}
 }
 
-// A listener on a link-local address has its SAN as any other, though the kernel may
-// not give its zone back. In the guest one is on the RDMA device's own.
+// A listener on a link-local address has its SAN like any other, though the kernel may not
+// return the zone. In the guest one is on the RDMA device's own interface.
 func TestListenOnLinkLocal(t *testing.T) {
 	for address, want := range map[string]string{"[fe80::1%eth0]:80": "eth0", "[fe80::1]:80": "", "192.0.2.1:80": "", "host%x:80": "", ":80": ""} {
 		if got := zoneOf(address); got != want {
@@ -563,8 +563,8 @@ func linkLocal(t *testing.T, ip string) string {
 	return ""
 }
 
-// A provider is told that a listener takes no IPv4, by TCP's own word as well as by
-// what the program asked for.
+// A provider is told that a listener takes no IPv4, whether the network or the TCP socket
+// says so.
 func TestListenerOfIPv6AloneIsSaid(t *testing.T) {
 	f := useFake(t)
 	for network, alone := range map[string]bool{"tcp": false, "tcp4": false, "tcp6": true} {

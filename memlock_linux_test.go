@@ -16,9 +16,9 @@ import (
 	"github.com/sanconn/san/provider/verbs"
 )
 
-// Where RLIMIT_MEMLOCK has room for one connection over RDMA, that is what the
-// first dial gets. The next one is not a connection like any other: it goes by
-// TCP for a reason that is counted, or fails with one that says what to raise.
+// If RLIMIT_MEMLOCK has room for one connection over RDMA, the first dial gets it. The next
+// one falls back to TCP for a reason that is counted, or fails with an error that says
+// which limit to raise.
 func TestMemlockExhausted(t *testing.T) {
 	const inChild = "SAN_TEST_MEMLOCK_CHILD"
 	l := systemLanes[0]

@@ -8,26 +8,24 @@ import (
 )
 
 const (
-	// rememberFirst is how long a destination that did not answer over a SAN
-	// is left alone at first: a process that had no processor for a moment is
-	// soon asked again. Each further failure doubles it, up to rememberMost:
-	// long enough that the delay of an attempt is rare, short enough that a
-	// repaired SAN is found again.
+	// rememberFirst is how long a destination that did not answer over a SAN is not
+	// tried again at first: short, since its process may just have been busy. Each
+	// further failure doubles it, up to rememberMost: long enough that the delay of
+	// an attempt is rare, short enough that a repaired SAN is found again.
 	rememberFirst = 2 * time.Second
 	rememberMost  = 64 * time.Second
-	// rememberMax bounds the memory. Dialers to more dead destinations than
-	// this wait for some of them again.
+	// rememberMax bounds the memory. With more dead destinations than this, dialers
+	// wait for some of them each time.
 	rememberMax = 1024
-	// silence is the least wait that says something about the destination; a shorter
-	// one costs a dialer little each time.
+	// silence is the shortest wait that proves anything about the destination. A
+	// shorter one costs dialers little, even each time.
 	silence = 100 * time.Millisecond
-	// silentPorts of another host that did not answer stand for all of its ports: on the
-	// way there packets are dropped. One may be that of a process that is stopped.
+	// silentPorts is how many silent ports of another host stand for all of its ports:
+	// packets to it are being dropped. A single one may belong to a stopped process.
 	silentPorts = 2
 )
 
-// attemptKey names a provider's way to a destination: what would be the same
-// attempt by another dialer.
+// attemptKey identifies an attempt: dialers with equal keys would make the same one.
 type attemptKey struct {
 	provider string
 	dst      netip.AddrPort
@@ -43,14 +41,13 @@ func keyOf(p provider, r request) attemptKey {
 	return k
 }
 
-// host is the key for all ports of the destination.
+// host returns the key for all ports of the destination.
 func (k attemptKey) host() attemptKey {
 	k.dst = netip.AddrPortFrom(k.dst.Addr(), 0)
 	return k
 }
 
-// memory holds the attempts that failed by a time-out lately. The zero value
-// is empty.
+// memory holds the attempts that recently timed out. The zero value is empty.
 type memory struct {
 	mu       sync.Mutex
 	failures map[attemptKey]failure // guarded by mu
@@ -65,8 +62,8 @@ type failure struct {
 // remembered is shared by all dialers of the process.
 var remembered memory
 
-// add notes a failure, of one that had all its time or not: only that makes the span
-// longer.
+// add records a failure. whole says that the attempt had all its time; only such a failure
+// makes the span longer.
 func (m *memory) add(k attemptKey, now time.Time, whole bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -76,7 +73,7 @@ func (m *memory) add(k attemptKey, now time.Time, whole bool) {
 	last, again := m.failures[k]
 	switch {
 	case now.Before(last.until):
-		return // dials that ran side by side have failed once
+		return // concurrent dials count as one failure
 	case !again && len(m.failures) >= rememberMax:
 		m.makeRoom(now)
 	}
@@ -91,8 +88,7 @@ func (m *memory) add(k attemptKey, now time.Time, whole bool) {
 	m.failures[k] = failure{until: now.Add(span), span: span}
 }
 
-// makeRoom drops what is over, and some of the rest if need be. Called with mu
-// held.
+// makeRoom drops failures that are over, and some others if need be. mu is held.
 func (m *memory) makeRoom(now time.Time) {
 	for k, f := range m.failures {
 		if !now.Before(f.until) {
@@ -107,10 +103,10 @@ func (m *memory) makeRoom(now time.Time) {
 	}
 }
 
-// has: the destination did not answer lately, or ports of its host did not.
+// has reports whether the destination, or enough ports of its host, recently did not answer.
 func (m *memory) has(k attemptKey, now time.Time) bool { return m.until(k, now) > 0 }
 
-// until is how long the destination is left alone yet.
+// until returns for how much longer the destination is not to be tried.
 func (m *memory) until(k attemptKey, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -118,7 +114,7 @@ func (m *memory) until(k attemptKey, now time.Time) time.Duration {
 		return left
 	}
 	silent, until := 0, time.Duration(math.MaxInt64)
-	if !k.dst.Addr().IsLoopback() { // where processes alone can be silent
+	if !k.dst.Addr().IsLoopback() { // there, only single processes are silent
 		for other, f := range m.failures {
 			if !f.alone && now.Before(f.until) && other.host() == k.host() {
 				silent++
@@ -132,7 +128,7 @@ func (m *memory) until(k attemptKey, now time.Time) time.Duration {
 	return until
 }
 
-// forget: the destination has answered.
+// forget records that the destination has answered.
 func (m *memory) forget(k attemptKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -74,8 +74,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// Two silent ports of a host stand for all of them, until one answers. On loopback it is
-// processes that are silent, each for itself.
+// Two silent ports of a host stand for all of them until one answers. On loopback they do
+// not: there, single processes are silent.
 func TestMemoryOfAHost(t *testing.T) {
 	at := func(host string, port uint16) attemptKey {
 		return attemptKey{provider: "verbs", dst: netip.AddrPortFrom(netip.MustParseAddr(host), port)}

@@ -59,19 +59,18 @@ const (
 // Require, errors.As finds it in the error.
 type Unavailable = session.Unavailable
 
-// isTCP says whether the network is one that a SAN can stand in for.
+// isTCP reports whether a SAN can stand in for the network.
 func isTCP(network string) bool {
 	return network == "tcp" || network == "tcp4" || network == "tcp6"
 }
 
-// notTCP is why a network is handed to net.
+// notTCP returns why a network is left to net.
 func notTCP(network string) *Unavailable {
 	return &Unavailable{Reason: ReasonNetwork, Err: fmt.Errorf("%q is not one of tcp, tcp4, tcp6", network)}
 }
 
-// choose gives the providers to try, in order, and where there are none says why.
-// want is a Providers field. An error: a name that is not known, or an environment
-// that is not understood.
+// choose returns the providers to try, in order, or why there are none. want is a Providers
+// field. It is an error if that has an unknown name, or the environment is not understood.
 func choose(want []string, env environment, registered []provider) ([]provider, *Unavailable, error) {
 	if env.err != nil {
 		return nil, nil, env.err

@@ -30,7 +30,7 @@ var (
 	killRounds  = flag.Int("kills", 12, "processes to kill per role and lane")
 )
 
-// The tests of two processes run this very binary again, in a role.
+// Tests with two processes run this binary again, in a role.
 const (
 	envRole = "SAN_TEST_ROLE"
 	envLane = "SAN_TEST_LANE"
@@ -39,8 +39,8 @@ const (
 	envBytes = "SAN_TEST_BYTES"
 )
 
-// roles are the second process's part. A role talks to its test by lines on
-// standard output, and ends with standard input.
+// roles are what the second process can do. A role talks to its test by lines on standard
+// output, and ends when standard input does.
 var roles = map[string]func(l lane) error{
 	"stream": roleStream,
 	"write":  roleWrite,
@@ -226,8 +226,8 @@ func TestTwoProcessesStream(t *testing.T) {
 	})
 }
 
-// heir leaves a child behind that holds all descriptors. The peer of TCP or of a
-// queue pair would not see the end then.
+// heir leaves a child behind that holds all descriptors. Over TCP or a queue pair the peer
+// would then not see the end.
 func (l lane) heir() int {
 	if l.provider != "shm" {
 		return 0
@@ -286,8 +286,8 @@ func roleLeave(l lane) error {
 	return err
 }
 
-// A process that is killed at any moment: the other gets what had arrived, then
-// an error, soon, and nothing of it stays behind.
+// When a process is killed, at any moment, the other one gets what had arrived and soon an
+// error, and nothing is left behind.
 func TestKilledProcess(t *testing.T) {
 	rounds := *killRounds
 	if testing.Short() {
@@ -359,8 +359,8 @@ func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Dura
 	p.Wait()
 }
 
-// A program that ends without Close: what it wrote arrives, and then EOF; over
-// RDMA an error, as there bytes die with the process.
+// When a program ends without Close, what it wrote arrives, and then EOF. Over RDMA there is
+// an error instead, because bytes are lost with the process.
 func TestProcessThatLeavesWithoutClose(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		ln := l.listen(t, l.here())
@@ -377,7 +377,7 @@ func TestProcessThatLeavesWithoutClose(t *testing.T) {
 	})
 }
 
-// rolePlain is a TCP server that knows of no SAN.
+// rolePlain is a TCP server without SANs.
 func rolePlain(lane) error {
 	ln, err := net.Listen("tcp", os.Getenv(envAddr))
 	if err != nil {
@@ -457,7 +457,7 @@ func TestManyConnections(t *testing.T) {
 	})
 }
 
-// held are what a process must not be left with. Objects are the kernel's of RDMA.
+// held is what a process must have given back. Objects are the kernel's RDMA objects.
 type held struct {
 	goroutines, descriptors, mappings, objects int
 }
@@ -474,7 +474,7 @@ func resources(t testing.TB) held {
 	return held{runtime.NumGoroutine(), countDescriptors(t), countMappings(t), objects}
 }
 
-// wantResources waits until no more is held than before.
+// wantResources waits until the process holds no more than before.
 func wantResources(t testing.TB, before held) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {

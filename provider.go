@@ -13,26 +13,25 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// provider is what the switch has to know of a SAN service provider.
+// provider is what the switch needs to know of a SAN service provider.
 type provider interface {
 	name() string
 
-	// serves says whether a destination is worth an attempt (C3). It does not
+	// serves reports whether a destination is worth an attempt (C3). It does not
 	// block.
 	serves(dst netip.Addr, s settings) bool
 
-	// listen adds a SAN listener beside tcp, on the same address (C2). An
-	// error, best an *Unavailable, means that this listener has no such SAN.
+	// listen adds a SAN listener beside tcp, on the same address (C2). An error,
+	// preferably an *Unavailable, means that this listener does without this SAN.
 	listen(tcp *net.TCPListener, s settings) (acceptor, error)
 
-	// dial connects within ctx. It returns ECONNREFUSED or EHOSTUNREACH only
-	// where TCP is guaranteed to fail as well (C4), best an *Unavailable
-	// otherwise.
+	// dial connects within ctx. It returns ECONNREFUSED or EHOSTUNREACH only if TCP
+	// is guaranteed to fail as well (C4), otherwise preferably an *Unavailable.
 	dial(ctx context.Context, r request) (link, error)
 }
 
-// refuser is a provider that can say why it does not serve a destination, which
-// costs more than to see that it does not.
+// refuser is a provider that can say why it does not serve a destination, which may cost
+// more than serves.
 type refuser interface {
 	notServed(dst netip.Addr, s settings) error
 }
@@ -43,8 +42,8 @@ type settings struct {
 	local   bool          // Options.LocalAddresses
 	attempt time.Duration // bounds an attempt to connect
 	backlog int           // connections that wait for accept
-	v6only  bool          // of a listener: it takes no IPv4
-	zone    string        // … of the address that was asked for
+	v6only  bool          // for listen: take no IPv4
+	zone    string        // for listen: the zone of the address that was asked for
 
 	// Of verbs:
 	rdma         RDMA
@@ -52,7 +51,7 @@ type settings struct {
 	sharedDomain bool
 }
 
-// settle gives the settings for a dialer's or listener's options.
+// settle returns the settings for a dialer's or listener's options.
 func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlog int) settings {
 	s := settings{
 		session:      o.Session(),
@@ -80,16 +79,16 @@ func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlo
 
 // acceptor is a provider's listener.
 type acceptor interface {
-	// accept blocks until somebody connects. net.ErrClosed is the end;
-	// another error is reported and waited out.
+	// accept blocks until somebody connects. net.ErrClosed is final; after other
+	// errors it is called again.
 	accept() (link, error)
 	io.Closer
 }
 
 // request is one address to connect to.
 type request struct {
-	address string     // as NetDialer gets it
-	serving []provider // those that serve it, in order
+	address string     // for NetDialer
+	serving []provider // those that serve the address, in order
 	network string     // tcp4 or tcp6
 	remote  netip.AddrPort
 	local   *net.TCPAddr // nil: the system's choice
@@ -104,15 +103,15 @@ type link struct {
 	hold          io.Closer // closed after the endpoint; may be nil
 }
 
-// release lets go of what the link holds beside its endpoint.
+// release closes what the link holds besides its endpoint.
 func (l link) release() {
 	if l.hold != nil {
 		l.hold.Close()
 	}
 }
 
-// standard are the providers of the project, in order of preference, whether
-// this build has them or not.
+// standard are the providers of the project, in order of preference, even those that this
+// build does not have.
 var standard = []string{"shm", "verbs"}
 
 // providerNames are all that Providers and SAN_PROVIDERS may name, in order of

@@ -8,8 +8,8 @@ import (
 // registry has the providers of this build, in order of preference.
 var registry = []provider{sharedMemory{}, rdma{}}
 
-// v6only says whether a TCP listener takes no IPv4: on tcp6, or by a hook. Older kernels do
-// not tell of MPTCP's sockets, which Go makes of listeners.
+// v6only reports whether a TCP listener takes no IPv4, because of the network tcp6 or a
+// hook. Older kernels do not tell for MPTCP sockets, which Go uses for listeners.
 func v6only(tcp *net.TCPListener) bool {
 	c, err := tcp.SyscallConn()
 	on := 0

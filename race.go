@@ -11,9 +11,9 @@ import (
 // fallbackDelay is net's default for Dialer.FallbackDelay.
 const fallbackDelay = 300 * time.Millisecond
 
-// race connects to one of the addresses: those of the first one's family in turn,
-// and those of the other beside them when that takes long or fails. What comes
-// second is closed.
+// race connects to one of the addresses. It tries those of the first one's family in turn,
+// and in parallel those of the other when that takes long or fails. The loser's connection
+// is closed.
 func (d *Dialer) race(ctx context.Context, network string, requests []request) (dialed, error) {
 	if network != "tcp" || d.NetDialer.FallbackDelay < 0 {
 		return d.dialEach(ctx, network, requests)
@@ -59,17 +59,16 @@ func (d *Dialer) race(ctx context.Context, network string, requests []request) (
 	}
 }
 
-// result is what has come of one family's addresses.
+// result is the result of dialing one family's addresses.
 type result struct {
 	dialed
 	err error
 }
 
-// enter dials in the background, for race. A connection that comes when the race is over
-// is closed.
+// enter dials in the background, for race. A connection made after the race is closed.
 func (d *Dialer) enter(ctx context.Context, network string, requests []request, over <-chan struct{}) <-chan result {
 	done := make(chan result)
-	go func() { // ends soon after ctx, whoever has won
+	go func() { // ends soon after ctx, whoever wins
 		c, err := d.dialEach(ctx, network, requests)
 		select {
 		case done <- result{c, err}:
@@ -82,9 +81,9 @@ func (d *Dialer) enter(ctx context.Context, network string, requests []request, 
 	return done
 }
 
-// headStart is how long the first family has for itself. A TCP connection of the
-// second shall not win against a SAN that is about to answer; but the second has its
-// share of the time that there is.
+// headStart is how long the first family is tried alone. A TCP connection of the second
+// must not win against a SAN that is about to answer, but the second needs a share of the
+// time that there is.
 func (d *Dialer) headStart(ctx context.Context, first []request) time.Duration {
 	delay := cmp.Or(d.NetDialer.FallbackDelay, fallbackDelay)
 	if d.Policy != Prefer || !slices.ContainsFunc(first, askable) {
@@ -97,12 +96,12 @@ func (d *Dialer) headStart(ctx context.Context, first []request) time.Duration {
 	return max(delay, most)
 }
 
-// askable: a SAN that serves the address is going to be asked.
+// askable reports whether a SAN that serves the address is going to be tried.
 func askable(r request) bool {
 	return slices.ContainsFunc(r.serving, func(p provider) bool { return !remembered.has(keyOf(p, r), time.Now()) })
 }
 
-// dialEach connects to the first of the addresses that answers.
+// dialEach tries the addresses in turn until one connects.
 func (d *Dialer) dialEach(ctx context.Context, network string, requests []request) (dialed, error) {
 	var first error
 	for i, r := range requests {

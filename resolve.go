@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// resolve gives the addresses that the dialer would connect to from local, in net's
-// order, and whether it had to look a name up.
+// resolve returns the addresses that the dialer would connect to from local, in net's
+// order, and whether it had to look up a name.
 func resolve(ctx context.Context, r *net.Resolver, network, address string, local *net.TCPAddr) (dsts []netip.AddrPort, named bool, err error) {
 	if r == nil {
 		r = net.DefaultResolver
 	}
 	if address == "" {
-		return nil, false, errors.New("missing address") // net's word for it
+		return nil, false, errors.New("missing address") // as net says
 	}
 	host, service, err := net.SplitHostPort(address)
 	if err != nil {
@@ -27,7 +27,7 @@ func resolve(ctx context.Context, r *net.Resolver, network, address string, loca
 	if err != nil {
 		return nil, false, err
 	}
-	if host == "" { // this host, as net has it
+	if host == "" { // this host, as in net
 		host = "0.0.0.0"
 		if network == "tcp6" {
 			host = "::"
@@ -46,8 +46,8 @@ func resolve(ctx context.Context, r *net.Resolver, network, address string, loca
 	return dsts, named, nil
 }
 
-// lookup gives a host's addresses as net's own dialer gets them, which no one method
-// of its resolver does: LookupNetIP loses zones, LookupIPAddr asks for both families.
+// lookup returns a host's addresses as net's own dialer gets them. No single method of
+// net's resolver does: LookupNetIP loses zones, LookupIPAddr asks for both families.
 func lookup(ctx context.Context, r *net.Resolver, network, host string) (ips []netip.Addr, err error) {
 	if network != "tcp" {
 		ips, err = r.LookupNetIP(ctx, "ip"+network[len("tcp"):], host)
@@ -69,8 +69,8 @@ func lookup(ctx context.Context, r *net.Resolver, network, host string) (ips []n
 	return ips, err
 }
 
-// reached is the address that a connect from local to ip arrives at: the kernel takes
-// the unspecified address for loopback, or that of IPv4 for local's own.
+// reached returns the address at which a connect from local to ip arrives: the kernel takes
+// the unspecified address for loopback or, with IPv4, for local if that is set.
 func reached(ip netip.Addr, local *net.TCPAddr) netip.Addr {
 	switch ip = ip.Unmap(); {
 	case ip == netip.IPv4Unspecified():
@@ -81,12 +81,12 @@ func reached(ip netip.Addr, local *net.TCPAddr) netip.Addr {
 	case ip == netip.IPv6Unspecified():
 		return netip.IPv6Loopback()
 	case ip.IsLoopback():
-		return ip.WithZone("") // which the kernel does not keep either
+		return ip.WithZone("") // the kernel does not keep it either
 	}
 	return ip
 }
 
-// familyOf narrows a network to the one of its kind that ip belongs to.
+// familyOf returns the TCP network of ip's family.
 func familyOf(ip netip.Addr) string {
 	if ip.Is4() {
 		return "tcp4"
@@ -94,16 +94,16 @@ func familyOf(ip netip.Addr) string {
 	return "tcp6"
 }
 
-// sameFamily says whether a connection to dst can leave from local.
+// sameFamily reports whether a connection from local to dst is possible.
 func sameFamily(local *net.TCPAddr, dst netip.Addr) bool {
 	return local == nil || len(local.IP) == 0 || local.IP.IsUnspecified() || (local.IP.To4() != nil) == dst.Is4()
 }
 
-// minShare is the least time for one address of several; it is net's figure.
+// minShare is the least time for one of several addresses, as in net.
 const minShare = 2 * time.Second
 
-// share bounds the attempt at one address when left addresses, this one
-// included, have to share what remains until ctx's deadline: net's own rule.
+// share bounds the attempt at one address by net's own rule: left addresses, including this
+// one, share the time that remains until ctx's deadline.
 func share(ctx context.Context, left int) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok || left == 1 {
@@ -113,8 +113,7 @@ func share(ctx context.Context, left int) (context.Context, context.CancelFunc) 
 	return context.WithTimeout(ctx, min(remaining, max(remaining/time.Duration(left), minShare)))
 }
 
-// dialLocal is the local address as TCP has it; an error if it has another
-// type.
+// dialLocal returns a as a TCP address, or an error if it is not one.
 func dialLocal(a net.Addr) (*net.TCPAddr, error) {
 	if a == nil {
 		return nil, nil

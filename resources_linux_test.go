@@ -29,8 +29,8 @@ func countMappings(t testing.TB) int {
 	return strings.Count(string(maps), "/memfd:")
 }
 
-// holdDescriptors leaves a child that holds everything that this process has
-// open, as a program that forks without care does, and gives its pid.
+// holdDescriptors starts a child that holds all descriptors of this process, as after a
+// careless fork, and returns its pid.
 func holdDescriptors() int {
 	fds, _ := os.ReadDir("/proc/self/fd")
 	for _, fd := range fds {

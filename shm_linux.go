@@ -39,8 +39,8 @@ func (p sharedMemory) listen(tcp *net.TCPListener, s settings) (acceptor, error)
 	return sharedMemoryListener{l}, nil
 }
 
-// dial gives the endpoint a bound TCP socket to keep: it is what makes the
-// dialer's address true and unique.
+// dial gives the endpoint a bound TCP socket to keep, which makes the dialer's address
+// true and unique.
 func (p sharedMemory) dial(ctx context.Context, r request) (link, error) {
 	socket, err := bind(ctx, r)
 	if err != nil {

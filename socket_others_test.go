@@ -9,14 +9,13 @@ import (
 	"syscall"
 )
 
-// Linux alone is asked, where everything else of this is too.
+// The question is asked on Linux only.
 func isListening(uintptr) (bool, error) { return true, nil }
 
 func setReuseAddr(uintptr) error { return nil }
 
-// boundSocket stands in for Linux's, which no provider of this system needs:
-// a listener that nobody dials lends its address to the fake provider's
-// connections.
+// boundSocket stands in for Linux's: a listener that nobody dials lends its address to the
+// fake provider's connections.
 type boundSocket struct {
 	net.Listener
 	local *net.TCPAddr

@@ -36,7 +36,7 @@ func Stats() Counters {
 	return c
 }
 
-// counters change once per connection, which costs far more than the lock.
+// counters change a few times per connection, which costs far more than the lock.
 var counters = struct {
 	mu       sync.Mutex
 	Counters // guarded by mu

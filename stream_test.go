@@ -107,8 +107,8 @@ func TestBothWriteBeforeEitherReads(t *testing.T) {
 	})
 }
 
-// Without a reader, a writer is stopped by a bound that does not depend on how
-// much it wants to write.
+// Without a reader, a writer is stopped at a bound that does not depend on how much it wants
+// to write.
 func TestSlowReaderBoundsMemory(t *testing.T) {
 	const most = 32 << 20
 	eachLane(t, func(t *testing.T, l lane) {
@@ -201,8 +201,8 @@ func TestRandomStream(t *testing.T) {
 	})
 }
 
-// A few bytes and a few thousand by turns, from and into memory that is used
-// again at once, as under TLS: each byte is where it belongs.
+// A few bytes alternate with a few thousand, in memory that is reused at once, as under TLS.
+// Each byte arrives where it belongs.
 func TestSmallWritesAmongLarger(t *testing.T) {
 	const small, larger = 60, 17_000
 	total := int(amount[int64](64<<20, 12<<20))
@@ -360,8 +360,8 @@ func wantPositions(t testing.TB, b []byte, from int) {
 	}
 }
 
-// A deadline in the middle of a large Write: the count is exact, the slice is
-// not read any more, and the stream goes on behind it.
+// A deadline passes in the middle of a large Write: the count is exact, the slice is not
+// read any more, and the stream continues from there.
 func TestWriteDeadlineInTheMiddle(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		for _, taken := range []int{0, 1, 100 << 10, 3 << 20} {
@@ -463,7 +463,7 @@ func TestWriteDeadlineAtAnyMoment(t *testing.T) {
 	})
 }
 
-// After a Read has returned, what arrives does not go into its slice.
+// After a Read has returned, nothing that arrives goes into its slice.
 func TestReadDeadlineLeavesTheSliceAlone(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
@@ -554,8 +554,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 	})
 }
 
-// isPeerGone says whether a Write failed because the peer does not read any
-// more.
+// isPeerGone reports whether a Write failed because the peer does not read any more.
 func isPeerGone(err error) bool {
 	return errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
@@ -773,8 +772,7 @@ func TestConcurrentWritesAreNotMixed(t *testing.T) {
 	})
 }
 
-// io.Copy uses ReadFrom at one end and WriteTo at the other; neither comes
-// back to io.Copy.
+// io.Copy uses ReadFrom at one end and WriteTo at the other; neither calls io.Copy again.
 func TestCopyOfAFileBothWays(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
@@ -853,8 +851,8 @@ func TestCopyFromConnToConn(t *testing.T) {
 	})
 }
 
-// While a connection blocks, the context of another dial, a forked child and
-// the collector go their own ways.
+// A connection that blocks is not affected by another dial's context, a forked child or the
+// garbage collector.
 func TestConnSurvivesExec(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)

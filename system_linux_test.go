@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// With nothing configured, a connection of this host is on shared memory.
+// With nothing configured, a connection within this host uses shared memory.
 func TestSharedMemoryIsTheDefault(t *testing.T) {
 	l, err := Listen("tcp", ":0")
 	if err != nil {
@@ -53,9 +53,8 @@ func TestFirstOfTwoAddressesIsDead(t *testing.T) {
 	}
 }
 
-// Somebody else sits on the rendezvous of a TCP listener: he is no listener of
-// ours and the connection falls back. A listener that finds its place taken
-// says so.
+// Somebody else has the rendezvous of a TCP listener. That is no listener of ours, so the
+// connection falls back. A listener that finds its place taken reports it.
 func TestSquatterOnTheRendezvous(t *testing.T) {
 	old := registry
 	tcp := plainListen(t, "127.0.0.1:0")
@@ -72,8 +71,8 @@ func TestSquatterOnTheRendezvous(t *testing.T) {
 	}
 }
 
-// The listener's process stands still: TCP's kernel still takes connections for
-// it, and so the dial ends there, after one delay.
+// While the listener's process is stopped, the kernel still takes TCP connections for it, so
+// the dial ends there after one delay.
 func TestStoppedListenerCostsOneDelay(t *testing.T) {
 	l := systemLanes[0]
 	if l.host != "" {
@@ -106,8 +105,8 @@ func TestStoppedListenerCostsOneDelay(t *testing.T) {
 	wantProvider(t, mustDial(t, l.dialer(), addr), shm.Name)
 }
 
-// A listener that has no descriptors left says so, which is not that there is no
-// listener; and it goes on when it has some again.
+// A listener without descriptors reports that, and not that there is no listener. It goes on
+// when it has some again.
 func TestListenerOutOfDescriptors(t *testing.T) {
 	l := systemLanes[0]
 	if l.host != "" {
@@ -142,8 +141,7 @@ func TestListenerOutOfDescriptors(t *testing.T) {
 	wantProvider(t, mustDial(t, l.dialer(), addr), shm.Name)
 }
 
-// Large Writes really go by RDMA where they are meant to, and never where they
-// are not.
+// Large Writes go by RDMA exactly where they are meant to.
 func TestLanesMoveBytesAsTheySay(t *testing.T) {
 	for _, l := range systemLanes {
 		t.Run(l.name, func(t *testing.T) {
@@ -243,7 +241,7 @@ func TestConnectionsLeaveNothing(t *testing.T) {
 	}
 }
 
-// idle waits for the provider to let go of what earlier tests used.
+// idle waits until the provider has released what earlier tests used.
 func idle(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -253,8 +251,8 @@ func idle(t testing.TB) {
 	}
 }
 
-// A process hands its port on and closes its listener. TCP is there all the time, so
-// nobody is refused; what waits to be accepted at that moment may be reset.
+// A process hands its port to another and closes its listener. TCP is there all the time, so
+// nobody is refused; connections that wait for Accept at that moment may be reset.
 func TestNobodyIsRefusedByAListenerThatWasHandedOn(t *testing.T) {
 	for range amount(20, 5) {
 		l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -306,8 +304,8 @@ func TestNobodyIsRefusedByAListenerThatWasHandedOn(t *testing.T) {
 	}
 }
 
-// What no socket listens on may still be served: netfilter can redirect it. So
-// it is TCP that says "refused", in Prefer's own attempt.
+// An address on which no socket listens may still be served: netfilter can redirect it. So
+// only TCP's own attempt may say "refused".
 func TestNobodyListensIsForTCPToSay(t *testing.T) {
 	addr := freePort(t)
 	asked := 0

@@ -16,7 +16,7 @@ const envShut = "SAN_TEST_SHUT"
 
 func init() { roles["unread"] = roleUnread }
 
-// roleUnread writes, reads so many bytes, and does nothing more.
+// roleUnread writes, reads a given number of bytes, and does nothing more.
 func roleUnread(l lane) error {
 	c, err := l.dialRole()
 	if err != nil {
@@ -43,8 +43,8 @@ func roleUnread(l lane) error {
 
 type halfCloser interface{ CloseWrite() error }
 
-// A process that ends with bytes unread resets the connection, behind what it has
-// written; one that has read all ends it in order.
+// A process that ends with bytes unread resets the connection, after what it has written.
+// One that has read everything ends it in order.
 func TestProcessThatEndsWithBytesUnread(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

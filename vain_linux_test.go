@@ -31,7 +31,7 @@ func iwarpPort(t testing.TB, address string) string {
 	return fmt.Sprint(1024 + (port-1024+10000)%(1<<16-1024)) // verbs.Config.IWARPOffset
 }
 
-// What Dialer.RDMA and ListenConfig.RDMA say is done, by both ends or in vain.
+// Dialer.RDMA and ListenConfig.RDMA take effect; the ends connect only if they agree.
 func TestRDMASettings(t *testing.T) {
 	testenv.NeedDevice(t)
 	set := RDMA{WithoutCM: true}
@@ -58,9 +58,8 @@ func TestRDMASettings(t *testing.T) {
 	}
 }
 
-// Where RDMA gets no answer, or no good one, a dial ends on TCP, with the reason,
-// and where it had to wait the next dial does not wait again. Nothing of the
-// attempt stays behind.
+// If RDMA gets no answer, or a bad one, a dial falls back to TCP with the reason. If it had
+// to wait, the next dial does not wait again. The attempt leaves nothing behind.
 func TestRDMAInVain(t *testing.T) {
 	testenv.NeedDevice(t)
 	l := systemLanes[0]

@@ -10,7 +10,7 @@ import (
 	"github.com/sanconn/san/provider/verbs"
 )
 
-// rdma is the provider to other hosts.
+// rdma is the provider for connections to other hosts.
 type rdma struct{}
 
 func (rdma) name() string { return verbs.Name }
@@ -50,8 +50,8 @@ func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	return rdmaListener{l}, nil
 }
 
-// dial leaves from a TCP port that it holds, so that the connection's address
-// is nobody else's; iWARP's ports are TCP's own.
+// dial connects from a TCP port that the link holds, so that nobody else has its address.
+// On iWARP and without rdma_cm the endpoint chooses another port, and none is held.
 func (p rdma) dial(ctx context.Context, r request) (link, error) {
 	cfg := p.config(r.settings)
 	cfg.FixedPort = r.local != nil && r.local.Port != 0

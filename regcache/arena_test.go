@@ -179,7 +179,7 @@ func TestArenaJoinsWhatIsFree(t *testing.T) {
 	expectEmpty(t, d)
 }
 
-// Arenas whose devices answer do not wait for one that hangs.
+// Get waits only briefly for a device that hangs.
 func TestArenaDoesNotWaitForADeviceThatHangs(t *testing.T) {
 	d := &book{}
 	hangs := make(chan struct{})
