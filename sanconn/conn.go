@@ -24,8 +24,8 @@ type Conn struct {
 	session       *session.Session
 	local, remote *net.TCPAddr
 
-	// Beside the Conn and not in it: a timer that is set keeps its deadline, and
-	// must not keep the Conn from being found forgotten.
+	// Separate allocations: a running timer keeps its deadline alive, and must not keep
+	// a forgotten Conn from being collected.
 	readDeadline, writeDeadline *deadline
 
 	closed  atomic.Bool
@@ -52,12 +52,12 @@ func New(s *session.Session, local, remote *net.TCPAddr, onClose func()) *Conn {
 		readDeadline:  &deadline{interrupt: s.InterruptRead},
 		writeDeadline: &deadline{interrupt: s.InterruptWrite},
 	}
-	// A connection that was forgotten is closed, as net does it.
+	// A connection that the program has forgotten is closed, as in net.
 	c.cleanup = runtime.AddCleanup(c, func(f forgotten) { go f.close() }, forgotten{s, onClose})
 	return c
 }
 
-// forgotten is what is left of a Conn that was not closed.
+// forgotten is what is needed to close a Conn that has been collected.
 type forgotten struct {
 	session *session.Session
 	onClose func()
@@ -108,7 +108,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writable is the result of a Write of no bytes.
+// writable returns the error of a Write of no bytes.
 func (c *Conn) writable() error {
 	switch {
 	case c.closed.Load():
@@ -140,7 +140,7 @@ func (c *Conn) Close() error {
 	if c.reset.Load() {
 		c.session.Abort()
 	} else {
-		c.session.Close() // fails only the second time
+		c.session.Close() // fails only if called twice
 	}
 	if c.onClose != nil {
 		c.onClose()
@@ -183,7 +183,7 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.deadlineError(c.writeDeadline.set(t))
 }
 
-// deadlineError names the local end alone, as net does it for deadlines.
+// deadlineError names only the local end, as net does for deadlines.
 func (c *Conn) deadlineError(set bool) error {
 	if set {
 		return nil

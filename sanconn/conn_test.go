@@ -24,7 +24,7 @@ import (
 
 const patience = 30 * time.Second
 
-// The kinds of endpoint there are.
+// The kinds of endpoints.
 var endpoints = []struct {
 	name   string
 	limits session.Limits
@@ -107,7 +107,7 @@ func TestOptionalInterfacesOfTCP(t *testing.T) {
 
 func has[I any](c net.Conn) bool { _, ok := c.(I); return ok }
 
-// Settings have to be accepted, whatever they are.
+// All settings have to be accepted.
 func TestSettings(t *testing.T) {
 	a, b := pipe(t, session.Limits{Window: 32}, nil)
 	for name, err := range map[string]error{
@@ -136,8 +136,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// The interval of SetKeepAliveConfig is the one that a silent peer is asked at: with the
-// default of 15 s this would take a minute.
+// A silent peer is asked at the interval of SetKeepAliveConfig: with the default of 15 s
+// this would take a minute.
 func TestKeepAliveConfig(t *testing.T) {
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
 	sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
@@ -173,7 +173,7 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-// shortWriter takes half of it and says nothing.
+// shortWriter writes only half, without an error.
 type shortWriter struct{}
 
 func (shortWriter) Write(p []byte) (int, error) { return len(p) / 2, nil }
@@ -273,7 +273,7 @@ func TestOnCloseIsCalledOnce(t *testing.T) {
 	}
 }
 
-// What a closed connection says is what net says, of calls that would do nothing too.
+// A closed connection returns the same errors as net, even from calls that would do nothing.
 func TestCallsOfAClosedConn(t *testing.T) {
 	a, _ := pipe(t, session.Limits{}, nil)
 	a.SetWriteDeadline(time.Now().Add(-time.Second))
@@ -307,7 +307,7 @@ func TestCallsOfAClosedConn(t *testing.T) {
 	}
 }
 
-// A connection that was closed and is then forgotten is not closed once more.
+// A connection that was closed and then forgotten is not closed again.
 func TestClosedConnIsForgotten(t *testing.T) {
 	var calls [2]atomic.Int32
 	for i := range calls { // the second is not closed: when that is found, the first is too
@@ -337,8 +337,7 @@ func TestClosedConnIsForgotten(t *testing.T) {
 	}
 }
 
-// A connection that nobody holds any more is closed, as net does it, also when it
-// has a deadline.
+// A connection that nobody holds any more is closed, as in net, even if it has a deadline.
 func TestForgottenConnIsClosed(t *testing.T) {
 	for _, left := range []time.Duration{time.Millisecond, time.Hour} {
 		closed := make(chan struct{})

@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// copySize is the size in bytes of the buffers of ReadFrom and WriteTo. The
-// shared-memory ring reaches its full rate from about this size on; larger
-// ones cost cache and, with thousands of copies under way, memory.
+// copySize is the size in bytes of the buffers of ReadFrom and WriteTo. From about this
+// size on, the shared-memory ring reaches its full rate. Larger buffers would cost cache
+// and, with thousands of copies under way, memory.
 const copySize = 64 << 10
 
 var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
@@ -31,7 +31,7 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	return pump(w, c, func() bool { return false })
 }
 
-// pump copies without io.Copy, which would come back to ReadFrom and WriteTo.
+// pump copies without io.Copy, which would call ReadFrom and WriteTo again.
 func pump(w io.Writer, r io.Reader, done func() bool) (total int64, err error) {
 	b := copyBuffers.Get().(*[copySize]byte)
 	defer copyBuffers.Put(b)

@@ -26,13 +26,13 @@ func (d *deadline) set(t time.Time) bool {
 		return false
 	}
 	if d.timer != nil {
-		d.timer.Stop() // one that has fired meanwhile finds at moved
+		d.timer.Stop() // if it has just fired, fire sees that at has changed
 	}
 	d.at = time.Time{}
 	expired := false
 	if !t.IsZero() {
-		// Both ends of the comparison in fire are monotonic, so that a step of
-		// the wall clock cannot lose the deadline.
+		// fire compares two monotonic readings, so that a step of the wall clock cannot
+		// lose the deadline.
 		now := time.Now()
 		wait := t.Sub(now)
 		d.at = now.Add(wait)
@@ -48,7 +48,7 @@ func (d *deadline) set(t time.Time) bool {
 	return true
 }
 
-// fire is the timer's. It may run late, when the deadline has been moved.
+// fire is the timer's function. The deadline may have moved before it runs.
 func (d *deadline) fire() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +58,7 @@ func (d *deadline) fire() {
 	d.change(true)
 }
 
-// change makes the session's state follow. Called with mu held.
+// change tells the session if the state has changed. mu is held.
 func (d *deadline) change(expired bool) {
 	if d.expired != expired {
 		d.expired = expired
@@ -66,7 +66,7 @@ func (d *deadline) change(expired bool) {
 	}
 }
 
-// passed says whether the deadline has passed.
+// passed reports whether the deadline has passed.
 func (d *deadline) passed() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

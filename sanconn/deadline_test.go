@@ -64,8 +64,7 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// A timer that has fired and waits for the lock while the deadline is moved
-// must do nothing.
+// A timer that fires but gets the lock only after the deadline was moved must do nothing.
 func TestDeadlineLateTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var i interrupts

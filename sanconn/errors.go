@@ -18,8 +18,8 @@ const (
 	opSet   = "set"
 )
 
-// opError is the one place where errors of the session become those that net
-// would return for the operation op. io.EOF stays bare.
+// opError is the only place where errors of the session become those that net would return
+// for the operation op. io.EOF is not wrapped.
 func (c *Conn) opError(op string, err error) error {
 	if err == nil || err == io.EOF {
 		return err
@@ -32,7 +32,7 @@ func (c *Conn) opError(op string, err error) error {
 		err = os.ErrDeadlineExceeded
 	case errors.Is(err, session.ErrClosed):
 		err = net.ErrClosed
-		if op == opWrite { // the connection is open: it was CloseWrite
+		if op == opWrite { // the Conn is open, so this is after CloseWrite
 			err = os.NewSyscallError(op, syscall.EPIPE)
 		}
 	case errors.As(err, &errno):

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// setting is the result of a setting. Those without a meaning on a SAN are accepted, so
-// that code for TCP goes on working.
+// setting returns the error of a setter. Settings without a meaning on a SAN are accepted,
+// so that code for TCP works.
 func (c *Conn) setting() error {
 	if c.closed.Load() {
 		return c.opError(opSet, net.ErrClosed)

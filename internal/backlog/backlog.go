@@ -1,5 +1,5 @@
-// Package backlog has the places of connections that a listener is making, or that wait
-// for Accept.
+// Package backlog bounds the connections that a listener is setting up or that wait for
+// Accept.
 package backlog
 
 import (
@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// Slow is how long a connection that is being made keeps its place when the backlog is
-// full: as long as dialers wait for a SAN by default. One that is ready keeps it.
+// Slow is for how long a connection that is being set up cannot lose its place in a full
+// backlog: as long as dialers wait for a SAN by default. Once ready it keeps its place.
 const Slow = 500 * time.Millisecond
 
-// A Backlog has so many places. Its methods may be called concurrently.
+// A Backlog has a fixed number of places. Its methods may be called concurrently.
 type Backlog struct {
 	size   int
 	mu     sync.Mutex
-	taken  int      // guarded by mu, as making
+	taken  int      // guarded by mu, like making
 	making []*Place // the oldest first
 }
 
 // New returns a backlog of size places.
 func New(size int) *Backlog { return &Backlog{size: size} }
 
-// Place is that of a connection which is being made.
+// A Place is held by a connection that is being set up.
 type Place struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -32,9 +32,9 @@ type Place struct {
 	began  time.Time
 }
 
-// Begin gives a connection a place; nil: there is none. When all are taken it is that of
-// the connection which has been made for longest, if that is too long, and evicted is
-// true: who connects and says nothing must not keep others out.
+// Begin returns a place for a new connection, or nil if there is none. If all are taken, but
+// the oldest of those being set up has had its place for Slow or longer, the new one gets
+// that and evicted is true: dialers that say nothing must not keep others out.
 func (b *Backlog) Begin(ctx context.Context, limit time.Duration) (p *Place, evicted bool) {
 	p = &Place{in: b, began: time.Now()}
 	b.mu.Lock()
@@ -54,12 +54,12 @@ func (b *Backlog) Begin(ctx context.Context, limit time.Duration) (p *Place, evi
 	return p, evicted
 }
 
-// Context ends when the time is up that Begin was given, when the place goes to another,
-// and with End.
+// Context ends when the limit given to Begin is over, when the place goes to another
+// connection, and with End.
 func (p *Place) Context() context.Context { return p.ctx }
 
-// End says what has come of the connection. A good one has a place if the answer is true,
-// until Leave: its own, or one that has become free since it lost that.
+// End ends the setting up of the connection; good means that it succeeded. If End returns
+// true, the connection has a place until Leave: its own, or another if it had lost that.
 func (p *Place) End(good bool) bool {
 	p.cancel()
 	b := p.in
@@ -76,7 +76,7 @@ func (p *Place) End(good bool) bool {
 	return true
 }
 
-// Leave frees the place of a connection that was ready.
+// Leave frees the place of a connection for which End has returned true.
 func (b *Backlog) Leave() {
 	b.mu.Lock()
 	b.taken--

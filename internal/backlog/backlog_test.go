@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A place that passes on is counted once, and who has lost it but was made in the end
-// gets one that has become free.
+// A place that goes to another connection is counted once. A connection that has lost its
+// place but succeeds gets one that has become free.
 func TestPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New(1)
@@ -44,8 +44,8 @@ func TestPlaces(t *testing.T) {
 	})
 }
 
-// What came to nothing leaves its place, whether it had lost it or not, and no later than
-// its time is up its context ends.
+// A connection that fails has no place afterwards, whether it had lost it or not. Its
+// context ends when its time is up, at the latest.
 func TestPlacesInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New(1)

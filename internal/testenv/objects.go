@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// RDMAObjects counts the kernel's objects of RDMA by kind and device, those of all
-// processes, but for open devices, which librdmacm keeps.
+// RDMAObjects counts the kernel's RDMA objects of all processes, by kind and device. Open
+// devices are left out, because librdmacm keeps them.
 func RDMAObjects(t testing.TB) map[string]int {
 	t.Helper()
 	out, err := exec.Command("rdma", "resource", "show").CombinedOutput()

@@ -1,6 +1,6 @@
-// Package testenv says what tests may expect of the machine that they run on, and is
-// imported by tests alone. A test may skip only what cannot be there: where
-// SAN_TEST_REQUIRE is set (.ci/run sets it), what is merely missing is a failure.
+// Package testenv says what tests may expect of the machine that they run on. Only tests
+// import it. A test may skip only what cannot work here: if SAN_TEST_REQUIRE is set, as by
+// .ci/run, something that is merely missing is a failure.
 package testenv
 
 import (
@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// Device is the RDMA device that the lane runs the tests on (test/guest): "rxe" or
-// "siw", or "" on a machine without. Where it is set, nothing may be missing.
+// Device is the RDMA device on which the lane (test/guest) runs the tests: "rxe" or "siw",
+// or "" if there is none. If it is set, nothing may be missing.
 func Device() string { return os.Getenv("SAN_TEST_RDMA") }
 
-// NeedDevice is for tests of RDMA: it returns Device, and skips the test on a
-// machine without one. A guest's device that Device does not name is a failure of
-// the lane, in which no such test would ever run.
+// NeedDevice is for tests of RDMA: it returns Device, and skips the test if there is none.
+// If the machine has a guest's device but Device is not set, that is a mistake of the lane,
+// in which no such test would ever run: see Missing.
 func NeedDevice(t testing.TB) string {
 	t.Helper()
 	d := Device()
@@ -30,8 +30,8 @@ func NeedDevice(t testing.TB) string {
 	return d
 }
 
-// NeedNoDevice is for tests of what happens without RDMA: it skips them in the
-// lanes that have a device on purpose.
+// NeedNoDevice is for tests of what happens without RDMA. It skips them in lanes that
+// have a device on purpose.
 func NeedNoDevice(t testing.TB) {
 	t.Helper()
 	if Device() != "" {
@@ -42,8 +42,8 @@ func NeedNoDevice(t testing.TB) {
 	}
 }
 
-// Missing ends a test for which the machine lacks something: fails it where that
-// had to be there, skips it otherwise.
+// Missing ends a test for which the machine lacks something. It fails the test if nothing
+// may be missing, and skips it otherwise.
 func Missing(t testing.TB, what string) {
 	t.Helper()
 	if Device() != "" || os.Getenv("SAN_TEST_REQUIRE") != "" {
@@ -52,7 +52,7 @@ func Missing(t testing.TB, what string) {
 	t.Skipf("missing: %s", what)
 }
 
-// devices are the kernel's, whether or not there are libraries for them.
+// devices returns the kernel's RDMA devices, whether or not there are libraries for them.
 func devices() (names []string) {
 	entries, _ := os.ReadDir("/sys/class/infiniband")
 	for _, e := range entries {

@@ -2,7 +2,7 @@ package testenv
 
 import "testing"
 
-// ending is a test that notes how it ended.
+// ending is a testing.TB that records how the test ended.
 type ending struct {
 	testing.TB
 	how string
@@ -24,7 +24,7 @@ func end(f func(testing.TB)) (how string) {
 	return "ran"
 }
 
-// What is missing is a failure where everything has to run, and in a lane.
+// Something missing is a failure if everything has to run, and in a lane with a device.
 func TestMissing(t *testing.T) {
 	for _, tt := range []struct{ device, require, missing, none string }{
 		{"", "", "skipped", ""},

@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// Eventually asks until there is no error any more, for what nothing announces:
-// goroutines and the kernel's objects that go in the background. It fails the test
-// with the last error when the limit is over. What announces itself is waited for
-// by its event.
+// Eventually calls ask until it returns no error, and fails the test with the last error
+// when limit is over. It is for what no event announces: goroutines and kernel objects that
+// end in the background. For everything else wait for the event.
 func Eventually(t testing.TB, limit time.Duration, ask func() error) {
 	t.Helper()
 	for end := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
