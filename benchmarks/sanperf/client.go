@@ -16,11 +16,11 @@ import (
 // A result is one measurement as both sides saw it.
 type result struct {
 	Target    target       `json:"target"`
-	Provider  string       `json:"provider"`           // what the bytes went by: "shm", "verbs", "tcp", "unix"
+	Provider  string       `json:"provider"`           // what carried the bytes: "shm", "verbs", "tcp", "unix"
 	Fallback  string       `json:"fallback,omitempty"` // why "tcp", where a SAN could have been
 	Spec      spec         `json:"spec"`
-	SendRate  float64      `json:"send_bytes_per_s"`    // of this side, as the other one received them
-	RecvRate  float64      `json:"receive_bytes_per_s"` // of this side
+	SendRate  float64      `json:"send_bytes_per_s"`    // from this side, as the other one received it
+	RecvRate  float64      `json:"receive_bytes_per_s"` // at this side
 	Messages  float64      `json:"messages_per_s"`      // both ways; round trips in mode "ping"
 	CPUPerGB  float64      `json:"cpu_s_per_gb"`        // of both processes, per 1e9 bytes moved
 	RoundTrip *percentiles `json:"round_trip,omitempty"`
@@ -118,7 +118,7 @@ func runClient(ctx context.Context, std stdio, args []string) error {
 	return nil
 }
 
-// A measurement is what a client asks of one server.
+// A measurement is what a client measures with one server.
 type measurement struct {
 	target   target
 	policy   san.Policy
@@ -128,12 +128,13 @@ type measurement struct {
 	report   func(interval)                  // may be nil
 }
 
-// run makes the measurement; its time is bounded by the spec's and grace.
+// run makes the measurement. Its time is bounded: by setupTime for each step of the set-up,
+// then by the spec's times and grace.
 func (m measurement) run(ctx context.Context) (*result, error) {
 	r, err := m.measure(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
-			err = context.Cause(ctx) // and not what it looked like in the middle of something
+			err = context.Cause(ctx) // rather than the error that this has caused somewhere
 		}
 		return nil, fmt.Errorf("%v: %w", m.target, err)
 	}
@@ -198,7 +199,7 @@ func (m measurement) measure(ctx context.Context) (*result, error) {
 	var there side
 	answer := in.Decode(&there)
 	switch {
-	case there.Error != "": // the server knows what went wrong there; here it is only an end
+	case there.Error != "": // the server knows what went wrong; this side only saw the end
 		return nil, errors.Join(fmt.Errorf("at the server: %s", there.Error), err)
 	case err != nil:
 		return nil, err
@@ -209,7 +210,7 @@ func (m measurement) measure(ctx context.Context) (*result, error) {
 	return r, r.conclude()
 }
 
-// open dials the server and says what the connection is for.
+// open dials the server and tells it what the connection is for.
 func (m measurement) open(ctx context.Context, t token) (net.Conn, error) {
 	c, err := m.target.dial(ctx, m.policy)
 	if err != nil {
@@ -222,9 +223,9 @@ func (m measurement) open(ctx context.Context, t token) (net.Conn, error) {
 	return c, nil
 }
 
-// unexpected explains what a server that is none does to a client.
+// unexpected explains errors that a client gets if the server is not sanperf.
 func unexpected(err error) error {
-	broken := (*net.OpError)(nil) // a reset, where the server has left something unread
+	broken := (*net.OpError)(nil) // a reset, if the server has left something unread
 	if err == io.EOF || err == io.ErrUnexpectedEOF || errors.As(err, &broken) && !broken.Timeout() {
 		return fmt.Errorf("the server closed the connection; is it sanperf, of this version? (%w)", err)
 	}
@@ -234,7 +235,7 @@ func unexpected(err error) error {
 	return fmt.Errorf("the server's answer: %w", err)
 }
 
-// conclude works out the figures of both sides together.
+// conclude checks that both sides agree, and computes the joint figures.
 func (r *result) conclude() error {
 	here, there := &r.Here, &r.There
 	if here.TotalSent != there.TotalReceived || here.TotalReceived != there.TotalSent {

@@ -17,9 +17,9 @@ import (
 	"github.com/sanconn/san"
 )
 
-// What is measured unless the command line says otherwise. Many short rounds
-// bring what is compared close together in time, and give a median that a few
-// slow rounds do not move; the whole takes about half a minute.
+// What is measured by default. Many short rounds bring the compared measurements close
+// together in time, and a few slow rounds do not change the median. In all it takes about
+// half a minute.
 const (
 	defaultRounds     = 11
 	defaultRoundTime  = 100 * time.Millisecond
@@ -57,7 +57,7 @@ type figure struct {
 	format func(float64) string
 }
 
-// figures that the table has, in its order.
+// tableFigures returns the table's figures in their order.
 func tableFigures() []figure {
 	var all []figure
 	for _, w := range workloads {
@@ -86,7 +86,7 @@ func tableFigures() []figure {
 	return all
 }
 
-// smallMessage is up to which size messages per second say more than bytes.
+// smallMessage is the size up to which messages per second say more than bytes.
 const smallMessage = 512
 
 // runCompare is the command "compare", the main job.
@@ -150,7 +150,7 @@ func runCompare(ctx context.Context, std stdio, args []string) error {
 	return nil
 }
 
-// terminal tells whether somebody may be watching.
+// terminal reports whether somebody may be watching.
 func terminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -160,8 +160,8 @@ func terminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// round makes every measurement once. The contenders of a workload run one
-// right after the other, each round starting with another one.
+// round makes every measurement once. The contenders of a workload run right after each
+// other, and each round starts with another one.
 func (c *comparison) round(ctx context.Context, round int, contenders []contender, warmup time.Duration) error {
 	for _, w := range workloads {
 		for i := range contenders {
@@ -183,19 +183,19 @@ func (c *comparison) round(ctx context.Context, round int, contenders []contende
 type child struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
-	dir   string // holds the unix socket, if that is a file
+	dir   string // of the unix socket, if that is a file
 	ready []target
 }
 
-// startServer starts this very program again as a server on loopback, and
-// waits until it listens.
+// startServer starts this program again, as a server on loopback, and waits until it
+// listens.
 func startServer(ctx context.Context, std stdio) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	c := new(child)
-	socket := "@sanperf-" + rand.Text() // no file: nothing is left behind or needs a place
+	socket := "@sanperf-" + rand.Text() // not a file, so it needs no place and leaves nothing
 	if runtime.GOOS != "linux" {
 		if c.dir, err = os.MkdirTemp("", "sanperf"); err != nil {
 			return nil, err

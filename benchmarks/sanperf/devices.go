@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// destinationTime has room for a SAN and for TCP's first retransmissions.
+	// destinationTime is enough for a SAN and for TCP's first retransmissions.
 	destinationTime = 5 * time.Second
-	// selfTime is for connections of a process to itself: whether they work is
-	// the question, not whether this host has a processor free.
+	// selfTime is for connections of a process to itself. It is long, because the question
+	// is whether they work, not whether this host is busy.
 	selfTime = 10 * time.Second
 )
 
-// runDevices is the command "devices", the doctor. It looks behind the public
-// face of the library: into the libraries of RDMA, and at what the kernel has.
+// runDevices is the command "devices", the doctor. It looks behind the public API: at the
+// RDMA libraries and the kernel.
 func runDevices(ctx context.Context, std stdio, args []string) error {
 	fs := newFlagSet(std, "devices")
 	asJSON := fs.Bool("json", false, "print one JSON document")
@@ -59,19 +59,19 @@ func runDevices(ctx context.Context, std stdio, args []string) error {
 	return err
 }
 
-// A report is what the doctor found. Each Error is empty where all is well.
+// A report is what the doctor found. Each Error is empty if all is well.
 type report struct {
 	Providers   map[string]finding `json:"providers"` // "shm", "verbs": whether they work on this host
 	Mechanisms  []mechanism        `json:"shm_mechanisms"`
 	Libraries   string             `json:"rdma_libraries_error,omitempty"`
-	Manager     string             `json:"rdma_cm_error,omitempty"` // no matter whether it is used
+	Manager     string             `json:"rdma_cm_error,omitempty"` // even if it is not used
 	Devices     []rdmaDevice       `json:"rdma_devices"`
 	Memlock     memlock            `json:"memlock"`
 	Switches    map[string]string  `json:"environment"` // those that are set
 	Destination *destination       `json:"destination,omitempty"`
 }
 
-// A finding is a verdict with what it means or what to do about it.
+// A finding is a verdict, with what it means or what to do about it.
 type finding struct {
 	Works bool   `json:"works"`
 	Text  string `json:"text"`
@@ -89,7 +89,7 @@ type memlock struct {
 	Cache string `json:"registration_cache"`
 }
 
-// A destination is what a dial to it meets.
+// A destination is what a dial to an address finds.
 type destination struct {
 	Address  string    `json:"address"`
 	Gets     string    `json:"gets,omitempty"` // provider
@@ -154,7 +154,7 @@ func dialSelf(ctx context.Context) *destination {
 	return explain(ctx, l.Addr().String(), selfTime, selfTime)
 }
 
-// of is what a provider said; it says what all do where nobody was asked.
+// of returns what a provider said, or if it was not asked the error that all dials get.
 func (d *destination) of(provider string) outcome {
 	for _, o := range d.Outcomes {
 		if o.Provider == provider {
@@ -174,13 +174,14 @@ func judgeSharedMemory(loopback *destination) finding {
 	return finding{true, "connections between processes of this host"}
 }
 
-// fails says that no provider was even asked: a switch has a word that nobody knows.
+// fails reports whether every dial fails without asking a provider: an environment variable
+// has an unknown word.
 func (d *destination) fails() (finding, bool) {
 	return finding{false, d.Error + "; every Listen and Dial fails"}, len(d.Outcomes) == 0 && d.Error != ""
 }
 
-// explain asks each provider for a connection to an address. All of it takes
-// timeout at most, and one attempt by a SAN what attempt says, 0 being a dial's.
+// explain tries each provider and TCP at an address. timeout bounds all of it, attempt each
+// attempt over a SAN; 0 means the bound of a dial.
 func explain(ctx context.Context, address string, timeout, attempt time.Duration) *destination {
 	found := &destination{Address: address}
 	var d san.Dialer
@@ -237,7 +238,7 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 	said := loopback.of(rdma)
 	switch {
 	case said.Error != "" && said.Reason != san.ReasonNotServed.String() && said.Reason != san.ReasonNoProvider.String():
-		return finding{false, said.Error + tcp} // switched off, or a switch that nobody knows
+		return finding{false, said.Error + tcp} // switched off, most likely
 	case r.Libraries != "" && len(r.Devices) == 0:
 		return finding{false, "neither a device nor the libraries" + tcp}
 	case r.Libraries != "":
@@ -266,12 +267,12 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 
 const noManager = "rdma_cm is not used (SAN_RDMACM=off)"
 
-// withoutCM says whether connections are made without rdma_cm.
+// withoutCM reports whether connections are made without rdma_cm.
 func (r *report) withoutCM() bool {
 	return strings.EqualFold(strings.TrimSpace(r.Switches["SAN_RDMACM"]), "off")
 }
 
-// text is an error for the report, "" if it is nil.
+// text returns an error's text for the report, "" for nil.
 func text(err error) string {
 	if err == nil {
 		return ""

@@ -60,7 +60,7 @@ func printVerdict(w io.Writer, what string, f finding) {
 	fmt.Fprintf(w, "%s: %s: %s\n", what, verdict, f.Text)
 }
 
-// printLeft aligns what write puts between tabs to the left.
+// printLeft left-aligns the tab-separated columns that write prints.
 func printLeft(w io.Writer, write func(io.Writer)) {
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	write(tw)
@@ -112,7 +112,7 @@ func (d *rdmaDevice) print(w io.Writer) {
 	}
 }
 
-// largest is a size in bytes, unless it is no limit.
+// largest formats a limit in bytes.
 func largest(bytes uint64) string {
 	if bytes >= 1<<47 { // all that a process can address
 		return "any size"

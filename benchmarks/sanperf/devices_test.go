@@ -13,7 +13,7 @@ import (
 	"github.com/sanconn/san/regcache"
 )
 
-// patient is long enough for any one step on a busy machine; it is no target.
+// patient is long enough for any single step on a busy machine. It is not a target.
 const patient = "30s"
 
 // devicesJSON runs the doctor and reads what it says, whatever its exit code.
@@ -83,7 +83,7 @@ func TestDevicesExplainsWhatADialGets(t *testing.T) {
 	if chosen != 1 {
 		t.Errorf("%d of the ways are chosen", chosen)
 	}
-	// The server is there for others still.
+	// The server still serves others.
 	mustRun(t, "client", "-latency", "-time", "20ms", address)
 }
 
@@ -186,7 +186,7 @@ func TestADeviceIsPrintedWithWhatMatters(t *testing.T) {
 	}
 }
 
-// In the guest lane the doctor has to see the lane's devices as they are.
+// In a guest's lane the doctor has to see the lane's devices as they are.
 func TestDevicesListsTheDevicesOfTheLane(t *testing.T) {
 	lane := testenv.NeedDevice(t)
 	listen := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[lane]

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A usageError is a command line that cannot be meant.
+// A usageError is a mistake in the command line.
 type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
@@ -31,8 +31,8 @@ func newFlagSet(std stdio, name string) *flag.FlagSet {
 	return fs
 }
 
-// parseArgs parses flags before, between and behind the arguments, and returns
-// the arguments; there may be at most most of them.
+// parseArgs parses flags before, between and after the arguments, of which there may be at
+// most most, and returns the arguments.
 func parseArgs(fs *flag.FlagSet, args []string, most int) ([]string, error) {
 	// The flag package prints the whole list of flags after an error, which
 	// hides the error; the usage is for -h.
@@ -81,7 +81,7 @@ func (s *byteSize) Set(text string) error {
 	default:
 		return fmt.Errorf("unknown unit %q: K, M or G", text[len(number):])
 	}
-	n, err := strconv.ParseUint(number, 10, 64) // MaxUint64 where it is more than that
+	n, err := strconv.ParseUint(number, 10, 64) // MaxUint64 if out of range
 	if err != nil && !errors.Is(err, strconv.ErrRange) {
 		return errors.New("not a size such as 64, 4K or 1M")
 	}

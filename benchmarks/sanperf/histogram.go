@@ -24,7 +24,7 @@ func bucketOf(d time.Duration) int {
 	return shift<<subBits + int(v>>shift)
 }
 
-// middle is the duration that stands for all of a bucket.
+// middle returns the duration that stands for all in a bucket.
 func middle(bucket int) time.Duration {
 	shift := max(bucket>>subBits-1, 0)
 	low := uint64(bucket-shift<<subBits) << shift
@@ -33,14 +33,13 @@ func middle(bucket int) time.Duration {
 
 func (h *histogram) add(d time.Duration) { h.count[bucketOf(d)].Add(1) }
 
-// A distribution is a histogram as it stood at some moment, or the difference
-// of two such.
+// A distribution is the content of histograms at some moment, or the difference of two.
 type distribution struct {
 	count [buckets]int64
 	total int64
 }
 
-// addAll adds what h holds now.
+// addAll adds the present content of h.
 func (d *distribution) addAll(h *histogram) {
 	for i := range h.count {
 		n := h.count[i].Load()
@@ -59,8 +58,8 @@ func (d *distribution) since(earlier *distribution) *distribution {
 	return &diff
 }
 
-// quantile returns the duration that a fraction q of all does not exceed, 0
-// when there are none.
+// quantile returns the duration that a fraction q of all does not exceed, 0 if there are
+// none.
 func (d *distribution) quantile(q float64) time.Duration {
 	rank := max(int64(q*float64(d.total)+0.5), 1)
 	for i, n := range d.count {

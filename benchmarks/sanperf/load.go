@@ -13,30 +13,29 @@ import (
 )
 
 const (
-	// A stream counts by itself up to so many messages, and up to so many
-	// bytes, before it adds them to the shared counter, so that counting does
-	// not show in the rate of small messages.
+	// A stream adds its count to the shared counter only after this many messages or
+	// bytes, whichever is less, so that counting does not slow down small messages.
 	publishMessages = 256
 	publishBytes    = 64 << 10
 
-	// checkEvery is which share of reads has its bytes compared, one in so
-	// many; odd, so as not to keep in step with a ring's size.
+	// The bytes of one read in checkEvery are compared. It is odd, so as not to keep in
+	// step with a ring's size.
 	checkEvery = 61
 
-	// grace is how long a measurement may take beyond its own time, for bytes
-	// under way to arrive, before it is given up.
+	// grace is how long a measurement may take beyond its own time, for bytes under way
+	// to arrive, before it fails.
 	grace = 20 * time.Second
 )
 
-// A load is one side of one measurement: what runs on its connections.
+// A load is one side of a measurement: the traffic on its connections.
 type load struct {
 	spec     spec
 	mode     mode // of this side
 	conns    []net.Conn
 	interval time.Duration // between calls of report; 0: none
 	report   func(interval)
-	// measured tells the other side that this one has measured, and waits
-	// for it to say the same, so that both measure a stream that runs.
+	// measured tells the other side that this one has finished measuring, and waits for
+	// it to do the same, so that the streams run while either side measures.
 	measured func() error
 
 	pattern pattern
@@ -48,12 +47,12 @@ type load struct {
 
 // counters are bytes in one direction.
 type counters struct {
-	published atomic.Int64 // so far, give or take what streams have not added yet
+	published atomic.Int64 // so far, without what streams have not added yet
 	total     atomic.Int64 // of the streams that have ended
 }
 
-// A side is what one process saw of a measurement. Bytes and CPU time are
-// those within its seconds; the totals include what came before and after.
+// A side is what one process saw of a measurement. Bytes, CPU time and allocations are those
+// within the measured seconds; the totals include the time before and after.
 type side struct {
 	Provider      string  `json:"provider"`
 	Fallback      string  `json:"fallback,omitempty"` // why TCP, where a SAN could have been
@@ -88,9 +87,8 @@ func (l *load) now() moment {
 	return m
 }
 
-// run starts a stream on each connection, measures, and ends when all bytes
-// have arrived, something went wrong, or ctx or the time is over. The
-// connections are closed when it returns.
+// run starts a stream on each connection and measures. It returns when all bytes have
+// arrived, something has gone wrong, or ctx or the time is over. It closes the connections.
 func (l *load) run(ctx context.Context) (*side, error) {
 	l.pattern = newPattern(l.spec.Size)
 	if l.mode == modePing {
@@ -102,8 +100,7 @@ func (l *load) run(ctx context.Context) (*side, error) {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 
-	// A deadline on each connection would do as well, but would measure the
-	// cost of deadlines too.
+	// Deadlines on the connections would do as well, but their cost would be measured, too.
 	defer l.close()
 	defer context.AfterFunc(ctx, l.close)()
 
@@ -159,9 +156,8 @@ func (l *load) close() {
 	}
 }
 
-// measure takes the moments at which the measured time starts and ends, and
-// reports intervals on the way. The time is longer when nothing moved in it, and
-// shorter when the streams have ended.
+// measure reads the counters when the measured time starts and ends, and reports intervals
+// in between. It takes longer if nothing has moved so far, and ends early if the streams do.
 func (l *load) measure(ended <-chan struct{}) *side {
 	sleep := func(d time.Duration) (running bool) {
 		t := time.NewTimer(d)
@@ -206,7 +202,7 @@ func (l *load) measure(ended <-chan struct{}) *side {
 	return s
 }
 
-// heapAllocs counts the objects that this process has ever allocated.
+// heapAllocs returns how many heap objects this process has ever allocated.
 func heapAllocs() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:objects"}}
 	metrics.Read(sample)
@@ -216,7 +212,7 @@ func heapAllocs() uint64 {
 // A tally is one stream's own count, added to the shared one in steps.
 type tally struct {
 	to           *counters
-	step         int64 // how much may be ahead of the shared count
+	step         int64 // at this much ahead, the shared count is updated
 	total, ahead int64
 }
 
@@ -303,7 +299,7 @@ func (l *load) ping(i int, c net.Conn) error {
 	defer sent.done()
 	defer got.done()
 	message, reply := l.pattern.message(), make([]byte, l.spec.Size)
-	began, last := time.Now(), time.Duration(0) // one clock is read instead of Now's two
+	began, last := time.Now(), time.Duration(0) // time.Since reads one clock, time.Now two
 	for seq := uint64(0); !l.stop.Load(); seq++ {
 		l.pattern.stamp(message, seq)
 		if _, err := c.Write(message); err != nil {
@@ -318,7 +314,7 @@ func (l *load) ping(i int, c net.Conn) error {
 			if err := l.pattern.check(got.total, reply); err != nil {
 				return err
 			}
-			now = time.Since(began) // checking is no part of the next round trip
+			now = time.Since(began) // do not count checking in the next round trip
 		}
 		last = now
 		sent.add(len(message))
@@ -330,8 +326,8 @@ func (l *load) ping(i int, c net.Conn) error {
 	return expectEOF(c)
 }
 
-// echo returns each message once it is whole: ping reads nothing while it writes, so that a
-// part that came back early would keep the rest of a large one from leaving.
+// echo returns each message only when it is complete: ping does not read while it writes, so
+// a part returned early could block the rest of a large message.
 func (l *load) echo(_ int, c net.Conn) error {
 	sent, got := tally{to: &l.sent}, tally{to: &l.got}
 	defer sent.done()
@@ -356,8 +352,8 @@ func (l *load) echo(_ int, c net.Conn) error {
 	}
 }
 
-// closeWrite ends the stream in one direction, as net.TCPConn, net.UnixConn
-// and sanconn.Conn can.
+// closeWrite ends one direction of a stream, as net.TCPConn, net.UnixConn and sanconn.Conn
+// can.
 func closeWrite(c net.Conn) error {
 	half, ok := c.(interface{ CloseWrite() error })
 	if !ok {

@@ -1,10 +1,9 @@
-// Sanperf measures what a connection of package san does for a program,
-// beside plain TCP and a unix socket, in the manner of iperf. It measures with
-// the public face of the library alone, so that what it sees is what a program
-// sees; only the command "devices" looks behind it.
+// Sanperf measures connections of package san beside plain TCP and a unix socket, in the
+// manner of iperf. It uses only the library's public API, so that it measures what a program
+// gets; only the command "devices" looks behind that.
 //
-// Without a command it starts a server process by itself and prints one table;
-// "sanperf help" lists the commands.
+// Without a command it starts a server process and prints one table. "sanperf help" lists
+// the commands.
 package main
 
 import (
@@ -35,7 +34,7 @@ type command struct {
 	run     func(ctx context.Context, std stdio, args []string) error
 }
 
-// commands is filled in by init, since "help" reads what it is part of.
+// commands is filled by init: "help" refers to it, so an initializer would be a cycle.
 var commands []command
 
 func init() {
@@ -48,7 +47,7 @@ func init() {
 	}
 }
 
-// stdio is the process's standard streams, named so that tests can stand in.
+// stdio is the process's standard streams, which tests replace.
 type stdio struct {
 	in       io.Reader
 	out, err io.Writer

@@ -88,7 +88,7 @@ func TestEachCommandExplainsItsFlags(t *testing.T) {
 	}
 }
 
-// Who asks without a command gets the flags of one, and has to learn of the others.
+// -h without a command shows the flags of compare, and has to mention the other commands.
 func TestHelpWithoutACommandNamesTheList(t *testing.T) {
 	if code, _, stderr := sanperf(t, "-h"); code != exitOK || !strings.Contains(stderr, `"sanperf help"`) {
 		t.Errorf("exit code %d:\n%s", code, stderr)

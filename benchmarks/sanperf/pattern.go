@@ -11,9 +11,8 @@ import (
 // that has room for it.
 const stampLen = 8
 
-// A pattern is what the messages of a stream hold, known to both ends: the
-// number of the message, so that a message out of place is seen, then fixed
-// random bytes.
+// A pattern is the content of a stream's messages, known to both ends: the number of the
+// message, so that a misplaced message is noticed, and fixed random bytes.
 type pattern struct {
 	fill []byte // one message; its stamp is not used
 }
@@ -27,15 +26,14 @@ func newPattern(size int) pattern {
 // message returns a message to be stamped and written.
 func (p pattern) message() []byte { return bytes.Clone(p.fill) }
 
-// stamp makes m the message number seq.
+// stamp puts the message number seq into m, if there is room.
 func (p pattern) stamp(m []byte, seq uint64) {
 	if len(m) >= stampLen {
 		binary.LittleEndian.PutUint64(m, seq)
 	}
 }
 
-// check reports the first byte of got that is not what the stream holds from
-// offset on.
+// check returns an error about the first byte of got that differs from the stream at offset.
 func (p pattern) check(offset int64, got []byte) error {
 	size := int64(len(p.fill))
 	var stamp [stampLen]byte

@@ -6,7 +6,7 @@ import (
 	"io"
 )
 
-// MarshalText lets a target stand in JSON as it stands on the command line.
+// MarshalText makes a target look in JSON as on the command line.
 func (t target) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 func printJSON(w io.Writer, v any) error {
@@ -43,11 +43,11 @@ func printResult(w io.Writer, r *result) {
 		r.Provider, count(r.Messages), r.CPUPerGB, r.Here.CPU, r.There.CPU)
 }
 
-// figures is one line's worth of rates or round trips.
+// figures formats rates or round trips for one line.
 func figures(m mode, sending, receiving float64, rtt *percentiles) string {
 	switch m {
 	case modePing:
-		if rtt.Count == 0 { // of which there are no percentiles
+		if rtt.Count == 0 { // there are no percentiles
 			return fmt.Sprintf("%9d round trips", 0)
 		}
 		return fmt.Sprintf("%9d round trips  p50 %s  p90 %s  p99 %s  p99.9 %s  max %s",

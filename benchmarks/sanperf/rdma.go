@@ -6,7 +6,7 @@ import (
 	"github.com/sanconn/san/ibv"
 )
 
-// An rdmaDevice is what the kernel and the libraries say of a device.
+// An rdmaDevice is what the kernel and the libraries say about a device.
 type rdmaDevice struct {
 	Name      string     `json:"name"`
 	Files     []string   `json:"files,omitempty"` // in /dev/infiniband
@@ -18,8 +18,7 @@ type rdmaDevice struct {
 	Netdevs   []netdev   `json:"netdevs,omitempty"`
 }
 
-// rdmaCaps are those of a device's limits that decide what the provider does
-// with it.
+// rdmaCaps are the limits of a device that decide what the provider does with it.
 type rdmaCaps struct {
 	Firmware     string   `json:"firmware,omitempty"`
 	QueuePairs   int      `json:"queue_pairs"`
@@ -28,8 +27,8 @@ type rdmaCaps struct {
 	ReadElements int      `json:"elements_per_read"`
 	Completions  int      `json:"completions_per_queue"`
 	Vectors      int      `json:"completion_vectors"`
-	ReadsOut     int      `json:"reads_out"` // that a queue pair issues at a time
-	ReadsIn      int      `json:"reads_in"`  // that it serves
+	ReadsOut     int      `json:"reads_out"` // RDMA reads that a queue pair issues at a time
+	ReadsIn      int      `json:"reads_in"`  // RDMA reads that it serves at a time
 	Regions      int      `json:"memory_regions"`
 	RegionBytes  uint64   `json:"memory_region_bytes"`
 	Windows      int      `json:"memory_windows"`
@@ -61,7 +60,7 @@ type netdev struct {
 	Addresses []string `json:"addresses"`
 }
 
-// usable says whether connections can go through the device.
+// usable reports whether connections can go through the device.
 func (d *rdmaDevice) usable() bool {
 	active, addressed := false, false
 	for _, p := range d.Ports {
@@ -73,11 +72,11 @@ func (d *rdmaDevice) usable() bool {
 	return d.Error == "" && active && addressed
 }
 
-// rdmaDevices merges what the kernel has with what libibverbs lists: in
-// containers, and where packages are missing, one sees more than the other.
+// rdmaDevices merges the kernel's devices with those that libibverbs lists: in containers,
+// or if packages are missing, the lists differ.
 func rdmaDevices() []rdmaDevice {
 	all := kernelDevices()
-	listed, _ := ibv.Devices() // its error is Libraries, or nothing is listed
+	listed, _ := ibv.Devices() // an error shows in Libraries, or as an empty list
 	for _, l := range listed {
 		i := 0
 		for i < len(all) && all[i].Name != l.Name {
@@ -100,7 +99,7 @@ func rdmaDevices() []rdmaDevice {
 	return all
 }
 
-// ask opens the device and fills in what it says.
+// ask opens the device and fills in what it says about itself.
 func (d *rdmaDevice) ask() error {
 	c, err := ibv.Open(d.Name)
 	if err != nil {
@@ -148,7 +147,7 @@ func (d *rdmaDevice) ask() error {
 	return nil
 }
 
-// netdevsOf are the network interfaces of a device, with their addresses.
+// netdevsOf returns the network interfaces of a device, with their addresses.
 func netdevsOf(device string) (list []netdev) {
 	ifis, _ := net.Interfaces()
 	for _, ifi := range ifis {
@@ -165,7 +164,7 @@ func netdevsOf(device string) (list []netdev) {
 	return list
 }
 
-// windowTypes are the kinds of memory windows that a device claims to have.
+// windowTypes returns the types of memory windows that a device claims to have.
 func windowTypes(flags ibv.CapFlags) (types []string) {
 	for _, t := range []struct {
 		flag ibv.CapFlags

@@ -10,7 +10,7 @@ import (
 	"github.com/sanconn/san/provider/verbs"
 )
 
-// kernelDevices are those that the kernel has, whatever libraries there are.
+// kernelDevices returns the kernel's RDMA devices, whatever the libraries.
 func kernelDevices() (list []rdmaDevice) {
 	names := rdmamap.GetRdmaDeviceList()
 	slices.Sort(names)
@@ -22,10 +22,10 @@ func kernelDevices() (list []rdmaDevice) {
 	return list
 }
 
-// deviceOf is the RDMA device of an interface, as the provider sees it.
+// deviceOf returns the RDMA device of an interface, as the provider sees it.
 func deviceOf(netdev string) string { return verbs.DeviceOf(netdev) }
 
-// rdmaManager says whether this process may use the kernel's rdma_cm.
+// rdmaManager returns an error if this process may not use the kernel's rdma_cm.
 func rdmaManager() error {
 	f, err := os.OpenFile(rdmamap.RdmaUcmDevice, os.O_RDWR, 0)
 	if err != nil {

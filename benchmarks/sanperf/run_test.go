@@ -194,7 +194,7 @@ func tcpListener(t *testing.T, handle func(net.Conn)) target {
 	return target{"tcp", l.Addr().String()}
 }
 
-// It closes after the hello, with what follows unread, which is a reset at times.
+// The server closes after the hello with the rest unread, which sometimes means a reset.
 func TestAServerOfAnotherVersionIsSaid(t *testing.T) {
 	for _, linger := range []int{0, -1} {
 		to := tcpListener(t, func(c net.Conn) {
@@ -305,7 +305,7 @@ func TestACancelledClientEnds(t *testing.T) {
 	}
 }
 
-// … also before the server has answered.
+// A client that is canceled before the server has answered says so, too.
 func TestACancelledClientSaysSo(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	m := measurement{
@@ -357,7 +357,7 @@ func TestAWrongByteIsAFailure(t *testing.T) {
 	}
 }
 
-// … and so is one of a reply, in whichever round trip where each byte is to be checked.
+// A wrong byte in a reply is a failure, too: in any round trip, if each byte is checked.
 func TestAWrongByteOfAReplyIsAFailure(t *testing.T) {
 	accepted := make(chan net.Conn, 1)
 	to := tcpListener(t, func(c net.Conn) { accepted <- c })

@@ -17,13 +17,13 @@ import (
 	"github.com/sanconn/san"
 )
 
-// setupTime bounds each step of setting a measurement up.
+// setupTime bounds each step of setting up a measurement.
 const setupTime = 10 * time.Second
 
 // acceptPause is the wait after accept has failed.
 const acceptPause = 100 * time.Millisecond
 
-// maxControl is more than the control connection of a measurement brings either way.
+// maxControl is more than a control connection ever carries in either direction.
 const maxControl = 1 << 20
 
 // runServer is the command "server".
@@ -79,7 +79,7 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 	if err := context.Cause(ctx); asked.Err() == nil && err != context.Canceled {
 		return err
 	}
-	return nil // as asked, by a signal or by standard input
+	return nil // ended as asked, by a signal or standard input
 }
 
 func policyOf(require bool) san.Policy {
@@ -103,7 +103,7 @@ type gathering struct {
 	conns   chan net.Conn
 }
 
-// serve accepts until ctx is done, and returns when all it started has ended.
+// serve accepts until ctx is done, and returns when everything it started has ended.
 func (s *server) serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
@@ -120,7 +120,7 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return err
-		case err != nil: // for want of descriptors, most likely: those who are being served go on
+		case err != nil: // most likely for lack of descriptors: measurements under way go on
 			s.log("accept: %v", err)
 			select {
 			case <-time.After(acceptPause):
@@ -136,8 +136,8 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// handle reads what a connection is for. A control connection is served to its
-// end; a stream is handed to its measurement, which closes it.
+// handle finds out what a connection is for. It serves a control connection to its end, and
+// hands a stream to its measurement, which closes it.
 func (s *server) handle(ctx context.Context, c net.Conn) error {
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	c.SetReadDeadline(time.Now().Add(setupTime))
@@ -170,7 +170,7 @@ func (s *server) join(t token, c net.Conn) bool {
 		return false
 	}
 	g.missing--
-	g.conns <- c // has room for all
+	g.conns <- c // never blocks: there is room for all
 	return true
 }
 
@@ -232,7 +232,7 @@ func (s *server) expect(t token, streams int) *gathering {
 	return g
 }
 
-// forget ends a gathering and closes what came too late to be run.
+// forget ends a gathering and closes the connections that came too late.
 func (s *server) forget(t token, g *gathering) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,7 +247,7 @@ func (s *server) forget(t token, g *gathering) {
 	}
 }
 
-// wait returns the connections once all have come, or those that had.
+// wait returns all connections, or an error and those that came in time.
 func (g *gathering) wait(ctx context.Context, streams int) ([]net.Conn, error) {
 	late := time.NewTimer(setupTime)
 	defer late.Stop()
@@ -265,7 +265,7 @@ func (g *gathering) wait(ctx context.Context, streams int) ([]net.Conn, error) {
 	return conns, nil
 }
 
-// listening reads the addresses that a server prints when it starts.
+// listening parses a line with an address that a server prints when it starts.
 func listening(line string) (target, bool) {
 	text, ok := strings.CutPrefix(line, "listening on ")
 	if !ok {

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// As a service manager ends it. A file of its socket would keep the next one from starting.
+// A server that a service manager terminates must remove its socket's file, which would keep
+// the next one from starting.
 func TestATerminatedServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for range 2 {

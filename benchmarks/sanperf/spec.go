@@ -7,14 +7,14 @@ import (
 
 // Bounds of what a client may ask of a server.
 const (
-	maxSize    = 1 << 28 // of one message; a stream holds one in memory at each end
+	maxSize    = 1 << 28 // of a message, which a stream holds in memory, or of a Read
 	maxStreams = 4096
-	maxMemory  = 4 << 30 // of all streams' messages and reads
+	maxMemory  = 4 << 30 // for all streams' messages and reads
 	maxTime    = 24 * time.Hour
 )
 
-// defaultRead is what streams are read with, whatever the size of messages, as
-// programs do: io.Copy takes half of it.
+// defaultRead is the room of a Read, whatever the size of messages, as in most programs:
+// io.Copy uses half of it.
 const defaultRead = byteSize(64 << 10)
 
 // A mode says what one side does on each connection.
@@ -24,11 +24,11 @@ const (
 	modeSend    mode = "send"
 	modeReceive mode = "receive"
 	modeBoth    mode = "both" // sends and receives at once
-	modePing    mode = "ping" // sends one message, waits for its echo, and again
+	modePing    mode = "ping" // repeats: sends one message, waits for its echo
 	modeEcho    mode = "echo"
 )
 
-// mirror is what the other side does meanwhile.
+// mirror returns the mode of the other side.
 func (m mode) mirror() mode {
 	switch m {
 	case modeSend:
@@ -43,18 +43,18 @@ func (m mode) mirror() mode {
 	return m
 }
 
-// A spec is one measurement, as the client asks for it and as the server is told.
+// A spec describes a measurement, as the client sends it to the server.
 type spec struct {
 	Mode    mode    `json:"mode"` // of the client
 	Size    int     `json:"size"` // bytes per message, that is, per Write
 	Read    int     `json:"read"` // bytes that a Read of a stream has room for
 	Streams int     `json:"streams"`
-	Warmup  float64 `json:"warmup_s"` // seconds that run before the measured ones
-	Time    float64 `json:"time_s"`   // seconds that are measured
+	Warmup  float64 `json:"warmup_s"` // seconds before the measured ones
+	Time    float64 `json:"time_s"`   // seconds to measure
 	Verify  bool    `json:"verify"`   // check each byte, not a sample
 }
 
-// check refuses what this process will not run, whoever asks.
+// check refuses measurements beyond the bounds of this process.
 func (s spec) check() error {
 	switch s.Mode {
 	case modeSend, modeReceive, modeBoth, modePing:

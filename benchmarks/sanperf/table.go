@@ -31,17 +31,17 @@ type tableRow struct {
 // A cell is one figure of one contender over all rounds.
 type cell struct {
 	Contender string    `json:"contender"`
-	Providers []string  `json:"providers"` // that it ran on: one, unless it changed between rounds
+	Providers []string  `json:"providers"` // those that it ran on: usually one
 	Fallbacks []string  `json:"fallbacks,omitempty"`
 	Values    []float64 `json:"values"` // by round
 	summary
 	Ratio summary `json:"times_better"` // than the first contender in the same round
 }
 
-// A summary is what many values come to.
+// A summary summarizes many values.
 type summary struct {
 	Median float64 `json:"median"`
-	Spread float64 `json:"spread"` // half the distance of the quartiles
+	Spread float64 `json:"spread"` // half the distance between the quartiles
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
 }
@@ -56,7 +56,7 @@ func summarize(values []float64) summary {
 	}
 }
 
-// quantile interpolates in sorted values; none give 0.
+// quantile interpolates between sorted values; it is 0 if there are none.
 func quantile(sorted []float64, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0
@@ -69,7 +69,7 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// add notes one measurement in every row that reads it.
+// add adds a measurement to every row that uses it.
 func (c *comparison) add(contender string, w workload, r *result) {
 	for _, row := range c.Rows {
 		if row.of != w {

@@ -11,7 +11,7 @@ import (
 	"github.com/sanconn/san"
 )
 
-// defaultPort is where a server listens and a client looks, unless told.
+// defaultPort is the port if an address has none.
 const defaultPort = "5210"
 
 const targetHelp = `
@@ -19,7 +19,7 @@ An address is HOST[:PORT] or san:HOST[:PORT] (through package san), tcp:HOST[:PO
 (through package net alone) or unix:PATH. A server on a san: address serves tcp: too.
 `
 
-// A target is an address together with the way to it.
+// A target is an address and the way to reach it.
 type target struct {
 	transport string // "san", "tcp" or "unix"
 	address   string // host:port, or a path
@@ -80,9 +80,9 @@ func (t target) dial(ctx context.Context, policy san.Policy) (net.Conn, error) {
 	}
 }
 
-// providersOf is providerOf for all connections of a measurement: one word
-// each, unless they differ. Sorted, as the two ends compare what they found, and
-// connections need not arrive in the order in which they were made.
+// providersOf is providerOf for all connections of a measurement; results that differ are
+// joined. The providers are sorted, because the two ends compare them, and connections may
+// arrive in another order than they were made.
 func providersOf(conns []net.Conn) (provider, fallback string) {
 	var providers, fallbacks []string
 	for _, c := range conns {
@@ -96,8 +96,8 @@ func providersOf(conns []net.Conn) (provider, fallback string) {
 	return strings.Join(providers, "+"), strings.Join(fallbacks, "; ")
 }
 
-// providerOf says what moves c's bytes, and why they did not go by a SAN if
-// they could have been meant to.
+// providerOf returns what carries c's bytes and, if they were to go by a SAN but do not, why
+// not.
 func providerOf(c net.Conn) (provider, fallback string) {
 	info := san.InfoOf(c)
 	if info.Fallback != san.ReasonNone {

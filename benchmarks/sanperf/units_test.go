@@ -25,7 +25,7 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%q is %d, %v; want %d", text, got, err, want)
 		}
 	}
-	// The largest one is more than an int of 32 bits: the limit of locked memory, on such a machine.
+	// The largest exceeds a 32-bit int, as a limit of locked memory may on a 32-bit machine.
 	for size, want := range map[byteSize]string{64: "64 B", 4096: "4 KiB", 1 << 20: "1 MiB", 1500: "1500 B", 1 << 30: "1 GiB", 8 << 30: "8 GiB"} {
 		if got := size.String(); got != want {
 			t.Errorf("%d is %q; want %q", size, got, want)
@@ -67,7 +67,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// Connections arrive in any order; that does not make ends disagree.
+// The ends agree although connections arrive in any order.
 func TestProvidersAreNamedInOneOrder(t *testing.T) {
 	pipe, _ := net.Pipe()
 	conns := []net.Conn{pipe, connect(t, tcpListener(t, func(c net.Conn) { c.Close() }))}
@@ -285,7 +285,7 @@ func TestSpecBoundsMemory(t *testing.T) {
 	}
 }
 
-// A server runs nothing beyond its bounds, nor what makes no sense.
+// A server refuses measurements that exceed its bounds or make no sense.
 func TestSpecBounds(t *testing.T) {
 	right := spec{Mode: modeSend, Size: 1, Read: 1, Streams: maxStreams, Time: 1}
 	if err := right.check(); err != nil {
@@ -336,7 +336,7 @@ func TestControlThatNeverEnds(t *testing.T) {
 	}
 }
 
-// hurried records for how long its reads may wait.
+// hurried records its read deadlines.
 type hurried struct {
 	net.Conn
 	until []time.Time
@@ -347,7 +347,7 @@ func (c *hurried) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
-// One that connects and says nothing is not waited for for ever.
+// The server does not wait for ever for a client that connects and says nothing.
 func TestHelloHasItsTime(t *testing.T) {
 	inner, client := net.Pipe()
 	c := &hurried{Conn: inner}
@@ -361,7 +361,7 @@ func TestHelloHasItsTime(t *testing.T) {
 }
 
 // A measurement takes as many streams as it asked for, while it waits for them, and closes
-// those that were not run.
+// those that it did not run.
 func TestAStreamTooManyIsRefused(t *testing.T) {
 	s := new(server)
 	full, over := token{1}, token{2}

@@ -16,7 +16,7 @@ import (
 //	client: opens spec.Streams connections with that token
 //	server: started, when all are there
 //	        (both sides run their load)
-//	both:   measured, when they have, then wait for the other's
+//	both:   measured, when they have done so, then wait for the other's
 //	        (the senders end, the streams drain)
 //	server: side
 const (
@@ -30,15 +30,15 @@ type token [tokenLen]byte
 // An offer is the answer to a spec.
 type offer struct {
 	Token token  `json:"token"`
-	Error string `json:"error,omitempty"` // why not
+	Error string `json:"error,omitempty"` // why the server refuses
 }
 
 type started struct {
 	Error string `json:"error,omitempty"`
 }
 
-// exchangeMeasured tells the other side that this one has measured and waits
-// for it to have, too.
+// exchangeMeasured tells the other side that this one has finished measuring, and waits for
+// it to say the same.
 func exchangeMeasured(in *json.Decoder, out *json.Encoder) error {
 	var answer string
 	err := out.Encode(measured)
