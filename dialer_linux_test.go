@@ -298,23 +298,24 @@ func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 		return ctx.Err()
 	}
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
-	d := &Dialer{NetDialer: net.Dialer{Timeout: 2*silence - time.Millisecond}} // half of it for TCP
-	d.Options.AttemptTimeout = patience
+	var d Dialer
+	d.Options.AttemptTimeout = silence - time.Millisecond
 	for range 2 {
-		wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
+		wantFallback(t, mustDial(t, &d, addr), ReasonTimeout)
 	}
 	if n := f.tried(); n != 2 {
 		t.Errorf("%d attempts: a moment without an answer was taken for silence", n)
 	}
-	d.NetDialer.Timeout = 4 * silence
-	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
-	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
+	d.Options.AttemptTimeout = patience
+	d.NetDialer.Timeout = 10 * silence // half of it for TCP
+	wantFallback(t, mustDial(t, &d, addr), ReasonTimeout)
+	wantFallback(t, mustDial(t, &d, addr), ReasonRemembered)
 
 	// Others may have another way there.
 	d.RDMA.IWARPOffset = 1
-	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
+	wantFallback(t, mustDial(t, &d, addr), ReasonTimeout)
 	d.NetDialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}
-	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
+	wantFallback(t, mustDial(t, &d, addr), ReasonTimeout)
 }
 
 // Any answer ends the consequences of silence.

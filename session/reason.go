@@ -32,9 +32,6 @@ var reasonText = [reasonCount]string{
 	"resources", "protocol", "plain TCP peer",
 }
 
-// Reasons is the number of reasons there are, for tables indexed by Reason.
-const Reasons = int(reasonCount)
-
 func (r Reason) String() string {
 	if int(r) < len(reasonText) {
 		return reasonText[r]
