@@ -14,20 +14,20 @@ type closing struct {
 	begun atomic.Bool   // by Close or Abort
 	done  chan struct{} // closed when the endpoint has been given back
 
-	acked atomic.Bool // the peer has everything
+	acked atomic.Bool // CloseAck came: the peer has everything
 
 	mu     sync.Mutex
 	noMore bool // no worker starts any more; guarded by mu
 }
 
-// closeWait is how long Close itself waits for a peer that says nothing, where bytes
-// would be lost with the process; the rest of CloseTimeout passes in the background,
-// so that a peer that does not read delays nobody. One that reads slowly is waited for.
+// closeWait is how long Close itself waits for a silent peer, where bytes would be lost
+// with the process. The rest of CloseTimeout passes in the background, so that a peer
+// that does not read delays nobody; Close does wait for one that reads slowly.
 const closeWait = time.Second
 
-// CloseWrite ends this direction: the peer reads io.EOF after what was
-// written. A Write that waits fails with ErrClosed. That the peer has closed is no
-// error; that it has reset the connection is.
+// CloseWrite ends this direction: the peer reads io.EOF after what was written. A
+// waiting Write fails with ErrClosed. It is no error if the peer has closed, but it
+// is one if the peer has reset the connection.
 func (s *Session) CloseWrite() error {
 	s.wr.set(stShut)
 	s.wr.op.Lock()
@@ -45,14 +45,14 @@ func (s *Session) CloseWrite() error {
 	case err == nil:
 		s.finish(msgShutdown)
 		s.leftBehind()
-	case !errors.Is(err, syscall.EPIPE): // that is a peer which has closed: nobody is to be told
+	case !errors.Is(err, syscall.EPIPE): // EPIPE: the peer has closed, and need not be told
 		return err
 	}
 	return nil
 }
 
-// CloseRead: Read returns io.EOF from now on, and what has arrived or still arrives
-// is thrown away.
+// CloseRead makes Read return io.EOF from now on, and discards what has arrived or
+// still arrives.
 func (s *Session) CloseRead() error {
 	s.rd.set(stShut)
 	s.rd.op.Lock()
@@ -67,12 +67,12 @@ func (s *Session) CloseRead() error {
 	return nil
 }
 
-// Close ends both directions in order: what was written is delivered, then
-// the peer reads io.EOF. If data that had arrived was not read, the peer finds
-// ECONNRESET behind what was written instead, as with TCP. Where bytes live in
-// this process until the peer has them, Close waits for that as long as the peer
-// goes on taking them, and goes on in the background for one that does not, up to
-// Config.CloseTimeout in all; Closed tells when it is over.
+// Close ends both directions in order: the peer reads what was written, then
+// io.EOF. If data that had arrived was not read, it gets ECONNRESET instead of
+// io.EOF, as with TCP. Where bytes live in this process until the peer has them,
+// Close waits while the peer goes on taking them; otherwise it returns after about
+// a second and delivery goes on in the background. Config.CloseTimeout bounds all
+// of it; Closed tells when it is over. Only the first Close returns nil.
 func (s *Session) Close() error {
 	if !s.closing.begun.CompareAndSwap(false, true) {
 		return ErrClosed
@@ -96,7 +96,7 @@ func (s *Session) close() {
 	s.rx.mu.Unlock()
 	if !begun || s.over() != nil {
 		giveBack := s.ep.Abort
-		if !begun && s.lim.Buffered { // without a wait
+		if !begun && s.lim.Buffered { // Close does not wait here
 			giveBack = s.closeEndpoint
 		}
 		s.fail(ErrClosed)
@@ -133,27 +133,27 @@ func (s *Session) close() {
 	}
 }
 
-// heard counts the peer's messages: it is taking what it was sent as long as it goes on
-// giving credits back.
+// heard returns the number of the peer's messages: it takes what it was sent as long
+// as it goes on giving credits back.
 func (s *Session) heard() uint64 {
 	s.rx.mu.Lock()
 	defer s.rx.mu.Unlock()
 	return s.rx.messages
 }
 
-// Closed is closed when a session that was closed or aborted holds nothing any
-// more: no endpoint, no memory, no goroutine.
+// Closed returns a channel that is closed when a session that was closed or aborted
+// no longer holds anything: no endpoint, no memory, no goroutine.
 func (s *Session) Closed() <-chan struct{} { return s.closing.done }
 
-// Abort ends it now: what the peer has not got is lost, and it finds
-// ECONNRESET. When Abort returned, no memory of this end is the target of
-// transfers. After Close it ends what that goes on delivering.
+// Abort ends the session at once: what the peer has not got is lost, and it sees
+// ECONNRESET. Once Abort has returned, no memory of this end is the target of
+// transfers. After Close it ends the delivery that Close left in the background.
 func (s *Session) Abort() {
 	first := s.closing.begun.CompareAndSwap(false, true)
 	s.rd.set(stClosed)
 	s.wr.set(stClosed)
 	s.alive.stop()
-	s.kill(ErrClosed) // also what Close goes on delivering
+	s.kill(ErrClosed) // also ends the delivery that Close began
 	if first {
 		s.rd.op.Lock()
 		s.wr.op.Lock()
@@ -170,7 +170,7 @@ func (s *Session) linger() {
 		s.kill(fmt.Errorf("session: the peer did not take all that was written before Close: %w", syscall.ETIMEDOUT))
 	})
 	defer late.Stop()
-	var w waiter // the direction's own: a Write that comes now looks at its state, and does not wait
+	var w waiter // may use wr: a Write that comes now sees its state and does not wait
 	for !s.parted() && s.over() == nil {
 		s.poke(w.armed())
 		s.flush()
@@ -198,7 +198,8 @@ func (s *Session) finish(last msgType) {
 	s.flushLocked()
 }
 
-// lastDelivered: the last message has gone where it is safe.
+// lastDelivered reports whether the last message is where the end of this process
+// cannot lose it.
 func (s *Session) lastDelivered() bool {
 	s.tx.mu.Lock()
 	out := s.tx.lastOut && s.tx.nOwed == 0
@@ -206,8 +207,8 @@ func (s *Session) lastDelivered() bool {
 	return out && (s.lim.Buffered || s.closing.acked.Load())
 }
 
-// parted: that is so, and the peer writes to no memory of this end any more: taking that
-// from it would break its connection before it has read all.
+// parted reports lastDelivered, and that the peer no longer writes to memory of this
+// end: revoking it would break the peer's connection before it has read everything.
 func (s *Session) parted() bool {
 	s.rx.mu.Lock()
 	granted := s.rx.fetch.granted
@@ -215,14 +216,14 @@ func (s *Session) parted() bool {
 	return !granted && s.lastDelivered()
 }
 
-// acknowledged: the peer's CloseAck has come.
+// acknowledged handles the peer's CloseAck.
 func (s *Session) acknowledged() {
 	s.closing.acked.Store(true)
 	s.wr.signal()
 }
 
-// throwAway gives back all that was not read, and sees to it that nothing more
-// is kept. rx.mu is held.
+// throwAway gives back everything unread, and makes sure that nothing more is kept.
+// rx.mu is held.
 func (s *Session) throwAway() {
 	rx := &s.rx
 	if s.gone || rx.discard {
@@ -247,8 +248,8 @@ func (s *Session) throwAway() {
 	s.serviceTx()
 }
 
-// detach gives the endpoint back, by Close or Abort, and with it what is exposed to the
-// peer. No lock may be held.
+// detach gives the endpoint back, and with it what is exposed to the peer; giveBack is
+// its Close or Abort. No lock may be held.
 func (s *Session) detach(giveBack func()) {
 	s.rx.mu.Lock()
 	s.tx.mu.Lock()
@@ -258,7 +259,7 @@ func (s *Session) detach(giveBack func()) {
 	s.giveBack.Do(giveBack)
 }
 
-// closeEndpoint is for detach.
+// closeEndpoint is a giveBack for detach.
 func (s *Session) closeEndpoint() { s.ep.Close() }
 
 // ended waits for the workers and gives the last memory back.
@@ -280,7 +281,7 @@ func (s *Session) ended() {
 	close(s.closing.done)
 }
 
-// startWorker counts a goroutine in, unless the session has ended.
+// startWorker registers a background goroutine, unless the session has ended.
 func (s *Session) startWorker() bool {
 	s.closing.mu.Lock()
 	defer s.closing.mu.Unlock()

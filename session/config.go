@@ -2,39 +2,39 @@ package session
 
 import "time"
 
-// Config tunes a session. The zero value is what most callers want.
+// Config tunes a session. The zero value is what most callers want. Rules such as
+// D12, here and elsewhere, are those of docs/MODEL.md.
 type Config struct {
-	// Threshold is the size in bytes of a Write from which its bytes move by
-	// rendezvous; 0: what the provider prefers; negative: never.
+	// Threshold is the smallest Write, in bytes, that goes by rendezvous.
+	// 0: what the provider prefers; negative: none does.
 	Threshold int
 
-	// ReceiveBudget is how many bytes of offered memory are fetched though
-	// nobody reads, so that the peer's Write completes as it would into TCP's
-	// socket buffers. Default 4 MiB.
+	// ReceiveBudget is how many offered bytes are fetched ahead of any Read, so
+	// that the peer's Write completes as it would into TCP's socket buffers, and
+	// the largest size of the inbox. Default 4 MiB.
 	ReceiveBudget int
 
-	// SendBudget is how many bytes Write takes over before the peer has them;
-	// 256 KiB where the provider has no memory left. Default 4 MiB. Not used where the
+	// SendBudget is how many bytes Write takes over before the peer has them, of
+	// them at most 256 KiB outside the outbox. Default 4 MiB. Not used where the
 	// provider buffers.
 	SendBudget int
 
-	// Spin is how long Read and Write poll before they sleep; 0: what the
-	// provider prefers; negative: not at all.
+	// Spin is how long Read and Write poll before they sleep. 0: what the
+	// provider prefers; negative: they do not poll.
 	Spin time.Duration
 
-	// KeepAlive is the idle time after which the peer is asked whether it
-	// lives, and the time between two questions; three unanswered questions
-	// end the connection with ETIMEDOUT. Default 15 s; negative: never. Not
-	// used where the provider finds dead peers by itself.
+	// KeepAlive is the idle time after which the peer is probed, and the time
+	// between probes, at least 1 s; after three unanswered probes the connection
+	// fails with ETIMEDOUT. Default 15 s; negative: no probes. Not used where the
+	// provider detects dead peers itself.
 	KeepAlive time.Duration
 
 	// CancelTimeout bounds the wait for a peer that has to stop an RDMA
 	// transfer, before the connection is aborted (D12). Default 2 s.
 	CancelTimeout time.Duration
 
-	// CloseTimeout bounds how long a connection that was closed goes on
-	// delivering what was written (only where the provider does not buffer).
-	// Default 10 s.
+	// CloseTimeout bounds how long a closed connection goes on delivering what
+	// was written. Default 10 s.
 	CloseTimeout time.Duration
 
 	// Disable switches features off, for tests and for operators
@@ -42,8 +42,9 @@ type Config struct {
 	Disable Feature
 }
 
-// defaultBudget is what TCP's send buffer may grow to on Linux. With a half or a
-// quarter of it a box is full, or empty, too often (docs/PERFORMANCE.md, RDMA).
+// defaultBudget is the size to which TCP's send buffer may grow on Linux (tcp_wmem).
+// With half or a quarter of it a box is full, or empty, too often
+// (docs/PERFORMANCE.md, RDMA).
 const defaultBudget = 4 << 20
 
 func (c Config) withDefaults() Config {
@@ -72,15 +73,14 @@ const (
 	FeatureCMA       Feature = 1 << iota // cma: process_vm_readv on shm
 	FeatureRDMARead                      // rdmaread: rendezvous by RDMA read
 	FeatureRDMAWrite                     // rdmawrite: rendezvous by RDMA write
-	FeatureInline                        // inline: payload in messages of what could go by rendezvous
+	FeatureInline                        // inline: payload in messages where rendezvous could be used
 	FeatureRegCache                      // regcache: keeping registrations
 	FeaturePoll                          // poll: spinning before sleep
 	FeatureSRQ                           // srq: shared receive queues
 	FeatureWindows                       // windows: memory windows
 )
 
-// FeatureNames has the features by the names that SAN_DISABLE uses. It must not be
-// changed.
+// FeatureNames maps the names in SAN_DISABLE to features. Do not modify it.
 var FeatureNames = map[string]Feature{
 	"cma": FeatureCMA, "rdmaread": FeatureRDMARead, "rdmawrite": FeatureRDMAWrite,
 	"inline": FeatureInline, "regcache": FeatureRegCache, "poll": FeaturePoll,

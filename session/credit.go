@@ -4,19 +4,19 @@ import "sync/atomic"
 
 // Flow control, where the provider has none of its own (Limits.Window is not 0). Each
 // end has as many credits as the other has receive buffers posted, less creditBuffers.
-// A message costs one, but for Credit. Every header says how many messages have been
-// dealt with: their buffers are posted again, and the credits are back.
+// Every message except Credit costs one. Every header says how many messages its
+// sender has dealt with: their buffers are posted again, and the credits return.
 
-// creditCounts count messages, all but Credit, modulo 2³². received, freed and peerFreed
+// creditCounts count all messages but Credit, modulo 2³². received, freed and peerFreed
 // change under rx.mu, advertised under tx.mu.
 type creditCounts struct {
-	received   atomic.Uint32 // messages that came
-	freed      atomic.Uint32 // of them, dealt with
-	advertised atomic.Uint32 // of them, said so to the peer
-	peerFreed  atomic.Uint32 // of ours, dealt with by the peer
+	received   atomic.Uint32 // the peer's, received
+	freed      atomic.Uint32 // … and dealt with
+	advertised atomic.Uint32 // … and reported to the peer as such
+	peerFreed  atomic.Uint32 // ours, dealt with by the peer
 }
 
-// creditBuffers of the window are for Credit messages (see creditDue).
+// creditBuffers receive buffers of the window are for Credit messages (see creditDue).
 const creditBuffers = ControlReserve
 
 // maxWindow keeps credit arithmetic far from wrapping.
@@ -35,12 +35,12 @@ func (s *Session) credit() int {
 	return int(int32(s.peer.credits) - under)
 }
 
-// creditDue: the peer should be told of the buffers that were posted again: at
-// half of what data may use, or when control may be short of credit. Credit
-// itself costs no credit, as it could not be thanked for; it has buffers of its
-// own, and no more than creditBuffers can be under way: a peer that does not
-// listen gets one for each half of its credits, and one for each of the last
-// few messages that it can still send.
+// creditDue reports whether to tell the peer of the buffers that were posted again:
+// after half of those that data may use, or when credit for control may run short.
+// Credit messages cost no credit, or they would cause each other without end. They
+// have buffers of their own, and no more than creditBuffers of them can be under
+// way: a peer that does not listen gets one for each half of its credits, and one
+// for each of the last few messages that it can still send.
 func (s *Session) creditDue() bool {
 	if s.lim.Window == 0 {
 		return false
@@ -54,15 +54,15 @@ func (s *Session) creditDue() bool {
 // granted is how many messages, Credit aside, the peer may have under way.
 func (s *Session) granted() uint32 { return uint32(s.lim.Window - creditBuffers) }
 
-// dealtWith counts a message whose buffer was given back, where that is credit. rx.mu
-// is held.
+// dealtWith counts a message whose buffer was given back, where there are credits.
+// rx.mu is held.
 func (s *Session) dealtWith() {
 	if s.lim.Window != 0 {
 		s.credits.freed.Add(1)
 	}
 }
 
-// counted takes note of a message and of the credit that it brings. rx.mu is held.
+// counted counts a message and takes the credit that it brings. rx.mu is held.
 func (s *Session) counted(m []byte) {
 	s.rx.messages++
 	if s.lim.Window == 0 {

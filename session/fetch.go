@@ -13,9 +13,9 @@ import (
 // The fetching half of rendezvous. The tail of an offer goes straight into the
 // slice of a Read that waits for it, if that is large enough; otherwise into
 // chunks of the provider's memory, up to a budget, so that the peer's Write
-// ends as it would into TCP's socket buffers. All of it under rx.mu.
+// ends as it would into TCP's socket buffers. All of it is guarded by rx.mu.
 
-// tail is the part of an offered Write that did not come with the offer.
+// tail is the part of an offered Write that did not come with the offer's message.
 type tail struct {
 	id      uint32
 	byWrite bool       // the peer writes it to memory that we grant
@@ -25,28 +25,28 @@ type tail struct {
 	got     int // … completed
 	reading int // RDMA reads under way
 	over    bool
-	stopped bool // the peer has withdrawn it: nothing more is started
-	noMem   bool // it cannot be taken here: give it up when nothing is under way
+	stopped bool // the peer has withdrawn it: start no more transfers
+	noMem   bool // there is no memory for it: give it up when nothing is under way
 	refused bool // the peer was asked to withdraw it
-	noSlice bool // memory of a Read could not be registered: into chunks only
+	noSlice bool // a Read's slice could not be registered: use chunks only
 	chunks  []chunk
 }
 
-// chunk is a part of a tail that was fetched though no Read had room for it.
+// chunk is a part of a tail that is fetched ahead of any Read.
 type chunk struct {
 	buf  []byte // from Alloc
 	n    int    // bytes of it that hold, or will hold, data
-	r    int    // of them, read
-	full bool
+	r    int    // bytes already read
+	full bool   // the transfer to it has completed
 }
 
-// fetches is what is under way. The bytes of the open tail are asked for strictly
-// in order, and only a tail that is being read goes to a Read's slice.
+// fetches are the transfers under way. The bytes of the open tail are requested
+// strictly in order, and only a tail that is being read goes to a Read's slice.
 type fetches struct {
-	into   []byte // what is left of the slice of the Read that waits for it; nil: none
-	before int    // bytes of that slice that were filled otherwise
-	got    int    // of into
-	asked  int    // of into
+	into   []byte // rest of the slice of a waiting Read, the target; nil: none
+	before int    // bytes of that slice that were filled in another way
+	got    int    // bytes of into that have arrived
+	asked  int    // bytes of into for which a transfer was started
 	stop   bool   // that Read has to end
 
 	reads  queue[read] // under way
@@ -54,10 +54,10 @@ type fetches struct {
 	ahead  int         // bytes that the others will bring
 
 	full    atomic.Bool // the last RDMA read found no room in the queue
-	granted bool        // a grant is out
+	granted bool        // the peer has a grant
 	toChunk bool        // … of a chunk
 	grant   Descriptor
-	size    int
+	size    int // bytes of the grant
 
 	held int // bytes in chunks, against the budget
 }
@@ -70,13 +70,13 @@ type read struct {
 }
 
 const (
-	// chunkSize: about what stays in cache between fetching and copying.
+	// chunkSize is about what stays in cache between fetching and copying.
 	chunkSize = 256 << 10
-	// chunkFloor is what a small chunk counts against the budget.
+	// chunkFloor is the least, in bytes, that a chunk counts against the budget.
 	chunkFloor = 4 << 10
-	// directMin is the least Read in bytes that RDMA goes to directly, though
-	// more could be fetched at once. Below, a copy costs less than waiting for
-	// each of them in turn: a sixth of the rate with 64 KiB, on rxe.
+	// directMin is the smallest Read, in bytes, that RDMA goes to directly although
+	// the tail is longer. Below, a copy costs less than waiting for one transfer after
+	// the other, which costs a sixth of the rate with Reads of 64 KiB on rxe.
 	directMin = 256 << 10
 	// directDepth is how many RDMA reads are posted ahead into a Read's slice,
 	// readAhead how many bytes into chunks.
@@ -109,7 +109,7 @@ func newTail(t msgType, m []byte) (*tail, error) {
 	return tl, nil
 }
 
-// needs is the capability that the offer takes for granted.
+// needs is the capability of this end that the offer assumes.
 func (t *tail) needs() uint32 {
 	if t.byWrite {
 		return capGrant
@@ -117,8 +117,8 @@ func (t *tail) needs() uint32 {
 	return capRead
 }
 
-// takeTail copies what has been fetched of the current tail into p, and is done
-// with the tail at its end.
+// takeTail copies what has been fetched of the current tail into p, and drops the
+// tail at its end.
 func (s *Session) takeTail(p []byte) (n int) {
 	t := s.rx.cur
 	for n < len(p) && len(t.chunks) > 0 && t.chunks[0].full {
@@ -160,8 +160,8 @@ func (s *Session) freeChunk(t *tail, at int) {
 	}
 }
 
-// pump starts what transfers can be started for the open tail, and ends the offer
-// when it is over. It says whether it started any.
+// pump starts the transfers that can be started for the open tail, and ends the offer
+// when it is over. It reports whether it started any.
 func (s *Session) pump() (started bool) {
 	if s.rx.open == nil || s.gone || s.failure.Load() != nil {
 		return false
@@ -174,7 +174,7 @@ func (s *Session) pump() (started bool) {
 // feed starts transfers of the open tail.
 func (s *Session) feed(t *tail) (started bool) {
 	f := &s.rx.fetch
-	if s.rx.discard && !s.rx.leaving && !t.byWrite { // nobody will miss it
+	if s.rx.discard && !s.rx.leaving && !t.byWrite { // nobody will read it
 		t.got += t.total - t.asked
 		t.asked = t.total
 	}
@@ -192,7 +192,7 @@ func (s *Session) feed(t *tail) (started bool) {
 		n := min(chunkSize, t.total-t.asked, max(s.cfg.ReceiveBudget-f.held, chunkFloor))
 		buf := s.ep.Alloc(n)
 		if buf == nil {
-			if f.held == 0 { // no memory of ours to wait for
+			if f.held == 0 { // no chunk of ours will be freed
 				t.noMem = true
 			}
 			break
@@ -242,8 +242,8 @@ func (s *Session) endOffer() {
 	}
 }
 
-// closeOffer is done with the open offer. If it ended short, the rest does not
-// come this way, or the Write has ended in the middle.
+// closeOffer forgets the open offer. If it is not whole, the rest comes as payload, or
+// the Write has ended in the middle.
 func (s *Session) closeOffer(whole bool) {
 	rx := &s.rx
 	rx.open.over = true
@@ -253,8 +253,8 @@ func (s *Session) closeOffer(whole bool) {
 	s.readable()
 }
 
-// readerWants: a Read is about to take the transfer into its own slice; it is
-// woken for it.
+// readerWants reports whether a waiting Read can take the transfer into its own slice,
+// and wakes it for that.
 func (s *Session) readerWants(t *tail) bool {
 	want := int(s.rx.want.Load())
 	if want == 0 || t.noSlice || s.rx.kept > 0 || s.rx.cur != nil && len(s.rx.cur.chunks) > 0 || want < directMin && want < t.total-t.asked {
@@ -272,7 +272,7 @@ func (s *Session) start(t *tail, b []byte, toChunk bool) bool {
 	if t.byWrite {
 		n = min(n, s.lim.MaxExpose)
 		if toChunk {
-			clear(b[:n]) // a WriteDone that lies must not show what others have left there
+			clear(b[:n]) // a lying WriteDone must not reveal the last user's data
 		}
 		d, err := s.ep.Expose(b[:n], RemoteWrite)
 		if err != nil {
@@ -303,8 +303,8 @@ func (s *Session) start(t *tail, b []byte, toChunk bool) bool {
 	return true
 }
 
-// noMemory: a transfer to a chunk, or to a Read's slice, could not be started
-// because that memory cannot be registered.
+// noMemory notes that memory of a chunk or a Read's slice cannot be registered, so that
+// no transfer to it could be started.
 func (s *Session) noMemory(t *tail, toChunk bool) {
 	if toChunk {
 		t.noMem = true
@@ -314,7 +314,7 @@ func (s *Session) noMemory(t *tail, toChunk bool) {
 	}
 }
 
-// busy: the slice of a Read is the target of what is under way.
+// busy reports whether a transfer into the slice of a Read is under way.
 func (f *fetches) busy() bool { return f.direct > 0 || f.granted && !f.toChunk }
 
 func (f *fetches) push(r read) {
@@ -327,7 +327,7 @@ func (f *fetches) push(r read) {
 	}
 }
 
-// pop is the oldest read under way.
+// pop takes the oldest read that is under way.
 func (f *fetches) pop() (r read, ok bool) {
 	if r, ok = f.reads.pop(); !ok {
 		return r, false
@@ -341,8 +341,8 @@ func (f *fetches) pop() (r read, ok bool) {
 	return r, true
 }
 
-// directDone is the end of a Read into its own slice: (0, nil) while transfers
-// are under way.
+// directDone ends a Read whose slice is the target, and returns its result; (0, nil)
+// while transfers are under way.
 func (s *Session) directDone() (int, error) {
 	f, t := &s.rx.fetch, s.rx.cur
 	if s.failure.Load() == nil && s.ep.Err() == nil {
@@ -354,7 +354,7 @@ func (s *Session) directDone() (int, error) {
 			return 0, nil // the queue was full
 		}
 	} else if f.busy() {
-		// The slice is still the target of transfers: the caller kills.
+		// The slice is still the target of transfers: see brokenDirect.
 		return 0, nil
 	}
 	n := f.before + f.got
@@ -368,8 +368,8 @@ func (s *Session) directDone() (int, error) {
 }
 
 // stopDirect ends transfers into the slice of a Read that has to return, and
-// returns how many bytes it got. It wants no lock. A peer that does not stop
-// in time costs the connection (D12).
+// returns how many bytes it got. rx.mu must not be held. If the peer does not stop
+// in time, the connection is aborted (D12).
 func (s *Session) stopDirect(w *waiter) (n int) {
 	s.rx.mu.Lock()
 	if s.rx.fetch.into == nil {
@@ -404,9 +404,9 @@ func (s *Session) stopDirect(w *waiter) (n int) {
 	}
 }
 
-// brokenDirect: the connection has ended while a Read's slice is the target
-// of transfers. The endpoint is aborted, which is what ends them, and the Read
-// has what had arrived by then. No lock may be held.
+// brokenDirect checks whether the connection has ended while a Read's slice is the
+// target of transfers. If so it aborts the endpoint, which ends them, and n is what
+// had arrived by then. No lock but rd.op may be held.
 func (s *Session) brokenDirect() (n int, broken bool) {
 	s.rx.mu.Lock()
 	f := &s.rx.fetch
@@ -415,8 +415,8 @@ func (s *Session) brokenDirect() (n int, broken bool) {
 	case s.gone:
 		broken = true
 	case s.failure.Load() != nil || s.ep.Err() != nil:
-		// What has come since the last look, this Read's or another's, may have ended
-		// them. If there was more than one look takes, the Read looks again.
+		// Events that came since the last poll, by this Read or anybody else, may have
+		// ended them. If there are more than one poll takes, the Read polls again.
 		broken = s.poll() < lookMost && f.busy()
 	}
 	s.rx.mu.Unlock()
@@ -432,7 +432,7 @@ func (s *Session) brokenDirect() (n int, broken bool) {
 	return n, true
 }
 
-// arrived: n more bytes of an open tail are here; 0: they do not come.
+// arrived notes that a transfer of an open tail has brought n bytes; 0: it failed.
 func (s *Session) arrived(t *tail, n int, direct bool) {
 	f := &s.rx.fetch
 	t.got += n
@@ -451,7 +451,7 @@ func (s *Session) arrived(t *tail, n int, direct bool) {
 	s.readable()
 }
 
-// withdrawnByPeer: the offerer wants its memory back.
+// withdrawnByPeer handles CancelRead: the offerer wants its memory back.
 func (s *Session) withdrawnByPeer(id uint32) {
 	if t := s.rx.open; t != nil && t.id == id && !t.byWrite {
 		t.stopped = true
@@ -482,7 +482,7 @@ func (s *Session) writeDoneByPeer(id uint32, count uint64, last bool) {
 	f := &s.rx.fetch
 	t := s.rx.open
 	if t == nil || t.id != id || !t.byWrite {
-		return // it crossed our refusal
+		return // it crossed our end of the offer
 	}
 	if count > uint64(f.size) || count > 0 && !f.granted {
 		s.violation("it has written %d bytes into a grant of %d", count, f.size)

@@ -6,25 +6,26 @@ import (
 	"time"
 )
 
-// Service when nobody is inside Read or Write. A session that was used of late
-// is on the janitor's list and not armed: arming on each return from Read would
-// cost the peer a system call for each message. Once a tick passes without use,
-// the janitor arms it, looks once, and takes it off the list; then a Wake that
-// finds nobody waiting starts one goroutine that looks, and puts the session
-// back on the list. So what a peer says is acted on within two ticks (of up to
-// busyTick or calmTick, see there), an idle connection costs nothing, and a busy
-// one no system call.
+// Service while no Read or Write is in progress. A recently used session is on the
+// janitor's list and not armed: arming on each return from Read would cost the peer
+// a system call per message. Once a tick passes without use, the janitor arms it,
+// looks for messages once, and takes it off the list; then a Wake that finds nobody
+// waiting starts one goroutine, which looks and puts the session back on the list.
+// So the peer's messages are acted on within two ticks (of up to busyTick or
+// calmTick, see there), an idle connection costs nothing, and a busy one no system
+// call.
 
-// tick is the shortest. Two of them, or of the longer ones below, bound how long a
-// peer's offer, credit or question waits for an application that computes; short
-// beside what anybody calls a stall, long beside the microseconds that a tick costs.
+// tick is the shortest interval. Two of them, or of the longer ones below, bound how
+// long a peer's offer, credit or ping waits for an application that computes: short
+// compared with a stall that anybody notices, long compared with the microseconds
+// that a tick costs.
 const tick = 2 * time.Millisecond
 
 // Ticks are further apart while all sessions are in use: up to busyTick where all
-// are rings, as little of what a peer commits there needs an answer; up to calmTick where
-// the application looks for itself at each of the others. A tick wakes a thread,
-// and that one others to look for work, on the core of the peer maybe: every 2 ms
-// they cost a stream on shm a fifth of its rate, and round trips over siw a third.
+// are rings, where little that a peer commits needs an answer; up to calmTick where
+// the application itself polls each of the others. A tick wakes a thread, which wakes
+// others to look for work, perhaps on the peer's core: one every 2 ms costs a stream
+// on shm a fifth of its rate, and round trips over siw a third.
 const (
 	busyTick = 16 * tick
 	calmTick = 8 * tick
@@ -41,7 +42,7 @@ var janitor struct {
 	sync.Mutex
 	list     []*Session
 	timer    *time.Timer   // of the next tick; nil: the janitor does not run
-	interval time.Duration // that it was set to
+	interval time.Duration // that timer was set to
 }
 
 // join puts the session on the list, if it is not there.
@@ -64,8 +65,8 @@ func (i *idleState) join(s *Session) {
 	janitor.Unlock()
 }
 
-// leftBehind is called at the end of an operation: what it found no room for is seen to,
-// though the janitor may have found the session idle since it joined.
+// leftBehind is called at the end of an operation, so that what it found no room for is
+// sent even if the janitor has taken the session off its list since.
 func (s *Session) leftBehind() {
 	if s.idle.away.Load() && s.readEvents()&SendReady != 0 {
 		s.idle.join(s)
@@ -86,7 +87,7 @@ func sweep(t *time.Timer) {
 		clear(janitor.list)
 		janitor.list = janitor.list[:0]
 		janitor.Unlock()
-		most := busyTick // from here to the next tick
+		most := busyTick // limit for the next interval
 		stay := batch[:0]
 		for _, s := range batch {
 			used, looked := s.idle.sweep(s)
@@ -114,8 +115,8 @@ func sweep(t *time.Timer) {
 	}
 }
 
-// sweep looks at one session. Used: it stays on the list; looked: the application
-// has looked for messages since the last tick, or is about to.
+// sweep looks at one session. used: it stays on the list; looked: the application
+// itself has polled since the last tick, or is about to.
 func (i *idleState) sweep(s *Session) (used, looked bool) {
 	if !s.rx.mu.TryLock() {
 		return true, true
@@ -125,7 +126,7 @@ func (i *idleState) sweep(s *Session) (used, looked bool) {
 		i.away.Store(true)
 		return false, false
 	}
-	// A look before it joined was not the application's.
+	// Polls before it joined were not the application's.
 	looked = i.seen != 0 && (s.rx.looks != i.looks || s.rd.op.held())
 	defer func() { i.looks = s.rx.looks }()
 	s.tx.mu.Lock()
@@ -133,26 +134,26 @@ func (i *idleState) sweep(s *Session) (used, looked bool) {
 	s.tx.mu.Unlock()
 	if seen != i.seen {
 		i.seen = seen
-		if !looked { // it lives on what it has, and sends
+		if !looked { // the application uses the session, but does not poll
 			s.poll()
 			s.serviceTx()
 		}
 		return true, looked
 	}
-	// Order matters: an operation that comes now either sees away and joins again, at
-	// its beginning or its end, or its message, or what it found no room for, is seen below.
+	// Order matters: an operation that comes now either sees away and joins again, at its
+	// beginning or end, or its message, or what it found no room for, is seen below.
 	i.away.Store(true)
 	s.ep.Arm(s.readEvents())
 	s.poll()
 	s.serviceTx()
-	if s.readEvents()&SendReady != 0 { // what was found has made something due that finds no room
+	if s.readEvents()&SendReady != 0 { // polling made something due that finds no room
 		s.ep.Arm(SendReady)
 		s.flush()
 	}
 	return false, false
 }
 
-// serve looks on behalf of nobody. It is called by Wake.
+// serve looks for messages while no operation waits. It is called by Wake.
 func (i *idleState) serve(s *Session) {
 	if !i.serving.CompareAndSwap(false, true) {
 		return
@@ -163,7 +164,7 @@ func (i *idleState) serve(s *Session) {
 	go func() {
 		defer s.workers.Done()
 		s.rx.mu.Lock()
-		i.serving.Store(false) // a Wake before is for what this look sees; one from here on starts another
+		i.serving.Store(false) // this look sees what earlier Wakes were for; later ones start another
 		s.look()
 		s.rx.mu.Unlock()
 		i.join(s)

@@ -1,9 +1,8 @@
 package session
 
-// The inbox: memory of the provider that the peer may write to, and nobody else,
-// as long as it wants to: Writes of moderate size come through it (outbox.go). It
-// is a ring; Fill says how many more bytes are there, and Emptied how many have
-// been read.
+// The inbox: memory of the provider that this peer alone may write to, until it leaves
+// the inbox. Writes of moderate size come through it (outbox.go). It is a ring: Fill
+// says how many more bytes are there, and Emptied how many have been read.
 
 // inbox is guarded by rx.mu. Positions count bytes since it was opened.
 type inbox struct {
@@ -13,20 +12,20 @@ type inbox struct {
 
 	filled  int64 // up to here the peer has filled it
 	emptied int64 // … it has been read
-	told    int64 // … and the peer knows
+	told    int64 // … the peer knows that it has been read
 }
 
 const (
-	// boxShare of what may be exposed at a time is for a box, which stays
-	// registered: where memory for that is short it is small.
+	// A box, which stays registered, is at most 1/boxShare of MaxExpose: small where
+	// little memory can be registered.
 	boxShare = 4
-	// toldShare of the inbox is read before the peer is told.
+	// The peer is told after each 1/toldShare of the inbox was read.
 	toldShare = 4
-	// maxBox keeps lengths and places in an int of 32 bits.
+	// maxBox keeps lengths and positions within an int of 32 bits.
 	maxBox = 1 << 30
 )
 
-// askedForInbox opens the inbox; where that cannot be, the peer is told so.
+// askedForInbox opens the inbox, or tells the peer that it cannot.
 func (s *Session) askedForInbox() {
 	in := &s.rx.inbox
 	if in.buf != nil && !in.left {
@@ -36,7 +35,7 @@ func (s *Session) askedForInbox() {
 	answer := control{t: msgInbox}
 	if in.buf == nil && s.caps&capGrant != 0 && !s.rx.closed {
 		if buf := s.allocBox(s.cfg.ReceiveBudget); buf != nil {
-			clear(buf) // a Fill that lies must not show what others have left there
+			clear(buf) // a lying Fill must not reveal the last user's data
 			s.rx.heavy += lookMost / 4
 			if d, err := s.ep.Expose(buf, RemoteWrite); err == nil {
 				*in = inbox{buf: buf, desc: d}
@@ -49,7 +48,7 @@ func (s *Session) askedForInbox() {
 	s.sendControl(answer)
 }
 
-// fill takes note of what a Fill says; false: it breaks the rules.
+// fill counts the bytes that a Fill announces; false: it breaks the protocol.
 func (s *Session) fill(m []byte) bool {
 	in := &s.rx.inbox
 	if len(m) < fillLen || in.buf == nil || in.left {
@@ -66,8 +65,7 @@ func (s *Session) fill(m []byte) bool {
 	return true
 }
 
-// takeFill copies from the inbox what the oldest kept message, a Fill, says is
-// there.
+// takeFill copies from the inbox what the oldest kept message, the Fill m, announced.
 func (s *Session) takeFill(p []byte, m []byte) (n int, ok bool) {
 	rx := &s.rx
 	in := &rx.inbox
@@ -76,7 +74,7 @@ func (s *Session) takeFill(p []byte, m []byte) (n int, ok bool) {
 		total = int64(le.Uint32(m[headerLen:]))
 	}
 	rest := total - int64(rx.off)
-	if rest <= 0 || rest > in.filled-in.emptied { // on shared memory it can have changed
+	if rest <= 0 || rest > in.filled-in.emptied { // on shared memory the peer can have changed it
 		s.violation("a message changed after it was sent")
 		return 0, false
 	}
@@ -93,7 +91,7 @@ func (s *Session) takeFill(p []byte, m []byte) (n int, ok bool) {
 	return n, true
 }
 
-// empty counts bytes that have been read, or thrown away.
+// empty counts n bytes as read, or thrown away.
 func (s *Session) empty(n int64) {
 	in := &s.rx.inbox
 	in.emptied += n
@@ -106,11 +104,11 @@ func (s *Session) empty(n int64) {
 	}
 }
 
-// leftByPeer: the peer writes nothing more to it.
+// leftByPeer handles LeaveInbox: the peer writes nothing more to the inbox.
 func (s *Session) leftByPeer() {
 	in := &s.rx.inbox
 	if s.rx.closed {
-		return // Close has said so: see leftForGood
+		return // Close implied it: see leftForGood
 	}
 	if in.buf == nil || in.left {
 		s.violation("it leaves an inbox that it does not have")
@@ -120,7 +118,7 @@ func (s *Session) leftByPeer() {
 	s.closeInbox()
 }
 
-// leftForGood: the peer has closed.
+// leftForGood closes the inbox after the peer's Close or Abort.
 func (s *Session) leftForGood() {
 	if in := &s.rx.inbox; in.buf != nil && !in.left {
 		in.left = true
@@ -144,7 +142,7 @@ func (s *Session) closeInbox() {
 	}()
 }
 
-// freeInbox gives the memory back. The endpoint is closed, and nobody is inside.
+// freeInbox gives the memory back, after the endpoint and all operations have ended.
 func (s *Session) freeInbox() {
 	if buf := s.rx.inbox.buf; buf != nil {
 		s.rx.inbox = inbox{}

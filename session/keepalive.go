@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// keepalive asks a silent peer whether it lives, where the provider does not
-// find out by itself.
+// keepalive probes a silent peer, where the provider does not detect dead peers
+// itself.
 type keepalive struct {
 	mu         sync.Mutex // guards the fields below; nothing is called under it
 	timer      *time.Timer
-	every      time.Duration // while on
+	every      time.Duration // interval, used while on
 	on         bool
 	heard      uint64
 	unanswered int
@@ -21,10 +21,10 @@ type keepalive struct {
 }
 
 const (
-	// maxUnanswered questions in a row end the connection.
+	// maxUnanswered probes in a row end the connection.
 	maxUnanswered = 3
-	// defaultKeepAlive is what net uses, and minKeepAlive what the kernel counts in: a
-	// period of nanoseconds, of which one forgot the unit, is harmless there.
+	// defaultKeepAlive is package net's default. minKeepAlive is the kernel's unit for
+	// TCP, which makes a period harmless that lacks its unit and so is nanoseconds.
 	defaultKeepAlive = 15 * time.Second
 	minKeepAlive     = time.Second
 )
@@ -54,8 +54,8 @@ func (k *keepalive) stop() {
 	}
 }
 
-// SetKeepAlive switches keepalive off, or on at the interval that it had last, or 15 s
-// if it had none. It has no effect where the provider finds dead peers by itself.
+// SetKeepAlive switches keepalive off, or on with its last interval (15 s if it had
+// none). It has no effect where the provider detects dead peers itself.
 func (s *Session) SetKeepAlive(on bool) {
 	k := &s.alive
 	k.mu.Lock()
@@ -66,8 +66,8 @@ func (s *Session) SetKeepAlive(on bool) {
 	}
 }
 
-// SetKeepAlivePeriod changes the interval, and does not switch keepalive on. It is a
-// second at least. Zero: 15 s; a negative one changes nothing.
+// SetKeepAlivePeriod changes the interval, to at least 1 s, but does not switch
+// keepalive on. Zero means 15 s; a negative d changes nothing.
 func (s *Session) SetKeepAlivePeriod(d time.Duration) {
 	if d < 0 {
 		return
@@ -79,7 +79,7 @@ func (s *Session) SetKeepAlivePeriod(d time.Duration) {
 	k.restart()
 }
 
-// restart makes the timer follow. Called with mu held.
+// restart applies on and every to the timer. mu is held.
 func (k *keepalive) restart() {
 	k.unanswered = 0
 	if k.timer == nil || k.ended {

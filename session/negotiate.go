@@ -6,7 +6,8 @@ import (
 	"fmt"
 )
 
-// introduce sends the negotiation message, if there is room for it and it was not sent.
+// introduce sends the negotiation message unless it was sent already. It reports
+// false if there is no room for it.
 func (s *Session) introduce() (sent bool) {
 	s.tx.mu.Lock()
 	defer s.tx.mu.Unlock()
@@ -28,10 +29,10 @@ func (s *Session) introduce() (sent bool) {
 	return true
 }
 
-// Negotiate waits until the peer's negotiation message has come and has been
-// understood (N4). After an error the session is of no use but to be aborted.
-// An *Unavailable error with ReasonVersion or ReasonProtocol means that the
-// peer is no peer of ours.
+// Negotiate waits until the peer's negotiation message has come and was
+// understood (N4), or ctx is done. After an error the session can only be aborted.
+// An *Unavailable error with ReasonVersion or ReasonProtocol means that the peer
+// does not speak this protocol.
 func (s *Session) Negotiate(ctx context.Context) error {
 	s.rd.op.Lock()
 	defer s.rd.op.Unlock()
@@ -68,12 +69,12 @@ func (s *Session) negotiated(sent bool) (bool, error) {
 	if s.gone {
 		return false, ErrClosed
 	}
-	if !sent && s.ep.Err() == nil { // a peer that has left needs none, but what it wrote is to be read
+	if !sent && s.ep.Err() == nil { // to a peer that has left it need not be sent; what it sent is still read
 		return false, nil
 	}
 	ev := &s.rx.ev
 	if !s.ep.Poll(ev) {
-		// What came between the look and the end is looked at once more.
+		// The message may have come between the Poll and the end: look once more.
 		if err := s.ep.Err(); err == nil {
 			return false, nil
 		} else if !s.ep.Poll(ev) {

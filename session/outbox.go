@@ -2,11 +2,11 @@ package session
 
 import "time"
 
-// Sending through the peer's inbox: where a Write of moderate size leaves its
-// bytes, so that it need not wait until the peer has them (D8). They are copied
-// to the outbox, a ring of the provider's memory at this end; an RDMA write takes
-// them to the peer's inbox (inbox.go), another ring, and a Fill behind it says so.
-// Their place in the stream is that of the Fill.
+// Sending through the peer's inbox, so that a Write of moderate size need not wait
+// until the peer has its bytes (D8). They are copied to the outbox, a ring of the
+// provider's memory at this end; an RDMA write takes them to the peer's inbox
+// (inbox.go), another ring, and the Fill after it announces them. Their place in the
+// stream is that of the Fill.
 
 // outbox is guarded by tx.mu; buf changes under wr.op too. Positions count bytes
 // since the inbox was opened.
@@ -14,35 +14,36 @@ type outbox struct {
 	buf   []byte     // nil: closed
 	inbox Descriptor // the peer's; Len 0: none
 	asked bool       // the peer was asked for one and has not answered
-	skip  int        // Writes until it is asked again, after memory was short
+	skip  int        // Writes until the peer is asked again, after memory was short
 
 	emptied int64 // up to here the peer has read
 	written int64 // … the RDMA writes have completed: the room here is free again
-	sent    int64 // … they were started, and Fill says so
+	sent    int64 // … they were started, and announced by Fill
 	tail    int64 // … it is filled here
 
-	full    bool // a Write waits for room, and for enough of it
-	useless bool // its memory cannot be registered: what is there goes as payload
-	resting bool // leaveIfIdle will look
+	full    bool // a Write waits until a good part of it is free
+	useless bool // its memory cannot be registered: what it holds goes as payload
+	resting bool // the timer for leaveIfIdle runs
 }
 
 const (
-	// boxUnit is how much is copied before it is sent, or as much as is on its way, up
-	// to boxMost, and to half of what there is, so that the last is not copied while
-	// nothing is: half of boxUnit costs a seventh of the rate of larger Writes on rxe,
-	// boxMost gains a twentieth on siw, and twice of that nothing.
+	// At a time as many bytes are copied and then sent as are on their way, but at
+	// least boxUnit, and at most boxMost or half of what is left of the Write: so
+	// something is on its way while the last part is copied. Half of boxUnit costs a
+	// seventh of the rate of larger Writes on rxe; boxMost gains a twentieth on siw,
+	// twice boxMost no more.
 	boxUnit = 128 << 10
 	boxMost = 512 << 10
-	// boxShareFree of a full outbox has to be free before a Write goes on: one
-	// that is woken for each driblet costs more than it sends.
+	// 1/boxShareFree of a full outbox has to be free before a Write goes on: waking it
+	// for a few bytes costs more than sending them.
 	boxShareFree = 4
-	// skipShort is how many Writes do without after memory ran out here or at the peer;
-	// skipLong after it could not be registered, which costs the process all its idle
-	// registrations each time.
+	// skipShort is how many Writes do without an outbox after memory ran out here or at
+	// the peer; skipLong after it could not be registered, as each attempt costs the
+	// process all its idle registrations.
 	skipShort = 32
 	skipLong  = 1024
-	// boxRest is how often it is seen whether something was written since: the boxes
-	// are kept for one to two seconds.
+	// boxRest is the time between checks for use: idle boxes are kept for one to two
+	// seconds.
 	boxRest = time.Second
 )
 
@@ -50,8 +51,8 @@ func (o *outbox) unsent() int { return int(o.tail - o.sent) }
 
 func (o *outbox) room() int { return len(o.buf) - int(o.tail-o.written) }
 
-// openOutbox asks the peer for an inbox if there is none, and gets the outbox once
-// there is one; it gives back one that is of no use. wr.op is held.
+// openOutbox asks the peer for an inbox if there is none, and allocates the outbox once
+// there is one. It gives a useless outbox back. wr.op is held.
 func (s *Session) openOutbox() {
 	tx := &s.tx
 	o := &tx.outbox
@@ -87,8 +88,8 @@ func (s *Session) openOutbox() {
 	o.buf = buf
 }
 
-// allocBox gets memory for a box, less where it is short; nil: too little to be
-// of use.
+// allocBox allocates memory for an inbox or outbox, less where it is short; nil: too
+// little to be of use.
 func (s *Session) allocBox(budget int) []byte {
 	size := min(budget, s.lim.MaxExpose/boxShare, maxBox)
 	if size < max(s.lim.Inbox, minFragment) {
@@ -102,8 +103,8 @@ func (s *Session) allocBox(budget int) []byte {
 	return buf
 }
 
-// leaveIfIdle gives the boxes back if nothing was written since at, and otherwise
-// looks again in a while.
+// leaveIfIdle gives the boxes back if nothing was written since position at, and
+// otherwise checks again after boxRest.
 func (s *Session) leaveIfIdle(at int64) {
 	if !s.startWorker() {
 		return
@@ -129,7 +130,7 @@ func (s *Session) leaveIfIdle(at int64) {
 	}
 }
 
-// freeOutbox gives the memory back. The endpoint is closed, and nobody is inside.
+// freeOutbox gives the memory back, after the endpoint and all operations have ended.
 func (s *Session) freeOutbox() {
 	if buf := s.tx.outbox.buf; buf != nil {
 		s.tx.outbox.buf = nil
@@ -139,8 +140,7 @@ func (s *Session) freeOutbox() {
 
 // The methods below want tx.mu held.
 
-// restOutbox has the boxes given back once nothing was written for a while. It is
-// called when there are some.
+// restOutbox starts the timer that gives the boxes back once they are idle.
 func (s *Session) restOutbox() {
 	o := &s.tx.outbox
 	if o.inbox.Len > 0 && !o.resting && !s.gone {
@@ -161,7 +161,7 @@ func (s *Session) leaveInbox() {
 	s.owe(control{t: msgLeaveInbox})
 }
 
-// inboxOfPeer is the peer's answer; a length of 0: it has no memory.
+// inboxOfPeer handles the peer's answer to AskInbox; a length of 0: it has no memory.
 func (s *Session) inboxOfPeer(d Descriptor) {
 	o := &s.tx.outbox
 	if !o.asked || d.Len > maxBox {
@@ -174,11 +174,11 @@ func (s *Session) inboxOfPeer(d Descriptor) {
 	s.restOutbox()
 }
 
-// emptiedByPeer: the peer has read up to there.
+// emptiedByPeer handles Emptied: the peer has read its inbox up to upTo.
 func (s *Session) emptiedByPeer(upTo uint64) {
 	o := &s.tx.outbox
 	if o.inbox.Len == 0 {
-		return // it crossed our leaving
+		return // it crossed our LeaveInbox
 	}
 	if upTo > uint64(o.sent) || int64(upTo) < o.emptied {
 		s.violation("it has read %d bytes of %d in its inbox, and before that %d", upTo, o.sent, o.emptied)
@@ -188,7 +188,7 @@ func (s *Session) emptiedByPeer(upTo uint64) {
 	s.flushLocked()
 }
 
-// boxed: bytes of the outbox have been written to the peer's inbox.
+// boxed counts n bytes of the outbox as written to the peer's inbox.
 func (s *Session) boxed(n int) {
 	o := &s.tx.outbox
 	o.written += int64(n)
@@ -198,21 +198,21 @@ func (s *Session) boxed(n int) {
 	s.boxHasRoom()
 }
 
-// boxHasRoom wakes a Write that waits for enough of it.
+// boxHasRoom wakes a waiting Write if there is enough room.
 func (s *Session) boxHasRoom() {
 	if o := &s.tx.outbox; s.wr.wants.Load() != 0 && o.room() >= len(o.buf)/boxShareFree {
 		s.wr.signal()
 	}
 }
 
-// boxing says whether n bytes of a Write go through the outbox: because they are
-// enough, or because what is before them does.
+// boxing reports whether n bytes of a Write go through the outbox: because they are
+// enough, or because bytes before them are still there.
 func (tx *sender) boxing(n int) bool {
 	o := &tx.outbox
 	return o.buf != nil && !o.useless && (n >= tx.boxMin || o.unsent() > 0)
 }
 
-// boxData takes bytes of p over, and sends what can be sent.
+// boxData copies bytes of p to the outbox, and sends what can be sent.
 func (s *Session) boxData(p []byte, more bool) int {
 	tx := &s.tx
 	o := &tx.outbox
@@ -259,7 +259,7 @@ func (s *Session) flushOutbox() {
 		if err := s.ep.Write(o.buf[from:][:n], o.inbox, to, boxID); err == ErrWouldBlock {
 			return
 		} else if err != nil {
-			o.useless = true // until the boxes are given back: it may have been let go for others
+			o.useless = true // it may have been unregistered for others; until the boxes are given back
 			continue
 		}
 		tx.writes.push(n)
@@ -271,8 +271,8 @@ func (s *Session) flushOutbox() {
 	}
 }
 
-// unbox sends a message of what the outbox has as payload, once nothing of it is on its
-// way by RDMA: its places become free in their order.
+// unbox sends a message of what the outbox holds as payload, once nothing of it is on
+// its way by RDMA, as the ring's room becomes free in order.
 func (s *Session) unbox() bool {
 	tx := &s.tx
 	o := &tx.outbox

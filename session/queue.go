@@ -1,21 +1,21 @@
 package session
 
-// queue is what is under way, in order.
+// queue holds what is under way, oldest first.
 type queue[T any] struct {
 	items []T
 	head  int
 }
 
 func (q *queue[T]) push(v T) {
-	if q.head > 0 && 2*q.head >= len(q.items) { // half of it or more is done with
+	if q.head > 0 && 2*q.head >= len(q.items) { // at least half of it was popped
 		n := copy(q.items, q.items[q.head:])
-		clear(q.items[n:]) // nothing is kept alive
+		clear(q.items[n:]) // keep nothing alive
 		q.items, q.head = q.items[:n], 0
 	}
 	q.items = append(q.items, v)
 }
 
-// pop takes the oldest; false: there is none.
+// pop takes the oldest; ok is false if there is none.
 func (q *queue[T]) pop() (v T, ok bool) {
 	if q.head == len(q.items) {
 		return v, false

@@ -2,8 +2,8 @@ package session
 
 import "fmt"
 
-// Reason says why a connection does not use a SAN, or not the SAN that was
-// preferred. The values are stable: they are counted and shown to operators.
+// Reason says why a connection does not use a SAN, or not the preferred one. The
+// values are stable: they are counted and shown to operators.
 type Reason uint8
 
 const (
@@ -14,7 +14,7 @@ const (
 	ReasonNetwork                   // the network is not one of tcp, tcp4, tcp6
 	ReasonNotServed                 // no provider serves the destination's address
 	ReasonNoListener                // no SAN listener is there
-	ReasonOwner                     // whoever answered is not the TCP listener's owner
+	ReasonOwner                     // the process that answered does not own the TCP listener
 	ReasonVersion                   // the other end speaks another version
 	ReasonTimeout                   // no answer within the bound
 	ReasonUnreachable               // the SAN does not reach the destination
@@ -39,9 +39,9 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason %d", uint8(r))
 }
 
-// Unavailable is how a provider reports that a connection cannot be had from
-// it, though TCP may do (C4). Results that guarantee that TCP would fail too
-// are reported as syscall.ECONNREFUSED or EHOSTUNREACH instead.
+// Unavailable is a provider's error for a connection that it cannot give, though
+// TCP might (C4). Where TCP is certain to fail too, the error is
+// syscall.ECONNREFUSED or EHOSTUNREACH instead.
 type Unavailable struct {
 	Reason Reason
 	Err    error // detail, may be nil

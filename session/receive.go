@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// receiver is what has come from the peer: a queue of messages that stay in
+// receiver holds what has come from the peer: a queue of messages that stay in
 // the endpoint until they are read, and the tails of those that are offers.
 type receiver struct {
 	mu sync.Mutex // guards all below and the endpoint's receiving methods
@@ -23,22 +23,22 @@ type receiver struct {
 
 	tails []*tail // of the offers in that queue, in order
 	cur   *tail   // being read: its message has been released
-	open  *tail   // the one that the peer waits for
+	open  *tail   // of the offer that is not over; the peer waits for it
 	fetch fetches
 	inbox inbox
 
 	shut    bool // the peer's stream has ended; nothing with a place in it follows
-	aborted bool // … by being cut
-	closed  bool // the peer does not read any more
+	aborted bool // … by Abort
+	closed  bool // the peer no longer reads
 	cut     bool // the last message with payload said that its Write goes on
-	discard bool // CloseRead: nobody will read
-	leaving bool // Close: … and the peer is to know
+	discard bool // nobody will read, after CloseRead or Close
+	leaving bool // … after Close, and the peer is to know
 	trickle bool // the last Read took several small messages: there is a stream of them
 
-	looks uint64 // that left nothing that the endpoint knew of
-	heavy int    // of the event being handled: it counts for so many more (lookMost)
+	looks uint64 // polls that left nothing that the endpoint knew of
+	heavy int    // extra weight of the event being handled (lookMost)
 
-	want atomic.Int64 // len of the slice of a Read that waits, 0: none
+	want atomic.Int64 // len of the slice of a waiting Read; 0: none
 
 	urgent   []byte
 	urgentCh chan struct{}
@@ -46,10 +46,10 @@ type receiver struct {
 	bytes, messages, offers, offerBytes uint64
 }
 
-// Read reads up to len(p) bytes, and blocks until there is at least one, the
+// Read reads up to len(p) bytes. It blocks until there is at least one, the
 // end of the stream (io.EOF), or an error: ErrClosed, ErrInterrupted,
-// syscall.ECONNRESET when the peer vanished or cut the stream (after
-// everything that had arrived), ETIMEDOUT when it stopped answering.
+// syscall.ECONNRESET if the peer vanished or reset the connection (after
+// everything that had arrived), ETIMEDOUT if it stopped answering.
 func (s *Session) Read(p []byte) (int, error) {
 	s.rd.op.Lock()
 	n, err := s.read(p)
@@ -73,9 +73,9 @@ func (s *Session) read(p []byte) (n int, err error) {
 	return s.readWaiting(p, trickle)
 }
 
-// A Read that has drained a stream of small messages waits a moment before it
-// looks again: looking at once takes the ring's cache line from the writer for
-// the sake of one message. Twice the rate, for a microsecond.
+// A Read that has drained a stream of small messages pauses before it looks again:
+// looking at once would take the ring's cache line from the writer for a single
+// message. The microsecond doubles the rate.
 const (
 	paceBelow = 1 << 10 // bytes per message on average
 	paceFor   = 1500 * time.Nanosecond
@@ -121,7 +121,7 @@ func (s *Session) readWaiting(p []byte, trickle bool) (n int, err error) {
 	return n, err
 }
 
-// readEvents are what a Read waits for: room too, if something of ours needs it.
+// readEvents are what a Read waits for: also room, if something of ours needs it.
 func (s *Session) readEvents() Events {
 	if s.rx.fetch.full.Load() || s.tx.waiting.Load() {
 		return RecvReady | SendReady
@@ -129,7 +129,7 @@ func (s *Session) readEvents() Events {
 	return RecvReady
 }
 
-// receive copies what is there, after polling for more. (0, nil): nothing yet.
+// receive copies to p what is there, polling for more; (0, nil): nothing yet.
 func (s *Session) receive(p []byte) (int, error) {
 	s.rx.mu.Lock()
 	n, err := s.receiveLocked(p)
@@ -156,7 +156,7 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 			s.lookAgain()
 			break
 		}
-		failed := s.failure.Load() != nil // what had come is delivered all the same
+		failed := s.failure.Load() != nil // still deliver what had come
 		if rx.cur != nil {
 			k := s.takeTail(p[n:])
 			if n += k; k > 0 || rx.cur == nil {
@@ -203,8 +203,8 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 	return n, err
 }
 
-// takeEvent handles the event of the last Poll; payload that it brings goes
-// straight to p, as nothing waits before it.
+// takeEvent handles the event of the last Poll; its payload goes straight to p, as
+// nothing waits before it.
 func (s *Session) takeEvent(p []byte) int {
 	rx := &s.rx
 	m := rx.ev.Msg
@@ -224,8 +224,8 @@ func (s *Session) takeEvent(p []byte) int {
 	return n
 }
 
-// takeFront copies from the oldest kept message. What is in its buffer is
-// checked again: on shared memory the peer can still change it.
+// takeFront copies from the oldest kept message, and checks its content again, as the
+// peer can still change it on shared memory.
 func (s *Session) takeFront(p []byte) (n int, ok bool) {
 	rx := &s.rx
 	m := s.ep.Front()
@@ -269,20 +269,20 @@ func (s *Session) release() {
 	s.dealtWith()
 }
 
-// unread: there is more of the stream that Read has not taken. The tail of an
-// offer that is over and all read stays current until the next Read.
+// unread reports whether Read has not taken all of the stream that has come. The tail
+// of an offer that is over and all read stays current until the next Read.
 func (rx *receiver) unread() bool {
 	return rx.kept > 0 || rx.cur != nil && !(rx.cur.over && len(rx.cur.chunks) == 0)
 }
 
-// ready: a Read finds something without another look.
+// ready reports whether a Read finds something without another poll.
 func (rx *receiver) ready() bool {
 	return rx.kept > 0 || rx.cur != nil && len(rx.cur.chunks) > 0 && rx.cur.chunks[0].full
 }
 
 var errReset = fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
 
-// streamEnd is why nothing more can be read, nil if more may come.
+// streamEnd says why nothing more can be read; nil if more may come.
 func (s *Session) streamEnd() error {
 	rx := &s.rx
 	if p := s.failure.Load(); p != nil && !(rx.shut && !rx.unread()) {
@@ -299,7 +299,7 @@ func (s *Session) streamEnd() error {
 	if s.gone {
 		return ErrClosed
 	}
-	if rx.ready() { // it came in the look that has ended a transfer that brought nothing
+	if rx.ready() { // it came in the poll that ended a transfer of no bytes
 		s.rd.signal() // look again
 		return nil
 	}
@@ -323,10 +323,10 @@ func (s *Session) streamEnd() error {
 	return err
 }
 
-// poll handles all events that are there, and starts the transfers that are
-// due; those of some providers complete at once. Before negotiation there is
-// nothing for it: a Wake for nothing must not take that message from Negotiate. It
-// returns how many events that was, or their weight.
+// poll handles all events that are there, up to lookMost, and starts the transfers
+// that are due; with some providers these complete at once. It returns the weight of
+// the events. Before negotiation it does nothing: a spurious Wake must not take the
+// negotiation message from Negotiate.
 func (s *Session) poll() (events int) {
 	rx := &s.rx
 	if !rx.begun {
@@ -345,28 +345,28 @@ func (s *Session) poll() (events int) {
 	return events
 }
 
-// weight is what the event that was handled last counts for.
+// weight is how many events the last one counts as.
 func (s *Session) weight() int {
 	w := 1 + s.rx.heavy
 	s.rx.heavy = 0
 	return w
 }
 
-// lookMost is how many events one look takes, or one Read: a peer that sends
-// faster than they are handled must not keep rx.mu from a deadline, from Close, and
-// from the janitor, who serves others too. A ring full of 8-byte messages is more.
+// lookMost is how many events one poll or Read takes: a peer that sends faster than
+// they are handled must not keep rx.mu from a deadline, from Close, or from the
+// janitor, which serves other sessions too. A ring can hold more 8-byte messages.
 const lookMost = 4096
 
-// lookAgain: there may be more than this look has taken. Who waits does not sleep,
-// and where nobody does the janitor comes back.
+// lookAgain is called when there may be more events than lookMost: waiting operations
+// look again before they sleep, and if there are none the janitor does.
 func (s *Session) lookAgain() {
 	s.rd.signal()
 	s.wr.signal()
 	s.idle.join(s)
 }
 
-// poke makes progress on behalf of a Write or of nobody. sure: it must look
-// now, and not rely on somebody who may just have finished looking.
+// poke makes progress for others than a Read. sure: look even if that means waiting for
+// rx.mu, as its holder may just have finished looking.
 func (s *Session) poke(sure bool) {
 	if sure {
 		s.rx.mu.Lock()
@@ -377,7 +377,7 @@ func (s *Session) poke(sure bool) {
 	s.rx.mu.Unlock()
 }
 
-// look is poke for the holder of rx.mu.
+// look polls, and sends what has become due. rx.mu is held.
 func (s *Session) look() {
 	if !s.gone {
 		s.poll()
@@ -504,7 +504,8 @@ func (s *Session) handleControl(c *control) {
 	}
 }
 
-// endedByPeer: the peer's stream ends here; unless t is Shutdown, it has closed as well.
+// endedByPeer handles the end of the peer's stream; unless t is Shutdown, the peer has
+// closed as well.
 func (s *Session) endedByPeer(t msgType) {
 	rx := &s.rx
 	if rx.shut && t == msgShutdown || rx.closed || rx.open != nil {

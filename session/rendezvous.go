@@ -9,18 +9,18 @@ import (
 
 // The offering half of rendezvous: a Write whose bytes stay where they are
 // until the peer has fetched them (D6), or has granted memory to write them to
-// (D7). The other half is in fetch.go. Behind an open offer nothing of the stream
-// comes, and an offer that is cut short ends the Write that made it.
+// (D7). The other half is in fetch.go. Nothing of the stream follows an open offer
+// until it is over, and a Write ends with an offer that the peer cut short.
 
-// outOffer is the offer of the Write that is inside. Guarded by tx.mu.
+// outOffer is the offer of the current Write. Guarded by tx.mu.
 type outOffer struct {
 	active bool
 	id     uint32
 	total  int // bytes offered
-	taken  int // bytes that have got there, from the front
+	taken  int // bytes that the peer has, from the front
 	over   bool
 
-	cancelled bool // by RDMA read: CancelRead is out
+	cancelled bool // by RDMA read: CancelRead was sent
 
 	// by RDMA write
 	grant   Descriptor // memory that the peer granted
@@ -29,7 +29,7 @@ type outOffer struct {
 	stop    bool // the peer wants its memory back
 	posted  int  // of the grant, bytes in RDMA writes started
 	written int  // of the grant, bytes completed
-	failed  int  // of the grant, bytes of RDMA writes that have ended otherwise
+	failed  int  // of the grant, bytes of RDMA writes that have failed
 }
 
 // offerInline is how many bytes of an offered Write go with the offer itself
@@ -46,7 +46,7 @@ func (tx *sender) plan(s *Session) {
 	tx.byRead = s.lim.MaxExpose > 0 && s.peer.caps&capRead != 0 && off&FeatureRDMARead == 0
 	byWrite := s.lim.CanWrite && s.peer.caps&capGrant != 0 && off&FeatureRDMAWrite == 0
 	if off&FeatureInline != 0 {
-		t = 1 // all that can do without
+		t = 1 // offer all that can be offered
 	}
 	if t > 0 && (tx.byRead || byWrite) {
 		tx.threshold = max(t, 2) // an offer has at least one byte behind it
@@ -62,7 +62,8 @@ func (tx *sender) plan(s *Session) {
 	}
 }
 
-// minOffer keeps the threshold above the part that goes with the offer.
+// minOffer is the least threshold in bytes, well above the part that goes with the
+// offer.
 const minOffer = 2 * offerInline
 
 // writeOffered writes p by offers, and as payload what cannot be offered.
@@ -72,14 +73,14 @@ func (s *Session) writeOffered(p []byte, more bool) (n int, err error) {
 		k, err := s.offer(p[n:], more)
 		n += k
 		if errors.Is(err, errNotTaken) {
-			s.poke(true) // a peer that takes no more because it closes says so next
+			s.poke(true) // if the peer refuses because it closes, that comes next
 			if noInline && s.writeBlocked() == nil {
 				return n, fmt.Errorf("session: %w: %w", err, syscall.ENOBUFS)
 			}
 			break
 		}
 		if n == len(p) {
-			return n, nil // also if it should have ended before
+			return n, nil // complete, even if the offer ended with an error
 		}
 		if err != nil {
 			return n, err
@@ -150,8 +151,8 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 	return n, err
 }
 
-// offerEnded forgets the offer, which is over, and counts its bytes and the first ones,
-// which went with its message. It returns how many of its bytes the peer has.
+// offerEnded forgets the offer, which is over, and counts the bytes that the peer has
+// of it, and the first bytes that went with its message. It returns the former.
 func (tx *sender) offerEnded(first int) (taken int) {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
@@ -227,7 +228,7 @@ func (s *Session) driveOffer(tail []byte) (over, moved bool) {
 			return false, moved
 		}
 		if err != nil {
-			o.refused = true // by our own registration: the rest goes as payload
+			o.refused = true // our memory cannot be registered: the rest goes as payload
 			break
 		}
 		tx.writes.push(n)
@@ -237,7 +238,7 @@ func (s *Session) driveOffer(tail []byte) (over, moved bool) {
 	if o.written < o.posted {
 		return false, moved
 	}
-	// The grant is used up, or it is to be given back.
+	// The grant is used up, or has to be given back.
 	o.taken += o.written
 	o.granted, o.over = false, o.taken == o.total || o.refused
 	c := control{t: msgWriteDone, id: o.id, desc: Descriptor{Addr: uint64(o.written)}}
@@ -249,9 +250,9 @@ func (s *Session) driveOffer(tail []byte) (over, moved bool) {
 	return o.over, true
 }
 
-// withdraw ends the open offer before the peer has all of it (D12), and knows
-// afterwards how many bytes it has. An offer whose peer does not answer is
-// withdrawn by aborting the connection. revoked: the memory has been.
+// withdraw ends the open offer before the peer has all of it (D12); tx.out.taken then
+// says how much it has. If the peer does not answer within CancelTimeout, the
+// connection is aborted. revoked: the memory has been revoked.
 func (s *Session) withdraw(d Descriptor, tail []byte, w *waiter) (revoked bool) {
 	tx := &s.tx
 	if s.failure.Load() != nil || s.ep.Err() != nil {
@@ -291,7 +292,7 @@ func (s *Session) withdraw(d Descriptor, tail []byte, w *waiter) (revoked bool) 
 	}
 }
 
-// revokeExact withdraws the open offer where revoking says what the peer has.
+// revokeExact withdraws the open offer where Revoke says how much the peer has.
 func (s *Session) revokeExact(d Descriptor) {
 	tx := &s.tx
 	tx.mu.Lock()
@@ -307,8 +308,8 @@ func (s *Session) revokeExact(d Descriptor) {
 	}
 }
 
-// withdrawEnded is withdraw on a connection that has ended. Where that can be
-// done without aborting it, what has arrived can still be read.
+// withdrawEnded is withdraw on a connection that has ended. It avoids aborting it where
+// it can, so that what has arrived can still be read.
 func (s *Session) withdrawEnded(d Descriptor) (revoked bool) {
 	tx := &s.tx
 	if s.failure.Load() == nil && tx.byRead {
@@ -319,7 +320,7 @@ func (s *Session) withdrawEnded(d Descriptor) (revoked bool) {
 		}
 		return true
 	}
-	s.poke(true) // the completions of what was posted, and what has come before them
+	s.poke(true) // for completions of posted writes, and what came before them
 	tx.mu.Lock()
 	idle := tx.out.posted == tx.out.written+tx.out.failed
 	tx.mu.Unlock()
@@ -329,7 +330,8 @@ func (s *Session) withdrawEnded(d Descriptor) (revoked bool) {
 	return false
 }
 
-// What the peer says of our offers comes here, with rx.mu held.
+// The methods below handle the peer's messages about our offers, and completions.
+// rx.mu is held, except for takeBack.
 
 func (s *Session) readDoneByPeer(id uint32, count uint64, flags byte) {
 	tx := &s.tx
@@ -412,7 +414,7 @@ func (s *Session) writeCompleted(ev *Event) {
 	switch o := &s.tx.out; {
 	case !ok || ev.ID != boxID && (!o.active || o.id != ev.ID):
 		s.violation("completion of a write that was not started")
-	case ev.Err != nil: // Err follows; what has come before that is still to be read
+	case ev.Err != nil: // Endpoint.Err follows; what has come before it can still be read
 		if ev.ID != boxID {
 			o.failed += n
 		}

@@ -6,12 +6,12 @@ import (
 	"syscall"
 )
 
-// sender is what goes to the peer.
+// sender holds what goes to the peer.
 type sender struct {
 	mu sync.Mutex // guards all below and the endpoint's sending methods
 
 	sent   uint32 // messages, modulo 2³²
-	maxMsg int    // set by Negotiate, as are the four below
+	maxMsg int    // set by Negotiate, as are the next three
 	// threshold is the smallest Write whose bytes are offered, 0: none are;
 	// byRead says how.
 	threshold int
@@ -22,18 +22,18 @@ type sender struct {
 	nOwed       int
 	backlog     []byte      // data that Write took over while there was no credit
 	backlogSent int         // bytes of backlog that were sent
-	inWrite     bool        // a Write goes on behind the backlog's end
-	last        msgType     // Shutdown, Close or Abort, to be sent behind the backlog; 0: none yet
-	lastOut     bool        // it was sent
-	stalled     bool        // data found no credit when it last looked
+	inWrite     bool        // a Write goes on after the end of the backlog or outbox
+	last        msgType     // Shutdown, Close or Abort, to be sent after the backlog; 0: none yet
+	lastOut     bool        // last was sent
+	stalled     bool        // data found no credit at its last attempt
 	urgent      bool        // urgent data has used the control reserve since data last had room
-	waiting     atomic.Bool // pending, or credit to be told: for those without the lock
+	waiting     atomic.Bool // pending, or Credit due: for those who do not hold mu
 
 	out    outOffer
 	outbox outbox
-	// unanswered is an offer that an exact Revoke has withdrawn, until its
-	// ReadDone comes; 0: none. The peer may still be waiting for its reads to
-	// fail, so that nothing with a place in the stream may follow yet.
+	// unanswered is an offer that an exact Revoke has withdrawn, until its ReadDone
+	// comes; 0: none. The peer may still be waiting for its reads to fail, so nothing
+	// with a place in the stream may follow yet.
 	unanswered atomic.Uint32
 	writes     queue[int] // lengths of RDMA writes under way
 	nextID     uint32
@@ -45,7 +45,7 @@ const (
 	// minFragment is the least room in bytes that a longer Write accepts: a
 	// ring skips a shorter rest at its end.
 	minFragment = 2 << 10
-	// owedMax: a peer that keeps to the protocol can cause no more (see
+	// owedMax is enough: a peer that keeps to the protocol causes no more (see
 	// docs/PROTOCOL.md, Credits).
 	owedMax = 2 * ControlReserve
 )
@@ -70,10 +70,10 @@ func (c *control) size() int {
 	return headerLen
 }
 
-// Write writes all of p, or says how many bytes were taken and why not more.
-// When it returns, the bytes are the session's or the peer's and p is not
-// touched any more. Errors: ErrClosed, ErrInterrupted, syscall.EPIPE (the peer
-// does not read any more), ECONNRESET, ETIMEDOUT, ENOBUFS (D9).
+// Write writes all of p, or returns how many bytes were taken and why not more.
+// Once it has returned, the session or the peer has the bytes and p is no longer
+// touched. Errors: ErrClosed, ErrInterrupted, syscall.EPIPE (the peer no longer
+// reads), ECONNRESET, ETIMEDOUT, ENOBUFS (D9).
 func (s *Session) Write(p []byte) (int, error) {
 	s.writesBeside()
 	if n := len(p); n <= minFragment && n > 0 && s.writeAtOnce(p) {
@@ -86,8 +86,8 @@ func (s *Session) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writeAtOnce is Write for small p when nothing stands in its way: under tx.mu
-// alone, as no other Write is inside that would have to be waited for.
+// writeAtOnce is Write for a small p when nothing stands in its way. It needs only
+// tx.mu, as there is no other Write in progress to wait for.
 func (s *Session) writeAtOnce(p []byte) bool {
 	tx := &s.tx
 	tx.mu.Lock()
@@ -106,12 +106,12 @@ func (s *Session) writeAtOnce(p []byte) bool {
 	return room != nil
 }
 
-// WriteBuffers writes the slices one after the other, as one Write, several
-// small ones to a message. It does not change v.
+// WriteBuffers writes the slices in order, as one Write, packing small ones into
+// one message. It does not change v.
 func (s *Session) WriteBuffers(v [][]byte) (n int64, err error) {
 	s.writesBeside()
 	for len(v) > 0 && len(v[len(v)-1]) == 0 {
-		v = v[:len(v)-1] // nothing more comes with it
+		v = v[:len(v)-1] // so that the last slice ends the Write
 	}
 	s.wr.op.Lock()
 	defer s.wr.op.Unlock()
@@ -135,9 +135,9 @@ func (s *Session) WriteBuffers(v [][]byte) (n int64, err error) {
 	return n, err
 }
 
-// packable is how many slices from the front fit one message of moderate size.
+// packable is how many slices from the front fit into one message of moderate size.
 func (s *Session) packable(v [][]byte) int {
-	const packLimit = 16 << 10 // from there a message's own cost is small beside its copy
+	const packLimit = 16 << 10 // above, a message's own cost is small compared with the copy
 	limit, sum := min(packLimit, s.tx.maxMsg-headerLen), 0
 	if s.cfg.Disable&FeatureInline != 0 && s.tx.threshold > 0 {
 		return 0
@@ -150,7 +150,7 @@ func (s *Session) packable(v [][]byte) int {
 	return len(v)
 }
 
-// write is Write, for the holder of wr.op; more: a further one belongs to it.
+// write is Write, for the holder of wr.op; more: the Write goes on after p.
 func (s *Session) write(p []byte, more bool) (n int, err error) {
 	if st := s.wr.state.Load(); st != 0 {
 		return 0, s.writeState(st)
@@ -192,7 +192,7 @@ func (s *Session) writeInline(p []byte, n int, more bool) (int, error) {
 	return n, nil
 }
 
-// waitWrite is pause for Write, which sees to what comes from the peer while it
+// waitWrite is pause for Write, which also handles what comes from the peer while it
 // waits, unless a Read does.
 func (s *Session) waitWrite(w *waiter) {
 	ev := SendReady | RecvReady
@@ -209,8 +209,9 @@ func (s *Session) waitWrite(w *waiter) {
 	s.pause(w, &s.wr, ev)
 }
 
-// writeBlocked says why a Write that got no further must not go on. What ended the
-// connection comes first: when it shows, a Close or Abort of this end has set the state.
+// writeBlocked says why a Write that got no further must not go on. It reads the reason
+// for the connection's end before the state: a Close or Abort of this end sets the state
+// before it ends the connection, and takes precedence.
 func (s *Session) writeBlocked() error {
 	err := s.over()
 	if st := s.wr.state.Load(); st != 0 {
@@ -245,7 +246,7 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	}
 	o := &tx.outbox
 	if o.useless && o.unsent() > 0 {
-		return 0 // nothing follows until it is empty: it is given back then
+		return 0 // nothing follows until it is empty and given back
 	}
 	if tx.backlogged() == 0 && tx.boxing(len(p)) {
 		return s.boxData(p, more)
@@ -261,11 +262,11 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	if s.lim.Buffered {
 		return 0
 	}
-	// No credit: take over what the budget allows (D8); what piles up here
+	// No credit or room: take over what the budget allows (D8). What piles up here
 	// leaves in full messages, which is all the coalescing there is.
 	if o.buf != nil {
 		if tx.backlogged() > 0 || o.useless {
-			return 0 // from before: it would never end if it grew
+			return 0 // let the backlog from before the outbox drain
 		}
 		return s.boxData(p, more)
 	}
@@ -284,7 +285,7 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	return n
 }
 
-// sendPacked sends all of v in one message or nothing.
+// sendPacked sends all of v in one message, or nothing, and returns the bytes sent.
 func (s *Session) sendPacked(v [][]byte, more bool) int {
 	tx := &s.tx
 	sum := 0
@@ -329,13 +330,13 @@ func moreFlag(more bool) byte {
 
 func (tx *sender) backlogged() int { return len(tx.backlog) - tx.backlogSent }
 
-// pending: something waits for room or credit.
+// pending reports whether something waits for room or credit.
 func (tx *sender) pending() bool {
 	return tx.nOwed > 0 || len(tx.backlog) > 0 || tx.outbox.unsent() > 0 || tx.last != 0 && !tx.lastOut
 }
 
-// reserveData is Reserve for a message with a place in the stream, and the
-// credit for it.
+// reserveData reserves room, and checks the credit, for a message with a place in the
+// stream.
 func (s *Session) reserveData(lo, hi int) []byte {
 	if !s.streamFree() {
 		return nil
@@ -343,7 +344,7 @@ func (s *Session) reserveData(lo, hi int) []byte {
 	return s.reservePayload(lo, hi)
 }
 
-// streamFree: what has a place in the stream may be sent.
+// streamFree reports whether messages with a place in the stream may be sent.
 func (s *Session) streamFree() bool {
 	tx := &s.tx
 	for i := range tx.owed[:tx.nOwed] { // the end of an offer goes before what follows it
@@ -373,7 +374,7 @@ func (s *Session) reservePayload(lo, hi int) []byte {
 	return room
 }
 
-// commit writes the header and sends.
+// commit writes the header and sends the first n bytes of room.
 func (s *Session) commit(room []byte, t msgType, flags byte, n int) {
 	f := uint32(0)
 	if s.lim.Window != 0 {
@@ -430,7 +431,7 @@ func (s *Session) owe(c control) {
 		return
 	}
 	if c.t == msgEmptied {
-		for i := range tx.owed[:tx.nOwed] { // a later one says more
+		for i := range tx.owed[:tx.nOwed] { // a later Emptied replaces it
 			if o := &tx.owed[i]; o.t == msgEmptied {
 				*o = c
 				return
@@ -490,7 +491,7 @@ func (s *Session) flushLocked() {
 }
 
 const (
-	// maxBacklog is the most that a connection keeps in memory of its own.
+	// maxBacklog is the largest backlog in bytes: it lies on Go's heap.
 	maxBacklog = 256 << 10
 	// keepBacklog is how much idle backlog memory in bytes it may keep.
 	keepBacklog = 16 << 10

@@ -1,14 +1,14 @@
-// Package session is the session protocol: it gives a reliable byte stream
-// with TCP's semantics over an Endpoint, which moves messages and reaches
-// remote memory. It knows no device and no net.Conn. sanconn calls it from
-// above, the providers implement its Endpoint below.
+// Package session implements the session protocol: a reliable byte stream with
+// TCP's semantics over an Endpoint, which moves messages and accesses remote
+// memory. It knows neither devices nor net.Conn: sanconn uses it from above,
+// and the providers implement Endpoint below it.
 //
-// A byte's way: Write (send.go) puts it into a message, or offers the slice it
-// lies in (rendezvous.go), or copies it to the peer's inbox (outbox.go, inbox.go); the
-// peer's poll (receive.go) keeps the message, and Read copies from it, or has
-// the offered bytes fetched (fetch.go). The beginning is in negotiate.go, flow control
-// in credit.go, waiting in wait.go, what happens when nobody is inside in idle.go, the
-// end in close.go, the wire format in wire.go and docs/PROTOCOL.md.
+// Write (send.go) puts bytes into a message, or offers the slice they lie in
+// (rendezvous.go), or copies them to the peer's inbox (outbox.go, inbox.go). The
+// peer's poll (receive.go) keeps the message, and its Read copies from it or has
+// the offered bytes fetched (fetch.go). Negotiation is in negotiate.go, flow control
+// in credit.go, waiting in wait.go, service while no Read or Write runs in idle.go,
+// the end in close.go, the wire format in wire.go and docs/PROTOCOL.md.
 package session
 
 import (
@@ -21,20 +21,20 @@ import (
 	"time"
 )
 
-// Session is one end of a connection. All methods may be called from any
-// goroutine; Reads are served one at a time, and so are Writes.
+// Session is one end of a connection. All methods are safe for concurrent use;
+// Reads are served one at a time, and so are Writes.
 //
 // Locks, in this order: rd.op, wr.op (held for a whole operation), rx.mu,
-// tx.mu (held for moments: at most a copy of boxMost, or the provider's
-// Revoke; nothing waits under them, but for memory to be registered when
+// tx.mu (held briefly: at most for a copy of boxMost bytes or the provider's
+// Revoke; nothing waits under them, except for registering memory when
 // RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
 type Session struct {
 	ep   Endpoint
 	lim  Limits
 	cfg  Config
 	pace pollPace
-	caps uint32 // what we said that we can
-	peer params // what the peer said; written by Negotiate before any Read or Write
+	caps uint32 // capabilities that we announced
+	peer params // the peer's, set by Negotiate before any Read or Write
 
 	rd, wr side
 	rx     receiver
@@ -44,7 +44,7 @@ type Session struct {
 
 	failure  atomic.Pointer[error] // why the connection is over, set once
 	gone     bool                  // the endpoint is closed, or being closed; written under rx.mu and tx.mu, read under either
-	giveBack sync.Once             // closes or aborts the endpoint; who comes second waits for it
+	giveBack sync.Once             // closes or aborts the endpoint; a second caller waits for the first
 
 	idle    idleState
 	alive   keepalive
@@ -52,15 +52,15 @@ type Session struct {
 	workers sync.WaitGroup // background service
 }
 
-// side is one direction's operation.
+// side is one direction, with the operation (Read or Write) in progress there.
 type side struct {
 	op    opLock        // held by the operation as long as it lasts
 	state atomic.Uint32 // st bits: why it has to end
-	wants atomic.Uint32 // Events to be woken for; 0: does not sleep
+	wants atomic.Uint32 // Events to be woken for; 0: not sleeping
 	wake  chan struct{} // holds one token: look again
 	spin  spinHistory   // guarded by op
 
-	beside atomic.Bool // on a device: a Write came while a Read was inside (rd)
+	beside atomic.Bool // rd only, on a device: a Write began during a Read
 
 	sleeps, polls atomic.Uint64
 }
@@ -69,16 +69,15 @@ const (
 	stInterrupted = 1 << iota // by InterruptRead, InterruptWrite
 	stShut                    // this direction was closed here
 	stClosed                  // the session was closed here
-	stPeerClosed              // the peer does not read any more (wr)
+	stPeerClosed              // wr only: the peer no longer reads
 )
 
-// opLock is a mutex for operations that last: who waits for it sleeps on a
-// channel, in the order of coming. (One who waits for a sync.Mutex keeps
-// testing/synctest's time from passing, and the holder may be waiting for just
-// that.)
+// opLock is a first-come, first-served mutex for long operations. Waiters sleep
+// on a channel, because a goroutine blocked on a sync.Mutex keeps
+// testing/synctest's clock from advancing, which may be what the holder waits for.
 type opLock struct {
-	users atomic.Int32
-	next  chan struct{} // a token for the next of them
+	users atomic.Int32  // the holder and those waiting
+	next  chan struct{} // hands the lock to the next one
 }
 
 func (l *opLock) Lock() {
@@ -93,10 +92,10 @@ func (l *opLock) Unlock() {
 	}
 }
 
-// tryLock is Lock, if nobody is inside.
+// tryLock locks l if it is free.
 func (l *opLock) tryLock() bool { return l.users.CompareAndSwap(0, 1) }
 
-// held: an operation is inside.
+// held reports whether an operation is in progress.
 func (l *opLock) held() bool { return l.users.Load() > 0 }
 
 func (sd *side) signal() {
@@ -112,17 +111,17 @@ func (sd *side) set(bits uint32) {
 }
 
 var (
-	// ErrInterrupted: InterruptRead or InterruptWrite ended the wait.
+	// ErrInterrupted means that InterruptRead or InterruptWrite ended a wait.
 	ErrInterrupted = errors.New("session: interrupted")
-	// ErrClosed: this end was closed (or this direction of it, for Write).
+	// ErrClosed means that this end was closed or, for Write, this direction.
 	ErrClosed = errors.New("session: closed")
-	// ErrNoUrgent: no urgent data has arrived that was not read yet.
+	// ErrNoUrgent means that there is no unread urgent data.
 	ErrNoUrgent = errors.New("session: no urgent data")
 )
 
-// New starts a session on ep, which it owns from now on, and sends the
-// negotiation message. It does not block. Negotiate must have succeeded before
-// any Read or Write.
+// New starts a session on ep, which it owns from then on, and sends the
+// negotiation message. It does not block. Negotiate must succeed before any Read
+// or Write.
 func New(ep Endpoint, cfg Config) *Session {
 	s := &Session{ep: ep, lim: ep.Limits(), cfg: cfg.withDefaults(), pace: measurePace()}
 	for _, sd := range []*side{&s.rd, &s.wr} {
@@ -171,8 +170,8 @@ func (s *Session) Wake(ev Events) {
 	}
 }
 
-// InterruptRead makes a Read that waits, and later ones, fail with
-// ErrInterrupted until it is called with false.
+// InterruptRead(true) makes waiting and later Reads fail with ErrInterrupted,
+// until InterruptRead(false).
 func (s *Session) InterruptRead(on bool) { s.rd.interrupt(on) }
 
 // InterruptWrite is InterruptRead for Write and WriteBuffers.
@@ -186,11 +185,11 @@ func (sd *side) interrupt(on bool) {
 	}
 }
 
-// Limits of the endpoint.
+// Limits returns the limits of the endpoint.
 func (s *Session) Limits() Limits { return s.lim }
 
-// fail records why the connection is over and wakes everybody. What had
-// arrived and was not read is lost, but for a stream that has ended already.
+// fail records why the connection is over and wakes both directions. What was not
+// taken from the endpoint yet is lost, unless the peer's stream has already ended.
 // It may be called with any lock held.
 func (s *Session) fail(err error) {
 	if s.failure.CompareAndSwap(nil, &err) {
@@ -199,8 +198,8 @@ func (s *Session) fail(err error) {
 	}
 }
 
-// kill is fail, and the endpoint is aborted before it returns: no memory of
-// this end is touched by the peer any more. No lock may be held.
+// kill is fail, and aborts the endpoint before it returns: after that the peer
+// touches no memory of this end. No lock may be held.
 func (s *Session) kill(err error) {
 	s.fail(err)
 	s.detach(s.ep.Abort)
@@ -208,13 +207,13 @@ func (s *Session) kill(err error) {
 	s.wr.signal()
 }
 
-// violation is how a peer that breaks the protocol ends the connection.
+// violation ends the connection because the peer broke the protocol.
 func (s *Session) violation(format string, args ...any) {
 	s.fail(fmt.Errorf("session: the peer broke the protocol: %s: %w", fmt.Sprintf(format, args...), syscall.ECONNRESET))
 }
 
-// over is why the connection is over for Write: the session's own reason, or
-// the endpoint's.
+// over says why the connection is over for Write: the session's own reason, else
+// the endpoint's. It is nil while the connection lives.
 func (s *Session) over() error {
 	if p := s.failure.Load(); p != nil {
 		return *p

@@ -11,13 +11,14 @@ import (
 // processors), and no longer than the runtime lets a goroutine run.
 const pollSlice = 10 * time.Millisecond
 
-// longSlice tells the scheduler that this thread is in no hurry, and whether it knows.
-// Who polls for a thread of the kernel may be on the processor that this one needs.
-// Since Linux 6.12 one that is woken, and has not had more than its share, takes it from
-// a thread with a longer slice (PREEMPT_SHORT, do_preempt_short in kernel/sched/fair.c);
-// from one with the same he does so at the end of the slice. The thread, and what
-// threads and processes are made by it, keep the slice. It changes no priority; but
-// where others want the processor too, sched_yield leaves it to them for up to a slice.
+// longSlice asks the scheduler for a long time slice for this thread, and reports whether
+// it has one. A thread that polls for a kernel thread may be on the processor which that
+// one needs. Since Linux 6.12 a thread that is woken, and has not had more than its
+// share, preempts one with a longer slice (PREEMPT_SHORT, do_preempt_short in
+// kernel/sched/fair.c), but waits for the end of a slice that is no longer than its own.
+// The thread keeps the slice, and threads and processes that it creates inherit it. No
+// priority changes, but sched_yield may leave a contended processor to others for up to
+// a slice.
 func longSlice() bool {
 	runtime.LockOSThread() // both calls are about the same thread
 	defer runtime.UnlockOSThread()
@@ -25,7 +26,7 @@ func longSlice() bool {
 	switch {
 	case err != nil, a.Runtime == 0: // an older kernel, or a sandbox
 		return false
-	case a.Policy != unix.SCHED_NORMAL && a.Policy != unix.SCHED_BATCH: // whose runtime is another matter, or none
+	case a.Policy != unix.SCHED_NORMAL && a.Policy != unix.SCHED_BATCH: // there Runtime is absent or means something else
 		return false
 	case a.Runtime >= uint64(pollSlice):
 		return true

@@ -1,14 +1,14 @@
 package session
 
-// Stats are counters of one session since its start.
+// Stats are the counters of one session since its start.
 type Stats struct {
-	BytesSent, BytesReceived               uint64 // of the application
+	BytesSent, BytesReceived               uint64 // the application's bytes
 	MessagesSent, MessagesReceived         uint64 // control messages included
 	OffersSent, OffersReceived             uint64 // rendezvous transfers, by direction of the data
 	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA (on shm process_vm_readv), inboxes included
-	Stalls                                 uint64 // data found no credit
-	Sleeps                                 uint64 // a Read or Write slept
-	Polls                                  uint64 // a Read or Write got what it waited for by polling
+	Stalls                                 uint64 // times that data ran out of credit
+	Sleeps                                 uint64 // times that a Read or Write slept
+	Polls                                  uint64 // waits of Read or Write that polling ended
 }
 
 // Stats returns a snapshot of the counters.

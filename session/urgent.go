@@ -6,12 +6,13 @@ import (
 	"time"
 )
 
-// MaxUrgent is the most urgent data in bytes that one WriteUrgent takes.
+// MaxUrgent is the largest WriteUrgent in bytes.
 const MaxUrgent = 64
 
-// WriteUrgent sends up to MaxUrgent bytes out of band (D10): they overtake data
-// that waits, and the newest replaces what the peer has not read yet. It waits
-// when data and an earlier WriteUrgent are stuck; InterruptWrite ends that.
+// WriteUrgent sends 1 to MaxUrgent bytes out of band (D10), else it fails with
+// EMSGSIZE. They overtake waiting data and replace urgent data that the peer has
+// not read yet. It waits while data and an earlier WriteUrgent are stuck;
+// InterruptWrite ends that.
 func (s *Session) WriteUrgent(p []byte) (int, error) {
 	if len(p) == 0 || len(p) > MaxUrgent {
 		return 0, errors.Join(errUrgentSize, syscall.EMSGSIZE)
@@ -33,8 +34,8 @@ func (s *Session) WriteUrgent(p []byte) (int, error) {
 
 var errUrgentSize = errors.New("session: urgent data must have 1 to 64 bytes")
 
-// trySendUrgent uses data's room, or once while data is blocked the control
-// reserve's.
+// trySendUrgent uses data's room, or, once while data is blocked, the room that is
+// reserved for control.
 func (s *Session) trySendUrgent(p []byte) bool {
 	tx := &s.tx
 	tx.mu.Lock()
@@ -55,8 +56,9 @@ func (s *Session) trySendUrgent(p []byte) bool {
 	return true
 }
 
-// ReadUrgent takes the newest urgent data that has not been read: up to len(p)
-// bytes of it, the rest is thrown away. It does not block: ErrNoUrgent.
+// ReadUrgent takes the newest urgent data if it was not read yet: up to len(p)
+// bytes, the rest is discarded. It does not block; if there is none it returns
+// ErrNoUrgent.
 func (s *Session) ReadUrgent(p []byte) (int, error) {
 	s.poke(true)
 	s.rx.mu.Lock()
@@ -69,5 +71,5 @@ func (s *Session) ReadUrgent(p []byte) (int, error) {
 	return n, nil
 }
 
-// Urgent holds a token after urgent data has come.
+// Urgent returns a channel that holds a token when urgent data has come.
 func (s *Session) Urgent() <-chan struct{} { return s.rx.urgentCh }

@@ -11,24 +11,25 @@ import (
 // Waiting: poll for a short while, since a peer that is at work answers within
 // a microsecond; then ask the endpoint for a wake-up, look once more, and
 // sleep on a channel, which needs no thread. An operation calls pause each time
-// it got no further, and looks again when pause returns.
+// it got no further, and looks again when pause returns. One such call while
+// polling is a turn.
 
-// waiter is the waiting of one operation. Its zero value is ready.
+// waiter is the state of one operation's waiting. Its zero value is ready.
 type waiter struct {
-	tries int   // with nothing but PAUSE
+	tries int   // turns with nothing but PAUSE
 	since int64 // nanotime of the first turn after those; 0: not yet
-	last  int64 // … of the last turn
-	gave  int64 // … when the last that gave way to threads began
-	after int64 // how long after since it begins to give way to threads
-	other bool  // a turn gave way to somebody other than the driver
+	last  int64 // … of the end of the last turn
+	gave  int64 // … of the beginning of the last turn that yielded to threads
+	after int64 // how long after since yielding to threads begins, ns
+	other bool  // a turn yielded to somebody other than the driver
 	procs int32 // GOMAXPROCS when it began
 	phase waitPhase
 
 	polite bool // the next turn lets other goroutines run
 
 	// Not used on a device:
-	others   int64 // how long some did, ns
-	stranger bool  // the last turn took strangerTakes
+	others   int64 // how long other goroutines ran, ns
+	stranger bool  // the last turn took longer than strangerTakes
 }
 
 type waitPhase uint8
@@ -40,93 +41,92 @@ const (
 	phaseArmed // Arm was called: sleep next
 )
 
-// armed: the next pause sleeps, so this look must be a sure one.
+// armed reports whether the next pause sleeps, so that this look must not be skipped.
 func (w *waiter) armed() bool { return w.phase == phaseArmed }
 
 const (
-	// pauseFor is how long a wait polls with nothing but PAUSE in between, on a device
-	// minTries times, before it also gives way: that takes a peer's small piece of
-	// work, not what a context switch does to the one in a hundred that takes longer.
-	// pauseEach lies between two polls: about what fetching the line that the peer has
-	// written costs; with ten times as much a round trip takes twice as long.
+	// pauseFor is how long a wait polls with only PAUSE in between (on a device it does
+	// so minTries times) before it also yields. It covers a small piece of the peer's
+	// work, but not the one in a hundred that a context switch prolongs.
+	// pauseEach is the time between two polls: about what fetching the cache line that
+	// the peer has written costs; with ten times as much a round trip takes twice as long.
 	pauseFor  = 15 * time.Microsecond
 	pauseEach = 50 * time.Nanosecond
 	minTries  = 4
-	// crowdedShare of Config.Spin is the most that giving way may take: two
-	// context switches and a short piece of the peer's or the device's work.
-	// Longer means that others want this processor. Polling then only loses our
-	// turn to them; a sleeper is woken ahead of them. It takes more than once to
-	// believe it: the first time, crowdedSkip waits do not poll where it took
-	// strangerTakes, which is more than the peer's piece of work and less than a
-	// slice of the system's scheduler; one, where it may have been the peer, or the
-	// device's driver, for which sleeping costs many times as much.
+	// 1/crowdedShare of Config.Spin is the longest that yielding may take: two context
+	// switches and a short piece of the peer's or the device's work. If it takes longer,
+	// others want this processor; polling then only loses our turn to them, while a
+	// sleeper is woken ahead of them. At first it is believed for a few waits only,
+	// which do not poll: crowdedSkip if the turn took strangerTakes, which is longer
+	// than the peer's piece of work and shorter than the system scheduler's slice;
+	// otherwise one, as it may have been the peer or the device's driver, for which
+	// sleeping costs many times as much.
 	crowdedShare  = 2
 	crowdedSkip   = 8
 	strangerTakes = 500 * time.Microsecond
-	// politeEach lies between turns that let other goroutines run while PAUSE goes on,
-	// in a wait behind one that PAUSE alone did not end. Whom this goroutine has made
-	// ready before, as net/http's reader does with who asked, is next on this P: until
-	// we leave it, only a thread that has to be woken could take him away. The time of
-	// those who run is not that of polling, as it would be theirs in any case, up to
-	// othersShare times Config.Spin: then there are too many. A Gosched that finds nobody
-	// mostly takes less than othersTake, though it may wake a thread for an idle P.
+	// politeEach is the time between turns that let other goroutines run while still
+	// using PAUSE, in a wait after one that PAUSE alone did not end. A goroutine that
+	// this one has made ready, as net/http's reader does with the one that asked, is
+	// next on this P: until we leave it, only a thread that has to be woken could take
+	// it away. The time that others run does not count as polling, up to othersShare
+	// times Config.Spin: then there are too many. A Gosched that finds nobody mostly
+	// takes less than othersTake, though it may wake a thread for an idle P.
 	politeEach  = time.Microsecond
 	othersTake  = 2 * time.Microsecond
 	othersShare = 8
-	// giveEach lies between the beginnings of two turns that give way to threads on a
-	// device. A software device's driver may be a thread that has only this processor
-	// to run on: whoever polls on keeps himself waiting. If it did take the processor,
-	// it is asked again in the next turn. More often slows the driver's work on other
-	// processors. A driver that takes the processor by itself (slice_linux.go) need not
-	// be asked: giving way begins after giveUsual times what a wait usually takes then,
-	// and after longWait at the latest. It lets the peer go on if he has come to share
-	// this processor.
+	// giveEach is the time between the beginnings of two turns that yield to threads on a
+	// device. A software device's driver may be a thread that can run on this processor
+	// only: polling on would keep ourselves waiting. If the driver did take the
+	// processor, the next turn yields again. Yielding more often slows the driver's work
+	// on other processors. A driver that preempts us (slice_linux.go) does not need it:
+	// yielding then begins after giveUsual times the usual wait, and after longWait at
+	// the latest, for the sake of a peer that has come to share this processor.
 	giveEach  = 50 * time.Microsecond
 	giveUsual = 2
-	// peerTakes is longer than a piece of the driver's work: a turn that gave way for
+	// peerTakes is longer than a piece of the driver's work: a turn that yielded for
 	// so long did so to the peer, or to somebody else who wants this processor.
 	peerTakes = 2 * giveEach
-	// yieldEach is below the 10 ms after which the runtime's monitor interrupts
-	// whoever polls, takes its P while it is in a call of C, and then looks every
-	// 20 µs for a while (runtime/proc.go, retake and sysmon); and not further below
-	// than it must be, for a Gosched wakes a thread if a P is idle.
+	// yieldEach is below the 10 ms after which the runtime's monitor preempts a polling
+	// goroutine, takes its P while it is in a cgo call, and then looks every 20 µs for a
+	// while (runtime/proc.go, retake and sysmon). It is not much below, as a Gosched
+	// wakes a thread if a P is idle.
 	yieldEach = 8 * time.Millisecond
-	// besideWaits is how many waits behind one beside which others wrote begin by letting
-	// other goroutines run: net/http's reads one response by several Reads.
+	// besideWaits is how many waits begin by letting other goroutines run, after a Read
+	// during which others wrote: net/http reads one response with several Reads.
 	besideWaits = 4
-	// longWait is when a wait on a device gives way to goroutines for the first time:
-	// one that was made ready on this P, perhaps by us, while no other P is idle to
-	// take it, is not held up for longer; nearly all waits for a peer at work end before.
+	// longWait is when a wait on a device yields to goroutines for the first time: it
+	// bounds the delay of one made ready on this P, perhaps by us, while no other P is
+	// idle to take it. Nearly all waits for a peer at work end earlier.
 	longWait = time.Millisecond
 	// maxSkip is the most waits in a row that do not poll after polling was in
-	// vain: a connection that idles costs nearly no polling.
+	// vain, so that an idle connection hardly polls.
 	maxSkip = 64
 )
 
-// pollPace is pauseFor and pauseEach in terms of the processor's PAUSE, which
-// takes 2 ns on one, 50 on another, and 200 where it is emulated.
+// pollPace is pauseFor and pauseEach in terms of the processor's PAUSE, which takes
+// 2 ns on some processors, 50 ns on others, and 200 ns where it is emulated.
 type pollPace struct {
-	tries int    // polls with PAUSEs between them
+	tries int    // polls with only PAUSEs between them
 	each  uint32 // PAUSEs between two polls; 0: none
 	drain uint32 // PAUSEs that paceFor takes
 	slow  bool   // a single one takes longer than pauseEach
 
 	polite int // polls in politeEach; 0: on a device
 
-	// device: what we wait for comes from another host, or by a thread of the
-	// kernel's. Give way to threads each giveEach, and to goroutines after longWait and
-	// each yieldEach, or, after pauseFor, in every turn if all Ps poll. Gosched wakes a
-	// thread for an idle P, which finds nothing to do, on a processor that the driver
-	// may need. Where the peer is a process of this host and may share our processor,
-	// giving way in every turn is what takes us to another one.
+	// device: what we wait for comes from another host, or from a kernel thread. Yield
+	// to threads every giveEach, and to goroutines after longWait and every yieldEach,
+	// or, after pauseFor, in every turn if all Ps poll: Gosched wakes a thread for an
+	// idle P, which finds nothing to do, on a processor that the driver may need.
+	// Otherwise the peer is a process of this host that may share our processor, and
+	// yielding in every turn is what moves us to another one.
 	device bool
-	worker bool // … by a thread of this host's kernel
+	worker bool // … from a thread of this host's kernel
 }
 
 var measurePace = sync.OnceValue(func() pollPace {
 	const pauses = 64
 	each := time.Duration(math.MaxInt64)
-	for range 5 { // the least: whatever disturbs makes it longer
+	for range 5 { // the minimum, as any disturbance makes it longer
 		began := nanotime()
 		procyield(pauses)
 		each = min(each, time.Duration(nanotime()-began))
@@ -138,9 +138,9 @@ var measurePace = sync.OnceValue(func() pollPace {
 	return p
 })
 
-// forDevice is the pace where a poll takes longer than the line that it looks at takes
-// to come. A slow PAUSE leaves the processor to the hypervisor, or the emulator to its
-// other threads, which takes time from the driver.
+// forDevice changes the pace for devices, where a poll itself costs more than fetching
+// a cache line. A slow PAUSE traps to the hypervisor, or lets the emulator's other
+// threads run, which takes time from the driver.
 func (p *pollPace) forDevice(worker bool) {
 	p.device, p.worker, p.polite = true, worker, 0
 	p.tries = min(p.tries, minTries)
@@ -149,29 +149,29 @@ func (p *pollPace) forDevice(worker bool) {
 	}
 }
 
-// relax lies between two polls.
+// relax pauses between two polls.
 func (p *pollPace) relax() {
 	if p.each > 0 {
 		procyield(p.each)
 	}
 }
 
-// spinHistory lets a direction stop polling when it does not pay, and give way in
-// time when it does.
+// spinHistory lets a direction stop polling when it does not pay, and yield in time
+// when it does.
 type spinHistory struct {
-	skip, penalty int
+	skip, penalty int    // waits left that do not poll, and how many there were at first
 	long          bool   // in the last wait others ran, or PAUSE alone did not end it
-	share         int    // how many waits are left that let others run first, on a device
+	share         int    // on a device: waits left that let others run first
 	yielded       int64  // nanotime of the last Gosched, or since when it waits often
 	sliced        int64  // nanotime of the last longSlice; 0: this may be another thread
-	slices        bool   // … had its way
+	slices        bool   // … and whether it succeeded
 	written       uint64 // see hasAsked
 	usual         int64  // about the median of waits that polling has ended, ns after since
 }
 
-// ended takes note of a wait that polling has ended. One that ended because somebody
-// else got this processor at last says that giving way began too late, and not how long
-// the answer took.
+// ended learns from the length of a wait that polling has ended. If it ended because
+// somebody else finally got this processor, it shows that yielding began too late, not
+// how long the answer took.
 func (h *spinHistory) ended(w *waiter) {
 	if w.last-w.since > h.usual && !w.other {
 		h.usual += h.usual/8 + 1
@@ -180,8 +180,8 @@ func (h *spinHistory) ended(w *waiter) {
 	}
 }
 
-// hasAsked: something was written since the last wait that asked this, so that what
-// comes may be an answer to it.
+// hasAsked reports whether something was written since its last call, so that what
+// comes may be the answer.
 func (s *Session) hasAsked(h *spinHistory) bool {
 	if !s.tx.mu.TryLock() {
 		return false
@@ -193,7 +193,7 @@ func (s *Session) hasAsked(h *spinHistory) bool {
 	return asked
 }
 
-// giveAfter is how long after its first turns a wait begins to give way to threads.
+// giveAfter is how long after since a wait begins to yield to threads, in ns.
 func (h *spinHistory) giveAfter(now int64) int64 {
 	if h.sliced == 0 || now-h.sliced > int64(yieldEach) { // by now it may be another thread
 		h.sliced, h.slices = now, longSlice()
@@ -204,12 +204,11 @@ func (h *spinHistory) giveAfter(now int64) int64 {
 	return min(max(giveUsual*h.usual, int64(giveEach)), int64(longWait))
 }
 
-// spinning counts who polls in this process, so that polling never takes the
-// last processor from those who work.
+// spinning counts the goroutines of this process that poll.
 var spinning atomic.Int32
 
-// mayPoll is how many that is. One P is for those who work, and for the wake-ups of those
-// who sleep; polls for a device take all, for there each sleep is dear.
+// mayPoll is how many may poll at once. One P is left to those who work and to wake-ups;
+// polls for a device may take all, for there each sleep is expensive.
 func (p *pollPace) mayPoll(procs int32) int32 {
 	if p.device {
 		return procs
@@ -250,7 +249,7 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 	case phaseDone:
 		s.arm(w, sd, ev)
 	case phaseArmed:
-		if uint32(ev)&^sd.wants.Load() != 0 { // the last look has made it wait for more
+		if uint32(ev)&^sd.wants.Load() != 0 { // since the last look there is more to wait for
 			s.arm(w, sd, ev)
 			return
 		}
@@ -267,9 +266,9 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 	w.phase = phaseArmed
 }
 
-// spinOn polls once more, unless the time for that is up. First by PAUSE, then
-// by giving way to other goroutines and threads, on a device now and then: a peer that
-// shares this core gets nowhere as long as we only PAUSE.
+// spinOn takes one more turn, or reports false when the time for polling is up. At first
+// it only PAUSEs, then it yields to other goroutines and threads (on a device now and
+// then), as a peer that shares this core cannot run while we PAUSE.
 func (s *Session) spinOn(w *waiter, sd *side) bool {
 	limit, pace, h := s.cfg.Spin, &s.pace, &sd.spin
 	if w.polite && pace.device {
@@ -291,7 +290,7 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 		w.since = nanotime()
 		w.last, w.gave = w.since, w.since
 		if w.since-h.yielded > 2*int64(yieldEach) {
-			h.yielded = w.since // it seldom waits: not at its first turn
+			h.yielded = w.since // it seldom waits: no Gosched at its first turn
 		}
 		w.after = int64(giveEach)
 		if pace.worker && sd == &s.rd && s.hasAsked(h) {
@@ -304,7 +303,7 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 		h.yielded, h.sliced = w.last, 0
 		if pace.device {
 			runtime.Gosched()
-		} else if w.last += w.letRun(); w.stranger { // what follows measures the threads
+		} else if w.last += w.letRun(); w.stranger { // w.last moves on: took measures threads alone
 			return false
 		}
 	}
@@ -326,8 +325,8 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 	return now-w.since < int64(limit)
 }
 
-// writesBeside takes note, on a device, of a Write that begins while a Read is inside. So
-// other goroutines write what is answered, and have to run first. Where who reads writes
+// writesBeside notes, on a device, a Write that begins during a Read: then other
+// goroutines write what is answered, and have to run first. Where the reader writes
 // too, a Gosched would only wake a thread.
 func (s *Session) writesBeside() {
 	if s.pace.device && s.rd.op.held() && !s.rd.beside.Load() {
@@ -335,7 +334,7 @@ func (s *Session) writesBeside() {
 	}
 }
 
-// isPolite: the wait that begins lets other goroutines run first.
+// isPolite reports whether a wait that begins lets other goroutines run first.
 func (sd *side) isPolite(pace *pollPace) bool {
 	h := &sd.spin
 	if !pace.device {
@@ -352,7 +351,7 @@ func (sd *side) isPolite(pace *pollPace) bool {
 	return true
 }
 
-// letRun lets other goroutines run, and says how long they did, in ns; 0: there were none.
+// letRun lets other goroutines run, and returns for how long, in ns; 0: there were none.
 func (w *waiter) letRun() int64 {
 	began := nanotime()
 	runtime.Gosched()
@@ -365,13 +364,13 @@ func (w *waiter) letRun() int64 {
 	return took
 }
 
-// succeeded takes note of a wait that polling has ended.
+// succeeded notes that polling has ended a wait.
 func (h *spinHistory) succeeded(w *waiter) {
 	h.penalty = 0
 	h.long = w.others > 0 || w.since != 0
 }
 
-// progress says that the operation got further: waiting begins anew.
+// progress notes that the operation got further: waiting begins anew.
 func (w *waiter) progress(sd *side) {
 	if w.phase == phaseSpin {
 		sd.spin.succeeded(w)

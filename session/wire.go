@@ -30,7 +30,7 @@ const (
 	msgCancelWrite msgType = 10 // id: granter → offerer: stop
 	msgShutdown    msgType = 11 // nothing: end of the stream
 	msgClose       msgType = 12 // nothing: end of the stream, and I do not read any more
-	msgCloseAck    msgType = 13 // nothing: all up to your Close (or Abort) has come
+	msgCloseAck    msgType = 13 // nothing: I have all up to your Close (or Abort)
 	msgAbort       msgType = 14 // nothing: the stream is cut here; I do not read any more
 	msgPing        msgType = 15 // nothing
 	msgPong        msgType = 16 // nothing
@@ -38,21 +38,21 @@ const (
 	msgRefuse      msgType = 18 // id: reader → offerer: I have no memory for it, take the offer back
 	msgAskInbox    msgType = 19 // nothing: open an inbox for me
 	msgInbox       msgType = 20 // id 0, descriptor (length 0: no memory): write what you like to it
-	msgFill        msgType = 21 // length: that many more bytes are in your inbox
-	msgEmptied     msgType = 22 // id 0, count: I have read that many bytes of it, since it was opened
-	msgLeaveInbox  msgType = 23 // nothing: I write no more to it
+	msgFill        msgType = 21 // length: I put that many more bytes into your inbox
+	msgEmptied     msgType = 22 // id 0, count: I have read that many bytes of the inbox since it was opened
+	msgLeaveInbox  msgType = 23 // nothing: I write no more to your inbox
 )
 
 const (
-	// flagMore on Data, Fill and offers: the Write goes on behind this message. A
-	// stream whose peer died after such a message was cut.
+	// flagMore on Data, Fill and offers: the Write goes on after this message. If
+	// the peer dies after it, the stream was cut.
 	flagMore = 1 << 0
-	// flagLast on WriteDone: the whole offer is over, not this grant alone.
+	// flagLast on WriteDone: the whole offer is over, not just this grant.
 	flagLast = 1 << 0
-	// flagTaken on Grant, of length 0: the offer is over, nobody will read it.
+	// flagTaken on Grant of length 0: the offer is over, as if all had been read.
 	flagTaken = 1 << 0
-	// flagGone on ReadDone, and on Grant of length 0: nobody reads any more.
-	// Close or Abort says so too, but may have to wait for what was written before.
+	// flagGone on ReadDone, and on Grant of length 0: nobody reads any more. Close
+	// or Abort says so too, but may have to wait for what was written before it.
 	flagGone = 1 << 1
 )
 
@@ -60,8 +60,8 @@ const (
 	headerLen     = 8
 	idLen         = 8                           // id u32, zero u32
 	descLen       = 24                          // addr, key, len u64
-	offerReadLen  = headerLen + idLen + descLen // payload behind it
-	offerWriteLen = headerLen + idLen + 8       // length u64; payload behind it
+	offerReadLen  = headerLen + idLen + descLen // payload follows
+	offerWriteLen = headerLen + idLen + 8       // length u64; payload follows
 	fillLen       = headerLen + 8               // length u32, zero u32
 	paramsLen     = 40
 )
@@ -87,7 +87,7 @@ func getDesc(b []byte) Descriptor {
 // params is what the two ends tell each other once, in the body of Negotiate:
 //
 //	 0  magic    u32
-//	 4  version  u16  bumped when an old end could not understand a new one
+//	 4  version  u16  raised when an old end would not understand a new one
 //	 6  zero     u16
 //	 8  credits  u32  messages other than Credit that the peer may send at first; 0: no limit
 //	12  maxMsg   u32  largest message that fits a buffer here
