@@ -16,7 +16,7 @@ import (
 type attachment struct {
 	dev  *device
 	port ibv.Port
-	gids []ibv.GIDEntry // to be tried in turn: one GID, but for the probe's
+	gids []ibv.GIDEntry // to be tried in turn; one and the same GID, except for the probe
 }
 
 // attach finds the device that has a local address. Of the GIDs that a RoCE port
@@ -50,9 +50,10 @@ func attach(local netip.Addr) (attachment, error) {
 	return a, nil
 }
 
-// at is an active port of the device with the GIDs of it that suit, none if there are
-// none; an error if that could not be told. In a container the table has the GIDs of
-// others too, of equal addresses as it may be: those of interfaces here come first.
+// at returns an active port of the device with those of its GIDs that suit, if there are
+// any, and an error if that cannot be determined. In a container the table also has
+// other containers' GIDs, perhaps with equal addresses: those of interfaces here come
+// first.
 func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) (attachment, error) {
 	a := attachment{dev: d}
 	var unknown error
@@ -92,7 +93,7 @@ func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) (attachment, error)
 	return a, unknown
 }
 
-// inTurn tries the GIDs as a queue pair's. EINVAL says that one is another container's.
+// inTurn tries the GIDs for a queue pair. EINVAL means that one is another container's.
 func (a attachment) inTurn(try func(ibv.GIDEntry) error) error {
 	var tried []error
 	for _, g := range a.gids {
@@ -109,9 +110,9 @@ func (a attachment) inTurn(try func(ibv.GIDEntry) error) error {
 	return unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s gives this process no address: %w", a.dev.ctx.Name, errors.Join(tried...)))
 }
 
-// portGID is the GID of the InfiniBand port that a network interface stands on: in its
-// hardware address, behind four bytes of its own (RFC 4391, section 9.1.1). Zero is no
-// port's: it stands on none.
+// portGID is the GID of the InfiniBand port below a network interface, which is in the
+// interface's hardware address after the first four bytes (RFC 4391, section 9.1.1).
+// Zero: there is no such port.
 func portGID(hardware net.HardwareAddr) (gid ibv.GID) {
 	if len(hardware) == 4+len(gid) {
 		copy(gid[:], hardware[4:])

@@ -6,10 +6,9 @@ import (
 	"sync/atomic"
 )
 
-// await takes completions until the condition, which is asked with mu held, is
-// met, the connection is over, or ctx is. It is for the provider's own waits (a
-// greeting, an invalidation, the farewell), beside a session that may be waiting as
-// well.
+// await takes completions until met, which is called with mu held, returns true, or
+// until the connection or ctx ends. It is for the provider's own waits (a greeting, an
+// invalidation, the farewell), while the session may be waiting as well.
 func (e *Endpoint) await(ctx context.Context, met func() bool) error {
 	arrived := make(chan struct{}, 1)
 	e.watchers.add(arrived)

@@ -6,15 +6,15 @@ import (
 )
 
 // pool runs calls of librdmacm that may block for most of a minute (on iWARP:
-// connect, disconnect and destroy wait for TCP). Each occupies a thread, so
-// their number is capped; what has to run in any case waits its turn.
+// connect, disconnect and destroy wait for TCP). Each occupies a thread, so their
+// number is limited; calls that must not be skipped wait their turn.
 type pool struct {
 	mu      sync.Mutex
 	running int      // guarded by mu
 	queue   []func() // guarded by mu
 }
 
-// maxBlocked threads at most are stuck in librdmacm.
+// maxBlocked bounds the threads that are stuck in librdmacm.
 const maxBlocked = 16
 
 var blocking pool

@@ -23,8 +23,8 @@ type cmHub struct {
 
 var hub cmHub
 
-// use gives the channel for one more id; release follows. A channel that ends is
-// not used again.
+// use returns the channel for one more id; each use needs a release. A channel that
+// ends is not used again.
 func (h *cmHub) use() (*ibv.EventChannel, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -46,7 +46,7 @@ func (h *cmHub) release() {
 	channel, done := h.channel, h.done
 	last := h.users == 0
 	if last {
-		h.channel = nil // of a request that readEvents has just taken, adopt makes nothing
+		h.channel = nil // adopt then refuses a request that readEvents has just taken
 	}
 	h.mu.Unlock()
 	if last {
@@ -104,8 +104,8 @@ func newLink() (*link, error) {
 	return l, nil
 }
 
-// adopt makes a link of a connect request's id, which came by channel. It is called
-// by readEvents. nil: the channel's last user, that listener, has just gone.
+// adopt makes a link of a connect request's id, which came through channel. It is called
+// by readEvents. Nil: the channel's last user, the listener, has just gone.
 func (h *cmHub) adopt(id *ibv.ID, channel *ibv.EventChannel) *link {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -129,7 +129,7 @@ func (l *link) event(ev ibv.Event) {
 	}
 	select {
 	case l.events <- ev:
-	default: // of an established connection nobody waits for: UNREACHABLE, say
+	default: // after connecting nobody takes events (for example UNREACHABLE)
 	}
 }
 

@@ -13,13 +13,13 @@ import (
 const Name = "verbs"
 
 // Config tunes listeners and connections. The zero value is what most callers
-// want. The two ends of a connection must agree on IWARPOffset and WithoutCM alone.
+// want. The two ends of a connection need to agree only on IWARPOffset and WithoutCM.
 type Config struct {
-	// Buffers is the number of receive buffers of a connection, BufferSize the
-	// size of each in bytes. Default 64 of 8 KiB: they cover 100 Gb/s at a round trip
-	// of 20 µs, and bulk moves twice as fast as with 4 KiB (rxe). At least 32 and
-	// session.MaxControl. Where RLIMIT_MEMLOCK is low, these and SendBuffer are made
-	// smaller (see memlock.go).
+	// Buffers is the number of receive buffers of a connection (at least 32),
+	// BufferSize the size of each in bytes (at least session.MaxControl). Default 64
+	// of 8 KiB: enough for 100 Gb/s at a round trip of 20 µs, and twice as fast for
+	// bulk data as 4 KiB (rxe). Where RLIMIT_MEMLOCK is low, these and SendBuffer are
+	// reduced (see memlock.go).
 	Buffers    int
 	BufferSize int
 
@@ -27,34 +27,34 @@ type Config struct {
 	// Default 124 KiB, which with the room for control messages makes 128.
 	SendBuffer int
 
-	// Threshold is the size in bytes from which the peer reads a Write's own memory.
-	// Default 256 KiB with memory windows: binding one costs a wait, which is not worth
-	// it for smaller Writes. Without them 2 MiB, since each such Write costs a
-	// registration. Smaller Writes, from 32 KiB on, are copied to memory that stays
-	// registered, and written to the peer's inbox.
+	// Threshold is the size in bytes from which the peer reads a Write's own memory;
+	// negative: never. Default 256 KiB: below, the wait for binding a memory window
+	// does not pay. Without windows each such Write costs a registration, and the
+	// session uses at least 2 MiB. Writes from 32 KiB up to that size are copied to
+	// memory that stays registered, and written to the peer's inbox.
 	Threshold int
 
-	// SharedDomain puts all connections of a device into one protection domain,
-	// so that they share cached registrations and, from SRQFrom connections on, receive
-	// buffers. Where memory windows are used (see ForceWindows), exposed memory can
-	// still be reached by its own connection's peer alone; elsewhere any peer of the
-	// device could reach it by guessing keys (rule R2). Default: a domain per
+	// SharedDomain puts all connections of a device into one protection domain, so
+	// that they share cached registrations and, from SRQFrom connections on, receive
+	// buffers. Where memory windows are used (see ForceWindows), exposed memory is
+	// still accessible only to its own connection's peer; elsewhere any peer of the
+	// device could access it by guessing keys (rule R2). Default: one domain per
 	// connection.
 	SharedDomain bool
 
-	// SRQFrom is the number of a device's connections from which on new ones
-	// take their receives from a shared receive queue, with a smaller window
-	// each (see srqShare): 1 is all of them, negative none. Default 64. A queue
-	// belongs to one protection domain: without SharedDomain there is none.
+	// SRQFrom is the number of a device's connections from which on new ones take
+	// their receives from a shared receive queue, each with a smaller window (see
+	// srqShare). 1: all do; negative: none. Default 64. A queue belongs to one
+	// protection domain: without SharedDomain there is none.
 	SRQFrom int
 
-	// V6Only: the unspecified address of a listener, "::", stands for IPv6 alone, as
-	// on a socket with IPV6_V6ONLY.
+	// V6Only makes a listener's unspecified address "::" stand for IPv6 alone, as on
+	// a socket with IPV6_V6ONLY.
 	V6Only bool
 
-	// ForceWindows uses the memory windows of a device without finding out first what
-	// it enforces. It is for tests: by default they are used where a probe of the
-	// device has shown that they keep a peer out.
+	// ForceWindows uses a device's memory windows without probing what it enforces.
+	// It is for tests: by default they are used once a probe of the device has shown
+	// that they keep other peers out.
 	ForceWindows bool
 
 	// IWARPOffset is added to a TCP port to get the port for RDMA on iWARP,
@@ -62,29 +62,29 @@ type Config struct {
 	// 1024 … 65535. Negative: iWARP devices are not used. Both ends must agree.
 	IWARPOffset int
 
-	// WithoutCM sets connections up by a TCP connection, to the port that iWARP would
-	// use, instead of by rdma_cm, which does not work in some containers. Both ends
-	// must have it set.
+	// WithoutCM sets connections up over a TCP connection, to the port that iWARP
+	// would use, instead of by rdma_cm, which does not work in some containers. Both
+	// ends must set it.
 	WithoutCM bool
 
-	// FixedPort says that the program has chosen a dialer's local port. Ways that
-	// cannot use it (iWARP, and connections without rdma_cm) are not taken.
+	// FixedPort says that the program has chosen a dialer's local port. iWARP and
+	// connections without rdma_cm cannot use it, and are not tried.
 	FixedPort bool
 
-	// Subnets are the peers to connect to and to accept, by address. Default: all. The
-	// host's packet filter does not see RDMA traffic.
+	// Subnets are the peers' addresses to connect to and to accept from. Default: all.
+	// The host's packet filter does not see RDMA traffic.
 	Subnets []netip.Prefix
 
 	// Backlog is how many connections may wait for Accept; more are refused at
 	// once. Default 1024.
 	Backlog int
 
-	// Disable switches features off: FeatureRegCache, FeatureSRQ,
-	// FeatureWindows, FeatureRDMARead and FeatureRDMAWrite are this package's.
+	// Disable switches features off. This package heeds FeatureRegCache, FeatureSRQ,
+	// FeatureWindows, FeatureRDMARead and FeatureRDMAWrite.
 	Disable session.Feature
 
-	// control has the buffers for messages. Default: the process's (see
-	// controlArena); tests have others.
+	// control provides the buffers for messages. Default: the process's
+	// controlArena; tests use others.
 	control *regcache.Arena
 }
 
@@ -95,32 +95,31 @@ const (
 	defaultThreshold   = 256 << 10
 	defaultIWARPOffset = 10000
 	defaultBacklog     = 1024
-	// defaultSRQFrom: a shared queue costs a peer's isolation from others (a
-	// peer that sends without credit takes theirs), so a few do without.
+	// defaultSRQFrom: with a shared queue peers are less isolated (one that sends
+	// without credit takes others' buffers), so the first connections do without.
 	defaultSRQFrom = 64
 
 	// repostBatch receive buffers are posted again together, as posting costs
-	// a system call on some devices. They are there beyond the window, so that
-	// the credits that the session gives are always covered: all but one of them wait to
-	// be posted, and one was dropped since the last Poll. As many as make
+	// a system call on some devices. They come on top of the window, so that the
+	// credits that the session gives are always covered: at most all but one of them
+	// wait to be posted, and one was dropped since the last Poll. This number makes
 	// minBuffers a power of two, which is what the arena gives (srqShare).
 	repostBatch = 6
-	// ownMessages of the provider itself are under way beside the session's:
-	// greeting and farewell.
+	// ownMessages is how many of the provider's own messages may be under way besides
+	// the session's: greeting and farewell.
 	ownMessages = 2
 
 	minBuffers = session.MinWindow + repostBatch + ownMessages
 	maxBuffers = 1 << 14
 
-	// maxReads and maxWrites of an endpoint are posted at a time: enough to
-	// cover the latency with the session's chunks, few enough that cancelling
-	// is quick.
+	// maxReads and maxWrites bound what an endpoint has posted: enough to cover the
+	// latency with the session's chunks, few enough that cancelling is quick.
 	maxReads  = 16
 	maxWrites = 16
-	// maxWindows memory windows of an endpoint are in use at a time. A session
-	// has three exposures: its inbox, an offer of a Write's own memory, a grant.
+	// maxWindows bounds an endpoint's memory windows. A session has at most three
+	// exposures: its inbox, an offer of a Write's own memory, a grant.
 	maxWindows = 4
-	// maxSends messages are posted at a time.
+	// maxSends bounds the messages that are posted at a time.
 	maxSends = 64
 	// inboxFrom is the size in bytes of a Write from which it goes through the
 	// peer's inbox: eight messages cost as much as an RDMA write with its Fill.
@@ -132,7 +131,7 @@ const (
 	// recalled, so this bounds how long a cancelled transfer goes on.
 	maxRDMA = 1 << 20
 	// maxExpose bounds one exposure in bytes: large enough that registering
-	// and asking the peer cost little beside it, small enough for an
+	// and asking the peer cost little in comparison, small enough for an
 	// RLIMIT_MEMLOCK that is not tiny (see exposeLimit).
 	maxExpose = 16 << 20
 )
@@ -165,7 +164,7 @@ func (c Config) iwarpPort(port uint16) uint16 {
 	return uint16(low + at)
 }
 
-// allows says whether a peer's address is within Subnets.
+// allows reports whether a peer's address is within Subnets.
 func (c Config) allows(a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
 	return len(c.Subnets) == 0 || slices.ContainsFunc(c.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })

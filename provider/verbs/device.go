@@ -24,7 +24,7 @@ type device struct {
 	filler  *ibv.CQ       // or nil
 	users   int           // guarded by devices.mu
 	stop    chan struct{} // closed when the last use has ended
-	closed  chan struct{} // closed behind that, with the device
+	closed  chan struct{} // closed after that, when the device is closed
 	waiters sync.WaitGroup
 
 	mu        sync.Mutex // guards the fields below
@@ -37,8 +37,8 @@ type device struct {
 	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 
-// devices are those in use, and those that are being closed: of one, there are never
-// two, which would take each other's events.
+// devices are those in use or being closed. There are never two for the same device,
+// as they would take each other's events.
 var devices struct {
 	mu sync.Mutex
 	m  map[any]*device // by context of librdmacm, or by name. Guarded by mu
@@ -55,8 +55,8 @@ func openDevice(name string) (*device, error) {
 	return use(name, func() (*ibv.Context, error) { return ibv.Open(name) })
 }
 
-// closingTime bounds the wait for a device's last use to have ended, which a dial has to
-// have the time for. Devices that are well take a millisecond.
+// closingTime bounds the wait for a device that is being closed, within the time that a
+// dial has. Healthy devices take a millisecond.
 const closingTime = 200 * time.Millisecond
 
 func use(key any, open func() (*ibv.Context, error)) (*device, error) {
@@ -205,7 +205,7 @@ func (d *device) waitCompletions() {
 	}
 }
 
-// waitAsync fails connections whose queue pair or device has gone.
+// waitAsync fails connections whose queue pair, queues or device have failed.
 func (d *device) waitAsync() {
 	for {
 		ev, err := d.async.Event()
@@ -244,8 +244,8 @@ func (d *device) waitAsync() {
 
 func all(*Endpoint) bool { return true }
 
-// deaf ends the connections of a device whose events cannot be had any more:
-// nobody would be woken.
+// deaf ends the connections of a device whose events can no longer be read, as nobody
+// would be woken.
 func (d *device) deaf(err error) {
 	if !errors.Is(err, os.ErrClosed) {
 		d.fail(all, deviceError(err))
@@ -262,7 +262,7 @@ func ownerOf(qp *ibv.QP) *Endpoint {
 	return e
 }
 
-// fail ends those connections of the device that which names.
+// fail ends those connections of the device that which selects.
 func (d *device) fail(which func(*Endpoint) bool, err error) {
 	d.mu.Lock()
 	var list []*Endpoint

@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// resolveTime: with a cold neighbour entry the answer comes at the end of
-	// the time given (facts of rdma_cm), so short and again is best.
+	// resolveTime is short and resolving is repeated, because with a cold neighbour
+	// entry rdma_cm answers only when the time given is over.
 	resolveTime = 50 * time.Millisecond
 	routeTime   = 500 * time.Millisecond
 
 	// retryCount retries of ackTimeout (4.096 µs × 2¹⁷ = 537 ms) end a
-	// connection in silence after four seconds: longer than a switch takes to
-	// choose another path and an overloaded software device to answer, short
-	// beside TCP's minutes. 7 means for ever on rxe.
+	// connection after four seconds of silence: longer than a switch takes to
+	// choose another path or an overloaded software device to answer, short
+	// compared with TCP's minutes. 7 means for ever on rxe.
 	retryCount = 6
 	ackTimeout = 17
 )
 
-// Dial connects to the listener that stands beside the TCP port remote, from
-// the address local or, if that is zero, one of the system's choice. It lasts
-// as long as ctx at most. On iWARP the port of local is not used.
+// Dial connects to the RDMA listener that belongs to the TCP port remote, from
+// the address local or, if that is zero, one that the system chooses. It returns
+// when ctx ends at the latest. On iWARP the port of local is not used.
 //
 // Errors: syscall.ECONNREFUSED where TCP would be refused as well, ctx's, or
 // *session.Unavailable.
@@ -57,8 +57,8 @@ func Dial(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpo
 	}
 }
 
-// On iWARP rdma_cm takes a port at random, without a look at TCP's connections:
-// one to the same peer may still hold it.
+// On iWARP rdma_cm picks a local port without regard to TCP's connections: one to the
+// same peer may still hold it.
 var errPortInUse = unavailable(session.ReasonResources, errors.New("verbs: the local port is in use"))
 
 const dialTries = 4
@@ -151,8 +151,8 @@ func timedOut(ev ibv.Event) bool {
 	return errors.As(ev.Errno(), &timeout) && timeout.Timeout()
 }
 
-// establish connects the endpoint. When it fails, it has given it back, or
-// someone will who is stuck in rdma_connect.
+// establish connects the endpoint. When it fails it has torn e down, or the goroutine
+// that is stuck in rdma_connect will.
 func (d *dialing) establish(ctx context.Context, e *Endpoint) error {
 	e.reached.Store(true)
 	if err := d.call(ctx, e); err != nil {
@@ -195,8 +195,8 @@ func (d *dialing) call(ctx context.Context, e *Endpoint) error {
 		}
 		return callError(err)
 	}
-	// It may block for most of a minute, and nothing can interrupt it: whoever is in
-	// it tears down if we have gone.
+	// Connect may block for most of a minute, and nothing can interrupt it: its
+	// goroutine tears e down if we have gone.
 	called := make(chan error)
 	gone := make(chan struct{})
 	ok := blocking.try(func() {

@@ -3,8 +3,8 @@
 // (package ibv), on InfiniBand, RoCE and iWARP. Where these libraries or a
 // device are missing, Listen and Dial say so with a *session.Unavailable.
 //
-// It knows nothing of the session protocol or of net.Conn, never retries what
-// the session can decide, and never reads memory that it registers. Package san
+// It knows nothing of the session protocol or of net.Conn, leaves retries to the
+// session where it can decide, and never reads memory that it registers. Package san
 // calls Listen, Dial and Serves; the session calls the Endpoint.
 //
 //	dial.go, listen.go    connecting by rdma_cm

@@ -78,8 +78,8 @@ func (r registrar) Register(addr uintptr, n int, access regcache.Access) (regcac
 	return regcache.MR{LKey: mr.LKey, RKey: mr.RKey, Ref: mr}, nil
 }
 
-// Deregister has done its work on a device that was removed: the kernel has let all
-// memory go by then, and answers EIO to every call.
+// Deregister reports success on a device that was removed: the kernel has released all
+// memory by then, and answers every call with EIO.
 func (r registrar) Deregister(mr regcache.MR) error {
 	err := mr.Ref.(*ibv.MR).Close()
 	if errors.Is(err, syscall.EIO) {
@@ -107,8 +107,8 @@ func verbsAccess(a regcache.Access) (v ibv.Access) {
 	return v
 }
 
-// controlBytes is the budget of the process for the buffers of its connections:
-// about 1,600 of them at the default sizes.
+// controlBytes is the process's budget for the buffers of its connections: enough for
+// about 1,600 connections at the default sizes.
 const controlBytes = 1 << 30
 
 // controlArena has the buffers that messages are sent from and received into.

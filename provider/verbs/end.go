@@ -10,17 +10,17 @@ import (
 )
 
 const (
-	// drainTime bounds how long Close waits for the device to have delivered
-	// what was committed. Peers that live take microseconds.
+	// drainTime bounds how long Close waits until the device has delivered what was
+	// committed. Live peers take microseconds.
 	drainTime = time.Second
 	// teardownTime bounds how long Close and Abort wait for calls of librdmacm
 	// that may block, on iWARP; the rest goes on in the background.
 	teardownTime = 2 * time.Second
 )
 
-// Close implements session.Endpoint. It blocks for drainTime, with a shared receive
-// queue for lastTime, on iWARP for teardownTime twice, at most, and for as long as
-// the kernel takes to register and deregister memory.
+// Close implements session.Endpoint. It blocks for at most 1 s (drainTime), plus 0.1 s
+// with a shared receive queue (lastTime), plus 4 s on iWARP (twice teardownTime), and
+// for as long as the kernel takes to register and deregister memory.
 func (e *Endpoint) Close() error {
 	e.ended.Do(func() {
 		e.farewell()
@@ -29,24 +29,24 @@ func (e *Endpoint) Close() error {
 	return nil
 }
 
-// Abort implements session.Endpoint. It blocks for lastTime with a shared receive
-// queue, on iWARP for teardownTime, at most, and for the kernel as Close.
+// Abort implements session.Endpoint. It blocks for at most lastTime with a shared
+// receive queue, teardownTime on iWARP, and for the kernel as Close does.
 func (e *Endpoint) Abort() {
 	e.ended.Do(func() { e.tearDown(false, teardownTime) })
 }
 
-// abandon is Abort of a connection that was never handed out: nobody waits.
+// abandon is Abort of a connection that was never handed out. It waits for less.
 func (e *Endpoint) abandon() {
 	e.ended.Do(func() { e.tearDown(false, 0) })
 }
 
-// farewell says that this was all, and waits until the device has delivered
-// everything: rdma_disconnect throws away what is still queued (rxe).
+// farewell sends the provider's last message, and waits until the device has delivered
+// everything, as rdma_disconnect discards what is still queued (rxe).
 func (e *Endpoint) farewell() {
 	e.sayEmpty()
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
-	// Not to its end if the peer has closed as well, and reads no more.
+	// The wait ends early if the peer has closed as well and no longer reads.
 	e.await(ctx, func() bool { return e.underway() == 0 })
 }
 
@@ -124,7 +124,7 @@ func (e *Endpoint) free() {
 // revokeAll takes back what is exposed. The endpoint is gone.
 func (e *Endpoint) revokeAll() {
 	x := &e.exposures
-	e.use.Lock() // a Revoke that was faster has released what it took out; one behind finds nothing
+	e.use.Lock() // earlier Revokes have released what they took out; later ones find nothing
 	defer e.use.Unlock()
 	x.mu.Lock()
 	exposed := x.m

@@ -20,9 +20,9 @@ import (
 // reader in Poll or its writer in Reserve, and sorted: what was received and
 // the completions of remote access wait here until Poll hands them out.
 //
-// The end of the peer: an orderly Close sends an empty message behind all others
-// (no message of a session is empty), so it is found in order. Everything else
-// that ends the connection, rdma_cm's event or a work request that fails, is
+// The peer's end: an orderly Close sends an empty message after all others (no
+// session message is empty), so it is found in order, and is EPIPE. Anything else
+// that ends the connection, such as an event of rdma_cm or a failed work request, is
 // ECONNRESET or ETIMEDOUT, after the completion queue has been emptied.
 type Endpoint struct {
 	dev           *device
@@ -51,7 +51,7 @@ type Endpoint struct {
 	mu      sync.Mutex  // guards all below, and what is posted and polled
 	gone    bool        // the queues are being destroyed
 	failing error       // why the connection is over; err follows
-	late    *time.Timer // of failing
+	late    *time.Timer // calls giveUp after failing was set
 	wcs     [32]ibv.WC
 	dry     bool // the last look found nothing
 
@@ -165,10 +165,10 @@ func (e *Endpoint) freeQueues() {
 // inlineSizes are tried in turn.
 var inlineSizes = [...]uint32{maxInline, 128, 64, 0}
 
-// createQP asks for as much inline data as is of use, and for less where the
-// device refuses that, as it does not say how much it has; some give less by themselves
-// (hns). What it had last time comes first: some say ENOMEM of more (bnxt_re's library
-// sets no errno), and that costs what the caches do not use.
+// createQP asks for as much inline data as is useful, and for less where the device
+// refuses, as devices do not report their limit; some (hns) give less by themselves. It
+// begins with what the last queue pair got: some devices refuse more with ENOMEM
+// (bnxt_re's library sets no errno), for which the caches are flushed.
 func (e *Endpoint) createQP(sends uint32) (err error) {
 	begin := int(e.dev.inline.Load())
 	if e.dev.mana() {
@@ -193,7 +193,7 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 		}
 		if i == begin {
 			err = withRoom(create)
-		} else { // with ENOMEM some devices say that so much does not go inline
+		} else { // some devices say ENOMEM if so much does not go inline
 			err = create()
 		}
 		if err == nil {
@@ -235,8 +235,8 @@ func (e *Endpoint) setLimits() {
 // Limits implements session.Endpoint.
 func (e *Endpoint) Limits() session.Limits { return e.limits }
 
-// LocalAddr is this end's address, with the TCP port that the connection stands
-// for; the peer's RemoteAddr is the same.
+// LocalAddr is this end's address, with the TCP port that the connection is for; it
+// equals the peer's RemoteAddr.
 func (e *Endpoint) LocalAddr() netip.AddrPort { return e.local }
 
 // RemoteAddr is the peer's address.
@@ -266,8 +266,8 @@ func (e *Endpoint) Arm(ev session.Events) {
 	e.notify()
 }
 
-// notify asks the completion queue to announce its next completion, unless it has
-// been asked. When it returns that is so, whoever did it: notified is set and
+// notify asks the completion queue to announce its next completion, unless somebody has
+// done so. When it returns the queue has been asked, by whomever: notified is set and
 // acted on under mu.
 func (e *Endpoint) notify() {
 	e.mu.Lock()
@@ -307,9 +307,9 @@ func (e *Endpoint) Err() error {
 	return nil
 }
 
-// fail notes why the connection is over. Err says so when nothing is under way
-// to or from memory of this end any more: what was posted is flushed first,
-// and its completions are there for Poll. mu is held.
+// fail notes why the connection is over. Err reports it once no transfer to or from
+// memory of this end is under way: what was posted is flushed first, and its
+// completions are there for Poll. mu is held.
 func (e *Endpoint) fail(err error) {
 	if e.failing != nil {
 		return
@@ -349,14 +349,14 @@ func (e *Endpoint) giveUp() {
 	e.publish()
 }
 
-// settle makes the end known if it is due. mu is held.
+// settle publishes the end once no transfer is under way. mu is held.
 func (e *Endpoint) settle() {
 	if e.failing != nil && e.reads.n+e.writes.n == 0 {
 		e.publish()
 	}
 }
 
-// publish makes the end known. mu is held.
+// publish makes Err report the end, and wakes everybody. mu is held.
 func (e *Endpoint) publish() {
 	err := e.failing
 	if !e.err.CompareAndSwap(nil, &err) {
@@ -369,7 +369,7 @@ func (e *Endpoint) publish() {
 	e.alert()
 }
 
-// broken is fail for those outside: what the completion queue has comes first.
+// broken is fail for callers that do not hold mu. It takes the completions first.
 func (e *Endpoint) broken(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -388,11 +388,11 @@ func (e *Endpoint) drain() {
 	e.settle()
 }
 
-// dryPolls of the queue are made in one call into C by who looks again after it was
-// found empty: most likely he waits, and one of them takes a fraction of the call.
+// dryPolls is how often one call into C polls a queue that was empty last time: the
+// caller most likely waits, and a poll takes a fraction of the call.
 const dryPolls = 8
 
-// take is drain without regard to the end. mu is held.
+// take sorts completions without publishing an end. mu is held.
 func (e *Endpoint) take() {
 	for {
 		times := 1
@@ -432,9 +432,9 @@ func (e *Endpoint) completed(wc *ibv.WC) {
 	}
 }
 
-// deviceError is an error of the device that ends the connection. Its errno is no more
-// than text: that of a connection is ECONNRESET, which programs look for (siw
-// says ENOTCONN of a post to a queue pair whose peer has gone).
+// deviceError is an error of the device that ends the connection. The device's errno is
+// kept as text only, and replaced by ECONNRESET, which programs look for (siw says
+// ENOTCONN when posting to a queue pair whose peer has gone).
 func deviceError(err error) error { return fmt.Errorf("%v: %w", err, syscall.ECONNRESET) }
 
 // statusError is what a failed work request says about the connection.

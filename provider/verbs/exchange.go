@@ -106,8 +106,8 @@ func exchangeDevice(name string) (*device, error) {
 	return dev, nil
 }
 
-// exchangeServes is nil if one of these addresses belongs to such a device, or to one of
-// which that cannot be told just now, and otherwise says why none does.
+// exchangeServes is nil if one of these addresses belongs to a device that connects
+// without rdma_cm, or may do so, and otherwise says why none does.
 func exchangeServes(addrs []netip.Addr) error {
 	first := errNoneServed
 	for _, a := range addrs {
@@ -158,15 +158,15 @@ func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint
 	}, nil
 }
 
-// isOf: the card's address is that of the host which sent it, and which was
-// allowed. InfiniBand has addresses of its own.
+// isOf reports whether the card's address is that of the host which sent it, for which
+// Subnets was checked. InfiniBand has addresses of its own.
 func (a attachment) isOf(c card, host netip.Addr) bool {
 	return a.port.LinkLayer == ibv.LinkInfiniBand || c.peer.GID.Addr() == host.Unmap().WithZone("")
 }
 
 var errForeignAddress = errors.New("verbs: the card names another host's address")
 
-// up brings the queue pair up.
+// up connects the queue pair to the peer's.
 func (a attachment) up(e *Endpoint, mine, theirs card) error {
 	path := ibv.QPPath{
 		Port: uint8(a.port.Num), PSN: mine.peer.PSN,
@@ -249,8 +249,8 @@ func (a attachment) introduce(e *Endpoint, conn net.Conn, mine card, remote neti
 	return callError(err)
 }
 
-// maxStrangers is how many TCP connections may be under way to show their card; more wait,
-// until one of these does or has not for too long.
+// maxStrangers is how many accepted TCP connections may still owe their card; more wait
+// until one of these has sent it or has timed out.
 const maxStrangers = 256
 
 // serveExchange accepts the connections that are made without rdma_cm.
@@ -293,11 +293,11 @@ func (l *Listener) serveExchange() error {
 	return nil
 }
 
-// acceptPause is how long nothing is accepted that there is no room for.
+// acceptPause is the time between attempts to accept while there is no room.
 const acceptPause = time.Millisecond
 
-// bound bounds what waits for a connection's peer, until stop, which is false if the
-// context has ended.
+// bound makes conn's reads and writes fail when ctx ends, until stop, which reports
+// false if ctx has ended.
 func bound(ctx context.Context, conn net.Conn) (stop func() bool) {
 	conn.SetDeadline(time.Time{})
 	return context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })

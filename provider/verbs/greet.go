@@ -16,19 +16,19 @@ func (e *Endpoint) established(ctx context.Context) error {
 	if e.dev.iwarp() {
 		return e.greet(ctx)
 	}
-	// With retries at 0 nobody waits for it; a peer may be set otherwise.
+	// With our RNR retry count of 0 nobody waits for it; a peer may have another.
 	e.qp.Modify(ibv.QPAttr{MinRNRTimer: rnrTimer}, ibv.MaskMinRNRTimer)
 	return nil
 }
 
-// Greeting. On iWARP the active side has to speak first (RFC 5044, 7.1.3),
-// whoever the session lets speak. So it greets, with an empty message, and the
-// passive side answers with another.
+// Greeting. On iWARP the active side has to send first (RFC 5044, 7.1.3), whichever
+// end the session lets send. So it greets with an empty message, and the passive side
+// answers with another.
 //
-// To greet once is not enough. siw's passive side answers the request to connect,
-// whereupon the greeting may come, and only then takes over the socket
-// (siw_accept): what came in between stays in the socket until more comes. More
-// is a write of nothing to nowhere, of which the peer's queue pair learns nothing.
+// One greeting is not enough. siw's passive side answers the connect request, after
+// which the greeting may come, and only then takes over the socket (siw_accept): what
+// came in between stays in the socket until more comes. So we send more: an empty RDMA
+// write, which the peer's queue pair does not notice.
 const (
 	firstNudge = 2 * time.Millisecond // doubled with each
 	slowNudge  = 128 * time.Millisecond
@@ -56,8 +56,8 @@ func (e *Endpoint) greet(ctx context.Context) error {
 	}
 }
 
-// nudge has the peer's kernel look at its socket, unless what was said before
-// has not left yet.
+// nudge makes the peer's kernel look at its socket, unless what was sent before has
+// not left yet.
 func (e *Endpoint) nudge() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

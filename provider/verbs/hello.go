@@ -25,12 +25,12 @@ type hello struct {
 type refusal uint16
 
 const (
-	refusedBacklog   refusal = 1 // nobody accepts fast enough
+	refusedBacklog   refusal = 1 // the backlog is full
 	refusedVersion   refusal = 2
 	refusedResources refusal = 3
 	refusedSubnet    refusal = 4 // not from this address
 	refusedClosed    refusal = 5 // the listener is being closed; another may have its port
-	refusedAddress   refusal = 6 // this end's is no address that a device gives it
+	refusedAddress   refusal = 6 // no device of this end has the address that was dialed
 	refusedDevice    refusal = 7 // a call of this end's device failed
 )
 
@@ -95,9 +95,9 @@ func (h hello) meaning() error {
 // (include/rdma/ib_cm.h, IB_CM_REJ_INVALID_SERVICE_ID).
 const ibNoListener = 8
 
-// ibStale is "stale connection" there: the peer's connection manager still has one of a
-// queue pair of this number here, as after a restart of this host or of its device, and
-// ends it now. The next attempt has another number (and the peer room for this one).
+// ibStale is "stale connection" there: the peer's connection manager still has one with a
+// queue pair of the same number here, as after a restart of this host or its device, and
+// ends it now. The next attempt uses another number.
 const ibStale = 10
 
 var errStale = unavailable(session.ReasonUnreachable, errors.New("verbs: the peer still had a connection of an earlier queue pair"))
@@ -160,8 +160,8 @@ func callError(err error) error {
 	return unavailable(session.ReasonProtocol, err)
 }
 
-// errWithoutErrno keeps the words of an error whose errno would promise
-// something about TCP that it does not mean.
+// errWithoutErrno keeps the text of an error, but hides its errno, which would wrongly
+// promise something about TCP.
 type errWithoutErrno struct{ err error }
 
 func (e errWithoutErrno) Error() string { return e.err.Error() }

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// kernelBacklog is large, as the kernel drops what exceeds it in silence;
+	// kernelBacklog is large, as the kernel silently drops what exceeds it;
 	// the listener's own backlog refuses.
 	kernelBacklog = 1024
 	// acceptTime bounds how long a dialer may take to finish connecting.
@@ -29,7 +29,7 @@ type Listener struct {
 	addr netip.AddrPort
 
 	ready   chan *Endpoint   // room for the whole backlog
-	backlog *backlog.Backlog // of those that are being made, or are ready
+	backlog *backlog.Backlog // of connections that are being made, or are ready
 	ctx     context.Context
 	cancel  context.CancelFunc
 	work    sync.WaitGroup
@@ -45,24 +45,24 @@ type listenID struct {
 	l       *Listener
 	channel *ibv.EventChannel
 	id      *ibv.ID
-	tcp     netip.AddrPort // what it stands for
+	tcp     netip.AddrPort // the TCP address that it belongs to
 	done    sync.Once
 }
 
 const (
-	// retryTime is when a listener tries an address again that it could not listen
-	// on, since its device has just gone or just come; twice as long each time, up
-	// to rescanTime, which is also how long a device may go unnoticed that comes to
-	// an address that was there before: the kernel's route messages do not tell.
+	// retryTime is when a listener retries an address that it could not listen on,
+	// because its device has just gone or just come. It doubles each time, up to
+	// rescanTime. That is also how long a new device of an existing address may go
+	// unnoticed, as the kernel's route messages do not tell.
 	retryTime  = 100 * time.Millisecond
 	rescanTime = 30 * time.Second
 )
 
-// Listen listens beside the TCP port addr, on that address or, if it is
+// Listen listens on the RDMA side of the TCP port addr, on that address or, if it is
 // unspecified, on each local address that belongs to an RDMA device, now and
 // later: a device that comes back is listened on again. An error is a
-// *session.Unavailable: no address is served, or another program has the port on
-// the RDMA side.
+// *session.Unavailable: for example no address is served, or another program has
+// the port on the RDMA side.
 func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
 	cfg = cfg.withDefaults()
 	if err := ibv.Available(); err != nil {
@@ -89,7 +89,7 @@ func (l *Listener) follow() error {
 		if err := exchangeServes(l.served()); err != nil {
 			return err
 		}
-		return l.serveExchange() // each connection is asked for its device, whenever that came
+		return l.serveExchange() // looks the device up for each connection, so there is nothing to follow
 	}
 	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
 	err := l.refresh()
@@ -256,9 +256,9 @@ func (x *listenID) close() {
 	})
 }
 
-// event takes a connect request, or the device's end, after which nothing comes any
-// more, also when it comes back. Nothing here blocks: more requests than the
-// kernel queues would be lost.
+// event handles a connect request, or the device's removal, after which this id gets no
+// more events even if the device comes back. Nothing here blocks: more requests than
+// the kernel queues would be lost.
 func (x *listenID) event(ev ibv.Event) {
 	switch ev.Type {
 	case ibv.DeviceRemoval:
@@ -279,7 +279,7 @@ func (l *Listener) deviceGone(x *listenID) {
 		return
 	}
 	delete(l.ids, x.tcp.Addr())
-	l.work.Go(func() { // not here: who closes the last id waits for readEvents
+	l.work.Go(func() { // not here: closing the last id waits for readEvents, our caller
 		x.close()
 		select {
 		case l.lost <- struct{}{}:
@@ -292,7 +292,7 @@ func (l *Listener) request(k *link, tcp netip.AddrPort, p ibv.ConnParam) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		go k.refuse(refusedClosed) // Close may have done with l.work
+		go k.refuse(refusedClosed) // Close may have waited for l.work already
 		return
 	}
 	l.work.Go(func() { l.admit(k, tcp, p) })
@@ -324,7 +324,7 @@ func (l *Listener) admit(k *link, tcp netip.AddrPort, p ibv.ConnParam) {
 	l.made(place, e, err)
 }
 
-// made queues a connection for Accept, if it came to something and has a place.
+// made queues a connection for Accept, if it was made and its place is still valid.
 func (l *Listener) made(p *backlog.Place, e *Endpoint, err error) {
 	switch placed := p.End(err == nil); {
 	case placed:
@@ -375,7 +375,8 @@ func (l *Listener) accept(ctx context.Context, k *link, tcp netip.AddrPort, p ib
 	return e, nil
 }
 
-// Accept waits for the next connection. The error is net.ErrClosed.
+// Accept waits for the next connection. After Close it returns net.ErrClosed. It is
+// safe for concurrent use.
 func (l *Listener) Accept() (*Endpoint, error) {
 	select {
 	case e := <-l.ready:
@@ -400,7 +401,8 @@ func (l *Listener) Addrs() []netip.AddrPort {
 	return list
 }
 
-// Close ends the listener: connections that wait for Accept are reset.
+// Close ends the listener: connections that wait for Accept are reset. A second Close
+// returns net.ErrClosed.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	if l.closed {

@@ -20,20 +20,21 @@ import (
 //	registrations that are cached: half, given back when others need it
 //	    (regcache.DefaultBudget)
 //
-// Below lowMemlock nothing is left beside control buffers: all bytes go through
-// them. When not even the smallest fit, there is no SAN for want of resources.
+// Below lowMemlock there are only control buffers: all bytes go through them. When
+// not even the smallest fit, connecting fails with ReasonResources.
 const (
 	// MinMemlock is the least limit in bytes: four ends of connections fit, or fewer
 	// where a device's queues are locked memory too.
 	MinMemlock = 64 << 10
-	// connectionShare of what is left of the limit is for the control buffers
-	// of one more connection: at 8 MiB, which is what Linux gives, the first
-	// ones have half of the usual size.
+	// The control buffers of one more connection get 1/connectionShare of what is
+	// left of the limit: at 8 MiB, Linux's default, the first connections have half
+	// of the usual size.
 	connectionShare = 16
-	// exposeShare of it is for one exposure: two ways at a time, and as much
-	// for everything else.
+	// One exposure gets 1/exposeShare of the limit: one each way at a time, and as
+	// much again for everything else.
 	exposeShare = 4
-	// lowMemlock: an exposure that is smaller than the threshold does not pay.
+	// lowMemlock is the least limit in bytes with exposures: one that is smaller than
+	// the threshold does not pay.
 	lowMemlock = exposeShare * defaultThreshold
 )
 
@@ -56,8 +57,8 @@ func memlockLeft() int {
 	return max(memlock()-int(s.PinnedBytes-s.IdleBytes+control), 1)
 }
 
-// withRoom calls what needs locked memory, and once more if there was none: what the
-// caches do not use makes room for it.
+// withRoom calls lock, which needs locked memory. If there is none, it gives back what
+// the caches do not use and calls lock once more.
 func withRoom(lock func() error) error {
 	err := lock()
 	if errors.Is(err, syscall.ENOMEM) {
@@ -108,8 +109,8 @@ func (c Config) sendBytes() int {
 
 func (c Config) receiveBytes() int { return c.Buffers * c.BufferSize }
 
-// smaller is c with about half of the control buffers; false: there are none
-// smaller. Shorter messages come before fewer, which would stall a network.
+// smaller is c with about half of the control buffers; false: they are the smallest. It
+// shortens messages before it has fewer of them, which would stall a network.
 func (c Config) smaller() (Config, bool) {
 	switch {
 	case c.BufferSize > session.MaxControl:

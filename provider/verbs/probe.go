@@ -13,10 +13,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// What a device enforces of memory windows cannot be asked: capability flags
+// What a device enforces of memory windows cannot be queried: capability flags
 // promise too much or too little. So it is tried, once per process and device,
-// between queue pairs of the device itself, in the background: connections
-// that are made before the answer expose memory by registrations.
+// between queue pairs of the device itself, in the background. Connections made
+// before the answer expose memory by registrations.
 
 // probed are the answers.
 var probed struct {
@@ -25,15 +25,15 @@ var probed struct {
 }
 
 type probeAnswer struct {
-	trusted bool      // windows can be
-	until   time.Time // when it could not be told; zero: this is definite
+	trusted bool      // windows can be trusted
+	until   time.Time // when an inconclusive answer expires; zero: this one is definite
 }
 
-// probeAgain is when a device of which it could not be told is asked again, at the
-// earliest: by the next connection after that.
+// probeAgain is the least time until a device is probed again after an inconclusive
+// answer; the next connection after that does it.
 const probeAgain = time.Minute
 
-// useWindows says whether a new endpoint uses memory windows.
+// useWindows reports whether a new endpoint uses memory windows.
 func (d *device) useWindows(cfg Config) bool {
 	switch {
 	case cfg.Disable&session.FeatureWindows != 0 || d.caps.MaxMW == 0:
@@ -58,8 +58,8 @@ func (d *device) useWindows(cfg Config) bool {
 
 func (d *device) probeKey() string { return fmt.Sprintf("%s %#x", d.ctx.Name, d.ctx.GUID) }
 
-// recall takes the answer that this process has got of the device before, if it
-// still holds.
+// recall takes the answer that this process already has for the device, if it is still
+// valid.
 func (d *device) recall() bool {
 	probed.mu.Lock()
 	answer, known := probed.m[d.probeKey()]
@@ -73,7 +73,7 @@ func (d *device) recall() bool {
 
 func (d *device) probeWindows() {
 	if d.recall() {
-		return // another of this device's has been faster
+		return // another probe of this device was faster
 	}
 	began := time.Now()
 	var answer probeAnswer
@@ -103,7 +103,7 @@ type windowAttempt struct {
 	rights  ibv.Access // that the window gives
 	op      ibv.Opcode
 	succeed bool
-	off, n  int  // beside the window's begin
+	off, n  int  // offset from the window's begin, and length
 	foreign bool // by the queue pair of another connection of the domain
 	late    bool // after the invalidation
 }
@@ -125,14 +125,14 @@ var windowAttempts = []windowAttempt{
 
 const (
 	attemptSize = 256
-	// probeTime bounds each step of the probe, probeUnused each while nobody uses the
-	// device any more: it is waited for then. Devices that are well take microseconds.
+	// probeTime bounds each step of the probe; probeUnused does once the device is no
+	// longer used, as its close waits for the probe. Healthy devices take microseconds.
 	probeTime   = 2 * time.Second
 	probeUnused = 100 * time.Millisecond
 )
 
-// tryWindows names attempts that did not end as they should, up to so many. An
-// error: it could not be told.
+// tryWindows returns the attempts that did not end as they should, up to most of them.
+// An error means that the probe was inconclusive.
 func tryWindows(d *device, most int) (wrong []string, err error) {
 	at, err := d.loopback()
 	if err != nil {

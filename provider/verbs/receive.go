@@ -8,19 +8,19 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Receiving: every buffer is posted, arrived, with the session (the last one or
-// kept), or waits to be posted again with others. The buffers are the endpoint's
-// own, or its group's (srq.go).
+// Receiving: every buffer is posted, has arrived, is with the session (the last one or
+// kept), or waits to be posted again together with others. The buffers are the
+// endpoint's own, or its group's (srq.go).
 type recvState struct {
 	arrived fifo[arrival]
 	last    arrival // n is 0: none
-	dropped bool    // last is; guarded by the session, as Poll is
+	dropped bool    // last was dropped; guarded by the session, as Poll is
 	kept    fifo[arrival]
 	repost  []int                   // buffers, up to repostBatch
 	batch   [repostBatch]ibv.RecvWR // of postAgain: what C is given lives in the heap
 	taken   int                     // buffers that are not posted
 	heard   bool                    // something has come
-	parted  bool                    // the peer's farewell has
+	parted  bool                    // the peer's farewell has come
 
 	lastTaken   chan struct{} // of a group: see tookLast
 	buffersLost bool          // of a group: some of what was taken may not be found again
@@ -91,8 +91,8 @@ func (e *Endpoint) received(wc *ibv.WC) {
 	a := arrival{buffer: int(wc.ID &^ kindMask)}
 	e.taken++
 	if wc.Status != ibv.Success {
-		// The peer or this end has ended the queue pair: fail says which. Of a
-		// group that is the one message that did not fit its buffer.
+		// The queue pair has ended; fail notes why. In a group it may also be that one
+		// message did not fit its buffer.
 		e.again(a)
 		return
 	}
@@ -110,7 +110,7 @@ func (e *Endpoint) received(wc *ibv.WC) {
 		e.buffersLost = true // the completion queue has room for no more either
 		e.fail(fmt.Errorf("verbs: the peer sends more than it has credit for: %w", syscall.ECONNRESET))
 	case wc.Flags&ibv.WCWithInv != 0 || e.cfg.ForceWindows && wc.Flags&rxeWithInv != 0:
-		// It was not asked to. Its window must not be invalidated again.
+		// We never ask for that. The key's window must not be invalidated again.
 		e.again(a)
 		e.fail(fmt.Errorf("verbs: the peer has invalidated a key: %w", syscall.ECONNRESET))
 	case a.n > 0:
@@ -156,14 +156,14 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 		return true
 	}
 	if len(e.repost) >= repostBatch/2 {
-		e.postAgain() // now that there is time; not for each single one
+		e.postAgain() // there is time now; but not for each single buffer
 	}
 	e.mu.Unlock()
 	return false
 }
 
-// Drop implements session.Endpoint. The next Poll does it: a program is waiting for
-// what the message brought.
+// Drop implements session.Endpoint. The buffer is posted by the next Poll or later, as
+// the program is waiting for what the message brought.
 func (e *Endpoint) Drop() { e.dropped = true }
 
 // Keep implements session.Endpoint.

@@ -17,8 +17,8 @@ import (
 // takes that back. The memory of Reads and Writes at this end is registered by
 // the cache.
 type remoteState struct {
-	// use is held by Expose, Revoke, Read and Write for as long as they hold
-	// memory of the domain: free waits for those that began before the end.
+	// use is read-locked by Expose, Revoke, Read and Write while they hold memory of
+	// the domain: free waits for those that began before the end.
 	use sync.RWMutex
 
 	reads, writes fifo[transfer] // posted, in order
@@ -100,9 +100,9 @@ func (e *Endpoint) expose(b []byte, rights session.Rights) (key uint32, x exposu
 	return r.RKey(), exposure{region: r}, nil
 }
 
-// Revoke implements session.Endpoint. It takes as long as invalidating or
-// deregistering does: the latter about a millisecond in the middle of a
-// transfer; revokeTime at most.
+// Revoke implements session.Endpoint. It blocks until the memory is invalidated, for
+// at most 5 s (revokeTime), or deregistered, about a millisecond in the middle of a
+// transfer.
 func (e *Endpoint) Revoke(d session.Descriptor) int {
 	e.use.RLock()
 	defer e.use.RUnlock()
@@ -159,8 +159,7 @@ func (e *Endpoint) move(q *fifo[transfer], t transfer, b []byte, d session.Descr
 	return nil
 }
 
-// queueFull looks before the memory is registered, which may be in vain
-// otherwise.
+// queueFull is asked before the memory is registered, which would be in vain.
 func (e *Endpoint) queueFull(q *fifo[transfer]) (bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -244,12 +243,12 @@ func (e *Endpoint) moved(wc *ibv.WC, q *fifo[transfer]) {
 }
 
 const (
-	// freely is how much Alloc gives as long as there is any: what a session
-	// fetches ahead comes in pieces of that size.
+	// freely is how many bytes Alloc gives as long as there are any: a session fetches
+	// ahead in pieces of that size.
 	freely = 256 << 10
-	// arenaShare of what is left is the most that it gives otherwise: the first
-	// connections that send much must not leave those that come later without
-	// an inbox. They get smaller ones, some thirty in 64 MiB.
+	// Above, it gives at most 1/arenaShare of what is left: the first connections that
+	// send much must not leave later ones without an inbox. Those get smaller ones,
+	// some thirty in 64 MiB.
 	arenaShare = 4
 )
 

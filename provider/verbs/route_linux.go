@@ -27,7 +27,7 @@ var rdmaDevices struct {
 	names map[string]string // by interface; "": none. Guarded by mu
 }
 
-// deviceAge is how long that is believed.
+// deviceAge is how long rdmaDevices is valid.
 const deviceAge = 2 * time.Second
 
 // DeviceOf is the name of the RDMA device of a network interface, "" if it has
@@ -89,7 +89,7 @@ func interfaceTold(gid string) bool {
 	return err == nil && len(b) > 0
 }
 
-// Serves says whether the route to dst leaves by an interface that has an RDMA
+// Serves reports whether the route to dst leaves by an interface that has an RDMA
 // device (rule C3). It asks the kernel, which takes microseconds.
 func Serves(dst netip.Addr, cfg Config) bool {
 	_, err := ServedBy(dst, cfg)

@@ -7,15 +7,15 @@ import (
 
 // Sending: messages leave from a ring of bytes, control messages from slots of
 // their own so that data cannot take their room. A message that fits the
-// device's inline limit is copied when it is posted, all from one place behind those.
-// One work request in signalEvery asks for a completion, which frees what all
-// before it used; on iWARP each does that was not copied.
+// device's inline limit is copied when it is posted; all such messages are written to
+// the same place after ring and slots. One work request in signalEvery asks for a
+// completion, which frees the room of all up to it; on iWARP each that is not copied does.
 type sendState struct {
 	head, tail uint64 // of the ring, bytes since the beginning
 	slots      int    // control slots in use
 	nextSlot   int
 	posted     uint64 // messages
-	sentUpTo   uint64 // of them, known to have left
+	sentUpTo   uint64 // messages known to have left
 	used       fifo[sendRecord]
 	unsignaled int // messages since the last that asked for a completion
 	unsignBy   int // bytes of the ring that they use
@@ -135,7 +135,7 @@ func (e *Endpoint) Commit(n int) {
 		e.slots++
 		e.nextSlot = (e.nextSlot + 1) % controlSlots
 	default:
-		// Never beyond what was free: its end is a multiple of the line.
+		// Rounding up stays within what was free, whose end is a multiple of cacheLine.
 		used := min((n+cacheLine-1)&^(cacheLine-1), e.cfg.SendBuffer-e.reserveAt)
 		ring := e.skip + used
 		e.used.push(sendRecord{message: e.posted + 1, ring: ring})
@@ -150,9 +150,9 @@ func (e *Endpoint) postSend(wr *ibv.SendWR, signal bool) {
 	e.posted++
 	wr.ID = kindSend | e.posted
 	e.unsignaled++
-	// A completion means on iWARP that TCP has the bytes. What siw sends without
-	// one it sends from our memory, which TCP then reads again, whenever it likes
-	// (siw_qp_tx.c, use_sendpage).
+	// On iWARP a completion means that TCP has the bytes. Without one siw sends from
+	// our memory itself, which TCP may read again at any later time (siw_qp_tx.c,
+	// use_sendpage).
 	copied := wr.Flags&ibv.Inline != 0
 	if signal || !copied && e.dev.iwarp() || e.unsignaled >= signalEvery || e.unsignBy >= e.cfg.SendBuffer/4 {
 		wr.Flags |= ibv.Signaled

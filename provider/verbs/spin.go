@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// How long polling pays. Who sleeps until a completion comes is woken through a
-// kernel thread's interrupt, the runtime's poller and two goroutines, and while
-// both ends sleep a round trip is some twenty of such wakes long (rxe and siw in a
-// guest): only a poll that lasts longer finds the other end asleep, and has both
-// awake from then on. What a wake takes differs by more than an order of
-// magnitude, from 5 µs to 0.1 ms in a guest, so it is measured, once.
+// How long polling pays. A goroutine that sleeps until a completion comes is woken
+// through an interrupt, a kernel thread, the runtime's poller and two goroutines. While
+// both ends sleep, a round trip takes about twenty such wakes (rxe and siw in a guest):
+// only a poll that lasts longer outlasts the other end's sleep, after which both stay
+// awake. The time of a wake differs by more than an order of magnitude, from 5 µs to
+// 0.1 ms in a guest, so it is measured, once.
 const (
 	spinWakes = 40
 	minSpin   = 20 * time.Microsecond // a network's round trip

@@ -17,13 +17,12 @@ import (
 // own, and the queues.
 //
 // What a member's queue pair has taken from the queue comes back when the member
-// leaves. Where it cannot be told that all of it did, nobody joins the group any
-// more; it ends with its last member. On siw that is so for members that go before
-// their peers, on rxe too (rxe.go).
+// leaves. If some of it may be missing, as on siw and rxe when a member closes before
+// its peer (rxe.go), nobody joins the group any more, and it ends with its last member.
 //
-// A peer that sends more than it has credit for is found out and loses its
-// connection, but the others of the group may by then have missed a message,
-// which costs them theirs (SECURITY.md).
+// A peer that sends more than it has credit for is detected and loses its
+// connection, but other members may by then have missed a message and lose theirs
+// (SECURITY.md).
 type recvGroup struct {
 	dom     *domain
 	srq     *ibv.SRQ
@@ -36,13 +35,13 @@ type recvGroup struct {
 }
 
 const (
-	// groupMembers: few enough that a group is not much lost, many enough that
-	// there are few.
+	// groupMembers is small enough that losing a group costs little, and large enough
+	// that there are few groups.
 	groupMembers = 64
-	// srqShare is the buffers of a member: the least window.
+	// srqShare is a member's number of buffers: the least window.
 	srqShare = minBuffers
-	// lastTime bounds how long a queue pair in error is waited for to have
-	// taken the last of its group's receives. Devices say so, but for siw.
+	// lastTime bounds the wait until a queue pair in error has taken the last of its
+	// group's receives. All devices but siw say so.
 	lastTime = 100 * time.Millisecond
 )
 
@@ -93,7 +92,7 @@ func (g *recvGroup) admit(cfg Config) error {
 	return err
 }
 
-// retire: nobody joins any more.
+// retire keeps new members from joining.
 func (g *recvGroup) retire() {
 	g.dom.mu.Lock()
 	g.retired = true
@@ -115,9 +114,8 @@ func (g *recvGroup) leave(lost bool) {
 	}
 }
 
-// quiesce brings the queue pair to where it takes nothing from the group any
-// more, and finds what it has taken. Without the device's word that this is
-// so, some may stay lost.
+// quiesce makes the queue pair stop taking receives from the group, and collects those
+// that it took. If the device does not say that it has stopped, some may stay lost.
 func (e *Endpoint) quiesce() {
 	if !e.reached.Load() {
 		return // and has taken nothing

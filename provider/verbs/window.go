@@ -19,10 +19,10 @@ import (
 // the device enforces them (probe.go), the window's key is of use to the peer of
 // this queue pair alone (R2), in exactly its range and rights.
 //
-// A window is unbound, or bound from the posting of the bind until the
-// completion of its invalidation. It is invalidated once, by who takes its
-// exposure out of the table: some kernels do not survive more. What cannot be
-// invalidated any more goes with the queue pair.
+// A window is bound from the posting of the bind until the completion of its
+// invalidation. Only the caller that takes its exposure out of the table invalidates
+// it: some kernels do not survive a second time. What can no longer be invalidated
+// goes with the queue pair.
 type windows struct {
 	on   bool
 	all  []*window // by index; at most maxWindows. Guarded by mu of Endpoint
@@ -37,12 +37,12 @@ type window struct {
 	bound bool
 }
 
-// revokeTime bounds how long Revoke waits for an invalidation. It stands in the
-// send queue behind all that was posted, so to a peer that has gone it takes
-// until the retries are used up (four seconds), which ends the connection.
+// revokeTime bounds how long Revoke waits for an invalidation. That is in the send
+// queue after all that was posted, so if the peer has gone it takes until the retries
+// are used up (four seconds), which ends the connection.
 const revokeTime = 5 * time.Second
 
-// errNoWindow: this memory, or this endpoint, has to do without.
+// errNoWindow means that no window can be had for this memory, or at this endpoint.
 var errNoWindow = errors.New("verbs: no memory window")
 
 // exposeByWindow gives the peer access to b by a window of its own.
@@ -70,8 +70,8 @@ func (e *Endpoint) exposeByWindow(b []byte, rights session.Rights) (uint32, expo
 	return w.key, exposure{region: r, window: w}, nil
 }
 
-// bind binds a window. The device has done so before it sends any message that
-// is committed from now on.
+// bind binds a window. The device does so before it sends any message that is
+// committed from then on.
 func (e *Endpoint) bind(r *regcache.Region, b []byte, access ibv.Access) (*window, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -136,7 +136,7 @@ func (e *Endpoint) invalidate(w *window) error {
 	if err := e.postInvalidate(w); err != nil {
 		return err
 	}
-	const poll = 20 * time.Microsecond // on hardware it is a matter of one
+	const poll = 20 * time.Microsecond // hardware takes about one
 	for began := time.Now(); time.Since(began) < poll; runtime.Gosched() {
 		e.mu.Lock()
 		e.drain()
@@ -151,9 +151,9 @@ func (e *Endpoint) invalidate(w *window) error {
 	return e.await(ctx, func() bool { return e.freed(w) })
 }
 
-// freed gives the window to the next exposure once its invalidation has completed.
-// Who waits for that does: before, another could bind it, and he would wait for
-// that one's end. mu is held.
+// freed makes the window available once its invalidation has completed. Only the one
+// who waits for that calls it: if the window were freed earlier, another could bind it
+// again, and the wait would be for the new binding's end. mu is held.
 func (e *Endpoint) freed(w *window) bool {
 	if w.bound {
 		return false
@@ -193,8 +193,8 @@ func (w *window) close() {
 	w.mw = nil
 }
 
-// closeWindows is for the end, before the queue pair goes: in the other order it
-// takes the kernel a minute.
+// closeWindows is called before the queue pair is destroyed: in the other order the
+// kernel takes a minute.
 func (e *Endpoint) closeWindows() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
