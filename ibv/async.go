@@ -40,14 +40,14 @@ func (t AsyncEventType) String() string { return name(t, asyncNames, "async even
 type AsyncEvent struct {
 	Type AsyncEventType
 	Port int  // of port events
-	CQ   *CQ  // of CQ events; as the others, nil if it was closed meanwhile
+	CQ   *CQ  // of CQ events; like QP and SRQ, nil if it was closed meanwhile
 	QP   *QP  // of QP events
 	SRQ  *SRQ // of SRQ events
 }
 
-// AsyncChannel is where a device's asynchronous events are taken from. There is
-// one stream of them per open device: two channels share it between them, and
-// so does all of the process for a context of [ID.Context].
+// AsyncChannel delivers a device's asynchronous events. There is one stream of them
+// per [Context], and each event goes to one reader only: two channels of a context
+// share its events, as does the whole process for a context of [ID.Context].
 type AsyncChannel struct {
 	Context *Context
 	poller  *poller
@@ -99,7 +99,7 @@ func (ch *AsyncChannel) Event() (AsyncEvent, error) {
 // SetDeadline makes Event return at t; the zero time: never.
 func (ch *AsyncChannel) SetDeadline(t time.Time) error { return ch.poller.setDeadline(t) }
 
-// Close wakes Event. Call it before the context's Close.
+// Close wakes Event. It must be called before the context's Close.
 func (ch *AsyncChannel) Close() error {
 	ch.poller.close()
 	return nil

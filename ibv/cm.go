@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// EventChannel is where the events of connection manager ids arrive.
+// EventChannel delivers the events of connection manager ids.
 type EventChannel struct {
 	h      handle
 	poller *poller
@@ -36,9 +36,9 @@ func NewEventChannel() (*EventChannel, error) {
 	return &EventChannel{h: h, poller: p}, nil
 }
 
-// Event sleeps in the runtime's poller until there is an event and takes it; all
-// of it is copied, and it is acknowledged. Events of ids that were closed
-// meanwhile are dropped; a request to a listener that was closed is refused.
+// Event sleeps in the runtime's poller until there is an event, then takes, copies and
+// acknowledges it. Events of ids that were closed meanwhile are dropped; a request
+// to a listener that was closed is refused.
 //
 // Taking an event is part of connecting: the library brings the dialer's queue
 // pair up, and tells the acceptor, when the dialer takes Established.
@@ -214,8 +214,8 @@ func (id *ID) Close() error {
 	return verbError("rdma_destroy_id", "", errno)
 }
 
-// Migrate moves the id to another event channel, with the events that wait; not
-// while somebody is in Event of either.
+// Migrate moves the id and its waiting events to another event channel. It must not
+// run concurrently with Event of either channel.
 func (id *ID) Migrate(to *EventChannel) error {
 	errno := sysCMMigrate(id.h, to.h)
 	if errno == 0 {
@@ -224,16 +224,16 @@ func (id *ID) Migrate(to *EventChannel) error {
 	return verbError("rdma_migrate_id", "", errno)
 }
 
-// Bind binds to a local address. A wildcard address is on all devices, and
-// fails for all with EADDRINUSE when it fails for one.
+// Bind binds to a local address. A wildcard address stands for all devices, and
+// fails with EADDRINUSE when it fails for one of them.
 func (id *ID) Bind(addr netip.AddrPort) error {
 	return verbError("rdma_bind_addr", addr.String(), sysCMBind(id.h, addr))
 }
 
 // ResolveAddr finds the device and the source address for dst, and ends in
-// AddrResolved or AddrError. A zero src: by the route. With a cold neighbour
-// entry the answer comes at the end of the timeout: a short one, tried again,
-// is best. ENODEV: no device serves that route.
+// AddrResolved or AddrError. A zero src is chosen by the route. With a cold neighbour
+// entry the answer comes only at the end of the timeout: best use a short one and
+// retry. ENODEV: no device serves that route.
 func (id *ID) ResolveAddr(src, dst netip.AddrPort, timeout time.Duration) error {
 	return verbError("rdma_resolve_addr", dst.String(), sysCMResolveAddr(id.h, src, dst, millis(timeout)))
 }
@@ -247,8 +247,8 @@ func millis(d time.Duration) int {
 	return int(max((d+time.Millisecond-1)/time.Millisecond, 1))
 }
 
-// Listen makes ConnectRequest events of what arrives. When backlog requests have
-// not been taken from the channel, the kernel drops more of them in silence.
+// Listen turns requests that arrive into ConnectRequest events. While backlog requests
+// have not been taken from the channel, the kernel silently drops further ones.
 func (id *ID) Listen(backlog int) error {
 	return verbError("rdma_listen", id.LocalAddr().String(), sysCMListen(id.h, backlog))
 }
@@ -300,8 +300,8 @@ func (id *ID) Reject(private []byte) error {
 	return verbError("rdma_reject", id.RemoteAddr().String(), sysCMReject(id.h, private))
 }
 
-// checkPrivate keeps a length from being cut to eight bits on its way. The
-// kernel checks the rest, by transport.
+// checkPrivate rejects a length that C would truncate to eight bits. The kernel checks
+// the transport's limit.
 func checkPrivate(verb string, data []byte) error {
 	if len(data) > 255 {
 		return verbError(verb, fmt.Sprintf("with %d bytes of private data", len(data)), int(syscall.EINVAL))
@@ -353,7 +353,7 @@ func (id *ID) setOption(name string, option int, value []byte) error {
 }
 
 // Context is the device that the id is bound to, nil before that (and for a
-// wildcard listener). All ids of a device have the same one.
+// wildcard listener). All ids of a device share one Context.
 func (id *ID) Context() *Context { return cmContext(id.info().context) }
 
 // Port is the device's port that the id is bound to, 0 before that.

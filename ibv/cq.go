@@ -2,8 +2,8 @@ package ibv
 
 import "time"
 
-// CompChannel is a completion channel: completion queues made with it announce
-// there that they have something, once for each [CQ.Notify].
+// CompChannel is a completion channel. Completion queues made with it announce
+// there that they have completions, once for each [CQ.Notify].
 type CompChannel struct {
 	Context *Context
 	h       handle
@@ -42,9 +42,9 @@ func (ch *CompChannel) take(uintptr) bool {
 
 // Events sleeps in the runtime's poller until there are events, takes as many as
 // fit, and fills cqs with the completion queues that they came from. A queue may
-// appear though it has nothing, and it may appear twice. Each event has been
-// acknowledged; to be told again, arm the queue with [CQ.Notify] and then poll it
-// once more.
+// appear though it is empty, and may appear twice. The events are already
+// acknowledged; for the next one, arm the queue with [CQ.Notify] and then poll it once
+// more.
 //
 // The error wraps os.ErrClosed after Close and os.ErrDeadlineExceeded after the
 // deadline. One goroutine at a time.
@@ -78,7 +78,7 @@ func (ch *CompChannel) Events(cqs []*CQ) (int, error) {
 func (ch *CompChannel) SetDeadline(t time.Time) error { return ch.poller.setDeadline(t) }
 
 // Close wakes Events and frees the channel. Its completion queues must be closed
-// before: otherwise EBUSY, and only the waiting has ended.
+// before: otherwise it fails with EBUSY, and only ends the waiting.
 func (ch *CompChannel) Close() error {
 	ch.poller.close()
 	if ch.h == 0 {
@@ -123,11 +123,11 @@ func (c *Context) CreateCQ(size int, ch *CompChannel, vector int) (*CQ, error) {
 }
 
 // Poll takes completions from the queue, up to the length of wcs, without
-// blocking: 0 means that there are none. It does not allocate; an array for wcs is in
-// the heap, best one that is used again.
+// blocking: 0 means that there are none. It does not allocate itself, but wcs escapes
+// to the heap: best reuse it.
 func (cq *CQ) Poll(wcs []WC) (int, error) { return cq.Spin(wcs, 1) }
 
-// Spin is Poll, up to so many times in one call into C, until there is something.
+// Spin is Poll, tried up to times times in one call into C until there are completions.
 func (cq *CQ) Spin(wcs []WC, times int) (int, error) {
 	if len(wcs) == 0 {
 		return 0, nil

@@ -10,9 +10,9 @@ import (
 	"sync"
 )
 
-// Available returns nil when the libraries are loaded and can be used, and
+// Available returns nil if the libraries are loaded and can be used, and
 // otherwise an error that wraps [ErrNotAvailable] and says why. It says nothing
-// about devices: see [Devices]. The answer is found once and does not change.
+// about devices: see [Devices]. The answer is determined once and does not change.
 func Available() error { return available() }
 
 var available = sync.OnceValue(func() error {

@@ -2,9 +2,8 @@
 // libraries of RDMA: devices, protection domains, memory regions and windows,
 // completion queues, reliable-connected queue pairs, and rdma_cm.
 //
-// It knows the verbs and nothing of what they are used for: no protocol, no
-// policy, no buffers of its own. It is called by provider/verbs and by
-// sanperf devices.
+// It knows only the verbs, not what they are used for: no protocol, no policy, no
+// buffers of its own. provider/verbs and "sanperf devices" use it.
 //
 // The libraries are opened at run time, on first use; no header of rdma-core is
 // needed to build, and none of its libraries to run a program that imports this
@@ -18,16 +17,16 @@
 // with these exceptions, each noted at its method: Events and Event of one
 // channel serve one goroutine at a time; PostSend of work requests with memory
 // windows must not run concurrently on one window. Close must be the last call
-// on an object; a call after it fails with EBADF, a call during it is an error of
-// the caller. The exceptions are [CompChannel], [EventChannel] and
-// [AsyncChannel], whose Close wakes whoever waits.
+// on an object; a call after it fails with EBADF, and a call during it is the
+// caller's bug. The exceptions are [CompChannel], [EventChannel] and
+// [AsyncChannel], whose Close wakes a goroutine that waits.
 //
 // # Blocking
 //
-// Nothing here blocks but for the methods that wait for events, which sleep in
-// the runtime's poller, and some calls of the connection manager on iWARP
+// Nothing here blocks except the methods that wait for events, which sleep in the
+// runtime's poller, and, on iWARP, some calls of the connection manager
 // ([ID.Connect], [ID.Disconnect], [ID.Close]), which may occupy their thread for
-// many seconds.
+// most of a minute.
 //
 // # Memory
 //

@@ -10,7 +10,7 @@ import (
 // constructor when the libraries cannot be used in this program.
 var ErrNotAvailable = errors.New("RDMA verbs are not available")
 
-// Error is a verb that failed: errors.Is finds its errno.
+// Error is the error of a verb that failed. It wraps its errno, for errors.Is.
 type Error struct {
 	Verb  string        // as in C: "ibv_reg_mr", "rdma_connect"
 	On    string        // the device, address or object, where known
@@ -28,7 +28,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s %s: %v%s", e.Verb, e.On, e.Errno, hint)
 }
 
-// Unwrap gives the errno.
+// Unwrap returns the errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
 // Timeout reports whether the errno means that time ran out.

@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// Access is what may be done to registered memory (enum ibv_access_flags).
-// Reading it locally always may.
+// Access is what may be done to registered memory (enum ibv_access_flags). Local
+// reads are always allowed.
 type Access uint32
 
 const (
@@ -35,7 +35,7 @@ func (c *Context) AllocPD() (*PD, error) {
 	return &PD{Context: c, h: h}, nil
 }
 
-// Close frees the domain. EBUSY: something in it still lives.
+// Close frees the domain. It fails with EBUSY while something in it is still open.
 func (pd *PD) Close() error {
 	if pd.h == 0 {
 		return nil
@@ -55,16 +55,16 @@ type MR struct {
 	Length int
 	Access Access
 	LKey   uint32 // for SGEs of the owner
-	RKey   uint32 // for RDMA by peers; worthless without a Remote access
+	RKey   uint32 // for RDMA by peers; useless without RemoteRead or RemoteWrite
 	h      handle
 }
 
-// RegMR pins and registers length bytes at addr. It keeps no reference: memory
-// of the Go heap has to be kept alive, and its pages in place, by the caller.
+// RegMR pins and registers length bytes at addr. It keeps no reference: the caller
+// has to keep memory of the Go heap alive, and its pages in place.
 //
-// ENOMEM: RLIMIT_MEMLOCK, against which every registration counts, also a second
-// one of the same pages. EFAULT: not mapped, or not writable where LocalWrite or
-// MWBind ask for it.
+// ENOMEM: RLIMIT_MEMLOCK is used up; every registration counts against it, even a
+// second one of the same pages. EFAULT: the memory is not mapped, or not writable
+// though LocalWrite or MWBind need that. EINVAL: length is not positive.
 func (pd *PD) RegMR(addr uintptr, length int, access Access) (*MR, error) {
 	mr := &MR{PD: pd, Addr: addr, Length: length, Access: access}
 	errno := int(syscall.EINVAL)
@@ -77,9 +77,9 @@ func (pd *PD) RegMR(addr uintptr, length int, access Access) (*MR, error) {
 	return mr, nil
 }
 
-// Close deregisters: after it the device does not touch the memory any more. In
-// the middle of a transfer it makes the transfer's queue pair fail. EBUSY or
-// EINVAL: a window is bound to it.
+// Close deregisters the memory: after that the device no longer touches it. In the
+// middle of a transfer this makes the transfer's queue pair fail. EBUSY or EINVAL: a
+// window is bound to the region.
 func (mr *MR) Close() error {
 	if mr.h == 0 {
 		return nil
@@ -95,8 +95,8 @@ func (mr *MR) Close() error {
 // memory region, bound and invalidated by work requests of one queue pair.
 //
 // A window has to be closed before the queue pair that it was bound on, and that
-// before the region; in another order the kernel may take a minute over it.
-// Devices differ in what they enforce: probe before trusting one.
+// before the region; in any other order the kernel may take a minute. Devices differ
+// in what they enforce of windows: probe a device before trusting it.
 type MW struct {
 	PD *PD
 	h  handle
@@ -111,7 +111,7 @@ func (pd *PD) AllocMW() (*MW, error) {
 	return &MW{PD: pd, h: h}, nil
 }
 
-// Close frees the window; a bound one loses its access by that.
+// Close frees the window, and ends the access of one that is bound.
 func (mw *MW) Close() error {
 	if mw.h == 0 {
 		return nil
@@ -123,8 +123,8 @@ func (mw *MW) Close() error {
 	return verbError("ibv_dealloc_mw", mw.PD.Context.Name, errno)
 }
 
-// Bound says whether the window is bound, as far as the posted work requests
-// tell. It does not see a peer's SEND_WITH_INV.
+// Bound reports whether the window is bound according to the work requests posted
+// here. It does not see a peer's SEND_WITH_INV.
 func (mw *MW) Bound() bool {
 	_, bound := sysMWKey(mw.h)
 	return bound

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// poller waits for a descriptor of the libraries in the runtime's poller. It has
-// a duplicate of it: the libraries close theirs themselves.
+// poller waits for a descriptor of the libraries in the runtime's poller. It uses a
+// duplicate, as the libraries close theirs themselves.
 type poller struct {
 	file   *os.File
 	raw    syscall.RawConn
@@ -46,7 +46,7 @@ func (p *poller) wait(try func(uintptr) bool) error {
 		return nil
 	}
 	if p.closed.Load() && !errors.Is(err, os.ErrDeadlineExceeded) {
-		err = os.ErrClosed // RawConn has an error of its own for it, that nobody can name
+		err = os.ErrClosed // RawConn's own error for it is not exported
 	}
 	return fmt.Errorf("%s: %w", p.file.Name(), err)
 }

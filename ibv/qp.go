@@ -122,10 +122,10 @@ func createQP(id *ID, cfg QPConfig) (*QP, error) {
 }
 
 // PostSend posts work requests in order, as one list for up to 32 of them, and
-// returns how many were posted; on an error the rest was not, and with EIO perhaps
-// none will be done. ENOMEM: the send queue is full. EINVAL: the request is wrong, see
-// [MW.Invalidate] among others. It does not allocate; an array for wrs is in the heap,
-// best one that is used again.
+// returns how many were posted. On an error the rest were not, and with EIO perhaps
+// none will be carried out. ENOMEM: the send queue is full. EINVAL: the request is
+// wrong (see for example [MW.Invalidate]). It does not allocate itself, but wrs
+// escapes to the heap: best reuse it.
 func (q *QP) PostSend(wrs []SendWR) (int, error) {
 	if len(wrs) == 0 {
 		return 0, nil
@@ -152,8 +152,8 @@ func (q *QP) PostRecv(wrs []RecvWR) (int, error) {
 
 // Close destroys the queue pair. Completions that nobody polled are lost; what
 // it was doing to memory has ended when Close returns. Windows bound on it must
-// be closed before. That of an id must not be closed while a method of the id
-// runs; events may be taken meanwhile.
+// be closed before. An id's queue pair must not be closed while a method of the id
+// runs, but events may be taken meanwhile.
 func (q *QP) Close() error {
 	if q.h == 0 {
 		return nil

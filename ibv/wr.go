@@ -2,9 +2,9 @@ package ibv
 
 import "encoding/binary"
 
-// MaxSGE is the number of scatter/gather elements that a work request has room
-// for: a header and a body that wraps around the end of a ring need three.
-// Devices may take fewer, see [Caps].
+// MaxSGE is the most scatter/gather elements in a work request. A header and a body
+// that wraps around the end of a ring need three. Devices may allow fewer, see
+// [Caps].
 const MaxSGE = 4
 
 // SGE is a piece of registered local memory.
@@ -112,7 +112,7 @@ type WCFlags uint32
 
 const (
 	WCWithImm WCFlags = 1 << 1
-	// WCWithInv: a peer's SEND_WITH_INV took InvKey away. rxe sets 1 << 2 instead.
+	// WCWithInv: a peer's SEND_WITH_INV invalidated InvKey. rxe sets 1 << 2 instead.
 	WCWithInv WCFlags = 1 << 3
 )
 
