@@ -23,8 +23,8 @@
 //     commas; or none.
 //   - SAN_DISABLE: mechanisms to switch off, separated by commas: the names in
 //     session.FeatureNames.
-//   - SAN_SUBNETS: the only destinations to reach by verbs, as prefixes separated by
-//     commas.
+//   - SAN_SUBNETS: the only peers to connect to and to accept by verbs, as prefixes
+//     separated by commas.
 //   - SAN_IWARP_OFFSET: RDMA.IWARPOffset where the program does not set it.
 //   - SAN_RDMACM=off: the same as RDMA.WithoutCM.
 //   - SAN_SHARED_DOMAIN=on: all connections of an RDMA device share one protection
