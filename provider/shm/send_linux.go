@@ -131,6 +131,8 @@ func (e *endpoint) Commit(n int) {
 	s.tail += uint64(headerSize + align8(n))
 	if s.data {
 		s.notes.due = uint32(s.tail)
+	} else {
+		s.notes.follow(s.tail)
 	}
 	e.publish()
 	e.ungrab() // last: the janitor does not see a record until it is published

@@ -27,3 +27,11 @@ func (e *endpoint) unread() bool {
 	n := &e.control.notes
 	return int32(n[e.side].due-n[1-e.side].done) > 0
 }
+
+// follow keeps due within 2³¹ of the tail, however much control a side sends that sends
+// nothing else. What lies further back than the ring is long has been dropped.
+func (n *notes) follow(tail uint64) {
+	if at := uint32(tail); at-n.due > 1<<30 {
+		n.due = at - ringSize
+	}
+}

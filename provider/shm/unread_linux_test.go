@@ -134,13 +134,43 @@ func TestUnreadIsExact(t *testing.T) {
 	}
 }
 
+// … and however much control is sent, and nothing else: positions are modulo 2³².
+func TestControlAloneIsNeverUnread(t *testing.T) {
+	for name, first := range map[string]bool{"control alone": false, "behind a message": true} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pair(t, Config{})
+			e := a.Endpoint.(*endpoint)
+			var ev session.Event
+			for data, laps := first, 0; laps < 3; data = false {
+				before := uint32(e.send.tail)
+				a.Commit(len(a.Reserve(24, 24, !data)))
+				sent := e.unread()
+				if !b.Poll(&ev) {
+					t.Fatal("nothing has come")
+				}
+				b.Drop()
+				if dropped := e.unread(); sent != data || dropped {
+					t.Fatalf("unread at %d, with due %d: %v, then %v", e.send.tail, e.send.notes.due, sent, dropped)
+				}
+				if uint32(e.send.tail) < before {
+					laps++
+				}
+			}
+		})
+	}
+}
+
 // A peer that lies about what it has read chooses how its own connection ends.
 func TestPeerThatLiesAboutWhatItHasRead(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	bound := bind(t, "127.0.0.1")
 	defer unix.Close(bound)
-	for _, done := range []uint32{0, 7, 16, 1 << 20, 1 << 31, 1<<31 + 16, 1<<32 - 1} {
+	const due = 16 // behind a message of 8 bytes
+	for done, want := range map[uint32]error{
+		0: syscall.ECONNRESET, 7: syscall.ECONNRESET, 1<<32 - 1: syscall.ECONNRESET,
+		due: io.EOF, 1 << 20: io.EOF, 1 << 31: io.EOF, 1<<31 + due: io.EOF,
+	} {
 		s := visit(t, l)
 		s.hello()
 		p := newPeer(s.connect(l, asks(tcp, 0), bound))
@@ -154,8 +184,8 @@ func TestPeerThatLiesAboutWhatItHasRead(t *testing.T) {
 				t.Fatal("the link lives")
 			}
 		}
-		if err := p.Err(); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("done %#x: %v", done, err)
+		if err := p.Err(); !errors.Is(err, want) {
+			t.Errorf("done %#x: %v, want %v", done, err, want)
 		}
 		p.Close()
 	}
