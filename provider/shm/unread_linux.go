@@ -31,7 +31,8 @@ func (e *endpoint) unread() bool {
 // follow keeps due within 2³¹ of the tail, however much control a side sends that sends
 // nothing else. What lies further back than the ring is long has been dropped.
 func (n *notes) follow(tail uint64) {
-	if at := uint32(tail); at-n.due > 1<<30 {
+	const far = 1 << 30 // in time: a message is shorter than the other half
+	if at := uint32(tail); at-n.due > far {
 		n.due = at - ringSize
 	}
 }
