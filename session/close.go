@@ -96,7 +96,7 @@ func (s *Session) close() {
 	s.rx.mu.Unlock()
 	if !begun || s.over() != nil {
 		giveBack := s.ep.Abort
-		if !begun && s.lim.Buffered { // Close does not wait here
+		if !begun && s.lim.Ring() { // Close does not wait here
 			giveBack = s.closeEndpoint
 		}
 		s.fail(ErrClosed)
@@ -116,7 +116,7 @@ func (s *Session) close() {
 	}
 	s.rx.mu.Unlock()
 	s.finish(last)
-	if s.lim.Buffered && s.parted() {
+	if s.lim.Ring() && s.parted() {
 		s.detach(s.closeEndpoint)
 		s.ended()
 		return
@@ -204,7 +204,7 @@ func (s *Session) lastDelivered() bool {
 	s.tx.mu.Lock()
 	out := s.tx.lastOut && s.tx.nOwed == 0
 	s.tx.mu.Unlock()
-	return out && (s.lim.Buffered || s.closing.acked.Load())
+	return out && (s.lim.Ring() || s.closing.acked.Load())
 }
 
 // parted reports lastDelivered, and that the peer no longer writes to memory of this
@@ -278,6 +278,7 @@ func (s *Session) ended() {
 	s.rx.mu.Unlock()
 	s.freeInbox()
 	s.freeOutbox()
+	s.ep.Retire()
 	close(s.closing.done)
 }
 

@@ -70,8 +70,7 @@ func (c Config) withDefaults() Config {
 type Feature uint16
 
 const (
-	FeatureCMA       Feature = 1 << iota // cma: process_vm_readv on shm
-	FeatureRDMARead                      // rdmaread: rendezvous by RDMA read
+	FeatureRDMARead  Feature = 1 << iota // rdmaread: rendezvous by RDMA read
 	FeatureRDMAWrite                     // rdmawrite: rendezvous by RDMA write
 	FeatureInline                        // inline: payload in messages where rendezvous could be used
 	FeatureRegCache                      // regcache: keeping registrations
@@ -82,7 +81,7 @@ const (
 
 // FeatureNames maps the names in SAN_DISABLE to features. Do not modify it.
 var FeatureNames = map[string]Feature{
-	"cma": FeatureCMA, "rdmaread": FeatureRDMARead, "rdmawrite": FeatureRDMAWrite,
+	"rdmaread": FeatureRDMARead, "rdmawrite": FeatureRDMAWrite,
 	"inline": FeatureInline, "regcache": FeatureRegCache, "poll": FeaturePoll,
 	"srq": FeatureSRQ, "windows": FeatureWindows,
 }

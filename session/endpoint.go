@@ -5,47 +5,74 @@ import (
 	"time"
 )
 
-// Endpoint is one connection of a SAN service provider, as the session uses
-// it: messages through pre-registered buffers, remote access to memory, and a
-// way to sleep. It knows nothing of the session protocol. Providers implement
-// it; see the package endpointtest for the contract as tests, and twin for an
+// Endpoint is one connection of a SAN service provider, as the session uses it:
+// messages through pre-registered buffers, a way to sleep, and, where the provider can
+// access remote memory, that. It knows nothing of the session protocol. Providers
+// implement it; see the package endpointtest for the contract as tests, and twin for an
 // implementation without a kernel.
 //
-// Concurrency: the session calls the sending methods from one goroutine at a
-// time, likewise the receiving ones, and all others at any time from any goroutine:
+// Concurrency: the session calls the sending methods from one goroutine at a time,
+// likewise the receiving ones, and all others at any time from any goroutine.
 //
-//   - sending: Reserve, Commit
-//   - receiving: Poll, Drop, Keep, Front, Release
-//   - remote access: Expose, Revoke, Read, Write, Alloc, Free
-//   - the rest: Limits, Start, Arm, Disarm, Err, Close, Abort
-//
-// After Close or Abort the session calls only Err, Limits, Alloc and Free; Expose,
-// which then fails; and Revoke, Arm, Disarm, Close and Abort, which then have no
-// effect. Only Revoke, Close and Abort may block, for no longer than a bound that
-// the provider documents.
+// After Close or Abort the session calls only Err, Limits, Retire, and of Memory Alloc,
+// Free, Expose, which then fails, and Revoke; and Arm, Disarm, Close and Abort, which
+// then have no effect. Only Revoke, Close and Abort may block, for no longer than a bound
+// that the provider documents.
 type Endpoint interface {
+	Messages
+	Waiting
+
 	// Limits describes the endpoint. It does not change during its life.
 	Limits() Limits
 
-	// Start sets the Waker. It is called once, before any other method but
-	// Limits; no Wake comes before it.
-	Start(Waker)
+	// Memory is access to remote memory; nil where the provider has none, as all bytes go
+	// through messages.
+	Memory() Memory
 
+	// Err returns how the connection ended, nil while it lives. It wraps
+	//   - io.EOF: the peer's process ended; every byte that it committed is here
+	//     or will come from Poll, and it had dropped or released everything
+	//     committed here except control messages;
+	//   - syscall.EPIPE: the peer closed its endpoint in order;
+	//   - syscall.ECONNRESET, ETIMEDOUT, …: bytes may be missing, here or there.
+	Err() error
+
+	// Close ends an endpoint whose session has nothing more to send: committed
+	// messages still arrive. Abort ends it at once: committed messages may be lost, and
+	// the peer sees ECONNRESET. Once either has returned, no RDMA touches this process's
+	// memory. Both are idempotent.
+	Close() error
+	Abort()
+
+	// Retire gives back what the endpoint holds, once, after Close or Abort. Until then the
+	// memory of what was reserved or kept stays in place, and belongs to nobody else.
+	Retire()
+}
+
+// Messages are sent and received whole, once and in the order of their Commits.
+//
+//   - sending: Reserve, Commit, ReserveControl, CommitControl
+//   - receiving: Poll, Drop, Keep, Front, Release
+type Messages interface {
 	// Reserve returns room for one message in a pre-registered buffer: at least
-	// min bytes, at most max (min ≤ max ≤ Limits.MaxMessage). The session
-	// fills it from the front and then calls Commit, or abandons it by another
-	// Reserve. Nil means that there is no room now (back-pressure; SendReady
-	// follows if Arm asked for it) or that Err is not nil.
-	//
-	// Control messages may use room that is held back from data, so that
-	// they flow when data is blocked: at least ControlReserve messages of up
-	// to MaxControl bytes.
-	Reserve(min, max int, control bool) []byte
+	// min bytes, at most max (min ≤ max ≤ Limits.MaxMessage). The session fills it from
+	// the front and then calls Commit. Nil means that there is no room now
+	// (back-pressure; SendReady follows if Arm asked for it) or that Err is not nil.
+	Reserve(min, max int) []byte
 
-	// Commit sends the first n bytes of what Reserve returned. Messages arrive
-	// whole, once and in the order of their Commits. Connection errors show in
-	// Err.
+	// Commit sends the first n bytes of what Reserve returned; 0: none, the room is free
+	// again. Connection errors show in Err.
 	Commit(n int)
+
+	// ReserveControl returns room for a control message of n ≤ MaxControl bytes, also
+	// between a Reserve and its Commit: the message then goes before the one that is being
+	// filled. It may use room that is held back from data, so that control flows when data
+	// is blocked: at least ControlReserve messages.
+	ReserveControl(n int) []byte
+
+	// CommitControl sends the n bytes of what ReserveControl returned. What was reserved
+	// may also be abandoned, by another ReserveControl.
+	CommitControl(n int)
 
 	// Poll takes the next event, if there is one, without blocking and
 	// without allocation. After a Message event the session calls exactly one
@@ -54,9 +81,8 @@ type Endpoint interface {
 	// nothing is left.
 	Poll(*Event) bool
 
-	// Drop says that the message of the last Poll has been dealt with: its
-	// buffer is posted again (or the ring's head moves), no later than the next
-	// Poll, which the Window allows for.
+	// Drop ends the use of the last Poll's message: its buffer is posted again (or the
+	// ring's head moves), no later than the next Poll, which the Window allows for.
 	Drop()
 
 	// Keep leaves the message of the last Poll in its buffer, behind those
@@ -70,7 +96,25 @@ type Endpoint interface {
 
 	// Release gives the oldest kept message's buffer back.
 	Release()
+}
 
+// Waiting is how a session sleeps until the endpoint has something for it.
+type Waiting interface {
+	// Start sets the Waker. It is called once, before any other method but
+	// Limits and Memory; no Wake comes before it.
+	Start(Waker)
+
+	// Arm asks for one Wake when one of these events may have happened. The
+	// session arms, then polls (or reserves) once more, then sleeps, and arms
+	// again before each further sleep. A Wake too many is harmless, a missing
+	// one is not. Disarm means that no Wake is needed any more; it may be
+	// ignored.
+	Arm(Events)
+	Disarm(Events)
+}
+
+// Memory is access to the peer's memory, and the peer's to memory here.
+type Memory interface {
 	// Expose makes b, and nothing else, accessible to the peer of this connection
 	// alone, with these rights, until Revoke. The peer may use it once it has a
 	// message that was committed afterwards. The caller keeps b alive and in
@@ -80,11 +124,7 @@ type Endpoint interface {
 
 	// Revoke takes the access away. Once it has returned, the peer no longer
 	// touches the memory, and its use of the descriptor fails and moves no byte.
-	// With Limits.ExactRevoke, taken is how many bytes, from the front, the peer's
-	// reads have got, and that count is final on both sides: a Read by the peer
-	// that is not included in it fails there with ErrRevoked. Otherwise taken
-	// means nothing, and the session asks the peer to stop first.
-	Revoke(Descriptor) (taken int)
+	Revoke(Descriptor)
 
 	// Read starts an RDMA read of len(into) bytes at offset off of the peer's
 	// descriptor, Write an RDMA write. A completion event with the id follows, in
@@ -95,8 +135,6 @@ type Endpoint interface {
 	// the Write is in its memory. A Write that the peer refuses may complete before
 	// that is known: the connection then ends with an error. It does so too, within
 	// bounded time, after a Write that completes with an error.
-	// If the peer has ExactRevoke, the reads of one descriptor are posted in order
-	// and without gaps.
 	Read(into []byte, from Descriptor, off int, id uint32) error
 	Write(from []byte, to Descriptor, off int, id uint32) error
 
@@ -108,30 +146,6 @@ type Endpoint interface {
 	// gives it back.
 	Alloc(n int) []byte
 	Free([]byte)
-
-	// Arm asks for one Wake when one of these events may have happened. The
-	// session arms, then polls (or reserves) once more, then sleeps, and arms
-	// again before each further sleep. A Wake too many is harmless, a missing
-	// one is not. Disarm says that no Wake is needed any more; it may be
-	// ignored.
-	Arm(Events)
-	Disarm(Events)
-
-	// Err says how the connection ended, nil while it lives. It wraps
-	//   - io.EOF: the peer's process ended; every byte that it committed is here
-	//     or will come from Poll, and it had dropped or released everything
-	//     committed here except control messages;
-	//   - syscall.EPIPE: the peer closed its endpoint in order;
-	//   - syscall.ECONNRESET, ETIMEDOUT, …: bytes may be missing, here or there.
-	Err() error
-
-	// Close ends an endpoint whose session has nothing more to send: committed
-	// messages still arrive, and everything that the endpoint holds is given
-	// back. Abort ends it at once: committed messages may be lost, and the peer
-	// sees ECONNRESET. Once either has returned, no RDMA touches this process's
-	// memory. Both are idempotent.
-	Close() error
-	Abort()
 }
 
 // Limits are the limits of an endpoint and what its provider prefers (C9).
@@ -139,8 +153,21 @@ type Limits struct {
 	Provider string // "shm", "verbs", …: what Info.Provider shows
 
 	MaxMessage int // largest message in bytes, header included; at least MaxControl
-	MaxRDMA    int // largest Read or Write in bytes
-	MaxExpose  int // largest slice for Expose in bytes; 0: memory cannot be exposed
+
+	// Window is the number of receive buffers posted: the peer never has more
+	// messages under way; at least MinWindow. 0: the provider is a ring. It has flow
+	// control of its own, so the session uses no credits; a committed byte is stored in
+	// it and survives this process, so Close need not wait for the peer; and it
+	// detects a dead peer itself, so the session sends no keepalives.
+	Window int
+
+	// Spin is how long polling pays before sleeping; 0: never poll in a loop.
+	Spin time.Duration
+
+	// The rest is about Memory, and zero where there is none.
+
+	MaxRDMA   int // largest Read or Write in bytes
+	MaxExpose int // largest slice for Expose in bytes; 0: memory cannot be exposed
 
 	// Threshold is the size in bytes from which the provider prefers
 	// rendezvous to payload in messages; 0: never.
@@ -148,8 +175,7 @@ type Limits struct {
 
 	// Inbox is the size in bytes from which the provider prefers that a Write
 	// below Threshold is copied to memory from Alloc, and written by RDMA to an
-	// inbox, memory that the peer keeps exposed for this; 0: never. Not used where
-	// Buffered.
+	// inbox, memory that the peer keeps exposed for this; 0: never.
 	Inbox int
 
 	// InboxTo is the size in bytes below which the inbox pays even above Threshold,
@@ -159,31 +185,10 @@ type Limits struct {
 
 	CanRead  bool // Read works: the peer may offer memory for us to read
 	CanWrite bool // Write works: the peer may grant memory for us to write
-
-	// ExactRevoke is true where Revoke knows what the peer's reads have got.
-	ExactRevoke bool
-
-	// Window is the number of receive buffers posted: the peer never has more
-	// messages under way. 0: the provider has flow control of its own
-	// (a ring), and the session uses no credits. Otherwise at least MinWindow.
-	Window int
-
-	// Buffered is true where a committed byte is stored in the provider (a
-	// ring) and survives this process. The session then keeps no backlog of its
-	// own, and Close need not wait for the peer.
-	Buffered bool
-
-	// Liveness is true where the provider detects a dead peer itself, so that the
-	// session sends no keepalives.
-	Liveness bool
-
-	// Worker is true where a thread of this host's kernel moves the bytes (the
-	// driver of a software device), which may need the processor that we poll on.
-	Worker bool
-
-	// Spin is how long polling pays before sleeping; 0: never poll in a loop.
-	Spin time.Duration
 }
+
+// Ring reports whether the provider is a ring; see Window.
+func (l *Limits) Ring() bool { return l.Window == 0 }
 
 const (
 	// MaxControl is the largest message in bytes that a Reserve for control
@@ -192,7 +197,7 @@ const (
 
 	// ControlReserve is how many messages, of the window and of the provider's
 	// send room, are reserved for control. Control is acted on as soon as it is
-	// seen, so it keeps flowing as long as the peer looks.
+	// seen, so it keeps flowing as long as the peer polls.
 	ControlReserve = 8
 
 	// MinWindow is the least Window: a reserve's worth each for Credit

@@ -151,7 +151,7 @@ func (s *Session) offerSlice(p []byte, n int) {
 func (s *Session) freeChunk(t *tail, at int) {
 	c := &t.chunks[at]
 	s.rx.fetch.held -= max(len(c.buf), chunkFloor)
-	s.ep.Free(c.buf)
+	s.mem.Free(c.buf)
 	*c = chunk{}
 	if at == 0 {
 		t.chunks = t.chunks[1:]
@@ -190,7 +190,7 @@ func (s *Session) feed(t *tail) (started bool) {
 			break
 		}
 		n := min(chunkSize, t.total-t.asked, max(s.cfg.ReceiveBudget-f.held, chunkFloor))
-		buf := s.ep.Alloc(n)
+		buf := s.mem.Alloc(n)
 		if buf == nil {
 			if f.held == 0 { // no chunk of ours will be freed
 				t.noMem = true
@@ -274,7 +274,7 @@ func (s *Session) start(t *tail, b []byte, toChunk bool) bool {
 		if toChunk {
 			clear(b[:n]) // a lying WriteDone must not reveal the last user's data
 		}
-		d, err := s.ep.Expose(b[:n], RemoteWrite)
+		d, err := s.mem.Expose(b[:n], RemoteWrite)
 		if err != nil {
 			s.noMemory(t, toChunk)
 			return false
@@ -283,7 +283,7 @@ func (s *Session) start(t *tail, b []byte, toChunk bool) bool {
 		s.sendControl(control{t: msgGrant, id: t.id, desc: d})
 	} else {
 		n = min(n, s.lim.MaxRDMA)
-		err := s.ep.Read(b[:n], t.desc, t.asked, t.id)
+		err := s.mem.Read(b[:n], t.desc, t.asked, t.id)
 		f.full.Store(err == ErrWouldBlock)
 		switch {
 		case err == ErrWouldBlock:
@@ -489,7 +489,7 @@ func (s *Session) writeDoneByPeer(id uint32, count uint64, last bool) {
 		return
 	}
 	if f.granted {
-		s.ep.Revoke(f.grant)
+		s.mem.Revoke(f.grant)
 		f.granted = false
 		t.asked -= f.size - int(count)
 		if !f.toChunk {

@@ -58,7 +58,7 @@ func (i *idleState) join(s *Session) {
 		janitor.interval = tick
 		janitor.timer = time.NewTimer(tick)
 		go sweep(janitor.timer)
-	case !s.lim.Buffered && janitor.interval > calmTick:
+	case !s.lim.Ring() && janitor.interval > calmTick:
 		janitor.interval = tick
 		janitor.timer.Reset(tick)
 	}
@@ -95,15 +95,15 @@ func sweep(t *time.Timer) {
 				stay = append(stay, s)
 			}
 			switch {
-			case !used || !looked && !s.lim.Buffered:
+			case !used || !looked && !s.lim.Ring():
 				most = tick
-			case !s.lim.Buffered:
+			case !s.lim.Ring():
 				most = min(most, calmTick)
 			}
 		}
 		janitor.Lock()
 		for _, s := range janitor.list { // those that came meanwhile
-			if !s.lim.Buffered {
+			if !s.lim.Ring() {
 				most = tick
 			}
 		}

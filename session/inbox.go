@@ -37,11 +37,11 @@ func (s *Session) askedForInbox() {
 		if buf := s.allocBox(s.cfg.ReceiveBudget); buf != nil {
 			clear(buf) // a lying Fill must not reveal the last user's data
 			s.rx.heavy += lookMost / 4
-			if d, err := s.ep.Expose(buf, RemoteWrite); err == nil {
+			if d, err := s.mem.Expose(buf, RemoteWrite); err == nil {
 				*in = inbox{buf: buf, desc: d}
 				answer.desc = d
 			} else {
-				s.ep.Free(buf)
+				s.mem.Free(buf)
 			}
 		}
 	}
@@ -137,8 +137,8 @@ func (s *Session) closeInbox() {
 	*in = inbox{}
 	go func() {
 		defer s.workers.Done()
-		s.ep.Revoke(old.desc)
-		s.ep.Free(old.buf)
+		s.mem.Revoke(old.desc)
+		s.mem.Free(old.buf)
 	}()
 }
 
@@ -146,6 +146,6 @@ func (s *Session) closeInbox() {
 func (s *Session) freeInbox() {
 	if buf := s.rx.inbox.buf; buf != nil {
 		s.rx.inbox = inbox{}
-		s.ep.Free(buf)
+		s.mem.Free(buf)
 	}
 }

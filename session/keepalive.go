@@ -36,7 +36,7 @@ func (k *keepalive) start(s *Session) {
 	if !k.on {
 		k.every = defaultKeepAlive
 	}
-	if s.lim.Liveness || k.ended || k.timer != nil {
+	if s.lim.Ring() || k.ended || k.timer != nil {
 		return
 	}
 	k.timer = time.AfterFunc(k.every, func() { k.check(s) })

@@ -14,7 +14,7 @@ func (s *Session) introduce() (sent bool) {
 	if s.gone || s.tx.sent != 0 {
 		return true
 	}
-	room := s.ep.Reserve(headerLen+paramsLen, headerLen+paramsLen, true)
+	room := s.ep.ReserveControl(headerLen + paramsLen)
 	if room == nil {
 		return false
 	}
@@ -24,7 +24,7 @@ func (s *Session) introduce() (sent bool) {
 	}
 	putHeader(room, msgNegotiate, 0, 0)
 	p.put(room[headerLen:])
-	s.ep.Commit(headerLen + paramsLen)
+	s.ep.CommitControl(headerLen + paramsLen)
 	s.tx.sent, s.tx.messages = 1, 1
 	return true
 }

@@ -61,7 +61,7 @@ func (s *Session) openOutbox() {
 		buf := o.buf
 		s.leaveInbox()
 		tx.mu.Unlock()
-		s.ep.Free(buf)
+		s.mem.Free(buf)
 		return
 	}
 	if o.inbox.Len == 0 && !o.asked && !s.gone {
@@ -95,10 +95,10 @@ func (s *Session) allocBox(budget int) []byte {
 	if size < max(s.lim.Inbox, minFragment) {
 		return nil
 	}
-	buf := s.ep.Alloc(size)
+	buf := s.mem.Alloc(size)
 	for buf == nil && size > boxUnit {
 		size /= 2
-		buf = s.ep.Alloc(size)
+		buf = s.mem.Alloc(size)
 	}
 	return buf
 }
@@ -123,7 +123,7 @@ func (s *Session) leaveIfIdle(at int64) {
 	s.tx.mu.Unlock()
 	s.leftBehind()
 	if buf != nil {
-		s.ep.Free(buf)
+		s.mem.Free(buf)
 	}
 	if alone {
 		s.wr.op.Unlock()
@@ -134,7 +134,7 @@ func (s *Session) leaveIfIdle(at int64) {
 func (s *Session) freeOutbox() {
 	if buf := s.tx.outbox.buf; buf != nil {
 		s.tx.outbox.buf = nil
-		s.ep.Free(buf)
+		s.mem.Free(buf)
 	}
 }
 
@@ -256,7 +256,7 @@ func (s *Session) flushOutbox() {
 		if room == nil {
 			return
 		}
-		if err := s.ep.Write(o.buf[from:][:n], o.inbox, to, boxID); err == ErrWouldBlock {
+		if err := s.mem.Write(o.buf[from:][:n], o.inbox, to, boxID); err == ErrWouldBlock {
 			return
 		} else if err != nil {
 			o.useless = true // it may have been unregistered for others; until the boxes are given back

@@ -519,7 +519,7 @@ func (s *Session) endedByPeer(t msgType) {
 		rx.closed = true
 		s.wr.set(stPeerClosed)
 		s.leftForGood()
-		if !s.lim.Buffered {
+		if !s.lim.Ring() {
 			s.sendControl(control{t: msgCloseAck})
 		}
 	}

@@ -54,7 +54,7 @@ func (tx *sender) plan(s *Session) {
 			tx.threshold = max(tx.threshold, minOffer)
 		}
 	}
-	if byWrite && s.lim.Inbox > 0 && !s.lim.Buffered && off&FeatureInline == 0 {
+	if byWrite && s.lim.Inbox > 0 && off&FeatureInline == 0 {
 		tx.boxMin = s.lim.Inbox
 		if tx.threshold > 0 && s.cfg.Threshold == 0 {
 			tx.threshold = max(tx.threshold, s.lim.InboxTo)
@@ -104,7 +104,7 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 	var desc Descriptor
 	if tx.byRead {
 		tail = tail[:min(len(tail), s.lim.MaxExpose)]
-		if desc, err = s.ep.Expose(tail, RemoteRead); err != nil {
+		if desc, err = s.mem.Expose(tail, RemoteRead); err != nil {
 			return 0, fmt.Errorf("%w: %w", errNotTaken, err)
 		}
 	}
@@ -115,7 +115,7 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 	for !s.sendOffer(p[:first], desc, len(tail), more || first+len(tail) < len(p)) {
 		if err = s.writeBlocked(); err != nil {
 			if tx.byRead {
-				s.ep.Revoke(desc)
+				s.mem.Revoke(desc)
 			}
 			return 0, err
 		}
@@ -138,7 +138,7 @@ func (s *Session) offer(p []byte, more bool) (n int, err error) {
 	taken := tx.offerEnded(first)
 	n = first + taken
 	if exposed {
-		s.ep.Revoke(desc)
+		s.mem.Revoke(desc)
 	}
 	if taken == len(tail) {
 		return n, err
@@ -223,7 +223,7 @@ func (s *Session) driveOffer(tail []byte) (over, moved bool) {
 	for !o.stop && !o.refused && o.posted < size {
 		n := min(size-o.posted, s.lim.MaxRDMA)
 		from := tail[o.taken+o.posted:][:n]
-		err := s.ep.Write(from, o.grant, o.posted, o.id)
+		err := s.mem.Write(from, o.grant, o.posted, o.id)
 		if errors.Is(err, ErrWouldBlock) {
 			return false, moved
 		}
@@ -258,10 +258,6 @@ func (s *Session) withdraw(d Descriptor, tail []byte, w *waiter) (revoked bool) 
 	if s.failure.Load() != nil || s.ep.Err() != nil {
 		return s.withdrawEnded(d)
 	}
-	if tx.byRead && s.lim.ExactRevoke {
-		s.revokeExact(d)
-		return true
-	}
 	tx.mu.Lock()
 	switch o := &tx.out; {
 	case o.over, tx.byRead:
@@ -292,32 +288,12 @@ func (s *Session) withdraw(d Descriptor, tail []byte, w *waiter) (revoked bool) 
 	}
 }
 
-// revokeExact withdraws the open offer where Revoke says how much the peer has.
-func (s *Session) revokeExact(d Descriptor) {
-	tx := &s.tx
-	tx.mu.Lock()
-	tx.out.cancelled = true // the peer may see it, and answer, before Revoke returns
-	tx.mu.Unlock()
-	taken := s.ep.Revoke(d)
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if !tx.out.over {
-		tx.out.taken, tx.out.over = taken, true
-		tx.unanswered.Store(tx.out.id)
-		s.owe(control{t: msgCancelRead, id: tx.out.id})
-	}
-}
-
 // withdrawEnded is withdraw on a connection that has ended. It avoids aborting it where
 // it can, so that what has arrived can still be read.
 func (s *Session) withdrawEnded(d Descriptor) (revoked bool) {
 	tx := &s.tx
 	if s.failure.Load() == nil && tx.byRead {
-		if s.lim.ExactRevoke {
-			s.revokeExact(d)
-		} else {
-			s.ep.Revoke(d)
-		}
+		s.mem.Revoke(d)
 		return true
 	}
 	s.poke(true) // for completions of posted writes, and what came before them
@@ -343,8 +319,6 @@ func (s *Session) readDoneByPeer(id uint32, count uint64, flags byte) {
 	}
 	o := &tx.out
 	switch {
-	case id != 0 && tx.unanswered.CompareAndSwap(id, 0):
-		s.flushLocked()
 	case !o.active || !tx.byRead || o.id != id || o.over: // it crossed our own end of that offer
 		return
 	case count > uint64(o.total) || count < uint64(o.total) && !o.cancelled && !gone:

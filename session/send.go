@@ -31,12 +31,8 @@ type sender struct {
 
 	out    outOffer
 	outbox outbox
-	// unanswered is an offer that an exact Revoke has withdrawn, until its ReadDone
-	// comes; 0: none. The peer may still be waiting for its reads to fail, so nothing
-	// with a place in the stream may follow yet.
-	unanswered atomic.Uint32
-	writes     queue[int] // lengths of RDMA writes under way
-	nextID     uint32
+	writes queue[int] // lengths of RDMA writes under way
+	nextID uint32
 
 	bytes, messages, offers, offerBytes, stalls uint64
 }
@@ -197,7 +193,7 @@ func (s *Session) writeInline(p []byte, n int, more bool) (int, error) {
 func (s *Session) waitWrite(w *waiter) {
 	ev := SendReady | RecvReady
 	if s.rd.op.held() {
-		if s.lim.Buffered && !s.tx.out.active && s.tx.unanswered.Load() == 0 { // active: written by Writes alone
+		if s.lim.Ring() && !s.tx.out.active { // active: written by Writes alone
 			ev = SendReady
 		}
 		if w.armed() {
@@ -238,7 +234,7 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 	tx := &s.tx
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
-	if s.gone || s.failure.Load() != nil || tx.last != 0 || len(p) == 0 || !s.lim.Buffered && s.ep.Err() != nil {
+	if s.gone || s.failure.Load() != nil || tx.last != 0 || len(p) == 0 || !s.lim.Ring() && s.ep.Err() != nil {
 		return 0 // not into the backlog of a connection that has ended
 	}
 	if tx.pending() {
@@ -259,7 +255,7 @@ func (s *Session) sendData(p []byte, more bool) (n int) {
 			return n
 		}
 	}
-	if s.lim.Buffered {
+	if s.lim.Ring() {
 		return 0
 	}
 	// No credit or room: take over what the budget allows (D8). What piles up here
@@ -352,7 +348,7 @@ func (s *Session) streamFree() bool {
 			return false
 		}
 	}
-	return tx.unanswered.Load() == 0
+	return true
 }
 
 func (s *Session) reservePayload(lo, hi int) []byte {
@@ -366,7 +362,7 @@ func (s *Session) reservePayload(lo, hi int) []byte {
 	}
 	tx.stalled = false
 	limit := tx.maxMsg
-	room := s.ep.Reserve(min(lo+headerLen, limit), min(hi+headerLen, limit), false)
+	room := s.ep.Reserve(min(lo+headerLen, limit), min(hi+headerLen, limit))
 	if room == nil {
 		return nil
 	}
@@ -376,13 +372,18 @@ func (s *Session) reservePayload(lo, hi int) []byte {
 
 // commit writes the header and sends the first n bytes of room.
 func (s *Session) commit(room []byte, t msgType, flags byte, n int) {
+	s.header(room, t, flags)
+	s.ep.Commit(n)
+}
+
+// header writes the header of a message that is about to be committed.
+func (s *Session) header(room []byte, t msgType, flags byte) {
 	f := uint32(0)
 	if s.lim.Window != 0 {
 		f = s.credits.freed.Load()
 		s.credits.advertised.Store(f)
 	}
 	putHeader(room, t, flags, f)
-	s.ep.Commit(n)
 	if t != msgCredit {
 		s.tx.sent++
 	}
@@ -395,7 +396,7 @@ func (s *Session) trySend(c *control) bool {
 		return false
 	}
 	n := c.size()
-	room := s.ep.Reserve(n, n, true)
+	room := s.ep.ReserveControl(n)
 	if room == nil {
 		return false
 	}
@@ -409,7 +410,8 @@ func (s *Session) trySend(c *control) bool {
 			le.PutUint64(b[idLen:], c.desc.Addr)
 		}
 	}
-	s.commit(room, c.t, c.flags, n)
+	s.header(room, c.t, c.flags)
+	s.ep.CommitControl(n)
 	return true
 }
 

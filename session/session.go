@@ -30,6 +30,7 @@ import (
 // RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
 type Session struct {
 	ep   Endpoint
+	mem  Memory // nil: there is none
 	lim  Limits
 	cfg  Config
 	pace pollPace
@@ -123,7 +124,7 @@ var (
 // negotiation message. It does not block. Negotiate must succeed before any Read
 // or Write.
 func New(ep Endpoint, cfg Config) *Session {
-	s := &Session{ep: ep, lim: ep.Limits(), cfg: cfg.withDefaults(), pace: measurePace()}
+	s := &Session{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg.withDefaults(), pace: measurePace()}
 	for _, sd := range []*side{&s.rd, &s.wr} {
 		sd.op.next = make(chan struct{}, 1)
 		sd.wake = make(chan struct{}, 1)
@@ -140,8 +141,8 @@ func New(ep Endpoint, cfg Config) *Session {
 	if s.cfg.Spin < pauseFor {
 		s.pace.tries = int(time.Duration(s.pace.tries) * s.cfg.Spin / pauseFor)
 	}
-	if !s.lim.Buffered {
-		s.pace.forDevice(s.lim.Worker)
+	if !s.lim.Ring() {
+		s.pace.forDevice()
 	}
 	ep.Start(s)
 	if s.lim.CanRead && s.cfg.Disable&FeatureRDMARead == 0 {

@@ -43,16 +43,23 @@ func (s *Session) trySendUrgent(p []byte) bool {
 	if s.gone || s.failure.Load() != nil || tx.last != 0 {
 		return false
 	}
-	room := s.reservePayload(len(p), len(p))
-	if room == nil && !tx.urgent && s.credit() > 0 {
-		room = s.ep.Reserve(headerLen+len(p), headerLen+len(p), true)
-		tx.urgent = room != nil
+	n := headerLen + len(p)
+	if room := s.reservePayload(len(p), len(p)); room != nil {
+		copy(room[headerLen:], p)
+		s.commit(room, msgUrgent, 0, n)
+		return true
 	}
+	if tx.urgent || s.credit() < 1 {
+		return false
+	}
+	room := s.ep.ReserveControl(n)
 	if room == nil {
 		return false
 	}
-	n := copy(room[headerLen:], p)
-	s.commit(room, msgUrgent, 0, headerLen+n)
+	tx.urgent = true
+	copy(room[headerLen:], p)
+	s.header(room, msgUrgent, 0)
+	s.ep.CommitControl(n)
 	return true
 }
 

@@ -120,7 +120,6 @@ type pollPace struct {
 	// Otherwise the peer is a process of this host that may share our processor, and
 	// yielding in every turn is what moves us to another one.
 	device bool
-	worker bool // … from a thread of this host's kernel
 }
 
 var measurePace = sync.OnceValue(func() pollPace {
@@ -141,8 +140,8 @@ var measurePace = sync.OnceValue(func() pollPace {
 // forDevice changes the pace for devices, where a poll itself costs more than fetching
 // a cache line. A slow PAUSE traps to the hypervisor, or lets the emulator's other
 // threads run, which takes time from the driver.
-func (p *pollPace) forDevice(worker bool) {
-	p.device, p.worker, p.polite = true, worker, 0
+func (p *pollPace) forDevice() {
+	p.device, p.polite = true, 0
 	p.tries = min(p.tries, minTries)
 	if p.slow {
 		p.each = 0
@@ -159,14 +158,11 @@ func (p *pollPace) relax() {
 // spinHistory lets a direction stop polling when it does not pay, and yield in time
 // when it does.
 type spinHistory struct {
-	skip, penalty int    // waits left that do not poll, and how many there were at first
-	long          bool   // in the last wait others ran, or PAUSE alone did not end it
-	share         int    // on a device: waits left that let others run first
-	yielded       int64  // nanotime of the last Gosched, or since when it waits often
-	sliced        int64  // nanotime of the last longSlice; 0: this may be another thread
-	slices        bool   // … and whether it succeeded
-	written       uint64 // see hasAsked
-	usual         int64  // about the median of waits that polling has ended, ns after since
+	skip, penalty int   // waits left that do not poll, and how many there were at first
+	long          bool  // in the last wait others ran, or PAUSE alone did not end it
+	share         int   // on a device: waits left that let others run first
+	yielded       int64 // nanotime of the last Gosched, or since when it waits often
+	usual         int64 // about the median of waits that polling has ended, ns after since
 }
 
 // ended learns from the length of a wait that polling has ended. If it ended because
@@ -178,30 +174,6 @@ func (h *spinHistory) ended(w *waiter) {
 	} else {
 		h.usual -= h.usual / 8
 	}
-}
-
-// hasAsked reports whether something was written since its last call, so that what
-// comes may be the answer.
-func (s *Session) hasAsked(h *spinHistory) bool {
-	if !s.tx.mu.TryLock() {
-		return false
-	}
-	written := s.tx.bytes
-	s.tx.mu.Unlock()
-	asked := written != h.written
-	h.written = written
-	return asked
-}
-
-// giveAfter is how long after since a wait begins to yield to threads, in ns.
-func (h *spinHistory) giveAfter(now int64) int64 {
-	if h.sliced == 0 || now-h.sliced > int64(yieldEach) { // by now it may be another thread
-		h.sliced, h.slices = now, longSlice()
-	}
-	if !h.slices {
-		return int64(giveEach)
-	}
-	return min(max(giveUsual*h.usual, int64(giveEach)), int64(longWait))
 }
 
 // spinning counts the goroutines of this process that poll.
@@ -255,7 +227,6 @@ func (s *Session) pause(w *waiter, sd *side, ev Events) {
 		}
 		sd.sleeps.Add(1)
 		<-sd.wake
-		sd.spin.sliced = 0
 		w.phase = phaseDone
 	}
 }
@@ -272,7 +243,7 @@ func (s *Session) arm(w *waiter, sd *side, ev Events) {
 func (s *Session) spinOn(w *waiter, sd *side) bool {
 	limit, pace, h := s.cfg.Spin, &s.pace, &sd.spin
 	if w.polite && pace.device {
-		w.polite, h.sliced = false, 0
+		w.polite = false
 		runtime.Gosched()
 		return true
 	}
@@ -293,14 +264,11 @@ func (s *Session) spinOn(w *waiter, sd *side) bool {
 			h.yielded = w.since // it seldom waits: no Gosched at its first turn
 		}
 		w.after = int64(giveEach)
-		if pace.worker && sd == &s.rd && s.hasAsked(h) {
-			w.after = h.giveAfter(w.since)
-		}
 	}
 	waited := w.last - w.since
 	crowd := !pace.device || waited > int64(pauseFor) && spinning.Load() >= w.procs
 	if crowd || w.last-h.yielded > int64(yieldEach) || waited > int64(longWait) && h.yielded <= w.since {
-		h.yielded, h.sliced = w.last, 0
+		h.yielded = w.last
 		if pace.device {
 			runtime.Gosched()
 		} else if w.last += w.letRun(); w.stranger { // w.last moves on: took measures threads alone

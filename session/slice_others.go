@@ -1,5 +1,0 @@
-//go:build !linux
-
-package session
-
-func longSlice() bool { return false }
