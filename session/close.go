@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/sanconn/san/session/internal/wire"
 )
 
 // closing is the end of a session.
@@ -30,20 +32,21 @@ const closeWait = time.Second
 // is one if the peer has reset the connection.
 func (s *Session) CloseWrite() error {
 	s.wr.set(stShut)
+	s.ur.signal()
 	s.wr.op.Lock()
 	defer s.wr.op.Unlock()
 	err := s.over() // before the state: see writeBlocked
 	if s.wr.state.Load()&stClosed != 0 {
 		return ErrClosed
 	}
-	s.rx.mu.Lock()
+	s.rxMu.Lock()
 	aborted := s.rx.aborted
-	s.rx.mu.Unlock()
+	s.rxMu.Unlock()
 	switch {
 	case aborted:
 		return errReset
 	case err == nil:
-		s.finish(msgShutdown)
+		s.finish(wire.TypeShutdown)
 		s.leftBehind()
 	case !errors.Is(err, syscall.EPIPE): // EPIPE: the peer has closed, and need not be told
 		return err
@@ -60,9 +63,9 @@ func (s *Session) CloseRead() error {
 	if s.rd.state.Load()&stClosed != 0 {
 		return ErrClosed
 	}
-	s.rx.mu.Lock()
-	defer s.rx.mu.Unlock()
-	s.throwAway()
+	s.lockRx()
+	s.rx.throwAway()
+	s.unlockRx()
 	s.leftBehind()
 	return nil
 }
@@ -77,51 +80,66 @@ func (s *Session) Close() error {
 	if !s.closing.begun.CompareAndSwap(false, true) {
 		return ErrClosed
 	}
-	s.close()
-	return nil
-}
-
-func (s *Session) close() {
-	s.rd.set(stClosed)
-	s.wr.set(stClosed)
-	s.alive.stop()
-	// Operations under way see the state and return within CancelTimeout.
-	s.rd.op.Lock()
-	s.wr.op.Lock()
-	s.rd.op.Unlock()
-	s.wr.op.Unlock()
-
-	s.rx.mu.Lock()
+	s.stopOperations()
+	s.rxMu.Lock()
 	begun := s.rx.begun
-	s.rx.mu.Unlock()
+	s.rxMu.Unlock()
 	if !begun || s.over() != nil {
 		giveBack := s.ep.Abort
-		if !begun && s.lim.Ring() { // Close does not wait here
+		if !begun && !s.kind.acks { // Close does not wait here
 			giveBack = s.closeEndpoint
 		}
 		s.fail(ErrClosed)
 		s.detach(giveBack)
-		s.ended()
-		return
+		s.end()
+		return nil
 	}
-	last := msgClose
-	s.rx.mu.Lock()
-	if !s.gone {
-		s.poll()
-		if s.rx.unread() {
-			last = msgAbort
-		}
-		s.rx.leaving = true
-		s.throwAway()
-	}
-	s.rx.mu.Unlock()
-	s.finish(last)
-	if s.lim.Ring() && s.parted() {
+	s.finish(s.throwAwayForGood())
+	if !s.kind.acks && s.parted() {
 		s.detach(s.closeEndpoint)
-		s.ended()
-		return
+		s.end()
+		return nil
 	}
 	go s.linger() // owned by Closed
+	s.waitWhileTaken()
+	return nil
+}
+
+// stopOperations ends all that are under way, which takes up to CancelTimeout.
+func (s *Session) stopOperations() {
+	s.rd.set(stClosed)
+	s.wr.set(stClosed)
+	s.alive.stop()
+	for _, sd := range s.sides() {
+		sd.signal()
+		sd.op.Lock()
+	}
+	for _, sd := range s.sides() {
+		sd.op.Unlock()
+	}
+}
+
+// throwAwayForGood discards what has come and still comes, and returns the message that
+// ends this direction.
+func (s *Session) throwAwayForGood() (last wire.Type) {
+	s.lockRx()
+	defer s.unlockRx()
+	last = wire.TypeClose
+	if s.rx.gone {
+		return last
+	}
+	s.lookLocked()
+	if s.rx.unread() {
+		last = wire.TypeAbort
+	}
+	s.rx.leaving = true
+	s.rx.throwAway()
+	return last
+}
+
+// waitWhileTaken waits until the endpoint has been given back, as long as the peer goes on
+// taking what it was sent.
+func (s *Session) waitWhileTaken() {
 	t := time.NewTicker(closeWait)
 	defer t.Stop()
 	for before, now := uint64(0), s.heard(); now != before; before, now = now, s.heard() {
@@ -136,8 +154,8 @@ func (s *Session) close() {
 // heard returns the number of the peer's messages: it takes what it was sent as long
 // as it goes on giving credits back.
 func (s *Session) heard() uint64 {
-	s.rx.mu.Lock()
-	defer s.rx.mu.Unlock()
+	s.rxMu.Lock()
+	defer s.rxMu.Unlock()
 	return s.rx.messages
 }
 
@@ -152,14 +170,10 @@ func (s *Session) Abort() {
 	first := s.closing.begun.CompareAndSwap(false, true)
 	s.rd.set(stClosed)
 	s.wr.set(stClosed)
-	s.alive.stop()
 	s.kill(ErrClosed) // also ends the delivery that Close began
 	if first {
-		s.rd.op.Lock()
-		s.wr.op.Lock()
-		s.rd.op.Unlock()
-		s.wr.op.Unlock()
-		s.ended()
+		s.stopOperations()
+		s.end()
 	}
 }
 
@@ -170,114 +184,67 @@ func (s *Session) linger() {
 		s.kill(fmt.Errorf("session: the peer did not take all that was written before Close: %w", syscall.ETIMEDOUT))
 	})
 	defer late.Stop()
-	var w waiter // may use wr: a Write that comes now sees its state and does not wait
-	for !s.parted() && s.over() == nil {
-		s.poke(w.armed())
+	test := func(sure bool) Events {
+		s.look(sure)
 		s.flush()
-		if s.parted() {
-			break
+		if s.parted() || s.over() != nil {
+			return 0
 		}
-		s.pause(&w, &s.wr, RecvReady|SendReady)
+		return RecvReady | SendReady
 	}
-	s.doneWaiting(&w, &s.wr)
+	s.await(&s.wr, test(false), test) // a Write that comes now sees its state, and does not wait
 	s.detach(s.closeEndpoint)
-	s.ended()
+	s.end()
 }
 
 // finish queues the last message behind all that was written.
-func (s *Session) finish(last msgType) {
-	tx := &s.tx
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if s.gone || tx.last == msgClose || tx.last == msgAbort {
-		return
-	}
-	if tx.last != last {
-		tx.last, tx.lastOut = last, false
-	}
-	s.flushLocked()
+func (s *Session) finish(last wire.Type) {
+	s.withSender(func(tx *sender) { tx.finish(last) })
 }
 
-// lastDelivered reports whether the last message is where the end of this process
-// cannot lose it.
-func (s *Session) lastDelivered() bool {
-	s.tx.mu.Lock()
-	out := s.tx.lastOut && s.tx.nOwed == 0
-	s.tx.mu.Unlock()
-	return out && (s.lim.Ring() || s.closing.acked.Load())
-}
-
-// parted reports lastDelivered, and that the peer no longer writes to memory of this
-// end: revoking it would break the peer's connection before it has read everything.
-func (s *Session) parted() bool {
-	s.rx.mu.Lock()
+// parted reports whether the last message is where the end of this process cannot lose it,
+// and the peer no longer writes to memory of this end: revoking it would break the peer's
+// connection before it has read everything.
+func (s *Session) parted() (ok bool) {
+	s.rxMu.Lock()
 	granted := s.rx.fetch.granted
-	s.rx.mu.Unlock()
-	return !granted && s.lastDelivered()
+	s.rxMu.Unlock()
+	s.withSender(func(tx *sender) { ok = tx.lastOut && tx.owed.n == 0 })
+	return ok && !granted && (!s.kind.acks || s.closing.acked.Load())
 }
 
-// acknowledged handles the peer's CloseAck.
-func (s *Session) acknowledged() {
-	s.closing.acked.Store(true)
-	s.wr.signal()
-}
-
-// throwAway gives back everything unread, and makes sure that nothing more is kept.
-// rx.mu is held.
-func (s *Session) throwAway() {
-	rx := &s.rx
-	if s.gone || rx.discard {
-		return
-	}
-	rx.discard = true
-	for rx.kept > 0 {
-		s.release()
-	}
-	rx.off = 0
-	s.empty(rx.inbox.filled - rx.inbox.emptied)
-	for _, t := range append(rx.tails, rx.cur) {
-		for t != nil && len(t.chunks) > 0 && t.chunks[0].full {
-			s.freeChunk(t, 0)
-		}
-	}
-	rx.tails, rx.cur = nil, nil
-	if rx.fetch.granted {
-		s.sendControl(control{t: msgCancelWrite, id: rx.open.id})
-	}
-	s.pump()
-	s.serviceTx()
-}
-
-// detach gives the endpoint back, and with it what is exposed to the peer; giveBack is
+// detach ends the endpoint, and with it what is exposed to the peer; giveBack is
 // its Close or Abort. No lock may be held.
 func (s *Session) detach(giveBack func()) {
-	s.rx.mu.Lock()
-	s.tx.mu.Lock()
-	s.gone = true
-	s.tx.mu.Unlock()
-	s.rx.mu.Unlock()
+	s.rxMu.Lock()
+	s.txMu.Lock()
+	s.rx.gone, s.tx.gone = true, true
+	s.txMu.Unlock()
+	s.rxMu.Unlock()
 	s.giveBack.Do(giveBack)
 }
 
 // closeEndpoint is a giveBack for detach.
 func (s *Session) closeEndpoint() { s.ep.Close() }
 
-// ended waits for the workers and gives the last memory back.
+// end gives the last memory back, in the background if the application still has some.
+func (s *Session) end() {
+	if s.loans.Load() > 0 {
+		go s.ended() // owned by Closed
+		return
+	}
+	s.ended()
+}
+
 func (s *Session) ended() {
 	s.closing.mu.Lock()
 	s.closing.noMore = true
 	s.closing.mu.Unlock()
 	s.workers.Wait()
-	s.rx.mu.Lock()
-	for _, t := range append(s.rx.tails, s.rx.open, s.rx.cur) {
-		for t != nil && len(t.chunks) > 0 {
-			s.freeChunk(t, 0)
-		}
-	}
-	s.rx.tails, s.rx.open, s.rx.cur = nil, nil, nil
-	s.rx.mu.Unlock()
-	s.freeInbox()
-	s.freeOutbox()
+	s.rxMu.Lock()
+	s.rx.free()
+	s.rxMu.Unlock()
+	s.freeBox()
 	s.ep.Retire()
 	close(s.closing.done)
 }

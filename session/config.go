@@ -15,8 +15,8 @@ type Config struct {
 	ReceiveBudget int
 
 	// SendBudget is how many bytes Write takes over before the peer has them, of
-	// them at most 256 KiB outside the outbox. Default 4 MiB. Not used where the
-	// provider buffers.
+	// them at most 256 KiB on the heap. Default 4 MiB. Not used on a ring, which is the
+	// buffer.
 	SendBudget int
 
 	// Spin is how long Read and Write poll before they sleep. 0: what the
@@ -25,8 +25,8 @@ type Config struct {
 
 	// KeepAlive is the idle time after which the peer is probed, and the time
 	// between probes, at least 1 s; after three unanswered probes the connection
-	// fails with ETIMEDOUT. Default 15 s; negative: no probes. Not used where the
-	// provider detects dead peers itself.
+	// fails with ETIMEDOUT. Default 15 s; negative: no probes. Not used on a ring,
+	// which detects dead peers itself.
 	KeepAlive time.Duration
 
 	// CancelTimeout bounds the wait for a peer that has to stop an RDMA
@@ -43,8 +43,7 @@ type Config struct {
 }
 
 // defaultBudget is the size to which TCP's send buffer may grow on Linux (tcp_wmem).
-// With half or a quarter of it a box is full, or empty, too often
-// (docs/PERFORMANCE.md, RDMA).
+// With much less a box is full, or empty, too often.
 const defaultBudget = 4 << 20
 
 func (c Config) withDefaults() Config {
@@ -72,7 +71,6 @@ type Feature uint16
 const (
 	FeatureRDMARead  Feature = 1 << iota // rdmaread: rendezvous by RDMA read
 	FeatureRDMAWrite                     // rdmawrite: rendezvous by RDMA write
-	FeatureInline                        // inline: payload in messages where rendezvous could be used
 	FeatureRegCache                      // regcache: keeping registrations
 	FeaturePoll                          // poll: spinning before sleep
 	FeatureSRQ                           // srq: shared receive queues
@@ -82,6 +80,6 @@ const (
 // FeatureNames maps the names in SAN_DISABLE to features. Do not modify it.
 var FeatureNames = map[string]Feature{
 	"rdmaread": FeatureRDMARead, "rdmawrite": FeatureRDMAWrite,
-	"inline": FeatureInline, "regcache": FeatureRegCache, "poll": FeaturePoll,
+	"regcache": FeatureRegCache, "poll": FeaturePoll,
 	"srq": FeatureSRQ, "windows": FeatureWindows,
 }

@@ -3,6 +3,9 @@ package session
 import (
 	"errors"
 	"time"
+
+	"github.com/sanconn/san/session/internal/credit"
+	"github.com/sanconn/san/session/internal/wire"
 )
 
 // Endpoint is one connection of a SAN service provider, as the session uses it:
@@ -198,7 +201,7 @@ const (
 	// ControlReserve is how many messages, of the window and of the provider's
 	// send room, are reserved for control. Control is acted on as soon as it is
 	// seen, so it keeps flowing as long as the peer polls.
-	ControlReserve = 8
+	ControlReserve = credit.Control
 
 	// MinWindow is the least Window: a reserve's worth each for Credit
 	// messages, for control, and for data.
@@ -214,13 +217,8 @@ const (
 	RemoteWrite
 )
 
-// Descriptor names exposed memory to the peer. Its content is the provider's;
-// on the wire it is three little-endian 64-bit words.
-type Descriptor struct {
-	Addr uint64
-	Key  uint64
-	Len  uint64
-}
+// Descriptor names exposed memory to the peer. Its content is the provider's.
+type Descriptor = wire.Descriptor
 
 // Event is something that Poll found.
 type Event struct {

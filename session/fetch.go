@@ -1,44 +1,20 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"sync/atomic"
 	"syscall"
-	"time"
+
+	"github.com/sanconn/san/session/internal/wire"
 )
 
 // The fetching half of rendezvous. The tail of an offer goes straight into the
 // slice of a Read that waits for it, if that is large enough; otherwise into
 // chunks of the provider's memory, up to a budget, so that the peer's Write
-// ends as it would into TCP's socket buffers. All of it is guarded by rx.mu.
-
-// tail is the part of an offered Write that did not come with the offer's message.
-type tail struct {
-	id      uint32
-	byWrite bool       // the peer writes it to memory that we grant
-	desc    Descriptor // otherwise: where it is
-	total   int
-	asked   int // bytes, from the front, for which a transfer was started
-	got     int // … completed
-	reading int // RDMA reads under way
-	over    bool
-	stopped bool // the peer has withdrawn it: start no more transfers
-	noMem   bool // there is no memory for it: give it up when nothing is under way
-	refused bool // the peer was asked to withdraw it
-	noSlice bool // a Read's slice could not be registered: use chunks only
-	chunks  []chunk
-}
-
-// chunk is a part of a tail that is fetched ahead of any Read.
-type chunk struct {
-	buf  []byte // from Alloc
-	n    int    // bytes of it that hold, or will hold, data
-	r    int    // bytes already read
-	full bool   // the transfer to it has completed
-}
+// ends as it would into TCP's socket buffers.
 
 // fetches are the transfers under way. The bytes of the open tail are requested
 // strictly in order, and only a tail that is being read goes to a Read's slice.
@@ -76,243 +52,13 @@ const (
 	chunkFloor = 4 << 10
 	// directMin is the smallest Read, in bytes, that RDMA goes to directly although
 	// the tail is longer. Below, a copy costs less than waiting for one transfer after
-	// the other, which costs a sixth of the rate with Reads of 64 KiB on rxe.
+	// the other.
 	directMin = 256 << 10
 	// directDepth is how many RDMA reads are posted ahead into a Read's slice,
 	// readAhead how many bytes into chunks.
 	directDepth = 4
 	readAhead   = 1 << 20
-	// maxOffer keeps offered lengths in an int, whatever the peer says: 2⁴⁰-1
-	// bytes, or 2³¹-1 where an int has 32 bits.
-	maxOffer = math.MaxInt & (1<<40 - 1)
 )
-
-func newTail(t msgType, m []byte) (*tail, error) {
-	body, length := offerReadLen, uint64(0)
-	if t == msgOfferWrite {
-		body = offerWriteLen
-	}
-	if len(m) < body {
-		return nil, fmt.Errorf("an offer of %d bytes", len(m))
-	}
-	tl := &tail{id: le.Uint32(m[headerLen:]), byWrite: t == msgOfferWrite}
-	if tl.byWrite {
-		length = le.Uint64(m[headerLen+idLen:])
-	} else {
-		tl.desc = getDesc(m[headerLen+idLen:])
-		length = tl.desc.Len
-	}
-	if length == 0 || length > maxOffer {
-		return nil, fmt.Errorf("an offer of %d bytes of memory", length)
-	}
-	tl.total = int(length)
-	return tl, nil
-}
-
-// needs is the capability of this end that the offer assumes.
-func (t *tail) needs() uint32 {
-	if t.byWrite {
-		return capGrant
-	}
-	return capRead
-}
-
-// takeTail copies what has been fetched of the current tail into p, and drops the
-// tail at its end.
-func (s *Session) takeTail(p []byte) (n int) {
-	t := s.rx.cur
-	for n < len(p) && len(t.chunks) > 0 && t.chunks[0].full {
-		c := &t.chunks[0]
-		k := copy(p[n:], c.buf[c.r:c.n])
-		n += k
-		if c.r += k; c.r == c.n {
-			s.freeChunk(t, 0)
-		}
-	}
-	if len(t.chunks) == 0 && t.over {
-		s.rx.cur = nil
-	}
-	return n
-}
-
-// offerSlice makes p[n:] the target of the transfers that the current tail
-// waits for, if it is large enough and nothing else is under way.
-func (s *Session) offerSlice(p []byte, n int) {
-	t, f := s.rx.cur, &s.rx.fetch
-	if len(t.chunks) > 0 || t.over || t.noSlice || t.reading > 0 || f.granted {
-		return
-	}
-	if room := len(p) - n; room >= directMin || room >= t.total-t.asked {
-		f.into, f.before = p[n:], n
-		f.asked, f.got, f.stop = 0, 0, false
-	}
-}
-
-func (s *Session) freeChunk(t *tail, at int) {
-	c := &t.chunks[at]
-	s.rx.fetch.held -= max(len(c.buf), chunkFloor)
-	s.mem.Free(c.buf)
-	*c = chunk{}
-	if at == 0 {
-		t.chunks = t.chunks[1:]
-	} else {
-		t.chunks = slices.Delete(t.chunks, at, at+1)
-	}
-}
-
-// pump starts the transfers that can be started for the open tail, and ends the offer
-// when it is over. It reports whether it started any.
-func (s *Session) pump() (started bool) {
-	if s.rx.open == nil || s.gone || s.failure.Load() != nil {
-		return false
-	}
-	started = s.feed(s.rx.open)
-	s.endOffer()
-	return started
-}
-
-// feed starts transfers of the open tail.
-func (s *Session) feed(t *tail) (started bool) {
-	f := &s.rx.fetch
-	if s.rx.discard && !s.rx.leaving && !t.byWrite { // nobody will read it
-		t.got += t.total - t.asked
-		t.asked = t.total
-	}
-	for !t.stopped && !t.noMem && !f.granted && t.asked < t.total && !s.rx.discard {
-		if f.into != nil && t == s.rx.cur {
-			if f.asked == len(f.into) || f.stop || f.direct == directDepth || !s.start(t, f.into[f.asked:], false) {
-				break
-			}
-			started = true
-			continue
-		}
-		if f.ahead >= readAhead || s.readerWants(t) || f.held >= s.cfg.ReceiveBudget {
-			break
-		}
-		n := min(chunkSize, t.total-t.asked, max(s.cfg.ReceiveBudget-f.held, chunkFloor))
-		buf := s.mem.Alloc(n)
-		if buf == nil {
-			if f.held == 0 { // no chunk of ours will be freed
-				t.noMem = true
-			}
-			break
-		}
-		t.chunks = append(t.chunks, chunk{buf: buf})
-		f.held += max(len(buf), chunkFloor)
-		if !s.start(t, buf[:n], true) {
-			s.freeChunk(t, len(t.chunks)-1)
-			break
-		}
-		started = true
-	}
-	return started
-}
-
-// endOffer ends the open offer if it is over, or cannot go on.
-func (s *Session) endOffer() {
-	rx := &s.rx
-	t := rx.open
-	gone := byte(0)
-	if rx.leaving {
-		gone = flagGone
-	}
-	switch done := (control{t: msgReadDone, flags: gone, id: t.id, desc: Descriptor{Addr: uint64(t.got)}}); {
-	case t.reading > 0 || rx.fetch.granted: // something is under way
-	case t.got == t.total:
-		if !t.byWrite {
-			done.flags = 0
-			s.sendControl(done)
-		}
-		s.closeOffer(true)
-	case t.byWrite && (rx.leaving || rx.discard || t.stopped || t.noMem):
-		flags := gone
-		if rx.discard && !rx.leaving {
-			flags = flagTaken
-		}
-		if flags != 0 || !t.stopped {
-			s.sendControl(control{t: msgGrant, flags: flags, id: t.id})
-		}
-		s.closeOffer(false)
-	case rx.leaving || t.stopped:
-		s.sendControl(done)
-		s.closeOffer(false)
-	case t.noMem && !t.refused:
-		t.refused = true
-		s.sendControl(control{t: msgRefuse, id: t.id})
-	}
-}
-
-// closeOffer forgets the open offer. If it is not whole, the rest comes as payload, or
-// the Write has ended in the middle.
-func (s *Session) closeOffer(whole bool) {
-	rx := &s.rx
-	rx.open.over = true
-	rx.open = nil
-	rx.offers++
-	rx.cut = rx.cut || !whole
-	s.readable()
-}
-
-// readerWants reports whether a waiting Read can take the transfer into its own slice,
-// and wakes it for that.
-func (s *Session) readerWants(t *tail) bool {
-	want := int(s.rx.want.Load())
-	if want == 0 || t.noSlice || s.rx.kept > 0 || s.rx.cur != nil && len(s.rx.cur.chunks) > 0 || want < directMin && want < t.total-t.asked {
-		return false
-	}
-	s.readable()
-	return true
-}
-
-// start begins a transfer of t's next bytes into b, or of as many as one
-// operation takes.
-func (s *Session) start(t *tail, b []byte, toChunk bool) bool {
-	f := &s.rx.fetch
-	n := min(len(b), t.total-t.asked)
-	if t.byWrite {
-		n = min(n, s.lim.MaxExpose)
-		if toChunk {
-			clear(b[:n]) // a lying WriteDone must not reveal the last user's data
-		}
-		d, err := s.mem.Expose(b[:n], RemoteWrite)
-		if err != nil {
-			s.noMemory(t, toChunk)
-			return false
-		}
-		f.granted, f.toChunk, f.grant, f.size = true, toChunk, d, n
-		s.sendControl(control{t: msgGrant, id: t.id, desc: d})
-	} else {
-		n = min(n, s.lim.MaxRDMA)
-		err := s.mem.Read(b[:n], t.desc, t.asked, t.id)
-		f.full.Store(err == ErrWouldBlock)
-		switch {
-		case err == ErrWouldBlock:
-			return false
-		case err != nil:
-			s.noMemory(t, toChunk)
-			return false
-		}
-		f.push(read{t, n, !toChunk})
-	}
-	t.asked += n
-	if toChunk {
-		t.chunks[len(t.chunks)-1].n = n
-	} else {
-		f.asked += n
-	}
-	return true
-}
-
-// noMemory notes that memory of a chunk or a Read's slice cannot be registered, so that
-// no transfer to it could be started.
-func (s *Session) noMemory(t *tail, toChunk bool) {
-	if toChunk {
-		t.noMem = true
-	} else {
-		t.noSlice = true
-		s.rx.fetch.stop = true // the Read returns what it has, if anything
-	}
-}
 
 // busy reports whether a transfer into the slice of a Read is under way.
 func (f *fetches) busy() bool { return f.direct > 0 || f.granted && !f.toChunk }
@@ -341,167 +87,305 @@ func (f *fetches) pop() (r read, ok bool) {
 	return r, true
 }
 
-// directDone ends a Read whose slice is the target, and returns its result; (0, nil)
-// while transfers are under way.
-func (s *Session) directDone() (int, error) {
-	f, t := &s.rx.fetch, s.rx.cur
-	if s.failure.Load() == nil && s.ep.Err() == nil {
-		s.pump()
-		if f.busy() {
-			return 0, nil
-		}
-		if f.asked < len(f.into) && t != nil && !t.over && !t.stopped && !t.noMem && t.asked < t.total && !f.stop {
-			return 0, nil // the queue was full
-		}
-	} else if f.busy() {
-		// The slice is still the target of transfers: see brokenDirect.
-		return 0, nil
+// offerSlice makes p[n:] the target of the transfers that the current tail
+// waits for, if it is large enough and nothing else is under way.
+func (rx *receiver) offerSlice(p []byte, n int) {
+	t, f := rx.cur, &rx.fetch
+	if len(t.chunks) > 0 || t.over || t.noSlice || t.reading > 0 || f.granted {
+		return
 	}
+	if room := len(p) - n; room >= directMin || room >= t.total-t.asked {
+		f.into, f.before = p[n:], n
+		f.asked, f.got, f.stop = 0, 0, false
+	}
+}
+
+func (rx *receiver) freeChunk(t *tail, at int) {
+	c := &t.chunks[at]
+	rx.fetch.held -= max(len(c.buf), chunkFloor)
+	rx.mem.Free(c.buf)
+	*c = chunk{}
+	if at == 0 {
+		t.chunks = t.chunks[1:]
+	} else {
+		t.chunks = slices.Delete(t.chunks, at, at+1)
+	}
+}
+
+// pump starts the transfers that can be started for the open tail, and ends the offer
+// when it is over. It reports whether it started any.
+func (rx *receiver) pump() (started bool) {
+	if rx.open == nil || rx.gone || rx.dead || rx.do.fault != nil {
+		return false
+	}
+	started = rx.startTransfers(rx.open)
+	rx.endOffer()
+	return started
+}
+
+// startTransfers starts transfers of the open tail, into the slice of the Read that reads
+// it, or else into chunks.
+func (rx *receiver) startTransfers(t *tail) (started bool) {
+	f := &rx.fetch
+	if rx.discard && !rx.leaving && !t.byWrite { // nobody will read it
+		t.got += t.total - t.asked
+		t.asked = t.total
+	}
+	for !t.stopped && !t.noMem && !f.granted && t.asked < t.total && !rx.discard {
+		if f.into != nil && t == rx.cur {
+			if f.asked == len(f.into) || f.stop || f.direct == directDepth || !rx.start(t, f.into[f.asked:], false) {
+				break
+			}
+		} else if !rx.fetchAhead(t) {
+			break
+		}
+		started = true
+	}
+	return started
+}
+
+// fetchAhead starts a transfer into a chunk, within the budget.
+func (rx *receiver) fetchAhead(t *tail) (started bool) {
+	f := &rx.fetch
+	if f.ahead >= readAhead || rx.readerWants(t) || f.held >= rx.budget {
+		return false
+	}
+	n := min(chunkSize, t.total-t.asked, max(rx.budget-f.held, chunkFloor))
+	buf := rx.mem.Alloc(n)
+	if buf == nil {
+		t.noMem = t.noMem || f.held == 0 // otherwise a chunk of ours will be freed
+		return false
+	}
+	t.chunks = append(t.chunks, chunk{buf: buf})
+	f.held += max(len(buf), chunkFloor)
+	if !rx.start(t, buf[:n], true) {
+		rx.freeChunk(t, len(t.chunks)-1)
+		return false
+	}
+	return true
+}
+
+// endOffer ends the open offer if it is over, or cannot go on.
+func (rx *receiver) endOffer() {
+	t := rx.open
+	if t.reading > 0 || rx.fetch.granted { // something is under way
+		return
+	}
+	done := wire.Done{Type: wire.TypeReadDone, ID: t.id, Count: uint64(t.got)}
+	switch {
+	case t.got == t.total:
+		if !t.byWrite {
+			rx.send(done.Control())
+		}
+		rx.closeOffer(true)
+	case t.byWrite:
+		rx.endOfferToWrite(t)
+	case rx.leaving || t.stopped:
+		if rx.leaving {
+			done.Flags = wire.FlagGone
+		}
+		rx.send(done.Control())
+		rx.closeOffer(false)
+	case t.noMem && !t.refused:
+		t.refused = true
+		rx.send(wire.Cancel{Type: wire.TypeRefuse, ID: t.id}.Control())
+	}
+}
+
+// endOfferToWrite ends an offer whose rest is not to be written to memory of this end.
+func (rx *receiver) endOfferToWrite(t *tail) {
+	if !rx.leaving && !rx.discard && !t.stopped && !t.noMem {
+		return
+	}
+	none := wire.Grant{ID: t.id}
+	switch {
+	case rx.leaving:
+		none.Flags = wire.FlagGone
+	case rx.discard:
+		none.Flags = wire.FlagTaken
+	}
+	if none.Flags != 0 || !t.stopped {
+		rx.send(none.Control())
+	}
+	rx.closeOffer(false)
+}
+
+// closeOffer forgets the open offer. If it is not whole, the rest comes as payload, or
+// the Write has ended in the middle.
+func (rx *receiver) closeOffer(whole bool) {
+	rx.open.over = true
+	rx.open = nil
+	rx.offers++
+	rx.cut = rx.cut || !whole
+	rx.do.wake = true
+}
+
+// readerWants reports whether a waiting Read can take the transfer into its own slice,
+// and wakes it for that.
+func (rx *receiver) readerWants(t *tail) bool {
+	want := int(rx.want.Load())
+	if want == 0 || t.noSlice || rx.kept > 0 || rx.cur != nil && len(rx.cur.chunks) > 0 || want < directMin && want < t.total-t.asked {
+		return false
+	}
+	rx.do.wake = true
+	return true
+}
+
+// start begins a transfer of t's next bytes into b, or of as many as one
+// operation takes.
+func (rx *receiver) start(t *tail, b []byte, toChunk bool) bool {
+	f := &rx.fetch
+	n := min(len(b), t.total-t.asked)
+	if t.byWrite {
+		n = min(n, rx.lim.MaxExpose)
+		if toChunk {
+			clear(b[:n]) // a false WriteDone must not reveal the last user's data
+		}
+		d, err := rx.mem.Expose(b[:n], RemoteWrite)
+		if err != nil {
+			rx.noMemory(t, toChunk)
+			return false
+		}
+		f.granted, f.toChunk, f.grant, f.size = true, toChunk, d, n
+		rx.send(wire.Grant{ID: t.id, Memory: d}.Control())
+	} else {
+		n = min(n, rx.lim.MaxRDMA)
+		err := rx.mem.Read(b[:n], t.desc, t.asked, t.id)
+		f.full.Store(err == ErrWouldBlock)
+		switch {
+		case err == ErrWouldBlock:
+			return false
+		case err != nil:
+			rx.noMemory(t, toChunk)
+			return false
+		}
+		f.push(read{t, n, !toChunk})
+	}
+	t.asked += n
+	if toChunk {
+		t.chunks[len(t.chunks)-1].n = n
+	} else {
+		f.asked += n
+	}
+	return true
+}
+
+// noMemory notes that memory of a chunk or a Read's slice cannot be registered, so that
+// no transfer to it could be started.
+func (rx *receiver) noMemory(t *tail, toChunk bool) {
+	if toChunk {
+		t.noMem = true
+	} else {
+		t.noSlice = true
+		rx.fetch.stop = true // the Read returns what it has, if anything
+	}
+}
+
+// waits reports whether more is to come for the Read whose slice is the target.
+func (rx *receiver) waits() bool {
+	f, t := &rx.fetch, rx.cur
+	if f.busy() {
+		return true
+	}
+	// Otherwise only a full queue has kept a transfer from being started.
+	return f.asked < len(f.into) && t != nil && !t.over && !t.stopped && !t.noMem && t.asked < t.total && !f.stop
+}
+
+// endDirect ends the use of the slice of a Read, and returns how many bytes it has got.
+func (rx *receiver) endDirect() int {
+	f := &rx.fetch
 	n := f.before + f.got
 	f.into = nil
-	s.rx.bytes += uint64(n)
-	s.poll() // what did not go to the slice can go to chunks
-	if n == 0 {
-		return 0, s.streamEnd()
-	}
-	return n, nil
+	rx.bytes += uint64(n)
+	return n
 }
 
-// stopDirect ends transfers into the slice of a Read that has to return, and
-// returns how many bytes it got. rx.mu must not be held. If the peer does not stop
-// in time, the connection is aborted (D12).
-func (s *Session) stopDirect(w *waiter) (n int) {
-	s.rx.mu.Lock()
-	if s.rx.fetch.into == nil {
-		s.rx.mu.Unlock()
-		return 0
+// stopDirect begins to end transfers into the slice of a Read that has to return, and
+// reports whether there is such a slice.
+func (rx *receiver) stopDirect() bool {
+	f := &rx.fetch
+	if f.into == nil {
+		return false
 	}
-	s.rx.fetch.stop = true
-	if f := &s.rx.fetch; f.granted && !f.toChunk {
-		s.sendControl(control{t: msgCancelWrite, id: s.rx.open.id})
+	f.stop = true
+	if f.granted && !f.toChunk {
+		rx.send(wire.Cancel{Type: wire.TypeCancelWrite, ID: rx.open.id}.Control())
 	}
-	s.rx.mu.Unlock()
-	limit := time.AfterFunc(s.cfg.CancelTimeout, func() {
-		s.kill(fmt.Errorf("session: a transfer that was cancelled did not end: %w", syscall.ETIMEDOUT))
-	})
-	defer limit.Stop()
-	for {
-		s.rx.mu.Lock()
-		if !s.gone {
-			s.poll()
-			n, _ = s.directDone()
-			s.serviceTx()
-		}
-		busy := s.rx.fetch.into != nil
-		s.rx.mu.Unlock()
-		if !busy {
-			return n
-		}
-		if n, broken := s.brokenDirect(); broken {
-			return n
-		}
-		s.pause(w, &s.rd, s.readEvents())
-	}
+	return true
 }
 
-// brokenDirect checks whether the connection has ended while a Read's slice is the
-// target of transfers. If so it aborts the endpoint, which ends them, and n is what
-// had arrived by then. No lock but rd.op may be held.
-func (s *Session) brokenDirect() (n int, broken bool) {
-	s.rx.mu.Lock()
-	f := &s.rx.fetch
-	switch {
-	case f.into == nil:
-	case s.gone:
-		broken = true
-	case s.failure.Load() != nil || s.ep.Err() != nil:
-		// Events that came since the last poll, by this Read or anybody else, may have
-		// ended them. If there are more than one poll takes, the Read polls again.
-		broken = s.poll() < lookMost && f.busy()
-	}
-	s.rx.mu.Unlock()
-	if !broken {
-		return 0, false
-	}
-	s.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
-	s.rx.mu.Lock()
-	n = f.before + f.got
-	f.into = nil
-	s.rx.bytes += uint64(n)
-	s.rx.mu.Unlock()
-	return n, true
-}
-
-// arrived notes that a transfer of an open tail has brought n bytes; 0: it failed.
-func (s *Session) arrived(t *tail, n int, direct bool) {
-	f := &s.rx.fetch
+// transferred notes that a transfer of an open tail has brought n bytes; 0: it failed.
+func (rx *receiver) transferred(t *tail, n int, direct bool) {
 	t.got += n
-	s.rx.offerBytes += uint64(n)
+	rx.do.wake = true
 	if direct {
-		f.got += n
-	} else {
-		at := 0
-		for t.chunks[at].full {
-			at++
-		}
-		if t.chunks[at].n, t.chunks[at].full = n, true; n == 0 || s.rx.discard {
-			s.freeChunk(t, at)
-		}
+		rx.fetch.got += n
+		rx.movedBytes += uint64(n)
+		return
 	}
-	s.readable()
+	rx.boxedBytes += uint64(n)
+	at := 0
+	for t.chunks[at].full {
+		at++
+	}
+	if t.chunks[at].n, t.chunks[at].full = n, true; n == 0 || rx.discard {
+		rx.freeChunk(t, at)
+	}
 }
 
 // withdrawnByPeer handles CancelRead: the offerer wants its memory back.
-func (s *Session) withdrawnByPeer(id uint32) {
-	if t := s.rx.open; t != nil && t.id == id && !t.byWrite {
+func (rx *receiver) withdrawnByPeer(id uint32) {
+	if t := rx.open; t != nil && t.id == id && !t.byWrite {
 		t.stopped = true
-		s.pump()
+		rx.pump()
 	}
 }
 
-func (s *Session) readCompleted(ev *Event) {
-	r, ok := s.rx.fetch.pop()
+// readCompleted handles the completion of an RDMA read.
+func (rx *receiver) readCompleted(ev *Event) {
+	r, ok := rx.fetch.pop()
 	if !ok || r.t.id != ev.ID {
-		s.violation("completion of a read that was not started")
+		rx.violation("completion of a read that was not started")
 		return
 	}
 	switch {
 	case ev.Err == nil:
-		s.arrived(r.t, r.n, r.direct)
+		rx.transferred(r.t, r.n, r.direct)
 	case errors.Is(ev.Err, ErrRevoked):
 		r.t.stopped = true
-		s.arrived(r.t, 0, r.direct)
+		rx.transferred(r.t, 0, r.direct)
 	default:
-		s.fail(fmt.Errorf("session: RDMA read: %v: %w", ev.Err, syscall.ECONNRESET))
+		rx.do.fault = cmp.Or(rx.do.fault, fmt.Errorf("session: RDMA read: %v: %w", ev.Err, syscall.ECONNRESET))
 		return
 	}
-	s.pump()
+	rx.pump()
 }
 
-func (s *Session) writeDoneByPeer(id uint32, count uint64, last bool) {
-	f := &s.rx.fetch
-	t := s.rx.open
-	if t == nil || t.id != id || !t.byWrite {
+// writtenByPeer handles WriteDone.
+func (rx *receiver) writtenByPeer(m wire.Done) {
+	f, t := &rx.fetch, rx.open
+	if t == nil || t.id != m.ID || !t.byWrite {
 		return // it crossed our end of the offer
 	}
-	if count > uint64(f.size) || count > 0 && !f.granted {
-		s.violation("it has written %d bytes into a grant of %d", count, f.size)
+	if m.Count > uint64(f.size) || m.Count > 0 && !f.granted {
+		rx.violation("it has written %d bytes into a grant of %d", m.Count, f.size)
 		return
 	}
+	count := int(m.Count)
 	if f.granted {
-		s.mem.Revoke(f.grant)
+		rx.mem.Revoke(f.grant)
 		f.granted = false
-		t.asked -= f.size - int(count)
+		t.asked -= f.size - count
 		if !f.toChunk {
-			f.asked -= f.size - int(count)
+			f.asked -= f.size - count
 		}
-		s.arrived(t, int(count), !f.toChunk)
+		rx.transferred(t, count, !f.toChunk)
 	}
-	if last {
+	if m.Flags&wire.FlagLast != 0 {
 		t.stopped = true
-	} else if count == 0 && !f.stop && !t.noMem && !s.rx.discard {
-		s.violation("it gives a grant back that was not cancelled")
+	} else if count == 0 && !f.stop && !t.noMem && !rx.discard {
+		rx.violation("it gives a grant back that was not cancelled")
 		return
 	}
-	s.pump()
+	rx.pump()
 }

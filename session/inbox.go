@@ -1,151 +1,134 @@
 package session
 
-// The inbox: memory of the provider that this peer alone may write to, until it leaves
-// the inbox. Writes of moderate size come through it (outbox.go). It is a ring: Fill
-// says how many more bytes are there, and Emptied how many have been read.
+import "github.com/sanconn/san/session/internal/wire"
 
-// inbox is guarded by rx.mu. Positions count bytes since it was opened.
+// inbox is memory of the provider that this peer alone may write to, until it leaves the
+// inbox. Bytes of the peer's box come through it (outbox.go). It is a ring: Fill announces
+// how many more bytes are there, and Emptied reports how many have been read. Positions
+// count bytes since it was opened.
 type inbox struct {
 	buf  []byte // nil: there is none
 	desc Descriptor
 	left bool // the peer writes nothing more to it
 
-	filled  int64 // up to here the peer has filled it
-	emptied int64 // … it has been read
-	told    int64 // … the peer knows that it has been read
+	filled   int64 // up to here the peer has filled it
+	emptied  int64 // … it has been read
+	reported int64 // … the peer knows that it has been read
 }
 
 const (
 	// A box, which stays registered, is at most 1/boxShare of MaxExpose: small where
 	// little memory can be registered.
 	boxShare = 4
-	// The peer is told after each 1/toldShare of the inbox was read.
-	toldShare = 4
+	// Emptied is sent after each 1/reportShare of the inbox.
+	reportShare = 4
 	// maxBox keeps lengths and positions within an int of 32 bits.
 	maxBox = 1 << 30
 )
 
-// askedForInbox opens the inbox, or tells the peer that it cannot.
-func (s *Session) askedForInbox() {
-	in := &s.rx.inbox
+func (in *inbox) unread() int64 { return in.filled - in.emptied }
+
+// next returns the next bytes, up to where the ring wraps and up to most.
+func (in *inbox) next(most int64) []byte {
+	at := in.emptied % int64(len(in.buf))
+	return in.buf[at:min(at+most, int64(len(in.buf)))]
+}
+
+// allocBox allocates memory for an inbox or outbox, less where it is short; nil: too
+// little to be of use.
+func allocBox(mem Memory, lim *Limits, budget int) []byte {
+	size := min(budget, lim.MaxExpose/boxShare, maxBox)
+	if size < max(lim.Inbox, minFragment) {
+		return nil
+	}
+	buf := mem.Alloc(size)
+	for buf == nil && size > boxUnit {
+		size /= 2
+		buf = mem.Alloc(size)
+	}
+	return buf
+}
+
+// inboxWanted handles AskInbox: it opens the inbox, or reports that there is no memory.
+func (rx *receiver) inboxWanted() {
+	in := &rx.inbox
 	if in.buf != nil && !in.left {
-		s.violation("it asks for a second inbox")
+		rx.violation("it asks for a second inbox")
 		return
 	}
-	answer := control{t: msgInbox}
-	if in.buf == nil && s.caps&capGrant != 0 && !s.rx.closed {
-		if buf := s.allocBox(s.cfg.ReceiveBudget); buf != nil {
-			clear(buf) // a lying Fill must not reveal the last user's data
-			s.rx.heavy += lookMost / 4
-			if d, err := s.mem.Expose(buf, RemoteWrite); err == nil {
+	var answer wire.Inbox
+	if in.buf == nil && rx.caps&wire.CapGrant != 0 && !rx.closed {
+		if buf := allocBox(rx.mem, rx.lim, rx.budget); buf != nil {
+			clear(buf) // a false Fill must not reveal the last user's data
+			rx.heavy += lookMost / 4
+			if d, err := rx.mem.Expose(buf, RemoteWrite); err == nil {
 				*in = inbox{buf: buf, desc: d}
-				answer.desc = d
+				answer.Memory = d
 			} else {
-				s.mem.Free(buf)
+				rx.mem.Free(buf)
 			}
 		}
 	}
-	s.sendControl(answer)
+	rx.send(answer.Control())
 }
 
-// fill counts the bytes that a Fill announces; false: it breaks the protocol.
-func (s *Session) fill(m []byte) bool {
-	in := &s.rx.inbox
-	if len(m) < fillLen || in.buf == nil || in.left {
-		s.violation("a Fill of %d bytes out of place", len(m))
-		return false
-	}
-	n := int64(le.Uint32(m[headerLen:]))
-	if n == 0 || n > int64(len(in.buf))-(in.filled-in.emptied) {
-		s.violation("it fills %d bytes of an inbox of %d that has %d unread", n, len(in.buf), in.filled-in.emptied)
-		return false
-	}
-	in.filled += n
-	s.rx.offerBytes += uint64(n)
-	return true
-}
-
-// takeFill copies from the inbox what the oldest kept message, the Fill m, announced.
-func (s *Session) takeFill(p []byte, m []byte) (n int, ok bool) {
-	rx := &s.rx
+// filled counts the n bytes that a Fill announces; false: it breaks the protocol.
+func (rx *receiver) filled(m []byte) (n int64, ok bool) {
 	in := &rx.inbox
-	var total int64
-	if len(m) >= fillLen {
-		total = int64(le.Uint32(m[headerLen:]))
-	}
-	rest := total - int64(rx.off)
-	if rest <= 0 || rest > in.filled-in.emptied { // on shared memory the peer can have changed it
-		s.violation("a message changed after it was sent")
+	fill, err := wire.ParseFill(m)
+	if err != nil || in.buf == nil || in.left {
+		rx.violation("a Fill of %d bytes out of place", len(m))
 		return 0, false
 	}
-	p = p[:min(int64(len(p)), rest)]
-	at := int(in.emptied % int64(len(in.buf)))
-	n = copy(p, in.buf[at:])
-	n += copy(p[n:], in.buf)
-	rx.off += n
-	if int64(rx.off) == total {
-		rx.off = 0
-		s.release()
+	n = int64(fill.Length)
+	if n == 0 || n > int64(len(in.buf))-in.unread() {
+		rx.violation("it fills %d bytes of an inbox of %d that has %d unread", n, len(in.buf), in.unread())
+		return 0, false
 	}
-	s.empty(int64(n))
+	in.filled += n
+	rx.boxedBytes += uint64(n)
 	return n, true
 }
 
-// empty counts n bytes as read, or thrown away.
-func (s *Session) empty(n int64) {
-	in := &s.rx.inbox
+// emptied counts n bytes as read, or thrown away.
+func (rx *receiver) emptied(n int64) {
+	in := &rx.inbox
 	in.emptied += n
 	switch {
 	case in.left:
-		s.closeInbox()
-	case in.emptied-in.told >= int64(max(len(in.buf)/toldShare, 1)):
-		in.told = in.emptied
-		s.sendControl(control{t: msgEmptied, desc: Descriptor{Addr: uint64(in.told)}})
+		rx.closeInbox()
+	case in.emptied-in.reported >= int64(max(len(in.buf)/reportShare, 1)):
+		in.reported = in.emptied
+		rx.send(wire.Emptied{Count: uint64(in.reported)}.Control())
 	}
 }
 
-// leftByPeer handles LeaveInbox: the peer writes nothing more to the inbox.
-func (s *Session) leftByPeer() {
-	in := &s.rx.inbox
-	if s.rx.closed {
+// inboxLeft handles LeaveInbox: the peer writes nothing more to the inbox.
+func (rx *receiver) inboxLeft() {
+	in := &rx.inbox
+	if rx.closed {
 		return // Close implied it: see leftForGood
 	}
 	if in.buf == nil || in.left {
-		s.violation("it leaves an inbox that it does not have")
+		rx.violation("it leaves an inbox that it does not have")
 		return
 	}
 	in.left = true
-	s.closeInbox()
+	rx.closeInbox()
 }
 
 // leftForGood closes the inbox after the peer's Close or Abort.
-func (s *Session) leftForGood() {
-	if in := &s.rx.inbox; in.buf != nil && !in.left {
+func (rx *receiver) leftForGood() {
+	if in := &rx.inbox; in.buf != nil && !in.left {
 		in.left = true
-		s.closeInbox()
+		rx.closeInbox()
 	}
 }
 
-// closeInbox gives the memory back once all of it has been read. Revoking may
-// block, so a worker does it.
-func (s *Session) closeInbox() {
-	in := &s.rx.inbox
-	if in.emptied < in.filled || !s.startWorker() {
-		return
-	}
-	old := *in
-	*in = inbox{}
-	go func() {
-		defer s.workers.Done()
-		s.mem.Revoke(old.desc)
-		s.mem.Free(old.buf)
-	}()
-}
-
-// freeInbox gives the memory back, after the endpoint and all operations have ended.
-func (s *Session) freeInbox() {
-	if buf := s.rx.inbox.buf; buf != nil {
-		s.rx.inbox = inbox{}
-		s.mem.Free(buf)
+// closeInbox gives the memory back once all of it has been read.
+func (rx *receiver) closeInbox() {
+	if in := &rx.inbox; in.unread() == 0 {
+		rx.do.close = *in
+		*in = inbox{}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sanconn/san/session/internal/wire"
 )
 
 // keepalive probes a silent peer, where the provider does not detect dead peers
@@ -36,7 +38,7 @@ func (k *keepalive) start(s *Session) {
 	if !k.on {
 		k.every = defaultKeepAlive
 	}
-	if s.lim.Ring() || k.ended || k.timer != nil {
+	if !s.kind.probes || k.ended || k.timer != nil {
 		return
 	}
 	k.timer = time.AfterFunc(k.every, func() { k.check(s) })
@@ -62,7 +64,7 @@ func (s *Session) SetKeepAlive(on bool) {
 	defer k.mu.Unlock()
 	if k.on != on {
 		k.on = on
-		k.restart()
+		k.restartLocked()
 	}
 }
 
@@ -76,11 +78,11 @@ func (s *Session) SetKeepAlivePeriod(d time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.every = max(cmp.Or(d, defaultKeepAlive), minKeepAlive)
-	k.restart()
+	k.restartLocked()
 }
 
-// restart applies on and every to the timer. mu is held.
-func (k *keepalive) restart() {
+// restartLocked applies on and every to the timer.
+func (k *keepalive) restartLocked() {
 	k.unanswered = 0
 	if k.timer == nil || k.ended {
 		return
@@ -93,7 +95,7 @@ func (k *keepalive) restart() {
 }
 
 func (k *keepalive) check(s *Session) {
-	s.poke(true)
+	s.look(true)
 	heard := s.heard()
 	k.mu.Lock()
 	if k.ended || !k.on {
@@ -113,7 +115,7 @@ func (k *keepalive) check(s *Session) {
 		k.stop()
 		s.fail(fmt.Errorf("session: the peer has not answered for %v: %w", every*(maxUnanswered+1), syscall.ETIMEDOUT))
 	case asked > 0:
-		s.sendControl(control{t: msgPing})
+		s.sendControl(wire.Plain(wire.TypePing))
 		s.leftBehind()
 	}
 }

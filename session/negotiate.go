@@ -4,28 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/sanconn/san/session/internal/credit"
+	"github.com/sanconn/san/session/internal/wire"
 )
 
 // introduce sends the negotiation message unless it was sent already. It reports
 // false if there is no room for it.
 func (s *Session) introduce() (sent bool) {
-	s.tx.mu.Lock()
-	defer s.tx.mu.Unlock()
-	if s.gone || s.tx.sent != 0 {
+	s.txMu.Lock()
+	defer s.txMu.Unlock()
+	if s.tx.gone || s.tx.messages != 0 {
 		return true
 	}
-	room := s.ep.ReserveControl(headerLen + paramsLen)
+	room := s.ep.ReserveControl(wire.NegotiateLen)
 	if room == nil {
 		return false
 	}
-	p := params{version: version, maxMsg: uint32(s.lim.MaxMessage), caps: s.caps}
-	if s.lim.Window != 0 {
-		p.credits = s.granted()
-	}
-	putHeader(room, msgNegotiate, 0, 0)
-	p.put(room[headerLen:])
-	s.ep.CommitControl(headerLen + paramsLen)
-	s.tx.sent, s.tx.messages = 1, 1
+	wire.Params{
+		Version:    wire.Version,
+		Credits:    s.credits.Window(),
+		MaxMessage: uint32(s.lim.MaxMessage),
+		Caps:       s.rx.caps,
+	}.Put(room)
+	s.ep.CommitControl(wire.NegotiateLen)
+	s.tx.counted(wire.TypeNegotiate)
 	return true
 }
 
@@ -33,40 +36,41 @@ func (s *Session) introduce() (sent bool) {
 // understood (N4), or ctx is done. After an error the session can only be aborted.
 // An *Unavailable error with ReasonVersion or ReasonProtocol means that the peer
 // does not speak this protocol.
-func (s *Session) Negotiate(ctx context.Context) error {
+func (s *Session) Negotiate(ctx context.Context) (err error) {
 	s.rd.op.Lock()
 	defer s.rd.op.Unlock()
 	stop := context.AfterFunc(ctx, s.rd.signal)
 	defer stop()
-	var w waiter
-	defer s.doneWaiting(&w, &s.rd)
-	for {
-		sent, ev := s.introduce(), RecvReady
+	done := false
+	test := func(bool) Events {
+		want := RecvReady
+		sent := s.introduce()
 		if !sent {
-			ev |= SendReady
+			want |= SendReady
 		}
-		got, err := s.negotiated(sent)
-		if err != nil || got {
-			if err == nil {
-				s.idle.join(s)
-				s.alive.start(s)
+		if done, err = s.negotiated(sent); !done && err == nil {
+			if err = ctx.Err(); err == nil && s.rd.state.Load()&stClosed != 0 {
+				err = ErrClosed
 			}
-			return err
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
+		if done || err != nil {
+			return 0
 		}
-		if s.rd.state.Load()&stClosed != 0 {
-			return ErrClosed
-		}
-		s.pause(&w, &s.rd, ev)
+		return want
 	}
+	s.await(&s.rd, test(false), test)
+	if err == nil {
+		s.joinIfAway()
+		s.alive.start(s)
+	}
+	return err
 }
 
+// negotiated takes the peer's negotiation message if it has come.
 func (s *Session) negotiated(sent bool) (bool, error) {
-	s.rx.mu.Lock()
-	defer s.rx.mu.Unlock()
-	if s.gone {
+	s.rxMu.Lock()
+	defer s.rxMu.Unlock()
+	if s.rx.gone {
 		return false, ErrClosed
 	}
 	if !sent && s.ep.Err() == nil { // to a peer that has left it need not be sent; what it sent is still read
@@ -81,26 +85,40 @@ func (s *Session) negotiated(sent bool) (bool, error) {
 			return false, fmt.Errorf("session: the peer left before negotiation: %w", connErr(err))
 		}
 	}
-	if ev.Kind != Message || len(ev.Msg) < headerLen+paramsLen || msgType(ev.Msg[0]) != msgNegotiate {
-		if ev.Kind == Message {
-			s.ep.Drop()
-		}
-		return false, &Unavailable{ReasonProtocol, errors.New("session: the peer's first message is no negotiation")}
+	if ev.Kind != Message {
+		return false, &Unavailable{ReasonProtocol, errors.New("session: a completion before negotiation")}
 	}
-	p, err := getParams(ev.Msg[headerLen:])
-	s.ep.Drop()
+	p, err := s.parseParams(ev.Msg)
+	s.rx.drop()
 	if err != nil {
 		return false, err
 	}
-	if p.credits == 0 && s.lim.Window != 0 || p.credits != 0 && s.lim.Window == 0 {
-		return false, &Unavailable{ReasonProtocol, errors.New("session: one end has flow control of its own and the other has not")}
-	}
 	s.peer = p
+	s.credits.Limit(p.Credits)
+	s.credits.Received(0, true) // a first message: no credit can be wrong in it
 	s.rx.begun = true
-	s.tx.maxMsg = int(min(uint32(s.lim.MaxMessage), p.maxMsg))
-	s.tx.plan(s)
-	s.credits.received.Add(1)
-	s.dealtWith()
 	s.rx.messages++
+	s.txMu.Lock()
+	s.tx.maxMsg = int(min(uint32(s.lim.MaxMessage), p.MaxMessage))
+	s.tx.plan(&s.cfg, &s.lim, p.Caps)
+	s.unlockTx()
 	return true, nil
+}
+
+func (s *Session) parseParams(m []byte) (wire.Params, error) {
+	p, err := wire.ParseParams(m)
+	unavailable := func(r Reason, err error) (wire.Params, error) {
+		return p, &Unavailable{r, fmt.Errorf("session: %w", err)}
+	}
+	switch {
+	case errors.Is(err, wire.ErrVersion):
+		return unavailable(ReasonVersion, err)
+	case err != nil:
+		return unavailable(ReasonProtocol, err)
+	case p.MaxMessage < MaxControl || p.Credits != 0 && p.Credits < MinWindow-credit.Reserved || p.Credits > credit.Max:
+		return unavailable(ReasonProtocol, fmt.Errorf("the peer's credits %d or message size %d is out of range", p.Credits, p.MaxMessage))
+	case (p.Credits == 0) != s.lim.Ring():
+		return unavailable(ReasonProtocol, errors.New("one end has flow control of its own and the other has not"))
+	}
+	return p, nil
 }

@@ -1,297 +1,359 @@
 package session
 
-import "time"
+import (
+	"errors"
+	"fmt"
+	"time"
 
-// Sending through the peer's inbox, so that a Write of moderate size need not wait
-// until the peer has its bytes (D8). They are copied to the outbox, a ring of the
-// provider's memory at this end; an RDMA write takes them to the peer's inbox
-// (inbox.go), another ring, and the Fill after it announces them. Their place in the
-// stream is that of the Fill.
+	"github.com/sanconn/san/session/internal/wire"
+)
 
-// outbox is guarded by tx.mu; buf changes under wr.op too. Positions count bytes
-// since the inbox was opened.
+// outbox is the buffer of this end's direction where the provider is none: a ring of bytes
+// that Writes have copied, on their way to the peer (D8). If it lies in the provider's
+// memory, RDMA writes take its bytes to the peer's inbox (inbox.go), another ring, and the
+// Fill after each announces them; their place in the stream is that of the Fill. On the
+// heap, for Writes that find no credit, its bytes leave in messages.
+//
+// Positions only grow.
 type outbox struct {
-	buf   []byte     // nil: closed
-	inbox Descriptor // the peer's; Len 0: none
-	asked bool       // the peer was asked for one and has not answered
-	skip  int        // Writes until the peer is asked again, after memory was short
+	buf    []byte // nil: closed
+	onHeap bool   // it is not the provider's
+	plain  bool   // its bytes leave in messages: it is on the heap, or cannot be registered
 
-	emptied int64 // up to here the peer has read
-	written int64 // … the RDMA writes have completed: the room here is free again
-	sent    int64 // … they were started, and announced by Fill
-	tail    int64 // … it is filled here
+	written int64 // up to here the room is free again
+	sent    int64 // … the bytes have been sent, as far as this end is concerned
+	tail    int64 // … it is filled
+
+	inbox   Descriptor // the peer's; Len 0: none
+	filled  int64      // bytes announced by Fill since the inbox was opened
+	emptied int64      // … read by the peer
+	wanted  bool       // AskInbox was sent and not answered
+	skip    int        // Writes until the next AskInbox, after memory was short
 
 	full    bool // a Write waits until a good part of it is free
-	useless bool // its memory cannot be registered: what it holds goes as payload
-	resting bool // the timer for leaveIfIdle runs
+	resting bool // the timer of Session.leaveIfIdle runs
 }
 
 const (
 	// At a time as many bytes are copied and then sent as are on their way, but at
 	// least boxUnit, and at most boxMost or half of what is left of the Write: so
-	// something is on its way while the last part is copied. Half of boxUnit costs a
-	// seventh of the rate of larger Writes on rxe; boxMost gains a twentieth on siw,
-	// twice boxMost no more.
+	// something is on its way while the last part is copied.
 	boxUnit = 128 << 10
 	boxMost = 512 << 10
-	// 1/boxShareFree of a full outbox has to be free before a Write goes on: waking it
+	// 1/boxShareFree of a full box has to be free before a Write goes on: waking it
 	// for a few bytes costs more than sending them.
 	boxShareFree = 4
-	// skipShort is how many Writes do without an outbox after memory ran out here or at
-	// the peer; skipLong after it could not be registered, as each attempt costs the
+	// skipShort is how many Writes do without a registered box after memory ran out here
+	// or at the peer; skipLong after it could not be registered, as each attempt costs the
 	// process all its idle registrations.
 	skipShort = 32
 	skipLong  = 1024
+	// heapBox is the first and heapBoxMost the largest size in bytes of a box on the heap.
+	heapBox     = 16 << 10
+	heapBoxMost = 256 << 10
 	// boxRest is the time between checks for use: idle boxes are kept for one to two
 	// seconds.
 	boxRest = time.Second
+	// boxID is the id of RDMA writes to the peer's inbox; no offer has it.
+	boxID = 0
 )
 
 func (o *outbox) unsent() int { return int(o.tail - o.sent) }
 
-func (o *outbox) room() int { return len(o.buf) - int(o.tail-o.written) }
+func (o *outbox) used() int { return int(o.tail - o.written) }
 
-// openOutbox asks the peer for an inbox if there is none, and allocates the outbox once
-// there is one. It gives a useless outbox back. wr.op is held.
-func (s *Session) openOutbox() {
-	tx := &s.tx
-	o := &tx.outbox
-	tx.mu.Lock()
-	if o.useless && o.tail == o.written && !s.gone {
-		buf := o.buf
-		s.leaveInbox()
-		tx.mu.Unlock()
-		s.mem.Free(buf)
-		return
-	}
-	if o.inbox.Len == 0 && !o.asked && !s.gone {
-		if o.skip > 0 {
-			o.skip--
-		} else {
-			o.asked = true
-			s.owe(control{t: msgAskInbox})
-		}
-	}
-	try := o.buf == nil && o.inbox.Len > 0 && !s.gone
-	tx.mu.Unlock()
-	if !try {
-		return
-	}
-	buf := s.allocBox(s.cfg.SendBudget)
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if buf == nil {
-		s.leaveInbox()
-		o.skip = skipShort
-		return
-	}
-	o.buf = buf
-}
+func (o *outbox) room() int { return len(o.buf) - o.used() }
 
-// allocBox allocates memory for an inbox or outbox, less where it is short; nil: too
-// little to be of use.
-func (s *Session) allocBox(budget int) []byte {
-	size := min(budget, s.lim.MaxExpose/boxShare, maxBox)
-	if size < max(s.lim.Inbox, minFragment) {
-		return nil
-	}
-	buf := s.mem.Alloc(size)
-	for buf == nil && size > boxUnit {
-		size /= 2
-		buf = s.mem.Alloc(size)
-	}
-	return buf
-}
+// registered reports whether its bytes leave by RDMA.
+func (o *outbox) registered() bool { return o.buf != nil && !o.plain }
 
-// leaveIfIdle gives the boxes back if nothing was written since position at, and
-// otherwise checks again after boxRest.
-func (s *Session) leaveIfIdle(at int64) {
-	if !s.startWorker() {
-		return
-	}
-	defer s.workers.Done()
-	o := &s.tx.outbox
-	alone := s.wr.op.tryLock()
-	s.tx.mu.Lock()
-	o.resting = false
-	var buf []byte
-	if alone && o.inbox.Len > 0 && o.tail == at && o.written == at && !s.gone {
-		buf = o.buf
-		s.leaveInbox()
-	}
-	s.restOutbox()
-	s.tx.mu.Unlock()
-	s.leftBehind()
-	if buf != nil {
-		s.mem.Free(buf)
-	}
-	if alone {
-		s.wr.op.Unlock()
-	}
-}
-
-// freeOutbox gives the memory back, after the endpoint and all operations have ended.
-func (s *Session) freeOutbox() {
-	if buf := s.tx.outbox.buf; buf != nil {
-		s.tx.outbox.buf = nil
-		s.mem.Free(buf)
-	}
-}
-
-// The methods below want tx.mu held.
-
-// restOutbox starts the timer that gives the boxes back once they are idle.
-func (s *Session) restOutbox() {
-	o := &s.tx.outbox
-	if o.inbox.Len > 0 && !o.resting && !s.gone {
-		o.resting = true
-		at := o.tail
-		time.AfterFunc(boxRest, func() { s.leaveIfIdle(at) })
-	}
-}
-
-// leaveInbox tells the peer that nothing more comes through its inbox.
-func (s *Session) leaveInbox() {
-	o := &s.tx.outbox
-	skip := 0
-	if o.useless {
-		skip = skipLong
-	}
-	*o = outbox{resting: o.resting, skip: skip}
-	s.owe(control{t: msgLeaveInbox})
-}
-
-// inboxOfPeer handles the peer's answer to AskInbox; a length of 0: it has no memory.
-func (s *Session) inboxOfPeer(d Descriptor) {
-	o := &s.tx.outbox
-	if !o.asked || d.Len > maxBox {
-		s.violation("an inbox of %d bytes that was not asked for", d.Len)
-		return
-	}
-	if o.asked, o.inbox = false, d; d.Len == 0 {
-		o.skip = skipShort
-	}
-	s.restOutbox()
-}
-
-// emptiedByPeer handles Emptied: the peer has read its inbox up to upTo.
-func (s *Session) emptiedByPeer(upTo uint64) {
-	o := &s.tx.outbox
-	if o.inbox.Len == 0 {
-		return // it crossed our LeaveInbox
-	}
-	if upTo > uint64(o.sent) || int64(upTo) < o.emptied {
-		s.violation("it has read %d bytes of %d in its inbox, and before that %d", upTo, o.sent, o.emptied)
-		return
-	}
-	o.emptied = int64(upTo)
-	s.flushLocked()
-}
-
-// boxed counts n bytes of the outbox as written to the peer's inbox.
-func (s *Session) boxed(n int) {
-	o := &s.tx.outbox
-	o.written += int64(n)
-	if o.unsent() > 0 {
-		s.flushLocked()
-	}
-	s.boxHasRoom()
-}
-
-// boxHasRoom wakes a waiting Write if there is enough room.
-func (s *Session) boxHasRoom() {
-	if o := &s.tx.outbox; s.wr.wants.Load() != 0 && o.room() >= len(o.buf)/boxShareFree {
-		s.wr.signal()
-	}
-}
-
-// boxing reports whether n bytes of a Write go through the outbox: because they are
-// enough, or because bytes before them are still there.
-func (tx *sender) boxing(n int) bool {
-	o := &tx.outbox
-	return o.buf != nil && !o.useless && (n >= tx.boxMin || o.unsent() > 0)
-}
-
-// boxData copies bytes of p to the outbox, and sends what can be sent.
-func (s *Session) boxData(p []byte, more bool) int {
-	tx := &s.tx
-	o := &tx.outbox
-	n := min(len(p), max(boxUnit, min(boxMost, int(o.sent-o.written), len(p)/2)))
-	if room := o.room(); room < n || o.full {
-		if o.full = room < len(o.buf)/boxShareFree; o.full {
-			return 0
-		}
-		n = min(n, room)
+// put copies bytes from the front of p, as far as there is room, and returns how many.
+func (o *outbox) put(p []byte) int {
+	n := min(len(p), o.room())
+	if n == 0 {
+		return 0
 	}
 	at := int(o.tail % int64(len(o.buf)))
 	copy(o.buf, p[copy(o.buf[at:], p[:n]):n])
 	o.tail += int64(n)
-	tx.bytes += uint64(n)
-	tx.inWrite = more || n < len(p)
-	s.flushOutbox()
-	if o.unsent() > 0 {
-		tx.waiting.Store(true)
-	}
 	return n
 }
 
-// flushOutbox sends what the outbox has, as far as there is room in the peer's
-// inbox, in the queue, and credit.
-func (s *Session) flushOutbox() {
-	tx := &s.tx
-	o := &tx.outbox
-	for o.unsent() > 0 {
-		if o.useless {
-			if !s.unbox() {
-				return
-			}
-			continue
-		}
-		from, to := int(o.sent%int64(len(o.buf))), int(o.sent%int64(o.inbox.Len))
-		n := min(o.unsent(), len(o.buf)-from, int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.sent-o.emptied), s.lim.MaxRDMA)
-		if n == 0 {
-			return
-		}
-		room := s.reserveData(fillLen-headerLen, fillLen-headerLen)
-		if room == nil {
-			return
-		}
-		if err := s.mem.Write(o.buf[from:][:n], o.inbox, to, boxID); err == ErrWouldBlock {
-			return
-		} else if err != nil {
-			o.useless = true // it may have been unregistered for others; until the boxes are given back
-			continue
-		}
-		tx.writes.push(n)
-		o.sent += int64(n)
-		tx.offerBytes += uint64(n)
-		le.PutUint32(room[headerLen:], uint32(n))
-		le.PutUint32(room[headerLen+4:], 0)
-		s.commit(room, msgFill, moreFlag(o.unsent() > 0 || tx.inWrite), fillLen)
+// free returns room behind the tail, up to most bytes; nil: there is none.
+func (o *outbox) free(most int) []byte {
+	if o.used() == 0 {
+		o.written, o.sent, o.tail = 0, 0, 0 // the longest piece
 	}
+	n := min(most, o.room())
+	if n == 0 {
+		return nil
+	}
+	at := int(o.tail % int64(len(o.buf)))
+	n = min(n, len(o.buf)-at)
+	return o.buf[at : at+n : at+n]
 }
 
-// unbox sends a message of what the outbox holds as payload, once nothing of it is on
-// its way by RDMA, as the ring's room becomes free in order.
-func (s *Session) unbox() bool {
-	tx := &s.tx
-	o := &tx.outbox
-	if o.sent != o.written {
+// next returns bytes that have not been sent, up to where the ring wraps.
+func (o *outbox) next() []byte {
+	at := int(o.sent % int64(len(o.buf)))
+	return o.buf[at:min(at+o.unsent(), len(o.buf))]
+}
+
+// freed frees the room of the first n bytes.
+func (o *outbox) freed(n int) { o.written += int64(n) }
+
+// resize moves the content to a buffer of another size, on the heap.
+func (o *outbox) resize(size int) {
+	grown := outbox{buf: make([]byte, size)}
+	for o.unsent() > 0 {
+		o.sent += int64(grown.put(o.next()))
+	}
+	o.buf, o.written, o.sent, o.tail = grown.buf, grown.written, grown.sent, grown.tail
+}
+
+// reset forgets the buffer, which is empty, and returns it if it is the provider's.
+func (o *outbox) reset() (providers []byte) {
+	if !o.onHeap {
+		providers = o.buf
+	}
+	o.buf, o.onHeap, o.plain, o.full = nil, false, false, false
+	o.written, o.sent, o.tail = 0, 0, 0
+	return providers
+}
+
+// boxes reports whether n bytes of a Write go through the box though a message might take
+// them.
+func (t *sender) boxes(n int) bool {
+	return t.box.registered() && n >= t.boxFrom
+}
+
+// intoBox copies bytes from the front of p to the box, sends what can be sent, and returns
+// how many it copied.
+func (t *sender) intoBox(p []byte, more bool) int {
+	o := &t.box
+	n := len(p)
+	switch {
+	case o.registered():
+		n = min(n, max(boxUnit, min(boxMost, int(o.sent-o.written), n/2)))
+		if room := o.room(); room < n || o.full {
+			if o.full = room < len(o.buf)/boxShareFree; o.full {
+				return 0
+			}
+			n = min(n, room)
+		}
+	case o.plain && !o.onHeap:
+		return 0 // nothing follows until it is empty and given back
+	case o.room() < n:
+		t.growHeapBox(n)
+	}
+	n = o.put(p[:n])
+	t.bytes += uint64(n)
+	if n > 0 {
+		t.inWrite = more || n < len(p)
+	}
+	t.drainBox()
+	return n
+}
+
+// growHeapBox makes room for n more bytes in a box on the heap, as far as the limit
+// allows, and reports whether there is more than before.
+func (t *sender) growHeapBox(n int) bool {
+	o := &t.box
+	if o.buf != nil && !o.onHeap {
 		return false
 	}
-	from := int(o.sent % int64(len(o.buf)))
-	n := min(o.unsent(), len(o.buf)-from)
-	room := s.reserveData(min(n, minFragment), n)
-	if room == nil {
+	size := max(len(o.buf), min(heapBox, t.boxLimit))
+	for size < o.used()+n && size < t.boxLimit {
+		size = min(2*size, t.boxLimit)
+	}
+	if size <= len(o.buf) {
 		return false
 	}
-	n = copy(room[headerLen:], o.buf[from:][:n])
-	o.sent += int64(n)
-	o.written = o.sent
-	s.commit(room, msgData, moreFlag(o.unsent() > 0 || tx.inWrite), headerLen+n)
-	s.boxHasRoom()
+	if o.buf == nil {
+		o.onHeap, o.plain = true, true
+	}
+	o.resize(size)
 	return true
 }
 
-// boxID is the id of RDMA writes to the peer's inbox; no offer has it.
-const boxID = 0
+// drainBox sends what the box has, as far as there is room in the peer's inbox, in the
+// queue, and credit.
+func (t *sender) drainBox() {
+	o := &t.box
+	for o.unsent() > 0 {
+		if o.plain {
+			if !t.boxToMessage() {
+				return
+			}
+		} else if !t.boxToInbox() {
+			return
+		}
+	}
+	if o.onHeap && len(o.buf) > heapBox && t.lent == nil {
+		o.reset() // an idle connection keeps little
+	}
+}
+
+// boxToMessage sends a message of what the box holds, once nothing of it is on its way by
+// RDMA, as room becomes free in order.
+func (t *sender) boxToMessage() bool {
+	o := &t.box
+	if o.sent != o.written {
+		return false
+	}
+	b := o.next()
+	room := t.room(min(len(b), minFragment), len(b))
+	if room == nil {
+		return false
+	}
+	n := copy(room[wire.HeaderLen:], b)
+	o.sent += int64(n)
+	o.freed(n)
+	t.commit(room, wire.TypeData, wire.More(o.unsent() > 0 || t.inWrite), wire.HeaderLen+n)
+	t.wakeForRoom()
+	return true
+}
+
+// boxToInbox starts an RDMA write of what the box holds, and announces it. What is sent
+// later arrives later.
+func (t *sender) boxToInbox() bool {
+	o := &t.box
+	b := o.next()
+	to := int(o.filled % int64(o.inbox.Len))
+	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.maxRDMA)
+	if n == 0 {
+		return false
+	}
+	room := t.room(wire.FillLen-wire.HeaderLen, wire.FillLen-wire.HeaderLen)
+	if room == nil {
+		return false
+	}
+	if err := t.mem.Write(b[:n], o.inbox, to, boxID); err != nil {
+		t.msgs.Commit(0)
+		if err == ErrWouldBlock {
+			return false
+		}
+		o.plain = true // it may have been unregistered in favor of others
+		return true
+	}
+	t.writes.push(n)
+	o.sent += int64(n)
+	o.filled += int64(n)
+	t.boxedBytes += uint64(n)
+	wire.Fill{Length: uint32(n)}.Put(room)
+	t.commit(room, wire.TypeFill, wire.More(o.unsent() > 0 || t.inWrite), wire.FillLen)
+	return true
+}
+
+// boxWritten handles the completion of an RDMA write of n bytes to the peer's inbox.
+func (t *sender) boxWritten(n int) {
+	t.box.freed(n)
+	if t.box.unsent() > 0 {
+		t.flush()
+	}
+	t.wakeForRoom()
+}
+
+// wakeForRoom wakes a waiting Write if there is enough room.
+func (t *sender) wakeForRoom() {
+	if o := &t.box; o.room() >= len(o.buf)/boxShareFree {
+		t.wake = true
+	}
+}
+
+// wantInbox asks for the peer's inbox if there is none, and reports whether memory for a
+// registered box is needed: there is an inbox, and no box in use.
+func (t *sender) wantInbox() (alloc bool) {
+	o := &t.box
+	if t.gone || t.lent != nil {
+		return false
+	}
+	if o.inbox.Len == 0 && !o.wanted {
+		if o.skip > 0 {
+			o.skip--
+		} else {
+			o.wanted = true
+			t.owe(wire.Plain(wire.TypeAskInbox))
+		}
+	}
+	return o.inbox.Len > 0 && (o.buf == nil || o.onHeap && o.used() == 0)
+}
+
+// openBox makes buf the box; nil: there was no memory for it.
+func (t *sender) openBox(buf []byte) {
+	if buf == nil {
+		t.leaveInbox()
+		t.box.skip = skipShort
+		return
+	}
+	t.box.reset()
+	t.box.buf = buf
+}
+
+// leaveInbox tells the peer that nothing more comes through its inbox, and returns the
+// box's memory if it is the provider's. The box is empty, or on the heap.
+func (t *sender) leaveInbox() (providers []byte) {
+	o := &t.box
+	o.skip = 0
+	if o.buf != nil && !o.onHeap {
+		if o.plain {
+			o.skip = skipLong
+		}
+		providers = o.reset()
+	}
+	o.inbox, o.filled, o.emptied, o.wanted = Descriptor{}, 0, 0, false
+	t.owe(wire.Plain(wire.TypeLeaveInbox))
+	return providers
+}
+
+// unusable reports whether the box is the provider's, cannot be registered, and is empty.
+func (o *outbox) unusable() bool { return o.plain && !o.onHeap && o.used() == 0 }
+
+// idle reports whether nothing was written since position at, and all has been written.
+func (o *outbox) idle(at int64) bool {
+	return o.inbox.Len > 0 && o.filled == at && (o.onHeap || o.used() == 0)
+}
+
+// inboxByPeer handles the answer to AskInbox; a length of 0: the peer has no memory.
+func (t *sender) inboxByPeer(d Descriptor) {
+	o := &t.box
+	if !o.wanted || d.Len > maxBox {
+		t.violation(fmt.Errorf("an inbox of %d bytes that was not asked for", d.Len))
+		return
+	}
+	if o.wanted, o.inbox = false, d; d.Len == 0 {
+		o.skip = skipShort
+	}
+}
+
+// emptiedByPeer handles Emptied: the peer has read its inbox up to upTo.
+func (t *sender) emptiedByPeer(upTo uint64) {
+	o := &t.box
+	if o.inbox.Len == 0 {
+		return // it crossed our LeaveInbox
+	}
+	if upTo > uint64(o.filled) || int64(upTo) < o.emptied {
+		t.violation(fmt.Errorf("it has read %d bytes of %d in its inbox, and before that %d", upTo, o.filled, o.emptied))
+		return
+	}
+	o.emptied = int64(upTo)
+	t.flush()
+}
+
+// writeCompleted handles the completion of an RDMA write.
+func (t *sender) writeCompleted(id uint32, err error) {
+	n, ok := t.writes.pop()
+	switch {
+	case !ok || id != boxID && !t.offer.is(id):
+		t.violation(errors.New("completion of a write that was not started"))
+	case err != nil: // Endpoint.Err follows; what has come before it can still be read
+		if id != boxID {
+			t.offer.failed += n
+		}
+	case id == boxID:
+		t.boxWritten(n)
+	default:
+		t.offer.written += n
+		t.wake = true
+	}
+}

@@ -25,3 +25,5 @@ func (q *queue[T]) pop() (v T, ok bool) {
 	v, *at = *at, v
 	return v, true
 }
+
+func (q *queue[T]) len() int { return len(q.items) - q.head }

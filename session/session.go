@@ -3,12 +3,14 @@
 // memory. It knows neither devices nor net.Conn: sanconn uses it from above,
 // and the providers implement Endpoint below it.
 //
-// Write (send.go) puts bytes into a message, or offers the slice they lie in
-// (rendezvous.go), or copies them to the peer's inbox (outbox.go, inbox.go). The
-// peer's poll (receive.go) keeps the message, and its Read copies from it or has
-// the offered bytes fetched (fetch.go). Negotiation is in negotiate.go, flow control
-// in credit.go, waiting in wait.go, service while no Read or Write runs in idle.go,
-// the end in close.go, the wire format in wire.go and docs/PROTOCOL.md.
+// A Write (write.go) puts its bytes into a message or the box, or offers the memory they
+// lie in; Reserve (loan.go) lends the memory instead, and the caller fills it. The sender
+// (sender.go, outbox.go, offer.go) keeps what goes to the peer, in its order. A look
+// (look.go) takes what has come from the endpoint to the receiver (receiver.go, inbox.go,
+// tail.go, fetch.go), from which a Read (read.go) copies, or Peek lends. These parts
+// neither lock nor wait: Session does, the latter in one place (await.go). Messages are
+// encoded in internal/wire, credits counted in internal/credit, and internal/spin decides
+// how a wait polls. The janitor (janitor.go) looks while no Read or Write does.
 package session
 
 import (
@@ -19,13 +21,16 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/sanconn/san/session/internal/credit"
+	"github.com/sanconn/san/session/internal/wire"
 )
 
 // Session is one end of a connection. All methods are safe for concurrent use;
 // Reads are served one at a time, and so are Writes.
 //
-// Locks, in this order: rd.op, wr.op (held for a whole operation), rx.mu,
-// tx.mu (held briefly: at most for a copy of boxMost bytes or the provider's
+// Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu,
+// txMu (held briefly: at most for a copy of boxMost bytes or the provider's
 // Revoke; nothing waits under them, except for registering memory when
 // RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
 type Session struct {
@@ -33,83 +38,45 @@ type Session struct {
 	mem  Memory // nil: there is none
 	lim  Limits
 	cfg  Config
-	pace pollPace
-	caps uint32 // capabilities that we announced
-	peer params // the peer's, set by Negotiate before any Read or Write
+	kind kind
+	spin time.Duration // how long a wait polls
+	peer wire.Params   // set by Negotiate before any Read or Write
 
 	rd, wr side
-	rx     receiver
-	tx     sender
+	ur     side // WriteUrgent, which overtakes a Write; its state is wr's
 
-	credits creditCounts
+	credits credit.Counts
+
+	rxMu sync.Mutex
+	rx   receiver // guarded by rxMu, as are the endpoint's receiving methods
+
+	txMu    sync.Mutex
+	tx      sender      // guarded by txMu, as are the endpoint's sending methods
+	txWaits atomic.Bool // tx.pending, for those who do not hold txMu
 
 	failure  atomic.Pointer[error] // why the connection is over, set once
-	gone     bool                  // the endpoint is closed, or being closed; written under rx.mu and tx.mu, read under either
 	giveBack sync.Once             // closes or aborts the endpoint; a second caller waits for the first
 
 	idle    idleState
 	alive   keepalive
 	closing closing
-	workers sync.WaitGroup // background service
+	workers sync.WaitGroup // background service, and loans
+	loans   atomic.Int32   // memory that the application has
 }
 
-// side is one direction, with the operation (Read or Write) in progress there.
-type side struct {
-	op    opLock        // held by the operation as long as it lasts
-	state atomic.Uint32 // st bits: why it has to end
-	wants atomic.Uint32 // Events to be woken for; 0: not sleeping
-	wake  chan struct{} // holds one token: look again
-	spin  spinHistory   // guarded by op
-
-	beside atomic.Bool // rd only, on a device: a Write began during a Read
-
-	sleeps, polls atomic.Uint64
+// kind is what follows from how a provider buffers.
+type kind struct {
+	acks      bool   // bytes live in this process until the peer has them: its CloseAck says so
+	probes    bool   // a dead peer is found by probing it
+	writeWant Events // what a Write waits for while a Read looks for messages
+	calm      time.Duration
+	heapBox   int // largest box on the heap in bytes
 }
 
-const (
-	stInterrupted = 1 << iota // by InterruptRead, InterruptWrite
-	stShut                    // this direction was closed here
-	stClosed                  // the session was closed here
-	stPeerClosed              // wr only: the peer no longer reads
+var (
+	ringKind  = kind{writeWant: SendReady, calm: busyTick}
+	queueKind = kind{acks: true, probes: true, writeWant: SendReady | RecvReady, calm: calmTick, heapBox: heapBoxMost}
 )
-
-// opLock is a first-come, first-served mutex for long operations. Waiters sleep
-// on a channel, because a goroutine blocked on a sync.Mutex keeps
-// testing/synctest's clock from advancing, which may be what the holder waits for.
-type opLock struct {
-	users atomic.Int32  // the holder and those waiting
-	next  chan struct{} // hands the lock to the next one
-}
-
-func (l *opLock) Lock() {
-	if l.users.Add(1) > 1 {
-		<-l.next
-	}
-}
-
-func (l *opLock) Unlock() {
-	if l.users.Add(-1) > 0 {
-		l.next <- struct{}{}
-	}
-}
-
-// tryLock locks l if it is free.
-func (l *opLock) tryLock() bool { return l.users.CompareAndSwap(0, 1) }
-
-// held reports whether an operation is in progress.
-func (l *opLock) held() bool { return l.users.Load() > 0 }
-
-func (sd *side) signal() {
-	select {
-	case sd.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (sd *side) set(bits uint32) {
-	sd.state.Or(bits)
-	sd.signal()
-}
 
 var (
 	// ErrInterrupted means that InterruptRead or InterruptWrite ended a wait.
@@ -124,50 +91,59 @@ var (
 // negotiation message. It does not block. Negotiate must succeed before any Read
 // or Write.
 func New(ep Endpoint, cfg Config) *Session {
-	s := &Session{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg.withDefaults(), pace: measurePace()}
-	for _, sd := range []*side{&s.rd, &s.wr} {
+	s := &Session{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg.withDefaults(), kind: queueKind}
+	if s.lim.Ring() {
+		s.kind = ringKind
+	}
+	for _, sd := range s.sides() {
 		sd.op.next = make(chan struct{}, 1)
 		sd.wake = make(chan struct{}, 1)
 	}
 	s.idle.away.Store(true)
 	s.closing.done = make(chan struct{})
-	s.rx.urgentCh = make(chan struct{}, 1)
-	if s.cfg.Spin == 0 {
-		s.cfg.Spin = s.lim.Spin
+	if s.spin = s.cfg.Spin; s.spin == 0 {
+		s.spin = s.lim.Spin
 	}
-	if s.cfg.Spin < 0 || s.cfg.Disable&FeaturePoll != 0 {
-		s.cfg.Spin = 0
+	if s.cfg.Disable&FeaturePoll != 0 {
+		s.spin = 0
 	}
-	if s.cfg.Spin < pauseFor {
-		s.pace.tries = int(time.Duration(s.pace.tries) * s.cfg.Spin / pauseFor)
-	}
-	if !s.lim.Ring() {
-		s.pace.forDevice()
-	}
-	ep.Start(s)
+	var caps uint32
 	if s.lim.CanRead && s.cfg.Disable&FeatureRDMARead == 0 {
-		s.caps |= capRead
+		caps |= wire.CapRead
 	}
 	if s.lim.MaxExpose > 0 && s.cfg.Disable&FeatureRDMAWrite == 0 {
-		s.caps |= capGrant
+		caps |= wire.CapGrant
 	}
+	s.credits.Open(s.lim.Window)
+	s.rx = receiver{msgs: ep, mem: s.mem, credits: &s.credits, lim: &s.lim, caps: caps, budget: s.cfg.ReceiveBudget}
+	s.rx.urgentCh = make(chan struct{}, 1)
+	s.tx = sender{msgs: ep, mem: s.mem, credits: &s.credits, maxRDMA: s.lim.MaxRDMA}
+	s.tx.boxLimit = min(s.cfg.SendBudget, s.kind.heapBox)
+	ep.Start(s)
 	s.introduce()
 	return s
 }
 
+func (s *Session) sides() [3]*side { return [...]*side{&s.rd, &s.wr, &s.ur} }
+
 // Wake implements Waker for the endpoint.
 func (s *Session) Wake(ev Events) {
-	heard := false
-	if s.rd.wants.Load()&uint32(ev) != 0 {
-		s.rd.signal()
-		heard = true
+	found := false
+	for _, sd := range s.sides() {
+		if sd.wants.Load()&uint32(ev) != 0 {
+			sd.signal()
+			found = true
+		}
 	}
-	if s.wr.wants.Load()&uint32(ev) != 0 {
-		s.wr.signal()
-		heard = true
+	if !found {
+		s.serve()
 	}
-	if !heard {
-		s.idle.serve(s)
+}
+
+// signalAll has all operations look again.
+func (s *Session) signalAll() {
+	for _, sd := range s.sides() {
+		sd.signal()
 	}
 }
 
@@ -175,45 +151,36 @@ func (s *Session) Wake(ev Events) {
 // until InterruptRead(false).
 func (s *Session) InterruptRead(on bool) { s.rd.interrupt(on) }
 
-// InterruptWrite is InterruptRead for Write and WriteBuffers.
-func (s *Session) InterruptWrite(on bool) { s.wr.interrupt(on) }
-
-func (sd *side) interrupt(on bool) {
-	if on {
-		sd.set(stInterrupted)
-	} else {
-		sd.state.And(^uint32(stInterrupted))
-	}
+// InterruptWrite is InterruptRead for Write, WriteBuffers, Reserve and WriteUrgent.
+func (s *Session) InterruptWrite(on bool) {
+	s.wr.interrupt(on)
+	s.ur.signal()
 }
 
 // Limits returns the limits of the endpoint.
 func (s *Session) Limits() Limits { return s.lim }
 
-// fail records why the connection is over and wakes both directions. What was not
+// fail records why the connection is over and wakes all operations. What was not
 // taken from the endpoint yet is lost, unless the peer's stream has already ended.
 // It may be called with any lock held.
 func (s *Session) fail(err error) {
 	if s.failure.CompareAndSwap(nil, &err) {
-		s.rd.signal()
-		s.wr.signal()
+		s.signalAll()
 	}
 }
 
-// kill is fail, and aborts the endpoint before it returns: after that the peer
-// touches no memory of this end. No lock may be held.
+// kill ends the connection at once: the endpoint is aborted. No lock may be held.
 func (s *Session) kill(err error) {
 	s.fail(err)
 	s.detach(s.ep.Abort)
-	s.rd.signal()
-	s.wr.signal()
 }
 
-// violation ends the connection because the peer broke the protocol.
-func (s *Session) violation(format string, args ...any) {
-	s.fail(fmt.Errorf("session: the peer broke the protocol: %s: %w", fmt.Sprintf(format, args...), syscall.ECONNRESET))
+// brokeProtocol is why a connection is over whose peer has broken the protocol.
+func brokeProtocol(err error) error {
+	return fmt.Errorf("session: the peer broke the protocol: %w: %w", err, syscall.ECONNRESET)
 }
 
-// over says why the connection is over for Write: the session's own reason, else
+// over returns why the connection is over for Write: the session's own reason, else
 // the endpoint's. It is nil while the connection lives.
 func (s *Session) over() error {
 	if p := s.failure.Load(); p != nil {
@@ -232,3 +199,42 @@ func connErr(err error) error {
 	}
 	return err
 }
+
+// unlockTx ends a use of the sender, and does what it has found to be due.
+func (s *Session) unlockTx() {
+	tx := &s.tx
+	if waits := tx.pending(); waits != s.txWaits.Load() {
+		s.txWaits.Store(waits)
+	}
+	wake, fault := tx.wake, tx.fault
+	tx.wake = false
+	s.txMu.Unlock()
+	if fault != nil {
+		s.fail(brokeProtocol(fault))
+	}
+	if wake {
+		s.wakeWriters()
+	}
+}
+
+// wakeWriters has those look again that wait for room or credit.
+func (s *Session) wakeWriters() {
+	s.wr.signalSleeper()
+	s.ur.signalSleeper()
+}
+
+// withSender uses the sender.
+func (s *Session) withSender(use func(*sender)) {
+	s.txMu.Lock()
+	use(&s.tx)
+	s.unlockTx()
+}
+
+// sendControl sends a control message, now or as soon as there is room. It may
+// be called with rxMu held.
+func (s *Session) sendControl(c wire.Control) {
+	s.withSender(func(tx *sender) { tx.owe(c) })
+}
+
+// flush sends what waits. It may be called with rxMu held.
+func (s *Session) flush() { s.withSender((*sender).flush) }

@@ -5,25 +5,35 @@ type Stats struct {
 	BytesSent, BytesReceived               uint64 // the application's bytes
 	MessagesSent, MessagesReceived         uint64 // control messages included
 	OffersSent, OffersReceived             uint64 // rendezvous transfers, by direction of the data
-	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA (on shm process_vm_readv), inboxes included
+	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA, inboxes included
 	Stalls                                 uint64 // times that data ran out of credit
 	Sleeps                                 uint64 // times that a Read or Write slept
 	Polls                                  uint64 // waits of Read or Write that polling ended
+
+	// Bytes that were not copied at this end: all others were copied once.
+	DirectBytesSent, DirectBytesReceived uint64 // moved by RDMA from or to the application's own memory
+	LentBytesSent, LentBytesReceived     uint64 // filled or read by the application where they lie
 }
 
 // Stats returns a snapshot of the counters.
 func (s *Session) Stats() Stats {
 	var st Stats
-	s.rx.mu.Lock()
-	st.BytesReceived, st.MessagesReceived = s.rx.bytes, s.rx.messages
-	st.OffersReceived, st.OfferedBytesReceived = s.rx.offers, s.rx.offerBytes
-	s.rx.mu.Unlock()
-	s.tx.mu.Lock()
-	st.BytesSent, st.MessagesSent = s.tx.bytes, s.tx.messages
-	st.OffersSent, st.OfferedBytesSent = s.tx.offers, s.tx.offerBytes
-	st.Stalls = s.tx.stalls
-	s.tx.mu.Unlock()
-	st.Sleeps = s.rd.sleeps.Load() + s.wr.sleeps.Load()
-	st.Polls = s.rd.polls.Load() + s.wr.polls.Load()
+	s.rxMu.Lock()
+	rx := &s.rx
+	st.BytesReceived, st.MessagesReceived, st.OffersReceived = rx.bytes, rx.messages, rx.offers
+	st.OfferedBytesReceived = rx.movedBytes + rx.boxedBytes
+	st.DirectBytesReceived, st.LentBytesReceived = rx.movedBytes, rx.lentBytes
+	s.rxMu.Unlock()
+	s.txMu.Lock()
+	tx := &s.tx
+	st.BytesSent, st.MessagesSent, st.OffersSent = tx.bytes, tx.messages, tx.offers
+	st.OfferedBytesSent = tx.movedBytes + tx.boxedBytes
+	st.DirectBytesSent, st.LentBytesSent = tx.movedBytes, tx.lentBytes
+	st.Stalls = tx.stalls
+	s.txMu.Unlock()
+	for _, sd := range s.sides() {
+		st.Sleeps += sd.sleeps.Load()
+		st.Polls += sd.polls.Load()
+	}
 	return st
 }

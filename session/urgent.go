@@ -3,73 +3,72 @@ package session
 import (
 	"errors"
 	"syscall"
-	"time"
+
+	"github.com/sanconn/san/session/internal/wire"
 )
 
 // MaxUrgent is the largest WriteUrgent in bytes.
 const MaxUrgent = 64
 
+var errUrgentSize = errors.New("session: urgent data must have 1 to 64 bytes")
+
 // WriteUrgent sends 1 to MaxUrgent bytes out of band (D10), else it fails with
 // EMSGSIZE. They overtake waiting data and replace urgent data that the peer has
 // not read yet. It waits while data and an earlier WriteUrgent are stuck;
 // InterruptWrite ends that.
-func (s *Session) WriteUrgent(p []byte) (int, error) {
+func (s *Session) WriteUrgent(p []byte) (n int, err error) {
 	if len(p) == 0 || len(p) > MaxUrgent {
 		return 0, errors.Join(errUrgentSize, syscall.EMSGSIZE)
 	}
-	for {
+	s.ur.op.Lock()
+	defer s.ur.op.Unlock()
+	test := func(sure bool) Events {
 		if st := s.wr.state.Load(); st != 0 {
-			return 0, s.writeState(st)
+			err = writeState(st)
+			return 0
 		}
-		if s.trySendUrgent(p) {
-			return len(p), nil
+		if s.failure.Load() == nil {
+			sent := false
+			s.withSender(func(tx *sender) { sent = tx.urgentMessage(p) })
+			if sent {
+				n = len(p)
+				return 0
+			}
 		}
-		if err := s.writeBlocked(); err != nil {
-			return 0, err
+		if err = s.writeBlocked(); err != nil {
+			return 0
 		}
-		s.poke(true)
-		time.Sleep(tick) // rare: data and an earlier one are stuck
+		s.look(sure)
+		return RecvReady | SendReady
 	}
+	s.await(&s.ur, test(false), test)
+	return n, err
 }
 
-var errUrgentSize = errors.New("session: urgent data must have 1 to 64 bytes")
-
-// trySendUrgent uses data's room, or, once while data is blocked, the room that is
-// reserved for control.
-func (s *Session) trySendUrgent(p []byte) bool {
-	tx := &s.tx
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if s.gone || s.failure.Load() != nil || tx.last != 0 {
-		return false
+// urgentLocked takes an Urgent message.
+func (s *Session) urgentLocked(m []byte) {
+	rx := &s.rx
+	payload := m[wire.HeaderLen:]
+	if len(payload) == 0 {
+		s.ep.Drop()
+		rx.violation("urgent data of no bytes")
+		return
 	}
-	n := headerLen + len(p)
-	if room := s.reservePayload(len(p), len(p)); room != nil {
-		copy(room[headerLen:], p)
-		s.commit(room, msgUrgent, 0, n)
-		return true
+	rx.urgent = append(rx.urgent[:0], payload[:min(len(payload), MaxUrgent)]...)
+	rx.dropControl(wire.TypeUrgent, nil)
+	select {
+	case rx.urgentCh <- struct{}{}:
+	default:
 	}
-	if tx.urgent || s.credit() < 1 {
-		return false
-	}
-	room := s.ep.ReserveControl(n)
-	if room == nil {
-		return false
-	}
-	tx.urgent = true
-	copy(room[headerLen:], p)
-	s.header(room, msgUrgent, 0)
-	s.ep.CommitControl(n)
-	return true
 }
 
 // ReadUrgent takes the newest urgent data if it was not read yet: up to len(p)
 // bytes, the rest is discarded. It does not block; if there is none it returns
 // ErrNoUrgent.
 func (s *Session) ReadUrgent(p []byte) (int, error) {
-	s.poke(true)
-	s.rx.mu.Lock()
-	defer s.rx.mu.Unlock()
+	s.look(true)
+	s.rxMu.Lock()
+	defer s.rxMu.Unlock()
 	if len(s.rx.urgent) == 0 {
 		return 0, ErrNoUrgent
 	}

@@ -1,5 +1,5 @@
 //go:build !linux
 
-package session
+package spin
 
 func osyield() {}

@@ -1,6 +1,6 @@
 //go:build amd64 || arm64
 
-package session
+package spin
 
 // procyield tells the processor n times, n > 0, that this is a polling loop.
 //

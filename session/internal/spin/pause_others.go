@@ -1,5 +1,5 @@
 //go:build !amd64 && !arm64
 
-package session
+package spin
 
 func procyield(n uint32) {}

@@ -1,4 +1,4 @@
-package session
+package spin
 
 import "golang.org/x/sys/unix"
 

@@ -1,0 +1,60 @@
+package session
+
+import "github.com/sanconn/san/session/internal/spin"
+
+// await is the one place where a session waits: for the events, of which the caller has
+// found none, and then for test. test makes what progress it can, and returns the events
+// that may change its mind; none: it is met. sure: the endpoint is armed, and nobody looks
+// again before a sleep. No lock is held but sd's op.
+//
+// A wait polls for a while (package spin), then arms the endpoint, looks once more, and
+// sleeps on a channel, which needs no thread. Whatever may end a wait, be it an event, a
+// deadline, or Close, puts a token into that channel.
+func (s *Session) await(sd *side, want Events, test func(sure bool) Events) {
+	var w spin.Wait
+	polls := w.Begin(&sd.spins, s.spin)
+	armed := Events(0)
+	for want != 0 {
+		switch {
+		case polls && w.Turn():
+		case want&^armed != 0:
+			polls, armed = false, want
+			sd.wants.Store(uint32(want))
+			s.ep.Arm(want)
+		default:
+			polls, armed = false, 0
+			sd.sleeps.Add(1)
+			<-sd.wake
+		}
+		want = test(armed != 0)
+	}
+	if polls {
+		w.End()
+		sd.polls.Add(1)
+	}
+	if armed != 0 {
+		s.disarm(sd)
+	}
+	if sd.wants.Load() != 0 {
+		sd.wants.Store(0)
+		s.joinIfAway()
+	}
+}
+
+// disarm takes back what this direction wanted to be woken for, unless the other
+// direction waits for it too.
+func (s *Session) disarm(sd *side) {
+	other := &s.rd
+	if sd == other {
+		other = &s.wr
+	}
+	ev := Events(sd.wants.Load()) &^ Events(other.wants.Load())
+	if ev == 0 {
+		return
+	}
+	s.ep.Disarm(ev)
+	if ev &= Events(other.wants.Load()); ev != 0 { // it has armed in between
+		s.ep.Arm(ev)
+		other.signal()
+	}
+}

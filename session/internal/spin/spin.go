@@ -1,0 +1,191 @@
+// Package spin decides how a wait polls before it sleeps. It is the same for a ring of
+// shared memory and for a device.
+//
+// A peer that is at work answers within a microsecond, so a wait first polls with PAUSE
+// between its looks, for pauseFor. Then, between two looks, it lets other goroutines run
+// and yields the processor to other threads, since the peer may share it, until the time
+// that polling is worth is up; then the caller arms the endpoint and sleeps. If a yield
+// takes long, others need the processor, and it sleeps at once: a sleeper is woken ahead
+// of them. A wait that polling did not end lets the next one go without it, and twice as
+// many each further time. One processor is left to goroutines that work. If PAUSE alone
+// did not end the previous wait, goroutines that are ready run first, and once a
+// microsecond: a Read has often made one ready (net/http's reader does so with each
+// response), which would otherwise wait until this one sleeps.
+package spin
+
+import (
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// pauseFor covers a short piece of the peer's work, but not a context switch.
+	pauseFor = 15 * time.Microsecond
+	// pauseEach is the time between two polls with PAUSE: about what fetching the cache
+	// line costs that the peer has written.
+	pauseEach = 50 * time.Nanosecond
+	// 1/crowdedShare of the polling time is the longest that a yield may take: two context
+	// switches and a short piece of the peer's work.
+	crowdedShare = 2
+	// othersTake is longer than a Gosched that finds nobody to run. The time that others
+	// run does not count as polling, up to othersShare times the polling time: then there
+	// are too many.
+	othersTake  = 2 * time.Microsecond
+	othersShare = 8
+	// maxSkip waits in a row, at most, do without polling. So where processors are scarce
+	// fewer than one wait in a hundred loses a turn of the system's scheduler to polling.
+	maxSkip = 256
+	// drainFor is how long Drain pauses.
+	drainFor = 1500 * time.Nanosecond
+)
+
+// pace is the time above in terms of the processor's PAUSE, which takes 2 ns on some
+// processors, 50 ns on others, and 200 ns where it is emulated.
+type pace struct {
+	each  uint32 // PAUSEs between two polls
+	micro int    // polls in a microsecond
+	drain uint32 // PAUSEs in drainFor
+}
+
+var measured = sync.OnceValue(func() pace {
+	const pauses = 64
+	took := time.Duration(math.MaxInt64)
+	for range 5 { // the minimum, as any disturbance makes it longer
+		began := nanotime()
+		procyield(pauses)
+		took = min(took, time.Duration(nanotime()-began))
+	}
+	in := func(d time.Duration) uint32 { return uint32(max(1, d*pauses/max(1, took))) }
+	each := in(pauseEach)
+	return pace{each: each, micro: int(max(1, in(time.Microsecond)/each)), drain: in(drainFor)}
+})
+
+// polling counts the goroutines of this process that poll.
+var polling atomic.Int32
+
+// History is what one direction of a connection remembers of its waits.
+type History struct {
+	skip, penalty int  // waits left that do not poll, and how many there were at first
+	long          bool // PAUSE alone did not end the last wait that polled
+}
+
+// Wait is a wait that polls. It is used by one goroutine, from Begin to End.
+type Wait struct {
+	history *History
+	pace    pace
+	limit   int64 // polling time in ns
+	looks   int   // with PAUSE before them
+	began   int64 // nanotime, about a microsecond after the first look; 0: not yet
+	others  int64 // how long other goroutines ran, ns
+	yields  bool  // the time of PAUSE alone is over
+}
+
+// Begin begins a wait that polls for limit at most. It returns false if this one does not
+// poll: limit is 0, polling was in vain lately, or enough others poll.
+func (w *Wait) Begin(h *History, limit time.Duration) bool {
+	if limit <= 0 {
+		return false
+	}
+	if h.skip > 0 {
+		h.skip--
+		return false
+	}
+	if polling.Add(1) > int32(max(1, runtime.GOMAXPROCS(0)-1)) {
+		polling.Add(-1)
+		return false
+	}
+	*w = Wait{history: h, pace: measured(), limit: int64(limit)}
+	return true
+}
+
+// End ends the wait: something came before Turn returned false.
+func (w *Wait) End() {
+	h := w.history
+	h.penalty = 0
+	h.long = w.yields || w.others > 0
+	polling.Add(-1)
+}
+
+// Turn passes the time until the next look. False: the wait has ended, and it is time to
+// sleep.
+func (w *Wait) Turn() bool {
+	if w.next() {
+		return true
+	}
+	h := w.history
+	h.long = true
+	h.penalty = min(max(1, 2*h.penalty), maxSkip)
+	h.skip = h.penalty
+	polling.Add(-1)
+	return false
+}
+
+func (w *Wait) next() bool {
+	if w.yields {
+		return w.yield()
+	}
+	if w.looks%w.pace.micro == 0 {
+		if w.history.long && w.letRun() {
+			return w.others < othersShare*w.limit
+		}
+		if !w.microsecond() {
+			return false
+		}
+	}
+	w.looks++
+	procyield(w.pace.each)
+	return true
+}
+
+// microsecond is called about once in a microsecond of PAUSEs.
+func (w *Wait) microsecond() bool {
+	if w.looks == 0 {
+		return true // most waits end before they need the time
+	}
+	now := nanotime()
+	if w.began == 0 {
+		w.began = now
+	}
+	polled := now - w.began - w.others
+	w.yields = polled >= int64(pauseFor)
+	return polled < w.limit
+}
+
+// yield lets everybody else run: goroutines of this process, then other threads.
+func (w *Wait) yield() bool {
+	w.letRun()
+	before := nanotime()
+	osyield()
+	now := nanotime()
+	if now-before > w.limit/crowdedShare {
+		return false
+	}
+	return now-w.began-w.others < w.limit && w.others < othersShare*w.limit
+}
+
+// letRun lets other goroutines run, and reports whether there were any.
+func (w *Wait) letRun() bool {
+	before := nanotime()
+	runtime.Gosched()
+	took := nanotime() - before
+	if took < int64(othersTake) {
+		return false
+	}
+	if w.began == 0 {
+		w.began = before
+	}
+	w.others += took
+	return true
+}
+
+// Drain pauses for one and a half microseconds. A Read that has drained a stream of small
+// messages does so before it looks again: looking at once would take the ring's cache line
+// from the writer for a single message.
+func Drain() { procyield(measured().drain) }
+
+var processStart = time.Now()
+
+func nanotime() int64 { return int64(time.Since(processStart)) }

@@ -1,0 +1,34 @@
+package wire
+
+// Control is an encoded message without payload, complete but for the credit in its
+// header. Until there is room for it, a sender keeps it as it is.
+type Control struct {
+	b [HeaderLen + idLen + descriptorLen]byte
+	n int8
+}
+
+// Type returns the message's type.
+func (c *Control) Type() Type { return Type(c.b[0]) }
+
+// Flags returns the flags of its header.
+func (c *Control) Flags() uint8 { return c.b[1] }
+
+// Len returns its length in bytes.
+func (c *Control) Len() int { return int(c.n) }
+
+// Put writes the message with this credit to room, which has Len bytes.
+func (c *Control) Put(room []byte, credit uint32) {
+	copy(room, c.b[:c.n])
+	le.PutUint32(room[4:], credit)
+}
+
+// Plain encodes a message that is nothing but its type.
+func Plain(t Type) Control { return newControl(t, 0, 0) }
+
+func newControl(t Type, flags uint8, body int) Control {
+	c := Control{n: int8(HeaderLen + body)}
+	Header{Type: t, Flags: flags}.Put(c.b[:])
+	return c
+}
+
+func (c *Control) body() []byte { return c.b[HeaderLen:] }

@@ -1,0 +1,117 @@
+// Package wire has the messages of the session protocol as types, each with its encoding
+// and its decoding. docs/PROTOCOL.md has the same for readers. It allocates nothing,
+// keeps nothing, and believes no length or count that it has not checked against the
+// message's own size; what a number means to a session, the session checks.
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// Type tells messages apart.
+type Type uint8
+
+const (
+	TypeNegotiate   Type = 1
+	TypeData        Type = 2
+	TypeCredit      Type = 3
+	TypeOfferRead   Type = 4
+	TypeOfferWrite  Type = 5
+	TypeGrant       Type = 6
+	TypeReadDone    Type = 7
+	TypeWriteDone   Type = 8
+	TypeCancelRead  Type = 9
+	TypeCancelWrite Type = 10
+	TypeShutdown    Type = 11
+	TypeClose       Type = 12
+	TypeCloseAck    Type = 13
+	TypeAbort       Type = 14
+	TypePing        Type = 15
+	TypePong        Type = 16
+	TypeUrgent      Type = 17
+	TypeRefuse      Type = 18
+	TypeAskInbox    Type = 19
+	TypeInbox       Type = 20
+	TypeFill        Type = 21
+	TypeEmptied     Type = 22
+	TypeLeaveInbox  Type = 23
+)
+
+// Flags. Each type has its own; unknown ones are ignored.
+const (
+	FlagMore  = 1 << 0 // Data, Fill, offers: the Write goes on after this message
+	FlagLast  = 1 << 0 // WriteDone: the whole offer is over, not just the grant
+	FlagTaken = 1 << 0 // Grant of length 0: the offer is over, as if all had been read
+	FlagGone  = 1 << 1 // ReadDone, Grant of length 0: nobody reads any more
+)
+
+// More is FlagMore if more is true.
+func More(more bool) uint8 {
+	if more {
+		return FlagMore
+	}
+	return 0
+}
+
+var le = binary.LittleEndian
+
+// Header starts every message, little endian:
+//
+//	0  type    u8
+//	1  flags   u8
+//	2  zero    u16
+//	4  credit  u32  how many of the receiver's messages, Credit aside, the sender has dealt
+//	               with, modulo 2³²: that many receive buffers have been posted again
+type Header struct {
+	Type   Type
+	Flags  uint8
+	Credit uint32
+}
+
+// HeaderLen is the length of a header in bytes.
+const HeaderLen = 8
+
+// Put writes the header to the front of b.
+func (h Header) Put(b []byte) {
+	_ = b[HeaderLen-1]
+	le.PutUint32(b, uint32(h.Type)|uint32(h.Flags)<<8)
+	le.PutUint32(b[4:], h.Credit)
+}
+
+// ParseHeader reads the header of a message. It fails if the message is shorter.
+func ParseHeader(m []byte) (Header, error) {
+	if len(m) < HeaderLen {
+		return Header{}, fmt.Errorf("a message of %d bytes", len(m))
+	}
+	return Header{Type: Type(m[0]), Flags: m[1], Credit: le.Uint32(m[4:])}, nil
+}
+
+// Descriptor names exposed memory to the peer. Its content is the provider's; on the wire
+// it is three 64-bit words.
+type Descriptor struct {
+	Addr uint64
+	Key  uint64
+	Len  uint64
+}
+
+const (
+	idLen         = 8  // id u32, zero u32
+	descriptorLen = 24 // addr, key, len u64
+	countLen      = 8
+)
+
+func (d Descriptor) put(b []byte) {
+	le.PutUint64(b, d.Addr)
+	le.PutUint64(b[8:], d.Key)
+	le.PutUint64(b[16:], d.Len)
+}
+
+func parseDescriptor(b []byte) Descriptor {
+	return Descriptor{Addr: le.Uint64(b), Key: le.Uint64(b[8:]), Len: le.Uint64(b[16:])}
+}
+
+// tooShort is the error for a message that its type needs to be longer.
+func tooShort(m []byte) error {
+	return fmt.Errorf("a message of type %d with %d bytes", m[0], len(m))
+}

@@ -1,0 +1,199 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// encoded returns the message of a Control as it would be sent.
+func encoded(c Control) []byte {
+	b := make([]byte, c.Len())
+	c.Put(b, 0x01020304)
+	return b
+}
+
+// withHeader returns a message whose body put has written.
+func withHeader(h Header, n int, put func([]byte)) []byte {
+	b := make([]byte, n)
+	h.Put(b)
+	put(b)
+	return b
+}
+
+// The bytes of each message are those of docs/PROTOCOL.md.
+func TestMessagesAreEncodedAsDocumented(t *testing.T) {
+	d := Descriptor{Addr: 0x1112131415161718, Key: 0x2122232425262728, Len: 0x3132333435363738}
+	desc := "\x18\x17\x16\x15\x14\x13\x12\x11" + "\x28\x27\x26\x25\x24\x23\x22\x21" + "\x38\x37\x36\x35\x34\x33\x32\x31"
+	id := "\x0d\x0c\x0b\x0a\x00\x00\x00\x00"
+	const credit = "\x04\x03\x02\x01"
+	count := "\x08\x07\x06\x05\x04\x03\x02\x01"
+	h := func(t Type, flags uint8) Header { return Header{Type: t, Flags: flags, Credit: 0x01020304} }
+	for _, m := range []struct {
+		name string
+		got  []byte
+		want string
+	}{
+		{"Shutdown", encoded(Plain(TypeShutdown)), "\x0b\x00\x00\x00" + credit},
+		{"OfferRead", withHeader(h(TypeOfferRead, FlagMore), OfferReadLen, OfferRead{0x0a0b0c0d, d}.Put), "\x04\x01\x00\x00" + credit + id + desc},
+		{"OfferWrite", withHeader(h(TypeOfferWrite, 0), OfferWriteLen, OfferWrite{0x0a0b0c0d, 0x0102030405060708}.Put), "\x05\x00\x00\x00" + credit + id + count},
+		{"Grant", encoded(Grant{0x0a0b0c0d, FlagGone, d}.Control()), "\x06\x02\x00\x00" + credit + id + desc},
+		{"ReadDone", encoded(Done{TypeReadDone, 0x0a0b0c0d, FlagGone, 0x0102030405060708}.Control()), "\x07\x02\x00\x00" + credit + id + count},
+		{"WriteDone", encoded(Done{TypeWriteDone, 0x0a0b0c0d, FlagLast, 0x0102030405060708}.Control()), "\x08\x01\x00\x00" + credit + id + count},
+		{"CancelRead", encoded(Cancel{TypeCancelRead, 0x0a0b0c0d}.Control()), "\x09\x00\x00\x00" + credit + id},
+		{"CancelWrite", encoded(Cancel{TypeCancelWrite, 0x0a0b0c0d}.Control()), "\x0a\x00\x00\x00" + credit + id},
+		{"Refuse", encoded(Cancel{TypeRefuse, 0x0a0b0c0d}.Control()), "\x12\x00\x00\x00" + credit + id},
+		{"Inbox", encoded(Inbox{d}.Control()), "\x14\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + desc},
+		{"Fill", withHeader(h(TypeFill, FlagMore), FillLen, Fill{0x0a0b0c0d}.Put), "\x15\x01\x00\x00" + credit + id},
+		{"Emptied", encoded(Emptied{0x0102030405060708}.Control()), "\x16\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + count},
+	} {
+		if string(m.got) != m.want {
+			t.Errorf("%s is % x, not % x", m.name, m.got, m.want)
+		}
+	}
+	p := make([]byte, NegotiateLen)
+	Params{Version: 1, Credits: 0x11, MaxMessage: 0x1000, Caps: 3}.Put(p)
+	want := "\x01\x00\x00\x00\x00\x00\x00\x00" + "SANc" + "\x01\x00\x00\x00" + "\x11\x00\x00\x00" + "\x00\x10\x00\x00" + "\x03\x00\x00\x00" + string(make([]byte, 20))
+	if string(p) != want {
+		t.Errorf("Negotiate is % x, not % x", p, want)
+	}
+}
+
+// parsed decodes m by its type and encodes the result again; ok is false if m is refused.
+func parsed(m []byte) (again []byte, ok bool) {
+	h, err := ParseHeader(m)
+	if err != nil {
+		return nil, false
+	}
+	payload := func(n int, put func([]byte)) []byte { return withHeader(h, n, put) }
+	var c Control
+	switch h.Type {
+	case TypeNegotiate:
+		p, err := ParseParams(m)
+		if err != nil {
+			return nil, false
+		}
+		b := make([]byte, NegotiateLen)
+		p.Put(b)
+		return b, true
+	case TypeOfferRead:
+		var o OfferRead
+		if o, err = ParseOfferRead(m); err == nil {
+			return payload(OfferReadLen, o.Put), true
+		}
+	case TypeOfferWrite:
+		var o OfferWrite
+		if o, err = ParseOfferWrite(m); err == nil {
+			return payload(OfferWriteLen, o.Put), true
+		}
+	case TypeFill:
+		var f Fill
+		if f, err = ParseFill(m); err == nil {
+			return payload(FillLen, f.Put), true
+		}
+	case TypeGrant:
+		var g Grant
+		g, err = ParseGrant(m)
+		c = g.Control()
+	case TypeReadDone, TypeWriteDone:
+		var d Done
+		d, err = ParseDone(m)
+		c = d.Control()
+	case TypeCancelRead, TypeCancelWrite, TypeRefuse:
+		var x Cancel
+		x, err = ParseCancel(m)
+		c = x.Control()
+	case TypeInbox:
+		var i Inbox
+		i, err = ParseInbox(m)
+		c = i.Control()
+	case TypeEmptied:
+		var e Emptied
+		e, err = ParseEmptied(m)
+		c = e.Control()
+	default:
+		c = Plain(h.Type)
+	}
+	if err != nil {
+		return nil, false
+	}
+	b := make([]byte, c.Len())
+	c.Put(b, h.Credit)
+	return b, true
+}
+
+// Whatever comes, decoding does not panic; and what was understood is encoded again to a
+// message that is understood as the same.
+func FuzzMessage(f *testing.F) {
+	d := Descriptor{Addr: 1 << 40, Key: 7, Len: 1 << 20}
+	for _, c := range []Control{
+		Plain(TypePing), Grant{1, FlagTaken, d}.Control(), Done{TypeReadDone, 2, FlagGone, 3}.Control(),
+		Done{TypeWriteDone, 2, FlagLast, 3}.Control(), Cancel{TypeRefuse, 4}.Control(), Inbox{d}.Control(), Emptied{9}.Control(),
+	} {
+		f.Add(encoded(c))
+	}
+	f.Add(withHeader(Header{Type: TypeOfferRead}, OfferReadLen+5, OfferRead{1, d}.Put))
+	f.Add(withHeader(Header{Type: TypeOfferWrite}, OfferWriteLen, OfferWrite{1, 1 << 33}.Put))
+	f.Add(withHeader(Header{Type: TypeFill, Flags: FlagMore}, FillLen, Fill{1 << 20}.Put))
+	p := make([]byte, NegotiateLen)
+	Params{Version: Version, Credits: 64, MaxMessage: 4096, Caps: CapRead}.Put(p)
+	f.Add(p)
+	f.Fuzz(func(t *testing.T, m []byte) {
+		first, ok := parsed(m)
+		if !ok {
+			return
+		}
+		if len(first) > len(m) && Type(m[0]) != TypeNegotiate {
+			t.Fatalf("% x was understood though it is shorter than % x", m, first)
+		}
+		second, ok := parsed(first)
+		if !ok || !bytes.Equal(first, second) {
+			t.Fatalf("% x became % x, and that %v % x", m, first, ok, second)
+		}
+	})
+}
+
+func TestShortMessagesAreRefused(t *testing.T) {
+	for _, c := range []Control{
+		Grant{}.Control(), Done{Type: TypeReadDone}.Control(), Done{Type: TypeWriteDone}.Control(), Cancel{Type: TypeCancelRead}.Control(),
+		Cancel{Type: TypeCancelWrite}.Control(), Cancel{Type: TypeRefuse}.Control(), Inbox{}.Control(), Emptied{}.Control(),
+	} {
+		m := encoded(c)
+		if _, ok := parsed(m); !ok {
+			t.Errorf("% x is refused", m)
+		}
+		if _, ok := parsed(m[:len(m)-1]); ok {
+			t.Errorf("% x is not refused", m[:len(m)-1])
+		}
+	}
+	for _, x := range []struct {
+		t Type
+		n int
+	}{{TypeOfferRead, OfferReadLen}, {TypeOfferWrite, OfferWriteLen}, {TypeFill, FillLen}, {TypeShutdown, HeaderLen}} {
+		m := withHeader(Header{Type: x.t}, x.n, func([]byte) {})
+		if _, ok := parsed(m[:x.n-1]); ok {
+			t.Errorf("% x is not refused", m[:x.n-1])
+		}
+	}
+}
+
+func TestParamsOfAnotherVersionAreToldApart(t *testing.T) {
+	p := Params{Version: Version, Credits: 16, MaxMessage: 256, Caps: CapGrant}
+	b := make([]byte, NegotiateLen)
+	p.Put(b)
+	got, err := ParseParams(b)
+	if diff := cmp.Diff(p, got); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	binary.LittleEndian.PutUint16(b[HeaderLen+4:], Version+1)
+	if _, err := ParseParams(b); !errors.Is(err, ErrVersion) {
+		t.Errorf("another version: %v", err)
+	}
+	b[HeaderLen]++
+	if _, err := ParseParams(b); err == nil || errors.Is(err, ErrVersion) {
+		t.Errorf("another magic: %v", err)
+	}
+}

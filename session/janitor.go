@@ -1,0 +1,179 @@
+package session
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// janitor serves sessions while no Read or Write is in progress. A recently used session is
+// on its list and not armed: arming on each return from Read would cost the peer
+// a system call per message. Once a tick passes without use, the janitor arms it,
+// looks for messages once, and takes it off the list; then a Wake that finds nobody
+// waiting starts one goroutine, which looks and puts the session back on the list.
+// So the peer's messages are acted on within two ticks (of up to busyTick or
+// calmTick, see there), an idle connection costs nothing, and a busy one no system
+// call.
+type janitor struct {
+	mu       sync.Mutex
+	list     []*Session    // guarded by mu, as are all
+	timer    *time.Timer   // of the next tick; nil: the janitor does not run
+	interval time.Duration // that timer was set to
+}
+
+// idlers is the one of this process.
+var idlers janitor
+
+const (
+	// tick is the shortest interval. Two of them, or of the longer ones below, bound how
+	// long a peer's offer, credit or ping waits for an application that computes: short
+	// compared with a stall that anybody notices, long compared with the microseconds
+	// that a tick costs.
+	tick = 2 * time.Millisecond
+	// Ticks are further apart while all sessions are in use: up to busyTick where all
+	// are rings, where little that a peer commits needs an answer; up to calmTick where
+	// the application itself polls each of the others. A tick wakes a thread, which wakes
+	// others to look for work, perhaps on the peer's processor.
+	busyTick = 16 * tick
+	calmTick = 8 * tick
+)
+
+// idleState is what the janitor knows of a session.
+type idleState struct {
+	away    atomic.Bool // off the list: the next operation joins it
+	serving atomic.Bool // a service goroutine is about to look
+	seen    uint64      // the janitor's: messages at the last tick
+	looks   uint64      // the janitor's: receiver.looks at the last tick
+}
+
+// join puts s on the list.
+func (j *janitor) join(s *Session) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.list = append(j.list, s)
+	switch {
+	case j.timer == nil:
+		j.interval = tick
+		j.timer = time.NewTimer(tick)
+		go j.run(j.timer)
+	case j.interval > s.kind.calm:
+		j.interval = tick
+		j.timer.Reset(tick)
+	}
+}
+
+// run ends when the list is empty.
+func (j *janitor) run(t *time.Timer) {
+	var batch []*Session
+	for range t.C {
+		j.mu.Lock()
+		if len(j.list) == 0 {
+			j.timer = nil
+			j.mu.Unlock()
+			return
+		}
+		batch = append(batch[:0], j.list...)
+		clear(j.list)
+		j.list = j.list[:0]
+		j.mu.Unlock()
+		most := busyTick // limit for the next interval
+		stay := batch[:0]
+		for _, s := range batch {
+			used, looked := s.tend()
+			if used {
+				stay = append(stay, s)
+			}
+			switch {
+			case !used || !looked && s.kind.acks:
+				most = tick
+			default:
+				most = min(most, s.kind.calm)
+			}
+		}
+		j.mu.Lock()
+		for _, s := range j.list { // those that came meanwhile
+			if s.kind.acks {
+				most = tick
+			}
+		}
+		j.interval = min(2*j.interval, most)
+		t.Reset(j.interval)
+		j.list = append(j.list, stay...)
+		j.mu.Unlock()
+		clear(batch)
+	}
+}
+
+// joinIfAway puts the session on the janitor's list, if it is not there.
+func (s *Session) joinIfAway() {
+	if s.idle.away.Load() && s.idle.away.CompareAndSwap(true, false) {
+		s.idle.seen = 0
+		idlers.join(s)
+	}
+}
+
+// leftBehind is called at the end of an operation, so that what it found no room for is
+// sent even if the janitor has taken the session off its list since.
+func (s *Session) leftBehind() {
+	if s.idle.away.Load() && s.readWant()&SendReady != 0 {
+		s.joinIfAway()
+	}
+}
+
+// tend is the janitor's look at a session. used: it stays on the list; looked: the
+// application itself has polled since the last tick, or is about to.
+func (s *Session) tend() (used, looked bool) {
+	i := &s.idle
+	if !s.rxMu.TryLock() {
+		return true, true
+	}
+	defer s.rxMu.Unlock()
+	rx := &s.rx
+	if rx.dead = s.failure.Load() != nil; rx.gone || rx.dead {
+		i.away.Store(true)
+		return false, false
+	}
+	// Polls before it joined were not the application's.
+	looked = i.seen != 0 && (rx.looks != i.looks || s.rd.op.held())
+	defer func() { i.looks = rx.looks }()
+	s.txMu.Lock()
+	seen := 1 + rx.messages + s.tx.messages
+	s.txMu.Unlock()
+	if seen != i.seen {
+		i.seen = seen
+		if !looked { // the application uses the session, but does not poll
+			s.lookLocked()
+			s.settleLocked()
+		}
+		return true, looked
+	}
+	// Order matters: an operation that comes now either sees away and joins again, at its
+	// beginning or end, or its message, or what it found no room for, is seen below.
+	i.away.Store(true)
+	s.ep.Arm(s.readWant())
+	s.lookLocked()
+	s.settleLocked()
+	if s.readWant()&SendReady != 0 { // looking made something due that finds no room
+		s.ep.Arm(SendReady)
+		s.flush()
+	}
+	return false, false
+}
+
+// serve looks for messages while no operation waits. It is called by Wake.
+func (s *Session) serve() {
+	if !s.idle.serving.CompareAndSwap(false, true) {
+		return
+	}
+	if !s.startWorker() {
+		return
+	}
+	go func() {
+		defer s.workers.Done()
+		s.lockRx()
+		s.idle.serving.Store(false) // this look sees what earlier Wakes were for; later ones start another
+		s.lookLocked()
+		s.unlockRx()
+		s.joinIfAway()
+	}()
+}

@@ -1,0 +1,79 @@
+package session
+
+import (
+	"sync/atomic"
+
+	"github.com/sanconn/san/session/internal/spin"
+)
+
+// side is one direction, with the operation (Read or Write) in progress there.
+type side struct {
+	op    opLock        // held by the operation as long as it lasts
+	state atomic.Uint32 // st bits: why it has to end
+	wants atomic.Uint32 // Events to be woken for; 0: not sleeping
+	wake  chan struct{} // holds one token: look again
+	spins spin.History  // guarded by op
+
+	sleeps, polls atomic.Uint64
+}
+
+const (
+	stInterrupted = 1 << iota // by InterruptRead, InterruptWrite
+	stShut                    // this direction was closed here
+	stClosed                  // the session was closed here
+	stPeerClosed              // wr only: the peer no longer reads
+)
+
+// signal has the operation look again, if there is one.
+func (sd *side) signal() {
+	select {
+	case sd.wake <- struct{}{}:
+	default:
+	}
+}
+
+// signalSleeper is signal unless nobody sleeps: those who poll look anyway.
+func (sd *side) signalSleeper() {
+	if sd.wants.Load() != 0 {
+		sd.signal()
+	}
+}
+
+func (sd *side) set(bits uint32) {
+	sd.state.Or(bits)
+	sd.signal()
+}
+
+func (sd *side) interrupt(on bool) {
+	if on {
+		sd.set(stInterrupted)
+	} else {
+		sd.state.And(^uint32(stInterrupted))
+	}
+}
+
+// opLock is a first-come, first-served mutex for long operations. Waiters sleep
+// on a channel, because a goroutine blocked on a sync.Mutex keeps
+// testing/synctest's clock from advancing, which may be what the holder waits for.
+type opLock struct {
+	users atomic.Int32  // the holder and those waiting
+	next  chan struct{} // hands the lock to the next one
+}
+
+func (l *opLock) Lock() {
+	if l.users.Add(1) > 1 {
+		<-l.next
+	}
+}
+
+func (l *opLock) Unlock() {
+	if l.users.Add(-1) > 0 {
+		l.next <- struct{}{}
+	}
+}
+
+// tryLock locks l if it is free.
+func (l *opLock) tryLock() bool { return l.users.CompareAndSwap(0, 1) }
+
+// held reports whether an operation is in progress.
+func (l *opLock) held() bool { return l.users.Load() > 0 }

@@ -1,0 +1,88 @@
+package session
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/sanconn/san/session/internal/wire"
+)
+
+// tail is the part of an offered Write that did not come with the offer's message.
+type tail struct {
+	id      uint32
+	byWrite bool       // the peer writes it to memory that we grant
+	desc    Descriptor // otherwise: where it is
+	total   int
+	asked   int // bytes, from the front, for which a transfer was started
+	got     int // … completed
+	reading int // RDMA reads under way
+	over    bool
+	stopped bool // the peer has withdrawn it: start no more transfers
+	noMem   bool // there is no memory for it: give it up when nothing is under way
+	refused bool // Refuse was sent
+	noSlice bool // a Read's slice could not be registered: use chunks only
+	chunks  []chunk
+}
+
+// chunk is a part of a tail that is fetched ahead of any Read.
+type chunk struct {
+	buf  []byte // from Alloc
+	n    int    // bytes of it that hold, or will hold, data
+	r    int    // bytes already read
+	full bool   // the transfer to it has completed
+}
+
+// maxOffer keeps offered lengths in an int, whatever the peer's: 2⁴⁰-1 bytes, or 2³¹-1
+// where an int has 32 bits.
+const maxOffer = math.MaxInt & (1<<40 - 1)
+
+func newTail(t wire.Type, m []byte) (*tail, error) {
+	tl := &tail{byWrite: t == wire.TypeOfferWrite}
+	var length uint64
+	if tl.byWrite {
+		o, err := wire.ParseOfferWrite(m)
+		if err != nil {
+			return nil, err
+		}
+		tl.id, length = o.ID, o.Length
+	} else {
+		o, err := wire.ParseOfferRead(m)
+		if err != nil {
+			return nil, err
+		}
+		tl.id, tl.desc, length = o.ID, o.Memory, o.Memory.Len
+	}
+	if length == 0 || length > maxOffer {
+		return nil, fmt.Errorf("an offer of %d bytes of memory", length)
+	}
+	tl.total = int(length)
+	return tl, nil
+}
+
+// needs is the capability of this end that the offer assumes.
+func (t *tail) needs() uint32 {
+	if t.byWrite {
+		return wire.CapGrant
+	}
+	return wire.CapRead
+}
+
+// unread returns the next bytes that have been fetched ahead; nil: none.
+func (t *tail) unread() []byte {
+	if len(t.chunks) == 0 || !t.chunks[0].full {
+		return nil
+	}
+	c := &t.chunks[0]
+	return c.buf[c.r:c.n]
+}
+
+// advance ends the use of the first n bytes of unread, and reports whether that was the
+// rest of a chunk.
+func (t *tail) advance(n int) (last bool) {
+	c := &t.chunks[0]
+	c.r += n
+	return c.r == c.n
+}
+
+// read reports whether the tail is over and all read.
+func (t *tail) read() bool { return t.over && len(t.chunks) == 0 }
