@@ -12,9 +12,7 @@ import (
 
 // The kinds of provider that there are, and those that there could be.
 var kinds = map[string]twin.Config{
-	"ring": {
-		Limits: session.Limits{CanRead: true, MaxExpose: math.MaxInt, ExactRevoke: true, Buffered: true, Liveness: true},
-	},
+	"ring": {},
 	"queue pair": {
 		Limits: session.Limits{Window: 64, CanRead: true, CanWrite: true, MaxExpose: math.MaxInt},
 	},
@@ -26,7 +24,6 @@ var kinds = map[string]twin.Config{
 	},
 	"tight ring": {
 		QueueBytes: 8 << 10,
-		Limits:     session.Limits{},
 	},
 }
 
@@ -43,7 +40,7 @@ func run(t *testing.T, cfg twin.Config) {
 	// Endpointtest does on purpose what a NIC refuses.
 	cfg.Violated = func(v twin.Violation) {
 		switch v.Kind {
-		case twin.BadAccess, twin.RevokedAccess, twin.Gap:
+		case twin.BadAccess, twin.RevokedAccess:
 		default:
 			t.Error(v)
 		}
