@@ -49,9 +49,9 @@ func TestCloseEndsWithThePeer(t *testing.T) {
 func TestClosedBehindItsWorkers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		began := make(chan struct{}, 10)
-		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
-			return slowRevoke{e, began}
-		})
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+			return slowRevoke{m, began}
+		}))
 		p.ask()
 		p.send(tLeaveInbox, 0)
 		<-began
@@ -60,21 +60,6 @@ func TestClosedBehindItsWorkers(t *testing.T) {
 		<-s.Closed()
 		if took := time.Since(at); took < time.Second {
 			t.Errorf("closed after %v, while its inbox is revoked", took)
-		}
-	})
-}
-
-// Small Writes are offered too where the operator wants nothing to go as payload.
-func TestSmallWritesWithoutInline(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		a, b, _, _ := pair(t, exact, session.Config{Disable: session.FeatureInline})
-		w := goWrite(a, []byte("small"))
-		if got := readFull(t, b, 5); string(got) != "small" {
-			t.Errorf("%q", got)
-		}
-		within(t, w)
-		if n := a.Stats().OffersSent; n != 1 {
-			t.Errorf("%d offers", n)
 		}
 	})
 }

@@ -257,8 +257,10 @@ func (s *Session) flushOutbox() {
 			return
 		}
 		if err := s.mem.Write(o.buf[from:][:n], o.inbox, to, boxID); err == ErrWouldBlock {
+			s.ep.Commit(0)
 			return
 		} else if err != nil {
+			s.ep.Commit(0)
 			o.useless = true // it may have been unregistered for others; until the boxes are given back
 			continue
 		}
