@@ -146,3 +146,41 @@ func TestCloseWriteBehindThePeersEnd(t *testing.T) {
 		})
 	}
 }
+
+// A session that has given its endpoint back calls nothing of it any more, whatever is
+// called.
+func TestCallsBehindClosed(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		for name, end := range map[string]func(*session.Session){
+			"Close": func(s *session.Session) { s.Close() },
+			"Abort": (*session.Session).Abort,
+		} {
+			a, b, _, _ := pair(t, cfg, session.Config{})
+			writeAll(t, a, []byte("x"), 1)
+			readFull(t, b, 1)
+			end(a)
+			b.Close()
+			<-a.Closed()
+			p := make([]byte, 10)
+			for what, call := range map[string]func() error{
+				"Read":         func() error { _, err := a.Read(p); return err },
+				"Write":        func() error { _, err := a.Write(p); return err },
+				"WriteBuffers": func() error { _, err := a.WriteBuffers([][]byte{p, p}); return err },
+				"WriteUrgent":  func() error { _, err := a.WriteUrgent(p); return err },
+				"CloseRead":    a.CloseRead,
+				"CloseWrite":   a.CloseWrite,
+				"Close":        a.Close,
+			} {
+				wantErr(t, what+" behind "+name, call(), session.ErrClosed)
+			}
+			_, err := a.ReadUrgent(p)
+			wantErr(t, "ReadUrgent", err, session.ErrNoUrgent)
+			a.SetKeepAlivePeriod(time.Second)
+			a.SetKeepAlive(true)
+			a.InterruptRead(true)
+			a.InterruptWrite(true)
+			a.Abort()
+			pass(time.Minute)
+		}
+	})
+}
