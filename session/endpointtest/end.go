@@ -188,10 +188,13 @@ func testRetire(t *testing.T, mk Maker) {
 			must(t, err)
 			control, err := a.reserveControl(session.MaxControl)
 			must(t, err)
-			// Others fill and read it while the end comes.
+			fill(data, written)
+			fill(control, written)
+			// Others write the second half of it, and read, while the end comes.
 			together(t,
 				func() error { tt.end(a); return nil },
-				func() error { fill(data, written); fill(control, written); return nil },
+				func() error { fill(data[len(data)/2:], written); return nil },
+				func() error { fill(control[len(control)/2:], written); return nil },
 				func() error { return verify(kept[0], 0) })
 			if n, err := b.endOf(); n != 0 || !errors.Is(err, tt.want) {
 				t.Fatalf("the peer finds %d messages, %v; want 0, %v", n, err, tt.want)
