@@ -54,6 +54,8 @@ func Run(t *testing.T, mk Maker, lacks ...string) {
 		{"AfterTheEnd", true, testAfterTheEnd},
 		{"Retire", true, testRetire},
 		{"Alloc", reads || writes, testAlloc},
+		{"AllocReads", reads, both(testAllocMoves, read)},
+		{"AllocWrites", writes, both(testAllocMoves, write)},
 		{"Read", reads, both(testMove, read)},
 		{"Write", writes, both(testMove, write)},
 		{"ReadShort", reads, both(testShort, read)},

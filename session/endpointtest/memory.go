@@ -538,3 +538,29 @@ func testAlloc(t *testing.T, mk Maker) {
 	must(t, a.Close())
 	a.mem.Free(p)
 }
+
+// Memory from Alloc may be exposed, and is moved from and to like any other.
+func testAllocMoves(t *testing.T, mk Maker, d direction) {
+	const size = 10_000
+	a, b := pair(t, mk)
+	n := min(size, a.lim.MaxRDMA, b.lim.MaxExpose)
+	remote, local := b.mem.Alloc(n), a.mem.Alloc(n)
+	if remote == nil || local == nil {
+		t.Fatal("Alloc gives nothing")
+	}
+	defer b.mem.Free(remote)
+	defer a.mem.Free(local)
+	noise(remote, 61)
+	noise(local, 62)
+	desc, err := b.expose(remote, d.rights)
+	must(t, err)
+	must(t, d.start(a, local, desc, 0, 1))
+	ev, err := d.complete(a, 1)
+	must(t, err)
+	must(t, ev.Err)
+	must(t, d.arrived(a))
+	b.mem.Revoke(desc)
+	if !bytes.Equal(remote, local) {
+		t.Error("not the same bytes at both ends")
+	}
+}
