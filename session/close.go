@@ -35,6 +35,9 @@ func (s *Session) CloseWrite() error {
 	s.ur.signal()
 	s.wr.op.Lock()
 	defer s.wr.op.Unlock()
+	if s.wr.state.Load()&stClosed != 0 {
+		return ErrClosed // the endpoint may be retired
+	}
 	err := s.over() // before the state: see writeBlocked
 	if s.wr.state.Load()&stClosed != 0 {
 		return ErrClosed

@@ -49,9 +49,9 @@ func TestCloseEndsWithThePeer(t *testing.T) {
 func TestClosedBehindItsWorkers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		began := make(chan struct{}, 10)
-		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
-			return slowRevoke{e, began}
-		})
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+			return slowRevoke{m, began}
+		}))
 		p.ask()
 		p.send(tLeaveInbox, 0)
 		<-began
@@ -60,21 +60,6 @@ func TestClosedBehindItsWorkers(t *testing.T) {
 		<-s.Closed()
 		if took := time.Since(at); took < time.Second {
 			t.Errorf("closed after %v, while its inbox is revoked", took)
-		}
-	})
-}
-
-// Small Writes are offered too where the operator wants nothing to go as payload.
-func TestSmallWritesWithoutInline(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		a, b, _, _ := pair(t, exact, session.Config{Disable: session.FeatureInline})
-		w := goWrite(a, []byte("small"))
-		if got := readFull(t, b, 5); string(got) != "small" {
-			t.Errorf("%q", got)
-		}
-		within(t, w)
-		if n := a.Stats().OffersSent; n != 1 {
-			t.Errorf("%d offers", n)
 		}
 	})
 }
@@ -160,4 +145,42 @@ func TestCloseWriteBehindThePeersEnd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A session that has given its endpoint back calls nothing of it any more, whatever is
+// called.
+func TestCallsBehindClosed(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		for name, end := range map[string]func(*session.Session){
+			"Close": func(s *session.Session) { s.Close() },
+			"Abort": (*session.Session).Abort,
+		} {
+			a, b, _, _ := pair(t, cfg, session.Config{})
+			writeAll(t, a, []byte("x"), 1)
+			readFull(t, b, 1)
+			end(a)
+			b.Close()
+			<-a.Closed()
+			p := make([]byte, 10)
+			for what, call := range map[string]func() error{
+				"Read":         func() error { _, err := a.Read(p); return err },
+				"Write":        func() error { _, err := a.Write(p); return err },
+				"WriteBuffers": func() error { _, err := a.WriteBuffers([][]byte{p, p}); return err },
+				"WriteUrgent":  func() error { _, err := a.WriteUrgent(p); return err },
+				"CloseRead":    a.CloseRead,
+				"CloseWrite":   a.CloseWrite,
+				"Close":        a.Close,
+			} {
+				wantErr(t, what+" behind "+name, call(), session.ErrClosed)
+			}
+			_, err := a.ReadUrgent(p)
+			wantErr(t, "ReadUrgent", err, session.ErrNoUrgent)
+			a.SetKeepAlivePeriod(time.Second)
+			a.SetKeepAlive(true)
+			a.InterruptRead(true)
+			a.InterruptWrite(true)
+			a.Abort()
+			pass(time.Minute)
+		}
+	})
 }

@@ -18,32 +18,18 @@ func TestWhatTheLastMessageSays(t *testing.T) {
 	data := func(flags byte) func(*raw) {
 		return func(p *raw) { p.send(tData, flags, pattern(100)...) }
 	}
-	offer := func(flags byte) func(*raw) {
-		return func(p *raw) {
-			d, err := p.Expose(pattern(1000), session.RemoteRead)
-			if err != nil {
-				p.t.Fatal(err)
-			}
-			p.send(tOfferRead, flags, u64(1, d.Addr, d.Key, d.Len)...)
-			p.expectDone(p.t, 1, 0)
-		}
-	}
 	for name, tt := range map[string]struct {
 		say []func(*raw)
 		end error
 	}{
-		"data":              {[]func(*raw){data(0)}, io.EOF},
-		"cut data":          {[]func(*raw){data(0), data(more)}, syscall.ECONNRESET},
-		"data, whole":       {[]func(*raw){data(more), data(0)}, io.EOF},
-		"an offer":          {[]func(*raw){offer(0)}, io.EOF},
-		"a cut offer":       {[]func(*raw){data(0), offer(more)}, syscall.ECONNRESET},
-		"an offer, whole":   {[]func(*raw){data(more), offer(0)}, io.EOF},
-		"data behind offer": {[]func(*raw){offer(more), data(0)}, io.EOF},
+		"whole":                         {[]func(*raw){data(0)}, io.EOF},
+		"cut":                           {[]func(*raw){data(0), data(more)}, syscall.ECONNRESET},
+		"behind a part of it, the rest": {[]func(*raw){data(more), data(0)}, io.EOF},
 	} {
 		for who, reads := range map[string]bool{"a Read waits": true, "nobody reads": false} {
 			t.Run(name+"/"+who, func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
-					s, _, p := negotiated(t, exact, session.Config{})
+					s, _, p := negotiated(t, ring, session.Config{})
 					end := make(chan error, 1)
 					read := func() { _, err := io.ReadAll(readerOf(s)); end <- err }
 					if reads {
@@ -91,7 +77,7 @@ func TestDeathBehindPackedSlices(t *testing.T) {
 // … and of an offer of which no more is read when the process has ended.
 func TestDeathBehindAnOpenOffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, b, ea, _ := pair(t, exact, session.Config{ReceiveBudget: 1})
+		a, b, ea, _ := pair(t, byRead, session.Config{ReceiveBudget: 1})
 		goWrite(a, pattern(1<<20))
 		pass(time.Second)
 		ea.Kill()

@@ -49,10 +49,7 @@ var le = binary.LittleEndian
 
 // Kinds of endpoint that the directed tests run on.
 var (
-	ring = twin.Config{Limits: session.Limits{
-		Buffered: true, Liveness: true, MaxMessage: 4096,
-		CanRead: true, ExactRevoke: true, MaxExpose: math.MaxInt,
-	}}
+	ring   = twin.Config{Limits: session.Limits{MaxMessage: 4096}}
 	byRead = twin.Config{Limits: session.Limits{
 		Window: 32, MaxMessage: 4096, Threshold: 16 << 10, CanRead: true, MaxExpose: math.MaxInt,
 	}}
@@ -63,15 +60,11 @@ var (
 		Window: 32, MaxMessage: 4096, Threshold: 64 << 10, Inbox: 8 << 10, CanRead: true, CanWrite: true, MaxExpose: math.MaxInt,
 	}}
 	messages = twin.Config{Limits: session.Limits{Window: 32, MaxMessage: 4096}}
-	exact    = twin.Config{Limits: session.Limits{
-		Buffered: true, Liveness: true, MaxMessage: 4096, Threshold: 16 << 10,
-		CanRead: true, ExactRevoke: true, MaxExpose: math.MaxInt,
-	}}
 )
 
 // forms are the ways that a large Write can go.
 var forms = map[string]twin.Config{
-	"by read": byRead, "boxed": boxed, "by write": byWrite, "messages": messages, "ring": ring, "exact": exact,
+	"by read": byRead, "boxed": boxed, "by write": byWrite, "messages": messages, "ring": ring,
 }
 
 // inBubble runs a directed test in virtual time.
@@ -100,6 +93,14 @@ func each(t *testing.T, f func(*testing.T, twin.Config)) {
 	}
 }
 
+// inPieces has large transfers go in RDMAs of 10,000 bytes each.
+func inPieces(cfg twin.Config) twin.Config {
+	if !cfg.Limits.Ring() {
+		cfg.Limits.MaxRDMA = 10_000
+	}
+	return cfg
+}
+
 // latency of the directed tests, one way.
 const latency = 10 * time.Microsecond
 
@@ -116,8 +117,8 @@ func pair(t *testing.T, cfg twin.Config, scfg session.Config) (a, b *session.Ses
 			<-s.Closed()
 		}
 		for _, e := range []*twin.Endpoint{ea, eb} {
-			if left := e.Left(); left.Allocated != 0 {
-				t.Errorf("left behind: %+v", left)
+			if left := e.Left(); left.Allocated != 0 || !e.Retired() {
+				t.Errorf("left behind: %+v, retired: %v", left, e.Retired())
 			}
 		}
 		idle()
@@ -164,7 +165,14 @@ func negotiate(t *testing.T, s *session.Session) {
 type raw struct {
 	t *testing.T
 	*twin.Endpoint
-	dropped uint32 // messages that cost credit and were dropped, for the header
+	session.Memory        // nil: none
+	dropped        uint32 // messages that cost credit and were dropped, for the header
+}
+
+func newRaw(t *testing.T, e *twin.Endpoint) *raw {
+	p := &raw{t: t, Endpoint: e, Memory: e.Memory()}
+	e.Start(p)
+	return p
 }
 
 // Wake implements session.Waker.
@@ -186,12 +194,13 @@ func rawPairOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*
 		}
 	}
 	ea, eb := twin.Pair(cfg)
-	p := &raw{t: t, Endpoint: eb}
-	eb.Start(p)
+	p := newRaw(t, eb)
 	s := session.New(around(ea), withoutKeepAlive(scfg))
 	t.Cleanup(func() {
 		s.Abort()
-		<-s.Closed()
+		if <-s.Closed(); !ea.Retired() {
+			t.Error("the endpoint was not retired")
+		}
 		eb.Abort()
 		idle()
 	})
@@ -200,7 +209,12 @@ func rawPairOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*
 
 // send sends a message; false: there is no room, or the connection is over.
 func (p *raw) send(typ, flags byte, body ...byte) bool {
-	b := p.Reserve(header+len(body), header+len(body), header+len(body) <= session.MaxControl)
+	n := header + len(body)
+	reserve, commit := p.ReserveControl, p.CommitControl
+	if n > session.MaxControl {
+		reserve, commit = func(n int) []byte { return p.Reserve(n, n) }, p.Commit
+	}
+	b := reserve(n)
 	if b == nil {
 		return false
 	}
@@ -208,7 +222,7 @@ func (p *raw) send(typ, flags byte, body ...byte) bool {
 	b[0], b[1] = typ, flags
 	le.PutUint32(b[4:], p.dropped)
 	copy(b[header:], body)
-	p.Commit(len(b))
+	commit(n)
 	return true
 }
 
@@ -280,6 +294,19 @@ func negotiatedOn(t *testing.T, cfg twin.Config, scfg session.Config, around fun
 	p.send(tNegotiate, 0, parameters(1, credits, uint32(cfg.Limits.MaxMessage), 3)...)
 	negotiate(t, s)
 	return s, e, p
+}
+
+// onMemory is an endpoint whose memory has something of the test's around it.
+type onMemory struct {
+	*twin.Endpoint
+	mem session.Memory
+}
+
+func (e onMemory) Memory() session.Memory { return e.mem }
+
+// withMemory is for negotiatedOn: it has around put something around the memory.
+func withMemory(around func(session.Memory) session.Memory) func(*twin.Endpoint) session.Endpoint {
+	return func(e *twin.Endpoint) session.Endpoint { return onMemory{e, around(e.Memory())} }
 }
 
 func u64(v ...uint64) (b []byte) {

@@ -241,7 +241,7 @@ func TestStreamLeavesAUselessOutbox(t *testing.T) {
 
 // failingWrites cannot register what it is to write from.
 type failingWrites struct {
-	*twin.Endpoint
+	session.Memory
 	fail   atomic.Bool
 	failed atomic.Int32
 }
@@ -251,17 +251,17 @@ func (e *failingWrites) Write(from []byte, to session.Descriptor, off int, id ui
 		e.failed.Add(1)
 		return syscall.ENOBUFS
 	}
-	return e.Endpoint.Write(from, to, off, id)
+	return e.Memory.Write(from, to, off, id)
 }
 
 // failing is a session on such an endpoint.
 func failing(t *testing.T) (s *session.Session, w *failingWrites, p *raw) {
 	t.Helper()
 	w = new(failingWrites)
-	s, _, p = negotiatedOn(t, boxed, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
-		w.Endpoint = e
+	s, _, p = negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+		w.Memory = m
 		return w
-	})
+	}))
 	return s, w, p
 }
 
@@ -433,7 +433,7 @@ func TestInboxIsLeftOnce(t *testing.T) {
 			pass(20 * time.Millisecond)         // the inbox is there, and nothing is written: it is to be left in a while
 			var all [][]byte
 			for n := 1 << 20; n >= 1<<10; n /= 2 {
-				for m := ea.Alloc(n); m != nil; m = ea.Alloc(n) {
+				for m := ea.Memory().Alloc(n); m != nil; m = ea.Memory().Alloc(n) {
 					all = append(all, m)
 				}
 			}
@@ -447,7 +447,7 @@ func TestInboxIsLeftOnce(t *testing.T) {
 				pass(time.Second)
 			}
 			for _, m := range all {
-				ea.Free(m)
+				ea.Memory().Free(m)
 			}
 			b.Close()
 		})
@@ -504,18 +504,18 @@ func TestOutboxOfAWriteUnderWay(t *testing.T) {
 	})
 }
 
-// slowAlloc is an endpoint that takes long to find memory.
-type slowAlloc struct{ *twin.Endpoint }
+// slowAlloc takes long to find memory.
+type slowAlloc struct{ session.Memory }
 
 func (e slowAlloc) Alloc(n int) []byte {
 	nap(3 * time.Second)
-	return e.Endpoint.Alloc(n)
+	return e.Memory.Alloc(n)
 }
 
 // … nor is the inbox left while a Write gets the outbox that goes with it.
 func TestOutboxThatComesLate(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(e *twin.Endpoint) session.Endpoint { return slowAlloc{e} })
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory { return slowAlloc{m} }))
 		in := p.open(s, 100_000)
 		data := pattern(20_000)
 		writeAll(t, s, data, len(data))
@@ -914,11 +914,11 @@ func TestAbortAfterClose(t *testing.T) {
 	}
 }
 
-// A peer that does not read any more is no lack of buffers, whichever way the
-// bytes would have gone.
-func TestWriteToAPeerThatDoesNotReadWithoutInline(t *testing.T) {
+// A Write to a peer that does not read any more is thrown away there, whichever way it
+// goes, until the peer has closed.
+func TestWriteToAPeerThatThrowsItAway(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
-		a, b, _, _ := pair(t, cfg, session.Config{Disable: session.FeatureInline})
+		a, b, _, _ := pair(t, cfg, session.Config{Threshold: 1})
 		if err := b.CloseRead(); err != nil {
 			t.Fatal(err)
 		}

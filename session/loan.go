@@ -80,12 +80,18 @@ func (s *Session) Commit(n int) error {
 	if !lent {
 		return ErrNotReserved
 	}
-	s.giveBackLoan()
+	err := wrong
+	if err == nil {
+		err = s.commitError(ok || n == 0)
+	}
+	s.giveBackLoan() // last: the endpoint may be retired then
 	s.leftBehind()
-	switch {
-	case wrong != nil:
-		return wrong
-	case ok || n == 0:
+	return err
+}
+
+// commitError returns why the bytes of a loan are lost; sent: they were sent.
+func (s *Session) commitError(sent bool) error {
+	if sent {
 		return s.over()
 	}
 	if err := s.writeBlocked(); err != nil {

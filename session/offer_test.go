@@ -206,65 +206,16 @@ func TestWriteDoneThatLies(t *testing.T) {
 	})
 }
 
-// slowRevoke is an endpoint on which time passes before Revoke returns.
+// slowRevoke has time pass before Revoke returns.
 type slowRevoke struct {
-	*twin.Endpoint
+	session.Memory
 	began chan struct{} // a token for each
 }
 
-func (e slowRevoke) Revoke(d session.Descriptor) int {
-	taken := e.Endpoint.Revoke(d)
+func (e slowRevoke) Revoke(d session.Descriptor) {
+	e.Memory.Revoke(d)
 	e.began <- struct{}{}
 	nap(time.Second)
-	return taken
-}
-
-// The peer finds its reads revoked, and says what it has, before the Revoke at this end
-// has returned: both agree, and the connection goes on.
-func TestReadDoneWhileRevokeGoesOn(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		began := make(chan struct{}, 10)
-		s, _, p := negotiatedOn(t, exact, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
-			return slowRevoke{e, began}
-		})
-		r := goRead(s, make([]byte, 10)) // hears what the peer says meanwhile
-		data, into := pattern(50_000), make([]byte, 50_000)
-		// take reads n bytes of an offer's memory, and returns the ReadDone and all it has.
-		take := func(offer []byte, n int) (done, got []byte) {
-			d := session.Descriptor{Addr: le.Uint64(offer[8:]), Key: le.Uint64(offer[16:]), Len: le.Uint64(offer[24:])}
-			n = min(n, int(d.Len))
-			if err := p.Read(into[:n], d, 0, 1); err != nil {
-				t.Fatal(err)
-			}
-			pass(time.Millisecond)
-			return u64(uint64(le.Uint32(offer)), uint64(n)), append(bytes.Clone(offer[32:]), into[:n]...)
-		}
-		w := goWrite(s, data)
-		done, got := take(p.expect(tOfferRead), 10_000)
-		s.InterruptWrite(true)
-		<-began
-		p.send(tReadDone, 0, done...)
-		x := within(t, w)
-		wantErr(t, "Write", x.err, session.ErrInterrupted)
-		if x.n != len(got) || !bytes.Equal(got, data[:len(got)]) {
-			t.Errorf("Write says %d bytes, the peer has %d", x.n, len(got))
-		}
-		s.InterruptWrite(false)
-		if _, err := s.WriteUrgent([]byte("alive?")); err != nil {
-			t.Fatalf("the connection: %v", err)
-		}
-		p.expect(tUrgent)
-		w = goWrite(s, data)
-		done, got = take(p.expect(tOfferRead), len(data))
-		p.send(tReadDone, 0, done...)
-		if x := within(t, w); x.n != len(data) || x.err != nil || !bytes.Equal(got, data) {
-			t.Errorf("the Write behind it: %+v; %d bytes have come", x, len(got))
-		}
-		p.send(tData, 0, 'x')
-		if x := within(t, r); x.n != 1 || x.err != nil {
-			t.Errorf("Read: %+v", x)
-		}
-	})
 }
 
 // What a Read that waits for its own transfer has to say, and finds no room or no
@@ -385,11 +336,11 @@ func TestCreditOfADirectRead(t *testing.T) {
 	})
 }
 
-// atOnce is an endpoint whose RDMA reads are over when Read returns.
-type atOnce struct{ *twin.Endpoint }
+// atOnce is memory whose RDMA reads are over when Read returns.
+type atOnce struct{ session.Memory }
 
 func (e atOnce) Read(into []byte, from session.Descriptor, off int, id uint32) error {
-	err := e.Endpoint.Read(into, from, off, id)
+	err := e.Memory.Read(into, from, off, id)
 	nap(2 * latency)
 	return err
 }
@@ -399,9 +350,9 @@ func TestCreditOfADirectReadThatIsOverAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
 		cfg.SendQueue = 40
-		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 1}, func(e *twin.Endpoint) session.Endpoint {
-			return atOnce{e}
-		})
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 1}, withMemory(func(m session.Memory) session.Memory {
+			return atOnce{m}
+		}))
 		const before, direct = 10, 256 << 10 // half of the offer, so that nothing else is to be said
 		d, err := p.Expose(make([]byte, 2*direct), session.RemoteRead)
 		if err != nil {
@@ -427,7 +378,7 @@ func TestCreditOfADirectReadThatIsOverAtOnce(t *testing.T) {
 // What does not go to the slice of a Read is fetched ahead, though nobody reads behind
 // that: the peer's Write ends.
 func TestOfferEndsBehindADirectRead(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite, "exact": exact} {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				a, b, _, _ := pair(t, cfg, session.Config{})
@@ -468,11 +419,18 @@ func (e *fullQueue) Arm(ev session.Events) {
 	e.Endpoint.Arm(ev)
 }
 
-func (e *fullQueue) Read(into []byte, from session.Descriptor, off int, id uint32) error {
-	if !e.room.Load() {
+func (e *fullQueue) Memory() session.Memory { return fullMemory{e.Endpoint.Memory(), e} }
+
+type fullMemory struct {
+	session.Memory
+	e *fullQueue
+}
+
+func (m fullMemory) Read(into []byte, from session.Descriptor, off int, id uint32) error {
+	if !m.e.room.Load() {
 		return session.ErrWouldBlock
 	}
-	return e.Endpoint.Read(into, from, off, id)
+	return m.Memory.Read(into, from, off, id)
 }
 
 // A Read whose transfer finds no room in the queue waits for room.
@@ -534,33 +492,11 @@ func TestAbortInTheMiddleOfADirectRead(t *testing.T) {
 	})
 }
 
-// Nothing of the stream, its end least of all, overtakes the answer to an offer that was
-// taken back at once.
-func TestShutdownBehindAnOfferTakenBack(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, exact, session.Config{})
-		w := goWrite(s, pattern(50_000))
-		id := uint64(le.Uint32(p.expect(tOfferRead)))
-		s.InterruptWrite(true)
-		wantErr(t, "Write", within(t, w).err, session.ErrInterrupted)
-		s.InterruptWrite(false)
-		if err := s.CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
-		p.expect(tCancelRead)
-		if m := p.recv(); m != nil {
-			t.Fatalf("a message of type %d before the answer", m[0])
-		}
-		p.send(tReadDone, 0, u64(id, 0)...)
-		p.expect(tShutdown)
-	})
-}
-
 // A Write that is offered in pieces says so, and is cut if the peer's process ends
 // between them.
 func TestDeathBetweenOffers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		cfg := exact
+		cfg := byRead
 		cfg.Limits.MaxExpose = 50_000
 		a, b, ea, _ := pair(t, cfg, session.Config{ReceiveBudget: 1})
 		goWrite(a, pattern(100_000))
@@ -580,11 +516,11 @@ type narrow struct {
 	most atomic.Int32 // bytes; 0: as ever
 }
 
-func (e *narrow) Reserve(lo, hi int, control bool) []byte {
+func (e *narrow) Reserve(lo, hi int) []byte {
 	if most := int(e.most.Load()); most > 0 && lo > most {
 		return nil
 	}
-	return e.Endpoint.Reserve(lo, hi, control)
+	return e.Endpoint.Reserve(lo, hi)
 }
 
 // What takes less room stays behind what waits for more: the message of an offer, and a
@@ -697,25 +633,25 @@ func TestOfferTakenBackWhileItIsRead(t *testing.T) {
 	}
 }
 
-// What was to be fetched ahead from an offer that was revoked leaves nothing behind that
+// What was to be fetched ahead from an offer that was withdrawn leaves nothing behind that
 // the next bytes would wait for.
-func TestRevokedWhileItIsFetchedAhead(t *testing.T) {
+func TestWithdrawnBeforeItIsFetchedAhead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, e, p := negotiated(t, exact, session.Config{})
+		e := &fullQueue{}
+		s, _, p := negotiatedOn(t, byRead, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
 		d, err := p.Expose(make([]byte, 100_000), session.RemoteRead)
 		if err != nil {
 			t.Fatal(err)
 		}
-		e.Hold(twin.HoldReads)
 		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 		pass(time.Second)
-		if e.Left().Posted == 0 {
-			t.Fatal("nothing is fetched")
-		}
-		p.Revoke(d)
 		p.send(tCancelRead, 0, u64(1)...)
-		e.Hold(0)
-		p.expectDone(t, 1, 0)
+		if n := le.Uint64(p.expectDone(t, 1, 0)); n != 0 {
+			t.Errorf("%d bytes were fetched", n)
+		}
 		p.send(tData, 0, []byte("behind")...)
 		if got := readFull(t, s, 6); string(got) != "behind" {
 			t.Errorf("%q", got)
@@ -728,7 +664,7 @@ func TestRevokedWhileItIsFetchedAhead(t *testing.T) {
 
 // A Read that is interrupted stops soon: what is under way is waited for, no more is begun.
 func TestInterruptedReadStopsSoon(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite, "exact": exact} {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				const size = 8 << 20
@@ -886,12 +822,12 @@ type noControl struct {
 	full, once bool
 }
 
-func (e *noControl) Reserve(lo, hi int, control bool) []byte {
-	if control && e.full {
+func (e *noControl) ReserveControl(n int) []byte {
+	if e.full {
 		e.full = !e.once
 		return nil
 	}
-	return e.Endpoint.Reserve(lo, hi, control)
+	return e.Endpoint.ReserveControl(n)
 }
 
 // The end of an offer that was cut waits for room: nothing of the stream overtakes it.

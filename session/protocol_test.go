@@ -162,7 +162,7 @@ func TestBrokenRules(t *testing.T) {
 		"type zero":                       {messages, []step{msg(0, 0)}, false},
 		"the largest type":                {messages, []step{msg(255, 0)}, false},
 		"a second negotiation":            {messages, []step{msg(tNegotiate, 0, parameters(1, 24, 4096, 0)...)}, false},
-		"a header cut short":              {messages, []step{func(p *raw) { p.Reserve(4, 4, true); p.Commit(4) }}, false},
+		"a header cut short":              {messages, []step{func(p *raw) { p.ReserveControl(4); p.CommitControl(4) }}, false},
 		"an offer cut short":              {byRead, []step{msg(tOfferRead, 0, u64(1, 2)...)}, false},
 		"an offer of nothing":             {byRead, []step{msg(tOfferRead, 0, u64(1, 1<<40, 7, 0)...)}, false},
 		"an endless offer":                {byRead, []step{msg(tOfferRead, 0, u64(1, 1<<40, 7, 1<<63)...)}, false},
@@ -182,7 +182,7 @@ func TestBrokenRules(t *testing.T) {
 		"a cancel cut short":              {byRead, []step{msg(tCancelRead, 0)}, false},
 		"written without a grant":         {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tWriteDone, 0, u64(1, 1<<40)...)}, false},
 		"unknown flags":                   {messages, []step{msg(tData, 0xFE, 1), msg(tPing, 0xFF)}, true},
-		"something in the zero bytes":     {messages, []step{func(p *raw) { b := p.Reserve(9, 9, false); copy(b, []byte{tData, 0, 9, 9, 0, 0, 0, 0, 1}); p.Commit(9) }}, true},
+		"something in the zero bytes":     {messages, []step{func(p *raw) { b := p.Reserve(9, 9); copy(b, []byte{tData, 0, 9, 9, 0, 0, 0, 0, 1}); p.Commit(9) }}, true},
 		"more than a type needs":          {messages, []step{msg(tPing, 0, 1, 2, 3, 4), msg(tShutdown, 0, 9)}, true},
 		"empty data":                      {messages, []step{msg(tData, 0)}, true},
 		"a grant for no offer":            {byWrite, []step{msg(tGrant, 0, append(u64(9), desc...)...)}, true},
@@ -338,7 +338,7 @@ func TestThreshold(t *testing.T) {
 	}{
 		{16<<10 - 1, 0, 0}, {16 << 10, 0, 1}, {1 << 20, 0, 1}, {1 << 20, -1, 0}, {1 << 20, 2 << 20, 0}, {5000, 4000, 1},
 	} {
-		for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite, "exact": exact} {
+		for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
 			t.Run(fmt.Sprintf("%s/%d of %d", name, tt.size, tt.threshold), func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
 					a, b, _, _ := pair(t, cfg, session.Config{Threshold: tt.threshold})
@@ -409,7 +409,7 @@ func withLimits(c twin.Config, f func(*session.Limits)) session.Limits {
 // A Read that waits with a large slice gets the bytes without a copy between:
 // nothing of them passes through memory of the session's.
 func TestLargeReadIsDirect(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite, "exact": exact} {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				cfg.AllocBudget = 1 // no chunk can be had
@@ -490,51 +490,33 @@ func TestBudgetsBoundMemory(t *testing.T) {
 	})
 }
 
-// D9: memory that cannot be registered is sent otherwise; if there is no
-// otherwise, Write fails with ENOBUFS, and the connection lives.
+// D9: memory that cannot be registered is sent otherwise.
 func TestMemoryThatCannotBeRegistered(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg    twin.Config
 		faults twin.Faults
-		budget int
 	}{
-		"offered":            {byRead, twin.Faults{Expose: 1}, 0},
-		"granted":            {byWrite, twin.Faults{Expose: 1}, 0},
-		"read into":          {byRead, twin.Faults{Local: 1, Alloc: 1}, 0},
-		"written from":       {byWrite, twin.Faults{Local: 1}, 0},
-		"only chunks can be": {byRead, twin.Faults{Local: 1}, 0},
-		"exact":              {exact, twin.Faults{Local: 1, Alloc: 1}, 0},
+		"offered":            {byRead, twin.Faults{Expose: 1}},
+		"granted":            {byWrite, twin.Faults{Expose: 1}},
+		"read into":          {byRead, twin.Faults{Local: 1, Alloc: 1}},
+		"written from":       {byWrite, twin.Faults{Local: 1}},
+		"only chunks can be": {byRead, twin.Faults{Local: 1}},
 	} {
-		for _, disable := range []session.Feature{0, session.FeatureInline} {
-			t.Run(fmt.Sprintf("%s/%d", name, disable), func(t *testing.T) {
-				inBubble(t, func(t *testing.T) {
-					cfg := tt.cfg
-					cfg.Faults = tt.faults
-					a, b, _, _ := pair(t, cfg, session.Config{Disable: disable})
-					data := pattern(100_000)
-					w := goWrite(a, data)
-					into := make([]byte, len(data))
-					if disable == 0 || name == "only chunks can be" {
-						if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
-							t.Error("wrong bytes")
-						}
-						if r := within(t, w); r.n != len(data) || r.err != nil {
-							t.Errorf("Write: %+v", r)
-						}
-						return
-					}
-					r := goRead(b, into)
-					x := within(t, w)
-					wantErr(t, "Write", x.err, syscall.ENOBUFS)
-					if err := a.CloseWrite(); err != nil {
-						t.Errorf("CloseWrite after that: %v", err)
-					}
-					if y := within(t, r); y.err != io.EOF && y.n != x.n {
-						t.Errorf("Write took %d bytes, Read got %+v", x.n, y)
-					}
-				})
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				cfg := tt.cfg
+				cfg.Faults = tt.faults
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				data := pattern(100_000)
+				w := goWrite(a, data)
+				if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+					t.Error("wrong bytes")
+				}
+				if r := within(t, w); r.n != len(data) || r.err != nil {
+					t.Errorf("Write: %+v", r)
+				}
 			})
-		}
+		})
 	}
 }
 
@@ -606,7 +588,7 @@ func TestUrgentOfThePeerIsBounded(t *testing.T) {
 // peer's, and does not touch its slice any more; the next Write goes on there.
 func TestInterruptedWriteCounts(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
-		cfg.Limits.MaxRDMA = 10_000
+		cfg = inPieces(cfg)
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 30_000, SendBudget: 1000})
 		data := pattern(1 << 20)
 		mine := bytes.Clone(data)
@@ -637,7 +619,7 @@ func TestInterruptedWriteCounts(t *testing.T) {
 func TestInterruptedWriteStopsSoon(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		const size = 8 << 20
-		cfg.Limits.MaxRDMA = 10_000
+		cfg = inPieces(cfg)
 		a, b, _, _ := pair(t, cfg, session.Config{})
 		r := goRead(b, make([]byte, size))
 		pass(time.Second)
@@ -659,7 +641,7 @@ func TestInterruptedWriteStopsSoon(t *testing.T) {
 // or nothing; no byte is lost, and none comes later.
 func TestInterruptedReadLosesNothing(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
-		cfg.Limits.MaxRDMA = 10_000
+		cfg = inPieces(cfg)
 		a, b, _, _ := pair(t, cfg, session.Config{})
 		data := pattern(1 << 20)
 		w := goWrite(a, data)
@@ -964,24 +946,18 @@ func TestCloseWithUnreadData(t *testing.T) {
 // A Write that waits for a peer which closes fails, whichever way its bytes go:
 // they were not thrown away behind its back.
 func TestWriteToAPeerThatCloses(t *testing.T) {
-	for name, scfg := range map[string]session.Config{
-		"": {ReceiveBudget: 1}, "without payload": {ReceiveBudget: 1, Disable: session.FeatureInline},
-	} {
-		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, cfg twin.Config) {
-				a, b, _, _ := pair(t, cfg, scfg)
-				const size = 4 << 20
-				w := goWrite(a, pattern(size))
-				readFull(t, b, 100_000)
-				b.Close()
-				x := within(t, w)
-				wantErr(t, "Write", x.err, syscall.EPIPE)
-				if x.n < 100_000 || x.n >= size {
-					t.Errorf("Write took %d bytes of %d, 100,000 were read", x.n, size)
-				}
-			})
-		})
-	}
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1})
+		const size = 4 << 20
+		w := goWrite(a, pattern(size))
+		readFull(t, b, 100_000)
+		b.Close()
+		x := within(t, w)
+		wantErr(t, "Write", x.err, syscall.EPIPE)
+		if x.n < 100_000 || x.n >= size {
+			t.Errorf("Write took %d bytes of %d, 100,000 were read", x.n, size)
+		}
+	})
 }
 
 func TestAbortResets(t *testing.T) {
@@ -1003,7 +979,7 @@ func TestAbortResets(t *testing.T) {
 // ends there was cut.
 func TestDeathBehindAShortOffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, b, ea, _ := pair(t, exact, session.Config{ReceiveBudget: 1})
+		a, b, ea, _ := pair(t, byRead, session.Config{ReceiveBudget: 1})
 		w := goWrite(a, pattern(1<<20))
 		pass(time.Second)
 		a.InterruptWrite(true)
@@ -1031,7 +1007,6 @@ func TestDeathOfThePeer(t *testing.T) {
 		"queue pair, inside a Write": {byRead, true, syscall.ECONNRESET},
 		"ring":                       {ring, false, io.EOF},
 		"ring, inside a Write":       {ring, true, syscall.ECONNRESET},
-		"ring, inside an offer":      {exact, true, syscall.ECONNRESET},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -1550,7 +1525,6 @@ func TestWriteBuffersWithNothingAtTheEnd(t *testing.T) {
 		"a message":      {ring, [][]byte{pattern(5000), nil}},
 		"packed":         {ring, [][]byte{pattern(100), nil, {}}},
 		"behind small":   {ring, [][]byte{pattern(100), nil, pattern(5000), nil, {}}},
-		"an offer":       {exact, [][]byte{pattern(20_000), {}, nil}},
 		"nothing before": {ring, [][]byte{nil, {}}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -213,11 +213,11 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 	}
 	m.net.Limits = m.limits()
 	switch {
-	case m.net.Limits.Window == 0:
+	case m.net.Limits.Ring():
 		m.net.QueueBytes = pick(r, 8<<10, 16<<10, 64<<10)
 	case r.IntN(4) == 0: // ends that differ
 		l := m.limits()
-		for l.Window == 0 {
+		for l.Ring() {
 			l = m.limits()
 		}
 		m.net.PeerLimits = &l
@@ -245,12 +245,7 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 		c.Threshold = pick(r, 0, 1, 3000, 20_000, -1)
 		c.ReceiveBudget = pick(r, 0, 1, 10_000, 100_000)
 		c.SendBudget = pick(r, 0, 200, 5000, 50_000)
-		c.Disable = pick[session.Feature](r, 0, 0, 0, session.FeatureRDMARead, session.FeatureRDMAWrite, session.FeatureInline)
-	}
-	if (m.cfg[0].Disable|m.cfg[1].Disable)&session.FeatureInline != 0 {
-		// There is nothing to fall back on: faults must not be for ever.
-		f := &m.net.Faults
-		f.Expose, f.Local, f.Alloc, f.Evicted = min(f.Expose, 0.3), min(f.Local, 0.3), min(f.Alloc, 0.3), min(f.Evicted, 0.3)
+		c.Disable = pick[session.Feature](r, 0, 0, 0, session.FeatureRDMARead, session.FeatureRDMAWrite)
 	}
 	m.end = ending(r.IntN(int(endings)))
 	if r.IntN(3) == 0 {
@@ -259,7 +254,7 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 	if m.cut = r.IntN(cutIn) == 0; m.cut {
 		m.hasten()
 	}
-	if m.end == cutWire && m.net.Limits.Liveness {
+	if m.end == cutWire && m.net.Limits.Ring() {
 		m.end = earlyAbort
 	}
 	m.who = r.IntN(2)
@@ -303,14 +298,11 @@ func (m *sim) prolong() {
 // next Write and the end come while the reader looks.
 func (m *sim) hasten() {
 	r, l, f := m.r, &m.net.Limits, &m.net.Faults
-	l.CanRead, l.ExactRevoke = true, true
+	l.Window = max(l.Window, session.MinWindow)
+	l.CanRead = true
 	l.MaxExpose = max(l.MaxExpose, 1<<20)
 	l.MaxRDMA = 1 << 20
 	l.MaxMessage = 4096
-	if r.IntN(4) > 0 { // a ring, which is closed at once
-		l.Window, l.Buffered, l.Liveness = 0, true, true
-		m.net.QueueBytes = 16 << 10
-	}
 	m.net.PeerLimits = nil
 	f.Expose, f.Local, f.Evicted = 0, 0, 0
 	f.Linger = pick(r, 0.01, 0.03, 0.1)
@@ -325,6 +317,9 @@ func (m *sim) hasten() {
 // limits of one of the kinds of provider that there could be.
 func (m *sim) limits() session.Limits {
 	r := m.r
+	if r.IntN(3) == 0 { // a ring
+		return session.Limits{MaxMessage: pick(r, session.MaxControl, 1000, 4096)}
+	}
 	l := session.Limits{
 		MaxMessage: pick(r, session.MaxControl, 1000, 4096, 16<<10),
 		MaxExpose:  pick(r, math.MaxInt, 1<<20, 3000),
@@ -333,26 +328,14 @@ func (m *sim) limits() session.Limits {
 		Inbox:      pick(r, 0, 1, 500, 5000),
 		InboxTo:    pick(r, 0, 0, 5000, 50_000),
 	}
-	if r.IntN(3) == 0 { // a ring
-		l.MaxMessage = min(l.MaxMessage, 4096)
-		l.Buffered, l.Liveness = true, true
-		l.CanRead = r.IntN(2) == 0
-		l.ExactRevoke = l.CanRead
-		if !l.CanRead {
-			l.MaxExpose = 0
-		}
-		return l
-	}
 	l.Window = pick(r, session.MinWindow, session.MinWindow, session.MinWindow+7, 64)
 	switch r.IntN(6) {
-	case 0:
+	case 0, 4:
 		l.CanRead = true
 	case 1:
 		l.CanWrite = true
 	case 2, 3:
 		l.CanRead, l.CanWrite = true, true
-	case 4:
-		l.CanRead, l.ExactRevoke = true, true
 	case 5:
 		l.MaxExpose = 0
 	}
@@ -562,10 +545,6 @@ func (p *party) writes() {
 			}
 			p.s.InterruptWrite(false)
 			continue
-		}
-		if errors.Is(err, syscall.ENOBUFS) && p.cfg[p.id].Disable&session.FeatureInline != 0 {
-			p.rest(r)
-			continue // D9, and only there
 		}
 		if err != nil {
 			p.writeErr = err
@@ -779,8 +758,8 @@ func (m *sim) check() {
 		if left := p.ep.Left(); left.Allocated != 0 || left.Exposed > exposed && m.end == orderly {
 			m.errorf("%d: left behind: %+v", p.id, left)
 		}
-		if !p.ep.Closed() {
-			m.errorf("%d: the endpoint was not closed", p.id)
+		if !p.ep.Retired() {
+			m.errorf("%d: the endpoint was not given back", p.id)
 		}
 		p.checkReading()
 		p.checkWriting()

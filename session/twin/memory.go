@@ -9,8 +9,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// memory is what an end exposes, has allocated and has moved.
+// memory is what an end exposes, has allocated and moves. It implements
+// session.Memory. Guarded by the wire's lock.
 type memory struct {
+	e         *Endpoint
 	exposed   map[uint64]*exposure
 	revoked   map[uint64]bool // keys that were valid once
 	allocs    map[*byte]int
@@ -18,7 +20,10 @@ type memory struct {
 	left      Left
 }
 
-func (m *memory) init() {
+var _ session.Memory = (*memory)(nil)
+
+func (m *memory) init(e *Endpoint) {
+	m.e = e
 	m.exposed = map[uint64]*exposure{}
 	m.revoked = map[uint64]bool{}
 	m.allocs = map[*byte]int{}
@@ -28,8 +33,6 @@ type exposure struct {
 	b      []byte
 	addr   uint64
 	rights session.Rights
-	posted int // bytes that the peer has posted reads for, from the front
-	taken  int // bytes that the peer's reads have taken, from the front
 }
 
 // operation is a Read or a Write that was posted.
@@ -55,8 +58,9 @@ func (k opKind) event() session.EventKind {
 }
 
 // Expose fails after Close, as does Alloc.
-func (e *Endpoint) Expose(b []byte, rights session.Rights) (session.Descriptor, error) {
-	e.enter("")
+func (m *memory) Expose(b []byte, rights session.Rights) (session.Descriptor, error) {
+	e := m.e
+	e.enterLate("Expose")
 	defer e.leave()
 	const all = session.RemoteRead | session.RemoteWrite
 	if len(b) == 0 || rights == 0 || rights&^all != 0 {
@@ -77,50 +81,43 @@ func (e *Endpoint) Expose(b []byte, rights session.Rights) (session.Descriptor, 
 		Key:  e.dice[diceMemory].Uint64(),
 		Len:  uint64(len(b)),
 	}
-	e.exposed[d.Key] = &exposure{b: b, addr: d.Addr, rights: rights}
+	m.exposed[d.Key] = &exposure{b: b, addr: d.Addr, rights: rights}
 	return d, nil
 }
 
 // Revoke does not wait. It may come after Close.
-func (e *Endpoint) Revoke(d session.Descriptor) (taken int) {
-	taken = e.revoke(d)
-	e.lock() // the peer may find it revoked, and get on, before Revoke returns
-	e.leave()
-	return taken
+func (m *memory) Revoke(d session.Descriptor) {
+	m.revoke(d)
+	m.e.lock() // the peer may find it revoked, and get on, before Revoke returns
+	m.e.leave()
 }
 
-func (e *Endpoint) revoke(d session.Descriptor) (taken int) {
+func (m *memory) revoke(d session.Descriptor) {
+	e := m.e
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
+	e.notRetired("Revoke")
 	if e.closed || e.aborted {
-		return 0
+		return
 	}
-	x := e.exposed[d.Key]
-	if x == nil {
+	if m.exposed[d.Key] == nil {
 		e.w.violate(Misuse, e.id, "Revoke of what is not exposed")
-		return 0
+		return
 	}
-	delete(e.exposed, d.Key)
-	e.revoked[d.Key] = true
-	if !e.limits.ExactRevoke {
-		return notTaken
-	}
-	return x.taken
+	delete(m.exposed, d.Key)
+	m.revoked[d.Key] = true
 }
 
-// notTaken is what Revoke says where its result means nothing: no count that
-// anybody could mistake for one.
-const notTaken = -1
-
-func (e *Endpoint) Read(into []byte, from session.Descriptor, off int, id uint32) error {
-	return e.post(opRead, e.limits.CanRead, into, from, off, id)
+func (m *memory) Read(into []byte, from session.Descriptor, off int, id uint32) error {
+	return m.post(opRead, m.e.limits.CanRead, into, from, off, id)
 }
 
-func (e *Endpoint) Write(from []byte, to session.Descriptor, off int, id uint32) error {
-	return e.post(opWrite, e.limits.CanWrite, from, to, off, id)
+func (m *memory) Write(from []byte, to session.Descriptor, off int, id uint32) error {
+	return m.post(opWrite, m.e.limits.CanWrite, from, to, off, id)
 }
 
-func (e *Endpoint) post(kind opKind, can bool, local []byte, d session.Descriptor, off int, id uint32) error {
+func (m *memory) post(kind opKind, can bool, local []byte, d session.Descriptor, off int, id uint32) error {
+	e := m.e
 	name := [...]string{"Read", "Write"}[kind]
 	e.enter(name)
 	defer e.leave()
@@ -134,41 +131,39 @@ func (e *Endpoint) post(kind opKind, can bool, local []byte, d session.Descripto
 	if e.opsOpen == e.w.cfg.RDMAQueue || e.busy(diceBusy, e.w.cfg.Faults.Busy) {
 		return session.ErrWouldBlock
 	}
-	if !e.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {
+	if !m.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {
 		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOMEM)
 	}
-	if e.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Evicted) {
+	if m.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Evicted) {
 		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOBUFS)
 	}
-	if x := e.peer().exposed[d.Key]; kind == opRead && x != nil {
-		if off != x.posted && e.peer().limits.ExactRevoke {
-			e.w.violate(Gap, e.id, "Read at %d, though the next byte of the descriptor is %d", off, x.posted)
-		}
-		x.posted = off + len(local)
-	}
+	e.begin(operation{kind: kind, local: local, desc: d, off: off, id: id})
+	return nil
+}
+
+// begin schedules an operation: a few pieces on the way, then the completion, in order
+// per kind. Events of the operation are all before its completion, so that it can be
+// used again after that.
+func (e *Endpoint) begin(o operation) {
 	var op *operation
 	if n := len(e.spareOps); n > 0 {
 		op, e.spareOps = e.spareOps[n-1], e.spareOps[:n-1]
 	} else {
 		op = new(operation)
 	}
-	*op = operation{kind: kind, local: local, desc: d, off: off, id: id}
+	*op = o
 	e.ops.push(op)
 	e.opsOpen++
 
-	// A few pieces on the way, then the completion, in order per kind. Events
-	// of the operation are all before its completion, so that it can be used
-	// again after that.
 	now := e.w.now()
-	end := max(e.lastDone[kind], now+e.w.latency(&e.dice, diceRDMA))
+	end := max(e.lastDone[op.kind], now+e.w.latency(&e.dice, diceRDMA))
 	for range e.dice[diceRDMA].IntN(4) {
 		if span := end - now; span > 0 {
 			e.w.at(now+time.Duration(e.dice[diceRDMA].Int64N(int64(span))), event{end: e, kind: piece, op: op})
 		}
 	}
-	e.lastDone[kind] = end
+	e.lastDone[op.kind] = end
 	e.w.at(end, event{end: e, kind: done, op: op})
-	return nil
 }
 
 // complete queues the completion of an operation.
@@ -189,10 +184,7 @@ func (e *Endpoint) progress(ev event) {
 		return // completed by the notice of the peer's end
 	}
 	remote, err := e.access(op)
-	switch {
-	case err == session.ErrRevoked: // as the exact Revoke promises
-	case err != nil:
-		// As a NIC would: the queue pairs at both ends stop.
+	if err != nil { // as on a NIC, the queue pairs at both ends stop
 		e.take(op)
 		op.err = err
 		e.complete(op)
@@ -212,13 +204,9 @@ func (e *Endpoint) progress(ev event) {
 		return
 	}
 	e.take(op)
-	switch {
-	case err != nil:
-		op.err = err
-	case op.kind == opRead:
+	if op.kind == opRead {
 		copy(op.local, remote)
-		p.exposed[op.desc.Key].taken = op.off + len(op.local)
-	default:
+	} else {
 		copy(remote, op.local)
 	}
 	e.complete(op)
@@ -237,12 +225,10 @@ func (e *Endpoint) take(op *operation) {
 // would.
 func (e *Endpoint) access(op *operation) ([]byte, error) {
 	p := e.peer()
-	x := p.exposed[op.desc.Key]
+	x := p.mem.exposed[op.desc.Key]
 	switch {
 	case x != nil:
-	case p.revoked[op.desc.Key] && op.kind == opRead && p.limits.ExactRevoke:
-		return nil, session.ErrRevoked
-	case p.revoked[op.desc.Key]:
+	case p.mem.revoked[op.desc.Key]:
 		e.w.violate(RevokedAccess, e.id, "%d bytes at %d", len(op.local), op.off)
 		return nil, fmt.Errorf("twin: revoked: %w", syscall.EACCES)
 	default:
@@ -262,8 +248,9 @@ func (e *Endpoint) access(op *operation) ([]byte, error) {
 	return x.b[lo:][:len(op.local)], nil
 }
 
-func (e *Endpoint) Alloc(n int) []byte {
-	e.enter("")
+func (m *memory) Alloc(n int) []byte {
+	e := m.e
+	e.enterLate("Alloc")
 	defer e.leave()
 	if n < 1 {
 		e.w.violate(Misuse, e.id, "Alloc(%d)", n)
@@ -272,19 +259,19 @@ func (e *Endpoint) Alloc(n int) []byte {
 	if e.closed || e.aborted {
 		return nil
 	}
-	if e.allocated+n > e.w.cfg.AllocBudget || e.dice.chance(diceMemory, e.w.cfg.Faults.Alloc) {
+	if m.allocated+n > e.w.cfg.AllocBudget || e.dice.chance(diceMemory, e.w.cfg.Faults.Alloc) {
 		return nil
 	}
 	b := make([]byte, n)
 	fill(b, noiseFreed) // what others left there
-	e.allocs[&b[0]] = n
-	e.allocated += n
+	m.allocs[&b[0]] = n
+	m.allocated += n
 	return b
 }
 
 // ours: b lies in memory from Alloc.
-func (e *Endpoint) ours(b []byte) bool {
-	for first, n := range e.allocs {
+func (m *memory) ours(b []byte) bool {
+	for first, n := range m.allocs {
 		if at := uintptr(unsafe.Pointer(&b[0])) - uintptr(unsafe.Pointer(first)); at < uintptr(n) && len(b) <= n-int(at) {
 			return true
 		}
@@ -293,15 +280,17 @@ func (e *Endpoint) ours(b []byte) bool {
 }
 
 // Free may come after Close.
-func (e *Endpoint) Free(b []byte) {
+func (m *memory) Free(b []byte) {
+	e := m.e
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	if len(b) == 0 || e.allocs[&b[0]] == 0 {
+	e.notRetired("Free")
+	if len(b) == 0 || m.allocs[&b[0]] == 0 {
 		e.w.violate(Misuse, e.id, "Free of what Alloc did not give")
 		return
 	}
-	n := e.allocs[&b[0]]
-	delete(e.allocs, &b[0])
-	e.allocated -= n
+	n := m.allocs[&b[0]]
+	delete(m.allocs, &b[0])
+	m.allocated -= n
 	fill(b[:n:n], noiseFreed)
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Config of a pair. The zero value is a pair without remote access, without a
-// window (a ring with flow control of its own) and without faults.
+// Config of a pair. The zero value is a ring, which has no remote memory, without
+// faults.
 type Config struct {
 	// Seed of all choices. Each end draws from a stream of its own for each
 	// kind of choice, so that a replay depends as little as possible on how
@@ -110,12 +110,10 @@ const (
 	// blame, the one that posted the access is named; it is no fault where
 	// the owner of the memory ends the connection.
 	RevokedAccess
-	// Gap: the reads of one descriptor are not in order, or leave bytes out.
-	Gap
 )
 
 func (k ViolationKind) String() string {
-	return [...]string{"?", "misuse", "no receive buffer", "bad access", "access to revoked memory", "reads out of order"}[k]
+	return [...]string{"?", "misuse", "no receive buffer", "bad access", "access to revoked memory"}[k]
 }
 
 const (
@@ -320,6 +318,8 @@ type message struct {
 	n    int    // bytes that count
 	cost int    // bytes of the ring that it occupies
 	done bool   // given back, but behind one in the ring that is not
+
+	control bool // not data
 }
 
 func (w *wire) newMessage(size int) *message {
@@ -364,7 +364,7 @@ type eventKind uint8
 const (
 	arrive  eventKind = iota + 1 // msg arrives at end
 	sent                         // end's send queue has one place more
-	room                         // end may have room
+	hasRoom                      // end may have room
 	notBusy                      // end's queue seems full no more
 	piece                        // some of end's op has moved
 	done                         // end's op completes

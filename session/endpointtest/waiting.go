@@ -1,0 +1,105 @@
+package endpointtest
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+)
+
+// Arm, look once more, sleep: no wake-up is lost, over many rounds that always
+// end in sleep at one side, and in both kinds of sleep at the same time.
+func testWakeAfterArm(t *testing.T, mk Maker) {
+	// Enough rounds to meet a window of some nanoseconds; where a round
+	// takes long, as many as there is time for.
+	const rounds, enough = 5000, time.Second
+	const more, last = 0, 1 // what the numbers of messages say about another round
+	a, b := pair(t, mk)
+	together(t,
+		func() error {
+			began := time.Now()
+			for seq, what := uint64(0), uint64(more); what == more; seq++ {
+				if seq == rounds || time.Since(began) > enough {
+					what = last
+				}
+				if err := a.post(seq<<1|what, 64); err != nil {
+					return fmt.Errorf("ping %d: %w", seq, err)
+				}
+				if err := a.expect(seq); err != nil {
+					return fmt.Errorf("pong: %w", err)
+				}
+			}
+			return nil
+		},
+		func() error {
+			for seq, what := uint64(0), uint64(more); what == more; seq++ {
+				m, err := b.message()
+				if err != nil {
+					return fmt.Errorf("ping %d: %w", seq, err)
+				}
+				what = get64(m) & last
+				if err := verify(m, seq<<1|what); err != nil {
+					return fmt.Errorf("ping: %w", err)
+				}
+				b.drop()
+				if err := b.post(seq, 64); err != nil {
+					return fmt.Errorf("pong %d: %w", seq, err)
+				}
+			}
+			return nil
+		})
+	// A full pipe in both directions: sleeps for room.
+	size := a.maxMessage()
+	flood := func(e *end) func() error {
+		return func() error {
+			for seq := range uint64(rounds / 10) {
+				if err := e.post(seq, size); err != nil {
+					return fmt.Errorf("flood %d: %w", seq, err)
+				}
+			}
+			return nil
+		}
+	}
+	drain := func(e *end) func() error {
+		return func() error {
+			for seq := range uint64(rounds / 10) {
+				if err := e.expect(seq); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	together(t, flood(a), flood(b), drain(a), drain(b))
+}
+
+// The end of the connection wakes whether asked or not.
+func testWakeAtTheEnd(t *testing.T, mk Maker) {
+	for _, tt := range ways {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := pair(t, mk)
+			tt.end(a)
+			deadline := time.Now().Add(patience)
+			for b.Err() == nil {
+				if time.Now().After(deadline) {
+					t.Fatal("no wake-up of a peer that did not arm, and no error")
+				}
+				must(t, wait(b.recv, "end"))
+			}
+			if err := b.Err(); !errors.Is(err, tt.want) {
+				t.Errorf("the peer finds %v, want %v", err, tt.want)
+			}
+		})
+	}
+}
+
+// What arrives before Start is not lost.
+func testBeforeStart(t *testing.T, mk Maker) {
+	a, b := unstarted(t, mk)
+	a.Start(a)
+	must(t, a.post(0, 100))
+	must(t, a.postControl(1, 100))
+	b.Start(b)
+	must(t, b.expect(0))
+	must(t, b.expect(1))
+}
