@@ -65,7 +65,7 @@ func (s *Session) leaveIfIdle(at int64) {
 
 // freeBox gives the memory back, after the endpoint and all operations have ended.
 func (s *Session) freeBox() {
-	if buf := s.tx.box.reset(); buf != nil {
+	if buf := s.tx.box.release(); buf != nil {
 		s.mem.Free(buf)
 	}
 }

@@ -2,7 +2,6 @@ package session_test
 
 import (
 	"errors"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -76,49 +75,6 @@ func TestInterruptedWriteBuffers(t *testing.T) {
 			t.Errorf("%d bytes were taken", n)
 		}
 	})
-}
-
-// Who has polled is counted out again, whichever way that ended: who is not keeps all
-// others from it for good.
-func TestPollersAreCountedOut(t *testing.T) {
-	if n := session.Polling(); n != 0 {
-		t.Fatalf("%d poll before it", n)
-	}
-	cfg := twin.Config{Limits: messages.Limits, MinLatency: time.Microsecond, MaxLatency: time.Microsecond}
-	ea, eb := twin.Pair(cfg)
-	scfg := session.Config{Spin: 5 * time.Millisecond, KeepAlive: -1}
-	a, b := session.New(ea, scfg), session.New(eb, scfg)
-	negotiate(t, a)
-	negotiate(t, b)
-	for _, others := range []int{0, runtime.GOMAXPROCS(0)} {
-		session.OthersPoll(others)
-		for range 200 {
-			r := goRead(a, make([]byte, 1))
-			if _, err := b.Write([]byte("x")); err != nil {
-				t.Fatal(err)
-			}
-			if x := within(t, r); x.n != 1 || x.err != nil {
-				t.Fatalf("Read: %+v", x)
-			}
-		}
-		before := a.Stats().Sleeps
-		r := goRead(a, make([]byte, 1))
-		for a.Stats().Sleeps == before {
-			runtime.Gosched()
-		}
-		if _, err := b.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
-		within(t, r)
-		session.OthersPoll(-others)
-	}
-	go a.Close()
-	b.Close()
-	<-a.Closed()
-	<-b.Closed()
-	if n := session.Polling(); n != 0 {
-		t.Errorf("%d poll behind it", n)
-	}
 }
 
 // CloseWrite says that the peer has reset the connection, or that it has died, and not

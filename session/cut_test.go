@@ -190,7 +190,8 @@ func TestUrgentLeavesControlItsCredit(t *testing.T) {
 			pass(time.Second)
 			for m := p.recv(); m != nil; m = p.recv() {
 			}
-			p.send(tCredit, 0) // the second one's, which data was too fast to see
+			p.send(tCredit, 0) // so that data has room again
+			pass(time.Second)
 		}
 	})
 }

@@ -2,13 +2,13 @@ package session
 
 import "testing"
 
-// JanitorIdle says whether the goroutine that serves idle sessions has ended.
+// JanitorIdle reports whether the goroutine that serves idle sessions has ended.
 // It belongs to the bubble whose session started it: a simulation starts only
 // when there is none.
 func JanitorIdle() bool {
-	janitor.Lock()
-	defer janitor.Unlock()
-	return janitor.timer == nil
+	idlers.mu.Lock()
+	defer idlers.mu.Unlock()
+	return idlers.timer == nil
 }
 
 // LengthsKept is the most that the queue of lengths of RDMA writes remembers, while
@@ -30,12 +30,6 @@ func LengthsKept(t *testing.T, underWay, times int) (most int) {
 
 // BrokenDirect is what a Read that waits for transfers to its slice asks between its looks.
 func (s *Session) BrokenDirect() (n int, broken bool) { return s.brokenDirect() }
-
-// Polling is how many in this process poll for something just now.
-func Polling() int { return int(spinning.Load()) }
-
-// OthersPoll has so many more poll, or fewer.
-func OthersPoll(n int) { spinning.Add(int32(n)) }
 
 // LastOffer has the session's next offer follow one with that id.
 func (s *Session) LastOffer(id uint32) { s.tx.nextID = id }

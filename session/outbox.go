@@ -16,9 +16,10 @@ import (
 //
 // Positions only grow.
 type outbox struct {
-	buf    []byte // nil: closed
-	onHeap bool   // it is not the provider's
-	plain  bool   // its bytes leave in messages: it is on the heap, or cannot be registered
+	buf       []byte // nil: closed
+	onHeap    bool   // it is not the provider's
+	plain     bool   // its bytes leave in messages: it is on the heap, or cannot be registered
+	successor []byte // of the provider: takes the place of one on the heap once that is empty
 
 	written int64 // up to here the room is free again
 	sent    int64 // … the bytes have been sent, as far as this end is concerned
@@ -111,13 +112,20 @@ func (o *outbox) resize(size int) {
 	o.buf, o.written, o.sent, o.tail = grown.buf, grown.written, grown.sent, grown.tail
 }
 
-// reset forgets the buffer, which is empty, and returns it if it is the provider's.
-func (o *outbox) reset() (providers []byte) {
-	if !o.onHeap {
-		providers = o.buf
-	}
-	o.buf, o.onHeap, o.plain, o.full = nil, false, false, false
+// replace puts buf in the place of the buffer, which is empty.
+func (o *outbox) replace(buf []byte) {
+	o.buf, o.onHeap, o.plain, o.full = buf, false, false, false
 	o.written, o.sent, o.tail = 0, 0, 0
+}
+
+// release forgets what memory there is of the provider, and returns it.
+func (o *outbox) release() (providers []byte) {
+	if o.onHeap || o.buf == nil {
+		providers, o.successor = o.successor, nil
+		return providers
+	}
+	providers = o.buf
+	o.replace(nil)
 	return providers
 }
 
@@ -141,8 +149,8 @@ func (t *sender) intoBox(p []byte, more bool) int {
 			}
 			n = min(n, room)
 		}
-	case o.plain && !o.onHeap:
-		return 0 // nothing follows until it is empty and given back
+	case o.plain && !o.onHeap || o.successor != nil:
+		return 0 // nothing follows until it is empty, and given back or replaced
 	case o.room() < n:
 		t.growHeapBox(n)
 	}
@@ -189,8 +197,14 @@ func (t *sender) drainBox() {
 			return
 		}
 	}
-	if o.onHeap && len(o.buf) > heapBox && t.lent == nil {
-		o.reset() // an idle connection keeps little
+	switch {
+	case !o.onHeap || t.lent != nil:
+	case o.successor != nil:
+		o.replace(o.successor)
+		o.successor = nil
+		t.wake = true
+	case len(o.buf) > heapBox:
+		o.replace(nil) // an idle connection keeps little
 	}
 }
 
@@ -261,8 +275,8 @@ func (t *sender) wakeForRoom() {
 	}
 }
 
-// wantInbox asks for the peer's inbox if there is none, and reports whether memory for a
-// registered box is needed: there is an inbox, and no box in use.
+// wantInbox asks for the peer's inbox if there is none, and reports whether there is one,
+// but no memory for a registered box.
 func (t *sender) wantInbox() (alloc bool) {
 	o := &t.box
 	if t.gone || t.lent != nil {
@@ -276,18 +290,22 @@ func (t *sender) wantInbox() (alloc bool) {
 			t.owe(wire.Plain(wire.TypeAskInbox))
 		}
 	}
-	return o.inbox.Len > 0 && (o.buf == nil || o.onHeap && o.used() == 0)
+	return o.inbox.Len > 0 && o.successor == nil && (o.buf == nil || o.onHeap)
 }
 
 // openBox makes buf the box; nil: there was no memory for it.
 func (t *sender) openBox(buf []byte) {
-	if buf == nil {
+	o := &t.box
+	switch {
+	case buf == nil:
 		t.leaveInbox()
-		t.box.skip = skipShort
-		return
+		o.skip = skipShort
+	case o.onHeap:
+		o.successor = buf
+		t.drainBox()
+	default:
+		o.replace(buf)
 	}
-	t.box.reset()
-	t.box.buf = buf
 }
 
 // leaveInbox tells the peer that nothing more comes through its inbox, and returns the
@@ -295,12 +313,10 @@ func (t *sender) openBox(buf []byte) {
 func (t *sender) leaveInbox() (providers []byte) {
 	o := &t.box
 	o.skip = 0
-	if o.buf != nil && !o.onHeap {
-		if o.plain {
-			o.skip = skipLong
-		}
-		providers = o.reset()
+	if o.plain && !o.onHeap {
+		o.skip = skipLong
 	}
+	providers = o.release()
 	o.inbox, o.filled, o.emptied, o.wanted = Descriptor{}, 0, 0, false
 	t.owe(wire.Plain(wire.TypeLeaveInbox))
 	return providers

@@ -230,7 +230,7 @@ func (rx *receiver) openFront() bool {
 			body, f.tail = wire.OfferWriteLen, true
 		case wire.TypeFill:
 			fill, err := wire.ParseFill(m)
-			if err == nil && int64(fill.Length) <= rx.inbox.unread() {
+			if err == nil && fill.Length > 0 && int64(fill.Length) <= rx.inbox.unread() {
 				body, f.fill, f.off = wire.FillLen, int64(fill.Length), len(m)
 			}
 		}

@@ -104,9 +104,15 @@ func (s *Session) write(p []byte, more bool) (n int, err error) {
 
 // writeCopied copies p[n:] to messages or the box, waiting for room.
 func (s *Session) writeCopied(p []byte, n int, more bool) (int, error) {
-	n += s.take(p[n:], more)
 	var err error
 	for n < len(p) && err == nil {
+		if st := s.wr.state.Load(); st != 0 {
+			return n, writeState(st)
+		}
+		if k := s.take(p[n:], more); k > 0 {
+			n += k
+			continue
+		}
 		s.await(&s.wr, s.writeWant(), func(sure bool) Events {
 			if st := s.wr.state.Load(); st != 0 {
 				err = writeState(st)

@@ -1,0 +1,195 @@
+package spin
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// turns has w take turns until polling is over, and returns how many there were.
+func turns(t *testing.T, w *Wait) (n int) {
+	t.Helper()
+	for w.Turn() {
+		if n++; n > 1<<30 {
+			t.Fatal("polling does not end")
+		}
+	}
+	return n
+}
+
+func begin(t *testing.T, h *History, limit time.Duration) *Wait {
+	t.Helper()
+	w := new(Wait)
+	if !w.Begin(h, limit) {
+		t.Fatal("the wait does not poll")
+	}
+	return w
+}
+
+func TestNoTimeMeansNoPolling(t *testing.T) {
+	for _, limit := range []time.Duration{0, -1} {
+		if new(Wait).Begin(new(History), limit) {
+			t.Errorf("a wait polls for %v", limit)
+		}
+	}
+}
+
+func TestPollingEndsAtItsLimit(t *testing.T) {
+	const limit = 200 * time.Microsecond
+	best := time.Duration(1 << 62)
+	for range 20 { // the best of them: others may take the processor
+		w := begin(t, new(History), limit)
+		began := time.Now()
+		turns(t, w)
+		best = min(best, time.Since(began))
+	}
+	if best > 10*limit {
+		t.Errorf("a wait polled for %v instead of %v", best, limit)
+	}
+}
+
+// Each wait in vain lets twice as many waits as the one before go without polling, up to
+// maxSkip; one that polling has ended forgets that.
+func TestWaitsInVainPollLessAndLess(t *testing.T) {
+	h := new(History)
+	for want := 1; want <= 2*maxSkip; want *= 2 {
+		turns(t, begin(t, h, time.Microsecond))
+		skipped := 0
+		for h.skip > 0 {
+			if new(Wait).Begin(h, time.Microsecond) {
+				t.Fatal("a wait polls that should not")
+			}
+			skipped++
+		}
+		if skipped != min(want, maxSkip) {
+			t.Fatalf("%d waits did not poll, instead of %d", skipped, min(want, maxSkip))
+		}
+	}
+	w := begin(t, h, time.Minute)
+	w.Turn()
+	w.End()
+	turns(t, begin(t, h, time.Microsecond))
+	if h.skip != 1 {
+		t.Errorf("after a success %d waits do not poll, instead of 1", h.skip)
+	}
+}
+
+// Whoever has polled is counted out again, whichever way it ended: otherwise all others
+// would do without it for good.
+func TestOneProcessorIsLeftToWork(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
+	first, second := begin(t, new(History), time.Minute), begin(t, new(History), time.Microsecond)
+	if new(Wait).Begin(new(History), time.Minute) {
+		t.Error("three of three processors poll")
+	}
+	first.End()
+	third := begin(t, new(History), time.Minute)
+	turns(t, second)
+	fourth := begin(t, new(History), time.Minute)
+	third.End()
+	fourth.End()
+	if n := polling.Load(); n != 0 {
+		t.Errorf("%d poll behind it", n)
+	}
+}
+
+func TestOnTheOnlyProcessorOneMayPoll(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	w := begin(t, new(History), time.Minute)
+	if new(Wait).Begin(new(History), time.Minute) {
+		t.Error("two poll on one processor")
+	}
+	w.End()
+}
+
+// Behind a wait that PAUSE alone did not end, goroutines that are ready come before the
+// first look: with one P, nobody else could run them. Otherwise a poll comes first.
+func TestOthersRunBeforeTheFirstLookBehindALongWait(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for _, long := range []bool{true, false} {
+		ran := 0
+		for range 2 { // the scheduler finds us first in every 61st turn
+			var other atomic.Bool
+			w := begin(t, &History{long: long}, time.Minute)
+			go other.Store(true)
+			w.Turn()
+			if other.Load() {
+				ran++
+			}
+			for !other.Load() {
+				runtime.Gosched()
+			}
+			w.End()
+		}
+		if ran > 0 != long {
+			t.Errorf("long %v: others ran in %d of 2", long, ran)
+		}
+	}
+}
+
+// What others run does not count as polling, unless it takes all the time.
+func TestTimeOfOthersIsNotPolling(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const limit = 300 * time.Microsecond
+	busy := func(d time.Duration) {
+		for began := time.Now(); time.Since(began) < d; {
+		}
+	}
+	w := begin(t, &History{long: true}, limit)
+	done := make(chan struct{})
+	go func() { busy(2 * limit); close(done) }()
+	for others := int64(0); others == 0; others = w.others {
+		if !w.Turn() {
+			t.Fatal("polling ended because another goroutine ran")
+		}
+	}
+	<-done
+	if !w.Turn() {
+		t.Error("polling ended though only others have used its time")
+	}
+	w.End()
+
+	w = begin(t, &History{long: true}, limit)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				busy(limit)
+				runtime.Gosched()
+			}
+		}
+	}()
+	turns(t, w)
+	close(stop)
+	<-stopped
+}
+
+func TestWaitThatYieldedIsLong(t *testing.T) {
+	h := new(History)
+	w := begin(t, h, time.Minute)
+	for !w.yields {
+		w.Turn()
+	}
+	w.Turn()
+	w.End()
+	if !h.long {
+		t.Error("PAUSE alone is said to have ended it")
+	}
+	w = begin(t, h, time.Minute)
+	for w.looks == 0 {
+		w.Turn()
+	}
+	w.End()
+}
+
+func TestPaceIsMeasuredWithinReason(t *testing.T) {
+	if p := measured(); p.each < 1 || p.micro < 1 || p.drain < p.each {
+		t.Errorf("%+v", p)
+	}
+	Drain()
+}
