@@ -1,7 +1,10 @@
 package session_test
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"io"
 	"syscall"
 	"testing"
 	"time"
@@ -10,8 +13,164 @@ import (
 	"github.com/sanconn/san/session/twin"
 )
 
-// Close behind CloseWrite still says that nothing is read any more.
-func TestCloseBehindCloseWrite(t *testing.T) {
+// E1: each direction ends on its own.
+func TestEachDirectionEndsOnItsOwn(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		w := goWrite(a, pattern(100_000))
+		got := make(chan result, 1)
+		go func() {
+			n, err := io.Copy(io.Discard, readerOf(b))
+			got <- result{int(n), err}
+		}()
+		within(t, w)
+		if err := a.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if r := within(t, got); r.n != 100_000 || r.err != nil {
+			t.Errorf("read to the end: %+v", r)
+		}
+		_, err := a.Write([]byte("x"))
+		wantErr(t, "Write after CloseWrite", err, session.ErrClosed)
+		for range 3 { // the other direction lives
+			w := goWrite(b, pattern(100_000))
+			readFull(t, a, 100_000)
+			if r := within(t, w); r.err != nil {
+				t.Fatal(r.err)
+			}
+			pass(time.Hour)
+		}
+	})
+}
+
+// After CloseRead what comes is thrown away: the peer can go on writing.
+func TestCloseReadThrowsAway(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
+		w := goWrite(a, pattern(1<<20))
+		pass(time.Second)
+		if err := b.CloseRead(); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := b.Read(make([]byte, 10)); n != 0 || err != io.EOF {
+			t.Errorf("Read: %d, %v", n, err)
+		}
+		if r := within(t, w); r.n != 1<<20 || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+		for range 3 {
+			if r := within(t, goWrite(a, pattern(1<<20))); r.err != nil {
+				t.Errorf("Write: %+v", r)
+			}
+		}
+	})
+}
+
+// A Write to a peer that does not read any more is thrown away there, whichever way it
+// goes, until the peer has closed.
+func TestWriteToAPeerThatThrowsItAway(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{Threshold: 1})
+		if err := b.CloseRead(); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if r := within(t, goWrite(a, pattern(50_000))); r.n != 50_000 || r.err != nil {
+				t.Fatalf("Write to a peer that throws it away: %+v", r)
+			}
+		}
+		b.Close()
+		pass(time.Second)
+		if _, err := a.Write(pattern(50_000)); !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("Write to a peer that has closed: %v", err)
+		}
+	})
+}
+
+// E2: Close ends what waits.
+func TestCloseEndsWaiting(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, _, ea, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1, CloseTimeout: time.Second})
+		into := make([]byte, 100_000)
+		r, w := goRead(a, into), goWrite(a, pattern(1<<20))
+		pass(time.Second)
+		began := time.Now()
+		if err := a.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("Close took %v", took)
+		}
+		wantErr(t, "Read", within(t, r).err, session.ErrClosed)
+		wantErr(t, "Write", within(t, w).err, session.ErrClosed)
+		wantErr(t, "Close once more", a.Close(), session.ErrClosed)
+		_, err := a.Read(into)
+		wantErr(t, "Read", err, session.ErrClosed)
+		_, err = a.Write(into)
+		wantErr(t, "Write", err, session.ErrClosed)
+		select {
+		case <-a.Closed():
+		case <-time.After(time.Minute):
+			t.Fatal("never closed")
+		}
+		if left := ea.Left(); left.Exposed != 0 || left.Allocated != 0 {
+			t.Errorf("left behind: %+v", left)
+		}
+	})
+}
+
+// What was written before Close arrives, and then io.EOF, though Close returns
+// before the peer has read any of it.
+func TestCloseDelivers(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		const size = 50_000
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		data := pattern(size)
+		if r := within(t, goWrite(a, data)); r.err != nil {
+			t.Fatal(r.err)
+		}
+		began := time.Now()
+		a.Close()
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("Close took %v", took)
+		}
+		pass(5 * time.Second) // less than CloseTimeout
+		got, err := io.ReadAll(readerOf(b))
+		if err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes of %d, %v", len(got), size, err)
+		}
+		_, err = b.Write([]byte("x"))
+		if err == nil {
+			pass(time.Second)
+			_, err = b.Write([]byte("x"))
+		}
+		wantErr(t, "Write to a closed peer", err, syscall.EPIPE)
+	})
+}
+
+// As with TCP: Close with data that was not read is a reset, behind what was
+// written.
+func TestCloseWithUnreadDataIsAReset(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		if _, err := b.Write(pattern(1000)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Write(pattern(2000)); err != nil {
+			t.Fatal(err)
+		}
+		pass(2 * latency) // it is here, and nobody has looked
+		a.Close()
+		got, err := io.ReadAll(readerOf(b))
+		wantErr(t, "reading to the end", err, syscall.ECONNRESET)
+		if !bytes.Equal(got, pattern(2000)) {
+			t.Errorf("%d bytes before the reset, want 2000", len(got))
+		}
+	})
+}
+
+// Close behind CloseWrite still tells the peer that nothing is read any more.
+func TestCloseFollowsCloseWrite(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -44,8 +203,8 @@ func TestCloseEndsWithThePeer(t *testing.T) {
 	})
 }
 
-// A session is closed when those who work for it are through.
-func TestClosedBehindItsWorkers(t *testing.T) {
+// A session is closed when its background goroutines have ended.
+func TestClosedWaitsForWorkers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		began := make(chan struct{}, 10)
 		s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
@@ -63,49 +222,9 @@ func TestClosedBehindItsWorkers(t *testing.T) {
 	})
 }
 
-// An interrupted direction writes nothing, several small slices neither.
-func TestInterruptedWriteBuffers(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		a, b, _, _ := pair(t, messages, session.Config{})
-		a.InterruptWrite(true)
-		n, err := a.WriteBuffers([][]byte{[]byte("one"), []byte("two")})
-		wantErr(t, "WriteBuffers", err, session.ErrInterrupted)
-		pass(time.Second)
-		if n != 0 || b.Stats().MessagesReceived != 1 { // Negotiate
-			t.Errorf("%d bytes were taken", n)
-		}
-	})
-}
-
-// CloseWrite says that the peer has reset the connection, or that it has died, and not
-// that it has closed.
-func TestCloseWriteBehindThePeersEnd(t *testing.T) {
-	for name, tt := range map[string]struct {
-		end  func(p *raw)
-		want error
-	}{
-		"closed":  {func(p *raw) { p.send(tClose, 0); p.recv(); p.Close() }, nil},
-		"reset":   {func(p *raw) { p.send(tAbort, 0) }, syscall.ECONNRESET},
-		"aborted": {func(p *raw) { p.Abort() }, syscall.ECONNRESET},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for form, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
-				inBubble(t, func(t *testing.T) {
-					s, _, p := negotiated(t, cfg, session.Config{})
-					tt.end(p)
-					pass(time.Second)
-					if err := s.CloseWrite(); !errors.Is(err, tt.want) {
-						t.Errorf("%s: %v instead of %v", form, err, tt.want)
-					}
-				})
-			}
-		})
-	}
-}
-
 // A session that has given its endpoint back calls nothing of it any more, whatever is
 // called.
-func TestCallsBehindClosed(t *testing.T) {
+func TestAClosedSessionLeavesItsEndpointAlone(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		for name, end := range map[string]func(*session.Session){
 			"Close": func(s *session.Session) { s.Close() },
@@ -139,4 +258,199 @@ func TestCallsBehindClosed(t *testing.T) {
 			pass(time.Minute)
 		}
 	})
+}
+
+// While Close goes on delivering to a peer that is silent, no other call waits for
+// that.
+func TestNoCallWaitsWhileCloseDelivers(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "by read": byRead, "boxed": boxed} {
+		for _, after := range []time.Duration{time.Millisecond, time.Minute} { // Close itself waits, or no more
+			t.Run(fmt.Sprint(name, " ", after), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					s, e, _ := negotiated(t, cfg, session.Config{CloseTimeout: time.Hour, KeepAlive: -1})
+					writeAll(t, s, pattern(10_000), 10_000)
+					go s.Close()
+					pass(after)
+					if e.Closed() {
+						t.Fatal("it delivers nothing")
+					}
+					calls := map[string]func() (int, error){
+						"CloseWrite":              func() (int, error) { return 0, s.CloseWrite() },
+						"Write of nothing":        func() (int, error) { return s.Write(nil) },
+						"WriteBuffers of nothing": func() (int, error) { n, err := s.WriteBuffers(nil); return int(n), err },
+					}
+					for _, size := range []int{100, 10_000, 100_000} {
+						p := pattern(size)
+						calls[fmt.Sprint("Write of ", size)] = func() (int, error) { return s.Write(p) }
+						calls[fmt.Sprint("WriteBuffers of ", size)] = func() (int, error) {
+							n, err := s.WriteBuffers([][]byte{p, p})
+							return int(n), err
+						}
+					}
+					for what, call := range calls {
+						began := time.Now()
+						c := make(chan result, 1)
+						go func() { n, err := call(); c <- result{n, err} }()
+						x := within(t, c)
+						wantErr(t, what, x.err, session.ErrClosed)
+						if took := time.Since(began); took != 0 || x.n != 0 {
+							t.Errorf("%s: %d, after %v", what, x.n, took)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// Close waits for a peer that reads slowly: the process may end afterwards, and what it
+// holds would be lost.
+func TestCloseWaitsForASlowReader(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"inbox": boxed, "messages": messages} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, _ := pair(t, cfg, session.Config{CloseTimeout: time.Hour})
+				data := pattern(500_000)
+				over := make(chan []byte)
+				go func() {
+					var all []byte
+					for part := make([]byte, 2000); ; {
+						n, err := b.Read(part)
+						all = append(all, part[:n]...)
+						if err != nil {
+							over <- all
+							return
+						}
+						pass(50 * time.Millisecond)
+					}
+				}()
+				if n, err := a.Write(data); n != len(data) || err != nil {
+					t.Fatal(n, err)
+				}
+				began := time.Now()
+				a.Close()
+				t.Logf("Close took %v", time.Since(began))
+				ea.Kill()
+				if got := <-over; !bytes.Equal(got, data) {
+					t.Errorf("%d bytes of %d were read", len(got), len(data))
+				}
+			})
+		})
+	}
+}
+
+// A peer that does not read does not hold up Close for long, nor its memory for ever.
+func TestCloseDoesNotWaitForAPeerThatDoesNotRead(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "messages": messages} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, cfg, session.Config{CloseTimeout: 20 * time.Second, KeepAlive: -1})
+				_ = p
+				w := goWrite(s, pattern(1<<20))
+				pass(time.Second)
+				began := time.Now()
+				s.Close()
+				if took := time.Since(began); took > 3*time.Second {
+					t.Errorf("Close took %v", took)
+				}
+				within(t, w)
+				<-s.Closed()
+				if took := time.Since(began); took > 23*time.Second {
+					t.Errorf("closed after %v", took)
+				}
+				if !e.Closed() {
+					t.Error("the endpoint was not given back")
+				}
+			})
+		})
+	}
+}
+
+// A Write that waits for a peer which closes fails, whichever way its bytes go:
+// they were not thrown away behind its back.
+func TestAWriteFailsWhenThePeerCloses(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1})
+		const size = 4 << 20
+		w := goWrite(a, pattern(size))
+		readFull(t, b, 100_000)
+		b.Close()
+		x := within(t, w)
+		wantErr(t, "Write", x.err, syscall.EPIPE)
+		if x.n < 100_000 || x.n >= size {
+			t.Errorf("Write took %d bytes of %d, 100,000 were read", x.n, size)
+		}
+	})
+}
+
+// The peer of Abort finds ECONNRESET in what waits.
+func TestAbortResets(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
+		into := make([]byte, 100)
+		r, w := goRead(b, into), goWrite(b, pattern(1<<20))
+		pass(time.Second)
+		a.Abort()
+		wantErr(t, "Read", within(t, r).err, syscall.ECONNRESET)
+		if err := within(t, w).err; !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("Write: %v", err)
+		}
+		wantErr(t, "Close after Abort", a.Close(), session.ErrClosed)
+	})
+}
+
+// Abort ends what Close goes on delivering.
+func TestAbortEndsTheDelivery(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "boxed": boxed, "ring": ring} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, _ := negotiated(t, cfg, session.Config{CloseTimeout: time.Hour, KeepAlive: -1})
+				writeAll(t, s, pattern(20_000), 20_000)
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+				s.Abort()
+				select {
+				case <-s.Closed():
+				case <-time.After(time.Second):
+					t.Fatal("it goes on delivering")
+				}
+				if !e.Closed() {
+					t.Error("the endpoint was not given back")
+				}
+			})
+		})
+	}
+}
+
+// Write and CloseWrite, when the connection is aborted between their looks at the
+// session's state and at the endpoint's, fail with ErrClosed, and not with the
+// endpoint's error.
+func TestAbortInTheMiddleOfACall(t *testing.T) {
+	for name, f := range map[string]func(*session.Session) error{
+		"Write":      func(s *session.Session) error { _, err := s.Write(make([]byte, 1<<20)); return err },
+		"CloseWrite": (*session.Session).CloseWrite,
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				ea, eb := twins(t, ring)
+				e := &abortsInErr{Endpoint: ea}
+				a, b := session.New(e, session.Config{}), session.New(eb, session.Config{})
+				defer idle()
+				defer b.Abort()
+				defer a.Abort()
+				negotiate(t, a)
+				negotiate(t, b)
+				aborted := false
+				e.abort = func() { aborted = true; a.Abort() }
+				if err := f(a); !errors.Is(err, session.ErrClosed) {
+					t.Errorf("it ends with %v", err)
+				}
+				a.Abort()
+				if <-a.Closed(); !aborted {
+					t.Error("nobody asked the endpoint")
+				}
+			})
+		})
+	}
 }

@@ -6,43 +6,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"os"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/session/twin"
-)
-
-// The wire as docs/PROTOCOL.md has it, written down once more: a test that
-// took these numbers from the session could not see one change.
-const (
-	tNegotiate   = 1
-	tData        = 2
-	tCredit      = 3
-	tOfferRead   = 4
-	tOfferWrite  = 5
-	tGrant       = 6
-	tReadDone    = 7
-	tWriteDone   = 8
-	tCancelRead  = 9
-	tCancelWrite = 10
-	tShutdown    = 11
-	tClose       = 12
-	tCloseAck    = 13
-	tAbort       = 14
-	tPing        = 15
-	tPong        = 16
-	tUrgent      = 17
-	tRefuse      = 18
-	tAskInbox    = 19
-	tInbox       = 20
-	tFill        = 21
-	tEmptied     = 22
-	tLeaveInbox  = 23
-
-	header = 8
 )
 
 var le = binary.LittleEndian
@@ -67,10 +40,62 @@ var forms = map[string]twin.Config{
 	"by read": byRead, "boxed": boxed, "by write": byWrite, "messages": messages, "ring": ring,
 }
 
+// inPieces has large transfers go in RDMAs of 10,000 bytes each.
+func inPieces(cfg twin.Config) twin.Config {
+	if !cfg.Limits.Ring() {
+		cfg.Limits.MaxRDMA = 10_000
+	}
+	return cfg
+}
+
+// latency of the directed tests, one way.
+const latency = 10 * time.Microsecond
+
+// each runs a directed test once for each form, in virtual time.
+func each(t *testing.T, f func(*testing.T, twin.Config)) {
+	for name, cfg := range forms {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) { f(t, cfg) })
+		})
+	}
+}
+
 // inBubble runs a directed test in virtual time.
 func inBubble(t *testing.T, f func(*testing.T)) {
 	t.Helper()
 	bubble(t, fmt.Sprintf("go test ./session -run '^%s$'", t.Name()), f)
+}
+
+// bubble runs f in a bubble of its own and sees to it that a failure names what
+// replays it.
+func bubble(t *testing.T, replay string, f func(*testing.T)) {
+	t.Helper()
+	for !session.JanitorIdle() {
+		runtime.Gosched()
+	}
+	stuck := time.AfterFunc(realLimit, func() {
+		fmt.Fprintf(os.Stderr, "no virtual time passes: %s\n%s\n", replay, stacks())
+		os.Exit(2)
+	})
+	defer stuck.Stop()
+	over := false
+	defer func() {
+		if !over || t.Failed() {
+			fmt.Fprintf(os.Stderr, "replay: %s\n", replay)
+		}
+	}()
+	synctest.Test(t, func(t *testing.T) {
+		f(t)
+		for !session.JanitorIdle() {
+			nap(time.Millisecond)
+		}
+	})
+	over = true
+}
+
+func stacks() []byte {
+	b := make([]byte, 1<<20)
+	return b[:runtime.Stack(b, true)]
 }
 
 // nap lets a bubble's time pass, for those beside the test's own goroutine; nothing
@@ -83,26 +108,6 @@ func pass(d time.Duration) {
 	nap(d)
 	synctest.Wait()
 }
-
-// each runs a directed test once for each form, in virtual time.
-func each(t *testing.T, f func(*testing.T, twin.Config)) {
-	for name, cfg := range forms {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) { f(t, cfg) })
-		})
-	}
-}
-
-// inPieces has large transfers go in RDMAs of 10,000 bytes each.
-func inPieces(cfg twin.Config) twin.Config {
-	if !cfg.Limits.Ring() {
-		cfg.Limits.MaxRDMA = 10_000
-	}
-	return cfg
-}
-
-// latency of the directed tests, one way.
-const latency = 10 * time.Microsecond
 
 // pair makes two sessions that have negotiated; at the end of the test they are
 // aborted, and must have broken no rule.
@@ -161,161 +166,6 @@ func negotiate(t *testing.T, s *session.Session) {
 	}
 }
 
-// raw is a peer without a session: it says what a test wants.
-type raw struct {
-	t *testing.T
-	*twin.Endpoint
-	session.Memory        // nil: none
-	dropped        uint32 // messages that cost credit and were dropped, for the header
-}
-
-func newRaw(t *testing.T, e *twin.Endpoint) *raw {
-	p := &raw{t: t, Endpoint: e, Memory: e.Memory()}
-	e.Start(p)
-	return p
-}
-
-// Wake implements session.Waker.
-func (*raw) Wake(session.Events) {}
-
-// rawPair makes a session whose peer is the test.
-func rawPair(t *testing.T, cfg twin.Config, scfg session.Config) (*session.Session, *twin.Endpoint, *raw) {
-	t.Helper()
-	return rawPairOn(t, cfg, scfg, func(e *twin.Endpoint) session.Endpoint { return e })
-}
-
-// rawPairOn is rawPair, with something of the test's around the session's endpoint.
-func rawPairOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*twin.Endpoint) session.Endpoint) (*session.Session, *twin.Endpoint, *raw) {
-	t.Helper()
-	cfg.MinLatency, cfg.MaxLatency = latency, latency
-	cfg.Violated = func(v twin.Violation) {
-		if v.End == 0 && v.Kind != twin.BadAccess && v.Kind != twin.RevokedAccess {
-			t.Error(v)
-		}
-	}
-	ea, eb := twin.Pair(cfg)
-	p := newRaw(t, eb)
-	s := session.New(around(ea), withoutKeepAlive(scfg))
-	t.Cleanup(func() {
-		s.Abort()
-		if <-s.Closed(); !ea.Retired() {
-			t.Error("the endpoint was not retired")
-		}
-		eb.Abort()
-		idle()
-	})
-	return s, ea, p
-}
-
-// send sends a message; false: there is no room, or the connection is over.
-func (p *raw) send(typ, flags byte, body ...byte) bool {
-	n := header + len(body)
-	reserve, commit := p.ReserveControl, p.CommitControl
-	if n > session.MaxControl {
-		reserve, commit = func(n int) []byte { return p.Reserve(n, n) }, p.Commit
-	}
-	b := reserve(n)
-	if b == nil {
-		return false
-	}
-	clear(b)
-	b[0], b[1] = typ, flags
-	le.PutUint32(b[4:], p.dropped)
-	copy(b[header:], body)
-	commit(n)
-	return true
-}
-
-// recv takes the next message, waiting for up to a second; nil: there is none.
-func (p *raw) recv() []byte {
-	for range 10_000 {
-		var ev session.Event
-		if p.Poll(&ev) {
-			if ev.Kind != session.Message {
-				continue
-			}
-			m := bytes.Clone(ev.Msg)
-			p.Drop()
-			if m[0] != tCredit {
-				p.dropped++
-			}
-			return m
-		}
-		nap(100 * time.Microsecond)
-	}
-	return nil
-}
-
-// expect takes the next message that is not Credit, and fails if it is not of
-// the type.
-func (p *raw) expect(typ byte) []byte {
-	p.t.Helper()
-	for {
-		m := p.recv()
-		if m == nil {
-			p.t.Fatalf("no message of type %d; the connection: %v", typ, p.Err())
-		}
-		if m[0] == tCredit && typ != tCredit {
-			continue
-		}
-		if m[0] != typ {
-			p.t.Fatalf("a message of type %d instead of %d", m[0], typ)
-		}
-		return m[header:]
-	}
-}
-
-// parameters is the body of Negotiate.
-func parameters(version uint16, credits, maxMsg, caps uint32) []byte {
-	b := make([]byte, 40)
-	copy(b, "SANc")
-	le.PutUint16(b[4:], version)
-	le.PutUint32(b[8:], credits)
-	le.PutUint32(b[12:], maxMsg)
-	le.PutUint32(b[16:], caps)
-	return b
-}
-
-// negotiated is rawPair, with negotiation done.
-func negotiated(t *testing.T, cfg twin.Config, scfg session.Config) (*session.Session, *twin.Endpoint, *raw) {
-	t.Helper()
-	return negotiatedOn(t, cfg, scfg, func(e *twin.Endpoint) session.Endpoint { return e })
-}
-
-// negotiatedOn is rawPairOn, with negotiation done.
-func negotiatedOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*twin.Endpoint) session.Endpoint) (*session.Session, *twin.Endpoint, *raw) {
-	t.Helper()
-	s, e, p := rawPairOn(t, cfg, scfg, around)
-	p.expect(tNegotiate)
-	credits := uint32(0)
-	if w := cfg.Limits.Window; w > 0 {
-		credits = uint32(w - session.ControlReserve)
-	}
-	p.send(tNegotiate, 0, parameters(1, credits, uint32(cfg.Limits.MaxMessage), 3)...)
-	negotiate(t, s)
-	return s, e, p
-}
-
-// onMemory is an endpoint whose memory has something of the test's around it.
-type onMemory struct {
-	*twin.Endpoint
-	mem session.Memory
-}
-
-func (e onMemory) Memory() session.Memory { return e.mem }
-
-// withMemory is for negotiatedOn: it has around put something around the memory.
-func withMemory(around func(session.Memory) session.Memory) func(*twin.Endpoint) session.Endpoint {
-	return func(e *twin.Endpoint) session.Endpoint { return onMemory{e, around(e.Memory())} }
-}
-
-func u64(v ...uint64) (b []byte) {
-	for _, x := range v {
-		b = le.AppendUint64(b, x)
-	}
-	return b
-}
-
 // result is what a call that waits returns.
 type result struct {
 	n   int
@@ -353,6 +203,31 @@ func pattern(n int) []byte {
 	return b
 }
 
+// stream fills b with the bytes at a position of the stream that end id writes.
+func stream(b []byte, seed uint64, id int, pos int64) {
+	for i := range b {
+		x := (uint64(pos) + uint64(i) + seed<<24 + uint64(id)<<60) * 0x9E3779B97F4A7C15
+		x ^= x >> 29
+		b[i] = byte(x * 0xBF58476D1CE4E5B9 >> 56)
+	}
+}
+
+func fill(b []byte, v byte) {
+	for i := range b {
+		b[i] = v
+	}
+}
+
+// changed is the index of the first byte that is not v, -1 if there is none.
+func changed(b []byte, v byte) int {
+	for i := range b {
+		if b[i] != v {
+			return i
+		}
+	}
+	return -1
+}
+
 // readFull reads n bytes.
 func readFull(t *testing.T, s *session.Session, n int) []byte {
 	t.Helper()
@@ -366,6 +241,24 @@ func readFull(t *testing.T, s *session.Session, n int) []byte {
 	}
 	return b
 }
+
+// writeAll writes data in Writes of size bytes that must not wait.
+func writeAll(t *testing.T, s *session.Session, data []byte, size int) {
+	t.Helper()
+	for len(data) > 0 {
+		n := min(size, len(data))
+		if r := within(t, goWrite(s, bytes.Clone(data[:n]))); r.n != n || r.err != nil {
+			t.Fatalf("Write: %+v", r)
+		}
+		data = data[n:]
+	}
+}
+
+type readerOf2 struct{ s *session.Session }
+
+func (r readerOf2) Read(p []byte) (int, error) { return r.s.Read(p) }
+
+func readerOf(s *session.Session) io.Reader { return readerOf2{s} }
 
 func wantErr(t *testing.T, what string, err, want error) {
 	t.Helper()

@@ -3,7 +3,6 @@ package session_test
 import (
 	"bytes"
 	"runtime"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,13 +10,83 @@ import (
 	"github.com/sanconn/san/session/twin"
 )
 
-// What comes when nobody is inside, and nobody was for a moment that matters.
+// D3: messages are acted on though the application does not read.
+func TestActedOnWhileNobodyReads(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, _, p := negotiated(t, byRead, session.Config{KeepAlive: -1})
+		pass(time.Hour) // the session has gone to sleep long ago
+		p.send(tPing, 0)
+		p.expect(tPong)
+		p.send(tUrgent, 0, 'u')
+		p.send(tPing, 0)
+		p.expect(tPong)
+	})
+}
 
-// asked fails if the session does not answer a question soon, though nobody is inside.
-func asked(t *testing.T, p *raw) {
-	t.Helper()
-	p.send(tPing, 0)
-	p.expect(tPong)
+// An offer to an application that has begun to compute, in the middle of a busy spell,
+// waits for two ticks of the janitor at most.
+func TestActedOnBehindABusySpell(t *testing.T) {
+	const bound = 2*16*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, cfg, session.Config{KeepAlive: -1})
+				offer := func() {
+					t.Helper()
+					began := time.Now()
+					if _, err := a.Write(make([]byte, 64<<10)); err != nil {
+						t.Fatal(err)
+					}
+					if took := time.Since(began); took > bound {
+						t.Errorf("a peer that computes has answered after %v, want %v at most", took, bound)
+					}
+				}
+				busy := func(spell time.Duration) {
+					t.Helper()
+					for began := time.Now(); time.Since(began) < spell; { // there and back
+						for _, s := range [][2]*session.Session{{a, b}, {b, a}} {
+							if _, err := s[0].Write([]byte("x")); err != nil {
+								t.Fatal(err)
+							}
+							readFull(t, s[1], 1)
+						}
+					}
+				}
+				for spell := 60 * time.Millisecond; spell <= 76*time.Millisecond; spell += 2 * time.Millisecond {
+					busy(spell)
+					offer()
+					readFull(t, b, 64<<10)
+				}
+				busy(60 * time.Millisecond)
+				// One that reads little by little what has come long ago, and answers.
+				if _, err := a.Write(make([]byte, 1000)); err != nil {
+					t.Fatal(err)
+				}
+				const pieces = 200
+				done := make(chan struct{}, 2)
+				go func() {
+					for n, err := 0, error(nil); n < pieces && err == nil; {
+						var k int
+						k, err = a.Read(make([]byte, 10))
+						n += k
+					}
+					done <- struct{}{}
+				}()
+				go func() {
+					for range pieces {
+						b.Read(make([]byte, 1))
+						b.Write([]byte("x"))
+						nap(10 * time.Millisecond)
+					}
+					done <- struct{}{}
+				}()
+				pass(105 * time.Millisecond)
+				offer()
+				<-done
+				<-done
+			})
+		})
+	}
 }
 
 // A Read that has waited for long uses up what the janitor had armed: the janitor looks
@@ -39,9 +108,73 @@ func TestActedOnBehindAReadThatWaited(t *testing.T) {
 	}
 }
 
-// What comes just before the janitor arms a session is seen by the look behind that, and
-// what that makes due is said.
-func TestComesAsTheJanitorLeaves(t *testing.T) {
+// An application that reads what had come before, and sends, does not poll: the janitor
+// does.
+func TestActedOnWhileReadsNeedNoPoll(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const bound = 2*16*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
+		const all = 300
+		cfg := messages
+		cfg.Limits.Window, cfg.SendQueue = 2*all, 2*all // it does not wait for credit
+		s, _, p := negotiated(t, cfg, session.Config{})
+		p.send(tData, 0, pattern(all)...)
+		pass(10 * time.Millisecond)
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			for range all {
+				s.Read(make([]byte, 1))
+				s.Write([]byte("x"))
+				nap(time.Millisecond)
+			}
+		}()
+		for range 3 {
+			pass(50 * time.Millisecond)
+			began := time.Now()
+			p.send(tPing, 0)
+			for m := p.recv(); m == nil || m[0] != tPong; m = p.recv() {
+				if m == nil {
+					t.Fatal("no answer")
+				}
+			}
+			if took := time.Since(began); took > bound {
+				t.Errorf("it answers after %v", took)
+			}
+		}
+		<-over
+	})
+}
+
+// On a ring, where a Write need not wait and does not poll, urgent data is found by the
+// janitor.
+func TestActedOnWhileItSends(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const bound = 2*32*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
+		s, _, p := negotiated(t, ring, session.Config{})
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			for range 500 {
+				if _, err := s.Write([]byte("x")); err != nil {
+					t.Error(err)
+				}
+				nap(time.Millisecond)
+			}
+		}()
+		pass(200 * time.Millisecond)
+		began := time.Now()
+		p.send(tUrgent, 0, 'u')
+		<-s.Urgent()
+		if took := time.Since(began); took > bound {
+			t.Errorf("it is acted on after %v", took)
+		}
+		<-over
+	})
+}
+
+// What comes just before the janitor arms a session is found by its poll after that,
+// and what becomes due is sent.
+func TestNothingIsMissedAsTheJanitorLeaves(t *testing.T) {
 	begin := func(t *testing.T, cfg twin.Config) (*lateArm, *raw) {
 		e := &lateArm{}
 		_, _, p := negotiatedOn(t, cfg, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
@@ -91,19 +224,8 @@ func TestComesAsTheJanitorLeaves(t *testing.T) {
 	})
 }
 
-// slowPoll is an endpoint on which a look takes long, once.
-type slowPoll struct {
-	*twin.Endpoint
-	takes atomic.Int64 // ns
-}
-
-func (e *slowPoll) Poll(ev *session.Event) bool {
-	nap(time.Duration(e.takes.Swap(0)))
-	return e.Endpoint.Poll(ev)
-}
-
-// A session at which somebody looks just when the janitor comes is not forgotten.
-func TestBusyWhenTheJanitorComes(t *testing.T) {
+// A session that somebody polls just when the janitor comes is not forgotten.
+func TestASessionThatIsPolledAsTheJanitorComesIsKept(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &slowPoll{}
 		s, _, p := negotiatedOn(t, messages, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
@@ -119,133 +241,9 @@ func TestBusyWhenTheJanitorComes(t *testing.T) {
 	})
 }
 
-// What a Write leaves behind for want of room goes when there is some, of a session that
-// the janitor had left too.
-func TestBacklogOfAnIdleSession(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		cfg := messages
-		cfg.SendQueue = session.ControlReserve + 2
-		s, _, p := negotiated(t, cfg, session.Config{})
-		pass(time.Minute)
-		p.Hold(twin.HoldMessages)
-		data := pattern(20_000)
-		writeAll(t, s, data, 5000)
-		pass(time.Minute)
-		p.Hold(0)
-		var got []byte
-		for len(got) < len(data) {
-			got = append(got, p.expect(tData)...)
-		}
-		if !bytes.Equal(got, data) {
-			t.Error("wrong bytes")
-		}
-	})
-}
-
-// An outbox that finds no credit goes on when there is some.
-func TestOutboxWaitsForCredit(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
-		in := p.open(s, 2<<20)
-		var data []byte
-		for s.Stats().Stalls == 0 { // the peer does not look
-			if len(data) > 1<<20 {
-				t.Fatal("there is no end of its credit")
-			}
-			b := pattern(boxed.Limits.Inbox)
-			writeAll(t, s, b, len(b))
-			pass(2 * latency)
-			s.ReadUrgent(nil) // takes the completions, so that none comes behind the last
-			data = append(data, b...)
-		}
-		pass(time.Minute)
-		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
-			t.Error("wrong bytes")
-		}
-	})
-}
-
-// An application that lives on what it has, and sends, does not look: the janitor does.
-func TestActedOnWhileItLivesOnWhatItHas(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		const bound = 2*16*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
-		const all = 300
-		cfg := messages
-		cfg.Limits.Window, cfg.SendQueue = 2*all, 2*all // it does not wait for credit
-		s, _, p := negotiated(t, cfg, session.Config{})
-		p.send(tData, 0, pattern(all)...)
-		pass(10 * time.Millisecond)
-		over := make(chan struct{})
-		go func() {
-			defer close(over)
-			for range all {
-				s.Read(make([]byte, 1))
-				s.Write([]byte("x"))
-				nap(time.Millisecond)
-			}
-		}()
-		for range 3 {
-			pass(50 * time.Millisecond)
-			began := time.Now()
-			p.send(tPing, 0)
-			for m := p.recv(); m == nil || m[0] != tPong; m = p.recv() {
-				if m == nil {
-					t.Fatal("no answer")
-				}
-			}
-			if took := time.Since(began); took > bound {
-				t.Errorf("it answers after %v", took)
-			}
-		}
-		<-over
-	})
-}
-
-// … and on a ring, where one that sends need not wait and does not read: it hears of urgent
-// data.
-func TestActedOnWhileItSends(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		const bound = 2*32*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
-		s, _, p := negotiated(t, ring, session.Config{})
-		over := make(chan struct{})
-		go func() {
-			defer close(over)
-			for range 500 {
-				if _, err := s.Write([]byte("x")); err != nil {
-					t.Error(err)
-				}
-				nap(time.Millisecond)
-			}
-		}()
-		pass(200 * time.Millisecond)
-		began := time.Now()
-		p.send(tUrgent, 0, 'u')
-		<-s.Urgent()
-		if took := time.Since(began); took > bound {
-			t.Errorf("it is acted on after %v", took)
-		}
-		<-over
-	})
-}
-
-// longLook is an endpoint at which a look takes until the test lets it go on.
-type longLook struct {
-	*twin.Endpoint
-	on          atomic.Bool
-	begun, goOn chan struct{}
-}
-
-func (e *longLook) Poll(ev *session.Event) bool {
-	if e.on.CompareAndSwap(true, false) {
-		close(e.begun)
-		<-e.goOn
-	}
-	return e.Endpoint.Poll(ev)
-}
-
-// However often a peer wakes a session while a look goes on, one goroutine is there to look
-// behind that.
-func TestWokenWhileItLooks(t *testing.T) {
+// However often a peer wakes a session during a poll, one goroutine is there to poll
+// afterwards.
+func TestWakesDuringAPollStartOneGoroutine(t *testing.T) {
 	ea, eb := twins(t, ring)
 	e := &longLook{Endpoint: ea, begun: make(chan struct{}), goOn: make(chan struct{})}
 	a, b := session.New(e, session.Config{}), session.New(eb, session.Config{})
@@ -270,27 +268,9 @@ func TestWokenWhileItLooks(t *testing.T) {
 	}
 }
 
-// slowDisarm is an endpoint at which something happens before and behind a Disarm, once.
-type slowDisarm struct {
-	lateArm
-	on            atomic.Bool
-	ahead, behind func()
-}
-
-func (e *slowDisarm) Disarm(ev session.Events) {
-	on := e.on.Swap(false)
-	if on {
-		e.ahead()
-	}
-	e.Endpoint.Disarm(ev)
-	if on {
-		e.behind()
-	}
-}
-
-// A Write that ends takes back what it had armed, and not what a Read that begins just
+// A Write that ends disarms what it had armed, and not what a Read that begins just
 // then has armed for itself, nor what that would be woken for.
-func TestReadBeginsAsAWriteEnds(t *testing.T) {
+func TestAReadThatBeginsAsAWriteEndsIsWoken(t *testing.T) {
 	for name, early := range map[string]bool{"and it comes at once": true, "and it comes later": false} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -335,9 +315,56 @@ func TestReadBeginsAsAWriteEnds(t *testing.T) {
 	}
 }
 
-// A Write leaves bytes for want of room, and the janitor has found the session idle since
-// that Write began: they are sent when there is room.
-func TestWriteWithoutRoomOfASessionGoneIdle(t *testing.T) {
+// An idle connection does nothing at all: no polling, no timer.
+func TestIdleCostsNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, ea, eb := pair(t, byRead, session.Config{KeepAlive: -1})
+		if _, err := a.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		readFull(t, b, 1)
+		r := goRead(b, make([]byte, 1)) // one end waits, the other does nothing
+		pass(time.Second)
+		before := ea.Calls() + eb.Calls()
+		pass(24 * time.Hour)
+		if after := ea.Calls() + eb.Calls(); after != before {
+			t.Errorf("%d calls into the endpoints in an idle day", after-before)
+		}
+		if _, err := a.Write([]byte("y")); err != nil {
+			t.Fatal(err)
+		}
+		if got := within(t, r); got.n != 1 || got.err != nil {
+			t.Errorf("Read after a day: %+v", got)
+		}
+	})
+}
+
+// What a Write leaves behind for want of room goes when there is some, of a session
+// that the janitor had left too.
+func TestTheBacklogOfAnIdleSessionGoesLater(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := messages
+		cfg.SendQueue = session.ControlReserve + 2
+		s, _, p := negotiated(t, cfg, session.Config{})
+		pass(time.Minute)
+		p.Hold(twin.HoldMessages)
+		data := pattern(20_000)
+		writeAll(t, s, data, 5000)
+		pass(time.Minute)
+		p.Hold(0)
+		var got []byte
+		for len(got) < len(data) {
+			got = append(got, p.expect(tData)...)
+		}
+		if !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// A Write leaves bytes for want of room, and the janitor has found the session idle
+// since that Write began: they are sent when there is room.
+func TestTheOutboxOfASessionGoneIdleGoesLater(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := boxed
 		cfg.Limits.Window = 64
@@ -360,9 +387,9 @@ func TestWriteWithoutRoomOfASessionGoneIdle(t *testing.T) {
 	})
 }
 
-// CloseRead of an idle session has something to say and no room for it: it is said when
-// there is.
-func TestCloseReadWithoutRoom(t *testing.T) {
+// What CloseRead of an idle session has to send, and finds no room for, goes when there
+// is some.
+func TestCloseReadWithoutRoomIsSentLater(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := boxed
 		cfg.Limits.Window = 64
@@ -390,4 +417,68 @@ func TestCloseReadWithoutRoom(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Shutdown and Close that find no room in the ring, of a session that the janitor has
+// left, go when there is some.
+func TestShutdownWithoutRoomIsSentLater(t *testing.T) {
+	t.Run("CloseWrite", func(t *testing.T) { withoutRoom(t, (*session.Session).CloseWrite, tShutdown) })
+	t.Run("Close", func(t *testing.T) { withoutRoom(t, (*session.Session).Close, tClose) })
+}
+
+func withoutRoom(t *testing.T, end func(*session.Session) error, said byte) {
+	writes, pongs := -1, -1 // that fill the ring up to control's share, and that too
+	for range 2 {
+		inBubble(t, func(t *testing.T) {
+			cfg := ring
+			cfg.QueueBytes = 8 << 10
+			s, _, p := negotiated(t, cfg, session.Config{})
+			for n := 0; n != writes; n++ {
+				w := goWrite(s, make([]byte, 100))
+				pass(time.Second)
+				s.InterruptWrite(true)
+				if r := within(t, w); r.err != nil {
+					writes = n
+					break
+				}
+				s.InterruptWrite(false)
+			}
+			s.InterruptWrite(false)
+			for n := 0; n != pongs; n++ {
+				before := s.Stats().MessagesSent
+				p.send(tPing, 0)
+				pass(time.Second)
+				if s.Stats().MessagesSent == before {
+					pongs = n // now one is owed: the second time there is not
+					return
+				}
+			}
+			before := s.Stats().MessagesSent
+			if err := end(s); err != nil {
+				t.Fatal(err)
+			}
+			if s.Stats().MessagesSent != before {
+				t.Fatal("there was room")
+			}
+			for {
+				m := p.recv()
+				if m == nil {
+					t.Fatalf("no message of type %d comes, though there is room", said)
+				}
+				if m[0] == said {
+					return
+				}
+			}
+		})
+	}
+	if writes <= 0 || pongs <= 0 {
+		t.Errorf("%d Writes and %d Pongs fill the ring", writes, pongs)
+	}
+}
+
+// asked fails if the session does not answer a Ping, though nobody is inside.
+func asked(t *testing.T, p *raw) {
+	t.Helper()
+	p.send(tPing, 0)
+	p.expect(tPong)
 }

@@ -1,0 +1,386 @@
+package session_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// Control messages cost credit too: a peer that gives none gets no more than it
+// has buffers for, and the rest when it gives some.
+func TestControlKeepsToItsCredit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
+		p.dropped = 0
+		pongs := func() (n int) {
+			for {
+				m := p.recv()
+				if m == nil {
+					return n
+				}
+				p.dropped = 0 // says that nothing was dealt with
+				if m[0] == tPong {
+					n++
+				}
+			}
+		}
+		granted := messages.Limits.Window - session.ControlReserve
+		for range granted + 5 {
+			if !p.send(tPing, 0) {
+				pass(time.Millisecond)
+			}
+			pass(time.Millisecond)
+		}
+		if got := pongs(); got != granted-1 { // Negotiate was one
+			t.Errorf("%d answers with %d credits, one of them used", got, granted)
+		}
+		p.dropped = uint32(granted)
+		p.send(tCredit, 0)
+		p.dropped = 0
+		if got := pongs(); got != 6 {
+			t.Errorf("%d answers after credit was given, want 6", got)
+		}
+	})
+}
+
+// Data leaves the credits that are reserved for control, which has to pass it.
+func TestDataLeavesControlItsCredit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
+		granted := messages.Limits.Window - session.ControlReserve
+		goWrite(s, pattern(1<<20))
+		data := 0
+		for m := p.recv(); m != nil; m = p.recv() {
+			p.dropped = 0 // no word of what was dealt with
+			if m[0] == tData {
+				data++
+			}
+		}
+		if want := granted - 1 - session.ControlReserve; data != want { // Negotiate was one
+			t.Errorf("%d messages of data with %d credits, one of them used; want %d", data, granted, want)
+		}
+	})
+}
+
+// Control that becomes due while nobody is in a Read or Write, and finds no room, goes
+// as soon as there is some.
+func TestControlThatFindsNoRoomGoesLater(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const cost = 8                                                       // of a message in the ring, beside its bytes
+		const reserve = session.ControlReserve * (session.MaxControl + cost) // which data leaves
+		cfg := ring
+		cfg.QueueBytes = 4*(cfg.Limits.MaxMessage+cost) + reserve + cost
+		s, _, p := negotiated(t, cfg, session.Config{})
+		w := goWrite(s, pattern(1<<20))
+		pass(time.Second)
+		s.InterruptWrite(true)
+		within(t, w)
+		p.send(tData, 0, 1) // this and the next use up what it was armed for: the janitor alone looks
+		p.expect(tData)
+		pass(10 * latency)
+		s.InterruptWrite(false)
+		writeAll(t, s, pattern(cfg.Limits.MaxMessage-header), cfg.Limits.MaxMessage) // and it is full again
+		const asked = reserve/(header+cost) + session.ControlReserve
+		for range asked {
+			if !p.send(tPing, 0) {
+				t.Fatal("no room for a question")
+			}
+		}
+		pass(time.Minute)
+		pongs := 0
+		for m := p.recv(); m != nil; m = p.recv() {
+			if m[0] == tPong {
+				pongs++
+			}
+		}
+		if pongs != asked {
+			t.Errorf("%d answers to %d questions", pongs, asked)
+		}
+	})
+}
+
+// Control that becomes due by a Read's last poll before it sleeps, and finds no room,
+// makes the Read wait for room too.
+func TestControlDueBeforeSleepWaitsForRoom(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := messages
+		cfg.SendQueue = session.ControlReserve + 1
+		e := &lateArm{}
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1}, func(inner *twin.Endpoint) session.Endpoint {
+			e.Endpoint = inner
+			return e
+		})
+		pass(2 * latency)
+		p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+		for range cfg.SendQueue { // the answers fill it
+			if !p.send(tPing, 0) {
+				t.Fatal("no room for a question")
+			}
+		}
+		pass(2 * latency)
+		asked := make(chan struct{})
+		e.before(func() {
+			p.send(tPing, 0)
+			nap(2 * latency) // it comes before anybody is to be woken for it
+			close(asked)
+		})
+		goRead(s, make([]byte, 1))
+		<-asked
+		pass(2 * latency)
+		began := time.Now()
+		p.Hold(0)
+		for range cfg.SendQueue + 1 {
+			p.expect(tPong)
+		}
+		if took := time.Since(began); took > time.Millisecond { // the janitor would see it next
+			t.Errorf("it came %v after there was room", took)
+		}
+	})
+}
+
+// Control of a Read that waits for its own transfer, and finds no room or no credit,
+// goes as soon as there is some: nobody else polls.
+func TestControlOfADirectReadGoesLater(t *testing.T) {
+	cfg := byWrite
+	cfg.SendQueue = session.ControlReserve + 1
+	ask := func(p *raw, questions int) {
+		for range questions {
+			p.send(tPing, 0)
+			pass(time.Millisecond)
+		}
+	}
+	answered := func(p *raw, questions int) {
+		for range questions {
+			p.expect(tPong)
+		}
+	}
+	for name, exhaust := range map[string]func(*raw) (again func()){
+		"room": func(p *raw) func() {
+			p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+			ask(p, cfg.SendQueue)
+			return func() { p.Hold(0); answered(p, cfg.SendQueue) }
+		},
+		"credit": func(p *raw) func() {
+			credits := cfg.Limits.Window - session.ControlReserve
+			ask(p, credits)
+			return func() { answered(p, credits); p.send(tCredit, 0) }
+		},
+	} {
+		const size = 200_000
+		// begin has the session read, and nobody else look at it.
+		begin := func(t *testing.T) (*session.Session, *raw, []byte, <-chan result) {
+			t.Helper()
+			s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+			into := make([]byte, size)
+			r := goRead(s, into)
+			pass(time.Second)
+			return s, p, into, r
+		}
+		soon := func(t *testing.T, p *raw, typ byte, again func()) []byte {
+			t.Helper()
+			pass(time.Second)
+			began := time.Now()
+			again()
+			b := p.expect(typ)
+			if took := time.Since(began); took > time.Millisecond {
+				t.Errorf("it came %v after there was some", took)
+			}
+			return b
+		}
+		t.Run("Grant without "+name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				_, p, into, r := begin(t)
+				again := exhaust(p)
+				p.send(tOfferWrite, 0, u64(1, size)...)
+				b := soon(t, p, tGrant, again)
+				d := session.Descriptor{Addr: le.Uint64(b[8:]), Key: le.Uint64(b[16:]), Len: le.Uint64(b[24:])}
+				if d.Len != size {
+					t.Fatalf("a grant of %d bytes, want the slice of the Read", d.Len)
+				}
+				if err := p.Write(pattern(size), d, 0, 1); err != nil {
+					t.Fatal(err)
+				}
+				p.send(tWriteDone, 0, u64(1, size)...)
+				if x := within(t, r); x.n != size || x.err != nil || !bytes.Equal(into, pattern(size)) {
+					t.Errorf("Read: %+v", x)
+				}
+			})
+		})
+		t.Run("CancelWrite without "+name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, p, _, r := begin(t)
+				p.send(tOfferWrite, 0, u64(1, size)...)
+				p.expect(tGrant)
+				again := exhaust(p)
+				s.InterruptRead(true)
+				soon(t, p, tCancelWrite, again)
+				p.send(tWriteDone, 0, u64(1, 0)...)
+				if x := within(t, r); x.n != 0 || !errors.Is(x.err, session.ErrInterrupted) {
+					t.Errorf("Read: %+v", x)
+				}
+			})
+		})
+	}
+}
+
+// Credit that a Read owes for what it took before a transfer to its own slice does not
+// wait for the end of that transfer.
+func TestCreditDoesNotWaitForADirectRead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.SendQueue = 40
+		s, e, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+		data := pattern(100_000)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := goRead(s, make([]byte, 200_000))
+		pass(time.Second)
+		e.Hold(twin.HoldReads)
+		const before = 10
+		for range before { // all of it comes at once
+			p.send(tData, 0, 'x')
+		}
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		p.expect(tCredit)
+		select {
+		case x := <-r:
+			t.Fatalf("Read, with a transfer under way: %+v", x)
+		default:
+		}
+		e.Hold(0)
+		if x := within(t, r); x.n != before+len(data) || x.err != nil {
+			t.Errorf("Read: %+v", x)
+		}
+	})
+}
+
+// Credit owed by a Read whose transfer is over in the same poll does not wait for the
+// janitor.
+func TestCreditDoesNotWaitForTheJanitor(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.SendQueue = 40
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 1}, withMemory(func(m session.Memory) session.Memory {
+			return atOnce{m}
+		}))
+		const before, direct = 10, 256 << 10 // half of the offer, so that nothing else is to be said
+		d, err := p.Expose(make([]byte, 2*direct), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range before {
+			p.send(tData, 0, 'x')
+		}
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		p.send(tPong, 0) // so that a Read goes on to the offer
+		pass(2 * latency)
+		if n, err := s.Read(make([]byte, before+direct)); n != before+direct || err != nil {
+			t.Fatalf("Read: %d, %v", n, err)
+		}
+		began := time.Now()
+		p.expect(tCredit)
+		if took := time.Since(began); took > time.Millisecond {
+			t.Errorf("it came %v after the Read", took)
+		}
+	})
+}
+
+// Credit that is due while there is no room is sent as soon as there is some.
+func TestCreditWaitsForRoom(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := messages
+		cfg.SendQueue = session.ControlReserve + 1
+		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+		p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+		for range cfg.SendQueue {
+			p.send(tPing, 0) // the answers fill it
+			pass(time.Millisecond)
+		}
+		const n = 12
+		for range n {
+			p.send(tData, 0, 1)
+			pass(time.Millisecond)
+		}
+		readFull(t, s, n)
+		pass(time.Second) // idle
+		p.Hold(0)
+		for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); {
+			if m := p.recv(); m != nil && le.Uint32(m[4:]) >= n {
+				return
+			}
+		}
+		t.Error("the peer is not told of the buffers that are free again")
+	})
+}
+
+// While nothing was given back, no Credit is sent, however often somebody polls.
+func TestNoCreditIsSentForNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := messages
+		cfg.SendQueue = 40
+		s, _, p := negotiated(t, cfg, session.Config{})
+		for range cfg.Limits.Window - session.ControlReserve - 1 { // Negotiate was one
+			p.send(tData, 0, 'x')
+		}
+		for range 20 {
+			pass(time.Second)
+			s.ReadUrgent(nil)
+		}
+		said := 0
+		for m := p.recv(); m != nil; m = p.recv() {
+			if m[0] == tCredit {
+				said++
+			}
+		}
+		if said > 1 {
+			t.Errorf("it says so %d times", said)
+		}
+	})
+}
+
+// A peer that is nearly out of credit gets what was given back, though that is little:
+// it could not even close otherwise.
+func TestTheLastCreditIsSent(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := messages
+		cfg.SendQueue = 40
+		s, _, p := negotiated(t, cfg, session.Config{})
+		for range cfg.Limits.Window - session.ControlReserve - 2 {
+			p.send(tData, 0, 'x')
+		}
+		pass(time.Second)
+		for m := p.recv(); m != nil; m = p.recv() {
+		}
+		readFull(t, s, 1)
+		p.expect(tCredit)
+	})
+}
+
+// A Write that waits for credit and looks again and again has stalled once.
+func TestStallsAreCountedOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1, SendBudget: 1})
+		p.send(tCredit, 0)
+		pass(time.Second)
+		goWrite(s, pattern(1<<20))
+		for want := range uint64(3) {
+			for range 5 { // it is woken, and looks
+				pass(time.Second)
+				p.send(tUrgent, 0, 'u')
+			}
+			pass(time.Second)
+			if got := s.Stats().Stalls; got != want+1 {
+				t.Errorf("%d stalls, want %d", got, want+1)
+			}
+			for m := p.recv(); m != nil; m = p.recv() { // all that it could send
+			}
+			p.send(tCredit, 0)
+		}
+	})
+}

@@ -1,0 +1,547 @@
+package session_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// A stream cut short must not look complete. The one exception: all that a
+// process wrote before it ended is in shared memory.
+func TestDeathOfThePeer(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg    twin.Config
+		inside bool // a Write
+		want   error
+	}{
+		"queue pair":                 {messages, false, syscall.ECONNRESET},
+		"queue pair, inside a Write": {byRead, true, syscall.ECONNRESET},
+		"ring":                       {ring, false, io.EOF},
+		"ring, inside a Write":       {ring, true, syscall.ECONNRESET},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, _ := pair(t, tt.cfg, session.Config{ReceiveBudget: 1})
+				if _, err := a.Write(pattern(5000)); err != nil {
+					t.Fatal(err)
+				}
+				if tt.inside {
+					goWrite(a, pattern(1<<20))
+				}
+				pass(time.Second)
+				ea.Kill()
+				got, err := io.ReadAll(readerOf(b))
+				if tt.want == io.EOF && err != nil || tt.want != io.EOF && !errors.Is(err, tt.want) {
+					t.Errorf("the end: %v, want %v", err, tt.want)
+				}
+				if len(got) < 5000 || !bytes.Equal(got, pattern(len(got))) && !tt.inside {
+					t.Errorf("%d bytes before it", len(got))
+				}
+			})
+		})
+	}
+}
+
+// Where every byte of a process that ended is there, its last message tells whether its
+// last Write was whole, whoever took it.
+func TestTheLastMessageTellsWhetherAWriteWasWhole(t *testing.T) {
+	const more = 1
+	data := func(flags byte) func(*raw) {
+		return func(p *raw) { p.send(tData, flags, pattern(100)...) }
+	}
+	for name, tt := range map[string]struct {
+		say []func(*raw)
+		end error
+	}{
+		"whole":                         {[]func(*raw){data(0)}, io.EOF},
+		"cut":                           {[]func(*raw){data(0), data(more)}, syscall.ECONNRESET},
+		"behind a part of it, the rest": {[]func(*raw){data(more), data(0)}, io.EOF},
+	} {
+		for who, reads := range map[string]bool{"a Read waits": true, "nobody reads": false} {
+			t.Run(name+"/"+who, func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					s, _, p := negotiated(t, ring, session.Config{})
+					end := make(chan error, 1)
+					read := func() { _, err := io.ReadAll(readerOf(s)); end <- err }
+					if reads {
+						go read()
+					}
+					for _, say := range tt.say {
+						pass(time.Second)
+						say(p)
+					}
+					pass(time.Second)
+					p.Kill()
+					pass(time.Second)
+					if !reads {
+						go read()
+					}
+					if err := <-end; tt.end == io.EOF && err != nil {
+						t.Errorf("the end: %v", err)
+					} else if tt.end != io.EOF {
+						wantErr(t, "the end", err, tt.end)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Slices that went in one message are not the whole of their WriteBuffers.
+func TestSlicesThatWerePackedAreNotTheWhole(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := ring
+		cfg.QueueBytes = 6 << 10 // has room for the first three
+		a, b, ea, _ := pair(t, cfg, session.Config{})
+		v := [][]byte{pattern(1000), pattern(1000), pattern(1000), pattern(100_000)}
+		go a.WriteBuffers(v)
+		pass(time.Second)
+		ea.Kill()
+		got, err := io.ReadAll(readerOf(b))
+		wantErr(t, "the end", err, syscall.ECONNRESET)
+		if !bytes.Equal(got, bytes.Join(v[:3], nil)) {
+			t.Errorf("%d bytes of 3000, or wrong ones", len(got))
+		}
+	})
+}
+
+// Empty slices at the end add nothing: a process that ends behind them has ended in
+// order.
+func TestEmptySlicesEndAWriteBuffers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg twin.Config
+		v   [][]byte
+	}{
+		"a message":      {ring, [][]byte{pattern(5000), nil}},
+		"packed":         {ring, [][]byte{pattern(100), nil, {}}},
+		"behind small":   {ring, [][]byte{pattern(100), nil, pattern(5000), nil, {}}},
+		"nothing before": {ring, [][]byte{nil, {}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, _ := pair(t, tt.cfg, session.Config{})
+				want := bytes.Join(tt.v, nil)
+				if n, err := a.WriteBuffers(tt.v); int(n) != len(want) || err != nil {
+					t.Fatalf("WriteBuffers: %d, %v", n, err)
+				}
+				pass(time.Second)
+				ea.Kill()
+				if got, err := io.ReadAll(readerOf(b)); err != nil || !bytes.Equal(got, want) {
+					t.Errorf("%d bytes of %d, %v", len(got), len(want), err)
+				}
+			})
+		})
+	}
+}
+
+// A stream that ends in an open offer was cut.
+func TestAnOpenOfferIsNotTheWhole(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, ea, _ := pair(t, byRead, session.Config{ReceiveBudget: 1})
+		goWrite(a, pattern(1<<20))
+		pass(time.Second)
+		ea.Kill()
+		pass(time.Second)
+		_, err := io.ReadAll(readerOf(b))
+		wantErr(t, "the end", err, syscall.ECONNRESET)
+	})
+}
+
+// An offer that ended short is a Write that was not completed: a stream that
+// ends there was cut.
+func TestAShortOfferIsNotTheWhole(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, ea, _ := pair(t, byRead, session.Config{ReceiveBudget: 1})
+		w := goWrite(a, pattern(1<<20))
+		pass(time.Second)
+		a.InterruptWrite(true)
+		x := within(t, w)
+		wantErr(t, "Write", x.err, session.ErrInterrupted)
+		pass(time.Second)
+		ea.Kill()
+		got, err := io.ReadAll(readerOf(b))
+		wantErr(t, "Read", err, syscall.ECONNRESET)
+		if len(got) != x.n {
+			t.Errorf("Write took %d bytes, %d were read", x.n, len(got))
+		}
+	})
+}
+
+// A Write that is offered in pieces is cut if the peer's process ends between them.
+func TestAnOfferOfAPartIsNotTheWhole(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.Limits.MaxExpose = 50_000
+		a, b, ea, _ := pair(t, cfg, session.Config{ReceiveBudget: 1})
+		goWrite(a, pattern(100_000))
+		readFull(t, b, 51_024) // one offer, with what came in its message
+		ea.Kill()
+		got, err := io.ReadAll(readerOf(b))
+		wantErr(t, "Read", err, syscall.ECONNRESET)
+		if len(got) >= 49_000 {
+			t.Errorf("%d bytes more were read", len(got))
+		}
+	})
+}
+
+// A peer whose endpoint was closed in order, and its session was not, has cut its
+// stream.
+func TestAnEndpointClosedWithoutCloseIsACut(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, cfg, session.Config{})
+				p.send(tData, 0, []byte("last")...)
+				p.Close()
+				got, err := io.ReadAll(readerOf(s))
+				wantErr(t, "the end", err, syscall.ECONNRESET)
+				if string(got) != "last" {
+					t.Errorf("%q", got)
+				}
+			})
+		})
+	}
+}
+
+// A Write behind the end of the connection fails, and the first one does: what nobody
+// will get is not taken over.
+func TestAWriteBehindTheEndFails(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg   twin.Config
+		boxes bool // are there
+		size  int
+	}{
+		"small": {messages, false, 100}, "large": {messages, false, 20_000}, "before an offer": {byRead, false, 10_000},
+		"small, boxes": {boxed, true, 100}, "boxes": {boxed, true, 20_000}, "no boxes yet": {boxed, false, 20_000},
+	} {
+		for _, slices := range []int{0, 1, 3} {
+			t.Run(fmt.Sprint(name, "/", slices), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					s, _, p := negotiated(t, tt.cfg, session.Config{KeepAlive: -1})
+					if tt.boxes {
+						in := p.open(s, 100_000)
+						writeAll(t, s, pattern(20_000), 20_000)
+						in.read(20_000)
+						in.emptied()
+					}
+					p.Kill()
+					pass(time.Second)
+					x := result{}
+					if slices == 0 {
+						x.n, x.err = s.Write(pattern(tt.size))
+					} else {
+						var v [][]byte
+						for range slices {
+							v = append(v, pattern(tt.size/slices))
+						}
+						n, err := s.WriteBuffers(v)
+						x = result{int(n), err}
+					}
+					wantErr(t, "Write", x.err, syscall.ECONNRESET)
+					if x.n != 0 {
+						t.Errorf("%d bytes were taken", x.n)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A peer that reads no more ends a Write at once, whether it waits or begins.
+func TestAWriteEndsWithThePeersReading(t *testing.T) {
+	for name, end := range map[string]byte{"Close": tClose, "Abort": tAbort} {
+		for form, tt := range map[string]struct {
+			cfg     twin.Config
+			disable session.Feature
+			offer   byte // 0: none
+		}{
+			"messages": {messages, 0, 0}, "ring": {ring, 0, 0},
+			"by read": {byRead, 0, tOfferRead}, "by write": {byWrite, session.FeatureRDMARead, tOfferWrite},
+		} {
+			t.Run(name+"/"+form, func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					s, _, p := negotiated(t, tt.cfg, session.Config{Disable: tt.disable})
+					w := goWrite(s, pattern(1<<20))
+					if tt.offer != 0 {
+						p.expect(tt.offer)
+					}
+					pass(time.Second)
+					began := time.Now()
+					p.send(end, 0)
+					if tt.offer == tOfferRead {
+						p.send(tReadDone, 2, u64(1, 0)...) // as it has asked to be told
+					}
+					x := within(t, w)
+					wantErr(t, "the Write that waits", x.err, syscall.EPIPE)
+					if took := time.Since(began); took > time.Millisecond {
+						t.Errorf("it waits for %v more", took)
+					}
+					_, err := s.Write([]byte("x"))
+					wantErr(t, "the next", err, syscall.EPIPE)
+				})
+			})
+		}
+	}
+}
+
+// CloseWrite fails if the peer has reset the connection or has died, and not if it has
+// closed.
+func TestCloseWriteReportsAReset(t *testing.T) {
+	for name, tt := range map[string]struct {
+		end  func(p *raw)
+		want error
+	}{
+		"closed":  {func(p *raw) { p.send(tClose, 0); p.recv(); p.Close() }, nil},
+		"reset":   {func(p *raw) { p.send(tAbort, 0) }, syscall.ECONNRESET},
+		"aborted": {func(p *raw) { p.Abort() }, syscall.ECONNRESET},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for form, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
+				inBubble(t, func(t *testing.T) {
+					s, _, p := negotiated(t, cfg, session.Config{})
+					tt.end(p)
+					pass(time.Second)
+					if err := s.CloseWrite(); !errors.Is(err, tt.want) {
+						t.Errorf("%s: %v instead of %v", form, err, tt.want)
+					}
+				})
+			}
+		})
+	}
+}
+
+// A Read whose slice got nothing, as the offer was cancelled, returns what the same
+// poll has found behind it, though the peer has closed by then.
+func TestTheLastWriteBehindACancelledOfferIsRead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &betweenLooks{}
+		s, _, p := negotiatedOn(t, byRead, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		const last = "the last Write"
+		answered := false
+		e.then = func() {
+			if n := le.Uint64(p.expectDone(t, 1, 0)); n != 0 {
+				t.Errorf("the slice has got %d bytes", n)
+			}
+			p.send(tData, 0, []byte(last)...)
+			p.send(tClose, 0)
+			p.Close()
+			nap(2 * latency)
+			answered = true
+		}
+		d, err := p.Expose(make([]byte, 1<<20), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 1<<20)
+		r := goRead(s, buf)
+		pass(2 * latency)
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		pass(2 * latency)
+		p.send(tCancelRead, 0, u64(1)...)
+		if r := within(t, r); string(buf[:r.n]) != last || r.err != nil {
+			t.Errorf("%q, %v", buf[:min(r.n, 100)], r.err)
+		}
+		if n, err := s.Read(buf); n != 0 || err != io.EOF {
+			t.Errorf("behind it %d bytes, %v", n, err)
+		}
+		if !answered {
+			t.Error("no offer was withdrawn")
+		}
+	})
+}
+
+// A Read into whose slice the peer has written all by RDMA gets it, though the peer's
+// process ends before the Read's next look.
+func TestTheLastWriteDoneOfAProcessCounts(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &secondErr{}
+		s, _, p := negotiatedOn(t, byWrite, session.Config{KeepAlive: -1, Spin: -1}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		const size = 100_000
+		data, into := pattern(size), make([]byte, size)
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferWrite, 0, u64(1, size)...)
+		d := descriptor(p.expect(tGrant)[8:])
+		if d.Len != size {
+			t.Fatalf("a grant of %d bytes: not the Read's slice", d.Len)
+		}
+		if err := p.Write(data, d, 0, 1); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+		acted := false
+		e.act = func() {
+			acted = true
+			p.send(tWriteDone, 1, u64(1, size)...)
+			p.Kill()
+			nap(2 * latency)
+		}
+		p.send(tPing, 0) // the Read looks once more
+		if r := within(t, r); r.n != size || r.err != nil || !bytes.Equal(into, data) {
+			t.Errorf("Read: %+v", r)
+		}
+		n, err := s.Read(into)
+		if n != 0 {
+			t.Errorf("%d bytes behind it", n)
+		}
+		wantErr(t, "behind it", err, syscall.ECONNRESET)
+		if !acted {
+			t.Error("nobody asked the endpoint twice")
+		}
+	})
+}
+
+// A Read into whose slice the peer has written all by RDMA is not cut short either when
+// somebody else's poll has taken the end of its transfers, and what came behind them,
+// before the Read finds that the connection has ended.
+func TestTheLastWriteDoneInAnotherPollCounts(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &lateArm{}
+		s, _, p := negotiatedOn(t, byWrite, session.Config{KeepAlive: -1, Spin: -1}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		const size, last = 100_000, "the last Write"
+		data, into := pattern(size), make([]byte, size)
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferWrite, 0, u64(1, size)...)
+		d := descriptor(p.expect(tGrant)[8:])
+		if d.Len != size {
+			t.Fatalf("a grant of %d bytes: not the Read's slice", d.Len)
+		}
+		if err := p.Write(data, d, 0, 1); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+		between, goOn := make(chan struct{}), make(chan struct{})
+		e.before(func() { close(between); <-goOn })
+		p.send(tPing, 0) // the Read looks once more
+		<-between
+		p.send(tWriteDone, 1, u64(1, size)...)
+		p.send(tData, 0, []byte(last)...)
+		pass(2 * latency)
+		p.Kill()
+		pass(2 * latency)
+		s.ReadUrgent(nil) // looks
+		if n, broken := s.BrokenDirect(); n != 0 || broken {
+			t.Errorf("a Read with all its bytes is cut short: %d, %v", n, broken)
+		}
+		close(goOn)
+		if r := within(t, r); r.n != size || r.err != nil || !bytes.Equal(into, data) {
+			t.Errorf("Read: %+v", r)
+		}
+		n, err := s.Read(into)
+		if string(into[:n]) != last || err != nil {
+			t.Errorf("behind it: %q, %v", into[:n], err)
+		}
+		_, err = s.Read(into)
+		wantErr(t, "the end", err, syscall.ECONNRESET)
+	})
+}
+
+// What the peer had written before its process ended is read, though an RDMA write to
+// its inbox failed; which of the two is polled first is chance.
+func TestAReplyIsReadThoughAnRDMAWriteFailed(t *testing.T) {
+	for seed := range uint64(6) {
+		inBubble(t, func(t *testing.T) {
+			cfg := boxed
+			cfg.Seed = seed
+			s, e, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+			asks := goWrite(s, pattern(20_000))
+			for m := p.recv(); m == nil || m[0] != tAskInbox; m = p.recv() {
+				if m == nil {
+					t.Fatal("no AskInbox")
+				}
+			}
+			within(t, asks)
+			d, err := p.Expose(make([]byte, 1<<20), session.RemoteWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for p.Poll(&session.Event{}) {
+				p.Drop()
+				p.dropped++
+			}
+			p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
+			pass(time.Second)
+			e.Hold(twin.HoldWrites)
+			if _, err := s.Write(pattern(20_000)); err != nil {
+				t.Fatal(err)
+			}
+			if s.Stats().OfferedBytesSent == 0 {
+				t.Fatal("it did not go to the inbox")
+			}
+			p.send(tData, 0, []byte(reply)...)
+			p.Kill()
+			nap(3 * latency) // both are here, and nobody has looked
+			wantReply(t, s, syscall.ECONNRESET)
+		})
+	}
+}
+
+// What the peer had written before it left is read, though this end was writing to
+// memory that it had granted.
+func TestAReplyIsReadThoughAGrantWasLost(t *testing.T) {
+	for name, tt := range map[string]struct {
+		leave      func(*session.Session, *twin.Endpoint)
+		write, end error
+	}{
+		"closed for reading, and closed": {func(s *session.Session, _ *twin.Endpoint) { s.CloseRead(); go s.Close() }, syscall.EPIPE, io.EOF},
+		"closed with something unread":   {func(s *session.Session, _ *twin.Endpoint) { go s.Close() }, syscall.EPIPE, syscall.ECONNRESET},
+		"died":                           {func(_ *session.Session, e *twin.Endpoint) { e.Kill() }, syscall.ECONNRESET, syscall.ECONNRESET},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, eb := pair(t, byWrite, session.Config{ReceiveBudget: 1, KeepAlive: -1, Disable: session.FeatureRDMARead})
+				eb.Hold(twin.HoldWrites)
+				w := goWrite(b, pattern(50_000))
+				pass(time.Second)
+				if _, err := a.Write([]byte(reply)); err != nil {
+					t.Fatal(err)
+				}
+				pass(time.Second)
+				tt.leave(a, ea)
+				pass(time.Second)
+				select {
+				case <-a.Closed(): // not of one that died
+					t.Error("memory was given back that the peer writes to")
+				default:
+				}
+				eb.Hold(0)
+				wantErr(t, "Write", within(t, w).err, tt.write)
+				wantReply(t, b, tt.end)
+			})
+		})
+	}
+}
+
+const reply = "the reply"
+
+// wantReply reads the reply, and behind it end.
+func wantReply(t *testing.T, s *session.Session, end error) {
+	t.Helper()
+	b := make([]byte, 100)
+	n, err := s.Read(b)
+	if string(b[:n]) != reply || err != nil {
+		t.Errorf("%q, %v", b[:n], err)
+	}
+	n, err = s.Read(b)
+	if n != 0 {
+		t.Errorf("%q behind it", b[:n])
+	}
+	wantErr(t, "behind it", err, end)
+}

@@ -1,0 +1,286 @@
+package session_test
+
+import (
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// onMemory is an endpoint whose memory has something of the test's around it.
+type onMemory struct {
+	*twin.Endpoint
+	mem session.Memory
+}
+
+func (e onMemory) Memory() session.Memory { return e.mem }
+
+// withMemory is for negotiatedOn: it has around put something around the memory.
+func withMemory(around func(session.Memory) session.Memory) func(*twin.Endpoint) session.Endpoint {
+	return func(e *twin.Endpoint) session.Endpoint { return onMemory{e, around(e.Memory())} }
+}
+
+// lateArm is an endpoint at which something happens just before Arm.
+type lateArm struct {
+	*twin.Endpoint
+	then atomic.Pointer[func()] // nil: nothing
+}
+
+// before has f called before the next Arm.
+func (e *lateArm) before(f func()) { e.then.Store(&f) }
+
+func (e *lateArm) Arm(ev session.Events) {
+	if f := e.then.Swap(nil); f != nil {
+		(*f)()
+	}
+	e.Endpoint.Arm(ev)
+}
+
+// slowDisarm is an endpoint at which something happens before and behind a Disarm, once.
+type slowDisarm struct {
+	lateArm
+	on            atomic.Bool
+	ahead, behind func()
+}
+
+func (e *slowDisarm) Disarm(ev session.Events) {
+	on := e.on.Swap(false)
+	if on {
+		e.ahead()
+	}
+	e.Endpoint.Disarm(ev)
+	if on {
+		e.behind()
+	}
+}
+
+// slowPoll is an endpoint on which a look takes long, once.
+type slowPoll struct {
+	*twin.Endpoint
+	takes atomic.Int64 // ns
+}
+
+func (e *slowPoll) Poll(ev *session.Event) bool {
+	nap(time.Duration(e.takes.Swap(0)))
+	return e.Endpoint.Poll(ev)
+}
+
+// longLook is an endpoint at which a look takes until the test lets it go on.
+type longLook struct {
+	*twin.Endpoint
+	on          atomic.Bool
+	begun, goOn chan struct{}
+}
+
+func (e *longLook) Poll(ev *session.Event) bool {
+	if e.on.CompareAndSwap(true, false) {
+		close(e.begun)
+		<-e.goOn
+	}
+	return e.Endpoint.Poll(ev)
+}
+
+// counted says Last of all its messages, or of none, and counts the looks.
+type counted struct {
+	*twin.Endpoint
+	last  bool
+	looks int
+}
+
+func (c *counted) Poll(ev *session.Event) bool {
+	c.looks++
+	ok := c.Endpoint.Poll(ev)
+	ev.Last = ok && ev.Kind == session.Message && c.last
+	return ok
+}
+
+// secondErr lets the test act when the endpoint is asked how it is for the second time
+// since it was polled: by a Read whose slice is the target of transfers that its look has
+// found busy.
+type secondErr struct {
+	*twin.Endpoint
+	act   func()
+	asked int
+}
+
+func (e *secondErr) Poll(ev *session.Event) bool {
+	e.asked = 0
+	return e.Endpoint.Poll(ev)
+}
+
+func (e *secondErr) Err() error {
+	if e.asked++; e.asked == 2 && e.act != nil {
+		act := e.act
+		e.act = nil
+		act()
+	}
+	return e.Endpoint.Err()
+}
+
+// abortsInErr is aborted by its own session when that asks, in the middle of an operation, how
+// the endpoint is.
+type abortsInErr struct {
+	*twin.Endpoint
+	abort func()
+}
+
+func (e *abortsInErr) Err() error {
+	if f := e.abort; f != nil {
+		e.abort = nil
+		go f()
+		for e.Endpoint.Err() == nil {
+			nap(latency)
+		}
+	}
+	return e.Endpoint.Err()
+}
+
+// betweenLooks lets the test act right after a CancelRead was handled, before the next
+// look. Its RDMA reads find the queue full.
+type betweenLooks struct {
+	fullQueue
+	then    func()
+	handled bool
+}
+
+func (e *betweenLooks) Poll(ev *session.Event) bool {
+	if e.handled {
+		e.handled = false
+		e.then()
+	}
+	ok := e.Endpoint.Poll(ev)
+	e.handled = ok && ev.Kind == session.Message && ev.Msg[0] == tCancelRead
+	return ok
+}
+
+// narrow is an endpoint that has room for short messages alone.
+type narrow struct {
+	*twin.Endpoint
+	most atomic.Int32 // bytes; 0: as ever
+}
+
+func (e *narrow) Reserve(lo, hi int) []byte {
+	if most := int(e.most.Load()); most > 0 && lo > most {
+		return nil
+	}
+	return e.Endpoint.Reserve(lo, hi)
+}
+
+// noControl has no room for control messages until the session has asked for some once
+// more: between that and its asking for data's, the device has got on.
+type noControl struct {
+	*twin.Endpoint
+	full, once bool
+}
+
+func (e *noControl) ReserveControl(n int) []byte {
+	if e.full {
+		e.full = !e.once
+		return nil
+	}
+	return e.Endpoint.ReserveControl(n)
+}
+
+// fullQueue is an endpoint on which RDMA reads find the queue full until there is room.
+type fullQueue struct {
+	*twin.Endpoint
+	room  atomic.Bool
+	armed atomic.Uint32 // session.Events
+	waker session.Waker
+}
+
+func (e *fullQueue) Start(w session.Waker) {
+	e.waker = w
+	e.Endpoint.Start(w)
+}
+
+func (e *fullQueue) Arm(ev session.Events) {
+	e.armed.Or(uint32(ev))
+	e.Endpoint.Arm(ev)
+}
+
+func (e *fullQueue) Memory() session.Memory { return fullMemory{e.Endpoint.Memory(), e} }
+
+type fullMemory struct {
+	session.Memory
+	e *fullQueue
+}
+
+func (m fullMemory) Read(into []byte, from session.Descriptor, off int, id uint32) error {
+	if !m.e.room.Load() {
+		return session.ErrWouldBlock
+	}
+	return m.Memory.Read(into, from, off, id)
+}
+
+// atOnce is memory whose RDMA reads are over when Read returns.
+type atOnce struct{ session.Memory }
+
+func (e atOnce) Read(into []byte, from session.Descriptor, off int, id uint32) error {
+	err := e.Memory.Read(into, from, off, id)
+	nap(2 * latency)
+	return err
+}
+
+// slowRevoke has time pass before Revoke returns.
+type slowRevoke struct {
+	session.Memory
+	began chan struct{} // a token for each
+}
+
+func (e slowRevoke) Revoke(d session.Descriptor) {
+	e.Memory.Revoke(d)
+	e.began <- struct{}{}
+	nap(time.Second)
+}
+
+// slowAlloc takes long to find memory.
+type slowAlloc struct{ session.Memory }
+
+func (e slowAlloc) Alloc(n int) []byte {
+	nap(3 * time.Second)
+	return e.Memory.Alloc(n)
+}
+
+// askedForMemory counts what the session makes ready for its peer.
+type askedForMemory struct {
+	session.Memory
+	times atomic.Int32
+	then  func() // at the first
+}
+
+func (e *askedForMemory) Alloc(n int) []byte {
+	if e.times.Add(1) == 1 {
+		e.then()
+	}
+	return e.Memory.Alloc(n)
+}
+
+// failingWrites cannot register what it is to write from.
+type failingWrites struct {
+	session.Memory
+	fail   atomic.Bool
+	failed atomic.Int32
+}
+
+func (e *failingWrites) Write(from []byte, to session.Descriptor, off int, id uint32) error {
+	if e.fail.Load() {
+		e.failed.Add(1)
+		return syscall.ENOBUFS
+	}
+	return e.Memory.Write(from, to, off, id)
+}
+
+// failing is a session on such an endpoint.
+func failing(t *testing.T) (s *session.Session, w *failingWrites, p *raw) {
+	t.Helper()
+	w = new(failingWrites)
+	s, _, p = negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+		w.Memory = m
+		return w
+	}))
+	return s, w, p
+}

@@ -1,0 +1,303 @@
+package session_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// A Read that waits with a large slice gets the bytes without a copy in between: they
+// pass through no memory of the session.
+func TestALargeReadIsDirect(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				cfg.AllocBudget = 1 // no chunk can be had
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				data, into := pattern(500_000), make([]byte, 500_000)
+				r := goRead(b, into)
+				pass(time.Second)
+				w := goWrite(a, data)
+				got := 0
+				for got < len(data) {
+					x := within(t, r)
+					if x.err != nil {
+						t.Fatal(x.err)
+					}
+					if got += x.n; got < len(data) {
+						r = goRead(b, into[got:])
+					}
+				}
+				if x := within(t, w); x.n != len(data) || x.err != nil {
+					t.Errorf("Write: %+v", x)
+				}
+				if !bytes.Equal(into, data) {
+					t.Error("wrong bytes")
+				}
+				if moved := b.Stats().OfferedBytesReceived; moved < 490_000 {
+					t.Errorf("%d bytes moved by RDMA", moved)
+				}
+			})
+		})
+	}
+}
+
+// What does not fit the slice of a Read is fetched ahead, though no other Read follows:
+// the peer's Write ends.
+func TestTheRestBehindADirectReadIsFetchedAhead(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				data, into := pattern(1<<20), make([]byte, 300_000)
+				r := goRead(b, into)
+				pass(time.Second)
+				w := goWrite(a, data)
+				x := within(t, r)
+				if x.err != nil {
+					t.Fatal(x.err)
+				}
+				if y := within(t, w); y.n != len(data) || y.err != nil {
+					t.Errorf("Write: %+v", y)
+				}
+				if got := append(into[:x.n:x.n], readFull(t, b, len(data)-x.n)...); !bytes.Equal(got, data) {
+					t.Error("wrong bytes")
+				}
+			})
+		})
+	}
+}
+
+// A Read whose transfer finds no room in the queue waits for room.
+func TestADirectReadWaitsForRoom(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &fullQueue{}
+		s, _, p := negotiatedOn(t, byRead, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		data, into := pattern(100_000), make([]byte, 100_000)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		pass(time.Second)
+		e.room.Store(true)
+		if session.Events(e.armed.Load())&session.SendReady != 0 {
+			go e.waker.Wake(session.SendReady)
+		}
+		if x := within(t, r); x.n != len(data) || x.err != nil || !bytes.Equal(into, data) {
+			t.Errorf("Read: %+v", x)
+		}
+	})
+}
+
+// A Read that Abort ends in the middle of its transfers has what had arrived.
+func TestAbortLeavesADirectReadWhatHadArrived(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.Limits.MaxRDMA = 10_000
+		s, e, p := negotiated(t, cfg, session.Config{})
+		data, into := pattern(200_000), make([]byte, 300_000)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := goRead(s, into)
+		pass(time.Second)
+		const before = "before "
+		p.send(tData, 0, []byte(before)...)
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		p.send(tPong, 0)
+		pass(5 * latency / 2) // the first reads are over, the next under way
+		e.Hold(twin.HoldReads)
+		pass(time.Second)
+		s.Abort()
+		x := within(t, r)
+		want := append([]byte(before), data...)
+		moved := x.n - len(before)
+		if moved <= 0 || moved >= len(data) || moved%cfg.Limits.MaxRDMA != 0 || x.err != nil || !bytes.Equal(into[:x.n], want[:x.n]) {
+			t.Errorf("Read: %+v", x)
+		}
+		_, err = s.Read(into)
+		wantErr(t, "the next Read", err, session.ErrClosed)
+	})
+}
+
+// A cancelled offer ends with what was fetched, whether or not a Read had begun with
+// it, and the stream goes on behind it.
+func TestACancelledOfferEndsWithWhatWasFetched(t *testing.T) {
+	for _, reading := range []int{0, 10} {
+		t.Run(fmt.Sprint(reading), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, byRead, session.Config{KeepAlive: -1, ReceiveBudget: 1})
+				data := pattern(40_000)
+				d, err := p.Expose(data, session.RemoteRead)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.send(tOfferRead, 0, append(u64(1, d.Addr, d.Key, d.Len), "payload"...)...)
+				pass(time.Second)
+				begin := readFull(t, s, reading)
+				p.send(tCancelRead, 0, u64(1)...)
+				count := int(le.Uint64(p.expectDone(t, 1, 0)))
+				if count == 0 || count >= len(data) {
+					t.Errorf("%d bytes of an offer for which there is no budget", count)
+				}
+				p.send(tData, 0, []byte("rest")...)
+				want := "payload" + string(data[:count]) + "rest"
+				if got := append(begin, readFull(t, s, len(want)-reading)...); string(got) != want {
+					t.Error("wrong bytes")
+				}
+				p.send(tShutdown, 0)
+				_, err = s.Read(make([]byte, 1))
+				wantErr(t, "Read", err, io.EOF)
+				p.send(tClose, 0)
+				pass(time.Second)
+				go s.Close()
+				p.expect(tCloseAck)
+				p.expect(tClose)
+			})
+		})
+	}
+}
+
+// The ReadDone of a cancelled offer waits for the RDMA reads under way: the memory is
+// gone afterwards.
+func TestACancelledOfferEndsBehindItsReads(t *testing.T) {
+	for name, reading := range map[string]bool{"by a Read": true, "ahead": false} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, byRead, session.Config{})
+				data, into := pattern(100_000), make([]byte, 100_000)
+				d, err := p.Expose(data, session.RemoteRead)
+				if err != nil {
+					t.Fatal(err)
+				}
+				e.Hold(twin.HoldReads)
+				var r <-chan result
+				if reading {
+					r = goRead(s, into)
+					pass(time.Second)
+				}
+				p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+				pass(time.Second)
+				p.send(tCancelRead, 0, u64(1)...)
+				if m := p.recv(); m != nil && m[0] != tCredit {
+					t.Fatalf("a message of type %d", m[0])
+				}
+				e.Hold(0)
+				n := int(le.Uint64(p.expectDone(t, 1, 0)))
+				if !reading {
+					r = goRead(s, into)
+				}
+				if x := within(t, r); x.n != n || x.err != nil || !bytes.Equal(into[:n], data[:n]) {
+					t.Errorf("Read: %+v; the peer was told of %d", x, n)
+				}
+			})
+		})
+	}
+}
+
+// Memory that was to hold a cancelled offer's bytes is given back, and the next bytes
+// do not wait for it.
+func TestACancelledOfferLeavesNothingBehind(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &fullQueue{}
+		s, _, p := negotiatedOn(t, byRead, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		d, err := p.Expose(make([]byte, 100_000), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		pass(time.Second)
+		p.send(tCancelRead, 0, u64(1)...)
+		if n := le.Uint64(p.expectDone(t, 1, 0)); n != 0 {
+			t.Errorf("%d bytes were fetched", n)
+		}
+		p.send(tData, 0, []byte("behind")...)
+		if got := readFull(t, s, 6); string(got) != "behind" {
+			t.Errorf("%q", got)
+		}
+		if left := e.Left(); left.Allocated != 0 {
+			t.Errorf("kept: %+v", left)
+		}
+	})
+}
+
+// The slice of a Read is granted: a grant that is given back unused costs nothing, one
+// that is used in part is followed by one of the rest.
+func TestAReadGrantsItsSlice(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const size, part = 100_000, 40_000
+		cfg := byWrite
+		cfg.Limits.MaxExpose = 60_000
+		s, _, p := negotiated(t, cfg, session.Config{})
+		data, into := pattern(size), make([]byte, size)
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferWrite, 0, u64(1, size)...)
+		p.grant()
+		s.InterruptRead(true)
+		p.expect(tCancelWrite)
+		p.send(tWriteDone, 0, u64(1, 0)...)
+		wantErr(t, "Read", within(t, r).err, session.ErrInterrupted)
+		s.InterruptRead(false)
+		// write uses each grant in part, and checks what the Reads have.
+		write := func(id uint64) {
+			t.Helper()
+			for at := 0; at < size; {
+				d := p.grant()
+				n := min(part, int(d.Len))
+				if err := p.Write(data[at:at+n], d, 0, 1); err != nil {
+					t.Fatal(err)
+				}
+				pass(time.Millisecond)
+				for p.Poll(&session.Event{}) { // the completion
+				}
+				at += n
+				p.send(tWriteDone, 0, u64(id, uint64(n))...)
+			}
+			for got := 0; got < size; {
+				x := within(t, r)
+				if x.err != nil {
+					t.Fatal(x.err)
+				}
+				if got += x.n; got < size {
+					r = goRead(s, into[got:])
+				}
+			}
+			if !bytes.Equal(into, data) {
+				t.Errorf("wrong bytes of offer %d", id)
+			}
+		}
+		r = goRead(s, into) // too late: memory of the session's own is granted
+		write(1)
+		clear(into)
+		r = goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferWrite, 0, u64(2, size)...)
+		write(2)
+		// … and CloseRead takes it back.
+		p.send(tOfferWrite, 0, u64(3, size)...)
+		p.grant()
+		go s.CloseRead()
+		p.expect(tCancelWrite)
+		p.send(tWriteDone, 0, u64(3, 0)...)
+		p.expect(tGrant) // of nothing
+		if _, err := s.WriteUrgent([]byte("alive?")); err != nil {
+			t.Error(err)
+		}
+	})
+}

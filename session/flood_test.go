@@ -1,0 +1,280 @@
+package session_test
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// look is how many events one look takes.
+const look = 4096
+
+// flooded is an endpoint whose peer sends on and on, faster than it is listened to.
+type flooded struct {
+	*twin.Endpoint
+	msg  []byte
+	left atomic.Int64 // messages
+	ours bool         // the last Poll's is one of them
+
+	at   int64 // with that many left …
+	then func()
+}
+
+func (f *flooded) around(e *twin.Endpoint) session.Endpoint {
+	f.Endpoint = e
+	return f
+}
+
+func (f *flooded) Poll(ev *session.Event) bool {
+	left := f.left.Load()
+	if left == 0 {
+		return f.Endpoint.Poll(ev)
+	}
+	if left == f.at {
+		f.then()
+	}
+	f.left.Add(-1)
+	f.ours = true
+	*ev = session.Event{Kind: session.Message, Msg: f.msg}
+	return true
+}
+
+func (f *flooded) Drop() {
+	if f.ours {
+		f.ours = false
+		return
+	}
+	f.Endpoint.Drop()
+}
+
+func flood(typ byte) *flooded { return &flooded{msg: append([]byte{typ}, make([]byte, header-1)...)} }
+
+// floods are messages that say nothing and cost nothing.
+var floods = map[string]struct {
+	cfg twin.Config
+	typ byte
+}{"ring": {ring, tPong}, "messages": {messages, tCredit}}
+
+// A peer that sends faster than messages are handled keeps no Read and no Write from
+// its deadline: it is seen within some polls.
+func TestAFloodKeepsNobodyFromADeadline(t *testing.T) {
+	type call struct {
+		wait      func(*session.Session) (int, error)
+		interrupt func(*session.Session, bool)
+	}
+	for what, call := range map[string]call{
+		"Read":  {func(s *session.Session) (int, error) { return s.Read(make([]byte, 100)) }, (*session.Session).InterruptRead},
+		"Write": {func(s *session.Session) (int, error) { return s.Write(pattern(1 << 20)) }, (*session.Session).InterruptWrite},
+	} {
+		for name, kind := range floods {
+			t.Run(what+" "+name, func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					f := flood(kind.typ)
+					s, _, _ := negotiatedOn(t, kind.cfg, session.Config{KeepAlive: -1}, f.around)
+					const all = 40 * look
+					for _, at := range []int64{all, all - 2*look - 1} { // the first look, and a later one
+						f.at, f.then = at, func() { call.interrupt(s, true) }
+						f.left.Store(all)
+						_, err := call.wait(s)
+						wantErr(t, what, err, session.ErrInterrupted)
+						if after := at - f.left.Load(); after > 3*look {
+							t.Errorf("it went on for %d messages", after)
+						}
+						f.left.Store(0)
+						call.interrupt(s, false)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A peer that sends bytes one by one does not keep a Read that has room for many.
+func TestAFloodOfBytesEndsARead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		f := flood(tData)
+		f.msg = append(f.msg, 'x')
+		s, _, _ := negotiatedOn(t, ring, session.Config{}, f.around)
+		f.left.Store(40 * look)
+		n, err := s.Read(make([]byte, 40*look))
+		if n < 1 || n > 2*look || err != nil {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		f.left.Store(0)
+	})
+}
+
+// AskInbox after AskInbox, each of which takes as long as many messages, keeps no Read
+// from its deadline.
+func TestAFloodOfInboxesKeepsNobodyFromADeadline(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const all = 20
+		cfg := boxed
+		cfg.Limits.Window, cfg.SendQueue = 3*all, 3*all
+		e := &askedForMemory{}
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 10_000}, withMemory(func(under session.Memory) session.Memory {
+			e.Memory = under
+			return e
+		}))
+		for range all {
+			if !p.send(tAskInbox, 0) || !p.send(tLeaveInbox, 0) {
+				t.Fatal("no room")
+			}
+		}
+		pass(2 * latency)
+		e.then = func() { s.InterruptRead(true) }
+		_, err := s.Read(make([]byte, 100))
+		wantErr(t, "Read", err, session.ErrInterrupted)
+		if n := e.times.Load(); n > all/2 {
+			t.Errorf("it went on for %d inboxes", n)
+		}
+		for range all {
+			p.expect(tInbox)
+		}
+		// Later messages count as ever.
+		s.InterruptRead(false)
+		r := goRead(s, make([]byte, 100))
+		pass(time.Second)
+		for range all {
+			p.send(tData, 0, 'x')
+		}
+		if x := within(t, r); x.n != all || x.err != nil {
+			t.Errorf("Read of what came at once: %d bytes, %v", x.n, x.err)
+		}
+	})
+}
+
+// A peer that sends faster than messages are handled does not keep Close from the
+// session.
+func TestAFloodKeepsNobodyFromClose(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		f := flood(tPong)
+		s, e, _ := negotiatedOn(t, ring, session.Config{}, f.around)
+		const all = 40 * look
+		f.at, f.then = all-10, func() {
+			go s.Close()
+			for { // until that has begun
+				if _, err := s.Write(nil); err == session.ErrClosed {
+					return
+				}
+				runtime.Gosched()
+			}
+		}
+		f.left.Store(all)
+		_, err := s.Read(make([]byte, 100))
+		wantErr(t, "Read", err, session.ErrClosed)
+		<-s.Closed()
+		if after := f.at - f.left.Load(); after > 4*look || !e.Closed() {
+			t.Errorf("it went on for %d messages", after)
+		}
+	})
+}
+
+// A peer that sends faster than messages are handled does not keep the janitor from
+// other sessions.
+func TestAFloodKeepsNobodyFromTheJanitor(t *testing.T) {
+	for name, kind := range floods {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				f := flood(kind.typ)
+				negotiatedOn(t, kind.cfg, session.Config{KeepAlive: -1}, f.around)
+				_, _, p := negotiated(t, kind.cfg, session.Config{KeepAlive: -1}) // nobody else looks here
+				const all = 40 * look
+				f.left.Store(all)
+				p.send(tPing, 0)
+				p.expect(tPong)
+				if left := f.left.Load(); left == all || left < all-10*look {
+					t.Errorf("%d messages of the other session's %d came before", all-left, all)
+				}
+			})
+		})
+	}
+}
+
+// What a poll that was cut short has left is taken by the next one, and nobody has to
+// wait for another message, or for the janitor's tick.
+func TestAPollThatIsCutShortGoesOn(t *testing.T) {
+	const many = 5*look + 10 // at once
+	large := ring
+	large.QueueBytes = 1 << 20
+	// queue sends what says nothing, and then something.
+	queue := func(p *raw, typ byte, body ...byte) {
+		p.t.Helper()
+		for range many {
+			if !p.send(tPong, 0) {
+				p.t.Fatal("no room")
+			}
+		}
+		p.send(typ, 0, body...)
+	}
+	soon := func(t *testing.T, began time.Time) {
+		t.Helper()
+		if took := time.Since(began); took > 2*latency {
+			t.Errorf("it took %v, with a latency of %v", took, latency)
+		}
+	}
+	t.Run("a Read", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			s, _, p := negotiated(t, large, session.Config{})
+			queue(p, tData, 'x')
+			pass(2 * latency) // all is there before the janitor's first tick
+			began := time.Now()
+			readFull(t, s, 1)
+			soon(t, began)
+		})
+	})
+	t.Run("a Read that waits", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			s, _, p := negotiated(t, large, session.Config{})
+			r := goRead(s, make([]byte, 1))
+			pass(time.Second)
+			began := time.Now()
+			queue(p, tData, 'x')
+			if x := within(t, r); x.n != 1 || x.err != nil {
+				t.Errorf("Read: %+v", x)
+			}
+			soon(t, began)
+		})
+	})
+	t.Run("a Write that waits for credit", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			cfg := messages
+			cfg.Limits.Window, cfg.SendQueue = 2*many, 2*many
+			s, _, p := rawPair(t, cfg, session.Config{KeepAlive: -1, SendBudget: 1})
+			p.expect(tNegotiate)
+			p.dropped = 0
+			const credits = 16
+			p.send(tNegotiate, 0, parameters(1, credits, uint32(cfg.Limits.MaxMessage), 3)...)
+			negotiate(t, s)
+			data := pattern((credits - session.ControlReserve + 5) * (cfg.Limits.MaxMessage - header))
+			w := goWrite(s, data)
+			pass(time.Second)
+			select {
+			case x := <-w:
+				t.Fatalf("it does not wait: %+v", x)
+			default:
+			}
+			began := time.Now()
+			sent := credits - uint32(session.ControlReserve) // all that it could
+			queue(p, tPong)
+			p.dropped = sent
+			p.send(tCredit, 0)
+			if x := within(t, w); x.n != len(data) || x.err != nil {
+				t.Errorf("Write: %+v", x)
+			}
+			soon(t, began)
+		})
+	})
+	t.Run("nobody", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			_, _, p := negotiated(t, large, session.Config{})
+			pass(time.Second)
+			queue(p, tPing)
+			p.expect(tPong)
+		})
+	})
+}

@@ -1,0 +1,248 @@
+package session_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// A Write that is interrupted returns the exact number of bytes that are the
+// peer's, and does not touch its slice any more; the next Write goes on there.
+func TestAnInterruptedWriteCounts(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		cfg = inPieces(cfg)
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 30_000, SendBudget: 1000})
+		data := pattern(1 << 20)
+		mine := bytes.Clone(data)
+		w := goWrite(a, mine)
+		got := readFull(t, b, 100_000)
+		a.InterruptWrite(true)
+		r := within(t, w)
+		wantErr(t, "Write", r.err, session.ErrInterrupted)
+		fill(mine, usedWrite)
+		n, err := a.Write(data[r.n:])
+		wantErr(t, "Write while interrupted", err, session.ErrInterrupted)
+		if n != 0 {
+			t.Errorf("Write while interrupted: %d", n)
+		}
+		a.InterruptWrite(false)
+		w = goWrite(a, data[r.n:])
+		got = append(got, readFull(t, b, len(data)-len(got))...)
+		if !bytes.Equal(got, data) {
+			t.Errorf("the stream went on at another place than %d", r.n)
+		}
+		if r := within(t, w); r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	})
+}
+
+// An interrupted Write stops soon: it waits for what is under way, and begins no more.
+func TestAnInterruptedWriteStopsSoon(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		const size = 8 << 20
+		cfg = inPieces(cfg)
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		r := goRead(b, make([]byte, size))
+		pass(time.Second)
+		w := goWrite(a, pattern(size))
+		pass(20 * latency)
+		a.InterruptWrite(true)
+		began := time.Now()
+		if x := within(t, w); x.n >= size {
+			t.Errorf("Write: %+v", x)
+		}
+		if took := time.Since(began); took > 20*latency {
+			t.Errorf("Write returned %v later, with a latency of %v", took, latency)
+		}
+		within(t, r)
+	})
+}
+
+// A Read that is interrupted in the middle of a transfer returns what it has,
+// or nothing; no byte is lost, and none comes later.
+func TestAnInterruptedReadLosesNothing(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		cfg = inPieces(cfg)
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		data := pattern(1 << 20)
+		w := goWrite(a, data)
+		var got []byte
+		for i := 0; len(got) < len(data); i++ {
+			into := make([]byte, 200_000)
+			r := goRead(b, into)
+			pass(time.Duration(i%40) * latency / 7)
+			b.InterruptRead(true)
+			x := within(t, r)
+			if x.err != nil {
+				wantErr(t, "Read", x.err, session.ErrInterrupted)
+			}
+			got = append(got, into[:x.n]...)
+			fill(into, usedRead)
+			pass(time.Millisecond)
+			if changed(into, usedRead) >= 0 {
+				t.Fatal("the slice was touched after Read returned")
+			}
+			// An expired deadline fails even when data is ready.
+			n, err := b.Read(into)
+			wantErr(t, "Read while interrupted", err, session.ErrInterrupted)
+			if n != 0 {
+				t.Errorf("Read while interrupted: %d", n)
+			}
+			b.InterruptRead(false)
+		}
+		if !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		within(t, w)
+	})
+}
+
+// An interrupted Read stops soon: it waits for what is under way, and begins no more.
+func TestAnInterruptedReadStopsSoon(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				const size = 8 << 20
+				cfg.Limits.MaxRDMA = 10_000
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				r := goRead(b, make([]byte, size))
+				pass(time.Second)
+				goWrite(a, pattern(size))
+				pass(20 * latency)
+				b.InterruptRead(true)
+				began := time.Now()
+				if x := within(t, r); x.n == 0 || x.n >= size || x.err != nil {
+					t.Errorf("Read: %+v", x)
+				}
+				if took := time.Since(began); took > 20*latency {
+					t.Errorf("it returned %v later", took)
+				}
+			})
+		})
+	}
+}
+
+// WriteBuffers of an interrupted direction sends nothing, not even small slices.
+func TestAnInterruptedWriteBuffersSendsNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, messages, session.Config{})
+		a.InterruptWrite(true)
+		n, err := a.WriteBuffers([][]byte{[]byte("one"), []byte("two")})
+		wantErr(t, "WriteBuffers", err, session.ErrInterrupted)
+		pass(time.Second)
+		if n != 0 || b.Stats().MessagesReceived != 1 { // Negotiate
+			t.Errorf("%d bytes were taken", n)
+		}
+	})
+}
+
+// A Write that is interrupted behind bytes in the outbox returns what the peer will
+// have.
+func TestAnInterruptedWriteCountsTheOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, boxed, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000, Threshold: -1})
+		data := pattern(400_000)
+		writeAll(t, a, data[:60_000], 20_000)
+		w := goWrite(a, bytes.Clone(data[60_000:]))
+		pass(time.Second)
+		a.InterruptWrite(true)
+		r := within(t, w)
+		wantErr(t, "Write", r.err, session.ErrInterrupted)
+		a.InterruptWrite(false)
+		rest := data[60_000+r.n:]
+		w = goWrite(a, rest)
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Errorf("the stream went on at another place than %d", r.n)
+		}
+		if r := within(t, w); r.n != len(rest) || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	})
+}
+
+// Done may cross Cancel: the peer has everything when it is asked to stop, and both
+// ends agree on that.
+func TestDoneMayCrossCancel(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, _ := pair(t, cfg, session.Config{})
+				data, into := pattern(50_000), make([]byte, 50_000)
+				r := goRead(b, into)
+				pass(time.Second)
+				w := goWrite(a, data)
+				pass(latency / 2)
+				ea.Hold(twin.HoldMessages | twin.HoldWrites) // ReadDone is on its way, and stays there
+				pass(time.Second)
+				a.InterruptWrite(true) // Cancel goes out
+				pass(100 * time.Millisecond)
+				ea.Hold(0)
+				x, y := within(t, w), within(t, r)
+				a.InterruptWrite(false)
+				if (x.n == len(data)) != (x.err == nil) {
+					t.Errorf("Write: %+v", x)
+				}
+				w = goWrite(a, data[x.n:]) // at times nothing
+				copy(into[y.n:], readFull(t, b, len(data)-y.n))
+				within(t, w)
+				if !bytes.Equal(into, data) {
+					t.Errorf("Write says %d bytes, which is not what the peer has", x.n)
+				}
+			})
+		})
+	}
+}
+
+// D12: a peer that does not stop a cancelled transfer in time costs the
+// connection; when Write or Read has returned, its slice is not touched.
+func TestCancelIsBounded(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg  twin.Config
+		hold twin.Hold
+		at   int // whose completions are held back
+	}{
+		"a Write whose peer goes on reading":  {byRead, twin.HoldReads, 1},
+		"a Write whose completions are late":  {byWrite, twin.HoldWrites, 0},
+		"a Write whose peer does not listen":  {byRead, twin.HoldMessages, 1},
+		"a granter that does not say anymore": {byWrite, twin.HoldMessages, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, eb := pair(t, tt.cfg, session.Config{CancelTimeout: 3 * time.Second, KeepAlive: -1})
+				data := pattern(200_000)
+				into := make([]byte, len(data))
+				r := goRead(b, into)
+				pass(time.Second)
+				[]*twin.Endpoint{ea, eb}[tt.at].Hold(tt.hold)
+				w := goWrite(a, data)
+				pass(time.Second)
+				began := time.Now()
+				a.InterruptWrite(true)
+				x := within(t, w)
+				fill(data, usedWrite)
+				if took := time.Since(began); took > 4*time.Second {
+					t.Errorf("Write returned %v after it was interrupted", took)
+				}
+				if x.err == nil {
+					t.Errorf("Write: %+v", x)
+				}
+				b.InterruptRead(true)
+				began = time.Now()
+				within(t, r)
+				fill(into, usedRead)
+				if took := time.Since(began); took > 4*time.Second {
+					t.Errorf("Read returned %v after it was interrupted", took)
+				}
+				[]*twin.Endpoint{ea, eb}[tt.at].Hold(0)
+				pass(time.Minute)
+				if changed(into, usedRead) >= 0 {
+					t.Error("the slice was touched after Read returned")
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,151 @@
+package session_test
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+// Keepalive finds a silent peer within four periods.
+func TestKeepAliveFindsASilentPeer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, ea, _ := pair(t, messages, session.Config{KeepAlive: 10 * time.Second})
+		pass(time.Hour) // both ends answer
+		if _, err := a.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		readFull(t, b, 1)
+		ea.Cut()
+		began := time.Now()
+		for _, s := range []*session.Session{a, b} {
+			_, err := s.Read(make([]byte, 1))
+			wantErr(t, "Read", err, syscall.ETIMEDOUT)
+		}
+		if took := time.Since(began); took < 30*time.Second || took > 60*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// A peer gets three Pings, an interval apart, before it is given up.
+func TestKeepAliveSendsThreePings(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: time.Second})
+		r := goRead(s, make([]byte, 1))
+		pass(time.Minute)
+		wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
+		asked := 0
+		for m := p.recv(); m != nil; m = p.recv() {
+			if m[0] == tPing {
+				asked++
+			}
+		}
+		if asked != 3 {
+			t.Errorf("it was asked %d times, want 3", asked)
+		}
+	})
+}
+
+// What counts are Pings in a row without a Pong.
+func TestKeepAliveCountsInARow(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: time.Second})
+		for range 10 {
+			pass(3 * time.Second / 2) // expect waits for one; at the first look nothing is asked
+			p.expect(tPing)           // lost
+			pass(time.Second / 2)
+			p.expect(tPing)
+			p.send(tPong, 0)
+		}
+		if _, err := s.WriteUrgent([]byte("alive")); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An interval that is set counts from then on, and is the one that keepalive has when
+// it is switched on again.
+func TestAKeepAlivePeriodCountsFromThenOn(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		inBubble(t, func(t *testing.T) {
+			a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: time.Hour})
+			ea.Cut()
+			const interval = 2 * time.Second
+			a.SetKeepAlivePeriod(interval)
+			if again {
+				a.SetKeepAlive(false)
+				a.SetKeepAlive(true)
+			}
+			began := time.Now()
+			wantErr(t, "Read", within(t, goRead(a, make([]byte, 1))).err, syscall.ETIMEDOUT)
+			if took := time.Since(began); took < 3*interval || took > 5*interval {
+				t.Errorf("the end came after %v, with questions each %v", took, interval)
+			}
+		})
+	}
+}
+
+// A period without its unit, nanoseconds, is a second, as the kernel has it for TCP: a
+// peer that lives has time to answer.
+func TestAKeepAlivePeriodIsASecondAtLeast(t *testing.T) {
+	for _, configured := range []time.Duration{time.Hour, 30} {
+		inBubble(t, func(t *testing.T) {
+			a, b, _, _ := pair(t, messages, session.Config{KeepAlive: configured})
+			if configured == time.Hour {
+				a.SetKeepAlivePeriod(30)
+			}
+			pass(time.Minute)
+			if _, err := b.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			readFull(t, a, 1)
+		})
+	}
+}
+
+// Without keepalive a silent peer is not found; switched on, it is.
+func TestKeepAliveMayBeOff(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: -1})
+		ea.Cut()
+		r := goRead(a, make([]byte, 1))
+		select {
+		case x := <-r:
+			t.Errorf("Read: %+v", x)
+		case <-time.After(24 * time.Hour):
+		}
+		a.SetKeepAlivePeriod(time.Second)
+		a.SetKeepAlive(true)
+		wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
+	})
+}
+
+// Switched on again, keepalive has the interval that it had, and the default if it
+// was off from the start.
+func TestKeepAliveOnAgainHasItsPeriod(t *testing.T) {
+	for _, c := range []struct{ configured, interval time.Duration }{
+		{2 * time.Second, 2 * time.Second},
+		{-1, 15 * time.Second},
+	} {
+		inBubble(t, func(t *testing.T) {
+			a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: c.configured})
+			ea.Cut()
+			a.SetKeepAlive(false)
+			r := goRead(a, make([]byte, 1))
+			select {
+			case x := <-r:
+				t.Errorf("Read: %+v", x)
+			case <-time.After(24 * time.Hour):
+			}
+			a.SetKeepAlivePeriod(-1) // as it was
+			a.SetKeepAlive(true)
+			began := time.Now()
+			wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
+			if took := time.Since(began); took < 3*c.interval || took > 5*c.interval {
+				t.Errorf("the end came after %v, with questions each %v", took, c.interval)
+			}
+		})
+	}
+}

@@ -1,0 +1,165 @@
+package session_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// N1, N2: the first message is the negotiation, of at most 256 bytes, and announces how
+// many messages may come.
+func TestTheFirstMessageIsNegotiation(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, _, p := rawPair(t, byRead, session.Config{})
+		m := p.recv()
+		if len(m) != header+40 || m[0] != tNegotiate || string(m[header:header+4]) != "SANc" {
+			t.Fatalf("the first message is %x", m)
+		}
+		if got, want := le.Uint32(m[header+8:]), uint32(byRead.Limits.Window-session.ControlReserve); got != want {
+			t.Errorf("%d credits with a window of %d, want %d", got, byRead.Limits.Window, want)
+		}
+	})
+}
+
+// N3: a negotiation message that comes long before the acceptor looks costs
+// nothing.
+func TestEarlyNegotiationIsKept(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.Violated = func(v twin.Violation) { t.Error(v) }
+		ea, eb := twin.Pair(cfg)
+		a := session.New(ea, session.Config{})
+		pass(time.Minute)
+		b := session.New(eb, session.Config{})
+		negotiate(t, b)
+		negotiate(t, a)
+		a.Abort()
+		b.Abort()
+		idle()
+	})
+}
+
+// N4: Negotiate ends when the peer's message has come, not before, and its
+// context bounds the wait.
+func TestNegotiateWaitsForThePeersMessage(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := rawPair(t, byRead, session.Config{})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		wantErr(t, "Negotiate with a silent peer", s.Negotiate(ctx), context.DeadlineExceeded)
+		if n, err := p.send(tNegotiate, 0, parameters(1, 24, 4096, 0)...), error(nil); !n || err != nil {
+			t.Fatal("no room")
+		}
+		negotiate(t, s)
+	})
+}
+
+// What is not this protocol, or another version of it, is refused with a reason; what a
+// later version may add is ignored.
+func TestAStrangerIsRefusedWithAReason(t *testing.T) {
+	good := parameters(1, 24, 4096, 0)
+	with := func(at int, v ...byte) []byte {
+		b := bytes.Clone(good)
+		copy(b[at:], v)
+		return b
+	}
+	for name, tt := range map[string]struct {
+		typ    byte
+		body   []byte
+		reason session.Reason
+	}{
+		"another version":                 {tNegotiate, with(4, 2), session.ReasonVersion},
+		"an old version":                  {tNegotiate, with(4, 0), session.ReasonVersion},
+		"another magic":                   {tNegotiate, with(0, 'H', 'T', 'T', 'P'), session.ReasonProtocol},
+		"data first":                      {tData, []byte("GET / HTTP/1.1\r\n"), session.ReasonProtocol},
+		"an unknown type first":           {200, good, session.ReasonProtocol},
+		"a short message":                 {tNegotiate, good[:39], session.ReasonProtocol},
+		"an empty message":                {tNegotiate, nil, session.ReasonProtocol},
+		"too few credits":                 {tNegotiate, parameters(1, 8, 4096, 0), session.ReasonProtocol},
+		"no credits":                      {tNegotiate, parameters(1, 0, 4096, 0), session.ReasonProtocol},
+		"more credits than can be":        {tNegotiate, parameters(1, 1<<20+1, 4096, 0), session.ReasonProtocol},
+		"buffers too small for control":   {tNegotiate, parameters(1, 24, 255, 0), session.ReasonProtocol},
+		"all capabilities there could be": {tNegotiate, parameters(1, 24, 4096, ^uint32(0)), session.ReasonNone},
+		"something in the zero bytes":     {tNegotiate, with(20, 1, 2, 3, 4), session.ReasonNone},
+		"more than this version knows":    {tNegotiate, append(bytes.Clone(good), make([]byte, 200)...), session.ReasonNone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := rawPair(t, byRead, session.Config{})
+				p.send(tt.typ, 0, tt.body...)
+				err := s.Negotiate(context.Background())
+				var u *session.Unavailable
+				switch {
+				case tt.reason == session.ReasonNone && err != nil:
+					t.Errorf("Negotiate: %v", err)
+				case tt.reason != session.ReasonNone && (!errors.As(err, &u) || u.Reason != tt.reason):
+					t.Errorf("Negotiate: %v, want %v", err, tt.reason)
+				}
+			})
+		})
+	}
+}
+
+// A ring on one end and a queue pair on the other are no pair.
+func TestARingTakesNoCredits(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := rawPair(t, ring, session.Config{})
+		p.send(tNegotiate, 0, parameters(1, 24, 4096, 0)...)
+		var u *session.Unavailable
+		if err := s.Negotiate(context.Background()); !errors.As(err, &u) || u.Reason != session.ReasonProtocol {
+			t.Errorf("Negotiate: %v", err)
+		}
+	})
+}
+
+// Negotiate fails when the peer ends the connection, in whatever way.
+func TestNegotiationEndsWithThePeer(t *testing.T) {
+	for name, end := range map[string]func(*raw){
+		"closed":  func(p *raw) { p.Close() },
+		"aborted": func(p *raw) { p.Abort() },
+		"died":    func(p *raw) { p.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := rawPair(t, byRead, session.Config{})
+				time.AfterFunc(time.Second, func() { end(p) })
+				if err := s.Negotiate(context.Background()); err == nil {
+					t.Error("Negotiate succeeded")
+				}
+			})
+		})
+	}
+}
+
+// An endpoint without room for the negotiation message has some later: that ends
+// nothing.
+func TestNegotiationWaitsForRoom(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(20) {
+				inBubble(t, func(t *testing.T) {
+					cfg.Seed, cfg.Faults.Tight = seed, 0.9
+					ea, eb := twins(t, cfg)
+					a, b := session.New(ea, session.Config{KeepAlive: -1}), session.New(eb, session.Config{KeepAlive: -1})
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					other := make(chan error, 1)
+					go func() { other <- b.Negotiate(ctx) }()
+					if err := errors.Join(a.Negotiate(ctx), <-other); err != nil {
+						t.Error(err)
+					}
+					for _, s := range []*session.Session{a, b} {
+						s.Abort()
+						<-s.Closed()
+					}
+					idle()
+				})
+			}
+		})
+	}
+}

@@ -1,0 +1,520 @@
+package session_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// D8: Writes of moderate size return at once, and go through the peer's inbox,
+// round and round; small ones go as messages.
+func TestModerateWritesGoThroughTheInbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		in := p.open(s, 100_000)
+		data := pattern(1_000_000)
+		for at := 0; at < len(data); at += 40_000 {
+			writeAll(t, s, data[at:at+40_000], 20_000)
+			if got, _ := in.read(40_000); !bytes.Equal(got, data[at:at+40_000]) {
+				t.Fatalf("wrong bytes behind %d", at)
+			}
+			in.emptied()
+			pass(time.Second / 100)
+		}
+		pass(time.Second) // what is said is heard
+		writeAll(t, s, data[:500], 100)
+		if got := p.data(500); !bytes.Equal(got, data[:500]) {
+			t.Error("wrong bytes of small Writes")
+		}
+		if st := s.Stats(); st.OfferedBytesSent != uint64(len(data)) || st.OffersSent != 0 {
+			t.Errorf("%d bytes by RDMA and %d offers", st.OfferedBytesSent, st.OffersSent)
+		}
+	})
+}
+
+// What does not fit the inbox waits in the outbox; a Write that does not fit there
+// waits itself. Small Writes stay behind. Nothing is lost, and Close comes last.
+func TestAWriteWaitsForAFullOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1, SendBudget: 60_000})
+		in := p.open(s, 50_000)
+		data := pattern(120_000)
+		writeAll(t, s, data[:100_000], 20_000) // 50,000 are there, 50,000 here
+		writeAll(t, s, data[100_000:101_000], 100)
+		w := goWrite(s, data[101_000:])
+		got, _ := in.read(50_000)
+		synctest.Wait()
+		select {
+		case r := <-w:
+			t.Fatalf("a Write that finds no room returned %+v", r)
+		default:
+		}
+		in.emptied()
+		rest, _ := in.read(50_000)
+		if r := within(t, w); r.n != 19_000 || r.err != nil {
+			t.Fatalf("Write: %+v", r)
+		}
+		go s.Close()
+		in.emptied()
+		last, _ := in.read(20_000)
+		p.expect(tClose)
+		if got = append(append(got, rest...), last...); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// A Write begins with a short piece, which goes at once; further pieces are as long as
+// what is under way, and as what is left.
+func TestALongWriteGoesInPieces(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		dear := boxed
+		dear.Limits.InboxTo = 4 << 20
+		s, _, p := negotiated(t, dear, session.Config{})
+		in := p.open(s, 4<<20)
+		data := pattern(2 << 20)
+		for range 2 {
+			writeAll(t, s, data, len(data))
+			got, pieces := in.read(len(data)) // 128 KiB twice, 256, 512 twice, 256, 128 twice
+			if !bytes.Equal(got, data) || pieces != 8 {
+				t.Errorf("%d pieces, right bytes: %v", pieces, bytes.Equal(got, data))
+			}
+			in.emptied()
+		}
+	})
+}
+
+// What is small stays behind what is in the outbox, several slices in one message too.
+func TestSmallSlicesStayBehindTheOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 10_000)
+		data := pattern(20_000) // half of it has no room there
+		writeAll(t, s, data, len(data))
+		const behind = "behind it"
+		done := make(chan result, 1)
+		go func() {
+			n, err := s.WriteBuffers([][]byte{[]byte(behind[:3]), []byte(behind[3:])})
+			done <- result{int(n), err}
+		}()
+		pass(time.Second)
+		got, _ := in.read(10_000)
+		in.emptied()
+		rest, _ := in.read(10_000)
+		if got = append(got, rest...); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		in.emptied()
+		var last []byte
+		for len(last) < len(behind) {
+			m := p.recv()
+			switch {
+			case m == nil:
+				t.Fatal("nothing comes behind it")
+			case m[0] == tFill:
+				for range le.Uint32(m[header:]) {
+					last = append(last, in.mem[in.at%len(in.mem)])
+					in.at++
+				}
+			case m[0] == tData:
+				last = append(last, m[header:]...)
+			}
+		}
+		if string(last) != behind {
+			t.Errorf("%q", last)
+		}
+		if r := within(t, done); r.n != len(behind) || r.err != nil {
+			t.Errorf("WriteBuffers: %+v", r)
+		}
+	})
+}
+
+// An outbox that finds no credit goes on when there is some.
+func TestTheOutboxWaitsForCredit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 2<<20)
+		var data []byte
+		for s.Stats().Stalls == 0 { // the peer does not look
+			if len(data) > 1<<20 {
+				t.Fatal("there is no end of its credit")
+			}
+			b := pattern(boxed.Limits.Inbox)
+			writeAll(t, s, b, len(b))
+			pass(2 * latency)
+			s.ReadUrgent(nil) // takes the completions, so that none comes behind the last
+			data = append(data, b...)
+		}
+		pass(time.Minute)
+		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// Where exposing memory costs as much as the copy, Writes above the threshold go
+// through the inbox as well; but not if the Config sets a threshold, nor from InboxTo
+// on.
+func TestDearWritesGoThroughTheInbox(t *testing.T) {
+	dear := boxed
+	dear.Limits.InboxTo = 128 << 10
+	for _, tt := range []struct {
+		size, threshold int
+		offered         bool
+	}{
+		{100_000, 0, false},
+		{100_000, 64 << 10, true},
+		{128 << 10, 0, true},
+	} {
+		t.Run(fmt.Sprint(tt.size, " ", tt.threshold), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, dear, session.Config{KeepAlive: -1, Threshold: tt.threshold})
+				in := p.open(s, 1<<20)
+				data := pattern(tt.size)
+				w := goWrite(s, data)
+				if tt.offered {
+					p.expect(tOfferRead)
+					s.Abort()
+				} else if got, _ := in.read(tt.size); !bytes.Equal(got, data) {
+					t.Error("wrong bytes")
+				}
+				<-w
+			})
+		})
+	}
+}
+
+// A peer without memory for an inbox gets messages, and another AskInbox later. So does
+// one whose inbox this end has no memory to send to.
+func TestWithoutAnInboxBytesGoAsMessages(t *testing.T) {
+	write := func(t *testing.T, s *session.Session, p *raw, asked bool) {
+		t.Helper()
+		data := pattern(10_000)
+		w := goWrite(s, data)
+		if asked {
+			p.expect(tAskInbox)
+		}
+		if got := p.data(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if r := within(t, w); r.n != len(data) || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	}
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		const skipShort = 32
+		for range 3 {
+			write(t, s, p, true)
+			p.send(tInbox, 0, u64(0, 0, 0, 0)...)
+			pass(time.Second)
+			for range skipShort {
+				write(t, s, p, false)
+			}
+		}
+	})
+	inBubble(t, func(t *testing.T) {
+		poor := boxed
+		poor.Faults.Alloc = 1
+		s, _, p := negotiated(t, poor, session.Config{KeepAlive: -1})
+		p.open(s, 100_000)
+		w := goWrite(s, pattern(10_000))
+		p.expect(tLeaveInbox)
+		p.data(10_000)
+		within(t, w)
+	})
+}
+
+// The inbox is not left while a Write allocates the outbox that goes with it.
+func TestTheInboxWaitsForALateOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory { return slowAlloc{m} }))
+		in := p.open(s, 100_000)
+		data := pattern(20_000)
+		writeAll(t, s, data, len(data))
+		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// An outbox that cannot be registered any more: what Writes have left there goes as
+// payload, in its place, and so do later Writes, for long.
+func TestAnUnregisteredOutboxGoesAsPayload(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, writes, p := failing(t)
+		in := p.open(s, 30_000)
+		data := pattern(60_000)
+		writeAll(t, s, data[:40_000], 10_000) // by RDMA, and waiting for room
+		writes.fail.Store(true)
+		got, _ := in.read(30_000)
+		in.emptied()
+		behind := goWrite(s, data[40_000:40_010])
+		got = append(got, p.data(10_010)...)
+		within(t, behind)
+		w := goWrite(s, data[40_010:])
+		for len(got) < len(data) {
+			if m := p.recv(); m[0] == tData {
+				got = append(got, m[header:]...)
+				p.send(tCredit, 0)
+			} else if m[0] != tLeaveInbox {
+				t.Fatalf("a message of type %d", m[0])
+			}
+		}
+		if within(t, w); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if n := writes.failed.Load(); n != 1 {
+			t.Errorf("%d attempts with that memory", n)
+		}
+		rounds := 0
+		for asked := false; !asked && rounds < 2000; rounds++ {
+			w := goWrite(s, data[:10_000])
+			for n := 0; n < 10_000; {
+				switch m := p.recv(); m[0] {
+				case tData:
+					n += len(m) - header
+					p.send(tCredit, 0)
+				case tAskInbox:
+					asked = true
+				}
+			}
+			within(t, w)
+		}
+		if rounds < 1000 || rounds == 2000 {
+			t.Errorf("asked for another after %d Writes", rounds)
+		}
+	})
+}
+
+// A stream that never pauses gives up an outbox that is of no use, too.
+func TestAStreamLeavesAUselessOutbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, writes, p := failing(t)
+		in := p.open(s, 100_000)
+		go func() {
+			for {
+				if _, err := s.Write(pattern(10_000)); err != nil {
+					return // the test is over
+				}
+			}
+		}()
+		pass(time.Second / 2) // both boxes are full
+		writes.fail.Store(true)
+		in.read(100_000)
+		in.emptied()
+		for n := 0; ; {
+			switch m := p.recv(); m[0] {
+			case tData:
+				p.send(tCredit, 0)
+				if n += len(m) - header; n > 10<<20 {
+					t.Fatalf("%d bytes on, it still has it", n)
+				}
+			case tLeaveInbox:
+				return
+			}
+		}
+	})
+}
+
+// A connection that does nothing gives both boxes back, once all was read, and
+// gets others when it is used again.
+func TestAnIdleConnectionGivesItsBoxesBack(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, ea, eb := pair(t, boxed, session.Config{})
+		data := pattern(50_000)
+		writeAll(t, a, data, 10_000) // asks, while it goes by messages
+		readFull(t, b, len(data))
+		for range 3 {
+			writeAll(t, a, data, 10_000)
+			pass(time.Second / 2)
+			if eb.Left().Exposed != 1 || ea.Left().Allocated == 0 {
+				t.Fatal("there is no inbox, or no outbox")
+			}
+			pass(time.Minute)
+			if eb.Left().Exposed != 1 {
+				t.Fatal("given back before it was read")
+			}
+			if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+				t.Error("wrong bytes")
+			}
+			pass(time.Minute)
+			for _, e := range []*twin.Endpoint{ea, eb} {
+				if left := e.Left(); left.Exposed != 0 || left.Allocated != 0 {
+					t.Errorf("kept: %+v", left)
+				}
+			}
+			writeAll(t, a, data, 10_000) // asks again
+			readFull(t, b, len(data))
+		}
+	})
+}
+
+// A connection that was idle twice within the second after which boxes are given back
+// gives them back too, and so does one at whose ends a Read waits: nobody polls it any
+// more.
+func TestAConnectionThatWasIdleTwiceGivesItsBoxesBack(t *testing.T) {
+	for name, waits := range map[string][2]bool{
+		"nobody waits": {}, "the writer reads": {0: true}, "the reader reads": {1: true}, "both read": {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, eb := pair(t, boxed, session.Config{KeepAlive: -1})
+				data := pattern(50_000)
+				for range 3 { // within the second, and the first asks
+					writeAll(t, a, data, 10_000)
+					if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+						t.Error("wrong bytes")
+					}
+					pass(300 * time.Millisecond)
+					if eb.Left().Exposed != 1 {
+						t.Fatal("there is no inbox")
+					}
+				}
+				if ea.Left().Allocated == 0 {
+					t.Fatal("there is no outbox")
+				}
+				for i, s := range []*session.Session{a, b} {
+					if waits[i] {
+						goRead(s, make([]byte, 1))
+					}
+				}
+				pass(5 * time.Second)
+				for _, e := range []*twin.Endpoint{ea, eb} {
+					if left := e.Left(); left.Exposed != 0 || left.Allocated != 0 {
+						t.Errorf("kept: %+v", left)
+					}
+				}
+			})
+		})
+	}
+}
+
+// The outbox is not given back while the device reads from it.
+func TestTheOutboxOfAWriteUnderWayIsKept(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 100_000)
+		data := pattern(20_000)
+		e.Hold(twin.HoldWrites)
+		writeAll(t, s, data, len(data))
+		pass(5 * time.Second)
+		if e.Left().Allocated == 0 {
+			t.Error("the memory was given back")
+		}
+		e.Hold(0)
+		pass(latency)
+		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		pass(5 * time.Second)
+		p.expect(tLeaveInbox)
+	})
+}
+
+// An inbox that comes after its Write, to a connection that only a waiting Read polls,
+// is left as well.
+func TestAnUnusedInboxIsLeft(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		writeAll(t, s, pattern(p.Limits().Inbox), p.Limits().Inbox)
+		p.expect(tAskInbox)
+		p.data(p.Limits().Inbox)
+		goRead(s, make([]byte, 1))
+		pass(time.Second)
+		d, err := p.Expose(make([]byte, 50_000), session.RemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
+		pass(5 * time.Second)
+		p.expect(tLeaveInbox)
+	})
+}
+
+// An inbox that is of no use is left once, also when the boxes of an idle connection
+// are to be given back just then: twice would violate the protocol.
+func TestAnInboxIsLeftOnce(t *testing.T) {
+	hear := func(t *testing.T, s *session.Session) {
+		go func() {
+			for buf := make([]byte, 1<<20); ; {
+				if _, err := s.Read(buf); err != nil {
+					if !errors.Is(err, session.ErrClosed) {
+						t.Errorf("the peer reads %v", err)
+					}
+					return
+				}
+			}
+		}()
+	}
+	const size = 16 << 10
+	t.Run("no memory", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, ea, _ := pair(t, boxed, session.Config{})
+			hear(t, b)
+			writeAll(t, a, pattern(size), size) // asks; goes as messages
+			pass(20 * time.Millisecond)         // the inbox is there, and nothing is written: it is to be left in a while
+			var all [][]byte
+			for n := 1 << 20; n >= 1<<10; n /= 2 {
+				for m := ea.Memory().Alloc(n); m != nil; m = ea.Memory().Alloc(n) {
+					all = append(all, m)
+				}
+			}
+			if len(all) == 0 {
+				t.Fatal("nothing was allocated")
+			}
+			writeAll(t, a, pattern(size), size) // no memory for the outbox: leaves
+			pass(2 * time.Second)
+			for range 2 {
+				writeAll(t, a, pattern(100), 100)
+				pass(time.Second)
+			}
+			for _, m := range all {
+				ea.Memory().Free(m)
+			}
+			b.Close()
+		})
+	})
+	t.Run("no budget", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, _, _ := pair(t, boxed, session.Config{SendBudget: 4 << 10})
+			hear(t, b)
+			for range 40 {
+				writeAll(t, a, pattern(size), size)
+				pass(100 * time.Millisecond)
+			}
+			b.Close()
+		})
+	})
+}
+
+// Emptied may cross LeaveInbox.
+func TestEmptiedMayCrossLeaveInbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 100_000)
+		writeAll(t, s, pattern(20_000), 20_000)
+		pass(5 * time.Second)
+		in.read(20_000)
+		in.emptied()
+		p.expect(tLeaveInbox)
+		pass(time.Second)
+		if _, err := s.WriteUrgent([]byte("alive?")); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A stream that always has RDMA writes under way does not keep those that are over.
+func TestCompletedWritesAreForgotten(t *testing.T) {
+	const underWay, times = 30, 100_000
+	if kept := session.LengthsKept(t, underWay, times); kept > 2*underWay+1 {
+		t.Errorf("%d lengths are kept, with %d writes under way", kept, underWay)
+	}
+}

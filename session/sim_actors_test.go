@@ -1,0 +1,262 @@
+package session_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+const (
+	// offeredInline is how many bytes of a large Write come with its offer. Who has read
+	// just those, then reads into a slice with room for the rest, has got nothing yet
+	// when the offer is withdrawn.
+	offeredInline = 1 << 10
+	cutWrite      = 50_000
+	readWhole     = 150_000
+
+	usedWrite = 0xEE // what a slice holds after Write returned
+	usedRead  = 0x77 // … and after Read did
+)
+
+func split(r *rand.Rand, b []byte) (v [][]byte) {
+	for len(b) > 0 {
+		n := min(len(b), int(duration(r, 1, 20_000)))
+		v = append(v, b[:n:n])
+		b = b[n:]
+	}
+	return v
+}
+
+var errDead = errors.New("dead")
+
+var errWrongBytes = errors.New("wrong bytes")
+
+func (p *party) writes() {
+	r := rand.New(rand.NewPCG(p.seed, uint64(10+p.id)))
+	total := p.total
+	for pos := int64(0); pos < total; {
+		n := int(duration(r, 1, longest))
+		switch {
+		case p.cuts():
+			n = cutWrite
+		case p.long:
+			n = int(duration(r, 1, longWrite))
+		}
+		n = int(min(int64(n), total-pos))
+		b := make([]byte, n)
+		stream(b, p.seed, p.id, pos)
+		var k int
+		var err error
+		var deadline *time.Timer
+		if p.cuts() && r.IntN(4) > 0 {
+			// The offer, and the read of it that it is to meet.
+			d := time.Duration(3 * r.Float64() * float64(p.net.MaxLatency))
+			deadline = time.AfterFunc(d, func() { p.s.InterruptWrite(true) })
+		}
+		if r.IntN(4) == 0 {
+			v, keep := split(r, b), 0
+			keep = len(v)
+			var k64 int64
+			k64, err = p.s.WriteBuffers(v)
+			k = int(k64)
+			if len(v) != keep {
+				p.errorf("%d: WriteBuffers changed its argument", p.id)
+			}
+		} else {
+			k, err = p.s.Write(b)
+		}
+		if deadline != nil {
+			deadline.Stop()
+		}
+		fill(b, usedWrite)
+		if k < 0 || k > n || (k < n) != (err != nil) {
+			p.errorf("%d: Write of %d bytes: %d, %v", p.id, n, k, err)
+			return
+		}
+		pos += int64(k)
+		if p.ep.Killed() {
+			p.writeErr = errDead // nobody is there to whom Write could return
+			return
+		}
+		p.accepted.Store(pos)
+		p.logf("%d: Write %d: %d, %v → %d", p.id, n, k, err, pos)
+		if errors.Is(err, session.ErrInterrupted) {
+			if !p.cuts() {
+				p.rest(r)
+			} else if r.IntN(4) == 0 { // the last one
+				total = min(total, pos+int64(duration(r, 1, 2000)))
+			}
+			p.s.InterruptWrite(false)
+			continue
+		}
+		if err != nil {
+			p.writeErr = err
+			return
+		}
+		if r.IntN(8) == 0 {
+			p.rest(r)
+		}
+	}
+	if p.end == lastByte && p.id == p.who {
+		return // Close says it all
+	}
+	if err := p.s.CloseWrite(); err != nil {
+		p.writeErr = err
+	}
+	p.logf("%d: CloseWrite: %v", p.id, p.writeErr)
+}
+
+func (p *party) reads() {
+	r := rand.New(rand.NewPCG(p.seed, uint64(20+p.id)))
+	header := false
+	var old [][]byte // slices of Reads that returned
+	defer func() {
+		for _, b := range old {
+			if i := changed(b, usedRead); i >= 0 {
+				p.errorf("%d: byte %d of %d was touched after Read returned", p.id, i, len(b))
+				return
+			}
+		}
+	}()
+	for {
+		size := int(duration(r, 1, readWhole))
+		if p.cut && !p.cuts() {
+			size = readWhole
+			if header = !header; header {
+				size = offeredInline
+			}
+		}
+		b := make([]byte, size)
+		n, err := p.s.Read(b)
+		header = header && n == len(b)
+		if n < 0 || n > len(b) || n == 0 && err == nil || n > 0 && err != nil {
+			p.errorf("%d: Read of %d bytes: %d, %v", p.id, len(b), n, err)
+			return
+		}
+		want := make([]byte, n)
+		stream(want, p.seed, 1-p.id, p.received)
+		if !bytes.Equal(b[:n], want) {
+			i := 0
+			for b[i] == want[i] {
+				i++
+			}
+			p.errorf("%d: wrong byte at %d (%d of %d in this Read): %x instead of %x", p.id, p.received+int64(i), i, n, b[i:min(n, i+8)], want[i:min(n, i+8)])
+			p.whereFrom(b[i:n])
+			p.readErr = errWrongBytes
+			p.s.Abort()
+			return
+		}
+		fill(b, usedRead)
+		if old = append(old, b); len(old) > 20 {
+			if i := changed(old[0], usedRead); i >= 0 {
+				p.errorf("%d: byte %d of %d was touched after Read returned", p.id, i, len(old[0]))
+			}
+			old = old[1:]
+		}
+		p.received += int64(n)
+		p.logf("%d: Read %d: %d, %v → %d", p.id, len(b), n, err, p.received)
+		if errors.Is(err, session.ErrInterrupted) {
+			p.rest(r)
+			p.s.InterruptRead(false)
+			continue
+		}
+		if p.end == lastByte && p.id == p.who && p.received == p.peer().total {
+			err = io.EOF
+		}
+		if err != nil {
+			p.readErr = err
+			return
+		}
+		if r.IntN(8) == 0 {
+			p.rest(r)
+		}
+	}
+}
+
+// whereFrom says which bytes of the stream came instead.
+func (p *party) whereFrom(b []byte) {
+	all := make([]byte, p.peer().total)
+	stream(all, p.seed, 1-p.id, 0)
+	if len(b) > 64 {
+		b = b[:64]
+	}
+	p.errorf("%d: %d bytes there are those of position %d", p.id, len(b), bytes.Index(all, b))
+}
+
+// rest lets some time pass, at times more than any other thing takes; now and then
+// the connection idles for long enough to give back what it keeps for its writes.
+func (p *party) rest(r *rand.Rand) {
+	if p.pry {
+		return // it takes real time
+	}
+	least, most := time.Microsecond, 20*time.Millisecond
+	if r.IntN(6) == 0 {
+		least, most = most, 3*time.Second
+	}
+	nap(duration(r, least, most))
+}
+
+// disturbs interrupts, sends urgent data and changes settings, until reading
+// and writing are over.
+func (p *party) disturbs() {
+	r := rand.New(rand.NewPCG(p.seed, uint64(30+p.id)))
+	often := pick(r, 0, 0, 50*time.Microsecond, 2*time.Millisecond)
+	if often == 0 {
+		return
+	}
+	last := uint64(0)
+	for range 300 { // not for ever: some seeds interrupt faster than anything moves
+		select {
+		case <-p.stop:
+			return
+		case <-time.After(duration(r, often/10, often*10)):
+		}
+		switch r.IntN(6) {
+		case 0:
+			p.s.InterruptRead(true)
+		case 1:
+			p.s.InterruptWrite(true)
+		case 2:
+			b := binary.LittleEndian.AppendUint64(nil, p.urgentSent.Add(1))
+			_, err := p.s.WriteUrgent(b)
+			p.logf("%d: WriteUrgent: %v", p.id, err)
+		case 3:
+			b := make([]byte, 100)
+			n, err := p.s.ReadUrgent(b)
+			if errors.Is(err, session.ErrNoUrgent) {
+				continue
+			}
+			got := uint64(0)
+			if n == 8 {
+				got = binary.LittleEndian.Uint64(b)
+			}
+			if err != nil || n != 8 || got <= last || got > p.peer().urgentSent.Load() {
+				p.errorf("%d: urgent data: %d bytes, %d after %d, %v", p.id, n, got, last, err)
+			}
+			last = got
+		case 4:
+			p.s.SetKeepAlivePeriod(duration(r, 10*time.Second, 30*time.Second))
+		case 5:
+			p.s.Stats()
+		}
+	}
+}
+
+// pries looks again and again while a Read waits, so that it is another's look that
+// finds what ends the transfers into its slice.
+func (p *party) pries() {
+	b := make([]byte, 100)
+	for {
+		select {
+		case <-p.stop:
+			return
+		default:
+			p.s.ReadUrgent(b)
+		}
+	}
+}

@@ -1,0 +1,214 @@
+package session_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// Two peers that both write before they read do not deadlock where TCP would
+// not.
+func TestBothEndsMayWriteFirst(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		const size = 200_000
+		cfg.QueueBytes = size + 64<<10 // a ring is the socket's buffer
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		data := pattern(size)
+		wa, wb := goWrite(a, data), goWrite(b, data)
+		for _, w := range []<-chan result{wa, wb} {
+			if r := within(t, w); r.n != size || r.err != nil {
+				t.Fatalf("Write: %+v", r)
+			}
+		}
+		for _, s := range []*session.Session{a, b} {
+			if got := readFull(t, s, size); !bytes.Equal(got, data) {
+				t.Error("wrong bytes")
+			}
+		}
+	})
+}
+
+// Nobody reads: Write takes what the budgets allow, and then waits, however
+// much there is to write.
+func TestBudgetsBoundMemory(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		cfg.AllocBudget = 1 << 30
+		a, b, _, eb := pair(t, cfg, session.Config{ReceiveBudget: 100_000, SendBudget: 50_000})
+		data := pattern(4 << 20)
+		w := goWrite(a, data)
+		pass(time.Minute)
+		select {
+		case r := <-w:
+			t.Fatalf("Write ended though nobody reads: %+v", r)
+		default:
+		}
+		if got := eb.Left().Allocated; got > 100_000+16<<10 {
+			t.Errorf("the receiver holds %d bytes with a budget of 100000", got)
+		}
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if r := within(t, w); r.n != len(data) || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	})
+}
+
+// The bytes of concurrent Writes do not mix.
+func TestConcurrentWritesDoNotMix(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		const writers, size = 8, 30_000
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		for i := range writers {
+			go a.Write(bytes.Repeat([]byte{byte(i)}, size))
+		}
+		got := readFull(t, b, writers*size)
+		for i := range writers {
+			part := got[i*size:][:size]
+			if changed(part, part[0]) >= 0 {
+				t.Errorf("bytes of several Writes in one")
+			}
+		}
+	})
+}
+
+// WriteBuffers is one Write: in order, and small pieces share messages.
+func TestWriteBuffersIsOneWrite(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		data := pattern(120_000)
+		var v [][]byte
+		for rest := data; len(rest) > 0; {
+			n := min(len(rest), 1+len(v)*len(v)%20_000)
+			v, rest = append(v, rest[:n]), rest[n:]
+		}
+		v = append(v, nil, []byte{})
+		want := len(v)
+		done := make(chan result, 1)
+		go func() { n, err := a.WriteBuffers(v); done <- result{int(n), err} }()
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if r := within(t, done); r.n != len(data) || r.err != nil {
+			t.Errorf("WriteBuffers: %+v", r)
+		}
+		if len(v) != want {
+			t.Error("WriteBuffers changed its argument")
+		}
+		before := a.Stats().MessagesSent
+		small := bytes.SplitAfter(bytes.Repeat([]byte("x "), 100), []byte(" "))
+		if _, err := a.WriteBuffers(small); err != nil {
+			t.Fatal(err)
+		}
+		if sent := a.Stats().MessagesSent - before; sent > 2 {
+			t.Errorf("%d messages for 100 small slices", sent)
+		}
+	})
+}
+
+// Reads and Writes of nothing do not wait.
+func TestEmptySlicesDoNotWait(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, _, _, _ := pair(t, messages, session.Config{})
+		if r := within(t, goRead(a, nil)); r.n != 0 || r.err != nil {
+			t.Errorf("Read: %+v", r)
+		}
+		if r := within(t, goWrite(a, nil)); r.n != 0 || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+	})
+}
+
+// A message that needs less room does not overtake data that waits for more: neither an
+// offer nor a Fill.
+func TestAShortMessageStaysBehindALongOne(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg  twin.Config
+		size int
+	}{"an offer": {byRead, 50_000}, "a Fill": {boxed, 20_000}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				e := &narrow{}
+				s, _, p := negotiatedOn(t, tt.cfg, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+					e.Endpoint = under
+					return e
+				})
+				if tt.cfg.Limits.Inbox > 0 {
+					p.open(s, 100_000)
+				}
+				e.most.Store(1500)
+				first := pattern(5000)
+				writeAll(t, s, first, len(first)) // waits here
+				goWrite(s, pattern(tt.size))
+				pass(time.Second / 2)
+				p.send(tUrgent, 0, 'u') // it looks again
+				if m := p.recv(); m != nil {
+					t.Fatalf("a message of type %d", m[0])
+				}
+				e.most.Store(0)
+				p.send(tUrgent, 0, 'u')
+				if got := p.data(len(first)); !bytes.Equal(got, first) {
+					t.Error("wrong bytes")
+				}
+			})
+		})
+	}
+}
+
+// A Read that has something does not poll again after a message that the endpoint
+// marked as the last.
+func TestReadStopsPollingAtTheLastMessage(t *testing.T) {
+	for _, last := range []bool{false, true} {
+		inBubble(t, func(t *testing.T) {
+			ea, eb := twins(t, messages)
+			c := &counted{Endpoint: eb, last: last}
+			a, b := session.New(ea, session.Config{}), session.New(c, session.Config{})
+			defer idle()
+			defer a.Abort()
+			defer b.Abort()
+			negotiate(t, a)
+			negotiate(t, b)
+			if _, err := a.Write([]byte("one")); err != nil {
+				t.Fatal(err)
+			}
+			pass(2 * latency)
+			before := c.looks
+			p := make([]byte, 100)
+			if n, err := b.Read(p); n != 3 || err != nil {
+				t.Fatalf("%q, %v", p[:n], err)
+			}
+			want := 2
+			if last {
+				want = 1
+			}
+			if got := c.looks - before; got != want {
+				t.Errorf("Last is %v: %d looks, want %d", last, got, want)
+			}
+		})
+	}
+}
+
+// A Write that stops waiting leaves a waiting Read its wake-up: what comes is read at
+// once, and not at the next poll by somebody else.
+func TestWaitingDirectionsAreIndependent(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
+		r, w := goRead(a, make([]byte, 10)), goWrite(a, pattern(1<<20))
+		pass(time.Second)
+		a.InterruptWrite(true)
+		within(t, w)
+		began := time.Now()
+		if _, err := b.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if x := within(t, r); x.n != 1 || x.err != nil {
+			t.Errorf("Read: %+v", x)
+		}
+		if took := time.Since(began); took > 2*latency {
+			t.Errorf("it took %v, with a latency of %v", took, latency)
+		}
+	})
+}

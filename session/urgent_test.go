@@ -1,0 +1,128 @@
+package session_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// D10: urgent data passes data that waits, and needs no Read.
+func TestUrgentPassesBlockedData(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
+		data := pattern(1 << 20)
+		w := goWrite(a, data)
+		pass(time.Second)
+		if _, err := a.WriteUrgent([]byte("now!")); err != nil {
+			t.Fatalf("WriteUrgent: %v", err)
+		}
+		select {
+		case <-b.Urgent():
+		case <-time.After(time.Second):
+			t.Fatal("urgent data waits behind data")
+		}
+		got := make([]byte, 100)
+		n, err := b.ReadUrgent(got)
+		if string(got[:n]) != "now!" || err != nil {
+			t.Errorf("ReadUrgent: %q, %v", got[:n], err)
+		}
+		_, err = b.ReadUrgent(got)
+		wantErr(t, "ReadUrgent once more", err, session.ErrNoUrgent)
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Error("urgent data is in the stream")
+		}
+		within(t, w)
+	})
+}
+
+// Urgent data has 1 to MaxUrgent bytes, and replaces what was not read.
+func TestUrgentDataIsShortAndTheNewestCounts(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, messages, session.Config{})
+		for _, n := range []int{0, session.MaxUrgent + 1} {
+			if _, err := a.WriteUrgent(make([]byte, n)); err == nil {
+				t.Errorf("%d bytes of urgent data were taken", n)
+			}
+		}
+		for i := range byte(3) { // the newest replaces what was not read
+			if _, err := a.WriteUrgent(bytes.Repeat([]byte{i}, session.MaxUrgent)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pass(time.Second)
+		got := make([]byte, 10)
+		if n, err := b.ReadUrgent(got); n != 10 || err != nil || got[0] != 2 {
+			t.Errorf("ReadUrgent: %d, %v, %v", n, err, got)
+		}
+	})
+}
+
+// Of a peer's urgent data no more than MaxUrgent bytes are kept.
+func TestUrgentOfThePeerIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
+		p.send(tUrgent, 0, pattern(10*session.MaxUrgent)...)
+		pass(time.Second)
+		got := make([]byte, 20*session.MaxUrgent)
+		n, err := s.ReadUrgent(got)
+		if err != nil || !bytes.Equal(got[:n], pattern(session.MaxUrgent)) {
+			t.Errorf("ReadUrgent: %d bytes, %v", n, err)
+		}
+	})
+}
+
+// ReadUrgent returns what has arrived, though nobody has polled since.
+func TestUrgentDataIsThereBeforeAnyPoll(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{})
+		p.send(tUrgent, 0, 'u')
+		pass(2 * latency)
+		b := make([]byte, 10)
+		if n, err := s.ReadUrgent(b); n != 1 || b[0] != 'u' || err != nil {
+			t.Errorf("ReadUrgent: %d, %v", n, err)
+		}
+	})
+}
+
+// Of what is held back for control, urgent data takes one message, until data has had
+// room again.
+func TestUrgentLeavesControlItsCredit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{})
+		goWrite(s, pattern(4<<20))
+		pass(time.Second)
+		for range 3 {
+			first := make(chan result, 1)
+			go func() { n, err := s.WriteUrgent([]byte("1")); first <- result{n, err} }()
+			second := make(chan result, 1)
+			pass(time.Second)
+			go func() { n, err := s.WriteUrgent([]byte("2")); second <- result{n, err} }()
+			pass(time.Second)
+			select {
+			case x := <-first:
+				if x.err != nil {
+					t.Error(x.err)
+				}
+			default:
+				t.Error("there is no room for urgent data")
+			}
+			select {
+			case x := <-second:
+				t.Errorf("it takes more of what is control's: %+v", x)
+			default:
+			}
+			for m := p.recv(); m != nil; m = p.recv() { // all that it could send
+			}
+			p.send(tCredit, 0)
+			within(t, second)
+			pass(time.Second)
+			for m := p.recv(); m != nil; m = p.recv() {
+			}
+			p.send(tCredit, 0) // so that data has room again
+			pass(time.Second)
+		}
+	})
+}

@@ -1,0 +1,326 @@
+package session_test
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// What violates the protocol ends the connection, at both ends; what is only unexpected
+// does not.
+func TestAViolationEndsTheConnection(t *testing.T) {
+	type step func(*raw)
+	msg := func(typ, flags byte, body ...byte) step {
+		return func(p *raw) { p.send(typ, flags, body...) }
+	}
+	credit := func(v uint32) step {
+		return func(p *raw) {
+			was := p.dropped
+			p.dropped = v
+			p.send(tCredit, 0)
+			p.dropped = was
+		}
+	}
+	desc := u64(1<<40, 7, 100_000)
+	for name, tt := range map[string]struct {
+		cfg   twin.Config
+		steps []step
+		fine  bool
+	}{
+		"unknown type":                    {messages, []step{msg(99, 0)}, false},
+		"type zero":                       {messages, []step{msg(0, 0)}, false},
+		"the largest type":                {messages, []step{msg(255, 0)}, false},
+		"a second negotiation":            {messages, []step{msg(tNegotiate, 0, parameters(1, 24, 4096, 0)...)}, false},
+		"a header cut short":              {messages, []step{func(p *raw) { p.ReserveControl(4); p.CommitControl(4) }}, false},
+		"an offer cut short":              {byRead, []step{msg(tOfferRead, 0, u64(1, 2)...)}, false},
+		"an offer of nothing":             {byRead, []step{msg(tOfferRead, 0, u64(1, 1<<40, 7, 0)...)}, false},
+		"an endless offer":                {byRead, []step{msg(tOfferRead, 0, u64(1, 1<<40, 7, 1<<63)...)}, false},
+		"an offer to write nothing":       {byWrite, []step{msg(tOfferWrite, 0, u64(1, 0)...)}, false},
+		"two offers at once":              {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tOfferWrite, 0, u64(2, 100_000)...)}, false},
+		"data behind an open offer":       {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tData, 0, 1, 2, 3)}, false},
+		"shutdown behind an open offer":   {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tShutdown, 0)}, false},
+		"data behind shutdown":            {messages, []step{msg(tShutdown, 0), msg(tData, 0, 1)}, false},
+		"shutdown behind shutdown":        {messages, []step{msg(tShutdown, 0), msg(tShutdown, 0)}, false},
+		"data behind close":               {messages, []step{msg(tClose, 0), msg(tData, 0, 1)}, false},
+		"close behind close":              {messages, []step{msg(tClose, 0), msg(tClose, 0)}, false},
+		"credit that jumps":               {messages, []step{credit(1 << 30)}, false},
+		"credit that goes back":           {messages, []step{credit(^uint32(0))}, false},
+		"credit for what was not sent":    {messages, []step{credit(20)}, false},
+		"urgent data of nothing":          {messages, []step{msg(tUrgent, 0)}, false},
+		"a grant cut short":               {byWrite, []step{msg(tGrant, 0, u64(1)...)}, false},
+		"a cancel cut short":              {byRead, []step{msg(tCancelRead, 0)}, false},
+		"written without a grant":         {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tWriteDone, 0, u64(1, 1<<40)...)}, false},
+		"unknown flags":                   {messages, []step{msg(tData, 0xFE, 1), msg(tPing, 0xFF)}, true},
+		"something in the zero bytes":     {messages, []step{func(p *raw) { b := p.Reserve(9, 9); copy(b, []byte{tData, 0, 9, 9, 0, 0, 0, 0, 1}); p.Commit(9) }}, true},
+		"more than a type needs":          {messages, []step{msg(tPing, 0, 1, 2, 3, 4), msg(tShutdown, 0, 9)}, true},
+		"empty data":                      {messages, []step{msg(tData, 0)}, true},
+		"a grant for no offer":            {byWrite, []step{msg(tGrant, 0, append(u64(9), desc...)...)}, true},
+		"done for no offer":               {byRead, []step{msg(tReadDone, 0, u64(9, 100)...), msg(tWriteDone, 1, u64(9, 100)...)}, true},
+		"cancel for no offer":             {byRead, []step{msg(tCancelRead, 0, u64(9)...), msg(tCancelWrite, 0, u64(9)...)}, true},
+		"a pong that was not asked for":   {messages, []step{msg(tPong, 0)}, true},
+		"an acknowledgement out of place": {messages, []step{msg(tCloseAck, 0)}, true},
+		"close behind shutdown":           {messages, []step{msg(tShutdown, 0), msg(tClose, 0)}, true},
+	} {
+		check := func(t *testing.T, reads bool) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, tt.cfg, session.Config{KeepAlive: -1})
+				if reads {
+					goRead(s, make([]byte, 100))
+					pass(time.Second)
+				}
+				for _, step := range tt.steps {
+					step(p)
+				}
+				pass(time.Second) // without a Read too what messages say is acted on (D3)
+				n, err := s.WriteUrgent([]byte("alive?"))
+				if alive := err == nil && n == 6; alive != tt.fine && !errors.Is(err, syscall.EPIPE) {
+					t.Fatalf("the connection lives: %v (%v), want %v", alive, err, tt.fine)
+				}
+				if !tt.fine {
+					for err = nil; err == nil; {
+						_, err = s.Read(make([]byte, 100))
+					}
+					if strings.HasSuffix(name, "behind close") || strings.HasSuffix(name, "behind shutdown") {
+						wantErr(t, "Read of a stream that had ended in order", err, io.EOF)
+						return
+					}
+					wantErr(t, "Read", err, syscall.ECONNRESET)
+					if !strings.Contains(err.Error(), "protocol") {
+						t.Errorf("Read: %v: does not say who is to blame", err)
+					}
+				}
+			})
+		}
+		t.Run(name, func(t *testing.T) { check(t, false) })
+		t.Run(name+", to a Read", func(t *testing.T) { check(t, true) })
+	}
+}
+
+// Rules of an open offer.
+func TestAViolationOfOffersEndsTheConnection(t *testing.T) {
+	// hold makes an offer of memory that exists, and whose reads do not end.
+	hold := func(p *raw, id uint64) {
+		d, _ := p.Expose(make([]byte, 50_000), session.RemoteRead)
+		p.send(tOfferRead, 0, u64(id, d.Addr, d.Key, d.Len)...)
+	}
+	both := byRead
+	both.Limits.CanWrite = true
+	for name, tt := range map[string]struct {
+		write int
+		say   func(*raw)
+	}{
+		"another offer":        {0, func(p *raw) { hold(p, 1); hold(p, 2) }},
+		"data behind an offer": {0, func(p *raw) { hold(p, 1); p.send(tData, 0, 1) }},
+		"a Fill behind it":     {0, func(p *raw) { p.ask(); hold(p, 1); p.send(tFill, 0, u64(1)...) }},
+		"close behind it":      {0, func(p *raw) { hold(p, 1); p.send(tClose, 0) }},
+		"offers of both kinds": {0, func(p *raw) { hold(p, 1); p.send(tOfferWrite, 0, u64(7, 100)...) }},
+		"short, not cancelled": {20_000, func(p *raw) { p.send(tReadDone, 0, u64(uint64(le.Uint32(p.expect(tOfferRead))), 3)...) }},
+		"more than offered":    {20_000, func(p *raw) { p.send(tReadDone, 0, u64(uint64(le.Uint32(p.expect(tOfferRead))), 20_001)...) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, both, session.Config{KeepAlive: -1})
+				e.Hold(twin.HoldReads)
+				if tt.write > 0 {
+					goWrite(s, make([]byte, tt.write))
+				}
+				tt.say(p)
+				pass(time.Second)
+				_, err := s.WriteUrgent([]byte("alive?"))
+				wantErr(t, "the connection", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
+// There is one grant at a time, and it is over with its last WriteDone.
+func TestAViolationOfGrantsEndsTheConnection(t *testing.T) {
+	for name, say := range map[string]func(*session.Session, *raw){
+		"granted while a grant is out": func(s *session.Session, p *raw) {
+			goWrite(s, pattern(20_000))
+			id := uint64(le.Uint32(p.expect(tOfferWrite)))
+			for range 2 {
+				d, _ := p.Expose(make([]byte, 1000), session.RemoteWrite)
+				p.send(tGrant, 0, u64(id, d.Addr, d.Key, d.Len)...)
+			}
+		},
+		"written though the grant is over": func(_ *session.Session, p *raw) {
+			p.send(tOfferWrite, 0, u64(1, 100_000)...)
+			size := le.Uint64(p.expect(tGrant)[24:])
+			p.send(tWriteDone, 0, u64(1, size)...)
+			p.send(tWriteDone, 0, u64(1, 1)...)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, byWrite, session.Config{KeepAlive: -1, ReceiveBudget: 1, Disable: session.FeatureRDMARead})
+				e.Hold(twin.HoldWrites)
+				say(s, p)
+				pass(time.Second)
+				_, err := s.WriteUrgent([]byte("alive?"))
+				wantErr(t, "the connection", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
+// A peer fills no more than the inbox has room for, and only while there is one.
+func TestAViolationOfInboxesEndsTheConnection(t *testing.T) {
+	for name, say := range map[string]func(*session.Session, *raw){
+		"a Fill without an inbox": func(_ *session.Session, p *raw) { p.send(tFill, 0, u64(1)...) },
+		"a Fill of nothing":       func(_ *session.Session, p *raw) { p.ask(); p.send(tFill, 0, u64(0)...) },
+		"a Fill beyond":           func(_ *session.Session, p *raw) { p.send(tFill, 0, u64(p.ask().Len+1)...) },
+		"two that are too much": func(_ *session.Session, p *raw) {
+			p.ask()
+			p.send(tFill, 0, u64(40_000)...)
+			p.send(tFill, 0, u64(10_001)...)
+		},
+		"a Fill behind leaving":     func(_ *session.Session, p *raw) { p.ask(); p.send(tLeaveInbox, 0); p.send(tFill, 0, u64(1)...) },
+		"a Fill cut short":          func(_ *session.Session, p *raw) { p.ask(); p.send(tFill, 0, 1, 0, 0) },
+		"a second inbox":            func(_ *session.Session, p *raw) { p.ask(); p.send(tAskInbox, 0) },
+		"leaving what there is not": func(_ *session.Session, p *raw) { p.send(tLeaveInbox, 0) },
+		"leaving twice": func(_ *session.Session, p *raw) {
+			p.ask()
+			p.send(tFill, 0, u64(1)...)
+			p.send(tLeaveInbox, 0)
+			p.send(tLeaveInbox, 0)
+		},
+		"an inbox not asked for": func(_ *session.Session, p *raw) { p.send(tInbox, 0, u64(0, 1<<40, 7, 1000)...) },
+		"an endless inbox": func(s *session.Session, p *raw) {
+			goWrite(s, pattern(10_000))
+			p.expect(tAskInbox)
+			p.send(tInbox, 0, u64(0, 1<<40, 7, 1<<40)...)
+		},
+		"emptied more than was filled": func(s *session.Session, p *raw) {
+			p.open(s, 1000)
+			goWrite(s, pattern(10_000))
+			p.expect(tFill)
+			p.send(tEmptied, 0, u64(0, 1001)...)
+		},
+		"filled again": func(s *session.Session, p *raw) {
+			in := p.open(s, 50_000)
+			goWrite(s, pattern(10_000))
+			in.read(10_000)
+			in.emptied()
+			p.send(tEmptied, 0, u64(0, 9_999)...)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1, ReceiveBudget: 50_000})
+				say(s, p)
+				pass(time.Second)
+				_, err := s.WriteUrgent([]byte("alive?"))
+				wantErr(t, "the connection", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
+// What had arrived before the violation is read first.
+func TestWhatArrivedBeforeAViolationIsRead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		d := p.ask()
+		p.send(tData, 0, []byte("one ")...)
+		p.fill(d, 0, []byte("two"))
+		p.send(99, 0)
+		pass(time.Second)
+		got, err := io.ReadAll(readerOf(s))
+		wantErr(t, "Read", err, syscall.ECONNRESET)
+		if string(got) != "one two" {
+			t.Errorf("%q was read before that", got)
+		}
+	})
+}
+
+// A peer that sends Pings and does not take the Pongs costs the connection: what waits
+// for room is bounded, and nothing of it is left out.
+func TestOwedControlIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, ring, session.Config{})
+		goWrite(s, pattern(1<<20))
+		pass(time.Second)
+		for range 1000 {
+			if !p.send(tPing, 0) {
+				t.Fatal("no room for a question")
+			}
+		}
+		pass(time.Second)
+		_, err := s.WriteUrgent([]byte("alive?"))
+		wantErr(t, "the connection", err, syscall.ECONNRESET)
+	})
+}
+
+// On shared memory a peer can change a message after it was checked: Read checks it
+// again.
+func TestAKeptMessageIsCheckedAgain(t *testing.T) {
+	for name, tt := range map[string]struct {
+		length int  // of Data, 0: a Fill
+		offer  bool // behind it
+		change func(m []byte)
+	}{
+		"a type without payload":       {100, false, func(m []byte) { m[0] = tPing }},
+		"an offer that nobody made":    {100, false, func(m []byte) { m[0] = tOfferRead }},
+		"an offer that is too short":   {1, true, func(m []byte) { m[0] = tOfferWrite }},
+		"a Fill of more than is there": {0, false, func(m []byte) { le.PutUint32(m[header:], 50_000) }},
+		"a Fill of nothing":            {0, false, func(m []byte) { le.PutUint32(m[header:], 0) }},
+		"a Fill that nobody sent":      {100, false, func(m []byte) { m[0] = tFill }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+				if tt.length > 0 {
+					p.send(tData, 0, pattern(tt.length)...)
+				} else {
+					p.ask()
+					p.send(tFill, 0, u64(100)...)
+				}
+				if tt.offer {
+					p.send(tOfferWrite, 0, u64(1, 100_000)...)
+				}
+				pass(time.Second) // nobody reads, so that it is kept
+				tt.change(e.Front())
+				_, err := s.Read(make([]byte, 1000))
+				wantErr(t, "Read", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
+// A Fill of what was never written shows zeros, and not what other connections have
+// left in that memory.
+func TestAFillOfWhatWasNotWrittenShowsZeros(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		if p.ask().Len < 1000 {
+			t.Fatal("no inbox")
+		}
+		p.send(tFill, 0, u64(1000)...)
+		if got := readFull(t, s, 1000); changed(got, 0) >= 0 {
+			t.Errorf("it shows %x…", got[:8])
+		}
+	})
+}
+
+// A WriteDone of what was never written shows zeros, and not what other connections
+// have left in that memory.
+func TestAWriteDoneOfWhatWasNotWrittenShowsZeros(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, byWrite, session.Config{KeepAlive: -1})
+		p.send(tOfferWrite, 0, u64(1, 1000)...)
+		if size := le.Uint64(p.expect(tGrant)[24:]); size != 1000 { // nobody reads: of a chunk
+			t.Fatalf("a grant of %d bytes", size)
+		}
+		p.send(tWriteDone, 0, u64(1, 1000)...)
+		if got := readFull(t, s, 1000); changed(got, 0) >= 0 {
+			t.Errorf("it shows %x…", got[:8])
+		}
+	})
+}
