@@ -1,6 +1,7 @@
 package san
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,11 +72,13 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 // it. If the policy is Require, the reason is the error: errors.As finds an
 // *Unavailable in it. All errors are *net.OpError, as net's are.
 //
-// The addresses of a host are tried in turn, each over a SAN and then by TCP. As with
-// net (RFC 8305, "Happy Eyeballs"), those of the other address family are tried in
-// parallel once the first family's have taken NetDialer's FallbackDelay. If the policy
-// is Prefer and a SAN is to be asked first, that delay is longer by
-// Options.AttemptTimeout, though no longer than half of the time until the deadline.
+// If a SAN serves any of a host's addresses, they are tried in turn, each over the SANs
+// that serve it and then by TCP, and they share the time until the deadline by net's rule.
+// The two address families are then not tried in parallel: before the other family has its
+// turn, each address of the first takes up to Options.AttemptTimeout for each SAN and 5 s
+// for TCP (no bound if NetDialer's FallbackDelay is negative). If no SAN serves any of them,
+// NetDialer gets the name, and connects as it always does (RFC 8305, "Happy Eyeballs"); it
+// looks up the name again if that has addresses of both families.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if ctx == nil {
 		panic("nil context")
@@ -110,13 +113,16 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (dialed, err
 	}
 	if d.Policy == Require {
 		first := requests[0]
-		requests = slices.DeleteFunc(requests, func(r request) bool { return len(r.serving) == 0 })
+		requests = slices.DeleteFunc(requests, func(r request) bool { return !served(r) })
 		if len(requests) == 0 {
 			why := requireError{notServed(first, providers)}
 			return dialed{}, dialError(network, d.NetDialer.LocalAddr, first.remote, why)
 		}
 	}
-	return d.race(ctx, network, requests)
+	if !slices.ContainsFunc(requests, served) && severalFamilies(requests) {
+		return d.fallBack(ctx, network, address, &Unavailable{Reason: ReasonNotServed})
+	}
+	return d.dialEach(ctx, network, requests)
 }
 
 // dialed is a connection, and how it was made.
@@ -170,6 +176,15 @@ func (d *Dialer) plan(ctx context.Context, network, address string, providers []
 		requests = slices.DeleteFunc(requests, func(r request) bool { return !reached(r) })
 	}
 	return requests, nil
+}
+
+// served reports whether a provider serves the address.
+func served(r request) bool { return len(r.serving) > 0 }
+
+// severalFamilies reports whether there are addresses of both families, which net tries in
+// parallel.
+func severalFamilies(requests []request) bool {
+	return slices.ContainsFunc(requests, func(r request) bool { return r.network != requests[0].network })
 }
 
 // notServed returns why none of the providers serves a destination.
@@ -237,6 +252,29 @@ func (d *Dialer) fallBack(ctx context.Context, network, address string, why *Una
 	return dialed{c, why}, err
 }
 
+// familyTimeout bounds TCP's attempt at an address while the other family waits for its
+// turn, where net would not let it wait. By then Linux has sent three SYNs (after 0, 1 and
+// 3 s): the family is taken to be unreachable.
+const familyTimeout = 5 * time.Second
+
+// dialEach tries the addresses in turn until one connects.
+func (d *Dialer) dialEach(ctx context.Context, network string, requests []request) (dialed, error) {
+	var first error
+	for i, r := range requests {
+		ctx, cancel := share(ctx, len(requests)-i)
+		if d.NetDialer.FallbackDelay >= 0 && severalFamilies(requests[i:]) {
+			r.tcpTimeout = familyTimeout
+		}
+		c, err := d.dialOne(ctx, network, r)
+		cancel()
+		if err == nil {
+			return c, nil
+		}
+		first = cmp.Or(first, err)
+	}
+	return dialed{}, first
+}
+
 // dialOne connects to one address: by each provider that serves it in turn,
 // then by TCP.
 func (d *Dialer) dialOne(ctx context.Context, network string, r request) (dialed, error) {
@@ -256,6 +294,11 @@ func (d *Dialer) dialOne(ctx context.Context, network string, r request) (dialed
 	}
 	if d.Policy == Require {
 		return dialed{}, dialError(network, d.NetDialer.LocalAddr, r.remote, requireError{why})
+	}
+	if r.tcpTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.tcpTimeout)
+		defer cancel()
 	}
 	return d.fallBack(ctx, network, r.address, why)
 }

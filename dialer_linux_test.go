@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -467,40 +466,38 @@ func TestDialAsksTheResolverOnce(t *testing.T) {
 	}
 }
 
-// A silent address of the first family does not keep the other family waiting (RFC 8305,
-// Happy Eyeballs).
-func TestDialRacesTheFamilies(t *testing.T) {
+// bothFamilies returns a dialer that knows both.test by ::1 and then 127.0.0.1, which is
+// also the order in which net sorts them.
+func bothFamilies(t *testing.T, policy Policy) *Dialer {
+	r := answering(t, map[string][]string{"both.test.": {"::1", "127.0.0.1"}})
+	return &Dialer{Policy: policy, NetDialer: net.Dialer{Resolver: r, Timeout: patience}}
+}
+
+// Where a SAN serves an address, the families have their turns. A first one that is silent
+// takes AttemptTimeout.
+func TestDialFamiliesInTurn(t *testing.T) {
 	f := useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
-	entered, left := make(chan netip.Addr, 4), make(chan error, 1)
+	var tried []netip.Addr
 	f.fail = func(ctx context.Context, r request) error {
-		entered <- r.remote.Addr()
+		tried = append(tried, r.remote.Addr())
 		if r.remote.Addr().Is4() {
 			return nil
 		}
 		<-ctx.Done()
-		left <- ctx.Err()
 		return ctx.Err()
 	}
-	d := &Dialer{Policy: Require, NetDialer: net.Dialer{FallbackDelay: time.Millisecond, Timeout: 2 * patience}}
-	d.Options.AttemptTimeout = 2 * patience
-	d.NetDialer.Resolver = answering(t, map[string][]string{"both.test.": {"::1", "127.0.0.1"}})
+	d := bothFamilies(t, Require)
+	d.Options.AttemptTimeout = silence
 	address := net.JoinHostPort("both.test", portOf(l.Addr().String()))
-	open := Stats().Open[fakeName]
 	c := mustDial(t, d, address)
 	wantProvider(t, c, fakeName)
-	if first := <-entered; first.Is4() {
-		t.Fatalf("%v was tried first: nothing was raced", first) // as net sorts them, where there is IPv6
+	if want := []netip.Addr{netip.IPv6Loopback(), netip.MustParseAddr("127.0.0.1")}; !slices.Equal(tried, want) {
+		t.Errorf("tried %v, want %v", tried, want)
 	}
-	if err := <-left; err != context.Canceled {
-		t.Errorf("the attempt at the first address ended by %v, and not because another one won", err)
-	}
-	mustAccept(t, l)
-	if n := Stats().Open[fakeName] - open; n != 2 { // both ends of one
-		t.Errorf("%d ends of connections are open", n)
-	}
+	say(t, c, mustAccept(t, l), "by the second")
 
-	// Each family's own error is the first's, when both fail.
+	// When both fail, the error is the first's.
 	f.fail = func(_ context.Context, r request) error {
 		if r.remote.Addr().Is4() {
 			return &Unavailable{Reason: ReasonVersion}
@@ -512,35 +509,65 @@ func TestDialRacesTheFamilies(t *testing.T) {
 	}
 }
 
-func TestHeadStart(t *testing.T) {
-	useFake(t)
-	served := []request{{serving: []provider{&fake{}}, settings: settings{attempt: time.Second}}}
-	plain := []request{{settings: settings{attempt: time.Second}}}
-	for _, c := range []struct {
-		d     Dialer
-		first []request
-		want  time.Duration
-	}{
-		{Dialer{}, plain, fallbackDelay},
-		{Dialer{}, served, fallbackDelay + time.Second},
-		{Dialer{Policy: Require}, served, fallbackDelay},
-		{Dialer{NetDialer: net.Dialer{FallbackDelay: time.Minute}}, plain, time.Minute},
-	} {
-		if got := c.d.headStart(t.Context(), c.first); got != c.want {
-			t.Errorf("%v, %d providers: %v, want %v", c.d.Policy, len(c.first[0].serving), got, c.want)
+// While the other family waits, TCP's attempt at an address is bounded, unless the dialer
+// wants its addresses in turn in any case.
+func TestDialBoundsTCPOfTheFirstFamily(t *testing.T) {
+	f := useFake(t)
+	f.fail = func(context.Context, request) error { return &Unavailable{Reason: ReasonNoListener} }
+	l := plainListen(t, "127.0.0.1:0")
+	address := net.JoinHostPort("both.test", portOf(l.Addr().String()))
+	for _, tt := range []struct {
+		delay time.Duration
+		first time.Duration // the most time that TCP has at the first address
+	}{{0, familyTimeout}, {-1, patience / 2}} {
+		left := make(map[string]time.Duration) // by network
+		d := bothFamilies(t, Prefer)
+		d.NetDialer.FallbackDelay = tt.delay
+		d.NetDialer.ControlContext = func(ctx context.Context, network, _ string, _ syscall.RawConn) error {
+			at, _ := ctx.Deadline()
+			left[network] = time.Until(at)
+			if network == "tcp6" {
+				return syscall.ETIMEDOUT
+			}
+			return nil
+		}
+		c := mustDial(t, d, address)
+		wantFallback(t, c, ReasonNoListener)
+		say(t, c, mustAccept(t, l), "by the second")
+		if got := left["tcp6"]; got > tt.first || got < tt.first/2 {
+			t.Errorf("FallbackDelay %v: TCP had %v at the first address, want %v", tt.delay, got, tt.first)
+		}
+		if got := left["tcp4"]; got < patience/2 {
+			t.Errorf("FallbackDelay %v: TCP had %v at the last address, want all that is left", tt.delay, got)
 		}
 	}
-	// The other family has its share of the time, however long an attempt may take.
-	served[0].attempt = math.MaxInt64
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if got := new(Dialer).headStart(ctx, served); got < 20*time.Second || got > 30*time.Second {
-		t.Errorf("%v of a minute", got)
+}
+
+// Where no SAN serves any of the addresses, net tries the families in parallel.
+func TestDialLeavesTheFamiliesToNet(t *testing.T) {
+	useProviders(t, aloof{useFake(t), netip.Addr{}})
+	l := plainListen(t, "127.0.0.1:0")
+	left := make(chan error, 1)
+	d := bothFamilies(t, Prefer)
+	d.NetDialer.FallbackDelay = time.Millisecond
+	d.NetDialer.ControlContext = func(ctx context.Context, network, _ string, _ syscall.RawConn) error {
+		if network == "tcp4" {
+			return nil
+		}
+		<-ctx.Done()
+		left <- ctx.Err()
+		return ctx.Err()
 	}
-	// A SAN that is not asked takes no time.
-	remembered.add(keyOf(served[0].serving[0], served[0]), time.Now(), true)
-	if got := new(Dialer).headStart(t.Context(), served); got != fallbackDelay {
-		t.Errorf("%v for a SAN that is left alone", got)
+	c := mustDial(t, d, net.JoinHostPort("both.test", portOf(l.Addr().String())))
+	wantFallback(t, c, ReasonNotServed)
+	say(t, c, mustAccept(t, l), "by the faster")
+	select {
+	case err := <-left:
+		if err != context.Canceled {
+			t.Errorf("the attempt at the first address ended by %v, not because another one won", err)
+		}
+	case <-time.After(patience):
+		t.Error("the first address was not tried")
 	}
 }
 

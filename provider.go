@@ -94,6 +94,8 @@ type request struct {
 	local   *net.TCPAddr // nil: the system's choice
 	control func(ctx context.Context, network, address string, c syscall.RawConn) error
 	settings
+
+	tcpTimeout time.Duration // bounds the attempt by TCP; 0: it has no bound of its own
 }
 
 // link is a connected endpoint.
