@@ -1,7 +1,6 @@
 package san
 
 import (
-	"math"
 	"net/netip"
 	"sync"
 	"time"
@@ -20,9 +19,6 @@ const (
 	// silence is the shortest wait that proves anything about the destination. A
 	// shorter one costs dialers little, even each time.
 	silence = 100 * time.Millisecond
-	// silentPorts is how many silent ports of another host stand for all of its ports:
-	// packets to it are being dropped. A single one may belong to a stopped process.
-	silentPorts = 2
 )
 
 // attemptKey identifies an attempt: dialers with equal keys would make the same one.
@@ -41,12 +37,6 @@ func keyOf(p provider, r request) attemptKey {
 	return k
 }
 
-// host returns the key for all ports of the destination.
-func (k attemptKey) host() attemptKey {
-	k.dst = netip.AddrPortFrom(k.dst.Addr(), 0)
-	return k
-}
-
 // memory holds the attempts that recently timed out. The zero value is empty.
 type memory struct {
 	mu       sync.Mutex
@@ -56,7 +46,6 @@ type memory struct {
 type failure struct {
 	until time.Time
 	span  time.Duration
-	alone bool // another port of the host has answered since
 }
 
 // remembered is shared by all dialers of the process.
@@ -103,29 +92,11 @@ func (m *memory) makeRoom(now time.Time) {
 	}
 }
 
-// has reports whether the destination, or enough ports of its host, recently did not answer.
-func (m *memory) has(k attemptKey, now time.Time) bool { return m.until(k, now) > 0 }
-
-// until returns for how much longer the destination is not to be tried.
+// until returns for how much longer the destination is not to be tried; 0 or less: it may be.
 func (m *memory) until(k attemptKey, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if left := m.failures[k].until.Sub(now); left > 0 {
-		return left
-	}
-	silent, until := 0, time.Duration(math.MaxInt64)
-	if !k.dst.Addr().IsLoopback() { // there, only single processes are silent
-		for other, f := range m.failures {
-			if !f.alone && now.Before(f.until) && other.host() == k.host() {
-				silent++
-				until = min(until, f.until.Sub(now))
-			}
-		}
-	}
-	if silent < silentPorts {
-		return 0
-	}
-	return until
+	return m.failures[k].until.Sub(now)
 }
 
 // forget records that the destination has answered.
@@ -133,10 +104,4 @@ func (m *memory) forget(k attemptKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.failures, k)
-	for other, f := range m.failures {
-		if other.host() == k.host() {
-			f.alone = true
-			m.failures[other] = f
-		}
-	}
 }

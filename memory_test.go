@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// has reports whether the destination is not to be tried.
+func (m *memory) has(k attemptKey, now time.Time) bool { return m.until(k, now) > 0 }
+
 func key(n int) attemptKey {
 	return attemptKey{provider: "shm", dst: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(n))}
 }
@@ -70,48 +73,6 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 		if !m.has(key(i), start) {
 			t.Fatalf("failure %d was not remembered", i)
-		}
-	}
-}
-
-// Two silent ports of a host stand for all of them until one answers. On loopback they do
-// not: there, single processes are silent.
-func TestMemoryOfAHost(t *testing.T) {
-	at := func(host string, port uint16) attemptKey {
-		return attemptKey{provider: "verbs", dst: netip.AddrPortFrom(netip.MustParseAddr(host), port)}
-	}
-	now := time.Now()
-	for _, tt := range []struct {
-		host string
-		all  bool
-	}{{"192.0.2.1", true}, {"2001:db8::1", true}, {"127.0.0.1", false}, {"::1", false}} {
-		var m memory
-		m.add(at(tt.host, 1), now, true)
-		if m.has(at(tt.host, 3), now) {
-			t.Errorf("%s: one port stands for another", tt.host)
-		}
-		m.add(at(tt.host, 2), now, true)
-		if m.has(at(tt.host, 3), now) != tt.all {
-			t.Errorf("%s: two ports stand for a third: want %v", tt.host, tt.all)
-		}
-		if m.has(at("192.0.2.2", 3), now) {
-			t.Errorf("%s stands for another host", tt.host)
-		}
-		shm := at(tt.host, 3)
-		if shm.provider = "shm"; m.has(shm, now) {
-			t.Errorf("%s: one provider stands for another", tt.host)
-		}
-		m.forget(at(tt.host, 3))
-		if m.has(at(tt.host, 3), now) || !m.has(at(tt.host, 1), now) || !m.has(at(tt.host, 2), now) {
-			t.Errorf("%s: after an answer of one port, those that are silent should be, and no other", tt.host)
-		}
-		m.add(at(tt.host, 4), now, true) // and silent again
-		if m.has(at(tt.host, 3), now) {
-			t.Errorf("%s: a port that was silent before the answer counts", tt.host)
-		}
-		m.add(at(tt.host, 5), now, true)
-		if m.has(at(tt.host, 3), now) != tt.all || m.has(at(tt.host, 3), now.Add(rememberFirst)) {
-			t.Errorf("%s: two that are silent since: want %v, and not for longer", tt.host, tt.all)
 		}
 	}
 }
