@@ -35,10 +35,4 @@ func verbsLanes(dev string) []lane {
 	}
 }
 
-var shmLanes = []lane{
-	{name: "shm", provider: shm.Name, policy: Require},
-	{name: "shm, RDMA", provider: shm.Name, policy: Require,
-		options: sanconn.Options{Threshold: cmaThreshold}},
-	{name: "shm without CMA", provider: shm.Name, policy: Require,
-		options: sanconn.Options{Threshold: cmaThreshold, Disable: session.FeatureCMA}},
-}
+var shmLanes = []lane{{name: "shm", provider: shm.Name, policy: Require}}

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/sanconn/san/sanconn"
-	"github.com/sanconn/san/session"
 )
 
 // lane is a way to carry bytes. The same tests run on each.
@@ -20,10 +19,6 @@ type lane struct {
 
 // here is an address to listen on.
 func (l lane) here() string { return net.JoinHostPort(cmp.Or(l.host, "127.0.0.1"), "0") }
-
-// cmaThreshold makes large Writes of the tests go by RDMA, which shm does not use by
-// default.
-const cmaThreshold = 32 << 10
 
 var lanes = append(systemLanes[:len(systemLanes):len(systemLanes)], plainTCP)
 
@@ -63,6 +58,3 @@ func (l lane) sanPipe(t testing.TB) (client, server *sanconn.Conn) {
 	c, s := l.pipe(t)
 	return c.(*sanconn.Conn), s.(*sanconn.Conn)
 }
-
-// without reports whether an operator has switched the feature off.
-func without(f session.Feature) bool { return processEnvironment().disable&f != 0 }

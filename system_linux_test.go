@@ -16,7 +16,6 @@ import (
 
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
-	"github.com/sanconn/san/session"
 	"golang.org/x/sys/unix"
 )
 
@@ -155,14 +154,8 @@ func TestLanesMoveBytesAsTheySay(t *testing.T) {
 				t.Errorf("read %d, %v", n, err)
 			}
 			wg.Wait()
-			var rdma bool
-			if l.provider == shm.Name {
-				rdma = (l.options.Threshold > 0 || without(session.FeatureInline)) &&
-					l.options.Disable&session.FeatureCMA == 0 &&
-					!without(session.FeatureCMA) && !without(session.FeatureRDMARead)
-			} else { // verbs prefers it by itself
-				rdma = l.options.Threshold >= 0
-			}
+			// On a ring all bytes go through the ring; verbs prefers RDMA by itself.
+			rdma := l.provider != shm.Name && l.options.Threshold >= 0
 			st := client.Stats()
 			if got := st.OfferedBytesSent > 0; got != rdma {
 				t.Errorf("RDMA was used: %v, want %v; %+v", got, rdma, st)
@@ -175,12 +168,9 @@ func TestLanesMoveBytesAsTheySay(t *testing.T) {
 }
 
 func TestReadAndWriteDoNotAllocate(t *testing.T) {
-	if without(session.FeatureInline) {
-		return // every byte is an offer then, which exposes memory
-	}
 	for _, l := range systemLanes {
 		for _, size := range []int{1, 64, 4096, 64 << 10} {
-			if at := l.options.Threshold; at > 0 && at <= size && l.provider != shm.Name {
+			if at := l.options.Threshold; at > 0 && at <= size {
 				continue // a registration for each Write
 			}
 			if inGuest != "" && size > 4096 {
