@@ -321,12 +321,12 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	}
 	attempt, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	l, err := p.dial(attempt, r)
+	t, err := p.dial(attempt, r)
 	if err == nil {
 		var s *session.Session
-		if s, err = negotiate(attempt, l, r.session); err == nil {
+		if s, err = negotiate(attempt, t, r.session); err == nil {
 			remembered.forget(key)
-			return newConn(p.name(), s, l), nil
+			return newConn(p.name(), s, t), nil
 		}
 	}
 	// Only silence is remembered: answers cost no time. If the dialer's own time is up or
@@ -341,9 +341,9 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	return nil, err
 }
 
-// negotiate starts the session. If it fails it releases the link.
-func negotiate(ctx context.Context, l link, config session.Config) (*session.Session, error) {
-	s := session.New(l.endpoint, config)
+// negotiate starts the session. If it fails it releases the transport.
+func negotiate(ctx context.Context, t transport, config session.Config) (*session.Session, error) {
+	s := session.New(t.endpoint, config)
 	err := s.Negotiate(ctx)
 	if err == nil {
 		return s, nil
@@ -352,8 +352,8 @@ func negotiate(ctx context.Context, l link, config session.Config) (*session.Ses
 		s.Close() // not a reset: a listener that is being closed refuses nobody
 	}
 	s.Abort()
-	l.release()
-	if !l.endpoint.Limits().Buffered || errors.As(err, new(*Unavailable)) {
+	t.release()
+	if !t.endpoint.Limits().Buffered || errors.As(err, new(*Unavailable)) {
 		return nil, err
 	}
 	// There is no wire that could have failed, so the listener has ended the connection.
@@ -369,10 +369,10 @@ func negotiate(ctx context.Context, l link, config session.Config) (*session.Ses
 }
 
 // newConn makes a connection for the application of a negotiated session.
-func newConn(provider string, s *session.Session, l link) *sanconn.Conn {
+func newConn(provider string, s *session.Session, t transport) *sanconn.Conn {
 	count(func(n *Counters) { n.Open[provider]++ })
-	return sanconn.New(s, l.local, l.remote, func() {
-		l.release()
+	return sanconn.New(s, t.local, t.remote, func() {
+		t.release()
 		count(func(n *Counters) { n.Open[provider]-- })
 	})
 }

@@ -69,7 +69,7 @@ func (f *fake) addr(a net.Addr) netip.AddrPort {
 }
 
 func (f *fake) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
-	a := &fakeAcceptor{f: f, addr: f.addr(tcp.Addr()), arrivals: make(chan link), closed: make(chan struct{})}
+	a := &fakeAcceptor{f: f, addr: f.addr(tcp.Addr()), arrivals: make(chan transport), closed: make(chan struct{})}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.listeners[a.addr] = a
@@ -77,44 +77,44 @@ func (f *fake) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	return a, nil
 }
 
-func (f *fake) dial(ctx context.Context, r request) (link, error) {
+func (f *fake) dial(ctx context.Context, r request) (transport, error) {
 	f.mu.Lock()
 	f.attempts++
 	a := f.listeners[r.remote]
 	f.mu.Unlock()
 	if f.fail != nil {
 		if err := f.fail(ctx, r); err != nil {
-			return link{}, err
+			return transport{}, err
 		}
 	}
 	if a == nil {
-		return link{}, &Unavailable{Reason: ReasonNoListener}
+		return transport{}, &Unavailable{Reason: ReasonNoListener}
 	}
 	s, err := bind(ctx, r)
 	if err != nil {
-		return link{}, err
+		return transport{}, err
 	}
 	remote := net.TCPAddrFromAddrPort(r.remote)
 	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: fakeName, Buffered: true}})
 	if f.mute {
-		return link{here, s.local, remote, s}, nil
+		return transport{here, s.local, remote, s}, nil
 	}
 	select {
-	case a.arrivals <- link{there, remote, s.local, nil}:
+	case a.arrivals <- transport{there, remote, s.local, nil}:
 		if f.silent.Load() {
 			f.connected <- struct{}{}
 			<-ctx.Done()
 			here.Abort()
 			s.Close()
-			return link{}, ctx.Err()
+			return transport{}, ctx.Err()
 		}
-		return link{here, s.local, remote, s}, nil
+		return transport{here, s.local, remote, s}, nil
 	case <-a.closed:
 		s.Close()
-		return link{}, &Unavailable{Reason: ReasonNoListener}
+		return transport{}, &Unavailable{Reason: ReasonNoListener}
 	case <-ctx.Done():
 		s.Close()
-		return link{}, ctx.Err()
+		return transport{}, ctx.Err()
 	}
 }
 
@@ -128,17 +128,17 @@ func (f *fake) tried() int {
 type fakeAcceptor struct {
 	f        *fake
 	addr     netip.AddrPort
-	arrivals chan link
+	arrivals chan transport
 	once     sync.Once
 	closed   chan struct{}
 }
 
-func (a *fakeAcceptor) accept() (link, error) {
+func (a *fakeAcceptor) accept() (transport, error) {
 	select {
-	case l := <-a.arrivals:
-		return l, nil
+	case t := <-a.arrivals:
+		return t, nil
 	case <-a.closed:
-		return link{}, net.ErrClosed
+		return transport{}, net.ErrClosed
 	}
 }
 

@@ -319,11 +319,11 @@ func reset(c net.Conn) {
 func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 	delay := minAcceptDelay
 	for {
-		link, err := a.accept()
+		t, err := a.accept()
 		switch {
 		case l.closing.Load():
 			if err == nil {
-				turnAway(link)
+				turnAway(t)
 			}
 			return
 		case errors.Is(err, net.ErrClosed):
@@ -339,50 +339,50 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 		}
 		delay = minAcceptDelay
 		if l.handed.Load() && !l.accepting.Load() {
-			turnAway(link)
+			turnAway(t)
 			continue
 		}
 		p, evicted := l.backlog.Begin(l.ctx, negotiateTimeout)
 		if p == nil {
-			refuse(link) // C7
+			refuse(t) // C7
 			continue
 		}
 		if evicted {
 			count(func(n *Counters) { n.Refused++ })
 		}
-		l.background.Go(func() { l.admit(p, provider, link, config) })
+		l.background.Go(func() { l.admit(p, provider, t, config) })
 	}
 }
 
 // refuse ends a connection before it is negotiated: its dialer sees
 // ECONNREFUSED.
-func refuse(l link) {
-	l.endpoint.Abort()
-	l.release()
+func refuse(t transport) {
+	t.endpoint.Abort()
+	t.release()
 	count(func(n *Counters) { n.Refused++ })
 }
 
 // turnAway ends a connection before it is negotiated, so that its dialer falls back to TCP,
 // where another process may still listen. For buffered providers a reset would mean that
 // it is refused (see negotiate), and Close does not wait, so they close it instead.
-func turnAway(l link) {
-	if l.endpoint.Limits().Buffered {
-		l.endpoint.Close()
+func turnAway(t transport) {
+	if t.endpoint.Limits().Buffered {
+		t.endpoint.Close()
 	} else {
-		l.endpoint.Abort()
+		t.endpoint.Abort()
 	}
-	l.release()
+	t.release()
 }
 
 // admit negotiates one connection and queues it for Accept.
-func (l *Listener) admit(p *backlog.Place, provider string, link link, config session.Config) {
-	s, err := negotiate(p.Context(), link, config)
+func (l *Listener) admit(p *backlog.Place, provider string, t transport, config session.Config) {
+	s, err := negotiate(p.Context(), t, config)
 	switch placed := p.End(err == nil); {
 	case placed:
-		l.ready <- newConn(provider, s, link) // never blocks: it has a place in the backlog
+		l.ready <- newConn(provider, s, t) // never blocks: it has a place in the backlog
 	case err == nil:
 		s.Abort()
-		link.release()
+		t.release()
 	}
 }
 

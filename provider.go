@@ -27,7 +27,7 @@ type provider interface {
 
 	// dial connects within ctx. It returns ECONNREFUSED or EHOSTUNREACH only if TCP
 	// is guaranteed to fail as well (C4), otherwise preferably an *Unavailable.
-	dial(ctx context.Context, r request) (link, error)
+	dial(ctx context.Context, r request) (transport, error)
 }
 
 // refuser is a provider that can say why it does not serve a destination, which may cost
@@ -81,7 +81,7 @@ func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlo
 type acceptor interface {
 	// accept blocks until somebody connects. net.ErrClosed is final; after other
 	// errors it is called again.
-	accept() (link, error)
+	accept() (transport, error)
 	io.Closer
 }
 
@@ -98,17 +98,17 @@ type request struct {
 	tcpTimeout time.Duration // bounds the attempt by TCP; 0: it has no bound of its own
 }
 
-// link is a connected endpoint.
-type link struct {
+// transport is a connected endpoint with its addresses, on which no session has begun.
+type transport struct {
 	endpoint      session.Endpoint
 	local, remote *net.TCPAddr
 	hold          io.Closer // closed after the endpoint; may be nil
 }
 
-// release closes what the link holds besides its endpoint.
-func (l link) release() {
-	if l.hold != nil {
-		l.hold.Close()
+// release closes what the transport holds besides its endpoint.
+func (t transport) release() {
+	if t.hold != nil {
+		t.hold.Close()
 	}
 }
 

@@ -40,23 +40,23 @@ func (p sharedMemory) listen(tcp *net.TCPListener, s settings) (acceptor, error)
 
 // dial gives the endpoint a bound TCP socket to keep, which makes the dialer's address
 // true and unique.
-func (p sharedMemory) dial(ctx context.Context, r request) (link, error) {
+func (p sharedMemory) dial(ctx context.Context, r request) (transport, error) {
 	socket, err := bind(ctx, r)
 	if err != nil {
-		return link{}, err
+		return transport{}, err
 	}
 	remote := net.TCPAddrFromAddrPort(r.remote)
 	ep, err := shm.Dial(ctx, socket.fd, remote, p.config(r.settings))
 	if err != nil {
 		socket.Close()
-		return link{}, err
+		return transport{}, err
 	}
-	return link{endpoint: ep, local: socket.local, remote: remote}, nil
+	return transport{endpoint: ep, local: socket.local, remote: remote}, nil
 }
 
 type sharedMemoryListener struct{ *shm.Listener }
 
-func (l sharedMemoryListener) accept() (link, error) {
+func (l sharedMemoryListener) accept() (transport, error) {
 	ep, local, remote, err := l.Accept()
-	return link{endpoint: ep, local: local, remote: remote}, err
+	return transport{endpoint: ep, local: local, remote: remote}, err
 }

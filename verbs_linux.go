@@ -50,37 +50,37 @@ func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	return rdmaListener{l}, nil
 }
 
-// dial connects from a TCP port that the link holds, so that nobody else has its address.
+// dial connects from a TCP port that the transport holds, so that nobody else has its address.
 // On iWARP and without rdma_cm the endpoint chooses another port, and none is held.
-func (p rdma) dial(ctx context.Context, r request) (link, error) {
+func (p rdma) dial(ctx context.Context, r request) (transport, error) {
 	cfg := p.config(r.settings)
 	cfg.FixedPort = r.local != nil && r.local.Port != 0
 	for try := 1; ; try++ {
 		socket, err := bind(ctx, r)
 		if err != nil {
-			return link{}, err
+			return transport{}, err
 		}
 		local := socket.local.AddrPort()
 		local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
 		ep, err := verbs.Dial(ctx, local, r.remote, cfg)
 		if err == nil {
-			l := rdmaLink(ep)
+			t := rdmaTransport(ep)
 			if ep.LocalAddr().Port() == local.Port() {
-				l.hold = socket
+				t.hold = socket
 			} else {
 				socket.Close()
 			}
-			return l, nil
+			return t, nil
 		}
 		socket.Close()
 		if try == portTries || !errors.Is(err, syscall.EADDRINUSE) || cfg.FixedPort {
-			return link{}, err
+			return transport{}, err
 		}
 	}
 }
 
-func rdmaLink(ep *verbs.Endpoint) link {
-	return link{
+func rdmaTransport(ep *verbs.Endpoint) transport {
+	return transport{
 		endpoint: ep,
 		local:    net.TCPAddrFromAddrPort(ep.LocalAddr()),
 		remote:   net.TCPAddrFromAddrPort(ep.RemoteAddr()),
@@ -89,10 +89,10 @@ func rdmaLink(ep *verbs.Endpoint) link {
 
 type rdmaListener struct{ *verbs.Listener }
 
-func (l rdmaListener) accept() (link, error) {
+func (l rdmaListener) accept() (transport, error) {
 	ep, err := l.Accept()
 	if err != nil {
-		return link{}, err
+		return transport{}, err
 	}
-	return rdmaLink(ep), nil
+	return rdmaTransport(ep), nil
 }
