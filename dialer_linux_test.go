@@ -258,7 +258,7 @@ func TestDialInVainLeavesNoSocket(t *testing.T) {
 
 // Nor does one over shared memory that finds no listener of ours.
 func TestDialOfAPlainListenerLeavesNoSocket(t *testing.T) {
-	useProviders(t, sharedMemory{})
+	useProviders(t, shmProvider{})
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
 	before := countDescriptors(t)
 	for range 10 {

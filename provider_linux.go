@@ -6,7 +6,7 @@ import (
 )
 
 // registry has the providers of this build, in order of preference.
-var registry = []provider{sharedMemory{}, rdma{}}
+var registry = []provider{shmProvider{}, verbsProvider{}}
 
 // v6only reports whether a TCP listener takes no IPv4, because of the network tcp6 or a
 // hook. Older kernels do not tell for MPTCP sockets, which Go uses for listeners.

@@ -8,18 +8,18 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// sharedMemory is the provider between processes of this host.
-type sharedMemory struct{}
+// shmProvider is the provider between processes of this host.
+type shmProvider struct{}
 
-func (sharedMemory) name() string { return shm.Name }
+func (shmProvider) name() string { return shm.Name }
 
-func (p sharedMemory) serves(dst netip.Addr, s settings) bool { return p.notServed(dst, s) == nil }
+func (p shmProvider) serves(dst netip.Addr, s settings) bool { return p.notServed(dst, s) == nil }
 
-func (p sharedMemory) notServed(dst netip.Addr, s settings) error {
+func (p shmProvider) notServed(dst netip.Addr, s settings) error {
 	return shm.ServedBy(dst, p.config(s))
 }
 
-func (sharedMemory) config(s settings) shm.Config {
+func (shmProvider) config(s settings) shm.Config {
 	return shm.Config{
 		Disable: s.session.Disable,
 		Backlog: s.backlog,
@@ -28,19 +28,19 @@ func (sharedMemory) config(s settings) shm.Config {
 	}
 }
 
-func (p sharedMemory) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+func (p shmProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	cfg := p.config(s)
 	cfg.V6Only = s.v6only
 	l, err := shm.Listen(tcp, cfg)
 	if err != nil {
 		return nil, err
 	}
-	return sharedMemoryListener{l}, nil
+	return shmListener{l}, nil
 }
 
 // dial gives the endpoint a bound TCP socket to keep, which makes the dialer's address
 // true and unique.
-func (p sharedMemory) dial(ctx context.Context, r request) (transport, error) {
+func (p shmProvider) dial(ctx context.Context, r request) (transport, error) {
 	socket, err := bind(ctx, r)
 	if err != nil {
 		return transport{}, err
@@ -54,9 +54,9 @@ func (p sharedMemory) dial(ctx context.Context, r request) (transport, error) {
 	return transport{endpoint: ep, local: socket.local, remote: remote}, nil
 }
 
-type sharedMemoryListener struct{ *shm.Listener }
+type shmListener struct{ *shm.Listener }
 
-func (l sharedMemoryListener) accept() (transport, error) {
+func (l shmListener) accept() (transport, error) {
 	ep, local, remote, err := l.Accept()
 	return transport{endpoint: ep, local: local, remote: remote}, err
 }

@@ -10,19 +10,19 @@ import (
 	"github.com/sanconn/san/provider/verbs"
 )
 
-// rdma is the provider for connections to other hosts.
-type rdma struct{}
+// verbsProvider is the provider for connections to other hosts.
+type verbsProvider struct{}
 
-func (rdma) name() string { return verbs.Name }
+func (verbsProvider) name() string { return verbs.Name }
 
-func (p rdma) serves(dst netip.Addr, s settings) bool { return verbs.Serves(dst, p.config(s)) }
+func (p verbsProvider) serves(dst netip.Addr, s settings) bool { return verbs.Serves(dst, p.config(s)) }
 
-func (p rdma) notServed(dst netip.Addr, s settings) error {
+func (p verbsProvider) notServed(dst netip.Addr, s settings) error {
 	_, err := verbs.ServedBy(dst, p.config(s))
 	return err
 }
 
-func (rdma) config(s settings) verbs.Config {
+func (verbsProvider) config(s settings) verbs.Config {
 	return verbs.Config{
 		Disable:   s.session.Disable,
 		Threshold: max(s.session.Threshold, 0),
@@ -35,7 +35,7 @@ func (rdma) config(s settings) verbs.Config {
 	}
 }
 
-func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
 	cfg.V6Only = s.v6only
@@ -47,12 +47,12 @@ func (p rdma) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rdmaListener{l}, nil
+	return verbsListener{l}, nil
 }
 
 // dial connects from a TCP port that the transport holds, so that nobody else has its address.
 // On iWARP and without rdma_cm the endpoint chooses another port, and none is held.
-func (p rdma) dial(ctx context.Context, r request) (transport, error) {
+func (p verbsProvider) dial(ctx context.Context, r request) (transport, error) {
 	cfg := p.config(r.settings)
 	cfg.FixedPort = r.local != nil && r.local.Port != 0
 	for try := 1; ; try++ {
@@ -64,7 +64,7 @@ func (p rdma) dial(ctx context.Context, r request) (transport, error) {
 		local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
 		ep, err := verbs.Dial(ctx, local, r.remote, cfg)
 		if err == nil {
-			t := rdmaTransport(ep)
+			t := verbsTransport(ep)
 			if ep.LocalAddr().Port() == local.Port() {
 				t.hold = socket
 			} else {
@@ -79,7 +79,7 @@ func (p rdma) dial(ctx context.Context, r request) (transport, error) {
 	}
 }
 
-func rdmaTransport(ep *verbs.Endpoint) transport {
+func verbsTransport(ep *verbs.Endpoint) transport {
 	return transport{
 		endpoint: ep,
 		local:    net.TCPAddrFromAddrPort(ep.LocalAddr()),
@@ -87,12 +87,12 @@ func rdmaTransport(ep *verbs.Endpoint) transport {
 	}
 }
 
-type rdmaListener struct{ *verbs.Listener }
+type verbsListener struct{ *verbs.Listener }
 
-func (l rdmaListener) accept() (transport, error) {
+func (l verbsListener) accept() (transport, error) {
 	ep, err := l.Accept()
 	if err != nil {
 		return transport{}, err
 	}
-	return rdmaTransport(ep), nil
+	return verbsTransport(ep), nil
 }
