@@ -165,7 +165,7 @@ func (d *Dialer) plan(ctx context.Context, network, address string, providers []
 			r.address = dst.String() // so that net does not look the name up again
 		}
 		for _, p := range providers {
-			if sameFamily(local, dst.Addr()) && p.serves(dst.Addr(), r.settings) {
+			if sameFamily(local, dst.Addr()) && p.serves(dst.Addr(), r.settings) == nil {
 				r.serving = append(r.serving, p)
 			}
 		}
@@ -191,10 +191,8 @@ func severalFamilies(requests []request) bool {
 func notServed(r request, providers []provider) *Unavailable {
 	var words []string
 	for _, p := range providers {
-		if p, ok := p.(refuser); ok {
-			if err := p.notServed(r.remote.Addr(), r.settings); err != nil {
-				words = append(words, err.Error())
-			}
+		if err := p.serves(r.remote.Addr(), r.settings); err != nil {
+			words = append(words, err.Error())
 		}
 	}
 	if words == nil {
@@ -310,7 +308,7 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	}
 	key := keyOf(p, r)
 	if d.Policy != Require {
-		if left := remembered.until(key, time.Now()); left > 0 {
+		if left := dialBackoff.left(key, time.Now()); left > 0 {
 			return nil, &Unavailable{Reason: ReasonRemembered,
 				Err: fmt.Errorf("%s: %v did not answer lately, and is asked again in %v", p.name(), r.remote, left.Round(time.Millisecond))}
 		}
@@ -325,7 +323,7 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	if err == nil {
 		var s *session.Session
 		if s, err = negotiate(attempt, t, r.session); err == nil {
-			remembered.forget(key)
+			dialBackoff.answered(key)
 			return newConn(p.name(), s, t), nil
 		}
 	}
@@ -334,9 +332,9 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	switch {
 	case ctx.Err() != nil:
 	case answered(err):
-		remembered.forget(key)
-	case reasonOf(err) == ReasonTimeout && patience >= silence:
-		remembered.add(key, time.Now(), patience == r.attempt)
+		dialBackoff.answered(key)
+	case reasonOf(err) == ReasonTimeout && patience >= minSilence:
+		dialBackoff.timedOut(key, time.Now(), patience == r.attempt)
 	}
 	return nil, err
 }

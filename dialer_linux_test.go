@@ -191,7 +191,7 @@ func TestDialSilentSANCostsOneDelay(t *testing.T) {
 	}
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
 	d := &Dialer{}
-	d.Options.AttemptTimeout = silence
+	d.Options.AttemptTimeout = minSilence
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
 	if n := f.tried(); n != 1 {
@@ -280,7 +280,7 @@ func TestDialSuccessIsRemembered(t *testing.T) {
 	}
 	addr := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0").Addr().String()
 	d := &Dialer{}
-	d.Options.AttemptTimeout = silence
+	d.Options.AttemptTimeout = minSilence
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	f.fail = nil
 	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonRemembered)
@@ -298,7 +298,7 @@ func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 	}
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
 	var d Dialer
-	d.Options.AttemptTimeout = silence - time.Millisecond
+	d.Options.AttemptTimeout = minSilence - time.Millisecond
 	for range 2 {
 		wantFallback(t, mustDial(t, &d, addr), ReasonTimeout)
 	}
@@ -306,7 +306,7 @@ func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 		t.Errorf("%d attempts: a moment without an answer was taken for silence", n)
 	}
 	d.Options.AttemptTimeout = patience
-	d.NetDialer.Timeout = 10 * silence // half of it for TCP
+	d.NetDialer.Timeout = 10 * minSilence // half of it for TCP
 	wantFallback(t, mustDial(t, &d, addr), ReasonTimeout)
 	wantFallback(t, mustDial(t, &d, addr), ReasonRemembered)
 
@@ -322,9 +322,9 @@ func TestDialAnswerIsRemembered(t *testing.T) {
 	f := useFake(t)
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
 	key := attemptKey{provider: fakeName, dst: netip.MustParseAddrPort(addr)}
-	remembered.failures = map[attemptKey]failure{key: {until: time.Now(), span: rememberMost}}
+	dialBackoff.silent = map[attemptKey]silence{key: {until: time.Now(), span: backoffMost}}
 	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonNoListener)
-	if _, still := remembered.failures[key]; still {
+	if _, still := dialBackoff.silent[key]; still {
 		t.Error("the next silence costs as long as if there had been no answer")
 	}
 	if f.tried() != 1 {
@@ -400,9 +400,7 @@ type aloof struct {
 	to netip.Addr
 }
 
-func (p aloof) serves(dst netip.Addr, _ settings) bool { return dst == p.to }
-
-func (p aloof) notServed(dst netip.Addr, _ settings) error {
+func (p aloof) serves(dst netip.Addr, _ settings) error {
 	if p.to == dst {
 		return nil
 	}
@@ -420,7 +418,7 @@ func TestRequireNamesWhatIsNotServed(t *testing.T) {
 	if !errors.As(err, &op) || op.Addr == nil || op.Addr.String() != "192.0.2.1:80" || reasonOf(err) != ReasonNotServed {
 		t.Errorf("%v, want the address and the reason", err)
 	}
-	if want := "it serves 127.0.0.1 alone; it serves 127.0.0.2 alone"; !strings.Contains(err.Error(), want) {
+	if want := "it serves 127.0.0.1 alone; it serves loopback alone; it serves 127.0.0.2 alone"; !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %q in it", err, want)
 	}
 	// A provider that would serve it may be out of question for another reason.
@@ -488,7 +486,7 @@ func TestDialFamiliesInTurn(t *testing.T) {
 		return ctx.Err()
 	}
 	d := bothFamilies(t, Require)
-	d.Options.AttemptTimeout = silence
+	d.Options.AttemptTimeout = minSilence
 	address := net.JoinHostPort("both.test", portOf(l.Addr().String()))
 	c := mustDial(t, d, address)
 	wantProvider(t, c, fakeName)
@@ -578,11 +576,11 @@ func TestDialOwnFailureIsNoAnswer(t *testing.T) {
 	key := attemptKey{provider: fakeName, dst: netip.MustParseAddrPort(addr)}
 	for _, err := range []error{syscall.EMFILE, hookError{syscall.ECONNREFUSED}, &Unavailable{Reason: ReasonNotServed}} {
 		f.fail = func(context.Context, request) error { return err }
-		remembered.failures = map[attemptKey]failure{key: {until: time.Now(), span: rememberMost}}
+		dialBackoff.silent = map[attemptKey]silence{key: {until: time.Now(), span: backoffMost}}
 		if c, err := new(Dialer).Dial("tcp", addr); err == nil {
 			c.Close()
 		}
-		if remembered.failures[key].span != rememberMost {
+		if dialBackoff.silent[key].span != backoffMost {
 			t.Errorf("%v was taken for an answer", err)
 		}
 	}

@@ -131,7 +131,7 @@ func TestExplainIsBoundedAsADialIs(t *testing.T) {
 	f.fail = func(ctx context.Context, _ request) error { <-ctx.Done(); return ctx.Err() }
 	address := plainListen(t, "127.0.0.1:0").Addr().String()
 	d := &Dialer{}
-	d.Options.AttemptTimeout = silence
+	d.Options.AttemptTimeout = minSilence
 	if got := said(mustExplain(t, d, address)[0]); got != "fake: timeout" {
 		t.Errorf("an attempt without an answer: %s", got)
 	}
@@ -139,7 +139,7 @@ func TestExplainIsBoundedAsADialIs(t *testing.T) {
 		t.Errorf("the next one: %s", got)
 	}
 
-	forgetAll()
+	resetBackoff()
 	d.Options.AttemptTimeout = patience
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
@@ -225,7 +225,7 @@ func TestExplainOfAnotherFamily(t *testing.T) {
 
 // The real providers say why they do not serve an address.
 func TestExplainSaysWhyAnAddressIsNotServed(t *testing.T) {
-	forgetAll()
+	resetBackoff()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond) // TCP has nothing to find there
 	defer cancel()
 	outcomes, err := new(Dialer).Explain(ctx, "tcp", "192.0.2.1:9") // TEST-NET-1

@@ -2,6 +2,7 @@ package san
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"sync"
@@ -48,21 +49,28 @@ func useProviders(t *testing.T, providers ...provider) {
 	t.Helper()
 	old := registry
 	registry = providers
-	forgetAll()
+	resetBackoff()
 	t.Cleanup(func() {
 		registry = old
-		forgetAll()
+		resetBackoff()
 	})
 }
 
-func forgetAll() {
-	remembered.mu.Lock()
-	defer remembered.mu.Unlock()
-	clear(remembered.failures)
+func resetBackoff() {
+	dialBackoff.mu.Lock()
+	defer dialBackoff.mu.Unlock()
+	clear(dialBackoff.silent)
 }
 
-func (f *fake) name() string                           { return fakeName }
-func (f *fake) serves(dst netip.Addr, _ settings) bool { return dst.IsLoopback() }
+func (f *fake) name() string { return fakeName }
+
+func (f *fake) serves(dst netip.Addr, _ settings) error {
+	if dst.IsLoopback() {
+		return nil
+	}
+	return errors.New("it serves loopback alone")
+}
+
 func (f *fake) addr(a net.Addr) netip.AddrPort {
 	ap := a.(*net.TCPAddr).AddrPort()
 	return netip.AddrPortFrom(reached(ap.Addr(), nil), ap.Port())

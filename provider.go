@@ -17,9 +17,9 @@ import (
 type provider interface {
 	name() string
 
-	// serves reports whether a destination is worth an attempt (C3). It does not
-	// block.
-	serves(dst netip.Addr, s settings) bool
+	// serves returns nil if a destination is worth an attempt (C3), and otherwise why
+	// it is not. It does not block.
+	serves(dst netip.Addr, s settings) error
 
 	// listen adds a SAN listener beside tcp, on the same address (C2). An error,
 	// preferably an *Unavailable, means that this listener does without this SAN.
@@ -28,12 +28,6 @@ type provider interface {
 	// dial connects within ctx. It returns ECONNREFUSED or EHOSTUNREACH only if TCP
 	// is guaranteed to fail as well (C4), otherwise preferably an *Unavailable.
 	dial(ctx context.Context, r request) (transport, error)
-}
-
-// refuser is a provider that can say why it does not serve a destination, which may cost
-// more than serves.
-type refuser interface {
-	notServed(dst netip.Addr, s settings) error
 }
 
 // settings are what dialers and listeners hand down to providers.

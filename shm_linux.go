@@ -13,11 +13,7 @@ type shmProvider struct{}
 
 func (shmProvider) name() string { return shm.Name }
 
-func (p shmProvider) serves(dst netip.Addr, s settings) bool { return p.notServed(dst, s) == nil }
-
-func (p shmProvider) notServed(dst netip.Addr, s settings) error {
-	return shm.ServedBy(dst, p.config(s))
-}
+func (p shmProvider) serves(dst netip.Addr, s settings) error { return shm.ServedBy(dst, p.config(s)) }
 
 func (shmProvider) config(s settings) shm.Config {
 	return shm.Config{

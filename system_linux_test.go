@@ -87,9 +87,9 @@ func TestStoppedListenerCostsOneDelay(t *testing.T) {
 	if _, err := syscall.Wait4(p.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
 		t.Fatalf("not stopped: %v, %v", status, err)
 	}
-	forgetAll()
+	resetBackoff()
 	d := &Dialer{}
-	d.Options.AttemptTimeout = silence
+	d.Options.AttemptTimeout = minSilence
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -100,7 +100,7 @@ func TestStoppedListenerCostsOneDelay(t *testing.T) {
 	if err := p.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	forgetAll()
+	resetBackoff()
 	wantProvider(t, mustDial(t, l.dialer(), addr), shm.Name)
 }
 
@@ -130,7 +130,7 @@ func TestListenerOutOfDescriptors(t *testing.T) {
 	if err := unix.Prlimit(p.Process.Pid, unix.RLIMIT_NOFILE, &none, nil); err != nil {
 		t.Fatal(err)
 	}
-	forgetAll()
+	resetBackoff()
 	if _, err := l.dialer().Dial("tcp", addr); reasonOf(err) != ReasonResources {
 		t.Errorf("a listener without descriptors: %v", err)
 	}

@@ -71,15 +71,15 @@ func TestRDMAInVain(t *testing.T) {
 	// dials thrice, and wants these reasons: with Require, and then without.
 	dials := func(t *testing.T, address string, first, second Reason) {
 		t.Helper()
-		forgetAll()
-		t.Cleanup(forgetAll)
+		resetBackoff()
+		t.Cleanup(resetBackoff)
 		d := &Dialer{Providers: []string{verbs.Name}, Policy: Require}
 		d.Options.AttemptTimeout = time.Second
 		_, err := d.Dial("tcp", address)
 		if got := reasonOf(err); got != first {
 			t.Errorf("with Require the reason is %v: %v", got, err)
 		}
-		forgetAll()
+		resetBackoff()
 		d = &Dialer{Providers: []string{verbs.Name}}
 		before := resources(t) // librdmacm keeps the devices open that it has met
 		for _, why := range []Reason{first, second} {

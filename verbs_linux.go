@@ -15,9 +15,7 @@ type verbsProvider struct{}
 
 func (verbsProvider) name() string { return verbs.Name }
 
-func (p verbsProvider) serves(dst netip.Addr, s settings) bool { return verbs.Serves(dst, p.config(s)) }
-
-func (p verbsProvider) notServed(dst netip.Addr, s settings) error {
+func (p verbsProvider) serves(dst netip.Addr, s settings) error {
 	_, err := verbs.ServedBy(dst, p.config(s))
 	return err
 }
