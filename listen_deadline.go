@@ -17,11 +17,11 @@ type acceptDeadline struct {
 func (d *acceptDeadline) wait() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.channel()
+	return d.channelLocked()
 }
 
-// channel returns the channel, and makes it if need be. mu is held.
-func (d *acceptDeadline) channel() chan struct{} {
+// channelLocked returns the channel, and makes it if need be. mu must be held.
+func (d *acceptDeadline) channelLocked() chan struct{} {
 	if d.expired == nil {
 		d.expired = make(chan struct{})
 	}
@@ -33,7 +33,7 @@ func (d *acceptDeadline) channel() chan struct{} {
 func (d *acceptDeadline) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	expired := d.channel()
+	expired := d.channelLocked()
 	if d.timer != nil && !d.timer.Stop() {
 		<-expired // the timer has fired: its function closes the channel
 	}
@@ -53,7 +53,7 @@ func (d *acceptDeadline) set(t time.Time) {
 		return
 	case past:
 		d.expired = nil
-		expired = d.channel()
+		expired = d.channelLocked()
 	}
 	if !t.IsZero() {
 		d.timer = time.AfterFunc(wait, func() { close(expired) })

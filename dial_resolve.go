@@ -3,11 +3,9 @@ package san
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
-	"time"
 )
 
 // resolve returns the addresses that the dialer would connect to from local, in net's
@@ -84,43 +82,4 @@ func reached(ip netip.Addr, local *net.TCPAddr) netip.Addr {
 		return ip.WithZone("") // the kernel does not keep it either
 	}
 	return ip
-}
-
-// familyOf returns the TCP network of ip's family.
-func familyOf(ip netip.Addr) string {
-	if ip.Is4() {
-		return "tcp4"
-	}
-	return "tcp6"
-}
-
-// sameFamily reports whether a connection from local to dst is possible.
-func sameFamily(local *net.TCPAddr, dst netip.Addr) bool {
-	return local == nil || len(local.IP) == 0 || local.IP.IsUnspecified() || (local.IP.To4() != nil) == dst.Is4()
-}
-
-// minShare is the least time for one of several addresses, as in net.
-const minShare = 2 * time.Second
-
-// share bounds the attempt at one address by net's own rule: left addresses, including this
-// one, share the time that remains until ctx's deadline.
-func share(ctx context.Context, left int) (context.Context, context.CancelFunc) {
-	deadline, ok := ctx.Deadline()
-	if !ok || left == 1 {
-		return context.WithCancel(ctx)
-	}
-	remaining := time.Until(deadline)
-	return context.WithTimeout(ctx, min(remaining, max(remaining/time.Duration(left), minShare)))
-}
-
-// dialLocal returns a as a TCP address, or an error if it is not one.
-func dialLocal(a net.Addr) (*net.TCPAddr, error) {
-	if a == nil {
-		return nil, nil
-	}
-	local, ok := a.(*net.TCPAddr)
-	if !ok {
-		return nil, fmt.Errorf("mismatched local address type %T", a)
-	}
-	return local, nil
 }
