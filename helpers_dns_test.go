@@ -1,6 +1,7 @@
 package san
 
 import (
+	"context"
 	"encoding/binary"
 	"io"
 	"net"
@@ -9,6 +10,19 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 )
+
+// answering returns a resolver that knows only the given hosts. It speaks DNS to itself
+// over a pipe.
+func answering(t testing.TB, hosts map[string][]string) *net.Resolver {
+	return &net.Resolver{
+		PreferGo: true,
+		Dial: func(context.Context, string, string) (net.Conn, error) {
+			client, server := net.Pipe()
+			go serveDNS(t, server, hosts)
+			return client, nil
+		},
+	}
+}
 
 // serveDNS answers questions on c, which has the framing of DNS over TCP.
 func serveDNS(t testing.TB, c net.Conn, hosts map[string][]string) {

@@ -1,0 +1,147 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// aloof is a provider that serves some addresses only.
+type aloof struct {
+	*fake
+	to netip.Addr
+}
+
+// With the policy Require, the error for an address that no SAN serves says why not.
+func TestRequireNamesWhatIsNotServed(t *testing.T) {
+	f := useFake(t)
+	one, two := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")
+	useProviders(t, aloof{f, one}, f, aloof{f, two})
+	d := &Dialer{Policy: Require, NetDialer: net.Dialer{Timeout: patience}}
+	_, err := d.Dial("tcp", "192.0.2.1:80")
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Addr == nil || op.Addr.String() != "192.0.2.1:80" || reasonOf(err) != ReasonNotServed {
+		t.Errorf("%v, want the address and the reason", err)
+	}
+	if want := "it serves 127.0.0.1 alone; it serves loopback alone; it serves 127.0.0.2 alone"; !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q in it", err, want)
+	}
+	// A provider that would serve it may be out of question for another reason.
+	d.NetDialer.LocalAddr = &net.TCPAddr{IP: net.IPv6loopback}
+	if _, err = d.Dial("tcp", "127.0.0.1:80"); reasonOf(err) != ReasonNotServed {
+		t.Errorf("from another family: %v", err)
+	}
+}
+
+// A name is looked up once, whether a SAN serves it or not.
+func TestDialAsksTheResolverOnce(t *testing.T) {
+	f := useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	for _, c := range []struct {
+		name     string
+		provider provider
+		want     Reason
+	}{
+		{"by a SAN", f, ReasonNone},
+		{"not served", aloof{f, netip.Addr{}}, ReasonNotServed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			useProviders(t, c.provider)
+			var asked atomic.Int32
+			r := answering(t, map[string][]string{"one.test.": {"127.0.0.1"}})
+			pipe := r.Dial
+			r.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				asked.Add(1) // each question has a connection of its own
+				return pipe(ctx, network, address)
+			}
+			conn, err := (&Dialer{NetDialer: net.Dialer{Resolver: r, Timeout: patience}}).Dial("tcp4", net.JoinHostPort("one.test", portOf(l.Addr().String())))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if why := InfoOf(conn).Fallback; why != c.want {
+				t.Errorf("reason %v, want %v", why, c.want)
+			}
+			if n := asked.Load(); n != 1 {
+				t.Errorf("the resolver was asked %d times", n)
+			}
+		})
+	}
+}
+
+// Addresses that LocalAddr does not reach are left out, as net does it; where the
+// policy is Require, those that no SAN serves are.
+func TestDialLeavesOutWhatCannotBe(t *testing.T) {
+	f := useFake(t)
+	var mu sync.Mutex
+	var asked []netip.Addr
+	f.fail = func(_ context.Context, r request) error {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, r.remote.Addr())
+		return syscall.ECONNREFUSED
+	}
+	r := answering(t, map[string][]string{"both.test.": {"::1", "127.0.0.1"}, "two.test.": {"127.0.0.2", "127.0.0.1"}})
+	v4 := netip.MustParseAddr("127.0.0.1")
+
+	d := &Dialer{NetDialer: net.Dialer{Resolver: r, Timeout: patience, LocalAddr: &net.TCPAddr{IP: v4.AsSlice()}}}
+	_, err := d.Dial("tcp", "both.test:1")
+	wantOpError(t, err, "dial", syscall.ECONNREFUSED)
+	if !slices.Equal(asked, []netip.Addr{v4}) {
+		t.Errorf("asked for %v", asked)
+	}
+	_, want := (&net.Dialer{LocalAddr: d.NetDialer.LocalAddr}).Dial("tcp", "[::1]:1")
+	if _, err := d.Dial("tcp", "[::1]:1"); err == nil || want == nil || err.Error() != want.Error() {
+		t.Errorf("got  %v\nwant %v", err, want)
+	}
+
+	useProviders(t, aloof{f, v4})
+	f.fail = func(context.Context, request) error { return &Unavailable{Reason: ReasonVersion} }
+	d = &Dialer{Policy: Require, NetDialer: net.Dialer{Resolver: r, Timeout: patience}}
+	if _, err := d.Dial("tcp", "two.test:1"); reasonOf(err) != ReasonVersion {
+		t.Errorf("with Require: %v", err)
+	}
+}
+
+// Where no SAN serves any of the addresses, net tries the families in parallel.
+func TestDialLeavesTheFamiliesToNet(t *testing.T) {
+	useProviders(t, aloof{useFake(t), netip.Addr{}})
+	l := plainListen(t, "127.0.0.1:0")
+	left := make(chan error, 1)
+	d := bothFamilies(t, Prefer)
+	d.NetDialer.FallbackDelay = time.Millisecond
+	d.NetDialer.ControlContext = func(ctx context.Context, network, _ string, _ syscall.RawConn) error {
+		if network == "tcp4" {
+			return nil
+		}
+		<-ctx.Done()
+		left <- ctx.Err()
+		return ctx.Err()
+	}
+	c := mustDial(t, d, net.JoinHostPort("both.test", portOf(l.Addr().String())))
+	wantFallback(t, c, ReasonNotServed)
+	say(t, c, mustAccept(t, l), "by the faster")
+	select {
+	case err := <-left:
+		if err != context.Canceled {
+			t.Errorf("the attempt at the first address ended by %v, not because another one won", err)
+		}
+	case <-time.After(patience):
+		t.Error("the first address was not tried")
+	}
+}
+
+// bothFamilies returns a dialer that knows both.test by ::1 and then 127.0.0.1, which is
+// also the order in which net sorts them.
+func bothFamilies(t *testing.T, policy Policy) *Dialer {
+	r := answering(t, map[string][]string{"both.test.": {"::1", "127.0.0.1"}})
+	return &Dialer{Policy: policy, NetDialer: net.Dialer{Resolver: r, Timeout: patience}}
+}
