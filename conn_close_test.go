@@ -29,7 +29,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 					wrote <- result{n, err}
 				}()
 				got := make([]byte, 0, 4<<20)
-				server.SetReadDeadline(time.Now().Add(patience))
+				server.SetReadDeadline(time.Now().Add(testTimeout))
 				for len(got) < 2<<20 {
 					n, err := server.Read(got[len(got):cap(got)])
 					if err != nil {
@@ -58,7 +58,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 					} else if !isPeerGone(r.err) {
 						t.Errorf("error %v, want EPIPE or ECONNRESET", r.err)
 					}
-				case <-time.After(patience):
+				case <-time.After(testTimeout):
 					t.Fatal("Write does not return")
 				}
 				wantPositions(t, got, 0)
@@ -79,15 +79,15 @@ func TestHalfClose(t *testing.T) {
 			CloseRead() error
 			CloseWrite() error
 		}
-		say(t, client, server, "request")
+		send(t, client, server, "request")
 		if err := client.(halfCloser).CloseWrite(); err != nil {
 			t.Fatal(err)
 		}
-		server.SetDeadline(time.Now().Add(patience))
+		server.SetDeadline(time.Now().Add(testTimeout))
 		if n, err := server.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 			t.Errorf("read %d, %v after the peer's CloseWrite", n, err)
 		}
-		say(t, server, client, "the answer still comes")
+		send(t, server, client, "the answer still comes")
 		_, err := client.Write([]byte("x"))
 		wantOpError(t, err, "write", syscall.EPIPE)
 		if err := client.(halfCloser).CloseRead(); err != nil {
@@ -103,9 +103,9 @@ func TestCloseWriteAfterThePeerHasClosed(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		for _, read := range []bool{true, false} {
 			client, server := l.pipe(t)
-			say(t, server, client, "all there is")
+			send(t, server, client, "all there is")
 			server.Close()
-			client.SetDeadline(time.Now().Add(patience))
+			client.SetDeadline(time.Now().Add(testTimeout))
 			if read {
 				if n, err := client.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 					t.Errorf("read %d, %v", n, err)
@@ -121,17 +121,17 @@ func TestCloseWriteAfterThePeerHasClosed(t *testing.T) {
 func TestCloseWithUnreadDataIsAReset(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
-		say(t, client, server, "seen")
+		send(t, client, server, "seen")
 		if _, err := io.WriteString(client, "not seen"); err != nil {
 			t.Fatal(err)
 		}
 		one := make([]byte, 1)
-		server.SetDeadline(time.Now().Add(patience))
+		server.SetDeadline(time.Now().Add(testTimeout))
 		if _, err := io.ReadFull(server, one); err != nil { // it has arrived
 			t.Fatal(err)
 		}
 		server.Close()
-		client.SetDeadline(time.Now().Add(patience))
+		client.SetDeadline(time.Now().Add(testTimeout))
 		_, err := client.Read(one)
 		wantOpError(t, err, "read", syscall.ECONNRESET)
 	})
@@ -144,7 +144,7 @@ func TestLingerZeroIsAReset(t *testing.T) {
 			t.Fatal(err)
 		}
 		client.Close()
-		server.SetDeadline(time.Now().Add(patience))
+		server.SetDeadline(time.Now().Add(testTimeout))
 		_, err := server.Read(make([]byte, 1))
 		wantOpError(t, err, "read", syscall.ECONNRESET)
 	})
@@ -154,7 +154,7 @@ func TestWriteToAPeerThatClosedEnds(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
 		server.Close()
-		client.SetDeadline(time.Now().Add(patience))
+		client.SetDeadline(time.Now().Add(testTimeout))
 		for {
 			if _, err := client.Write(make([]byte, 1000)); err != nil {
 				if !isPeerGone(err) {

@@ -14,8 +14,8 @@ import (
 func TestCopyOfAFileBothWays(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
-		client.SetDeadline(time.Now().Add(patience))
-		server.SetDeadline(time.Now().Add(patience))
+		client.SetDeadline(time.Now().Add(testTimeout))
+		server.SetDeadline(time.Now().Add(testTimeout))
 		data := randomBytes(5<<20 + 17)
 		path := t.TempDir() + "/data"
 		if err := os.WriteFile(path, data, 0o600); err != nil {
@@ -51,8 +51,8 @@ func TestCopyNStopsAtTheLimit(t *testing.T) {
 		client, server := l.pipe(t)
 		src := bytes.NewReader(randomBytes(300 << 10))
 		for _, n := range []int64{0, 1, 70 << 10, 200 << 10} {
-			client.SetDeadline(time.Now().Add(patience))
-			server.SetDeadline(time.Now().Add(patience))
+			client.SetDeadline(time.Now().Add(testTimeout))
+			server.SetDeadline(time.Now().Add(testTimeout))
 			if got, err := io.Copy(client, io.LimitReader(src, n)); got != n || err != nil {
 				t.Errorf("copied %d of %d: %v", got, n, err)
 			}
@@ -80,7 +80,7 @@ func TestCopyFromConnToConn(t *testing.T) {
 			client.Write(data)
 			client.(interface{ CloseWrite() error }).CloseWrite()
 		})
-		server.SetDeadline(time.Now().Add(patience))
+		server.SetDeadline(time.Now().Add(testTimeout))
 		got, err := io.ReadAll(server)
 		wg.Wait()
 		if err != nil || !bytes.Equal(got, data) {

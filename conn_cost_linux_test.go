@@ -52,7 +52,7 @@ func TestReadAndWriteDoNotAllocate(t *testing.T) {
 				client, server := l.sanPipe(t)
 				b := make([]byte, size)
 				round := func() {
-					client.SetDeadline(time.Now().Add(patience))
+					client.SetDeadline(time.Now().Add(testTimeout))
 					// Not beyond what the ring takes while nobody reads.
 					for rest := size; rest > 0; {
 						n, err := client.Write(b[:min(rest, 16<<10)])
@@ -86,7 +86,7 @@ func TestConnectionsLeaveNothing(t *testing.T) {
 				for range times {
 					c := mustDial(t, l.dialer(), ln.Addr().String())
 					s := mustAccept(t, ln)
-					say(t, c, s, "hello")
+					send(t, c, s, "hello")
 					c.Close()
 					s.Close()
 				}
@@ -106,7 +106,7 @@ func TestConnectionsLeaveNothing(t *testing.T) {
 // idle waits until the provider has released what earlier tests used.
 func idle(t testing.TB) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	if err := shm.Idle(ctx); err != nil {
 		t.Fatal(err)

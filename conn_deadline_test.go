@@ -19,7 +19,7 @@ func TestWriteDeadlineInTheMiddle(t *testing.T) {
 		for _, taken := range []int{0, 1, 100 << 10, 3 << 20} {
 			t.Run(fmt.Sprintf("%d read", taken), func(t *testing.T) {
 				client, server := l.pipe(t)
-				server.SetReadDeadline(time.Now().Add(patience))
+				server.SetReadDeadline(time.Now().Add(testTimeout))
 				data := make([]byte, 64<<20)
 				position(data, 0)
 
@@ -38,7 +38,7 @@ func TestWriteDeadlineInTheMiddle(t *testing.T) {
 				}
 				clear(data)
 				wg.Wait()
-				client.SetWriteDeadline(time.Now().Add(patience))
+				client.SetWriteDeadline(time.Now().Add(testTimeout))
 				if t.Failed() {
 					return
 				}
@@ -70,7 +70,7 @@ func TestWriteDeadlineInTheMiddle(t *testing.T) {
 func TestWriteDeadlineAtAnyMoment(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
-		server.SetReadDeadline(time.Now().Add(2 * patience))
+		server.SetReadDeadline(time.Now().Add(2 * testTimeout))
 		var wg sync.WaitGroup
 		var got int
 		wg.Go(func() {
@@ -130,11 +130,11 @@ func TestReadDeadlineLeavesTheSliceAlone(t *testing.T) {
 			clear(b)
 			data := make([]byte, 300<<10)
 			position(data, sent)
-			client.SetWriteDeadline(time.Now().Add(patience))
+			client.SetWriteDeadline(time.Now().Add(testTimeout))
 			if _, err := client.Write(data); err != nil {
 				t.Fatal(err)
 			}
-			server.SetReadDeadline(time.Now().Add(patience))
+			server.SetReadDeadline(time.Now().Add(testTimeout))
 			got := make([]byte, len(data))
 			if _, err := io.ReadFull(server, got); err != nil {
 				t.Fatal(err)
@@ -151,7 +151,7 @@ func TestReadDeadlineLeavesTheSliceAlone(t *testing.T) {
 func TestDeadlineInThePastBeatsReadyData(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
-		say(t, client, server, "hello")
+		send(t, client, server, "hello")
 		if _, err := io.WriteString(client, "ready"); err != nil {
 			t.Fatal(err)
 		}

@@ -18,8 +18,8 @@ func TestBothWriteBeforeEitherReads(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
 		data := randomBytes(256 << 10)
-		client.SetDeadline(time.Now().Add(patience))
-		server.SetDeadline(time.Now().Add(patience))
+		client.SetDeadline(time.Now().Add(testTimeout))
+		server.SetDeadline(time.Now().Add(testTimeout))
 		var wg sync.WaitGroup
 		for _, c := range []net.Conn{client, server} {
 			wg.Go(func() {
@@ -71,8 +71,8 @@ func TestEverySizeArrivesUnchanged(t *testing.T) {
 		for _, pair := range []struct{ write, read int }{{1, 1}, {64, 64}, {4096, 32 << 10}, {64 << 10, 100}, {1 << 20, 64 << 10}, {8 << 20, 8 << 20}, {3 << 20, 1 << 20}} {
 			t.Run(fmt.Sprintf("%d into %d", pair.write, pair.read), func(t *testing.T) {
 				client, server := l.pipe(t)
-				client.SetDeadline(time.Now().Add(patience))
-				server.SetDeadline(time.Now().Add(patience))
+				client.SetDeadline(time.Now().Add(testTimeout))
+				server.SetDeadline(time.Now().Add(testTimeout))
 				total := max(pair.write, 1000)
 				data := randomBytes(total)
 				var wg sync.WaitGroup
@@ -152,7 +152,7 @@ func TestSmallWritesAmongLarger(t *testing.T) {
 				}
 				b := bufs[rnd.IntN(len(bufs))][:min(1+rnd.IntN(most), total-at)]
 				position(b, at)
-				c.SetWriteDeadline(time.Now().Add(patience))
+				c.SetWriteDeadline(time.Now().Add(testTimeout))
 				if n, err := c.Write(b); n != len(b) || err != nil {
 					t.Errorf("wrote %d of %d at %d: %v", n, len(b), at, err)
 					return
@@ -166,7 +166,7 @@ func TestSmallWritesAmongLarger(t *testing.T) {
 			for at := 0; at < total; {
 				from := rnd.IntN(larger)
 				b := buf[from : from+1+rnd.IntN(len(buf)-from)]
-				c.SetReadDeadline(time.Now().Add(patience))
+				c.SetReadDeadline(time.Now().Add(testTimeout))
 				n, err := c.Read(b)
 				if i := misplaced(b[:n], at); i >= 0 {
 					t.Errorf("byte %d is not what was written there; a Read of %d gave %d at %d", i, len(b), n, at)
@@ -192,7 +192,7 @@ func (e *streamEnd) send(t testing.TB, total int64) {
 	rnd := rand.New(rand.NewPCG(e.seed, 0))
 	src := randomBytes(8 << 20)
 	for total > 0 {
-		e.conn.SetWriteDeadline(time.Now().Add(patience))
+		e.conn.SetWriteDeadline(time.Now().Add(testTimeout))
 		n := int(min(total, randomSize(rnd)))
 		from := rnd.IntN(len(src) - n + 1)
 		b := bytes.Clone(src[from : from+n])
@@ -214,7 +214,7 @@ func (e *streamEnd) receive(t testing.TB) {
 	e.arrived = sha256.New()
 	rnd := rand.New(rand.NewPCG(e.seed, 1))
 	for {
-		e.conn.SetReadDeadline(time.Now().Add(patience))
+		e.conn.SetReadDeadline(time.Now().Add(testTimeout))
 		b := make([]byte, randomSize(rnd))
 		n, err := e.conn.Read(b)
 		e.arrived.Write(b[:n])

@@ -88,7 +88,7 @@ func TestNothingIsReadAndWritten(t *testing.T) {
 				t.Errorf("read %d, %v", n, err)
 			}
 		}
-		say(t, client, server, "something")
+		send(t, client, server, "something")
 	})
 }
 
@@ -96,8 +96,8 @@ func TestConcurrentWritesAreNotMixed(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
 		const writers, size, rounds = 8, 100_003, 20
-		client.SetDeadline(time.Now().Add(patience))
-		server.SetDeadline(time.Now().Add(patience))
+		client.SetDeadline(time.Now().Add(testTimeout))
+		server.SetDeadline(time.Now().Add(testTimeout))
 		var wg sync.WaitGroup
 		for w := range writers {
 			wg.Go(func() {
@@ -132,8 +132,8 @@ func TestConnSurvivesExec(t *testing.T) {
 			if err := runTrue(context.Background()); err != nil {
 				t.Fatal(err)
 			}
-			say(t, client, server, "before, after")
-			say(t, server, client, "and back")
+			send(t, client, server, "before, after")
+			send(t, server, client, "and back")
 		}
 	})
 }

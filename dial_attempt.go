@@ -87,14 +87,14 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	if d.Policy != Require {
 		if left := dialBackoff.left(key, time.Now()); left > 0 {
 			return nil, &Unavailable{Reason: ReasonRemembered,
-				Err: fmt.Errorf("%s: %v did not answer lately, and is asked again in %v", p.name(), r.remote, left.Round(time.Millisecond))}
+				Err: fmt.Errorf("%s: %v did not answer lately, and is tried again in %v", p.name(), r.remote, left.Round(time.Millisecond))}
 		}
 	}
-	patience := r.attempt
+	timeout := r.attempt
 	if deadline, ok := ctx.Deadline(); ok && d.Policy != Require {
-		patience = min(patience, time.Until(deadline)/2) // leave TCP its time
+		timeout = min(timeout, time.Until(deadline)/2) // leave TCP its time
 	}
-	attempt, cancel := context.WithTimeout(ctx, patience)
+	attempt, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	t, err := p.dial(attempt, r)
 	if err == nil {
@@ -104,14 +104,14 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 			return newConn(p.name(), s, t), nil
 		}
 	}
-	// Only silence is remembered: answers cost no time. If the dialer's own time is up or
-	// the attempt was very short, it proves nothing; if it was shortened, not much.
+	// Only silence is worth a backoff: answers cost no time. If the dialer's own time is
+	// up or the attempt was very short, it proves nothing; if it was shortened, not much.
 	switch {
 	case ctx.Err() != nil:
 	case answered(err):
 		dialBackoff.answered(key)
-	case reasonOf(err) == ReasonTimeout && patience >= minSilence:
-		dialBackoff.timedOut(key, time.Now(), patience == r.attempt)
+	case reasonOf(err) == ReasonTimeout && timeout >= minSilence:
+		dialBackoff.timedOut(key, time.Now(), timeout == r.attempt)
 	}
 	return nil, err
 }

@@ -15,13 +15,13 @@ import (
 
 func TestDialPeerThatNeverNegotiates(t *testing.T) {
 	f := useFake(t)
-	f.mute = true
+	f.unnegotiated = true
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	d := &Dialer{}
 	d.Options.AttemptTimeout = 10 * time.Millisecond
 	c := mustDial(t, d, l.Addr().String())
 	wantFallback(t, c, ReasonTimeout)
-	say(t, c, mustAccept(t, l), "by TCP then")
+	send(t, c, mustAccept(t, l), "by TCP then")
 }
 
 // second is a provider beside the fake.
@@ -29,10 +29,10 @@ type second struct{ *fake }
 
 // Where several providers fail, the reason is the preferred one's.
 func TestDialReasonIsThePreferredProviders(t *testing.T) {
-	say := func(r Reason) *fake {
+	fails := func(r Reason) *fake {
 		return &fake{fail: func(context.Context, request) error { return &Unavailable{Reason: r} }}
 	}
-	useProviders(t, say(ReasonPermission), second{say(ReasonResources)})
+	useProviders(t, fails(ReasonPermission), second{fails(ReasonResources)})
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
 	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonPermission)
 	wantFallback(t, mustDial(t, &Dialer{Providers: []string{"second", fakeName}}, addr), ReasonResources)
@@ -41,7 +41,7 @@ func TestDialReasonIsThePreferredProviders(t *testing.T) {
 // An attempt that fails leaves no socket behind.
 func TestDialInVainLeavesNoSocket(t *testing.T) {
 	f := useFake(t)
-	f.mute = true
+	f.unnegotiated = true
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	d := &Dialer{Policy: Require}
 	d.Options.AttemptTimeout = time.Millisecond
@@ -112,7 +112,7 @@ func TestDialFamiliesInTurn(t *testing.T) {
 	if want := []netip.Addr{netip.IPv6Loopback(), netip.MustParseAddr("127.0.0.1")}; !slices.Equal(tried, want) {
 		t.Errorf("tried %v, want %v", tried, want)
 	}
-	say(t, c, mustAccept(t, l), "by the second")
+	send(t, c, mustAccept(t, l), "by the second")
 
 	// When both fail, the error is the first's.
 	f.fail = func(_ context.Context, r request) error {
@@ -136,7 +136,7 @@ func TestDialBoundsTCPOfTheFirstFamily(t *testing.T) {
 	for _, tt := range []struct {
 		delay time.Duration
 		first time.Duration // the most time that TCP has at the first address
-	}{{0, familyTimeout}, {-1, patience / 2}} {
+	}{{0, familyTimeout}, {-1, testTimeout / 2}} {
 		left := make(map[string]time.Duration) // by network
 		d := bothFamilies(t, Prefer)
 		d.NetDialer.FallbackDelay = tt.delay
@@ -150,11 +150,11 @@ func TestDialBoundsTCPOfTheFirstFamily(t *testing.T) {
 		}
 		c := mustDial(t, d, address)
 		wantFallback(t, c, ReasonNoListener)
-		say(t, c, mustAccept(t, l), "by the second")
+		send(t, c, mustAccept(t, l), "by the second")
 		if got := left["tcp6"]; got > tt.first || got < tt.first/2 {
 			t.Errorf("FallbackDelay %v: TCP had %v at the first address, want %v", tt.delay, got, tt.first)
 		}
-		if got := left["tcp4"]; got < patience/2 {
+		if got := left["tcp4"]; got < testTimeout/2 {
 			t.Errorf("FallbackDelay %v: TCP had %v at the last address, want all that is left", tt.delay, got)
 		}
 	}
@@ -209,13 +209,13 @@ func TestDialCancelChannel(t *testing.T) {
 		close(cancel)
 	}()
 	//lint:ignore SA1019 what this test is about
-	d := &Dialer{Policy: Require, NetDialer: net.Dialer{Cancel: cancel, Timeout: patience}}
+	d := &Dialer{Policy: Require, NetDialer: net.Dialer{Cancel: cancel, Timeout: testTimeout}}
 	began := time.Now()
 	_, err := d.Dial("tcp", addr)
 	if err == nil || !strings.Contains(err.Error(), "operation was canceled") {
 		t.Errorf("error %v", err)
 	}
-	if took := time.Since(began); took > patience/2 {
+	if took := time.Since(began); took > testTimeout/2 {
 		t.Errorf("it took %v", took)
 	}
 }

@@ -21,7 +21,7 @@ func TestDialSilentSANCostsOneDelay(t *testing.T) {
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
 	if n := f.tried(); n != 1 {
-		t.Errorf("the provider was asked %d times", n)
+		t.Errorf("%d attempts", n)
 	}
 
 	other := plainListen(t, "127.0.0.1:0").Addr().String()
@@ -50,7 +50,7 @@ func TestDialSuccessIsRemembered(t *testing.T) {
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	f.fail = nil
 	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonRemembered)
-	wantProvider(t, mustDial(t, &Dialer{Policy: Require}, addr), fakeName) // which asks all the same
+	wantProvider(t, mustDial(t, &Dialer{Policy: Require}, addr), fakeName) // which tries all the same
 	wantProvider(t, mustDial(t, &Dialer{}, addr), fakeName)
 }
 
@@ -71,7 +71,7 @@ func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 	if n := f.tried(); n != 2 {
 		t.Errorf("%d attempts: a moment without an answer was taken for silence", n)
 	}
-	d.Options.AttemptTimeout = patience
+	d.Options.AttemptTimeout = testTimeout
 	d.NetDialer.Timeout = 10 * minSilence // half of it for TCP
 	wantFallback(t, mustDial(t, &d, addr), ReasonTimeout)
 	wantFallback(t, mustDial(t, &d, addr), ReasonRemembered)
@@ -130,7 +130,7 @@ func TestDialOwnImpatienceIsNotRemembered(t *testing.T) {
 			}
 			defer cancel()
 			d := &Dialer{NetDialer: c.dialer, Policy: Require}
-			d.Options.AttemptTimeout = patience
+			d.Options.AttemptTimeout = testTimeout
 			_, err := d.DialContext(ctx, "tcp", addr)
 			if oe := wantOpError(t, err, "dial", c.target); oe.Timeout() != c.timeout {
 				t.Errorf("Timeout() is %v: %v", oe.Timeout(), err)

@@ -14,7 +14,7 @@ type Outcome struct {
 	Address  netip.AddrPort
 	Provider string // "shm", "verbs" or "tcp"
 
-	// Err is nil if a connection was made. Otherwise it says why not: an
+	// Err is nil if a connection was made. Otherwise it is the reason: an
 	// *Unavailable with its Reason, or the error that net would return.
 	Err error
 
@@ -29,9 +29,9 @@ type Outcome struct {
 	Chosen bool
 }
 
-// Explain tells what a dial to the address would do, to find out why it does not do
+// Explain returns what a dial to the address would do, to find out why it does not do
 // what was expected. At each address it tries the providers and TCP in the order of a
-// dial; a provider that may not be used has an Outcome that says why.
+// dial; a provider that may not be used has an Outcome with the reason.
 //
 // It makes every connection that can be made, one after the other, and closes it
 // at once: the listener there accepts connections that end without a byte. An

@@ -15,25 +15,25 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// said describes an outcome: "ok", a reason, or the error.
-func said(o Outcome) string {
-	word := "ok"
+// describe returns an outcome: "ok", a reason, or the error.
+func describe(o Outcome) string {
+	result := "ok"
 	if why := (*Unavailable)(nil); errors.As(o.Err, &why) {
-		word = why.Reason.String()
+		result = why.Reason.String()
 	} else if errors.Is(o.Err, syscall.ECONNREFUSED) {
-		word = "refused"
+		result = "refused"
 	} else if o.Err != nil {
-		word = o.Err.Error()
+		result = o.Err.Error()
 	}
 	if o.Chosen {
-		word += ", chosen"
+		result += ", chosen"
 	}
-	return o.Provider + ": " + word
+	return o.Provider + ": " + result
 }
 
 func mustExplain(t *testing.T, d *Dialer, address string) []Outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	outcomes, err := d.Explain(ctx, "tcp", address)
 	if err != nil {
@@ -42,7 +42,7 @@ func mustExplain(t *testing.T, d *Dialer, address string) []Outcome {
 	return outcomes
 }
 
-func TestExplainSaysOfEachWayWhatADialWouldMeet(t *testing.T) {
+func TestExplainReportsEachWay(t *testing.T) {
 	answers := func(err error) func(context.Context, request) error {
 		return func(context.Context, request) error { return err }
 	}
@@ -62,7 +62,7 @@ func TestExplainSaysOfEachWayWhatADialWouldMeet(t *testing.T) {
 		{name: "a final answer leaves TCP unchosen", fail: answers(syscall.ECONNREFUSED), want: "fake: refused|" + standardWays + "tcp: ok"},
 		{name: "policy Never", dialer: Dialer{Policy: Never}, want: "fake: policy|shm: policy|verbs: policy|tcp: ok, chosen"},
 		{name: "policy Require", dialer: Dialer{Policy: Require}, plain: true, want: "fake: no SAN listener|" + standardWays + "tcp: policy"},
-		{name: "the program says none", dialer: Dialer{Providers: []string{}}, want: standardWays + "fake: disabled|tcp: ok, chosen"},
+		{name: "the program wants none", dialer: Dialer{Providers: []string{}}, want: standardWays + "fake: disabled|tcp: ok, chosen"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := useFake(t)
@@ -76,34 +76,39 @@ func TestExplainSaysOfEachWayWhatADialWouldMeet(t *testing.T) {
 			default:
 				address = mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0").Addr().String()
 			}
-			outcomes := mustExplain(t, &c.dialer, address)
-			var got []string
-			chosen := ""
-			for _, o := range outcomes {
-				got = append(got, said(o))
-				if o.Address.String() != address {
-					t.Errorf("%s at %v, want %s", said(o), o.Address, address)
-				}
-				if (o.Local == nil) != (o.Err != nil) {
-					t.Errorf("%s from %v", said(o), o.Local)
-				}
-				if o.Chosen {
-					chosen = o.Provider
-				}
-			}
-			if diff := cmp.Diff(strings.Split(c.want, "|"), got); diff != "" {
-				t.Errorf("outcomes (-want +got):\n%s", diff)
-			}
-
-			conn, err := c.dialer.Dial("tcp", address)
-			switch {
-			case err != nil && chosen != "":
-				t.Errorf("a dial fails with %v, but %s was chosen", err, chosen)
-			case err == nil:
-				defer conn.Close()
-				wantProvider(t, conn, chosen)
-			}
+			wantOutcomes(t, &c.dialer, address, c.want)
 		})
+	}
+}
+
+// wantOutcomes checks the outcomes of Explain, and that a dial gets the one that is chosen.
+func wantOutcomes(t *testing.T, d *Dialer, address, want string) {
+	t.Helper()
+	var got []string
+	chosen := ""
+	for _, o := range mustExplain(t, d, address) {
+		got = append(got, describe(o))
+		if o.Address.String() != address {
+			t.Errorf("%s at %v, want %s", describe(o), o.Address, address)
+		}
+		if (o.Local == nil) != (o.Err != nil) {
+			t.Errorf("%s from %v", describe(o), o.Local)
+		}
+		if o.Chosen {
+			chosen = o.Provider
+		}
+	}
+	if diff := cmp.Diff(strings.Split(want, "|"), got); diff != "" {
+		t.Errorf("outcomes (-want +got):\n%s", diff)
+	}
+
+	conn, err := d.Dial("tcp", address)
+	switch {
+	case err != nil && chosen != "":
+		t.Errorf("a dial fails with %v, but %s was chosen", err, chosen)
+	case err == nil:
+		defer conn.Close()
+		wantProvider(t, conn, chosen)
 	}
 }
 
@@ -114,7 +119,7 @@ func TestExplainLeavesNoConnectionBehind(t *testing.T) {
 	mustExplain(t, &Dialer{}, l.Addr().String())
 	for range 2 { // by the provider and by TCP
 		c := mustAccept(t, l)
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 			t.Errorf("the listener reads %d bytes, %v by %s, want EOF", n, err, InfoOf(c).Provider)
 		}
@@ -132,15 +137,15 @@ func TestExplainIsBoundedAsADialIs(t *testing.T) {
 	address := plainListen(t, "127.0.0.1:0").Addr().String()
 	d := &Dialer{}
 	d.Options.AttemptTimeout = minSilence
-	if got := said(mustExplain(t, d, address)[0]); got != "fake: timeout" {
+	if got := describe(mustExplain(t, d, address)[0]); got != "fake: timeout" {
 		t.Errorf("an attempt without an answer: %s", got)
 	}
-	if got := said(mustExplain(t, d, address)[0]); got != "fake: remembered failure" {
+	if got := describe(mustExplain(t, d, address)[0]); got != "fake: remembered failure" {
 		t.Errorf("the next one: %s", got)
 	}
 
 	resetBackoff()
-	d.Options.AttemptTimeout = patience
+	d.Options.AttemptTimeout = testTimeout
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	// An attempt has half of that; this one does not give up before the end.
@@ -151,7 +156,7 @@ func TestExplainIsBoundedAsADialIs(t *testing.T) {
 	}
 	for _, o := range outcomes {
 		if o.Chosen || (o.Provider == fakeName || o.Provider == "tcp") && !errors.Is(o.Err, context.DeadlineExceeded) && !isTimeout(o.Err) {
-			t.Errorf("%s beyond the context's deadline", said(o))
+			t.Errorf("%s beyond the context's deadline", describe(o))
 		}
 	}
 }
@@ -212,7 +217,7 @@ func TestExplainOfAnotherFamily(t *testing.T) {
 	var tcp error
 	for _, o := range outcomes {
 		if o.Chosen || o.Err == nil {
-			t.Errorf("%s", said(o))
+			t.Errorf("%s", describe(o))
 		}
 		if o.Provider == providerTCP {
 			tcp = o.Err
@@ -223,8 +228,8 @@ func TestExplainOfAnotherFamily(t *testing.T) {
 	}
 }
 
-// The real providers say why they do not serve an address.
-func TestExplainSaysWhyAnAddressIsNotServed(t *testing.T) {
+// The real providers give a reason for an address that they do not serve.
+func TestExplainNotServed(t *testing.T) {
 	resetBackoff()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond) // TCP has nothing to find there
 	defer cancel()
@@ -241,7 +246,7 @@ func TestExplainSaysWhyAnAddressIsNotServed(t *testing.T) {
 		case !errors.As(o.Err, &why):
 			t.Errorf("%s: %v", o.Provider, o.Err)
 		case why.Reason != ReasonNoProvider && why.Reason != ReasonDisabled && (why.Reason != ReasonNotServed || why.Err == nil):
-			t.Errorf("%s: %v, want the reason in words", o.Provider, why)
+			t.Errorf("%s: %v, want an error with details", o.Provider, why)
 		}
 	}
 }

@@ -71,16 +71,16 @@ func severalFamilies(requests []request) bool {
 
 // notServed returns why none of the providers serves a destination.
 func notServed(r request, providers []provider) *Unavailable {
-	var words []string
+	var reasons []string
 	for _, p := range providers {
 		if err := p.serves(r.remote.Addr(), r.settings); err != nil {
-			words = append(words, err.Error())
+			reasons = append(reasons, err.Error())
 		}
 	}
-	if words == nil {
+	if reasons == nil {
 		return &Unavailable{Reason: ReasonNotServed}
 	}
-	return &Unavailable{Reason: ReasonNotServed, Err: errors.New(strings.Join(words, "; "))}
+	return &Unavailable{Reason: ReasonNotServed, Err: errors.New(strings.Join(reasons, "; "))}
 }
 
 // familyOf returns the TCP network of ip's family.

@@ -15,7 +15,7 @@ func resolve(ctx context.Context, r *net.Resolver, network, address string, loca
 		r = net.DefaultResolver
 	}
 	if address == "" {
-		return nil, false, errors.New("missing address") // as net says
+		return nil, false, errors.New("missing address") // net's error
 	}
 	host, service, err := net.SplitHostPort(address)
 	if err != nil {
@@ -45,7 +45,7 @@ func resolve(ctx context.Context, r *net.Resolver, network, address string, loca
 }
 
 // lookup returns a host's addresses as net's own dialer gets them. No single method of
-// net's resolver does: LookupNetIP loses zones, LookupIPAddr asks for both families.
+// net's resolver does: LookupNetIP loses zones, LookupIPAddr looks up both families.
 func lookup(ctx context.Context, r *net.Resolver, network, host string) (ips []netip.Addr, err error) {
 	if network != "tcp" {
 		ips, err = r.LookupNetIP(ctx, "ip"+network[len("tcp"):], host)

@@ -81,7 +81,7 @@ func TestDialLocalAddr(t *testing.T) {
 	from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 5)}
 	c = mustDial(t, &Dialer{NetDialer: net.Dialer{LocalAddr: from}}, "0.0.0.0:"+portOf(there.Addr().String()))
 	wantProvider(t, c, fakeName)
-	say(t, c, mustAccept(t, there), "here")
+	send(t, c, mustAccept(t, there), "here")
 
 	for _, port := range []int{-1, 1 << 16} {
 		_, err = (&Dialer{NetDialer: net.Dialer{LocalAddr: &net.TCPAddr{Port: port}}}).Dial("tcp", l.Addr().String())

@@ -29,7 +29,7 @@ type Dialer struct {
 	// Options.KeepAlive.
 	NetDialer net.Dialer
 
-	// Policy says what to do where there is no SAN. The default is Prefer.
+	// Policy is what to do where there is no SAN. The default is Prefer.
 	Policy Policy
 
 	// Providers are the providers to try, in order of preference: "shm", "verbs".
@@ -41,7 +41,7 @@ type Dialer struct {
 	// Options tune connections over a SAN.
 	Options sanconn.Options
 
-	// RDMA says how connections over RDMA are made.
+	// RDMA is how connections over RDMA are made.
 	RDMA RDMA
 }
 
@@ -52,7 +52,7 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 
 // DialContext connects to the address as net.Dialer.DialContext does, and takes
 // the same networks and addresses. Over a SAN the connection is a *sanconn.Conn.
-// Without one it is what NetDialer returns; InfoOf tells the reason, and Stats counts
+// Without one it is what NetDialer returns; InfoOf has the reason, and Stats counts
 // it. If the policy is Require, the reason is the error: errors.As finds an
 // *Unavailable in it. All errors are *net.OpError, as net's are.
 //

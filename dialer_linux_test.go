@@ -72,12 +72,12 @@ func TestDialFallsBackUnlessTCPWouldFailToo(t *testing.T) {
 	}
 }
 
-func TestDialPolicyNeverAsksNobody(t *testing.T) {
+func TestDialPolicyNeverTriesNoProvider(t *testing.T) {
 	f := useFake(t)
 	c := mustDial(t, &Dialer{Policy: Never}, plainListen(t, "127.0.0.1:0").Addr().String())
 	wantFallback(t, c, ReasonPolicy)
 	if f.tried() != 0 {
-		t.Error("the provider was asked")
+		t.Error("the provider was tried")
 	}
 }
 
@@ -123,7 +123,7 @@ func TestDialBadInputIsTheErrorOfNet(t *testing.T) {
 		{"nobody listens", "tcp", free},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 			defer cancel()
 			_, want := new(net.Dialer).DialContext(ctx, c.network, c.address)
 			_, got := new(Dialer).DialContext(ctx, c.network, c.address)
@@ -150,14 +150,14 @@ func freePort(t testing.TB) string {
 
 func (second) name() string { return "second" }
 
-func (p aloof) serves(dst netip.Addr, _ settings) error {
+func (p servesOnly) serves(dst netip.Addr, _ settings) error {
 	if p.to == dst {
 		return nil
 	}
 	return fmt.Errorf("it serves %v alone", p.to)
 }
 
-// A server that speaks first, and one that counts what it receives: neither sees a byte
+// A server that writes first, and one that counts what it receives: neither sees a byte
 // that is not the application's.
 func TestDialPlainServerSeesTheApplicationAlone(t *testing.T) {
 	for _, policy := range []Policy{Prefer, Never} {
@@ -165,8 +165,8 @@ func TestDialPlainServerSeesTheApplicationAlone(t *testing.T) {
 			l := plainListen(t, "127.0.0.1:0")
 			c := mustDial(t, &Dialer{Policy: policy}, l.Addr().String())
 			s := mustAccept(t, l)
-			say(t, s, c, "220 ready\r\n")
-			say(t, c, s, "EHLO\r\n")
+			send(t, s, c, "220 ready\r\n")
+			send(t, c, s, "EHLO\r\n")
 			c.Close()
 			rest, err := io.ReadAll(s)
 			if err != nil || len(rest) != 0 {

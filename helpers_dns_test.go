@@ -11,8 +11,8 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// answering returns a resolver that knows only the given hosts. It speaks DNS to itself
-// over a pipe.
+// answering returns a resolver that knows only the given hosts. Its DNS server is at the
+// other end of a pipe.
 func answering(t testing.TB, hosts map[string][]string) *net.Resolver {
 	return &net.Resolver{
 		PreferGo: true,
@@ -24,7 +24,7 @@ func answering(t testing.TB, hosts map[string][]string) *net.Resolver {
 	}
 }
 
-// serveDNS answers questions on c, which has the framing of DNS over TCP.
+// serveDNS answers queries on c, which has the framing of DNS over TCP.
 func serveDNS(t testing.TB, c net.Conn, hosts map[string][]string) {
 	defer c.Close()
 	for {

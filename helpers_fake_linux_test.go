@@ -13,19 +13,18 @@ import (
 	"github.com/sanconn/san/session/twin"
 )
 
-// fakeName is the name of the tests' provider, which needs no kernel and answers what it is
-// told to.
+// fakeName is the name of the tests' provider, which needs no kernel and behaves as the
+// test has set it to.
 const fakeName = "fake"
 
 // fake is a provider over in-memory endpoints. It serves this host's loopback
 // addresses.
 type fake struct {
-	// fail, if not nil, is asked before a dial is tried.
+	// fail, if not nil, is called before a dial is tried; its error is the dial's.
 	fail func(ctx context.Context, r request) error
-	// mute endpoints never negotiate: nobody hears of them.
-	mute bool
-	// silent makes dials reach the listener and say nothing then; connected
-	// tells that one has.
+	// unnegotiated endpoints are connected to no listener.
+	unnegotiated bool
+	// silent dials reach the listener, are reported by connected, and never negotiate.
 	silent    atomic.Bool
 	connected chan struct{}
 
@@ -104,7 +103,7 @@ func (f *fake) dial(ctx context.Context, r request) (transport, error) {
 	}
 	remote := net.TCPAddrFromAddrPort(r.remote)
 	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: fakeName, Buffered: true}})
-	if f.mute {
+	if f.unnegotiated {
 		return transport{here, s.local, remote, s}, nil
 	}
 	select {

@@ -102,7 +102,7 @@ func serverLog(t *testing.T) *log.Logger {
 		mu.Lock()
 		defer mu.Unlock()
 		if t.Failed() && lines.Len() > 0 {
-			t.Logf("the server said:\n%s", lines.Bytes())
+			t.Logf("the server's log:\n%s", lines.Bytes())
 		}
 	})
 	return log.New(writerFunc(func(p []byte) (int, error) {
@@ -114,7 +114,7 @@ func serverLog(t *testing.T) *log.Logger {
 
 type writerFunc func([]byte) (int, error)
 
-// stream is a body of the given length that tells its own position.
+// stream is a body of the given length in which each byte tells its position.
 type stream struct{ at, end int }
 
 // verify reads all of r and checks it against a stream of that length.

@@ -23,7 +23,7 @@ func verbsLanes(dev string) []lane {
 	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[dev]
 	host6 := map[string]string{"rxe": "fd08::2", "siw": "fd08:1::2"}[dev]
 	with := func(name, host string, o sanconn.Options) lane {
-		o.AttemptTimeout = patience // the guest is slow
+		o.AttemptTimeout = testTimeout // the guest is slow
 		return lane{name: name, provider: "verbs", policy: Require, host: host, options: o}
 	}
 	return []lane{

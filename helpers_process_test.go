@@ -24,7 +24,7 @@ const (
 	envBytes = "SAN_TEST_BYTES"
 )
 
-// roles are what the second process can do. A role talks to its test by lines on standard
+// roles are what the second process can do. A role reports to its test by lines on standard
 // output, and ends when standard input does.
 var roles = map[string]func(l lane) error{
 	"stream": roleStream,
@@ -94,7 +94,7 @@ func startRole(t testing.TB, role string, l lane, addr string, by ...string) *pr
 	return p
 }
 
-// line reads what the role says next.
+// line reads the next line that the role prints.
 func (p *process) line(t testing.TB) string {
 	t.Helper()
 	if !p.lines.Scan() {

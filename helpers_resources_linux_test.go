@@ -38,9 +38,9 @@ func holdDescriptors() int {
 			unix.FcntlInt(uintptr(n), unix.F_SETFD, 0)
 		}
 	}
-	heir := exec.Command("sleep", "60")
-	if heir.Start() != nil {
+	holder := exec.Command("sleep", "60")
+	if holder.Start() != nil {
 		return 0
 	}
-	return heir.Process.Pid
+	return holder.Process.Pid
 }

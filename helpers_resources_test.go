@@ -29,7 +29,7 @@ func resources(t testing.TB) held {
 // wantResources waits until the process holds no more than before.
 func wantResources(t testing.TB, before held) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, testTimeout, func() error {
 		now := resources(t)
 		if now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && now.mappings <= before.mappings && now.objects <= before.objects {
 			return nil

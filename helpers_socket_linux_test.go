@@ -2,7 +2,7 @@ package san
 
 import "golang.org/x/sys/unix"
 
-// isListening asks the system whether fd is a listener's socket.
+// isListening reports whether fd is a listener's socket.
 func isListening(fd uintptr) (bool, error) {
 	v, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	return v == 1, err

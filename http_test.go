@@ -86,7 +86,7 @@ func TestHTTPConcurrentRequests(t *testing.T) {
 	})
 }
 
-func TestHTTPAbortedHandlerAndImpatientClient(t *testing.T) {
+func TestHTTPAbortedHandlerAndClientTimeout(t *testing.T) {
 	eachHTTP(t, func(t *testing.T, start func(http.Handler, ...func(*http.Server)) *web) {
 		left := make(chan struct{}, 100)
 		w := start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -115,7 +115,7 @@ func TestHTTPAbortedHandlerAndImpatientClient(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 			req, _ := http.NewRequestWithContext(ctx, "GET", w.URL+"/hang", nil)
 			if _, err := w.client.Do(req); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("impatient client: %v", err)
+				t.Errorf("client with a short deadline: %v", err)
 			}
 			cancel()
 			w.wantFine(t)
@@ -137,8 +137,8 @@ func TestHTTPServerSeesTheClientGo(t *testing.T) {
 		c.Close()
 		select {
 		case <-seen:
-		case <-time.After(patience):
-			t.Error("the handler was not told")
+		case <-time.After(testTimeout):
+			t.Error("the handler's context does not end")
 		}
 	})
 }
@@ -157,7 +157,7 @@ func TestHTTPServerTimeouts(t *testing.T) {
 			if _, err := io.WriteString(c, request); err != nil {
 				t.Fatal(err)
 			}
-			c.SetReadDeadline(time.Now().Add(patience))
+			c.SetReadDeadline(time.Now().Add(testTimeout))
 			if _, err := io.Copy(io.Discard, c); err != nil {
 				t.Errorf("%s: %v, want the server to hang up", name, err)
 			}
@@ -180,7 +180,7 @@ func TestHTTPHijack(t *testing.T) {
 			io.Copy(c, rw)
 		}))
 		c := mustDial(t, l.dialer(), w.Listener.Addr().String())
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nearly ")
 		br := bufio.NewReader(c)
 		resp, err := http.ReadResponse(br, nil)
@@ -213,7 +213,7 @@ func TestHTTPRemoteAddrAndShutdown(t *testing.T) {
 			io.WriteString(w, "fine")
 		}))
 		w.wantFine(t)
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
 		if err := w.Config.Shutdown(ctx); err != nil {
 			t.Errorf("Shutdown: %v", err)

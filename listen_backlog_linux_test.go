@@ -37,7 +37,7 @@ func TestListenerBacklogFullIsRefusedAtOnce(t *testing.T) {
 	wantOpError(t, err, "dial", syscall.ECONNREFUSED)
 	for range conns {
 		s := mustAccept(t, l) // in the order in which they have negotiated
-		say(t, conns[s.RemoteAddr().String()], s, "still served")
+		send(t, conns[s.RemoteAddr().String()], s, "still served")
 	}
 	wantProvider(t, mustDial(t, &Dialer{}, l.Addr().String()), fakeName)
 }
@@ -59,10 +59,10 @@ func TestFailedNegotiationGivesItsPlaceBack(t *testing.T) {
 	d := &Dialer{Policy: Require}
 	d.Options.AttemptTimeout = 10 * time.Millisecond
 	if _, err := d.Dial("tcp", l.Addr().String()); reasonOf(err) != ReasonTimeout {
-		t.Fatalf("a dialer that says nothing: %v", err)
+		t.Fatalf("a dialer that does not negotiate: %v", err)
 	}
 	f.silent.Store(false)
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, testTimeout, func() error {
 		c, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
 		if err == nil {
 			wantProvider(t, c, fakeName)
@@ -72,7 +72,7 @@ func TestFailedNegotiationGivesItsPlaceBack(t *testing.T) {
 	})
 }
 
-// Dialers that connect and say nothing do not keep others out of the backlog until their
+// Dialers that connect and do not negotiate do not keep others out of the backlog until their
 // time is up.
 func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	f := useFake(t)
@@ -86,7 +86,7 @@ func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	for range places {
 		silent.Go(func() {
 			d := &Dialer{Policy: Require}
-			d.Options.AttemptTimeout = 2 * patience // longer than negotiateTimeout
+			d.Options.AttemptTimeout = 2 * testTimeout // longer than negotiateTimeout
 			d.DialContext(ctx, "tcp", l.Addr().String())
 		})
 		<-f.connected
@@ -94,7 +94,7 @@ func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	f.silent.Store(false)
 	began := time.Now()
 	for range places {
-		testenv.Eventually(t, patience, func() error {
+		testenv.Eventually(t, testTimeout, func() error {
 			c, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
 			if err == nil {
 				wantProvider(t, c, fakeName)
@@ -106,7 +106,7 @@ func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	if took := time.Since(began); took < backlog.Slow/2 || took > negotiateTimeout/2 {
 		t.Errorf("it took %v", took)
 	}
-	// Who has negotiated keeps its place.
+	// A connection that is negotiated keeps its place.
 	if _, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("beyond the backlog: %v", err)
 	}

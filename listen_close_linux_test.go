@@ -60,7 +60,7 @@ func TestAcceptAfterDeadlineAndClose(t *testing.T) {
 
 // TCP's listener fails while nobody is in Accept, as for lack of descriptors. The error is
 // forgotten when the next connection comes.
-func TestAcceptSaysNothingOfWhatIsOver(t *testing.T) {
+func TestAcceptForgetsErrorsThatAreOver(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	plain := &Dialer{Policy: Never}
@@ -72,7 +72,7 @@ func TestAcceptSaysNothingOfWhatIsOver(t *testing.T) {
 	mustDial(t, plain, l.Addr().String())
 	wantFallback(t, mustAccept(t, l), ReasonPeerPlain)
 
-	l.tcp.SetDeadline(time.Now().Add(-1)) // what is not over is said
+	l.tcp.SetDeadline(time.Now().Add(-1)) // an error that is not over is returned
 	_, err := l.Accept()
 	wantOpError(t, err, "accept", os.ErrDeadlineExceeded)
 }
@@ -94,7 +94,7 @@ func TestListenerResetsWhatNobodyAccepts(t *testing.T) {
 	wantProvider(t, mustAccept(t, l), "tcp")
 	l.Close()
 	for _, c := range conns[1:] {
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("Read: %v", err)
 		}
@@ -109,11 +109,11 @@ func TestListenerCloseResetsWhatWaits(t *testing.T) {
 	s := mustAccept(t, l)
 	lost := mustDial(t, &Dialer{}, l.Addr().String())
 	l.Close()
-	lost.SetDeadline(time.Now().Add(patience))
+	lost.SetDeadline(time.Now().Add(testTimeout))
 	if _, err := lost.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("read %v, want a reset", err)
 	}
-	say(t, kept, s, "alive")
+	send(t, kept, s, "alive")
 }
 
 func TestListenerOpensAndClosesUnderLoad(t *testing.T) {

@@ -42,7 +42,7 @@ func TestAcceptDeadline(t *testing.T) {
 		select {
 		case <-waiting:
 		default:
-			t.Error("one who waited from the start was not told")
+			t.Error("a wait from before has not ended")
 		}
 		if !passed(&d) {
 			t.Error("has not passed")

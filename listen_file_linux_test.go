@@ -26,7 +26,7 @@ func TestListenerFileAndSyscallConn(t *testing.T) {
 	for _, d := range []*Dialer{{Policy: Never}, {}} {
 		p := mustDial(t, d, l.Addr().String())
 		wantProvider(t, p, providerTCP)
-		say(t, p, mustAccept(t, child), "to the heir")
+		send(t, p, mustAccept(t, child), "to the heir")
 	}
 	if _, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String()); reasonOf(err) != ReasonNoListener {
 		t.Errorf("with a SAN required: %v, want %v", err, ReasonNoListener)

@@ -13,15 +13,15 @@ import (
 // taken is a provider for which the first ports are taken.
 type taken struct {
 	*fake
-	ports []int // those that it was asked for
+	ports []int // on which it was to listen
 	free  int   // how many are taken
 }
 
 // If any port will do, the listener gets one that is free on the SAN, too. A port that was
-// asked for is not replaced.
+// given is not replaced.
 func TestPortTakenOnTheSANSide(t *testing.T) {
 	for _, tt := range []struct {
-		taken, asked int
+		taken, tries int
 		given, ok    bool
 	}{
 		{0, 1, false, true}, {2, 3, false, true}, {9, portTries, false, false}, {1, 1, true, false},
@@ -38,8 +38,8 @@ func TestPortTakenOnTheSANSide(t *testing.T) {
 			l.Close()
 		}
 		l, err := (&ListenConfig{Policy: Require}).Listen(t.Context(), "tcp", address)
-		if ok := err == nil; ok != tt.ok || len(p.ports) != tt.asked {
-			t.Errorf("%+v: Listen: %v; asked for the ports %v", tt, err, p.ports)
+		if ok := err == nil; ok != tt.ok || len(p.ports) != tt.tries {
+			t.Errorf("%+v: Listen: %v; tried the ports %v", tt, err, p.ports)
 		}
 		if err != nil {
 			continue
@@ -63,7 +63,7 @@ type refusing struct {
 
 // What a listener lacks is reported and counted even if it has another SAN. That an address
 // is not served never hides another provider's reason.
-func TestListenerSaysWhatItLacks(t *testing.T) {
+func TestListenerReportsWhatItLacks(t *testing.T) {
 	f := useFake(t)
 	absent := &refusing{f, "absent", &Unavailable{Reason: ReasonNotServed, Err: errors.New("not here")}}
 	missing := &refusing{f, "missing", &Unavailable{Reason: ReasonNoProvider}}
@@ -160,9 +160,9 @@ func linkLocal(t *testing.T, ip string) string {
 	return ""
 }
 
-// A provider is told that a listener takes no IPv4, whether the network or the TCP socket
-// says so.
-func TestListenerOfIPv6AloneIsSaid(t *testing.T) {
+// A provider knows that a listener takes no IPv4, be it because of the network or of the
+// TCP socket.
+func TestListenerOfIPv6Alone(t *testing.T) {
 	f := useFake(t)
 	for network, alone := range map[string]bool{"tcp": false, "tcp4": false, "tcp6": true} {
 		address := "[::]:0"
@@ -177,7 +177,7 @@ func TestListenerOfIPv6AloneIsSaid(t *testing.T) {
 			t.Errorf("%s: IPv6 alone: %v, want %v", network, got, alone)
 		}
 		if got := v6only(l.(*Listener).tcp); got != alone {
-			t.Errorf("%s: TCP says IPv6 alone: %v, want %v", network, got, alone)
+			t.Errorf("%s: the TCP socket is for IPv6 alone: %v, want %v", network, got, alone)
 		}
 		l.Close()
 	}

@@ -56,7 +56,7 @@ func reset(c net.Conn) {
 }
 
 // serve accepts a provider's connections and has them negotiated in the
-// background, so that a slow dialer delays nobody.
+// background, so that a slow dialer delays no other.
 func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 	delay := minAcceptDelay
 	for {

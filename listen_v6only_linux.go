@@ -6,7 +6,7 @@ import (
 )
 
 // v6only reports whether a TCP listener takes no IPv4, because of the network tcp6 or a
-// hook. Older kernels do not tell for MPTCP sockets, which Go uses for listeners.
+// hook. Older kernels do not report it of MPTCP sockets, which Go uses for listeners.
 func v6only(tcp *net.TCPListener) bool {
 	c, err := tcp.SyscallConn()
 	on := 0

@@ -48,7 +48,7 @@ type ListenConfig struct {
 	// Options tune connections over a SAN.
 	Options sanconn.Options
 
-	// RDMA says how connections over RDMA are made.
+	// RDMA is how connections over RDMA are made.
 	RDMA RDMA
 }
 
@@ -57,7 +57,7 @@ type ListenConfig struct {
 // other networks are left to net, or fail if the policy is Require.
 //
 // That a provider cannot listen is no error; Stats counts it, and
-// Listener.Unavailable tells why. Only if the policy is Require and no provider can,
+// Listener.Unavailable has the reason. Only if the policy is Require and no provider can,
 // Listen fails: errors.As finds an *Unavailable. ctx is for looking up the address;
 // when it ends, the listener lives on.
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (net.Listener, error) {

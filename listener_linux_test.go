@@ -55,16 +55,16 @@ func TestAcceptTakesBothKindsAndTellsThemApart(t *testing.T) {
 		wantProvider(t, c, fakeName)
 		s := mustAccept(t, l)
 		wantProvider(t, s, fakeName)
-		say(t, s, c, "over the SAN")
+		send(t, s, c, "over the SAN")
 
 		p := mustDial(t, &Dialer{Policy: Never}, l.Addr().String())
 		ps := mustAccept(t, l)
 		wantFallback(t, ps, ReasonPeerPlain)
-		say(t, p, ps, "over TCP")
+		send(t, p, ps, "over TCP")
 	}
 }
 
-// A plain client of a server that speaks first, or second, sees no byte that is
+// A plain client of a server that writes first, or second, sees no byte that is
 // not the application's.
 func TestPlainClientSeesTheApplicationAlone(t *testing.T) {
 	useFake(t)
@@ -75,8 +75,8 @@ func TestPlainClientSeesTheApplicationAlone(t *testing.T) {
 	}
 	defer p.Close()
 	s := mustAccept(t, l)
-	say(t, s, p, "220 ready\r\n")
-	say(t, p, s, "EHLO\r\n")
+	send(t, s, p, "220 ready\r\n")
+	send(t, p, s, "EHLO\r\n")
 	s.Close()
 	if rest, err := io.ReadAll(p); len(rest) != 0 || err != nil {
 		t.Errorf("%d more bytes: %q, %v", len(rest), rest, err)
@@ -109,7 +109,7 @@ func TestListenerRequireResetsPlainTCP(t *testing.T) {
 	p, err := net.Dial("tcp", l.Addr().String())
 	if err == nil { // else the reset was faster than the dialer
 		defer p.Close()
-		p.SetDeadline(time.Now().Add(patience))
+		p.SetDeadline(time.Now().Add(testTimeout))
 		_, err = p.Read(make([]byte, 1))
 	}
 	if !errors.Is(err, syscall.ECONNRESET) {

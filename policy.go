@@ -30,7 +30,7 @@ func (p Policy) String() string {
 	return fmt.Sprintf("policy %d", int(p))
 }
 
-// Reason says why a connection is not on a SAN.
+// Reason is why a connection is not on a SAN.
 type Reason = session.Reason
 
 // The reasons. Their values do not change; operators see their String.
@@ -42,15 +42,15 @@ const (
 	ReasonNetwork     = session.ReasonNetwork     // the network is not one of tcp, tcp4, tcp6
 	ReasonNotServed   = session.ReasonNotServed   // no provider serves the address
 	ReasonNoListener  = session.ReasonNoListener  // no SAN listener is there
-	ReasonOwner       = session.ReasonOwner       // whoever answered is not the TCP listener's owner
-	ReasonVersion     = session.ReasonVersion     // the other end speaks another version
+	ReasonOwner       = session.ReasonOwner       // the answer is not from the TCP listener's owner
+	ReasonVersion     = session.ReasonVersion     // the other end has another version of the protocol
 	ReasonTimeout     = session.ReasonTimeout     // no answer within the bound
 	ReasonUnreachable = session.ReasonUnreachable // the SAN does not reach the destination
 	ReasonRemembered  = session.ReasonRemembered  // a recent attempt failed; not tried again yet
 	ReasonPermission  = session.ReasonPermission  // the system does not permit it
 	ReasonResources   = session.ReasonResources   // memory, descriptors or slots are used up
 	ReasonProtocol    = session.ReasonProtocol    // the answer was not understood
-	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted by TCP: the dialer did not ask for a SAN
+	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted by TCP: the dialer did not try a SAN
 )
 
 // Unavailable is why a connection could not be had over a SAN. Where the policy is

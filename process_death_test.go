@@ -16,9 +16,9 @@ import (
 
 var killRounds = flag.Int("kills", 12, "processes to kill per role and lane")
 
-// heir leaves a child behind that holds all descriptors. Over TCP or a queue pair the peer
+// leaveHolder leaves a child behind that holds all descriptors, and returns its pid; 0: none. Over TCP or a queue pair the peer
 // would then not see the end.
-func (l lane) heir() int {
+func (l lane) leaveHolder() int {
 	if l.provider != "shm" {
 		return 0
 	}
@@ -33,7 +33,7 @@ func roleWrite(l lane) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("ready", l.heir())
+	fmt.Println("ready", l.leaveHolder())
 	b := make([]byte, killSize)
 	for total := 0; ; total += len(b) {
 		position(b, total)
@@ -48,7 +48,7 @@ func roleRead(l lane) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("ready", l.heir())
+	fmt.Println("ready", l.leaveHolder())
 	_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{c}, make([]byte, 300_000))
 	return err
 }
@@ -61,7 +61,7 @@ func roleIdle(l lane) error {
 	if _, err := io.WriteString(c, "last words"); err != nil {
 		return err
 	}
-	fmt.Println("ready", l.heir())
+	fmt.Println("ready", l.leaveHolder())
 	_, err = c.Read(make([]byte, 1))
 	return err
 }
@@ -105,12 +105,12 @@ func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Dura
 	c := mustAccept(t, ln)
 	defer c.Close()
 	wantProvider(t, c, l.provider)
-	var heir int
-	if _, err := fmt.Sscanf(p.line(t), "ready %d", &heir); err != nil {
+	var holder int
+	if _, err := fmt.Sscanf(p.line(t), "ready %d", &holder); err != nil {
 		t.Fatal(err)
 	}
-	if heir != 0 {
-		if h, err := os.FindProcess(heir); err == nil {
+	if holder != 0 {
+		if h, err := os.FindProcess(holder); err == nil {
 			defer h.Kill()
 		}
 	}
@@ -119,7 +119,7 @@ func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Dura
 		p.Process.Kill()
 		close(killed)
 	})
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(testTimeout))
 	var err error
 	switch role {
 	case "read":
@@ -138,7 +138,7 @@ func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Dura
 		switch {
 		case role == "idle" && total != len("last words"):
 			t.Errorf("%d bytes of the last words arrived", total)
-		case role == "write" && err == io.EOF && total%killSize != 0 && l.provider != providerTCP: // TCP cannot tell
+		case role == "write" && err == io.EOF && total%killSize != 0 && l.provider != providerTCP: // TCP has no bounds of Writes
 			t.Errorf("EOF after %d bytes, in the middle of a Write", total)
 		}
 	}
@@ -156,7 +156,7 @@ func TestProcessThatLeavesWithoutClose(t *testing.T) {
 		ln := l.listen(t, l.here())
 		startRole(t, "leave", l, ln.Addr().String())
 		c := mustAccept(t, ln)
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		got, err := io.ReadAll(c)
 		if l.provider == "verbs" && errors.Is(err, syscall.ECONNRESET) && strings.HasPrefix("last words", string(got)) {
 			return

@@ -49,7 +49,7 @@ func TestManyConnections(t *testing.T) {
 			t.Errorf("%d goroutines more", n)
 		}
 		for i, c := range conns {
-			say(t, c, c, fmt.Sprint("connection ", i))
+			send(t, c, c, fmt.Sprint("connection ", i))
 		}
 	})
 }

@@ -43,17 +43,20 @@ func roleUnread(l lane) error {
 
 type halfCloser interface{ CloseWrite() error }
 
+// unreadCase is what happens to a process before it ends.
+type unreadCase struct {
+	name   string
+	writes []int // to the process that ends
+	shut   bool  // … and CloseWrite
+	take   int   // bytes that it reads
+	shuts  bool  // … and then calls CloseWrite
+	want   error // nil: EOF
+}
+
 // A process that ends with bytes unread resets the connection, after what it has written.
 // One that has read everything ends it in order.
 func TestProcessThatEndsWithBytesUnread(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		writes []int // to who dies
-		shut   bool  // … and CloseWrite
-		take   int   // bytes that it reads
-		shuts  bool  // … and then calls CloseWrite
-		want   error // nil: EOF
-	}{
+	for _, tt := range []unreadCase{
 		{"nothing written", nil, false, 0, false, nil},
 		{"all read", []int{100}, false, 100, false, nil},
 		{"all read, several", []int{1, 100, 9000, 3}, false, 9104, false, nil},
@@ -72,44 +75,44 @@ func TestProcessThatEndsWithBytesUnread(t *testing.T) {
 				t.Setenv(envShut, "1")
 			}
 			eachLane(t, func(t *testing.T, l lane) {
-				for how, end := range map[string]func(*process){
-					"killed": func(p *process) { p.Process.Kill() },
-					"exits":  func(p *process) { p.stdin.Close() },
-				} {
-					ln := l.listen(t, l.here())
-					p := startRole(t, "unread", l, ln.Addr().String())
-					c := mustAccept(t, ln)
-					wantProvider(t, c, l.provider)
-					c.SetDeadline(time.Now().Add(patience))
-					for _, n := range tt.writes {
-						if _, err := c.Write(make([]byte, n)); err != nil {
-							t.Fatal(err)
-						}
-					}
-					if tt.shut {
-						if err := c.(halfCloser).CloseWrite(); err != nil {
-							t.Fatal(err)
-						}
-					}
-					p.line(t)
-					end(p)
-					got, err := io.ReadAll(c)
-					if l.provider == "verbs" { // bytes die with the process, and so may its CloseWrite
-						if err != nil && !errors.Is(err, syscall.ECONNRESET) {
-							t.Errorf("%s: read %q, %v", how, got, err)
-						}
-						continue
-					}
-					if string(got) != "last words" || !errors.Is(err, tt.want) {
-						t.Errorf("%s: read %q, %v; want %v", how, got, err, tt.want)
-					}
-					if tt.want != nil && !tt.shut {
-						if _, err := c.Write([]byte("a")); !isPeerGone(err) {
-							t.Errorf("%s: a Write then says %v", how, err)
-						}
-					}
-				}
+				t.Run("killed", func(t *testing.T) { tt.run(t, l, func(p *process) { p.Process.Kill() }) })
+				t.Run("exits", func(t *testing.T) { tt.run(t, l, func(p *process) { p.stdin.Close() }) })
 			})
 		})
+	}
+}
+
+func (tt unreadCase) run(t *testing.T, l lane, end func(*process)) {
+	ln := l.listen(t, l.here())
+	p := startRole(t, "unread", l, ln.Addr().String())
+	c := mustAccept(t, ln)
+	wantProvider(t, c, l.provider)
+	c.SetDeadline(time.Now().Add(testTimeout))
+	for _, n := range tt.writes {
+		if _, err := c.Write(make([]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if tt.shut {
+		if err := c.(halfCloser).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.line(t)
+	end(p)
+	got, err := io.ReadAll(c)
+	if l.provider == "verbs" { // bytes die with the process, and so may its CloseWrite
+		if err != nil && !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("read %q, %v", got, err)
+		}
+		return
+	}
+	if string(got) != "last words" || !errors.Is(err, tt.want) {
+		t.Errorf("read %q, %v; want %v", got, err, tt.want)
+	}
+	if tt.want != nil && !tt.shut {
+		if _, err := c.Write([]byte("a")); !isPeerGone(err) {
+			t.Errorf("a Write then fails with %v", err)
+		}
 	}
 }

@@ -26,7 +26,7 @@ type provider interface {
 
 // acceptor is a provider's listener.
 type acceptor interface {
-	// accept blocks until somebody connects. net.ErrClosed is final; after other
+	// accept blocks until a dialer connects. net.ErrClosed is final; after other
 	// errors it is called again.
 	accept() (transport, error)
 	io.Closer

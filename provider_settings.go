@@ -25,7 +25,7 @@ type settings struct {
 	attempt time.Duration // bounds an attempt to connect
 	backlog int           // connections that wait for accept
 	v6only  bool          // for listen: take no IPv4
-	zone    string        // for listen: the zone of the address that was asked for
+	zone    string        // for listen: the zone of the address that was given
 
 	// Of verbs:
 	rdma         RDMA

@@ -24,7 +24,7 @@ func TestSharedMemoryIsTheDefault(t *testing.T) {
 	defer l.Close()
 	d := new(Dialer)
 	if inGuest != "" {
-		d.Options.AttemptTimeout = patience
+		d.Options.AttemptTimeout = testTimeout
 	}
 	c := mustDial(t, d, l.Addr().String())
 	wantProvider(t, c, shm.Name)
@@ -51,14 +51,14 @@ func TestFirstOfTwoAddressesIsDead(t *testing.T) {
 // Somebody else has the rendezvous of a TCP listener. That is no listener of ours, so the
 // connection falls back. A listener that finds its place taken reports it.
 func TestSquatterOnTheRendezvous(t *testing.T) {
-	old := registry
+	var p shmProvider
 	tcp := plainListen(t, "127.0.0.1:0")
-	first, err := old[0].listen(tcp, settle(sanconn.Options{}, RDMA{}, Prefer, environment{}, 1))
+	first, err := p.listen(tcp, settle(sanconn.Options{}, RDMA{}, Prefer, environment{}, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer first.Close()
-	if second, err := old[0].listen(tcp, settle(sanconn.Options{}, RDMA{}, Prefer, environment{}, 1)); err == nil {
+	if second, err := p.listen(tcp, settle(sanconn.Options{}, RDMA{}, Prefer, environment{}, 1)); err == nil {
 		second.Close()
 		t.Error("two have the same rendezvous")
 	} else if reasonOf(err) != ReasonOwner {
@@ -137,18 +137,18 @@ func TestListenerOutOfDescriptors(t *testing.T) {
 }
 
 // An address on which no socket listens may still be served: netfilter can redirect it. So
-// only TCP's own attempt may say "refused".
-func TestNobodyListensIsForTCPToSay(t *testing.T) {
+// only TCP's own attempt can result in ECONNREFUSED.
+func TestWhereNobodyListensTCPIsTried(t *testing.T) {
 	addr := freePort(t)
-	asked := 0
+	sockets := 0
 	d := &Dialer{NetDialer: net.Dialer{Control: func(string, string, syscall.RawConn) error {
-		asked++
+		sockets++
 		return nil
 	}}}
 	_, err := d.Dial("tcp", addr)
 	wantOpError(t, err, "dial", syscall.ECONNREFUSED)
-	if asked != 2 {
-		t.Errorf("%d sockets, want the one that shm hands over and TCP's", asked)
+	if sockets != 2 {
+		t.Errorf("%d sockets, want the one that shm hands over and TCP's", sockets)
 	}
 	d.Policy = Require
 	_, err = d.Dial("tcp", addr)

@@ -48,7 +48,7 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 	return verbsListener{l}, nil
 }
 
-// dial connects from a TCP port that the transport holds, so that nobody else has its address.
+// dial connects from a TCP port that the transport holds, so that its address is not given to others.
 // On iWARP and without rdma_cm the endpoint chooses another port, and none is held.
 func (p verbsProvider) dial(ctx context.Context, r request) (transport, error) {
 	cfg := p.config(r.settings)

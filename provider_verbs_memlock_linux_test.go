@@ -55,7 +55,7 @@ func checkMemlockExhausted(t *testing.T) {
 		t.Fatal(err)
 	}
 	client, server := l.pipe(t)
-	say(t, client, server, "over RDMA")
+	send(t, client, server, "over RDMA")
 
 	prefer := l
 	prefer.policy = Prefer
@@ -63,14 +63,14 @@ func checkMemlockExhausted(t *testing.T) {
 	before := Stats().Fallbacks[ReasonResources]
 	last := mustDial(t, prefer.dialer(), listener.Addr().String())
 	for most := 4; InfoOf(last).Provider == "verbs" && most > 0; most-- { // each has two ends here
-		say(t, last, mustAccept(t, listener), "over RDMA")
+		send(t, last, mustAccept(t, listener), "over RDMA")
 		last = mustDial(t, prefer.dialer(), listener.Addr().String())
 	}
 	wantFallback(t, last, ReasonResources)
 	if n := Stats().Fallbacks[ReasonResources]; n != before+1 {
 		t.Errorf("%d fallbacks for %q, want 1", n-before, ReasonResources)
 	}
-	say(t, last, mustAccept(t, listener), "over TCP")
+	send(t, last, mustAccept(t, listener), "over TCP")
 
 	c, err := l.dialer().Dial("tcp", listener.Addr().String())
 	if err == nil {
@@ -81,5 +81,5 @@ func checkMemlockExhausted(t *testing.T) {
 	if !errors.As(err, &why) || why.Reason != ReasonResources || !strings.Contains(fmt.Sprint(err), "RLIMIT_MEMLOCK") {
 		t.Errorf("Require: %v; it does not name what is missing", err)
 	}
-	say(t, client, server, "still over RDMA")
+	send(t, client, server, "still over RDMA")
 }

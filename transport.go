@@ -33,7 +33,7 @@ func negotiate(ctx context.Context, t transport, config session.Config) (*sessio
 		return s, nil
 	}
 	if ctx.Err() != nil {
-		s.Close() // not a reset: a listener that is being closed refuses nobody
+		s.Close() // not a reset, which would mean "refused": the listener is being closed
 	}
 	s.Abort()
 	t.release()
@@ -46,7 +46,7 @@ func negotiate(ctx context.Context, t transport, config session.Config) (*sessio
 		return nil, syscall.ECONNREFUSED // a full backlog (C7, C8)
 	case errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF):
 		// The listener is being closed, or was handed to another process. If nobody
-		// listens any more, TCP will tell.
+		// listens any more, TCP's attempt will fail.
 		return nil, &Unavailable{Reason: ReasonNoListener, Err: err}
 	}
 	return nil, err
