@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -190,32 +189,5 @@ func TestAddressesShareTheTime(t *testing.T) {
 				t.Errorf("one of %d addresses has %v of %v, want %v", c.left, got, c.have, c.want)
 			}
 		})
-	}
-}
-
-// The deprecated channel works as with net.Dialer.
-func TestDialCancelChannel(t *testing.T) {
-	f := useFake(t)
-	begun := make(chan struct{})
-	f.fail = func(ctx context.Context, _ request) error {
-		close(begun)
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	addr := plainListen(t, "127.0.0.1:0").Addr().String()
-	cancel := make(chan struct{})
-	go func() {
-		<-begun
-		close(cancel)
-	}()
-	//lint:ignore SA1019 what this test is about
-	d := &Dialer{Policy: Require, NetDialer: net.Dialer{Cancel: cancel, Timeout: testTimeout}}
-	began := time.Now()
-	_, err := d.Dial("tcp", addr)
-	if err == nil || !strings.Contains(err.Error(), "operation was canceled") {
-		t.Errorf("error %v", err)
-	}
-	if took := time.Since(began); took > testTimeout/2 {
-		t.Errorf("it took %v", took)
 	}
 }

@@ -25,8 +25,8 @@ type Dialer struct {
 	// Resolver, Control and ControlContext apply to attempts over a SAN too. Its
 	// hooks then see a TCP socket that holds the connection's local address; when
 	// such an attempt fails, they are called again for the socket that TCP uses.
-	// KeepAlive and KeepAliveConfig apply to TCP alone: for a SAN there is
-	// Options.KeepAlive.
+	// KeepAlive, KeepAliveConfig and Cancel, which is deprecated, apply to TCP alone;
+	// for a SAN there are Options.KeepAlive and the context.
 	NetDialer net.Dialer
 
 	// Policy is what to do where there is no SAN. The default is Prefer.
@@ -132,23 +132,10 @@ func (d *Dialer) bound(ctx context.Context) (context.Context, context.CancelFunc
 			deadline = t
 		}
 	}
-	var cancel context.CancelFunc
 	if deadline.IsZero() {
-		ctx, cancel = context.WithCancel(ctx)
-	} else {
-		ctx, cancel = context.WithDeadline(ctx, deadline)
+		return ctx, func() {}
 	}
-	//lint:ignore SA1019 it is deprecated, but net looks at it
-	if cancelled := d.NetDialer.Cancel; cancelled != nil {
-		go func() {
-			select {
-			case <-cancelled:
-				cancel()
-			case <-ctx.Done(): // when DialContext returns, at the latest
-			}
-		}()
-	}
-	return ctx, cancel
+	return context.WithDeadline(ctx, deadline)
 }
 
 // control returns the hook for sockets. Like net it gives ControlContext precedence.
