@@ -26,6 +26,8 @@ func TestDialPeerThatNeverNegotiates(t *testing.T) {
 // second is a provider beside the fake.
 type second struct{ *fake }
 
+func (second) name() string { return "second" }
+
 // Where several providers fail, the reason is the preferred one's.
 func TestDialReasonIsThePreferredProviders(t *testing.T) {
 	fails := func(r Reason) *fake {

@@ -3,6 +3,7 @@ package san
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -18,6 +19,13 @@ import (
 type servesOnly struct {
 	*fake
 	to netip.Addr
+}
+
+func (p servesOnly) serves(dst netip.Addr, _ settings) error {
+	if p.to == dst {
+		return nil
+	}
+	return fmt.Errorf("it serves %v alone", p.to)
 }
 
 // With the policy Require, the error for an address that no SAN serves has the reason.
@@ -137,11 +145,4 @@ func TestDialLeavesTheFamiliesToNet(t *testing.T) {
 	case <-time.After(testTimeout):
 		t.Error("the first address was not tried")
 	}
-}
-
-// bothFamilies returns a dialer that knows both.test by ::1 and then 127.0.0.1, which is
-// also the order in which net sorts them.
-func bothFamilies(t *testing.T, policy Policy) *Dialer {
-	r := answering(t, map[string][]string{"both.test.": {"::1", "127.0.0.1"}})
-	return &Dialer{Policy: policy, NetDialer: net.Dialer{Resolver: r, Timeout: testTimeout}}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"strings"
 	"syscall"
@@ -146,15 +145,6 @@ func freePort(t testing.TB) string {
 	l := plainListen(t, "127.0.0.1:0")
 	l.Close()
 	return l.Addr().String()
-}
-
-func (second) name() string { return "second" }
-
-func (p servesOnly) serves(dst netip.Addr, _ settings) error {
-	if p.to == dst {
-		return nil
-	}
-	return fmt.Errorf("it serves %v alone", p.to)
 }
 
 // A server that writes first, and one that counts what it receives: neither sees a byte

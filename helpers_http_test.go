@@ -114,8 +114,20 @@ func serverLog(t *testing.T) *log.Logger {
 
 type writerFunc func([]byte) (int, error)
 
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 // stream is a body of the given length in which each byte tells its position.
 type stream struct{ at, end int }
+
+func (s *stream) Read(p []byte) (int, error) {
+	if s.at == s.end {
+		return 0, io.EOF
+	}
+	n := min(len(p), s.end-s.at)
+	position(p[:n], s.at)
+	s.at += n
+	return n, nil
+}
 
 // verify reads all of r and checks it against a stream of that length.
 func verify(r io.Reader, length int) error {

@@ -117,18 +117,6 @@ func (l lane) dialRole() (net.Conn, error) {
 	return c, nil
 }
 
-func (f *failures) Helper() {}
-
-func (f *failures) Error(args ...any) { f.Errorf("%s", fmt.Sprint(args...)) }
-
-func (f *failures) Errorf(format string, args ...any) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.errs = append(f.errs, fmt.Errorf(format, args...))
-}
-
-func (f *failures) err() error { return errors.Join(f.errs...) }
-
 // rolePlain is a TCP server without SANs.
 func rolePlain(lane) error {
 	ln, err := net.Listen("tcp", os.Getenv(envAddr))

@@ -2,11 +2,14 @@ package san
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"hash"
+	"io"
 	"math/rand/v2"
 	"net"
 	"sync"
 	"testing"
+	"time"
 )
 
 // streamEnd sends and receives a random stream and remembers checksums.
@@ -24,6 +27,52 @@ func (e *streamEnd) both(t testing.TB, total int64) {
 	wg.Go(func() { e.receive(t) })
 	wg.Wait()
 }
+
+func (e *streamEnd) send(t testing.TB, total int64) {
+	e.sent = sha256.New()
+	rnd := rand.New(rand.NewPCG(e.seed, 0))
+	src := randomBytes(8 << 20)
+	for total > 0 {
+		e.conn.SetWriteDeadline(time.Now().Add(testTimeout))
+		n := int(min(total, randomSize(rnd)))
+		from := rnd.IntN(len(src) - n + 1)
+		b := bytes.Clone(src[from : from+n])
+		e.sent.Write(b)
+		m, err := e.conn.Write(b)
+		if m != n || err != nil {
+			t.Errorf("wrote %d of %d: %v", m, n, err)
+			return
+		}
+		clear(b) // it is ours again
+		total -= int64(n)
+	}
+	if err := e.conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Error(err)
+	}
+}
+
+func (e *streamEnd) receive(t testing.TB) {
+	e.arrived = sha256.New()
+	rnd := rand.New(rand.NewPCG(e.seed, 1))
+	for {
+		e.conn.SetReadDeadline(time.Now().Add(testTimeout))
+		b := make([]byte, randomSize(rnd))
+		n, err := e.conn.Read(b)
+		e.arrived.Write(b[:n])
+		e.got += int64(n)
+		if err == io.EOF {
+			return
+		}
+		if err != nil {
+			t.Errorf("after %d bytes: %v", e.got, err)
+			return
+		}
+	}
+}
+
+func (e *streamEnd) sum() []byte { return e.sent.Sum(nil) }
+
+func (e *streamEnd) gotSum() []byte { return e.arrived.Sum(nil) }
 
 // randomSize is 1 B to 8 MiB, each power of two as likely as the next.
 func randomSize(rnd *rand.Rand) int64 {

@@ -17,18 +17,6 @@ import (
 	"time"
 )
 
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
-
-func (s *stream) Read(p []byte) (int, error) {
-	if s.at == s.end {
-		return 0, io.EOF
-	}
-	n := min(len(p), s.end-s.at)
-	position(p[:n], s.at)
-	s.at += n
-	return n, nil
-}
-
 // bodySizes from nothing to 32 MiB; large ones are rare.
 func bodySize(i int) int {
 	switch {

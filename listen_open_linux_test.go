@@ -17,6 +17,14 @@ type taken struct {
 	free  int   // how many are taken
 }
 
+func (p *taken) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+	port := tcp.Addr().(*net.TCPAddr).Port
+	if p.ports = append(p.ports, port); len(p.ports) <= p.free {
+		return nil, fmt.Errorf("taken: listen on %d: %w", port, syscall.EADDRINUSE)
+	}
+	return p.fake.listen(tcp, s)
+}
+
 // If any port will do, the listener gets one that is free on the SAN, too. A port that was
 // given is not replaced.
 func TestPortTakenOnTheSANSide(t *testing.T) {
@@ -59,6 +67,12 @@ type refusing struct {
 	*fake
 	called string
 	why    error
+}
+
+func (p *refusing) name() string { return p.called }
+
+func (p *refusing) listen(*net.TCPListener, settings) (acceptor, error) {
+	return nil, p.why
 }
 
 // What a listener lacks is reported and counted even if it has another SAN. That an address

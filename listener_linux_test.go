@@ -3,7 +3,6 @@ package san
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"syscall"
@@ -119,18 +118,4 @@ func TestListenerRequireResetsPlainTCP(t *testing.T) {
 	c := <-accepted
 	wantProvider(t, c, fakeName)
 	c.Close()
-}
-
-func (p *taken) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
-	port := tcp.Addr().(*net.TCPAddr).Port
-	if p.ports = append(p.ports, port); len(p.ports) <= p.free {
-		return nil, fmt.Errorf("taken: listen on %d: %w", port, syscall.EADDRINUSE)
-	}
-	return p.fake.listen(tcp, s)
-}
-
-func (p *refusing) name() string { return p.called }
-
-func (p *refusing) listen(*net.TCPListener, settings) (acceptor, error) {
-	return nil, p.why
 }

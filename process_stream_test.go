@@ -2,6 +2,7 @@ package san
 
 import (
 	"encoding/hex"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -62,6 +63,18 @@ type failures struct {
 	mu   sync.Mutex
 	errs []error
 }
+
+func (f *failures) Helper() {}
+
+func (f *failures) Error(args ...any) { f.Errorf("%s", fmt.Sprint(args...)) }
+
+func (f *failures) Errorf(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.errs = append(f.errs, fmt.Errorf(format, args...))
+}
+
+func (f *failures) err() error { return errors.Join(f.errs...) }
 
 func TestTwoProcessesStream(t *testing.T) {
 	total := *streamBytes
