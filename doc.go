@@ -10,7 +10,7 @@
 //
 // The package is a switch: per connection it picks a provider ("shm", "verbs")
 // or falls back to TCP, and never moves a byte itself. A connection over a SAN
-// is a *sanconn.Conn; a fallback is net's own *net.TCPConn. InfoOf tells which of
+// is a *sanconn.Conn; a fallback is net's own *net.TCPConn. InfoOf returns which of
 // the two a connection is, and why. A SAN connection is negotiated on the SAN itself,
 // never inside the application's TCP stream, so plain TCP clients and servers at the
 // other end notice nothing.

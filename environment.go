@@ -68,7 +68,7 @@ func parseEnvironment(lookup func(string) (string, bool)) (e environment) {
 	for _, word := range list(envDisable) {
 		f, ok := session.FeatureNames[word]
 		if !ok {
-			bad("unknown word %q in %s; known are %s",
+			bad("unknown mechanism %q in %s; known are %s",
 				word, envDisable, strings.Join(slices.Sorted(maps.Keys(session.FeatureNames)), ", "))
 		}
 		e.disable |= f

@@ -76,7 +76,7 @@ type hookError struct{ error }
 
 func (e hookError) Unwrap() error { return e.error }
 
-// contextError says in net's words that the dial timed out or was canceled.
+// contextError is a dial that timed out or was canceled, with net's messages.
 type contextError struct{ cause error }
 
 func (e contextError) Error() string {

@@ -15,9 +15,9 @@ import (
 // when they are used for the second time, and stay so while they live. Nothing
 // has to be done for it; a program that makes its buffers once gains most.
 //
-// Two kinds of memory are for the program to ask for: buffers that are
+// Two kinds of memory need a call: buffers that are
 // registered from the start, and memory that it has mapped, which is copied
-// unless it says that the mapping stays.
+// unless the mapping is declared to stay.
 func Example_buffers() {
 	l, err := san.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -39,8 +39,8 @@ func Example_buffers() {
 	}
 	defer c.Close()
 
-	// A buffer from the arena of the process, which has a budget: ENOBUFS says
-	// that it is used up.
+	// A buffer from the arena of the process, which has a budget. When that is
+	// used up the error is ENOBUFS.
 	buffer, err := regcache.DefaultArena().Get(4 << 20)
 	if err != nil {
 		log.Fatal(err)

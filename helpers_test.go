@@ -12,9 +12,9 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// patience is how long a test waits for something that must happen. It is not a target: a
+// testTimeout is how long a test waits for something that must happen. It is not a target: a
 // test that reaches it has failed.
-const patience = 30 * time.Second
+const testTimeout = 30 * time.Second
 
 // inGuest is the device that the tests run on if they run in the guest (test/guest), which
 // is emulated and some fifty times slower.
@@ -51,7 +51,7 @@ func plainListen(t testing.TB, address string) *net.TCPListener {
 
 func mustDial(t testing.TB, d *Dialer, address string) net.Conn {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	c, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -64,7 +64,7 @@ func mustDial(t testing.TB, d *Dialer, address string) net.Conn {
 func mustAccept(t testing.TB, l net.Listener) net.Conn {
 	t.Helper()
 	if d, ok := l.(interface{ SetDeadline(time.Time) error }); ok {
-		d.SetDeadline(time.Now().Add(patience))
+		d.SetDeadline(time.Now().Add(testTimeout))
 		defer d.SetDeadline(time.Time{})
 	}
 	c, err := l.Accept()
@@ -86,16 +86,16 @@ func wantFallback(t testing.TB, c net.Conn, why Reason) {
 	t.Helper()
 	if info := InfoOf(c); info.Provider != providerTCP || info.Fallback != why {
 		t.Fatalf("provider %q for reason %q (%v), want tcp for %q", info.Provider, info.Fallback, info.Cause, why)
-	} else if why == ReasonRemembered && (info.Cause == nil || !strings.Contains(info.Cause.Error(), "asked again in ")) {
-		t.Fatalf("what is remembered, and for how long, it does not say: %v", info.Cause)
+	} else if why == ReasonRemembered && (info.Cause == nil || !strings.Contains(info.Cause.Error(), "tried again in ")) {
+		t.Fatalf("the cause does not name for how long the destination is left alone: %v", info.Cause)
 	}
 }
 
-// say writes text to one end and expects it at the other.
-func say(t testing.TB, from, to net.Conn, text string) {
+// send writes text to one end and expects it at the other.
+func send(t testing.TB, from, to net.Conn, text string) {
 	t.Helper()
-	from.SetDeadline(time.Now().Add(patience))
-	to.SetDeadline(time.Now().Add(patience))
+	from.SetDeadline(time.Now().Add(testTimeout))
+	to.SetDeadline(time.Now().Add(testTimeout))
 	if n, err := io.WriteString(from, text); n != len(text) || err != nil {
 		t.Fatalf("wrote %d of %d bytes: %v", n, len(text), err)
 	}
@@ -127,7 +127,7 @@ func wantOpError(t testing.TB, err error, op string, target error) *net.OpError 
 // waitFor polls until other goroutines have brought something about.
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, testTimeout, func() error {
 		if !ok() {
 			return errors.New(what)
 		}

@@ -2,15 +2,12 @@ package san
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"strconv"
 	"strings"
@@ -19,144 +16,6 @@ import (
 	"testing"
 	"time"
 )
-
-// web is an HTTP server and a client of net/http whose connections use one lane.
-type web struct {
-	*httptest.Server
-	client *http.Client
-}
-
-// httpKinds are the protocols that net/http speaks over a net.Conn.
-var httpKinds = []struct {
-	name  string
-	proto string
-	tls   bool
-}{
-	{"HTTP/1.1", "HTTP/1.1", false},
-	{"h2c", "HTTP/2.0", false},
-	{"h2", "HTTP/2.0", true},
-}
-
-func eachHTTP(t *testing.T, test func(t *testing.T, start func(http.Handler, ...func(*http.Server)) *web)) {
-	eachLane(t, func(t *testing.T, l lane) {
-		for _, k := range httpKinds {
-			t.Run(k.name, func(t *testing.T) {
-				test(t, func(h http.Handler, change ...func(*http.Server)) *web {
-					return startWeb(t, l, k.proto, k.tls, h, change...)
-				})
-			})
-		}
-	})
-}
-
-func startWeb(t *testing.T, l lane, proto string, withTLS bool, h http.Handler, change ...func(*http.Server)) *web {
-	t.Helper()
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Proto != proto {
-			t.Errorf("%s instead of %s", r.Proto, proto)
-		}
-		h.ServeHTTP(w, r)
-	}))
-	s.Listener.Close()
-	s.Listener = l.listen(t, l.here())
-	s.Config.ConnState = func(c net.Conn, state http.ConnState) {
-		if info := InfoOf(c); state == http.StateNew && info.Provider != l.provider {
-			t.Errorf("the server is on %s", info.Provider)
-		}
-	}
-	s.Config.ErrorLog = serverLog(t)
-	for _, f := range change {
-		f(s.Config)
-	}
-	var protocols http.Protocols
-	protocols.SetHTTP1(proto == "HTTP/1.1")
-	protocols.SetHTTP2(proto == "HTTP/2.0" && withTLS)
-	protocols.SetUnencryptedHTTP2(proto == "HTTP/2.0" && !withTLS)
-	s.Config.Protocols = &protocols
-	if withTLS {
-		s.EnableHTTP2 = true
-		s.StartTLS()
-	} else {
-		s.Start()
-	}
-	client := s.Client()
-	tr := client.Transport.(*http.Transport)
-	tr.Protocols = &protocols
-	if withTLS && l.host != "" {
-		tr.TLSClientConfig.ServerName = "example.com" // httptest's certificate has loopback addresses alone
-	}
-	dialer := l.dialer()
-	tr.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := dialer.DialContext(ctx, network, addr)
-		if info := InfoOf(c); err == nil && info.Provider != l.provider {
-			t.Errorf("the client is on %s (%v)", info.Provider, info.Fallback)
-		}
-		return c, err
-	}
-	t.Cleanup(func() {
-		s.CloseClientConnections()
-		s.Close()
-	})
-	return &web{s, client}
-}
-
-// serverLog collects what a server logs, mostly about clients that went away, and shows it
-// if the test fails.
-func serverLog(t *testing.T) *log.Logger {
-	var mu sync.Mutex
-	var lines bytes.Buffer
-	t.Cleanup(func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if t.Failed() && lines.Len() > 0 {
-			t.Logf("the server said:\n%s", lines.Bytes())
-		}
-	})
-	return log.New(writerFunc(func(p []byte) (int, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		return lines.Write(p)
-	}), "", log.Ltime|log.Lmicroseconds)
-}
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
-
-// stream is a body of the given length that tells its own position.
-type stream struct{ at, end int }
-
-func (s *stream) Read(p []byte) (int, error) {
-	if s.at == s.end {
-		return 0, io.EOF
-	}
-	n := min(len(p), s.end-s.at)
-	position(p[:n], s.at)
-	s.at += n
-	return n, nil
-}
-
-// verify reads all of r and checks it against a stream of that length.
-func verify(r io.Reader, length int) error {
-	at := 0
-	b := make([]byte, 64<<10)
-	for {
-		n, err := r.Read(b)
-		if i := misplaced(b[:n], at); i >= 0 {
-			return fmt.Errorf("byte %d is not what was written there", i)
-		}
-		at += n
-		if err == io.EOF {
-			if at != length {
-				return fmt.Errorf("%d bytes instead of %d", at, length)
-			}
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("after %d of %d bytes: %w", at, length, err)
-		}
-	}
-}
 
 // bodySizes from nothing to 32 MiB; large ones are rare.
 func bodySize(i int) int {
@@ -215,7 +74,7 @@ func TestHTTPConcurrentRequests(t *testing.T) {
 	})
 }
 
-func TestHTTPAbortedHandlerAndImpatientClient(t *testing.T) {
+func TestHTTPAbortedHandlerAndClientTimeout(t *testing.T) {
 	eachHTTP(t, func(t *testing.T, start func(http.Handler, ...func(*http.Server)) *web) {
 		left := make(chan struct{}, 100)
 		w := start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -244,24 +103,12 @@ func TestHTTPAbortedHandlerAndImpatientClient(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 			req, _ := http.NewRequestWithContext(ctx, "GET", w.URL+"/hang", nil)
 			if _, err := w.client.Do(req); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("impatient client: %v", err)
+				t.Errorf("client with a short deadline: %v", err)
 			}
 			cancel()
 			w.wantFine(t)
 		}
 	})
-}
-
-func (w *web) wantFine(t *testing.T) {
-	t.Helper()
-	resp, err := w.client.Get(w.URL + "/fine")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if b, err := io.ReadAll(resp.Body); string(b) != "fine" || err != nil {
-		t.Errorf("read %q, %v", b, err)
-	}
 }
 
 // The server notices that a client went away while its handler runs: it reads
@@ -278,8 +125,8 @@ func TestHTTPServerSeesTheClientGo(t *testing.T) {
 		c.Close()
 		select {
 		case <-seen:
-		case <-time.After(patience):
-			t.Error("the handler was not told")
+		case <-time.After(testTimeout):
+			t.Error("the handler's context does not end")
 		}
 	})
 }
@@ -298,7 +145,7 @@ func TestHTTPServerTimeouts(t *testing.T) {
 			if _, err := io.WriteString(c, request); err != nil {
 				t.Fatal(err)
 			}
-			c.SetReadDeadline(time.Now().Add(patience))
+			c.SetReadDeadline(time.Now().Add(testTimeout))
 			if _, err := io.Copy(io.Discard, c); err != nil {
 				t.Errorf("%s: %v, want the server to hang up", name, err)
 			}
@@ -321,7 +168,7 @@ func TestHTTPHijack(t *testing.T) {
 			io.Copy(c, rw)
 		}))
 		c := mustDial(t, l.dialer(), w.Listener.Addr().String())
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nearly ")
 		br := bufio.NewReader(c)
 		resp, err := http.ReadResponse(br, nil)
@@ -354,7 +201,7 @@ func TestHTTPRemoteAddrAndShutdown(t *testing.T) {
 			io.WriteString(w, "fine")
 		}))
 		w.wantFine(t)
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
 		if err := w.Config.Shutdown(ctx); err != nil {
 			t.Errorf("Shutdown: %v", err)

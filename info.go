@@ -10,7 +10,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// Info says what carries a connection.
+// Info is what carries a connection.
 type Info struct {
 	// Provider is "shm", "verbs" or "tcp"; for a connection of another
 	// network, that network's name.
@@ -28,7 +28,7 @@ const providerTCP = "tcp"
 // maxWrappers bounds how deep InfoOf looks, in case wrappers form a cycle.
 const maxWrappers = 16
 
-// InfoOf says what carries c. It looks through wrappers that have a method
+// InfoOf returns what carries c. It looks through wrappers that have a method
 // NetConn() net.Conn, as *tls.Conn does, or that embed the connection in an exported
 // field. For other wrappers Provider is the name of their network, or empty if that is
 // TCP: a SAN may be behind it. It may be called concurrently.

@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"net"
 	"runtime"
-	"sync"
 	"testing"
 )
 
@@ -71,22 +70,4 @@ func TestFallbackReasonsDoNotPileUp(t *testing.T) {
 		fallbacks.Range(func(any, any) bool { n++; return true })
 		return n < 10 // other tests' connections may live
 	})
-}
-
-func TestStatsIsASnapshot(t *testing.T) {
-	var wg sync.WaitGroup
-	l := plainListen(t, "127.0.0.1:0")
-	before := Stats().Dialed["tcp"]
-	for range 8 {
-		wg.Go(func() {
-			if c, err := (&Dialer{Policy: Never}).Dial("tcp", l.Addr().String()); err == nil {
-				c.Close()
-			}
-			Stats().Dialed["tcp"]++ // nobody else's
-		})
-	}
-	wg.Wait()
-	if n := Stats().Dialed["tcp"] - before; n != 8 {
-		t.Errorf("%d connections counted, want 8", n)
-	}
 }

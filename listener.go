@@ -3,10 +3,8 @@ package san
 import (
 	"cmp"
 	"context"
-	"errors"
 	"maps"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -16,26 +14,6 @@ import (
 
 	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/sanconn"
-	"github.com/sanconn/san/session"
-)
-
-const (
-	// defaultBacklog is how many connections may wait for Accept. Each holds
-	// the provider's smallest buffers, so it is less than TCP's 4096.
-	defaultBacklog = 1024
-	// maxBacklog bounds Backlog, for which room is allocated at once. It was long the
-	// limit of listen(2).
-	maxBacklog = 1 << 16
-
-	// negotiateTimeout bounds how long a dialer may take to negotiate, even with busy
-	// processors at both ends. Meanwhile it holds a place in the backlog, for less time
-	// if that is full (see backlog.Slow).
-	negotiateTimeout = 10 * time.Second
-
-	// If a provider's accept fails, most likely for lack of resources, it is called again
-	// after a delay that doubles within these bounds, as in net/http.
-	minAcceptDelay = 5 * time.Millisecond
-	maxAcceptDelay = time.Second
 )
 
 // Listen listens on the address as net.Listen does, for TCP and for the SANs
@@ -70,7 +48,7 @@ type ListenConfig struct {
 	// Options tune connections over a SAN.
 	Options sanconn.Options
 
-	// RDMA says how connections over RDMA are made.
+	// RDMA is how connections over RDMA are made.
 	RDMA RDMA
 }
 
@@ -79,7 +57,7 @@ type ListenConfig struct {
 // other networks are left to net, or fail if the policy is Require.
 //
 // That a provider cannot listen is no error; Stats counts it, and
-// Listener.Unavailable tells why. Only if the policy is Require and no provider can,
+// Listener.Unavailable has the reason. Only if the policy is Require and no provider can,
 // Listen fails: errors.As finds an *Unavailable. ctx is for looking up the address;
 // when it ends, the listener lives on.
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (net.Listener, error) {
@@ -108,103 +86,6 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 			return l, err
 		}
 	}
-}
-
-// portTries is how many ports are tried: one that is free for TCP may be taken on a SAN.
-const portTries = 4
-
-var errPortTaken = errors.New("san: the port is taken on a SAN's side")
-
-// listen is Listen for TCP. If anyPort is set and a SAN finds TCP's port taken, the error
-// is errPortTaken.
-func (lc *ListenConfig) listen(ctx context.Context, network, address string, providers []provider, why *Unavailable, env environment, anyPort bool) (net.Listener, error) {
-	inner, err := lc.NetListenConfig.Listen(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	places := min(lc.Backlog, maxBacklog)
-	if places <= 0 {
-		places = defaultBacklog
-	}
-	settings := settle(lc.Options, lc.RDMA, lc.Policy, env, places)
-	tcp := inner.(*net.TCPListener)
-	settings.v6only = network == "tcp6" || v6only(tcp)
-	settings.zone = zoneOf(address)
-	l := &Listener{
-		tcp:     tcp,
-		policy:  lc.Policy,
-		plain:   make(chan net.Conn),
-		failed:  make(chan error),
-		ready:   make(chan *sanconn.Conn, places),
-		backlog: backlog.New(places),
-		closed:  make(chan struct{}),
-		without: why,
-		lacks:   make(map[string]*Unavailable),
-	}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
-	for _, p := range providers {
-		a, err := p.listen(l.tcp, settings)
-		switch {
-		case anyPort && errors.Is(err, syscall.EADDRINUSE):
-			l.Close()
-			return nil, errPortTaken
-		case err != nil:
-			l.lack(p.name(), err)
-		default:
-			l.providers = append(l.providers, p.name())
-			l.acceptors = append(l.acceptors, a)
-			l.background.Go(func() { l.serve(p.name(), a, settings.session) })
-		}
-	}
-	l.countLacks()
-	if len(l.acceptors) > 0 {
-		l.without = nil
-		return l, nil
-	}
-	if lc.Policy == Require {
-		addr := l.tcp.Addr()
-		l.Close()
-		return nil, listenError(network, addr, requireError{l.without})
-	}
-	return l, nil
-}
-
-// zoneOf returns the zone of an address literal. The kernel does not return the zone of an
-// MPTCP listener, which is what net makes by default.
-func zoneOf(address string) string {
-	host, _, _ := net.SplitHostPort(address)
-	a, _ := netip.ParseAddr(host)
-	return a.Zone()
-}
-
-// isAbsent reports whether a reason means that the host or the address has no such SAN,
-// which is not a failure.
-func isAbsent(r Reason) bool { return r == ReasonNotServed || r == ReasonNoProvider }
-
-// lack records why the listener does not have a provider.
-func (l *Listener) lack(provider string, err error) {
-	why, final := verdict(context.Background(), err)
-	if final != nil {
-		why = &Unavailable{Reason: ReasonUnreachable, Err: final}
-	}
-	l.lacks[provider] = why
-	if l.without == nil || isAbsent(l.without.Reason) && !isAbsent(why.Reason) {
-		l.without = why
-	}
-}
-
-// countLacks counts what the listener lacks.
-func (l *Listener) countLacks() {
-	count(func(n *Counters) {
-		if len(l.acceptors) == 0 && (len(l.lacks) == 0 || isAbsent(l.without.Reason)) {
-			n.Listeners[l.without.Reason]++
-		}
-		for _, why := range l.lacks {
-			if !isAbsent(why.Reason) {
-				n.Listeners[why.Reason]++
-			}
-		}
-	})
 }
 
 // Listener accepts connections from TCP and from SANs on one address. Its
@@ -277,112 +158,6 @@ func (l *Listener) Accept() (net.Conn, error) {
 		return nil, l.acceptError(net.ErrClosed)
 	case <-expired:
 		return nil, l.acceptError(os.ErrDeadlineExceeded)
-	}
-}
-
-// serveTCP hands TCP's connections and errors to Accept, one at a time: the others stay in
-// the kernel's backlog.
-func (l *Listener) serveTCP() {
-	for {
-		c, err := l.tcp.Accept()
-		if err != nil {
-			select {
-			case l.failed <- err:
-				continue
-			case <-l.closed:
-				return
-			}
-		}
-		if l.policy == Require {
-			reset(c)
-			count(func(n *Counters) { n.Refused++ })
-			continue
-		}
-		select {
-		case l.plain <- c:
-		case <-l.closed:
-			reset(c)
-			return
-		}
-	}
-}
-
-// reset resets a TCP connection that nobody accepts, as the kernel does with those in its
-// backlog: the dialer must not take an orderly end for an answer.
-func reset(c net.Conn) {
-	c.(*net.TCPConn).SetLinger(0)
-	c.Close()
-}
-
-// serve accepts a provider's connections and has them negotiated in the
-// background, so that a slow dialer delays nobody.
-func (l *Listener) serve(provider string, a acceptor, config session.Config) {
-	delay := minAcceptDelay
-	for {
-		link, err := a.accept()
-		switch {
-		case l.closing.Load():
-			if err == nil {
-				turnAway(link)
-			}
-			return
-		case errors.Is(err, net.ErrClosed):
-			return
-		case err != nil:
-			select {
-			case <-time.After(delay):
-			case <-l.closed:
-				return
-			}
-			delay = min(2*delay, maxAcceptDelay)
-			continue
-		}
-		delay = minAcceptDelay
-		if l.handed.Load() && !l.accepting.Load() {
-			turnAway(link)
-			continue
-		}
-		p, evicted := l.backlog.Begin(l.ctx, negotiateTimeout)
-		if p == nil {
-			refuse(link) // C7
-			continue
-		}
-		if evicted {
-			count(func(n *Counters) { n.Refused++ })
-		}
-		l.background.Go(func() { l.admit(p, provider, link, config) })
-	}
-}
-
-// refuse ends a connection before it is negotiated: its dialer sees
-// ECONNREFUSED.
-func refuse(l link) {
-	l.endpoint.Abort()
-	l.release()
-	count(func(n *Counters) { n.Refused++ })
-}
-
-// turnAway ends a connection before it is negotiated, so that its dialer falls back to TCP,
-// where another process may still listen. For buffered providers a reset would mean that
-// it is refused (see negotiate), and Close does not wait, so they close it instead.
-func turnAway(l link) {
-	if l.endpoint.Limits().Buffered {
-		l.endpoint.Close()
-	} else {
-		l.endpoint.Abort()
-	}
-	l.release()
-}
-
-// admit negotiates one connection and queues it for Accept.
-func (l *Listener) admit(p *backlog.Place, provider string, link link, config session.Config) {
-	s, err := negotiate(p.Context(), link, config)
-	switch placed := p.End(err == nil); {
-	case placed:
-		l.ready <- newConn(provider, s, link) // never blocks: it has a place in the backlog
-	case err == nil:
-		s.Abort()
-		link.release()
 	}
 }
 

@@ -2,8 +2,6 @@ package san
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/sanconn/san/session"
 )
@@ -32,7 +30,7 @@ func (p Policy) String() string {
 	return fmt.Sprintf("policy %d", int(p))
 }
 
-// Reason says why a connection is not on a SAN.
+// Reason is why a connection is not on a SAN.
 type Reason = session.Reason
 
 // The reasons. Their values do not change; operators see their String.
@@ -44,15 +42,15 @@ const (
 	ReasonNetwork     = session.ReasonNetwork     // the network is not one of tcp, tcp4, tcp6
 	ReasonNotServed   = session.ReasonNotServed   // no provider serves the address
 	ReasonNoListener  = session.ReasonNoListener  // no SAN listener is there
-	ReasonOwner       = session.ReasonOwner       // whoever answered is not the TCP listener's owner
-	ReasonVersion     = session.ReasonVersion     // the other end speaks another version
+	ReasonOwner       = session.ReasonOwner       // the answer is not from the TCP listener's owner
+	ReasonVersion     = session.ReasonVersion     // the other end has another version of the protocol
 	ReasonTimeout     = session.ReasonTimeout     // no answer within the bound
 	ReasonUnreachable = session.ReasonUnreachable // the SAN does not reach the destination
 	ReasonRemembered  = session.ReasonRemembered  // a recent attempt failed; not tried again yet
 	ReasonPermission  = session.ReasonPermission  // the system does not permit it
 	ReasonResources   = session.ReasonResources   // memory, descriptors or slots are used up
 	ReasonProtocol    = session.ReasonProtocol    // the answer was not understood
-	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted by TCP: the dialer did not ask for a SAN
+	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted by TCP: the dialer did not try a SAN
 )
 
 // Unavailable is why a connection could not be had over a SAN. Where the policy is
@@ -67,45 +65,4 @@ func isTCP(network string) bool {
 // notTCP returns why a network is left to net.
 func notTCP(network string) *Unavailable {
 	return &Unavailable{Reason: ReasonNetwork, Err: fmt.Errorf("%q is not one of tcp, tcp4, tcp6", network)}
-}
-
-// choose returns the providers to try, in order, or why there are none. want is a Providers
-// field. It is an error if that has an unknown name, or the environment is not understood.
-func choose(want []string, env environment, registered []provider) ([]provider, *Unavailable, error) {
-	if env.err != nil {
-		return nil, nil, env.err
-	}
-	for _, name := range want {
-		if !isProvider(name, registered) {
-			return nil, nil, fmt.Errorf("san: unknown provider %q in Providers; known are %s",
-				name, strings.Join(providerNames(registered), ", "))
-		}
-	}
-	names := want
-	switch {
-	case want == nil && env.restricted:
-		names = env.providers
-	case want == nil:
-		names = providerNames(registered)
-	}
-	var chosen []provider
-	refused := false
-	for _, name := range names {
-		if !env.allows(name) {
-			refused = true
-			continue
-		}
-		for _, p := range registered {
-			if p.name() == name && !slices.Contains(chosen, p) {
-				chosen = append(chosen, p)
-			}
-		}
-	}
-	switch {
-	case len(chosen) > 0:
-		return chosen, nil, nil
-	case refused || len(names) == 0:
-		return nil, &Unavailable{Reason: ReasonDisabled}, nil
-	}
-	return nil, &Unavailable{Reason: ReasonNoProvider}, nil
 }

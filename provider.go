@@ -5,21 +5,15 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
-	"syscall"
-	"time"
-
-	"github.com/sanconn/san/sanconn"
-	"github.com/sanconn/san/session"
 )
 
 // provider is what the switch needs to know of a SAN service provider.
 type provider interface {
 	name() string
 
-	// serves reports whether a destination is worth an attempt (C3). It does not
-	// block.
-	serves(dst netip.Addr, s settings) bool
+	// serves returns nil if a destination is worth an attempt (C3), and otherwise why
+	// it is not. It does not block.
+	serves(dst netip.Addr, s settings) error
 
 	// listen adds a SAN listener beside tcp, on the same address (C2). An error,
 	// preferably an *Unavailable, means that this listener does without this SAN.
@@ -27,105 +21,13 @@ type provider interface {
 
 	// dial connects within ctx. It returns ECONNREFUSED or EHOSTUNREACH only if TCP
 	// is guaranteed to fail as well (C4), otherwise preferably an *Unavailable.
-	dial(ctx context.Context, r request) (link, error)
-}
-
-// refuser is a provider that can say why it does not serve a destination, which may cost
-// more than serves.
-type refuser interface {
-	notServed(dst netip.Addr, s settings) error
-}
-
-// settings are what dialers and listeners hand down to providers.
-type settings struct {
-	session session.Config
-	local   bool          // Options.LocalAddresses
-	attempt time.Duration // bounds an attempt to connect
-	backlog int           // connections that wait for accept
-	v6only  bool          // for listen: take no IPv4
-	zone    string        // for listen: the zone of the address that was asked for
-
-	// Of verbs:
-	rdma         RDMA
-	subnets      []netip.Prefix // that it may serve; nil: all
-	sharedDomain bool
-}
-
-// settle returns the settings for a dialer's or listener's options.
-func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlog int) settings {
-	s := settings{
-		session:      o.Session(),
-		local:        o.LocalAddresses,
-		attempt:      o.AttemptTimeout,
-		backlog:      backlog,
-		rdma:         rdma,
-		subnets:      env.subnets,
-		sharedDomain: env.sharedDomain,
-	}
-	if s.rdma.IWARPOffset == 0 {
-		s.rdma.IWARPOffset = env.rdma.IWARPOffset
-	}
-	s.rdma.WithoutCM = s.rdma.WithoutCM || env.rdma.WithoutCM
-	switch {
-	case s.attempt > 0:
-	case policy == Require:
-		s.attempt = requireAttemptTimeout
-	default:
-		s.attempt = defaultAttemptTimeout
-	}
-	s.session.Disable |= env.disable
-	return s
+	dial(ctx context.Context, r request) (transport, error)
 }
 
 // acceptor is a provider's listener.
 type acceptor interface {
-	// accept blocks until somebody connects. net.ErrClosed is final; after other
+	// accept blocks until a dialer connects. net.ErrClosed is final; after other
 	// errors it is called again.
-	accept() (link, error)
+	accept() (transport, error)
 	io.Closer
-}
-
-// request is one address to connect to.
-type request struct {
-	address string     // for NetDialer
-	serving []provider // those that serve the address, in order
-	network string     // tcp4 or tcp6
-	remote  netip.AddrPort
-	local   *net.TCPAddr // nil: the system's choice
-	control func(ctx context.Context, network, address string, c syscall.RawConn) error
-	settings
-}
-
-// link is a connected endpoint.
-type link struct {
-	endpoint      session.Endpoint
-	local, remote *net.TCPAddr
-	hold          io.Closer // closed after the endpoint; may be nil
-}
-
-// release closes what the link holds besides its endpoint.
-func (l link) release() {
-	if l.hold != nil {
-		l.hold.Close()
-	}
-}
-
-// standard are the providers of the project, in order of preference, even those that this
-// build does not have.
-var standard = []string{"shm", "verbs"}
-
-// providerNames are all that Providers and SAN_PROVIDERS may name, in order of
-// preference.
-func providerNames(registered []provider) []string {
-	names := slices.Clone(standard)
-	for _, p := range registered {
-		if !slices.Contains(names, p.name()) {
-			names = append(names, p.name())
-		}
-	}
-	return names
-}
-
-func isProvider(name string, registered []provider) bool {
-	return slices.Contains(providerNames(registered), name)
 }

@@ -1,20 +1,4 @@
 package san
 
-import (
-	"net"
-	"syscall"
-)
-
 // registry has the providers of this build, in order of preference.
-var registry = []provider{sharedMemory{}, rdma{}}
-
-// v6only reports whether a TCP listener takes no IPv4, because of the network tcp6 or a
-// hook. Older kernels do not tell for MPTCP sockets, which Go uses for listeners.
-func v6only(tcp *net.TCPListener) bool {
-	c, err := tcp.SyscallConn()
-	on := 0
-	if err == nil {
-		c.Control(func(fd uintptr) { on, _ = syscall.GetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_V6ONLY) })
-	}
-	return on != 0
-}
+var registry = []provider{shmProvider{}, verbsProvider{}}

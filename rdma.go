@@ -1,6 +1,6 @@
 package san
 
-// RDMA says how connections over RDMA are made. Listener and dialer must agree on
+// RDMA is how connections over RDMA are made. Listener and dialer must agree on
 // it. The zero value means what the operator has set (SAN_IWARP_OFFSET, SAN_RDMACM),
 // or else the defaults.
 type RDMA struct {

@@ -68,7 +68,7 @@ func TestTheREADMEsServerAndClientWork(t *testing.T) {
 	}
 	defer server.Wait()
 	defer server.Process.Kill()
-	testenv.Eventually(t, limit, func() error { // it says nothing when it is ready
+	testenv.Eventually(t, limit, func() error { // it prints nothing when it is ready
 		c, err := net.Dial("tcp", address)
 		if err == nil {
 			c.Close()

@@ -34,7 +34,7 @@ type Place struct {
 
 // Begin returns a place for a new connection, or nil if there is none. If all are taken, but
 // the oldest of those being set up has had its place for Slow or longer, the new one gets
-// that and evicted is true: dialers that say nothing must not keep others out.
+// that and evicted is true: dialers that do not negotiate must not keep others out.
 func (b *Backlog) Begin(ctx context.Context, limit time.Duration) (p *Place, evicted bool) {
 	p = &Place{in: b, began: time.Now()}
 	b.mu.Lock()

@@ -19,17 +19,17 @@ func TestPlaces(t *testing.T) {
 			time.Sleep(Slow)
 			second, evicted := b.Begin(t.Context(), time.Minute)
 			if second == nil || !evicted || slow.Context().Err() == nil {
-				t.Fatal("the place of who is slow was not given to another")
+				t.Fatal("the place of a slow connection was not given to another")
 			}
 			if p, _ := b.Begin(t.Context(), time.Minute); p != nil || second.Context().Err() != nil {
-				t.Error("a place was taken from who is not slow")
+				t.Error("a connection that is not slow lost its place")
 			}
 			if !second.End(true) {
-				t.Error("who has the place has none")
+				t.Error("a connection with a place has none")
 			}
 			time.Sleep(Slow)
 			if p, _ := b.Begin(t.Context(), time.Minute); p != nil {
-				t.Error("a place was taken from who is ready")
+				t.Error("a connection that is ready lost its place")
 			}
 			if free {
 				b.Leave() // accepted

@@ -45,7 +45,7 @@ func hello(w http.ResponseWriter, r *http.Request) {
 }
 
 func echo(w http.ResponseWriter, r *http.Request) {
-	// HTTP/1 ends the request's body with the first byte of the answer, unless told.
+	// HTTP/1 ends the request's body with the first byte of the answer by default.
 	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

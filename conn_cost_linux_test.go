@@ -1,0 +1,114 @@
+package san
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/provider/shm"
+)
+
+// Large Writes go by RDMA exactly where they are meant to.
+func TestLanesMoveBytesAsTheySay(t *testing.T) {
+	for _, l := range systemLanes {
+		t.Run(l.name, func(t *testing.T) {
+			client, server := l.sanPipe(t)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				client.Write(make([]byte, 16<<20))
+				client.CloseWrite()
+			})
+			if n, err := io.Copy(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{server}); n != 16<<20 || err != nil {
+				t.Errorf("read %d, %v", n, err)
+			}
+			wg.Wait()
+			// On a ring all bytes go through the ring; verbs prefers RDMA by itself.
+			rdma := l.provider != shm.Name && l.options.Threshold >= 0
+			st := client.Stats()
+			if got := st.OfferedBytesSent > 0; got != rdma {
+				t.Errorf("RDMA was used: %v, want %v; %+v", got, rdma, st)
+			}
+			if st.BytesSent != 16<<20 || server.Stats().BytesReceived != 16<<20 {
+				t.Errorf("counted %d bytes sent, %d received", st.BytesSent, server.Stats().BytesReceived)
+			}
+		})
+	}
+}
+
+func TestReadAndWriteDoNotAllocate(t *testing.T) {
+	for _, l := range systemLanes {
+		for _, size := range []int{1, 64, 4096, 64 << 10} {
+			if at := l.options.Threshold; at > 0 && at <= size {
+				continue // a registration for each Write
+			}
+			if inGuest != "" && size > 4096 {
+				continue // a round is longer there than a session waits before it looks after itself
+			}
+			t.Run(fmt.Sprintf("%s, %d bytes", l.name, size), func(t *testing.T) {
+				client, server := l.sanPipe(t)
+				b := make([]byte, size)
+				round := func() {
+					client.SetDeadline(time.Now().Add(testTimeout))
+					// Not beyond what the ring takes while nobody reads.
+					for rest := size; rest > 0; {
+						n, err := client.Write(b[:min(rest, 16<<10)])
+						if err != nil {
+							t.Fatal(err)
+						}
+						if _, err := io.ReadFull(server, b[:n]); err != nil {
+							t.Fatal(err)
+						}
+						rest -= n
+					}
+				}
+				for range 100 {
+					round()
+				}
+				if n := testing.AllocsPerRun(1000, round); n != 0 {
+					t.Errorf("%v allocations per round", n)
+				}
+			})
+		}
+	}
+}
+
+// Connections leave nothing behind.
+func TestConnectionsLeaveNothing(t *testing.T) {
+	for _, l := range systemLanes {
+		t.Run(l.name, func(t *testing.T) {
+			connect := func(times int) {
+				ln := mustListen(t, &ListenConfig{Options: l.options}, "tcp", l.here())
+				defer ln.Close()
+				for range times {
+					c := mustDial(t, l.dialer(), ln.Addr().String())
+					s := mustAccept(t, ln)
+					send(t, c, s, "hello")
+					c.Close()
+					s.Close()
+				}
+			}
+			connect(1) // librdmacm keeps the devices open that it has met
+			idle(t)
+			before := resources(t)
+			connect(amount(50, 20))
+			idle(t)
+			runtime.GC()
+			wantResources(t, before)
+			waitFor(t, "no connection is counted as open", func() bool { return Stats().Open[l.provider] == 0 })
+		})
+	}
+}
+
+// idle waits until the provider has released what earlier tests used.
+func idle(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	if err := shm.Idle(ctx); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,117 @@
+package san
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+const (
+	// minShare is the least time for one of several addresses, as in net.
+	minShare = 2 * time.Second
+
+	// familyTimeout bounds TCP's attempt at an address while the other family waits for
+	// its turn, where net would not let it wait. Linux has sent three SYNs by then, after
+	// 0, 1 and 3 s: the family counts as unreachable.
+	familyTimeout = 5 * time.Second
+)
+
+// dialEach tries the addresses in turn until one connects.
+func (d *Dialer) dialEach(ctx context.Context, network string, requests []request) (dialed, error) {
+	var first error
+	for i, r := range requests {
+		ctx, cancel := share(ctx, len(requests)-i)
+		var tcpTimeout time.Duration
+		if d.NetDialer.FallbackDelay >= 0 && severalFamilies(requests[i:]) {
+			tcpTimeout = familyTimeout
+		}
+		c, err := d.dialOne(ctx, network, r, tcpTimeout)
+		cancel()
+		if err == nil {
+			return c, nil
+		}
+		first = cmp.Or(first, err)
+	}
+	return dialed{}, first
+}
+
+// share bounds the attempt at one address by net's own rule: left addresses, including this
+// one, share the time that remains until ctx's deadline.
+func share(ctx context.Context, left int) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok || left == 1 {
+		return context.WithCancel(ctx)
+	}
+	remaining := time.Until(deadline)
+	return context.WithTimeout(ctx, min(remaining, max(remaining/time.Duration(left), minShare)))
+}
+
+// dialOne connects to one address: by each provider that serves it in turn, then by TCP
+// within tcpTimeout; 0: ctx is the only bound.
+func (d *Dialer) dialOne(ctx context.Context, network string, r request, tcpTimeout time.Duration) (dialed, error) {
+	why := &Unavailable{Reason: ReasonNotServed}
+	for i, p := range r.serving {
+		c, err := d.dialSAN(ctx, p, r)
+		if err == nil {
+			return dialed{Conn: c}, nil
+		}
+		unavailable, final := verdict(ctx, err)
+		if final != nil {
+			return dialed{}, dialError(network, d.NetDialer.LocalAddr, r.remote, final)
+		}
+		if i == 0 { // the preferred provider's reason is reported
+			why = unavailable
+		}
+	}
+	if d.Policy == Require {
+		return dialed{}, dialError(network, d.NetDialer.LocalAddr, r.remote, requireError{why})
+	}
+	if tcpTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, tcpTimeout)
+		defer cancel()
+	}
+	return d.fallBack(ctx, network, r.address, why)
+}
+
+// dialSAN makes one attempt over a SAN, unless the destination did not answer recently.
+func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err() // before any hook is called
+	}
+	key := keyOf(p, r)
+	if d.Policy != Require {
+		if left := dialBackoff.left(key, time.Now()); left > 0 {
+			return nil, &Unavailable{Reason: ReasonRemembered,
+				Err: fmt.Errorf("%s: %v did not answer lately, and is tried again in %v", p.name(), r.remote, left.Round(time.Millisecond))}
+		}
+	}
+	timeout := r.attempt
+	if deadline, ok := ctx.Deadline(); ok && d.Policy != Require {
+		timeout = min(timeout, time.Until(deadline)/2) // leave TCP its time
+	}
+	attempt, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	t, err := p.dial(attempt, r)
+	if err == nil {
+		var s *session.Session
+		if s, err = negotiate(attempt, t, r.session); err == nil {
+			dialBackoff.answered(key)
+			return newConn(p.name(), s, t), nil
+		}
+	}
+	// Only silence is worth a backoff: answers cost no time. If the dialer's own time is
+	// up or the attempt was very short, it proves nothing; if it was shortened, not much.
+	switch {
+	case ctx.Err() != nil:
+	case answered(err):
+		dialBackoff.answered(key)
+	case reasonOf(err) == ReasonTimeout && timeout >= minSilence:
+		dialBackoff.timedOut(key, time.Now(), timeout == r.attempt)
+	}
+	return nil, err
+}

@@ -1,0 +1,54 @@
+package san
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/sanconn/san/session"
+)
+
+func TestParseEnvironment(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		vars map[string]string
+		want environment
+		err  string
+	}{
+		{name: "nothing set"},
+		{name: "set but empty", vars: map[string]string{envProviders: " ", envDisable: ""}},
+		{name: "a list of nothing", vars: map[string]string{envProviders: ","}, want: environment{restricted: true}},
+		{name: "none", vars: map[string]string{envProviders: "none"}, want: environment{restricted: true}},
+		{name: "a list, untidy", vars: map[string]string{envProviders: " verbs,, SHM "},
+			want: environment{restricted: true, providers: []string{"verbs", "shm"}}},
+		{name: "mechanisms", vars: map[string]string{envDisable: "rdmaread, poll"},
+			want: environment{disable: session.FeatureRDMARead | session.FeaturePoll}},
+		{name: "RDMA", vars: map[string]string{envSubnets: "10.8.0.0/16, FD08::/64", envIWARPOffset: " 20000", envSharedDomain: "on", envRDMACM: "OFF"},
+			want: environment{sharedDomain: true, rdma: RDMA{IWARPOffset: 20000, WithoutCM: true},
+				subnets: []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16"), netip.MustParsePrefix("fd08::/64")}}},
+		{name: "RDMA as it is", vars: map[string]string{envSubnets: " ", envIWARPOffset: "", envSharedDomain: "off", envRDMACM: "on"}},
+		{name: "no iWARP", vars: map[string]string{envIWARPOffset: "-1"}, want: environment{rdma: RDMA{IWARPOffset: -1}}},
+		{name: "no subnet", vars: map[string]string{envSubnets: "10.8.0.1"}, err: `"10.8.0.1" in SAN_SUBNETS`},
+		{name: "no offset", vars: map[string]string{envIWARPOffset: "tcp"}, err: "SAN_IWARP_OFFSET=tcp"},
+		{name: "an offset of 0", vars: map[string]string{envIWARPOffset: "0"}, err: "SAN_IWARP_OFFSET=0"},
+		{name: "too large an offset", vars: map[string]string{envIWARPOffset: "65536"}, err: "SAN_IWARP_OFFSET=65536"},
+		{name: "neither on nor off", vars: map[string]string{envSharedDomain: "yes"}, err: "SAN_SHARED_DOMAIN=yes"},
+		{name: "nor this", vars: map[string]string{envRDMACM: "no"}, err: "SAN_RDMACM=no"},
+		{name: "unknown provider", vars: map[string]string{envProviders: "shm,rdma"}, err: `"rdma" in SAN_PROVIDERS`},
+		{name: "unknown mechanism", vars: map[string]string{envDisable: "zerocopy"}, err: `"zerocopy" in SAN_DISABLE`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := parseEnvironment(func(k string) (string, bool) { v, ok := c.vars[k]; return v, ok })
+			if (got.err == nil) != (c.err == "") || got.err != nil && !strings.Contains(got.err.Error(), c.err) {
+				t.Fatalf("error %v, want %q", got.err, c.err)
+			}
+			if c.err != "" {
+				return
+			}
+			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(environment{}), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,38 @@
+package san
+
+import (
+	"sync"
+
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+// systemLanes are the lanes over the kernel's own means or, in a guest (test/guest) with
+// RDMA devices, over those.
+var systemLanes = sync.OnceValue(func() []lane {
+	if inGuest != "" {
+		return verbsLanes(inGuest)
+	}
+	return shmLanes
+})()
+
+// verbsLanes go from one end of the guest's cable to the other, by messages, by
+// each form of rendezvous, and with the smallest messages.
+func verbsLanes(dev string) []lane {
+	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[dev]
+	host6 := map[string]string{"rxe": "fd08::2", "siw": "fd08:1::2"}[dev]
+	with := func(name, host string, o sanconn.Options) lane {
+		o.AttemptTimeout = testTimeout // the guest is slow
+		return lane{name: name, provider: "verbs", policy: Require, host: host, options: o}
+	}
+	return []lane{
+		with("verbs", host, sanconn.Options{}),
+		with("verbs, IPv6", host6, sanconn.Options{}),
+		with("verbs by messages", host, sanconn.Options{Threshold: -1}),
+		with("verbs by RDMA read", host, sanconn.Options{Threshold: 4 << 10, Disable: session.FeatureRDMAWrite}),
+		with("verbs by RDMA write", host, sanconn.Options{Threshold: 4 << 10, Disable: session.FeatureRDMARead}),
+	}
+}
+
+var shmLanes = []lane{{name: "shm", provider: shm.Name, policy: Require}}

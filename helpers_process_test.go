@@ -1,0 +1,152 @@
+package san
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// Tests with two processes run this binary again, in a role.
+const (
+	envRole = "SAN_TEST_ROLE"
+	envLane = "SAN_TEST_LANE"
+	envAddr = "SAN_TEST_ADDR"
+	// envBytes is how much the stream role sends.
+	envBytes = "SAN_TEST_BYTES"
+)
+
+// roles are what the second process can do. A role reports to its test by lines on standard
+// output, and ends when standard input does.
+var roles = map[string]func(l lane) error{
+	"stream": roleStream,
+	"write":  roleWrite,
+	"read":   roleRead,
+	"idle":   roleIdle,
+	"leave":  roleLeave,
+	"many":   roleMany,
+	"listen": roleListen,
+	"plain":  rolePlain,
+}
+
+func TestMain(m *testing.M) {
+	if role := roles[os.Getenv(envRole)]; role != nil {
+		go func() {
+			io.Copy(io.Discard, os.Stdin)
+			os.Exit(3) // the test is gone
+		}()
+		for _, l := range lanes {
+			if l.name == os.Getenv(envLane) {
+				if err := role(l); err != nil {
+					fmt.Println("error:", err)
+					os.Exit(1)
+				}
+				os.Exit(0)
+			}
+		}
+		fmt.Println("error: no such lane")
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// process is the test's side of a role.
+type process struct {
+	*exec.Cmd
+	lines *bufio.Scanner
+	stdin io.Closer
+}
+
+// startRole starts this binary in a role, by way of another command if there is
+// one.
+func startRole(t testing.TB, role string, l lane, addr string, by ...string) *process {
+	t.Helper()
+	args := append(by[:len(by):len(by)], os.Args[0])
+	p := &process{Cmd: exec.Command(args[0], args[1:]...)}
+	p.Env = append(os.Environ(), envRole+"="+role, envLane+"="+l.name, envAddr+"="+addr)
+	p.Stderr = os.Stderr
+	stdin, err := p.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.stdin = stdin
+	stdout, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.lines = bufio.NewScanner(stdout)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		p.Process.Kill()
+		p.Wait()
+	})
+	return p
+}
+
+// line reads the next line that the role prints.
+func (p *process) line(t testing.TB) string {
+	t.Helper()
+	if !p.lines.Scan() {
+		t.Fatalf("the other process ended: %v", p.lines.Err())
+	}
+	if s, bad := strings.CutPrefix(p.lines.Text(), "error:"); bad {
+		t.Fatalf("the other process:%s", s)
+	}
+	return p.lines.Text()
+}
+
+func (l lane) dialRole() (net.Conn, error) {
+	c, err := l.dialer().Dial("tcp", os.Getenv(envAddr))
+	if err != nil {
+		return nil, err
+	}
+	if got := InfoOf(c); got.Provider != l.provider {
+		return nil, fmt.Errorf("provider %s, reason %v: %v", got.Provider, got.Fallback, got.Cause)
+	}
+	return c, nil
+}
+
+// rolePlain is a TCP server without SANs.
+func rolePlain(lane) error {
+	ln, err := net.Listen("tcp", os.Getenv(envAddr))
+	if err != nil {
+		return err
+	}
+	fmt.Println(ln.Addr())
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go io.Copy(c, c)
+	}
+}
+
+// roleListen accepts and never reads.
+func roleListen(l lane) error {
+	lc := ListenConfig{Options: l.options}
+	ln, err := lc.Listen(context.Background(), "tcp", l.here())
+	if err != nil {
+		return err
+	}
+	fmt.Println(ln.Addr())
+	for {
+		switch _, err := ln.Accept(); {
+		case errors.Is(err, syscall.EMFILE): // as a server does, though it would wait a little
+			runtime.Gosched()
+		case err != nil:
+			return err
+		}
+	}
+}

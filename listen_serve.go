@@ -1,0 +1,128 @@
+package san
+
+import (
+	"errors"
+	"net"
+	"time"
+
+	"github.com/sanconn/san/internal/backlog"
+	"github.com/sanconn/san/session"
+)
+
+const (
+	// negotiateTimeout bounds how long a dialer may take to negotiate, even with busy
+	// processors at both ends. Meanwhile it holds a place in the backlog, for less time
+	// if that is full (see backlog.Slow).
+	negotiateTimeout = 10 * time.Second
+
+	// If a provider's accept fails, most likely for lack of resources, it is called again
+	// after a delay that doubles within these bounds, as in net/http.
+	minAcceptDelay = 5 * time.Millisecond
+	maxAcceptDelay = time.Second
+)
+
+// serveTCP hands TCP's connections and errors to Accept, one at a time: the others stay in
+// the kernel's backlog.
+func (l *Listener) serveTCP() {
+	for {
+		c, err := l.tcp.Accept()
+		if err != nil {
+			select {
+			case l.failed <- err:
+				continue
+			case <-l.closed:
+				return
+			}
+		}
+		if l.policy == Require {
+			reset(c)
+			count(func(n *Counters) { n.Refused++ })
+			continue
+		}
+		select {
+		case l.plain <- c:
+		case <-l.closed:
+			reset(c)
+			return
+		}
+	}
+}
+
+// reset resets a TCP connection that nobody accepts, as the kernel does with those in its
+// backlog: the dialer must not take an orderly end for an answer.
+func reset(c net.Conn) {
+	c.(*net.TCPConn).SetLinger(0)
+	c.Close()
+}
+
+// serve accepts a provider's connections and has them negotiated in the
+// background, so that a slow dialer delays no other.
+func (l *Listener) serve(provider string, a acceptor, config session.Config) {
+	delay := minAcceptDelay
+	for {
+		t, err := a.accept()
+		switch {
+		case l.closing.Load():
+			if err == nil {
+				turnAway(t)
+			}
+			return
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			select {
+			case <-time.After(delay):
+			case <-l.closed:
+				return
+			}
+			delay = min(2*delay, maxAcceptDelay)
+			continue
+		}
+		delay = minAcceptDelay
+		if l.handed.Load() && !l.accepting.Load() {
+			turnAway(t)
+			continue
+		}
+		p, evicted := l.backlog.Begin(l.ctx, negotiateTimeout)
+		if p == nil {
+			refuse(t) // C7
+			continue
+		}
+		if evicted {
+			count(func(n *Counters) { n.Refused++ })
+		}
+		l.background.Go(func() { l.admit(p, provider, t, config) })
+	}
+}
+
+// refuse ends a connection before it is negotiated: its dialer sees
+// ECONNREFUSED.
+func refuse(t transport) {
+	t.endpoint.Abort()
+	t.release()
+	count(func(n *Counters) { n.Refused++ })
+}
+
+// turnAway ends a connection before it is negotiated, so that its dialer falls back to TCP,
+// where another process may still listen. For buffered providers a reset would mean that
+// it is refused (see negotiate), and Close does not wait, so they close it instead.
+func turnAway(t transport) {
+	if t.endpoint.Limits().Buffered {
+		t.endpoint.Close()
+	} else {
+		t.endpoint.Abort()
+	}
+	t.release()
+}
+
+// admit negotiates one connection and queues it for Accept.
+func (l *Listener) admit(p *backlog.Place, provider string, t transport, config session.Config) {
+	s, err := negotiate(p.Context(), t, config)
+	switch placed := p.End(err == nil); {
+	case placed:
+		l.ready <- newConn(provider, s, t) // never blocks: it has a place in the backlog
+	case err == nil:
+		s.Abort()
+		t.release()
+	}
+}

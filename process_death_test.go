@@ -1,0 +1,168 @@
+package san
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var killRounds = flag.Int("kills", 12, "processes to kill per role and lane")
+
+// leaveHolder leaves a child behind that holds all descriptors, and returns its pid; 0: none. Over TCP or a queue pair the peer
+// would then not see the end.
+func (l lane) leaveHolder() int {
+	if l.provider != "shm" {
+		return 0
+	}
+	return holdDescriptors()
+}
+
+// killSize is the size of the writing role's Writes.
+const killSize = 100_000
+
+func roleWrite(l lane) error {
+	c, err := l.dialRole()
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready", l.leaveHolder())
+	b := make([]byte, killSize)
+	for total := 0; ; total += len(b) {
+		position(b, total)
+		if _, err := c.Write(b); err != nil {
+			return err
+		}
+	}
+}
+
+func roleRead(l lane) error {
+	c, err := l.dialRole()
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready", l.leaveHolder())
+	_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{c}, make([]byte, 300_000))
+	return err
+}
+
+func roleIdle(l lane) error {
+	c, err := l.dialRole()
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, "last words"); err != nil {
+		return err
+	}
+	fmt.Println("ready", l.leaveHolder())
+	_, err = c.Read(make([]byte, 1))
+	return err
+}
+
+// roleLeave returns from main without Close, as TCP allows.
+func roleLeave(l lane) error {
+	c, err := l.dialRole()
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(c, "last words")
+	return err
+}
+
+// When a process is killed, at any moment, the other one gets what had arrived and soon an
+// error, and nothing is left behind.
+func TestKilledProcess(t *testing.T) {
+	rounds := *killRounds
+	if testing.Short() {
+		rounds = min(rounds, 3)
+	}
+	rnd := rand.New(rand.NewPCG(rand.Uint64(), 0))
+	eachLane(t, func(t *testing.T, l lane) {
+		for _, role := range []string{"write", "read", "idle"} {
+			t.Run(role, func(t *testing.T) {
+				ln := l.listen(t, l.here())
+				killOne(t, ln, role, l, 0) // what a first connection sets up for good
+				before := resources(t)
+				for range rounds {
+					killOne(t, ln, role, l, time.Duration(rnd.IntN(30_000))*time.Microsecond)
+				}
+				wantResources(t, before)
+			})
+		}
+	})
+}
+
+func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Duration) {
+	t.Helper()
+	p := startRole(t, role, l, ln.Addr().String())
+	c := mustAccept(t, ln)
+	defer c.Close()
+	wantProvider(t, c, l.provider)
+	var holder int
+	if _, err := fmt.Sscanf(p.line(t), "ready %d", &holder); err != nil {
+		t.Fatal(err)
+	}
+	if holder != 0 {
+		if h, err := os.FindProcess(holder); err == nil {
+			defer h.Kill()
+		}
+	}
+	killed := make(chan struct{})
+	time.AfterFunc(after, func() {
+		p.Process.Kill()
+		close(killed)
+	})
+	c.SetDeadline(time.Now().Add(testTimeout))
+	var err error
+	switch role {
+	case "read":
+		b := make([]byte, 200_000)
+		for err == nil {
+			_, err = c.Write(b)
+		}
+	default:
+		var n, total int
+		for b := make([]byte, 150_000); err == nil; total += n {
+			n, err = c.Read(b)
+			if role == "write" {
+				wantPositions(t, b[:n], total)
+			}
+		}
+		switch {
+		case role == "idle" && total != len("last words"):
+			t.Errorf("%d bytes of the last words arrived", total)
+		case role == "write" && err == io.EOF && total%killSize != 0 && l.provider != providerTCP: // TCP has no bounds of Writes
+			t.Errorf("EOF after %d bytes, in the middle of a Write", total)
+		}
+	}
+	<-killed
+	if err != io.EOF && !isPeerGone(err) {
+		t.Errorf("error %v", err)
+	}
+	p.Wait()
+}
+
+// When a program ends without Close, what it wrote arrives, and then EOF. Over RDMA there is
+// an error instead, because bytes are lost with the process.
+func TestProcessThatLeavesWithoutClose(t *testing.T) {
+	eachLane(t, func(t *testing.T, l lane) {
+		ln := l.listen(t, l.here())
+		startRole(t, "leave", l, ln.Addr().String())
+		c := mustAccept(t, ln)
+		c.SetDeadline(time.Now().Add(testTimeout))
+		got, err := io.ReadAll(c)
+		if l.provider == "verbs" && errors.Is(err, syscall.ECONNRESET) && strings.HasPrefix("last words", string(got)) {
+			return
+		}
+		if string(got) != "last words" || err != nil {
+			t.Errorf("read %q, %v", got, err)
+		}
+	})
+}

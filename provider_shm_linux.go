@@ -1,0 +1,58 @@
+package san
+
+import (
+	"context"
+	"net"
+	"net/netip"
+
+	"github.com/sanconn/san/provider/shm"
+)
+
+// shmProvider is the provider between processes of this host.
+type shmProvider struct{}
+
+func (shmProvider) name() string { return shm.Name }
+
+func (p shmProvider) serves(dst netip.Addr, s settings) error { return shm.ServedBy(dst, p.config(s)) }
+
+func (shmProvider) config(s settings) shm.Config {
+	return shm.Config{
+		Disable: s.session.Disable,
+		Backlog: s.backlog,
+		Timeout: s.attempt,
+		Local:   s.local,
+	}
+}
+
+func (p shmProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+	cfg := p.config(s)
+	cfg.V6Only = s.v6only
+	l, err := shm.Listen(tcp, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return shmListener{l}, nil
+}
+
+// dial gives the endpoint a bound TCP socket to keep, which makes the dialer's address
+// true and unique.
+func (p shmProvider) dial(ctx context.Context, r request) (transport, error) {
+	socket, err := bind(ctx, r)
+	if err != nil {
+		return transport{}, err
+	}
+	remote := net.TCPAddrFromAddrPort(r.remote)
+	ep, err := shm.Dial(ctx, socket.fd, remote, p.config(r.settings))
+	if err != nil {
+		socket.Close()
+		return transport{}, err
+	}
+	return transport{endpoint: ep, local: socket.local, remote: remote}, nil
+}
+
+type shmListener struct{ *shm.Listener }
+
+func (l shmListener) accept() (transport, error) {
+	ep, local, remote, err := l.Accept()
+	return transport{endpoint: ep, local: local, remote: remote}, err
+}

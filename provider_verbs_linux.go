@@ -1,0 +1,96 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"github.com/sanconn/san/provider/verbs"
+)
+
+// verbsProvider is the provider for connections to other hosts.
+type verbsProvider struct{}
+
+func (verbsProvider) name() string { return verbs.Name }
+
+func (p verbsProvider) serves(dst netip.Addr, s settings) error {
+	_, err := verbs.ServedBy(dst, p.config(s))
+	return err
+}
+
+func (verbsProvider) config(s settings) verbs.Config {
+	return verbs.Config{
+		Disable:   s.session.Disable,
+		Threshold: max(s.session.Threshold, 0),
+		Backlog:   s.backlog,
+
+		IWARPOffset:  s.rdma.IWARPOffset,
+		WithoutCM:    s.rdma.WithoutCM,
+		Subnets:      s.subnets,
+		SharedDomain: s.sharedDomain,
+	}
+}
+
+func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+	at := tcp.Addr().(*net.TCPAddr).AddrPort()
+	cfg := p.config(s)
+	cfg.V6Only = s.v6only
+	addr := at.Addr().Unmap()
+	if addr.IsLinkLocalUnicast() && addr.Zone() == "" {
+		addr = addr.WithZone(s.zone)
+	}
+	l, err := verbs.Listen(netip.AddrPortFrom(addr, at.Port()), cfg)
+	if err != nil {
+		return nil, err
+	}
+	return verbsListener{l}, nil
+}
+
+// dial connects from a TCP port that the transport holds, so that its address is not given to others.
+// On iWARP and without rdma_cm the endpoint chooses another port, and none is held.
+func (p verbsProvider) dial(ctx context.Context, r request) (transport, error) {
+	cfg := p.config(r.settings)
+	cfg.FixedPort = r.local != nil && r.local.Port != 0
+	for try := 1; ; try++ {
+		socket, err := bind(ctx, r)
+		if err != nil {
+			return transport{}, err
+		}
+		local := socket.local.AddrPort()
+		local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
+		ep, err := verbs.Dial(ctx, local, r.remote, cfg)
+		if err == nil {
+			t := verbsTransport(ep)
+			if ep.LocalAddr().Port() == local.Port() {
+				t.hold = socket
+			} else {
+				socket.Close()
+			}
+			return t, nil
+		}
+		socket.Close()
+		if try == portTries || !errors.Is(err, syscall.EADDRINUSE) || cfg.FixedPort {
+			return transport{}, err
+		}
+	}
+}
+
+func verbsTransport(ep *verbs.Endpoint) transport {
+	return transport{
+		endpoint: ep,
+		local:    net.TCPAddrFromAddrPort(ep.LocalAddr()),
+		remote:   net.TCPAddrFromAddrPort(ep.RemoteAddr()),
+	}
+}
+
+type verbsListener struct{ *verbs.Listener }
+
+func (l verbsListener) accept() (transport, error) {
+	ep, err := l.Accept()
+	if err != nil {
+		return transport{}, err
+	}
+	return verbsTransport(ep), nil
+}
