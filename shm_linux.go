@@ -21,11 +21,9 @@ func (p sharedMemory) notServed(dst netip.Addr, s settings) error {
 
 func (sharedMemory) config(s settings) shm.Config {
 	return shm.Config{
-		Disable:   s.session.Disable,
-		Threshold: s.session.Threshold,
-		Backlog:   s.backlog,
-		Timeout:   s.attempt,
-		Local:     s.local,
+		Backlog: s.backlog,
+		Timeout: s.attempt,
+		Local:   s.local,
 	}
 }
 
