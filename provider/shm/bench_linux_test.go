@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"net"
 	"runtime"
-	"strconv"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -32,7 +30,7 @@ func benchmarkOneSide(b *testing.B, sending bool) {
 			b.StartTimer()
 		}
 		for range k {
-			p.Reserve(64, 64, false)
+			p.Reserve(64, 64)
 			p.Commit(64)
 		}
 		if sending {
@@ -99,33 +97,12 @@ func BenchmarkTwoProcesses(b *testing.B) {
 			})
 		}
 	}
-	for _, size := range []int{64 << 10, 256 << 10, 1 << 20} {
-		b.Run("Remote"+strconv.Itoa(size), func(b *testing.B) {
-			p := dialChild(b, spawn(b, "fetch", nil), Config{})
-			src := make([]byte, size)
-			b.SetBytes(int64(size))
-			b.ResetTimer()
-			for range b.N {
-				d, err := p.Expose(src, session.RemoteRead)
-				if err != nil {
-					b.Fatal(err)
-				}
-				buf := p.reserve(24, 24, true)
-				*(*session.Descriptor)(bytesPointer(buf)) = d
-				p.Commit(24)
-				var ev session.Event
-				p.poll(&ev)
-				p.Drop()
-				p.Revoke(d)
-			}
-		})
-	}
 }
 
 func BenchmarkConnect(b *testing.B) {
 	c := spawn(b, "echo", nil)
 	first := dialChild(b, c, Config{})
-	defer first.Close()
+	defer end(first)
 	addr := c.addr
 	b.ResetTimer()
 	for range b.N {
@@ -134,7 +111,7 @@ func BenchmarkConnect(b *testing.B) {
 			b.Fatal(err)
 		}
 		newPeer(ep)
-		ep.Close()
+		end(ep)
 	}
 }
 
@@ -167,25 +144,6 @@ func init() {
 			}
 		})
 	}
-	roles["fetch"] = func() error {
-		return serveRole(func(p *peer) {
-			into := make([]byte, 1<<20)
-			var ev session.Event
-			for p.poll(&ev) {
-				if ev.Kind == session.Message {
-					d := *(*session.Descriptor)(bytesPointer(ev.Msg))
-					p.Drop()
-					if err := p.Read(into[:d.Len], d, 0, 1); err != nil {
-						return
-					}
-					continue
-				}
-				if ev.Err != nil || !p.send([]byte{1}) {
-					return
-				}
-			}
-		})
-	}
 }
 
 // pollSpinning polls for a while before it sleeps, as a session does.
@@ -198,8 +156,6 @@ func (p *peer) pollSpinning(ev *session.Event) bool {
 	}
 	return p.poll(ev)
 }
-
-func bytesPointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
 // BenchmarkConnectTCP is the baseline for BenchmarkConnect.
 func BenchmarkConnectTCP(b *testing.B) {

@@ -14,8 +14,7 @@ func TestContract(t *testing.T) {
 		name string
 		cfg  Config
 	}{
-		{"reading the peer's memory", Config{}},
-		{"messages only", Config{Disable: session.FeatureCMA}},
+		{"largest ring", Config{}},
 		{"smallest ring", Config{RingMax: minRingMax}},
 		{"bells by message", Config{}},
 	} {

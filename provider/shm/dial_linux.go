@@ -93,9 +93,7 @@ type linkCache struct {
 
 type linkKey struct {
 	owner
-	disable   session.Feature
-	threshold int
-	ringMax   int
+	ringMax int
 }
 
 // linkEntry is a link, or the making of it.
@@ -119,7 +117,7 @@ func (e *linkEntry) ended() bool {
 // get returns the link to a listener, and makes it if need be. Making it is bounded by the
 // cfg.Timeout of the first dial that asks, and does not depend on any dial's ctx.
 func (c *linkCache) get(ctx context.Context, o owner, cfg Config) (*link, error) {
-	key := linkKey{owner: o, disable: cfg.Disable, threshold: cfg.Threshold, ringMax: cfg.RingMax}
+	key := linkKey{owner: o, ringMax: cfg.RingMax}
 	c.mu.Lock()
 	entry := c.links[key]
 	if entry == nil || entry.ended() {

@@ -34,12 +34,12 @@ func TestDialReachesTheListenerThatTCPWouldReach(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer a.Close()
+			defer end(a)
 			b, local, remote, err := l.Accept()
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer b.Close()
+			defer end(b)
 			if a.Limits().Provider != Name || b.Limits().Provider != Name {
 				t.Error("another provider")
 			}
@@ -114,7 +114,7 @@ func TestBacklogFullIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer ep.Close()
+		defer end(ep)
 	}
 	if _, err := dial(tcp.Addr(), Config{}); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("got %v", err)
@@ -123,12 +123,12 @@ func TestBacklogFullIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ep.Close()
+	end(ep)
 	third, err := dial(tcp.Addr(), Config{})
 	if err != nil {
 		t.Fatalf("after an Accept: %v", err)
 	}
-	third.Close()
+	end(third)
 }
 
 // A socket bound to an address that shared memory does not serve is not even offered to

@@ -1,12 +1,10 @@
 // Package shm is the SAN service provider between processes of one host:
 // session.Endpoints over memory that both processes map.
 //
-// Two processes share one link per listener (and per Disable, Threshold and RingMax of
-// the dialer's Config): a unix socket for set-up, the peer's pidfd, one doorbell each way
-// and a few sealed memory segments.
-// A connection is a slot of a link: a byte ring each way, which carries the
-// messages, and a table of exposed memory, which the peer may read with
-// process_vm_readv where the kernel permits it.
+// Two processes share one link per listener (and per RingMax of the dialer's Config): a
+// unix socket for set-up, the peer's pidfd, one doorbell each way and a few sealed memory
+// segments. A connection is a slot of a link: a byte ring each way, which carries the
+// messages.
 //
 // A dialer asks the kernel which TCP listener a connect to the same address would
 // reach, and accepts an answer only from that listener's user. Nothing that the peer
@@ -25,31 +23,18 @@
 //	segment_linux.go, layout_linux.go   shared memory and its layout
 //	slot_linux.go, bell_linux.go     a connection's place; which slots have news
 //	endpoint_linux.go                a connection
-//	send_linux.go, recv_linux.go, remote_linux.go   its methods, by group
+//	send_linux.go, recv_linux.go   its methods, by group
 //	unread_linux.go                  whether a dead peer had read everything
 //	mechanisms_*.go                  what the kernel permits, for diagnosis
 package shm
 
-import (
-	"time"
-
-	"github.com/sanconn/san/session"
-)
+import "time"
 
 // Name is the provider's name in session.Limits.
 const Name = "shm"
 
 // Config tunes the provider. The zero value suits most callers.
 type Config struct {
-	// Disable switches features off; FeatureCMA is the one that matters here.
-	Disable session.Feature
-
-	// Threshold is the size in bytes from which memory is read by
-	// process_vm_readv instead of going through the ring. 0 means the default,
-	// which is never, because the ring was faster wherever it was measured;
-	// negative means never.
-	Threshold int
-
 	// RingMax is the size in bytes up to which a ring may grow, for each direction
 	// of each connection. The default and the maximum are 4 MiB, the minimum is
 	// 256 KiB.
@@ -90,8 +75,5 @@ func (c Config) withDefaults() Config {
 		c.RingMax = defaultRingMax
 	}
 	c.RingMax = min(max(c.RingMax, minRingMax), maxRingMax) &^ 4095
-	if c.Threshold < 0 {
-		c.Threshold = 0
-	}
 	return c
 }

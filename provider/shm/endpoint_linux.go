@@ -20,8 +20,7 @@ import (
 const spin = 50 * time.Microsecond
 
 // endpoint is one side of a connection. See session.Endpoint for which methods may run
-// concurrently. While Close or Abort runs, the session must neither be between a Reserve
-// and its Commit nor use a message: the slot's memory goes to the next connection.
+// concurrently.
 type endpoint struct {
 	link  *link
 	slot  *slot
@@ -29,18 +28,17 @@ type endpoint struct {
 	bound int // the dialer's TCP socket, which holds the address; -1 at the acceptor
 
 	control *slotControl
-	mine    *atomic.Uint32 // this side's state and the peer's, in shared memory
-	theirs  *atomic.Uint32
+	mine    *sideState // this side's state and the peer's, in shared memory
+	theirs  *sideState
 
 	waker atomic.Pointer[session.Waker]
 	err   atomic.Pointer[error]
 	bad   atomic.Bool // the peer broke the rules
 
-	closing sync.Once
-	closed  atomic.Bool
-	inside  atomic.Int32 // calls of Arm and Disarm, which may overlap Close
-
-	remote remote
+	closing  sync.Once
+	retiring sync.Once
+	closed   atomic.Bool
+	inside   atomic.Int32 // calls of Arm and Disarm, which may overlap Close
 
 	_    [128]byte // sender and receiver run on different processors
 	send sender
@@ -60,9 +58,9 @@ var (
 
 func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e := &endpoint{link: l, slot: s, side: l.side, bound: bound, control: s.control}
-	e.mine = &s.control.state[e.side].v
-	e.theirs = &s.control.state[1-e.side].v
-	e.send = sender{control: &s.control.ring[e.side], notes: &s.control.notes[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
+	e.mine = &s.control.state[e.side]
+	e.theirs = &s.control.state[1-e.side]
+	e.send = sender{shared: &s.control.ring[e.side], notes: &s.control.notes[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
 	e.send.limit.Store(ringStart) // small, to stay in the cache, however many pages it inherits
 	e.send.inherit(s.inherit())
 	e.send.idleTail = neverLooked
@@ -78,27 +76,16 @@ func (e *endpoint) forgo() {
 
 // Limits implements session.Endpoint.
 func (e *endpoint) Limits() session.Limits {
-	lim := session.Limits{
-		Provider:    Name,
-		MaxMessage:  messageMax,
-		Buffered:    true,
-		Liveness:    true,
-		ExactRevoke: true,
-		Spin:        spin,
-	}
-	if e.link.cfg.Disable&session.FeatureCMA == 0 {
-		lim.MaxRDMA = remoteChunk
-		lim.MaxExpose = remoteMax
-		lim.CanRead = e.link.canRead
-		lim.Threshold = e.link.cfg.Threshold
-	}
-	return lim
+	return session.Limits{Provider: Name, MaxMessage: messageMax, Spin: spin}
 }
+
+// Memory implements session.Endpoint: all bytes go through the ring.
+func (e *endpoint) Memory() session.Memory { return nil }
 
 // Start implements session.Endpoint.
 func (e *endpoint) Start(w session.Waker) {
 	e.waker.Store(&w)
-	if e.err.Load() != nil || e.theirs.Load() != stateOpen {
+	if e.err.Load() != nil || e.theirs.load() != stateOpen {
 		w.Wake(session.RecvReady | session.SendReady)
 	}
 }
@@ -120,7 +107,7 @@ func (e *endpoint) Arm(ev session.Events) {
 		e.recv.control.sleep.Store(1)
 	}
 	if ev&session.SendReady != 0 {
-		e.send.control.want.Store(max(1, e.send.wanted.Load()))
+		e.send.shared.want.Store(max(1, e.send.wanted.Load()))
 	}
 	e.inside.Add(-1)
 }
@@ -133,8 +120,8 @@ func (e *endpoint) Disarm(ev session.Events) {
 	if ev&session.RecvReady != 0 && e.recv.control.sleep.Load() != 0 {
 		e.recv.control.sleep.Store(0)
 	}
-	if ev&session.SendReady != 0 && e.send.control.want.Load() != 0 {
-		e.send.control.want.Store(0)
+	if ev&session.SendReady != 0 && e.send.shared.want.Load() != 0 {
+		e.send.shared.want.Store(0)
 	}
 	e.inside.Add(-1)
 }
@@ -182,7 +169,7 @@ func (e *endpoint) peerState(state uint32) {
 
 // linkDied ends a connection whose link died. The peer may have closed it before.
 func (e *endpoint) linkDied(cause error) {
-	if state := e.theirs.Load(); state != stateOpen {
+	if state := e.theirs.load(); state != stateOpen {
 		e.peerState(state)
 		return
 	}
@@ -192,8 +179,8 @@ func (e *endpoint) linkDied(cause error) {
 	e.fail(cause)
 }
 
-// Close implements session.Endpoint. It waits for a Read in progress, which usually takes
-// some ten microseconds (but see remote.close).
+// Close implements session.Endpoint. It waits at most for the janitor to give back the
+// ring's pages, which takes less than a millisecond.
 func (e *endpoint) Close() error {
 	e.end(stateClosed)
 	return nil
@@ -211,35 +198,23 @@ func (e *endpoint) end(state uint32) {
 		for e.inside.Load() != 0 {
 			runtime.Gosched()
 		}
-		e.remote.close(e)
-		e.slot.leave(e.send.close())
+		e.send.close()
 		e.fail(errClosed)
-		e.slot.ep.CompareAndSwap(e, nil)
-		e.mine.Store(state) // last: the slot may now be reused
-		e.link.detach(e.slot)
+		e.mine.v.Store(state | stateHeld)
+		e.link.ring(e.slot.number, session.RecvReady|session.SendReady)
 		if e.bound >= 0 {
 			unix.Close(e.bound)
 		}
 	})
 }
 
-// allocMost bounds how many bytes Alloc has handed out in this process.
-const allocMost = 256 << 20
-
-var allocated atomic.Int64
-
-// Alloc implements session.Endpoint. It returns ordinary memory, since any can be exposed
-// and read into, up to allocMost.
-func (e *endpoint) Alloc(n int) []byte {
-	if n <= 0 {
-		return nil
-	}
-	if allocated.Add(int64(n)) > allocMost {
-		allocated.Add(-int64(n))
-		return nil
-	}
-	return make([]byte, n)
+// Retire implements session.Endpoint. Until then the slot keeps its memory, also when the
+// link has died, and no connection follows on it.
+func (e *endpoint) Retire() {
+	e.retiring.Do(func() {
+		e.slot.leave(e.send.pages.Load())
+		e.slot.ep.CompareAndSwap(e, nil)
+		e.mine.v.Store(e.mine.v.Load() &^ stateHeld) // last: the slot may now be reused
+		e.link.detach(e.slot)
+	})
 }
-
-// Free implements session.Endpoint.
-func (e *endpoint) Free(b []byte) { allocated.Add(-int64(cap(b))) }

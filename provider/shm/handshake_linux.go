@@ -53,8 +53,7 @@ func (l *link) hello(ctx context.Context, owner uint32) error {
 	deadline, _ := ctx.Deadline()
 	l.conn.SetDeadline(deadline)
 	defer l.conn.SetDeadline(time.Time{})
-	at, n := localNonce()
-	hello := &message{kind: msgHello, version: version, number: firstSlots, nonceAt: at, nonce: n}
+	hello := &message{kind: msgHello, version: version, number: firstSlots}
 	if err := send(l.conn, hello, l.bellFD(fd)...); err != nil {
 		return err
 	}
@@ -73,7 +72,7 @@ func (l *link) hello(ctx context.Context, owner uint32) error {
 		closeAll(fds)
 		return err
 	}
-	l.takePeer(&w, fds)
+	l.takeBell(fds)
 	return nil
 }
 
@@ -126,9 +125,8 @@ func (l *link) welcome() error {
 	}
 	unix.Close(fds[0])
 	l.bellIn, l.bellOut = l.maps[0].bell(0), l.maps[0].bell(1)
-	l.takePeer(&h, fds[1:])
-	at, n := localNonce()
-	return send(l.conn, &message{kind: msgWelcome, version: version, nonceAt: at, nonce: n}, l.bellFD()...)
+	l.takeBell(fds[1:])
+	return send(l.conn, &message{kind: msgWelcome, version: version}, l.bellFD()...)
 }
 
 // decline tells a dialing process that this one has no room for it: just hanging up would
@@ -179,8 +177,8 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	return l, nil
 }
 
-// trusted reports whether the peer may share eventfds, and memory to read, with us: it
-// must run as the same user. Either side of an eventfd can make it block, so processes of
+// trusted reports whether the peer may share eventfds with us: it must run as the same
+// user. Either side of an eventfd can make it block, so processes of
 // other users ring by message.
 func (l *link) trusted() bool {
 	return l.uid == uint32(os.Geteuid()) && oneUser(l.uid) && !distrust
@@ -202,16 +200,12 @@ func (l *link) control(f func(fd int)) {
 	}
 }
 
-// takePeer stores what the peer's hello or welcome said.
-func (l *link) takePeer(m *message, fds []int) {
-	l.nonceAt, l.nonce = m.nonceAt, m.nonce
+// takeBell stores the eventfd of the peer's hello or welcome, if it has one.
+func (l *link) takeBell(fds []int) {
 	if len(fds) > 0 && l.trusted() {
 		l.eventOut, fds = fds[0], fds[1:]
 	}
 	closeAll(fds)
-	// The nonce proves nothing about another user's process, which chooses what its
-	// nonce is and which pages answer.
-	l.canRead = l.trusted() && l.probeRead()
 }
 
 func (l *link) start() error {

@@ -64,26 +64,64 @@ func (p *peer) Wake(ev session.Events) {
 }
 
 // reserve waits for room. It returns nil when the connection has ended.
-func (p *peer) reserve(least, most int, control bool) []byte {
+func (p *peer) reserve(least, most int) []byte {
+	return p.await(func() []byte { return p.Reserve(least, most) })
+}
+
+// reserveControl waits for room for control.
+func (p *peer) reserveControl(n int) []byte {
+	return p.await(func() []byte { return p.ReserveControl(n) })
+}
+
+func (p *peer) await(room func() []byte) []byte {
 	for {
-		if b := p.Reserve(least, most, control); b != nil {
+		if b := room(); b != nil {
 			return b
 		}
 		p.Arm(session.SendReady)
-		if b := p.Reserve(least, most, control); b != nil {
+		if b := room(); b != nil {
 			return b
 		}
 		if p.Err() != nil {
 			return nil
 		}
 		if !p.out.sleep() {
-			panic(fmt.Sprintf("no room, and no wake-up: %+v of %d", dump(p.Endpoint), least))
+			panic("no room, and no wake-up: " + dump(p.Endpoint))
 		}
 	}
 }
 
+// fill fills the room with messages of n bytes, and returns how many there are.
+func (p *peer) fill(n int) (count int) {
+	for ; p.Reserve(n, n) != nil; count++ {
+		p.Commit(n)
+	}
+	return count
+}
+
+// control sends n bytes as control. It returns false if there is no room.
+func (p *peer) control(n int) bool {
+	if p.ReserveControl(n) == nil {
+		return false
+	}
+	p.CommitControl(n)
+	return true
+}
+
+// end closes an endpoint whose memory nobody uses.
+func end(ep session.Endpoint) {
+	ep.Close()
+	ep.Retire()
+}
+
+// abort aborts an endpoint whose memory nobody uses.
+func abort(ep session.Endpoint) {
+	ep.Abort()
+	ep.Retire()
+}
+
 func (p *peer) send(b []byte) bool {
-	buf := p.reserve(len(b), len(b), false)
+	buf := p.reserve(len(b), len(b))
 	if buf == nil {
 		return false
 	}
@@ -118,7 +156,7 @@ func pair(t testing.TB, cfg Config) (a, b *peer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { x.Close(); y.Close() })
+	t.Cleanup(func() { end(x); end(y) })
 	return newPeer(x), newPeer(y)
 }
 
@@ -271,7 +309,7 @@ func pattern(b []byte, n uint64) {
 func dump(ep session.Endpoint) string {
 	s := &ep.(*endpoint).send
 	return fmt.Sprintf("tail %d+%d, published %d, head %d (read %d), limit %d, want %d",
-		s.tail/ringSize, s.tail&ringMask, s.published, s.control.head.Load(), s.head, s.limit.Load(), s.control.want.Load())
+		s.tail/ringSize, s.tail&ringMask, s.published, s.shared.head.Load(), s.head, s.limit.Load(), s.shared.want.Load())
 }
 
 // connected returns two connected endpoints in this process, over a link of their own

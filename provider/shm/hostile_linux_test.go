@@ -3,7 +3,6 @@ package shm
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"math/rand"
@@ -93,8 +92,8 @@ func (s *stranger) hello() {
 func stillServes(t *testing.T, tcp net.Listener, l *Listener) {
 	t.Helper()
 	a, b := meet(t, tcp, l)
-	b.Close()
-	a.Close()
+	end(b)
+	end(a)
 }
 
 // memfd makes a memfd with the given size and seals.
@@ -471,7 +470,7 @@ func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 	if err := b.Err(); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the connection: %v", err)
 	}
-	b.Close()
+	end(b)
 	s.hungUp()
 	stillServes(t, tcp, l)
 }
@@ -498,7 +497,7 @@ func TestPeerThatEndsWhileItConnects(t *testing.T) {
 		if err := b.Err(); !errors.Is(err, io.EOF) {
 			t.Errorf("the connection: %v", err)
 		}
-		b.Close()
+		end(b)
 	}
 }
 
@@ -512,7 +511,7 @@ func TestAnswersWaitForAStoppedPeer(t *testing.T) {
 	s := visit(t, l)
 	s.hello()
 	b := s.connect(l, asks(tcp, 0), bound)
-	defer b.Close()
+	defer end(b)
 	s.conn.SetWriteDeadline(time.Now().Add(3 * helloTimeout / 2))
 	asked := 0
 	for err := error(nil); ; asked++ {
@@ -737,7 +736,7 @@ func TestPeerThatCorruptsTheSlot(t *testing.T) {
 			e := a.Endpoint.(*endpoint)
 			tc.corrupt(e.control, e.send.ring)
 			if tc.sender {
-				for b.Reserve(messageMax, messageMax, false) != nil {
+				for b.Reserve(messageMax, messageMax) != nil {
 					b.Commit(messageMax)
 				}
 				if err := b.Err(); !errors.Is(err, syscall.ECONNRESET) {
@@ -755,22 +754,6 @@ func TestPeerThatCorruptsTheSlot(t *testing.T) {
 				t.Errorf("the receiver finds %v", err)
 			}
 		})
-	}
-}
-
-// The peer writes how much of an exposure it has taken. No more than what was exposed is
-// believed.
-func TestMoreIsNotTakenThanWasExposed(t *testing.T) {
-	a, _ := pair(t, Config{})
-	e := a.Endpoint.(*endpoint)
-	const size = 1000
-	d, err := a.Expose(make([]byte, size), session.RemoteRead)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.control.exposed[e.side][d.Key&0xff].word.Or(wordTaken)
-	if taken := a.Revoke(d); taken > size {
-		t.Errorf("%d bytes of %d were taken", taken, size)
 	}
 }
 
@@ -872,15 +855,11 @@ func TestBellThatFoundTheQueueFullIsNotLost(t *testing.T) {
 // how much a peer can make this process keep through them.
 func TestPayloadThroughSpareCellsIsBounded(t *testing.T) {
 	a, b := pair(t, Config{RingMax: minRingMax})
-	for b := a.Reserve(1000, 1000, false); b != nil; b = a.Reserve(1000, 1000, false) {
-		a.Commit(1000)
-	}
+	a.fill(1000)
 	var ev session.Event
 	kept := 0
 	for ; kept < 1<<20; kept++ {
-		if a.Reserve(session.MaxControl, session.MaxControl, true) != nil {
-			a.Commit(session.MaxControl)
-		}
+		a.control(session.MaxControl)
 		if !b.Poll(&ev) {
 			break
 		}
@@ -911,7 +890,9 @@ func TestRandomCorruptionDoesNoHarm(t *testing.T) {
 		e := a.(*endpoint)
 		var ev session.Event
 		for range 300 {
-			if buf := a.Reserve(1, 1+r.Intn(2000), r.Intn(9) == 0); buf != nil {
+			if n := 1 + r.Intn(session.MaxControl); r.Intn(9) == 0 && a.ReserveControl(n) != nil {
+				a.CommitControl(n)
+			} else if buf := a.Reserve(1, 1+r.Intn(2000)); buf != nil {
 				a.Commit(len(buf))
 			}
 			if r.Intn(20) == 0 {
@@ -939,8 +920,8 @@ func TestRandomCorruptionDoesNoHarm(t *testing.T) {
 				b.Release()
 			}
 		}
-		a.Close()
-		b.Close()
+		end(a)
+		end(b)
 	}
 }
 
@@ -952,8 +933,8 @@ func TestSegmentThatCannotBeTaken(t *testing.T) {
 	var all [][2]session.Endpoint
 	defer func() {
 		for _, c := range all {
-			c[0].Close()
-			c[1].Close()
+			end(c[0])
+			end(c[1])
 		}
 	}()
 	connect := func() error {
@@ -991,7 +972,7 @@ func TestSegmentThatCannotBeTaken(t *testing.T) {
 		t.Fatalf("%d connections", len(all))
 	}
 	for i, c := range all {
-		if c[0].Reserve(8, 8, false) == nil {
+		if c[0].Reserve(8, 8) == nil {
 			t.Fatalf("connection %d takes nothing: %v", i, c[0].Err())
 		}
 		c[0].Commit(8)
@@ -1030,7 +1011,7 @@ func TestMemoryOfKeptMessagesIsGivenBack(t *testing.T) {
 	var ev session.Event
 	kept := 0
 	for ; kept < 50_000; kept++ {
-		if a.Reserve(1, 1, false) == nil {
+		if a.Reserve(1, 1) == nil {
 			t.Fatalf("no room after %d messages", kept)
 		}
 		a.Commit(1)
@@ -1046,7 +1027,7 @@ func TestMemoryOfKeptMessagesIsGivenBack(t *testing.T) {
 		t.Errorf("there is room for %d records", n)
 	}
 	// The connection goes on.
-	a.Reserve(1, 1, false)
+	a.Reserve(1, 1)
 	a.Commit(1)
 	if !b.Poll(&ev) {
 		t.Fatal("nothing came")
@@ -1056,22 +1037,6 @@ func TestMemoryOfKeptMessagesIsGivenBack(t *testing.T) {
 		t.Error("another message")
 	}
 	b.Release()
-}
-
-// Memory of another user's process is not read even if the kernel allows it: that process
-// chooses its nonce, and which of its pages answer.
-func TestOtherUsersMemoryIsNotRead(t *testing.T) {
-	for _, other := range []bool{false, true} {
-		t.Run(fmt.Sprintf("another user's %v", other), func(t *testing.T) {
-			distrust = other
-			defer func() { distrust = false }()
-			a, _ := pair(t, Config{Threshold: 128 << 10})
-			e := a.Endpoint.(*endpoint)
-			if can := e.Limits().CanRead; can != (!other && e.link.probeRead()) {
-				t.Errorf("it reads: %v; it could: %v", can, e.link.probeRead())
-			}
-		})
-	}
 }
 
 // If a link ends while a dial offers it a segment, the segment is unmapped only once, and
@@ -1091,12 +1056,12 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 			defer cancel()
 			e, err := near.connect(ctx, -1, netip.AddrPort{})
 			if err == nil {
-				e.Close()
+				end(e)
 			}
 			failed <- err
 		}()
-		a.Abort()
-		b.Abort()
+		abort(a)
+		abort(b)
 		for range i * 20 {
 			runtime.Gosched()
 		}

@@ -29,8 +29,6 @@ const (
 	firstSlots = 16    // in a link's first segment; each further segment doubles the total
 	mostSlots  = 256   // in one segment
 	linkSlots  = 16384 // in a link: as many as the bell's bitmap holds
-
-	exposures = 16 // per connection and side
 )
 
 // ringControl steers one direction of a connection.
@@ -47,16 +45,28 @@ type ringControl struct {
 	_         [120]byte
 }
 
-// A side's state. Any state but open also means that the side no longer touches the slot.
+// A side's state. Any but open is final; then the side no longer touches the slot, unless
+// it is held: the session has lent reserved room, or kept messages, to the application.
 const (
 	stateOpen    = 0
 	stateClosed  = 1 // in order
 	stateAborted = 2
+
+	stateHeld = 1 << 31 // with closed and aborted, until Retire
 )
 
 type sideState struct {
 	v atomic.Uint32
 	_ [124]byte
+}
+
+// load returns the state without held.
+func (s *sideState) load() uint32 { return s.v.Load() &^ stateHeld }
+
+// retired reports whether the side no longer touches the slot.
+func (s *sideState) retired() bool {
+	v := s.v.Load()
+	return v != stateOpen && v&stateHeld == 0
 }
 
 // notes are what one side records about unread data, see unread_linux.go. Its two words
@@ -66,16 +76,6 @@ type notes struct {
 	_    [60]byte
 	done uint32 // as a reader
 	_    [60]byte
-}
-
-// exposure is one range of memory that a side lets the other read. Its owner writes all
-// of it; the reader changes only word.
-type exposure struct {
-	key  atomic.Uint64 // as in the Descriptor; 0: free
-	addr atomic.Uint64
-	len  atomic.Uint64
-	word atomic.Uint64 // see remote_linux.go
-	_    [32]byte
 }
 
 // spareCell holds a control message for which the ring had no room. Data that the
@@ -91,11 +91,10 @@ const spares = 2 * session.ControlReserve
 
 // slotControl steers one connection.
 type slotControl struct {
-	ring    [2]ringControl
-	state   [2]sideState
-	notes   [2]notes
-	exposed [2][exposures]exposure
-	spare   [2][spares]spareCell
+	ring  [2]ringControl
+	state [2]sideState
+	notes [2]notes
+	spare [2][spares]spareCell
 }
 
 // bell is one direction's doorbell: which slots have news, and of which kind.

@@ -64,7 +64,7 @@ func runnable(t *testing.T) func(*exec.Cmd) {
 	return func(c *exec.Cmd) { c.Path, c.Args[0], c.Dir = dir+"/test", dir+"/test", "/" }
 }
 
-// Who may reach whom, and read whose memory.
+// Who may reach whom.
 func TestPeersOfOtherUsersAndNamespaces(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root, to be other users")
@@ -72,16 +72,15 @@ func TestPeersOfOtherUsersAndNamespaces(t *testing.T) {
 	place := runnable(t)
 	const someone = 1234
 	for _, tc := range []struct {
-		name      string
-		dialer    func(*exec.Cmd) // nil: as this process
-		wantDial  string          // what the dialing child says
-		childRead bool            // the child can read our memory
+		name     string
+		dialer   func(*exec.Cmd) // nil: as this process
+		wantDial string          // what the dialing child says
 	}{
-		{"same user", nil, "dialed", true},
-		{"another user", asUser(someone), "dialed", false},
-		{"user namespace of ours", inNamespaces(syscall.CLONE_NEWUSER, 0), "dialed", false},
-		{"user namespace of another", inNamespaces(syscall.CLONE_NEWUSER, someone), "unavailable owner mismatch", false},
-		{"invisible process", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, 0), "dialed", false},
+		{"same user", nil, "dialed"},
+		{"another user", asUser(someone), "dialed"},
+		{"user namespace of ours", inNamespaces(syscall.CLONE_NEWUSER, 0), "dialed"},
+		{"user namespace of another", inNamespaces(syscall.CLONE_NEWUSER, someone), "unavailable owner mismatch"},
+		{"invisible process", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, 0), "dialed"},
 	} {
 		t.Run(tc.name+" dials", func(t *testing.T) {
 			leaks(t)
@@ -103,12 +102,10 @@ func TestPeersOfOtherUsersAndNamespaces(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := newPeer(ep)
-			defer p.Close()
+			defer end(p)
 			done := make(chan struct{})
 			go func() { defer close(done); echo(p) }()
-			if got := c.line(t, "dialed"); got != fmt.Sprintf("read=%v", tc.childRead) {
-				t.Errorf("the child's %s, want %v", got, tc.childRead)
-			}
+			c.line(t, "dialed")
 			c.line(t, "echoed")
 			c.kill()
 			select {
@@ -160,7 +157,7 @@ func TestPeersOfOtherUsersAndNamespaces(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := newPeer(ep)
-			defer p.Close()
+			defer end(p)
 			var ev session.Event
 			if !p.send([]byte("hello")) || !p.poll(&ev) || string(ev.Msg) != "hello" {
 				t.Fatalf("no echo: %v", p.Err())
@@ -237,7 +234,7 @@ func init() {
 			for i := uint64(0); ; i++ {
 				n := 8 + r.Intn(1<<r.Intn(17))
 				n = min(n, messageMax)
-				buf := p.reserve(n, n, false)
+				buf := p.reserve(n, n)
 				if buf == nil {
 					return
 				}
@@ -390,7 +387,7 @@ func TestManyConnectionsTakeFewDescriptors(t *testing.T) {
 	}
 	defer func() {
 		for _, p := range peers {
-			p.Close()
+			end(p)
 		}
 	}()
 	after := count(t)
@@ -430,7 +427,7 @@ func TestConnectionsShareOneLink(t *testing.T) {
 			if i%2 == 0 {
 				slots[ep.(*endpoint).slot.number] = true
 			}
-			ep.Close()
+			end(ep)
 		}
 		ends = nil
 		for range 40 {
@@ -446,7 +443,7 @@ func TestConnectionsShareOneLink(t *testing.T) {
 		t.Errorf("%d slots for 40 connections", len(slots))
 	}
 	for _, ep := range ends {
-		ep.Close()
+		end(ep)
 	}
 }
 
@@ -463,7 +460,7 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 	for range 3 {
 		ep, err := dial(c.addr, Config{Timeout: 50 * time.Millisecond})
 		if err == nil {
-			ep.Close()
+			end(ep)
 		}
 		var u *session.Unavailable
 		if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
@@ -477,7 +474,7 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 	if _, err := Dial(ctx, fd, c.addr.(*net.TCPAddr), Config{}); err == nil {
 		t.Error("dialed although cancelled")
 	}
-	first.Close()
+	end(first)
 }
 
 // The slot of a dial that gave up is reused once the other end, which accepted too late,
@@ -486,8 +483,8 @@ func TestSlotOfADialThatGaveUp(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	a, b := meet(t, tcp, l)
-	defer a.Close()
-	defer b.Close()
+	defer end(a)
+	defer end(b)
 	l.mu.Lock() // nobody is accepted now
 	_, err := dial(tcp.Addr(), Config{Timeout: 50 * time.Millisecond})
 	l.mu.Unlock()
@@ -503,7 +500,7 @@ func TestSlotOfADialThatGaveUp(t *testing.T) {
 	if late.Poll(&ev) || !errors.Is(late.Err(), syscall.ECONNRESET) {
 		t.Errorf("the connection that nobody has: %v", late.Err())
 	}
-	late.Close()
+	end(late)
 	near := a.(*endpoint).link
 	testenv.Eventually(t, patience, func() error {
 		near.mu.Lock()
@@ -528,9 +525,9 @@ func TestClosingTheListenerLeavesConnectionsAlone(t *testing.T) {
 	}
 	l.Close()
 	p, q, w := newPeer(a), newPeer(b), newPeer(waiting)
-	defer p.Close()
-	defer q.Close()
-	defer w.Close()
+	defer end(p)
+	defer end(q)
+	defer end(w)
 	var ev session.Event
 	if !p.send([]byte("hello")) || !q.poll(&ev) || string(ev.Msg) != "hello" {
 		t.Errorf("the connection ended with the listener: %v", q.Err())
@@ -560,8 +557,8 @@ func TestListenerTakesOverWhileConnectionsLive(t *testing.T) {
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	x, y := meet(t, tcp, l)
 	a, b := newPeer(x), newPeer(y)
-	defer b.Close()
-	defer a.Close()
+	defer end(b)
+	defer end(a)
 	l.Close()
 	next, err := Listen(tcp, Config{})
 	if err != nil {
@@ -570,8 +567,8 @@ func TestListenerTakesOverWhileConnectionsLive(t *testing.T) {
 	defer next.Close()
 	for range 2 {
 		x, y := meet(t, tcp, next)
-		y.Close()
-		x.Close()
+		end(y)
+		end(x)
 	}
 	var ev session.Event
 	if !a.send([]byte("hello")) || !b.poll(&ev) || string(ev.Msg) != "hello" {
@@ -586,7 +583,7 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 	msg := make([]byte, 4096)
 	sent := 0
 	for {
-		buf := a.Reserve(len(msg), len(msg), false)
+		buf := a.Reserve(len(msg), len(msg))
 		if buf == nil {
 			break
 		}
@@ -613,16 +610,16 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 		b.Keep()
 	}
 	for i := range 1000 {
-		buf := a.reserve(session.MaxControl, session.MaxControl, true)
+		buf := a.reserveControl(session.MaxControl)
 		pattern(buf, uint64(i))
-		a.Commit(len(buf))
+		a.CommitControl(len(buf))
 		pattern(msg[:session.MaxControl], uint64(i))
 		if !b.poll(&ev) || !bytes.Equal(ev.Msg, msg[:session.MaxControl]) {
 			t.Fatalf("control message %d is wrong: %v", i, b.Err())
 		}
 		b.Drop()
 	}
-	if a.Reserve(len(msg), len(msg), false) != nil {
+	if a.Reserve(len(msg), len(msg)) != nil {
 		t.Error("there is room though nothing was released")
 	}
 	for i := range sent {
@@ -655,8 +652,8 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	first, firstHere := meet(t, tcp, l) // keeps the link
-	defer first.Close()
-	defer firstHere.Close()
+	defer end(first)
+	defer end(firstHere)
 	k := first.(*endpoint).link
 	defer withoutJanitor(k)() // this test is it
 	var warm *slot
@@ -683,8 +680,8 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 			}
 			b.Drop()
 		}
-		a.Close()
-		b.Close()
+		end(a)
+		end(b)
 		testenv.Eventually(t, patience, func() error {
 			k.mu.Lock()
 			defer k.mu.Unlock()
@@ -738,8 +735,8 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 			a.send(make([]byte, session.MaxControl))
 			b.send(make([]byte, session.MaxControl))
 		}
-		a.Close()
-		b.Close()
+		end(a)
+		end(b)
 		testenv.Eventually(t, patience, func() error {
 			k.mu.Lock()
 			defer k.mu.Unlock()
@@ -778,7 +775,7 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 			return nil
 		})
 		for _, e := range []session.Endpoint{x, y, first, firstHere} {
-			e.Close()
+			end(e)
 		}
 	}
 }
@@ -792,14 +789,14 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 			t.Run(fmt.Sprintf("dialer=%v,%s", dialer, peer), func(t *testing.T) {
 				tcp, l := listen(t, "127.0.0.1:0", Config{})
 				first, firstHere := meet(t, tcp, l) // keeps the link
-				defer first.Close()
-				defer firstHere.Close()
+				defer end(first)
+				defer end(firstHere)
 				x, y := meet(t, tcp, l)
 				if !dialer {
 					x, y = y, x
 				}
 				a, b := newPeer(x), newPeer(y)
-				defer b.Close()
+				defer end(b)
 				e := x.(*endpoint)
 				defer withoutJanitor(e.link)() // this test is it
 				msg := make([]byte, 4096)
@@ -810,7 +807,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 						t.Fatal(a.Err())
 					}
 				}
-				a.Close()
+				end(a)
 				for range warmTicks + 1 {
 					if !e.link.cool() {
 						t.Error("the janitor need not come again, though the peer may read what is there")
@@ -829,7 +826,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				}
 				switch peer {
 				case "aborts":
-					b.Abort()
+					abort(b)
 				case "dies":
 					e.link.die(errPeerGone)
 				}
@@ -854,8 +851,8 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{Backlog: 1})
 	first, firstHere := meet(t, tcp, l) // keeps the link
-	defer first.Close()
-	defer firstHere.Close()
+	defer end(first)
+	defer end(firstHere)
 	k := firstHere.(*endpoint).link
 	defer withoutJanitor(k, first.(*endpoint).link)() // this test is it
 	const left = 1 << 20
@@ -884,7 +881,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	if x.err != nil {
 		t.Fatal(x.err)
 	}
-	defer x.ep.Close()
+	defer end(x.ep)
 	if _, err := dial(tcp.Addr(), Config{}); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Fatalf("a full backlog: %v", err)
 	}
@@ -895,7 +892,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer y.Close()
+	defer end(y)
 	if e := y.(*endpoint); e.slot != next[0] || e.send.pages.Load() != left || e.slot.left.Load() != 0 {
 		t.Errorf("slot %d has %d bytes, %d are left", e.slot.number, e.send.pages.Load(), e.slot.left.Load())
 	}
@@ -983,7 +980,7 @@ func TestRingGrowsAgainBehindItsReader(t *testing.T) {
 	e := a.Endpoint.(*endpoint)
 	defer withoutJanitor(e.link)() // this test is it
 	fill := func(most uint64) (n uint64) {
-		for n < most && a.Reserve(4096, 4096, false) != nil {
+		for n < most && a.Reserve(4096, 4096) != nil {
 			a.Commit(4096)
 			n += 4096 + headerSize
 		}
@@ -1025,7 +1022,7 @@ func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
 	}
 	e.send.shrink(e) // it has to find the ring as it was
 	e.send.grab.Store(grabJanitor)
-	if a.Reserve(8, 8, false) != nil {
+	if a.Reserve(8, 8) != nil {
 		t.Fatal("there is room while the janitor is at it")
 	}
 	e.send.grab.Store(grabNobody)
@@ -1035,7 +1032,7 @@ func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
 	if !a.out.sleep() {
 		t.Fatal("nobody said that the janitor is gone")
 	}
-	if a.Reserve(8, 8, false) == nil {
+	if a.Reserve(8, 8) == nil {
 		t.Errorf("no room: %v", a.Err())
 	}
 }
@@ -1048,11 +1045,11 @@ func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer y.Close()
-	defer x.Close()
+	defer end(y)
+	defer end(x)
 	total := 0
 	for _, p := range []*peer{a, newPeer(x)} {
-		for p.Reserve(1024, 1024, false) != nil {
+		for p.Reserve(1024, 1024) != nil {
 			p.Commit(1024)
 			total += 1024
 		}
@@ -1068,12 +1065,16 @@ func TestSpareMessagesKeepTheirPlace(t *testing.T) {
 	var order []uint64
 	n := uint64(0)
 	put := func(size int, control bool) bool {
-		buf := a.Reserve(size, size, control)
-		if buf == nil {
+		reserve, commit := func() []byte { return a.Reserve(size, size) }, a.Commit
+		if control {
+			reserve, commit = func() []byte { return a.ReserveControl(size) }, a.CommitControl
+		}
+		room := reserve()
+		if room == nil {
 			return false
 		}
-		pattern(buf, n)
-		a.Commit(size)
+		pattern(room, n)
+		commit(size)
 		order = append(order, n)
 		n++
 		return true
@@ -1129,17 +1130,14 @@ func TestSpareMessagesKeepTheirPlace(t *testing.T) {
 // ring stays full of what nobody reads.
 func TestSpareCellThatIsGivenBackWakesTheSender(t *testing.T) {
 	a, b := pair(t, Config{RingMax: minRingMax})
-	for a.Reserve(1000, 1000, false) != nil {
-		a.Commit(1000)
-	}
+	a.fill(1000)
 	for range spares {
-		if a.Reserve(session.MaxControl, session.MaxControl, true) == nil {
+		if !a.control(session.MaxControl) {
 			t.Fatal("no room for control")
 		}
-		a.Commit(session.MaxControl)
 	}
 	a.Arm(session.SendReady)
-	if a.Reserve(session.MaxControl, session.MaxControl, true) != nil {
+	if a.ReserveControl(session.MaxControl) != nil {
 		t.Fatal("there is a cell more")
 	}
 	var ev session.Event
@@ -1150,7 +1148,7 @@ func TestSpareCellThatIsGivenBackWakesTheSender(t *testing.T) {
 	if !a.out.sleep() {
 		t.Fatal("nobody said that there is a cell")
 	}
-	if a.Reserve(session.MaxControl, session.MaxControl, true) == nil {
+	if a.ReserveControl(session.MaxControl) == nil {
 		t.Errorf("no room for control: %v", a.Err())
 	}
 }
@@ -1161,11 +1159,8 @@ func TestKeptSpareMessagesAreCountedBack(t *testing.T) {
 	a, b := pair(t, Config{RingMax: minRingMax})
 	var ev session.Event
 	for sent := 0; sent < 2*mostCopies; {
-		for a.Reserve(1000, 1000, false) != nil {
-			a.Commit(1000)
-		}
-		for a.Reserve(session.MaxControl, session.MaxControl, true) != nil {
-			a.Commit(session.MaxControl)
+		a.fill(1000)
+		for a.control(session.MaxControl) {
 			sent++
 		}
 		for b.Poll(&ev) {
@@ -1178,123 +1173,5 @@ func TestKeptSpareMessagesAreCountedBack(t *testing.T) {
 		if err := b.Err(); err != nil {
 			t.Fatalf("after %d messages: %v", sent, err)
 		}
-	}
-}
-
-func TestMemoryOfAnotherProcessIsNotRead(t *testing.T) {
-	a, b := pair(t, Config{})
-	if !a.Limits().CanRead {
-		t.Fatal("this process cannot read its own memory")
-	}
-	secret := []byte("what the peer has not to tell us")
-	d, err := b.Expose(secret, session.RemoteRead)
-	if err != nil {
-		t.Fatal(err)
-	}
-	into := make([]byte, len(secret))
-	e := a.Endpoint.(*endpoint)
-	e.link.nonce[3] ^= 1 // as if the number were another process's by now
-	if err := a.Read(into, d, 0, 7); err != nil {
-		t.Fatal(err)
-	}
-	var ev session.Event
-	if !a.poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || !errors.Is(ev.Err, syscall.ECONNRESET) {
-		t.Errorf("completed with %+v", ev)
-	}
-	if !bytes.Equal(into, make([]byte, len(secret))) {
-		t.Errorf("got %q", into)
-	}
-}
-
-// A Read wakes a session once if it has armed, and not at all otherwise: it would start a
-// goroutine for each.
-func TestReadWakesWhoHasArmed(t *testing.T) {
-	a, b := pair(t, Config{})
-	const all = 4
-	d, err := b.Expose(make([]byte, all), session.RemoteRead)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, arms := range [all]bool{1: true} {
-		if arms {
-			a.Arm(session.RecvReady)
-		}
-		if err := a.Read(make([]byte, 1), d, i, 7); err != nil {
-			t.Fatal(err)
-		}
-		if woken := len(a.in.woken) > 0; woken != arms {
-			t.Errorf("Read %d: armed %v, woken %v", i, arms, woken)
-		} else if woken {
-			<-a.in.woken
-		}
-		var ev session.Event
-		if !a.Poll(&ev) || ev.Kind != session.ReadDone || ev.Err != nil {
-			t.Errorf("Read %d completed with %+v", i, ev)
-		}
-	}
-}
-
-// Close waits for a Read in its system call: once Close has returned, the memory read into
-// must not change, and the slot goes to the next connection.
-func TestCloseWaitsForAReadInProgress(t *testing.T) {
-	a, _ := pair(t, Config{})
-	e := a.Endpoint.(*endpoint)
-	r := &e.remote
-	r.mu.Lock()
-	r.reading++
-	r.mu.Unlock()
-	closed := make(chan error, 1)
-	go func() { closed <- a.Close() }()
-	waits := func() (idle chan struct{}) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.idle
-	}
-	for end := time.Now().Add(patience); waits() == nil && time.Now().Before(end); {
-		runtime.Gosched()
-	}
-	for range 10_000 {
-		runtime.Gosched()
-	}
-	select {
-	case <-closed:
-		t.Fatal("Close returned")
-	default:
-	}
-	r.mu.Lock() // as Read does
-	r.reading--
-	close(r.idle)
-	r.idle = nil
-	r.mu.Unlock()
-	select {
-	case <-closed:
-	case <-time.After(patience):
-		t.Fatal("Close hangs")
-	}
-}
-
-// Between the two, the exposer takes its memory back and unmaps it, which is no
-// fault of the reader's: the connection lives on.
-func TestMemoryThatIsGoneAfterRevokeIsNoFault(t *testing.T) {
-	a, b := pair(t, Config{})
-	mem, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := b.Expose(mem, session.RemoteRead)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := a.Endpoint.(*endpoint)
-	x := &e.control.exposed[1][d.Key&0xff]
-	if err := unix.Munmap(mem); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.read(make([]byte, 64), d, 0); !errors.Is(err, syscall.EFAULT) {
-		t.Fatalf("memory that is exposed and gone: %v", err)
-	}
-	b.Revoke(d)
-	if err := x.excuse(d.Key, syscall.EFAULT); err != session.ErrRevoked {
-		t.Errorf("after it was revoked: %v", err)
 	}
 }

@@ -36,10 +36,6 @@ type link struct {
 	pid     int    // of the peer, 0: not visible here
 	uid     uint32 // of the peer
 
-	nonceAt uint64 // the peer's nonce
-	nonce   nonce
-	canRead bool
-
 	bellIn   *bell // rung by the peer
 	bellOut  *bell
 	eventIn  *os.File // eventfd behind bellIn
@@ -199,7 +195,7 @@ func (l *link) deliver(number int, ev session.Events) {
 	}
 	s := slots[number]
 	if e := s.ep.Load(); e != nil {
-		if state := e.theirs.Load(); state != stateOpen {
+		if state := e.theirs.load(); state != stateOpen {
 			e.peerState(state)
 		}
 		e.wake(ev)

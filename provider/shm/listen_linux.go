@@ -139,6 +139,7 @@ func (l *Listener) Close() error {
 		select {
 		case a := <-l.accepted:
 			a.ep.Close() // not Abort: its dialer has been told that it is connected
+			a.ep.Retire()
 			continue
 		default:
 		}

@@ -121,7 +121,7 @@ func serveRole(serve func(*peer)) error {
 		return err
 	}
 	defer tcp.Close()
-	l, err := Listen(tcp.(*net.TCPListener), configOf(os.Getenv("CONFIG")))
+	l, err := Listen(tcp.(*net.TCPListener), Config{})
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func serveRole(serve func(*peer)) error {
 			}
 			go func() {
 				p := newPeer(ep)
-				defer p.Close()
+				defer end(p)
 				serve(p)
 			}()
 		}
@@ -162,7 +162,7 @@ func dialRole() error {
 	if err != nil {
 		return err
 	}
-	ep, err := dial(addr, configOf(os.Getenv("CONFIG")))
+	ep, err := dial(addr, Config{})
 	var u *session.Unavailable
 	switch {
 	case errors.As(err, &u):
@@ -172,7 +172,7 @@ func dialRole() error {
 		return err
 	}
 	p := newPeer(ep)
-	fmt.Printf("dialed read=%v\n", ep.Limits().CanRead)
+	fmt.Println("dialed")
 	var ev session.Event
 	if !p.send([]byte("hello")) || !p.poll(&ev) || string(ev.Msg) != "hello" {
 		return fmt.Errorf("no echo: %v", p.Err())
@@ -180,14 +180,8 @@ func dialRole() error {
 	p.Drop()
 	fmt.Println("echoed")
 	untilStdinEnds()
-	return p.Close()
-}
-
-func configOf(s string) (c Config) {
-	if s == "nocma" {
-		c.Disable = session.FeatureCMA
-	}
-	return c
+	end(p)
+	return nil
 }
 
 // dialChild connects to an echo child.
@@ -202,7 +196,7 @@ func dialChild(t testing.TB, c *child, cfg Config) *peer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { ep.Close() })
+	t.Cleanup(func() { end(ep) })
 	return newPeer(ep)
 }
 
@@ -218,7 +212,7 @@ func TestTwoProcessesEcho(t *testing.T) {
 		r := rand.New(rand.NewSource(2))
 		for i := range count {
 			n := size(r)
-			buf := p.reserve(n, n, false)
+			buf := p.reserve(n, n)
 			if buf == nil {
 				return
 			}
@@ -258,7 +252,7 @@ func TestKilledPeerIsEOFAfterItsBytes(t *testing.T) {
 	if !errors.Is(p.Err(), io.EOF) {
 		t.Errorf("the peer's end shows as %v", p.Err())
 	}
-	if p.Reserve(1, 1, false) != nil {
+	if p.Reserve(1, 1) != nil {
 		t.Error("there is room to a peer that is gone")
 	}
 }

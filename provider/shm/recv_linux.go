@@ -63,9 +63,6 @@ func (r *receiver) bytes(m record) []byte {
 // Poll implements session.Endpoint.
 func (e *endpoint) Poll(ev *session.Event) bool {
 	r := &e.recv
-	if e.remote.completions.Load() != 0 && e.remote.completion(ev) {
-		return true
-	}
 	for pads := 0; ; pads++ {
 		if e.bad.Load() {
 			return false
@@ -152,7 +149,7 @@ func (e *endpoint) more() bool {
 	e.publishHead()
 	// The tail is read again after the state, to find what the peer committed before
 	// it closed.
-	if state := e.theirs.Load(); state != stateOpen {
+	if state := e.theirs.load(); state != stateOpen {
 		if e.newTail() {
 			return true
 		}

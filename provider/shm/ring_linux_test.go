@@ -32,12 +32,16 @@ func TestMessagesArriveWholeOnceAndInOrder(t *testing.T) {
 				r := rand.New(rand.NewSource(1))
 				for i := range tc.count {
 					n := tc.sizes(r)
-					buf := a.reserve(n, n, i%17 == 0 && n <= session.MaxControl)
+					reserve, commit := func() []byte { return a.reserve(n, n) }, a.Commit
+					if i%17 == 0 && n <= session.MaxControl {
+						reserve, commit = func() []byte { return a.reserveControl(n) }, a.CommitControl
+					}
+					buf := reserve()
 					if buf == nil {
 						return
 					}
 					pattern(buf, uint64(i))
-					a.Commit(n)
+					commit(n)
 				}
 			}()
 			r := rand.New(rand.NewSource(1))

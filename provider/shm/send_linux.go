@@ -53,10 +53,10 @@ const (
 )
 
 type sender struct {
-	control *ringControl
-	notes   *notes
-	ring    *[ringSize]byte
-	max     uint64 // upper bound of limit
+	shared *ringControl
+	notes  *notes
+	ring   *[ringSize]byte
+	max    uint64 // upper bound of limit
 
 	tail      uint64 // where the next record goes
 	published uint64 // control.tail
@@ -64,10 +64,10 @@ type sender struct {
 	spares    *[spares]spareCell
 	spareTail uint64 // cells published
 	spareHead uint64 // control.spareHead as last read and checked
-	room      int    // bytes that the current Reserve gave
+	room      int    // bytes that Reserve gave; 0: there is no reservation of data
+	control   int    // bytes that ReserveControl gave
+	spare     bool   // … in a spare cell
 	lapEnd    uint64 // the offset up to which the last lap was used
-	spare     bool   // the current Reserve gave a spare cell
-	data      bool   // the current Reserve is not for control
 	tryRewind uint64 // the next position at which to look for an empty ring
 
 	limit  atomic.Uint64 // the sender raises it; the janitor lowers it under grab
@@ -83,37 +83,15 @@ type sender struct {
 const neverLooked = ^uint64(0)
 
 // Reserve implements session.Endpoint.
-func (e *endpoint) Reserve(least, most int, control bool) []byte {
+func (e *endpoint) Reserve(least, most int) []byte {
 	s := &e.send
-	s.room, s.spare, s.data = 0, false, !control
-	if state := e.theirs.Load(); state != stateOpen {
-		e.peerState(state)
-	}
-	if e.err.Load() != nil {
-		return nil
-	}
-	if s.pages.Load() > ringStart && s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
-		return nil // the janitor wakes the session
-	}
-	n := s.find(e, least, most)
-	if n == 0 && control && least <= session.MaxControl {
-		if b := s.spareCell(e); b != nil {
-			s.room = min(most, len(b))
-			s.spare = true
-			return b[:s.room:s.room]
-		}
-	}
+	s.room, s.control = 0, 0
+	n := e.find(least, most)
 	if n == 0 {
-		if s.tail != s.published {
-			e.publish() // a pad, which the reader must pass before there is room
-		}
-		s.block()
-		e.ungrab()
 		return nil
 	}
 	s.room = n
-	off := s.tail&ringMask + headerSize
-	return s.ring[off : off+uint64(n) : off+uint64(n)]
+	return s.at(n)
 }
 
 // Commit implements session.Endpoint.
@@ -123,19 +101,96 @@ func (e *endpoint) Commit(n int) {
 		panic("shm: Commit of more than Reserve gave")
 	}
 	s.room = 0
+	if n == 0 {
+		e.abandon()
+		return
+	}
+	s.put(n)
+	s.notes.due = uint32(s.tail)
+	e.publish()
+	e.ungrab() // last: the janitor does not see a record until it is published
+}
+
+// abandon gives the room of a reservation back. A pad before it stays: the janitor must
+// not find it unpublished.
+func (e *endpoint) abandon() {
+	if s := &e.send; s.tail != s.published {
+		e.publish()
+	}
+	e.ungrab()
+}
+
+// ReserveControl implements session.Endpoint. While room of the ring is reserved for data,
+// only the spare cells are left.
+func (e *endpoint) ReserveControl(n int) []byte {
+	s := &e.send
+	s.control = 0
+	b := []byte(nil)
+	if s.room == 0 && e.find(n, n) != 0 {
+		b = s.at(n)
+	} else if e.err.Load() == nil && n <= session.MaxControl {
+		b = s.spareCell(e)
+		s.spare = true
+	}
+	if b == nil {
+		return nil
+	}
+	s.control = n
+	return b[:n:n]
+}
+
+// CommitControl implements session.Endpoint.
+func (e *endpoint) CommitControl(n int) {
+	s := &e.send
+	if n > s.control {
+		panic("shm: CommitControl of more than ReserveControl gave")
+	}
+	s.control = 0
 	if s.spare {
+		s.spare = false
 		e.commitSpare(n)
 		return
 	}
+	s.put(n)
+	s.notes.follow(s.tail)
+	e.publish()
+	e.ungrab()
+}
+
+// find makes room for a record and returns its size in bytes without the header, or 0.
+func (e *endpoint) find(least, most int) int {
+	s := &e.send
+	s.spare = false
+	if state := e.theirs.load(); state != stateOpen {
+		e.peerState(state)
+	}
+	if e.err.Load() != nil {
+		return 0
+	}
+	if s.pages.Load() > ringStart && s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
+		return 0 // the janitor wakes the session
+	}
+	n := s.find(e, least, most)
+	if n == 0 {
+		if s.tail != s.published {
+			e.publish() // a pad, which the reader must pass before there is room
+		}
+		s.block()
+		e.ungrab()
+	}
+	return n
+}
+
+// at returns the room of n bytes for a record's message.
+func (s *sender) at(n int) []byte {
+	off := s.tail&ringMask + headerSize
+	return s.ring[off : off+uint64(n) : off+uint64(n)]
+}
+
+// put ends a record with a message of n bytes.
+func (s *sender) put(n int) {
 	putHeader(s.ring, s.tail, kindMessage|uint64(n))
 	s.tail += uint64(headerSize + align8(n))
-	if s.data {
-		s.notes.due = uint32(s.tail)
-	} else {
-		s.notes.follow(s.tail)
-	}
-	e.publish()
-	e.ungrab() // last: the janitor does not see a record until it is published
 }
 
 func (e *endpoint) ungrab() {
@@ -148,13 +203,13 @@ func (e *endpoint) ungrab() {
 func (e *endpoint) publish() {
 	s := &e.send
 	s.published = s.tail
-	s.control.tail.Store(s.tail)
+	s.shared.tail.Store(s.tail)
 	e.wakeReader()
 }
 
 func (e *endpoint) wakeReader() {
 	s := &e.send
-	if s.control.sleep.Load() != 0 && s.control.sleep.Swap(0) != 0 {
+	if s.shared.sleep.Load() != 0 && s.shared.sleep.Swap(0) != 0 {
 		e.link.ring(e.slot.number, session.RecvReady)
 	}
 }
@@ -193,7 +248,7 @@ func (s *sender) find(e *endpoint, least, most int) int {
 
 // spareCell returns the memory of the next free cell, or nil.
 func (s *sender) spareCell(e *endpoint) []byte {
-	h := s.control.spareHead.Load()
+	h := s.shared.spareHead.Load()
 	if h < s.spareHead || h > s.spareTail {
 		e.violation("spare head %d outside %d to %d", h, s.spareHead, s.spareTail)
 		return nil
@@ -216,8 +271,10 @@ func (e *endpoint) commitSpare(n int) {
 	}
 	c.after.Store(s.published)
 	s.spareTail++
-	e.ungrab()
-	s.control.spareTail.Store(s.spareTail)
+	if s.room == 0 {
+		e.ungrab()
+	}
+	s.shared.spareTail.Store(s.spareTail)
 	e.wakeReader()
 }
 
@@ -260,7 +317,7 @@ func (s *sender) skip(n uint64) {
 
 // refresh reads how far the reader has come. It returns false if that cannot be.
 func (s *sender) refresh(e *endpoint) bool {
-	h := s.control.head.Load()
+	h := s.shared.head.Load()
 	if h == s.head {
 		return true
 	}
@@ -345,15 +402,15 @@ func (s *sender) shrink(e *endpoint) (again bool) {
 	if s.pages.Load() <= ringStart {
 		return false
 	}
-	tail := s.control.tail.Load()
-	if tail != s.idleTail || s.control.head.Load() != tail {
+	tail := s.shared.tail.Load()
+	if tail != s.idleTail || s.shared.head.Load() != tail {
 		s.idleTail = tail
 		return true
 	}
 	if !s.grab.CompareAndSwap(grabNobody, grabJanitor) {
 		return true
 	}
-	empty := s.control.tail.Load() == tail
+	empty := s.shared.tail.Load() == tail
 	if empty && giveBack(s.ring, s.pages.Load()) {
 		s.limit.Store(ringStart)
 		s.pages.Store(ringStart)
@@ -363,11 +420,9 @@ func (s *sender) shrink(e *endpoint) (again bool) {
 	return !empty
 }
 
-// close keeps the janitor out for good, after waiting for one at work. It returns how
-// much of the ring may have memory.
-func (s *sender) close() (pages uint64) {
+// close keeps the janitor out for good, after waiting for one at work.
+func (s *sender) close() {
 	for s.grab.Load() != grabSender && !s.grab.CompareAndSwap(grabNobody, grabSender) {
 		runtime.Gosched()
 	}
-	return s.pages.Load()
 }

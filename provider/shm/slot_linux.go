@@ -11,15 +11,15 @@ import (
 )
 
 // slot is a connection's place in a segment. The dialing end hands slots out, and reuses
-// one only when both sides have said that they no longer touch it.
+// one only when both sides have retired from it.
 type slot struct {
 	number  int
 	control *slotControl
 	rings   [2]*[ringSize]byte
-	ep      atomic.Pointer[endpoint]
-	left    atomic.Uint64 // bytes of unused pages that the last connection left in this end's ring; or cooling
-	warm    atomic.Int32  // ticks for which they stay
-	lame    bool          // dialing end, guarded by the link's mu: this end is done, the peer may not be
+	ep      atomic.Pointer[endpoint] // until it retires
+	left    atomic.Uint64            // bytes of unused pages that the last connection left in this end's ring; or cooling
+	warm    atomic.Int32             // ticks for which they stay
+	lame    bool                     // dialing end, guarded by the link's mu: this end is done, the peer may not be
 }
 
 // warmTicks is how many ticks a ring keeps the pages that a connection has left, for the
@@ -82,7 +82,7 @@ func (l *link) connect(ctx context.Context, bound int, dialed netip.AddrPort) (*
 	if len(answer) == 0 || <-answer == codeOK {
 		// If the peer accepts later, it finds the connection aborted. If it already
 		// has, the bell below tells it.
-		s.control.state[0].v.Store(stateAborted)
+		s.control.state[0].v.Store(stateAborted) // and not held
 		s.lame = true
 	}
 	l.mu.Unlock()
@@ -123,9 +123,9 @@ func (l *link) attach(e *endpoint) bool {
 	return true
 }
 
-// detach removes an endpoint that has told the peer in the slot that it is done.
+// detach removes an endpoint that has retired from its slot.
 func (l *link) detach(s *slot) {
-	l.ring(s.number, session.RecvReady|session.SendReady)
+	l.ring(s.number, session.RecvReady|session.SendReady) // the slot may be free now
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.live--
@@ -142,7 +142,7 @@ func (l *link) detach(s *slot) {
 
 // reap frees a slot that both sides are done with. It is called with mu held.
 func (l *link) reap(s *slot) {
-	if !s.lame || l.pending[uint32(s.number)] != nil || s.control.state[1].v.Load() == stateOpen {
+	if !s.lame || l.pending[uint32(s.number)] != nil || !s.control.state[1].retired() {
 		return
 	}
 	l.vacate(s)
@@ -187,9 +187,9 @@ func (l *link) cool() (again bool) {
 			continue
 		}
 		// No connection begins here now: inherit waits. The peer may still be reading
-		// what the last one sent; a peer that lies about its progress loses it.
+		// what the last one sent, or hold it; a peer that lies about its progress loses it.
 		c := &s.control.ring[l.side]
-		unread := !l.ended() && s.control.state[1-l.side].v.Load() == stateOpen && c.head.Load() != c.tail.Load()
+		unread := !l.ended() && !s.control.state[1-l.side].retired() && c.head.Load() != c.tail.Load()
 		if !unread && giveBack(s.rings[l.side], n) {
 			n = 0
 		}
@@ -242,9 +242,6 @@ func (s *slot) reset() {
 		c.sleep.Store(0)
 		c.want.Store(0)
 		s.control.notes[dir] = notes{}
-		for i := range s.control.exposed[dir] {
-			s.control.exposed[dir][i].key.Store(0)
-		}
 	}
 	s.control.state[0].v.Store(stateOpen)
 	s.control.state[1].v.Store(stateOpen)

@@ -67,10 +67,10 @@ func TestProcessThatDiesBeforeItHasReadAll(t *testing.T) {
 			c := spawn(t, "step", nil, stepsVariable+"="+tc.steps)
 			p := dialChild(t, c, Config{})
 			for _, kind := range tc.sent {
-				if p.reserve(8, 8, kind == 'C') == nil {
+				sent := kind == 'C' && p.control(8) || kind != 'C' && p.send(make([]byte, 8))
+				if !sent {
 					t.Fatal(p.Err())
 				}
-				p.Commit(8)
 			}
 			c.line(t, "done")
 			c.kill()
@@ -97,15 +97,15 @@ func TestUnreadIsExact(t *testing.T) {
 				switch op := r.Intn(9); {
 				case op < 3:
 					n := 1 + r.Intn(1<<r.Intn(17))
-					if buf := a.Reserve(1, min(n, messageMax), false); buf != nil {
+					if buf := a.Reserve(1, min(n, messageMax)); buf != nil {
 						buf[0] = data
 						a.Commit(len(buf))
 						outstanding++
 					}
 				case op == 3:
-					if buf := a.Reserve(8, 8, true); buf != nil {
+					if buf := a.ReserveControl(8); buf != nil {
 						buf[0] = control
-						a.Commit(8)
+						a.CommitControl(8)
 					}
 				case op < 8 && b.Poll(&ev): // as a session does: data stays behind what was kept
 					switch {
@@ -143,7 +143,11 @@ func TestControlAloneIsNeverUnread(t *testing.T) {
 			var ev session.Event
 			for data, laps := first, 0; laps < 3; data = false {
 				before := uint32(e.send.tail)
-				a.Commit(len(a.Reserve(24, 24, !data)))
+				if data {
+					a.Commit(len(a.Reserve(24, 24)))
+				} else {
+					a.control(24)
+				}
 				sent := e.unread()
 				if !b.Poll(&ev) {
 					t.Fatal("nothing has come")
@@ -187,7 +191,7 @@ func TestPeerThatLiesAboutWhatItHasRead(t *testing.T) {
 		if err := p.Err(); !errors.Is(err, want) {
 			t.Errorf("done %#x: %v, want %v", done, err, want)
 		}
-		p.Close()
+		end(p)
 	}
 	stillServes(t, tcp, l)
 }

@@ -16,30 +16,26 @@ import (
 //	0  magic u32    4 kind u8   5 code u8   6 port u16
 //	8  version u32  12 number u32
 //	16 address [16]
-//	32 nonce address u64        40 nonce [16]
-//	56 zero
 type message struct {
 	kind    uint8
 	code    uint8
 	version uint32
 	number  uint32 // a slot, or a number of slots
 	addr    netip.AddrPort
-	nonceAt uint64
-	nonce   nonce
 }
 
 const (
-	messageSize = 64
+	messageSize = 32
 	magic       = 0x4d6e6153 // "SanM"
 
 	// version changes with the layout and the messages. It is also part of the
 	// rendezvous name, so that different versions do not meet.
-	version = 3
+	version = 4
 )
 
 const (
-	msgHello   = iota + 1 // dialer: version, nonce, number of slots; segment 0 and perhaps an eventfd
-	msgWelcome            // acceptor: code, version, nonce; perhaps an eventfd
+	msgHello   = iota + 1 // dialer: version, number of slots; segment 0 and perhaps an eventfd
+	msgWelcome            // acceptor: code, version; perhaps an eventfd
 	msgSegment            // dialer: number of slots; a segment
 	msgConnect            // dialer: number of the slot, dialed address; its TCP socket
 	msgResult             // acceptor: number of the slot, code
@@ -70,8 +66,6 @@ func (m *message) encode() []byte {
 		a := m.addr.Addr().As16()
 		copy(b[16:], a[:])
 	}
-	binary.LittleEndian.PutUint64(b[32:], m.nonceAt)
-	copy(b[40:], m.nonce[:])
 	return b
 }
 
@@ -83,8 +77,6 @@ func (m *message) decode(b []byte) error {
 	m.version = binary.LittleEndian.Uint32(b[8:])
 	m.number = binary.LittleEndian.Uint32(b[12:])
 	m.addr = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[16:32])).Unmap(), binary.LittleEndian.Uint16(b[6:]))
-	m.nonceAt = binary.LittleEndian.Uint64(b[32:])
-	m.nonce = nonce(b[40:56])
 	return nil
 }
 
