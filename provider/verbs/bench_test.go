@@ -64,13 +64,13 @@ func BenchmarkEndpointRoundTrip(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer y.Abort()
-	defer x.Abort()
+	defer y.discard()
+	defer x.discard()
 	wx, wy := make(chanWaker, 1), make(chanWaker, 1)
 	x.Start(wx)
 	y.Start(wy)
 	send := func(e *Endpoint) {
-		room := e.Reserve(64, 64, false)
+		room := e.Reserve(64, 64)
 		e.Commit(len(room))
 	}
 	receive := func(e *Endpoint, w chanWaker) bool {

@@ -47,7 +47,7 @@ func TestBudgetUsedUp(t *testing.T) {
 						t.Errorf("%v, want %v", err, session.ReasonResources)
 					}
 					if err == nil {
-						e.Abort()
+						e.discard()
 					}
 				}
 				for range 2 {
@@ -57,8 +57,8 @@ func TestBudgetUsedUp(t *testing.T) {
 							t.Fatal(err)
 						}
 						refused()
-						a.Abort()
-						b.Abort()
+						a.discard()
+						b.discard()
 					} else {
 						refused()
 					}

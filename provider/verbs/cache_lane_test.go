@@ -37,8 +37,8 @@ func newCacheCard(t testing.TB) *cacheCard {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(a.Abort)
-	t.Cleanup(b.Abort)
+	t.Cleanup(a.discard)
+	t.Cleanup(b.discard)
 	begin(a)
 	begin(b)
 	c := &cacheCard{registrar: registrar{a.dom.pd}, a: a, b: b, sink: b.Alloc(64 << 10)}
@@ -73,11 +73,11 @@ func (c *cacheCard) Send(r *regcache.Region, b []byte) ([]byte, error) {
 		return nil, err
 	}
 	// On iWARP it is there only once a later message is.
-	room := e.Reserve(session.MaxControl, session.MaxControl, true)
+	room := e.ReserveControl(session.MaxControl)
 	if room == nil {
 		return nil, errors.New("no room for a message")
 	}
-	e.Commit(len(room))
+	e.CommitControl(len(room))
 	if err := expectEvent(c.b, session.Message); err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ type Config struct {
 	BufferSize int
 
 	// SendBuffer is the size in bytes of the memory that messages are sent from.
-	// Default 124 KiB, which with the room for control messages makes 128.
+	// Default 123.5 KiB, which with the room for control and inline messages makes 128.
 	SendBuffer int
 
 	// Threshold is the size in bytes from which the peer reads a Write's own memory;
@@ -91,7 +91,7 @@ type Config struct {
 const (
 	defaultBuffers     = 64
 	defaultBufferSize  = 8 << 10
-	defaultSendBuffer  = 128<<10 - controlSlots*session.MaxControl
+	defaultSendBuffer  = 128<<10 - controlSlots*session.MaxControl - 2*maxInline
 	defaultThreshold   = 256 << 10
 	defaultIWARPOffset = 10000
 	defaultBacklog     = 1024

@@ -233,7 +233,7 @@ func (d *device) waitAsync() {
 		case ibv.EventSRQErr:
 			if ev.SRQ != nil {
 				g := ev.SRQ.Owner.(*recvGroup)
-				g.retire()
+				g.close()
 				d.fail(func(e *Endpoint) bool { return e.group == g }, fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
 			}
 		case ibv.EventDeviceFatal:

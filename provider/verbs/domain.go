@@ -134,10 +134,26 @@ func newRegion(from *regcache.Arena, pd *ibv.PD, n int, access ibv.Access) (r re
 	return r, nil
 }
 
-// close gives the memory back, unless the device keeps it.
-func (r *region) close() {
-	if r.mr != nil && (registrar{r.mr.PD}).Deregister(regcache.MR{Ref: r.mr}) == nil {
+// deregister ends the device's use of the memory, which stays in place until free.
+func (r *region) deregister() {
+	if r.mr == nil {
+		return
+	}
+	if err := (registrar{r.mr.PD}).Deregister(regcache.MR{Ref: r.mr}); err != nil {
+		r.buf = nil // the device keeps it: it cannot be used again
+	}
+	r.mr = nil
+}
+
+// free gives the memory back.
+func (r *region) free() {
+	if r.buf != nil {
 		r.buf.Put()
 	}
 	*r = region{}
+}
+
+func (r *region) close() {
+	r.deregister()
+	r.free()
 }

@@ -35,9 +35,32 @@ func (e *Endpoint) Abort() {
 	e.ended.Do(func() { e.tearDown(false, teardownTime) })
 }
 
-// abandon is Abort of a connection that was never handed out. It waits for less.
+// abandon ends a connection that was never handed out. It waits for less than Abort.
 func (e *Endpoint) abandon() {
 	e.ended.Do(func() { e.tearDown(false, 0) })
+	e.Retire()
+}
+
+// discard ends a connection that nobody uses.
+func (e *Endpoint) discard() {
+	e.Abort()
+	e.Retire()
+}
+
+// Retire implements session.Endpoint.
+func (e *Endpoint) Retire() {
+	if !e.retired.Swap(true) {
+		e.freeAllocs()
+		e.letGo()
+	}
+}
+
+// letGo ends one use of the memory of messages: by the device, whose queue pair may still
+// be being destroyed when Abort returns on iWARP, and by the session.
+func (e *Endpoint) letGo() {
+	if e.inUse.Add(-1) == 0 {
+		e.freeMemory()
+	}
 }
 
 // farewell sends the provider's last message, and waits until the device has delivered
@@ -107,6 +130,7 @@ func (e *Endpoint) free() {
 	}
 	e.revokeAll()
 	e.freeQueues()
+	e.letGo()
 	if e.dom != nil {
 		e.dom.release()
 	}

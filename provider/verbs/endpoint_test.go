@@ -16,15 +16,15 @@ func TestPing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.Abort()
-	defer b.Abort()
+	defer a.discard()
+	defer b.discard()
 	if a.RemoteAddr() != b.LocalAddr() || a.LocalAddr() != b.RemoteAddr() {
 		t.Errorf("the ends do not agree on the addresses: %v → %v, %v → %v", a.LocalAddr(), a.RemoteAddr(), b.RemoteAddr(), b.LocalAddr())
 	}
 	t.Logf("%v → %v on %s, inline %d", a.LocalAddr(), a.RemoteAddr(), a.Device(), a.inline)
 	begin(a)
 	begin(b)
-	room := a.Reserve(5, 5, false)
+	room := a.Reserve(5, 5)
 	a.Commit(copy(room, "hello"))
 	var ev session.Event
 	for began := time.Now(); !b.Poll(&ev); runtime.Gosched() {
@@ -49,8 +49,8 @@ func TestEveryDialIsAccepted(t *testing.T) {
 		if err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
-		a.Abort()
-		b.Abort()
+		a.discard()
+		b.discard()
 	}
 }
 
@@ -68,7 +68,7 @@ func TestManyAtATime(t *testing.T) {
 			all = append(all, a, b)
 		}
 		for _, e := range all {
-			e.Abort()
+			e.discard()
 		}
 	}
 }

@@ -145,7 +145,7 @@ func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint
 			conn.Write(card{hello: hello{helloVersion, refusalFor(err)}}.bytes())
 		}
 		if e != nil {
-			e.Abort()
+			e.discard()
 		}
 		conn.Close()
 		return nil, card{}, callError(err)
@@ -220,7 +220,7 @@ func dialExchange(ctx context.Context, local, remote netip.AddrPort, cfg Config)
 		err = ctx.Err() // whatever came of it: the deadline is set
 	}
 	if err != nil {
-		e.Abort()
+		e.discard()
 		return nil, err
 	}
 	e.local, e.remote = netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), remote
@@ -363,7 +363,7 @@ func (l *Listener) acceptExchange(ctx context.Context, conn net.Conn, theirs car
 		}
 	}
 	if err != nil {
-		e.Abort()
+		e.discard()
 		return nil, err
 	}
 	e.local, e.remote = netip.AddrPortFrom(at, l.addr.Port()), remote

@@ -35,11 +35,11 @@ func fakePair(t *testing.T, port int, cfg Config) (a, b *Endpoint) {
 	if a, err = Dial(ctx, netip.AddrPort{}, fakeAddr(port), cfg); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(a.Abort)
+	t.Cleanup(a.discard)
 	if b, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(b.Abort)
+	t.Cleanup(b.discard)
 	return a, b
 }
 
@@ -63,62 +63,96 @@ func fakeSendRoom(t *testing.T) {
 
 func sendRoom(t *testing.T, e *Endpoint) {
 	e.inline = 64
+	m := sendModel{t: t, e: e}
 	r := rand.New(rand.NewPCG(1, 1))
-	type used struct {
-		id       uint64
-		from, to int // of the send region
-	}
-	var flying []used
-	var signaled, done uint64 // the last message that asks for a completion, that has one
+	var room []byte // reserved for data
 	const steps = 50_000
 	waits := 0
 	for i := range steps {
-		control := r.IntN(4) == 0
+		m.step = i
 		most := e.cfg.BufferSize
-		if control {
-			most = session.MaxControl
-		}
 		if i/100%2 == 0 {
 			most = 100
 		}
-		lo := 1 + r.IntN(most)
-		room := e.Reserve(lo, lo+r.IntN(most-lo+1), control)
-		if room == nil || r.IntN(64) == 0 {
-			if room == nil {
+		if r.IntN(4) == 0 {
+			n := 1 + r.IntN(session.MaxControl)
+			if e.ReserveControl(n) == nil {
 				waits++
-				if signaled == done {
-					t.Fatalf("step %d: no room for %d bytes, and nothing that is under way says when there is", i, lo)
-				}
-			}
-			if signaled != done {
-				e.complete(ibv.WC{ID: kindSend | signaled})
-				done = signaled
-				flying = slices.DeleteFunc(flying, func(u used) bool { return u.id <= done })
+				m.wait()
+			} else if r.IntN(64) != 0 {
+				m.committed(e.control.at, n, e.CommitControl)
 			}
 			continue
 		}
-		if len(room) < lo {
-			t.Fatalf("step %d: %d bytes of %d", i, len(room), lo)
-		}
-		if !control && e.underway() >= maxSends-session.ControlReserve {
-			t.Fatalf("step %d: data takes what is control's", i)
-		}
-		from, n := e.reserveAt, 1+r.IntN(len(room))
-		e.Commit(n)
-		if n > e.inline {
-			for _, u := range flying {
-				if from < u.to && u.from < from+n {
-					t.Fatalf("step %d: bytes %d to %d are used while the device sends %d to %d", i, from, from+n, u.from, u.to)
-				}
+		if room != nil {
+			n := r.IntN(len(room) + 1)
+			if r.IntN(64) == 0 {
+				n = 0
 			}
-			flying = append(flying, used{e.posted, from, from + n})
+			room = nil
+			m.committed(e.data.at, n, e.Commit)
+			continue
 		}
-		if e.unsignaled == 0 {
-			signaled = e.posted
+		lo := 1 + r.IntN(most)
+		room = e.Reserve(lo, lo+r.IntN(most-lo+1))
+		switch {
+		case room == nil:
+			waits++
+			m.wait()
+		case len(room) < lo:
+			t.Fatalf("step %d: %d bytes of %d", i, len(room), lo)
+		case e.underway() >= maxSends-session.ControlReserve:
+			t.Fatalf("step %d: data takes what is control's", i)
 		}
 	}
 	if e.Err() != nil || waits < steps/100 {
 		t.Errorf("%v, %d waits", e.Err(), waits)
+	}
+}
+
+// sendModel knows what the device still sends.
+type sendModel struct {
+	t              *testing.T
+	e              *Endpoint
+	step           int
+	flying         []sending
+	signaled, done uint64 // the last message that asks for a completion, that has one
+}
+
+type sending struct {
+	id       uint64
+	from, to int // of the send region
+}
+
+// wait completes what asks for it.
+func (m *sendModel) wait() {
+	m.t.Helper()
+	if m.signaled == m.done {
+		m.t.Fatalf("step %d: no room, and nothing that is under way asks for a completion", m.step)
+	}
+	m.e.complete(ibv.WC{ID: kindSend | m.signaled})
+	m.done = m.signaled
+	m.flying = slices.DeleteFunc(m.flying, func(s sending) bool { return s.id <= m.done })
+}
+
+// committed commits n bytes from there.
+func (m *sendModel) committed(from, n int, commit func(int)) {
+	m.t.Helper()
+	before := m.e.posted
+	commit(n)
+	if posted := m.e.posted - before; posted != min(uint64(n), 1) || m.e.underway() > maxSends {
+		m.t.Fatalf("step %d: %d messages of %d bytes are posted, %d in all", m.step, posted, n, m.e.underway())
+	}
+	if n > m.e.inline {
+		for _, s := range m.flying {
+			if from < s.to && s.from < from+n {
+				m.t.Fatalf("step %d: bytes %d to %d are used while the device sends %d to %d", m.step, from, from+n, s.from, s.to)
+			}
+		}
+		m.flying = append(m.flying, sending{m.e.posted, from, from + n})
+	}
+	if m.e.unsignaled == 0 {
+		m.signaled = m.e.posted
 	}
 }
 
@@ -245,7 +279,13 @@ func fakeReceiveBuffers(t *testing.T) {
 		n := q.posted[0]
 		q.posted = q.posted[1:]
 		e.complete(ibv.WC{ID: kindRecv | uint64(n), Status: ibv.WRFlushErr})
+		posted := len(q.posted)
 		e.Abort()
+		q.look()
+		if len(q.posted) != posted {
+			t.Error("buffers of a member are posted before it is retired")
+		}
+		e.Retire()
 		q.look()
 		if len(q.posted) != all {
 			t.Errorf("%d of %d buffers are posted behind a member's end", len(q.posted), all)
@@ -352,15 +392,15 @@ func fakeEnds(t *testing.T) {
 		f.set(fakeCountdown, 0)
 	}
 	e, w := begin()
-	e.Commit(len(e.Reserve(8, 8, false)))
+	e.Commit(len(e.Reserve(8, 8)))
 	if err := e.Err(); err != nil {
 		t.Fatal(err)
 	}
-	e.Reserve(8, 8, false)
+	e.Reserve(8, 8)
 	fails()
 	e.Commit(8)
 	reset("a message that is not posted", e, w)
-	if e.Reserve(8, 8, true) != nil {
+	if e.Reserve(8, 8) != nil || e.ReserveControl(8) != nil {
 		t.Error("there is room for a message behind the end")
 	}
 
@@ -467,6 +507,12 @@ func admit(g *recvGroup, cfg Config) error {
 	return g.admit(cfg)
 }
 
+// quit ends the membership of one that has taken nothing.
+func quit(g *recvGroup) {
+	g.leave(false)
+	g.giveBack(nil)
+}
+
 // Members of a group have buffers of one size, and a share of them each; nobody joins one
 // from which some may be missing.
 func fakeGroups(t *testing.T) {
@@ -496,11 +542,11 @@ func fakeGroups(t *testing.T) {
 	if g.members != groupMembers || g.shares != groupMembers {
 		t.Errorf("%d members with %d shares", g.members, g.shares)
 	}
-	g.leave(false)
+	quit(g)
 	if err := admit(g, a.cfg); err != nil || g.shares != groupMembers {
 		t.Errorf("who follows another member: %v, %d shares", err, g.shares)
 	}
-	g.retire()
+	g.close()
 	e, _ := fakePair(t, 48_003, cfg)
 	if e.group == nil || e.group == g {
 		t.Error("it joins a group that takes nobody")
@@ -514,13 +560,13 @@ func fakeGroups(t *testing.T) {
 	f.set(fakeErrno, int64(syscall.ENOMEM))
 	f.set(fakeCountdown, 1) // the call behind the registration
 	h := e.group
-	if err := admit(h, a.cfg); err == nil || !h.retired || f.failed() != "post_srq_recv" {
-		t.Errorf("a share that %s does not post: %v, nobody joins: %v", f.failed(), err, h.retired)
+	if err := admit(h, a.cfg); err == nil || !h.closed || f.failed() != "post_srq_recv" {
+		t.Errorf("a share that %s does not post: %v, nobody joins: %v", f.failed(), err, h.closed)
 	}
-	h.leave(false)
-	h.retired = false
-	e.Abort()
-	if !h.retired {
+	quit(h)
+	h.closed = false
+	e.discard()
+	if !h.closed {
 		t.Error("a group from which receives may be missing takes members")
 	}
 }

@@ -171,7 +171,6 @@ func useFake(t *testing.T) *fake {
 		f.set(i, 0)
 	}
 	f.set(fakeCountdown, -1)
-	spinTime() // which makes a pipe
 	_, f.arena = controlArena().Bytes()
 	f.procs = runtime.NumGoroutine()
 	t.Cleanup(func() {
@@ -335,7 +334,7 @@ func connectOnce(at netip.AddrPort, cfg Config) error {
 	defer l.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	accepted := make(chan session.Endpoint, 1)
+	accepted := make(chan *Endpoint, 1)
 	go func() {
 		defer close(accepted)
 		if e, err := l.Accept(); err == nil {
@@ -345,14 +344,14 @@ func connectOnce(at netip.AddrPort, cfg Config) error {
 	defer func() {
 		l.Close()
 		if e := <-accepted; e != nil {
-			e.Abort()
+			e.discard()
 		}
 	}()
 	e, err := Dial(ctx, netip.AddrPort{}, at, cfg)
 	if err != nil {
 		return err
 	}
-	e.Abort()
+	e.discard()
 	return nil
 }
 
@@ -368,7 +367,7 @@ func fakeHurry(t *testing.T) {
 		e, err := Dial(ctx, netip.AddrPort{}, at, cfg)
 		took := time.Since(began)
 		if err == nil {
-			e.Abort()
+			e.discard()
 		}
 		return took, err
 	}
@@ -440,7 +439,7 @@ func fakeRemoval(t *testing.T) {
 				if err := e.await(ctx, func() bool { return false }); ctx.Err() != nil {
 					t.Errorf("the connection does not end: %v", err)
 				}
-				e.Abort()
+				e.discard()
 			})
 		}
 	})
@@ -460,7 +459,7 @@ func fakeRemoval(t *testing.T) {
 				for range (i + g) % 20 {
 					runtime.Gosched()
 				}
-				e.Abort()
+				e.discard()
 			}
 		})
 	}
@@ -669,15 +668,15 @@ func fakeInlineLimits(t *testing.T) {
 			t.Errorf("a device that grants %d: %d bytes go inline, want %d", tt.granted, x.inline, tt.want)
 		}
 		for n := 16; n <= session.MaxControl; n *= 2 {
-			if room := x.Reserve(n, n, true); room != nil {
-				x.Commit(n)
+			if room := x.ReserveControl(n); room != nil {
+				x.CommitControl(n)
 			}
 		}
 		if err := x.Err(); err != nil {
 			t.Errorf("a device that grants %d: %v", tt.granted, err)
 		}
-		x.Abort()
-		y.Abort()
+		x.discard()
+		y.discard()
 	}
 }
 
@@ -691,8 +690,8 @@ func fakeInlineRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer x.Abort()
-	defer y.Abort()
+	defer x.discard()
+	defer y.discard()
 	cached := make([]byte, 1<<20)
 	putInCache(t, x, cached)
 	idle := regcache.DefaultBudget().Stats().IdleBytes
@@ -704,7 +703,7 @@ func fakeInlineRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer e.Abort()
+	defer e.discard()
 	for _, e := range []*Endpoint{x, y, e} {
 		if e.inline != 64 {
 			t.Errorf("%d bytes go inline, want 64", e.inline)
@@ -752,7 +751,7 @@ func connectTwo(t *testing.T, at netip.AddrPort) (dialed, accepted *Endpoint, er
 		return nil, nil, err
 	}
 	if accepted, err = accept(l); err != nil {
-		dialed.Abort()
+		dialed.discard()
 	}
 	return dialed, accepted, err
 }
@@ -777,8 +776,8 @@ func fakeLockedQueues(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer x.Abort()
-	defer y.Abort()
+	defer x.discard()
+	defer y.discard()
 	cached := make([]byte, 1<<20)
 	f.set(fakeErrno, int64(syscall.ENOMEM))
 	seen := false
@@ -800,7 +799,7 @@ func fakeLockedQueues(t *testing.T) {
 					t.Errorf("without memory for a completion queue the buffers have %d bytes, and %d are cached that nobody uses", e.cfg.BufferSize, idle)
 				}
 			}
-			e.Abort()
+			e.discard()
 		} else if hit && f.failed() == "ibv_create_cq" {
 			t.Error(err)
 		}
@@ -836,8 +835,8 @@ func fakeKeptMemory(t *testing.T) {
 	}
 	_, used := controlArena().Bytes()
 	f.set(fakeKeeps, 1)
-	x.Abort()
-	y.Abort()
+	x.discard()
+	y.discard()
 	f.set(fakeKeeps, 0)
 	const memoryRegions = fakeObjects + 1
 	if n := f.get(memoryRegions); n != 4 {

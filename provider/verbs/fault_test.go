@@ -54,7 +54,7 @@ func TestDialInVain(t *testing.T) {
 		e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
 		took := time.Since(began)
 		if err == nil {
-			e.Abort()
+			e.discard()
 			t.Fatal("connected")
 		}
 		t.Logf("%v: %v", took, err)
@@ -145,7 +145,7 @@ func TestRefusals(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer first.Abort()
+		defer first.discard()
 		if _, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{}); !errors.Is(err, syscall.ECONNREFUSED) || reasonOf(err) != session.ReasonNone {
 			t.Errorf("%v, want ECONNREFUSED", err)
 		}
@@ -173,7 +173,7 @@ func TestFixedPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ep.Abort()
+	defer ep.discard()
 	if got := ep.LocalAddr(); got != from {
 		t.Errorf("it leaves from %v, want %v", got, from)
 	}
@@ -269,8 +269,8 @@ func TestStaleConnection(t *testing.T) {
 	}
 	l := listen(t, Config{})
 	a, b := pair(t, l, Config{})
-	defer a.Abort()
-	defer b.Abort()
+	defer a.discard()
+	defer b.discard()
 	ev, err := request(t, l, a.qp.Num).Event()
 	if err != nil {
 		t.Fatal(err)
@@ -291,7 +291,7 @@ func expectPlaces(t *testing.T, l *Listener) {
 			defer cancel()
 			e, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(l.Addrs()[0].Addr(), l.addr.Port()), Config{WithoutCM: l.cfg.WithoutCM})
 			if err == nil {
-				t.Cleanup(e.Abort)
+				t.Cleanup(e.discard)
 			}
 			return err
 		})
@@ -302,7 +302,7 @@ func expectPlaces(t *testing.T, l *Listener) {
 	if e, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(l.Addrs()[0].Addr(), l.addr.Port()), Config{WithoutCM: l.cfg.WithoutCM}); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("beyond the backlog: %v", err)
 		if err == nil {
-			e.Abort()
+			e.discard()
 		}
 	}
 }
@@ -407,8 +407,8 @@ func TestForeignPrograms(t *testing.T) {
 		if err != nil {
 			t.Fatalf("the listener does not go on: %v", err)
 		}
-		a.Abort()
-		b.Abort()
+		a.discard()
+		b.discard()
 	})
 	t.Run("we dial rping", func(t *testing.T) {
 		port := freePort()
@@ -512,8 +512,8 @@ func TestBreaks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			first.Abort()
-			second.Abort()
+			first.discard()
+			second.discard()
 			nothingLeft(t)
 			cfg := session.Config{KeepAlive: 500 * time.Millisecond, CancelTimeout: time.Second}
 			if tt.own {
@@ -622,8 +622,8 @@ func TestListenerOutlivesItsDevice(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a.Abort()
-			b.Abort()
+			a.discard()
+			b.discard()
 		}
 	}
 }
@@ -676,11 +676,11 @@ func TestNothingIsLeft(t *testing.T) {
 			a.Close()
 			b.Close()
 		case 1:
-			a.Abort()
-			b.Abort()
+			a.discard()
+			b.discard()
 		case 2:
 			b.Close()
-			a.Abort()
+			a.discard()
 		}
 	}
 	round(0)
@@ -760,7 +760,7 @@ func TestExposedIsTakenBackAtOnce(t *testing.T) {
 			t.Errorf("behind %s: %d exposures, %+v", name, len(left), st)
 		}
 		close(busy)
-		a.Abort()
+		a.discard()
 	}
 	nothingLeft(t)
 }

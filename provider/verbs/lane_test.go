@@ -65,7 +65,7 @@ func connect(l *Listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 	}
 	accepted, err = accept(l)
 	if err != nil {
-		dialed.Abort()
+		dialed.discard()
 		return nil, nil, err
 	}
 	return dialed, accepted, nil

@@ -421,7 +421,7 @@ func (l *Listener) Close() error {
 	for {
 		select {
 		case e := <-l.ready:
-			e.Abort()
+			e.discard()
 		default:
 			return nil
 		}

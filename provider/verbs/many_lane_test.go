@@ -33,8 +33,8 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 		if err != nil {
 			return fmt.Errorf("connection %d: %w", n, err)
 		}
-		defer a.Abort()
-		defer b.Abort()
+		defer a.discard()
+		defer b.discard()
 		begin(a)
 		begin(b)
 		from, into := buffers[n%len(buffers)], make([]byte, 64<<10)
@@ -121,15 +121,15 @@ func TestDialsGivenUpLeaveNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		usual := time.Since(began)
-		a.Abort()
-		b.Abort()
+		a.discard()
+		b.discard()
 		go func() { // until the listener is closed
 			for {
 				e, err := l.Accept()
 				if err != nil {
 					return
 				}
-				e.Abort()
+				e.discard()
 			}
 		}()
 		all.Go(func() {
@@ -140,7 +140,7 @@ func TestDialsGivenUpLeaveNothing(t *testing.T) {
 				switch {
 				case err == nil:
 					connected.Add(1)
-					e.Abort()
+					e.discard()
 				case ctx.Err() == nil:
 					t.Errorf("a dial that was not given up: %v", err)
 				default:

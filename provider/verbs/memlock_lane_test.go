@@ -112,7 +112,7 @@ func refusedForWantOfMemory(t *testing.T, l *Listener, then func()) {
 	var open []*Endpoint
 	defer func() {
 		for _, e := range open {
-			e.Abort()
+			e.discard()
 		}
 	}()
 	for {

@@ -18,8 +18,8 @@ func pair(t testing.TB, l *Listener, cfg Config) (a, b *Endpoint) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(a.Abort)
-	t.Cleanup(b.Abort)
+	t.Cleanup(a.discard)
+	t.Cleanup(b.discard)
 	begin(a)
 	begin(b)
 	mustHave(t, a, cfg)
@@ -76,7 +76,7 @@ func event(t testing.TB, e *Endpoint) (ev session.Event) {
 // say sends a message and receives it.
 func say(t testing.TB, from, to *Endpoint) {
 	t.Helper()
-	from.Commit(len(from.Reserve(16, 16, true)))
+	from.CommitControl(len(from.ReserveControl(16)))
 	if ev := event(t, to); ev.Kind != session.Message {
 		t.Fatalf("event of kind %d", ev.Kind)
 	}

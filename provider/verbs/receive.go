@@ -54,11 +54,10 @@ func (e *Endpoint) makeReceiveBuffers() (err error) {
 
 // buffer is a receive buffer and the registration that it lies in.
 func (e *Endpoint) buffer(number int) ([]byte, *ibv.MR) {
-	r := &e.recvRegion
 	if e.group != nil {
-		r, number = e.group.regions[number/srqShare].Load(), number%srqShare
+		return e.group.buffer(number)
 	}
-	at := number * e.cfg.BufferSize
+	r, at := &e.recvRegion, number*e.cfg.BufferSize
 	return r.mem[at : at+e.cfg.BufferSize : at+e.cfg.BufferSize], r.mr
 }
 
@@ -155,7 +154,7 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 		e.mu.Unlock()
 		return true
 	}
-	if len(e.repost) >= repostBatch/2 {
+	if len(e.repost) >= repostBatch/2 && !e.gone {
 		e.postAgain() // there is time now; but not for each single buffer
 	}
 	e.mu.Unlock()
@@ -191,10 +190,11 @@ func (e *Endpoint) Release() {
 	e.mu.Unlock()
 }
 
-// again posts a buffer again, together with others. mu is held.
+// again posts a buffer again, together with others. Once the endpoint is gone, Retire
+// gives it back to the group. mu is held.
 func (e *Endpoint) again(a arrival) {
 	e.repost = append(e.repost, a.buffer)
-	if len(e.repost) == repostBatch {
+	if len(e.repost) == repostBatch && !e.gone {
 		e.postAgain()
 	}
 }
@@ -209,7 +209,7 @@ func (e *Endpoint) postAgain() {
 	switch {
 	case e.group != nil: // others need them, whatever becomes of this connection
 		_, err = e.group.srq.PostRecv(wrs)
-	case !e.gone && e.failing == nil:
+	case e.failing == nil:
 		_, err = e.qp.PostRecv(wrs)
 	}
 	e.taken -= len(e.repost)

@@ -63,7 +63,7 @@ func deliver(t *testing.T, from, to *Endpoint, count int) {
 	t.Helper()
 	for n := range count {
 		var room []byte
-		if !until(from, func() bool { room = from.Reserve(64, 64, false); return room != nil }) {
+		if !until(from, func() bool { room = from.Reserve(64, 64); return room != nil }) {
 			t.Fatalf("no room: %v", from.Err())
 		}
 		room[0] = byte(n)

@@ -103,7 +103,7 @@ func (e *Endpoint) expose(b []byte, rights session.Rights) (key uint32, x exposu
 // Revoke implements session.Endpoint. It blocks until the memory is invalidated, for
 // at most 5 s (revokeTime), or deregistered, about a millisecond in the middle of a
 // transfer.
-func (e *Endpoint) Revoke(d session.Descriptor) int {
+func (e *Endpoint) Revoke(d session.Descriptor) {
 	e.use.RLock()
 	defer e.use.RUnlock()
 	e.exposures.mu.Lock()
@@ -111,7 +111,7 @@ func (e *Endpoint) Revoke(d session.Descriptor) int {
 	delete(e.exposures.m, d.Key)
 	e.exposures.mu.Unlock()
 	if !ok {
-		return 0
+		return
 	}
 	if x.window != nil {
 		e.unbind(x.window)
@@ -120,7 +120,6 @@ func (e *Endpoint) Revoke(d session.Descriptor) int {
 		// The peer may still have access: only the end of the queue pair ends it.
 		e.broken(deviceError(err))
 	}
-	return 0
 }
 
 // Read implements session.Endpoint.
@@ -286,6 +285,18 @@ func (e *Endpoint) Free(b []byte) {
 	delete(a.m, key)
 	a.mu.Unlock()
 	if buf != nil {
+		buf.Put()
+	}
+}
+
+// freeAllocs gives back what Free has not.
+func (e *Endpoint) freeAllocs() {
+	a := &e.allocs
+	a.mu.Lock()
+	left := a.m
+	a.m = nil
+	a.mu.Unlock()
+	for _, buf := range left {
 		buf.Put()
 	}
 }

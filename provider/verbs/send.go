@@ -7,8 +7,8 @@ import (
 
 // Sending: messages leave from a ring of bytes, control messages from slots of
 // their own so that data cannot take their room. A message that fits the
-// device's inline limit is copied when it is posted; all such messages are written to
-// the same place after ring and slots. One work request in signalEvery asks for a
+// device's inline limit is copied when it is posted; such messages are written to
+// one place after ring and slots, or, if they are control, to the one behind it. One work request in signalEvery asks for a
 // completion, which frees the room of all up to it; on iWARP each that is not copied does.
 type sendState struct {
 	head, tail uint64 // of the ring, bytes since the beginning
@@ -20,12 +20,18 @@ type sendState struct {
 	unsignaled int // messages since the last that asked for a completion
 	unsignBy   int // bytes of the ring that they use
 
-	reserved  []byte // what Reserve gave, nil if nothing
-	reserveAt int    // its place in the send region
-	skip      int    // bytes left unused at the ring's end before it
-	inSlot    bool
+	data    reservation
+	control reservation
 
 	wr [1]ibv.SendWR
+}
+
+// reservation is room for a message that was not committed yet.
+type reservation struct {
+	room   []byte // nil: there is none
+	at     int    // its place in the send region
+	skip   int    // bytes left unused at the ring's end before it
+	inSlot bool
 }
 
 // sendRecord is what a message that was posted occupies, if it occupies anything.
@@ -55,40 +61,71 @@ func (e *Endpoint) initSend() {
 // underway is how many messages may not have left yet. mu is held.
 func (e *Endpoint) underway() int { return int(e.posted - e.sentUpTo) }
 
-// Reserve implements session.Endpoint.
-func (e *Endpoint) Reserve(lo, hi int, control bool) []byte {
+// Reserve implements session.Messages.
+func (e *Endpoint) Reserve(lo, hi int) []byte {
 	e.mu.Lock()
-	e.reserved = nil
-	if !e.gone && e.failing == nil && !e.reserve(lo, hi, control) {
+	defer e.mu.Unlock()
+	if e.gone || e.failing != nil {
+		return nil
+	}
+	if !e.reserve(lo, hi) {
 		e.drain()
-		if e.failing == nil {
-			e.reserve(lo, hi, control)
+		if e.failing != nil || !e.reserve(lo, hi) {
+			return nil
 		}
 	}
-	room := e.reserved
-	e.mu.Unlock()
-	return room
+	return e.data.room
 }
 
-func (e *Endpoint) reserve(lo, hi int, control bool) bool {
+// ReserveControl implements session.Messages.
+func (e *Endpoint) ReserveControl(n int) []byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.gone || e.failing != nil {
+		return nil
+	}
+	if !e.reserveControl(n) {
+		e.drain()
+		if e.failing != nil || !e.reserveControl(n) {
+			return nil
+		}
+	}
+	return e.control.room
+}
+
+// reserveControl reserves n bytes for control. mu is held.
+func (e *Endpoint) reserveControl(n int) bool {
+	e.control = reservation{}
 	limit := maxSends
-	if !control {
-		limit -= session.ControlReserve
+	if e.data.room != nil {
+		limit-- // its place in the send queue
 	}
 	if e.underway() >= limit {
 		return false
 	}
-	if hi <= e.inline {
-		e.reserveAt = e.cfg.SendBuffer + controlSlots*session.MaxControl
-		return e.give(hi)
-	}
-	if control {
+	if n <= e.inline {
+		e.control.at = e.cfg.inlineAt() + maxInline
+	} else {
 		if e.slots == controlSlots {
 			return false
 		}
-		e.inSlot, e.skip = true, 0
-		e.reserveAt = e.cfg.SendBuffer + e.nextSlot*session.MaxControl
-		return e.give(min(hi, session.MaxControl))
+		e.control.inSlot = true
+		e.control.at = e.cfg.SendBuffer + e.nextSlot*session.MaxControl
+	}
+	e.control.room = e.sendRegion.mem[e.control.at:][:n:n]
+	return true
+}
+
+// reserve reserves lo to hi bytes for data. mu is held.
+func (e *Endpoint) reserve(lo, hi int) bool {
+	e.data = reservation{}
+	if e.underway() >= maxSends-session.ControlReserve {
+		return false
+	}
+	if hi <= e.inline {
+		e.data.at = e.cfg.inlineAt()
+		e.data.room = e.sendRegion.mem[e.data.at:][:hi:hi]
+		return true
 	}
 	size := e.cfg.SendBuffer
 	if e.head == e.tail {
@@ -96,9 +133,9 @@ func (e *Endpoint) reserve(lo, hi int, control bool) bool {
 	}
 	free := size - int(e.head-e.tail)
 	at := int(e.head % uint64(size))
-	e.inSlot, e.skip = false, 0
+	skip := 0
 	if rest := size - at; rest < lo {
-		e.skip = rest
+		skip = rest
 		free -= rest
 		at = 0
 	} else {
@@ -107,37 +144,46 @@ func (e *Endpoint) reserve(lo, hi int, control bool) bool {
 	if free < lo {
 		return false
 	}
-	e.reserveAt = at
-	return e.give(min(hi, free))
-}
-
-func (e *Endpoint) give(n int) bool {
-	e.reserved = e.sendRegion.mem[e.reserveAt:][:n:n]
+	n := min(hi, free)
+	e.data = reservation{room: e.sendRegion.mem[at:][:n:n], at: at, skip: skip}
 	return true
 }
 
-// Commit implements session.Endpoint.
+// Commit implements session.Messages.
 func (e *Endpoint) Commit(n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.reserved == nil || e.gone || e.failing != nil {
+	e.commit(&e.data, n)
+}
+
+// CommitControl implements session.Messages.
+func (e *Endpoint) CommitControl(n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.commit(&e.control, n)
+}
+
+// commit posts the first n bytes of what was reserved. mu is held.
+func (e *Endpoint) commit(from *reservation, n int) {
+	r := *from
+	*from = reservation{}
+	if n == 0 || r.room == nil || e.gone || e.failing != nil {
 		return
 	}
-	e.reserved = nil
 	wr := &e.wr[0]
 	*wr = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendRegion.mem)) + uint64(e.reserveAt), Length: uint32(n), LKey: e.sendRegion.mr.LKey}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendRegion.mem)) + uint64(r.at), Length: uint32(n), LKey: e.sendRegion.mr.LKey}
 	switch {
 	case n <= e.inline: // copied now: the room is free again
 		wr.Flags = ibv.Inline
-	case e.inSlot:
+	case r.inSlot:
 		e.used.push(sendRecord{message: e.posted + 1, slot: true})
 		e.slots++
 		e.nextSlot = (e.nextSlot + 1) % controlSlots
 	default:
 		// Rounding up stays within what was free, whose end is a multiple of cacheLine.
-		used := min((n+cacheLine-1)&^(cacheLine-1), e.cfg.SendBuffer-e.reserveAt)
-		ring := e.skip + used
+		used := min((n+cacheLine-1)&^(cacheLine-1), e.cfg.SendBuffer-r.at)
+		ring := r.skip + used
 		e.used.push(sendRecord{message: e.posted + 1, ring: ring})
 		e.head += uint64(ring)
 		e.unsignBy += ring

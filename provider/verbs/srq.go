@@ -17,7 +17,7 @@ import (
 // own, and the queues.
 //
 // What a member's queue pair has taken from the queue comes back when the member
-// leaves. If some of it may be missing, as on siw and rxe when a member closes before
+// is retired. If some of it may be missing, as on siw and rxe when a member closes before
 // its peer (rxe.go), nobody joins the group any more, and it ends with its last member.
 //
 // A peer that sends more than it has credit for is detected and loses its
@@ -29,9 +29,10 @@ type recvGroup struct {
 	size    int                                  // of a buffer
 	regions [groupMembers]atomic.Pointer[region] // srqShare buffers each
 
-	members int  // guarded by dom.mu, as what follows
+	active  int  // members whose queue pairs use srq; guarded by dom.mu, as what follows
+	members int  // those, and those that have left and still have messages
 	shares  int  // regions there are
-	retired bool // nobody joins
+	closed  bool // nobody joins
 }
 
 const (
@@ -54,7 +55,7 @@ func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
 	dom.mu.Lock()
 	defer dom.mu.Unlock()
 	for _, g := range dom.groups {
-		if !g.retired && g.members < groupMembers && g.size == cfg.BufferSize {
+		if !g.closed && g.members < groupMembers && g.size == cfg.BufferSize {
 			return g, g.admit(cfg)
 		}
 	}
@@ -73,6 +74,7 @@ func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
 
 // admit takes one more member in, with a share of buffers. dom.mu is held.
 func (g *recvGroup) admit(cfg Config) error {
+	g.active++
 	g.members++
 	if g.members <= g.shares {
 		return nil
@@ -87,31 +89,66 @@ func (g *recvGroup) admit(cfg Config) error {
 		g.regions[g.shares].Store(&r)
 		g.shares++ // posted or not: it goes with the group
 		_, err = g.srq.PostRecv(wrs)
-		g.retired = err != nil
+		g.closed = err != nil
 	}
 	return err
 }
 
-// retire keeps new members from joining.
-func (g *recvGroup) retire() {
+// close keeps new members from joining.
+func (g *recvGroup) close() {
 	g.dom.mu.Lock()
-	g.retired = true
+	g.closed = true
 	g.dom.mu.Unlock()
 }
 
-// leave ends a membership. The member's queue pair has gone.
+// leave is called when a member's queue pair has gone; giveBack follows. The last one's
+// ends the queue and the registrations.
 func (g *recvGroup) leave(lost bool) {
 	g.dom.mu.Lock()
 	defer g.dom.mu.Unlock()
-	g.retired = g.retired || lost
-	if g.members--; g.members > 0 {
+	g.closed = g.closed || lost
+	if g.active--; g.active > 0 {
 		return
 	}
 	g.dom.groups = slices.DeleteFunc(g.dom.groups, func(x *recvGroup) bool { return x == g })
 	g.srq.Close()
 	for i := range g.shares {
-		g.regions[i].Load().close()
+		g.regions[i].Load().deregister()
 	}
+}
+
+// giveBack ends a membership: the buffers that the member had are the others' again, and
+// the memory is the arena's once there are no others.
+func (g *recvGroup) giveBack(buffers []int) {
+	g.dom.mu.Lock()
+	defer g.dom.mu.Unlock()
+	if g.active > 0 {
+		wrs := make([]ibv.RecvWR, len(buffers))
+		for i, number := range buffers {
+			wrs[i] = g.recvWR(number)
+		}
+		if _, err := g.srq.PostRecv(wrs); err != nil {
+			g.closed = true
+		}
+	}
+	if g.members--; g.members > 0 {
+		return
+	}
+	for i := range g.shares {
+		g.regions[i].Load().free()
+	}
+}
+
+// buffer is a buffer of the group and its registration.
+func (g *recvGroup) buffer(number int) ([]byte, *ibv.MR) {
+	r := g.regions[number/srqShare].Load()
+	at := number % srqShare * g.size
+	return r.mem[at : at+g.size : at+g.size], r.mr
+}
+
+func (g *recvGroup) recvWR(number int) ibv.RecvWR {
+	mem, mr := g.buffer(number)
+	return recvWR(number, mem, mr)
 }
 
 // quiesce makes the queue pair stop taking receives from the group, and collects those
@@ -157,24 +194,17 @@ func (e *Endpoint) loseBuffers() {
 	e.mu.Unlock()
 }
 
-// leaveGroup gives the group back what the endpoint has of it.
-func (e *Endpoint) leaveGroup() {
-	e.mu.Lock()
-	back := func(a arrival) {
-		if a.n > 0 {
-			e.again(a)
-		}
+// taken are the buffers that the endpoint has of its group.
+func (e *Endpoint) buffersTaken() []int {
+	list := e.repost
+	if e.last.n > 0 {
+		list = append(list, e.last.buffer)
 	}
-	back(e.last)
-	e.last = arrival{}
 	for e.arrived.n > 0 {
-		back(e.arrived.pop())
+		list = append(list, e.arrived.pop().buffer)
 	}
 	for e.kept.n > 0 {
-		back(e.kept.pop())
+		list = append(list, e.kept.pop().buffer)
 	}
-	e.postAgain()
-	lost := e.buffersLost
-	e.mu.Unlock()
-	e.group.leave(lost)
+	return list
 }

@@ -18,7 +18,7 @@ func groupsOf(e *Endpoint) (groups, shares, retired int) {
 	defer e.dom.mu.Unlock()
 	for _, g := range e.dom.groups {
 		shares += g.shares
-		if g.retired {
+		if g.closed {
 			retired++
 		}
 	}
@@ -45,12 +45,12 @@ func chat(t testing.TB, all []*Endpoint, count int) {
 			for n := range count {
 				// One ahead at most: what a session's credits see to.
 				var room []byte
-				if !until(e, func() bool { room = e.Reserve(64, 64, true); return room != nil }) {
+				if !until(e, func() bool { room = e.ReserveControl(64); return room != nil }) {
 					t.Errorf("connection %d, no room for message %d: %v", i/2, n, e.Err())
 					return
 				}
 				room[0] = byte(n)
-				e.Commit(64)
+				e.CommitControl(64)
 				var ev session.Event
 				if !until(e, func() bool { return e.Poll(&ev) }) {
 					t.Errorf("connection %d, message %d: %v, the peer %v", i/2, n, e.Err(), peer.Err())
@@ -101,10 +101,10 @@ func TestSharedQueueGrowsAndGoes(t *testing.T) {
 				all[i+1].Close()
 			case 1:
 				all[i].Close()
-				all[i+1].Abort()
+				all[i+1].discard()
 			case 2: // before it hears of the other
-				all[i+1].Abort()
-				all[i].Abort()
+				all[i+1].discard()
+				all[i].discard()
 			}
 		}
 		for i := 0; i < n; i += 2 {
@@ -152,8 +152,8 @@ func TestSharedQueueFrom(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer a.Abort()
-				defer b.Abort()
+				defer a.discard()
+				defer b.discard()
 				begin(a)
 				begin(b)
 				for _, e := range []*Endpoint{a, b} {
@@ -181,7 +181,7 @@ func TestFailedGroupTakesNobody(t *testing.T) {
 	if a.group == nil || a.group != b.group {
 		t.Fatal("they have no group in common")
 	}
-	a.group.retire()
+	a.group.close()
 	if c, d := pair(t, l, cfg); c.group == a.group || d.group == a.group {
 		t.Error("it takes one more")
 	}
@@ -204,13 +204,23 @@ func TestSharedQueuesInFullUse(t *testing.T) {
 func fill(t testing.TB, e *Endpoint) {
 	t.Helper()
 	for sent := range e.Limits().Window {
-		if !until(e, func() bool {
-			return e.Reserve(16, 16, sent%2 == 0) != nil || e.Reserve(16, 16, sent%2 != 0) != nil
-		}) {
+		if !until(e, func() bool { return trySend(e, 16, sent%2 == 0) || trySend(e, 16, sent%2 != 0) }) {
 			t.Fatalf("no room for message %d: %v", sent, e.Err())
 		}
-		e.Commit(16)
 	}
+}
+
+// trySend sends a message of n bytes, if there is room.
+func trySend(e *Endpoint, n int, control bool) bool {
+	switch {
+	case control && e.ReserveControl(n) != nil:
+		e.CommitControl(n)
+	case !control && e.Reserve(n, n) != nil:
+		e.Commit(n)
+	default:
+		return false
+	}
+	return true
 }
 
 // useInFull fills every window before anybody looks.
@@ -237,7 +247,7 @@ func TestPeerOverspends(t *testing.T) {
 	chat(t, all, 10)
 	hostile, victim := all[0], all[1]
 	for range 2 * srqShare {
-		if !until(hostile, func() bool { return hostile.Reserve(16, 16, false) != nil }) {
+		if !until(hostile, func() bool { return hostile.Reserve(16, 16) != nil }) {
 			break
 		}
 		hostile.Commit(16)
@@ -257,8 +267,8 @@ func TestPeerOverspends(t *testing.T) {
 	if err := victim.Err(); !errors.Is(err, syscall.ECONNRESET) || n > srqShare {
 		t.Errorf("%d messages, %v; want %d at most, ECONNRESET", n, err, srqShare)
 	}
-	victim.Abort()
-	hostile.Abort()
+	victim.discard()
+	hostile.discard()
 	chat(t, all[2:], 50)
 	if _, _, retired := groupsOf(all[3]); retired == 0 {
 		t.Error("a group from which receives may be missing takes members")
@@ -282,8 +292,8 @@ func TestMessageTooLong(t *testing.T) {
 	if err := endOf(t, all[1]); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%v, want ECONNRESET", err)
 	}
-	e.Abort()
-	all[1].Abort()
+	e.discard()
+	all[1].discard()
 	chat(t, all[2:], 50)
 }
 
@@ -303,15 +313,15 @@ func TestSharedQueueLosesNothingUnnoticed(t *testing.T) {
 	for range rounds {
 		c, d := pair(t, l, cfg)
 		for range 16 {
-			if c.Reserve(size, size, false) == nil {
+			if c.Reserve(size, size) == nil {
 				break
 			}
 			c.Commit(size)
 		}
 		event(t, d) // the next one is under way
 		d.Drop()
-		d.Abort()
-		c.Abort()
+		d.discard()
+		c.discard()
 	}
 	c, d := pair(t, l, cfg)
 	groups, shares, retired := groupsOf(b)
@@ -321,6 +331,6 @@ func TestSharedQueueLosesNothingUnnoticed(t *testing.T) {
 	}
 	useInFull(t, []*Endpoint{a, b, c, d})
 	for _, e := range []*Endpoint{a, b, c, d} {
-		e.Abort()
+		e.discard()
 	}
 }

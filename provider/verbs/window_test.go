@@ -239,7 +239,7 @@ func TestWindowsOnReadOnlyMemory(t *testing.T) {
 			}
 			b.Revoke(d)
 		}
-		b.Abort()
+		b.discard()
 	}
 }
 
@@ -373,7 +373,7 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 	// Messages that nobody acknowledges, until the invalidation has to wait
 	// behind them or finds no room.
 	for range maxSends {
-		if room := b.Reserve(16, 16, false); room != nil {
+		if room := b.Reserve(16, 16); room != nil {
 			b.Commit(len(room))
 		}
 	}
@@ -386,8 +386,8 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 	if st := b.dom.cache.Stats(); st.DeregisterFailed != 0 {
 		t.Errorf("%d registrations were not removed", st.DeregisterFailed)
 	}
-	b.Abort()
-	a.Abort()
+	b.discard()
+	a.discard()
 }
 
 // A peer that invalidates a window loses the connection, and the window is not
@@ -449,8 +449,8 @@ func TestPeerSendsImmediateData(t *testing.T) {
 				t.Errorf("opcode %d, the last buffer %v: %v, want ECONNRESET", op, last, err)
 			}
 			b.Revoke(d)
-			a.Abort()
-			b.Abort()
+			a.discard()
+			b.discard()
 		}
 	}
 }
