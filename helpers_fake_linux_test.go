@@ -102,7 +102,7 @@ func (f *fake) dial(ctx context.Context, r request) (transport, error) {
 		return transport{}, err
 	}
 	remote := net.TCPAddrFromAddrPort(r.remote)
-	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: fakeName, Buffered: true}})
+	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: fakeName}})
 	if f.unnegotiated {
 		return transport{here, s.local, remote, s}, nil
 	}
@@ -112,6 +112,7 @@ func (f *fake) dial(ctx context.Context, r request) (transport, error) {
 			f.connected <- struct{}{}
 			<-ctx.Done()
 			here.Abort()
+			here.Retire()
 			s.Close()
 			return transport{}, ctx.Err()
 		}

@@ -99,19 +99,21 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 // ECONNREFUSED.
 func refuse(t transport) {
 	t.endpoint.Abort()
+	t.endpoint.Retire()
 	t.release()
 	count(func(n *Counters) { n.Refused++ })
 }
 
 // turnAway ends a connection before it is negotiated, so that its dialer falls back to TCP,
-// where another process may still listen. For buffered providers a reset would mean that
+// where another process may still listen. On a ring a reset would mean that
 // it is refused (see negotiate), and Close does not wait, so they close it instead.
 func turnAway(t transport) {
-	if t.endpoint.Limits().Buffered {
+	if t.endpoint.Limits().Ring() {
 		t.endpoint.Close()
 	} else {
 		t.endpoint.Abort()
 	}
+	t.endpoint.Retire()
 	t.release()
 }
 

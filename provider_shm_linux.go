@@ -17,7 +17,6 @@ func (p shmProvider) serves(dst netip.Addr, s settings) error { return shm.Serve
 
 func (shmProvider) config(s settings) shm.Config {
 	return shm.Config{
-		Disable: s.session.Disable,
 		Backlog: s.backlog,
 		Timeout: s.attempt,
 		Local:   s.local,

@@ -37,7 +37,7 @@ func negotiate(ctx context.Context, t transport, config session.Config) (*sessio
 	}
 	s.Abort()
 	t.release()
-	if !t.endpoint.Limits().Buffered || errors.As(err, new(*Unavailable)) {
+	if !t.endpoint.Limits().Ring() || errors.As(err, new(*Unavailable)) {
 		return nil, err
 	}
 	// There is no wire that could have failed, so the listener has ended the connection.

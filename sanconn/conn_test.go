@@ -30,10 +30,10 @@ var endpoints = []struct {
 	limits session.Limits
 }{
 	{name: "ring"},
-	{name: "ring, RDMA read", limits: session.Limits{CanRead: true, MaxExpose: 16 << 20, Threshold: 8 << 10}},
 	{name: "window", limits: session.Limits{Window: 32}},
 	{name: "window, RDMA read", limits: session.Limits{Window: 32, CanRead: true, CanWrite: true, MaxExpose: 16 << 20, Threshold: 8 << 10}},
 	{name: "window, RDMA write", limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Threshold: 8 << 10}},
+	{name: "window, box", limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}},
 }
 
 // pipe connects two ends over endpoints without a kernel.

@@ -3,42 +3,121 @@ package sanconn
 import (
 	"io"
 	"net"
-	"sync"
+	"os"
 )
 
-// copySize is the size in bytes of the buffers of ReadFrom and WriteTo. From about this
-// size on, the shared-memory ring reaches its full rate. Larger buffers would cost cache
-// and, with thousands of copies under way, memory.
+// copySize is the size in bytes of what ReadFrom and WriteTo move at a time: from about
+// this size on, the shared-memory ring reaches its full rate.
 const copySize = 64 << 10
 
-var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
-
 // ReadFrom reads from r until io.EOF and writes everything to the connection.
-// io.Copy uses it.
+// io.Copy uses it. Regular files and net's sockets are read straight into the memory that
+// the connection sends from. Any other reader gets a buffer of its own, since it may block,
+// or keep the slice.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	// io.CopyN and net/http wrap their source in a LimitedReader. At its limit no
 	// further Read is needed to find the end.
 	limit, limited := r.(*io.LimitedReader)
-	if limited && limit.N <= 0 {
-		return 0, nil
+	if !limited {
+		limit = &io.LimitedReader{R: r, N: 1<<63 - 1}
 	}
-	return pump(c, r, func() bool { return limited && limit.N <= 0 })
+	switch src := limit.R.(type) {
+	case *os.File:
+		if isRegular(src) {
+			return c.fill(limit, c.fillOnce)
+		}
+	case *net.TCPConn:
+		return c.fillFromSocket(src, limit)
+	case *net.UnixConn:
+		return c.fillFromSocket(src, limit)
+	}
+	return pump(c, limit)
+}
+
+func isRegular(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode().IsRegular()
+}
+
+// fill sends what once, called again and again, reads into room that it has reserved.
+func (c *Conn) fill(src *io.LimitedReader, once func(*io.LimitedReader) (int, error)) (total int64, err error) {
+	for src.N > 0 && err == nil {
+		var n int
+		n, err = once(src)
+		total += int64(n)
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return total, err
+}
+
+// fillOnce reads from a source that does not block for long.
+func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
+	room, err := c.Reserve(copySize)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { // also if the source panics
+		if cerr := c.Commit(n); cerr != nil {
+			n, err = 0, cerr
+		}
+	}()
+	return src.Read(room)
 }
 
 // WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
-// uses it.
+// uses it. Files, net's sockets and io.Discard are given the bytes where they have arrived.
+// Any other writer gets them in a buffer of its own, since it may keep the slice.
 func (c *Conn) WriteTo(w io.Writer) (int64, error) {
-	return pump(w, c, func() bool { return false })
+	switch w.(type) {
+	case *os.File, *net.TCPConn, *net.UnixConn:
+		return c.drain(w)
+	}
+	if w == io.Discard {
+		return c.drain(w)
+	}
+	return pump(w, &io.LimitedReader{R: c, N: 1<<63 - 1})
 }
 
-// pump copies without io.Copy, which would call ReadFrom and WriteTo again.
-func pump(w io.Writer, r io.Reader, done func() bool) (total int64, err error) {
-	b := copyBuffers.Get().(*[copySize]byte)
-	defer copyBuffers.Put(b)
-	for !done() {
-		n, rerr := r.Read(b[:])
+// drain writes what has arrived from where it lies.
+func (c *Conn) drain(w io.Writer) (total int64, err error) {
+	for {
+		b, err := c.Peek()
+		if err == io.EOF {
+			return total, nil
+		}
+		if err != nil {
+			return total, err
+		}
+		n, werr := w.Write(b)
+		if err = c.Discard(n); err == nil && werr == nil && n < len(b) {
+			werr = io.ErrShortWrite
+		}
+		total += int64(n)
+		if werr != nil {
+			return total, werr
+		}
+		if err != nil {
+			return total, err
+		}
+	}
+}
+
+// pump copies without io.Copy, which would call ReadFrom and WriteTo again. The buffer is
+// not used again: whoever keeps it harms nobody else.
+func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
+	if r.N <= 0 {
+		return 0, nil
+	}
+	b := make([]byte, min(copySize, r.N))
+	for r.N > 0 {
+		n, rerr := r.Read(b)
 		if n > 0 {
 			m, werr := w.Write(b[:n])
+			if m < 0 || m > n {
+				return total, errInvalidWrite
+			}
 			total += int64(m)
 			switch {
 			case werr != nil:

@@ -191,7 +191,7 @@ type Limits struct {
 }
 
 // Ring reports whether the provider is a ring; see Window.
-func (l *Limits) Ring() bool { return l.Window == 0 }
+func (l Limits) Ring() bool { return l.Window == 0 }
 
 const (
 	// MaxControl is the largest message in bytes that a Reserve for control
