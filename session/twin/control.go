@@ -9,47 +9,47 @@ import "github.com/sanconn/san/session"
 func (e *Endpoint) Kill() {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	e.die()
+	e.dieLocked()
 }
 
-// Killed says whether Kill, or Faults.DieAt, has ended this end's process.
+// Killed reports whether Kill, or Faults.DieAt, has ended this end's process.
 func (e *Endpoint) Killed() bool {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	return e.dead
 }
 
-func (e *Endpoint) die() {
-	if e.ended() {
+func (e *Endpoint) dieLocked() {
+	if e.endedLocked() {
 		return
 	}
-	p, now := e.peer(), e.w.now()
-	for e.ops.len() > 0 { // no memory moves any more, but the zombie is told
-		op := e.ops.pop()
+	p, now := e.peer(), e.w.nowLocked()
+	for e.mem.ops.len() > 0 { // no memory moves any more, and the zombie gets its completions
+		op := e.mem.ops.pop()
 		op.err = errKilled
-		e.complete(op)
+		e.mem.completeLocked(op)
 	}
 	switch {
 	case e.err != nil:
 	case e.limits.Ring():
 		err := errPeerEnd
-		if p.untaken > 0 {
+		if p.tx.untaken > 0 {
 			err = errUnread
 		}
-		e.w.at(e.arrival(), event{end: p, kind: fin, err: err})
+		e.w.scheduleLocked(e.tx.arrivalLocked(), event{end: p, kind: fin, err: err})
 	default:
-		e.w.at(now+e.w.latency(&e.dice, diceEnd), event{end: p, kind: fin, err: errVanish})
+		e.w.scheduleLocked(now+e.w.latency(&e.dice, diceEnd), event{end: p, kind: fin, err: errVanish})
 	}
 	if e.err == nil {
 		e.err = errKilled
 	}
 	e.dead = true
 	e.wakes |= session.RecvReady | session.SendReady
-	e.w.at(now, event{end: e, kind: stray})
+	e.w.scheduleLocked(now, event{end: e, kind: stray})
 }
 
 // Cut the wire: from now on nothing arrives at either end, no memory moves
-// and nobody is told.
+// and no end is noticed.
 func (e *Endpoint) Cut() {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
@@ -73,12 +73,12 @@ func (e *Endpoint) Hold(what Hold) {
 	parked := e.parked
 	e.parked = nil
 	for _, ev := range parked {
-		e.w.at(0, ev) // before all that is due now: order is kept
+		e.w.scheduleLocked(0, ev) // before all that is due now: order is kept
 	}
 }
 
-// parks puts an event aside that is held back.
-func (e *Endpoint) parks(ev event) bool {
+// parksLocked puts an event aside that is held back.
+func (e *Endpoint) parksLocked(ev event) bool {
 	held := false
 	switch ev.kind {
 	case arrive:
@@ -102,24 +102,24 @@ type Left struct {
 	Posted    int // Reads and Writes without a completion when the end was closed
 }
 
-// Left says what the session left behind here; before Close or Abort, what it
+// Left returns what the session left behind here; before Close or Abort, what it
 // holds now.
 func (e *Endpoint) Left() Left {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	l := e.mem.left
 	if !e.closed && !e.aborted {
-		l = e.audit()
+		l = e.auditLocked()
 	}
 	l.Allocated = e.mem.allocated
 	return l
 }
 
-func (e *Endpoint) audit() Left {
-	return Left{Exposed: len(e.mem.exposed), Kept: e.kept.len(), Posted: e.ops.len()}
+func (e *Endpoint) auditLocked() Left {
+	return Left{Exposed: len(e.mem.exposed), Kept: e.rx.kept.len(), Posted: e.mem.ops.len()}
 }
 
-// Closed says whether Close or Abort was called.
+// Closed reports whether Close or Abort was called.
 func (e *Endpoint) Closed() bool {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()

@@ -26,14 +26,14 @@ type Endpoint struct {
 
 	gone atomic.Bool // Close or Abort has returned
 
-	mem memory
+	// All below: guarded by w.mu.
 
-	// All below: w.mu.
+	mem memory
 
 	dice    dice
 	waker   session.Waker
 	armed   session.Events
-	wakes   session.Events // to be told at the end of this run
+	wakes   session.Events // for the waker, at the end of this run
 	calls   int
 	err     error
 	closed  bool
@@ -43,25 +43,8 @@ type Endpoint struct {
 	held    Hold
 	parked  []event // held back by Hold
 
-	data       room          // what Reserve gave
-	control    room          // what ReserveControl gave
-	inSend     int           // messages in the send queue (with a Window)
-	ringUsed   int           // bytes of the ring towards the peer
-	untaken    int           // data messages that the peer has neither dropped nor released
-	seemsFull  bool          // an event will say that the queue is not full, as it never was
-	lastArrive time.Duration // time of the last arrival scheduled at the peer
-
-	posted int // receive buffers (with a Window)
-	inbox  fifo[*message]
-	last   *message // of the last Poll, to be dropped or kept
-	kept   fifo[*message]
-	ring   fifo[*message] // what occupies the peer's ring towards here, in order
-
-	ops       fifo[*operation] // posted, in order
-	spareOps  []*operation
-	opsOpen   int // posted, completion not polled
-	lastDone  [2]time.Duration
-	completed [2]fifo[*operation] // by kind, not polled yet
+	tx sender
+	rx receiver
 }
 
 var _ session.Endpoint = (*Endpoint)(nil)
@@ -80,15 +63,17 @@ func newEndpoint(w *wire, id int, l session.Limits) *Endpoint {
 	if l.Ring() && l != (session.Limits{Provider: l.Provider, MaxMessage: l.MaxMessage, Spin: l.Spin}) {
 		panic(fmt.Sprintf("twin: a ring with remote memory: %+v", l))
 	}
-	e := &Endpoint{w: w, id: id, limits: l, dice: newDice(w.cfg.Seed, id), posted: l.Window}
+	e := &Endpoint{w: w, id: id, limits: l, dice: newDice(w.cfg.Seed, id)}
 	e.mem.init(e)
+	e.tx.e, e.rx.e = e, e
+	e.rx.posted = l.Window
 	return e
 }
 
 func (e *Endpoint) peer() *Endpoint { return e.w.ends[1-e.id] }
 
-// ended: nothing can happen here any more that the session would see.
-func (e *Endpoint) ended() bool { return e.closed || e.aborted || e.dead }
+// endedLocked: nothing can happen here any more that the session would see.
+func (e *Endpoint) endedLocked() bool { return e.closed || e.aborted || e.dead }
 
 // enter takes the lock at the start of every call into the end, and lets its
 // process die if this is the call at which it does. The method is one that is
@@ -97,24 +82,24 @@ func (e *Endpoint) enter(name string) {
 	gone := e.gone.Load() // before the lock: a call that met Close is no misuse
 	e.enterLate(name)
 	if gone && !e.retired {
-		e.w.violate(Misuse, e.id, "%s after Close or Abort", name)
+		e.w.violateLocked(Misuse, e.id, "%s after Close or Abort", name)
 	}
 }
 
 // enterLate is enter for a method that may be called after Close.
 func (e *Endpoint) enterLate(name string) {
 	e.lock()
-	e.notRetired(name)
+	e.notRetiredLocked(name)
 	e.calls++
 	if e.calls == e.w.cfg.Faults.DieAt[e.id] {
-		e.die()
+		e.dieLocked()
 	}
 }
 
-// notRetired reports a call after Retire. w.mu is held.
-func (e *Endpoint) notRetired(name string) {
+// notRetiredLocked reports a call after Retire.
+func (e *Endpoint) notRetiredLocked(name string) {
 	if e.retired {
-		e.w.violate(Misuse, e.id, "%s after Retire", name)
+		e.w.violateLocked(Misuse, e.id, "%s after Retire", name)
 	}
 }
 
@@ -149,31 +134,31 @@ func (e *Endpoint) Start(wk session.Waker) {
 	e.enter("Start")
 	defer e.leave()
 	if e.waker != nil || wk == nil {
-		e.w.violate(Misuse, e.id, "Start twice, or without a Waker")
+		e.w.violateLocked(Misuse, e.id, "Start twice, or without a Waker")
 	}
 	e.waker = wk
 	if e.err != nil {
 		e.wakes |= session.RecvReady | session.SendReady
 	}
 	if e.wakes != 0 {
-		e.w.at(e.w.now(), event{end: e, kind: stray})
+		e.w.scheduleLocked(e.w.nowLocked(), event{end: e, kind: stray})
 	}
 }
 
-// wake has the waker told of bits from the timer's goroutine.
-func (e *Endpoint) wake(bits session.Events) {
+// wakeLocked wakes for bits from the timer's goroutine.
+func (e *Endpoint) wakeLocked(bits session.Events) {
 	if e.wakes == 0 {
-		e.w.at(e.w.now(), event{end: e, kind: stray})
+		e.w.scheduleLocked(e.w.nowLocked(), event{end: e, kind: stray})
 	}
 	e.wakes |= bits
 	e.armed &^= bits
 }
 
-// ready says that something of bits may have happened: whoever armed for it is
+// readyLocked is for bits that may have happened: whoever armed for them is
 // woken, nobody else.
-func (e *Endpoint) ready(bits session.Events) {
+func (e *Endpoint) readyLocked(bits session.Events) {
 	if bits &= e.armed; bits != 0 {
-		e.wake(bits)
+		e.wakeLocked(bits)
 	}
 }
 
@@ -181,48 +166,48 @@ func (e *Endpoint) ready(bits session.Events) {
 func (e *Endpoint) Arm(bits session.Events) {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	e.notRetired("Arm")
+	e.notRetiredLocked("Arm")
 	if e.closed || e.aborted {
 		return
 	}
 	if e.waker == nil {
-		e.w.violate(Misuse, e.id, "Arm before Start")
+		e.w.violateLocked(Misuse, e.id, "Arm before Start")
 		return
 	}
 	e.armed |= bits
 	if e.dice.chance(diceStray, e.w.cfg.Faults.Stray) {
-		e.wake(bits)
+		e.wakeLocked(bits)
 	}
 }
 
 func (e *Endpoint) Disarm(bits session.Events) {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	e.notRetired("Disarm")
+	e.notRetiredLocked("Disarm")
 	e.armed &^= bits
 }
 
-// happen is what an event does. The lock is held.
-func (e *Endpoint) happen(ev event) {
-	if e.parks(ev) {
+// happenLocked is what an event does.
+func (e *Endpoint) happenLocked(ev event) {
+	if e.parksLocked(ev) {
 		return
 	}
 	switch ev.kind {
 	case arrive:
-		e.arrived(ev.msg)
+		e.rx.arrivedLocked(ev.msg)
 	case sent:
-		e.inSend--
-		e.ready(session.SendReady)
+		e.tx.inSend--
+		e.readyLocked(session.SendReady)
 	case notBusy:
-		e.seemsFull = false
-		e.ready(session.SendReady)
+		e.tx.seemsFull = false
+		e.readyLocked(session.SendReady)
 	case hasRoom:
-		e.ready(session.SendReady)
+		e.readyLocked(session.SendReady)
 	case piece, done:
-		e.progress(ev)
+		e.mem.progressLocked(ev)
 	case fin:
 		if !e.w.cut || ev.err == errKilled {
-			e.fail(ev.err)
+			e.failLocked(ev.err)
 		}
 	case stray: // e.wakes has the bits
 	}
@@ -231,19 +216,19 @@ func (e *Endpoint) happen(ev event) {
 	}
 }
 
-// fail ends the connection as this end sees it. What is posted completes with
+// failLocked ends the connection as this end sees it. What is posted completes with
 // the error, what has arrived stays.
-func (e *Endpoint) fail(err error) {
-	if e.err != nil || e.ended() {
+func (e *Endpoint) failLocked(err error) {
+	if e.err != nil || e.endedLocked() {
 		return
 	}
 	e.err = err
-	for e.ops.len() > 0 {
-		op := e.ops.pop()
+	for e.mem.ops.len() > 0 {
+		op := e.mem.ops.pop()
 		op.err = err
-		e.complete(op)
+		e.mem.completeLocked(op)
 	}
-	e.wake(session.RecvReady | session.SendReady)
+	e.wakeLocked(session.RecvReady | session.SendReady)
 }
 
 var (
@@ -259,8 +244,8 @@ var (
 func (e *Endpoint) Err() error {
 	e.lock()
 	defer e.w.mu.Unlock()
-	e.notRetired("Err")
-	if e.err == nil && e.ended() {
+	e.notRetiredLocked("Err")
+	if e.err == nil && e.endedLocked() {
 		return errLocal
 	}
 	return e.err
@@ -277,39 +262,39 @@ func (e *Endpoint) end(abort bool) {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	defer e.gone.Store(true)
-	e.notRetired("Close or Abort")
+	e.notRetiredLocked("Close or Abort")
 	if e.closed || e.aborted {
 		return
 	}
 	e.closed, e.aborted = !abort, abort
-	e.stop()
+	e.stopLocked()
 	if e.dead || e.w.cut {
 		return
 	}
-	p, now := e.peer(), e.w.now()
+	p, now := e.peer(), e.w.nowLocked()
 	switch {
 	case abort:
-		e.w.at(now+e.w.latency(&e.dice, diceEnd), event{end: p, kind: fin, err: errAborted})
+		e.w.scheduleLocked(now+e.w.latency(&e.dice, diceEnd), event{end: p, kind: fin, err: errAborted})
 	case e.err != nil: // the peer knows already
 	default:
-		e.w.at(e.arrival(), event{end: p, kind: fin, err: errClosed})
+		e.w.scheduleLocked(e.tx.arrivalLocked(), event{end: p, kind: fin, err: errClosed})
 	}
 }
 
-// stop ends what is under way. What was received and is neither kept nor reserved
+// stopLocked ends what is under way. What was received and is neither kept nor reserved
 // is overwritten.
-func (e *Endpoint) stop() {
-	e.mem.left = e.audit()
-	for e.ops.len() > 0 {
-		e.ops.pop().over = true
+func (e *Endpoint) stopLocked() {
+	e.mem.left = e.auditLocked()
+	for e.mem.ops.len() > 0 {
+		e.mem.ops.pop().over = true
 	}
 	e.mem.exposed = nil
-	if e.last != nil {
-		fill(e.last.buf, noiseFreed)
-		e.last = nil
+	if e.rx.last != nil {
+		fill(e.rx.last.buf, noiseFreed)
+		e.rx.last = nil
 	}
-	for e.inbox.len() > 0 {
-		fill(e.inbox.pop().buf, noiseFreed)
+	for e.rx.inbox.len() > 0 {
+		fill(e.rx.inbox.pop().buf, noiseFreed)
 	}
 }
 
@@ -319,14 +304,14 @@ func (e *Endpoint) Retire() {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	if !e.closed && !e.aborted || e.retired {
-		e.w.violate(Misuse, e.id, "Retire twice, or before Close and Abort")
+		e.w.violateLocked(Misuse, e.id, "Retire twice, or before Close and Abort")
 		return
 	}
 	e.retired = true
-	for e.kept.len() > 0 {
-		fill(e.kept.pop().buf, noiseFreed)
+	for e.rx.kept.len() > 0 {
+		fill(e.rx.kept.pop().buf, noiseFreed)
 	}
-	for _, r := range []*room{&e.data, &e.control} {
+	for _, r := range []*room{&e.tx.data, &e.tx.control} {
 		if r.m != nil {
 			fill(r.m.buf, noiseFreed)
 			*r = room{}

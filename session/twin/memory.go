@@ -18,6 +18,12 @@ type memory struct {
 	allocs    map[*byte]int
 	allocated int // bytes
 	left      Left
+
+	ops       fifo[*operation] // posted, in order
+	spare     []*operation
+	open      int // posted, completion not polled
+	lastDone  [2]time.Duration
+	completed [2]fifo[*operation] // by kind, not polled yet
 }
 
 var _ session.Memory = (*memory)(nil)
@@ -64,10 +70,10 @@ func (m *memory) Expose(b []byte, rights session.Rights) (session.Descriptor, er
 	defer e.leave()
 	const all = session.RemoteRead | session.RemoteWrite
 	if len(b) == 0 || rights == 0 || rights&^all != 0 {
-		e.w.violate(Misuse, e.id, "Expose of %d bytes with rights %#x", len(b), rights)
+		e.w.violateLocked(Misuse, e.id, "Expose of %d bytes with rights %#x", len(b), rights)
 		return session.Descriptor{}, syscall.EINVAL
 	}
-	if e.err != nil || e.ended() {
+	if e.err != nil || e.endedLocked() {
 		return session.Descriptor{}, fmt.Errorf("twin: expose: %w", syscall.ENOTCONN)
 	}
 	if len(b) > e.limits.MaxExpose {
@@ -96,12 +102,12 @@ func (m *memory) revoke(d session.Descriptor) {
 	e := m.e
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	e.notRetired("Revoke")
+	e.notRetiredLocked("Revoke")
 	if e.closed || e.aborted {
 		return
 	}
 	if m.exposed[d.Key] == nil {
-		e.w.violate(Misuse, e.id, "Revoke of what is not exposed")
+		e.w.violateLocked(Misuse, e.id, "Revoke of what is not exposed")
 		return
 	}
 	delete(m.exposed, d.Key)
@@ -122,74 +128,77 @@ func (m *memory) post(kind opKind, can bool, local []byte, d session.Descriptor,
 	e.enter(name)
 	defer e.leave()
 	if !can || len(local) == 0 || len(local) > e.limits.MaxRDMA || off < 0 {
-		e.w.violate(Misuse, e.id, "%s of %d bytes at %d", name, len(local), off)
+		e.w.violateLocked(Misuse, e.id, "%s of %d bytes at %d", name, len(local), off)
 		return syscall.EINVAL
 	}
-	if e.err != nil || e.ended() {
+	if e.err != nil || e.endedLocked() {
 		return fmt.Errorf("twin: %s: %w", name, syscall.ENOTCONN)
 	}
-	if e.opsOpen == e.w.cfg.RDMAQueue || e.busy(diceBusy, e.w.cfg.Faults.Busy) {
+	if m.open == e.w.cfg.RDMAQueue || e.tx.busyLocked(diceBusy, e.w.cfg.Faults.Busy) {
 		return session.ErrWouldBlock
 	}
-	if !m.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {
+	if !m.oursLocked(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Local) {
 		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOMEM)
 	}
-	if m.ours(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Evicted) {
+	if m.oursLocked(local) && e.dice.chance(diceMemory, e.w.cfg.Faults.Evicted) {
 		return fmt.Errorf("twin: %s: registering %d bytes: %w", name, len(local), syscall.ENOBUFS)
 	}
-	e.begin(operation{kind: kind, local: local, desc: d, off: off, id: id})
+	m.beginLocked(operation{kind: kind, local: local, desc: d, off: off, id: id})
 	return nil
 }
 
-// begin schedules an operation: a few pieces on the way, then the completion, in order
+// beginLocked schedules an operation: a few pieces on the way, then the completion, in order
 // per kind. Events of the operation are all before its completion, so that it can be
 // used again after that.
-func (e *Endpoint) begin(o operation) {
+func (m *memory) beginLocked(o operation) {
+	e := m.e
 	var op *operation
-	if n := len(e.spareOps); n > 0 {
-		op, e.spareOps = e.spareOps[n-1], e.spareOps[:n-1]
+	if n := len(m.spare); n > 0 {
+		op, m.spare = m.spare[n-1], m.spare[:n-1]
 	} else {
 		op = new(operation)
 	}
 	*op = o
-	e.ops.push(op)
-	e.opsOpen++
+	m.ops.push(op)
+	m.open++
 
-	now := e.w.now()
-	end := max(e.lastDone[op.kind], now+e.w.latency(&e.dice, diceRDMA))
+	now := e.w.nowLocked()
+	end := max(m.lastDone[op.kind], now+e.w.latency(&e.dice, diceRDMA))
 	for range e.dice[diceRDMA].IntN(4) {
 		if span := end - now; span > 0 {
-			e.w.at(now+time.Duration(e.dice[diceRDMA].Int64N(int64(span))), event{end: e, kind: piece, op: op})
+			e.w.scheduleLocked(now+time.Duration(e.dice[diceRDMA].Int64N(int64(span))), event{end: e, kind: piece, op: op})
 		}
 	}
-	e.lastDone[op.kind] = end
-	e.w.at(end, event{end: e, kind: done, op: op})
+	m.lastDone[op.kind] = end
+	e.w.scheduleLocked(end, event{end: e, kind: done, op: op})
 }
 
-// complete queues the completion of an operation.
-func (e *Endpoint) complete(op *operation) {
+// completeLocked queues the completion of an operation.
+func (m *memory) completeLocked(op *operation) {
+	e := m.e
 	op.over = true
-	e.completed[op.kind].push(op)
-	e.ready(session.RecvReady)
+	m.completed[op.kind].push(op)
+	e.readyLocked(session.RecvReady)
 }
 
-// progress moves memory.
-func (e *Endpoint) progress(ev event) {
+// progressLocked moves memory.
+func (m *memory) progressLocked(ev event) {
+	e := m.e
 	op := ev.op
 	if op.over || e.w.cut {
 		return
 	}
 	p := e.peer()
-	if p.ended() || p.err != nil {
+	if p.endedLocked() || p.err != nil {
 		return // completed by the notice of the peer's end
 	}
-	remote, err := e.access(op)
+	remote, err := m.accessLocked(op)
 	if err != nil { // as on a NIC, the queue pairs at both ends stop
-		e.take(op)
+		m.takeLocked(op)
 		op.err = err
-		e.complete(op)
-		e.fail(fmt.Errorf("twin: remote access error: %w", syscall.ECONNRESET))
-		p.fail(fmt.Errorf("twin: remote access error by the peer: %w", syscall.ECONNRESET))
+		m.completeLocked(op)
+		e.failLocked(fmt.Errorf("twin: remote access error: %w", syscall.ECONNRESET))
+		p.failLocked(fmt.Errorf("twin: remote access error by the peer: %w", syscall.ECONNRESET))
 		return
 	}
 	if ev.kind == piece {
@@ -203,46 +212,47 @@ func (e *Endpoint) progress(ev event) {
 		}
 		return
 	}
-	e.take(op)
+	m.takeLocked(op)
 	if op.kind == opRead {
 		copy(op.local, remote)
 	} else {
 		copy(remote, op.local)
 	}
-	e.complete(op)
+	m.completeLocked(op)
 }
 
-// take removes an operation from those that are posted.
-func (e *Endpoint) take(op *operation) {
-	for n := e.ops.len(); n > 0; n-- {
-		if o := e.ops.pop(); o != op {
-			e.ops.push(o)
+// takeLocked removes an operation from those that are posted.
+func (m *memory) takeLocked(op *operation) {
+	for n := m.ops.len(); n > 0; n-- {
+		if o := m.ops.pop(); o != op {
+			m.ops.push(o)
 		}
 	}
 }
 
-// access finds the memory that an operation is about, as the NIC at the peer
+// accessLocked finds the memory that an operation is about, as the NIC at the peer
 // would.
-func (e *Endpoint) access(op *operation) ([]byte, error) {
+func (m *memory) accessLocked(op *operation) ([]byte, error) {
+	e := m.e
 	p := e.peer()
 	x := p.mem.exposed[op.desc.Key]
 	switch {
 	case x != nil:
 	case p.mem.revoked[op.desc.Key]:
-		e.w.violate(RevokedAccess, e.id, "%d bytes at %d", len(op.local), op.off)
+		e.w.violateLocked(RevokedAccess, e.id, "%d bytes at %d", len(op.local), op.off)
 		return nil, fmt.Errorf("twin: revoked: %w", syscall.EACCES)
 	default:
-		e.w.violate(BadAccess, e.id, "unknown key %#x", op.desc.Key)
+		e.w.violateLocked(BadAccess, e.id, "unknown key %#x", op.desc.Key)
 		return nil, fmt.Errorf("twin: unknown key: %w", syscall.EACCES)
 	}
 	need := [...]session.Rights{session.RemoteRead, session.RemoteWrite}[op.kind]
 	if x.rights&need == 0 {
-		e.w.violate(BadAccess, e.id, "needs rights %#x, has %#x", need, x.rights)
+		e.w.violateLocked(BadAccess, e.id, "needs rights %#x, has %#x", need, x.rights)
 		return nil, fmt.Errorf("twin: not permitted: %w", syscall.EACCES)
 	}
 	lo := op.desc.Addr + uint64(op.off) - x.addr
 	if size := uint64(len(x.b)); lo > size || uint64(len(op.local)) > size-lo {
-		e.w.violate(BadAccess, e.id, "%d bytes at %d of %d", len(op.local), int64(lo), size)
+		e.w.violateLocked(BadAccess, e.id, "%d bytes at %d of %d", len(op.local), int64(lo), size)
 		return nil, fmt.Errorf("twin: out of range: %w", syscall.EACCES)
 	}
 	return x.b[lo:][:len(op.local)], nil
@@ -253,7 +263,7 @@ func (m *memory) Alloc(n int) []byte {
 	e.enterLate("Alloc")
 	defer e.leave()
 	if n < 1 {
-		e.w.violate(Misuse, e.id, "Alloc(%d)", n)
+		e.w.violateLocked(Misuse, e.id, "Alloc(%d)", n)
 		return nil
 	}
 	if e.closed || e.aborted {
@@ -269,8 +279,8 @@ func (m *memory) Alloc(n int) []byte {
 	return b
 }
 
-// ours: b lies in memory from Alloc.
-func (m *memory) ours(b []byte) bool {
+// oursLocked: b lies in memory from Alloc.
+func (m *memory) oursLocked(b []byte) bool {
 	for first, n := range m.allocs {
 		if at := uintptr(unsafe.Pointer(&b[0])) - uintptr(unsafe.Pointer(first)); at < uintptr(n) && len(b) <= n-int(at) {
 			return true
@@ -284,9 +294,9 @@ func (m *memory) Free(b []byte) {
 	e := m.e
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	e.notRetired("Free")
+	e.notRetiredLocked("Free")
 	if len(b) == 0 || m.allocs[&b[0]] == 0 {
-		e.w.violate(Misuse, e.id, "Free of what Alloc did not give")
+		e.w.violateLocked(Misuse, e.id, "Free of what Alloc did not give")
 		return
 	}
 	n := m.allocs[&b[0]]

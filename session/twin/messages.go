@@ -14,27 +14,50 @@ const controlCost = session.MaxControl + ringHeader
 // ringHeader is what a message occupies in the ring beside its bytes.
 const ringHeader = 8
 
+// sender is what an end sends. Guarded by the wire's lock.
+type sender struct {
+	e          *Endpoint
+	data       room          // what Reserve gave
+	control    room          // what ReserveControl gave
+	inSend     int           // messages in the send queue (with a Window)
+	ringUsed   int           // bytes of the ring towards the peer
+	untaken    int           // data messages that the peer has neither dropped nor released
+	seemsFull  bool          // an event notes that the queue is not full, as it never was
+	lastArrive time.Duration // time of the last arrival scheduled at the peer
+}
+
+// receiver is what an end receives. Guarded by the wire's lock.
+type receiver struct {
+	e      *Endpoint
+	posted int // receive buffers (with a Window)
+	inbox  fifo[*message]
+	last   *message // of the last Poll, to be dropped or kept
+	kept   fifo[*message]
+	ring   fifo[*message] // what occupies the peer's ring towards here, in order
+}
+
 // room for a message that was reserved.
 type room struct {
 	m *message // nil: none
 	n int      // bytes of it
 }
 
-// drop gives the room back.
-func (r *room) drop(w *wire) {
+// dropLocked gives the room back.
+func (r *room) dropLocked(w *wire) {
 	if r.m != nil {
 		fill(r.m.buf, noiseFreed)
-		w.recycle(r.m)
+		w.recycleLocked(r.m)
 	}
 	*r = room{}
 }
 
-// space is the size in bytes of the largest message that can be sent now beside
+// spaceLocked is the size in bytes of the largest message that can be sent now beside
 // the data message that is reserved; 0: none can.
-func (e *Endpoint) space(control bool) int {
+func (tx *sender) spaceLocked(control bool) int {
+	e := tx.e
 	if !e.limits.Ring() {
-		free := e.w.cfg.SendQueue - e.inSend
-		if e.data.m != nil {
+		free := e.w.cfg.SendQueue - tx.inSend
+		if tx.data.m != nil {
 			free--
 		}
 		if !control {
@@ -45,9 +68,9 @@ func (e *Endpoint) space(control bool) int {
 		}
 		return e.limits.MaxMessage
 	}
-	free := e.w.cfg.QueueBytes - e.ringUsed - ringHeader
-	if e.data.m != nil {
-		free -= e.data.n + ringHeader
+	free := e.w.cfg.QueueBytes - tx.ringUsed - ringHeader
+	if tx.data.m != nil {
+		free -= tx.data.n + ringHeader
 	}
 	if !control {
 		free -= session.ControlReserve * controlCost
@@ -60,25 +83,25 @@ func (e *Endpoint) Reserve(lo, hi int) []byte {
 	e.enter("Reserve")
 	defer e.leave()
 	if lo < 1 || lo > hi || hi > e.limits.MaxMessage {
-		e.w.violate(Misuse, e.id, "Reserve(%d, %d)", lo, hi)
+		e.w.violateLocked(Misuse, e.id, "Reserve(%d, %d)", lo, hi)
 		return nil
 	}
-	if e.data.m != nil {
-		e.w.violate(Misuse, e.id, "Reserve before the Commit of what was reserved")
+	if e.tx.data.m != nil {
+		e.w.violateLocked(Misuse, e.id, "Reserve before the Commit of what was reserved")
 		return nil
 	}
-	if e.err != nil || e.ended() || e.busy(diceBusy, e.w.cfg.Faults.Busy) {
+	if e.err != nil || e.endedLocked() || e.tx.busyLocked(diceBusy, e.w.cfg.Faults.Busy) {
 		return nil
 	}
-	n := min(hi, e.space(false))
+	n := min(hi, e.tx.spaceLocked(false))
 	if n < lo {
 		return nil
 	}
 	if e.dice.chance(diceShort, e.w.cfg.Faults.Short) {
 		n = lo + e.dice[diceShort].IntN(n-lo+1)
 	}
-	e.data = room{e.w.newMessage(e.limits.MaxMessage), n}
-	return e.data.m.buf[:n:n]
+	e.tx.data = room{e.w.newMessageLocked(e.limits.MaxMessage), n}
+	return e.tx.data.m.buf[:n:n]
 }
 
 func (e *Endpoint) ReserveControl(n int) []byte {
@@ -86,26 +109,27 @@ func (e *Endpoint) ReserveControl(n int) []byte {
 	e.enter("ReserveControl")
 	defer e.leave()
 	if n < 1 || n > session.MaxControl {
-		e.w.violate(Misuse, e.id, "ReserveControl(%d)", n)
+		e.w.violateLocked(Misuse, e.id, "ReserveControl(%d)", n)
 		return nil
 	}
-	e.control.drop(e.w) // abandoned
-	if e.err != nil || e.ended() || e.busy(diceControl, e.w.cfg.Faults.Tight) || e.space(true) < n {
+	e.tx.control.dropLocked(e.w) // abandoned
+	if e.err != nil || e.endedLocked() || e.tx.busyLocked(diceControl, e.w.cfg.Faults.Tight) || e.tx.spaceLocked(true) < n {
 		return nil
 	}
-	e.control = room{e.w.newMessage(e.limits.MaxMessage), n}
-	e.control.m.control = true
-	return e.control.m.buf[:n:n]
+	e.tx.control = room{e.w.newMessageLocked(e.limits.MaxMessage), n}
+	e.tx.control.m.control = true
+	return e.tx.control.m.buf[:n:n]
 }
 
-// busy makes the queue seem full for a while.
-func (e *Endpoint) busy(which int, share float64) bool {
+// busyLocked makes the queue seem full for a while.
+func (tx *sender) busyLocked(which int, share float64) bool {
+	e := tx.e
 	if !e.dice.chance(which, share) {
 		return false
 	}
-	if !e.seemsFull { // one notice for all who were told
-		e.seemsFull = true
-		e.w.at(e.w.now()+e.w.latency(&e.dice, diceBusy), event{end: e, kind: notBusy})
+	if !tx.seemsFull { // one notice for all who found it full
+		tx.seemsFull = true
+		e.w.scheduleLocked(e.w.nowLocked()+e.w.latency(&e.dice, diceBusy), event{end: e, kind: notBusy})
 	}
 	return true
 }
@@ -114,59 +138,61 @@ func (e *Endpoint) Commit(n int) {
 	e.sending++
 	e.enter("Commit")
 	defer e.leave()
-	if e.data.m == nil || n < 0 || n > e.data.n {
-		e.w.violate(Misuse, e.id, "Commit(%d) of %d reserved", n, e.data.n)
+	if e.tx.data.m == nil || n < 0 || n > e.tx.data.n {
+		e.w.violateLocked(Misuse, e.id, "Commit(%d) of %d reserved", n, e.tx.data.n)
 		return
 	}
 	if n == 0 {
-		e.w.at(e.w.now(), event{end: e, kind: hasRoom})
+		e.w.scheduleLocked(e.w.nowLocked(), event{end: e, kind: hasRoom})
 	} else {
-		e.send(e.data.m, n)
+		e.tx.sendLocked(e.tx.data.m, n)
 	}
-	e.data.drop(e.w)
+	e.tx.data.dropLocked(e.w)
 }
 
 func (e *Endpoint) CommitControl(n int) {
 	e.sending++
 	e.enter("CommitControl")
 	defer e.leave()
-	if e.control.m == nil || n != e.control.n {
-		e.w.violate(Misuse, e.id, "CommitControl(%d) of %d reserved", n, e.control.n)
+	if e.tx.control.m == nil || n != e.tx.control.n {
+		e.w.violateLocked(Misuse, e.id, "CommitControl(%d) of %d reserved", n, e.tx.control.n)
 		return
 	}
-	e.send(e.control.m, n)
-	e.control.drop(e.w)
+	e.tx.sendLocked(e.tx.control.m, n)
+	e.tx.control.dropLocked(e.w)
 }
 
-// send sends the first n bytes of a message. What is in flight is a copy: the
+// sendLocked sends the first n bytes of a message. What is in flight is a copy: the
 // buffer that was reserved may be looked at no more.
-func (e *Endpoint) send(m *message, n int) {
-	if e.err != nil || e.ended() || e.w.cut {
+func (tx *sender) sendLocked(m *message, n int) {
+	e := tx.e
+	if e.err != nil || e.endedLocked() || e.w.cut {
 		return
 	}
-	flight := e.w.newMessage(e.limits.MaxMessage)
+	flight := e.w.newMessageLocked(e.limits.MaxMessage)
 	flight.n = copy(flight.buf, m.buf[:n])
 	flight.control = m.control
 	if !m.control {
-		e.untaken++
+		tx.untaken++
 	}
 	if e.limits.Ring() {
 		flight.cost = n + ringHeader
-		e.ringUsed += flight.cost
+		tx.ringUsed += flight.cost
 	} else {
-		e.inSend++
+		tx.inSend++
 	}
-	e.w.at(e.arrival(), event{end: e.peer(), kind: arrive, msg: flight})
+	e.w.scheduleLocked(tx.arrivalLocked(), event{end: e.peer(), kind: arrive, msg: flight})
 	if e.dice.chance(diceStray, e.w.cfg.Faults.Stray) {
-		e.wake(session.SendReady)
+		e.wakeLocked(session.SendReady)
 	}
 }
 
-// arrival draws when something sent now arrives, behind all that was sent or
+// arrivalLocked draws when something sent now arrives, behind all that was sent or
 // written.
-func (e *Endpoint) arrival() (at time.Duration) {
-	at = max(e.lastArrive, e.lastDone[opWrite], e.w.now()+e.w.latency(&e.dice, diceMessage))
-	e.lastArrive = at
+func (tx *sender) arrivalLocked() (at time.Duration) {
+	e := tx.e
+	at = max(tx.lastArrive, e.mem.lastDone[opWrite], e.w.nowLocked()+e.w.latency(&e.dice, diceMessage))
+	tx.lastArrive = at
 	return at
 }
 
@@ -174,8 +200,8 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 	e.receiving++
 	e.enter("Poll")
 	defer e.leave()
-	if e.last != nil {
-		e.w.violate(Misuse, e.id, "Poll before the last message was dropped or kept")
+	if e.rx.last != nil {
+		e.w.violateLocked(Misuse, e.id, "Poll before the last message was dropped or kept")
 		return false
 	}
 	if e.dead {
@@ -186,17 +212,17 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 	first := e.dice[dicePoll].IntN(3)
 	for i := range 3 {
 		switch q := (first + i) % 3; {
-		case q < 2 && e.completed[q].len() > 0:
-			op := e.completed[q].pop()
+		case q < 2 && e.mem.completed[q].len() > 0:
+			op := e.mem.completed[q].pop()
 			*ev = session.Event{Kind: op.kind.event(), ID: op.id, Err: op.err}
-			e.spareOps = append(e.spareOps, op)
-			e.opsOpen--
-			e.w.at(e.w.now(), event{end: e, kind: hasRoom})
+			e.mem.spare = append(e.mem.spare, op)
+			e.mem.open--
+			e.w.scheduleLocked(e.w.nowLocked(), event{end: e, kind: hasRoom})
 			return true
-		case q == 2 && e.inbox.len() > 0:
-			m := e.inbox.pop()
-			e.last = m
-			none := e.inbox.len()+e.completed[0].len()+e.completed[1].len() == 0
+		case q == 2 && e.rx.inbox.len() > 0:
+			m := e.rx.inbox.pop()
+			e.rx.last = m
+			none := e.rx.inbox.len()+e.mem.completed[0].len()+e.mem.completed[1].len() == 0
 			*ev = session.Event{Kind: session.Message, Msg: m.buf[:m.n:m.n], Last: none && e.dice[dicePoll].IntN(2) == 0}
 			return true
 		}
@@ -204,28 +230,29 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 	return false
 }
 
-// finish gives a received message's buffer back.
-func (e *Endpoint) finish(m *message) {
+// finishLocked gives a received message's buffer back.
+func (rx *receiver) finishLocked(m *message) {
+	e := rx.e
 	fill(m.buf, noiseFreed)
 	if !m.control {
-		e.peer().untaken--
+		e.peer().tx.untaken--
 	}
 	if !e.limits.Ring() {
-		e.posted++
-		e.w.recycle(m)
+		rx.posted++
+		e.w.recycleLocked(m)
 		return
 	}
 	m.done = true
 	freed := 0
-	for e.ring.len() > 0 && e.ring.front().done {
-		m := e.ring.pop()
+	for rx.ring.len() > 0 && rx.ring.front().done {
+		m := rx.ring.pop()
 		freed += m.cost
-		e.w.recycle(m)
+		e.w.recycleLocked(m)
 	}
 	if freed > 0 {
 		p := e.peer()
-		p.ringUsed -= freed
-		e.w.at(e.w.now(), event{end: p, kind: hasRoom})
+		p.tx.ringUsed -= freed
+		e.w.scheduleLocked(e.w.nowLocked(), event{end: p, kind: hasRoom})
 	}
 }
 
@@ -233,35 +260,35 @@ func (e *Endpoint) Drop() {
 	e.receiving++
 	e.enter("Drop")
 	defer e.leave()
-	if e.last == nil {
-		e.w.violate(Misuse, e.id, "Drop without a message")
+	if e.rx.last == nil {
+		e.w.violateLocked(Misuse, e.id, "Drop without a message")
 		return
 	}
-	m := e.last
-	e.last = nil
-	e.finish(m)
+	m := e.rx.last
+	e.rx.last = nil
+	e.rx.finishLocked(m)
 }
 
 func (e *Endpoint) Keep() {
 	e.receiving++
 	e.enter("Keep")
 	defer e.leave()
-	if e.last == nil {
-		e.w.violate(Misuse, e.id, "Keep without a message")
+	if e.rx.last == nil {
+		e.w.violateLocked(Misuse, e.id, "Keep without a message")
 		return
 	}
-	e.kept.push(e.last)
-	e.last = nil
+	e.rx.kept.push(e.rx.last)
+	e.rx.last = nil
 }
 
 func (e *Endpoint) Front() []byte {
 	e.receiving++
 	e.enter("Front")
 	defer e.leave()
-	if e.kept.len() == 0 {
+	if e.rx.kept.len() == 0 {
 		return nil
 	}
-	m := e.kept.front()
+	m := e.rx.kept.front()
 	return m.buf[:m.n:m.n]
 }
 
@@ -269,38 +296,39 @@ func (e *Endpoint) Release() {
 	e.receiving++
 	e.enter("Release")
 	defer e.leave()
-	if e.kept.len() == 0 {
-		e.w.violate(Misuse, e.id, "Release without a kept message")
+	if e.rx.kept.len() == 0 {
+		e.w.violateLocked(Misuse, e.id, "Release without a kept message")
 		return
 	}
-	e.finish(e.kept.pop())
+	e.rx.finishLocked(e.rx.kept.pop())
 }
 
-func (e *Endpoint) arrived(m *message) {
+func (rx *receiver) arrivedLocked(m *message) {
+	e := rx.e
 	p := e.peer()
-	if e.limits.Window > 0 && !p.ended() {
-		e.w.at(e.w.now()+e.w.latency(&p.dice, diceAck), event{end: p, kind: sent})
+	if !e.limits.Ring() && !p.endedLocked() {
+		e.w.scheduleLocked(e.w.nowLocked()+e.w.latency(&p.dice, diceAck), event{end: p, kind: sent})
 	}
-	if e.err != nil || e.ended() || e.w.cut {
-		e.w.recycle(m)
+	if e.err != nil || e.endedLocked() || e.w.cut {
+		e.w.recycleLocked(m)
 		return
 	}
 	if m.n > e.limits.MaxMessage {
-		e.w.violate(Misuse, p.id, "a message of %d bytes into a buffer of %d", m.n, e.limits.MaxMessage)
+		e.w.violateLocked(Misuse, p.id, "a message of %d bytes into a buffer of %d", m.n, e.limits.MaxMessage)
 		m.n = e.limits.MaxMessage
 	}
-	if e.limits.Window > 0 {
-		if e.posted == 0 {
-			e.w.violate(RNR, p.id, "a message of %d bytes found no receive buffer", m.n)
+	if !e.limits.Ring() {
+		if rx.posted == 0 {
+			e.w.violateLocked(RNR, p.id, "a message of %d bytes found no receive buffer", m.n)
 			err := fmt.Errorf("twin: receiver not ready: %w", syscall.ECONNRESET)
-			e.fail(err)
-			p.fail(err)
+			e.failLocked(err)
+			p.failLocked(err)
 			return
 		}
-		e.posted--
+		rx.posted--
 	} else {
-		e.ring.push(m)
+		rx.ring.push(m)
 	}
-	e.inbox.push(m)
-	e.ready(session.RecvReady)
+	rx.inbox.push(m)
+	e.readyLocked(session.RecvReady)
 }
