@@ -27,9 +27,9 @@ type Options struct {
 	LocalAddresses bool
 
 	// Threshold is the size in bytes from which a Write is moved by RDMA straight out
-	// of the caller's slice instead of through a buffer. On shm, between processes of
-	// one user, process_vm_readv moves it. Default: never on shm; on verbs 256 KiB, or
-	// 2 MiB where there are no memory windows. At least 2 KiB; negative: never.
+	// of the caller's slice instead of through a buffer. Default: 256 KiB, or 2 MiB where
+	// there are no memory windows. At least 2 KiB; negative: never. Not used on shm,
+	// where all bytes go through the ring.
 	Threshold int
 
 	// ReceiveBudget is how many bytes of large Writes the receiving end takes before

@@ -19,8 +19,8 @@ import (
 //
 // After Close or Abort the session calls only Err, Limits, Retire, and of Memory Alloc,
 // Free, Expose, which then fails, and Revoke; and Arm, Disarm, Close and Abort, which
-// then have no effect. Only Revoke, Close and Abort may block, for no longer than a bound
-// that the provider documents.
+// then have no effect. After Retire it calls only Limits and Memory. Only Revoke, Close and
+// Abort may block, for no longer than a bound that the provider documents.
 type Endpoint interface {
 	Messages
 	Waiting
@@ -225,7 +225,7 @@ type Event struct {
 	Kind EventKind
 	Msg  []byte // Message: valid until Drop, Release
 	ID   uint32 // ReadDone, WriteDone: as given to Read, Write
-	Err  error  // ReadDone, WriteDone: nil, ErrRevoked (a Read), or why the bytes did not move: Err follows
+	Err  error  // ReadDone, WriteDone: nil, or why the bytes did not move: Err follows
 	Last bool   // Message: nothing else had come when the endpoint last looked; never set where looking is cheap
 }
 
@@ -252,9 +252,5 @@ type Waker interface {
 	Wake(Events)
 }
 
-var (
-	// ErrWouldBlock means that an endpoint's queue is full; try again later.
-	ErrWouldBlock = errors.New("session: queue is full")
-	// ErrRevoked means that the peer has revoked the memory.
-	ErrRevoked = errors.New("session: remote memory was revoked")
-)
+// ErrWouldBlock means that an endpoint's queue is full; try again later.
+var ErrWouldBlock = errors.New("session: queue is full")

@@ -2,7 +2,6 @@ package session
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -348,16 +347,11 @@ func (rx *receiver) readCompleted(ev *Event) {
 		rx.violation("completion of a read that was not started")
 		return
 	}
-	switch {
-	case ev.Err == nil:
-		rx.transferred(r.t, r.n, r.direct)
-	case errors.Is(ev.Err, ErrRevoked):
-		r.t.stopped = true
-		rx.transferred(r.t, 0, r.direct)
-	default:
+	if ev.Err != nil {
 		rx.do.fault = cmp.Or(rx.do.fault, fmt.Errorf("session: RDMA read: %v: %w", ev.Err, syscall.ECONNRESET))
 		return
 	}
+	rx.transferred(r.t, r.n, r.direct)
 	rx.pump()
 }
 
