@@ -56,11 +56,6 @@ type Config struct {
 	// out when looking for a fault.
 	Disabled bool
 
-	// Verify compares the physical frames of the buffer with those that were
-	// registered, at every hit, and panics when they differ. It is for
-	// debugging, takes microseconds per hit, and needs CAP_SYS_ADMIN.
-	Verify bool
-
 	// trustEverything turns the proofs off, so that a test can show that the cache
 	// needs them.
 	trustEverything bool
@@ -82,14 +77,8 @@ type Cache struct {
 	dead    []*Region // for the goroutine of dropLater to deregister
 }
 
-// New returns an empty cache for registrar. It fails only if config asks for Verify
-// and the process may not see physical frames.
+// New returns an empty cache for registrar. The error is nil.
 func New(registrar Registrar, config Config) (*Cache, error) {
-	if config.Verify {
-		if err := canVerify(); err != nil {
-			return nil, fmt.Errorf("regcache: verify: %w", err)
-		}
-	}
 	c := &Cache{registrar: registrar, config: config, budget: config.Budget}
 	if c.budget == nil {
 		c.budget = DefaultBudget()
@@ -108,8 +97,7 @@ type Region struct {
 	access     Access
 	mr         MR
 	kind       Kind
-	proof      proof    // nil for a region that is not for the cache
-	frames     []uint64 // with Config.Verify
+	proof      proof // nil for a region that is not for the cache
 
 	// refs counts the holders, among them the cache while the region is in it. Whoever
 	// brings it to 0 deregisters the region. It never rises from 0.
@@ -183,7 +171,7 @@ func (c *Cache) Acquire(b []byte, access Access) (*Region, error) {
 }
 
 // lookup is the hit. It neither locks nor allocates, and makes no system call except for
-// watched memory and with Config.Verify.
+// watched memory.
 func (c *Cache) lookup(b []byte, access Access) *Region {
 	start := addressOf(b)
 	r := c.index.find(start, start+uintptr(len(b)))
@@ -194,9 +182,6 @@ func (c *Cache) lookup(b []byte, access Access) *Region {
 		r.invalidate(r.kind.cause())
 		r.Release()
 		return nil
-	}
-	if r.frames != nil {
-		r.verify(start, len(b))
 	}
 	if epoch := c.budget.epoch.Load(); r.used.Load() != epoch {
 		r.used.Store(epoch)
@@ -275,9 +260,6 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	r := &Region{cache: c, start: lo, end: hi, access: access, mr: mr, kind: m.kind, proof: m.prove()}
 	r.refs.Store(1)
 	c.all.add(r)
-	if c.config.Verify {
-		r.frames = framesOf(lo, int(hi-lo))
-	}
 	if !c.config.trustEverything {
 		r.proof.attach(r)
 	}

@@ -21,6 +21,5 @@
 //	memory.go     kinds of memory, and the proof for each:
 //	              heap.go, global.go, range.go (declared), watch_*.go (userfaultfd)
 //	arena.go      memory that the library owns; buffers for callers
-//	verify_*.go   the debugging mode that compares physical frames
 //	cachetest     the test that a provider runs on a real device
 package regcache

@@ -3,7 +3,6 @@ package regcache
 import (
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache/internal/frames"
 )
 
 // nic is a network card to test against. It pins pages as a card does, with io_uring's
@@ -20,7 +20,7 @@ import (
 // then. As root it also records the physical frames, which reveal a stale registration.
 type nic struct {
 	ring  *ring
-	blind bool // do not note frames, for benchmarks
+	blind bool // does not record frames, for benchmarks
 
 	refuse  atomic.Int64 // fail so many registrations with ENOMEM
 	memlock int64        // what may be registered in all; 0: anything
@@ -35,13 +35,13 @@ type nic struct {
 type pinned struct {
 	start, end uintptr
 	access     Access
-	frames     []uint64 // nil where they cannot be seen
+	frames     frames.Record // empty on a blind card
 	slot       int
 }
 
 func newNIC(t testing.TB) *nic {
 	t.Helper()
-	if err := canVerify(); err != nil {
+	if err := frames.Visible(); err != nil {
 		testenv.Missing(t, fmt.Sprintf("frames: %v", err))
 	}
 	r, err := newRing()
@@ -79,7 +79,7 @@ func (n *nic) Register(addr uintptr, size int, access Access) (MR, error) {
 	}
 	p := &pinned{start: addr, end: addr + uintptr(size), access: access, slot: slot}
 	if !n.blind {
-		p.frames = framesOf(addr, size)
+		p.frames = frames.Of(addr, size)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -108,21 +108,10 @@ func (n *nic) Stale(r *Region, b []byte) error {
 	n.mu.Lock()
 	p := n.keys[r.LKey()]
 	n.mu.Unlock()
-	start := addressOf(b)
 	if p == nil {
 		return fmt.Errorf("key %d is not registered", r.LKey())
 	}
-	if start < p.start || start+uintptr(len(b)) > p.end {
-		return fmt.Errorf("[%#x, +%d) is not in the registered [%#x, %#x)", start, len(b), p.start, p.end)
-	}
-	page := uintptr(os.Getpagesize())
-	skip := start/page - p.start/page
-	for i, frame := range framesOf(start, len(b)) {
-		if was := p.frames[int(skip)+i]; frame != was {
-			return fmt.Errorf("page %d of [%#x, +%d): frame %#x, registered %#x", i, start, len(b), frame, was)
-		}
-	}
-	return nil
+	return p.frames.Compare(addressOf(b), len(b))
 }
 
 // Send returns what the card reads, from the pages that it pinned for b's addresses.
