@@ -26,7 +26,7 @@ func BenchmarkPinned(b *testing.B) {
 			{name: "no cache", config: Config{Disabled: true}, uses: 1},
 			{name: "hit", config: Config{}, uses: 1},
 			{name: "exposed, pages pinned", config: Config{}, uses: 1, exposing: true},
-			{name: "exposed, not pinned", config: Config{NoPin: true}, uses: 1, exposing: true},
+			{name: "exposed, not pinned", config: Config{Disabled: true}, uses: 1, exposing: true},
 			{name: "each buffer used once, promoted at 2nd use", fresh: true, uses: 1},
 			{name: "each buffer used once, promoted at once", config: Config{Eager: true}, fresh: true, uses: 1},
 			{name: "each buffer used 4 times, promoted at 2nd use", fresh: true, uses: 4},

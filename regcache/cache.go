@@ -43,11 +43,6 @@ type Config struct {
 	// DefaultBudget.
 	Budget *Budget
 
-	// NoPin leaves out the cached local registration that keeps an exposed
-	// buffer's pages pinned between exposures. It costs RLIMIT_MEMLOCK a second
-	// time while the buffer is exposed.
-	NoPin bool
-
 	// Eager puts memory into the cache at its first use. By default, memory is
 	// registered for that use alone, and cached when it is used again.
 	Eager bool
@@ -361,7 +356,7 @@ func (c *Cache) expose(b []byte, access Access) (*Region, error) {
 		return nil, ErrUnknownMemory
 	}
 	var pin *Region
-	if !c.config.NoPin && !c.config.Disabled {
+	if !c.config.Disabled {
 		pin = c.lookup(b, LocalRead)
 		if pin == nil && c.worthCaching(b, m) {
 			pin, _ = c.promote(b, LocalRead, m) // works without it, too

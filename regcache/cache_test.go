@@ -900,11 +900,6 @@ func TestExposureDoesWithoutThePin(t *testing.T) {
 	}
 	release(t, r)
 	expectEmpty(t, d)
-
-	c = newCache(t, d, Config{Eager: true, NoPin: true})
-	r = acquire(t, c, b, RemoteWrite)
-	release(t, r)
-	expectEmpty(t, d)
 }
 
 func TestWindowsShareTheCachedRegistration(t *testing.T) {
@@ -1108,7 +1103,7 @@ func TestConcurrentUse(t *testing.T) {
 	caches := []*Cache{
 		newCache(t, d, Config{Budget: budget}),
 		newCache(t, d, Config{Budget: budget, Eager: true}),
-		newCache(t, d, Config{Budget: budget, NoPin: true}),
+		newCache(t, d, Config{Budget: budget, Disabled: true}),
 	}
 	shared := make([][]byte, 24)
 	for i := range shared {

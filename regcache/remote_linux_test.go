@@ -10,7 +10,7 @@ import (
 func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 	for name, config := range map[string]Config{
 		"pages stay pinned": {Eager: true},
-		"nothing stays":     {Eager: true, NoPin: true},
+		"nothing stays":     {Eager: true, Disabled: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			card := newNIC(t)
@@ -18,7 +18,7 @@ func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 			memory := make([]byte, 256<<10)
 			fill(memory, 3)
 			secret := make([]byte, 64<<10)
-			release(t, acquire(t, c, secret, LocalWrite)) // registered, for us alone
+			defer release(t, acquire(t, c, secret, LocalWrite)) // registered, for us alone
 
 			exposed := memory[10_000:20_000]
 			start, n := addressOf(exposed), len(exposed)

@@ -163,7 +163,7 @@ func BenchmarkRegistration(b *testing.B) {
 			{"no cache", regcache.Config{Disabled: true}, regcache.LocalWrite, false},
 			{"hit", regcache.Config{}, regcache.LocalWrite, false},
 			{"exposed, pages pinned", regcache.Config{}, regcache.RemoteRead, false},
-			{"exposed, not pinned", regcache.Config{NoPin: true}, regcache.RemoteRead, false},
+			{"exposed, not pinned", regcache.Config{Disabled: true}, regcache.RemoteRead, false},
 			{"used once", regcache.Config{}, regcache.LocalWrite, true},
 			{"used once, eager", regcache.Config{Eager: true}, regcache.LocalWrite, true},
 		} {
