@@ -1,0 +1,200 @@
+package regcache
+
+import (
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Registering takes long, and a device may call back: no lock is held.
+func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
+	d := &book{}
+	budget := NewBudget(1<<30, 2)
+	c := newCache(t, d, Config{Eager: true, Budget: budget})
+	other := make([]byte, 64<<10)
+	stable, err := Declare(make([]byte, 64<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls, inside := 0, false
+	look := func() {
+		calls++
+		if inside {
+			return
+		}
+		inside = true
+		defer func() { inside = false }()
+		c.Stats()
+		_ = budget.String()
+		if r, err := c.Acquire(other, LocalRead); err == nil {
+			release(t, r)
+		} else if !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	}
+	d.refuse = func(int) error { look(); return nil }
+	d.onDrop = func(registration) { look() }
+	for range 4 { // registered, evicted
+		release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
+	}
+	release(t, acquire(t, c, stable.memory, LocalRead))
+	if err := stable.Withdraw(); err != nil {
+		t.Error(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if calls < 8 {
+		t.Errorf("%d calls of the device", calls)
+	}
+}
+
+func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
+	d := &book{limit: 256 << 10}
+	c := newCache(t, d, Config{Eager: true})
+	small := make([][]byte, 4)
+	for i := range small {
+		small[i] = make([]byte, 64<<10)
+		release(t, acquire(t, c, small[i], LocalRead))
+	}
+	large := make([]byte, 200<<10)
+	r := acquire(t, c, large, LocalRead)
+	if s := c.Stats(); s.Flushes != 1 || s.Evictions != 4 {
+		t.Errorf("%d flushes, %d evictions; want 1, 4", s.Flushes, s.Evictions)
+	}
+
+	// With that one in use there is nothing to give back.
+	_, err := c.Acquire(make([]byte, 100<<10), LocalRead)
+	if !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("error %v, want ENOBUFS", err)
+	}
+	if s := c.Stats(); s.Refused == 0 {
+		t.Error("the refusal was not counted")
+	}
+	release(t, r)
+	release(t, acquire(t, c, make([]byte, 100<<10), LocalRead))
+	runtime.KeepAlive(small)
+}
+
+// A region that one goroutine is giving back may be the room that another needs.
+func TestNobodyIsRefusedWhatIsOnItsWayOut(t *testing.T) {
+	d := &book{limit: 1 << 20}
+	dropping, refused := make(chan struct{}), make(chan struct{})
+	d.onDrop = func(registration) {
+		close(dropping) // once: there is one
+		<-refused
+	}
+	c := newCache(t, d, Config{Eager: true})
+	release(t, acquire(t, c, make([]byte, 1<<20), LocalRead))
+	flushed := make(chan struct{})
+	go func() {
+		defer close(flushed)
+		c.budget.Flush()
+	}()
+	<-dropping
+	var asked atomic.Int32
+	d.refuse = func(int) error {
+		if asked.Add(1) == 1 {
+			time.AfterFunc(10*time.Millisecond, func() { close(refused) })
+		}
+		return nil
+	}
+	r, err := c.Acquire(make([]byte, 256<<10), LocalRead)
+	if err != nil {
+		t.Fatalf("with nothing in use: %v", err)
+	}
+	<-flushed
+	release(t, r)
+	d.onDrop = nil
+}
+
+func TestAFailingDeviceIsReportedAndForgotten(t *testing.T) {
+	broken := errors.New("broken")
+	d := &book{refuse: func(int) error { return broken }}
+	c := newCache(t, d, Config{Eager: true})
+	b := make([]byte, 64<<10)
+	if _, err := c.Acquire(b, LocalRead); !errors.Is(err, broken) {
+		t.Errorf("error %v, want the device's", err)
+	}
+	if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 || s.PinnedEntries != 0 || s.Failed == 0 {
+		t.Errorf("%+v", s)
+	}
+	d.refuse = nil
+	release(t, acquire(t, c, b, LocalRead))
+}
+
+// A registration that fails gives its room in the budget back.
+func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
+	d := &book{refuse: func(int) error { return syscall.EIO }}
+	budget := NewBudget(1<<20, 100)
+	c := newCache(t, d, Config{Budget: budget, Eager: true})
+	for range 3 {
+		if _, err := c.Acquire(make([]byte, 64<<10), LocalRead); !errors.Is(err, syscall.EIO) {
+			t.Errorf("Acquire: %v, want EIO", err)
+		}
+	}
+	if budget.bytes != 0 || budget.entries != 0 {
+		t.Errorf("%v", budget)
+	}
+}
+
+// A caller who learns that memory is not registered any more may unmap it.
+func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
+	d := &book{}
+	c, err := New(d, Config{Budget: NewBudget(64<<20, 1024)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	arena := NewArena(0, 0)
+	memory := get(t, arena, 64<<10)
+	b := memory.Bytes()
+	release(t, acquire(t, c, b, LocalRead))
+	memory.Put()
+	d.keep = syscall.EBUSY
+	if err := arena.Close(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("Arena.Close: %v, want EBUSY", err)
+	}
+	b[0]++ // still mapped
+	if s := c.Stats(); s.DeregisterFailed != 1 || s.PinnedBytes != defaultChunk {
+		t.Errorf("%d not deregistered, %d bytes pinned; want 1, %d", s.DeregisterFailed, s.PinnedBytes, defaultChunk)
+	}
+	for range 2 {
+		if err := c.Close(); !errors.Is(err, syscall.EBUSY) {
+			t.Errorf("Cache.Close: %v, want EBUSY", err)
+		}
+	}
+	if len(c.budget.caches) != 0 {
+		t.Error("the cache still counts")
+	}
+}
+
+// A device that hangs does not hold up users of another.
+func TestRoomIsMadeBesideADeviceThatHangs(t *testing.T) {
+	hanging, healthy := &book{}, &book{}
+	hangs := make(chan struct{})
+	hanging.onDrop = func(registration) { <-hangs }
+	budget := NewBudget(64<<20, 1)
+	one := newCache(t, hanging, Config{Budget: budget, Eager: true})
+	two := newCache(t, healthy, Config{Budget: budget, Eager: true})
+	// If it is waited for after all, it goes on then, and the test fails because of that.
+	late := time.AfterFunc(10*time.Second, func() { close(hangs) })
+
+	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
+	release(t, acquire(t, one, a, LocalRead))
+	release(t, acquire(t, two, b, LocalRead)) // evicts a
+	release(t, acquire(t, one, a, LocalRead)) // evicts b
+	release(t, acquire(t, two, b, LocalWrite))
+	budget.SetLimits(64<<20, 2)
+	release(t, acquire(t, one, a, LocalRead))
+	budget.Flush()
+	if entries, _ := hanging.registered(); entries != 3 {
+		t.Errorf("%d registrations on the device that hangs, want 3", entries)
+	}
+	if late.Stop() {
+		close(hangs)
+	}
+	runtime.KeepAlive([][]byte{a, b})
+}
