@@ -33,10 +33,10 @@ func BenchmarkPinned(b *testing.B) {
 			{name: "each buffer used 4 times, promoted at once", config: Config{Eager: true}, fresh: true, uses: 4},
 		} {
 			b.Run(fmt.Sprintf("%d KiB/%s", size>>10, c.name), func(b *testing.B) {
-				card := newNIC(b)
-				card.blind = true
+				nic := newNIC(b)
+				nic.blind = true
 				c.config.Budget = NewBudget(64<<20, 1024)
-				cache := newCache(b, card, c.config)
+				cache := newCache(b, nic, c.config)
 				access := LocalRead
 				if c.exposing {
 					access = RemoteRead

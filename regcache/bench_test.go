@@ -9,7 +9,7 @@ import (
 // cachedBuffers returns a cache and n buffers of size that are in it.
 func cachedBuffers(b *testing.B, n, size int) (*Cache, [][]byte) {
 	b.Helper()
-	c := newCache(b, &book{}, Config{Eager: true, Budget: NewBudget(1<<32, 1<<20)})
+	c := newCache(b, &fakeDevice{}, Config{Eager: true, Budget: NewBudget(1<<32, 1<<20)})
 	buffers := make([][]byte, n)
 	for i := range buffers {
 		buffers[i] = make([]byte, size)
@@ -66,7 +66,7 @@ func BenchmarkMiss(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			c.config.Budget = NewBudget(1<<30, 100) // full after the first few
-			cache := newCache(b, &book{}, c.config)
+			cache := newCache(b, &fakeDevice{}, c.config)
 			buffers := make([][]byte, 1000)
 			for i := range buffers {
 				buffers[i] = make([]byte, 64<<10)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-func TestTheLeastRecentlyUsedGoes(t *testing.T) {
-	d := &book{}
+func TestTheLeastRecentlyUsedIsEvicted(t *testing.T) {
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(1<<30, 3)})
 	buffers := make([][]byte, 4)
 	for i := range buffers {
@@ -30,8 +30,8 @@ func TestTheLeastRecentlyUsedGoes(t *testing.T) {
 	runtime.KeepAlive(buffers)
 }
 
-func TestWhatIsInUseStays(t *testing.T) {
-	d := &book{}
+func TestARegionInUseIsNotEvicted(t *testing.T) {
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(128<<10, 100)})
 	first, second, third := make([]byte, 64<<10), make([]byte, 64<<10), make([]byte, 64<<10)
 	c.config.Eager = true
@@ -53,9 +53,9 @@ func TestWhatIsInUseStays(t *testing.T) {
 }
 
 // However much is in use or was used recently, everything else is found.
-func TestRoomIsMadeBehindWhatIsInUse(t *testing.T) {
+func TestEvictionFindsEverythingThatIsNotInUse(t *testing.T) {
 	for held := range 9 {
-		d := &book{}
+		d := &fakeDevice{}
 		budget := NewBudget(64<<20, 1024)
 		c := newCache(t, d, Config{Budget: budget, Eager: true})
 		var buffers [][]byte
@@ -88,7 +88,7 @@ func TestRoomIsMadeBehindWhatIsInUse(t *testing.T) {
 }
 
 func TestCachesShareTheBudget(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	budget := NewBudget(1<<30, 2)
 	one := newCache(t, d, Config{Eager: true, Budget: budget})
 	two := newCache(t, d, Config{Eager: true, Budget: budget})
@@ -122,8 +122,8 @@ func TestCachesShareTheBudget(t *testing.T) {
 }
 
 // RLIMIT_MEMLOCK counts pages.
-func TestPagesAreCounted(t *testing.T) {
-	d := &book{}
+func TestRegistrationsCountWholePages(t *testing.T) {
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	page := os.Getpagesize()
 	b := make([]byte, 1<<20)
@@ -136,8 +136,8 @@ func TestPagesAreCounted(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-func TestWhatIsLargerThanMemlockIsNotTried(t *testing.T) {
-	d := &book{}
+func TestMemoryBeyondMemlockIsRefusedAndEvictsNothing(t *testing.T) {
+	d := &fakeDevice{}
 	budget := NewBudget(32<<10, 10)
 	budget.memlock = 64 << 10
 	c := newCache(t, d, Config{Eager: true, Budget: budget})

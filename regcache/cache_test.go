@@ -9,7 +9,7 @@ import (
 )
 
 func TestAPartOfARegisteredBufferIsAHit(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	b := make([]byte, 1<<20)
 	release(t, acquire(t, c, b, LocalRead))
@@ -28,7 +28,7 @@ func TestAPartOfARegisteredBufferIsAHit(t *testing.T) {
 }
 
 func TestAHitAllocatesNothing(t *testing.T) {
-	c := newCache(t, &book{}, Config{Eager: true})
+	c := newCache(t, &fakeDevice{}, Config{Eager: true})
 	b := make([]byte, 64<<10)
 	release(t, acquire(t, c, b, LocalRead))
 	if n := testing.AllocsPerRun(100, func() {
@@ -43,7 +43,7 @@ func TestAHitAllocatesNothing(t *testing.T) {
 }
 
 func TestRightsArePartOfTheMatch(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	b := make([]byte, 64<<10)
 	reading := acquire(t, c, b, LocalRead)
@@ -68,7 +68,7 @@ func TestRightsArePartOfTheMatch(t *testing.T) {
 }
 
 func TestABufferUsedOnceIsNotCached(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
 	release(t, acquire(t, c, b, LocalRead))
@@ -84,7 +84,7 @@ func TestABufferUsedOnceIsNotCached(t *testing.T) {
 }
 
 func TestDisabledRegistersEachTime(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true, Disabled: true})
 	b := make([]byte, 64<<10)
 	for _, access := range []Access{LocalRead, LocalRead, RemoteRead} {
@@ -94,8 +94,8 @@ func TestDisabledRegistersEachTime(t *testing.T) {
 	expectRegistrations(t, d, 3)
 }
 
-func TestUnusableArguments(t *testing.T) {
-	c := newCache(t, &book{}, Config{})
+func TestEmptySlicesAndConstantsAreNotRegistered(t *testing.T) {
+	c := newCache(t, &fakeDevice{}, Config{})
 	if _, err := c.Acquire(nil, LocalRead); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("Acquire(nil): %v", err)
 	}
@@ -112,7 +112,7 @@ func TestUnusableArguments(t *testing.T) {
 }
 
 func TestReleasingTwicePanics(t *testing.T) {
-	c := newCache(t, &book{}, Config{})
+	c := newCache(t, &fakeDevice{}, Config{})
 	r := acquire(t, c, make([]byte, 5000), LocalRead)
 	release(t, r)
 	defer func() {
@@ -124,7 +124,7 @@ func TestReleasingTwicePanics(t *testing.T) {
 }
 
 func TestAfterCloseNothingIsRegistered(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	b, used := make([]byte, 64<<10), make([]byte, 64<<10)
 	release(t, acquire(t, c, b, LocalRead))

@@ -12,8 +12,8 @@ import (
 
 // Everything at once, for the race detector and to check the records: a region that is
 // held is registered, covers what was asked for, and has the rights asked for.
-func TestConcurrentUse(t *testing.T) {
-	d := &book{}
+func TestAHeldRegionStaysRegisteredUnderConcurrentUse(t *testing.T) {
+	d := &fakeDevice{}
 	budget := NewBudget(2<<20, 12)
 	caches := []*Cache{
 		newCache(t, d, Config{Budget: budget}),
@@ -25,7 +25,7 @@ func TestConcurrentUse(t *testing.T) {
 		shared[i] = make([]byte, 16<<10<<(i%4))
 	}
 	var failures atomic.Int32
-	d.refuse = func(int) error {
+	d.onRegister = func(int) error {
 		if failures.Add(1)%50 == 0 {
 			return syscall.ENOMEM
 		}
@@ -90,8 +90,8 @@ func TestConcurrentUse(t *testing.T) {
 	}
 }
 
-func TestManyConnectionsLeaveNothing(t *testing.T) {
-	d := &book{}
+func TestManyClosedCachesLeaveNothing(t *testing.T) {
+	d := &fakeDevice{}
 	budget := NewBudget(8<<20, 64)
 	buffers := make([][]byte, 16)
 	for i := range buffers {

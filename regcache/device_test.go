@@ -11,7 +11,7 @@ import (
 
 // Registering takes long, and a device may call back: no lock is held.
 func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	budget := NewBudget(1<<30, 2)
 	c := newCache(t, d, Config{Eager: true, Budget: budget})
 	other := make([]byte, 64<<10)
@@ -35,8 +35,8 @@ func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	d.refuse = func(int) error { look(); return nil }
-	d.onDrop = func(registration) { look() }
+	d.onRegister = func(int) error { look(); return nil }
+	d.onDeregister = func(registration) { look() }
 	for range 4 { // registered, evicted
 		release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
 	}
@@ -53,7 +53,7 @@ func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
 }
 
 func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
-	d := &book{limit: 256 << 10}
+	d := &fakeDevice{limit: 256 << 10}
 	c := newCache(t, d, Config{Eager: true})
 	small := make([][]byte, 4)
 	for i := range small {
@@ -80,10 +80,10 @@ func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
 }
 
 // A region that one goroutine is giving back may be the room that another needs.
-func TestNobodyIsRefusedWhatIsOnItsWayOut(t *testing.T) {
-	d := &book{limit: 1 << 20}
+func TestARegistrationWaitsForRoomThatIsBeingGivenBack(t *testing.T) {
+	d := &fakeDevice{limit: 1 << 20}
 	dropping, refused := make(chan struct{}), make(chan struct{})
-	d.onDrop = func(registration) {
+	d.onDeregister = func(registration) {
 		close(dropping) // once: there is one
 		<-refused
 	}
@@ -96,7 +96,7 @@ func TestNobodyIsRefusedWhatIsOnItsWayOut(t *testing.T) {
 	}()
 	<-dropping
 	var asked atomic.Int32
-	d.refuse = func(int) error {
+	d.onRegister = func(int) error {
 		if asked.Add(1) == 1 {
 			time.AfterFunc(10*time.Millisecond, func() { close(refused) })
 		}
@@ -108,12 +108,12 @@ func TestNobodyIsRefusedWhatIsOnItsWayOut(t *testing.T) {
 	}
 	<-flushed
 	release(t, r)
-	d.onDrop = nil
+	d.onDeregister = nil
 }
 
 func TestAFailingDeviceIsReportedAndForgotten(t *testing.T) {
 	broken := errors.New("broken")
-	d := &book{refuse: func(int) error { return broken }}
+	d := &fakeDevice{onRegister: func(int) error { return broken }}
 	c := newCache(t, d, Config{Eager: true})
 	b := make([]byte, 64<<10)
 	if _, err := c.Acquire(b, LocalRead); !errors.Is(err, broken) {
@@ -122,13 +122,13 @@ func TestAFailingDeviceIsReportedAndForgotten(t *testing.T) {
 	if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 || s.PinnedEntries != 0 || s.Failed == 0 {
 		t.Errorf("%+v", s)
 	}
-	d.refuse = nil
+	d.onRegister = nil
 	release(t, acquire(t, c, b, LocalRead))
 }
 
 // A registration that fails gives its room in the budget back.
 func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
-	d := &book{refuse: func(int) error { return syscall.EIO }}
+	d := &fakeDevice{onRegister: func(int) error { return syscall.EIO }}
 	budget := NewBudget(1<<20, 100)
 	c := newCache(t, d, Config{Budget: budget, Eager: true})
 	for range 3 {
@@ -143,7 +143,7 @@ func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
 
 // A caller who learns that memory is not registered any more may unmap it.
 func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	c, err := New(d, Config{Budget: NewBudget(64<<20, 1024)})
 	if err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
 	b := memory.Bytes()
 	release(t, acquire(t, c, b, LocalRead))
 	memory.Put()
-	d.keep = syscall.EBUSY
+	d.deregisterError = syscall.EBUSY
 	if err := arena.Close(); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("Arena.Close: %v, want EBUSY", err)
 	}
@@ -172,10 +172,10 @@ func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
 }
 
 // A device that hangs does not hold up users of another.
-func TestRoomIsMadeBesideADeviceThatHangs(t *testing.T) {
-	hanging, healthy := &book{}, &book{}
+func TestADeviceThatHangsDelaysNoOther(t *testing.T) {
+	hanging, healthy := &fakeDevice{}, &fakeDevice{}
 	hangs := make(chan struct{})
-	hanging.onDrop = func(registration) { <-hangs }
+	hanging.onDeregister = func(registration) { <-hangs }
 	budget := NewBudget(64<<20, 1)
 	one := newCache(t, hanging, Config{Budget: budget, Eager: true})
 	two := newCache(t, healthy, Config{Budget: budget, Eager: true})

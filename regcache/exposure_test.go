@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-func TestExposureIsExactAndEndsWithRelease(t *testing.T) {
-	d := &book{}
+func TestAnExposureIsExactAndEndsWithRelease(t *testing.T) {
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	b := make([]byte, 64<<10)
 	part := b[1000:2000]
@@ -36,8 +36,8 @@ func TestExposureIsExactAndEndsWithRelease(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-func TestExposureDoesWithoutThePin(t *testing.T) {
-	d := &book{limit: 100 << 10} // MEMLOCK counts both
+func TestAnExposureNeedsNoRoomForItsPin(t *testing.T) {
+	d := &fakeDevice{limit: 100 << 10} // MEMLOCK counts both
 	c := newCache(t, d, Config{Eager: true})
 	b := make([]byte, 64<<10)
 	r := acquire(t, c, b, RemoteWrite)
@@ -49,7 +49,7 @@ func TestExposureDoesWithoutThePin(t *testing.T) {
 }
 
 func TestWindowsShareTheCachedRegistration(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	b := make([]byte, 64<<10)
 	for range 3 {

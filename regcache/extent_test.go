@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-func TestTheObjectIsRegisteredFromItsStart(t *testing.T) {
-	d := &book{}
+func TestAnObjectIsRegisteredFromItsStart(t *testing.T) {
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	b := make([]byte, 64<<10)
 	release(t, acquire(t, c, b[30_000:], LocalRead))
@@ -17,8 +17,8 @@ func TestTheObjectIsRegisteredFromItsStart(t *testing.T) {
 }
 
 // A whole object may be refused when the part that was asked for is not.
-func TestThePartIsRegisteredWhenTheWholeIsRefused(t *testing.T) {
-	d := &book{limit: 100 << 10}
+func TestThePartIsRegisteredWhenTheDeviceHasNoRoomForTheWhole(t *testing.T) {
+	d := &fakeDevice{limit: 100 << 10}
 	c := newCache(t, d, Config{Eager: true})
 	b := make([]byte, 1<<20)
 	r := acquire(t, c, b[60<<10:][:64<<10], LocalRead)
@@ -32,7 +32,7 @@ func TestThePartIsRegisteredWhenTheWholeIsRefused(t *testing.T) {
 // A guard page, or the end of a file, beside the bytes that are used.
 func TestThePartIsCachedWhenTheWholeCannotBeRegistered(t *testing.T) {
 	const part = 8 << 10
-	d := &book{refuse: func(n int) error {
+	d := &fakeDevice{onRegister: func(n int) error {
 		if n > part {
 			return syscall.EFAULT
 		}
@@ -55,8 +55,8 @@ func TestThePartIsCachedWhenTheWholeCannotBeRegistered(t *testing.T) {
 	}
 }
 
-func TestOverlappingRangesMerge(t *testing.T) {
-	d := &book{}
+func TestOverlappingRegistrationsMerge(t *testing.T) {
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(1<<30, 100)})
 	b := make([]byte, 64<<20) // too large to be registered as a whole
 	release(t, acquire(t, c, b[0:8<<20], LocalRead))
@@ -71,8 +71,8 @@ func TestOverlappingRangesMerge(t *testing.T) {
 
 // An object that is worked through in overlapping steps must not be registered
 // from its start again and again.
-func TestMergingEnds(t *testing.T) {
-	d := &book{}
+func TestMergedRegistrationsStopGrowing(t *testing.T) {
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(1<<30, 1000)})
 	b := make([]byte, 256<<20)
 	const step = 1 << 20
@@ -90,7 +90,7 @@ func TestMergingEnds(t *testing.T) {
 func TestALargeObjectSentPieceByPieceIsRegisteredOnce(t *testing.T) {
 	for _, eager := range []bool{false, true} {
 		registered := 0
-		d := &book{refuse: func(n int) error { registered += n; return nil }}
+		d := &fakeDevice{onRegister: func(n int) error { registered += n; return nil }}
 		c := newCache(t, d, Config{Eager: eager, Budget: NewBudget(1<<30, 1000)})
 		b := make([]byte, 64<<20)
 		const piece = 1 << 20

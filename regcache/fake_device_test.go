@@ -6,18 +6,18 @@ import (
 	"syscall"
 )
 
-// book is a device that only keeps a record of its registrations.
-type book struct {
-	limit  int64                // bytes in all; 0: any
-	refuse func(n int) error    // when set: asked before each registration
-	onDrop func(r registration) // when set: called before each deregistration
-	keep   error                // when set: what each deregistration fails with
+// fakeDevice only keeps a record of its registrations.
+type fakeDevice struct {
+	limit           int64                // bytes in all; 0: any
+	onRegister      func(n int) error    // if not nil: called before each registration of n bytes, which fails with its error
+	onDeregister    func(r registration) // if not nil: called before each deregistration
+	deregisterError error                // if not nil: what each deregistration fails with
 
-	mu    sync.Mutex
+	mu    sync.Mutex // guards what follows
 	live  map[uint32]registration
 	bytes int64
 	next  uint32
-	made  int
+	made  int // registrations so far
 }
 
 type registration struct {
@@ -25,16 +25,16 @@ type registration struct {
 	access     Access
 }
 
-func (d *book) Register(addr uintptr, n int, access Access) (MR, error) {
-	if d.refuse != nil {
-		if err := d.refuse(n); err != nil {
+func (d *fakeDevice) Register(addr uintptr, n int, access Access) (MR, error) {
+	if d.onRegister != nil {
+		if err := d.onRegister(n); err != nil {
 			return MR{}, err
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.limit != 0 && d.bytes+int64(n) > d.limit {
-		return MR{}, fmt.Errorf("book: %w", syscall.ENOMEM)
+		return MR{}, fmt.Errorf("fakeDevice: %w", syscall.ENOMEM)
 	}
 	if d.live == nil {
 		d.live = make(map[uint32]registration)
@@ -46,18 +46,18 @@ func (d *book) Register(addr uintptr, n int, access Access) (MR, error) {
 	return MR{LKey: d.next, RKey: d.next}, nil
 }
 
-func (d *book) Deregister(mr MR) error {
+func (d *fakeDevice) Deregister(mr MR) error {
 	d.mu.Lock()
 	r, ok := d.live[mr.LKey]
 	d.mu.Unlock()
 	if !ok {
-		return fmt.Errorf("book: key %d: %w", mr.LKey, syscall.EINVAL)
+		return fmt.Errorf("fakeDevice: key %d: %w", mr.LKey, syscall.EINVAL)
 	}
-	if d.onDrop != nil {
-		d.onDrop(r)
+	if d.onDeregister != nil {
+		d.onDeregister(r)
 	}
-	if d.keep != nil {
-		return d.keep
+	if d.deregisterError != nil {
+		return d.deregisterError
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -66,20 +66,20 @@ func (d *book) Deregister(mr MR) error {
 	return nil
 }
 
-func (d *book) registrations() int {
+func (d *fakeDevice) registrations() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.made
 }
 
-func (d *book) registered() (entries int, bytes int64) {
+func (d *fakeDevice) registered() (entries int, bytes int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.live), d.bytes
 }
 
 // covers reports whether key stands for a live registration of b with access.
-func (d *book) covers(key uint32, b []byte, access Access) error {
+func (d *fakeDevice) covers(key uint32, b []byte, access Access) error {
 	d.mu.Lock()
 	r, ok := d.live[key]
 	d.mu.Unlock()

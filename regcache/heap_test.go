@@ -7,7 +7,7 @@ import (
 )
 
 func TestADeadObjectIsPruned(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	for range 20 {
 		release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
@@ -26,9 +26,9 @@ func TestADeadObjectIsPruned(t *testing.T) {
 // Go has one goroutine for cleanups per four processors, so none of them may wait for a
 // device.
 func TestASlowDeviceHoldsUpNoCleanups(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	others := make(chan struct{})
-	d.onDrop = func(registration) { <-others }
+	d.onDeregister = func(registration) { <-others }
 	c := newCache(t, d, Config{Eager: true})
 	answer := sync.OnceFunc(func() { close(others) })
 	t.Cleanup(answer)

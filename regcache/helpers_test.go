@@ -43,8 +43,8 @@ func release(t testing.TB, r *Region) {
 	}
 }
 
-// expectRegistrations fails unless the device was asked n times so far.
-func expectRegistrations(t testing.TB, d *book, n int) {
+// expectRegistrations fails unless the device has registered n times so far.
+func expectRegistrations(t testing.TB, d *fakeDevice, n int) {
 	t.Helper()
 	if made := d.registrations(); made != n {
 		t.Errorf("the device registered %d times, want %d", made, n)
@@ -52,7 +52,7 @@ func expectRegistrations(t testing.TB, d *book, n int) {
 }
 
 // expectEmpty fails unless the device holds nothing.
-func expectEmpty(t testing.TB, d *book) {
+func expectEmpty(t testing.TB, d *fakeDevice) {
 	t.Helper()
 	if entries, bytes := d.registered(); entries != 0 || bytes != 0 {
 		t.Errorf("the device holds %d registrations of %d bytes, want none", entries, bytes)

@@ -3,7 +3,7 @@ package regcache
 import "testing"
 
 // A region serves what lies in it to the last byte, and nothing beyond.
-func TestTheIndexKeepsToTheBounds(t *testing.T) {
+func TestALookupFindsOnlyWhatCoversTheWholeRange(t *testing.T) {
 	var x index
 	r := &Region{start: 0x1000, end: 0x2000}
 	x.insert(r)

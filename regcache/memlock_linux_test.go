@@ -18,9 +18,9 @@ import (
 
 const memlockVariable = "SAN_TEST_MEMLOCK" // the limit, in the child
 
-// The same work under three limits, in a process that they apply to. The card
-// is io_uring's buffers, which the kernel counts as it counts ibv_reg_mr's.
-func TestMemlockLimits(t *testing.T) {
+// The same work under three limits, in a process that they apply to. The kernel counts
+// io_uring's buffers as it counts those of ibv_reg_mr.
+func TestTheCacheWorksUnderEachMemlockLimit(t *testing.T) {
 	newNIC(t) // or skip
 	work := func() *exec.Cmd { return exec.Command(os.Args[0], "-test.run=^TestWorkUnderMemlock$", "-test.v") }
 	for name, limit := range map[string]uint64{
@@ -47,7 +47,7 @@ func TestMemlockLimits(t *testing.T) {
 
 // Root in an unprivileged container has CAP_IPC_LOCK in the container's user namespace,
 // which the kernel does not count here.
-func TestMemlockInAUserNamespace(t *testing.T) {
+func TestACapabilityInAUserNamespaceLiftsNoLimit(t *testing.T) {
 	ring, err := newRing()
 	if err != nil {
 		testenv.Missing(t, fmt.Sprintf("io_uring: %v", err))
@@ -139,8 +139,8 @@ func TestWorkUnderMemlock(t *testing.T) {
 	if limit == 0 {
 		return
 	}
-	card := newNIC(t)
-	c, err := New(card, Config{})
+	nic := newNIC(t)
+	c, err := New(nic, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestWorkUnderMemlock(t *testing.T) {
 		if err == nil {
 			direct++
 			b[0]++
-			if err := card.Stale(r, b); err != nil {
+			if err := nic.Stale(r, b); err != nil {
 				t.Error(err)
 			}
 			release(t, r)
@@ -189,7 +189,7 @@ func TestWorkUnderMemlock(t *testing.T) {
 	if s.Hits == 0 {
 		t.Error("nothing was cached")
 	}
-	if _, bytes := card.registered(); limit != unix.RLIM_INFINITY && uint64(bytes) > limit/memlockShare {
+	if _, bytes := nic.registered(); limit != unix.RLIM_INFINITY && uint64(bytes) > limit/memlockShare {
 		t.Errorf("%d bytes are cached under a limit of %d", bytes, limit)
 	}
 	if err := c.Close(); err != nil {

@@ -10,7 +10,7 @@ import (
 
 var variable [100_000]byte
 
-func TestKindsOfMemory(t *testing.T) {
+func TestKindOfTellsWhoVouchesForMemory(t *testing.T) {
 	stack := make(chan Kind)
 	go func() {
 		var frame [4096]byte
@@ -52,14 +52,14 @@ func TestKindsOfMemory(t *testing.T) {
 
 // A stack may move at any call, even one that asks about it. What it leaves behind is not
 // Go's memory any more, and asking about that is fatal.
-func TestStacksThatMoveWhileTheyAreAskedAbout(t *testing.T) {
-	c := newCache(t, &book{}, Config{Eager: true})
+func TestAStackThatMovesIsNeverRegistered(t *testing.T) {
+	c := newCache(t, &fakeDevice{}, Config{Eager: true})
 	var wg sync.WaitGroup
 	for depth := range 2000 {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			askAboutStack(t, c, depth%40)
+			acquireStack(t, c, depth%40)
 		}()
 		if depth%100 == 0 {
 			runtime.GC() // shrinks
@@ -69,10 +69,10 @@ func TestStacksThatMoveWhileTheyAreAskedAbout(t *testing.T) {
 }
 
 //go:noinline
-func askAboutStack(t *testing.T, c *Cache, depth int) {
+func acquireStack(t *testing.T, c *Cache, depth int) {
 	var frame [3000]byte
 	if depth > 0 {
-		askAboutStack(t, c, depth-1)
+		acquireStack(t, c, depth-1)
 	}
 	b := unsafe.Slice((*byte)(hide(unsafe.Pointer(&frame))), len(frame))
 	if r, err := c.Acquire(b, LocalRead); !errors.Is(err, ErrUnknownMemory) {
@@ -108,7 +108,7 @@ func TestASliceBeyondItsObjectIsUnknown(t *testing.T) {
 
 // The old idiom for memory of C, with a capacity far beyond the object.
 func TestACapacityThatIsNotTheObjectsIsNotRegistered(t *testing.T) {
-	d := &book{}
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	object := make([]byte, 8<<10)
 	header := struct {

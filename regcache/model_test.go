@@ -49,7 +49,7 @@ func compareWithModel(t *testing.T, seed uint64) {
 		steps      = 2000
 	)
 	random := rand.New(rand.NewPCG(seed, 2))
-	d := &book{}
+	d := &fakeDevice{}
 	budget := NewBudget(maxBytes, maxEntries)
 	c := newCache(t, d, Config{Eager: true, Budget: budget})
 	memory := make([]byte, size)

@@ -41,21 +41,21 @@ func TestDeclaredRanges(t *testing.T) {
 }
 
 // If a declaration is withdrawn while its memory is being registered, no cache keeps it.
-func TestWithdrawnWhileItIsRegistered(t *testing.T) {
-	d := &book{}
+func TestARangeWithdrawnDuringItsRegistrationIsNotCached(t *testing.T) {
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
 	stable, err := Declare(b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.refuse = func(int) error { return stable.Withdraw() }
+	d.onRegister = func(int) error { return stable.Withdraw() }
 	release(t, acquire(t, c, b, LocalRead))
 	expectEmpty(t, d)
 }
 
-func TestARegionInUseOutlivesItsObjectsEntry(t *testing.T) {
-	d := &book{}
+func TestWithdrawLeavesARegionInUseRegistered(t *testing.T) {
+	d := &fakeDevice{}
 	c := newCache(t, d, Config{Eager: true})
 	b := make([]byte, 64<<10)
 	stable, err := Declare(b)

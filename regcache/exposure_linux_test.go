@@ -13,8 +13,8 @@ func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 		"nothing stays":     {Eager: true, Disabled: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			card := newNIC(t)
-			c := newCache(t, card, config)
+			nic := newNIC(t)
+			c := newCache(t, nic, config)
 			memory := make([]byte, 256<<10)
 			fill(memory, 3)
 			secret := make([]byte, 64<<10)
@@ -25,13 +25,13 @@ func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 			r := acquire(t, c, exposed, RemoteRead)
 			key := r.RKey()
 
-			got, err := card.remote(key, start, n, RemoteRead)
+			got, err := nic.remote(key, start, n, RemoteRead)
 			if err != nil || !bytes.Equal(got, exposed) {
 				t.Errorf("the peer read %d bytes, %v; want what is exposed", len(got), err)
 			}
 			refused := func(what string, key uint32, addr uintptr, n int, right Access) {
 				t.Helper()
-				if got, err := card.remote(key, addr, n, right); err != errRemoteAccess || got != nil {
+				if got, err := nic.remote(key, addr, n, right); err != errRemoteAccess || got != nil {
 					t.Errorf("%s: %d bytes, %v; want an error", what, len(got), err)
 				}
 			}
