@@ -43,10 +43,6 @@ type Config struct {
 	// DefaultBudget.
 	Budget *Budget
 
-	// Eager puts memory into the cache at its first use. By default, memory is
-	// registered for that use alone, and cached when it is used again.
-	Eager bool
-
 	// Disabled registers everything for one use: to compare, or to rule the cache
 	// out when looking for a fault.
 	Disabled bool
@@ -215,7 +211,7 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 // worthCaching reports whether memory is to be cached now: declared and watched memory at
 // its first use, other memory at its second.
 func (c *Cache) worthCaching(b []byte, m memory) bool {
-	if c.config.Eager || m.kind == Declared || m.kind == Watched {
+	if m.kind == Declared || m.kind == Watched {
 		return true
 	}
 	start := addressOf(b)

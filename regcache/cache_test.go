@@ -10,11 +10,11 @@ import (
 
 func TestAPartOfARegisteredBufferIsAHit(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b := make([]byte, 1<<20)
-	release(t, acquire(t, c, b, LocalRead))
+	release(t, acquireAgain(t, c, b, LocalRead))
 	for _, part := range [][]byte{b, b[:1], b[len(b)-1:], b[1000:50_000]} {
-		r := acquire(t, c, part, LocalRead)
+		r := acquireAgain(t, c, part, LocalRead)
 		if err := d.covers(r.LKey(), part, LocalRead); err != nil {
 			t.Error(err)
 		}
@@ -28,9 +28,9 @@ func TestAPartOfARegisteredBufferIsAHit(t *testing.T) {
 }
 
 func TestAHitAllocatesNothing(t *testing.T) {
-	c := newCache(t, &fakeDevice{}, Config{Eager: true})
+	c := newCache(t, &fakeDevice{}, Config{})
 	b := make([]byte, 64<<10)
-	release(t, acquire(t, c, b, LocalRead))
+	release(t, acquireAgain(t, c, b, LocalRead))
 	if n := testing.AllocsPerRun(100, func() {
 		r, err := c.Acquire(b, LocalRead)
 		if err != nil {
@@ -44,13 +44,13 @@ func TestAHitAllocatesNothing(t *testing.T) {
 
 func TestRightsArePartOfTheMatch(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
-	reading := acquire(t, c, b, LocalRead)
+	reading := acquireAgain(t, c, b, LocalRead)
 	if err := d.covers(reading.LKey(), b, LocalWrite); err == nil {
 		t.Error("a registration for reading can write")
 	}
-	writing := acquire(t, c, b, LocalWrite)
+	writing := acquireAgain(t, c, b, LocalWrite)
 	if err := d.covers(writing.LKey(), b, LocalWrite); err != nil {
 		t.Error(err)
 	}
@@ -59,7 +59,7 @@ func TestRightsArePartOfTheMatch(t *testing.T) {
 	}
 	release(t, reading)
 	release(t, writing)
-	release(t, acquire(t, c, b, LocalRead)) // the wider serves both
+	release(t, acquireAgain(t, c, b, LocalRead)) // the wider serves both
 	expectRegistrations(t, d, 2)
 	if entries, _ := d.registered(); entries != 1 {
 		t.Errorf("%d registrations, want the merged one", entries)
@@ -85,10 +85,10 @@ func TestABufferUsedOnceIsNotCached(t *testing.T) {
 
 func TestDisabledRegistersEachTime(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true, Disabled: true})
+	c := newCache(t, d, Config{Disabled: true})
 	b := make([]byte, 64<<10)
 	for _, access := range []Access{LocalRead, LocalRead, RemoteRead} {
-		release(t, acquire(t, c, b, access))
+		release(t, acquireAgain(t, c, b, access))
 		expectEmpty(t, d)
 	}
 	expectRegistrations(t, d, 3)
@@ -125,10 +125,10 @@ func TestReleasingTwicePanics(t *testing.T) {
 
 func TestAfterCloseNothingIsRegistered(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b, used := make([]byte, 64<<10), make([]byte, 64<<10)
-	release(t, acquire(t, c, b, LocalRead))
-	r := acquire(t, c, used, LocalRead)
+	release(t, acquireAgain(t, c, b, LocalRead))
+	r := acquireAgain(t, c, used, LocalRead)
 	if err := c.Close(); !errors.Is(err, ErrInUse) {
 		t.Errorf("Close: %v, want ErrInUse", err)
 	}

@@ -17,7 +17,7 @@ func TestAHeldRegionStaysRegisteredUnderConcurrentUse(t *testing.T) {
 	budget := NewBudget(2<<20, 12)
 	caches := []*Cache{
 		newCache(t, d, Config{Budget: budget}),
-		newCache(t, d, Config{Budget: budget, Eager: true}),
+		newCache(t, d, Config{Budget: budget}),
 		newCache(t, d, Config{Budget: budget, Disabled: true}),
 	}
 	shared := make([][]byte, 24)
@@ -55,6 +55,9 @@ func TestAHeldRegionStaysRegisteredUnderConcurrentUse(t *testing.T) {
 				from := random.IntN(len(b))
 				part := b[from : from+1+random.IntN(len(b)-from)]
 				access := Access(random.IntN(16))
+				if random.IntN(2) == 0 {
+					usedBefore(c, part)
+				}
 				r, err := c.Acquire(part, access)
 				if err != nil {
 					if !errors.Is(err, syscall.ENOBUFS) {

@@ -13,7 +13,7 @@ import (
 func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
 	d := &fakeDevice{}
 	budget := NewBudget(1<<30, 2)
-	c := newCache(t, d, Config{Eager: true, Budget: budget})
+	c := newCache(t, d, Config{Budget: budget})
 	other := make([]byte, 64<<10)
 	stable, err := Declare(make([]byte, 64<<10))
 	if err != nil {
@@ -29,6 +29,7 @@ func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
 		defer func() { inside = false }()
 		c.Stats()
 		_ = budget.String()
+		usedBefore(c, other)
 		if r, err := c.Acquire(other, LocalRead); err == nil {
 			release(t, r)
 		} else if !errors.Is(err, ErrClosed) {
@@ -38,9 +39,9 @@ func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
 	d.onRegister = func(int) error { look(); return nil }
 	d.onDeregister = func(registration) { look() }
 	for range 4 { // registered, evicted
-		release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
+		release(t, acquireAgain(t, c, make([]byte, 64<<10), LocalRead))
 	}
-	release(t, acquire(t, c, stable.memory, LocalRead))
+	release(t, acquireAgain(t, c, stable.memory, LocalRead))
 	if err := stable.Withdraw(); err != nil {
 		t.Error(err)
 	}
@@ -54,20 +55,22 @@ func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
 
 func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
 	d := &fakeDevice{limit: 256 << 10}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	small := make([][]byte, 4)
 	for i := range small {
 		small[i] = make([]byte, 64<<10)
-		release(t, acquire(t, c, small[i], LocalRead))
+		release(t, acquireAgain(t, c, small[i], LocalRead))
 	}
 	large := make([]byte, 200<<10)
-	r := acquire(t, c, large, LocalRead)
+	r := acquireAgain(t, c, large, LocalRead)
 	if s := c.Stats(); s.Flushes != 1 || s.Evictions != 4 {
 		t.Errorf("%d flushes, %d evictions; want 1, 4", s.Flushes, s.Evictions)
 	}
 
 	// With that one in use there is nothing to give back.
-	_, err := c.Acquire(make([]byte, 100<<10), LocalRead)
+	more := make([]byte, 100<<10)
+	usedBefore(c, more)
+	_, err := c.Acquire(more, LocalRead)
 	if !errors.Is(err, syscall.ENOBUFS) {
 		t.Errorf("error %v, want ENOBUFS", err)
 	}
@@ -75,7 +78,7 @@ func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
 		t.Error("the refusal was not counted")
 	}
 	release(t, r)
-	release(t, acquire(t, c, make([]byte, 100<<10), LocalRead))
+	release(t, acquireAgain(t, c, make([]byte, 100<<10), LocalRead))
 	runtime.KeepAlive(small)
 }
 
@@ -87,22 +90,24 @@ func TestARegistrationWaitsForRoomThatIsBeingGivenBack(t *testing.T) {
 		close(dropping) // once: there is one
 		<-refused
 	}
-	c := newCache(t, d, Config{Eager: true})
-	release(t, acquire(t, c, make([]byte, 1<<20), LocalRead))
+	c := newCache(t, d, Config{})
+	release(t, acquireAgain(t, c, make([]byte, 1<<20), LocalRead))
 	flushed := make(chan struct{})
 	go func() {
 		defer close(flushed)
 		c.budget.Flush()
 	}()
 	<-dropping
-	var asked atomic.Int32
+	var tries atomic.Int32
 	d.onRegister = func(int) error {
-		if asked.Add(1) == 1 {
+		if tries.Add(1) == 1 {
 			time.AfterFunc(10*time.Millisecond, func() { close(refused) })
 		}
 		return nil
 	}
-	r, err := c.Acquire(make([]byte, 256<<10), LocalRead)
+	b := make([]byte, 256<<10)
+	usedBefore(c, b)
+	r, err := c.Acquire(b, LocalRead)
 	if err != nil {
 		t.Fatalf("with nothing in use: %v", err)
 	}
@@ -114,8 +119,9 @@ func TestARegistrationWaitsForRoomThatIsBeingGivenBack(t *testing.T) {
 func TestAFailingDeviceIsReportedAndForgotten(t *testing.T) {
 	broken := errors.New("broken")
 	d := &fakeDevice{onRegister: func(int) error { return broken }}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
+	usedBefore(c, b)
 	if _, err := c.Acquire(b, LocalRead); !errors.Is(err, broken) {
 		t.Errorf("error %v, want the device's", err)
 	}
@@ -123,16 +129,18 @@ func TestAFailingDeviceIsReportedAndForgotten(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	d.onRegister = nil
-	release(t, acquire(t, c, b, LocalRead))
+	release(t, acquireAgain(t, c, b, LocalRead))
 }
 
 // A registration that fails gives its room in the budget back.
 func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
 	d := &fakeDevice{onRegister: func(int) error { return syscall.EIO }}
 	budget := NewBudget(1<<20, 100)
-	c := newCache(t, d, Config{Budget: budget, Eager: true})
+	c := newCache(t, d, Config{Budget: budget})
 	for range 3 {
-		if _, err := c.Acquire(make([]byte, 64<<10), LocalRead); !errors.Is(err, syscall.EIO) {
+		b := make([]byte, 64<<10)
+		usedBefore(c, b)
+		if _, err := c.Acquire(b, LocalRead); !errors.Is(err, syscall.EIO) {
 			t.Errorf("Acquire: %v, want EIO", err)
 		}
 	}
@@ -177,18 +185,18 @@ func TestADeviceThatHangsDelaysNoOther(t *testing.T) {
 	hangs := make(chan struct{})
 	hanging.onDeregister = func(registration) { <-hangs }
 	budget := NewBudget(64<<20, 1)
-	one := newCache(t, hanging, Config{Budget: budget, Eager: true})
-	two := newCache(t, healthy, Config{Budget: budget, Eager: true})
+	one := newCache(t, hanging, Config{Budget: budget})
+	two := newCache(t, healthy, Config{Budget: budget})
 	// If it is waited for after all, it goes on then, and the test fails because of that.
 	late := time.AfterFunc(10*time.Second, func() { close(hangs) })
 
 	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
-	release(t, acquire(t, one, a, LocalRead))
-	release(t, acquire(t, two, b, LocalRead)) // evicts a
-	release(t, acquire(t, one, a, LocalRead)) // evicts b
-	release(t, acquire(t, two, b, LocalWrite))
+	release(t, acquireAgain(t, one, a, LocalRead))
+	release(t, acquireAgain(t, two, b, LocalRead)) // evicts a
+	release(t, acquireAgain(t, one, a, LocalRead)) // evicts b
+	release(t, acquireAgain(t, two, b, LocalWrite))
 	budget.SetLimits(64<<20, 2)
-	release(t, acquire(t, one, a, LocalRead))
+	release(t, acquireAgain(t, one, a, LocalRead))
 	budget.Flush()
 	if entries, _ := hanging.registered(); entries != 3 {
 		t.Errorf("%d registrations on the device that hangs, want 3", entries)

@@ -9,8 +9,8 @@ import (
 // exposed, and no others.
 func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 	for name, config := range map[string]Config{
-		"pages stay pinned": {Eager: true},
-		"nothing stays":     {Eager: true, Disabled: true},
+		"pages stay pinned": {},
+		"nothing stays":     {Disabled: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nic := newNIC(t)
@@ -18,11 +18,11 @@ func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 			memory := make([]byte, 256<<10)
 			fill(memory, 3)
 			secret := make([]byte, 64<<10)
-			defer release(t, acquire(t, c, secret, LocalWrite)) // registered, for us alone
+			defer release(t, acquireAgain(t, c, secret, LocalWrite)) // registered, for us alone
 
 			exposed := memory[10_000:20_000]
 			start, n := addressOf(exposed), len(exposed)
-			r := acquire(t, c, exposed, RemoteRead)
+			r := acquireAgain(t, c, exposed, RemoteRead)
 			key := r.RKey()
 
 			got, err := nic.remote(key, start, n, RemoteRead)

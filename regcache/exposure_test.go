@@ -7,11 +7,11 @@ import (
 
 func TestAnExposureIsExactAndEndsWithRelease(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
 	part := b[1000:2000]
 	for round := range 3 {
-		r := acquire(t, c, part, RemoteRead)
+		r := acquireAgain(t, c, part, RemoteRead)
 		if start, n := r.Range(); start != addressOf(part) || n != len(part) {
 			t.Errorf("[%#x, +%d) is exposed, want [%#x, +%d)", start, n, addressOf(part), len(part))
 		}
@@ -38,9 +38,9 @@ func TestAnExposureIsExactAndEndsWithRelease(t *testing.T) {
 
 func TestAnExposureNeedsNoRoomForItsPin(t *testing.T) {
 	d := &fakeDevice{limit: 100 << 10} // MEMLOCK counts both
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
-	r := acquire(t, c, b, RemoteWrite)
+	r := acquireAgain(t, c, b, RemoteWrite)
 	if entries, _ := d.registered(); entries != 1 {
 		t.Errorf("%d registrations", entries)
 	}
@@ -50,17 +50,17 @@ func TestAnExposureNeedsNoRoomForItsPin(t *testing.T) {
 
 func TestWindowsShareTheCachedRegistration(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
 	for range 3 {
-		r := acquire(t, c, b[:1000], BindWindow)
+		r := acquireAgain(t, c, b[:1000], BindWindow)
 		if r.Access()&remoteAccess != 0 || r.Access()&BindWindow == 0 {
 			t.Errorf("rights %v, want to bind only", r.Access())
 		}
 		release(t, r)
 	}
 	expectRegistrations(t, d, 1)
-	r := acquire(t, c, b, BindWindow|LocalWrite)
+	r := acquireAgain(t, c, b, BindWindow|LocalWrite)
 	if r.Access()&(LocalWrite|BindWindow) != LocalWrite|BindWindow {
 		t.Errorf("a window for writing cannot be bound on %v", r.Access())
 	}

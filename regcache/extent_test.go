@@ -8,10 +8,10 @@ import (
 
 func TestAnObjectIsRegisteredFromItsStart(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
-	release(t, acquire(t, c, b[30_000:], LocalRead))
-	release(t, acquire(t, c, b, LocalRead))
+	release(t, acquireAgain(t, c, b[30_000:], LocalRead))
+	release(t, acquireAgain(t, c, b, LocalRead))
 	expectRegistrations(t, d, 1)
 	runtime.KeepAlive(b)
 }
@@ -19,9 +19,9 @@ func TestAnObjectIsRegisteredFromItsStart(t *testing.T) {
 // A whole object may be refused when the part that was asked for is not.
 func TestThePartIsRegisteredWhenTheDeviceHasNoRoomForTheWhole(t *testing.T) {
 	d := &fakeDevice{limit: 100 << 10}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b := make([]byte, 1<<20)
-	r := acquire(t, c, b[60<<10:][:64<<10], LocalRead)
+	r := acquireAgain(t, c, b[60<<10:][:64<<10], LocalRead)
 	if _, n := r.Range(); n != 64<<10 {
 		t.Errorf("%d bytes registered", n)
 	}
@@ -57,11 +57,11 @@ func TestThePartIsCachedWhenTheWholeCannotBeRegistered(t *testing.T) {
 
 func TestOverlappingRegistrationsMerge(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(1<<30, 100)})
+	c := newCache(t, d, Config{Budget: NewBudget(1<<30, 100)})
 	b := make([]byte, 64<<20) // too large to be registered as a whole
-	release(t, acquire(t, c, b[0:8<<20], LocalRead))
-	release(t, acquire(t, c, b[4<<20:12<<20], LocalRead))
-	release(t, acquire(t, c, b[0:12<<20], LocalRead))
+	release(t, acquireAgain(t, c, b[0:8<<20], LocalRead))
+	release(t, acquireAgain(t, c, b[4<<20:12<<20], LocalRead))
+	release(t, acquireAgain(t, c, b[0:12<<20], LocalRead))
 	expectRegistrations(t, d, 2)
 	if s := c.Stats(); s.Merges != 1 || s.Entries != 1 {
 		t.Errorf("%d merges, %d entries; want 1, 1", s.Merges, s.Entries)
@@ -73,11 +73,11 @@ func TestOverlappingRegistrationsMerge(t *testing.T) {
 // from its start again and again.
 func TestMergedRegistrationsStopGrowing(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true, Budget: NewBudget(1<<30, 1000)})
+	c := newCache(t, d, Config{Budget: NewBudget(1<<30, 1000)})
 	b := make([]byte, 256<<20)
 	const step = 1 << 20
 	for at := 0; at+2*step <= len(b); at += step {
-		release(t, acquire(t, c, b[at:at+step+1], LocalRead))
+		release(t, acquireAgain(t, c, b[at:at+step+1], LocalRead))
 	}
 	for _, r := range d.live {
 		if n := r.end - r.start; n > mergeGrowth*(step+1) {
@@ -88,17 +88,19 @@ func TestMergedRegistrationsStopGrowing(t *testing.T) {
 }
 
 func TestALargeObjectSentPieceByPieceIsRegisteredOnce(t *testing.T) {
-	for _, eager := range []bool{false, true} {
+	for name, acquire := range map[string]func(testing.TB, *Cache, []byte, Access) *Region{
+		"at its first use": acquire, "at its second": acquireAgain,
+	} {
 		registered := 0
 		d := &fakeDevice{onRegister: func(n int) error { registered += n; return nil }}
-		c := newCache(t, d, Config{Eager: eager, Budget: NewBudget(1<<30, 1000)})
+		c := newCache(t, d, Config{Budget: NewBudget(1<<30, 1000)})
 		b := make([]byte, 64<<20)
 		const piece = 1 << 20
 		for at := 0; at < len(b); at += piece {
 			release(t, acquire(t, c, b[at:at+piece], LocalRead))
 		}
 		if limit := len(b) + 4*piece; registered > limit {
-			t.Errorf("eager %v: %d bytes were registered to send %d", eager, registered, len(b))
+			t.Errorf("%s: %d bytes were registered to send %d", name, registered, len(b))
 		}
 		runtime.KeepAlive(b)
 	}

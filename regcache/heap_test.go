@@ -8,9 +8,9 @@ import (
 
 func TestADeadObjectIsPruned(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	for range 20 {
-		release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
+		release(t, acquireAgain(t, c, make([]byte, 64<<10), LocalRead))
 	}
 	within(t, func() bool {
 		runtime.GC()
@@ -29,11 +29,11 @@ func TestASlowDeviceHoldsUpNoCleanups(t *testing.T) {
 	d := &fakeDevice{}
 	others := make(chan struct{})
 	d.onDeregister = func(registration) { <-others }
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	answer := sync.OnceFunc(func() { close(others) })
 	t.Cleanup(answer)
 	for died := range uint64(runtime.GOMAXPROCS(0)/4 + 1) {
-		release(t, acquire(t, c, make([]byte, 64<<10), LocalRead))
+		release(t, acquireAgain(t, c, make([]byte, 64<<10), LocalRead))
 		within(t, func() bool {
 			runtime.GC()
 			return c.Stats().Invalidated[ObjectDied] > died

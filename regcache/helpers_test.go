@@ -36,6 +36,16 @@ func acquire(t testing.TB, c *Cache, b []byte, access Access) *Region {
 	return r
 }
 
+// acquireAgain is acquire for memory that was used before, which the cache keeps.
+func acquireAgain(t testing.TB, c *Cache, b []byte, access Access) *Region {
+	t.Helper()
+	usedBefore(c, b)
+	return acquire(t, c, b, access)
+}
+
+// usedBefore makes the next use of b its second one for the cache.
+func usedBefore(c *Cache, b []byte) { c.worthCaching(b, classify(b)) }
+
 func release(t testing.TB, r *Region) {
 	t.Helper()
 	if err := r.Release(); err != nil {

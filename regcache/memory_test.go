@@ -53,7 +53,7 @@ func TestKindOfTellsWhoVouchesForMemory(t *testing.T) {
 // A stack may move at any call, even one that asks about it. What it leaves behind is not
 // Go's memory any more, and asking about that is fatal.
 func TestAStackThatMovesIsNeverRegistered(t *testing.T) {
-	c := newCache(t, &fakeDevice{}, Config{Eager: true})
+	c := newCache(t, &fakeDevice{}, Config{})
 	var wg sync.WaitGroup
 	for depth := range 2000 {
 		wg.Add(1)
@@ -109,14 +109,14 @@ func TestASliceBeyondItsObjectIsUnknown(t *testing.T) {
 // The old idiom for memory of C, with a capacity far beyond the object.
 func TestACapacityThatIsNotTheObjectsIsNotRegistered(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	object := make([]byte, 8<<10)
 	header := struct {
 		start    unsafe.Pointer
 		len, cap int
 	}{unsafe.Pointer(&object[0]), len(object), 1 << 20}
 	b := *(*[]byte)(unsafe.Pointer(&header))
-	r := acquire(t, c, b, LocalRead)
+	r := acquireAgain(t, c, b, LocalRead)
 	if start, n := r.Range(); start != addressOf(object) || n != len(object) {
 		t.Errorf("[%#x, +%d) is registered, the object is [%#x, +%d)", start, n, addressOf(object), len(object))
 	}

@@ -51,7 +51,7 @@ func compareWithModel(t *testing.T, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 2))
 	d := &fakeDevice{}
 	budget := NewBudget(maxBytes, maxEntries)
-	c := newCache(t, d, Config{Eager: true, Budget: budget})
+	c := newCache(t, d, Config{Budget: budget})
 	memory := make([]byte, size)
 	// Beyond a quarter of the budget, ranges and not whole objects are
 	// registered.

@@ -130,10 +130,10 @@ func (n *fakeNIC) registered() (entries int, bytes int64) {
 
 func TestTheNICReadsWhatWasRegistered(t *testing.T) {
 	nic := newNIC(t)
-	c := newCache(t, nic, Config{Eager: true})
+	c := newCache(t, nic, Config{})
 	b := make([]byte, 300_000)
 	fill(b, 7)
-	r := acquire(t, c, b, LocalRead)
+	r := acquireAgain(t, c, b, LocalRead)
 	got, err := nic.Send(r, b[1000:200_000])
 	if err != nil {
 		t.Fatal(err)

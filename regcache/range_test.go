@@ -56,13 +56,13 @@ func TestARangeWithdrawnDuringItsRegistrationIsNotCached(t *testing.T) {
 
 func TestWithdrawLeavesARegionInUseRegistered(t *testing.T) {
 	d := &fakeDevice{}
-	c := newCache(t, d, Config{Eager: true})
+	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
 	stable, err := Declare(b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := acquire(t, c, b, LocalRead)
+	r := acquireAgain(t, c, b, LocalRead)
 	if err := stable.Withdraw(); !errors.Is(err, ErrInUse) {
 		t.Errorf("Withdraw: %v, want ErrInUse", err)
 	}

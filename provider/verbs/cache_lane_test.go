@@ -165,7 +165,6 @@ func BenchmarkRegistration(b *testing.B) {
 			{"exposed, pages pinned", regcache.Config{}, regcache.RemoteRead, false},
 			{"exposed, not pinned", regcache.Config{Disabled: true}, regcache.RemoteRead, false},
 			{"used once", regcache.Config{}, regcache.LocalWrite, true},
-			{"used once, eager", regcache.Config{Eager: true}, regcache.LocalWrite, true},
 		} {
 			b.Run(fmt.Sprintf("%d KiB/%s", size>>10, tt.name), func(b *testing.B) {
 				tt.config.Budget = regcache.NewBudget(64<<20, 1024)
