@@ -68,8 +68,8 @@ type Cache struct {
 	dead    []*Region // for the goroutine of dropLater to deregister
 }
 
-// New returns an empty cache for registrar. The error is nil.
-func New(registrar Registrar, config Config) (*Cache, error) {
+// New returns an empty cache for registrar.
+func New(registrar Registrar, config Config) *Cache {
 	c := &Cache{registrar: registrar, config: config, budget: config.Budget}
 	if c.budget == nil {
 		c.budget = DefaultBudget()
@@ -78,7 +78,7 @@ func New(registrar Registrar, config Config) (*Cache, error) {
 	c.budget.mu.Lock()
 	c.budget.caches[c] = struct{}{}
 	c.budget.mu.Unlock()
-	return c, nil
+	return c
 }
 
 // A Region is memory that is registered now, and stays so until Release.

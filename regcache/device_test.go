@@ -152,10 +152,7 @@ func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
 // A caller who learns that memory is not registered any more may unmap it.
 func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
 	d := &fakeDevice{}
-	c, err := New(d, Config{Budget: NewBudget(64<<20, 1024)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := New(d, Config{Budget: NewBudget(64<<20, 1024)})
 	arena := NewArena(0, 0)
 	memory := get(t, arena, 64<<10)
 	b := memory.Bytes()

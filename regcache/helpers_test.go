@@ -12,10 +12,7 @@ func newCache(t testing.TB, r Registrar, config Config) *Cache {
 	if config.Budget == nil {
 		config.Budget = NewBudget(64<<20, 1024)
 	}
-	c, err := New(r, config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := New(r, config)
 	// This runs before the device's own Cleanup. A registration of an object that dies
 	// later would be removed from a closed descriptor, or from the next device with its
 	// number.

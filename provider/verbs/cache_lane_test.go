@@ -109,10 +109,7 @@ func TestNoHitIsStaleOnTheDevice(t *testing.T) {
 // changes it, the device goes on reading the old pages.
 func TestTheDeviceTellsAStaleRegistration(t *testing.T) {
 	c := newCacheCard(t)
-	cache, err := regcache.New(c, regcache.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := regcache.New(c, regcache.Config{})
 	defer cache.Close()
 	b, err := unix.Mmap(-1, 0, 16<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
@@ -168,10 +165,7 @@ func BenchmarkRegistration(b *testing.B) {
 		} {
 			b.Run(fmt.Sprintf("%d KiB/%s", size>>10, tt.name), func(b *testing.B) {
 				tt.config.Budget = regcache.NewBudget(64<<20, 1024)
-				cache, err := regcache.New(c, tt.config)
-				if err != nil {
-					b.Fatal(err)
-				}
+				cache := regcache.New(c, tt.config)
 				defer cache.Close()
 				buffer := make([]byte, size)
 				fill := func() {

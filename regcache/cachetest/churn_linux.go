@@ -63,10 +63,7 @@ type Churn struct {
 func NewChurn(t *testing.T, device Device, config regcache.Config) *Churn {
 	t.Helper()
 	config.Budget = regcache.NewBudget(churnBytes, churnEntries)
-	cache, err := regcache.New(newRecorder(t, device), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := regcache.New(newRecorder(t, device), config)
 	t.Cleanup(func() {
 		if err := cache.Close(); err != nil && !t.Failed() {
 			t.Error(err)
