@@ -3,6 +3,7 @@
 package verbs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -197,38 +198,125 @@ func BenchmarkRegistration(b *testing.B) {
 	}
 }
 
-// Memory that is used again costs no registration: neither what a megabyte is
-// written from, nor what it is read into, nor what is in between.
-func TestMemoryUsedAgainIsNotRegistered(t *testing.T) {
-	const size, before, count = 1 << 20, 10, 20
+// reuse is what the caches of a connection's ends did while the same memory was written
+// from, and read into, reuseCount times.
+type reuse struct {
+	writer, reader *Endpoint
+	from, into     []byte
+	offers         uint64 // Writes that went by rendezvous
+	writes, reads  regcache.Stats
+}
+
+const (
+	reuseSize  = 1 << 20
+	reuseCount = 20
+	// Until everything is registered that is used at a time, which is a matter of chance.
+	reuseBefore = 10
+)
+
+func useAgain(t *testing.T, config session.Config) *reuse {
+	t.Helper()
 	l := listen(t, Config{})
-	a, b := sessions(t, l, session.Config{})
-	from, into := make([]byte, size), make([]byte, size)
-	move := func() {
-		t.Helper()
-		sent := make(chan error, 1)
-		go func() { _, err := a.Write(from); sent <- err }()
-		if _, err := io.ReadFull(readerFunc(b.Read), into); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-sent; err != nil {
-			t.Fatal(err)
-		}
+	x, y, err := connect(l, l.cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for range before {
-		move()
+	a, b := negotiate(t, x, y, config)
+	u := &reuse{writer: x, reader: y, from: make([]byte, reuseSize), into: make([]byte, reuseSize)}
+	for range reuseBefore {
+		u.move(t, a, b)
 	}
-	had := regcache.DefaultBudget().Stats()
-	for range count {
-		move()
+	u.offers, u.writes, u.reads = a.Stats().OffersSent, x.dom.cache.Stats(), y.dom.cache.Stats()
+	for range reuseCount {
+		u.move(t, a, b)
 	}
-	has := regcache.DefaultBudget().Stats()
+	u.offers = a.Stats().OffersSent - u.offers
+	u.writes, u.reads = cacheStatsSince(x, u.writes), cacheStatsSince(y, u.reads)
+	return u
+}
+
+// move moves the memory from a to b.
+func (u *reuse) move(t *testing.T, a, b *session.Session) {
+	t.Helper()
+	for i := range u.from {
+		u.from[i]++
+	}
+	sent := make(chan error, 1)
+	go func() { _, err := a.Write(u.from); sent <- err }()
+	if _, err := io.ReadFull(readerFunc(b.Read), u.into); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(u.from, u.into) {
+		t.Fatal("the bytes read are not those written")
+	}
+}
+
+// cacheStatsSince returns what an end's cache has done since it had the statistics given.
+func cacheStatsSince(e *Endpoint, had regcache.Stats) regcache.Stats {
+	has := e.dom.cache.Stats()
+	return regcache.Stats{
+		Hits: has.Hits - had.Hits, Once: has.Once - had.Once, Exposed: has.Exposed - had.Exposed,
+		Registrations: has.Registrations - had.Registrations,
+	}
+}
+
+// What goes through the box leaves the application's memory alone, and the box's memory is
+// registered once.
+func TestTheBoxIsRegisteredOnce(t *testing.T) {
+	u := useAgain(t, session.Config{})
+	if u.offers != 0 {
+		t.Fatalf("%d of %d Writes went by rendezvous", u.offers, reuseCount)
+	}
 	// How many chunks are in use at a time is a matter of chance, and so is
 	// which slabs of the arena they lie in; each is registered once.
-	if n := has.Registrations - had.Registrations; n >= count {
-		t.Errorf("%d registrations in %d transfers", n, count)
+	if made := u.writes.Registrations + u.reads.Registrations; made >= reuseCount {
+		t.Errorf("%d registrations in %d Writes", made, reuseCount)
 	}
-	if has.Hits == had.Hits {
-		t.Error("no hit: the cache was not asked")
+	if u.writes.Hits+u.reads.Hits == 0 {
+		t.Error("no hit: nothing went through the cache")
+	}
+}
+
+// By rendezvous the bytes go from the application's memory to the application's memory. All
+// that is registered when it is used again is what the peer may reach, for each Write anew.
+func TestMemoryUsedAgainIsNotRegistered(t *testing.T) {
+	u := useAgain(t, session.Config{
+		Threshold:     reuseSize,
+		ReceiveBudget: 4 << 10, // so that next to nothing is fetched ahead of a Read
+	})
+	if u.offers != reuseCount {
+		t.Fatalf("%d of %d Writes went by rendezvous", u.offers, reuseCount)
+	}
+	for _, end := range []struct {
+		what   string
+		e      *Endpoint
+		memory []byte
+		access regcache.Access
+		did    regcache.Stats
+	}{
+		{"written from", u.writer, u.from, regcache.LocalRead, u.writes},
+		{"read into", u.reader, u.into, regcache.LocalWrite, u.reads},
+	} {
+		if end.did.Hits < reuseCount || end.did.Once != 0 {
+			t.Errorf("memory %s %d times: %d hits, %d registrations for one use", end.what, reuseCount, end.did.Hits, end.did.Once)
+		}
+		if own := end.did.Registrations - end.did.Exposed; own >= reuseCount {
+			t.Errorf("memory %s %d times: %d registrations that are not for the peer", end.what, reuseCount, own)
+		}
+		// Acquire registers what is not in the cache.
+		had := end.e.dom.cache.Stats()
+		r, err := end.e.dom.cache.Acquire(end.memory, end.access)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := cacheStatsSince(end.e, had).Registrations; n != 0 {
+			t.Errorf("the memory %s is not in the cache", end.what)
+		}
+		if err := r.Release(); err != nil {
+			t.Error(err)
+		}
 	}
 }
