@@ -20,9 +20,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// cacheCard is a device for the cache to be held against: what it reads from memory
-// it writes through the cable into a sink at the other end.
-type cacheCard struct {
+// cacheDevice implements cachetest.Device: what it reads from memory it writes through the
+// cable into a sink at the other end.
+type cacheDevice struct {
 	registrar
 	a, b *Endpoint
 
@@ -31,7 +31,7 @@ type cacheCard struct {
 	into session.Descriptor
 }
 
-func newCacheCard(t testing.TB) *cacheCard {
+func newCacheDevice(t testing.TB) *cacheDevice {
 	t.Helper()
 	l := listen(t, Config{})
 	a, b, err := connect(l, Config{})
@@ -42,7 +42,7 @@ func newCacheCard(t testing.TB) *cacheCard {
 	t.Cleanup(b.Abort)
 	begin(a)
 	begin(b)
-	c := &cacheCard{registrar: registrar{a.dom.pd}, a: a, b: b, sink: b.Alloc(64 << 10)}
+	c := &cacheDevice{registrar: registrar{a.dom.pd}, a: a, b: b, sink: b.Alloc(64 << 10)}
 	if c.into, err = b.Expose(c.sink, session.RemoteWrite); err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func newCacheCard(t testing.TB) *cacheCard {
 }
 
 // Send implements cachetest.Device.
-func (c *cacheCard) Send(r *regcache.Region, b []byte) ([]byte, error) {
+func (c *cacheDevice) Send(r *regcache.Region, b []byte) ([]byte, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	own, err := c.a.dom.cache.Acquire(c.sink, regcache.LocalRead) // for the endpoint to release
@@ -100,16 +100,16 @@ func expectEvent(e *Endpoint, kind session.EventKind) error {
 	return nil
 }
 
-// The test that regcache runs on a simulated network card, on the real one: what
-// the device reads from a cached registration is what the program wrote.
+// What the device reads from a cached registration is what the program wrote. regcache runs
+// the same test on a simulated network card.
 func TestNoHitIsStaleOnTheDevice(t *testing.T) {
-	cachetest.NewChurn(t, newCacheCard(t), regcache.Config{}).Run()
+	cachetest.NewChurn(t, newCacheDevice(t), regcache.Config{}).Run()
 }
 
 // That test can fail: when the owner of a mapping declares it stable and then
 // changes it, the device goes on reading the old pages.
-func TestTheDeviceTellsAStaleRegistration(t *testing.T) {
-	c := newCacheCard(t)
+func TestTheDeviceGoesOnReadingTheRegisteredPages(t *testing.T) {
+	c := newCacheDevice(t)
 	cache := regcache.New(c, regcache.Config{})
 	defer cache.Close()
 	b, err := unix.Mmap(-1, 0, 16<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
@@ -150,7 +150,7 @@ func TestTheDeviceTellsAStaleRegistration(t *testing.T) {
 
 // What registering costs, and what the cache saves of it.
 func BenchmarkRegistration(b *testing.B) {
-	c := newCacheCard(b)
+	c := newCacheDevice(b)
 	for _, size := range []int{4 << 10, 64 << 10, 1 << 20, 8 << 20} {
 		for _, tt := range []struct {
 			name   string
