@@ -1,7 +1,6 @@
 package regcache
 
 import (
-	"fmt"
 	"io"
 )
 
@@ -22,19 +21,8 @@ func (b *Buffer) Bytes() []byte {
 	return b.piece.memory[:b.length:b.length]
 }
 
-// Resize sets the length, up to Cap.
-func (b *Buffer) Resize(n int) {
-	if n < 0 || n > b.Cap() {
-		panic(fmt.Sprintf("regcache: Buffer of capacity %d resized to %d", b.Cap(), n))
-	}
-	b.length = n
-}
-
-// Cap returns the largest length that the buffer can have.
-func (b *Buffer) Cap() int { return len(b.piece.memory) }
-
-// ReadFrom fills the buffer, from its start and up to its capacity, until r
-// ends, and sets the length to what was read. io.ErrShortBuffer means that the
+// ReadFrom fills the buffer, from its start and up to all that it takes of the arena (see
+// Arena.Get), until r ends, and sets the length to what was read. io.ErrShortBuffer means that the
 // buffer is full and r may have more.
 func (b *Buffer) ReadFrom(r io.Reader) (int64, error) {
 	if b.arena == nil {

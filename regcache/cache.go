@@ -9,29 +9,29 @@ import (
 	"unsafe"
 )
 
-// ErrUnknownMemory is returned by Acquire for memory whose mapping nothing vouches
-// for (see KindOf). It was not registered: copy it through an Arena.
+// ErrUnknownMemory is returned by Acquire for memory of which nothing proves that its
+// mapping stays (see KindOf). It was not registered: copy it through an Arena.
 var ErrUnknownMemory = errors.New("regcache: memory of unknown kind")
 
 // ErrClosed is returned by Acquire after Close.
 var ErrClosed = errors.New("regcache: cache closed")
 
-// ErrInUse is returned when a Cache, a Range or an Arena is ended while it is in use.
-// Its registrations are removed when they are released.
+// ErrInUse is returned when a Cache or an Arena is closed, or a Range withdrawn, while it is
+// in use. Its registrations are removed when they are released.
 var ErrInUse = errors.New("regcache: registration in use")
 
-// Config says how a cache works. The zero value is what providers want.
+// Config configures a Cache. The zero value is what providers use.
 type Config struct {
 	// Budget limits what this cache and others keep registered. nil means
 	// DefaultBudget.
 	Budget *Budget
 
-	// Disabled registers everything for one use: to compare, or to rule the cache
-	// out when looking for a fault.
+	// Disabled registers everything for one use: to measure without the cache, or to
+	// exclude it when looking for a fault.
 	Disabled bool
 
-	// trustEverything turns the proofs off, so that a test can show that the cache
-	// needs them.
+	// trustEverything takes all regions for valid, so that a test can show that the
+	// proofs are needed.
 	trustEverything bool
 }
 
@@ -68,15 +68,15 @@ func New(registrar Registrar, config Config) *Cache {
 // access. The caller keeps b reachable and mapped until it has called Release.
 //
 // Local rights are served from the cache, BindWindow among them: where memory
-// windows are to be trusted, that is what a provider asks for, with LocalWrite
-// if the peer is to write, and the peer gets the window's key.
+// windows can be trusted, a provider acquires that, with LocalWrite if the peer is
+// to write, and the peer gets the window's key.
 //
 // With a remote right the region is b exactly and access exactly, belongs to
 // this call alone, and Release takes the peer's access away.
 //
-// Errors: ErrUnknownMemory, ErrClosed, one that matches syscall.ENOBUFS when
-// the device takes no more memory though everything unused was given back, or
-// the registrar's own.
+// Errors: ErrUnknownMemory, ErrClosed, syscall.EINVAL for an empty slice, one that
+// matches syscall.ENOBUFS when the device takes no more memory though everything
+// unused was given back, or the registrar's own.
 func (c *Cache) Acquire(b []byte, access Access) (*Region, error) {
 	if len(b) == 0 {
 		return nil, fmt.Errorf("regcache: acquire: empty slice: %w", syscall.EINVAL)
@@ -100,7 +100,7 @@ func (c *Cache) lookup(b []byte, access Access) *Region {
 	if r == nil || r.access&access != access || !r.hold() {
 		return nil
 	}
-	if !r.valid() {
+	if !r.proof.valid() {
 		r.invalidate(r.kind.cause())
 		r.Release()
 		return nil
@@ -216,7 +216,7 @@ func (c *Cache) Close() error {
 	defer b.mu.Unlock()
 	if _, first := b.caches[c]; first {
 		delete(b.caches, c)
-		last := c.totals()
+		last := c.totalsLocked()
 		b.past.add(&last)
 	}
 	return err

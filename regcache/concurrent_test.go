@@ -11,7 +11,7 @@ import (
 )
 
 // Everything at once, for the race detector and to check the records: a region that is
-// held is registered, covers what was asked for, and has the rights asked for.
+// held is registered, covers the memory acquired, and has its rights.
 func TestAHeldRegionStaysRegisteredUnderConcurrentUse(t *testing.T) {
 	d := &fakeDevice{}
 	budget := NewBudget(2<<20, 12)

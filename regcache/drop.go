@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// drop deregisters. Nobody holds the region, and no lock is held.
+// drop deregisters a region that has no references. No lock is held.
 func (r *Region) drop() error {
 	c := r.cache
 	began := time.Now()
@@ -39,8 +39,8 @@ func dropAll(regions []*Region) {
 	}
 }
 
-// otherTime bounds how long a cache waits while others deregister what made room for it:
-// their devices may hang.
+// otherTime bounds how long a cache waits until others have deregistered what was evicted
+// for it. That usually takes less than a millisecond, but their devices may hang.
 const otherTime = 10 * time.Millisecond
 
 // dropFor drops the regions that were evicted to make room for c. Regions of other caches

@@ -15,8 +15,8 @@ func TestAnExposureIsExactAndEndsWithRelease(t *testing.T) {
 		if start, n := r.Range(); start != addressOf(part) || n != len(part) {
 			t.Errorf("[%#x, +%d) is exposed, want [%#x, +%d)", start, n, addressOf(part), len(part))
 		}
-		if r.Access() != RemoteRead {
-			t.Errorf("exposed for %v", r.Access())
+		if r.access != RemoteRead {
+			t.Errorf("exposed for %v", r.access)
 		}
 		if entries, _ := d.registered(); entries != 2 {
 			t.Errorf("round %d: %d registrations, want the exposed and the pinned one", round, entries)
@@ -54,15 +54,15 @@ func TestWindowsShareTheCachedRegistration(t *testing.T) {
 	b := make([]byte, 64<<10)
 	for range 3 {
 		r := acquireAgain(t, c, b[:1000], BindWindow)
-		if r.Access()&remoteAccess != 0 || r.Access()&BindWindow == 0 {
-			t.Errorf("rights %v, want to bind only", r.Access())
+		if r.access&remoteAccess != 0 || r.access&BindWindow == 0 {
+			t.Errorf("rights %v, want to bind only", r.access)
 		}
 		release(t, r)
 	}
 	expectRegistrations(t, d, 1)
 	r := acquireAgain(t, c, b, BindWindow|LocalWrite)
-	if r.Access()&(LocalWrite|BindWindow) != LocalWrite|BindWindow {
-		t.Errorf("a window for writing cannot be bound on %v", r.Access())
+	if r.access&(LocalWrite|BindWindow) != LocalWrite|BindWindow {
+		t.Errorf("a window for writing cannot be bound on %v", r.access)
 	}
 	release(t, r)
 }

@@ -16,7 +16,7 @@ func TestAnObjectIsRegisteredFromItsStart(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-// A whole object may be refused when the part that was asked for is not.
+// The device may have no room for a whole object when it has for the part acquired.
 func TestThePartIsRegisteredWhenTheDeviceHasNoRoomForTheWhole(t *testing.T) {
 	d := &fakeDevice{limit: 100 << 10}
 	c := newCache(t, d, Config{})

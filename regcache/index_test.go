@@ -6,7 +6,7 @@ import "testing"
 func TestALookupFindsOnlyWhatCoversTheWholeRange(t *testing.T) {
 	var x index
 	r := &Region{start: 0x1000, end: 0x2000}
-	x.insert(r)
+	x.insertLocked(r)
 	for _, c := range []struct {
 		start, end uintptr
 		want       *Region

@@ -132,7 +132,7 @@ func withoutIPCLock(c *exec.Cmd) (out []byte, err error) {
 	return out, err
 }
 
-// TestWorkUnderMemlock is the child's part. It does all that it is asked to: directly, or
+// TestWorkUnderMemlock is the child's part. All of the work gets done: directly, or
 // through the arena when the device takes no more.
 func TestWorkUnderMemlock(t *testing.T) {
 	limit := memlockOfChild(t)

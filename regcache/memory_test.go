@@ -50,8 +50,8 @@ func TestKindOfTellsWhoVouchesForMemory(t *testing.T) {
 	}
 }
 
-// A stack may move at any call, even one that asks about it. What it leaves behind is not
-// Go's memory any more, and asking about that is fatal.
+// A stack may move at any call, even one that looks it up. What it leaves behind is not
+// Go's memory any more, and looking that up is fatal.
 func TestAStackThatMovesIsNeverRegistered(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
 	var wg sync.WaitGroup

@@ -2,12 +2,12 @@ package regcache
 
 const (
 	// A promoted object up to this size is registered as a whole, whatever
-	// part was asked for, so that all later parts of it hit. Registering
-	// 4 MiB takes a few hundred microseconds on the devices measured.
+	// part was acquired, so that all later parts of it hit. Registering
+	// 4 MiB takes a few hundred microseconds.
 	wholeMax = 4 << 20
 	// It is also at most one part of the budget in this many.
 	wholeShare = 4
-	// A region may grow to this multiple of what was asked for by merging those
+	// A region may grow to this multiple of what was acquired by merging those
 	// that it overlaps. Beyond that it only replaces them: a large object that is
 	// worked through in overlapping steps would otherwise be registered from its
 	// start at each step.
@@ -44,9 +44,10 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	r := &Region{cache: c, start: lo, end: hi, access: access, mr: mr, kind: m.kind, proof: m.prove()}
 	r.refs.Store(1)
 	c.all.add(r)
-	if !c.config.trustEverything {
-		r.proof.attach(r)
+	if c.config.trustEverything {
+		r.proof = always{}
 	}
+	r.proof.attach(r)
 	if !c.enter(r, start, end) {
 		// Another goroutine was faster, or the cache was closed: for this use only.
 		c.budget.unreserve(size)
@@ -56,7 +57,7 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	if merged {
 		c.stats.merges.Add(1)
 	}
-	if !r.valid() { // the range was withdrawn between classify and attach
+	if !r.proof.valid() { // the range was withdrawn between classify and attach
 		r.invalidate(r.kind.cause())
 	}
 	return r, nil
@@ -66,12 +67,12 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 // much larger. It adds their rights in either case.
 func (c *Cache) merge(lo, hi uintptr, access Access) (uintptr, uintptr, Access, bool) {
 	c.budget.mu.Lock()
-	overlapping := c.index.overlapping(lo, hi)
+	overlapping := c.index.overlappingLocked(lo, hi)
 	c.budget.mu.Unlock()
 	merged := false
 	unionLo, unionHi := lo, hi
 	for _, old := range overlapping {
-		if !old.valid() {
+		if !old.proof.valid() {
 			old.invalidate(old.kind.cause())
 			continue
 		}
@@ -95,7 +96,7 @@ func (c *Cache) enter(r *Region, start, end uintptr) bool {
 		b.mu.Unlock()
 		return false
 	}
-	overlapping := c.index.overlapping(r.start, r.end)
+	overlapping := c.index.overlappingLocked(r.start, r.end)
 	for _, old := range overlapping {
 		if old.start <= start && end <= old.end && old.access&r.access == r.access {
 			b.mu.Unlock()
@@ -104,12 +105,12 @@ func (c *Cache) enter(r *Region, start, end uintptr) bool {
 	}
 	var idle []*Region
 	for _, old := range overlapping {
-		if b.forget(old) {
+		if b.expelLocked(old) {
 			idle = append(idle, old)
 		}
 	}
 	r.refs.Add(1)
-	b.remember(r)
+	b.insertLocked(r)
 	b.mu.Unlock()
 	dropAll(idle)
 	return true

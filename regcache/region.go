@@ -24,7 +24,7 @@ type Region struct {
 	pin  *Region // the local registration under an exposure
 
 	cached bool   // in the index; this and the next two: guarded by budget.mu
-	rank   uint64 // used, as the budget's order knows it
+	rank   uint64 // used, when the region got its place
 	place  int    // in the budget's order
 }
 
@@ -38,13 +38,9 @@ func (r *Region) LKey() uint32 { return r.mr.LKey }
 // with a remote right.
 func (r *Region) RKey() uint32 { return r.mr.RKey }
 
-// Range returns what is registered: the memory asked for and perhaps more
+// Range returns what is registered: the memory acquired and perhaps more
 // around it.
 func (r *Region) Range() (start uintptr, n int) { return r.start, int(r.end - r.start) }
-
-// Access returns the registration's rights: those asked for and perhaps more
-// local ones.
-func (r *Region) Access() Access { return r.access }
 
 // size is what the region counts for in the budget.
 func (r *Region) size() int64 { return pinnedSize(r.start, r.end) }
@@ -69,8 +65,6 @@ func (r *Region) hold() bool {
 		}
 	}
 }
-
-func (r *Region) valid() bool { return r.cache.config.trustEverything || r.proof.valid() }
 
 // Release ends one use. An error is the device's, which was to deregister the region and
 // has not: a peer that had access may still have it.
@@ -101,7 +95,7 @@ func (r *Region) expel(cause Cause) (idle bool) {
 		b.mu.Unlock()
 		return false
 	}
-	idle = b.forget(r)
+	idle = b.expelLocked(r)
 	b.mu.Unlock()
 	r.cache.stats.invalidated[cause].Add(1)
 	return idle

@@ -17,7 +17,7 @@ import (
 
 const mapped = 64 << 10
 
-// mmap maps n bytes far from where the kernel puts what others ask for: a test
+// mmap maps n bytes far from where the kernel places mappings: a test
 // that unmaps them and maps them again would now and then find the runtime there,
 // whose memory the end of the test would unmap.
 func mmap(t testing.TB, n int) []byte {
