@@ -1,7 +1,6 @@
 package ibv
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -146,27 +145,19 @@ func (e Event) Errno() error {
 	return nil
 }
 
-// Limits of private data, in bytes: what InfiniBand's CM messages leave after
-// the header of the TCP port space. iWARP has more room.
-const (
-	MaxConnectData = 56
-	MaxAcceptData  = 196
-	MaxRejectData  = 148
-)
-
 // ConnParam is what the two sides of a connection tell each other
 // (struct rdma_conn_param).
 type ConnParam struct {
-	// PrivateData is the application's, see MaxConnectData. What arrives may be
-	// longer than what was sent, filled up with zeros.
+	// PrivateData is the application's: at most 56 bytes to Connect, 196 to Accept and
+	// 148 to Reject, which is what InfiniBand's CM messages leave after the header of the
+	// TCP port space. iWARP has more room. What arrives may be longer than what was sent,
+	// filled up with zeros.
 	PrivateData        []byte
-	ResponderResources uint8 // RDMA reads that this side serves at a time
-	InitiatorDepth     uint8 // that it issues at a time
-	FlowControl        bool
-	RetryCount         uint8 // 0 … 7, Connect only; 7 is for ever on rxe
-	RNRRetryCount      uint8 // 0 … 7: what the *peer's* queue pair will use
-	SRQ                bool  // without a queue pair of ID.CreateQP only, as QPNum
-	QPNum              uint32
+	ResponderResources uint8  // RDMA reads that this side serves at a time
+	InitiatorDepth     uint8  // that it issues at a time
+	RetryCount         uint8  // 0 … 7, Connect only; 7 is for ever on rxe
+	RNRRetryCount      uint8  // 0 … 7: what the *peer's* queue pair will use
+	QPNum              uint32 // without a queue pair of ID.CreateQP only
 }
 
 // ID is a connection manager id: a listener, or one end of a connection.
@@ -212,16 +203,6 @@ func (id *ID) Close() error {
 		objects.remove(id.token)
 	}
 	return verbError("rdma_destroy_id", "", errno)
-}
-
-// Migrate moves the id and its waiting events to another event channel. It must not
-// run concurrently with Event of either channel.
-func (id *ID) Migrate(to *EventChannel) error {
-	errno := sysCMMigrate(id.h, to.h)
-	if errno == 0 {
-		id.channel = to
-	}
-	return verbError("rdma_migrate_id", "", errno)
 }
 
 // Bind binds to a local address. A wildcard address stands for all devices, and
@@ -315,49 +296,18 @@ func (id *ID) Disconnect() error {
 	return verbError("rdma_disconnect", id.RemoteAddr().String(), sysCMDisconnect(id.h))
 }
 
-// Options of an id (enum of RDMA_OPTION_ID in rdma_cma.h).
-const (
-	optionTOS        = 0
-	optionReuseAddr  = 1
-	optionAFOnly     = 2
-	optionAckTimeout = 3
-)
-
-// SetTOS sets the type of service byte. Before ResolveAddr.
-func (id *ID) SetTOS(tos uint8) error {
-	return id.setOption("TOS", optionTOS, []byte{tos})
-}
-
-// SetReuseAddr is SO_REUSEADDR. Before Bind.
-func (id *ID) SetReuseAddr(on bool) error { return id.setBool("REUSEADDR", optionReuseAddr, on) }
-
-// SetAFOnly is IPV6_V6ONLY. Before Bind.
-func (id *ID) SetAFOnly(on bool) error { return id.setBool("AFONLY", optionAFOnly, on) }
+// optionAckTimeout is RDMA_OPTION_ID_ACK_TIMEOUT of rdma_cma.h.
+const optionAckTimeout = 3
 
 // SetAckTimeout sets [QPAttr.Timeout] of the connection, 1 … 31. Before Connect
 // or Accept. Not on iWARP.
 func (id *ID) SetAckTimeout(exponent uint8) error {
-	return id.setOption("ACK_TIMEOUT", optionAckTimeout, []byte{exponent})
-}
-
-func (id *ID) setBool(name string, option int, on bool) error {
-	value := make([]byte, 4) // a C int
-	if on {
-		binary.NativeEndian.PutUint32(value, 1)
-	}
-	return id.setOption(name, option, value)
-}
-
-func (id *ID) setOption(name string, option int, value []byte) error {
-	return verbError("rdma_set_option", name, sysCMSetOption(id.h, option, value))
+	return verbError("rdma_set_option", "ACK_TIMEOUT", sysCMSetOption(id.h, optionAckTimeout, []byte{exponent}))
 }
 
 // Context is the device that the id is bound to, nil before that (and for a
 // wildcard listener). All ids of a device share one Context.
 func (id *ID) Context() *Context { return cmContext(id.info().context) }
-
-// Port is the device's port that the id is bound to, 0 before that.
-func (id *ID) Port() int { return id.info().port }
 
 // LocalAddr is the address that the id is bound to.
 func (id *ID) LocalAddr() netip.AddrPort { return id.info().local }
@@ -375,7 +325,6 @@ func (id *ID) info() cmInfo {
 // cmInfo is what an id knows of itself.
 type cmInfo struct {
 	context       handle
-	port          int
 	local, remote netip.AddrPort
 }
 

@@ -1,7 +1,5 @@
 package ibv
 
-import "time"
-
 // CompChannel is a completion channel. Completion queues made with it announce
 // there that they have completions, once for each [CQ.Notify].
 type CompChannel struct {
@@ -46,8 +44,7 @@ func (ch *CompChannel) take(uintptr) bool {
 // acknowledged; for the next one, arm the queue with [CQ.Notify] and then poll it once
 // more.
 //
-// The error wraps os.ErrClosed after Close and os.ErrDeadlineExceeded after the
-// deadline. One goroutine at a time.
+// The error wraps os.ErrClosed after Close. One goroutine at a time.
 func (ch *CompChannel) Events(cqs []*CQ) (int, error) {
 	if len(cqs) == 0 {
 		return 0, nil
@@ -74,9 +71,6 @@ func (ch *CompChannel) Events(cqs []*CQ) (int, error) {
 	}
 }
 
-// SetDeadline makes Events return at t; the zero time: never.
-func (ch *CompChannel) SetDeadline(t time.Time) error { return ch.poller.setDeadline(t) }
-
 // Close wakes Events and frees the channel. Its completion queues must be closed
 // before: otherwise it fails with EBUSY, and only ends the waiting.
 func (ch *CompChannel) Close() error {
@@ -95,7 +89,6 @@ func (ch *CompChannel) Close() error {
 // that use it together, or it overruns, and all of them fail.
 type CQ struct {
 	Context *Context
-	Size    int // as granted, at least what was asked for
 	// Owner is the caller's, to find its way back from [CompChannel.Events] and
 	// [AsyncChannel.Event]. Set it before the queue is used.
 	Owner any
@@ -114,7 +107,7 @@ func (c *Context) CreateCQ(size int, ch *CompChannel, vector int) (*CQ, error) {
 	}
 	cq.token = objects.add(cq)
 	var errno int
-	cq.h, cq.Size, errno = sysCreateCQ(c.h, size, cq.token, chh, vector)
+	cq.h, errno = sysCreateCQ(c.h, size, cq.token, chh, vector)
 	if errno != 0 {
 		objects.remove(cq.token)
 		return nil, verbError("ibv_create_cq", c.Name, errno)

@@ -135,39 +135,30 @@ func (c *Context) Close() error {
 // devices promise more than they keep.
 type Caps struct {
 	Firmware           string
-	NodeGUID           uint64
 	MaxMRSize          uint64 // bytes
-	PageSizes          uint64 // bit set
 	VendorID           uint32
-	VendorPart         uint32
-	HWVersion          uint32
 	Flags              CapFlags
 	MaxQP              int
 	MaxQPWR            int // work requests in a send or receive queue
 	MaxSGE             int
 	MaxSGERead         int // scatter elements of an RDMA read; 1 on iWARP
-	MaxCQ              int
 	MaxCQE             int
 	MaxMR              int
-	MaxPD              int
 	MaxQPReadAtomic    int // RDMA reads and atomics that a QP serves at a time
 	MaxQPInitiatorRead int // those that it issues at a time
 	MaxMW              int // 0: no memory windows
 	MaxSRQ             int // 0: no shared receive queues
 	MaxSRQWR           int
-	MaxSRQSGE          int
 	Ports              int
-	AckDelay           int // exponent: 4.096 µs × 2^AckDelay
 }
 
 // CapFlags is enum ibv_device_cap_flags.
 type CapFlags uint32
 
 const (
-	CapMemWindow       CapFlags = 1 << 17
-	CapMemMgtExtension CapFlags = 1 << 21
-	CapMemWindow2A     CapFlags = 1 << 23
-	CapMemWindow2B     CapFlags = 1 << 24
+	CapMemWindow   CapFlags = 1 << 17
+	CapMemWindow2A CapFlags = 1 << 23
+	CapMemWindow2B CapFlags = 1 << 24
 )
 
 // Caps asks the device (ibv_query_device).
@@ -211,14 +202,12 @@ func (m MTU) Bytes() int { return 128 << m }
 
 // Port describes a port of a device (struct ibv_port_attr).
 type Port struct {
-	Num        int // ports count from 1
-	State      PortState
-	MaxMTU     MTU
-	ActiveMTU  MTU
-	GIDs       int    // entries of its GID table
-	MaxMessage uint32 // bytes
-	LID        uint16 // InfiniBand only
-	LinkLayer  LinkLayer
+	Num       int // ports count from 1
+	State     PortState
+	ActiveMTU MTU
+	GIDs      int    // entries of its GID table
+	LID       uint16 // InfiniBand only
+	LinkLayer LinkLayer
 }
 
 // Port asks the device (ibv_query_port). Ports count from 1.

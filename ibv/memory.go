@@ -10,14 +10,10 @@ import (
 type Access uint32
 
 const (
-	LocalWrite      Access = 1 << 0 // receives and the sinks of RDMA reads need it
-	RemoteWrite     Access = 1 << 1 // needs LocalWrite as well
-	RemoteRead      Access = 1 << 2
-	RemoteAtomic    Access = 1 << 3
-	MWBind          Access = 1 << 4 // memory windows may be bound to it; needs writable pages
-	ZeroBased       Access = 1 << 5
-	OnDemand        Access = 1 << 6
-	RelaxedOrdering Access = 1 << 20 // ignored by devices that do not know it
+	LocalWrite  Access = 1 << 0 // receives and the sinks of RDMA reads need it
+	RemoteWrite Access = 1 << 1 // needs LocalWrite as well
+	RemoteRead  Access = 1 << 2
+	MWBind      Access = 1 << 4 // memory windows may be bound to it; needs writable pages
 )
 
 // PD is a protection domain: queue pairs use memory of their own domain only.
@@ -50,13 +46,10 @@ func (pd *PD) Close() error {
 // MR is a memory region: a range of virtual memory whose physical pages are
 // pinned and known to the device.
 type MR struct {
-	PD     *PD
-	Addr   uintptr
-	Length int
-	Access Access
-	LKey   uint32 // for SGEs of the owner
-	RKey   uint32 // for RDMA by peers; useless without RemoteRead or RemoteWrite
-	h      handle
+	PD   *PD
+	LKey uint32 // for SGEs of the owner
+	RKey uint32 // for RDMA by peers; useless without RemoteRead or RemoteWrite
+	h    handle
 }
 
 // RegMR pins and registers length bytes at addr. It keeps no reference: the caller
@@ -66,7 +59,7 @@ type MR struct {
 // second one of the same pages. EFAULT: the memory is not mapped, or not writable
 // though LocalWrite or MWBind need that. EINVAL: length is not positive.
 func (pd *PD) RegMR(addr uintptr, length int, access Access) (*MR, error) {
-	mr := &MR{PD: pd, Addr: addr, Length: length, Access: access}
+	mr := &MR{PD: pd}
 	errno := int(syscall.EINVAL)
 	if length > 0 {
 		mr.h, mr.LKey, mr.RKey, errno = sysRegMR(pd.h, addr, length, access)
@@ -123,19 +116,12 @@ func (mw *MW) Close() error {
 	return verbError("ibv_dealloc_mw", mw.PD.Context.Name, errno)
 }
 
-// Bound reports whether the window is bound according to the work requests posted
-// here. It does not see a peer's SEND_WITH_INV.
-func (mw *MW) Bound() bool {
-	_, bound := sysMWKey(mw.h)
-	return bound
-}
-
 // Bind makes wr the work request that binds the window to length bytes at addr
 // of mr, which was registered with MWBind, and returns the key under which peers
 // will have access when it has completed. The window must be unbound; until wr
 // is posted it must not be bound again. ID and flags of wr stay the caller's.
 func (mw *MW) Bind(wr *SendWR, mr *MR, addr uintptr, length int, access Access) (rkey uint32) {
-	key, _ := sysMWKey(mw.h)
+	key := sysMWKey(mw.h)
 	rkey = key&^0xff | (key+1)&0xff // the consumer owns the low byte (ibv_inc_rkey)
 	wr.Opcode = OpBindMW
 	wr.NumSGE = 0

@@ -8,10 +8,8 @@ import (
 // SRQ is a shared receive queue: queue pairs of one protection domain take their
 // receives from it.
 type SRQ struct {
-	PD     *PD
-	MaxWR  int // as granted
-	MaxSGE int
-	Owner  any // the caller's, see CQ.Owner
+	PD    *PD
+	Owner any // the caller's, see CQ.Owner
 
 	h     handle
 	token uint64
@@ -23,7 +21,7 @@ func (pd *PD) CreateSRQ(maxWR, maxSGE int) (*SRQ, error) {
 	s := &SRQ{PD: pd}
 	s.token = objects.add(s)
 	var errno int
-	s.h, s.MaxWR, s.MaxSGE, errno = sysCreateSRQ(pd.h, s.token, maxWR, maxSGE)
+	s.h, errno = sysCreateSRQ(pd.h, s.token, maxWR, maxSGE)
 	if errno != 0 {
 		objects.remove(s.token)
 		return nil, verbError("ibv_create_srq", pd.Context.Name, errno)
@@ -73,12 +71,11 @@ type QPCap struct {
 
 // QPConfig says what queue pair to make. Both queues may share a CQ.
 type QPConfig struct {
-	PD        *PD
-	SendCQ    *CQ
-	RecvCQ    *CQ
-	SRQ       *SRQ // nil: a receive queue of its own
-	Cap       QPCap
-	SignalAll bool // every send makes a completion, flagged or not
+	PD     *PD
+	SendCQ *CQ
+	RecvCQ *CQ
+	SRQ    *SRQ // nil: a receive queue of its own
+	Cap    QPCap
 }
 
 // QP is a reliable-connected queue pair.
@@ -113,7 +110,7 @@ func createQP(id *ID, cfg QPConfig) (*QP, error) {
 		srq = cfg.SRQ.h
 	}
 	var errno int
-	q.h, q.Num, errno = sysCreateQP(cm, cfg.PD.h, q.token, cfg.SendCQ.h, cfg.RecvCQ.h, srq, &q.Cap, cfg.SignalAll)
+	q.h, q.Num, errno = sysCreateQP(cm, cfg.PD.h, q.token, cfg.SendCQ.h, cfg.RecvCQ.h, srq, &q.Cap)
 	if errno != 0 {
 		objects.remove(q.token)
 		return nil, verbError(verb, cfg.PD.Context.Name, errno)
@@ -204,7 +201,6 @@ const (
 	MaskMinRNRTimer       QPMask = 1 << 15
 	MaskSQPSN             QPMask = 1 << 16
 	MaskMaxDestReadAtomic QPMask = 1 << 17
-	MaskCap               QPMask = 1 << 19
 	MaskDestQPN           QPMask = 1 << 20
 )
 
@@ -216,16 +212,11 @@ type QPAttr struct {
 	SQPSN             uint32 // that we start at
 	DestQPN           uint32
 	Access            Access // what peers may do: RemoteRead, RemoteWrite
-	Cap               QPCap
 	DGID              GID
-	FlowLabel         uint32
 	DLID              uint16 // InfiniBand
-	PKeyIndex         uint16
-	Global            uint8 // 1: DGID and SGIDIndex count; always on RoCE
+	Global            uint8  // 1: DGID and SGIDIndex count; always on RoCE
 	SGIDIndex         uint8
 	HopLimit          uint8
-	TrafficClass      uint8
-	SL                uint8
 	Port              uint8
 	MaxReadAtomic     uint8 // RDMA reads that we issue at a time
 	MaxDestReadAtomic uint8 // that we serve at a time
@@ -247,6 +238,9 @@ func (q *QP) Query(mask QPMask) (QPAttr, error) {
 	return attr, verbError("ibv_query_qp", q.PD.Context.Name, errno)
 }
 
+// hopLimit is IP's default time to live (ip(7)).
+const hopLimit = 64
+
 // The way to a connection without rdma_cm, on InfiniBand and RoCE: the two
 // sides tell each other their QPPeer by other means, then each calls Init, posts
 // its first receives, and calls ReadyToReceive and ReadyToSend. iWARP cannot.
@@ -265,15 +259,11 @@ type QPPath struct {
 	GIDIndex       uint8  // local: of the entry with our address, RoCE v2
 	PSN            uint32 // that our first packet has
 	MTU            MTU    // both sides the same: the smaller of the two active ones
-	HopLimit       uint8  // 0 means 64
-	TrafficClass   uint8
-	SL             uint8
-	ReadsIssued    uint8 // at most what the peer serves
+	ReadsIssued    uint8  // at most what the peer serves
 	ReadsServed    uint8
 	MinRNRTimer    uint8 // see QPAttr; 0 means 1, as 655 ms serve nobody
 	Timeout        uint8 // see QPAttr; 0 means 14 (67 ms), as no timeout means to hang
 	RetryCount     uint8
-	RNRRetry       uint8
 	PeerIsOnSubnet bool // InfiniBand: address by LID alone
 }
 
@@ -287,11 +277,11 @@ func (q *QP) ReadyToReceive(path QPPath, peer QPPeer) error {
 	attr := QPAttr{
 		State: QPRTR, PathMTU: path.MTU, DestQPN: peer.QPNum, RQPSN: peer.PSN,
 		MaxDestReadAtomic: path.ReadsServed, MinRNRTimer: cmp.Or(path.MinRNRTimer, 1),
-		Port: path.Port, DLID: peer.LID, SL: path.SL,
+		Port: path.Port, DLID: peer.LID,
 	}
 	if !path.PeerIsOnSubnet {
 		attr.Global, attr.DGID, attr.SGIDIndex = 1, peer.GID, path.GIDIndex
-		attr.HopLimit, attr.TrafficClass = cmp.Or(path.HopLimit, 64), path.TrafficClass
+		attr.HopLimit = hopLimit
 	}
 	return q.Modify(attr, MaskState|MaskAV|MaskPathMTU|MaskDestQPN|MaskRQPSN|MaskMaxDestReadAtomic|MaskMinRNRTimer)
 }
@@ -300,6 +290,6 @@ func (q *QP) ReadyToReceive(path QPPath, peer QPPeer) error {
 func (q *QP) ReadyToSend(path QPPath) error {
 	return q.Modify(QPAttr{
 		State: QPRTS, SQPSN: path.PSN, MaxReadAtomic: path.ReadsIssued,
-		Timeout: cmp.Or(path.Timeout, 14), RetryCount: path.RetryCount, RNRRetry: path.RNRRetry,
+		Timeout: cmp.Or(path.Timeout, 14), RetryCount: path.RetryCount,
 	}, MaskState|MaskTimeout|MaskRetryCount|MaskRNRRetry|MaskSQPSN|MaskMaxReadAtomic)
 }

@@ -1,7 +1,5 @@
 package ibv
 
-import "encoding/binary"
-
 // MaxSGE is the most scatter/gather elements in a work request. A header and a body
 // that wraps around the end of a ring need three. Devices may allow fewer, see
 // [Caps].
@@ -34,7 +32,6 @@ const (
 type SendFlags uint32
 
 const (
-	Fence     SendFlags = 1 << 0 // wait for earlier RDMA reads of this queue
 	Signaled  SendFlags = 1 << 1 // make a completion; failures always make one
 	Solicited SendFlags = 1 << 2 // the receive counts as solicited for Notify
 	Inline    SendFlags = 1 << 3 // copied when posted; needs no LKey
@@ -46,19 +43,17 @@ type SendWR struct {
 	ID     uint64
 	Opcode Opcode
 	Flags  SendFlags
-	Imm    uint32 // immediate data, in host order at both ends
 	NumSGE uint32
 
-	RemoteAddr uint64
 	RemoteKey  uint32
+	RemoteAddr uint64
+
 	InvKey     uint32
-
-	SGE [MaxSGE]SGE
-
+	bindAccess Access
 	mw, mr     uint64
 	bindLength uint64
-	bindAccess Access
-	_          uint32
+
+	SGE [MaxSGE]SGE
 }
 
 // RecvWR is a work request for a receive queue. It holds no pointer.
@@ -77,22 +72,12 @@ type WC struct {
 	Opcode    WCOpcode
 	VendorErr uint32
 	ByteLen   uint32 // of receives and RDMA reads
-	imm       uint32 // immediate data in network order, or the key that was invalidated
+	_         uint32 // immediate data, or the key that was invalidated
 	QPNum     uint32
 	_         uint32
 	Flags     WCFlags
 	_         [2]uint32
 }
-
-// Imm is the immediate data in host order, with [WCWithImm].
-func (wc *WC) Imm() uint32 {
-	var b [4]byte
-	binary.NativeEndian.PutUint32(b[:], wc.imm)
-	return binary.BigEndian.Uint32(b[:])
-}
-
-// InvKey is the key that was invalidated, with [WCWithInv].
-func (wc *WC) InvKey() uint32 { return wc.imm }
 
 // WCOpcode is what completed (enum ibv_wc_opcode).
 type WCOpcode uint32
@@ -112,7 +97,7 @@ type WCFlags uint32
 
 const (
 	WCWithImm WCFlags = 1 << 1
-	// WCWithInv: a peer's SEND_WITH_INV invalidated InvKey. rxe sets 1 << 2 instead.
+	// WCWithInv: a peer's SEND_WITH_INV invalidated a key. rxe sets 1 << 2 instead.
 	WCWithInv WCFlags = 1 << 3
 )
 
