@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// The link goes down and comes back: the port says so.
-func TestPortEvents(t *testing.T) {
+// The link goes down and comes back.
+func TestAPortReportsItsLink(t *testing.T) {
 	s := onSite(t)
 	ctx := must(Open(spareDevice(t, s)))(t)
 	atEnd(t, "device", ctx)
@@ -44,7 +44,7 @@ func spareDevice(t *testing.T, s site) string {
 
 // A device is removed under a connection manager id and an open context. The
 // removal waits for the process that uses it, so that is another one.
-func TestDeviceRemoval(t *testing.T) {
+func TestARemovedDeviceIsReported(t *testing.T) {
 	const env = "SAN_TEST_REMOVAL"
 	if os.Getenv(env) != "" {
 		watchRemoval(t)
@@ -52,7 +52,7 @@ func TestDeviceRemoval(t *testing.T) {
 	}
 	s := onSite(t)
 	device := spareDevice(t, s)
-	child := exec.Command(os.Args[0], "-test.run=^TestDeviceRemoval$", "-test.v", "-test.timeout=120s")
+	child := exec.Command(os.Args[0], "-test.run=^TestARemovedDeviceIsReported$", "-test.v", "-test.timeout=120s")
 	child.Env = append(os.Environ(), env+"="+device)
 	child.Stderr = os.Stderr
 	out := must(child.StdoutPipe())(t)

@@ -10,9 +10,9 @@ import (
 type EventChannel struct {
 	h      handle
 	poller *poller
-	// taking: the library may be using the queue pair of an event's id, or asks the
-	// kernel about that id, by a number that the kernel gives to the next one that is
-	// made as soon as the id has gone.
+	// taking is held while an event is taken. The library may then be using the queue
+	// pair of the event's id, or querying the kernel about the id, by a number that the
+	// kernel gives to the next id that is made as soon as this one has gone.
 	taking sync.Mutex
 }
 
@@ -37,8 +37,8 @@ func NewEventChannel() (*EventChannel, error) {
 // acknowledges it. Events of ids that were closed meanwhile are dropped; a request
 // to a listener that was closed is refused.
 //
-// Taking an event is part of connecting: the library brings the dialer's queue
-// pair up, and tells the acceptor, when the dialer takes Established.
+// Taking an event is part of connecting: when the dialer takes Established, the library
+// brings the dialer's queue pair up and notifies the acceptor.
 //
 // The error wraps os.ErrClosed after Close and os.ErrDeadlineExceeded after the
 // deadline; after any other error the channel can go on. One goroutine at a time.
@@ -128,7 +128,7 @@ type Event struct {
 	Type EventType
 	// Status is 0, a negative errno (-ETIMEDOUT …), or, in Rejected on InfiniBand
 	// and RoCE, the positive reason of the CM protocol: 28 by the peer's
-	// [ID.Reject], 8 where nobody listens. iWARP has a negative errno in both.
+	// [ID.Reject], 8 where there is no listener. iWARP has a negative errno in both.
 	Status   int
 	ID       *ID       // ConnectRequest: a new id, the caller's to accept or close
 	Listener *ID       // ConnectRequest only

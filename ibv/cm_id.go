@@ -22,8 +22,8 @@ func (ch *EventChannel) NewID() (*ID, error) {
 	id := &ID{channel: ch}
 	id.token = objects.add(id)
 	var errno int
-	// An answer about this id, which has no device yet, to a question about
-	// another takes rdma_get_cm_event to a null pointer.
+	// rdma_get_cm_event follows a null pointer if the kernel's number of another id has
+	// become that of this one, which has no device yet.
 	ch.taking.Lock()
 	id.h, errno = sysCMCreateID(ch.h, id.token)
 	ch.taking.Unlock()
@@ -60,7 +60,7 @@ func (id *ID) Bind(addr netip.AddrPort) error {
 
 // ResolveAddr finds the device and the source address for dst, and ends in
 // AddrResolved or AddrError. A zero src is chosen by the route. With a cold neighbour
-// entry the answer comes only at the end of the timeout: best use a short one and
+// entry the event comes only at the end of the timeout: best use a short one and
 // retry. ENODEV: no device serves that route.
 func (id *ID) ResolveAddr(src, dst netip.AddrPort, timeout time.Duration) error {
 	return verbError("rdma_resolve_addr", dst.String(), sysCMResolveAddr(id.h, src, dst, millis(timeout)))
@@ -101,7 +101,7 @@ func (id *ID) forgetQP() {
 	sysCMForgetQP(id.h)
 }
 
-// ConnParam is what the two sides of a connection tell each other
+// ConnParam is what the two sides of a connection exchange
 // (struct rdma_conn_param).
 type ConnParam struct {
 	// PrivateData is the application's: at most 56 bytes to Connect, 196 to Accept and
@@ -116,7 +116,7 @@ type ConnParam struct {
 	QPNum              uint32 // without a queue pair of ID.CreateQP only
 }
 
-// Connect asks for the connection, and ends in Established, Rejected,
+// Connect requests the connection, and ends in Established, Rejected,
 // Unreachable or ConnectError. Post receives before. On iWARP it may block for
 // most of a minute.
 func (id *ID) Connect(p ConnParam) error {
@@ -126,7 +126,7 @@ func (id *ID) Connect(p ConnParam) error {
 	return verbError("rdma_connect", id.RemoteAddr().String(), sysCMConnect(id.h, p))
 }
 
-// Accept answers a ConnectRequest, and ends in Established. Post receives before.
+// Accept accepts a ConnectRequest, and ends in Established. Post receives before.
 // The depths have to fit the request's.
 func (id *ID) Accept(p ConnParam) error {
 	if err := checkPrivate("rdma_accept", p.PrivateData); err != nil {
@@ -135,7 +135,7 @@ func (id *ID) Accept(p ConnParam) error {
 	return verbError("rdma_accept", id.RemoteAddr().String(), sysCMAccept(id.h, p))
 }
 
-// Reject answers a ConnectRequest; the id still has to be closed.
+// Reject refuses a ConnectRequest; the id still has to be closed.
 func (id *ID) Reject(private []byte) error {
 	if err := checkPrivate("rdma_reject", private); err != nil {
 		return err
@@ -153,7 +153,7 @@ func checkPrivate(verb string, data []byte) error {
 }
 
 // Disconnect brings the queue pair into the error state, which flushes it, and
-// tells the peer. The side that gets Disconnected has to call it as well.
+// notifies the peer. The side that gets Disconnected has to call it as well.
 func (id *ID) Disconnect() error {
 	return verbError("rdma_disconnect", id.RemoteAddr().String(), sysCMDisconnect(id.h))
 }
@@ -184,7 +184,7 @@ func (id *ID) info() cmInfo {
 	return sysCMInfo(id.h)
 }
 
-// cmInfo is what an id knows of itself.
+// cmInfo is where an id is bound and connected.
 type cmInfo struct {
 	context       handle
 	local, remote netip.AddrPort

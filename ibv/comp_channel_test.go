@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestCompletionChannel(t *testing.T) {
+func TestAnArmedQueueMakesOneEvent(t *testing.T) {
 	s := onSite(t)
 	a, b := connect(t, s, options{})
 	b.cq.Owner = "owner"

@@ -71,7 +71,7 @@ func (c *Context) Close() error {
 }
 
 // Caps are the limits that a device reports (struct ibv_device_attr). Some
-// devices promise more than they keep.
+// devices report more than they can do.
 type Caps struct {
 	Firmware           string
 	MaxMRSize          uint64 // bytes
@@ -100,7 +100,7 @@ const (
 	CapMemWindow2B CapFlags = 1 << 24
 )
 
-// Caps asks the device (ibv_query_device).
+// Caps queries the device (ibv_query_device).
 func (c *Context) Caps() (Caps, error) {
 	caps, errno := sysQueryDevice(c.h)
 	return caps, verbError("ibv_query_device", c.Name, errno)

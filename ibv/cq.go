@@ -47,7 +47,7 @@ func (cq *CQ) Spin(wcs []WC, times int) (int, error) {
 	return n, nil
 }
 
-// Notify asks for one event on the queue's channel at the next completion. A
+// Notify requests one event on the queue's channel at the next completion. A
 // completion that came between the last Poll and Notify makes no event: poll
 // once more after it. SolicitedOnly: for solicited receives and failures only.
 func (cq *CQ) Notify(solicitedOnly bool) error {

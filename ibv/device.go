@@ -7,8 +7,8 @@ import (
 )
 
 // Available returns nil if the libraries are loaded and can be used, and
-// otherwise an error that wraps [ErrNotAvailable] and says why. It says nothing
-// about devices: see [Devices]. The answer is determined once and does not change.
+// otherwise an error that wraps [ErrNotAvailable] and gives the reason. Whether there
+// are devices is another matter: see [Devices]. The result does not change.
 func Available() error { return available() }
 
 var available = sync.OnceValue(func() error {
@@ -42,7 +42,7 @@ type Device struct {
 	Sysfs     string // its folder in sysfs: /sys/class/infiniband/NAME
 	GUID      uint64
 	Transport Transport
-	Index     int // the kernel's index of it, -1 if this rdma-core does not tell
+	Index     int // the kernel's index of it, -1 if this rdma-core does not have it
 }
 
 // deviceListMax bounds the list that Devices takes; a host with all its virtual

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestDevices(t *testing.T) {
+func TestADeviceHasItsAttributes(t *testing.T) {
 	s := onSite(t)
 	devices := must(Devices())(t)
 	for end, name := range s.devices {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// GIDType says how packets from a GID travel. The values are those of enum ibv_gid_type.
+// GIDType is how packets from a GID travel. The values are those of enum ibv_gid_type.
 type GIDType uint32
 
 const (
@@ -59,7 +59,7 @@ func (c *Context) GIDs(port int) ([]GIDEntry, error) {
 	return entries, verbError("ibv_query_gid_table", c.Name+"/"+strconv.Itoa(port), errno)
 }
 
-// sysfsGIDType serves libraries that are too old to tell. The kernel's file is
+// sysfsGIDType is for libraries that are too old to report the type. The kernel's file is
 // Documentation/ABI/stable/sysfs-class-infiniband, gid_attrs/types.
 func (c *Context) sysfsGIDType(port, index int) GIDType {
 	b, err := os.ReadFile(filepath.Join(c.Sysfs, "ports", strconv.Itoa(port), "gid_attrs", "types", strconv.Itoa(index)))

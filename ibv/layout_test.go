@@ -34,21 +34,21 @@ func compile(t *testing.T, file string) error {
 	return nil
 }
 
-func TestMirroredStructs(t *testing.T) {
+func TestMirroredStructsAreTheSystems(t *testing.T) {
 	if err := compile(t, "testdata/layout.c"); err != nil {
 		t.Fatalf("abi_linux.h differs from the system's headers: %v", err)
 	}
 }
 
 // The comparison itself can fail.
-func TestMirroredStructsWouldNotice(t *testing.T) {
+func TestAWrongOffsetIsFound(t *testing.T) {
 	source := "#include \"" + abs(t, "testdata/layout.c") + "\"\nSAME(abi_wc, struct ibv_send_wr, opcode);\n"
 	if err := compile(t, write(t, source)); err == nil {
 		t.Fatal("a wrong offset was not found")
 	}
 }
 
-func TestMirroredConstants(t *testing.T) {
+func TestMirroredConstantsAreTheSystems(t *testing.T) {
 	constants := map[string]int{
 		"IBV_TRANSPORT_IB": int(TransportIB), "IBV_TRANSPORT_IWARP": int(TransportIWARP),
 		"IBV_DEVICE_MEM_WINDOW":         int(CapMemWindow),

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestRegistrationErrors(t *testing.T) {
+func TestMemoryThatIsNotMappedIsNotRegistered(t *testing.T) {
 	s := onSite(t)
 	ctx := must(Open(s.devices[0]))(t)
 	atEnd(t, "device", ctx)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestMemoryWindow(t *testing.T) {
+func TestAMemoryWindowGivesAccessUntilItIsInvalidated(t *testing.T) {
 	s := onSite(t)
 	if !s.windows {
 		ctx := must(Open(s.devices[0]))(t)

@@ -45,7 +45,7 @@ type Port struct {
 	LinkLayer LinkLayer
 }
 
-// Port asks the device (ibv_query_port). Ports count from 1.
+// Port queries the device (ibv_query_port). Ports count from 1.
 func (c *Context) Port(num int) (Port, error) {
 	p, errno := sysQueryPort(c.h, num)
 	p.Num = num

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestSendAndReceive(t *testing.T) {
+func TestASendFillsAReceive(t *testing.T) {
 	s := onSite(t)
 	a, b := connect(t, s, options{})
 	b.postRecv(t, 1, 0, 4096)
@@ -54,7 +54,7 @@ func TestListsKeepTheirOrder(t *testing.T) {
 	}
 }
 
-func TestFullQueueSaysHowMuchWasPosted(t *testing.T) {
+func TestAFullQueueReturnsHowManyWerePosted(t *testing.T) {
 	s := onSite(t)
 	_, b := connect(t, s, options{})
 	wrs := make([]RecvWR, 2000)
@@ -67,7 +67,7 @@ func TestFullQueueSaysHowMuchWasPosted(t *testing.T) {
 	}
 }
 
-func TestReadAndWrite(t *testing.T) {
+func TestRDMAReadsAndWritesMoveMemory(t *testing.T) {
 	s := onSite(t)
 	access := RemoteRead | RemoteWrite
 	a, b := connect(t, s, options{access: access})
@@ -95,13 +95,13 @@ func TestReadAndWrite(t *testing.T) {
 	a.succeed(t, 4)
 }
 
-func TestImmediateData(t *testing.T) {
+func TestAReceiveIsMarkedThatHasImmediateData(t *testing.T) {
 	s := onSite(t)
 	a, b := connect(t, s, options{access: RemoteWrite})
 	b.postRecv(t, 1, 4096, 64)
 	wr := SendWR{ID: 2, Opcode: OpWriteWithImm, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 8), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey}
 	if !s.withImm {
-		// siw says so by a negative errno.
+		// siw reports that by a negative errno.
 		if n, err := a.qp.PostSend([]SendWR{wr}); n != 0 || !errors.Is(err, syscall.EINVAL) {
 			t.Fatalf("PostSend: %d, %v, want EINVAL", n, err)
 		}
@@ -114,7 +114,7 @@ func TestImmediateData(t *testing.T) {
 	a.succeed(t, 2)
 }
 
-func TestInline(t *testing.T) {
+func TestInlineDataIsCopiedWhenPosted(t *testing.T) {
 	s := onSite(t)
 	a, b := connect(t, s, options{inline: 64})
 	if a.qp.Cap.InlineData < 64 {

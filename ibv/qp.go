@@ -11,7 +11,7 @@ type QPCap struct {
 	InlineData uint32 // bytes
 }
 
-// QPConfig says what queue pair to make. Both queues may share a CQ.
+// QPConfig configures a queue pair. Both queues may share a CQ.
 type QPConfig struct {
 	PD     *PD
 	SendCQ *CQ
@@ -24,7 +24,7 @@ type QPConfig struct {
 type QP struct {
 	PD    *PD
 	Num   uint32
-	Cap   QPCap // as granted; InlineData is the limit, of some devices less than was asked for
+	Cap   QPCap // as granted; InlineData is the limit, on some devices less than requested
 	Owner any   // the caller's, see CQ.Owner
 
 	h     handle
@@ -89,7 +89,7 @@ func (q *QP) PostRecv(wrs []RecvWR) (int, error) {
 	return n, nil
 }
 
-// Close destroys the queue pair. Completions that nobody polled are lost; what
+// Close destroys the queue pair. Completions that were not polled are lost; what
 // it was doing to memory has ended when Close returns. Windows bound on it must
 // be closed before. An id's queue pair must not be closed while a method of the id
 // runs, but events may be taken meanwhile.

@@ -17,7 +17,7 @@ func (s QPState) String() string {
 	return name(s, map[QPState]string{QPReset: "RESET", QPInit: "INIT", QPRTR: "RTR", QPRTS: "RTS", QPSQD: "SQD", QPSQE: "SQE", QPError: "ERR"}, "state")
 }
 
-// QPMask says which fields of a QPAttr count (enum ibv_qp_attr_mask).
+// QPMask is the set of fields of a QPAttr that count (enum ibv_qp_attr_mask).
 type QPMask uint32
 
 const (
@@ -54,7 +54,7 @@ type QPAttr struct {
 	Port              uint8
 	MaxReadAtomic     uint8 // RDMA reads that we issue at a time
 	MaxDestReadAtomic uint8 // that we serve at a time
-	MinRNRTimer       uint8 // code of what we tell peers to wait: 0 is 655 ms, 1 is 10 µs
+	MinRNRTimer       uint8 // code of how long peers wait for a receive here: 0 is 655 ms, 1 is 10 µs
 	Timeout           uint8 // exponent: 4.096 µs × 2^Timeout to an acknowledgement
 	RetryCount        uint8 // 0 … 7; 7 is for ever on rxe
 	RNRRetry          uint8 // 0 … 7; 7 is for ever
@@ -66,7 +66,7 @@ func (q *QP) Modify(attr QPAttr, mask QPMask) error {
 	return verbError("ibv_modify_qp", q.PD.Context.Name, sysModifyQP(q.h, &attr, mask))
 }
 
-// Query asks for the attributes in mask (ibv_query_qp); devices may fill more.
+// Query returns the attributes in mask (ibv_query_qp); devices may fill more.
 func (q *QP) Query(mask QPMask) (QPAttr, error) {
 	attr, errno := sysQueryQP(q.h, mask)
 	return attr, verbError("ibv_query_qp", q.PD.Context.Name, errno)

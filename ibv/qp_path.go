@@ -2,14 +2,17 @@ package ibv
 
 import "cmp"
 
-// hopLimit is IP's default time to live (ip(7)).
-const hopLimit = 64
-
 // The way to a connection without rdma_cm, on InfiniBand and RoCE: the two
-// sides tell each other their QPPeer by other means, then each calls Init, posts
+// sides exchange their QPPeer by other means, then each calls Init, posts
 // its first receives, and calls ReadyToReceive and ReadyToSend. iWARP cannot.
 
-// QPPeer is what a side needs to know of the other.
+const (
+	hopLimit           = 64 // IP's default time to live (ip(7))
+	defaultMinRNRTimer = 1  // 10 µs; 0, which is 655 ms, is of no use
+	defaultTimeout     = 14 // 67 ms; with 0, no timeout, a lost packet hangs the connection
+)
+
+// QPPeer is what a side needs of the other.
 type QPPeer struct {
 	QPNum uint32
 	PSN   uint32 // that its first packet will have, 24 bits, best random
@@ -25,8 +28,8 @@ type QPPath struct {
 	MTU            MTU    // both sides the same: the smaller of the two active ones
 	ReadsIssued    uint8  // at most what the peer serves
 	ReadsServed    uint8
-	MinRNRTimer    uint8 // see QPAttr; 0 means 1, as 655 ms serve nobody
-	Timeout        uint8 // see QPAttr; 0 means 14 (67 ms), as no timeout means to hang
+	MinRNRTimer    uint8 // see QPAttr; 0 means 1 (10 µs)
+	Timeout        uint8 // see QPAttr; 0 means 14 (67 ms)
 	RetryCount     uint8
 	PeerIsOnSubnet bool // InfiniBand: address by LID alone
 }
@@ -36,11 +39,11 @@ func (q *QP) Init(port uint8, peers Access) error {
 	return q.Modify(QPAttr{State: QPInit, Port: port, Access: peers}, MaskState|MaskPKeyIndex|MaskPort|MaskAccess)
 }
 
-// ReadyToReceive brings a queue pair from INIT to RTR: it answers the peer.
+// ReadyToReceive brings a queue pair from INIT to RTR: it receives.
 func (q *QP) ReadyToReceive(path QPPath, peer QPPeer) error {
 	attr := QPAttr{
 		State: QPRTR, PathMTU: path.MTU, DestQPN: peer.QPNum, RQPSN: peer.PSN,
-		MaxDestReadAtomic: path.ReadsServed, MinRNRTimer: cmp.Or(path.MinRNRTimer, 1),
+		MaxDestReadAtomic: path.ReadsServed, MinRNRTimer: cmp.Or(path.MinRNRTimer, defaultMinRNRTimer),
 		Port: path.Port, DLID: peer.LID,
 	}
 	if !path.PeerIsOnSubnet {
@@ -54,6 +57,6 @@ func (q *QP) ReadyToReceive(path QPPath, peer QPPeer) error {
 func (q *QP) ReadyToSend(path QPPath) error {
 	return q.Modify(QPAttr{
 		State: QPRTS, SQPSN: path.PSN, MaxReadAtomic: path.ReadsIssued,
-		Timeout: cmp.Or(path.Timeout, 14), RetryCount: path.RetryCount,
+		Timeout: cmp.Or(path.Timeout, defaultTimeout), RetryCount: path.RetryCount,
 	}, MaskState|MaskTimeout|MaskRetryCount|MaskRNRRetry|MaskSQPSN|MaskMaxReadAtomic)
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestUseAfterClose(t *testing.T) {
+func TestCallsAfterCloseFail(t *testing.T) {
 	s := onSite(t)
 	a, _ := connect(t, s, options{})
 	check(t, a.qp.Close())
@@ -31,7 +31,7 @@ func TestUseAfterClose(t *testing.T) {
 }
 
 // A queue pair that is brought up by hand, as where rdma_cm does not work.
-func TestQueuePairWithoutCM(t *testing.T) {
+func TestAQueuePairConnectsWithoutTheConnectionManager(t *testing.T) {
 	s := onSite(t)
 	var ends [2]*end
 	var paths [2]QPPath

@@ -131,7 +131,7 @@ type end struct {
 	srq  *SRQ
 	mr   *MR
 	buf  []byte
-	left []WC // completions that nobody asked for yet
+	left []WC // completions not yet returned by completion
 }
 
 type options struct {
@@ -139,7 +139,7 @@ type options struct {
 	inline     uint32
 	srq        bool
 	private    []byte // of the request
-	reply      []byte // of the answer
+	reply      []byte // of Accept
 	v6         bool
 	ackTimeout uint8
 }

@@ -150,7 +150,7 @@ const char *san_load(void)
 
 // ---- errors ----
 
-// The libraries say how a call failed in four ways: errno with -1 or NULL, a
+// The libraries report how a call failed in four ways: errno with -1 or NULL, a
 // positive errno, and, from siw's post_send, a negative errno. All of them end
 // here as a positive one.
 static int failed(int rc)
@@ -403,7 +403,7 @@ int san_dereg_mr(san_h mr)
 	return CALL(f.dereg_mr((struct abi_mr *)mr));
 }
 
-// A memory window and whether it is bound, as far as what was posted says.
+// A memory window and whether it is bound, as far as what was posted shows.
 // Invalidating an unbound window panics some kernels (rxe, 6.12), so it must
 // not be possible.
 struct window {
@@ -621,7 +621,7 @@ int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h re
 		rc = CALL(f.cm_create_qp(id, (struct abi_pd *)pd, &a));
 		if (!rc)
 			q = id->qp;
-		else if (rc == 1 && !errno) // -1; a device's library need not say why (bnxt_re, of too much inline)
+		else if (rc == 1 && !errno) // -1; a device's library need not set errno (bnxt_re, of too much inline)
 			rc = no_object();
 	} else {
 		rc = MAKE(q, f.create_qp((struct abi_pd *)pd, &a));
@@ -774,7 +774,7 @@ static int check_windows(const struct san_send_wr *in, int n)
 	return 1;
 }
 
-// After posting: the library wants the new key in the window before the next bind.
+// After posting: the library needs the new key in the window before the next bind.
 static void note_windows(const struct san_send_wr *in, int n)
 {
 	for (int i = 0; i < n; i++) {
@@ -851,7 +851,7 @@ int san_cm_get_event(san_h ch, uint64_t child_token, struct san_cm_event *out)
 	memset(out, 0, sizeof *out);
 	out->type = ev->event;
 	// -1: a step that librdmacm itself took within the call has failed, and
-	// errno says how (ucma_process_conn_resp).
+	// errno has the reason (ucma_process_conn_resp).
 	out->status = ev->status == -1 ? -own : ev->status;
 	out->token = pointer_token(ev->id->context);
 	switch (ev->event) {

@@ -37,7 +37,7 @@ func (s *SRQ) PostRecv(wrs []RecvWR) (int, error) {
 	return n, nil
 }
 
-// Arm asks for one [EventSRQLimit] when fewer than limit receives are left.
+// Arm requests one [EventSRQLimit], when fewer than limit receives are left.
 func (s *SRQ) Arm(limit int) error {
 	return verbError("ibv_modify_srq", s.PD.Context.Name, sysArmSRQ(s.h, limit))
 }

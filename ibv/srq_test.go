@@ -4,7 +4,7 @@ package ibv
 
 import "testing"
 
-func TestSharedReceiveQueue(t *testing.T) {
+func TestReceivesComeFromTheSharedQueue(t *testing.T) {
 	s := onSite(t)
 	a, b := connect(t, s, options{srq: true})
 	check(t, b.srq.Arm(4))

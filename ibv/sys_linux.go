@@ -4,8 +4,8 @@ package ibv
 // pointers to memory without pointers, and keeps none of them after the call.
 
 /*
-// Of C libraries that keep dlopen apart (glibc before 2.34), though it is only
-// weakly asked for.
+// Of C libraries that keep dlopen apart (glibc before 2.34), though the reference to it
+// is weak.
 #cgo LDFLAGS: -Wl,--no-as-needed -ldl
 #include <stdlib.h>
 #include "shim_linux.h"

@@ -5,7 +5,7 @@ package ibv
 import "net/netip"
 
 // Where there is no cgo or no Linux, nothing can be made, so nothing but sysLoad
-// is ever reached: every object starts at a constructor that asked Available.
+// is ever reached: every object starts at a constructor that calls Available.
 
 const errnoAgain = -1
 

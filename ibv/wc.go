@@ -52,7 +52,7 @@ const (
 	RemInvReqErr   Status = 9
 	RemAccessErr   Status = 10
 	RemOpErr       Status = 11
-	RetryExcErr    Status = 12 // the peer did not answer
+	RetryExcErr    Status = 12 // no acknowledgement from the peer
 	RNRRetryExcErr Status = 13 // the peer had no receive posted
 	RemAbortErr    Status = 16
 	FatalErr       Status = 19
