@@ -4,7 +4,7 @@
 //
 // A struct that we only read through a pointer that the library gave us may be
 // a prefix of the library's: it ends where our interest ends. A struct that we
-// hand to the library is complete. TestMirroredStructs compares every size,
+// hand to the library is complete. TestMirroredStructsAreTheSystems compares every size,
 // offset and constant below with the system's headers.
 #ifndef SAN_IBV_ABI_H
 #define SAN_IBV_ABI_H

@@ -1,7 +1,5 @@
 package ibv
 
-import "time"
-
 // AsyncEventType is enum ibv_event_type.
 type AsyncEventType uint32
 
@@ -63,8 +61,7 @@ func (c *Context) AsyncChannel() (*AsyncChannel, error) {
 }
 
 // Event sleeps in the runtime's poller until there is an event, and takes and
-// acknowledges it. The error wraps os.ErrClosed after Close and
-// os.ErrDeadlineExceeded after the deadline. One goroutine at a time.
+// acknowledges it. The error wraps os.ErrClosed after Close. One goroutine at a time.
 func (ch *AsyncChannel) Event() (AsyncEvent, error) {
 	var typ AsyncEventType
 	var token uint64
@@ -95,9 +92,6 @@ func (ch *AsyncChannel) Event() (AsyncEvent, error) {
 	}
 	return ev, nil
 }
-
-// SetDeadline makes Event return at t; the zero time: never.
-func (ch *AsyncChannel) SetDeadline(t time.Time) error { return ch.poller.setDeadline(t) }
 
 // Close wakes Event. It must be called before the context's Close.
 func (ch *AsyncChannel) Close() error {

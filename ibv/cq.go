@@ -1,101 +1,9 @@
 package ibv
 
-import "time"
-
-// CompChannel is a completion channel. Completion queues made with it announce
-// there that they have completions, once for each [CQ.Notify].
-type CompChannel struct {
-	Context *Context
-	h       handle
-	poller  *poller
-
-	// Of Events, between it and take, which is bound once: Events does not allocate.
-	tokens     [eventBatch]uint64
-	want, got  int
-	errno      int
-	takeTokens func(uintptr) bool
-}
-
-// eventBatch is how many events are taken by one call into C.
-const eventBatch = 64
-
-// CreateCompChannel makes a completion channel.
-func (c *Context) CreateCompChannel() (*CompChannel, error) {
-	h, fd, errno := sysCreateChannel(c.h)
-	if errno != 0 {
-		return nil, verbError("ibv_create_comp_channel", c.Name, errno)
-	}
-	p, err := newPoller(fd, "completion channel of "+c.Name)
-	if err != nil {
-		sysDestroyChannel(h)
-		return nil, err
-	}
-	ch := &CompChannel{Context: c, h: h, poller: p}
-	ch.takeTokens = ch.take
-	return ch, nil
-}
-
-func (ch *CompChannel) take(uintptr) bool {
-	ch.got, ch.errno = sysGetCQEvents(ch.h, ch.tokens[:ch.want])
-	return ch.errno != errnoAgain
-}
-
-// Events sleeps in the runtime's poller until there are events, takes as many as
-// fit, and fills cqs with the completion queues that they came from. A queue may
-// appear though it is empty, and may appear twice. The events are already
-// acknowledged; for the next one, arm the queue with [CQ.Notify] and then poll it once
-// more.
-//
-// The error wraps os.ErrClosed after Close and os.ErrDeadlineExceeded after the
-// deadline. One goroutine at a time.
-func (ch *CompChannel) Events(cqs []*CQ) (int, error) {
-	if len(cqs) == 0 {
-		return 0, nil
-	}
-	ch.want = min(len(cqs), eventBatch)
-	for {
-		if err := ch.poller.wait(ch.takeTokens); err != nil {
-			return 0, err
-		}
-		if ch.errno != 0 {
-			return 0, verbError("ibv_get_cq_event", ch.Context.Name, ch.errno)
-		}
-		n := 0
-		for _, token := range ch.tokens[:ch.got] {
-			// A queue that was closed meanwhile is not there any more.
-			if cq, ok := objects.get(token).(*CQ); ok {
-				cqs[n] = cq
-				n++
-			}
-		}
-		if n > 0 {
-			return n, nil
-		}
-	}
-}
-
-// SetDeadline makes Events return at t; the zero time: never.
-func (ch *CompChannel) SetDeadline(t time.Time) error { return ch.poller.setDeadline(t) }
-
-// Close wakes Events and frees the channel. Its completion queues must be closed
-// before: otherwise it fails with EBUSY, and only ends the waiting.
-func (ch *CompChannel) Close() error {
-	ch.poller.close()
-	if ch.h == 0 {
-		return nil
-	}
-	errno := sysDestroyChannel(ch.h)
-	if errno == 0 {
-		ch.h = 0
-	}
-	return verbError("ibv_destroy_comp_channel", ch.Context.Name, errno)
-}
-
 // CQ is a completion queue. It must hold as many completions as all the queues
 // that use it together, or it overruns, and all of them fail.
 type CQ struct {
 	Context *Context
-	Size    int // as granted, at least what was asked for
 	// Owner is the caller's, to find its way back from [CompChannel.Events] and
 	// [AsyncChannel.Event]. Set it before the queue is used.
 	Owner any
@@ -114,7 +22,7 @@ func (c *Context) CreateCQ(size int, ch *CompChannel, vector int) (*CQ, error) {
 	}
 	cq.token = objects.add(cq)
 	var errno int
-	cq.h, cq.Size, errno = sysCreateCQ(c.h, size, cq.token, chh, vector)
+	cq.h, errno = sysCreateCQ(c.h, size, cq.token, chh, vector)
 	if errno != 0 {
 		objects.remove(cq.token)
 		return nil, verbError("ibv_create_cq", c.Name, errno)
@@ -139,7 +47,7 @@ func (cq *CQ) Spin(wcs []WC, times int) (int, error) {
 	return n, nil
 }
 
-// Notify asks for one event on the queue's channel at the next completion. A
+// Notify requests one event on the queue's channel at the next completion. A
 // completion that came between the last Poll and Notify makes no event: poll
 // once more after it. SolicitedOnly: for solicited receives and failures only.
 func (cq *CQ) Notify(solicitedOnly bool) error {

@@ -2,14 +2,14 @@
 // libraries of RDMA: devices, protection domains, memory regions and windows,
 // completion queues, reliable-connected queue pairs, and rdma_cm.
 //
-// It knows only the verbs, not what they are used for: no protocol, no policy, no
+// It has only the verbs, not what they are used for: no protocol, no policy, no
 // buffers of its own. provider/verbs and "sanperf devices" use it.
 //
 // The libraries are opened at run time, on first use; no header of rdma-core is
 // needed to build, and none of its libraries to run a program that imports this
 // package. Where they cannot be used (another system than Linux, CGO_ENABLED=0,
 // a static binary, rdma-core not installed) everything still builds, [Available]
-// says why, and every constructor fails with that error.
+// returns the reason, and every constructor fails with that error.
 //
 // # Concurrency
 //

@@ -9,7 +9,7 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-func TestErrorSaysVerbObjectAndErrno(t *testing.T) {
+func TestAnErrorHasVerbObjectAndErrno(t *testing.T) {
 	err := verbError("ibv_reg_mr", "4096 bytes on rxe0", int(syscall.ENOMEM))
 	if !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("errors.Is does not find ENOMEM in %v", err)
@@ -25,7 +25,7 @@ func TestErrorSaysVerbObjectAndErrno(t *testing.T) {
 }
 
 // On a machine without RDMA each way in fails with one clear error.
-func TestWithoutDevices(t *testing.T) {
+func TestWithoutDevicesEachWayInFails(t *testing.T) {
 	testenv.NeedNoDevice(t)
 	unavailable := Available()
 	if unavailable != nil && !errors.Is(unavailable, ErrNotAvailable) {
@@ -56,7 +56,7 @@ func TestWithoutDevices(t *testing.T) {
 	}
 }
 
-func TestNamesOfValues(t *testing.T) {
+func TestValuesHaveNames(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{Success.String(), "success"},
 		{Status(77).String(), "status 77"},

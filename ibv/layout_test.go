@@ -34,35 +34,34 @@ func compile(t *testing.T, file string) error {
 	return nil
 }
 
-func TestMirroredStructs(t *testing.T) {
+func TestMirroredStructsAreTheSystems(t *testing.T) {
 	if err := compile(t, "testdata/layout.c"); err != nil {
 		t.Fatalf("abi_linux.h differs from the system's headers: %v", err)
 	}
 }
 
 // The comparison itself can fail.
-func TestMirroredStructsWouldNotice(t *testing.T) {
+func TestAWrongOffsetIsFound(t *testing.T) {
 	source := "#include \"" + abs(t, "testdata/layout.c") + "\"\nSAME(abi_wc, struct ibv_send_wr, opcode);\n"
 	if err := compile(t, write(t, source)); err == nil {
 		t.Fatal("a wrong offset was not found")
 	}
 }
 
-func TestMirroredConstants(t *testing.T) {
+func TestMirroredConstantsAreTheSystems(t *testing.T) {
 	constants := map[string]int{
 		"IBV_TRANSPORT_IB": int(TransportIB), "IBV_TRANSPORT_IWARP": int(TransportIWARP),
-		"IBV_DEVICE_MEM_WINDOW": int(CapMemWindow), "IBV_DEVICE_MEM_MGT_EXTENSIONS": int(CapMemMgtExtension),
+		"IBV_DEVICE_MEM_WINDOW":         int(CapMemWindow),
 		"IBV_DEVICE_MEM_WINDOW_TYPE_2A": int(CapMemWindow2A), "IBV_DEVICE_MEM_WINDOW_TYPE_2B": int(CapMemWindow2B),
 		"IBV_PORT_DOWN": int(PortDown), "IBV_PORT_INIT": int(PortInit), "IBV_PORT_ARMED": int(PortArmed), "IBV_PORT_ACTIVE": int(PortActive),
 		"IBV_LINK_LAYER_UNSPECIFIED": int(LinkUnspecified), "IBV_LINK_LAYER_INFINIBAND": int(LinkInfiniBand), "IBV_LINK_LAYER_ETHERNET": int(LinkEthernet),
 		"IBV_GID_TYPE_IB": int(GIDTypeIB), "IBV_GID_TYPE_ROCE_V1": int(GIDTypeRoCEv1), "IBV_GID_TYPE_ROCE_V2": int(GIDTypeRoCEv2),
 		"IBV_ACCESS_LOCAL_WRITE": int(LocalWrite), "IBV_ACCESS_REMOTE_WRITE": int(RemoteWrite), "IBV_ACCESS_REMOTE_READ": int(RemoteRead),
-		"IBV_ACCESS_REMOTE_ATOMIC": int(RemoteAtomic), "IBV_ACCESS_MW_BIND": int(MWBind), "IBV_ACCESS_ZERO_BASED": int(ZeroBased),
-		"IBV_ACCESS_ON_DEMAND": int(OnDemand), "IBV_ACCESS_RELAXED_ORDERING": int(RelaxedOrdering), "IBV_ACCESS_OPTIONAL_RANGE": 0x3ff00000,
-		"IBV_WR_RDMA_WRITE": int(OpWrite), "IBV_WR_RDMA_WRITE_WITH_IMM": int(OpWriteWithImm), "IBV_WR_SEND": int(OpSend),
+		"IBV_ACCESS_MW_BIND": int(MWBind),
+		"IBV_WR_RDMA_WRITE":  int(OpWrite), "IBV_WR_RDMA_WRITE_WITH_IMM": int(OpWriteWithImm), "IBV_WR_SEND": int(OpSend),
 		"IBV_WR_SEND_WITH_IMM": int(OpSendWithImm), "IBV_WR_RDMA_READ": int(OpRead), "IBV_WR_LOCAL_INV": int(OpLocalInv),
 		"IBV_WR_BIND_MW": int(OpBindMW), "IBV_WR_SEND_WITH_INV": int(OpSendWithInv),
-		"IBV_SEND_FENCE": int(Fence), "IBV_SEND_SIGNALED": int(Signaled), "IBV_SEND_SOLICITED": int(Solicited), "IBV_SEND_INLINE": int(Inline),
+		"IBV_SEND_SIGNALED": int(Signaled), "IBV_SEND_SOLICITED": int(Solicited), "IBV_SEND_INLINE": int(Inline),
 		"IBV_WC_SEND": int(WCSend), "IBV_WC_RDMA_WRITE": int(WCWrite), "IBV_WC_RDMA_READ": int(WCRead), "IBV_WC_BIND_MW": int(WCBindMW),
 		"IBV_WC_LOCAL_INV": int(WCLocalInv), "IBV_WC_RECV": int(WCRecv), "IBV_WC_RECV_RDMA_WITH_IMM": int(WCRecvImm),
 		"IBV_WC_WITH_IMM": int(WCWithImm), "IBV_WC_WITH_INV": int(WCWithInv),
@@ -78,7 +77,7 @@ func TestMirroredConstants(t *testing.T) {
 		"IBV_QP_AV": int(MaskAV), "IBV_QP_PATH_MTU": int(MaskPathMTU), "IBV_QP_TIMEOUT": int(MaskTimeout), "IBV_QP_RETRY_CNT": int(MaskRetryCount),
 		"IBV_QP_RNR_RETRY": int(MaskRNRRetry), "IBV_QP_RQ_PSN": int(MaskRQPSN), "IBV_QP_MAX_QP_RD_ATOMIC": int(MaskMaxReadAtomic),
 		"IBV_QP_MIN_RNR_TIMER": int(MaskMinRNRTimer), "IBV_QP_SQ_PSN": int(MaskSQPSN), "IBV_QP_MAX_DEST_RD_ATOMIC": int(MaskMaxDestReadAtomic),
-		"IBV_QP_CAP": int(MaskCap), "IBV_QP_DEST_QPN": int(MaskDestQPN),
+		"IBV_QP_DEST_QPN":  int(MaskDestQPN),
 		"IBV_EVENT_CQ_ERR": int(EventCQErr), "IBV_EVENT_QP_FATAL": int(EventQPFatal), "IBV_EVENT_QP_REQ_ERR": int(EventQPReqErr),
 		"IBV_EVENT_QP_ACCESS_ERR": int(EventQPAccessErr), "IBV_EVENT_COMM_EST": int(EventCommEst), "IBV_EVENT_SQ_DRAINED": int(EventSQDrained),
 		"IBV_EVENT_PATH_MIG": 6, "IBV_EVENT_PATH_MIG_ERR": 7, // QP events too
@@ -91,8 +90,7 @@ func TestMirroredConstants(t *testing.T) {
 		"RDMA_CM_EVENT_CONNECT_ERROR": int(ConnectError), "RDMA_CM_EVENT_UNREACHABLE": int(Unreachable), "RDMA_CM_EVENT_REJECTED": int(Rejected),
 		"RDMA_CM_EVENT_ESTABLISHED": int(Established), "RDMA_CM_EVENT_DISCONNECTED": int(Disconnected), "RDMA_CM_EVENT_DEVICE_REMOVAL": int(DeviceRemoval),
 		"RDMA_CM_EVENT_ADDR_CHANGE": int(AddrChange), "RDMA_CM_EVENT_TIMEWAIT_EXIT": int(TimewaitExit),
-		"RDMA_OPTION_ID": 0, "RDMA_OPTION_ID_TOS": optionTOS, "RDMA_OPTION_ID_REUSEADDR": optionReuseAddr,
-		"RDMA_OPTION_ID_AFONLY": optionAFOnly, "RDMA_OPTION_ID_ACK_TIMEOUT": optionAckTimeout,
+		"RDMA_OPTION_ID": 0, "RDMA_OPTION_ID_ACK_TIMEOUT": optionAckTimeout,
 		"RDMA_PS_TCP": 0x0106, "IBV_QPT_RC": 2, "IBV_MW_TYPE_2": 2, "IBV_SRQ_LIMIT": 2, // of shim_linux.c
 	}
 	var source strings.Builder

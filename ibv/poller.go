@@ -23,7 +23,7 @@ func newPoller(fd int, name string) (*poller, error) {
 		return nil, verbError("fcntl", name, errno)
 	}
 	file := os.NewFile(uintptr(dup), name)
-	// NewFile does not tell where epoll has refused the descriptor: for want of memory,
+	// NewFile does not report that epoll has refused the descriptor: for want of memory,
 	// or beyond fs.epoll.max_user_watches.
 	if err := file.SetReadDeadline(time.Time{}); err != nil {
 		file.Close()

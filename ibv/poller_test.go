@@ -12,7 +12,7 @@ import (
 
 // A descriptor that epoll refuses, as it does a regular file's, could not be waited
 // for, nor the wait be ended.
-func TestPollerThatCannotWait(t *testing.T) {
+func TestADescriptorThatEpollRefusesHasNoPoller(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	if err != nil {
 		t.Fatal(err)

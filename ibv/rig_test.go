@@ -131,7 +131,7 @@ type end struct {
 	srq  *SRQ
 	mr   *MR
 	buf  []byte
-	left []WC // completions that nobody asked for yet
+	left []WC // completions not yet returned by completion
 }
 
 type options struct {
@@ -139,7 +139,7 @@ type options struct {
 	inline     uint32
 	srq        bool
 	private    []byte // of the request
-	reply      []byte // of the answer
+	reply      []byte // of Accept
 	v6         bool
 	ackTimeout uint8
 }
@@ -178,10 +178,10 @@ func addrOf(b []byte) uintptr { return uintptr(unsafe.Pointer(&b[0])) }
 
 // sge is n bytes of the end's buffer at an offset.
 func (e *end) sge(off, n int) [MaxSGE]SGE {
-	return [MaxSGE]SGE{{Addr: uint64(e.mr.Addr) + uint64(off), Length: uint32(n), LKey: e.mr.LKey}}
+	return [MaxSGE]SGE{{Addr: uint64(addrOf(e.buf)) + uint64(off), Length: uint32(n), LKey: e.mr.LKey}}
 }
 
-func (e *end) remote(off int) uint64 { return uint64(e.mr.Addr) + uint64(off) }
+func (e *end) remote(off int) uint64 { return uint64(addrOf(e.buf)) + uint64(off) }
 
 func (e *end) postRecv(t *testing.T, id uint64, off, n int) {
 	t.Helper()
@@ -261,7 +261,7 @@ func event(t *testing.T, ch *EventChannel, want EventType) Event {
 // passed over.
 func asyncEvent(t *testing.T, ch *AsyncChannel, want AsyncEventType) AsyncEvent {
 	t.Helper()
-	check(t, ch.SetDeadline(time.Now().Add(patience)))
+	check(t, ch.poller.setDeadline(time.Now().Add(patience)))
 	for {
 		ev, err := ch.Event()
 		if err != nil {

@@ -65,7 +65,6 @@ static struct {
 	void (*cm_destroy_event_channel)(struct abi_event_channel *);
 	int (*cm_create_id)(struct abi_event_channel *, struct abi_cm_id **, void *, int);
 	int (*cm_destroy_id)(struct abi_cm_id *);
-	int (*cm_migrate_id)(struct abi_cm_id *, struct abi_event_channel *);
 	int (*cm_bind_addr)(struct abi_cm_id *, struct sockaddr *);
 	int (*cm_resolve_addr)(struct abi_cm_id *, struct sockaddr *, struct sockaddr *, int);
 	int (*cm_resolve_route)(struct abi_cm_id *, int);
@@ -80,7 +79,6 @@ static struct {
 	int (*cm_set_option)(struct abi_cm_id *, int, int, void *, size_t);
 	// optional
 	int (*get_device_index)(struct abi_device *);
-	struct abi_mr *(*reg_mr_iova2)(struct abi_pd *, void *, size_t, uint64_t, unsigned int);
 	long (*query_gid_table)(struct abi_context *, struct abi_gid_entry *, size_t, uint32_t, size_t);
 } f;
 
@@ -99,13 +97,12 @@ static const struct {
 	V(alloc_pd), V(dealloc_pd), V(reg_mr), V(dereg_mr),
 	V0(create_comp_channel), V0(destroy_comp_channel), V(create_cq), V(destroy_cq), V(get_cq_event), V(ack_cq_events),
 	V(create_srq), V(modify_srq), V(destroy_srq), V(create_qp), V(modify_qp), V(query_qp), V(destroy_qp),
-	C(create_event_channel), C(destroy_event_channel), C(create_id), C(destroy_id), C(migrate_id), C(bind_addr),
+	C(create_event_channel), C(destroy_event_channel), C(create_id), C(destroy_id), C(bind_addr),
 	C(resolve_addr), C(resolve_route), C(create_qp), C(listen), C(connect), C(accept), C(reject),
 	C(disconnect), C(set_option),
 	{&f.cm_get_event, CM, 0, "rdma_get_cm_event", "RDMACM_1.0"},
 	{&f.cm_ack_event, CM, 0, "rdma_ack_cm_event", "RDMACM_1.0"},
 	{&f.get_device_index, VERBS, 1, "ibv_get_device_index", "IBVERBS_1.9"},
-	{&f.reg_mr_iova2, VERBS, 1, "ibv_reg_mr_iova2", "IBVERBS_1.8"},
 	{&f.query_gid_table, VERBS, 1, "_ibv_query_gid_table", "IBVERBS_1.11"},
 };
 
@@ -153,7 +150,7 @@ const char *san_load(void)
 
 // ---- errors ----
 
-// The libraries say how a call failed in four ways: errno with -1 or NULL, a
+// The libraries report how a call failed in four ways: errno with -1 or NULL, a
 // positive errno, and, from siw's post_send, a negative errno. All of them end
 // here as a positive one.
 static int failed(int rc)
@@ -254,29 +251,21 @@ int san_query_device(san_h ctx, struct san_caps *out)
 	if (rc)
 		return rc;
 	memcpy(out->firmware, a.fw_ver, sizeof out->firmware);
-	out->node_guid = be64toh(a.node_guid);
 	out->max_mr_size = a.max_mr_size;
-	out->page_sizes = a.page_size_cap;
 	out->vendor_id = a.vendor_id;
-	out->vendor_part = a.vendor_part_id;
-	out->hw_version = a.hw_ver;
 	out->flags = a.device_cap_flags;
 	out->max_qp = a.max_qp;
 	out->max_qp_wr = a.max_qp_wr;
 	out->max_sge = a.max_sge;
 	out->max_sge_rd = a.max_sge_rd;
-	out->max_cq = a.max_cq;
 	out->max_cqe = a.max_cqe;
 	out->max_mr = a.max_mr;
-	out->max_pd = a.max_pd;
 	out->max_qp_rd_atomic = a.max_qp_rd_atom;
 	out->max_qp_init_rd_atomic = a.max_qp_init_rd_atom;
 	out->max_mw = a.max_mw;
 	out->max_srq = a.max_srq;
 	out->max_srq_wr = a.max_srq_wr;
-	out->max_srq_sge = a.max_srq_sge;
 	out->ports = a.phys_port_cnt;
-	out->ack_delay = a.local_ca_ack_delay;
 	return 0;
 }
 
@@ -292,15 +281,10 @@ int san_query_port(san_h ctx, int port, struct san_port *out)
 	if (rc)
 		return rc;
 	out->state = u.a.state;
-	out->max_mtu = u.a.max_mtu;
 	out->active_mtu = u.a.active_mtu;
 	out->gids = u.a.gid_tbl_len;
-	out->max_message = u.a.max_msg_sz;
 	out->lid = u.a.lid;
 	out->link_layer = u.a.link_layer;
-	out->width = u.a.active_width;
-	out->speed = u.a.active_speed;
-	out->physical = u.a.phys_state;
 	return 0;
 }
 
@@ -403,14 +387,9 @@ int san_dealloc_pd(san_h pd)
 
 int san_reg_mr(san_h pd, uintptr_t addr, size_t length, uint32_t access, san_h *mr, uint32_t *lkey, uint32_t *rkey)
 {
-	const uint32_t optional = 0x3ff00000; // IBV_ACCESS_OPTIONAL_RANGE: ignored where not known
 	struct abi_mr *m;
-	int rc;
+	int rc = MAKE(m, f.reg_mr((struct abi_pd *)pd, (void *)addr, length, access));
 
-	if ((access & optional) && f.reg_mr_iova2)
-		rc = MAKE(m, f.reg_mr_iova2((struct abi_pd *)pd, (void *)addr, length, addr, access));
-	else
-		rc = MAKE(m, f.reg_mr((struct abi_pd *)pd, (void *)addr, length, access & ~optional));
 	*mr = (san_h)m;
 	if (m) {
 		*lkey = m->lkey;
@@ -424,7 +403,7 @@ int san_dereg_mr(san_h mr)
 	return CALL(f.dereg_mr((struct abi_mr *)mr));
 }
 
-// A memory window and whether it is bound, as far as what was posted says.
+// A memory window and whether it is bound, as far as what was posted shows.
 // Invalidating an unbound window panics some kernels (rxe, 6.12), so it must
 // not be possible.
 struct window {
@@ -463,13 +442,7 @@ int san_dealloc_mw(san_h mw)
 	return rc;
 }
 
-uint32_t san_mw_key(san_h mw, int *bound)
-{
-	struct window *w = (void *)mw;
-
-	*bound = w->bound;
-	return w->mw->rkey;
-}
+uint32_t san_mw_key(san_h mw) { return ((struct window *)mw)->mw->rkey; }
 
 // ---- completion ----
 
@@ -504,14 +477,13 @@ int san_get_cq_events(san_h ch, uint64_t *tokens, int max, int *n)
 	return 0;
 }
 
-int san_create_cq(san_h ctx, int cqe, uint64_t token, san_h ch, int vector, san_h *cq, int *granted)
+int san_create_cq(san_h ctx, int cqe, uint64_t token, san_h ch, int vector, san_h *cq)
 {
 	struct abi_cq *c;
 	int rc = MAKE(c, f.create_cq((struct abi_context *)ctx, cqe, token_pointer(token),
 	                             (struct abi_comp_channel *)ch, vector));
 
 	*cq = (san_h)c;
-	*granted = c ? c->cqe : 0;
 	return rc;
 }
 
@@ -606,15 +578,13 @@ struct san_posted san_post_srq_recv(san_h h, const struct san_recv_wr *in, int n
 	return post_recv(NULL, (void *)h, in, n);
 }
 
-int san_create_srq(san_h pd, uint64_t token, uint32_t *max_wr, uint32_t *max_sge, san_h *srq)
+int san_create_srq(san_h pd, uint64_t token, uint32_t max_wr, uint32_t max_sge, san_h *srq)
 {
-	struct abi_srq_init_attr a = {token_pointer(token), {*max_wr, *max_sge, 0}};
+	struct abi_srq_init_attr a = {token_pointer(token), {max_wr, max_sge, 0}};
 	struct abi_srq *s;
 	int rc = MAKE(s, f.create_srq((struct abi_pd *)pd, &a));
 
 	*srq = (san_h)s;
-	*max_wr = a.attr.max_wr;
-	*max_sge = a.attr.max_sge;
 	return rc;
 }
 
@@ -633,7 +603,7 @@ int san_arm_srq(san_h srq, uint32_t limit)
 // ---- queue pairs ----
 
 int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq, san_h srq,
-                  struct san_qp_cap *cap, int signal_all, san_h *qp, uint32_t *num)
+                  struct san_qp_cap *cap, san_h *qp, uint32_t *num)
 {
 	struct abi_qp_init_attr a = {
 		.qp_context = token_pointer(token),
@@ -642,7 +612,6 @@ int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h re
 		.srq = (struct abi_srq *)srq,
 		.cap = {cap->send_wr, cap->recv_wr, cap->send_sge, cap->recv_sge, cap->inline_data},
 		.qp_type = 2, // IBV_QPT_RC
-		.sq_sig_all = signal_all,
 	};
 	struct abi_cm_id *id = (void *)cm_id;
 	struct abi_qp *q = NULL;
@@ -652,7 +621,7 @@ int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h re
 		rc = CALL(f.cm_create_qp(id, (struct abi_pd *)pd, &a));
 		if (!rc)
 			q = id->qp;
-		else if (rc == 1 && !errno) // -1; a device's library need not say why (bnxt_re, of too much inline)
+		else if (rc == 1 && !errno) // -1; a device's library need not set errno (bnxt_re, of too much inline)
 			rc = no_object();
 	} else {
 		rc = MAKE(q, f.create_qp((struct abi_pd *)pd, &a));
@@ -686,14 +655,10 @@ int san_modify_qp(san_h qp, const struct san_qp_attr *in, uint32_t mask)
 	a.qp_access_flags = in->access;
 	a.ah_attr.is_global = in->global;
 	memcpy(a.ah_attr.grh.dgid, in->dgid, sizeof in->dgid);
-	a.ah_attr.grh.flow_label = in->flow_label;
 	a.ah_attr.grh.sgid_index = in->sgid_index;
 	a.ah_attr.grh.hop_limit = in->hop_limit;
-	a.ah_attr.grh.traffic_class = in->traffic_class;
 	a.ah_attr.dlid = in->dlid;
-	a.ah_attr.sl = in->sl;
 	a.ah_attr.port_num = in->port;
-	a.pkey_index = in->pkey_index;
 	a.port_num = in->port;
 	a.max_rd_atomic = in->max_rd_atomic;
 	a.max_dest_rd_atomic = in->max_dest_rd_atomic;
@@ -724,17 +689,11 @@ int san_query_qp(san_h qp, struct san_qp_attr *out, uint32_t mask)
 	out->sq_psn = a.sq_psn;
 	out->dest_qpn = a.dest_qp_num;
 	out->access = a.qp_access_flags;
-	out->cap = (struct san_qp_cap){i.cap.max_send_wr, i.cap.max_recv_wr, i.cap.max_send_sge,
-	                               i.cap.max_recv_sge, i.cap.max_inline_data};
 	out->global = a.ah_attr.is_global;
 	memcpy(out->dgid, a.ah_attr.grh.dgid, sizeof out->dgid);
-	out->flow_label = a.ah_attr.grh.flow_label;
 	out->sgid_index = a.ah_attr.grh.sgid_index;
 	out->hop_limit = a.ah_attr.grh.hop_limit;
-	out->traffic_class = a.ah_attr.grh.traffic_class;
 	out->dlid = a.ah_attr.dlid;
-	out->sl = a.ah_attr.sl;
-	out->pkey_index = a.pkey_index;
 	out->port = a.port_num;
 	out->max_rd_atomic = a.max_rd_atomic;
 	out->max_dest_rd_atomic = a.max_dest_rd_atomic;
@@ -781,7 +740,7 @@ static int link_send(struct abi_send_wr *wr, const struct san_send_wr *in, int n
 				(struct abi_mr *)(uintptr_t)s->mr, s->remote_addr, s->bind_length, s->bind_access};
 			break;
 		default:
-			wr[i].imm_data = htonl(s->imm);
+			wr[i].imm_data = 0;
 			wr[i].wr.rdma.remote_addr = s->remote_addr;
 			wr[i].wr.rdma.rkey = s->remote_key;
 		}
@@ -815,7 +774,7 @@ static int check_windows(const struct san_send_wr *in, int n)
 	return 1;
 }
 
-// After posting: the library wants the new key in the window before the next bind.
+// After posting: the library needs the new key in the window before the next bind.
 static void note_windows(const struct san_send_wr *in, int n)
 {
 	for (int i = 0; i < n; i++) {
@@ -892,7 +851,7 @@ int san_cm_get_event(san_h ch, uint64_t child_token, struct san_cm_event *out)
 	memset(out, 0, sizeof *out);
 	out->type = ev->event;
 	// -1: a step that librdmacm itself took within the call has failed, and
-	// errno says how (ucma_process_conn_resp).
+	// errno has the reason (ucma_process_conn_resp).
 	out->status = ev->status == -1 ? -own : ev->status;
 	out->token = pointer_token(ev->id->context);
 	switch (ev->event) {
@@ -909,10 +868,8 @@ int san_cm_get_event(san_h ch, uint64_t child_token, struct san_cm_event *out)
 		out->param.qp_num = ev->conn.qp_num;
 		out->param.responder_resources = ev->conn.responder_resources;
 		out->param.initiator_depth = ev->conn.initiator_depth;
-		out->param.flow_control = ev->conn.flow_control;
 		out->param.retry_count = ev->conn.retry_count;
 		out->param.rnr_retry_count = ev->conn.rnr_retry_count;
-		out->param.srq = ev->conn.srq;
 		if (ev->conn.private_data && ev->conn.private_data_len) {
 			out->param.private_len = ev->conn.private_data_len;
 			memcpy(out->param.private_data, ev->conn.private_data, ev->conn.private_data_len);
@@ -935,11 +892,6 @@ int san_cm_create_id(san_h ch, uint64_t token, san_h *id)
 int san_cm_destroy_id(san_h id)
 {
 	return CALL(f.cm_destroy_id((struct abi_cm_id *)id));
-}
-
-int san_cm_migrate(san_h id, san_h ch)
-{
-	return CALL(f.cm_migrate_id((struct abi_cm_id *)id, (struct abi_event_channel *)ch));
 }
 
 static struct sockaddr *to_sockaddr(const struct san_addr *a, struct sockaddr_storage *s)
@@ -1010,10 +962,8 @@ static struct abi_conn_param conn_param(const struct san_conn_param *p)
 		.private_data_len = p->private_len,
 		.responder_resources = p->responder_resources,
 		.initiator_depth = p->initiator_depth,
-		.flow_control = p->flow_control,
 		.retry_count = p->retry_count,
 		.rnr_retry_count = p->rnr_retry_count,
-		.srq = p->srq,
 		.qp_num = p->qp_num,
 	};
 }
@@ -1060,12 +1010,11 @@ int san_cm_set_option(san_h id, int option, const void *value, size_t len)
 	return CALL(f.cm_set_option((struct abi_cm_id *)id, 0, option, (void *)value, len)); // RDMA_OPTION_ID
 }
 
-void san_cm_info(san_h h, san_h *ctx, int *port, struct san_addr *src, struct san_addr *dst)
+void san_cm_info(san_h h, san_h *ctx, struct san_addr *src, struct san_addr *dst)
 {
 	struct abi_cm_id *id = (void *)h;
 
 	*ctx = (san_h)id->verbs;
-	*port = id->port_num;
 	from_sockaddr(&id->route.src, src);
 	from_sockaddr(&id->route.dst, dst);
 }

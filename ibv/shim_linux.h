@@ -24,22 +24,17 @@ struct san_device {
 
 struct san_caps {
 	char firmware[64];
-	uint64_t node_guid;
 	uint64_t max_mr_size;
-	uint64_t page_sizes;
-	uint32_t vendor_id, vendor_part, hw_version, flags;
+	uint32_t vendor_id, flags;
 	int32_t max_qp, max_qp_wr, max_sge, max_sge_rd;
-	int32_t max_cq, max_cqe, max_mr, max_pd;
-	int32_t max_qp_rd_atomic, max_qp_init_rd_atomic, max_mw, max_srq;
-	int32_t max_srq_wr, max_srq_sge, ports, ack_delay;
+	int32_t max_cqe, max_mr, max_mw, max_srq, max_srq_wr;
+	int32_t max_qp_rd_atomic, max_qp_init_rd_atomic, ports;
 };
 
 struct san_port {
-	int32_t state, max_mtu, active_mtu, gids;
-	uint32_t max_message;
+	int32_t state, active_mtu, gids;
 	uint16_t lid;
-	uint8_t link_layer, width;
-	uint8_t speed, physical, pad[2];
+	uint8_t link_layer, pad;
 };
 
 struct san_gid {
@@ -54,12 +49,9 @@ struct san_qp_cap {
 struct san_qp_attr {
 	uint32_t state, path_mtu;
 	uint32_t rq_psn, sq_psn, dest_qpn, access;
-	struct san_qp_cap cap;
 	uint8_t dgid[16];
-	uint32_t flow_label;
-	uint16_t dlid, pkey_index;
-	uint8_t global, sgid_index, hop_limit, traffic_class;
-	uint8_t sl, port;
+	uint16_t dlid;
+	uint8_t global, sgid_index, hop_limit, port;
 	uint8_t max_rd_atomic, max_dest_rd_atomic;
 	uint8_t min_rnr_timer, timeout, retry_count, rnr_retry;
 };
@@ -71,12 +63,11 @@ struct san_sge {
 
 struct san_send_wr {
 	uint64_t id;
-	uint32_t opcode, flags, imm, num_sge;
+	uint32_t opcode, flags, num_sge, remote_key;
 	uint64_t remote_addr;
-	uint32_t remote_key, inv_key;
+	uint32_t inv_key, bind_access;
+	uint64_t mw, mr, bind_length; // bind_mw: of remote_addr, under remote_key
 	struct san_sge sge[SAN_MAX_SGE];
-	uint64_t mw, mr, bind_length; // bind_mw: remote_addr and remote_key say what it exposes
-	uint32_t bind_access, pad;
 };
 
 struct san_recv_wr {
@@ -110,8 +101,8 @@ struct san_addr {
 
 struct san_conn_param {
 	uint32_t qp_num;
-	uint8_t responder_resources, initiator_depth, flow_control, retry_count;
-	uint8_t rnr_retry_count, srq, private_len, pad;
+	uint8_t responder_resources, initiator_depth, retry_count, rnr_retry_count;
+	uint8_t private_len, pad[3];
 	uint8_t private_data[256];
 };
 
@@ -145,23 +136,23 @@ int san_reg_mr(san_h pd, uintptr_t addr, size_t length, uint32_t access, san_h *
 int san_dereg_mr(san_h mr);
 int san_alloc_mw(san_h pd, san_h *mw);
 int san_dealloc_mw(san_h mw);
-uint32_t san_mw_key(san_h mw, int *bound);
+uint32_t san_mw_key(san_h mw);
 
 int san_create_channel(san_h ctx, san_h *ch, int *fd);
 int san_destroy_channel(san_h ch);
 int san_get_cq_events(san_h ch, uint64_t *tokens, int max, int *n);
-int san_create_cq(san_h ctx, int cqe, uint64_t token, san_h ch, int vector, san_h *cq, int *granted);
+int san_create_cq(san_h ctx, int cqe, uint64_t token, san_h ch, int vector, san_h *cq);
 int san_destroy_cq(san_h cq);
 int san_req_notify(san_h cq, int solicited_only);
 int san_poll_cq(san_h cq, struct san_wc *out, int n, int times); // number, or negative errno
 
-int san_create_srq(san_h pd, uint64_t token, uint32_t *max_wr, uint32_t *max_sge, san_h *srq);
+int san_create_srq(san_h pd, uint64_t token, uint32_t max_wr, uint32_t max_sge, san_h *srq);
 int san_destroy_srq(san_h srq);
 int san_arm_srq(san_h srq, uint32_t limit);
 struct san_posted san_post_srq_recv(san_h srq, const struct san_recv_wr *wr, int n);
 
 int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq, san_h srq,
-                  struct san_qp_cap *cap, int signal_all, san_h *qp, uint32_t *num);
+                  struct san_qp_cap *cap, san_h *qp, uint32_t *num);
 int san_destroy_qp(san_h qp);
 void san_cm_forget_qp(san_h id);
 int san_modify_qp(san_h qp, const struct san_qp_attr *attr, uint32_t mask);
@@ -174,7 +165,6 @@ void san_cm_destroy_channel(san_h ch);
 int san_cm_get_event(san_h ch, uint64_t child_token, struct san_cm_event *out);
 int san_cm_create_id(san_h ch, uint64_t token, san_h *id);
 int san_cm_destroy_id(san_h id);
-int san_cm_migrate(san_h id, san_h ch);
 int san_cm_bind(san_h id, const struct san_addr *addr);
 int san_cm_resolve_addr(san_h id, const struct san_addr *src, const struct san_addr *dst, int timeout_ms);
 int san_cm_resolve_route(san_h id, int timeout_ms);
@@ -184,6 +174,6 @@ int san_cm_accept(san_h id, const struct san_conn_param *p);
 int san_cm_reject(san_h id, const uint8_t *data, int len);
 int san_cm_disconnect(san_h id);
 int san_cm_set_option(san_h id, int option, const void *value, size_t len);
-void san_cm_info(san_h id, san_h *ctx, int *port, struct san_addr *src, struct san_addr *dst);
+void san_cm_info(san_h id, san_h *ctx, struct san_addr *src, struct san_addr *dst);
 
 #endif

@@ -4,8 +4,8 @@ package ibv
 // pointers to memory without pointers, and keeps none of them after the call.
 
 /*
-// Of C libraries that keep dlopen apart (glibc before 2.34), though it is only
-// weakly asked for.
+// Of C libraries that keep dlopen apart (glibc before 2.34), though the reference to it
+// is weak.
 #cgo LDFLAGS: -Wl,--no-as-needed -ldl
 #include <stdlib.h>
 #include "shim_linux.h"
@@ -127,13 +127,11 @@ func sysQueryDevice(ctx handle) (Caps, int) {
 	var c C.struct_san_caps
 	errno := C.san_query_device(C.san_h(ctx), &c)
 	return Caps{
-		Firmware: C.GoString(&c.firmware[0]), NodeGUID: uint64(c.node_guid), MaxMRSize: uint64(c.max_mr_size),
-		PageSizes: uint64(c.page_sizes), VendorID: uint32(c.vendor_id), VendorPart: uint32(c.vendor_part),
-		HWVersion: uint32(c.hw_version), Flags: CapFlags(c.flags), MaxQP: int(c.max_qp), MaxQPWR: int(c.max_qp_wr),
-		MaxSGE: int(c.max_sge), MaxSGERead: int(c.max_sge_rd), MaxCQ: int(c.max_cq), MaxCQE: int(c.max_cqe),
-		MaxMR: int(c.max_mr), MaxPD: int(c.max_pd), MaxQPReadAtomic: int(c.max_qp_rd_atomic),
-		MaxQPInitiatorRead: int(c.max_qp_init_rd_atomic), MaxMW: int(c.max_mw), MaxSRQ: int(c.max_srq),
-		MaxSRQWR: int(c.max_srq_wr), MaxSRQSGE: int(c.max_srq_sge), Ports: int(c.ports), AckDelay: int(c.ack_delay),
+		Firmware: C.GoString(&c.firmware[0]), MaxMRSize: uint64(c.max_mr_size), VendorID: uint32(c.vendor_id),
+		Flags: CapFlags(c.flags), MaxQP: int(c.max_qp), MaxQPWR: int(c.max_qp_wr),
+		MaxSGE: int(c.max_sge), MaxSGERead: int(c.max_sge_rd), MaxCQE: int(c.max_cqe), MaxMR: int(c.max_mr),
+		MaxQPReadAtomic: int(c.max_qp_rd_atomic), MaxQPInitiatorRead: int(c.max_qp_init_rd_atomic),
+		MaxMW: int(c.max_mw), MaxSRQ: int(c.max_srq), MaxSRQWR: int(c.max_srq_wr), Ports: int(c.ports),
 	}, int(errno)
 }
 
@@ -141,8 +139,8 @@ func sysQueryPort(ctx handle, port int) (Port, int) {
 	var p C.struct_san_port
 	errno := C.san_query_port(C.san_h(ctx), C.int(port), &p)
 	return Port{
-		State: PortState(p.state), MaxMTU: MTU(p.max_mtu), ActiveMTU: MTU(p.active_mtu), GIDs: int(p.gids),
-		MaxMessage: uint32(p.max_message), LID: uint16(p.lid), LinkLayer: LinkLayer(p.link_layer),
+		State: PortState(p.state), ActiveMTU: MTU(p.active_mtu), GIDs: int(p.gids),
+		LID: uint16(p.lid), LinkLayer: LinkLayer(p.link_layer),
 	}, int(errno)
 }
 
@@ -201,11 +199,7 @@ func sysAllocMW(pd handle) (handle, int) {
 
 func sysDeallocMW(mw handle) int { return int(C.san_dealloc_mw(C.san_h(mw))) }
 
-func sysMWKey(mw handle) (uint32, bool) {
-	var bound C.int
-	key := C.san_mw_key(C.san_h(mw), &bound)
-	return uint32(key), bound != 0
-}
+func sysMWKey(mw handle) uint32 { return uint32(C.san_mw_key(C.san_h(mw))) }
 
 // ---- queues ----
 
@@ -218,20 +212,18 @@ func sysCreateChannel(ctx handle) (handle, int, int) {
 
 func sysDestroyChannel(ch handle) int { return int(C.san_destroy_channel(C.san_h(ch))) }
 
-func sysCreateCQ(ctx handle, size int, token uint64, ch handle, vector int) (handle, int, int) {
+func sysCreateCQ(ctx handle, size int, token uint64, ch handle, vector int) (handle, int) {
 	var h C.san_h
-	var granted C.int
-	errno := C.san_create_cq(C.san_h(ctx), C.int(size), C.uint64_t(token), C.san_h(ch), C.int(vector), &h, &granted)
-	return handle(h), int(granted), int(errno)
+	errno := C.san_create_cq(C.san_h(ctx), C.int(size), C.uint64_t(token), C.san_h(ch), C.int(vector), &h)
+	return handle(h), int(errno)
 }
 
 func sysDestroyCQ(cq handle) int { return int(C.san_destroy_cq(C.san_h(cq))) }
 
-func sysCreateSRQ(pd handle, token uint64, maxWR, maxSGE int) (handle, int, int, int) {
+func sysCreateSRQ(pd handle, token uint64, maxWR, maxSGE int) (handle, int) {
 	var h C.san_h
-	wr, sge := C.uint32_t(maxWR), C.uint32_t(maxSGE)
-	errno := C.san_create_srq(C.san_h(pd), C.uint64_t(token), &wr, &sge, &h)
-	return handle(h), int(wr), int(sge), int(errno)
+	errno := C.san_create_srq(C.san_h(pd), C.uint64_t(token), C.uint32_t(maxWR), C.uint32_t(maxSGE), &h)
+	return handle(h), int(errno)
 }
 
 func sysDestroySRQ(srq handle) int { return int(C.san_destroy_srq(C.san_h(srq))) }
@@ -240,11 +232,11 @@ func sysArmSRQ(srq handle, limit int) int {
 	return int(C.san_arm_srq(C.san_h(srq), C.uint32_t(limit)))
 }
 
-func sysCreateQP(cm, pd handle, token uint64, sendCQ, recvCQ, srq handle, limits *QPCap, signalAll bool) (handle, uint32, int) {
+func sysCreateQP(cm, pd handle, token uint64, sendCQ, recvCQ, srq handle, limits *QPCap) (handle, uint32, int) {
 	var h C.san_h
 	var num C.uint32_t
 	errno := C.san_create_qp(C.san_h(cm), C.san_h(pd), C.uint64_t(token), C.san_h(sendCQ), C.san_h(recvCQ), C.san_h(srq),
-		(*C.struct_san_qp_cap)(unsafe.Pointer(limits)), cBool(signalAll), &h, &num)
+		(*C.struct_san_qp_cap)(unsafe.Pointer(limits)), &h, &num)
 	return handle(h), uint32(num), int(errno)
 }
 
@@ -283,8 +275,7 @@ func sysCMGetEvent(ch handle, childToken uint64) (cmEvent, int) {
 		typ: EventType(raw._type), status: int(raw.status),
 		param: ConnParam{
 			ResponderResources: uint8(p.responder_resources), InitiatorDepth: uint8(p.initiator_depth),
-			FlowControl: p.flow_control != 0, RetryCount: uint8(p.retry_count), RNRRetryCount: uint8(p.rnr_retry_count),
-			SRQ: p.srq != 0, QPNum: uint32(p.qp_num),
+			RetryCount: uint8(p.retry_count), RNRRetryCount: uint8(p.rnr_retry_count), QPNum: uint32(p.qp_num),
 		},
 	}
 	if p.private_len > 0 {
@@ -300,8 +291,6 @@ func sysCMCreateID(ch handle, token uint64) (handle, int) {
 }
 
 func sysCMDestroyID(id handle) int { return int(C.san_cm_destroy_id(C.san_h(id))) }
-
-func sysCMMigrate(id, ch handle) int { return int(C.san_cm_migrate(C.san_h(id), C.san_h(ch))) }
 
 func cAddr(a netip.AddrPort) (c C.struct_san_addr) {
 	ip := a.Addr()
@@ -372,10 +361,8 @@ func cConnParam(p ConnParam) (c C.struct_san_conn_param) {
 	c.qp_num = C.uint32_t(p.QPNum)
 	c.responder_resources = C.uint8_t(p.ResponderResources)
 	c.initiator_depth = C.uint8_t(p.InitiatorDepth)
-	c.flow_control = C.uint8_t(cBool(p.FlowControl))
 	c.retry_count = C.uint8_t(p.RetryCount)
 	c.rnr_retry_count = C.uint8_t(p.RNRRetryCount)
-	c.srq = C.uint8_t(cBool(p.SRQ))
 	c.private_len = C.uint8_t(len(p.PrivateData))
 	for i, b := range p.PrivateData {
 		c.private_data[i] = C.uint8_t(b)
@@ -406,8 +393,7 @@ func sysCMSetOption(id handle, option int, value []byte) int {
 
 func sysCMInfo(id handle) cmInfo {
 	var ctx C.san_h
-	var port C.int
 	var src, dst C.struct_san_addr
-	C.san_cm_info(C.san_h(id), &ctx, &port, &src, &dst)
-	return cmInfo{context: handle(ctx), port: int(port), local: goAddr(&src), remote: goAddr(&dst)}
+	C.san_cm_info(C.san_h(id), &ctx, &src, &dst)
+	return cmInfo{context: handle(ctx), local: goAddr(&src), remote: goAddr(&dst)}
 }

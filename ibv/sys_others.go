@@ -5,7 +5,7 @@ package ibv
 import "net/netip"
 
 // Where there is no cgo or no Linux, nothing can be made, so nothing but sysLoad
-// is ever reached: every object starts at a constructor that asked Available.
+// is ever reached: every object starts at a constructor that calls Available.
 
 const errnoAgain = -1
 
@@ -27,7 +27,7 @@ func sysDeallocPD(handle) int                                   { return errnoNo
 func sysDeregMR(handle) int                                     { return errnoNone }
 func sysAllocMW(handle) (handle, int)                           { return 0, errnoNone }
 func sysDeallocMW(handle) int                                   { return errnoNone }
-func sysMWKey(handle) (uint32, bool)                            { return 0, false }
+func sysMWKey(handle) uint32                                    { return 0 }
 func sysCreateChannel(handle) (handle, int, int)                { return 0, -1, errnoNone }
 func sysDestroyChannel(handle) int                              { return errnoNone }
 func sysGetCQEvents(handle, []uint64) (int, int)                { return 0, errnoNone }
@@ -48,7 +48,6 @@ func sysCMDestroyChannel(handle)                                {}
 func sysCMGetEvent(handle, uint64) (cmEvent, int)               { return cmEvent{}, errnoNone }
 func sysCMCreateID(handle, uint64) (handle, int)                { return 0, errnoNone }
 func sysCMDestroyID(handle) int                                 { return errnoNone }
-func sysCMMigrate(handle, handle) int                           { return errnoNone }
 func sysCMBind(handle, netip.AddrPort) int                      { return errnoNone }
 func sysCMResolveAddr(_ handle, _, _ netip.AddrPort, _ int) int { return errnoNone }
 func sysCMResolveRoute(handle, int) int                         { return errnoNone }
@@ -64,10 +63,10 @@ func sysRegMR(handle, uintptr, int, Access) (handle, uint32, uint32, int) {
 	return 0, 0, 0, errnoNone
 }
 
-func sysCreateCQ(handle, int, uint64, handle, int) (handle, int, int) { return 0, 0, errnoNone }
+func sysCreateCQ(handle, int, uint64, handle, int) (handle, int) { return 0, errnoNone }
 
-func sysCreateSRQ(handle, uint64, int, int) (handle, int, int, int) { return 0, 0, 0, errnoNone }
+func sysCreateSRQ(handle, uint64, int, int) (handle, int) { return 0, errnoNone }
 
-func sysCreateQP(_, _ handle, _ uint64, _, _, _ handle, _ *QPCap, _ bool) (handle, uint32, int) {
+func sysCreateQP(_, _ handle, _ uint64, _, _, _ handle, _ *QPCap) (handle, uint32, int) {
 	return 0, 0, errnoNone
 }

@@ -1,7 +1,5 @@
 package ibv
 
-import "encoding/binary"
-
 // MaxSGE is the most scatter/gather elements in a work request. A header and a body
 // that wraps around the end of a ring need three. Devices may allow fewer, see
 // [Caps].
@@ -34,7 +32,6 @@ const (
 type SendFlags uint32
 
 const (
-	Fence     SendFlags = 1 << 0 // wait for earlier RDMA reads of this queue
 	Signaled  SendFlags = 1 << 1 // make a completion; failures always make one
 	Solicited SendFlags = 1 << 2 // the receive counts as solicited for Notify
 	Inline    SendFlags = 1 << 3 // copied when posted; needs no LKey
@@ -46,19 +43,17 @@ type SendWR struct {
 	ID     uint64
 	Opcode Opcode
 	Flags  SendFlags
-	Imm    uint32 // immediate data, in host order at both ends
 	NumSGE uint32
 
-	RemoteAddr uint64
 	RemoteKey  uint32
+	RemoteAddr uint64
+
 	InvKey     uint32
-
-	SGE [MaxSGE]SGE
-
+	bindAccess Access
 	mw, mr     uint64
 	bindLength uint64
-	bindAccess Access
-	_          uint32
+
+	SGE [MaxSGE]SGE
 }
 
 // RecvWR is a work request for a receive queue. It holds no pointer.
@@ -68,98 +63,3 @@ type RecvWR struct {
 	_      uint32
 	SGE    [MaxSGE]SGE
 }
-
-// WC is a work completion. Only ID, Status, QPNum and VendorErr mean something
-// when Status is not [Success].
-type WC struct {
-	ID        uint64
-	Status    Status
-	Opcode    WCOpcode
-	VendorErr uint32
-	ByteLen   uint32 // of receives and RDMA reads
-	imm       uint32 // immediate data in network order, or the key that was invalidated
-	QPNum     uint32
-	_         uint32
-	Flags     WCFlags
-	_         [2]uint32
-}
-
-// Imm is the immediate data in host order, with [WCWithImm].
-func (wc *WC) Imm() uint32 {
-	var b [4]byte
-	binary.NativeEndian.PutUint32(b[:], wc.imm)
-	return binary.BigEndian.Uint32(b[:])
-}
-
-// InvKey is the key that was invalidated, with [WCWithInv].
-func (wc *WC) InvKey() uint32 { return wc.imm }
-
-// WCOpcode is what completed (enum ibv_wc_opcode).
-type WCOpcode uint32
-
-const (
-	WCSend     WCOpcode = 0
-	WCWrite    WCOpcode = 1
-	WCRead     WCOpcode = 2
-	WCBindMW   WCOpcode = 5
-	WCLocalInv WCOpcode = 6
-	WCRecv     WCOpcode = 128 // the bit that all receives have
-	WCRecvImm  WCOpcode = 129 // receive consumed by an RDMA write with immediate
-)
-
-// WCFlags is enum ibv_wc_flags.
-type WCFlags uint32
-
-const (
-	WCWithImm WCFlags = 1 << 1
-	// WCWithInv: a peer's SEND_WITH_INV invalidated InvKey. rxe sets 1 << 2 instead.
-	WCWithInv WCFlags = 1 << 3
-)
-
-// Status is how a work request ended (enum ibv_wc_status).
-type Status uint32
-
-const (
-	Success        Status = 0
-	LocLenErr      Status = 1
-	LocQPOpErr     Status = 2
-	LocProtErr     Status = 4
-	WRFlushErr     Status = 5 // the queue pair was in error before its turn
-	MWBindErr      Status = 6
-	BadRespErr     Status = 7
-	LocAccessErr   Status = 8
-	RemInvReqErr   Status = 9
-	RemAccessErr   Status = 10
-	RemOpErr       Status = 11
-	RetryExcErr    Status = 12 // the peer did not answer
-	RNRRetryExcErr Status = 13 // the peer had no receive posted
-	RemAbortErr    Status = 16
-	FatalErr       Status = 19
-	RespTimeoutErr Status = 20
-	GeneralErr     Status = 21
-)
-
-var statusNames = map[Status]string{
-	Success:        "success",
-	LocLenErr:      "local length error",
-	LocQPOpErr:     "local QP operation error",
-	LocProtErr:     "local protection error",
-	WRFlushErr:     "work request flushed",
-	MWBindErr:      "memory window bind error",
-	BadRespErr:     "bad response",
-	LocAccessErr:   "local access error",
-	RemInvReqErr:   "remote invalid request",
-	RemAccessErr:   "remote access error",
-	RemOpErr:       "remote operation error",
-	RetryExcErr:    "transport retries exceeded",
-	RNRRetryExcErr: "receiver-not-ready retries exceeded",
-	RemAbortErr:    "remote aborted",
-	FatalErr:       "fatal error",
-	RespTimeoutErr: "response timeout",
-	GeneralErr:     "general error",
-}
-
-func (s Status) String() string { return name(s, statusNames, "status") }
-
-// Error makes a Status other than [Success] an error.
-func (s Status) Error() string { return "work completion: " + s.String() }

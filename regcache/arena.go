@@ -2,7 +2,6 @@ package regcache
 
 import (
 	"fmt"
-	"io"
 	"math/bits"
 	"sync"
 	"syscall"
@@ -31,7 +30,7 @@ const (
 // An Arena hands out buffers of memory that the library owns. It is mapped once,
 // outside the Go heap, and never moves, so each cache registers it once (the smaller
 // buffers together) and always hits from then on. Control buffers and bounce buffers
-// come from it, and buffers for programs that want their data moved without a copy.
+// come from it, and buffers for programs whose data is to be moved without a copy.
 //
 // Its methods may be called concurrently.
 type Arena struct {
@@ -102,12 +101,12 @@ func (a *Arena) Get(n int) (*Buffer, error) {
 		return nil, ErrClosed
 	}
 	if len(a.free[shift]) == 0 {
-		err := a.grow(shift)
-		if err != nil && a.unmapIdle(shift) {
+		err := a.growLocked(shift)
+		if err != nil && a.unmapIdleLocked(shift) {
 			if a.closed {
 				return nil, ErrClosed
 			}
-			err = a.grow(shift)
+			err = a.growLocked(shift)
 		}
 		if err != nil {
 			for len(a.free[shift]) == 0 { // a larger piece serves as well
@@ -124,9 +123,9 @@ func (a *Arena) Get(n int) (*Buffer, error) {
 	return &Buffer{arena: a, piece: p, length: n}, nil
 }
 
-// grow adds free pieces of 1<<shift bytes: from a new chunk, or from one that served
-// another size and is entirely free. mu is held; mapping anonymous memory does not block.
-func (a *Arena) grow(shift int) error {
+// growLocked adds free pieces of 1<<shift bytes: from a new chunk, or from one that served
+// another size and is entirely free. Mapping anonymous memory does not block.
+func (a *Arena) growLocked(shift int) error {
 	size := max(a.chunkSize, 1<<shift)
 	if a.bytes+int64(size) <= a.maxBytes {
 		c, err := newChunk(size)
@@ -135,7 +134,7 @@ func (a *Arena) grow(shift int) error {
 		}
 		a.chunks[c] = struct{}{}
 		a.bytes += int64(size)
-		a.cut(c, shift)
+		a.cutLocked(c, shift)
 		return nil
 	}
 	var least *chunk // keeps large chunks for large buffers
@@ -145,18 +144,18 @@ func (a *Arena) grow(shift int) error {
 		}
 	}
 	if least != nil {
-		a.uncut(least)
-		a.cut(least, shift)
+		a.uncutLocked(least)
+		a.cutLocked(least, shift)
 		return nil
 	}
 	return fmt.Errorf("regcache: arena: %s of %s in use: %w", sizeString(a.bytes), sizeString(a.maxBytes), syscall.ENOBUFS)
 }
 
-// unmapIdle unmaps chunks that are entirely free if that makes room for a chunk with a
-// piece of 1<<shift bytes; grow has found that each of them is too small. It releases mu,
-// which the caller holds, while it waits for devices. After flushTime it returns, and the
-// rest is unmapped in the background.
-func (a *Arena) unmapIdle(shift int) bool {
+// unmapIdleLocked unmaps chunks that are entirely free if that makes room for a chunk with
+// a piece of 1<<shift bytes; growLocked has found that each of them is too small. It
+// releases mu while it waits for devices. After flushTime it returns, and the rest is
+// unmapped in the background.
+func (a *Arena) unmapIdleLocked(shift int) bool {
 	missing := a.bytes + int64(max(a.chunkSize, 1<<shift)) - a.maxBytes
 	var idle []*chunk
 	for c := range a.chunks {
@@ -172,7 +171,7 @@ func (a *Arena) unmapIdle(shift int) bool {
 		return false
 	}
 	for _, c := range idle {
-		a.uncut(c)
+		a.uncutLocked(c)
 		delete(a.chunks, c)
 	}
 	done := make(chan struct{})
@@ -189,15 +188,15 @@ func (a *Arena) unmapIdle(shift int) bool {
 	return true
 }
 
-// unmap unmaps chunks that were taken out of the arena. Those that a device still uses go
-// back into it.
+// unmap unmaps chunks that were taken out of the arena. Those that a device has not
+// deregistered go back into it.
 func (a *Arena) unmap(idle []*chunk) {
 	var gone int64
 	kept := idle[:0]
 	for _, c := range idle {
 		if c.unmap() == nil {
 			gone += int64(len(c.memory))
-		} else if stable, err := Declare(c.memory); err == nil { // a device still has it
+		} else if stable, err := Declare(c.memory); err == nil {
 			c.stable = stable
 			kept = append(kept, c)
 		}
@@ -210,11 +209,11 @@ func (a *Arena) unmap(idle []*chunk) {
 	a.bytes -= gone
 	for _, c := range kept {
 		a.chunks[c] = struct{}{}
-		a.cut(c, c.shift)
+		a.cutLocked(c, c.shift)
 	}
 }
 
-// unmap unmaps the chunk, unless a device still has it registered.
+// unmap unmaps the chunk, unless it is still registered with a device.
 func (c *chunk) unmap() error {
 	if err := c.stable.Withdraw(); err != nil {
 		return err
@@ -222,7 +221,8 @@ func (c *chunk) unmap() error {
 	return unmapMemory(c.memory)
 }
 
-func (a *Arena) cut(c *chunk, shift int) {
+// cutLocked makes free pieces of 1<<shift bytes of a chunk that has none.
+func (a *Arena) cutLocked(c *chunk, shift int) {
 	c.shift = shift
 	c.stable.piece.Store(0)
 	if 1<<shift >= minAlone {
@@ -233,7 +233,8 @@ func (a *Arena) cut(c *chunk, shift int) {
 	}
 }
 
-func (a *Arena) uncut(c *chunk) {
+// uncutLocked removes the free pieces of a chunk.
+func (a *Arena) uncutLocked(c *chunk) {
 	var others []piece
 	for _, p := range a.free[c.shift] {
 		if p.chunk != c {
@@ -257,7 +258,7 @@ func newChunk(size int) (*chunk, error) {
 }
 
 // Close gives the memory back. ErrInUse: buffers were not put back, or a transfer still
-// uses one. Any other error is that of a device that has not let go. The memory
+// uses one. Any other error is that of a device that has not deregistered one. The memory
 // concerned then stays mapped for good.
 func (a *Arena) Close() error {
 	a.mu.Lock()
@@ -299,81 +300,4 @@ func (a *Arena) Bytes() (mapped, used int64) {
 func (a *Arena) Left() int64 {
 	_, used := a.Bytes()
 	return a.maxBytes - used
-}
-
-// A Buffer is memory of an Arena. What a connection moves by RDMA from it or to it
-// (over verbs, Writes and Reads that are large enough: see sanconn.Options.Threshold)
-// needs no registration. It must not be used by two goroutines at once.
-type Buffer struct {
-	arena  *Arena
-	piece  piece
-	length int
-}
-
-// Bytes returns the buffer's memory, until Put.
-func (b *Buffer) Bytes() []byte {
-	if b.arena == nil {
-		return nil
-	}
-	return b.piece.memory[:b.length:b.length]
-}
-
-// Resize sets the length, up to Cap.
-func (b *Buffer) Resize(n int) {
-	if n < 0 || n > b.Cap() {
-		panic(fmt.Sprintf("regcache: Buffer of capacity %d resized to %d", b.Cap(), n))
-	}
-	b.length = n
-}
-
-// Cap returns the largest length that the buffer can have.
-func (b *Buffer) Cap() int { return len(b.piece.memory) }
-
-// ReadFrom fills the buffer, from its start and up to its capacity, until r
-// ends, and sets the length to what was read. io.ErrShortBuffer means that the
-// buffer is full and r may have more.
-func (b *Buffer) ReadFrom(r io.Reader) (int64, error) {
-	if b.arena == nil {
-		return 0, ErrClosed
-	}
-	// Not io.ReadFull: its io.ErrUnexpectedEOF may as well be r's own, of a body that
-	// was cut short.
-	n, err := 0, error(nil)
-	for n < len(b.piece.memory) && err == nil {
-		var m int
-		m, err = r.Read(b.piece.memory[n:])
-		n += m
-	}
-	b.length = n
-	switch err {
-	case nil:
-		err = io.ErrShortBuffer
-	case io.EOF:
-		err = nil
-	}
-	return int64(n), err
-}
-
-// WriteTo writes the buffer's bytes to w.
-func (b *Buffer) WriteTo(w io.Writer) (int64, error) {
-	n, err := w.Write(b.Bytes())
-	return int64(n), err
-}
-
-// Put gives the buffer back to the arena. Every transfer that uses it must
-// have ended; a slice of it that was kept must not be used. Putting it twice
-// does nothing.
-func (b *Buffer) Put() {
-	a := b.arena
-	if a == nil {
-		return
-	}
-	p := b.piece
-	*b = Buffer{}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p.chunk.used--
-	if !a.closed {
-		a.free[p.chunk.shift] = append(a.free[p.chunk.shift], p)
-	}
 }

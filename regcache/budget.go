@@ -15,7 +15,7 @@ const (
 	// What the caches of a process may keep registered; less if a memlock limit
 	// applies.
 	defaultMaxBytes = 256 << 20
-	// libfabric's limit; a device has room for far more.
+	// As in libfabric (FI_MR_CACHE_MAX_COUNT); a device has room for far more.
 	defaultMaxEntries = 1024
 	// Cached registrations may fill one part of RLIMIT_MEMLOCK in this many. The rest is
 	// for control buffers and for registrations that are not cached.
@@ -49,7 +49,7 @@ type Budget struct {
 }
 
 // NewBudget returns a separate budget of maxBytes of registered memory in maxEntries
-// registrations, for tests and for processes that want to separate devices.
+// registrations, for tests and for processes that separate devices.
 func NewBudget(maxBytes int64, maxEntries int) *Budget {
 	return &Budget{
 		maxBytes: maxBytes, maxEntries: maxEntries, why: "set by the program",
@@ -75,11 +75,11 @@ var DefaultBudget = sync.OnceValue(func() *Budget {
 
 // SetLimits changes the limits, in bytes and in registrations. Unused regions beyond
 // them are given back at once; others when they are no longer used and their room is
-// wanted.
+// needed.
 func (b *Budget) SetLimits(maxBytes int64, maxEntries int) {
 	b.mu.Lock()
 	b.maxBytes, b.maxEntries, b.why = maxBytes, maxEntries, "set by the program"
-	victims, _ := b.makeRoom(0, 0)
+	victims, _ := b.makeRoomLocked(0, 0)
 	b.mu.Unlock()
 	dropAll(victims)
 }
@@ -106,7 +106,7 @@ func (b *Budget) reserve(n int64) (victims []*Region, ok bool) {
 	if n > b.maxBytes {
 		return nil, false // evicting would not help
 	}
-	victims, ok = b.makeRoom(n, 1)
+	victims, ok = b.makeRoomLocked(n, 1)
 	if ok {
 		b.bytes += n
 		b.entries++
@@ -121,11 +121,11 @@ func (b *Budget) unreserve(n int64) {
 	b.mu.Unlock()
 }
 
-// makeRoom takes the least recently used regions out of their caches until n more bytes
-// and entries fit. mu is held.
-func (b *Budget) makeRoom(n int64, entries int) (victims []*Region, ok bool) {
+// makeRoomLocked evicts the least recently used regions until n more bytes and entries fit.
+// The caller drops the victims, whether or not they do.
+func (b *Budget) makeRoomLocked(n int64, entries int) (victims []*Region, ok bool) {
 	// Two tries for each region suffice: one to move it to its new place if it was used
-	// since the last time, and one to take it unless it is in use.
+	// since the last time, and one to evict it unless it is in use.
 	for tries := 2 * len(b.order); ; tries-- {
 		if b.bytes+n <= b.maxBytes && b.entries+entries <= b.maxEntries {
 			return victims, true
@@ -138,7 +138,7 @@ func (b *Budget) makeRoom(n int64, entries int) (victims []*Region, ok bool) {
 		case used > r.rank:
 			r.rank = used
 			heap.Fix(&b.order, 0)
-		case b.take(r):
+		case b.evictLocked(r):
 			r.cache.stats.evictions.Add(1)
 			victims = append(victims, r)
 		default: // in use: move it behind all others, so that tries suffices
@@ -159,7 +159,7 @@ func (b *Budget) Flush() {
 	b.mu.Lock()
 	var victims []*Region
 	for _, r := range slices.Clone(b.order) {
-		if b.take(r) {
+		if b.evictLocked(r) {
 			r.cache.stats.evictions.Add(1)
 			victims = append(victims, r)
 		}
@@ -176,25 +176,25 @@ func (b *Budget) Flush() {
 	}
 }
 
-// take takes a region out of its cache if nobody uses it; the caller drops it.
-// mu is held, r.cached is true.
-func (b *Budget) take(r *Region) bool {
+// evictLocked takes a region out of its cache if it is not in use; the caller drops it.
+// r.cached is true.
+func (b *Budget) evictLocked(r *Region) bool {
 	if !r.refs.CompareAndSwap(1, 0) {
 		return false
 	}
-	b.remove(r)
+	b.removeLocked(r)
 	return true
 }
 
-// forget takes a region out of its cache whether it is used or not, and
-// reports whether the caller has to drop it now. mu is held, r.cached is true.
-func (b *Budget) forget(r *Region) (idle bool) {
-	b.remove(r)
+// expelLocked takes a region out of its cache whether it is in use or not, and
+// reports whether the caller has to drop it now. r.cached is true.
+func (b *Budget) expelLocked(r *Region) (idle bool) {
+	b.removeLocked(r)
 	return r.refs.Add(-1) == 0
 }
 
-func (b *Budget) remove(r *Region) {
-	r.cache.index.remove(r)
+func (b *Budget) removeLocked(r *Region) {
+	r.cache.index.removeLocked(r)
 	r.cache.stats.hits.Add(r.hits.Swap(0))
 	r.cache.entries--
 	r.cache.bytes -= r.size()
@@ -205,9 +205,9 @@ func (b *Budget) remove(r *Region) {
 	b.epoch.Add(1)
 }
 
-// remember puts a region into its cache; the room was reserved. mu is held.
-func (b *Budget) remember(r *Region) {
-	r.cache.index.insert(r)
+// insertLocked puts a region into its cache; the room was reserved.
+func (b *Budget) insertLocked(r *Region) {
+	r.cache.index.insertLocked(r)
 	r.cache.entries++
 	r.cache.bytes += r.size()
 	r.cached = true

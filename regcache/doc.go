@@ -7,20 +7,23 @@
 // The rule of this package is that every hit carries a proof (see proof): the
 // Go object that was registered still lives, or the owner of the memory has
 // declared it stable, or the kernel reports changes of the mapping.
-// Memory for which there is no proof is not registered at all: Acquire says
+// Memory for which there is no proof is not registered at all: Acquire returns
 // ErrUnknownMemory and the provider copies through an Arena.
 //
 // Providers call it: one Cache for each protection domain, all of them within
-// the Budget of the process. The package knows no protocol and no device; it
+// the Budget of the process. The package has no protocol and no device in it, and
 // never reads or writes the memory it registers.
 //
 //	registrar.go  the device, as the provider gives it
-//	cache.go      Cache, Region: hit, miss, exposure, release
+//	cache.go      Cache: hit, miss, exposure
 //	index.go      look-up by address, without a lock
-//	budget.go     limits of the process, eviction;  seen.go  which memory is used again
+//	promote.go    what is put into the cache, and how much around it;
+//	              seen.go  which memory is used again
+//	register.go   calls of the device;  drop.go  the way out
+//	region.go     Region: in use, released, invalid;  region_set.go  waiting for all of them
+//	budget.go     limits of the process, eviction;  memlock_*.go  RLIMIT_MEMLOCK
 //	memory.go     kinds of memory, and the proof for each:
 //	              heap.go, global.go, range.go (declared), watch_*.go (userfaultfd)
-//	arena.go      memory that the library owns; buffers for callers
-//	verify_*.go   the debugging mode that compares physical frames
+//	arena.go      memory that the library owns;  buffer.go  buffers of it for callers
 //	cachetest     the test that a provider runs on a real device
 package regcache

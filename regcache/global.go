@@ -9,7 +9,7 @@ import (
 // globalMemory describes b if it lies in the program's variables, which stay mapped as long
 // as the process lives. b must not be in the runtime's memory.
 func globalMemory(b []byte) memory {
-	if !globalsCanBeTold() || !isGlobal(&b[0]) || !isGlobal(&b[len(b)-1]) {
+	if !globalsAreRecognized() || !isGlobal(&b[0]) || !isGlobal(&b[len(b)-1]) {
 		return memory{kind: Unknown}
 	}
 	start := addressOf(b)
@@ -21,9 +21,9 @@ func globalMemory(b []byte) memory {
 	}
 }
 
-// isGlobal tells variables from read-only data and foreign memory, for pointers outside of
-// the runtime's memory. runtime.AddCleanup does nothing for a pointer into a module's data
-// or bss, and panics for one that it does not know, which can be recovered from.
+// isGlobal distinguishes variables from read-only data and foreign memory, for pointers
+// outside of the runtime's memory. runtime.AddCleanup does nothing for a pointer into a
+// module's data or bss, and panics for one that is in none, which can be recovered from.
 // (SetFinalizer and weak.Make end the process there.)
 func isGlobal(p *byte) (yes bool) {
 	defer func() {
@@ -34,9 +34,9 @@ func isGlobal(p *byte) (yes bool) {
 	return runtime.AddCleanup(p, func(int) {}, 0) == runtime.Cleanup{}
 }
 
-// globalsCanBeTold is false with GODEBUG=sbrk=1, which makes AddCleanup do nothing for any
+// globalsAreRecognized is false with GODEBUG=sbrk=1, which makes AddCleanup do nothing for any
 // pointer.
-var globalsCanBeTold = sync.OnceValue(func() bool {
+var globalsAreRecognized = sync.OnceValue(func() bool {
 	const readOnly = "a constant is no variable"
 	return !isGlobal(unsafe.StringData(readOnly))
 })

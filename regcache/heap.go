@@ -9,9 +9,9 @@ import (
 // findObject is the runtime's own. It returns the base of the heap object that holds p,
 // and the span of pages around it. The base is 0 outside of objects; the span is nil if
 // the memory is not the runtime's, but not for stacks. Its signature is to remain stable
-// (see its comment in runtime/mbitmap.go and go.dev/issue/67401). It is the only safe way
-// to ask: weak.Make ends the process if its argument is not Go's, and runtime.AddCleanup
-// does if it is on a stack that moves meanwhile.
+// (see its comment in runtime/mbitmap.go and go.dev/issue/67401). There is no
+// other safe test: weak.Make ends the process if its argument is not Go's, and
+// runtime.AddCleanup does if it is on a stack that moves meanwhile.
 //
 // It ends the process for an address in a span that the runtime has freed, which no slice
 // in use can have. A pointer must be converted to p in the call itself, where no stack

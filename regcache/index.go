@@ -14,8 +14,8 @@ const (
 )
 
 // index finds the region that covers an address range. A look-up takes no lock and writes
-// nothing, so that it scales with cores. A change copies the buckets concerned; its
-// caller holds Budget.mu.
+// nothing, so that it scales with cores. A change copies the buckets concerned. Budget.mu
+// is the lock of the methods that need one.
 //
 // The regions in an index are disjoint.
 type index struct {
@@ -57,7 +57,7 @@ func (x *index) find(start, end uintptr) *Region {
 }
 
 // overlapping returns the regions that share a byte with [start, end).
-func (x *index) overlapping(start, end uintptr) []*Region {
+func (x *index) overlappingLocked(start, end uintptr) []*Region {
 	var found []*Region
 	x.eachBucket(start, end, func(b *atomic.Pointer[[]slot]) {
 		p := b.Load()
@@ -73,7 +73,7 @@ func (x *index) overlapping(start, end uintptr) []*Region {
 	return found
 }
 
-func (x *index) insert(r *Region) {
+func (x *index) insertLocked(r *Region) {
 	x.eachBucket(r.start, r.end, func(b *atomic.Pointer[[]slot]) {
 		var old []slot
 		if p := b.Load(); p != nil {
@@ -88,7 +88,7 @@ func (x *index) insert(r *Region) {
 	})
 }
 
-func (x *index) remove(r *Region) {
+func (x *index) removeLocked(r *Region) {
 	x.eachBucket(r.start, r.end, func(b *atomic.Pointer[[]slot]) {
 		p := b.Load()
 		if p == nil {

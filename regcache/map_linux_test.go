@@ -8,7 +8,7 @@ import (
 )
 
 // A forked child does not get the arena's memory, which a device writes to.
-func TestArenaMemoryIsNotForChildren(t *testing.T) {
+func TestAForkedChildDoesNotGetArenaMemory(t *testing.T) {
 	a := NewArena(64<<10, 64<<10)
 	defer a.Close()
 	b := get(t, a, 4096)

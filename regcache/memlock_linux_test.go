@@ -18,9 +18,9 @@ import (
 
 const memlockVariable = "SAN_TEST_MEMLOCK" // the limit, in the child
 
-// The same work under three limits, in a process that they apply to. The card
-// is io_uring's buffers, which the kernel counts as it counts ibv_reg_mr's.
-func TestMemlockLimits(t *testing.T) {
+// The same work under three limits, in a process that they apply to. The kernel counts
+// io_uring's buffers as it counts those of ibv_reg_mr.
+func TestTheCacheWorksUnderEachMemlockLimit(t *testing.T) {
 	newNIC(t) // or skip
 	work := func() *exec.Cmd { return exec.Command(os.Args[0], "-test.run=^TestWorkUnderMemlock$", "-test.v") }
 	for name, limit := range map[string]uint64{
@@ -47,7 +47,7 @@ func TestMemlockLimits(t *testing.T) {
 
 // Root in an unprivileged container has CAP_IPC_LOCK in the container's user namespace,
 // which the kernel does not count here.
-func TestMemlockInAUserNamespace(t *testing.T) {
+func TestACapabilityInAUserNamespaceLiftsNoLimit(t *testing.T) {
 	ring, err := newRing()
 	if err != nil {
 		testenv.Missing(t, fmt.Sprintf("io_uring: %v", err))
@@ -132,18 +132,15 @@ func withoutIPCLock(c *exec.Cmd) (out []byte, err error) {
 	return out, err
 }
 
-// TestWorkUnderMemlock is the child's part. It does all that it is asked to: directly, or
+// TestWorkUnderMemlock is the child's part. All of the work gets done: directly, or
 // through the arena when the device takes no more.
 func TestWorkUnderMemlock(t *testing.T) {
 	limit := memlockOfChild(t)
 	if limit == 0 {
 		return
 	}
-	card := newNIC(t)
-	c, err := New(card, Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nic := newNIC(t)
+	c := New(nic, Config{})
 	var buffers [][]byte
 	for _, size := range []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
 		buffers = append(buffers, make([]byte, size), make([]byte, size), make([]byte, size), make([]byte, size))
@@ -154,7 +151,7 @@ func TestWorkUnderMemlock(t *testing.T) {
 		if err == nil {
 			direct++
 			b[0]++
-			if err := card.Stale(r, b); err != nil {
+			if err := nic.Stale(r, b); err != nil {
 				t.Error(err)
 			}
 			release(t, r)
@@ -189,7 +186,7 @@ func TestWorkUnderMemlock(t *testing.T) {
 	if s.Hits == 0 {
 		t.Error("nothing was cached")
 	}
-	if _, bytes := card.registered(); limit != unix.RLIM_INFINITY && uint64(bytes) > limit/memlockShare {
+	if _, bytes := nic.registered(); limit != unix.RLIM_INFINITY && uint64(bytes) > limit/memlockShare {
 		t.Errorf("%d bytes are cached under a limit of %d", bytes, limit)
 	}
 	if err := c.Close(); err != nil {

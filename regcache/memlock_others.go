@@ -2,5 +2,5 @@
 
 package regcache
 
-// MemlockLimit says that nothing limits locked memory.
+// MemlockLimit returns that no limit applies.
 func MemlockLimit() (limit int64, limited bool) { return 0, false }

@@ -2,16 +2,16 @@ package regcache
 
 import "unsafe"
 
-// Kind says what sort of memory a slice lies in.
+// Kind is the kind of memory that a slice lies in.
 type Kind uint8
 
 const (
-	// Unknown memory is what no monitor can vouch for: goroutine stacks,
-	// read-only data, memory of C, mappings nobody declared.
+	// Unknown memory is what there is no proof for: goroutine stacks, read-only
+	// data, memory of C, mappings that were not declared.
 	Unknown  Kind = iota
 	Heap          // an object on Go's heap: valid while the object lives
 	Global        // a variable of the program: always valid
-	Declared      // its owner said that it is stable, or it is an Arena's
+	Declared      // stable by its owner's declaration, or an Arena's
 	Watched       // userfaultfd reports changes of the mapping, see Watch
 )
 
@@ -29,7 +29,7 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// KindOf tells the kind of memory that b lies in. It is safe for any slice
+// KindOf returns the kind of memory that b lies in. It is safe for any slice
 // that Go code can have; an empty slice is Unknown.
 func KindOf(b []byte) Kind {
 	if len(b) == 0 {
@@ -38,7 +38,7 @@ func KindOf(b []byte) Kind {
 	return classify(b).kind
 }
 
-// A proof answers, at every hit, whether the addresses of a region still mean
+// A proof shows, at every hit, that the addresses of a region still mean
 // the pages that were registered. There is one implementation for each kind.
 type proof interface {
 	// valid reports whether the mapping is unchanged. It runs at every hit, so it
@@ -46,8 +46,8 @@ type proof interface {
 	// ends the proof and then looks at the references misses no user.
 	valid() bool
 
-	// attach tells the monitor that a region depends on it. When the proof ends, valid
-	// turns false at once, and later the monitor takes the region out of its cache.
+	// attach makes a region depend on the proof. When the proof ends, valid turns
+	// false at once, and later the region is taken out of its cache.
 	attach(*Region)
 
 	// detach undoes attach, after the device has deregistered the region or has
@@ -55,7 +55,7 @@ type proof interface {
 	detach(*Region, error)
 }
 
-// memory is what classify found out about a slice.
+// memory is the result of classify.
 type memory struct {
 	kind Kind
 	// The bytes around the slice that live and die with it, and so may be registered

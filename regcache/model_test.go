@@ -49,9 +49,9 @@ func compareWithModel(t *testing.T, seed uint64) {
 		steps      = 2000
 	)
 	random := rand.New(rand.NewPCG(seed, 2))
-	d := &book{}
+	d := &fakeDevice{}
 	budget := NewBudget(maxBytes, maxEntries)
-	c := newCache(t, d, Config{Eager: true, Budget: budget})
+	c := newCache(t, d, Config{Budget: budget})
 	memory := make([]byte, size)
 	// Beyond a quarter of the budget, ranges and not whole objects are
 	// registered.

@@ -1,95 +1,79 @@
 package regcache
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache/internal/frames"
 )
 
-// nic is a network card to test against. It pins pages as a card does, with io_uring's
-// registered buffers, and moves bytes through those pages, whatever their addresses mean by
-// then. As root it also records the physical frames, which reveal a stale registration.
-type nic struct {
+// fakeNIC stands for a network card. It pins pages as one does, with io_uring's registered
+// buffers, and moves bytes through those pages, whatever their addresses mean by then. It
+// also records the physical frames, which reveal a stale registration.
+type fakeNIC struct {
 	ring  *ring
-	blind bool // do not note frames, for benchmarks
+	blind bool // does not record frames, for benchmarks
 
-	refuse  atomic.Int64 // fail so many registrations with ENOMEM
-	memlock int64        // what may be registered in all; 0: anything
-
-	mu      sync.Mutex
+	mu      sync.Mutex // guards what follows
 	nextKey uint32
 	keys    map[uint32]*pinned
 	bytes   int64
 }
 
-// pinned is what the card knows of one registration.
+// pinned is one registration.
 type pinned struct {
 	start, end uintptr
 	access     Access
-	frames     []uint64 // nil where they cannot be seen
+	frames     frames.Record // empty if blind
 	slot       int
 }
 
-func newNIC(t testing.TB) *nic {
+func newNIC(t testing.TB) *fakeNIC {
 	t.Helper()
-	if err := canVerify(); err != nil {
+	if err := frames.Visible(); err != nil {
 		testenv.Missing(t, fmt.Sprintf("frames: %v", err))
 	}
 	r, err := newRing()
 	if err != nil {
 		testenv.Missing(t, fmt.Sprintf("io_uring: %v", err))
 	}
-	n := &nic{ring: r, nextKey: 1, keys: make(map[uint32]*pinned)}
+	n := &fakeNIC{ring: r, nextKey: 1, keys: make(map[uint32]*pinned)}
 	t.Cleanup(func() {
 		if entries, bytes := n.registered(); entries != 0 && !t.Failed() {
-			t.Errorf("%d registrations of %d bytes left on the card", entries, bytes)
+			t.Errorf("%d registrations of %d bytes left on the NIC", entries, bytes)
 		}
 		n.ring.close()
 	})
 	return n
 }
 
-func (n *nic) Register(addr uintptr, size int, access Access) (MR, error) {
-	if n.refuse.Load() > 0 && n.refuse.Add(-1) >= 0 {
-		return MR{}, fmt.Errorf("nic: %w", syscall.ENOMEM)
-	}
-	n.mu.Lock()
-	if n.memlock != 0 && n.bytes+int64(size) > n.memlock {
-		n.mu.Unlock()
-		return MR{}, fmt.Errorf("nic: %w", syscall.ENOMEM)
-	}
-	n.bytes += int64(size)
-	n.mu.Unlock()
-
+func (n *fakeNIC) Register(addr uintptr, size int, access Access) (MR, error) {
 	slot, err := n.ring.register(addr, size)
 	if err != nil {
-		n.mu.Lock()
-		n.bytes -= int64(size)
-		n.mu.Unlock()
-		return MR{}, fmt.Errorf("nic: %w", err)
+		return MR{}, fmt.Errorf("fakeNIC: %w", err)
 	}
 	p := &pinned{start: addr, end: addr + uintptr(size), access: access, slot: slot}
 	if !n.blind {
-		p.frames = framesOf(addr, size)
+		p.frames = frames.Of(addr, size)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	key := n.nextKey // easily guessed, like rxe's
 	n.nextKey++
 	n.keys[key] = p
+	n.bytes += int64(size)
 	return MR{LKey: key, RKey: key, Ref: p}, nil
 }
 
-func (n *nic) Deregister(mr MR) error {
+func (n *fakeNIC) Deregister(mr MR) error {
 	n.mu.Lock()
 	p := n.keys[mr.LKey]
 	delete(n.keys, mr.LKey)
@@ -98,35 +82,24 @@ func (n *nic) Deregister(mr MR) error {
 	}
 	n.mu.Unlock()
 	if p == nil {
-		return fmt.Errorf("nic: key %d: %w", mr.LKey, syscall.EINVAL)
+		return fmt.Errorf("fakeNIC: key %d: %w", mr.LKey, syscall.EINVAL)
 	}
 	return n.ring.unregister(p.slot)
 }
 
 // Stale reports whether a page of b is no longer the one that was registered.
-func (n *nic) Stale(r *Region, b []byte) error {
+func (n *fakeNIC) Stale(r *Region, b []byte) error {
 	n.mu.Lock()
 	p := n.keys[r.LKey()]
 	n.mu.Unlock()
-	start := addressOf(b)
 	if p == nil {
 		return fmt.Errorf("key %d is not registered", r.LKey())
 	}
-	if start < p.start || start+uintptr(len(b)) > p.end {
-		return fmt.Errorf("[%#x, +%d) is not in the registered [%#x, %#x)", start, len(b), p.start, p.end)
-	}
-	page := uintptr(os.Getpagesize())
-	skip := start/page - p.start/page
-	for i, frame := range framesOf(start, len(b)) {
-		if was := p.frames[int(skip)+i]; frame != was {
-			return fmt.Errorf("page %d of [%#x, +%d): frame %#x, registered %#x", i, start, len(b), frame, was)
-		}
-	}
-	return nil
+	return p.frames.Compare(addressOf(b), len(b))
 }
 
-// Send returns what the card reads, from the pages that it pinned for b's addresses.
-func (n *nic) Send(r *Region, b []byte) ([]byte, error) {
+// Send returns what the device reads, from the pages that were pinned for b's addresses.
+func (n *fakeNIC) Send(r *Region, b []byte) ([]byte, error) {
 	n.mu.Lock()
 	p := n.keys[r.LKey()]
 	n.mu.Unlock()
@@ -139,7 +112,7 @@ func (n *nic) Send(r *Region, b []byte) ([]byte, error) {
 var errRemoteAccess = errors.New("remote access error")
 
 // remote is a peer's RDMA read or write.
-func (n *nic) remote(key uint32, addr uintptr, size int, right Access) ([]byte, error) {
+func (n *fakeNIC) remote(key uint32, addr uintptr, size int, right Access) ([]byte, error) {
 	n.mu.Lock()
 	p := n.keys[key]
 	n.mu.Unlock()
@@ -149,218 +122,66 @@ func (n *nic) remote(key uint32, addr uintptr, size int, right Access) ([]byte, 
 	return n.ring.read(p.slot, addr, size)
 }
 
-func (n *nic) registered() (entries int, bytes int64) {
+func (n *fakeNIC) registered() (entries int, bytes int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.keys), n.bytes
 }
 
-// ring is the part of io_uring that a card needs (include/uapi/linux/io_uring.h).
-type ring struct {
-	fd     int
-	pipe   [2]int
-	mu     sync.Mutex // guards what follows
-	free   []int
-	sq, cq []byte
-	sqes   []byte
-	params ringParams
-}
-
-type ringParams struct {
-	sqEntries, cqEntries, flags, sqThreadCPU, sqThreadIdle, features, wqFD uint32
-	_                                                                      [3]uint32
-	sq                                                                     ringOffsets
-	cq                                                                     ringOffsets
-}
-
-type ringOffsets struct {
-	head, tail, mask, entries, flags, dropped, array, _ uint32
-	_                                                   uint64
-}
-
-const (
-	ringSlots            = 8192
-	ringRegisterBuffers2 = 15
-	ringUpdateBuffers    = 16
-	ringSparse           = 1
-	ringWriteFixed       = 5
-	ringGetEvents        = 1
-	ringOffsetCQ         = 0x8000000
-	ringOffsetSQEs       = 0x10000000
-	ringPiece            = 32 << 10 // fits a pipe
-)
-
-type ringRegister struct {
-	nr, flags  uint32
-	_          uint64
-	data, tags uint64
-}
-
-type ringUpdate struct {
-	offset, _  uint32
-	data, tags uint64
-	nr, _      uint32
-}
-
-func newRing() (*ring, error) {
-	r := &ring{}
-	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 4, uintptr(unsafe.Pointer(&r.params)), 0)
-	if errno != 0 {
-		return nil, fmt.Errorf("io_uring_setup: %w", errno)
-	}
-	r.fd = int(fd)
-	p := &r.params
-	var err error
-	mapping := func(offset int64, n uint32) []byte {
-		b, e := unix.Mmap(r.fd, offset, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
-		if e != nil {
-			err = e
-		}
-		return b
-	}
-	r.sq = mapping(0, p.sq.array+p.sqEntries*4)
-	// struct io_cqring_offsets: cqes comes where sq has dropped's successor.
-	r.cq = mapping(ringOffsetCQ, p.cq.dropped+p.cqEntries*16)
-	r.sqes = mapping(ringOffsetSQEs, p.sqEntries*64)
+func TestTheNICReadsWhatWasRegistered(t *testing.T) {
+	nic := newNIC(t)
+	c := newCache(t, nic, Config{})
+	b := make([]byte, 300_000)
+	fill(b, 7)
+	r := acquireAgain(t, c, b, LocalRead)
+	got, err := nic.Send(r, b[1000:200_000])
 	if err != nil {
-		return nil, fmt.Errorf("io_uring: mmap: %w", err)
+		t.Fatal(err)
 	}
-	table := ringRegister{nr: ringSlots, flags: ringSparse}
-	if err := r.control(ringRegisterBuffers2, unsafe.Pointer(&table), unsafe.Sizeof(table)); err != nil {
-		return nil, fmt.Errorf("io_uring: sparse buffers: %w", err)
+	if !bytes.Equal(got, b[1000:200_000]) {
+		t.Error("the nic read other bytes")
 	}
-	for slot := ringSlots - 1; slot >= 0; slot-- {
-		r.free = append(r.free, slot)
+	if err := nic.Stale(r, b); err != nil {
+		t.Error(err)
 	}
-	if err := unix.Pipe2(r.pipe[:], unix.O_CLOEXEC); err != nil {
-		return nil, err
-	}
-	return r, nil
+	release(t, r)
 }
 
-func (r *ring) close() {
-	unix.Close(r.fd)
-	unix.Close(r.pipe[0])
-	unix.Close(r.pipe[1])
-	unix.Munmap(r.sq)
-	unix.Munmap(r.cq)
-	unix.Munmap(r.sqes)
-}
-
-func (r *ring) control(op int, arg unsafe.Pointer, n uintptr) error {
-	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.fd), uintptr(op), uintptr(arg), n, 0, 0)
-	if errno != 0 {
-		return errno
+// The tests that find no stale registration can fail.
+func TestTheNICNoticesReplacedPages(t *testing.T) {
+	nic := newNIC(t)
+	c := newCache(t, nic, Config{})
+	b := mmap(t, mapped)
+	stable, err := Declare(b)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return nil
-}
-
-func (r *ring) register(addr uintptr, n int) (slot int, err error) {
-	r.mu.Lock()
-	if len(r.free) == 0 {
-		r.mu.Unlock()
-		return 0, syscall.ENOMEM
+	defer stable.Withdraw()
+	fill(b, 1)
+	release(t, acquire(t, c, b, LocalRead))
+	page := os.Getpagesize()
+	replaced := b[page : 2*page]
+	if err := unix.Madvise(replaced, unix.MADV_DONTNEED); err != nil { // against the declaration
+		t.Fatal(err)
 	}
-	slot = r.free[len(r.free)-1]
-	r.free = r.free[:len(r.free)-1]
-	r.mu.Unlock()
-	if err := r.update(slot, addr, n); err != nil {
-		r.mu.Lock()
-		r.free = append(r.free, slot)
-		r.mu.Unlock()
-		return 0, err
+	fill(replaced, 2)
+
+	r := acquire(t, c, b, LocalRead)
+	defer release(t, r)
+	if hits := c.Stats().Hits; hits != 1 {
+		t.Fatalf("%d hits, want the stale one", hits)
 	}
-	return slot, nil
-}
-
-func (r *ring) unregister(slot int) error {
-	err := r.update(slot, 0, 0)
-	r.mu.Lock()
-	r.free = append(r.free, slot)
-	r.mu.Unlock()
-	return err
-}
-
-func (r *ring) update(slot int, addr uintptr, n int) error {
-	type iovec struct{ base, n uintptr }
-	v := &iovec{addr, uintptr(n)}
-	u := &ringUpdate{offset: uint32(slot), data: uint64(uintptr(unsafe.Pointer(v))), nr: 1}
-	p := escape(v)
-	err := r.control(ringUpdateBuffers, unsafe.Pointer(u), unsafe.Sizeof(*u))
-	escape(p)
-	return err
-}
-
-var escaped atomic.Pointer[any]
-
-// escape keeps v alive and on the heap up to the call.
-func escape(v any) any {
-	escaped.Store(&v)
-	return v
-}
-
-// read has the kernel write n bytes at addr, out of the pages that were pinned
-// for slot, into a pipe.
-func (r *ring) read(slot int, addr uintptr, n int) ([]byte, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	out := make([]byte, 0, n)
-	for n > 0 {
-		piece := min(n, ringPiece)
-		if err := r.writeFixed(slot, addr, piece); err != nil {
-			return nil, err
-		}
-		at := len(out)
-		out = out[:at+piece]
-		for got := at; got < at+piece; {
-			m, err := unix.Read(r.pipe[0], out[got:at+piece])
-			if err == unix.EINTR {
-				continue
-			}
-			if err != nil || m == 0 {
-				return nil, fmt.Errorf("pipe: %d, %v", m, err)
-			}
-			got += m
-		}
-		n -= piece
-		addr += uintptr(piece)
+	if err := nic.Stale(r, b[:page]); err != nil {
+		t.Errorf("a page that was not replaced: %v", err)
 	}
-	return out, nil
-}
-
-func (r *ring) writeFixed(slot int, addr uintptr, n int) error {
-	u32 := func(b []byte, at uint32) *uint32 { return (*uint32)(unsafe.Pointer(&b[at])) }
-	p := &r.params
-	tail := atomic.LoadUint32(u32(r.sq, p.sq.tail))
-	at := tail & *u32(r.sq, p.sq.mask)
-	sqe := r.sqes[at*64 : at*64+64]
-	clear(sqe)
-	sqe[0] = ringWriteFixed
-	*(*int32)(unsafe.Pointer(&sqe[4])) = int32(r.pipe[1])
-	*(*uint64)(unsafe.Pointer(&sqe[8])) = ^uint64(0) // offset: none
-	*(*uint64)(unsafe.Pointer(&sqe[16])) = uint64(addr)
-	*(*uint32)(unsafe.Pointer(&sqe[24])) = uint32(n)
-	*(*uint16)(unsafe.Pointer(&sqe[40])) = uint16(slot)
-	*u32(r.sq, p.sq.array+at*4) = at
-	atomic.StoreUint32(u32(r.sq, p.sq.tail), tail+1)
-	submit := uintptr(1)
-	for {
-		_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), submit, 1, ringGetEvents, 0, 0)
-		if errno == 0 || errno == unix.EINTR {
-			submit = 0
-		} else {
-			return fmt.Errorf("io_uring_enter: %w", errno)
-		}
-		head := atomic.LoadUint32(u32(r.cq, p.cq.head))
-		if head == atomic.LoadUint32(u32(r.cq, p.cq.tail)) {
-			continue
-		}
-		cqe := p.cq.dropped + (head&*u32(r.cq, p.cq.mask))*16 // see newRing
-		result := *(*int32)(unsafe.Pointer(&r.cq[cqe+8]))
-		atomic.StoreUint32(u32(r.cq, p.cq.head), head+1)
-		if int(result) != n {
-			return fmt.Errorf("io_uring: write of %d from fixed buffer %d: %d", n, slot, result)
-		}
-		return nil
+	if err := nic.Stale(r, b); err == nil {
+		t.Error("the replaced page has the frame of the registered one")
+	}
+	got, err := nic.Send(r, replaced)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Equal(got, replaced) {
+		t.Error("the nic read the new page, which was not registered")
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// A Range is memory whose owner answers for its mapping: declared stable, or
+// A Range is memory whose mapping is declared stable by its owner, or
 // watched by the kernel. It concerns all caches of the process.
 type Range struct {
 	memory []byte // also keeps an object on Go's heap alive
@@ -26,7 +26,7 @@ type Range struct {
 // Declare promises that b stays mapped to the pages it has, or will have when they
 // are first touched, until Withdraw: no munmap, mremap, MADV_DONTNEED or the
 // like. It may then be cached from its first use on, in all caches of the
-// process. Without a promise, memory outside the Go heap is copied.
+// process. Without a declaration, memory outside the Go heap is copied.
 //
 // The error matches syscall.EEXIST when a part of b is declared already.
 func Declare(b []byte) (*Range, error) {
@@ -36,8 +36,8 @@ func Declare(b []byte) (*Range, error) {
 // Withdraw ends the declaration or the watch. If it returns nil, no cache of the
 // process holds a registration of the range any more, and the memory may be unmapped.
 // ErrInUse: transfers still use a registration, which goes when they are done. Any other
-// error is that of a device that has not let go. After either the memory must stay
-// mapped. (Registrations for one use are not counted: no Read or Write of the memory may
+// error is that of a device that has not deregistered one. After either the memory must
+// stay mapped. (Registrations for one use are not counted: no Read or Write of the memory may
 // be under way.)
 func (r *Range) Withdraw() error {
 	ranges.remove(r)
@@ -84,7 +84,7 @@ func (s *rangeSet) add(r *Range) (*Range, error) {
 	start, end := r.bounds()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := s.after(start)
+	at := s.afterLocked(start)
 	if at > 0 {
 		if _, end := s.all[at-1].bounds(); end > start {
 			return nil, fmt.Errorf("regcache: declare: overlaps a declared range: %w", syscall.EEXIST)
@@ -105,8 +105,8 @@ func (s *rangeSet) remove(r *Range) {
 	s.all = slices.DeleteFunc(s.all, func(have *Range) bool { return have == r })
 }
 
-// after returns the position of the first range that starts after address.
-func (s *rangeSet) after(address uintptr) int {
+// afterLocked returns the position of the first range that starts after address.
+func (s *rangeSet) afterLocked(address uintptr) int {
 	return sort.Search(len(s.all), func(i int) bool {
 		start, _ := s.all[i].bounds()
 		return start > address
@@ -118,7 +118,7 @@ func (s *rangeSet) memory(b []byte) (memory, bool) {
 	first := addressOf(b)
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	at := s.after(first)
+	at := s.afterLocked(first)
 	if at == 0 {
 		return memory{}, false
 	}

@@ -46,19 +46,19 @@ func (a Access) String() string {
 type MR struct {
 	LKey uint32 // names the region in the device's own work requests
 	RKey uint32 // names it in a peer's
-	Ref  any    // the provider's own object; the cache only hands it back
+	Ref  any    // the provider's own object; the cache only passes it on
 }
 
 // A Registrar registers memory with one protection domain of one device.
 // Its methods are called concurrently, and never with a lock held.
 type Registrar interface {
-	// Register pins [addr, addr+n) and lets the device use it as access says.
+	// Register pins [addr, addr+n) and lets the device use it with the rights of access.
 	// The memory stays reachable and mapped during the call. An error that
 	// matches syscall.ENOMEM makes the cache give back what it does not use
-	// and ask once more.
+	// and call Register once more.
 	Register(addr uintptr, n int, access Access) (MR, error)
 
-	// Deregister ends a registration. When it returns, with an error too, the
-	// cache forgets mr.
+	// Deregister ends a registration. When it has returned, with an error too, the
+	// cache does not use mr any more.
 	Deregister(mr MR) error
 }

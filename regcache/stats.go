@@ -8,8 +8,8 @@ import (
 // Stats is what a cache has done since it was made, and what it holds now; or
 // the sum of that over the caches of a Budget, those included that were closed.
 type Stats struct {
-	Hits     uint64 // found registered, valid, and with the rights asked for
-	Misses   uint64 // not found so; what is exposed to a peer is not looked for
+	Hits     uint64 // found registered, valid, and with the rights needed
+	Misses   uint64 // not found so; what is exposed to a peer is not looked up
 	Merges   uint64 // registrations that took the place of older, overlapping ones
 	Promoted uint64 // registrations put into the cache
 
@@ -84,7 +84,7 @@ type counters struct {
 func (c *Cache) Stats() Stats {
 	c.budget.mu.Lock()
 	defer c.budget.mu.Unlock()
-	s := c.totals()
+	s := c.totalsLocked()
 	for _, r := range c.budget.order {
 		if r.cache == c {
 			s.Hits += r.hits.Load()
@@ -102,7 +102,7 @@ func (b *Budget) Stats() Stats {
 	s := Stats{Invalidated: make(map[Cause]uint64)}
 	s.add(&b.past)
 	for c := range b.caches {
-		t := c.totals()
+		t := c.totalsLocked()
 		s.add(&t)
 	}
 	for _, r := range b.order {
@@ -120,9 +120,9 @@ func (r *Region) idleSize() int64 {
 	return r.size()
 }
 
-// totals returns the statistics without the hits of regions that are in the cache.
+// totalsLocked returns the statistics without the hits of regions that are in the cache.
 // budget.mu is held.
-func (c *Cache) totals() Stats {
+func (c *Cache) totalsLocked() Stats {
 	n := &c.stats
 	s := Stats{
 		Hits:             n.hits.Load(),

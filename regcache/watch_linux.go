@@ -78,7 +78,7 @@ func Watch(b []byte) (*Range, error) {
 	return r, nil
 }
 
-// privateAnonymous tells from /proc/self/maps whether all of b is private anonymous memory.
+// privateAnonymous reports, from /proc/self/maps, whether all of b is private anonymous memory.
 // The lines are "start-end perms offset device inode name", ordered by address. Shared
 // memory and files have an inode.
 func privateAnonymous(b []byte) (bool, error) {

@@ -17,7 +17,7 @@ import (
 
 const mapped = 64 << 10
 
-// mmap maps n bytes far from where the kernel puts what others ask for: a test
+// mmap maps n bytes far from where the kernel places mappings: a test
 // that unmaps them and maps them again would now and then find the runtime there,
 // whose memory the end of the test would unmap.
 func mmap(t testing.TB, n int) []byte {
@@ -86,8 +86,8 @@ func TestAWatchedRangeEndsWithItsMapping(t *testing.T) {
 		"madvise FREE":     func(b []byte) error { return unix.Madvise(b, unix.MADV_FREE) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			card := newNIC(t)
-			c := newCache(t, card, Config{})
+			nic := newNIC(t)
+			c := newCache(t, nic, Config{})
 			b := mmap(t, mapped)
 			r := watch(t, b)
 			defer r.Withdraw()
@@ -104,14 +104,14 @@ func TestAWatchedRangeEndsWithItsMapping(t *testing.T) {
 				t.Errorf("after: %v, want ErrUnknownMemory", err)
 			}
 			<-r.watch.done
-			if entries, _ := card.registered(); entries != 0 {
+			if entries, _ := nic.registered(); entries != 0 {
 				t.Errorf("%d registrations left", entries)
 			}
 
 			again := watch(t, b)
 			second := acquire(t, c, b, LocalRead)
 			b[0]++
-			if err := card.Stale(second, b); err != nil {
+			if err := nic.Stale(second, b); err != nil {
 				t.Error(err)
 			}
 			release(t, second)
@@ -127,10 +127,10 @@ func TestAWatchedRangeEndsWithItsMapping(t *testing.T) {
 
 // The kernel reports an unmapping after it is done. Another thread that maps
 // something there at once must not meet the old registration.
-func TestAMappingIsNewThoughItsPredecessorsEndIsNotYetKnown(t *testing.T) {
+func TestANewMappingIsNeverTakenForItsPredecessor(t *testing.T) {
 	const rounds = 200
-	card := newNIC(t)
-	c := newCache(t, card, Config{})
+	nic := newNIC(t)
+	c := newCache(t, nic, Config{})
 	place := unsafe.Pointer(unsafe.SliceData(mmap(t, mapped)))
 	if err := unix.MunmapPtr(place, mapped); err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestAMappingIsNewThoughItsPredecessorsEndIsNotYetKnown(t *testing.T) {
 				return
 			}
 			b[0] = 1
-			if err := card.Stale(region, b[:1]); err != nil {
+			if err := nic.Stale(region, b[:1]); err != nil {
 				t.Error(err)
 			}
 			region.Release()
@@ -183,7 +183,7 @@ func TestAMappingIsNewThoughItsPredecessorsEndIsNotYetKnown(t *testing.T) {
 		met++
 		b[0] = 2
 		if region, err := c.Acquire(b, LocalRead); err == nil {
-			t.Errorf("a registration of the mapping that was here before: stale: %v", card.Stale(region, b[:1]))
+			t.Errorf("a registration of the mapping that was here before: stale: %v", nic.Stale(region, b[:1]))
 			region.Release()
 		} else if !errors.Is(err, ErrUnknownMemory) {
 			t.Error(err)
@@ -196,7 +196,7 @@ func TestAMappingIsNewThoughItsPredecessorsEndIsNotYetKnown(t *testing.T) {
 	t.Logf("%d mappings met", met)
 }
 
-func TestWatchRefusesWhatIsNotTheProgramsToRemap(t *testing.T) {
+func TestWatchRefusesMemoryItCannotVouchFor(t *testing.T) {
 	page := os.Getpagesize()
 	heap := make([]byte, 16*page)
 	for name, b := range map[string][]byte{
@@ -243,7 +243,7 @@ func sharedMemory(t *testing.T, flag int) []byte {
 }
 
 // What lies below it may be of a file that is larger than memory can be on 32 bits.
-func TestMemoryBesideALargeFileIsPrivate(t *testing.T) {
+func TestMemoryBesideALargeFileIsFoundPrivate(t *testing.T) {
 	fd, err := unix.MemfdCreate("watch", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -291,7 +291,7 @@ func TestWithdrawLeavesNoDescriptor(t *testing.T) {
 
 // A child that was forked, and has not executed anything yet, has the descriptor too:
 // what it keeps registered nobody unmaps or watches.
-func TestWhatIsNotWatchedAnyMoreWaitsForNoChild(t *testing.T) {
+func TestWithdrawEndsTheWatchThoughAChildHasTheDescriptor(t *testing.T) {
 	b := mmap(t, mapped)
 	r := watch(t, b)
 	inherited, err := unix.Dup(int(r.watch.fd))

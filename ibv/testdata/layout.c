@@ -1,5 +1,5 @@
 // Compares the structs of abi_linux.h with those of rdma-core's headers. It only
-// has to compile; TestMirroredStructs does that.
+// has to compile; TestMirroredStructsAreTheSystems does that.
 #include <rdma/rdma_cma.h>
 
 #include "../abi_linux.h"

@@ -45,13 +45,9 @@ func newDomain(ctx *ibv.Context, cfg Config) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
-	cache, err := regcache.New(registrar{pd}, regcache.Config{
+	cache := regcache.New(registrar{pd}, regcache.Config{
 		Disabled: cfg.Disable&session.FeatureRegCache != 0,
 	})
-	if err != nil {
-		pd.Close()
-		return nil, err
-	}
 	return &domain{pd: pd, cache: cache}, nil
 }
 

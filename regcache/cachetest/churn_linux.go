@@ -19,33 +19,30 @@ import (
 	"github.com/sanconn/san/regcache"
 )
 
-// A Device is what the cache registers with, and tells how it sees memory.
+// A Device is what the cache registers with.
 type Device interface {
 	regcache.Registrar
 
 	// Send returns the bytes that the device reads at the addresses of b, in
 	// the pages that were registered for r.
 	Send(r *regcache.Region, b []byte) ([]byte, error)
-
-	// Stale returns an error if a page of b is no longer the one registered
-	// for r. A device that cannot see that returns nil: Send is compared too.
-	Stale(r *regcache.Region, b []byte) error
 }
+
+// The cache's budget: small enough that regions are evicted.
+const (
+	churnBytes   = 16 << 20
+	churnEntries = 48
+)
 
 // A Churn does to memory what programs and the runtime do to it, from several
 // goroutines, and registers it all the while: buffers that are written, used
 // again and dropped; garbage collection, and its memory given back to the
 // system; mappings unmapped, moved and mapped again; stacks that grow; child
 // processes; GOMAXPROCS from 1 to 4, GOGC from off to 1. Every region that the
-// cache returns is held against the device.
+// cache returns is compared with the physical pages, and with what the device reads.
 type Churn struct {
-	// Cache registers with Device. Its budget should be some 16 MiB in 48
-	// entries, small enough that regions are evicted.
-	Cache  *regcache.Cache
-	Device Device
-
 	// Duration is how long it takes, at least: on a busy machine it goes on
-	// until everything has happened. 0 means what SAN_TEST_CHURN says, 3 s
+	// until everything has happened. 0 means the value of SAN_TEST_CHURN, 3 s
 	// without.
 	Duration time.Duration
 
@@ -53,31 +50,46 @@ type Churn struct {
 	// looked for then; otherwise it is an error.
 	UntilStale bool
 
-	t     *testing.T
-	until time.Time
+	t      *testing.T
+	cache  *regcache.Cache
+	device Device
+	until  time.Time
 
 	uses, stale, unknown atomic.Int64
 }
 
+// NewChurn returns a churn on a device, through a cache that the end of the test closes. A
+// budget in config is replaced. It needs CAP_SYS_ADMIN, to see physical pages.
+func NewChurn(t *testing.T, device Device, config regcache.Config) *Churn {
+	t.Helper()
+	config.Budget = regcache.NewBudget(churnBytes, churnEntries)
+	cache := regcache.New(newRecorder(t, device), config)
+	t.Cleanup(func() {
+		if err := cache.Close(); err != nil && !t.Failed() {
+			t.Error(err)
+		}
+	})
+	return &Churn{t: t, cache: cache, device: device}
+}
+
 // Run runs the churn and returns how many uses of registrations there were,
 // and how many of them were stale.
-func (ch *Churn) Run(t *testing.T) (uses, stale int64) {
-	t.Helper()
-	ch.t = t
+func (ch *Churn) Run() (uses, stale int64) {
+	ch.t.Helper()
 	ch.until = time.Now().Add(ch.duration())
 	ch.run(4)
-	s := ch.Cache.Stats()
+	s := ch.cache.Stats()
 	uses, stale = ch.uses.Load(), ch.stale.Load()
-	t.Logf("%d uses, %d stale: %d hits, %d promoted, %d once, %d exposed, %d evicted, %v invalidated; %d times unknown",
+	ch.t.Logf("%d uses, %d stale: %d hits, %d promoted, %d once, %d exposed, %d evicted, %v invalidated; %d times unknown",
 		uses, stale, s.Hits, s.Promoted, s.Once, s.Exposed, s.Evictions, s.Invalidated, ch.unknown.Load())
 	if ch.UntilStale {
 		return uses, stale
 	}
 	if stale != 0 {
-		t.Errorf("%d of %d uses were of stale registrations", stale, uses)
+		ch.t.Errorf("%d of %d uses were of stale registrations", stale, uses)
 	}
 	if !ch.covered() {
-		t.Errorf("the test did not reach what it is for: %+v", s)
+		ch.t.Errorf("the test did not reach what it is for: %+v", s)
 	}
 	return uses, stale
 }
@@ -129,7 +141,7 @@ func (ch *Churn) over() bool {
 
 // covered reports whether everything happened that the test is for.
 func (ch *Churn) covered() bool {
-	s := ch.Cache.Stats()
+	s := ch.cache.Stats()
 	return s.Hits != 0 && s.Evictions != 0 && s.Once != 0 && s.Exposed != 0 &&
 		s.Invalidated[regcache.ObjectDied] != 0 && s.Invalidated[regcache.RangeWithdrawn] != 0 && s.Invalidated[regcache.MappingChanged] != 0
 }
@@ -190,12 +202,12 @@ func (ch *Churn) worker(random *rand.Rand) {
 	}
 }
 
-// use registers a part of b, writes it, and has the card look at it.
+// use registers a part of b, writes it, and compares it with what the device has.
 func (ch *Churn) use(random *rand.Rand, b []byte) {
 	from := random.IntN(len(b) / 2)
 	part := b[from : from+1+random.IntN(len(b)-from)]
 	access := []regcache.Access{regcache.LocalRead, regcache.LocalRead, regcache.LocalWrite, regcache.BindWindow, regcache.RemoteRead}[random.IntN(5)]
-	r, err := ch.Cache.Acquire(part, access)
+	r, err := ch.cache.Acquire(part, access)
 	if err != nil {
 		ch.t.Errorf("Acquire(%d bytes of %v memory, %v): %v", len(part), regcache.KindOf(b), access, err)
 		return
@@ -205,14 +217,14 @@ func (ch *Churn) use(random *rand.Rand, b []byte) {
 	for i := 0; i < len(part); i += 512 {
 		part[i] = stamp
 	}
-	if err := ch.Device.Stale(r, part); err != nil {
+	if err := stale(r, part); err != nil {
 		if ch.stale.Add(1) == 1 {
 			ch.t.Logf("stale: %v", err)
 		}
 	}
 	if random.IntN(8) == 0 {
 		sample := part[:min(len(part), 64<<10)]
-		got, err := ch.Device.Send(r, sample)
+		got, err := ch.device.Send(r, sample)
 		if err != nil {
 			ch.t.Error(err)
 		} else if !bytes.Equal(got, sample) {
@@ -250,6 +262,8 @@ func hide(p unsafe.Pointer) unsafe.Pointer {
 	return *(*unsafe.Pointer)(unsafe.Pointer(&x))
 }
 
+func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
 // mapping maps memory, declares or watches it, uses it, and puts other memory
 // there.
 func (ch *Churn) mapping(random *rand.Rand) {
@@ -275,14 +289,14 @@ func (ch *Churn) mapping(random *rand.Rand) {
 		}
 		ch.use(random, b)
 		ch.use(random, b)
-		if watched { // the kernel tells
+		if watched { // the kernel reports it
 			ch.replace(random, b)
 			ch.expectUnknown(b)
 		}
 		if err := r.Withdraw(); err != nil {
 			ch.t.Error(err)
 		}
-		if !watched { // the owner has told
+		if !watched { // the owner has withdrawn it
 			ch.replace(random, b)
 			ch.expectUnknown(b)
 		}
@@ -291,7 +305,7 @@ func (ch *Churn) mapping(random *rand.Rand) {
 
 func (ch *Churn) expectUnknown(b []byte) {
 	ch.unknown.Add(1)
-	r, err := ch.Cache.Acquire(b, regcache.LocalRead)
+	r, err := ch.cache.Acquire(b, regcache.LocalRead)
 	switch {
 	case err == nil && ch.UntilStale:
 		ch.stale.Add(1)

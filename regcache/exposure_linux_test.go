@@ -9,29 +9,29 @@ import (
 // exposed, and no others.
 func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 	for name, config := range map[string]Config{
-		"pages stay pinned": {Eager: true},
-		"nothing stays":     {Eager: true, NoPin: true},
+		"pages stay pinned": {},
+		"nothing stays":     {Disabled: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			card := newNIC(t)
-			c := newCache(t, card, config)
+			nic := newNIC(t)
+			c := newCache(t, nic, config)
 			memory := make([]byte, 256<<10)
 			fill(memory, 3)
 			secret := make([]byte, 64<<10)
-			release(t, acquire(t, c, secret, LocalWrite)) // registered, for us alone
+			defer release(t, acquireAgain(t, c, secret, LocalWrite)) // registered, for us alone
 
 			exposed := memory[10_000:20_000]
 			start, n := addressOf(exposed), len(exposed)
-			r := acquire(t, c, exposed, RemoteRead)
+			r := acquireAgain(t, c, exposed, RemoteRead)
 			key := r.RKey()
 
-			got, err := card.remote(key, start, n, RemoteRead)
+			got, err := nic.remote(key, start, n, RemoteRead)
 			if err != nil || !bytes.Equal(got, exposed) {
 				t.Errorf("the peer read %d bytes, %v; want what is exposed", len(got), err)
 			}
 			refused := func(what string, key uint32, addr uintptr, n int, right Access) {
 				t.Helper()
-				if got, err := card.remote(key, addr, n, right); err != errRemoteAccess || got != nil {
+				if got, err := nic.remote(key, addr, n, right); err != errRemoteAccess || got != nil {
 					t.Errorf("%s: %d bytes, %v; want an error", what, len(got), err)
 				}
 			}

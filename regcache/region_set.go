@@ -6,11 +6,11 @@ import (
 	"sync"
 )
 
-// regionSet is the set of registered regions of a cache or a range, which has to know when
-// all of them are deregistered: before its protection domain or its memory goes.
+// regionSet is the set of registered regions of a cache or a range. All of them have to be
+// deregistered before its protection domain or its memory goes.
 type regionSet struct {
-	mu      sync.Mutex
-	changed chan struct{} // closed when one is removed; nil while nobody waits
+	mu      sync.Mutex    // guards what follows
+	changed chan struct{} // closed when one is removed; nil unless that is waited for
 	regions map[*Region]struct{}
 	refused error // the first error of a device that did not deregister a region
 }
@@ -39,7 +39,7 @@ func (s *regionSet) remove(r *Region, err error) {
 }
 
 // settle takes all regions out of their cache and waits until the device has deregistered
-// those that nobody uses. ErrInUse means that some are in use; any other error is that of
+// those that are not in use. ErrInUse means that some are in use; any other error is that of
 // a device that did not deregister one.
 func (s *regionSet) settle(cause Cause) error {
 	s.mu.Lock()
@@ -62,7 +62,7 @@ func (s *regionSet) dropped(late <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for r := range s.regions {
-		for r.refs.Load() == 0 && s.has(r) {
+		for r.refs.Load() == 0 && s.hasLocked(r) {
 			if s.changed == nil {
 				s.changed = make(chan struct{})
 			}
@@ -79,8 +79,8 @@ func (s *regionSet) dropped(late <-chan struct{}) {
 	}
 }
 
-// has reports whether r is still registered. mu is held.
-func (s *regionSet) has(r *Region) bool {
+// hasLocked reports whether r is still registered.
+func (s *regionSet) hasLocked(r *Region) bool {
 	_, ok := s.regions[r]
 	return ok
 }

@@ -1,0 +1,28 @@
+package ibv
+
+// PD is a protection domain: queue pairs use memory of their own domain only.
+type PD struct {
+	Context *Context
+	h       handle
+}
+
+// AllocPD makes a protection domain.
+func (c *Context) AllocPD() (*PD, error) {
+	h, errno := sysAllocPD(c.h)
+	if errno != 0 {
+		return nil, verbError("ibv_alloc_pd", c.Name, errno)
+	}
+	return &PD{Context: c, h: h}, nil
+}
+
+// Close frees the domain. It fails with EBUSY while something in it is still open.
+func (pd *PD) Close() error {
+	if pd.h == 0 {
+		return nil
+	}
+	errno := sysDeallocPD(pd.h)
+	if errno == 0 {
+		pd.h = 0
+	}
+	return verbError("ibv_dealloc_pd", pd.Context.Name, errno)
+}

@@ -1,0 +1,62 @@
+package ibv
+
+import "cmp"
+
+// The way to a connection without rdma_cm, on InfiniBand and RoCE: the two
+// sides exchange their QPPeer by other means, then each calls Init, posts
+// its first receives, and calls ReadyToReceive and ReadyToSend. iWARP cannot.
+
+const (
+	hopLimit           = 64 // IP's default time to live (ip(7))
+	defaultMinRNRTimer = 1  // 10 µs; 0, which is 655 ms, is of no use
+	defaultTimeout     = 14 // 67 ms; with 0, no timeout, a lost packet hangs the connection
+)
+
+// QPPeer is what a side needs of the other.
+type QPPeer struct {
+	QPNum uint32
+	PSN   uint32 // that its first packet will have, 24 bits, best random
+	GID   GID
+	LID   uint16 // InfiniBand only
+}
+
+// QPPath is the rest: our own end and how the connection shall behave.
+type QPPath struct {
+	Port           uint8  // local, from 1
+	GIDIndex       uint8  // local: of the entry with our address, RoCE v2
+	PSN            uint32 // that our first packet has
+	MTU            MTU    // both sides the same: the smaller of the two active ones
+	ReadsIssued    uint8  // at most what the peer serves
+	ReadsServed    uint8
+	MinRNRTimer    uint8 // see QPAttr; 0 means 1 (10 µs)
+	Timeout        uint8 // see QPAttr; 0 means 14 (67 ms)
+	RetryCount     uint8
+	PeerIsOnSubnet bool // InfiniBand: address by LID alone
+}
+
+// Init brings a queue pair from RESET to INIT: receives may be posted.
+func (q *QP) Init(port uint8, peers Access) error {
+	return q.Modify(QPAttr{State: QPInit, Port: port, Access: peers}, MaskState|MaskPKeyIndex|MaskPort|MaskAccess)
+}
+
+// ReadyToReceive brings a queue pair from INIT to RTR: it receives.
+func (q *QP) ReadyToReceive(path QPPath, peer QPPeer) error {
+	attr := QPAttr{
+		State: QPRTR, PathMTU: path.MTU, DestQPN: peer.QPNum, RQPSN: peer.PSN,
+		MaxDestReadAtomic: path.ReadsServed, MinRNRTimer: cmp.Or(path.MinRNRTimer, defaultMinRNRTimer),
+		Port: path.Port, DLID: peer.LID,
+	}
+	if !path.PeerIsOnSubnet {
+		attr.Global, attr.DGID, attr.SGIDIndex = 1, peer.GID, path.GIDIndex
+		attr.HopLimit = hopLimit
+	}
+	return q.Modify(attr, MaskState|MaskAV|MaskPathMTU|MaskDestQPN|MaskRQPSN|MaskMaxDestReadAtomic|MaskMinRNRTimer)
+}
+
+// ReadyToSend brings a queue pair from RTR to RTS.
+func (q *QP) ReadyToSend(path QPPath) error {
+	return q.Modify(QPAttr{
+		State: QPRTS, SQPSN: path.PSN, MaxReadAtomic: path.ReadsIssued,
+		Timeout: cmp.Or(path.Timeout, defaultTimeout), RetryCount: path.RetryCount,
+	}, MaskState|MaskTimeout|MaskRetryCount|MaskRNRRetry|MaskSQPSN|MaskMaxReadAtomic)
+}

@@ -1,0 +1,71 @@
+package regcache
+
+import (
+	"io"
+)
+
+// A Buffer is memory of an Arena. What a connection moves by RDMA from it or to it
+// (over verbs, Writes and Reads that are large enough: see sanconn.Options.Threshold)
+// needs no registration. It must not be used by two goroutines at once.
+type Buffer struct {
+	arena  *Arena
+	piece  piece
+	length int
+}
+
+// Bytes returns the buffer's memory, until Put.
+func (b *Buffer) Bytes() []byte {
+	if b.arena == nil {
+		return nil
+	}
+	return b.piece.memory[:b.length:b.length]
+}
+
+// ReadFrom fills the buffer, from its start and up to all that it takes of the arena (see
+// Arena.Get), until r ends, and sets the length to what was read. io.ErrShortBuffer means that the
+// buffer is full and r may have more.
+func (b *Buffer) ReadFrom(r io.Reader) (int64, error) {
+	if b.arena == nil {
+		return 0, ErrClosed
+	}
+	// Not io.ReadFull: its io.ErrUnexpectedEOF may as well be r's own, of a body that
+	// was cut short.
+	n, err := 0, error(nil)
+	for n < len(b.piece.memory) && err == nil {
+		var m int
+		m, err = r.Read(b.piece.memory[n:])
+		n += m
+	}
+	b.length = n
+	switch err {
+	case nil:
+		err = io.ErrShortBuffer
+	case io.EOF:
+		err = nil
+	}
+	return int64(n), err
+}
+
+// WriteTo writes the buffer's bytes to w.
+func (b *Buffer) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(b.Bytes())
+	return int64(n), err
+}
+
+// Put gives the buffer back to the arena. Every transfer that uses it must
+// have ended; a slice of it that was kept must not be used. Putting it twice
+// does nothing.
+func (b *Buffer) Put() {
+	a := b.arena
+	if a == nil {
+		return
+	}
+	p := b.piece
+	*b = Buffer{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p.chunk.used--
+	if !a.closed {
+		a.free[p.chunk.shift] = append(a.free[p.chunk.shift], p)
+	}
+}

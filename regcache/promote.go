@@ -1,0 +1,117 @@
+package regcache
+
+const (
+	// A promoted object up to this size is registered as a whole, whatever
+	// part was acquired, so that all later parts of it hit. Registering
+	// 4 MiB takes a few hundred microseconds.
+	wholeMax = 4 << 20
+	// It is also at most one part of the budget in this many.
+	wholeShare = 4
+	// A region may grow to this multiple of what was acquired by merging those
+	// that it overlaps. Beyond that it only replaces them: a large object that is
+	// worked through in overlapping steps would otherwise be registered from its
+	// start at each step.
+	mergeGrowth = 4
+)
+
+// whole reports whether m is small enough to be registered as a whole.
+func (c *Cache) whole(m memory) bool {
+	return m.hi-m.lo <= uintptr(min(wholeMax, c.budget.limit()/wholeShare))
+}
+
+// promote registers b, and what may be registered with it, for the cache. It returns
+// neither a region nor an error if there is no room.
+func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
+	start := addressOf(b)
+	end := start + uintptr(len(b))
+	lo, hi := start, end
+	if c.whole(m) {
+		lo, hi = m.lo, m.hi
+	}
+	lo, hi, access, merged := c.merge(lo, hi, access)
+
+	size := pinnedSize(lo, hi)
+	victims, ok := c.budget.reserve(size)
+	dropFor(c, victims)
+	if !ok {
+		return nil, nil
+	}
+	mr, err := c.register(lo, int(hi-lo), access)
+	if err != nil {
+		c.budget.unreserve(size)
+		return nil, err
+	}
+	r := &Region{cache: c, start: lo, end: hi, access: access, mr: mr, kind: m.kind, proof: m.prove()}
+	r.refs.Store(1)
+	c.all.add(r)
+	if c.config.trustEverything {
+		r.proof = always{}
+	}
+	r.proof.attach(r)
+	if !c.enter(r, start, end) {
+		// Another goroutine was faster, or the cache was closed: for this use only.
+		c.budget.unreserve(size)
+		return r, nil
+	}
+	c.stats.promoted.Add(1)
+	if merged {
+		c.stats.merges.Add(1)
+	}
+	if !r.proof.valid() { // the range was withdrawn between classify and attach
+		r.invalidate(r.kind.cause())
+	}
+	return r, nil
+}
+
+// merge widens a range to take in the valid regions that it overlaps, unless they make it
+// much larger. It adds their rights in either case.
+func (c *Cache) merge(lo, hi uintptr, access Access) (uintptr, uintptr, Access, bool) {
+	c.budget.mu.Lock()
+	overlapping := c.index.overlappingLocked(lo, hi)
+	c.budget.mu.Unlock()
+	merged := false
+	unionLo, unionHi := lo, hi
+	for _, old := range overlapping {
+		if !old.proof.valid() {
+			old.invalidate(old.kind.cause())
+			continue
+		}
+		unionLo, unionHi = min(unionLo, old.start), max(unionHi, old.end)
+		access |= old.access
+		merged = true
+	}
+	if unionHi-unionLo <= mergeGrowth*(hi-lo) || int64(unionHi-unionLo) <= min(wholeMax, c.budget.limit()/wholeShare) {
+		lo, hi = unionLo, unionHi
+	}
+	return lo, hi, access, merged
+}
+
+// enter puts r into the index in place of the regions that it overlaps, and takes the
+// cache's reference. It does nothing and returns false if the cache is closed, or if
+// another region that serves [start, end) as well has been entered meanwhile.
+func (c *Cache) enter(r *Region, start, end uintptr) bool {
+	b := c.budget
+	b.mu.Lock()
+	if c.closed.Load() {
+		b.mu.Unlock()
+		return false
+	}
+	overlapping := c.index.overlappingLocked(r.start, r.end)
+	for _, old := range overlapping {
+		if old.start <= start && end <= old.end && old.access&r.access == r.access {
+			b.mu.Unlock()
+			return false
+		}
+	}
+	var idle []*Region
+	for _, old := range overlapping {
+		if b.expelLocked(old) {
+			idle = append(idle, old)
+		}
+	}
+	r.refs.Add(1)
+	b.insertLocked(r)
+	b.mu.Unlock()
+	dropAll(idle)
+	return true
+}

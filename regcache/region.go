@@ -1,0 +1,102 @@
+package regcache
+
+import (
+	"os"
+	"sync/atomic"
+)
+
+// A Region is memory that is registered now, and stays so until Release.
+type Region struct {
+	cache      *Cache
+	start, end uintptr
+	access     Access
+	mr         MR
+	kind       Kind
+	proof      proof // nil for a region that is not for the cache
+
+	// refs counts the holders, among them the cache while the region is in it. Whoever
+	// brings it to 0 deregisters the region. It never rises from 0.
+	refs atomic.Int64
+	hits atomic.Uint64
+	used atomic.Uint64 // the budget's epoch at the last use
+
+	keep []byte  // the memory of a region for one use
+	pin  *Region // the local registration under an exposure
+
+	cached bool   // in the index; this and the next two: guarded by budget.mu
+	rank   uint64 // used, when the region got its place
+	place  int    // in the budget's order
+}
+
+// MR returns the device's registration.
+func (r *Region) MR() MR { return r.mr }
+
+// LKey names the region in the device's work requests.
+func (r *Region) LKey() uint32 { return r.mr.LKey }
+
+// RKey names the region in a peer's work requests. It is for regions acquired
+// with a remote right.
+func (r *Region) RKey() uint32 { return r.mr.RKey }
+
+// Range returns what is registered: the memory acquired and perhaps more
+// around it.
+func (r *Region) Range() (start uintptr, n int) { return r.start, int(r.end - r.start) }
+
+// size is what the region counts for in the budget.
+func (r *Region) size() int64 { return pinnedSize(r.start, r.end) }
+
+// pinnedSize is what a registration costs of RLIMIT_MEMLOCK, in bytes: every page
+// that it touches (ib_umem_get, drivers/infiniband/core/umem.c).
+func pinnedSize(start, end uintptr) int64 {
+	return int64((end+pageSize-1)&^(pageSize-1) - start&^(pageSize-1))
+}
+
+var pageSize = uintptr(os.Getpagesize())
+
+// hold takes a reference, unless the region is being deregistered.
+func (r *Region) hold() bool {
+	for {
+		refs := r.refs.Load()
+		if refs <= 0 {
+			return false
+		}
+		if r.refs.CompareAndSwap(refs, refs+1) {
+			return true
+		}
+	}
+}
+
+// Release ends one use. An error is the device's, which was to deregister the region and
+// has not: a peer that had access may still have it.
+func (r *Region) Release() error {
+	switch refs := r.refs.Add(-1); {
+	case refs > 0:
+		return nil
+	case refs < 0:
+		panic("regcache: Region released more often than acquired")
+	}
+	return r.drop()
+}
+
+// invalidate takes the region out of its cache because its proof has ended.
+// It is deregistered now, or at the last Release.
+func (r *Region) invalidate(cause Cause) {
+	if r.expel(cause) {
+		r.drop()
+	}
+}
+
+// expel is invalidate without the deregistration: if it returns true, the caller has to drop
+// the region.
+func (r *Region) expel(cause Cause) (idle bool) {
+	b := r.cache.budget
+	b.mu.Lock()
+	if !r.cached {
+		b.mu.Unlock()
+		return false
+	}
+	idle = b.expelLocked(r)
+	b.mu.Unlock()
+	r.cache.stats.invalidated[cause].Add(1)
+	return idle
+}

@@ -1,0 +1,45 @@
+package regcache
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+)
+
+// register registers with the device. If that is out of memory, it gives back everything
+// unused and tries once more.
+func (c *Cache) register(start uintptr, n int, access Access) (MR, error) {
+	if limit := c.budget.memlock; limit != 0 && int64(n) > limit {
+		return MR{}, c.refused(n, syscall.ENOMEM)
+	}
+	mr, err := c.registerOnce(start, n, access)
+	if errors.Is(err, syscall.ENOMEM) {
+		c.stats.flushes.Add(1)
+		c.budget.Flush()
+		mr, err = c.registerOnce(start, n, access)
+	}
+	switch {
+	case errors.Is(err, syscall.ENOMEM):
+		return MR{}, c.refused(n, err)
+	case err != nil:
+		c.stats.failed.Add(1)
+		return MR{}, fmt.Errorf("regcache: register %d bytes for %v: %w", n, access, err)
+	}
+	c.stats.pinnedEntries.Add(1)
+	c.stats.pinnedBytes.Add(pinnedSize(start, start+uintptr(n)))
+	return mr, nil
+}
+
+func (c *Cache) refused(n int, err error) error {
+	c.stats.refused.Add(1)
+	return fmt.Errorf("regcache: register %d bytes: %w: %w; %v", n, syscall.ENOBUFS, err, c.budget)
+}
+
+func (c *Cache) registerOnce(start uintptr, n int, access Access) (MR, error) {
+	began := time.Now()
+	mr, err := c.registrar.Register(start, n, access)
+	c.stats.registerNanoseconds.Add(int64(time.Since(began)))
+	c.stats.registrations.Add(1)
+	return mr, err
+}
