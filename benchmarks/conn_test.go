@@ -1,5 +1,6 @@
 // Package benchmarks measures connections within one process, where the Go
-// tools count allocations and profile both ends, and net/http between two:
+// tools count allocations and profile both ends, and net/http and copies of
+// files between two:
 //
 //	go test -bench . -benchmem ./benchmarks
 //

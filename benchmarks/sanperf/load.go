@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sanconn/san/benchmarks/internal/cputime"
 )
 
 const (
@@ -77,7 +79,7 @@ type moment struct {
 }
 
 func (l *load) now() moment {
-	m := moment{at: time.Now(), sent: l.sent.published.Load(), got: l.got.published.Load(), cpu: processCPU()}
+	m := moment{at: time.Now(), sent: l.sent.published.Load(), got: l.got.published.Load(), cpu: cputime.OfProcess()}
 	if l.rtt != nil {
 		m.rtt = new(distribution)
 		for i := range l.rtt {

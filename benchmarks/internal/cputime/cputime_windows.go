@@ -1,12 +1,11 @@
-package main
+package cputime
 
 import (
 	"syscall"
 	"time"
 )
 
-// processCPU is the processor time, user and system, that this process has used.
-func processCPU() time.Duration {
+func ofProcess() time.Duration {
 	self, err := syscall.GetCurrentProcess()
 	if err != nil {
 		return 0

@@ -1,0 +1,8 @@
+// Package cputime tells how much processor time a measurement has cost.
+package cputime
+
+import "time"
+
+// OfProcess is the processor time, user and system, that this process has used so far; 0
+// where the system does not count it.
+func OfProcess() time.Duration { return ofProcess() }

@@ -1,0 +1,7 @@
+//go:build !unix && !windows
+
+package cputime
+
+import "time"
+
+func ofProcess() time.Duration { return 0 }
