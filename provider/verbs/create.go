@@ -12,6 +12,7 @@ import (
 // receive buffers posted. It owns dev and the id from now on, also when it fails.
 func newEndpoint(dev *device, id *cmID, cfg Config, passive bool) (*Endpoint, error) {
 	e := &Endpoint{dev: dev, cm: id, cfg: cfg, passive: passive}
+	e.q.user, e.mem.q = e, &e.q
 	e.inUse.Store(2)
 	if err := e.create(); err != nil {
 		if id != nil && passive {
@@ -33,8 +34,7 @@ func (e *Endpoint) create() (err error) {
 	if e.dom, err = e.dev.useDomain(e.cfg); err != nil {
 		return err
 	}
-	e.q.user = e
-	e.mem.open(&e.q, e.cfg, e.dev, e.dom)
+	e.mem.open(e.cfg, e.dev, e.dom)
 	for e.cfg = e.cfg.within(memlockLeft()); ; {
 		if err = e.createQueues(); err == nil {
 			break

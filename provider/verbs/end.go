@@ -76,7 +76,6 @@ func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 	if e.q.failing == nil {
 		e.q.failing = errClosed
 	}
-	e.q.publishLocked()
 	e.q.mu.Unlock()
 	if !e.mayBlock() {
 		e.free()
@@ -85,9 +84,12 @@ func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 	if orderly {
 		blocking.run(wait, e.cm.disconnect)
 	}
-	e.q.toError()
+	e.q.mu.Lock()
+	e.q.toErrorLocked()
+	e.q.mu.Unlock()
 	e.mem.revokeAll() // now: another connection of a shared domain could use the keys
 	blocking.run(wait, e.free)
+	e.q.publish()
 }
 
 // mayBlock reports whether the calls that end the connection may wait for the network.
@@ -97,6 +99,7 @@ func (e *Endpoint) mayBlock() bool { return e.cm != nil && e.dev.iwarp() }
 // pair before the registrations, those before the protection domain.
 func (e *Endpoint) free() {
 	e.destroyQP()
+	e.q.publish()
 	e.mem.close()
 	e.freeQueues()
 	e.letGo()
@@ -114,23 +117,29 @@ func (e *Endpoint) free() {
 	}
 }
 
-// destroyQP ends the connection and the queue pair, if there is one.
+// destroyQP ends the connection and the queue pair, if there is one. Nothing is posted
+// any more.
 func (e *Endpoint) destroyQP() {
-	if e.q.qp == nil {
-		return
-	}
-	if e.cm != nil {
-		e.cm.disconnect()
-	}
-	if e.recv.group != nil {
-		e.quiesce()
-	}
-	e.mem.closeWindows()
-	if e.cm != nil {
-		e.cm.destroyQP(e.q.qp)
-	} else {
-		e.q.qp.Close()
-	}
+	e.destroyed.Do(func() {
+		if e.q.qp == nil {
+			return
+		}
+		if e.cm != nil {
+			e.cm.disconnect()
+		}
+		if e.recv.group != nil {
+			e.quiesce()
+		}
+		e.mem.windows.close()
+		e.q.mu.Lock()
+		e.q.destroyed = true
+		e.q.mu.Unlock()
+		if e.cm != nil {
+			e.cm.destroyQP(e.q.qp)
+		} else {
+			e.q.qp.Close()
+		}
+	})
 }
 
 // quiesce makes the queue pair stop taking receives from the group, and collects those
@@ -139,8 +148,8 @@ func (e *Endpoint) quiesce() {
 	if !e.reached.Load() {
 		return // and has taken nothing
 	}
-	e.q.toError()
 	e.q.mu.Lock()
+	e.q.toErrorLocked()
 	e.q.takeLocked()
 	reports := e.recv.reportsLastReceive()
 	e.q.mu.Unlock()
@@ -155,15 +164,23 @@ func (e *Endpoint) quiesce() {
 }
 
 // giveUp implements completer: the device has gone, or the transfers were posted while
-// the queue pair failed (siw never flushes those). In the error state nothing touches
-// their memory.
+// the queue pair failed (siw never flushes those). Until the queue pair is destroyed the
+// device may use their memory.
 func (e *Endpoint) giveUp() {
+	if e.mayBlock() {
+		blocking.run(0, e.abandonTransfers)
+	} else {
+		e.abandonTransfers()
+	}
+}
+
+func (e *Endpoint) abandonTransfers() {
+	e.destroyQP()
 	e.q.mu.Lock()
 	defer e.q.mu.Unlock()
 	if e.q.gone {
-		return
+		return // free ends them
 	}
-	e.q.toError()
 	e.q.drainLocked()
 	e.mem.abandonLocked(e.q.failing)
 	e.q.publishLocked()

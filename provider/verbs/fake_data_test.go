@@ -570,3 +570,47 @@ func fakeGroups(t *testing.T) {
 		t.Error("a group from which receives may be missing takes members")
 	}
 }
+
+// wakeFunc is a session that does something when it is woken.
+type wakeFunc func(session.Events)
+
+func (w wakeFunc) Wake(ev session.Events) { w(ev) }
+
+// A transfer that is not flushed ends only when its queue pair is gone: until then the
+// device may use its memory. So does one whose endpoint is aborted.
+func testUnflushedTransfers(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeSRQs, 16)
+	port := 50_000
+	for _, cfg := range fakeConfigs {
+		for what, end := range map[string]func(*Endpoint){
+			"not flushed": func(e *Endpoint) {
+				e.q.fail(deviceError(syscall.EIO))
+				e.giveUp()
+			},
+			"aborted": (*Endpoint).Abort,
+		} {
+			port++
+			e, _ := fakePair(t, port, cfg)
+			queuePairs := f.get(fakeQPs)
+			left := int64(-1) // when the end is known
+			e.Start(wakeFunc(func(session.Events) { left = f.get(fakeQPs) }))
+			mem := e.mem.Alloc(4096)
+			if err := e.mem.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
+				t.Fatal(err)
+			}
+			end(e)
+			if err := e.Err(); err == nil || left != queuePairs-1 {
+				t.Errorf("%s: %v; it was reported with %d queue pairs, of %d before", what, err, left, queuePairs)
+			}
+			if e.q.gone {
+				continue
+			}
+			var ev session.Event
+			if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || ev.Err == nil {
+				t.Errorf("%s: %+v", what, ev)
+			}
+			e.q.fail(deviceError(syscall.EIO)) // as an event that comes late does
+		}
+	}
+}

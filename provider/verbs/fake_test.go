@@ -50,6 +50,7 @@ var onAFake = []struct {
 	{"receive buffers", fakeReceiveBuffers},
 	{"no messages", fakeNoMessages},
 	{"ends", fakeEnds},
+	{"unflushed transfers", testUnflushedTransfers},
 	{"notices", fakeNotices},
 	{"groups", fakeGroups},
 	{"without rdma_cm", fakeGIDsInTurn},
@@ -136,6 +137,7 @@ const (
 	fakeKeeps
 
 	fakeObjects = 32
+	fakeQPs     = fakeObjects + 4
 	fakeName    = 64
 	fakePosted  = 128
 	fakeRing    = 256

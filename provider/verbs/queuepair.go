@@ -24,12 +24,13 @@ type queuePair struct {
 	err      atomic.Pointer[error]
 	watchers watchers
 
-	mu      sync.Mutex  // guards all below, what is posted and polled, and the state of sender, receiver and remote
-	gone    bool        // the queues are being destroyed
-	failing error       // why the connection is over; err follows
-	late    *time.Timer // calls user.giveUp after failing was set
-	wcs     [32]ibv.WC
-	dry     bool // the last poll found nothing
+	mu        sync.Mutex  // guards all below, what is posted and polled, and the state of sender, receiver and remote
+	gone      bool        // the endpoint is: its queues are being destroyed
+	destroyed bool        // qp is, or is about to be
+	failing   error       // why the connection is over; err follows
+	late      *time.Timer // calls user.giveUp after failing was set
+	wcs       [32]ibv.WC
+	dry       bool // the last poll found nothing
 }
 
 // completer is what a queue pair is for.
@@ -38,7 +39,8 @@ type completer interface {
 	completedLocked(*ibv.WC)
 	// transfersLocked is how many transfers to and from memory of this end are under way.
 	transfersLocked() int
-	// giveUp ends transfers whose completions did not come within flushTime.
+	// giveUp ends transfers whose completions did not come within flushTime, and
+	// publishes the end.
 	giveUp()
 }
 
@@ -58,6 +60,12 @@ const (
 
 // overLocked reports whether nothing may be posted any more.
 func (q *queuePair) overLocked() bool { return q.gone || q.failing != nil }
+
+func (q *queuePair) over() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.overLocked()
+}
 
 // ended returns why the connection is over, nil while it lives.
 func (q *queuePair) ended() error {
@@ -147,15 +155,29 @@ func (q *queuePair) fail(err error) {
 	q.drainLocked()
 	q.failLocked(err)
 	if !q.gone {
-		q.toError() // flushes, and ends the peer's access
+		q.toErrorLocked()
 	}
 }
 
-func (q *queuePair) toError() { q.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState) }
+// toErrorLocked flushes what was posted, and ends the peer's access.
+func (q *queuePair) toErrorLocked() {
+	if !q.destroyed {
+		q.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)
+	}
+}
 
 // settleLocked publishes the end once no transfer is under way.
 func (q *queuePair) settleLocked() {
 	if q.failing != nil && q.user.transfersLocked() == 0 {
+		q.publishLocked()
+	}
+}
+
+// publish makes ended report why the connection is over, if it is.
+func (q *queuePair) publish() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.failing != nil {
 		q.publishLocked()
 	}
 }

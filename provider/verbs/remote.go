@@ -56,14 +56,14 @@ type transfer struct {
 	region *regcache.Region // of the memory at this end
 }
 
-func (r *remote) open(q *queuePair, cfg Config, dev *device, dom *domain) {
-	r.q, r.dev, r.dom = q, dev, dom
+func (r *remote) open(cfg Config, dev *device, dom *domain) {
+	r.dev, r.dom = dev, dom
 	r.maxExpose = exposeLimit(memlock())
 	r.reads = newFIFO[transfer](maxReads)
 	r.writes = newFIFO[transfer](maxWrites)
 	r.done = newFIFO[transfer](maxReads + maxWrites)
 	r.exposures.m = make(map[uint64]exposure)
-	r.windows = windows{q: q, pd: dom.pd, on: dev.useWindows(cfg)}
+	r.windows = windows{q: r.q, pd: dom.pd, on: dev.useWindows(cfg)}
 }
 
 // sends is how many work requests may be in the send queue.
@@ -82,7 +82,7 @@ func (r *remote) Expose(b []byte, rights session.Rights) (session.Descriptor, er
 	}
 	r.use.RLock()
 	defer r.use.RUnlock()
-	if r.q.ended() != nil {
+	if r.q.over() {
 		return session.Descriptor{}, errEnded
 	}
 	key, x, err := r.expose(b, rights)
@@ -354,20 +354,19 @@ func (r *remote) abandonLocked(why error) {
 	}
 }
 
-// closeWindows is called before the queue pair is destroyed. Nothing of remote access
-// begins any more; what had begun ends first.
-func (r *remote) closeWindows() {
-	r.use.Lock()
-	r.windows.close()
-	r.use.Unlock()
-}
-
-// close takes back what transfers and the peer have of the domain. The queue pair has gone.
+// close takes back what transfers and the peer have of the domain. The queue pair has
+// gone; what had begun before ends first.
 func (r *remote) close() {
+	var left []transfer
+	r.q.mu.Lock()
 	for _, q := range []*fifo[transfer]{&r.reads, &r.writes, &r.done} {
 		for q.n > 0 {
-			q.pop().region.Release()
+			left = append(left, q.pop())
 		}
+	}
+	r.q.mu.Unlock()
+	for _, t := range left {
+		t.region.Release()
 	}
 	r.revokeAll()
 }
