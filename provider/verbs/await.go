@@ -7,44 +7,28 @@ import (
 )
 
 // await takes completions until met, which is called with mu held, returns true, or
-// until the connection or ctx ends. It is for the provider's own waits (a greeting, an
-// invalidation, the farewell), while the session may be waiting as well.
-func (e *Endpoint) await(ctx context.Context, met func() bool) error {
+// until the connection or ctx ends. It is for the provider's own waits (iWARP's first
+// message, an invalidation, what Close sends), while the session may be waiting as well.
+func (q *queuePair) await(ctx context.Context, met func() bool) error {
 	arrived := make(chan struct{}, 1)
-	e.watchers.add(arrived)
-	defer e.watchers.remove(arrived)
+	q.watchers.add(arrived)
+	defer q.watchers.remove(arrived)
 	for {
-		e.notify()
-		e.mu.Lock()
-		e.drain()
+		q.notify()
+		q.mu.Lock()
+		q.drainLocked()
 		over := met()
-		e.mu.Unlock()
+		q.mu.Unlock()
 		if over {
 			return nil
 		}
-		if err := e.Err(); err != nil {
+		if err := q.ended(); err != nil {
 			return err
 		}
 		select {
 		case <-arrived:
 		case <-ctx.Done():
 			return ctx.Err()
-		}
-	}
-}
-
-// alert wakes those who wait for completions in await.
-func (e *Endpoint) alert() {
-	w := &e.watchers
-	if w.n.Load() == 0 {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for c := range w.m {
-		select {
-		case c <- struct{}{}:
-		default:
 		}
 	}
 }
@@ -71,4 +55,19 @@ func (w *watchers) remove(c chan struct{}) {
 	defer w.mu.Unlock()
 	delete(w.m, c)
 	w.n.Add(-1)
+}
+
+// alert wakes all of them.
+func (w *watchers) alert() {
+	if w.n.Load() == 0 {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for c := range w.m {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
 }

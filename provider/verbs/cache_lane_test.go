@@ -42,8 +42,8 @@ func newCacheDevice(t testing.TB) *cacheDevice {
 	t.Cleanup(b.discard)
 	begin(a)
 	begin(b)
-	c := &cacheDevice{registrar: registrar{a.dom.pd}, a: a, b: b, sink: b.Alloc(64 << 10)}
-	if c.into, err = b.Expose(c.sink, session.RemoteWrite); err != nil {
+	c := &cacheDevice{registrar: registrar{a.dom.pd}, a: a, b: b, sink: b.mem.Alloc(64 << 10)}
+	if c.into, err = b.mem.Expose(c.sink, session.RemoteWrite); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -58,18 +58,18 @@ func (c *cacheDevice) Send(r *regcache.Region, b []byte) ([]byte, error) {
 		return nil, err
 	}
 	e := c.a
-	e.mu.Lock()
+	e.q.mu.Lock()
 	wr := ibv.SendWR{
 		ID: kindWrite, Opcode: ibv.OpWrite, Flags: ibv.Signaled, NumSGE: 1,
 		RemoteAddr: c.into.Addr, RemoteKey: uint32(c.into.Key),
 	}
 	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(b)), Length: uint32(len(b)), LKey: r.LKey()}
-	if _, err := e.qp.PostSend([]ibv.SendWR{wr}); err != nil {
-		e.mu.Unlock()
+	if _, err := e.q.qp.PostSend([]ibv.SendWR{wr}); err != nil {
+		e.q.mu.Unlock()
 		return nil, err
 	}
-	e.writes.push(transfer{kind: session.WriteDone, id: 1, region: own})
-	e.mu.Unlock()
+	e.mem.writes.push(transfer{kind: session.WriteDone, id: 1, region: own})
+	e.q.mu.Unlock()
 	if err := expectEvent(e, session.WriteDone); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -56,7 +57,7 @@ func (h *cmHub) release() {
 	}
 }
 
-// cmOwner is told of an id's events. It does not block.
+// cmOwner handles an id's events. It does not block.
 type cmOwner interface{ event(ibv.Event) }
 
 func readEvents(channel *ibv.EventChannel, done chan<- struct{}) {
@@ -76,9 +77,9 @@ func readEvents(channel *ibv.EventChannel, done chan<- struct{}) {
 	}
 }
 
-// link is an id of rdma_cm: at first of a connection that is being made, whose
+// cmID is an id of rdma_cm: at first of a connection that is being made, whose
 // events go to a channel; then of an endpoint.
-type link struct {
+type cmID struct {
 	id       *ibv.ID
 	events   chan ibv.Event
 	endpoint atomic.Pointer[Endpoint]
@@ -90,75 +91,96 @@ type link struct {
 // connectEvents is more than rdma_cm reports of one attempt to connect.
 const connectEvents = 16
 
-func newLink() (*link, error) {
+func newID() (*cmID, error) {
 	channel, err := hub.use()
 	if err != nil {
 		return nil, err
 	}
-	l := &link{events: make(chan ibv.Event, connectEvents)}
-	if l.id, err = channel.NewID(); err != nil {
+	c := &cmID{events: make(chan ibv.Event, connectEvents)}
+	if c.id, err = channel.NewID(); err != nil {
 		hub.release()
 		return nil, err
 	}
-	l.id.Owner = l
-	return l, nil
+	c.id.Owner = c
+	return c, nil
 }
 
-// adopt makes a link of a connect request's id, which came through channel. It is called
+// adopt takes over a connect request's id, which came through channel. It is called
 // by readEvents. Nil: the channel's last user, the listener, has just gone.
-func (h *cmHub) adopt(id *ibv.ID, channel *ibv.EventChannel) *link {
+func (h *cmHub) adopt(id *ibv.ID, channel *ibv.EventChannel) *cmID {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.channel != channel {
 		return nil
 	}
 	h.users++
-	l := &link{id: id, events: make(chan ibv.Event, connectEvents)}
-	id.Owner = l
-	return l
+	c := &cmID{id: id, events: make(chan ibv.Event, connectEvents)}
+	id.Owner = c
+	return c
 }
 
-func (l *link) event(ev ibv.Event) {
-	e := l.endpoint.Load()
+func (c *cmID) event(ev ibv.Event) {
+	e := c.endpoint.Load()
 	if e != nil && (ev.Type == ibv.Disconnected || ev.Type == ibv.DeviceRemoval) {
-		e.broken(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+		e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
 		if !e.dev.iwarp() {
 			// Until this end disconnects as well, its queue pair stays up (rxe).
-			l.disconnect()
+			c.disconnect()
 		}
 	}
 	select {
-	case l.events <- ev:
+	case c.events <- ev:
 	default: // after connecting nobody takes events (for example UNREACHABLE)
 	}
 }
 
+// wait waits for the next event of an id that is being connected.
+func (c *cmID) wait(ctx context.Context) (ibv.Event, error) {
+	select {
+	case ev := <-c.events:
+		return ev, nil
+	case <-ctx.Done():
+		return ibv.Event{}, ctx.Err()
+	}
+}
+
+// reject rejects a connect request.
+func (c *cmID) reject(why refusal) {
+	c.id.Reject(privateData{protocolVersion, why}.bytes())
+}
+
+// refuse rejects a connect request and destroys its id.
+func (c *cmID) refuse(why refusal) {
+	c.reject(why)
+	c.close()
+}
+
 // disconnect ends the connection; it may block on iWARP.
-func (l *link) disconnect() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.closed {
-		l.id.Disconnect()
+func (c *cmID) disconnect() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.id.Disconnect()
 	}
 }
 
 // destroyQP destroys the id's queue pair: not while rdma_disconnect, which the
 // peer's end calls for, looks at it.
-func (l *link) destroyQP(qp *ibv.QP) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (c *cmID) destroyQP(qp *ibv.QP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	qp.Close()
 }
 
 // close destroys the id. The endpoint's queue pair must be gone.
-func (l *link) close() {
-	l.mu.Lock()
-	first := !l.closed
-	l.closed = true
+func (c *cmID) close() {
+	c.mu.Lock()
+	first := !c.closed
+	c.closed = true
 	if first {
-		l.id.Close()
+		c.id.Close()
 	}
-	l.mu.Unlock()
+	c.mu.Unlock()
 	if first {
 		hub.release() // waits for readEvents, which may wait for mu
 	}

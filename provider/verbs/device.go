@@ -195,11 +195,11 @@ func (d *device) waitCompletions() {
 	for {
 		n, err := d.channel.Events(cqs[:])
 		if err != nil {
-			d.deaf(err)
+			d.eventsLost(err)
 			return
 		}
 		for i, cq := range cqs[:n] {
-			cq.Owner.(*Endpoint).notice()
+			cq.Owner.(*Endpoint).q.notice()
 			cqs[i] = nil
 		}
 	}
@@ -210,31 +210,31 @@ func (d *device) waitAsync() {
 	for {
 		ev, err := d.async.Event()
 		if err != nil {
-			d.deaf(err)
+			d.eventsLost(err)
 			return
 		}
 		switch ev.Type {
 		case ibv.EventQPFatal, ibv.EventQPReqErr, ibv.EventQPAccessErr:
 			if e := ownerOf(ev.QP); e != nil {
-				e.broken(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+				e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
 			}
 		case ibv.EventQPLastWQE:
 			if e := ownerOf(ev.QP); e != nil {
-				e.tookLast()
+				e.recv.tookLast()
 			}
 		case ibv.EventCQErr:
 			if ev.CQ == nil {
 				break
 			}
 			if e, ok := ev.CQ.Owner.(*Endpoint); ok {
-				e.loseBuffers()
-				e.broken(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+				e.recv.loseBuffers()
+				e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
 			}
 		case ibv.EventSRQErr:
 			if ev.SRQ != nil {
 				g := ev.SRQ.Owner.(*recvGroup)
 				g.close()
-				d.fail(func(e *Endpoint) bool { return e.group == g }, fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+				d.fail(func(e *Endpoint) bool { return e.recv.group == g }, fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
 			}
 		case ibv.EventDeviceFatal:
 			d.fail(all, fmt.Errorf("verbs: the device %s has gone: %w", d.ctx.Name, syscall.ECONNRESET))
@@ -244,9 +244,9 @@ func (d *device) waitAsync() {
 
 func all(*Endpoint) bool { return true }
 
-// deaf ends the connections of a device whose events can no longer be read, as nobody
-// would be woken.
-func (d *device) deaf(err error) {
+// eventsLost ends the connections of a device whose events can no longer be read, as
+// nobody would be woken.
+func (d *device) eventsLost(err error) {
 	if !errors.Is(err, os.ErrClosed) {
 		d.fail(all, deviceError(err))
 	}
@@ -273,6 +273,6 @@ func (d *device) fail(which func(*Endpoint) bool, err error) {
 	}
 	d.mu.Unlock()
 	for _, e := range list {
-		e.broken(err)
+		e.q.fail(err)
 	}
 }

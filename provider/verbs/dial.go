@@ -38,14 +38,11 @@ func Dial(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpo
 		return nil, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v is not among the subnets allowed", remote.Addr()))
 	}
 	if cfg.WithoutCM {
-		return dialExchange(ctx, local, remote, cfg)
+		d := exchangeDialing{cfg: cfg, local: local, remote: remote}
+		return d.connect(ctx)
 	}
 	for try := 1; ; try++ {
-		l, err := newLink()
-		if err != nil {
-			return nil, callError(err)
-		}
-		d := dialing{link: l, cfg: cfg, local: local, remote: remote}
+		d := dialing{cfg: cfg, local: local, remote: remote}
 		e, err := d.connect(ctx)
 		switch {
 		case (err == errPortInUse || err == errStale) && try < dialTries && ctx.Err() == nil:
@@ -63,83 +60,103 @@ var errPortInUse = unavailable(session.ReasonResources, errors.New("verbs: the l
 
 const dialTries = 4
 
-// dialing is an attempt to connect. It owns link until an endpoint does.
+// dialing is an attempt to connect. Its steps are those of accepting at the other end:
+// locate the device, create the endpoint, exchange parameters, finish.
 type dialing struct {
-	link          *link
 	cfg           Config
 	local, remote netip.AddrPort
+
+	cm  *cmID
+	dev *device
+	e   *Endpoint // owns both
 }
 
 func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
-	if err := d.resolve(ctx); err != nil {
-		d.link.close()
+	if err := d.locate(ctx); err != nil {
+		if d.cm != nil {
+			d.cm.close()
+		}
 		return nil, err
 	}
-	dev, err := useDevice(d.link.id.Context())
-	if err != nil {
-		d.link.close()
-		return nil, callError(err)
-	}
-	e, err := newEndpoint(dev, d.link, d.cfg, false)
-	if err != nil {
-		return nil, callError(err)
-	}
-	if err := d.establish(ctx, e); err != nil {
+	if err := d.create(); err != nil {
 		return nil, err
 	}
-	if err := e.established(ctx); err != nil {
-		e.abandon()
+	if err := d.exchange(ctx); err != nil {
 		return nil, err
 	}
-	e.local, e.remote = d.link.id.LocalAddr(), d.remote
-	return e, nil
+	if err := d.finish(ctx); err != nil {
+		d.e.abandon()
+		return nil, err
+	}
+	return d.e, nil
 }
 
-// resolve finds the device and the path to the peer.
-func (d *dialing) resolve(ctx context.Context) error {
-	to := d.remote
-	for {
-		if err := d.link.id.ResolveAddr(d.local, to, resolveTime); err != nil {
-			return callError(err)
-		}
-		ev, err := d.link.wait(ctx)
-		if err != nil {
-			return err
-		}
-		if ev.Type == ibv.AddrResolved {
-			if to != d.remote || d.link.id.Context().Transport != ibv.TransportIWARP {
-				break
-			}
-			// The device decides which port it is: bind again.
-			port := d.cfg.iwarpPort(d.remote.Port())
-			switch {
-			case port == 0:
-				return errNoIWARP
-			case d.cfg.FixedPort:
-				return errFixedPort
-			}
-			to = netip.AddrPortFrom(d.remote.Addr(), port)
-			d.local = netip.AddrPortFrom(d.local.Addr(), 0) // its port is TCP's, where the caller may hold it
-			fresh, err := newLink()
-			if err != nil {
-				return callError(err)
-			}
-			d.link.close()
-			d.link = fresh
-			continue
-		}
-		if ctx.Err() != nil || !timedOut(ev) {
-			return eventError(ev)
-		}
-	}
-	if err := d.link.id.ResolveRoute(routeTime); err != nil {
+// locate finds the device and the path to the peer.
+func (d *dialing) locate(ctx context.Context) (err error) {
+	if d.cm, err = newID(); err != nil {
 		return callError(err)
 	}
-	ev, err := d.link.wait(ctx)
-	if err == nil && ev.Type != ibv.RouteResolved {
-		err = eventError(ev)
+	if err := d.resolveAddr(ctx); err != nil {
+		return err
 	}
-	return err
+	if err := d.cm.id.ResolveRoute(routeTime); err != nil {
+		return callError(err)
+	}
+	ev, err := d.cm.wait(ctx)
+	if err != nil {
+		return err
+	}
+	if ev.Type != ibv.RouteResolved {
+		return eventError(ev)
+	}
+	d.dev, err = useDevice(d.cm.id.Context())
+	return callError(err)
+}
+
+// resolveAddr binds the id to a device. The device decides which port it is: on iWARP it
+// does so once more, for that port.
+func (d *dialing) resolveAddr(ctx context.Context) error {
+	to := d.remote
+	for {
+		if err := d.cm.id.ResolveAddr(d.local, to, resolveTime); err != nil {
+			return callError(err)
+		}
+		ev, err := d.cm.wait(ctx)
+		switch {
+		case err != nil:
+			return err
+		case ev.Type != ibv.AddrResolved:
+			if ctx.Err() != nil || !timedOut(ev) {
+				return eventError(ev)
+			}
+		case to != d.remote || d.cm.id.Context().Transport != ibv.TransportIWARP:
+			return nil
+		default:
+			if to, err = d.toIWARP(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// toIWARP begins again with a fresh id, from any port, and returns the address with the
+// iWARP port.
+func (d *dialing) toIWARP() (to netip.AddrPort, err error) {
+	port := d.cfg.iwarpPort(d.remote.Port())
+	switch {
+	case port == 0:
+		return to, errNoIWARP
+	case d.cfg.FixedPort:
+		return to, errFixedPort
+	}
+	fresh, err := newID()
+	if err != nil {
+		return to, callError(err)
+	}
+	d.cm.close()
+	d.cm = fresh
+	d.local = netip.AddrPortFrom(d.local.Addr(), 0) // its port is TCP's, where the caller may hold it
+	return netip.AddrPortFrom(d.remote.Addr(), port), nil
 }
 
 var errNoIWARP = unavailable(session.ReasonNotServed, errors.New("verbs: iWARP is switched off: IWARPOffset is negative"))
@@ -151,56 +168,67 @@ func timedOut(ev ibv.Event) bool {
 	return errors.As(ev.Errno(), &timeout) && timeout.Timeout()
 }
 
-// establish connects the endpoint. When it fails it has torn e down, or the goroutine
-// that is stuck in rdma_connect will.
-func (d *dialing) establish(ctx context.Context, e *Endpoint) error {
+// create makes the endpoint with its queue pair.
+func (d *dialing) create() (err error) {
+	d.e, err = newEndpoint(d.dev, d.cm, d.cfg, false)
+	return callError(err)
+}
+
+// exchange sends the request and waits for the reply. When it fails it has torn the
+// endpoint down, or the goroutine that is stuck in rdma_connect will.
+func (d *dialing) exchange(ctx context.Context) error {
+	e := d.e
 	e.reached.Store(true)
-	if err := d.call(ctx, e); err != nil {
+	if err := d.request(ctx); err != nil {
 		return err
 	}
-	ev, err := d.link.wait(ctx)
+	ev, err := d.cm.wait(ctx)
 	if err == nil && ev.Type != ibv.Established {
 		err = eventError(ev)
 		if ev.Type == ibv.Rejected || ev.Type == ibv.Unreachable {
 			e.reached.Store(false)
 		}
 	}
+	if err == nil {
+		if p, ours := parsePrivateData(ev.Param.PrivateData); !ours || p.version != protocolVersion {
+			err = unavailable(session.ReasonProtocol, errors.New("verbs: a foreign program accepted the connection"))
+		}
+	}
 	if err != nil {
 		e.abandon()
-		return err
 	}
-	if h, ok := parseHello(ev.Param.PrivateData); !ok || h.version != helloVersion {
-		e.abandon()
-		return unavailable(session.ReasonProtocol, errors.New("verbs: a foreign program accepted the connection"))
-	}
-	return nil
+	return err
 }
 
-// call is establish's call of rdma_connect.
-func (d *dialing) call(ctx context.Context, e *Endpoint) error {
-	id := d.link.id
+// request is exchange's call of rdma_connect.
+func (d *dialing) request(ctx context.Context) error {
 	param := ibv.ConnParam{
-		PrivateData:        hello{version: helloVersion}.bytes(),
-		ResponderResources: e.dev.readsServed(),
-		InitiatorDepth:     e.dev.readsIssued(),
+		PrivateData:        privateData{version: protocolVersion}.bytes(),
+		ResponderResources: d.dev.readsServed(),
+		InitiatorDepth:     d.dev.readsIssued(),
 		RetryCount:         retryCount,
 		RNRRetryCount:      0, // the session's credits make it impossible
 	}
-	if !e.dev.iwarp() {
-		id.SetAckTimeout(ackTimeout) // older kernels cannot: the default is seconds
-		err := id.Connect(param)
-		if err != nil {
-			e.reached.Store(false)
-			e.abandon()
-		}
-		return callError(err)
+	if d.dev.iwarp() {
+		return d.requestIWARP(ctx, param)
 	}
-	// Connect may block for most of a minute, and nothing can interrupt it: its
-	// goroutine tears e down if we have gone.
+	d.cm.id.SetAckTimeout(ackTimeout) // older kernels cannot: the default is seconds
+	err := d.cm.id.Connect(param)
+	if err != nil {
+		d.e.reached.Store(false)
+		d.e.abandon()
+	}
+	return callError(err)
+}
+
+// requestIWARP calls rdma_connect where that may block for most of a minute, and nothing
+// can interrupt it: its goroutine tears the endpoint down if this one has gone.
+func (d *dialing) requestIWARP(ctx context.Context, param ibv.ConnParam) error {
+	e := d.e
 	called := make(chan error)
 	gone := make(chan struct{})
 	ok := blocking.try(func() {
-		err := id.Connect(param)
+		err := d.cm.id.Connect(param)
 		select {
 		case called <- err:
 		case <-gone:
@@ -228,12 +256,21 @@ func (d *dialing) call(ctx context.Context, e *Endpoint) error {
 	}
 }
 
-// wait waits for the next event of an id that is being connected.
-func (l *link) wait(ctx context.Context) (ibv.Event, error) {
-	select {
-	case ev := <-l.events:
-		return ev, nil
-	case <-ctx.Done():
-		return ibv.Event{}, ctx.Err()
+// finish makes the connection fit to be handed out.
+func (d *dialing) finish(ctx context.Context) error {
+	d.e.localAddr, d.e.remoteAddr = d.cm.id.LocalAddr(), d.remote
+	return d.e.established(ctx)
+}
+
+// rnrTimer is 10 µs: rdma_cm leaves it at 0, which means 655 ms.
+const rnrTimer = 1
+
+// established is what either end does once rdma_cm reports the connection.
+func (e *Endpoint) established(ctx context.Context) error {
+	if e.dev.iwarp() {
+		return e.readyToReceive(ctx)
 	}
+	// With our RNR retry count of 0 nobody waits for it; a peer may have another.
+	e.q.qp.Modify(ibv.QPAttr{MinRNRTimer: rnrTimer}, ibv.MaskMinRNRTimer)
+	return nil
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"syscall"
 	"time"
-
-	"github.com/sanconn/san/ibv"
 )
 
 const (
@@ -23,7 +21,7 @@ const (
 // for as long as the kernel takes to register and deregister memory.
 func (e *Endpoint) Close() error {
 	e.ended.Do(func() {
-		e.farewell()
+		e.sendDisconnect()
 		e.tearDown(true, teardownTime)
 	})
 	return nil
@@ -41,16 +39,10 @@ func (e *Endpoint) abandon() {
 	e.Retire()
 }
 
-// discard ends a connection that nobody uses.
-func (e *Endpoint) discard() {
-	e.Abort()
-	e.Retire()
-}
-
 // Retire implements session.Endpoint.
 func (e *Endpoint) Retire() {
 	if !e.retired.Swap(true) {
-		e.freeAllocs()
+		e.mem.freeAllocs()
 		e.letGo()
 	}
 }
@@ -63,72 +55,52 @@ func (e *Endpoint) letGo() {
 	}
 }
 
-// farewell sends the provider's last message, and waits until the device has delivered
-// everything, as rdma_disconnect discards what is still queued (rxe).
-func (e *Endpoint) farewell() {
-	e.sayEmpty()
+// sendDisconnect sends the disconnect message, the provider's last, and waits until the
+// device has delivered everything, as rdma_disconnect discards what is still queued (rxe).
+func (e *Endpoint) sendDisconnect() {
+	e.send.postEmpty()
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	// The wait ends early if the peer has closed as well and no longer reads.
-	e.await(ctx, func() bool { return e.underway() == 0 })
+	e.q.await(ctx, func() bool { return e.send.underwayLocked() == 0 })
 }
 
 var errClosed = fmt.Errorf("verbs: closed at this end: %w", syscall.ENOTCONN)
 
-// tearDown gives everything back. When it returns, the queue pair is gone or in
+// tearDown ends the connection. When it returns, the queue pair is gone or in
 // the error state: nothing touches this process's memory.
 func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 	e.dev.remove(e)
-	e.mu.Lock()
-	e.gone = true
-	if e.failing == nil {
-		e.failing = errClosed
+	e.q.mu.Lock()
+	e.q.gone = true
+	if e.q.failing == nil {
+		e.q.failing = errClosed
 	}
-	e.publish()
-	e.mu.Unlock()
-	if e.link == nil || !e.dev.iwarp() {
+	e.q.mu.Unlock()
+	if !e.mayBlock() {
 		e.free()
 		return
 	}
-	// On iWARP these calls may wait for the network.
 	if orderly {
-		blocking.run(wait, e.link.disconnect)
+		blocking.run(wait, e.cm.disconnect)
 	}
-	e.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)
-	e.revokeAll() // now: another connection of a shared domain could use the keys
+	e.q.mu.Lock()
+	e.q.toErrorLocked()
+	e.q.mu.Unlock()
+	e.mem.revokeAll() // now: another connection of a shared domain could use the keys
 	blocking.run(wait, e.free)
+	e.q.publish()
 }
+
+// mayBlock reports whether the calls that end the connection may wait for the network.
+func (e *Endpoint) mayBlock() bool { return e.cm != nil && e.dev.iwarp() }
 
 // free gives back what there is, in the order that the kernel wants: the queue
 // pair before the registrations, those before the protection domain.
 func (e *Endpoint) free() {
-	if e.link != nil && e.qp != nil {
-		e.link.disconnect()
-	}
-	if e.group != nil && e.qp != nil {
-		e.quiesce()
-	}
-	// Nothing of remote access begins any more; what had begun ends first.
-	e.use.Lock()
-	e.closeWindows()
-	e.use.Unlock()
-	switch {
-	case e.qp == nil:
-	case e.link != nil:
-		e.link.destroyQP(e.qp)
-	default:
-		e.qp.Close()
-	}
-	for e.reads.n > 0 {
-		e.reads.pop().region.Release()
-	}
-	for e.writes.n > 0 {
-		e.writes.pop().region.Release()
-	}
-	for e.done.n > 0 {
-		e.done.pop().region.Release()
-	}
-	e.revokeAll()
+	e.destroyQP()
+	e.q.publish()
+	e.mem.close()
 	e.freeQueues()
 	e.letGo()
 	if e.dom != nil {
@@ -140,21 +112,76 @@ func (e *Endpoint) free() {
 	// The device before the id: once it has been removed, librdmacm closes its
 	// context with the last id.
 	e.dev.release()
-	if e.link != nil {
-		e.link.close()
+	if e.cm != nil {
+		e.cm.close()
 	}
 }
 
-// revokeAll takes back what is exposed. The endpoint is gone.
-func (e *Endpoint) revokeAll() {
-	x := &e.exposures
-	e.use.Lock() // earlier Revokes have released what they took out; later ones find nothing
-	defer e.use.Unlock()
-	x.mu.Lock()
-	exposed := x.m
-	x.m = nil
-	x.mu.Unlock()
-	for _, x := range exposed {
-		x.region.Release()
+// destroyQP ends the connection and the queue pair, if there is one. Nothing is posted
+// any more.
+func (e *Endpoint) destroyQP() {
+	e.destroyed.Do(func() {
+		if e.q.qp == nil {
+			return
+		}
+		if e.cm != nil {
+			e.cm.disconnect()
+		}
+		if e.recv.group != nil {
+			e.quiesce()
+		}
+		e.mem.windows.close()
+		e.q.mu.Lock()
+		e.q.destroyed = true
+		e.q.mu.Unlock()
+		if e.cm != nil {
+			e.cm.destroyQP(e.q.qp)
+		} else {
+			e.q.qp.Close()
+		}
+	})
+}
+
+// quiesce makes the queue pair stop taking receives from the group, and collects those
+// that it took. If the device does not report that it has stopped, some may stay lost.
+func (e *Endpoint) quiesce() {
+	if !e.reached.Load() {
+		return // and has taken nothing
 	}
+	e.q.mu.Lock()
+	e.q.toErrorLocked()
+	e.q.takeLocked()
+	reports := e.recv.reportsLastReceive()
+	e.q.mu.Unlock()
+	if reports && !e.recv.awaitLast() {
+		e.recv.loseBuffers()
+		return
+	}
+	e.q.mu.Lock()
+	e.q.takeLocked()
+	e.recv.buffersLost = e.recv.buffersLost || e.dev.mayLoseReceives(&e.recv)
+	e.q.mu.Unlock()
+}
+
+// giveUp implements completer: the device has gone, or the transfers were posted while
+// the queue pair failed (siw never flushes those). Until the queue pair is destroyed the
+// device may use their memory.
+func (e *Endpoint) giveUp() {
+	if e.mayBlock() {
+		blocking.run(0, e.abandonTransfers)
+	} else {
+		e.abandonTransfers()
+	}
+}
+
+func (e *Endpoint) abandonTransfers() {
+	e.destroyQP()
+	e.q.mu.Lock()
+	defer e.q.mu.Unlock()
+	if e.q.gone {
+		return // free ends them
+	}
+	e.q.drainLocked()
+	e.mem.abandonLocked(e.q.failing)
+	e.q.publishLocked()
 }

@@ -21,7 +21,7 @@ func TestPing(t *testing.T) {
 	if a.RemoteAddr() != b.LocalAddr() || a.LocalAddr() != b.RemoteAddr() {
 		t.Errorf("the ends do not agree on the addresses: %v → %v, %v → %v", a.LocalAddr(), a.RemoteAddr(), b.RemoteAddr(), b.LocalAddr())
 	}
-	t.Logf("%v → %v on %s, inline %d", a.LocalAddr(), a.RemoteAddr(), a.Device(), a.inline)
+	t.Logf("%v → %v on %s, inline %d", a.LocalAddr(), a.RemoteAddr(), a.Device(), a.send.inline)
 	begin(a)
 	begin(b)
 	room := a.Reserve(5, 5)
@@ -111,13 +111,13 @@ func TestEndpoint(t *testing.T) {
 // mustHave checks that an endpoint does what its config forces on.
 func mustHave(t testing.TB, e *Endpoint, cfg Config) {
 	t.Helper()
-	if e.windows.on != cfg.ForceWindows {
-		t.Errorf("windows: %v, want %v", e.windows.on, cfg.ForceWindows)
+	if e.mem.windows.on != cfg.ForceWindows {
+		t.Errorf("windows: %v, want %v", e.mem.windows.on, cfg.ForceWindows)
 	}
 	if e.dom.shared != cfg.SharedDomain {
 		t.Errorf("shared domain: %v, want %v", e.dom.shared, cfg.SharedDomain)
 	}
-	if shared := e.group != nil; shared != (cfg.SRQFrom == 1) {
+	if shared := e.recv.group != nil; shared != (cfg.SRQFrom == 1) {
 		t.Errorf("shared receive queue: %v, want %v", shared, cfg.SRQFrom == 1)
 	}
 }

@@ -60,7 +60,7 @@ func unusedPort(t *testing.T, cfg Config) uint16 {
 // … and a connection does not leave from another port than the program's.
 func TestFixedPortWithoutCM(t *testing.T) {
 	to := netip.MustParseAddrPort("127.0.0.1:1")
-	if _, err := dialExchange(t.Context(), netip.AddrPort{}, to, Config{WithoutCM: true, FixedPort: true}.withDefaults()); reasonOf(err) != session.ReasonNotServed {
+	if _, err := Dial(t.Context(), netip.AddrPort{}, to, Config{WithoutCM: true, FixedPort: true}); reasonOf(err) != session.ReasonNotServed {
 		t.Errorf("error %v", err)
 	}
 }
@@ -78,8 +78,8 @@ func TestMeaningOfRefusals(t *testing.T) {
 		refusedDevice:    session.ReasonUnreachable,
 		77:               session.ReasonProtocol,
 	} {
-		h, ok := parseHello(hello{helloVersion, refusal}.bytes())
-		err := h.meaning()
+		h, ok := parsePrivateData(privateData{protocolVersion, refusal}.bytes())
+		err := h.err()
 		if !ok || reasonOf(err) != want || errors.Is(err, syscall.ECONNREFUSED) != (refusal == refusedBacklog) {
 			t.Errorf("refusal %d: %v", refusal, err)
 		}
@@ -100,7 +100,7 @@ func TestMeaningOfRefusals(t *testing.T) {
 			t.Errorf("for %q it refuses with %d, want %d", tt.err, got, tt.want)
 		}
 	}
-	if h, _ := parseHello(hello{version: helloVersion + 1}.bytes()); reasonOf(h.meaning()) != session.ReasonVersion {
-		t.Errorf("another version: %v", h.meaning())
+	if h, _ := parsePrivateData(privateData{version: protocolVersion + 1}.bytes()); reasonOf(h.err()) != session.ReasonVersion {
+		t.Errorf("another version: %v", h.err())
 	}
 }

@@ -45,10 +45,10 @@ func fakePair(t *testing.T, port int, cfg Config) (a, b *Endpoint) {
 
 // complete is what the device says.
 func (e *Endpoint) complete(wc ibv.WC) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.completed(&wc)
-	e.settle()
+	e.q.mu.Lock()
+	defer e.q.mu.Unlock()
+	e.completedLocked(&wc)
+	e.q.settleLocked()
 }
 
 // Room for messages is used again when the device has said so, and not before; and it is
@@ -62,7 +62,7 @@ func fakeSendRoom(t *testing.T) {
 }
 
 func sendRoom(t *testing.T, e *Endpoint) {
-	e.inline = 64
+	e.send.inline = 64
 	m := sendModel{t: t, e: e}
 	r := rand.New(rand.NewPCG(1, 1))
 	var room []byte // reserved for data
@@ -80,7 +80,7 @@ func sendRoom(t *testing.T, e *Endpoint) {
 				waits++
 				m.wait()
 			} else if r.IntN(64) != 0 {
-				m.committed(e.control.at, n, e.CommitControl)
+				m.committed(e.send.control.at, n, e.CommitControl)
 			}
 			continue
 		}
@@ -90,7 +90,7 @@ func sendRoom(t *testing.T, e *Endpoint) {
 				n = 0
 			}
 			room = nil
-			m.committed(e.data.at, n, e.Commit)
+			m.committed(e.send.data.at, n, e.Commit)
 			continue
 		}
 		lo := 1 + r.IntN(most)
@@ -101,7 +101,7 @@ func sendRoom(t *testing.T, e *Endpoint) {
 			m.wait()
 		case len(room) < lo:
 			t.Fatalf("step %d: %d bytes of %d", i, len(room), lo)
-		case e.underway() >= maxSends-session.ControlReserve:
+		case e.send.underwayLocked() >= maxSends-session.ControlReserve:
 			t.Fatalf("step %d: data takes what is control's", i)
 		}
 	}
@@ -138,21 +138,21 @@ func (m *sendModel) wait() {
 // committed commits n bytes from there.
 func (m *sendModel) committed(from, n int, commit func(int)) {
 	m.t.Helper()
-	before := m.e.posted
+	before := m.e.send.posted
 	commit(n)
-	if posted := m.e.posted - before; posted != min(uint64(n), 1) || m.e.underway() > maxSends {
-		m.t.Fatalf("step %d: %d messages of %d bytes are posted, %d in all", m.step, posted, n, m.e.underway())
+	if posted := m.e.send.posted - before; posted != min(uint64(n), 1) || m.e.send.underwayLocked() > maxSends {
+		m.t.Fatalf("step %d: %d messages of %d bytes are posted, %d in all", m.step, posted, n, m.e.send.underwayLocked())
 	}
-	if n > m.e.inline {
+	if n > m.e.send.inline {
 		for _, s := range m.flying {
 			if from < s.to && s.from < from+n {
 				m.t.Fatalf("step %d: bytes %d to %d are used while the device sends %d to %d", m.step, from, from+n, s.from, s.to)
 			}
 		}
-		m.flying = append(m.flying, sending{m.e.posted, from, from + n})
+		m.flying = append(m.flying, sending{m.e.send.posted, from, from + n})
 	}
-	if m.e.unsignaled == 0 {
-		m.signaled = m.e.posted
+	if m.e.send.unsignaled == 0 {
+		m.signaled = m.e.send.posted
 	}
 }
 
@@ -181,7 +181,7 @@ func (q *buffers) deliver(e *Endpoint, number uint64) {
 	}
 	n := q.posted[0]
 	q.posted = q.posted[1:]
-	mem, _ := e.buffer(n)
+	mem, _ := e.recv.buffer(n)
 	binary.LittleEndian.PutUint64(mem, number)
 	e.complete(ibv.WC{ID: kindRecv | uint64(n), Opcode: ibv.WCRecv, ByteLen: 8})
 }
@@ -193,12 +193,12 @@ func fakeReceiveBuffers(t *testing.T) {
 	f.set(fakeSRQs, 16)
 	for i, cfg := range append(fakeConfigs, fakeConfigs[1]) {
 		e, _ := fakePair(t, 45_000+i, cfg)
-		if shared := e.group != nil; shared != cfg.SharedDomain {
+		if shared := e.recv.group != nil; shared != cfg.SharedDomain {
 			t.Fatalf("a shared queue: %v", shared)
 		}
 		all := e.cfg.Buffers
-		if e.group != nil {
-			all = e.group.shares * srqShare
+		if e.recv.group != nil {
+			all = e.recv.group.shares * srqShare
 		}
 		q := &buffers{f: f}
 		for n := range all {
@@ -259,10 +259,10 @@ func fakeReceiveBuffers(t *testing.T) {
 		}
 		poll(false)
 		q.look()
-		if waiting := all - len(q.posted); e.Err() != nil || waiting >= repostBatch/2 || e.taken != waiting {
-			t.Errorf("%v; %d of %d buffers are not posted, it thinks %d", e.Err(), waiting, all, e.taken)
+		if waiting := all - len(q.posted); e.Err() != nil || waiting >= repostBatch/2 || e.recv.taken != waiting {
+			t.Errorf("%v; %d of %d buffers are not posted, it thinks %d", e.Err(), waiting, all, e.recv.taken)
 		}
-		if e.group == nil {
+		if e.recv.group == nil {
 			continue
 		}
 		for range 10 {
@@ -364,19 +364,19 @@ func fakeEnds(t *testing.T) {
 		"a read that ends well": func(e *Endpoint) {
 			f.set(fakeCompleted, int64(kindRead))
 			f.set(fakeCompletions, 1)
-			e.notice()
+			e.q.notice()
 		},
 	} {
 		e, w := begin()
-		mem := e.Alloc(4096)
-		if err := e.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
+		mem := e.mem.Alloc(4096)
+		if err := e.mem.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
 			t.Fatal(err)
 		}
-		e.broken(deviceError(syscall.EIO))
+		e.q.fail(deviceError(syscall.EIO))
 		if err := e.Err(); err != nil || len(w) != 0 {
 			t.Errorf("%s: it is over while the device may write to memory: %v", what, err)
 		}
-		if e.late == nil || !e.notified.Load() {
+		if e.q.late == nil || !e.q.notified.Load() {
 			t.Errorf("%s: nobody waits for it", what)
 		}
 		over(e)
@@ -385,7 +385,7 @@ func fakeEnds(t *testing.T) {
 		if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || (ev.Err == nil) != (what == "a read that ends well") {
 			t.Errorf("%s: %+v", what, ev)
 		}
-		e.Free(mem)
+		e.mem.Free(mem)
 	}
 	fails := func() {
 		f.set(fakeErrno, int64(syscall.EIO))
@@ -406,19 +406,19 @@ func fakeEnds(t *testing.T) {
 
 	e, w = begin()
 	fails()
-	e.mu.Lock()
+	e.q.mu.Lock()
 	for n := range repostBatch {
-		e.taken++
-		e.again(arrival{buffer: n, n: 8})
+		e.recv.taken++
+		e.recv.againLocked(arrival{buffer: n, n: 8})
 	}
-	e.mu.Unlock()
+	e.q.mu.Unlock()
 	reset("a buffer that is not posted", e, w)
-	if !e.buffersLost {
+	if !e.recv.buffersLost {
 		t.Error("a group would count on that buffer")
 	}
 
 	e, w = begin()
-	e.notified.Store(false)
+	e.q.notified.Store(false)
 	fails()
 	e.Arm(session.RecvReady)
 	reset("a queue that announces nothing", e, w)
@@ -439,14 +439,14 @@ func fakeEnds(t *testing.T) {
 	f.set(fakeOpcode, int64(ibv.WCRecv))
 	f.set(fakeCompletions, 1)
 	broken := f.get(fakeBroken)
-	e.broken(deviceError(syscall.EIO))
+	e.q.fail(deviceError(syscall.EIO))
 	f.set(fakeOpcode, 0)
 	if err := e.Err(); !errors.Is(err, syscall.EPIPE) || f.get(fakeBroken) != broken+1 {
 		t.Errorf("behind the peer's farewell: %v, its access ended: %v", err, f.get(fakeBroken) > broken)
 	}
 
 	e, _ = begin()
-	e.broken(deviceError(syscall.EIO))
+	e.q.fail(deviceError(syscall.EIO))
 	w = make(told, 1)
 	e.Start(w)
 	reset("a session that starts behind the end", e, w)
@@ -461,7 +461,7 @@ func fakeNotices(t *testing.T) {
 	e.Start(w)
 	announced := f.get(fakeNotifies)
 	e.Disarm(^session.Events(0))
-	e.notice() // of what connecting asked for
+	e.q.notice() // of what connecting asked for
 	var begun, armed atomic.Int64
 	const rounds = 20_000
 	go func() { // ends behind the last round
@@ -485,9 +485,9 @@ func fakeNotices(t *testing.T) {
 				for range rand.IntN(200) { // so that the other comes before, beside and behind
 					armed.Load()
 				}
-				e.notice()
+				e.q.notice()
 			} else if last && len(w) == 0 {
-				t.Fatalf("round %d: %b is armed, and the queue was not asked", round, e.armed.Load())
+				t.Fatalf("round %d: %b is armed, and the queue was not asked", round, e.q.armed.Load())
 			}
 			select {
 			case ev := <-w:
@@ -524,18 +524,18 @@ func fakeGroups(t *testing.T) {
 	a, b := fakePair(t, 48_000, cfg)
 	c, _ := fakePair(t, 48_001, cfg)
 	d, _ := fakePair(t, 48_002, small)
-	g := a.group
-	if g == nil || b.group != g || c.group != g || g.members != 4 || g.shares != 4 {
+	g := a.recv.group
+	if g == nil || b.recv.group != g || c.recv.group != g || g.members != 4 || g.shares != 4 {
 		t.Errorf("%d members with %d shares", g.members, g.shares)
 	}
-	if d.group == nil || d.group == g {
+	if d.recv.group == nil || d.recv.group == g {
 		t.Error("buffers of different sizes in a group")
 	}
 	for i := 0; len(g.dom.groups) == 2; i++ { // until it is full
 		e, peer := fakePair(t, 48_010+i, cfg)
-		e.tookLast() // which a device says when it ends: it is not waited for then
-		peer.tookLast()
-		if e.group != g && g.members != groupMembers {
+		e.recv.tookLast() // which a device says when it ends: it is not waited for then
+		peer.recv.tookLast()
+		if e.recv.group != g && g.members != groupMembers {
 			t.Fatalf("a group of %d members takes nobody", g.members)
 		}
 	}
@@ -548,18 +548,18 @@ func fakeGroups(t *testing.T) {
 	}
 	g.close()
 	e, _ := fakePair(t, 48_003, cfg)
-	if e.group == nil || e.group == g {
+	if e.recv.group == nil || e.recv.group == g {
 		t.Error("it joins a group that takes nobody")
 	}
 	for n := 0; n < srqShare+1; n++ { // more than it has credit for
 		e.complete(ibv.WC{ID: kindRecv | uint64(n), Opcode: ibv.WCRecv, ByteLen: 8})
 	}
-	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) || e.arrived.n != srqShare || !e.buffersLost {
-		t.Errorf("%v, %d messages", err, e.arrived.n)
+	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) || e.recv.arrived.n != srqShare || !e.recv.buffersLost {
+		t.Errorf("%v, %d messages", err, e.recv.arrived.n)
 	}
 	f.set(fakeErrno, int64(syscall.ENOMEM))
 	f.set(fakeCountdown, 1) // the call behind the registration
-	h := e.group
+	h := e.recv.group
 	if err := admit(h, a.cfg); err == nil || !h.closed || f.failed() != "post_srq_recv" {
 		t.Errorf("a share that %s does not post: %v, nobody joins: %v", f.failed(), err, h.closed)
 	}
@@ -568,5 +568,49 @@ func fakeGroups(t *testing.T) {
 	e.discard()
 	if !h.closed {
 		t.Error("a group from which receives may be missing takes members")
+	}
+}
+
+// wakeFunc is a session that does something when it is woken.
+type wakeFunc func(session.Events)
+
+func (w wakeFunc) Wake(ev session.Events) { w(ev) }
+
+// A transfer that is not flushed ends only when its queue pair is gone: until then the
+// device may use its memory. So does one whose endpoint is aborted.
+func testUnflushedTransfers(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeSRQs, 16)
+	port := 50_000
+	for _, cfg := range fakeConfigs {
+		for what, end := range map[string]func(*Endpoint){
+			"not flushed": func(e *Endpoint) {
+				e.q.fail(deviceError(syscall.EIO))
+				e.giveUp()
+			},
+			"aborted": (*Endpoint).Abort,
+		} {
+			port++
+			e, _ := fakePair(t, port, cfg)
+			queuePairs := f.get(fakeQPs)
+			left := int64(-1) // when the end is known
+			e.Start(wakeFunc(func(session.Events) { left = f.get(fakeQPs) }))
+			mem := e.mem.Alloc(4096)
+			if err := e.mem.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
+				t.Fatal(err)
+			}
+			end(e)
+			if err := e.Err(); err == nil || left != queuePairs-1 {
+				t.Errorf("%s: %v; it was reported with %d queue pairs, of %d before", what, err, left, queuePairs)
+			}
+			if e.q.gone {
+				continue
+			}
+			var ev session.Event
+			if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || ev.Err == nil {
+				t.Errorf("%s: %+v", what, ev)
+			}
+			e.q.fail(deviceError(syscall.EIO)) // as an event that comes late does
+		}
 	}
 }

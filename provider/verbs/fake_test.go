@@ -50,6 +50,7 @@ var onAFake = []struct {
 	{"receive buffers", fakeReceiveBuffers},
 	{"no messages", fakeNoMessages},
 	{"ends", fakeEnds},
+	{"unflushed transfers", testUnflushedTransfers},
 	{"notices", fakeNotices},
 	{"groups", fakeGroups},
 	{"without rdma_cm", fakeGIDsInTurn},
@@ -136,6 +137,7 @@ const (
 	fakeKeeps
 
 	fakeObjects = 32
+	fakeQPs     = fakeObjects + 4
 	fakeName    = 64
 	fakePosted  = 128
 	fakeRing    = 256
@@ -436,7 +438,7 @@ func fakeRemoval(t *testing.T) {
 			all.Go(func() {
 				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 				defer cancel()
-				if err := e.await(ctx, func() bool { return false }); ctx.Err() != nil {
+				if err := e.q.await(ctx, func() bool { return false }); ctx.Err() != nil {
 					t.Errorf("the connection does not end: %v", err)
 				}
 				e.discard()
@@ -641,12 +643,12 @@ func fakeHalfOpen(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		mine := card{hello: hello{version: helloVersion}, mtu: 3, served: 1}
+		mine := connParams{privateData: privateData{version: protocolVersion}, mtu: 3, served: 1}
 		mine.peer = ibv.QPPeer{QPNum: 17, GID: at.Addr().As16()}
 		if _, err := c.Write(mine.bytes()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readCard(c); err != nil {
+		if _, err := readParams(c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -664,8 +666,8 @@ func fakeInlineLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if x.inline != int(tt.want) {
-			t.Errorf("a device that grants %d: %d bytes go inline, want %d", tt.granted, x.inline, tt.want)
+		if x.send.inline != int(tt.want) {
+			t.Errorf("a device that grants %d: %d bytes go inline, want %d", tt.granted, x.send.inline, tt.want)
 		}
 		for n := 16; n <= session.MaxControl; n *= 2 {
 			if room := x.ReserveControl(n); room != nil {
@@ -705,8 +707,8 @@ func fakeInlineRefused(t *testing.T) {
 	}
 	defer e.discard()
 	for _, e := range []*Endpoint{x, y, e} {
-		if e.inline != 64 {
-			t.Errorf("%d bytes go inline, want 64", e.inline)
+		if e.send.inline != 64 {
+			t.Errorf("%d bytes go inline, want 64", e.send.inline)
 		}
 	}
 	if left := regcache.DefaultBudget().Stats().IdleBytes; idle == 0 || left != idle {

@@ -254,7 +254,7 @@ func request(t *testing.T, l *Listener, qp uint32) (answers *ibv.EventChannel) {
 	}
 	expect(id.ResolveAddr(netip.AddrPort{}, l.Addrs()[0], time.Second), ibv.AddrResolved)
 	expect(id.ResolveRoute(time.Second), ibv.RouteResolved)
-	if err := id.Connect(ibv.ConnParam{PrivateData: hello{version: helloVersion}.bytes(), QPNum: qp, RetryCount: retryCount}); err != nil {
+	if err := id.Connect(ibv.ConnParam{PrivateData: privateData{version: protocolVersion}.bytes(), QPNum: qp, RetryCount: retryCount}); err != nil {
 		t.Fatal(err)
 	}
 	return channel
@@ -271,7 +271,7 @@ func TestStaleConnection(t *testing.T) {
 	a, b := pair(t, l, Config{})
 	defer a.discard()
 	defer b.discard()
-	ev, err := request(t, l, a.qp.Num).Event()
+	ev, err := request(t, l, a.q.qp.Num).Event()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,14 +354,14 @@ func TestCardOfAnotherHost(t *testing.T) {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(patience))
-	c := card{hello: hello{version: helloVersion}, mtu: 3, served: 1}
+	c := connParams{privateData: privateData{version: protocolVersion}, mtu: 3, served: 1}
 	c.peer.QPNum = 17
 	c.peer.GID = netip.MustParseAddr("::ffff:192.0.2.7").As16()
 	if _, err := conn.Write(c.bytes()); err != nil {
 		t.Fatal(err)
 	}
-	if theirs, err := readCard(conn); err != nil || theirs.refusal != refusedSubnet {
-		t.Errorf("%+v, %v, want it refused for its subnet", theirs.hello, err)
+	if theirs, err := readParams(conn); err != nil || theirs.refusal != refusedSubnet {
+		t.Errorf("%+v, %v, want it refused for its subnet", theirs.privateData, err)
 	}
 }
 
@@ -667,10 +667,10 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 		begin(a)
 		begin(b)
-		if _, err := b.Expose(make([]byte, 1<<16), session.RemoteRead); err != nil {
+		if _, err := b.mem.Expose(make([]byte, 1<<16), session.RemoteRead); err != nil {
 			t.Fatal(err)
 		}
-		a.Alloc(1 << 16)
+		a.mem.Alloc(1 << 16)
 		switch how % 3 {
 		case 0:
 			a.Close()
@@ -744,7 +744,7 @@ func TestExposedIsTakenBackAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Expose(make([]byte, 64<<10), session.RemoteWrite); err != nil {
+		if _, err := b.mem.Expose(make([]byte, 64<<10), session.RemoteWrite); err != nil {
 			t.Fatal(err)
 		}
 		busy := make(chan struct{})
@@ -752,9 +752,9 @@ func TestExposedIsTakenBackAtOnce(t *testing.T) {
 			blocking.run(0, func() { <-busy })
 		}
 		end(b)
-		b.exposures.mu.Lock()
-		left := b.exposures.m
-		b.exposures.mu.Unlock()
+		b.mem.exposures.mu.Lock()
+		left := b.mem.exposures.m
+		b.mem.exposures.mu.Unlock()
 		// What is cached besides is local, and of no use to a peer.
 		if st := b.dom.cache.Stats(); left != nil || int(st.PinnedEntries) != int(st.Entries) {
 			t.Errorf("behind %s: %d exposures, %+v", name, len(left), st)

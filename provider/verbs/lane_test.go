@@ -89,3 +89,9 @@ func accept(l *Listener) (*Endpoint, error) {
 		return nil, errors.New("the connection that was dialed is not handed out")
 	}
 }
+
+// discard ends a connection and what the endpoint holds.
+func (e *Endpoint) discard() {
+	e.Abort()
+	e.Retire()
+}

@@ -2,12 +2,9 @@ package verbs
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/sanconn/san/ibv"
@@ -40,24 +37,6 @@ type Listener struct {
 	closed bool
 }
 
-// listenID is the rdma_listen on one address.
-type listenID struct {
-	l       *Listener
-	channel *ibv.EventChannel
-	id      *ibv.ID
-	tcp     netip.AddrPort // the TCP address that it belongs to
-	done    sync.Once
-}
-
-const (
-	// retryTime is when a listener retries an address that it could not listen on,
-	// because its device has just gone or just come. It doubles each time, up to
-	// rescanTime. That is also how long a new device of an existing address may go
-	// unnoticed, as the kernel's route messages do not tell.
-	retryTime  = 100 * time.Millisecond
-	rescanTime = 30 * time.Second
-)
-
 // Listen listens on the RDMA side of the TCP port addr, on that address or, if it is
 // unspecified, on each local address that belongs to an RDMA device, now and
 // later: a device that comes back is listened on again. An error is a
@@ -81,298 +60,6 @@ func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
 		return nil, err
 	}
 	return l, nil
-}
-
-// follow listens on what is served, and goes on as addresses come and go.
-func (l *Listener) follow() error {
-	if l.cfg.WithoutCM {
-		if err := exchangeServes(l.served()); err != nil {
-			return err
-		}
-		return l.serveExchange() // looks the device up for each connection, so there is nothing to follow
-	}
-	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
-	err := l.refresh()
-	if len(l.Addrs()) == 0 {
-		if err == nil {
-			err = errNoneServed
-		}
-		return err
-	}
-	l.work.Go(func() { l.keepUp(changed, err != nil) })
-	return nil
-}
-
-// keepUp calls refresh when something has changed, and now and then, until the
-// listener ends. missing: an address is not listened on that should be.
-func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
-	wait := rescanTime
-	if missing {
-		wait = retryTime
-	}
-	for {
-		retry := retryTime
-		timer := time.NewTimer(wait)
-		select {
-		case <-l.ctx.Done():
-			timer.Stop()
-			if changed != nil {
-				for range changed { // until watchAddresses has ended
-				}
-			}
-			return
-		case _, ok := <-changed:
-			if !ok {
-				changed = nil
-			}
-		case <-l.lost:
-		case <-timer.C:
-			retry = min(2*wait, rescanTime)
-		}
-		timer.Stop()
-		wait = rescanTime
-		if l.refresh() != nil {
-			wait = retry
-		}
-	}
-}
-
-var errNoneServed = unavailable(session.ReasonNotServed, errors.New("verbs: no address that is listened on belongs to an RDMA device"))
-
-// served are the addresses that should be listened on: the one that was given, or
-// those of RDMA devices that the unspecified one stands for.
-func (l *Listener) served() []netip.Addr {
-	if a := l.addr.Addr(); !a.IsUnspecified() {
-		return []netip.Addr{a}
-	}
-	return servedAddresses(l.addr.Addr(), l.cfg.V6Only)
-}
-
-// refresh compares the addresses that should be listened on with those that are.
-// The error is the first reason why one is not.
-func (l *Listener) refresh() error {
-	served := l.served()
-	want := make(map[netip.Addr]bool, len(served))
-	var first error
-	for _, a := range served {
-		want[a] = true
-		if err := l.add(a); err != nil && first == nil {
-			first = err
-		}
-	}
-	l.mu.Lock()
-	var gone []*listenID
-	for a, id := range l.ids {
-		if !want[a] {
-			delete(l.ids, a)
-			gone = append(gone, id)
-		}
-	}
-	l.mu.Unlock()
-	for _, id := range gone {
-		id.close()
-	}
-	return first
-}
-
-// add listens on one address, unless it is listened on already.
-func (l *Listener) add(a netip.Addr) error {
-	x, err := l.tryAdd(a)
-	if err != nil && x != nil {
-		x.close() // may wait for readEvents, which may wait for mu
-	}
-	return err
-}
-
-func (l *Listener) tryAdd(a netip.Addr) (*listenID, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || l.ids[a] != nil {
-		return nil, nil
-	}
-	channel, err := hub.use()
-	if err != nil {
-		return nil, listenError(err)
-	}
-	x := &listenID{l: l, channel: channel, tcp: netip.AddrPortFrom(a, l.addr.Port())}
-	if err := x.listen(); err != nil {
-		return x, listenError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
-	}
-	l.ids[a] = x
-	return x, nil
-}
-
-// listenError is what the error of a call means to the listener.
-func listenError(err error) error {
-	if errors.Is(err, syscall.ENODEV) { // no device has the address, or there is none
-		return unavailable(session.ReasonNotServed, err)
-	}
-	return callError(err)
-}
-
-func (x *listenID) listen() error {
-	for _, iwarp := range []bool{false, true} {
-		at := x.tcp
-		if iwarp {
-			port := x.l.cfg.iwarpPort(x.tcp.Port())
-			if port == 0 {
-				return errNoIWARP
-			}
-			at = netip.AddrPortFrom(x.tcp.Addr(), port)
-		}
-		id, err := x.channel.NewID()
-		if err != nil {
-			return err
-		}
-		id.Owner = x
-		if err := id.Bind(at); err != nil {
-			id.Close()
-			return err
-		}
-		// Binding tells which device it is, and with it whose the ports are.
-		if ctx := id.Context(); ctx == nil {
-			id.Close()
-			return unavailable(session.ReasonNotServed, errors.New("no RDMA device has this address"))
-		} else if !iwarp && ctx.Transport == ibv.TransportIWARP {
-			id.Close()
-			continue
-		}
-		if err := id.Listen(kernelBacklog); err != nil {
-			id.Close()
-			return err
-		}
-		x.id = id
-		return nil
-	}
-	return nil
-}
-
-func (x *listenID) close() {
-	x.done.Do(func() {
-		if x.id != nil {
-			x.id.Close()
-		}
-		hub.release()
-	})
-}
-
-// event handles a connect request, or the device's removal, after which this id gets no
-// more events even if the device comes back. Nothing here blocks: more requests than
-// the kernel queues would be lost.
-func (x *listenID) event(ev ibv.Event) {
-	switch ev.Type {
-	case ibv.DeviceRemoval:
-		x.l.deviceGone(x)
-	case ibv.ConnectRequest:
-		if k := hub.adopt(ev.ID, x.channel); k != nil {
-			x.l.request(k, x.tcp, ev.Param)
-		} else {
-			ev.ID.Close() // which refuses
-		}
-	}
-}
-
-func (l *Listener) deviceGone(x *listenID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || l.ids[x.tcp.Addr()] != x {
-		return
-	}
-	delete(l.ids, x.tcp.Addr())
-	l.work.Go(func() { // not here: closing the last id waits for readEvents, our caller
-		x.close()
-		select {
-		case l.lost <- struct{}{}:
-		default:
-		}
-	})
-}
-
-func (l *Listener) request(k *link, tcp netip.AddrPort, p ibv.ConnParam) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		go k.refuse(refusedClosed) // Close may have waited for l.work already
-		return
-	}
-	l.work.Go(func() { l.admit(k, tcp, p) })
-}
-
-// refuse rejects a request and destroys its id.
-func (l *link) refuse(why refusal) {
-	l.id.Reject(hello{helloVersion, why}.bytes())
-	l.close()
-}
-
-// admit makes a connection of a request.
-func (l *Listener) admit(k *link, tcp netip.AddrPort, p ibv.ConnParam) {
-	h, ours := parseHello(p.PrivateData)
-	switch {
-	case !ours || h.version != helloVersion:
-		k.refuse(refusedVersion)
-		return
-	case !l.cfg.allows(k.id.RemoteAddr().Addr()):
-		k.refuse(refusedSubnet)
-		return
-	}
-	place, _ := l.backlog.Begin(l.ctx, acceptTime)
-	if place == nil {
-		k.refuse(refusedBacklog)
-		return
-	}
-	e, err := l.accept(place.Context(), k, tcp, p)
-	l.made(place, e, err)
-}
-
-// made queues a connection for Accept, if it was made and its place is still valid.
-func (l *Listener) made(p *backlog.Place, e *Endpoint, err error) {
-	switch placed := p.End(err == nil); {
-	case placed:
-		l.ready <- e // its place keeps room for it
-	case err == nil:
-		e.abandon()
-	}
-}
-
-func (l *Listener) accept(ctx context.Context, k *link, tcp netip.AddrPort, p ibv.ConnParam) (*Endpoint, error) {
-	remote := k.id.RemoteAddr()
-	dev, err := useDevice(k.id.Context())
-	if err != nil {
-		k.refuse(refusalFor(err))
-		return nil, err
-	}
-	e, err := newEndpoint(dev, k, l.cfg, true)
-	if err != nil {
-		return nil, err
-	}
-	if !dev.iwarp() {
-		k.id.SetAckTimeout(ackTimeout)
-	}
-	e.reached.Store(true)
-	err = k.id.Accept(ibv.ConnParam{
-		PrivateData:        hello{version: helloVersion}.bytes(),
-		ResponderResources: min(p.ResponderResources, dev.readsServed()),
-		InitiatorDepth:     min(p.InitiatorDepth, dev.readsIssued()),
-		RNRRetryCount:      0,
-	})
-	if err != nil {
-		k.id.Reject(hello{helloVersion, refusalFor(err)}.bytes()) // unless the kernel has
-		e.abandon()
-		return nil, err
-	}
-	ev, err := k.wait(ctx)
-	if err == nil && ev.Type != ibv.Established {
-		err = eventError(ev)
-	}
-	if err == nil {
-		err = e.established(ctx)
-	}
-	if err != nil {
-		e.abandon()
-		return nil, err
-	}
-	e.local, e.remote = tcp, remote
-	return e, nil
 }
 
 // Accept waits for the next connection. After Close it returns net.ErrClosed. It is
@@ -421,9 +108,122 @@ func (l *Listener) Close() error {
 	for {
 		select {
 		case e := <-l.ready:
-			e.discard()
+			e.abandon()
 		default:
 			return nil
 		}
 	}
+}
+
+// handle deals with a connect request, in the background.
+func (l *Listener) handle(cm *cmID, tcp netip.AddrPort, request ibv.ConnParam) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		go cm.refuse(refusedClosed) // Close may have waited for l.work already
+		return
+	}
+	l.work.Go(func() { l.admit(cm, tcp, request) })
+}
+
+// admit makes a connection of a request.
+func (l *Listener) admit(cm *cmID, tcp netip.AddrPort, request ibv.ConnParam) {
+	p, ours := parsePrivateData(request.PrivateData)
+	switch {
+	case !ours || p.version != protocolVersion:
+		cm.refuse(refusedVersion)
+		return
+	case !l.cfg.allows(cm.id.RemoteAddr().Addr()):
+		cm.refuse(refusedSubnet)
+		return
+	}
+	place, _ := l.backlog.Begin(l.ctx, acceptTime)
+	if place == nil {
+		cm.refuse(refusedBacklog)
+		return
+	}
+	a := accepting{cfg: l.cfg, local: tcp, remote: cm.id.RemoteAddr(), cm: cm, request: request}
+	e, err := a.connect(place.Context())
+	l.made(place, e, err)
+}
+
+// made queues a connection for Accept, if it was made and its place is still valid.
+func (l *Listener) made(p *backlog.Place, e *Endpoint, err error) {
+	switch placed := p.End(err == nil); {
+	case placed:
+		l.ready <- e // its place keeps room for it
+	case err == nil:
+		e.abandon()
+	}
+}
+
+// accepting is the answer to a request, with the steps of dialing.
+type accepting struct {
+	cfg           Config
+	local, remote netip.AddrPort
+	request       ibv.ConnParam
+
+	cm  *cmID
+	dev *device
+	e   *Endpoint // owns both
+}
+
+func (a *accepting) connect(ctx context.Context) (*Endpoint, error) {
+	if err := a.locate(); err != nil {
+		a.cm.refuse(refusalFor(err))
+		return nil, err
+	}
+	if err := a.create(); err != nil {
+		return nil, err
+	}
+	if err := a.exchange(ctx); err != nil {
+		a.e.abandon()
+		return nil, err
+	}
+	if err := a.finish(ctx); err != nil {
+		a.e.abandon()
+		return nil, err
+	}
+	return a.e, nil
+}
+
+// locate finds the device.
+func (a *accepting) locate() (err error) {
+	a.dev, err = useDevice(a.cm.id.Context())
+	return err
+}
+
+// create makes the endpoint with its queue pair, or refuses.
+func (a *accepting) create() (err error) {
+	a.e, err = newEndpoint(a.dev, a.cm, a.cfg, true)
+	return err
+}
+
+// exchange replies to the request and waits for the dialer.
+func (a *accepting) exchange(ctx context.Context) error {
+	if !a.dev.iwarp() {
+		a.cm.id.SetAckTimeout(ackTimeout)
+	}
+	a.e.reached.Store(true)
+	err := a.cm.id.Accept(ibv.ConnParam{
+		PrivateData:        privateData{version: protocolVersion}.bytes(),
+		ResponderResources: min(a.request.ResponderResources, a.dev.readsServed()),
+		InitiatorDepth:     min(a.request.InitiatorDepth, a.dev.readsIssued()),
+		RNRRetryCount:      0,
+	})
+	if err != nil {
+		a.cm.reject(refusalFor(err)) // unless the kernel has
+		return err
+	}
+	ev, err := a.cm.wait(ctx)
+	if err == nil && ev.Type != ibv.Established {
+		err = eventError(ev)
+	}
+	return err
+}
+
+// finish makes the connection fit to be handed out.
+func (a *accepting) finish(ctx context.Context) error {
+	a.e.localAddr, a.e.remoteAddr = a.local, a.remote
+	return a.e.established(ctx)
 }

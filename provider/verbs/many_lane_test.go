@@ -39,11 +39,11 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 		begin(b)
 		from, into := buffers[n%len(buffers)], make([]byte, 64<<10)
 		for round := range 2 { // the second one finds the first one's in the cache
-			d, err := a.Expose(from, session.RemoteRead)
+			d, err := a.mem.Expose(from, session.RemoteRead)
 			if err != nil {
 				return err
 			}
-			if err := b.Read(into, d, 0, uint32(round)); err != nil {
+			if err := b.mem.Read(into, d, 0, uint32(round)); err != nil {
 				return err
 			}
 			if n%10 == 9 {
@@ -61,10 +61,10 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 			if n%10 == 8 {
 				break // still exposed
 			}
-			a.Revoke(d)
+			a.mem.Revoke(d)
 		}
 		if n%2 == 0 {
-			a.Alloc(4096) // not freed
+			a.mem.Alloc(4096) // not freed
 		}
 		a.Close()
 		b.Close()

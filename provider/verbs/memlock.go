@@ -104,12 +104,8 @@ func (c Config) within(left int) Config {
 }
 
 func (c Config) sendBytes() int {
-	return c.inlineAt() + 2*maxInline
+	return c.SendBuffer + controlSlots*session.MaxControl + 2*maxInline
 }
-
-// inlineAt is where in the send region messages are written that go inline: data at the
-// first place, control at the second.
-func (c Config) inlineAt() int { return c.SendBuffer + controlSlots*session.MaxControl }
 
 func (c Config) receiveBytes() int { return c.Buffers * c.BufferSize }
 

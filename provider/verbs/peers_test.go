@@ -56,7 +56,7 @@ func until(e *Endpoint, done func() bool) bool {
 		}
 		armed = false
 		select {
-		case <-(*e.waker.Load()).(woken):
+		case <-(*e.q.waker.Load()).(woken):
 		case <-late.C:
 			return false
 		}
@@ -86,7 +86,7 @@ func say(t testing.TB, from, to *Endpoint) {
 // expose gives a access to memory of b.
 func expose(t testing.TB, a, b *Endpoint, mem []byte, rights session.Rights) session.Descriptor {
 	t.Helper()
-	d, err := b.Expose(mem, rights)
+	d, err := b.mem.Expose(mem, rights)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func expose(t testing.TB, a, b *Endpoint, mem []byte, rights session.Rights) ses
 func read(t testing.TB, a *Endpoint, into []byte, d session.Descriptor) error {
 	t.Helper()
 	d.Len = max(d.Len, uint64(len(into)))
-	if err := a.Read(into, d, 0, 1); err != nil {
+	if err := a.mem.Read(into, d, 0, 1); err != nil {
 		t.Fatal(err)
 	}
 	return event(t, a).Err
@@ -107,7 +107,7 @@ func read(t testing.TB, a *Endpoint, into []byte, d session.Descriptor) error {
 func write(t testing.TB, a *Endpoint, from []byte, d session.Descriptor) error {
 	t.Helper()
 	d.Len = max(d.Len, uint64(len(from)))
-	if err := a.Write(from, d, 0, 1); err != nil {
+	if err := a.mem.Write(from, d, 0, 1); err != nil {
 		t.Fatal(err)
 	}
 	err := event(t, a).Err

@@ -8,22 +8,32 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Receiving: every buffer is posted, has arrived, is with the session (the last one or
-// kept), or waits to be posted again together with others. The buffers are the
-// endpoint's own, or its group's (srq.go).
-type recvState struct {
-	arrived fifo[arrival]
-	last    arrival // n is 0: none
-	dropped bool    // last was dropped; guarded by the session, as Poll is
-	kept    fifo[arrival]
-	repost  []int                   // buffers, up to repostBatch
-	batch   [repostBatch]ibv.RecvWR // of postAgain: what C is given lives in the heap
-	taken   int                     // buffers that are not posted
-	heard   bool                    // something has come
-	parted  bool                    // the peer's farewell has come
+// receiver receives messages: every buffer is posted, has arrived, is with the session
+// (the last one or kept), or waits to be posted again together with others. The buffers
+// are the endpoint's own, or its group's (srq.go).
+type receiver struct {
+	q         *queuePair
+	group     *recvGroup // nil: region and a receive queue of its own
+	region    region
+	size      int // of a buffer, bytes
+	count     int // of buffers
+	iwarp     bool
+	isInvalid ibv.WCFlags // of a message that has invalidated a key
 
-	lastTaken   chan struct{} // of a group: see tookLast
-	buffersLost bool          // of a group: some of what was taken may not be found again
+	dropped bool // last was dropped; guarded by the session, as Poll is
+
+	// The rest is guarded by mu of q.
+	arrived      fifo[arrival]
+	last         arrival // n is 0: none
+	kept         fifo[arrival]
+	repost       []int                   // buffers, up to repostBatch
+	batch        [repostBatch]ibv.RecvWR // of postLocked: what C is given lives in the heap
+	taken        int                     // buffers that are not posted
+	any          bool                    // something has come
+	disconnected bool                    // the peer's disconnect message has come
+	buffersLost  bool                    // of a group: some of what was taken may not be found again
+
+	lastTaken chan struct{} // of a group: see tookLast
 }
 
 // arrival is a message in a buffer.
@@ -32,37 +42,37 @@ type arrival struct {
 	n      int // bytes
 }
 
-func (e *Endpoint) initReceive() {
-	e.arrived = newFIFO[arrival](e.cfg.Buffers)
-	e.kept = newFIFO[arrival](e.cfg.Buffers)
-	e.repost = make([]int, 0, repostBatch)
-}
-
-// makeReceiveBuffers makes the endpoint's own, or joins a group.
-func (e *Endpoint) makeReceiveBuffers() (err error) {
-	if e.group, err = e.dom.joinGroup(e.dev, e.cfg); err != nil {
+// open makes the buffers, the endpoint's own or a share of a group's.
+func (r *receiver) open(q *queuePair, cfg Config, dev *device, dom *domain) (err error) {
+	r.q = q
+	r.size, r.count = cfg.BufferSize, cfg.Buffers
+	r.iwarp, r.isInvalid = dev.iwarp(), dev.withInvalidation(cfg)
+	if r.group, err = dom.joinGroup(dev, cfg); err != nil {
 		return err
 	}
-	if e.group != nil {
-		e.cfg.Buffers = srqShare
-		e.lastTaken = make(chan struct{}, 1)
-		return nil
+	if r.group != nil {
+		r.count = srqShare
+		r.lastTaken = make(chan struct{}, 1)
+	} else if r.region, err = newRegion(cfg.control, dom.pd, cfg.receiveBytes(), ibv.LocalWrite); err != nil {
+		return err
 	}
-	e.recvRegion, err = newRegion(e.cfg.control, e.dom.pd, e.cfg.receiveBytes(), ibv.LocalWrite)
-	return err
+	r.arrived = newFIFO[arrival](r.count)
+	r.kept = newFIFO[arrival](r.count)
+	r.repost = make([]int, 0, repostBatch)
+	return nil
 }
 
 // buffer is a receive buffer and the registration that it lies in.
-func (e *Endpoint) buffer(number int) ([]byte, *ibv.MR) {
-	if e.group != nil {
-		return e.group.buffer(number)
+func (r *receiver) buffer(number int) ([]byte, *ibv.MR) {
+	if r.group != nil {
+		return r.group.buffer(number)
 	}
-	r, at := &e.recvRegion, number*e.cfg.BufferSize
-	return r.mem[at : at+e.cfg.BufferSize : at+e.cfg.BufferSize], r.mr
+	at := number * r.size
+	return r.region.mem[at : at+r.size : at+r.size], r.region.mr
 }
 
-func (e *Endpoint) recvWR(number int) ibv.RecvWR {
-	mem, mr := e.buffer(number)
+func (r *receiver) workRequest(number int) ibv.RecvWR {
+	mem, mr := r.buffer(number)
 	return recvWR(number, mem, mr)
 }
 
@@ -73,149 +83,159 @@ func recvWR(number int, mem []byte, mr *ibv.MR) ibv.RecvWR {
 }
 
 // postAll posts every buffer of the endpoint's own, before the peer can send.
-func (e *Endpoint) postAll() error {
-	if e.group != nil {
+func (r *receiver) postAll() error {
+	if r.group != nil {
 		return nil
 	}
-	wrs := make([]ibv.RecvWR, e.cfg.Buffers)
+	wrs := make([]ibv.RecvWR, r.count)
 	for i := range wrs {
-		wrs[i] = e.recvWR(i)
+		wrs[i] = r.workRequest(i)
 	}
-	_, err := e.qp.PostRecv(wrs)
+	_, err := r.q.qp.PostRecv(wrs)
 	return err
 }
 
-// received takes a message, or notes how receiving ended. mu is held.
-func (e *Endpoint) received(wc *ibv.WC) {
+// receivedLocked takes a message, or notes how receiving ended.
+func (r *receiver) receivedLocked(wc *ibv.WC) {
 	a := arrival{buffer: int(wc.ID &^ kindMask)}
-	e.taken++
+	r.taken++
 	if wc.Status != ibv.Success {
-		// The queue pair has ended; fail notes why. In a group it may also be that one
-		// message did not fit its buffer.
-		e.again(a)
+		// The queue pair has ended, for a reason that failLocked gets. In a group it may
+		// also be that one message did not fit its buffer.
+		r.againLocked(a)
 		return
 	}
 	a.n = int(wc.ByteLen)
-	first := !e.heard
-	e.heard = true
+	first := !r.any
+	r.any = true
 	switch {
-	case wc.Opcode != ibv.WCRecv || wc.Flags&ibv.WCWithImm != 0 || a.n > e.cfg.BufferSize:
+	case wc.Opcode != ibv.WCRecv || wc.Flags&ibv.WCWithImm != 0 || a.n > r.size:
 		// An RDMA write with immediate data takes a receive too. Its length is that
 		// of what was written elsewhere, and nothing is in the buffer.
-		e.again(a)
-		e.fail(fmt.Errorf("verbs: the peer has sent what is no message (opcode %d, %d bytes): %w", wc.Opcode, a.n, syscall.ECONNRESET))
-	case e.taken > e.cfg.Buffers: // of a group: a queue of its own has no more
-		e.again(a)
-		e.buffersLost = true // the completion queue has room for no more either
-		e.fail(fmt.Errorf("verbs: the peer sends more than it has credit for: %w", syscall.ECONNRESET))
-	case wc.Flags&ibv.WCWithInv != 0 || e.cfg.ForceWindows && wc.Flags&rxeWithInv != 0:
-		// We never ask for that. The key's window must not be invalidated again.
-		e.again(a)
-		e.fail(fmt.Errorf("verbs: the peer has invalidated a key: %w", syscall.ECONNRESET))
+		r.againLocked(a)
+		r.q.failLocked(fmt.Errorf("verbs: the peer has sent what is no message (opcode %d, %d bytes): %w", wc.Opcode, a.n, syscall.ECONNRESET))
+	case r.taken > r.count: // of a group: a queue of its own has no more
+		r.againLocked(a)
+		r.buffersLost = true // the completion queue has room for no more either
+		r.q.failLocked(fmt.Errorf("verbs: the peer sends more than it has credit for: %w", syscall.ECONNRESET))
+	case wc.Flags&r.isInvalid != 0:
+		// No peer of ours does that. The key's window must not be invalidated again.
+		r.againLocked(a)
+		r.q.failLocked(fmt.Errorf("verbs: the peer has invalidated a key: %w", syscall.ECONNRESET))
 	case a.n > 0:
-		e.arrived.push(a)
-	case first && e.dev.iwarp(): // the greeting
-		e.again(a)
+		r.arrived.push(a)
+	case first && r.iwarp: // the ready-to-receive message (iwarp.go)
+		r.againLocked(a)
 	default:
-		e.again(a)
-		e.parted = true
-		e.fail(fmt.Errorf("verbs: the peer has closed: %w", syscall.EPIPE))
+		r.againLocked(a)
+		r.disconnected = true
+		r.q.failLocked(fmt.Errorf("verbs: the peer has closed: %w", syscall.EPIPE))
 	}
 }
 
-func (e *Endpoint) message(a arrival) []byte {
-	mem, _ := e.buffer(a.buffer)
+func (r *receiver) message(a arrival) []byte {
+	mem, _ := r.buffer(a.buffer)
 	return mem[:a.n:a.n]
 }
 
-// Poll implements session.Endpoint.
-func (e *Endpoint) Poll(ev *session.Event) bool {
-	e.mu.Lock()
-	if e.dropped {
-		e.dropped = false
-		if !e.gone && e.last.n > 0 {
-			e.again(e.last)
-			e.last = arrival{}
-		}
+// finishLastLocked posts the buffer of the last message again, if that was dropped.
+func (r *receiver) finishLastLocked() {
+	if !r.dropped {
+		return
 	}
-	if e.done.n == 0 && e.arrived.n == 0 {
-		e.drain()
+	r.dropped = false
+	if !r.q.gone && r.last.n > 0 {
+		r.againLocked(r.last)
+		r.last = arrival{}
 	}
-	switch {
-	case e.done.n > 0:
-		d := e.done.pop()
-		e.mu.Unlock()
-		d.region.Release() // before anybody is told (rule E2)
-		*ev = session.Event{Kind: d.kind, ID: d.id, Err: d.err}
-		return true
-	case e.arrived.n > 0:
-		e.last = e.arrived.pop()
-		*ev = session.Event{Kind: session.Message, Msg: e.message(e.last), Last: e.arrived.n == 0}
-		e.mu.Unlock()
-		return true
-	}
-	if len(e.repost) >= repostBatch/2 && !e.gone {
-		e.postAgain() // there is time now; but not for each single buffer
-	}
-	e.mu.Unlock()
-	return false
 }
 
-// Drop implements session.Endpoint. The buffer is posted by the next Poll or later, as
-// the program is waiting for what the message brought.
-func (e *Endpoint) Drop() { e.dropped = true }
-
-// Keep implements session.Endpoint.
-func (e *Endpoint) Keep() {
-	e.mu.Lock()
-	e.kept.push(e.last)
-	e.last = arrival{}
-	e.mu.Unlock()
+// nextLocked takes the next message that has arrived.
+func (r *receiver) nextLocked(ev *session.Event) {
+	r.last = r.arrived.pop()
+	*ev = session.Event{Kind: session.Message, Msg: r.message(r.last), Last: r.arrived.n == 0}
 }
 
-// Front implements session.Endpoint.
-func (e *Endpoint) Front() []byte {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.kept.n == 0 {
+func (r *receiver) keepLocked() {
+	r.kept.push(r.last)
+	r.last = arrival{}
+}
+
+func (r *receiver) frontLocked() []byte {
+	if r.kept.n == 0 {
 		return nil
 	}
-	return e.message(*e.kept.at(0))
+	return r.message(*r.kept.at(0))
 }
 
-// Release implements session.Endpoint.
-func (e *Endpoint) Release() {
-	e.mu.Lock()
-	e.again(e.kept.pop())
-	e.mu.Unlock()
-}
+func (r *receiver) releaseLocked() { r.againLocked(r.kept.pop()) }
 
-// again posts a buffer again, together with others. Once the endpoint is gone, Retire
-// gives it back to the group. mu is held.
-func (e *Endpoint) again(a arrival) {
-	e.repost = append(e.repost, a.buffer)
-	if len(e.repost) == repostBatch && !e.gone {
-		e.postAgain()
+// againLocked posts a buffer again, together with others. Once the endpoint is gone,
+// Retire gives it back to the group.
+func (r *receiver) againLocked(a arrival) {
+	r.repost = append(r.repost, a.buffer)
+	if len(r.repost) == repostBatch && !r.q.gone {
+		r.postLocked()
 	}
 }
 
-// postAgain posts what waits for it. mu is held.
-func (e *Endpoint) postAgain() {
+// postSomeLocked posts what waits for it, now that there is time; but not each single
+// buffer.
+func (r *receiver) postSomeLocked() {
+	if len(r.repost) >= repostBatch/2 && !r.q.gone {
+		r.postLocked()
+	}
+}
+
+// postLocked posts what waits for it.
+func (r *receiver) postLocked() {
 	var err error
-	wrs := e.batch[:len(e.repost)]
-	for i, number := range e.repost {
-		wrs[i] = e.recvWR(number)
+	wrs := r.batch[:len(r.repost)]
+	for i, number := range r.repost {
+		wrs[i] = r.workRequest(number)
 	}
 	switch {
-	case e.group != nil: // others need them, whatever becomes of this connection
-		_, err = e.group.srq.PostRecv(wrs)
-	case e.failing == nil:
-		_, err = e.qp.PostRecv(wrs)
+	case r.group != nil: // others need them, whatever becomes of this connection
+		_, err = r.group.srq.PostRecv(wrs)
+	case r.q.failing == nil:
+		_, err = r.q.qp.PostRecv(wrs)
 	}
-	e.taken -= len(e.repost)
-	e.repost = e.repost[:0]
+	r.taken -= len(r.repost)
+	r.repost = r.repost[:0]
 	if err != nil {
-		e.buffersLost = true // of a group, which has fewer buffers now than it gave credit for
-		e.fail(deviceError(err))
+		r.buffersLost = true // of a group, which has fewer buffers now than it gave credit for
+		r.q.failLocked(deviceError(err))
 	}
+}
+
+// deregister ends the device's use of the buffers. The queue pair has gone.
+func (r *receiver) deregister() {
+	r.region.deregister()
+	if r.group != nil {
+		r.group.leave(r.buffersLost)
+	}
+}
+
+// free gives the buffers back.
+func (r *receiver) free() {
+	r.region.free()
+	if r.group != nil {
+		r.group.giveBack(r.unposted())
+		r.group = nil
+	}
+}
+
+// unposted are the buffers of its group that the endpoint has at the end.
+func (r *receiver) unposted() []int {
+	list := r.repost
+	if r.last.n > 0 {
+		list = append(list, r.last.buffer)
+	}
+	for r.arrived.n > 0 {
+		list = append(list, r.arrived.pop().buffer)
+	}
+	for r.kept.n > 0 {
+		list = append(list, r.kept.pop().buffer)
+	}
+	return list
 }

@@ -25,10 +25,10 @@ func TestLastOfWhatArrived(t *testing.T) {
 	if b.Poll(&ev) {
 		t.Fatalf("an event that nobody caused: %+v", ev)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.taken != 0 {
-		t.Errorf("%d buffers are not posted", b.taken)
+	b.q.mu.Lock()
+	defer b.q.mu.Unlock()
+	if b.recv.taken != 0 {
+		t.Errorf("%d buffers are not posted", b.recv.taken)
 	}
 }
 
@@ -43,12 +43,12 @@ func TestWindowBesideWhatWasDropped(t *testing.T) {
 			t.Fatalf("nothing has come: %v", b.Err())
 		}
 		b.Drop()
-		b.mu.Lock()
-		waiting = len(b.repost)
-		b.mu.Unlock()
+		b.q.mu.Lock()
+		waiting = len(b.recv.repost)
+		b.q.mu.Unlock()
 	}
-	if window := b.Limits().Window; b.taken != repostBatch {
-		t.Fatalf("%d buffers are not posted, want all %d that are beside the window of %d", b.taken, repostBatch, window)
+	if window := b.Limits().Window; b.recv.taken != repostBatch {
+		t.Fatalf("%d buffers are not posted, want all %d that are beside the window of %d", b.recv.taken, repostBatch, window)
 	} else {
 		deliver(t, a, b, window)
 	}
@@ -70,11 +70,11 @@ func deliver(t *testing.T, from, to *Endpoint, count int) {
 		from.Commit(64)
 	}
 	if !until(to, func() bool {
-		to.mu.Lock()
-		defer to.mu.Unlock()
-		to.drain()
-		return to.arrived.n == count
+		to.q.mu.Lock()
+		defer to.q.mu.Unlock()
+		to.q.drainLocked()
+		return to.recv.arrived.n == count
 	}) {
-		t.Fatalf("of %d messages %d arrive: %v", count, to.arrived.n, to.Err())
+		t.Fatalf("of %d messages %d arrive: %v", count, to.recv.arrived.n, to.Err())
 	}
 }

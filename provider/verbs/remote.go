@@ -12,18 +12,24 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Remote access. An exposure is a window on a cached registration (window.go) or
-// a registration of its own, exact in range and rights; deregistering is what
-// takes that back. The memory of Reads and Writes at this end is registered by
-// the cache.
-type remoteState struct {
+// remote is access to remote memory, in both directions; it implements session.Memory.
+// An exposure is a window on a cached registration (window.go) or a registration of its
+// own, exact in range and rights; deregistering is what takes that back. The memory of
+// Reads and Writes at this end is registered by the cache.
+type remote struct {
+	q         *queuePair
+	dev       *device
+	dom       *domain
+	maxExpose int // bytes
+
 	// use is read-locked by Expose, Revoke, Read and Write while they hold memory of
-	// the domain: free waits for those that began before the end.
+	// the domain: the endpoint's end waits for those that began before it.
 	use sync.RWMutex
 
+	// Guarded by mu of q.
 	reads, writes fifo[transfer] // posted, in order
 	done          fifo[transfer] // completed, for Poll
-	wrRDMA        [2]ibv.SendWR  // the second, if one takes two (siw.go)
+	wr            [2]ibv.SendWR  // the second, if one takes two (quirks.go)
 
 	exposures struct {
 		mu sync.Mutex
@@ -50,39 +56,51 @@ type transfer struct {
 	region *regcache.Region // of the memory at this end
 }
 
-func (e *Endpoint) initRemote() {
-	e.reads = newFIFO[transfer](maxReads)
-	e.writes = newFIFO[transfer](maxWrites)
-	e.done = newFIFO[transfer](maxReads + maxWrites)
-	e.exposures.m = make(map[uint64]exposure)
+func (r *remote) open(cfg Config, dev *device, dom *domain) {
+	r.dev, r.dom = dev, dom
+	r.maxExpose = exposeLimit(memlock())
+	r.reads = newFIFO[transfer](maxReads)
+	r.writes = newFIFO[transfer](maxWrites)
+	r.done = newFIFO[transfer](maxReads + maxWrites)
+	r.exposures.m = make(map[uint64]exposure)
+	r.windows = windows{q: r.q, pd: dom.pd, on: dev.useWindows(cfg)}
 }
 
-// Expose implements session.Endpoint.
-func (e *Endpoint) Expose(b []byte, rights session.Rights) (session.Descriptor, error) {
-	if len(b) == 0 || len(b) > e.limits.MaxExpose {
-		return session.Descriptor{}, fmt.Errorf("verbs: expose %d bytes, at most %d: %w", len(b), e.limits.MaxExpose, syscall.EINVAL)
+// sends is how many work requests may be in the send queue.
+func (r *remote) sends() int {
+	n := r.dev.partsOfTransfer() * (maxReads + maxWrites)
+	if r.windows.on {
+		n += 2 * maxWindows // a bind and an invalidation each
 	}
-	e.use.RLock()
-	defer e.use.RUnlock()
-	if e.err.Load() != nil {
+	return n
+}
+
+// Expose implements session.Memory.
+func (r *remote) Expose(b []byte, rights session.Rights) (session.Descriptor, error) {
+	if len(b) == 0 || len(b) > r.maxExpose {
+		return session.Descriptor{}, fmt.Errorf("verbs: expose %d bytes, at most %d: %w", len(b), r.maxExpose, syscall.EINVAL)
+	}
+	r.use.RLock()
+	defer r.use.RUnlock()
+	if r.q.over() {
 		return session.Descriptor{}, errEnded
 	}
-	key, x, err := e.expose(b, rights)
+	key, x, err := r.expose(b, rights)
 	if err != nil {
 		return session.Descriptor{}, err
 	}
-	e.exposures.mu.Lock()
-	defer e.exposures.mu.Unlock()
-	e.exposures.m[uint64(key)] = x
+	r.exposures.mu.Lock()
+	defer r.exposures.mu.Unlock()
+	r.exposures.m[uint64(key)] = x
 	return session.Descriptor{Addr: uint64(addressOf(b)), Key: uint64(key), Len: uint64(len(b))}, nil
 }
 
-func (e *Endpoint) expose(b []byte, rights session.Rights) (key uint32, x exposure, err error) {
-	if e.windows.on {
-		key, x, err = e.exposeByWindow(b, rights)
+func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure, err error) {
+	if r.windows.on {
+		key, x, err = r.exposeByWindow(b, rights)
 		// In a domain that is shared a registration's key would serve any peer:
 		// its bytes go by messages.
-		if !errors.Is(err, errNoWindow) || e.dom.shared {
+		if !errors.Is(err, errNoWindow) || r.dom.shared {
 			return key, x, err
 		}
 	}
@@ -93,144 +111,168 @@ func (e *Endpoint) expose(b []byte, rights session.Rights) (key uint32, x exposu
 	if rights&session.RemoteWrite != 0 {
 		access |= regcache.RemoteWrite | regcache.LocalWrite
 	}
-	r, err := e.dom.cache.Acquire(b, access)
+	region, err := r.dom.cache.Acquire(b, access)
 	if err != nil {
 		return 0, x, err
 	}
-	return r.RKey(), exposure{region: r}, nil
+	return region.RKey(), exposure{region: region}, nil
 }
 
-// Revoke implements session.Endpoint. It blocks until the memory is invalidated, for
+// exposeByWindow gives the peer access to b by a window of its own.
+func (r *remote) exposeByWindow(b []byte, rights session.Rights) (uint32, exposure, error) {
+	access, own := ibv.RemoteRead, regcache.BindWindow
+	if rights&session.RemoteWrite != 0 {
+		own |= regcache.LocalWrite
+		access = ibv.RemoteWrite
+		if rights&session.RemoteRead != 0 {
+			access |= ibv.RemoteRead
+		}
+	}
+	region, err := r.dom.cache.Acquire(b, own)
+	switch {
+	case errors.Is(err, syscall.EFAULT): // windows want memory that can be written
+		return 0, exposure{}, fmt.Errorf("%w: %w", errNoWindow, err)
+	case err != nil:
+		return 0, exposure{}, err
+	}
+	w, err := r.windows.bind(region, b, access)
+	if err != nil {
+		region.Release()
+		return 0, exposure{}, err
+	}
+	return w.key, exposure{region: region, window: w}, nil
+}
+
+// Revoke implements session.Memory. It blocks until the memory is invalidated, for
 // at most 5 s (revokeTime), or deregistered, about a millisecond in the middle of a
 // transfer.
-func (e *Endpoint) Revoke(d session.Descriptor) {
-	e.use.RLock()
-	defer e.use.RUnlock()
-	e.exposures.mu.Lock()
-	x, ok := e.exposures.m[d.Key]
-	delete(e.exposures.m, d.Key)
-	e.exposures.mu.Unlock()
+func (r *remote) Revoke(d session.Descriptor) {
+	r.use.RLock()
+	defer r.use.RUnlock()
+	r.exposures.mu.Lock()
+	x, ok := r.exposures.m[d.Key]
+	delete(r.exposures.m, d.Key)
+	r.exposures.mu.Unlock()
 	if !ok {
 		return
 	}
 	if x.window != nil {
-		e.unbind(x.window)
+		r.windows.unbind(x.window)
 	}
 	if err := x.region.Release(); err != nil {
 		// The peer may still have access: only the end of the queue pair ends it.
-		e.broken(deviceError(err))
+		r.q.fail(deviceError(err))
 	}
 }
 
-// Read implements session.Endpoint.
-func (e *Endpoint) Read(into []byte, from session.Descriptor, off int, id uint32) error {
-	access := regcache.LocalWrite
-	if e.dev.iwarp() && !e.dev.siw() {
-		access |= regcache.RemoteWrite // iWARP's read response is a write (RFC 5040)
-	}
-	return e.move(&e.reads, transfer{kind: session.ReadDone, id: id}, into, from, off, access)
+// Read implements session.Memory.
+func (r *remote) Read(into []byte, from session.Descriptor, off int, id uint32) error {
+	return r.move(&r.reads, transfer{kind: session.ReadDone, id: id}, into, from, off, r.dev.readSink())
 }
 
-// Write implements session.Endpoint.
-func (e *Endpoint) Write(from []byte, to session.Descriptor, off int, id uint32) error {
-	return e.move(&e.writes, transfer{kind: session.WriteDone, id: id}, from, to, off, regcache.LocalRead)
+// Write implements session.Memory.
+func (r *remote) Write(from []byte, to session.Descriptor, off int, id uint32) error {
+	return r.move(&r.writes, transfer{kind: session.WriteDone, id: id}, from, to, off, regcache.LocalRead)
 }
 
-func (e *Endpoint) move(q *fifo[transfer], t transfer, b []byte, d session.Descriptor, off int, access regcache.Access) error {
+func (r *remote) move(q *fifo[transfer], t transfer, b []byte, d session.Descriptor, off int, access regcache.Access) error {
 	if len(b) == 0 || len(b) > maxRDMA || off < 0 ||
 		uint64(off) > d.Len || uint64(len(b)) > d.Len-uint64(off) ||
 		d.Addr > math.MaxUint64-d.Len || d.Key > math.MaxUint32 {
 		return fmt.Errorf("verbs: %d bytes at %d of a descriptor of %d: %w", len(b), off, d.Len, syscall.EINVAL)
 	}
-	e.use.RLock()
-	defer e.use.RUnlock()
-	if full, err := e.queueFull(q); full || err != nil {
-		return orWouldBlock(err)
+	r.use.RLock()
+	defer r.use.RUnlock()
+	if err := r.room(q); err != nil {
+		return err
 	}
-	r, err := e.dom.cache.Acquire(b, access)
+	region, err := r.dom.cache.Acquire(b, access)
 	if err != nil {
 		return err
 	}
-	if err := e.postMove(q, t, r, b, d, off); err != nil {
-		r.Release()
+	t.region = region
+	if err := r.post(q, t, b, d, off); err != nil {
+		region.Release()
 		return err
 	}
 	return nil
 }
 
-// queueFull is asked before the memory is registered, which would be in vain.
-func (e *Endpoint) queueFull(q *fifo[transfer]) (bool, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if q.n+e.done.n >= len(q.items) {
-		e.drain()
+// room reports why nothing can be posted: before the memory is registered, which would
+// be in vain.
+func (r *remote) room(q *fifo[transfer]) error {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	if r.fullLocked(q) {
+		r.q.drainLocked()
 	}
-	if e.gone || e.failing != nil {
-		return false, errEnded
+	switch {
+	case r.q.overLocked():
+		return errEnded
+	case r.fullLocked(q):
+		return session.ErrWouldBlock
 	}
-	return q.n+e.done.n >= len(q.items), nil
+	return nil
 }
 
-func orWouldBlock(err error) error {
-	if err == nil {
+// fullLocked counts what is done, too: done has to hold it all.
+func (r *remote) fullLocked(q *fifo[transfer]) bool { return q.n+r.done.n >= len(q.items) }
+
+// post posts a transfer, as two work requests where the device needs that.
+func (r *remote) post(q *fifo[transfer], t transfer, b []byte, d session.Descriptor, off int) error {
+	wr := ibv.SendWR{
+		ID: kindWrite, Opcode: ibv.OpWrite, Flags: ibv.Signaled, NumSGE: 1,
+		RemoteAddr: d.Addr + uint64(off), RemoteKey: uint32(d.Key),
+	}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(b)), Length: uint32(len(b)), LKey: t.region.LKey()}
+	source := wr.SGE[0].Addr
+	if t.kind == session.ReadDone {
+		wr.ID, wr.Opcode = kindRead, ibv.OpRead
+		source = wr.RemoteAddr
+	}
+	first := r.dev.firstPart(source, len(b))
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	switch {
+	case r.q.overLocked():
+		return errEnded
+	case r.fullLocked(q):
+		return session.ErrWouldBlock
+	}
+	wrs := r.wr[:1]
+	wrs[0] = wr
+	if first > 0 {
+		wrs = r.wr[:2]
+		split(wrs, uint32(first))
+	}
+	n, err := r.q.qp.PostSend(wrs)
+	switch {
+	case n > 0:
+		q.push(t)
+		if err != nil { // the device has a part, and the memory until the queue pair goes
+			r.q.failLocked(deviceError(err))
+		}
+		return nil
+	case errors.Is(err, syscall.ENOMEM):
 		return session.ErrWouldBlock
 	}
 	return err
 }
 
-func (e *Endpoint) postMove(q *fifo[transfer], t transfer, r *regcache.Region, b []byte, d session.Descriptor, off int) error {
-	t.region = r
-	remote, local := d.Addr+uint64(off), uint64(addressOf(b))
-	source := local
-	if t.kind == session.ReadDone {
-		source = remote
-	}
-	first := 0
-	if e.dev.iwarp() {
-		first = siwSplit(source, len(b))
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case e.gone || e.failing != nil:
-		return errEnded
-	case q.n+e.done.n >= len(q.items):
-		return session.ErrWouldBlock
-	}
-	wrs := e.wrRDMA[:1]
-	wr := &wrs[0]
-	*wr = ibv.SendWR{
-		ID: kindWrite, Opcode: ibv.OpWrite, Flags: ibv.Signaled, NumSGE: 1,
-		RemoteAddr: remote, RemoteKey: uint32(d.Key),
-	}
-	if t.kind == session.ReadDone {
-		wr.ID, wr.Opcode = kindRead, ibv.OpRead
-	}
-	wr.SGE[0] = ibv.SGE{Addr: local, Length: uint32(len(b)), LKey: r.LKey()}
-	if first > 0 {
-		wrs = e.wrRDMA[:2]
-		wrs[1] = *wr
-		wr.ID, wr.Flags = kindPart, 0
-		wr.SGE[0].Length = uint32(first)
-		rest := &wrs[1]
-		rest.RemoteAddr += uint64(first)
-		rest.SGE[0].Addr += uint64(first)
-		rest.SGE[0].Length -= uint32(first)
-	}
-	switch n, err := e.qp.PostSend(wrs); {
-	case n > 0 && err != nil:
-		e.fail(deviceError(err)) // the device has a part, and the memory until the queue pair goes
-	case errors.Is(err, syscall.ENOMEM):
-		return session.ErrWouldBlock
-	case err != nil:
-		return err
-	}
-	q.push(t)
-	return nil
+// split makes two work requests of the first: one for its first bytes, without a
+// completion, and one for the rest.
+func split(wrs []ibv.SendWR, first uint32) {
+	wrs[1] = wrs[0]
+	part, rest := &wrs[0], &wrs[1]
+	part.ID, part.Flags = kindPart, 0
+	part.SGE[0].Length = first
+	rest.RemoteAddr += uint64(first)
+	rest.SGE[0].Addr += uint64(first)
+	rest.SGE[0].Length -= first
 }
 
-// moved queues the completion of the oldest transfer of its kind. mu is held.
-func (e *Endpoint) moved(wc *ibv.WC, q *fifo[transfer]) {
+// movedLocked queues the completion of the oldest transfer of its kind.
+func (r *remote) movedLocked(wc *ibv.WC, q *fifo[transfer]) {
 	if q.n == 0 {
 		return
 	}
@@ -238,7 +280,7 @@ func (e *Endpoint) moved(wc *ibv.WC, q *fifo[transfer]) {
 	if wc.Status != ibv.Success {
 		t.err = statusError(wc.Status)
 	}
-	e.done.push(t)
+	r.done.push(t)
 }
 
 const (
@@ -251,9 +293,9 @@ const (
 	arenaShare = 4
 )
 
-// Alloc implements session.Endpoint: memory of the process's arena, which stays
+// Alloc implements session.Memory: memory of the process's arena, which stays
 // registered.
-func (e *Endpoint) Alloc(n int) []byte {
+func (r *remote) Alloc(n int) []byte {
 	arena := regcache.DefaultArena()
 	if n > freely && int64(n) > arena.Left()/arenaShare {
 		return nil
@@ -263,7 +305,7 @@ func (e *Endpoint) Alloc(n int) []byte {
 		return nil
 	}
 	b := buf.Bytes()
-	a := &e.allocs
+	a := &r.allocs
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.m == nil {
@@ -273,12 +315,12 @@ func (e *Endpoint) Alloc(n int) []byte {
 	return b
 }
 
-// Free implements session.Endpoint.
-func (e *Endpoint) Free(b []byte) {
+// Free implements session.Memory.
+func (r *remote) Free(b []byte) {
 	if cap(b) == 0 {
 		return
 	}
-	a := &e.allocs
+	a := &r.allocs
 	a.mu.Lock()
 	key := &b[:1][0]
 	buf := a.m[key]
@@ -290,13 +332,54 @@ func (e *Endpoint) Free(b []byte) {
 }
 
 // freeAllocs gives back what Free has not.
-func (e *Endpoint) freeAllocs() {
-	a := &e.allocs
+func (r *remote) freeAllocs() {
+	a := &r.allocs
 	a.mu.Lock()
 	left := a.m
 	a.m = nil
 	a.mu.Unlock()
 	for _, buf := range left {
 		buf.Put()
+	}
+}
+
+// abandonLocked ends all that is under way.
+func (r *remote) abandonLocked(why error) {
+	for _, q := range []*fifo[transfer]{&r.reads, &r.writes} {
+		for q.n > 0 {
+			t := q.pop()
+			t.err = why
+			r.done.push(t)
+		}
+	}
+}
+
+// close takes back what transfers and the peer have of the domain. The queue pair has
+// gone; what had begun before ends first.
+func (r *remote) close() {
+	var left []transfer
+	r.q.mu.Lock()
+	for _, q := range []*fifo[transfer]{&r.reads, &r.writes, &r.done} {
+		for q.n > 0 {
+			left = append(left, q.pop())
+		}
+	}
+	r.q.mu.Unlock()
+	for _, t := range left {
+		t.region.Release()
+	}
+	r.revokeAll()
+}
+
+// revokeAll takes back what is exposed. The endpoint is gone.
+func (r *remote) revokeAll() {
+	r.use.Lock() // earlier Revokes have released what they took out; later ones find nothing
+	defer r.use.Unlock()
+	r.exposures.mu.Lock()
+	exposed := r.exposures.m
+	r.exposures.m = nil
+	r.exposures.mu.Unlock()
+	for _, x := range exposed {
+		x.region.Release()
 	}
 }

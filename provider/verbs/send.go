@@ -5,12 +5,19 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Sending: messages leave from a ring of bytes, control messages from slots of
-// their own so that data cannot take their room. A message that fits the
-// device's inline limit is copied when it is posted; such messages are written to
-// one place after ring and slots, or, if they are control, to the one behind it. One work request in signalEvery asks for a
-// completion, which frees the room of all up to it; on iWARP each that is not copied does.
-type sendState struct {
+// sender sends messages: they leave from a ring of bytes, control messages from slots of
+// their own so that data cannot take their room. A message that fits the device's inline
+// limit is copied when it is posted; such messages are written to one place after ring
+// and slots, or, if they are control, to the one behind it. One work request in
+// signalEvery asks for a completion, which frees the room of all up to it.
+type sender struct {
+	q          *queuePair
+	region     region
+	ringSize   int  // bytes
+	inline     int  // bytes
+	alwaysSign bool // each message that is not inline asks for a completion
+
+	// The rest is guarded by mu of q.
 	head, tail uint64 // of the ring, bytes since the beginning
 	slots      int    // control slots in use
 	nextSlot   int
@@ -54,87 +61,41 @@ const (
 	maxInline = 256
 )
 
-func (e *Endpoint) initSend() {
-	e.used = newFIFO[sendRecord](maxSends)
+// open makes the buffers.
+func (s *sender) open(q *queuePair, cfg Config, dev *device, dom *domain) (err error) {
+	s.q = q
+	s.ringSize = cfg.SendBuffer
+	s.alwaysSign = dev.sendsFromMemory()
+	s.used = newFIFO[sendRecord](maxSends)
+	s.region, err = newRegion(cfg.control, dom.pd, cfg.sendBytes(), 0)
+	return err
 }
 
-// underway is how many messages may not have left yet. mu is held.
-func (e *Endpoint) underway() int { return int(e.posted - e.sentUpTo) }
+// slotAt and inlineAt are places in the send region, behind the ring.
+func (s *sender) slotAt(n int) int { return s.ringSize + n*session.MaxControl }
+func (s *sender) inlineAt() int    { return s.slotAt(controlSlots) }
 
-// Reserve implements session.Messages.
-func (e *Endpoint) Reserve(lo, hi int) []byte {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.gone || e.failing != nil {
+// underwayLocked is how many messages may not have left yet.
+func (s *sender) underwayLocked() int { return int(s.posted - s.sentUpTo) }
+
+// reserveLocked reserves lo to hi bytes for data; nil: there is no room.
+func (s *sender) reserveLocked(lo, hi int) []byte {
+	s.data = reservation{}
+	if s.underwayLocked() >= maxSends-session.ControlReserve {
 		return nil
 	}
-	if !e.reserve(lo, hi) {
-		e.drain()
-		if e.failing != nil || !e.reserve(lo, hi) {
-			return nil
-		}
+	if hi <= s.inline {
+		at := s.inlineAt()
+		s.data = reservation{room: s.region.mem[at:][:hi:hi], at: at}
+		return s.data.room
 	}
-	return e.data.room
-}
-
-// ReserveControl implements session.Messages.
-func (e *Endpoint) ReserveControl(n int) []byte {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.gone || e.failing != nil {
-		return nil
+	if s.head == s.tail {
+		s.head, s.tail = 0, 0 // empty: no need to go round
 	}
-	if !e.reserveControl(n) {
-		e.drain()
-		if e.failing != nil || !e.reserveControl(n) {
-			return nil
-		}
-	}
-	return e.control.room
-}
-
-// reserveControl reserves n bytes for control. mu is held.
-func (e *Endpoint) reserveControl(n int) bool {
-	e.control = reservation{}
-	limit := maxSends
-	if e.data.room != nil {
-		limit-- // its place in the send queue
-	}
-	if e.underway() >= limit {
-		return false
-	}
-	if n <= e.inline {
-		e.control.at = e.cfg.inlineAt() + maxInline
-	} else {
-		if e.slots == controlSlots {
-			return false
-		}
-		e.control.inSlot = true
-		e.control.at = e.cfg.SendBuffer + e.nextSlot*session.MaxControl
-	}
-	e.control.room = e.sendRegion.mem[e.control.at:][:n:n]
-	return true
-}
-
-// reserve reserves lo to hi bytes for data. mu is held.
-func (e *Endpoint) reserve(lo, hi int) bool {
-	e.data = reservation{}
-	if e.underway() >= maxSends-session.ControlReserve {
-		return false
-	}
-	if hi <= e.inline {
-		e.data.at = e.cfg.inlineAt()
-		e.data.room = e.sendRegion.mem[e.data.at:][:hi:hi]
-		return true
-	}
-	size := e.cfg.SendBuffer
-	if e.head == e.tail {
-		e.head, e.tail = 0, 0 // empty: no need to go round
-	}
-	free := size - int(e.head-e.tail)
-	at := int(e.head % uint64(size))
+	free := s.ringSize - int(s.head-s.tail)
+	at := int(s.head % uint64(s.ringSize))
 	skip := 0
-	if rest := size - at; rest < lo {
+	if rest := s.ringSize - at; rest < lo {
 		skip = rest
 		free -= rest
 		at = 0
@@ -142,92 +103,102 @@ func (e *Endpoint) reserve(lo, hi int) bool {
 		free = min(free, rest)
 	}
 	if free < lo {
-		return false
+		return nil
 	}
 	n := min(hi, free)
-	e.data = reservation{room: e.sendRegion.mem[at:][:n:n], at: at, skip: skip}
-	return true
+	s.data = reservation{room: s.region.mem[at:][:n:n], at: at, skip: skip}
+	return s.data.room
 }
 
-// Commit implements session.Messages.
-func (e *Endpoint) Commit(n int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.commit(&e.data, n)
+// reserveControlLocked reserves n bytes for control; nil: there is no room.
+func (s *sender) reserveControlLocked(n int) []byte {
+	s.control = reservation{}
+	limit := maxSends
+	if s.data.room != nil {
+		limit-- // its place in the send queue
+	}
+	switch {
+	case s.underwayLocked() >= limit:
+		return nil
+	case n <= s.inline:
+		s.control.at = s.inlineAt() + maxInline
+	case s.slots == controlSlots:
+		return nil
+	default:
+		s.control.inSlot = true
+		s.control.at = s.slotAt(s.nextSlot)
+	}
+	s.control.room = s.region.mem[s.control.at:][:n:n]
+	return s.control.room
 }
 
-// CommitControl implements session.Messages.
-func (e *Endpoint) CommitControl(n int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.commit(&e.control, n)
-}
-
-// commit posts the first n bytes of what was reserved. mu is held.
-func (e *Endpoint) commit(from *reservation, n int) {
+// commitLocked posts the first n bytes of what was reserved.
+func (s *sender) commitLocked(from *reservation, n int) {
 	r := *from
 	*from = reservation{}
-	if n == 0 || r.room == nil || e.gone || e.failing != nil {
+	if n == 0 || r.room == nil || s.q.overLocked() {
 		return
 	}
-	wr := &e.wr[0]
+	wr := &s.wr[0]
 	*wr = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendRegion.mem)) + uint64(r.at), Length: uint32(n), LKey: e.sendRegion.mr.LKey}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(s.region.mem)) + uint64(r.at), Length: uint32(n), LKey: s.region.mr.LKey}
 	switch {
-	case n <= e.inline: // copied now: the room is free again
+	case n <= s.inline: // copied now: the room is free again
 		wr.Flags = ibv.Inline
 	case r.inSlot:
-		e.used.push(sendRecord{message: e.posted + 1, slot: true})
-		e.slots++
-		e.nextSlot = (e.nextSlot + 1) % controlSlots
+		s.used.push(sendRecord{message: s.posted + 1, slot: true})
+		s.slots++
+		s.nextSlot = (s.nextSlot + 1) % controlSlots
 	default:
 		// Rounding up stays within what was free, whose end is a multiple of cacheLine.
-		used := min((n+cacheLine-1)&^(cacheLine-1), e.cfg.SendBuffer-r.at)
+		used := min((n+cacheLine-1)&^(cacheLine-1), s.ringSize-r.at)
 		ring := r.skip + used
-		e.used.push(sendRecord{message: e.posted + 1, ring: ring})
-		e.head += uint64(ring)
-		e.unsignBy += ring
+		s.used.push(sendRecord{message: s.posted + 1, ring: ring})
+		s.head += uint64(ring)
+		s.unsignBy += ring
 	}
-	e.postSend(wr, false)
+	s.postLocked(false)
 }
 
-// postSend posts one message. mu is held.
-func (e *Endpoint) postSend(wr *ibv.SendWR, signal bool) {
-	e.posted++
-	wr.ID = kindSend | e.posted
-	e.unsignaled++
-	// On iWARP a completion means that TCP has the bytes. Without one siw sends from
-	// our memory itself, which TCP may read again at any later time (siw_qp_tx.c,
-	// use_sendpage).
-	copied := wr.Flags&ibv.Inline != 0
-	if signal || !copied && e.dev.iwarp() || e.unsignaled >= signalEvery || e.unsignBy >= e.cfg.SendBuffer/4 {
+// postEmpty sends a message of the provider's own, which has no byte.
+func (s *sender) postEmpty() {
+	s.q.mu.Lock()
+	s.postEmptyLocked(ibv.OpSend)
+	s.q.mu.Unlock()
+}
+
+// postEmptyLocked posts a message or an RDMA write of no byte.
+func (s *sender) postEmptyLocked(op ibv.Opcode) {
+	if !s.q.overLocked() {
+		s.wr[0] = ibv.SendWR{Opcode: op}
+		s.postLocked(true)
+	}
+}
+
+// postLocked posts wr.
+func (s *sender) postLocked(signal bool) {
+	wr := &s.wr[0]
+	s.posted++
+	wr.ID = kindSend | s.posted
+	s.unsignaled++
+	fromMemory := wr.Flags&ibv.Inline == 0
+	if signal || fromMemory && s.alwaysSign || s.unsignaled >= signalEvery || s.unsignBy >= s.ringSize/4 {
 		wr.Flags |= ibv.Signaled
-		e.unsignaled, e.unsignBy = 0, 0
+		s.unsignaled, s.unsignBy = 0, 0
 	}
-	if _, err := e.qp.PostSend(e.wr[:]); err != nil {
-		e.fail(deviceError(err))
-	}
-}
-
-// sayEmpty posts the provider's own message: a greeting at the beginning, the
-// farewell at the end.
-func (e *Endpoint) sayEmpty() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.failing == nil && !e.gone {
-		e.wr[0] = ibv.SendWR{Opcode: ibv.OpSend}
-		e.postSend(&e.wr[0], true)
+	if _, err := s.q.qp.PostSend(s.wr[:]); err != nil {
+		s.q.failLocked(deviceError(err))
 	}
 }
 
-// sent frees what messages up to this one used. mu is held.
-func (e *Endpoint) sent(wc *ibv.WC) {
-	e.sentUpTo = max(e.sentUpTo, min(wc.ID&^kindMask, e.posted))
-	for e.used.n > 0 && e.used.at(0).message <= e.sentUpTo {
-		rec := e.used.pop()
-		e.tail += uint64(rec.ring)
+// sentLocked frees what messages up to this one used.
+func (s *sender) sentLocked(wc *ibv.WC) {
+	s.sentUpTo = max(s.sentUpTo, min(wc.ID&^kindMask, s.posted))
+	for s.used.n > 0 && s.used.at(0).message <= s.sentUpTo {
+		rec := s.used.pop()
+		s.tail += uint64(rec.ring)
 		if rec.slot {
-			e.slots--
+			s.slots--
 		}
 	}
 }

@@ -151,60 +151,30 @@ func (g *recvGroup) recvWR(number int) ibv.RecvWR {
 	return recvWR(number, mem, mr)
 }
 
-// quiesce makes the queue pair stop taking receives from the group, and collects those
-// that it took. If the device does not say that it has stopped, some may stay lost.
-func (e *Endpoint) quiesce() {
-	if !e.reached.Load() {
-		return // and has taken nothing
+// awaitLast waits until the queue pair, which is in error, has taken its last receive;
+// false: the device does not report it.
+func (r *receiver) awaitLast() bool {
+	t := time.NewTimer(lastTime)
+	defer t.Stop()
+	select {
+	case <-r.lastTaken:
+		return true
+	case <-t.C:
+		return false
 	}
-	e.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)
-	e.mu.Lock()
-	e.take()
-	said := e.parted && e.dev.iwarp() // siw has stopped, and says nothing
-	e.mu.Unlock()
-	if !said {
-		t := time.NewTimer(lastTime)
-		defer t.Stop()
-		select {
-		case <-e.lastTaken:
-		case <-t.C:
-			e.loseBuffers()
-			return
-		}
-	}
-	e.mu.Lock()
-	e.take()
-	e.buffersLost = e.buffersLost || e.mayHaveDropped()
-	e.mu.Unlock()
 }
 
-// tookLast is called when the device says that the queue pair, which is in
-// error, has taken its last receive.
-func (e *Endpoint) tookLast() {
+// tookLast is called when the device reports that.
+func (r *receiver) tookLast() {
 	select {
-	case e.lastTaken <- struct{}{}:
+	case r.lastTaken <- struct{}{}:
 	default:
 	}
 }
 
 // loseBuffers notes that some buffers that were taken may not be found again.
-func (e *Endpoint) loseBuffers() {
-	e.mu.Lock()
-	e.buffersLost = true
-	e.mu.Unlock()
-}
-
-// taken are the buffers that the endpoint has of its group.
-func (e *Endpoint) buffersTaken() []int {
-	list := e.repost
-	if e.last.n > 0 {
-		list = append(list, e.last.buffer)
-	}
-	for e.arrived.n > 0 {
-		list = append(list, e.arrived.pop().buffer)
-	}
-	for e.kept.n > 0 {
-		list = append(list, e.kept.pop().buffer)
-	}
-	return list
+func (r *receiver) loseBuffers() {
+	r.q.mu.Lock()
+	r.buffersLost = true
+	r.q.mu.Unlock()
 }

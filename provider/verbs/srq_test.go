@@ -75,7 +75,7 @@ func TestSharedQueueGrowsAndGoes(t *testing.T) {
 	const n = 4
 	all := crowd(t, l, cfg, n)
 	for i, e := range all {
-		if e.group != all[i%2].group {
+		if e.recv.group != all[i%2].recv.group {
 			t.Errorf("endpoint %d is in another group", i)
 		}
 	}
@@ -157,7 +157,7 @@ func TestSharedQueueFrom(t *testing.T) {
 				begin(a)
 				begin(b)
 				for _, e := range []*Endpoint{a, b} {
-					if got := e.group != nil; got != want {
+					if got := e.recv.group != nil; got != want {
 						t.Errorf("connection %d has a shared queue: %v, want %v", i+1, got, want)
 					}
 					if w := e.Limits().Window; w < session.MinWindow || want && w != session.MinWindow {
@@ -178,11 +178,11 @@ func TestFailedGroupTakesNobody(t *testing.T) {
 	l := listen(t, cfg)
 	a, _ := pair(t, l, cfg)
 	b, _ := pair(t, l, cfg)
-	if a.group == nil || a.group != b.group {
+	if a.recv.group == nil || a.recv.group != b.recv.group {
 		t.Fatal("they have no group in common")
 	}
-	a.group.close()
-	if c, d := pair(t, l, cfg); c.group == a.group || d.group == a.group {
+	a.recv.group.close()
+	if c, d := pair(t, l, cfg); c.recv.group == a.recv.group || d.recv.group == a.recv.group {
 		t.Error("it takes one more")
 	}
 }
@@ -284,11 +284,11 @@ func TestMessageTooLong(t *testing.T) {
 	l := listen(t, cfg)
 	all := crowd(t, l, cfg, 3)
 	e := all[0]
-	e.mu.Lock()
-	e.wr[0] = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
-	e.wr[0].SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.sendRegion.mem)), Length: 1024, LKey: e.sendRegion.mr.LKey}
-	e.postSend(&e.wr[0], true)
-	e.mu.Unlock()
+	e.q.mu.Lock()
+	e.send.wr[0] = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
+	e.send.wr[0].SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.send.region.mem)), Length: 1024, LKey: e.send.region.mr.LKey}
+	e.send.postLocked(true)
+	e.q.mu.Unlock()
 	if err := endOf(t, all[1]); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%v, want ECONNRESET", err)
 	}
@@ -325,7 +325,7 @@ func TestSharedQueueLosesNothingUnnoticed(t *testing.T) {
 	}
 	c, d := pair(t, l, cfg)
 	groups, shares, retired := groupsOf(b)
-	t.Logf("%d groups of %d shares, %d retired; the newest shares the first's: %v", groups, shares, retired, d.group == b.group)
+	t.Logf("%d groups of %d shares, %d retired; the newest shares the first's: %v", groups, shares, retired, d.recv.group == b.recv.group)
 	if testenv.Device() == "rxe" && retired == 0 {
 		t.Error("no connection has ended in the middle of a message, or nobody has noticed")
 	}

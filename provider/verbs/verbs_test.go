@@ -45,7 +45,7 @@ func TestAllocLeavesRoom(t *testing.T) {
 	var all [][]byte
 	before := left()
 	for size := 4 << 20; size > freely; size /= 2 {
-		for b := e.Alloc(size); b != nil; b = e.Alloc(size) {
+		for b := e.mem.Alloc(size); b != nil; b = e.mem.Alloc(size) {
 			all = append(all, b)
 			if left() < (arenaShare-1)*size {
 				t.Fatalf("%d bytes of %d are left after box %d, of %d", left(), before, len(all), size)
@@ -56,7 +56,7 @@ func TestAllocLeavesRoom(t *testing.T) {
 		t.Errorf("%d boxes of %d bytes, want %d", len(all), before, want)
 	}
 	for _, b := range all {
-		e.Free(b)
+		e.mem.Free(b)
 	}
 	if left() != before {
 		t.Errorf("%d bytes left, %d before", left(), before)
@@ -64,13 +64,13 @@ func TestAllocLeavesRoom(t *testing.T) {
 }
 
 func TestHello(t *testing.T) {
-	want := hello{version: 7, refusal: refusedSubnet}
+	want := privateData{version: 7, refusal: refusedSubnet}
 	// rdma_cm fills private data up with zeros.
-	if got, ours := parseHello(append(want.bytes(), make([]byte, 44)...)); !ours || got != want {
+	if got, ours := parsePrivateData(append(want.bytes(), make([]byte, 44)...)); !ours || got != want {
 		t.Errorf("%+v, %v; want %+v", got, ours, want)
 	}
-	for _, b := range [][]byte{nil, make([]byte, 56), want.bytes()[:helloLen-1]} {
-		if _, ours := parseHello(b); ours {
+	for _, b := range [][]byte{nil, make([]byte, 56), want.bytes()[:privateLen-1]} {
+		if _, ours := parsePrivateData(b); ours {
 			t.Errorf("%x is taken for ours", b)
 		}
 	}
@@ -80,7 +80,7 @@ func TestHello(t *testing.T) {
 // otherwise why there is no SAN.
 func TestMeaningOfResults(t *testing.T) {
 	private := func(r refusal, version uint16) ibv.ConnParam {
-		return ibv.ConnParam{PrivateData: hello{version, r}.bytes()}
+		return ibv.ConnParam{PrivateData: privateData{version, r}.bytes()}
 	}
 	refused := -int(syscall.ECONNREFUSED)
 	reset := -int(syscall.ECONNRESET)
@@ -89,11 +89,11 @@ func TestMeaningOfResults(t *testing.T) {
 		ev   ibv.Event
 		want session.Reason // ReasonNone: ECONNREFUSED
 	}{
-		{"our backlog, RoCE", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedBacklog, helloVersion)}, session.ReasonNone},
-		{"our backlog, iWARP", ibv.Event{Type: ibv.Rejected, Status: reset, Param: private(refusedBacklog, helloVersion)}, session.ReasonNone},
-		{"other version", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedVersion, helloVersion+1)}, session.ReasonVersion},
-		{"no resources", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedResources, helloVersion)}, session.ReasonResources},
-		{"not from here", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedSubnet, helloVersion)}, session.ReasonPermission},
+		{"our backlog, RoCE", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedBacklog, protocolVersion)}, session.ReasonNone},
+		{"our backlog, iWARP", ibv.Event{Type: ibv.Rejected, Status: reset, Param: private(refusedBacklog, protocolVersion)}, session.ReasonNone},
+		{"other version", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedVersion, protocolVersion+1)}, session.ReasonVersion},
+		{"no resources", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedResources, protocolVersion)}, session.ReasonResources},
+		{"not from here", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedSubnet, protocolVersion)}, session.ReasonPermission},
 		{"a foreign program", ibv.Event{Type: ibv.Rejected, Status: 28}, session.ReasonProtocol},
 		{"a foreign program, iWARP", ibv.Event{Type: ibv.Rejected, Status: reset}, session.ReasonProtocol},
 		{"nobody, RoCE", ibv.Event{Type: ibv.Rejected, Status: ibNoListener}, session.ReasonNoListener},

@@ -68,29 +68,29 @@ func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 // invalidation complete: it would wait for the next exposure's end, and the end of
 // its patience is that of the connection.
 func TestWindowIsFreeBehindItsRevoke(t *testing.T) {
-	e := &Endpoint{gone: true} // no device is asked
+	q := &queuePair{gone: true} // no device is asked
 	w := &window{bound: true}
-	e.windows.all = []*window{w}
+	ws := &windows{q: q, all: []*window{w}}
 	revoked := make(chan error, 1)
 	go func() { // as invalidate behind postInvalidate
 		ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
 		defer cancel()
-		revoked <- e.await(ctx, func() bool { return e.freed(w) })
+		revoked <- q.await(ctx, func() bool { return ws.freedLocked(w) })
 	}()
-	for e.watchers.n.Load() == 0 {
+	for q.watchers.n.Load() == 0 {
 		runtime.Gosched()
 	}
-	e.mu.Lock() // another's Poll, which goes on to expose memory
-	e.unbound(&ibv.WC{ID: kindUnbind, Status: ibv.Success})
-	if len(e.windows.free) != 0 {
+	q.mu.Lock() // another's Poll, which goes on to expose memory
+	ws.unboundLocked(&ibv.WC{ID: kindUnbind, Status: ibv.Success})
+	if len(ws.free) != 0 {
 		t.Error("the window is free though its Revoke has not ended")
 	}
-	e.mu.Unlock()
+	q.mu.Unlock()
 	if err := <-revoked; err != nil {
 		t.Error(err)
 	}
-	if len(e.windows.free) != 1 {
-		t.Errorf("%d windows are free, want 1", len(e.windows.free))
+	if len(ws.free) != 1 {
+		t.Errorf("%d windows are free, want 1", len(ws.free))
 	}
 }
 
@@ -154,15 +154,15 @@ func TestWindowsKeepTheRegistration(t *testing.T) {
 				if err := read(t, a, sink, d); err != nil || !bytes.Equal(sink, mem) {
 					t.Fatalf("round %d: %v", i, err)
 				}
-				b.Revoke(d)
+				b.mem.Revoke(d)
 			}
 			after := b.dom.cache.Stats()
 			n := after.Registrations - before.Registrations
 			if cfg.ForceWindows && (n > 4 || after.Exposed != 0) || !cfg.ForceWindows && after.Exposed != rounds {
 				t.Errorf("%d registrations, %d of them for a peer, in %d exposures", n, after.Exposed, rounds)
 			}
-			if want := map[bool]int{true: 1, false: 0}[cfg.ForceWindows]; len(b.windows.all) != want {
-				t.Errorf("%d windows, want %d", len(b.windows.all), want)
+			if want := map[bool]int{true: 1, false: 0}[cfg.ForceWindows]; len(b.mem.windows.all) != want {
+				t.Errorf("%d windows, want %d", len(b.mem.windows.all), want)
 			}
 		})
 	}
@@ -185,7 +185,7 @@ func TestWindowsAtATime(t *testing.T) {
 				for i := range n {
 					mem[i], sink[i] = bytes.Repeat([]byte{byte(round*n + i)}, 8192), make([]byte, 8192)
 					var err error
-					d[i], err = b.Expose(mem[i], session.RemoteRead)
+					d[i], err = b.mem.Expose(mem[i], session.RemoteRead)
 					if beyond := i >= maxWindows && shared; beyond != (err != nil) {
 						t.Fatalf("exposure %d: %v", i, err)
 					}
@@ -198,8 +198,8 @@ func TestWindowsAtATime(t *testing.T) {
 					if err := read(t, a, sink[i], d[i]); err != nil || !bytes.Equal(sink[i], mem[i]) {
 						t.Errorf("read of %d: %v", i, err)
 					}
-					b.Revoke(d[i])
-					b.Revoke(d[i]) // without effect
+					b.mem.Revoke(d[i])
+					b.mem.Revoke(d[i]) // without effect
 				}
 			}
 			if err := errors.Join(a.Err(), b.Err()); err != nil {
@@ -229,7 +229,7 @@ func TestWindowsOnReadOnlyMemory(t *testing.T) {
 		cfg := Config{ForceWindows: true, SharedDomain: shared, SRQFrom: -1}
 		a, b := pair(t, listen(t, cfg), cfg)
 		if shared {
-			if d, err := b.Expose(mem, session.RemoteRead); err == nil {
+			if d, err := b.mem.Expose(mem, session.RemoteRead); err == nil {
 				t.Errorf("exposed as %+v", d)
 			}
 		} else {
@@ -237,7 +237,7 @@ func TestWindowsOnReadOnlyMemory(t *testing.T) {
 			if err := read(t, a, make([]byte, len(mem)), d); err != nil {
 				t.Error(err)
 			}
-			b.Revoke(d)
+			b.mem.Revoke(d)
 		}
 		b.discard()
 	}
@@ -311,10 +311,10 @@ func TestHostilePeer(t *testing.T) {
 			p.a, p.b = pair(t, l, mode.cfg)
 			p.all = bytes.Repeat([]byte{'s'}, size)
 			for range 3 { // until it is cached
-				p.b.Revoke(expose(t, p.a, p.b, p.all, rights))
+				p.b.mem.Revoke(expose(t, p.a, p.b, p.all, rights))
 			}
 			p.old = expose(t, p.a, p.b, p.all[begin:][:part], rights)
-			p.b.Revoke(p.old)
+			p.b.mem.Revoke(p.old)
 			p.live = expose(t, p.a, p.b, p.all[begin:][:part], rights)
 			if p.b.dom.cache.Stats().Entries == 0 {
 				t.Fatal("nothing is cached")
@@ -378,7 +378,7 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	b.Revoke(d)
+	b.mem.Revoke(d)
 	if took := time.Since(began); took > 4*revokeTime { // the guest may be slow
 		t.Errorf("Revoke took %v", took)
 	}
@@ -401,17 +401,17 @@ func TestPeerInvalidates(t *testing.T) {
 	a, b := pair(t, listen(t, cfg), cfg)
 	mem := make([]byte, 8192)
 	d := expose(t, a, b, mem, session.RemoteRead)
-	a.mu.Lock()
-	a.wr[0].Opcode, a.wr[0].InvKey = 9, uint32(d.Key) // ibv.OpSendWithInv
-	room := a.sendRegion.mem[:16]
-	a.wr[0].NumSGE, a.wr[0].Flags = 1, 0
-	a.wr[0].SGE[0].Addr, a.wr[0].SGE[0].Length, a.wr[0].SGE[0].LKey = uint64(addressOf(room)), 16, a.sendRegion.mr.LKey
-	a.postSend(&a.wr[0], true)
-	a.mu.Unlock()
+	a.q.mu.Lock()
+	a.send.wr[0].Opcode, a.send.wr[0].InvKey = 9, uint32(d.Key) // ibv.OpSendWithInv
+	room := a.send.region.mem[:16]
+	a.send.wr[0].NumSGE, a.send.wr[0].Flags = 1, 0
+	a.send.wr[0].SGE[0].Addr, a.send.wr[0].SGE[0].Length, a.send.wr[0].SGE[0].LKey = uint64(addressOf(room)), 16, a.send.region.mr.LKey
+	a.send.postLocked(true)
+	a.q.mu.Unlock()
 	if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%v, want ECONNRESET", err)
 	}
-	b.Revoke(d)
+	b.mem.Revoke(d)
 	if st := b.dom.cache.Stats(); st.DeregisterFailed != 0 {
 		t.Errorf("%d registrations were not removed", st.DeregisterFailed)
 	}
@@ -437,18 +437,18 @@ func TestPeerSendsImmediateData(t *testing.T) {
 				}
 			}
 			wr := ibv.SendWR{Opcode: op, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
-			wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(a.sendRegion.mem)), Length: 16, LKey: a.sendRegion.mr.LKey}
+			wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(a.send.region.mem)), Length: 16, LKey: a.send.region.mr.LKey}
 			if op == ibv.OpWriteWithImm {
 				wr.SGE[0].Length = uint32(len(mem)) // eight times a buffer's
 			}
-			a.mu.Lock()
-			a.wr[0] = wr
-			a.postSend(&a.wr[0], true)
-			a.mu.Unlock()
+			a.q.mu.Lock()
+			a.send.wr[0] = wr
+			a.send.postLocked(true)
+			a.q.mu.Unlock()
 			if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("opcode %d, the last buffer %v: %v, want ECONNRESET", op, last, err)
 			}
-			b.Revoke(d)
+			b.mem.Revoke(d)
 			a.discard()
 			b.discard()
 		}
@@ -470,18 +470,18 @@ func BenchmarkExposure(b *testing.B) {
 			b.Run(fmt.Sprintf("windows %v/%d KiB", cfg.ForceWindows, size>>10), func(b *testing.B) {
 				b.ReportAllocs()
 				for range 3 {
-					d, err := y.Expose(mem, session.RemoteRead)
+					d, err := y.mem.Expose(mem, session.RemoteRead)
 					if err != nil {
 						b.Fatal(err)
 					}
-					y.Revoke(d)
+					y.mem.Revoke(d)
 				}
 				for b.Loop() {
-					d, err := y.Expose(mem, session.RemoteRead)
+					d, err := y.mem.Expose(mem, session.RemoteRead)
 					if err != nil {
 						b.Fatal(err)
 					}
-					y.Revoke(d)
+					y.mem.Revoke(d)
 				}
 			})
 		}

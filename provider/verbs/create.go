@@ -1,0 +1,157 @@
+package verbs
+
+import (
+	"errors"
+	"syscall"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+// newEndpoint makes the queue pair, of an id of rdma_cm or (nil) of its own, with all
+// receive buffers posted. It owns dev and the id from now on, also when it fails.
+func newEndpoint(dev *device, id *cmID, cfg Config, passive bool) (*Endpoint, error) {
+	e := &Endpoint{dev: dev, cm: id, cfg: cfg, passive: passive}
+	e.q.user, e.mem.q = e, &e.q
+	e.inUse.Store(2)
+	if err := e.create(); err != nil {
+		if id != nil && passive {
+			id.reject(refusalFor(err))
+		}
+		e.free()
+		e.Retire()
+		return nil, err
+	}
+	dev.add(e)
+	if id != nil {
+		id.endpoint.Store(e)
+	}
+	return e, nil
+}
+
+// create makes what the endpoint has, with smaller buffers where memory is short.
+func (e *Endpoint) create() (err error) {
+	if e.dom, err = e.dev.useDomain(e.cfg); err != nil {
+		return err
+	}
+	e.mem.open(e.cfg, e.dev, e.dom)
+	for e.cfg = e.cfg.within(memlockLeft()); ; {
+		if err = e.createQueues(); err == nil {
+			break
+		}
+		smaller, ok := e.cfg.smaller()
+		if !ok || !errors.Is(err, syscall.ENOMEM) {
+			return err
+		}
+		e.freeQueues()
+		e.freeMemory()
+		e.cfg = smaller
+	}
+	e.limits = limits(e)
+	if e.cm == nil {
+		return nil // exchange.go brings it to INIT first
+	}
+	return e.recv.postAll()
+}
+
+// createQueues makes the buffers for messages and the queues.
+func (e *Endpoint) createQueues() (err error) {
+	e.send = sender{}
+	if err = e.send.open(&e.q, e.cfg, e.dev, e.dom); err != nil {
+		return err
+	}
+	e.recv = receiver{}
+	if err = e.recv.open(&e.q, e.cfg, e.dev, e.dom); err != nil {
+		return err
+	}
+	sends := maxSends + ownMessages + e.mem.sends()
+	// The queue has to hold a completion for everything that is posted.
+	if err = withRoom(func() error { // as some devices' queues are locked memory, too
+		e.q.cq, err = e.dev.ctx.CreateCQ(sends+e.recv.count, e.dev.channel, e.dev.nextVector())
+		return err
+	}); err != nil {
+		return err
+	}
+	e.q.cq.Owner = e
+	return e.createQP(uint32(sends))
+}
+
+// createQP asks for as much inline data as is useful, and for less where the device
+// refuses. If that may be for want of memory, the caches are flushed once.
+func (e *Endpoint) createQP(sends uint32) (err error) {
+	begin := e.dev.firstInline()
+	for i := begin; i < len(inlineSizes); i++ {
+		inline := inlineSizes[i]
+		c := ibv.QPConfig{
+			PD: e.dom.pd, SendCQ: e.q.cq, RecvCQ: e.q.cq,
+			Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.recv.count), SendSGE: 1, RecvSGE: 1, InlineData: inline},
+		}
+		if g := e.recv.group; g != nil {
+			c.SRQ, c.Cap.RecvWR, c.Cap.RecvSGE = g.srq, 0, 0
+		}
+		create := func() error {
+			if e.cm != nil {
+				e.q.qp, err = e.cm.id.CreateQP(c)
+			} else {
+				e.q.qp, err = ibv.CreateQP(c)
+			}
+			return err
+		}
+		if i == begin {
+			err = withRoom(create)
+		} else {
+			err = create()
+		}
+		if err == nil {
+			e.q.qp.Owner = e
+			e.dev.inline.Store(int32(i))
+			e.send.inline = int(min(e.q.qp.Cap.InlineData, inline))
+			return nil
+		}
+		if !mayBeInline(err) {
+			break
+		}
+	}
+	return err
+}
+
+// limits describes the endpoint that was created.
+func limits(e *Endpoint) session.Limits {
+	off := e.cfg.Disable
+	l := session.Limits{
+		Provider:   Name,
+		MaxMessage: e.cfg.BufferSize,
+		MaxRDMA:    maxRDMA,
+		MaxExpose:  e.mem.maxExpose,
+		Threshold:  e.cfg.Threshold,
+		Inbox:      inboxFrom,
+		CanRead:    e.dev.caps.MaxQPInitiatorRead > 0 && off&session.FeatureRDMARead == 0,
+		CanWrite:   off&session.FeatureRDMAWrite == 0,
+		Window:     e.recv.count - repostBatch - ownMessages,
+		Spin:       spin,
+	}
+	if !e.mem.windows.on {
+		l.InboxTo = inboxTo
+	}
+	if l.MaxExpose == 0 { // then nothing else can be registered either
+		l.CanRead, l.CanWrite = false, false
+	}
+	return l
+}
+
+// freeQueues gives back what createQueues has made, but for the memory and the queue
+// pair, which is gone or was not made.
+func (e *Endpoint) freeQueues() {
+	e.send.region.deregister()
+	e.recv.deregister()
+	if e.q.cq != nil {
+		e.q.cq.Close()
+		e.q.cq = nil
+	}
+}
+
+// freeMemory gives back the memory of messages.
+func (e *Endpoint) freeMemory() {
+	e.send.region.free()
+	e.recv.free()
+}

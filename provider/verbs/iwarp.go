@@ -1,0 +1,54 @@
+package verbs
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+)
+
+// The ready-to-receive message. On iWARP the active side has to send first (RFC 5044,
+// 7.1.3; RFC 6581 has the driver do it, which not all do), whichever end the session lets
+// send. So it sends an empty message, and the passive side answers with another.
+//
+// One is not enough. siw's passive side answers the connect request, after which the
+// message may come, and only then takes over the socket (siw_accept in sw/siw/siw_cm.c):
+// what came in between stays in the socket until more comes. So more follows: an empty
+// RDMA write, which the peer's queue pair does not notice.
+const (
+	firstNudge = 2 * time.Millisecond // doubled with each
+	slowNudge  = 128 * time.Millisecond
+)
+
+// readyToReceive returns when the peer's message has come.
+func (e *Endpoint) readyToReceive(ctx context.Context) error {
+	come := func() bool { return e.recv.any }
+	if e.passive {
+		err := e.q.await(ctx, come)
+		if err == nil {
+			e.send.postEmpty()
+		}
+		return err
+	}
+	e.send.postEmpty()
+	for after := firstNudge; ; after = min(2*after, slowNudge) {
+		short, cancel := context.WithTimeout(ctx, after)
+		err := e.q.await(short, come)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		e.nudge()
+	}
+}
+
+// nudge makes the peer's kernel look at its socket, unless what was sent before has
+// not left yet.
+func (e *Endpoint) nudge() {
+	e.q.mu.Lock()
+	defer e.q.mu.Unlock()
+	if e.send.underwayLocked() == 0 {
+		e.send.postEmptyLocked(ibv.OpWrite)
+	}
+}

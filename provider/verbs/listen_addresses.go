@@ -1,0 +1,236 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+// listenID is the rdma_listen on one address.
+type listenID struct {
+	l       *Listener
+	channel *ibv.EventChannel
+	id      *ibv.ID
+	tcp     netip.AddrPort // the TCP address that it belongs to
+	done    sync.Once
+}
+
+const (
+	// retryTime is when a listener retries an address that it could not listen on,
+	// because its device has just gone or just come. It doubles each time, up to
+	// rescanTime. That is also how long a new device of an existing address may go
+	// unnoticed, as the kernel's route messages do not show it.
+	retryTime  = 100 * time.Millisecond
+	rescanTime = 30 * time.Second
+)
+
+// follow listens on what is served, and goes on as addresses come and go.
+func (l *Listener) follow() error {
+	if l.cfg.WithoutCM {
+		if err := exchangeServes(l.served()); err != nil {
+			return err
+		}
+		return l.serveExchange() // looks the device up for each connection, so there is nothing to follow
+	}
+	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
+	err := l.refresh()
+	if len(l.Addrs()) == 0 {
+		if err == nil {
+			err = errNoneServed
+		}
+		return err
+	}
+	l.work.Go(func() { l.keepUp(changed, err != nil) })
+	return nil
+}
+
+// keepUp calls refresh when something has changed, and now and then, until the
+// listener ends. missing: an address is not listened on that should be.
+func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
+	wait := rescanTime
+	if missing {
+		wait = retryTime
+	}
+	for {
+		retry := retryTime
+		timer := time.NewTimer(wait)
+		select {
+		case <-l.ctx.Done():
+			timer.Stop()
+			if changed != nil {
+				for range changed { // until watchAddresses has ended
+				}
+			}
+			return
+		case _, ok := <-changed:
+			if !ok {
+				changed = nil
+			}
+		case <-l.lost:
+		case <-timer.C:
+			retry = min(2*wait, rescanTime)
+		}
+		timer.Stop()
+		wait = rescanTime
+		if l.refresh() != nil {
+			wait = retry
+		}
+	}
+}
+
+var errNoneServed = unavailable(session.ReasonNotServed, errors.New("verbs: no address that is listened on belongs to an RDMA device"))
+
+// served are the addresses that should be listened on: the one that was given, or
+// those of RDMA devices that the unspecified one stands for.
+func (l *Listener) served() []netip.Addr {
+	if a := l.addr.Addr(); !a.IsUnspecified() {
+		return []netip.Addr{a}
+	}
+	return servedAddresses(l.addr.Addr(), l.cfg.V6Only)
+}
+
+// refresh compares the addresses that should be listened on with those that are.
+// The error is the first reason why one is not.
+func (l *Listener) refresh() error {
+	served := l.served()
+	want := make(map[netip.Addr]bool, len(served))
+	var first error
+	for _, a := range served {
+		want[a] = true
+		if err := l.add(a); err != nil && first == nil {
+			first = err
+		}
+	}
+	l.mu.Lock()
+	var gone []*listenID
+	for a, id := range l.ids {
+		if !want[a] {
+			delete(l.ids, a)
+			gone = append(gone, id)
+		}
+	}
+	l.mu.Unlock()
+	for _, id := range gone {
+		id.close()
+	}
+	return first
+}
+
+// add listens on one address, unless it is listened on already.
+func (l *Listener) add(a netip.Addr) error {
+	x, err := l.tryAdd(a)
+	if err != nil && x != nil {
+		x.close() // may wait for readEvents, which may wait for mu
+	}
+	return err
+}
+
+func (l *Listener) tryAdd(a netip.Addr) (*listenID, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.ids[a] != nil {
+		return nil, nil
+	}
+	channel, err := hub.use()
+	if err != nil {
+		return nil, listenError(err)
+	}
+	x := &listenID{l: l, channel: channel, tcp: netip.AddrPortFrom(a, l.addr.Port())}
+	if err := x.listen(); err != nil {
+		return x, listenError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
+	}
+	l.ids[a] = x
+	return x, nil
+}
+
+// listenError is what the error of a call means to the listener.
+func listenError(err error) error {
+	if errors.Is(err, syscall.ENODEV) { // no device has the address, or there is none
+		return unavailable(session.ReasonNotServed, err)
+	}
+	return callError(err)
+}
+
+func (x *listenID) listen() error {
+	for _, iwarp := range []bool{false, true} {
+		at := x.tcp
+		if iwarp {
+			port := x.l.cfg.iwarpPort(x.tcp.Port())
+			if port == 0 {
+				return errNoIWARP
+			}
+			at = netip.AddrPortFrom(x.tcp.Addr(), port)
+		}
+		id, err := x.channel.NewID()
+		if err != nil {
+			return err
+		}
+		id.Owner = x
+		if err := id.Bind(at); err != nil {
+			id.Close()
+			return err
+		}
+		// Binding determines the device, and with it whose the ports are.
+		if ctx := id.Context(); ctx == nil {
+			id.Close()
+			return unavailable(session.ReasonNotServed, errors.New("no RDMA device has this address"))
+		} else if !iwarp && ctx.Transport == ibv.TransportIWARP {
+			id.Close()
+			continue
+		}
+		if err := id.Listen(kernelBacklog); err != nil {
+			id.Close()
+			return err
+		}
+		x.id = id
+		return nil
+	}
+	return nil
+}
+
+func (x *listenID) close() {
+	x.done.Do(func() {
+		if x.id != nil {
+			x.id.Close()
+		}
+		hub.release()
+	})
+}
+
+// event handles a connect request, or the device's removal, after which this id gets no
+// more events even if the device comes back. Nothing here blocks: more requests than
+// the kernel queues would be lost.
+func (x *listenID) event(ev ibv.Event) {
+	switch ev.Type {
+	case ibv.DeviceRemoval:
+		x.l.deviceGone(x)
+	case ibv.ConnectRequest:
+		if cm := hub.adopt(ev.ID, x.channel); cm != nil {
+			x.l.handle(cm, x.tcp, ev.Param)
+		} else {
+			ev.ID.Close() // which refuses
+		}
+	}
+}
+
+func (l *Listener) deviceGone(x *listenID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.ids[x.tcp.Addr()] != x {
+		return
+	}
+	delete(l.ids, x.tcp.Addr())
+	l.work.Go(func() { // not here: closing the last id waits for readEvents, our caller
+		x.close()
+		select {
+		case l.lost <- struct{}{}:
+		default:
+		}
+	})
+}

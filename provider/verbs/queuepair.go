@@ -1,0 +1,246 @@
+package verbs
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+// queuePair is a queue pair with its completion queue: how the connection ends, and who
+// is woken. Sender, receiver and remote memory post to it and report failures to it.
+type queuePair struct {
+	qp   *ibv.QP
+	cq   *ibv.CQ
+	user completer
+
+	waker    atomic.Pointer[session.Waker]
+	armed    atomic.Uint32 // session.Events
+	notified atomic.Bool   // the completion queue will announce its next completion; set with mu held
+	err      atomic.Pointer[error]
+	watchers watchers
+
+	mu        sync.Mutex  // guards all below, what is posted and polled, and the state of sender, receiver and remote
+	gone      bool        // the endpoint is: its queues are being destroyed
+	destroyed bool        // qp is, or is about to be
+	failing   error       // why the connection is over; err follows
+	late      *time.Timer // calls user.giveUp after failing was set
+	wcs       [32]ibv.WC
+	dry       bool // the last poll found nothing
+}
+
+// completer is what a queue pair is for.
+type completer interface {
+	// completedLocked takes a completion. It reports a failure by failLocked.
+	completedLocked(*ibv.WC)
+	// transfersLocked is how many transfers to and from memory of this end are under way.
+	transfersLocked() int
+	// giveUp ends transfers whose completions did not come within flushTime, and
+	// publishes the end.
+	giveUp()
+}
+
+// A work request's ID is its kind in the top byte, and below it a count of its
+// kind or the number of its buffer.
+const (
+	kindShift  = 56
+	kindSend   = uint64(1) << kindShift
+	kindRead   = uint64(2) << kindShift
+	kindWrite  = uint64(3) << kindShift
+	kindRecv   = uint64(4) << kindShift
+	kindBind   = uint64(5) << kindShift
+	kindUnbind = uint64(6) << kindShift
+	kindPart   = uint64(7) << kindShift // of a transfer, but for its end
+	kindMask   = uint64(0xff) << kindShift
+)
+
+// overLocked reports whether nothing may be posted any more.
+func (q *queuePair) overLocked() bool { return q.gone || q.failing != nil }
+
+func (q *queuePair) over() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.overLocked()
+}
+
+// ended returns why the connection is over, nil while it lives.
+func (q *queuePair) ended() error {
+	if p := q.err.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func (q *queuePair) start(w session.Waker) {
+	q.waker.Store(&w)
+	if q.err.Load() != nil {
+		q.wake(session.RecvReady | session.SendReady)
+	}
+}
+
+func (q *queuePair) wake(ev session.Events) {
+	if w := q.waker.Load(); w != nil {
+		(*w).Wake(ev)
+	}
+}
+
+// arm has the next completion, whichever it is, wake for these events.
+func (q *queuePair) arm(ev session.Events) {
+	q.armed.Or(uint32(ev))
+	q.notify()
+}
+
+func (q *queuePair) disarm(ev session.Events) { q.armed.And(^uint32(ev)) }
+
+// notify makes the completion queue announce its next completion, unless it will do so
+// already. When it returns the request has been made, by whomever: notified is set and
+// acted on under mu.
+func (q *queuePair) notify() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.gone || !q.notified.CompareAndSwap(false, true) {
+		return
+	}
+	if err := q.cq.Notify(false); err != nil {
+		q.failLocked(deviceError(err))
+	}
+}
+
+// notice is called by the device's waiter when the completion queue announces
+// something. The order matters: an arm that comes now either finds that the
+// queue needs another request, or its events are seen below.
+func (q *queuePair) notice() {
+	q.notified.Store(false)
+	if ev := session.Events(q.armed.Swap(0)); ev != 0 {
+		q.wake(ev)
+	}
+	q.watchers.alert()
+	q.mu.Lock()
+	if q.failing != nil {
+		q.drainLocked()
+	}
+	q.mu.Unlock()
+}
+
+// failLocked notes why the connection is over. ended reports it once no transfer to or
+// from memory of this end is under way: what was posted is flushed first, and its
+// completions are there for Poll.
+func (q *queuePair) failLocked(err error) {
+	if q.failing != nil {
+		return
+	}
+	q.failing = err
+	if q.settleLocked(); q.err.Load() != nil {
+		return
+	}
+	if q.notified.CompareAndSwap(false, true) {
+		q.cq.Notify(false)
+	}
+	q.late = time.AfterFunc(flushTime, q.user.giveUp)
+}
+
+// flushTime bounds how long a connection that has failed waits for the
+// completions of what it had posted.
+const flushTime = time.Second
+
+// fail ends the connection and the peer's access, for callers that do not hold mu. It
+// takes the completions first.
+func (q *queuePair) fail(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.drainLocked()
+	q.failLocked(err)
+	if !q.gone {
+		q.toErrorLocked()
+	}
+}
+
+// toErrorLocked flushes what was posted, and ends the peer's access.
+func (q *queuePair) toErrorLocked() {
+	if !q.destroyed {
+		q.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)
+	}
+}
+
+// settleLocked publishes the end once no transfer is under way.
+func (q *queuePair) settleLocked() {
+	if q.failing != nil && q.user.transfersLocked() == 0 {
+		q.publishLocked()
+	}
+}
+
+// publish makes ended report why the connection is over, if it is.
+func (q *queuePair) publish() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.failing != nil {
+		q.publishLocked()
+	}
+}
+
+// publishLocked makes ended report the end, and wakes everybody.
+func (q *queuePair) publishLocked() {
+	err := q.failing
+	if !q.err.CompareAndSwap(nil, &err) {
+		return
+	}
+	if q.late != nil {
+		q.late.Stop()
+	}
+	q.wake(session.RecvReady | session.SendReady)
+	q.watchers.alert()
+}
+
+// drainLocked takes what the completion queue has.
+func (q *queuePair) drainLocked() {
+	if !q.gone {
+		q.takeLocked()
+	}
+	q.settleLocked()
+}
+
+// dryPolls is how often one call into C polls a queue that was empty last time: the
+// caller most likely waits, and a poll takes a fraction of the call.
+const dryPolls = 8
+
+// takeLocked takes completions without publishing an end.
+func (q *queuePair) takeLocked() {
+	for {
+		times := 1
+		if q.dry {
+			times = dryPolls
+		}
+		n, err := q.cq.Spin(q.wcs[:], times)
+		q.dry = n == 0
+		if err != nil {
+			q.failLocked(deviceError(err))
+			return
+		}
+		for i := range q.wcs[:n] {
+			q.user.completedLocked(&q.wcs[i])
+		}
+		if n < len(q.wcs) {
+			return
+		}
+	}
+}
+
+// deviceError is an error of the device that ends the connection. The device's errno is
+// kept as text only, and replaced by ECONNRESET, which programs look for (siw fails with
+// ENOTCONN when posting to a queue pair whose peer has gone).
+func deviceError(err error) error { return fmt.Errorf("%v: %w", err, syscall.ECONNRESET) }
+
+// statusError is how a work request that failed ends the connection.
+func statusError(s ibv.Status) error {
+	errno := syscall.ECONNRESET
+	if s == ibv.RetryExcErr || s == ibv.RespTimeoutErr {
+		errno = syscall.ETIMEDOUT
+	}
+	return fmt.Errorf("verbs: %w: %w", s, errno)
+}
+
+var errEnded = fmt.Errorf("verbs: the connection has ended: %w", syscall.ENOTCONN)

@@ -1,0 +1,144 @@
+package verbs
+
+import (
+	"errors"
+	"syscall"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/regcache"
+)
+
+// What single devices need or do not do. Paths of drivers are below
+// drivers/infiniband of Linux, those of libraries below providers of rdma-core.
+
+const (
+	rxeVendor  = 0xffffff // Soft-RoCE: RXE_VENDOR_ID in sw/rxe/rxe_param.h
+	siwVendor  = 0x626d74 // Soft-iWARP: SIW_VENDOR_ID in sw/siw/siw.h
+	manaVendor = 0x1414   // Azure's: PCI_VENDOR_ID_MICROSOFT, which mana_ib_query_device gives (hw/mana/main.c)
+)
+
+func (d *device) rxe() bool  { return d.caps.VendorID == rxeVendor }
+func (d *device) siw() bool  { return d.iwarp() && d.caps.VendorID == siwVendor }
+func (d *device) mana() bool { return d.caps.VendorID == manaVendor }
+
+// Inline data. Devices do not report their limit, so that queue pairs are created with
+// less and less of it until one is granted:
+//   - hns gives less by itself than was requested (hw/hns/hns_roce_qp.c);
+//   - others refuse with EINVAL, or with ENOMEM as if memory were short: the library of
+//     bnxt_re sets no errno (providers/bnxt_re);
+//   - the library of mana ignores IBV_SEND_INLINE (providers/mana/wr.c): the device reads
+//     the memory later, when it may already hold the next message.
+
+// inlineSizes are tried in turn.
+var inlineSizes = [...]uint32{maxInline, 128, 64, 0}
+
+// firstInline is the index of the first of inlineSizes to try: what the device's last
+// queue pair got, as a refusal with ENOMEM costs what the caches hold.
+func (d *device) firstInline() int {
+	if d.mana() {
+		return len(inlineSizes) - 1
+	}
+	return int(d.inline.Load())
+}
+
+// mayBeInline reports whether less inline data may help against an error.
+func mayBeInline(err error) bool {
+	return errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOMEM)
+}
+
+// sendsFromMemory reports whether a message may be read from memory at any time before
+// its completion, so that each has to ask for one. On iWARP a completion means that TCP
+// has the bytes; without one siw has TCP send from our pages (use_sendpage in
+// sw/siw/siw_qp_tx.c).
+func (d *device) sendsFromMemory() bool { return d.iwarp() }
+
+// readSink is the access that the memory which an RDMA read goes to needs. On iWARP the
+// response is a write (RFC 5040), which demands RemoteWrite; siw does not (siw_proc_rresp
+// in sw/siw/siw_qp_rx.c), so that there memory can stay registered, and the peer cannot
+// write to it.
+func (d *device) readSink() regcache.Access {
+	if d.iwarp() && !d.siw() {
+		return regcache.LocalWrite | regcache.RemoteWrite
+	}
+	return regcache.LocalWrite
+}
+
+// siw copies payload of siwShort bytes or less into the packet's header. If it crosses a
+// page, the bytes in the second page are taken from beyond the end of the first instead
+// (siw_try_1seg in sw/siw/siw_qp_tx.c; Linux 5.3 to 6.12 at least), so that a reader gets
+// bytes that nobody wrote. The peer's device may be siw, unknown to this end, so on iWARP
+// such transfers are split in two.
+const (
+	siwShort = 32   // MAX_HDR_INLINE
+	siwPage  = 4096 // the smallest page size, of which all others are multiples
+)
+
+// partsOfTransfer is how many work requests a transfer may take.
+func (d *device) partsOfTransfer() int {
+	if d.iwarp() {
+		return 2
+	}
+	return 1
+}
+
+// firstPart is how many of the n bytes that are sent from addr, at whichever end, go in a
+// work request of their own; 0: no split.
+func (d *device) firstPart(addr uint64, n int) int {
+	if !d.iwarp() {
+		return 0
+	}
+	return siwSplit(addr, n)
+}
+
+func siwSplit(addr uint64, n int) int {
+	first := int(siwPage - addr%siwPage)
+	if n > siwShort || first >= n {
+		return 0
+	}
+	return first
+}
+
+// libsiw cannot map a queue that the kernel has put at 0x90000 of the device's
+// file: it mistakes that offset for its failure value (SIW_INVAL_UOBJ_KEY in
+// include/uapi/rdma/siw-abi.h, used in providers/siw/siw.c). Offsets are given out from 0 upwards, page by page,
+// so that the queue of about the seventeenth connection fails, and each after it, until
+// others end. A completion queue that is made first, and lies across that offset, keeps it
+// from all others.
+const (
+	siwForbidden  = 0x90000
+	siwCompletion = 32 // bytes
+)
+
+// avoidForbidden is called before anything else is made on a device.
+func (d *device) avoidForbidden() {
+	if d.siw() {
+		d.filler, _ = d.ctx.CreateCQ(siwForbidden/siwCompletion+1, nil, 0)
+	}
+}
+
+// reportsLastReceive reports whether EventQPLastWQE follows when a queue pair that takes
+// its receives from a shared queue has gone to error. siw makes no such event (none of
+// sw/siw), but takes nothing any more once the peer's disconnect message has come.
+func (r *receiver) reportsLastReceive() bool { return !r.iwarp || !r.disconnected }
+
+// mayLoseReceives reports whether a receive of a shared queue may be lost with its queue
+// pair: rxe takes it for the first packet of a message, and if the queue pair ends before
+// the last packet it makes no completion (flush_recv_queue in sw/rxe/rxe_resp.c reports
+// LAST_WQE_REACHED alone).
+func (d *device) mayLoseReceives(r *receiver) bool {
+	return d.rxe() && !r.disconnected && r.size > smallestMTU
+}
+
+const smallestMTU = 256 // IBTA: a message of that size is one packet, whatever the path
+
+// withInvalidation are the flags of a message that has invalidated a key. rxe sets another
+// one than WCWithInv (the kernel's IB_WC_WITH_INVALIDATE, do_complete in sw/rxe/rxe_resp.c);
+// on other devices that bit is about checksums. Its windows are used by force alone.
+func (d *device) withInvalidation(cfg Config) ibv.WCFlags {
+	if cfg.ForceWindows {
+		return ibv.WCWithInv | rxeWithInv
+	}
+	return ibv.WCWithInv
+}
+
+const rxeWithInv ibv.WCFlags = 1 << 2
