@@ -43,9 +43,8 @@ type Options struct {
 	// where that is used up, SendBudget is 256 KiB of the heap.
 	SendBudget int
 
-	// Spin is how long Read and Write poll before they sleep. Default 50 µs on shm; on
-	// verbs 40 times what waking a goroutine takes on this host, 20 µs to 5 ms.
-	// Negative: they do not poll, which saves CPU and costs latency.
+	// Spin is how long Read and Write poll before they sleep. Default 50 µs. Negative: they
+	// do not poll, which saves CPU and costs latency.
 	Spin time.Duration
 
 	// KeepAlive is the time after which a silent peer is asked whether it is alive, and
