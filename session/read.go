@@ -106,11 +106,13 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 	}
 	before, events := rx.messages, 0
 	for n < len(p) {
-		if b := rx.next(); b != nil {
-			k := copy(p[n:], b)
-			rx.advance(k)
-			n += k
-			continue
+		if rx.kept > 0 || rx.cur != nil {
+			if b := rx.next(); b != nil {
+				k := copy(p[n:], b)
+				rx.advance(k)
+				n += k
+				continue
+			}
 		}
 		if rx.dead || rx.do.fault != nil {
 			break
@@ -153,13 +155,10 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 // takeLocked handles the event of the last Poll; payload goes straight to p where it can.
 func (s *Session) takeLocked(p []byte) int {
 	rx := &s.rx
-	if rx.ev.Kind == Message {
-		if h, err := wire.ParseHeader(rx.ev.Msg); err == nil {
-			if n, ok := rx.straight(h, rx.ev.Msg, p); ok {
-				s.countLocked(h)
-				return n
-			}
-		}
+	if m := rx.ev.Msg; rx.ev.Kind == Message && rx.isNext(m) {
+		h := wire.HeaderOf(m)
+		s.countLocked(h)
+		return rx.straight(h, m, p)
 	}
 	s.handleLocked(&rx.ev)
 	return 0

@@ -168,20 +168,23 @@ func (rx *receiver) ended(t wire.Type) (ok bool) {
 	return true
 }
 
-// straight takes the bytes of the last Poll's message if nothing waits before them, and
-// returns how many it copied to p. ok is false if the message needs handling.
-func (rx *receiver) straight(h wire.Header, m, p []byte) (n int, ok bool) {
-	if h.Type != wire.TypeData || len(m) <= wire.HeaderLen || rx.shut || rx.discard || rx.open != nil {
-		return 0, false
-	}
+// isNext reports whether the bytes of m, the message of the last Poll, are the next that
+// Read takes, as nothing waits before them.
+func (rx *receiver) isNext(m []byte) bool {
+	return len(m) > wire.HeaderLen && wire.TypeOf(m) == wire.TypeData && !rx.shut && !rx.discard && rx.open == nil
+}
+
+// straight takes the bytes of m, the message of the last Poll, and returns how many it
+// copied to p.
+func (rx *receiver) straight(h wire.Header, m, p []byte) (n int) {
 	rx.cut = h.Flags&wire.FlagMore != 0
 	if n = copy(p, m[wire.HeaderLen:]); n == len(m)-wire.HeaderLen {
 		rx.drop()
-		return n, true
+		return n
 	}
 	rx.keep()
 	rx.front.off = wire.HeaderLen + n
-	return n, true
+	return n
 }
 
 // next returns the next bytes of the stream, as far as they lie in one piece; nil: there

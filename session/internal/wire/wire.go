@@ -84,8 +84,17 @@ func ParseHeader(m []byte) (Header, error) {
 	if len(m) < HeaderLen {
 		return Header{}, fmt.Errorf("a message of %d bytes", len(m))
 	}
-	return Header{Type: Type(m[0]), Flags: m[1], Credit: le.Uint32(m[4:])}, nil
+	return HeaderOf(m), nil
 }
+
+// HeaderOf is ParseHeader for a message that is known to have a header.
+func HeaderOf(m []byte) Header {
+	_ = m[HeaderLen-1]
+	return Header{Type: Type(m[0]), Flags: m[1], Credit: le.Uint32(m[4:])}
+}
+
+// TypeOf is the type in such a message's header.
+func TypeOf(m []byte) Type { return Type(m[0]) }
 
 // Descriptor names exposed memory to the peer. Its content is the provider's; on the wire
 // it is three 64-bit words.
