@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/session"
 )
 
@@ -96,6 +97,7 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	}
 	attempt, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	raceedge.Release()
 	t, err := p.dial(attempt, r)
 	if err == nil {
 		var s *session.Session

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/backlog"
+	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -141,6 +142,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 	select {
 	case c := <-l.ready:
+		raceedge.Acquire()
 		l.backlog.Leave()
 		count(func(n *Counters) { n.Accepted[c.Provider()]++ })
 		return c, nil

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/session"
 )
 
@@ -84,6 +85,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	n, err := c.session.Read(p)
+	raceedge.Acquire()
 	if err != nil {
 		if n > 0 {
 			return n, nil // the next Read finds the error again
@@ -101,6 +103,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, c.writable()
 	}
+	raceedge.Release()
 	n, err := c.session.Write(p)
 	if err != nil {
 		err = c.opError(opWrite, err)
@@ -134,6 +137,7 @@ func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return c.opError(opClose, net.ErrClosed)
 	}
+	raceedge.Release()
 	c.cleanup.Stop()
 	c.readDeadline.stop()
 	c.writeDeadline.stop()
@@ -155,7 +159,10 @@ func (c *Conn) CloseRead() error { return c.opError(opClose, c.session.CloseRead
 // CloseWrite ends the writing direction: the peer reads io.EOF after what was
 // written. Later Writes fail with EPIPE. If the peer has closed already, that is no
 // error.
-func (c *Conn) CloseWrite() error { return c.opError(opClose, c.session.CloseWrite()) }
+func (c *Conn) CloseWrite() error {
+	raceedge.Release()
+	return c.opError(opClose, c.session.CloseWrite())
+}
 
 // LocalAddr returns this end's address, a *net.TCPAddr: the peer's RemoteAddr. It must
 // not be changed.

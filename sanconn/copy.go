@@ -4,6 +4,8 @@ import (
 	"io"
 	"net"
 	"os"
+
+	"github.com/sanconn/san/internal/raceedge"
 )
 
 // copySize is the size in bytes of what ReadFrom and WriteTo move at a time: from about
@@ -140,6 +142,7 @@ func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
 // together, and removes from v what was written, as net.Buffers.WriteTo does
 // for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.)
 func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
+	raceedge.Release()
 	n, err := c.session.WriteBuffers(*v)
 	consume(v, n)
 	return n, c.opError(opWrite, err)

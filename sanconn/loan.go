@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 
+	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/session"
 )
 
@@ -29,13 +30,17 @@ func (c *Conn) Reserve(n int) ([]byte, error) {
 
 // Commit sends the first n bytes of what Reserve returned, in the place of a Write; 0:
 // none. It does not block. After an error nothing is reserved, and nothing was sent.
-func (c *Conn) Commit(n int) error { return c.opError(opWrite, c.session.Commit(n)) }
+func (c *Conn) Commit(n int) error {
+	raceedge.Release()
+	return c.opError(opWrite, c.session.Commit(n))
+}
 
 // Peek returns bytes that have arrived, where they lie: at least one, and as many as lie
 // there in one piece. It blocks while there are none. They stay in place until Discard;
 // until then Reads wait, and another Peek returns the same. Its errors are those of Read.
 func (c *Conn) Peek() ([]byte, error) {
 	b, err := c.session.Peek()
+	raceedge.Acquire()
 	if err == nil || err == io.EOF {
 		return b, err
 	}

@@ -1,0 +1,79 @@
+package san
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/sanconn"
+)
+
+// Both ends of a connection may be in one process, as in every test with an httptest
+// server. What is set before bytes are sent, or their end, may then be read once they have
+// come: the race detector knows that of TCP's sockets, and has to know it here. This test
+// can fail only under -race.
+func TestVariablesAreHandedOverWithTheBytes(t *testing.T) {
+	b := []byte("x")
+	read := func(c *sanconn.Conn) { c.Read(make([]byte, 1)) }
+	atEnd := func(c *sanconn.Conn) { io.ReadAll(c) }
+	for name, form := range map[string]struct{ send, get func(*sanconn.Conn) }{
+		"Write":        {func(c *sanconn.Conn) { c.Write(b) }, read},
+		"WriteBuffers": {func(c *sanconn.Conn) { c.WriteBuffers(&net.Buffers{b}) }, read},
+		"ReadFrom":     {func(c *sanconn.Conn) { c.ReadFrom(&io.LimitedReader{R: zeros{}, N: 1}) }, read},
+		"Commit":       {func(c *sanconn.Conn) { c.Reserve(1); c.Commit(1) }, read},
+		"Peek":         {func(c *sanconn.Conn) { c.Write(b) }, func(c *sanconn.Conn) { c.Peek(); c.Discard(1) }},
+		"CloseWrite":   {func(c *sanconn.Conn) { c.CloseWrite() }, atEnd},
+		"Close":        {func(c *sanconn.Conn) { c.Close() }, atEnd},
+		"WriteUrgent": {func(c *sanconn.Conn) { c.WriteUrgent(b) }, func(c *sanconn.Conn) {
+			<-c.Urgent()
+			c.ReadUrgent(make([]byte, 1))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachLane(t, func(t *testing.T, l lane) {
+				if l.provider == providerTCP { // net's own, which has no such methods
+					return
+				}
+				client, server := l.sanPipe(t)
+				server.SetDeadline(time.Now().Add(testTimeout))
+				handed := 0
+				go func() {
+					handed = 1
+					form.send(client)
+				}()
+				form.get(server)
+				if handed != 1 {
+					t.Error("the bytes came before the variable")
+				}
+			})
+		})
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+// … and what is set before a dial, once its connection has been accepted.
+func TestVariablesAreHandedOverWithTheConnection(t *testing.T) {
+	eachLane(t, func(t *testing.T, l lane) {
+		ln := l.listen(t, l.here())
+		handed := 0
+		go func() {
+			handed = 1
+			if c, err := l.dialer().Dial("tcp", ln.Addr().String()); err == nil {
+				t.Cleanup(func() { c.Close() })
+			}
+		}()
+		ln.SetDeadline(time.Now().Add(testTimeout))
+		c, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if handed != 1 {
+			t.Error("the connection came before the variable")
+		}
+	})
+}

@@ -1,0 +1,21 @@
+//go:build race
+
+// Package raceedge gives the race detector the edge from each Write to each Read that
+// package syscall's ioSync gives it for sockets: a program that holds both ends of a
+// connection hands variables over with the bytes. Without the detector it does nothing.
+package raceedge
+
+import (
+	"runtime"
+	"unsafe"
+)
+
+// ioSync stands for all connections, as in package syscall: what was written cannot be
+// traced to the Read that gets it.
+var ioSync int64
+
+// Release is called before bytes, or their end, go to the peer.
+func Release() { runtime.RaceReleaseMerge(unsafe.Pointer(&ioSync)) }
+
+// Acquire is called after bytes, or their end, have come from the peer.
+func Acquire() { runtime.RaceAcquire(unsafe.Pointer(&ioSync)) }
