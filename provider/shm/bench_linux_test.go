@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
 
@@ -136,7 +137,7 @@ func init() {
 	}
 	roles["sink"] = func() error {
 		return serveRole(func(p *peer) {
-			into := make([]byte, messageMax)
+			into := make([]byte, ring.MaxMessage)
 			var ev session.Event
 			for p.pollSpinning(&ev) {
 				copy(into, ev.Msg)

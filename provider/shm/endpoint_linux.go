@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
 
@@ -40,11 +41,11 @@ type endpoint struct {
 	closed   atomic.Bool
 	inside   atomic.Int32 // calls of Arm and Disarm, which may overlap Close
 
-	_    [128]byte // sender and receiver run on different processors
-	send sender
-	_    [128]byte
-	recv receiver
-	_    [128]byte
+	_   [128]byte // sender and receiver run on different processors
+	out ring.Writer
+	_   [128]byte
+	in  ring.Reader
+	_   [128]byte
 }
 
 var _ session.Endpoint = (*endpoint)(nil)
@@ -52,6 +53,7 @@ var _ session.Endpoint = (*endpoint)(nil)
 var (
 	errPeerGone    = fmt.Errorf("shm: the peer's process ended: %w", io.EOF)
 	errPeerClosed  = fmt.Errorf("shm: the peer closed the connection: %w", syscall.EPIPE)
+	errPeerDeaf    = fmt.Errorf("shm: the peer's process ended and had not read all: %w", syscall.ECONNRESET)
 	errPeerAborted = fmt.Errorf("shm: the peer aborted the connection: %w", syscall.ECONNRESET)
 	errClosed      = errors.New("shm: endpoint is closed")
 )
@@ -60,23 +62,25 @@ func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e := &endpoint{link: l, slot: s, side: l.side, bound: bound, control: s.control}
 	e.mine = &s.control.state[e.side]
 	e.theirs = &s.control.state[1-e.side]
-	e.send = sender{shared: &s.control.ring[e.side], notes: &s.control.notes[e.side], ring: s.rings[e.side], spares: &s.control.spare[e.side], max: uint64(l.cfg.RingMax)}
-	e.send.limit.Store(ringStart) // small, to stay in the cache, however many pages it inherits
-	e.send.inherit(s.inherit())
-	e.send.idleTail = neverLooked
-	e.recv = receiver{control: &s.control.ring[1-e.side], notes: &s.control.notes[e.side], ring: s.rings[1-e.side], spares: &s.control.spare[1-e.side]}
+	left := s.inherit()
+	if left > ring.Start && budget.Exceeded() && giveBack(s.rings[e.side], left) {
+		left = 0
+	}
+	there := 1 - e.side
+	e.out.Init(&s.control.ring[e.side], &s.control.cells[e.side], s.rings[e.side], l.cfg.RingMax, left, budget)
+	e.in.Init(&s.control.ring[there], &s.control.cells[there], s.rings[there])
 	return e
 }
 
 // forgo ends an endpoint that was never attached.
 func (e *endpoint) forgo() {
-	e.slot.leave(e.send.pages.Load())
+	e.slot.leave(e.out.Pages())
 	e.link.ringGrew() // meanwhile the janitor may have passed the slot by
 }
 
 // Limits implements session.Endpoint.
 func (e *endpoint) Limits() session.Limits {
-	return session.Limits{Provider: Name, MaxMessage: messageMax, Spin: spin}
+	return session.Limits{Provider: Name, MaxMessage: ring.MaxMessage, Spin: spin}
 }
 
 // Memory implements session.Endpoint: all bytes go through the ring.
@@ -104,10 +108,10 @@ func (e *endpoint) Arm(ev session.Events) {
 		return
 	}
 	if ev&session.RecvReady != 0 {
-		e.recv.control.sleep.Store(1)
+		e.in.Arm()
 	}
 	if ev&session.SendReady != 0 {
-		e.send.shared.want.Store(max(1, e.send.wanted.Load()))
+		e.out.Arm()
 	}
 	e.inside.Add(-1)
 }
@@ -117,11 +121,11 @@ func (e *endpoint) Disarm(ev session.Events) {
 	if !e.enter() {
 		return
 	}
-	if ev&session.RecvReady != 0 && e.recv.control.sleep.Load() != 0 {
-		e.recv.control.sleep.Store(0)
+	if ev&session.RecvReady != 0 {
+		e.in.Disarm()
 	}
-	if ev&session.SendReady != 0 && e.send.shared.want.Load() != 0 {
-		e.send.shared.want.Store(0)
+	if ev&session.SendReady != 0 {
+		e.out.Disarm()
 	}
 	e.inside.Add(-1)
 }
@@ -153,9 +157,9 @@ func (e *endpoint) fail(err error) {
 }
 
 // violation ends a connection whose peer broke the rules.
-func (e *endpoint) violation(format string, args ...any) {
+func (e *endpoint) violation(how error) {
 	e.bad.Store(true)
-	e.fail(fmt.Errorf("shm: the peer broke the protocol: %s: %w", fmt.Sprintf(format, args...), syscall.ECONNRESET))
+	e.fail(fmt.Errorf("shm: the peer broke the protocol: %v: %w", how, syscall.ECONNRESET))
 }
 
 // peerState ends the connection as the peer's state in the slot says.
@@ -173,7 +177,7 @@ func (e *endpoint) linkDied(cause error) {
 		e.peerState(state)
 		return
 	}
-	if cause == errPeerGone && e.unread() {
+	if cause == errPeerGone && e.control.ring[e.side].Unread() {
 		cause = errPeerDeaf
 	}
 	e.fail(cause)
@@ -198,7 +202,7 @@ func (e *endpoint) end(state uint32) {
 		for e.inside.Load() != 0 {
 			runtime.Gosched()
 		}
-		e.send.close()
+		e.out.Stop()
 		e.fail(errClosed)
 		e.mine.v.Store(state | stateHeld)
 		e.link.ring(e.slot.number, session.RecvReady|session.SendReady)
@@ -212,7 +216,7 @@ func (e *endpoint) end(state uint32) {
 // link has died, and no connection follows on it.
 func (e *endpoint) Retire() {
 	e.retiring.Do(func() {
-		e.slot.leave(e.send.pages.Load())
+		e.slot.leave(e.out.Pages())
 		e.slot.ep.CompareAndSwap(e, nil)
 		e.mine.v.Store(e.mine.v.Load() &^ stateHeld) // last: the slot may now be reused
 		e.link.detach(e.slot)

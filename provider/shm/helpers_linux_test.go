@@ -3,7 +3,6 @@ package shm
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -86,7 +85,7 @@ func (p *peer) await(room func() []byte) []byte {
 			return nil
 		}
 		if !p.out.sleep() {
-			panic("no room, and no wake-up: " + dump(p.Endpoint))
+			panic("no room, and no wake-up")
 		}
 	}
 }
@@ -204,7 +203,7 @@ func leaks(t testing.TB) {
 		if n := mapped.Load(); n != used {
 			t.Errorf("%d bytes mapped by the books, was %d", n, used)
 		}
-		if n := budgetUsed.Load(); n != 0 {
+		if n := budget.Used(); n != 0 {
 			t.Errorf("%d bytes of the rings' budget are still taken", n)
 		}
 	})
@@ -303,13 +302,6 @@ func pattern(b []byte, n uint64) {
 	if len(b) >= 8 {
 		binary.LittleEndian.PutUint64(b, n)
 	}
-}
-
-// dump describes the state of a stuck sender.
-func dump(ep session.Endpoint) string {
-	s := &ep.(*endpoint).send
-	return fmt.Sprintf("tail %d+%d, published %d, head %d (read %d), limit %d, want %d",
-		s.tail/ringSize, s.tail&ringMask, s.published, s.shared.head.Load(), s.head, s.limit.Load(), s.shared.want.Load())
 }
 
 // connected returns two connected endpoints in this process, over a link of their own

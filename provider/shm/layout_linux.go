@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
 
@@ -12,15 +13,11 @@ import (
 //
 //	bell        2 × bellSize        (used in segment 0 only)
 //	control     slots × controlSize
-//	rings       slots × 2 × ringSize, from a multiple of ringAlign on
+//	rings       slots × 2 × ring.Size, from a multiple of ringAlign on
 //
-// Direction 0 is from the dialing process to the accepting one. In the control of a
-// ring, words that different sides write are two cache lines apart, because processors
-// fetch lines in pairs.
+// Direction 0 is from the dialing process to the accepting one.
 const (
 	pageSize = 4096
-	ringSize = 4 << 20 // of addresses: memory is committed when touched
-	ringMask = ringSize - 1
 
 	controlSize = 3 * pageSize // an idle connection touches only the first page
 	bellSize    = 2 * pageSize
@@ -30,20 +27,6 @@ const (
 	mostSlots  = 256   // in one segment
 	linkSlots  = 16384 // in a link: as many as the bell's bitmap holds
 )
-
-// ringControl steers one direction of a connection.
-type ringControl struct {
-	tail      atomic.Uint64 // writer: bytes published
-	spareTail atomic.Uint64 // writer: spare cells published
-	_         [112]byte
-	head      atomic.Uint64 // reader: bytes freed
-	spareHead atomic.Uint64 // reader: spare cells freed
-	_         [112]byte
-	sleep     atomic.Uint32 // reader asks for the bell when tail moves
-	_         [124]byte
-	want      atomic.Uint64 // writer asks for the bell when head reaches this; 0: no bell
-	_         [120]byte
-}
 
 // A side's state. Any but open is final; then the side no longer touches the slot, unless
 // it is held: the session has lent reserved room, or kept messages, to the application.
@@ -69,32 +52,11 @@ func (s *sideState) retired() bool {
 	return v != stateOpen && v&stateHeld == 0
 }
 
-// notes are what one side records about unread data, see unread_linux.go. Its two words
-// are apart because its sender and receiver run on different processors.
-type notes struct {
-	due  uint32 // as a writer
-	_    [60]byte
-	done uint32 // as a reader
-	_    [60]byte
-}
-
-// spareCell holds a control message for which the ring had no room. Data that the
-// application does not read may keep the ring full indefinitely, but control messages
-// are handled at once, so a few cells are enough.
-type spareCell struct {
-	size  atomic.Uint64
-	after atomic.Uint64 // to be read after the ring up to this position
-	data  [session.MaxControl]byte
-}
-
-const spares = 2 * session.ControlReserve
-
 // slotControl steers one connection.
 type slotControl struct {
-	ring  [2]ringControl
+	ring  [2]ring.Control
 	state [2]sideState
-	notes [2]notes
-	spare [2][spares]spareCell
+	cells [2]ring.Cells
 }
 
 // bell is one direction's doorbell: which slots have news, and of which kind.
@@ -108,25 +70,14 @@ type bell struct {
 
 const bellWords = 2 * linkSlots / 64
 
-// The slot's control must fit its pages, and a bell must fill its own exactly.
+// The slot's control must fit its pages, and a bell must fill its own exactly. A ring takes
+// the control messages that sessions send.
 var (
+	_ [ring.MaxControl - session.MaxControl]byte
+	_ [ring.Spares - session.ControlReserve]byte
 	_ [controlSize - unsafe.Sizeof(slotControl{})]byte
 	_ [bellSize - unsafe.Sizeof(bell{})]byte
 	_ [unsafe.Sizeof(bell{}) - bellSize]byte
-)
-
-// Record headers, in the ring before each message, little endian:
-// length in the low half, kind in the high half.
-const (
-	headerSize = 8
-
-	kindMessage = 1 << 32
-	kindPad     = 2 << 32 // length bytes, header included, to skip
-	lengthMask  = 1<<32 - 1
-
-	// messageMax is how much of a stream is published at a time: 16 to 64 KiB keep
-	// both processes busy without bouncing a cache line for every few bytes.
-	messageMax = 64 << 10
 )
 
 // ringsAt is the offset of a segment's rings.
@@ -135,7 +86,7 @@ func ringsAt(slots int) int {
 }
 
 // segmentSize may exceed a 32-bit int.
-func segmentSize(slots int) int64 { return int64(ringsAt(slots)) + int64(slots)*2*ringSize }
+func segmentSize(slots int) int64 { return int64(ringsAt(slots)) + int64(slots)*2*ring.Size }
 
 // nextSegment is how many slots the next segment of a link with have slots gets; 0 means
 // that there is none. The accepting end insists on it: with smaller segments a peer could
@@ -146,8 +97,6 @@ func nextSegment(have int) int {
 	}
 	return min(have, mostSlots, linkSlots-have)
 }
-
-func align8(n int) int { return (n + 7) &^ 7 }
 
 // The functions below are the only places where mapped memory turns into typed pointers.
 // Each offset comes from local numbers, or is masked, and lies inside the mapping, which
@@ -161,17 +110,7 @@ func (m mapping) control(i int) *slotControl {
 	return (*slotControl)(unsafe.Pointer(&m.mem[2*bellSize+i*controlSize]))
 }
 
-func (m mapping) ring(i, dir int) *[ringSize]byte {
-	return (*[ringSize]byte)(m.mem[ringsAt(m.slots)+(2*i+dir)*ringSize:])
-}
-
-// header reads a record's header, once: the peer may change it at any time. off may be
-// any position; the mask keeps it aligned and inside the ring.
-func header(ring *[ringSize]byte, off uint64) uint64 {
-	return (*atomic.Uint64)(unsafe.Pointer(&ring[off&ringMask&^7])).Load()
-}
-
-// putHeader writes a record's header. The tail's atomic store publishes it.
-func putHeader(ring *[ringSize]byte, off, h uint64) {
-	*(*uint64)(unsafe.Pointer(&ring[off&ringMask&^7])) = h
+func (m mapping) ring(i, dir int) []byte {
+	at := ringsAt(m.slots) + (2*i+dir)*ring.Size
+	return m.mem[at : at+ring.Size : at+ring.Size]
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
 
@@ -233,7 +234,7 @@ func init() {
 			r := rand.New(rand.NewSource(4))
 			for i := uint64(0); ; i++ {
 				n := 8 + r.Intn(1<<r.Intn(17))
-				n = min(n, messageMax)
+				n = min(n, ring.MaxMessage)
 				buf := p.reserve(n, n)
 				if buf == nil {
 					return
@@ -342,7 +343,7 @@ func TestKillInTheMiddleLosesNothingThatWasCommitted(t *testing.T) {
 				}
 			}()
 			r := rand.New(rand.NewSource(4))
-			want := make([]byte, messageMax)
+			want := make([]byte, ring.MaxMessage)
 			kill := rand.Intn(2000)
 			var ev session.Event
 			seen := 0
@@ -351,7 +352,7 @@ func TestKillInTheMiddleLosesNothingThatWasCommitted(t *testing.T) {
 					c.cmd.Process.Kill()
 				}
 				n := 8 + r.Intn(1<<r.Intn(17))
-				n = min(n, messageMax)
+				n = min(n, ring.MaxMessage)
 				pattern(want[:n], uint64(seen))
 				if !bytes.Equal(ev.Msg, want[:n]) {
 					t.Fatalf("message %d is cut or wrong: %d bytes of %d", seen, len(ev.Msg), n)
@@ -362,8 +363,8 @@ func TestKillInTheMiddleLosesNothingThatWasCommitted(t *testing.T) {
 			if err := p.Err(); !errors.Is(err, io.EOF) && !errors.Is(err, errPeerDeaf) { // by what of ours it had read
 				t.Errorf("the peer's end shows as %v", err)
 			}
-			if e := p.Endpoint.(*endpoint); e.recv.scan != e.control.ring[1].tail.Load() {
-				t.Errorf("read up to %d of %d", e.recv.scan, e.control.ring[1].tail.Load())
+			if !p.Endpoint.(*endpoint).control.ring[1].Drained() {
+				t.Error("not all was read")
 			}
 		})
 	}
@@ -579,7 +580,7 @@ func TestListenerTakesOverWhileConnectionsLive(t *testing.T) {
 
 func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 	a, b := pair(t, Config{RingMax: 1 << 20})
-	s := &a.Endpoint.(*endpoint).send
+	s := &a.Endpoint.(*endpoint).out
 	msg := make([]byte, 4096)
 	sent := 0
 	for {
@@ -594,8 +595,8 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 	if n := sent * len(msg); n < 9<<20/10 {
 		t.Errorf("the ring holds %d bytes of 1 MiB", n)
 	}
-	if budgetUsed.Load() != 1<<20-ringStart {
-		t.Errorf("budget used: %d", budgetUsed.Load())
+	if budget.Used() != 1<<20-ring.Start {
+		t.Errorf("budget used: %d", budget.Used())
 	}
 	// Control passes, also when it has to wait for what nobody reads.
 	var ev session.Event
@@ -633,7 +634,7 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 		t.Errorf("an event too many: %+v", ev)
 	}
 	testenv.Eventually(t, patience, func() error {
-		if n := s.limit.Load(); n != ringStart {
+		if n := s.Limit(); n != ring.Start {
 			return fmt.Errorf("the ring did not shrink: %d", n)
 		}
 		return nil
@@ -730,7 +731,7 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		k := first.(*endpoint).link
 		x, y := meet(t, tcp, l)
 		a, b := newPeer(x), newPeer(y)
-		ring := x.(*endpoint).slot
+		place := x.(*endpoint).slot
 		for range 1 << 20 / session.MaxControl {
 			a.send(make([]byte, session.MaxControl))
 			b.send(make([]byte, session.MaxControl))
@@ -740,36 +741,36 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		testenv.Eventually(t, patience, func() error {
 			k.mu.Lock()
 			defer k.mu.Unlock()
-			if k.reap(ring); !slices.Contains(k.free, ring) {
+			if k.reap(place); !slices.Contains(k.free, place) {
 				return errors.New("the slot is not free")
 			}
 			return nil
 		})
 		resume := withoutJanitor(k, firstHere.(*endpoint).link)
-		old := budget.Load()
+		old := budget.Set(defaultBudget)
 		if !room {
-			budget.Store(0)
+			budget.Set(0)
 		}
 		x, y = meet(t, tcp, l)
-		budget.Store(old)
-		if x.(*endpoint).slot != ring {
+		budget.Set(old)
+		if x.(*endpoint).slot != place {
 			t.Fatal("another slot was taken")
 		}
-		used := budgetUsed.Load()
-		if least := int64(2 * (1<<20 - ringStart)); room && used < least || !room && used != 0 {
+		used := budget.Used()
+		if least := int64(2 * (1<<20 - ring.Start)); room && used < least || !room && used != 0 {
 			t.Errorf("room %v: %d bytes of the budget are taken", room, used)
 		}
-		if e := x.(*endpoint); room && (!e.send.shrink(e) || e.send.pages.Load() == ringStart) {
+		if e := x.(*endpoint); room && (!e.shrink() || e.out.Pages() == ring.Start) {
 			t.Error("a ring that nobody has looked at before is taken for one that idles")
 		}
 		resume()
 		testenv.Eventually(t, patience, func() error {
-			for _, r := range ring.rings {
+			for _, r := range place.rings {
 				if n := resident(t, r[:]); n > os.Getpagesize() {
 					return fmt.Errorf("%d bytes of an idle connection's ring", n)
 				}
 			}
-			if n := budgetUsed.Load(); n != 0 {
+			if n := budget.Used(); n != 0 {
 				return fmt.Errorf("%d bytes of the budget", n)
 			}
 			return nil
@@ -801,7 +802,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				defer withoutJanitor(e.link)() // this test is it
 				msg := make([]byte, 4096)
 				n := uint64(0)
-				for ; e.send.pages.Load() < 1<<20; n++ {
+				for ; e.out.Pages() < 1<<20; n++ {
 					pattern(msg, n)
 					if !a.send(msg) {
 						t.Fatal(a.Err())
@@ -813,7 +814,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 						t.Error("the janitor need not come again, though the peer may read what is there")
 					}
 				}
-				if used := budgetUsed.Load(); used != 1<<20-ringStart {
+				if used := budget.Used(); used != 1<<20-ring.Start {
 					t.Errorf("%d bytes of the budget are taken by a MiB that nobody has read", used)
 				}
 				var ev session.Event
@@ -834,10 +835,10 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				if e.link.cool() {
 					t.Error("the janitor has to come again")
 				}
-				if used := budgetUsed.Load(); used != 0 {
+				if used := budget.Used(); used != 0 {
 					t.Errorf("%d bytes of the budget are taken by what nobody will read", used)
 				}
-				if n := resident(t, e.send.ring[:]); n > os.Getpagesize() { // a slice of an array touches it
+				if n := resident(t, x.(*endpoint).slot.rings[e.side]); n > os.Getpagesize() { // a slice of an array touches it
 					t.Errorf("%d bytes are left for nobody", n)
 				}
 			})
@@ -858,7 +859,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	const left = 1 << 20
 	next := (*k.slots.Load())[first.(*endpoint).slot.number+1:][:2]
 	for _, s := range next {
-		budgetUsed.Add(left - ringStart)
+		budget.Take(left-ring.Start, true)
 		s.leave(left)
 	}
 	if !next[0].left.CompareAndSwap(left, cooling) {
@@ -893,8 +894,30 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer end(y)
-	if e := y.(*endpoint); e.slot != next[0] || e.send.pages.Load() != left || e.slot.left.Load() != 0 {
-		t.Errorf("slot %d has %d bytes, %d are left", e.slot.number, e.send.pages.Load(), e.slot.left.Load())
+	if e := y.(*endpoint); e.slot != next[0] || e.out.Pages() != left || e.slot.left.Load() != 0 {
+		t.Errorf("slot %d has %d bytes, %d are left", e.slot.number, e.out.Pages(), e.slot.left.Load())
+	}
+}
+
+// The janitor wakes a sender that may have found it at the ring: nobody else would.
+func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
+	a, b := pair(t, Config{RingMax: 1 << 20})
+	e := a.Endpoint.(*endpoint)
+	defer withoutJanitor(e.link)() // this test is it
+	for e.out.Limit() == ring.Start {
+		a.send(make([]byte, 4096))
+	}
+	for ev := new(session.Event); b.Poll(ev); {
+		b.Drop()
+	}
+	for range 2 { // it has to find the ring as it was
+		e.shrink()
+	}
+	if e.out.Limit() != ring.Start {
+		t.Fatal("the ring did not shrink")
+	}
+	if !a.out.sleep() {
+		t.Fatal("nobody said that the janitor is gone")
 	}
 }
 
@@ -931,247 +954,4 @@ func resident(t *testing.T, b []byte) (n int) {
 		n += int(in&1) * os.Getpagesize()
 	}
 	return n
-}
-
-// The janitor looks all the time, at a ring that grows, empties and fills.
-func TestShrinkingMeetsASenderAtEveryStep(t *testing.T) {
-	a, b := pair(t, Config{RingMax: 1 << 20})
-	e := a.Endpoint.(*endpoint)
-	defer withoutJanitor(e.link)() // this test is it
-	stop := make(chan struct{})
-	janitor := make(chan struct{})
-	defer func() { close(stop); <-janitor }()
-	go func() {
-		defer close(janitor)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				e.send.shrink(e)
-			}
-		}
-	}()
-	msg := make([]byte, 30<<10)
-	var ev session.Event
-	sent := uint64(0)
-	for seen := uint64(0); seen < 20000; {
-		for sent < seen+5 {
-			pattern(msg[:64], sent)
-			if !a.send(msg) {
-				t.Fatal(a.Err())
-			}
-			sent++
-		}
-		for ; seen < sent; seen++ {
-			pattern(msg[:64], seen)
-			if !b.poll(&ev) || !bytes.Equal(ev.Msg[:64], msg[:64]) {
-				t.Fatalf("message %d: %v", seen, b.Err())
-			}
-			b.Drop()
-		}
-		b.Poll(&ev)
-	}
-}
-
-// A ring that has shrunk behind its reader can grow again, and then counts again.
-func TestRingGrowsAgainBehindItsReader(t *testing.T) {
-	a, b := pair(t, Config{RingMax: 1 << 20})
-	e := a.Endpoint.(*endpoint)
-	defer withoutJanitor(e.link)() // this test is it
-	fill := func(most uint64) (n uint64) {
-		for n < most && a.Reserve(4096, 4096) != nil {
-			a.Commit(4096)
-			n += 4096 + headerSize
-		}
-		return n
-	}
-	var ev session.Event
-	for fill(1 << 20); b.Poll(&ev); {
-		b.Drop()
-	}
-	for range 2 {
-		e.send.shrink(e)
-	}
-	if limit := e.send.limit.Load(); limit != ringStart {
-		t.Fatalf("the limit of an idle ring is %d", limit)
-	}
-	n := fill(1 << 19)
-	if limit := e.send.limit.Load(); n > limit || budgetUsed.Load() < int64(limit-ringStart) {
-		t.Errorf("%d bytes are in a ring of %d, for which %d of the budget are taken", n, limit, budgetUsed.Load())
-	}
-	for seen := uint64(0); seen < n; seen += 4096 + headerSize {
-		if !b.poll(&ev) {
-			t.Fatalf("%d of %d bytes: %v", seen, n, b.Err())
-		}
-		b.Drop()
-	}
-}
-
-// The janitor wakes a sender that found it at the ring: nobody else would.
-func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
-	a, b := pair(t, Config{RingMax: 1 << 20})
-	e := a.Endpoint.(*endpoint)
-	defer withoutJanitor(e.link)() // this test is it
-	var ev session.Event
-	for e.send.limit.Load() == ringStart {
-		a.send(make([]byte, 4096))
-	}
-	for b.Poll(&ev) {
-		b.Drop()
-	}
-	e.send.shrink(e) // it has to find the ring as it was
-	e.send.grab.Store(grabJanitor)
-	if a.Reserve(8, 8) != nil {
-		t.Fatal("there is room while the janitor is at it")
-	}
-	e.send.grab.Store(grabNobody)
-	if e.send.shrink(e); e.send.limit.Load() != ringStart {
-		t.Fatal("the ring did not shrink")
-	}
-	if !a.out.sleep() {
-		t.Fatal("nobody said that the janitor is gone")
-	}
-	if a.Reserve(8, 8) == nil {
-		t.Errorf("no room: %v", a.Err())
-	}
-}
-
-func TestRingsStopGrowingAtTheBudget(t *testing.T) {
-	budget.Store(128 << 10)
-	defer budget.Store(defaultBudget)
-	a, _ := pair(t, Config{})
-	x, y, err := connected(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer end(y)
-	defer end(x)
-	total := 0
-	for _, p := range []*peer{a, newPeer(x)} {
-		for p.Reserve(1024, 1024) != nil {
-			p.Commit(1024)
-			total += 1024
-		}
-	}
-	// 256 KiB in 64-byte messages take 320 KiB with their headers.
-	if total < 2*(320<<10) || total > 2*ringSure {
-		t.Errorf("%d bytes committed with a budget of 128 KiB", total)
-	}
-}
-
-func TestSpareMessagesKeepTheirPlace(t *testing.T) {
-	a, b := pair(t, Config{RingMax: minRingMax})
-	var order []uint64
-	n := uint64(0)
-	put := func(size int, control bool) bool {
-		reserve, commit := func() []byte { return a.Reserve(size, size) }, a.Commit
-		if control {
-			reserve, commit = func() []byte { return a.ReserveControl(size) }, a.CommitControl
-		}
-		room := reserve()
-		if room == nil {
-			return false
-		}
-		pattern(room, n)
-		commit(size)
-		order = append(order, n)
-		n++
-		return true
-	}
-	for put(1000, false) {
-	}
-	for range session.ControlReserve {
-		if !put(session.MaxControl, true) {
-			t.Fatal("no room for control")
-		}
-	}
-	var ev session.Event
-	next := uint64(0)
-	take := func(keep bool) {
-		t.Helper()
-		if !b.poll(&ev) {
-			t.Fatal(b.Err())
-		}
-		want := make([]byte, len(ev.Msg))
-		pattern(want, next)
-		if !bytes.Equal(ev.Msg, want) {
-			t.Fatalf("message %d came out of order", next)
-		}
-		next++
-		if keep {
-			b.Keep()
-		} else {
-			b.Drop()
-		}
-	}
-	// Give room back by and by, and mix: some control goes by the ring, some
-	// by the cells.
-	r := rand.New(rand.NewSource(5))
-	for range 5000 {
-		switch {
-		case next < n && r.Intn(2) == 0:
-			take(r.Intn(3) == 0)
-		case r.Intn(2) == 0:
-			put(1+r.Intn(session.MaxControl), true)
-		default:
-			put(8+r.Intn(3000), false)
-		}
-		for b.Front() != nil && r.Intn(2) == 0 {
-			b.Release()
-		}
-	}
-	for next < n {
-		take(false)
-	}
-}
-
-// A sender that waits for a spare cell is woken when one is given back, though the
-// ring stays full of what nobody reads.
-func TestSpareCellThatIsGivenBackWakesTheSender(t *testing.T) {
-	a, b := pair(t, Config{RingMax: minRingMax})
-	a.fill(1000)
-	for range spares {
-		if !a.control(session.MaxControl) {
-			t.Fatal("no room for control")
-		}
-	}
-	a.Arm(session.SendReady)
-	if a.ReserveControl(session.MaxControl) != nil {
-		t.Fatal("there is a cell more")
-	}
-	var ev session.Event
-	for b.Poll(&ev) && len(ev.Msg) == 1000 {
-		b.Keep()
-	}
-	b.Drop()
-	if !a.out.sleep() {
-		t.Fatal("nobody said that there is a cell")
-	}
-	if a.ReserveControl(session.MaxControl) == nil {
-		t.Errorf("no room for control: %v", a.Err())
-	}
-}
-
-// Kept messages from spare cells count only while they are kept, so that a long-lived
-// connection is not taken for one whose peer sends too many.
-func TestKeptSpareMessagesAreCountedBack(t *testing.T) {
-	a, b := pair(t, Config{RingMax: minRingMax})
-	var ev session.Event
-	for sent := 0; sent < 2*mostCopies; {
-		a.fill(1000)
-		for a.control(session.MaxControl) {
-			sent++
-		}
-		for b.Poll(&ev) {
-			b.Keep()
-		}
-		for b.Front() != nil {
-			b.Release()
-		}
-		b.Poll(&ev) // gives it back
-		if err := b.Err(); err != nil {
-			t.Fatalf("after %d messages: %v", sent, err)
-		}
-	}
 }

@@ -256,6 +256,7 @@ func (l *link) die(cause error) {
 	close(l.gone)
 	l.live++ // keeps the mapping
 	l.mu.Unlock()
+	l.conn.Close() // a peer that lives need not wait until our endpoints have retired
 	for _, s := range *l.slots.Load() {
 		if e := s.ep.Load(); e != nil {
 			e.linkDied(cause)
@@ -355,7 +356,7 @@ func (l *link) tick() {
 
 	again := l.cool()
 	for _, s := range *l.slots.Load() {
-		if e := s.ep.Load(); e != nil && e.send.shrink(e) {
+		if e := s.ep.Load(); e != nil && e.shrink() {
 			again = true
 		}
 	}
@@ -404,7 +405,7 @@ func (l *link) release() {
 		unix.Close(l.eventOut)
 	}
 	for _, s := range *l.slots.Load() {
-		budgetUsed.Add(-int64(max(s.inherit(), ringStart) - ringStart))
+		budget.Return(s.inherit())
 	}
 	l.mu.Lock()
 	maps := append(l.maps, l.offered)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
 
@@ -221,7 +222,7 @@ func TestTwoProcessesEcho(t *testing.T) {
 		}
 	}()
 	r := rand.New(rand.NewSource(2))
-	want := make([]byte, messageMax)
+	want := make([]byte, ring.MaxMessage)
 	var ev session.Event
 	for i := range count {
 		n := size(r)

@@ -5,6 +5,7 @@ import (
 	"math/rand"
 	"testing"
 
+	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
 
@@ -17,11 +18,11 @@ func TestMessagesArriveWholeOnceAndInOrder(t *testing.T) {
 		config Config
 	}{
 		{"tiny", func(*rand.Rand) int { return 8 }, 200000, 0, Config{}},
-		{"largest", func(*rand.Rand) int { return messageMax }, 2000, 0, Config{}},
+		{"largest", func(*rand.Rand) int { return ring.MaxMessage }, 2000, 0, Config{}},
 		{"mixed", func(r *rand.Rand) int { return 1 + r.Intn(1<<r.Intn(17)) }, 20000, 0, Config{}},
 		{"mixed, kept", func(r *rand.Rand) int { return 1 + r.Intn(1<<r.Intn(16)) }, 20000, 5, Config{}},
-		{"smallest ring", func(r *rand.Rand) int { return 1 + r.Intn(messageMax) }, 5000, 0, Config{RingMax: minRingMax}},
-		{"largest ring", func(r *rand.Rand) int { return 1 + r.Intn(messageMax) }, 5000, 1, Config{RingMax: maxRingMax}},
+		{"smallest ring", func(r *rand.Rand) int { return 1 + r.Intn(ring.MaxMessage) }, 5000, 0, Config{RingMax: minRingMax}},
+		{"largest ring", func(r *rand.Rand) int { return 1 + r.Intn(ring.MaxMessage) }, 5000, 1, Config{RingMax: maxRingMax}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			a, b := pair(t, tc.config)
@@ -45,7 +46,7 @@ func TestMessagesArriveWholeOnceAndInOrder(t *testing.T) {
 				}
 			}()
 			r := rand.New(rand.NewSource(1))
-			want := make([]byte, messageMax)
+			want := make([]byte, ring.MaxMessage)
 			check := func(i int, got []byte) {
 				t.Helper()
 				n := tc.sizes(r)

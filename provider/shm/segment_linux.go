@@ -123,7 +123,7 @@ func (l *link) addSegment(m mapping) {
 		slots = append(slots, &slot{
 			number:  len(slots),
 			control: m.control(i),
-			rings:   [2]*[ringSize]byte{m.ring(i, 0), m.ring(i, 1)},
+			rings:   [2][]byte{m.ring(i, 0), m.ring(i, 1)},
 		})
 	}
 	l.mu.Lock()

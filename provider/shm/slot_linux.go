@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
+	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
 
@@ -15,7 +16,7 @@ import (
 type slot struct {
 	number  int
 	control *slotControl
-	rings   [2]*[ringSize]byte
+	rings   [2][]byte
 	ep      atomic.Pointer[endpoint] // until it retires
 	left    atomic.Uint64            // bytes of unused pages that the last connection left in this end's ring; or cooling
 	warm    atomic.Int32             // ticks for which they stay
@@ -116,7 +117,7 @@ func (l *link) attach(e *endpoint) bool {
 	}
 	l.live++
 	e.slot.ep.Store(e)
-	if e.send.pages.Load() > ringStart {
+	if e.out.Pages() > ring.Start {
 		l.grew = true
 		l.startTimer()
 	}
@@ -129,7 +130,7 @@ func (l *link) detach(s *slot) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.live--
-	if s.left.Load() > ringStart {
+	if s.left.Load() > ring.Start {
 		l.grew = true // in case a running tick is past cool
 		l.startTimer()
 	}
@@ -179,7 +180,7 @@ func (s *slot) inherit() uint64 {
 func (l *link) cool() (again bool) {
 	for _, s := range *l.slots.Load() {
 		n := s.left.Load()
-		if n <= ringStart {
+		if n <= ring.Start {
 			continue
 		}
 		if s.warm.Add(-1) > 0 || !s.left.CompareAndSwap(n, cooling) {
@@ -188,8 +189,7 @@ func (l *link) cool() (again bool) {
 		}
 		// No connection begins here now: inherit waits. The peer may still be reading
 		// what the last one sent, or hold it; a peer that lies about its progress loses it.
-		c := &s.control.ring[l.side]
-		unread := !l.ended() && !s.control.state[1-l.side].retired() && c.head.Load() != c.tail.Load()
+		unread := !l.ended() && !s.control.state[1-l.side].retired() && !s.control.ring[l.side].Drained()
 		if !unread && giveBack(s.rings[l.side], n) {
 			n = 0
 		}
@@ -234,14 +234,7 @@ func (l *link) take(ctx context.Context) (*slot, error) {
 // reset prepares a slot for its next connection.
 func (s *slot) reset() {
 	for dir := range s.control.ring {
-		c := &s.control.ring[dir]
-		c.tail.Store(0)
-		c.spareTail.Store(0)
-		c.head.Store(0)
-		c.spareHead.Store(0)
-		c.sleep.Store(0)
-		c.want.Store(0)
-		s.control.notes[dir] = notes{}
+		s.control.ring[dir].Reset()
 	}
 	s.control.state[0].v.Store(stateOpen)
 	s.control.state[1].v.Store(stateOpen)

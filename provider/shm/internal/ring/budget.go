@@ -1,0 +1,48 @@
+package ring
+
+import "sync/atomic"
+
+const (
+	// Start is a ring's first limit in bytes, small so that an idle connection commits
+	// little memory.
+	Start = 64 << 10
+
+	// Sure is the limit that a ring may reach whatever the budget says. Without it two
+	// programs that each write 256 KiB in the smallest messages before they read, which
+	// works over TCP, would wait for each other for ever. The largest message fits from
+	// 256 KiB on.
+	Sure = 512 << 10
+)
+
+// Budget bounds the bytes by which all rings that this process writes grow beyond Start.
+// What rings take on their way to Sure counts, but is granted even when nothing is left.
+// It is safe for concurrent use.
+type Budget struct{ most, used atomic.Int64 }
+
+// NewBudget makes a budget of so many bytes.
+func NewBudget(most int64) *Budget {
+	b := new(Budget)
+	b.most.Store(most)
+	return b
+}
+
+// Set changes the budget and returns what it was. What is in use stays so.
+func (b *Budget) Set(most int64) (old int64) { return b.most.Swap(most) }
+
+// Used is how many bytes are in use.
+func (b *Budget) Used() int64 { return b.used.Load() }
+
+// Exceeded reports whether more is in use than there is.
+func (b *Budget) Exceeded() bool { return b.used.Load() > b.most.Load() }
+
+// Take takes n more bytes; sure: whatever is left.
+func (b *Budget) Take(n int64, sure bool) bool {
+	if b.used.Add(n) > b.most.Load() && !sure {
+		b.used.Add(-n)
+		return false
+	}
+	return true
+}
+
+// Return gives back what a ring has taken of which pages bytes could have memory.
+func (b *Budget) Return(pages uint64) { b.used.Add(-int64(max(pages, Start) - Start)) }

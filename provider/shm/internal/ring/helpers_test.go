@@ -1,0 +1,116 @@
+package ring
+
+import (
+	"encoding/binary"
+	"testing"
+)
+
+// A pipe is a ring with both of its sides, here in one process.
+type pipe struct {
+	Writer
+	Reader
+	shared Control
+	spares Cells
+	bytes  []byte
+	books  *Budget
+	t      testing.TB
+}
+
+const plenty = 256 << 20
+
+// newPipe makes a ring that grows to most bytes, with a budget of its own.
+func newPipe(t testing.TB, most int) *pipe {
+	t.Helper()
+	p := &pipe{bytes: make([]byte, Size), books: NewBudget(plenty), t: t}
+	p.Writer.Init(&p.shared, &p.spares, p.bytes, most, 0, p.books)
+	p.Reader.Init(&p.shared, &p.spares, p.bytes)
+	return p
+}
+
+// free stands for the system call by which Shrink frees memory.
+func (p *pipe) free(pages uint64) bool {
+	clear(p.bytes)
+	p.books.Return(pages)
+	return true
+}
+
+// send sends a message of n bytes with a number, if there is room.
+func (p *pipe) send(n int, seq uint64) bool {
+	p.t.Helper()
+	room, do := p.Reserve(n, n)
+	p.unbroken(do)
+	if room == nil {
+		return false
+	}
+	pattern(room, seq)
+	p.unbroken(p.Commit(n))
+	return true
+}
+
+// sendControl is send for control.
+func (p *pipe) sendControl(n int, seq uint64) bool {
+	p.t.Helper()
+	room, do := p.ReserveControl(n)
+	p.unbroken(do)
+	if room == nil {
+		return false
+	}
+	pattern(room, seq)
+	p.unbroken(p.CommitControl(n))
+	return true
+}
+
+// fill sends messages of n bytes, numbered from seq on, until there is no room. It returns
+// the next number.
+func (p *pipe) fill(n int, seq uint64) uint64 {
+	p.t.Helper()
+	for p.send(n, seq) {
+		seq++
+	}
+	return seq
+}
+
+// poll returns the next message, which there must be.
+func (p *pipe) poll() []byte {
+	p.t.Helper()
+	msg, do := p.Poll()
+	p.unbroken(do)
+	if msg == nil {
+		p.t.Fatal("no message")
+	}
+	return msg
+}
+
+// none checks that there is no further message.
+func (p *pipe) none() {
+	p.t.Helper()
+	msg, do := p.Poll()
+	p.unbroken(do)
+	if msg != nil {
+		p.t.Fatalf("a message of %d bytes too many", len(msg))
+	}
+}
+
+func (p *pipe) unbroken(do Action) {
+	p.t.Helper()
+	if do&Broken != 0 {
+		p.t.Fatalf("broken: writer: %v, reader: %v", p.Writer.Err(), p.Reader.Err())
+	}
+}
+
+// pattern fills a message with a number and bytes derived from it.
+func pattern(b []byte, seq uint64) {
+	for i := range b {
+		b[i] = byte(seq + uint64(i)*7)
+	}
+	if len(b) >= 8 {
+		binary.LittleEndian.PutUint64(b, seq)
+	}
+}
+
+// is reports whether a message is the one that send sent with a number.
+func is(msg []byte, n int, seq uint64) bool {
+	want := make([]byte, n)
+	pattern(want, seq)
+	return string(msg) == string(want)
+}

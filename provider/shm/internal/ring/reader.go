@@ -1,0 +1,233 @@
+package ring
+
+import (
+	"bytes"
+	"fmt"
+)
+
+const (
+	// headBatch is how many bytes the reader consumes before it tells a writer that is
+	// not waiting: doing so for every message would cost a cache miss each.
+	headBatch = 8 << 10
+
+	// mostPads is more pads than a writer ever needs in a row. It bounds Poll.
+	mostPads = 8
+
+	// mostCopies bounds the kept messages from cells, which the ring does not bound. A
+	// sender that uses the cells only for control never needs more.
+	mostCopies = 8 * Spares
+)
+
+// Reader is the receiving side of a ring. One goroutine at a time calls its methods, except
+// Arm and Disarm, which others may call meanwhile.
+//
+// All bounds are local: the writer's tail is checked when it is read, a record when Poll
+// finds it, and the sizes of kept messages are stored here.
+type Reader struct {
+	control *Control
+	cells   *Cells
+	mem     *[Size]byte
+
+	scan      uint64 // the next record that Poll looks at
+	tail      uint64 // control.tail as last read and checked
+	head      uint64 // everything before it is free
+	published uint64 // control.head: the head that the writer knows
+
+	spare     uint64 // cells consumed, control.spareHead
+	spareTail uint64 // control.spareTail as last read and checked
+
+	current     int    // size of the last Poll's message
+	currentCell []byte // the message, if it is in a cell
+	kept        keptMessages
+	err         error // how the writer broke the rules
+}
+
+// Init prepares the zero Reader for an empty ring over mem, which is Size bytes long.
+func (r *Reader) Init(c *Control, cells *Cells, mem []byte) {
+	r.control, r.cells, r.mem = c, cells, (*[Size]byte)(mem)
+}
+
+// Poll returns the next message, nil if there is none. It stays in place until Drop, or
+// Keep and Release, of which one call follows before the next Poll.
+func (r *Reader) Poll() (msg []byte, do Action) {
+	for looks := 0; ; looks++ {
+		if r.spare != r.spareTail {
+			if msg, do = r.pollCell(); msg != nil || do != 0 {
+				return msg, do
+			}
+		}
+		if r.scan == r.tail {
+			if news := r.look(&do); !news {
+				return nil, do
+			}
+			continue
+		}
+		h := header(r.mem, r.scan)
+		n, off := h&lengthMask, r.scan&mask
+		switch h &^ lengthMask {
+		case kindMessage:
+			if n-1 < MaxMessage && r.scan+recordSize(int(n)) <= r.tail && off+recordSize(int(n)) <= Size {
+				r.current = int(n)
+				return message(r.mem, r.scan, int(n)), do
+			}
+		case kindPad:
+			if n >= headerSize && n%8 == 0 && n <= r.tail-r.scan && off+n <= Size && looks <= mostPads {
+				r.scan += n
+				do |= r.consumed()
+				continue
+			}
+		}
+		r.broken(&do, "record header %#x at offset %d", h, off)
+		return nil, do
+	}
+}
+
+// Drop frees the last Poll's message.
+func (r *Reader) Drop() (do Action) {
+	if r.currentCell != nil {
+		return r.dropCell()
+	}
+	r.scan += recordSize(r.current)
+	return r.consumed()
+}
+
+// Keep leaves the last Poll's message in place, behind those kept before.
+func (r *Reader) Keep() (do Action) {
+	if r.currentCell == nil {
+		r.kept.push(r.scan, r.current)
+		r.scan += recordSize(r.current)
+		return 0
+	}
+	r.kept.pushCopy(r.scan, bytes.Clone(r.currentCell)) // the cell itself is needed again
+	do = r.dropCell()
+	if n := len(r.kept.copies); n > mostCopies {
+		r.broken(&do, "%d messages of cells that are kept", n)
+	}
+	return do
+}
+
+// Front returns the oldest kept message, nil if there is none.
+func (r *Reader) Front() []byte {
+	if r.kept.count == 0 {
+		return nil
+	}
+	size, spare := r.kept.front()
+	if spare != nil {
+		return spare
+	}
+	return message(r.mem, r.kept.at, size)
+}
+
+// Release frees the oldest kept message, if there is one.
+func (r *Reader) Release() (do Action) {
+	if r.kept.count == 0 {
+		return 0
+	}
+	r.kept.pop()
+	return r.consumed()
+}
+
+// Arm has the writer return Wake once there is another message.
+func (r *Reader) Arm() { r.control.sleep.Store(1) }
+
+// Disarm ends Arm.
+func (r *Reader) Disarm() {
+	if r.control.sleep.Load() != 0 {
+		r.control.sleep.Store(0)
+	}
+}
+
+// Err tells why a call returned Broken.
+func (r *Reader) Err() error { return r.err }
+
+// broken ends the reading: nothing more is found.
+func (r *Reader) broken(do *Action, format string, args ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf(format, args...)
+	}
+	r.tail, r.spareTail = r.scan, r.spare
+	*do |= Broken
+}
+
+// look reads how far the writer has come, and reports whether there is more. If not, it
+// gives back what has been consumed.
+func (r *Reader) look(do *Action) (news bool) {
+	if r.err != nil {
+		return false
+	}
+	t := r.control.tail.Load()
+	// Read after the tail, so that every cell committed before t is known as well.
+	if n := r.control.spareTail.Load(); n != r.spareTail {
+		if n < r.spareTail || n-r.spare > Spares {
+			r.broken(do, "tail of cells %d after %d", n, r.spareTail)
+			return false
+		}
+		r.spareTail, news = n, true
+	}
+	if t != r.tail {
+		// The writer is never more than one lap ahead of the reader.
+		if t < r.tail || t/Size > r.published/Size+1 || t%8 != 0 {
+			r.broken(do, "tail %d after %d, head %d", t, r.tail, r.published)
+			return false
+		}
+		r.tail, news = t, true
+	}
+	if !news {
+		*do |= r.publishHead()
+	}
+	return news
+}
+
+// consumed moves the head up to the oldest record that is still in use: the first kept
+// one, else the next that Poll looks at.
+func (r *Reader) consumed() Action {
+	r.head = r.scan
+	if r.kept.count > 0 {
+		r.head = r.kept.at
+	}
+	r.control.done = uint32(r.head)
+	if r.head-r.published >= headBatch || r.control.want.Load() != 0 {
+		return r.publishHead()
+	}
+	return 0
+}
+
+// publishHead frees room, and returns Wake if the writer waits for that much.
+func (r *Reader) publishHead() Action {
+	if r.head == r.published {
+		return 0
+	}
+	r.published = r.head
+	r.control.head.Store(r.head)
+	if w := r.control.want.Load(); w != 0 && r.head >= w && r.control.want.Swap(0) != 0 {
+		return Wake
+	}
+	return 0
+}
+
+// pollCell takes the message of the next cell, once Poll is past everything that was sent
+// before it.
+func (r *Reader) pollCell() (msg []byte, do Action) {
+	c := &r.cells[r.spare%Spares]
+	if c.after.Load() > r.scan {
+		return nil, 0
+	}
+	size := c.size.Load()
+	if size-1 >= MaxControl {
+		r.broken(&do, "a cell of %d bytes", size)
+		return nil, do
+	}
+	r.currentCell = c.data[:size:size]
+	return r.currentCell, 0
+}
+
+// dropCell frees the current cell.
+func (r *Reader) dropCell() Action {
+	r.currentCell = nil
+	r.spare++
+	r.control.spareHead.Store(r.spare)
+	if r.control.want.Load() != 0 && r.control.want.Swap(0) != 0 {
+		return Wake
+	}
+	return 0
+}

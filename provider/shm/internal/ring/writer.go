@@ -1,0 +1,320 @@
+package ring
+
+import (
+	"fmt"
+	"sync/atomic"
+)
+
+const (
+	rewindAt  = 16 << 10 // start again here if the ring is empty
+	rewindTry = 4 << 10  // bytes between looks for an empty ring: each is a cache miss
+
+	// fragment is the least room that Reserve gives when more was asked for:
+	// smaller pieces at the edge of a full ring cost more than waiting.
+	fragment = 4 << 10
+)
+
+// Writer is the sending side of a ring. One goroutine at a time calls its methods, except
+// Arm, Disarm, Shrink, Limit and Pages, which others may call meanwhile.
+//
+// It uses the ring up to a limit, which grows while nobody reads. At the limit, a pad
+// record sends the reader to the start of the next lap. So does one when the ring is empty
+// and the writer has come some way, which keeps light traffic in the same few cached
+// pages.
+type Writer struct {
+	control *Control
+	cells   *Cells
+	mem     *[Size]byte
+	budget  *Budget
+	max     uint64 // upper bound of limit
+
+	tail      uint64 // where the next record goes
+	published uint64 // control.tail
+	head      uint64 // control.head as last read and checked
+	room      int    // bytes that Reserve gave; 0: no data is reserved
+	ctrlRoom  int    // bytes that ReserveControl gave
+	spare     bool   // … in a cell
+	spareTail uint64 // cells published
+	spareHead uint64 // control.spareHead as last read and checked
+	lapEnd    uint64 // the offset up to which the last lap was used
+	tryRewind uint64 // the next position at which to look for an empty ring
+	err       error  // how the reader broke the rules
+
+	limit  atomic.Uint64 // the sender raises it; Shrink lowers it under grab
+	pages  atomic.Uint64 // likewise: how much of the ring may have memory, at least limit
+	grab   atomic.Uint32 // needed once pages is above Start
+	wanted atomic.Uint64 // the head position that makes room, for Arm
+
+	idleTail uint64 // Shrink's: control.tail when it last looked, or neverLooked
+}
+
+// Who uses a ring that has grown: nobody, the sender from Reserve to Commit (and for good
+// after Stop), or Shrink while it gives pages back.
+const (
+	grabNobody = iota
+	grabSender
+	grabShrink
+)
+
+// neverLooked is not a valid position, so that Shrink's first look never finds a new ring
+// idle: it may have inherited memory.
+const neverLooked = ^uint64(0)
+
+// Init prepares the zero Writer for an empty ring over mem, which is Size bytes long. The
+// ring grows to most bytes at most, and from Sure on within the budget. pages is how much
+// of mem has memory already, which the budget counts.
+func (w *Writer) Init(c *Control, cells *Cells, mem []byte, most int, pages uint64, b *Budget) {
+	w.control, w.cells, w.mem, w.budget, w.max = c, cells, (*[Size]byte)(mem), b, uint64(most)
+	w.limit.Store(Start) // small, to stay in the cache, however many pages there are
+	w.pages.Store(max(pages, Start))
+	w.idleTail = neverLooked
+}
+
+// Reserve returns room for a message of least to most bytes, nil if there is none now.
+// An earlier reservation ends.
+func (w *Writer) Reserve(least, most int) (room []byte, do Action) {
+	w.room, w.ctrlRoom = 0, 0
+	n, do := w.find(least, most)
+	if n == 0 {
+		return nil, do
+	}
+	w.room = n
+	return message(w.mem, w.tail, n), do
+}
+
+// Commit publishes the first n bytes of what Reserve returned; 0: nothing, and the room is
+// free again.
+func (w *Writer) Commit(n int) (do Action) {
+	if n > w.room {
+		panic("ring: Commit of more than Reserve gave")
+	}
+	w.room = 0
+	if n == 0 {
+		return w.abandon()
+	}
+	putHeader(w.mem, w.tail, kindMessage|uint64(n))
+	w.tail += recordSize(n)
+	w.control.due = uint32(w.tail)
+	do = w.publish()
+	w.ungrab() // last: Shrink does not see a record until it is published
+	return do
+}
+
+// ReserveControl returns room for a control message of n ≤ MaxControl bytes, nil if there
+// is none now. While a Reserve waits for its Commit that is a cell, and the message goes
+// before the one that is being filled. An earlier reservation of control ends.
+func (w *Writer) ReserveControl(n int) (room []byte, do Action) {
+	w.ctrlRoom, w.spare = 0, false
+	if n > MaxControl {
+		panic("ring: a control message of more than MaxControl")
+	}
+	found := 0
+	if w.room == 0 {
+		found, do = w.find(n, n)
+	}
+	if found != 0 {
+		room = message(w.mem, w.tail, n)
+	} else if room = w.freeCell(&do); room != nil {
+		room, w.spare = room[:n:n], true
+	}
+	if room != nil {
+		w.ctrlRoom = n
+	}
+	return room, do
+}
+
+// CommitControl publishes the first n bytes of what ReserveControl returned; 0: nothing.
+func (w *Writer) CommitControl(n int) (do Action) {
+	if n > w.ctrlRoom {
+		panic("ring: CommitControl of more than ReserveControl gave")
+	}
+	w.ctrlRoom = 0
+	switch {
+	case w.spare:
+		w.spare = false
+		if n == 0 {
+			return 0
+		}
+		return w.commitCell(n)
+	case n == 0:
+		return w.abandon()
+	}
+	putHeader(w.mem, w.tail, kindMessage|uint64(n))
+	w.tail += recordSize(n)
+	w.control.followDue(w.tail)
+	do = w.publish()
+	w.ungrab()
+	return do
+}
+
+// Arm has the reader return Wake once there is room, or a free cell, for what found none.
+func (w *Writer) Arm() { w.control.want.Store(max(1, w.wanted.Load())) }
+
+// Disarm ends Arm.
+func (w *Writer) Disarm() {
+	if w.control.want.Load() != 0 {
+		w.control.want.Store(0)
+	}
+}
+
+// Err tells why a call returned Broken.
+func (w *Writer) Err() error { return w.err }
+
+func (w *Writer) broken(do *Action, format string, args ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf(format, args...)
+	}
+	*do |= Broken
+}
+
+// abandon ends a reservation. A pad before it is published: Shrink must not give back the
+// page of one that is not.
+func (w *Writer) abandon() (do Action) {
+	if w.tail != w.published {
+		do = w.publish()
+	}
+	w.ungrab()
+	return do
+}
+
+// publish shows the reader all records.
+func (w *Writer) publish() Action {
+	w.published = w.tail
+	w.control.tail.Store(w.tail)
+	return w.wake()
+}
+
+// wake returns Wake if the reader sleeps.
+func (w *Writer) wake() Action {
+	if w.control.sleep.Load() != 0 && w.control.sleep.Swap(0) != 0 {
+		return Wake
+	}
+	return 0
+}
+
+// find makes room for a record at tail and returns its size in bytes without the header,
+// or 0.
+func (w *Writer) find(least, most int) (n int, do Action) {
+	if w.err != nil || w.pages.Load() > Start && !w.tryGrab() {
+		return 0, 0 // after Shrink, its caller has the session try again
+	}
+	n, do = w.makeRoom(least, most)
+	if n == 0 {
+		if w.tail != w.published {
+			do |= w.publish() // a pad, which the reader must pass before there is room
+		}
+		w.block()
+		w.ungrab()
+	}
+	return n, do
+}
+
+func (w *Writer) makeRoom(least, most int) (n int, do Action) {
+	need, want := recordSize(least), recordSize(most)
+	ahead, behind := w.free()
+	rewind := w.tail >= w.tryRewind && w.tail&mask >= rewindAt
+	if ahead < want || rewind {
+		if !w.refresh(&do) {
+			return 0, do
+		}
+		ahead, behind = w.free()
+		if rewind {
+			w.tryRewind = w.tail + rewindTry
+			if w.head == w.tail && behind >= want {
+				w.wrap()
+				ahead, behind = w.free()
+			}
+		}
+	}
+	enough := max(need, min(want, fragment))
+	for max(ahead, behind) < enough && (w.leap(enough) || w.grow(&do)) {
+		ahead, behind = w.free()
+	}
+	if ahead < want && (behind >= want || ahead < enough && behind >= enough) {
+		w.wrap()
+		ahead = behind
+	}
+	if ahead < enough {
+		return 0, do
+	}
+	return min(int(ahead)-headerSize, most), do
+}
+
+// free returns the room in bytes straight ahead, and that at the start of the ring if the
+// writer may go there. There is always room for a pad.
+func (w *Writer) free() (ahead, behind uint64) {
+	off, head := w.tail&mask, w.head&mask
+	switch {
+	case w.sameLap():
+		return less(w.limit.Load(), off+headerSize), less(head, headerSize)
+	case off < head: // behind the reader, which may be above a limit that has shrunk
+		return less(min(head, w.limit.Load()), off+headerSize), 0
+	}
+	// The ring has grown. The reader is in the previous lap, at a lower offset.
+	return less(w.limit.Load(), off+headerSize), 0
+}
+
+// less is a-b, or 0 if that is negative.
+func less(a, b uint64) uint64 {
+	if a < b {
+		return 0
+	}
+	return a - b
+}
+
+func (w *Writer) sameLap() bool { return w.tail/Size == w.head/Size }
+
+// wrap continues at the start of the ring.
+func (w *Writer) wrap() {
+	off := w.tail & mask
+	w.lapEnd = off + headerSize
+	w.skip(Size - off)
+}
+
+// skip covers n bytes with a pad.
+func (w *Writer) skip(n uint64) {
+	putHeader(w.mem, w.tail, kindPad|n)
+	w.tail += n
+}
+
+// refresh reads how far the reader has come. It returns false if that cannot be.
+func (w *Writer) refresh(do *Action) bool {
+	h := w.control.head.Load()
+	if h == w.head {
+		return true
+	}
+	inPad := h/Size != w.tail/Size && h&mask > w.lapEnd-headerSize
+	if h < w.head || h > w.published || h%8 != 0 || inPad {
+		w.broken(do, "head %d outside %d to %d, or behind %d of its lap", h, w.head, w.published, w.lapEnd)
+		return false
+	}
+	w.head = h
+	return true
+}
+
+// leap moves a writer that has caught up with the reader to the end of the lap that is
+// being read: if the limit has grown since, there is room beyond. What it leaps over is
+// lost for this lap, so it is done only for a good gain.
+func (w *Writer) leap(need uint64) bool {
+	off, limit := w.tail&mask, w.limit.Load()
+	if w.sameLap() || off > w.head&mask || w.lapEnd+max(need+headerSize, limit/4) > limit {
+		return false
+	}
+	w.skip(w.lapEnd - off)
+	return true
+}
+
+// block notes how far the reader must come before another look for room is worthwhile:
+// some way, but no further than to where there is room for the largest message, or to the
+// end of what is published.
+func (w *Writer) block() {
+	at := w.head + w.limit.Load()/8
+	if lap := (w.head | mask) + 1; !w.sameLap() {
+		if w.tail&mask < w.head&mask {
+			at = min(at, lap) // from there on there is room up to the limit
+		} else {
+			at = lap + headerSize + MaxMessage
+		}
+	}
+	w.wanted.Store(min(w.published, at))
+}

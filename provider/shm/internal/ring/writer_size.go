@@ -1,0 +1,72 @@
+package ring
+
+import "runtime"
+
+// Limit is how much of the ring the writer uses, in bytes.
+func (w *Writer) Limit() uint64 { return w.limit.Load() }
+
+// Pages is how much of the ring may have memory, in bytes. Beyond Start the budget counts
+// it.
+func (w *Writer) Pages() uint64 { return w.pages.Load() }
+
+// tryGrab keeps Shrink from the ring until ungrab. It fails while Shrink is at work.
+func (w *Writer) tryGrab() bool {
+	return w.grab.Load() == grabSender || w.grab.CompareAndSwap(grabNobody, grabSender)
+}
+
+func (w *Writer) ungrab() {
+	if w.grab.Load() == grabSender {
+		w.grab.Store(grabNobody)
+	}
+}
+
+// grow doubles the limit. From Sure on it needs the budget's consent.
+func (w *Writer) grow(do *Action) bool {
+	old, pages := w.limit.Load(), w.pages.Load()
+	to := min(2*old, w.max)
+	if to <= old || !w.tryGrab() {
+		return false
+	}
+	if to > pages {
+		if !w.budget.Take(int64(to-pages), old < Sure) {
+			return false
+		}
+		w.pages.Store(to)
+		*do |= Grew
+	}
+	w.limit.Store(to)
+	return true
+}
+
+// Shrink gives back the memory of a ring that has been empty since the last call, by
+// calling free with how much of it may have memory, which returns it to the budget. It
+// reports whether it has to be called again, and whether a Reserve may have found no room
+// only because Shrink was at work.
+func (w *Writer) Shrink(free func(pages uint64) bool) (again, met bool) {
+	if w.pages.Load() <= Start {
+		return false, false
+	}
+	tail := w.control.tail.Load()
+	if tail != w.idleTail || w.control.head.Load() != tail {
+		w.idleTail = tail
+		return true, false
+	}
+	if !w.grab.CompareAndSwap(grabNobody, grabShrink) {
+		return true, false
+	}
+	empty := w.control.tail.Load() == tail
+	if empty && free(w.pages.Load()) {
+		w.limit.Store(Start)
+		w.pages.Store(Start)
+	}
+	w.grab.Store(grabNobody)
+	return !empty, true
+}
+
+// Stop keeps Shrink out for good, after waiting for one at work. Nothing is written any
+// more.
+func (w *Writer) Stop() {
+	for !w.tryGrab() {
+		runtime.Gosched()
+	}
+}

@@ -1,0 +1,200 @@
+package shm
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"slices"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/shm/internal/ring"
+	"github.com/sanconn/san/session"
+)
+
+// lent is an endpoint whose memory the application uses: room in one ring, and a kept
+// message in the other.
+type lent struct {
+	*peer
+	room, msg []byte
+}
+
+// keep has an endpoint keep messages from its peer, so many that the ring grows.
+func keep(t *testing.T, p, from *peer) {
+	t.Helper()
+	var ev session.Event
+	for range 100 {
+		if !from.send(bytes.Repeat([]byte{1}, 4096)) || !p.poll(&ev) {
+			t.Fatal(from.Err(), p.Err())
+		}
+		p.Keep()
+	}
+}
+
+// lend has an endpoint that has kept messages lend memory.
+func lend(t *testing.T, p *peer) lent {
+	t.Helper()
+	l := lent{p, p.reserve(ring.MaxMessage, ring.MaxMessage), p.Front()}
+	if l.room == nil || l.msg == nil {
+		t.Fatal(p.Err())
+	}
+	l.use(t)
+	return l
+}
+
+// use writes to the room, as a source does, and reads the message, as a sink does.
+func (l lent) use(t *testing.T) {
+	t.Helper()
+	for i := range l.room {
+		l.room[i] = 2
+	}
+	if n := bytes.Count(l.msg, []byte{1}); n != len(l.msg) {
+		t.Fatalf("of a kept message of %d bytes, %d are left", len(l.msg), n)
+	}
+}
+
+// check is use, after others have had time to use the memory.
+func (l lent) check(t *testing.T) {
+	t.Helper()
+	if n := bytes.Count(l.room, []byte{2}); n != len(l.room) {
+		t.Errorf("of %d bytes that were reserved, %d have changed", len(l.room), len(l.room)-n)
+	}
+	l.use(t)
+}
+
+// The peer learns of the end at once, but the slot goes to nobody until Retire, the
+// janitor leaves it alone, and then it is free, whichever end lends.
+func TestLentMemoryOutlivesTheConnection(t *testing.T) {
+	for name, dialer := range map[string]bool{"dialer": true, "acceptor": false} {
+		for way, want := range map[string]error{"Close": syscall.EPIPE, "Abort": syscall.ECONNRESET} {
+			t.Run(name+" "+way, func(t *testing.T) {
+				leaks(t)
+				tcp, l := listen(t, "127.0.0.1:0", Config{})
+				first, firstHere := meet(t, tcp, l) // keeps the link
+				defer end(first)
+				defer end(firstHere)
+				x, y := meet(t, tcp, l)
+				near, place := x.(*endpoint).link, x.(*endpoint).slot
+				if !dialer {
+					x, y = y, x
+				}
+				a, b := newPeer(x), newPeer(y)
+				keep(t, a, b)
+				keep(t, b, a)
+				m := lend(t, a)
+				if way == "Close" {
+					a.Close()
+				} else {
+					a.Abort()
+				}
+				if b.poll(new(session.Event)) || !errors.Is(b.Err(), want) {
+					t.Errorf("the peer finds %v, want %v", b.Err(), want)
+				}
+				end(b)
+				defer withoutJanitor(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
+				for range warmTicks + 1 {
+					x.(*endpoint).link.cool()
+					y.(*endpoint).link.cool()
+				}
+				for range 2 * firstSlots {
+					c, d := meet(t, tcp, l)
+					if c.(*endpoint).slot == place {
+						t.Error("the slot has another connection")
+					}
+					newPeer(c).send(make([]byte, ring.MaxMessage))
+					newPeer(d).send(make([]byte, ring.MaxMessage))
+					end(c)
+					end(d)
+				}
+				m.check(t)
+				a.Retire()
+				testenv.Eventually(t, patience, func() error {
+					near.mu.Lock()
+					defer near.mu.Unlock()
+					if !slices.Contains(near.free, place) {
+						return errors.New("the slot is not free after Retire")
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// Neither the end of the link nor that of the listener unmaps memory that is lent.
+func TestLentMemoryOutlivesTheLink(t *testing.T) {
+	for name, dies := range map[string]func(p *peer, l *Listener){
+		"the link dies":       func(p *peer, _ *Listener) { p.Endpoint.(*endpoint).link.die(errPeerGone) },
+		"the listener closes": func(_ *peer, l *Listener) { l.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			leaks(t)
+			tcp, l := listen(t, "127.0.0.1:0", Config{})
+			x, y := meet(t, tcp, l)
+			a, b := newPeer(x), newPeer(y)
+			keep(t, a, b)
+			keep(t, b, a)
+			ends := []lent{lend(t, a), lend(t, b)}
+			defer func() {
+				for _, e := range ends {
+					e.Retire()
+				}
+			}()
+			dies(b, l)
+			for _, e := range ends {
+				e.Abort()
+			}
+			for range 10 { // some time of the janitor's
+				for _, e := range ends {
+					e.Endpoint.(*endpoint).link.cool()
+					e.check(t)
+				}
+			}
+		})
+	}
+}
+
+// A process that dies leaves what it has lent to the survivor as it was.
+func TestLentMemoryOutlivesThePeer(t *testing.T) {
+	leaks(t)
+	c := spawn(t, "echo", nil)
+	p := dialChild(t, c, Config{})
+	var ev session.Event
+	if !p.send(bytes.Repeat([]byte{1}, 4096)) || !p.poll(&ev) {
+		t.Fatal(p.Err())
+	}
+	p.Keep()
+	m := lent{p, p.reserve(4096, 4096), p.Front()}
+	m.use(t)
+	c.kill()
+	if p.poll(&ev) || !errors.Is(p.Err(), io.EOF) {
+		t.Errorf("the peer's end shows as %v", p.Err())
+	}
+	m.check(t)
+	p.Close()
+	m.check(t)
+	p.Retire()
+}
+
+// A dialing process cannot have a second connection on a slot whose memory is lent here,
+// whatever it writes there.
+func TestSlotThatIsLentIsNotConnectedAgain(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	bound := bind(t, "127.0.0.1")
+	defer unix.Close(bound)
+	s := visit(t, l)
+	s.hello()
+	p := newPeer(s.connect(l, asks(tcp, 3), bound))
+	room := p.reserve(100, 100)
+	p.Close()
+	p.Endpoint.(*endpoint).mine.v.Store(stateClosed) // not held, says the peer
+	s.send(asks(tcp, 3), bound)
+	s.hungUp()
+	copy(room, "still mapped")
+	p.Retire()
+	stillServes(t, tcp, l)
+}
