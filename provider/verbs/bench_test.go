@@ -46,16 +46,6 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// chanWaker wakes by a channel, as a session does.
-type chanWaker chan struct{}
-
-func (c chanWaker) Wake(session.Events) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // Round trips of 64 bytes between endpoints of this process that always sleep:
 // what the session adds is the difference.
 func BenchmarkEndpointRoundTrip(b *testing.B) {
@@ -66,14 +56,14 @@ func BenchmarkEndpointRoundTrip(b *testing.B) {
 	}
 	defer y.discard()
 	defer x.discard()
-	wx, wy := make(chanWaker, 1), make(chanWaker, 1)
+	wx, wy := make(woken, 1), make(woken, 1)
 	x.Start(wx)
 	y.Start(wy)
 	send := func(e *Endpoint) {
 		room := e.Reserve(64, 64)
 		e.Commit(len(room))
 	}
-	receive := func(e *Endpoint, w chanWaker) bool {
+	receive := func(e *Endpoint, w woken) bool {
 		var ev session.Event
 		for !e.Poll(&ev) {
 			e.Arm(session.RecvReady)

@@ -11,7 +11,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// When the budget for buffers is used up, at whichever end, the dialer is told
+// When the budget for buffers is used up, at whichever end, the dialer gets
 // a reason, which package san counts; and when connections have gone there is
 // room again.
 func TestBudgetUsedUp(t *testing.T) {

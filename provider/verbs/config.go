@@ -67,7 +67,7 @@ type Config struct {
 	// ends must set it.
 	WithoutCM bool
 
-	// FixedPort says that the program has chosen a dialer's local port. iWARP and
+	// FixedPort: the program has chosen a dialer's local port. iWARP and
 	// connections without rdma_cm cannot use it, and are not tried.
 	FixedPort bool
 
@@ -106,7 +106,7 @@ const (
 	// minBuffers a power of two, which is what the arena gives (srqShare).
 	repostBatch = 6
 	// ownMessages is how many of the provider's own messages may be under way besides
-	// the session's: greeting and farewell.
+	// the session's: iWARP's first and the disconnect message.
 	ownMessages = 2
 
 	minBuffers = session.MinWindow + repostBatch + ownMessages

@@ -111,14 +111,18 @@ func TestEndpoint(t *testing.T) {
 // mustHave checks that an endpoint does what its config forces on.
 func mustHave(t testing.TB, e *Endpoint, cfg Config) {
 	t.Helper()
-	if e.mem.windows.on != cfg.ForceWindows {
-		t.Errorf("windows: %v, want %v", e.mem.windows.on, cfg.ForceWindows)
+	if want := cfg.ForceWindows && !without(session.FeatureWindows); e.mem.windows.on != want {
+		t.Errorf("windows: %v, want %v", e.mem.windows.on, want)
 	}
 	if e.dom.shared != cfg.SharedDomain {
 		t.Errorf("shared domain: %v, want %v", e.dom.shared, cfg.SharedDomain)
 	}
-	if shared := e.recv.group != nil; shared != (cfg.SRQFrom == 1) {
-		t.Errorf("shared receive queue: %v, want %v", shared, cfg.SRQFrom == 1)
+	want := cfg.SRQFrom == 1 && !without(session.FeatureSRQ)
+	if shared := e.recv.group != nil; shared != want {
+		t.Errorf("shared receive queue: %v, want %v", shared, want)
+	}
+	if off := (cfg.Disable|switchedOff())&session.FeatureRDMAWrite != 0; e.limits.CanWrite == off {
+		t.Errorf("RDMA write: %v, switched off: %v", e.limits.CanWrite, off)
 	}
 }
 

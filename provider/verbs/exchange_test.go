@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -65,42 +68,60 @@ func TestFixedPortWithoutCM(t *testing.T) {
 	}
 }
 
-// What a listener refuses with, and what its dialer makes of it: TCP, but for a full
-// backlog.
-func TestMeaningOfRefusals(t *testing.T) {
-	for refusal, want := range map[refusal]session.Reason{
-		refusedBacklog:   session.ReasonNone,
-		refusedVersion:   session.ReasonProtocol, // of the version that we speak
-		refusedResources: session.ReasonResources,
-		refusedSubnet:    session.ReasonPermission,
-		refusedClosed:    session.ReasonNoListener,
-		refusedAddress:   session.ReasonUnreachable,
-		refusedDevice:    session.ReasonUnreachable,
-		77:               session.ReasonProtocol,
-	} {
-		h, ok := parsePrivateData(privateData{protocolVersion, refusal}.bytes())
-		err := h.err()
-		if !ok || reasonOf(err) != want || errors.Is(err, syscall.ECONNREFUSED) != (refusal == refusedBacklog) {
-			t.Errorf("refusal %d: %v", refusal, err)
+// Where there are iWARP devices alone, neither end can do without rdma_cm, and that is its error.
+func TestWithoutCMOnIWARP(t *testing.T) {
+	_, to := cable(t)
+	cfg := Config{WithoutCM: true}
+	l, err := Listen(netip.AddrPortFrom(to, freePort()), cfg)
+	if testenv.Device() != "siw" {
+		if err != nil {
+			t.Fatal(err)
 		}
+		l.Close()
+		return
 	}
-	for _, tt := range []struct {
-		err  error
-		want refusal
-	}{
-		{fmt.Errorf("a device: %w", syscall.EINVAL), refusedDevice},
-		{errors.New("unheard of"), refusedDevice},
-		{fmt.Errorf("control buffers: %w", syscall.ENOMEM), refusedResources},
-		{fmt.Errorf("an arena: %w", syscall.ENOBUFS), refusedResources},
-		{errNoneServed, refusedAddress},
-		{unavailable(session.ReasonUnreachable, fmt.Errorf("no GID: %w", syscall.EINVAL)), refusedAddress},
-		{unavailable(session.ReasonResources, fmt.Errorf("being closed: %w", syscall.EBUSY)), refusedResources},
-	} {
-		if got := refusalFor(tt.err); got != tt.want {
-			t.Errorf("for %q it refuses with %d, want %d", tt.err, got, tt.want)
-		}
+	if err == nil {
+		l.Close()
 	}
-	if h, _ := parsePrivateData(privateData{version: protocolVersion + 1}.bytes()); reasonOf(h.err()) != session.ReasonVersion {
-		t.Errorf("another version: %v", h.err())
+	if reasonOf(err) != session.ReasonNotServed || !strings.Contains(fmt.Sprint(err), "siw2 is an iWARP device") {
+		t.Errorf("a listener: %v", err)
+	}
+	port := freePort()
+	other, err := net.Listen("tcp", netip.AddrPortFrom(to, cfg.withDefaults().iwarpPort(port)).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	nothingLeft(t)
+	if _, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, port), cfg); reasonOf(err) != session.ReasonNotServed ||
+		!strings.Contains(fmt.Sprint(err), "siw1 is an iWARP device") {
+		t.Errorf("a dial: %v", err)
+	}
+}
+
+// A dialer whose queue pair is said to be at another address than it came from is
+// refused: the subnets that are allowed are those of the queue pairs.
+func TestRequestOfAnotherHost(t *testing.T) {
+	from, to := cable(t)
+	if testenv.Device() == "siw" {
+		return // iWARP connects by rdma_cm alone
+	}
+	cfg := Config{WithoutCM: true}
+	l := listen(t, cfg)
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+	conn, err := d.Dial("tcp", netip.AddrPortFrom(to, l.cfg.iwarpPort(l.addr.Port())).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	c := connParams{privateData: privateData{version: protocolVersion}, mtu: 3, served: 1}
+	c.peer.QPNum = 17
+	c.peer.GID = netip.MustParseAddr("::ffff:192.0.2.7").As16()
+	if _, err := conn.Write(c.bytes()); err != nil {
+		t.Fatal(err)
+	}
+	if theirs, err := readParams(conn); err != nil || theirs.refusal != refusedSubnet {
+		t.Errorf("%+v, %v, want it refused for its subnet", theirs.privateData, err)
 	}
 }

@@ -3,11 +3,17 @@ package verbs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
 )
 
 // The guest's pairs of interfaces (test/guest): what is sent from one end to the
@@ -37,6 +43,7 @@ func patient(t testing.TB) context.Context {
 // listen listens on the lane's device.
 func listen(t testing.TB, cfg Config) *Listener {
 	t.Helper()
+	cfg.Disable |= switchedOff()
 	_, at := cable(t)
 	l, err := Listen(netip.AddrPortFrom(at, freePort()), cfg)
 	if err != nil {
@@ -55,10 +62,26 @@ func freePort() uint16 {
 	return lastPort
 }
 
+// switchedOff are the features that SAN_DISABLE names, as the lanes without them do.
+var switchedOff = sync.OnceValue(func() (off session.Feature) {
+	for _, name := range strings.FieldsFunc(os.Getenv("SAN_DISABLE"), func(r rune) bool { return r == ',' }) {
+		feature, known := session.FeatureNames[name]
+		if !known {
+			panic(fmt.Sprintf("SAN_DISABLE: no feature %q", name))
+		}
+		off |= feature
+	}
+	return off
+})
+
+// without reports whether the tests run without a feature.
+func without(f session.Feature) bool { return switchedOff()&f != 0 }
+
 // connect makes a connection between the ends of the lane's cable.
 func connect(l *Listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	cfg.Disable |= switchedOff()
 	dialed, err = Dial(ctx, netip.AddrPort{}, l.Addrs()[0], cfg)
 	if err != nil {
 		return nil, nil, err
@@ -94,4 +117,50 @@ func accept(l *Listener) (*Endpoint, error) {
 func (e *Endpoint) discard() {
 	e.Abort()
 	e.Retire()
+}
+
+// sessions makes two sessions over the lane's device.
+func sessions(t testing.TB, l *Listener, cfg session.Config) (a, b *session.Session) {
+	t.Helper()
+	x, y, err := connect(l, l.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return negotiate(t, x, y, cfg)
+}
+
+func negotiate(t testing.TB, x, y *Endpoint, cfg session.Config) (a, b *session.Session) {
+	t.Helper()
+	cfg.Disable |= switchedOff()
+	a, b = session.New(x, cfg), session.New(y, cfg)
+	t.Cleanup(a.Abort)
+	t.Cleanup(b.Abort)
+	var wg sync.WaitGroup
+	var ea, eb error
+	wg.Go(func() { ea = a.Negotiate(patient(t)) })
+	wg.Go(func() { eb = b.Negotiate(patient(t)) })
+	wg.Wait()
+	if err := errors.Join(ea, eb); err != nil {
+		t.Fatal(err)
+	}
+	return a, b
+}
+
+// reasonOf is why there is no SAN, ReasonNone if err does not say.
+func reasonOf(err error) session.Reason {
+	var u *session.Unavailable
+	if errors.As(err, &u) {
+		return u.Reason
+	}
+	return session.ReasonNone
+}
+
+// run runs a command of the guest.
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
 }

@@ -106,7 +106,7 @@ func TestWorkUnderMemlock(t *testing.T) {
 }
 
 // refusedForWantOfMemory connects until there is no room, at either end: the
-// dialer is told so, at once. then is called with nothing left.
+// dialer gets that reason, at once. then is called with nothing left.
 func refusedForWantOfMemory(t *testing.T, l *Listener, then func()) {
 	t.Helper()
 	var open []*Endpoint

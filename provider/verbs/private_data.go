@@ -73,7 +73,7 @@ func parsePrivateData(b []byte) (p privateData, ok bool) {
 func (p privateData) err() error {
 	switch {
 	case p.version != protocolVersion:
-		return unavailable(session.ReasonVersion, fmt.Errorf("verbs: the peer speaks version %d, this end %d", p.version, protocolVersion))
+		return unavailable(session.ReasonVersion, fmt.Errorf("verbs: the peer has version %d, this end %d", p.version, protocolVersion))
 	case p.refusal == refusedBacklog:
 		return fmt.Errorf("verbs: the peer's backlog is full: %w", syscall.ECONNREFUSED)
 	case p.refusal == refusedResources:

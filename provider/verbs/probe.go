@@ -81,7 +81,7 @@ func (d *device) probeWindows() {
 	switch {
 	case errors.Is(err, errProbeStopped):
 		return
-	case errors.Is(err, syscall.EOPNOTSUPP): // definite: no windows, whatever it promises (bnxt_re)
+	case errors.Is(err, syscall.EOPNOTSUPP): // definite: no windows, whatever its flags are (bnxt_re)
 	case err != nil:
 		answer = probeAnswer{until: began.Add(probeAgain)}
 	default:

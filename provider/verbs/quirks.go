@@ -47,7 +47,7 @@ func mayBeInline(err error) bool {
 }
 
 // sendsFromMemory reports whether a message may be read from memory at any time before
-// its completion, so that each has to ask for one. On iWARP a completion means that TCP
+// its completion, so that each has to be signaled. On iWARP a completion means that TCP
 // has the bytes; without one siw has TCP send from our pages (use_sendpage in
 // sw/siw/siw_qp_tx.c).
 func (d *device) sendsFromMemory() bool { return d.iwarp() }

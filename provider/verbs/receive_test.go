@@ -6,7 +6,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Of messages that were found together the last one says that it is; and buffers are
+// Of messages that were found together the last one is marked; and buffers are
 // posted again as soon as a look finds nothing to do.
 func TestLastOfWhatArrived(t *testing.T) {
 	const count = repostBatch / 2

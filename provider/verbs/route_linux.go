@@ -49,10 +49,10 @@ func DeviceOf(netdev string) string {
 	return name
 }
 
-// findDevice asks rdmamap, which goes by the interfaces of the GIDs on Ethernet and by the
+// findDevice uses rdmamap, which goes by the interfaces of the GIDs on Ethernet and by the
 // device's GUID on InfiniBand, and then the GIDs of the ports in sysfs: on InfiniBand
 // ports may have GUIDs of their own, and of an iWARP device's one GID, which is the
-// hardware address, kernels before 6.6 do not tell the interface.
+// hardware address, kernels before 6.6 do not show the interface.
 func findDevice(ifi *net.Interface, sysfs string) string {
 	if name, _ := rdmamap.GetRdmaDeviceForNetdevice(ifi.Name); name != "" {
 		return name
@@ -67,7 +67,7 @@ func findDevice(ifi *net.Interface, sysfs string) string {
 	}
 	files, _ := filepath.Glob(filepath.Join(sysfs, "*", "ports", "*", "gids", index))
 	for _, file := range files {
-		if index == "0" && interfaceTold(file) {
+		if index == "0" && interfaceKnown(file) {
 			continue // rdmamap has looked: this interface lies above that one
 		}
 		b, _ := os.ReadFile(file) // an error: nothing is there
@@ -82,15 +82,15 @@ func findDevice(ifi *net.Interface, sysfs string) string {
 
 const macLen = 6 // of Ethernet
 
-// interfaceTold says whether the kernel names the interface of a GID in sysfs.
-func interfaceTold(gid string) bool {
+// interfaceKnown reports whether the kernel names the interface of a GID in sysfs.
+func interfaceKnown(gid string) bool {
 	port := filepath.Dir(filepath.Dir(gid))
 	b, err := os.ReadFile(filepath.Join(port, "gid_attrs", "ndevs", filepath.Base(gid)))
 	return err == nil && len(b) > 0
 }
 
 // Serves reports whether the route to dst leaves by an interface that has an RDMA
-// device (rule C3). It asks the kernel, which takes microseconds.
+// device (rule C3). The kernel's answer takes microseconds.
 func Serves(dst netip.Addr, cfg Config) bool {
 	_, err := ServedBy(dst, cfg)
 	return err == nil
@@ -181,7 +181,7 @@ func watchAddresses(ctx context.Context) (<-chan struct{}, error) {
 		defer close(changed)
 		buf := make([]byte, 16<<10)
 		for {
-			// What it says does not matter, nor that some of it was lost (ENOBUFS).
+			// Its content does not matter, nor that some of it was lost (ENOBUFS).
 			if _, err := socket.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				return
 			}

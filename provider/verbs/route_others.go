@@ -11,7 +11,7 @@ import (
 // DeviceOf is the name of the RDMA device of a network interface: none here.
 func DeviceOf(string) string { return "" }
 
-// Serves says whether RDMA serves a destination: not on this system.
+// Serves reports whether RDMA serves a destination: not on this system.
 func Serves(netip.Addr, Config) bool { return false }
 
 // ServedBy is the RDMA device that serves a destination, or why there is none:

@@ -9,13 +9,13 @@ import (
 // their own so that data cannot take their room. A message that fits the device's inline
 // limit is copied when it is posted; such messages are written to one place after ring
 // and slots, or, if they are control, to the one behind it. One work request in
-// signalEvery asks for a completion, which frees the room of all up to it.
+// signalEvery is signaled: its completion frees the room of all up to it.
 type sender struct {
 	q          *queuePair
 	region     region
 	ringSize   int  // bytes
 	inline     int  // bytes
-	alwaysSign bool // each message that is not inline asks for a completion
+	alwaysSign bool // each message that is not inline is signaled
 
 	// The rest is guarded by mu of q.
 	head, tail uint64 // of the ring, bytes since the beginning
@@ -24,7 +24,7 @@ type sender struct {
 	posted     uint64 // messages
 	sentUpTo   uint64 // messages known to have left
 	used       fifo[sendRecord]
-	unsignaled int // messages since the last that asked for a completion
+	unsignaled int // messages since the last that was signaled
 	unsignBy   int // bytes of the ring that they use
 
 	data    reservation

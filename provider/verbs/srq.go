@@ -42,7 +42,7 @@ const (
 	// srqShare is a member's number of buffers: the least window.
 	srqShare = minBuffers
 	// lastTime bounds the wait until a queue pair in error has taken the last of its
-	// group's receives. All devices but siw say so.
+	// group's receives. All devices but siw report it.
 	lastTime = 100 * time.Millisecond
 )
 
@@ -56,7 +56,7 @@ func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
 	defer dom.mu.Unlock()
 	for _, g := range dom.groups {
 		if !g.closed && g.members < groupMembers && g.size == cfg.BufferSize {
-			return g, g.admit(cfg)
+			return g, g.admitLocked(cfg)
 		}
 	}
 	g := &recvGroup{dom: dom, size: cfg.BufferSize}
@@ -69,11 +69,11 @@ func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
 	}
 	g.srq.Owner = g
 	dom.groups = append(dom.groups, g)
-	return g, g.admit(cfg)
+	return g, g.admitLocked(cfg)
 }
 
-// admit takes one more member in, with a share of buffers. dom.mu is held.
-func (g *recvGroup) admit(cfg Config) error {
+// admitLocked takes one more member in, with a share of buffers. mu of dom is held.
+func (g *recvGroup) admitLocked(cfg Config) error {
 	g.active++
 	g.members++
 	if g.members <= g.shares {

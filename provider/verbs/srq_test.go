@@ -8,21 +8,22 @@ import (
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
 
 // groupsOf are the groups of the endpoint's domain, and how many shares of
 // buffers they have.
-func groupsOf(e *Endpoint) (groups, shares, retired int) {
+func groupsOf(e *Endpoint) (groups, shares, closed int) {
 	e.dom.mu.Lock()
 	defer e.dom.mu.Unlock()
 	for _, g := range e.dom.groups {
 		shares += g.shares
 		if g.closed {
-			retired++
+			closed++
 		}
 	}
-	return len(e.dom.groups), shares, retired
+	return len(e.dom.groups), shares, closed
 }
 
 // crowd makes n connections between shared domains.
@@ -101,11 +102,13 @@ func TestSharedQueueGrowsAndGoes(t *testing.T) {
 				all[i+1].Close()
 			case 1:
 				all[i].Close()
-				all[i+1].discard()
-			case 2: // before it hears of the other
-				all[i+1].discard()
-				all[i].discard()
+				all[i+1].Abort()
+			case 2: // before the other's end is known
+				all[i+1].Abort()
+				all[i].Abort()
 			}
+			all[i].Retire()
+			all[i+1].Retire()
 		}
 		for i := 0; i < n; i += 2 {
 			all[i], all[i+1] = pair(t, l, cfg)
@@ -113,17 +116,18 @@ func TestSharedQueueGrowsAndGoes(t *testing.T) {
 		useInFull(t, all)
 		chat(t, all, 20)
 		for _, e := range all[:2] {
-			groups, shares, retired := groupsOf(e)
-			t.Logf("round %d: %d groups of %d shares, %d retired", round, groups, shares, retired)
+			groups, shares, closed := groupsOf(e)
+			t.Logf("round %d: %d groups of %d shares, %d closed", round, groups, shares, closed)
 			// Where a device does not say when a queue pair has taken its
 			// last receive (siw), groups may be given up.
-			if testenv.Device() != "siw" && (groups != 1 || shares > n || retired != 0) {
-				t.Errorf("%d groups with %d shares for %d members, %d retired", groups, shares, n, retired)
+			if testenv.Device() != "siw" && (groups != 1 || shares > n || closed != 0) {
+				t.Errorf("%d groups with %d shares for %d members, %d closed", groups, shares, n, closed)
 			}
 		}
 	}
 	for _, e := range all {
 		e.Close()
+		e.Retire()
 	}
 	for i := range 2 {
 		if groups, _, _ := groupsOf(all[i]); groups != 0 {
@@ -270,7 +274,7 @@ func TestPeerOverspends(t *testing.T) {
 	victim.discard()
 	hostile.discard()
 	chat(t, all[2:], 50)
-	if _, _, retired := groupsOf(all[3]); retired == 0 {
+	if _, _, closed := groupsOf(all[3]); closed == 0 {
 		t.Error("a group from which receives may be missing takes members")
 	}
 	a, b := pair(t, l, cfg)
@@ -307,7 +311,7 @@ func TestSharedQueueLosesNothingUnnoticed(t *testing.T) {
 	l := listen(t, cfg)
 	a, b := pair(t, l, cfg)
 	rounds := 60
-	if testenv.Device() == "siw" { // which says nothing, and is waited for each time
+	if testenv.Device() == "siw" { // which makes no event, and is waited for each time
 		rounds = 6
 	}
 	for range rounds {
@@ -324,13 +328,29 @@ func TestSharedQueueLosesNothingUnnoticed(t *testing.T) {
 		c.discard()
 	}
 	c, d := pair(t, l, cfg)
-	groups, shares, retired := groupsOf(b)
-	t.Logf("%d groups of %d shares, %d retired; the newest shares the first's: %v", groups, shares, retired, d.recv.group == b.recv.group)
-	if testenv.Device() == "rxe" && retired == 0 {
+	groups, shares, closed := groupsOf(b)
+	t.Logf("%d groups of %d shares, %d closed; the newest shares the first's: %v", groups, shares, closed, d.recv.group == b.recv.group)
+	if testenv.Device() == "rxe" && closed == 0 {
 		t.Error("no connection has ended in the middle of a message, or nobody has noticed")
 	}
 	useInFull(t, []*Endpoint{a, b, c, d})
 	for _, e := range []*Endpoint{a, b, c, d} {
 		e.discard()
+	}
+}
+
+// What a connection of a group brings along fills what the arena gives for it.
+func TestShareFillsItsMemory(t *testing.T) {
+	c := Config{}.withDefaults()
+	const size = 1 << 20
+	arena := regcache.NewArena(size, size)
+	n := 0
+	for ; n <= size; n++ {
+		if _, err := arena.Get(srqShare * c.BufferSize); err != nil {
+			break
+		}
+	}
+	if want := size / (srqShare * c.BufferSize); n != want || want == 0 {
+		t.Errorf("%d shares of %d bytes in %d bytes, want %d", n, srqShare*c.BufferSize, size, want)
 	}
 }

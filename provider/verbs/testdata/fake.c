@@ -44,6 +44,7 @@ enum {
 	VENDOR, // of the device: BROADCOM's refuses what is more than INLINE
 	STALE, // connects that are still to be rejected as of a stale connection
 	KEEPS, // 1: memory regions are not given up
+	USES, // tests that use this library, counted
 	PD = 32, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
 	NAME = 64, // of the call that failed, here and in the next words
 	POSTED = 128, // the last of them, in turn

@@ -3,57 +3,20 @@
 package verbs
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
-	"net/netip"
-	"runtime"
 	"slices"
-	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/session"
 )
 
-// What an endpoint does with the completions of a device, over the fake, which has none:
-// the tests say what completes. Which buffers are posted the fake tells.
-
-// fakePair makes a connection.
-func fakePair(t *testing.T, port int, cfg Config) (a, b *Endpoint) {
-	t.Helper()
-	l, err := Listen(fakeAddr(port), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	if a, err = Dial(ctx, netip.AddrPort{}, fakeAddr(port), cfg); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(a.discard)
-	if b, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.discard)
-	return a, b
-}
-
-// complete is what the device says.
-func (e *Endpoint) complete(wc ibv.WC) {
-	e.q.mu.Lock()
-	defer e.q.mu.Unlock()
-	e.completedLocked(&wc)
-	e.q.settleLocked()
-}
-
 // Room for messages is used again when the device has said so, and not before; and it is
 // said soon enough that nobody waits for ever.
-func fakeSendRoom(t *testing.T) {
+func testSendRoom(t *testing.T) {
 	useFake(t)
 	for i, cfg := range []Config{{}, {SendBuffer: 1}} { // the least
 		e, _ := fakePair(t, 44_000+i, cfg)
@@ -188,12 +151,12 @@ func (q *buffers) deliver(e *Endpoint, number uint64) {
 
 // Each buffer is posted again once, when nobody reads it any more, so that a peer which
 // keeps to its window finds one; those of a group also when its member ends.
-func fakeReceiveBuffers(t *testing.T) {
+func testReceiveBuffers(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeSRQs, 16)
 	for i, cfg := range append(fakeConfigs, fakeConfigs[1]) {
 		e, _ := fakePair(t, 45_000+i, cfg)
-		if shared := e.recv.group != nil; shared != cfg.SharedDomain {
+		if shared := e.recv.group != nil; shared != (cfg.SharedDomain && !without(session.FeatureSRQ)) {
 			t.Fatalf("a shared queue: %v", shared)
 		}
 		all := e.cfg.Buffers
@@ -293,37 +256,27 @@ func fakeReceiveBuffers(t *testing.T) {
 	}
 }
 
-// told is a session that is woken.
-type told chan session.Events
-
-func (w told) Wake(ev session.Events) {
-	select {
-	case w <- ev:
-	default:
-	}
-}
-
 // What comes and is no message ends the connection, and is not handed out.
-func fakeNoMessages(t *testing.T) {
+func testNoMessages(t *testing.T) {
 	useFake(t)
 	i := 0
 	for what, tt := range map[string]struct {
 		wc  ibv.WC
 		end error
 	}{
-		"the farewell":        {ibv.WC{Opcode: ibv.WCRecv}, syscall.EPIPE},
-		"of another kind":     {ibv.WC{Opcode: ibv.WCSend, ByteLen: 8}, syscall.ECONNRESET},
-		"written, with a tag": {ibv.WC{Opcode: ibv.WCRecvImm, Flags: ibv.WCWithImm, ByteLen: 8}, syscall.ECONNRESET},
-		"with a tag":          {ibv.WC{Opcode: ibv.WCRecv, Flags: ibv.WCWithImm, ByteLen: 8}, syscall.ECONNRESET},
-		"too long":            {ibv.WC{Opcode: ibv.WCRecv, ByteLen: 1 << 20}, syscall.ECONNRESET},
-		"that takes a key":    {ibv.WC{Opcode: ibv.WCRecv, Flags: ibv.WCWithInv, ByteLen: 8}, syscall.ECONNRESET},
-		"that failed":         {ibv.WC{Status: ibv.RemAccessErr}, syscall.ECONNRESET},
-		"of a silent peer":    {ibv.WC{Status: ibv.RetryExcErr}, syscall.ETIMEDOUT},
-		"of a slow responder": {ibv.WC{Status: ibv.RespTimeoutErr}, syscall.ETIMEDOUT},
+		"the disconnect message": {ibv.WC{Opcode: ibv.WCRecv}, syscall.EPIPE},
+		"of another kind":        {ibv.WC{Opcode: ibv.WCSend, ByteLen: 8}, syscall.ECONNRESET},
+		"written, with a tag":    {ibv.WC{Opcode: ibv.WCRecvImm, Flags: ibv.WCWithImm, ByteLen: 8}, syscall.ECONNRESET},
+		"with a tag":             {ibv.WC{Opcode: ibv.WCRecv, Flags: ibv.WCWithImm, ByteLen: 8}, syscall.ECONNRESET},
+		"too long":               {ibv.WC{Opcode: ibv.WCRecv, ByteLen: 1 << 20}, syscall.ECONNRESET},
+		"that takes a key":       {ibv.WC{Opcode: ibv.WCRecv, Flags: ibv.WCWithInv, ByteLen: 8}, syscall.ECONNRESET},
+		"that failed":            {ibv.WC{Status: ibv.RemAccessErr}, syscall.ECONNRESET},
+		"of a silent peer":       {ibv.WC{Status: ibv.RetryExcErr}, syscall.ETIMEDOUT},
+		"of a slow responder":    {ibv.WC{Status: ibv.RespTimeoutErr}, syscall.ETIMEDOUT},
 	} {
 		e, _ := fakePair(t, 46_000+i, Config{})
 		i++
-		w := make(told, 1)
+		w := make(wakes, 1)
 		e.Start(w)
 		tt.wc.ID = kindRecv
 		e.complete(tt.wc)
@@ -332,171 +285,7 @@ func fakeNoMessages(t *testing.T) {
 			t.Errorf("a completion %s: %+v, %v", what, ev, err)
 		}
 		if len(w) == 0 {
-			t.Errorf("a completion %s: nobody is told", what)
-		}
-	}
-}
-
-// An end is known when nothing is under way any more to memory of this end, and not
-// before; and all hear of it.
-func fakeEnds(t *testing.T) {
-	f := useFake(t)
-	port := 47_000
-	begin := func() (*Endpoint, told) {
-		port++
-		e, _ := fakePair(t, port, Config{})
-		w := make(told, 1)
-		e.Start(w)
-		return e, w
-	}
-	reset := func(what string, e *Endpoint, w told) {
-		t.Helper()
-		if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("%s: %v", what, err)
-		}
-		if len(w) == 0 {
-			t.Errorf("%s: nobody is told", what)
-		}
-	}
-	for what, over := range map[string]func(*Endpoint){
-		"a read that is flushed":     func(e *Endpoint) { e.complete(ibv.WC{ID: kindRead, Status: ibv.WRFlushErr}) },
-		"a read that is not flushed": (*Endpoint).giveUp,
-		"a read that ends well": func(e *Endpoint) {
-			f.set(fakeCompleted, int64(kindRead))
-			f.set(fakeCompletions, 1)
-			e.q.notice()
-		},
-	} {
-		e, w := begin()
-		mem := e.mem.Alloc(4096)
-		if err := e.mem.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
-			t.Fatal(err)
-		}
-		e.q.fail(deviceError(syscall.EIO))
-		if err := e.Err(); err != nil || len(w) != 0 {
-			t.Errorf("%s: it is over while the device may write to memory: %v", what, err)
-		}
-		if e.q.late == nil || !e.q.notified.Load() {
-			t.Errorf("%s: nobody waits for it", what)
-		}
-		over(e)
-		reset(what, e, w)
-		var ev session.Event
-		if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || (ev.Err == nil) != (what == "a read that ends well") {
-			t.Errorf("%s: %+v", what, ev)
-		}
-		e.mem.Free(mem)
-	}
-	fails := func() {
-		f.set(fakeErrno, int64(syscall.EIO))
-		f.set(fakeCountdown, 0)
-	}
-	e, w := begin()
-	e.Commit(len(e.Reserve(8, 8)))
-	if err := e.Err(); err != nil {
-		t.Fatal(err)
-	}
-	e.Reserve(8, 8)
-	fails()
-	e.Commit(8)
-	reset("a message that is not posted", e, w)
-	if e.Reserve(8, 8) != nil || e.ReserveControl(8) != nil {
-		t.Error("there is room for a message behind the end")
-	}
-
-	e, w = begin()
-	fails()
-	e.q.mu.Lock()
-	for n := range repostBatch {
-		e.recv.taken++
-		e.recv.againLocked(arrival{buffer: n, n: 8})
-	}
-	e.q.mu.Unlock()
-	reset("a buffer that is not posted", e, w)
-	if !e.recv.buffersLost {
-		t.Error("a group would count on that buffer")
-	}
-
-	e, w = begin()
-	e.q.notified.Store(false)
-	fails()
-	e.Arm(session.RecvReady)
-	reset("a queue that announces nothing", e, w)
-
-	e, w = begin()
-	f.set(fakeCompleted, int64(kindSend))
-	f.set(fakeCompletions, 100)
-	if e.Poll(&session.Event{}); f.get(fakeCompletions) != 0 { // nothing would announce the rest
-		t.Errorf("a look leaves %d of 100 completions", f.get(fakeCompletions))
-	}
-	f.set(fakeCompletions, -1)
-	e.Poll(&session.Event{})
-	f.set(fakeCompletions, 0)
-	reset("a queue that fails", e, w)
-
-	e, _ = begin() // what has come is found first, and the peer's access ends
-	f.set(fakeCompleted, int64(kindRecv))
-	f.set(fakeOpcode, int64(ibv.WCRecv))
-	f.set(fakeCompletions, 1)
-	broken := f.get(fakeBroken)
-	e.q.fail(deviceError(syscall.EIO))
-	f.set(fakeOpcode, 0)
-	if err := e.Err(); !errors.Is(err, syscall.EPIPE) || f.get(fakeBroken) != broken+1 {
-		t.Errorf("behind the peer's farewell: %v, its access ended: %v", err, f.get(fakeBroken) > broken)
-	}
-
-	e, _ = begin()
-	e.q.fail(deviceError(syscall.EIO))
-	w = make(told, 1)
-	e.Start(w)
-	reset("a session that starts behind the end", e, w)
-}
-
-// Who arms while the queue announces something is woken by that, or the queue is asked
-// again.
-func fakeNotices(t *testing.T) {
-	f := useFake(t)
-	e, _ := fakePair(t, 49_000, Config{})
-	w := make(told, 2)
-	e.Start(w)
-	announced := f.get(fakeNotifies)
-	e.Disarm(^session.Events(0))
-	e.q.notice() // of what connecting asked for
-	var begun, armed atomic.Int64
-	const rounds = 20_000
-	go func() { // ends behind the last round
-		for round := int64(1); round <= rounds; round++ {
-			for turn := 1; begun.Load() < round; turn++ {
-				if turn%1000 == 0 {
-					runtime.Gosched()
-				}
-			}
-			e.Arm(session.SendReady)
-			armed.Store(round)
-		}
-	}()
-	for round := int64(1); round <= rounds; round++ {
-		e.Arm(session.RecvReady)
-		begun.Store(round)
-		for turn, missing := 1, session.RecvReady|session.SendReady; missing != 0; turn++ {
-			last := armed.Load() == round // nothing more happens by itself
-			if asked := f.get(fakeNotifies); asked > announced {
-				announced = asked
-				for range rand.IntN(200) { // so that the other comes before, beside and behind
-					armed.Load()
-				}
-				e.q.notice()
-			} else if last && len(w) == 0 {
-				t.Fatalf("round %d: %b is armed, and the queue was not asked", round, e.q.armed.Load())
-			}
-			select {
-			case ev := <-w:
-				missing &^= ev
-			default:
-				if turn%1000 == 0 {
-					runtime.Gosched()
-				}
-			}
+			t.Errorf("a completion %s: nobody is woken", what)
 		}
 	}
 }
@@ -504,7 +293,7 @@ func fakeNotices(t *testing.T) {
 func admit(g *recvGroup, cfg Config) error {
 	g.dom.mu.Lock()
 	defer g.dom.mu.Unlock()
-	return g.admit(cfg)
+	return g.admitLocked(cfg)
 }
 
 // quit ends the membership of one that has taken nothing.
@@ -515,8 +304,11 @@ func quit(g *recvGroup) {
 
 // Members of a group have buffers of one size, and a share of them each; nobody joins one
 // from which some may be missing.
-func fakeGroups(t *testing.T) {
+func testGroups(t *testing.T) {
 	f := useFake(t)
+	if without(session.FeatureSRQ) {
+		return
+	}
 	f.set(fakeSRQs, 16)
 	cfg := Config{SharedDomain: true, SRQFrom: 1}
 	small := cfg
@@ -533,7 +325,7 @@ func fakeGroups(t *testing.T) {
 	}
 	for i := 0; len(g.dom.groups) == 2; i++ { // until it is full
 		e, peer := fakePair(t, 48_010+i, cfg)
-		e.recv.tookLast() // which a device says when it ends: it is not waited for then
+		e.recv.tookLast() // which a device reports when it ends: it is not waited for then
 		peer.recv.tookLast()
 		if e.recv.group != g && g.members != groupMembers {
 			t.Fatalf("a group of %d members takes nobody", g.members)
@@ -568,49 +360,5 @@ func fakeGroups(t *testing.T) {
 	e.discard()
 	if !h.closed {
 		t.Error("a group from which receives may be missing takes members")
-	}
-}
-
-// wakeFunc is a session that does something when it is woken.
-type wakeFunc func(session.Events)
-
-func (w wakeFunc) Wake(ev session.Events) { w(ev) }
-
-// A transfer that is not flushed ends only when its queue pair is gone: until then the
-// device may use its memory. So does one whose endpoint is aborted.
-func testUnflushedTransfers(t *testing.T) {
-	f := useFake(t)
-	f.set(fakeSRQs, 16)
-	port := 50_000
-	for _, cfg := range fakeConfigs {
-		for what, end := range map[string]func(*Endpoint){
-			"not flushed": func(e *Endpoint) {
-				e.q.fail(deviceError(syscall.EIO))
-				e.giveUp()
-			},
-			"aborted": (*Endpoint).Abort,
-		} {
-			port++
-			e, _ := fakePair(t, port, cfg)
-			queuePairs := f.get(fakeQPs)
-			left := int64(-1) // when the end is known
-			e.Start(wakeFunc(func(session.Events) { left = f.get(fakeQPs) }))
-			mem := e.mem.Alloc(4096)
-			if err := e.mem.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
-				t.Fatal(err)
-			}
-			end(e)
-			if err := e.Err(); err == nil || left != queuePairs-1 {
-				t.Errorf("%s: %v; it was reported with %d queue pairs, of %d before", what, err, left, queuePairs)
-			}
-			if e.q.gone {
-				continue
-			}
-			var ev session.Event
-			if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || ev.Err == nil {
-				t.Errorf("%s: %+v", what, ev)
-			}
-			e.q.fail(deviceError(syscall.EIO)) // as an event that comes late does
-		}
 	}
 }

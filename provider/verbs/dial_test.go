@@ -1,0 +1,293 @@
+package verbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+)
+
+// Without a device every way in returns why, at once.
+func TestWithoutDevices(t *testing.T) {
+	testenv.NeedNoDevice(t)
+	at := netip.MustParseAddrPort("192.0.2.1:80")
+	if Serves(at.Addr(), Config{}) {
+		t.Error("a destination is served")
+	}
+	if _, err := Dial(context.Background(), netip.AddrPort{}, at, Config{}); reasonOf(err) == session.ReasonNone {
+		t.Errorf("Dial: %v", err)
+	}
+	for _, a := range []string{"0.0.0.0:8123", "127.0.0.1:8123", "[::]:8123"} {
+		if _, err := Listen(netip.MustParseAddrPort(a), Config{}); reasonOf(err) == session.ReasonNone {
+			t.Errorf("Listen on %s: %v", a, err)
+		}
+		l, err := Listen(netip.MustParseAddrPort(a), Config{WithoutCM: true})
+		if err == nil {
+			l.Close()
+		}
+		if why := reasonOf(err); why != session.ReasonNotServed && why != session.ReasonNoProvider {
+			t.Errorf("Listen on %s without rdma_cm: %v", a, err)
+		}
+	}
+}
+
+// Wherever nobody answers, the dialer learns why, as soon as that is known, and
+// at the end of its time at the latest.
+func TestDialInVain(t *testing.T) {
+	from, to := cable(t)
+	wire := map[string]string{"rxe": "ve1", "siw": "wi1"}[testenv.Device()]
+	dial := func(t *testing.T, at netip.AddrPort) error {
+		t.Helper()
+		before := runtime.NumGoroutine()
+		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
+		took := time.Since(began)
+		if err == nil {
+			e.discard()
+			t.Fatal("connected")
+		}
+		t.Logf("%v: %v", took, err)
+		if took > 5*time.Second { // the guest may be slow; unbounded it would be 38 s and more
+			t.Errorf("took %v", took)
+		}
+		goroutinesGone(t, before, 3*patience)
+		return err
+	}
+
+	// The first use loads the libraries, which takes the guest a while.
+	Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, freePort()), Config{})
+	// How long a thread is stuck in rdma_connect is for TCP to say, on iWARP.
+	run(t, "sysctl", "-qw", "net.ipv4.tcp_syn_retries=2")
+
+	t.Run("no listener", func(t *testing.T) {
+		if err := dial(t, netip.AddrPortFrom(to, freePort())); reasonOf(err) != session.ReasonNoListener {
+			t.Errorf("%v, want %v", err, session.ReasonNoListener)
+		}
+	})
+	t.Run("no route to an RDMA device", func(t *testing.T) {
+		if err := dial(t, netip.MustParseAddrPort("127.0.0.1:80")); reasonOf(err) != session.ReasonUnreachable {
+			t.Errorf("%v, want %v", err, session.ReasonUnreachable)
+		}
+	})
+	t.Run("silence", func(t *testing.T) {
+		// Packets get there and are not for anybody.
+		silent := from.Next().Next().Next()
+		peer := map[string]string{"rxe": "ve2", "siw": "wi2"}[testenv.Device()]
+		ifi, err := net.InterfaceByName(peer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, "ip", "route", "add", silent.String(), "dev", wire, "src", from.String())
+		run(t, "ip", "neigh", "replace", silent.String(), "lladdr", ifi.HardwareAddr.String(), "dev", wire, "nud", "permanent")
+		defer run(t, "ip", "route", "del", silent.String(), "dev", wire)
+		if !Serves(silent, Config{}) {
+			t.Errorf("%v is not served", silent)
+		}
+		err = dial(t, netip.AddrPortFrom(silent, 4711))
+		if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) != session.ReasonTimeout && reasonOf(err) != session.ReasonUnreachable {
+			t.Errorf("%v, want the end of the time", err)
+		}
+	})
+	t.Run("nobody of that address", func(t *testing.T) {
+		nobody := from.Next().Next().Next().Next()
+		run(t, "ip", "route", "add", nobody.String(), "dev", wire, "src", from.String())
+		defer run(t, "ip", "route", "del", nobody.String(), "dev", wire)
+		err := dial(t, netip.AddrPortFrom(nobody, 4711))
+		if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) == session.ReasonNone {
+			t.Errorf("%v, want a reason", err)
+		}
+	})
+	if testenv.Device() == "siw" {
+		t.Run("plain TCP on the iWARP port", func(t *testing.T) {
+			port := freePort()
+			plain, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(to, Config{}.withDefaults().iwarpPort(port))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer plain.Close()
+			go func() {
+				c, err := plain.Accept()
+				if err == nil {
+					io.Copy(io.Discard, c)
+					c.Close()
+				}
+			}()
+			err = dial(t, netip.AddrPortFrom(to, port))
+			if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) == session.ReasonNone {
+				t.Errorf("%v, want a reason", err)
+			}
+		})
+	}
+	t.Run("outside the allowed subnets", func(t *testing.T) {
+		cfg := Config{Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+		if _, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, 1), cfg); reasonOf(err) != session.ReasonNotServed {
+			t.Errorf("%v, want %v", err, session.ReasonNotServed)
+		}
+	})
+}
+
+// A port of the program's choice is not exchanged for another one without a word.
+func TestFixedPort(t *testing.T) {
+	here, to := cable(t)
+	l := listen(t, Config{})
+	from := netip.AddrPortFrom(here, freePort())
+	ep, err := Dial(patient(t), from, netip.AddrPortFrom(to, l.addr.Port()), Config{FixedPort: true})
+	if testenv.Device() == "siw" { // whose ports are TCP's own
+		if reasonOf(err) != session.ReasonNotServed {
+			t.Errorf("iWARP: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ep.discard()
+	if got := ep.LocalAddr(); got != from {
+		t.Errorf("it leaves from %v, want %v", got, from)
+	}
+}
+
+// Something accepts where the ends would exchange their queue pairs, and sends
+// nothing: the dial ends with its context, at once if that is cancelled.
+func TestDialWithoutCMToSilence(t *testing.T) {
+	_, to := cable(t)
+	if testenv.Device() == "siw" {
+		return // iWARP connects by rdma_cm alone
+	}
+	cfg := Config{WithoutCM: true}
+	port := freePort()
+	silent, err := net.Listen("tcp", netip.AddrPortFrom(to, cfg.withDefaults().iwarpPort(port)).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	nothingLeft(t)
+	for want, bound := range map[error]func() (context.Context, context.CancelFunc){
+		context.Canceled: func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(300*time.Millisecond, cancel)
+			return ctx, cancel
+		},
+		context.DeadlineExceeded: func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(t.Context(), 300*time.Millisecond)
+		},
+	} {
+		ctx, cancel := bound()
+		began := time.Now()
+		_, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(to, port), cfg)
+		cancel()
+		if took := time.Since(began); !errors.Is(err, want) || took > patience/2 {
+			t.Errorf("%v after %v, want %v", err, took, want)
+		}
+	}
+}
+
+// request asks for a connection in the name of a queue pair that may be none of ours.
+func request(t *testing.T, l *Listener, qp uint32) (answers *ibv.EventChannel) {
+	t.Helper()
+	channel, err := ibv.NewEventChannel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { channel.Close() })
+	id, err := channel.NewID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { id.Close() })
+	channel.SetDeadline(time.Now().Add(patience))
+	expect := func(err error, want ibv.EventType) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev, err := channel.Event(); err != nil || ev.Type != want {
+			t.Fatalf("%v, %v, want %v", ev.Type, err, want)
+		}
+	}
+	expect(id.ResolveAddr(netip.AddrPort{}, l.Addrs()[0], time.Second), ibv.AddrResolved)
+	expect(id.ResolveRoute(time.Second), ibv.RouteResolved)
+	if err := id.Connect(ibv.ConnParam{PrivateData: privateData{version: protocolVersion}.bytes(), QPNum: qp, RetryCount: retryCount}); err != nil {
+		t.Fatal(err)
+	}
+	return channel
+}
+
+// An attempt of a queue pair whose number the peer has a connection of is refused as that,
+// and not as by a foreign program.
+func TestStaleConnection(t *testing.T) {
+	cable(t)
+	if testenv.Device() == "siw" {
+		return // connections of iWARP have no such numbers
+	}
+	l := listen(t, Config{})
+	a, b := pair(t, l, Config{})
+	defer a.discard()
+	defer b.discard()
+	ev, err := request(t, l, a.q.qp.Num).Event()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := eventError(ev); ev.Type != ibv.Rejected || err != errStale {
+		t.Errorf("%v, status %d: %v", ev.Type, ev.Status, err)
+	}
+}
+
+// Programs of rdma-core that meet us by mistake, and we them.
+func TestForeignPrograms(t *testing.T) {
+	_, to := cable(t)
+	rdmaPort := func(p uint16) string {
+		if testenv.Device() == "siw" {
+			p = Config{}.withDefaults().iwarpPort(p)
+		}
+		return fmt.Sprint(p)
+	}
+	t.Run("rping dials us", func(t *testing.T) {
+		l := listen(t, Config{})
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, "rping", "-c", "-a", to.String(), "-p", rdmaPort(l.addr.Port()), "-C", "1").CombinedOutput()
+		if ctx.Err() != nil || !errors.As(err, new(*exec.ExitError)) { // it ran, and in vain
+			t.Errorf("rping: %v, %v\n%s", ctx.Err(), err, out)
+		}
+		a, b, err := connect(l, Config{})
+		if err != nil {
+			t.Fatalf("the listener does not go on: %v", err)
+		}
+		a.discard()
+		b.discard()
+	})
+	t.Run("we dial rping", func(t *testing.T) {
+		port := freePort()
+		server := exec.Command("rping", "-s", "-a", to.String(), "-p", rdmaPort(port), "-C", "1")
+		if err := server.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Wait()
+		defer server.Process.Kill()
+		for end := time.Now().Add(patience); ; {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			_, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(to, port), Config{})
+			cancel()
+			if reasonOf(err) == session.ReasonNoListener && time.Now().Before(end) {
+				continue // it is not there yet
+			}
+			if reasonOf(err) != session.ReasonProtocol {
+				t.Errorf("%v, want %v", err, session.ReasonProtocol)
+			}
+			return
+		}
+	})
+}

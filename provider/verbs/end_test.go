@@ -1,0 +1,265 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+)
+
+// Whoever asks for the errno of an error that ended a connection gets ECONNRESET,
+// whatever the device said.
+func TestLostIsAReset(t *testing.T) {
+	err := deviceError(fmt.Errorf("ibv_post_send: %w", syscall.ENOTCONN))
+	var errno syscall.Errno
+	if !errors.As(err, &errno) || errno != syscall.ECONNRESET {
+		t.Errorf("%v: %v", err, errno)
+	}
+}
+
+// cables counts those of ownCable.
+var cables int
+
+// ownCable makes a cable that the test may break, with its devices, and returns
+// their names and the address to listen on.
+func ownCable(t testing.TB) (netdev, rdma string, listen netip.Addr) {
+	t.Helper()
+	cable(t)
+	cables++
+	n := 30 + cables
+	replace := strings.NewReplacer("NET", fmt.Sprintf("10.8.%d", n), "TABLE", fmt.Sprint(100+n),
+		"LOW", fmt.Sprint(10+cables), "MID", fmt.Sprint(30+cables), "KIND", testenv.Device(), "N", fmt.Sprint(n))
+	run(t, "bash", "-c", replace.Replace(`set -e
+	ip link add bN1 mtu 9000 type veth peer name bN2 mtu 9000
+	for i in 1 2; do
+		peer=$((3 - i))
+		sysctl -qw net.ipv4.conf.bN$i.rp_filter=0 net.ipv4.conf.bN$i.accept_local=1
+		ip addr add NET.$i/32 dev bN$i
+		ip link set bN$i up
+		ip route add NET.$peer dev bN$i src NET.$i table TABLE
+		ip rule add pref MID oif bN$i to NET.$peer lookup TABLE
+	done
+	ip rule add pref LOW iif lo to NET.0/30 lookup TABLE
+	rdma link add brN1 type KIND netdev bN1
+	rdma link add brN2 type KIND netdev bN2`))
+	return fmt.Sprintf("b%d1", n), fmt.Sprintf("br%d1", n), netip.MustParseAddr(fmt.Sprintf("10.8.%d.2", n))
+}
+
+// A cable that is pulled, a device that goes: both ends of a transfer find an
+// error within the bounds of keepalive, closing does not hang, and nothing is left:
+// also where it is the callers' own memory that is exposed and read just then.
+func TestBreaks(t *testing.T) {
+	cable(t)
+	for _, tt := range []struct {
+		name    string
+		deleted bool // the device; otherwise the link goes down
+		own     bool // each Write's own memory, by RDMA read
+	}{
+		{name: "link down"},
+		{name: "link down, own memory", own: true},
+		{name: "device deleted", deleted: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			netdev, rdma, at := ownCable(t)
+			l, err := Listen(netip.AddrPortFrom(at, freePort()), Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			first, second, err := connect(l, Config{}) // what a device's first use leaves behind
+			if err != nil {
+				t.Fatal(err)
+			}
+			first.discard()
+			second.discard()
+			nothingLeft(t)
+			cfg := session.Config{KeepAlive: 500 * time.Millisecond, CancelTimeout: time.Second}
+			if tt.own {
+				cfg.Threshold, cfg.Disable = 4<<10, session.FeatureRDMAWrite
+			}
+			a, b := sessions(t, l, cfg)
+			var wg sync.WaitGroup
+			flowing := make(chan struct{})
+			var once sync.Once
+			ends := make(chan error, 4)
+			for _, s := range []*session.Session{a, b} {
+				wg.Go(func() {
+					buf := make([]byte, 1<<20)
+					for {
+						if _, err := s.Write(buf); err != nil {
+							ends <- err
+							return
+						}
+					}
+				})
+				wg.Go(func() {
+					buf := make([]byte, 1<<20)
+					for total := 0; ; {
+						n, err := s.Read(buf)
+						if err != nil {
+							ends <- err
+							return
+						}
+						if total += n; total > 8<<20 {
+							once.Do(func() { close(flowing) })
+						}
+					}
+				})
+			}
+			<-flowing
+			if tt.own && a.Stats().OffersSent+b.Stats().OffersSent == 0 {
+				t.Error("no Write's own memory was offered")
+			}
+			began := time.Now()
+			if tt.deleted {
+				del := exec.Command("rdma", "link", "delete", rdma)
+				if err := del.Start(); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				run(t, "ip", "link", "set", netdev, "down")
+			}
+			for range cap(ends) {
+				select {
+				case err := <-ends:
+					t.Logf("after %v: %v", time.Since(began), err)
+					if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.ETIMEDOUT) && !errors.Is(err, syscall.EPIPE) {
+						t.Errorf("the end is %v", err)
+					}
+				case <-time.After(patience):
+					stacks := make([]byte, 1<<20)
+					t.Fatalf("no error\n%s", stacks[:runtime.Stack(stacks, true)])
+				}
+			}
+			wg.Wait()
+			for _, s := range []*session.Session{a, b} {
+				s.Close()
+				select {
+				case <-s.Closed():
+				case <-time.After(patience):
+					t.Fatal("Close hangs")
+				}
+			}
+		})
+	}
+}
+
+// What connections held is given back, whichever way they end.
+func TestNothingIsLeft(t *testing.T) {
+	l := listen(t, Config{})
+	round := func(how int) {
+		a, b, err := connect(l, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin(a)
+		begin(b)
+		if _, err := b.mem.Expose(make([]byte, 1<<16), session.RemoteRead); err != nil {
+			t.Fatal(err)
+		}
+		a.mem.Alloc(1 << 16)
+		switch how % 3 {
+		case 0:
+			a.Close()
+			b.Close()
+		case 1:
+			a.Abort()
+			b.Abort()
+		case 2:
+			b.Close()
+			a.Abort()
+		}
+		a.Retire()
+		b.Retire()
+	}
+	round(0)
+	nothingLeft(t)
+	goroutines := runtime.NumGoroutine()
+	for i := range 12 {
+		round(i)
+	}
+	goroutinesGone(t, goroutines, patience)
+}
+
+// goroutinesGone waits until there are no more than before.
+func goroutinesGone(t testing.TB, before int, limit time.Duration) {
+	t.Helper()
+	testenv.Eventually(t, limit, func() error {
+		if n := runtime.NumGoroutine(); n > before {
+			stacks := make([]byte, 1<<20)
+			return fmt.Errorf("%d goroutines, %d before:\n%s", n, before, stacks[:runtime.Stack(stacks, true)])
+		}
+		return nil
+	})
+}
+
+// nothingLeft checks at the end of the test, when its other cleanups have run,
+// that the kernel has no more objects of each kind than now (windows show in
+// their protection domain, which would not go without them), and that no more
+// buffers are in use. It keeps a listener open, as a device's first use leaves
+// librdmacm's own objects behind.
+func nothingLeft(t testing.TB) {
+	t.Helper()
+	listen(t, Config{})
+	before := testenv.RDMAObjects(t)
+	_, used := controlArena().Bytes()
+	t.Cleanup(func() {
+		if t.Failed() {
+			return // what a failed test left behind explains nothing
+		}
+		testenv.Eventually(t, patience, func() (err error) {
+			for what, n := range testenv.RDMAObjects(t) {
+				if n > before[what] {
+					err = errors.Join(err, fmt.Errorf("%d %s, before %d", n, what, before[what]))
+				}
+			}
+			return err
+		})
+		if _, u := controlArena().Bytes(); u > used {
+			t.Errorf("%d bytes of the arena are in use, before %d", u, used)
+		}
+	})
+}
+
+// What is exposed is taken back when Close and Abort return, also where no thread is free
+// for librdmacm's calls, which on iWARP go on in the background.
+func TestExposedIsTakenBackAtOnce(t *testing.T) {
+	nothingLeft(t)
+	l := listen(t, Config{})
+	for name, end := range map[string]func(*Endpoint){
+		"Close": func(e *Endpoint) { e.Close() },
+		"Abort": (*Endpoint).Abort,
+	} {
+		a, b, err := connect(l, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.mem.Expose(make([]byte, 64<<10), session.RemoteWrite); err != nil {
+			t.Fatal(err)
+		}
+		busy := make(chan struct{})
+		for range maxBlocked {
+			blocking.run(0, func() { <-busy })
+		}
+		end(b)
+		b.mem.exposures.mu.Lock()
+		left := b.mem.exposures.m
+		b.mem.exposures.mu.Unlock()
+		// What is cached besides is local, and of no use to a peer.
+		if st := b.dom.cache.Stats(); left != nil || int(st.PinnedEntries) != int(st.Entries) {
+			t.Errorf("behind %s: %d exposures, %+v", name, len(left), st)
+		}
+		close(busy)
+		b.Retire()
+		a.discard()
+	}
+}

@@ -1,0 +1,358 @@
+//go:build linux && cgo
+
+package verbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+)
+
+// Each call of the libraries fails in turn, alone or with all after it, while a listener
+// is made, connected to and closed: an error or a connection, and nothing is left.
+func testEachCallFails(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeSRQs, 16)
+	port, hits, want := 20_000, 0, 0
+	for i, cfg := range fakeConfigs {
+		for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO}[i:] { // with shared queues an end takes 0.1 s
+			want += 2 * 20
+			hits += f.eachFault(errno, func() error { port++; return connectOnce(fakeAddr(port), cfg) })
+		}
+	}
+	if hits < want {
+		t.Errorf("%d calls failed, want %d at least", hits, want)
+	}
+}
+
+// … also where they connect without rdma_cm. What is short at either end is said to be,
+// and nothing else is.
+func testEachCallFailsWithoutCM(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeGIDs, 1)
+	f.set(fakeForeign, 0)
+	serveLoopback(t)
+	cfg := Config{WithoutCM: true}
+	for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO} {
+		hits := f.eachFault(errno, func() error {
+			err := connectOnce(fakeAddr(int(unusedPort(t, cfg.withDefaults()))), cfg)
+			if f.get(fakeHits) > 0 && err != nil && (reasonOf(err) == session.ReasonResources) != (errno == syscall.ENOMEM) {
+				t.Errorf("%v of %s: %v", errno, f.failed(), err)
+			}
+			return err
+		})
+		if hits < 2*20 {
+			t.Errorf("%d calls failed", hits)
+		}
+	}
+}
+
+// eachFault connects as often as calls of the libraries can fail with errno: each alone,
+// and each with all after it. It counts them.
+func (f *fake) eachFault(errno syscall.Errno, connect func() error) (hits int) {
+	f.t.Helper()
+	for _, all := range []int64{0, 1} {
+		for n := int64(0); ; n++ {
+			f.set(fakeErrno, int64(errno))
+			f.set(fakeAll, all)
+			f.set(fakeHits, 0)
+			f.set(fakeCountdown, n)
+			err := connect()
+			hit := f.get(fakeHits) > 0
+			f.set(fakeCountdown, -1)
+			f.set(fakeHits, 0)
+			f.empty(fmt.Sprintf("%v of call %d (%s), all after it: %v; %v:", errno, n, f.failed(), all == 1, err))
+			if !hit {
+				if err != nil {
+					f.t.Errorf("with no fault: %v", err)
+				}
+				break
+			}
+			hits++
+		}
+	}
+	return hits
+}
+
+// Listeners come and go under dials that have less time than a dial takes, while events
+// are slow. One dial has all the time it wants, and comes through: so what the others
+// lack is time.
+func testDialsWithoutTime(t *testing.T) {
+	const enough = 20 * time.Second
+	dial := func(at netip.AddrPort, cfg Config, limit time.Duration) (time.Duration, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		began := time.Now()
+		e, err := Dial(ctx, netip.AddrPort{}, at, cfg)
+		took := time.Since(began)
+		if err == nil {
+			e.discard()
+		}
+		return took, err
+	}
+	for i, cfg := range fakeConfigs {
+		f := useFake(t)
+		f.set(fakeSRQs, 16)
+		f.set(fakeSlow, 1)
+		at := fakeAddr(30_000)
+		l, err := Listen(at, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole, err := dial(at, cfg, enough)
+		l.Close()
+		if err != nil {
+			t.Fatalf("with nobody beside it: %v", err)
+		}
+		var all sync.WaitGroup
+		for g := range 4 {
+			all.Go(func() {
+				for i := range []int{60, 15}[i] {
+					at := fakeAddr(30_001 + 1000*g + i)
+					l, err := Listen(at, cfg)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					var dials sync.WaitGroup
+					for _, limit := range []time.Duration{whole / 20, whole / 2, whole} {
+						dials.Go(func() { dial(at, cfg, limit) })
+					}
+					if i%2 == 0 {
+						dials.Go(func() {
+							if _, err := dial(at, cfg, enough); err != nil {
+								t.Errorf("with all the time it wants: %v", err)
+							}
+						})
+						dials.Wait()
+					}
+					l.Close()
+					dials.Wait()
+				}
+			})
+		}
+		all.Wait()
+	}
+}
+
+// The device goes and comes back under connections: all end, the listener listens on it
+// again, and its context is not closed before the last object that was made with it.
+func testDeviceRemoval(t *testing.T) {
+	const rounds = 15
+	f := useFake(t)
+	at := fakeAddr(40_000)
+	l, err := Listen(at, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			e, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+				defer cancel()
+				if err := e.q.await(ctx, func() bool { return false }); ctx.Err() != nil {
+					t.Errorf("the connection does not end: %v", err)
+				}
+				e.discard()
+			})
+		}
+	})
+	var over atomic.Bool
+	var connected atomic.Int64
+	for g := range 4 {
+		all.Go(func() {
+			for i := 0; !over.Load(); i++ {
+				ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+				e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
+				cancel()
+				if err != nil {
+					runtime.Gosched()
+					continue
+				}
+				connected.Add(1)
+				for range (i + g) % 20 {
+					runtime.Gosched()
+				}
+				e.discard()
+			}
+		})
+	}
+	for round := range rounds {
+		before := connected.Load()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if connected.Load() < before+3 {
+				return fmt.Errorf("round %d: nobody connects", round)
+			}
+			return nil
+		})
+		f.order(fakeRemove)
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if addrs := l.Addrs(); len(addrs) != 0 {
+				return fmt.Errorf("round %d: it listens on %v of a device that has gone", round, addrs)
+			}
+			return nil
+		})
+		f.order(fakeReturn)
+	}
+	over.Store(true)
+	l.Close()
+	all.Wait()
+}
+
+// Where events cannot be waited for a dial gets an error, and does not wait for them.
+func testWithoutEpoll(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeNoEpoll, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	began := time.Now()
+	_, err := Dial(ctx, netip.AddrPort{}, fakeAddr(41_000), Config{})
+	if err == nil || !strings.Contains(err.Error(), "max_user_watches") || time.Since(began) > 5*time.Second {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+}
+
+// Of one context there is one device at a time, however fast the last connection's end
+// and the next one's beginning follow each other.
+func testDevicesDoNotOverlap(t *testing.T) {
+	f := useFake(t)
+	at := fakeAddr(42_000)
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() {
+			for range 500 { // nobody listens: the device is used and let go
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				if _, err := Dial(ctx, netip.AddrPort{}, at, Config{}); !errors.Is(err, syscall.ECONNREFUSED) && reasonOf(err) != session.ReasonNoListener {
+					t.Error(err)
+				}
+				cancel()
+			}
+		})
+	}
+	all.Wait()
+	if n := f.get(fakeOverlaps); n != 0 {
+		t.Errorf("%d times there were two", n)
+	}
+}
+
+// A listener that is being closed refuses as that: another may have its port by TCP.
+func testClosingListener(t *testing.T) {
+	useFake(t)
+	at := fakeAddr(43_000)
+	l, err := Listen(at, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closing := func(is bool) {
+		l.mu.Lock()
+		l.closed = is
+		l.mu.Unlock()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	closing(true) // and still listens
+	_, err = Dial(ctx, netip.AddrPort{}, at, Config{})
+	if reasonOf(err) != session.ReasonNoListener || !strings.Contains(err.Error(), "closing") {
+		t.Errorf("%v (%v)", err, reasonOf(err))
+	}
+	closing(false)
+	l.Close()
+}
+
+// A queue pair's number that the peer has a connection of, from before this host came up
+// again, costs an attempt and not the connection.
+func testStaleConnections(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeStale, dialTries-1)
+	if err := connectOnce(fakeAddr(46_000), Config{}); err != nil {
+		t.Error(err)
+	}
+	f.set(fakeStale, dialTries)
+	if err := connectOnce(fakeAddr(46_001), Config{}); err != errStale {
+		t.Errorf("%d in turn: %v", dialTries, err)
+	}
+}
+
+// Without rdma_cm an end takes the GID of its address whose interface is here and has
+// that address, and another where the device refuses it as not this process's. Where
+// all are like that, both ends say so.
+func testGIDsInTurn(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeGIDs, 3)
+	serveLoopback(t)
+	cfg := Config{WithoutCM: true}
+	for _, tt := range []struct{ foreign, used int64 }{{0, 1 << 2}, {1 << 2, 1 << 0}, {1<<2 | 1<<0, 1 << 1}, {1<<3 - 1, 0}} {
+		f.set(fakeForeign, tt.foreign)
+		f.set(fakeUsed, 0)
+		err := connectOnce(fakeAddr(int(unusedPort(t, cfg.withDefaults()))), cfg)
+		if tt.used == 0 && reasonOf(err) != session.ReasonUnreachable || tt.used != 0 && err != nil {
+			t.Errorf("%b are not ours: %v", tt.foreign, err)
+		}
+		if used := f.get(fakeUsed); used != tt.used {
+			t.Errorf("%b are not ours: queue pairs have %b, want %b", tt.foreign, used, tt.used)
+		}
+	}
+
+	a, err := attach(fakeAddr(0).Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.dev.release()
+	err = a.inTurn(func(ibv.GIDEntry) error { return syscall.EINVAL })
+	if text := fmt.Sprint(err); reasonOf(err) != session.ReasonUnreachable || !strings.Contains(text, "GID ::ffff:127.0.0.1 ") || !strings.Contains(text, " of lo:") {
+		t.Errorf("no GID is ours: %v", err)
+	}
+	if at, err := a.dev.loopback(); err != nil || len(at.gids) != 3 || at.gids[0].Index != 2 {
+		t.Errorf("the probe's GIDs: %+v, %v", at.gids, err)
+	}
+}
+
+// A request that is never confirmed does not keep a backlog from others until its time
+// is up.
+func testHalfOpenWithoutCM(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeGIDs, 1)
+	f.set(fakeForeign, 0)
+	serveLoopback(t)
+	cfg := Config{WithoutCM: true, Backlog: 2}
+	at := fakeAddr(int(unusedPort(t, cfg.withDefaults())))
+	l, err := Listen(at, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for range cfg.Backlog {
+		c, err := net.Dial("tcp", netip.AddrPortFrom(at.Addr(), l.cfg.iwarpPort(at.Port())).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		mine := connParams{privateData: privateData{version: protocolVersion}, mtu: 3, served: 1}
+		mine.peer = ibv.QPPeer{QPNum: 17, GID: at.Addr().As16()}
+		if _, err := c.Write(mine.bytes()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readParams(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expectPlaces(t, l)
+}

@@ -1,0 +1,268 @@
+//go:build linux && cgo
+
+package verbs
+
+import (
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
+)
+
+// started makes a connection for a session that is woken.
+func started(t *testing.T, port int) (*Endpoint, wakes) {
+	t.Helper()
+	e, _ := fakePair(t, port, Config{})
+	w := make(wakes, 1)
+	e.Start(w)
+	return e, w
+}
+
+// expectReset checks that the connection is over, and somebody knows.
+func expectReset(t *testing.T, what string, e *Endpoint, w wakes) {
+	t.Helper()
+	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%s: %v", what, err)
+	}
+	if len(w) == 0 {
+		t.Errorf("%s: nobody is woken", what)
+	}
+}
+
+// An end is known when nothing is under way any more to memory of this end, and not
+// before.
+func testEndWaitsForTransfers(t *testing.T) {
+	f := useFake(t)
+	port := 47_000
+	for what, over := range map[string]func(*Endpoint){
+		"a read that is flushed":     func(e *Endpoint) { e.complete(ibv.WC{ID: kindRead, Status: ibv.WRFlushErr}) },
+		"a read that is not flushed": (*Endpoint).giveUp,
+		"a read that ends well": func(e *Endpoint) {
+			f.set(fakeCompleted, int64(kindRead))
+			f.set(fakeCompletions, 1)
+			e.q.notice()
+		},
+	} {
+		port++
+		e, w := started(t, port)
+		mem := e.mem.Alloc(4096)
+		if err := e.mem.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
+			t.Fatal(err)
+		}
+		e.q.fail(deviceError(syscall.EIO))
+		if err := e.Err(); err != nil || len(w) != 0 {
+			t.Errorf("%s: it is over while the device may write to memory: %v", what, err)
+		}
+		if e.q.late == nil || !e.q.notified.Load() {
+			t.Errorf("%s: nobody waits for it", what)
+		}
+		over(e)
+		expectReset(t, what, e, w)
+		var ev session.Event
+		if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || (ev.Err == nil) != (what == "a read that ends well") {
+			t.Errorf("%s: %+v", what, ev)
+		}
+		e.mem.Free(mem)
+	}
+}
+
+// A call that fails ends the connection, and everybody knows.
+func testFailuresEnd(t *testing.T) {
+	f := useFake(t)
+	fails := func() {
+		f.set(fakeErrno, int64(syscall.EIO))
+		f.set(fakeCountdown, 0)
+	}
+	e, w := started(t, 47_010)
+	e.Commit(len(e.Reserve(8, 8)))
+	if err := e.Err(); err != nil {
+		t.Fatal(err)
+	}
+	e.Reserve(8, 8)
+	fails()
+	e.Commit(8)
+	expectReset(t, "a message that is not posted", e, w)
+	if e.Reserve(8, 8) != nil || e.ReserveControl(8) != nil {
+		t.Error("there is room for a message behind the end")
+	}
+
+	e, w = started(t, 47_011)
+	fails()
+	e.q.mu.Lock()
+	for n := range repostBatch {
+		e.recv.taken++
+		e.recv.againLocked(arrival{buffer: n, n: 8})
+	}
+	e.q.mu.Unlock()
+	expectReset(t, "a buffer that is not posted", e, w)
+	if !e.recv.buffersLost {
+		t.Error("a group would count on that buffer")
+	}
+
+	e, w = started(t, 47_012)
+	e.q.notified.Store(false)
+	fails()
+	e.Arm(session.RecvReady)
+	expectReset(t, "a queue that announces nothing", e, w)
+
+	e, w = started(t, 47_013)
+	f.set(fakeCompleted, int64(kindSend))
+	f.set(fakeCompletions, 100)
+	if e.Poll(&session.Event{}); f.get(fakeCompletions) != 0 { // nothing would announce the rest
+		t.Errorf("a look leaves %d of 100 completions", f.get(fakeCompletions))
+	}
+	f.set(fakeCompletions, -1)
+	e.Poll(&session.Event{})
+	f.set(fakeCompletions, 0)
+	expectReset(t, "a queue that fails", e, w)
+}
+
+// What has come is found before an end that comes later, and the peer's access ends; a
+// session that starts behind the end is woken.
+func testEndBehindDisconnect(t *testing.T) {
+	f := useFake(t)
+	e, _ := started(t, 47_020)
+	f.set(fakeCompleted, int64(kindRecv))
+	f.set(fakeOpcode, int64(ibv.WCRecv))
+	f.set(fakeCompletions, 1)
+	broken := f.get(fakeBroken)
+	e.q.fail(deviceError(syscall.EIO))
+	f.set(fakeOpcode, 0)
+	if err := e.Err(); !errors.Is(err, syscall.EPIPE) || f.get(fakeBroken) != broken+1 {
+		t.Errorf("behind the peer's disconnect message: %v, its access ended: %v", err, f.get(fakeBroken) > broken)
+	}
+
+	e, _ = started(t, 47_014)
+	e.q.fail(deviceError(syscall.EIO))
+	w := make(wakes, 1)
+	e.Start(w)
+	expectReset(t, "a session that starts behind the end", e, w)
+}
+
+// A transfer that is not flushed ends only when its queue pair is gone: until then the
+// device may use its memory. So does one whose endpoint is aborted.
+func testUnflushedTransfers(t *testing.T) {
+	f := useFake(t)
+	f.set(fakeSRQs, 16)
+	port := 50_000
+	for _, cfg := range fakeConfigs {
+		for what, end := range map[string]func(*Endpoint){
+			"not flushed": func(e *Endpoint) {
+				e.q.fail(deviceError(syscall.EIO))
+				e.giveUp()
+			},
+			"aborted": (*Endpoint).Abort,
+		} {
+			port++
+			e, _ := fakePair(t, port, cfg)
+			queuePairs := f.get(fakeQPs)
+			left := int64(-1) // when the end is known
+			e.Start(wakeFunc(func(session.Events) { left = f.get(fakeQPs) }))
+			mem := e.mem.Alloc(4096)
+			if err := e.mem.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
+				t.Fatal(err)
+			}
+			end(e)
+			if err := e.Err(); err == nil || left != queuePairs-1 {
+				t.Errorf("%s: %v; it was reported with %d queue pairs, of %d before", what, err, left, queuePairs)
+			}
+			if e.q.gone {
+				continue
+			}
+			var ev session.Event
+			if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || ev.Err == nil {
+				t.Errorf("%s: %+v", what, ev)
+			}
+			e.q.fail(deviceError(syscall.EIO)) // as an event that comes late does
+		}
+	}
+}
+
+// Who arms while the queue announces something is woken by that, or the queue is asked
+// again.
+func testNotices(t *testing.T) {
+	f := useFake(t)
+	e, _ := fakePair(t, 49_000, Config{})
+	w := make(wakes, 2)
+	e.Start(w)
+	announced := f.get(fakeNotifies)
+	e.Disarm(^session.Events(0))
+	e.q.notice() // of what connecting asked for
+	var begun, armed atomic.Int64
+	const rounds = 20_000
+	go func() { // ends behind the last round
+		for round := int64(1); round <= rounds; round++ {
+			for turn := 1; begun.Load() < round; turn++ {
+				if turn%1000 == 0 {
+					runtime.Gosched()
+				}
+			}
+			e.Arm(session.SendReady)
+			armed.Store(round)
+		}
+	}()
+	for round := int64(1); round <= rounds; round++ {
+		e.Arm(session.RecvReady)
+		begun.Store(round)
+		for turn, missing := 1, session.RecvReady|session.SendReady; missing != 0; turn++ {
+			last := armed.Load() == round // nothing more happens by itself
+			if asked := f.get(fakeNotifies); asked > announced {
+				announced = asked
+				for range rand.IntN(200) { // so that the other comes before, beside and behind
+					armed.Load()
+				}
+				e.q.notice()
+			} else if last && len(w) == 0 {
+				t.Fatalf("round %d: %b is armed, and the queue was not asked", round, e.q.armed.Load())
+			}
+			select {
+			case ev := <-w:
+				missing &^= ev
+			default:
+				if turn%1000 == 0 {
+					runtime.Gosched()
+				}
+			}
+		}
+	}
+}
+
+// The memory of messages, and what Alloc gave, belongs to the endpoint until Retire, and
+// to nobody else's connection; the registrations go with Close and Abort.
+func testRetire(t *testing.T) {
+	f := useFake(t)
+	const memoryRegions = fakeObjects + 1
+	used := func() (control, allocated int64) {
+		_, control = controlArena().Bytes()
+		_, allocated = regcache.DefaultArena().Bytes()
+		return control, allocated
+	}
+	for i, end := range []func(*Endpoint){(*Endpoint).Abort, func(e *Endpoint) { e.Close() }} {
+		e, _ := fakePair(t, 51_000+i, Config{})
+		room, control := e.Reserve(1000, 1000), e.ReserveControl(session.MaxControl)
+		if room == nil || control == nil || e.mem.Alloc(64<<10) == nil {
+			t.Fatal("no memory")
+		}
+		bytes, allocated := used()
+		registered := f.get(memoryRegions)
+		end(e)
+		if b, a := used(); b != bytes || a != allocated {
+			t.Errorf("before Retire %d and %d bytes of it are others'", bytes-b, allocated-a)
+		}
+		if n := f.get(memoryRegions); n != registered-2 {
+			t.Errorf("%d of two registrations have gone", registered-n)
+		}
+		e.Commit(1000)
+		e.CommitControl(session.MaxControl)
+		e.Retire()
+		if b, a := used(); b >= bytes || a >= allocated {
+			t.Errorf("behind Retire %d and %d bytes are free", bytes-b, allocated-a)
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package verbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/backlog"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+)
+
+// What a listener refuses, and why, reaches the dialer.
+func TestRefusals(t *testing.T) {
+	t.Run("backlog full", func(t *testing.T) {
+		l := listen(t, Config{Backlog: 1})
+		first, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer first.discard()
+		if _, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{}); !errors.Is(err, syscall.ECONNREFUSED) || reasonOf(err) != session.ReasonNone {
+			t.Errorf("%v, want ECONNREFUSED", err)
+		}
+	})
+	t.Run("subnet", func(t *testing.T) {
+		l := listen(t, Config{Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
+		if _, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{}); reasonOf(err) != session.ReasonPermission {
+			t.Errorf("%v, want %v", err, session.ReasonPermission)
+		}
+	})
+}
+
+// A listener on :: that takes no IPv4 takes none over RDMA either.
+func TestListenerOfIPv6Alone(t *testing.T) {
+	cable(t)
+	for _, alone := range []bool{true, false} {
+		l, err := Listen(netip.AddrPortFrom(netip.IPv6Unspecified(), freePort()), Config{V6Only: alone})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v4 []netip.AddrPort
+		for _, a := range l.Addrs() {
+			if a.Addr().Is4() {
+				v4 = append(v4, a)
+			}
+		}
+		if alone != (len(v4) == 0) {
+			t.Errorf("IPv6 alone: %v; it listens on %v", alone, v4)
+		}
+		l.Close()
+	}
+}
+
+// Who asks for a connection and does not go on to make it does not keep a backlog from
+// others until its time is up.
+func TestHalfOpenRequests(t *testing.T) {
+	cable(t)
+	if testenv.Device() == "siw" {
+		return // asking takes a queue pair, and the listener's end is established with it
+	}
+	cfg := Config{Backlog: 2}
+	l := listen(t, cfg)
+	for i := range cfg.Backlog {
+		request(t, l, uint32(1000+i)) // whose answer is never taken, so that librdmacm does not go on
+	}
+	expectPlaces(t, l)
+}
+
+// expectPlaces waits until a listener whose backlog is full of connections that are not
+// made gives all of its places to others.
+func expectPlaces(t *testing.T, l *Listener) {
+	t.Helper()
+	began := time.Now()
+	for range l.cfg.Backlog {
+		testenv.Eventually(t, patience, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			e, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(l.Addrs()[0].Addr(), l.addr.Port()), Config{WithoutCM: l.cfg.WithoutCM})
+			if err == nil {
+				t.Cleanup(e.discard)
+			}
+			return err
+		})
+	}
+	if took := time.Since(began); took < backlog.Slow/2 || took > acceptTime*9/10 {
+		t.Errorf("it took %v", took)
+	}
+	if e, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(l.Addrs()[0].Addr(), l.addr.Port()), Config{WithoutCM: l.cfg.WithoutCM}); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("beyond the backlog: %v", err)
+		if err == nil {
+			e.discard()
+		}
+	}
+}
+
+// A device that goes and comes back is listened on again, on its own address as
+// well as on all of them. A software device is not gone, and cannot come back, before
+// the processes that have it open have ended: here it is the event that comes alone.
+func TestListenerOutlivesItsDevice(t *testing.T) {
+	_, at := cable(t)
+	for _, where := range []netip.Addr{at, netip.IPv4Unspecified()} {
+		addr := netip.AddrPortFrom(at, freePort())
+		l, err := Listen(netip.AddrPortFrom(where, addr.Port()), Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		for range 3 {
+			l.mu.Lock()
+			x := l.ids[at]
+			l.mu.Unlock()
+			if x == nil {
+				t.Fatalf("listening on %v: %v is not listened on", where, at)
+			}
+			x.event(ibv.Event{Type: ibv.DeviceRemoval, ID: x.id})
+			testenv.Eventually(t, patience, func() error {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				if y := l.ids[at]; y == nil || y == x {
+					return errors.New("it does not listen again")
+				}
+				return nil
+			})
+			a, err := Dial(patient(t), netip.AddrPort{}, addr, Config{})
+			if err != nil {
+				t.Fatalf("listening on %v: %v", where, err)
+			}
+			b, err := accept(l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.discard()
+			b.discard()
+		}
+	}
+}
+
+// One whose device has gone does not list it any more, and ends.
+func TestListenerWithoutItsDevice(t *testing.T) {
+	_, rdma, at := ownCable(t)
+	l, err := Listen(netip.AddrPortFrom(at, freePort()), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	del := exec.Command("rdma", "link", "delete", rdma[:len(rdma)-1]+"2") // the listener's end
+	if err := del.Start(); err != nil {                                   // it ends with this process
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if len(l.Addrs()) != 0 {
+			return fmt.Errorf("it still lists %v", l.Addrs())
+		}
+		return nil
+	})
+	ended := make(chan struct{})
+	go func() {
+		l.Close()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("Close hangs")
+	}
+}
+
+// A connect request that is taken while its channel's last id goes is not adopted: the
+// channel is about to be destroyed, and there may be another.
+func TestRequestOfAnEndingChannel(t *testing.T) {
+	ending, fresh := new(ibv.EventChannel), new(ibv.EventChannel)
+	for _, h := range []*cmHub{{}, {users: 1, channel: fresh}} {
+		users := h.users
+		if l := h.adopt(new(ibv.ID), ending); l != nil || h.users != users {
+			t.Errorf("adopted, with %d users", users)
+		}
+	}
+	if h := (&cmHub{users: 1, channel: fresh}); h.adopt(new(ibv.ID), fresh) == nil || h.users != 2 {
+		t.Error("not adopted")
+	}
+}

@@ -1,0 +1,106 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
+)
+
+func TestPrivateData(t *testing.T) {
+	want := privateData{version: 7, refusal: refusedSubnet}
+	// rdma_cm fills private data up with zeros.
+	if got, ours := parsePrivateData(append(want.bytes(), make([]byte, 44)...)); !ours || got != want {
+		t.Errorf("%+v, %v; want %+v", got, ours, want)
+	}
+	for _, b := range [][]byte{nil, make([]byte, 56), want.bytes()[:privateLen-1]} {
+		if _, ours := parsePrivateData(b); ours {
+			t.Errorf("%x is taken for ours", b)
+		}
+	}
+}
+
+// What the results of connecting mean: refused where TCP would be refused too,
+// otherwise why there is no SAN.
+func TestMeaningOfResults(t *testing.T) {
+	private := func(r refusal, version uint16) ibv.ConnParam {
+		return ibv.ConnParam{PrivateData: privateData{version, r}.bytes()}
+	}
+	refused := -int(syscall.ECONNREFUSED)
+	reset := -int(syscall.ECONNRESET)
+	for _, tt := range []struct {
+		name string
+		ev   ibv.Event
+		want session.Reason // ReasonNone: ECONNREFUSED
+	}{
+		{"our backlog, RoCE", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedBacklog, protocolVersion)}, session.ReasonNone},
+		{"our backlog, iWARP", ibv.Event{Type: ibv.Rejected, Status: reset, Param: private(refusedBacklog, protocolVersion)}, session.ReasonNone},
+		{"other version", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedVersion, protocolVersion+1)}, session.ReasonVersion},
+		{"no resources", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedResources, protocolVersion)}, session.ReasonResources},
+		{"not from here", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedSubnet, protocolVersion)}, session.ReasonPermission},
+		{"a foreign program", ibv.Event{Type: ibv.Rejected, Status: 28}, session.ReasonProtocol},
+		{"a foreign program, iWARP", ibv.Event{Type: ibv.Rejected, Status: reset}, session.ReasonProtocol},
+		{"nobody, RoCE", ibv.Event{Type: ibv.Rejected, Status: ibNoListener}, session.ReasonNoListener},
+		{"nobody, iWARP", ibv.Event{Type: ibv.Rejected, Status: refused}, session.ReasonNoListener},
+		{"silence", ibv.Event{Type: ibv.Unreachable, Status: -int(syscall.ETIMEDOUT)}, session.ReasonTimeout},
+		{"no neighbour", ibv.Event{Type: ibv.AddrError, Status: -int(syscall.EHOSTUNREACH)}, session.ReasonUnreachable},
+		{"no path", ibv.Event{Type: ibv.RouteError, Status: -int(syscall.ETIMEDOUT)}, session.ReasonUnreachable},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := eventError(tt.ev)
+			if got := reasonOf(err); got != tt.want {
+				t.Errorf("%v (%v), want %v", got, err, tt.want)
+			}
+			if tt.want == session.ReasonNone && !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%v, want ECONNREFUSED", err)
+			}
+		})
+	}
+	// The call's own ECONNREFUSED (siw) is not about TCP's port.
+	if err := callError(&ibv.Error{Verb: "rdma_connect", Errno: syscall.ECONNREFUSED}); reasonOf(err) != session.ReasonNoListener || errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("%v", err)
+	}
+}
+
+// What a listener refuses with, and what its dialer makes of it: TCP, but for a full
+// backlog.
+func TestMeaningOfRefusals(t *testing.T) {
+	for refusal, want := range map[refusal]session.Reason{
+		refusedBacklog:   session.ReasonNone,
+		refusedVersion:   session.ReasonProtocol, // of the version that we speak
+		refusedResources: session.ReasonResources,
+		refusedSubnet:    session.ReasonPermission,
+		refusedClosed:    session.ReasonNoListener,
+		refusedAddress:   session.ReasonUnreachable,
+		refusedDevice:    session.ReasonUnreachable,
+		77:               session.ReasonProtocol,
+	} {
+		h, ok := parsePrivateData(privateData{protocolVersion, refusal}.bytes())
+		err := h.err()
+		if !ok || reasonOf(err) != want || errors.Is(err, syscall.ECONNREFUSED) != (refusal == refusedBacklog) {
+			t.Errorf("refusal %d: %v", refusal, err)
+		}
+	}
+	for _, tt := range []struct {
+		err  error
+		want refusal
+	}{
+		{fmt.Errorf("a device: %w", syscall.EINVAL), refusedDevice},
+		{errors.New("unheard of"), refusedDevice},
+		{fmt.Errorf("control buffers: %w", syscall.ENOMEM), refusedResources},
+		{fmt.Errorf("an arena: %w", syscall.ENOBUFS), refusedResources},
+		{errNoneServed, refusedAddress},
+		{unavailable(session.ReasonUnreachable, fmt.Errorf("no GID: %w", syscall.EINVAL)), refusedAddress},
+		{unavailable(session.ReasonResources, fmt.Errorf("being closed: %w", syscall.EBUSY)), refusedResources},
+	} {
+		if got := refusalFor(tt.err); got != tt.want {
+			t.Errorf("for %q it refuses with %d, want %d", tt.err, got, tt.want)
+		}
+	}
+	if h, _ := parsePrivateData(privateData{version: protocolVersion + 1}.bytes()); reasonOf(h.err()) != session.ReasonVersion {
+		t.Errorf("another version: %v", h.err())
+	}
+}
