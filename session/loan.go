@@ -91,8 +91,8 @@ func (s *Session) Commit(n int) error {
 
 // commitError returns why the bytes of a loan are lost; sent: they were sent.
 func (s *Session) commitError(sent bool) error {
-	if sent {
-		return s.over()
+	if sent && s.over() == nil {
+		return nil
 	}
 	if err := s.writeBlocked(); err != nil {
 		return err

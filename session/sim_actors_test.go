@@ -58,7 +58,9 @@ func (p *party) writes() {
 			d := time.Duration(3 * r.Float64() * float64(p.net.MaxLatency))
 			deadline = time.AfterFunc(d, func() { p.s.InterruptWrite(true) })
 		}
-		if r.IntN(4) == 0 {
+		if p.lends(r) {
+			k, err = p.writesLent(r, b)
+		} else if r.IntN(4) == 0 {
 			v, keep := split(r, b), 0
 			keep = len(v)
 			var k64 int64
@@ -74,7 +76,7 @@ func (p *party) writes() {
 			deadline.Stop()
 		}
 		fill(b, usedWrite)
-		if k < 0 || k > n || (k < n) != (err != nil) {
+		if k < 0 || k > n || (k < n) != (err != nil) && !errors.Is(err, errShortLoan) {
 			p.errorf("%d: Write of %d bytes: %d, %v", p.id, n, k, err)
 			return
 		}
@@ -85,6 +87,9 @@ func (p *party) writes() {
 		}
 		p.accepted.Store(pos)
 		p.logf("%d: Write %d: %d, %v → %d", p.id, n, k, err, pos)
+		if errors.Is(err, errShortLoan) {
+			continue
+		}
 		if errors.Is(err, session.ErrInterrupted) {
 			if !p.cuts() {
 				p.rest(r)
@@ -105,6 +110,7 @@ func (p *party) writes() {
 	if p.end == lastByte && p.id == p.who {
 		return // Close says it all
 	}
+	p.lendsForEver(r)
 	if err := p.s.CloseWrite(); err != nil {
 		p.writeErr = err
 	}
@@ -131,6 +137,12 @@ func (p *party) reads() {
 				size = offeredInline
 			}
 		}
+		if p.lends(r) {
+			if p.readErr = p.readsLent(r); p.readErr != nil {
+				return
+			}
+			continue
+		}
 		b := make([]byte, size)
 		n, err := p.s.Read(b)
 		header = header && n == len(b)
@@ -138,17 +150,8 @@ func (p *party) reads() {
 			p.errorf("%d: Read of %d bytes: %d, %v", p.id, len(b), n, err)
 			return
 		}
-		want := make([]byte, n)
-		stream(want, p.seed, 1-p.id, p.received)
-		if !bytes.Equal(b[:n], want) {
-			i := 0
-			for b[i] == want[i] {
-				i++
-			}
-			p.errorf("%d: wrong byte at %d (%d of %d in this Read): %x instead of %x", p.id, p.received+int64(i), i, n, b[i:min(n, i+8)], want[i:min(n, i+8)])
-			p.whereFrom(b[i:n])
+		if !p.isNext(b[:n]) {
 			p.readErr = errWrongBytes
-			p.s.Abort()
 			return
 		}
 		fill(b, usedRead)
@@ -160,22 +163,43 @@ func (p *party) reads() {
 		}
 		p.received += int64(n)
 		p.logf("%d: Read %d: %d, %v → %d", p.id, len(b), n, err, p.received)
-		if errors.Is(err, session.ErrInterrupted) {
-			p.rest(r)
-			p.s.InterruptRead(false)
-			continue
-		}
-		if p.end == lastByte && p.id == p.who && p.received == p.peer().total {
-			err = io.EOF
-		}
-		if err != nil {
-			p.readErr = err
+		if p.readErr = p.readEnd(r, err); p.readErr != nil {
 			return
 		}
 		if r.IntN(8) == 0 {
 			p.rest(r)
 		}
 	}
+}
+
+// readEnd is why reading ends, given the error of a Read; nil: it goes on.
+func (p *party) readEnd(r *rand.Rand, err error) error {
+	if errors.Is(err, session.ErrInterrupted) {
+		p.rest(r)
+		p.s.InterruptRead(false)
+		return nil
+	}
+	if p.end == lastByte && p.id == p.who && p.received == p.peer().total {
+		return io.EOF
+	}
+	return err
+}
+
+// isNext reports whether b is what comes next in the peer's stream, and otherwise aborts.
+func (p *party) isNext(b []byte) bool {
+	want := make([]byte, len(b))
+	stream(want, p.seed, 1-p.id, p.received)
+	if bytes.Equal(b, want) {
+		return true
+	}
+	i := 0
+	for b[i] == want[i] {
+		i++
+	}
+	p.errorf("%d: wrong byte at %d (%d of %d in this Read): %x instead of %x", p.id, p.received+int64(i), i, len(b), b[i:min(len(b), i+8)], want[i:min(len(b), i+8)])
+	p.whereFrom(b[i:])
+	p.s.Abort()
+	return false
 }
 
 // whereFrom says which bytes of the stream came instead.

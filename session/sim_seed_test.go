@@ -76,6 +76,9 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 	if m.long = !m.cut && r.IntN(40) == 0; m.long {
 		m.prolong()
 	}
+	if !m.cut {
+		m.lent = pick(r, 0, 0.1, 0.5, 1)
+	}
 	return m
 }
 

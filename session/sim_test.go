@@ -125,6 +125,7 @@ type sim struct {
 	cut   bool          // who's Writes are cut short, and the last one comes right after such a one
 	pry   bool          // others look while a Read waits
 	long  bool          // Writes are so long that they go to an inbox in pieces
+	lent  float64       // share of the Writes and Reads that are in lent memory
 	sides [2]*party
 
 	mu         sync.Mutex
@@ -147,6 +148,8 @@ type party struct {
 
 	urgentSent atomic.Uint64
 	stop       chan struct{} // closed when reading and writing are over
+	ended      chan struct{} // closed when this end has done what ends the connection
+	giveBack   func()        // ends a loan after Close; nil: there is none
 }
 
 // cuts: this end's Writes are cut short.
@@ -169,7 +172,7 @@ func (m *sim) run() {
 	m.logf("cut %v; %v by %d after %v\nendpoint %+v\npeer %+v\nsessions %+v", m.cut, m.end, m.who, m.after, m.net, m.net.PeerLimits, m.cfg)
 	a, b := twin.Pair(m.net)
 	for i, ep := range []*twin.Endpoint{a, b} {
-		m.sides[i] = &party{sim: m, id: i, ep: ep, stop: make(chan struct{})}
+		m.sides[i] = &party{sim: m, id: i, ep: ep, stop: make(chan struct{}), ended: make(chan struct{})}
 		m.sides[i].total = int64(duration(m.r, 1, 400_000))
 		switch {
 		case m.cut && i == m.who:
@@ -238,12 +241,16 @@ func (p *party) live() {
 		p.logf("%d: Close: %v", p.id, err)
 	}
 	others.Wait()
+	if p.giveBack != nil {
+		p.giveBack()
+	}
 	<-p.s.Closed()
 	p.logf("%d: closed: %+v", p.id, p.s.Stats())
 }
 
 // ends does what the simulation's ending is, if the time for it comes.
 func (p *party) ends() {
+	defer close(p.ended)
 	select {
 	case <-p.stop:
 		return
