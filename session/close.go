@@ -103,8 +103,9 @@ func (s *Session) Close() error {
 		s.end()
 		return nil
 	}
-	go s.linger() // owned by Closed
-	s.waitWhileTaken()
+	over := make(chan struct{})
+	go s.linger(over) // owned by Closed
+	s.waitWhileTaken(over)
 	return nil
 }
 
@@ -140,14 +141,14 @@ func (s *Session) throwAwayForGood() (last wire.Type) {
 	return last
 }
 
-// waitWhileTaken waits until the endpoint has been given back, as long as the peer goes on
-// taking what it was sent.
-func (s *Session) waitWhileTaken() {
+// waitWhileTaken waits until delivery is over, as long as the peer goes on taking what it
+// was sent.
+func (s *Session) waitWhileTaken(over <-chan struct{}) {
 	t := time.NewTicker(closeWait)
 	defer t.Stop()
 	for before, now := uint64(0), s.heard(); now != before; before, now = now, s.heard() {
 		select {
-		case <-s.closing.done:
+		case <-over:
 			return
 		case <-t.C:
 		}
@@ -181,8 +182,9 @@ func (s *Session) Abort() {
 }
 
 // linger serves a closed session until the peer has everything, and gives the
-// endpoint back.
-func (s *Session) linger() {
+// endpoint back. Then it closes over, whatever the application still has.
+func (s *Session) linger(over chan<- struct{}) {
+	defer close(over)
 	late := time.AfterFunc(s.cfg.CloseTimeout, func() {
 		s.kill(fmt.Errorf("session: the peer did not take all that was written before Close: %w", syscall.ETIMEDOUT))
 	})

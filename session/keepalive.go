@@ -95,6 +95,14 @@ func (k *keepalive) restartLocked() {
 }
 
 func (k *keepalive) check(s *Session) {
+	if !s.startWorker() {
+		return
+	}
+	defer s.workers.Done()
+	if s.over() != nil { // that is why it is silent
+		k.stop()
+		return
+	}
 	s.look(true)
 	heard := s.heard()
 	k.mu.Lock()

@@ -65,24 +65,27 @@ func (s *Session) Reserve(n int) (room []byte, err error) {
 // other than ErrNotReserved and ErrTooMuch is why they were not sent. After any error
 // nothing is reserved.
 func (s *Session) Commit(n int) error {
-	lent, ok := false, false
-	var wrong error
+	lent, sent := false, false
+	var err error
 	s.withSender(func(tx *sender) {
 		if lent = tx.lent != nil; !lent {
 			return
 		}
 		if n < 0 || n > len(tx.lent) {
-			wrong = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(tx.lent))
+			err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(tx.lent))
 			n = 0
 		}
-		ok = tx.unlend(n)
+		if s.wr.state.Load()&stPeerClosed != 0 || s.over() != nil {
+			tx.unlend(0)
+		} else {
+			sent = tx.unlend(n)
+		}
 	})
 	if !lent {
 		return ErrNotReserved
 	}
-	err := wrong
 	if err == nil {
-		err = s.commitError(ok || n == 0)
+		err = s.commitError(sent || n == 0)
 	}
 	s.giveBackLoan() // last: the endpoint may be retired then
 	s.leftBehind()

@@ -284,7 +284,7 @@ func (t *sender) urgentMessage(p []byte) bool {
 		return false
 	}
 	n := wire.HeaderLen + len(p)
-	if t.lent == nil {
+	if t.lentRoom == nil {
 		if room := t.room(len(p), len(p)); room != nil {
 			copy(room[wire.HeaderLen:], p)
 			t.commit(room, wire.TypeUrgent, 0, n)
