@@ -12,7 +12,7 @@ import "github.com/sanconn/san/session/internal/spin"
 // deadline, or Close, puts a token into that channel.
 func (s *Session) await(sd *side, want Events, test func(sure bool) Events) {
 	var w spin.Wait
-	polls := w.Begin(&sd.spins, s.spin)
+	polls := !sd.slept && w.Begin(&sd.spins, s.spin)
 	armed := Events(0)
 	for want != 0 {
 		switch {
@@ -25,6 +25,7 @@ func (s *Session) await(sd *side, want Events, test func(sure bool) Events) {
 			polls, armed = false, 0
 			sd.sleeps.Add(1)
 			<-sd.wake
+			sd.slept = true
 		}
 		want = test(armed != 0)
 	}

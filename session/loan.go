@@ -24,7 +24,7 @@ var (
 // then a Write, and another Reserve, waits. The room must not be used after Commit.
 // Errors are those of Write.
 func (s *Session) Reserve(n int) (room []byte, err error) {
-	s.wr.op.Lock()
+	s.wr.begin()
 	defer s.wr.op.Unlock()
 	if st := s.wr.state.Load(); st != 0 {
 		return nil, writeState(st)
@@ -107,7 +107,7 @@ func (s *Session) commitError(sent bool) error {
 // there are none. They stay where they are until Discard; until then a Read waits, and
 // another Peek returns the same. Errors are those of Read.
 func (s *Session) Peek() (b []byte, err error) {
-	s.rd.op.Lock()
+	s.rd.begin()
 	defer s.rd.op.Unlock()
 	if st := s.rd.state.Load(); st != 0 {
 		return nil, readState(st)

@@ -37,7 +37,7 @@ func (s *Session) introduce() (sent bool) {
 // An *Unavailable error with ReasonVersion or ReasonProtocol means that the peer
 // does not speak this protocol.
 func (s *Session) Negotiate(ctx context.Context) (err error) {
-	s.rd.op.Lock()
+	s.rd.begin()
 	defer s.rd.op.Unlock()
 	stop := context.AfterFunc(ctx, s.rd.signal)
 	defer stop()

@@ -19,7 +19,7 @@ const trickleBelow = 1 << 10
 // syscall.ECONNRESET if the peer vanished or reset the connection (after
 // everything that had arrived), ETIMEDOUT if it stopped answering.
 func (s *Session) Read(p []byte) (int, error) {
-	s.rd.op.Lock()
+	s.rd.begin()
 	n, err := s.read(p)
 	s.leftBehind()
 	s.rd.op.Unlock()

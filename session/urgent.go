@@ -20,7 +20,7 @@ func (s *Session) WriteUrgent(p []byte) (n int, err error) {
 	if len(p) == 0 || len(p) > MaxUrgent {
 		return 0, errors.Join(errUrgentSize, syscall.EMSGSIZE)
 	}
-	s.ur.op.Lock()
+	s.ur.begin()
 	defer s.ur.op.Unlock()
 	test := func(sure bool) Events {
 		if st := s.wr.state.Load(); st != 0 {

@@ -17,7 +17,7 @@ func (s *Session) Write(p []byte) (int, error) {
 	if n := len(p); n <= minFragment && n > 0 && s.writeAtOnce(p) {
 		return n, nil
 	}
-	s.wr.op.Lock()
+	s.wr.begin()
 	n, err := s.write(p, false)
 	s.leftBehind()
 	s.wr.op.Unlock()
@@ -41,7 +41,7 @@ func (s *Session) WriteBuffers(v [][]byte) (n int64, err error) {
 	for len(v) > 0 && len(v[len(v)-1]) == 0 {
 		v = v[:len(v)-1] // so that the last slice ends the Write
 	}
-	s.wr.op.Lock()
+	s.wr.begin()
 	defer s.wr.op.Unlock()
 	defer s.leftBehind()
 	if len(v) == 0 {

@@ -6,8 +6,10 @@
 // and yields the processor to other threads, since the peer may share it, until the time
 // that polling is worth is up; then the caller arms the endpoint and sleeps. If a yield
 // takes long, others need the processor, and it sleeps at once: a sleeper is woken ahead
-// of them. A wait that polling did not end lets the next one go without it, and twice as
-// many each further time. One processor is left to goroutines that work. If PAUSE alone
+// of them; if it takes as long as a thread of another program does, nobody in this process
+// polls for a while, longer each time. A wait that polling did not end lets the next one of
+// its direction go without it, and twice as many each further time. One processor is left
+// to goroutines that work. If PAUSE alone
 // did not end the previous wait, goroutines that are ready run first, and once a
 // microsecond: a Read has often made one ready (net/http's reader does so with each
 // response), which would otherwise wait until this one sleeps.
@@ -35,9 +37,16 @@ const (
 	// are too many.
 	othersTake  = 2 * time.Microsecond
 	othersShare = 8
-	// maxSkip waits in a row, at most, do without polling. So where processors are scarce
-	// fewer than one wait in a hundred loses a turn of the system's scheduler to polling.
-	maxSkip = 256
+	// strangerTakes is longer than a piece of the peer's work, and shorter than a turn of
+	// the system's scheduler. A yield that takes as long has given that turn to another
+	// program: polling ends for crowdedFirst, and longer each time, up to crowdedMost, so
+	// that fewer than one wait in a hundred loses a turn that way.
+	strangerTakes = 500 * time.Microsecond
+	crowdedFirst  = 4 * time.Millisecond
+	crowdedMost   = 256 * time.Millisecond
+	// maxSkip waits in a row, at most, do without polling, so that an idle connection
+	// hardly polls.
+	maxSkip = 64
 	// drainFor is how long Drain pauses.
 	drainFor = 1500 * time.Nanosecond
 )
@@ -66,6 +75,39 @@ var measured = sync.OnceValue(func() pace {
 // polling counts the goroutines of this process that poll.
 var polling atomic.Int32
 
+// crowd is what this process knows of other programs that need its processors.
+var crowd struct {
+	until atomic.Int64 // nanotime until which nobody polls; 0: anybody may
+	span  atomic.Int64 // how long that is, or was the last time, ns
+	ended atomic.Int64 // nanotime at which that ends, or ended the last time
+}
+
+// noteStranger ends polling for a while: for twice as long as the last time, if that was
+// not long ago.
+func noteStranger(now int64) {
+	span := crowd.span.Load()
+	if now-crowd.ended.Load() > span {
+		span = 0
+	}
+	span = min(max(2*span, int64(crowdedFirst)), int64(crowdedMost))
+	crowd.span.Store(span)
+	crowd.ended.Store(now + span)
+	crowd.until.Store(now + span)
+}
+
+// isCrowded reports whether nobody is to poll now.
+func isCrowded() bool {
+	until := crowd.until.Load()
+	if until == 0 {
+		return false
+	}
+	if nanotime() < until {
+		return true
+	}
+	crowd.until.CompareAndSwap(until, 0)
+	return false
+}
+
 // History is what one direction of a connection remembers of its waits.
 type History struct {
 	skip, penalty int  // waits left that do not poll, and how many there were at first
@@ -91,6 +133,9 @@ func (w *Wait) Begin(h *History, limit time.Duration) bool {
 	}
 	if h.skip > 0 {
 		h.skip--
+		return false
+	}
+	if isCrowded() {
 		return false
 	}
 	if polling.Add(1) > int32(max(1, runtime.GOMAXPROCS(0)-1)) {
@@ -160,7 +205,11 @@ func (w *Wait) yield() bool {
 	before := nanotime()
 	osyield()
 	now := nanotime()
-	if now-before > w.limit/crowdedShare {
+	switch took := now - before; {
+	case took > int64(strangerTakes):
+		noteStranger(now)
+		return false
+	case took > w.limit/crowdedShare:
 		return false
 	}
 	return now-w.began-w.others < w.limit && w.others < othersShare*w.limit

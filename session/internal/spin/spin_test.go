@@ -20,6 +20,7 @@ func turns(t *testing.T, w *Wait) (n int) {
 
 func begin(t *testing.T, h *History, limit time.Duration) *Wait {
 	t.Helper()
+	crowd.until.Store(0) // what else runs on this machine is not the test's subject
 	w := new(Wait)
 	if !w.Begin(h, limit) {
 		t.Fatal("the wait does not poll")
@@ -192,4 +193,39 @@ func TestPaceIsMeasuredWithinReason(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	Drain()
+}
+
+// A thread of another program that gets the processor by a yield keeps it for its turn:
+// then nobody here polls for a while, twice as long if it happens again soon.
+func TestStrangersEndPollingForAWhile(t *testing.T) {
+	defer func() {
+		crowd.until.Store(0)
+		crowd.ended.Store(0)
+		crowd.span.Store(0)
+	}()
+	now := nanotime()
+	for _, want := range []time.Duration{crowdedFirst, 2 * crowdedFirst, 4 * crowdedFirst} {
+		noteStranger(now)
+		if span := time.Duration(crowd.until.Load() - now); span != want {
+			t.Errorf("nobody polls for %v, instead of %v", span, want)
+		}
+		now = crowd.until.Load()
+	}
+	if new(Wait).Begin(new(History), time.Minute) {
+		t.Error("somebody polls")
+	}
+	for range 20 {
+		noteStranger(now)
+		now = crowd.until.Load()
+	}
+	if span := time.Duration(crowd.span.Load()); span != crowdedMost {
+		t.Errorf("nobody polls for %v, instead of %v", span, crowdedMost)
+	}
+	now += 2 * int64(crowdedMost)
+	noteStranger(now)
+	if span := time.Duration(crowd.until.Load() - now); span != crowdedFirst {
+		t.Errorf("long after, nobody polls for %v, instead of %v", span, crowdedFirst)
+	}
+	crowd.until.Store(nanotime() - 1)
+	begin(t, new(History), time.Minute).End()
 }
