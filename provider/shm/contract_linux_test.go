@@ -16,13 +16,12 @@ func TestContract(t *testing.T) {
 	}{
 		{"largest ring", Config{}},
 		{"smallest ring", Config{RingMax: minRingMax}},
-		{"bells by message", Config{}},
+		{"doorbells by socket", Config{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			leaks(t)
-			if tc.name == "bells by message" {
-				distrust = true
-				t.Cleanup(func() { distrust = false })
+			if tc.name == "doorbells by socket" {
+				bySocket(t)
 			}
 			endpointtest.Run(t, func() (a, b session.Endpoint, stop func(), err error) {
 				a, b, err = connected(tc.cfg)

@@ -1,9 +1,7 @@
 package shm
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -29,8 +27,8 @@ type endpoint struct {
 	bound int // the dialer's TCP socket, which holds the address; -1 at the acceptor
 
 	control *slotControl
-	mine    *sideState // this side's state and the peer's, in shared memory
-	theirs  *sideState
+	local   *sideState // this side's state and the peer's, in shared memory
+	remote  *sideState
 
 	waker atomic.Pointer[session.Waker]
 	err   atomic.Pointer[error]
@@ -50,32 +48,24 @@ type endpoint struct {
 
 var _ session.Endpoint = (*endpoint)(nil)
 
-var (
-	errPeerGone    = fmt.Errorf("shm: the peer's process ended: %w", io.EOF)
-	errPeerClosed  = fmt.Errorf("shm: the peer closed the connection: %w", syscall.EPIPE)
-	errPeerDeaf    = fmt.Errorf("shm: the peer's process ended and had not read all: %w", syscall.ECONNRESET)
-	errPeerAborted = fmt.Errorf("shm: the peer aborted the connection: %w", syscall.ECONNRESET)
-	errClosed      = errors.New("shm: endpoint is closed")
-)
-
 func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e := &endpoint{link: l, slot: s, side: l.side, bound: bound, control: s.control}
-	e.mine = &s.control.state[e.side]
-	e.theirs = &s.control.state[1-e.side]
-	left := s.inherit()
-	if left > ring.Start && budget.Exceeded() && giveBack(s.rings[e.side], left) {
-		left = 0
+	e.local = &s.control.state[e.side]
+	e.remote = &s.control.state[1-e.side]
+	pages := s.pages.take()
+	if pages > ring.Start && budget.Exceeded() && giveBack(s.rings[e.side], pages) {
+		pages = 0
 	}
 	there := 1 - e.side
-	e.out.Init(&s.control.ring[e.side], &s.control.cells[e.side], s.rings[e.side], l.cfg.RingMax, left, budget)
+	e.out.Init(&s.control.ring[e.side], &s.control.cells[e.side], s.rings[e.side], l.cfg.RingMax, pages, budget)
 	e.in.Init(&s.control.ring[there], &s.control.cells[there], s.rings[there])
 	return e
 }
 
-// forgo ends an endpoint that was never attached.
-func (e *endpoint) forgo() {
-	e.slot.leave(e.out.Pages())
-	e.link.ringGrew() // meanwhile the janitor may have passed the slot by
+// discard ends an endpoint that was never attached.
+func (e *endpoint) discard() {
+	e.slot.pages.put(e.out.Pages())
+	e.link.reclaim.wake() // meanwhile it may have passed the slot by
 }
 
 // Limits implements session.Endpoint.
@@ -89,7 +79,7 @@ func (e *endpoint) Memory() session.Memory { return nil }
 // Start implements session.Endpoint.
 func (e *endpoint) Start(w session.Waker) {
 	e.waker.Store(&w)
-	if e.err.Load() != nil || e.theirs.load() != stateOpen {
+	if e.err.Load() != nil || e.remote.load() != stateOpen {
 		w.Wake(session.RecvReady | session.SendReady)
 	}
 }
@@ -149,6 +139,14 @@ func (e *endpoint) Err() error {
 	return nil
 }
 
+// deliver handles news that the peer has rung for.
+func (e *endpoint) deliver(ev session.Events) {
+	if state := e.remote.load(); state != stateOpen {
+		e.peerState(state)
+	}
+	e.wake(ev)
+}
+
 // fail ends the connection at this side and wakes the session. The first error stays.
 func (e *endpoint) fail(err error) {
 	if e.err.CompareAndSwap(nil, &err) {
@@ -173,18 +171,18 @@ func (e *endpoint) peerState(state uint32) {
 
 // linkDied ends a connection whose link died. The peer may have closed it before.
 func (e *endpoint) linkDied(cause error) {
-	if state := e.theirs.load(); state != stateOpen {
+	if state := e.remote.load(); state != stateOpen {
 		e.peerState(state)
 		return
 	}
 	if cause == errPeerGone && e.control.ring[e.side].Unread() {
-		cause = errPeerDeaf
+		cause = errPeerUnread
 	}
 	e.fail(cause)
 }
 
-// Close implements session.Endpoint. It waits at most for the janitor to give back the
-// ring's pages, which takes less than a millisecond.
+// Close implements session.Endpoint. It waits at most for the reclaimer to give back
+// the ring's pages, which takes less than a millisecond.
 func (e *endpoint) Close() error {
 	e.end(stateClosed)
 	return nil
@@ -204,8 +202,8 @@ func (e *endpoint) end(state uint32) {
 		}
 		e.out.Stop()
 		e.fail(errClosed)
-		e.mine.v.Store(state | stateHeld)
-		e.link.ring(e.slot.number, session.RecvReady|session.SendReady)
+		e.local.v.Store(state | stateHeld)
+		e.link.door.ring(e.slot.number, session.RecvReady|session.SendReady)
 		if e.bound >= 0 {
 			unix.Close(e.bound)
 		}
@@ -216,9 +214,9 @@ func (e *endpoint) end(state uint32) {
 // link has died, and no connection follows on it.
 func (e *endpoint) Retire() {
 	e.retiring.Do(func() {
-		e.slot.leave(e.out.Pages())
+		e.slot.pages.put(e.out.Pages())
 		e.slot.ep.CompareAndSwap(e, nil)
-		e.mine.v.Store(e.mine.v.Load() &^ stateHeld) // last: the slot may now be reused
+		e.local.v.Store(e.local.v.Load() &^ stateHeld) // last: the slot may now be reused
 		e.link.detach(e.slot)
 	})
 }

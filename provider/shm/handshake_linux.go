@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,222 +12,175 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// helloTimeout bounds the handshake at the accepting end: the wait for the hello and
-// sending the welcome.
-const helloTimeout = time.Second
+// How a link begins: the dialing process makes the first segment, both map it, and each
+// gets the end of a doorbell at which it rings. A doorbell's bits are in that segment.
+//
+//	dialer                                acceptor
+//	identify: the listener's user?        (the listener counts links by user)
+//	share: make the segment
+//	msgLink: segment, doorbell       →    check, share: map the segment
+//	                                 ←    msgLinkReply: code, doorbell
+//	start                                 start
 
-// open makes the dialing end of a link over a socket to the accepting process, which must
-// belong to the user owner. It closes the socket if it fails. The link does not end for
-// lack of connections until the caller calls leave.
-func open(ctx context.Context, conn *net.UnixConn, owner uint32, cfg Config) (*link, error) {
+// handshakeTimeout bounds the handshake at the accepting end: the wait for the request and
+// sending the reply.
+const handshakeTimeout = time.Second
+
+// dialLink makes the dialing end of a link over a socket to the accepting process, which
+// must belong to the user owner. It closes the socket if it fails. The caller is a user of
+// the link.
+func dialLink(ctx context.Context, conn *net.UnixConn, owner uint32, cfg Config) (*link, error) {
 	l, err := newLink(0, conn, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if err = l.hello(ctx, owner); err == nil {
-		err = l.start()
+	if err = l.identify(owner); err == nil {
+		err = l.requestLink(ctx)
 	}
 	if err != nil {
 		l.discard()
 		return nil, unavailable(err)
 	}
+	l.start()
 	return l, nil
 }
 
-func (l *link) hello(ctx context.Context, owner uint32) error {
-	// Another user's process may have taken the name. A user whom this user namespace
-	// does not map may be anybody.
-	if l.uid != owner || !oneUser(l.uid) {
-		return &session.Unavailable{Reason: session.ReasonOwner,
-			Err: fmt.Errorf("shm: user %d answers for a listener of user %d", l.uid, owner)}
-	}
-	m, fd, err := newSegment(firstSlots)
-	if err != nil {
-		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
-	}
-	defer unix.Close(fd)
-	l.addSegment(m)
-	l.bellOut, l.bellIn = m.bell(0), m.bell(1)
-
-	deadline, _ := ctx.Deadline()
-	l.conn.SetDeadline(deadline)
-	defer l.conn.SetDeadline(time.Time{})
-	hello := &message{kind: msgHello, version: version, number: firstSlots}
-	if err := send(l.conn, hello, l.bellFD(fd)...); err != nil {
-		return err
-	}
-	var w message
-	fds, err := receive(l.conn, &w)
-	switch {
-	case err != nil:
-	case w.kind != msgWelcome:
-		err = errMessage
-	case w.code != codeOK:
-		err = codeError(w.code)
-	case w.version != version:
-		err = codeError(codeVersion)
-	}
-	if err != nil {
-		closeAll(fds)
-		return err
-	}
-	l.takeBell(fds)
-	return nil
-}
-
-// greet makes the accepting end of a link over an accepted socket. It closes the socket
+// acceptLink makes the accepting end of a link over an accepted socket. It closes the socket
 // if it fails.
-func greet(conn *net.UnixConn, cfg Config, accept acceptFunc) (*link, error) {
+func acceptLink(conn *net.UnixConn, cfg Config, accept acceptFunc) (*link, error) {
 	l, err := newLink(1, conn, cfg)
 	if err != nil {
 		return nil, err
 	}
 	l.accept = accept
-	if err = l.welcome(); err == nil {
-		err = l.start()
-	}
-	if err != nil {
+	if err = l.replyLink(); err != nil {
 		l.discard()
 		return nil, err
 	}
-	l.leave()
+	l.start()
+	l.release()
 	return l, nil
 }
 
-func (l *link) welcome() error {
-	l.conn.SetDeadline(time.Now().Add(helloTimeout))
-	defer l.conn.SetDeadline(time.Time{})
-	var h message
-	fds, err := receive(l.conn, &h)
-	code := uint8(codeOK)
-	switch {
-	case errors.Is(err, errCut):
-		code = codeResources
-	case err != nil:
-	case h.kind != msgHello:
-		err = errMessage
-	case h.version != version:
-		err, code = fmt.Errorf("shm: version %d", h.version), codeVersion
-	case len(fds) == 0:
-		err = errMessage
-	default:
-		if err = l.mapSegment(fds[0], h.number); err != nil && !errors.Is(err, errSegment) {
-			code = codeResources
-		}
-	}
-	if err != nil {
-		closeAll(fds)
-		if code != codeOK {
-			_ = send(l.conn, &message{kind: msgWelcome, version: version, code: code})
-		}
-		return err
-	}
-	unix.Close(fds[0])
-	l.bellIn, l.bellOut = l.maps[0].bell(0), l.maps[0].bell(1)
-	l.takeBell(fds[1:])
-	return send(l.conn, &message{kind: msgWelcome, version: version}, l.bellFD()...)
-}
-
-// decline tells a dialing process that this one has no room for it: just hanging up would
-// mean that nobody listens.
-func decline(c *net.UnixConn) {
-	c.SetDeadline(time.Now().Add(declineTimeout))
-	var h message
-	fds, _ := receive(c, &h) // closing with the hello unread would send a reset
-	closeAll(fds)
-	_ = send(c, &message{kind: msgWelcome, version: version, code: codeResources})
-}
-
-// newLink makes a link from its socket and what the kernel says about the peer. It closes
-// the socket if it fails.
-func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
-	l := &link{side: side, conn: conn, cfg: cfg, eventOut: -1, live: 1, segment: make(chan struct{}, 1), gone: make(chan struct{}), pending: map[uint32]chan uint8{}}
-	l.slots.Store(new([]*slot))
-	err := func() (err error) {
-		if l.rawConn, err = conn.SyscallConn(); err != nil {
-			return err
-		}
-		cred, err := peerCred(l.rawConn)
-		if err != nil {
-			return err
-		}
-		l.pid, l.uid = int(cred.Pid), cred.Uid
-		l.pidfd = peerPidfd(l.rawConn, l.pid)
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-		if err != nil {
-			return fmt.Errorf("shm: eventfd: %w", err)
-		}
-		l.eventIn = os.NewFile(uintptr(fd), "eventfd")
-		// NewFile does not report that epoll had no room for it, and then nobody
-		// would hear the bell. This fails in that case.
-		if err := l.eventIn.SetReadDeadline(time.Time{}); err != nil {
-			return fmt.Errorf("shm: eventfd: %w: %w", err, unix.ENOMEM)
-		}
-		return nil
-	}()
-	if err != nil {
-		if side == 1 {
-			decline(conn)
-		}
-		l.discard()
-		return nil, &session.Unavailable{Reason: session.ReasonResources, Err: err}
-	}
-	links.add(l)
-	return l, nil
-}
-
-// trusted reports whether the peer may share eventfds with us: it must run as the same
-// user. Either side of an eventfd can make it block, so processes of
-// other users ring by message.
-func (l *link) trusted() bool {
-	return l.uid == uint32(os.Geteuid()) && oneUser(l.uid) && !distrust
-}
-
-var distrust bool // for tests: treat every peer as another user's
-
-// bellFD appends our eventfd to the descriptors for the peer, if the peer is trusted.
-func (l *link) bellFD(fds ...int) []int {
-	if l.trusted() {
-		l.control(func(fd int) { fds = append(fds, fd) })
-	}
-	return fds
-}
-
-func (l *link) control(f func(fd int)) {
-	if rc, err := l.eventIn.SyscallConn(); err == nil {
-		rc.Control(func(fd uintptr) { f(int(fd)) })
-	}
-}
-
-// takeBell stores the eventfd of the peer's hello or welcome, if it has one.
-func (l *link) takeBell(fds []int) {
-	if len(fds) > 0 && l.trusted() {
-		l.eventOut, fds = fds[0], fds[1:]
-	}
-	closeAll(fds)
-}
-
-func (l *link) start() error {
-	event, err := l.eventIn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	l.work.Add(2)
-	go l.serve()
-	go l.answer(event)
-	if l.pidfd != nil {
-		if rc, err := l.pidfd.SyscallConn(); err == nil {
-			l.work.Add(1)
-			go l.watch(rc)
-		}
+// identify checks that the listener's user has answered: another user's process may have
+// taken the name. A user whom this user namespace does not map may be anybody.
+func (l *link) identify(owner uint32) error {
+	if l.peer.uid != owner || !oneUser(l.peer.uid) {
+		return &session.Unavailable{Reason: session.ReasonOwner,
+			Err: fmt.Errorf("shm: user %d answers for a listener of user %d", l.peer.uid, owner)}
 	}
 	return nil
 }
 
-// discard gives up a link that never started.
-func (l *link) discard() {
-	l.mu.Lock()
-	l.torn = true
-	l.mu.Unlock()
-	l.release()
+// requestLink is the dialing end's part of the handshake.
+func (l *link) requestLink(ctx context.Context) error {
+	deadline, _ := ctx.Deadline()
+	l.control.setDeadline(deadline)
+	defer l.control.setDeadline(time.Time{})
+	m, fd, err := newSegment(firstSlots)
+	if err != nil {
+		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
+	}
+	l.share(m)
+	err = l.control.send(&message{kind: msgLink, version: version, number: firstSlots}, fd, l.door.pass)
+	unix.Close(fd)
+	l.door.passed()
+	if err != nil {
+		return err
+	}
+	var reply message
+	fds, err := l.control.receive(&reply)
+	if err == nil {
+		err = checkLinkReply(&reply, fds)
+	}
+	return l.takeDoorbell(fds, 0, err)
+}
+
+func checkLinkReply(m *message, fds []int) error {
+	switch {
+	case m.kind != msgLinkReply:
+		return errMessage
+	case m.code != codeOK:
+		return codeError(m.code)
+	case m.version != version:
+		return codeError(codeVersion)
+	case len(fds) != 1:
+		return errMessage
+	}
+	return nil
+}
+
+// replyLink is the accepting end's part of the handshake.
+func (l *link) replyLink() error {
+	l.control.setDeadline(time.Now().Add(handshakeTimeout))
+	defer l.control.setDeadline(time.Time{})
+	var request message
+	fds, err := l.control.receive(&request)
+	code := uint8(codeOK)
+	if err == nil {
+		code, err = l.checkLinkRequest(&request, fds)
+	} else if errors.Is(err, errCut) {
+		code = codeResources
+	}
+	if err = l.takeDoorbell(fds, 1, err); err != nil {
+		if code != codeOK {
+			_ = l.control.send(&message{kind: msgLinkReply, version: version, code: code})
+		}
+		return err
+	}
+	err = l.control.send(&message{kind: msgLinkReply, version: version}, l.door.pass)
+	l.door.passed()
+	return err
+}
+
+// checkLinkRequest checks a request and maps its segment. With an error it returns the code
+// that the dialer gets; codeOK: none, as it breaks the protocol.
+func (l *link) checkLinkRequest(m *message, fds []int) (code uint8, err error) {
+	switch {
+	case m.kind != msgLink:
+		return codeOK, errMessage
+	case m.version != version:
+		return codeVersion, fmt.Errorf("shm: version %d", m.version)
+	case len(fds) != 2:
+		return codeOK, errMessage
+	}
+	mem, err := l.openSegment(fds[0], m.number)
+	if errors.Is(err, errSegment) {
+		return codeOK, err
+	}
+	if err != nil {
+		return codeResources, err
+	}
+	l.share(mem)
+	return codeOK, nil
+}
+
+// share puts the slots and the doorbell into the first segment.
+func (l *link) share(m mapping) {
+	l.slots.add(m, l.side == 0)
+	l.door.share(m, l.side)
+}
+
+// takeDoorbell takes over the peer's doorbell, the descriptor at an index, unless there is
+// an error already, and closes the others.
+func (l *link) takeDoorbell(fds []int, at int, err error) error {
+	if err == nil {
+		err = l.door.setPeer(fds[at])
+	}
+	for i, fd := range fds {
+		if err != nil || i != at {
+			unix.Close(fd)
+		}
+	}
+	return err
+}
+
+// refuseLink tells a dialing process that this one has no room for it: just hanging up would
+// mean that nobody listens.
+func refuseLink(c *net.UnixConn) {
+	c.SetDeadline(time.Now().Add(refuseTimeout))
+	var request message
+	fds, _ := receive(c, &request) // closing with the request unread would send a reset
+	closeAll(fds)
+	_ = send(c, &message{kind: msgLinkReply, version: version, code: codeResources})
 }

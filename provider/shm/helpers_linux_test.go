@@ -329,7 +329,7 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	accepted := make(chan *endpoint, 1)
 	greeted := make(chan error, 1)
 	go func() {
-		_, err := greet(conns[1], cfg, func(l *link, s *slot, _ *message, _ []int) uint8 {
+		_, err := acceptLink(conns[1], cfg, func(l *link, s *slot, _ *message, _ []int) uint8 {
 			e := newEndpoint(l, s, -1)
 			if !l.attach(e) {
 				return codeClosed
@@ -341,14 +341,14 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
 	defer cancel()
-	l, err := open(ctx, conns[0], uint32(os.Geteuid()), cfg)
+	l, err := dialLink(ctx, conns[0], uint32(os.Geteuid()), cfg)
 	if e := <-greeted; err != nil {
 		return nil, nil, err
 	} else if e != nil {
-		l.leave()
+		l.release()
 		return nil, nil, e
 	}
-	defer l.leave()
+	defer l.release()
 	e, err := l.connect(ctx, -1, netip.AddrPort{})
 	if err != nil {
 		return nil, nil, err

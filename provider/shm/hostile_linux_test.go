@@ -24,13 +24,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A stranger is a peer that the test plays by hand, at a listener's rendezvous.
-type stranger struct {
+// A rawPeer is a peer that the test plays by hand, at a listener's rendezvous.
+type rawPeer struct {
 	t    *testing.T
 	conn *net.UnixConn
 }
 
-func visit(t *testing.T, l *Listener) *stranger {
+func dialRaw(t *testing.T, l *Listener) *rawPeer {
 	t.Helper()
 	name := l.unix.Addr().(*net.UnixAddr)
 	c, err := net.DialUnix(name.Net, nil, name)
@@ -39,10 +39,10 @@ func visit(t *testing.T, l *Listener) *stranger {
 	}
 	t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(patience))
-	return &stranger{t, c}
+	return &rawPeer{t, c}
 }
 
-func (s *stranger) send(b []byte, fds ...int) {
+func (s *rawPeer) send(b []byte, fds ...int) {
 	s.t.Helper()
 	var oob []byte
 	if len(fds) > 0 {
@@ -55,7 +55,7 @@ func (s *stranger) send(b []byte, fds ...int) {
 
 // hungUp waits for the listener to close the socket, and returns the last
 // message that it sent before, if any.
-func (s *stranger) hungUp() (last message) {
+func (s *rawPeer) awaitHangUp() (last message) {
 	s.t.Helper()
 	for {
 		var m message
@@ -71,8 +71,8 @@ func (s *stranger) hungUp() (last message) {
 	}
 }
 
-// hello makes the stranger a peer in good standing.
-func (s *stranger) hello() {
+// handshake makes the link, as a peer does that keeps to the protocol.
+func (s *rawPeer) handshake() {
 	s.t.Helper()
 	m, fd, err := newSegment(firstSlots)
 	if err != nil {
@@ -80,17 +80,33 @@ func (s *stranger) hello() {
 	}
 	m.unmap()
 	defer unix.Close(fd)
-	s.send((&message{kind: msgHello, version: version, number: firstSlots}).encode(), fd)
-	var w message
-	fds, err := receive(s.conn, &w)
+	s.send(linkRequest(version, firstSlots), fd, doorbellEnd(s.t))
+	var reply message
+	fds, err := receive(s.conn, &reply)
 	closeAll(fds)
-	if err != nil || w.kind != msgWelcome || w.code != codeOK {
-		s.t.Fatalf("no welcome: %+v, %v", w, err)
+	if err != nil || reply.kind != msgLinkReply || reply.code != codeOK || len(fds) != 1 {
+		s.t.Fatalf("no link: %+v, %v, %d descriptors", reply, err, len(fds))
 	}
 }
 
+// linkRequest is the message that asks for a link.
+func linkRequest(version, slots uint32) []byte {
+	return (&message{kind: msgLink, version: version, number: slots}).encode()
+}
+
+// doorbellEnd returns an end of a doorbell to pass to a peer.
+func doorbellEnd(t *testing.T) int {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeAll(fds[:]) })
+	return fds[0]
+}
+
 // stillServes checks that a well-behaved dialer is served at once.
-func stillServes(t *testing.T, tcp net.Listener, l *Listener) {
+func servesOthers(t *testing.T, tcp net.Listener, l *Listener) {
 	t.Helper()
 	a, b := meet(t, tcp, l)
 	end(b)
@@ -121,11 +137,9 @@ func memfd(t *testing.T, size int64, seals, flags int) int {
 func TestSegmentBeyondTheAddresses(t *testing.T) {
 	l := &link{side: 1}
 	have := make([]*slot, mostSlots)
-	l.slots.Store(&have)
-	err := l.mapSegment(memfd(t, segmentSize(mostSlots), segmentSeals, 0), mostSlots)
-	for _, m := range l.maps {
-		m.unmap()
-	}
+	l.slots.all.Store(&have)
+	m, err := l.openSegment(memfd(t, segmentSize(mostSlots), segmentSeals, 0), mostSlots)
+	m.unmap()
 	if math.MaxInt > math.MaxInt32 {
 		if err != nil {
 			t.Error(err)
@@ -181,16 +195,16 @@ func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
 		{"huge pages", memfd(t, right+(2<<20-right%(2<<20))%(2<<20), segmentSeals, unix.MFD_HUGETLB), firstSlots},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := visit(t, l)
-			s.send((&message{kind: msgHello, version: version, number: tc.slots}).encode(), tc.fd)
-			if last := s.hungUp(); last.kind == msgWelcome && last.code == codeOK {
+			s := dialRaw(t, l)
+			s.send(linkRequest(version, tc.slots), tc.fd, doorbellEnd(t))
+			if last := s.awaitHangUp(); last.kind == msgLinkReply && last.code == codeOK {
 				t.Error("welcomed")
 			}
-			s = visit(t, l)
-			s.hello()
+			s = dialRaw(t, l)
+			s.handshake()
 			s.send((&message{kind: msgSegment, number: tc.slots}).encode(), tc.fd)
-			s.hungUp()
-			stillServes(t, tcp, l)
+			s.awaitHangUp()
+			servesOthers(t, tcp, l)
 		})
 	}
 }
@@ -217,25 +231,27 @@ func TestGarbageOnTheRendezvousEndsItsSenderOnly(t *testing.T) {
 		{"HTTP", false, []byte("GET / HTTP/1.1\r\n\r\n"), nil},
 		{"a long packet", false, make([]byte, 100000), nil},
 		{"nothing", false, nil, nil},
-		{"hello without a segment", false, (&message{kind: msgHello, version: version, number: 1}).encode(), nil},
+		{"link without a segment", false, linkRequest(version, firstSlots), nil},
+		{"link without a doorbell", false, linkRequest(version, firstSlots), []int{memfd(t, segmentSize(firstSlots), segmentSeals, 0)}},
+		{"link with a pipe for a doorbell", false, linkRequest(version, firstSlots), []int{memfd(t, segmentSize(firstSlots), segmentSeals, 0), pipe[1]}},
 		{"connect first", false, (&message{kind: msgConnect}).encode(), nil},
-		{"hello again", true, (&message{kind: msgHello, version: version, number: 1}).encode(), pipe[:1]},
+		{"link again", true, linkRequest(version, firstSlots), pipe[:1]},
 		{"noise later", true, noise, pipe[:]},
 		{"a short message", true, (&message{kind: msgConnect}).encode()[:messageSize-1], nil},
 		{"a slot that is not there", true, (&message{kind: msgConnect, number: firstSlots}).encode(), nil},
 		{"the last slot of all", true, (&message{kind: msgConnect, number: 1<<32 - 1}).encode(), nil},
-		{"an acceptor's message", true, (&message{kind: msgResult}).encode(), nil},
+		{"an acceptor's message", true, (&message{kind: msgConnectReply}).encode(), nil},
 		{"an unknown message", true, (&message{kind: 200}).encode(), nil},
 		{"more descriptors than a message has", true, (&message{kind: msgConnect, number: firstSlots}).encode(), []int{pipe[0], pipe[1], pipe[0], pipe[1]}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := visit(t, l)
+			s := dialRaw(t, l)
 			if tc.hello {
-				s.hello()
+				s.handshake()
 			}
 			s.send(tc.bytes, tc.fds...)
-			s.hungUp()
-			stillServes(t, tcp, l)
+			s.awaitHangUp()
+			servesOthers(t, tcp, l)
 		})
 	}
 }
@@ -291,16 +307,16 @@ func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
 			} else if tc.to != "" {
 				to = unmap((&net.TCPAddr{IP: net.ParseIP(tc.to), Port: int(here.Port())}).AddrPort())
 			}
-			s := visit(t, l)
-			s.hello()
+			s := dialRaw(t, l)
+			s.handshake()
 			s.send((&message{kind: msgConnect, number: 3, addr: to}).encode(), tc.fds...)
 			var m message
-			if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.number != 3 || m.code != codeAddress {
+			if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.number != 3 || m.code != codeAddress {
 				t.Errorf("answered %+v, %v", m, err)
 			}
 		})
 	}
-	stillServes(t, tcp, l)
+	servesOthers(t, tcp, l)
 }
 
 // acceptedSocket returns a socket that a server accepted. It keeps the server's address
@@ -363,8 +379,8 @@ func TestAListenerOfIPv6AloneTakesNoIPv4(t *testing.T) {
 		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(tcp.Addr().(*net.TCPAddr).Port))
 		fd := bind(t, "127.0.0.1")
 		defer unix.Close(fd)
-		s := visit(t, l)
-		s.hello()
+		s := dialRaw(t, l)
+		s.handshake()
 		s.send((&message{kind: msgConnect, number: 3, addr: to}).encode(), fd)
 		var m message
 		fds, err := receive(s.conn, &m)
@@ -373,7 +389,7 @@ func TestAListenerOfIPv6AloneTakesNoIPv4(t *testing.T) {
 		if alone {
 			want = codeAddress
 		}
-		if err != nil || m.kind != msgResult || m.code != want {
+		if err != nil || m.kind != msgConnectReply || m.code != want {
 			t.Errorf("IPv6 alone: %v: answered %+v, %v; want code %d", alone, m, err, want)
 		}
 	}
@@ -409,15 +425,15 @@ func TestSlowDialersHoldUpNobody(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	for range 50 {
-		visit(t, l)
+		dialRaw(t, l)
 	}
 	start := time.Now()
-	stillServes(t, tcp, l)
-	if d := time.Since(start); d > helloTimeout/2 {
+	servesOthers(t, tcp, l)
+	if d := time.Since(start); d > handshakeTimeout/2 {
 		t.Errorf("a dialer behind slow ones took %v", d)
 	}
 	l.Close()
-	if d := time.Since(start); d > helloTimeout*3/4 {
+	if d := time.Since(start); d > handshakeTimeout*3/4 {
 		t.Errorf("Close waited for them: %v", d)
 	}
 }
@@ -427,24 +443,24 @@ func TestMuteDialerIsHungUpOn(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	start := time.Now()
-	visit(t, l).hungUp()
+	dialRaw(t, l).awaitHangUp()
 	if d := time.Since(start); d > patience/2 {
 		t.Errorf("it took %v", d)
 	}
-	stillServes(t, tcp, l)
+	servesOthers(t, tcp, l)
 }
 
 // asks returns the message that asks a listener for a connection in a slot.
-func asks(tcp net.Listener, slot uint32) []byte {
+func connectTo(tcp net.Listener, slot uint32) []byte {
 	return (&message{kind: msgConnect, number: slot, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}).encode()
 }
 
 // connect asks for a connection and returns the listener's end.
-func (s *stranger) connect(l *Listener, ask []byte, bound int) session.Endpoint {
+func (s *rawPeer) connect(l *Listener, ask []byte, bound int) session.Endpoint {
 	s.t.Helper()
 	s.send(ask, bound)
 	var m message
-	if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.code != codeOK {
+	if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.code != codeOK {
 		s.t.Fatalf("answered %+v, %v", m, err)
 	}
 	b, _, _, err := l.Accept()
@@ -460,11 +476,11 @@ func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	bound := bind(t, "127.0.0.1")
 	defer unix.Close(bound)
-	s := visit(t, l)
-	s.hello()
-	b := s.connect(l, asks(tcp, 3), bound)
+	s := dialRaw(t, l)
+	s.handshake()
+	b := s.connect(l, connectTo(tcp, 3), bound)
 	p := newPeer(b)
-	s.send(asks(tcp, 3), bound)
+	s.send(connectTo(tcp, 3), bound)
 	if !p.in.sleep() {
 		t.Error("the link lives")
 	}
@@ -472,8 +488,8 @@ func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 		t.Errorf("the connection: %v", err)
 	}
 	end(b)
-	s.hungUp()
-	stillServes(t, tcp, l)
+	s.awaitHangUp()
+	servesOthers(t, tcp, l)
 }
 
 // A peer that ends right after asking for one more connection, and so does not take the
@@ -484,12 +500,12 @@ func TestPeerThatEndsWhileItConnects(t *testing.T) {
 	bound := bind(t, "127.0.0.1")
 	defer unix.Close(bound)
 	for range 20 {
-		s := visit(t, l)
-		s.hello()
-		b := s.connect(l, asks(tcp, 3), bound)
+		s := dialRaw(t, l)
+		s.handshake()
+		b := s.connect(l, connectTo(tcp, 3), bound)
 		p := newPeer(b)
 		for slot := range uint32(3) {
-			s.send(asks(tcp, slot), bound)
+			s.send(connectTo(tcp, slot), bound)
 		}
 		s.conn.Close()
 		if !p.in.sleep() {
@@ -509,14 +525,14 @@ func TestAnswersWaitForAStoppedPeer(t *testing.T) {
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	bound := bind(t, "127.0.0.1")
 	defer unix.Close(bound)
-	s := visit(t, l)
-	s.hello()
-	b := s.connect(l, asks(tcp, 0), bound)
+	s := dialRaw(t, l)
+	s.handshake()
+	b := s.connect(l, connectTo(tcp, 0), bound)
 	defer end(b)
-	s.conn.SetWriteDeadline(time.Now().Add(3 * helloTimeout / 2))
+	s.conn.SetWriteDeadline(time.Now().Add(3 * handshakeTimeout / 2))
 	asked := 0
 	for err := error(nil); ; asked++ {
-		if _, err = s.conn.Write(asks(tcp, 1)); err != nil { // without a socket
+		if _, err = s.conn.Write(connectTo(tcp, 1)); err != nil { // without a socket
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatalf("after %d questions: %v", asked, err)
 			}
@@ -528,7 +544,7 @@ func TestAnswersWaitForAStoppedPeer(t *testing.T) {
 	}
 	for n := range asked {
 		var m message
-		if _, err := receive(s.conn, &m); err != nil || m.kind != msgResult || m.number != 1 || m.code != codeAddress {
+		if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.number != 1 || m.code != codeAddress {
 			t.Fatalf("answer %d of %d: %+v, %v", n, asked, m, err)
 		}
 	}
@@ -538,17 +554,17 @@ func TestAnswersWaitForAStoppedPeer(t *testing.T) {
 func TestAnotherVersionIsToldSo(t *testing.T) {
 	leaks(t)
 	_, l := listen(t, "127.0.0.1:0", Config{})
-	s := visit(t, l)
+	s := dialRaw(t, l)
 	fd := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
-	s.send((&message{kind: msgHello, version: version + 1, number: firstSlots}).encode(), fd)
-	if last := s.hungUp(); last.kind != msgWelcome || last.code != codeVersion || last.version != version {
+	s.send(linkRequest(version+1, firstSlots), fd, doorbellEnd(t))
+	if last := s.awaitHangUp(); last.kind != msgLinkReply || last.code != codeVersion || last.version != version {
 		t.Errorf("answered %+v", last)
 	}
 }
 
 // squat listens at the rendezvous of a plain TCP listener and calls serve for each
 // process that connects.
-func squat(t *testing.T, tcp net.Listener, serve func(*net.UnixConn)) {
+func serveRendezvous(t *testing.T, tcp net.Listener, serve func(*net.UnixConn)) {
 	t.Helper()
 	name := rendezvousOf(t, tcp)
 	u, err := net.ListenUnix(name.Net, name)
@@ -585,12 +601,17 @@ func rendezvousOf(t *testing.T, tcp net.Listener) *net.UnixAddr {
 }
 
 func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
+	door := doorbellEnd(t)
 	welcome := func(m message, then func(*net.UnixConn)) func(*net.UnixConn) {
 		return func(c *net.UnixConn) {
 			var h message
 			fds, _ := receive(c, &h)
 			closeAll(fds)
-			send(c, &m)
+			if m.code == codeOK && m.kind == msgLinkReply {
+				send(c, &m, door)
+			} else {
+				send(c, &m)
+			}
 			if then != nil {
 				then(c)
 			}
@@ -605,23 +626,23 @@ func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
 		{"hang up", func(*net.UnixConn) {}, session.ReasonNoListener},
 		{"never answer", silent, session.ReasonTimeout},
 		{"garbage", func(c *net.UnixConn) { c.Write(make([]byte, 99)); silent(c) }, session.ReasonProtocol},
-		{"another message", welcome(message{kind: msgResult}, silent), session.ReasonProtocol},
-		{"another version", welcome(message{kind: msgWelcome, version: version, code: codeVersion}, nil), session.ReasonVersion},
-		{"an unknown code", welcome(message{kind: msgWelcome, version: version, code: 77}, nil), session.ReasonProtocol},
-		{"welcome and no more", welcome(message{kind: msgWelcome, version: version}, silent), session.ReasonTimeout},
-		{"answers to nothing", welcome(message{kind: msgWelcome, version: version}, func(c *net.UnixConn) {
-			send(c, &message{kind: msgResult, number: 5})
+		{"another message", welcome(message{kind: msgConnectReply}, silent), session.ReasonProtocol},
+		{"another version", welcome(message{kind: msgLinkReply, version: version, code: codeVersion}, nil), session.ReasonVersion},
+		{"an unknown code", welcome(message{kind: msgLinkReply, version: version, code: 77}, nil), session.ReasonProtocol},
+		{"welcome and no more", welcome(message{kind: msgLinkReply, version: version}, silent), session.ReasonTimeout},
+		{"answers to nothing", welcome(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
+			send(c, &message{kind: msgConnectReply, number: 5})
 			silent(c)
 		}), session.ReasonNoListener},
-		{"answers about no segment", welcome(message{kind: msgWelcome, version: version}, func(c *net.UnixConn) {
-			send(c, &message{kind: msgMapped})
+		{"answers about no segment", welcome(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
+			send(c, &message{kind: msgSegmentReply})
 			silent(c)
 		}), session.ReasonNoListener},
-		{"refuses for an unknown reason", welcome(message{kind: msgWelcome, version: version}, func(c *net.UnixConn) {
+		{"refuses for an unknown reason", welcome(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
 			var m message
 			fds, _ := receive(c, &m)
 			closeAll(fds)
-			send(c, &message{kind: msgResult, number: m.number, code: 99})
+			send(c, &message{kind: msgConnectReply, number: m.number, code: 99})
 			silent(c)
 		}), session.ReasonProtocol},
 	} {
@@ -632,7 +653,7 @@ func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer tcp.Close()
-			squat(t, tcp, tc.serve)
+			serveRendezvous(t, tcp, tc.serve)
 			start := time.Now()
 			_, err = dial(tcp.Addr(), Config{Timeout: 100 * time.Millisecond})
 			var u *session.Unavailable
@@ -656,7 +677,7 @@ func TestDialTriesAnotherLink(t *testing.T) {
 	}
 	defer tcp.Close()
 	var came atomic.Int32
-	squat(t, tcp, func(*net.UnixConn) { came.Add(1) }) // and hangs up
+	serveRendezvous(t, tcp, func(*net.UnixConn) { came.Add(1) }) // and hangs up
 	_, err = dial(tcp.Addr(), Config{})
 	var u *session.Unavailable
 	if !errors.As(err, &u) || u.Reason != session.ReasonNoListener {
@@ -674,7 +695,7 @@ func TestRendezvousThatIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tcp.Close()
-	squat(t, tcp, func(*net.UnixConn) {})
+	serveRendezvous(t, tcp, func(*net.UnixConn) {})
 	_, err = Listen(tcp.(*net.TCPListener), Config{})
 	var u *session.Unavailable
 	if !errors.As(err, &u) || u.Reason != session.ReasonOwner {
@@ -699,10 +720,10 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 				l.users = users
 			}
 			set(full)
-			s := visit(t, l)
-			s.send((&message{kind: msgHello, version: version, number: firstSlots}).encode(), right)
+			s := dialRaw(t, l)
+			s.send(linkRequest(version, firstSlots), right, doorbellEnd(t))
 			var m message
-			if fds, err := receive(s.conn, &m); err != nil || len(fds) != 0 || m.kind != msgWelcome || m.code != codeResources {
+			if fds, err := receive(s.conn, &m); err != nil || len(fds) != 0 || m.kind != msgLinkReply || m.code != codeResources {
 				closeAll(fds)
 				t.Errorf("answered %+v, %v", m, err)
 			}
@@ -713,12 +734,12 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 			s.conn.Close()
 
 			// Neither silent dialers nor those being declined hold up the rest.
-			for range 2 * maxDeclining {
-				s := visit(t, l)
+			for range 2 * maxRefusing {
+				s := dialRaw(t, l)
 				defer s.conn.Close()
 			}
 			set(make(map[uint32]int))
-			stillServes(t, tcp, l)
+			servesOthers(t, tcp, l)
 		})
 	}
 }
@@ -750,29 +771,6 @@ func TestMappingsAreBounded(t *testing.T) {
 		if mapped.Load() != bytes || mappings.Load() != n {
 			t.Errorf("%s: %d bytes and %d mappings by the books, were %d and %d", name, mapped.Load(), mappings.Load(), bytes, n)
 		}
-	}
-}
-
-// If bells are messages, one that finds the queue full is dropped: the messages in the
-// queue must serve instead.
-func TestBellThatFoundTheQueueFullIsNotLost(t *testing.T) {
-	distrust = true
-	defer func() { distrust = false }()
-	a, b := pair(t, Config{})
-	e := a.Endpoint.(*endpoint)
-	for e.link.bellOut.asleep.Load() == 0 {
-		runtime.Gosched()
-	}
-	if !e.link.bellOut.set(e.slot.number, session.RecvReady) {
-		t.Fatal("the peer is not asleep")
-	}
-	// No message for it. The next one is about something else.
-	e.link.segment <- struct{}{}
-	if err := e.link.offer(t.Context(), firstSlots); err != nil {
-		t.Fatal(err)
-	}
-	if !b.in.sleep() {
-		t.Fatal("nobody looked at the bell")
 	}
 }
 
@@ -831,7 +829,7 @@ func TestRandomCorruptionDoesNoHarm(t *testing.T) {
 			}
 			if r.Intn(20) == 0 {
 				word := r.Intn(controlSize / 8)
-				mem := e.link.maps[0].mem[2*bellSize+e.slot.number*controlSize+word*8:]
+				mem := e.link.slots.maps[0].mem[2*bellSize+e.slot.number*controlSize+word*8:]
 				if at := uintptr(word * 8); at >= unsafe.Offsetof(e.control.state) && at < unsafe.Offsetof(e.control.cells) {
 					continue // states: a close is in order
 				}
@@ -921,8 +919,8 @@ func TestSegmentThatCannotBeTaken(t *testing.T) {
 func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
-	s := visit(t, l)
-	s.hello()
+	s := dialRaw(t, l)
+	s.handshake()
 	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
 	for _, c := range []struct {
 		fds  []int // more than a message has: the kernel closes the rest, as where there is no descriptor left
@@ -932,11 +930,11 @@ func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
 		var m message
 		fds, err := receive(s.conn, &m)
 		closeAll(fds)
-		if err != nil || m.kind != msgMapped || m.code != c.code {
+		if err != nil || m.kind != msgSegmentReply || m.code != c.code {
 			t.Fatalf("%d descriptors: %+v, %v, want code %d", len(c.fds), m, err, c.code)
 		}
 	}
-	stillServes(t, tcp, l)
+	servesOthers(t, tcp, l)
 }
 
 // If a link ends while a dial offers it a segment, the segment is unmapped only once, and
@@ -947,9 +945,9 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 	for i := range 100 {
 		a, b := meet(t, tcp, l)
 		near, far := a.(*endpoint).link, b.(*endpoint).link
-		near.mu.Lock()
-		near.free = nil
-		near.mu.Unlock()
+		near.slots.mu.Lock()
+		near.slots.free = nil
+		near.slots.mu.Unlock()
 		failed := make(chan error, 1)
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -965,12 +963,12 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 		for range i * 20 {
 			runtime.Gosched()
 		}
-		far.conn.Close()
+		far.control.close()
 		// The answer came in time, and refused a dial without an address; or it did not.
 		if err := <-failed; err == nil || !errors.Is(err, errLinkGone) && err.Error() != codeError(codeAddress).Error() {
 			t.Errorf("the dial: %v", err)
 		}
-		near.retire()
+		near.closeUnused()
 	}
 }
 
@@ -983,7 +981,7 @@ func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
 	}
 	defer tcp.Close()
 	asked := make(chan struct{}, 16)
-	squat(t, tcp, func(c *net.UnixConn) {
+	serveRendezvous(t, tcp, func(c *net.UnixConn) {
 		asked <- struct{}{}
 		io.Copy(io.Discard, c)
 	})

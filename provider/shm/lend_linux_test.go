@@ -95,9 +95,9 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 				}
 				end(b)
 				defer withoutJanitor(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
-				for range warmTicks + 1 {
-					x.(*endpoint).link.cool()
-					y.(*endpoint).link.cool()
+				for range cacheTicks + 1 {
+					x.(*endpoint).link.reclaimPass()
+					y.(*endpoint).link.reclaimPass()
 				}
 				for range 2 * firstSlots {
 					c, d := meet(t, tcp, l)
@@ -112,9 +112,9 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 				m.check(t)
 				a.Retire()
 				testenv.Eventually(t, patience, func() error {
-					near.mu.Lock()
-					defer near.mu.Unlock()
-					if !slices.Contains(near.free, place) {
+					near.slots.mu.Lock()
+					defer near.slots.mu.Unlock()
+					if !slices.Contains(near.slots.free, place) {
 						return errors.New("the slot is not free after Retire")
 					}
 					return nil
@@ -149,7 +149,7 @@ func TestLentMemoryOutlivesTheLink(t *testing.T) {
 			}
 			for range 10 { // some time of the janitor's
 				for _, e := range ends {
-					e.Endpoint.(*endpoint).link.cool()
+					e.Endpoint.(*endpoint).link.reclaimPass()
 					e.check(t)
 				}
 			}
@@ -186,15 +186,15 @@ func TestSlotThatIsLentIsNotConnectedAgain(t *testing.T) {
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	bound := bind(t, "127.0.0.1")
 	defer unix.Close(bound)
-	s := visit(t, l)
-	s.hello()
-	p := newPeer(s.connect(l, asks(tcp, 3), bound))
+	s := dialRaw(t, l)
+	s.handshake()
+	p := newPeer(s.connect(l, connectTo(tcp, 3), bound))
 	room := p.reserve(100, 100)
 	p.Close()
-	p.Endpoint.(*endpoint).mine.v.Store(stateClosed) // not held, says the peer
-	s.send(asks(tcp, 3), bound)
-	s.hungUp()
+	p.Endpoint.(*endpoint).local.v.Store(stateClosed) // not held, says the peer
+	s.send(connectTo(tcp, 3), bound)
+	s.awaitHangUp()
 	copy(room, "still mapped")
 	p.Retire()
-	stillServes(t, tcp, l)
+	servesOthers(t, tcp, l)
 }

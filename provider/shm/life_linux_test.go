@@ -360,7 +360,7 @@ func TestKillInTheMiddleLosesNothingThatWasCommitted(t *testing.T) {
 				p.Drop()
 			}
 			<-sender
-			if err := p.Err(); !errors.Is(err, io.EOF) && !errors.Is(err, errPeerDeaf) { // by what of ours it had read
+			if err := p.Err(); !errors.Is(err, io.EOF) && !errors.Is(err, errPeerUnread) { // by what of ours it had read
 				t.Errorf("the peer's end shows as %v", err)
 			}
 			if !p.Endpoint.(*endpoint).control.ring[1].Drained() {
@@ -504,12 +504,12 @@ func TestSlotOfADialThatGaveUp(t *testing.T) {
 	end(late)
 	near := a.(*endpoint).link
 	testenv.Eventually(t, patience, func() error {
-		near.mu.Lock()
-		defer near.mu.Unlock()
-		for _, s := range *near.slots.Load() { // as a dial does that finds none free
-			near.reap(s)
+		near.slots.mu.Lock()
+		defer near.slots.mu.Unlock()
+		for _, s := range near.slots.list() { // as a dial does that finds none free
+			near.slots.reapLocked(s)
 		}
-		if n := len(near.free); n != firstSlots-1 {
+		if n := len(near.slots.free); n != firstSlots-1 {
 			return fmt.Errorf("%d slots are free, want %d", n, firstSlots-1)
 		}
 		return nil
@@ -684,10 +684,10 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 		end(a)
 		end(b)
 		testenv.Eventually(t, patience, func() error {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			k.reap(warm) // though the bell may not have been answered
-			if !slices.Contains(k.free, warm) {
+			k.slots.mu.Lock()
+			defer k.slots.mu.Unlock()
+			k.slots.reapLocked(warm) // though the bell may not have been answered
+			if !slices.Contains(k.slots.free, warm) {
 				return errors.New("the slot is not free")
 			}
 			return nil
@@ -699,25 +699,25 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	if grown < 1<<20 {
 		t.Fatalf("%d bytes after a MiB", grown)
 	}
-	k.cool()
+	k.slots.reclaim(k.side, k.ended())
 	use(1) // keeps them warm, though its own ring has not grown
-	for range warmTicks - 1 {
-		if !k.cool() {
+	for range cacheTicks - 1 {
+		if !k.slots.reclaim(k.side, k.ended()) {
 			t.Error("the janitor need not come again, though a slot is warm")
 		}
 		if n := resident(t, warm.rings[0][:]); n != grown {
 			t.Errorf("%d of %d bytes are left before their time", n, grown)
 		}
 	}
-	if k.cool() {
+	if k.slots.reclaim(k.side, k.ended()) {
 		t.Error("the janitor has to come again")
 	}
 	if n := resident(t, warm.rings[0][:]); n > os.Getpagesize() { // a slice of an array touches it
 		t.Errorf("%d bytes are left for nobody", n)
 	}
-	k.mu.Lock()
-	k.free = []*slot{warm}
-	k.mu.Unlock()
+	k.slots.mu.Lock()
+	k.slots.free = []*slot{warm}
+	k.slots.mu.Unlock()
 	use(many) // as good as new
 }
 
@@ -739,9 +739,9 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		end(a)
 		end(b)
 		testenv.Eventually(t, patience, func() error {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			if k.reap(place); !slices.Contains(k.free, place) {
+			k.slots.mu.Lock()
+			defer k.slots.mu.Unlock()
+			if k.slots.reapLocked(place); !slices.Contains(k.slots.free, place) {
 				return errors.New("the slot is not free")
 			}
 			return nil
@@ -809,8 +809,8 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 					}
 				}
 				end(a)
-				for range warmTicks + 1 {
-					if !e.link.cool() {
+				for range cacheTicks + 1 {
+					if !e.link.slots.reclaim(e.side, e.link.ended()) {
 						t.Error("the janitor need not come again, though the peer may read what is there")
 					}
 				}
@@ -832,7 +832,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 					e.link.die(errPeerGone)
 				}
 				b.Poll(&ev) // says how far it has come
-				if e.link.cool() {
+				if e.link.slots.reclaim(e.side, e.link.ended()) {
 					t.Error("the janitor has to come again")
 				}
 				if used := budget.Used(); used != 0 {
@@ -857,12 +857,12 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	k := firstHere.(*endpoint).link
 	defer withoutJanitor(k, first.(*endpoint).link)() // this test is it
 	const left = 1 << 20
-	next := (*k.slots.Load())[first.(*endpoint).slot.number+1:][:2]
+	next := (k.slots.list())[first.(*endpoint).slot.number+1:][:2]
 	for _, s := range next {
 		budget.Take(left-ring.Start, true)
-		s.leave(left)
+		s.pages.put(left)
 	}
-	if !next[0].left.CompareAndSwap(left, cooling) {
+	if !next[0].pages.bytes.CompareAndSwap(left, reclaiming) {
 		t.Fatal("the slot is taken")
 	}
 	type result struct {
@@ -877,7 +877,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	for range 200_000 { // some ten milliseconds: long enough for one that does not wait
 		runtime.Gosched()
 	}
-	next[0].left.Store(left)
+	next[0].pages.bytes.Store(left)
 	x := <-dialed
 	if x.err != nil {
 		t.Fatal(x.err)
@@ -886,7 +886,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	if _, err := dial(tcp.Addr(), Config{}); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Fatalf("a full backlog: %v", err)
 	}
-	if n := next[1].left.Load(); n != left {
+	if n := next[1].pages.bytes.Load(); n != left {
 		t.Errorf("a connection that was refused has left %d bytes of %d", n, left)
 	}
 	y, _, _, err := l.Accept()
@@ -894,8 +894,8 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer end(y)
-	if e := y.(*endpoint); e.slot != next[0] || e.out.Pages() != left || e.slot.left.Load() != 0 {
-		t.Errorf("slot %d has %d bytes, %d are left", e.slot.number, e.out.Pages(), e.slot.left.Load())
+	if e := y.(*endpoint); e.slot != next[0] || e.out.Pages() != left || e.slot.pages.bytes.Load() != 0 {
+		t.Errorf("slot %d has %d bytes, %d are left", e.slot.number, e.out.Pages(), e.slot.pages.bytes.Load())
 	}
 }
 
@@ -924,21 +924,23 @@ func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
 // withoutJanitor keeps the janitor from the links until resume is called.
 func withoutJanitor(links ...*link) (resume func()) {
 	for _, k := range links {
-		k.mu.Lock()
-		for k.timing && !k.timer.Stop() { // it is at work
-			k.mu.Unlock()
+		r := &k.reclaim
+		r.mu.Lock()
+		for r.active && !r.timer.Stop() { // it is at work
+			r.mu.Unlock()
 			runtime.Gosched()
-			k.mu.Lock()
+			r.mu.Lock()
 		}
-		k.timing = true
-		k.mu.Unlock()
+		r.active = true
+		r.mu.Unlock()
 	}
 	return func() {
 		for _, k := range links {
-			k.mu.Lock()
-			k.timing = false
-			k.startTimer()
-			k.mu.Unlock()
+			r := &k.reclaim
+			r.mu.Lock()
+			r.active = false
+			r.startLocked()
+			r.mu.Unlock()
 		}
 	}
 }

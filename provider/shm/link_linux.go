@@ -5,85 +5,102 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
 
-// postRetry is the pause before a message is sent again to a peer whose queue is full,
-// with some hundred messages unread.
-const postRetry = time.Millisecond
-
-// tick is how often a link checks whether it, or a ring that has grown, is idle. What was
-// idle for two ticks is given back. It is a variable for tests.
-var tick = time.Second
-
-// link is one end of the connection between a dialing and an accepting process.
-// Up to three goroutines serve it: serve reads the socket, answer waits for the doorbell,
-// and watch, if there is a pidfd, for the peer's death. dismantle waits for them to end.
+// link is one end of what a dialing and an accepting process share. It ties its parts
+// together, each of which has a lock of its own, and counts who uses them.
+//
+// Up to three goroutines serve it: one receives from the control socket, one waits for the
+// doorbell, and one, if there is a pidfd, for the peer's end. dismantle waits for them.
 type link struct {
 	side    int // 0: dialing, 1: accepting
 	cfg     Config
-	conn    *net.UnixConn
-	rawConn syscall.RawConn
-	pid     int    // of the peer, 0: not visible here
-	uid     uint32 // of the peer
-
-	bellIn   *bell // rung by the peer
-	bellOut  *bell
-	eventIn  *os.File // eventfd behind bellIn
-	eventOut int      // the peer's; -1: ring by message
-	pidfd    *os.File // nil: only the socket tells of the peer's death
+	peer    peerProcess
+	control controlSocket
+	door    doorbell
+	slots   slotTable
+	offers  offers
+	reclaim reclaimer
 
 	// accept takes a connection at the accepting end and returns the code to
-	// answer with. It does not block.
+	// reply with. It does not block.
 	accept acceptFunc
 
-	slots   atomic.Pointer[[]*slot] // grows by copying
-	shut    atomic.Bool             // the listener at the other end is closed
-	segment chan struct{}           // held while a new segment is on offer
-	gone    chan struct{}           // closed when the link is dead
-	work    sync.WaitGroup          // goroutines
+	listenerClosed atomic.Bool    // at the other end
+	gone           chan struct{}  // closed when the link is dead
+	work           sync.WaitGroup // goroutines
 
 	mu       sync.Mutex // guards what follows; no system call under it
-	maps     []mapping
-	live     int     // endpoints of this end, connects under way, and others that need the mapping
-	free     []*slot // dialing end: slots that nobody uses
-	pending  map[uint32]chan uint8
-	offered  mapping    // dialing end: a segment that the peer has not answered for
-	said     chan uint8 // … and where the answer goes; nil: none on offer
+	users    int        // endpoints, connects under way, and others that need the memory
 	dead     bool       // no new connections; gone is closed
 	torn     bool       // dismantle runs or ran
-	after    func()     // called by release
 	released bool
-	idle     int // ticks without a connection
-	timer    *time.Timer
-	timing   bool // the timer is set or tick is running
-	grew     bool // a ring has grown since tick last looked
+	onClose  func() // called by release
+	idle     int    // ticks without a user
 }
-
-// errLinkGone: the link ended before it answered. Another one may.
-var errLinkGone = errors.New("shm: the link has ended")
 
 type acceptFunc func(l *link, s *slot, m *message, fds []int) (code uint8)
 
-// serve handles messages from the socket until it ends.
+// newLink makes a link, with its caller as the user, from its socket and what the kernel
+// knows about the peer. It closes the socket if it fails.
+func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
+	l := &link{side: side, cfg: cfg, users: 1, gone: make(chan struct{})}
+	l.slots.init()
+	l.offers.init()
+	l.reclaim.pass = l.reclaimPass
+	var err error
+	if l.control, err = newControlSocket(conn); err == nil {
+		l.peer, err = newPeerProcess(l.control.raw)
+	}
+	l.door.pass, l.door.peer = -1, -1
+	if err == nil {
+		l.door, err = newDoorbell()
+	}
+	if err != nil {
+		if side == 1 {
+			refuseLink(conn)
+		}
+		l.discard()
+		return nil, &session.Unavailable{Reason: session.ReasonResources, Err: err}
+	}
+	links.add(l)
+	return l, nil
+}
+
+// start begins to serve the link.
+func (l *link) start() {
+	l.work.Go(l.serve)
+	l.work.Go(func() { l.door.serve(l.deliver) })
+	l.work.Go(func() {
+		if l.peer.wait() == nil {
+			l.die(errPeerGone)
+		}
+	})
+}
+
+// discard gives up a link that never started.
+func (l *link) discard() {
+	l.mu.Lock()
+	l.torn = true
+	l.mu.Unlock()
+	l.giveBack()
+}
+
+// serve handles messages from the control socket until it ends.
 func (l *link) serve() {
-	defer l.work.Done()
 	for {
 		var m message
-		fds, err := receive(l.conn, &m)
+		fds, err := l.control.receive(&m)
 		switch {
 		case err == nil || errors.Is(err, errCut):
-			if err = l.act(&m, fds, err); isGone(err) {
-				err = errPeerGone // before it got our answer
+			if err = l.handle(&m, fds, err); isGone(err) {
+				err = errPeerGone // before it got our reply
 			} else if err != nil {
 				err = fmt.Errorf("shm: the peer broke the link: %v: %w", err, syscall.ECONNRESET)
 			}
@@ -100,33 +117,29 @@ func (l *link) serve() {
 	}
 }
 
-// act handles one message. cut is nil or errCut. An error means that the peer broke the
+// handle handles one message. cut is nil or errCut. An error means that the peer broke the
 // protocol or is gone.
-func (l *link) act(m *message, fds []int, cut error) error {
-	// Look at the bell on every message: one that found the queue full was not sent.
-	l.bellIn.asleep.Store(1) // the next bell has to ring
-	l.bellIn.take(l.deliver)
+func (l *link) handle(m *message, fds []int, cut error) error {
 	switch {
-	case m.kind == msgBell:
 	case m.kind == msgSegment && l.side == 1:
 		return l.takeSegment(m, fds, cut)
 	case m.kind == msgConnect && l.side == 1:
-		slots := *l.slots.Load()
-		if int64(m.number) >= int64(len(slots)) || slots[m.number].ep.Load() != nil {
+		s := l.slots.at(m.number)
+		if s == nil || s.ep.Load() != nil {
 			return fmt.Errorf("a connect to slot %d", m.number)
 		}
 		code := uint8(codeResources)
 		if cut == nil {
-			code = l.accept(l, slots[m.number], m, fds)
+			code = l.accept(l, s, m, fds)
 		}
-		return l.reply(&message{kind: msgResult, number: m.number, code: code})
-	case m.kind == msgResult && l.side == 0:
-		if !l.answered(m.number, m.code) {
-			return errors.New("an answer without a question")
+		return l.reply(&message{kind: msgConnectReply, number: m.number, code: code})
+	case m.kind == msgConnectReply && l.side == 0:
+		if !l.slots.replied(m.number, m.code) {
+			return errors.New("a reply without a connect")
 		}
-	case m.kind == msgMapped && l.side == 0:
-		if !l.mapped(nil, m.code) {
-			return errors.New("an answer about no segment")
+	case m.kind == msgSegmentReply && l.side == 0:
+		if !l.segmentReplied(nil, m.code) {
+			return errors.New("a reply without a segment")
 		}
 	default:
 		return fmt.Errorf("message %d", m.kind)
@@ -134,115 +147,91 @@ func (l *link) act(m *message, fds []int, cut error) error {
 	return nil
 }
 
-// reply posts an answer, and waits as long as the link lives: a peer that does not read
-// may only be stopped, and its connections are to go on afterwards. Until then serve reads
-// no further messages.
-func (l *link) reply(m *message) error { return l.post(context.Background(), m) }
-
-// post sends a message without blocking in the socket: if the queue is full or memory is
-// short, it pauses and tries again until ctx or the link ends.
-func (l *link) post(ctx context.Context, m *message, fds ...int) error {
-	b := m.encode()
-	var oob []byte
-	if len(fds) > 0 {
-		oob = unix.UnixRights(fds...)
-	}
-	for {
-		var err error
-		if e := l.rawConn.Control(func(fd uintptr) {
-			err = unix.Sendmsg(int(fd), b, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		}); e != nil {
-			return e
-		}
-		switch err {
-		case unix.EAGAIN, unix.EINTR, unix.ENOBUFS, unix.ENOMEM:
-		default:
-			return err
-		}
-		select {
-		case <-time.After(postRetry):
-		case <-l.gone:
-			return errPeerGone
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// answer waits for the doorbell. It sets asleep before every look, inside the wait,
-// because each ring clears it.
-func (l *link) answer(event syscall.RawConn) {
-	defer l.work.Done()
-	// Made once: in the loop they would be allocated for each wake-up.
-	//
-	// The eventfd is not read: each write to it is an edge for epoll, and the peer
-	// could make a read block.
-	ready := func(uintptr) bool {
-		l.bellIn.asleep.Store(1)
-		return l.bellIn.pending()
-	}
-	deliver := l.deliver
-	for event.Read(ready) == nil {
-		l.bellIn.take(deliver)
-	}
-}
+// reply posts a reply, and waits as long as the link lives: a peer that does not read may
+// only be stopped, and its connections are to go on afterwards. Until then serve reads no
+// further messages.
+func (l *link) reply(m *message) error { return l.control.post(context.Background(), l.gone, m) }
 
 // deliver wakes a slot's session, or frees a slot that both sides are done with.
 func (l *link) deliver(number int, ev session.Events) {
-	slots := *l.slots.Load()
-	if number >= len(slots) {
+	s := l.slots.at(uint32(number))
+	if s == nil {
 		return
 	}
-	s := slots[number]
 	if e := s.ep.Load(); e != nil {
-		if state := e.theirs.load(); state != stateOpen {
-			e.peerState(state)
-		}
-		e.wake(ev)
+		e.deliver(ev)
 	} else if l.side == 0 {
-		l.mu.Lock()
-		l.reap(s)
-		l.mu.Unlock()
+		l.slots.reap(s)
 	}
 }
 
-var one = [8]byte{1} // what a ring adds to an eventfd: not 0 in either byte order
+// attach lets the doorbell find an endpoint, which uses the link until detach. It fails if
+// the link is dead.
+func (l *link) attach(e *endpoint) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.dead {
+		return false
+	}
+	l.users++
+	e.slot.ep.Store(e)
+	if e.out.Pages() > ring.Start {
+		l.reclaim.wake()
+	}
+	return true
+}
 
-// ring tells the peer that a slot has news.
-func (l *link) ring(number int, ev session.Events) {
-	if !l.bellOut.set(number, ev) {
+// detach removes an endpoint that has retired from its slot.
+func (l *link) detach(s *slot) {
+	l.door.ring(s.number, session.RecvReady|session.SendReady) // the slot may be free now
+	if s.cached() {
+		l.reclaim.wake()
+	}
+	if l.side == 0 {
+		l.slots.retire(s)
+	}
+	l.release()
+}
+
+// acquire adds a user, for whom the link's memory stays. It fails if the link is dead.
+func (l *link) acquire() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.dead {
+		return errLinkGone
+	}
+	l.users++
+	return nil
+}
+
+// release removes a user.
+func (l *link) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.users--
+	l.unusedLocked()
+}
+
+// unusedLocked is called when the link may be unused. It has a dead link dismantled, and
+// starts a dialing end's idle time.
+func (l *link) unusedLocked() {
+	if l.users > 0 || l.torn {
 		return
 	}
-	if l.eventOut >= 0 {
-		for {
-			// It would block only after 2^64 rings, and another user's process,
-			// which could fill the counter, does not share an eventfd (see trusted).
-			_, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(l.eventOut), uintptr(unsafe.Pointer(&one[0])), 8)
-			if errno != unix.EINTR {
-				return
-			}
-		}
+	if l.dead {
+		l.torn = true
+		go l.dismantle()
+	} else if l.side == 0 {
+		l.idle = 0
+		l.reclaim.wake()
 	}
-	b := (&message{kind: msgBell}).encode()
-	l.rawConn.Control(func(fd uintptr) {
-		// If the queue is full the message is not needed: the peer looks at the bell
-		// whenever it reads one.
-		_ = unix.Sendto(int(fd), b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
-	})
 }
 
-// watch waits for the end of the peer's process. The socket may hide it: a forked child
-// can keep it open.
-func (l *link) watch(pidfd syscall.RawConn) {
-	defer l.work.Done()
-	err := pidfd.Read(func(fd uintptr) bool {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(p, 0)
-		return n > 0 && err == nil
-	})
-	if err == nil {
-		l.die(errPeerGone)
-	}
+// ended reports whether no more connections can be made.
+func (l *link) ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.dead
 }
 
 // die ends the link: the peer is gone or broke the rules.
@@ -254,56 +243,37 @@ func (l *link) die(cause error) {
 	}
 	l.dead = true
 	close(l.gone)
-	l.live++ // keeps the mapping
+	l.users++ // keeps the memory
 	l.mu.Unlock()
-	l.conn.Close() // a peer that lives need not wait until our endpoints have retired
-	for _, s := range *l.slots.Load() {
+	l.control.close() // a peer that lives need not wait until our endpoints have retired
+	for _, s := range l.slots.list() {
 		if e := s.ep.Load(); e != nil {
 			e.linkDied(cause)
 		}
 	}
-	l.leave()
+	l.release()
 }
 
-// leave takes one off live.
-func (l *link) leave() {
+// closeUnused ends a link that has no user.
+func (l *link) closeUnused() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.live--
-	l.rest()
+	l.closeUnusedLocked()
+	l.unusedLocked()
 }
 
-// rest is called when the link may be unused. It has a dead link dismantled, and starts a
-// dialing end's idle time. mu is held.
-func (l *link) rest() {
-	if l.live > 0 || l.torn {
-		return
-	}
-	if l.dead {
-		l.torn = true
-		go l.dismantle()
-	} else if l.side == 0 {
-		l.idle = 0
-		l.startTimer()
-	}
-}
-
-// retire ends a link that has no connection.
-func (l *link) retire() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.live == 0 && !l.dead {
+func (l *link) closeUnusedLocked() {
+	if l.users == 0 && !l.dead {
 		l.dead = true
 		close(l.gone)
 	}
-	l.rest()
 }
 
-// onGone arranges for f to be called once the link has given everything back.
-func (l *link) onGone(f func()) {
+// whenClosed arranges for f to be called once the link has given everything back.
+func (l *link) whenClosed(f func()) {
 	l.mu.Lock()
 	if !l.released {
-		l.after = f
+		l.onClose = f
 		f = nil
 	}
 	l.mu.Unlock()
@@ -312,114 +282,58 @@ func (l *link) onGone(f func()) {
 	}
 }
 
-// ended reports whether no more connections can be made.
-func (l *link) ended() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.dead
-}
-
-// startTimer is called with mu held.
-func (l *link) startTimer() {
-	if l.timing || l.torn {
-		return
-	}
-	l.timing = true
-	if l.timer == nil {
-		l.timer = time.AfterFunc(tick, l.tick)
-	} else {
-		l.timer.Reset(tick)
-	}
-}
-
-// ringGrew asks the janitor to look at this link's rings.
-func (l *link) ringGrew() {
-	l.mu.Lock()
-	l.grew = true
-	l.startTimer()
-	l.mu.Unlock()
-}
-
-// tick is the janitor: it gives back memory of rings, in use or not, and ends a dialing
-// end that has no connections. That takes nothing from the peer: what it has yet to read
-// is in its own mapping.
-func (l *link) tick() {
-	l.mu.Lock()
-	if l.torn {
-		l.mu.Unlock()
-		return
-	}
-	l.grew = false
-	l.work.Add(1)
-	l.mu.Unlock()
-	defer l.work.Done()
-
-	again := l.cool()
-	for _, s := range *l.slots.Load() {
+// reclaimPass gives back memory of rings, in use or not, and ends a dialing end that is
+// idle. That takes nothing from the peer: what it has yet to read is in its own mapping.
+func (l *link) reclaimPass() (again bool) {
+	again = l.slots.reclaim(l.side, l.ended())
+	for _, s := range l.slots.list() {
 		if e := s.ep.Load(); e != nil && e.shrink() {
 			again = true
 		}
 	}
+	return l.endIdle() || again
+}
+
+// endIdle ends a dialing end that was idle for two ticks. It reports whether it has to look
+// again.
+func (l *link) endIdle() (again bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.timing = false
-	if l.side == 0 && l.live == 0 {
-		l.idle++
-		again = true
-		if l.idle > 1 && !l.dead {
-			l.dead = true
-			close(l.gone)
-			l.rest()
-			return
-		}
+	if l.side != 0 || l.users > 0 || l.dead {
+		return false
 	}
-	if again || l.grew {
-		l.startTimer()
+	if l.idle++; l.idle > 1 {
+		l.closeUnusedLocked()
+		l.unusedLocked()
 	}
+	return true
 }
 
-// dismantle gives back everything that a dead link holds.
+// dismantle stops the goroutines of a dead link, and gives everything back.
 func (l *link) dismantle() {
-	l.conn.Close()
-	l.eventIn.Close()
-	if l.pidfd != nil {
-		l.pidfd.Close()
-	}
-	if l.timer != nil {
-		l.timer.Stop()
-	}
+	l.control.close()
+	l.door.stop()
+	l.peer.close()
+	l.reclaim.stop()
 	l.work.Wait()
-	l.release()
+	l.giveBack()
 }
 
-// release closes and unmaps everything. Files may have been closed before.
-func (l *link) release() {
-	l.conn.Close()
-	if l.eventIn != nil {
-		l.eventIn.Close()
-	}
-	if l.pidfd != nil {
-		l.pidfd.Close()
-	}
-	if l.eventOut >= 0 {
-		unix.Close(l.eventOut)
-	}
-	for _, s := range *l.slots.Load() {
-		budget.Return(s.inherit())
-	}
-	l.mu.Lock()
-	maps := append(l.maps, l.offered)
-	l.maps, l.offered, l.said = nil, mapping{}, nil
-	l.mu.Unlock()
-	for _, m := range maps {
+// giveBack closes and unmaps everything.
+func (l *link) giveBack() {
+	l.control.close()
+	l.door.close()
+	l.peer.close()
+	if m, _, ok := l.offers.end(nil); ok {
 		m.unmap()
 	}
+	l.slots.unmap()
 	l.mu.Lock()
 	l.released = true
-	after := l.after
+	onClose := l.onClose
 	l.mu.Unlock()
-	if after != nil {
-		after()
+	if onClose != nil {
+		onClose()
 	}
 	links.remove(l)
 }

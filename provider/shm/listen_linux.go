@@ -23,10 +23,10 @@ const (
 	// descriptors.
 	acceptPause = 10 * time.Millisecond
 
-	// declineTimeout bounds telling a dialer that there is no room. maxDeclining
-	// dialers at a time are told; others only see the socket close.
-	declineTimeout = 100 * time.Millisecond
-	maxDeclining   = 16
+	// refuseTimeout bounds the reply to a dialer that there is no room. maxRefusing
+	// dialers at a time get that reply; others only see the socket close.
+	refuseTimeout = 100 * time.Millisecond
+	maxRefusing   = 16
 )
 
 // Listener accepts connections from processes of this host, for a TCP listener
@@ -43,11 +43,11 @@ type Listener struct {
 	closed   chan struct{}
 	work     sync.WaitGroup // the accepting goroutine and handshakes
 
-	mu     sync.Mutex // guards what follows
-	links  map[*link]struct{}
-	guests map[*net.UnixConn]struct{} // in the handshake
-	users  map[uint32]int             // links per user, including those in the handshake
-	done   bool
+	mu         sync.Mutex // guards what follows
+	links      map[*link]struct{}
+	handshakes map[*net.UnixConn]struct{}
+	users      map[uint32]int // links per user, including those in the handshake
+	done       bool
 }
 
 type accepted struct {
@@ -89,16 +89,16 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 		return nil, unavailable(fmt.Errorf("shm: rendezvous: %w", err))
 	}
 	l := &Listener{
-		cfg:      cfg,
-		addr:     addr,
-		netns:    ns,
-		tcp:      tcp,
-		unix:     u,
-		accepted: make(chan accepted, cfg.Backlog),
-		closed:   make(chan struct{}),
-		links:    make(map[*link]struct{}),
-		guests:   make(map[*net.UnixConn]struct{}),
-		users:    make(map[uint32]int),
+		cfg:        cfg,
+		addr:       addr,
+		netns:      ns,
+		tcp:        tcp,
+		unix:       u,
+		accepted:   make(chan accepted, cfg.Backlog),
+		closed:     make(chan struct{}),
+		links:      make(map[*link]struct{}),
+		handshakes: make(map[*net.UnixConn]struct{}),
+		users:      make(map[uint32]int),
 	}
 	l.work.Add(1)
 	go l.serve()
@@ -130,8 +130,8 @@ func (l *Listener) Close() error {
 		return net.ErrClosed
 	}
 	l.done = true
-	links, guests := l.links, l.guests
-	l.links, l.guests = nil, nil
+	links, handshakes := l.links, l.handshakes
+	l.links, l.handshakes = nil, nil
 	l.mu.Unlock()
 	close(l.closed)
 	err := l.unix.Close()
@@ -146,20 +146,20 @@ func (l *Listener) Close() error {
 		break
 	}
 	for link := range links {
-		link.retire()
+		link.closeUnused()
 	}
-	for c := range guests {
+	for c := range handshakes {
 		c.Close()
 	}
 	l.work.Wait()
 	return err
 }
 
-// serve accepts the sockets of dialing processes and greets each in a goroutine, so that
+// serve accepts the sockets of dialing processes and makes a link with each in a goroutine, so that
 // a slow one holds up nobody.
 func (l *Listener) serve() {
 	defer l.work.Done()
-	declining := make(chan struct{}, maxDeclining)
+	refusing := make(chan struct{}, maxRefusing)
 	for {
 		c, err := l.unix.AcceptUnix()
 		if err != nil {
@@ -176,10 +176,10 @@ func (l *Listener) serve() {
 		uid, ok := l.admit(c)
 		if !ok {
 			select {
-			case declining <- struct{}{}:
+			case refusing <- struct{}{}:
 				l.work.Go(func() {
-					l.decline(c)
-					<-declining
+					l.refuse(c)
+					<-refusing
 				})
 			default:
 				c.Close()
@@ -189,7 +189,7 @@ func (l *Listener) serve() {
 		l.work.Add(1)
 		go func() {
 			defer l.work.Done()
-			l.greet(c, uid)
+			l.acceptLink(c, uid)
 		}()
 	}
 }
@@ -217,50 +217,50 @@ func (l *Listener) admit(c *net.UnixConn) (uid uint32, ok bool) {
 		return 0, false
 	}
 	l.users[cred.Uid]++
-	l.guests[c] = struct{}{}
+	l.handshakes[c] = struct{}{}
 	return cred.Uid, true
 }
 
-// decline turns away a dialing process, and tells it that there is no room. If the listener
+// refuse turns away a dialing process, with the reply that there is no room. If the listener
 // is being closed it just hangs up: the dialer then looks for the port's next listener.
-func (l *Listener) decline(c *net.UnixConn) {
+func (l *Listener) refuse(c *net.UnixConn) {
 	defer c.Close()
 	l.mu.Lock()
 	done := l.done
 	if !done {
-		l.guests[c] = struct{}{} // so that Close closes it
+		l.handshakes[c] = struct{}{} // so that Close closes it
 	}
 	l.mu.Unlock()
 	if done {
 		return
 	}
-	decline(c)
+	refuseLink(c)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.guests, c)
+	delete(l.handshakes, c)
 }
 
-// greet makes the link, and has it uncounted when it ends.
-func (l *Listener) greet(c *net.UnixConn, uid uint32) {
-	link, err := greet(c, l.cfg, l.take)
+// acceptLink makes the link, and has it uncounted when it ends.
+func (l *Listener) acceptLink(c *net.UnixConn, uid uint32) {
+	link, err := acceptLink(c, l.cfg, l.accept)
 	l.mu.Lock()
-	delete(l.guests, c)
+	delete(l.handshakes, c)
 	done := l.done
 	if err == nil && !done {
 		l.links[link] = struct{}{}
 	}
 	l.mu.Unlock()
 	if err != nil {
-		l.leave(nil, uid)
+		l.linkClosed(nil, uid)
 		return
 	}
-	link.onGone(func() { l.leave(link, uid) })
+	link.whenClosed(func() { l.linkClosed(link, uid) })
 	if done {
-		link.retire()
+		link.closeUnused()
 	}
 }
 
-func (l *Listener) leave(k *link, uid uint32) {
+func (l *Listener) linkClosed(k *link, uid uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.links, k)
@@ -269,8 +269,8 @@ func (l *Listener) leave(k *link, uid uint32) {
 	}
 }
 
-// take accepts a connection on a link, or returns the code that refuses it.
-func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
+// accept accepts a connection on a link, or returns the code that refuses it.
+func (l *Listener) accept(k *link, s *slot, m *message, fds []int) uint8 {
 	if len(fds) != 1 {
 		return codeAddress
 	}
@@ -294,10 +294,10 @@ func (l *Listener) take(k *link, s *slot, m *message, fds []int) uint8 {
 		code = codeClosed
 	}
 	if code != codeOK {
-		e.forgo()
+		e.discard()
 		return code
 	}
-	delete(l.guests, k.conn)                  // the handshake is over, though greet may not have noticed
+	delete(l.handshakes, k.control.conn)      // the handshake is over, though acceptLink may not have noticed
 	l.accepted <- accepted{e, m.addr, remote} // never blocks: the only sender, under mu
 	return codeOK
 }

@@ -45,7 +45,7 @@ func (e *endpoint) CommitControl(n int) {
 
 // open reports whether the connection lives.
 func (e *endpoint) open() bool {
-	if state := e.theirs.load(); state != stateOpen {
+	if state := e.remote.load(); state != stateOpen {
 		e.peerState(state)
 	}
 	return e.err.Load() == nil
@@ -53,10 +53,10 @@ func (e *endpoint) open() bool {
 
 func (e *endpoint) afterSending(do ring.Action) {
 	if do&ring.Wake != 0 {
-		e.link.ring(e.slot.number, session.RecvReady)
+		e.link.door.ring(e.slot.number, session.RecvReady)
 	}
 	if do&ring.Grew != 0 {
-		e.link.ringGrew()
+		e.link.reclaim.wake()
 	}
 	if do&ring.Broken != 0 {
 		e.violation(e.out.Err())
@@ -73,7 +73,7 @@ func (e *endpoint) Poll(ev *session.Event) bool {
 		e.afterReceiving(do)
 	}
 	if msg == nil {
-		state := e.theirs.load()
+		state := e.remote.load()
 		if state == stateOpen {
 			return false
 		}
@@ -117,14 +117,14 @@ func (e *endpoint) Release() {
 
 func (e *endpoint) afterReceiving(do ring.Action) {
 	if do&ring.Wake != 0 {
-		e.link.ring(e.slot.number, session.SendReady)
+		e.link.door.ring(e.slot.number, session.SendReady)
 	}
 	if do&ring.Broken != 0 {
 		e.violation(e.in.Err())
 	}
 }
 
-// shrink gives back the pages of an idle ring. The janitor calls it. It reports whether it
+// shrink gives back the pages of an idle ring. The reclaimer calls it. It reports whether it
 // has to run again.
 func (e *endpoint) shrink() (again bool) {
 	again, met := e.out.Shrink(func(pages uint64) bool { return giveBack(e.slot.rings[e.side], pages) })

@@ -1,15 +1,12 @@
 package shm
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sanconn/san/session"
 )
 
 // mapping is a segment that this process has mapped.
@@ -111,138 +108,4 @@ func (m mapping) unmap() {
 func unmapped(size int64) {
 	mapped.Add(-size)
 	mappings.Add(-1)
-}
-
-// The segments of a link: the dialing end makes them, the accepting one maps them.
-
-// addSegment adds a segment's slots to the link, at the dialing end as free ones.
-func (l *link) addSegment(m mapping) {
-	old := *l.slots.Load()
-	slots := append(make([]*slot, 0, len(old)+m.slots), old...)
-	for i := range m.slots {
-		slots = append(slots, &slot{
-			number:  len(slots),
-			control: m.control(i),
-			rings:   [2][]byte{m.ring(i, 0), m.ring(i, 1)},
-		})
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.maps = append(l.maps, m)
-	l.slots.Store(&slots)
-	if l.side == 0 {
-		for i := len(slots) - 1; i >= len(old); i-- { // so that the first is taken first
-			l.free = append(l.free, slots[i])
-		}
-	}
-}
-
-// mapSegment checks and maps a segment from the peer.
-func (l *link) mapSegment(fd int, slots uint32) error {
-	if slots == 0 || int64(slots) != int64(nextSegment(len(*l.slots.Load()))) {
-		return fmt.Errorf("%w: %d slots", errSegment, slots)
-	}
-	if err := checkSegment(fd, int(slots)); err != nil {
-		return err
-	}
-	m, err := newMapping(fd, int(slots))
-	if err != nil {
-		return err
-	}
-	l.addSegment(m)
-	return nil
-}
-
-// extend adds a segment, one at a time: the next has to wait for the peer's answer.
-func (l *link) extend(ctx context.Context) error {
-	select {
-	case l.segment <- struct{}{}:
-	case <-l.gone:
-		return errLinkGone
-	case <-ctx.Done():
-		return unavailable(ctx.Err())
-	}
-	l.mu.Lock()
-	enough, have := len(l.free) > 0, len(*l.slots.Load())
-	l.mu.Unlock()
-	if enough {
-		<-l.segment
-		return nil
-	}
-	slots := nextSegment(have)
-	if slots == 0 {
-		<-l.segment
-		return &session.Unavailable{Reason: session.ReasonResources, Err: fmt.Errorf("shm: %d connections on one link", have)}
-	}
-	return l.offer(ctx, slots)
-}
-
-// offer sends a segment and waits for the peer's answer. The caller holds l.segment,
-// which the method mapped releases.
-func (l *link) offer(ctx context.Context, slots int) error {
-	m, fd, err := newSegment(slots)
-	if err != nil {
-		<-l.segment
-		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
-	}
-	defer unix.Close(fd)
-	said := make(chan uint8, 1)
-	l.mu.Lock()
-	l.offered, l.said = m, said
-	l.mu.Unlock()
-	if err := l.post(ctx, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
-		l.mapped(said, codeResources) // the peer was never asked
-		return linkError(err)
-	}
-	select {
-	case code := <-said:
-		if code != codeOK {
-			return codeError(code)
-		}
-		return nil
-	case <-l.gone:
-		return errLinkGone
-	case <-ctx.Done():
-		return unavailable(ctx.Err()) // serve handles a later answer
-	}
-}
-
-// mapped records the answer to the segment on offer; a said that is not nil restricts it
-// to the offer with that channel. It returns false if there is no such offer.
-func (l *link) mapped(said chan uint8, code uint8) bool {
-	l.mu.Lock()
-	if l.said == nil || said != nil && l.said != said {
-		l.mu.Unlock()
-		return false
-	}
-	m, said := l.offered, l.said
-	l.offered, l.said = mapping{}, nil
-	l.mu.Unlock()
-	if code == codeOK {
-		l.addSegment(m)
-	} else {
-		m.unmap()
-	}
-	said <- code // never blocks: buffered
-	<-l.segment
-	return true
-}
-
-// takeSegment maps a segment that the peer offers, and answers. If this process lacks a
-// descriptor or room for it, existing connections must not suffer.
-func (l *link) takeSegment(m *message, fds []int, cut error) error {
-	if cut == nil && len(fds) != 1 {
-		return errors.New("a segment without its descriptor")
-	}
-	code := uint8(codeResources)
-	if cut == nil {
-		err := l.mapSegment(fds[0], m.number)
-		if errors.Is(err, errSegment) {
-			return err
-		}
-		if err == nil {
-			code = codeOK
-		}
-	}
-	return l.reply(&message{kind: msgMapped, code: code})
 }

@@ -29,7 +29,7 @@ func newPipe(t testing.TB, most int) *pipe {
 
 // free stands for the system call by which Shrink frees memory.
 func (p *pipe) free(pages uint64) bool {
-	clear(p.bytes)
+	clear(p.bytes[:pages])
 	p.books.Return(pages)
 	return true
 }

@@ -117,8 +117,8 @@ func FuzzHostile(f *testing.F) {
 
 // TestHostile is FuzzHostile with more scripts.
 func TestHostile(t *testing.T) {
-	for seed := range int64(300) {
-		script := make([]byte, 6000)
+	for seed := range int64(100) {
+		script := make([]byte, 4000)
 		rand.New(rand.NewSource(seed)).Read(script)
 		newHostile(t).run(script)
 	}

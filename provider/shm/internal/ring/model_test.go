@@ -25,8 +25,8 @@ func FuzzModel(f *testing.F) {
 
 // TestModel is FuzzModel with longer scripts.
 func TestModel(t *testing.T) {
-	for seed := range int64(20) {
-		script := make([]byte, 60_000)
+	for seed := range int64(8) {
+		script := make([]byte, 30_000)
 		rand.New(rand.NewSource(seed)).Read(script)
 		newModel(t).run(script)
 	}

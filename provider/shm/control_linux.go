@@ -1,0 +1,121 @@
+package shm
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// controlSocket carries the messages of a link, by which segments and connections are set
+// up. Several goroutines may post, one receives.
+type controlSocket struct {
+	conn *net.UnixConn
+	raw  syscall.RawConn
+}
+
+func newControlSocket(conn *net.UnixConn) (controlSocket, error) {
+	raw, err := conn.SyscallConn()
+	return controlSocket{conn, raw}, err
+}
+
+// setDeadline bounds exchange, send and receive; the zero time: nothing does.
+func (c *controlSocket) setDeadline(t time.Time) { c.conn.SetDeadline(t) }
+
+// send sends a message and descriptors, bounded by the deadline.
+func (c *controlSocket) send(m *message, fds ...int) error { return send(c.conn, m, fds...) }
+
+// receive receives the next message, bounded by the deadline.
+func (c *controlSocket) receive(m *message) (fds []int, err error) { return receive(c.conn, m) }
+
+// postRetry is the pause before a message is sent again to a peer whose queue is full,
+// with some hundred messages unread.
+const postRetry = time.Millisecond
+
+// post sends a message without blocking in the socket: if the queue is full or memory is
+// short, it pauses and tries again until ctx ends or gone is closed.
+func (c *controlSocket) post(ctx context.Context, gone <-chan struct{}, m *message, fds ...int) error {
+	b, rights := m.encode(), rightsOf(fds)
+	for {
+		var err error
+		if e := c.raw.Control(func(fd uintptr) {
+			err = unix.Sendmsg(int(fd), b, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		}); e != nil {
+			return e
+		}
+		switch err {
+		case unix.EAGAIN, unix.EINTR, unix.ENOBUFS, unix.ENOMEM:
+		default:
+			return err
+		}
+		select {
+		case <-time.After(postRetry):
+		case <-gone:
+			return errPeerGone
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (c *controlSocket) close() { c.conn.Close() }
+
+// send sends a message and descriptors, bounded by the socket's deadline.
+func send(c *net.UnixConn, m *message, fds ...int) error {
+	_, _, err := c.WriteMsgUnix(m.encode(), rightsOf(fds), nil)
+	return err
+}
+
+func rightsOf(fds []int) []byte {
+	if len(fds) == 0 {
+		return nil
+	}
+	return unix.UnixRights(fds...)
+}
+
+// mostFDs is how many descriptors a message may carry; the kernel drops the rest.
+const mostFDs = 2
+
+// errCut: descriptors were lost, most likely because this process is at its limit.
+var errCut = fmt.Errorf("shm: descriptors were lost on the way: %w", unix.EMFILE)
+
+// receive receives the next message and its descriptors, which the caller has to close
+// even if there is an error.
+func receive(c *net.UnixConn, m *message) (fds []int, err error) {
+	var b [messageSize + 1]byte
+	var oob [64]byte // a little more than mostFDs need
+	n, oobn, flags, _, err := c.ReadMsgUnix(b[:], oob[:unix.CmsgSpace(mostFDs*4)])
+	if err != nil {
+		return nil, err
+	}
+	if oobn > 0 {
+		msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+		if err != nil {
+			return nil, err
+		}
+		for i := range msgs {
+			if got, err := unix.ParseUnixRights(&msgs[i]); err == nil {
+				fds = append(fds, got...)
+			}
+		}
+	}
+	if n == 0 {
+		return fds, errPeerGone
+	}
+	if err := m.decode(b[:n]); err != nil {
+		return fds, err
+	}
+	if flags&unix.MSG_CTRUNC != 0 {
+		return fds, errCut
+	}
+	return fds, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}

@@ -1,0 +1,211 @@
+package shm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// doorbell is how the processes of a link wake each other. Bits in shared memory show which
+// slots have news, and a descriptor that each process waits at, and passes to the other,
+// wakes it. Ringing must not block, whatever the peer does with its copy, whose flags and
+// content are shared. So a ring is one of these:
+//
+//   - a read of an eventfd with RWF_NOWAIT, of whose count it takes one. That it makes room
+//     is an event for those who wait. (A write has no such flag: the peer could fill the
+//     counter and clear O_NONBLOCK.)
+//   - before Linux 5.8, a send to a unix socket with MSG_DONTWAIT, which together with the
+//     read of it costs ten times as much.
+type doorbell struct {
+	in, out *bell // in the first segment
+
+	at     *os.File        // where the peer rings
+	wait   syscall.RawConn // of at
+	pass   int             // what the peer is to have of it; -1: it has
+	peer   int             // where to ring; -1: not known yet
+	socket bool            // peer is a socket
+	drains bool            // at is a socket
+}
+
+var errDoorbell = errors.New("shm: not a doorbell")
+
+// bellsBySocket is for tests: as before Linux 5.8.
+var bellsBySocket bool
+
+func newDoorbell() (d doorbell, err error) {
+	d.pass, d.peer = -1, -1
+	at, pass, err := newEventfd()
+	if bellsBySocket && err == nil {
+		closeAll([]int{at, pass})
+	}
+	if bellsBySocket || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		d.drains = true
+		at, pass, err = newSocketpair()
+	}
+	if err != nil {
+		return d, err
+	}
+	d.at, d.pass = os.NewFile(uintptr(at), "doorbell"), pass
+	// NewFile does not report that epoll had no room for it, and then nothing would
+	// wake this process. This fails in that case.
+	if err := d.at.SetReadDeadline(time.Time{}); err != nil {
+		return d, fmt.Errorf("shm: doorbell: %w: %w", err, unix.ENOMEM)
+	}
+	d.wait, err = d.at.SyscallConn()
+	return d, err
+}
+
+// newEventfd returns an eventfd and a copy, after a read as ring makes it.
+func newEventfd() (at, pass int, err error) {
+	at, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK|unix.EFD_SEMAPHORE)
+	if err != nil {
+		return -1, -1, fmt.Errorf("shm: eventfd: %w", err)
+	}
+	var endless [8]byte
+	binary.NativeEndian.PutUint64(endless[:], 1<<63)
+	pass = -1
+	if _, err = unix.Write(at, endless[:]); err == nil {
+		err = takeOne(at)
+	}
+	if err == nil {
+		pass, err = unix.FcntlInt(uintptr(at), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	if err != nil {
+		unix.Close(at)
+		return -1, -1, fmt.Errorf("shm: eventfd: %w", err)
+	}
+	return at, pass, nil
+}
+
+func newSocketpair() (at, pass int, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, -1, fmt.Errorf("shm: socketpair: %w", err)
+	}
+	return fds[0], fds[1], nil
+}
+
+// share puts the bits of both directions into a segment.
+func (d *doorbell) share(m mapping, side int) { d.out, d.in = m.bell(side), m.bell(1-side) }
+
+// passed closes the end that the peer now has.
+func (d *doorbell) passed() {
+	if d.pass >= 0 {
+		unix.Close(d.pass)
+	}
+	d.pass = -1
+}
+
+// setPeer takes over what the peer passed, if it is of a kind on which ringing does not
+// block: a TCP socket is locked while another process's send copies from memory that does
+// not come, and so is a pipe. All eventfds have one inode; what else has that either refuses
+// RWF_NOWAIT or heeds it.
+func (d *doorbell) setPeer(fd int) error {
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err == nil {
+		kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+		if err != nil || domain != unix.AF_UNIX || kind != unix.SOCK_STREAM {
+			return fmt.Errorf("%w: a socket of domain %d, type %d, %v", errDoorbell, domain, kind, err)
+		}
+		d.peer, d.socket = fd, true
+		return nil
+	}
+	ours, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("shm: eventfd: %w", err)
+	}
+	defer unix.Close(ours)
+	var want, got unix.Stat_t
+	if err := errors.Join(unix.Fstat(ours, &want), unix.Fstat(fd, &got)); err != nil || got.Dev != want.Dev || got.Ino != want.Ino {
+		return fmt.Errorf("%w: inode %d, %v", errDoorbell, got.Ino, err)
+	}
+	if err := takeOne(fd); err != nil {
+		return fmt.Errorf("%w: %w", errDoorbell, err)
+	}
+	d.peer = fd
+	return nil
+}
+
+// What a ring reads or writes, and nobody looks at.
+var (
+	one    [8]byte
+	oneVec = func() (v [1]unix.Iovec) { v[0].Base = &one[0]; v[0].SetLen(len(one)); return v }()
+)
+
+// takeOne takes one of an eventfd's count, without blocking.
+func takeOne(fd int) error {
+	const none = ^uintptr(0) // an offset of -1: a stream has none
+	_, _, errno := unix.RawSyscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&oneVec)), 1, none, none, unix.RWF_NOWAIT)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// sendOne sends a byte to a socket, without blocking.
+func sendOne(fd int) {
+	// It fails for good if the peer is gone, or if the queue is full: then the peer has a
+	// byte to read, and looks at the bits after it. Memory for a byte is short for moments.
+	const tries = 100
+	for range tries {
+		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&one[0])), 1,
+			unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+		if errno != unix.EINTR && errno != unix.ENOBUFS && errno != unix.ENOMEM {
+			return
+		}
+	}
+}
+
+// ring shows the peer that a slot has news.
+func (d *doorbell) ring(slot int, ev session.Events) {
+	switch {
+	case !d.out.set(slot, ev):
+	case d.socket:
+		sendOne(d.peer)
+	default:
+		_ = takeOne(d.peer) // it fails only if the peer has spoiled its own
+	}
+}
+
+// serve hands news to deliver until close.
+func (d *doorbell) serve(deliver func(slot int, ev session.Events)) {
+	// Made once: in the loop it would be allocated for each wake-up.
+	var drain [64]byte
+	ready := func(fd uintptr) bool {
+		// Each ring is an edge for epoll, unless the queue of a socket is full; so that is
+		// read before asleep is set. The bits are looked at after that, and asleep is set
+		// before every look, because each ring clears it.
+		if d.drains {
+			unix.Read(int(fd), drain[:])
+		}
+		d.in.asleep.Store(1)
+		return d.in.pending()
+	}
+	for d.wait.Read(ready) == nil {
+		d.in.take(deliver)
+	}
+}
+
+// stop ends serve.
+func (d *doorbell) stop() {
+	if d.at != nil {
+		d.at.Close()
+	}
+}
+
+// close gives everything back. Nobody rings any more.
+func (d *doorbell) close() {
+	d.stop()
+	d.passed()
+	if d.peer >= 0 {
+		unix.Close(d.peer)
+	}
+}

@@ -1,0 +1,202 @@
+package shm
+
+import (
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// bells returns both ends of a doorbell, over bits of their own.
+func bells(t *testing.T) (near, far *doorbell) {
+	t.Helper()
+	var ends [2]doorbell
+	bits := [2]*bell{new(bell), new(bell)}
+	for i := range ends {
+		d, err := newDoorbell()
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.out, d.in = bits[i], bits[1-i]
+		ends[i] = d
+	}
+	for i := range ends {
+		fd, err := unix.Dup(ends[1-i].pass)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ends[i].setPeer(fd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range ends {
+		ends[i].passed()
+		t.Cleanup(ends[i].close)
+	}
+	return &ends[0], &ends[1]
+}
+
+func TestRingDeliversItsNews(t *testing.T) {
+	t.Run("eventfd", testRingDelivers)
+	t.Run("socket", func(t *testing.T) {
+		bySocket(t)
+		testRingDelivers(t)
+	})
+}
+
+// bySocket has the doorbells of a test be sockets.
+func bySocket(t *testing.T) {
+	bellsBySocket = true
+	t.Cleanup(func() { bellsBySocket = false })
+}
+
+func testRingDelivers(t *testing.T) {
+	near, far := bells(t)
+	if near.socket != bellsBySocket || far.drains != bellsBySocket {
+		t.Fatalf("the doorbell is a socket: %v", near.socket)
+	}
+	type news struct {
+		slot int
+		ev   session.Events
+	}
+	got := make(chan news, 1)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		far.serve(func(slot int, ev session.Events) { got <- news{slot, ev} })
+	}()
+	for i := range 1000 {
+		want := news{i * 7 % linkSlots, session.Events(1 + i%3)}
+		near.ring(want.slot, want.ev)
+		select {
+		case n := <-got:
+			if n != want {
+				t.Fatalf("%+v, want %+v", n, want)
+			}
+		case <-time.After(patience):
+			t.Fatalf("nobody was woken for %+v", want)
+		}
+	}
+	far.stop()
+	<-served
+}
+
+// A ring wakes, however many there were before that nobody has waited for: what was read
+// cannot fill the queue.
+func TestRingAfterMoreThanTheQueueHolds(t *testing.T) {
+	bySocket(t)
+	near, far := bells(t)
+	for range 10_000 {
+		near.out.asleep.Store(1)
+		near.ring(1, session.RecvReady)
+	}
+	var seen atomic.Int64
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		far.serve(func(int, session.Events) { seen.Add(1) })
+	}()
+	for range 10_000 {
+		before := seen.Load()
+		near.ring(1, session.RecvReady)
+		for end := time.Now().Add(patience); seen.Load() == before; runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatal("nobody was woken")
+			}
+		}
+	}
+	far.stop()
+	<-served
+}
+
+// A peer may do anything to what it has passed: a ring does not block.
+func TestRingDoesNotBlock(t *testing.T) {
+	setBlocking := func(fd int) error { return unix.SetNonblock(fd, false) }
+	drained := func(fd int) error {
+		for range 2 { // of which one ends the semaphore's count, as the test writes none
+			unix.Read(fd, make([]byte, 8))
+		}
+		return nil
+	}
+	for _, tc := range []struct {
+		name   string
+		socket bool
+		change func(fd int) error
+	}{
+		{"full socket", true, func(int) error { return nil }},
+		{"full, blocking socket", true, setBlocking},
+		{"socket shut down", true, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) }},
+		{"socket slow to send", true, func(fd int) error {
+			return errors.Join(setBlocking(fd),
+				unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 3600}))
+		}},
+		{"eventfd", false, func(int) error { return nil }},
+		{"blocking eventfd", false, setBlocking},
+		{"empty, blocking eventfd", false, func(fd int) error { return errors.Join(drained(fd), setBlocking(fd)) }},
+		{"full, blocking eventfd", false, func(fd int) error {
+			full := [8]byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}
+			unix.Write(fd, full[:])
+			return setBlocking(fd)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := doorbell{out: new(bell), peer: -1, pass: -1}
+			fd := -1
+			if tc.socket {
+				fd = doorbellEnd(t)
+			} else {
+				var err error
+				if fd, err = unix.Eventfd(2, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK|unix.EFD_SEMAPHORE); err != nil {
+					t.Fatal(err)
+				}
+				defer unix.Close(fd)
+			}
+			if err := d.setPeer(fd); err != nil {
+				t.Fatal(err)
+			}
+			if err := tc.change(fd); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for range 10_000 { // far more than fit
+					d.out.asleep.Store(1)
+					d.ring(1, session.RecvReady)
+				}
+			}()
+			select {
+			case <-done:
+			case <-time.After(patience):
+				t.Fatal("it blocks")
+			}
+		})
+	}
+}
+
+// Only what cannot block is taken for a doorbell.
+func TestOtherDescriptorsAreNoDoorbells(t *testing.T) {
+	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC) // blocking
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(event)
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(pipe[:])
+	for name, fd := range map[string]int{
+		"an eventfd without a count": event, "a pipe": pipe[1], "TCP": bind(t, "127.0.0.1"), "nothing": -1,
+	} {
+		d := doorbell{peer: -1}
+		if err := d.setPeer(fd); !errors.Is(err, errDoorbell) || d.peer != -1 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package shm
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sanconn/san/provider/shm/internal/ring"
+)
+
+// tick is how often a link checks whether it, or a ring that has grown, is idle. What was
+// idle for two ticks is given back. It is a variable for tests.
+var tick = time.Second
+
+// reclaimer runs pass at every tick, as long as there is something to give back.
+type reclaimer struct {
+	pass func() (again bool)
+
+	running sync.WaitGroup // pass
+
+	mu      sync.Mutex // guards what follows
+	timer   *time.Timer
+	active  bool // the timer is set, or pass is running
+	woken   bool // since pass began
+	stopped bool
+}
+
+// wake has pass run: there may be something to give back.
+func (r *reclaimer) wake() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.woken = true
+	r.startLocked()
+}
+
+func (r *reclaimer) startLocked() {
+	if r.active || r.stopped {
+		return
+	}
+	r.active = true
+	if r.timer == nil {
+		r.timer = time.AfterFunc(tick, r.run)
+	} else {
+		r.timer.Reset(tick)
+	}
+}
+
+func (r *reclaimer) run() {
+	r.mu.Lock()
+	if r.stopped {
+		r.mu.Unlock()
+		return
+	}
+	r.woken = false
+	r.running.Add(1)
+	r.mu.Unlock()
+	defer r.running.Done()
+
+	again := r.pass()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.active = false
+	if again || r.woken {
+		r.startLocked()
+	}
+}
+
+// stop ends the passes, and waits for one that runs.
+func (r *reclaimer) stop() {
+	r.mu.Lock()
+	r.stopped = true
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	r.mu.Unlock()
+	r.running.Wait()
+}
+
+// cachedPages are the pages that a connection has left in a slot's ring. The next one on
+// the slot takes them over. Programs that connect for each request would otherwise fault in
+// every page again, which takes twice as long as the request. They count in the budget.
+type cachedPages struct {
+	bytes atomic.Uint64 // how much of the ring may have memory; or reclaiming
+	ticks atomic.Int32  // for which they stay
+}
+
+const (
+	// cacheTicks is how many ticks a ring keeps pages for the next connection.
+	cacheTicks = 2
+
+	// reclaiming is the value of bytes while they are given back.
+	reclaiming = ^uint64(0)
+)
+
+// put caches the pages of a ring of which n bytes may have memory.
+func (p *cachedPages) put(n uint64) {
+	p.ticks.Store(cacheTicks)
+	p.bytes.Store(n)
+}
+
+// take takes over what is cached. It waits for a reclaim at work, which takes less than a
+// millisecond.
+func (p *cachedPages) take() (n uint64) {
+	for {
+		n := p.bytes.Load()
+		if n == reclaiming {
+			runtime.Gosched()
+		} else if p.bytes.CompareAndSwap(n, 0) {
+			return n
+		}
+	}
+}
+
+// reclaim calls free with what was put cacheTicks calls ago. Meanwhile take waits. It
+// reports whether it has to run again.
+func (p *cachedPages) reclaim(free func(n uint64) bool) (again bool) {
+	n := p.bytes.Load()
+	if n <= ring.Start {
+		return false
+	}
+	if p.ticks.Add(-1) > 0 || !p.bytes.CompareAndSwap(n, reclaiming) {
+		return true
+	}
+	if free(n) {
+		n = 0
+	}
+	p.bytes.Store(n)
+	return n > 0
+}

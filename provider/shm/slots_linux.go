@@ -1,0 +1,199 @@
+package shm
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/sanconn/san/provider/shm/internal/ring"
+)
+
+// slot is a connection's place in a segment. The dialing end hands slots out, and reuses
+// one only when both sides have retired from it.
+type slot struct {
+	number  int
+	control *slotControl
+	rings   [2][]byte
+	ep      atomic.Pointer[endpoint] // until it retires
+	pages   cachedPages              // of the ring that this end writes
+	retired bool                     // dialing end, guarded by the table's mu: this end is done, the peer may not be
+}
+
+// reset prepares a slot for its next connection.
+func (s *slot) reset() {
+	for dir := range s.control.ring {
+		s.control.ring[dir].Reset()
+	}
+	s.control.state[0].v.Store(stateOpen)
+	s.control.state[1].v.Store(stateOpen)
+}
+
+// slotTable holds the slots of a link, and at the dialing end which of them are free and
+// which wait for the peer's reply to a connect.
+type slotTable struct {
+	all atomic.Pointer[[]*slot] // grows by copying
+
+	mu         sync.Mutex // guards what follows
+	maps       []mapping
+	free       []*slot
+	connecting map[uint32]chan uint8 // by number, where the code of the reply goes
+}
+
+func (t *slotTable) init() {
+	t.all.Store(new([]*slot))
+	t.connecting = make(map[uint32]chan uint8)
+}
+
+func (t *slotTable) list() []*slot { return *t.all.Load() }
+
+// at returns a slot, nil if there is none with this number.
+func (t *slotTable) at(number uint32) *slot {
+	if list := t.list(); int64(number) < int64(len(list)) {
+		return list[number]
+	}
+	return nil
+}
+
+// add adds a segment's slots, as free ones at the dialing end. One goroutine at a time adds.
+func (t *slotTable) add(m mapping, dialing bool) {
+	old := t.list()
+	list := append(make([]*slot, 0, len(old)+m.slots), old...)
+	for i := range m.slots {
+		list = append(list, &slot{
+			number:  len(list),
+			control: m.control(i),
+			rings:   [2][]byte{m.ring(i, 0), m.ring(i, 1)},
+		})
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.maps = append(t.maps, m)
+	t.all.Store(&list)
+	if dialing {
+		for i := len(list) - 1; i >= len(old); i-- { // so that the first is taken first
+			t.free = append(t.free, list[i])
+		}
+	}
+}
+
+// take returns a fresh slot, nil if none is free.
+func (t *slotTable) take() *slot {
+	t.mu.Lock()
+	if len(t.free) == 0 {
+		// The peer may be done with some, though its bell was not handled yet.
+		for _, s := range t.list() {
+			t.reapLocked(s)
+		}
+	}
+	n := len(t.free)
+	if n == 0 {
+		t.mu.Unlock()
+		return nil
+	}
+	s := t.free[n-1]
+	t.free = t.free[:n-1]
+	t.mu.Unlock()
+	s.reset()
+	return s
+}
+
+// hasFree reports whether take would find a slot without looking further.
+func (t *slotTable) hasFree() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.free) > 0
+}
+
+// connect notes that a connect was sent, and returns where the code of the reply comes.
+func (t *slotTable) connect(s *slot) (reply chan uint8) {
+	reply = make(chan uint8, 1)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.connecting[uint32(s.number)] = reply
+	return reply
+}
+
+// replied passes on the code of a reply, and frees the slot if the peer refused. It returns
+// false if no connect waits for it.
+func (t *slotTable) replied(number uint32, code uint8) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	reply := t.connecting[number]
+	if reply == nil {
+		return false
+	}
+	delete(t.connecting, number)
+	if code != codeOK {
+		t.freeLocked(t.list()[number])
+	}
+	reply <- code // never blocks: buffered
+	return true
+}
+
+// abandon ends a connect that no longer waits for its reply. If the peer accepts later, it
+// finds the connection aborted; if it already has, the caller wakes it.
+func (t *slotTable) abandon(s *slot, reply chan uint8) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(reply) == 0 || <-reply == codeOK {
+		s.control.state[0].v.Store(stateAborted) // and not held
+		s.retired = true
+	}
+}
+
+// retire frees a slot that this end is done with, if the peer is, too.
+func (t *slotTable) retire(s *slot) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.retired = true
+	t.reapLocked(s)
+}
+
+// reap frees a slot that both sides are done with.
+func (t *slotTable) reap(s *slot) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.reapLocked(s)
+}
+
+func (t *slotTable) reapLocked(s *slot) {
+	if s.retired && t.connecting[uint32(s.number)] == nil && s.control.state[1].retired() {
+		t.freeLocked(s)
+	}
+}
+
+// freeLocked frees a slot. It is the first to be used again.
+func (t *slotTable) freeLocked(s *slot) {
+	s.retired = false
+	t.free = append(t.free, s)
+}
+
+// reclaim gives back the memory that connections left some time ago in the rings that side
+// writes. ended: the peer is gone. It reports whether it has to run again.
+func (t *slotTable) reclaim(side int, ended bool) (again bool) {
+	for _, s := range t.list() {
+		again = s.pages.reclaim(func(n uint64) bool {
+			// The peer may still be reading what the last connection sent, or hold it;
+			// one that lies about its progress loses it.
+			unread := !ended && !s.control.state[1-side].retired() && !s.control.ring[side].Drained()
+			return !unread && giveBack(s.rings[side], n)
+		}) || again
+	}
+	return again
+}
+
+// unmap unmaps all segments. Nobody uses a slot any more.
+func (t *slotTable) unmap() {
+	for _, s := range t.list() {
+		budget.Return(s.pages.take())
+	}
+	t.mu.Lock()
+	maps := t.maps
+	t.maps = nil
+	t.mu.Unlock()
+	for _, m := range maps {
+		m.unmap()
+	}
+}
+
+// cached reports whether a slot has pages that reclaim is to give back.
+func (s *slot) cached() bool { return s.pages.bytes.Load() > ring.Start }
