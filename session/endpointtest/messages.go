@@ -219,8 +219,10 @@ func testBackPressure(t *testing.T, mk Maker) {
 		must(t, b.expect(read))
 		room = a.Reserve(size, size)
 	}
-	if room == nil {
-		t.Fatalf("no room where there was room for %d messages", count)
+	if room == nil { // what the peer has read may be acknowledged a little later
+		var err error
+		room, err = a.reserve(size, size)
+		must(t, err)
 	}
 	a.postReserve(t, count)
 	sent = count + session.ControlReserve
