@@ -108,7 +108,7 @@ func (rx *receiver) payload(h wire.Header, m []byte) {
 	case wire.TypeFill:
 		if n, ok := rx.filled(m); !ok {
 			rx.msgs.Drop()
-		} else if rx.arrived(h, true); rx.discard {
+		} else if rx.arrived(h, true); rx.discard && !rx.lent { // what is lent may lie before it
 			rx.emptied(n)
 		}
 	default:
