@@ -98,7 +98,10 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 	switch direct := rx.fetch.into != nil; {
 	case rx.gone && !direct:
 		return 0, s.streamEndLocked()
-	case rx.gone || rx.lent: // see brokenDirect; or the loan has to end first
+	case rx.gone: // see brokenDirect
+		return 0, nil
+	case rx.lent: // Discard ends the wait
+		s.lookLocked()
 		return 0, nil
 	case direct:
 		s.lookLocked()
