@@ -39,6 +39,14 @@ func (e *lateArm) Arm(ev session.Events) {
 	e.Endpoint.Arm(ev)
 }
 
+// slowArrival is an endpoint that finds nothing as long as what has come is late.
+type slowArrival struct {
+	lateArm
+	late atomic.Bool
+}
+
+func (e *slowArrival) Poll(ev *session.Event) bool { return !e.late.Load() && e.Endpoint.Poll(ev) }
+
 // slowDisarm is an endpoint at which something happens before and behind a Disarm, once.
 type slowDisarm struct {
 	lateArm
