@@ -65,6 +65,22 @@ func (e *slowDisarm) Disarm(ev session.Events) {
 	}
 }
 
+// ordered notes in which order messages were released and control was sent.
+type ordered struct {
+	*twin.Endpoint
+	calls string
+}
+
+func (e *ordered) Release() {
+	e.calls += "r"
+	e.Endpoint.Release()
+}
+
+func (e *ordered) CommitControl(n int) {
+	e.calls += "c"
+	e.Endpoint.CommitControl(n)
+}
+
 // slowPoll is an endpoint on which a look takes long, once.
 type slowPoll struct {
 	*twin.Endpoint

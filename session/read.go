@@ -113,6 +113,9 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 			k := copy(p[n:], b)
 			rx.advance(k)
 			n += k
+			if len(rx.do.send) > 0 { // Emptied, for the peer to go on
+				s.settleLocked()
+			}
 			continue
 		}
 		if rx.dead || rx.do.fault != nil {
