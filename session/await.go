@@ -2,15 +2,18 @@ package session
 
 import "github.com/sanconn/san/session/internal/spin"
 
-// await is the one place where a session waits: for the events, of which the caller has
-// found none, and then for test. test makes what progress it can, and returns the events
-// that may change its mind; none: it is met. sure: the endpoint is armed, and nobody looks
-// again before a sleep. No lock is held but sd's op.
+// await is the one place where a session waits: for these events, and then for test, unless
+// there are none, and it need not wait. test makes what progress it can, and returns the
+// events that may change its mind; none: it is met. sure: the endpoint is armed, and nobody
+// looks again before a sleep. No lock is held but sd's op.
 //
 // A wait polls for a while (package spin), then arms the endpoint, looks once more, and
 // sleeps on a channel, which needs no thread. Whatever may end a wait, be it an event, a
 // deadline, or Close, puts a token into that channel.
 func (s *Session) await(sd *side, want Events, test func(sure bool) Events) {
+	if want == 0 {
+		return
+	}
 	var w spin.Wait
 	polls := !sd.slept && w.Begin(&sd.spins, s.spin)
 	armed := Events(0)
@@ -42,20 +45,26 @@ func (s *Session) await(sd *side, want Events, test func(sure bool) Events) {
 	}
 }
 
-// disarm takes back what this direction wanted to be woken for, unless the other
-// direction waits for it too.
+// disarm takes back what this side wanted to be woken for, unless another one waits for it
+// too.
 func (s *Session) disarm(sd *side) {
-	other := &s.rd
-	if sd == other {
-		other = &s.wr
-	}
-	ev := Events(sd.wants.Load()) &^ Events(other.wants.Load())
+	ev := Events(sd.wants.Load()) &^ s.othersWant(sd)
 	if ev == 0 {
 		return
 	}
 	s.ep.Disarm(ev)
-	if ev &= Events(other.wants.Load()); ev != 0 { // it has armed in between
+	if ev &= s.othersWant(sd); ev != 0 { // one has armed in between
 		s.ep.Arm(ev)
-		other.signal()
+		s.signalAll()
 	}
+}
+
+// othersWant returns what the sides but this one sleep for.
+func (s *Session) othersWant(sd *side) (ev Events) {
+	for _, other := range s.sides() {
+		if other != sd {
+			ev |= Events(other.wants.Load())
+		}
+	}
+	return ev
 }

@@ -39,6 +39,14 @@ func (e *lateArm) Arm(ev session.Events) {
 	e.Endpoint.Arm(ev)
 }
 
+// slowArrival is an endpoint that finds nothing as long as what has come is late.
+type slowArrival struct {
+	lateArm
+	late atomic.Bool
+}
+
+func (e *slowArrival) Poll(ev *session.Event) bool { return !e.late.Load() && e.Endpoint.Poll(ev) }
+
 // slowDisarm is an endpoint at which something happens before and behind a Disarm, once.
 type slowDisarm struct {
 	lateArm
@@ -55,6 +63,22 @@ func (e *slowDisarm) Disarm(ev session.Events) {
 	if on {
 		e.behind()
 	}
+}
+
+// ordered notes in which order messages were released and control was sent.
+type ordered struct {
+	*twin.Endpoint
+	calls string
+}
+
+func (e *ordered) Release() {
+	e.calls += "r"
+	e.Endpoint.Release()
+}
+
+func (e *ordered) CommitControl(n int) {
+	e.calls += "c"
+	e.Endpoint.CommitControl(n)
 }
 
 // slowPoll is an endpoint on which a look takes long, once.

@@ -74,6 +74,30 @@ func TestAnInboxThatIsNotUsedIsGivenBack(t *testing.T) {
 	})
 }
 
+// A long Read reports what it has emptied as it goes on, so that the peer can fill it
+// meanwhile.
+func TestALongReadReportsWhatItHasEmptied(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		var e *ordered
+		s, _, p := negotiatedOn(t, boxed, session.Config{ReceiveBudget: 64 << 10}, func(under *twin.Endpoint) session.Endpoint {
+			e = &ordered{Endpoint: under}
+			return e
+		})
+		d := p.ask()
+		for at := 0; at < int(d.Len); at += 16 << 10 {
+			p.fill(d, at, pattern(16<<10))
+		}
+		pass(time.Second)
+		e.calls = ""
+		if n, err := s.Read(make([]byte, d.Len)); n != int(d.Len) || err != nil {
+			t.Fatal(n, err)
+		}
+		if want := "rcrcrcrc"; e.calls != want {
+			t.Errorf("Releases and control messages came in the order %s, want %s", e.calls, want)
+		}
+	})
+}
+
 // While there is no room, a later Emptied replaces an earlier one: they do not pile up.
 func TestALaterEmptiedReplacesAnEarlierOne(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -25,7 +25,6 @@ func (s *Session) unlockRx() {
 func (s *Session) settleLocked() {
 	do := &s.rx.do
 	if do.fault != nil {
-		s.rx.dead = true
 		s.fail(do.fault)
 	}
 	if do.wake {
@@ -128,6 +127,7 @@ func (s *Session) handleLocked(ev *Event) {
 	if do := &rx.do; len(do.send) > 0 || do.fault != nil {
 		s.settleLocked()
 	}
+	rx.dead = s.failure.Load() != nil // the sender may have found a fault
 }
 
 func (s *Session) handleMessageLocked(m []byte) {

@@ -114,6 +114,9 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 				k := copy(p[n:], b)
 				rx.advance(k)
 				n += k
+				if len(rx.do.send) > 0 { // Emptied, for the peer to go on
+					s.settleLocked()
+				}
 				continue
 			}
 		}

@@ -23,6 +23,7 @@ func (s *Session) WriteUrgent(p []byte) (n int, err error) {
 	s.ur.begin()
 	defer s.ur.op.Unlock()
 	test := func(sure bool) Events {
+		s.look(sure)
 		if st := s.wr.state.Load(); st != 0 {
 			err = writeState(st)
 			return 0
@@ -38,7 +39,6 @@ func (s *Session) WriteUrgent(p []byte) (n int, err error) {
 		if err = s.writeBlocked(); err != nil {
 			return 0
 		}
-		s.look(sure)
 		return RecvReady | SendReady
 	}
 	s.await(&s.ur, test(false), test)

@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"bytes"
+	"syscall"
 	"testing"
 	"time"
 
@@ -123,6 +124,84 @@ func TestUrgentLeavesControlItsCredit(t *testing.T) {
 			}
 			p.send(tCredit, 0) // so that data has room again
 			pass(time.Second)
+		}
+	})
+}
+
+// A WriteUrgent that ends as a Write sleeps leaves the endpoint armed for that Write: it
+// need not wait until the janitor comes.
+func TestAWriteIsWokenThoughAnUrgentOneEnds(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &lateArm{}
+		s, _, p := negotiatedOn(t, messages, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		goWrite(s, pattern(4<<20))
+		pass(time.Second)
+		if _, err := s.WriteUrgent([]byte("1")); err != nil {
+			t.Fatal(err)
+		}
+		progress := func() { // the Write goes on
+			var ev session.Event
+			for p.Poll(&ev) {
+				if ev.Msg[0] != tCredit {
+					p.dropped++
+				}
+				p.Drop()
+			}
+			p.send(tCredit, 0)
+			pass(4 * latency)
+		}
+		e.before(progress) // as the second one is about to sleep
+		within(t, goUrgent(s))
+		before := s.Stats().BytesSent
+		progress()
+		if s.Stats().BytesSent == before {
+			t.Error("a Write sleeps though there is credit")
+		}
+	})
+}
+
+// goUrgent is WriteUrgent of one byte.
+func goUrgent(s *session.Session) <-chan result {
+	c := make(chan result, 1)
+	go func() { n, err := s.WriteUrgent([]byte("!")); c <- result{n, err} }()
+	return c
+}
+
+// A WriteUrgent that waits ends with the peer's reading, though it is its own last look
+// before it sleeps that finds the Close.
+func TestAnUrgentWriteEndsAsThePeerCloses(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &slowArrival{}
+		s, _, p := negotiatedOn(t, ring, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		calls := []<-chan result{goWrite(s, pattern(1<<20))}
+		for range 500 { // the last ones find no room
+			calls = append(calls, goUrgent(s))
+		}
+		pass(time.Second)
+		s.InterruptWrite(true)
+		for _, c := range calls {
+			within(t, c)
+		}
+		s.InterruptWrite(false)
+		e.late.Store(true)
+		p.send(tClose, 0)
+		pass(time.Second)
+		e.before(func() { // the interrupt has left something that ends its first sleep
+			e.before(func() { e.late.Store(false) })
+		})
+		last := goUrgent(s)
+		pass(time.Second)
+		select {
+		case x := <-last:
+			wantErr(t, "WriteUrgent", x.err, syscall.EPIPE)
+		default:
+			t.Error("it waits for a peer that has closed")
 		}
 	})
 }

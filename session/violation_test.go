@@ -223,6 +223,32 @@ func TestAViolationOfInboxesEndsTheConnection(t *testing.T) {
 	}
 }
 
+// What comes behind a violation does not count, though the same look finds it.
+func TestWhatComesBehindAViolationDoesNotCount(t *testing.T) {
+	violations := map[string]func(p *raw){
+		"of this end's stream": func(p *raw) { p.send(tInbox, 0, u64(0, 0, 0, 100)...) },
+		"of the peer's stream": func(p *raw) { p.send(tLeaveInbox, 0) },
+	}
+	for name, violate := range violations {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, e, p := negotiated(t, boxed, session.Config{})
+				e.Hold(twin.HoldMessages)
+				violate(p)
+				p.send(tData, 0, 'x')
+				p.send(tShutdown, 0)
+				pass(time.Second)
+				e.Hold(0)
+				n, err := s.Read(make([]byte, 10))
+				if n != 0 {
+					t.Errorf("Read %d bytes", n)
+				}
+				wantErr(t, "Read", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
 // What had arrived before the violation is read first.
 func TestWhatArrivedBeforeAViolationIsRead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
