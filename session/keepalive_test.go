@@ -149,3 +149,21 @@ func TestKeepAliveOnAgainHasItsPeriod(t *testing.T) {
 		})
 	}
 }
+
+// Keepalive does not replace the reason of an end that nobody has read yet.
+func TestKeepAliveEndsWithTheConnection(t *testing.T) {
+	for what, end := range map[string]func(*session.Session){
+		"Abort":        (*session.Session).Abort,
+		"unread Close": func(s *session.Session) { s.Close() },
+	} {
+		inBubble(t, func(t *testing.T) {
+			a, b, _, _ := pair(t, messages, session.Config{KeepAlive: time.Second})
+			writeAll(t, a, []byte("unread there"), 12)
+			pass(time.Second / 10)
+			end(b)
+			pass(time.Minute)
+			_, err := a.Read(make([]byte, 1))
+			wantErr(t, what, err, syscall.ECONNRESET)
+		})
+	}
+}

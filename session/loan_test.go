@@ -2,355 +2,696 @@ package session_test
 
 import (
 	"bytes"
+	"errors"
 	"io"
+	"math/rand/v2"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/session/twin"
 )
 
-// lend writes data through Reserve and Commit, up to most bytes at a time.
-func lend(t *testing.T, s *session.Session, data []byte, most int) {
+// reserve lends room that there must be at once.
+func reserve(t *testing.T, s *session.Session, n int) []byte {
+	t.Helper()
+	room, err := s.Reserve(n)
+	if err != nil || len(room) == 0 || len(room) > n {
+		t.Fatalf("Reserve(%d): %d bytes, %v", n, len(room), err)
+	}
+	t.Cleanup(func() { s.Commit(0) }) // of a test that has failed
+	return room
+}
+
+// writeLent writes all of data in lent memory.
+func writeLent(t *testing.T, s *session.Session, data []byte) {
 	t.Helper()
 	for len(data) > 0 {
-		room, err := s.Reserve(min(most, len(data)))
-		if err != nil {
-			t.Fatalf("Reserve with %d bytes to go: %v", len(data), err)
-		}
-		n := copy(room, data)
-		if n != len(room) {
-			t.Fatalf("Reserve of %d bytes lends %d", min(most, len(data)), len(room))
-		}
+		n := copy(reserve(t, s, len(data)), data)
 		if err := s.Commit(n); err != nil {
-			t.Fatalf("Commit with %d bytes to go: %v", len(data), err)
+			t.Fatalf("Commit(%d): %v", n, err)
 		}
 		data = data[n:]
 	}
 }
 
-// peeked reads n bytes through Peek and Discard, up to most at a time.
-func peeked(t *testing.T, s *session.Session, n, most int) (got []byte) {
+// goReserve is a Reserve whose room is committed as it is.
+func goReserve(s *session.Session, n int) <-chan result {
+	c := make(chan result, 1)
+	go func() {
+		room, err := s.Reserve(n)
+		if err == nil {
+			err = s.Commit(copy(room, pattern(n)))
+		}
+		c <- result{len(room), err}
+	}()
+	return c
+}
+
+// goWriteBuffers writes p in slices.
+func goWriteBuffers(s *session.Session, p []byte) <-chan result {
+	c := make(chan result, 1)
+	go func() {
+		n, err := s.WriteBuffers([][]byte{p[:1], p[1:]})
+		c <- result{int(n), err}
+	}()
+	return c
+}
+
+// waits fails unless the call still waits when nothing more happens.
+func waits(t *testing.T, what string, c <-chan result) {
 	t.Helper()
-	for len(got) < n {
-		b, err := s.Peek()
-		if err != nil || len(b) == 0 {
-			t.Fatalf("Peek after %d bytes of %d: %d bytes, %v", len(got), n, len(b), err)
-		}
-		b = b[:min(most, len(b), n-len(got))]
-		got = append(got, b...)
-		if err := s.Discard(len(b)); err != nil {
-			t.Fatalf("Discard after %d bytes of %d: %v", len(got), n, err)
-		}
+	pass(100 * time.Millisecond)
+	select {
+	case r := <-c:
+		t.Fatalf("%s: %+v instead of waiting", what, r)
+	default:
 	}
-	return got
 }
 
-// Bytes that were filled or read where they lie are the stream's, among those of Write and
-// Read, and are counted.
-func TestLentBytesAreOfTheStream(t *testing.T) {
+// goReadAll reads to the end.
+func goReadAll(s *session.Session) <-chan []byte {
+	c := make(chan []byte, 1)
+	go func() {
+		b, _ := io.ReadAll(readerOf(s))
+		c <- b
+	}()
+	return c
+}
+
+// isOpen reports whether the session has not given everything back.
+func isOpen(s *session.Session) bool {
+	select {
+	case <-s.Closed():
+		return false
+	default:
+		return true
+	}
+}
+
+// What is committed has the place in the stream that a Write would have.
+func TestCommittedBytesComeInOrder(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
-		data := pattern(400_000)
-		written := make(chan struct{})
-		go func() {
-			defer close(written)
-			for at, size := 0, 1; at < len(data); size = 1 + size*7%100_000 {
-				part := data[at:min(at+size, len(data))]
-				if at%2 == 0 {
-					lend(t, a, part, 30_000)
-				} else {
-					a.Write(part)
+		r := rand.New(rand.NewPCG(1, 1))
+		data := pattern(2_000_000)
+		all := goReadAll(b)
+		lent := uint64(0)
+		for at := 0; at < len(data); {
+			part := data[at:min(len(data), at+int(duration(r, 1, 100_000)))]
+			switch r.IntN(3) {
+			case 0:
+				writeAll(t, a, part, len(part))
+			case 1:
+				if w := within(t, goWriteBuffers(a, part)); w.err != nil {
+					t.Fatal(w)
 				}
-				at += len(part)
-			}
-			a.CloseWrite()
-		}()
-		var got []byte
-		for size := 1; len(got) < len(data); size = 1 + size*5%20_000 {
-			n := min(size, len(data)-len(got))
-			if len(got)%2 == 0 {
-				got = append(got, peeked(t, b, n, 10_000)...)
-			} else {
-				got = append(got, readFull(t, b, n)...)
-			}
-		}
-		if !bytes.Equal(got, data) {
-			t.Error("wrong bytes")
-		}
-		if _, err := b.Peek(); err != io.EOF {
-			t.Errorf("Peek at the end: %v", err)
-		}
-		<-written
-		out, in := a.Stats(), b.Stats()
-		if out.BytesSent != uint64(len(data)) || out.LentBytesSent == 0 || out.LentBytesSent >= out.BytesSent {
-			t.Errorf("sent %d bytes, %d of them lent", out.BytesSent, out.LentBytesSent)
-		}
-		if in.BytesReceived != uint64(len(data)) || in.LentBytesReceived == 0 || in.LentBytesReceived >= in.BytesReceived {
-			t.Errorf("received %d bytes, %d of them lent", in.BytesReceived, in.LentBytesReceived)
-		}
-	})
-}
-
-// Commit and Discard without a loan, or of more than was lent, are errors that change
-// nothing but end the loan.
-func TestALoanIsNoLargerThanItself(t *testing.T) {
-	each(t, func(t *testing.T, cfg twin.Config) {
-		a, b, _, _ := pair(t, cfg, session.Config{})
-		wantErr(t, "Commit of nothing", a.Commit(0), session.ErrNotReserved)
-		wantErr(t, "Discard of nothing", b.Discard(1), session.ErrNotReserved)
-		if err := b.Discard(0); err != nil {
-			t.Errorf("Discard(0) of nothing: %v", err)
-		}
-		for _, n := range []int{-1, 101} {
-			room, err := a.Reserve(100)
-			if err != nil || len(room) != 100 || cap(room) != 100 {
-				t.Fatalf("Reserve: %d bytes, room for %d, %v", len(room), cap(room), err)
-			}
-			wantErr(t, "Commit of another size", a.Commit(n), session.ErrTooMuch)
-			wantErr(t, "Commit behind it", a.Commit(0), session.ErrNotReserved)
-		}
-		lend(t, a, []byte("abc"), 3)
-		for _, n := range []int{-1, 4} {
-			if b, err := b.Peek(); string(b) != "abc" || cap(b) != 3 || err != nil {
-				t.Fatalf("Peek: %q, room for %d, %v", b, cap(b), err)
-			}
-			wantErr(t, "Discard of another size", b.Discard(n), session.ErrTooMuch)
-			wantErr(t, "Discard behind it", b.Discard(1), session.ErrNotReserved)
-		}
-		if got := readFull(t, b, 3); string(got) != "abc" {
-			t.Errorf("read %q", got)
-		}
-	})
-}
-
-// While memory is lent for writing, a Write and another Reserve wait; control does not.
-func TestAWriteWaitsForTheEndOfALoan(t *testing.T) {
-	each(t, func(t *testing.T, cfg twin.Config) {
-		a, b, _, _ := pair(t, cfg, session.Config{})
-		for _, size := range []int{1, 2000, 20_000, 100_000} {
-			if _, err := a.Reserve(10); err != nil {
-				t.Fatal(err)
-			}
-			w := goWrite(a, pattern(size))
-			if _, err := a.WriteUrgent([]byte("!")); err != nil {
-				t.Error(err)
-			}
-			pass(time.Second)
-			select {
-			case r := <-w:
-				t.Fatalf("a Write of %d during a loan: %+v", size, r)
-			case <-b.Urgent():
 			default:
-				t.Error("urgent data waits for the end of a loan")
-			}
-			r := goRead(b, make([]byte, 1))
-			pass(time.Second)
-			if err := a.Commit(0); err != nil {
-				t.Fatal(err)
-			}
-			within(t, r)
-			readFull(t, b, size-1)
-			within(t, w)
-		}
-	})
-}
-
-// While bytes are lent for reading, a Read waits, another Peek lends the same, and what
-// comes is acted on at once.
-func TestAReadWaitsForTheEndOfALoan(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, messages, session.Config{})
-		p.send(tData, 0, []byte("abc")...)
-		first, err := s.Peek()
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := goRead(s, make([]byte, 10))
-		pass(2 * latency)
-		began := time.Now()
-		p.send(tPing, 0)
-		p.expect(tPong)
-		if took := time.Since(began); took > time.Millisecond {
-			t.Errorf("a Read that waits for a loan answers after %v", took)
-		}
-		s.InterruptRead(true)
-		wantErr(t, "Read", within(t, r).err, session.ErrInterrupted)
-		s.InterruptRead(false)
-		if again, err := s.Peek(); err != nil || &again[0] != &first[0] || len(again) != 3 {
-			t.Errorf("Peek again: %q, %v", again, err)
-		}
-		r = goRead(s, make([]byte, 10))
-		pass(time.Second)
-		if err := s.Discard(1); err != nil {
-			t.Fatal(err)
-		}
-		if x := within(t, r); x.n != 2 || x.err != nil {
-			t.Errorf("Read of the rest: %+v", x)
-		}
-	})
-}
-
-// What is lent stays as it is, though this end closes, or its reading side, and the peer
-// goes on writing.
-func TestLentBytesStayThoughThisEndCloses(t *testing.T) {
-	ends := map[string]func(*session.Session) error{
-		"CloseRead": (*session.Session).CloseRead,
-		"Close":     (*session.Session).Close,
-		"Abort":     func(s *session.Session) error { s.Abort(); return nil },
-	}
-	for name, end := range ends {
-		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, cfg twin.Config) {
-				a, b, _, _ := pair(t, cfg, session.Config{SendBudget: 64 << 10, ReceiveBudget: 64 << 10})
-				for range 4 { // the second may find an inbox
-					writeAll(t, a, pattern(20_000), 20_000)
-					readFull(t, b, 20_000)
-				}
-				writeAll(t, a, pattern(20_000), 20_000)
-				pass(time.Second)
-				lent, err := b.Peek()
-				if err != nil {
+				room := reserve(t, a, len(part))
+				part = part[:min(len(room), r.IntN(len(part)+1))] // also none
+				fill(room[copy(room, part):], usedRoom)
+				if err := a.Commit(len(part)); err != nil {
 					t.Fatal(err)
 				}
-				was := bytes.Clone(lent)
-				ended := make(chan error, 1)
-				go func() { ended <- end(b) }()
-				go func() {
-					for err := error(nil); err == nil; {
-						_, err = a.Write(make([]byte, 20_000))
-						nap(latency)
+				lent += uint64(len(part))
+			}
+			at += len(part)
+		}
+		if err := a.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-all; !bytes.Equal(got, data) {
+			t.Errorf("%d bytes of %d came, or wrong ones", len(got), len(data))
+		}
+		if st := a.Stats(); st.LentBytesSent != lent || st.BytesSent != uint64(len(data)) {
+			t.Errorf("lent %d of %d bytes, and counted %d of %d", lent, len(data), st.LentBytesSent, st.BytesSent)
+		}
+	})
+}
+
+// A wrong Commit sends nothing, ends the loan, and leaves the stream as it is.
+func TestCommitOfWhatWasNotLent(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		wantErr(t, "Commit without Reserve", a.Commit(1), session.ErrNotReserved)
+		wantErr(t, "Commit of nothing without Reserve", a.Commit(0), session.ErrNotReserved)
+		for _, n := range []int{-1, 101, 1 << 30} {
+			room := reserve(t, a, 100)
+			fill(room, usedRoom)
+			wantErr(t, "Commit of what was not lent", a.Commit(n), session.ErrTooMuch)
+			wantErr(t, "Commit after that", a.Commit(len(room)), session.ErrNotReserved)
+		}
+		reserve(t, a, 100)
+		if err := a.Commit(0); err != nil {
+			t.Errorf("Commit of nothing: %v", err)
+		}
+		writeLent(t, a, []byte("lent"))
+		if got := readFull(t, b, 4); string(got) != "lent" {
+			t.Errorf("%q arrived", got)
+		}
+		if st := a.Stats(); st.BytesSent != 4 || st.LentBytesSent != 4 {
+			t.Errorf("counted: %+v", st)
+		}
+	})
+}
+
+// Reserve of no byte, or of fewer, lends at least one.
+func TestReserveLendsAtLeastOneByte(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, _, _, _ := pair(t, cfg, session.Config{})
+		for _, n := range []int{0, -1} {
+			if room, err := a.Reserve(n); len(room) != 1 || err != nil {
+				t.Errorf("Reserve(%d): %d bytes, %v", n, len(room), err)
+			}
+			a.Commit(0)
+		}
+	})
+}
+
+// after are the operations that wait for the end of a loan.
+var after = map[string]func(*session.Session, []byte) <-chan result{
+	"Write":        goWrite,
+	"WriteBuffers": goWriteBuffers,
+	"Reserve":      func(s *session.Session, p []byte) <-chan result { return goReserve(s, len(p)) },
+}
+
+// A Write during a loan goes behind what is committed.
+func TestAWriteWaitsForCommit(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		for _, size := range []int{2, 3000, 30_000, 100_000} {
+			for what, start := range after {
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				room := reserve(t, a, 100)
+				fill(room, usedRoom)
+				w := start(a, pattern(size))
+				waits(t, what, w)
+				if n := b.Stats().BytesReceived; n != 0 {
+					t.Errorf("%s: %d bytes overtook the loan", what, n)
+				}
+				all := goReadAll(b)
+				if err := a.Commit(len(room)); err != nil {
+					t.Fatal(err)
+				}
+				r := within(t, w)
+				if r.err != nil || r.n == 0 || what != "Reserve" && r.n != size {
+					t.Errorf("%s of %d bytes: %+v", what, size, r)
+				}
+				a.CloseWrite()
+				if got := <-all; changed(got[:len(room)], usedRoom) >= 0 || !bytes.Equal(got[len(room):], pattern(size)[:r.n]) {
+					t.Errorf("%s: %d bytes came, or wrong ones", what, len(got))
+				}
+			}
+		}
+	})
+}
+
+// A Write that waits for Commit ends by its deadline and by Close, and the loan does not.
+func TestAWriteThatWaitsForCommitEnds(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		for name, end := range map[string]struct {
+			do   func(a, b *session.Session)
+			want error
+		}{
+			"deadline":   {func(a, b *session.Session) { a.InterruptWrite(true) }, session.ErrInterrupted},
+			"Close":      {func(a, b *session.Session) { go a.Close() }, session.ErrClosed},
+			"Abort":      {func(a, b *session.Session) { go a.Abort() }, session.ErrClosed},
+			"CloseWrite": {func(a, b *session.Session) { go a.CloseWrite() }, session.ErrClosed},
+			"peer gone":  {func(a, b *session.Session) { go b.Close() }, syscall.EPIPE},
+			"peer reset": {func(a, b *session.Session) { go b.Abort() }, syscall.ECONNRESET},
+		} {
+			for what, start := range after {
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				room := reserve(t, a, 100)
+				fill(room, usedRoom)
+				w := start(a, pattern(50_000))
+				waits(t, what, w)
+				began := time.Now()
+				end.do(a, b)
+				if r := within(t, w); !errors.Is(r.err, end.want) || r.n != 0 {
+					t.Errorf("%s, %s: %+v, want %v", name, what, r, end.want)
+				}
+				if d := time.Since(began); d > time.Second {
+					t.Errorf("%s: %s has waited for %v", name, what, d)
+				}
+				if changed(room, usedRoom) >= 0 {
+					t.Errorf("%s: the room was touched", name)
+				}
+				if a.InterruptWrite(false); end.want == session.ErrInterrupted {
+					if err := a.Commit(len(room)); err != nil {
+						t.Errorf("Commit: %v", err)
 					}
-				}()
-				pass(5 * time.Second)
-				if !bytes.Equal(lent, was) {
-					t.Errorf("%d bytes that are lent have changed", len(lent))
+					if got := readFull(t, b, len(room)); changed(got, usedRoom) >= 0 {
+						t.Error("wrong bytes")
+					}
+					continue
 				}
-				if err := b.Discard(len(lent)); err != nil {
-					t.Errorf("Discard of all: %v", err)
+				pass(time.Second)
+				wantErr(t, name+": Commit", a.Commit(len(room)), end.want)
+			}
+		}
+	})
+}
+
+// Commit does not wait, so a deadline that has passed since Reserve does not matter.
+func TestCommitBehindTheDeadline(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		copy(reserve(t, a, 4), "lent")
+		a.InterruptWrite(true)
+		if err := a.Commit(4); err != nil {
+			t.Errorf("Commit: %v", err)
+		}
+		_, err := a.Reserve(1)
+		wantErr(t, "Reserve", err, session.ErrInterrupted)
+		if got := readFull(t, b, 4); string(got) != "lent" {
+			t.Errorf("%q arrived", got)
+		}
+	})
+}
+
+// Urgent data does not wait for the end of a loan.
+func TestUrgentDataOvertakesALoan(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		room := reserve(t, a, 1000)
+		fill(room, usedRoom)
+		if n, err := a.WriteUrgent([]byte("!")); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		pass(time.Second)
+		p := make([]byte, 9)
+		if n, err := b.ReadUrgent(p); string(p[:n]) != "!" || err != nil {
+			t.Errorf("read %q, %v", p[:n], err)
+		}
+		if err := a.Commit(len(room)); err != nil {
+			t.Fatal(err)
+		}
+		if got := readFull(t, b, len(room)); changed(got, usedRoom) >= 0 {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// A second WriteUrgent waits for a loan only where the loan is the provider's room for
+// messages.
+func TestUrgentDataDuringALongLoan(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		fill(reserve(t, a, 10), usedRoom)
+		urgent := func() <-chan result {
+			c := make(chan result, 1)
+			go func() { n, err := a.WriteUrgent([]byte("!")); c <- result{n, err} }()
+			return c
+		}
+		within(t, urgent())
+		if !cfg.Limits.Ring() {
+			if r := within(t, urgent()); r.err != nil {
+				t.Error(r)
+			}
+		} else {
+			u := urgent()
+			waits(t, "a second WriteUrgent", u)
+			a.InterruptWrite(true)
+			if r := within(t, u); !errors.Is(r.err, session.ErrInterrupted) {
+				t.Error(r)
+			}
+			a.InterruptWrite(false)
+			u = urgent()
+			waits(t, "a second WriteUrgent", u)
+			a.Commit(10)
+			if r := within(t, u); r.err != nil {
+				t.Error(r)
+			}
+			return
+		}
+		a.Commit(10)
+		readFull(t, b, 10)
+	})
+}
+
+// However a connection ends while room is lent, that returns promptly, the room stays in
+// place until Commit, Commit sends nothing, and then the session holds nothing more.
+func TestTheEndWhileRoomIsLent(t *testing.T) {
+	type ends struct {
+		do   func(a, b *session.Session, ea, eb *twin.Endpoint)
+		want error // of Commit
+		read error // of the peer, behind what was written before
+	}
+	for name, end := range map[string]ends{
+		"CloseWrite":   {func(a, b *session.Session, ea, eb *twin.Endpoint) { a.CloseWrite() }, session.ErrClosed, io.EOF},
+		"Close":        {func(a, b *session.Session, ea, eb *twin.Endpoint) { a.Close() }, session.ErrClosed, io.EOF},
+		"Abort":        {func(a, b *session.Session, ea, eb *twin.Endpoint) { a.Abort() }, session.ErrClosed, syscall.ECONNRESET},
+		"peer's Close": {func(a, b *session.Session, ea, eb *twin.Endpoint) { b.Close() }, syscall.EPIPE, session.ErrClosed},
+		"peer's Abort": {func(a, b *session.Session, ea, eb *twin.Endpoint) { b.Abort() }, syscall.ECONNRESET, session.ErrClosed},
+		"peer's death": {func(a, b *session.Session, ea, eb *twin.Endpoint) { eb.Kill() }, nil, nil},
+		"dead network": {func(a, b *session.Session, ea, eb *twin.Endpoint) { ea.Cut() }, nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, cfg twin.Config) {
+				if name == "dead network" && cfg.Limits.Ring() {
+					return // there is none
 				}
-				if err := <-ended; err != nil {
-					t.Error(err)
+				a, b, ea, eb := pair(t, cfg, session.Config{KeepAlive: time.Second})
+				writeAll(t, a, []byte("before"), 6)
+				if got := readFull(t, b, 6); string(got) != "before" {
+					t.Errorf("%q", got)
+				}
+				room := reserve(t, a, 1000)
+				fill(room, usedRoom)
+				began := time.Now()
+				end.do(a, b, ea, eb)
+				if d := time.Since(began); d > 100*time.Millisecond {
+					t.Errorf("it took %v", d)
+				}
+				pass(time.Minute)
+				if changed(room, usedRoom) >= 0 || ea.Retired() || !isOpen(a) {
+					t.Errorf("the room was touched, or given back: %v", ea.Retired())
+				}
+				err := a.Commit(len(room))
+				if err == nil || end.want != nil && !errors.Is(err, end.want) {
+					t.Errorf("Commit: %v, want %v", err, end.want)
+				}
+				wantErr(t, "another Commit", a.Commit(0), session.ErrNotReserved)
+				if end.read != nil {
+					n, err := b.Read(make([]byte, 100))
+					if n != 0 || !errors.Is(err, end.read) {
+						t.Errorf("the peer reads %d bytes, %v; want %v", n, err, end.read)
+					}
 				}
 				a.Abort()
+				<-a.Closed()
+				if n := a.Stats().LentBytesSent; n != 0 {
+					t.Errorf("%d lent bytes are counted", n)
+				}
 			})
 		})
 	}
 }
 
-// A session that has ended keeps what is lent until the end of the loan, and then it is
-// not sent.
-func TestClosedWaitsForTheEndOfALoan(t *testing.T) {
+// Close is over only with the loan, and another loan is not to be had.
+func TestNoLoanAfterClose(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
-		a, b, ea, _ := pair(t, cfg, session.Config{})
-		room, err := a.Reserve(100)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
-		pass(time.Minute)
-		select {
-		case <-a.Closed():
-			t.Fatal("the session is gone though it has lent memory")
-		default:
-		}
-		if !ea.Closed() || ea.Retired() {
-			t.Errorf("endpoint closed: %v, retired: %v", ea.Closed(), ea.Retired())
-		}
-		fill(room, 1)
-		wantErr(t, "Commit", a.Commit(len(room)), session.ErrClosed)
-		<-a.Closed()
-		_, err = a.Reserve(1)
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		writeAll(t, b, []byte("unread"), 6)
+		pass(time.Second)
+		a.Close()
+		_, err := a.Reserve(1)
 		wantErr(t, "Reserve", err, session.ErrClosed)
 		_, err = a.Peek()
 		wantErr(t, "Peek", err, session.ErrClosed)
-		if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
-			t.Errorf("the peer reads %d, %v", n, err)
+		wantErr(t, "Commit", a.Commit(0), session.ErrNotReserved)
+		wantErr(t, "Discard", a.Discard(1), session.ErrNotReserved)
+		<-a.Closed()
+	})
+}
+
+// A connection of which two loans are open when it ends gives nothing back before both are
+// over, in either order.
+func TestTwoLoansAcrossClose(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		for _, readFirst := range []bool{true, false} {
+			a, b, _, _ := pair(t, cfg, session.Config{})
+			writeAll(t, b, pattern(1000), 1000)
+			room, lent := reserve(t, a, 1000), peek(t, a)
+			fill(room, usedRoom)
+			a.Close()
+			giveBack := []func(){
+				func() { wantErr(t, "Commit", a.Commit(1), session.ErrClosed) },
+				func() { wantErr(t, "Discard", a.Discard(len(lent)), nil) },
+			}
+			if readFirst {
+				giveBack[0], giveBack[1] = giveBack[1], giveBack[0]
+			}
+			for _, f := range giveBack {
+				pass(time.Minute)
+				if !isOpen(a) {
+					t.Error("it has given back what is lent")
+				}
+				f()
+			}
+			<-a.Closed()
 		}
 	})
 }
 
-// A loan behind which the connection ends, or this direction, is not sent, and why.
-func TestALoanThatCannotBeSent(t *testing.T) {
-	cases := map[string]struct {
-		end  func(a, b *session.Session, eb *twin.Endpoint)
-		want error
-	}{
-		"CloseWrite": {func(a, b *session.Session, eb *twin.Endpoint) { a.CloseWrite() }, session.ErrClosed},
-		"Abort":      {func(a, b *session.Session, eb *twin.Endpoint) { a.Abort() }, session.ErrClosed},
-		"of peer":    {func(a, b *session.Session, eb *twin.Endpoint) { b.Abort() }, syscall.ECONNRESET},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, cfg twin.Config) {
-				a, b, _, eb := pair(t, cfg, session.Config{})
-				if _, err := a.Reserve(100); err != nil {
-					t.Fatal(err)
-				}
-				c.end(a, b, eb)
-				pass(time.Second)
-				wantErr(t, "Commit", a.Commit(100), c.want)
-				wantErr(t, "Commit once more", a.Commit(100), session.ErrNotReserved)
-			})
-		})
-	}
-}
-
-// Reserve and Peek end as Write and Read do.
-func TestReserveAndPeekAreInterrupted(t *testing.T) {
+// Without credits, and with the box full, Reserve waits; room comes as the peer reads.
+func TestReserveWaitsForRoom(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
-		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 10_000})
-		reserved, peeked := make(chan error, 1), make(chan error, 1)
+		a, b, _, _ := pair(t, cfg, session.Config{SendBudget: 60_000, ReceiveBudget: 60_000})
+		data := pattern(1 << 20)
+		sent := 0
+		done := make(chan result, 1)
 		go func() {
-			for {
-				room, err := a.Reserve(5000)
-				if err == nil {
-					err = a.Commit(len(room))
-				}
+			for sent < len(data) {
+				room, err := a.Reserve(len(data) - sent)
 				if err != nil {
-					reserved <- err
+					done <- result{sent, err}
 					return
 				}
+				n := copy(room, data[sent:])
+				if err := a.Commit(n); err != nil {
+					t.Error(err)
+				}
+				sent += n
 			}
+			done <- result{sent, nil}
 		}()
-		go func() { _, err := a.Peek(); peeked <- err }()
-		pass(time.Second)
-		a.InterruptWrite(true)
-		wantErr(t, "Reserve", <-reserved, session.ErrInterrupted)
-		a.InterruptWrite(false)
-		a.InterruptRead(true)
-		wantErr(t, "Peek", <-peeked, session.ErrInterrupted)
-		a.InterruptRead(false)
-		b.Write([]byte("x"))
-		if b, err := a.Peek(); string(b) != "x" || err != nil {
-			t.Errorf("Peek: %q, %v", b, err)
+		waits(t, "Reserve", done)
+		if sent == 0 {
+			t.Error("no room at all")
 		}
-		a.Discard(1)
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if r := within(t, done); r.err != nil || r.n != len(data) {
+			t.Error(r)
+		}
 	})
 }
 
-// A loan that finds what it needs at once is no wait that polling has ended.
-func TestALoanWithoutAWaitIsNoPoll(t *testing.T) {
-	a, b, _, _ := pair(t, ring, session.Config{Spin: 20 * time.Microsecond})
-	before := a.Stats().Polls
-	for range 10 {
-		lend(t, a, []byte("abc"), 3)
-		if _, err := a.WriteUrgent([]byte("!")); err != nil {
+// A Reserve that waits for room ends as a Write does.
+func TestAReserveThatWaitsForRoomEnds(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		for name, end := range map[string]struct {
+			do   func(a, b *session.Session)
+			want error
+		}{
+			"deadline":   {func(a, b *session.Session) { a.InterruptWrite(true) }, session.ErrInterrupted},
+			"Close":      {func(a, b *session.Session) { go a.Close() }, session.ErrClosed},
+			"Abort":      {func(a, b *session.Session) { go a.Abort() }, session.ErrClosed},
+			"CloseWrite": {func(a, b *session.Session) { go a.CloseWrite() }, session.ErrClosed},
+			"peer gone":  {func(a, b *session.Session) { go b.Close() }, syscall.EPIPE},
+			"peer reset": {func(a, b *session.Session) { go b.Abort() }, syscall.ECONNRESET},
+		} {
+			a, b, _, _ := pair(t, cfg, session.Config{SendBudget: 60_000, ReceiveBudget: 60_000})
+			full := make(chan result, 1)
+			go func() {
+				for {
+					room, err := a.Reserve(4000)
+					if err != nil {
+						full <- result{0, err}
+						return
+					}
+					a.Commit(len(room))
+				}
+			}()
+			waits(t, "Reserve", full)
+			end.do(a, b)
+			if r := within(t, full); !errors.Is(r.err, end.want) {
+				t.Errorf("%s: %v, want %v", name, r.err, end.want)
+			}
+			go a.Abort()
+			<-a.Closed() // nothing is lent
+		}
+	})
+}
+
+// The box on the heap is lent when there is memory for a registered one: it stays until
+// the loan is over, and until its bytes have gone.
+func TestABoxOnTheHeapIsReplacedBehindALoan(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, boxed, session.Config{})
+		data := pattern(100_000)
+		at := copy(reserve(t, s, 20_000), data)
+		p.expect(tAskInbox)
+		in := &rawInbox{p: p, mem: make([]byte, 50_000)}
+		d, err := p.Expose(in.mem, session.RemoteWrite)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	if polls := a.Stats().Polls - before; polls != 0 {
-		t.Errorf("%d waits are counted", polls)
-	}
-	readFull(t, b, 1)
-	before = b.Stats().Polls
-	for range 10 {
-		peeked(t, b, 2, 2)
-	}
-	if polls := b.Stats().Polls - before; polls > 0 {
-		t.Errorf("%d waits are counted", polls)
-	}
+		p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
+		w := goWrite(s, bytes.Clone(data[at:at+10_000])) // which would open a registered box
+		waits(t, "Write", w)
+		if n := e.Left().Allocated; n != 0 {
+			t.Errorf("%d bytes allocated during a loan", n)
+		}
+		if err := s.Commit(at); err != nil {
+			t.Fatal(err)
+		}
+		got := p.data(at)
+		within(t, w)
+		got = append(got, p.data(10_000)...)
+		if at += 10_000; !bytes.Equal(got, data[:at]) {
+			t.Error("wrong bytes")
+		}
+		writeLent(t, s, data[at:at+20_000]) // in the registered box
+		if got, _ := in.read(20_000); !bytes.Equal(got, data[at:at+20_000]) {
+			t.Error("wrong bytes in the inbox")
+		}
+		if st := s.Stats(); st.OfferedBytesSent != 20_000 {
+			t.Errorf("%d bytes by RDMA", st.OfferedBytesSent)
+		}
+	})
+}
+
+// A registered box that waits for the one on the heap to be empty does not take the place
+// of one that is lent.
+func TestALentBoxOnTheHeapIsNotReplaced(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		data := pattern(400_000)
+		at := 0
+		for range boxed.Limits.Window { // the credits run out: what follows is in the box
+			writeAll(t, s, data[at:at+1000], 1000)
+			at += 1000
+		}
+		in := &rawInbox{p: p, mem: make([]byte, 50_000)}
+		w := goWrite(s, bytes.Clone(data[at:at+10_000]))
+		within(t, w)
+		at += 10_000
+		d, err := p.Expose(in.mem, session.RemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
+		pass(time.Millisecond)
+		room := reserve(t, s, 10_000) // which has memory for a registered box allocated
+		n := copy(room, data[at:])
+		var got []byte
+		for len(got) < at { // the box on the heap is empty
+			if m := p.recv(); m[0] == tData {
+				got = append(got, m[header:]...)
+				p.send(tCredit, 0)
+			}
+		}
+		pass(time.Millisecond)
+		if !bytes.Equal(room[:n], data[at:at+n]) {
+			t.Error("the room was touched")
+		}
+		if err := s.Commit(n); err != nil {
+			t.Fatal(err)
+		}
+		if got = append(got, p.data(n)...); !bytes.Equal(got, data[:at+n]) {
+			t.Error("wrong bytes")
+		}
+		at += n
+		writeLent(t, s, data[at:at+10_000])
+		if got, _ := in.read(10_000); !bytes.Equal(got, data[at:at+10_000]) {
+			t.Error("wrong bytes in the inbox")
+		}
+	})
+}
+
+// A box that is lent is in use, however long nothing is written.
+func TestALentBoxIsNotIdle(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 50_000)
+		data := pattern(60_000)
+		writeLent(t, s, data[:20_000])
+		in.read(20_000)
+		room := reserve(t, s, 20_000)
+		n := copy(room, data[20_000:])
+		pass(time.Minute)
+		if m := p.recv(); m != nil {
+			t.Fatalf("a message of type %d during the loan", m[0])
+		}
+		if !bytes.Equal(room, data[20_000:20_000+n]) {
+			t.Error("the room was touched")
+		}
+		if err := s.Commit(n); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := in.read(n); !bytes.Equal(got, data[20_000:20_000+n]) {
+			t.Error("wrong bytes")
+		}
+		pass(2 * time.Second) // an idle box is kept for one to two
+		p.expect(tLeaveInbox)
+		if left := e.Left(); left.Allocated != 0 {
+			t.Errorf("kept: %+v", left)
+		}
+	})
+}
+
+// A box that cannot be registered while it is lent leaves in messages.
+func TestALentBoxThatCannotBeRegistered(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, w, p := failing(t)
+		in := p.open(s, 50_000)
+		data := pattern(100_000)
+		writeLent(t, s, data[:20_000])
+		if got, _ := in.read(20_000); !bytes.Equal(got, data[:20_000]) {
+			t.Error("wrong bytes in the inbox")
+		}
+		room := reserve(t, s, 20_000)
+		n := copy(room, data[20_000:])
+		w.fail.Store(true)
+		if err := s.Commit(n); err != nil {
+			t.Fatal(err)
+		}
+		if got := p.data(n); !bytes.Equal(got, data[20_000:20_000+n]) {
+			t.Error("wrong bytes in messages")
+		}
+		if w.failed.Load() != 1 {
+			t.Errorf("%d attempts to write", w.failed.Load())
+		}
+		at := 20_000 + n
+		writeLent(t, s, data[at:at+20_000]) // the box is given back
+		p.expect(tLeaveInbox)
+		if got := p.data(20_000); !bytes.Equal(got, data[at:at+20_000]) {
+			t.Error("wrong bytes behind it")
+		}
+	})
+}
+
+// What is committed to a registered box that is empty does not wait: small pieces go as
+// messages, larger ones to the inbox, in their order.
+func TestSmallLoansOfARegisteredBoxGoAsMessages(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 50_000)
+		data := pattern(30_000)
+		writeLent(t, s, data[:10_000])
+		writeLent(t, s, data[10_000:11_000])
+		writeLent(t, s, data[11_000:21_000])
+		got, _ := in.read(10_000)
+		got = append(got, p.data(1000)...)
+		rest, _ := in.read(10_000)
+		if got = append(got, rest...); !bytes.Equal(got, data[:21_000]) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// Loans do not make the session poll: a Write that waits for Commit sleeps.
+func TestAWriteThatWaitsForCommitSleeps(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, ea, _ := pair(t, cfg, session.Config{})
+		reserve(t, a, 10)
+		w := goWrite(a, pattern(100))
+		waits(t, "Write", w)
+		before := ea.Calls()
+		nap(time.Hour)
+		synctest.Wait()
+		if n := ea.Calls() - before; n > 10 {
+			t.Errorf("%d calls during an hour", n)
+		}
+		a.Commit(0)
+		if r := within(t, w); r.err != nil {
+			t.Error(r)
+		}
+		readFull(t, b, 100)
+	})
 }

@@ -1,0 +1,482 @@
+package session_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// peek lends bytes that there must be, or will be.
+func peek(t *testing.T, s *session.Session) []byte {
+	t.Helper()
+	b, err := s.Peek()
+	if err != nil || len(b) == 0 || cap(b) != len(b) {
+		t.Fatalf("Peek: %d of %d bytes, %v", len(b), cap(b), err)
+	}
+	t.Cleanup(func() { s.Discard(0) }) // of a test that has failed
+	return b
+}
+
+// readLent reads n bytes where they lie.
+func readLent(t *testing.T, s *session.Session, n int) (got []byte) {
+	t.Helper()
+	for len(got) < n {
+		b := peek(t, s)
+		b = b[:min(len(b), n-len(got))]
+		got = append(got, b...)
+		if err := s.Discard(len(b)); err != nil {
+			t.Fatalf("Discard(%d): %v", len(b), err)
+		}
+	}
+	return got
+}
+
+func goPeek(s *session.Session) <-chan result {
+	c := make(chan result, 1)
+	go func() { b, err := s.Peek(); c <- result{len(b), err} }()
+	return c
+}
+
+// Peek and Discard give the stream that Read gives, however it came and however much of a
+// piece is discarded.
+func TestPeekedBytesAreTheStream(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, inPieces(cfg), session.Config{ReceiveBudget: 100_000})
+		data := pattern(2_000_000)
+		go func() {
+			r := rand.New(rand.NewPCG(1, 1))
+			for rest := data; len(rest) > 0; {
+				part := rest[:min(len(rest), int(duration(r, 1, 200_000)))]
+				if w, err := a.Write(bytes.Clone(part)); err != nil {
+					t.Error(w, err)
+					break
+				}
+				rest = rest[len(part):]
+			}
+			a.CloseWrite()
+		}()
+		r := rand.New(rand.NewPCG(2, 2))
+		var got []byte
+		lent := uint64(0)
+		for {
+			if r.IntN(4) == 0 {
+				p := make([]byte, duration(r, 1, 50_000))
+				n, err := b.Read(p)
+				if got = append(got, p[:n]...); err != nil {
+					wantErr(t, "Read", err, io.EOF)
+					break
+				}
+				continue
+			}
+			p, err := b.Peek()
+			if err != nil {
+				wantErr(t, "Peek", err, io.EOF)
+				break
+			}
+			if r.IntN(10) == 0 {
+				nap(time.Second)
+			}
+			if again := peek(t, b); &again[0] != &p[0] || len(again) != len(p) {
+				t.Fatal("a second Peek lends something else")
+			}
+			n := len(p)
+			if r.IntN(2) == 0 {
+				n = r.IntN(n + 1)
+			}
+			got = append(got, p[:n]...)
+			lent += uint64(n)
+			if err := b.Discard(n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(got, data) {
+			t.Errorf("%d bytes of %d, or wrong ones", len(got), len(data))
+		}
+		if st := b.Stats(); st.LentBytesReceived != lent || st.BytesReceived != uint64(len(data)) {
+			t.Errorf("lent %d of %d bytes, and counted %d of %d", lent, len(data), st.LentBytesReceived, st.BytesReceived)
+		}
+		_, err := b.Peek()
+		wantErr(t, "Peek at the end", err, io.EOF)
+	})
+}
+
+// What was lent and not discarded, a Read gets.
+func TestAReadGetsWhatWasNotDiscarded(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		writeAll(t, a, []byte("abcdef"), 6)
+		if p := peek(t, b); string(p) != "abcdef" {
+			t.Fatalf("%q", p)
+		}
+		if err := b.Discard(2); err != nil {
+			t.Fatal(err)
+		}
+		if p := peek(t, b); string(p) != "cdef" {
+			t.Errorf("%q behind two bytes", p)
+		}
+		if err := b.Discard(0); err != nil {
+			t.Fatal(err)
+		}
+		if got := readFull(t, b, 2); string(got) != "cd" {
+			t.Errorf("Read gets %q", got)
+		}
+		if p := peek(t, b); string(p) != "ef" {
+			t.Errorf("%q of a message that a Read has begun", p)
+		}
+		b.Discard(2)
+	})
+}
+
+// A wrong Discard takes nothing, and ends the loan.
+func TestDiscardOfWhatWasNotLent(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		writeAll(t, a, []byte("abcdef"), 6)
+		pass(time.Second)
+		wantErr(t, "Discard without Peek", b.Discard(1), session.ErrNotReserved)
+		wantErr(t, "Discard of fewer", b.Discard(-1), session.ErrNotReserved)
+		wantErr(t, "Discard of nothing", b.Discard(0), nil)
+		for _, n := range []int{-1, 7, 1 << 30} {
+			peek(t, b)
+			wantErr(t, "Discard of what was not lent", b.Discard(n), session.ErrTooMuch)
+			wantErr(t, "Discard behind that", b.Discard(6), session.ErrNotReserved)
+		}
+		if got := readFull(t, b, 6); string(got) != "abcdef" {
+			t.Errorf("Read gets %q", got)
+		}
+	})
+}
+
+// A Read during a loan waits, and gets what comes behind what is discarded.
+func TestAReadWaitsForDiscard(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		writeAll(t, a, []byte("abcdef"), 6)
+		peek(t, b)
+		p := make([]byte, 6)
+		r := goRead(b, p)
+		waits(t, "Read", r)
+		b.InterruptRead(true)
+		if r := within(t, r); r.n != 0 || !errors.Is(r.err, session.ErrInterrupted) {
+			t.Errorf("behind its deadline: %+v", r)
+		}
+		b.InterruptRead(false)
+		r = goRead(b, p)
+		waits(t, "Read", r)
+		b.Discard(2)
+		if r := within(t, r); string(p[:r.n]) != "cdef" || r.err != nil {
+			t.Errorf("%q, %v", p[:r.n], r.err)
+		}
+	})
+}
+
+// While a Read waits for the end of a loan, the peer is answered: neither does it find this
+// end dead, nor does its Write wait for more than room.
+func TestThePeerIsAnsweredDuringALoan(t *testing.T) {
+	for _, reads := range []bool{false, true} {
+		each(t, func(t *testing.T, cfg twin.Config) {
+			ea, eb := twins(t, cfg)
+			a := session.New(ea, session.Config{KeepAlive: time.Second})
+			b := session.New(eb, session.Config{KeepAlive: -1}) // which would look now and then
+			t.Cleanup(func() {
+				a.Abort()
+				b.Abort()
+				<-a.Closed()
+				<-b.Closed()
+				idle()
+			})
+			negotiate(t, a)
+			negotiate(t, b)
+			writeAll(t, a, []byte("abcdef"), 6)
+			lent := peek(t, b)
+			p := make([]byte, 6)
+			var r <-chan result
+			if reads {
+				r = goRead(b, p)
+				waits(t, "Read", r)
+			}
+			nap(time.Minute)
+			if n, err := a.Write([]byte("g")); n != 1 || err != nil {
+				t.Fatalf("after a minute the peer writes %d, %v", n, err)
+			}
+			if string(lent) != "abcdef" {
+				t.Errorf("%q is lent", lent)
+			}
+			b.Discard(6)
+			if !reads {
+				r = goRead(b, p)
+			}
+			if r := within(t, r); string(p[:r.n]) != "g" || r.err != nil {
+				t.Errorf("%q, %v", p[:r.n], r.err)
+			}
+		})
+	}
+}
+
+// The peer's offer is taken up during a loan, as far as it is fetched ahead.
+func TestAnOfferIsTakenUpDuringALoan(t *testing.T) {
+	for _, reads := range []bool{false, true} {
+		each(t, func(t *testing.T, cfg twin.Config) {
+			a, b, _, _ := pair(t, cfg, session.Config{})
+			writeAll(t, a, []byte("a"), 1)
+			peek(t, b)
+			p := make([]byte, 50_000)
+			var r <-chan result
+			if reads {
+				r = goRead(b, p)
+				waits(t, "Read", r)
+			}
+			data := pattern(50_000)
+			writeAll(t, a, data, len(data))
+			if !reads {
+				r = goRead(b, p)
+			}
+			waits(t, "Read", r)
+			b.Discard(1)
+			got := within(t, r)
+			if rest := readFull(t, b, len(data)-got.n); !bytes.Equal(append(p[:got.n:got.n], rest...), data) {
+				t.Error("wrong bytes")
+			}
+		})
+	}
+}
+
+// A Peek that waits ends as a Read does.
+func TestAPeekThatWaitsEnds(t *testing.T) {
+	type ends struct {
+		do   func(a, b *session.Session)
+		want error
+	}
+	for name, end := range map[string]ends{
+		"deadline":          {func(a, b *session.Session) { b.InterruptRead(true) }, session.ErrInterrupted},
+		"Close":             {func(a, b *session.Session) { go b.Close() }, session.ErrClosed},
+		"Abort":             {func(a, b *session.Session) { go b.Abort() }, session.ErrClosed},
+		"CloseRead":         {func(a, b *session.Session) { go b.CloseRead() }, io.EOF},
+		"peer's CloseWrite": {func(a, b *session.Session) { go a.CloseWrite() }, io.EOF},
+		"peer's Close":      {func(a, b *session.Session) { go a.Close() }, io.EOF},
+		"peer's Abort":      {func(a, b *session.Session) { go a.Abort() }, syscall.ECONNRESET},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, cfg twin.Config) {
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				p := goPeek(b)
+				waits(t, "Peek", p)
+				end.do(a, b)
+				if r := within(t, p); r.n != 0 || !errors.Is(r.err, end.want) {
+					t.Errorf("%+v, want %v", r, end.want)
+				}
+			})
+		})
+	}
+}
+
+// However a connection ends while bytes are lent, that returns promptly, and they stay in
+// place until Discard. Behind them come the rest, and the end that a Read finds.
+func TestTheEndWhileBytesAreLent(t *testing.T) {
+	type ends struct {
+		do   func(a, b *session.Session, ea, eb *twin.Endpoint)
+		rest bool  // it can still be read
+		want error // of what comes then
+	}
+	type sessions = session.Session
+	for name, end := range map[string]ends{
+		"CloseRead":         {func(a, b *sessions, ea, eb *twin.Endpoint) { b.CloseRead() }, false, io.EOF},
+		"Close":             {func(a, b *sessions, ea, eb *twin.Endpoint) { b.Close() }, false, session.ErrClosed},
+		"Abort":             {func(a, b *sessions, ea, eb *twin.Endpoint) { b.Abort() }, false, session.ErrClosed},
+		"peer's CloseWrite": {func(a, b *sessions, ea, eb *twin.Endpoint) { a.CloseWrite() }, true, io.EOF},
+		"peer's Close":      {func(a, b *sessions, ea, eb *twin.Endpoint) { a.Close() }, true, io.EOF},
+		"peer's Abort":      {func(a, b *sessions, ea, eb *twin.Endpoint) { a.Abort() }, false, syscall.ECONNRESET},
+		"peer's death":      {func(a, b *sessions, ea, eb *twin.Endpoint) { ea.Kill() }, false, nil},
+	} {
+		for _, size := range []int{1000, 10_000, 60_000} { // a message, a box, an offer
+			t.Run(name, func(t *testing.T) {
+				each(t, func(t *testing.T, cfg twin.Config) {
+					a, b, ea, eb := pair(t, cfg, session.Config{KeepAlive: time.Second})
+					data := pattern(3 * size)
+					w := goWrites(a, data, size)
+					skip := 0
+					if size > 1000 {
+						skip = 1100 // it has begun, and what is lent is not the message of an offer
+						readFull(t, b, skip)
+					}
+					pass(time.Second)
+					written := len(w) == 1 // all of it: the ring has no room for the longest
+					lent := peek(t, b)
+					want := bytes.Clone(lent)
+					if !bytes.Equal(lent, data[skip:skip+len(lent)]) {
+						t.Fatal("wrong bytes")
+					}
+					began := time.Now()
+					end.do(a, b, ea, eb)
+					if d := time.Since(began); d > 3*time.Second {
+						t.Errorf("it took %v", d)
+					}
+					pass(5 * time.Second) // a peer that is closed gives up after 10
+					if !bytes.Equal(lent, want) || eb.Retired() || !isOpen(b) {
+						t.Errorf("what is lent was touched, or given back: %v", eb.Retired())
+					}
+					if err := b.Discard(len(lent)); err != nil {
+						t.Errorf("Discard: %v", err)
+					}
+					got, err := io.ReadAll(peekerOf{b})
+					if err == nil {
+						err = io.EOF
+					}
+					if rest := data[skip+len(lent):]; !bytes.HasPrefix(rest, got) || end.rest && written && len(got) < len(rest) {
+						t.Errorf("%d bytes of %d behind them, or wrong ones", len(got), len(rest))
+					}
+					if end.want != nil && !errors.Is(err, end.want) {
+						t.Errorf("then comes %v, want %v", err, end.want)
+					}
+					_, again := b.Read(make([]byte, 1))
+					if again == nil || again.Error() != err.Error() {
+						t.Errorf("Peek finds %v, and Read %v", err, again)
+					}
+				})
+			})
+		}
+	}
+}
+
+// goWrites writes data in Writes of size bytes.
+func goWrites(s *session.Session, data []byte, size int) <-chan result {
+	c := make(chan result, 1)
+	go func() {
+		r := result{}
+		for ; r.n < len(data) && r.err == nil; r.n += size {
+			_, r.err = s.Write(bytes.Clone(data[r.n : r.n+size]))
+		}
+		c <- r
+	}()
+	return c
+}
+
+// peekerOf reads with Peek and Discard.
+type peekerOf struct{ s *session.Session }
+
+func (p peekerOf) Read(b []byte) (int, error) {
+	from, err := p.s.Peek()
+	if err != nil {
+		return 0, err
+	}
+	n := copy(b, from)
+	return n, p.s.Discard(n)
+}
+
+// After CloseRead, the inbox is not the peer's to fill again where it is lent.
+func TestWhatIsLentOfTheInboxIsNotFilledAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{ReceiveBudget: 40_000})
+		d := p.ask()
+		data := pattern(40_000)
+		p.fill(d, 0, data[:30_000])
+		lent := peek(t, s)
+		if err := s.CloseRead(); err != nil {
+			t.Fatal(err)
+		}
+		p.fill(d, 30_000, data[30_000:])
+		for m := p.recv(); m != nil; m = p.recv() {
+			if m[0] == tEmptied {
+				t.Errorf("%d bytes count as read during the loan of %d", le.Uint64(m[header+8:]), len(lent))
+			}
+		}
+		if !bytes.Equal(lent, data[:len(lent)]) {
+			t.Error("what is lent was touched")
+		}
+		if err := s.Discard(len(lent)); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []uint64{30_000, 40_000, 60_000} {
+			if want == 60_000 {
+				p.fill(d, 0, data[:20_000])
+			}
+			if n := le.Uint64(p.expect(tEmptied)[8:]); n != want {
+				t.Errorf("%d bytes count as read, want %d", n, want)
+			}
+		}
+	})
+}
+
+// An inbox that the peer leaves while it is lent is given back after that.
+func TestAnInboxThatIsLeftWhileItIsLent(t *testing.T) {
+	for _, ending := range []byte{tLeaveInbox, tClose, tAbort} {
+		inBubble(t, func(t *testing.T) {
+			s, e, p := negotiated(t, boxed, session.Config{ReceiveBudget: 40_000})
+			d := p.ask()
+			data := pattern(40_000)
+			p.fill(d, 0, data[:20_000])
+			lent := peek(t, s)
+			p.send(ending, 0)
+			pass(time.Second)
+			if left := e.Left(); left.Allocated == 0 || left.Exposed != 1 {
+				t.Errorf("given back: %+v", left)
+			}
+			if !bytes.Equal(lent, data[:20_000]) {
+				t.Error("what is lent was touched")
+			}
+			s.Discard(len(lent))
+			pass(time.Second)
+			if left := e.Left(); left.Allocated != 0 || left.Exposed != 0 {
+				t.Errorf("kept: %+v", left)
+			}
+		})
+	}
+}
+
+// A Fill that wraps is lent in two pieces.
+func TestAFillThatWrapsIsLentInPieces(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{ReceiveBudget: 40_000})
+		d := p.ask()
+		data := pattern(70_000)
+		p.fill(d, 0, data[:30_000])
+		if got := readLent(t, s, 30_000); !bytes.Equal(got, data[:30_000]) {
+			t.Error("wrong bytes")
+		}
+		if err := errors.Join(p.Write(data[30_000:40_000], d, 30_000, 1), p.Write(data[40_000:60_000], d, 0, 1)); err != nil {
+			t.Fatal(err)
+		}
+		p.send(tFill, 0, u64(30_000)...)
+		if b := peek(t, s); len(b) != 10_000 || !bytes.Equal(b, data[30_000:40_000]) {
+			t.Errorf("%d bytes up to the end of the inbox, or wrong ones", len(b))
+		}
+		s.Discard(10_000)
+		if b := peek(t, s); len(b) != 20_000 || !bytes.Equal(b, data[40_000:60_000]) {
+			t.Errorf("%d bytes from its beginning, or wrong ones", len(b))
+		}
+		s.Discard(20_000)
+	})
+}
+
+// The message of an offer is lent first, then the chunks that were fetched ahead.
+func TestTheFirstPartOfAnOfferIsLent(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, cfg, session.Config{})
+				data := pattern(600_000)
+				w := goWrite(a, bytes.Clone(data))
+				if first := peek(t, b); len(first) != offeredInline || !bytes.Equal(first, data[:len(first)]) {
+					t.Errorf("%d bytes came with the offer, or wrong ones", len(first))
+				}
+				b.Discard(10)
+				if got := readLent(t, b, len(data)-10); !bytes.Equal(got, data[10:]) {
+					t.Error("wrong bytes")
+				}
+				if r := within(t, w); r.err != nil {
+					t.Error(r)
+				}
+				if st := b.Stats(); st.OffersReceived != 1 || st.DirectBytesReceived != 0 || st.LentBytesReceived != uint64(len(data)) {
+					t.Errorf("%+v", st)
+				}
+			})
+		})
+	}
+}
