@@ -10,12 +10,12 @@ import "github.com/sanconn/san/session/internal/spin"
 // A wait polls for a while (package spin), then arms the endpoint, looks once more, and
 // sleeps on a channel, which needs no thread. Whatever may end a wait, be it an event, a
 // deadline, or Close, puts a token into that channel.
-func (s *Session) await(sd *side, want Events, test func(sure bool) Events) {
+func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 	if want == 0 {
 		return
 	}
 	var w spin.Wait
-	polls := !sd.slept && w.Begin(&sd.spins, s.spin)
+	polls := !sd.slept && w.Begin(&sd.spins, c.spin)
 	armed := Events(0)
 	for want != 0 {
 		switch {
@@ -23,7 +23,7 @@ func (s *Session) await(sd *side, want Events, test func(sure bool) Events) {
 		case want&^armed != 0:
 			polls, armed = false, want
 			sd.wants.Store(uint32(want))
-			s.ep.Arm(want)
+			c.ep.Arm(want)
 		default:
 			polls, armed = false, 0
 			sd.sleeps.Add(1)
@@ -37,31 +37,31 @@ func (s *Session) await(sd *side, want Events, test func(sure bool) Events) {
 		sd.polls.Add(1)
 	}
 	if armed != 0 {
-		s.disarm(sd)
+		c.disarm(sd)
 	}
 	if sd.wants.Load() != 0 {
 		sd.wants.Store(0)
-		s.joinIfAway()
+		c.joinIfAway()
 	}
 }
 
 // disarm takes back what this side wanted to be woken for, unless another one waits for it
 // too.
-func (s *Session) disarm(sd *side) {
-	ev := Events(sd.wants.Load()) &^ s.othersWant(sd)
+func (c *core) disarm(sd *side) {
+	ev := Events(sd.wants.Load()) &^ c.othersWant(sd)
 	if ev == 0 {
 		return
 	}
-	s.ep.Disarm(ev)
-	if ev &= s.othersWant(sd); ev != 0 { // one has armed in between
-		s.ep.Arm(ev)
-		s.signalAll()
+	c.ep.Disarm(ev)
+	if ev &= c.othersWant(sd); ev != 0 { // one has armed in between
+		c.ep.Arm(ev)
+		c.signalAll()
 	}
 }
 
 // othersWant returns what the sides but this one sleep for.
-func (s *Session) othersWant(sd *side) (ev Events) {
-	for _, other := range s.sides() {
+func (c *core) othersWant(sd *side) (ev Events) {
+	for _, other := range c.sides() {
 		if other != sd {
 			ev |= Events(other.wants.Load())
 		}

@@ -6,10 +6,10 @@ import "time"
 
 // openBox asks for the peer's inbox if there is none, and allocates a registered box once
 // there is one. It gives one back that cannot be registered. wr.op is held.
-func (s *Session) openBox() {
+func (c *core) openBox() {
 	var old []byte
 	alloc := false
-	s.withSender(func(tx *sender) {
+	c.withSender(func(tx *sender) {
 		if tx.box.unusable() && !tx.gone && tx.lent == nil {
 			old = tx.leaveInbox()
 		} else {
@@ -17,55 +17,55 @@ func (s *Session) openBox() {
 		}
 	})
 	if old != nil {
-		s.mem.Free(old)
+		c.mem.Free(old)
 	}
 	if !alloc {
 		return
 	}
-	buf := allocBox(s.mem, &s.lim, s.cfg.SendBudget)
-	s.withSender(func(tx *sender) { tx.openBox(buf) })
+	buf := allocBox(c.mem, &c.lim, c.cfg.SendBudget)
+	c.withSender(func(tx *sender) { tx.openBox(buf) })
 }
 
 // restBoxes starts the timer that gives the boxes back once they are idle.
-func (s *Session) restBoxes() { s.withSender(s.restBoxesLocked) }
+func (c *core) restBoxes() { c.withSender(c.restBoxesLocked) }
 
-func (s *Session) restBoxesLocked(tx *sender) {
+func (c *core) restBoxesLocked(tx *sender) {
 	o := &tx.box
 	if o.inbox.Len > 0 && !o.resting && !tx.gone {
 		o.resting = true
 		at := o.filled
-		time.AfterFunc(boxRest, func() { s.leaveIfIdle(at) })
+		time.AfterFunc(boxRest, func() { c.leaveIfIdle(at) })
 	}
 }
 
 // leaveIfIdle gives the boxes back if nothing was written since position at, and
 // otherwise checks again after boxRest.
-func (s *Session) leaveIfIdle(at int64) {
-	if !s.startWorker() {
+func (c *core) leaveIfIdle(at int64) {
+	if !c.workers.start() {
 		return
 	}
-	defer s.workers.Done()
-	alone := s.wr.op.tryLock()
+	defer c.workers.Done()
+	alone := c.wr.op.tryLock()
 	var buf []byte
-	s.withSender(func(tx *sender) {
+	c.withSender(func(tx *sender) {
 		tx.box.resting = false
 		if alone && tx.box.idle(at) && !tx.gone && tx.lent == nil {
 			buf = tx.leaveInbox()
 		}
-		s.restBoxesLocked(tx)
+		c.restBoxesLocked(tx)
 	})
-	s.leftBehind()
+	c.leftBehind()
 	if buf != nil {
-		s.mem.Free(buf)
+		c.mem.Free(buf)
 	}
 	if alone {
-		s.wr.op.Unlock()
+		c.wr.op.Unlock()
 	}
 }
 
 // freeBox gives the memory back, after the endpoint and all operations have ended.
-func (s *Session) freeBox() {
-	if buf := s.tx.box.release(); buf != nil {
-		s.mem.Free(buf)
+func (c *core) freeBox() {
+	if buf := c.tx.box.release(); buf != nil {
+		c.mem.Free(buf)
 	}
 }

@@ -3,7 +3,6 @@ package session
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -15,11 +14,6 @@ import (
 type closing struct {
 	begun atomic.Bool   // by Close or Abort
 	done  chan struct{} // closed when the endpoint has been given back
-
-	acked atomic.Bool // CloseAck came: the peer has everything
-
-	mu     sync.Mutex
-	noMore bool // no worker starts any more; guarded by mu
 }
 
 // closeWait is how long Close itself waits for a silent peer, where bytes would be lost
@@ -59,17 +53,17 @@ func (s *Session) CloseWrite() error {
 
 // CloseRead makes Read return io.EOF from now on, and discards what has arrived or
 // still arrives.
-func (s *Session) CloseRead() error {
-	s.rd.set(stShut)
-	s.rd.op.Lock()
-	defer s.rd.op.Unlock()
-	if s.rd.state.Load()&stClosed != 0 {
+func (r *reading) CloseRead() error {
+	r.rd.set(stShut)
+	r.rd.op.Lock()
+	defer r.rd.op.Unlock()
+	if r.rd.state.Load()&stClosed != 0 {
 		return ErrClosed
 	}
-	s.lockRx()
-	s.rx.throwAway()
-	s.unlockRx()
-	s.leftBehind()
+	r.lockRx()
+	r.rx.throwAway()
+	r.unlockRx()
+	r.leftBehind()
 	return nil
 }
 
@@ -132,7 +126,7 @@ func (s *Session) throwAwayForGood() (last wire.Type) {
 	if s.rx.gone {
 		return last
 	}
-	s.lookLocked()
+	s.progressLocked()
 	if s.rx.unread() {
 		last = wire.TypeAbort
 	}
@@ -153,14 +147,6 @@ func (s *Session) waitWhileTaken(over <-chan struct{}) {
 		case <-t.C:
 		}
 	}
-}
-
-// heard returns the number of the peer's messages: it takes what it was sent as long
-// as it goes on giving credits back.
-func (s *Session) heard() uint64 {
-	s.rxMu.Lock()
-	defer s.rxMu.Unlock()
-	return s.rx.messages
 }
 
 // Closed returns a channel that is closed when a session that was closed or aborted
@@ -190,7 +176,7 @@ func (s *Session) linger(over chan<- struct{}) {
 	})
 	defer late.Stop()
 	test := func(sure bool) Events {
-		s.look(sure)
+		s.progress(sure)
 		s.flush()
 		if s.parted() || s.over() != nil {
 			return 0
@@ -203,8 +189,8 @@ func (s *Session) linger(over chan<- struct{}) {
 }
 
 // finish queues the last message behind all that was written.
-func (s *Session) finish(last wire.Type) {
-	s.withSender(func(tx *sender) { tx.finish(last) })
+func (w *writing) finish(last wire.Type) {
+	w.withSender(func(tx *sender) { tx.finish(last) })
 }
 
 // parted reports whether the last message is where the end of this process cannot lose it,
@@ -215,22 +201,8 @@ func (s *Session) parted() (ok bool) {
 	granted := s.rx.fetch.granted
 	s.rxMu.Unlock()
 	s.withSender(func(tx *sender) { ok = tx.lastOut && tx.owed.n == 0 })
-	return ok && !granted && (!s.kind.acks || s.closing.acked.Load())
+	return ok && !granted && (!s.kind.acks || s.acked.Load())
 }
-
-// detach ends the endpoint, and with it what is exposed to the peer; giveBack is
-// its Close or Abort. No lock may be held.
-func (s *Session) detach(giveBack func()) {
-	s.rxMu.Lock()
-	s.txMu.Lock()
-	s.rx.gone, s.tx.gone = true, true
-	s.txMu.Unlock()
-	s.rxMu.Unlock()
-	s.giveBack.Do(giveBack)
-}
-
-// closeEndpoint is a giveBack for detach.
-func (s *Session) closeEndpoint() { s.ep.Close() }
 
 // end gives the last memory back, in the background if the application still has some.
 func (s *Session) end() {
@@ -242,25 +214,11 @@ func (s *Session) end() {
 }
 
 func (s *Session) ended() {
-	s.closing.mu.Lock()
-	s.closing.noMore = true
-	s.closing.mu.Unlock()
-	s.workers.Wait()
+	s.workers.end()
 	s.rxMu.Lock()
 	s.rx.free()
 	s.rxMu.Unlock()
 	s.freeBox()
 	s.ep.Retire()
 	close(s.closing.done)
-}
-
-// startWorker registers a background goroutine, unless the session has ended.
-func (s *Session) startWorker() bool {
-	s.closing.mu.Lock()
-	defer s.closing.mu.Unlock()
-	if s.closing.noMore {
-		return false
-	}
-	s.workers.Add(1)
-	return true
 }

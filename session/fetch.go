@@ -113,7 +113,7 @@ func (rx *receiver) freeChunk(t *tail, at int) {
 
 // pump starts the transfers that can be started for the open tail, and ends the offer
 // when it is over. It reports whether it started any.
-func (rx *receiver) pump() (started bool) {
+func (rx *receiver) advanceOffer() (started bool) {
 	if rx.open == nil || rx.gone || rx.dead || rx.do.fault != nil {
 		return false
 	}
@@ -336,7 +336,7 @@ func (rx *receiver) transferred(t *tail, n int, direct bool) {
 func (rx *receiver) withdrawnByPeer(id uint32) {
 	if t := rx.open; t != nil && t.id == id && !t.byWrite {
 		t.stopped = true
-		rx.pump()
+		rx.advanceOffer()
 	}
 }
 
@@ -352,7 +352,7 @@ func (rx *receiver) readCompleted(ev *Event) {
 		return
 	}
 	rx.transferred(r.t, r.n, r.direct)
-	rx.pump()
+	rx.advanceOffer()
 }
 
 // writtenByPeer handles WriteDone.
@@ -381,5 +381,5 @@ func (rx *receiver) writtenByPeer(m wire.Done) {
 		rx.violation("it gives a grant back that was not cancelled")
 		return
 	}
-	rx.pump()
+	rx.advanceOffer()
 }

@@ -60,7 +60,7 @@ func (rx *receiver) inboxWanted() {
 	if in.buf == nil && rx.caps&wire.CapGrant != 0 && !rx.closed {
 		if buf := allocBox(rx.mem, rx.lim, rx.budget); buf != nil {
 			clear(buf) // a false Fill must not reveal the last user's data
-			rx.heavy += lookMost / 4
+			rx.heavy += progressMost / 4
 			if d, err := rx.mem.Expose(buf, RemoteWrite); err == nil {
 				*in = inbox{buf: buf, desc: d}
 				answer.Memory = d

@@ -16,7 +16,7 @@ import (
 // call.
 type janitor struct {
 	mu       sync.Mutex
-	list     []*Session    // guarded by mu, as are all
+	list     []*engine     // guarded by mu, as are all
 	timer    *time.Timer   // of the next tick; nil: the janitor does not run
 	interval time.Duration // that timer was set to
 }
@@ -42,12 +42,13 @@ const (
 type idleState struct {
 	away    atomic.Bool // off the list: the next operation joins it
 	serving atomic.Bool // a service goroutine is about to look
-	seen    uint64      // the janitor's: messages at the last tick
-	looks   uint64      // the janitor's: receiver.looks at the last tick
+	owner   *engine
+	seen    uint64 // the janitor's: messages at the last tick
+	polls   uint64 // the janitor's: receiver.polls at the last tick
 }
 
 // join puts s on the list.
-func (j *janitor) join(s *Session) {
+func (j *janitor) join(s *engine) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.list = append(j.list, s)
@@ -64,7 +65,7 @@ func (j *janitor) join(s *Session) {
 
 // run ends when the list is empty.
 func (j *janitor) run(t *time.Timer) {
-	var batch []*Session
+	var batch []*engine
 	for range t.C {
 		j.mu.Lock()
 		if len(j.list) == 0 {
@@ -104,76 +105,60 @@ func (j *janitor) run(t *time.Timer) {
 	}
 }
 
-// joinIfAway puts the session on the janitor's list, if it is not there.
-func (s *Session) joinIfAway() {
-	if s.idle.away.Load() && s.idle.away.CompareAndSwap(true, false) {
-		s.idle.seen = 0
-		idlers.join(s)
-	}
-}
-
-// leftBehind is called at the end of an operation, so that what it found no room for is
-// sent even if the janitor has taken the session off its list since.
-func (s *Session) leftBehind() {
-	if s.idle.away.Load() && s.readWant()&SendReady != 0 {
-		s.joinIfAway()
-	}
-}
-
-// tend is the janitor's look at a session. used: it stays on the list; looked: the
+// tend is the janitor's poll of a session. used: it stays on the list; looked: the
 // application itself has polled since the last tick, or is about to.
-func (s *Session) tend() (used, looked bool) {
-	i := &s.idle
-	if !s.rxMu.TryLock() {
+func (e *engine) tend() (used, looked bool) {
+	i := &e.idle
+	if !e.rxMu.TryLock() {
 		return true, true
 	}
-	defer s.rxMu.Unlock()
-	rx := &s.rx
-	if rx.dead = s.failure.Load() != nil; rx.gone || rx.dead {
+	defer e.rxMu.Unlock()
+	rx := &e.rx
+	if rx.dead = e.failure.Load() != nil; rx.gone || rx.dead {
 		i.away.Store(true)
 		return false, false
 	}
-	// Polls before it joined were not the application's.
-	looked = i.seen != 0 && (rx.looks != i.looks || s.rd.op.held())
-	defer func() { i.looks = rx.looks }()
-	s.txMu.Lock()
-	seen := 1 + rx.messages + s.tx.messages
-	s.txMu.Unlock()
+	// Polls before it joined were not the application'e.
+	looked = i.seen != 0 && (rx.polls != i.polls || e.rd.op.held())
+	defer func() { i.polls = rx.polls }()
+	e.txMu.Lock()
+	seen := 1 + rx.messages + e.tx.messages
+	e.txMu.Unlock()
 	if seen != i.seen {
 		i.seen = seen
 		if !looked { // the application uses the session, but does not poll
-			s.lookLocked()
-			s.settleLocked()
+			e.progressLocked()
+			e.settleLocked()
 		}
 		return true, looked
 	}
 	// Order matters: an operation that comes now either sees away and joins again, at its
 	// beginning or end, or its message, or what it found no room for, is seen below.
 	i.away.Store(true)
-	s.ep.Arm(s.readWant())
-	s.lookLocked()
-	s.settleLocked()
-	if s.readWant()&SendReady != 0 { // looking made something due that finds no room
-		s.ep.Arm(SendReady)
-		s.flush()
+	e.ep.Arm(e.readWant())
+	e.progressLocked()
+	e.settleLocked()
+	if e.readWant()&SendReady != 0 { // that made something due that finds no room
+		e.ep.Arm(SendReady)
+		e.flush()
 	}
 	return false, false
 }
 
 // serve looks for messages while no operation waits. It is called by Wake.
-func (s *Session) serve() {
-	if !s.idle.serving.CompareAndSwap(false, true) {
+func (e *engine) serve() {
+	if !e.idle.serving.CompareAndSwap(false, true) {
 		return
 	}
-	if !s.startWorker() {
+	if !e.workers.start() {
 		return
 	}
 	go func() {
-		defer s.workers.Done()
-		s.lockRx()
-		s.idle.serving.Store(false) // this look sees what earlier Wakes were for; later ones start another
-		s.lookLocked()
-		s.unlockRx()
-		s.joinIfAway()
+		defer e.workers.Done()
+		e.lockRx()
+		e.idle.serving.Store(false) // this poll sees what earlier Wakes were for; later ones start another
+		e.progressLocked()
+		e.unlockRx()
+		e.joinIfAway()
 	}()
 }

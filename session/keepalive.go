@@ -31,7 +31,7 @@ const (
 	minKeepAlive     = time.Second
 )
 
-func (k *keepalive) start(s *Session) {
+func (k *keepalive) start(s *engine) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.every, k.on = max(s.cfg.KeepAlive, minKeepAlive), s.cfg.KeepAlive > 0
@@ -94,8 +94,8 @@ func (k *keepalive) restartLocked() {
 	}
 }
 
-func (k *keepalive) check(s *Session) {
-	if !s.startWorker() {
+func (k *keepalive) check(s *engine) {
+	if !s.workers.start() {
 		return
 	}
 	defer s.workers.Done()
@@ -103,7 +103,7 @@ func (k *keepalive) check(s *Session) {
 		k.stop()
 		return
 	}
-	s.look(true)
+	s.progress(true)
 	heard := s.heard()
 	k.mu.Lock()
 	if k.ended || !k.on {

@@ -23,40 +23,40 @@ var (
 // blocks while there is none. The caller fills it from the front and then calls Commit. Until
 // then a Write, and another Reserve, waits. The room must not be used after Commit.
 // Errors are those of Write.
-func (s *Session) Reserve(n int) (room []byte, err error) {
-	s.wr.begin()
-	defer s.wr.op.Unlock()
-	if st := s.wr.state.Load(); st != 0 {
+func (w *writing) Reserve(n int) (room []byte, err error) {
+	w.wr.begin()
+	defer w.wr.op.Unlock()
+	if st := w.wr.state.Load(); st != 0 {
 		return nil, writeState(st)
 	}
-	s.joinIfAway()
-	if !s.borrow() {
+	w.joinIfAway()
+	if !w.borrow() {
 		return nil, ErrClosed
 	}
-	if m := s.tx.boxFrom; m > 0 && n >= m {
-		s.openBox()
+	if m := w.tx.boxFrom; m > 0 && n >= m {
+		w.openBox()
 	}
 	test := func(sure bool) Events {
-		if st := s.wr.state.Load(); st != 0 {
+		if st := w.wr.state.Load(); st != 0 {
 			err = writeState(st)
 			return 0
 		}
-		s.lookForWrite(sure)
-		if s.over() == nil {
-			s.withSender(func(tx *sender) { room = tx.lend(max(n, 1)) })
+		w.progressForWrite(sure)
+		if w.over() == nil {
+			w.withSender(func(tx *sender) { room = tx.lend(max(n, 1)) })
 		}
 		if room != nil {
 			return 0
 		}
-		if err = s.writeBlocked(); err != nil {
+		if err = w.writeBlocked(); err != nil {
 			return 0
 		}
-		return s.writeWant()
+		return w.writeWant()
 	}
-	s.await(&s.wr, test(false), test)
-	s.leftBehind()
+	w.await(&w.wr, test(false), test)
+	w.leftBehind()
 	if room == nil {
-		s.giveBackLoan()
+		w.giveBackLoan()
 	}
 	return room, err
 }
@@ -64,10 +64,10 @@ func (s *Session) Reserve(n int) (room []byte, err error) {
 // Commit sends the first n bytes of what Reserve lent; 0: none. It does not block. An error
 // other than ErrNotReserved and ErrTooMuch is why they were not sent. After any error
 // nothing is reserved.
-func (s *Session) Commit(n int) error {
+func (w *writing) Commit(n int) error {
 	lent, sent := false, false
 	var err error
-	s.withSender(func(tx *sender) {
+	w.withSender(func(tx *sender) {
 		if lent = tx.lent != nil; !lent {
 			return
 		}
@@ -75,7 +75,7 @@ func (s *Session) Commit(n int) error {
 			err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(tx.lent))
 			n = 0
 		}
-		if s.wr.state.Load()&stPeerClosed != 0 || s.over() != nil {
+		if w.wr.state.Load()&stPeerClosed != 0 || w.over() != nil {
 			tx.unlend(0)
 		} else {
 			sent = tx.unlend(n)
@@ -85,19 +85,19 @@ func (s *Session) Commit(n int) error {
 		return ErrNotReserved
 	}
 	if err == nil {
-		err = s.commitError(sent || n == 0)
+		err = w.commitError(sent || n == 0)
 	}
-	s.giveBackLoan() // last: the endpoint may be retired then
-	s.leftBehind()
+	w.giveBackLoan() // last: the endpoint may be retired then
+	w.leftBehind()
 	return err
 }
 
 // commitError returns why the bytes of a loan are lost; sent: they were sent.
-func (s *Session) commitError(sent bool) error {
-	if sent && s.over() == nil {
+func (w *writing) commitError(sent bool) error {
+	if sent && w.over() == nil {
 		return nil
 	}
-	if err := s.writeBlocked(); err != nil {
+	if err := w.writeBlocked(); err != nil {
 		return err
 	}
 	return ErrClosed
@@ -106,45 +106,45 @@ func (s *Session) commitError(sent bool) error {
 // Peek lends the next bytes of the stream, as far as they lie in one piece, and blocks while
 // there are none. They stay where they are until Discard; until then a Read waits, and
 // another Peek returns the same. Errors are those of Read.
-func (s *Session) Peek() (b []byte, err error) {
-	s.rd.begin()
-	defer s.rd.op.Unlock()
-	if st := s.rd.state.Load(); st != 0 {
+func (r *reading) Peek() (b []byte, err error) {
+	r.rd.begin()
+	defer r.rd.op.Unlock()
+	if st := r.rd.state.Load(); st != 0 {
 		return nil, readState(st)
 	}
-	s.joinIfAway()
+	r.joinIfAway()
 	test := func(bool) Events {
-		if b, err = s.peek(); b != nil || err != nil {
+		if b, err = r.peek(); b != nil || err != nil {
 			return 0
 		}
-		if st := s.rd.state.Load(); st != 0 {
+		if st := r.rd.state.Load(); st != 0 {
 			err = readState(st)
 			return 0
 		}
-		return s.readWant()
+		return r.readWant()
 	}
-	s.await(&s.rd, test(false), test)
-	s.leftBehind()
+	r.await(&r.rd, test(false), test)
+	r.leftBehind()
 	return b, err
 }
 
-func (s *Session) peek() ([]byte, error) {
-	s.lockRx()
-	defer s.unlockRx()
-	rx := &s.rx
+func (r *reading) peek() ([]byte, error) {
+	r.lockRx()
+	defer r.unlockRx()
+	rx := &r.rx
 	if rx.gone {
-		return nil, s.streamEndLocked()
+		return nil, r.streamEndLocked()
 	}
 	b := rx.next()
 	if b == nil {
-		s.lookLocked()
+		r.progressLocked()
 		b = rx.next()
 	}
 	if b == nil {
-		return nil, s.streamEndLocked()
+		return nil, r.streamEndLocked()
 	}
 	if !rx.lent {
-		if !s.borrow() {
+		if !r.borrow() {
 			return nil, ErrClosed
 		}
 		rx.lent = true
@@ -153,11 +153,11 @@ func (s *Session) peek() ([]byte, error) {
 }
 
 // Discard ends the loan of Peek: its first n bytes count as read.
-func (s *Session) Discard(n int) error {
-	s.lockRx()
-	rx := &s.rx
+func (r *reading) Discard(n int) error {
+	r.lockRx()
+	rx := &r.rx
 	if !rx.lent {
-		s.rxMu.Unlock()
+		r.rxMu.Unlock()
 		if n == 0 {
 			return nil
 		}
@@ -178,24 +178,9 @@ func (s *Session) Discard(n int) error {
 			rx.throw()
 		}
 	}
-	s.unlockRx()
-	s.rd.signal()
-	s.giveBackLoan()
-	s.leftBehind()
+	r.unlockRx()
+	r.rd.signal()
+	r.giveBackLoan()
+	r.leftBehind()
 	return err
-}
-
-// borrow begins a loan: the session's memory stays until its end. It fails once the session
-// has ended.
-func (s *Session) borrow() bool {
-	if !s.startWorker() {
-		return false
-	}
-	s.loans.Add(1)
-	return true
-}
-
-func (s *Session) giveBackLoan() {
-	s.loans.Add(-1)
-	s.workers.Done()
 }

@@ -61,7 +61,7 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 	s.await(&s.rd, test(false), test)
 	if err == nil {
 		s.joinIfAway()
-		s.alive.start(s)
+		s.alive.start(s.engine)
 	}
 	return err
 }

@@ -18,25 +18,25 @@ const trickleBelow = 1 << 10
 // end of the stream (io.EOF), or an error: ErrClosed, ErrInterrupted,
 // syscall.ECONNRESET if the peer vanished or reset the connection (after
 // everything that had arrived), ETIMEDOUT if it stopped answering.
-func (s *Session) Read(p []byte) (int, error) {
-	s.rd.begin()
-	n, err := s.read(p)
-	s.leftBehind()
-	s.rd.op.Unlock()
+func (r *reading) Read(p []byte) (int, error) {
+	r.rd.begin()
+	n, err := r.read(p)
+	r.leftBehind()
+	r.rd.op.Unlock()
 	return n, err
 }
 
 // read is Read, for the holder of rd.op.
-func (s *Session) read(p []byte) (n int, err error) {
-	if st := s.rd.state.Load(); st != 0 {
+func (r *reading) read(p []byte) (n int, err error) {
+	if st := r.rd.state.Load(); st != 0 {
 		return 0, readState(st)
 	}
-	s.joinIfAway()
-	trickle := s.rx.trickle // written by Reads alone
-	if n, err = s.receive(p); n > 0 || err != nil || len(p) == 0 {
+	r.joinIfAway()
+	trickle := r.rx.trickle // written by Reads alone
+	if n, err = r.receive(p); n > 0 || err != nil || len(p) == 0 {
 		return n, err
 	}
-	return s.readWaiting(p, trickle)
+	return r.readWaiting(p, trickle)
 }
 
 // readState is why a Read has to end.
@@ -50,62 +50,54 @@ func readState(st uint32) error {
 	return io.EOF
 }
 
-func (s *Session) readWaiting(p []byte, trickle bool) (n int, err error) {
-	s.rx.want.Store(int64(len(p)))
-	defer s.rx.want.Store(0)
-	if trickle && s.spin > 0 {
+func (r *reading) readWaiting(p []byte, trickle bool) (n int, err error) {
+	r.rx.want.Store(int64(len(p)))
+	defer r.rx.want.Store(0)
+	if trickle && r.spin > 0 {
 		spin.Drain()
 	}
 	stop := uint32(0)
-	s.await(&s.rd, s.readWant(), func(bool) Events {
-		if n, err = s.receive(p); n > 0 || err != nil {
+	r.await(&r.rd, r.readWant(), func(bool) Events {
+		if n, err = r.receive(p); n > 0 || err != nil {
 			return 0
 		}
-		if n, _ = s.brokenDirect(); n > 0 {
+		if n, _ = r.brokenDirect(); n > 0 {
 			return 0
 		}
-		if stop = s.rd.state.Load(); stop != 0 {
+		if stop = r.rd.state.Load(); stop != 0 {
 			return 0
 		}
-		return s.readWant()
+		return r.readWant()
 	})
 	if stop != 0 {
-		if n = s.stopDirect(); n == 0 {
+		if n = r.stopDirect(); n == 0 {
 			err = readState(stop)
 		}
 	}
 	return n, err
 }
 
-// readWant is what a Read waits for: also room, if something of ours needs it.
-func (s *Session) readWant() Events {
-	if s.rx.fetch.full.Load() || s.txWaits.Load() {
-		return RecvReady | SendReady
-	}
-	return RecvReady
-}
-
 // receive copies to p what is there, polling for more; (0, nil): nothing yet.
-func (s *Session) receive(p []byte) (int, error) {
-	s.lockRx()
-	n, err := s.receiveLocked(p)
-	s.unlockRx()
+func (r *reading) receive(p []byte) (int, error) {
+	r.lockRx()
+	n, err := r.receiveLocked(p)
+	r.unlockRx()
 	return n, err
 }
 
-func (s *Session) receiveLocked(p []byte) (n int, err error) {
-	rx := &s.rx
+func (r *reading) receiveLocked(p []byte) (n int, err error) {
+	rx := &r.rx
 	switch direct := rx.fetch.into != nil; {
 	case rx.gone && !direct:
-		return 0, s.streamEndLocked()
+		return 0, r.streamEndLocked()
 	case rx.gone: // see brokenDirect
 		return 0, nil
 	case rx.lent: // the loan has to end first; until then the peer is answered
-		s.lookLocked()
+		r.progressLocked()
 		return 0, nil
 	case direct:
-		s.lookLocked()
-		return s.directDoneLocked()
+		r.progressLocked()
+		return r.directDoneLocked()
 	}
 	before, events := rx.messages, 0
 	for n < len(p) {
@@ -115,7 +107,7 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 				rx.advance(k)
 				n += k
 				if len(rx.do.send) > 0 { // Emptied, for the peer to go on
-					s.settleLocked()
+					r.settleLocked()
 				}
 				continue
 			}
@@ -123,34 +115,34 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 		if rx.dead || rx.do.fault != nil {
 			break
 		}
-		if events >= lookMost {
-			s.lookAgain()
+		if events >= progressMost {
+			r.progressAgain()
 			break
 		}
 		if rx.cur != nil {
 			rx.offerSlice(p, n)
-			events += s.lookLocked()
+			events += r.progressLocked()
 			if rx.fetch.into != nil {
-				return s.directDoneLocked()
+				return r.directDoneLocked()
 			}
 			if rx.cur.unread() == nil && !rx.cur.read() {
 				break // a transfer is under way
 			}
 			continue
 		}
-		if !s.ep.Poll(&rx.ev) {
-			rx.looks++
+		if !r.ep.Poll(&rx.ev) {
+			rx.polls++
 			break
 		}
-		n += s.takeLocked(p[n:])
+		n += r.takeLocked(p[n:])
 		events += rx.weight()
 		if rx.ev.Last && n > 0 {
-			rx.looks++
+			rx.polls++
 			break
 		}
 	}
 	if n == 0 && len(p) > 0 {
-		err = s.streamEndLocked()
+		err = r.streamEndLocked()
 	}
 	rx.bytes += uint64(n)
 	took := rx.messages - before
@@ -159,25 +151,25 @@ func (s *Session) receiveLocked(p []byte) (n int, err error) {
 }
 
 // takeLocked handles the event of the last Poll; payload goes straight to p where it can.
-func (s *Session) takeLocked(p []byte) int {
-	rx := &s.rx
+func (r *reading) takeLocked(p []byte) int {
+	rx := &r.rx
 	if m := rx.ev.Msg; rx.ev.Kind == Message && rx.isNext(m) {
 		h := wire.HeaderOf(m)
-		s.countLocked(h)
+		r.countLocked(h)
 		return rx.straight(h, m, p)
 	}
-	s.handleLocked(&rx.ev)
+	r.handleLocked(&rx.ev)
 	return 0
 }
 
 var errReset = fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
 
 // streamEndLocked returns why nothing more can be read; nil if more may come.
-func (s *Session) streamEndLocked() error {
-	s.settleLocked()
-	rx := &s.rx
+func (r *reading) streamEndLocked() error {
+	r.settleLocked()
+	rx := &r.rx
 	pending := rx.unread()
-	if p := s.failure.Load(); p != nil && (pending || !rx.shut) {
+	if p := r.failure.Load(); p != nil && (pending || !rx.shut) {
 		return *p
 	}
 	switch {
@@ -190,17 +182,17 @@ func (s *Session) streamEndLocked() error {
 	if rx.gone {
 		return ErrClosed
 	}
-	if rx.ready() { // it came in the look that ended a transfer of no bytes
-		s.rd.signal() // look again
+	if rx.ready() { // it came with the end of a transfer of no bytes
+		r.rd.signal() // look again
 		return nil
 	}
-	err := s.ep.Err()
+	err := r.ep.Err()
 	if err == nil {
 		return nil
 	}
-	if s.ep.Poll(&rx.ev) { // it came between the last Poll and the end
-		s.handleLocked(&rx.ev)
-		s.rd.signal()
+	if r.ep.Poll(&rx.ev) { // it came between the last Poll and the end
+		r.handleLocked(&rx.ev)
+		r.rd.signal()
 		return nil
 	}
 	switch {
@@ -216,10 +208,10 @@ func (s *Session) streamEndLocked() error {
 
 // directDoneLocked ends a Read whose slice is the target of transfers, and returns its
 // result; (0, nil) while transfers are under way.
-func (s *Session) directDoneLocked() (int, error) {
-	rx := &s.rx
-	if s.over() == nil {
-		rx.pump()
+func (r *reading) directDoneLocked() (int, error) {
+	rx := &r.rx
+	if r.over() == nil {
+		rx.advanceOffer()
 		if rx.waits() {
 			return 0, nil
 		}
@@ -227,69 +219,69 @@ func (s *Session) directDoneLocked() (int, error) {
 		return 0, nil
 	}
 	n := rx.endDirect()
-	s.lookLocked() // what did not go to the slice can go to chunks
+	r.progressLocked() // what did not go to the slice can go to chunks
 	if n == 0 {
-		return 0, s.streamEndLocked()
+		return 0, r.streamEndLocked()
 	}
 	return n, nil
 }
 
 // stopDirect ends transfers into the slice of a Read that has to return, and returns how
 // many bytes it got. If the peer does not stop in time, the connection is aborted (D12).
-func (s *Session) stopDirect() (n int) {
-	s.lockRx()
-	direct := s.rx.stopDirect()
-	s.unlockRx()
+func (r *reading) stopDirect() (n int) {
+	r.lockRx()
+	direct := r.rx.stopDirect()
+	r.unlockRx()
 	if !direct {
 		return 0
 	}
-	limit := time.AfterFunc(s.cfg.CancelTimeout, func() {
-		s.kill(fmt.Errorf("session: a transfer that was cancelled did not end: %w", syscall.ETIMEDOUT))
+	limit := time.AfterFunc(r.cfg.CancelTimeout, func() {
+		r.kill(fmt.Errorf("session: a transfer that was cancelled did not end: %w", syscall.ETIMEDOUT))
 	})
 	defer limit.Stop()
 	test := func(bool) Events {
-		s.lockRx()
-		if !s.rx.gone {
-			s.lookLocked()
-			n, _ = s.directDoneLocked()
+		r.lockRx()
+		if !r.rx.gone {
+			r.progressLocked()
+			n, _ = r.directDoneLocked()
 		}
-		busy := s.rx.fetch.into != nil
-		s.unlockRx()
+		busy := r.rx.fetch.into != nil
+		r.unlockRx()
 		if !busy {
 			return 0
 		}
-		if k, broken := s.brokenDirect(); broken {
+		if k, broken := r.brokenDirect(); broken {
 			n = k
 			return 0
 		}
-		return s.readWant()
+		return r.readWant()
 	}
-	s.await(&s.rd, test(false), test)
+	r.await(&r.rd, test(false), test)
 	return n
 }
 
 // brokenDirect checks whether the connection has ended while a Read's slice is the
 // target of transfers. If so it aborts the endpoint, which ends them, and n is what
 // had arrived by then. No lock but rd.op may be held.
-func (s *Session) brokenDirect() (n int, broken bool) {
-	s.lockRx()
-	f := &s.rx.fetch
+func (r *reading) brokenDirect() (n int, broken bool) {
+	r.lockRx()
+	f := &r.rx.fetch
 	switch {
 	case f.into == nil:
-	case s.rx.gone:
+	case r.rx.gone:
 		broken = true
-	case s.over() != nil:
-		// Events that came since the last look, by this Read or anybody else, may have
-		// ended them. If there are more than one look takes, the Read looks again.
-		broken = s.lookLocked() < lookMost && f.busy()
+	case r.over() != nil:
+		// Events that came since the last poll, by this Read or anybody else, may have
+		// ended them. If there are more than one call takes, the Read polls again.
+		broken = r.progressLocked() < progressMost && f.busy()
 	}
-	s.unlockRx()
+	r.unlockRx()
 	if !broken {
 		return 0, false
 	}
-	s.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
-	s.lockRx()
-	n = s.rx.endDirect()
-	s.unlockRx()
+	r.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
+	r.lockRx()
+	n = r.rx.endDirect()
+	r.unlockRx()
 	return n, true
 }

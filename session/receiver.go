@@ -49,8 +49,8 @@ type receiver struct {
 	urgent   []byte
 	urgentCh chan struct{}
 
-	looks uint64 // polls that left nothing that the endpoint knew of
-	heavy int    // extra weight of the event being handled (lookMost)
+	polls uint64 // polls that left nothing that the endpoint knew of
+	heavy int    // extra weight of the event being handled (progressMost)
 	do    receiverDo
 
 	bytes, messages, offers, movedBytes, boxedBytes, lentBytes uint64
@@ -142,7 +142,7 @@ func (rx *receiver) offered(h wire.Header, m []byte) {
 	rx.open = tl
 	if rx.discard {
 		rx.drop()
-		rx.pump()
+		rx.advanceOffer()
 		return
 	}
 	rx.tails.push(tl)
@@ -301,7 +301,7 @@ func (rx *receiver) throwAway() {
 	if !rx.lent {
 		rx.throw()
 	}
-	rx.pump()
+	rx.advanceOffer()
 }
 
 func (rx *receiver) throw() {

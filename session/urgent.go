@@ -16,41 +16,41 @@ var errUrgentSize = errors.New("session: urgent data must have 1 to 64 bytes")
 // EMSGSIZE. They overtake waiting data and replace urgent data that the peer has
 // not read yet. It waits while data and an earlier WriteUrgent are stuck;
 // InterruptWrite ends that.
-func (s *Session) WriteUrgent(p []byte) (n int, err error) {
+func (w *writing) WriteUrgent(p []byte) (n int, err error) {
 	if len(p) == 0 || len(p) > MaxUrgent {
 		return 0, errors.Join(errUrgentSize, syscall.EMSGSIZE)
 	}
-	s.ur.begin()
-	defer s.ur.op.Unlock()
+	w.ur.begin()
+	defer w.ur.op.Unlock()
 	test := func(sure bool) Events {
-		s.look(sure)
-		if st := s.wr.state.Load(); st != 0 {
+		w.progress(sure)
+		if st := w.wr.state.Load(); st != 0 {
 			err = writeState(st)
 			return 0
 		}
-		if s.failure.Load() == nil {
+		if w.failure.Load() == nil {
 			sent := false
-			s.withSender(func(tx *sender) { sent = tx.urgentMessage(p) })
+			w.withSender(func(tx *sender) { sent = tx.urgentMessage(p) })
 			if sent {
 				n = len(p)
 				return 0
 			}
 		}
-		if err = s.writeBlocked(); err != nil {
+		if err = w.writeBlocked(); err != nil {
 			return 0
 		}
 		return RecvReady | SendReady
 	}
-	s.await(&s.ur, test(false), test)
+	w.await(&w.ur, test(false), test)
 	return n, err
 }
 
 // urgentLocked takes an Urgent message.
-func (s *Session) urgentLocked(m []byte) {
-	rx := &s.rx
+func (e *engine) urgentLocked(m []byte) {
+	rx := &e.rx
 	payload := m[wire.HeaderLen:]
 	if len(payload) == 0 {
-		s.ep.Drop()
+		e.ep.Drop()
 		rx.violation("urgent data of no bytes")
 		return
 	}
@@ -65,17 +65,17 @@ func (s *Session) urgentLocked(m []byte) {
 // ReadUrgent takes the newest urgent data if it was not read yet: up to len(p)
 // bytes, the rest is discarded. It does not block; if there is none it returns
 // ErrNoUrgent.
-func (s *Session) ReadUrgent(p []byte) (int, error) {
-	s.look(true)
-	s.rxMu.Lock()
-	defer s.rxMu.Unlock()
-	if len(s.rx.urgent) == 0 {
+func (r *reading) ReadUrgent(p []byte) (int, error) {
+	r.progress(true)
+	r.rxMu.Lock()
+	defer r.rxMu.Unlock()
+	if len(r.rx.urgent) == 0 {
 		return 0, ErrNoUrgent
 	}
-	n := copy(p, s.rx.urgent)
-	s.rx.urgent = s.rx.urgent[:0]
+	n := copy(p, r.rx.urgent)
+	r.rx.urgent = r.rx.urgent[:0]
 	return n, nil
 }
 
 // Urgent returns a channel that holds a token when urgent data has come.
-func (s *Session) Urgent() <-chan struct{} { return s.rx.urgentCh }
+func (r *reading) Urgent() <-chan struct{} { return r.rx.urgentCh }

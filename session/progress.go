@@ -4,91 +4,95 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// lookMost is how many events one look or Read takes: a peer that sends faster than
+// progressMost is how many events one call of progress or Read takes: a peer that sends faster than
 // they are handled must not keep rxMu from a deadline, from Close, or from the
 // janitor, which serves other sessions too. A ring can hold more 8-byte messages.
-const lookMost = 4096
+const progressMost = 4096
+
+// engine takes what comes from the endpoint, and does what that makes due: for an
+// operation that waits, for the janitor, and when the endpoint wakes the session.
+type engine struct{ *core }
 
 // lockRx begins a use of the receiver.
-func (s *Session) lockRx() {
-	s.rxMu.Lock()
-	s.rx.dead = s.failure.Load() != nil
+func (e *engine) lockRx() {
+	e.rxMu.Lock()
+	e.rx.dead = e.failure.Load() != nil
 }
 
 // unlockRx ends a use of the receiver, and does what it has found to be due.
-func (s *Session) unlockRx() {
-	s.settleLocked()
-	s.rxMu.Unlock()
+func (e *engine) unlockRx() {
+	e.settleLocked()
+	e.rxMu.Unlock()
 }
 
 // settleLocked does what the receiver has found to be due, and sends what that makes due.
-func (s *Session) settleLocked() {
-	do := &s.rx.do
+func (e *engine) settleLocked() {
+	do := &e.rx.do
 	if do.fault != nil {
-		s.fail(do.fault)
+		e.fail(do.fault)
 	}
 	if do.wake {
 		do.wake = false
-		s.rd.signalSleeper()
+		e.rd.signalSleeper()
 	}
 	if do.close.buf != nil {
-		s.closeInbox(do.close)
+		e.closeInbox(do.close)
 		do.close = inbox{}
 	}
 	if len(do.send) > 0 {
-		s.txMu.Lock()
+		e.txMu.Lock()
 		for _, c := range do.send {
-			s.tx.owe(c)
+			e.tx.owe(c)
 		}
-		s.unlockTx()
+		e.unlockTx()
 		do.send = do.send[:0]
 	}
-	if s.txWaits.Load() || s.credits.Due() {
-		s.flush()
+	if e.txWaits.Load() || e.credits.Due() {
+		e.flush()
 	}
 }
 
 // closeInbox gives memory back that the peer writes to no more. Revoking may block, so a
 // worker does it.
-func (s *Session) closeInbox(old inbox) {
-	if !s.startWorker() { // never: what ends the workers has closed the inbox
+func (e *engine) closeInbox(old inbox) {
+	if !e.workers.start() { // never: what ends the workers has closed the inbox
 		return
 	}
 	go func() {
-		defer s.workers.Done()
-		s.mem.Revoke(old.desc)
-		s.mem.Free(old.buf)
+		defer e.workers.Done()
+		e.mem.Revoke(old.desc)
+		e.mem.Free(old.buf)
 	}()
 }
 
-// look takes what has come, for others than a Read. sure: even if that means to wait for
-// rxMu, as its holder may just have finished looking.
-func (s *Session) look(sure bool) {
+// progress takes what has come, for others than a Read. sure: even if that means to wait for
+// rxMu, as its holder may just have finished polling.
+func (e *engine) progress(sure bool) {
 	if sure {
-		s.rxMu.Lock()
-	} else if !s.rxMu.TryLock() {
+		e.rxMu.Lock()
+	} else if !e.rxMu.TryLock() {
 		return
 	}
-	s.rx.dead = s.failure.Load() != nil
-	s.lookLocked()
-	s.unlockRx()
+	e.rx.dead = e.failure.Load() != nil
+	e.progressLocked()
+	e.unlockRx()
 }
 
-// lookLocked handles all events that are there, up to lookMost, and starts the transfers
+// progressLocked handles all events that are there, up to progressMost, and starts the transfers
 // that are due; with some providers these complete at once. It returns the weight of
 // the events. Before negotiation it does nothing: a spurious Wake must not take the
 // negotiation message from Negotiate.
-func (s *Session) lookLocked() (events int) {
-	rx := &s.rx
+func (e *engine) progressLocked() (events int) {
+	rx := &e.rx
 	if !rx.begun || rx.gone {
 		return 0
 	}
-	rx.looks++
-	for again := true; again; again = rx.pump() {
-		for !rx.dead && s.ep.Poll(&rx.ev) {
-			s.handleLocked(&rx.ev)
-			if events += rx.weight(); events >= lookMost {
-				s.lookAgain()
+	rx.polls++
+	for again := true; again; again = rx.advanceOffer() {
+		for !rx.dead && e.ep.Poll(&rx.ev) {
+			e.handleLocked(&rx.ev)
+			if events += rx.weight(); events >= progressMost {
+				e.progressAgain()
 				return events
 			}
 		}
@@ -103,61 +107,61 @@ func (rx *receiver) weight() int {
 	return w
 }
 
-// lookAgain is called when there may be more events than lookMost: waiting operations
+// progressAgain is called when there may be more events than progressMost: waiting operations
 // look again before they sleep, and if there are none the janitor does.
-func (s *Session) lookAgain() {
-	s.signalAll()
-	s.joinIfAway()
+func (e *engine) progressAgain() {
+	e.signalAll()
+	e.joinIfAway()
 }
 
 // handleLocked acts on an event, whether or not anybody reads (D3). Payload stays in its
 // buffer.
-func (s *Session) handleLocked(ev *Event) {
-	rx := &s.rx
+func (e *engine) handleLocked(ev *Event) {
+	rx := &e.rx
 	switch ev.Kind {
 	case Message:
-		s.handleMessageLocked(ev.Msg)
+		e.handleMessageLocked(ev.Msg)
 	case ReadDone:
 		rx.readCompleted(ev)
 	case WriteDone:
-		s.txMu.Lock()
-		s.tx.writeCompleted(ev.ID, ev.Err)
-		s.unlockTx()
+		e.txMu.Lock()
+		e.tx.writeCompleted(ev.ID, ev.Err)
+		e.unlockTx()
 	}
 	if do := &rx.do; len(do.send) > 0 || do.fault != nil {
-		s.settleLocked()
+		e.settleLocked()
 	}
-	rx.dead = s.failure.Load() != nil // the sender may have found a fault
+	rx.dead = e.failure.Load() != nil // the sender may have found a fault
 }
 
-func (s *Session) handleMessageLocked(m []byte) {
-	rx := &s.rx
+func (e *engine) handleMessageLocked(m []byte) {
+	rx := &e.rx
 	h, err := wire.ParseHeader(m)
 	if err != nil {
-		s.ep.Drop()
+		e.ep.Drop()
 		rx.violation("%v", err)
 		return
 	}
-	s.countLocked(h)
+	e.countLocked(h)
 	switch h.Type {
 	case wire.TypeData, wire.TypeFill, wire.TypeOfferRead, wire.TypeOfferWrite:
 		rx.payload(h, m)
 	case wire.TypeGrant, wire.TypeReadDone, wire.TypeRefuse, wire.TypeCancelWrite, wire.TypeInbox, wire.TypeEmptied:
-		s.aboutSendingLocked(h, m)
+		e.aboutSendingLocked(h, m)
 	default:
-		s.controlLocked(h, m)
+		e.controlLocked(h, m)
 	}
 }
 
 // countLocked counts a message and takes the credit that it brings.
-func (s *Session) countLocked(h wire.Header) {
-	s.rx.messages++
-	news, err := s.credits.Received(h.Credit, h.Type != wire.TypeCredit)
+func (e *engine) countLocked(h wire.Header) {
+	e.rx.messages++
+	news, err := e.credits.Received(h.Credit, h.Type != wire.TypeCredit)
 	if err != nil {
-		s.rx.violation("%v", err)
+		e.rx.violation("%v", err)
 	}
 	if news {
-		s.wakeWriters()
+		e.wakeWriters()
 	}
 }
 
@@ -174,7 +178,7 @@ func (rx *receiver) dropControl(t wire.Type, err error) bool {
 }
 
 // aboutSendingLocked handles a message about what this end sends.
-func (s *Session) aboutSendingLocked(h wire.Header, m []byte) {
+func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 	var act func(*sender)
 	var err error
 	switch h.Type {
@@ -203,24 +207,24 @@ func (s *Session) aboutSendingLocked(h wire.Header, m []byte) {
 		e, err = wire.ParseEmptied(m)
 		act = func(tx *sender) { tx.emptiedByPeer(e.Count) }
 	}
-	if !s.rx.dropControl(h.Type, err) {
+	if !e.rx.dropControl(h.Type, err) {
 		return
 	}
 	if gone := h.Flags&wire.FlagGone != 0; gone && (h.Type == wire.TypeReadDone || h.Type == wire.TypeGrant) {
-		s.wr.set(stPeerClosed)
+		e.wr.set(stPeerClosed)
 	}
-	s.withSender(act)
+	e.withSender(act)
 	if h.Type == wire.TypeInbox {
-		s.restBoxes()
+		e.restBoxes()
 	}
 }
 
 // controlLocked handles a message about what the peer sends, or about the connection.
-func (s *Session) controlLocked(h wire.Header, m []byte) {
-	rx := &s.rx
+func (e *engine) controlLocked(h wire.Header, m []byte) {
+	rx := &e.rx
 	switch h.Type {
 	case wire.TypeUrgent:
-		s.urgentLocked(m)
+		e.urgentLocked(m)
 		return
 	case wire.TypeWriteDone:
 		if d, err := wire.ParseDone(m); rx.dropControl(h.Type, err) {
@@ -241,10 +245,10 @@ func (s *Session) controlLocked(h wire.Header, m []byte) {
 	case wire.TypeLeaveInbox:
 		rx.inboxLeft()
 	case wire.TypeShutdown, wire.TypeClose, wire.TypeAbort:
-		s.endedLocked(h.Type)
+		e.endedLocked(h.Type)
 	case wire.TypeCloseAck:
-		s.closing.acked.Store(true)
-		s.wr.signal()
+		e.acked.Store(true)
+		e.wr.signal()
 	case wire.TypePing:
 		rx.send(wire.Plain(wire.TypePong))
 	default:
@@ -253,12 +257,12 @@ func (s *Session) controlLocked(h wire.Header, m []byte) {
 }
 
 // endedLocked handles the end of the peer's stream.
-func (s *Session) endedLocked(t wire.Type) {
-	if !s.rx.ended(t) || t == wire.TypeShutdown {
+func (e *engine) endedLocked(t wire.Type) {
+	if !e.rx.ended(t) || t == wire.TypeShutdown {
 		return
 	}
-	s.wr.set(stPeerClosed)
-	if s.kind.acks {
-		s.rx.send(wire.Plain(wire.TypeCloseAck))
+	e.wr.set(stPeerClosed)
+	if e.kind.acks {
+		e.rx.send(wire.Plain(wire.TypeCloseAck))
 	}
 }

@@ -1,0 +1,269 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/session/internal/credit"
+	"github.com/sanconn/san/session/internal/wire"
+)
+
+// core is the state of a session, with its locks and its one place to wait (await.go).
+//
+// Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu,
+// txMu (held briefly: at most for a copy of boxMost bytes or the provider's
+// Revoke; nothing waits under them, except for registering memory when
+// RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
+type core struct {
+	ep   Endpoint
+	mem  Memory // nil: there is none
+	lim  Limits
+	cfg  Config
+	kind kind
+	spin time.Duration // how long a wait polls
+
+	rd, wr side
+	ur     side // WriteUrgent, which overtakes a Write; its state is wr's
+
+	credits credit.Counts
+
+	rxMu sync.Mutex
+	rx   receiver // guarded by rxMu, as are the endpoint's receiving methods
+
+	txMu    sync.Mutex
+	tx      sender      // guarded by txMu, as are the endpoint's sending methods
+	txWaits atomic.Bool // tx.pending, for those who do not hold txMu
+
+	failure  atomic.Pointer[error] // why the connection is over, set once
+	giveBack sync.Once             // closes or aborts the endpoint; a second caller waits for the first
+	acked    atomic.Bool           // CloseAck came: the peer has everything
+
+	idle    idleState
+	workers workers
+	loans   atomic.Int32 // memory that the application has
+}
+
+// workers are the background goroutines of a session, and its loans.
+type workers struct {
+	sync.WaitGroup
+	mu     sync.Mutex
+	noMore bool // none starts any more; guarded by mu
+}
+
+// start registers one, which ends with Done, unless the session has ended.
+func (w *workers) start() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.noMore {
+		return false
+	}
+	w.Add(1)
+	return true
+}
+
+// end waits for all of them.
+func (w *workers) end() {
+	w.mu.Lock()
+	w.noMore = true
+	w.mu.Unlock()
+	w.Wait()
+}
+
+// kind is what follows from how a provider buffers.
+type kind struct {
+	acks      bool   // bytes live in this process until the peer has them: its CloseAck says so
+	probes    bool   // a dead peer is found by probing it
+	writeWant Events // what a Write waits for while a Read looks for messages
+	calm      time.Duration
+	heapBox   int // largest box on the heap in bytes
+}
+
+var (
+	ringKind  = kind{writeWant: SendReady, calm: busyTick}
+	queueKind = kind{acks: true, probes: true, writeWant: SendReady | RecvReady, calm: calmTick, heapBox: heapBoxMost}
+)
+
+func newCore(ep Endpoint, cfg Config) *core {
+	c := &core{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg, kind: queueKind}
+	if c.lim.Ring() {
+		c.kind = ringKind
+	}
+	for _, sd := range c.sides() {
+		sd.op.next = make(chan struct{}, 1)
+		sd.wake = make(chan struct{}, 1)
+	}
+	c.idle.away.Store(true)
+	if c.spin = cfg.Spin; c.spin == 0 {
+		c.spin = c.lim.Spin
+	}
+	if cfg.Disable&FeaturePoll != 0 {
+		c.spin = 0
+	}
+	var caps uint32
+	if c.lim.CanRead && cfg.Disable&FeatureRDMARead == 0 {
+		caps |= wire.CapRead
+	}
+	if c.lim.MaxExpose > 0 && cfg.Disable&FeatureRDMAWrite == 0 {
+		caps |= wire.CapGrant
+	}
+	c.credits.Open(c.lim.Window)
+	c.rx = receiver{msgs: ep, mem: c.mem, credits: &c.credits, lim: &c.lim, caps: caps, budget: cfg.ReceiveBudget}
+	c.rx.urgentCh = make(chan struct{}, 1)
+	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, maxRDMA: c.lim.MaxRDMA}
+	c.tx.boxLimit = min(cfg.SendBudget, c.kind.heapBox)
+	return c
+}
+
+func (c *core) sides() [3]*side { return [...]*side{&c.rd, &c.wr, &c.ur} }
+
+// signalAll has all operations look again.
+func (c *core) signalAll() {
+	for _, sd := range c.sides() {
+		sd.signal()
+	}
+}
+
+// wakeWriters has those look again that wait for room or credit.
+func (c *core) wakeWriters() {
+	c.wr.signalSleeper()
+	c.ur.signalSleeper()
+}
+
+// readWant is what a Read waits for: also room, if something of ours needs it.
+func (c *core) readWant() Events {
+	if c.rx.fetch.full.Load() || c.txWaits.Load() {
+		return RecvReady | SendReady
+	}
+	return RecvReady
+}
+
+// fail records why the connection is over and wakes all operations. What was not
+// taken from the endpoint yet is lost, unless the peer's stream has already ended.
+// It may be called with any lock held.
+func (c *core) fail(err error) {
+	if c.failure.CompareAndSwap(nil, &err) {
+		c.signalAll()
+	}
+}
+
+// brokeProtocol is why a connection is over whose peer has broken the protocol.
+func brokeProtocol(err error) error {
+	return fmt.Errorf("session: the peer broke the protocol: %w: %w", err, syscall.ECONNRESET)
+}
+
+// kill ends the connection at once: the endpoint is aborted. No lock may be held.
+func (c *core) kill(err error) {
+	c.fail(err)
+	c.detach(c.ep.Abort)
+}
+
+// detach ends the endpoint, and with it what is exposed to the peer; giveBack is
+// its Close or Abort. No lock may be held.
+func (c *core) detach(giveBack func()) {
+	c.rxMu.Lock()
+	c.txMu.Lock()
+	c.rx.gone, c.tx.gone = true, true
+	c.txMu.Unlock()
+	c.rxMu.Unlock()
+	c.giveBack.Do(giveBack)
+}
+
+// closeEndpoint is a giveBack for detach.
+func (c *core) closeEndpoint() { c.ep.Close() }
+
+// over returns why the connection is over for Write: the session's own reason, else
+// the endpoint's. It is nil while the connection lives.
+func (c *core) over() error {
+	if p := c.failure.Load(); p != nil {
+		return *p
+	}
+	if err := c.ep.Err(); err != nil {
+		return connErr(err)
+	}
+	return nil
+}
+
+// connErr turns an endpoint's orderly end into what a writer sees: EPIPE.
+func connErr(err error) error {
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("session: the peer's process has ended: %w", syscall.EPIPE)
+	}
+	return err
+}
+
+// heard returns the number of the peer's messages: it takes what it was sent as long
+// as it goes on giving credits back.
+func (c *core) heard() uint64 {
+	c.rxMu.Lock()
+	defer c.rxMu.Unlock()
+	return c.rx.messages
+}
+
+// unlockTx ends a use of the sender, and does what it has found to be due.
+func (c *core) unlockTx() {
+	tx := &c.tx
+	if waits := tx.pending(); waits != c.txWaits.Load() {
+		c.txWaits.Store(waits)
+	}
+	wake, fault := tx.wake, tx.fault
+	tx.wake = false
+	c.txMu.Unlock()
+	if fault != nil {
+		c.fail(brokeProtocol(fault))
+	}
+	if wake {
+		c.wakeWriters()
+	}
+}
+
+// withSender uses the sender.
+func (c *core) withSender(use func(*sender)) {
+	c.txMu.Lock()
+	use(&c.tx)
+	c.unlockTx()
+}
+
+// sendControl sends a control message, now or as soon as there is room. It may
+// be called with rxMu held.
+func (c *core) sendControl(m wire.Control) {
+	c.withSender(func(tx *sender) { tx.owe(m) })
+}
+
+// flush sends what waits. It may be called with rxMu held.
+func (c *core) flush() { c.withSender((*sender).flush) }
+
+// borrow begins a loan: the session's memory stays until its end. It fails once the session
+// has ended.
+func (c *core) borrow() bool {
+	if !c.workers.start() {
+		return false
+	}
+	c.loans.Add(1)
+	return true
+}
+
+func (c *core) giveBackLoan() {
+	c.loans.Add(-1)
+	c.workers.Done()
+}
+
+// joinIfAway puts the session on the janitor's list, if it is not there.
+func (c *core) joinIfAway() {
+	if c.idle.away.Load() && c.idle.away.CompareAndSwap(true, false) {
+		c.idle.seen = 0
+		idlers.join(c.idle.owner)
+	}
+}
+
+// leftBehind is called at the end of an operation, so that what it found no room for is
+// sent even if the janitor has taken the session off its list since.
+func (c *core) leftBehind() {
+	if c.idle.away.Load() && c.readWant()&SendReady != 0 {
+		c.joinIfAway()
+	}
+}
