@@ -15,7 +15,7 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 		return
 	}
 	var w spin.Wait
-	polls := !sd.slept && w.Begin(&sd.spins, c.spin)
+	polls := !sd.slept.Load() && w.Begin(&sd.spins, c.spin)
 	armed := Events(0)
 	for want != 0 {
 		switch {
@@ -28,7 +28,7 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 			polls, armed = false, 0
 			sd.sleeps.Add(1)
 			<-sd.wake
-			sd.slept = true
+			sd.slept.Store(true)
 		}
 		want = test(armed != 0)
 	}

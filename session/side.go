@@ -13,7 +13,7 @@ type side struct {
 	wants atomic.Uint32 // Events to be woken for; 0: not sleeping
 	wake  chan struct{} // holds one token: look again
 	spins spin.History  // guarded by op
-	slept bool          // guarded by op: the operation has slept, so the rest of it does not poll
+	slept atomic.Bool   // the operation has slept, so the rest of it does not poll
 
 	sleeps, polls atomic.Uint64
 }
@@ -28,7 +28,7 @@ const (
 // begin begins an operation, once those before it have ended; it ends with op.Unlock.
 func (sd *side) begin() {
 	sd.op.Lock()
-	sd.slept = false
+	sd.slept.Store(false)
 }
 
 // signal has the operation look again, if there is one.
