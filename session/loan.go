@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 )
@@ -61,43 +62,34 @@ func (s *Session) Reserve(n int) (room []byte, err error) {
 	return room, err
 }
 
-// Commit sends the first n bytes of what Reserve lent; 0: none. It does not block. An error
-// other than ErrNotReserved and ErrTooMuch is why they were not sent. After any error
-// nothing is reserved.
-func (s *Session) Commit(n int) error {
-	lent, ok := false, false
-	var wrong error
+// Commit sends the first n bytes of what Reserve lent; 0: none. It does not block. After an
+// error nothing is reserved and nothing was sent, which the error explains unless it is
+// ErrNotReserved or ErrTooMuch.
+func (s *Session) Commit(n int) (err error) {
+	lent, sent := false, true
 	s.withSender(func(tx *sender) {
-		if lent = tx.lent != nil; !lent {
-			return
+		switch lent = tx.lent != nil; {
+		case !lent:
+			err = ErrNotReserved
+		case n < 0 || n > len(tx.lent):
+			err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(tx.lent))
+			tx.unlend(0)
+		case s.over() != nil:
+			sent = false
+			tx.unlend(0)
+		default:
+			sent = tx.unlend(n)
 		}
-		if n < 0 || n > len(tx.lent) {
-			wrong = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(tx.lent))
-			n = 0
-		}
-		ok = tx.unlend(n)
 	})
 	if !lent {
-		return ErrNotReserved
+		return err
 	}
-	err := wrong
-	if err == nil {
-		err = s.commitError(ok || n == 0)
+	if !sent {
+		err = cmp.Or(s.writeBlocked(), ErrClosed)
 	}
 	s.giveBackLoan() // last: the endpoint may be retired then
 	s.leftBehind()
 	return err
-}
-
-// commitError returns why the bytes of a loan are lost; sent: they were sent.
-func (s *Session) commitError(sent bool) error {
-	if sent {
-		return s.over()
-	}
-	if err := s.writeBlocked(); err != nil {
-		return err
-	}
-	return ErrClosed
 }
 
 // Peek lends the next bytes of the stream, as far as they lie in one piece, and blocks while
@@ -161,19 +153,8 @@ func (s *Session) Discard(n int) error {
 		return ErrNotReserved
 	}
 	var err error
-	if b := rx.next(); !rx.gone && (n < 0 || n > len(b)) {
-		err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(b))
-	}
-	rx.lent = false
-	if !rx.gone {
-		if err == nil && n > 0 {
-			rx.advance(n)
-			rx.bytes += uint64(n)
-			rx.lentBytes += uint64(n)
-		}
-		if rx.discard {
-			rx.throw()
-		}
+	if rx.lent = false; !rx.gone {
+		err = rx.unlend(n)
 	}
 	s.unlockRx()
 	s.rd.signal()

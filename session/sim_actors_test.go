@@ -58,16 +58,19 @@ func (p *party) writes() {
 			d := time.Duration(3 * r.Float64() * float64(p.net.MaxLatency))
 			deadline = time.AfterFunc(d, func() { p.s.InterruptWrite(true) })
 		}
-		if r.IntN(4) == 0 {
-			v, keep := split(r, b), 0
-			keep = len(v)
+		switch r.IntN(8) {
+		case 0, 1:
+			v := split(r, b)
+			keep := len(v)
 			var k64 int64
 			k64, err = p.s.WriteBuffers(v)
 			k = int(k64)
 			if len(v) != keep {
 				p.errorf("%d: WriteBuffers changed its argument", p.id)
 			}
-		} else {
+		case 2, 3:
+			k, err = p.writeLent(r, b)
+		default:
 			k, err = p.s.Write(b)
 		}
 		if deadline != nil {
@@ -132,7 +135,13 @@ func (p *party) reads() {
 			}
 		}
 		b := make([]byte, size)
-		n, err := p.s.Read(b)
+		var n int
+		var err error
+		if r.IntN(4) == 0 {
+			n, err = p.readLent(r, b)
+		} else {
+			n, err = p.s.Read(b)
+		}
 		header = header && n == len(b)
 		if n < 0 || n > len(b) || n == 0 && err == nil || n > 0 && err != nil {
 			p.errorf("%d: Read of %d bytes: %d, %v", p.id, len(b), n, err)
@@ -176,6 +185,47 @@ func (p *party) reads() {
 			p.rest(r)
 		}
 	}
+}
+
+// writeLent is Write by Reserve and Commit.
+func (p *party) writeLent(r *rand.Rand, b []byte) (n int, err error) {
+	for n < len(b) {
+		room, err := p.s.Reserve(int(duration(r, 1, longest)))
+		if err != nil {
+			return n, err
+		}
+		if r.IntN(8) == 0 {
+			p.rest(r)
+		}
+		k := copy(room, b[n:])
+		if k = r.IntN(k + 1); k == 0 {
+			fill(room, usedWrite) // which does not count
+		}
+		if err := p.s.Commit(k); err != nil {
+			return n, err
+		}
+		n += k
+	}
+	return n, nil
+}
+
+// readLent is Read by Peek and Discard.
+func (p *party) readLent(r *rand.Rand, b []byte) (n int, err error) {
+	lent, err := p.s.Peek()
+	if err != nil {
+		return 0, err
+	}
+	n = copy(b, lent)
+	if r.IntN(8) == 0 {
+		p.rest(r)
+		if !p.ep.Killed() && !bytes.Equal(lent[:n], b[:n]) {
+			p.errorf("%d: bytes on loan have changed", p.id)
+		}
+	}
+	if err := p.s.Discard(n); err != nil {
+		p.errorf("%d: Discard of %d bytes of %d: %v", p.id, n, len(lent), err)
+	}
+	return n, nil
 }
 
 // whereFrom says which bytes of the stream came instead.
