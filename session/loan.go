@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 )
@@ -61,46 +62,36 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	return room, err
 }
 
-// Commit sends the first n bytes of what Reserve lent; 0: none. It does not block. An error
-// other than ErrNotReserved and ErrTooMuch is why they were not sent. After any error
-// nothing is reserved.
-func (w *writing) Commit(n int) error {
-	lent, sent := false, false
-	var err error
+// Commit sends the first n bytes of what Reserve lent; 0: none. It does not block. After an
+// error nothing is reserved and nothing was sent, which the error explains unless it is
+// ErrNotReserved or ErrTooMuch.
+func (w *writing) Commit(n int) (err error) {
+	lent, sent := false, true
 	w.withSender(func(tx *sender) {
-		if lent = tx.lent != nil; !lent {
-			return
-		}
-		if n < 0 || n > len(tx.lent) {
+		switch lent = tx.lent != nil; {
+		case !lent:
+			err = ErrNotReserved
+		case n < 0 || n > len(tx.lent):
 			err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(tx.lent))
-			n = 0
-		}
-		if w.wr.state.Load()&stPeerClosed != 0 || w.over() != nil {
 			tx.unlend(0)
-		} else {
+		case n == 0:
+			tx.unlend(0)
+		case w.wr.state.Load()&stPeerClosed != 0 || w.over() != nil:
+			sent = false
+			tx.unlend(0)
+		default:
 			sent = tx.unlend(n)
 		}
 	})
 	if !lent {
-		return ErrNotReserved
+		return err
 	}
-	if err == nil {
-		err = w.commitError(sent || n == 0)
+	if !sent {
+		err = cmp.Or(w.writeBlocked(), ErrClosed)
 	}
 	w.giveBackLoan() // last: the endpoint may be retired then
 	w.leftBehind()
 	return err
-}
-
-// commitError returns why the bytes of a loan are lost; sent: they were sent.
-func (w *writing) commitError(sent bool) error {
-	if sent && w.over() == nil {
-		return nil
-	}
-	if err := w.writeBlocked(); err != nil {
-		return err
-	}
-	return ErrClosed
 }
 
 // Peek lends the next bytes of the stream, as far as they lie in one piece, and blocks while
@@ -164,19 +155,8 @@ func (r *reading) Discard(n int) error {
 		return ErrNotReserved
 	}
 	var err error
-	if b := rx.next(); !rx.gone && (n < 0 || n > len(b)) {
-		err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(b))
-	}
-	rx.lent = false
-	if !rx.gone {
-		if err == nil && n > 0 {
-			rx.advance(n)
-			rx.bytes += uint64(n)
-			rx.lentBytes += uint64(n)
-		}
-		if rx.discard {
-			rx.throw()
-		}
+	if rx.lent = false; !rx.gone {
+		err = rx.unlend(n)
 	}
 	r.unlockRx()
 	r.rd.signal()

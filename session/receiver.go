@@ -320,6 +320,21 @@ func (rx *receiver) throw() {
 	}
 }
 
+// unlend ends a loan: the first n bytes of it count as read.
+func (rx *receiver) unlend(n int) (err error) {
+	if b := rx.next(); n < 0 || n > len(b) {
+		err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(b))
+	} else if n > 0 {
+		rx.advance(n)
+		rx.bytes += uint64(n)
+		rx.lentBytes += uint64(n)
+	}
+	if rx.discard {
+		rx.throw()
+	}
+	return err
+}
+
 // freeFull frees the chunks of t that no transfer goes to.
 func (rx *receiver) freeFull(t *tail) {
 	for len(t.chunks) > 0 && t.chunks[0].full {
