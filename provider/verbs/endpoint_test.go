@@ -92,6 +92,9 @@ func TestEndpoint(t *testing.T) {
 		if (tt.cfg.WithoutCM || tt.cfg.ForceWindows) && testenv.Device() == "siw" {
 			continue // iWARP has no such way, siw no windows
 		}
+		if tt.cfg.SharedDomain && without(session.FeatureWindows) {
+			tt.lacks = unshared
+		}
 		t.Run(tt.name, func(t *testing.T) {
 			nothingLeft(t)
 			l := listen(t, tt.cfg)
