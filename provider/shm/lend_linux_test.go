@@ -135,6 +135,7 @@ func TestLentMemoryOutlivesTheLink(t *testing.T) {
 			tcp, l := listen(t, "127.0.0.1:0", Config{})
 			x, y := meet(t, tcp, l)
 			a, b := newPeer(x), newPeer(y)
+			defer withoutJanitor(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
 			keep(t, a, b)
 			keep(t, b, a)
 			ends := []lent{lend(t, a), lend(t, b)}
@@ -147,7 +148,7 @@ func TestLentMemoryOutlivesTheLink(t *testing.T) {
 			for _, e := range ends {
 				e.Abort()
 			}
-			for range 10 { // some time of the janitor's
+			for range 2 * cacheTicks {
 				for _, e := range ends {
 					e.Endpoint.(*endpoint).link.reclaimPass()
 					e.check(t)
