@@ -695,3 +695,41 @@ func TestAWriteThatWaitsForCommitSleeps(t *testing.T) {
 		readFull(t, b, 100)
 	})
 }
+
+// Who waits for the queue of RDMA writes sleeps until one has completed.
+func TestWhoWaitsForRDMAWritesSleeps(t *testing.T) {
+	for what, start := range after {
+		inBubble(t, func(t *testing.T) {
+			narrow := boxed
+			narrow.RDMAQueue = 1
+			a, b, ea, _ := pair(t, narrow, session.Config{SendBudget: 60_000})
+			for range 2 { // the second through an inbox
+				writeAll(t, a, pattern(10_000), 10_000)
+				readFull(t, b, 10_000)
+				pass(100 * time.Millisecond)
+			}
+			ea.Hold(twin.HoldWrites)
+			done := make(chan result, 1)
+			go func() {
+				for range 20 {
+					if r := <-start(a, pattern(10_000)); r.err != nil {
+						done <- r
+						return
+					}
+				}
+				done <- result{}
+			}()
+			waits(t, what, done)
+			before := ea.Calls()
+			pass(10 * time.Second)
+			if n := ea.Calls() - before; n > 100 {
+				t.Errorf("%s: %d calls during 10 seconds", what, n)
+			}
+			ea.Hold(0)
+			go io.Copy(io.Discard, readerOf(b))
+			if r := within(t, done); r.err != nil {
+				t.Error(r)
+			}
+		})
+	}
+}

@@ -32,6 +32,7 @@ type outbox struct {
 	skip    int        // Writes until the next AskInbox, after memory was short
 
 	full    bool // a Write waits until a good part of it is free
+	blocked bool // the queue was full: no RDMA write is tried before one has completed
 	resting bool // the timer of Session.leaveIfIdle runs
 }
 
@@ -235,7 +236,7 @@ func (t *sender) boxToInbox() bool {
 	b := o.next()
 	to := int(o.filled % int64(o.inbox.Len))
 	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.maxRDMA)
-	if n == 0 {
+	if n == 0 || o.blocked {
 		return false
 	}
 	room := t.room(wire.FillLen-wire.HeaderLen, wire.FillLen-wire.HeaderLen)
@@ -245,6 +246,7 @@ func (t *sender) boxToInbox() bool {
 	if err := t.mem.Write(b[:n], o.inbox, to, boxID); err != nil {
 		t.msgs.Commit(0)
 		if err == ErrWouldBlock {
+			o.blocked = t.writes.len() > 0
 			return false
 		}
 		o.plain = true // it may have been unregistered in favor of others
@@ -359,6 +361,7 @@ func (t *sender) emptiedByPeer(upTo uint64) {
 // writeCompleted handles the completion of an RDMA write.
 func (t *sender) writeCompleted(id uint32, err error) {
 	n, ok := t.writes.pop()
+	t.box.blocked = false
 	switch {
 	case !ok || id != boxID && !t.offer.is(id):
 		t.violation(errors.New("completion of a write that was not started"))
