@@ -302,7 +302,7 @@ func (t *sender) openBox(buf []byte) {
 		o.skip = skipShort
 	case o.onHeap:
 		o.successor = buf
-		t.drainBox()
+		t.flush()
 	default:
 		o.replace(buf)
 	}
