@@ -242,6 +242,8 @@ func TestAClosedSessionLeavesItsEndpointAlone(t *testing.T) {
 				"Write":        func() error { _, err := a.Write(p); return err },
 				"WriteBuffers": func() error { _, err := a.WriteBuffers([][]byte{p, p}); return err },
 				"WriteUrgent":  func() error { _, err := a.WriteUrgent(p); return err },
+				"Reserve":      func() error { _, err := a.Reserve(1); return err },
+				"Peek":         func() error { _, err := a.Peek(); return err },
 				"CloseRead":    a.CloseRead,
 				"CloseWrite":   a.CloseWrite,
 				"Close":        a.Close,
@@ -250,6 +252,8 @@ func TestAClosedSessionLeavesItsEndpointAlone(t *testing.T) {
 			}
 			_, err := a.ReadUrgent(p)
 			wantErr(t, "ReadUrgent", err, session.ErrNoUrgent)
+			wantErr(t, "Commit", a.Commit(0), session.ErrNotReserved)
+			wantErr(t, "Discard", a.Discard(1), session.ErrNotReserved)
 			a.SetKeepAlivePeriod(time.Second)
 			a.SetKeepAlive(true)
 			a.InterruptRead(true)

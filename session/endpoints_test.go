@@ -187,11 +187,19 @@ type narrow struct {
 }
 
 func (e *narrow) Reserve(lo, hi int) []byte {
-	if most := int(e.most.Load()); most > 0 && lo > most {
+	if most := int(e.most.Load()); most > 0 && lo > most && !e.Closed() {
 		return nil
 	}
 	return e.Endpoint.Reserve(lo, hi)
 }
+
+// narrowWithMemory is narrow, and its memory has something of the test's around it.
+type narrowWithMemory struct {
+	*narrow
+	mem session.Memory
+}
+
+func (e narrowWithMemory) Memory() session.Memory { return e.mem }
 
 // noControl has no room for control messages until the session has asked for some once
 // more: between that and its asking for data's, the device has got on.
@@ -261,12 +269,21 @@ func (e slowRevoke) Revoke(d session.Descriptor) {
 	nap(time.Second)
 }
 
-// slowAlloc takes long to find memory.
-type slowAlloc struct{ session.Memory }
+// slowAlloc is memory that has something happen before Alloc returns it.
+type slowAlloc struct {
+	session.Memory
+	then func()
+}
 
-func (e slowAlloc) Alloc(n int) []byte {
-	nap(3 * time.Second)
-	return e.Memory.Alloc(n)
+func (e *slowAlloc) Alloc(n int) []byte {
+	b := e.Memory.Alloc(n)
+	e.then()
+	return b
+}
+
+// inThreeSeconds is memory that takes so long to find any.
+func inThreeSeconds(m session.Memory) session.Memory {
+	return &slowAlloc{m, func() { nap(3 * time.Second) }}
 }
 
 // askedForMemory counts what the session makes ready for its peer.

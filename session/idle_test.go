@@ -369,7 +369,7 @@ func TestTheOutboxOfASessionGoneIdleGoesLater(t *testing.T) {
 		cfg := boxed
 		cfg.Limits.Window = 64
 		cfg.SendQueue = session.ControlReserve + 4
-		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1}, withMemory(func(m session.Memory) session.Memory { return slowAlloc{m} }))
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1}, withMemory(inThreeSeconds))
 		p.open(s, 100_000)
 		p.Hold(twin.HoldMessages)
 		writeAll(t, s, pattern(400), 100) // the send queue is full

@@ -304,7 +304,7 @@ func (t *sender) openBox(buf []byte) {
 		o.skip = skipShort
 	case o.onHeap:
 		o.successor = buf
-		t.drainBox()
+		t.flush()
 	default:
 		o.replace(buf)
 	}

@@ -234,13 +234,38 @@ func TestWithoutAnInboxBytesGoAsMessages(t *testing.T) {
 // The inbox is not left while a Write allocates the outbox that goes with it.
 func TestTheInboxWaitsForALateOutbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory { return slowAlloc{m} }))
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(inThreeSeconds))
 		in := p.open(s, 100_000)
 		data := pattern(20_000)
 		writeAll(t, s, data, len(data))
 		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
 			t.Error("wrong bytes")
 		}
+	})
+}
+
+// An outbox that comes when the session is over sends nothing of what waits before it.
+func TestAnOutboxMayComeBehindAbort(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &narrow{}
+		mem := &slowAlloc{}
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint, mem.Memory = under, under.Memory()
+			return narrowWithMemory{e, mem}
+		})
+		aborted := make(chan struct{})
+		mem.then = func() {
+			go func() { s.Abort(); close(aborted) }()
+			for !e.Closed() {
+				nap(latency)
+			}
+		}
+		p.open(s, 100_000)
+		e.most.Store(1)
+		writeAll(t, s, pattern(100), 100)
+		w := goWrite(s, pattern(20_000))
+		wantErr(t, "Write", within(t, w).err, session.ErrClosed)
+		<-aborted
 	})
 }
 
