@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 )
@@ -84,23 +85,12 @@ func (s *Session) Commit(n int) error {
 	if !lent {
 		return ErrNotReserved
 	}
-	if err == nil {
-		err = s.commitError(sent || n == 0)
+	if err == nil && !sent && n > 0 {
+		err = cmp.Or(s.writeBlocked(), ErrClosed)
 	}
 	s.giveBackLoan() // last: the endpoint may be retired then
 	s.leftBehind()
 	return err
-}
-
-// commitError returns why the bytes of a loan are lost; sent: they were sent.
-func (s *Session) commitError(sent bool) error {
-	if sent && s.over() == nil {
-		return nil
-	}
-	if err := s.writeBlocked(); err != nil {
-		return err
-	}
-	return ErrClosed
 }
 
 // Peek lends the next bytes of the stream, as far as they lie in one piece, and blocks while
