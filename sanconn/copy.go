@@ -4,6 +4,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"reflect"
+	"syscall"
 
 	"github.com/sanconn/san/internal/raceedge"
 )
@@ -13,9 +15,9 @@ import (
 const copySize = 64 << 10
 
 // ReadFrom reads from r until io.EOF and writes everything to the connection.
-// io.Copy uses it. Regular files and net's sockets are read straight into the memory that
-// the connection sends from. Any other reader gets a buffer of its own, since it may block,
-// or keep the slice.
+// io.Copy uses it. Regular files and sockets of packages os and net are read straight into
+// the memory that the connection sends from. Any other reader gets a buffer of its own,
+// since it may block, or keep the slice.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	// io.CopyN and net/http wrap their source in a LimitedReader. At its limit no
 	// further Read is needed to find the end.
@@ -23,49 +25,30 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	if !limited {
 		limit = &io.LimitedReader{R: r, N: 1<<63 - 1}
 	}
-	switch src := limit.R.(type) {
-	case *os.File:
-		if isRegular(src) {
-			return c.fill(limit, c.fillOnce)
+	if src, ok := descriptorOf(limit.R); ok {
+		if n, err, handled := c.readFromDescriptor(src, limit); handled {
+			return n, err
 		}
-	case *net.TCPConn:
-		return c.fillFromSocket(src, limit)
-	case *net.UnixConn:
-		return c.fillFromSocket(src, limit)
 	}
 	return pump(c, limit)
 }
 
-func isRegular(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode().IsRegular()
-}
-
-// fill sends what once, called again and again, reads into room that it has reserved.
-func (c *Conn) fill(src *io.LimitedReader, once func(*io.LimitedReader) (int, error)) (total int64, err error) {
-	for src.N > 0 && err == nil {
-		var n int
-		n, err = once(src)
-		total += int64(n)
+// descriptorOf returns the descriptor of a reader whose type is one of package os or net.
+// (io.Copy hands their files and sockets over in types that are not exported.) Other types
+// that have a descriptor may have a Read that does more than to read from it.
+func descriptorOf(r io.Reader) (syscall.Conn, bool) {
+	t := reflect.TypeOf(r)
+	if t == nil {
+		return nil, false
 	}
-	if err == io.EOF {
-		err = nil
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
 	}
-	return total, err
-}
-
-// fillOnce reads from a source that does not block for long.
-func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
-	room, err := c.Reserve(copySize)
-	if err != nil {
-		return 0, err
+	if path := t.PkgPath(); path != "os" && path != "net" {
+		return nil, false
 	}
-	defer func() { // also if the source panics
-		if cerr := c.Commit(n); cerr != nil {
-			n, err = 0, cerr
-		}
-	}()
-	return src.Read(room)
+	src, ok := r.(syscall.Conn)
+	return src, ok
 }
 
 // WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
