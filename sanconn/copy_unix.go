@@ -8,32 +8,56 @@ import (
 	"syscall"
 )
 
-// fillFromSocket reads from a socket, without reserving room while it has nothing: that
-// would keep other Writes from the connection.
+// fillFromSocket reads from a socket. While that has nothing, no room is reserved, which
+// would keep other Writes from the connection. While there is no room, the socket is not in
+// use, which would keep its Close waiting.
 func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, error) {
 	raw, err := s.SyscallConn()
 	if err != nil {
 		return 0, err
 	}
-	return c.fill(src, func(*io.LimitedReader) (n int, err error) {
-		waitErr := raw.Read(func(fd uintptr) (done bool) {
-			room, rerr := c.Reserve(int(min(copySize, src.N)))
-			if rerr != nil {
-				err = rerr
-				return true
+	return c.fill(src, func(src *io.LimitedReader) (n int, err error) {
+		room, err := c.Reserve(int(min(copySize, src.N)))
+		if err != nil {
+			if atEnd(raw) {
+				err = io.EOF // nothing is lost
 			}
-			n, err = readNow(int(fd), room[:min(int64(len(room)), src.N)])
-			if cerr := c.Commit(n); cerr != nil && err == nil {
+			return 0, err
+		}
+		tried := false
+		waitErr := raw.Read(func(fd uintptr) (done bool) {
+			if tried {
+				return true // it has something now
+			}
+			tried = true
+			n, err = readNow(int(fd), room)
+			if cerr := c.Commit(n); cerr != nil && err != io.EOF {
 				n, err = 0, cerr
 			}
 			return err != syscall.EAGAIN
 		})
+		if !tried {
+			c.Commit(0)
+		}
 		src.N -= int64(n)
-		if waitErr != nil { // the source was closed, or its deadline has passed
-			err = waitErr
+		switch {
+		case waitErr != nil: // the source was closed, or its deadline has passed
+			return n, waitErr
+		case err == syscall.EAGAIN:
+			err = nil
 		}
 		return n, err
 	})
+}
+
+// atEnd reports whether a socket has nothing more to be read.
+func atEnd(raw syscall.RawConn) (end bool) {
+	raw.Read(func(fd uintptr) (done bool) {
+		n, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK)
+		end = n == 0 && err == nil
+		return true
+	})
+	return end
 }
 
 // readNow is a read that does not wait: the socket is non-blocking.
