@@ -40,6 +40,12 @@ var endpoints = []struct {
 func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Conn) {
 	t.Helper()
 	ea, eb := twin.Pair(twin.Config{Limits: limits})
+	return pipeOn(t, ea, eb, closed)
+}
+
+// pipeOn is pipe, over these endpoints.
+func pipeOn(t testing.TB, ea, eb *twin.Endpoint, closed func()) (a, b *sanconn.Conn) {
+	t.Helper()
 	sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

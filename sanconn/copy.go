@@ -15,49 +15,124 @@ import (
 const copySize = 64 << 10
 
 // ReadFrom reads from r until io.EOF and writes everything to the connection.
-// io.Copy uses it. Regular files and sockets of packages os and net are read straight into
-// the memory that the connection sends from. Any other reader gets a buffer of its own,
-// since it may block, or keep the slice.
+// io.Copy uses it. Regular files and net's stream sockets are read straight into the memory
+// that the connection sends from. Any other reader gets a buffer of its own, since it may
+// block, or keep the slice.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	// io.CopyN and net/http wrap their source in a LimitedReader. At its limit no
 	// further Read is needed to find the end.
 	limit, limited := r.(*io.LimitedReader)
 	if !limited {
-		limit = &io.LimitedReader{R: r, N: 1<<63 - 1}
+		limit = &io.LimitedReader{R: bare(r), N: 1<<63 - 1}
 	}
-	if src, ok := descriptorOf(limit.R); ok {
-		if n, err, handled := c.readFromDescriptor(src, limit); handled {
-			return n, err
+	switch src := limit.R.(type) {
+	case *os.File:
+		return c.fillFromFile(src, limit)
+	case *net.TCPConn, *net.UnixConn:
+		if isStream(src.(net.Conn)) {
+			return c.fillFromSocket(src.(syscall.Conn), limit)
 		}
 	}
 	return pump(c, limit)
 }
 
-// descriptorOf returns the descriptor of a reader whose type is one of package os or net.
-// (io.Copy hands their files and sockets over in types that are not exported.) Other types
-// that have a descriptor may have a Read that does more than to read from it.
-func descriptorOf(r io.Reader) (syscall.Conn, bool) {
-	t := reflect.TypeOf(r)
-	if t == nil {
-		return nil, false
+// bare returns the file or socket in r, if r is what os or net passes to io.Copy in its place:
+// a struct without its WriteTo, which io.Copy would call again.
+func bare(r io.Reader) io.Reader {
+	v := reflect.ValueOf(r)
+	if v.Kind() != reflect.Struct {
+		return r
 	}
-	if t.Kind() == reflect.Pointer {
-		t = t.Elem()
+	switch v.Type().PkgPath() {
+	case "os":
+		v = v.FieldByName("File")
+	case "net":
+		v = v.FieldByName("TCPConn")
+	default:
+		return r
 	}
-	if path := t.PkgPath(); path != "os" && path != "net" {
-		return nil, false
+	if v.IsValid() && v.CanInterface() {
+		if src, ok := v.Interface().(io.Reader); ok {
+			return src
+		}
 	}
-	src, ok := r.(syscall.Conn)
-	return src, ok
+	return r
+}
+
+// isStream reports whether pieces of any size may be read and written: a datagram would be
+// truncated.
+func isStream(s net.Conn) bool {
+	a := s.LocalAddr()
+	return a != nil && a.Network() != "unixgram" && a.Network() != "unixpacket"
+}
+
+// fillFromFile reads the bytes that the file has now without a copy. The end, and what has
+// been appended, it finds in a buffer: that neither waits for room nor fails where the peer
+// has closed after the last byte.
+func (c *Conn) fillFromFile(f *os.File, src *io.LimitedReader) (int64, error) {
+	now := &io.LimitedReader{R: f, N: min(src.N, unread(f))}
+	src.N -= now.N
+	n, err := c.fill(now, c.fillOnce)
+	src.N += now.N
+	if err != nil {
+		return n, err
+	}
+	m, err := pump(c, src)
+	return n + m, err
+}
+
+// unread returns how many bytes a regular file has from its position on. Files without a
+// size, as in /proc, may block.
+func unread(f *os.File) int64 {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return 0
+	}
+	at, err := f.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return 0
+	}
+	return max(info.Size()-at, 0)
+}
+
+// fill sends what once, called again and again, reads into room that it has reserved.
+func (c *Conn) fill(src *io.LimitedReader, once func(*io.LimitedReader) (int, error)) (total int64, err error) {
+	for src.N > 0 && err == nil {
+		var n int
+		n, err = once(src)
+		total += int64(n)
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return total, err
+}
+
+// fillOnce reads from a source that does not block for long.
+func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
+	room, err := c.Reserve(copySize)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { // also if the source panics
+		if cerr := c.Commit(n); cerr != nil && n > 0 {
+			n, err = 0, cerr
+		}
+	}()
+	return src.Read(room)
 }
 
 // WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
-// uses it. Files, net's sockets and io.Discard are given the bytes where they have arrived.
-// Any other writer gets them in a buffer of its own, since it may keep the slice.
+// uses it. Files, net's stream sockets and io.Discard are given the bytes where they have
+// arrived. Any other writer gets them in a buffer of its own, since it may keep the slice.
 func (c *Conn) WriteTo(w io.Writer) (int64, error) {
-	switch w.(type) {
-	case *os.File, *net.TCPConn, *net.UnixConn:
+	switch sink := w.(type) {
+	case *os.File:
 		return c.drain(w)
+	case *net.TCPConn, *net.UnixConn:
+		if isStream(sink.(net.Conn)) {
+			return c.drain(w)
+		}
 	}
 	if w == io.Discard {
 		return c.drain(w)
@@ -98,6 +173,9 @@ func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
 	b := make([]byte, min(copySize, r.N))
 	for r.N > 0 {
 		n, rerr := r.Read(b)
+		if n < 0 || n > len(b) {
+			return total, errInvalidRead
+		}
 		if n > 0 {
 			m, werr := w.Write(b[:n])
 			if m < 0 || m > n {

@@ -1,4 +1,4 @@
-//go:build !linux
+//go:build !unix
 
 package sanconn
 
@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// readFromDescriptor handles nothing where descriptors cannot be read without waiting.
-func (c *Conn) readFromDescriptor(syscall.Conn, *io.LimitedReader) (int64, error, bool) {
-	return 0, nil, false
+// fillFromSocket copies, where sockets cannot be read without waiting.
+func (c *Conn) fillFromSocket(_ syscall.Conn, src *io.LimitedReader) (int64, error) {
+	return pump(c, src)
 }

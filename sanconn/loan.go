@@ -16,8 +16,11 @@ var (
 	ErrTooMuch = session.ErrTooMuch
 )
 
-// errInvalidWrite is io's own, which is not exported.
-var errInvalidWrite = errors.New("invalid write result")
+// Counts that an io.Reader or io.Writer must not return.
+var (
+	errInvalidRead  = errors.New("invalid read result")
+	errInvalidWrite = errors.New("invalid write result") // io's own, which is not exported
+)
 
 // Reserve returns room in the memory that the connection sends from, for a caller that
 // would otherwise fill a buffer and Write it: at least one byte, up to n. It blocks while

@@ -1,0 +1,79 @@
+//go:build unix
+
+package sanconn
+
+import (
+	"io"
+	"os"
+	"syscall"
+)
+
+// fillFromSocket reads from a socket. While that has nothing, no room is reserved, which
+// would keep other Writes from the connection. While there is no room, the socket is not in
+// use, which would keep its Close waiting.
+func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, error) {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	return c.fill(src, func(src *io.LimitedReader) (n int, err error) {
+		room, err := c.Reserve(int(min(copySize, src.N)))
+		if err != nil {
+			if atEnd(raw) {
+				err = io.EOF // nothing is lost
+			}
+			return 0, err
+		}
+		tried := false
+		waitErr := raw.Read(func(fd uintptr) (done bool) {
+			if tried {
+				return true // it has something now
+			}
+			tried = true
+			n, err = readNow(int(fd), room)
+			if cerr := c.Commit(n); cerr != nil && err != io.EOF {
+				n, err = 0, cerr
+			}
+			return err != syscall.EAGAIN
+		})
+		if !tried {
+			c.Commit(0)
+		}
+		src.N -= int64(n)
+		switch {
+		case waitErr != nil: // the source was closed, or its deadline has passed
+			return n, waitErr
+		case err == syscall.EAGAIN:
+			err = nil
+		}
+		return n, err
+	})
+}
+
+// atEnd reports whether a socket has nothing more to be read.
+func atEnd(raw syscall.RawConn) (end bool) {
+	raw.Read(func(fd uintptr) (done bool) {
+		n, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK)
+		end = n == 0 && err == nil
+		return true
+	})
+	return end
+}
+
+// readNow is a read that does not wait: the socket is non-blocking.
+func readNow(fd int, b []byte) (int, error) {
+	for {
+		n, err := syscall.Read(fd, b)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN:
+			return 0, err
+		case err != nil:
+			return 0, os.NewSyscallError("read", err)
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}

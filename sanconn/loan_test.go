@@ -1,0 +1,127 @@
+package sanconn_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+// eachEndpoint runs a test on each kind of endpoint.
+func eachEndpoint(t *testing.T, f func(*testing.T, session.Limits)) {
+	for _, e := range endpoints {
+		t.Run(e.name, func(t *testing.T) { f(t, e.limits) })
+	}
+}
+
+// Room that is reserved at one end is filled, and read where it lies at the other.
+func TestReserveAndPeek(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		room, err := a.Reserve(100)
+		if err != nil || len(room) == 0 || len(room) > 100 {
+			t.Fatal(len(room), err)
+		}
+		copy(room, "lent")
+		if err := a.Commit(4); err != nil {
+			t.Fatal(err)
+		}
+		b.SetDeadline(time.Now().Add(patience))
+		p, err := b.Peek()
+		if string(p) != "lent" || err != nil {
+			t.Errorf("%q, %v", p, err)
+		}
+		if err := b.Discard(len(p)); err != nil {
+			t.Error(err)
+		}
+		a.CloseWrite()
+		if p, err := b.Peek(); p != nil || err != io.EOF {
+			t.Errorf("at the end: %q, %v", p, err)
+		}
+		if st := a.Stats(); st.LentBytesSent != 4 || st.BytesSent != 4 {
+			t.Errorf("sent: %+v", st)
+		}
+		if st := b.Stats(); st.LentBytesReceived != 4 || st.BytesReceived != 4 {
+			t.Errorf("received: %+v", st)
+		}
+	})
+}
+
+// The errors of lent memory are those of Read and Write.
+func TestErrorsOfLentMemory(t *testing.T) {
+	a, _ := pipe(t, session.Limits{}, nil)
+	if err := a.Commit(1); !errors.Is(err, sanconn.ErrNotReserved) {
+		t.Errorf("Commit without Reserve: %v", err)
+	}
+	if err := a.Discard(1); !errors.Is(err, sanconn.ErrNotReserved) {
+		t.Errorf("Discard without Peek: %v", err)
+	}
+	if err := a.Discard(0); err != nil {
+		t.Errorf("Discard of nothing: %v", err)
+	}
+	if _, err := a.Reserve(5); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Commit(6); !errors.Is(err, sanconn.ErrTooMuch) {
+		t.Errorf("Commit of too much: %v", err)
+	}
+	past := time.Now().Add(-time.Second)
+	a.SetDeadline(past)
+	wantOp := func(what string, err error, op string, want error) {
+		t.Helper()
+		var e *net.OpError
+		if !errors.Is(err, want) || !errors.As(err, &e) || e.Op != op {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	_, err := a.Reserve(1)
+	wantOp("Reserve behind its deadline", err, "write", os.ErrDeadlineExceeded)
+	_, err = a.Peek()
+	wantOp("Peek behind its deadline", err, "read", os.ErrDeadlineExceeded)
+	a.SetDeadline(time.Time{})
+	if _, err := a.Reserve(5); err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+	wantOp("Commit after Close", a.Commit(1), "write", net.ErrClosed)
+	_, err = a.Reserve(1)
+	wantOp("Reserve after Close", err, "write", net.ErrClosed)
+	_, err = a.Peek()
+	wantOp("Peek after Close", err, "read", net.ErrClosed)
+}
+
+// A Write goes behind what is reserved, and its deadline ends the wait.
+func TestAWriteWaitsForCommit(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		room, err := a.Reserve(3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+		if n, err := a.Write([]byte("late")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("Write during a loan: %d, %v", n, err)
+		}
+		a.SetWriteDeadline(time.Now().Add(patience))
+		done := make(chan error, 1)
+		go func() {
+			_, err := a.Write([]byte(" behind"))
+			a.CloseWrite()
+			done <- err
+		}()
+		if err := a.Commit(copy(room, "it ")); err != nil {
+			t.Fatal(err)
+		}
+		b.SetDeadline(time.Now().Add(patience))
+		got, err := io.ReadAll(b)
+		if err := errors.Join(err, <-done); err != nil || !bytes.Equal(got, []byte("it  behind")) {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
+}
