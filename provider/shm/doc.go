@@ -15,17 +15,20 @@
 // of the session protocol. Package san calls it; on systems other than Linux
 // it reports that there is no such provider.
 //
-//	dial_linux.go, listen_linux.go   connecting; one link per listener
-//	diag_linux.go                    which listener TCP would reach
-//	socket_linux.go                  the peer's identity; what errors mean
-//	link_linux.go, links_linux.go    a link and its goroutines; all links of the process
-//	handshake_linux.go, wire_linux.go   how a link begins; messages on its socket
-//	segment_linux.go, layout_linux.go   shared memory and its layout
-//	slot_linux.go, bell_linux.go     a connection's place; which slots have news
-//	endpoint_linux.go                a connection
-//	send_linux.go, recv_linux.go   its methods, by group
-//	unread_linux.go                  whether a dead peer had read everything
-//	mechanisms_*.go                  what the kernel permits, for diagnosis
+//	dial_linux.go, listen_linux.go         connecting
+//	diag_linux.go, rendezvous_linux.go     which listener TCP would reach; its name
+//	address_linux.go, peer_linux.go        which addresses, and whose process
+//	linkcache_linux.go, links_linux.go     one link per listener; all links of the process
+//	link_linux.go, handshake_linux.go      a link and its parts; how it begins
+//	control_linux.go, message_linux.go     its control socket and the messages there
+//	doorbell_linux.go, bell_linux.go       how the processes wake each other, and for what
+//	slots_linux.go, connect_linux.go       places for connections
+//	segment_linux.go, offer_linux.go       shared memory, and more of it
+//	layout_linux.go                        what is where in it
+//	reclaim_linux.go, budget_linux.go      memory that is given back
+//	endpoint_linux.go, messages_linux.go   a connection; its messages
+//	internal/ring                          a ring, without all of this
+//	mechanisms_*.go                        what the kernel permits, for diagnosis
 package shm
 
 import "time"

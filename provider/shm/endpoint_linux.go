@@ -160,7 +160,7 @@ func (e *endpoint) violation(how error) {
 	e.fail(fmt.Errorf("shm: the peer broke the protocol: %v: %w", how, syscall.ECONNRESET))
 }
 
-// peerState ends the connection as the peer's state in the slot says.
+// peerState ends the connection with what the peer's state in the slot means.
 func (e *endpoint) peerState(state uint32) {
 	if state == stateClosed {
 		e.fail(errPeerClosed)

@@ -138,7 +138,7 @@ func (l *Listener) Close() error {
 	for {
 		select {
 		case a := <-l.accepted:
-			a.ep.Close() // not Abort: its dialer has been told that it is connected
+			a.ep.Close() // not Abort: its dialer has a connection
 			a.ep.Retire()
 			continue
 		default:

@@ -7,7 +7,7 @@ const (
 	// little memory.
 	Start = 64 << 10
 
-	// Sure is the limit that a ring may reach whatever the budget says. Without it two
+	// Sure is the limit that a ring may reach whatever is left of the budget. Without it two
 	// programs that each write 256 KiB in the smallest messages before they read, which
 	// works over TCP, would wait for each other for ever. The largest message fits from
 	// 256 KiB on.

@@ -44,6 +44,7 @@ type model struct {
 	queued []sent // committed, and not polled
 	kept   []sent
 	room   []byte // reserved for data
+	data   int    // messages of data that were neither dropped nor released
 }
 
 func newModel(t testing.TB) *model { return &model{pipe: newPipe(t, 1<<20)} }
@@ -76,7 +77,7 @@ func (m *model) run(script []byte) {
 		case 7:
 			m.Shrink(m.free)
 		}
-		if m.shared.Unread() != m.unread() {
+		if m.shared.Unread() != (m.data > 0) {
 			m.t.Fatalf("unread is %v", m.shared.Unread())
 		}
 	}
@@ -100,14 +101,12 @@ func (m *model) reserve(arg byte) {
 
 // fillRoom writes to reserved room, so that whatever else does shows.
 func (m *model) fillRoom() {
-	for i := range m.room {
-		m.room[i] = 0xa5
-	}
+	ends(m.room, func(i int) bool { m.room[i] = 0xa5; return true })
 }
 
 func (m *model) roomIsMine() {
-	if i := bytes.Count(m.room, []byte{0xa5}); i != len(m.room) {
-		m.t.Fatalf("%d bytes of reserved room were overwritten", len(m.room)-i)
+	if !ends(m.room, func(i int) bool { return m.room[i] == 0xa5 }) {
+		m.t.Fatal("reserved room was overwritten")
 	}
 }
 
@@ -120,6 +119,7 @@ func (m *model) commit(n int) {
 		pattern(m.room[:n], m.seq)
 		m.queued = append(m.queued, sent{m.seq, n})
 		m.seq++
+		m.data++
 	}
 	m.unbroken(m.Commit(n))
 	m.room = nil
@@ -161,6 +161,9 @@ func (m *model) poll(keep bool) {
 	// Data is kept behind data that is kept, as sessions do.
 	if want.seq&isControl != 0 || !keep && len(m.kept) == 0 {
 		m.unbroken(m.Drop())
+		if want.seq&isControl == 0 {
+			m.data--
+		}
 		return
 	}
 	m.unbroken(m.Keep())
@@ -179,16 +182,8 @@ func (m *model) release() {
 		m.t.Fatalf("kept message %d: %d bytes of %d, or wrong ones", want.seq, len(msg), want.n)
 	}
 	m.kept = m.kept[1:]
+	m.data--
 	m.unbroken(m.Release())
-}
-
-func (m *model) unread() bool {
-	for _, s := range m.queued {
-		if s.seq&isControl == 0 {
-			return true
-		}
-	}
-	return len(m.kept) > 0
 }
 
 // drain takes everything, after which there has to be room for the largest message, and

@@ -1,0 +1,181 @@
+package shm
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	here := tcp.Addr().(*net.TCPAddr).AddrPort()
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	sock := func(family, kind int) int {
+		fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		return fd
+	}
+	good := bind(t, "127.0.0.1")
+	wildcard, six := bind(t, "0.0.0.0"), bind(t, "::1")
+	udp := sock(unix.AF_INET, unix.SOCK_DGRAM)
+	unix.Bind(udp, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	t.Cleanup(func() { closeAll([]int{pipe[0], pipe[1], good, wildcard, six}) })
+	for _, tc := range []struct {
+		name string
+		fds  []int
+		to   string
+	}{
+		{"no socket", nil, ""},
+		{"a pipe", pipe[:1], ""},
+		{"two sockets", []int{good, good}, ""},
+		{"UDP", []int{udp}, ""},
+		{"unix", []int{sock(unix.AF_UNIX, unix.SOCK_STREAM)}, ""},
+		{"not bound", []int{sock(unix.AF_INET, unix.SOCK_STREAM)}, ""},
+		{"bound to the wildcard", []int{wildcard}, ""},
+		{"of another family", []int{six}, ""},
+		{"of another network namespace", []int{bindElsewhere(t)}, ""},
+		{"accepted", []int{acceptedSocket(t, false)}, ""},
+		{"accepted, and reset", []int{acceptedSocket(t, true)}, ""},
+		{"accepted, and cut", []int{disconnect(t, acceptedSocket(t, false))}, ""},
+		{"of a listener", []int{socketOf(t, tcp)}, ""},
+		{"dialed another port", []int{good}, "127.0.0.1:1"},
+		{"dialed another address", []int{good}, "127.0.0.2"},
+		{"dialed a distant address", []int{good}, "192.0.2.1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			to := here
+			if strings.Contains(tc.to, ":") {
+				a, _ := net.ResolveTCPAddr("tcp", tc.to)
+				to = unmap(a.AddrPort())
+			} else if tc.to != "" {
+				to = unmap((&net.TCPAddr{IP: net.ParseIP(tc.to), Port: int(here.Port())}).AddrPort())
+			}
+			s := dialRaw(t, l)
+			s.handshake()
+			s.send((&message{kind: msgConnect, number: 3, addr: to}).encode(), tc.fds...)
+			var m message
+			if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.number != 3 || m.code != codeAddress {
+				t.Errorf("answered %+v, %v", m, err)
+			}
+		})
+	}
+	servesOthers(t, tcp, l)
+}
+
+// acceptedSocket returns a socket that a server accepted. It keeps the server's address
+// even when the connection is gone.
+func acceptedSocket(t *testing.T, reset bool) int {
+	t.Helper()
+	server, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	client, err := net.Dial("tcp4", server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	c, err := server.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if reset {
+		client.(*net.TCPConn).SetLinger(0)
+		client.Close()
+		c.SetReadDeadline(time.Now().Add(patience))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatal(err)
+		}
+	}
+	return socketOf(t, c.(*net.TCPConn))
+}
+
+// disconnect ends a socket's connection, but leaves it its address.
+func disconnect(t *testing.T, fd int) int {
+	t.Helper()
+	var none unix.RawSockaddr
+	none.Family = unix.AF_UNSPEC
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none)); errno != 0 {
+		t.Fatal(errno)
+	}
+	return fd
+}
+
+// socketOf returns a descriptor of a connection or a listener.
+func socketOf(t *testing.T, c interface{ File() (*os.File, error) }) int {
+	t.Helper()
+	f, err := c.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return int(f.Fd())
+}
+
+// If the TCP listener takes no IPv4, ours takes none either, whatever a dialer says.
+func TestAListenerOfIPv6AloneTakesNoIPv4(t *testing.T) {
+	leaks(t)
+	for _, alone := range []bool{false, true} {
+		tcp, l := listen(t, "[::]:0", Config{V6Only: alone})
+		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(tcp.Addr().(*net.TCPAddr).Port))
+		fd := bind(t, "127.0.0.1")
+		defer unix.Close(fd)
+		s := dialRaw(t, l)
+		s.handshake()
+		s.send((&message{kind: msgConnect, number: 3, addr: to}).encode(), fd)
+		var m message
+		fds, err := receive(s.conn, &m)
+		closeAll(fds)
+		want := uint8(codeOK)
+		if alone {
+			want = codeAddress
+		}
+		if err != nil || m.kind != msgConnectReply || m.code != want {
+			t.Errorf("IPv6 alone: %v: answered %+v, %v; want code %d", alone, m, err, want)
+		}
+	}
+}
+
+// bindElsewhere binds a socket in a network namespace of its own. The thread
+// that went there ends with its goroutine.
+func bindElsewhere(t *testing.T) int {
+	t.Helper()
+	type result struct {
+		fd  int
+		err error
+	}
+	done := make(chan result)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- result{-1, err}
+			return
+		}
+		fd, err := bindTo("127.0.0.1")
+		done <- result{fd, err}
+	}()
+	r := <-done
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	t.Cleanup(func() { unix.Close(r.fd) })
+	return r.fd
+}

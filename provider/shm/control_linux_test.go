@@ -1,0 +1,72 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// controlPair returns two control sockets that are connected.
+func controlPair(t *testing.T) (a, b controlSocket) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]controlSocket
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "control")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ends[i], err = newControlSocket(c.(*net.UnixConn)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(ends[i].close)
+	}
+	return ends[0], ends[1]
+}
+
+// A post to a peer that does not read waits until the peer does, the link ends, or its
+// caller gives up.
+func TestPostWaitsForThePeer(t *testing.T) {
+	a, b := controlPair(t)
+	full := 0
+	for ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond); ; full++ {
+		if err := a.post(ctx, nil, &message{kind: msgConnect, number: uint32(full)}); err != nil {
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("after %d messages: %v", full, err)
+			}
+			cancel()
+			break
+		}
+	}
+	gone := make(chan struct{})
+	close(gone)
+	if err := a.post(t.Context(), gone, &message{}); !errors.Is(err, errPeerGone) {
+		t.Errorf("the link has ended: %v", err)
+	}
+	posted := make(chan error, 1)
+	go func() { posted <- a.post(t.Context(), nil, &message{kind: msgConnect, number: uint32(full)}) }()
+	b.setDeadline(time.Now().Add(patience))
+	for n := range full + 1 {
+		var m message
+		if _, err := b.receive(&m); err != nil || m.kind != msgConnect || m.number != uint32(n) {
+			t.Fatalf("message %d: %+v, %v", n, m, err)
+		}
+	}
+	if err := <-posted; err != nil {
+		t.Error(err)
+	}
+	b.close()
+	if err := a.post(t.Context(), nil, &message{}); !isGone(err) {
+		t.Errorf("the peer is gone: %v", err)
+	}
+}

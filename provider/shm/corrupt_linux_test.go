@@ -1,0 +1,95 @@
+package shm
+
+import (
+	"errors"
+	"math/rand"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/sanconn/san/provider/shm/internal/ring"
+	"github.com/sanconn/san/session"
+)
+
+// A peer that writes nonsense into the shared memory costs this process the connection,
+// never a crash, a hang or a byte outside the ring. What a ring does about it is tested
+// there.
+func TestPeerThatCorruptsTheSlot(t *testing.T) {
+	corrupt := func(c *ring.Control) {
+		for i := range unsafe.Sizeof(*c) {
+			*(*byte)(unsafe.Add(unsafe.Pointer(c), i)) = 0xff
+		}
+	}
+	t.Run("of what comes", func(t *testing.T) {
+		a, b := pair(t, Config{})
+		corrupt(&a.Endpoint.(*endpoint).control.ring[0])
+		var ev session.Event
+		if b.Poll(&ev) || !errors.Is(b.Err(), syscall.ECONNRESET) {
+			t.Errorf("the receiver finds %v", b.Err())
+		}
+		if b.Poll(&ev) || b.Reserve(1, 1) != nil || b.ReserveControl(1) != nil {
+			t.Error("the connection goes on")
+		}
+	})
+	t.Run("of what goes", func(t *testing.T) {
+		a, b := pair(t, Config{})
+		a.send([]byte("a message that was sent before"))
+		corrupt(&a.Endpoint.(*endpoint).control.ring[1])
+		b.fill(ring.MaxMessage)
+		if !errors.Is(b.Err(), syscall.ECONNRESET) {
+			t.Errorf("the sender finds %v", b.Err())
+		}
+		if b.Poll(new(session.Event)) || b.Reserve(1, 1) != nil || b.ReserveControl(1) != nil {
+			t.Error("the connection goes on")
+		}
+	})
+}
+
+// The same at random, while both sides work.
+func TestRandomCorruptionDoesNoHarm(t *testing.T) {
+	leaks(t)
+	for seed := range int64(200) {
+		a, b, err := connected(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Start(newSleeper())
+		b.Start(newSleeper())
+		r := rand.New(rand.NewSource(seed))
+		e := a.(*endpoint)
+		var ev session.Event
+		for range 300 {
+			if n := 1 + r.Intn(session.MaxControl); r.Intn(9) == 0 && a.ReserveControl(n) != nil {
+				a.CommitControl(n)
+			} else if buf := a.Reserve(1, 1+r.Intn(2000)); buf != nil {
+				a.Commit(len(buf))
+			}
+			if r.Intn(20) == 0 {
+				word := r.Intn(controlSize / 8)
+				mem := e.link.slots.maps[0].mem[2*bellSize+e.slot.number*controlSize+word*8:]
+				if at := uintptr(word * 8); at >= unsafe.Offsetof(e.control.state) && at < unsafe.Offsetof(e.control.cells) {
+					continue // states: a close is in order
+				}
+				mem[r.Intn(8)] ^= byte(1 << r.Intn(8))
+			}
+			if r.Intn(20) == 0 {
+				e.slot.rings[e.side][r.Intn(32<<10)] ^= byte(r.Intn(256))
+			}
+			for r.Intn(3) > 0 && b.Poll(&ev) {
+				switch {
+				case ev.Kind == session.Message && len(ev.Msg) > ring.MaxMessage:
+					t.Fatalf("seed %d: a message of %d bytes", seed, len(ev.Msg))
+				case r.Intn(2) == 0:
+					b.Keep()
+				default:
+					b.Drop()
+				}
+			}
+			for r.Intn(3) > 0 && b.Front() != nil {
+				b.Release()
+			}
+		}
+		end(a)
+		end(b)
+	}
+}

@@ -1,0 +1,168 @@
+package shm
+
+import (
+	"errors"
+	"io"
+	"math/rand"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+func TestGarbageOnTheRendezvousEndsItsSenderOnly(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	noise := make([]byte, messageSize)
+	rand.New(rand.NewSource(3)).Read(noise)
+	for _, tc := range []struct {
+		name  string
+		hello bool // first
+		bytes []byte
+		fds   []int
+	}{
+		{"noise", false, noise, nil},
+		{"noise with descriptors", false, noise, pipe[:]},
+		{"HTTP", false, []byte("GET / HTTP/1.1\r\n\r\n"), nil},
+		{"a long packet", false, make([]byte, 100000), nil},
+		{"nothing", false, nil, nil},
+		{"link without a segment", false, linkRequest(version, firstSlots), nil},
+		{"link without a doorbell", false, linkRequest(version, firstSlots), []int{memfd(t, segmentSize(firstSlots), segmentSeals, 0)}},
+		{"link with a pipe for a doorbell", false, linkRequest(version, firstSlots), []int{memfd(t, segmentSize(firstSlots), segmentSeals, 0), pipe[1]}},
+		{"connect first", false, (&message{kind: msgConnect}).encode(), nil},
+		{"link again", true, linkRequest(version, firstSlots), pipe[:1]},
+		{"noise later", true, noise, pipe[:]},
+		{"a short message", true, (&message{kind: msgConnect}).encode()[:messageSize-1], nil},
+		{"a slot that is not there", true, (&message{kind: msgConnect, number: firstSlots}).encode(), nil},
+		{"the last slot of all", true, (&message{kind: msgConnect, number: 1<<32 - 1}).encode(), nil},
+		{"an acceptor's message", true, (&message{kind: msgConnectReply}).encode(), nil},
+		{"an unknown message", true, (&message{kind: 200}).encode(), nil},
+		{"more descriptors than a message has", true, (&message{kind: msgConnect, number: firstSlots}).encode(), []int{pipe[0], pipe[1], pipe[0], pipe[1]}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := dialRaw(t, l)
+			if tc.hello {
+				s.handshake()
+			}
+			s.send(tc.bytes, tc.fds...)
+			s.awaitHangUp()
+			servesOthers(t, tcp, l)
+		})
+	}
+}
+
+func TestAnotherVersionIsToldSo(t *testing.T) {
+	leaks(t)
+	_, l := listen(t, "127.0.0.1:0", Config{})
+	s := dialRaw(t, l)
+	fd := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	s.send(linkRequest(version+1, firstSlots), fd, doorbellEnd(t))
+	if last := s.awaitHangUp(); last.kind != msgLinkReply || last.code != codeVersion || last.version != version {
+		t.Errorf("answered %+v", last)
+	}
+}
+
+// A dialer that connects and says nothing soon loses its place.
+func TestMuteDialerIsHungUpOn(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	start := time.Now()
+	dialRaw(t, l).awaitHangUp()
+	if d := time.Since(start); d > patience/2 {
+		t.Errorf("it took %v", d)
+	}
+	servesOthers(t, tcp, l)
+}
+
+func TestSlowDialersHoldUpNobody(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	for range 50 {
+		dialRaw(t, l)
+	}
+	start := time.Now()
+	servesOthers(t, tcp, l)
+	if d := time.Since(start); d > handshakeTimeout/2 {
+		t.Errorf("a dialer behind slow ones took %v", d)
+	}
+	l.Close()
+	if d := time.Since(start); d > handshakeTimeout*3/4 {
+		t.Errorf("Close waited for them: %v", d)
+	}
+}
+
+func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
+	door := doorbellEnd(t)
+	welcome := func(m message, then func(*net.UnixConn)) func(*net.UnixConn) {
+		return func(c *net.UnixConn) {
+			var h message
+			fds, _ := receive(c, &h)
+			closeAll(fds)
+			if m.code == codeOK && m.kind == msgLinkReply {
+				send(c, &m, door)
+			} else {
+				send(c, &m)
+			}
+			if then != nil {
+				then(c)
+			}
+		}
+	}
+	silent := func(c *net.UnixConn) { io.Copy(io.Discard, c) }
+	for _, tc := range []struct {
+		name   string
+		serve  func(*net.UnixConn)
+		reason session.Reason
+	}{
+		{"hang up", func(*net.UnixConn) {}, session.ReasonNoListener},
+		{"never answer", silent, session.ReasonTimeout},
+		{"garbage", func(c *net.UnixConn) { c.Write(make([]byte, 99)); silent(c) }, session.ReasonProtocol},
+		{"another message", welcome(message{kind: msgConnectReply}, silent), session.ReasonProtocol},
+		{"another version", welcome(message{kind: msgLinkReply, version: version, code: codeVersion}, nil), session.ReasonVersion},
+		{"an unknown code", welcome(message{kind: msgLinkReply, version: version, code: 77}, nil), session.ReasonProtocol},
+		{"welcome and no more", welcome(message{kind: msgLinkReply, version: version}, silent), session.ReasonTimeout},
+		{"answers to nothing", welcome(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
+			send(c, &message{kind: msgConnectReply, number: 5})
+			silent(c)
+		}), session.ReasonNoListener},
+		{"answers about no segment", welcome(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
+			send(c, &message{kind: msgSegmentReply})
+			silent(c)
+		}), session.ReasonNoListener},
+		{"refuses for an unknown reason", welcome(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
+			var m message
+			fds, _ := receive(c, &m)
+			closeAll(fds)
+			send(c, &message{kind: msgConnectReply, number: m.number, code: 99})
+			silent(c)
+		}), session.ReasonProtocol},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			leaks(t)
+			tcp, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tcp.Close()
+			serveRendezvous(t, tcp, tc.serve)
+			start := time.Now()
+			_, err = dial(tcp.Addr(), Config{Timeout: 100 * time.Millisecond})
+			var u *session.Unavailable
+			if !errors.As(err, &u) || u.Reason != tc.reason {
+				t.Errorf("got %v, want %v", err, tc.reason)
+			}
+			if d := time.Since(start); d > patience/2 {
+				t.Errorf("took %v", d)
+			}
+		})
+	}
+}

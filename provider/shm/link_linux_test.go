@@ -1,0 +1,175 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+// A slot has one connection at a time, whatever the dialing end asks for.
+func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	bound := bind(t, "127.0.0.1")
+	defer unix.Close(bound)
+	s := dialRaw(t, l)
+	s.handshake()
+	b := s.connect(l, connectTo(tcp, 3), bound)
+	p := newPeer(b)
+	s.send(connectTo(tcp, 3), bound)
+	if !p.in.sleep() {
+		t.Error("the link lives")
+	}
+	if err := b.Err(); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection: %v", err)
+	}
+	end(b)
+	s.awaitHangUp()
+	servesOthers(t, tcp, l)
+}
+
+// A peer that ends right after asking for one more connection, and so does not take the
+// answer, has not broken the protocol: its other connections end normally.
+func TestPeerThatEndsWhileItConnects(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	bound := bind(t, "127.0.0.1")
+	defer unix.Close(bound)
+	for range 20 {
+		s := dialRaw(t, l)
+		s.handshake()
+		b := s.connect(l, connectTo(tcp, 3), bound)
+		p := newPeer(b)
+		for slot := range uint32(3) {
+			s.send(connectTo(tcp, slot), bound)
+		}
+		s.conn.Close()
+		if !p.in.sleep() {
+			t.Error("the link lives")
+		}
+		if err := b.Err(); !errors.Is(err, io.EOF) {
+			t.Errorf("the connection: %v", err)
+		}
+		end(b)
+	}
+}
+
+// A dialing process that is stopped while more answers are due than its queue can hold
+// keeps its connections, and gets the answers when it continues.
+func TestAnswersWaitForAStoppedPeer(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	bound := bind(t, "127.0.0.1")
+	defer unix.Close(bound)
+	s := dialRaw(t, l)
+	s.handshake()
+	b := s.connect(l, connectTo(tcp, 0), bound)
+	defer end(b)
+	s.conn.SetWriteDeadline(time.Now().Add(3 * handshakeTimeout / 2))
+	asked := 0
+	for err := error(nil); ; asked++ {
+		if _, err = s.conn.Write(connectTo(tcp, 1)); err != nil { // without a socket
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatalf("after %d questions: %v", asked, err)
+			}
+			break
+		}
+	}
+	if err := b.Err(); err != nil {
+		t.Errorf("the connection of a peer that is stopped: %v", err)
+	}
+	for n := range asked {
+		var m message
+		if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.number != 1 || m.code != codeAddress {
+			t.Fatalf("answer %d of %d: %+v, %v", n, asked, m, err)
+		}
+	}
+	s.conn.Close()
+}
+
+func TestConnectionsShareOneLink(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	var ends []session.Endpoint
+	for range 40 { // more than the first segment holds
+		a, b := meet(t, tcp, l)
+		ends = append(ends, a, b)
+	}
+	links.mu.Lock()
+	n := len(links.all)
+	links.mu.Unlock()
+	if n != 2 { // its two ends
+		t.Errorf("%d links", n)
+	}
+	slots := map[int]bool{}
+	for round := range 3 {
+		for i, ep := range ends {
+			if i%2 == 0 {
+				slots[ep.(*endpoint).slot.number] = true
+			}
+			end(ep)
+		}
+		ends = nil
+		for range 40 {
+			a, b := meet(t, tcp, l)
+			p, q := newPeer(a), newPeer(b)
+			if p.Err() != nil || q.Err() != nil || p.Poll(new(session.Event)) || q.Poll(new(session.Event)) {
+				t.Fatalf("round %d: a slot is not fresh", round)
+			}
+			ends = append(ends, a, b)
+		}
+	}
+	if len(slots) > 48+16 {
+		t.Errorf("%d slots for 40 connections", len(slots))
+	}
+	for _, ep := range ends {
+		end(ep)
+	}
+}
+
+func TestManyConnectionsTakeFewDescriptors(t *testing.T) {
+	const many, few = 2000, 64
+	leaks(t)
+	c := spawn(t, "hold", func(c *exec.Cmd) {
+		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", fmt.Sprintf("ulimit -n %d && exec %s", few, c.Path)}
+	})
+	first := dialChild(t, c, Config{})
+	before := count(t)
+	peers := []*peer{first}
+	for len(peers) < many {
+		ep, err := dial(c.addr, Config{})
+		if err != nil {
+			t.Fatalf("connection %d: %v", len(peers), err)
+		}
+		peers = append(peers, newPeer(ep))
+	}
+	defer func() {
+		for _, p := range peers {
+			end(p)
+		}
+	}()
+	after := count(t)
+	if n := after.fds - before.fds; n > many+16 {
+		t.Errorf("%d connections take %d descriptors", many, n)
+	}
+	if n := after.goroutines - before.goroutines; n > 16 {
+		t.Errorf("%d connections take %d goroutines", many, n)
+	}
+	var ev session.Event
+	for _, i := range []int{0, 1, 17, 999, many - 1} {
+		if p := peers[i]; !p.send([]byte("hello")) || !p.poll(&ev) || string(ev.Msg) != "hello" {
+			t.Errorf("connection %d: no echo: %v", i, p.Err())
+		} else {
+			p.Drop()
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+)
+
+// A link that ends before it answers may have ended by itself: others are tried, but only
+// a few.
+func TestDialTriesAnotherLink(t *testing.T) {
+	leaks(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	var came atomic.Int32
+	serveRendezvous(t, tcp, func(*net.UnixConn) { came.Add(1) }) // and hangs up
+	_, err = dial(tcp.Addr(), Config{})
+	var u *session.Unavailable
+	if !errors.As(err, &u) || u.Reason != session.ReasonNoListener {
+		t.Errorf("got %v, want %v", err, session.ReasonNoListener)
+	}
+	if n := came.Load(); n != linkTries {
+		t.Errorf("%d links were tried, want %d", n, linkTries)
+	}
+}
+
+// A dial goes on when one with a shorter timeout had asked for the link first and failed.
+func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
+	leaks(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	asked := make(chan struct{}, 16)
+	serveRendezvous(t, tcp, func(c *net.UnixConn) {
+		asked <- struct{}{}
+		io.Copy(io.Discard, c)
+	})
+	const little, much = 50 * time.Millisecond, 500 * time.Millisecond
+	impatient := make(chan error, 1)
+	go func() {
+		_, err := dial(tcp.Addr(), Config{Timeout: little})
+		impatient <- err
+	}()
+	<-asked
+	began := time.Now()
+	_, err = dial(tcp.Addr(), Config{Timeout: much})
+	if took := time.Since(began); took < much*9/10 {
+		t.Errorf("%v after %v, with %v of time", err, took, much)
+	}
+	for _, err := range []error{err, <-impatient} {
+		var u *session.Unavailable
+		if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
+			t.Errorf("%v, want %v", err, session.ReasonTimeout)
+		}
+	}
+}
+
+func TestDialToAStoppedProcessIsBounded(t *testing.T) {
+	leaks(t)
+	c := spawn(t, "echo", nil)
+	first := dialChild(t, c, Config{})
+	c.cmd.Process.Signal(syscall.SIGSTOP)
+	defer c.cmd.Process.Signal(syscall.SIGCONT)
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(c.cmd.Process.Pid, &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("not stopped: %v, %v", status, err)
+	}
+	for range 3 {
+		ep, err := dial(c.addr, Config{Timeout: 50 * time.Millisecond})
+		if err == nil {
+			end(ep)
+		}
+		var u *session.Unavailable
+		if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
+			t.Errorf("got %v", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	fd := bind(t, "127.0.0.1")
+	defer unix.Close(fd)
+	if _, err := Dial(ctx, fd, c.addr.(*net.TCPAddr), Config{}); err == nil {
+		t.Error("dialed although cancelled")
+	}
+	end(first)
+}
+
+// The slot of a dial that gave up is reused once the other end, which accepted too late,
+// is done with it as well.
+func TestSlotOfADialThatGaveUp(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	a, b := meet(t, tcp, l)
+	defer end(a)
+	defer end(b)
+	l.mu.Lock() // nobody is accepted now
+	_, err := dial(tcp.Addr(), Config{Timeout: 50 * time.Millisecond})
+	l.mu.Unlock()
+	var u *session.Unavailable
+	if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
+		t.Fatalf("the dial: %v, want %v", err, session.ReasonTimeout)
+	}
+	late, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ev session.Event
+	if late.Poll(&ev) || !errors.Is(late.Err(), syscall.ECONNRESET) {
+		t.Errorf("the connection that nobody has: %v", late.Err())
+	}
+	end(late)
+	near := a.(*endpoint).link
+	testenv.Eventually(t, patience, func() error {
+		near.slots.mu.Lock()
+		defer near.slots.mu.Unlock()
+		for _, s := range near.slots.list() { // as a dial does that finds none free
+			near.slots.reapLocked(s)
+		}
+		if n := len(near.slots.free); n != firstSlots-1 {
+			return fmt.Errorf("%d slots are free, want %d", n, firstSlots-1)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,131 @@
+package shm
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/provider/shm/internal/ring"
+)
+
+// Passes go on while there is something to give back, end when there is not, and begin
+// again when somebody wakes the reclaimer, also during a pass.
+func TestReclaimerRunsWhileThereIsSomethingToDo(t *testing.T) {
+	passes := make(chan struct{})
+	again := make(chan bool)
+	r := &reclaimer{pass: func() bool { passes <- struct{}{}; return <-again }}
+	pass := func(reply bool) {
+		t.Helper()
+		select {
+		case <-passes:
+			again <- reply
+		case <-time.After(patience):
+			t.Fatal("no pass")
+		}
+	}
+	idle := func() {
+		t.Helper()
+		for end := time.Now().Add(patience); ; runtime.Gosched() {
+			r.mu.Lock()
+			active := r.active
+			r.mu.Unlock()
+			if !active {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatal("it does not rest")
+			}
+		}
+	}
+	r.wake()
+	r.wake()
+	pass(true)
+	pass(true)
+	pass(false)
+	idle()
+	r.wake()
+	<-passes
+	r.wake() // meanwhile
+	again <- false
+	pass(false)
+	idle()
+
+	r.wake()
+	<-passes
+	stopped := make(chan struct{})
+	go func() { r.stop(); close(stopped) }()
+	for {
+		r.mu.Lock()
+		done := r.stopped
+		r.mu.Unlock()
+		if done {
+			break
+		}
+		runtime.Gosched()
+	}
+	select {
+	case <-stopped:
+		t.Error("stop does not wait for a pass")
+	default:
+	}
+	again <- true
+	<-stopped
+	r.wake()
+	if r.active {
+		t.Error("it runs after stop")
+	}
+}
+
+// Pages stay for some ticks, and then go, unless a connection takes them or they cannot be
+// freed.
+func TestCachedPages(t *testing.T) {
+	const n = 2 * ring.Start
+	var freed atomic.Uint64
+	free := func(n uint64) bool { freed.Store(n); return true }
+	var p cachedPages
+	if p.reclaim(free) || p.take() != 0 {
+		t.Error("there are pages that nobody has left")
+	}
+	p.put(n)
+	for range cacheTicks - 1 {
+		if !p.reclaim(free) || freed.Load() != 0 {
+			t.Error("given back before their time")
+		}
+	}
+	if p.reclaim(func(uint64) bool { return false }) == false || p.bytes.Load() != n {
+		t.Error("lost, though they could not be freed")
+	}
+	if p.reclaim(free) || freed.Load() != n || p.take() != 0 {
+		t.Errorf("%d of %d bytes were given back", freed.Load(), n)
+	}
+	p.put(n)
+	if p.take() != n || p.reclaim(free) {
+		t.Error("the next connection did not take them over")
+	}
+	p.put(ring.Start)
+	if p.reclaim(free) || p.take() != ring.Start {
+		t.Error("what every ring has is no reason to run")
+	}
+}
+
+// take waits for a reclaim at work.
+func TestTakingPagesThatAreBeingGivenBack(t *testing.T) {
+	var p cachedPages
+	taken := make(chan uint64, 1)
+	p.put(2 * ring.Start)
+	p.ticks.Store(1)
+	p.reclaim(func(uint64) bool {
+		go func() { taken <- p.take() }()
+		for range 100_000 { // long enough for one that does not wait
+			runtime.Gosched()
+		}
+		if len(taken) > 0 {
+			t.Error("taken while they are given back")
+		}
+		return true
+	})
+	if n := <-taken; n != 0 {
+		t.Errorf("%d bytes were taken that had been given back", n)
+	}
+}

@@ -1,0 +1,138 @@
+package shm
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// memfd makes a memfd with the given size and seals.
+func memfd(t *testing.T, size int64, seals, flags int) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Ftruncate(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	if seals != 0 {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fd
+}
+
+// If a 32-bit process cannot address a segment of a 64-bit peer, the peer has broken no
+// rule, and existing connections go on. (Only GOARCH=386 really tests this.)
+func TestSegmentBeyondTheAddresses(t *testing.T) {
+	l := &link{side: 1}
+	have := make([]*slot, mostSlots)
+	l.slots.all.Store(&have)
+	m, err := l.openSegment(memfd(t, segmentSize(mostSlots), segmentSeals, 0), mostSlots)
+	m.unmap()
+	if math.MaxInt > math.MaxInt32 {
+		if err != nil {
+			t.Error(err)
+		}
+	} else if !errors.Is(err, unix.ENOMEM) || errors.Is(err, errSegment) {
+		t.Errorf("%v, want it to be for want of addresses", err)
+	}
+	m, fd, err := newSegment(mostSlots)
+	if err == nil {
+		unix.Close(fd)
+		m.unmap()
+	}
+	if math.MaxInt > math.MaxInt32 && err != nil || math.MaxInt == math.MaxInt32 && !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("one of this end's: %v", err)
+	}
+}
+
+func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	right := segmentSize(firstSlots)
+	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	file.Truncate(int64(right))
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	for _, tc := range []struct {
+		name  string
+		fd    int
+		slots uint32
+	}{
+		{"unsealed", memfd(t, right, 0, 0), firstSlots},
+		{"can shrink", memfd(t, right, unix.F_SEAL_GROW|unix.F_SEAL_SEAL, 0), firstSlots},
+		{"can grow", memfd(t, right, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL, 0), firstSlots},
+		{"can be sealed", memfd(t, right, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, 0), firstSlots},
+		{"not writable", memfd(t, right, segmentSeals|unix.F_SEAL_FUTURE_WRITE, 0), firstSlots},
+		{"too small", memfd(t, right-pageSize, segmentSeals, 0), firstSlots},
+		{"too large", memfd(t, right+pageSize, segmentSeals, 0), firstSlots},
+		{"empty", memfd(t, 0, segmentSeals, 0), firstSlots},
+		{"fewer slots than are due", memfd(t, segmentSize(1), segmentSeals, 0), 1},
+		{"no slots", memfd(t, segmentSize(0), segmentSeals, 0), 0},
+		{"too many slots", memfd(t, segmentSize(mostSlots+1), segmentSeals, 0), mostSlots + 1},
+		{"endless slots", memfd(t, right, segmentSeals, 0), 1<<32 - 1},
+		{"a file", int(file.Fd()), firstSlots},
+		{"a pipe", pipe[0], firstSlots},
+		{"huge pages", memfd(t, right+(2<<20-right%(2<<20))%(2<<20), segmentSeals, unix.MFD_HUGETLB), firstSlots},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := dialRaw(t, l)
+			s.send(linkRequest(version, tc.slots), tc.fd, doorbellEnd(t))
+			if last := s.awaitHangUp(); last.kind == msgLinkReply && last.code == codeOK {
+				t.Error("welcomed")
+			}
+			s = dialRaw(t, l)
+			s.handshake()
+			s.send((&message{kind: msgSegment, number: tc.slots}).encode(), tc.fd)
+			s.awaitHangUp()
+			servesOthers(t, tcp, l)
+		})
+	}
+}
+
+// Mappings are bounded in bytes and in number, and one that fails is not counted.
+func TestMappingsAreBounded(t *testing.T) {
+	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	for name, c := range map[string]struct {
+		fd   int
+		full *atomic.Int64
+		most int64
+		want error
+	}{
+		"bytes":     {right, &mapped, mappedMost, unix.ENOMEM},
+		"number":    {right, &mappings, mappingsMost, unix.ENOMEM},
+		"no memory": {-1, &mapped, mapped.Load(), unix.EBADF},
+	} {
+		bytes, n := mapped.Load(), mappings.Load()
+		more := c.most - c.full.Load()
+		c.full.Add(more)
+		m, err := newMapping(c.fd, firstSlots)
+		c.full.Add(-more)
+		if err == nil {
+			m.unmap()
+		}
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+		if mapped.Load() != bytes || mappings.Load() != n {
+			t.Errorf("%s: %d bytes and %d mappings by the books, were %d and %d", name, mapped.Load(), mappings.Load(), bytes, n)
+		}
+	}
+}

@@ -1,0 +1,135 @@
+package shm
+
+import (
+	"math"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// table returns a slot table with one segment, as the dialing end has it.
+func table(t *testing.T) *slotTable {
+	t.Helper()
+	m, fd, err := newSegment(firstSlots)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	slots := new(slotTable)
+	slots.init()
+	slots.add(m, true)
+	t.Cleanup(slots.unmap)
+	return slots
+}
+
+// connected takes a slot as for a connection that the peer has accepted.
+func (t *slotTable) connected() *slot {
+	s := t.take()
+	reply := t.connect(s)
+	t.replied(uint32(s.number), codeOK)
+	<-reply
+	return s
+}
+
+// A slot is free again once both sides have retired from it, in whichever order, and no
+// earlier.
+func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
+	for name, peerFirst := range map[string]bool{"the peer first": true, "the peer last": false} {
+		t.Run(name, func(t *testing.T) {
+			slots := table(t)
+			s := slots.connected()
+			peer := &s.control.state[1].v
+			isFree := func() bool { slots.reap(s); return len(slots.free) == firstSlots }
+			if peerFirst {
+				peer.Store(stateClosed | stateHeld)
+				slots.retire(s)
+			} else {
+				slots.retire(s)
+				if isFree() {
+					t.Error("free while the peer's end is open")
+				}
+				peer.Store(stateAborted | stateHeld)
+			}
+			if isFree() {
+				t.Error("free while the peer holds it")
+			}
+			peer.Store(stateClosed)
+			if !isFree() {
+				t.Error("not free though both have retired")
+			}
+			slots.reap(s)
+			if len(slots.free) != firstSlots {
+				t.Error("freed twice")
+			}
+			if slots.take() != s {
+				t.Error("the slot that was used last is not the first to be used again")
+			}
+		})
+	}
+}
+
+// A slot whose connect was abandoned is free when the peer has replied and retired.
+func TestSlotOfAnAbandonedConnect(t *testing.T) {
+	for name, code := range map[string]uint8{"accepted": codeOK, "refused": codeRefused} {
+		for when, late := range map[string]bool{"late": true, "in time": false} {
+			t.Run(name+" "+when, func(t *testing.T) {
+				slots := table(t)
+				s := slots.take()
+				reply := slots.connect(s)
+				if !late {
+					slots.replied(uint32(s.number), code)
+				}
+				slots.abandon(s, reply)
+				if late {
+					slots.reap(s)
+					if len(slots.free) == firstSlots {
+						t.Error("free though the peer may still accept")
+					}
+					slots.replied(uint32(s.number), code)
+				}
+				if code == codeOK {
+					if s.control.state[0].load() != stateAborted {
+						t.Error("the peer does not find the connection aborted")
+					}
+					s.control.state[1].v.Store(stateClosed)
+					slots.reap(s)
+				}
+				slots.reap(s)
+				if n := len(slots.free); n != firstSlots {
+					t.Errorf("%d of %d slots are free", n, firstSlots)
+				}
+				if slots.replied(uint32(s.number), code) {
+					t.Error("a second reply was taken")
+				}
+			})
+		}
+	}
+}
+
+// When none is free, take looks for slots that the peer has retired from meanwhile.
+func TestTakeReapsWhatThePeerIsDoneWith(t *testing.T) {
+	slots := table(t)
+	var all []*slot
+	for range firstSlots {
+		all = append(all, slots.connected())
+	}
+	if slots.take() != nil {
+		t.Fatal("a slot too many")
+	}
+	slots.retire(all[5])
+	if slots.take() != nil {
+		t.Fatal("a slot that the peer still uses")
+	}
+	all[5].control.state[1].v.Store(stateClosed)
+	if slots.take() != all[5] {
+		t.Error("the slot that both are done with was not found")
+	}
+	if s := all[5].control; s.state[0].v.Load() != stateOpen || s.state[1].v.Load() != stateOpen {
+		t.Error("it is not fresh")
+	}
+	for _, n := range []uint32{firstSlots, math.MaxUint32} {
+		if slots.at(n) != nil {
+			t.Errorf("there is a slot %d", n)
+		}
+	}
+}
