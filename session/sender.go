@@ -139,7 +139,17 @@ func (t *sender) message(p []byte, more bool) int {
 
 // whole sends all of p, of at most minFragment bytes, if nothing stands in its way.
 func (t *sender) whole(p []byte) bool {
-	if !t.open() || t.lent != nil || t.pending() || wire.HeaderLen+len(p) > t.maxMsg || t.threshold > 0 && len(p) >= t.threshold {
+	if !t.open() || t.lent != nil || t.pending() || t.threshold > 0 && len(p) >= t.threshold || !t.inOne(p) {
+		return false
+	}
+	t.bytes += uint64(len(p))
+	return true
+}
+
+// inOne sends all of p in one message, if there is room for it.
+func (t *sender) inOne(p []byte) bool {
+	n := wire.HeaderLen + len(p)
+	if n > t.maxMsg {
 		return false
 	}
 	room := t.room(len(p), len(p))
@@ -147,8 +157,7 @@ func (t *sender) whole(p []byte) bool {
 		return false
 	}
 	copy(room[wire.HeaderLen:], p)
-	t.commit(room, wire.TypeData, 0, wire.HeaderLen+len(p))
-	t.bytes += uint64(len(p))
+	t.commit(room, wire.TypeData, 0, n)
 	return true
 }
 
@@ -345,7 +354,7 @@ func (t *sender) unlend(n int) (ok bool) {
 		t.commit(room, wire.TypeData, 0, wire.HeaderLen+n)
 	case room != nil && !t.gone:
 		t.msgs.Commit(0)
-	case n > 0 && t.box.unsent() == 0 && !t.boxes(n) && t.sentAsMessage(lent[:n]):
+	case n > 0 && t.box.unsent() == 0 && !t.boxes(n) && t.inOne(lent[:n]): // not behind an RDMA write
 	case n > 0:
 		t.box.tail += int64(n)
 		t.inWrite = false
@@ -353,18 +362,4 @@ func (t *sender) unlend(n int) (ok bool) {
 	}
 	t.flush()
 	return ok
-}
-
-// sentAsMessage sends all of p in one message: so it does not wait behind an RDMA write.
-func (t *sender) sentAsMessage(p []byte) bool {
-	room := t.room(len(p), len(p))
-	if len(room) < wire.HeaderLen+len(p) {
-		if room != nil {
-			t.msgs.Commit(0)
-		}
-		return false
-	}
-	copy(room[wire.HeaderLen:], p)
-	t.commit(room, wire.TypeData, 0, wire.HeaderLen+len(p))
-	return true
 }
