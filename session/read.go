@@ -11,8 +11,13 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// trickleBelow is how many bytes a message of a stream of small ones has, on average.
-const trickleBelow = 1 << 10
+const (
+	// trickleBelow is how many bytes a message of a stream of small ones has, on average.
+	trickleBelow = 1 << 10
+	// trickleFor is how many Reads behind one of several small messages pause before they
+	// look (spin.Drain): a reader as fast as the writer would find each message by itself.
+	trickleFor = 8
+)
 
 // Read reads up to len(p) bytes. It blocks until there is at least one, the
 // end of the stream (io.EOF), or an error: ErrClosed, ErrInterrupted,
@@ -32,11 +37,13 @@ func (r *reading) read(p []byte) (n int, err error) {
 		return 0, readState(st)
 	}
 	r.joinIfAway()
-	trickle := r.rx.trickle // written by Reads alone
+	if r.rx.trickle > 0 && r.spin > 0 { // written by Reads alone
+		spin.Drain()
+	}
 	if n, err = r.receive(p); n > 0 || err != nil || len(p) == 0 {
 		return n, err
 	}
-	return r.readWaiting(p, trickle)
+	return r.readWaiting(p)
 }
 
 // readState is why a Read has to end.
@@ -50,12 +57,9 @@ func readState(st uint32) error {
 	return io.EOF
 }
 
-func (r *reading) readWaiting(p []byte, trickle bool) (n int, err error) {
+func (r *reading) readWaiting(p []byte) (n int, err error) {
 	r.rx.want.Store(int64(len(p)))
 	defer r.rx.want.Store(0)
-	if trickle && r.spin > 0 {
-		spin.Drain()
-	}
 	stop := uint32(0)
 	r.await(&r.rd, r.readWant(), func(bool) Events {
 		if n, err = r.receive(p); n > 0 || err != nil {
@@ -146,7 +150,12 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 	}
 	rx.bytes += uint64(n)
 	took := rx.messages - before
-	rx.trickle = took > 1 && uint64(n) < trickleBelow*took
+	switch {
+	case took > 1 && uint64(n) < trickleBelow*took:
+		rx.trickle = trickleFor
+	case rx.trickle > 0:
+		rx.trickle--
+	}
 	return n, err
 }
 

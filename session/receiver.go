@@ -42,7 +42,7 @@ type receiver struct {
 	discard bool // nobody will read, after CloseRead or Close
 	leaving bool // … after Close, and the peer is to know
 	lent    bool // the application reads the front bytes where they lie
-	trickle bool // the last Read took several small messages: there is a stream of them
+	trickle int  // Reads left that pause first, as there is a stream of small messages
 
 	want atomic.Int64 // len of the slice of a waiting Read; 0: none
 
