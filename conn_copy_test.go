@@ -5,9 +5,12 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/sanconn"
 )
 
 // io.Copy uses ReadFrom at one end and WriteTo at the other; neither calls io.Copy again.
@@ -87,4 +90,136 @@ func TestCopyFromConnToConn(t *testing.T) {
 			t.Errorf("%d of %d bytes came through: %v", len(got), len(data), err)
 		}
 	})
+}
+
+// eachSANLane runs a test on every lane that is a SAN.
+func eachSANLane(t *testing.T, test func(t *testing.T, client, server *sanconn.Conn, l lane)) {
+	for _, l := range systemLanes {
+		t.Run(l.name, func(t *testing.T) {
+			client, server := l.sanPipe(t)
+			client.SetDeadline(time.Now().Add(testTimeout))
+			server.SetDeadline(time.Now().Add(testTimeout))
+			test(t, client, server, l)
+		})
+	}
+}
+
+// io.Copy from a file or a TCP connection, and to one, copies no byte at this end.
+func TestCopyWhereTheBytesLie(t *testing.T) {
+	eachSANLane(t, func(t *testing.T, client, server *sanconn.Conn, _ lane) {
+		data := randomBytes(3<<20 + 17)
+		dir := t.TempDir()
+		if err := os.WriteFile(dir+"/from", data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		from, err := os.Open(dir + "/from")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer from.Close()
+		to, err := os.Create(dir + "/to")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer to.Close()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if n, err := io.Copy(client, from); n != int64(len(data)) || err != nil {
+				t.Errorf("copied %d of %d: %v", n, len(data), err)
+			}
+			client.CloseWrite()
+		})
+		if n, err := io.Copy(to, server); n != int64(len(data)) || err != nil {
+			t.Errorf("received %d of %d: %v", n, len(data), err)
+		}
+		wg.Wait()
+		if got, err := os.ReadFile(dir + "/to"); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes in the file: %v", len(got), err)
+		}
+		sent, received := client.Stats().LentBytesSent, server.Stats().LentBytesReceived
+		if sent != uint64(len(data)) || received != uint64(len(data)) {
+			t.Errorf("of %d bytes %d were sent and %d received where they lie", len(data), sent, received)
+		}
+
+		tcp, sink := plainTCP.pipe(t)
+		wg.Go(func() { // the other direction, from a socket to a socket
+			sink.Write(data)
+			sink.(*net.TCPConn).CloseWrite()
+		})
+		wg.Go(func() {
+			if n, err := io.Copy(server, tcp); n != int64(len(data)) || err != nil {
+				t.Errorf("copied %d of %d: %v", n, len(data), err)
+			}
+			server.CloseWrite()
+		})
+		back, out := plainTCP.pipe(t)
+		wg.Go(func() {
+			if n, err := io.Copy(back, client); n != int64(len(data)) || err != nil {
+				t.Errorf("received %d of %d: %v", n, len(data), err)
+			}
+			back.(*net.TCPConn).CloseWrite()
+		})
+		if got, err := io.ReadAll(out); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes came: %v", len(got), err)
+		}
+		wg.Wait()
+		sent, received = server.Stats().LentBytesSent, client.Stats().LentBytesReceived
+		if sent != uint64(len(data)) || received != uint64(len(data)) {
+			t.Errorf("of %d bytes %d were sent and %d received where they lie", len(data), sent, received)
+		}
+	})
+}
+
+// What is lent stays as it is, and where it is, when the connection is closed at either end
+// and others take its place; the end of the loan then is in order.
+func TestLentMemoryOutlivesTheConnection(t *testing.T) {
+	for _, how := range []string{"Close", "reset", "peer's Close", "peer's reset"} {
+		t.Run(how, func(t *testing.T) {
+			eachSANLane(t, func(t *testing.T, client, server *sanconn.Conn, l lane) {
+				data := randomBytes(3000)
+				if _, err := server.Write(data); err != nil {
+					t.Fatal(err)
+				}
+				lent, err := client.Peek()
+				if err != nil {
+					t.Fatal(err)
+				}
+				room, err := client.Reserve(3000)
+				if err != nil {
+					t.Fatal(err)
+				}
+				copy(room, data)
+				ends := client
+				if strings.HasPrefix(how, "peer") {
+					ends = server
+				}
+				if strings.HasSuffix(how, "reset") {
+					ends.SetLinger(0)
+				}
+				began := time.Now()
+				ends.Close()
+				if d := time.Since(began); d > 5*time.Second {
+					t.Errorf("Close took %v", d)
+				}
+				for range 5 { // in memory that has become free
+					c, s := l.pipe(t)
+					go func() {
+						c.Write(make([]byte, 1<<20))
+						c.Close()
+					}()
+					io.Copy(io.Discard, s)
+					s.Close()
+				}
+				if !bytes.Equal(lent, data[:len(lent)]) || !bytes.Equal(room, data[:len(room)]) {
+					t.Error("lent memory was touched")
+				}
+				if err := client.Discard(len(lent)); err != nil {
+					t.Errorf("Discard: %v", err)
+				}
+				if err := client.Commit(len(room)); err == nil {
+					t.Error("Commit has sent something")
+				}
+			})
+		})
+	}
 }
