@@ -4,7 +4,7 @@ import "time"
 
 // What the box needs of a session: memory, which may have to be waited for, and a timer.
 
-// openBox asks for the peer's inbox if there is none, and allocates a registered box once
+// openBox requests the peer's inbox if there is none, and allocates a registered box once
 // there is one. It gives one back that cannot be registered. wr.op is held.
 func (c *core) openBox() {
 	var old []byte

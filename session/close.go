@@ -45,7 +45,7 @@ func (s *Session) CloseWrite() error {
 	case err == nil:
 		s.finish(wire.TypeShutdown)
 		s.leftBehind()
-	case !errors.Is(err, syscall.EPIPE): // EPIPE: the peer has closed, and need not be told
+	case !errors.Is(err, syscall.EPIPE): // EPIPE: the peer has closed, and needs no Shutdown
 		return err
 	}
 	return nil
@@ -72,7 +72,7 @@ func (r *reading) CloseRead() error {
 // io.EOF, as with TCP. Where bytes live in this process until the peer has them,
 // Close waits while the peer goes on taking them; otherwise it returns after about
 // a second and delivery goes on in the background. Config.CloseTimeout bounds all
-// of it; Closed tells when it is over. Only the first Close returns nil.
+// of it; Closed reports its end. Only the first Close returns nil.
 func (s *Session) Close() error {
 	if !s.closing.begun.CompareAndSwap(false, true) {
 		return ErrClosed
@@ -140,7 +140,7 @@ func (s *Session) throwAwayForGood() (last wire.Type) {
 func (s *Session) waitWhileTaken(over <-chan struct{}) {
 	t := time.NewTicker(closeWait)
 	defer t.Stop()
-	for before, now := uint64(0), s.heard(); now != before; before, now = now, s.heard() {
+	for before, now := uint64(0), s.received(); now != before; before, now = now, s.received() {
 		select {
 		case <-over:
 			return

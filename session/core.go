@@ -76,16 +76,16 @@ func (w *workers) end() {
 
 // kind is what follows from how a provider buffers.
 type kind struct {
-	acks      bool   // bytes live in this process until the peer has them: its CloseAck says so
-	probes    bool   // a dead peer is found by probing it
-	writeWant Events // what a Write waits for while a Read looks for messages
-	calm      time.Duration
-	heapBox   int // largest box on the heap in bytes
+	acks      bool          // bytes live in this process until the peer has them: its CloseAck confirms it
+	probes    bool          // a dead peer is found by probing it
+	writeWant Events        // what a Write waits for while a Read looks for messages
+	tickMost  time.Duration // longest time between the janitor's ticks
+	heapBox   int           // largest box on the heap in bytes
 }
 
 var (
-	ringKind  = kind{writeWant: SendReady, calm: busyTick}
-	queueKind = kind{acks: true, probes: true, writeWant: SendReady | RecvReady, calm: calmTick, heapBox: heapBoxMost}
+	ringKind  = kind{writeWant: SendReady, tickMost: ringTick}
+	queueKind = kind{acks: true, probes: true, writeWant: SendReady | RecvReady, tickMost: queueTick, heapBox: heapBoxMost}
 )
 
 func newCore(ep Endpoint, cfg Config) *core {
@@ -196,9 +196,9 @@ func connErr(err error) error {
 	return err
 }
 
-// heard returns the number of the peer's messages: it takes what it was sent as long
+// received returns the number of the peer's messages: it takes what it was sent as long
 // as it goes on giving credits back.
-func (c *core) heard() uint64 {
+func (c *core) received() uint64 {
 	c.rxMu.Lock()
 	defer c.rxMu.Unlock()
 	return c.rx.messages

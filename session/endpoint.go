@@ -60,7 +60,7 @@ type Messages interface {
 	// Reserve returns room for one message in a pre-registered buffer: at least
 	// min bytes, at most max (min ≤ max ≤ Limits.MaxMessage). The session fills it from
 	// the front and then calls Commit. Nil means that there is no room now
-	// (back-pressure; SendReady follows if Arm asked for it) or that Err is not nil.
+	// (back-pressure; SendReady follows if Arm requested it) or that Err is not nil.
 	Reserve(min, max int) []byte
 
 	// Commit sends the first n bytes of what Reserve returned; 0: none, the room is free
@@ -107,7 +107,7 @@ type Waiting interface {
 	// Limits and Memory; no Wake comes before it.
 	Start(Waker)
 
-	// Arm asks for one Wake when one of these events may have happened. The
+	// Arm requests one Wake when one of these events may have happened. The
 	// session arms, then polls (or reserves) once more, then sleeps, and arms
 	// again before each further sleep. A Wake too many is harmless, a missing
 	// one is not. Disarm means that no Wake is needed any more; it may be
@@ -194,8 +194,8 @@ type Limits struct {
 func (l Limits) Ring() bool { return l.Window == 0 }
 
 const (
-	// MaxControl is the largest message in bytes that a Reserve for control
-	// asks for: the negotiation message's limit (N2) is the largest.
+	// MaxControl is the largest n of ReserveControl, in bytes: the negotiation
+	// message's limit (N2).
 	MaxControl = 256
 
 	// ControlReserve is how many messages, of the window and of the provider's
@@ -246,7 +246,7 @@ const (
 	SendReady                    // Reserve, Read or Write may have room
 )
 
-// Waker is told of events that Arm asked for, and always of the connection's end.
+// Waker gets the events that Arm requested, and always the connection's end.
 // Wake does not block and may be called from any goroutine.
 type Waker interface {
 	Wake(Events)

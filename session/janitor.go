@@ -11,8 +11,8 @@ import (
 // a system call per message. Once a tick passes without use, the janitor arms it,
 // looks for messages once, and takes it off the list; then a Wake that finds nobody
 // waiting starts one goroutine, which looks and puts the session back on the list.
-// So the peer's messages are acted on within two ticks (of up to busyTick or
-// calmTick, see there), an idle connection costs nothing, and a busy one no system
+// So the peer's messages are acted on within two ticks (of up to ringTick or
+// queueTick, see there), an idle connection costs nothing, and a busy one no system
 // call.
 type janitor struct {
 	mu       sync.Mutex
@@ -30,12 +30,12 @@ const (
 	// compared with a stall that anybody notices, long compared with the microseconds
 	// that a tick costs.
 	tick = 2 * time.Millisecond
-	// Ticks are further apart while all sessions are in use: up to busyTick where all
-	// are rings, where little that a peer commits needs an answer; up to calmTick where
+	// Ticks are further apart while all sessions are in use: up to ringTick where all
+	// are rings, where little that a peer commits needs an answer; up to queueTick where
 	// the application itself polls each of the others. A tick wakes a thread, which wakes
 	// others to look for work, perhaps on the peer's processor.
-	busyTick = 16 * tick
-	calmTick = 8 * tick
+	ringTick  = 16 * tick
+	queueTick = 8 * tick
 )
 
 // idleState is what the janitor knows of a session.
@@ -57,7 +57,7 @@ func (j *janitor) join(s *engine) {
 		j.interval = tick
 		j.timer = time.NewTimer(tick)
 		go j.run(j.timer)
-	case j.interval > s.kind.calm:
+	case j.interval > s.kind.tickMost:
 		j.interval = tick
 		j.timer.Reset(tick)
 	}
@@ -77,7 +77,7 @@ func (j *janitor) run(t *time.Timer) {
 		clear(j.list)
 		j.list = j.list[:0]
 		j.mu.Unlock()
-		most := busyTick // limit for the next interval
+		most := ringTick // limit for the next interval
 		stay := batch[:0]
 		for _, s := range batch {
 			used, looked := s.tend()
@@ -88,7 +88,7 @@ func (j *janitor) run(t *time.Timer) {
 			case !used || !looked && s.kind.acks:
 				most = tick
 			default:
-				most = min(most, s.kind.calm)
+				most = min(most, s.kind.tickMost)
 			}
 		}
 		j.mu.Lock()
@@ -109,12 +109,12 @@ func (j *janitor) run(t *time.Timer) {
 // application itself has polled since the last tick, or is about to.
 func (e *engine) tend() (used, looked bool) {
 	i := &e.idle
-	if !e.rxMu.TryLock() {
+	if !e.tryLockRx() {
 		return true, true
 	}
 	defer e.rxMu.Unlock()
 	rx := &e.rx
-	if rx.dead = e.failure.Load() != nil; rx.gone || rx.dead {
+	if rx.gone || rx.dead {
 		i.away.Store(true)
 		return false, false
 	}

@@ -17,7 +17,7 @@ type keepalive struct {
 	timer      *time.Timer
 	every      time.Duration // interval, used while on
 	on         bool
-	heard      uint64
+	received   uint64 // messages at the last check
 	unanswered int
 	ended      bool
 }
@@ -104,25 +104,25 @@ func (k *keepalive) check(s *engine) {
 		return
 	}
 	s.progress(true)
-	heard := s.heard()
+	received := s.received()
 	k.mu.Lock()
 	if k.ended || !k.on {
 		k.mu.Unlock()
 		return
 	}
-	if heard != k.heard {
-		k.heard, k.unanswered = heard, 0
+	if received != k.received {
+		k.received, k.unanswered = received, 0
 	} else {
 		k.unanswered++
 	}
-	asked, every := k.unanswered, k.every
+	probes, every := k.unanswered, k.every
 	k.timer.Reset(every)
 	k.mu.Unlock()
 	switch {
-	case asked > maxUnanswered:
+	case probes > maxUnanswered:
 		k.stop()
 		s.fail(fmt.Errorf("session: the peer has not answered for %v: %w", every*(maxUnanswered+1), syscall.ETIMEDOUT))
-	case asked > 0:
+	case probes > 0:
 		s.sendControl(wire.Plain(wire.TypePing))
 		s.leftBehind()
 	}

@@ -156,7 +156,7 @@ func (t *sender) giveGrantBack() {
 }
 
 // withdraw begins to end the open offer before the peer has all of it (D12): it is over
-// when driveOffer says so.
+// once driveOffer returns true.
 func (t *sender) withdraw() {
 	switch o := &t.offer; {
 	case o.over:
@@ -170,7 +170,7 @@ func (t *sender) withdraw() {
 	}
 }
 
-// takeBack asks the peer to give the open offer up.
+// takeBack cancels the open offer: the peer ends it by ReadDone.
 func (t *sender) takeBack(id uint32) {
 	if o := &t.offer; o.is(id) && t.byRead && !o.over && !o.cancelled {
 		o.cancelled = true

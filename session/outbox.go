@@ -277,7 +277,7 @@ func (t *sender) wakeForRoom() {
 	}
 }
 
-// wantInbox asks for the peer's inbox if there is none, and reports whether there is one,
+// wantInbox requests the peer's inbox if there is none, and reports whether there is one,
 // but no memory for a registered box.
 func (t *sender) wantInbox() (alloc bool) {
 	o := &t.box
@@ -310,7 +310,7 @@ func (t *sender) openBox(buf []byte) {
 	}
 }
 
-// leaveInbox tells the peer that nothing more comes through its inbox, and returns the
+// leaveInbox ends the use of the peer's inbox, and returns the
 // box's memory if it is the provider's. The box is empty, or on the heap.
 func (t *sender) leaveInbox() (providers []byte) {
 	o := &t.box

@@ -19,6 +19,15 @@ func (e *engine) lockRx() {
 	e.rx.dead = e.failure.Load() != nil
 }
 
+// tryLockRx is lockRx unless somebody uses the receiver.
+func (e *engine) tryLockRx() bool {
+	if !e.rxMu.TryLock() {
+		return false
+	}
+	e.rx.dead = e.failure.Load() != nil
+	return true
+}
+
 // unlockRx ends a use of the receiver, and does what it has found to be due.
 func (e *engine) unlockRx() {
 	e.settleLocked()
@@ -69,11 +78,10 @@ func (e *engine) closeInbox(old inbox) {
 // rxMu, as its holder may just have finished polling.
 func (e *engine) progress(sure bool) {
 	if sure {
-		e.rxMu.Lock()
-	} else if !e.rxMu.TryLock() {
+		e.lockRx()
+	} else if !e.tryLockRx() {
 		return
 	}
-	e.rx.dead = e.failure.Load() != nil
 	e.progressLocked()
 	e.unlockRx()
 }

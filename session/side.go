@@ -6,7 +6,8 @@ import (
 	"github.com/sanconn/san/session/internal/spin"
 )
 
-// side is one direction, with the operation (Read or Write) in progress there.
+// side is a kind of operation of which one is in progress at a time: those that read, those
+// that write, and WriteUrgent.
 type side struct {
 	op    opLock        // held by the operation as long as it lasts
 	state atomic.Uint32 // st bits: why it has to end
