@@ -25,50 +25,25 @@ const linkTries = 3
 // by cfg.Timeout, and safe for concurrent use.
 func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (session.Endpoint, error) {
 	cfg = cfg.withDefaults()
-	to := unmap(raddr.AddrPort())
-	if err := ServedBy(to.Addr(), cfg); err != nil {
-		return nil, &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
-	}
-	from, err := boundAddr(bound)
-	if err == nil {
-		err = ServedBy(from.Addr(), cfg) // otherwise the acceptor would refuse it
-	}
+	remote := unmap(raddr.AddrPort())
+	local, err := servedEnds(bound, remote, cfg)
 	if err != nil {
 		return nil, &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
 	}
-	if from.Addr().Is4() != to.Addr().Is4() {
-		return nil, &session.Unavailable{Reason: session.ReasonNotServed,
-			Err: fmt.Errorf("shm: a socket bound to %v cannot connect to %v", from, to)}
-	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
-	// A link may end while we use it, or the other end may give up on it because this
-	// process was slow. Then a new one may do.
 	for try := 1; ; try++ {
-		o, err := findListener(from, to)
-		if errors.Is(err, errNotFound) {
-			// TCP may still connect: a firewall rule may redirect it.
-			return nil, &session.Unavailable{Reason: session.ReasonNoListener,
-				Err: fmt.Errorf("shm: nobody listens on %v: %w", to, syscall.ECONNREFUSED)}
-		}
-		if err != nil {
-			return nil, unavailable(err)
-		}
-		l, err := dialed.get(ctx, o, cfg)
-		if err == nil {
-			var e *endpoint
-			if e, err = l.connect(ctx, bound, to); err == nil {
-				return e, nil
-			}
-		}
-		if l == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)) && ctx.Err() == nil {
-			try-- // the dial that first asked for the link had a shorter timeout
-			continue
-		}
-		if !errors.Is(err, errLinkGone) || try == linkTries || ctx.Err() != nil {
-			if errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(*session.Unavailable)) {
-				return nil, err
-			}
+		d := dialing{cfg: cfg, bound: bound, local: local, remote: remote}
+		err := d.connect(ctx)
+		switch {
+		case err == nil:
+			return d.e, nil
+		case errors.Is(err, errLinkGone) && try < linkTries && ctx.Err() == nil:
+			// A link may end while we use it, or the other end may give up on it because
+			// this process was slow. Then a new one may do.
+		case errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(*session.Unavailable)):
+			return nil, err
+		default:
 			return nil, unavailable(err)
 		}
 	}
@@ -76,4 +51,129 @@ func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (sessi
 
 func unmap(ap netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
+
+// servedEnds returns the address that a socket is bound to, if both this and the remote
+// one are served.
+func servedEnds(bound int, remote netip.AddrPort, cfg Config) (local netip.AddrPort, err error) {
+	if err := ServedBy(remote.Addr(), cfg); err != nil {
+		return local, err
+	}
+	if local, err = boundAddr(bound); err != nil {
+		return local, err
+	}
+	if err := ServedBy(local.Addr(), cfg); err != nil {
+		return local, err // the acceptor would refuse it
+	}
+	if local.Addr().Is4() != remote.Addr().Is4() {
+		return local, fmt.Errorf("shm: a socket bound to %v cannot connect to %v", local, remote)
+	}
+	return local, nil
+}
+
+// dialing is an attempt to connect. Its steps are those of accepting at the other end:
+// locate the link, create the connection's memory, exchange messages, finish.
+type dialing struct {
+	cfg           Config
+	bound         int // -1, or the socket that holds the local address
+	local, remote netip.AddrPort
+
+	link *link
+	slot *slot
+	e    *endpoint // owns bound
+}
+
+func (d *dialing) connect(ctx context.Context) error {
+	if err := d.locate(ctx); err != nil {
+		return err
+	}
+	if err := d.link.acquire(); err != nil {
+		return err
+	}
+	defer d.link.release()
+	if err := d.create(ctx); err != nil {
+		return err
+	}
+	if err := d.exchange(ctx); err != nil {
+		return err
+	}
+	return d.finish()
+}
+
+// locate finds the listener, and a link with its process.
+func (d *dialing) locate(ctx context.Context) error {
+	for {
+		o, err := findListener(d.local, d.remote)
+		if errors.Is(err, errNotFound) {
+			// TCP may still connect: a firewall rule may redirect it.
+			return &session.Unavailable{Reason: session.ReasonNoListener,
+				Err: fmt.Errorf("shm: nobody listens on %v: %w", d.remote, syscall.ECONNREFUSED)}
+		}
+		if err != nil {
+			return unavailable(err)
+		}
+		d.link, err = dialed.get(ctx, o, d.cfg)
+		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		// The dial that first asked for the link had a shorter timeout.
+	}
+}
+
+// create takes a fresh slot, from a new segment if need be.
+func (d *dialing) create(ctx context.Context) error {
+	for {
+		if d.slot = d.link.slots.take(); d.slot != nil {
+			return nil
+		}
+		if err := d.link.extend(ctx); err != nil {
+			return err
+		}
+		if d.link.ended() {
+			return errLinkGone
+		}
+	}
+}
+
+// exchange sends the connect and waits for the reply. When it fails it has given up the
+// slot, which is free once the peer is done with it.
+func (d *dialing) exchange(ctx context.Context) error {
+	l := d.link
+	reply := l.slots.connect(d.slot)
+	m := &message{kind: msgConnect, number: uint32(d.slot.number), addr: d.remote}
+	var fds []int
+	if d.bound >= 0 {
+		fds = []int{d.bound}
+	}
+	if err := l.control.post(ctx, l.gone, m, fds...); err != nil {
+		l.slots.replied(m.number, codeRefused) // the peer has not got it
+		return linkError(err)
+	}
+	var err error
+	select {
+	case code := <-reply:
+		if code == codeClosed { // another listener may have taken over the socket
+			l.listenerClosed.Store(true)
+			return fmt.Errorf("%w: %w", errLinkGone, codeError(code))
+		}
+		return codeError(code)
+	case <-l.gone:
+		err = errLinkGone
+	case <-ctx.Done():
+		err = &session.Unavailable{Reason: session.ReasonTimeout, Err: ctx.Err()}
+	}
+	l.slots.abandon(d.slot, reply)
+	l.door.ring(d.slot.number, session.RecvReady|session.SendReady)
+	return err
+}
+
+// finish makes the endpoint.
+func (d *dialing) finish() error {
+	e := newEndpoint(d.link, d.slot, d.bound)
+	if !d.link.attach(e) {
+		e.discard()
+		return errLinkGone
+	}
+	d.e = e
+	return nil
 }

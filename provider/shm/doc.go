@@ -15,14 +15,15 @@
 // of the session protocol. Package san calls it; on systems other than Linux
 // it reports that there is no such provider.
 //
-//	dial_linux.go, listen_linux.go         connecting
+//	dial_linux.go, listen_linux.go,
+//	accept_linux.go                        connecting; the steps of either end
 //	diag_linux.go, rendezvous_linux.go     which listener TCP would reach; its name
 //	address_linux.go, peer_linux.go        which addresses, and whose process
 //	linkcache_linux.go, links_linux.go     one link per listener; all links of the process
 //	link_linux.go, handshake_linux.go      a link and its parts; how it begins
 //	control_linux.go, message_linux.go     its control socket and the messages there
 //	doorbell_linux.go, bell_linux.go       how the processes wake each other, and for what
-//	slots_linux.go, connect_linux.go       places for connections
+//	slots_linux.go                         places for connections
 //	segment_linux.go, offer_linux.go       shared memory, and more of it
 //	layout_linux.go                        what is where in it
 //	reclaim_linux.go, budget_linux.go      memory that is given back

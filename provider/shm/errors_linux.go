@@ -62,9 +62,11 @@ func unavailable(err error) error {
 	return &session.Unavailable{Reason: reason, Err: err}
 }
 
-// codeError returns the error for a code from the peer, as Dial returns it.
+// codeError returns the error for a code from the peer, as Dial returns it; nil for codeOK.
 func codeError(code uint8) error {
 	switch code {
+	case codeOK:
+		return nil
 	case codeVersion:
 		return &session.Unavailable{Reason: session.ReasonVersion, Err: fmt.Errorf("shm: the listener's process does not speak version %d", version)}
 	case codeRefused:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"net"
-	"net/netip"
 	"os"
 	"runtime"
 	"strings"
@@ -349,9 +348,26 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 		return nil, nil, e
 	}
 	defer l.release()
-	e, err := l.connect(ctx, -1, netip.AddrPort{})
+	e, err := connectOver(ctx, l)
 	if err != nil {
 		return nil, nil, err
 	}
 	return e, <-accepted, nil
+}
+
+// connectOver connects over a link that is there, from no address.
+func connectOver(ctx context.Context, l *link) (*endpoint, error) {
+	d := dialing{link: l, bound: -1}
+	if err := l.acquire(); err != nil {
+		return nil, err
+	}
+	defer l.release()
+	err := d.create(ctx)
+	if err == nil {
+		err = d.exchange(ctx)
+	}
+	if err == nil {
+		err = d.finish()
+	}
+	return d.e, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/netip"
 	"runtime"
 	"testing"
 
@@ -108,7 +107,7 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			e, err := near.connect(ctx, -1, netip.AddrPort{})
+			e, err := connectOver(ctx, near)
 			if err == nil {
 				end(e)
 			}

@@ -7,9 +7,9 @@
 // session where it can decide, and never reads memory that it registers. Package san
 // calls Listen, Dial and Serves; the session calls the Endpoint.
 //
-//	dial.go, listen.go    connecting by rdma_cm: the steps of either end
+//	dial.go, listen.go, accept.go   connecting by rdma_cm; the steps of either end
 //	listen_addresses.go   which addresses a listener listens on
-//	exchange.go, dial_exchange.go, listen_exchange.go   connecting without rdma_cm
+//	exchange.go, *_exchange.go   connecting without rdma_cm, in the same steps
 //	private_data.go       what the ends exchange in rdma_cm's private data
 //	results.go            what each result of connecting means
 //	attachment.go         the device, port and GID of an address
