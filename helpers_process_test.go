@@ -32,6 +32,7 @@ var roles = map[string]func(l lane) error{
 	"read":   roleRead,
 	"idle":   roleIdle,
 	"leave":  roleLeave,
+	"drop":   roleDrop,
 	"many":   roleMany,
 	"listen": roleListen,
 	"plain":  rolePlain,

@@ -76,6 +76,19 @@ func roleLeave(l lane) error {
 	return err
 }
 
+// roleDrop leaves without Close, and has said that this is a reset.
+func roleDrop(l lane) error {
+	c, err := l.dialRole()
+	if err != nil {
+		return err
+	}
+	if err := c.(interface{ SetLinger(int) error }).SetLinger(0); err != nil {
+		return err
+	}
+	_, err = io.WriteString(c, "last words")
+	return err
+}
+
 // When a process is killed, at any moment, the other one gets what had arrived and soon an
 // error, and nothing is left behind.
 func TestKilledProcess(t *testing.T) {
@@ -162,6 +175,21 @@ func TestProcessThatLeavesWithoutClose(t *testing.T) {
 			return
 		}
 		if string(got) != "last words" || err != nil {
+			t.Errorf("read %q, %v", got, err)
+		}
+	})
+}
+
+// After SetLinger(0), a process that ends without Close resets its connections, as over TCP.
+func TestProcessThatEndsAfterSetLinger0(t *testing.T) {
+	eachLane(t, func(t *testing.T, l lane) {
+		ln := l.listen(t, l.here())
+		startRole(t, "drop", l, ln.Addr().String())
+		c := mustAccept(t, ln)
+		wantProvider(t, c, l.provider)
+		c.SetDeadline(time.Now().Add(testTimeout))
+		got, err := io.ReadAll(c)
+		if !errors.Is(err, syscall.ECONNRESET) || !strings.HasPrefix("last words", string(got)) {
 			t.Errorf("read %q, %v", got, err)
 		}
 	})

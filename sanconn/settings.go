@@ -15,11 +15,13 @@ func (c *Conn) setting() error {
 }
 
 // SetLinger says what Close does with data that was not delivered yet. With 0 it is
-// discarded and the peer finds a reset. Any other value means what Close says; the
-// number of seconds is not used, as there is Options.CloseTimeout. The error of this
-// and the following settings is net.ErrClosed, after Close.
+// discarded and the peer finds a reset, as it does if the process ends without CloseWrite or
+// Close. Any other value means what Close says; the number of seconds is not used, as there
+// is Options.CloseTimeout. The error of this and the following settings is net.ErrClosed,
+// after Close.
 func (c *Conn) SetLinger(sec int) error {
 	c.reset.Store(sec == 0)
+	c.session.ResetAtDeath(sec == 0)
 	return c.setting()
 }
 

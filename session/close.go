@@ -51,6 +51,18 @@ func (s *Session) CloseWrite() error {
 	return nil
 }
 
+// ResetAtDeath sets what the peer finds if this process ends without CloseWrite or Close:
+// ECONNRESET if on, and otherwise, where all that was written outlives the process, io.EOF.
+// Off takes effect with the next bytes.
+func (w *writing) ResetAtDeath(on bool) {
+	w.withSender(func(tx *sender) {
+		if on && !tx.abrupt && !w.kind.acks { // with acks a death is a reset anyway
+			tx.cutHere()
+		}
+		tx.abrupt = on
+	})
+}
+
 // CloseRead makes Read return io.EOF from now on, and discards what has arrived or
 // still arrives.
 func (r *reading) CloseRead() error {

@@ -94,6 +94,61 @@ func TestTheLastMessageTellsWhetherAWriteWasWhole(t *testing.T) {
 	}
 }
 
+// A process may declare that its end, without Close, is a reset: from then on, at any place of
+// the stream.
+func TestResetAtDeath(t *testing.T) {
+	write := func(t *testing.T, s *session.Session) {
+		if _, err := s.Write(pattern(5000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lend := func(t *testing.T, s *session.Session) {
+		room, err := s.Reserve(100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Commit(copy(room, pattern(100))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	on := func(_ *testing.T, s *session.Session) { s.ResetAtDeath(true) }
+	off := func(_ *testing.T, s *session.Session) { s.ResetAtDeath(false) }
+	shut := func(t *testing.T, s *session.Session) {
+		if err := s.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type steps []func(*testing.T, *session.Session)
+	for name, tt := range map[string]struct {
+		steps steps
+		want  error
+	}{
+		"nothing written":       {steps{on}, syscall.ECONNRESET},
+		"written before":        {steps{write, on}, syscall.ECONNRESET},
+		"written":               {steps{on, write}, syscall.ECONNRESET},
+		"lent":                  {steps{on, lend}, syscall.ECONNRESET},
+		"off and nothing after": {steps{on, write, off}, syscall.ECONNRESET}, // the stream was cut there
+		"off and written":       {steps{on, write, off, write}, io.EOF},
+		"closed":                {steps{on, write, shut}, io.EOF},
+		"closed without a byte": {steps{on, shut}, io.EOF},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, ea, _ := pair(t, ring, session.Config{})
+				for _, step := range tt.steps {
+					step(t, a)
+				}
+				pass(time.Second)
+				ea.Kill()
+				_, err := io.ReadAll(readerOf(b))
+				if tt.want == io.EOF && err != nil || tt.want != io.EOF && !errors.Is(err, tt.want) {
+					t.Errorf("the end: %v, want %v", err, tt.want)
+				}
+			})
+		})
+	}
+}
+
 // Slices that went in one message are not the whole of their WriteBuffers.
 func TestSlicesThatWerePackedAreNotTheWhole(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -26,6 +26,7 @@ type sender struct {
 	gone    bool         // the endpoint is closed, or being closed
 	owed    owedMessages // control messages that found no room or credit
 	inWrite bool         // a Write goes on after the end of the box
+	abrupt  bool         // until last is sent, the stream counts as cut: see Session.ResetAtDeath
 	last    wire.Type    // Shutdown, Close or Abort, to be sent behind all bytes; 0: none yet
 	lastOut bool         // last was sent
 	dueOwed bool         // a Credit message found no room
@@ -211,6 +212,9 @@ func (t *sender) room(lo, hi int) []byte {
 
 // commit writes the header and sends the first n bytes of room.
 func (t *sender) commit(room []byte, typ wire.Type, flags uint8, n int) {
+	if t.abrupt && typ != wire.TypeUrgent {
+		flags |= wire.FlagMore
+	}
 	wire.Header{Type: typ, Flags: flags, Credit: t.credits.Advertise()}.Put(room)
 	t.msgs.Commit(n)
 	t.counted(typ)
@@ -284,6 +288,17 @@ func (t *sender) finish(last wire.Type) {
 		t.last, t.lastOut = last, false
 	}
 	t.flush()
+}
+
+// cutHere makes the stream count as cut at its present place. If there is no room for that,
+// the next bytes do it.
+func (t *sender) cutHere() {
+	if !t.open() || t.lent != nil || t.pending() {
+		return
+	}
+	if room := t.room(0, 0); room != nil {
+		t.commit(room, wire.TypeData, wire.FlagMore, wire.HeaderLen)
+	}
 }
 
 // urgentMessage sends urgent data: in data's room or, once while data is blocked, in the
