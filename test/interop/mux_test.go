@@ -1,0 +1,67 @@
+package interop
+
+import (
+	"io"
+	"net"
+	"testing"
+
+	"github.com/hashicorp/yamux"
+	"github.com/xtaci/smux"
+)
+
+// Many streams on one connection, in all several times as much as it holds.
+
+func yamuxConfig() *yamux.Config {
+	config := yamux.DefaultConfig()
+	config.LogOutput = io.Discard
+	return config
+}
+
+func serveYamux(l net.Listener) func() error {
+	return serveEach(l, func(c net.Conn) error {
+		session, err := yamux.Server(c, yamuxConfig())
+		if err != nil {
+			return err
+		}
+		return handleAll(session.Accept, echoBack)
+	})
+}
+
+func useYamux(t *testing.T, dial dialFunc, address string) {
+	conn := mustDial(t, dial, address)
+	session := must(yamux.Client(conn, yamuxConfig()))
+	defer session.Close()
+	together(amount(48), func() {
+		s, err := session.Open()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		expectEcho(t, s, amount(300_001)) // Close is half of it: the echo still comes
+	})
+}
+
+func serveSmux(l net.Listener) func() error {
+	return serveEach(l, func(c net.Conn) error {
+		session, err := smux.Server(c, smux.DefaultConfig())
+		if err != nil {
+			return err
+		}
+		return handleAll(session.AcceptStream, echoBack)
+	})
+}
+
+func useSmux(t *testing.T, dial dialFunc, address string) {
+	conn := mustDial(t, dial, address)
+	session := must(smux.Client(conn, smux.DefaultConfig()))
+	defer session.Close()
+	together(amount(48), func() {
+		s, err := session.OpenStream()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer s.Close()
+		expectEcho(t, s, amount(300_001))
+	})
+}

@@ -1,0 +1,62 @@
+package interop
+
+import (
+	"context"
+	"net"
+	"testing"
+
+	"github.com/sanconn/san/internal/testenv"
+)
+
+// dialFunc is the hook for connections that most clients have.
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// A program is a server and its client. Neither knows how they are connected.
+type program struct {
+	name string
+	// serve serves l in the background until stop, which closes it and returns what went wrong.
+	serve func(l net.Listener) (stop func() error)
+	// use is the client; address is that of serve's listener.
+	use func(t *testing.T, dial dialFunc, address string)
+	// backend starts what serve needs besides, if anything, and keeps it until all tests end.
+	backend func(t *testing.T)
+	// quick says that it is fast enough for the emulated guest (test/guest).
+	quick bool
+}
+
+var programs = []program{
+	{name: "net/http, HTTP 1.1", serve: serveHTTP, use: useHTTP, quick: true},
+	{name: "net/http, HTTP 2", serve: serveHTTP2, use: useHTTP2, quick: true},
+	{name: "net/http, HTTP 2 without TLS", serve: serveH2C, use: useH2C},
+	{name: "net/http, ReverseProxy", serve: serveReverseProxy, use: useReverseProxy},
+	{name: "net/http, FileServer", serve: serveFiles, use: useFiles},
+	{name: "net/http, server-sent events", serve: serveEvents, use: useEvents},
+	{name: "net/http, Hijack", serve: serveHijack, use: useHijack},
+	{name: "net/http, Shutdown", serve: serveShutdown, use: useShutdown},
+	{name: "gorilla/websocket", serve: serveGorilla, use: useGorilla, quick: true},
+	{name: "coder/websocket", serve: serveCoder, use: useCoder},
+	{name: "fasthttp", serve: serveFastHTTP, use: useFastHTTP},
+	{name: "connect", serve: serveConnect, use: useConnect},
+	{name: "drpc", serve: serveDRPC, use: useDRPC},
+	{name: "net/rpc", serve: serveRPC, use: useRPC, quick: true},
+	{name: "crypto/tls", serve: serveTLS, use: useTLS, quick: true},
+	{name: "ssh", serve: serveSSH, use: useSSH},
+	{name: "yamux", serve: serveYamux, use: useYamux, quick: true},
+	{name: "smux", serve: serveSmux, use: useSmux},
+}
+
+func TestPrograms(t *testing.T) {
+	for _, p := range programs {
+		if testenv.Device() != "" && !p.quick {
+			continue
+		}
+		t.Run(p.name, func(t *testing.T) {
+			if p.backend != nil {
+				p.backend(t)
+			}
+			for _, w := range ways {
+				t.Run(w.name, func(t *testing.T) { w.run(t, p) })
+			}
+		})
+	}
+}

@@ -1,0 +1,177 @@
+package interop
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanconn"
+)
+
+// patience is how long a test waits for what must happen: more than any of them takes on a
+// busy machine with the race detector.
+const patience = 2 * time.Minute
+
+// A way is how a program's two ends are connected.
+type way struct {
+	name     string
+	separate bool     // the server is a process of its own
+	env      []string // of that process
+	listen   func() (net.Listener, error)
+	dial     dialFunc
+	// What carries each connection by InfoOf, at either end. For TCP with the reason why.
+	dialed, accepted string
+}
+
+var ways = func() []way {
+	if device := testenv.Device(); device != "" {
+		return []way{overVerbs(device)}
+	}
+	const here = "127.0.0.1:0"
+	bySAN := func() (net.Listener, error) {
+		return (&san.ListenConfig{Policy: san.Require}).Listen(context.Background(), "tcp", here)
+	}
+	byAny := func() (net.Listener, error) { return san.Listen("tcp", here) }
+	return []way{
+		{
+			name: "shm, two processes", separate: true,
+			listen: bySAN, dial: (&san.Dialer{Policy: san.Require}).DialContext,
+			dialed: "shm", accepted: "shm",
+		},
+		{
+			name:   "shm, one process",
+			listen: bySAN, dial: (&san.Dialer{Policy: san.Require}).DialContext,
+			dialed: "shm", accepted: "shm",
+		},
+		{
+			name: "tcp, SAN switched off at the server", separate: true,
+			env:    []string{"SAN_PROVIDERS=none"},
+			listen: byAny, dial: new(san.Dialer).DialContext,
+			dialed: byTCP(san.ReasonNoListener), accepted: byTCP(san.ReasonDisabled),
+		},
+		{
+			name:   "tcp, plain client",
+			listen: byAny, dial: new(net.Dialer).DialContext,
+			dialed: byTCP(san.ReasonNone), accepted: byTCP(san.ReasonPeerPlain),
+		},
+	}
+}()
+
+// overVerbs goes from one end of the guest's cable to the other.
+func overVerbs(device string) way {
+	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[device]
+	options := sanconn.Options{AttemptTimeout: patience} // the guest is slow
+	lc := &san.ListenConfig{Policy: san.Require, Options: options}
+	d := &san.Dialer{Policy: san.Require, Options: options}
+	return way{
+		name:   "verbs",
+		listen: func() (net.Listener, error) { return lc.Listen(context.Background(), "tcp", host+":0") },
+		dial:   d.DialContext,
+		dialed: "verbs", accepted: "verbs",
+	}
+}
+
+// run runs the program this way.
+func (w way) run(t *testing.T, p program) {
+	late := time.AfterFunc(patience, func() { panic(t.Name() + ": takes too long") }) // shows all goroutines
+	defer late.Stop()
+	var address string
+	var stop func() (accepted []string, err error)
+	if w.separate {
+		address, stop = w.serveElsewhere(t, p)
+	} else {
+		address, stop = w.serveHere(t, p)
+	}
+	var dialed record
+	p.use(t, dialed.dialer(w.dial), address)
+	accepted, err := stop()
+	if err != nil {
+		t.Errorf("the server: %v", err)
+	}
+	want(t, "dialed", dialed.carriers(), w.dialed)
+	want(t, "accepted", accepted, w.accepted)
+}
+
+// want checks that there were connections, all carried by what is wanted.
+func want(t *testing.T, which string, carriers []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(carriers, want) {
+		t.Errorf("%s connections by %q, want %q", which, carriers, want)
+	}
+}
+
+func (w way) serveHere(t *testing.T, p program) (address string, stop func() ([]string, error)) {
+	l, err := w.listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := &record{}
+	end := p.serve(accepted.listener(l))
+	return l.Addr().String(), func() ([]string, error) {
+		err := end()
+		return accepted.carriers(), err
+	}
+}
+
+// record has what carried a program's connections.
+type record struct {
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+// byTCP is how a record names TCP, with the reason why it is not a SAN.
+func byTCP(why san.Reason) string { return fmt.Sprintf("tcp: %v", why) }
+
+func (r *record) add(c net.Conn) {
+	info := san.InfoOf(c)
+	carrier := info.Provider
+	if carrier == "tcp" {
+		carrier = byTCP(info.Fallback)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.seen == nil {
+		r.seen = make(map[string]bool)
+	}
+	r.seen[carrier] = true
+}
+
+func (r *record) carriers() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.seen))
+}
+
+// dialer returns dial, which the record then watches.
+func (r *record) dialer(dial dialFunc) dialFunc {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		if err == nil {
+			r.add(c)
+		}
+		return c, err
+	}
+}
+
+// listener returns l, which the record then watches. Its connections are l's own.
+func (r *record) listener(l net.Listener) net.Listener { return watched{l, r} }
+
+type watched struct {
+	net.Listener
+	record *record
+}
+
+func (w watched) Accept() (net.Conn, error) {
+	c, err := w.Listener.Accept()
+	if err == nil {
+		w.record.add(c)
+	}
+	return c, err
+}
