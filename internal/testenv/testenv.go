@@ -42,6 +42,24 @@ func NeedNoDevice(t testing.TB) {
 	}
 }
 
+// NeedSiege is for tests in which one user attacks another (test/siege). They run in a lane of
+// their own, because they need root and measure.
+func NeedSiege(t testing.TB) {
+	t.Helper()
+	if os.Getenv("SAN_TEST_SIEGE") == "" {
+		t.Skip("runs alone, as root: .ci/run siege")
+	}
+	NeedRoot(t)
+}
+
+// NeedRoot is for tests that start processes of other users, or make network interfaces.
+func NeedRoot(t testing.TB) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		Missing(t, "root")
+	}
+}
+
 // Missing ends a test for which the machine lacks something. It fails the test if nothing
 // may be missing, and skips it otherwise.
 func Missing(t testing.TB, what string) {

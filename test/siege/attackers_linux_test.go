@@ -1,0 +1,581 @@
+package siege
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/test/siege/internal/rawshm"
+)
+
+// attacker is what an attacker knows.
+type attacker struct {
+	*roleIO
+	to    netip.AddrPort // the victim
+	inode uint32         // of its listener
+}
+
+// stands says that the attack stands.
+func (a *attacker) stands(what string, args ...any) {
+	a.say("stands", fmt.Sprintf(what, args...))
+}
+
+// attackRole makes a role of an attack, whose settings are of type A.
+func attackRole[A any](attack func(a *attacker, args A) error) func(*roleIO) error {
+	return func(r *roleIO) error {
+		var common attackArgs
+		if err := r.args(&common); err != nil {
+			return err
+		}
+		var args A
+		if err := json.Unmarshal([]byte(common.More), &args); err != nil {
+			return err
+		}
+		a := &attacker{roleIO: r}
+		var err error
+		if a.to, err = netip.ParseAddrPort(common.Address); err != nil {
+			return err
+		}
+		if a.inode, err = rawshm.FindListener(a.to.Port()); err != nil {
+			return err
+		}
+		var files unix.Rlimit
+		unix.Getrlimit(unix.RLIMIT_NOFILE, &files)
+		unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files.Max, Max: files.Max})
+		return attack(a, args)
+	}
+}
+
+// link makes a link as it should be.
+func (a *attacker) link() (*rawshm.Conduit, error) {
+	bell, err := rawshm.NewDoorbell()
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(bell)
+	return rawshm.Open(a.inode, bell)
+}
+
+// bind returns a socket for the attacker's address.
+func (a *attacker) bind() (int, error) {
+	return rawshm.Bind(netip.AddrPortFrom(a.to.Addr(), 0))
+}
+
+// connect makes a connection, negotiates, and sends the mode. The bound socket is let go:
+// the victim has closed its copy.
+func (a *attacker) connect(l *rawshm.Conduit, slot int, mode byte) (*rawshm.Conn, error) {
+	bound, err := a.bind()
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(bound)
+	if err := l.Connect(slot, a.to, bound); err != nil {
+		return nil, err
+	}
+	c := l.Conn(slot)
+	if err := c.Establish(5 * time.Second); err != nil {
+		return nil, err
+	}
+	c.Put(rawshm.SessionMessage(rawshm.Data, string(mode)))
+	c.Publish()
+	return c, nil
+}
+
+// many makes up to n connections on one link, as far as the victim lets it.
+func (a *attacker) many(n int, mode byte) (l *rawshm.Conduit, conns []*rawshm.Conn, err error) {
+	if l, err = a.link(); err != nil {
+		return nil, nil, err
+	}
+	for len(conns) < n {
+		if len(conns) == l.Slots() {
+			if err := l.Extend(); err != nil {
+				return l, conns, nil
+			}
+		}
+		c, err := a.connect(l, len(conns), mode)
+		if err != nil {
+			return l, conns, nil
+		}
+		conns = append(conns, c)
+	}
+	return l, conns, nil
+}
+
+func init() {
+	roles["peer"] = attackRole(peerRole)
+	roles["bells"] = attackRole(bellsRole)
+	roles["crowd"] = attackRole(crowdRole)
+	roles["unread"] = attackRole(unreadRole)
+	roles["silent"] = attackRole(silentRole)
+	roles["idle"] = attackRole(idleRole)
+	roles["linger"] = attackRole(lingerRole)
+	roles["deaf"] = attackRole(deafRole)
+	roles["wait"] = attackRole(waitRole)
+	roles["kick"] = attackRole(kickRole)
+	roles["halfopen"] = attackRole(halfOpenRole)
+	roles["sameSocket"] = attackRole(sameSocketRole)
+	roles["inbox"] = attackRole(inboxRole)
+}
+
+// peerRole keeps to the protocol.
+func peerRole(a *attacker, _ struct{}) error {
+	l, err := a.link()
+	if err != nil {
+		return err
+	}
+	for slot := range 20 {
+		if slot == l.Slots() {
+			if err := l.Extend(); err != nil {
+				return err
+			}
+		}
+		c, err := a.connect(l, slot, modeEcho)
+		if err != nil {
+			return err
+		}
+		for i := range 200 {
+			sent := fmt.Sprintf("message %d of slot %d %0*d", i, slot, i*97%30000, 0)
+			c.Put(rawshm.SessionMessage(rawshm.Data, sent))
+			c.Publish()
+			for got := ""; got != sent; {
+				m, err := c.Get(5 * time.Second)
+				if err != nil {
+					return err
+				}
+				if m[0] != rawshm.Data || len(got)+len(m)-8 > len(sent) {
+					return fmt.Errorf("%q instead of %q", m, sent)
+				}
+				got += string(m[8:])
+			}
+		}
+		c.Put(rawshm.SessionMessage(rawshm.CloseM, ""))
+		c.Publish()
+	}
+	a.stands("served")
+	a.untilEnd()
+	return nil
+}
+
+// bellsRole passes as its doorbell what blocks or fails those who ring it, and has it rung.
+func bellsRole(a *attacker, _ struct{}) error {
+	bells, err := badBells()
+	if err != nil {
+		return err
+	}
+	var conns []*rawshm.Conn
+	var links []*rawshm.Conduit
+	for _, bell := range bells {
+		l, err := rawshm.Open(a.inode, bell)
+		if err != nil {
+			continue // refused
+		}
+		c, err := a.connect(l, 0, modeEcho)
+		if err != nil {
+			return err
+		}
+		links, conns = append(links, l), append(conns, c)
+	}
+	a.stands("%d of %d doorbells are taken", len(links), len(bells))
+	go func() {
+		for i := 0; ; i++ {
+			for k, c := range conns {
+				links[k].Sleep()
+				c.Put(rawshm.SessionMessage(rawshm.Data, "x"))
+				c.Publish()
+				c.Get(time.Millisecond)
+			}
+		}
+	}()
+	a.untilEnd()
+	return nil
+}
+
+// badBells returns what is not a doorbell, or was one.
+func badBells() (fds []int, err error) {
+	blocking := func(fd int) int {
+		unix.SetNonblock(fd, false)
+		return fd
+	}
+	fill := func(fd int) int {
+		unix.SetNonblock(fd, true)
+		for b := make([]byte, 4096); err == nil; {
+			_, err = unix.Write(fd, b)
+		}
+		err = nil
+		return blocking(fd)
+	}
+	var pipe, stream, packets [2]int
+	if err := errors.Join(unix.Pipe(pipe[:])); err != nil {
+		return nil, err
+	}
+	stream, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return nil, err
+	}
+	packets, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
+	if err != nil {
+		return nil, err
+	}
+	event, err := rawshm.NewDoorbell()
+	if err != nil {
+		return nil, err
+	}
+	timer, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, 0)
+	if err != nil {
+		return nil, err
+	}
+	epoll, err := unix.EpollCreate1(0)
+	if err != nil {
+		return nil, err
+	}
+	emptied := blocking(event)
+	unix.SetNonblock(event, true)
+	var b [8]byte
+	for err == nil { // it is a semaphore no more once it is spoiled by many writes
+		_, err = unix.Write(event, b[:])
+		if err == nil {
+			break
+		}
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	c, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	file, err := c.(*net.TCPConn).File()
+	if err != nil {
+		return nil, err
+	}
+	return []int{fill(pipe[1]), pipe[0], fill(stream[0]), fill(packets[0]), blocking(emptied), timer, epoll, fill(int(file.Fd()))}, nil
+}
+
+// crowdRole makes as many connections as it is let, on as many links.
+func crowdRole(a *attacker, most int) error {
+	var links []*rawshm.Conduit
+	total := 0
+	for total < most {
+		l, conns, err := a.many(most-total, modeHold)
+		if err != nil || len(conns) == 0 {
+			break
+		}
+		links = append(links, l)
+		total += len(conns)
+	}
+	a.stands("%d connections on %d links", total, len(links))
+	a.untilEnd()
+	return nil
+}
+
+// unreadRole fills rings with the smallest messages, which the victim does not read.
+func unreadRole(a *attacker, conns int) error {
+	_, all, err := a.many(conns, modeHold)
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		return errors.New("no connection")
+	}
+	data, ping := rawshm.SessionMessage(rawshm.Data, "x"), rawshm.SessionMessage(rawshm.PingM, "")
+	fill := func() {
+		for _, c := range all {
+			for k := 0; k < 4000 && c.Put(data) && c.Put(ping); k++ {
+			}
+			c.Publish()
+		}
+	}
+	for range 50 {
+		fill()
+		time.Sleep(20 * time.Millisecond)
+	}
+	a.stands("%d rings are full", len(all))
+	go func() {
+		for {
+			fill()
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	a.untilEnd()
+	return nil
+}
+
+// silentRole keeps the backlog full of connections that do not negotiate.
+func silentRole(a *attacker, want int) error {
+	l, err := a.link()
+	if err != nil {
+		return err
+	}
+	bound, err := a.bind()
+	if err != nil {
+		return err
+	}
+	for l.Slots() < want {
+		if l.Extend() != nil {
+			break
+		}
+	}
+	held := make([]bool, l.Slots())
+	pass := func() (n int) {
+		for i := range held {
+			c := l.Conn(i)
+			if held[i] && c.Peer() != rawshm.StateOpen {
+				c.SetState(rawshm.StateAborted)
+				held[i] = false
+			}
+			if !held[i] {
+				c.Reset()
+				held[i] = l.Connect(i, a.to, bound) == nil
+			}
+			if held[i] {
+				n++
+			}
+		}
+		return n
+	}
+	a.stands("%d hold places in the backlog", pass())
+	go func() {
+		for {
+			pass()
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	a.untilEnd()
+	return nil
+}
+
+// idleRole makes links, and nothing on them.
+func idleRole(a *attacker, want int) error {
+	n := 0
+	for ; n < want; n++ {
+		l, err := a.link()
+		if err != nil {
+			break
+		}
+		unix.Close(l.Bell)
+	}
+	a.stands("%d links", n)
+	a.untilEnd()
+	return nil
+}
+
+// lingerRole passes sockets whose last close waits until their data has gone, which it
+// never has: in a handshake, and later. The victim's close is the last where the attacker's
+// was faster, as one that returns at once was.
+func lingerRole(a *attacker, want int) error {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	var passed atomic.Int32
+	for try := 0; int(passed.Load()) < want && try < 20*want; try++ {
+		fd, err := lingering(ln.Addr().(*net.TCPAddr).AddrPort())
+		if err != nil {
+			return err
+		}
+		m := rawshm.Message{Kind: rawshm.Link, Number: rawshm.FirstSlots}
+		open := func() (int, error) { return rawshm.Dial(a.inode) }
+		if try%2 == 1 {
+			l, err := a.link()
+			if err != nil {
+				break
+			}
+			m = rawshm.Message{Kind: rawshm.Connect, Addr: a.to}
+			open = func() (int, error) { return l.Socket, nil }
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			socket, err := open()
+			if err != nil || rawshm.Send(socket, m, fd) != nil {
+				return
+			}
+			begun := time.Now()
+			unix.Close(fd)
+			if time.Since(begun) < time.Millisecond {
+				passed.Add(1)
+			}
+		}()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Millisecond): // it lingers here
+		}
+	}
+	a.stands("%d sockets linger", passed.Load())
+	a.untilEnd()
+	return nil
+}
+
+// lingering returns a connected socket with data that nobody reads, and SO_LINGER.
+func lingering(to netip.AddrPort) (int, error) {
+	fd, err := rawshm.Bind(netip.AddrPortFrom(to.Addr(), 0))
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); err != nil {
+		return -1, err
+	}
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 60}); err != nil {
+		return -1, err
+	}
+	unix.SetNonblock(fd, true)
+	b := make([]byte, 64<<10)
+	for {
+		if _, err := unix.Write(fd, b); err != nil {
+			break
+		}
+	}
+	return fd, unix.SetNonblock(fd, false)
+}
+
+// deafRole asks until nobody has room for the answers any more, and reads none.
+func deafRole(a *attacker, links int) error {
+	n := 0
+	for ; n < links; n++ {
+		l, err := a.link()
+		if err != nil {
+			break
+		}
+		// Without a socket: each is answered, and none leads to anything.
+		wrong := rawshm.Message{Kind: rawshm.Connect, Addr: a.to}
+		for quiet := 0; quiet < 3; {
+			if err := rawshm.Send(l.Socket, wrong); err == unix.EAGAIN {
+				quiet++
+				time.Sleep(time.Millisecond)
+			} else if err != nil {
+				break
+			}
+		}
+	}
+	a.stands("%d links are full of answers", n)
+	a.untilEnd()
+	return nil
+}
+
+// waitRole has the victim wait in Reads and Writes, with bytes that come one by one, and
+// room that does.
+func waitRole(a *attacker, conns int) error {
+	_, all, err := a.many(conns, modeWait)
+	if err != nil {
+		return err
+	}
+	a.stands("%d connections keep the victim waiting", len(all))
+	go func() {
+		for i := 0; ; i++ {
+			for _, c := range all {
+				switch i % 3 {
+				case 0:
+					c.Put(rawshm.SessionMessage(rawshm.Data, "x"))
+				case 1:
+					c.Put(rawshm.SessionMessage(rawshm.PingM, ""))
+				}
+				c.Publish()
+				c.Get(0)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	a.untilEnd()
+	return nil
+}
+
+// kickRole shows the victim news of many connections, all the time, and there are none.
+func kickRole(a *attacker, conns int) error {
+	l, all, err := a.many(conns, modeHold)
+	if err != nil {
+		return err
+	}
+	a.stands("%d connections are kicked", len(all))
+	go func() {
+		for {
+			for i := range all {
+				l.Kick(i)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	a.untilEnd()
+	return nil
+}
+
+// halfOpenRole keeps connecting to the rendezvous, and says nothing there.
+func halfOpenRole(a *attacker, most int) error {
+	var sockets []int
+	pass := func() {
+		for range most / 10 {
+			if s, err := rawshm.Dial(a.inode); err == nil {
+				sockets = append(sockets, s)
+			}
+			for len(sockets) > most {
+				unix.Close(sockets[0])
+				sockets = sockets[1:]
+			}
+		}
+	}
+	for range 10 {
+		pass()
+	}
+	a.stands("%d sockets are silent", len(sockets))
+	go func() {
+		for {
+			pass()
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	a.untilEnd()
+	return nil
+}
+
+// sameSocketRole makes several connections from one address to one address, and says how
+// many there are.
+func sameSocketRole(a *attacker, _ struct{}) error {
+	l, err := a.link()
+	if err != nil {
+		return err
+	}
+	bound, err := a.bind()
+	if err != nil {
+		return err
+	}
+	n := 0
+	for slot := range 3 {
+		if l.Connect(slot, a.to, bound) == nil && l.Conn(slot).Establish(5*time.Second) == nil {
+			n++
+		}
+	}
+	a.stands("made")
+	a.say("connections", n)
+	a.untilEnd()
+	return nil
+}
+
+// inboxRole asks for memory to write to, on every connection, and says what it was told.
+func inboxRole(a *attacker, conns int) error {
+	_, all, err := a.many(conns, modeHold)
+	if err != nil {
+		return err
+	}
+	told := 0
+	for _, c := range all {
+		c.Put(rawshm.SessionMessage(rawshm.AskInbox, ""))
+		c.Publish()
+		m, err := c.Get(2 * time.Second)
+		for _, b := range m[min(len(m), 8):] {
+			if err == nil && b != 0 {
+				told++
+				break
+			}
+		}
+	}
+	a.stands("%d asked", len(all))
+	a.say("told", told)
+	a.untilEnd()
+	return nil
+}

@@ -1,0 +1,64 @@
+package siege
+
+import (
+	"testing"
+	"time"
+)
+
+// asTCP is how much processor time an attacker's can cost the victim, where the victim has
+// something to do for it: over TCP receiving a small packet costs the receiver several times
+// what it costs the sender.
+const asTCP = 3
+
+// A peer made from docs/PROTOCOL.md alone is served.
+func TestPeerFromTheDocument(t *testing.T) {
+	r := lay(t, spec{})
+	r.attack("peer", struct{}{})
+	r.siege(bounds{})
+}
+
+// Whatever a peer passes as its doorbell, ringing it blocks no thread.
+func TestDoorbellsThatBlock(t *testing.T) {
+	r := lay(t, spec{})
+	r.attack("bells", struct{}{})
+	r.siege(bounds{connections: 8, descriptors: 8 * 4, space: 8 << 27, cpu: asTCP})
+}
+
+// Small messages that nobody reads cost a bounded part of the ring's memory.
+func TestUnreadMessages(t *testing.T) {
+	const conns, ring = 64, 4 << 20
+	r := lay(t, spec{})
+	r.attack("unread", conns)
+	r.siege(bounds{connections: conns, memory: conns * ring / 2, space: 8 << 30, cpu: asTCP})
+}
+
+// A deadline ends an operation whatever the peer does.
+func TestDeadlines(t *testing.T) {
+	const conns = 32
+	r := lay(t, spec{})
+	r.attack("wait", conns)
+	r.siege(bounds{connections: conns, descriptors: 4, memory: 4 * conns << 20, space: 8 << 30, cpu: asTCP})
+	if late := r.report().Waited; late == 0 || late > 500*time.Millisecond {
+		t.Errorf("an operation ended %v after its deadline", late)
+	}
+}
+
+// News that are none cost little.
+func TestKicks(t *testing.T) {
+	const conns = 1024
+	r := lay(t, spec{})
+	r.attack("kick", conns)
+	r.siege(bounds{connections: conns, descriptors: 4, memory: 64 << 20, space: 16 << 30, cpu: asTCP})
+}
+
+// On shared memory nobody gets memory to write to, or is told an address of it.
+func TestInboxesOnARing(t *testing.T) {
+	const conns = 64
+	r := lay(t, spec{})
+	a := r.attack("inbox", conns)
+	told := 0
+	if a.hear("told", &told); told != 0 {
+		t.Errorf("%d of %d connections were granted memory", told, conns)
+	}
+	r.siege(bounds{connections: conns, descriptors: 8, memory: 8 << 20, space: 8 << 30})
+}

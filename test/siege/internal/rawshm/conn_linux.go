@@ -1,0 +1,175 @@
+package rawshm
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+)
+
+// Offsets in a slot's control: two rings' words, two states, two sets of cells.
+const (
+	ringControl = 768
+	ringTail    = 0
+	ringHead    = 128
+	ringSleep   = 256
+	ringWant    = 384
+	ringDue     = 512
+	ringDone    = 640
+
+	states    = 2 * ringControl
+	stateSize = 128
+)
+
+// States of a side.
+const (
+	StateOpen    = 0
+	StateClosed  = 1
+	StateAborted = 2
+)
+
+// Records' kinds.
+const (
+	kindMessage = 1 << 32
+	kindPad     = 2 << 32
+)
+
+// Conn is the dialing side of a connection.
+type Conn struct {
+	link   *Conduit
+	slot   slot
+	number int
+	tail   uint64 // of the ring out
+	head   uint64 // of the ring in
+}
+
+// Conn returns the connection in a slot, which is fresh.
+func (c *Conduit) Conn(number int) *Conn {
+	return &Conn{link: c, slot: c.slots[number], number: number}
+}
+
+// word is the offset of a ring's word.
+func (c *Conn) word(dir, at int) int { return c.slot.control + dir*ringControl + at }
+
+// SetTail publishes any position.
+func (c *Conn) SetTail(v uint64) { at64(c.slot.mem, c.word(0, ringTail)).Store(v) }
+
+// SetState sets this side's state.
+func (c *Conn) SetState(v uint32) {
+	at32(c.slot.mem, c.slot.control+states).Store(v)
+	c.link.Kick(c.number)
+}
+
+// Peer is the other side's state.
+func (c *Conn) Peer() uint32 { return at32(c.slot.mem, c.slot.control+states+stateSize).Load() & 3 }
+
+// Reset makes a slot fresh for another connection, once both sides are done with it.
+func (c *Conn) Reset() {
+	clear(c.slot.mem[c.slot.control : c.slot.control+2*ringControl+2*stateSize])
+	c.tail, c.head = 0, 0
+}
+
+// Put writes a record without telling the peer. It returns false if there is no room.
+func (c *Conn) Put(msg []byte) bool {
+	size := uint64(8 + (len(msg)+7)&^7)
+	head := at64(c.slot.mem, c.word(0, ringHead)).Load()
+	at := c.tail
+	if left := ringSize - at%ringSize; left < size {
+		if at+left+size-head > ringSize || left < 8 {
+			return false
+		}
+		c.putHeader(at, kindPad|left)
+		at += left
+	}
+	if at+size+8-head > ringSize { // there is always room left for a pad
+		return false
+	}
+	c.putHeader(at, kindMessage|uint64(len(msg)))
+	copy(c.slot.mem[c.slot.rings[0]+int(at%ringSize)+8:], msg)
+	c.tail = at + size
+	return true
+}
+
+func (c *Conn) putHeader(at, h uint64) {
+	binary.LittleEndian.PutUint64(c.slot.mem[c.slot.rings[0]+int(at%ringSize):], h)
+}
+
+// Publish shows the peer what was put, and wakes it if it sleeps.
+func (c *Conn) Publish() {
+	at32(c.slot.mem, c.word(0, ringDue)).Store(uint32(c.tail))
+	c.SetTail(c.tail)
+	if s := at32(c.slot.mem, c.word(0, ringSleep)); s.Load() != 0 && s.Swap(0) != 0 {
+		c.link.Kick(c.number)
+	}
+}
+
+// Get waits for the peer's next message, at most as long as given.
+func (c *Conn) Get(limit time.Duration) ([]byte, error) {
+	end := time.Now().Add(limit)
+	for {
+		if c.head == at64(c.slot.mem, c.word(1, ringTail)).Load() {
+			if time.Now().After(end) {
+				return nil, fmt.Errorf("no message within %v, the peer's state is %d", limit, c.Peer())
+			}
+			time.Sleep(50 * time.Microsecond)
+			continue
+		}
+		off := int(c.head % ringSize)
+		h := binary.LittleEndian.Uint64(c.slot.mem[c.slot.rings[1]+off:])
+		n := int(uint32(h))
+		if h&^(1<<32-1) == kindPad {
+			c.free(uint64(n))
+			continue
+		}
+		msg := append([]byte(nil), c.slot.mem[c.slot.rings[1]+off+8:][:n]...)
+		c.free(uint64(8 + (n+7)&^7))
+		return msg, nil
+	}
+}
+
+func (c *Conn) free(n uint64) {
+	c.head += n
+	at32(c.slot.mem, c.word(1, ringDone)).Store(uint32(c.head))
+	at64(c.slot.mem, c.word(1, ringHead)).Store(c.head)
+	if w := at64(c.slot.mem, c.word(1, ringWant)); w.Load() != 0 && w.Swap(0) != 0 {
+		c.link.Kick(c.number)
+	}
+}
+
+// Types of the session's messages.
+const (
+	Data       = 2
+	OfferRead  = 4
+	OfferWrite = 5
+	ShutdownM  = 11
+	CloseM     = 12
+	AskInbox   = 19
+	PingM      = 15
+)
+
+// SessionMessage is a message of the session's.
+func SessionMessage(kind uint8, body string) []byte {
+	return append([]byte{kind, 0, 0, 0, 0, 0, 0, 0}, body...)
+}
+
+// Negotiate is the first message of a session on a ring.
+func Negotiate() []byte {
+	b := make([]byte, 8+40)
+	b[0] = 1
+	copy(b[8:], "SANc")
+	binary.LittleEndian.PutUint16(b[12:], 1)      // version
+	binary.LittleEndian.PutUint32(b[20:], 64<<10) // largest message
+	return b
+}
+
+// Establish negotiates.
+func (c *Conn) Establish(limit time.Duration) error {
+	if !c.Put(Negotiate()) {
+		return fmt.Errorf("no room to negotiate")
+	}
+	c.Publish()
+	m, err := c.Get(limit)
+	if err == nil && (len(m) < 48 || m[0] != 1 || string(m[8:12]) != "SANc") {
+		err = fmt.Errorf("the first message is % x", m)
+	}
+	return err
+}

@@ -1,0 +1,214 @@
+package rawshm
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The layout of segments.
+const (
+	bellSize    = 8 << 10
+	controlSize = 12 << 10
+	ringSize    = 4 << 20
+	ringAlign   = 64 << 10
+
+	FirstSlots = 16
+	mostSlots  = 256
+	linkSlots  = 16384
+)
+
+func ringsAt(slots int) int {
+	return (2*bellSize + slots*controlSize + ringAlign - 1) / ringAlign * ringAlign
+}
+
+// SegmentSize is the length in bytes of a segment of so many slots.
+func SegmentSize(slots int) int { return ringsAt(slots) + slots*2*ringSize }
+
+// NewSegment makes a segment, as a sealed memfd, and maps it.
+func NewSegment(slots int) (fd int, mem []byte, err error) {
+	fd, err = unix.MemfdCreate("siege", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, nil, err
+	}
+	if err = unix.Ftruncate(fd, int64(SegmentSize(slots))); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err == nil {
+		mem, err = unix.Mmap(fd, 0, SegmentSize(slots), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, nil, err
+	}
+	return fd, mem, nil
+}
+
+// NewDoorbell returns an eventfd such as a doorbell is: rings take from its count.
+func NewDoorbell() (fd int, err error) {
+	fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK|unix.EFD_SEMAPHORE)
+	if err != nil {
+		return -1, err
+	}
+	var count [8]byte
+	binary.NativeEndian.PutUint64(count[:], 1<<63)
+	if _, err := unix.Write(fd, count[:]); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// A Conduit is the dialing end of a link.
+type Conduit struct {
+	Socket int
+	Bell   int // the peer's doorbell
+	slots  []slot
+	maps   [][]byte
+}
+
+// slot is a connection's place in a segment.
+type slot struct {
+	mem     []byte // of its segment
+	control int    // offset
+	rings   [2]int // offsets
+}
+
+// Open makes a link: all of it as it is meant to be, except for the doorbell that is passed,
+// which stays the caller's.
+func Open(inode uint32, doorbell int) (*Conduit, error) {
+	socket, err := Dial(inode)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conduit{Socket: socket, Bell: -1}
+	if err := c.handshake(doorbell); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Conduit) handshake(doorbell int) error {
+	fd, mem, err := NewSegment(FirstSlots)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	c.add(mem, FirstSlots)
+	if err := Send(c.Socket, Message{Kind: Link, Number: FirstSlots}, fd, doorbell); err != nil {
+		return err
+	}
+	m, fds, err := Receive(c.Socket, 10*time.Second)
+	if err != nil {
+		return err
+	}
+	if m.Kind != LinkReply || m.Code != OK || len(fds) != 1 {
+		return CodeError{m.Kind, m.Code}
+	}
+	c.Bell = fds[0]
+	return nil
+}
+
+// CodeError is a reply that is not what was hoped for.
+type CodeError struct{ Kind, Code uint8 }
+
+func (e CodeError) Error() string { return fmt.Sprintf("reply of kind %d, code %d", e.Kind, e.Code) }
+
+func (c *Conduit) add(mem []byte, slots int) {
+	c.maps = append(c.maps, mem)
+	for i := range slots {
+		rings := ringsAt(slots) + 2*i*ringSize
+		c.slots = append(c.slots, slot{mem, 2*bellSize + i*controlSize, [2]int{rings, rings + ringSize}})
+	}
+}
+
+// Slots is how many connections the link has room for.
+func (c *Conduit) Slots() int { return len(c.slots) }
+
+// Extend adds the next segment, which doubles the slots as long as they are few.
+func (c *Conduit) Extend() error {
+	slots := min(len(c.slots), mostSlots, linkSlots-len(c.slots))
+	fd, mem, err := NewSegment(slots)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := Send(c.Socket, Message{Kind: Segment, Number: uint32(slots)}, fd); err != nil {
+		unix.Munmap(mem)
+		return err
+	}
+	m, _, err := Receive(c.Socket, 10*time.Second)
+	if err == nil && (m.Kind != SegmentReply || m.Code != OK) {
+		err = CodeError{m.Kind, m.Code}
+	}
+	if err != nil {
+		unix.Munmap(mem)
+		return err
+	}
+	c.add(mem, slots)
+	return nil
+}
+
+// Connect asks for a connection in a slot, from the address of a bound socket, which stays
+// the caller's, and waits for the reply.
+func (c *Conduit) Connect(number int, to netip.AddrPort, bound int) error {
+	if err := Send(c.Socket, Message{Kind: Connect, Number: uint32(number), Addr: to}, bound); err != nil {
+		return err
+	}
+	m, _, err := Receive(c.Socket, 10*time.Second)
+	if err != nil {
+		return err
+	}
+	if m.Kind != ConnectReply || m.Code != OK || m.Number != uint32(number) {
+		return CodeError{m.Kind, m.Code}
+	}
+	return nil
+}
+
+// Kick shows the peer news of a slot, of both kinds, and rings if it sleeps.
+func (c *Conduit) Kick(number int) {
+	const sum, bits = 128, 4096
+	bell := c.maps[0][:bellSize]
+	word := number / 32
+	or64(bell, bits+8*word, 3<<(number%32*2))
+	or64(bell, sum+word/64*8, 1<<(word%64))
+	if asleep := at32(bell, 0); asleep.Load() != 0 && asleep.Swap(0) != 0 {
+		c.Ring()
+	}
+}
+
+// Ring rings the peer's doorbell, whether or not it sleeps.
+func (c *Conduit) Ring() {
+	var b [8]byte
+	if _, err := unix.Read(c.Bell, b[:]); err == unix.EINVAL || err == unix.EAGAIN {
+		unix.SendmsgN(c.Bell, b[:1], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL) // before Linux 5.8
+	}
+}
+
+// Sleep has the peer ring for its next news.
+func (c *Conduit) Sleep() { at32(c.maps[0], bellSize).Store(1) }
+
+// Close gives all back.
+func (c *Conduit) Close() {
+	unix.Close(c.Socket)
+	if c.Bell >= 0 {
+		unix.Close(c.Bell)
+	}
+	for _, m := range c.maps {
+		unix.Munmap(m)
+	}
+	c.maps = nil
+}
+
+// The words of shared memory. All offsets are multiples of their size.
+
+func at32(mem []byte, off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&mem[off])) }
+func at64(mem []byte, off int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&mem[off])) }
+
+func or64(mem []byte, off int, v uint64) { at64(mem, off).Or(v) }

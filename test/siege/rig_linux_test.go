@@ -1,0 +1,217 @@
+package siege
+
+import (
+	"encoding/json"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
+)
+
+// calmTime and siegeTime are how long the bystander counts before and during an attack.
+func calmTime() time.Duration  { return time.Second }
+func siegeTime() time.Duration { return 2 * time.Second }
+
+// rig is a victim and its bystander, and what they were like before the attack.
+type rig struct {
+	t         *testing.T
+	address   string
+	victim    *process
+	bystander *process
+	calm      experience
+	before    usage
+	attackers []*process
+	cost      time.Duration // what a round of the bystander's costs the victim
+}
+
+// lay starts a victim and a bystander in a network namespace of their own.
+func lay(t *testing.T, v spec) *rig {
+	t.Helper()
+	testenv.NeedSiege(t)
+	newNamespace(t)
+	if v.role, v.user = "victim", victimUser; v.args == nil {
+		v.args = victimArgs{}
+	}
+	r := &rig{t: t, victim: start(t, v)}
+	r.victim.hear("listening", &r.address)
+	r.bystander = start(t, spec{role: "bystander", user: bystanderUser, args: r.address})
+	var provider string
+	if r.bystander.hear("ready", &provider); provider != "shm" {
+		t.Fatalf("the bystander is on %s", provider)
+	}
+	began := usageOf(t, r.victim.pid())
+	r.calm = r.meet(calmTime())
+	r.before = usageOf(t, r.victim.pid())
+	r.cost = (r.before.cpu - began.cpu) / time.Duration(max(1, r.calm.Rounds))
+	if r.calm.Failures > 0 || r.calm.Dials["shm"] == 0 || r.calm.Dials["tcp"] != 0 || r.calm.Dials["plain"] == 0 {
+		t.Fatalf("before any attack: %+v", r.calm)
+	}
+	return r
+}
+
+// newNamespace puts the test's goroutine, and the processes that it starts, into a network
+// namespace with a loopback interface alone.
+func newNamespace(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread() // for good: the thread ends with the goroutine
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// meet has the bystander go on for a while.
+func (r *rig) meet(d time.Duration) (e experience) {
+	r.t.Helper()
+	r.bystander.tell(d.String())
+	r.bystander.hear("met", &e)
+	return e
+}
+
+// report returns what the victim knows of itself.
+func (r *rig) report() (v victimReport) {
+	r.t.Helper()
+	r.victim.tell("report")
+	r.victim.hear("report", &v)
+	return v
+}
+
+// attack starts an attacker, and returns when its attack stands.
+func (r *rig) attack(role string, args any) *process {
+	r.t.Helper()
+	b, err := json.Marshal(args)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	// The processor time that an attacker burns by itself is the scheduler's to share out.
+	// What is left with nice is what it has its victim do.
+	p := start(r.t, spec{role: role, user: attackerUser, nice: 19, args: attackArgs{r.address, string(b)}})
+	var what string
+	p.hear("stands", &what)
+	r.t.Logf("attack: %s", what)
+	r.attackers = append(r.attackers, p)
+	return p
+}
+
+// bounds are what the victim may have more than before, because of the attackers. 0 stands
+// for nothing to speak of.
+type bounds struct {
+	connections int
+	descriptors int
+	threads     int
+	memory      int64   // bytes of its own
+	space       int64   // bytes of addresses
+	cpu         float64 // processors for each that the attackers use themselves
+}
+
+// slack is what may come and go in any process: Go's runtime keeps threads, and memory for
+// garbage.
+var slack = bounds{connections: 4, descriptors: 32, threads: 12, memory: 24 << 20, space: 1 << 30, cpu: 0.25}
+
+// siege has the bystander go on during the attack, and checks what it met and what the
+// victim has in use.
+func (r *rig) siege(most bounds) experience {
+	r.t.Helper()
+	open := r.report().Open
+	r.bystander.tell(siegeTime().String())
+	first, theirs := usageOf(r.t, r.victim.pid()), r.attackersCPU()
+	r.newcomer()
+	peak := usageOf(r.t, r.victim.pid())
+	var met experience
+	for waiting := true; waiting; {
+		select {
+		case <-time.After(20 * time.Millisecond):
+			peak = worst(peak, usageOf(r.t, r.victim.pid()))
+		case line, ok := <-r.bystander.lines:
+			waiting = false
+			if !ok || json.Unmarshal([]byte(line[len("met "):]), &met) != nil {
+				r.t.Fatalf("the bystander said %q", line)
+			}
+		}
+	}
+	last := usageOf(r.t, r.victim.pid())
+	r.checkMet(met)
+	theirs = r.attackersCPU() - theirs
+	most.cpu *= float64(theirs) / float64(last.at.Sub(first.at))
+	r.checkUsage(most, open, peak, last.processors(first, time.Duration(met.Rounds)*r.cost))
+	return met
+}
+
+// attackersCPU is the processor time that the attackers have used themselves.
+func (r *rig) attackersCPU() (sum time.Duration) {
+	for _, p := range r.attackers {
+		sum += usageOf(r.t, p.pid()).cpu
+	}
+	return sum
+}
+
+// floor is the median up to which the bystander is served well, whatever it was before. On
+// two processors the scheduler may let a thread that could run wait for one slice of others,
+// which is 3 ms, and each dial and echo takes both the bystander's and the victim's.
+const floor = 6 * time.Millisecond
+
+// newcomer has another process of the bystander's user dial for the first time, and returns
+// the provider that serves it.
+func (r *rig) newcomer() (provider string) {
+	r.t.Helper()
+	p := start(r.t, spec{role: "bystander", user: bystanderUser, args: r.address})
+	p.hear("ready", &provider)
+	r.t.Logf("a newcomer is served by %s", provider)
+	p.kill()
+	return provider
+}
+
+func (r *rig) checkMet(met experience) {
+	r.t.Helper()
+	dials := 0
+	for _, n := range met.Dials {
+		dials += n
+	}
+	r.t.Logf("bystander: %d dials %v, %d echoes; medians: dial %v (calm %v), echo %v (calm %v); fallbacks %v",
+		dials, met.Dials, met.Echoes, met.Dial, r.calm.Dial, met.Echo, r.calm.Echo, met.Fallbacks)
+	if met.Failures > 0 {
+		r.t.Errorf("the bystander met %d failures: %q", met.Failures, met.Failed)
+	}
+	if met.Dials["shm"]+met.Dials["tcp"] == 0 || met.Dials["plain"] == 0 || met.Echoes == 0 {
+		r.t.Errorf("the bystander was not served: %+v", met)
+	}
+	if met.Dial > max(floor, 3*r.calm.Dial) || met.Echo > max(floor, 3*r.calm.Echo) {
+		r.t.Errorf("slow: a dial takes %v instead of %v, an echo %v instead of %v", met.Dial, r.calm.Dial, met.Echo, r.calm.Echo)
+	}
+}
+
+func (r *rig) checkUsage(most bounds, open int, peak usage, cpu float64) {
+	r.t.Helper()
+	r.t.Logf("victim: %v; before: %v; %.2f processors for the attackers (at most %.2f); %d connections", peak, r.before, cpu, most.cpu+slack.cpu, open)
+	for _, x := range []struct {
+		what     string
+		is, most float64
+	}{
+		{"connections", float64(open), float64(most.connections + slack.connections)},
+		{"descriptors", float64(peak.descriptors - r.before.descriptors), float64(most.descriptors + slack.descriptors)},
+		{"threads", float64(peak.threads - r.before.threads), float64(most.threads + slack.threads)},
+		{"bytes of its own", float64(peak.anonymous - r.before.anonymous), float64(most.memory + slack.memory)},
+		{"bytes of addresses", float64(peak.space - r.before.space), float64(most.space + slack.space)},
+		{"processors", cpu, most.cpu + slack.cpu},
+	} {
+		if x.is > x.most {
+			r.t.Errorf("the victim has %v %s more, not at most %v", x.is, x.what, x.most)
+		}
+	}
+}
+
+// attackArgs are what every attacker gets.
+type attackArgs struct {
+	Address string
+	More    string // its own settings, in JSON
+}

@@ -1,0 +1,151 @@
+package siege
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san"
+)
+
+func init() { roles["victim"] = victimRole }
+
+// victimArgs are the victim's settings.
+type victimArgs struct {
+	Address string // default 127.0.0.1:0
+	Device  string // that the listener is bound to
+	Backlog int
+}
+
+// What a client's first byte has the victim do with the connection.
+const (
+	modeEcho = 'e' // send all back
+	modeHold = 'h' // read no more
+	modeSend = 'w' // send without end
+	modeWait = 'd' // read with a deadline, and report how long that took
+)
+
+// victimReport is what the victim knows of itself.
+type victimReport struct {
+	Accepted int64 // connections, since the start
+	Open     int   // over shared memory
+	Heap     uint64
+	Waited   time.Duration // the longest that an operation took beyond its deadline
+}
+
+type victim struct {
+	accepted atomic.Int64
+	late     atomic.Int64 // nanoseconds
+}
+
+// victimRole is a server.
+func victimRole(r *roleIO) error {
+	var args victimArgs
+	if err := r.args(&args); err != nil {
+		return err
+	}
+	if args.Address == "" {
+		args.Address = "127.0.0.1:0"
+	}
+	lc := san.ListenConfig{Backlog: args.Backlog}
+	if args.Device != "" {
+		lc.NetListenConfig.Control = func(_, _ string, c syscall.RawConn) (err error) {
+			c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), args.Device) })
+			return err
+		}
+	}
+	ln, err := lc.Listen(context.Background(), "tcp4", args.Address)
+	if err != nil {
+		return err
+	}
+	if got := ln.(*san.Listener).Providers(); len(got) == 0 || got[0] != "shm" {
+		return errors.New("the victim does not listen on shared memory")
+	}
+	v := new(victim)
+	go v.serve(ln)
+	r.say("listening", ln.Addr().String())
+	for {
+		switch r.command() {
+		case "report":
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			r.say("report", victimReport{v.accepted.Load(), san.Stats().Open["shm"], m.HeapInuse, time.Duration(v.late.Load())})
+		case "close":
+			begun := time.Now()
+			ln.Close()
+			r.say("closed", time.Since(begun))
+		default:
+			return nil
+		}
+	}
+}
+
+func (v *victim) serve(ln net.Listener) {
+	for {
+		c, err := ln.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(5 * time.Millisecond) // as net/http does
+			continue
+		}
+		v.accepted.Add(1)
+		go v.client(c)
+	}
+}
+
+func (v *victim) client(c net.Conn) {
+	defer c.Close()
+	var b [256]byte
+	if _, err := io.ReadFull(c, b[:1]); err != nil {
+		return
+	}
+	switch b[0] {
+	case modeEcho:
+		for {
+			n, err := c.Read(b[:])
+			if err != nil {
+				return
+			}
+			if _, err := c.Write(b[:n]); err != nil {
+				return
+			}
+		}
+	case modeHold:
+		select {}
+	case modeSend:
+		for err := error(nil); err == nil; {
+			_, err = c.Write(b[:])
+		}
+	case modeWait:
+		v.wait(c)
+	}
+}
+
+// wait has operations with deadlines, until the connection ends.
+func (v *victim) wait(c net.Conn) {
+	const limit = 200 * time.Millisecond
+	large := make([]byte, 1<<20)
+	for {
+		for _, op := range []func() error{
+			func() error { c.SetReadDeadline(time.Now().Add(limit)); _, err := io.ReadFull(c, large); return err },
+			func() error { c.SetWriteDeadline(time.Now().Add(limit)); _, err := c.Write(large); return err },
+		} {
+			begun := time.Now()
+			err := op()
+			v.late.Store(max(v.late.Load(), int64(time.Since(begun)-limit)))
+			if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				return
+			}
+		}
+	}
+}
