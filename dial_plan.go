@@ -43,6 +43,7 @@ func (d *Dialer) plan(ctx context.Context, network, address string, providers []
 			control:  d.control(),
 			settings: settle(d.Options, d.RDMA, d.Policy, env, 0),
 		}
+		r.settings.source = local.AddrPort().Addr().Unmap()
 		if named {
 			r.address = dst.String() // so that net does not look the name up again
 		}

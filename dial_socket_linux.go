@@ -50,7 +50,7 @@ func (s *boundSocket) bind(ctx context.Context, r request) error {
 			return nil // the hook has bound it
 		}
 	}
-	from, err := source(r)
+	from, err := s.source(r)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (s *boundSocket) name() error {
 func (s *boundSocket) Close() error { return unix.Close(s.fd) }
 
 // source returns the local address that a TCP connection for this request would have.
-func source(r request) (netip.AddrPort, error) {
+func (s *boundSocket) source(r request) (netip.AddrPort, error) {
 	var port uint16
 	if l := r.local; l != nil {
 		if port = uint16(l.Port); int(port) != l.Port {
@@ -140,13 +140,51 @@ func source(r request) (netip.AddrPort, error) {
 	}
 	// A connected UDP socket has the source address that routing chooses. Nothing is
 	// sent.
-	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(r.remote))
+	var udp net.Dialer
+	if r.control != nil {
+		udp.Control = s.steer
+	}
+	c, err := udp.Dial("udp", r.remote.String())
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
 	defer c.Close()
 	from := c.LocalAddr().(*net.UDPAddr).AddrPort()
 	return netip.AddrPortFrom(from.Addr().Unmap(), port), nil
+}
+
+// steering returns what the hooks have set that decides the socket's route: SO_MARK and
+// SO_BINDTODEVICE.
+func (s *boundSocket) steering() (mark uint32, device string) {
+	m, _ := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_MARK)
+	device, _ = unix.GetsockoptString(s.fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE)
+	return uint32(m), device
+}
+
+// steer sets the same for another socket.
+func (s *boundSocket) steer(_, _ string, other syscall.RawConn) error {
+	mark, device := s.steering()
+	var err error
+	if e := other.Control(func(fd uintptr) {
+		if mark != 0 {
+			err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)))
+		}
+		if err == nil && device != "" {
+			err = os.NewSyscallError("setsockopt", unix.BindToDevice(int(fd), device))
+		}
+	}); e != nil {
+		return e
+	}
+	return err
+}
+
+// trafficClass is a socket's TOS or traffic class.
+func trafficClass(fd int) uint8 {
+	if v, err := unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS); err == nil && v > 0 {
+		return uint8(v)
+	}
+	v, _ := unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS)
+	return uint8(v)
 }
 
 func sockaddr(a netip.AddrPort) (unix.Sockaddr, error) {

@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/testenv"
 )
@@ -138,4 +142,65 @@ func TestPortsAreLeftToTCP(t *testing.T) {
 	} else if err != nil {
 		t.Error(err)
 	}
+}
+
+// What a hook sets for the route decides the local address, as over TCP.
+func TestLocalAddressByTheHooksRoute(t *testing.T) {
+	mark := func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, 7) }
+	device := func(fd int) error { return unix.BindToDevice(fd, "rail2") }
+	failed := make(chan error)
+	go func() { // its thread ends with it
+		runtime.LockOSThread()
+		err := ownNetwork()
+		if err == nil {
+			var out []byte
+			if out, err = exec.Command("sh", "-ec", twoRails).CombinedOutput(); err != nil {
+				err = fmt.Errorf("%w: %s", err, out)
+			}
+		}
+		for want, hook := range map[string]func(int) error{"10.77.1.1": nil, "10.77.2.1": mark, "10.77.2.2": device} {
+			if err != nil {
+				break
+			}
+			err = bindsTo(want, hook)
+		}
+		failed <- err
+	}()
+	if err := <-failed; errors.As(err, new(*exec.ExitError)) || errors.Is(err, exec.ErrNotFound) {
+		testenv.Missing(t, err.Error())
+	} else if err != nil {
+		t.Error(err)
+	}
+}
+
+// twoRails are two ways to 10.78.0.0/16: rail1, and for marked or bound sockets rail2.
+const twoRails = `
+	ip link add rail1 type veth peer far1 && ip link set far1 up && ip addr add 10.77.1.1/24 dev rail1 && ip link set rail1 up
+	ip link add rail2 type veth peer far2 && ip link set far2 up && ip addr add 10.77.2.1/24 dev rail2 && ip link set rail2 up
+	ip addr add 10.77.2.2/24 dev rail2
+	ip route add 10.78.0.0/16 dev rail1 src 10.77.1.1
+	ip route add 10.78.0.0/16 dev rail2 src 10.77.2.1 table 100
+	ip route add 10.78.0.0/16 dev rail2 src 10.77.2.2 table 101
+	ip rule add fwmark 7 table 100
+	ip rule add oif rail2 table 101`
+
+// bindsTo returns an error unless a socket that hook, if it is not nil, has set up gets the
+// local address want.
+func bindsTo(want string, hook func(fd int) error) error {
+	r := request{network: "tcp4", remote: netip.MustParseAddrPort("10.78.0.1:80")}
+	if hook != nil {
+		r.control = func(_ context.Context, _, _ string, c syscall.RawConn) (err error) {
+			c.Control(func(fd uintptr) { err = hook(int(fd)) })
+			return err
+		}
+	}
+	s, err := bind(context.Background(), r)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if got := s.local.IP.String(); got != want {
+		return fmt.Errorf("the local address is %s, want %s", got, want)
+	}
+	return nil
 }

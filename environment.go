@@ -22,6 +22,9 @@ const (
 	envIWARPOffset  = "SAN_IWARP_OFFSET"
 	envSharedDomain = "SAN_SHARED_DOMAIN"
 	envRDMACM       = "SAN_RDMACM"
+	envTrafficClass = "SAN_TRAFFIC_CLASS"
+	envServiceLevel = "SAN_SERVICE_LEVEL"
+	envAckTimeout   = "SAN_ACK_TIMEOUT"
 )
 
 // environment is what operators have set.
@@ -46,63 +49,116 @@ func (e environment) allows(provider string) bool {
 // between connections.
 var processEnvironment = sync.OnceValue(func() environment { return parseEnvironment(os.LookupEnv) })
 
-func parseEnvironment(lookup func(string) (string, bool)) (e environment) {
-	bad := func(format string, args ...any) {
-		if e.err == nil {
-			e.err = fmt.Errorf("san: "+format, args...)
-		}
+func parseEnvironment(lookup func(string) (string, bool)) environment {
+	v := variables{lookup: lookup}
+	return environment{
+		restricted:   v.text(envProviders) != "",
+		providers:    v.providers(),
+		disable:      v.features(),
+		subnets:      v.subnets(),
+		sharedDomain: v.onOff(envSharedDomain, false),
+		rdma: RDMA{
+			IWARPOffset:  v.offset(),
+			WithoutCM:    !v.onOff(envRDMACM, true),
+			TrafficClass: v.number(envTrafficClass, math.MaxUint8),
+			ServiceLevel: v.number(envServiceLevel, 15),
+			AckTimeout:   v.number(envAckTimeout, 31),
+		},
+		err: v.err,
 	}
-	list := func(name string) []string { s, _ := lookup(name); return words(s) }
-	names, _ := lookup(envProviders)
-	e.restricted = strings.TrimSpace(names) != ""
-	for _, word := range words(names) {
+}
+
+// variables reads them, and keeps the error about the first that is not understood.
+type variables struct {
+	lookup func(string) (string, bool)
+	err    error
+}
+
+func (v *variables) bad(format string, args ...any) {
+	if v.err == nil {
+		v.err = fmt.Errorf("san: "+format, args...)
+	}
+}
+
+func (v *variables) text(name string) string {
+	s, _ := v.lookup(name)
+	return strings.TrimSpace(s)
+}
+
+func (v *variables) providers() (names []string) {
+	for _, word := range words(v.text(envProviders)) {
 		switch {
 		case word == "none":
 		case isProvider(word, registry):
-			e.providers = append(e.providers, word)
+			names = append(names, word)
 		default:
-			bad("unknown provider %q in %s; known are %s and none",
+			v.bad("unknown provider %q in %s; known are %s and none",
 				word, envProviders, strings.Join(providerNames(registry), ", "))
 		}
 	}
-	for _, word := range list(envDisable) {
+	return names
+}
+
+func (v *variables) features() (all session.Feature) {
+	for _, word := range words(v.text(envDisable)) {
 		f, ok := session.FeatureNames[word]
 		if !ok {
-			bad("unknown mechanism %q in %s; known are %s",
+			v.bad("unknown mechanism %q in %s; known are %s",
 				word, envDisable, strings.Join(slices.Sorted(maps.Keys(session.FeatureNames)), ", "))
 		}
-		e.disable |= f
+		all |= f
 	}
-	for _, word := range list(envSubnets) {
+	return all
+}
+
+func (v *variables) subnets() (list []netip.Prefix) {
+	for _, word := range words(v.text(envSubnets)) {
 		p, err := netip.ParsePrefix(word)
 		if err != nil {
-			bad("%q in %s is not a subnet such as 10.8.0.0/16 or fd08::/64", word, envSubnets)
+			v.bad("%q in %s is not a subnet such as 10.8.0.0/16 or fd08::/64", word, envSubnets)
 		}
-		e.subnets = append(e.subnets, p)
+		list = append(list, p)
 	}
-	if s, _ := lookup(envIWARPOffset); strings.TrimSpace(s) != "" {
-		n, err := strconv.Atoi(strings.TrimSpace(s))
-		if err != nil || n == 0 || n > math.MaxUint16 {
-			bad("%s=%s is neither a number from 1 to %d nor negative (no iWARP)", envIWARPOffset, s, math.MaxUint16)
-		}
-		e.rdma.IWARPOffset = n
+	return list
+}
+
+func (v *variables) offset() int {
+	s := v.text(envIWARPOffset)
+	if s == "" {
+		return 0
 	}
-	onOff := func(name string, unset bool) bool {
-		s, _ := lookup(name)
-		switch strings.ToLower(strings.TrimSpace(s)) {
-		case "":
-			return unset
-		case "on":
-			return true
-		case "off":
-		default:
-			bad("%s=%s is neither on nor off", name, s)
-		}
-		return false
+	n, err := strconv.Atoi(s)
+	if err != nil || n == 0 || n > math.MaxUint16 {
+		v.bad("%s=%s is neither a number from 1 to %d nor negative (no iWARP)", envIWARPOffset, s, math.MaxUint16)
 	}
-	e.sharedDomain = onOff(envSharedDomain, false)
-	e.rdma.WithoutCM = !onOff(envRDMACM, true)
-	return e
+	return n
+}
+
+func (v *variables) onOff(name string, unset bool) bool {
+	s := v.text(name)
+	switch strings.ToLower(s) {
+	case "":
+		return unset
+	case "on":
+		return true
+	case "off":
+	default:
+		v.bad("%s=%s is neither on nor off", name, s)
+	}
+	return false
+}
+
+// number is one that is 0, which means the default, if the variable is not set.
+func (v *variables) number(name string, most uint8) uint8 {
+	s := v.text(name)
+	if s == "" {
+		return 0
+	}
+	n, err := strconv.ParseUint(s, 10, 8)
+	if err != nil || n > uint64(most) {
+		v.bad("%s=%s is not a number from 0 to %d", name, s, most)
+	}
+	return uint8(n)
 }
 
 // words splits a comma-separated list and drops empty words.

@@ -1,6 +1,7 @@
 package san
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 
@@ -26,6 +27,7 @@ type settings struct {
 	backlog int           // connections that wait for accept
 	v6only  bool          // for listen: take no IPv4
 	zone    string        // for listen: the zone of the address that was given
+	source  netip.Addr    // for dial: the local address that the program has chosen, or zero
 
 	// Of verbs:
 	rdma         RDMA
@@ -44,10 +46,11 @@ func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlo
 		subnets:      env.subnets,
 		sharedDomain: env.sharedDomain,
 	}
-	if s.rdma.IWARPOffset == 0 {
-		s.rdma.IWARPOffset = env.rdma.IWARPOffset
-	}
+	s.rdma.IWARPOffset = cmp.Or(s.rdma.IWARPOffset, env.rdma.IWARPOffset)
 	s.rdma.WithoutCM = s.rdma.WithoutCM || env.rdma.WithoutCM
+	s.rdma.TrafficClass = cmp.Or(s.rdma.TrafficClass, env.rdma.TrafficClass)
+	s.rdma.ServiceLevel = cmp.Or(s.rdma.ServiceLevel, env.rdma.ServiceLevel)
+	s.rdma.AckTimeout = cmp.Or(s.rdma.AckTimeout, env.rdma.AckTimeout)
 	switch {
 	case s.attempt > 0:
 	case policy == Require:

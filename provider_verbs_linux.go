@@ -1,6 +1,7 @@
 package san
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -16,7 +17,7 @@ type verbsProvider struct{}
 func (verbsProvider) name() string { return verbs.Name }
 
 func (p verbsProvider) serves(dst netip.Addr, s settings) error {
-	_, err := verbs.ServedBy(dst, p.config(s))
+	_, err := verbs.ServedBy(dst, verbs.Route{Source: s.source}, p.config(s))
 	return err
 }
 
@@ -28,6 +29,9 @@ func (verbsProvider) config(s settings) verbs.Config {
 
 		IWARPOffset:  s.rdma.IWARPOffset,
 		WithoutCM:    s.rdma.WithoutCM,
+		TrafficClass: s.rdma.TrafficClass,
+		ServiceLevel: s.rdma.ServiceLevel,
+		AckTimeout:   s.rdma.AckTimeout,
 		Subnets:      s.subnets,
 		SharedDomain: s.sharedDomain,
 	}
@@ -37,6 +41,9 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
 	cfg.V6Only = s.v6only
+	if rc, err := tcp.SyscallConn(); err == nil && cfg.TrafficClass == 0 {
+		rc.Control(func(fd uintptr) { cfg.TrafficClass = trafficClass(int(fd)) })
+	}
 	addr := at.Addr().Unmap()
 	if addr.IsLinkLocalUnicast() && addr.Zone() == "" {
 		addr = addr.WithZone(s.zone)
@@ -58,12 +65,10 @@ func (p verbsProvider) dial(ctx context.Context, r request) (transport, error) {
 		if err != nil {
 			return transport{}, err
 		}
-		local := socket.local.AddrPort()
-		local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
-		ep, err := verbs.Dial(ctx, local, r.remote, cfg)
+		ep, err := p.dialFrom(ctx, socket, r.remote, cfg)
 		if err == nil {
 			t := verbsTransport(ep)
-			if ep.LocalAddr().Port() == local.Port() {
+			if int(ep.LocalAddr().Port()) == socket.local.Port {
 				t.hold = socket
 			} else {
 				socket.Close()
@@ -75,6 +80,20 @@ func (p verbsProvider) dial(ctx context.Context, r request) (transport, error) {
 			return transport{}, err
 		}
 	}
+}
+
+// dialFrom connects as the socket would, by its route and in its traffic class.
+func (verbsProvider) dialFrom(ctx context.Context, s *boundSocket, remote netip.AddrPort, cfg verbs.Config) (*verbs.Endpoint, error) {
+	local := s.local.AddrPort()
+	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
+	mark, device := s.steering()
+	var err error
+	cfg.Device, err = verbs.ServedBy(remote.Addr(), verbs.Route{Source: local.Addr(), Interface: device, Mark: mark}, cfg)
+	if err != nil {
+		return nil, &Unavailable{Reason: ReasonNotServed, Err: err}
+	}
+	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, trafficClass(s.fd))
+	return verbs.Dial(ctx, local, remote, cfg)
 }
 
 func verbsTransport(ep *verbs.Endpoint) transport {

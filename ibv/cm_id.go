@@ -158,8 +158,17 @@ func (id *ID) Disconnect() error {
 	return verbError("rdma_disconnect", id.RemoteAddr().String(), sysCMDisconnect(id.h))
 }
 
-// optionAckTimeout is RDMA_OPTION_ID_ACK_TIMEOUT of rdma_cma.h.
-const optionAckTimeout = 3
+// Options of rdma_cma.h.
+const (
+	optionTOS        = 0 // RDMA_OPTION_ID_TOS
+	optionAckTimeout = 3 // RDMA_OPTION_ID_ACK_TIMEOUT
+)
+
+// SetTOS sets [QPAttr.TrafficClass] of the connection on RoCE, at both ends; on InfiniBand
+// the subnet manager chooses the path by it. Before ResolveAddr.
+func (id *ID) SetTOS(tos uint8) error {
+	return verbError("rdma_set_option", "TOS", sysCMSetOption(id.h, optionTOS, []byte{tos}))
+}
 
 // SetAckTimeout sets [QPAttr.Timeout] of the connection, 1 … 31. Before Connect
 // or Accept. Not on iWARP.

@@ -58,6 +58,8 @@ type QPAttr struct {
 	Timeout           uint8 // exponent: 4.096 µs × 2^Timeout to an acknowledgement
 	RetryCount        uint8 // 0 … 7; 7 is for ever on rxe
 	RNRRetry          uint8 // 0 … 7; 7 is for ever
+	TrafficClass      uint8 // of the GRH; on RoCE v2 the IP header's TOS or traffic class
+	SL                uint8 // service level, 0 … 15
 }
 
 // Modify changes the attributes in mask (ibv_modify_qp). To [QPError]: what was

@@ -31,6 +31,9 @@ type QPPath struct {
 	MinRNRTimer    uint8 // see QPAttr; 0 means 1 (10 µs)
 	Timeout        uint8 // see QPAttr; 0 means 14 (67 ms)
 	RetryCount     uint8
+	RNRRetry       uint8
+	TrafficClass   uint8 // see QPAttr
+	SL             uint8
 	PeerIsOnSubnet bool // InfiniBand: address by LID alone
 }
 
@@ -44,11 +47,11 @@ func (q *QP) ReadyToReceive(path QPPath, peer QPPeer) error {
 	attr := QPAttr{
 		State: QPRTR, PathMTU: path.MTU, DestQPN: peer.QPNum, RQPSN: peer.PSN,
 		MaxDestReadAtomic: path.ReadsServed, MinRNRTimer: cmp.Or(path.MinRNRTimer, defaultMinRNRTimer),
-		Port: path.Port, DLID: peer.LID,
+		Port: path.Port, DLID: peer.LID, SL: path.SL,
 	}
 	if !path.PeerIsOnSubnet {
 		attr.Global, attr.DGID, attr.SGIDIndex = 1, peer.GID, path.GIDIndex
-		attr.HopLimit = hopLimit
+		attr.HopLimit, attr.TrafficClass = hopLimit, path.TrafficClass
 	}
 	return q.Modify(attr, MaskState|MaskAV|MaskPathMTU|MaskDestQPN|MaskRQPSN|MaskMaxDestReadAtomic|MaskMinRNRTimer)
 }
@@ -57,6 +60,6 @@ func (q *QP) ReadyToReceive(path QPPath, peer QPPeer) error {
 func (q *QP) ReadyToSend(path QPPath) error {
 	return q.Modify(QPAttr{
 		State: QPRTS, SQPSN: path.PSN, MaxReadAtomic: path.ReadsIssued,
-		Timeout: cmp.Or(path.Timeout, defaultTimeout), RetryCount: path.RetryCount,
+		Timeout: cmp.Or(path.Timeout, defaultTimeout), RetryCount: path.RetryCount, RNRRetry: path.RNRRetry,
 	}, MaskState|MaskTimeout|MaskRetryCount|MaskRNRRetry|MaskSQPSN|MaskMaxReadAtomic)
 }

@@ -657,6 +657,8 @@ int san_modify_qp(san_h qp, const struct san_qp_attr *in, uint32_t mask)
 	memcpy(a.ah_attr.grh.dgid, in->dgid, sizeof in->dgid);
 	a.ah_attr.grh.sgid_index = in->sgid_index;
 	a.ah_attr.grh.hop_limit = in->hop_limit;
+	a.ah_attr.grh.traffic_class = in->traffic_class;
+	a.ah_attr.sl = in->sl;
 	a.ah_attr.dlid = in->dlid;
 	a.ah_attr.port_num = in->port;
 	a.port_num = in->port;
@@ -693,6 +695,8 @@ int san_query_qp(san_h qp, struct san_qp_attr *out, uint32_t mask)
 	memcpy(out->dgid, a.ah_attr.grh.dgid, sizeof out->dgid);
 	out->sgid_index = a.ah_attr.grh.sgid_index;
 	out->hop_limit = a.ah_attr.grh.hop_limit;
+	out->traffic_class = a.ah_attr.grh.traffic_class;
+	out->sl = a.ah_attr.sl;
 	out->dlid = a.ah_attr.dlid;
 	out->port = a.port_num;
 	out->max_rd_atomic = a.max_rd_atomic;

@@ -54,6 +54,7 @@ struct san_qp_attr {
 	uint8_t global, sgid_index, hop_limit, port;
 	uint8_t max_rd_atomic, max_dest_rd_atomic;
 	uint8_t min_rnr_timer, timeout, retry_count, rnr_retry;
+	uint8_t traffic_class, sl;
 };
 
 struct san_sge {

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 )
@@ -92,6 +94,13 @@ func (d *rdmaDevice) print(w io.Writer) {
 		fmt.Fprintf(w, "    port %d  %s  %s  MTU %d\n", p.Num, p.State, p.LinkLayer, p.MTU)
 		if p.Error != "" {
 			fmt.Fprintf(w, "      %s\n", p.Error)
+		}
+		if len(p.Losses) > 0 {
+			fmt.Fprint(w, "      lost or repeated:")
+			for _, name := range slices.Sorted(maps.Keys(p.Losses)) {
+				fmt.Fprintf(w, " %s %d", name, p.Losses[name])
+			}
+			fmt.Fprintln(w)
 		}
 		printLeft(w, func(w io.Writer) {
 			for _, g := range p.GIDs {

@@ -2,7 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"maps"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -48,6 +51,29 @@ func TestDevicesSaysWhatWorksHere(t *testing.T) {
 		if m.Required && m.Error != "" {
 			t.Errorf("%s: %s", m.Name, m.Error)
 		}
+	}
+}
+
+// The counters of losses are those that the device has.
+func TestLossesOfAPort(t *testing.T) {
+	port := t.TempDir()
+	if err := os.Mkdir(filepath.Join(port, "hw_counters"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"out_of_sequence": "7\n", "local_ack_timeout_err": "0\n", "rx_write_requests": "9\n", "rcvd_rnr_err": "N/A\n"} {
+		if err := os.WriteFile(filepath.Join(port, "hw_counters", name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	losses := lossesOf(port)
+	if want := map[string]uint64{"out_of_sequence": 7, "local_ack_timeout_err": 0}; !maps.Equal(losses, want) {
+		t.Errorf("%v, want %v", losses, want)
+	}
+	var out strings.Builder
+	d := rdmaDevice{Ports: []rdmaPort{{Num: 1, Losses: losses}}}
+	d.print(&out)
+	if want := "lost or repeated: local_ack_timeout_err 0 out_of_sequence 7\n"; !strings.Contains(out.String(), want) {
+		t.Errorf("%q is not in\n%s", want, &out)
 	}
 }
 

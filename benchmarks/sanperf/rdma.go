@@ -2,6 +2,12 @@ package main
 
 import (
 	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/Mellanox/rdmamap"
 
 	"github.com/sanconn/san/ibv"
 )
@@ -43,6 +49,10 @@ type rdmaPort struct {
 	MTU       int    `json:"mtu"` // bytes, of the packets in use
 	GIDs      []gid  `json:"gids,omitempty"`
 	Error     string `json:"error,omitempty"`
+
+	// Losses are what the port has counted of packets lost or repeated: what grows on a
+	// network that should lose none. Not every device counts everything.
+	Losses map[string]uint64 `json:"losses,omitempty"`
 }
 
 type gid struct {
@@ -99,6 +109,31 @@ func rdmaDevices() []rdmaDevice {
 	return all
 }
 
+// lossCounters are files of a port's hw_counters in sysfs, by the names that the drivers
+// give them (drivers/infiniband: hw/mlx5/counters.c, hw/bnxt_re/hw_counters.c,
+// hw/irdma/verbs.c, sw/rxe/rxe_hw_counters.c).
+var lossCounters = [...]string{
+	"local_ack_timeout_err", "out_of_sequence", "packet_seq_err", "rnr_nak_retry_err", // mlx5
+	"to_retransmits", "seq_err_naks_rcvd", "rnr_naks_rcvd", "max_retry_exceeded", // bnxt_re
+	"tcpRetransSegs",                                                                                  // irdma and cxgb4: iWARP
+	"completer_retry_err", "out_of_seq_request", "rcvd_seq_err", "rcvd_rnr_err", "retry_exceeded_err", // rxe
+}
+
+// lossesOf reads them in a port's folder.
+func lossesOf(port string) map[string]uint64 {
+	losses := make(map[string]uint64)
+	for _, name := range lossCounters {
+		b, err := os.ReadFile(filepath.Join(port, "hw_counters", name))
+		if err != nil {
+			continue // not a counter of this device
+		}
+		if n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil {
+			losses[name] = n
+		}
+	}
+	return losses
+}
+
 // ask opens the device and fills in what it says about itself.
 func (d *rdmaDevice) ask() error {
 	c, err := ibv.Open(d.Name)
@@ -128,6 +163,7 @@ func (d *rdmaDevice) ask() error {
 		gids, err := c.GIDs(num)
 		port := rdmaPort{
 			Num: num, State: p.State.String(), LinkLayer: p.LinkLayer.String(), MTU: p.ActiveMTU.Bytes(), Error: text(err),
+			Losses: lossesOf(filepath.Join(rdmamap.RdmaClassDir, d.Name, "ports", strconv.Itoa(num))),
 		}
 		for _, g := range gids {
 			line := gid{Index: g.Index, GID: g.GID.String(), Type: g.Type.String()}

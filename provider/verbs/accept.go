@@ -52,14 +52,14 @@ func (a *accepting) create() (err error) {
 // exchange replies to the request and waits for the dialer.
 func (a *accepting) exchange(ctx context.Context) error {
 	if !a.dev.iwarp() {
-		a.cm.id.SetAckTimeout(ackTimeout)
+		a.cm.id.SetAckTimeout(a.cfg.AckTimeout)
 	}
 	a.e.reached.Store(true)
 	err := a.cm.id.Accept(ibv.ConnParam{
 		PrivateData:        privateData{version: protocolVersion}.bytes(),
 		ResponderResources: min(a.request.ResponderResources, a.dev.readsServed()),
 		InitiatorDepth:     min(a.request.InitiatorDepth, a.dev.readsIssued()),
-		RNRRetryCount:      0,
+		RNRRetryCount:      rnrRetry,
 	})
 	if err != nil {
 		a.cm.reject(refusalFor(err)) // unless the kernel has

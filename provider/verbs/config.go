@@ -67,6 +67,22 @@ type Config struct {
 	// ends must set it.
 	WithoutCM bool
 
+	// TrafficClass is the TOS or traffic class of the packets on RoCE, in both directions;
+	// on InfiniBand with rdma_cm, the subnet manager may choose the path by it. The dialer's
+	// counts; without rdma_cm each end's its own direction. Default 0, the network's default.
+	TrafficClass uint8
+
+	// ServiceLevel is that of InfiniBand without rdma_cm, 0 … 15, of what this end sends.
+	ServiceLevel uint8
+
+	// AckTimeout is the exponent of the time to an acknowledgement on InfiniBand and RoCE,
+	// 4.096 µs × 2^AckTimeout: 1 … 31. A connection ends after eight of these. Default 19.
+	AckTimeout uint8
+
+	// Device is the RDMA device that a dial has to leave by, "": any. rdma_cm goes by the
+	// local address alone; what else decides a socket's route (Route) it does not know.
+	Device string
+
 	// FixedPort: the program has chosen a dialer's local port. iWARP and
 	// connections without rdma_cm cannot use it, and are not tried.
 	FixedPort bool
@@ -142,6 +158,8 @@ func (c Config) withDefaults() Config {
 	c.SendBuffer = max(cmp.Or(c.SendBuffer, defaultSendBuffer), 4*c.BufferSize) &^ (cacheLine - 1)
 	c.Threshold = cmp.Or(c.Threshold, defaultThreshold)
 	c.IWARPOffset = cmp.Or(c.IWARPOffset, defaultIWARPOffset)
+	c.AckTimeout = min(cmp.Or(c.AckTimeout, defaultAckTimeout), maxAckTimeout)
+	c.ServiceLevel = min(c.ServiceLevel, maxServiceLevel)
 	c.Backlog = cmp.Or(c.Backlog, defaultBacklog)
 	c.SRQFrom = cmp.Or(c.SRQFrom, defaultSRQFrom)
 	if c.control == nil {

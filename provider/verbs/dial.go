@@ -17,13 +17,6 @@ const (
 	// entry rdma_cm answers only when the time given is over.
 	resolveTime = 50 * time.Millisecond
 	routeTime   = 500 * time.Millisecond
-
-	// retryCount retries of ackTimeout (4.096 µs × 2¹⁷ = 537 ms) end a
-	// connection after four seconds of silence: longer than a switch takes to
-	// choose another path or an overloaded software device to answer, short
-	// compared with TCP's minutes. 7 means for ever on rxe.
-	retryCount = 6
-	ackTimeout = 17
 )
 
 // Dial connects to the RDMA listener that belongs to the TCP port remote, from
@@ -93,11 +86,14 @@ func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
 
 // locate finds the device and the path to the peer.
 func (d *dialing) locate(ctx context.Context) (err error) {
-	if d.cm, err = newID(); err != nil {
+	if d.cm, err = d.newID(); err != nil {
 		return callError(err)
 	}
 	if err := d.resolveAddr(ctx); err != nil {
 		return err
+	}
+	if name := d.cm.id.Context().Name; d.cfg.Device != "" && name != d.cfg.Device {
+		return unavailable(session.ReasonNotServed, fmt.Errorf("verbs: rdma_cm would leave by %s, the socket's route by %s", name, d.cfg.Device))
 	}
 	if err := d.cm.id.ResolveRoute(routeTime); err != nil {
 		return callError(err)
@@ -111,6 +107,19 @@ func (d *dialing) locate(ctx context.Context) (err error) {
 	}
 	d.dev, err = useDevice(d.cm.id.Context())
 	return callError(err)
+}
+
+// newID makes an id whose packets are of the traffic class that was chosen.
+func (d *dialing) newID() (*cmID, error) {
+	c, err := newID()
+	if err != nil || d.cfg.TrafficClass == 0 {
+		return c, err
+	}
+	if err := c.id.SetTOS(d.cfg.TrafficClass); err != nil {
+		c.close()
+		return nil, err
+	}
+	return c, nil
 }
 
 // resolveAddr binds the id to a device. The device decides which port it is: on iWARP it
@@ -149,7 +158,7 @@ func (d *dialing) toIWARP() (to netip.AddrPort, err error) {
 	case d.cfg.FixedPort:
 		return to, errFixedPort
 	}
-	fresh, err := newID()
+	fresh, err := d.newID()
 	if err != nil {
 		return to, callError(err)
 	}
@@ -206,13 +215,13 @@ func (d *dialing) request(ctx context.Context) error {
 		PrivateData:        privateData{version: protocolVersion}.bytes(),
 		ResponderResources: d.dev.readsServed(),
 		InitiatorDepth:     d.dev.readsIssued(),
-		RetryCount:         retryCount,
-		RNRRetryCount:      0, // the session's credits make it impossible
+		RetryCount:         d.dev.retries(),
+		RNRRetryCount:      rnrRetry,
 	}
 	if d.dev.iwarp() {
 		return d.requestIWARP(ctx, param)
 	}
-	d.cm.id.SetAckTimeout(ackTimeout) // older kernels cannot: the default is seconds
+	d.cm.id.SetAckTimeout(d.cfg.AckTimeout) // older kernels cannot: the default is seconds
 	err := d.cm.id.Connect(param)
 	if err != nil {
 		d.e.reached.Store(false)
@@ -262,15 +271,11 @@ func (d *dialing) finish(ctx context.Context) error {
 	return d.e.established(ctx)
 }
 
-// rnrTimer is 10 µs: rdma_cm leaves it at 0, which means 655 ms.
-const rnrTimer = 1
-
 // established is what either end does once rdma_cm reports the connection.
 func (e *Endpoint) established(ctx context.Context) error {
 	if e.dev.iwarp() {
 		return e.readyToReceive(ctx)
 	}
-	// With our RNR retry count of 0 nobody waits for it; a peer may have another.
 	e.q.qp.Modify(ibv.QPAttr{MinRNRTimer: rnrTimer}, ibv.MaskMinRNRTimer)
 	return nil
 }

@@ -21,8 +21,8 @@ import (
 func TestWithoutDevices(t *testing.T) {
 	testenv.NeedNoDevice(t)
 	at := netip.MustParseAddrPort("192.0.2.1:80")
-	if Serves(at.Addr(), Config{}) {
-		t.Error("a destination is served")
+	if device, err := ServedBy(at.Addr(), Route{}, Config{}); err == nil {
+		t.Errorf("a destination is served by %s", device)
 	}
 	if _, err := Dial(context.Background(), netip.AddrPort{}, at, Config{}); reasonOf(err) == session.ReasonNone {
 		t.Errorf("Dial: %v", err)
@@ -92,8 +92,8 @@ func TestDialInVain(t *testing.T) {
 		run(t, "ip", "route", "add", silent.String(), "dev", wire, "src", from.String())
 		run(t, "ip", "neigh", "replace", silent.String(), "lladdr", ifi.HardwareAddr.String(), "dev", wire, "nud", "permanent")
 		defer run(t, "ip", "route", "del", silent.String(), "dev", wire)
-		if !Serves(silent, Config{}) {
-			t.Errorf("%v is not served", silent)
+		if _, err := ServedBy(silent, Route{}, Config{}); err != nil {
+			t.Errorf("%v is not served: %v", silent, err)
 		}
 		err = dial(t, netip.AddrPortFrom(silent, 4711))
 		if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) != session.ReasonTimeout && reasonOf(err) != session.ReasonUnreachable {

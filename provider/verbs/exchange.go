@@ -174,7 +174,8 @@ func (a attachment) up(e *Endpoint, own, peer connParams) error {
 		Port: uint8(a.port.Num), PSN: own.peer.PSN,
 		MTU:         min(own.mtu, peer.mtu),
 		ReadsIssued: min(peer.served, a.dev.readsIssued()), ReadsServed: own.served,
-		MinRNRTimer: rnrTimer, Timeout: ackTimeout, RetryCount: retryCount,
+		MinRNRTimer: rnrTimer, Timeout: e.cfg.AckTimeout, RetryCount: a.dev.retries(), RNRRetry: rnrRetry,
+		TrafficClass: e.cfg.TrafficClass, SL: e.cfg.ServiceLevel,
 		PeerIsOnSubnet: a.port.LinkLayer == ibv.LinkInfiniBand,
 	}
 	e.reached.Store(true)

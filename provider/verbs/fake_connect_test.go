@@ -356,3 +356,47 @@ func testHalfOpenWithoutCM(t *testing.T) {
 	}
 	expectPlaces(t, l)
 }
+
+// What is set for the network reaches rdma_cm; what is not has the defaults.
+func testNetworkSettings(t *testing.T) {
+	f := useFake(t)
+	vendors := map[int64]int64{0: retryCount, rxeVendor: retryCount - 1} // 7 is for ever on rxe
+	for vendor, retries := range vendors {
+		f.set(fakeVendor, vendor)
+		for _, tt := range []struct {
+			cfg             Config
+			tos, ackTimeout int64
+		}{
+			{Config{}, 0, int64(defaultAckTimeout)},
+			{Config{TrafficClass: 106, AckTimeout: 20}, 106, 20},
+			{Config{AckTimeout: 99}, 0, maxAckTimeout},
+		} {
+			f.set(fakeTOS, 0)
+			if err := connectOnce(fakeAddr(20_000), tt.cfg); err != nil {
+				t.Fatal(err)
+			}
+			if got := f.get(fakeTOS); got != tt.tos {
+				t.Errorf("%+v: a traffic class of %d, want %d", tt.cfg, got, tt.tos)
+			}
+			if got := f.get(fakeAckTimeout); got != tt.ackTimeout {
+				t.Errorf("%+v: an acknowledgement timeout of %d, want %d", tt.cfg, got, tt.ackTimeout)
+			}
+			if got := f.get(fakeRetry); got != retries {
+				t.Errorf("vendor %#x: %d retries, want %d", vendor, got, retries)
+			}
+			if got := f.get(fakeRNRRetry); got != int64(rnrRetry) {
+				t.Errorf("%d retries for want of receives, want %d", got, rnrRetry)
+			}
+		}
+	}
+}
+
+// A dial whose socket's route leaves by another device than the one that rdma_cm finds does
+// not go by it.
+func testAnotherDevice(t *testing.T) {
+	useFake(t)
+	err := connectOnce(fakeAddr(20_000), Config{Device: "rail2"})
+	if reasonOf(err) != session.ReasonNotServed || !strings.Contains(err.Error(), "rail2") {
+		t.Errorf("%v, want that it is not served, and the names of both", err)
+	}
+}

@@ -60,6 +60,8 @@ var fakeTests = []struct {
 	{"no windows", testNoWindows},
 	{"locked queues", testLockedQueues},
 	{"stale connections", testStaleConnections},
+	{"network settings", testNetworkSettings},
+	{"another device than the route's", testAnotherDevice},
 	{"kept memory", testKeptMemory},
 }
 
@@ -148,6 +150,10 @@ const (
 	fakeVendor
 	fakeStale
 	fakeKeeps
+	fakeTOS
+	fakeAckTimeout
+	fakeRetry
+	fakeRNRRetry
 	fakeUses // of the fake by tests
 
 	fakeObjects = 32

@@ -89,15 +89,9 @@ func interfaceKnown(gid string) bool {
 	return err == nil && len(b) > 0
 }
 
-// Serves reports whether the route to dst leaves by an interface that has an RDMA
-// device (rule C3). The kernel's answer takes microseconds.
-func Serves(dst netip.Addr, cfg Config) bool {
-	_, err := ServedBy(dst, cfg)
-	return err == nil
-}
-
-// ServedBy is the RDMA device that serves dst, or why there is none.
-func ServedBy(dst netip.Addr, cfg Config) (device string, err error) {
+// ServedBy is the RDMA device of the interface by which a socket's route to dst leaves
+// (rule C3), or why there is none. The kernel's answer takes microseconds.
+func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error) {
 	cfg = cfg.withDefaults()
 	dst = dst.Unmap()
 	switch {
@@ -108,22 +102,34 @@ func ServedBy(dst netip.Addr, cfg Config) (device string, err error) {
 	case !haveDevices():
 		return "", errNoDevice
 	}
-	name := dst.Zone()
-	if name == "" {
-		routes, err := netlink.RouteGet(net.IP(dst.AsSlice()))
-		if err != nil || len(routes) == 0 {
-			return "", fmt.Errorf("verbs: no route to %v", dst)
-		}
-		ifi, err := net.InterfaceByIndex(routes[0].LinkIndex)
-		if err != nil {
-			return "", err
-		}
-		name = ifi.Name
+	name, err := from.leavesBy(dst)
+	if err != nil {
+		return "", err
 	}
 	if device = DeviceOf(name); device == "" {
 		return "", fmt.Errorf("verbs: the route to %v leaves by %s, which has no RDMA device", dst, name)
 	}
 	return device, nil
+}
+
+// leavesBy is the interface of the route to dst.
+func (r Route) leavesBy(dst netip.Addr) (string, error) {
+	if zone := dst.Zone(); zone != "" {
+		return zone, nil
+	}
+	how := &netlink.RouteGetOptions{Mark: r.Mark, Oif: r.Interface}
+	if r.Source.IsValid() && !r.Source.IsUnspecified() {
+		how.SrcAddr = net.IP(r.Source.Unmap().AsSlice())
+	}
+	routes, err := netlink.RouteGetWithOptions(net.IP(dst.AsSlice()), how)
+	if err != nil || len(routes) == 0 {
+		return "", fmt.Errorf("verbs: no route to %v", dst)
+	}
+	ifi, err := net.InterfaceByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return "", err
+	}
+	return ifi.Name, nil
 }
 
 var errNoDevice = errors.New("verbs: this host has no RDMA device")

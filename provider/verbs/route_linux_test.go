@@ -1,12 +1,17 @@
 package verbs
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/testenv"
 )
@@ -23,29 +28,86 @@ func TestServedBySaysWhyNot(t *testing.T) {
 		{"ff02::1", Config{}, "multicast"},
 		{"192.0.2.1", subnet, "subnets"},
 	} {
-		device, err := ServedBy(netip.MustParseAddr(c.dst), c.cfg)
+		device, err := ServedBy(netip.MustParseAddr(c.dst), Route{}, c.cfg)
 		if device != "" || err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %q, %v; want an error with %q", c.dst, device, err, c.want)
-		}
-		if Serves(netip.MustParseAddr(c.dst), c.cfg) {
-			t.Errorf("%s is served all the same", c.dst)
 		}
 	}
 }
 
 func TestServedByWithoutDevices(t *testing.T) {
 	testenv.NeedNoDevice(t)
-	if device, err := ServedBy(netip.MustParseAddr("192.0.2.1"), Config{}); device != "" || err != errNoDevice {
+	if device, err := ServedBy(netip.MustParseAddr("192.0.2.1"), Route{}, Config{}); device != "" || err != errNoDevice {
 		t.Errorf("%q, %v", device, err)
 	}
 }
 
 func TestServedByNamesTheDeviceOfTheRoute(t *testing.T) {
 	_, there := cable(t)
-	device, err := ServedBy(there, Config{})
+	device, err := ServedBy(there, Route{}, Config{})
 	if err != nil || !strings.HasPrefix(device, testenv.Device()) {
 		t.Errorf("%v is served by %q, %v; want a device of %s", there, device, err, testenv.Device())
 	}
+}
+
+// Two interfaces lead to the same destination: which one a socket's packets take depends on
+// its address, its mark and its device.
+func TestRouteOfTheSocket(t *testing.T) {
+	inOwnNetwork(t, func() error {
+		return script(`
+			ip link add rail1 type veth peer far1 && ip link set far1 up && ip addr add 10.77.1.1/24 dev rail1 && ip link set rail1 up
+			ip link add rail2 type veth peer far2 && ip link set far2 up && ip addr add 10.77.2.1/24 dev rail2 && ip link set rail2 up
+			ip route add 10.78.0.0/16 dev rail1
+			ip route add 10.78.0.0/16 dev rail2 table 100
+			ip rule add from 10.77.2.1 table 100
+			ip rule add fwmark 7 table 100
+			ip rule add oif rail2 table 100`)
+	}, func() {
+		for _, c := range []struct {
+			from Route
+			want string
+		}{
+			{Route{}, "rail1"},
+			{Route{Source: netip.MustParseAddr("0.0.0.0")}, "rail1"},
+			{Route{Source: netip.MustParseAddr("10.77.1.1")}, "rail1"},
+			{Route{Source: netip.MustParseAddr("::ffff:10.77.2.1")}, "rail2"},
+			{Route{Mark: 7}, "rail2"},
+			{Route{Interface: "rail2"}, "rail2"},
+		} {
+			if got, err := c.from.leavesBy(netip.MustParseAddr("10.78.0.1")); got != c.want {
+				t.Errorf("%+v: by %q, %v; want %s", c.from, got, err, c.want)
+			}
+		}
+	})
+}
+
+// inOwnNetwork calls setUp, and then test, on a thread in a network namespace of its own,
+// which ends with it.
+func inOwnNetwork(t *testing.T, setUp func() error, test func()) {
+	t.Helper()
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = setUp()
+		}
+		if err == nil {
+			test()
+		}
+		failed <- err
+	}()
+	if err := <-failed; err != nil {
+		testenv.Missing(t, fmt.Sprintf("a network namespace with interfaces of its own: %v", err))
+	}
+}
+
+// script runs commands of the shell, in the namespaces of this thread.
+func script(commands string) error {
+	if out, err := exec.Command("sh", "-ec", commands).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
 }
 
 // On InfiniBand an interface belongs to the device one of whose ports has the GID that

@@ -11,12 +11,9 @@ import (
 // DeviceOf is the name of the RDMA device of a network interface: none here.
 func DeviceOf(string) string { return "" }
 
-// Serves reports whether RDMA serves a destination: not on this system.
-func Serves(netip.Addr, Config) bool { return false }
-
 // ServedBy is the RDMA device that serves a destination, or why there is none:
 // there are none on this system.
-func ServedBy(netip.Addr, Config) (device string, err error) {
+func ServedBy(netip.Addr, Route, Config) (device string, err error) {
 	return "", errors.New("verbs: there is no RDMA on this system")
 }
 

@@ -44,6 +44,10 @@ enum {
 	VENDOR, // of the device: BROADCOM's refuses what is more than INLINE
 	STALE, // connects that are still to be rejected as of a stale connection
 	KEEPS, // 1: memory regions are not given up
+	TOS, // of the last id that was given one
+	ACKTIMEOUT, // likewise
+	RETRY, // of the last connect
+	RNRRETRY, // of the last connect
 	USES, // tests that use this library, counted
 	PD = 32, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
 	NAME = 64, // of the call that failed, here and in the next words
@@ -549,7 +553,15 @@ int rdma_destroy_id(struct rdma_cm_id *id)
 }
 
 int rdma_migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *c) { return 0; }
-int rdma_set_option(struct rdma_cm_id *id, int level, int name, void *value, size_t n) { return 0; }
+
+int rdma_set_option(struct rdma_cm_id *id, int level, int name, void *value, size_t n)
+{
+	if (name == RDMA_OPTION_ID_TOS)
+		word[TOS] = *(uint8_t *)value;
+	if (name == RDMA_OPTION_ID_ACK_TIMEOUT)
+		word[ACKTIMEOUT] = *(uint8_t *)value;
+	return 0;
+}
 
 static int to_device(struct rdma_cm_id *id) // mu is held
 {
@@ -626,6 +638,8 @@ int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *p)
 	if (FAULT())
 		return -1;
 	pthread_mutex_lock(&mu);
+	word[RETRY] = p->retry_count;
+	word[RNRRETRY] = p->rnr_retry_count;
 	o->state = ASKED;
 	if (word[STALE]) {
 		word[STALE]--;
