@@ -65,9 +65,10 @@ func (a *accepting) finish() (code uint8) {
 	case l.done:
 		return codeClosed
 	case len(l.accepted) == cap(l.accepted):
-		return codeRefused
-	case !a.link.attach(a.e):
-		return codeClosed
+		return codeResources // of those that wait none has negotiated: rule C7 does not apply
+	}
+	if code := a.link.attach(a.e); code != codeOK {
+		return code
 	}
 	delete(l.handshakes, a.link.control.conn)      // the handshake is over, though acceptLink may not have noticed
 	l.accepted <- accepted{a.e, a.local, a.remote} // never blocks: the only sender, under mu

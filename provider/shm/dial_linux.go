@@ -20,8 +20,7 @@ const linkTries = 3
 // address; it is never connected. On success it belongs to the endpoint, which
 // closes it; on failure it is still the caller's.
 //
-// The error matches syscall.ECONNREFUSED if the listener's backlog is full, and is a
-// *session.Unavailable otherwise. Dial does not wait for Accept. It is bounded by ctx and
+// The error is a *session.Unavailable. Dial does not wait for Accept. It is bounded by ctx and
 // by cfg.Timeout, and safe for concurrent use.
 func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (session.Endpoint, error) {
 	cfg = cfg.withDefaults()
@@ -170,7 +169,7 @@ func (d *dialing) exchange(ctx context.Context) error {
 // finish makes the endpoint.
 func (d *dialing) finish() error {
 	e := newEndpoint(d.link, d.slot, d.bound)
-	if !d.link.attach(e) {
+	if d.link.attach(e) != codeOK {
 		e.discard()
 		return errLinkGone
 	}

@@ -44,8 +44,8 @@ type Config struct {
 	// 256 KiB.
 	RingMax int
 
-	// Backlog is the number of connections that a listener holds for Accept;
-	// further ones are refused (rule C7). The default is 128.
+	// Backlog is the number of connections that a listener holds for Accept. The
+	// dialers of further ones are told that there is no room. The default is 128.
 	Backlog int
 
 	// Timeout bounds an attempt to connect. The default is 500 ms.

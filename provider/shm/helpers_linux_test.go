@@ -179,7 +179,7 @@ func leaks(t testing.TB) {
 	t.Helper()
 	netWarm()
 	before := count(t)
-	used := mapped.Load()
+	used := inUse()
 	t.Cleanup(func() {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -199,13 +199,26 @@ func leaks(t testing.TB) {
 			buf := make([]byte, 1<<20)
 			t.Errorf("left behind: %+v, was %+v\n%s", after, before, buf[:runtime.Stack(buf, true)])
 		}
-		if n := mapped.Load(); n != used {
-			t.Errorf("%d bytes mapped by the books, was %d", n, used)
+		if n := inUse(); n != used {
+			t.Errorf("by the books, %+v is in use, was %+v", n, used)
 		}
 		if n := budget.Used(); n != 0 {
 			t.Errorf("%d bytes of the rings' budget are still taken", n)
 		}
 	})
+}
+
+// inUse is what the peers of this process hold by the books.
+func inUse() Limits {
+	return Limits{held.connections.Used(), held.descriptors.Used(), held.space.Used(), held.mappings.Used()}
+}
+
+// withLimits gives this process other limits, of which nothing is in use, for links that are
+// made before the end of the test.
+func withLimits(t testing.TB, l Limits) {
+	old := held
+	held = newHoldings(l)
+	t.Cleanup(func() { held = old })
 }
 
 // netWarm makes the runtime's own poller descriptors, which stay.
@@ -330,11 +343,11 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	go func() {
 		_, err := acceptLink(conns[1], cfg, func(l *link, s *slot, _ *message, _ []int) uint8 {
 			e := newEndpoint(l, s, -1)
-			if !l.attach(e) {
-				return codeClosed
+			code := l.attach(e)
+			if code == codeOK {
+				accepted <- e
 			}
-			accepted <- e
-			return codeOK
+			return code
 		})
 		greeted <- err
 	}()

@@ -22,6 +22,7 @@ type link struct {
 	side    int // 0: dialing, 1: accepting
 	cfg     Config
 	peer    peerProcess
+	payer   account // whom this process charges the link to
 	control controlSocket
 	door    doorbell
 	slots   slotTable
@@ -57,6 +58,9 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	var err error
 	if l.control, err = newControlSocket(conn); err == nil {
 		l.peer, err = newPeerProcess(l.control.raw)
+	}
+	if l.payer = ownAccount(); side == 1 {
+		l.payer = accountOf(l.peer.uid)
 	}
 	l.door.pass, l.door.peer = -1, -1
 	if err == nil {
@@ -165,20 +169,24 @@ func (l *link) deliver(number int, ev session.Events) {
 	}
 }
 
-// attach lets the doorbell find an endpoint, which uses the link until detach. It fails if
-// the link is dead.
-func (l *link) attach(e *endpoint) bool {
+// attach lets the doorbell find an endpoint, which uses the link until detach. The code is
+// codeClosed if the link is dead, and codeResources if the peer's user has too many
+// connections.
+func (l *link) attach(e *endpoint) (code uint8) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.dead {
-		return false
+		return codeClosed
+	}
+	if l.side == 1 && !l.payer.take(l.payer.connections, 1) {
+		return codeResources
 	}
 	l.users++
 	e.slot.ep.Store(e)
 	if e.out.Pages() > ring.Start {
 		l.reclaim.wake()
 	}
-	return true
+	return codeOK
 }
 
 // detach removes an endpoint that has retired from its slot.
@@ -189,6 +197,8 @@ func (l *link) detach(s *slot) {
 	}
 	if l.side == 0 {
 		l.slots.retire(s)
+	} else {
+		l.payer.giveBack(l.payer.connections, 1)
 	}
 	l.release()
 }

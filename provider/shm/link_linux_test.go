@@ -136,12 +136,40 @@ func TestConnectionsShareOneLink(t *testing.T) {
 	}
 }
 
+// withFiles has a child run with RLIMIT_NOFILE files.
+func withFiles(files int) func(*exec.Cmd) {
+	return func(c *exec.Cmd) {
+		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", fmt.Sprintf("ulimit -n %d && exec %s", files, c.Path)}
+	}
+}
+
+// A process accepts no more connections from one user than half of its RLIMIT_NOFILE, however
+// few descriptors they take.
+func TestConnectionsAreBoundedByTheProcessesLimit(t *testing.T) {
+	leaks(t)
+	const files = 64
+	c := spawn(t, "hold", withFiles(files))
+	conns := []session.Endpoint{dialChild(t, c, Config{})}
+	var err error
+	for err == nil && len(conns) <= files {
+		var ep session.Endpoint
+		if ep, err = dial(c.addr, Config{}); err == nil {
+			conns = append(conns, ep)
+		}
+	}
+	wantReason(t, err, session.ReasonResources)
+	if len(conns) != files/2 {
+		t.Errorf("%d connections with %d descriptors, want %d", len(conns), files, files/2)
+	}
+	for _, ep := range conns {
+		end(ep)
+	}
+}
+
 func TestManyConnectionsTakeFewDescriptors(t *testing.T) {
 	const many, few = 2000, 64
 	leaks(t)
-	c := spawn(t, "hold", func(c *exec.Cmd) {
-		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", fmt.Sprintf("ulimit -n %d && exec %s", few, c.Path)}
-	})
+	c := spawn(t, "hold", withFiles(2*many)) // by which it may accept many
 	first := dialChild(t, c, Config{})
 	before := count(t)
 	peers := []*peer{first}
@@ -163,6 +191,10 @@ func TestManyConnectionsTakeFewDescriptors(t *testing.T) {
 	}
 	if n := after.goroutines - before.goroutines; n > 16 {
 		t.Errorf("%d connections take %d goroutines", many, n)
+	}
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.cmd.Process.Pid))
+	if err != nil || len(fds) > few {
+		t.Errorf("%d connections take %d descriptors at the accepting end, %v", many, len(fds), err)
 	}
 	var ev session.Event
 	for _, i := range []int{0, 1, 17, 999, many - 1} {

@@ -14,11 +14,6 @@ import (
 )
 
 const (
-	// linksMost bounds the links of one listener, and linksPerUser those from one
-	// user: each takes up to four descriptors here.
-	linksMost    = 1024
-	linksPerUser = 512
-
 	// acceptPause is the wait after accept failed, most likely for lack of
 	// descriptors.
 	acceptPause = 10 * time.Millisecond
@@ -46,7 +41,6 @@ type Listener struct {
 	mu         sync.Mutex // guards what follows
 	links      map[*link]struct{}
 	handshakes map[*net.UnixConn]struct{}
-	users      map[uint32]int // links per user, including those in the handshake
 	done       bool
 }
 
@@ -98,7 +92,6 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 		closed:     make(chan struct{}),
 		links:      make(map[*link]struct{}),
 		handshakes: make(map[*net.UnixConn]struct{}),
-		users:      make(map[uint32]int),
 	}
 	l.work.Add(1)
 	go l.serve()
@@ -173,7 +166,7 @@ func (l *Listener) serve() {
 			}
 			continue
 		}
-		uid, ok := l.admit(c)
+		payer, ok := l.admit(c)
 		if !ok {
 			select {
 			case refusing <- struct{}{}:
@@ -189,36 +182,29 @@ func (l *Listener) serve() {
 		l.work.Add(1)
 		go func() {
 			defer l.work.Done()
-			l.acceptLink(c, uid)
+			l.acceptLink(c, payer)
 		}()
 	}
 }
 
-// admit counts a new link of a dialing process, unless there are too many.
-func (l *Listener) admit(c *net.UnixConn) (uid uint32, ok bool) {
+// admit charges a new link to the user of the dialing process, unless that holds too much.
+func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
 	rc, err := c.SyscallConn()
 	if err != nil {
-		return 0, false
+		return payer, false
 	}
 	cred, err := peerCred(rc)
 	if err != nil {
-		return 0, false
+		return payer, false
 	}
+	payer = accountOf(cred.Uid)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.done {
-		return 0, false
+	if l.done || !payer.take(payer.descriptors, linkDescriptors) {
+		return payer, false
 	}
-	total := 0
-	for _, n := range l.users {
-		total += n
-	}
-	if total >= linksMost || l.users[cred.Uid] >= linksPerUser {
-		return 0, false
-	}
-	l.users[cred.Uid]++
 	l.handshakes[c] = struct{}{}
-	return cred.Uid, true
+	return payer, true
 }
 
 // refuse turns away a dialing process, with the reply that there is no room. If the listener
@@ -240,8 +226,8 @@ func (l *Listener) refuse(c *net.UnixConn) {
 	delete(l.handshakes, c)
 }
 
-// acceptLink makes the link, and has it uncounted when it ends.
-func (l *Listener) acceptLink(c *net.UnixConn, uid uint32) {
+// acceptLink makes the link. What it was charged with is given back when it ends.
+func (l *Listener) acceptLink(c *net.UnixConn, payer account) {
 	link, err := acceptLink(c, l.cfg, l.accept)
 	l.mu.Lock()
 	delete(l.handshakes, c)
@@ -251,20 +237,18 @@ func (l *Listener) acceptLink(c *net.UnixConn, uid uint32) {
 	}
 	l.mu.Unlock()
 	if err != nil {
-		l.linkClosed(nil, uid)
+		l.linkClosed(nil, payer)
 		return
 	}
-	link.whenClosed(func() { l.linkClosed(link, uid) })
+	link.whenClosed(func() { l.linkClosed(link, payer) })
 	if done {
 		link.closeUnused()
 	}
 }
 
-func (l *Listener) linkClosed(k *link, uid uint32) {
+func (l *Listener) linkClosed(k *link, payer account) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.links, k)
-	if l.users[uid]--; l.users[uid] == 0 {
-		delete(l.users, uid)
-	}
+	payer.giveBack(payer.descriptors, linkDescriptors)
 }

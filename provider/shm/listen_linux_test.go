@@ -14,19 +14,21 @@ import (
 // others out.
 func TestDialingProcessesAreBounded(t *testing.T) {
 	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
-	for name, full := range map[string]map[uint32]int{
-		"of one user": {uint32(os.Geteuid()): linksPerUser},
-		"of all":      {1 << 30: linksMost},
+	const links = 8 * maxRefusing
+	for name, full := range map[string]struct {
+		user  uint32
+		links int64
+	}{
+		"of one user": {uint32(os.Geteuid()), links / 2},
+		"of all":      {1 << 30, links},
 	} {
 		t.Run(name, func(t *testing.T) {
 			leaks(t)
+			limits := startLimits
+			limits.Descriptors = links * linkDescriptors
+			withLimits(t, limits)
 			tcp, l := listen(t, "127.0.0.1:0", Config{})
-			set := func(users map[uint32]int) {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				l.users = users
-			}
-			set(full)
+			held.descriptors.Charge(full.user, full.links*linkDescriptors)
 			s := dialRaw(t, l)
 			s.send(linkRequest(version, firstSlots), right, doorbellEnd(t))
 			var m message
@@ -45,7 +47,7 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 				s := dialRaw(t, l)
 				defer s.conn.Close()
 			}
-			set(make(map[uint32]int))
+			held.descriptors.Return(full.user, full.links*linkDescriptors)
 			servesOthers(t, tcp, l)
 		})
 	}

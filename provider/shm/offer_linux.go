@@ -142,5 +142,5 @@ func (l *link) openSegment(fd int, slots uint32) (mapping, error) {
 	if err := checkSegment(fd, int(slots)); err != nil {
 		return mapping{}, err
 	}
-	return newMapping(fd, int(slots))
+	return newMapping(fd, int(slots), l.payer)
 }

@@ -44,10 +44,10 @@ func TestSegmentThatCannotBeTaken(t *testing.T) {
 		}
 	}
 	// The dialing end can map the next segment, the accepting one cannot.
-	most := mappedMost - mapped.Load() - segmentSize(nextSegment(firstSlots))
-	mapped.Add(most)
+	rest := held.space.Limit() - held.space.Used() - segmentSize(nextSegment(firstSlots))
+	held.space.TakeOwn(rest)
 	err := connect()
-	mapped.Add(-most)
+	held.space.ReturnOwn(rest)
 	why := new(session.Unavailable)
 	if !errors.As(err, &why) || why.Reason != session.ReasonResources {
 		t.Errorf("the dial: %v, want %v", err, session.ReasonResources)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,21 +12,12 @@ import (
 type mapping struct {
 	mem   []byte
 	slots int
+	payer account
 }
 
 // segmentSeals keep the other side from truncating a mapped segment (which would be
 // SIGBUS) and from sealing it against writing later.
 const segmentSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
-
-// mappedMost bounds the address space that all links of a process map, in bytes: peers
-// ask for segments, and there are 47 bits of addresses.
-const mappedMost = 16 << 40
-
-// mappingsMost bounds the number of mappings: by default the kernel allows a process
-// 65,530 (vm.max_map_count), and once they are used up its next allocation fails.
-const mappingsMost = 1 << 14
-
-var mapped, mappings atomic.Int64
 
 var errSegment = errors.New("shm: segment refused")
 
@@ -48,7 +38,7 @@ func newSegment(slots int) (m mapping, fd int, err error) {
 	} else if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, segmentSeals); err != nil {
 		err = fmt.Errorf("shm: sealing: %w", err)
 	} else {
-		m, err = newMapping(fd, slots)
+		m, err = newMapping(fd, slots, ownAccount())
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -79,33 +69,37 @@ func checkSegment(fd, slots int) error {
 	return nil
 }
 
-func newMapping(fd, slots int) (mapping, error) {
+// newMapping maps a segment at the expense of payer.
+func newMapping(fd, slots int, payer account) (mapping, error) {
 	size := segmentSize(slots)
 	if size > math.MaxInt { // 32 bits; a 64-bit peer that asks for more does no wrong
 		return mapping{}, fmt.Errorf("shm: %d bytes are more than this process can address: %w", size, unix.ENOMEM)
 	}
-	if bytes, n := mapped.Add(size), mappings.Add(1); bytes > mappedMost || n > mappingsMost {
-		unmapped(size)
-		return mapping{}, fmt.Errorf("shm: %d bytes of addresses in %d segments: %w", bytes, n, unix.ENOMEM)
+	if !payer.take(payer.space, size) {
+		return mapping{}, fmt.Errorf("shm: %d of %d bytes of addresses are in use: %w", payer.space.Used(), payer.space.Limit(), unix.ENOMEM)
+	}
+	if !payer.take(payer.mappings, 1) {
+		payer.giveBack(payer.space, size)
+		return mapping{}, fmt.Errorf("shm: %d of %d segments are mapped: %w", payer.mappings.Used(), payer.mappings.Limit(), unix.ENOMEM)
 	}
 	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
-		unmapped(size)
+		payer.unmapped(size)
 		return mapping{}, fmt.Errorf("shm: mmap of %d bytes: %w", size, err)
 	}
 	// A forked child must not keep the pages.
 	_ = unix.Madvise(mem, unix.MADV_DONTFORK)
-	return mapping{mem, slots}, nil
+	return mapping{mem, slots, payer}, nil
 }
 
 func (m mapping) unmap() {
 	if m.mem != nil {
 		unix.Munmap(m.mem)
-		unmapped(int64(len(m.mem)))
+		m.payer.unmapped(int64(len(m.mem)))
 	}
 }
 
-func unmapped(size int64) {
-	mapped.Add(-size)
-	mappings.Add(-1)
+func (a account) unmapped(size int64) {
+	a.giveBack(a.space, size)
+	a.giveBack(a.mappings, 1)
 }

@@ -5,7 +5,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +32,7 @@ func memfd(t *testing.T, size int64, seals, flags int) int {
 // If a 32-bit process cannot address a segment of a 64-bit peer, the peer has broken no
 // rule, and existing connections go on. (Only GOARCH=386 really tests this.)
 func TestSegmentBeyondTheAddresses(t *testing.T) {
-	l := &link{side: 1}
+	l := &link{side: 1, payer: accountOf(1)}
 	have := make([]*slot, mostSlots)
 	l.slots.all.Store(&have)
 	m, err := l.openSegment(memfd(t, segmentSize(mostSlots), segmentSeals, 0), mostSlots)
@@ -110,29 +109,35 @@ func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
 // Mappings are bounded in bytes and in number, and one that fails is not counted.
 func TestMappingsAreBounded(t *testing.T) {
 	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	size := segmentSize(firstSlots)
 	for name, c := range map[string]struct {
-		fd   int
-		full *atomic.Int64
-		most int64
-		want error
+		fd              int
+		space, mappings int64
+		own             bool
+		want            error
 	}{
-		"bytes":     {right, &mapped, mappedMost, unix.ENOMEM},
-		"number":    {right, &mappings, mappingsMost, unix.ENOMEM},
-		"no memory": {-1, &mapped, mapped.Load(), unix.EBADF},
+		"own":             {right, size, 1, true, nil},
+		"own bytes":       {right, size - 1, 1, true, unix.ENOMEM},
+		"own number":      {right, size, 0, true, unix.ENOMEM},
+		"a user's":        {right, 2 * size, 2, false, nil},
+		"a user's bytes":  {right, 2*size - 1, 2, false, unix.ENOMEM},
+		"a user's number": {right, 2 * size, 1, false, unix.ENOMEM},
+		"no memory":       {-1, 2 * size, 2, false, unix.EBADF},
 	} {
-		bytes, n := mapped.Load(), mappings.Load()
-		more := c.most - c.full.Load()
-		c.full.Add(more)
-		m, err := newMapping(c.fd, firstSlots)
-		c.full.Add(-more)
-		if err == nil {
+		t.Run(name, func(t *testing.T) {
+			leaks(t)
+			withLimits(t, Limits{AddressSpace: c.space, Mappings: c.mappings})
+			m, err := newMapping(c.fd, firstSlots, account{held, 1, c.own})
+			if !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			if err == nil && (held.space.Used() != size || held.mappings.Used() != 1) {
+				t.Errorf("by the books %+v", inUse())
+			}
 			m.unmap()
-		}
-		if !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", name, err, c.want)
-		}
-		if mapped.Load() != bytes || mappings.Load() != n {
-			t.Errorf("%s: %d bytes and %d mappings by the books, were %d and %d", name, mapped.Load(), mappings.Load(), bytes, n)
-		}
+			if inUse() != (Limits{}) {
+				t.Errorf("by the books %+v", inUse())
+			}
+		})
 	}
 }

@@ -1,0 +1,114 @@
+package shm
+
+import (
+	"math"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/quota"
+)
+
+// Limits are how much of this process the processes that connect to it can hold, all
+// together; those of one user can hold half of it at most, and no more than the others have
+// left free (package quota). Beyond it, dialers are told that there is no room.
+type Limits struct {
+	// Connections accepted and not closed yet. It is RLIMIT_NOFILE, which bounds those of
+	// TCP, and at most 2^20.
+	Connections int64
+
+	// Descriptors is half of RLIMIT_NOFILE, at most 8192. Each link counts as eight of
+	// them: it has four, and for moments as many that its peer has passed.
+	Descriptors int64
+
+	// AddressSpace, in bytes, is half of RLIMIT_AS, at most 16 TiB; 2 GiB where addresses
+	// have 32 bits. What this process maps to dial counts, too.
+	AddressSpace int64
+
+	// Mappings is the number of shared memory segments: a quarter of what the kernel
+	// allows a process by default (vm.max_map_count), at whose end its next allocation
+	// fails. What this process maps to dial counts, too.
+	Mappings int64
+}
+
+const (
+	mostConnections = 1 << 20
+	mostDescriptors = 8 << 10
+	mostMappings    = 16 << 10
+	mostSpace64     = 16 << 40 // of 47 bits
+	mostSpace32     = 2 << 30
+
+	// linkDescriptors is what a link counts for. It has its socket, two doorbells and a
+	// pidfd; during the handshake also the other end of its doorbell, a segment, and an
+	// eventfd to compare with; and later the two descriptors that a message can bring.
+	linkDescriptors = 8
+)
+
+// ProcessLimits are the limits of this process, by its resource limits at the start.
+func ProcessLimits() Limits { return startLimits }
+
+var startLimits = limitsFor(rlimit(unix.RLIMIT_NOFILE), rlimit(unix.RLIMIT_AS))
+
+// limitsFor derives the limits from RLIMIT_NOFILE and RLIMIT_AS.
+func limitsFor(files, space uint64) Limits {
+	mostSpace := uint64(mostSpace64)
+	if math.MaxInt == math.MaxInt32 {
+		mostSpace = mostSpace32
+	}
+	return Limits{
+		Connections:  int64(min(files, mostConnections)),
+		Descriptors:  int64(min(files/2, mostDescriptors)),
+		AddressSpace: int64(min(space/2, mostSpace)),
+		Mappings:     mostMappings,
+	}
+}
+
+// rlimit returns a resource limit; the largest number if there is none.
+func rlimit(resource int) uint64 {
+	var lim unix.Rlimit
+	if unix.Getrlimit(resource, &lim) != nil {
+		return math.MaxUint64
+	}
+	return lim.Cur
+}
+
+// holdings is who holds what of this process.
+type holdings struct{ connections, descriptors, space, mappings *quota.Pool }
+
+func newHoldings(l Limits) *holdings {
+	return &holdings{
+		connections: quota.New(l.Connections),
+		descriptors: quota.New(l.Descriptors),
+		space:       quota.New(l.AddressSpace),
+		mappings:    quota.New(l.Mappings),
+	}
+}
+
+// held is what is held of this process. Tests replace it.
+var held = newHoldings(startLimits)
+
+// An account is whom something is charged to: a user whose processes connect to this one,
+// or this process itself for what it needs to dial.
+type account struct {
+	*holdings
+	user uint32
+	own  bool
+}
+
+func accountOf(user uint32) account { return account{holdings: held, user: user} }
+
+func ownAccount() account { return account{holdings: held, own: true} }
+
+func (a account) take(p *quota.Pool, n int64) bool {
+	if a.own {
+		return p.TakeOwn(n)
+	}
+	return p.Take(a.user, n)
+}
+
+func (a account) giveBack(p *quota.Pool, n int64) {
+	if a.own {
+		p.ReturnOwn(n)
+	} else {
+		p.Return(a.user, n)
+	}
+}

@@ -1,0 +1,77 @@
+package shm
+
+import (
+	"errors"
+	"math"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
+)
+
+func wantReason(t *testing.T, err error, reason session.Reason) {
+	t.Helper()
+	var u *session.Unavailable
+	if !errors.As(err, &u) || u.Reason != reason {
+		t.Errorf("got %v, want %v", err, reason)
+	}
+}
+
+func TestLimitsFollowTheRlimits(t *testing.T) {
+	const none = math.MaxUint64 // RLIM_INFINITY
+	most := limitsFor(none, none)
+	for _, c := range []struct {
+		files, space             uint64
+		connections, descriptors int64
+		addresses                int64
+	}{
+		{none, none, mostConnections, mostDescriptors, most.AddressSpace},
+		{1 << 20, 1 << 62, 1 << 20, mostDescriptors, most.AddressSpace},
+		{256, none, 256, 128, most.AddressSpace},
+		{256, 1 << 30, 256, 128, 1 << 29},
+		{0, 0, 0, 0, 0},
+	} {
+		want := Limits{c.connections, c.descriptors, c.addresses, mostMappings}
+		if got := limitsFor(c.files, c.space); got != want {
+			t.Errorf("RLIMIT_NOFILE %d, RLIMIT_AS %d: %+v, want %+v", c.files, c.space, got, want)
+		}
+	}
+	if most.AddressSpace < 2*segmentSize(firstSlots) {
+		t.Errorf("one user has no room for a link: %d bytes for all", most.AddressSpace)
+	}
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil || ProcessLimits().Connections != int64(min(files.Cur, mostConnections)) {
+		t.Errorf("%+v with RLIMIT_NOFILE %d, %v", ProcessLimits(), files.Cur, err)
+	}
+}
+
+// One user gets half of the connections, whatever number of links and descriptors it has.
+// The rest is there for others, and what is closed for everybody.
+func TestConnectionsAreBoundedByUser(t *testing.T) {
+	leaks(t)
+	const share = firstSlots / 2
+	limits := startLimits
+	limits.Connections = 2 * share
+	withLimits(t, limits)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	var all [2 * share]session.Endpoint
+	for i := range share {
+		all[2*i], all[2*i+1] = meet(t, tcp, l)
+	}
+	_, err := dial(tcp.Addr(), Config{})
+	wantReason(t, err, session.ReasonResources)
+	_, err = dial(tcp.Addr(), Config{RingMax: minRingMax}) // over another link
+	wantReason(t, err, session.ReasonResources)
+	if user := uint32(os.Geteuid()); held.connections.Held(user) != share || held.connections.Take(user+1, share/2) != true {
+		t.Errorf("it holds %d, and others get nothing", held.connections.Held(user))
+	}
+	held.connections.Return(uint32(os.Geteuid())+1, share/2)
+	end(all[0])
+	end(all[1])
+	all[0], all[1] = meet(t, tcp, l)
+	for _, ep := range all {
+		end(ep)
+	}
+}
