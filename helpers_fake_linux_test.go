@@ -104,10 +104,10 @@ func (f *fake) dial(ctx context.Context, r request) (transport, error) {
 	remote := net.TCPAddrFromAddrPort(r.remote)
 	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: fakeName}})
 	if f.unnegotiated {
-		return transport{here, s.local, remote, s}, nil
+		return transport{endpoint: here, local: s.local, remote: remote, hold: s}, nil
 	}
 	select {
-	case a.arrivals <- transport{there, remote, s.local, nil}:
+	case a.arrivals <- transport{endpoint: there, local: remote, remote: s.local}:
 		if f.silent.Load() {
 			f.connected <- struct{}{}
 			<-ctx.Done()
@@ -116,7 +116,7 @@ func (f *fake) dial(ctx context.Context, r request) (transport, error) {
 			s.Close()
 			return transport{}, ctx.Err()
 		}
-		return transport{here, s.local, remote, s}, nil
+		return transport{endpoint: here, local: s.local, remote: remote, hold: s}, nil
 	case <-a.closed:
 		s.Close()
 		return transport{}, &Unavailable{Reason: ReasonNoListener}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/session"
 )
 
 func TestListenerSlowDialerDelaysNobody(t *testing.T) {
@@ -112,5 +114,80 @@ func TestBacklogOfTheSilentIsGivenToOthers(t *testing.T) {
 	}
 	for range places {
 		wantProvider(t, mustAccept(t, l), fakeName)
+	}
+}
+
+// silentDialers are dialers over shared memory that connect and do not negotiate.
+func silentDialers(t *testing.T, l net.Listener, n int) {
+	t.Helper()
+	to := l.Addr().(*net.TCPAddr)
+	for range n {
+		s, err := bind(t.Context(), request{remote: to.AddrPort()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ep, err := shm.Dial(t.Context(), s.fd, to, shm.Config{Timeout: testTimeout})
+		if err != nil {
+			s.Close()
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ep.Close(); ep.Retire() })
+	}
+}
+
+// A backlog full of dialers over shared memory that do not negotiate refuses nobody: the
+// others are served by TCP, whose backlog has room, until some places are free.
+func TestBacklogOfTheSilentSendsOthersToTCP(t *testing.T) {
+	useProviders(t, shmProvider{})
+	const places = 4
+	l := mustListen(t, &ListenConfig{Backlog: places}, "tcp", "127.0.0.1:0")
+	silentDialers(t, l, places)
+	_, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+	if reasonOf(err) != ReasonResources {
+		t.Errorf("with Require: %v, want %v", err, ReasonResources)
+	}
+	wantFallback(t, mustDial(t, &Dialer{}, l.Addr().String()), ReasonResources)
+	plain, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain.Close()
+	// Each time the oldest of the silent has been there for long, it loses its place.
+	for range places {
+		testenv.Eventually(t, testTimeout, func() error {
+			c, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+			if err == nil {
+				wantProvider(t, c, shm.Name)
+				t.Cleanup(func() { c.Close() })
+			}
+			return err
+		})
+	}
+}
+
+// A dialer that loses its place before it negotiates is told to do without a SAN, not that
+// it is connected, or refused.
+func TestDialerThatLosesItsPlaceGoesToTCP(t *testing.T) {
+	useProviders(t, shmProvider{})
+	l := mustListen(t, &ListenConfig{Backlog: 1}, "tcp", "127.0.0.1:0")
+	to := l.Addr().(*net.TCPAddr)
+	s, err := bind(t.Context(), request{remote: to.AddrPort()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ep, err := shm.Dial(t.Context(), s.fd, to, shm.Config{Timeout: testTimeout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, testTimeout, func() error { // once it has lost its place
+		c, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
+	_, err = negotiate(t.Context(), transport{endpoint: ep}, session.Config{})
+	if reasonOf(err) != ReasonResources {
+		t.Errorf("the late dialer: %v, want %v", err, ReasonResources)
 	}
 }

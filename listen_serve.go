@@ -1,6 +1,7 @@
 package san
 
 import (
+	"context"
 	"errors"
 	"net"
 	"time"
@@ -12,7 +13,7 @@ import (
 const (
 	// negotiateTimeout bounds how long a dialer may take to negotiate, even with busy
 	// processors at both ends. Meanwhile it holds a place in the backlog, for less time
-	// if that is full (see backlog.Slow).
+	// if that is full (see backlog.Begin).
 	negotiateTimeout = 10 * time.Second
 
 	// If a provider's accept fails, most likely for lack of resources, it is called again
@@ -58,6 +59,7 @@ func reset(c net.Conn) {
 // serve accepts a provider's connections and has them negotiated in the
 // background, so that a slow dialer delays no other.
 func (l *Listener) serve(provider string, a acceptor, config session.Config) {
+	config.Accepting = true
 	delay := minAcceptDelay
 	for {
 		t, err := a.accept()
@@ -83,15 +85,15 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 			turnAway(t)
 			continue
 		}
-		p, evicted := l.backlog.Begin(l.ctx, negotiateTimeout)
-		if p == nil {
+		p, err := l.backlog.Begin(l.ctx, t.user, negotiateTimeout)
+		switch {
+		case err == nil:
+			l.background.Go(func() { l.admit(p, provider, t, config) })
+		case errors.Is(err, backlog.ErrFull):
 			refuse(t) // C7
-			continue
+		default:
+			sendToTCP(t, config)
 		}
-		if evicted {
-			count(func(n *Counters) { n.Refused++ })
-		}
-		l.background.Go(func() { l.admit(p, provider, t, config) })
 	}
 }
 
@@ -100,6 +102,14 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 func refuse(t transport) {
 	t.endpoint.Abort()
 	t.endpoint.Retire()
+	t.release()
+	count(func(n *Counters) { n.Refused++ })
+}
+
+// sendToTCP ends a connection before it is negotiated, for which there is no room though
+// TCP's backlog may have some: its dialer falls back.
+func sendToTCP(t transport, config session.Config) {
+	session.New(t.endpoint, config).Refuse()
 	t.release()
 	count(func(n *Counters) { n.Refused++ })
 }
@@ -120,6 +130,9 @@ func turnAway(t transport) {
 // admit negotiates one connection and queues it for Accept.
 func (l *Listener) admit(p *backlog.Place, provider string, t transport, config session.Config) {
 	s, err := negotiate(p.Context(), t, config)
+	if errors.Is(context.Cause(p.Context()), backlog.ErrLost) {
+		count(func(n *Counters) { n.Refused++ })
+	}
 	switch placed := p.End(err == nil); {
 	case placed:
 		l.ready <- newConn(provider, s, t) // never blocks: it has a place in the backlog

@@ -2,6 +2,7 @@ package san
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 
@@ -53,5 +54,9 @@ type shmListener struct{ *shm.Listener }
 
 func (l shmListener) accept() (transport, error) {
 	ep, local, remote, err := l.Accept()
-	return transport{endpoint: ep, local: local, remote: remote}, err
+	if err != nil {
+		return transport{}, err
+	}
+	user := fmt.Sprintf("user %d", shm.PeerUser(ep))
+	return transport{endpoint: ep, local: local, remote: remote, user: user}, nil
 }

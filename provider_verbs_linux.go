@@ -111,5 +111,7 @@ func (l verbsListener) accept() (transport, error) {
 	if err != nil {
 		return transport{}, err
 	}
-	return verbsTransport(ep), nil
+	t := verbsTransport(ep)
+	t.user = t.remote.IP.String()
+	return t, nil
 }

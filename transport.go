@@ -7,6 +7,7 @@ import (
 	"net"
 	"syscall"
 
+	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -16,6 +17,7 @@ type transport struct {
 	endpoint      session.Endpoint
 	local, remote *net.TCPAddr
 	hold          io.Closer // closed after the endpoint; may be nil
+	user          string    // to whom an accepted one is charged: a user of this host, or another host
 }
 
 // release closes what the transport holds besides its endpoint.
@@ -32,7 +34,10 @@ func negotiate(ctx context.Context, t transport, config session.Config) (*sessio
 	if err == nil {
 		return s, nil
 	}
-	if ctx.Err() != nil {
+	switch {
+	case errors.Is(context.Cause(ctx), backlog.ErrLost):
+		s.Refuse()
+	case ctx.Err() != nil:
 		s.Close() // not a reset, which would mean "refused": the listener is being closed
 	}
 	s.Abort()

@@ -37,6 +37,10 @@ type Config struct {
 	// was written. Default 10 s.
 	CloseTimeout time.Duration
 
+	// Accepting: the peer is the dialer, and negotiates first. Until its message has
+	// come, nothing is sent, and the connection can still be refused (Refuse).
+	Accepting bool
+
 	// Disable switches features off, for tests and for operators
 	// (SAN_DISABLE).
 	Disable Feature

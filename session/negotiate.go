@@ -11,7 +11,7 @@ import (
 
 // introduce sends the negotiation message unless it was sent already. It reports
 // false if there is no room for it.
-func (s *Session) introduce() (sent bool) {
+func (s *Session) introduce(why wire.Refusal) (sent bool) {
 	s.txMu.Lock()
 	defer s.txMu.Unlock()
 	if s.tx.gone || s.tx.messages != 0 {
@@ -23,6 +23,7 @@ func (s *Session) introduce() (sent bool) {
 	}
 	wire.Params{
 		Version:    wire.Version,
+		Refusal:    why,
 		Credits:    s.credits.Window(),
 		MaxMessage: uint32(s.lim.MaxMessage),
 		Caps:       s.rx.caps,
@@ -35,25 +36,33 @@ func (s *Session) introduce() (sent bool) {
 // Negotiate waits until the peer's negotiation message has come and was
 // understood (N4), or ctx is done. After an error the session can only be aborted.
 // An *Unavailable error with ReasonVersion or ReasonProtocol means that the peer
-// does not speak this protocol.
+// does not speak this protocol, one with ReasonResources that it has refused.
 func (s *Session) Negotiate(ctx context.Context) (err error) {
 	s.rd.begin()
 	defer s.rd.op.Unlock()
 	stop := context.AfterFunc(ctx, s.rd.signal)
 	defer stop()
-	done := false
-	test := func(bool) Events {
-		want := RecvReady
-		sent := s.introduce()
-		if !sent {
+	heard := false
+	test := func(bool) (want Events) {
+		sent := s.cfg.Accepting && !heard || s.introduce(0)
+		if !heard {
+			if heard, err = s.negotiated(sent); err != nil {
+				return 0
+			}
+			sent = sent && (!heard || s.introduce(0))
+		}
+		if !sent && s.ep.Err() == nil {
 			want |= SendReady
 		}
-		if done, err = s.negotiated(sent); !done && err == nil {
+		if !heard {
+			want |= RecvReady
+		}
+		if want != 0 {
 			if err = ctx.Err(); err == nil && s.rd.state.Load()&stClosed != 0 {
 				err = ErrClosed
 			}
 		}
-		if done || err != nil {
+		if err != nil {
 			return 0
 		}
 		return want
@@ -64,6 +73,15 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 		s.alive.start(s.engine)
 	}
 	return err
+}
+
+// Refuse ends a session of an accepting end that Negotiate has not returned yet, and tells
+// the dialer that there is no room for it, so that it does without a SAN. On a provider that
+// may lose what is sent last, the dialer may just find the connection reset.
+func (s *Session) Refuse() {
+	s.introduce(wire.RefusedResources)
+	s.Close()
+	s.Abort()
 }
 
 // negotiated takes the peer's negotiation message if it has come.
@@ -115,6 +133,10 @@ func (s *Session) parseParams(m []byte) (wire.Params, error) {
 		return unavailable(ReasonVersion, err)
 	case err != nil:
 		return unavailable(ReasonProtocol, err)
+	case p.Refusal == wire.RefusedResources:
+		return unavailable(ReasonResources, errors.New("the acceptor has no room for the connection"))
+	case p.Refusal != 0:
+		return unavailable(ReasonProtocol, fmt.Errorf("the acceptor refuses for a reason that is not known (%d)", p.Refusal))
 	case p.MaxMessage < MaxControl || p.Credits != 0 && p.Credits < MinWindow-credit.Reserved || p.Credits > credit.Max:
 		return unavailable(ReasonProtocol, fmt.Errorf("the peer's credits %d or message size %d is out of range", p.Credits, p.MaxMessage))
 	case (p.Credits == 0) != s.lim.Ring():

@@ -163,3 +163,55 @@ func TestNegotiationWaitsForRoom(t *testing.T) {
 		})
 	}
 }
+
+// An accepting end sends nothing until the dialer's message has come, and then its own.
+func TestAcceptingEndIsSilentUntilTheDialerNegotiates(t *testing.T) {
+	for name, cfg := range forms {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := rawPair(t, cfg, session.Config{Accepting: true})
+				negotiated := make(chan error, 1)
+				go func() { negotiated <- s.Negotiate(context.Background()) }()
+				pass(time.Second)
+				var ev session.Event
+				if p.Poll(&ev) {
+					t.Fatalf("before the dialer: %x", ev.Msg)
+				}
+				credits := uint32(max(cfg.Limits.Window-session.ControlReserve, 0))
+				p.send(tNegotiate, 0, parameters(1, credits, 4096, 0)...)
+				if m := p.recv(); m[0] != tNegotiate || le.Uint16(m[header+6:]) != 0 {
+					t.Errorf("the answer is %x", m)
+				}
+				if err := <-negotiated; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// A dialer that is refused learns why, though the connection ends at once; also if it was
+// being waited for, and comes late.
+func TestRefuse(t *testing.T) {
+	for _, waiting := range []bool{false, true} {
+		inBubble(t, func(t *testing.T) {
+			ea, eb := twins(t, ring)
+			b := session.New(eb, session.Config{Accepting: true})
+			if waiting {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				wantErr(t, "Negotiate with a silent peer", b.Negotiate(ctx), context.DeadlineExceeded)
+			}
+			b.Refuse()
+			<-b.Closed()
+			a := session.New(ea, session.Config{})
+			err := a.Negotiate(context.Background())
+			var u *session.Unavailable
+			if !errors.As(err, &u) || u.Reason != session.ReasonResources {
+				t.Errorf("waited for: %v: %v, want %v", waiting, err, session.ReasonResources)
+			}
+			a.Abort()
+			idle()
+		})
+	}
+}

@@ -50,16 +50,18 @@ var (
 	ErrNoUrgent = errors.New("session: no urgent data")
 )
 
-// New starts a session on ep, which it owns from then on, and sends the
-// negotiation message. It does not block. Negotiate must succeed before any Read
-// or Write.
+// New starts a session on ep, which it owns from then on, and sends the negotiation
+// message unless cfg.Accepting is set. It does not block. Negotiate must succeed before any
+// Read or Write.
 func New(ep Endpoint, cfg Config) *Session {
 	e := &engine{newCore(ep, cfg.withDefaults())}
 	e.idle.owner = e
 	s := &Session{engine: e, reading: reading{e}, writing: writing{e}}
 	s.closing.done = make(chan struct{})
 	ep.Start(s)
-	s.introduce()
+	if !cfg.Accepting {
+		s.introduce(0)
+	}
 	return s
 }
 

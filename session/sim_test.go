@@ -183,6 +183,7 @@ func (m *sim) run() {
 			m.sides[i].total *= 10
 		}
 	}
+	m.cfg[1].Accepting = true
 	for _, p := range m.sides {
 		p.s = session.New(p.ep, m.cfg[p.id])
 	}

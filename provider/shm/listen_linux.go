@@ -114,6 +114,9 @@ func (l *Listener) Accept() (ep session.Endpoint, local, remote *net.TCPAddr, er
 	}
 }
 
+// PeerUser is the user whose process is at the other end of one of this package's endpoints.
+func PeerUser(ep session.Endpoint) uint32 { return ep.(*endpoint).link.peer.uid }
+
 // Close stops accepting. Connections that Accept returned live on; those that
 // nobody accepted are closed.
 func (l *Listener) Close() error {

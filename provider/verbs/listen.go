@@ -137,9 +137,9 @@ func (l *Listener) admit(cm *cmID, tcp netip.AddrPort, request ibv.ConnParam) {
 		cm.refuse(refusedSubnet)
 		return
 	}
-	place, _ := l.backlog.Begin(l.ctx, acceptTime)
-	if place == nil {
-		cm.refuse(refusedBacklog)
+	place, err := l.backlog.Begin(l.ctx, cm.id.RemoteAddr().Addr().String(), acceptTime)
+	if err != nil {
+		cm.refuse(refusalFor(err))
 		return
 	}
 	a := accepting{cfg: l.cfg, local: tcp, remote: cm.id.RemoteAddr(), cm: cm, request: request}

@@ -43,10 +43,11 @@ func (l *Listener) serveExchange() error {
 				time.Sleep(acceptPause) // for want of descriptors, say
 				continue
 			}
-			p, _ := pending.Begin(l.ctx, acceptTime)
+			from := dialerOf(conn).Addr().String()
+			p, _ := pending.Begin(l.ctx, from, acceptTime)
 			for p == nil {
 				time.Sleep(acceptPause)
-				p, _ = pending.Begin(l.ctx, acceptTime)
+				p, _ = pending.Begin(l.ctx, from, acceptTime)
 			}
 			l.work.Go(func() { l.admitExchange(conn, p) })
 		}
@@ -67,8 +68,7 @@ func (l *Listener) admitExchange(conn net.Conn, pending *backlog.Place) {
 	request, err := readParams(conn)
 	late := !stop()
 	pending.End(false)
-	remote := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
-	remote = netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
+	remote := dialerOf(conn)
 	switch {
 	case err != nil || late:
 		conn.Close()
@@ -80,9 +80,9 @@ func (l *Listener) admitExchange(conn net.Conn, pending *backlog.Place) {
 		refuse(refusedSubnet)
 		return
 	}
-	p, _ := l.backlog.Begin(l.ctx, acceptTime)
-	if p == nil {
-		refuse(refusedBacklog)
+	p, err := l.backlog.Begin(l.ctx, remote.Addr().String(), acceptTime)
+	if err != nil {
+		refuse(refusalFor(err))
 		return
 	}
 	local := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
@@ -92,4 +92,10 @@ func (l *Listener) admitExchange(conn net.Conn, pending *backlog.Place) {
 	}
 	e, err := a.connect(p.Context())
 	l.made(p, e, err)
+}
+
+// dialerOf is the dialer's address.
+func dialerOf(conn net.Conn) netip.AddrPort {
+	remote := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
 }

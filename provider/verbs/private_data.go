@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/session"
 )
 
@@ -35,6 +36,12 @@ const (
 
 // refusalFor is how a listener's error is reported to the dialer.
 func refusalFor(err error) refusal {
+	switch {
+	case errors.Is(err, backlog.ErrFull):
+		return refusedBacklog
+	case errors.Is(err, backlog.ErrBusy):
+		return refusedResources
+	}
 	var u *session.Unavailable
 	if errors.As(callError(err), &u) {
 		switch u.Reason {
@@ -77,7 +84,7 @@ func (p privateData) err() error {
 	case p.refusal == refusedBacklog:
 		return fmt.Errorf("verbs: the peer's backlog is full: %w", syscall.ECONNREFUSED)
 	case p.refusal == refusedResources:
-		return unavailable(session.ReasonResources, errors.New("verbs: the peer has no resources left, of its RLIMIT_MEMLOCK most likely"))
+		return unavailable(session.ReasonResources, errors.New("verbs: the peer has no room, in its RLIMIT_MEMLOCK most likely, or in its backlog"))
 	case p.refusal == refusedClosed:
 		return unavailable(session.ReasonNoListener, errors.New("verbs: the peer is closing its listener"))
 	case p.refusal == refusedAddress:
