@@ -16,7 +16,11 @@ type accepting struct {
 // accept accepts a connection on a link, or returns the code that refuses it.
 func (l *Listener) accept(k *link, s *slot, m *message, fds []int) uint8 {
 	a := accepting{listener: l, link: k, slot: s, local: m.addr}
-	if !a.locate(fds) {
+	located := false
+	if !k.theirs.examine(func() { located = a.locate(fds) }) {
+		return codeResources
+	}
+	if !located {
 		return codeAddress
 	}
 	a.create()

@@ -51,16 +51,9 @@ func boundAddr(fd int) (netip.AddrPort, error) {
 	if err != nil || protocol != unix.IPPROTO_TCP && protocol != unix.IPPROTO_MPTCP {
 		return none, fmt.Errorf("shm: not a TCP socket (protocol %d): %w", protocol, errors.Join(err, unix.EINVAL))
 	}
-	sa, err := unix.Getsockname(fd)
+	ap, err := sockname(fd)
 	if err != nil {
-		return none, fmt.Errorf("shm: getsockname: %w", err)
-	}
-	var ap netip.AddrPort
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		ap = netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
-	case *unix.SockaddrInet6:
-		ap = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
+		return none, fmt.Errorf("shm: %w", err)
 	}
 	if !ap.IsValid() || ap.Port() == 0 || ap.Addr().IsUnspecified() {
 		return none, fmt.Errorf("shm: the socket is bound to %v, not to one address: %w", ap, unix.EINVAL)

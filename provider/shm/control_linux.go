@@ -61,6 +61,10 @@ func (c *controlSocket) post(ctx context.Context, gone <-chan struct{}, m *messa
 	}
 }
 
+// hangUp ends the socket at both ends; it still has to be closed.
+func (c *controlSocket) hangUp() { hangUp(c.conn) }
+
+// close may take as long as the peer likes.
 func (c *controlSocket) close() { c.conn.Close() }
 
 // send sends a message and descriptors, bounded by the socket's deadline.
@@ -76,18 +80,23 @@ func rightsOf(fds []int) []byte {
 	return unix.UnixRights(fds...)
 }
 
-// mostFDs is how many descriptors a message may carry; the kernel drops the rest.
-const mostFDs = 2
+// mostFDs is how many descriptors a message has at most. There is room for as many as a
+// peer can send (SCM_MAX_FD): what the kernel drops it closes here, which may block.
+const (
+	mostFDs = 2
+	roomFDs = 253
+)
 
-// errCut: descriptors were lost, most likely because this process is at its limit.
+// errCut: descriptors were lost, most likely because this process is at its limit, or there
+// are more than any message has.
 var errCut = fmt.Errorf("shm: descriptors were lost on the way: %w", unix.EMFILE)
 
 // receive receives the next message and its descriptors, which the caller has to close
 // even if there is an error.
 func receive(c *net.UnixConn, m *message) (fds []int, err error) {
 	var b [messageSize + 1]byte
-	var oob [64]byte // a little more than mostFDs need
-	n, oobn, flags, _, err := c.ReadMsgUnix(b[:], oob[:unix.CmsgSpace(mostFDs*4)])
+	var oob [1040]byte // a little more than roomFDs need
+	n, oobn, flags, _, err := c.ReadMsgUnix(b[:], oob[:unix.CmsgSpace(4*roomFDs)])
 	if err != nil {
 		return nil, err
 	}
@@ -108,12 +117,13 @@ func receive(c *net.UnixConn, m *message) (fds []int, err error) {
 	if err := m.decode(b[:n]); err != nil {
 		return fds, err
 	}
-	if flags&unix.MSG_CTRUNC != 0 {
+	if flags&unix.MSG_CTRUNC != 0 || len(fds) > mostFDs {
 		return fds, errCut
 	}
 	return fds, nil
 }
 
+// closeAll closes descriptors of this process.
 func closeAll(fds []int) {
 	for _, fd := range fds {
 		unix.Close(fd)

@@ -123,15 +123,31 @@ func (d *doorbell) setPeer(fd int) error {
 		return fmt.Errorf("shm: eventfd: %w", err)
 	}
 	defer unix.Close(ours)
-	var want, got unix.Stat_t
-	if err := errors.Join(unix.Fstat(ours, &want), unix.Fstat(fd, &got)); err != nil || got.Dev != want.Dev || got.Ino != want.Ino {
-		return fmt.Errorf("%w: inode %d, %v", errDoorbell, got.Ino, err)
+	if want, err := inodeOf(ours); err != nil {
+		return err
+	} else if got, err := inodeOf(fd); err != nil || got != want {
+		return fmt.Errorf("%w: inode %v, %v", errDoorbell, got, err)
 	}
 	if err := takeOne(fd); err != nil {
 		return fmt.Errorf("%w: %w", errDoorbell, err)
 	}
 	d.peer = fd
 	return nil
+}
+
+type inode struct {
+	major, minor uint32
+	number       uint64
+}
+
+// inodeOf identifies a file without waiting for its file system, which may be the peer's.
+func inodeOf(fd int) (inode, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)
+	if err != nil {
+		return inode{}, fmt.Errorf("shm: statx: %w", err)
+	}
+	return inode{st.Dev_major, st.Dev_minor, st.Ino}, nil
 }
 
 // What a ring reads or writes, and nobody looks at.
@@ -201,11 +217,12 @@ func (d *doorbell) stop() {
 	}
 }
 
-// close gives everything back. Nobody rings any more.
-func (d *doorbell) close() {
+// close gives everything back, with the peer's descriptor at its user's expense. Nobody
+// rings any more.
+func (d *doorbell) close(theirs account) {
 	d.stop()
 	d.passed()
 	if d.peer >= 0 {
-		unix.Close(d.peer)
+		theirs.closeForeign(d.peer)
 	}
 }

@@ -34,7 +34,7 @@ func bells(t *testing.T) (near, far *doorbell) {
 	}
 	for i := range ends {
 		ends[i].passed()
-		t.Cleanup(ends[i].close)
+		t.Cleanup(func() { ends[i].close(accountOf(0)) })
 	}
 	return &ends[0], &ends[1]
 }

@@ -169,7 +169,7 @@ func (l *link) takeDoorbell(fds []int, at int, err error) error {
 	}
 	for i, fd := range fds {
 		if err != nil || i != at {
-			unix.Close(fd)
+			l.theirs.closeForeign(fd)
 		}
 	}
 	return err
@@ -177,10 +177,10 @@ func (l *link) takeDoorbell(fds []int, at int, err error) error {
 
 // refuseLink tells a dialing process that this one has no room for it: just hanging up would
 // mean that nobody listens.
-func refuseLink(c *net.UnixConn) {
+func refuseLink(c *net.UnixConn, theirs account) {
 	c.SetDeadline(time.Now().Add(refuseTimeout))
 	var request message
 	fds, _ := receive(c, &request) // closing with the request unread would send a reset
-	closeAll(fds)
+	theirs.closeForeign(fds...)
 	_ = send(c, &message{kind: msgLinkReply, version: version, code: codeResources})
 }

@@ -72,7 +72,10 @@ func rlimit(resource int) uint64 {
 }
 
 // holdings is who holds what of this process.
-type holdings struct{ connections, descriptors, space, mappings *quota.Pool }
+type holdings struct {
+	connections, descriptors, space, mappings *quota.Pool
+	foreign                                   foreign
+}
 
 func newHoldings(l Limits) *holdings {
 	return &holdings{

@@ -23,6 +23,7 @@ type link struct {
 	cfg     Config
 	peer    peerProcess
 	payer   account // whom this process charges the link to
+	theirs  account // of the peer's user, for the descriptors that it passes
 	control controlSocket
 	door    doorbell
 	slots   slotTable
@@ -59,8 +60,8 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	if l.control, err = newControlSocket(conn); err == nil {
 		l.peer, err = newPeerProcess(l.control.raw)
 	}
-	if l.payer = ownAccount(); side == 1 {
-		l.payer = accountOf(l.peer.uid)
+	if l.payer, l.theirs = ownAccount(), accountOf(l.peer.uid); side == 1 {
+		l.payer = l.theirs
 	}
 	l.door.pass, l.door.peer = -1, -1
 	if err == nil {
@@ -68,7 +69,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	}
 	if err != nil {
 		if side == 1 {
-			refuseLink(conn)
+			refuseLink(conn, l.theirs)
 		}
 		l.discard()
 		return nil, &session.Unavailable{Reason: session.ReasonResources, Err: err}
@@ -113,11 +114,12 @@ func (l *link) serve() {
 		default:
 			err = errPeerGone // EOF, or a reset if messages of ours were unread
 		}
-		closeAll(fds)
+		l.theirs.closeForeign(fds...)
 		if err != nil {
 			l.die(err)
 			return
 		}
+		l.theirs.awaitClosing(l.gone)
 	}
 }
 
@@ -255,7 +257,7 @@ func (l *link) die(cause error) {
 	close(l.gone)
 	l.users++ // keeps the memory
 	l.mu.Unlock()
-	l.control.close() // a peer that lives need not wait until our endpoints have retired
+	l.control.hangUp() // a peer that lives need not wait until our endpoints have retired
 	for _, s := range l.slots.list() {
 		if e := s.ep.Load(); e != nil {
 			e.linkDied(cause)
@@ -321,7 +323,7 @@ func (l *link) endIdle() (again bool) {
 
 // dismantle stops the goroutines of a dead link, and gives everything back.
 func (l *link) dismantle() {
-	l.control.close()
+	l.control.hangUp()
 	l.door.stop()
 	l.peer.close()
 	l.reclaim.stop()
@@ -331,8 +333,8 @@ func (l *link) dismantle() {
 
 // giveBack closes and unmaps everything.
 func (l *link) giveBack() {
-	l.control.close()
-	l.door.close()
+	l.theirs.closeLater(l.control.close)
+	l.door.close(l.theirs)
 	l.peer.close()
 	if m, _, ok := l.offers.end(nil); ok {
 		m.unmap()

@@ -22,6 +22,9 @@ const (
 	// dialers at a time get that reply; others only see the socket close.
 	refuseTimeout = 100 * time.Millisecond
 	maxRefusing   = 16
+
+	// closeTimeout bounds how long Close waits for the rendezvous to be closed.
+	closeTimeout = time.Second
 )
 
 // Listener accepts connections from processes of this host, for a TCP listener
@@ -36,11 +39,12 @@ type Listener struct {
 
 	accepted chan accepted
 	closed   chan struct{}
-	work     sync.WaitGroup // the accepting goroutine and handshakes
+	served   chan struct{}  // closed at the end of serve
+	work     sync.WaitGroup // handshakes
 
 	mu         sync.Mutex // guards what follows
 	links      map[*link]struct{}
-	handshakes map[*net.UnixConn]struct{}
+	handshakes map[*net.UnixConn]struct{} // for Close to hang up
 	done       bool
 }
 
@@ -90,10 +94,10 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 		unix:       u,
 		accepted:   make(chan accepted, cfg.Backlog),
 		closed:     make(chan struct{}),
+		served:     make(chan struct{}),
 		links:      make(map[*link]struct{}),
 		handshakes: make(map[*net.UnixConn]struct{}),
 	}
-	l.work.Add(1)
 	go l.serve()
 	return l, nil
 }
@@ -130,7 +134,7 @@ func (l *Listener) Close() error {
 	l.links, l.handshakes = nil, nil
 	l.mu.Unlock()
 	close(l.closed)
-	err := l.unix.Close()
+	err := l.closeSocket()
 	for {
 		select {
 		case a := <-l.accepted:
@@ -145,16 +149,33 @@ func (l *Listener) Close() error {
 		link.closeUnused()
 	}
 	for c := range handshakes {
-		c.Close()
+		hangUp(c)
 	}
 	l.work.Wait()
 	return err
 }
 
+// closeSocket closes the rendezvous. That also closes what dialing processes have sent before
+// they were accepted, which may take as long as they like.
+func (l *Listener) closeSocket() error {
+	l.unix.SetDeadline(time.Now()) // ends serve, which then closes nothing
+	<-l.served
+	closed := make(chan error, 1)
+	go func() { closed <- l.unix.Close() }()
+	late := time.NewTimer(closeTimeout)
+	defer late.Stop()
+	select {
+	case err := <-closed:
+		return err
+	case <-late.C:
+		return nil
+	}
+}
+
 // serve accepts the sockets of dialing processes and makes a link with each in a goroutine, so that
 // a slow one holds up nobody.
 func (l *Listener) serve() {
-	defer l.work.Done()
+	defer close(l.served)
 	refusing := make(chan struct{}, maxRefusing)
 	for {
 		c, err := l.unix.AcceptUnix()
@@ -174,11 +195,14 @@ func (l *Listener) serve() {
 			select {
 			case refusing <- struct{}{}:
 				l.work.Go(func() {
-					l.refuse(c)
+					l.refuse(c, payer)
 					<-refusing
 				})
 			default:
-				c.Close()
+				payer.closeLater(func() { c.Close() })
+			}
+			if payer.descriptors.Used() >= payer.descriptors.Limit() {
+				payer.awaitClosing(l.closed) // meanwhile dialers find the queue full
 			}
 			continue
 		}
@@ -192,6 +216,7 @@ func (l *Listener) serve() {
 
 // admit charges a new link to the user of the dialing process, unless that holds too much.
 func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
+	payer = accountOf(overflowUID)
 	rc, err := c.SyscallConn()
 	if err != nil {
 		return payer, false
@@ -212,18 +237,18 @@ func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
 
 // refuse turns away a dialing process, with the reply that there is no room. If the listener
 // is being closed it just hangs up: the dialer then looks for the port's next listener.
-func (l *Listener) refuse(c *net.UnixConn) {
-	defer c.Close()
+func (l *Listener) refuse(c *net.UnixConn, theirs account) {
+	defer theirs.closeLater(func() { c.Close() })
 	l.mu.Lock()
 	done := l.done
 	if !done {
-		l.handshakes[c] = struct{}{} // so that Close closes it
+		l.handshakes[c] = struct{}{} // so that Close hangs up
 	}
 	l.mu.Unlock()
 	if done {
 		return
 	}
-	refuseLink(c)
+	refuseLink(c, theirs)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.handshakes, c)

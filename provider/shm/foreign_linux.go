@@ -1,0 +1,168 @@
+package shm
+
+import (
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Descriptors that a peer has passed to this process may be anything, and calls on them may
+// take as long as the peer likes: closing a TCP socket that lingers, or a socket with such
+// ones in its queue; asking for the address of one that is locked while another process
+// sends from memory that does not come; whatever a FUSE server does not answer. So the calls
+// that can are made here, by few threads for each user of the host.
+
+const (
+	// foreignThreads is how many threads a user's descriptors can hold in calls to close
+	// them, and as many in calls to look at them: more than one, so that one slow call
+	// does not stop the others.
+	foreignThreads = 4
+
+	// foreignWaiting is how many descriptors of a user may wait to be closed before no
+	// more are taken from it.
+	foreignWaiting = 64
+
+	// examineTimeout bounds the wait for a thread to look at a descriptor.
+	examineTimeout = 100 * time.Millisecond
+)
+
+// foreign is the work on the users' descriptors.
+type foreign struct {
+	mu    sync.Mutex // guards what follows
+	users map[uint32]*foreignUser
+}
+
+// foreignUser is the work on one user's descriptors; there is none without work.
+type foreignUser struct {
+	uses    int           // closers, and those that look or want to
+	threads chan struct{} // a token for each that looks
+	closers int
+	waiting []func()      // to be closed
+	room    chan struct{} // closed when few are waiting again; nil: few are
+}
+
+// use returns a user's work, which stays until unuse.
+func (f *foreign) useLocked(user uint32) *foreignUser {
+	u := f.users[user]
+	if u == nil {
+		if f.users == nil {
+			f.users = make(map[uint32]*foreignUser)
+		}
+		u = &foreignUser{threads: make(chan struct{}, foreignThreads)}
+		f.users[user] = u
+	}
+	u.uses++
+	return u
+}
+
+func (f *foreign) unuseLocked(user uint32, u *foreignUser) {
+	if u.uses--; u.uses == 0 {
+		delete(f.users, user)
+	}
+}
+
+// examine calls look, which looks at descriptors of the user. It returns false if the user's
+// threads are all busy for long.
+func (a account) examine(look func()) bool {
+	f := &a.foreign
+	f.mu.Lock()
+	u := f.useLocked(a.user)
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		f.unuseLocked(a.user, u)
+		f.mu.Unlock()
+	}()
+	select {
+	case u.threads <- struct{}{}:
+	default:
+		late := time.NewTimer(examineTimeout)
+		defer late.Stop()
+		select {
+		case u.threads <- struct{}{}:
+		case <-late.C:
+			return false
+		}
+	}
+	defer func() { <-u.threads }()
+	look()
+	return true
+}
+
+// closeForeign closes descriptors that the user has passed, in the background. They count
+// as the user's until that is done.
+func (a account) closeForeign(fds ...int) {
+	for _, fd := range fds {
+		a.closeLater(func() { unix.Close(fd) })
+	}
+}
+
+// closeLater calls one function, which closes a descriptor of the user or a socket to one of
+// its processes, in the background.
+func (a account) closeLater(one func()) {
+	f := &a.foreign
+	a.descriptors.Charge(a.user, 1)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	u := f.useLocked(a.user)
+	u.waiting = append(u.waiting, one)
+	if len(u.waiting) > foreignWaiting && u.room == nil {
+		u.room = make(chan struct{})
+	}
+	if u.closers == foreignThreads {
+		f.unuseLocked(a.user, u)
+		return
+	}
+	u.closers++
+	go a.closeWaiting(u)
+}
+
+// closeWaiting closes until nothing is waiting.
+func (a account) closeWaiting(u *foreignUser) {
+	f := &a.foreign
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for len(u.waiting) > 0 {
+		one := u.waiting[0]
+		u.waiting = u.waiting[1:]
+		if len(u.waiting) <= foreignWaiting && u.room != nil {
+			close(u.room)
+			u.room = nil
+		}
+		f.mu.Unlock()
+		one()
+		a.descriptors.Return(a.user, 1)
+		f.mu.Lock()
+	}
+	u.closers--
+	f.unuseLocked(a.user, u)
+}
+
+// awaitClosing waits while too many of the user's descriptors wait to be closed, or until
+// gone is closed.
+func (a account) awaitClosing(gone <-chan struct{}) {
+	f := &a.foreign
+	f.mu.Lock()
+	var room chan struct{}
+	if u := f.users[a.user]; u != nil {
+		room = u.room
+	}
+	f.mu.Unlock()
+	if room == nil {
+		return
+	}
+	select {
+	case <-room:
+	case <-gone:
+	}
+}
+
+// hangUp ends a socket to a peer at both ends, and those that wait for it here. It cannot
+// block, as closing can: that also closes what the peer has put into the socket's queue.
+func hangUp(c *net.UnixConn) {
+	if rc, err := c.SyscallConn(); err == nil {
+		rc.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	}
+}

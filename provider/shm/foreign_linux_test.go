@@ -1,0 +1,155 @@
+package shm
+
+import (
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
+)
+
+// Descriptors that are slow to close hold few threads, count as their user's, and in the end
+// keep it from passing others; other users are not concerned.
+func TestForeignDescriptorsThatAreSlowToClose(t *testing.T) {
+	leaks(t)
+	withLimits(t, startLimits)
+	slow, other := accountOf(1), accountOf(2)
+	release := make(chan struct{})
+	begun := make(chan struct{}, 2*foreignWaiting)
+	const many = foreignThreads + foreignWaiting + 1
+	for range many {
+		slow.closeLater(func() { begun <- struct{}{}; <-release })
+	}
+	for range foreignThreads {
+		<-begun
+	}
+	if n := held.descriptors.Held(1); n != many {
+		t.Errorf("%d descriptors count, want %d", n, many)
+	}
+	done := make(chan struct{})
+	other.closeLater(func() { close(done) })
+	<-done
+	other.awaitClosing(nil)
+	gone := make(chan struct{})
+	close(gone)
+	slow.awaitClosing(gone) // or it would wait
+	waited := make(chan struct{})
+	go func() { slow.awaitClosing(nil); close(waited) }()
+	select {
+	case <-waited:
+		t.Error("did not wait for room")
+	case <-begun:
+		t.Errorf("more than %d at once", foreignThreads)
+	case <-time.After(10 * time.Millisecond):
+	}
+	close(release)
+	<-waited
+	testenv.Eventually(t, patience, func() error {
+		if held.descriptors.Used() > 0 {
+			return os.ErrExist
+		}
+		return nil
+	})
+}
+
+// Calls to look at descriptors that do not return refuse their user only.
+func TestForeignDescriptorsThatAreSlowToLookAt(t *testing.T) {
+	leaks(t)
+	withLimits(t, startLimits)
+	release := make(chan struct{})
+	var stuck sync.WaitGroup
+	begun := make(chan struct{})
+	for range foreignThreads {
+		stuck.Go(func() { accountOf(1).examine(func() { begun <- struct{}{}; <-release }) })
+		<-begun
+	}
+	if accountOf(1).examine(func() {}) {
+		t.Error("one more thread")
+	}
+	if !accountOf(2).examine(func() {}) {
+		t.Error("another user is refused")
+	}
+	close(release)
+	stuck.Wait()
+	if !accountOf(1).examine(func() {}) || len(held.foreign.users) != 0 {
+		t.Errorf("still refused, or %d users are remembered", len(held.foreign.users))
+	}
+}
+
+// lingering returns a TCP socket whose last close waits for a peer that does not read. At the
+// end of the test that goes.
+func lingering(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	deaf, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { deaf.(*net.TCPConn).SetLinger(0); deaf.Close() })
+	rc, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fd int
+	rc.Control(func(s uintptr) { fd, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+	for buf := make([]byte, 1<<20); err == nil; {
+		_, err = c.Write(buf)
+	}
+	c.(*net.TCPConn).SetLinger(60)
+	return fd
+}
+
+// A peer passes sockets whose closing takes a minute: in place of a segment, of a doorbell
+// and of a dialer's socket, and in messages that nobody receives. Neither other dialers nor
+// Close wait for that.
+func TestLingeringSocketsHoldUpNobody(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	var closers sync.WaitGroup
+	t.Cleanup(closers.Wait)
+	begun := time.Now()
+	for i := range 4 * foreignThreads {
+		s := dialRaw(t, l)
+		fd := lingering(t)
+		switch i % 4 {
+		case 0:
+			s.send(linkRequest(version, firstSlots), fd, doorbellEnd(t))
+		case 1:
+			s.send(linkRequest(version, firstSlots), memfd(t, segmentSize(firstSlots), segmentSeals, 0), fd)
+		case 2:
+			s.handshake()
+			s.send(connectTo(tcp, 0), fd)
+		case 3:
+			s.handshake()
+			s.send((&message{kind: 200}).encode(), fd) // ends the link
+			s.send(connectTo(tcp, 0), fd)
+		}
+		closers.Go(func() { unix.Close(fd) }) // if it is the last after all, it waits
+	}
+	servesOthers(t, tcp, l)
+	closing := time.Now()
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	t.Logf("the attack took %v, Close %v", closing.Sub(begun), time.Since(closing))
+	if d := time.Since(closing); d > patience/2 {
+		t.Errorf("Close took %v", d)
+	}
+}
