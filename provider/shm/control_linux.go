@@ -31,15 +31,19 @@ func (c *controlSocket) send(m *message, fds ...int) error { return send(c.conn,
 // receive receives the next message, bounded by the deadline.
 func (c *controlSocket) receive(m *message) (fds []int, err error) { return receive(c.conn, m) }
 
-// postRetry is the pause before a message is sent again to a peer whose queue is full,
-// with some hundred messages unread.
-const postRetry = time.Millisecond
+// Pauses before a message is sent again to a peer whose queue is full, with some hundred
+// messages unread: each is twice the one before, so that a peer that never reads costs
+// nothing, and one that reads again waits no longer than it has let wait.
+const (
+	firstPause = time.Millisecond
+	mostPause  = time.Second
+)
 
 // post sends a message without blocking in the socket: if the queue is full or memory is
 // short, it pauses and tries again until ctx ends or gone is closed.
 func (c *controlSocket) post(ctx context.Context, gone <-chan struct{}, m *message, fds ...int) error {
 	b, rights := m.encode(), rightsOf(fds)
-	for {
+	for pause := firstPause; ; pause = min(2*pause, mostPause) {
 		var err error
 		if e := c.raw.Control(func(fd uintptr) {
 			err = unix.Sendmsg(int(fd), b, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
@@ -52,7 +56,7 @@ func (c *controlSocket) post(ctx context.Context, gone <-chan struct{}, m *messa
 			return err
 		}
 		select {
-		case <-time.After(postRetry):
+		case <-time.After(pause):
 		case <-gone:
 			return errPeerGone
 		case <-ctx.Done():

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -68,5 +69,38 @@ func TestPostWaitsForThePeer(t *testing.T) {
 	b.close()
 	if err := a.post(t.Context(), nil, &message{}); !isGone(err) {
 		t.Errorf("the peer is gone: %v", err)
+	}
+}
+
+// countingConn counts calls of Control.
+type countingConn struct {
+	syscall.RawConn
+	calls int
+}
+
+func (c *countingConn) Control(f func(fd uintptr)) error {
+	c.calls++
+	return c.RawConn.Control(f)
+}
+
+// A peer that never reads is not tried again and again.
+func TestPostToAPeerThatNeverReads(t *testing.T) {
+	a, _ := controlPair(t)
+	for {
+		full := errors.New("full")
+		a.raw.Control(func(fd uintptr) { full = unix.Send(int(fd), make([]byte, messageSize), unix.MSG_DONTWAIT) })
+		if full != nil {
+			break
+		}
+	}
+	counting := &countingConn{RawConn: a.raw}
+	a.raw = counting
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if err := a.post(ctx, nil, &message{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if counting.calls > 12 {
+		t.Errorf("it was sent %d times", counting.calls)
 	}
 }

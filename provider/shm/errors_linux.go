@@ -40,7 +40,7 @@ func unavailable(err error) error {
 		{context.DeadlineExceeded, session.ReasonTimeout},
 		{context.Canceled, session.ReasonTimeout},
 		{os.ErrDeadlineExceeded, session.ReasonTimeout},
-		{unix.EAGAIN, session.ReasonTimeout}, // the listener's queue of links is full
+		{unix.EAGAIN, session.ReasonResources}, // the listener's queue of links is full
 		{unix.ECONNREFUSED, session.ReasonNoListener},
 		{unix.EMFILE, session.ReasonResources},
 		{unix.ENFILE, session.ReasonResources},

@@ -83,6 +83,33 @@ func TestMuteDialerIsHungUpOn(t *testing.T) {
 	servesOthers(t, tcp, l)
 }
 
+// A dialing process that holds a link without connections loses it, and so what it takes.
+func TestIdleLinksAreEnded(t *testing.T) {
+	leaks(t)
+	defer func(n int) { idleTicks[1] = n }(idleTicks[1])
+	idleTicks[1] = 3
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	var idle []*rawPeer
+	for range 10 {
+		s := dialRaw(t, l)
+		s.handshake()
+		idle = append(idle, s)
+	}
+	busy := dialRaw(t, l)
+	busy.handshake()
+	bound := bind(t, "127.0.0.1")
+	b := busy.connect(l, connectTo(tcp, 0), bound)
+	unix.Close(bound)
+	for _, s := range idle {
+		s.awaitHangUp()
+	}
+	if b.Err() != nil {
+		t.Errorf("a link with a connection ended: %v", b.Err())
+	}
+	end(b)
+	busy.awaitHangUp() // though the dialing end has not retired
+}
+
 func TestSlowDialersHoldUpNobody(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})

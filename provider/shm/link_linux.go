@@ -225,7 +225,7 @@ func (l *link) release() {
 }
 
 // unusedLocked is called when the link may be unused. It has a dead link dismantled, and
-// starts a dialing end's idle time.
+// starts the idle time of one that lives.
 func (l *link) unusedLocked() {
 	if l.users > 0 || l.torn {
 		return
@@ -233,7 +233,7 @@ func (l *link) unusedLocked() {
 	if l.dead {
 		l.torn = true
 		go l.dismantle()
-	} else if l.side == 0 {
+	} else {
 		l.idle = 0
 		l.reclaim.wake()
 	}
@@ -294,8 +294,8 @@ func (l *link) whenClosed(f func()) {
 	}
 }
 
-// reclaimPass gives back memory of rings, in use or not, and ends a dialing end that is
-// idle. That takes nothing from the peer: what it has yet to read is in its own mapping.
+// reclaimPass gives back memory of rings, in use or not, and ends a link that is idle. That
+// takes nothing from the peer: what it has yet to read is in its own mapping.
 func (l *link) reclaimPass() (again bool) {
 	again = l.slots.reclaim(l.side, l.ended())
 	for _, s := range l.slots.list() {
@@ -306,15 +306,18 @@ func (l *link) reclaimPass() (again bool) {
 	return l.endIdle() || again
 }
 
-// endIdle ends a dialing end that was idle for two ticks. It reports whether it has to look
-// again.
+// idleTicks are for how many ticks a link stays without a connection. Usually the dialing end
+// ends it; the accepting end ends what a dialer just holds. It is a variable for tests.
+var idleTicks = [2]int{2, 5}
+
+// endIdle ends a link that has been idle for long. It reports whether it has to look again.
 func (l *link) endIdle() (again bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.side != 0 || l.users > 0 || l.dead {
+	if l.users > 0 || l.dead {
 		return false
 	}
-	if l.idle++; l.idle > 1 {
+	if l.idle++; l.idle >= idleTicks[l.side] {
 		l.closeUnusedLocked()
 		l.unusedLocked()
 	}
