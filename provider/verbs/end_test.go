@@ -210,14 +210,14 @@ func goroutinesGone(t testing.TB, before int, limit time.Duration) {
 func nothingLeft(t testing.TB) {
 	t.Helper()
 	listen(t, Config{})
-	before := testenv.RDMAObjects(t)
+	before := objects(t)
 	_, used := controlArena().Bytes()
 	t.Cleanup(func() {
 		if t.Failed() {
 			return // what a failed test left behind explains nothing
 		}
 		testenv.Eventually(t, patience, func() (err error) {
-			for what, n := range testenv.RDMAObjects(t) {
+			for what, n := range objects(t) {
 				if n > before[what] {
 					err = errors.Join(err, fmt.Errorf("%d %s, before %d", n, what, before[what]))
 				}

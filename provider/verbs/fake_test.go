@@ -274,14 +274,8 @@ var fakeConfigs = []Config{{}, {SharedDomain: true, SRQFrom: 1}}
 
 // serveLoopback has 127.0.0.1 belong to the fake's device.
 func serveLoopback(t *testing.T) {
-	r := &rdmaDevices
-	set := func(names map[string]string) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.names, r.at = names, time.Now().Add(time.Hour)
-	}
-	set(map[string]string{"lo": "fake0"})
-	t.Cleanup(func() { set(nil) })
+	serveOn(map[string]string{"lo": "fake0"})
+	t.Cleanup(func() { serveOn(nil) })
 }
 
 // connectOnce makes a listener and a connection, and ends both.

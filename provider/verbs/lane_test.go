@@ -14,6 +14,7 @@ import (
 
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // The guest's pairs of interfaces (test/guest): what is sent from one end to the
@@ -23,12 +24,34 @@ var laneAddrs = map[string][2]string{
 	"siw":  {"10.8.1.1", "10.8.1.2"},
 	"rxe6": {"fd08::1", "fd08::2"},
 	"siw6": {"fd08:1::1", "fd08:1::2"},
+
+	hwsim.Lane: {"127.0.0.1", "127.0.0.1"}, // of the simulated device (hwsim_test.go)
 }
 
 func cable(t testing.TB) (dialer, listener netip.Addr) {
 	t.Helper()
-	a := laneAddrs[testenv.NeedDevice(t)]
+	lane := testenv.NeedDevice(t)
+	if lane == hwsim.Lane {
+		serveOn(map[string]string{"lo": hwsim.Device})
+	}
+	a := laneAddrs[lane]
 	return netip.MustParseAddr(a[0]), netip.MustParseAddr(a[1])
+}
+
+// serveOn has the addresses of interfaces belong to devices that sysfs does not know.
+func serveOn(devices map[string]string) {
+	r := &rdmaDevices
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.names, r.at = devices, time.Now().Add(time.Hour)
+}
+
+// objects counts those that the kernel, or the simulated device, has.
+func objects(t testing.TB) map[string]int {
+	if testenv.Device() == hwsim.Lane {
+		return hwsim.Objects(t)
+	}
+	return testenv.RDMAObjects(t)
 }
 
 // patience bounds every wait; it is no target.
@@ -155,9 +178,13 @@ func reasonOf(err error) session.Reason {
 	return session.ReasonNone
 }
 
-// run runs a command of the guest.
+// run runs a command of the guest, which changes its network: never on a machine that
+// tests do not own, as with the simulated device.
 func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
+	if testenv.Device() == hwsim.Lane {
+		t.Fatalf("%s %s: for the guest alone", name, strings.Join(args, " "))
+	}
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)

@@ -105,6 +105,10 @@ func (r *receiver) receivedLocked(wc *ibv.WC) {
 		r.againLocked(a)
 		return
 	}
+	if r.q.ended() != nil { // which was all (session.Endpoint's contract): it comes too late
+		r.againLocked(a)
+		return
+	}
 	a.n = int(wc.ByteLen)
 	first := !r.any
 	r.any = true

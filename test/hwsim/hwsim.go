@@ -1,0 +1,206 @@
+// Package hwsim builds the simulated RDMA device (src, README.md) for tests and has them
+// run on it: in processes of their own, which load it in the place of rdma-core's
+// libraries. Only tests import it.
+package hwsim
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sanconn/san/internal/testenv"
+)
+
+//go:embed src
+var sources embed.FS
+
+// Device is the name of the simulated device, and Lane that of the lane (testenv.Device)
+// in processes that have it.
+const (
+	Device = "hwsim0"
+	Lane   = "hwsim"
+)
+
+// variable configures the libraries: PATH?KEY=VALUE,… (README.md).
+const variable = "HWSIM"
+
+// The libraries' file has these names: the dynamic loader takes it for each of them.
+var names = []string{"libibverbs.so.1", "librdmacm.so.1"}
+
+var flags = []string{"-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter",
+	"-Wno-missing-field-initializers", "-Wno-sign-compare", "-shared", "-fPIC"}
+
+var built struct {
+	once    sync.Once
+	dir     string
+	err     error
+	missing bool
+}
+
+// Libraries returns the directory of the libraries, for LD_LIBRARY_PATH. They are built
+// when their sources have changed, and kept in the user's cache. Without a C compiler and
+// rdma-core's headers see testenv.Missing.
+func Libraries(t testing.TB) string {
+	t.Helper()
+	built.once.Do(func() { built.dir, built.missing, built.err = build() })
+	if built.missing {
+		testenv.Missing(t, fmt.Sprintf("a C compiler, libibverbs-dev and librdmacm-dev: %v", built.err))
+	}
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return built.dir
+}
+
+func build() (dir string, missing bool, err error) {
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "cc"
+	}
+	entries, err := sources.ReadDir("src")
+	if err != nil {
+		return "", false, err
+	}
+	sum := sha256.New()
+	fmt.Fprintln(sum, cc, flags)
+	for _, e := range entries {
+		b, _ := sources.ReadFile("src/" + e.Name())
+		fmt.Fprintln(sum, e.Name(), len(b))
+		sum.Write(b)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	dir = filepath.Join(cache, "san-hwsim", hex.EncodeToString(sum.Sum(nil)[:8]))
+	if _, err := os.Stat(filepath.Join(dir, names[1])); err == nil {
+		return dir, false, nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", false, err
+	}
+	missing, err = compile(cc, dir, entries)
+	return dir, missing, err
+}
+
+// compile makes the libraries beside what other processes may be making just now.
+func compile(cc, dir string, entries []os.DirEntry) (missing bool, err error) {
+	work, err := os.MkdirTemp(dir, "build")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(work)
+	library := filepath.Join(work, "library.so")
+	args := append([]string{"-o", library}, flags...)
+	for _, e := range entries {
+		b, _ := sources.ReadFile("src/" + e.Name())
+		name := filepath.Join(work, e.Name())
+		if err := os.WriteFile(name, b, 0o600); err != nil {
+			return false, err
+		}
+		if strings.HasSuffix(name, ".c") {
+			args = append(args, name)
+		}
+	}
+	args = append(args, "-Wl,--version-script="+filepath.Join(work, "hwsim.map"), "-lpthread")
+	cmd := exec.Command(cc, args...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		missing = errors.Is(err, exec.ErrNotFound) || bytes.Contains(out, []byte(".h: No such file"))
+		return missing, fmt.Errorf("%s: %w\n%s", cc, err, out)
+	}
+	for _, name := range names {
+		linked := filepath.Join(work, name)
+		if err := os.Link(library, linked); err != nil {
+			return false, err
+		}
+		if err := os.Rename(linked, filepath.Join(dir, name)); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// Fabric is what processes share.
+type Fabric struct {
+	libraries, file, settings string
+}
+
+// New makes a fabric for the time of a test. The settings are KEY=VALUE,….
+func New(t testing.TB, settings string) Fabric {
+	t.Helper()
+	return Fabric{Libraries(t), filepath.Join(t.TempDir(), "fabric"), settings}
+}
+
+// Env is the environment of a process on the fabric, whose tests run as the lane's.
+func (f Fabric) Env() []string {
+	return append(os.Environ(),
+		"LD_LIBRARY_PATH="+f.libraries, variable+"="+f.file+"?"+f.settings, "SAN_TEST_RDMA="+Lane)
+}
+
+// What a process counts, as src/shared.h has it.
+const (
+	procs      = 8
+	words      = 32
+	objects    = 10
+	complaints = 16
+	attached   = 17
+)
+
+var kinds = [objects]string{"contexts", "protection domains", "memory regions", "memory windows", "completion channels",
+	"completion queues", "queue pairs", "shared receive queues", "event channels", "ids"}
+
+func (f Fabric) sum(word int) (n int64, err error) {
+	file, err := os.Open(f.file)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	b := make([]byte, procs*words*8)
+	if _, err := file.ReadAt(b, 0); err != nil {
+		return 0, err
+	}
+	for p := range procs {
+		n += int64(binary.NativeEndian.Uint64(b[(p*words+word)*8:]))
+	}
+	return n, nil
+}
+
+// Check fails the test if no process has used the fabric, or if one broke a rule that
+// devices need not enforce.
+func (f Fabric) Check(t testing.TB) {
+	t.Helper()
+	if n, err := f.sum(attached); err != nil || n == 0 {
+		t.Errorf("no process used the simulated device (%v)", err)
+	}
+	if n, _ := f.sum(complaints); n != 0 {
+		t.Errorf("the simulated device has %d complaints", n)
+	}
+}
+
+// Objects counts those of the fabric that this process is on, by kind, but for contexts:
+// librdmacm keeps its own.
+func Objects(t testing.TB) map[string]int {
+	t.Helper()
+	path, _, _ := strings.Cut(os.Getenv(variable), "?")
+	counts := make(map[string]int)
+	for i, kind := range kinds[1:] {
+		n, err := Fabric{file: path}.sum(i + 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		counts[kind] = int(n)
+	}
+	return counts
+}

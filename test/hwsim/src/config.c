@@ -1,0 +1,124 @@
+// The configuration: HWSIM=PATH?KEY=VALUE,KEY=VALUE… See the README for the keys.
+#include "hwsim.h"
+
+struct config config;
+
+enum { US = 1000, MS = 1000 * US };
+
+static const struct {
+	const char *key;
+	uint64_t *word;
+	uint64_t unit;
+} words[] = {
+	{"seed", &config.seed, 1},
+	{"jitter_us", &config.jitter_ns, US},
+	{"kernel_us", &config.kernel_ns, US},
+	{"flush_ms", &config.flush_ns, MS},
+	{"timewait_ms", &config.timewait_ns, MS},
+	{"cm_timeout_ms", &config.cm_timeout_ns, MS},
+	{"latency_ns", &config.latency_ns, 1},
+	{"bandwidth", &config.bytes_per_s, 1},
+};
+
+static const struct {
+	const char *key;
+	unsigned *number;
+} numbers[] = {
+	{"lost_rtu", &config.lost_rtu},
+	{"cm_loss", &config.cm_loss},
+	{"loss", &config.loss},
+};
+
+static const struct {
+	const char *key;
+	bool *on;
+} switches[] = {
+	{"calm", &config.calm},
+	{"silent", &config.silent},
+	{"no_copy", &config.no_copy},
+	{"removed", &config.removed},
+};
+
+static const struct {
+	const char *key;
+	enum count kind;
+} limits[] = {
+	{"max_pd", N_PD}, {"max_mr", N_MR}, {"max_mw", N_MW}, {"max_cq", N_CQ}, {"max_qp", N_QP}, {"max_srq", N_SRQ},
+};
+
+static bool set(const char *key, const char *value)
+{
+	uint64_t n = strtoull(value, NULL, 0);
+	size_t i;
+
+	if (!strcmp(key, "profile"))
+		return (config.profile = find_profile(value)) != NULL;
+	if (!strcmp(key, "limit_errno"))
+		return config.limit_errno = n, true;
+	for (i = 0; i < sizeof words / sizeof *words; i++)
+		if (!strcmp(key, words[i].key))
+			return *words[i].word = n * words[i].unit, true;
+	for (i = 0; i < sizeof numbers / sizeof *numbers; i++)
+		if (!strcmp(key, numbers[i].key))
+			return *numbers[i].number = n, true;
+	for (i = 0; i < sizeof switches / sizeof *switches; i++)
+		if (!strcmp(key, switches[i].key))
+			return *switches[i].on = n, true;
+	for (i = 0; i < sizeof limits / sizeof *limits; i++)
+		if (!strcmp(key, limits[i].key))
+			return config.limit[limits[i].kind] = n, true;
+	return false;
+}
+
+// A key that is not known ends the program: a test would otherwise run on another device
+// than it was written for.
+int read_config(void)
+{
+	const char *env = getenv("HWSIM");
+	char copy[1024], *rest = copy, *word, *value;
+
+	config = (struct config){
+		.profile = find_profile("mlx5-roce"),
+		.jitter_ns = 30 * US, .flush_ns = 3 * MS, .kernel_ns = 50 * US,
+		.timewait_ns = 20 * MS, .cm_timeout_ns = 50 * MS,
+		.bytes_per_s = 50000000000,
+	};
+	if (!env || strlen(env) >= sizeof copy)
+		return ENOENT;
+	strcpy(copy, env);
+	word = strsep(&rest, "?");
+	if (strlen(word) >= sizeof config.path)
+		return ENAMETOOLONG;
+	strcpy(config.path, word);
+	while ((word = strsep(&rest, ","))) {
+		if (!*word)
+			continue;
+		value = strchr(word, '=');
+		if (value)
+			*value++ = 0;
+		if (!set(word, value ? value : "1")) {
+			fprintf(stderr, "hwsim: HWSIM: %s=%s is not known\n", word, value ? value : "1");
+			exit(2);
+		}
+	}
+	config.timed = config.latency_ns > 0;
+	config.calm |= config.timed;
+	return 0;
+}
+
+int limit_of(enum count kind)
+{
+	const struct profile *p = config.profile;
+
+	if (config.limit[kind])
+		return config.limit[kind];
+	switch (kind) {
+	case N_PD: return p->max_pd;
+	case N_MR: return p->max_mr;
+	case N_MW: return p->max_mw;
+	case N_CQ: return p->max_cq;
+	case N_QP: return p->max_qp;
+	case N_SRQ: return p->max_srq;
+	default: return 1 << 30;
+	}
+}

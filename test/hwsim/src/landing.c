@@ -1,0 +1,118 @@
+// How bytes reach memory. A device writes a message in pieces, in any order and over some
+// time; what is certain is that all of it is there when the completion that covers it
+// appears (IBTA specification volume 1, sections 9.5 and 10.8.2; PCIe relaxed ordering).
+// Only a later completion of the same queue pair covers an RDMA write.
+#include "hwsim.h"
+
+enum { PIECES = 3 }; // of a packet, at most
+
+static void append(struct landings *l, struct landing *x)
+{
+	x->next = NULL;
+	*l->last = x;
+	l->last = &x->next;
+}
+
+void land(struct landings *l, const struct grant *g, uint8_t *to, const uint8_t *from, uint32_t n)
+{
+	if (config.calm) {
+		if (!(config.no_copy && n == MTU))
+			memcpy(to, from, n);
+		return;
+	}
+	for (int i = 1; n; i++) {
+		uint32_t part = i == PIECES ? n : 1 + chance(n);
+		struct landing *x = malloc(sizeof *x + part);
+
+		*x = (struct landing){.due = late(config.jitter_ns), .grant = *g, .to = to, .bytes = part};
+		memcpy(x->data, from, part);
+		append(l, x);
+		to += part;
+		from += part;
+		n -= part;
+	}
+}
+
+void land_completion(struct qp *q, struct landings *l, struct cq *cq, const struct completion *c)
+{
+	struct landing *x;
+
+	if (config.calm && !l->first) {
+		cq_put(cq, c);
+		return;
+	}
+	x = malloc(sizeof *x);
+	*x = (struct landing){.is_completion = true, .due = late(config.jitter_ns), .cq = cq, .c = *c};
+	append(l, x);
+	qp_busy(q);
+}
+
+static void place(struct landing *x)
+{
+	if (x->is_completion || x->placed)
+		return;
+	memcpy(x->to, x->data, x->bytes);
+	x->placed = true;
+}
+
+// land_due places the pieces whose time has come, and reports completions in their order,
+// each behind all that it covers.
+uint64_t land_due(struct qp *q, struct landings *l, uint64_t now)
+{
+	uint64_t next = NEVER;
+	struct landing *x;
+
+	for (x = l->first; x; x = x->next) {
+		if (x->placed)
+			continue;
+		if (!x->is_completion && x->due <= now) {
+			if (q->qp.state == IBV_QPS_ERR)
+				count(N_LATE_PIECES, 1);
+			place(x);
+		} else if (x->due < next) {
+			next = x->due;
+		}
+	}
+	while ((x = l->first) && (x->placed || (x->is_completion && x->due <= now))) {
+		l->first = x->next;
+		if (!l->first)
+			l->last = &l->first;
+		if (x->is_completion)
+			cq_put(x->cq, &x->c);
+		free(x);
+	}
+	return l->first ? next : NEVER;
+}
+
+void land_all(struct landings *l)
+{
+	for (struct landing *x = l->first; x; x = x->next)
+		place(x);
+}
+
+// land_drop is for the end of a queue pair: the receives of a shared queue come back.
+void land_drop(struct landings *l)
+{
+	struct landing *x;
+
+	while ((x = l->first)) {
+		l->first = x->next;
+		if (x->is_completion && x->c.srq)
+			atomic_fetch_add(&x->c.srq->freed, 1);
+		free(x);
+	}
+	l->last = &l->first;
+}
+
+// land_grant places all that a region or a window has let in, before that goes.
+void land_grant(struct mr *m, struct mw *w)
+{
+	for (struct qp *q = hw.busy; q; q = q->next_busy) {
+		struct landings *both[] = {&q->in, &q->out};
+
+		for (int i = 0; i < 2; i++)
+			for (struct landing *x = both[i]->first; x; x = x->next)
+				if ((m && x->grant.mr == m) || (w && x->grant.mw == w))
+					place(x);
+	}
+}

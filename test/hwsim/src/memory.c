@@ -1,0 +1,170 @@
+// Memory regions and what their keys allow (IBTA specification volume 1, sections 10.6
+// and 11.2.8; ibv_reg_mr(3)).
+#include "hwsim.h"
+
+// Keys are an index, and below it a generation that differs each time that the index is
+// used: a stale key finds nothing.
+enum { KEY_BITS = 8 };
+
+static struct keyed {
+	struct mr *mr;
+	struct mw *mw;
+	uint8_t generation;
+} *table;
+static uint32_t table_size, next_index;
+
+static uint32_t new_index(void)
+{
+	for (;;) {
+		for (uint32_t i = 0; i < table_size; i++) {
+			uint32_t at = (next_index + i) % table_size;
+			if (at && !table[at].mr && !table[at].mw) {
+				next_index = at + 1;
+				return at;
+			}
+		}
+		next_index = table_size;
+		table_size = table_size ? 2 * table_size : 1024;
+		table = realloc(table, table_size * sizeof *table);
+		memset(table + next_index, 0, (table_size - next_index) * sizeof *table);
+	}
+}
+
+uint32_t key_for(struct mr *mr, struct mw *mw)
+{
+	uint32_t i = new_index();
+
+	table[i].mr = mr;
+	table[i].mw = mw;
+	return i << KEY_BITS | ++table[i].generation;
+}
+
+void key_free(uint32_t key)
+{
+	struct keyed *k = &table[key >> KEY_BITS];
+
+	k->mr = NULL;
+	k->mw = NULL;
+}
+
+static struct keyed *lookup(uint32_t key)
+{
+	uint32_t i = key >> KEY_BITS;
+
+	return i < table_size ? &table[i] : NULL;
+}
+
+// find_mw is the window with an index, whatever its key's low byte is now.
+struct mw *find_mw(uint32_t key)
+{
+	struct keyed *k = lookup(key);
+
+	return k ? k->mw : NULL;
+}
+
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
+{
+	struct mr *m;
+
+	// ibv_reg_mr(3): remote writing and atomics need local writing.
+	if (!n || (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) && !(access & IBV_ACCESS_LOCAL_WRITE))) {
+		errno = EINVAL;
+		return NULL;
+	}
+	if (!admit(N_MR))
+		return NULL;
+	m = calloc(1, sizeof *m);
+	m->access = access;
+	m->mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = n};
+	pthread_mutex_lock(&hw.mu);
+	m->mr.lkey = m->mr.rkey = key_for(m, NULL);
+	((struct pd *)pd)->users++;
+	pthread_mutex_unlock(&hw.mu);
+	return &m->mr;
+}
+
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t n, uint64_t iova, unsigned access)
+{
+	if (iova != (uintptr_t)addr) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	return ibv_reg_mr(pd, addr, n, access);
+}
+
+struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t n, uint64_t iova, int access)
+{
+	return ibv_reg_mr_iova2(pd, addr, n, iova, access);
+}
+
+// When it returns the device does not touch the memory any more: what it has already
+// accepted is placed before.
+int ibv_dereg_mr(struct ibv_mr *mr)
+{
+	struct mr *m = (struct mr *)mr;
+
+	pthread_mutex_lock(&hw.mu);
+	if (m->windows) { // C10-76: a region with windows cannot go
+		pthread_mutex_unlock(&hw.mu);
+		return EINVAL;
+	}
+	land_grant(m, NULL);
+	key_free(mr->lkey);
+	((struct pd *)mr->pd)->users--;
+	pthread_mutex_unlock(&hw.mu);
+	count(N_MR, -1);
+	memset(m, 0x5a, sizeof *m);
+	free(m);
+	return 0;
+}
+
+static bool inside(uint64_t addr, uint64_t n, uint64_t from, uint64_t length)
+{
+	return addr >= from && n <= length && addr - from <= length - n;
+}
+
+// local_access checks an entry of a scatter/gather list (10.6.3.1). No byte needs no key.
+bool local_access(struct ibv_pd *pd, uint32_t lkey, uint64_t addr, uint64_t n, int access, struct grant *g)
+{
+	struct keyed *k = lookup(lkey);
+	struct mr *m = k ? k->mr : NULL;
+
+	*g = (struct grant){m, NULL};
+	if (!n)
+		return true;
+	return m && m->mr.lkey == lkey && m->mr.pd == pd && !(access & ~m->access) &&
+		inside(addr, n, (uintptr_t)m->mr.addr, m->mr.length);
+}
+
+// remote_access checks what a peer wants of this process's memory (10.6.3.3, 9.4.1): the
+// queue pair's rights, the key with its generation, domain or queue pair, rights and
+// bounds.
+bool remote_access(struct qp *q, uint32_t rkey, uint64_t addr, uint64_t n, int access, struct grant *g)
+{
+	struct keyed *k = lookup(rkey);
+
+	*g = (struct grant){0};
+	if (access & ~q->attr.qp_access_flags)
+		return false;
+	if (!n)
+		return true; // C9-88: no byte, no check of the key
+	if (k && k->mw) { // type 2B: of the queue pair that it is bound on
+		struct mw *w = k->mw;
+		*g = (struct grant){w->mr, w};
+		return w->mr && w->key == rkey && w->qp == q && !(access & ~w->access) && inside(addr, n, w->addr, w->length);
+	}
+	if (!k || !k->mr)
+		return false;
+	g->mr = k->mr;
+	return k->mr->mr.rkey == rkey && k->mr->mr.pd == q->qp.pd && !(access & ~k->mr->access) &&
+		inside(addr, n, (uintptr_t)k->mr->mr.addr, k->mr->mr.length);
+}
+
+// next_window_of finds the windows that are bound on a queue pair.
+struct mw *next_window_of(struct qp *q, uint32_t *at)
+{
+	for (; *at < table_size; ++*at)
+		if (table[*at].mw && table[*at].mw->qp == q)
+			return table[*at].mw;
+	return NULL;
+}

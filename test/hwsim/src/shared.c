@@ -1,0 +1,193 @@
+// The shared file: attaching to it, the slots of processes, the rings between them.
+#include "hwsim.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+struct shared *shared;
+int self;
+
+static int file = -1;
+
+// A process holds the lock of a byte beyond the file's end while it lives: the kernel
+// lets go of it when the process dies, whichever way. The lock belongs to the open file,
+// so that the program's own opening and closing of it does no harm.
+static struct flock slot_lock(int slot)
+{
+	return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = sizeof *shared + slot, .l_len = 1};
+}
+
+int attach(void)
+{
+	struct flock l;
+
+	file = open(config.path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	if (file < 0 || ftruncate(file, sizeof *shared))
+		return errno;
+	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	if (shared == MAP_FAILED)
+		return errno;
+	for (self = 0; self < PROCS; self++) {
+		l = slot_lock(self);
+		if (!fcntl(file, F_OFD_SETLK, &l))
+			break;
+	}
+	if (self == PROCS)
+		return EBUSY;
+	for (int i = 0; i < N_OBJECTS; i++)
+		shared->counts[self][i] = 0;
+	for (int i = 0; i < LISTENERS; i++)
+		shared->procs[self].listeners[i].handle = 0;
+	for (int from = 0; from < PROCS; from++) { // what was sent to the slot's last process
+		struct ring *r = &shared->rings[from][self];
+		r->tail = r->head;
+	}
+	count(N_ATTACHED, 1);
+	return 0;
+}
+
+// alive remembers the answer for a while, as it takes a system call.
+bool alive(int slot)
+{
+	static struct { uint64_t at; bool alive; } known[PROCS];
+	const uint64_t valid = 2000000; // ns
+	struct flock l;
+	uint64_t now;
+
+	if (slot == self)
+		return true;
+	if (slot < 0 || slot >= PROCS)
+		return false;
+	now = now_ns();
+	if (known[slot].at && now - known[slot].at < valid)
+		return known[slot].alive;
+	l = slot_lock(slot);
+	known[slot].alive = !fcntl(file, F_OFD_GETLK, &l) && l.l_type != F_UNLCK;
+	known[slot].at = now;
+	return known[slot].alive;
+}
+
+// ---- bells ----
+
+static long futex(_Atomic uint32_t *word, int op, uint32_t val, const struct timespec *t)
+{
+	return syscall(SYS_futex, word, op, val, t, NULL, FUTEX_BITSET_MATCH_ANY);
+}
+
+void ring_bell(int slot)
+{
+	struct proc *p = &shared->procs[slot];
+
+	atomic_fetch_add(&p->bell, 1);
+	if (atomic_load(&p->asleep))
+		futex(&p->bell, FUTEX_WAKE, INT_MAX, NULL);
+}
+
+// wait_bell sleeps until a time of the clock, unless the bell has rung since it was seen.
+void wait_bell(uint32_t seen, uint64_t until)
+{
+	struct proc *p = &shared->procs[self];
+	struct timespec t = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+
+	atomic_store(&p->asleep, 1);
+	if (atomic_load(&p->bell) == seen)
+		futex(&p->bell, FUTEX_WAIT_BITSET, seen, until == NEVER ? NULL : &t);
+	atomic_store(&p->asleep, 0);
+}
+
+// ---- rings ----
+
+enum { CM_BYTES = 128 << 10 };
+
+static uint32_t packet_size(uint32_t payload) { return (sizeof(struct packet) + payload + 63) & ~63u; }
+
+// put_begin finds room for a packet, which put_end publishes. A packet does not wrap
+// round: what is left at the ring's end is padded. A part of the ring is the connection
+// manager's, whose messages take another way than data.
+struct packet *put_begin(int to, uint32_t payload, enum packet_type type)
+{
+	struct ring *r = &shared->rings[self][to];
+	uint64_t head = r->head, free = RING_BYTES - (head - atomic_load(&r->tail));
+	uint32_t size = packet_size(payload), at = head % RING_BYTES, pad = 0;
+	struct packet *p;
+
+	if (at + size > RING_BYTES)
+		pad = RING_BYTES - at;
+	if (free < pad + size + (type == P_CM ? 0 : CM_BYTES))
+		return NULL;
+	if (pad) {
+		p = (struct packet *)(r->data + at);
+		p->size = pad;
+		p->type = P_PAD;
+		atomic_store(&r->head, head + pad);
+		at = 0;
+	}
+	p = (struct packet *)(r->data + at);
+	*p = (struct packet){.size = size, .type = type, .bytes = payload};
+	return p;
+}
+
+void put_end(int to, struct packet *p)
+{
+	struct ring *r = &shared->rings[self][to];
+
+	atomic_fetch_add(&r->head, p->size);
+	ring_bell(to);
+}
+
+// undelivered reports whether the other engine has yet to look at what was sent: time
+// that passes meanwhile is the processor's, not the network's.
+bool undelivered(int to)
+{
+	struct ring *r = &shared->rings[self][to];
+
+	return atomic_load(&r->head) != atomic_load(&r->tail);
+}
+
+struct packet *take_begin(int from)
+{
+	struct ring *r = &shared->rings[from][self];
+
+	for (;;) {
+		uint64_t tail = r->tail;
+		struct packet *p = (struct packet *)(r->data + tail % RING_BYTES);
+
+		if (tail == atomic_load(&r->head))
+			return NULL;
+		if (p->type != P_PAD)
+			return p;
+		take_end(from, p);
+	}
+}
+
+void take_end(int from, struct packet *p)
+{
+	atomic_fetch_add(&shared->rings[from][self].tail, p->size);
+}
+
+// ---- counters ----
+
+void count(enum count what, int n)
+{
+	if (shared)
+		atomic_fetch_add(&shared->counts[self][what], n);
+}
+
+// complain reports that the program broke a rule. It goes on: devices differ in what
+// becomes of it.
+void complain(const char *format, ...)
+{
+	va_list args;
+
+	count(N_COMPLAINTS, 1);
+	fprintf(stderr, "hwsim: ");
+	va_start(args, format);
+	vfprintf(stderr, format, args);
+	va_end(args);
+	fprintf(stderr, "\n");
+}
