@@ -3,9 +3,17 @@
 package verbs
 
 import (
+	"bytes"
+	"flag"
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/test/hwsim"
@@ -32,13 +40,97 @@ func TestOnHwsim(t *testing.T) {
 	}
 	for _, tt := range hwsimRuns {
 		t.Run(tt.name, func(t *testing.T) {
-			f := hwsim.New(t, tt.settings)
-			child := exec.Command(os.Args[0], "-test.run="+tt.tests, "-test.skip="+tt.skip, "-test.timeout=3m", "-test.v")
-			child.Env = f.Env()
-			if out, err := child.CombinedOutput(); err != nil {
-				t.Fatalf("%s: %v\n%s", tt.settings, err, out)
-			}
-			f.Check(t)
+			onHwsim(t, tt.settings, tt.tests, tt.skip)
 		})
 	}
+}
+
+// onHwsim runs tests in a process on a simulated device.
+func onHwsim(t *testing.T, settings, tests, skip string) {
+	t.Helper()
+	f := hwsim.New(t, settings)
+	child := exec.Command(os.Args[0], "-test.run="+tests, "-test.skip="+skip, "-test.timeout=3m", "-test.v")
+	child.Env = f.Env()
+	out, err := child.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s, tests %s: %v\n%s", settings, tests, err, out)
+	}
+	if !bytes.Contains(out, []byte("--- PASS")) {
+		t.Errorf("%s: no test ran\n%s", tests, out)
+	}
+	f.Check(t)
+}
+
+var (
+	hwsimFirst = flag.Int("hwsim.first", 1, "first seed of TestHwsimSeeds")
+	hwsimTime  = flag.Duration("hwsim.time", 0, "how long TestHwsimSeeds takes new seeds")
+)
+
+// The families that have reliable connections, what else they have, and what their
+// fabrics lose.
+var (
+	hwsimProfiles = []struct {
+		name               string
+		windows, srq, noCM bool
+	}{
+		{"mlx5-roce", true, true, true},
+		{"mlx5-ib", true, true, false},
+		{"bnxt_re", false, true, true},
+		{"irdma-roce", true, false, true},
+		{"irdma-iwarp", false, false, false},
+		{"cxgb4", false, false, false},
+		{"mana", false, false, true},
+	}
+	hwsimFabrics = []string{"jitter_us=10", "jitter_us=60", "jitter_us=5,cm_loss=10,lost_rtu=20", "jitter_us=5,loss=300"}
+	hwsimGroups  = []string{
+		"Messages|Reserve|ReserveControl|ControlBetween|BackPressure|KeepAndDrop|BeforeStart",
+		"Close|CloseDoesNotWait|Abort|AfterTheEnd|Retire|WakeAtTheEnd",
+		"AllocReads|AllocWrites|ReadShort|WriteShort|WriteThenMessage|ReadQueue|WriteQueue",
+		"Read|Write|ReadRefused|WriteRefused",
+		"ReadRevoked|WriteRevoked|EndStopsReads|EndStopsWrites|AllAtOnce",
+	}
+)
+
+// hwsimSeed is what a seed stands for.
+func hwsimSeed(seed int) (settings, tests string) {
+	p := hwsimProfiles[seed%len(hwsimProfiles)]
+	configs := []string{"default", "smallest", "without_windows"}
+	if p.windows {
+		configs = append(configs, "windows")
+	}
+	if p.srq {
+		configs = append(configs, "shared_queue")
+	}
+	if p.srq && p.windows {
+		configs = append(configs, "windows,_shared_queue")
+	}
+	if p.noCM {
+		configs = append(configs, "without_rdma_cm")
+	}
+	r := rand.New(rand.NewPCG(uint64(seed), 0))
+	settings = fmt.Sprintf("seed=%d,profile=%s,%s", seed, p.name, hwsimFabrics[r.IntN(len(hwsimFabrics))])
+	if r.IntN(8) == 0 {
+		return settings, "^TestTransfers$/^(read|write)$"
+	}
+	return settings, fmt.Sprintf("^TestEndpoint$/^%s$/^(%s)$", configs[r.IntN(len(configs))], hwsimGroups[r.IntN(len(hwsimGroups))])
+}
+
+// TestHwsimSeeds runs the contract of session.Endpoint on simulated devices of all
+// families, some of it with each seed, for as long as a flag says.
+func TestHwsimSeeds(t *testing.T) {
+	var next atomic.Int64
+	next.Store(int64(*hwsimFirst))
+	end := time.Now().Add(*hwsimTime)
+	var wg sync.WaitGroup
+	for range max(2, runtime.NumCPU()) {
+		wg.Go(func() {
+			for time.Now().Before(end) && !t.Failed() {
+				seed := int(next.Add(1) - 1)
+				settings, tests := hwsimSeed(seed)
+				t.Run(fmt.Sprint(seed), func(t *testing.T) { onHwsim(t, settings, tests, "") })
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d seeds", next.Load()-int64(*hwsimFirst))
 }

@@ -34,8 +34,9 @@ const (
 // variable configures the libraries: PATH?KEY=VALUE,… (README.md).
 const variable = "HWSIM"
 
-// The libraries' file has these names: the dynamic loader takes it for each of them.
-var names = []string{"libibverbs.so.1", "librdmacm.so.1"}
+// The libraries' file has these names: the dynamic loader takes it for each of them. The
+// last two are what perftest's programs are linked with besides (src/vendors.c).
+var names = []string{"libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libmlx5.so.1"}
 
 var flags = []string{"-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter",
 	"-Wno-missing-field-initializers", "-Wno-sign-compare", "-shared", "-fPIC"}
@@ -83,7 +84,7 @@ func build() (dir string, missing bool, err error) {
 		cache = os.TempDir()
 	}
 	dir = filepath.Join(cache, "san-hwsim", hex.EncodeToString(sum.Sum(nil)[:8]))
-	if _, err := os.Stat(filepath.Join(dir, names[1])); err == nil {
+	if _, err := os.Stat(filepath.Join(dir, names[len(names)-1])); err == nil {
 		return dir, false, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -145,8 +146,12 @@ func New(t testing.TB, settings string) Fabric {
 
 // Env is the environment of a process on the fabric, whose tests run as the lane's.
 func (f Fabric) Env() []string {
-	return append(os.Environ(),
-		"LD_LIBRARY_PATH="+f.libraries, variable+"="+f.file+"?"+f.settings, "SAN_TEST_RDMA="+Lane)
+	return append(f.Programs(), "SAN_TEST_RDMA="+Lane)
+}
+
+// Programs is the environment of other programs on the fabric.
+func (f Fabric) Programs() []string {
+	return append(os.Environ(), "LD_LIBRARY_PATH="+f.libraries, variable+"="+f.file+"?"+f.settings)
 }
 
 // What a process counts, as src/shared.h has it.
@@ -177,13 +182,19 @@ func (f Fabric) sum(word int) (n int64, err error) {
 	return n, nil
 }
 
-// Check fails the test if no process has used the fabric, or if one broke a rule that
-// devices need not enforce.
-func (f Fabric) Check(t testing.TB) {
+// Used fails the test if no process has used the fabric.
+func (f Fabric) Used(t testing.TB) {
 	t.Helper()
 	if n, err := f.sum(attached); err != nil || n == 0 {
 		t.Errorf("no process used the simulated device (%v)", err)
 	}
+}
+
+// Check fails the test if no process has used the fabric, or if one broke a rule that
+// devices need not enforce.
+func (f Fabric) Check(t testing.TB) {
+	t.Helper()
+	f.Used(t)
 	if n, _ := f.sum(complaints); n != 0 {
 		t.Errorf("the simulated device has %d complaints", n)
 	}

@@ -474,23 +474,35 @@ int qp_to_rts(struct cm_id *i, const struct cm_message *peer)
 	return modify_qp(i->id.qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
-int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *a)
+static int own_qp(struct rdma_cm_id *id, struct ibv_qp *qp)
 {
 	int error;
 
-	if (!id->verbs || id->qp || (pd && pd->context != id->verbs))
-		return fail(EINVAL);
-	id->qp = ibv_create_qp(pd ? pd : id->pd, a);
-	if (!id->qp)
+	if (!qp)
 		return -1; // errno is the library's, if it has set it
 	pthread_mutex_lock(&hw.mu);
-	((struct qp *)id->qp)->id = of(id);
+	id->qp = qp;
+	((struct qp *)qp)->id = of(id);
 	error = qp_to_init(of(id));
 	pthread_mutex_unlock(&hw.mu);
-	id->pd = pd;
-	id->send_cq = a->send_cq;
-	id->recv_cq = a->recv_cq;
+	id->pd = qp->pd;
+	id->send_cq = qp->send_cq;
+	id->recv_cq = qp->recv_cq;
 	return fail(error);
+}
+
+int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *a)
+{
+	if (!id->verbs || id->qp || !pd || pd->context != id->verbs)
+		return fail(EINVAL);
+	return own_qp(id, ibv_create_qp(pd, a));
+}
+
+int rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *a)
+{
+	if (!id->verbs || id->qp || !a->pd || a->pd->context != id->verbs)
+		return fail(EINVAL);
+	return own_qp(id, ibv_create_qp_ex(id->verbs, a));
 }
 
 void rdma_destroy_qp(struct rdma_cm_id *id)

@@ -31,8 +31,9 @@ void clear_timer(struct cm_id *i)
 static void put(int slot, const struct cm_message *m)
 {
 	struct packet *p;
+	unsigned loss = m->type == DREQ || m->type == DREP ? config.dreq_loss : config.cm_loss;
 
-	if (!alive(slot) || chance(100) < config.cm_loss)
+	if (!alive(slot) || chance(100) < loss)
 		return;
 	p = put_begin(slot, sizeof *m, P_CM);
 	if (!p)

@@ -26,6 +26,7 @@ static const struct {
 } numbers[] = {
 	{"lost_rtu", &config.lost_rtu},
 	{"cm_loss", &config.cm_loss},
+	{"dreq_loss", &config.dreq_loss},
 	{"loss", &config.loss},
 };
 
@@ -101,6 +102,8 @@ int read_config(void)
 			exit(2);
 		}
 	}
+	if (config.profile->transport == IBV_TRANSPORT_IWARP)
+		config.loss = 0; // TCP makes up for it
 	config.timed = config.latency_ns > 0;
 	config.calm |= config.timed;
 	return 0;

@@ -201,7 +201,7 @@ int cq_poll(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 	struct cq *c = (struct cq *)cq;
 	int got = 0;
 
-	if (config.timed && !pthread_mutex_trylock(&hw.mu)) {
+	if (!pthread_mutex_trylock(&hw.mu)) { // who polls may keep the engine from a processor
 		step();
 		pthread_mutex_unlock(&hw.mu);
 	}

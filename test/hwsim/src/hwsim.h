@@ -33,7 +33,7 @@ struct config {
 	uint64_t flush_ns; // a broken queue pair flushes within that, and writes until then
 	uint64_t kernel_ns; // what the connection manager takes for a message, beyond jitter; 0: nothing
 	uint64_t timewait_ns, cm_timeout_ns;
-	unsigned lost_rtu, cm_loss; // percent
+	unsigned lost_rtu, cm_loss, dreq_loss; // percent
 	unsigned loss; // packets per million
 	bool silent; // a process that dies takes its host along: nobody says so
 	bool timed;
@@ -255,7 +255,11 @@ struct owed {
 };
 
 struct qp {
-	struct ibv_qp qp;
+	union {
+		struct ibv_qp qp;
+		struct ibv_qp_ex ex; // whose beginning that is
+	};
+	struct builder *builder; // of ex
 	struct qp *next; // of all
 	struct qp *next_busy;
 	bool is_busy, again; // on the list; more came up while the engine was at it
@@ -314,6 +318,11 @@ int work_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **)
 bool gather(struct qp *, const struct send_wqe *, uint32_t offset, uint32_t n, uint8_t *to);
 bool scatter(struct qp *, struct landings *, const struct ibv_sge *, int nsge, int access, uint32_t offset, const uint8_t *from, uint32_t n);
 uint64_t sge_length(const struct ibv_sge *, int n);
+
+// ---- work requests by ibv_wr_* (builder.c) ----
+
+struct ibv_qp *builder_create_qp(struct ibv_context *, struct ibv_qp_init_attr_ex *);
+void builder_free(struct builder *);
 
 // ---- shared receive queues (srq.c) ----
 

@@ -88,8 +88,6 @@ ABSENT(struct ibv_ah *, ibv_create_ah_from_wc, (struct ibv_pd *pd, struct ibv_wc
 ABSENT(int, ibv_destroy_ah, (struct ibv_ah *ah), EOPNOTSUPP)
 ABSENT(int, ibv_attach_mcast, (struct ibv_qp *q, const union ibv_gid *g, uint16_t lid), EOPNOTSUPP)
 ABSENT(int, ibv_detach_mcast, (struct ibv_qp *q, const union ibv_gid *g, uint16_t lid), EOPNOTSUPP)
-ABSENT(struct ibv_qp_ex *, ibv_qp_to_qp_ex, (struct ibv_qp *q), NULL)
-ABSENT(int, rdma_create_qp_ex, (struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *a), -1)
 int ibv_fork_init(void) { return 0; }
 
 // Programs that connect over rsockets need librdmacm's own; these here poll what is no

@@ -96,6 +96,7 @@ struct ibv_context *open_context(void)
 	v->ops.post_srq_recv = srq_post_recv;
 	v->ops.alloc_mw = mw_alloc;
 	v->ops.dealloc_mw = mw_dealloc;
+	c->v.create_qp_ex = builder_create_qp;
 	c->next = contexts;
 	contexts = c;
 	count(N_CONTEXT, 1);

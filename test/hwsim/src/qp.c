@@ -356,6 +356,7 @@ int ibv_destroy_qp(struct ibv_qp *qp)
 	free(q->rq);
 	free(q->current.sge);
 	free(q->owed);
+	builder_free(q->builder);
 	memset(q, 0x5a, sizeof *q);
 	free(q);
 	return 0;

@@ -1,0 +1,110 @@
+//go:build linux
+
+package hwsim
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/testenv"
+)
+
+// patience bounds each program; it is no target.
+const patience = 2 * time.Minute
+
+var perftest = flag.Bool("hwsim.perftest", false, "run perftest's programs as well, which take seconds to begin")
+
+// rdma-core's own programs, and perftest's, run on the simulated device as they are: what
+// this project calls a device is one to others, too.
+func TestPrograms(t *testing.T) {
+	if testenv.Device() != "" {
+		return // the lane of real drivers
+	}
+	for _, tt := range []struct {
+		program, args string
+		client        string // its arguments, besides
+		settings      string
+	}{
+		{"ibv_rc_pingpong", "-g 0 -n 20", "localhost", "seed=1"},
+		{"ibv_rc_pingpong", "-g 0 -n 20 -e", "localhost", "seed=2"}, // with a completion channel
+		{"rping", "-C 20 -V -a 127.0.0.1", "-c", "seed=3"},
+		{"rping", "-C 20 -V -a 127.0.0.1", "-c", "seed=4,profile=irdma-iwarp"},
+		{"ucmatose", "-C 10", "-s 127.0.0.1", "seed=5"},
+		{"ib_send_lat", "-n 20", "localhost", "seed=6"},
+		{"ib_send_bw", "-n 20 -R", "127.0.0.1", "seed=7"}, // by rdma_cm
+		{"ib_write_bw", "-n 20", "localhost", "seed=8"},
+		{"ib_read_bw", "-n 20", "localhost", "seed=9"},
+		{"ib_read_bw", "-n 20", "localhost", "seed=10,profile=mlx5-ib"},
+		{"ib_write_lat", "-n 20", "localhost", "calm"}, // waits for a message's last byte: on no device that may place it first
+	} {
+		if strings.HasPrefix(tt.program, "ib_") && !*perftest {
+			continue
+		}
+		t.Run(fmt.Sprintf("%s %s %s", tt.program, tt.args, tt.settings), func(t *testing.T) {
+			if _, err := exec.LookPath(tt.program); err != nil {
+				testenv.Missing(t, "ibverbs-utils and rdmacm-utils, or perftest: "+err.Error())
+			}
+			f := New(t, tt.settings)
+			port := fmt.Sprint("-p ", freePort(t))
+			server := strings.Fields(tt.args + " " + port)
+			client := strings.Fields(tt.args + " " + port + " " + tt.client)
+			if tt.program == "rping" {
+				server = append(server, "-s")
+			}
+			if tt.program == "ucmatose" {
+				server = append(server, "-b", "127.0.0.1")
+			}
+			f.both(t, tt.program, server, client)
+			f.Used(t)
+		})
+	}
+}
+
+// both runs a server, and its client until the server listens.
+func (f Fabric) both(t *testing.T, program string, server, client []string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	command := func(args []string) *exec.Cmd {
+		c := exec.CommandContext(ctx, program, args...)
+		c.Env = f.Programs()
+		return c
+	}
+	serving := make(chan error, 1)
+	var served []byte
+	go func() {
+		var err error
+		served, err = command(server).CombinedOutput()
+		serving <- err
+	}()
+	for {
+		out, err := command(client).CombinedOutput()
+		if err == nil {
+			if err := <-serving; err != nil {
+				t.Fatalf("server: %v\n%s", err, served)
+			}
+			return
+		}
+		select {
+		case serr := <-serving:
+			t.Fatalf("client: %v\n%s\nserver: %v\n%s", err, out, serr, served)
+		case <-time.After(50 * time.Millisecond): // it may not listen yet
+		}
+	}
+}
+
+// freePort is a TCP port that was free just now.
+func freePort(t *testing.T) int {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
