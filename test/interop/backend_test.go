@@ -1,4 +1,191 @@
 package interop
 
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sanconn/san/internal/testenv"
+)
+
+// Database servers, which are not in Go. They run once for all tests, on TCP; the program
+// that a test serves is a splice between its listener and them.
+
+// A backend is such a server.
+type backend struct {
+	name string
+	user string // that it runs as when the tests are root's
+	// commands make its files in dir, and run it on that port.
+	create, run func(dir, port string) []string
+	ready       string // what it logs when clients may connect
+	stop        os.Signal
+
+	address string
+	process *exec.Cmd
+	dir     string
+}
+
+var postgres = &backend{
+	name: "PostgreSQL",
+	user: "postgres",
+	create: func(dir, _ string) []string {
+		return []string{postgresBinary("initdb"), "-D", dir + "/data", "-A", "trust", "-U", "postgres", "--no-sync"}
+	},
+	run: func(dir, port string) []string {
+		return []string{postgresBinary("postgres"), "-D", dir + "/data", "-h", "127.0.0.1", "-p", port, "-k", dir, "-F"}
+	},
+	ready: "database system is ready to accept connections",
+	stop:  syscall.SIGINT, // does not wait for clients
+}
+
+// postgresBinary finds it where Debian has it, in a folder by version, or in the path.
+func postgresBinary(name string) string {
+	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
+	if len(found) == 0 {
+		return name
+	}
+	slices.Sort(found)
+	return found[len(found)-1]
+}
+
+var mariadb = &backend{
+	name: "MariaDB",
+	user: "mysql",
+	create: func(dir, _ string) []string {
+		return []string{"mariadb-install-db", "--no-defaults", "--datadir=" + dir + "/data",
+			"--auth-root-authentication-method=normal", "--skip-test-db"}
+	},
+	run: func(dir, port string) []string {
+		return []string{"mariadbd", "--no-defaults", "--datadir=" + dir + "/data", "--socket=" + dir + "/socket",
+			"--bind-address=127.0.0.1", "--port=" + port, "--max-allowed-packet=64M", "--innodb-flush-log-at-trx-commit=0"}
+	},
+	ready: "mariadbd: ready for connections",
+	stop:  syscall.SIGTERM,
+}
+
+var backends = []*backend{postgres, mariadb}
+
+// variable is the environment's that has the address, for processes that serve.
+func (b *backend) variable() string { return "INTEROP_" + b.name }
+
+// start starts the server unless it runs.
+func (b *backend) start(t *testing.T) {
+	t.Helper()
+	if b.process != nil {
+		return
+	}
+	var err error
+	if b.dir, err = os.MkdirTemp("", "interop"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(b.dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	b.address = unusedAddress(t)
+	_, port, _ := net.SplitHostPort(b.address)
+	create := b.command(t, b.create(b.dir, port))
+	if out, err := create.CombinedOutput(); err != nil {
+		testenv.Missing(t, fmt.Sprintf("%s: %v\n%s", b.name, err, out))
+	}
+	log, err := os.Create(b.dir + "/log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	b.process = b.command(t, b.run(b.dir, port))
+	b.process.Stdout, b.process.Stderr = log, log
+	if err := b.process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		text, err := os.ReadFile(log.Name())
+		if err == nil && !strings.Contains(string(text), b.ready) {
+			err = fmt.Errorf("%s is not ready:\n%s", b.name, text)
+		}
+		return err
+	})
+	os.Setenv(b.variable(), b.address)
+}
+
+// command is run by the server's user, and by nobody for longer than the tests take.
+func (b *backend) command(t *testing.T, args []string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("timeout", append([]string{"--kill-after=5", "900"}, args...)...)
+	cmd.Dir = b.dir
+	if os.Getuid() != 0 {
+		return cmd
+	}
+	u, err := user.Lookup(b.user)
+	if err != nil {
+		testenv.Missing(t, fmt.Sprintf("%s: %v", b.name, err))
+	}
+	uid, _ := strconv.Atoi(u.Uid)
+	gid, _ := strconv.Atoi(u.Gid)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	return cmd
+}
+
 // stopBackends ends the servers that the tests have started.
-func stopBackends() {}
+func stopBackends() {
+	for _, b := range backends {
+		if b.process != nil {
+			b.process.Process.Signal(b.stop)
+			b.process.Wait()
+		}
+		os.RemoveAll(b.dir)
+	}
+}
+
+// serve passes l's connections on to the server.
+func (b *backend) serve(l net.Listener) func() error {
+	address := os.Getenv(b.variable())
+	return serveEach(l, func(c net.Conn) error {
+		server, err := net.Dial("tcp", address)
+		if err != nil {
+			return err
+		}
+		splice(c, server)
+		return nil
+	})
+}
+
+// unusedAddress is one that nobody listens on: its port is below those that systems hand
+// out, to a dial's own end for instance.
+func unusedAddress(t *testing.T) string {
+	t.Helper()
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000)))
+		if err == nil {
+			l.Close()
+			return l.Addr().String()
+		}
+	}
+	t.Fatal("no address is unused")
+	return ""
+}
+
+// splice copies between two connections until both have ended.
+func splice(a, b net.Conn) {
+	done := make(chan bool)
+	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
+		go func() {
+			io.Copy(way[1], way[0])
+			closeWrite(way[1])
+			done <- true
+		}()
+	}
+	<-done
+	<-done
+	a.Close()
+	b.Close()
+}

@@ -18,8 +18,8 @@ type program struct {
 	serve func(l net.Listener) (stop func() error)
 	// use is the client; address is that of serve's listener.
 	use func(t *testing.T, dial dialFunc, address string)
-	// backend starts what serve needs besides, if anything, and keeps it until all tests end.
-	backend func(t *testing.T)
+	// backend is what serve passes connections on to, if anything.
+	backend *backend
 	// quick says that it is fast enough for the emulated guest (test/guest).
 	quick bool
 }
@@ -36,6 +36,7 @@ var programs = []program{
 	{name: "gorilla/websocket", serve: serveGorilla, use: useGorilla, quick: true},
 	{name: "coder/websocket", serve: serveCoder, use: useCoder},
 	{name: "fasthttp", serve: serveFastHTTP, use: useFastHTTP},
+	{name: "gRPC", serve: serveGRPC, use: useGRPC},
 	{name: "connect", serve: serveConnect, use: useConnect},
 	{name: "drpc", serve: serveDRPC, use: useDRPC},
 	{name: "net/rpc", serve: serveRPC, use: useRPC, quick: true},
@@ -43,6 +44,14 @@ var programs = []program{
 	{name: "ssh", serve: serveSSH, use: useSSH},
 	{name: "yamux", serve: serveYamux, use: useYamux, quick: true},
 	{name: "smux", serve: serveSmux, use: useSmux},
+	{name: "hashicorp/raft", serve: serveRaft, use: useRaft},
+	{name: "redcon, go-redis", serve: serveRedcon, use: useGoRedis},
+	{name: "redcon, redigo", serve: serveRedcon, use: useRedigo},
+	{name: "nats-server, nats.go", serve: serveNATS, use: useNATS},
+	{name: "cmux", serve: serveCMux, use: useCMux},
+	{name: "go-proxyproto", serve: serveProxyProto, use: useProxyProto},
+	{name: "PostgreSQL, pgx", backend: postgres, serve: postgres.serve, use: usePGX},
+	{name: "MariaDB, go-sql-driver/mysql", backend: mariadb, serve: mariadb.serve, use: useMySQL},
 }
 
 func TestPrograms(t *testing.T) {
@@ -52,7 +61,7 @@ func TestPrograms(t *testing.T) {
 		}
 		t.Run(p.name, func(t *testing.T) {
 			if p.backend != nil {
-				p.backend(t)
+				p.backend.start(t)
 			}
 			for _, w := range ways {
 				t.Run(w.name, func(t *testing.T) { w.run(t, p) })

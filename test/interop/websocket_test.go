@@ -99,10 +99,8 @@ func serveCoder(l net.Listener) func() error {
 
 func useCoder(t *testing.T, dial dialFunc, address string) {
 	client := &http.Client{Transport: &http.Transport{DialContext: dial}}
-	c, _, err := coder.Dial(t.Context(), "ws://"+address, &coder.DialOptions{
-		HTTPClient:      client,
-		CompressionMode: coder.CompressionContextTakeover,
-	})
+	options := &coder.DialOptions{HTTPClient: client, CompressionMode: coder.CompressionContextTakeover}
+	c, _, err := coder.Dial(t.Context(), "ws://"+address, options)
 	if err != nil {
 		t.Fatal(err)
 	}
