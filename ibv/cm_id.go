@@ -158,6 +158,12 @@ func (id *ID) Disconnect() error {
 	return verbError("rdma_disconnect", id.RemoteAddr().String(), sysCMDisconnect(id.h))
 }
 
+// Notify tells the connection manager of an EventCommEst, which stands for a confirmation
+// of the dialer's that was lost or is late: Established follows.
+func (id *ID) Notify() error {
+	return verbError("rdma_notify", id.RemoteAddr().String(), sysCMNotify(id.h))
+}
+
 // Options of rdma_cma.h.
 const (
 	optionTOS        = 0 // RDMA_OPTION_ID_TOS

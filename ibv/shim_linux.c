@@ -74,6 +74,7 @@ static struct {
 	int (*cm_accept)(struct abi_cm_id *, struct abi_conn_param *);
 	int (*cm_reject)(struct abi_cm_id *, const void *, uint8_t);
 	int (*cm_disconnect)(struct abi_cm_id *);
+	int (*cm_notify)(struct abi_cm_id *, int event);
 	int (*cm_get_event)(struct abi_event_channel *, struct abi_cm_event **);
 	int (*cm_ack_event)(struct abi_cm_event *);
 	int (*cm_set_option)(struct abi_cm_id *, int, int, void *, size_t);
@@ -99,7 +100,7 @@ static const struct {
 	V(create_srq), V(modify_srq), V(destroy_srq), V(create_qp), V(modify_qp), V(query_qp), V(destroy_qp),
 	C(create_event_channel), C(destroy_event_channel), C(create_id), C(destroy_id), C(bind_addr),
 	C(resolve_addr), C(resolve_route), C(create_qp), C(listen), C(connect), C(accept), C(reject),
-	C(disconnect), C(set_option),
+	C(disconnect), C(notify), C(set_option),
 	{&f.cm_get_event, CM, 0, "rdma_get_cm_event", "RDMACM_1.0"},
 	{&f.cm_ack_event, CM, 0, "rdma_ack_cm_event", "RDMACM_1.0"},
 	{&f.get_device_index, VERBS, 1, "ibv_get_device_index", "IBVERBS_1.9"},
@@ -1007,6 +1008,11 @@ int san_cm_reject(san_h id, const uint8_t *data, int len)
 int san_cm_disconnect(san_h id)
 {
 	return CALL(f.cm_disconnect((struct abi_cm_id *)id));
+}
+
+int san_cm_notify(san_h id)
+{
+	return CALL(f.cm_notify((struct abi_cm_id *)id, 4)); // IBV_EVENT_COMM_EST
 }
 
 int san_cm_set_option(san_h id, int option, const void *value, size_t len)

@@ -174,6 +174,7 @@ int san_cm_connect(san_h id, const struct san_conn_param *p);
 int san_cm_accept(san_h id, const struct san_conn_param *p);
 int san_cm_reject(san_h id, const uint8_t *data, int len);
 int san_cm_disconnect(san_h id);
+int san_cm_notify(san_h id);
 int san_cm_set_option(san_h id, int option, const void *value, size_t len);
 void san_cm_info(san_h id, san_h *ctx, struct san_addr *src, struct san_addr *dst);
 

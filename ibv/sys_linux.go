@@ -387,6 +387,8 @@ func sysCMReject(id handle, private []byte) int {
 
 func sysCMDisconnect(id handle) int { return int(C.san_cm_disconnect(C.san_h(id))) }
 
+func sysCMNotify(id handle) int { return int(C.san_cm_notify(C.san_h(id))) }
+
 func sysCMSetOption(id handle, option int, value []byte) int {
 	return int(C.san_cm_set_option(C.san_h(id), C.int(option), unsafe.Pointer(&value[0]), C.size_t(len(value))))
 }

@@ -56,6 +56,7 @@ func sysCMConnect(handle, ConnParam) int                        { return errnoNo
 func sysCMAccept(handle, ConnParam) int                         { return errnoNone }
 func sysCMReject(handle, []byte) int                            { return errnoNone }
 func sysCMDisconnect(handle) int                                { return errnoNone }
+func sysCMNotify(handle) int                                    { return errnoNone }
 func sysCMSetOption(handle, int, []byte) int                    { return errnoNone }
 func sysCMInfo(handle) cmInfo                                   { return cmInfo{} }
 

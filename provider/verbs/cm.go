@@ -164,6 +164,17 @@ func (c *cmID) disconnect() {
 	}
 }
 
+// communicated is called when the queue pair has received something though rdma_cm has not
+// reported the connection: the dialer's confirmation was lost, and would be repeated after
+// seconds.
+func (c *cmID) communicated() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.id.Notify()
+	}
+}
+
 // destroyQP destroys the id's queue pair: not while rdma_disconnect, which the
 // peer's end calls for, looks at it.
 func (c *cmID) destroyQP(qp *ibv.QP) {

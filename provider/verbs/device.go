@@ -218,6 +218,10 @@ func (d *device) waitAsync() {
 			if e := ownerOf(ev.QP); e != nil {
 				e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
 			}
+		case ibv.EventCommEst:
+			if e := ownerOf(ev.QP); e != nil && e.cm != nil && !d.iwarp() { // where calls may block
+				e.cm.communicated()
+			}
 		case ibv.EventQPLastWQE:
 			if e := ownerOf(ev.QP); e != nil {
 				e.recv.tookLast()

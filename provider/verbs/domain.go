@@ -69,7 +69,7 @@ type registrar struct{ pd *ibv.PD }
 func (r registrar) Register(addr uintptr, n int, access regcache.Access) (regcache.MR, error) {
 	mr, err := r.pd.RegMR(addr, n, verbsAccess(access))
 	if err != nil {
-		return regcache.MR{}, err
+		return regcache.MR{}, limited(err)
 	}
 	return regcache.MR{LKey: mr.LKey, RKey: mr.RKey, Ref: mr}, nil
 }

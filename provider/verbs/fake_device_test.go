@@ -161,7 +161,13 @@ func testLockedQueues(t *testing.T) {
 	defer x.discard()
 	defer y.discard()
 	cached := make([]byte, 1<<20)
-	f.set(fakeErrno, int64(syscall.ENOMEM))
+	for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EAGAIN} { // EAGAIN: the rdma cgroup's limit
+		f.set(fakeErrno, int64(errno))
+		lockQueues(t, f, x, cached)
+	}
+}
+
+func lockQueues(t *testing.T, f *fake, x *Endpoint, cached []byte) {
 	seen := false
 	for n := int64(0); ; n++ {
 		putInCache(t, x, cached)

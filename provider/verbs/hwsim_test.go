@@ -4,18 +4,22 @@ package verbs
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/test/hwsim"
 )
 
@@ -27,6 +31,8 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"end ahead of completions", "seed=2,kernel_us=0", "^TestEndpoint$/^(default|shared_queue)$/^Abort$", ""},
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
 		"TestExposedIsTakenBackAtOnce|TestRefusals|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestDialsGivenUpLeaveNothing)$", ""},
+	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
+	{"no reliable connections", "profile=efa", "^TestNoReliableConnections$", ""},
 	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestFailedGroupTakesNobody|" +
 		"TestPeerOverspends|TestMessageTooLong|TestSharedQueueLosesNothingUnnoticed|TestProbeEndsWithTheDevice|" +
 		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestPeerInvalidates|TestPeerSendsImmediateData)$", ""},
@@ -59,6 +65,43 @@ func onHwsim(t *testing.T, settings, tests, skip string) {
 		t.Errorf("%s: no test ran\n%s", tests, out)
 	}
 	f.Check(t)
+}
+
+// A dialer's confirmation that is lost is made up for by its first message, long before
+// rdma_cm repeats anything.
+func TestConfirmationLost(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to do this: hwsimRuns
+	}
+	l := listen(t, Config{})
+	a, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{Disable: switchedOff()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.discard()
+	begin(a)
+	a.CommitControl(len(a.ReserveControl(16)))
+	b, err := accept(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.discard()
+	begin(b)
+	if ev := event(t, b); ev.Kind != session.Message {
+		t.Errorf("event of kind %d", ev.Kind)
+	}
+}
+
+// A device without reliable connections, as EFA is, serves nobody, and a dial ends in TCP.
+func TestNoReliableConnections(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to do this: hwsimRuns
+	}
+	l := listen(t, Config{})
+	_, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{})
+	if reasonOf(err) != session.ReasonNotServed || errors.Is(err, syscall.EOPNOTSUPP) {
+		t.Errorf("%v", err)
+	}
 }
 
 var (

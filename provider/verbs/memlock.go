@@ -60,10 +60,19 @@ func memlockLeft() int {
 // withRoom calls lock, which needs locked memory. If there is none, it gives back what
 // the caches do not use and calls lock once more.
 func withRoom(lock func() error) error {
-	err := lock()
+	err := limited(lock())
 	if errors.Is(err, syscall.ENOMEM) {
 		regcache.DefaultBudget().Flush()
-		err = lock()
+		err = limited(lock())
+	}
+	return err
+}
+
+// limited has an error that the rdma cgroup's limit causes, EAGAIN
+// (kernel/cgroup/rdma.c), count as a want of memory: the same helps.
+func limited(err error) error {
+	if errors.Is(err, syscall.EAGAIN) {
+		return fmt.Errorf("%w, perhaps by the rdma cgroup: %w", err, syscall.ENOMEM)
 	}
 	return err
 }

@@ -72,6 +72,8 @@ func callError(err error) error {
 		return unavailable(session.ReasonUnreachable, errWithoutErrno{err})
 	case syscall.ETIMEDOUT:
 		return unavailable(session.ReasonTimeout, err)
+	case syscall.EOPNOTSUPP: // of creating a queue pair: EFA has none that are reliably connected
+		return unavailable(session.ReasonNotServed, errWithoutErrno{err})
 	case syscall.EACCES, syscall.EPERM:
 		return unavailable(session.ReasonPermission, err)
 	case syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN, syscall.EADDRINUSE:

@@ -707,6 +707,8 @@ int rdma_disconnect(struct rdma_cm_id *id)
 	return 0;
 }
 
+int rdma_notify(struct rdma_cm_id *id, enum ibv_event_type event) { return 0; }
+
 int rdma_get_cm_event(struct rdma_event_channel *c, struct rdma_cm_event **out)
 {
 	struct channel *ch = (struct channel *)c;
