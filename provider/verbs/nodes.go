@@ -1,0 +1,81 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+// The device files that rdma-core's libraries open. If they cannot, they wait for udev to
+// make them: five seconds for each (open_cdev in util/open_cdev.c), which nothing ends
+// earlier. So what this process may not open is found out before they try.
+const (
+	cmNode     = "/dev/infiniband/rdma_cm"
+	cmClass    = "/sys/class/misc/rdma_cm" // the kernel has rdma_cm
+	verbsNodes = "/dev/infiniband/uverbs*"
+
+	// refusedFor is how long a refusal is remembered.
+	refusedFor = 10 * time.Second
+)
+
+// nodes remembers a refusal.
+var nodes struct {
+	mu      sync.Mutex
+	refused error     // guarded by mu
+	until   time.Time // guarded by mu
+}
+
+// tryNode opens a device file. Tests replace it.
+var tryNode = func(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err == nil {
+		f.Close()
+	}
+	return err
+}
+
+// nodesRefused is why this process may not open rdma_cm, or any device; nil if it may, or
+// if there are none.
+func nodesRefused() error {
+	nodes.mu.Lock()
+	defer nodes.mu.Unlock()
+	if now := time.Now(); !now.Before(nodes.until) {
+		if nodes.refused = tryNodes(); nodes.refused != nil {
+			nodes.until = now.Add(refusedFor)
+		}
+	}
+	return nodes.refused
+}
+
+func tryNodes() error {
+	err := tryNode(cmNode)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, none := os.Stat(cmClass); none == nil {
+			return refusedNode(err) // this container has not got it
+		}
+		err = nil
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return refusedNode(err)
+	}
+	devices, _ := filepath.Glob(verbsNodes)
+	for _, path := range devices {
+		if err = tryNode(path); !errors.Is(err, fs.ErrPermission) {
+			return nil // one will do
+		}
+	}
+	if len(devices) > 0 {
+		return refusedNode(err)
+	}
+	return nil
+}
+
+func refusedNode(err error) error {
+	return unavailable(session.ReasonPermission, errWithoutErrno{fmt.Errorf("verbs: %w", err)})
+}
