@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/sanconn"
+)
+
+// The networks of addresses.
+const (
+	sanNetwork  = "san"
+	tcpNetwork  = "tcp"
+	unixNetwork = "unix"
+)
+
+// address is where to listen or to connect to.
+type address struct {
+	network string
+	address string // host and port, or a path
+}
+
+func (a address) String() string { return a.network + ":" + a.address }
+
+func parseAddress(text string) (address, error) {
+	network, rest, _ := strings.Cut(text, ":")
+	a := address{network, rest}
+	switch network {
+	case unixNetwork:
+		if rest == "" || rest == "@" {
+			return a, errors.New("no path")
+		}
+	case sanNetwork, tcpNetwork:
+		if _, _, err := net.SplitHostPort(rest); err != nil {
+			return a, fmt.Errorf("%w; it must be %s:HOST:PORT", err, network)
+		}
+	default:
+		return a, errors.New("it must begin with san:, tcp: or unix:")
+	}
+	return a, nil
+}
+
+// open listens on an address. The error names it.
+func (s *settings) open(ctx context.Context, a address) (l net.Listener, err error) {
+	switch a.network {
+	case sanNetwork:
+		lc := san.ListenConfig{Policy: s.policy, Options: s.options()}
+		l, err = lc.Listen(ctx, "tcp", a.address)
+	case unixNetwork:
+		l, err = listenUnix(ctx, a.address, s.mode)
+	default:
+		l, err = new(net.ListenConfig).Listen(ctx, a.network, a.address)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %v: %w", a, err)
+	}
+	return l, nil
+}
+
+// dialer returns what connects to an address, and sends the PROXY header if there is to be one.
+func (s *settings) dialer(a address) func(context.Context, net.Conn) (net.Conn, error) {
+	var d interface {
+		DialContext(ctx context.Context, network, address string) (net.Conn, error)
+	} = new(net.Dialer)
+	network := a.network
+	if network == sanNetwork {
+		d, network = &san.Dialer{Policy: s.policy, Options: s.options()}, "tcp"
+	}
+	return func(ctx context.Context, client net.Conn) (net.Conn, error) {
+		c, err := d.DialContext(ctx, network, a.address)
+		if err != nil || !s.proxyHeader {
+			return c, err
+		}
+		if err := sendHeader(ctx, c, client); err != nil {
+			c.Close()
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// sendHeader tells c's peer between which addresses client is.
+func sendHeader(ctx context.Context, c, client net.Conn) error {
+	end, _ := ctx.Deadline()
+	c.SetWriteDeadline(end)
+	h := proxyproto.HeaderProxyFromAddrs(2, client.RemoteAddr(), client.LocalAddr())
+	if _, err := h.WriteTo(c); err != nil {
+		return fmt.Errorf("PROXY header: %w", err)
+	}
+	return c.SetWriteDeadline(time.Time{})
+}
+
+func (s *settings) options() sanconn.Options {
+	return sanconn.Options{LocalAddresses: s.local}
+}

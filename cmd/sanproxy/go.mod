@@ -1,0 +1,17 @@
+module github.com/sanconn/san/cmd/sanproxy
+
+go 1.25.0
+
+require (
+	github.com/pires/go-proxyproto v0.15.0
+	github.com/sanconn/san v0.0.0
+)
+
+require (
+	github.com/Mellanox/rdmamap v1.1.0 // indirect
+	github.com/vishvananda/netlink v1.1.0 // indirect
+	github.com/vishvananda/netns v0.0.0-20191106174202-0a2b9b5464df // indirect
+	golang.org/x/sys v0.46.0 // indirect
+)
+
+replace github.com/sanconn/san => ../..

@@ -1,0 +1,68 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"syscall"
+)
+
+// listenUnix listens on a socket file or, if path begins with @, an abstract name. A file that
+// another process has left behind is removed: one that nobody listens on. Where mode is not nil
+// it is the file's from its first moment on.
+func listenUnix(ctx context.Context, path string, mode *fs.FileMode) (net.Listener, error) {
+	var lc net.ListenConfig
+	if path[0] == '@' {
+		return lc.Listen(ctx, "unix", path)
+	}
+	if mode != nil {
+		lc.Control = func(_, _ string, c syscall.RawConn) error {
+			return c.Control(func(fd uintptr) {
+				// Linux makes the file with this, less the umask; elsewhere it fails.
+				syscall.Fchmod(int(fd), uint32(*mode))
+			})
+		}
+	}
+	l, err := lc.Listen(ctx, "unix", path)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		if err := removeStale(ctx, path); err != nil {
+			return nil, err
+		}
+		l, err = lc.Listen(ctx, "unix", path)
+	}
+	if err == nil && mode != nil {
+		if err := os.Chmod(path, *mode); err != nil {
+			l.Close()
+			return nil, err
+		}
+	}
+	return l, err
+}
+
+// removeStale removes a socket file that nobody listens on.
+func removeStale(ctx context.Context, path string) error {
+	before, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if before.Mode().Type() != fs.ModeSocket {
+		return errors.New("the file is there, and is no socket; choose another path")
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	switch {
+	case err == nil:
+		c.Close()
+		return errors.New("another process listens there; end it, or choose another path")
+	case !errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("the socket file is there, and may be in use: %w", err)
+	}
+	if now, err := os.Lstat(path); err != nil || !os.SameFile(before, now) {
+		return errors.New("another process is opening it")
+	}
+	return os.Remove(path)
+}

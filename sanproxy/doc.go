@@ -1,0 +1,21 @@
+// Package sanproxy forwards connections from a listener to wherever a dial function goes, so
+// that programs that make their own sockets use package san: a server that takes no listener
+// gets its clients through a Proxy on a san.Listener, and a client that takes no dial hook
+// goes through one whose Dial is a san.Dialer's. The command cmd/sanproxy is this package for
+// programs that are not in Go, or not to be changed.
+//
+// To serve the clients of package san from a server on a unix socket:
+//
+//	l, err := san.Listen("tcp", ":7000")
+//	...
+//	p := &sanproxy.Proxy{Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
+//		return new(net.Dialer).DialContext(ctx, "unix", "/run/server.sock")
+//	}}
+//	err = p.Serve(l)
+//
+// A stream's end travels as such, one direction at a time, and a reset as a reset: what was
+// cut short never looks complete, not even if this process is killed. (A unix socket has no
+// reset: unless there are bytes that it has not read, a closed one ends in order.)
+//
+// The bytes between a SAN and a socket are copied once, in the memory of the SAN.
+package sanproxy

@@ -1,0 +1,193 @@
+package sanproxy
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"hash"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sanconn/san/sanconn"
+)
+
+// stream is bytes of a seed.
+func stream(seed byte, n int64) io.Reader {
+	return io.LimitReader(rand.NewChaCha8([32]byte{seed}), n)
+}
+
+func sumOf(r io.Reader) (int64, []byte, error) {
+	h := sha256.New()
+	n, err := io.Copy(struct{ hash.Hash }{h}, struct{ io.Reader }{r})
+	return n, h.Sum(nil), err
+}
+
+// Every byte arrives both ways at once, the end of each direction as such. Over a SAN each was
+// copied once, in its memory.
+func TestBytesBothWays(t *testing.T) {
+	const up, down = 20<<20 + 1, 10<<20 + 3
+	eachRoute(t, func(t *testing.T, r route) {
+		c := r.chain(t)
+		client, server, middle := c.whole(t)
+		var work sync.WaitGroup
+		for _, way := range []struct {
+			from, to conn
+			seed     byte
+			n        int64
+		}{{client, server, 1, up}, {server, client, 2, down}} {
+			work.Go(func() {
+				if _, err := io.Copy(struct{ io.Writer }{way.from}, stream(way.seed, way.n)); err != nil {
+					t.Error(err)
+				}
+				if err := way.from.CloseWrite(); err != nil {
+					t.Error(err)
+				}
+			})
+			work.Go(func() {
+				_, want, _ := sumOf(stream(way.seed, way.n))
+				n, got, err := sumOf(way.to)
+				if n != way.n || !bytes.Equal(got, want) || err != nil {
+					t.Errorf("%d bytes of %d, checksum right: %v, %v", n, way.n, bytes.Equal(got, want), err)
+				}
+			})
+		}
+		work.Wait()
+		for _, p := range []*Proxy{c.first, c.second} {
+			wantStats(t, p, func(s Stats) bool {
+				return s == Stats{Accepted: 1, Finished: 1, BytesUp: up, BytesDown: down}
+			})
+		}
+		if s, ok := middle.(*sanconn.Conn); ok != (r.provider != "tcp") {
+			t.Errorf("the connection in the middle is a %T", middle)
+		} else if ok && (s.Stats().LentBytesSent != up || s.Stats().LentBytesReceived != down) {
+			t.Errorf("of %d and %d bytes, %d and %d were lent", up, down, s.Stats().LentBytesSent, s.Stats().LentBytesReceived)
+		}
+	})
+}
+
+// An open connection's bytes are counted where a SAN is an end of it.
+func TestBytesOfOpenConnections(t *testing.T) {
+	c := routes()[0].chain(t)
+	client, server := c.pair(t)
+	mustWrite(t, client, "hello")
+	wantNext(t, server, "hello")
+	mustWrite(t, server, "hi")
+	wantNext(t, client, "hi")
+	for _, p := range []*Proxy{c.first, c.second} {
+		if s := p.Stats(); s.BytesUp != 5 || s.BytesDown != 2 || s.Open != 1 {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// One direction ends, and the other goes on.
+func TestHalfClose(t *testing.T) {
+	eachRoute(t, func(t *testing.T, r route) {
+		c := r.chain(t)
+		for _, clientFirst := range []bool{true, false} {
+			a, b := c.pair(t)
+			if !clientFirst {
+				a, b = b, a
+			}
+			mustWrite(t, a, "question")
+			a.CloseWrite()
+			wantAll(t, b, "question")
+			mustWrite(t, b, "answer, ")
+			wantNext(t, a, "answer, ")
+			mustWrite(t, b, "and its end")
+			b.CloseWrite()
+			wantAll(t, a, "and its end")
+		}
+		wantStats(t, c.first, func(s Stats) bool { return s.Finished == 2 && s.Open == 0 })
+		wantStats(t, c.second, func(s Stats) bool { return s.Finished == 2 && s.Open == 0 })
+	})
+}
+
+// A server that closes at once after its answer has closed in order.
+func TestCloseAfterTheAnswer(t *testing.T) {
+	eachRoute(t, func(t *testing.T, r route) {
+		c := r.chain(t)
+		for range 20 {
+			client, server := c.pair(t)
+			mustWrite(t, client, "question")
+			wantNext(t, server, "question")
+			mustWrite(t, server, "answer")
+			server.Close()
+			wantAll(t, client, "answer")
+			client.Close()
+		}
+		wantStats(t, c.first, func(s Stats) bool { return s.Finished == 20 })
+	})
+}
+
+func TestManyConnections(t *testing.T) {
+	const conns, rounds = 200, 5
+	eachRoute(t, func(t *testing.T, r route) {
+		c := r.chain(t)
+		var servers, clients sync.WaitGroup
+		servers.Go(func() {
+			for range conns {
+				s := c.accept(t)
+				servers.Go(func() {
+					io.Copy(struct{ io.Writer }{s}, struct{ io.Reader }{s})
+					s.Close()
+				})
+			}
+		})
+		for i := range conns {
+			clients.Go(func() {
+				conn := c.dial(t)
+				defer conn.Close()
+				text := strings.Repeat("x", 1+i*50)
+				for range rounds {
+					mustWrite(t, conn, text)
+					wantNext(t, conn, text)
+				}
+				conn.CloseWrite()
+				wantAll(t, conn, "")
+			})
+		}
+		clients.Wait()
+		servers.Wait()
+		wantStats(t, c.first, func(s Stats) bool { return s.Finished == conns && s.Open == 0 })
+		wantStats(t, c.second, func(s Stats) bool { return s.Finished == conns && s.Open == 0 })
+	})
+}
+
+// Where a connection cannot end one direction alone, as net.Pipe, the end of one is that of both.
+func TestServerInTheProcess(t *testing.T) {
+	for _, who := range []string{"client", "server"} {
+		t.Run(who+" closes", func(t *testing.T) {
+			servers := make(chan net.Conn, 1)
+			p := &Proxy{Dial: func(context.Context, net.Conn) (net.Conn, error) {
+				a, b := net.Pipe()
+				servers <- b
+				return a, nil
+			}}
+			r := route{outside: "tcp"}
+			l := r.listen(t)
+			serve(t, p, l)
+			c, err := net.Dial("tcp", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			client, server := prepared(t, c), <-servers
+			mustWrite(t, client, "question")
+			wantNext(t, server, "question")
+			mustWrite(t, server, "answer")
+			wantNext(t, client, "answer")
+			if who == "client" {
+				client.Close()
+				wantAll(t, server, "")
+			} else {
+				server.Close()
+				wantAll(t, client, "")
+			}
+			wantStats(t, p, func(s Stats) bool { return s.Finished == 1 })
+		})
+	}
+}

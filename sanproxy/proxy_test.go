@@ -1,0 +1,230 @@
+package sanproxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/testenv"
+)
+
+// Beyond MaxConns a client is reset; when one has gone there is room again.
+func TestMaxConns(t *testing.T) {
+	c := routes()[0].chain(t, func(first, _ *Proxy) { first.MaxConns = 2 })
+	a, _ := c.pair(t)
+	c.pair(t)
+	c.wantTurnedAway(t)
+	if s := c.first.Stats(); s.Refused != 1 || s.Accepted != 3 || s.Open != 2 {
+		t.Errorf("%+v", s)
+	}
+	a.(*net.TCPConn).SetLinger(0)
+	a.Close()
+	wantStats(t, c.first, func(s Stats) bool { return s.Open == 1 })
+	c.pair(t)
+}
+
+// A Dial that does not return in time costs its client, and nothing else.
+func TestDialTimeout(t *testing.T) {
+	p := &Proxy{DialTimeout: 10 * time.Millisecond, Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}
+	l := route{outside: "tcp"}.listen(t)
+	serve(t, p, l)
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantReset(t, prepared(t, c))
+	wantStats(t, p, func(s Stats) bool { return s.Failed == 1 && s.Open == 0 })
+}
+
+// lines is a log that may be written concurrently.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// A server that is down is reported once, and once when it is back.
+func TestServerComesBack(t *testing.T) {
+	var report lines
+	r := routes()[0]
+	var mu sync.Mutex
+	down := errors.New("out for lunch")
+	c := r.chain(t, func(first, second *Proxy) {
+		second.ErrorLog = log.New(&report, "", 0)
+		dial := second.Dial
+		second.Dial = func(ctx context.Context, client net.Conn) (net.Conn, error) {
+			mu.Lock()
+			err := down
+			mu.Unlock()
+			if err != nil {
+				return nil, err
+			}
+			return dial(ctx, client)
+		}
+	})
+	for range 3 {
+		c.wantTurnedAway(t)
+	}
+	mu.Lock()
+	down = nil
+	mu.Unlock()
+	c.pair(t)
+	want := "cannot connect, clients are reset: out for lunch\nconnects again; clients that were reset: 3\n"
+	testenv.Eventually(t, testTimeout, func() error { // the last line comes with the connection
+		if got := report.String(); got != want {
+			return fmt.Errorf("log:\n%swant:\n%s", got, want)
+		}
+		return nil
+	})
+}
+
+// Shutdown waits for connections that end in time, and resets the others.
+func TestShutdown(t *testing.T) {
+	eachRoute(t, func(t *testing.T, r route) {
+		c := r.chain(t)
+		client, server := c.pair(t)
+		ended := make(chan error, 1)
+		go func() { ended <- c.first.Shutdown(context.Background()) }()
+		<-c.refusing
+		if conn, err := net.Dial(c.outside, c.clients); err == nil {
+			conn.Close()
+			t.Error("it still accepts")
+		}
+		mustWrite(t, client, "last words")
+		client.CloseWrite()
+		wantAll(t, server, "last words")
+		select {
+		case err := <-ended:
+			t.Fatalf("Shutdown has not waited: %v", err)
+		default:
+		}
+		server.CloseWrite()
+		wantAll(t, client, "")
+		if err := <-ended; err != nil {
+			t.Errorf("Shutdown: %v", err)
+		}
+		if s := c.first.Stats(); s != (Stats{Accepted: s.Accepted, Refused: s.Refused, Finished: 1, BytesUp: 10}) {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestShutdownUnderLoad(t *testing.T) {
+	eachRoute(t, func(t *testing.T, r route) {
+		if r.outside == "unix" {
+			return // has no reset
+		}
+		c := r.chain(t)
+		const conns = 10
+		var ends sync.WaitGroup
+		for range conns {
+			client, server := c.pair(t)
+			ends.Go(func() { wantReset(t, client, flood(client)) })
+			ends.Go(func() { wantReset(t, server, flood(server)) })
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancel()
+		if err := c.second.Shutdown(ctx); err != context.DeadlineExceeded {
+			t.Errorf("Shutdown: %v", err)
+		}
+		ends.Wait()
+		ended := func(s Stats) bool { return s.Reset+s.Failed == conns && s.Open == 0 } // Dial may have been about to return
+		if s := c.second.Stats(); !ended(s) {
+			t.Errorf("%+v", s)
+		}
+		wantStats(t, c.first, ended)
+	})
+}
+
+// Close resets a client whose Dial is under way, and ends that.
+func TestCloseDuringDial(t *testing.T) {
+	dialing := make(chan struct{})
+	p := &Proxy{Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
+		close(dialing)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}
+	l := route{outside: "tcp"}.listen(t)
+	serve(t, p, l)
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-dialing
+	p.Close()
+	wantReset(t, prepared(t, c))
+}
+
+// A listener that somebody else closes ends Serve with the error, and one that comes after
+// Close is closed.
+func TestServeEnds(t *testing.T) {
+	var p Proxy
+	l := route{outside: "tcp"}.listen(t)
+	done := make(chan error, 1)
+	go func() { done <- p.Serve(l) }()
+	l.Close()
+	if err := <-done; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Serve: %v", err)
+	}
+	p.Close()
+	l = route{outside: "tcp"}.listen(t)
+	if err := p.Serve(l); err != nil {
+		t.Errorf("Serve after Close: %v", err)
+	}
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("its listener: %v", err)
+	}
+}
+
+// Accept that fails now and then is reported, and tried again.
+func TestAcceptFails(t *testing.T) {
+	var report lines
+	r := route{outside: "tcp"}
+	p := &Proxy{ErrorLog: log.New(&report, "", 0), Dial: func(context.Context, net.Conn) (net.Conn, error) {
+		return nil, errors.New("no server")
+	}}
+	l := &failingListener{Listener: r.listen(t)}
+	serve(t, p, l)
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantReset(t, prepared(t, c))
+	if got := report.String(); !strings.HasPrefix(got, "accept: too many open files") {
+		t.Errorf("log: %s", got)
+	}
+}
+
+type failingListener struct {
+	net.Listener
+	failed bool
+}
+
+func (l *failingListener) Accept() (net.Conn, error) {
+	if !l.failed {
+		l.failed = true
+		return nil, errors.New("too many open files")
+	}
+	return l.Listener.Accept()
+}
