@@ -11,7 +11,6 @@ import (
 	"github.com/pires/go-proxyproto"
 
 	"github.com/sanconn/san"
-	"github.com/sanconn/san/sanconn"
 )
 
 // The networks of addresses.
@@ -51,7 +50,7 @@ func parseAddress(text string) (address, error) {
 func (s *settings) open(ctx context.Context, a address) (l net.Listener, err error) {
 	switch a.network {
 	case sanNetwork:
-		lc := san.ListenConfig{Policy: s.policy, Options: s.options()}
+		lc := san.ListenConfig{Policy: s.policy}
 		l, err = lc.Listen(ctx, "tcp", a.address)
 	case unixNetwork:
 		l, err = listenUnix(ctx, a.address, s.mode)
@@ -71,7 +70,7 @@ func (s *settings) dialer(a address) func(context.Context, net.Conn) (net.Conn, 
 	} = new(net.Dialer)
 	network := a.network
 	if network == sanNetwork {
-		d, network = &san.Dialer{Policy: s.policy, Options: s.options()}, "tcp"
+		d, network = &san.Dialer{Policy: s.policy}, "tcp"
 	}
 	return func(ctx context.Context, client net.Conn) (net.Conn, error) {
 		c, err := d.DialContext(ctx, network, a.address)
@@ -95,8 +94,4 @@ func sendHeader(ctx context.Context, c, client net.Conn) error {
 		return fmt.Errorf("PROXY header: %w", err)
 	}
 	return c.SetWriteDeadline(time.Time{})
-}
-
-func (s *settings) options() sanconn.Options {
-	return sanconn.Options{LocalAddresses: s.local}
 }

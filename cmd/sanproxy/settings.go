@@ -42,7 +42,6 @@ type route struct{ listen, to address }
 type settings struct {
 	routes      []route
 	policy      san.Policy
-	local       bool
 	proxyHeader bool
 	maxConns    int
 	dialTimeout time.Duration
@@ -61,7 +60,6 @@ func parse(std stdio, args []string) (*settings, error) {
 	flags.Func("to", "`address` where the connections of the -listen before it go on", s.addTo)
 	require := flags.Bool("require", false, "san: addresses by a SAN only, not by TCP")
 	never := flags.Bool("never", false, "san: addresses by TCP only")
-	flags.BoolVar(&s.local, "local", false, "shared memory for this host's other addresses too, not only 127.0.0.1 and ::1;\nneeded at both ends, see docs/SECURITY.md")
 	flags.BoolVar(&s.proxyHeader, "proxy-protocol", false, "send the client's address ahead of its bytes, by a PROXY protocol header (version 2);\nof two sanproxies the one that the client meets has to")
 	flags.IntVar(&s.maxConns, "max", 0, "`connections` that each -listen may have at a time; more are reset; 0: no limit")
 	flags.DurationVar(&s.dialTimeout, "dial-timeout", 10*time.Second, "`time` that connecting to -to may take")
