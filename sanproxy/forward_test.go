@@ -29,7 +29,7 @@ func sumOf(r io.Reader) (int64, []byte, error) {
 // Every byte arrives both ways at once, the end of each direction as such. Over a SAN each was
 // copied once, in its memory.
 func TestBytesBothWays(t *testing.T) {
-	const up, down = 20<<20 + 1, 10<<20 + 3
+	up, down := int64(scaled(20<<20)+1), int64(scaled(10<<20)+3)
 	eachRoute(t, func(t *testing.T, r route) {
 		c := r.chain(t)
 		client, server, middle := c.whole(t)
@@ -58,12 +58,12 @@ func TestBytesBothWays(t *testing.T) {
 		work.Wait()
 		for _, p := range []*Proxy{c.first, c.second} {
 			wantStats(t, p, func(s Stats) bool {
-				return s == Stats{Accepted: 1, Finished: 1, BytesUp: up, BytesDown: down}
+				return s == Stats{Accepted: 1, Finished: 1, BytesUp: uint64(up), BytesDown: uint64(down)}
 			})
 		}
 		if s, ok := middle.(*sanconn.Conn); ok != (r.provider != "tcp") {
 			t.Errorf("the connection in the middle is a %T", middle)
-		} else if ok && (s.Stats().LentBytesSent != up || s.Stats().LentBytesReceived != down) {
+		} else if ok && (s.Stats().LentBytesSent != uint64(up) || s.Stats().LentBytesReceived != uint64(down)) {
 			t.Errorf("of %d and %d bytes, %d and %d were lent", up, down, s.Stats().LentBytesSent, s.Stats().LentBytesReceived)
 		}
 	})
@@ -125,7 +125,8 @@ func TestCloseAfterTheAnswer(t *testing.T) {
 }
 
 func TestManyConnections(t *testing.T) {
-	const conns, rounds = 200, 5
+	const rounds = 5
+	conns := scaled(200)
 	eachRoute(t, func(t *testing.T, r route) {
 		c := r.chain(t)
 		var servers, clients sync.WaitGroup
@@ -153,8 +154,8 @@ func TestManyConnections(t *testing.T) {
 		}
 		clients.Wait()
 		servers.Wait()
-		wantStats(t, c.first, func(s Stats) bool { return s.Finished == conns && s.Open == 0 })
-		wantStats(t, c.second, func(s Stats) bool { return s.Finished == conns && s.Open == 0 })
+		wantStats(t, c.first, func(s Stats) bool { return s.Finished == uint64(conns) && s.Open == 0 })
+		wantStats(t, c.second, func(s Stats) bool { return s.Finished == uint64(conns) && s.Open == 0 })
 	})
 }
 

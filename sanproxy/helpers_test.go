@@ -18,6 +18,14 @@ import (
 // testTimeout bounds each wait of a test; a guest is slow.
 const testTimeout = 30 * time.Second
 
+// scaled is n, or a tenth of it in a guest.
+func scaled(n int) int {
+	if testenv.Device() != "" {
+		return n / 10
+	}
+	return n
+}
+
 // route is what two Proxies go through: sockets outside, package san in between.
 type route struct {
 	name     string

@@ -13,8 +13,6 @@ import (
 	"net"
 	"testing"
 	"time"
-
-	"github.com/sanconn/san/internal/testenv"
 )
 
 // A reset at one end is one at the other, in both directions. (A unix socket can neither
@@ -48,16 +46,12 @@ func TestReset(t *testing.T) {
 // A reset that hits a busy connection is never an end in order at the other side, whichever
 // direction finds it first.
 func TestResetUnderLoad(t *testing.T) {
-	rounds := 30
-	if testenv.Device() != "" {
-		rounds = 5
-	}
 	eachRoute(t, func(t *testing.T, r route) {
 		if r.outside == "unix" {
 			return // has none
 		}
 		c := r.chain(t)
-		for i := range rounds {
+		for i := range scaled(30) {
 			client, server := c.pair(t)
 			writing := flood(client)
 			flooding := flood(server)
