@@ -78,9 +78,7 @@ func TestBytesOfOpenConnections(t *testing.T) {
 	mustWrite(t, server, "hi")
 	wantNext(t, client, "hi")
 	for _, p := range []*Proxy{c.first, c.second} {
-		if s := p.Stats(); s.BytesUp != 5 || s.BytesDown != 2 || s.Open != 1 {
-			t.Errorf("%+v", s)
-		}
+		wantStats(t, p, func(s Stats) bool { return s.BytesUp == 5 && s.BytesDown == 2 && s.Open == 1 })
 	}
 }
 
