@@ -9,8 +9,8 @@ require (
 
 require (
 	github.com/Mellanox/rdmamap v1.1.0 // indirect
-	github.com/vishvananda/netlink v1.1.0 // indirect
-	github.com/vishvananda/netns v0.0.0-20191106174202-0a2b9b5464df // indirect
+	github.com/vishvananda/netlink v1.3.1 // indirect
+	github.com/vishvananda/netns v0.0.5 // indirect
 	golang.org/x/sys v0.46.0 // indirect
 )
 
