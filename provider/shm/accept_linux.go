@@ -1,6 +1,10 @@
 package shm
 
-import "net/netip"
+import (
+	"errors"
+	"net"
+	"net/netip"
+)
 
 // accepting is the answer to a connect, with the steps of dialing. The exchange comes last:
 // the link sends the code that connect returns.
@@ -16,36 +20,63 @@ type accepting struct {
 // accept accepts a connection on a link, or returns the code that refuses it.
 func (l *Listener) accept(k *link, s *slot, m *message, fds []int) uint8 {
 	a := accepting{listener: l, link: k, slot: s, local: m.addr}
-	located := false
-	if !k.theirs.examine(func() { located = a.locate(fds) }) {
-		return codeResources
-	}
-	if !located {
-		return codeAddress
+	code := uint8(codeResources)
+	k.theirs.examine(func() { code = a.locate(fds) })
+	if code != codeOK {
+		return code
 	}
 	a.create()
-	code := a.finish()
+	code = a.finish()
 	if code != codeOK {
 		a.e.discard()
 	}
 	return code
 }
 
-// locate finds out from the dialer's socket where the connection comes from, and reports
-// whether it may come to this listener.
-func (a *accepting) locate(fds []int) bool {
+// locate finds out from the dialer's socket where the connection comes from, and whether it
+// may come to this listener.
+func (a *accepting) locate(fds []int) (code uint8) {
 	if len(fds) != 1 {
-		return false
+		return codeAddress
 	}
 	var err error
 	a.remote, err = boundAddr(fds[0])
 	l := a.listener
 	if err != nil || !unused(fds[0]) || netns(fds[0]) != l.netns || !l.reaches(a.local, a.remote) {
-		return false
+		return codeAddress
 	}
-	// Without namespace cookies, the dialer may be root in a namespace of its own.
-	return l.netns != 0 || a.remote.Port() >= 1024
+	if l.netns == 0 && a.remote.Port() < 1024 {
+		return codeAddress // without namespace cookies, the dialer may be root in a namespace of its own
+	}
+	switch err := l.found(a.remote, a.local); {
+	case err == nil:
+		return codeOK
+	case errors.Is(err, errNotFound), errors.Is(err, errOtherListener), errors.Is(err, net.ErrClosed):
+		return codeClosed // the dialer looks for the listener again
+	}
+	return codeAddress
 }
+
+// found reports why a TCP connect between the addresses would not reach this listener's
+// socket, nil if it would: that may be bound to a device, or share its port. A dialer looks
+// for itself, but it may not be what it should be, and sockets may have changed since.
+func (l *Listener) found(from, to netip.AddrPort) error {
+	o, err := l.diag.find(from, to)
+	switch {
+	case err != nil:
+		return err
+	case o.inode != l.inode:
+		return errOtherListener
+	case o.signed:
+		return errSigned
+	}
+	return nil
+}
+
+var (
+	errOtherListener = errors.New("shm: connects reach another socket")
+	errSigned        = errors.New("shm: the socket takes signed segments (TCP_MD5SIG)")
+)
 
 // reaches reports whether a TCP connect between the addresses could have reached this
 // listener, judging by its own address.

@@ -81,3 +81,21 @@ func netns(fd int) uint64 {
 	}
 	return cookie
 }
+
+// mayConnect reports why the system would forbid this process to connect the socket to a
+// port: Landlock (LANDLOCK_ACCESS_NET_CONNECT_TCP) and SELinux (name_connect) do so. They
+// are consulted before the address, with which no TCP socket can connect, so that nothing is
+// sent, and the socket stays as it was.
+func mayConnect(fd int, to netip.AddrPort) error {
+	var nowhere unix.Sockaddr
+	if to.Addr().Is4() {
+		nowhere = &unix.SockaddrInet4{Addr: [4]byte{255, 255, 255, 255}, Port: int(to.Port())}
+	} else {
+		nowhere = &unix.SockaddrInet6{Addr: [16]byte{0xff, 0x02, 15: 1}, Port: int(to.Port())} // all nodes, on the link
+	}
+	err := unix.Connect(fd, nowhere)
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("shm: connecting to port %d: %w", to.Port(), err)
+	}
+	return nil
+}

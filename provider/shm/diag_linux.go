@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,8 @@ const (
 
 	tcpListen     = 10 // TCP_LISTEN
 	loopbackIndex = 1  // of the lo device in every network namespace
+	diagInfo      = 2  // INET_DIAG_INFO
+	diagMD5       = 18 // INET_DIAG_MD5SIG
 )
 
 // errNotFound: there is no TCP listener, so a connect would be refused.
@@ -40,6 +43,10 @@ var errNotFound = errors.New("shm: no TCP listener")
 type owner struct {
 	inode uint32
 	uid   uint32
+
+	// signed: it takes segments with a signature (TCP_MD5SIG) from some. The kernel tells
+	// that to those who have CAP_NET_ADMIN.
+	signed bool
 }
 
 // findListener finds the listener that a connect from one address of this host to another
@@ -51,24 +58,76 @@ func findListener(from, to netip.AddrPort) (owner, error) {
 	return diagnose(from, to)
 }
 
-func diagnose(from, to netip.AddrPort) (o owner, err error) {
+// diagnose asks once, in this thread's network namespace.
+func diagnose(from, to netip.AddrPort) (owner, error) {
+	d, err := newDiagSocket()
+	if err != nil {
+		return owner{}, err
+	}
+	defer d.close()
+	return d.find(from, to)
+}
+
+// diagSocket asks about the network namespace in which it was made. It may be used
+// concurrently.
+type diagSocket struct {
+	mu  sync.Mutex // guards what follows; nothing under it blocks: the kernel answers before sendto returns
+	fd  int        // -1: closed
+	seq uint32
+}
+
+func newDiagSocket() (*diagSocket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
+		return nil, fmt.Errorf("shm: sock_diag: %w", err)
+	}
+	return &diagSocket{fd: fd}, nil
+}
+
+func (d *diagSocket) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fd >= 0 {
+		unix.Close(d.fd)
+	}
+	d.fd = -1
+}
+
+func (d *diagSocket) find(from, to netip.AddrPort) (o owner, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fd < 0 {
+		return o, net.ErrClosed
+	}
+	d.seq++
+	if err := unix.Sendto(d.fd, diagRequest(from, to, d.seq), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return o, fmt.Errorf("shm: sock_diag: %w", err)
 	}
-	defer unix.Close(fd)
+	var reply [2048]byte
+	for {
+		n, _, err := unix.Recvfrom(d.fd, reply[:], unix.MSG_DONTWAIT)
+		if err != nil {
+			return o, fmt.Errorf("shm: sock_diag: %w", err)
+		}
+		if n >= unix.SizeofNlMsghdr && binary.NativeEndian.Uint32(reply[8:]) == d.seq {
+			return parseDiagReply(reply[:n])
+		}
+	}
+}
 
-	// The kernel answers before sendto returns, so nothing here blocks.
-	var b [diagRequestSize]byte
+func diagRequest(from, to netip.AddrPort, seq uint32) []byte {
+	b := make([]byte, diagRequestSize)
 	ne := binary.NativeEndian
 	ne.PutUint32(b[0:], diagRequestSize)
 	ne.PutUint16(b[4:], unix.SOCK_DIAG_BY_FAMILY)
 	ne.PutUint16(b[6:], unix.NLM_F_REQUEST)
+	ne.PutUint32(b[8:], seq)
 	req := b[unix.SizeofNlMsghdr:]
 	req[0], req[1] = unix.AF_INET6, unix.IPPROTO_TCP
 	if to.Addr().Is4() {
 		req[0] = unix.AF_INET
 	}
+	req[2] = 1 << (diagInfo - 1) // without which the kernel does not tell of signatures
 	ne.PutUint32(req[4:], 1<<tcpListen)
 	id := req[8:] // inet_diag_sockid, seen from the listener
 	binary.BigEndian.PutUint16(id[0:], to.Port())
@@ -77,22 +136,19 @@ func diagnose(from, to netip.AddrPort) (o owner, err error) {
 	copy(id[20:36], from.Addr().AsSlice())
 	ne.PutUint32(id[36:], loopbackIndex) // the way to every address of this host
 	ne.PutUint64(id[40:], 1<<64-1)       // any cookie
-	if err := unix.Sendto(fd, b[:], 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return o, fmt.Errorf("shm: sock_diag: %w", err)
-	}
-	var reply [512]byte
-	n, _, err := unix.Recvfrom(fd, reply[:], unix.MSG_DONTWAIT)
-	if err != nil {
-		return o, fmt.Errorf("shm: sock_diag: %w", err)
-	}
+	return b
+}
+
+func parseDiagReply(reply []byte) (o owner, err error) {
+	ne := binary.NativeEndian
 	switch {
-	case n >= unix.SizeofNlMsghdr+4 && ne.Uint16(reply[4:]) == unix.NLMSG_ERROR:
+	case len(reply) >= unix.SizeofNlMsghdr+4 && ne.Uint16(reply[4:]) == unix.NLMSG_ERROR:
 		errno := unix.Errno(-int32(ne.Uint32(reply[unix.SizeofNlMsghdr:])))
 		if errno == unix.ENOENT {
 			return o, errNotFound
 		}
 		return o, fmt.Errorf("shm: sock_diag: %w", errno)
-	case n < diagReplySize || ne.Uint16(reply[4:]) != unix.SOCK_DIAG_BY_FAMILY:
+	case len(reply) < diagReplySize || ne.Uint16(reply[4:]) != unix.SOCK_DIAG_BY_FAMILY:
 		return o, errors.New("shm: sock_diag: an answer of another kind")
 	}
 	m := reply[unix.SizeofNlMsghdr:]
@@ -101,7 +157,23 @@ func diagnose(from, to netip.AddrPort) (o owner, err error) {
 	}
 	o.uid = ne.Uint32(m[64:])
 	o.inode = ne.Uint32(m[68:])
+	o.signed = hasAttribute(reply[diagReplySize:], diagMD5)
 	return o, nil
+}
+
+// hasAttribute reports whether one of a list of netlink attributes has a type.
+func hasAttribute(list []byte, kind uint16) bool {
+	for len(list) >= unix.SizeofRtAttr {
+		n := int(binary.NativeEndian.Uint16(list))
+		if binary.NativeEndian.Uint16(list[2:]) == kind {
+			return true
+		}
+		if n = (n + 3) &^ 3; n < unix.SizeofRtAttr || n > len(list) {
+			return false
+		}
+		list = list[n:]
+	}
+	return false
 }
 
 // socketInode is the inode number as socket diagnosis gives it.

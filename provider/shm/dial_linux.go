@@ -29,6 +29,9 @@ func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (sessi
 	if err != nil {
 		return nil, &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
 	}
+	if err := mayConnect(bound, remote); err != nil {
+		return nil, &session.Unavailable{Reason: session.ReasonPermission, Err: err}
+	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	for try := 1; ; try++ {

@@ -7,7 +7,8 @@
 // messages.
 //
 // A dialer asks the kernel which TCP listener a connect to the same address would
-// reach, and accepts an answer only from that listener's user. Nothing that the peer
+// reach, and accepts an answer only from that listener's user; the listener asks the same
+// before it accepts. Nothing that the peer
 // can write is trusted: indexes are checked, lengths are copied before they are
 // checked, and segments are mapped only when sealed.
 //

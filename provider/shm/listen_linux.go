@@ -35,6 +35,8 @@ type Listener struct {
 	unix *net.UnixListener
 
 	netns uint64           // of the TCP listener
+	inode uint32           // likewise
+	diag  *diagSocket      // in its network namespace
 	tcp   *net.TCPListener // kept from the garbage collector, which would close it
 
 	accepted chan accepted
@@ -55,7 +57,7 @@ type accepted struct {
 
 // Listen accepts connections for a TCP listener, which stays the caller's and has to
 // stay open until Close. It fails with a *session.Unavailable, with ReasonNotServed if
-// the listener's address is not served.
+// the listener's address is not served or TCP connects of this host would not reach it.
 func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 	cfg = cfg.withDefaults()
 	addr := unmap(tcp.Addr().(*net.TCPAddr).AddrPort())
@@ -76,8 +78,15 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 	}); e != nil || err != nil {
 		return nil, unavailable(errors.Join(e, err))
 	}
+	diag, err := listenerDiag(addr)
+	if err != nil {
+		return nil, err
+	}
 	name := rendezvous(inode)
 	u, err := net.ListenUnix(name.Net, name)
+	if err != nil {
+		diag.close()
+	}
 	if errors.Is(err, unix.EADDRINUSE) {
 		// Another process serves the same listener, or somebody has guessed the name.
 		// Dialers check whose process it is.
@@ -90,6 +99,8 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 		cfg:        cfg,
 		addr:       addr,
 		netns:      ns,
+		inode:      inode,
+		diag:       diag,
 		tcp:        tcp,
 		unix:       u,
 		accepted:   make(chan accepted, cfg.Backlog),
@@ -100,6 +111,41 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 	}
 	go l.serve()
 	return l, nil
+}
+
+// listenerDiag returns what a listener asks by which socket TCP would reach, once it has
+// found out that connects from this host reach one at all.
+func listenerDiag(addr netip.AddrPort) (*diagSocket, error) {
+	if err := diagWorks(); err != nil {
+		return nil, unavailable(err)
+	}
+	d, err := newDiagSocket()
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	at := addr.Addr()
+	switch {
+	case at == netip.IPv4Unspecified():
+		at = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	case at.IsUnspecified():
+		at = netip.IPv6Loopback()
+	}
+	const anyPort = 1
+	o, err := d.find(netip.AddrPortFrom(at, anyPort), netip.AddrPortFrom(at, addr.Port()))
+	switch {
+	case err == nil && o.signed:
+		err = &session.Unavailable{Reason: session.ReasonNotServed, Err: errSigned}
+	case errors.Is(err, errNotFound):
+		err = &session.Unavailable{Reason: session.ReasonNotServed,
+			Err: fmt.Errorf("shm: connects of this host do not reach %v: it may be bound to a device, or be of another network namespace", addr)}
+	case err != nil:
+		err = unavailable(err)
+	}
+	if err != nil {
+		d.close()
+		return nil, err
+	}
+	return d, nil
 }
 
 // Accept waits for the next connection and returns its endpoint, and its addresses as
@@ -152,6 +198,7 @@ func (l *Listener) Close() error {
 		hangUp(c)
 	}
 	l.work.Wait()
+	l.diag.close()
 	return err
 }
 
