@@ -48,6 +48,8 @@ func reasonOf(err error) Reason {
 			return ReasonUnreachable
 		case syscall.EPERM, syscall.EACCES:
 			return ReasonPermission
+		case syscall.ENOSYS:
+			return ReasonNoProvider
 		case syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN, syscall.EADDRINUSE:
 			return ReasonResources
 		}

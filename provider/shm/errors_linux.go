@@ -47,6 +47,7 @@ func unavailable(err error) error {
 		{unix.ENOMEM, session.ReasonResources},
 		{unix.ENOBUFS, session.ReasonResources},
 		{unix.ETOOMANYREFS, session.ReasonResources},
+		{unix.ENOSYS, session.ReasonNoProvider}, // or a sandbox that says so
 		{unix.EACCES, session.ReasonPermission},
 		{unix.EPERM, session.ReasonPermission},
 		{errLinkGone, session.ReasonNoListener},
@@ -75,6 +76,8 @@ func codeError(code uint8) error {
 		return &session.Unavailable{Reason: session.ReasonNoListener, Err: errors.New("shm: the listener is closed")}
 	case codeResources:
 		return &session.Unavailable{Reason: session.ReasonResources, Err: errors.New("shm: the listener's process has no room")}
+	case codeAddress:
+		return &session.Unavailable{Reason: session.ReasonPermission, Err: errors.New("shm: the listener does not take a connection from this socket or to this address")}
 	}
 	return &session.Unavailable{Reason: session.ReasonProtocol, Err: fmt.Errorf("shm: the listener answered %d", code)}
 }

@@ -112,6 +112,7 @@ func init() {
 	roles["bells"] = attackRole(bellsRole)
 	roles["crowd"] = attackRole(crowdRole)
 	roles["unread"] = attackRole(unreadRole)
+	roles["greedy"] = attackRole(greedyRole)
 	roles["silent"] = attackRole(silentRole)
 	roles["idle"] = attackRole(idleRole)
 	roles["linger"] = attackRole(lingerRole)
@@ -303,6 +304,17 @@ func unreadRole(a *attacker, conns int) error {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}()
+	a.untilEnd()
+	return nil
+}
+
+// greedyRole has the victim send without end, and reads nothing of it.
+func greedyRole(a *attacker, conns int) error {
+	_, all, err := a.many(conns, modeSend)
+	if err != nil {
+		return err
+	}
+	a.stands("%d connections are sent to", len(all))
 	a.untilEnd()
 	return nil
 }

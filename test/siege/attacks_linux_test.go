@@ -26,10 +26,19 @@ func TestDoorbellsThatBlock(t *testing.T) {
 
 // Small messages that nobody reads cost a bounded part of the ring's memory.
 func TestUnreadMessages(t *testing.T) {
-	const conns, ring = 64, 4 << 20
+	const conns, ring, budget = 64, 4 << 20, 256 << 20 // the answers, unread as well, take of the budget
 	r := lay(t, spec{})
 	r.attack("unread", conns)
-	r.siege(bounds{connections: conns, memory: conns * ring / 2, space: 8 << 30, cpu: asTCP})
+	r.siege(bounds{connections: conns, memory: conns * ring / 2, shared: conns*ring + budget, space: 8 << 30, cpu: asTCP})
+}
+
+// What the victim sends to those who do not read takes what rings have for sure, and of their
+// budget.
+func TestUnreadRings(t *testing.T) {
+	const conns, sure, budget = 128, 512 << 10, 256 << 20
+	r := lay(t, spec{})
+	r.attack("greedy", conns)
+	r.siege(bounds{connections: conns, memory: conns << 17, shared: conns*sure + budget, space: 8 << 30})
 }
 
 // A deadline ends an operation whatever the peer does.
@@ -37,18 +46,19 @@ func TestDeadlines(t *testing.T) {
 	const conns = 32
 	r := lay(t, spec{})
 	r.attack("wait", conns)
-	r.siege(bounds{connections: conns, descriptors: 4, memory: 4 * conns << 20, space: 8 << 30, cpu: asTCP})
+	r.siege(bounds{connections: conns, descriptors: 4, memory: 4 * conns << 20, shared: 8 * conns << 20, space: 8 << 30, cpu: asTCP})
 	if late := r.report().Waited; late == 0 || late > 500*time.Millisecond {
 		t.Errorf("an operation ended %v after its deadline", late)
 	}
 }
 
-// News that are none cost little.
+// News that are none cost the victim some of what showing them costs the attacker: that is
+// two stores, and looking what there is takes ten times as long.
 func TestKicks(t *testing.T) {
 	const conns = 1024
 	r := lay(t, spec{})
 	r.attack("kick", conns)
-	r.siege(bounds{connections: conns, descriptors: 4, memory: 64 << 20, space: 16 << 30, cpu: asTCP})
+	r.siege(bounds{connections: conns, descriptors: 4, memory: 64 << 20, space: 16 << 30, cpu: 12})
 }
 
 // On shared memory nobody gets memory to write to, or is told an address of it.

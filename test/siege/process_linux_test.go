@@ -38,7 +38,7 @@ type process struct {
 // spec is how a role is started.
 type spec struct {
 	role  string
-	user  uint32
+	user  uint32 // 0: this process's
 	args  any
 	nice  int
 	limit map[int]uint64 // by RLIMIT_…
@@ -63,7 +63,9 @@ func start(t *testing.T, s spec) *process {
 		cmd.Env = append(cmd.Env, envLimits+"="+string(limits))
 	}
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: s.user, Gid: s.user}}
+	if s.user != 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: s.user, Gid: s.user}}
+	}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

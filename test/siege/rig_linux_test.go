@@ -110,13 +110,14 @@ type bounds struct {
 	descriptors int
 	threads     int
 	memory      int64   // bytes of its own
+	shared      int64   // bytes of shared memory that it has touched
 	space       int64   // bytes of addresses
 	cpu         float64 // processors for each that the attackers use themselves
 }
 
 // slack is what may come and go in any process: Go's runtime keeps threads, and memory for
 // garbage.
-var slack = bounds{connections: 4, descriptors: 32, threads: 12, memory: 24 << 20, space: 1 << 30, cpu: 0.25}
+var slack = bounds{connections: 4, descriptors: 32, threads: 12, memory: 24 << 20, shared: 64 << 20, space: 1 << 30, cpu: 0.25}
 
 // siege has the bystander go on during the attack, and checks what it met and what the
 // victim has in use.
@@ -201,6 +202,7 @@ func (r *rig) checkUsage(most bounds, open int, peak usage, cpu float64) {
 		{"descriptors", float64(peak.descriptors - r.before.descriptors), float64(most.descriptors + slack.descriptors)},
 		{"threads", float64(peak.threads - r.before.threads), float64(most.threads + slack.threads)},
 		{"bytes of its own", float64(peak.anonymous - r.before.anonymous), float64(most.memory + slack.memory)},
+		{"bytes of shared memory", float64(peak.shared - r.before.shared), float64(most.shared + slack.shared)},
 		{"bytes of addresses", float64(peak.space - r.before.space), float64(most.space + slack.space)},
 		{"processors", cpu, most.cpu + slack.cpu},
 	} {

@@ -1,0 +1,39 @@
+package siege
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Connections are bounded as TCP's are by descriptors.
+func TestConnectionsBeyondDescriptors(t *testing.T) {
+	const files = 256
+	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_NOFILE: files}})
+	r.attack("crowd", 4096)
+	r.siege(bounds{connections: files / 2, descriptors: files / 4, memory: 16 << 20, space: 64 << 30})
+}
+
+// Dialers that do not negotiate keep nobody else from a connection.
+func TestSilentDialers(t *testing.T) {
+	const backlog = 64
+	r := lay(t, spec{args: victimArgs{Backlog: backlog}})
+	r.attack("silent", 4*backlog)
+	r.siege(bounds{connections: backlog, descriptors: 4, memory: 16 << 20, space: 8 << 30, cpu: asTCP})
+}
+
+// Links without connections take a part of the descriptors.
+func TestIdleLinks(t *testing.T) {
+	const files = 1024
+	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_NOFILE: files}})
+	r.attack("idle", 600)
+	r.siege(bounds{descriptors: files / 4, memory: 16 << 20, space: 128 << 30})
+}
+
+// They take a part of the addresses, where those are limited.
+func TestIdleLinksAndFewAddresses(t *testing.T) {
+	const space = 8 << 30
+	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_AS: space}})
+	r.attack("idle", 64)
+	r.siege(bounds{descriptors: 64 * 4, memory: 16 << 20, space: space / 4})
+}

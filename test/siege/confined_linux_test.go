@@ -1,0 +1,247 @@
+package siege
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san"
+)
+
+func init() { roles["confined"] = confinedRole }
+
+// confinedArgs are what a confined process may not do, and whom it dials.
+type confinedArgs struct {
+	Address string
+	Forbid  call           // Number 0: none
+	Limits  map[int]uint64 // by RLIMIT_…
+	Space   uint64         // RLIMIT_AS, in bytes beyond what is in use
+	Files   uint64         // RLIMIT_NOFILE, beyond what is in use
+}
+
+// confinedRole dials, then listens for one connection, within its limits. It prints how each
+// of the two went.
+func confinedRole(r *roleIO) error {
+	var args confinedArgs
+	if err := r.args(&args); err != nil {
+		return err
+	}
+	// What Go's runtime makes once is made before: confinement is not to hit that.
+	if warm, err := net.Listen("tcp4", "127.0.0.1:0"); err == nil {
+		go net.Dial("tcp4", warm.Addr().String())
+		warm.Accept()
+		warm.Close()
+	}
+	if err := args.confine(); err != nil {
+		return err
+	}
+	r.say("dialed", dialConfined(args.Address))
+	ln, err := san.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		r.say("listening", "error "+err.Error())
+		return nil
+	}
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				go func() {
+					defer c.Close()
+					io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c})
+				}()
+			}
+		}
+	}()
+	r.say("listening", ln.Addr().String())
+	r.untilEnd()
+	return nil
+}
+
+func (a *confinedArgs) confine() error {
+	if a.Files > 0 {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			return err
+		}
+		n := uint64(len(fds)) - 1 + a.Files
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+			return err
+		}
+	}
+	if a.Space > 0 {
+		var pages uint64
+		b, err := os.ReadFile("/proc/self/statm")
+		if err == nil {
+			_, err = fmt.Sscan(string(b), &pages)
+		}
+		if err != nil {
+			return err
+		}
+		n := pages*uint64(os.Getpagesize()) + a.Space
+		if err := unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+			return err
+		}
+	}
+	for what, n := range a.Limits {
+		if err := unix.Setrlimit(what, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+			return err
+		}
+	}
+	if a.Forbid.Number != 0 {
+		return forbid(a.Forbid)
+	}
+	return nil
+}
+
+// dialConfined dials and echoes. It returns the provider, and why it is TCP, or the error.
+func dialConfined(address string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c, err := new(san.Dialer).DialContext(ctx, "tcp4", address)
+	if err != nil {
+		if errors.Is(err, syscall.EMFILE) {
+			return "descriptors"
+		}
+		return "error " + err.Error()
+	}
+	defer c.Close()
+	if err := echoOnce(c, 1); err != nil {
+		return "error " + err.Error()
+	}
+	info := san.InfoOf(c)
+	if info.Provider == "shm" {
+		return "shm"
+	}
+	return info.Provider + ": " + info.Fallback.String()
+}
+
+// echoServer echoes in this process, over shared memory and TCP.
+func echoServer(t *testing.T) (address string) {
+	t.Helper()
+	ln, err := san.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c})
+			}()
+		}
+	}()
+	return ln.Addr().String()
+}
+
+// confined runs a process in confinement, and returns how its dial of this one went, and how
+// this one's dial of it did.
+func confined(t *testing.T, args confinedArgs) (there, here string) {
+	t.Helper()
+	p := start(t, spec{role: "confined", args: args})
+	defer p.kill()
+	p.hear("dialed", &there)
+	var at string
+	if p.hear("listening", &at); strings.HasPrefix(at, "error") {
+		return there, at
+	}
+	return there, dialConfined(at)
+}
+
+// What a connection may become of: by shared memory without the mechanism, or by TCP for a
+// reason that tells.
+var (
+	asBefore = []string{"shm"}
+	without  = []string{"shm", "tcp: permission", "tcp: no provider", "tcp: resources", "tcp: no SAN listener"}
+)
+
+// Whatever system call is forbidden, and however it fails, dials succeed.
+func TestForbiddenSystemCalls(t *testing.T) {
+	address := echoServer(t)
+	var mu sync.Mutex
+	shm := 0
+	t.Run("each", func(t *testing.T) {
+		for name, c := range calls {
+			for _, errno := range []syscall.Errno{syscall.EPERM, syscall.ENOSYS} {
+				t.Run(fmt.Sprintf("%s %v", name, errno), func(t *testing.T) {
+					t.Parallel()
+					c := c
+					c.Errno = uint32(errno)
+					there, here := confined(t, confinedArgs{Address: address, Forbid: c})
+					t.Logf("without %s (%v) it dials by %s, and is dialed by %s", name, errno, there, here)
+					for _, how := range []string{there, here} {
+						if !slices.Contains(without, how) {
+							t.Errorf("a dial by %q", how)
+						}
+						if how == "shm" {
+							mu.Lock()
+							shm++
+							mu.Unlock()
+						}
+					}
+				})
+			}
+		}
+	})
+	if shm == 0 || shm == 4*len(calls) {
+		t.Errorf("%d of %d dials went by shared memory", shm, 4*len(calls))
+	}
+}
+
+// Under whatever resource limit, dials succeed, or fail as those of TCP do.
+func TestResourceLimits(t *testing.T) {
+	address := echoServer(t)
+	few := []string{"shm", "tcp: resources", "tcp: no SAN listener", "tcp: no provider", "descriptors"}
+	for _, tc := range []struct {
+		name        string
+		args        confinedArgs
+		there, here []string
+	}{
+		{"none", confinedArgs{}, asBefore, asBefore},
+		{"RLIMIT_MEMLOCK 0", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_MEMLOCK: 0}}, asBefore, asBefore},
+		// The dialing end makes the segments.
+		{"RLIMIT_FSIZE 1 MiB", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_FSIZE: 1 << 20}}, []string{"tcp: resources"}, asBefore},
+		{"RLIMIT_FSIZE 0", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_FSIZE: 0}}, []string{"tcp: resources"}, asBefore},
+		// A segment takes 128 MiB.
+		{"RLIMIT_AS 100 MiB more", confinedArgs{Space: 100 << 20}, []string{"tcp: resources"}, []string{"tcp: resources"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.args.Address = address
+			there, here := confined(t, tc.args)
+			if !slices.Contains(tc.there, there) || !slices.Contains(tc.here, here) {
+				t.Errorf("it dials by %q, and is dialed by %q", there, here)
+			}
+		})
+	}
+	for files := range uint64(14) {
+		t.Run(fmt.Sprintf("RLIMIT_NOFILE %d more", files+1), func(t *testing.T) {
+			t.Parallel()
+			there, here := confined(t, confinedArgs{Address: address, Files: files + 1})
+			t.Logf("it dials by %s, and is dialed by %s", there, here)
+			if !slices.Contains(few, there) {
+				t.Errorf("it dials by %q", there)
+			}
+			if !slices.Contains(few, here) && !strings.Contains(here, "too many open files") && !strings.Contains(here, "timeout") {
+				t.Errorf("it is dialed by %q", here)
+			}
+		})
+	}
+}
