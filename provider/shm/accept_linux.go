@@ -20,7 +20,7 @@ type accepting struct {
 // accept accepts a connection on a link, or returns the code that refuses it.
 func (l *Listener) accept(k *link, s *slot, m *message, fds []int) uint8 {
 	a := accepting{listener: l, link: k, slot: s, local: m.addr}
-	code := uint8(codeResources)
+	code := uint8(codeResources) // if too much is looked at already
 	k.theirs.examine(func() { code = a.locate(fds) })
 	if code != codeOK {
 		return code

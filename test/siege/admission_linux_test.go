@@ -2,6 +2,7 @@ package siege
 
 import (
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,4 +37,31 @@ func TestIdleLinksAndFewAddresses(t *testing.T) {
 	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_AS: space}})
 	r.attack("idle", 64)
 	r.siege(bounds{descriptors: 64 * 4, memory: 16 << 20, space: space / 4})
+}
+
+// Sockets whose close waits hold neither threads nor the listener's Close.
+func TestSocketsThatLinger(t *testing.T) {
+	r := lay(t, spec{})
+	r.attack("linger", 30)
+	r.siege(bounds{descriptors: 30 * 8, space: 30 << 28})
+	r.victim.tell("close")
+	var took time.Duration
+	if r.victim.hear("closed", &took); took > 2*time.Second {
+		t.Errorf("the listener's Close took %v", took)
+	}
+}
+
+// Nobody works for a peer that does not read its answers.
+func TestAnswersThatNobodyReads(t *testing.T) {
+	const links = 300
+	r := lay(t, spec{})
+	r.attack("deaf", links)
+	r.siege(bounds{descriptors: links * 5, memory: links << 16, space: links << 28})
+}
+
+// A flood of sockets at the rendezvous keeps nobody from the listener.
+func TestHalfOpenFlood(t *testing.T) {
+	r := lay(t, spec{})
+	r.attack("halfopen", 2000)
+	r.siege(bounds{descriptors: 4096, threads: 8, memory: 32 << 20, space: 1 << 30, cpu: asTCP})
 }

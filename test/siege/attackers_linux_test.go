@@ -120,7 +120,6 @@ func init() {
 	roles["wait"] = attackRole(waitRole)
 	roles["kick"] = attackRole(kickRole)
 	roles["halfopen"] = attackRole(halfOpenRole)
-	roles["sameSocket"] = attackRole(sameSocketRole)
 	roles["inbox"] = attackRole(inboxRole)
 }
 
@@ -541,29 +540,6 @@ func halfOpenRole(a *attacker, most int) error {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}()
-	a.untilEnd()
-	return nil
-}
-
-// sameSocketRole makes several connections from one address to one address, and says how
-// many there are.
-func sameSocketRole(a *attacker, _ struct{}) error {
-	l, err := a.link()
-	if err != nil {
-		return err
-	}
-	bound, err := a.bind()
-	if err != nil {
-		return err
-	}
-	n := 0
-	for slot := range 3 {
-		if l.Connect(slot, a.to, bound) == nil && l.Conn(slot).Establish(5*time.Second) == nil {
-			n++
-		}
-	}
-	a.stands("made")
-	a.say("connections", n)
 	a.untilEnd()
 	return nil
 }

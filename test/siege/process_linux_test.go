@@ -3,9 +3,11 @@ package siege
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -40,7 +42,6 @@ type spec struct {
 	role  string
 	user  uint32 // 0: this process's
 	args  any
-	nice  int
 	limit map[int]uint64 // by RLIMIT_…
 }
 
@@ -85,10 +86,7 @@ func start(t *testing.T, s spec) *process {
 		}
 	}()
 	t.Cleanup(p.kill)
-	if err := unix.Setpriority(unix.PRIO_PROCESS, p.pid(), s.nice); err != nil {
-		t.Fatal(err)
-	}
-	p.tell("go") // now that it is nice
+	p.tell("go")
 	return p
 }
 
@@ -102,6 +100,20 @@ func (p *process) kill() {
 		}
 		p.cmd.Wait()
 	})
+}
+
+// yield gives way to all other processes from now on.
+func (p *process) yield() {
+	p.t.Helper()
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.pid()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, task := range tasks {
+		if id, err := strconv.Atoi(task.Name()); err == nil {
+			unix.Setpriority(unix.PRIO_PROCESS, id, 19) // of a thread that has ended it fails
+		}
+	}
 }
 
 // tell sends a command.
