@@ -19,8 +19,7 @@ import (
 // Its errors are *net.OpError with the causes that TCP has, but for io.EOF, which is
 // returned as it is.
 //
-// It has no SyscallConn and no File: no descriptor carries the bytes, and code that
-// examines one to learn whether the connection lives would be misled.
+// No descriptor carries the bytes, so it has no File, and SyscallConn is for reading alone.
 type Conn struct {
 	session       *session.Session
 	local, remote *net.TCPAddr

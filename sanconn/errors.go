@@ -16,6 +16,10 @@ const (
 	opWrite = "write"
 	opClose = "close"
 	opSet   = "set"
+
+	opRawControl = "raw-control"
+	opRawRead    = "raw-read"
+	opRawWrite   = "raw-write"
 )
 
 // opError is the only place where errors of the session become those that net would return

@@ -97,7 +97,15 @@ func (w *writing) Commit(n int) (err error) {
 // Peek lends the next bytes of the stream, as far as they lie in one piece, and blocks while
 // there are none. They stay where they are until Discard; until then a Read waits, and
 // another Peek returns the same. Errors are those of Read.
-func (r *reading) Peek() (b []byte, err error) {
+func (r *reading) Peek() ([]byte, error) { return r.lend(true, false) }
+
+// Look is Peek for a loan that is not shared: it waits for the end of another one, and Peek
+// for its end. Unless wait is set it does not wait for the peer: nil without an error means
+// that nothing has come.
+func (r *reading) Look(wait bool) ([]byte, error) { return r.lend(wait, true) }
+
+// lend begins a loan, or joins the one that there is unless either is to be alone.
+func (r *reading) lend(wait, alone bool) (b []byte, err error) {
 	r.rd.begin()
 	defer r.rd.op.Unlock()
 	if st := r.rd.state.Load(); st != 0 {
@@ -105,7 +113,8 @@ func (r *reading) Peek() (b []byte, err error) {
 	}
 	r.joinIfAway()
 	test := func(bool) Events {
-		if b, err = r.peek(); b != nil || err != nil {
+		coming := false
+		if b, coming, err = r.peek(alone); b != nil || err != nil || !wait && !coming {
 			return 0
 		}
 		if st := r.rd.state.Load(); st != 0 {
@@ -119,28 +128,34 @@ func (r *reading) Peek() (b []byte, err error) {
 	return b, err
 }
 
-func (r *reading) peek() ([]byte, error) {
+// peek is lend without the wait. coming: another look, maybe after a wait, finds bytes or an
+// end, without any more from the application at the other end.
+func (r *reading) peek(alone bool) (b []byte, coming bool, err error) {
 	r.lockRx()
 	defer r.unlockRx()
 	rx := &r.rx
 	if rx.gone {
-		return nil, r.streamEndLocked()
+		return nil, false, r.streamEndLocked()
 	}
-	b := rx.next()
-	if b == nil {
+	if rx.lent && (alone || rx.alone) {
+		r.progressLocked()
+		return nil, true, nil
+	}
+	if b = rx.next(); b == nil {
 		r.progressLocked()
 		b = rx.next()
 	}
 	if b == nil {
-		return nil, r.streamEndLocked()
+		err = r.streamEndLocked()
+		return nil, rx.unread() || rx.shut || r.ep.Err() != nil, err
 	}
 	if !rx.lent {
 		if !r.borrow() {
-			return nil, ErrClosed
+			return nil, false, ErrClosed
 		}
-		rx.lent = true
+		rx.lent, rx.alone = true, alone
 	}
-	return b[:len(b):len(b)], nil
+	return b[:len(b):len(b)], false, nil
 }
 
 // Discard ends the loan of Peek: its first n bytes count as read.

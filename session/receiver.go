@@ -42,6 +42,7 @@ type receiver struct {
 	discard bool // nobody will read, after CloseRead or Close
 	leaving bool // … after Close, and the peer is to know
 	lent    bool // the application reads the front bytes where they lie
+	alone   bool // … and no other Peek returns them
 	trickle int  // Reads left that pause first, as there is a stream of small messages
 
 	want atomic.Int64 // len of the slice of a waiting Read; 0: none

@@ -1,0 +1,311 @@
+package sanconn_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+func rawOf(t *testing.T, c *sanconn.Conn) syscall.RawConn {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// recv is one look at a connection as pools take it: with MSG_PEEK, or by a read.
+func recv(t *testing.T, c *sanconn.Conn, size, flags int) (string, error) {
+	t.Helper()
+	b := make([]byte, size)
+	n, calls := 0, 0
+	var rerr error
+	err := rawOf(t, c).Read(func(fd uintptr) bool {
+		calls++
+		n, _, rerr = syscall.Recvfrom(int(fd), b, flags)
+		return true
+	})
+	switch {
+	case err != nil:
+		return "", err
+	case calls != 1:
+		t.Errorf("%d calls", calls)
+	case rerr == nil && n == 0:
+		rerr = io.EOF
+	}
+	return string(b[:max(n, 0)]), rerr
+}
+
+func wantRecv(t *testing.T, c *sanconn.Conn, size, flags int, want string, wantErr error) {
+	t.Helper()
+	if got, err := recv(t, c, size, flags); got != want || !errors.Is(err, wantErr) {
+		t.Errorf("%q, %v; want %q, %v", got, err, want, wantErr)
+	}
+}
+
+// eventuallyRecv waits until what has been sent is there.
+func eventuallyRecv(t *testing.T, c *sanconn.Conn, want string, wantErr error) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if got, err := recv(t, c, len(want)+1, syscall.MSG_PEEK); got != want || !errors.Is(err, wantErr) {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
+// What a pool sees of a connection is what it would see of TCP: nothing, bytes, the end.
+func TestRawReadShowsTheConnection(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		wantRecv(t, b, 10, syscall.MSG_PEEK, "", syscall.EAGAIN)
+		wantRecv(t, b, 10, 0, "", syscall.EAGAIN)
+		a.Write([]byte("abcdef"))
+		eventuallyRecv(t, b, "abcdef", nil)
+		wantRecv(t, b, 1, syscall.MSG_PEEK, "a", nil) // looked at, not read
+		wantRecv(t, b, 2, 0, "ab", nil)               // read
+		got := make([]byte, 1)
+		if _, err := b.Read(got); got[0] != 'c' || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+		a.Close()
+		eventuallyRecv(t, b, "def", nil)
+		wantRecv(t, b, 10, 0, "def", nil)
+		eventuallyRecv(t, b, "", io.EOF)
+		wantRecv(t, b, 10, 0, "", io.EOF)
+		if n, err := b.Read(got); n != 0 || err != io.EOF {
+			t.Errorf("%d, %v", n, err)
+		}
+		if st := b.Stats(); st.BytesReceived != 6 {
+			t.Errorf("%d bytes counted", st.BytesReceived)
+		}
+	})
+}
+
+// The stream read by turns through the socket and from the connection.
+func TestRawReadLosesNoByte(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		b.SetDeadline(time.Now().Add(patience))
+		sent := make([]byte, 300_000)
+		for i := range sent {
+			sent[i] = byte(i * i >> 3)
+		}
+		var writing sync.WaitGroup
+		defer writing.Wait()
+		writing.Go(func() {
+			for rest, size := sent, 1; len(rest) > 0; size = size*3%40_000 + 1 {
+				n, err := a.Write(rest[:min(size, len(rest))])
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				rest = rest[n:]
+			}
+			a.CloseWrite()
+		})
+		var got bytes.Buffer
+		buf := make([]byte, 5000)
+		for i := 0; ; i++ {
+			var n int
+			var err error
+			if i%2 == 0 {
+				n, err = b.Read(buf)
+			} else if rerr := rawOf(t, b).Read(func(fd uintptr) bool { // waits
+				n, err = syscall.Read(int(fd), buf[:1+i%len(buf)])
+				return err != syscall.EAGAIN
+			}); rerr != nil {
+				t.Fatal(rerr)
+			} else if n == 0 && err == nil {
+				err = io.EOF
+			}
+			got.Write(buf[:max(n, 0)])
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(got.Bytes(), sent) {
+			t.Errorf("%d of %d bytes, or others", got.Len(), len(sent))
+		}
+	})
+}
+
+// A function that waits is called again when there is something, and ends as a Read does.
+func TestRawReadWaits(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		waiting := func(c *sanconn.Conn) (looked chan struct{}, done chan error) {
+			looked, done = make(chan struct{}, 10), make(chan error, 1)
+			raw := rawOf(t, c)
+			go func() {
+				done <- raw.Read(func(fd uintptr) bool {
+					looked <- struct{}{}
+					_, err := syscall.Read(int(fd), make([]byte, 10))
+					return err != syscall.EAGAIN
+				})
+			}()
+			return looked, done
+		}
+		t.Run("for bytes", func(t *testing.T) {
+			a, b := pipe(t, l, nil)
+			looked, done := waiting(b)
+			<-looked
+			a.Write([]byte("x"))
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+		t.Run("for the end", func(t *testing.T) {
+			a, b := pipe(t, l, nil)
+			looked, done := waiting(b)
+			<-looked
+			a.Close()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+		t.Run("until the deadline", func(t *testing.T) {
+			_, b := pipe(t, l, nil)
+			looked, done := waiting(b)
+			<-looked
+			b.SetReadDeadline(time.Now().Add(time.Millisecond))
+			if err := <-done; !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error(err)
+			}
+			if _, err := recv(t, b, 1, 0); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("after the deadline: %v", err)
+			}
+			b.SetReadDeadline(time.Time{})
+			wantRecv(t, b, 1, 0, "", syscall.EAGAIN)
+		})
+		t.Run("until Close", func(t *testing.T) {
+			_, b := pipe(t, l, nil)
+			looked, done := waiting(b)
+			<-looked
+			b.Close()
+			if err := <-done; !errors.Is(err, net.ErrClosed) {
+				t.Error(err)
+			}
+			if _, err := recv(t, b, 1, 0); !errors.Is(err, net.ErrClosed) {
+				t.Errorf("after Close: %v", err)
+			}
+		})
+		t.Run("but not behind unread bytes", func(t *testing.T) {
+			a, b := pipe(t, l, nil)
+			a.Write([]byte("x"))
+			eventuallyRecv(t, b, "x", nil)
+			if err := rawOf(t, b).Read(func(uintptr) bool { return false }); !errors.Is(err, errors.ErrUnsupported) {
+				t.Error(err)
+			}
+			wantRecv(t, b, 10, 0, "x", nil)
+			a.CloseWrite()
+			eventuallyRecv(t, b, "", io.EOF)
+			if err := rawOf(t, b).Read(func(uintptr) bool { return false }); err != io.EOF {
+				t.Error(err)
+			}
+		})
+	})
+}
+
+// A connection that was reset has an error, not an end.
+func TestRawReadReturnsErrors(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	a.SetLinger(0)
+	a.Close()
+	testenv.Eventually(t, patience, func() error {
+		if _, err := recv(t, b, 1, 0); !errors.Is(err, syscall.ECONNRESET) {
+			return err
+		}
+		return nil
+	})
+}
+
+// What lies in a loan stays where it is while a pool looks; Close, Reads and Writes may come
+// at any time.
+func TestRawReadBesidesOtherOperations(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		const total = 20_000
+		var all sync.WaitGroup
+		all.Go(func() {
+			for range total {
+				a.Write([]byte{1})
+			}
+		})
+		for range 2 {
+			all.Go(func() {
+				for {
+					_, err := recv(t, b, 10, syscall.MSG_PEEK)
+					if errors.Is(err, net.ErrClosed) {
+						return
+					}
+				}
+			})
+		}
+		for read := 0; read < total; {
+			b.SetReadDeadline(time.Now().Add(patience))
+			var n int
+			var err error
+			if read%3 == 0 {
+				var p []byte
+				p, err = b.Peek()
+				n = len(p)
+				if derr := b.Discard(n); derr != nil {
+					t.Fatal(derr)
+				}
+			} else {
+				n, err = b.Read(make([]byte, 100))
+			}
+			if err != nil {
+				t.Fatal(read, err)
+			}
+			read += n
+		}
+		b.Close()
+		all.Wait()
+	})
+}
+
+// Nothing can be written to, duplicated, or set.
+func TestRawConnIsForReadingAlone(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	raw := rawOf(t, a)
+	for name, err := range map[string]error{
+		"Control": raw.Control(func(uintptr) { t.Error("called") }),
+		"Write":   raw.Write(func(uintptr) bool { t.Error("called"); return true }),
+	} {
+		if !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	rawOf(t, a).Read(func(fd uintptr) bool {
+		syscall.Write(int(fd), []byte("to nobody"))
+		return true
+	})
+	wantRecv(t, b, 10, 0, "", syscall.EAGAIN)
+	wantRecv(t, a, 10, 0, "", syscall.EAGAIN)
+}
+
+func TestRawReadThatPanics(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	a.Write([]byte("kept"))
+	eventuallyRecv(t, b, "kept", nil)
+	func() {
+		defer func() { recover() }()
+		rawOf(t, b).Read(func(uintptr) bool { panic("on purpose") })
+	}()
+	wantRecv(t, b, 10, 0, "kept", nil)
+}
