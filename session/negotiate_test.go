@@ -215,3 +215,61 @@ func TestRefuse(t *testing.T) {
 		})
 	}
 }
+
+// FuzzNegotiate: whatever the peer's first message is, either Negotiate fails, or its
+// parameters are in their ranges and the session keeps to them.
+func FuzzNegotiate(f *testing.F) {
+	kinds := []twin.Config{ring, byRead, byWrite, messages, boxed}
+	f.Fuzz(func(t *testing.T, kind byte, first []byte) {
+		bubble(t, "the input above", func(t *testing.T) {
+			cfg := kinds[int(kind)%len(kinds)]
+			s, _, p := rawPair(t, cfg, session.Config{CloseTimeout: time.Second})
+			first = first[:min(len(first), cfg.Limits.MaxMessage)]
+			if len(first) > 0 && !p.sendBytes(first) {
+				t.Fatal("no room for a first message")
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			err := s.Negotiate(ctx)
+			valid := validParameters(first, cfg.Limits.Window == 0)
+			if (err == nil) != valid {
+				t.Fatalf("% x: %v", first, err)
+			}
+			if err == nil {
+				keepsTo(t, s, p, le.Uint32(first[header+8:]), le.Uint32(first[header+12:]))
+			}
+		})
+	})
+}
+
+// validParameters judges a first message by docs/PROTOCOL.md.
+func validParameters(m []byte, ring bool) bool {
+	if len(m) < header+40 || m[0] != tNegotiate || string(m[header:header+4]) != "SANc" || le.Uint16(m[header+4:]) != 1 || le.Uint16(m[header+6:]) != 0 {
+		return false
+	}
+	credits, maxMsg := le.Uint32(m[header+8:]), le.Uint32(m[header+12:])
+	if ring != (credits == 0) || maxMsg < 256 {
+		return false
+	}
+	return ring || credits >= 16 && credits <= 1<<20
+}
+
+// keepsTo checks that a session sends no message larger than maxMsg, and no more of them
+// than there are credits, while nothing is dropped at the peer; 0: without limit.
+func keepsTo(t *testing.T, s *session.Session, p *raw, credits, maxMsg uint32) {
+	w := goWrite(s, pattern(50_000))
+	n := uint32(0)
+	for m := p.recv(); m != nil; m = p.recv() {
+		if uint32(len(m)) > maxMsg {
+			t.Fatalf("a message of %d bytes, of at most %d", len(m), maxMsg)
+		}
+		if m[0] != tCredit && m[0] != tNegotiate {
+			n++
+		}
+	}
+	if credits > 0 && n > credits {
+		t.Fatalf("%d messages by %d credits", n, credits)
+	}
+	s.Abort()
+	within(t, w)
+}

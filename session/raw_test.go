@@ -152,20 +152,23 @@ func (*raw) Wake(session.Events) {}
 
 // send sends a message; false: there is no room, or the connection is over.
 func (p *raw) send(typ, flags byte, body ...byte) bool {
-	n := header + len(body)
+	m := make([]byte, header, header+len(body))
+	m[0], m[1] = typ, flags
+	le.PutUint32(m[4:], p.dropped)
+	return p.sendBytes(append(m, body...))
+}
+
+// sendBytes is send, with the header as it stands in m.
+func (p *raw) sendBytes(m []byte) bool {
 	reserve, commit := p.ReserveControl, p.CommitControl
-	if n > session.MaxControl {
+	if len(m) > session.MaxControl {
 		reserve, commit = func(n int) []byte { return p.Reserve(n, n) }, p.Commit
 	}
-	b := reserve(n)
+	b := reserve(len(m))
 	if b == nil {
 		return false
 	}
-	clear(b)
-	b[0], b[1] = typ, flags
-	le.PutUint32(b[4:], p.dropped)
-	copy(b[header:], body)
-	commit(n)
+	commit(copy(b, m))
 	return true
 }
 

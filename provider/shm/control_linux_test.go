@@ -3,8 +3,6 @@ package shm
 import (
 	"context"
 	"errors"
-	"net"
-	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -15,19 +13,13 @@ import (
 // controlPair returns two control sockets that are connected.
 func controlPair(t *testing.T) (a, b controlSocket) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	conns, err := unixPair()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ends [2]controlSocket
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "control")
-		c, err := net.FileConn(f)
-		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ends[i], err = newControlSocket(c.(*net.UnixConn)); err != nil {
+	for i, c := range conns {
+		if ends[i], err = newControlSocket(c); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(ends[i].close)

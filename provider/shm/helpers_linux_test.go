@@ -320,21 +320,7 @@ func pattern(b []byte, n uint64) {
 // that goes through the same steps as one between two processes.
 func connected(cfg Config) (a, b session.Endpoint, err error) {
 	cfg = cfg.withDefaults()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	var conns [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "pair")
-		c, e := net.FileConn(f)
-		f.Close()
-		if e != nil {
-			err = e
-			continue
-		}
-		conns[i] = c.(*net.UnixConn)
-	}
+	conns, err := unixPair()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -383,4 +369,23 @@ func connectOver(ctx context.Context, l *link) (*endpoint, error) {
 		err = d.finish()
 	}
 	return d.e, err
+}
+
+// unixPair returns two sockets as links have them, connected.
+func unixPair() (conns [2]*net.UnixConn, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return conns, err
+	}
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "pair")
+		c, e := net.FileConn(f)
+		f.Close()
+		if e != nil {
+			err = e
+			continue
+		}
+		conns[i] = c.(*net.UnixConn)
+	}
+	return conns, err
 }

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -124,4 +125,24 @@ func TestRequestOfAnotherHost(t *testing.T) {
 	if theirs, err := readParams(conn); err != nil || theirs.refusal != refusedSubnet {
 		t.Errorf("%+v, %v, want it refused for its subnet", theirs.privateData, err)
 	}
+}
+
+// Whatever a peer sends for its parameters, reading them does not panic, and what is
+// understood is encoded as it was, with a PSN of 24 bits.
+func FuzzConnParams(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := readParams(bytes.NewReader(b))
+		if err != nil {
+			if !errors.As(err, new(*session.Unavailable)) {
+				t.Fatalf("the error is %v", err)
+			}
+			return
+		}
+		want := bytes.Clone(b[:paramsLen])
+		want[15] = 0       // of the PSN
+		clear(want[36:40]) // room for later
+		if again := c.bytes(); !bytes.Equal(again, want) {
+			t.Fatalf("% x became % x", b, again)
+		}
+	})
 }

@@ -128,19 +128,6 @@ func parsed(m []byte) (again []byte, ok bool) {
 // Whatever comes, decoding does not panic; and what was understood is encoded again to a
 // message that is understood as the same.
 func FuzzMessage(f *testing.F) {
-	d := Descriptor{Addr: 1 << 40, Key: 7, Len: 1 << 20}
-	for _, c := range []Control{
-		Plain(TypePing), Grant{1, FlagTaken, d}.Control(), Done{TypeReadDone, 2, FlagGone, 3}.Control(),
-		Done{TypeWriteDone, 2, FlagLast, 3}.Control(), Cancel{TypeRefuse, 4}.Control(), Inbox{d}.Control(), Emptied{9}.Control(),
-	} {
-		f.Add(encoded(c))
-	}
-	f.Add(withHeader(Header{Type: TypeOfferRead}, OfferReadLen+5, OfferRead{1, d}.Put))
-	f.Add(withHeader(Header{Type: TypeOfferWrite}, OfferWriteLen, OfferWrite{1, 1 << 33}.Put))
-	f.Add(withHeader(Header{Type: TypeFill, Flags: FlagMore}, FillLen, Fill{1 << 20}.Put))
-	p := make([]byte, NegotiateLen)
-	Params{Version: Version, Credits: 64, MaxMessage: 4096, Caps: CapRead}.Put(p)
-	f.Add(p)
 	f.Fuzz(func(t *testing.T, m []byte) {
 		first, ok := parsed(m)
 		if !ok {

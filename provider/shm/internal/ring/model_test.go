@@ -15,7 +15,6 @@ func FuzzModel(f *testing.F) {
 		rand.New(rand.NewSource(seed)).Read(script)
 		f.Add(script)
 	}
-	f.Add([]byte{0, 200, 10, 50, 1, 200, 11, 100, 2})                          // control beside a reservation
 	f.Add(bytes.Repeat([]byte{0, 255, 2, 0, 255, 2, 5}, 100))                  // more and more is unread
 	f.Add(bytes.Repeat([]byte{0, 190, 2, 4, 4, 7, 7}, 300))                    // rewinds, and shrinks each time
 	f.Add(append(bytes.Repeat([]byte{0, 90, 2, 1, 20, 5, 4}, 300), 6, 6, 4))   // kept, with gaps

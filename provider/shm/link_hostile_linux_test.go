@@ -1,0 +1,212 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// FuzzHostileLink has a peer send anything with any descriptors, to either end of a link,
+// from its handshake on. Neither end panics or waits for ever, and both give everything
+// back.
+func FuzzHostileLink(f *testing.F) {
+	netWarm()
+	tcp, l := listen(f, "127.0.0.1:0", Config{})
+	bound := bind(f, "127.0.0.1")
+	f.Cleanup(func() { unix.Close(bound) })
+	f.Fuzz(func(t *testing.T, script []byte) {
+		p := &hostilePeer{t: t, script: script, listener: tcp.Addr().(*net.TCPAddr).AddrPort(), bound: bound}
+		before := count(t).fds
+		p.run(l)
+		for end := time.Now().Add(patience); count(t).fds > before; runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatalf("%d descriptors, were %d", count(t).fds, before)
+			}
+		}
+	})
+}
+
+// hostilePeer is the peer that a script describes: which end it plays, in the first byte,
+// and then what it sends. See next.
+type hostilePeer struct {
+	t        *testing.T
+	script   []byte
+	listener netip.AddrPort // that dialers want
+	bound    int            // a socket to connect from
+
+	conn *net.UnixConn
+	fds  []int // that it may pass
+}
+
+// mostPackets is fewer than a socket's queue holds, so that neither end waits for the other
+// to read.
+const mostPackets = 64
+
+func (p *hostilePeer) run(l *Listener) {
+	conns, err := unixPair()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.conn = conns[0]
+	defer p.conn.Close()
+	p.conn.SetDeadline(time.Now().Add(patience))
+	defer p.descriptors()()
+	if p.byte()%2 == 0 {
+		p.dials(conns[1], l)
+	} else {
+		p.accepts(conns[1])
+	}
+}
+
+// descriptors makes what the peer may pass, and returns what closes it.
+func (p *hostilePeer) descriptors() (close func()) {
+	m, segment, err := newSegment(firstSlots)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	m.unmap()
+	at, door, err := newEventfd()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	plain, err := unix.MemfdCreate("plain", unix.MFD_CLOEXEC)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.fds = []int{segment, door, p.bound, plain}
+	return func() { closeAll([]int{segment, at, door, plain}) }
+}
+
+// dials attacks an accepting end.
+func (p *hostilePeer) dials(conn *net.UnixConn, l *Listener) {
+	done := make(chan *link, 1)
+	go func() {
+		k, _ := acceptLink(conn, l.cfg, l.accept)
+		done <- k
+	}()
+	p.sendAll(mostPackets)
+	k := p.await(done)
+	for len(l.accepted) > 0 {
+		ep, _, _, err := l.Accept()
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		end(ep)
+	}
+	p.awaitEnd(k)
+}
+
+// accepts attacks a dialing end: it reads the request for a link and, if there is then a
+// link, a connect.
+func (p *hostilePeer) accepts(conn *net.UnixConn) {
+	done := make(chan *link, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		k, err := dialLink(ctx, conn, uint32(os.Geteuid()), Config{}.withDefaults())
+		if err == nil {
+			if e, err := connectOver(ctx, k); err == nil {
+				end(e)
+			}
+			k.release()
+		}
+		done <- k
+	}()
+	if p.receive() {
+		p.sendOne()
+		if len(p.script) > 0 && p.receive() {
+			p.sendAll(mostPackets)
+		}
+	}
+	p.conn.CloseWrite()
+	p.awaitEnd(p.await(done))
+}
+
+func (p *hostilePeer) await(done <-chan *link) *link {
+	for p.receive() {
+	}
+	select {
+	case k := <-done:
+		return k
+	case <-time.After(patience):
+		p.t.Fatal("it hangs")
+		return nil
+	}
+}
+
+// awaitEnd waits for the end of a link, if there is one.
+func (p *hostilePeer) awaitEnd(k *link) {
+	if k == nil {
+		return
+	}
+	closed := make(chan struct{})
+	k.whenClosed(func() { close(closed) })
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		p.t.Fatal("the link does not end")
+	}
+}
+
+// receive receives a message, and reports whether the other end is there.
+func (p *hostilePeer) receive() bool {
+	var m message
+	fds, err := receive(p.conn, &m)
+	closeAll(fds)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		p.t.Fatal("it neither sends nor hangs up")
+	}
+	return err == nil
+}
+
+// sendAll sends what is left of the script, and that this is all.
+func (p *hostilePeer) sendAll(most int) {
+	for ; len(p.script) > 0 && most > 0; most-- {
+		p.sendOne()
+	}
+	p.conn.CloseWrite()
+}
+
+func (p *hostilePeer) sendOne() {
+	b, fds := p.next()
+	p.conn.WriteMsgUnix(b, rightsOf(fds), nil)
+}
+
+// next takes a packet from the script: a byte for its descriptors, two bits each, from
+// plain (3) to the segment (0), and how many; then either a message, as kind, code, number,
+// difference of version and address, or bytes.
+func (p *hostilePeer) next() (b []byte, fds []int) {
+	how := p.byte()
+	for n := int(p.byte()) % 4; n > 0; n-- {
+		fds = append(fds, p.fds[how%4])
+		how /= 4
+	}
+	kind := p.byte()
+	if kind >= 0xf0 {
+		n := min(int(p.byte()), len(p.script))
+		b, p.script = p.script[:n], p.script[n:]
+		return b, fds
+	}
+	m := &message{kind: kind, code: p.byte(), number: uint32(int8(p.byte())), version: version + uint32(p.byte())}
+	if port := p.byte(); port == 0 {
+		m.addr = p.listener
+	} else {
+		m.addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, port}), uint16(port))
+	}
+	return m.encode(), fds
+}
+
+// byte takes a byte of the script, 0 at its end.
+func (p *hostilePeer) byte() (b byte) {
+	if len(p.script) > 0 {
+		b, p.script = p.script[0], p.script[1:]
+	}
+	return b
+}

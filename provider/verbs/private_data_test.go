@@ -1,0 +1,27 @@
+package verbs
+
+import (
+	"bytes"
+	"errors"
+	"syscall"
+	"testing"
+
+	"github.com/sanconn/san/session"
+)
+
+// Whatever a peer's private data is, it does not panic; what is understood is encoded as it
+// was; and a reject is an error that Dial may return.
+func FuzzPrivateData(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, ours := parsePrivateData(b)
+		if !ours {
+			return
+		}
+		if again := p.bytes(); !bytes.Equal(again[:8], b[:8]) {
+			t.Fatalf("% x became % x", b, again)
+		}
+		if err := p.err(); !errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(*session.Unavailable)) {
+			t.Fatalf("the error of % x is %v", b, err)
+		}
+	})
+}
