@@ -91,17 +91,8 @@ func (r *reading) receive(p []byte) (int, error) {
 
 func (r *reading) receiveLocked(p []byte) (n int, err error) {
 	rx := &r.rx
-	switch direct := rx.fetch.into != nil; {
-	case rx.gone && !direct:
-		return 0, r.streamEndLocked()
-	case rx.gone: // see brokenDirect
-		return 0, nil
-	case rx.lent: // the loan has to end first; until then the peer is answered
-		r.progressLocked()
-		return 0, nil
-	case direct:
-		r.progressLocked()
-		return r.directDoneLocked()
+	if rx.gone || rx.lent || rx.fetch.into != nil {
+		return r.receiveNothingLocked()
 	}
 	before, events := rx.messages, 0
 	for n < len(p) {
@@ -149,14 +140,34 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 		err = r.streamEndLocked()
 	}
 	rx.bytes += uint64(n)
-	took := rx.messages - before
-	switch {
-	case took > 1 && uint64(n) < trickleBelow*took:
-		rx.trickle = trickleFor
-	case rx.trickle > 0:
-		rx.trickle--
-	}
+	r.noteTrickle(uint64(n), rx.messages-before)
 	return n, err
+}
+
+// noteTrickle takes note of a stream of small messages, by what a Read took.
+func (r *reading) noteTrickle(bytes, messages uint64) {
+	switch {
+	case messages > 1 && bytes < trickleBelow*messages:
+		r.rx.trickle = trickleFor
+	case r.rx.trickle > 0:
+		r.rx.trickle--
+	}
+}
+
+// receiveNothingLocked is receiveLocked while no byte may be copied out of the stream.
+func (r *reading) receiveNothingLocked() (n int, err error) {
+	rx := &r.rx
+	switch direct := rx.fetch.into != nil; {
+	case rx.gone && !direct:
+		return 0, r.streamEndLocked()
+	case rx.gone: // see brokenDirect
+		return 0, nil
+	case rx.lent: // the loan has to end first; until then the peer is answered
+		r.progressLocked()
+		return 0, nil
+	}
+	r.progressLocked()
+	return r.directDoneLocked()
 }
 
 // takeLocked handles the event of the last Poll; payload goes straight to p where it can.

@@ -54,68 +54,81 @@ func newInterval(start time.Time, from, to moment) interval {
 
 // runClient is the command "client".
 func runClient(ctx context.Context, std stdio, args []string) error {
+	m, asJSON, err := parseClient(std, args)
+	if err != nil {
+		return err
+	}
+	if !asJSON {
+		m.begin = func(provider, fallback string) { printStart(std.out, m.target, m.spec, provider, fallback) }
+		m.report = func(i interval) { printInterval(std.out, m.spec.Mode, i) }
+	}
+	r, err := m.run(ctx)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return printJSON(std.out, r)
+	}
+	printResult(std.out, r)
+	return nil
+}
+
+// parseClient reads the command line of "client".
+func parseClient(std stdio, args []string) (m measurement, asJSON bool, err error) {
 	fs := newFlagSet(std, "client")
 	size, read := byteSize(64<<10), defaultRead
 	length, every := span(10*time.Second), span(time.Second)
-	warmup := 0.1
 	fs.Var(&size, "size", "`bytes` per message, that is, per Write: 64, 4K, 1M (with -latency the default is 64)")
 	fs.Var(&read, "read", "`bytes` that each Read has room for")
 	fs.Var(&length, "time", "`time` to measure: 10, 10s, 500ms")
 	fs.Var(&every, "interval", "`time` between lines of figures")
-	parallel := fs.Int("parallel", 1, "`connections` at once")
+	what := spec{Warmup: 0.1}
+	fs.IntVar(&what.Streams, "parallel", 1, "`connections` at once")
 	reverse := fs.Bool("reverse", false, "the server sends")
 	both := fs.Bool("both", false, "both send at once, on each connection")
 	latency := fs.Bool("latency", false, "round trips, one message at a time on each connection")
-	verify := fs.Bool("verify", false, "check each byte that arrives, not a sample")
+	fs.BoolVar(&what.Verify, "verify", false, "check each byte that arrives, not a sample")
 	require := fs.Bool("require", false, "fail where a san: address would be reached by TCP")
-	asJSON := fs.Bool("json", false, "print one JSON document at the end, and nothing else")
+	fs.BoolVar(&asJSON, "json", false, "print one JSON document at the end, and nothing else")
 	rest, err := parseArgs(fs, args, 1)
 	if err != nil {
-		return err
+		return m, false, err
 	}
 	if len(rest) == 0 {
-		return usagef("client: the server's address is missing")
+		return m, false, usagef("client: the server's address is missing")
 	}
-	t, err := parseTarget(rest[0])
+	to, err := parseTarget(rest[0])
 	if err != nil {
-		return usagef("client: %w", err)
+		return m, false, usagef("client: %w", err)
 	}
-
-	what := spec{Mode: modeSend, Read: int(read), Streams: *parallel, Warmup: warmup, Time: time.Duration(length).Seconds(), Verify: *verify}
-	modes := 0
-	for m, on := range map[mode]bool{modeReceive: *reverse, modeBoth: *both, modePing: *latency} {
-		if on {
-			modes++
-			what.Mode = m
-		}
-	}
-	if modes > 1 {
-		return usagef("client: -reverse, -both and -latency exclude each other")
+	if what.Mode, err = chooseMode(*reverse, *both, *latency); err != nil {
+		return m, false, err
 	}
 	sizeGiven := false
 	fs.Visit(func(f *flag.Flag) { sizeGiven = sizeGiven || f.Name == "size" })
 	if what.Mode == modePing && !sizeGiven {
 		size = 64
 	}
-	what.Size = int(size)
+	what.Size, what.Read, what.Time = int(size), int(read), time.Duration(length).Seconds()
 	if err := what.check(); err != nil {
-		return usagef("client: %w", err)
+		return m, false, usagef("client: %w", err)
 	}
+	return measurement{target: to, policy: policyOf(*require), spec: what, interval: time.Duration(every)}, asJSON, nil
+}
 
-	m := measurement{target: t, policy: policyOf(*require), spec: what, interval: time.Duration(every)}
-	if !*asJSON {
-		m.begin = func(provider, fallback string) { printStart(std.out, t, what, provider, fallback) }
-		m.report = func(i interval) { printInterval(std.out, what.Mode, i) }
+// chooseMode is the mode that the flags choose, of which at most one may be set.
+func chooseMode(reverse, both, latency bool) (mode, error) {
+	chosen, n := modeSend, 0
+	for m, on := range map[mode]bool{modeReceive: reverse, modeBoth: both, modePing: latency} {
+		if on {
+			chosen = m
+			n++
+		}
 	}
-	r, err := m.run(ctx)
-	if err != nil {
-		return err
+	if n > 1 {
+		return chosen, usagef("client: -reverse, -both and -latency exclude each other")
 	}
-	if *asJSON {
-		return printJSON(std.out, r)
-	}
-	printResult(std.out, r)
-	return nil
+	return chosen, nil
 }
 
 // A measurement is what a client measures with one server.
@@ -153,16 +166,6 @@ func (m measurement) measure(ctx context.Context) (*result, error) {
 	in, out := json.NewDecoder(io.LimitReader(control, maxControl)), json.NewEncoder(control)
 	control.SetDeadline(time.Now().Add(setupTime))
 
-	if err := out.Encode(m.spec); err != nil {
-		return nil, err
-	}
-	var offered offer
-	if err := in.Decode(&offered); err != nil {
-		return nil, unexpected(err)
-	}
-	if offered.Error != "" {
-		return nil, fmt.Errorf("the server refuses: %s", offered.Error)
-	}
 	r := &result{Target: m.target, Spec: m.spec}
 	l := &load{spec: m.spec, mode: m.spec.Mode, interval: m.interval}
 	l.report = func(i interval) {
@@ -171,21 +174,9 @@ func (m measurement) measure(ctx context.Context) (*result, error) {
 			m.report(i)
 		}
 	}
-	for range m.spec.Streams {
-		c, err := m.open(setup, offered.Token)
-		if err != nil {
-			l.close()
-			return nil, fmt.Errorf("stream %d: %w", len(l.conns), err)
-		}
-		l.conns = append(l.conns, c)
-	}
-	var start started
-	if err := in.Decode(&start); err != nil || start.Error != "" {
+	if err := m.connect(setup, l, in, out); err != nil {
 		l.close()
-		if start.Error != "" {
-			return nil, fmt.Errorf("the server could not start: %s", start.Error)
-		}
-		return nil, unexpected(err)
+		return nil, err
 	}
 	if m.begin != nil {
 		m.begin(providersOf(l.conns))
@@ -208,6 +199,36 @@ func (m measurement) measure(ctx context.Context) (*result, error) {
 	}
 	r.Here, r.There = *here, there
 	return r, r.conclude()
+}
+
+// connect agrees on the measurement with the server, and opens its connections.
+func (m measurement) connect(ctx context.Context, l *load, in *json.Decoder, out *json.Encoder) error {
+	if err := out.Encode(m.spec); err != nil {
+		return err
+	}
+	var offered offer
+	if err := in.Decode(&offered); err != nil {
+		return unexpected(err)
+	}
+	if offered.Error != "" {
+		return fmt.Errorf("the server refuses: %s", offered.Error)
+	}
+	for range m.spec.Streams {
+		c, err := m.open(ctx, offered.Token)
+		if err != nil {
+			return fmt.Errorf("stream %d: %w", len(l.conns), err)
+		}
+		l.conns = append(l.conns, c)
+	}
+	var start started
+	err := in.Decode(&start)
+	if start.Error != "" {
+		return fmt.Errorf("the server could not start: %s", start.Error)
+	}
+	if err != nil {
+		return unexpected(err)
+	}
+	return nil
 }
 
 // open dials the server and tells it what the connection is for.

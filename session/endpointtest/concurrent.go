@@ -9,69 +9,18 @@ import (
 
 // All groups of methods at the same time, and an end in the middle of it.
 func testAllAtOnce(t *testing.T, mk Maker) {
+	const count = 400
 	for round := range 5 {
 		a, b := pair(t, mk)
-		const count = 400
-		sender := func(e *end) func() error {
-			return func() error {
-				for seq := range uint64(count) {
-					post := e.post
-					if seq%5 == 0 {
-						post = e.postControl
-					}
-					if err := post(seq, minMessage+int(seq)%200); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
+		var calls []func() error
+		for _, e := range []*end{a, b} {
+			calls = append(calls,
+				func() error { return e.postBothKinds(count) },
+				func() error { return e.expectAll(count) },
+				func() error { return e.useMemory(100) },
+				func() error { return e.lookOn(count) })
 		}
-		receiver := func(e *end) func() error {
-			return func() error {
-				for seq := range uint64(count) {
-					if err := e.expect(seq); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
-		}
-		memory := func(e *end) func() error {
-			return func() error {
-				if e.mem == nil {
-					return nil
-				}
-				buf := make([]byte, 8192)
-				for range 100 {
-					if e.lim.MaxExpose > 0 {
-						d, err := e.mem.Expose(buf, session.RemoteRead)
-						if err != nil {
-							return err
-						}
-						e.mem.Revoke(d)
-					}
-					if p := e.mem.Alloc(4096); p != nil {
-						fill(p, 1)
-						e.mem.Free(p)
-					}
-				}
-				return nil
-			}
-		}
-		bystander := func(e *end) func() error {
-			return func() error {
-				for range count {
-					if err := e.Err(); err != nil {
-						return err
-					}
-					e.Arm(session.RecvReady)
-					e.Limits()
-					runtime.Gosched()
-				}
-				return nil
-			}
-		}
-		together(t, sender(a), sender(b), receiver(a), receiver(b), memory(a), memory(b), bystander(a), bystander(b))
+		together(t, calls...)
 		// Both ends at once, one of them in whichever way.
 		together(t,
 			func() error { return a.Close() },
@@ -83,4 +32,53 @@ func testAllAtOnce(t *testing.T, mk Maker) {
 				return nil
 			})
 	}
+}
+
+// postBothKinds posts messages, every fifth as control.
+func (e *end) postBothKinds(count int) error {
+	for seq := range uint64(count) {
+		post := e.post
+		if seq%5 == 0 {
+			post = e.postControl
+		}
+		if err := post(seq, minMessage+int(seq)%200); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// useMemory calls the methods of Memory, if there are any.
+func (e *end) useMemory(count int) error {
+	if e.mem == nil {
+		return nil
+	}
+	buf := make([]byte, 8192)
+	for range count {
+		if e.lim.MaxExpose > 0 {
+			d, err := e.mem.Expose(buf, session.RemoteRead)
+			if err != nil {
+				return err
+			}
+			e.mem.Revoke(d)
+		}
+		if p := e.mem.Alloc(4096); p != nil {
+			fill(p, 1)
+			e.mem.Free(p)
+		}
+	}
+	return nil
+}
+
+// lookOn calls what may be called beside everything else.
+func (e *end) lookOn(count int) error {
+	for range count {
+		if err := e.Err(); err != nil {
+			return err
+		}
+		e.Arm(session.RecvReady)
+		e.Limits()
+		runtime.Gosched()
+	}
+	return nil
 }

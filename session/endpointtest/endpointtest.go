@@ -338,6 +338,16 @@ func (e *end) expect(seq uint64) error {
 	return err
 }
 
+// expectAll expects count messages, from 0 on.
+func (e *end) expectAll(count int) error {
+	for seq := range uint64(count) {
+		if err := e.expect(seq); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // expectOf is expect for a message of n bytes.
 func (e *end) expectOf(seq uint64, n int) error {
 	m, err := e.message()

@@ -370,78 +370,99 @@ func (d direction) refusedLater(e *end) bool {
 // After Revoke nothing of the peer's touches the memory, whatever it had
 // posted, and an access fails.
 func testRevoked(t *testing.T, mk Maker, d direction) {
-	const size, part = 1 << 16, 1 << 10
-	late := slices.Contains(d.lacks, "under way") // Revoke does not wait for what moves just then
 	for round := range 10 {
 		a, b := pair(t, mk)
-		remote, local := frame(size, 41), frame(size, 42)
-		fill(remote.in, 'r')
-		desc, err := b.expose(remote.in, d.rights)
+		r := revoking{
+			direction: d, a: a, b: b,
+			late:   slices.Contains(d.lacks, "under way"),
+			remote: frame(revokedSize, 41), local: frame(revokedSize, 42),
+			began: make(chan struct{}, 1),
+		}
+		fill(r.remote.in, 'r')
+		var err error
+		r.desc, err = b.expose(r.remote.in, d.rights)
 		must(t, err)
-		began := make(chan struct{}, 1)
-		var over atomic.Bool
 		together(t,
-			func() error {
-				refusedOnce := false
-				for id := 0; ; id++ {
-					off := id * part
-					if off == size {
-						return nil // all moved before the Revoke
-					}
-					if off == part*round {
-						signal(began)
-					}
-					wasOver := over.Load()
-					if err := d.start(a, local.in[off:][:part:part], desc, off, uint32(id)); err != nil {
-						return nil
-					}
-					ev, err := d.complete(a, uint32(id))
-					if err != nil {
-						return err
-					}
-					switch {
-					case ev.Err == nil && wasOver && d.refusedLater(a):
-						return nil
-					case ev.Err == nil && wasOver:
-						return fmt.Errorf("part %d, posted after Revoke returned, has no error", id)
-					case ev.Err == nil && refusedOnce:
-						return fmt.Errorf("part %d moved behind one that was refused", id)
-					case ev.Err == nil && late:
-					case ev.Err == nil && d.kind == session.ReadDone && bytes.IndexByte(local.in[off:][:part], 'x') >= 0:
-						return fmt.Errorf("part %d was read after Revoke returned", id)
-					case ev.Err != nil:
-						refusedOnce = true
-						if a.Err() != nil {
-							return nil
-						}
-					}
-				}
-			},
-			func() error {
-				if err := wait(began, "the first parts"); err != nil {
-					return err
-				}
-				b.mem.Revoke(desc)
-				over.Store(true)
-				fill(remote.in, 'x')
-				snapshot := bytes.Clone(remote.all)
-				// What the peer posts from here on has been refused when
-				// this end has gone through some more of its own life.
-				for range 50 {
-					var ev session.Event
-					b.Poll(&ev)
-					if !late && !bytes.Equal(remote.all, snapshot) {
-						return errors.New("the peer touched memory after Revoke returned")
-					}
-				}
-				return nil
-			})
-		if moved := size - bytes.Count(remote.in, []byte{'x'}); d.kind == session.WriteDone && moved > 0 && !(late && moved <= part) {
+			func() error { return r.access(round) },
+			r.revoke)
+		moved := revokedSize - bytes.Count(r.remote.in, []byte{'x'})
+		if d.kind == session.WriteDone && moved > 0 && !(r.late && moved <= revokedPart) {
 			t.Fatalf("the peer wrote %d bytes after Revoke returned", moved)
 		}
 		a.Abort()
 		b.Abort()
 	}
+}
+
+// revoking is an access in parts during which the memory is revoked.
+type revoking struct {
+	direction
+	a, b          *end // whose access, whose memory
+	late          bool // Revoke does not wait for what moves just then
+	remote, local framed
+	desc          session.Descriptor
+	began         chan struct{}
+	over          atomic.Bool // Revoke has returned, and remote is full of 'x'
+}
+
+const revokedSize, revokedPart = 1 << 16, 1 << 10
+
+// access moves part by part, until one is refused or all has moved. Before the given part
+// it lets the other end revoke.
+func (r *revoking) access(part int) error {
+	refused := false
+	for id := 0; id < revokedSize/revokedPart; id++ {
+		off := id * revokedPart
+		if id == part {
+			signal(r.began)
+		}
+		over := r.over.Load()
+		if err := r.start(r.a, r.local.in[off:][:revokedPart:revokedPart], r.desc, off, uint32(id)); err != nil {
+			return nil
+		}
+		ev, err := r.complete(r.a, uint32(id))
+		if err != nil {
+			return err
+		}
+		switch {
+		case ev.Err == nil && over && r.refusedLater(r.a):
+			return nil
+		case ev.Err == nil && over:
+			return fmt.Errorf("part %d, posted after Revoke returned, has no error", id)
+		case ev.Err == nil && refused:
+			return fmt.Errorf("part %d moved behind one that was refused", id)
+		case ev.Err == nil && r.late:
+		case ev.Err == nil && r.kind == session.ReadDone && bytes.IndexByte(r.local.in[off:][:revokedPart], 'x') >= 0:
+			return fmt.Errorf("part %d was read after Revoke returned", id)
+		case ev.Err != nil:
+			refused = true
+			if r.a.Err() != nil {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// revoke revokes during the access, and checks that nothing touches the memory any more.
+func (r *revoking) revoke() error {
+	if err := wait(r.began, "the first parts"); err != nil {
+		return err
+	}
+	r.b.mem.Revoke(r.desc)
+	r.over.Store(true)
+	fill(r.remote.in, 'x')
+	snapshot := bytes.Clone(r.remote.all)
+	// What the peer posts from here on has been refused when
+	// this end has gone through some more of its own life.
+	for range 50 {
+		var ev session.Event
+		r.b.Poll(&ev)
+		if !r.late && !bytes.Equal(r.remote.all, snapshot) {
+			return errors.New("the peer touched memory after Revoke returned")
+		}
+	}
+	return nil
 }
 
 // After Abort or Close returned, at either end, no RDMA touches this process's memory.

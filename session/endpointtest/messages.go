@@ -72,16 +72,7 @@ func testMessages(t *testing.T, mk Maker) {
 			return nil
 		}
 	}
-	receiver := func(e *end) func() error {
-		return func() error {
-			for seq := range uint64(count) {
-				if err := e.expect(seq); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}
+	receiver := func(e *end) func() error { return func() error { return e.expectAll(count) } }
 	together(t, sender(a, 1), sender(b, 2), receiver(a), receiver(b))
 	for _, e := range []*end{a, b} {
 		var ev session.Event
@@ -279,72 +270,103 @@ func testKeepAndDrop(t *testing.T, mk Maker) {
 			return nil
 		},
 		func() error {
-			r := rand.New(rand.NewPCG(4, 4))
-			var kept []uint64
-			release := func() error {
-				if err := verify(b.Front(), kept[0]); err != nil {
-					return fmt.Errorf("kept: %w", err)
-				}
-				b.release()
-				kept = kept[1:]
-				return nil
-			}
-			// Enough to have many kept, never so many that nothing flows.
-			most := 40
+			k := keeper{end: b, r: rand.New(rand.NewPCG(4, 4)), most: 40}
 			if !b.lim.Ring() {
-				most = b.lim.Window - session.ControlReserve - 1
+				k.most = b.lim.Window - session.ControlReserve - 1
 			}
 			for seq := range uint64(count) {
-				for len(kept) > 0 && (len(kept) > most || r.IntN(3) == 0) {
-					if err := release(); err != nil {
-						return err
-					}
-				}
-				var ev session.Event
-				for !b.Poll(&ev) {
-					// A ring may be full of what is kept, or of what was
-					// dropped behind it.
-					if len(kept) > 0 && r.IntN(2) == 0 {
-						if err := release(); err != nil {
-							return err
-						}
-						continue
-					}
-					if len(kept) > 0 {
-						continue
-					}
-					b.Arm(session.RecvReady)
-					if b.Poll(&ev) {
-						break
-					}
-					if err := wait(b.recv, "message"); err != nil {
-						return err
-					}
-				}
-				if err := verify(ev.Msg, seq); err != nil {
-					return err
-				}
-				if r.IntN(2) == 0 {
-					b.Keep()
-					kept = append(kept, seq)
-				} else {
-					b.drop()
-				}
-				if front := b.Front(); len(kept) == 0 {
-					if front != nil {
-						return fmt.Errorf("front of %d bytes though nothing is kept", len(front))
-					}
-				} else if err := verify(front, kept[0]); err != nil {
-					return fmt.Errorf("front: %w", err)
-				}
-			}
-			for len(kept) > 0 {
-				if err := release(); err != nil {
+				if err := k.take(seq); err != nil {
 					return err
 				}
 			}
-			return nil
+			return k.releaseAll()
 		})
+}
+
+// keeper receives messages, and keeps some of them for a while.
+type keeper struct {
+	*end
+	r    *rand.Rand
+	most int // to be kept: many, but not so many that nothing flows
+	kept []uint64
+}
+
+// take releases some of what is kept, and takes the next message.
+func (k *keeper) take(seq uint64) error {
+	for len(k.kept) > 0 && (len(k.kept) > k.most || k.r.IntN(3) == 0) {
+		if err := k.releaseOne(); err != nil {
+			return err
+		}
+	}
+	var ev session.Event
+	if err := k.await(&ev); err != nil {
+		return err
+	}
+	if err := verify(ev.Msg, seq); err != nil {
+		return err
+	}
+	if k.r.IntN(2) == 0 {
+		k.Keep()
+		k.kept = append(k.kept, seq)
+	} else {
+		k.drop()
+	}
+	return k.checkFront()
+}
+
+// await waits for an event, and releases more meanwhile: a ring may be full of what is
+// kept, or of what was dropped behind it.
+func (k *keeper) await(ev *session.Event) error {
+	for !k.Poll(ev) {
+		if len(k.kept) > 0 {
+			if k.r.IntN(2) == 0 {
+				if err := k.releaseOne(); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		k.Arm(session.RecvReady)
+		if k.Poll(ev) {
+			break
+		}
+		if err := wait(k.recv, "message"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *keeper) releaseOne() error {
+	if err := verify(k.Front(), k.kept[0]); err != nil {
+		return fmt.Errorf("kept: %w", err)
+	}
+	k.release()
+	k.kept = k.kept[1:]
+	return nil
+}
+
+func (k *keeper) releaseAll() error {
+	for len(k.kept) > 0 {
+		if err := k.releaseOne(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *keeper) checkFront() error {
+	front := k.Front()
+	if len(k.kept) == 0 {
+		if front != nil {
+			return fmt.Errorf("front of %d bytes though nothing is kept", len(front))
+		}
+		return nil
+	}
+	if err := verify(front, k.kept[0]); err != nil {
+		return fmt.Errorf("front: %w", err)
+	}
+	return nil
 }
 
 func testNoAllocation(t *testing.T, mk Maker) {

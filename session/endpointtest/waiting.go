@@ -10,49 +10,17 @@ import (
 // Arm, look once more, sleep: no wake-up is lost, over many rounds that always
 // end in sleep at one side, and in both kinds of sleep at the same time.
 func testWakeAfterArm(t *testing.T, mk Maker) {
-	// Enough rounds to meet a window of some nanoseconds; where a round
-	// takes long, as many as there is time for.
-	const rounds, enough = 5000, time.Second
-	const more, last = 0, 1 // what the numbers of messages say about another round
+	const rounds = 5000 // to meet a window of some nanoseconds
 	a, b := pair(t, mk)
 	together(t,
-		func() error {
-			began := time.Now()
-			for seq, what := uint64(0), uint64(more); what == more; seq++ {
-				if seq == rounds || time.Since(began) > enough {
-					what = last
-				}
-				if err := a.post(seq<<1|what, 64); err != nil {
-					return fmt.Errorf("ping %d: %w", seq, err)
-				}
-				if err := a.expect(seq); err != nil {
-					return fmt.Errorf("pong: %w", err)
-				}
-			}
-			return nil
-		},
-		func() error {
-			for seq, what := uint64(0), uint64(more); what == more; seq++ {
-				m, err := b.message()
-				if err != nil {
-					return fmt.Errorf("ping %d: %w", seq, err)
-				}
-				what = get64(m) & last
-				if err := verify(m, seq<<1|what); err != nil {
-					return fmt.Errorf("ping: %w", err)
-				}
-				b.drop()
-				if err := b.post(seq, 64); err != nil {
-					return fmt.Errorf("pong %d: %w", seq, err)
-				}
-			}
-			return nil
-		})
+		func() error { return a.ping(rounds) },
+		func() error { return b.pong() })
 	// A full pipe in both directions: sleeps for room.
+	const count = rounds / 10
 	size := a.maxMessage()
 	flood := func(e *end) func() error {
 		return func() error {
-			for seq := range uint64(rounds / 10) {
+			for seq := range uint64(count) {
 				if err := e.post(seq, size); err != nil {
 					return fmt.Errorf("flood %d: %w", seq, err)
 				}
@@ -60,17 +28,48 @@ func testWakeAfterArm(t *testing.T, mk Maker) {
 			return nil
 		}
 	}
-	drain := func(e *end) func() error {
-		return func() error {
-			for seq := range uint64(rounds / 10) {
-				if err := e.expect(seq); err != nil {
-					return err
-				}
-			}
-			return nil
+	drain := func(e *end) func() error { return func() error { return e.expectAll(count) } }
+	together(t, flood(a), flood(b), drain(a), drain(b))
+}
+
+// What the numbers of pings say about another round.
+const more, last = 0, 1
+
+// ping begins rounds; where a round takes long, as many as there is time for.
+func (e *end) ping(rounds uint64) error {
+	const enough = time.Second
+	began := time.Now()
+	for seq, what := uint64(0), uint64(more); what == more; seq++ {
+		if seq == rounds || time.Since(began) > enough {
+			what = last
+		}
+		if err := e.post(seq<<1|what, 64); err != nil {
+			return fmt.Errorf("ping %d: %w", seq, err)
+		}
+		if err := e.expect(seq); err != nil {
+			return fmt.Errorf("pong: %w", err)
 		}
 	}
-	together(t, flood(a), flood(b), drain(a), drain(b))
+	return nil
+}
+
+// pong answers pings until the last.
+func (e *end) pong() error {
+	for seq, what := uint64(0), uint64(more); what == more; seq++ {
+		m, err := e.message()
+		if err != nil {
+			return fmt.Errorf("ping %d: %w", seq, err)
+		}
+		what = get64(m) & last
+		if err := verify(m, seq<<1|what); err != nil {
+			return fmt.Errorf("ping: %w", err)
+		}
+		e.drop()
+		if err := e.post(seq, 64); err != nil {
+			return fmt.Errorf("pong %d: %w", seq, err)
+		}
+	}
+	return nil
 }
 
 // The end of the connection wakes whether asked or not.
