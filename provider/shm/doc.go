@@ -22,7 +22,7 @@
 //	address_linux.go, peer_linux.go        which addresses, and whose process
 //	linkcache_linux.go, links_linux.go     one link per listener; all links of the process
 //	link_linux.go, handshake_linux.go      a link and its parts; how it begins
-//	control_linux.go, message_linux.go     its control socket and the messages there
+//	control_*.go                           its control socket and the messages there
 //	doorbell_linux.go, bell_linux.go       how the processes wake each other, and for what
 //	slots_linux.go                         places for connections
 //	segment_linux.go, offer_linux.go       shared memory, and more of it
