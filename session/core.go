@@ -114,7 +114,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	c.credits.Open(c.lim.Window)
 	c.rx = receiver{msgs: ep, mem: c.mem, credits: &c.credits, lim: &c.lim, caps: caps, budget: cfg.ReceiveBudget}
 	c.rx.urgentCh = make(chan struct{}, 1)
-	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, maxRDMA: c.lim.MaxRDMA}
+	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, maxRDMA: c.lim.MaxRDMA, reads: &c.rx.fetch.posted}
 	c.tx.boxLimit = min(cfg.SendBudget, c.kind.heapBox)
 	return c
 }

@@ -24,9 +24,10 @@ type fetches struct {
 	asked  int    // bytes of into for which a transfer was started
 	stop   bool   // that Read has to end
 
-	reads  queue[read] // under way
-	direct int         // how many of them go to into
-	ahead  int         // bytes that the others will bring
+	reads  queue[read]  // under way
+	posted atomic.Int32 // … how many, for the sender: its RDMA writes share their queue
+	direct int          // how many of them go to into
+	ahead  int          // bytes that the others will bring
 
 	full    atomic.Bool // the last RDMA read found no room in the queue
 	granted bool        // the peer has a grant
@@ -64,6 +65,7 @@ func (f *fetches) busy() bool { return f.direct > 0 || f.granted && !f.toChunk }
 
 func (f *fetches) push(r read) {
 	f.reads.push(r)
+	f.posted.Add(1)
 	r.t.reading++
 	if r.direct {
 		f.direct++
@@ -77,6 +79,7 @@ func (f *fetches) pop() (r read, ok bool) {
 	if r, ok = f.reads.pop(); !ok {
 		return r, false
 	}
+	f.posted.Add(-1)
 	r.t.reading--
 	if r.direct {
 		f.direct--

@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/sanconn/san/session/internal/wire"
@@ -31,9 +32,9 @@ type outbox struct {
 	wanted  bool       // AskInbox was sent and not answered
 	skip    int        // Writes until the next AskInbox, after memory was short
 
-	full    bool // a Write waits until a good part of it is free
-	blocked bool // the queue was full: no RDMA write is tried before one has completed
-	resting bool // the timer of Session.leaveIfIdle runs
+	full    bool        // a Write waits until a good part of it is free
+	blocked atomic.Bool // the queue was full: no RDMA write is tried before one, or a read, has completed
+	resting bool        // the timer of Session.leaveIfIdle runs
 }
 
 const (
@@ -236,7 +237,7 @@ func (t *sender) boxToInbox() bool {
 	b := o.next()
 	to := int(o.filled % int64(o.inbox.Len))
 	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.maxRDMA)
-	if n == 0 || o.blocked {
+	if n == 0 || o.blocked.Load() {
 		return false
 	}
 	room := t.room(wire.FillLen-wire.HeaderLen, wire.FillLen-wire.HeaderLen)
@@ -246,7 +247,8 @@ func (t *sender) boxToInbox() bool {
 	if err := t.mem.Write(b[:n], o.inbox, to, boxID); err != nil {
 		t.msgs.Commit(0)
 		if err == ErrWouldBlock {
-			o.blocked = t.writes.len() > 0
+			o.blocked.Store(true) // before it looks at the reads, as handleLocked looks after counting them
+			o.blocked.Store(t.writes.len() > 0 || t.reads.Load() > 0)
 			return false
 		}
 		o.plain = true // it may have been unregistered in favor of others
@@ -358,10 +360,16 @@ func (t *sender) emptiedByPeer(upTo uint64) {
 	t.flush()
 }
 
+// unblock has the box go on after an RDMA has completed.
+func (t *sender) unblock() {
+	t.box.blocked.Store(false)
+	t.flush()
+}
+
 // writeCompleted handles the completion of an RDMA write.
 func (t *sender) writeCompleted(id uint32, err error) {
 	n, ok := t.writes.pop()
-	t.box.blocked = false
+	t.box.blocked.Store(false)
 	switch {
 	case !ok || id != boxID && !t.offer.is(id):
 		t.violation(errors.New("completion of a write that was not started"))

@@ -443,6 +443,38 @@ func TestTheOutboxOfAWriteUnderWayIsKept(t *testing.T) {
 	})
 }
 
+// A box that finds the queue full of RDMA reads waits until one has completed.
+func TestTheOutboxWaitsBehindRDMAReads(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		narrow := boxed
+		narrow.RDMAQueue = 1
+		s, e, p := negotiated(t, narrow, session.Config{})
+		in := p.open(s, 100_000)
+		theirs, ours, into := pattern(200_000), pattern(20_000), make([]byte, 200_000)
+		d, err := p.Expose(theirs, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := goRead(s, into)
+		e.Hold(twin.HoldReads)
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		pass(3 * latency)
+		writeAll(t, s, ours, len(ours))
+		before := e.Calls()
+		pass(10 * time.Second)
+		if n := e.Calls() - before; n > 100 {
+			t.Errorf("%d calls during 10 seconds", n)
+		}
+		e.Hold(0)
+		if got, _ := in.read(len(ours)); !bytes.Equal(got, ours) {
+			t.Error("wrong bytes")
+		}
+		if x := within(t, r); x.n != len(theirs) || x.err != nil {
+			t.Errorf("Read: %+v", x)
+		}
+	})
+}
+
 // An inbox that comes after its Write, to a connection that only a waiting Read polls,
 // is left as well.
 func TestAnUnusedInboxIsLeft(t *testing.T) {

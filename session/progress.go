@@ -131,6 +131,9 @@ func (e *engine) handleLocked(ev *Event) {
 		e.handleMessageLocked(ev.Msg)
 	case ReadDone:
 		rx.readCompleted(ev)
+		if e.tx.box.blocked.Load() { // behind what readCompleted has counted
+			e.withSender((*sender).unblock)
+		}
 	case WriteDone:
 		e.txMu.Lock()
 		e.tx.writeCompleted(ev.ID, ev.Err)

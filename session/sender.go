@@ -2,6 +2,7 @@ package session
 
 import (
 	"errors"
+	"sync/atomic"
 
 	"github.com/sanconn/san/session/internal/credit"
 	"github.com/sanconn/san/session/internal/wire"
@@ -38,7 +39,8 @@ type sender struct {
 
 	box    outbox
 	offer  outOffer
-	writes queue[int] // lengths of RDMA writes under way
+	writes queue[int]    // lengths of RDMA writes under way
+	reads  *atomic.Int32 // how many RDMA reads are, of the receiver
 	nextID uint32
 
 	wake  bool  // a waiting Write may go on
