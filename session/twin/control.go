@@ -24,11 +24,10 @@ func (e *Endpoint) dieLocked() {
 		return
 	}
 	p, now := e.peer(), e.w.nowLocked()
-	for e.mem.ops.len() > 0 { // no memory moves any more, and the zombie gets its completions
-		op := e.mem.ops.pop()
+	e.mem.stopLocked(func(op *operation) { // the zombie gets its completions
 		op.err = errKilled
 		e.mem.completeLocked(op)
-	}
+	})
 	switch {
 	case e.err != nil:
 	case e.limits.Ring():

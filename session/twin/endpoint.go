@@ -285,9 +285,7 @@ func (e *Endpoint) end(abort bool) {
 // is overwritten.
 func (e *Endpoint) stopLocked() {
 	e.mem.left = e.auditLocked()
-	for e.mem.ops.len() > 0 {
-		e.mem.ops.pop().over = true
-	}
+	e.mem.stopLocked(func(op *operation) { op.over = true })
 	e.mem.exposed = nil
 	if e.rx.last != nil {
 		fill(e.rx.last.buf, noiseFreed)

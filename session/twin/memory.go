@@ -49,7 +49,8 @@ type operation struct {
 	off   int
 	id    uint32
 	err   error
-	over  bool // completed, or its end is closed
+	over  bool   // completed, or its end is closed
+	seq   uint64 // of the wire's events when it was posted
 }
 
 type opKind uint8
@@ -159,6 +160,7 @@ func (m *memory) beginLocked(o operation) {
 		op = new(operation)
 	}
 	*op = o
+	op.seq = e.w.seq
 	m.ops.push(op)
 	m.open++
 
@@ -179,6 +181,20 @@ func (m *memory) completeLocked(op *operation) {
 	op.over = true
 	m.completed[op.kind].push(op)
 	e.readyLocked(session.RecvReady)
+}
+
+// stopLocked ends what is posted without moving it, as its end has gone. What was sent
+// behind a write that does not take place does not arrive either.
+func (m *memory) stopLocked(each func(*operation)) {
+	lost := false
+	for m.ops.len() > 0 {
+		op := m.ops.pop()
+		if op.kind == opWrite && !lost {
+			lost = true
+			m.e.w.loseLocked(m.e.peer(), op.seq)
+		}
+		each(op)
+	}
 }
 
 // progressLocked moves memory.

@@ -93,6 +93,40 @@ func TestDeathOnARing(t *testing.T) {
 	}
 }
 
+// What was sent behind an RDMA write that did not take place does not arrive.
+func TestDeathBetweenAWriteAndItsMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := kinds["queue pair"]
+		cfg.MinLatency, cfg.MaxLatency = time.Millisecond, time.Millisecond
+		a, b := twin.Pair(cfg)
+		a.Start(deaf{})
+		b.Start(deaf{})
+		send := func() {
+			b.Reserve(1, 1)
+			b.Commit(1)
+		}
+		into := make([]byte, 100)
+		d, err := a.Memory().Expose(into, session.RemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send()
+		if err := b.Memory().Write(make([]byte, 100), d, 0, 1); err != nil {
+			t.Fatal(err)
+		}
+		send()
+		b.Kill()
+		time.Sleep(time.Second)
+		n := 0
+		for ev := (session.Event{}); a.Poll(&ev); n++ {
+			a.Drop()
+		}
+		if n > 1 {
+			t.Error("a message has overtaken the write before it")
+		}
+	})
+}
+
 type deaf struct{}
 
 func (deaf) Wake(session.Events) {}

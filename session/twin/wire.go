@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,6 +82,20 @@ func (w *wire) scheduleLocked(when time.Duration, ev event) {
 	w.events.push(ev)
 	if w.events[0].seq == ev.seq {
 		w.rearmLocked()
+	}
+}
+
+// loseLocked drops the messages on their way to an end that were sent after an event was
+// scheduled.
+func (w *wire) loseLocked(to *Endpoint, after uint64) {
+	lost := func(ev event) bool { return ev.kind == arrive && ev.end == to && ev.seq >= after }
+	to.parked = slices.DeleteFunc(to.parked, lost)
+	all := w.events
+	w.events = nil
+	for _, ev := range all {
+		if !lost(ev) {
+			w.events.push(ev)
+		}
 	}
 }
 
