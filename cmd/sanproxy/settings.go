@@ -25,8 +25,8 @@ An address is
   tcp:HOST:PORT
   unix:PATH       a socket file, or unix:@NAME in the abstract name space
 
-A program that uses package san meets one sanproxy. Two programs that do not meet two, one beside
-each of them, here for a PostgreSQL server and its clients:
+One sanproxy connects a program that uses package san with one that does not. Two programs that do
+not need two of them, one beside each; here for a PostgreSQL server and its clients:
   sanproxy -listen san:127.0.0.1:7432 -to unix:/run/postgresql/.s.PGSQL.5432
   sanproxy -listen tcp:127.0.0.1:6432 -to san:127.0.0.1:7432
 
