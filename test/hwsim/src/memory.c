@@ -45,6 +45,7 @@ void key_free(uint32_t key)
 
 	k->mr = NULL;
 	k->mw = NULL;
+	next_index = key >> KEY_BITS; // used again at once, which finds stale keys out
 }
 
 static struct keyed *lookup(uint32_t key)
