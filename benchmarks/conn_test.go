@@ -1,6 +1,6 @@
 // Package benchmarks measures connections within one process, where the Go
-// tools count allocations and profile both ends, and net/http and copies of
-// files between two:
+// tools count allocations and profile both ends, and net/http, copies of files and
+// short connections between two:
 //
 //	go test -bench . -benchmem ./benchmarks
 //
@@ -168,26 +168,5 @@ func BenchmarkWrite(b *testing.B) {
 				}
 			})
 		}
-	}
-}
-
-// BenchmarkConnect opens a connection, exchanges a byte, so that both ends
-// have seen it, and closes it.
-func BenchmarkConnect(b *testing.B) {
-	for _, tr := range transports {
-		b.Run(tr.name, func(b *testing.B) {
-			a := tr.serve(b, func(c net.Conn) {
-				c.Write([]byte{1})
-				io.Copy(io.Discard, c)
-			})
-			var one [1]byte
-			for b.Loop() {
-				c := tr.mustConnect(b, a)
-				if _, err := io.ReadFull(c, one[:]); err != nil {
-					b.Fatal(err)
-				}
-				c.Close()
-			}
-		})
 	}
 }

@@ -21,8 +21,9 @@ const serverVar = "BENCH_SERVER"
 
 // servers serve l until it is closed.
 var servers = map[string]func(l net.Listener, file string) error{
-	"http": serveHTTP,
-	"copy": serveCopies,
+	"http":    serveHTTP,
+	"copy":    serveCopies,
+	"connect": serveConnects,
 }
 
 func TestMain(m *testing.M) {

@@ -1,0 +1,74 @@
+package benchmarks
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// serveConnects closes what it accepts.
+func serveConnects(l net.Listener, _ string) error {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		c.Close()
+	}
+}
+
+// BenchmarkConnect connects to another process, which accepts and closes, reads the end, and
+// closes, in so many goroutines at a time.
+func BenchmarkConnect(b *testing.B) {
+	for _, dialers := range []int{1, 8} {
+		for _, tr := range transports {
+			b.Run(fmt.Sprintf("%d/%s", dialers, tr.name), func(b *testing.B) {
+				benchmarkConnect(b, tr, dialers)
+			})
+		}
+	}
+}
+
+func benchmarkConnect(b *testing.B, tr transport, dialers int) {
+	if tr.name == "unix" {
+		b.Skip("the server process has no directory")
+	}
+	server := startServer(b, "connect", tr, "")
+	once := func() error {
+		c, err := tr.connect(server.addr)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if n, err := c.Read(make([]byte, 1)); err != io.EOF {
+			return fmt.Errorf("read %d, %w", n, err)
+		}
+		return nil
+	}
+	for range 100 {
+		if err := once(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	before := server.cpu(b)
+	b.ResetTimer()
+	var left atomic.Int64
+	left.Store(int64(b.N))
+	var all sync.WaitGroup
+	for range dialers {
+		all.Go(func() {
+			for left.Add(-1) >= 0 {
+				if err := once(); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	b.StopTimer()
+	b.ReportMetric(float64(server.cpu(b)-before)/float64(b.N)/1e3, "cpu-us/op")
+}
