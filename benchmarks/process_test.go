@@ -24,11 +24,15 @@ var servers = map[string]func(l net.Listener, file string) error{
 	"http":    serveHTTP,
 	"copy":    serveCopies,
 	"connect": serveConnects,
+	"echo":    serveEcho,
 }
 
 func TestMain(m *testing.M) {
 	if os.Getenv(serverVar) == "" {
 		os.Exit(m.Run())
+	}
+	if os.Args[1] == busyProcess {
+		runBusy()
 	}
 	if err := runServer(os.Args[1], os.Args[2], os.Args[3]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
