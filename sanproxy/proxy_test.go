@@ -136,7 +136,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 			return // has no reset
 		}
 		c := r.chain(t)
-		const conns = 10
+		const conns = 3
 		var ends sync.WaitGroup
 		for range conns {
 			client, server := c.pair(t)

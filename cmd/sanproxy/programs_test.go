@@ -35,10 +35,13 @@ func find(t *testing.T, name string) string {
 	return ""
 }
 
+// programTimeout bounds one program: initdb writes 40 MB.
+const programTimeout = 2 * time.Minute
+
 // command runs a program to its end, and returns what it prints.
 func command(t *testing.T, as *syscall.Credential, stdin io.Reader, name string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), programTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, find(t, name), args...)
 	cmd.Stdin = stdin
