@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"context"
+	"io"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -78,45 +79,19 @@ func (s *script) number() uint64 {
 func hostile(t *testing.T, input []byte) {
 	bubble(t, "the script above", func(t *testing.T) {
 		s := script(input[:min(len(input), 1000)]) // longer ones only take longer
-		kinds := []twin.Config{ring, byRead, byWrite, messages, boxed}
-		cfg := kinds[int(s.byte())%len(kinds)]
-		cfg.MaxLatency = latency
-		cfg.AllocBudget = 1 << 20
-		if s.byte()%4 == 0 {
-			cfg.Faults = twin.Faults{Expose: 0.3, Local: 0.3, Alloc: 0.3, Busy: 0.2, Short: 0.3, Stray: 0.1}
-		}
-		cfg.Violated = func(v twin.Violation) {
-			// A descriptor or a credit that the peer made up is its own loss.
-			if v.End == 0 && v.Kind == twin.Misuse {
-				t.Errorf("%v", v)
-			}
-		}
-		ea, eb := twin.Pair(cfg)
+		ea, eb := twin.Pair(hostileConfig(t, &s))
 		p := newRaw(t, eb)
 		ss := session.New(ea, session.Config{ReceiveBudget: 100_000, CancelTimeout: time.Second, CloseTimeout: time.Second, KeepAlive: time.Minute})
-
-		var readers [2]<-chan error
-		switch s.byte() % 8 {
-		case 0: // garbage first
-			p.send(s.byte(), s.byte(), s.bytes(40)...)
-		case 1:
-			p.send(tNegotiate, 0, parameters(1, uint32(s.number()), uint32(s.number()), uint32(s.number()))...)
-		default:
-			credits := uint32(0)
-			if w := cfg.Limits.Window; w > 0 {
-				credits = uint32(w - session.ControlReserve)
-			}
-			p.send(tNegotiate, 0, parameters(1, credits, 4096, uint32(s.byte()))...)
-		}
+		p.introduce(&s)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
+		ends := map[string]<-chan error{}
 		if ss.Negotiate(ctx) == nil {
-			readers = [2]<-chan error{
-				until(func() error { _, err := ss.Read(make([]byte, 70_000)); return err }),
-				until(func() error { _, err := ss.Write(make([]byte, 50_000)); return err }),
-			}
+			ends["Read"] = until(func() error { _, err := ss.Read(make([]byte, 70_000)); return err })
+			ends["Write"] = until(func() error { _, err := ss.Write(make([]byte, 50_000)); return err })
 		}
-		p.say(&s)
+		h := hostilePeer{raw: p, script: &s, exposed: make([]byte, 40_000)}
+		h.act()
 		if got := ea.Left().Allocated; got > 1<<20 {
 			t.Errorf("the session holds %d bytes", got)
 		}
@@ -125,23 +100,14 @@ func hostile(t *testing.T, input []byte) {
 		} else {
 			ss.Abort()
 		}
+		ends["Close"] = until(func() error { <-ss.Closed(); return io.EOF })
 		limit := time.After(time.Minute)
-		wait := func(what string, c <-chan error) {
-			if c == nil {
-				return
-			}
+		for what, ended := range ends {
 			select {
-			case <-c:
+			case <-ended:
 			case <-limit:
 				t.Fatalf("%s hangs\n%s", what, stacks())
 			}
-		}
-		wait("Read", readers[0])
-		wait("Write", readers[1])
-		select {
-		case <-ss.Closed():
-		case <-limit:
-			t.Fatalf("Close hangs\n%s", stacks())
 		}
 		if left := ea.Left(); left.Allocated != 0 || !ea.Retired() {
 			t.Errorf("left behind: %+v, retired: %v", left, ea.Retired())
@@ -149,6 +115,37 @@ func hostile(t *testing.T, input []byte) {
 		eb.Abort()
 		idle()
 	})
+}
+
+// hostileConfig is the kind of endpoint that a script begins with, at times with faults.
+func hostileConfig(t *testing.T, s *script) twin.Config {
+	kinds := []twin.Config{ring, byRead, byWrite, messages, boxed}
+	cfg := kinds[int(s.byte())%len(kinds)]
+	cfg.MaxLatency = latency
+	cfg.AllocBudget = 1 << 20
+	if s.byte()%4 == 0 {
+		cfg.Faults = twin.Faults{Expose: 0.3, Local: 0.3, Alloc: 0.3, Busy: 0.2, Short: 0.3, Stray: 0.1}
+	}
+	cfg.Violated = func(v twin.Violation) {
+		// A descriptor or a credit that the peer made up is its own loss.
+		if v.End == 0 && v.Kind == twin.Misuse {
+			t.Errorf("%v", v)
+		}
+	}
+	return cfg
+}
+
+// introduce sends a first message, which in most scripts is as it should be.
+func (p *raw) introduce(s *script) {
+	switch s.byte() % 8 {
+	case 0:
+		p.send(s.byte(), s.byte(), s.bytes(40)...)
+	case 1:
+		p.send(tNegotiate, 0, parameters(1, uint32(s.number()), uint32(s.number()), uint32(s.number()))...)
+	default:
+		credits := max(p.Limits().Window-session.ControlReserve, 0)
+		p.send(tNegotiate, 0, parameters(1, uint32(credits), 4096, uint32(s.byte()))...)
+	}
 }
 
 // until calls f until it fails.
@@ -165,119 +162,155 @@ func until(f func() error) <-chan error {
 	return c
 }
 
-// say does what the script says.
-func (p *raw) say(s *script) {
-	exposed := make([]byte, 40_000)
-	var descs []session.Descriptor
-	lastID := uint64(0)
-	for len(*s) > 0 && p.Err() == nil {
-		id := lastID
-		if s.byte()%4 == 0 {
-			id = s.number()
+// hostilePeer does what its script says.
+type hostilePeer struct {
+	*raw
+	*script
+	exposed []byte
+	descs   []session.Descriptor // that it has made or been given
+	lastID  uint64
+}
+
+// act runs the script: for each action a byte for the offer that it is about, a byte for the
+// kind, and what that takes.
+func (p *hostilePeer) act() {
+	for len(*p.script) > 0 && p.Err() == nil {
+		id := p.lastID
+		if p.byte()%4 == 0 {
+			id = p.number()
 		}
-		desc := func() []byte {
-			d := session.Descriptor{Addr: s.number(), Key: s.number(), Len: s.number()}
-			switch s.byte() % 4 {
-			case 0:
-			case 1:
-				if len(descs) > 0 {
-					d = descs[int(s.byte())%len(descs)]
-				}
-			default:
-				if p.Memory == nil {
-					break
-				}
-				n := 1 + int(s.number()%uint64(len(exposed)))
-				if x, err := p.Expose(exposed[:n], session.RemoteRead|session.RemoteWrite); err == nil {
-					descs = append(descs, x)
-					d = x
-				}
-			}
-			return u64(d.Addr, d.Key, d.Len)
-		}
-		switch s.byte() % 26 {
-		case 0:
-			p.send(s.byte(), s.byte(), s.bytes(int(s.byte()))...)
-		case 1, 2:
-			p.send(tData, s.byte(), make([]byte, s.byte())...)
-		case 3, 4:
-			lastID++
-			p.send(tOfferRead, s.byte(), append(append(u64(lastID|s.number()<<32), desc()...), s.bytes(9)...)...)
-		case 5, 6:
-			lastID++
-			p.send(tOfferWrite, s.byte(), append(u64(lastID, s.number()), s.bytes(9)...)...)
-		case 7:
-			p.send(tGrant, s.byte()%2, append(u64(id), desc()...)...)
-		case 8:
-			p.send(tReadDone, s.byte()%4/3, u64(id, s.number())...)
-		case 9:
-			p.send(tWriteDone, s.byte(), u64(id, s.number())...)
-		case 10:
-			p.send(tCancelRead, 0, u64(id)...)
-		case 11:
-			p.send(tCancelWrite, 0, u64(id)...)
-		case 12:
-			p.send(tUrgent, 0, s.bytes(int(s.byte()%70))...)
-		case 13:
-			p.send([]byte{tPing, tPong, tCloseAck, tShutdown, tClose, tAbort}[s.byte()%6], 0)
-		case 14:
-			p.dropped = uint32(s.number())
-		case 15:
-			nap(time.Duration(s.number() % uint64(time.Minute)))
-		case 16: // the grant or the offer that the session has made
-			var ev session.Event
-			for p.Poll(&ev) {
-				if ev.Kind != session.Message {
-					continue
-				}
-				m := ev.Msg
-				if len(m) >= header+32 && (m[0] == tGrant || m[0] == tInbox || m[0] == tOfferRead) {
-					d := session.Descriptor{Addr: le.Uint64(m[16:]), Key: le.Uint64(m[24:]), Len: le.Uint64(m[32:])}
-					descs = append(descs, d)
-					lastID = uint64(le.Uint32(m[header:]))
-					n := 1 + int(s.number()%20_000)
-					if m[0] != tOfferRead && p.Limits().CanWrite {
-						p.Write(make([]byte, n), d, int(s.number()>>1), 1)
-					} else if m[0] == tOfferRead && p.Limits().CanRead {
-						p.Read(make([]byte, n), d, int(s.number()>>1), 1)
-					}
-				}
-				if m[0] != tCredit {
-					p.dropped++
-				}
-				p.Drop()
-			}
+		switch kind := p.byte() % 26; kind {
 		case 17:
-			if len(descs) > 0 && s.byte()%2 == 0 {
-				p.Endpoint.Hold(twin.Hold(s.byte() % 8))
+			if len(p.descs) > 0 && p.byte()%2 == 0 {
+				p.Endpoint.Hold(twin.Hold(p.byte() % 8))
 			}
 		case 18:
-			if s.byte()%16 == 0 {
-				[]func(){p.Kill, p.Abort, func() { p.Close() }, p.Cut}[s.byte()%4]()
+			if p.byte()%16 == 0 {
+				[]func(){p.Kill, p.Abort, func() { p.Close() }, p.Cut}[p.byte()%4]()
 				return
 			}
-		case 20:
-			p.send(tRefuse, 0, u64(id)...)
-		case 22:
-			p.send([]byte{tAskInbox, tLeaveInbox}[s.byte()%4/3], 0)
-		case 23:
-			p.send(tFill, s.byte(), u64(s.number()%70_000)...)
-		case 24:
-			p.send(tInbox, 0, append(u64(0), desc()...)...)
-		case 25:
-			p.send(tEmptied, 0, u64(0, s.number()%100_000)...)
-		case 21: // an offer that it can read
-			if p.Memory == nil {
-				break
-			}
-			if x, err := p.Expose(exposed, session.RemoteRead); err == nil {
-				lastID++
-				p.send(tOfferRead, 0, u64(lastID, x.Addr, x.Key, x.Len)...)
-			}
-		case 19:
-			for range s.byte() {
-				p.send(tData, 0, 1)
+		default:
+			p.actStream(kind)
+			p.actOffer(kind, id)
+			p.actInbox(kind)
+		}
+	}
+}
+
+// actStream is what concerns the stream and the connection.
+func (p *hostilePeer) actStream(kind byte) {
+	switch kind {
+	case 0:
+		p.send(p.byte(), p.byte(), p.bytes(int(p.byte()))...)
+	case 1, 2:
+		p.send(tData, p.byte(), make([]byte, p.byte())...)
+	case 12:
+		p.send(tUrgent, 0, p.bytes(int(p.byte()%70))...)
+	case 13:
+		p.send([]byte{tPing, tPong, tCloseAck, tShutdown, tClose, tAbort}[p.byte()%6], 0)
+	case 14:
+		p.dropped = uint32(p.number())
+	case 15:
+		nap(time.Duration(p.number() % uint64(time.Minute)))
+	case 19:
+		for range p.byte() {
+			p.send(tData, 0, 1)
+		}
+	}
+}
+
+// actOffer is what concerns offers.
+func (p *hostilePeer) actOffer(kind byte, id uint64) {
+	switch kind {
+	case 3, 4:
+		p.lastID++
+		p.send(tOfferRead, p.byte(), append(append(u64(p.lastID|p.number()<<32), p.desc()...), p.bytes(9)...)...)
+	case 5, 6:
+		p.lastID++
+		p.send(tOfferWrite, p.byte(), append(u64(p.lastID, p.number()), p.bytes(9)...)...)
+	case 7:
+		p.send(tGrant, p.byte()%2, append(u64(id), p.desc()...)...)
+	case 8:
+		p.send(tReadDone, p.byte()%4/3, u64(id, p.number())...)
+	case 9:
+		p.send(tWriteDone, p.byte(), u64(id, p.number())...)
+	case 10:
+		p.send(tCancelRead, 0, u64(id)...)
+	case 11:
+		p.send(tCancelWrite, 0, u64(id)...)
+	case 16:
+		p.useMemory()
+	case 20:
+		p.send(tRefuse, 0, u64(id)...)
+	case 21: // that it can read
+		if p.Memory == nil {
+			break
+		}
+		if x, err := p.Expose(p.exposed, session.RemoteRead); err == nil {
+			p.lastID++
+			p.send(tOfferRead, 0, u64(p.lastID, x.Addr, x.Key, x.Len)...)
+		}
+	}
+}
+
+// actInbox is what concerns inboxes.
+func (p *hostilePeer) actInbox(kind byte) {
+	switch kind {
+	case 22:
+		p.send([]byte{tAskInbox, tLeaveInbox}[p.byte()%4/3], 0)
+	case 23:
+		p.send(tFill, p.byte(), u64(p.number()%70_000)...)
+	case 24:
+		p.send(tInbox, 0, append(u64(0), p.desc()...)...)
+	case 25:
+		p.send(tEmptied, 0, u64(0, p.number()%100_000)...)
+	}
+}
+
+// desc is a descriptor: made up, seen before, or of memory that is there.
+func (p *hostilePeer) desc() []byte {
+	d := session.Descriptor{Addr: p.number(), Key: p.number(), Len: p.number()}
+	switch p.byte() % 4 {
+	case 0:
+	case 1:
+		if len(p.descs) > 0 {
+			d = p.descs[int(p.byte())%len(p.descs)]
+		}
+	default:
+		if p.Memory == nil {
+			break
+		}
+		n := 1 + int(p.number()%uint64(len(p.exposed)))
+		if x, err := p.Expose(p.exposed[:n], session.RemoteRead|session.RemoteWrite); err == nil {
+			p.descs = append(p.descs, x)
+			d = x
+		}
+	}
+	return u64(d.Addr, d.Key, d.Len)
+}
+
+// useMemory accesses what the session has granted, offered or opened.
+func (p *hostilePeer) useMemory() {
+	var ev session.Event
+	for p.Poll(&ev) {
+		if ev.Kind != session.Message {
+			continue
+		}
+		m := ev.Msg
+		if len(m) >= header+32 && (m[0] == tGrant || m[0] == tInbox || m[0] == tOfferRead) {
+			d := descriptor(m[16:])
+			p.descs = append(p.descs, d)
+			p.lastID = uint64(le.Uint32(m[header:]))
+			n := 1 + int(p.number()%20_000)
+			if m[0] != tOfferRead && p.Limits().CanWrite {
+				p.Write(make([]byte, n), d, int(p.number()>>1), 1)
+			} else if m[0] == tOfferRead && p.Limits().CanRead {
+				p.Read(make([]byte, n), d, int(p.number()>>1), 1)
 			}
 		}
+		if m[0] != tCredit {
+			p.dropped++
+		}
+		p.Drop()
 	}
 }

@@ -12,61 +12,68 @@ import (
 	"github.com/sanconn/san/session/twin"
 )
 
+// step is something that a peer does.
+type step func(*raw)
+
+func says(typ, flags byte, body ...byte) step {
+	return func(p *raw) { p.send(typ, flags, body...) }
+}
+
+func givesCredit(v uint32) step {
+	return func(p *raw) {
+		was := p.dropped
+		p.dropped = v
+		p.send(tCredit, 0)
+		p.dropped = was
+	}
+}
+
+// unusual is what violates the protocol, or is only unexpected.
+var unusual = map[string]struct {
+	cfg   twin.Config
+	steps []step
+	fine  bool
+}{
+	"unknown type":                    {messages, []step{says(99, 0)}, false},
+	"type zero":                       {messages, []step{says(0, 0)}, false},
+	"the largest type":                {messages, []step{says(255, 0)}, false},
+	"a second negotiation":            {messages, []step{says(tNegotiate, 0, parameters(1, 24, 4096, 0)...)}, false},
+	"a header cut short":              {messages, []step{func(p *raw) { p.ReserveControl(4); p.CommitControl(4) }}, false},
+	"an offer cut short":              {byRead, []step{says(tOfferRead, 0, u64(1, 2)...)}, false},
+	"an offer of nothing":             {byRead, []step{says(tOfferRead, 0, u64(1, 1<<40, 7, 0)...)}, false},
+	"an endless offer":                {byRead, []step{says(tOfferRead, 0, u64(1, 1<<40, 7, 1<<63)...)}, false},
+	"an offer to write nothing":       {byWrite, []step{says(tOfferWrite, 0, u64(1, 0)...)}, false},
+	"two offers at once":              {byWrite, []step{says(tOfferWrite, 0, u64(1, 100_000)...), says(tOfferWrite, 0, u64(2, 100_000)...)}, false},
+	"data behind an open offer":       {byWrite, []step{says(tOfferWrite, 0, u64(1, 100_000)...), says(tData, 0, 1, 2, 3)}, false},
+	"shutdown behind an open offer":   {byWrite, []step{says(tOfferWrite, 0, u64(1, 100_000)...), says(tShutdown, 0)}, false},
+	"data behind shutdown":            {messages, []step{says(tShutdown, 0), says(tData, 0, 1)}, false},
+	"shutdown behind shutdown":        {messages, []step{says(tShutdown, 0), says(tShutdown, 0)}, false},
+	"data behind close":               {messages, []step{says(tClose, 0), says(tData, 0, 1)}, false},
+	"close behind close":              {messages, []step{says(tClose, 0), says(tClose, 0)}, false},
+	"credit that jumps":               {messages, []step{givesCredit(1 << 30)}, false},
+	"credit that goes back":           {messages, []step{givesCredit(^uint32(0))}, false},
+	"credit for what was not sent":    {messages, []step{givesCredit(20)}, false},
+	"urgent data of nothing":          {messages, []step{says(tUrgent, 0)}, false},
+	"a grant cut short":               {byWrite, []step{says(tGrant, 0, u64(1)...)}, false},
+	"a cancel cut short":              {byRead, []step{says(tCancelRead, 0)}, false},
+	"written without a grant":         {byWrite, []step{says(tOfferWrite, 0, u64(1, 100_000)...), says(tWriteDone, 0, u64(1, 1<<40)...)}, false},
+	"unknown flags":                   {messages, []step{says(tData, 0xFE, 1), says(tPing, 0xFF)}, true},
+	"something in the zero bytes":     {messages, []step{func(p *raw) { b := p.Reserve(9, 9); copy(b, []byte{tData, 0, 9, 9, 0, 0, 0, 0, 1}); p.Commit(9) }}, true},
+	"more than a type needs":          {messages, []step{says(tPing, 0, 1, 2, 3, 4), says(tShutdown, 0, 9)}, true},
+	"empty data":                      {messages, []step{says(tData, 0)}, true},
+	"a grant for no offer":            {byWrite, []step{says(tGrant, 0, append(u64(9), u64(1<<40, 7, 100_000)...)...)}, true},
+	"done for no offer":               {byRead, []step{says(tReadDone, 0, u64(9, 100)...), says(tWriteDone, 1, u64(9, 100)...)}, true},
+	"cancel for no offer":             {byRead, []step{says(tCancelRead, 0, u64(9)...), says(tCancelWrite, 0, u64(9)...)}, true},
+	"a pong that was not asked for":   {messages, []step{says(tPong, 0)}, true},
+	"an acknowledgement out of place": {messages, []step{says(tCloseAck, 0)}, true},
+	"close behind shutdown":           {messages, []step{says(tShutdown, 0), says(tClose, 0)}, true},
+}
+
 // What violates the protocol ends the connection, at both ends; what is only unexpected
 // does not.
 func TestAViolationEndsTheConnection(t *testing.T) {
-	type step func(*raw)
-	msg := func(typ, flags byte, body ...byte) step {
-		return func(p *raw) { p.send(typ, flags, body...) }
-	}
-	credit := func(v uint32) step {
-		return func(p *raw) {
-			was := p.dropped
-			p.dropped = v
-			p.send(tCredit, 0)
-			p.dropped = was
-		}
-	}
-	desc := u64(1<<40, 7, 100_000)
-	for name, tt := range map[string]struct {
-		cfg   twin.Config
-		steps []step
-		fine  bool
-	}{
-		"unknown type":                    {messages, []step{msg(99, 0)}, false},
-		"type zero":                       {messages, []step{msg(0, 0)}, false},
-		"the largest type":                {messages, []step{msg(255, 0)}, false},
-		"a second negotiation":            {messages, []step{msg(tNegotiate, 0, parameters(1, 24, 4096, 0)...)}, false},
-		"a header cut short":              {messages, []step{func(p *raw) { p.ReserveControl(4); p.CommitControl(4) }}, false},
-		"an offer cut short":              {byRead, []step{msg(tOfferRead, 0, u64(1, 2)...)}, false},
-		"an offer of nothing":             {byRead, []step{msg(tOfferRead, 0, u64(1, 1<<40, 7, 0)...)}, false},
-		"an endless offer":                {byRead, []step{msg(tOfferRead, 0, u64(1, 1<<40, 7, 1<<63)...)}, false},
-		"an offer to write nothing":       {byWrite, []step{msg(tOfferWrite, 0, u64(1, 0)...)}, false},
-		"two offers at once":              {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tOfferWrite, 0, u64(2, 100_000)...)}, false},
-		"data behind an open offer":       {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tData, 0, 1, 2, 3)}, false},
-		"shutdown behind an open offer":   {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tShutdown, 0)}, false},
-		"data behind shutdown":            {messages, []step{msg(tShutdown, 0), msg(tData, 0, 1)}, false},
-		"shutdown behind shutdown":        {messages, []step{msg(tShutdown, 0), msg(tShutdown, 0)}, false},
-		"data behind close":               {messages, []step{msg(tClose, 0), msg(tData, 0, 1)}, false},
-		"close behind close":              {messages, []step{msg(tClose, 0), msg(tClose, 0)}, false},
-		"credit that jumps":               {messages, []step{credit(1 << 30)}, false},
-		"credit that goes back":           {messages, []step{credit(^uint32(0))}, false},
-		"credit for what was not sent":    {messages, []step{credit(20)}, false},
-		"urgent data of nothing":          {messages, []step{msg(tUrgent, 0)}, false},
-		"a grant cut short":               {byWrite, []step{msg(tGrant, 0, u64(1)...)}, false},
-		"a cancel cut short":              {byRead, []step{msg(tCancelRead, 0)}, false},
-		"written without a grant":         {byWrite, []step{msg(tOfferWrite, 0, u64(1, 100_000)...), msg(tWriteDone, 0, u64(1, 1<<40)...)}, false},
-		"unknown flags":                   {messages, []step{msg(tData, 0xFE, 1), msg(tPing, 0xFF)}, true},
-		"something in the zero bytes":     {messages, []step{func(p *raw) { b := p.Reserve(9, 9); copy(b, []byte{tData, 0, 9, 9, 0, 0, 0, 0, 1}); p.Commit(9) }}, true},
-		"more than a type needs":          {messages, []step{msg(tPing, 0, 1, 2, 3, 4), msg(tShutdown, 0, 9)}, true},
-		"empty data":                      {messages, []step{msg(tData, 0)}, true},
-		"a grant for no offer":            {byWrite, []step{msg(tGrant, 0, append(u64(9), desc...)...)}, true},
-		"done for no offer":               {byRead, []step{msg(tReadDone, 0, u64(9, 100)...), msg(tWriteDone, 1, u64(9, 100)...)}, true},
-		"cancel for no offer":             {byRead, []step{msg(tCancelRead, 0, u64(9)...), msg(tCancelWrite, 0, u64(9)...)}, true},
-		"a pong that was not asked for":   {messages, []step{msg(tPong, 0)}, true},
-		"an acknowledgement out of place": {messages, []step{msg(tCloseAck, 0)}, true},
-		"close behind shutdown":           {messages, []step{msg(tShutdown, 0), msg(tClose, 0)}, true},
-	} {
+	for name, tt := range unusual {
+		inOrder := strings.HasSuffix(name, "behind close") || strings.HasSuffix(name, "behind shutdown")
 		check := func(t *testing.T, reads bool) {
 			inBubble(t, func(t *testing.T) {
 				s, _, p := negotiated(t, tt.cfg, session.Config{KeepAlive: -1})
@@ -83,22 +90,30 @@ func TestAViolationEndsTheConnection(t *testing.T) {
 					t.Fatalf("the connection lives: %v (%v), want %v", alive, err, tt.fine)
 				}
 				if !tt.fine {
-					for err = nil; err == nil; {
-						_, err = s.Read(make([]byte, 100))
-					}
-					if strings.HasSuffix(name, "behind close") || strings.HasSuffix(name, "behind shutdown") {
-						wantErr(t, "Read of a stream that had ended in order", err, io.EOF)
-						return
-					}
-					wantErr(t, "Read", err, syscall.ECONNRESET)
-					if !strings.Contains(err.Error(), "protocol") {
-						t.Errorf("Read: %v: does not say who is to blame", err)
-					}
+					endsByViolation(t, s, inOrder)
 				}
 			})
 		}
 		t.Run(name, func(t *testing.T) { check(t, false) })
 		t.Run(name+", to a Read", func(t *testing.T) { check(t, true) })
+	}
+}
+
+// endsByViolation reads the stream to its end, which is in order if it came before the
+// violation.
+func endsByViolation(t *testing.T, s *session.Session, inOrder bool) {
+	t.Helper()
+	var err error
+	for err == nil {
+		_, err = s.Read(make([]byte, 100))
+	}
+	if inOrder {
+		wantErr(t, "Read of a stream that had ended in order", err, io.EOF)
+		return
+	}
+	wantErr(t, "Read", err, syscall.ECONNRESET)
+	if !strings.Contains(err.Error(), "protocol") {
+		t.Errorf("Read: %v: does not say who is to blame", err)
 	}
 }
 

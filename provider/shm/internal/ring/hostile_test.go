@@ -7,50 +7,53 @@ import (
 	"unsafe"
 )
 
+// breaches are what a peer may do to the shared memory, and which side finds it.
+var breaches = []struct {
+	name   string
+	breaks func(p *pipe)
+	writer bool
+}{
+	{"tail beyond the ring", func(p *pipe) { p.shared.tail.Store(3 * Size) }, false},
+	{"tail that goes back", func(p *pipe) { p.shared.tail.Store(8) }, false},
+	{"odd tail", func(p *pipe) { p.shared.tail.Add(1) }, false},
+	{"no header", func(p *pipe) { p.shared.tail.Add(64) }, false},
+	{"empty record", func(p *pipe) { p.record(kindMessage, 64) }, false},
+	{"long record", func(p *pipe) { p.record(kindMessage|MaxMessage+1, 64) }, false},
+	{"record beyond the tail", func(p *pipe) { p.record(kindMessage|1000, 64) }, false},
+	{"record of another kind", func(p *pipe) { p.record(3<<32|8, 64) }, false},
+	{"record across the end of the ring", func(p *pipe) {
+		at := p.shared.tail.Load()
+		putHeader(p.Reader.mem, at, kindPad|(Size-64-at))
+		putHeader(p.Reader.mem, Size-64, kindMessage|1000)
+		p.shared.tail.Store(Size + 1000)
+	}, false},
+	{"empty pad", func(p *pipe) { p.record(kindPad, 64) }, false},
+	{"odd pad", func(p *pipe) { p.record(kindPad|12, 64) }, false},
+	{"pad beyond the tail", func(p *pipe) { p.record(kindPad|72, 64) }, false},
+	{"pad across the end of the ring", func(p *pipe) { p.record(kindPad|Size, Size) }, false},
+	{"pads without end", func(p *pipe) {
+		for range 100 {
+			p.record(kindPad|8, 8)
+		}
+	}, false},
+	{"tail of cells", func(p *pipe) { p.shared.spareTail.Store(1 << 40) }, false},
+	{"long cell", func(p *pipe) { p.spares[0].size.Store(1 << 30); p.shared.spareTail.Store(1) }, false},
+	{"empty cell", func(p *pipe) { p.shared.spareTail.Store(1) }, false},
+	{"head beyond the tail", func(p *pipe) { p.shared.head.Store(1 << 40) }, true},
+	{"odd head", func(p *pipe) { p.shared.head.Store(1) }, true},
+	{"head that goes back", func(p *pipe) { p.shared.head.Store(0) }, true},
+	{"head inside a pad", func(p *pipe) {
+		if p.lapEnd == 0 || p.Writer.tail/Size == p.Writer.head/Size {
+			p.t.Fatal("no pad, so this shows nothing")
+		}
+		p.shared.head.Store(p.lapEnd + 8)
+	}, true},
+	{"head of cells", func(p *pipe) { p.shared.spareHead.Store(1) }, true},
+}
+
 // A side that finds nonsense in the shared memory ends with Broken, and finds no more.
 func TestPeerThatBreaksTheRules(t *testing.T) {
-	for _, tc := range []struct {
-		name   string
-		breaks func(p *pipe)
-		writer bool // finds it
-	}{
-		{"tail beyond the ring", func(p *pipe) { p.shared.tail.Store(3 * Size) }, false},
-		{"tail that goes back", func(p *pipe) { p.shared.tail.Store(8) }, false},
-		{"odd tail", func(p *pipe) { p.shared.tail.Add(1) }, false},
-		{"no header", func(p *pipe) { p.shared.tail.Add(64) }, false},
-		{"empty record", func(p *pipe) { p.record(kindMessage, 64) }, false},
-		{"long record", func(p *pipe) { p.record(kindMessage|MaxMessage+1, 64) }, false},
-		{"record beyond the tail", func(p *pipe) { p.record(kindMessage|1000, 64) }, false},
-		{"record of another kind", func(p *pipe) { p.record(3<<32|8, 64) }, false},
-		{"record across the end of the ring", func(p *pipe) {
-			at := p.shared.tail.Load()
-			putHeader(p.Reader.mem, at, kindPad|(Size-64-at))
-			putHeader(p.Reader.mem, Size-64, kindMessage|1000)
-			p.shared.tail.Store(Size + 1000)
-		}, false},
-		{"empty pad", func(p *pipe) { p.record(kindPad, 64) }, false},
-		{"odd pad", func(p *pipe) { p.record(kindPad|12, 64) }, false},
-		{"pad beyond the tail", func(p *pipe) { p.record(kindPad|72, 64) }, false},
-		{"pad across the end of the ring", func(p *pipe) { p.record(kindPad|Size, Size) }, false},
-		{"pads without end", func(p *pipe) {
-			for range 100 {
-				p.record(kindPad|8, 8)
-			}
-		}, false},
-		{"tail of cells", func(p *pipe) { p.shared.spareTail.Store(1 << 40) }, false},
-		{"long cell", func(p *pipe) { p.spares[0].size.Store(1 << 30); p.shared.spareTail.Store(1) }, false},
-		{"empty cell", func(p *pipe) { p.shared.spareTail.Store(1) }, false},
-		{"head beyond the tail", func(p *pipe) { p.shared.head.Store(1 << 40) }, true},
-		{"odd head", func(p *pipe) { p.shared.head.Store(1) }, true},
-		{"head that goes back", func(p *pipe) { p.shared.head.Store(0) }, true},
-		{"head inside a pad", func(p *pipe) {
-			if p.lapEnd == 0 || p.Writer.tail/Size == p.Writer.head/Size {
-				p.t.Fatal("no pad, so this shows nothing")
-			}
-			p.shared.head.Store(p.lapEnd + 8)
-		}, true},
-		{"head of cells", func(p *pipe) { p.shared.spareHead.Store(1) }, true},
-	} {
+	for _, tc := range breaches {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newPipe(t, minMax)
 			p.send(100, 0)
@@ -67,33 +70,43 @@ func TestPeerThatBreaksTheRules(t *testing.T) {
 			}
 			tc.breaks(p)
 			if tc.writer {
-				broken := Action(0)
-				for range 1000 {
-					_, do := p.Reserve(MaxMessage, MaxMessage)
-					broken |= do
-					p.Commit(0)
-					_, do = p.ReserveControl(MaxControl)
-					broken |= do
-					p.CommitControl(p.ctrlRoom)
-				}
-				if broken&Broken == 0 || p.Writer.Err() == nil {
-					t.Fatalf("the writer finds %v", p.Writer.Err())
-				}
-				if room, _ := p.Reserve(1, 1); room != nil {
-					t.Error("there is room on a broken ring")
-				}
-				if room, _ := p.ReserveControl(1); room != nil {
-					t.Error("there is room for control on a broken ring")
-				}
-				return
-			}
-			if _, do := p.Poll(); do&Broken == 0 || p.Reader.Err() == nil {
-				t.Fatalf("the reader finds %v", p.Reader.Err())
-			}
-			if msg, _ := p.Poll(); msg != nil {
-				t.Error("a message from a broken ring")
+				p.writerIsBroken()
+			} else {
+				p.readerIsBroken()
 			}
 		})
+	}
+}
+
+func (p *pipe) writerIsBroken() {
+	p.t.Helper()
+	broken := Action(0)
+	for range 1000 {
+		_, do := p.Reserve(MaxMessage, MaxMessage)
+		broken |= do
+		p.Commit(0)
+		_, do = p.ReserveControl(MaxControl)
+		broken |= do
+		p.CommitControl(p.ctrlRoom)
+	}
+	if broken&Broken == 0 || p.Writer.Err() == nil {
+		p.t.Fatalf("the writer finds %v", p.Writer.Err())
+	}
+	if room, _ := p.Reserve(1, 1); room != nil {
+		p.t.Error("there is room on a broken ring")
+	}
+	if room, _ := p.ReserveControl(1); room != nil {
+		p.t.Error("there is room for control on a broken ring")
+	}
+}
+
+func (p *pipe) readerIsBroken() {
+	p.t.Helper()
+	if _, do := p.Poll(); do&Broken == 0 || p.Reader.Err() == nil {
+		p.t.Fatalf("the reader finds %v", p.Reader.Err())
+	}
+	if msg, _ := p.Poll(); msg != nil {
+		p.t.Error("a message from a broken ring")
 	}
 }
 
