@@ -145,85 +145,98 @@ func TestControlDueBeforeSleepWaitsForRoom(t *testing.T) {
 // Control of a Read that waits for its own transfer, and finds no room or no credit,
 // goes as soon as there is some: nobody else polls.
 func TestControlOfADirectReadGoesLater(t *testing.T) {
-	cfg := byWrite
-	cfg.SendQueue = session.ControlReserve + 1
-	ask := func(p *raw, questions int) {
-		for range questions {
-			p.send(tPing, 0)
-			pass(time.Millisecond)
-		}
-	}
-	answered := func(p *raw, questions int) {
-		for range questions {
-			p.expect(tPong)
-		}
-	}
 	for name, exhaust := range map[string]func(*raw) (again func()){
 		"room": func(p *raw) func() {
 			p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
-			ask(p, cfg.SendQueue)
-			return func() { p.Hold(0); answered(p, cfg.SendQueue) }
+			p.ping(shortQueue.SendQueue)
+			return func() { p.Hold(0); p.expectPongs(shortQueue.SendQueue) }
 		},
 		"credit": func(p *raw) func() {
-			credits := cfg.Limits.Window - session.ControlReserve
-			ask(p, credits)
-			return func() { answered(p, credits); p.send(tCredit, 0) }
+			credits := shortQueue.Limits.Window - session.ControlReserve
+			p.ping(credits)
+			return func() { p.expectPongs(credits); p.send(tCredit, 0) }
 		},
 	} {
-		const size = 200_000
-		// begin has the session read, and nobody else look at it.
-		begin := func(t *testing.T) (*session.Session, *raw, []byte, <-chan result) {
-			t.Helper()
-			s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
-			into := make([]byte, size)
-			r := goRead(s, into)
-			pass(time.Second)
-			return s, p, into, r
-		}
-		soon := func(t *testing.T, p *raw, typ byte, again func()) []byte {
-			t.Helper()
-			pass(time.Second)
-			began := time.Now()
-			again()
-			b := p.expect(typ)
-			if took := time.Since(began); took > time.Millisecond {
-				t.Errorf("it came %v after there was some", took)
-			}
-			return b
-		}
 		t.Run("Grant without "+name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				_, p, into, r := begin(t)
-				again := exhaust(p)
-				p.send(tOfferWrite, 0, u64(1, size)...)
-				b := soon(t, p, tGrant, again)
-				d := session.Descriptor{Addr: le.Uint64(b[8:]), Key: le.Uint64(b[16:]), Len: le.Uint64(b[24:])}
-				if d.Len != size {
-					t.Fatalf("a grant of %d bytes, want the slice of the Read", d.Len)
-				}
-				if err := p.Write(pattern(size), d, 0, 1); err != nil {
-					t.Fatal(err)
-				}
-				p.send(tWriteDone, 0, u64(1, size)...)
-				if x := within(t, r); x.n != size || x.err != nil || !bytes.Equal(into, pattern(size)) {
-					t.Errorf("Read: %+v", x)
-				}
-			})
+			inBubble(t, func(t *testing.T) { grantGoesLater(t, exhaust) })
 		})
 		t.Run("CancelWrite without "+name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				s, p, _, r := begin(t)
-				p.send(tOfferWrite, 0, u64(1, size)...)
-				p.expect(tGrant)
-				again := exhaust(p)
-				s.InterruptRead(true)
-				soon(t, p, tCancelWrite, again)
-				p.send(tWriteDone, 0, u64(1, 0)...)
-				if x := within(t, r); x.n != 0 || !errors.Is(x.err, session.ErrInterrupted) {
-					t.Errorf("Read: %+v", x)
-				}
-			})
+			inBubble(t, func(t *testing.T) { cancelGoesLater(t, exhaust) })
 		})
+	}
+}
+
+var shortQueue = func() twin.Config {
+	cfg := byWrite
+	cfg.SendQueue = session.ControlReserve + 1
+	return cfg
+}()
+
+func (p *raw) ping(n int) {
+	for range n {
+		p.send(tPing, 0)
+		pass(time.Millisecond)
+	}
+}
+
+func (p *raw) expectPongs(n int) {
+	for range n {
+		p.expect(tPong)
+	}
+}
+
+// expectSoon expects a message once there is room or credit again.
+func (p *raw) expectSoon(typ byte, again func()) []byte {
+	p.t.Helper()
+	pass(time.Second)
+	began := time.Now()
+	again()
+	b := p.expect(typ)
+	if took := time.Since(began); took > time.Millisecond {
+		p.t.Errorf("it came %v after there was some", took)
+	}
+	return b
+}
+
+// readAlone has a session read, and nobody else look at it.
+func readAlone(t *testing.T, into []byte) (*session.Session, *raw, <-chan result) {
+	t.Helper()
+	s, _, p := negotiated(t, shortQueue, session.Config{KeepAlive: -1})
+	r := goRead(s, into)
+	pass(time.Second)
+	return s, p, r
+}
+
+func grantGoesLater(t *testing.T, exhaust func(*raw) (again func())) {
+	into := make([]byte, 200_000)
+	_, p, r := readAlone(t, into)
+	again := exhaust(p)
+	p.send(tOfferWrite, 0, u64(1, uint64(len(into)))...)
+	d := descriptor(p.expectSoon(tGrant, again)[8:])
+	if d.Len != uint64(len(into)) {
+		t.Fatalf("a grant of %d bytes, want the slice of the Read", d.Len)
+	}
+	data := pattern(len(into))
+	if err := p.Write(data, d, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	p.send(tWriteDone, 0, u64(1, uint64(len(into)))...)
+	if x := within(t, r); x.n != len(into) || x.err != nil || !bytes.Equal(into, data) {
+		t.Errorf("Read: %+v", x)
+	}
+}
+
+func cancelGoesLater(t *testing.T, exhaust func(*raw) (again func())) {
+	into := make([]byte, 200_000)
+	s, p, r := readAlone(t, into)
+	p.send(tOfferWrite, 0, u64(1, uint64(len(into)))...)
+	p.expect(tGrant)
+	again := exhaust(p)
+	s.InterruptRead(true)
+	p.expectSoon(tCancelWrite, again)
+	p.send(tWriteDone, 0, u64(1, 0)...)
+	if x := within(t, r); x.n != 0 || !errors.Is(x.err, session.ErrInterrupted) {
+		t.Errorf("Read: %+v", x)
 	}
 }
 

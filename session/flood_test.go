@@ -198,83 +198,95 @@ func TestAFloodKeepsNobodyFromTheJanitor(t *testing.T) {
 // What a poll that was cut short has left is taken by the next one, and nobody has to
 // wait for another message, or for the janitor's tick.
 func TestAPollThatIsCutShortGoesOn(t *testing.T) {
-	const many = 5*look + 10 // at once
-	large := ring
-	large.QueueBytes = 1 << 20
-	// queue sends what says nothing, and then something.
-	queue := func(p *raw, typ byte, body ...byte) {
-		p.t.Helper()
-		for range many {
-			if !p.send(tPong, 0) {
-				p.t.Fatal("no room")
-			}
-		}
-		p.send(typ, 0, body...)
+	for name, test := range map[string]func(*testing.T){
+		"a Read":                        testCutShortBeforeARead,
+		"a Read that waits":             testCutShortInARead,
+		"a Write that waits for credit": testCutShortInAWrite,
+		"nobody":                        testCutShortBesideNobody,
+	} {
+		t.Run(name, func(t *testing.T) { inBubble(t, test) })
 	}
-	soon := func(t *testing.T, began time.Time) {
-		t.Helper()
-		if took := time.Since(began); took > 2*latency {
-			t.Errorf("it took %v, with a latency of %v", took, latency)
+}
+
+// cutShort is more than a poll takes.
+const cutShort = 5*look + 10
+
+var largeRing = func() twin.Config {
+	cfg := ring
+	cfg.QueueBytes = 1 << 20
+	return cfg
+}()
+
+// queue sends more than a poll takes, which means nothing, and then something.
+func (p *raw) queue(typ byte, body ...byte) {
+	p.t.Helper()
+	for range cutShort {
+		if !p.send(tPong, 0) {
+			p.t.Fatal("no room")
 		}
 	}
-	t.Run("a Read", func(t *testing.T) {
-		inBubble(t, func(t *testing.T) {
-			s, _, p := negotiated(t, large, session.Config{})
-			queue(p, tData, 'x')
-			pass(2 * latency) // all is there before the janitor's first tick
-			began := time.Now()
-			readFull(t, s, 1)
-			soon(t, began)
-		})
-	})
-	t.Run("a Read that waits", func(t *testing.T) {
-		inBubble(t, func(t *testing.T) {
-			s, _, p := negotiated(t, large, session.Config{})
-			r := goRead(s, make([]byte, 1))
-			pass(time.Second)
-			began := time.Now()
-			queue(p, tData, 'x')
-			if x := within(t, r); x.n != 1 || x.err != nil {
-				t.Errorf("Read: %+v", x)
-			}
-			soon(t, began)
-		})
-	})
-	t.Run("a Write that waits for credit", func(t *testing.T) {
-		inBubble(t, func(t *testing.T) {
-			cfg := messages
-			cfg.Limits.Window, cfg.SendQueue = 2*many, 2*many
-			s, _, p := rawPair(t, cfg, session.Config{KeepAlive: -1, SendBudget: 1})
-			p.expect(tNegotiate)
-			p.dropped = 0
-			const credits = 16
-			p.send(tNegotiate, 0, parameters(1, credits, uint32(cfg.Limits.MaxMessage), 3)...)
-			negotiate(t, s)
-			data := pattern((credits - session.ControlReserve + 5) * (cfg.Limits.MaxMessage - header))
-			w := goWrite(s, data)
-			pass(time.Second)
-			select {
-			case x := <-w:
-				t.Fatalf("it does not wait: %+v", x)
-			default:
-			}
-			began := time.Now()
-			sent := credits - uint32(session.ControlReserve) // all that it could
-			queue(p, tPong)
-			p.dropped = sent
-			p.send(tCredit, 0)
-			if x := within(t, w); x.n != len(data) || x.err != nil {
-				t.Errorf("Write: %+v", x)
-			}
-			soon(t, began)
-		})
-	})
-	t.Run("nobody", func(t *testing.T) {
-		inBubble(t, func(t *testing.T) {
-			_, _, p := negotiated(t, large, session.Config{})
-			pass(time.Second)
-			queue(p, tPing)
-			p.expect(tPong)
-		})
-	})
+	p.send(typ, 0, body...)
+}
+
+func promptly(t *testing.T, began time.Time) {
+	t.Helper()
+	if took := time.Since(began); took > 2*latency {
+		t.Errorf("it took %v, with a latency of %v", took, latency)
+	}
+}
+
+func testCutShortBeforeARead(t *testing.T) {
+	s, _, p := negotiated(t, largeRing, session.Config{})
+	p.queue(tData, 'x')
+	pass(2 * latency) // all is there before the janitor's first tick
+	began := time.Now()
+	readFull(t, s, 1)
+	promptly(t, began)
+}
+
+func testCutShortInARead(t *testing.T) {
+	s, _, p := negotiated(t, largeRing, session.Config{})
+	r := goRead(s, make([]byte, 1))
+	pass(time.Second)
+	began := time.Now()
+	p.queue(tData, 'x')
+	if x := within(t, r); x.n != 1 || x.err != nil {
+		t.Errorf("Read: %+v", x)
+	}
+	promptly(t, began)
+}
+
+func testCutShortInAWrite(t *testing.T) {
+	cfg := messages
+	cfg.Limits.Window, cfg.SendQueue = 2*cutShort, 2*cutShort
+	s, _, p := rawPair(t, cfg, session.Config{KeepAlive: -1, SendBudget: 1})
+	p.expect(tNegotiate)
+	p.dropped = 0
+	const credits = 16
+	p.send(tNegotiate, 0, parameters(1, credits, uint32(cfg.Limits.MaxMessage), 3)...)
+	negotiate(t, s)
+	data := pattern((credits - session.ControlReserve + 5) * (cfg.Limits.MaxMessage - header))
+	w := goWrite(s, data)
+	pass(time.Second)
+	select {
+	case x := <-w:
+		t.Fatalf("it does not wait: %+v", x)
+	default:
+	}
+	began := time.Now()
+	sent := credits - uint32(session.ControlReserve) // all that it could
+	p.queue(tPong)
+	p.dropped = sent
+	p.send(tCredit, 0)
+	if x := within(t, w); x.n != len(data) || x.err != nil {
+		t.Errorf("Write: %+v", x)
+	}
+	promptly(t, began)
+}
+
+func testCutShortBesideNobody(t *testing.T) {
+	_, _, p := negotiated(t, largeRing, session.Config{})
+	pass(time.Second)
+	p.queue(tPing)
+	p.expect(tPong)
 }

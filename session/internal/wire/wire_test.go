@@ -68,61 +68,56 @@ func parsed(m []byte) (again []byte, ok bool) {
 	if err != nil {
 		return nil, false
 	}
-	payload := func(n int, put func([]byte)) []byte { return withHeader(h, n, put) }
-	var c Control
 	switch h.Type {
 	case TypeNegotiate:
-		p, err := ParseParams(m)
-		if err != nil {
-			return nil, false
-		}
-		b := make([]byte, NegotiateLen)
-		p.Put(b)
-		return b, true
+		return reparsed(m, NegotiateLen, ParseParams, Params.Put)
 	case TypeOfferRead:
-		var o OfferRead
-		if o, err = ParseOfferRead(m); err == nil {
-			return payload(OfferReadLen, o.Put), true
-		}
+		return reparsed(m, OfferReadLen, ParseOfferRead, OfferRead.Put)
 	case TypeOfferWrite:
-		var o OfferWrite
-		if o, err = ParseOfferWrite(m); err == nil {
-			return payload(OfferWriteLen, o.Put), true
-		}
+		return reparsed(m, OfferWriteLen, ParseOfferWrite, OfferWrite.Put)
 	case TypeFill:
-		var f Fill
-		if f, err = ParseFill(m); err == nil {
-			return payload(FillLen, f.Put), true
-		}
-	case TypeGrant:
-		var g Grant
-		g, err = ParseGrant(m)
-		c = g.Control()
-	case TypeReadDone, TypeWriteDone:
-		var d Done
-		d, err = ParseDone(m)
-		c = d.Control()
-	case TypeCancelRead, TypeCancelWrite, TypeRefuse:
-		var x Cancel
-		x, err = ParseCancel(m)
-		c = x.Control()
-	case TypeInbox:
-		var i Inbox
-		i, err = ParseInbox(m)
-		c = i.Control()
-	case TypeEmptied:
-		var e Emptied
-		e, err = ParseEmptied(m)
-		c = e.Control()
-	default:
-		c = Plain(h.Type)
+		return reparsed(m, FillLen, ParseFill, Fill.Put)
 	}
+	c, err := parsedControl(h.Type, m)
 	if err != nil {
 		return nil, false
 	}
 	b := make([]byte, c.Len())
 	c.Put(b, h.Credit)
 	return b, true
+}
+
+// reparsed is parsed for a message of n bytes, behind which payload may follow.
+func reparsed[T any](m []byte, n int, parse func([]byte) (T, error), put func(T, []byte)) ([]byte, bool) {
+	v, err := parse(m)
+	if err != nil {
+		return nil, false
+	}
+	b := make([]byte, n)
+	put(v, b)
+	HeaderOf(m).Put(b)
+	return b, true
+}
+
+func parsedControl(t Type, m []byte) (Control, error) {
+	switch t {
+	case TypeGrant:
+		g, err := ParseGrant(m)
+		return g.Control(), err
+	case TypeReadDone, TypeWriteDone:
+		d, err := ParseDone(m)
+		return d.Control(), err
+	case TypeCancelRead, TypeCancelWrite, TypeRefuse:
+		x, err := ParseCancel(m)
+		return x.Control(), err
+	case TypeInbox:
+		i, err := ParseInbox(m)
+		return i.Control(), err
+	case TypeEmptied:
+		e, err := ParseEmptied(m)
+		return e.Control(), err
+	}
+	return Plain(t), nil
 }
 
 // Whatever comes, decoding does not panic; and what was understood is encoded again to a
