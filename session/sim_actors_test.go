@@ -50,31 +50,7 @@ func (p *party) writes() {
 		n = int(min(int64(n), total-pos))
 		b := make([]byte, n)
 		stream(b, p.seed, p.id, pos)
-		var k int
-		var err error
-		var deadline *time.Timer
-		if p.cuts() && r.IntN(4) > 0 {
-			// The offer, and the read of it that it is to meet.
-			d := time.Duration(3 * r.Float64() * float64(p.net.MaxLatency))
-			deadline = time.AfterFunc(d, func() { p.s.InterruptWrite(true) })
-		}
-		if p.lends(r) {
-			k, err = p.writesLent(r, b)
-		} else if r.IntN(4) == 0 {
-			v, keep := split(r, b), 0
-			keep = len(v)
-			var k64 int64
-			k64, err = p.s.WriteBuffers(v)
-			k = int(k64)
-			if len(v) != keep {
-				p.errorf("%d: WriteBuffers changed its argument", p.id)
-			}
-		} else {
-			k, err = p.s.Write(b)
-		}
-		if deadline != nil {
-			deadline.Stop()
-		}
+		k, err := p.writesOnce(r, b)
 		fill(b, usedWrite)
 		if k < 0 || k > n || (k < n) != (err != nil) && !errors.Is(err, errShortLoan) {
 			p.errorf("%d: Write of %d bytes: %d, %v", p.id, n, k, err)
@@ -115,6 +91,28 @@ func (p *party) writes() {
 		p.writeErr = err
 	}
 	p.logf("%d: CloseWrite: %v", p.id, p.writeErr)
+}
+
+// writesOnce writes b, or as much of it as one call takes, in one of the ways that there are.
+func (p *party) writesOnce(r *rand.Rand, b []byte) (n int, err error) {
+	if p.cuts() && r.IntN(4) > 0 {
+		// The offer, and the read of it that it is to meet.
+		d := time.Duration(3 * r.Float64() * float64(p.net.MaxLatency))
+		defer time.AfterFunc(d, func() { p.s.InterruptWrite(true) }).Stop()
+	}
+	switch {
+	case p.lends(r):
+		return p.writesLent(r, b)
+	case r.IntN(4) > 0:
+		return p.s.Write(b)
+	}
+	v := split(r, b)
+	pieces := len(v)
+	k, err := p.s.WriteBuffers(v)
+	if len(v) != pieces {
+		p.errorf("%d: WriteBuffers changed its argument", p.id)
+	}
+	return int(k), err
 }
 
 func (p *party) reads() {

@@ -21,6 +21,36 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 		m.mu.Unlock()
 		m.logf("violation: %v", v)
 	}
+	m.drawNet()
+	m.drawSessions()
+	m.end = ending(r.IntN(int(endings)))
+	if r.IntN(3) == 0 {
+		m.end = orderly
+	}
+	if m.cut = r.IntN(cutIn) == 0; m.cut {
+		m.hasten()
+	}
+	if m.end == cutWire && m.net.Limits.Ring() {
+		m.end = earlyAbort
+	}
+	m.who = r.IntN(2)
+	m.after = duration(r, time.Microsecond, 300*time.Millisecond)
+	if m.end == death && r.IntN(2) == 0 {
+		m.net.Faults.DieAt[m.who] = 1 + r.IntN(pick(r, 20, 300, 3000))
+		m.after = time.Hour
+	}
+	if m.long = !m.cut && r.IntN(40) == 0; m.long {
+		m.prolong()
+	}
+	if !m.cut {
+		m.lent = pick(r, 0, 0.1, 0.5, 1)
+	}
+	return m
+}
+
+// drawNet draws the endpoints, and what goes wrong between them.
+func (m *sim) drawNet() {
+	r := m.r
 	m.net.Limits = m.limits()
 	switch {
 	case m.net.Limits.Ring():
@@ -49,6 +79,11 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 		Linger:  pick(r, 0, 0, 0.01, 0.1),
 		Evicted: pick(r, 0, 0, 0.3, 1),
 	}
+}
+
+// drawSessions draws how the sessions are set.
+func (m *sim) drawSessions() {
+	r := m.r
 	for i := range m.cfg {
 		c := &m.cfg[i]
 		c.CloseTimeout = 2 * time.Minute // late messages add up
@@ -57,29 +92,6 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 		c.SendBudget = pick(r, 0, 200, 5000, 50_000)
 		c.Disable = pick[session.Feature](r, 0, 0, 0, session.FeatureRDMARead, session.FeatureRDMAWrite)
 	}
-	m.end = ending(r.IntN(int(endings)))
-	if r.IntN(3) == 0 {
-		m.end = orderly
-	}
-	if m.cut = r.IntN(cutIn) == 0; m.cut {
-		m.hasten()
-	}
-	if m.end == cutWire && m.net.Limits.Ring() {
-		m.end = earlyAbort
-	}
-	m.who = r.IntN(2)
-	m.after = duration(r, time.Microsecond, 300*time.Millisecond)
-	if m.end == death && r.IntN(2) == 0 {
-		m.net.Faults.DieAt[m.who] = 1 + r.IntN(pick(r, 20, 300, 3000))
-		m.after = time.Hour
-	}
-	if m.long = !m.cut && r.IntN(40) == 0; m.long {
-		m.prolong()
-	}
-	if !m.cut {
-		m.lent = pick(r, 0, 0.1, 0.5, 1)
-	}
-	return m
 }
 
 // longest is how long a Write is, longWrite one that goes in pieces.

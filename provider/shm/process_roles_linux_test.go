@@ -16,75 +16,77 @@ import (
 )
 
 func init() {
-	roles["squat"] = func() error {
-		u, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: os.Getenv("NAME")})
-		if err != nil {
-			return err
-		}
-		defer u.Close()
-		fmt.Println("squatting")
-		untilStdinEnds()
-		return nil
+	roles["squat"] = squat
+	roles["fork"] = func() error { return serveRole(forkAndEcho) }
+	roles["exec"] = func() error { return serveRole(becomeAnother) }
+	roles["flood"] = func() error { return serveRole(flood) }
+	roles["hold"] = func() error { return serveRole(hold) }
+}
+
+// squat takes a rendezvous.
+func squat() error {
+	u, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: os.Getenv("NAME")})
+	if err != nil {
+		return err
 	}
-	// An echo that forks a child which keeps every descriptor, and lives on.
-	roles["fork"] = func() error {
-		return serveRole(func(p *peer) {
-			keep := keepDescriptors()
-			sleep := exec.Command("sleep", "60")
-			sleep.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: 0}
-			sleep.ExtraFiles = keep
-			if err := sleep.Start(); err != nil {
-				fmt.Println("error", err)
-			}
-			fmt.Println("forked", sleep.Process.Pid)
-			echo(p)
-		})
+	defer u.Close()
+	fmt.Println("squatting")
+	untilStdinEnds()
+	return nil
+}
+
+// forkAndEcho is an echo that forks a child which keeps every descriptor, and lives on.
+func forkAndEcho(p *peer) {
+	keep := keepDescriptors()
+	sleep := exec.Command("sleep", "60")
+	sleep.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: 0}
+	sleep.ExtraFiles = keep
+	if err := sleep.Start(); err != nil {
+		fmt.Println("error", err)
 	}
-	// An echo that becomes another program.
-	roles["exec"] = func() error {
-		return serveRole(func(p *peer) {
-			var ev session.Event
-			p.poll(&ev)
-			msg := bytes.Clone(ev.Msg)
+	fmt.Println("forked", sleep.Process.Pid)
+	echo(p)
+}
+
+// becomeAnother is an echo that becomes another program.
+func becomeAnother(p *peer) {
+	var ev session.Event
+	p.poll(&ev)
+	msg := bytes.Clone(ev.Msg)
+	p.Drop()
+	p.send(msg)
+	syscall.Exec("/bin/sleep", []string{"sleep", "60"}, nil)
+}
+
+// flood sends to whoever connects.
+func flood(p *peer) {
+	receiver := make(chan struct{})
+	defer func() { <-receiver }()
+	go func() {
+		defer close(receiver)
+		var ev session.Event
+		for p.poll(&ev) {
 			p.Drop()
-			p.send(msg)
-			syscall.Exec("/bin/sleep", []string{"sleep", "60"}, nil)
-		})
+		}
+	}()
+	r := rand.New(rand.NewSource(4))
+	for i := uint64(0); ; i++ {
+		n := min(8+r.Intn(1<<r.Intn(17)), ring.MaxMessage)
+		buf := p.reserve(n, n)
+		if buf == nil {
+			return
+		}
+		pattern(buf, i)
+		p.Commit(n)
 	}
-	// A flood to whoever connects.
-	roles["flood"] = func() error {
-		return serveRole(func(p *peer) {
-			receiver := make(chan struct{})
-			defer func() { <-receiver }()
-			go func() {
-				defer close(receiver)
-				var ev session.Event
-				for p.poll(&ev) {
-					p.Drop()
-				}
-			}()
-			r := rand.New(rand.NewSource(4))
-			for i := uint64(0); ; i++ {
-				n := 8 + r.Intn(1<<r.Intn(17))
-				n = min(n, ring.MaxMessage)
-				buf := p.reserve(n, n)
-				if buf == nil {
-					return
-				}
-				pattern(buf, i)
-				p.Commit(n)
-			}
-		})
-	}
-	// Accepts and holds, with few descriptors to spare.
-	roles["hold"] = func() error {
-		return serveRole(func(p *peer) {
-			var ev session.Event
-			for p.poll2(&ev) {
-				p.send(ev.Msg)
-				p.Drop()
-			}
-		})
+}
+
+// hold accepts and holds, with few descriptors to spare.
+func hold(p *peer) {
+	var ev session.Event
+	for p.poll2(&ev) {
+		p.send(ev.Msg)
+		p.Drop()
 	}
 }
 

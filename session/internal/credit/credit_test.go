@@ -62,78 +62,96 @@ func TestTwoEndsNeitherOverrunNorStop(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		buffers := 24 + r.IntN(40)
-		type message struct {
-			credit uint32
-			costs  bool
-		}
-		type end struct {
-			Counts
-			wire    []message // to the other end
-			pending int       // received, not dealt with
-			sent    int
-		}
-		var ends [2]end
+		var ends [2]*end
 		for i := range ends {
+			ends[i] = &end{t: t, seed: seed, buffers: buffers, unsent: 1000}
 			ends[i].Open(buffers)
 			ends[i].Limit(uint32(buffers - Reserved))
-			ends[i].sent = 1000
 		}
-		send := func(e *end, costs bool) {
-			if costs {
-				e.Sent()
-			}
-			e.wire = append(e.wire, message{e.Advertise(), costs})
-			plain := 0
-			for _, m := range e.wire {
-				if !m.costs {
-					plain++
-				}
-			}
-			if len(e.wire) > buffers || plain > Reserved {
-				t.Fatalf("seed %d: %d messages are under way, %d of them Credit", seed, len(e.wire), plain)
-			}
-		}
-		idle := 0
-		for (ends[0].sent > 0 || ends[1].sent > 0) && idle < 10000 {
+		for idle := 0; (ends[0].unsent > 0 || ends[1].unsent > 0) && idle < 10000; idle++ {
 			i := r.IntN(2)
-			e, peer := &ends[i], &ends[1-i]
-			idle++
-			switch r.IntN(3) {
-			case 0:
-				left, err := e.Left()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if left > Control && e.sent > 0 {
-					send(e, true)
-					e.sent--
-					idle = 0
-				}
-			case 1:
-				if len(peer.wire) > 0 {
-					m := peer.wire[0]
-					peer.wire = peer.wire[1:]
-					if _, err := e.Received(m.credit, m.costs); err != nil {
-						t.Fatal(err)
-					}
-					if m.costs {
-						e.pending++
-					}
-					idle = 0
-				}
-			case 2:
-				if e.pending > 0 {
-					e.pending--
-					e.DealtWith()
-					idle = 0
-				}
+			e, peer := ends[i], ends[1-i]
+			if [](func() bool){e.sends, func() bool { return e.receives(peer) }, e.dealsWith}[r.IntN(3)]() {
+				idle = 0
 			}
 			if e.Due() {
-				send(e, false)
+				e.send(false)
 			}
 		}
-		if ends[0].sent > 0 || ends[1].sent > 0 {
-			t.Fatalf("seed %d: they stopped with %d and %d left", seed, ends[0].sent, ends[1].sent)
+		if ends[0].unsent > 0 || ends[1].unsent > 0 {
+			t.Fatalf("seed %d: they stopped with %d and %d left", seed, ends[0].unsent, ends[1].unsent)
 		}
 	}
+}
+
+type message struct {
+	credit uint32
+	costs  bool
+}
+
+// end is one of two that send each other messages.
+type end struct {
+	Counts
+	t       *testing.T
+	seed    uint64
+	buffers int
+	wire    []message // to the other end
+	pending int       // received, not dealt with
+	unsent  int
+}
+
+func (e *end) send(costs bool) {
+	if costs {
+		e.Sent()
+	}
+	e.wire = append(e.wire, message{e.Advertise(), costs})
+	plain := 0
+	for _, m := range e.wire {
+		if !m.costs {
+			plain++
+		}
+	}
+	if len(e.wire) > e.buffers || plain > Reserved {
+		e.t.Fatalf("seed %d: %d messages are under way, %d of them Credit", e.seed, len(e.wire), plain)
+	}
+}
+
+// sends sends a message if there is credit for it, and reports whether it did.
+func (e *end) sends() bool {
+	left, err := e.Left()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if left <= Control || e.unsent == 0 {
+		return false
+	}
+	e.send(true)
+	e.unsent--
+	return true
+}
+
+// receives receives the next message of its peer, if there is one.
+func (e *end) receives(peer *end) bool {
+	if len(peer.wire) == 0 {
+		return false
+	}
+	m := peer.wire[0]
+	peer.wire = peer.wire[1:]
+	if _, err := e.Received(m.credit, m.costs); err != nil {
+		e.t.Fatal(err)
+	}
+	if m.costs {
+		e.pending++
+	}
+	return true
+}
+
+// dealsWith ends the use of a message, if there is one.
+func (e *end) dealsWith() bool {
+	if e.pending == 0 {
+		return false
+	}
+	e.pending--
+	e.DealtWith()
+	return true
 }
