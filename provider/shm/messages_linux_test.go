@@ -30,53 +30,62 @@ func TestMessagesArriveWholeOnceAndInOrder(t *testing.T) {
 			defer func() { <-sender }()
 			go func() {
 				defer close(sender)
-				r := rand.New(rand.NewSource(1))
-				for i := range tc.count {
-					n := tc.sizes(r)
-					reserve, commit := func() []byte { return a.reserve(n, n) }, a.Commit
-					if i%17 == 0 && n <= session.MaxControl {
-						reserve, commit = func() []byte { return a.reserveControl(n) }, a.CommitControl
-					}
-					buf := reserve()
-					if buf == nil {
-						return
-					}
-					pattern(buf, uint64(i))
-					commit(n)
-				}
+				sendSizes(a, tc.count, tc.sizes)
 			}()
-			r := rand.New(rand.NewSource(1))
-			want := make([]byte, ring.MaxMessage)
-			check := func(i int, got []byte) {
-				t.Helper()
-				n := tc.sizes(r)
-				pattern(want[:n], uint64(i))
-				if !bytes.Equal(got, want[:n]) {
-					t.Fatalf("message %d: %d bytes instead of %d, or wrong ones", i, len(got), n)
-				}
-			}
-			kept, seen := 0, 0
-			var ev session.Event
-			for i := range tc.count {
-				if !b.poll(&ev) {
-					t.Fatalf("ended after %d messages: %v", i, b.Err())
-				}
-				if kept > tc.keep || kept == 0 && tc.keep == 0 {
-					for ; kept > 0; kept-- {
-						check(seen, b.Front())
-						b.Release()
-						seen++
-					}
-				}
-				if tc.keep == 0 {
-					check(seen, ev.Msg)
-					b.Drop()
-					seen++
-				} else {
-					b.Keep()
-					kept++
-				}
-			}
+			receiveSizes(t, b, tc.count, tc.keep, tc.sizes)
 		})
+	}
+}
+
+// sendSizes sends messages of the sizes drawn, some of them as control.
+func sendSizes(a *peer, count int, sizes func(*rand.Rand) int) {
+	r := rand.New(rand.NewSource(1))
+	for i := range count {
+		n := sizes(r)
+		reserve, commit := func() []byte { return a.reserve(n, n) }, a.Commit
+		if i%17 == 0 && n <= session.MaxControl {
+			reserve, commit = func() []byte { return a.reserveControl(n) }, a.CommitControl
+		}
+		buf := reserve()
+		if buf == nil {
+			return
+		}
+		pattern(buf, uint64(i))
+		commit(n)
+	}
+}
+
+// receiveSizes checks what sendSizes sends, and keeps some messages for a while.
+func receiveSizes(t *testing.T, b *peer, count, keep int, sizes func(*rand.Rand) int) {
+	r := rand.New(rand.NewSource(1))
+	want := make([]byte, ring.MaxMessage)
+	kept, seen := 0, 0
+	check := func(got []byte) {
+		t.Helper()
+		n := sizes(r)
+		pattern(want[:n], uint64(seen))
+		if !bytes.Equal(got, want[:n]) {
+			t.Fatalf("message %d: %d bytes instead of %d, or wrong ones", seen, len(got), n)
+		}
+		seen++
+	}
+	var ev session.Event
+	for i := range count {
+		if !b.poll(&ev) {
+			t.Fatalf("ended after %d messages: %v", i, b.Err())
+		}
+		if keep == 0 {
+			check(ev.Msg)
+			b.Drop()
+			continue
+		}
+		if kept > keep {
+			for ; kept > 0; kept-- {
+				check(b.Front())
+				b.Release()
+			}
+		}
+		b.Keep()
+		kept++
 	}
 }
