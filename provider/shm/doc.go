@@ -23,6 +23,8 @@
 //	linkcache_linux.go, links_linux.go     one link per listener; all links of the process
 //	link_linux.go, handshake_linux.go      a link and its parts; how it begins
 //	control_*.go                           its control socket and the messages there
+//	limits_linux.go, foreign_linux.go,
+//	sockname_linux.go                      what peers can hold; descriptors that they pass
 //	doorbell_linux.go, bell_linux.go       how the processes wake each other, and for what
 //	slots_linux.go                         places for connections
 //	segment_linux.go, offer_linux.go       shared memory, and more of it
