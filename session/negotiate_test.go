@@ -273,3 +273,20 @@ func keepsTo(t *testing.T, s *session.Session, p *raw, credits, maxMsg uint32) {
 	s.Abort()
 	within(t, w)
 }
+
+// An end that has no memory to grant or to read by RDMA announces neither, and opens no inbox
+// for a peer that asks all the same.
+func TestARingAnnouncesNoMemory(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, e, p := rawPair(t, ring, session.Config{})
+		if m := p.recv(); le.Uint32(m[header+16:]) != 0 {
+			t.Errorf("it announces %x", m)
+		}
+		p.send(tNegotiate, 0, parameters(1, 0, 4096, 3)...)
+		p.send(tAskInbox, 0)
+		pass(time.Second)
+		if left := e.Left(); left.Allocated != 0 {
+			t.Errorf("%+v", left)
+		}
+	})
+}

@@ -91,6 +91,18 @@ func (l *Listener) reaches(to, from netip.AddrPort) bool {
 // create makes the endpoint in the slot that the dialer has taken.
 func (a *accepting) create() { a.e = newEndpoint(a.link, a.slot, -1) }
 
+// ends are the addresses of a connection, of which there is one at a time between them, as
+// over TCP.
+type ends struct{ local, remote netip.AddrPort }
+
+func (l *Listener) retired(at ends, e *endpoint) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open[at] == e {
+		delete(l.open, at)
+	}
+}
+
 // finish hands the connection to Accept, or returns why not.
 func (a *accepting) finish() (code uint8) {
 	l := a.listener
@@ -102,9 +114,15 @@ func (a *accepting) finish() (code uint8) {
 	case len(l.accepted) == cap(l.accepted):
 		return codeResources // of those that wait none has negotiated: rule C7 does not apply
 	}
+	ends := ends{a.local, a.remote}
+	if other := l.open[ends]; other != nil && !other.ended() {
+		return codeAddress
+	}
 	if code := a.link.attach(a.e); code != codeOK {
 		return code
 	}
+	l.open[ends] = a.e
+	a.e.whenRetired = func() { l.retired(ends, a.e) }
 	delete(l.handshakes, a.link.control.conn)      // the handshake is over, though acceptLink may not have noticed
 	l.accepted <- accepted{a.e, a.local, a.remote} // never blocks: the only sender, under mu
 	return codeOK

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
 )
 
 func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
@@ -178,4 +180,40 @@ func bindElsewhere(t *testing.T) int {
 	}
 	t.Cleanup(func() { unix.Close(r.fd) })
 	return r.fd
+}
+
+// A socket stands for one connection at a time, over whatever slots and links its process
+// passes it, and for the next one when that has ended.
+func TestOneConnectionBetweenTwoAddresses(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	bound := bind(t, "127.0.0.1")
+	defer unix.Close(bound)
+	dialBound := func(cfg Config) (session.Endpoint, error) {
+		own, err := unix.FcntlInt(uintptr(bound), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ep, err := Dial(t.Context(), own, tcp.Addr().(*net.TCPAddr), cfg)
+		if err != nil {
+			unix.Close(own)
+		}
+		return ep, err
+	}
+	for range 3 {
+		a, err := dialBound(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ringMax := range []int{0, minRingMax} { // the same link, another one
+			_, err = dialBound(Config{RingMax: ringMax})
+			wantReason(t, err, session.ReasonProtocol)
+		}
+		b, _, _, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		end(a)
+		defer end(b) // the application has not noticed
+	}
 }

@@ -34,6 +34,8 @@ type endpoint struct {
 	err   atomic.Pointer[error]
 	bad   atomic.Bool // the peer broke the rules
 
+	whenRetired func() // may be nil
+
 	closing  sync.Once
 	retiring sync.Once
 	closed   atomic.Bool
@@ -161,12 +163,13 @@ func (e *endpoint) violation(how error) {
 }
 
 // peerState ends the connection with what the peer's state in the slot means.
-func (e *endpoint) peerState(state uint32) {
+func (e *endpoint) peerState(state uint32) { e.fail(errPeerState(state)) }
+
+func errPeerState(state uint32) error {
 	if state == stateClosed {
-		e.fail(errPeerClosed)
-	} else {
-		e.fail(errPeerAborted)
+		return errPeerClosed
 	}
+	return errPeerAborted
 }
 
 // linkDied ends a connection whose link died. The peer may have closed it before.
@@ -179,6 +182,16 @@ func (e *endpoint) linkDied(cause error) {
 		cause = errPeerUnread
 	}
 	e.fail(cause)
+}
+
+// ended reports whether the connection is over at either end. If the peer has ended it, that
+// is final, whatever the peer writes later.
+func (e *endpoint) ended() bool {
+	if state := e.remote.load(); state != stateOpen {
+		err := errPeerState(state)
+		e.err.CompareAndSwap(nil, &err) // it wakes nobody: the peer has rung, or breaks the rules
+	}
+	return e.err.Load() != nil
 }
 
 // Close implements session.Endpoint. It waits at most for the reclaimer to give back
@@ -217,6 +230,9 @@ func (e *endpoint) Retire() {
 		e.slot.pages.put(e.out.Pages())
 		e.slot.ep.CompareAndSwap(e, nil)
 		e.local.v.Store(e.local.v.Load() &^ stateHeld) // last: the slot may now be reused
+		if e.whenRetired != nil {
+			e.whenRetired()
+		}
 		e.link.detach(e.slot)
 	})
 }

@@ -46,6 +46,7 @@ type Listener struct {
 
 	mu         sync.Mutex // guards what follows
 	links      map[*link]struct{}
+	open       map[ends]*endpoint         // by their addresses, until they retire
 	handshakes map[*net.UnixConn]struct{} // for Close to hang up
 	done       bool
 }
@@ -107,6 +108,7 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 		closed:     make(chan struct{}),
 		served:     make(chan struct{}),
 		links:      make(map[*link]struct{}),
+		open:       make(map[ends]*endpoint),
 		handshakes: make(map[*net.UnixConn]struct{}),
 	}
 	go l.serve()
