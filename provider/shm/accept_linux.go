@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 )
 
 // accepting is the answer to a connect, with the steps of dialing. The exchange comes last:
@@ -13,6 +15,7 @@ type accepting struct {
 	link          *link
 	slot          *slot
 	local, remote netip.AddrPort
+	socket        uint64 // identifies the one that holds remote
 
 	e *endpoint
 }
@@ -26,8 +29,14 @@ func (l *Listener) accept(k *link, s *slot, m *message, fds []int) uint8 {
 		return code
 	}
 	a.create()
+	at := ends{a.local, a.remote}
+	if !l.open.add(at, a.e, a.socket) {
+		a.e.discard()
+		return codeAddress
+	}
 	code = a.finish()
 	if code != codeOK {
+		l.open.remove(at, a.e)
 		a.e.discard()
 	}
 	return code
@@ -43,6 +52,9 @@ func (a *accepting) locate(fds []int) (code uint8) {
 	a.remote, err = boundAddr(fds[0])
 	l := a.listener
 	if err != nil || !unused(fds[0]) || netns(fds[0]) != l.netns || !l.reaches(a.local, a.remote) {
+		return codeAddress
+	}
+	if a.socket, err = unix.GetsockoptUint64(fds[0], unix.SOL_SOCKET, unix.SO_COOKIE); err != nil { // Linux 4.12
 		return codeAddress
 	}
 	if l.netns == 0 && a.remote.Port() < 1024 {
@@ -91,18 +103,6 @@ func (l *Listener) reaches(to, from netip.AddrPort) bool {
 // create makes the endpoint in the slot that the dialer has taken.
 func (a *accepting) create() { a.e = newEndpoint(a.link, a.slot, -1) }
 
-// ends are the addresses of a connection, of which there is one at a time between them, as
-// over TCP.
-type ends struct{ local, remote netip.AddrPort }
-
-func (l *Listener) retired(at ends, e *endpoint) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.open[at] == e {
-		delete(l.open, at)
-	}
-}
-
 // finish hands the connection to Accept, or returns why not.
 func (a *accepting) finish() (code uint8) {
 	l := a.listener
@@ -114,15 +114,9 @@ func (a *accepting) finish() (code uint8) {
 	case len(l.accepted) == cap(l.accepted):
 		return codeResources // of those that wait none has negotiated: rule C7 does not apply
 	}
-	ends := ends{a.local, a.remote}
-	if other := l.open[ends]; other != nil && !other.ended() {
-		return codeAddress
-	}
 	if code := a.link.attach(a.e); code != codeOK {
 		return code
 	}
-	l.open[ends] = a.e
-	a.e.whenRetired = func() { l.retired(ends, a.e) }
 	delete(l.handshakes, a.link.control.conn)      // the handshake is over, though acceptLink may not have noticed
 	l.accepted <- accepted{a.e, a.local, a.remote} // never blocks: the only sender, under mu
 	return codeOK

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -215,5 +216,41 @@ func TestOneConnectionBetweenTwoAddresses(t *testing.T) {
 		}
 		end(a)
 		defer end(b) // the application has not noticed
+	}
+}
+
+// A dialer that gives up its socket loses the connection to whoever gets the address: it
+// cannot keep others from it.
+func TestAddressThatIsGivenUp(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	to := tcp.Addr().(*net.TCPAddr)
+	a, b := meet(t, tcp, l)
+	defer end(a)
+	defer end(b)
+	at, err := boundAddr(a.(*endpoint).bound)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(a.(*endpoint).bound)
+	a.(*endpoint).bound = -1
+	again, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+	testenv.Eventually(t, patience, func() error { return unix.Bind(again, sa) }) // the acceptor closes its copy
+	c, err := Dial(t.Context(), again, to, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end(c)
+	defer end(d)
+	if !errors.Is(b.Err(), syscall.ECONNRESET) || d.Err() != nil {
+		t.Errorf("the old connection: %v, the new one: %v", b.Err(), d.Err())
 	}
 }

@@ -19,6 +19,7 @@
 //	dial_linux.go, listen_linux.go,
 //	accept_linux.go                        connecting; the steps of either end
 //	diag_linux.go, rendezvous_linux.go     which listener TCP would reach; its name
+//	ends_linux.go                          one connection between two addresses
 //	address_linux.go, peer_linux.go        which addresses, and whose process
 //	linkcache_linux.go, links_linux.go     one link per listener; all links of the process
 //	link_linux.go, handshake_linux.go      a link and its parts; how it begins

@@ -39,6 +39,7 @@ type Listener struct {
 	diag  *diagSocket      // in its network namespace
 	tcp   *net.TCPListener // kept from the garbage collector, which would close it
 
+	open     openEnds
 	accepted chan accepted
 	closed   chan struct{}
 	served   chan struct{}  // closed at the end of serve
@@ -46,7 +47,6 @@ type Listener struct {
 
 	mu         sync.Mutex // guards what follows
 	links      map[*link]struct{}
-	open       map[ends]*endpoint         // by their addresses, until they retire
 	handshakes map[*net.UnixConn]struct{} // for Close to hang up
 	done       bool
 }
@@ -108,7 +108,6 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 		closed:     make(chan struct{}),
 		served:     make(chan struct{}),
 		links:      make(map[*link]struct{}),
-		open:       make(map[ends]*endpoint),
 		handshakes: make(map[*net.UnixConn]struct{}),
 	}
 	go l.serve()
