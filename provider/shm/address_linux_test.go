@@ -208,7 +208,7 @@ func TestOneConnectionBetweenTwoAddresses(t *testing.T) {
 		}
 		for _, ringMax := range []int{0, minRingMax} { // the same link, another one
 			_, err = dialBound(Config{RingMax: ringMax})
-			wantReason(t, err, session.ReasonProtocol)
+			wantReason(t, err, session.ReasonPermission)
 		}
 		b, _, _, err := l.Accept()
 		if err != nil {
