@@ -310,7 +310,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	}
 	dialed := make(chan result)
 	go func() {
-		ep, err := dial(tcp.Addr(), Config{})
+		ep, err := dial(tcp.Addr(), Config{Timeout: patience})
 		dialed <- result{ep, err}
 	}()
 	for range 200_000 { // some ten milliseconds: long enough for one that does not wait
