@@ -38,14 +38,6 @@ func cable(t testing.TB) (dialer, listener netip.Addr) {
 	return netip.MustParseAddr(a[0]), netip.MustParseAddr(a[1])
 }
 
-// serveOn has the addresses of interfaces belong to devices that sysfs does not know.
-func serveOn(devices map[string]string) {
-	r := &rdmaDevices
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.names, r.at = devices, time.Now().Add(time.Hour)
-}
-
 // objects counts those that the kernel, or the simulated device, has.
 func objects(t testing.TB) map[string]int {
 	if testenv.Device() == hwsim.Lane {
