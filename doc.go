@@ -21,8 +21,8 @@
 //
 //   - SAN_PROVIDERS: the only providers to use, in order of preference, separated by
 //     commas; or none.
-//   - SAN_DISABLE: mechanisms to switch off, separated by commas: the names in
-//     session.FeatureNames.
+//   - SAN_DISABLE: mechanisms to switch off, separated by commas: see
+//     sanconn.FeaturePoll and its neighbours.
 //   - SAN_SUBNETS: the only peers to connect to and to accept by verbs, as prefixes
 //     separated by commas.
 //   - SAN_IWARP_OFFSET: RDMA.IWARPOffset where the program does not set it.

@@ -38,7 +38,7 @@ type settings struct {
 // settle returns the settings for a dialer's or listener's options.
 func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlog int) settings {
 	s := settings{
-		session:      o.Session(),
+		session:      sessionConfig(o),
 		local:        o.LocalAddresses,
 		attempt:      o.AttemptTimeout,
 		backlog:      backlog,
@@ -60,4 +60,18 @@ func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlo
 	}
 	s.session.Disable |= env.disable
 	return s
+}
+
+// sessionConfig returns the options that the session uses.
+func sessionConfig(o sanconn.Options) session.Config {
+	return session.Config{
+		Threshold:     o.Threshold,
+		ReceiveBudget: o.ReceiveBudget,
+		SendBudget:    o.SendBudget,
+		Spin:          o.Spin,
+		KeepAlive:     o.KeepAlive,
+		CancelTimeout: o.CancelTimeout,
+		CloseTimeout:  o.CloseTimeout,
+		Disable:       o.Disable,
+	}
 }

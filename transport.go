@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/sanconn/san/internal/backlog"
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -60,8 +61,9 @@ func negotiate(ctx context.Context, t transport, config session.Config) (*sessio
 // newConn makes a connection for the application of a negotiated session.
 func newConn(provider string, s *session.Session, t transport) *sanconn.Conn {
 	count(func(n *Counters) { n.Open[provider]++ })
-	return sanconn.New(s, t.local, t.remote, func() {
+	c := newconn.New(s, t.local, t.remote, func() {
 		t.release()
 		count(func(n *Counters) { n.Open[provider]-- })
 	})
+	return c.(*sanconn.Conn)
 }

@@ -10,9 +10,17 @@
 // Memory for which there is no proof is not registered at all: Acquire returns
 // ErrUnknownMemory and the provider copies through an Arena.
 //
-// Providers call it: one Cache for each protection domain, all of them within
-// the Budget of the process. The package has no protocol and no device in it, and
-// never reads or writes the memory it registers.
+// # For programs
+//
+// DefaultArena has buffers that are registered from the start. Declare and Watch are
+// for memory that the program has mapped. DefaultBudget has limits and statistics.
+// No program has to call any of them.
+//
+// # For providers
+//
+// All else: one Cache for each protection domain, all of them within the Budget of the
+// process. The package has no protocol and no device in it, and never reads or writes the
+// memory it registers.
 //
 //	registrar.go  the device, as the provider gives it
 //	cache.go      Cache: hit, miss, exposure

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/session"
 )
@@ -43,10 +44,14 @@ var ErrNoUrgent = session.ErrNoUrgent
 // MaxUrgent is the largest urgent message in bytes: 64.
 const MaxUrgent = session.MaxUrgent
 
-// New makes a Conn of a negotiated session, which it owns from now on.
-// onClose, if not nil, is called once, after the session was closed. It must not refer
-// to the Conn, which would never be collected then.
-func New(s *session.Session, local, remote *net.TCPAddr, onClose func()) *Conn {
+func init() {
+	newconn.New = func(s *session.Session, local, remote *net.TCPAddr, onClose func()) net.Conn {
+		return newConn(s, local, remote, onClose)
+	}
+}
+
+// newConn is newconn.New.
+func newConn(s *session.Session, local, remote *net.TCPAddr, onClose func()) *Conn {
 	c := &Conn{
 		session: s, local: local, remote: remote, onClose: onClose,
 		readDeadline:  &deadline{interrupt: s.InterruptRead},

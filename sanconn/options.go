@@ -62,19 +62,19 @@ type Options struct {
 	CloseTimeout time.Duration
 
 	// Disable switches optional mechanisms off, in addition to those in SAN_DISABLE.
-	Disable session.Feature
+	Disable Feature
 }
 
-// Session returns the options that the session uses. Package san calls it.
-func (o Options) Session() session.Config {
-	return session.Config{
-		Threshold:     o.Threshold,
-		ReceiveBudget: o.ReceiveBudget,
-		SendBudget:    o.SendBudget,
-		Spin:          o.Spin,
-		KeepAlive:     o.KeepAlive,
-		CancelTimeout: o.CancelTimeout,
-		CloseTimeout:  o.CloseTimeout,
-		Disable:       o.Disable,
-	}
-}
+// Feature is a set of optional mechanisms.
+type Feature = session.Feature
+
+// The mechanisms that Options.Disable and, by the names behind them, SAN_DISABLE switch
+// off. On shm there is only FeaturePoll; the others have no effect there.
+const (
+	FeatureRDMARead  = session.FeatureRDMARead  // "rdmaread": large Writes go by the peer's RDMA reads
+	FeatureRDMAWrite = session.FeatureRDMAWrite // "rdmawrite": other than small Writes go by RDMA writes
+	FeatureRegCache  = session.FeatureRegCache  // "regcache": registrations that are kept
+	FeaturePoll      = session.FeaturePoll      // "poll": polling before a sleep
+	FeatureSRQ       = session.FeatureSRQ       // "srq": shared receive queues
+	FeatureWindows   = session.FeatureWindows   // "windows": memory windows
+)
