@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/sanconn/san/internal/raceedge"
@@ -79,6 +80,20 @@ func (d *Dialer) dialOne(ctx context.Context, network string, r request, tcpTime
 	return d.fallBack(ctx, network, r.address, why)
 }
 
+// slowNetwork is a provider that knows of networks whose attempts take long.
+type slowNetwork interface {
+	// slow is the least bound of an attempt at dst, 0 if it is like any other.
+	slow(dst netip.Addr, s settings) time.Duration
+}
+
+// attemptTime is the bound of an attempt: what the program has set, or the network's.
+func attemptTime(p provider, r request) time.Duration {
+	if n, ok := p.(slowNetwork); ok && r.attempt == defaultAttemptTimeout {
+		return max(r.attempt, n.slow(r.remote.Addr(), r.settings))
+	}
+	return r.attempt
+}
+
 // dialSAN makes one attempt over a SAN, unless the destination did not answer recently.
 func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, error) {
 	if ctx.Err() != nil {
@@ -91,7 +106,8 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 				Err: fmt.Errorf("%s: %v did not answer lately, and is tried again in %v", p.name(), r.remote, left.Round(time.Millisecond))}
 		}
 	}
-	timeout := r.attempt
+	whole := attemptTime(p, r)
+	timeout := whole
 	if deadline, ok := ctx.Deadline(); ok && d.Policy != Require {
 		timeout = min(timeout, time.Until(deadline)/2) // leave TCP its time
 	}
@@ -113,7 +129,7 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	case answered(err):
 		dialBackoff.answered(key)
 	case reasonOf(err) == ReasonTimeout && timeout >= minSilence:
-		dialBackoff.timedOut(key, time.Now(), timeout == r.attempt)
+		dialBackoff.timedOut(key, time.Now(), timeout == whole)
 	}
 	return nil, err
 }

@@ -91,6 +91,33 @@ func TestDialSeveralAddresses(t *testing.T) {
 	}
 }
 
+// slowFake is a provider whose network takes long to answer.
+type slowFake struct{ *fake }
+
+func (slowFake) slow(netip.Addr, settings) time.Duration { return 4 * defaultAttemptTimeout }
+
+// A network whose subnet manager is slow has more time by default, but not more than the
+// program gives.
+func TestDialOverASlowNetwork(t *testing.T) {
+	var had time.Duration
+	f := &fake{fail: func(ctx context.Context, _ request) error {
+		end, _ := ctx.Deadline()
+		had = time.Until(end)
+		return &Unavailable{Reason: ReasonNoListener}
+	}}
+	useProviders(t, slowFake{f})
+	addr := plainListen(t, "127.0.0.1:0").Addr().String()
+	mustDial(t, &Dialer{}, addr)
+	if had < 2*defaultAttemptTimeout {
+		t.Errorf("an attempt had %v, want %v", had, 4*defaultAttemptTimeout)
+	}
+	d := &Dialer{}
+	d.Options.AttemptTimeout = minSilence
+	if mustDial(t, d, addr); had > minSilence {
+		t.Errorf("an attempt had %v, want %v", had, minSilence)
+	}
+}
+
 // Where a SAN serves an address, the families have their turns. A first one that is silent
 // takes AttemptTimeout.
 func TestDialFamiliesInTurn(t *testing.T) {

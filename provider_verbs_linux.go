@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
+	"time"
 
 	"github.com/sanconn/san/provider/verbs"
 )
@@ -19,6 +20,11 @@ func (verbsProvider) name() string { return verbs.Name }
 func (p verbsProvider) serves(dst netip.Addr, s settings) error {
 	_, err := verbs.ServedBy(dst, verbs.Route{Source: s.source}, p.config(s))
 	return err
+}
+
+// slow implements slowNetwork.
+func (verbsProvider) slow(dst netip.Addr, s settings) time.Duration {
+	return verbs.PathTime(dst, verbs.Route{Source: s.source})
 }
 
 func (verbsProvider) config(s settings) verbs.Config {

@@ -1,6 +1,7 @@
 package ibv
 
 import (
+	"fmt"
 	"sync"
 	"syscall"
 	"time"
@@ -141,6 +142,32 @@ func (e Event) Errno() error {
 		return syscall.Errno(-e.Status)
 	}
 	return nil
+}
+
+// Err is the event as an error, with its status in words. It wraps Errno.
+func (e Event) Err() error {
+	switch {
+	case e.Status < 0:
+		return fmt.Errorf("%v: %w", e.Type, e.Errno())
+	case e.Status > 0 && e.Type == Rejected:
+		return fmt.Errorf("%v: %s (reason %d)", e.Type, name(uint32(e.Status), rejectReasons, "reject"), e.Status)
+	}
+	return fmt.Errorf("%v, status %d", e.Type, e.Status)
+}
+
+// rejectReasons are those of the CM protocol (IBTA specification volume 1, 12.6.7.2;
+// enum ib_cm_rej_reason of Linux).
+var rejectReasons = map[uint32]string{
+	1: "no queue pair", 2: "no end-to-end context", 3: "no resources", 4: "timeout", 5: "unsupported request",
+	6: "invalid communication ID", 7: "invalid communication instance", 8: "nobody listens (invalid service ID)",
+	9: "invalid transport service type", 10: "stale connection", 11: "no such RDC", 12: "invalid primary GID",
+	13: "invalid primary LID", 14: "invalid primary service level", 15: "invalid primary traffic class",
+	16: "invalid primary hop limit", 17: "invalid primary packet rate", 18: "invalid alternate GID",
+	19: "invalid alternate LID", 20: "invalid alternate service level", 21: "invalid alternate traffic class",
+	22: "invalid alternate hop limit", 23: "invalid alternate packet rate", 24: "CM redirected", 25: "port redirected",
+	26: "invalid path MTU", 27: "insufficient responder resources", 28: "by the program there", 29: "invalid RNR retry count",
+	30: "duplicate communication ID", 31: "invalid class version", 32: "invalid primary flow label",
+	33: "invalid alternate flow label", 35: "vendor option not supported",
 }
 
 // cmEvent is an event as the shim hands it over: tokens instead of ids.

@@ -1,5 +1,7 @@
 package ibv
 
+import "fmt"
+
 // WC is a work completion. Only ID, Status, QPNum and VendorErr mean something
 // when Status is not [Success].
 type WC struct {
@@ -13,6 +15,18 @@ type WC struct {
 	_         uint32
 	Flags     WCFlags
 	_         [2]uint32
+}
+
+// Err is the completion as an error, which wraps its Status; nil after Success. VendorErr is
+// the device's own code, for its maker.
+func (wc *WC) Err() error {
+	switch {
+	case wc.Status == Success:
+		return nil
+	case wc.VendorErr != 0:
+		return fmt.Errorf("queue pair %d: %w (vendor error %#x)", wc.QPNum, wc.Status, wc.VendorErr)
+	}
+	return fmt.Errorf("queue pair %d: %w", wc.QPNum, wc.Status)
 }
 
 // WCOpcode is what completed (enum ibv_wc_opcode).

@@ -216,7 +216,7 @@ func (d *device) waitAsync() {
 		switch ev.Type {
 		case ibv.EventQPFatal, ibv.EventQPReqErr, ibv.EventQPAccessErr:
 			if e := ownerOf(ev.QP); e != nil {
-				e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+				e.q.fail(fmt.Errorf("verbs: queue pair %d: %v: %w", ev.QP.Num, ev.Type, syscall.ECONNRESET))
 			}
 		case ibv.EventCommEst:
 			if e := ownerOf(ev.QP); e != nil && e.cm != nil && !d.iwarp() { // where calls may block

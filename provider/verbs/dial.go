@@ -16,8 +16,20 @@ const (
 	// resolveTime is short and resolving is repeated, because with a cold neighbour
 	// entry rdma_cm answers only when the time given is over.
 	resolveTime = 50 * time.Millisecond
-	routeTime   = 500 * time.Millisecond
+	// routeTime is for a subnet manager that has much to do (InfiniBand; otherwise the answer
+	// is there at once). The kernel asks ten times within it (nmbr_sa_query_retries in
+	// core/sa_query.c), and here it is tried again.
+	routeTime = time.Second
+
+	// maxDials bounds the attempts that are in rdma_cm at a time: a storm of them would
+	// overrun the peer's queues, or the subnet manager's, and all would time out.
+	maxDials = 64
 )
+
+// dials has a token for each attempt that is in rdma_cm.
+var dials = make(chan struct{}, maxDials)
+
+var errDials = unavailable(session.ReasonResources, fmt.Errorf("verbs: %d dials are being made already", maxDials))
 
 // Dial connects to the RDMA listener that belongs to the TCP port remote, from
 // the address local or, if that is zero, one that the system chooses. It returns
@@ -33,6 +45,12 @@ func Dial(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpo
 	if cfg.WithoutCM {
 		d := exchangeDialing{cfg: cfg, local: local, remote: remote}
 		return d.connect(ctx)
+	}
+	select {
+	case dials <- struct{}{}:
+		defer func() { <-dials }()
+	case <-ctx.Done():
+		return nil, errDials
 	}
 	for try := 1; ; try++ {
 		d := dialing{cfg: cfg, local: local, remote: remote}
@@ -95,18 +113,29 @@ func (d *dialing) locate(ctx context.Context) (err error) {
 	if name := d.cm.id.Context().Name; d.cfg.Device != "" && name != d.cfg.Device {
 		return unavailable(session.ReasonNotServed, fmt.Errorf("verbs: rdma_cm would leave by %s, the socket's route by %s", name, d.cfg.Device))
 	}
-	if err := d.cm.id.ResolveRoute(routeTime); err != nil {
-		return callError(err)
-	}
-	ev, err := d.cm.wait(ctx)
-	if err != nil {
+	if err := d.resolveRoute(ctx); err != nil {
 		return err
-	}
-	if ev.Type != ibv.RouteResolved {
-		return eventError(ev)
 	}
 	d.dev, err = useDevice(d.cm.id.Context())
 	return callError(err)
+}
+
+// resolveRoute gets the path, on InfiniBand from the subnet manager.
+func (d *dialing) resolveRoute(ctx context.Context) error {
+	for {
+		if err := d.cm.id.ResolveRoute(routeTime); err != nil {
+			return callError(err)
+		}
+		ev, err := d.cm.wait(ctx)
+		switch {
+		case err != nil:
+			return err
+		case ev.Type == ibv.RouteResolved:
+			return nil
+		case ctx.Err() != nil || !timedOut(ev):
+			return eventError(ev)
+		}
+	}
 }
 
 // newID makes an id whose packets are of the traffic class that was chosen.

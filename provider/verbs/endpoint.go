@@ -188,7 +188,7 @@ func (e *Endpoint) completedLocked(wc *ibv.WC) {
 		e.mem.windows.unboundLocked(wc)
 	}
 	if wc.Status != ibv.Success {
-		e.q.failLocked(statusError(wc.Status))
+		e.q.failLocked(statusError(wc))
 	}
 }
 

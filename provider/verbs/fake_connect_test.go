@@ -87,6 +87,29 @@ func (f *fake) eachFault(errno syscall.Errno, connect func() error) (hits int) {
 	return hits
 }
 
+// While as many dials as may be are being made, another waits within its own time.
+func testDialsAtATime(t *testing.T) {
+	useFake(t)
+	at := fakeAddr(29_000)
+	for range maxDials {
+		dials <- struct{}{}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	if _, err := Dial(ctx, netip.AddrPort{}, at, Config{}); err != errDials {
+		t.Errorf("beside %d others: %v", maxDials, err)
+	}
+	for range maxDials {
+		<-dials
+	}
+	if err := connectOnce(at, Config{}); err != nil {
+		t.Error(err)
+	}
+	if len(dials) != 0 {
+		t.Errorf("%d dials left", len(dials))
+	}
+}
+
 // Listeners come and go under dials that have less time than a dial takes, while events
 // are slow. One dial has all the time it wants, and comes through: so what the others
 // lack is time.

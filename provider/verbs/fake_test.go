@@ -38,6 +38,7 @@ var fakeTests = []struct {
 	{"each call fails in turn", testEachCallFails},
 	{"each call fails in turn without rdma_cm", testEachCallFailsWithoutCM},
 	{"dials without time", testDialsWithoutTime},
+	{"dials at a time", testDialsAtATime},
 	{"device removal", testDeviceRemoval},
 	{"without epoll", testWithoutEpoll},
 	{"devices do not overlap", testDevicesDoNotOverlap},

@@ -32,6 +32,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
 		"TestExposedIsTakenBackAtOnce|TestRefusals|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestDialsGivenUpLeaveNothing)$", ""},
 	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
+	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},
 	{"no reliable connections", "profile=efa", "^TestNoReliableConnections$", ""},
 	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestFailedGroupTakesNobody|" +
 		"TestPeerOverspends|TestMessageTooLong|TestSharedQueueLosesNothingUnnoticed|TestProbeEndsWithTheDevice|" +

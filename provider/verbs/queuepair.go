@@ -235,12 +235,12 @@ func (q *queuePair) takeLocked() {
 func deviceError(err error) error { return fmt.Errorf("%v: %w", err, syscall.ECONNRESET) }
 
 // statusError is how a work request that failed ends the connection.
-func statusError(s ibv.Status) error {
+func statusError(wc *ibv.WC) error {
 	errno := syscall.ECONNRESET
-	if s == ibv.RetryExcErr || s == ibv.RespTimeoutErr {
+	if wc.Status == ibv.RetryExcErr || wc.Status == ibv.RespTimeoutErr {
 		errno = syscall.ETIMEDOUT
 	}
-	return fmt.Errorf("verbs: %w: %w", s, errno)
+	return fmt.Errorf("verbs: %w: %w", wc.Err(), errno)
 }
 
 var errEnded = fmt.Errorf("verbs: the connection has ended: %w", syscall.ENOTCONN)

@@ -278,7 +278,7 @@ func (r *remote) movedLocked(wc *ibv.WC, q *fifo[transfer]) {
 	}
 	t := q.pop()
 	if wc.Status != ibv.Success {
-		t.err = statusError(wc.Status)
+		t.err = statusError(wc)
 	}
 	r.done.push(t)
 }

@@ -11,16 +11,49 @@ import (
 
 // What the results of connecting mean to the dialer.
 
-// ibNoListener is the reject reason "invalid service ID" of InfiniBand's CM
-// (include/rdma/ib_cm.h, IB_CM_REJ_INVALID_SERVICE_ID).
-const ibNoListener = 8
-
-// ibStale is "stale connection" there: the peer's connection manager still has one with a
-// queue pair of the same number here, as after a restart of this host or its device, and
-// ends it now. The next attempt uses another number.
-const ibStale = 10
+// Reasons of a reject by InfiniBand's connection manager that mean something of their own
+// (IBTA 12.6.7.2). The others are about the path: an address, a rate, a service level.
+const (
+	rejectNoQP        = 1 // the peer's device, or its kernel, has no room
+	rejectNoResources = 3
+	rejectTimeout     = 4 // the peer's connection manager has waited in vain
+	rejectNoListener  = 8
+	// rejectStale: the peer's connection manager still has a connection with a queue pair of
+	// the same number here, as after a restart of this host or its device, and ends it now.
+	// The next attempt uses another number.
+	rejectStale         = 10
+	rejectFirstOfPath   = 12
+	rejectLastOfPath    = 23
+	rejectMTU           = 26
+	rejectByProgram     = 28
+	rejectReads         = 27 // more RDMA reads at a time than the peer serves
+	rejectDuplicate     = 30 // … of a request
+	rejectFlowLabel     = 32
+	rejectAlternateFlow = 33
+)
 
 var errStale = unavailable(session.ReasonUnreachable, errors.New("verbs: the peer still had a connection of an earlier queue pair"))
+
+// rejectError is what a reject means that is not the provider's own: by the peer's kernel,
+// or by a program that does not know this protocol.
+func rejectError(ev ibv.Event, err error) error {
+	switch ev.Status {
+	case rejectNoListener, -int(syscall.ECONNREFUSED):
+		return unavailable(session.ReasonNoListener, errWithoutErrno{err})
+	case rejectStale:
+		return errStale
+	case rejectNoQP, rejectNoResources:
+		return unavailable(session.ReasonResources, err)
+	case rejectTimeout, -int(syscall.ETIMEDOUT):
+		return unavailable(session.ReasonTimeout, err)
+	case rejectMTU, rejectReads, rejectDuplicate, rejectFlowLabel, rejectAlternateFlow:
+		return unavailable(session.ReasonUnreachable, err)
+	}
+	if rejectFirstOfPath <= ev.Status && ev.Status <= rejectLastOfPath {
+		return unavailable(session.ReasonUnreachable, err)
+	}
+	return unavailable(session.ReasonProtocol, fmt.Errorf("%w: a foreign program listens there", err))
+}
 
 func unavailable(r session.Reason, err error) error { return &session.Unavailable{Reason: r, Err: err} }
 
@@ -28,22 +61,13 @@ func unavailable(r session.Reason, err error) error { return &session.Unavailabl
 // dialer: ECONNREFUSED where TCP would be refused as well (rule C4), since
 // the listener that refuses owns the TCP port too; otherwise why there is no SAN.
 func eventError(ev ibv.Event) error {
-	err := fmt.Errorf("verbs: %v, status %d", ev.Type, ev.Status)
-	if errno := ev.Errno(); errno != nil {
-		err = fmt.Errorf("verbs: %v: %w", ev.Type, errno)
-	}
+	err := fmt.Errorf("verbs: %w", ev.Err())
 	switch ev.Type {
 	case ibv.Rejected:
-		p, ours := parsePrivateData(ev.Param.PrivateData)
-		switch {
-		case !ours && (ev.Status == ibNoListener || errors.Is(ev.Errno(), syscall.ECONNREFUSED)):
-			return unavailable(session.ReasonNoListener, err)
-		case !ours && ev.Status == ibStale:
-			return errStale
-		case !ours:
-			return unavailable(session.ReasonProtocol, fmt.Errorf("%w: a foreign program listens there", err))
+		if p, ours := parsePrivateData(ev.Param.PrivateData); ours {
+			return p.err()
 		}
-		return p.err()
+		return rejectError(ev, err)
 	case ibv.AddrError, ibv.RouteError:
 		return unavailable(session.ReasonUnreachable, err)
 	case ibv.Unreachable:
@@ -68,15 +92,16 @@ func callError(err error) error {
 	switch errno {
 	case syscall.ECONNREFUSED: // siw, in the call
 		return unavailable(session.ReasonNoListener, errWithoutErrno{err})
-	case syscall.ENODEV, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EADDRNOTAVAIL:
+	case syscall.ENODEV, syscall.ENXIO, syscall.EIO, // the device has gone
+		syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.ENETDOWN, syscall.EHOSTDOWN, syscall.EADDRNOTAVAIL:
 		return unavailable(session.ReasonUnreachable, errWithoutErrno{err})
 	case syscall.ETIMEDOUT:
 		return unavailable(session.ReasonTimeout, err)
-	case syscall.EOPNOTSUPP: // of creating a queue pair: EFA has none that are reliably connected
+	case syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EPROTONOSUPPORT: // of creating a queue pair: EFA has none that are reliably connected
 		return unavailable(session.ReasonNotServed, errWithoutErrno{err})
 	case syscall.EACCES, syscall.EPERM:
 		return unavailable(session.ReasonPermission, err)
-	case syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN, syscall.EADDRINUSE:
+	case syscall.ENOMEM, syscall.ENOBUFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN, syscall.EADDRINUSE:
 		return unavailable(session.ReasonResources, err)
 	}
 	return unavailable(session.ReasonProtocol, err)

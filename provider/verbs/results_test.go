@@ -3,6 +3,7 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -43,8 +44,11 @@ func TestMeaningOfResults(t *testing.T) {
 		{"not from here", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedSubnet, protocolVersion)}, session.ReasonPermission},
 		{"a foreign program", ibv.Event{Type: ibv.Rejected, Status: 28}, session.ReasonProtocol},
 		{"a foreign program, iWARP", ibv.Event{Type: ibv.Rejected, Status: reset}, session.ReasonProtocol},
-		{"nobody, RoCE", ibv.Event{Type: ibv.Rejected, Status: ibNoListener}, session.ReasonNoListener},
+		{"nobody, RoCE", ibv.Event{Type: ibv.Rejected, Status: rejectNoListener}, session.ReasonNoListener},
 		{"nobody, iWARP", ibv.Event{Type: ibv.Rejected, Status: refused}, session.ReasonNoListener},
+		{"no resources of the kernel's", ibv.Event{Type: ibv.Rejected, Status: rejectNoResources}, session.ReasonResources},
+		{"a path that is not allowed", ibv.Event{Type: ibv.Rejected, Status: 14}, session.ReasonUnreachable},
+		{"given up there", ibv.Event{Type: ibv.Rejected, Status: rejectTimeout}, session.ReasonTimeout},
 		{"silence", ibv.Event{Type: ibv.Unreachable, Status: -int(syscall.ETIMEDOUT)}, session.ReasonTimeout},
 		{"no neighbour", ibv.Event{Type: ibv.AddrError, Status: -int(syscall.EHOSTUNREACH)}, session.ReasonUnreachable},
 		{"no path", ibv.Event{Type: ibv.RouteError, Status: -int(syscall.ETIMEDOUT)}, session.ReasonUnreachable},
@@ -58,6 +62,9 @@ func TestMeaningOfResults(t *testing.T) {
 				t.Errorf("%v, want ECONNREFUSED", err)
 			}
 		})
+	}
+	if err := eventError(ibv.Event{Type: ibv.Rejected, Status: 14}); !strings.Contains(err.Error(), "invalid primary service level") {
+		t.Errorf("the reason is not in words: %v", err)
 	}
 	// The call's own ECONNREFUSED (siw) is not about TCP's port.
 	if err := callError(&ibv.Error{Verb: "rdma_connect", Errno: syscall.ECONNREFUSED}); reasonOf(err) != session.ReasonNoListener || errors.Is(err, syscall.ECONNREFUSED) {
@@ -102,5 +109,23 @@ func TestMeaningOfRefusals(t *testing.T) {
 	}
 	if h, _ := parsePrivateData(privateData{version: protocolVersion + 1}.bytes()); reasonOf(h.err()) != session.ReasonVersion {
 		t.Errorf("another version: %v", h.err())
+	}
+}
+
+// What ended a connection names its queue pair and the device's own code.
+func TestMeaningOfCompletions(t *testing.T) {
+	for status, want := range map[ibv.Status]syscall.Errno{
+		ibv.RetryExcErr: syscall.ETIMEDOUT,
+		ibv.LocProtErr:  syscall.ECONNRESET,
+	} {
+		err := statusError(&ibv.WC{Status: status, QPNum: 4711, VendorErr: 0x81})
+		if !errors.Is(err, want) || !errors.Is(err, status) {
+			t.Errorf("%v is not %v", err, want)
+		}
+		for _, part := range []string{"4711", "0x81", status.String()} {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%v lacks %s", err, part)
+			}
+		}
 	}
 }

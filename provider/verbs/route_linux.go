@@ -112,6 +112,20 @@ func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error)
 	return device, nil
 }
 
+// PathTime is how long a subnet manager that is busy may take for the path to dst; 0: there
+// is none to ask, as the socket's route does not leave by InfiniBand.
+func PathTime(dst netip.Addr, from Route) time.Duration {
+	name, err := from.leavesBy(dst.Unmap())
+	if err != nil {
+		return 0
+	}
+	ifi, err := net.InterfaceByName(name)
+	if err != nil || portGID(ifi.HardwareAddr) == (ibv.GID{}) {
+		return 0
+	}
+	return 2 * routeTime
+}
+
 // leavesBy is the interface of the route to dst.
 func (r Route) leavesBy(dst netip.Addr) (string, error) {
 	if zone := dst.Zone(); zone != "" {

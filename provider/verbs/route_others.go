@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"time"
 )
 
 // DeviceOf is the name of the RDMA device of a network interface: none here.
@@ -16,6 +17,9 @@ func DeviceOf(string) string { return "" }
 func ServedBy(netip.Addr, Route, Config) (device string, err error) {
 	return "", errors.New("verbs: there is no RDMA on this system")
 }
+
+// PathTime is how long the path to a destination may take to be found: nothing here.
+func PathTime(netip.Addr, Route) time.Duration { return 0 }
 
 func servedAddresses(netip.Addr, bool) []netip.Addr { return nil }
 

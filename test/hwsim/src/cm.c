@@ -397,6 +397,10 @@ static int resolve_route(struct cm_id *i)
 {
 	if (i->state != ADDR_RESOLVED)
 		return EINVAL;
+	if (chance(100) < config.sm_loss) { // cma.c, cma_query_handler: it may be tried again
+		report(i, RDMA_CM_EVENT_ROUTE_ERROR, -ETIMEDOUT, NULL);
+		return 0;
+	}
 	i->state = ROUTE_RESOLVED;
 	report(i, RDMA_CM_EVENT_ROUTE_RESOLVED, 0, NULL);
 	return 0;

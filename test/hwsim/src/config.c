@@ -28,6 +28,7 @@ static const struct {
 	{"cm_loss", &config.cm_loss},
 	{"dreq_loss", &config.dreq_loss},
 	{"loss", &config.loss},
+	{"sm_loss", &config.sm_loss},
 };
 
 static const struct {

@@ -34,6 +34,7 @@ struct config {
 	uint64_t kernel_ns; // what the connection manager takes for a message, beyond jitter; 0: nothing
 	uint64_t timewait_ns, cm_timeout_ns;
 	unsigned lost_rtu, cm_loss, dreq_loss; // percent
+	unsigned sm_loss; // percent of queries of paths that the subnet manager does not answer
 	unsigned loss; // packets per million
 	bool silent; // a process that dies takes its host along: nobody says so
 	bool timed;
