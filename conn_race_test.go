@@ -58,6 +58,9 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 // … and what is set before a dial, once its connection has been accepted.
 func TestVariablesAreHandedOverWithTheConnection(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
+		if l.provider == providerTCP { // net's own, where the detector knows of Reads and Writes alone
+			return
+		}
 		ln := l.listen(t, l.here())
 		handed := 0
 		go func() {

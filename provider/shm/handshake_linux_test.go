@@ -85,9 +85,8 @@ func TestMuteDialerIsHungUpOn(t *testing.T) {
 
 // A dialing process that holds a link without connections loses it, and so what it takes.
 func TestIdleLinksAreEnded(t *testing.T) {
+	setIdleTicks(t, 3)
 	leaks(t)
-	defer func(n int) { idleTicks[1] = n }(idleTicks[1])
-	idleTicks[1] = 3
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
 	var idle []*rawPeer
 	for range 10 {
