@@ -125,7 +125,7 @@ func limits(e *Endpoint) session.Limits {
 		MaxExpose:  e.mem.maxExpose,
 		Threshold:  e.cfg.Threshold,
 		Inbox:      inboxFrom,
-		CanRead:    e.dev.caps.MaxQPInitiatorRead > 0 && off&session.FeatureRDMARead == 0,
+		CanRead:    e.dev.reads() && off&session.FeatureRDMARead == 0,
 		CanWrite:   off&session.FeatureRDMAWrite == 0,
 		Window:     e.recv.count - repostBatch - ownMessages,
 		Spin:       spin,

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -33,6 +34,8 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 		"TestExposedIsTakenBackAtOnce|TestRefusals|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestDialsGivenUpLeaveNothing)$", ""},
 	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
 	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},
+	{"irdma's iWARP", "seed=7,profile=irdma-iwarp", "^TestIWARPIsWrittenTo$", ""},
+	{"Chelsio's iWARP", "seed=8,profile=cxgb4", "^TestIWARPIsWrittenTo$", ""},
 	{"no reliable connections", "profile=efa", "^TestNoReliableConnections$", ""},
 	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestFailedGroupTakesNobody|" +
 		"TestPeerOverspends|TestMessageTooLong|TestSharedQueueLosesNothingUnnoticed|TestProbeEndsWithTheDevice|" +
@@ -93,6 +96,41 @@ func TestConfirmationLost(t *testing.T) {
 	}
 }
 
+// On iWARP other than siw nothing is read by RDMA, as the memory it went to would be open
+// to the peer: Writes are written to memory that is granted.
+func TestIWARPIsWrittenTo(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to be one: hwsimRuns
+	}
+	l := listen(t, Config{})
+	x, y, err := connect(l, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []*Endpoint{x, y} {
+		if !e.dev.iwarp() || e.limits.CanRead || !e.limits.CanWrite {
+			t.Errorf("%v: reads: %v, writes: %v", e.dev.ctx.Transport, e.limits.CanRead, e.limits.CanWrite)
+		}
+	}
+	a, b := negotiate(t, x, y, session.Config{})
+	sent, got := make([]byte, 2*inboxTo), make([]byte, 2*inboxTo)
+	rand.NewChaCha8([32]byte{1}).Read(sent)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := a.Write(sent)
+		wrote <- err
+	}()
+	if _, err := io.ReadFull(readerFunc(b.Read), got); err != nil || !bytes.Equal(got, sent) {
+		t.Errorf("Read: %v, equal: %v", err, bytes.Equal(got, sent))
+	}
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+	if st := a.Stats(); st.OffersSent == 0 || st.OfferedBytesSent < inboxTo {
+		t.Errorf("%d offers, %d bytes by RDMA", st.OffersSent, st.OfferedBytesSent)
+	}
+}
+
 // A device without reliable connections, as EFA is, serves nobody, and a dial ends in TCP.
 func TestNoReliableConnections(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
@@ -116,14 +154,15 @@ var (
 	hwsimProfiles = []struct {
 		name               string
 		windows, srq, noCM bool
+		transfers          string // of TestTransfers
 	}{
-		{"mlx5-roce", true, true, true},
-		{"mlx5-ib", true, true, false},
-		{"bnxt_re", false, true, true},
-		{"irdma-roce", true, false, true},
-		{"irdma-iwarp", false, false, false},
-		{"cxgb4", false, false, false},
-		{"mana", false, false, true},
+		{"mlx5-roce", true, true, true, "read|write"},
+		{"mlx5-ib", true, true, false, "read|write"},
+		{"bnxt_re", false, true, true, "read|write"},
+		{"irdma-roce", true, false, true, "read|write"},
+		{"irdma-iwarp", false, false, false, "write"},
+		{"cxgb4", false, false, false, "write"},
+		{"mana", false, false, true, "read|write"},
 	}
 	hwsimFabrics = []string{"jitter_us=10", "jitter_us=60", "jitter_us=5,cm_loss=10,lost_rtu=20", "jitter_us=5,loss=300"}
 	hwsimGroups  = []string{
@@ -154,7 +193,7 @@ func hwsimSeed(seed int) (settings, tests string) {
 	r := rand.New(rand.NewPCG(uint64(seed), 0))
 	settings = fmt.Sprintf("seed=%d,profile=%s,%s", seed, p.name, hwsimFabrics[r.IntN(len(hwsimFabrics))])
 	if r.IntN(8) == 0 {
-		return settings, "^TestTransfers$/^(read|write)$"
+		return settings, "^TestTransfers$/^(" + p.transfers + ")$"
 	}
 	return settings, fmt.Sprintf("^TestEndpoint$/^%s$/^(%s)$", configs[r.IntN(len(configs))], hwsimGroups[r.IntN(len(hwsimGroups))])
 }

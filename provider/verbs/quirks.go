@@ -5,7 +5,6 @@ import (
 	"syscall"
 
 	"github.com/sanconn/san/ibv"
-	"github.com/sanconn/san/regcache"
 )
 
 // What single devices need or do not do. Paths of drivers are below
@@ -52,15 +51,13 @@ func mayBeInline(err error) bool {
 // sw/siw/siw_qp_tx.c).
 func (d *device) sendsFromMemory() bool { return d.iwarp() }
 
-// readSink is the access that the memory which an RDMA read goes to needs. On iWARP the
-// response is a write (RFC 5040), which demands RemoteWrite; siw does not (siw_proc_rresp
-// in sw/siw/siw_qp_rx.c), so that there memory can stay registered, and the peer cannot
-// write to it.
-func (d *device) readSink() regcache.Access {
-	if d.iwarp() && !d.siw() {
-		return regcache.LocalWrite | regcache.RemoteWrite
-	}
-	return regcache.LocalWrite
+// reads reports whether the device reads remote memory. On iWARP the response is a write
+// (RFC 5040), which demands RemoteWrite of the memory that it goes to: the peer could write
+// there at any time, and if it is the application's it would have to be registered each
+// time. So it is the peer that writes, into memory granted for that. siw demands no such
+// thing (siw_proc_rresp in sw/siw/siw_qp_rx.c).
+func (d *device) reads() bool {
+	return d.caps.MaxQPInitiatorRead > 0 && (!d.iwarp() || d.siw())
 }
 
 // siw copies payload of siwShort bytes or less into the packet's header. If it crosses a

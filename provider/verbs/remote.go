@@ -167,7 +167,7 @@ func (r *remote) Revoke(d session.Descriptor) {
 
 // Read implements session.Memory.
 func (r *remote) Read(into []byte, from session.Descriptor, off int, id uint32) error {
-	return r.move(&r.reads, transfer{kind: session.ReadDone, id: id}, into, from, off, r.dev.readSink())
+	return r.move(&r.reads, transfer{kind: session.ReadDone, id: id}, into, from, off, regcache.LocalWrite)
 }
 
 // Write implements session.Memory.
