@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -68,13 +69,28 @@ func listen(t testing.TB, cfg Config) *Listener {
 	return l
 }
 
-var lastPort = uint16(20000)
+// lastPort is the last one that freePort has returned. Processes that run side by side, as on
+// the simulated device, start apart, below the ports that the kernel gives out.
+var lastPort = uint16(10000 + os.Getpid()*101%10000)
 
-// freePort is a port that no test has used: the connection manager keeps them
-// for a while.
+// freePort is a port that no test has used, as the connection manager keeps them for a
+// while, and on which, and on iWARP's for it, no socket listens.
 func freePort() uint16 {
-	lastPort++
-	return lastPort
+	for {
+		lastPort++
+		if isFree(lastPort) && isFree(Config{}.withDefaults().iwarpPort(lastPort)) {
+			return lastPort
+		}
+	}
+}
+
+func isFree(port uint16) bool {
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{Port: int(port)})
+	if err != nil {
+		return false
+	}
+	l.Close()
+	return true
 }
 
 // switchedOff are the features that SAN_DISABLE names, as the lanes without them do.
