@@ -53,7 +53,7 @@ func TestMirroredConstantsAreTheSystems(t *testing.T) {
 		"IBV_TRANSPORT_IB": int(TransportIB), "IBV_TRANSPORT_IWARP": int(TransportIWARP),
 		"IBV_DEVICE_MEM_WINDOW":         int(CapMemWindow),
 		"IBV_DEVICE_MEM_WINDOW_TYPE_2A": int(CapMemWindow2A), "IBV_DEVICE_MEM_WINDOW_TYPE_2B": int(CapMemWindow2B),
-		"IBV_PORT_DOWN": int(PortDown), "IBV_PORT_INIT": int(PortInit), "IBV_PORT_ARMED": int(PortArmed), "IBV_PORT_ACTIVE": int(PortActive),
+		"IBV_QPF_GRH_REQUIRED": int(PortGRHRequired), "IBV_PORT_DOWN": int(PortDown), "IBV_PORT_INIT": int(PortInit), "IBV_PORT_ARMED": int(PortArmed), "IBV_PORT_ACTIVE": int(PortActive),
 		"IBV_LINK_LAYER_UNSPECIFIED": int(LinkUnspecified), "IBV_LINK_LAYER_INFINIBAND": int(LinkInfiniBand), "IBV_LINK_LAYER_ETHERNET": int(LinkEthernet),
 		"IBV_GID_TYPE_IB": int(GIDTypeIB), "IBV_GID_TYPE_ROCE_V1": int(GIDTypeRoCEv1), "IBV_GID_TYPE_ROCE_V2": int(GIDTypeRoCEv2),
 		"IBV_ACCESS_LOCAL_WRITE": int(LocalWrite), "IBV_ACCESS_REMOTE_WRITE": int(RemoteWrite), "IBV_ACCESS_REMOTE_READ": int(RemoteRead),

@@ -43,7 +43,15 @@ type Port struct {
 	GIDs      int    // entries of its GID table
 	LID       uint16 // InfiniBand only
 	LinkLayer LinkLayer
+	Flags     PortFlags // of older libraries 0
 }
+
+// PortFlags is the set of IBV_QPF_*.
+type PortFlags uint8
+
+// PortGRHRequired: packets need a global route header even within the subnet, as from
+// virtual functions that share a LID.
+const PortGRHRequired PortFlags = 1 << 0
 
 // Port queries the device (ibv_query_port). Ports count from 1.
 func (c *Context) Port(num int) (Port, error) {

@@ -52,14 +52,15 @@ type QPAttr struct {
 	SGIDIndex         uint8
 	HopLimit          uint8
 	Port              uint8
-	MaxReadAtomic     uint8 // RDMA reads that we issue at a time
-	MaxDestReadAtomic uint8 // that we serve at a time
-	MinRNRTimer       uint8 // code of how long peers wait for a receive here: 0 is 655 ms, 1 is 10 µs
-	Timeout           uint8 // exponent: 4.096 µs × 2^Timeout to an acknowledgement
-	RetryCount        uint8 // 0 … 7; 7 is for ever on rxe
-	RNRRetry          uint8 // 0 … 7; 7 is for ever
-	TrafficClass      uint8 // of the GRH; on RoCE v2 the IP header's TOS or traffic class
-	SL                uint8 // service level, 0 … 15
+	MaxReadAtomic     uint8  // RDMA reads that we issue at a time
+	MaxDestReadAtomic uint8  // that we serve at a time
+	MinRNRTimer       uint8  // code of how long peers wait for a receive here: 0 is 655 ms, 1 is 10 µs
+	Timeout           uint8  // exponent: 4.096 µs × 2^Timeout to an acknowledgement
+	RetryCount        uint8  // 0 … 7; 7 is for ever on rxe
+	RNRRetry          uint8  // 0 … 7; 7 is for ever
+	TrafficClass      uint8  // of the GRH; on RoCE v2 the IP header's TOS or traffic class
+	SL                uint8  // service level, 0 … 15
+	PKeyIndex         uint16 // of the port's table of partition keys
 }
 
 // Modify changes the attributes in mask (ibv_modify_qp). To [QPError]: what was

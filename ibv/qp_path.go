@@ -34,12 +34,13 @@ type QPPath struct {
 	RNRRetry       uint8
 	TrafficClass   uint8 // see QPAttr
 	SL             uint8
-	PeerIsOnSubnet bool // InfiniBand: address by LID alone
+	PKeyIndex      uint16 // InfiniBand: of the partition
+	PeerIsOnSubnet bool   // InfiniBand: address by LID alone
 }
 
 // Init brings a queue pair from RESET to INIT: receives may be posted.
-func (q *QP) Init(port uint8, peers Access) error {
-	return q.Modify(QPAttr{State: QPInit, Port: port, Access: peers}, MaskState|MaskPKeyIndex|MaskPort|MaskAccess)
+func (q *QP) Init(path QPPath, peers Access) error {
+	return q.Modify(QPAttr{State: QPInit, Port: path.Port, PKeyIndex: path.PKeyIndex, Access: peers}, MaskState|MaskPKeyIndex|MaskPort|MaskAccess)
 }
 
 // ReadyToReceive brings a queue pair from INIT to RTR: it receives.

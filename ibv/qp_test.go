@@ -47,7 +47,7 @@ func TestAQueuePairConnectsWithoutTheConnectionManager(t *testing.T) {
 		peers[i] = QPPeer{QPNum: ends[i].qp.Num, PSN: psn, GID: g.GID}
 	}
 	up := func(i int) error {
-		if err := ends[i].qp.Init(1, RemoteRead|RemoteWrite); err != nil {
+		if err := ends[i].qp.Init(QPPath{Port: 1}, RemoteRead|RemoteWrite); err != nil {
 			return err
 		}
 		if err := ends[i].qp.ReadyToReceive(paths[i], peers[1-i]); err != nil {

@@ -286,6 +286,7 @@ int san_query_port(san_h ctx, int port, struct san_port *out)
 	out->gids = u.a.gid_tbl_len;
 	out->lid = u.a.lid;
 	out->link_layer = u.a.link_layer;
+	out->flags = u.a.flags;
 	return 0;
 }
 
@@ -663,6 +664,7 @@ int san_modify_qp(san_h qp, const struct san_qp_attr *in, uint32_t mask)
 	a.ah_attr.dlid = in->dlid;
 	a.ah_attr.port_num = in->port;
 	a.port_num = in->port;
+	a.pkey_index = in->pkey_index;
 	a.max_rd_atomic = in->max_rd_atomic;
 	a.max_dest_rd_atomic = in->max_dest_rd_atomic;
 	a.min_rnr_timer = in->min_rnr_timer;
@@ -700,6 +702,7 @@ int san_query_qp(san_h qp, struct san_qp_attr *out, uint32_t mask)
 	out->sl = a.ah_attr.sl;
 	out->dlid = a.ah_attr.dlid;
 	out->port = a.port_num;
+	out->pkey_index = a.pkey_index;
 	out->max_rd_atomic = a.max_rd_atomic;
 	out->max_dest_rd_atomic = a.max_dest_rd_atomic;
 	out->min_rnr_timer = a.min_rnr_timer;

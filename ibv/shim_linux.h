@@ -34,7 +34,7 @@ struct san_caps {
 struct san_port {
 	int32_t state, active_mtu, gids;
 	uint16_t lid;
-	uint8_t link_layer, pad;
+	uint8_t link_layer, flags;
 };
 
 struct san_gid {
@@ -55,6 +55,7 @@ struct san_qp_attr {
 	uint8_t max_rd_atomic, max_dest_rd_atomic;
 	uint8_t min_rnr_timer, timeout, retry_count, rnr_retry;
 	uint8_t traffic_class, sl;
+	uint16_t pkey_index;
 };
 
 struct san_sge {

@@ -5,7 +5,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/sanconn/san/ibv"
@@ -14,14 +18,15 @@ import (
 
 // attachment is a port of a device and how it is addressed.
 type attachment struct {
-	dev  *device
-	port ibv.Port
-	gids []ibv.GIDEntry // to be tried in turn; one and the same GID, except for the probe
+	dev       *device
+	port      ibv.Port
+	gids      []ibv.GIDEntry // to be tried in turn; one and the same GID, except for the probe
+	here      bool           // the first of them is of an interface of this network namespace
+	pkeyIndex uint16         // InfiniBand: of the interface's partition
 }
 
-// attach finds the device that has a local address. Of the GIDs that a RoCE port
-// has for it, version 2 is the one that is routed; a link-local one serves only
-// where the address is that itself.
+// attach finds the device that has a local address: the interface's by its name, or, as
+// containers have interfaces of equal names, another that has the address.
 func attach(local netip.Addr) (attachment, error) {
 	local = local.Unmap()
 	netdev := interfaceOf(local)
@@ -29,25 +34,147 @@ func attach(local netip.Addr) (attachment, error) {
 	if name == "" {
 		return attachment{}, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device", local, netdev))
 	}
+	var best attachment
+	var first error
+	for _, name := range allFrom(name) {
+		a, err := attachTo(name, netdev, local)
+		switch {
+		case err != nil:
+			if first == nil {
+				first = err
+			}
+			continue
+		case best.dev == nil:
+			best = a
+		case a.here:
+			best.dev.release()
+			best = a
+		default:
+			a.dev.release()
+		}
+		if best.here {
+			break
+		}
+	}
+	if best.dev == nil {
+		return attachment{}, first
+	}
+	return best, nil
+}
+
+// allFrom lists the host's devices from name on, whether they can be opened or not.
+func allFrom(name string) []string {
+	names := []string{name}
+	devices, _ := ibv.Devices()
+	for _, d := range devices {
+		if d.Name != name {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
+// attachTo finds a local address among those of a device. Of the GIDs that a RoCE port
+// has for it, version 2 is the one that is routed; a link-local one serves only where the
+// address is that itself.
+func attachTo(name, netdev string, local netip.Addr) (attachment, error) {
 	dev, err := exchangeDevice(name)
 	if err != nil {
 		return attachment{}, err
 	}
-	var infiniband ibv.GID
-	if ifi, err := net.InterfaceByName(netdev); err == nil {
-		infiniband = portGID(ifi.HardwareAddr)
-	}
+	infiniband := portGID(hardwareAddr(netdev))
 	a, err := dev.at(func(p ibv.Port, g ibv.GIDEntry) bool {
 		return p.LinkLayer == ibv.LinkInfiniBand && g.GID == infiniband || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("")
 	})
 	if a.gids == nil && err == nil {
 		err = unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address, or with the GID of %s", name, local, netdev))
 	}
+	if err == nil && a.port.LinkLayer == ibv.LinkInfiniBand {
+		a.pkeyIndex, err = partition(sysfsClass, netdev, name, a.port.Num)
+	}
 	if err != nil {
 		dev.release()
 		return attachment{}, callError(err)
 	}
 	return a, nil
+}
+
+// hardwareAddr is that of a network interface, nil if there is no such interface. Tests
+// replace it.
+var hardwareAddr = func(netdev string) net.HardwareAddr {
+	ifi, err := net.InterfaceByName(netdev)
+	if err != nil {
+		return nil
+	}
+	return ifi.HardwareAddr
+}
+
+// sysfsClass is where the kernel shows interfaces and devices. Tests have one of their own.
+var sysfsClass = "/sys/class"
+
+// partition is the index, in the port's table, of the partition key of an IPoIB interface
+// (Documentation/ABI/stable/sysfs-class-infiniband, ports/N/pkeys). The top bit tells full
+// members from limited ones, which do not reach each other.
+func partition(sysfs, netdev, device string, port int) (index uint16, err error) {
+	const partitionOf = 0x7fff
+	key, err := readHex(filepath.Join(sysfs, "net", netdev, "pkey"))
+	if err != nil {
+		return 0, nil // no IPoIB interface: the port's first partition
+	}
+	files, _ := filepath.Glob(filepath.Join(sysfs, "infiniband", device, "ports", strconv.Itoa(port), "pkeys", "*"))
+	var best uint64
+	for _, file := range files {
+		n, err := strconv.ParseUint(filepath.Base(file), 10, 16)
+		if err != nil {
+			continue
+		}
+		if k, err := readHex(file); err == nil && k&partitionOf == key&partitionOf && k > best {
+			index, best = uint16(n), k
+		}
+	}
+	if best == 0 {
+		return 0, unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: partition %#x of %s is not among those of port %d of %s", key, netdev, port, device))
+	}
+	return index, nil
+}
+
+// readHex reads a file with a number of 16 bits, as 0x8001.
+func readHex(file string) (uint64, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(strings.TrimSpace(string(b)), 0, 16)
+}
+
+// mtu is the port's or, where that is less, as a VLAN's may be, that of the interface.
+func (a attachment) mtu() ibv.MTU {
+	if a.port.LinkLayer == ibv.LinkEthernet {
+		if ifi, err := net.InterfaceByIndex(a.gids[0].Netdev); err == nil {
+			return min(a.port.ActiveMTU, roceMTU(ifi.MTU))
+		}
+	}
+	return a.port.ActiveMTU
+}
+
+// roceMTU is the largest MTU of RoCE whose packets fit an interface's, as the kernel
+// reckons (iboe_get_mtu in include/rdma/ib_addr.h).
+func roceMTU(bytes int) ibv.MTU {
+	const headers = 40 + 8 + 12 + 4 + 28 + 4 // IPv6, UDP, BTH, XRC, atomics, CRC
+	m := ibv.MTU(5)
+	for m > 1 && m.Bytes() > bytes-headers {
+		m--
+	}
+	return m
+}
+
+// isOnSubnet reports whether packets to a GID need no global route header. Where subnets
+// are joined by InfiniBand routers, only the subnet manager knows the router's address:
+// such peers are for rdma_cm.
+func (a attachment) isOnSubnet(peer ibv.GID) bool {
+	const prefix = 8 // bytes, of the subnet
+	return a.port.LinkLayer == ibv.LinkInfiniBand && a.port.Flags&ibv.PortGRHRequired == 0 &&
+		[prefix]byte(peer[:prefix]) == [prefix]byte(a.gids[0].GID[:prefix])
 }
 
 // at returns an active port of the device with those of its GIDs that suit, if there are
@@ -74,14 +201,15 @@ func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) (attachment, error)
 			if !suits(port, g) {
 				continue
 			}
-			if ifi, err := net.InterfaceByIndex(g.Netdev); err == nil && hasAddr(ifi, g.GID.Addr()) {
+			ifi, err := net.InterfaceByIndex(g.Netdev)
+			if port.LinkLayer == ibv.LinkInfiniBand || err == nil && hasAddr(ifi, g.GID.Addr()) {
 				here = append(here, g)
 			} else {
 				others = append(others, g)
 			}
 		}
 		if here != nil || a.gids == nil {
-			a.port, a.gids = port, append(here, others...)
+			a.port, a.gids, a.here = port, append(here, others...), here != nil
 		}
 		if here != nil {
 			break

@@ -135,7 +135,7 @@ func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint
 	e, err := newEndpoint(a.dev, nil, cfg, passive)
 	if err == nil {
 		e.tcp = &tcpSignal{conn: conn}
-		if err = e.q.qp.Init(uint8(a.port.Num), ibv.RemoteRead|ibv.RemoteWrite); err == nil {
+		if err = e.q.qp.Init(ibv.QPPath{Port: uint8(a.port.Num), PKeyIndex: a.pkeyIndex}, ibv.RemoteRead|ibv.RemoteWrite); err == nil {
 			err = e.recv.postAll()
 		}
 	}
@@ -152,7 +152,7 @@ func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint
 	return e, connParams{
 		privateData: privateData{version: protocolVersion},
 		peer:        ibv.QPPeer{QPNum: e.q.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},
-		mtu:         a.port.ActiveMTU,
+		mtu:         a.mtu(),
 		served:      a.dev.readsServed(),
 	}, nil
 }
@@ -176,7 +176,7 @@ func (a attachment) up(e *Endpoint, own, peer connParams) error {
 		ReadsIssued: min(peer.served, a.dev.readsIssued()), ReadsServed: own.served,
 		MinRNRTimer: rnrTimer, Timeout: e.cfg.AckTimeout, RetryCount: a.dev.retries(), RNRRetry: rnrRetry,
 		TrafficClass: e.cfg.TrafficClass, SL: e.cfg.ServiceLevel,
-		PeerIsOnSubnet: a.port.LinkLayer == ibv.LinkInfiniBand,
+		PeerIsOnSubnet: a.isOnSubnet(peer.peer.GID),
 	}
 	e.reached.Store(true)
 	if err := a.inTurn(func(g ibv.GIDEntry) error {

@@ -280,7 +280,7 @@ func (p *windowProbe) connect(a, b *ibv.QP) error {
 	path := ibv.QPPath{
 		Port: uint8(port.Num), MTU: port.ActiveMTU,
 		ReadsIssued: 1, ReadsServed: 1, Timeout: 14, RetryCount: 3, // 0.3 s
-		PeerIsOnSubnet: port.LinkLayer == ibv.LinkInfiniBand,
+		PeerIsOnSubnet: p.at.isOnSubnet(p.at.gids[0].GID),
 	}
 	const peers = ibv.RemoteRead | ibv.RemoteWrite
 	psn := [2]uint32{rand.Uint32() & psnMask, rand.Uint32() & psnMask}
@@ -290,7 +290,7 @@ func (p *windowProbe) connect(a, b *ibv.QP) error {
 			other = a
 		}
 		path.PSN = psn[i]
-		if err := qp.Init(path.Port, peers); err != nil {
+		if err := qp.Init(path, peers); err != nil {
 			return err
 		}
 		if err := p.at.inTurn(func(g ibv.GIDEntry) error {

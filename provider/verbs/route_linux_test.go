@@ -110,12 +110,26 @@ func script(commands string) error {
 	return nil
 }
 
+// writeFiles makes a tree of files, each with a line.
+func writeFiles(t *testing.T, root string, lines map[string]string) {
+	t.Helper()
+	for file, line := range lines {
+		file = filepath.Join(root, file)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(line+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // On InfiniBand an interface belongs to the device one of whose ports has the GID that
 // is in its hardware address, whatever the device's own GUID is; on iWARP to the one whose
 // port has that address for its GID.
 func TestDeviceOfAPortsGID(t *testing.T) {
 	sysfs := t.TempDir()
-	for file, gid := range map[string]string{
+	writeFiles(t, sysfs, map[string]string{
 		"ib0/node_guid":        "0002:c903:0011:2200",
 		"ib0/ports/1/gids/0":   "fe80:0000:0000:0000:0002:c903:0011:2201",
 		"ib1/node_guid":        "0002:c903:0033:4400",
@@ -129,15 +143,7 @@ func TestDeviceOfAPortsGID(t *testing.T) {
 		"iw1/ports/1/gids/0":   "0007:4300:0004:0000:0000:0000:0000:0000",
 
 		"iw1/ports/1/gid_attrs/ndevs/0": "eth4",
-	} {
-		file = filepath.Join(sysfs, file)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(gid+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	})
 	const own = "80:00:02:08:" // of the interface: its queue pair
 	for hardware, want := range map[string]string{
 		own + "fe:80:00:00:00:00:00:00:00:02:c9:03:00:11:22:01": "ib0",

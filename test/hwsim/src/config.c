@@ -39,6 +39,7 @@ static const struct {
 	{"silent", &config.silent},
 	{"no_copy", &config.no_copy},
 	{"removed", &config.removed},
+	{"grh", &config.grh},
 };
 
 static const struct {

@@ -42,6 +42,7 @@ struct config {
 	bool no_copy; // payload of 4 KiB and more is not moved: for figures
 	int limit[N_OBJECTS]; // of objects; 0: the profile's
 	int limit_errno; // of what exceeds them; 0: the profile's
+	bool grh; // the port demands a global route header, as virtual functions' do
 	bool removed; // the device is not there
 };
 

@@ -183,7 +183,7 @@ int ibv_query_port(struct ibv_context *v, uint8_t port, struct _compat_ibv_port_
 	a->active_speed = 128; // NDR: 400 Gbit/s in all
 	a->phys_state = 5; // LinkUp
 	a->link_layer = config.profile->link_layer;
-	a->flags = 0;
+	a->flags = config.grh ? IBV_QPF_GRH_REQUIRED : 0;
 	return 0;
 }
 

@@ -150,7 +150,7 @@ static int check_path(struct qp *q, const struct ibv_qp_attr *a)
 
 	if (config.profile->transport == IBV_TRANSPORT_IWARP)
 		return 0;
-	if (!infiniband && !a->ah_attr.is_global) // RoCE has no other address (annex A16.2.1)
+	if ((!infiniband || config.grh) && !a->ah_attr.is_global) // RoCE has no other address (annex A16.2.1)
 		return EINVAL;
 	if (infiniband && !a->ah_attr.dlid)
 		return EINVAL;

@@ -1,0 +1,130 @@
+//go:build linux && cgo
+
+package verbs
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
+)
+
+// The partition of an interface is looked for in the port's table, and full members are
+// preferred to limited ones.
+func TestPartition(t *testing.T) {
+	sysfs := t.TempDir()
+	writeFiles(t, sysfs, map[string]string{
+		"net/ib0/pkey":                       "0xffff",
+		"net/ib0.8002/pkey":                  "0x8002",
+		"net/ib0.8007/pkey":                  "0x8007",
+		"infiniband/mlx5_0/ports/2/pkeys/0":  "0xffff",
+		"infiniband/mlx5_0/ports/2/pkeys/1":  "0x0002",
+		"infiniband/mlx5_0/ports/2/pkeys/12": "0x8002",
+		"infiniband/mlx5_0/ports/2/pkeys/13": "0x0000",
+	})
+	for netdev, want := range map[string]uint16{"ib0": 0, "ib0.8002": 12, "eth0": 0} {
+		if got, err := partition(sysfs, netdev, "mlx5_0", 2); got != want || err != nil {
+			t.Errorf("%s: index %d, %v; want %d", netdev, got, err, want)
+		}
+	}
+	if _, err := partition(sysfs, "ib0.8007", "mlx5_0", 2); reasonOf(err) != session.ReasonUnreachable {
+		t.Errorf("a partition that the port is not in: %v", err)
+	}
+}
+
+// A VLAN may have less than the port's MTU.
+func TestMTUOfAVLAN(t *testing.T) {
+	inOwnNetwork(t, func() error {
+		return script("ip link add rail type veth peer far && ip link set rail mtu 9000 && ip link add link rail name rail.7 mtu 1400 type vlan id 7")
+	}, func() {
+		for netdev, want := range map[string]int{"rail": 4096, "rail.7": 1024} {
+			ifi, err := net.InterfaceByName(netdev)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			a := attachment{port: ibv.Port{LinkLayer: ibv.LinkEthernet, ActiveMTU: 5}, gids: []ibv.GIDEntry{{Netdev: ifi.Index}}}
+			if got := a.mtu().Bytes(); got != want {
+				t.Errorf("%s, MTU %d: %d, want %d", netdev, ifi.MTU, got, want)
+			}
+		}
+	})
+}
+
+// A connection without rdma_cm on InfiniBand is in the partition of its interface, and
+// its packets have a global route header where the port demands one.
+func TestInfiniBandWithoutCM(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to be one: hwsimRuns
+	}
+	cable(t)
+	const index = 3
+	sysfsClass = t.TempDir()
+	writeFiles(t, sysfsClass, map[string]string{
+		"net/lo/pkey": "0x8005",
+		"infiniband/" + hwsim.Device + "/ports/1/pkeys/0": "0xffff",
+		"infiniband/" + hwsim.Device + "/ports/1/pkeys/3": "0x8005",
+	})
+	port := ibv.GID{0: 0xfe, 1: 0x80, 15: 1} // that of the simulated device
+	hardwareAddr = func(string) net.HardwareAddr { return append(make([]byte, 4), port[:]...) }
+	cfg := Config{WithoutCM: true}
+	a, b, err := connect(listen(t, cfg), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []*Endpoint{a, b} {
+		attr, err := e.q.qp.Query(ibv.MaskAV | ibv.MaskPKeyIndex)
+		if err != nil || attr.Global != 1 || attr.DGID != port || attr.PKeyIndex != index {
+			t.Errorf("%+v, %v", attr, err)
+		}
+	}
+	begin(a)
+	begin(b)
+	a.CommitControl(len(a.ReserveControl(16)))
+	if ev := event(t, b); ev.Kind != session.Message {
+		t.Errorf("event of kind %d", ev.Kind)
+	}
+	a.discard()
+	b.discard()
+}
+
+// The prefixes of two subnets, of which one needs a global route header to the other.
+func TestGlobalRouteHeader(t *testing.T) {
+	near, far := ibv.GID{0: 0xfe, 1: 0x80, 15: 1}, ibv.GID{0: 0xfe, 1: 0x80, 7: 9, 15: 2}
+	for _, tt := range []struct {
+		port ibv.Port
+		peer ibv.GID
+		want bool
+	}{
+		{ibv.Port{LinkLayer: ibv.LinkInfiniBand}, ibv.GID{0: 0xfe, 1: 0x80, 15: 2}, true},
+		{ibv.Port{LinkLayer: ibv.LinkInfiniBand}, far, false},
+		{ibv.Port{LinkLayer: ibv.LinkInfiniBand, Flags: ibv.PortGRHRequired}, near, false},
+		{ibv.Port{LinkLayer: ibv.LinkEthernet}, near, false},
+	} {
+		a := attachment{port: tt.port, gids: []ibv.GIDEntry{{GID: near}}}
+		if got := a.isOnSubnet(tt.peer); got != tt.want {
+			t.Errorf("%+v to %v: %v", tt.port, tt.peer, got)
+		}
+	}
+}
+
+// Interfaces of several containers have one name: the device is the one that has the
+// address, and can be opened.
+func TestDeviceOfAnAddress(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // needs a device whose addresses are the host's own
+	}
+	serveOn(map[string]string{"lo": "notours"})
+	a, err := attach(netip.MustParseAddr("127.0.0.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.dev.release()
+	if a.dev.ctx.Name != hwsim.Device || !a.here {
+		t.Errorf("%s, here: %v", a.dev.ctx.Name, a.here)
+	}
+}
