@@ -76,7 +76,9 @@ func TestHalfOpenRequests(t *testing.T) {
 func expectPlaces(t *testing.T, l *Listener) {
 	t.Helper()
 	began := time.Now()
-	dial := func() error { return dialKept(t, l.Addrs()[0].Addr(), l.addr.Port(), Config{WithoutCM: l.cfg.WithoutCM}) }
+	dial := func() error {
+		return dialKept(t, l.Addrs()[0].Addr(), l.addr.Port(), Config{WithoutCM: l.cfg.WithoutCM})
+	}
 	for range l.cfg.Backlog {
 		testenv.Eventually(t, patience, dial)
 	}
