@@ -35,7 +35,8 @@ func (e *Endpoint) create() (err error) {
 		return err
 	}
 	e.mem.open(e.cfg, e.dev, e.dom)
-	for e.cfg = e.cfg.within(memlockLeft()); ; {
+	queues := e.dev.lockedByQueues(e.sends(), e.cfg.Buffers, false)
+	for e.cfg = e.cfg.within(room(memlockLeft(), queues)); ; {
 		if err = e.createQueues(); err == nil {
 			break
 		}
@@ -54,6 +55,9 @@ func (e *Endpoint) create() (err error) {
 	return e.recv.postAll()
 }
 
+// sends is how many work requests the send queue holds.
+func (e *Endpoint) sends() int { return maxSends + ownMessages + e.mem.sends() }
+
 // createQueues makes the buffers for messages and the queues.
 func (e *Endpoint) createQueues() (err error) {
 	e.send = sender{}
@@ -64,7 +68,9 @@ func (e *Endpoint) createQueues() (err error) {
 	if err = e.recv.open(&e.q, e.cfg, e.dev, e.dom); err != nil {
 		return err
 	}
-	sends := maxSends + ownMessages + e.mem.sends()
+	sends := e.sends()
+	e.locked = e.dev.lockedByQueues(sends, e.recv.count, e.recv.group != nil)
+	lockedQueues.Add(int64(e.locked))
 	// The queue has to hold a completion for everything that is posted.
 	if err = withRoom(func() error { // as some devices' queues are locked memory, too
 		e.q.cq, err = e.dev.ctx.CreateCQ(sends+e.recv.count, e.dev.channel, e.dev.nextVector())
@@ -148,6 +154,8 @@ func (e *Endpoint) freeQueues() {
 		e.q.cq.Close()
 		e.q.cq = nil
 	}
+	lockedQueues.Add(-int64(e.locked))
+	e.locked = 0
 }
 
 // freeMemory gives back the memory of messages.

@@ -30,6 +30,7 @@ type Endpoint struct {
 	limits                session.Limits
 	localAddr, remoteAddr netip.AddrPort
 	passive               bool
+	locked                int // bytes of RLIMIT_MEMLOCK that its queues take
 
 	q    queuePair
 	send sender

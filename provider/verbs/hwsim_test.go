@@ -36,6 +36,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},
 	{"InfiniBand without rdma_cm", "seed=9,profile=mlx5-ib,grh", "^TestInfiniBandWithoutCM$", ""},
 	{"a device by its address", "seed=10", "^TestDeviceOfAnAddress$", ""},
+	{"locked queues of mlx5", "seed=11", "^TestLockedQueuesOfMLX5$", ""},
 	{"irdma's iWARP", "seed=7,profile=irdma-iwarp", "^TestIWARPIsWrittenTo$", ""},
 	{"Chelsio's iWARP", "seed=8,profile=cxgb4", "^TestIWARPIsWrittenTo$", ""},
 	{"no reliable connections", "profile=efa", "^TestNoReliableConnections$", ""},

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/sanconn/san/ibv"
@@ -15,7 +16,8 @@ import (
 // and counts each registration of the same page again. What has to fit:
 //
 //	the control buffers of each connection: a share of what is left at most,
-//	    and less, down to a minimum, when that is refused
+//	    and less, down to a minimum, when that is refused; and its queues on
+//	    devices where they are locked memory (lockedByQueues)
 //	what connections expose, and the sinks of their reads: a share at a time
 //	registrations that are cached: half, given back when others need it
 //	    (regcache.DefaultBudget)
@@ -46,6 +48,9 @@ var memlock = sync.OnceValue(func() int {
 	return 0
 })
 
+// lockedQueues is how many bytes the devices' queues take of the limit.
+var lockedQueues atomic.Int64
+
 // memlockLeft is what is left of the limit when everything unused has been
 // given back, 0 if none applies.
 func memlockLeft() int {
@@ -54,7 +59,16 @@ func memlockLeft() int {
 	}
 	s := regcache.DefaultBudget().Stats()
 	_, control := controlArena().Bytes()
-	return max(memlock()-int(s.PinnedBytes-s.IdleBytes+control), 1)
+	return max(memlock()-int(s.PinnedBytes-s.IdleBytes+control+lockedQueues.Load()), 1)
+}
+
+// room is what is left for the control buffers of an endpoint whose queues take some of
+// its share; 0 if no limit applies.
+func room(left, queues int) int {
+	if left == 0 {
+		return 0
+	}
+	return max(left-connectionShare*queues, 1)
 }
 
 // withRoom calls lock, which needs locked memory. If there is none, it gives back what

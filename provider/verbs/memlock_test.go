@@ -4,7 +4,9 @@ import (
 	"os"
 	"testing"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // The control buffers shrink with the limit, and never below what the session
@@ -64,6 +66,41 @@ func TestSmallerControlBuffersComeToAnEnd(t *testing.T) {
 		}
 		if c.Buffers != minBuffers || c.BufferSize != session.MaxControl {
 			t.Errorf("the smallest is %d of %d bytes", c.Buffers, c.BufferSize)
+		}
+	}
+}
+
+// What mlx5 locks for its queues counts: connections get smaller buffers for it, and give
+// it back.
+func TestLockedQueuesOfMLX5(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to be one: hwsimRuns
+	}
+	const limit = 11 << 20 // without queues, buffers of the usual size would fit
+	memlock = func() int { return limit }
+	const queues = 64<<10 + 4<<10 + 16<<10 // 128 sends of 512 bytes, receives, completions
+	for _, cfg := range []Config{{}, {SharedDomain: true, SRQFrom: 1}} {
+		nothingLeft(t)
+		before := memlockLeft()
+		a, b, err := connect(listen(t, cfg), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range []*Endpoint{a, b} {
+			if room := limit/connectionShare - queues; e.cfg.sendBytes()+e.cfg.receiveBytes() > room {
+				t.Errorf("buffers of %d and %d bytes, beside queues within %d", e.cfg.sendBytes(), e.cfg.receiveBytes(), room)
+			}
+			if shared := e.recv.group != nil; !shared && e.locked != queues || shared && e.locked >= queues {
+				t.Errorf("queues of %d bytes, shared: %v", e.locked, shared)
+			}
+		}
+		if left := memlockLeft(); before-left < a.locked+b.locked {
+			t.Errorf("%d bytes left of %d, with queues of %d at each end", left, before, a.locked)
+		}
+		a.discard()
+		b.discard()
+		if n := lockedQueues.Load(); n != 0 {
+			t.Errorf("%d bytes of queues are left", n)
 		}
 	}
 }

@@ -2,6 +2,8 @@ package verbs
 
 import (
 	"errors"
+	"math/bits"
+	"os"
 	"syscall"
 
 	"github.com/sanconn/san/ibv"
@@ -13,11 +15,13 @@ import (
 const (
 	rxeVendor  = 0xffffff // Soft-RoCE: RXE_VENDOR_ID in sw/rxe/rxe_param.h
 	siwVendor  = 0x626d74 // Soft-iWARP: SIW_VENDOR_ID in sw/siw/siw.h
+	mlxVendor  = 0x02c9   // mlx4 and mlx5: fw_ver of hw/mlx5/main.c, PCI_VENDOR_ID_MELLANOX as an OUI
 	manaVendor = 0x1414   // Azure's: PCI_VENDOR_ID_MICROSOFT, which mana_ib_query_device gives (hw/mana/main.c)
 )
 
 func (d *device) rxe() bool  { return d.caps.VendorID == rxeVendor }
 func (d *device) siw() bool  { return d.iwarp() && d.caps.VendorID == siwVendor }
+func (d *device) mlx() bool  { return d.caps.VendorID == mlxVendor }
 func (d *device) mana() bool { return d.caps.VendorID == manaVendor }
 
 // Inline data. Devices do not report their limit, so that queue pairs are created with
@@ -44,6 +48,45 @@ func (d *device) firstInline() int {
 func mayBeInline(err error) bool {
 	return errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOMEM)
 }
+
+// The queues of mlx5 are the program's memory, which the kernel pins (ib_umem_get in
+// hw/mlx5/qp.c, cq.c and srq.c) and counts as what is registered. Their sizes are those
+// of providers/mlx5: _sq_overhead, mlx5_calc_send_wqe, mlx5_calc_sq_size, mlx5_calc_rq_size
+// in verbs.c, mlx5_alloc_cq_buf in cq.c, mlx5_alloc_srq_buf in srq.c. Other devices have
+// less, or take memory of the kernel's.
+const (
+	mlxOverhead = 192 // of a send: it may be a bind, with control, UMR, memory key and 64 bytes
+	mlxSegment  = 16  // of a scatter or gather list; what is inline comes in multiples of it
+	mlxBlock    = 64  // sends are multiples of that
+	mlxCQE      = 64
+	mlxSRQEntry = 32
+)
+
+// lockedByQueues is how many bytes of locked memory the queues of an endpoint take.
+func (d *device) lockedByQueues(sends, receives int, shared bool) int {
+	if !d.mlx() {
+		return 0
+	}
+	const inline = 4 + maxInline // behind the length
+	size := roundUp(mlxOverhead+roundUp(inline, mlxSegment), mlxBlock)
+	queue := powerOfTwo(sends * size)
+	if !shared {
+		queue += powerOfTwo(receives) * mlxSegment
+	}
+	page := os.Getpagesize()
+	return roundUp(queue, page) + roundUp(powerOfTwo(sends+receives+1)*mlxCQE, page)
+}
+
+// lockedBySRQ is the same of a shared receive queue, which has twice the entries.
+func (d *device) lockedBySRQ(receives int) int {
+	if !d.mlx() {
+		return 0
+	}
+	return roundUp(powerOfTwo(2*receives+1)*mlxSRQEntry, os.Getpagesize())
+}
+
+func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
+func powerOfTwo(n int) int    { return 1 << bits.Len(uint(n-1)) }
 
 // sendsFromMemory reports whether a message may be read from memory at any time before
 // its completion, so that each has to be signaled. On iWARP a completion means that TCP

@@ -27,6 +27,7 @@ type recvGroup struct {
 	dom     *domain
 	srq     *ibv.SRQ
 	size    int                                  // of a buffer
+	locked  int                                  // bytes of RLIMIT_MEMLOCK that srq takes
 	regions [groupMembers]atomic.Pointer[region] // srqShare buffers each
 
 	active  int  // members whose queue pairs use srq; guarded by dom.mu, as what follows
@@ -59,7 +60,7 @@ func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
 			return g, g.admitLocked(cfg)
 		}
 	}
-	g := &recvGroup{dom: dom, size: cfg.BufferSize}
+	g := &recvGroup{dom: dom, size: cfg.BufferSize, locked: dev.lockedBySRQ(groupMembers * srqShare)}
 	var err error
 	if err = withRoom(func() error {
 		g.srq, err = dom.pd.CreateSRQ(groupMembers*srqShare, 1)
@@ -68,6 +69,7 @@ func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
 		return nil, err
 	}
 	g.srq.Owner = g
+	lockedQueues.Add(int64(g.locked))
 	dom.groups = append(dom.groups, g)
 	return g, g.admitLocked(cfg)
 }
@@ -112,6 +114,7 @@ func (g *recvGroup) leave(lost bool) {
 	}
 	g.dom.groups = slices.DeleteFunc(g.dom.groups, func(x *recvGroup) bool { return x == g })
 	g.srq.Close()
+	lockedQueues.Add(-int64(g.locked))
 	for i := range g.shares {
 		g.regions[i].Load().deregister()
 	}
