@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/session"
 )
 
 // shmProvider is the provider between processes of this host.
@@ -35,19 +36,26 @@ func (p shmProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) 
 }
 
 // dial gives the endpoint a bound TCP socket to keep, which makes the dialer's address
-// true and unique.
+// true and unique. The session begins before the connect is sent, so that its first message
+// is there when the listener gets that.
 func (p shmProvider) dial(ctx context.Context, r request) (transport, error) {
 	socket, err := bind(ctx, r)
 	if err != nil {
 		return transport{}, err
 	}
 	remote := net.TCPAddrFromAddrPort(r.remote)
-	ep, err := shm.Dial(ctx, socket.fd, remote, p.config(r.settings))
+	var begun *session.Session
+	cfg := p.config(r.settings)
+	cfg.Begin = func(ep session.Endpoint) (end func()) {
+		begun = session.New(ep, r.session)
+		return begun.Abort
+	}
+	ep, err := shm.Dial(ctx, socket.fd, remote, cfg)
 	if err != nil {
 		socket.Close()
 		return transport{}, err
 	}
-	return transport{endpoint: ep, local: socket.local, remote: remote}, nil
+	return transport{endpoint: ep, session: begun, local: socket.local, remote: remote}, nil
 }
 
 type shmListener struct{ *shm.Listener }

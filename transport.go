@@ -13,9 +13,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// transport is a connected endpoint with its addresses, on which no session has begun.
+// transport is a connected endpoint with its addresses.
 type transport struct {
 	endpoint      session.Endpoint
+	session       *session.Session // nil: none has begun on the endpoint
 	local, remote *net.TCPAddr
 	hold          io.Closer // closed after the endpoint; may be nil
 	user          string    // to whom an accepted one is charged: a user of this host, or another host
@@ -28,9 +29,12 @@ func (t transport) release() {
 	}
 }
 
-// negotiate starts the session. If it fails it releases the transport.
+// negotiate starts the session, unless it has begun. If it fails it releases the transport.
 func negotiate(ctx context.Context, t transport, config session.Config) (*session.Session, error) {
-	s := session.New(t.endpoint, config)
+	s := t.session
+	if s == nil {
+		s = session.New(t.endpoint, config)
+	}
 	err := s.Negotiate(ctx)
 	if err == nil {
 		return s, nil

@@ -74,7 +74,7 @@ func servedEnds(bound int, remote netip.AddrPort, cfg Config) (local netip.AddrP
 }
 
 // dialing is an attempt to connect. Its steps are those of accepting at the other end:
-// locate the link, create the connection's memory, exchange messages, finish.
+// locate the link, create the endpoint, exchange messages, finish.
 type dialing struct {
 	cfg           Config
 	bound         int // -1, or the socket that holds the local address
@@ -82,13 +82,17 @@ type dialing struct {
 
 	link *link
 	slot *slot
-	e    *endpoint // owns bound
+	e    *endpoint // owns bound once connected
 }
 
 func (d *dialing) connect(ctx context.Context) error {
 	if err := d.locate(ctx); err != nil {
 		return err
 	}
+	return d.connectOverLink(ctx)
+}
+
+func (d *dialing) connectOverLink(ctx context.Context) error {
 	if err := d.link.acquire(); err != nil {
 		return err
 	}
@@ -96,10 +100,13 @@ func (d *dialing) connect(ctx context.Context) error {
 	if err := d.create(ctx); err != nil {
 		return err
 	}
+	end := d.begin()
 	if err := d.exchange(ctx); err != nil {
+		end()
 		return err
 	}
-	return d.finish()
+	d.finish()
+	return nil
 }
 
 // locate finds the listener, and a link with its process.
@@ -122,11 +129,11 @@ func (d *dialing) locate(ctx context.Context) error {
 	}
 }
 
-// create takes a fresh slot, from a new segment if need be.
+// create makes the endpoint in a fresh slot, from a new segment if need be.
 func (d *dialing) create(ctx context.Context) error {
 	for {
 		if d.slot = d.link.slots.take(); d.slot != nil {
-			return nil
+			break
 		}
 		if err := d.link.extend(ctx); err != nil {
 			return err
@@ -135,10 +142,26 @@ func (d *dialing) create(ctx context.Context) error {
 			return errLinkGone
 		}
 	}
+	d.e = newEndpoint(d.link, d.slot, -1)
+	if d.link.attach(d.e) != codeOK {
+		d.e.discard()
+		return errLinkGone
+	}
+	return nil
 }
 
-// exchange sends the connect and waits for the reply. When it fails it has given up the
-// slot, which is free once the peer is done with it.
+// begin has the caller begin to use the endpoint.
+func (d *dialing) begin() (end func()) {
+	if d.cfg.Begin != nil {
+		return d.cfg.Begin(d.e)
+	}
+	return func() {
+		d.e.Abort()
+		d.e.Retire()
+	}
+}
+
+// exchange sends the connect and waits for the reply.
 func (d *dialing) exchange(ctx context.Context) error {
 	l := d.link
 	reply := l.slots.connect(d.slot)
@@ -151,7 +174,6 @@ func (d *dialing) exchange(ctx context.Context) error {
 		l.slots.replied(m.number, codeRefused) // the peer has not got it
 		return linkError(err)
 	}
-	var err error
 	select {
 	case code := <-reply:
 		if code == codeClosed { // another listener may have taken over the socket
@@ -160,22 +182,11 @@ func (d *dialing) exchange(ctx context.Context) error {
 		}
 		return codeError(code)
 	case <-l.gone:
-		err = errLinkGone
+		return errLinkGone
 	case <-ctx.Done():
-		err = &session.Unavailable{Reason: session.ReasonTimeout, Err: ctx.Err()}
+		return &session.Unavailable{Reason: session.ReasonTimeout, Err: ctx.Err()}
 	}
-	l.slots.abandon(d.slot, reply)
-	l.door.ring(d.slot.number, session.RecvReady|session.SendReady)
-	return err
 }
 
-// finish makes the endpoint.
-func (d *dialing) finish() error {
-	e := newEndpoint(d.link, d.slot, d.bound)
-	if d.link.attach(e) != codeOK {
-		e.discard()
-		return errLinkGone
-	}
-	d.e = e
-	return nil
-}
+// finish gives the endpoint the socket.
+func (d *dialing) finish() { d.e.bound = d.bound }

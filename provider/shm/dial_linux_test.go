@@ -132,6 +132,45 @@ func TestBacklogFull(t *testing.T) {
 	end(third)
 }
 
+// What is sent before the connect is there when the connection is accepted; and an endpoint
+// that is not connected is given back.
+func TestBeginBeforeTheConnect(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{Backlog: 1})
+	first := []byte("first")
+	begun, ended := 0, 0
+	cfg := Config{Begin: func(ep session.Endpoint) (end func()) {
+		begun++
+		copy(ep.ReserveControl(len(first)), first)
+		ep.CommitControl(len(first))
+		return func() {
+			ended++
+			ep.Abort()
+			ep.Retire()
+		}
+	}}
+	a, err := dial(tcp.Addr(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end(a)
+	_, err = dial(tcp.Addr(), cfg)
+	wantReason(t, err, session.ReasonResources)
+	if begun != 2 || ended != 1 {
+		t.Errorf("%d endpoints, of which one was to be connected, and %d ended", begun, ended)
+	}
+	b, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end(b)
+	var ev session.Event
+	if !b.Poll(&ev) || ev.Kind != session.Message || string(ev.Msg) != string(first) {
+		t.Errorf("accepted with %q", ev.Msg)
+	}
+	b.Drop()
+}
+
 // A socket bound to an address that shared memory does not serve is not even offered to
 // the listener, which would refuse it.
 func TestDialFromAnotherAddress(t *testing.T) {

@@ -36,7 +36,11 @@
 //	mechanisms_*.go                        what the kernel permits, for diagnosis
 package shm
 
-import "time"
+import (
+	"time"
+
+	"github.com/sanconn/san/session"
+)
 
 // Name is the provider's name in session.Limits.
 const Name = "shm"
@@ -62,6 +66,11 @@ type Config struct {
 
 	// V6Only makes a listener refuse IPv4, as its TCP listener does.
 	V6Only bool
+
+	// Begin, if not nil, is called by Dial with the endpoint before its peer has it, so
+	// that a session's first message is there when the connection is accepted. Dial calls
+	// end, which has to retire the endpoint, if it is not connected; a Dial may try several.
+	Begin func(session.Endpoint) (end func())
 }
 
 const (

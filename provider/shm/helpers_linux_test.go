@@ -381,17 +381,7 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 // connectOver connects over a link that is there, from no address.
 func connectOver(ctx context.Context, l *link) (*endpoint, error) {
 	d := dialing{link: l, bound: -1}
-	if err := l.acquire(); err != nil {
-		return nil, err
-	}
-	defer l.release()
-	err := d.create(ctx)
-	if err == nil {
-		err = d.exchange(ctx)
-	}
-	if err == nil {
-		err = d.finish()
-	}
+	err := d.connectOverLink(ctx)
 	return d.e, err
 }
 

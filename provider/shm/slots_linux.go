@@ -15,7 +15,10 @@ type slot struct {
 	rings   [2][]byte
 	ep      atomic.Pointer[endpoint] // until it retires
 	pages   cachedPages              // of the ring that this end writes
-	retired bool                     // dialing end, guarded by the table's mu: this end is done, the peer may not be
+
+	// At the dialing end, guarded by the table's mu.
+	retired bool // this end is done, the peer may not be
+	refused bool // by the peer, which has never had it
 }
 
 // reset prepares a slot for its next connection.
@@ -112,8 +115,7 @@ func (t *slotTable) connect(s *slot) (reply chan uint8) {
 	return reply
 }
 
-// replied passes on the code of a reply, and frees the slot if the peer refused. It returns
-// false if no connect waits for it.
+// replied passes on the code of a reply. It returns false if no connect waits for it.
 func (t *slotTable) replied(number uint32, code uint8) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -122,22 +124,11 @@ func (t *slotTable) replied(number uint32, code uint8) bool {
 		return false
 	}
 	delete(t.connecting, number)
-	if code != codeOK {
-		t.freeLocked(t.list()[number])
-	}
-	reply <- code // never blocks: buffered
+	s := t.list()[number]
+	s.refused = code != codeOK
+	t.reapLocked(s) // the dial may have been given up
+	reply <- code   // never blocks: buffered
 	return true
-}
-
-// abandon ends a connect that no longer waits for its reply. If the peer accepts later, it
-// finds the connection aborted; if it already has, the caller wakes it.
-func (t *slotTable) abandon(s *slot, reply chan uint8) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(reply) == 0 || <-reply == codeOK {
-		s.control.state[0].v.Store(stateAborted) // and not held
-		s.retired = true
-	}
 }
 
 // retire frees a slot that this end is done with, if the peer is, too.
@@ -156,14 +147,14 @@ func (t *slotTable) reap(s *slot) {
 }
 
 func (t *slotTable) reapLocked(s *slot) {
-	if s.retired && t.connecting[uint32(s.number)] == nil && s.control.state[1].retired() {
+	if s.retired && t.connecting[uint32(s.number)] == nil && (s.refused || s.control.state[1].retired()) {
 		t.freeLocked(s)
 	}
 }
 
 // freeLocked frees a slot. It is the first to be used again.
 func (t *slotTable) freeLocked(s *slot) {
-	s.retired = false
+	s.retired, s.refused = false, false
 	t.free = append(t.free, s)
 }
 
