@@ -3,13 +3,13 @@ package san
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"time"
 
 	"github.com/sanconn/san/internal/raceedge"
-	"github.com/sanconn/san/session"
 )
 
 const (
@@ -114,13 +114,10 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 	attempt, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	raceedge.Release()
-	t, err := p.dial(attempt, r)
+	c, err := connect(attempt, p, r)
 	if err == nil {
-		var s *session.Session
-		if s, err = negotiate(attempt, t, r.session); err == nil {
-			dialBackoff.answered(key)
-			return newConn(p.name(), s, t), nil
-		}
+		dialBackoff.answered(key)
+		return c, nil
 	}
 	// Only silence is worth a backoff: answers cost no time. If the dialer's own time is
 	// up or the attempt was very short, it proves nothing; if it was shortened, not much.
@@ -132,4 +129,25 @@ func (d *Dialer) dialSAN(ctx context.Context, p provider, r request) (net.Conn, 
 		dialBackoff.timedOut(key, time.Now(), timeout == whole)
 	}
 	return nil, err
+}
+
+// connectTries is how often a listener may leave before a dial does without it: the second
+// time it is the one that has taken over from the first.
+const connectTries = 2
+
+// connect connects and negotiates.
+func connect(ctx context.Context, p provider, r request) (net.Conn, error) {
+	for try := 1; ; try++ {
+		t, err := p.dial(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		s, err := negotiate(ctx, t, r.session)
+		if err == nil {
+			return newConn(p.name(), s, t), nil
+		}
+		if try == connectTries || !errors.Is(err, errListenerLeft) {
+			return nil, err
+		}
+	}
 }

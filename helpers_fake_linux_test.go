@@ -150,6 +150,8 @@ func (a *fakeAcceptor) accept() (transport, error) {
 	}
 }
 
+func (a *fakeAcceptor) Waiting() error { return nil }
+
 func (a *fakeAcceptor) Close() error {
 	a.once.Do(func() {
 		close(a.closed)

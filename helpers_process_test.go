@@ -70,10 +70,17 @@ type process struct {
 // one.
 func startRole(t testing.TB, role string, l lane, addr string, by ...string) *process {
 	t.Helper()
+	return startRoleWith(t, nil, role, l, addr, by...)
+}
+
+// startRoleWith gives the role descriptors as well, from 3 on.
+func startRoleWith(t testing.TB, files []*os.File, role string, l lane, addr string, by ...string) *process {
+	t.Helper()
 	args := append(by[:len(by):len(by)], os.Args[0])
 	p := &process{Cmd: exec.Command(args[0], args[1:]...)}
 	p.Env = append(os.Environ(), envRole+"="+role, envLane+"="+l.name, envAddr+"="+addr)
 	p.Stderr = os.Stderr
+	p.ExtraFiles = files
 	stdin, err := p.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

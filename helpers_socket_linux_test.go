@@ -1,11 +1,31 @@
 package san
 
-import "golang.org/x/sys/unix"
+import (
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
 
 // isListening reports whether fd is a listener's socket.
 func isListening(fd uintptr) (bool, error) {
 	v, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	return v == 1, err
+}
+
+// readable reports whether a socket has something to read: a listener's, a connection.
+func readable(t testing.TB, s syscall.Conn) bool {
+	t.Helper()
+	c, err := s.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	c.Control(func(fd uintptr) { n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n > 0
 }
 
 // setReuseAddr is what a dialer's hook may do to its socket.

@@ -28,45 +28,81 @@ const (
 // errPortTaken makes Listen try another port.
 var errPortTaken = errors.New("san: the port is taken on a SAN's side")
 
-// listen is Listen for TCP. If anyPort is set and a SAN finds TCP's port taken, the error
-// is errPortTaken.
-func (lc *ListenConfig) listen(ctx context.Context, network, address string, providers []provider, why *Unavailable, env environment, anyPort bool) (net.Listener, error) {
-	inner, err := lc.NetListenConfig.Listen(ctx, network, address)
-	if err != nil {
-		return nil, err
+// opening is what a listener has besides TCP.
+type opening struct {
+	policy    Policy
+	providers []provider
+	without   *Unavailable // why there are none
+	settings  settings     // without what the TCP listener determines
+}
+
+// opening returns what the configuration and the environment say.
+func (lc *ListenConfig) opening() (o opening, err error) {
+	env := processEnvironment()
+	o.policy = lc.Policy
+	if o.providers, o.without, err = choose(lc.Providers, env, registry); err != nil {
+		return o, err
+	}
+	if lc.Policy == Never {
+		o.providers, o.without = nil, &Unavailable{Reason: ReasonPolicy}
 	}
 	places := min(lc.Backlog, maxBacklog)
 	if places <= 0 {
 		places = defaultBacklog
 	}
-	settings := settle(lc.Options, lc.RDMA, lc.Policy, env, places)
+	o.settings = settle(lc.Options, lc.RDMA, lc.Policy, env, places)
+	return o, nil
+}
+
+// listen is Listen for TCP. If anyPort is set and a SAN finds TCP's port taken, the error
+// is errPortTaken.
+func (lc *ListenConfig) listen(ctx context.Context, network, address string, o opening, anyPort bool) (net.Listener, error) {
+	inner, err := lc.NetListenConfig.Listen(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
 	tcp := inner.(*net.TCPListener)
-	settings.v6only = network == "tcp6" || v6only(tcp)
-	settings.zone = zoneOf(address)
+	o.settings.v6only = network == "tcp6"
+	o.settings.zone = zoneOf(address)
+	l, err := o.beside(tcp, anyPort)
+	if err != nil {
+		tcp.Close()
+		if err != errPortTaken {
+			err = listenError(network, tcp.Addr(), err)
+		}
+		return nil, err
+	}
+	return l, nil
+}
+
+// beside opens a listener of each provider beside TCP's, which on an error stays as it was.
+func (o opening) beside(tcp *net.TCPListener, anyPort bool) (*Listener, error) {
+	o.settings.v6only = o.settings.v6only || v6only(tcp)
 	l := &Listener{
 		tcp:     tcp,
-		policy:  lc.Policy,
+		policy:  o.policy,
 		plain:   make(chan net.Conn),
 		failed:  make(chan error),
-		ready:   make(chan *sanconn.Conn, places),
-		backlog: backlog.New(places),
+		ready:   make(chan *sanconn.Conn, o.settings.backlog),
+		left:    make(chan net.Conn, 1),
+		backlog: backlog.New(o.settings.backlog),
 		closed:  make(chan struct{}),
-		without: why,
+		settled: make(chan struct{}),
+		without: o.without,
 		lacks:   make(map[string]*Unavailable),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
-	for _, p := range providers {
-		a, err := p.listen(l.tcp, settings)
+	for _, p := range o.providers {
+		a, err := p.listen(tcp, o.settings)
 		switch {
 		case anyPort && errors.Is(err, syscall.EADDRINUSE):
-			l.Close()
+			l.stop()
 			return nil, errPortTaken
 		case err != nil:
 			l.lack(p.name(), err)
 		default:
-			l.providers = append(l.providers, p.name())
-			l.acceptors = append(l.acceptors, a)
-			l.background.Go(func() { l.serve(p.name(), a, settings.session) })
+			l.acceptors = append(l.acceptors, opened{p.name(), a})
+			l.background.Go(func() { l.serve(p.name(), a, o.settings.session) })
 		}
 	}
 	l.countLacks()
@@ -74,10 +110,9 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string, pro
 		l.without = nil
 		return l, nil
 	}
-	if lc.Policy == Require {
-		addr := l.tcp.Addr()
-		l.Close()
-		return nil, listenError(network, addr, requireError{l.without})
+	if o.policy == Require {
+		l.stop()
+		return nil, requireError{l.without}
 	}
 	return l, nil
 }
@@ -96,14 +131,20 @@ func isAbsent(r Reason) bool { return r == ReasonNotServed || r == ReasonNoProvi
 
 // lack records why the listener does not have a provider.
 func (l *Listener) lack(provider string, err error) {
-	why, final := verdict(context.Background(), err)
-	if final != nil {
-		why = &Unavailable{Reason: ReasonUnreachable, Err: final}
-	}
+	why := lackOf(err)
 	l.lacks[provider] = why
 	if l.without == nil || isAbsent(l.without.Reason) && !isAbsent(why.Reason) {
 		l.without = why
 	}
+}
+
+// lackOf is the reason that an error of listening implies.
+func lackOf(err error) *Unavailable {
+	why, final := verdict(context.Background(), err)
+	if final != nil {
+		return &Unavailable{Reason: ReasonUnreachable, Err: final}
+	}
+	return why
 }
 
 // countLacks counts what the listener lacks.

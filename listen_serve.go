@@ -28,6 +28,9 @@ func (l *Listener) serveTCP() {
 	for {
 		c, err := l.tcp.Accept()
 		if err != nil {
+			if l.closing.Load() {
+				return
+			}
 			select {
 			case l.failed <- err:
 				continue
@@ -43,7 +46,7 @@ func (l *Listener) serveTCP() {
 		select {
 		case l.plain <- c:
 		case <-l.closed:
-			reset(c)
+			l.left <- c // never blocks: it is the only one
 			return
 		}
 	}
@@ -64,11 +67,6 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 	for {
 		t, err := a.accept()
 		switch {
-		case l.closing.Load():
-			if err == nil {
-				turnAway(t)
-			}
-			return
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:

@@ -1,12 +1,10 @@
 package san
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -69,20 +67,16 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 		count(func(n *Counters) { n.Listeners[ReasonNetwork]++ })
 		return lc.NetListenConfig.Listen(ctx, network, address)
 	}
-	env := processEnvironment()
-	providers, why, err := choose(lc.Providers, env, registry)
+	o, err := lc.opening()
 	if err != nil {
 		return nil, listenError(network, nil, err)
-	}
-	if lc.Policy == Never {
-		providers, why = nil, &Unavailable{Reason: ReasonPolicy}
 	}
 	tries := 1
 	if _, port, err := net.SplitHostPort(address); err == nil && (port == "" || port == "0") {
 		tries = portTries
 	}
 	for try := 1; ; try++ {
-		l, err := lc.listen(ctx, network, address, providers, why, env, try < tries)
+		l, err := lc.listen(ctx, network, address, o, try < tries)
 		if err != errPortTaken {
 			return l, err
 		}
@@ -94,14 +88,14 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 type Listener struct {
 	tcp       *net.TCPListener
 	policy    Policy
-	providers []string
-	acceptors []acceptor
+	acceptors []opened
 	without   *Unavailable            // why there is no acceptor; nil if there is one
 	lacks     map[string]*Unavailable // why it does not have a provider, by its name
 
 	plain    chan net.Conn      // from TCP: handed to a waiting Accept
 	failed   chan error         // … or the error of TCP's Accept
 	ready    chan *sanconn.Conn // negotiated: room for the whole backlog
+	left     chan net.Conn      // from TCP: taken, but not handed over before Close
 	backlog  *backlog.Backlog   // of those that negotiate or are ready
 	deadline acceptDeadline
 
@@ -110,8 +104,10 @@ type Listener struct {
 	cancel     context.CancelFunc
 	accepting  atomic.Bool // Accept was called
 	handed     atomic.Bool // File was called
+	shared     atomic.Bool // other processes may have the socket: File was called, or it was adopted
 	closing    atomic.Bool
 	closed     chan struct{}
+	settled    chan struct{} // closed when all that Close leaves to Accept is there
 	background sync.WaitGroup
 }
 
@@ -131,7 +127,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	expired := l.deadline.wait()
 	select {
 	case <-l.closed:
-		return nil, l.acceptError(net.ErrClosed)
+		return l.acceptLeft()
 	case <-expired:
 		return nil, l.acceptError(os.ErrDeadlineExceeded)
 	default:
@@ -142,62 +138,78 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 	select {
 	case c := <-l.ready:
-		raceedge.Acquire()
-		l.backlog.Leave()
-		count(func(n *Counters) { n.Accepted[c.Provider()]++ })
-		return c, nil
+		return l.acceptedSAN(c), nil
 	case c := <-l.plain:
-		why := l.without
-		if why == nil {
-			why = &Unavailable{Reason: ReasonPeerPlain}
-		}
-		noteFallback(c, why)
-		count(func(n *Counters) { n.Accepted[providerTCP]++ })
-		return c, nil
+		return l.acceptedTCP(c), nil
 	case err := <-l.failed:
 		return nil, err
 	case <-l.closed:
-		return nil, l.acceptError(net.ErrClosed)
+		return l.acceptLeft()
 	case <-expired:
 		return nil, l.acceptError(os.ErrDeadlineExceeded)
 	}
 }
 
-// Close ends the listener. Connections that wait for Accept are reset; those that
-// were accepted live on. It waits for the negotiations under way to end.
-func (l *Listener) Close() error {
-	if l.closing.Swap(true) {
-		return &net.OpError{Op: "close", Net: l.Addr().Network(), Addr: l.Addr(), Err: net.ErrClosed}
-	}
-	close(l.closed)
-	l.cancel()
-	err := l.tcp.Close()
-	for _, a := range l.acceptors {
-		err = cmp.Or(err, a.Close())
-	}
-	l.startTCP.Do(func() {}) // a later Accept must start nothing
-	l.background.Wait()
-	for {
+// acceptLeft is Accept after Close. Where other processes share the socket it first returns
+// what had come by then.
+func (l *Listener) acceptLeft() (net.Conn, error) {
+	if l.shared.Load() {
+		<-l.settled
 		select {
 		case c := <-l.ready:
-			c.SetLinger(0)
-			c.Close()
+			return l.acceptedSAN(c), nil
+		case c := <-l.left:
+			return l.acceptedTCP(c), nil
 		default:
-			return err
 		}
 	}
+	return nil, l.acceptError(net.ErrClosed)
+}
+
+func (l *Listener) acceptedSAN(c *sanconn.Conn) net.Conn {
+	raceedge.Acquire()
+	l.backlog.Leave()
+	count(func(n *Counters) { n.Accepted[c.Provider()]++ })
+	return c
+}
+
+func (l *Listener) acceptedTCP(c net.Conn) net.Conn {
+	why := l.without
+	if why == nil {
+		why = &Unavailable{Reason: ReasonPeerPlain}
+	}
+	noteFallback(c, why)
+	count(func(n *Counters) { n.Accepted[providerTCP]++ })
+	return c
 }
 
 // Addr is the TCP listener's address, a *net.TCPAddr; the SANs' is the same.
 func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
 
 // Providers returns the names of the SAN providers that the listener has beside TCP.
-func (l *Listener) Providers() []string { return slices.Clone(l.providers) }
+func (l *Listener) Providers() []string {
+	var names []string
+	for _, a := range l.acceptors {
+		if a.Waiting() == nil {
+			names = append(names, a.name)
+		}
+	}
+	return names
+}
 
 // Unavailable returns why the listener does not have the other providers that were
 // to be used, by name. Another program may have the port on the SAN, for example:
-// that is not always TCP's port.
-func (l *Listener) Unavailable() map[string]*Unavailable { return maps.Clone(l.lacks) }
+// that is not always TCP's port. What a listener that was adopted will have once another
+// process ends its own is an error that wraps EADDRINUSE.
+func (l *Listener) Unavailable() map[string]*Unavailable {
+	lacks := maps.Clone(l.lacks)
+	for _, a := range l.acceptors {
+		if err := a.Waiting(); err != nil {
+			lacks[a.name] = lackOf(err)
+		}
+	}
+	return lacks
+}
 
 // SetDeadline makes Accept fail with os.ErrDeadlineExceeded from t on; the
 // zero time means never.
@@ -213,12 +225,12 @@ func (l *Listener) SetDeadline(t time.Time) error {
 func (l *Listener) SyscallConn() (syscall.RawConn, error) { return l.tcp.SyscallConn() }
 
 // File returns a copy of the TCP listener's descriptor, to be handed to another
-// process; see net.TCPListener.File. That process accepts TCP connections alone. If
+// process; see net.TCPListener.File. If that process makes a Listener of it by
+// ListenConfig.Adopt, it gets the SAN connections once this one is closed. If
 // this process has not called Accept, all connections go to the other one, by TCP.
-// Otherwise accept the SAN connections that are waiting before Close, which resets
-// them.
 func (l *Listener) File() (*os.File, error) {
 	l.handed.Store(true)
+	l.shared.Store(true)
 	return l.tcp.File()
 }
 

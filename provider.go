@@ -29,5 +29,16 @@ type acceptor interface {
 	// accept blocks until a dialer connects. net.ErrClosed is final; after other
 	// errors it is called again.
 	accept() (transport, error)
+
+	// Waiting returns why no dialer comes yet, if settings.takeOver is set and another
+	// process that shares the TCP listener has to end its own first; otherwise nil.
+	Waiting() error
+
 	io.Closer
+}
+
+// opened is an acceptor with its provider's name.
+type opened struct {
+	name string
+	acceptor
 }

@@ -29,6 +29,9 @@ type settings struct {
 	zone    string        // for listen: the zone of the address that was given
 	source  netip.Addr    // for dial: the local address that the program has chosen, or zero
 
+	// For listen: where another process of the same TCP socket listens, wait for its end.
+	takeOver bool
+
 	// Of verbs:
 	rdma         RDMA
 	subnets      []netip.Prefix // that it may serve; nil: all

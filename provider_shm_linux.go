@@ -28,6 +28,7 @@ func (shmProvider) config(s settings) shm.Config {
 func (p shmProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	cfg := p.config(s)
 	cfg.V6Only = s.v6only
+	cfg.TakeOver = s.takeOver
 	l, err := shm.Listen(tcp, cfg)
 	if err != nil {
 		return nil, err

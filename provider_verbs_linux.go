@@ -47,6 +47,7 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
 	cfg.V6Only = s.v6only
+	cfg.TakeOver = s.takeOver
 	if rc, err := tcp.SyscallConn(); err == nil && cfg.TrafficClass == 0 {
 		rc.Control(func(fd uintptr) { cfg.TrafficClass = trafficClass(int(fd)) })
 	}

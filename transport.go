@@ -3,6 +3,7 @@ package san
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"syscall"
@@ -28,6 +29,9 @@ func (t transport) release() {
 		t.hold.Close()
 	}
 }
+
+// errListenerLeft: the listener ended the connection in order before it was negotiated.
+var errListenerLeft = errors.New("the listener is being closed, or accepts nothing")
 
 // negotiate starts the session, unless it has begun. If it fails it releases the transport.
 func negotiate(ctx context.Context, t transport, config session.Config) (*session.Session, error) {
@@ -57,7 +61,7 @@ func negotiate(ctx context.Context, t transport, config session.Config) (*sessio
 	case errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF):
 		// The listener is being closed, or was handed to another process. If nobody
 		// listens any more, TCP's attempt will fail.
-		return nil, &Unavailable{Reason: ReasonNoListener, Err: err}
+		return nil, &Unavailable{Reason: ReasonNoListener, Err: fmt.Errorf("%w: %w", errListenerLeft, err)}
 	}
 	return nil, err
 }

@@ -12,8 +12,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// linkTries is how many links a Dial tries when they end before they answer.
-const linkTries = 3
+// linkTries is how many links a Dial tries when they end before they answer: that of a
+// listener that ends, one that was about to be made with it, and the same again with the
+// one that takes over, which moves up in line.
+const linkTries = 5
 
 // Dial connects to the listener that a TCP connect to raddr would reach. bound
 // is a TCP socket that the caller made and bound to the connection's local
@@ -43,6 +45,9 @@ func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (sessi
 		case errors.Is(err, errLinkGone) && try < linkTries && ctx.Err() == nil:
 			// A link may end while we use it, or the other end may give up on it because
 			// this process was slow. Then a new one may do.
+			if d.link != nil {
+				d.link.listenerClosed.Store(true) // though nothing else here may have noticed yet
+			}
 		case errors.Is(err, syscall.ECONNREFUSED) && !errors.As(err, new(*session.Unavailable)):
 			return nil, err
 		default:
@@ -177,7 +182,6 @@ func (d *dialing) exchange(ctx context.Context) error {
 	select {
 	case code := <-reply:
 		if code == codeClosed { // another listener may have taken over the socket
-			l.listenerClosed.Store(true)
 			return fmt.Errorf("%w: %w", errLinkGone, codeError(code))
 		}
 		return codeError(code)

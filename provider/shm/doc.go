@@ -19,6 +19,7 @@
 //	dial_linux.go, listen_linux.go,
 //	accept_linux.go                        connecting; the steps of either end
 //	diag_linux.go, rendezvous_linux.go     which listener TCP would reach; its name
+//	succession_linux.go                    processes that share a TCP listener
 //	ends_linux.go                          one connection between two addresses
 //	address_linux.go, peer_linux.go        which addresses, and whose process
 //	linkcache_linux.go, links_linux.go     one link per listener; all links of the process
@@ -63,6 +64,10 @@ type Config struct {
 	// default because such addresses may be redirected elsewhere (IPVS keeps its
 	// cluster addresses on a local interface).
 	Local bool
+
+	// TakeOver is for a listener whose TCP listener another process may serve still: it
+	// waits for that one's end, rather than fail.
+	TakeOver bool
 
 	// V6Only makes a listener refuse IPv4, as its TCP listener does.
 	V6Only bool

@@ -2,7 +2,6 @@ package shm
 
 import (
 	"context"
-	"net"
 	"sync"
 )
 
@@ -86,13 +85,11 @@ func (c *linkCache) forget(key linkKey, entry *linkEntry) {
 func connectLink(o owner, cfg Config) (*link, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
 	defer cancel()
-	var d net.Dialer
-	name := rendezvous(o.inode)
-	c, err := d.DialContext(ctx, name.Net, name.Name)
+	c, err := reach(o.inode)
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	l, err := dialLink(ctx, c.(*net.UnixConn), o.uid, cfg)
+	l, err := dialLink(ctx, c, o.uid, cfg)
 	if err != nil {
 		return nil, linkError(err)
 	}

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,7 +34,6 @@ const (
 type Listener struct {
 	cfg  Config
 	addr netip.AddrPort
-	unix *net.UnixListener
 
 	netns uint64           // of the TCP listener
 	inode uint32           // likewise
@@ -41,9 +42,12 @@ type Listener struct {
 
 	open     openEnds
 	accepted chan accepted
+	closing  atomic.Bool
 	closed   chan struct{}
-	served   chan struct{}  // closed at the end of serve
 	work     sync.WaitGroup // handshakes
+
+	line   line                  // of begin, standInLine and leave, in turn
+	behind atomic.Pointer[error] // why it is not first in line; nil: it is
 
 	mu         sync.Mutex // guards what follows
 	links      map[*link]struct{}
@@ -57,8 +61,10 @@ type accepted struct {
 }
 
 // Listen accepts connections for a TCP listener, which stays the caller's and has to
-// stay open until Close. It fails with a *session.Unavailable, with ReasonNotServed if
-// the listener's address is not served or TCP connects of this host would not reach it.
+// stay open until Close. It fails with a *session.Unavailable: with ReasonNotServed if
+// the listener's address is not served or TCP connects of this host would not reach it,
+// with ReasonOwner if its socket belongs to another user, or another process serves it
+// and cfg.TakeOver is not set.
 func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 	cfg = cfg.withDefaults()
 	addr := unmap(tcp.Addr().(*net.TCPAddr).AddrPort())
@@ -71,47 +77,45 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	var inode uint32
-	var ns uint64
-	if e := rc.Control(func(fd uintptr) {
-		inode, err = socketInode(int(fd))
-		ns = netns(int(fd))
-	}); e != nil || err != nil {
-		return nil, unavailable(errors.Join(e, err))
-	}
-	diag, err := listenerDiag(addr)
-	if err != nil {
-		return nil, err
-	}
-	name := rendezvous(inode)
-	u, err := net.ListenUnix(name.Net, name)
-	if err != nil {
-		diag.close()
-	}
-	if errors.Is(err, unix.EADDRINUSE) {
-		// Another process serves the same listener, or somebody has guessed the name.
-		// Dialers check whose process it is.
-		return nil, &session.Unavailable{Reason: session.ReasonOwner, Err: fmt.Errorf("shm: rendezvous: %w", err)}
-	}
-	if err != nil {
-		return nil, unavailable(fmt.Errorf("shm: rendezvous: %w", err))
-	}
 	l := &Listener{
 		cfg:        cfg,
 		addr:       addr,
-		netns:      ns,
-		inode:      inode,
-		diag:       diag,
 		tcp:        tcp,
-		unix:       u,
 		accepted:   make(chan accepted, cfg.Backlog),
 		closed:     make(chan struct{}),
-		served:     make(chan struct{}),
 		links:      make(map[*link]struct{}),
 		handshakes: make(map[*net.UnixConn]struct{}),
 	}
-	go l.serve()
+	if e := rc.Control(func(fd uintptr) {
+		l.netns = netns(int(fd))
+		err = l.identify(int(fd))
+	}); e != nil || err != nil {
+		return nil, unavailable(errors.Join(e, err))
+	}
+	if l.diag, err = listenerDiag(addr); err != nil {
+		return nil, err
+	}
+	if err = l.begin(); err != nil {
+		l.leave()
+		l.diag.close()
+		return nil, err
+	}
 	return l, nil
+}
+
+// identify finds the TCP socket's inode. A socket that another user has made, and passed on,
+// does not do: dialers believe nobody but its owner.
+func (l *Listener) identify(fd int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	l.inode = uint32(st.Ino)
+	if us := os.Geteuid(); int(st.Uid) != us {
+		return &session.Unavailable{Reason: session.ReasonOwner,
+			Err: fmt.Errorf("shm: the TCP socket belongs to user %d, and this process to user %d: dialers would not believe it", st.Uid, us)}
+	}
+	return nil
 }
 
 // listenerDiag returns what a listener asks by which socket TCP would reach, once it has
@@ -171,17 +175,16 @@ func PeerUser(ep session.Endpoint) uint32 { return ep.(*endpoint).link.peer.uid 
 // Close stops accepting. Connections that Accept returned live on; those that
 // nobody accepted are closed.
 func (l *Listener) Close() error {
-	l.mu.Lock()
-	if l.done {
-		l.mu.Unlock()
+	if l.closing.Swap(true) {
 		return net.ErrClosed
 	}
+	close(l.closed)
+	err := l.leave() // first: a dialer that is told of the end looks for the next listener
+	l.mu.Lock()
 	l.done = true
 	links, handshakes := l.links, l.handshakes
 	l.links, l.handshakes = nil, nil
 	l.mu.Unlock()
-	close(l.closed)
-	err := l.closeSocket()
 	for {
 		select {
 		case a := <-l.accepted:
@@ -203,37 +206,20 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// closeSocket closes the rendezvous. That also closes what dialing processes have sent before
-// they were accepted, which may take as long as they like.
-func (l *Listener) closeSocket() error {
-	l.unix.SetDeadline(time.Now()) // ends serve, which then closes nothing
-	<-l.served
-	closed := make(chan error, 1)
-	go func() { closed <- l.unix.Close() }()
-	late := time.NewTimer(closeTimeout)
-	defer late.Stop()
-	select {
-	case err := <-closed:
-		return err
-	case <-late.C:
-		return nil
-	}
-}
-
 // serve accepts the sockets of dialing processes and makes a link with each in a goroutine, so that
 // a slow one holds up nobody.
-func (l *Listener) serve() {
-	defer close(l.served)
+func (l *Listener) serve(at *entrance) {
+	defer close(at.served)
 	refusing := make(chan struct{}, maxRefusing)
 	for {
-		c, err := l.unix.AcceptUnix()
+		c, err := at.unix.AcceptUnix()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
 			select {
 			case <-time.After(acceptPause):
-			case <-l.closed:
+			case <-at.shut:
 				return
 			}
 			continue
@@ -250,7 +236,7 @@ func (l *Listener) serve() {
 				payer.closeLater(func() { c.Close() })
 			}
 			if payer.descriptors.Used() >= payer.descriptors.Limit() {
-				payer.awaitClosing(l.closed) // meanwhile dialers find the queue full
+				payer.awaitClosing(at.shut) // meanwhile dialers find the queue full
 			}
 			continue
 		}

@@ -21,7 +21,7 @@ type rawPeer struct {
 
 func dialRaw(t *testing.T, l *Listener) *rawPeer {
 	t.Helper()
-	name := l.unix.Addr().(*net.UnixAddr)
+	name := rendezvous(l.inode, first)
 	c, err := net.DialUnix(name.Net, nil, name)
 	if err != nil {
 		t.Fatal(err)
@@ -157,5 +157,5 @@ func rendezvousOf(t *testing.T, tcp net.Listener) *net.UnixAddr {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return rendezvous(inode)
+	return rendezvous(inode, first)
 }

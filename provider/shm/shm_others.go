@@ -27,6 +27,9 @@ func (*Listener) Accept() (session.Endpoint, *net.TCPAddr, *net.TCPAddr, error) 
 	return nil, nil, nil, errSystem
 }
 
+// Waiting returns nil on this system.
+func (*Listener) Waiting() error { return nil }
+
 // Close does nothing on this system.
 func (*Listener) Close() error { return nil }
 

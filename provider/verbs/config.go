@@ -48,6 +48,10 @@ type Config struct {
 	// protection domain: without SharedDomain there is none.
 	SRQFrom int
 
+	// TakeOver is for a listener whose port another process may have still on the RDMA
+	// side: it waits for that one's end, rather than fail.
+	TakeOver bool
+
 	// V6Only makes a listener's unspecified address "::" stand for IPv6 alone, as on
 	// a socket with IPV6_V6ONLY.
 	V6Only bool

@@ -24,7 +24,7 @@ func TestExchangeIsOfItsFamilyAlone(t *testing.T) {
 	defer l.work.Wait()
 	defer cancel()
 	l.ctx = ctx
-	if err := l.serveExchange(); err != nil {
+	if err := l.followExchange(); err != nil {
 		t.Fatal(err)
 	}
 	side := cfg.iwarpPort(l.addr.Port())

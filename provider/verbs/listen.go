@@ -34,6 +34,7 @@ type Listener struct {
 	lost   chan struct{}            // has a token when an id has lost its device
 	mu     sync.Mutex               // guards what follows
 	ids    map[netip.Addr]*listenID // by served address
+	taken  error                    // why not on an address that another process has; nil: there is none
 	closed bool
 }
 
@@ -41,7 +42,7 @@ type Listener struct {
 // unspecified, on each local address that belongs to an RDMA device, now and
 // later: a device that comes back is listened on again. An error is a
 // *session.Unavailable: for example no address is served, or another program has
-// the port on the RDMA side.
+// the port on the RDMA side and cfg.TakeOver is not set.
 func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
 	cfg = cfg.withDefaults()
 	if err := ibv.Available(); err != nil {
@@ -86,6 +87,17 @@ func (l *Listener) Addrs() []netip.AddrPort {
 		list = append(list, x.tcp)
 	}
 	return list
+}
+
+// Waiting returns nil unless the listener has no address yet, because another process has
+// the port on the RDMA side: then a *session.Unavailable around EADDRINUSE.
+func (l *Listener) Waiting() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.ids) > 0 {
+		return nil
+	}
+	return l.taken
 }
 
 // Close ends the listener: connections that wait for Accept are reset. A second Close

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -28,6 +29,10 @@ const (
 	// unnoticed, as the kernel's route messages do not show it.
 	retryTime  = 100 * time.Millisecond
 	rescanTime = 30 * time.Second
+
+	// turnTime is how often a listener that takes over from another process looks whether
+	// that one's have gone. No event tells that; it costs a few system calls.
+	turnTime = 100 * time.Millisecond
 )
 
 // follow listens on what is served, and goes on as addresses come and go.
@@ -36,11 +41,11 @@ func (l *Listener) follow() error {
 		if err := exchangeServes(l.served()); err != nil {
 			return err
 		}
-		return l.serveExchange() // looks the device up for each connection, so there is nothing to follow
+		return l.followExchange()
 	}
 	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
 	err := l.refresh()
-	if len(l.Addrs()) == 0 {
+	if len(l.Addrs()) == 0 && !l.mayTakeOver(err) {
 		if err == nil {
 			err = errNoneServed
 		}
@@ -48,6 +53,11 @@ func (l *Listener) follow() error {
 	}
 	l.work.Go(func() { l.keepUp(changed, err != nil) })
 	return nil
+}
+
+// mayTakeOver reports whether an error of listening is over once another process ends.
+func (l *Listener) mayTakeOver(err error) bool {
+	return l.cfg.TakeOver && errors.Is(err, syscall.EADDRINUSE)
 }
 
 // keepUp calls refresh when something has changed, and now and then, until the
@@ -78,7 +88,14 @@ func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
 		}
 		timer.Stop()
 		wait = rescanTime
-		if l.refresh() != nil {
+		err := l.refresh()
+		l.mu.Lock()
+		taken := l.taken
+		l.mu.Unlock()
+		switch {
+		case l.mayTakeOver(taken):
+			wait = turnTime
+		case err != nil:
 			wait = retry
 		}
 	}
@@ -100,14 +117,17 @@ func (l *Listener) served() []netip.Addr {
 func (l *Listener) refresh() error {
 	served := l.served()
 	want := make(map[netip.Addr]bool, len(served))
-	var first error
+	var first, taken error
 	for _, a := range served {
 		want[a] = true
-		if err := l.add(a); err != nil && first == nil {
-			first = err
+		err := l.add(a)
+		first = cmp.Or(first, err)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			taken = cmp.Or(taken, err)
 		}
 	}
 	l.mu.Lock()
+	l.taken = taken
 	var gone []*listenID
 	for a, id := range l.ids {
 		if !want[a] {

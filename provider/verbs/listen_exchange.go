@@ -14,11 +14,40 @@ import (
 // until one of these has sent it or has timed out.
 const maxPending = 256
 
-// serveExchange accepts the connections that are made without rdma_cm.
-func (l *Listener) serveExchange() error {
+// followExchange listens for connections that are made without rdma_cm. The device is looked
+// up for each, so there is nothing to follow but the end of another process that has the port.
+func (l *Listener) followExchange() error {
+	tcp, err := l.listenExchange()
+	if err == nil {
+		l.serveExchange(tcp)
+		return nil
+	}
+	if !l.mayTakeOver(err) {
+		return err
+	}
+	l.taken = err
+	l.work.Go(func() {
+		for err != nil {
+			select {
+			case <-l.ctx.Done():
+				return
+			case <-time.After(turnTime):
+			}
+			tcp, err = l.listenExchange()
+		}
+		l.mu.Lock()
+		l.taken = nil
+		l.mu.Unlock()
+		l.serveExchange(tcp)
+	})
+	return nil
+}
+
+// listenExchange opens the port that connections without rdma_cm are made at.
+func (l *Listener) listenExchange() (*net.TCPListener, error) {
 	side := l.cfg.iwarpPort(l.addr.Port())
 	if side == 0 {
-		return errNoPort
+		return nil, errNoPort
 	}
 	network := "tcp"
 	switch {
@@ -29,8 +58,13 @@ func (l *Listener) serveExchange() error {
 	}
 	tcp, err := net.ListenTCP(network, net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.addr.Addr(), side)))
 	if err != nil {
-		return callError(err)
+		return nil, callError(err)
 	}
+	return tcp, nil
+}
+
+// serveExchange accepts the connections that are made there.
+func (l *Listener) serveExchange(tcp *net.TCPListener) {
 	context.AfterFunc(l.ctx, func() { tcp.Close() })
 	pending := backlog.New(maxPending)
 	l.work.Go(func() {
@@ -52,7 +86,6 @@ func (l *Listener) serveExchange() error {
 			l.work.Go(func() { l.admitExchange(conn, p) })
 		}
 	})
-	return nil
 }
 
 // acceptPause is the time between attempts to accept while there is no room.
