@@ -120,7 +120,7 @@ func mustHave(t testing.TB, e *Endpoint, cfg Config) {
 	t.Helper()
 	// Without being forced they are on where the probe trusts them, from its end on.
 	want := cfg.ForceWindows && !without(session.FeatureWindows)
-	if may := testenv.Device() == hwsim.Lane; e.mem.windows.on != want && !(may && !without(session.FeatureWindows)) {
+	if may := testenv.Device() == hwsim.Lane || testenv.Device() == hardwareLane; e.mem.windows.on != want && !(may && !without(session.FeatureWindows)) {
 		t.Errorf("windows: %v, want %v", e.mem.windows.on, want)
 	}
 	if e.dom.shared != cfg.SharedDomain {

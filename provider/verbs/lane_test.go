@@ -18,6 +18,13 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
+// hardwareLane is that of real devices (test/hardware). hardwareAddrs names the variable with
+// the addresses of the dialer's and the listener's: ADDRESS,ADDRESS.
+const (
+	hardwareLane  = "hardware"
+	hardwareAddrs = "SAN_TEST_RDMA_ADDRESSES"
+)
+
 // The guest's pairs of interfaces (test/guest): what is sent from one end to the
 // other crosses a virtual cable.
 var laneAddrs = map[string][2]string{
@@ -36,6 +43,9 @@ func cable(t testing.TB) (dialer, listener netip.Addr) {
 		serveOn(map[string]string{"lo": hwsim.Device})
 	}
 	a := laneAddrs[lane]
+	if lane == hardwareLane {
+		a[0], a[1], _ = strings.Cut(os.Getenv(hardwareAddrs), ",")
+	}
 	return netip.MustParseAddr(a[0]), netip.MustParseAddr(a[1])
 }
 
@@ -187,10 +197,10 @@ func reasonOf(err error) session.Reason {
 }
 
 // run runs a command of the guest, which changes its network: never on a machine that
-// tests do not own, as with the simulated device.
+// tests do not own, as with simulated and real devices.
 func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
-	if testenv.Device() == hwsim.Lane {
+	if lane := testenv.Device(); lane == hwsim.Lane || lane == hardwareLane {
 		t.Fatalf("%s %s: for the guest alone", name, strings.Join(args, " "))
 	}
 	out, err := exec.Command(name, args...).CombinedOutput()

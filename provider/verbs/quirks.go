@@ -15,7 +15,7 @@ import (
 const (
 	rxeVendor  = 0xffffff // Soft-RoCE: RXE_VENDOR_ID in sw/rxe/rxe_param.h
 	siwVendor  = 0x626d74 // Soft-iWARP: SIW_VENDOR_ID in sw/siw/siw.h
-	mlxVendor  = 0x02c9   // mlx4 and mlx5: fw_ver of hw/mlx5/main.c, PCI_VENDOR_ID_MELLANOX as an OUI
+	mlxVendor  = 0x02c9   // mlx4 and mlx5: Mellanox's OUI, from the firmware (mlx5_query_mad_ifc_vendor_id in hw/mlx5/mad.c)
 	manaVendor = 0x1414   // Azure's: PCI_VENDOR_ID_MICROSOFT, which mana_ib_query_device gives (hw/mana/main.c)
 )
 

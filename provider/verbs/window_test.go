@@ -47,6 +47,29 @@ func TestProbe(t *testing.T) {
 	}
 }
 
+// On a real device, what it enforces is for the log; TestProbe has what rxe does.
+func TestWhatTheDeviceEnforces(t *testing.T) {
+	if testenv.Device() != hardwareLane {
+		return // test/hardware runs it
+	}
+	_, b := pair(t, listen(t, Config{}), Config{})
+	t.Logf("%s: vendor %#x, iWARP: %v, memory windows: %d, inline %d bytes", b.Device(), b.dev.caps.VendorID, b.dev.iwarp(), b.dev.caps.MaxMW, b.send.inline)
+	if b.dev.iwarp() || b.dev.caps.MaxMW == 0 {
+		t.Log("does without windows")
+		return
+	}
+	switch wrong, err := tryWindows(b.dev, len(windowAttempts)); {
+	case errors.Is(err, syscall.EOPNOTSUPP):
+		t.Log("its library has no windows")
+	case err != nil:
+		t.Errorf("the probe could not tell: %v", err)
+	case len(wrong) > 0:
+		t.Logf("its windows are not used: %q", wrong)
+	default:
+		t.Log("its windows are used: it enforces all of it")
+	}
+}
+
 // What the process knows of a device, its next first connection goes by.
 func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 	for _, trusted := range []bool{false, true} {
