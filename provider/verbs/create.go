@@ -118,7 +118,7 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 			break
 		}
 	}
-	return err
+	return e.dev.withoutRC(err)
 }
 
 // limits describes the endpoint that was created.

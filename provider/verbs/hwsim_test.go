@@ -40,6 +40,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"irdma's iWARP", "seed=7,profile=irdma-iwarp", "^TestIWARPIsWrittenTo$", ""},
 	{"Chelsio's iWARP", "seed=8,profile=cxgb4", "^TestIWARPIsWrittenTo$", ""},
 	{"no reliable connections", "profile=efa", "^TestNoReliableConnections$", ""},
+	{"no reliable connections of mana", "profile=mana-raw", "^TestNoReliableConnections$", ""},
 	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestFailedGroupTakesNobody|" +
 		"TestPeerOverspends|TestMessageTooLong|TestSharedQueueLosesNothingUnnoticed|TestProbeEndsWithTheDevice|" +
 		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestPeerInvalidates|TestPeerSendsImmediateData)$", ""},
@@ -134,7 +135,7 @@ func TestIWARPIsWrittenTo(t *testing.T) {
 	}
 }
 
-// A device without reliable connections, as EFA is, serves nobody, and a dial ends in TCP.
+// A device without reliable connections, as EFA is and mana was, serves nobody, and a dial ends in TCP.
 func TestNoReliableConnections(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return // the simulated device is set to do this: hwsimRuns

@@ -2,11 +2,13 @@ package verbs
 
 import (
 	"errors"
+	"fmt"
 	"math/bits"
 	"os"
 	"syscall"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/session"
 )
 
 // What single devices need or do not do. Paths of drivers are below
@@ -87,6 +89,16 @@ func (d *device) lockedBySRQ(receives int) int {
 
 func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 func powerOfTwo(n int) int    { return 1 << bits.Len(uint(n-1)) }
+
+// withoutRC is what the error of creating a queue pair means. Drivers of mana that have raw
+// packets alone answer EINVAL (mana_ib_create_qp in hw/mana/qp.c, before it had reliable
+// connections), others EOPNOTSUPP.
+func (d *device) withoutRC(err error) error {
+	if d.mana() && errors.Is(err, syscall.EINVAL) {
+		return unavailable(session.ReasonNotServed, errWithoutErrno{fmt.Errorf("verbs: the driver of %s has no reliable connections: %w", d.ctx.Name, err)})
+	}
+	return err
+}
 
 // sendsFromMemory reports whether a message may be read from memory at any time before
 // its completion, so that each has to be signaled. On iWARP a completion means that TCP

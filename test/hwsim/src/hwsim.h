@@ -58,7 +58,7 @@ struct profile {
 	int max_qp, max_qp_wr, max_cq, max_cqe, max_mr, max_pd, max_srq, max_srq_wr, max_mw;
 	int max_sge, max_sge_rd, max_rd_atomic;
 	uint32_t flags; // device_cap_flags
-	bool no_rc;
+	int no_rc; // the errno of reliable connections, where there are none
 	bool no_mw_library; // alloc_mw fails with EOPNOTSUPP, whatever the flags are
 	bool no_last_wqe; // no IBV_EVENT_QP_LAST_WQE_REACHED
 	bool no_imm_write; // RDMA write with immediate data fails with EINVAL

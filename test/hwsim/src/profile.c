@@ -80,10 +80,19 @@ static const struct profile profiles[] = {
 		.max_sge = 30, .max_sge_rd = 1, .max_rd_atomic = 16,
 		.full_errno = ENOMEM, .limit_errno = ENOMEM,
 	},
+	{ // before it had reliable connections (hw/mana/qp.c, mana_ib_create_qp)
+		.name = "mana-raw", .transport = IBV_TRANSPORT_IB, .link_layer = IBV_LINK_LAYER_ETHERNET,
+		.vendor_id = 0x1414, .part_id = 0, .no_rc = EINVAL,
+		.max_inline = 1 << 16, .ignores_inline = true,
+		.max_qp = 1 << 14, .max_qp_wr = 4096, .max_cq = 1 << 14, .max_cqe = 1 << 14,
+		.max_mr = 1 << 14, .max_pd = 1 << 14, .max_mw = 0,
+		.max_sge = 30, .max_sge_rd = 1, .max_rd_atomic = 16,
+		.full_errno = ENOMEM, .limit_errno = ENOMEM,
+	},
 	{
 		// hw/efa/efa_verbs.c, efa_create_qp: EOPNOTSUPP for what is neither SRD nor UD
 		.name = "efa", .transport = IBV_TRANSPORT_UNSPECIFIED, .link_layer = IBV_LINK_LAYER_UNSPECIFIED,
-		.vendor_id = 0x1d0f, .part_id = 0xefa2, .no_rc = true,
+		.vendor_id = 0x1d0f, .part_id = 0xefa2, .no_rc = EOPNOTSUPP,
 		.max_inline = 32, .max_qp = 1 << 10, .max_qp_wr = 4096, .max_cq = 1 << 10, .max_cqe = 1 << 15,
 		.max_mr = 1 << 16, .max_pd = 1 << 10,
 		.max_sge = 2, .max_sge_rd = 1,

@@ -33,8 +33,10 @@ static int check_cap(const struct ibv_qp_init_attr *a)
 	const struct profile *p = config.profile;
 	const struct ibv_qp_cap *c = &a->cap;
 
-	if (a->qp_type != IBV_QPT_RC || p->no_rc)
+	if (a->qp_type != IBV_QPT_RC)
 		return EOPNOTSUPP;
+	if (p->no_rc)
+		return p->no_rc;
 	if (!a->send_cq || !a->recv_cq || c->max_send_wr > (uint32_t)p->max_qp_wr || c->max_send_sge > (uint32_t)p->max_sge)
 		return EINVAL;
 	if (!a->srq && (c->max_recv_wr > (uint32_t)p->max_qp_wr || c->max_recv_sge > (uint32_t)p->max_sge))
