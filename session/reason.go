@@ -39,6 +39,10 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason %d", uint8(r))
 }
 
+// MarshalText returns the String: a reason that is a key or a value in JSON is one that
+// operators can read. Its error is always nil.
+func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
 // Unavailable is a provider's error for a connection that it cannot give, though
 // TCP might (C4). Where TCP is certain to fail too, the error is
 // syscall.ECONNREFUSED or EHOSTUNREACH instead.

@@ -1,0 +1,215 @@
+package san_test
+
+import (
+	"context"
+	"encoding/json"
+	"expvar"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/sanconn"
+)
+
+// echo returns the address of a server that sends back what it gets.
+func echo() (address string, stop func() error) {
+	l, err := san.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { io.Copy(c, c); c.Close() }()
+		}
+	}()
+	return l.Addr().String(), l.Close
+}
+
+// A client: as with net.Dial.
+func ExampleDial() {
+	address, stop := echo()
+	defer stop()
+
+	c, err := san.Dial("tcp", address) // was net.Dial
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintln(c, "hello")
+	var line string
+	fmt.Fscanln(c, &line)
+	fmt.Println(line, "by", san.InfoOf(c).Provider)
+	// Output: hello by shm
+}
+
+// A server: as with net.Listen. Plain clients connect to the same port by TCP.
+func ExampleListen() {
+	l, err := san.Listen("tcp", "127.0.0.1:0") // was net.Listen
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for _, dial := range []func(network, address string) (net.Conn, error){san.Dial, net.Dial} {
+			c, err := dial("tcp", l.Addr().String())
+			if err != nil {
+				log.Fatal(err)
+			}
+			io.Copy(io.Discard, c)
+			c.Close()
+		}
+	}()
+	for range 2 {
+		c, err := l.Accept()
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("accepted by", san.InfoOf(c).Provider)
+		c.Close()
+	}
+	// Output:
+	// accepted by shm
+	// accepted by tcp
+}
+
+// With net/http, the server gets another listener and the client another DialContext.
+func Example_http() {
+	l, err := san.Listen("tcp", "127.0.0.1:0") // was net.Listen
+	if err != nil {
+		log.Fatal(err)
+	}
+	type key struct{}
+	server := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprintln(w, "you came by", san.InfoOf(r.Context().Value(key{}).(net.Conn)).Provider)
+		}),
+		// Only to know how a client came; a server needs none of it.
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, key{}, c)
+		},
+	}
+	go server.Serve(l)
+	defer server.Close()
+
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: new(san.Dialer).DialContext, // was new(net.Dialer).DialContext
+	}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get("http://" + l.Addr().String())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(string(text))
+	// Output: you came by shm
+}
+
+// What carries a connection, and for TCP why it is not a SAN.
+func ExampleInfoOf() {
+	plain, err := net.Listen("tcp", "127.0.0.1:0") // a server without package san
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer plain.Close()
+	address, stop := echo() // one with it
+	defer stop()
+
+	for _, address := range []string{address, plain.Addr().String()} {
+		c, err := san.Dial("tcp", address)
+		if err != nil {
+			log.Fatal(err)
+		}
+		info := san.InfoOf(c)
+		fmt.Printf("%s, fallback: %v\n", info.Provider, info.Fallback)
+		c.Close()
+	}
+	// Output:
+	// shm, fallback: none
+	// tcp, fallback: no SAN listener
+}
+
+// Counters of the process, and of one connection over a SAN.
+func ExampleStats() {
+	address, stop := echo()
+	defer stop()
+	before := san.Stats()
+	c, err := san.Dial("tcp", address)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprint(c, "four")
+	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
+		log.Fatal(err)
+	}
+
+	after := san.Stats()
+	fmt.Println("dialed by shm:", after.Dialed["shm"]-before.Dialed["shm"])
+	if s, ok := c.(*sanconn.Conn); ok { // not TCP
+		fmt.Println("sent:", s.Stats().BytesSent, "received:", s.Stats().BytesReceived)
+	}
+	// Output:
+	// dialed by shm: 1
+	// sent: 4 received: 4
+}
+
+// Why a destination is reached as it is: each way there, in the order of a dial.
+func ExampleDialer_Explain() {
+	plain, err := net.Listen("tcp", "127.0.0.1:0") // a server without package san
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer plain.Close()
+
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	dialer := san.Dialer{Providers: []string{"shm"}}
+	outcomes, err := dialer.Explain(ctx, "tcp", plain.Addr().String())
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, o := range outcomes {
+		why := "connects"
+		if u, ok := o.Err.(*san.Unavailable); ok {
+			why = u.Reason.String()
+		}
+		fmt.Printf("%s: %s, chosen: %v\n", o.Provider, why, o.Chosen)
+	}
+	// Output:
+	// shm: no SAN listener, chosen: false
+	// verbs: disabled, chosen: false
+	// tcp: connects, chosen: true
+}
+
+// The counters of the process in /debug/vars, where net/http serves them.
+func ExampleStats_expvar() {
+	expvar.Publish("san", expvar.Func(func() any { return san.Stats() }))
+
+	address, stop := echo()
+	defer stop()
+	c, err := san.Dial("tcp", address)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+
+	// {"Dialed":{"shm":1},"Accepted":{"shm":1},"Open":{"shm":2},"Fallbacks":{},"Listeners":{},"Refused":0}
+	var published struct{ Dialed map[string]uint64 }
+	if err := json.Unmarshal([]byte(expvar.Get("san").String()), &published); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(published.Dialed["shm"] > 0)
+	// Output: true
+}
