@@ -66,7 +66,7 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 		if l, ok := l.(*san.Listener); ok && !*quiet {
 			lacks := l.Unavailable()
 			for _, name := range slices.Sorted(maps.Keys(lacks)) {
-				s.log("without %s: %v", name, lacks[name])
+				s.log("%s", lackText(name, lacks[name]))
 			}
 		}
 		serving.Go(func() {
@@ -80,6 +80,16 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 		return err
 	}
 	return nil // ended as asked, by a signal or standard input
+}
+
+// lackText tells which connections go by TCP: that there is none of a SAN is the rule, and
+// no failure.
+func lackText(provider string, why *san.Unavailable) string {
+	switch why.Reason {
+	case san.ReasonNoProvider, san.ReasonNotServed:
+		return fmt.Sprintf("%s: none here, so TCP takes its place (sanperf devices has the details)", provider)
+	}
+	return fmt.Sprintf("cannot listen by %s, so TCP takes its place: %v", provider, why)
 }
 
 func policyOf(require bool) san.Policy {

@@ -120,8 +120,10 @@ func open(ctx context.Context, std stdio, s *settings) ([]*forwarder, error) {
 		})
 		if l, ok := l.(*san.Listener); ok {
 			for name, why := range l.Unavailable() {
-				if why.Reason != san.ReasonNotServed { // as where there is no device
-					fmt.Fprintf(std.err, "sanproxy: %v: without %s: %v\n", r.listen, name, why)
+				switch why.Reason {
+				case san.ReasonNotServed, san.ReasonNoProvider: // there is none here, as on most hosts
+				default:
+					fmt.Fprintf(std.err, "sanproxy: %v: cannot listen by %s, so TCP takes its place: %v\n", r.listen, name, why)
 				}
 			}
 		}
