@@ -32,6 +32,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"end ahead of completions", "seed=2,kernel_us=0", "^TestEndpoint$/^(default|shared_queue)$/^Abort$", ""},
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
 		"TestExposedIsTakenBackAtOnce|TestRefusals|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestDialsGivenUpLeaveNothing)$", ""},
+	{"one listener after another", "seed=12", "^(TestListenerTakesOver|TestListenerThatWaitsIsClosed)$", ""},
 	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
 	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},
 	{"InfiniBand without rdma_cm", "seed=9,profile=mlx5-ib,grh", "^TestInfiniBandWithoutCM$", ""},
