@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/sanconn/san"
 )
@@ -24,18 +25,19 @@ func ExampleListenConfig_Adopt() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	server := new(http.Server)
-	done := make(chan error)
 	go func() {
-		<-ctx.Done()
-		done <- server.Shutdown(context.Background()) // calls l.Close
+		terminate := make(chan os.Signal, 1)
+		signal.Notify(terminate, syscall.SIGTERM)
+		<-terminate
+		l.Close() // from now on connections go to the successor
 	}()
-	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	server := new(http.Server)
+	if err := server.Serve(l); !errors.Is(err, net.ErrClosed) {
 		log.Fatal(err)
 	}
-	if err := <-done; err != nil {
+	// All that had come is accepted. Shutdown drops requests that are not read yet.
+	time.Sleep(time.Second)
+	if err := server.Shutdown(context.Background()); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -30,6 +30,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if os.Getenv(flipVar) != "" {
+		if err := serveUpgradable(); err != nil {
+			fmt.Println(failure + err.Error())
+			os.Exit(1)
+		}
+		return
+	}
 	code := m.Run()
 	stopBackends()
 	os.Exit(code)
