@@ -76,8 +76,53 @@ func TestTheREADMEsServerAndClientWork(t *testing.T) {
 		return err
 	})
 
+	if !strings.Contains(programs[1], " // hello by shm\n") {
+		t.Error("the README does not show what the client prints")
+	}
 	stdout, _ := run(t, binaries[1])
 	if want := "hello by " + sanProvider() + "\n"; stdout != want {
 		t.Errorf("the client prints %q; want %q", stdout, want)
 	}
+}
+
+// around is what the README's samples that are no programs need to compile, by a piece of
+// each: the function's parameters, and what is left unused.
+var around = map[string]struct{ parameters, unused string }{
+	"Adopt(":      {"server *http.Server", "err"},
+	"san.InfoOf(": {"c net.Conn", "total"},
+	"Reserve(":    {"conn net.Conn, parse func([]byte) int", "err"},
+}
+
+// gRPC's sample is compiled where gRPC is: test/interop.
+func TestTheREADMEsOtherSamplesCompile(t *testing.T) {
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := "package main\n\nimport (\n\"expvar\"; \"fmt\"; \"net\"; \"net/http\"; \"os\"\n" +
+		"\"github.com/sanconn/san\"; \"github.com/sanconn/san/sanconn\"\n)\n\nfunc main() {}\n"
+	found := 0
+	for i, block := range strings.Split(string(text), "```") {
+		code, isGo := strings.CutPrefix(block, "go\n")
+		if i%2 == 0 || !isGo || strings.HasPrefix(code, "package main\n") || strings.Contains(code, "grpc.") {
+			continue
+		}
+		found++
+		for piece, need := range around {
+			if strings.Contains(code, piece) {
+				source += fmt.Sprintf("\nfunc sample%d(%s) {\n%s\n_ = %s\n}\n", found, need.parameters, code, need.unused)
+			}
+		}
+		if !strings.Contains(source, code) {
+			t.Errorf("around has nothing for this sample:\n%s", code)
+		}
+	}
+	if found != len(around) {
+		t.Errorf("%d samples; want %d", found, len(around))
+	}
+	file := filepath.Join(t.TempDir(), "main.go")
+	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program(t, file)
 }
