@@ -5,6 +5,9 @@
 // It has only the verbs, not what they are used for: no protocol, no policy, no
 // buffers of its own. provider/verbs and "sanperf devices" use it.
 //
+// It is exported to the library's other parts: versions keep nothing of it for programs
+// (docs/COMPATIBILITY.md).
+//
 // The libraries are opened at run time, on first use; no header of rdma-core is
 // needed to build, and none of its libraries to run a program that imports this
 // package. Where they cannot be used (another system than Linux, CGO_ENABLED=0,

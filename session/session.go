@@ -11,6 +11,9 @@
 // neither lock nor wait: core does, the latter in one place (await.go). Messages are
 // encoded in internal/wire, credits counted in internal/credit, and internal/spin decides
 // how a wait polls. The janitor (janitor.go) polls while no Read or Write does.
+//
+// It is exported to the library's other parts: versions keep nothing of it for programs
+// (docs/COMPATIBILITY.md).
 package session
 
 import (

@@ -16,6 +16,9 @@
 // of the session protocol. Package san calls it; on systems other than Linux
 // it reports that there is no such provider.
 //
+// It is exported to the library's other parts: versions keep nothing of it for programs
+// (docs/COMPATIBILITY.md).
+//
 //	dial_linux.go, listen_linux.go,
 //	accept_linux.go                        connecting; the steps of either end
 //	diag_linux.go, rendezvous_linux.go     which listener TCP would reach; its name

@@ -7,6 +7,9 @@
 // session where it can decide, and never reads memory that it registers. Package san
 // calls Listen, Dial and Serves; the session calls the Endpoint.
 //
+// It is exported to the library's other parts: versions keep nothing of it for programs
+// (docs/COMPATIBILITY.md).
+//
 //	dial.go, listen.go, accept.go   connecting by rdma_cm; the steps of either end
 //	listen_addresses.go   which addresses a listener listens on
 //	exchange.go, *_exchange.go   connecting without rdma_cm, in the same steps
