@@ -41,101 +41,122 @@ func TestWithoutDevices(t *testing.T) {
 	}
 }
 
-// Wherever nobody answers, the dialer learns why, as soon as that is known, and
-// at the end of its time at the latest.
-func TestDialInVain(t *testing.T) {
-	from, to := cable(t)
-	wire := map[string]string{"rxe": "ve1", "siw": "wi1"}[testenv.Device()]
-	dial := func(t *testing.T, at netip.AddrPort) error {
-		t.Helper()
-		before := runtime.NumGoroutine()
-		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-		defer cancel()
-		began := time.Now()
-		e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
-		took := time.Since(began)
-		if err == nil {
-			e.discard()
-			t.Fatal("connected")
-		}
-		t.Logf("%v: %v", took, err)
-		if took > 5*time.Second { // the guest may be slow; unbounded it would be 38 s and more
-			t.Errorf("took %v", took)
-		}
-		goroutinesGone(t, before, 3*patience)
-		return err
-	}
-
+// inVain returns the ends of a cable where dials fail as fast as they can.
+func inVain(t *testing.T) (from, to netip.Addr) {
+	t.Helper()
+	from, to = cable(t)
 	// The first use loads the libraries, which takes the guest a while.
 	Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, freePort()), Config{})
 	// How long a thread is stuck in rdma_connect is for TCP to say, on iWARP.
 	run(t, "sysctl", "-qw", "net.ipv4.tcp_syn_retries=2")
+	return from, to
+}
 
+// dialInVain returns why nobody is reached, which has to be soon, and leaves nothing.
+func dialInVain(t *testing.T, at netip.AddrPort) error {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
+	took := time.Since(began)
+	if err == nil {
+		e.discard()
+		t.Fatal("connected")
+	}
+	t.Logf("%v: %v", took, err)
+	if took > 5*time.Second { // the guest may be slow; unbounded it would be 38 s and more
+		t.Errorf("took %v", took)
+	}
+	goroutinesGone(t, before, 3*patience)
+	return err
+}
+
+// Where it is known that nobody answers, the dialer learns why.
+func TestDialInVain(t *testing.T) {
+	_, to := inVain(t)
 	t.Run("no listener", func(t *testing.T) {
-		if err := dial(t, netip.AddrPortFrom(to, freePort())); reasonOf(err) != session.ReasonNoListener {
+		if err := dialInVain(t, netip.AddrPortFrom(to, freePort())); reasonOf(err) != session.ReasonNoListener {
 			t.Errorf("%v, want %v", err, session.ReasonNoListener)
 		}
 	})
 	t.Run("no route to an RDMA device", func(t *testing.T) {
-		if err := dial(t, netip.MustParseAddrPort("127.0.0.1:80")); reasonOf(err) != session.ReasonUnreachable {
+		if err := dialInVain(t, netip.MustParseAddrPort("127.0.0.1:80")); reasonOf(err) != session.ReasonUnreachable {
 			t.Errorf("%v, want %v", err, session.ReasonUnreachable)
 		}
 	})
-	t.Run("silence", func(t *testing.T) {
-		// Packets get there and are not for anybody.
-		silent := from.Next().Next().Next()
-		peer := map[string]string{"rxe": "ve2", "siw": "wi2"}[testenv.Device()]
-		ifi, err := net.InterfaceByName(peer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		run(t, "ip", "route", "add", silent.String(), "dev", wire, "src", from.String())
-		run(t, "ip", "neigh", "replace", silent.String(), "lladdr", ifi.HardwareAddr.String(), "dev", wire, "nud", "permanent")
-		defer run(t, "ip", "route", "del", silent.String(), "dev", wire)
-		if _, err := ServedBy(silent, Route{}, Config{}); err != nil {
-			t.Errorf("%v is not served: %v", silent, err)
-		}
-		err = dial(t, netip.AddrPortFrom(silent, 4711))
-		if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) != session.ReasonTimeout && reasonOf(err) != session.ReasonUnreachable {
-			t.Errorf("%v, want the end of the time", err)
-		}
-	})
-	t.Run("nobody of that address", func(t *testing.T) {
-		nobody := from.Next().Next().Next().Next()
-		run(t, "ip", "route", "add", nobody.String(), "dev", wire, "src", from.String())
-		defer run(t, "ip", "route", "del", nobody.String(), "dev", wire)
-		err := dial(t, netip.AddrPortFrom(nobody, 4711))
-		if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) == session.ReasonNone {
-			t.Errorf("%v, want a reason", err)
-		}
-	})
-	if testenv.Device() == "siw" {
-		t.Run("plain TCP on the iWARP port", func(t *testing.T) {
-			port := freePort()
-			plain, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(to, Config{}.withDefaults().iwarpPort(port))))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer plain.Close()
-			go func() {
-				c, err := plain.Accept()
-				if err == nil {
-					io.Copy(io.Discard, c)
-					c.Close()
-				}
-			}()
-			err = dial(t, netip.AddrPortFrom(to, port))
-			if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) == session.ReasonNone {
-				t.Errorf("%v, want a reason", err)
-			}
-		})
-	}
 	t.Run("outside the allowed subnets", func(t *testing.T) {
 		cfg := Config{Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
 		if _, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, 1), cfg); reasonOf(err) != session.ReasonNotServed {
 			t.Errorf("%v, want %v", err, session.ReasonNotServed)
 		}
 	})
+}
+
+// Where nothing answers, the dial ends with its time at the latest.
+func TestDialToSilence(t *testing.T) {
+	from, to := inVain(t)
+	wire := map[string]string{"rxe": "ve1", "siw": "wi1"}[testenv.Device()]
+	route := func(t *testing.T, to netip.Addr) {
+		t.Helper()
+		run(t, "ip", "route", "add", to.String(), "dev", wire, "src", from.String())
+		t.Cleanup(func() { run(t, "ip", "route", "del", to.String(), "dev", wire) })
+	}
+	t.Run("packets that are not for anybody", func(t *testing.T) {
+		silent := from.Next().Next().Next()
+		peer := map[string]string{"rxe": "ve2", "siw": "wi2"}[testenv.Device()]
+		ifi, err := net.InterfaceByName(peer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		route(t, silent)
+		run(t, "ip", "neigh", "replace", silent.String(), "lladdr", ifi.HardwareAddr.String(), "dev", wire, "nud", "permanent")
+		if _, err := ServedBy(silent, Route{}, Config{}); err != nil {
+			t.Errorf("%v is not served: %v", silent, err)
+		}
+		err = dialInVain(t, netip.AddrPortFrom(silent, 4711))
+		if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) != session.ReasonTimeout && reasonOf(err) != session.ReasonUnreachable {
+			t.Errorf("%v, want the end of the time", err)
+		}
+	})
+	t.Run("nobody of that address", func(t *testing.T) {
+		nobody := from.Next().Next().Next().Next()
+		route(t, nobody)
+		expectAReason(t, dialInVain(t, netip.AddrPortFrom(nobody, 4711)))
+	})
+	if testenv.Device() == "siw" {
+		t.Run("plain TCP on the iWARP port", func(t *testing.T) {
+			port := freePort()
+			acceptSilently(t, netip.AddrPortFrom(to, Config{}.withDefaults().iwarpPort(port)))
+			expectAReason(t, dialInVain(t, netip.AddrPortFrom(to, port)))
+		})
+	}
+}
+
+// expectAReason is for a dial that may end with its time as well.
+func expectAReason(t *testing.T, err error) {
+	t.Helper()
+	if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) == session.ReasonNone {
+		t.Errorf("%v, want a reason", err)
+	}
+}
+
+// acceptSilently accepts a connection of TCP, and says nothing.
+func acceptSilently(t *testing.T, at netip.AddrPort) {
+	t.Helper()
+	plain, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { plain.Close() })
+	go func() {
+		c, err := plain.Accept()
+		if err == nil {
+			io.Copy(io.Discard, c)
+			c.Close()
+		}
+	}()
 }
 
 // A port of the program's choice is not exchanged for another one without a word.

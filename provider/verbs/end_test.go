@@ -54,6 +54,64 @@ func ownCable(t testing.TB) (netdev, rdma string, listen netip.Addr) {
 	return fmt.Sprintf("b%d1", n), fmt.Sprintf("br%d1", n), netip.MustParseAddr(fmt.Sprintf("10.8.%d.2", n))
 }
 
+// flow is a transfer both ways that goes on until it breaks.
+type flow struct {
+	wg      sync.WaitGroup
+	once    sync.Once
+	flowing chan struct{} // closed when there has been some
+	ends    chan error    // of each end's Writes and Reads
+}
+
+func newFlow(a, b *session.Session) *flow {
+	f := &flow{flowing: make(chan struct{}), ends: make(chan error, 4)}
+	for _, s := range []*session.Session{a, b} {
+		f.wg.Go(func() { f.ends <- f.write(s) })
+		f.wg.Go(func() { f.ends <- f.read(s) })
+	}
+	return f
+}
+
+func (f *flow) write(s *session.Session) error {
+	buf := make([]byte, 1<<20)
+	for {
+		if _, err := s.Write(buf); err != nil {
+			return err
+		}
+	}
+}
+
+func (f *flow) read(s *session.Session) error {
+	buf := make([]byte, 1<<20)
+	for total := 0; ; {
+		n, err := s.Read(buf)
+		if err != nil {
+			return err
+		}
+		if total += n; total > 8<<20 {
+			f.once.Do(func() { close(f.flowing) })
+		}
+	}
+}
+
+// expectBreaks waits until everybody has found that it is broken.
+func (f *flow) expectBreaks(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	for range cap(f.ends) {
+		select {
+		case err := <-f.ends:
+			t.Logf("after %v: %v", time.Since(began), err)
+			if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.ETIMEDOUT) && !errors.Is(err, syscall.EPIPE) {
+				t.Errorf("the end is %v", err)
+			}
+		case <-time.After(patience):
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("no error\n%s", stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+	f.wg.Wait()
+}
+
 // A cable that is pulled, a device that goes: both ends of a transfer find an
 // error within the bounds of keepalive, closing does not hang, and nothing is left:
 // also where it is the callers' own memory that is exposed and read just then.
@@ -87,39 +145,11 @@ func TestBreaks(t *testing.T) {
 				cfg.Threshold, cfg.Disable = 4<<10, session.FeatureRDMAWrite
 			}
 			a, b := sessions(t, l, cfg)
-			var wg sync.WaitGroup
-			flowing := make(chan struct{})
-			var once sync.Once
-			ends := make(chan error, 4)
-			for _, s := range []*session.Session{a, b} {
-				wg.Go(func() {
-					buf := make([]byte, 1<<20)
-					for {
-						if _, err := s.Write(buf); err != nil {
-							ends <- err
-							return
-						}
-					}
-				})
-				wg.Go(func() {
-					buf := make([]byte, 1<<20)
-					for total := 0; ; {
-						n, err := s.Read(buf)
-						if err != nil {
-							ends <- err
-							return
-						}
-						if total += n; total > 8<<20 {
-							once.Do(func() { close(flowing) })
-						}
-					}
-				})
-			}
-			<-flowing
+			f := newFlow(a, b)
+			<-f.flowing
 			if tt.own && a.Stats().OffersSent+b.Stats().OffersSent == 0 {
 				t.Error("no Write's own memory was offered")
 			}
-			began := time.Now()
 			if tt.deleted {
 				del := exec.Command("rdma", "link", "delete", rdma)
 				if err := del.Start(); err != nil {
@@ -128,28 +158,21 @@ func TestBreaks(t *testing.T) {
 			} else {
 				run(t, "ip", "link", "set", netdev, "down")
 			}
-			for range cap(ends) {
-				select {
-				case err := <-ends:
-					t.Logf("after %v: %v", time.Since(began), err)
-					if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.ETIMEDOUT) && !errors.Is(err, syscall.EPIPE) {
-						t.Errorf("the end is %v", err)
-					}
-				case <-time.After(patience):
-					stacks := make([]byte, 1<<20)
-					t.Fatalf("no error\n%s", stacks[:runtime.Stack(stacks, true)])
-				}
-			}
-			wg.Wait()
-			for _, s := range []*session.Session{a, b} {
-				s.Close()
-				select {
-				case <-s.Closed():
-				case <-time.After(patience):
-					t.Fatal("Close hangs")
-				}
-			}
+			f.expectBreaks(t)
+			closeInTime(t, a, b)
 		})
+	}
+}
+
+func closeInTime(t *testing.T, both ...*session.Session) {
+	t.Helper()
+	for _, s := range both {
+		s.Close()
+		select {
+		case <-s.Closed():
+		case <-time.After(patience):
+			t.Fatal("Close hangs")
+		}
 	}
 }
 

@@ -182,22 +182,7 @@ func testDeviceRemoval(t *testing.T) {
 		t.Fatal(err)
 	}
 	var all sync.WaitGroup
-	all.Go(func() {
-		for {
-			e, err := l.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-				defer cancel()
-				if err := e.q.await(ctx, func() bool { return false }); ctx.Err() != nil {
-					t.Errorf("the connection does not end: %v", err)
-				}
-				e.discard()
-			})
-		}
-	})
+	all.Go(func() { expectEnds(t, l, &all) })
 	var over atomic.Bool
 	var connected atomic.Int64
 	for g := range 4 {
@@ -238,6 +223,25 @@ func testDeviceRemoval(t *testing.T) {
 	over.Store(true)
 	l.Close()
 	all.Wait()
+}
+
+// expectEnds accepts connections until l is closed, and has all of them wait until they
+// have ended.
+func expectEnds(t *testing.T, l *Listener, all *sync.WaitGroup) {
+	for {
+		e, err := l.Accept()
+		if err != nil {
+			return
+		}
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			if err := e.q.await(ctx, func() bool { return false }); ctx.Err() != nil {
+				t.Errorf("the connection does not end: %v", err)
+			}
+			e.discard()
+		})
+	}
 }
 
 // Where events cannot be waited for a dial gets an error, and does not wait for them.

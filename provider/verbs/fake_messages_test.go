@@ -149,6 +149,99 @@ func (q *buffers) deliver(e *Endpoint, number uint64) {
 	e.complete(ibv.WC{ID: kindRecv | uint64(n), Opcode: ibv.WCRecv, ByteLen: 8})
 }
 
+// receiveModel knows what the peer has sent, within its window, and which buffers that takes.
+type receiveModel struct {
+	buffers
+	t          *testing.T
+	e          *Endpoint
+	all        int // the queue's buffers
+	sent, next uint64
+	kept       []uint64
+}
+
+func newReceiveModel(t *testing.T, f *fake, e *Endpoint) *receiveModel {
+	m := &receiveModel{buffers: buffers{f: f}, t: t, e: e, all: e.cfg.Buffers}
+	if e.recv.group != nil {
+		m.all = e.recv.group.shares * srqShare
+	}
+	for n := range m.all {
+		m.posted = append(m.posted, n)
+	}
+	f.set(fakeRecvs, 0)
+	return m
+}
+
+func (m *receiveModel) send() {
+	m.t.Helper()
+	m.deliver(m.e, m.sent)
+	m.sent++
+}
+
+func numberOf(msg []byte) uint64 { return binary.LittleEndian.Uint64(msg) }
+
+func (m *receiveModel) poll(keep bool) {
+	m.t.Helper()
+	var ev session.Event
+	got := m.e.Poll(&ev)
+	m.look()
+	if got != (m.next < m.sent) || got && numberOf(ev.Msg) != m.next {
+		m.t.Fatalf("message %d of %d: %v, %+v", m.next, m.sent, got, ev)
+	}
+	if !got {
+		return
+	}
+	if keep {
+		m.e.Keep()
+		m.kept = append(m.kept, m.next)
+	} else {
+		m.e.Drop()
+	}
+	m.next++
+}
+
+func (m *receiveModel) release() {
+	m.t.Helper()
+	if msg := m.e.Front(); numberOf(msg) != m.kept[0] {
+		m.t.Fatalf("the oldest kept is %d, want %d", numberOf(msg), m.kept[0])
+	}
+	m.e.Release()
+	m.kept = m.kept[1:]
+}
+
+// use sends, polls and releases at random.
+func (m *receiveModel) use(steps int) {
+	m.t.Helper()
+	r := rand.New(rand.NewPCG(2, 2))
+	for range steps {
+		switch r.IntN(4) {
+		case 0, 1:
+			if int(m.sent-m.next)+len(m.kept) < m.e.limits.Window {
+				m.send()
+			}
+		case 2:
+			m.poll(r.IntN(2) == 0)
+		case 3:
+			if len(m.kept) > 0 {
+				m.release()
+			}
+		}
+		m.look()
+	}
+}
+
+// readAll leaves nothing to be read or released.
+func (m *receiveModel) readAll() {
+	m.t.Helper()
+	for m.next < m.sent {
+		m.poll(false)
+	}
+	for len(m.kept) > 0 {
+		m.release()
+	}
+	m.poll(false)
+	m.look()
+}
+
 // Each buffer is posted again once, when nobody reads it any more, so that a peer which
 // keeps to its window finds one; those of a group also when its member ends.
 func testReceiveBuffers(t *testing.T) {
@@ -159,100 +252,46 @@ func testReceiveBuffers(t *testing.T) {
 		if shared := e.recv.group != nil; shared != (cfg.SharedDomain && !without(session.FeatureSRQ)) {
 			t.Fatalf("a shared queue: %v", shared)
 		}
-		all := e.cfg.Buffers
+		m := newReceiveModel(t, f, e)
+		m.use(20_000)
+		m.readAll()
+		if waiting := m.all - len(m.posted); e.Err() != nil || waiting >= repostBatch/2 || e.recv.taken != waiting {
+			t.Errorf("%v; %d of %d buffers are not posted, it thinks %d", e.Err(), waiting, m.all, e.recv.taken)
+		}
 		if e.recv.group != nil {
-			all = e.recv.group.shares * srqShare
+			memberEnds(m, i < len(fakeConfigs))
 		}
-		q := &buffers{f: f}
-		for n := range all {
-			q.posted = append(q.posted, n)
-		}
-		f.set(fakeRecvs, 0)
-		r := rand.New(rand.NewPCG(2, 2))
-		var sent, next uint64
-		var kept []uint64
+	}
+}
+
+// memberEnds ends a member of a group that has not read all its messages, nor decided
+// about the last one that it has read, if that is so.
+func memberEnds(m *receiveModel, undecided bool) {
+	m.t.Helper()
+	for range 10 {
+		m.send()
+	}
+	m.poll(true)
+	m.poll(true)
+	if undecided {
 		var ev session.Event
-		number := func(m []byte) uint64 { return binary.LittleEndian.Uint64(m) }
-		poll := func(keep bool) {
-			t.Helper()
-			got := e.Poll(&ev)
-			q.look()
-			if got != (next < sent) || got && number(ev.Msg) != next {
-				t.Fatalf("message %d of %d: %v, %+v", next, sent, got, ev)
-			}
-			if !got {
-				return
-			}
-			if keep {
-				e.Keep()
-				kept = append(kept, next)
-			} else {
-				e.Drop()
-			}
-			next++
+		if m.e.Poll(&ev); ev.Kind != session.Message { // and neither kept nor dropped
+			m.t.Fatal("no message")
 		}
-		release := func() {
-			if m := e.Front(); number(m) != kept[0] {
-				t.Fatalf("the oldest kept is %d, want %d", number(m), kept[0])
-			}
-			e.Release()
-			kept = kept[1:]
-		}
-		for range 20_000 {
-			switch r.IntN(4) {
-			case 0, 1:
-				if int(sent-next)+len(kept) < e.limits.Window {
-					q.deliver(e, sent)
-					sent++
-				}
-			case 2:
-				poll(r.IntN(2) == 0)
-			case 3:
-				if len(kept) > 0 {
-					release()
-				}
-			}
-			q.look()
-		}
-		for next < sent {
-			poll(false)
-		}
-		for len(kept) > 0 {
-			release()
-		}
-		poll(false)
-		q.look()
-		if waiting := all - len(q.posted); e.Err() != nil || waiting >= repostBatch/2 || e.recv.taken != waiting {
-			t.Errorf("%v; %d of %d buffers are not posted, it thinks %d", e.Err(), waiting, all, e.recv.taken)
-		}
-		if e.recv.group == nil {
-			continue
-		}
-		for range 10 {
-			q.deliver(e, sent)
-			sent++
-		}
-		poll(true)
-		poll(true)
-		if i == len(fakeConfigs) {
-			// the last one is kept
-		} else if e.Poll(&ev); ev.Kind != session.Message { // and neither kept nor dropped
-			t.Fatal("no message")
-		}
-		n := q.posted[0]
-		q.posted = q.posted[1:]
-		e.complete(ibv.WC{ID: kindRecv | uint64(n), Status: ibv.WRFlushErr})
-		posted := len(q.posted)
-		e.Abort()
-		q.look()
-		if len(q.posted) != posted {
-			t.Error("buffers of a member are posted before it is retired")
-		}
-		e.Retire()
-		q.look()
-		if len(q.posted) != all {
-			t.Errorf("%d of %d buffers are posted behind a member's end", len(q.posted), all)
-		}
+	}
+	n := m.posted[0]
+	m.posted = m.posted[1:]
+	m.e.complete(ibv.WC{ID: kindRecv | uint64(n), Status: ibv.WRFlushErr})
+	posted := len(m.posted)
+	m.e.Abort()
+	m.look()
+	if len(m.posted) != posted {
+		m.t.Error("buffers of a member are posted before it is retired")
+	}
+	m.e.Retire()
+	m.look()
+	if len(m.posted) != m.all {
+		m.t.Errorf("%d of %d buffers are posted behind a member's end", len(m.posted), m.all)
 	}
 }
 

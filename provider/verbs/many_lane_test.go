@@ -21,6 +21,59 @@ import (
 
 var connections = flag.Int("connections", 200, "connections that TestManyConnectionsLeaveNothing opens and closes")
 
+// comeAndGo opens a connection, reads from and into memory of this process, and closes it
+// in the state that is the number's turn.
+func comeAndGo(l *Listener, number int, from []byte) error {
+	a, b, err := connect(l, Config{})
+	if err != nil {
+		return err
+	}
+	defer a.discard()
+	defer b.discard()
+	begin(a)
+	begin(b)
+	into := make([]byte, len(from))
+	for round := range 2 { // the second one finds the first one's in the cache
+		d, err := a.mem.Expose(from, session.RemoteRead)
+		if err != nil {
+			return err
+		}
+		if err := b.mem.Read(into, d, 0, uint32(round)); err != nil {
+			return err
+		}
+		if number%10 == 9 {
+			return nil // in the middle of it
+		}
+		if err := readEnds(b); err != nil {
+			return err
+		}
+		if number%10 == 8 {
+			break // still exposed
+		}
+		a.mem.Revoke(d)
+	}
+	if number%2 == 0 {
+		a.mem.Alloc(4096) // not freed
+	}
+	a.Close()
+	b.Close()
+	return nil
+}
+
+// readEnds waits for the completion of a read.
+func readEnds(e *Endpoint) error {
+	var ev session.Event
+	for began := time.Now(); !e.Poll(&ev); runtime.Gosched() {
+		if e.Err() != nil || time.Since(began) > patience {
+			return fmt.Errorf("no completion: %w", e.Err())
+		}
+	}
+	if ev.Kind != session.ReadDone || ev.Err != nil {
+		return fmt.Errorf("event %v: %w", ev.Kind, ev.Err)
+	}
+	return nil
+}
+
 // Connections that come and go, with registered memory of theirs in all states,
 // leave nothing registered, no descriptor and no goroutine.
 func TestManyConnectionsLeaveNothing(t *testing.T) {
@@ -28,53 +81,10 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	for i := range buffers {
 		buffers[i] = make([]byte, 64<<10)
 	}
-	once := func(l *Listener, n int) error {
-		a, b, err := connect(l, Config{})
-		if err != nil {
-			return fmt.Errorf("connection %d: %w", n, err)
-		}
-		defer a.discard()
-		defer b.discard()
-		begin(a)
-		begin(b)
-		from, into := buffers[n%len(buffers)], make([]byte, 64<<10)
-		for round := range 2 { // the second one finds the first one's in the cache
-			d, err := a.mem.Expose(from, session.RemoteRead)
-			if err != nil {
-				return err
-			}
-			if err := b.mem.Read(into, d, 0, uint32(round)); err != nil {
-				return err
-			}
-			if n%10 == 9 {
-				return nil // in the middle of it
-			}
-			var ev session.Event
-			for began := time.Now(); !b.Poll(&ev); runtime.Gosched() {
-				if b.Err() != nil || time.Since(began) > patience {
-					return fmt.Errorf("connection %d: no completion: %w", n, b.Err())
-				}
-			}
-			if ev.Kind != session.ReadDone || ev.Err != nil {
-				return fmt.Errorf("connection %d: event %v: %w", n, ev.Kind, ev.Err)
-			}
-			if n%10 == 8 {
-				break // still exposed
-			}
-			a.mem.Revoke(d)
-		}
-		if n%2 == 0 {
-			a.mem.Alloc(4096) // not freed
-		}
-		a.Close()
-		b.Close()
-		return nil
-	}
-
 	listeners := make([]*Listener, 4)
 	for i := range listeners {
 		listeners[i] = listen(t, Config{})
-		if err := once(listeners[i], 0); err != nil { // loads what is loaded once
+		if err := comeAndGo(listeners[i], 0, buffers[0]); err != nil { // loads what is loaded once
 			t.Fatal(err)
 		}
 	}
@@ -89,8 +99,8 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 				if n > *connections {
 					return
 				}
-				if err := once(l, n); err != nil {
-					t.Error(err)
+				if err := comeAndGo(l, n, buffers[n%len(buffers)]); err != nil {
+					t.Errorf("connection %d: %v", n, err)
 				}
 			}
 		})

@@ -67,6 +67,48 @@ func chat(t testing.TB, all []*Endpoint, count int) {
 	wg.Wait()
 }
 
+// leave ends a connection with a whole window of messages that nobody has read, in the
+// way whose turn it is.
+func leave(t *testing.T, from, to *Endpoint, turn int) {
+	t.Helper()
+	d := expose(t, from, to, make([]byte, 64), session.RemoteRead)
+	fill(t, from)
+	// When this has come back they have all arrived.
+	if err := read(t, from, make([]byte, 64), d); err != nil {
+		t.Fatal(err)
+	}
+	switch turn {
+	case 0:
+		for range 10 {
+			event(t, to)
+			to.Keep()
+		}
+		event(t, to) // and neither kept nor dropped
+		from.Close()
+		to.Close()
+	case 1:
+		from.Close()
+		to.Abort()
+	default: // before the other's end is known
+		to.Abort()
+		from.Abort()
+	}
+	from.Retire()
+	to.Retire()
+}
+
+// expectOneGroup of n members at most.
+func expectOneGroup(t *testing.T, e *Endpoint, n int) {
+	t.Helper()
+	groups, shares, closed := groupsOf(e)
+	t.Logf("%d groups of %d shares, %d closed", groups, shares, closed)
+	// Where a device does not say when a queue pair has taken its
+	// last receive (siw), groups may be given up.
+	if testenv.Device() != "siw" && (groups != 1 || shares > n || closed != 0) {
+		t.Errorf("%d groups with %d shares for %d members, %d closed", groups, shares, n, closed)
+	}
+}
+
 // Connections share a queue, whose buffers are as many as its members need at
 // their peak, and which goes with the last of them.
 func TestSharedQueueGrowsAndGoes(t *testing.T) {
@@ -81,34 +123,9 @@ func TestSharedQueueGrowsAndGoes(t *testing.T) {
 		}
 	}
 	chat(t, all, 30)
-	for round, how := range []int{0, 1, 2, 2, 2} {
-		// Half of them leave in whichever way, with a whole window of messages
-		// that nobody has read.
-		for i := 0; i < n; i += 2 {
-			d := expose(t, all[i], all[i+1], make([]byte, 64), session.RemoteRead)
-			fill(t, all[i])
-			// When this has come back they have all arrived.
-			if err := read(t, all[i], make([]byte, 64), d); err != nil {
-				t.Fatal(err)
-			}
-			switch how {
-			case 0:
-				for range 10 {
-					event(t, all[i+1])
-					all[i+1].Keep()
-				}
-				event(t, all[i+1]) // and neither kept nor dropped
-				all[i].Close()
-				all[i+1].Close()
-			case 1:
-				all[i].Close()
-				all[i+1].Abort()
-			case 2: // before the other's end is known
-				all[i+1].Abort()
-				all[i].Abort()
-			}
-			all[i].Retire()
-			all[i+1].Retire()
+	for turn := range 5 {
+		for i := 0; i < n; i += 2 { // half of them
+			leave(t, all[i], all[i+1], turn)
 		}
 		for i := 0; i < n; i += 2 {
 			all[i], all[i+1] = pair(t, l, cfg)
@@ -116,13 +133,7 @@ func TestSharedQueueGrowsAndGoes(t *testing.T) {
 		useInFull(t, all)
 		chat(t, all, 20)
 		for _, e := range all[:2] {
-			groups, shares, closed := groupsOf(e)
-			t.Logf("round %d: %d groups of %d shares, %d closed", round, groups, shares, closed)
-			// Where a device does not say when a queue pair has taken its
-			// last receive (siw), groups may be given up.
-			if testenv.Device() != "siw" && (groups != 1 || shares > n || closed != 0) {
-				t.Errorf("%d groups with %d shares for %d members, %d closed", groups, shares, n, closed)
-			}
+			expectOneGroup(t, e, n)
 		}
 	}
 	for _, e := range all {

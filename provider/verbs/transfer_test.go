@@ -2,7 +2,6 @@ package verbs
 
 import (
 	"crypto/sha256"
-	"errors"
 	"io"
 	"math/rand/v2"
 	"sync"
@@ -12,23 +11,30 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Bytes both ways at once, through sessions, come as they went, by each way of
-// moving them and on each kind of domain, window and queue.
+const (
+	transferSize = 4 << 20
+	// What is switched off, so that bytes move by the other.
+	byRead, byWrite = session.FeatureRDMAWrite, session.FeatureRDMARead
+)
+
+// transfers are the ways of moving bytes, on each kind of domain, window and queue.
+var transfers = []struct {
+	name string
+	cfg  Config
+	off  session.Feature
+}{
+	{"read", Config{}, byRead},
+	{"write", Config{}, byWrite},
+	{"read, windows", Config{ForceWindows: true}, byRead},
+	{"write, windows", Config{ForceWindows: true}, byWrite},
+	{"read, shared queue", Config{SharedDomain: true, SRQFrom: 1}, byRead},
+	{"write, windows, shared queue", Config{SharedDomain: true, SRQFrom: 1, ForceWindows: true}, byWrite},
+}
+
+// Bytes both ways at once, through sessions, come as they went, by each of the
+// transfers, and leave no registration.
 func TestTransfers(t *testing.T) {
-	const total = 4 << 20
-	const byRead, byWrite = session.FeatureRDMAWrite, session.FeatureRDMARead
-	for _, tt := range []struct {
-		name string
-		cfg  Config
-		off  session.Feature
-	}{
-		{"read", Config{}, byRead},
-		{"write", Config{}, byWrite},
-		{"read, windows", Config{ForceWindows: true}, byRead},
-		{"write, windows", Config{ForceWindows: true}, byWrite},
-		{"read, shared queue", Config{SharedDomain: true, SRQFrom: 1}, byRead},
-		{"write, windows, shared queue", Config{SharedDomain: true, SRQFrom: 1, ForceWindows: true}, byWrite},
-	} {
+	for _, tt := range transfers {
 		if tt.cfg.ForceWindows && testenv.Device() == "siw" {
 			continue
 		}
@@ -46,63 +52,81 @@ func TestTransfers(t *testing.T) {
 			mustHave(t, x, tt.cfg)
 			mustHave(t, y, tt.cfg)
 			a, b := negotiate(t, x, y, session.Config{Disable: tt.off})
-			var wg sync.WaitGroup
-			for i, s := range []*session.Session{a, b} {
-				other := []*session.Session{b, a}[i]
-				sent := make(chan [32]byte, 1)
-				wg.Go(func() {
-					r, h := rand.NewChaCha8([32]byte{byte(i)}), sha256.New()
-					sizes := rand.New(r)
-					buf := make([]byte, 1<<20)
-					for left := total; left > 0; {
-						p := buf[:min(left, 1+sizes.IntN(len(buf)))]
-						r.Read(p)
-						h.Write(p)
-						if n, err := s.Write(p); err != nil || n != len(p) {
-							t.Errorf("Write of %d: %d, %v", len(p), n, err)
-							break
-						}
-						left -= len(p)
-					}
-					sent <- [32]byte(h.Sum(nil))
-					if err := s.CloseWrite(); err != nil {
-						t.Errorf("CloseWrite: %v", err)
-					}
-				})
-				wg.Go(func() {
-					h := sha256.New()
-					n, err := io.CopyBuffer(h, struct{ io.Reader }{readerFunc(other.Read)}, make([]byte, 300_000))
-					if err != nil || n != int64(total) {
-						t.Errorf("read %d of %d: %v", n, total, err)
-					}
-					if [32]byte(h.Sum(nil)) != <-sent {
-						t.Error("other bytes than were sent")
-					}
-				})
-			}
-			wg.Wait()
+			transferBothWays(t, a, b)
+			expectMovedByRDMA(t, a, b)
 			for _, s := range []*session.Session{a, b} {
-				if st := s.Stats(); st.OfferedBytesSent < uint64(total/2) {
-					t.Errorf("%d bytes of %d moved by RDMA", st.OfferedBytesSent, total)
+				if err := s.Close(); err != nil {
+					t.Error(err)
 				}
-			}
-			var errs []error
-			for _, s := range []*session.Session{a, b} {
-				errs = append(errs, s.Close())
 				<-s.Closed()
 			}
-			if err := errors.Join(errs...); err != nil {
-				t.Error(err)
-			}
-			for _, e := range []*Endpoint{x, y} {
-				st := e.dom.cache.Stats()
-				if st.DeregisterFailed != 0 {
-					t.Errorf("%d registrations were not removed", st.DeregisterFailed)
-				}
-				if st.Promoted != 0 && without(session.FeatureRegCache) {
-					t.Errorf("%d registrations were kept", st.Promoted)
-				}
+			expectDeregistered(t, x, y)
+		})
+	}
+}
+
+func transferBothWays(t *testing.T, a, b *session.Session) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for seed, s := range []*session.Session{a, b} {
+		other := []*session.Session{b, a}[seed]
+		sent := make(chan [32]byte, 1)
+		wg.Go(func() {
+			sent <- writeRandom(t, s, byte(seed))
+			if err := s.CloseWrite(); err != nil {
+				t.Errorf("CloseWrite: %v", err)
 			}
 		})
+		wg.Go(func() {
+			h := sha256.New()
+			n, err := io.CopyBuffer(h, struct{ io.Reader }{readerFunc(other.Read)}, make([]byte, 300_000))
+			if err != nil || n != transferSize {
+				t.Errorf("read %d of %d: %v", n, transferSize, err)
+			}
+			if [32]byte(h.Sum(nil)) != <-sent {
+				t.Error("other bytes than were sent")
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// writeRandom writes the bytes of a seed, in Writes of random sizes, and returns their hash.
+func writeRandom(t *testing.T, s *session.Session, seed byte) [32]byte {
+	r, h := rand.NewChaCha8([32]byte{seed}), sha256.New()
+	sizes := rand.New(r)
+	buf := make([]byte, 1<<20)
+	for left := transferSize; left > 0; {
+		p := buf[:min(left, 1+sizes.IntN(len(buf)))]
+		r.Read(p)
+		h.Write(p)
+		if n, err := s.Write(p); err != nil || n != len(p) {
+			t.Errorf("Write of %d: %d, %v", len(p), n, err)
+			break
+		}
+		left -= len(p)
+	}
+	return [32]byte(h.Sum(nil))
+}
+
+func expectMovedByRDMA(t *testing.T, both ...*session.Session) {
+	t.Helper()
+	for _, s := range both {
+		if n := s.Stats().OfferedBytesSent; n < transferSize/2 {
+			t.Errorf("%d bytes of %d moved by RDMA", n, transferSize)
+		}
+	}
+}
+
+func expectDeregistered(t *testing.T, both ...*Endpoint) {
+	t.Helper()
+	for _, e := range both {
+		st := e.dom.cache.Stats()
+		if st.DeregisterFailed != 0 {
+			t.Errorf("%d registrations were not removed", st.DeregisterFailed)
+		}
+		if st.Promoted != 0 && without(session.FeatureRegCache) {
+			t.Errorf("%d registrations were kept", st.Promoted)
+		}
 	}
 }

@@ -1,0 +1,157 @@
+//go:build linux
+
+package verbs
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
+)
+
+const (
+	victimSize = 256 << 10      // of the memory, registered as a whole
+	exposedAt  = victimSize / 2 // where in it the exposed part begins
+	exposedLen = 4096
+)
+
+// victim is an endpoint whose memory is registered, cached and was exposed before, and
+// its peer.
+type victim struct {
+	hostile, e *Endpoint
+	mem        []byte             // e's, full of 's'
+	live       session.Descriptor // of a part of it
+	old        session.Descriptor // of the same part, revoked
+}
+
+func newVictim(t *testing.T, l *Listener, cfg Config, rights session.Rights) *victim {
+	t.Helper()
+	v := &victim{mem: bytes.Repeat([]byte{'s'}, victimSize)}
+	v.hostile, v.e = pair(t, l, cfg)
+	for range 3 { // until it is cached
+		v.e.mem.Revoke(expose(t, v.hostile, v.e, v.mem, rights))
+	}
+	part := v.mem[exposedAt:][:exposedLen]
+	v.old = expose(t, v.hostile, v.e, part, rights)
+	v.e.mem.Revoke(v.old)
+	v.live = expose(t, v.hostile, v.e, part, rights)
+	if v.e.dom.cache.Stats().Entries == 0 {
+		t.Fatal("nothing is cached")
+	}
+	return v
+}
+
+// unharmed is whether the memory is as it was.
+func (v *victim) unharmed() bool { return bytes.Count(v.mem, []byte{'s'}) == victimSize }
+
+// forgery makes the descriptor by which the victim's memory is attacked.
+type forgery func(*testing.T, *victim) session.Descriptor
+
+func revoked(_ *testing.T, v *victim) session.Descriptor { return v.old }
+
+// moved points off bytes behind what is exposed.
+func moved(off int) forgery {
+	return func(_ *testing.T, v *victim) session.Descriptor {
+		d := v.live
+		d.Addr += uint64(off)
+		return d
+	}
+}
+
+// otherKey is so far from the key that was given.
+func otherKey(off int32) forgery {
+	return func(_ *testing.T, v *victim) session.Descriptor {
+		d := v.live
+		d.Key = uint64(uint32(d.Key) + uint32(off))
+		return d
+	}
+}
+
+// cachedKey is one of the registration that the victim keeps for itself.
+func cachedKey(key func(*regcache.Region) uint32) forgery {
+	return func(t *testing.T, v *victim) session.Descriptor {
+		t.Helper()
+		r, err := v.e.dom.cache.Acquire(v.mem, regcache.LocalRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		if start, n := r.Range(); n < victimSize || start > addressOf(v.mem) {
+			t.Fatal("the memory is not in the cache")
+		}
+		d := v.live
+		d.Key = uint64(key(r))
+		return d
+	}
+}
+
+var attacks = []struct {
+	name  string
+	lacks []string // where it is not refused
+	forge forgery
+}{
+	{"keeps a descriptor", nil, revoked},
+	{"past the end", []string{"windows"}, moved(exposedLen - 8)},
+	{"in front", []string{"windows"}, moved(-8)},
+	{"the rest of the object", []string{"windows"}, moved(exposedLen)},
+	{"far away", nil, moved(64 << 20)},
+	// siw serves reads by the key of any registration of the domain (it
+	// checks no right, siw_qp_tx.c).
+	{"guesses the cache's key", []string{"siw"}, cachedKey((*regcache.Region).LKey)},
+	{"guesses the cache's remote key", []string{"siw"}, cachedKey((*regcache.Region).RKey)},
+	{"guesses the next key", nil, otherKey(1)},
+	{"guesses the key before", nil, otherKey(-1)},
+	{"guesses another object's key", nil, otherKey(1 << 8)},
+}
+
+// What a hostile peer tries at memory that is registered, cached and was exposed
+// before: it gets an error and no byte, and changes none.
+func TestHostilePeer(t *testing.T) {
+	for _, name := range []string{"registrations", "windows"} {
+		cfg := Config{ForceWindows: name == "windows"}
+		if cfg.ForceWindows && testenv.Device() == "siw" {
+			continue
+		}
+		l := listen(t, cfg)
+		for _, tt := range attacks {
+			if slices.Contains(tt.lacks, name) {
+				t.Logf("%s: not refused here: %s", name, tt.name)
+				continue
+			}
+			t.Run(name+"/"+tt.name, func(t *testing.T) {
+				if !slices.Contains(tt.lacks, testenv.Device()) {
+					expectNothingRead(t, newVictim(t, l, cfg, session.RemoteRead), tt.forge)
+				}
+				expectNothingWritten(t, newVictim(t, l, cfg, session.RemoteWrite), tt.forge)
+			})
+		}
+		// What is not hostile works.
+		v := newVictim(t, l, cfg, session.RemoteRead|session.RemoteWrite)
+		sink := make([]byte, exposedLen)
+		if err := read(t, v.hostile, sink, v.live); err != nil || bytes.Count(sink, []byte{'s'}) != exposedLen {
+			t.Errorf("the descriptor in force: %v", err)
+		}
+	}
+}
+
+func expectNothingRead(t *testing.T, v *victim, forge forgery) {
+	t.Helper()
+	sink := bytes.Repeat([]byte{'o'}, 64)
+	if err := read(t, v.hostile, sink, forge(t, v)); err == nil || bytes.IndexByte(sink, 's') >= 0 {
+		t.Errorf("a read ended with %v and %q", err, sink)
+	}
+}
+
+func expectNothingWritten(t *testing.T, v *victim, forge forgery) {
+	t.Helper()
+	if err := write(t, v.hostile, make([]byte, 64), forge(t, v)); err == nil {
+		t.Error("a write was not refused")
+	}
+	endOf(t, v.e)
+	if !v.unharmed() {
+		t.Error("memory was changed")
+	}
+}
