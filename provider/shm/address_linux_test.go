@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -21,7 +20,6 @@ import (
 func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
 	leaks(t)
 	tcp, l := listen(t, "127.0.0.1:0", Config{})
-	here := tcp.Addr().(*net.TCPAddr).AddrPort()
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
@@ -34,51 +32,61 @@ func TestAddressesThatThePeerDoesNotHoldAreRefused(t *testing.T) {
 		t.Cleanup(func() { unix.Close(fd) })
 		return fd
 	}
-	good := bind(t, "127.0.0.1")
-	wildcard, six := bind(t, "0.0.0.0"), bind(t, "::1")
+	good, wildcard, six := bind(t, "127.0.0.1"), bind(t, "0.0.0.0"), bind(t, "::1")
 	udp := sock(unix.AF_INET, unix.SOCK_DGRAM)
 	unix.Bind(udp, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
 	t.Cleanup(func() { closeAll([]int{pipe[0], pipe[1], good, wildcard, six}) })
 	for _, tc := range []struct {
 		name string
 		fds  []int
-		to   string
 	}{
-		{"no socket", nil, ""},
-		{"a pipe", pipe[:1], ""},
-		{"two sockets", []int{good, good}, ""},
-		{"UDP", []int{udp}, ""},
-		{"unix", []int{sock(unix.AF_UNIX, unix.SOCK_STREAM)}, ""},
-		{"not bound", []int{sock(unix.AF_INET, unix.SOCK_STREAM)}, ""},
-		{"bound to the wildcard", []int{wildcard}, ""},
-		{"of another family", []int{six}, ""},
-		{"of another network namespace", []int{bindElsewhere(t)}, ""},
-		{"accepted", []int{acceptedSocket(t, false)}, ""},
-		{"accepted, and reset", []int{acceptedSocket(t, true)}, ""},
-		{"accepted, and cut", []int{disconnect(t, acceptedSocket(t, false))}, ""},
-		{"of a listener", []int{socketOf(t, tcp)}, ""},
-		{"dialed another port", []int{good}, "127.0.0.1:1"},
-		{"dialed another address", []int{good}, "127.0.0.2"},
-		{"dialed a distant address", []int{good}, "192.0.2.1"},
+		{"no socket", nil},
+		{"a pipe", pipe[:1]},
+		{"two sockets", []int{good, good}},
+		{"UDP", []int{udp}},
+		{"unix", []int{sock(unix.AF_UNIX, unix.SOCK_STREAM)}},
+		{"not bound", []int{sock(unix.AF_INET, unix.SOCK_STREAM)}},
+		{"bound to the wildcard", []int{wildcard}},
+		{"of another family", []int{six}},
+		{"of another network namespace", []int{bindElsewhere(t)}},
+		{"accepted", []int{acceptedSocket(t, false)}},
+		{"accepted, and reset", []int{acceptedSocket(t, true)}},
+		{"accepted, and cut", []int{disconnect(t, acceptedSocket(t, false))}},
+		{"of a listener", []int{socketOf(t, tcp)}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			to := here
-			if strings.Contains(tc.to, ":") {
-				a, _ := net.ResolveTCPAddr("tcp", tc.to)
-				to = unmap(a.AddrPort())
-			} else if tc.to != "" {
-				to = unmap((&net.TCPAddr{IP: net.ParseIP(tc.to), Port: int(here.Port())}).AddrPort())
-			}
-			s := dialRaw(t, l)
-			s.handshake()
-			s.send((&message{kind: msgConnect, number: 3, addr: to}).encode(), tc.fds...)
-			var m message
-			if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.number != 3 || m.code != codeAddress {
-				t.Errorf("answered %+v, %v", m, err)
-			}
+			wantRefused(t, l, tcp.Addr().(*net.TCPAddr).AddrPort(), tc.fds...)
 		})
 	}
 	servesOthers(t, tcp, l)
+}
+
+func TestAddressesThatAreNotTheListenersAreRefused(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	port := tcp.Addr().(*net.TCPAddr).AddrPort().Port()
+	bound := bind(t, "127.0.0.1")
+	defer unix.Close(bound)
+	for name, to := range map[string]netip.AddrPort{
+		"another port":      netip.MustParseAddrPort("127.0.0.1:1"),
+		"another address":   netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), port),
+		"a distant address": netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), port),
+	} {
+		t.Run(name, func(t *testing.T) { wantRefused(t, l, to, bound) })
+	}
+	servesOthers(t, tcp, l)
+}
+
+// wantRefused dials an address with sockets that do not serve for that.
+func wantRefused(t *testing.T, l *Listener, to netip.AddrPort, fds ...int) {
+	t.Helper()
+	s := dialRaw(t, l)
+	s.handshake()
+	s.send((&message{kind: msgConnect, number: 3, addr: to}).encode(), fds...)
+	var m message
+	if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.number != 3 || m.code != codeAddress {
+		t.Errorf("answered %+v, %v", m, err)
+	}
 }
 
 // acceptedSocket returns a socket that a server accepted. It keeps the server's address

@@ -1,7 +1,6 @@
 package shm
 
 import (
-	"errors"
 	"io"
 	"math/rand"
 	"net"
@@ -126,24 +125,40 @@ func TestSlowDialersHoldUpNobody(t *testing.T) {
 	}
 }
 
-func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
-	door := doorbellEnd(t)
-	welcome := func(m message, then func(*net.UnixConn)) func(*net.UnixConn) {
-		return func(c *net.UnixConn) {
-			var h message
-			fds, _ := receive(c, &h)
-			closeAll(fds)
-			if m.code == codeOK && m.kind == msgLinkReply {
-				send(c, &m, door)
-			} else {
-				send(c, &m)
-			}
-			if then != nil {
-				then(c)
-			}
+// answerLink answers a dialer's first message with m, and goes on with then.
+func answerLink(m message, then func(*net.UnixConn), fds ...int) func(*net.UnixConn) {
+	return func(c *net.UnixConn) {
+		var h message
+		got, _ := receive(c, &h)
+		closeAll(got)
+		send(c, &m, fds...)
+		if then != nil {
+			then(c)
 		}
 	}
-	silent := func(c *net.UnixConn) { io.Copy(io.Discard, c) }
+}
+
+func silent(c *net.UnixConn) { io.Copy(io.Discard, c) }
+
+// dialBad dials a listener that serves like this.
+func dialBad(t *testing.T, serve func(*net.UnixConn), want session.Reason) {
+	t.Helper()
+	leaks(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	serveRendezvous(t, tcp, serve)
+	start := time.Now()
+	_, err = dial(tcp.Addr(), Config{Timeout: 100 * time.Millisecond})
+	wantReason(t, err, want)
+	if d := time.Since(start); d > patience/2 {
+		t.Errorf("took %v", d)
+	}
+}
+
+func TestListenersThatDoNotWelcome(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		serve  func(*net.UnixConn)
@@ -152,43 +167,41 @@ func TestListenersThatDoNotKeepTheProtocol(t *testing.T) {
 		{"hang up", func(*net.UnixConn) {}, session.ReasonNoListener},
 		{"never answer", silent, session.ReasonTimeout},
 		{"garbage", func(c *net.UnixConn) { c.Write(make([]byte, 99)); silent(c) }, session.ReasonProtocol},
-		{"another message", welcome(message{kind: msgConnectReply}, silent), session.ReasonProtocol},
-		{"another version", welcome(message{kind: msgLinkReply, version: version, code: codeVersion}, nil), session.ReasonVersion},
-		{"an unknown code", welcome(message{kind: msgLinkReply, version: version, code: 77}, nil), session.ReasonProtocol},
-		{"welcome and no more", welcome(message{kind: msgLinkReply, version: version}, silent), session.ReasonTimeout},
-		{"answers to nothing", welcome(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
+		{"another message", answerLink(message{kind: msgConnectReply}, silent), session.ReasonProtocol},
+		{"another version", answerLink(message{kind: msgLinkReply, version: version, code: codeVersion}, nil), session.ReasonVersion},
+		{"an unknown code", answerLink(message{kind: msgLinkReply, version: version, code: 77}, nil), session.ReasonProtocol},
+	} {
+		t.Run(tc.name, func(t *testing.T) { dialBad(t, tc.serve, tc.reason) })
+	}
+}
+
+func TestListenersThatWelcomeAndDoNotKeepTheProtocol(t *testing.T) {
+	door := doorbellEnd(t)
+	for _, tc := range []struct {
+		name   string
+		then   func(*net.UnixConn)
+		reason session.Reason
+	}{
+		{"no more", silent, session.ReasonTimeout},
+		{"answers to nothing", func(c *net.UnixConn) {
 			send(c, &message{kind: msgConnectReply, number: 5})
 			silent(c)
-		}), session.ReasonNoListener},
-		{"answers about no segment", welcome(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
+		}, session.ReasonNoListener},
+		{"answers about no segment", func(c *net.UnixConn) {
 			send(c, &message{kind: msgSegmentReply})
 			silent(c)
-		}), session.ReasonNoListener},
-		{"refuses for an unknown reason", welcome(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
+		}, session.ReasonNoListener},
+		{"refuses for an unknown reason", func(c *net.UnixConn) {
 			var m message
 			fds, _ := receive(c, &m)
 			closeAll(fds)
 			send(c, &message{kind: msgConnectReply, number: m.number, code: 99})
 			silent(c)
-		}), session.ReasonProtocol},
+		}, session.ReasonProtocol},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			leaks(t)
-			tcp, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer tcp.Close()
-			serveRendezvous(t, tcp, tc.serve)
-			start := time.Now()
-			_, err = dial(tcp.Addr(), Config{Timeout: 100 * time.Millisecond})
-			var u *session.Unavailable
-			if !errors.As(err, &u) || u.Reason != tc.reason {
-				t.Errorf("got %v, want %v", err, tc.reason)
-			}
-			if d := time.Since(start); d > patience/2 {
-				t.Errorf("took %v", d)
-			}
+			welcome := message{kind: msgLinkReply, version: version}
+			dialBad(t, answerLink(welcome, tc.then, door), tc.reason)
 		})
 	}
 }

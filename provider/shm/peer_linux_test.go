@@ -13,6 +13,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
+func asThis(*exec.Cmd) {}
+
 func asUser(id uint32) func(*exec.Cmd) {
 	return func(c *exec.Cmd) {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
@@ -34,6 +36,9 @@ func inNamespaces(flags uintptr, user int) func(*exec.Cmd) {
 // runnable copies the test binary to where every user may run it.
 func runnable(t *testing.T) func(*exec.Cmd) {
 	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("needs root, to be other users")
+	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -54,60 +59,62 @@ func runnable(t *testing.T) func(*exec.Cmd) {
 	return func(c *exec.Cmd) { c.Path, c.Args[0], c.Dir = dir+"/test", dir+"/test", "/" }
 }
 
-// Who may reach whom.
-func TestPeersOfOtherUsersAndNamespaces(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Fatal("needs root, to be other users")
-	}
+const someone = 1234 // a user
+
+// Who may dial us.
+func TestPeersOfOtherUsersAndNamespacesDial(t *testing.T) {
 	place := runnable(t)
-	const someone = 1234
 	for _, tc := range []struct {
 		name     string
-		dialer   func(*exec.Cmd) // nil: as this process
-		wantDial string          // what the dialing child says
+		dialer   func(*exec.Cmd)
+		wantDial string // what the dialing child says
 	}{
-		{"same user", nil, "dialed"},
+		{"same user", asThis, "dialed"},
 		{"another user", asUser(someone), "dialed"},
 		{"user namespace of ours", inNamespaces(syscall.CLONE_NEWUSER, 0), "dialed"},
 		{"user namespace of another", inNamespaces(syscall.CLONE_NEWUSER, someone), "unavailable owner mismatch"},
 		{"invisible process", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, 0), "dialed"},
 	} {
-		t.Run(tc.name+" dials", func(t *testing.T) {
+		t.Run(tc.name, func(t *testing.T) {
 			leaks(t)
 			tcp, l := listen(t, "127.0.0.1:0", Config{})
-			c := spawn(t, "dial", func(c *exec.Cmd) {
-				place(c)
-				if tc.dialer != nil {
-					tc.dialer(c)
-				}
-			}, "ADDRESS="+tcp.Addr().String())
-			if tc.wantDial != "dialed" {
-				if got := "unavailable " + c.line(t, "unavailable"); got != tc.wantDial {
-					t.Errorf("the child says %q, not %q", got, tc.wantDial)
-				}
-				return
-			}
-			ep, _, _, err := l.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := newPeer(ep)
-			defer end(p)
-			done := make(chan struct{})
-			go func() { defer close(done); echo(p) }()
-			c.line(t, "dialed")
-			c.line(t, "echoed")
-			c.kill()
-			select {
-			case <-done:
-			case <-time.After(patience):
-				t.Fatal("the child's end was not noticed")
-			}
-			if err := p.Err(); !errors.Is(err, io.EOF) {
-				t.Errorf("the child's end shows as %v", err)
+			c := spawn(t, "dial", func(c *exec.Cmd) { place(c); tc.dialer(c) }, "ADDRESS="+tcp.Addr().String())
+			if tc.wantDial == "dialed" {
+				echoUntilItEnds(t, l, c)
+			} else if got := "unavailable " + c.line(t, "unavailable"); got != tc.wantDial {
+				t.Errorf("the child says %q, not %q", got, tc.wantDial)
 			}
 		})
 	}
+}
+
+// echoUntilItEnds serves a child that dials, which is then killed.
+func echoUntilItEnds(t *testing.T, l *Listener, c *child) {
+	t.Helper()
+	ep, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPeer(ep)
+	defer end(p)
+	done := make(chan struct{})
+	go func() { defer close(done); echo(p) }()
+	c.line(t, "dialed")
+	c.line(t, "echoed")
+	c.kill()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("the child's end was not noticed")
+	}
+	if err := p.Err(); !errors.Is(err, io.EOF) {
+		t.Errorf("the child's end shows as %v", err)
+	}
+}
+
+// Whom we may dial.
+func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
+	place := runnable(t)
 	nobody := session.ReasonNone // one user, where all are known
 	if !knowsAllUsers() {
 		nobody = session.ReasonOwner
@@ -117,30 +124,22 @@ func TestPeersOfOtherUsersAndNamespaces(t *testing.T) {
 		listener func(*exec.Cmd)
 		reason   session.Reason
 	}{
-		{"same user", nil, session.ReasonNone},
+		{"same user", asThis, session.ReasonNone},
 		{"another user", asUser(someone), session.ReasonNone},
 		{"user namespace", inNamespaces(syscall.CLONE_NEWUSER, someone), session.ReasonNone},
 		{"invisible to the other", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, someone), session.ReasonNone},
 		{"nobody", asUser(overflowUID), nobody},
 	} {
-		t.Run(tc.name+" listens", func(t *testing.T) {
+		t.Run(tc.name, func(t *testing.T) {
 			leaks(t)
-			c := spawn(t, "echo", func(c *exec.Cmd) {
-				place(c)
-				if tc.listener != nil {
-					tc.listener(c)
-				}
-			})
+			c := spawn(t, "echo", func(c *exec.Cmd) { place(c); tc.listener(c) })
 			addr, err := net.ResolveTCPAddr("tcp", c.line(t, "listening"))
 			if err != nil {
 				t.Fatal(err)
 			}
 			ep, err := dial(addr, Config{})
 			if tc.reason != session.ReasonNone {
-				var u *session.Unavailable
-				if !errors.As(err, &u) || u.Reason != tc.reason {
-					t.Errorf("got %v, want %v", err, tc.reason)
-				}
+				wantReason(t, err, tc.reason)
 				return
 			}
 			if err != nil {
@@ -155,19 +154,18 @@ func TestPeersOfOtherUsersAndNamespaces(t *testing.T) {
 			p.Drop()
 		})
 	}
-	t.Run("a squatter is not trusted", func(t *testing.T) {
-		leaks(t)
-		tcp, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tcp.Close()
-		c := spawn(t, "squat", func(c *exec.Cmd) { place(c); asUser(someone)(c) }, "NAME="+rendezvousOf(t, tcp).Name)
-		c.line(t, "squatting")
-		_, err = dial(tcp.Addr(), Config{})
-		var u *session.Unavailable
-		if !errors.As(err, &u) || u.Reason != session.ReasonOwner {
-			t.Errorf("got %v", err)
-		}
-	})
+}
+
+func TestASquatterIsNotTrusted(t *testing.T) {
+	place := runnable(t)
+	leaks(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	c := spawn(t, "squat", func(c *exec.Cmd) { place(c); asUser(someone)(c) }, "NAME="+rendezvousOf(t, tcp).Name)
+	c.line(t, "squatting")
+	_, err = dial(tcp.Addr(), Config{})
+	wantReason(t, err, session.ReasonOwner)
 }

@@ -9,50 +9,69 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
+// stepped is a reclaimer each of whose passes waits for the test.
+type stepped struct {
+	reclaimer
+	passes chan struct{}
+	again  chan bool // whether the pass has left something to do
+}
+
+func newStepped() *stepped {
+	r := &stepped{passes: make(chan struct{}), again: make(chan bool)}
+	r.reclaimer.pass = func() bool { r.passes <- struct{}{}; return <-r.again }
+	return r
+}
+
+// wantPass lets a pass go by.
+func (r *stepped) wantPass(t *testing.T, again bool) {
+	t.Helper()
+	select {
+	case <-r.passes:
+		r.again <- again
+	case <-time.After(patience):
+		t.Fatal("no pass")
+	}
+}
+
+// wantRest waits until no pass is to come.
+func (r *stepped) wantRest(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; runtime.Gosched() {
+		r.mu.Lock()
+		active := r.active
+		r.mu.Unlock()
+		if !active {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("it does not rest")
+		}
+	}
+}
+
 // Passes go on while there is something to give back, end when there is not, and begin
 // again when somebody wakes the reclaimer, also during a pass.
 func TestReclaimerRunsWhileThereIsSomethingToDo(t *testing.T) {
-	passes := make(chan struct{})
-	again := make(chan bool)
-	r := &reclaimer{pass: func() bool { passes <- struct{}{}; return <-again }}
-	pass := func(reply bool) {
-		t.Helper()
-		select {
-		case <-passes:
-			again <- reply
-		case <-time.After(patience):
-			t.Fatal("no pass")
-		}
-	}
-	idle := func() {
-		t.Helper()
-		for end := time.Now().Add(patience); ; runtime.Gosched() {
-			r.mu.Lock()
-			active := r.active
-			r.mu.Unlock()
-			if !active {
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatal("it does not rest")
-			}
-		}
-	}
+	r := newStepped()
 	r.wake()
 	r.wake()
-	pass(true)
-	pass(true)
-	pass(false)
-	idle()
+	r.wantPass(t, true)
+	r.wantPass(t, true)
+	r.wantPass(t, false)
+	r.wantRest(t)
 	r.wake()
-	<-passes
+	<-r.passes
 	r.wake() // meanwhile
-	again <- false
-	pass(false)
-	idle()
+	r.again <- false
+	r.wantPass(t, false)
+	r.wantRest(t)
+}
 
+// stop waits for the pass under way, and there is none after it.
+func TestReclaimerStopsBehindItsPass(t *testing.T) {
+	r := newStepped()
 	r.wake()
-	<-passes
+	<-r.passes
 	stopped := make(chan struct{})
 	go func() { r.stop(); close(stopped) }()
 	for {
@@ -69,7 +88,7 @@ func TestReclaimerRunsWhileThereIsSomethingToDo(t *testing.T) {
 		t.Error("stop does not wait for a pass")
 	default:
 	}
-	again <- true
+	r.again <- true
 	<-stopped
 	r.wake()
 	if r.active {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"runtime"
 	"slices"
@@ -17,74 +18,134 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
-	a, b := pair(t, Config{RingMax: 1 << 20})
-	s := &a.Endpoint.(*endpoint).out
-	msg := make([]byte, 4096)
-	sent := 0
-	for {
-		buf := a.Reserve(len(msg), len(msg))
+// fullRing returns a connection whose ring is full of messages of unreadSize bytes.
+func fullRing(t *testing.T) (a, b *peer, unread int) {
+	t.Helper()
+	a, b = pair(t, Config{RingMax: 1 << 20})
+	for ; ; unread++ {
+		buf := a.Reserve(unreadSize, unreadSize)
 		if buf == nil {
-			break
+			return a, b, unread
 		}
-		pattern(buf, uint64(sent))
+		pattern(buf, uint64(unread))
 		a.Commit(len(buf))
-		sent++
 	}
-	if n := sent * len(msg); n < 9<<20/10 {
+}
+
+const unreadSize = 4096
+
+// wantPattern polls for message i, of size bytes.
+func wantPattern(t *testing.T, b *peer, size, i int) {
+	t.Helper()
+	want := make([]byte, size)
+	pattern(want, uint64(i))
+	var ev session.Event
+	if !b.poll(&ev) || !bytes.Equal(ev.Msg, want) {
+		t.Fatalf("message %d is wrong: %v", i, b.Err())
+	}
+}
+
+// readPatterns reads n messages of size bytes.
+func readPatterns(t *testing.T, b *peer, size, n int) {
+	t.Helper()
+	for i := range n {
+		wantPattern(t, b, size, i)
+		b.Drop()
+	}
+}
+
+// What nobody reads takes the ring to its full size, and control passes it: also when it
+// has to wait for what was kept.
+func TestRingGrowsWhileNobodyReads(t *testing.T) {
+	a, b, unread := fullRing(t)
+	if n := unread * unreadSize; n < 9<<20/10 {
 		t.Errorf("the ring holds %d bytes of 1 MiB", n)
 	}
 	if budget.Used() != 1<<20-ring.Start {
 		t.Errorf("budget used: %d", budget.Used())
 	}
-	// Control passes, also when it has to wait for what nobody reads.
-	var ev session.Event
-	for i := range sent {
-		if !b.poll(&ev) {
-			t.Fatal(b.Err())
-		}
-		pattern(msg, uint64(i))
-		if !bytes.Equal(ev.Msg, msg) {
-			t.Fatalf("message %d is wrong", i)
-		}
+	for i := range unread {
+		wantPattern(t, b, unreadSize, i)
 		b.Keep()
 	}
 	for i := range 1000 {
 		buf := a.reserveControl(session.MaxControl)
 		pattern(buf, uint64(i))
 		a.CommitControl(len(buf))
-		pattern(msg[:session.MaxControl], uint64(i))
-		if !b.poll(&ev) || !bytes.Equal(ev.Msg, msg[:session.MaxControl]) {
-			t.Fatalf("control message %d is wrong: %v", i, b.Err())
-		}
+		wantPattern(t, b, session.MaxControl, i)
 		b.Drop()
 	}
-	if a.Reserve(len(msg), len(msg)) != nil {
+	if a.Reserve(unreadSize, unreadSize) != nil {
 		t.Error("there is room though nothing was released")
 	}
-	for i := range sent {
+	msg := make([]byte, unreadSize)
+	for i := range unread {
 		pattern(msg, uint64(i))
 		if !bytes.Equal(b.Front(), msg) {
 			t.Fatalf("kept message %d is wrong", i)
 		}
 		b.Release()
 	}
-	if b.Poll(&ev) {
+	if ev := new(session.Event); b.Poll(ev) {
+		t.Errorf("an event too many: %+v", ev)
+	}
+}
+
+func TestRingShrinksWhenIdle(t *testing.T) {
+	a, b, unread := fullRing(t)
+	readPatterns(t, b, unreadSize, unread)
+	if ev := new(session.Event); b.Poll(ev) {
 		t.Errorf("an event too many: %+v", ev)
 	}
 	testenv.Eventually(t, patience, func() error {
-		if n := s.Limit(); n != ring.Start {
+		if n := a.Endpoint.(*endpoint).out.Limit(); n != ring.Start {
 			return fmt.Errorf("the ring did not shrink: %d", n)
 		}
 		return nil
 	})
+	msg := make([]byte, unreadSize)
 	for i := range 3000 {
 		pattern(msg, uint64(i))
-		if !a.send(msg) || !b.poll(&ev) || !bytes.Equal(ev.Msg, msg) {
-			t.Fatalf("message %d after shrinking: %v %v", i, a.Err(), b.Err())
+		if !a.send(msg) {
+			t.Fatalf("message %d after shrinking: %v", i, a.Err())
 		}
+		wantPattern(t, b, unreadSize, i)
 		b.Drop()
 	}
+}
+
+// useSlot has a connection's ring take n messages, and returns its slot when that is free
+// again.
+func useSlot(t *testing.T, tcp net.Listener, l *Listener, n int) *slot {
+	t.Helper()
+	x, y := meet(t, tcp, l)
+	k, used := x.(*endpoint).link, x.(*endpoint).slot
+	a, b := newPeer(x), newPeer(y)
+	msg := make([]byte, session.MaxControl)
+	for i := range n {
+		pattern(msg, uint64(i))
+		if !a.send(msg) {
+			t.Fatal(a.Err())
+		}
+	}
+	readPatterns(t, b, len(msg), n)
+	end(a)
+	end(b)
+	awaitFree(t, k, used)
+	return used
+}
+
+func awaitFree(t *testing.T, k *link, s *slot) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		k.slots.mu.Lock()
+		defer k.slots.mu.Unlock()
+		k.slots.reapLocked(s) // though the bell may not have been answered
+		if !slices.Contains(k.slots.free, s) {
+			return errors.New("the slot is not free")
+		}
+		return nil
+	})
 }
 
 // Pages that a connection has faulted in serve the next one, and go if there is none.
@@ -96,50 +157,16 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	defer end(firstHere)
 	k := first.(*endpoint).link
 	defer withoutJanitor(k)() // this test is it
-	var warm *slot
-	use := func(n int) {
-		x, y := meet(t, tcp, l)
-		if s := x.(*endpoint).slot; warm == nil {
-			warm = s
-		} else if s != warm {
-			t.Fatal("another slot was taken")
-		}
-		a, b := newPeer(x), newPeer(y)
-		msg := make([]byte, session.MaxControl)
-		for i := range n {
-			pattern(msg, uint64(i))
-			if !a.send(msg) {
-				t.Fatal(a.Err())
-			}
-		}
-		var ev session.Event
-		for i := range n {
-			pattern(msg, uint64(i))
-			if !b.poll(&ev) || !bytes.Equal(ev.Msg, msg) {
-				t.Fatalf("message %d is wrong: %v", i, b.Err())
-			}
-			b.Drop()
-		}
-		end(a)
-		end(b)
-		testenv.Eventually(t, patience, func() error {
-			k.slots.mu.Lock()
-			defer k.slots.mu.Unlock()
-			k.slots.reapLocked(warm) // though the bell may not have been answered
-			if !slices.Contains(k.slots.free, warm) {
-				return errors.New("the slot is not free")
-			}
-			return nil
-		})
-	}
 	const many = 1 << 20 / session.MaxControl
-	use(many)
+	warm := useSlot(t, tcp, l, many)
 	grown := resident(t, warm.rings[0][:])
 	if grown < 1<<20 {
 		t.Fatalf("%d bytes after a MiB", grown)
 	}
 	k.slots.reclaim(k.side, k.ended())
-	use(1) // keeps them warm, though its own ring has not grown
+	if useSlot(t, tcp, l, 1) != warm { // keeps them warm, though its own ring has not grown
+		t.Fatal("another slot was taken")
+	}
 	for range cacheTicks - 1 {
 		if !k.slots.reclaim(k.side, k.ended()) {
 			t.Error("the janitor need not come again, though a slot is warm")
@@ -157,7 +184,9 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	k.slots.mu.Lock()
 	k.slots.free = []*slot{warm}
 	k.slots.mu.Unlock()
-	use(many) // as good as new
+	if useSlot(t, tcp, l, many) != warm { // as good as new
+		t.Fatal("another slot was taken")
+	}
 }
 
 // The pages that a connection inherits with a warm slot count in the budget while it has
@@ -177,14 +206,7 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		}
 		end(a)
 		end(b)
-		testenv.Eventually(t, patience, func() error {
-			k.slots.mu.Lock()
-			defer k.slots.mu.Unlock()
-			if k.slots.reapLocked(place); !slices.Contains(k.slots.free, place) {
-				return errors.New("the slot is not free")
-			}
-			return nil
-		})
+		awaitFree(t, k, place)
 		resume := withoutJanitor(k, firstHere.(*endpoint).link)
 		old := budget.Set(defaultBudget)
 		if !room {
@@ -239,10 +261,9 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				defer end(b)
 				e := x.(*endpoint)
 				defer withoutJanitor(e.link)() // this test is it
-				msg := make([]byte, 4096)
-				n := uint64(0)
+				msg, n := make([]byte, unreadSize), 0
 				for ; e.out.Pages() < 1<<20; n++ {
-					pattern(msg, n)
+					pattern(msg, uint64(n))
 					if !a.send(msg) {
 						t.Fatal(a.Err())
 					}
@@ -256,21 +277,15 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				if used := budget.Used(); used != 1<<20-ring.Start {
 					t.Errorf("%d bytes of the budget are taken by a MiB that nobody has read", used)
 				}
-				var ev session.Event
-				for i := uint64(0); peer == "reads" && i < n; i++ {
-					pattern(msg, i)
-					if !b.poll(&ev) || !bytes.Equal(ev.Msg, msg) {
-						t.Fatalf("message %d of %d is wrong: %v", i, n, b.Err())
-					}
-					b.Drop()
-				}
 				switch peer {
+				case "reads":
+					readPatterns(t, b, unreadSize, n)
 				case "aborts":
 					abort(b)
 				case "dies":
 					e.link.die(errPeerGone)
 				}
-				b.Poll(&ev) // says how far it has come
+				b.Poll(new(session.Event)) // says how far it has come
 				if e.link.slots.reclaim(e.side, e.link.ended()) {
 					t.Error("the janitor has to come again")
 				}
