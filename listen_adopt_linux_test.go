@@ -143,32 +143,35 @@ func TestAdoptOfAnotherUsersSocket(t *testing.T) {
 }
 
 // While another listener of the socket serves, the one behind waits. It takes over at that
-// one's Close, and the next one in line waits for it.
+// one's Close. Whoever stands further behind goes on waiting.
 func TestAdoptedListenersTakeTurns(t *testing.T) {
 	onlyShm(t)
 	tcp := plainListen(t, "127.0.0.1:0")
-	var line []*Listener
-	for range 4 {
-		line = append(line, mustAdopt(t, &ListenConfig{Policy: Require}, heir(t, tcp)))
-	}
-	for i, l := range line {
-		if i > 1 { // it was behind the second: its turn has to come
-			waitFor(t, "the next to stand at the front", func() bool { return len(line[i-1].Unavailable()) == 0 })
-			line[i-1].Close()
-		} else if i == 1 {
-			line[0].Close() // the second is there already
-		}
-		if i > 1 {
-			waitFor(t, "the next in line", func() bool { return l.Unavailable()[shm.Name] == nil })
-		}
-		c := mustDial(t, &Dialer{Policy: Require}, l.Addr().String())
+	adopt := func() *Listener { return mustAdopt(t, &ListenConfig{Policy: Require}, heir(t, tcp)) }
+	wantTurn := func(l *Listener) {
+		t.Helper()
+		c := mustDial(t, &Dialer{Policy: Require}, tcp.Addr().String())
 		send(t, c, mustAccept(t, l), "to the one whose turn it is")
-		for _, behind := range line[i+1:] {
-			why := behind.Unavailable()[shm.Name]
-			if why == nil || why.Reason != ReasonOwner || !errors.Is(why, syscall.EADDRINUSE) || len(behind.Providers()) != 0 {
-				t.Errorf("behind: it has %v and lacks %v", behind.Providers(), behind.Unavailable())
-			}
+	}
+	wantWaiting := func(l *Listener) {
+		t.Helper()
+		why := l.Unavailable()[shm.Name]
+		if why == nil || why.Reason != ReasonOwner || !errors.Is(why, syscall.EADDRINUSE) || len(l.Providers()) != 0 {
+			t.Errorf("behind: it has %v and lacks %v", l.Providers(), l.Unavailable())
 		}
+	}
+	front := adopt()
+	for range 3 {
+		next, further := adopt(), adopt()
+		wantTurn(front)
+		wantWaiting(next)
+		wantWaiting(further)
+		front.Close()
+		wantTurn(next)
+		waitFor(t, "the next to stand at the front", func() bool { return len(next.Unavailable()) == 0 })
+		wantWaiting(further)
+		further.Close()
+		front = next
 	}
 }
 

@@ -17,7 +17,8 @@ const turnTime = 100 * time.Millisecond
 
 // line is a listener's place in the line of those that share its TCP listener. From the
 // second on it always holds one of the two places, so whoever stands behind stays there,
-// and a dialer that looks at both finds it.
+// and a dialer that looks at both finds it. Who has neither place yet waits for the second,
+// in no order.
 type line struct {
 	at    [2]*entrance  // of first and second; nil: not held
 	ended chan struct{} // closed when it is first, or gives up
