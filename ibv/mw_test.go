@@ -9,77 +9,123 @@ import (
 	"testing"
 )
 
+func TestNoWindowsOnADeviceWithoutThem(t *testing.T) {
+	s := onSite(t)
+	if s.windows {
+		return
+	}
+	ctx := must(Open(s.devices[0]))(t)
+	atEnd(t, "device", ctx)
+	pd := must(ctx.AllocPD())(t)
+	atEnd(t, "PD", pd)
+	if mw, err := pd.AllocMW(); err == nil {
+		t.Errorf("a window %v on a device that has none", mw)
+	}
+}
+
+const windowSize = 64 << 10
+
+// windowed is a connection of which b has a window on the first windowSize bytes of its
+// buffer, for a to read.
+type windowed struct {
+	a, b *end
+	mw   *MW
+}
+
+func newWindowed(t *testing.T, s site) *windowed {
+	t.Helper()
+	w := new(windowed)
+	w.a, w.b = connect(t, s, options{access: MWBind})
+	w.mw = must(w.b.pd.AllocMW())(t)
+	atEnd(t, "window", w.mw)
+	return w
+}
+
+func (w *windowed) bind(t *testing.T, id uint64) (key uint32) {
+	t.Helper()
+	wr := SendWR{ID: id, Flags: Signaled}
+	key = w.mw.Bind(&wr, w.b.mr, addrOf(w.b.buf), windowSize, RemoteRead)
+	w.b.postSend(t, wr)
+	if wc := w.b.succeed(t, id); wc.Opcode != WCBindMW {
+		t.Errorf("bind completed as %+v", wc)
+	}
+	return key
+}
+
+func (w *windowed) invalidate(t *testing.T, id uint64, key uint32) {
+	t.Helper()
+	wr := SendWR{ID: id, Flags: Signaled}
+	w.mw.Invalidate(&wr, key)
+	w.b.postSend(t, wr)
+	if wc := w.b.succeed(t, id); wc.Opcode != WCLocalInv {
+		t.Errorf("invalidate completed as %+v", wc)
+	}
+}
+
+// wantRefused posts so many invalidations in a list.
+func (w *windowed) wantRefused(t *testing.T, key uint32, count int, why string) {
+	t.Helper()
+	wrs := make([]SendWR, count)
+	for i := range wrs {
+		wrs[i] = SendWR{ID: 99, Flags: Signaled}
+		w.mw.Invalidate(&wrs[i], key)
+	}
+	if n, err := w.b.qp.PostSend(wrs); n != 0 || !errors.Is(err, syscall.EINVAL) {
+		t.Fatalf("invalidate %s: %d, %v, want EINVAL", why, n, err)
+	}
+}
+
+func (w *windowed) read(t *testing.T, id uint64, key uint32) Status {
+	t.Helper()
+	w.a.postSend(t, SendWR{ID: id, Opcode: OpRead, Flags: Signaled, NumSGE: 1, SGE: w.a.sge(0, windowSize), RemoteAddr: w.b.remote(0), RemoteKey: key})
+	return w.a.completion(t, id).Status
+}
+
 func TestAMemoryWindowGivesAccessUntilItIsInvalidated(t *testing.T) {
 	s := onSite(t)
 	if !s.windows {
-		ctx := must(Open(s.devices[0]))(t)
-		atEnd(t, "device", ctx)
-		pd := must(ctx.AllocPD())(t)
-		atEnd(t, "PD", pd)
-		if mw, err := pd.AllocMW(); err == nil {
-			t.Errorf("a window %v on a device that has none", mw)
-		}
 		return
 	}
-	a, b := connect(t, s, options{access: MWBind})
-	mw := must(b.pd.AllocMW())(t)
-	atEnd(t, "window", mw)
-	const size = 64 << 10
-	read := func(id uint64, key uint32) Status {
-		t.Helper()
-		a.postSend(t, SendWR{ID: id, Opcode: OpRead, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, size), RemoteAddr: b.remote(0), RemoteKey: key})
-		return a.completion(t, id).Status
-	}
-	var wr SendWR
-	refused := func(key uint32, why string) {
-		t.Helper()
-		wr = SendWR{ID: 99, Flags: Signaled}
-		mw.Invalidate(&wr, key)
-		if n, err := b.qp.PostSend([]SendWR{wr}); n != 0 || !errors.Is(err, syscall.EINVAL) {
-			t.Fatalf("invalidate %s: %d, %v, want EINVAL", why, n, err)
-		}
-	}
-	refused(1, "what was never bound")
-
-	// Twice: the second bind needs the key of the first one.
-	var key uint32
-	for round := range uint64(2) {
-		fill(b.buf[:size], byte(round))
-		wr = SendWR{ID: 10 + round, Flags: Signaled}
-		key = mw.Bind(&wr, b.mr, addrOf(b.buf), size, RemoteRead)
-		b.postSend(t, wr)
-		if wc := b.succeed(t, 10+round); wc.Opcode != WCBindMW {
-			t.Errorf("bind completed as %+v", wc)
-		}
-		if st := read(20+round, key); st != Success || !bytes.Equal(a.buf[:size], b.buf[:size]) {
+	w := newWindowed(t, s)
+	for round := range uint64(2) { // the second bind needs the key of the first one
+		fill(w.b.buf[:windowSize], byte(round))
+		key := w.bind(t, 10+round)
+		if st := w.read(t, 20+round, key); st != Success || !bytes.Equal(w.a.buf[:windowSize], w.b.buf[:windowSize]) {
 			t.Fatalf("read through the window: %v", st)
 		}
-		refused(key+1, "with another key")
-		wr = SendWR{ID: 30 + round, Flags: Signaled}
-		mw.Invalidate(&wr, key)
-		if n, err := b.qp.PostSend([]SendWR{wr, wr}); n != 0 || !errors.Is(err, syscall.EINVAL) {
-			t.Fatalf("two invalidations in a list: %d, %v, want EINVAL", n, err)
-		}
-		b.postSend(t, wr)
-		if wc := b.succeed(t, 30+round); wc.Opcode != WCLocalInv {
-			t.Errorf("invalidate completed as %+v", wc)
-		}
-		refused(key, "a second time")
+		w.invalidate(t, 30+round, key)
 	}
 
 	// Bind and invalidate in one list.
 	var list [2]SendWR
 	list[0] = SendWR{ID: 40}
-	key = mw.Bind(&list[0], b.mr, addrOf(b.buf), size, RemoteRead)
+	key := w.mw.Bind(&list[0], w.b.mr, addrOf(w.b.buf), windowSize, RemoteRead)
 	list[1] = SendWR{ID: 41, Flags: Signaled}
-	mw.Invalidate(&list[1], key)
-	b.postSend(t, list[:]...)
-	b.succeed(t, 41)
+	w.mw.Invalidate(&list[1], key)
+	w.b.postSend(t, list[:]...)
+	w.b.succeed(t, 41)
 
-	if st := read(50, key); st != RemAccessErr {
+	if st := w.read(t, 50, key); st != RemAccessErr {
 		t.Errorf("read after the invalidation: %v, want %v", st, RemAccessErr)
 	}
-	if st := a.state(t); st != QPError {
+	if st := w.a.state(t); st != QPError {
 		t.Errorf("the reader's QP is in %v", st)
+	}
+}
+
+// A window is invalidated once for each bind, and with its key.
+func TestOtherInvalidationsAreRefused(t *testing.T) {
+	s := onSite(t)
+	if !s.windows {
+		return
+	}
+	w := newWindowed(t, s)
+	w.wantRefused(t, 1, 1, "what was never bound")
+	for round := range uint64(2) {
+		key := w.bind(t, 10+round)
+		w.wantRefused(t, key+1, 1, "with another key")
+		w.wantRefused(t, key, 2, "twice in a list")
+		w.invalidate(t, 20+round, key)
+		w.wantRefused(t, key, 1, "a second time")
 	}
 }

@@ -10,6 +10,64 @@ import (
 	"testing"
 )
 
+// user uses caches at random, and sees what it holds.
+type user struct {
+	t        *testing.T
+	random   *rand.Rand
+	d        *fakeDevice
+	budget   *Budget
+	caches   []*Cache
+	shared   [][]byte // with the other users
+	declared []*Range
+}
+
+// step acquires some memory of a shared object, or of one of its own, and releases it.
+func (u *user) step() {
+	c := u.caches[u.random.IntN(len(u.caches))]
+	b := u.shared[u.random.IntN(len(u.shared))]
+	switch u.random.IntN(40) {
+	case 0:
+		u.budget.SetLimits(int64(1+u.random.IntN(4))<<20, 12)
+	case 1:
+		c.Stats()
+	case 2:
+		b = make([]byte, 64<<10)
+	case 3:
+		if r, err := Declare(b); err == nil {
+			u.declared = append(u.declared, r)
+		}
+	}
+	from := u.random.IntN(len(b))
+	part := b[from : from+1+u.random.IntN(len(b)-from)]
+	access := Access(u.random.IntN(16))
+	if u.random.IntN(2) == 0 {
+		usedBefore(c, part)
+	}
+	r, err := c.Acquire(part, access)
+	if err != nil {
+		if !errors.Is(err, syscall.ENOBUFS) {
+			u.t.Error(err)
+		}
+		return
+	}
+	if err := u.d.covers(r.LKey(), part, access); err != nil {
+		u.t.Error(err)
+	}
+	runtime.Gosched()
+	if err := u.d.covers(r.LKey(), part, access); err != nil {
+		u.t.Errorf("while held: %v", err)
+	}
+	if err := r.Release(); err != nil {
+		u.t.Error(err)
+	}
+}
+
+func (u *user) withdraw() {
+	for _, r := range u.declared {
+		r.Withdraw()
+	}
+}
+
 // Everything at once, for the race detector and to check the records: a region that is
 // held is registered, covers the memory acquired, and has its rights.
 func TestAHeldRegionStaysRegisteredUnderConcurrentUse(t *testing.T) {
@@ -32,51 +90,14 @@ func TestAHeldRegionStaysRegisteredUnderConcurrentUse(t *testing.T) {
 		return nil
 	}
 	var wg sync.WaitGroup
-	for seed := range 8 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			random := rand.New(rand.NewPCG(uint64(seed), 1))
+	for seed := range uint64(8) {
+		wg.Go(func() {
+			u := user{t: t, random: rand.New(rand.NewPCG(seed, 1)), d: d, budget: budget, caches: caches, shared: shared}
+			defer u.withdraw()
 			for range 1500 {
-				c := caches[random.IntN(len(caches))]
-				b := shared[random.IntN(len(shared))]
-				switch random.IntN(40) {
-				case 0:
-					budget.SetLimits(int64(1+random.IntN(4))<<20, 12)
-				case 1:
-					c.Stats()
-				case 2:
-					b = make([]byte, 64<<10)
-				case 3:
-					if r, err := Declare(b); err == nil {
-						defer r.Withdraw()
-					}
-				}
-				from := random.IntN(len(b))
-				part := b[from : from+1+random.IntN(len(b)-from)]
-				access := Access(random.IntN(16))
-				if random.IntN(2) == 0 {
-					usedBefore(c, part)
-				}
-				r, err := c.Acquire(part, access)
-				if err != nil {
-					if !errors.Is(err, syscall.ENOBUFS) {
-						t.Error(err)
-					}
-					continue
-				}
-				if err := d.covers(r.LKey(), part, access); err != nil {
-					t.Error(err)
-				}
-				runtime.Gosched()
-				if err := d.covers(r.LKey(), part, access); err != nil {
-					t.Errorf("while held: %v", err)
-				}
-				if err := r.Release(); err != nil {
-					t.Error(err)
-				}
+				u.step()
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	for _, c := range caches {

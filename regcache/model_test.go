@@ -41,84 +41,116 @@ func TestTheCacheDoesWhatTheModelDoes(t *testing.T) {
 	}
 }
 
+const (
+	modelBytes   = 6 << 20
+	modelEntries = 10
+)
+
+// compared is a cache, and the model that it is compared with.
+type compared struct {
+	t      *testing.T
+	random *rand.Rand
+	d      *fakeDevice
+	c      *Cache
+	m      model
+	memory []byte
+	held   []*Region
+	step   int
+}
+
 func compareWithModel(t *testing.T, seed uint64) {
-	const (
-		size       = 4 << 20
-		maxBytes   = 6 << 20
-		maxEntries = 10
-		steps      = 2000
-	)
-	random := rand.New(rand.NewPCG(seed, 2))
-	d := &fakeDevice{}
-	budget := NewBudget(maxBytes, maxEntries)
-	c := newCache(t, d, Config{Budget: budget})
-	memory := make([]byte, size)
+	const steps = 2000
+	x := &compared{
+		t:      t,
+		random: rand.New(rand.NewPCG(seed, 2)),
+		d:      &fakeDevice{},
+		m:      model{cached: make(map[uint32]registration)},
+		memory: make([]byte, 4<<20),
+	}
+	x.c = newCache(t, x.d, Config{Budget: NewBudget(modelBytes, modelEntries)})
 	// Beyond a quarter of the budget, ranges and not whole objects are
 	// registered.
-	stable, err := Declare(memory)
+	stable, err := Declare(x.memory)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &model{cached: make(map[uint32]registration)}
-	var held []*Region
-
-	for step := range steps {
-		if len(held) > 6 || random.IntN(3) == 0 {
-			if last := len(held) - 1; last >= 0 {
-				i := random.IntN(last + 1)
-				release(t, held[i])
-				held[i] = held[last]
-				held = held[:last]
-			}
+	for x.step = range steps {
+		if len(x.held) > 6 || x.random.IntN(3) == 0 {
+			x.release()
 		} else {
-			n := 1 + random.IntN(1<<(10+random.IntN(12)))
-			from := random.IntN(size - min(n, size-1))
-			b := memory[from:min(from+n, size)]
-			access := []Access{LocalRead, LocalWrite, BindWindow}[random.IntN(3)]
-			start := addressOf(b)
-			key, hit := m.serves(start, start+uintptr(len(b)), access)
-			made, promoted := d.registrations(), c.Stats().Promoted
-			r := acquire(t, c, b, access)
-			if hit != (d.registrations() == made) {
-				t.Fatalf("step %d: hit %v, the model's %v", step, !hit, hit)
-			}
-			if hit && key != r.LKey() {
-				t.Fatalf("step %d: hit of registration %d, the model's %d", step, r.LKey(), key)
-			}
-			if err := d.covers(r.LKey(), b, access); err != nil {
-				t.Fatalf("step %d: %v", step, err)
-			}
-			held = append(held, r)
-			if c.Stats().Promoted != promoted {
-				m.put(r.LKey(), registration{r.start, r.end, r.access})
-			}
+			x.acquire()
 		}
-
-		for key := range m.cached { // what was evicted
-			if _, live := d.live[key]; !live {
-				delete(m.cached, key)
-			}
-		}
-		live := make(map[uint32]bool)
-		for key := range m.cached {
-			live[key] = true
-		}
-		for _, r := range held {
-			live[r.LKey()] = true
-		}
-		if len(live) != len(d.live) {
-			t.Fatalf("step %d: the device holds %d registrations, the model %d", step, len(d.live), len(live))
-		}
-		s := c.Stats()
-		if s.Bytes > maxBytes || s.Entries > maxEntries || s.Entries != len(m.cached) {
-			t.Fatalf("step %d: %d bytes in %d entries, the model has %d", step, s.Bytes, s.Entries, len(m.cached))
-		}
+		x.compare()
 	}
-	for _, r := range held {
+	for _, r := range x.held {
 		release(t, r)
 	}
 	if err := stable.Withdraw(); err != nil {
 		t.Error(err)
 	}
-	expectEmpty(t, d)
+	expectEmpty(t, x.d)
+}
+
+// release releases one of the regions held, if there is one.
+func (x *compared) release() {
+	x.t.Helper()
+	last := len(x.held) - 1
+	if last < 0 {
+		return
+	}
+	i := x.random.IntN(last + 1)
+	release(x.t, x.held[i])
+	x.held[i] = x.held[last]
+	x.held = x.held[:last]
+}
+
+// acquire hits where the model does.
+func (x *compared) acquire() {
+	x.t.Helper()
+	size := len(x.memory)
+	n := 1 + x.random.IntN(1<<(10+x.random.IntN(12)))
+	from := x.random.IntN(size - min(n, size-1))
+	b := x.memory[from:min(from+n, size)]
+	access := []Access{LocalRead, LocalWrite, BindWindow}[x.random.IntN(3)]
+	start := addressOf(b)
+	key, hit := x.m.serves(start, start+uintptr(len(b)), access)
+	made, promoted := x.d.registrations(), x.c.Stats().Promoted
+	r := acquire(x.t, x.c, b, access)
+	if hit != (x.d.registrations() == made) {
+		x.t.Fatalf("step %d: hit %v, the model's %v", x.step, !hit, hit)
+	}
+	if hit && key != r.LKey() {
+		x.t.Fatalf("step %d: hit of registration %d, the model's %d", x.step, r.LKey(), key)
+	}
+	if err := x.d.covers(r.LKey(), b, access); err != nil {
+		x.t.Fatalf("step %d: %v", x.step, err)
+	}
+	x.held = append(x.held, r)
+	if x.c.Stats().Promoted != promoted {
+		x.m.put(r.LKey(), registration{r.start, r.end, r.access})
+	}
+}
+
+// compare finds registered what the model holds and what is in use, within the limits.
+func (x *compared) compare() {
+	x.t.Helper()
+	for key := range x.m.cached { // what was evicted
+		if _, live := x.d.live[key]; !live {
+			delete(x.m.cached, key)
+		}
+	}
+	live := make(map[uint32]bool)
+	for key := range x.m.cached {
+		live[key] = true
+	}
+	for _, r := range x.held {
+		live[r.LKey()] = true
+	}
+	if len(live) != len(x.d.live) {
+		x.t.Fatalf("step %d: the device holds %d registrations, the model %d", x.step, len(x.d.live), len(live))
+	}
+	s := x.c.Stats()
+	if s.Bytes > modelBytes || s.Entries > modelEntries || s.Entries != len(x.m.cached) {
+		x.t.Fatalf("step %d: %d bytes in %d entries, the model has %d", x.step, s.Bytes, s.Entries, len(x.m.cached))
+	}
 }

@@ -53,38 +53,37 @@ func watch(t testing.TB, b []byte) *Range {
 	return r
 }
 
+// mappingChanges are what ends a watch of b.
+var mappingChanges = map[string]func(b []byte) error{
+	"munmap and mmap": func(b []byte) error {
+		if err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b))); err != nil {
+			return err
+		}
+		return mapAt(b, unix.MAP_FIXED_NOREPLACE)
+	},
+	"mmap over it":            func(b []byte) error { return mapAt(b, unix.MAP_FIXED) },
+	"mmap over its last page": func(b []byte) error { return mapAt(b[len(b)-os.Getpagesize():], unix.MAP_FIXED) },
+	"mremap away": func(b []byte) error {
+		start := unsafe.Pointer(unsafe.SliceData(b))
+		moved, err := unix.MremapPtr(start, uintptr(len(b)), nil, uintptr(len(b)), unix.MREMAP_MAYMOVE|unix.MREMAP_DONTUNMAP)
+		if err != nil {
+			return err
+		}
+		return unix.MunmapPtr(moved, uintptr(len(b)))
+	},
+	"madvise DONTNEED": func(b []byte) error { return unix.Madvise(b, unix.MADV_DONTNEED) },
+	"madvise FREE":     func(b []byte) error { return unix.Madvise(b, unix.MADV_FREE) },
+}
+
+// mapAt makes a mapping where b is.
+func mapAt(b []byte, flag int) error {
+	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|flag)
+	return err
+}
+
 func TestAWatchedRangeEndsWithItsMapping(t *testing.T) {
-	page := os.Getpagesize()
-	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANON
-	for name, change := range map[string]func(b []byte) error{
-		"munmap and mmap": func(b []byte) error {
-			start := unsafe.Pointer(unsafe.SliceData(b))
-			if err := unix.MunmapPtr(start, uintptr(len(b))); err != nil {
-				return err
-			}
-			_, err := unix.MmapPtr(-1, 0, start, uintptr(len(b)), prot, flags|unix.MAP_FIXED_NOREPLACE)
-			return err
-		},
-		"mmap over it": func(b []byte) error {
-			_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), prot, flags|unix.MAP_FIXED)
-			return err
-		},
-		"mmap over its last page": func(b []byte) error {
-			last := b[len(b)-page:]
-			_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(last)), uintptr(page), prot, flags|unix.MAP_FIXED)
-			return err
-		},
-		"mremap away": func(b []byte) error {
-			start := unsafe.Pointer(unsafe.SliceData(b))
-			moved, err := unix.MremapPtr(start, uintptr(len(b)), nil, uintptr(len(b)), unix.MREMAP_MAYMOVE|unix.MREMAP_DONTUNMAP)
-			if err != nil {
-				return err
-			}
-			return unix.MunmapPtr(moved, uintptr(len(b)))
-		},
-		"madvise DONTNEED": func(b []byte) error { return unix.Madvise(b, unix.MADV_DONTNEED) },
-		"madvise FREE":     func(b []byte) error { return unix.Madvise(b, unix.MADV_FREE) },
-	} {
+	for name, change := range mappingChanges {
 		t.Run(name, func(t *testing.T) {
 			nic := newNIC(t)
 			c := newCache(t, nic, Config{})
@@ -125,71 +124,81 @@ func TestAWatchedRangeEndsWithItsMapping(t *testing.T) {
 	}
 }
 
+// contested is a place that two threads map in turn.
+type contested struct {
+	t   *testing.T
+	nic *fakeNIC
+	c   *Cache
+	b   []byte // if it is mapped
+}
+
+// take is whether it is the caller's now.
+func (p *contested) take() bool {
+	if mapAt(p.b, unix.MAP_FIXED_NOREPLACE) == nil {
+		return true
+	}
+	runtime.Gosched() // the other has it
+	return false
+}
+
+func (p *contested) leave() {
+	if err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(p.b)), uintptr(len(p.b))); err != nil {
+		p.t.Error(err)
+	}
+}
+
+// register has the mapping watched and registered, and leaves it.
+func (p *contested) register() {
+	r := watch(p.t, p.b)
+	defer r.Withdraw()
+	defer p.leave()
+	region, err := p.c.Acquire(p.b, LocalRead)
+	if err != nil {
+		p.t.Error(err)
+		return
+	}
+	p.b[0] = 1
+	if err := p.nic.Stale(region, p.b[:1]); err != nil {
+		p.t.Error(err)
+	}
+	region.Release()
+}
+
+// meet finds no registration of the mapping before its own.
+func (p *contested) meet() {
+	p.b[0] = 2
+	if region, err := p.c.Acquire(p.b, LocalRead); err == nil {
+		p.t.Errorf("a registration of the mapping that was here before: stale: %v", p.nic.Stale(region, p.b[:1]))
+		region.Release()
+	} else if !errors.Is(err, ErrUnknownMemory) {
+		p.t.Error(err)
+	}
+	p.leave()
+}
+
 // The kernel reports an unmapping after it is done. Another thread that maps
 // something there at once must not meet the old registration.
 func TestANewMappingIsNeverTakenForItsPredecessor(t *testing.T) {
 	const rounds = 200
 	nic := newNIC(t)
-	c := newCache(t, nic, Config{})
-	place := unsafe.Pointer(unsafe.SliceData(mmap(t, mapped)))
-	if err := unix.MunmapPtr(place, mapped); err != nil {
-		t.Fatal(err)
-	}
-	take := func() []byte {
-		_, err := unix.MmapPtr(-1, 0, place, mapped, unix.PROT_READ|unix.PROT_WRITE,
-			unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_FIXED_NOREPLACE)
-		if err != nil {
-			return nil // the other has it
-		}
-		return unsafe.Slice((*byte)(place), mapped)
-	}
+	p := &contested{t: t, nic: nic, c: newCache(t, nic, Config{}), b: mmap(t, mapped)}
+	p.leave()
 	var first sync.WaitGroup
 	var over atomic.Bool
-	first.Add(1)
-	go func() {
-		defer first.Done()
+	first.Go(func() {
 		defer over.Store(true)
 		for done := 0; done < rounds && !t.Failed(); {
-			b := take()
-			if b == nil {
-				runtime.Gosched()
-				continue
+			if p.take() {
+				done++
+				p.register()
 			}
-			done++
-			r := watch(t, b)
-			region, err := c.Acquire(b, LocalRead)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			b[0] = 1
-			if err := nic.Stale(region, b[:1]); err != nil {
-				t.Error(err)
-			}
-			region.Release()
-			if err := unix.MunmapPtr(place, mapped); err != nil {
-				t.Error(err)
-			}
-			r.Withdraw()
 		}
-	}()
+	})
 	met := 0
 	for !over.Load() {
-		b := take()
-		if b == nil {
-			runtime.Gosched()
-			continue
-		}
-		met++
-		b[0] = 2
-		if region, err := c.Acquire(b, LocalRead); err == nil {
-			t.Errorf("a registration of the mapping that was here before: stale: %v", nic.Stale(region, b[:1]))
-			region.Release()
-		} else if !errors.Is(err, ErrUnknownMemory) {
-			t.Error(err)
-		}
-		if err := unix.MunmapPtr(place, mapped); err != nil {
-			t.Error(err)
+		if p.take() {
+			met++
+			p.meet()
 		}
 	}
 	first.Wait()
