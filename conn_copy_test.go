@@ -104,8 +104,25 @@ func eachSANLane(t *testing.T, test func(t *testing.T, client, server *sanconn.C
 	}
 }
 
-// io.Copy from a file or a TCP connection, and to one, copies no byte at this end.
-func TestCopyWhereTheBytesLie(t *testing.T) {
+// wantCopied copies n bytes, up to the end.
+func wantCopied(t *testing.T, to io.Writer, from io.Reader, n int) {
+	t.Helper()
+	if got, err := io.Copy(to, from); got != int64(n) || err != nil {
+		t.Errorf("copied %d of %d: %v", got, n, err)
+	}
+}
+
+// wantLent expects that n bytes went from one end to the other without a copy at either.
+func wantLent(t *testing.T, from, to *sanconn.Conn, n int) {
+	t.Helper()
+	sent, received := from.Stats().LentBytesSent, to.Stats().LentBytesReceived
+	if sent != uint64(n) || received != uint64(n) {
+		t.Errorf("of %d bytes %d were sent and %d received where they lie", n, sent, received)
+	}
+}
+
+// io.Copy from a file, and to one, copies no byte at this end.
+func TestCopyOfAFileWhereTheBytesLie(t *testing.T) {
 	eachSANLane(t, func(t *testing.T, client, server *sanconn.Conn, _ lane) {
 		data := randomBytes(3<<20 + 17)
 		dir := t.TempDir()
@@ -124,49 +141,42 @@ func TestCopyWhereTheBytesLie(t *testing.T) {
 		defer to.Close()
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if n, err := io.Copy(client, from); n != int64(len(data)) || err != nil {
-				t.Errorf("copied %d of %d: %v", n, len(data), err)
-			}
+			wantCopied(t, client, from, len(data))
 			client.CloseWrite()
 		})
-		if n, err := io.Copy(to, server); n != int64(len(data)) || err != nil {
-			t.Errorf("received %d of %d: %v", n, len(data), err)
-		}
+		wantCopied(t, to, server, len(data))
 		wg.Wait()
 		if got, err := os.ReadFile(dir + "/to"); err != nil || !bytes.Equal(got, data) {
 			t.Errorf("%d bytes in the file: %v", len(got), err)
 		}
-		sent, received := client.Stats().LentBytesSent, server.Stats().LentBytesReceived
-		if sent != uint64(len(data)) || received != uint64(len(data)) {
-			t.Errorf("of %d bytes %d were sent and %d received where they lie", len(data), sent, received)
-		}
+		wantLent(t, client, server, len(data))
+	})
+}
 
-		tcp, sink := plainTCP.pipe(t)
-		wg.Go(func() { // the other direction, from a socket to a socket
-			sink.Write(data)
-			sink.(*net.TCPConn).CloseWrite()
+// … nor from a TCP connection, and to one.
+func TestCopyOfAStreamWhereTheBytesLie(t *testing.T) {
+	eachSANLane(t, func(t *testing.T, client, server *sanconn.Conn, _ lane) {
+		data := randomBytes(3<<20 + 17)
+		in, from := plainTCP.pipe(t)
+		to, out := plainTCP.pipe(t)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			in.Write(data)
+			in.(*net.TCPConn).CloseWrite()
 		})
 		wg.Go(func() {
-			if n, err := io.Copy(server, tcp); n != int64(len(data)) || err != nil {
-				t.Errorf("copied %d of %d: %v", n, len(data), err)
-			}
-			server.CloseWrite()
+			wantCopied(t, client, from, len(data))
+			client.CloseWrite()
 		})
-		back, out := plainTCP.pipe(t)
 		wg.Go(func() {
-			if n, err := io.Copy(back, client); n != int64(len(data)) || err != nil {
-				t.Errorf("received %d of %d: %v", n, len(data), err)
-			}
-			back.(*net.TCPConn).CloseWrite()
+			wantCopied(t, to, server, len(data))
+			to.(*net.TCPConn).CloseWrite()
 		})
 		if got, err := io.ReadAll(out); err != nil || !bytes.Equal(got, data) {
 			t.Errorf("%d bytes came: %v", len(got), err)
 		}
 		wg.Wait()
-		sent, received = server.Stats().LentBytesSent, client.Stats().LentBytesReceived
-		if sent != uint64(len(data)) || received != uint64(len(data)) {
-			t.Errorf("of %d bytes %d were sent and %d received where they lie", len(data), sent, received)
-		}
+		wantLent(t, client, server, len(data))
 	})
 }
 

@@ -144,25 +144,28 @@ func TestRawReadLosesNoByte(t *testing.T) {
 	})
 }
 
-// A function that waits is called again when there is something, and ends as a Read does.
+// waitingRead reads as a function that waits does. It has found nothing so far.
+func waitingRead(t *testing.T, c *sanconn.Conn) (done <-chan error) {
+	t.Helper()
+	looked, ended := make(chan struct{}, 10), make(chan error, 1)
+	raw := rawOf(t, c)
+	go func() {
+		ended <- raw.Read(func(fd uintptr) bool {
+			looked <- struct{}{}
+			_, err := syscall.Read(int(fd), make([]byte, 10))
+			return err != syscall.EAGAIN
+		})
+	}()
+	<-looked
+	return ended
+}
+
+// A function that waits is called again when there is something.
 func TestRawReadWaits(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
-		waiting := func(c *sanconn.Conn) (looked chan struct{}, done chan error) {
-			looked, done = make(chan struct{}, 10), make(chan error, 1)
-			raw := rawOf(t, c)
-			go func() {
-				done <- raw.Read(func(fd uintptr) bool {
-					looked <- struct{}{}
-					_, err := syscall.Read(int(fd), make([]byte, 10))
-					return err != syscall.EAGAIN
-				})
-			}()
-			return looked, done
-		}
 		t.Run("for bytes", func(t *testing.T) {
 			a, b := pipe(t, l, nil)
-			looked, done := waiting(b)
-			<-looked
+			done := waitingRead(t, b)
 			a.Write([]byte("x"))
 			if err := <-done; err != nil {
 				t.Error(err)
@@ -170,17 +173,21 @@ func TestRawReadWaits(t *testing.T) {
 		})
 		t.Run("for the end", func(t *testing.T) {
 			a, b := pipe(t, l, nil)
-			looked, done := waiting(b)
-			<-looked
+			done := waitingRead(t, b)
 			a.Close()
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
 		})
-		t.Run("until the deadline", func(t *testing.T) {
+	})
+}
+
+// One that waits ends as a Read does.
+func TestRawReadWaitsNoLonger(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		t.Run("than the deadline", func(t *testing.T) {
 			_, b := pipe(t, l, nil)
-			looked, done := waiting(b)
-			<-looked
+			done := waitingRead(t, b)
 			b.SetReadDeadline(time.Now().Add(time.Millisecond))
 			if err := <-done; !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Error(err)
@@ -191,10 +198,9 @@ func TestRawReadWaits(t *testing.T) {
 			b.SetReadDeadline(time.Time{})
 			wantRecv(t, b, 1, 0, "", syscall.EAGAIN)
 		})
-		t.Run("until Close", func(t *testing.T) {
+		t.Run("than Close", func(t *testing.T) {
 			_, b := pipe(t, l, nil)
-			looked, done := waiting(b)
-			<-looked
+			done := waitingRead(t, b)
 			b.Close()
 			if err := <-done; !errors.Is(err, net.ErrClosed) {
 				t.Error(err)
@@ -203,20 +209,24 @@ func TestRawReadWaits(t *testing.T) {
 				t.Errorf("after Close: %v", err)
 			}
 		})
-		t.Run("but not behind unread bytes", func(t *testing.T) {
-			a, b := pipe(t, l, nil)
-			a.Write([]byte("x"))
-			eventuallyRecv(t, b, "x", nil)
-			if err := rawOf(t, b).Read(func(uintptr) bool { return false }); !errors.Is(err, errors.ErrUnsupported) {
-				t.Error(err)
-			}
-			wantRecv(t, b, 10, 0, "x", nil)
-			a.CloseWrite()
-			eventuallyRecv(t, b, "", io.EOF)
-			if err := rawOf(t, b).Read(func(uintptr) bool { return false }); err != io.EOF {
-				t.Error(err)
-			}
-		})
+	})
+}
+
+// One that leaves unread what is there cannot wait for more.
+func TestRawReadDoesNotWaitBehindUnreadBytes(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		a.Write([]byte("x"))
+		eventuallyRecv(t, b, "x", nil)
+		if err := rawOf(t, b).Read(func(uintptr) bool { return false }); !errors.Is(err, errors.ErrUnsupported) {
+			t.Error(err)
+		}
+		wantRecv(t, b, 10, 0, "x", nil)
+		a.CloseWrite()
+		eventuallyRecv(t, b, "", io.EOF)
+		if err := rawOf(t, b).Read(func(uintptr) bool { return false }); err != io.EOF {
+			t.Error(err)
+		}
 	})
 }
 

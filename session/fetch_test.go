@@ -236,65 +236,97 @@ func TestACancelledOfferLeavesNothingBehind(t *testing.T) {
 	})
 }
 
-// The slice of a Read is granted: a grant that is given back unused costs nothing, one
-// that is used in part is followed by one of the rest.
+// grants is a session that is written to, in more than one grant.
+func grants(t *testing.T) (s *session.Session, p *raw) {
+	t.Helper()
+	cfg := byWrite
+	cfg.Limits.MaxExpose = 60_000
+	s, _, p = negotiated(t, cfg, session.Config{})
+	return s, p
+}
+
+// fillGrants writes the data of an offer, and uses each grant in part.
+func (p *raw) fillGrants(t *testing.T, id uint64, data []byte) {
+	t.Helper()
+	const part = 40_000
+	for at := 0; at < len(data); {
+		d := p.grant()
+		n := min(part, int(d.Len), len(data)-at)
+		if err := p.Write(data[at:at+n], d, 0, 1); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Millisecond)
+		for p.Poll(&session.Event{}) { // the completion
+		}
+		at += n
+		p.send(tWriteDone, 0, u64(id, uint64(n))...)
+	}
+}
+
+// wantInto waits for the Reads into a slice, of which r is the first.
+func wantInto(t *testing.T, s *session.Session, r <-chan result, into, want []byte) {
+	t.Helper()
+	for got := 0; got < len(into); {
+		x := within(t, r)
+		if x.err != nil {
+			t.Fatal(x.err)
+		}
+		if got += x.n; got < len(into) {
+			r = goRead(s, into[got:])
+		}
+	}
+	if !bytes.Equal(into, want) {
+		t.Error("wrong bytes")
+	}
+}
+
+// The slice of a Read is granted, and behind a grant that is used in part the rest.
 func TestAReadGrantsItsSlice(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		const size, part = 100_000, 40_000
-		cfg := byWrite
-		cfg.Limits.MaxExpose = 60_000
-		s, _, p := negotiated(t, cfg, session.Config{})
-		data, into := pattern(size), make([]byte, size)
+		s, p := grants(t)
+		data, into := pattern(100_000), make([]byte, 100_000)
 		r := goRead(s, into)
 		pass(time.Second)
-		p.send(tOfferWrite, 0, u64(1, size)...)
+		p.send(tOfferWrite, 0, u64(1, uint64(len(data)))...)
+		p.fillGrants(t, 1, data)
+		wantInto(t, s, r, into, data)
+	})
+}
+
+// A grant that is given back unused costs nothing.
+func TestAGrantIsGivenBackUnused(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, p := grants(t)
+		data, into := pattern(100_000), make([]byte, 100_000)
+		r := goRead(s, into)
+		pass(time.Second)
+		p.send(tOfferWrite, 0, u64(1, uint64(len(data)))...)
 		p.grant()
 		s.InterruptRead(true)
 		p.expect(tCancelWrite)
 		p.send(tWriteDone, 0, u64(1, 0)...)
 		wantErr(t, "Read", within(t, r).err, session.ErrInterrupted)
 		s.InterruptRead(false)
-		// write uses each grant in part, and checks what the Reads have.
-		write := func(id uint64) {
-			t.Helper()
-			for at := 0; at < size; {
-				d := p.grant()
-				n := min(part, int(d.Len))
-				if err := p.Write(data[at:at+n], d, 0, 1); err != nil {
-					t.Fatal(err)
-				}
-				pass(time.Millisecond)
-				for p.Poll(&session.Event{}) { // the completion
-				}
-				at += n
-				p.send(tWriteDone, 0, u64(id, uint64(n))...)
-			}
-			for got := 0; got < size; {
-				x := within(t, r)
-				if x.err != nil {
-					t.Fatal(x.err)
-				}
-				if got += x.n; got < size {
-					r = goRead(s, into[got:])
-				}
-			}
-			if !bytes.Equal(into, data) {
-				t.Errorf("wrong bytes of offer %d", id)
-			}
-		}
 		r = goRead(s, into) // too late: memory of the session's own is granted
-		write(1)
+		p.fillGrants(t, 1, data)
+		wantInto(t, s, r, into, data)
 		clear(into)
 		r = goRead(s, into)
 		pass(time.Second)
-		p.send(tOfferWrite, 0, u64(2, size)...)
-		write(2)
-		// … and CloseRead takes it back.
-		p.send(tOfferWrite, 0, u64(3, size)...)
+		p.send(tOfferWrite, 0, u64(2, uint64(len(data)))...)
+		p.fillGrants(t, 2, data)
+		wantInto(t, s, r, into, data)
+	})
+}
+
+func TestCloseReadTakesAGrantBack(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, p := grants(t)
+		p.send(tOfferWrite, 0, u64(1, 100_000)...)
 		p.grant()
 		go s.CloseRead()
 		p.expect(tCancelWrite)
-		p.send(tWriteDone, 0, u64(3, 0)...)
+		p.send(tWriteDone, 0, u64(1, 0)...)
 		p.expect(tGrant) // of nothing
 		if _, err := s.WriteUrgent([]byte("alive?")); err != nil {
 			t.Error(err)

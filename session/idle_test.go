@@ -3,6 +3,7 @@ package session_test
 import (
 	"bytes"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,67 +24,83 @@ func TestActedOnWhileNobodyReads(t *testing.T) {
 	})
 }
 
+// actedOnWithin is how long a message waits for a session that nobody polls.
+const actedOnWithin = 2*16*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
+
+// offerInTime writes what is offered to a peer that does not read.
+func offerInTime(t *testing.T, s *session.Session) {
+	t.Helper()
+	began := time.Now()
+	if _, err := s.Write(make([]byte, offered)); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > actedOnWithin {
+		t.Errorf("a peer that computes has answered after %v, want %v at most", took, actedOnWithin)
+	}
+}
+
+const offered = 64 << 10
+
+// thereAndBack keeps both ends busy for a spell.
+func thereAndBack(t *testing.T, a, b *session.Session, spell time.Duration) {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < spell; {
+		for _, s := range [][2]*session.Session{{a, b}, {b, a}} {
+			if _, err := s[0].Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			readFull(t, s[1], 1)
+		}
+	}
+}
+
 // An offer to an application that has begun to compute, in the middle of a busy spell,
 // waits for two ticks of the janitor at most.
 func TestActedOnBehindABusySpell(t *testing.T) {
-	const bound = 2*16*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
 	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				a, b, _, _ := pair(t, cfg, session.Config{KeepAlive: -1})
-				offer := func() {
-					t.Helper()
-					began := time.Now()
-					if _, err := a.Write(make([]byte, 64<<10)); err != nil {
-						t.Fatal(err)
-					}
-					if took := time.Since(began); took > bound {
-						t.Errorf("a peer that computes has answered after %v, want %v at most", took, bound)
-					}
-				}
-				busy := func(spell time.Duration) {
-					t.Helper()
-					for began := time.Now(); time.Since(began) < spell; { // there and back
-						for _, s := range [][2]*session.Session{{a, b}, {b, a}} {
-							if _, err := s[0].Write([]byte("x")); err != nil {
-								t.Fatal(err)
-							}
-							readFull(t, s[1], 1)
-						}
-					}
-				}
 				for spell := 60 * time.Millisecond; spell <= 76*time.Millisecond; spell += 2 * time.Millisecond {
-					busy(spell)
-					offer()
-					readFull(t, b, 64<<10)
+					thereAndBack(t, a, b, spell)
+					offerInTime(t, a)
+					readFull(t, b, offered)
 				}
-				busy(60 * time.Millisecond)
-				// One that reads little by little what has come long ago, and answers.
+			})
+		})
+	}
+}
+
+// … and so does one to an application that reads little by little what has come long
+// ago, and answers.
+func TestActedOnBehindWhatCameLongAgo(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, cfg, session.Config{KeepAlive: -1})
+				thereAndBack(t, a, b, 60*time.Millisecond)
 				if _, err := a.Write(make([]byte, 1000)); err != nil {
 					t.Fatal(err)
 				}
 				const pieces = 200
-				done := make(chan struct{}, 2)
-				go func() {
+				var both sync.WaitGroup
+				both.Go(func() {
 					for n, err := 0, error(nil); n < pieces && err == nil; {
 						var k int
 						k, err = a.Read(make([]byte, 10))
 						n += k
 					}
-					done <- struct{}{}
-				}()
-				go func() {
+				})
+				both.Go(func() {
 					for range pieces {
 						b.Read(make([]byte, 1))
 						b.Write([]byte("x"))
 						nap(10 * time.Millisecond)
 					}
-					done <- struct{}{}
-				}()
+				})
 				pass(105 * time.Millisecond)
-				offer()
-				<-done
-				<-done
+				offerInTime(t, a)
+				both.Wait()
 			})
 		})
 	}
@@ -112,7 +129,6 @@ func TestActedOnBehindAReadThatWaited(t *testing.T) {
 // does.
 func TestActedOnWhileReadsNeedNoPoll(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		const bound = 2*16*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
 		const all = 300
 		cfg := messages
 		cfg.Limits.Window, cfg.SendQueue = 2*all, 2*all // it does not wait for credit
@@ -137,7 +153,7 @@ func TestActedOnWhileReadsNeedNoPoll(t *testing.T) {
 					t.Fatal("no answer")
 				}
 			}
-			if took := time.Since(began); took > bound {
+			if took := time.Since(began); took > actedOnWithin {
 				t.Errorf("it answers after %v", took)
 			}
 		}

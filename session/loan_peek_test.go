@@ -277,24 +277,25 @@ func TestAPeekThatWaitsEnds(t *testing.T) {
 	}
 }
 
+// readerEnds are the ways in which a connection ends for b, which reads.
+var readerEnds = map[string]struct {
+	do   func(a, b *session.Session, ea *twin.Endpoint)
+	rest bool  // it can still be read
+	want error // of what comes then
+}{
+	"CloseRead":         {func(a, b *session.Session, ea *twin.Endpoint) { b.CloseRead() }, false, io.EOF},
+	"Close":             {func(a, b *session.Session, ea *twin.Endpoint) { b.Close() }, false, session.ErrClosed},
+	"Abort":             {func(a, b *session.Session, ea *twin.Endpoint) { b.Abort() }, false, session.ErrClosed},
+	"peer's CloseWrite": {func(a, b *session.Session, ea *twin.Endpoint) { a.CloseWrite() }, true, io.EOF},
+	"peer's Close":      {func(a, b *session.Session, ea *twin.Endpoint) { a.Close() }, true, io.EOF},
+	"peer's Abort":      {func(a, b *session.Session, ea *twin.Endpoint) { a.Abort() }, false, syscall.ECONNRESET},
+	"peer's death":      {func(a, b *session.Session, ea *twin.Endpoint) { ea.Kill() }, false, nil},
+}
+
 // However a connection ends while bytes are lent, that returns promptly, and they stay in
 // place until Discard. Behind them come the rest, and the end that a Read finds.
 func TestTheEndWhileBytesAreLent(t *testing.T) {
-	type ends struct {
-		do   func(a, b *session.Session, ea, eb *twin.Endpoint)
-		rest bool  // it can still be read
-		want error // of what comes then
-	}
-	type sessions = session.Session
-	for name, end := range map[string]ends{
-		"CloseRead":         {func(a, b *sessions, ea, eb *twin.Endpoint) { b.CloseRead() }, false, io.EOF},
-		"Close":             {func(a, b *sessions, ea, eb *twin.Endpoint) { b.Close() }, false, session.ErrClosed},
-		"Abort":             {func(a, b *sessions, ea, eb *twin.Endpoint) { b.Abort() }, false, session.ErrClosed},
-		"peer's CloseWrite": {func(a, b *sessions, ea, eb *twin.Endpoint) { a.CloseWrite() }, true, io.EOF},
-		"peer's Close":      {func(a, b *sessions, ea, eb *twin.Endpoint) { a.Close() }, true, io.EOF},
-		"peer's Abort":      {func(a, b *sessions, ea, eb *twin.Endpoint) { a.Abort() }, false, syscall.ECONNRESET},
-		"peer's death":      {func(a, b *sessions, ea, eb *twin.Endpoint) { ea.Kill() }, false, nil},
-	} {
+	for name, end := range readerEnds {
 		for _, size := range []int{1000, 10_000, 60_000} { // a message, a box, an offer
 			t.Run(name, func(t *testing.T) {
 				each(t, func(t *testing.T, cfg twin.Config) {
@@ -314,7 +315,7 @@ func TestTheEndWhileBytesAreLent(t *testing.T) {
 						t.Fatal("wrong bytes")
 					}
 					began := time.Now()
-					end.do(a, b, ea, eb)
+					end.do(a, b, ea)
 					if d := time.Since(began); d > 3*time.Second {
 						t.Errorf("it took %v", d)
 					}
