@@ -245,6 +245,14 @@ func grants(t *testing.T) (s *session.Session, p *raw) {
 	return s, p
 }
 
+// offerRead has a Read wait for an offer of as many bytes.
+func (p *raw) offerRead(s *session.Session, into []byte, id uint64) <-chan result {
+	r := goRead(s, into)
+	pass(time.Second)
+	p.send(tOfferWrite, 0, u64(id, uint64(len(into)))...)
+	return r
+}
+
 // fillGrants writes the data of an offer, and uses each grant in part.
 func (p *raw) fillGrants(t *testing.T, id uint64, data []byte) {
 	t.Helper()
@@ -285,9 +293,7 @@ func TestAReadGrantsItsSlice(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, p := grants(t)
 		data, into := pattern(100_000), make([]byte, 100_000)
-		r := goRead(s, into)
-		pass(time.Second)
-		p.send(tOfferWrite, 0, u64(1, uint64(len(data)))...)
+		r := p.offerRead(s, into, 1)
 		p.fillGrants(t, 1, data)
 		wantInto(t, s, r, into, data)
 	})
@@ -298,9 +304,7 @@ func TestAGrantIsGivenBackUnused(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, p := grants(t)
 		data, into := pattern(100_000), make([]byte, 100_000)
-		r := goRead(s, into)
-		pass(time.Second)
-		p.send(tOfferWrite, 0, u64(1, uint64(len(data)))...)
+		r := p.offerRead(s, into, 1)
 		p.grant()
 		s.InterruptRead(true)
 		p.expect(tCancelWrite)
@@ -311,9 +315,7 @@ func TestAGrantIsGivenBackUnused(t *testing.T) {
 		p.fillGrants(t, 1, data)
 		wantInto(t, s, r, into, data)
 		clear(into)
-		r = goRead(s, into)
-		pass(time.Second)
-		p.send(tOfferWrite, 0, u64(2, uint64(len(data)))...)
+		r = p.offerRead(s, into, 2)
 		p.fillGrants(t, 2, data)
 		wantInto(t, s, r, into, data)
 	})
