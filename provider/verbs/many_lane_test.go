@@ -3,6 +3,7 @@
 package verbs
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -38,14 +39,20 @@ func comeAndGo(l *Listener, number int, from []byte) error {
 		if err != nil {
 			return err
 		}
+		// Only a message behind it makes sure that a window is open.
+		a.CommitControl(len(a.ReserveControl(16)))
+		if _, err := next(b, session.Message); err != nil {
+			return err
+		}
+		b.Drop()
 		if err := b.mem.Read(into, d, 0, uint32(round)); err != nil {
 			return err
 		}
 		if number%10 == 9 {
 			return nil // in the middle of it
 		}
-		if err := readEnds(b); err != nil {
-			return err
+		if ev, err := next(b, session.ReadDone); err != nil || ev.Err != nil {
+			return cmp.Or(err, ev.Err)
 		}
 		if number%10 == 8 {
 			break // still exposed
@@ -60,18 +67,17 @@ func comeAndGo(l *Listener, number int, from []byte) error {
 	return nil
 }
 
-// readEnds waits for the completion of a read.
-func readEnds(e *Endpoint) error {
-	var ev session.Event
+// next waits for an event, which has to be of the kind.
+func next(e *Endpoint, kind session.EventKind) (ev session.Event, err error) {
 	for began := time.Now(); !e.Poll(&ev); runtime.Gosched() {
 		if e.Err() != nil || time.Since(began) > patience {
-			return fmt.Errorf("no completion: %w", e.Err())
+			return ev, fmt.Errorf("no event: %w", e.Err())
 		}
 	}
-	if ev.Kind != session.ReadDone || ev.Err != nil {
-		return fmt.Errorf("event %v: %w", ev.Kind, ev.Err)
+	if ev.Kind != kind {
+		err = fmt.Errorf("event of kind %d, want %d", ev.Kind, kind)
 	}
-	return nil
+	return ev, err
 }
 
 // Connections that come and go, with registered memory of theirs in all states,
@@ -90,12 +96,12 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	}
 	descriptors, goroutines := openDescriptors(t), runtime.NumGoroutine()
 	began := time.Now()
-	var next atomic.Int64
+	var number atomic.Int64
 	var all sync.WaitGroup
 	for _, l := range listeners {
 		all.Go(func() {
 			for !t.Failed() {
-				n := int(next.Add(1))
+				n := int(number.Add(1))
 				if n > *connections {
 					return
 				}
