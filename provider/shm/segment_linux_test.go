@@ -30,7 +30,7 @@ func memfd(t *testing.T, size int64, seals, flags int) int {
 }
 
 // If a 32-bit process cannot address a segment of a 64-bit peer, the peer has broken no
-// rule, and existing connections go on. (Only GOARCH=386 really tests this.)
+// rule, and existing connections go on. (Only with 32 bits does this test it: .ci/run cross.)
 func TestSegmentBeyondTheAddresses(t *testing.T) {
 	l := &link{side: 1, payer: accountOf(1)}
 	have := make([]*slot, mostSlots)
