@@ -14,7 +14,8 @@ import "net"
 // refused: over shm the next connection goes to this process; over verbs they go by TCP
 // until this process has noticed, which takes some 100 ms.
 //
-// For the process that ends, see Listener.Close.
+// It waits for up to 0.3 s where two others hold the socket, of which the first may just
+// have ended. For the process that ends, see Listener.Close.
 func (lc *ListenConfig) Adopt(tcp *net.TCPListener) (*Listener, error) {
 	if err := isOpen(tcp); err != nil {
 		return nil, listenError("tcp", nil, err)

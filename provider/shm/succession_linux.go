@@ -15,10 +15,19 @@ import (
 // no first in line, they go to the second.
 const turnTime = 100 * time.Millisecond
 
+// When one restart follows another, the second place is still taken by a process that is
+// about to move up. A listener that begins waits for it for placeTime, a few turns, and tries
+// each placePause: the process is not to report that it is ready, whereupon the one ahead
+// leaves, while no dialer would find it.
+const (
+	placeTime  = 3 * turnTime
+	placePause = 5 * time.Millisecond
+)
+
 // line is a listener's place in the line of those that share its TCP listener. From the
 // second on it always holds one of the two places, so whoever stands behind stays there,
-// and a dialer that looks at both finds it. Who has neither place yet waits for the second,
-// in no order.
+// and a dialer that looks at both finds it. Who has neither place yet, as two others stay,
+// waits for the second, in no order.
 type line struct {
 	at    [2]*entrance  // of first and second; nil: not held
 	ended chan struct{} // closed when it is first, or gives up
@@ -34,6 +43,10 @@ func (l *Listener) begin() (err error) {
 		return takenError(err)
 	}
 	err = l.advance()
+	for end := time.Now().Add(placeTime); errors.Is(err, unix.EADDRINUSE) && l.line.at[second] == nil && time.Now().Before(end); {
+		time.Sleep(placePause)
+		err = l.advance()
+	}
 	if err == nil || !errors.Is(err, unix.EADDRINUSE) {
 		close(l.line.ended)
 		return takenError(err)

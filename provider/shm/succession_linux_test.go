@@ -49,6 +49,25 @@ func TestListenersStandInLine(t *testing.T) {
 	end(x)
 }
 
+// One restart follows another at once: whoever has begun to listen is found, though the
+// process ahead has not moved up yet when that one begins.
+func TestRestartsInARow(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	for range 5 {
+		next, err := Listen(tcp, Config{TakeOver: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer next.Close()
+		l.Close()
+		x, y := meet(t, tcp, next)
+		end(y)
+		end(x)
+		l = next
+	}
+}
+
 // A dialer does not try a link again that has ended, though its process has not noticed yet.
 func TestDialAfterTheEndOfALink(t *testing.T) {
 	leaks(t)
