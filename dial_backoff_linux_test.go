@@ -83,11 +83,16 @@ func TestDialSilentSANLeavesTimeForTCP(t *testing.T) {
 	wantFallback(t, mustDial(t, &d, addr), ReasonTimeout)
 }
 
+// fakeKey is that of a dial to the address by the fake.
+func fakeKey(addr string) attemptKey {
+	return attemptKey{provider: fakeName, dst: netip.MustParseAddrPort(addr), rdma: processEnvironment().rdma}
+}
+
 // Any answer ends the consequences of silence.
 func TestDialAnswerIsRemembered(t *testing.T) {
 	f := useFake(t)
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
-	key := attemptKey{provider: fakeName, dst: netip.MustParseAddrPort(addr)}
+	key := fakeKey(addr)
 	dialBackoff.silent = map[attemptKey]silence{key: {until: time.Now(), span: backoffMost}}
 	wantFallback(t, mustDial(t, &Dialer{}, addr), ReasonNoListener)
 	if _, still := dialBackoff.silent[key]; still {
@@ -145,7 +150,7 @@ func TestDialOwnImpatienceIsNotRemembered(t *testing.T) {
 func TestDialOwnFailureIsNoAnswer(t *testing.T) {
 	f := useFake(t)
 	addr := plainListen(t, "127.0.0.1:0").Addr().String()
-	key := attemptKey{provider: fakeName, dst: netip.MustParseAddrPort(addr)}
+	key := fakeKey(addr)
 	for _, err := range []error{syscall.EMFILE, hookError{syscall.ECONNREFUSED}, &Unavailable{Reason: ReasonNotServed}} {
 		f.fail = func(context.Context, request) error { return err }
 		dialBackoff.silent = map[attemptKey]silence{key: {until: time.Now(), span: backoffMost}}
