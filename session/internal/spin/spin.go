@@ -6,13 +6,13 @@
 // and yields the processor to other threads, since the peer may share it, until the time
 // that polling is worth is up; then the caller arms the endpoint and sleeps. If a yield
 // takes long, others need the processor, and it sleeps at once: a sleeper is woken ahead
-// of them. If the processor is away for as long as a thread of another program takes, or a
-// CPU quota, nobody in this process polls for a while, longer each time. A wait that
-// polling did not end lets the next one of its direction go without it, and twice as many
-// each further time. One processor is left to goroutines that work. If PAUSE alone did not
-// end the previous wait, goroutines that are ready run first, and once a microsecond: a
-// Read has often made one ready (net/http's reader does so with each response), which would
-// otherwise wait until this one sleeps.
+// of them; if it takes as long as a thread of another program does, nobody in this process
+// polls for a while, longer each time. A wait that polling did not end lets the next one of
+// its direction go without it, and twice as many each further time. One processor is left
+// to goroutines that work. If PAUSE alone
+// did not end the previous wait, goroutines that are ready run first, and once a
+// microsecond: a Read has often made one ready (net/http's reader does so with each
+// response), which would otherwise wait until this one sleeps.
 package spin
 
 import (
@@ -38,16 +38,12 @@ const (
 	othersTake  = 2 * time.Microsecond
 	othersShare = 8
 	// strangerTakes is longer than a piece of the peer's work, and shorter than a turn of
-	// the system's scheduler. If the processor is away for as long, by a yield or without,
-	// another program has it, or the CPU quota is used up: polling ends for crowdedFirst,
-	// and for twice as long each time, up to crowdedMost, until it has not happened for
-	// crowdedMemory times as long. A thread that polls uses up what lets a sleeper run at
-	// once when it is woken, so one lost turn is followed by others: of a thousand waits
-	// without polling, a few may be lost that way.
+	// the system's scheduler. A yield that takes as long has given that turn to another
+	// program: polling ends for crowdedFirst, and longer each time, up to crowdedMost, so
+	// that fewer than one wait in a hundred loses a turn that way.
 	strangerTakes = 500 * time.Microsecond
-	crowdedFirst  = 32 * time.Millisecond
-	crowdedMost   = time.Second
-	crowdedMemory = 4
+	crowdedFirst  = 4 * time.Millisecond
+	crowdedMost   = 256 * time.Millisecond
 	// maxSkip waits in a row, at most, do without polling, so that an idle connection
 	// hardly polls.
 	maxSkip = 64
@@ -86,11 +82,11 @@ var crowd struct {
 	ended atomic.Int64 // nanotime at which that ends, or ended the last time
 }
 
-// noteStranger ends polling for a while: for twice as long as the last time, unless that was
-// long ago.
+// noteStranger ends polling for a while: for twice as long as the last time, if that was
+// not long ago.
 func noteStranger(now int64) {
 	span := crowd.span.Load()
-	if now-crowd.ended.Load() > crowdedMemory*span {
+	if now-crowd.ended.Load() > span {
 		span = 0
 	}
 	span = min(max(2*span, int64(crowdedFirst)), int64(crowdedMost))
@@ -125,7 +121,6 @@ type Wait struct {
 	limit   int64 // polling time in ns
 	looks   int   // with PAUSE before them
 	began   int64 // nanotime, about a microsecond after the first look; 0: not yet
-	last    int64 // nanotime when this goroutine had the processor last, from began on
 	others  int64 // how long other goroutines ran, ns
 	yields  bool  // the time of PAUSE alone is over
 }
@@ -196,14 +191,9 @@ func (w *Wait) microsecond() bool {
 		return true // most waits end before they need the time
 	}
 	now := nanotime()
-	switch {
-	case w.began == 0:
+	if w.began == 0 {
 		w.began = now
-	case now-w.last > int64(strangerTakes): // without a yield
-		noteStranger(now)
-		return false
 	}
-	w.last = now
 	polled := now - w.began - w.others
 	w.yields = polled >= int64(pauseFor)
 	return polled < w.limit
@@ -229,8 +219,7 @@ func (w *Wait) yield() bool {
 func (w *Wait) letRun() bool {
 	before := nanotime()
 	runtime.Gosched()
-	w.last = nanotime()
-	took := w.last - before
+	took := nanotime() - before
 	if took < int64(othersTake) {
 		return false
 	}

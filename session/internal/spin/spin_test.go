@@ -241,33 +241,11 @@ func TestStrangersEndPollingForAWhile(t *testing.T) {
 	if span := time.Duration(crowd.span.Load()); span != crowdedMost {
 		t.Errorf("nobody polls for %v, instead of %v", span, crowdedMost)
 	}
-	now += (crowdedMemory + 1) * int64(crowdedMost)
+	now += 2 * int64(crowdedMost)
 	noteStranger(now)
 	if span := time.Duration(crowd.until.Load() - now); span != crowdedFirst {
 		t.Errorf("long after, nobody polls for %v, instead of %v", span, crowdedFirst)
 	}
 	crowd.until.Store(nanotime() - 1)
 	begin(t, new(History), time.Minute).End()
-}
-
-// The processor may also be taken without a yield, by the system's scheduler or because a
-// CPU quota is used up.
-func TestProcessorThatIsTakenEndsPolling(t *testing.T) {
-	defer crowd.until.Store(0)
-	undisturbed(t, func() bool {
-		w := begin(t, new(History), time.Minute)
-		for w.began == 0 {
-			if !w.Turn() {
-				return false
-			}
-		}
-		w.last -= int64(2 * strangerTakes)
-		for range w.pace.micro {
-			if !w.Turn() {
-				return isCrowded()
-			}
-		}
-		t.Fatal("the wait polls on")
-		return false
-	})
 }
