@@ -129,6 +129,12 @@ type Memory interface {
 	// touches the memory, and its use of the descriptor fails and moves no byte.
 	Revoke(Descriptor)
 
+	// OfferFrom is the size in bytes below which a Write of Limits.Threshold or more had
+	// better go through the inbox as well, as exposing its memory costs as much as the
+	// copy; 0: none had. It may be another at the next call, and does not block. Not used
+	// if Config sets a Threshold.
+	OfferFrom() int
+
 	// Read starts an RDMA read of len(into) bytes at offset off of the peer's
 	// descriptor, Write an RDMA write. A completion event with the id follows, in
 	// order per kind; until then the session does not touch into or from.
@@ -180,11 +186,6 @@ type Limits struct {
 	// below Threshold is copied to memory from Alloc, and written by RDMA to an
 	// inbox, memory that the peer keeps exposed for this; 0: never.
 	Inbox int
-
-	// InboxTo is the size in bytes below which the inbox pays even above Threshold,
-	// as exposing a Write's memory costs as much as the copy; 0: it does not.
-	// Not used if Config sets a Threshold.
-	InboxTo int
 
 	CanRead  bool // Read works: the peer may offer memory for us to read
 	CanWrite bool // Write works: the peer may grant memory for us to write

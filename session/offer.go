@@ -58,10 +58,13 @@ func (t *sender) plan(cfg *Config, lim *Limits, peerCaps uint32) {
 	}
 	if byWrite && lim.Inbox > 0 {
 		t.boxFrom = lim.Inbox
-		if t.threshold > 0 && cfg.Threshold == 0 {
-			t.threshold = max(t.threshold, lim.InboxTo)
-		}
+		t.boxMayPay = cfg.Threshold == 0
 	}
+}
+
+// toOffer reports whether n bytes of a Write are to be offered.
+func (t *sender) toOffer(n int) bool {
+	return t.threshold > 0 && n >= t.threshold && (!t.boxMayPay || n >= t.mem.OfferFrom())
 }
 
 // offerFirst is how many bytes of an offered Write of n bytes go with the offer.

@@ -75,7 +75,7 @@ func TestAWriteWaitsForAFullOutbox(t *testing.T) {
 func TestALongWriteGoesInPieces(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		dear := boxed
-		dear.Limits.InboxTo = 4 << 20
+		dear.OfferFrom = 4 << 20
 		s, _, p := negotiated(t, dear, session.Config{})
 		in := p.open(s, 4<<20)
 		data := pattern(2 << 20)
@@ -159,11 +159,11 @@ func TestTheOutboxWaitsForCredit(t *testing.T) {
 }
 
 // Where exposing memory costs as much as the copy, Writes above the threshold go
-// through the inbox as well; but not if the Config sets a threshold, nor from InboxTo
+// through the inbox as well; but not if the Config sets a threshold, nor from OfferFrom
 // on.
 func TestDearWritesGoThroughTheInbox(t *testing.T) {
 	dear := boxed
-	dear.Limits.InboxTo = 128 << 10
+	dear.OfferFrom = 128 << 10
 	for _, tt := range []struct {
 		size, threshold int
 		offered         bool
@@ -188,6 +188,27 @@ func TestDearWritesGoThroughTheInbox(t *testing.T) {
 			})
 		})
 	}
+}
+
+// They no longer do once exposing memory has become cheap, in the same session.
+func TestDearWritesBecomeCheap(t *testing.T) {
+	dear := boxed
+	dear.OfferFrom = 1 << 20
+	inBubble(t, func(t *testing.T) {
+		s, a, p := negotiated(t, dear, session.Config{KeepAlive: -1})
+		in := p.open(s, 1<<20)
+		data := pattern(100_000)
+		writeAll(t, s, data, len(data))
+		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		in.emptied()
+		a.SetOfferFrom(0)
+		w := goWrite(s, data)
+		p.expect(tOfferRead)
+		s.Abort()
+		<-w
+	})
 }
 
 // A peer without memory for an inbox gets messages, and another AskInbox later. So does

@@ -17,10 +17,11 @@ type sender struct {
 	mem     Memory
 	credits *credit.Counts
 	maxRDMA int // bytes
-	maxMsg  int // set by Negotiate, as are the next four
+	maxMsg  int // set by Negotiate, as are the next five
 
 	threshold int  // the smallest Write whose memory is offered, 0: none is
-	byRead    bool // … for the peer to read it
+	boxMayPay bool // … but for those that had better go through the box: Memory.OfferFrom
+	byRead    bool // offers are for the peer to read them
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
 	boxLimit  int  // largest box on the heap in bytes; 0: there is none, as the ring is the buffer
 
@@ -142,7 +143,7 @@ func (t *sender) message(p []byte, more bool) int {
 
 // whole sends all of p, of at most minFragment bytes, if nothing stands in its way.
 func (t *sender) whole(p []byte) bool {
-	if !t.open() || t.lent != nil || t.pending() || t.threshold > 0 && len(p) >= t.threshold || !t.inOne(p) {
+	if !t.open() || t.lent != nil || t.pending() || t.toOffer(len(p)) || !t.inOne(p) {
 		return false
 	}
 	t.bytes += uint64(len(p))

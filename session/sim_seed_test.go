@@ -65,6 +65,7 @@ func (m *sim) drawNet() {
 	m.net.SendQueue = pick(r, 0, 0, session.ControlReserve+1, 64)
 	m.net.RDMAQueue = pick(r, 0, 1, 2, 16)
 	m.net.AllocBudget = pick(r, 0, 0, 4<<10, 64<<10)
+	m.net.OfferFrom = pick(r, 0, 0, 5000, 50_000)
 	m.net.MaxLatency = duration(r, time.Microsecond, 2*time.Millisecond)
 	m.net.Faults = twin.Faults{
 		Late:    pick(r, 0, 0, 0.01, 0.05),
@@ -78,6 +79,7 @@ func (m *sim) drawNet() {
 		Stray:   pick(r, 0, 0.1),
 		Linger:  pick(r, 0, 0, 0.01, 0.1),
 		Evicted: pick(r, 0, 0, 0.3, 1),
+		Cheap:   pick(r, 0, 0, 0.3),
 	}
 }
 
@@ -119,10 +121,11 @@ func (m *sim) prolong() {
 	r := m.r
 	l := &m.net.Limits
 	*l = session.Limits{
-		MaxMessage: 16 << 10, MaxExpose: math.MaxInt, MaxRDMA: pick(r, 1<<20, 100_000), Threshold: 1 << 20, Inbox: 5000, InboxTo: 4 << 20,
+		MaxMessage: 16 << 10, MaxExpose: math.MaxInt, MaxRDMA: pick(r, 1<<20, 100_000), Threshold: 1 << 20, Inbox: 5000,
 		Window: pick(r, session.MinWindow, 64), CanRead: r.IntN(2) == 0, CanWrite: true,
 	}
 	m.net.PeerLimits = nil
+	m.net.OfferFrom = 4 << 20
 	m.net.AllocBudget = pick(r, 0, 0, 1<<20)
 	m.net.Faults.Alloc = pick(r, 0, 0, 0.3)
 	for i := range m.cfg {
@@ -165,7 +168,6 @@ func (m *sim) limits() session.Limits {
 		MaxRDMA:    pick(r, 1<<20, 20_000, 777),
 		Threshold:  pick(r, 2048, 10_000, 1),
 		Inbox:      pick(r, 0, 1, 500, 5000),
-		InboxTo:    pick(r, 0, 0, 5000, 50_000),
 	}
 	l.Window = pick(r, session.MinWindow, session.MinWindow, session.MinWindow+7, 64)
 	switch r.IntN(6) {

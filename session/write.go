@@ -91,7 +91,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 		return 0, writeState(st)
 	}
 	w.joinIfAway()
-	if t := w.tx.threshold; t > 0 && len(p) >= t {
+	if w.tx.toOffer(len(p)) {
 		if n, err = w.writeOffered(p, more); n == len(p) || err != nil {
 			return n, err
 		}
@@ -188,7 +188,7 @@ var errNotTaken = errors.New("memory cannot be registered for RDMA")
 // writeOffered writes from the front of p by offers, as long as what is left is large
 // enough and can be registered.
 func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
-	for len(p)-n >= w.tx.threshold {
+	for w.tx.toOffer(len(p) - n) {
 		k, err := w.writeOffer(p[n:], more)
 		n += k
 		if errors.Is(err, errNotTaken) {

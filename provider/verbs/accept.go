@@ -39,7 +39,7 @@ func (a *accepting) connect(ctx context.Context) (*Endpoint, error) {
 
 // locate finds the device.
 func (a *accepting) locate() (err error) {
-	a.dev, err = useDevice(a.cm.id.Context())
+	a.dev, err = useDevice(a.cm.id.Context(), a.cfg)
 	return err
 }
 

@@ -44,7 +44,7 @@ func (a *exchangeAccepting) connect(ctx context.Context) (*Endpoint, error) {
 
 // locate finds the device of the address at this end, or refuses.
 func (a *exchangeAccepting) locate() (err error) {
-	if a.at, err = attach(a.local.Addr()); err != nil {
+	if a.at, err = attach(a.local.Addr(), a.cfg); err != nil {
 		refuseExchange(a.conn, refusalFor(err))
 		return err
 	}

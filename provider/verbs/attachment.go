@@ -27,7 +27,7 @@ type attachment struct {
 
 // attach finds the device that has a local address: the interface's by its name, or, as
 // containers have interfaces of equal names, another that has the address.
-func attach(local netip.Addr) (attachment, error) {
+func attach(local netip.Addr, cfg Config) (attachment, error) {
 	local = local.Unmap()
 	netdev := interfaceOf(local)
 	name := DeviceOf(netdev)
@@ -59,6 +59,7 @@ func attach(local netip.Addr) (attachment, error) {
 	if best.dev == nil {
 		return attachment{}, first
 	}
+	best.dev.probe(cfg)
 	return best, nil
 }
 

@@ -119,7 +119,7 @@ func TestDeviceOfAnAddress(t *testing.T) {
 		return // needs a device whose addresses are the host's own
 	}
 	serveOn(map[string]string{"lo": "notours"})
-	a, err := attach(netip.MustParseAddr("127.0.0.1"))
+	a, err := attach(netip.MustParseAddr("127.0.0.1"), Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -136,9 +136,6 @@ func limits(e *Endpoint) session.Limits {
 		Window:     e.recv.count - repostBatch - ownMessages,
 		Spin:       spin,
 	}
-	if !e.mem.windows.on {
-		l.InboxTo = inboxTo
-	}
 	if l.MaxExpose == 0 { // then nothing else can be registered either
 		l.CanRead, l.CanWrite = false, false
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // device is an RDMA device in use: its limits and the goroutines that wait for
-// its events. It lives from the first endpoint that needs it to the last.
+// its events. It lives from the first listener or endpoint that needs it to the last.
 type device struct {
 	key     any
 	ctx     *ibv.Context
@@ -29,11 +29,11 @@ type device struct {
 
 	mu        sync.Mutex // guards the fields below
 	endpoints map[*Endpoint]struct{}
-	shared    *domain   // with Config.SharedDomain
+	shared    *domain   // of its connections, see useDomain
 	vector    int       // of the next completion queue
 	probeAt   time.Time // when its windows may be tried again
 
-	windows atomic.Bool  // the probe has shown that they can be trusted
+	windows atomic.Bool  // the probe has shown that they can be trusted; stays true
 	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 
@@ -46,8 +46,12 @@ var devices struct {
 
 // useDevice finds the device of a context of librdmacm, which the caller
 // releases.
-func useDevice(ctx *ibv.Context) (*device, error) {
-	return use(ctx, func() (*ibv.Context, error) { return ctx, nil })
+func useDevice(ctx *ibv.Context, cfg Config) (*device, error) {
+	d, err := use(ctx, func() (*ibv.Context, error) { return ctx, nil })
+	if err == nil {
+		d.probe(cfg)
+	}
+	return d, err
 }
 
 // openDevice opens a device by name, without librdmacm.

@@ -116,7 +116,7 @@ func (d *dialing) locate(ctx context.Context) (err error) {
 	if err := d.resolveRoute(ctx); err != nil {
 		return err
 	}
-	d.dev, err = useDevice(d.cm.id.Context())
+	d.dev, err = useDevice(d.cm.id.Context(), d.cfg)
 	return callError(err)
 }
 

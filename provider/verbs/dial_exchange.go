@@ -61,7 +61,7 @@ func (d *exchangeDialing) locate(ctx context.Context) (err error) {
 		return callError(err)
 	}
 	d.local = d.conn.LocalAddr().(*net.TCPAddr).AddrPort()
-	d.at, err = attach(d.local.Addr())
+	d.at, err = attach(d.local.Addr(), d.cfg)
 	return err
 }
 

@@ -338,7 +338,7 @@ func testGIDsInTurn(t *testing.T) {
 		}
 	}
 
-	a, err := attach(fakeAddr(0).Addr())
+	a, err := attach(fakeAddr(0).Addr(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

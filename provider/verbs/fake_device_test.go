@@ -96,7 +96,7 @@ func testInlineRefused(t *testing.T) {
 	putInCache(t, x, cached)
 	keeps := !without(session.FeatureRegCache)
 	idle := regcache.DefaultBudget().Stats().IdleBytes
-	dev, err := useDevice(x.dev.ctx)
+	dev, err := useDevice(x.dev.ctx, x.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,7 @@ func lockQueues(t *testing.T, f *fake, x *Endpoint, cached []byte) {
 	seen := false
 	for n := int64(0); ; n++ {
 		putInCache(t, x, cached)
-		dev, err := useDevice(x.dev.ctx)
+		dev, err := useDevice(x.dev.ctx, x.cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,6 +18,7 @@ type listenID struct {
 	l       *Listener
 	channel *ibv.EventChannel
 	id      *ibv.ID
+	dev     *device        // kept for the connections to come, with what is registered; or nil
 	tcp     netip.AddrPort // the TCP address that it belongs to
 	done    sync.Once
 }
@@ -209,6 +210,7 @@ func (x *listenID) listen() error {
 			return err
 		}
 		x.id = id
+		x.dev, _ = useDevice(id.Context(), x.l.cfg) // an error will be that of each connection
 		return nil
 	}
 	return nil
@@ -216,6 +218,9 @@ func (x *listenID) listen() error {
 
 func (x *listenID) close() {
 	x.done.Do(func() {
+		if x.dev != nil {
+			x.dev.release() // before the id, as in Endpoint.free
+		}
 		if x.id != nil {
 			x.id.Close()
 		}

@@ -81,7 +81,7 @@ func next(e *Endpoint, kind session.EventKind) (ev session.Event, err error) {
 }
 
 // Connections that come and go, with registered memory of theirs in all states,
-// leave nothing registered, no descriptor and no goroutine.
+// leave no descriptor and no goroutine, and with the listeners nothing registered.
 func TestManyConnectionsLeaveNothing(t *testing.T) {
 	buffers := make([][]byte, 8) // shared, as a program's pool is
 	for i := range buffers {
@@ -120,6 +120,9 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 		}
 		return nil
 	})
+	for _, l := range listeners {
+		l.Close()
+	}
 	expectNothingPinned(t)
 }
 

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -78,29 +79,33 @@ func TestLockedQueuesOfMLX5(t *testing.T) {
 	}
 	const limit = 11 << 20 // without queues, buffers of the usual size would fit
 	memlock = func() int { return limit }
-	const queues = 64<<10 + 4<<10 + 16<<10 // 128 sends of 512 bytes, receives, completions
 	for _, cfg := range []Config{{}, {SharedDomain: true, SRQFrom: 1}} {
-		nothingLeft(t)
-		before := memlockLeft()
-		a, b, err := connect(listen(t, cfg), cfg)
-		if err != nil {
-			t.Fatal(err)
+		t.Run(fmt.Sprintf("shared %v", cfg.SharedDomain), func(t *testing.T) { lockQueuesOfMLX5(t, cfg, limit) })
+	}
+}
+
+func lockQueuesOfMLX5(t *testing.T, cfg Config, limit int) {
+	const queues = 64<<10 + 4<<10 + 16<<10 // 128 sends of 512 bytes, receives, completions
+	nothingLeft(t)
+	before := memlockLeft()
+	a, b, err := connect(listen(t, cfg), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []*Endpoint{a, b} {
+		if room := limit/connectionShare - queues; e.cfg.sendBytes()+e.cfg.receiveBytes() > room {
+			t.Errorf("buffers of %d and %d bytes, beside queues within %d", e.cfg.sendBytes(), e.cfg.receiveBytes(), room)
 		}
-		for _, e := range []*Endpoint{a, b} {
-			if room := limit/connectionShare - queues; e.cfg.sendBytes()+e.cfg.receiveBytes() > room {
-				t.Errorf("buffers of %d and %d bytes, beside queues within %d", e.cfg.sendBytes(), e.cfg.receiveBytes(), room)
-			}
-			if shared := e.recv.group != nil; !shared && e.locked != queues || shared && e.locked >= queues {
-				t.Errorf("queues of %d bytes, shared: %v", e.locked, shared)
-			}
+		if shared := e.recv.group != nil; !shared && e.locked != queues || shared && e.locked >= queues {
+			t.Errorf("queues of %d bytes, shared: %v", e.locked, shared)
 		}
-		if left := memlockLeft(); before-left < a.locked+b.locked {
-			t.Errorf("%d bytes left of %d, with queues of %d at each end", left, before, a.locked)
-		}
-		a.discard()
-		b.discard()
-		if n := lockedQueues.Load(); n != 0 {
-			t.Errorf("%d bytes of queues are left", n)
-		}
+	}
+	if left := memlockLeft(); before-left < a.locked+b.locked {
+		t.Errorf("%d bytes left of %d, with queues of %d at each end", left, before, a.locked)
+	}
+	a.discard()
+	b.discard()
+	if n := lockedQueues.Load(); n != 0 {
+		t.Errorf("%d bytes of queues are left", n)
 	}
 }

@@ -15,8 +15,9 @@ import (
 
 // What a device enforces of memory windows cannot be queried: capability flags
 // promise too much or too little. So it is tried, once per process and device,
-// between queue pairs of the device itself, in the background. Connections made
-// before the answer expose memory by registrations.
+// between queue pairs of the device itself, in the background, from the first use of the
+// device on, by a listener or by a dial. Until the answer, connections expose memory by
+// registrations, and from then on by windows, those that live already too.
 
 // probed are the answers.
 var probed struct {
@@ -33,15 +34,23 @@ type probeAnswer struct {
 // answer; the next connection after that does it.
 const probeAgain = time.Minute
 
-// useWindows reports whether a new endpoint uses memory windows.
-func (d *device) useWindows(cfg Config) bool {
-	switch {
-	case cfg.Disable&session.FeatureWindows != 0 || d.caps.MaxMW == 0:
-		return false
-	case cfg.ForceWindows:
-		return true
-	case d.iwarp():
-		return false // queue pairs that the probe needs connect by TCP there
+// mayHaveWindows reports whether an endpoint may use memory windows, now or later.
+func (d *device) mayHaveWindows(cfg Config) bool {
+	return d.caps.MaxMW > 0 && cfg.Disable&session.FeatureWindows == 0 &&
+		(cfg.ForceWindows || !d.iwarp()) // queue pairs that the probe needs connect by TCP there
+}
+
+// trustsWindows reports whether an endpoint uses memory windows from its beginning,
+// because the device is known to enforce them.
+func (d *device) trustsWindows(cfg Config) bool {
+	return d.mayHaveWindows(cfg) && d.windows.Load()
+}
+
+// probe has the device's windows tried, if somebody will use them and the answer is not
+// known. Nobody waits for it.
+func (d *device) probe(cfg Config) {
+	if cfg.ForceWindows || !d.mayHaveWindows(cfg) {
+		return
 	}
 	d.mu.Lock()
 	now := time.Now()
@@ -53,7 +62,6 @@ func (d *device) useWindows(cfg Config) bool {
 	if due && !d.recall() {
 		d.waiters.Go(d.probeWindows)
 	}
-	return d.windows.Load()
 }
 
 func (d *device) probeKey() string { return fmt.Sprintf("%s %#x", d.ctx.Name, d.ctx.GUID) }

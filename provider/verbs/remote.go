@@ -63,13 +63,13 @@ func (r *remote) open(cfg Config, dev *device, dom *domain) {
 	r.writes = newFIFO[transfer](maxWrites)
 	r.done = newFIFO[transfer](maxReads + maxWrites)
 	r.exposures.m = make(map[uint64]exposure)
-	r.windows = windows{q: r.q, pd: dom.pd, on: dev.useWindows(cfg)}
+	r.windows = windows{q: r.q, pd: dom.pd, may: dev.mayHaveWindows(cfg), trust: &dev.windows, forced: cfg.ForceWindows}
 }
 
 // sends is how many work requests may be in the send queue.
 func (r *remote) sends() int {
 	n := r.dev.partsOfTransfer() * (maxReads + maxWrites)
-	if r.windows.on {
+	if r.windows.may {
 		n += 2 * maxWindows // a bind and an invalidation each
 	}
 	return n
@@ -96,7 +96,7 @@ func (r *remote) Expose(b []byte, rights session.Rights) (session.Descriptor, er
 }
 
 func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure, err error) {
-	if r.windows.on {
+	if r.windows.on() {
 		key, x, err = r.exposeByWindow(b, rights)
 		// In a domain that is shared a registration's key would serve any peer:
 		// its bytes go by messages.
@@ -116,6 +116,14 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 		return 0, x, err
 	}
 	return region.RKey(), exposure{region: region}, nil
+}
+
+// OfferFrom implements session.Memory.
+func (r *remote) OfferFrom() int {
+	if r.windows.on() {
+		return 0
+	}
+	return inboxTo
 }
 
 // exposeByWindow gives the peer access to b by a window of its own.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,9 +24,11 @@ import (
 // it: some kernels do not survive a second time. What can no longer be invalidated
 // goes with the queue pair.
 type windows struct {
-	q  *queuePair
-	pd *ibv.PD
-	on bool
+	q      *queuePair
+	pd     *ibv.PD
+	may    bool         // the send queue has room for them
+	trust  *atomic.Bool // the device's answer
+	forced bool         // whatever that is
 
 	all  []*window // by index; at most maxWindows. Guarded by mu of q, as what follows
 	free []*window
@@ -38,6 +41,10 @@ type window struct {
 	key   uint32
 	bound bool
 }
+
+// on reports whether memory is exposed by windows: from when on the device is known to
+// enforce them.
+func (ws *windows) on() bool { return ws.may && (ws.forced || ws.trust.Load()) }
 
 // revokeTime bounds how long Revoke waits for an invalidation. That is in the send
 // queue after all that was posted, so if the peer has gone it takes until the retries

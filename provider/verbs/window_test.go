@@ -39,10 +39,10 @@ func TestProbe(t *testing.T) {
 		t.Errorf("%q, %v; want %q", wrong, err, want)
 	}
 	b.dev.probeWindows()
-	if b.dev.windows.Load() || b.dev.useWindows(Config{}) {
+	if b.dev.windows.Load() || b.mem.windows.on() || b.dom.shared {
 		t.Error("the device's windows are trusted")
 	}
-	if !b.dev.useWindows(Config{ForceWindows: true}) || b.dev.useWindows(Config{ForceWindows: true, Disable: session.FeatureWindows}) {
+	if !b.dev.mayHaveWindows(Config{ForceWindows: true}) || b.dev.mayHaveWindows(Config{ForceWindows: true, Disable: session.FeatureWindows}) {
 		t.Error("ForceWindows and Disable do not do what they say")
 	}
 }
@@ -80,7 +80,8 @@ func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 		}
 		probed.m[d.probeKey()] = probeAnswer{trusted: trusted}
 		probed.mu.Unlock()
-		if got := d.useWindows(Config{}); got != trusted {
+		d.probe(Config{})
+		if got := d.trustsWindows(Config{}); got != trusted {
 			t.Errorf("windows: %v, though it is known: %v", got, trusted)
 		}
 		d.waiters.Wait()

@@ -55,6 +55,13 @@ func (e *Endpoint) Cut() {
 	e.w.cut = true
 }
 
+// SetOfferFrom makes n what OfferFrom returns at this end.
+func (e *Endpoint) SetOfferFrom(n int) {
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	e.mem.offerFrom = n
+}
+
 // Hold is what an end can be made to hold back.
 type Hold uint8
 

@@ -18,6 +18,7 @@ type memory struct {
 	allocs    map[*byte]int
 	allocated int // bytes
 	left      Left
+	offerFrom int
 
 	ops       fifo[*operation] // posted, in order
 	spare     []*operation
@@ -33,6 +34,18 @@ func (m *memory) init(e *Endpoint) {
 	m.exposed = map[uint64]*exposure{}
 	m.revoked = map[uint64]bool{}
 	m.allocs = map[*byte]int{}
+	m.offerFrom = e.w.cfg.OfferFrom
+}
+
+// OfferFrom may come after Close.
+func (m *memory) OfferFrom() int {
+	e := m.e
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	if e.dice.chance(diceOffer, e.w.cfg.Faults.Cheap) {
+		return 0
+	}
+	return m.offerFrom
 }
 
 type exposure struct {

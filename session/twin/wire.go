@@ -26,6 +26,7 @@ const (
 	diceEnd            // how long the notice of the peer's end takes
 	diceLinger         // which calls linger, for how long
 	diceControl        // which ReserveControls find no room
+	diceOffer          // which OfferFroms are 0
 	diceCount
 )
 

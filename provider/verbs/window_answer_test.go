@@ -1,0 +1,187 @@
+//go:build linux && cgo
+
+package verbs
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
+)
+
+// What the device's answer about its windows changes, and when: on the simulated device,
+// which enforces them.
+
+// largeWrite is longer than where windows make offers pay, and shorter than where
+// registrations do.
+const largeWrite = 1 << 20
+
+// writeLarge writes n bytes to the peer, which reads them, and returns how many of them left
+// the program's own memory by RDMA, and how many left by RDMA at all.
+func writeLarge(t *testing.T, a, b *session.Session, n int) (direct, moved uint64) {
+	t.Helper()
+	sent, got := make([]byte, n), make([]byte, n)
+	rand.NewChaCha8([32]byte{1}).Read(sent)
+	before := a.Stats()
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := a.Write(sent)
+		wrote <- err
+	}()
+	_, err := io.ReadFull(readerFunc(b.Read), got)
+	if err = errors.Join(err, <-wrote); err != nil || !bytes.Equal(got, sent) {
+		t.Fatalf("%v; right bytes: %v", err, bytes.Equal(got, sent))
+	}
+	after := a.Stats()
+	return after.DirectBytesSent - before.DirectBytesSent, after.OfferedBytesSent - before.OfferedBytesSent
+}
+
+// expectDirect fails the test if a Write does not leave the program's own memory, but for
+// what goes with its offer.
+func expectDirect(t *testing.T, a, b *session.Session, n int) {
+	t.Helper()
+	if direct, _ := writeLarge(t, a, b, n); direct < uint64(n)*9/10 {
+		t.Errorf("%d bytes of a Write of %d left its own memory by RDMA", direct, n)
+	}
+}
+
+// expectBoxed fails the test if it does, or if the box is not used in the end.
+func expectBoxed(t *testing.T, a, b *session.Session) {
+	t.Helper()
+	var all uint64
+	for range 4 {
+		direct, moved := writeLarge(t, a, b, largeWrite)
+		if direct != 0 {
+			t.Errorf("%d bytes of a Write of %d left its own memory by RDMA", direct, largeWrite)
+		}
+		all += moved
+	}
+	if all == 0 {
+		t.Error("no byte went by RDMA")
+	}
+}
+
+// The first connection of a process sends large Writes out of the program's memory as soon
+// as the device has answered.
+func TestFirstLargeWrites(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // rxe and siw do without windows
+	}
+	a, b := sessions(t, listen(t, Config{}), session.Config{})
+	testenv.Eventually(t, patience, func() error {
+		if direct, _ := writeLarge(t, a, b, largeWrite); direct == 0 {
+			return errors.New("Writes do not leave the program's own memory")
+		}
+		return nil
+	})
+	for range 10 {
+		expectDirect(t, a, b, largeWrite)
+		expectDirect(t, b, a, largeWrite)
+	}
+}
+
+// Where windows are switched off, or the device turns out to have none, such Writes go
+// through the box, and from 2 MiB on out of memory that is registered for them.
+func TestLargeWritesWithoutWindows(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return
+	}
+	cfg := Config{Disable: session.FeatureWindows}
+	_, lacks := forgetAnswer(t)
+	if lacks {
+		cfg.Disable = 0
+	}
+	x, y, err := connect(listen(t, cfg), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.dev.probeWindows() // or waits for nothing, if the answer is known
+	if x.dev.windows.Load() == lacks {
+		t.Fatalf("windows are trusted: %v", lacks)
+	}
+	if x.dom.shared || y.dom.shared {
+		t.Error("they are in the shared domain")
+	}
+	a, b := negotiate(t, x, y, session.Config{})
+	expectBoxed(t, a, b)
+	expectDirect(t, a, b, inboxTo)
+}
+
+// forgetAnswer has the process not know what the device's windows are worth. lacks: it has
+// none.
+func forgetAnswer(t *testing.T) (key string, lacks bool) {
+	t.Helper()
+	cable(t)
+	ctx, err := ibv.Open(hwsim.Device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ctx.Close()
+	key = (&device{ctx: ctx}).probeKey()
+	probed.mu.Lock()
+	delete(probed.m, key)
+	probed.mu.Unlock()
+	pd, err := ctx.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pd.Close()
+	mw, err := pd.AllocMW()
+	if err == nil {
+		mw.Close()
+	}
+	return key, err != nil
+}
+
+// A connection that lives already uses windows once the device has answered.
+func TestWindowsComeOn(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return
+	}
+	nothingLeft(t)
+	key, _ := forgetAnswer(t)
+	probed.mu.Lock()
+	if probed.m == nil {
+		probed.m = make(map[string]probeAnswer)
+	}
+	probed.m[key] = probeAnswer{until: time.Now().Add(time.Hour)} // inconclusive: nobody tries
+	probed.mu.Unlock()
+	l := listen(t, Config{})
+	x, y, err := connect(l, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := negotiate(t, x, y, session.Config{})
+	expectBoxed(t, a, b)
+
+	forgetAnswer(t)
+	x.dev.probeWindows()
+	for range 4 {
+		expectDirect(t, a, b, largeWrite)
+		expectDirect(t, b, a, largeWrite)
+	}
+}
+
+// What a listener's devices do with windows is known before anybody connects.
+func TestListenerProbes(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return
+	}
+	key, _ := forgetAnswer(t)
+	listen(t, Config{})
+	testenv.Eventually(t, patience, func() error {
+		probed.mu.Lock()
+		defer probed.mu.Unlock()
+		if !probed.m[key].trusted {
+			return errors.New("the device's windows are not trusted")
+		}
+		return nil
+	})
+}
