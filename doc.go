@@ -28,8 +28,9 @@
 //   - SAN_IWARP_OFFSET: RDMA.IWARPOffset where the program does not set it.
 //   - SAN_RDMACM=off: the same as RDMA.WithoutCM.
 //   - SAN_SHARED_DOMAIN=on: all connections of an RDMA device share one protection
-//     domain, and with it registrations and receive buffers. It saves memory and
-//     isolates them less from each other's peers.
+//     domain, also where it takes more than memory windows to keep their peers apart,
+//     and with it registrations and receive buffers. It saves memory and isolates
+//     them less from each other's peers.
 //
 // All are read once, at the first Dial or Listen on a TCP network. If a value is not
 // understood, each of these calls fails.

@@ -38,14 +38,14 @@ type Config struct {
 	// that they share cached registrations and, from SRQFrom connections on, receive
 	// buffers. Where memory windows are used (see ForceWindows), exposed memory is
 	// still accessible only to its own connection's peer; elsewhere any peer of the
-	// device could access it by guessing keys (rule R2). Default: one domain per
-	// connection.
+	// device could access it by guessing keys (rule R2). Default: only the connections
+	// that use windows from their beginning share one, and no receive buffers.
 	SharedDomain bool
 
 	// SRQFrom is the number of a device's connections from which on new ones take
 	// their receives from a shared receive queue, each with a smaller window (see
-	// srqShare). 1: all do; negative: none. Default 64. A queue belongs to one
-	// protection domain: without SharedDomain there is none.
+	// srqShare). 1: all do; negative: none. Default 64. Without SharedDomain there is
+	// none, as peers are less isolated with it.
 	SRQFrom int
 
 	// TakeOver is for a listener whose port another process may have still on the RDMA

@@ -10,21 +10,24 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// domain is a protection domain and the registrations in it: one per
-// connection, so that no key serves another connection's peer (rule R2), or
-// one per device.
+// domain is a protection domain and the registrations in it. No key may serve another
+// connection's peer (rule R2): a window's belongs to its queue pair, so where windows can
+// be trusted there is one domain for all connections of a device, and memory is registered
+// once for all of them; elsewhere each connection has its own.
 type domain struct {
 	pd     *ibv.PD
 	cache  *regcache.Cache
-	shared bool // by the connections of its device, which keeps it
+	shared bool // by connections of its device, which keeps it
 
 	mu     sync.Mutex   // guards groups and their members
-	groups []*recvGroup // of a shared domain
+	groups []*recvGroup // of a shared domain, with Config.SharedDomain
 }
 
-// useDomain gives the domain for a new endpoint.
+// useDomain gives the domain for a new endpoint. By default one is in the shared domain
+// only if it exposes no memory but by windows, so that what connections with
+// Config.SharedDomain and without windows expose there is their own risk alone.
 func (d *device) useDomain(cfg Config) (*domain, error) {
-	if !cfg.SharedDomain {
+	if !cfg.SharedDomain && !d.trustsWindows(cfg) {
 		return newDomain(d.ctx, cfg)
 	}
 	d.mu.Lock()

@@ -39,7 +39,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"a device by its address", "seed=10", "^TestDeviceOfAnAddress$", ""},
 	{"locked queues of mlx5", "seed=11", "^TestLockedQueuesOfMLX5$", ""},
 	{"first connection", "seed=13", "^TestFirstLargeWrites$", ""},
-	{"windows come on", "seed=14", "^(TestWindowsComeOn|TestListenerProbes|TestLargeWritesWithoutWindows)$", ""},
+	{"windows come on", "seed=14", "^(TestWindowsComeOn|TestListenerProbes|TestTrustedWindowsShareRegistrations|TestLargeWritesWithoutWindows)$", ""},
 	{"no windows, whatever it promises", "seed=15,profile=bnxt_re", "^TestLargeWritesWithoutWindows$", ""},
 	{"irdma's iWARP", "seed=7,profile=irdma-iwarp", "^TestIWARPIsWrittenTo$", ""},
 	{"Chelsio's iWARP", "seed=8,profile=cxgb4", "^TestIWARPIsWrittenTo$", ""},

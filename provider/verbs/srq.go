@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Shared receive queues. From Config.SRQFrom on, the connections of a shared
-// domain join a group, whose members take their receives from one queue. It is
+// Shared receive queues. With Config.SharedDomain, from SRQFrom on, the connections of a
+// device join a group, whose members take their receives from one queue. It is
 // never shallower than the sum of the credits that its members have given, since
 // RNR would cost a connection: each brings its share of buffers along, or finds
 // that of one that has left. What is saved is the rest of a window of their
@@ -49,7 +49,7 @@ const (
 
 // joinGroup gives a new endpoint its group, nil if it has a queue of its own.
 func (dom *domain) joinGroup(dev *device, cfg Config) (*recvGroup, error) {
-	if !dom.shared || cfg.SRQFrom < 0 || dev.count()+1 < cfg.SRQFrom ||
+	if !cfg.SharedDomain || cfg.SRQFrom < 0 || dev.count()+1 < cfg.SRQFrom ||
 		cfg.Disable&session.FeatureSRQ != 0 || dev.caps.MaxSRQ == 0 || dev.caps.MaxSRQWR < groupMembers*srqShare {
 		return nil, nil
 	}

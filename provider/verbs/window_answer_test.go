@@ -10,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/test/hwsim"
 )
@@ -140,7 +143,8 @@ func forgetAnswer(t *testing.T) (key string, lacks bool) {
 	return key, err != nil
 }
 
-// A connection that lives already uses windows once the device has answered.
+// A connection that lives already uses windows once the device has answered, and those made
+// from then on share a domain.
 func TestWindowsComeOn(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
@@ -167,6 +171,14 @@ func TestWindowsComeOn(t *testing.T) {
 		expectDirect(t, a, b, largeWrite)
 		expectDirect(t, b, a, largeWrite)
 	}
+	for _, e := range []*Endpoint{x, y} {
+		if n := len(e.mem.windows.all); n == 0 || e.dom.shared {
+			t.Errorf("%d windows, in a shared domain: %v", n, e.dom.shared)
+		}
+	}
+	if v, w := pair(t, l, Config{}); !v.dom.shared || v.dom != w.dom {
+		t.Error("the next connection has a domain of its own")
+	}
 }
 
 // What a listener's devices do with windows is known before anybody connects.
@@ -184,4 +196,51 @@ func TestListenerProbes(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Where windows are trusted, memory is registered once for all connections of a device, and
+// stays so between them as long as there is a listener. Receive buffers are not shared.
+func TestTrustedWindowsShareRegistrations(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return
+	}
+	nothingLeft(t)
+	cfg := Config{SRQFrom: 1}
+	l := listen(t, cfg)
+	all := crowd(t, l, cfg, 1)
+	all[0].dev.probeWindows()
+	mem, err := unix.Mmap(-1, 0, largeWrite, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	stable, err := regcache.Declare(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stable.Withdraw()
+	var before uint64
+	for i := range 3 {
+		if i == 2 { // this one comes when there is no other
+			for _, e := range all {
+				e.discard()
+			}
+		}
+		a, b := pair(t, l, cfg)
+		all = append(all, a, b)
+		if !b.dom.shared || b.recv.group != nil {
+			t.Fatalf("in the shared domain: %v, with a shared queue: %v", b.dom.shared, b.recv.group != nil)
+		}
+		if i == 0 {
+			before = b.dom.cache.Stats().Registrations
+		}
+		d, err := b.mem.Expose(mem, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.mem.Revoke(d)
+		if n := b.dom.cache.Stats().Registrations - before; n != 1 {
+			t.Errorf("%d registrations of one buffer, by %d connections", n, i+1)
+		}
+	}
 }
