@@ -11,6 +11,9 @@ uint64_t now_ns(void)
 	return t.tv_sec * 1000000000ull + t.tv_nsec;
 }
 
+// recent_ns is that of the device's last look, in timed mode, where looking costs too much.
+uint64_t recent_ns(void) { return config.timed ? hw.now : now_ns(); }
+
 // splitmix64
 uint64_t chance(uint64_t below)
 {

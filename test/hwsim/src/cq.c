@@ -74,6 +74,13 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *v, int n, void *owner, struct i
 static bool is_of(struct event *e, void *cq) { return ((struct notice *)e)->cq == cq; }
 static void drop(struct event *e) { free(e); }
 
+static void disarm(struct cq *c)
+{
+	if (c->armed != UNARMED)
+		atomic_fetch_sub(&hw.armed, 1);
+	c->armed = UNARMED;
+}
+
 int ibv_destroy_cq(struct ibv_cq *cq)
 {
 	struct cq *c = (struct cq *)cq;
@@ -89,6 +96,7 @@ int ibv_destroy_cq(struct ibv_cq *cq)
 			pthread_cond_wait(&hw.acked, &hw.mu);
 		cq->channel->refcnt--;
 	}
+	disarm(c);
 	forget_async(context_of(cq->context), cq);
 	while (c->async_events)
 		pthread_cond_wait(&hw.acked, &hw.mu);
@@ -131,6 +139,8 @@ int cq_notify(struct ibv_cq *cq, int solicited)
 	if (!cq->channel)
 		complain("a completion queue without a channel is armed");
 	pthread_mutex_lock(&c->mu);
+	if (c->armed == UNARMED)
+		atomic_fetch_add(&hw.armed, 1);
 	if (!solicited)
 		c->armed = ARMED;
 	else if (c->armed == UNARMED)
@@ -144,7 +154,7 @@ static void announce(struct cq *c)
 {
 	struct notice *n;
 
-	c->armed = UNARMED;
+	disarm(c);
 	if (!c->cq.channel)
 		return;
 	n = calloc(1, sizeof *n);
@@ -203,6 +213,7 @@ int cq_poll(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 
 	if (!pthread_mutex_trylock(&hw.mu)) { // who polls may keep the engine from a processor
 		step();
+		hw.polled = hw.now;
 		pthread_mutex_unlock(&hw.mu);
 	}
 	if (atomic_load_explicit((_Atomic uint32_t *)&c->head, memory_order_acquire) ==

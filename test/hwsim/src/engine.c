@@ -11,7 +11,7 @@ static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 static void dispatch(const struct packet *p)
 {
-	const uint8_t *payload = (const uint8_t *)(p + 1);
+	const uint8_t *payload = p->flags & F_UNMOVED ? NULL : (const uint8_t *)(p + 1);
 	struct qp *q;
 
 	if (p->type == P_CM) {
@@ -68,7 +68,7 @@ static uint64_t run_busy(uint64_t now)
 
 uint64_t step(void)
 {
-	uint64_t now = now_ns(), next = NEVER;
+	uint64_t now = hw.now = now_ns(), next = NEVER;
 
 	for (int from = 0; from < PROCS; from++)
 		next = min(next, receive(from, now));
@@ -80,6 +80,8 @@ uint64_t step(void)
 
 static void *engine(void *unused)
 {
+	if (config.timed)
+		timed_engine();
 	for (;;) {
 		uint32_t seen = atomic_load(&shared->procs[self].bell);
 		uint64_t next;

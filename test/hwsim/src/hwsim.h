@@ -37,9 +37,9 @@ struct config {
 	unsigned sm_loss; // percent of queries of paths that the subnet manager does not answer
 	unsigned loss; // packets per million
 	bool silent; // a process that dies takes its host along: nobody says so
-	bool timed;
+	bool timed; // by latency_ns and bytes_per_s
 	uint64_t latency_ns, bytes_per_s;
-	bool no_copy; // payload of 4 KiB and more is not moved: for figures
+	bool no_copy; // RDMA writes and reads of 4 KiB and more are not moved: for figures
 	int limit[N_OBJECTS]; // of objects; 0: the profile's
 	int limit_errno; // of what exceeds them; 0: the profile's
 	bool grh; // the port demands a global route header, as virtual functions' do
@@ -78,6 +78,7 @@ int limit_of(enum count kind);
 // ---- chance and time (chance.c) ----
 
 uint64_t now_ns(void);
+uint64_t recent_ns(void); // hw.mu is held
 uint64_t chance(uint64_t below); // 0 … below-1; hw.mu is held
 uint64_t late(uint64_t most); // a time at most so far from now
 
@@ -124,6 +125,9 @@ struct hw {
 	pthread_cond_t acked;
 	struct qp *busy; // queue pairs with something to do
 	bool again; // one of them has more to do than the engine has seen
+	uint64_t now; // when the device last looked at the clock
+	uint64_t polled; // when the program last did
+	_Atomic int armed; // completion queues that are
 };
 extern struct hw hw;
 
@@ -364,6 +368,15 @@ void requester_flush(struct qp *);
 uint64_t responder_run(struct qp *, uint64_t now);
 void responder_request(struct qp *, const struct packet *, const uint8_t *payload);
 void responder_flush(struct qp *);
+
+// ---- timed mode (timed.c) ----
+
+enum { UNMOVED_FROM = 4096 };
+uint64_t arrival(uint32_t n);
+bool unmoved(enum packet_type, uint32_t length);
+uint32_t packet_bytes(enum packet_type, uint32_t length, uint32_t left);
+void timed_engine(void);
+void timed_post(struct qp *); // hw.mu is held
 
 // ---- the connection manager (cm.c, cm_wire.c) ----
 

@@ -6,7 +6,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 
-struct hw hw = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
+struct hw hw = {PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP, PTHREAD_COND_INITIALIZER};
 
 struct ibv_device device = {
 	.node_type = IBV_NODE_CA, .name = "hwsim0", .dev_name = "uverbs0",

@@ -91,36 +91,21 @@ enum progress { SENT, WAITS, RING_FULL, FAILED };
 
 static bool lost(void) { return config.loss && chance(1000000) < config.loss; }
 
-// arrival is when a packet of n bytes arrives, in timed mode: one after the other at the
-// link's speed, and then the latency.
-static uint64_t arrival(uint32_t n)
-{
-	static uint64_t link_free;
-	uint64_t now;
-
-	if (!config.timed)
-		return 0;
-	now = now_ns();
-	if (link_free < now)
-		link_free = now;
-	link_free += n * 1000000000ull / config.bytes_per_s;
-	return link_free + config.latency_ns;
-}
-
 // emit sends one packet of a work request.
 static enum progress emit(struct qp *q, struct send_wqe *w, enum packet_type type, uint32_t n)
 {
 	int to = peer_slot(q);
 	struct packet *p;
-	bool last = type == P_READ || q->offset + n == w->length;
+	bool last = type == P_READ || q->offset + n == w->length, skip = n && unmoved(type, w->length);
 	int op = w->wr.opcode;
 
 	if (!alive(to)) // the host is gone: nobody will respond
 		return SENT;
-	p = put_begin(to, n, type);
+	p = put_begin(to, skip ? 0 : n, type);
 	if (!p)
 		return RING_FULL;
-	p->flags = last ? F_LAST : 0;
+	p->bytes = n;
+	p->flags = (last ? F_LAST : 0) | (skip ? F_UNMOVED : 0);
 	p->to = q->attr.dest_qp_num;
 	p->from = q->qp.qp_num;
 	p->msn = w->msn;
@@ -135,7 +120,7 @@ static enum progress emit(struct qp *q, struct send_wqe *w, enum packet_type typ
 		p->flags |= F_INV;
 	if (w->wr.send_flags & IBV_SEND_SOLICITED)
 		p->flags |= F_SOLICITED;
-	if (n && !gather(q, w, q->offset, n, (uint8_t *)(p + 1)))
+	if (n && !gather(q, w, q->offset, n, skip ? NULL : (uint8_t *)(p + 1)))
 		return FAILED;
 	p->due = arrival(n);
 	if (!lost())
@@ -146,7 +131,7 @@ static enum progress emit(struct qp *q, struct send_wqe *w, enum packet_type typ
 static enum progress send_message(struct qp *q, struct send_wqe *w, enum packet_type type)
 {
 	do {
-		uint32_t n = w->length - q->offset < MTU ? w->length - q->offset : MTU;
+		uint32_t n = packet_bytes(type, w->length, w->length - q->offset);
 		enum progress p = emit(q, w, type, n);
 
 		if (p != SENT)
@@ -278,11 +263,13 @@ static uint64_t check_timer(struct qp *q, uint64_t now)
 
 	if (!q->attr.timeout || i == q->sent)
 		return NEVER;
-	if (undelivered(peer_slot(q)) && alive(peer_slot(q)))
-		q->progress_at = now;
 	due = q->progress_at + (4096ull << q->attr.timeout);
 	if (now < due)
 		return due;
+	if (undelivered(peer_slot(q)) && alive(peer_slot(q))) {
+		q->progress_at = now;
+		return now + (4096ull << q->attr.timeout);
+	}
 	if (q->retries-- == 0) {
 		fail(q, i, IBV_WC_RETRY_EXC_ERR);
 		return NEVER;
@@ -309,7 +296,7 @@ uint64_t requester_run(struct qp *q, uint64_t now)
 
 static void progress(struct qp *q)
 {
-	q->progress_at = now_ns();
+	q->progress_at = recent_ns();
 	q->retries = q->attr.retry_cnt;
 	q->rnr_retries = q->attr.rnr_retry;
 }

@@ -39,10 +39,11 @@ static bool send_owed(struct qp *q, const struct owed *o, enum packet_type type,
 {
 	int to = slot_of(q->attr.dest_qp_num);
 	struct packet *p;
+	bool skip = n && unmoved(type, o->length);
 
 	if (!alive(to))
 		return true;
-	p = put_begin(to, n, type);
+	p = put_begin(to, skip ? 0 : n, type);
 	if (!p)
 		return false;
 	p->to = q->attr.dest_qp_num;
@@ -51,11 +52,11 @@ static bool send_owed(struct qp *q, const struct owed *o, enum packet_type type,
 	p->code = o->code;
 	p->timer = q->attr.min_rnr_timer;
 	p->offset = o->sent;
-	p->flags = o->sent + n == o->length ? F_LAST : 0;
-	if (n && !(config.no_copy && n == MTU))
+	p->bytes = n;
+	p->flags = (o->sent + n == o->length ? F_LAST : 0) | (skip ? F_UNMOVED : 0);
+	if (n && !skip)
 		memcpy(p + 1, from, n);
-	if (config.timed)
-		p->due = now_ns() + config.latency_ns;
+	p->due = arrival(n);
 	if (!(config.loss && chance(1000000) < config.loss))
 		put_end(to, p);
 	return true;
@@ -69,7 +70,7 @@ static bool serve_read(struct qp *q, struct owed *o)
 
 	land_all(&q->in);
 	do {
-		uint32_t n = o->length - o->sent < MTU ? o->length - o->sent : MTU;
+		uint32_t n = packet_bytes(P_RESPONSE, o->length, o->length - o->sent);
 		uint64_t at = o->raddr + o->sent;
 
 		if (!remote_access(q, o->rkey, at, n, IBV_ACCESS_REMOTE_READ, &g)) {
@@ -222,7 +223,7 @@ static void take_write(struct qp *q, const struct packet *p, const uint8_t *payl
 		refuse(q, NAK_RNR);
 		return;
 	}
-	if (p->bytes)
+	if (p->bytes && payload)
 		land(&q->in, &g, (uint8_t *)(uintptr_t)at, payload, p->bytes);
 	q->received += p->bytes;
 	if (!(p->flags & F_LAST))

@@ -63,7 +63,7 @@ bool alive(int slot)
 		return true;
 	if (slot < 0 || slot >= PROCS)
 		return false;
-	now = now_ns();
+	now = recent_ns();
 	if (known[slot].at && now - known[slot].at < valid)
 		return known[slot].alive;
 	l = slot_lock(slot);
@@ -84,7 +84,7 @@ void ring_bell(int slot)
 	struct proc *p = &shared->procs[slot];
 
 	atomic_fetch_add(&p->bell, 1);
-	if (atomic_load(&p->asleep))
+	if (atomic_load(&p->asleep) && atomic_exchange(&p->asleep, 0)) // once is enough
 		futex(&p->bell, FUTEX_WAKE, INT_MAX, NULL);
 }
 
@@ -111,14 +111,17 @@ static uint32_t packet_size(uint32_t payload) { return (sizeof(struct packet) + 
 // manager's, whose messages take another way than data.
 struct packet *put_begin(int to, uint32_t payload, enum packet_type type)
 {
+	static uint64_t tails[PROCS]; // as last seen: looking takes the cache line from its writer
 	struct ring *r = &shared->rings[self][to];
-	uint64_t head = r->head, free = RING_BYTES - (head - atomic_load(&r->tail));
+	uint64_t head = r->head, most = RING_BYTES - (type == P_CM ? 0 : CM_BYTES);
 	uint32_t size = packet_size(payload), at = head % RING_BYTES, pad = 0;
 	struct packet *p;
 
 	if (at + size > RING_BYTES)
 		pad = RING_BYTES - at;
-	if (free < pad + size + (type == P_CM ? 0 : CM_BYTES))
+	if (head + pad + size - tails[to] > most)
+		tails[to] = atomic_load(&r->tail);
+	if (head + pad + size - tails[to] > most)
 		return NULL;
 	if (pad) {
 		p = (struct packet *)(r->data + at);
@@ -137,7 +140,8 @@ void put_end(int to, struct packet *p)
 	struct ring *r = &shared->rings[self][to];
 
 	atomic_fetch_add(&r->head, p->size);
-	ring_bell(to);
+	if (!config.timed || p->type == P_CM || atomic_load(&shared->procs[to].listens))
+		ring_bell(to);
 }
 
 // undelivered reports whether the other engine has yet to look at what was sent: time
@@ -151,13 +155,16 @@ bool undelivered(int to)
 
 struct packet *take_begin(int from)
 {
+	static uint64_t heads[PROCS];
 	struct ring *r = &shared->rings[from][self];
 
 	for (;;) {
 		uint64_t tail = r->tail;
 		struct packet *p = (struct packet *)(r->data + tail % RING_BYTES);
 
-		if (tail == atomic_load(&r->head))
+		if (tail >= heads[from])
+			heads[from] = atomic_load(&r->head);
+		if (tail == heads[from])
 			return NULL;
 		if (p->type != P_PAD)
 			return p;
@@ -167,7 +174,9 @@ struct packet *take_begin(int from)
 
 void take_end(int from, struct packet *p)
 {
-	atomic_fetch_add(&shared->rings[from][self].tail, p->size);
+	struct ring *r = &shared->rings[from][self];
+
+	atomic_store_explicit(&r->tail, r->tail + p->size, memory_order_release);
 }
 
 // ---- counters ----

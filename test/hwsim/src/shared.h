@@ -50,7 +50,7 @@ struct packet {
 _Static_assert(sizeof(struct packet) == 64, "header");
 
 enum packet_type { P_PAD, P_SEND, P_WRITE, P_READ, P_RESPONSE, P_ACK, P_NAK, P_CM };
-enum packet_flag { F_LAST = 1, F_IMM = 2, F_INV = 4, F_SOLICITED = 8 };
+enum packet_flag { F_LAST = 1, F_IMM = 2, F_INV = 4, F_SOLICITED = 8, F_UNMOVED = 16 }; // the last: without its payload
 enum nak { NAK_RNR, NAK_SEQUENCE, NAK_REQUEST, NAK_ACCESS, NAK_OPERATION };
 
 struct ring {
@@ -68,6 +68,7 @@ struct listener {
 struct proc {
 	_Alignas(64) _Atomic uint32_t bell; // futex: there is work
 	_Atomic uint32_t asleep; // its engine waits for the bell
+	_Atomic uint32_t listens; // in timed mode: packets ring the bell
 	_Atomic uint32_t next_qpn, next_handle, next_port; // go on in the slot's next process
 	struct listener listeners[LISTENERS];
 };

@@ -82,7 +82,6 @@ int work_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
 {
 	struct qp *q = (struct qp *)qp;
 	int failed = 0;
-	bool timed = config.timed;
 
 	pthread_mutex_lock(&hw.mu);
 	for (; wr; wr = wr->next) {
@@ -94,10 +93,10 @@ int work_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
 		enter_send(q, wr);
 	}
 	qp_busy(q);
-	if (timed)
-		requester_run(q, now_ns());
+	if (config.timed)
+		timed_post(q);
 	pthread_mutex_unlock(&hw.mu);
-	if (!timed)
+	if (!config.timed)
 		wake_engine();
 	return config.profile->negative_errno ? -failed : failed;
 }
@@ -134,6 +133,7 @@ int work_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr
 
 // gather reads n bytes of a message from the memory that its work request names: as late
 // as the device sends it, and again when it is repeated. False: a key does not allow it.
+// To is NULL if the bytes are not moved.
 bool gather(struct qp *q, const struct send_wqe *w, uint32_t offset, uint32_t n, uint8_t *to)
 {
 	struct grant g;
@@ -153,16 +153,17 @@ bool gather(struct qp *q, const struct send_wqe *w, uint32_t offset, uint32_t n,
 			continue;
 		}
 		part = s->length - offset < n ? s->length - offset : n;
-		if (!(config.no_copy && part == MTU))
+		if (to) {
 			memcpy(to, (void *)(uintptr_t)(s->addr + offset), part);
-		to += part;
+			to += part;
+		}
 		n -= part;
 		offset = 0;
 	}
 	return true;
 }
 
-// scatter has n bytes of a message land in memory.
+// scatter has n bytes of a message land in memory, from NULL if they are not moved.
 bool scatter(struct qp *q, struct landings *l, const struct ibv_sge *sge, int nsge, int access, uint32_t offset, const uint8_t *from, uint32_t n)
 {
 	struct grant g;
@@ -178,8 +179,10 @@ bool scatter(struct qp *q, struct landings *l, const struct ibv_sge *sge, int ns
 		part = s->length - offset < n ? s->length - offset : n;
 		if (!local_access(q->qp.pd, s->lkey, s->addr + offset, part, access, &g))
 			return false;
-		land(l, &g, (void *)(uintptr_t)(s->addr + offset), from, part);
-		from += part;
+		if (from) {
+			land(l, &g, (void *)(uintptr_t)(s->addr + offset), from, part);
+			from += part;
+		}
 		n -= part;
 		offset = 0;
 	}

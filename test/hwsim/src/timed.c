@@ -1,0 +1,93 @@
+// Timed mode: what is sent arrives by the clock, at the link's speed and after its latency,
+// and whoever posts or polls does the device's work, so that no thread of the device takes
+// a processor from the programs. The engine's thread looks after what nobody polls for.
+#include "hwsim.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+enum {
+	US = 1000, MS = 1000 * US,
+	TICK = 1 * MS, // how often the engine looks while the program polls
+	QUIET = 2 * MS, // without a poll: the program does not
+	NEGLECTED = 200 * US, // a packet that has been due for so long is not polled for
+	STAY = 20 * MS, // the engine goes on working for so long then
+	IDLE = 50 * MS, // what was posted may have started a timer unnoticed
+	SOON = 10 * US, // less than sleeping and waking take
+};
+
+// arrival is when n bytes arrive that leave now: behind all that left before.
+uint64_t arrival(uint32_t n)
+{
+	static uint64_t link_free;
+
+	if (!config.timed)
+		return 0;
+	if (link_free < hw.now)
+		link_free = hw.now;
+	link_free += n * 1000000000ull / config.bytes_per_s;
+	return link_free + config.latency_ns;
+}
+
+// unmoved reports whether a message's payload stays where it is. Messages are moved, as
+// they are what the programs understand each other by; so are writes and reads as short as
+// those with which a device is put to the test.
+bool unmoved(enum packet_type type, uint32_t length)
+{
+	return config.no_copy && type != P_SEND && length >= UNMOVED_FROM;
+}
+
+// packet_bytes is how much of what is left of a message goes into a packet.
+uint32_t packet_bytes(enum packet_type type, uint32_t length, uint32_t left)
+{
+	return left < MTU || unmoved(type, length) ? left : MTU;
+}
+
+static bool neglected(uint64_t now)
+{
+	for (int from = 0; from < PROCS; from++) {
+		const struct packet *p = take_begin(from);
+
+		if (p && p->due && p->due + NEGLECTED < now)
+			return true;
+	}
+	return false;
+}
+
+// While the engine listens, each packet rings its bell: when a completion queue is armed,
+// and when the program does not poll, or not for what comes.
+void timed_engine(void)
+{
+	struct proc *me = &shared->procs[self];
+	uint64_t listen_until = 0;
+
+	prctl(PR_SET_TIMERSLACK, 1);
+	for (;;) {
+		uint32_t seen = atomic_load(&me->bell);
+		uint64_t now = now_ns(), next;
+		bool listens;
+
+		pthread_mutex_lock(&hw.mu);
+		if (now > hw.polled + QUIET || neglected(now))
+			listen_until = now + STAY;
+		listens = atomic_load(&hw.armed) || now < listen_until;
+		atomic_store(&me->listens, listens);
+		next = step();
+		pthread_mutex_unlock(&hw.mu);
+		now = now_ns();
+		if (next < now + SOON)
+			sched_yield();
+		else if (listens)
+			wait_bell(seen, next < now + IDLE ? next : now + IDLE);
+		else
+			wait_bell(seen, now + TICK);
+	}
+}
+
+// timed_post is for what was posted to a queue pair: it leaves at once.
+void timed_post(struct qp *q)
+{
+	hw.now = now_ns();
+	if (requester_run(q, hw.now) < hw.now + TICK)
+		wake_engine(); // a ring is full, or a timer runs that no poll may be there for
+}
