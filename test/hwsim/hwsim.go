@@ -1,6 +1,6 @@
 // Package hwsim builds the simulated RDMA device (src, README.md) for tests and has them
 // run on it: in processes of their own, which load it in the place of rdma-core's
-// libraries. Only tests import it.
+// libraries. Only tests and benchmarks/hwsim import it.
 package hwsim
 
 import (
@@ -136,6 +136,13 @@ func compile(cc, dir string, entries []os.DirEntry) (missing bool, err error) {
 // Fabric is what processes share.
 type Fabric struct {
 	libraries, file, settings string
+}
+
+// In makes a fabric in a directory, for programs that are no tests. The settings are
+// KEY=VALUE,….
+func In(dir, settings string) (Fabric, error) {
+	libraries, _, err := build()
+	return Fabric{libraries, filepath.Join(dir, "fabric"), settings}, err
 }
 
 // New makes a fabric for the time of a test. The settings are KEY=VALUE,….

@@ -1,0 +1,132 @@
+// Hwsim measures what connections over RDMA cost this library, at native speed: between two
+// processes on the simulated device of test/hwsim in timed mode, which takes time by a clock
+// and moves no payload of RDMA. In the same rounds it runs perftest's programs (C, straight
+// on verbs) on the same device.
+//
+//	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
+//
+// It prints a table of medians and quartiles. Where others use the machine, -alone gives each
+// process a processor, and precedence over all other programs, for a second at a time. Needs Linux, a C compiler, libibverbs-dev,
+// librdmacm-dev and perftest.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/sanconn/san/test/hwsim"
+)
+
+// options are of the simulated fabric.
+type options struct {
+	latency   int // ns, one way
+	bandwidth int // bytes/s, each way
+	alone     bool
+}
+
+func main() {
+	log.SetFlags(0)
+	var o options
+	rounds := flag.Int("rounds", 7, "`number` of rounds, each with every figure once")
+	flag.IntVar(&o.latency, "latency", 2000, "of the network, one way, in `ns`")
+	flag.IntVar(&o.bandwidth, "bandwidth", 50_000_000_000, "of the network, in `bytes/s`")
+	flag.BoolVar(&o.alone, "alone", false, "keep a processor for each process, before all other programs (Linux: root)")
+	only := flag.String("only", "", "the figures whose name contains this `text`")
+	server := flag.Bool("server", false, "serve (what this program starts)")
+	client := flag.String("client", "", "`measure` at the address that follows (what this program starts)")
+	copies := flag.Bool("copies", false, "copy (what this program starts)")
+	flag.Parse()
+	var err error
+	switch {
+	case *copies:
+		_, err = fmt.Println(twoCopies())
+	case *server:
+		err = serve()
+	case *client != "":
+		err = measure(*client, flag.Arg(0))
+	default:
+		err = run(o, *rounds, *only)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// A figure is what the table has a row of: how much the library does of what it is compared
+// with, in one unit.
+type figure struct {
+	name, unit string
+	than       string                                   // what it is compared with
+	library    string                                   // what the client measures (measure.go)
+	reference  func(options, []string) (float64, error) // in an environment
+	goal       string                                   // of the ratio
+}
+
+var figures = []figure{
+	{"64 B round trip", "µs", "ib_send_lat", "ping", sendLatency, "≤ 1.6"},
+	{"64 B messages", "M/s", "ib_send_bw", "messages", sendRate, "5 M/s"},
+	{"1 MiB Writes, large Reads", "GB/s", "ib_write_bw", "write 1048576", writes1M, "≥ 0.9"},
+	{"16 MiB Writes, large Reads", "GB/s", "ib_write_bw", "write 16777216", writes16M, "≥ 0.9"},
+	{"64 KiB Writes", "GB/s", "two copies", "write 65536", copies, "≥ 0.6"},
+	{"sparse 1 MiB Writes", "by RDMA, of all", "–", "sparse", all, "1"},
+}
+
+// rows collects what the rounds have measured of a figure.
+type rows struct{ library, reference, ratio []float64 }
+
+func run(o options, rounds int, only string) error {
+	measured := make([]rows, len(figures))
+	for round := range rounds {
+		for i, f := range figures {
+			if !strings.Contains(f.name, only) {
+				continue
+			}
+			if err := measured[i].add(f, o); err != nil {
+				return fmt.Errorf("round %d, %s: %w", round+1, f.name, err)
+			}
+		}
+	}
+	fmt.Printf("| %d ns, %.3g GB/s, %d rounds | library | compared with | | ratio | goal |\n|---|---|---|---|---|---|\n", o.latency, float64(o.bandwidth)/1e9, rounds)
+	for i, f := range figures {
+		if m := &measured[i]; len(m.ratio) > 0 {
+			fmt.Printf("| %s | %s %s | %s | %s | %s | %s |\n", f.name, spread(m.library), f.unit, f.than, spread(m.reference), spread(m.ratio), f.goal)
+		}
+	}
+	return nil
+}
+
+// add measures a figure once, on a fabric of its own.
+func (m *rows) add(f figure, o options) error {
+	dir, err := os.MkdirTemp("/dev/shm", "san-hwsim")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	fabric, err := hwsim.In(dir, fmt.Sprintf("latency_ns=%d,bandwidth=%d,no_copy", o.latency, o.bandwidth))
+	if err != nil {
+		return err
+	}
+	env := fabric.Programs()
+	reference, err := f.reference(o, env)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.than, err)
+	}
+	library, err := f.measure(o, env)
+	if err != nil {
+		return err
+	}
+	m.reference = append(m.reference, reference)
+	m.library = append(m.library, library)
+	m.ratio = append(m.ratio, library/reference)
+	return nil
+}
+
+// spread is a median with its quartiles.
+func spread(v []float64) string {
+	v = slices.Sorted(slices.Values(v))
+	return fmt.Sprintf("%.3g (%.3g–%.3g)", v[len(v)/2], v[len(v)/4], v[len(v)*3/4])
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// patience bounds each program.
+const patience = time.Minute
+
+const anywhere = -1 // on any processor
+
+// command is a program on one of the two processors that are measured, if they are kept
+// for it.
+func (o options) command(ctx context.Context, processor int, name string, args ...string) *exec.Cmd {
+	if !o.alone {
+		return exec.CommandContext(ctx, name, args...)
+	}
+	args = append([]string{"--rr", "1", name}, args...)
+	if processor == anywhere {
+		return exec.CommandContext(ctx, "chrt", args...)
+	}
+	return exec.CommandContext(ctx, "taskset", append([]string{"-c", strconv.Itoa(processor), "chrt"}, args...)...)
+}
+
+// sendLatency is the round trip that perftest measures, in µs: it prints half of it.
+func sendLatency(o options, env []string) (float64, error) {
+	const typical = 4 // column: the median
+	us, err := perftest(o, env, typical, "ib_send_lat", "-s", "64", "-n", "20000")
+	return 2 * us, err
+}
+
+// sendRate is in million messages a second.
+func sendRate(o options, env []string) (float64, error) {
+	const rate = 4 // column
+	return perftest(o, env, rate, "ib_send_bw", "-s", "64", "-n", "1000000")
+}
+
+// writeBandwidth is in GB/s, of RDMA writes alone.
+func writeBandwidth(o options, env []string, size, count string) (float64, error) {
+	const average = 3 // column, in MiB/s
+	mib, err := perftest(o, env, average, "ib_write_bw", "-s", size, "-n", count)
+	return mib * (1 << 20) / 1e9, err
+}
+
+func writes1M(o options, env []string) (float64, error) {
+	return writeBandwidth(o, env, "1048576", "5000")
+}
+
+func writes16M(o options, env []string) (float64, error) {
+	return writeBandwidth(o, env, "16777216", "500")
+}
+
+func all(options, []string) (float64, error) { return 1, nil }
+
+// perftest runs one of its programs, as a server and a client, and returns a column of the
+// one row that the client prints.
+func perftest(o options, env []string, column int, program string, args ...string) (float64, error) {
+	port, err := freePort()
+	if err != nil {
+		return 0, err
+	}
+	at := strconv.Itoa(int(port))
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	command := func(processor int, more ...string) *exec.Cmd {
+		c := o.command(ctx, processor, program, append(append(args[:len(args):len(args)], "-p", at), more...)...)
+		c.Env = env
+		return c
+	}
+	server := command(0)
+	if err := server.Start(); err != nil {
+		return 0, fmt.Errorf("package perftest: %w", err)
+	}
+	defer server.Wait()
+	defer cancel()
+	for { // until the server listens
+		out, err := command(1, "localhost").CombinedOutput()
+		if ctx.Err() != nil {
+			return 0, fmt.Errorf("%s: %w\n%s", program, ctx.Err(), out)
+		}
+		if err == nil {
+			return cell(string(out), column)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// cell returns a column of the last row of numbers.
+func cell(out string, column int) (float64, error) {
+	lines := strings.Split(out, "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		fields := strings.Fields(lines[i])
+		if len(fields) <= column {
+			continue
+		}
+		if _, err := strconv.Atoi(fields[0]); err == nil {
+			return strconv.ParseFloat(fields[column], 64)
+		}
+	}
+	return 0, fmt.Errorf("no figures in:\n%s", out)
+}
+
+func freePort() (uint16, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
+}
+
+func copies(o options, env []string) (float64, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	out, err := o.command(ctx, anywhere, self, "-copies").Output()
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
+}
+
+// twoCopies is the rate, in GB/s, of two processors that each copy all bytes once, as both
+// ends of a connection do: one from the program's buffer to registered memory, the other
+// from such memory to its program's buffer.
+func twoCopies() float64 {
+	const (
+		write = 64 << 10
+		box   = 1 << 20
+		total = 4 << 30
+	)
+	start := time.Now()
+	var both sync.WaitGroup
+	for receives := range 2 {
+		both.Go(func() {
+			program, registered := make([]byte, write), make([]byte, box)
+			for at := 0; at < total; at += write {
+				part := registered[at%box:][:write]
+				if receives == 1 {
+					copy(program, part)
+				} else {
+					copy(part, program)
+				}
+			}
+		})
+	}
+	both.Wait()
+	return total / time.Since(start).Seconds() / 1e9
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/netip"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/provider/verbs"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+// The simulated device is not among the kernel's, where package san looks for the one that
+// serves an address. So connections are made here as it makes them, but for that.
+
+func listen() (*verbs.Listener, error) {
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	return verbs.Listen(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port), verbs.Config{})
+}
+
+func dial(address netip.AddrPort) (*sanconn.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	e, err := verbs.Dial(ctx, netip.AddrPort{}, address, verbs.Config{})
+	if err != nil {
+		return nil, err
+	}
+	return connection(e)
+}
+
+// connection negotiates, at either end.
+func connection(e *verbs.Endpoint) (*sanconn.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	s := session.New(e, session.Config{})
+	if err := s.Negotiate(ctx); err != nil {
+		s.Abort()
+		return nil, err
+	}
+	local, remote := net.TCPAddrFromAddrPort(e.LocalAddr()), net.TCPAddrFromAddrPort(e.RemoteAddr())
+	return newconn.New(s, local, remote, nil).(*sanconn.Conn), nil
+}
