@@ -29,6 +29,7 @@ import (
 var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"endpoints", "seed=1,jitter_us=8", "^TestEndpoint$/^(default|windows,_shared_queue)$", "TestEndpoint/.*/NoAllocation"},
 	{"calm endpoints", "calm", "^TestEndpoint$/^(without_rdma_cm|without_windows|shared_queue)$", ""},
+	{"timed endpoints", "latency_ns=2000", "^TestEndpoint$/^default$/^(Messages|BackPressure|Close|Abort|Read|Write|WriteThenMessage|ReadRevoked|EndStopsReads|EndStopsWrites|AllAtOnce)$", ""},
 	{"end ahead of completions", "seed=2,kernel_us=0", "^TestEndpoint$/^(default|shared_queue)$/^Abort$", ""},
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
 		"TestExposedIsTakenBackAtOnce|TestRefusals|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing)$", ""},

@@ -3,6 +3,7 @@
 package hwsim
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,29 +18,65 @@ func TestRules(t *testing.T) {
 	if testenv.Device() != "" {
 		return // the lane of real drivers, which differ
 	}
-	dir := Libraries(t)
-	program := filepath.Join(t.TempDir(), "rules")
-	cc := os.Getenv("CC")
-	if cc == "" {
-		cc = "cc"
-	}
-	build := exec.Command(cc, "-Wall", "-Werror", "-o", program, "testdata/rules.c", "-L"+dir, "-l:"+names[0])
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	settings := []string{"calm"}
+	program := compiled(t, "rules")
+	settings := []string{"calm", "latency_ns=2000"}
 	for seed := range 8 {
 		settings = append(settings, fmt.Sprintf("seed=%d", seed))
 	}
 	for _, s := range settings {
 		t.Run(s, func(t *testing.T) {
-			f := New(t, s)
-			run := exec.Command(program)
-			run.Env = f.Programs()
-			if out, err := run.CombinedOutput(); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
-			f.Used(t)
+			New(t, s).run(t, program)
 		})
 	}
+}
+
+// In timed mode nothing comes before its time, and it comes right, if it is to come at all.
+func TestTimed(t *testing.T) {
+	if testenv.Device() != "" {
+		return // the lane of real drivers
+	}
+	program := compiled(t, "timed")
+	for _, tt := range []struct{ latency, bandwidth, moved string }{
+		{"2000", "50000000000", "1"},
+		{"2000", "50000000000", "0"},
+		{"3000000", "1000000000", "1"},
+		{"3000000", "1000000000", "0"},
+	} {
+		s := fmt.Sprintf("latency_ns=%s,bandwidth=%s", tt.latency, tt.bandwidth)
+		if tt.moved == "0" {
+			s += ",no_copy"
+		}
+		t.Run(s, func(t *testing.T) {
+			New(t, s).run(t, program, tt.latency, tt.bandwidth, tt.moved)
+		})
+	}
+}
+
+// compiled is a program of testdata.
+func compiled(t *testing.T, name string) string {
+	t.Helper()
+	dir := Libraries(t)
+	program := filepath.Join(t.TempDir(), name)
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "cc"
+	}
+	build := exec.Command(cc, "-Wall", "-Werror", "-o", program, "testdata/"+name+".c", "-L"+dir, "-l:"+names[0])
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+// run runs a program on the fabric. It prints what is wrong, and fails then.
+func (f Fabric) run(t *testing.T, program string, args ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	run := exec.CommandContext(ctx, program, args...)
+	run.Env = f.Programs()
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	f.Used(t)
 }

@@ -107,6 +107,7 @@ int read_config(void)
 	if (config.profile->transport == IBV_TRANSPORT_IWARP)
 		config.loss = 0; // TCP makes up for it
 	config.timed = config.latency_ns > 0;
+	config.no_copy &= config.timed;
 	config.calm |= config.timed;
 	return 0;
 }
