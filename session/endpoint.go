@@ -187,6 +187,10 @@ type Limits struct {
 	// inbox, memory that the peer keeps exposed for this; 0: never.
 	Inbox int
 
+	// InboxAfter is how many bytes such Writes amount to before an inbox is asked for: an
+	// occasional one is not worth the opening. 0: the first one is.
+	InboxAfter int
+
 	CanRead  bool // Read works: the peer may offer memory for us to read
 	CanWrite bool // Write works: the peer may grant memory for us to write
 }

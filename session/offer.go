@@ -57,7 +57,7 @@ func (t *sender) plan(cfg *Config, lim *Limits, peerCaps uint32) {
 		t.threshold = max(from, minOffer)
 	}
 	if byWrite && lim.Inbox > 0 {
-		t.boxFrom = lim.Inbox
+		t.boxFrom, t.boxAfter = lim.Inbox, lim.InboxAfter
 		t.boxMayPay = cfg.Threshold == 0
 	}
 }

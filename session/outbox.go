@@ -31,6 +31,7 @@ type outbox struct {
 	emptied int64      // … read by the peer
 	wanted  bool       // AskInbox was sent and not answered
 	skip    int        // Writes until the next AskInbox, after memory was short
+	without int        // bytes of Writes that an inbox would have served, since there was one
 
 	full    bool        // a Write waits until a good part of it is free
 	blocked atomic.Bool // the queue was full: no RDMA write is tried before one, or a read, has completed
@@ -279,17 +280,19 @@ func (t *sender) wakeForRoom() {
 	}
 }
 
-// wantInbox requests the peer's inbox if there is none, and reports whether there is one,
-// but no memory for a registered box.
-func (t *sender) wantInbox() (alloc bool) {
+// wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
+// and those before. It reports whether there is one, but no memory for a registered box.
+func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.box
 	if t.gone || t.lent != nil {
 		return false
 	}
 	if o.inbox.Len == 0 && !o.wanted {
-		if o.skip > 0 {
+		o.without = min(o.without+min(n, maxBox), maxBox)
+		switch {
+		case o.skip > 0:
 			o.skip--
-		} else {
+		case o.without >= t.boxAfter:
 			o.wanted = true
 			t.owe(wire.Plain(wire.TypeAskInbox))
 		}
@@ -321,7 +324,7 @@ func (t *sender) leaveInbox() (providers []byte) {
 		o.skip = skipLong
 	}
 	providers = o.release()
-	o.inbox, o.filled, o.emptied, o.wanted = Descriptor{}, 0, 0, false
+	o.inbox, o.filled, o.emptied, o.wanted, o.without = Descriptor{}, 0, 0, false, 0
 	t.owe(wire.Plain(wire.TypeLeaveInbox))
 	return providers
 }

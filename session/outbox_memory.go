@@ -4,16 +4,17 @@ import "time"
 
 // What the box needs of a session: memory, which may have to be waited for, and a timer.
 
-// openBox requests the peer's inbox if there is none, and allocates a registered box once
-// there is one. It gives one back that cannot be registered. wr.op is held.
-func (c *core) openBox() {
+// openBox, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
+// a registered box once there is one. It gives one back that cannot be registered. wr.op is
+// held.
+func (c *core) openBox(n int) {
 	var old []byte
 	alloc := false
 	c.withSender(func(tx *sender) {
 		if tx.box.unusable() && !tx.gone && tx.lent == nil {
 			old = tx.leaveInbox()
 		} else {
-			alloc = tx.wantInbox()
+			alloc = tx.wantInbox(n)
 		}
 	})
 	if old != nil {

@@ -38,6 +38,38 @@ func TestModerateWritesGoThroughTheInbox(t *testing.T) {
 	})
 }
 
+// An inbox is asked for once Writes that it would serve amount to enough, since the last
+// one was left.
+func TestAnInboxIsForMoreThanOneWrite(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		seldom := boxed
+		seldom.Limits.InboxAfter = 30_000
+		a, b, _, eb := pair(t, seldom, session.Config{})
+		data := pattern(10_000)
+		write := func(times int) (there bool) {
+			for range times {
+				writeAll(t, a, data, len(data))
+				readFull(t, b, len(data))
+			}
+			pass(time.Second / 4)
+			return eb.Left().Exposed > 0
+		}
+		for range 2 {
+			if write(2) {
+				t.Error("an inbox for 20,000 bytes")
+			}
+			pass(time.Minute) // however much later
+			if !write(1) {
+				t.Error("no inbox for 30,000 bytes")
+			}
+			pass(time.Minute)
+			if left := eb.Left(); left.Exposed != 0 || left.Allocated != 0 {
+				t.Errorf("kept: %+v", left)
+			}
+		}
+	})
+}
+
 // What does not fit the inbox waits in the outbox; a Write that does not fit there
 // waits itself. Small Writes stay behind. Nothing is lost, and Close comes last.
 func TestAWriteWaitsForAFullOutbox(t *testing.T) {

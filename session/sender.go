@@ -23,6 +23,7 @@ type sender struct {
 	boxMayPay bool // … but for those that had better go through the box: Memory.OfferFrom
 	byRead    bool // offers are for the peer to read them
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
+	boxAfter  int  // bytes of them until an inbox is asked for
 	boxLimit  int  // largest box on the heap in bytes; 0: there is none, as the ring is the buffer
 
 	gone    bool         // the endpoint is closed, or being closed

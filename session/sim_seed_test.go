@@ -180,5 +180,6 @@ func (m *sim) limits() session.Limits {
 	case 5:
 		l.MaxExpose = 0
 	}
+	l.InboxAfter = pick(r, 0, 0, 20_000)
 	return l
 }

@@ -97,7 +97,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 		}
 	}
 	if m := w.tx.boxFrom; m > 0 && len(p)-n >= m {
-		w.openBox()
+		w.openBox(len(p) - n)
 	}
 	return w.writeCopied(p, n, more)
 }

@@ -15,15 +15,13 @@ import (
 // a reason, which package san counts; and when connections have gone there is
 // room again.
 func TestBudgetUsedUp(t *testing.T) {
-	// A connection takes two buffers, of sizes that are rounded up.
-	const sends, receives = 128 << 10, 512 << 10
 	for _, tt := range []struct {
 		name string
 		room int64
 	}{
-		{"nothing", 64 << 10},
-		{"half a connection", sends},
-		{"one and a half", 2*sends + receives},
+		{"nothing", 16 << 10},
+		{"half a connection", restBytes / 2},
+		{"one and a half", restBytes + restBytes/2},
 	} {
 		for _, which := range []string{"dialer", "listener", "dialer without rdma_cm", "listener without rdma_cm"} {
 			which, withoutCM := strings.CutSuffix(which, " without rdma_cm")
@@ -51,7 +49,7 @@ func TestBudgetUsedUp(t *testing.T) {
 					}
 				}
 				for range 2 {
-					if tt.room > sends {
+					if tt.room > restBytes {
 						a, b, err := connect(l, ofDialer)
 						if err != nil {
 							t.Fatal(err)

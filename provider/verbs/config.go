@@ -16,21 +16,21 @@ const Name = "verbs"
 // want. The two ends of a connection need to agree only on IWARPOffset and WithoutCM.
 type Config struct {
 	// Buffers is the number of receive buffers of a connection (at least 32),
-	// BufferSize the size of each in bytes (at least session.MaxControl). Default 64
-	// of 8 KiB: enough for 100 Gb/s at a round trip of 20 µs, and twice as fast for
-	// bulk data as 4 KiB (rxe). Where RLIMIT_MEMLOCK is low, these and SendBuffer are
-	// reduced (see memlock.go).
+	// BufferSize the size of each in bytes (at least session.MaxControl). Default 40 of
+	// 1 KiB: messages carry what is small, and all bytes until there is an inbox. Where
+	// RLIMIT_MEMLOCK is low, these and SendBuffer are reduced (see memlock.go).
 	Buffers    int
 	BufferSize int
 
-	// SendBuffer is the size in bytes of the memory that messages are sent from.
-	// Default 123.5 KiB, which with the room for control and inline messages makes 128.
+	// SendBuffer is the size in bytes of the memory that messages are sent from. Default
+	// 19.6 KiB, which with the room for control and inline messages and the receive
+	// buffers makes 64: what a connection at rest costs.
 	SendBuffer int
 
 	// Threshold is the size in bytes from which the peer reads a Write's own memory;
 	// negative: never. Default 256 KiB: below, the wait for binding a memory window
 	// does not pay. Without windows each such Write costs a registration, and the
-	// session uses at least 2 MiB. Writes from 32 KiB up to that size are copied to
+	// session uses at least 2 MiB. Writes from 2 KiB up to that size are copied to
 	// memory that stays registered, and written to the peer's inbox.
 	Threshold int
 
@@ -109,9 +109,12 @@ type Config struct {
 }
 
 const (
-	defaultBuffers     = 64
-	defaultBufferSize  = 8 << 10
-	defaultSendBuffer  = 128<<10 - controlSlots*session.MaxControl - 2*maxInline
+	// restBytes is what messages may take of a connection that rests.
+	restBytes = 64 << 10
+
+	defaultBuffers     = 40
+	defaultBufferSize  = 1 << 10
+	defaultSendBuffer  = restBytes - defaultBuffers*defaultBufferSize - controlSlots*session.MaxControl - 2*maxInline
 	defaultThreshold   = 256 << 10
 	defaultIWARPOffset = 10000
 	defaultBacklog     = 1024
@@ -133,17 +136,23 @@ const (
 	maxBuffers = 1 << 14
 
 	// maxReads and maxWrites bound what an endpoint has posted: enough to cover the
-	// latency with the session's chunks, few enough that cancelling is quick.
-	maxReads  = 16
+	// latency, with the session's chunks of 256 KiB and with the short pieces of a box
+	// that there is credit for; few enough that cancelling is quick.
+	maxReads  = 8
 	maxWrites = 16
 	// maxWindows bounds an endpoint's memory windows. A session has at most three
 	// exposures: its inbox, an offer of a Write's own memory, a grant.
 	maxWindows = 4
-	// maxSends bounds the messages that are posted at a time.
-	maxSends = 64
-	// inboxFrom is the size in bytes of a Write from which it goes through the
-	// peer's inbox: eight messages cost as much as an RDMA write with its Fill.
-	inboxFrom = 32 << 10
+	// maxSends bounds the messages that are posted at a time: all that there is credit
+	// for, and those that have left but are not known to have (signalEvery). With it the
+	// queues of mlx5 fill their powers of two (lockedByQueues).
+	maxSends = 36
+	// inboxFrom is the size in bytes of a Write from which it goes through the peer's
+	// inbox: three messages cost more than an RDMA write with its Fill.
+	inboxFrom = 2 << 10
+	// inboxAfter: opening an inbox costs about as much as sending that many bytes in
+	// messages.
+	inboxAfter = 32 << 10
 	// inboxTo: without memory windows an offer of a Write's own memory costs a
 	// registration and its removal, which is as much as copying a megabyte.
 	inboxTo = 2 << 20

@@ -60,12 +60,7 @@ func (e *Endpoint) sends() int { return maxSends + ownMessages + e.mem.sends() }
 
 // createQueues makes the buffers for messages and the queues.
 func (e *Endpoint) createQueues() (err error) {
-	e.send = sender{}
-	if err = e.send.open(&e.q, e.cfg, e.dev, e.dom); err != nil {
-		return err
-	}
-	e.recv = receiver{}
-	if err = e.recv.open(&e.q, e.cfg, e.dev, e.dom); err != nil {
+	if err = e.createBuffers(); err != nil {
 		return err
 	}
 	sends := e.sends()
@@ -80,6 +75,26 @@ func (e *Endpoint) createQueues() (err error) {
 	}
 	e.q.cq.Owner = e
 	return e.createQP(uint32(sends))
+}
+
+// createBuffers makes the buffers for messages: one registration, which device and kernel
+// have fewer of than bytes.
+func (e *Endpoint) createBuffers() (err error) {
+	e.send, e.recv = sender{}, receiver{}
+	if err = e.recv.open(&e.q, e.cfg, e.dev, e.dom); err != nil {
+		return err
+	}
+	sends, all := e.cfg.sendBytes(), e.cfg.sendBytes()
+	if e.recv.group == nil {
+		all += e.cfg.receiveBytes()
+	}
+	if e.messages, err = newRegion(e.cfg.control, e.dom.pd, all, ibv.LocalWrite); err != nil {
+		return err
+	}
+	mem, mr := e.messages.mem, e.messages.mr
+	e.send.open(&e.q, e.cfg, e.dev, mem[:sends:sends], mr)
+	e.recv.useOwn(mem[sends:], mr)
+	return nil
 }
 
 // createQP asks for as much inline data as is useful, and for less where the device
@@ -131,6 +146,7 @@ func limits(e *Endpoint) session.Limits {
 		MaxExpose:  e.mem.maxExpose,
 		Threshold:  e.cfg.Threshold,
 		Inbox:      inboxFrom,
+		InboxAfter: inboxAfter,
 		CanRead:    e.dev.reads() && off&session.FeatureRDMARead == 0,
 		CanWrite:   off&session.FeatureRDMAWrite == 0,
 		Window:     e.recv.count - repostBatch - ownMessages,
@@ -145,8 +161,8 @@ func limits(e *Endpoint) session.Limits {
 // freeQueues gives back what createQueues has made, but for the memory and the queue
 // pair, which is gone or was not made.
 func (e *Endpoint) freeQueues() {
-	e.send.region.deregister()
-	e.recv.deregister()
+	e.messages.deregister()
+	e.recv.leave()
 	if e.q.cq != nil {
 		e.q.cq.Close()
 		e.q.cq = nil
@@ -157,6 +173,6 @@ func (e *Endpoint) freeQueues() {
 
 // freeMemory gives back the memory of messages.
 func (e *Endpoint) freeMemory() {
-	e.send.region.free()
+	e.messages.free()
 	e.recv.free()
 }

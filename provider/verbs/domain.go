@@ -107,7 +107,7 @@ func verbsAccess(a regcache.Access) (v ibv.Access) {
 }
 
 // controlBytes is the process's budget for the buffers of its connections: enough for
-// about 1,600 connections at the default sizes.
+// about 16,000 connections at the default sizes.
 const controlBytes = 1 << 30
 
 // controlArena has the buffers that messages are sent from and received into.

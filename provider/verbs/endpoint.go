@@ -30,7 +30,8 @@ type Endpoint struct {
 	limits                session.Limits
 	localAddr, remoteAddr netip.AddrPort
 	passive               bool
-	locked                int // bytes of RLIMIT_MEMLOCK that its queues take
+	locked                int    // bytes of RLIMIT_MEMLOCK that its queues take
+	messages              region // what is sent from, and behind it, without a group, what is received into
 
 	q    queuePair
 	send sender

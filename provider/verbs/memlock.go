@@ -29,8 +29,8 @@ const (
 	// where a device's queues are locked memory too.
 	MinMemlock = 64 << 10
 	// The control buffers of one more connection get 1/connectionShare of what is
-	// left of the limit: at 8 MiB, Linux's default, the first connections have half
-	// of the usual size.
+	// left of the limit: at 8 MiB, Linux's default, the first hundred ends have the usual
+	// size.
 	connectionShare = 16
 	// One exposure gets 1/exposeShare of the limit: one each way at a time, and as
 	// much again for everything else.

@@ -22,9 +22,9 @@ func TestMemlockChoosesSizes(t *testing.T) {
 		{0, defaultBufferSize, maxExpose},
 		{1 << 30, defaultBufferSize, maxExpose},
 		{64 << 20, defaultBufferSize, 16 << 20},
-		{8 << 20, 4 << 10, 2 << 20},
-		{1 << 20, 512, 256 << 10},
-		{1<<20 - 1, 512, 0},
+		{8 << 20, defaultBufferSize, 2 << 20},
+		{connectionShare * restBytes, defaultBufferSize, 256 << 10},
+		{connectionShare*restBytes - 1, 512, 0},
 		{MinMemlock, session.MaxControl, 0},
 		{1, session.MaxControl, 0},
 	} {
@@ -36,11 +36,9 @@ func TestMemlockChoosesSizes(t *testing.T) {
 	}
 
 	// Both ends of a connection fit the least limit, by pages, and one end more.
-	page := os.Getpagesize()
-	pages := func(n int) int { return (n + page - 1) / page }
 	c := usual.within(MinMemlock)
-	if n := pages(c.sendBytes()) + pages(c.receiveBytes()); 3*n*page > MinMemlock {
-		t.Errorf("three ends take %d pages each", n)
+	if n := roundUp(c.sendBytes()+c.receiveBytes(), os.Getpagesize()); 3*n > MinMemlock {
+		t.Errorf("three ends take %d bytes each", n)
 	}
 }
 
@@ -77,7 +75,7 @@ func TestLockedQueuesOfMLX5(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return // the simulated device is set to be one: hwsimRuns
 	}
-	const limit = 11 << 20 // without queues, buffers of the usual size would fit
+	const limit = connectionShare * restBytes // without queues, buffers of the usual size would fit
 	memlock = func() int { return limit }
 	for _, cfg := range []Config{{}, {SharedDomain: true, SRQFrom: 1}} {
 		t.Run(fmt.Sprintf("shared %v", cfg.SharedDomain), func(t *testing.T) { lockQueuesOfMLX5(t, cfg, limit) })
@@ -85,7 +83,7 @@ func TestLockedQueuesOfMLX5(t *testing.T) {
 }
 
 func lockQueuesOfMLX5(t *testing.T, cfg Config, limit int) {
-	const queues = 64<<10 + 4<<10 + 16<<10 // 128 sends of 512 bytes, receives, completions
+	const queues = 32<<10 + 4<<10 + 8<<10 // 70 sends of 448 bytes, receives, completions
 	nothingLeft(t)
 	before := memlockLeft()
 	a, b, err := connect(listen(t, cfg), cfg)

@@ -13,8 +13,9 @@ import (
 // are the endpoint's own, or its group's (srq.go).
 type receiver struct {
 	q         *queuePair
-	group     *recvGroup // nil: region and a receive queue of its own
-	region    region
+	group     *recvGroup // nil: mem and a receive queue of its own
+	mem       []byte
+	mr        *ibv.MR
 	size      int // of a buffer, bytes
 	count     int // of buffers
 	iwarp     bool
@@ -42,7 +43,7 @@ type arrival struct {
 	n      int // bytes
 }
 
-// open makes the buffers, the endpoint's own or a share of a group's.
+// open joins a group if there is one for the endpoint; else useOwn follows.
 func (r *receiver) open(q *queuePair, cfg Config, dev *device, dom *domain) (err error) {
 	r.q = q
 	r.size, r.count = cfg.BufferSize, cfg.Buffers
@@ -53,8 +54,6 @@ func (r *receiver) open(q *queuePair, cfg Config, dev *device, dom *domain) (err
 	if r.group != nil {
 		r.count = srqShare
 		r.lastTaken = make(chan struct{}, 1)
-	} else if r.region, err = newRegion(cfg.control, dom.pd, cfg.receiveBytes(), ibv.LocalWrite); err != nil {
-		return err
 	}
 	r.arrived = newFIFO[arrival](r.count)
 	r.kept = newFIFO[arrival](r.count)
@@ -62,13 +61,16 @@ func (r *receiver) open(q *queuePair, cfg Config, dev *device, dom *domain) (err
 	return nil
 }
 
+// useOwn takes the memory of the endpoint's own buffers.
+func (r *receiver) useOwn(mem []byte, mr *ibv.MR) { r.mem, r.mr = mem, mr }
+
 // buffer is a receive buffer and the registration that it lies in.
 func (r *receiver) buffer(number int) ([]byte, *ibv.MR) {
 	if r.group != nil {
 		return r.group.buffer(number)
 	}
 	at := number * r.size
-	return r.region.mem[at : at+r.size : at+r.size], r.region.mr
+	return r.mem[at : at+r.size : at+r.size], r.mr
 }
 
 func (r *receiver) workRequest(number int) ibv.RecvWR {
@@ -212,17 +214,15 @@ func (r *receiver) postLocked() {
 	}
 }
 
-// deregister ends the device's use of the buffers. The queue pair has gone.
-func (r *receiver) deregister() {
-	r.region.deregister()
+// leave ends the device's use of a group's buffers. The queue pair has gone.
+func (r *receiver) leave() {
 	if r.group != nil {
 		r.group.leave(r.buffersLost)
 	}
 }
 
-// free gives the buffers back.
+// free gives a group's buffers back.
 func (r *receiver) free() {
-	r.region.free()
 	if r.group != nil {
 		r.group.giveBack(r.unposted())
 		r.group = nil

@@ -12,7 +12,8 @@ import (
 // signalEvery is signaled: its completion frees the room of all up to it.
 type sender struct {
 	q          *queuePair
-	region     region
+	mem        []byte // ring, slots and inline messages
+	mr         *ibv.MR
 	ringSize   int  // bytes
 	inline     int  // bytes
 	alwaysSign bool // each message that is not inline is signaled
@@ -57,18 +58,17 @@ const (
 	signalEvery = 8
 	// cacheLine aligns messages in the ring.
 	cacheLine = 64
-	// maxInline is the longest message in bytes that is copied when it is posted.
-	maxInline = 256
+	// maxInline is the longest message in bytes that is copied when it is posted. With it
+	// a send takes 448 bytes of mlx5's queue; see maxSends.
+	maxInline = 224
 )
 
-// open makes the buffers.
-func (s *sender) open(q *queuePair, cfg Config, dev *device, dom *domain) (err error) {
-	s.q = q
+// open takes the memory that messages are sent from.
+func (s *sender) open(q *queuePair, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
+	s.q, s.mem, s.mr = q, mem, mr
 	s.ringSize = cfg.SendBuffer
 	s.alwaysSign = dev.sendsFromMemory()
 	s.used = newFIFO[sendRecord](maxSends)
-	s.region, err = newRegion(cfg.control, dom.pd, cfg.sendBytes(), 0)
-	return err
 }
 
 // slotAt and inlineAt are places in the send region, behind the ring.
@@ -86,7 +86,7 @@ func (s *sender) reserveLocked(lo, hi int) []byte {
 	}
 	if hi <= s.inline {
 		at := s.inlineAt()
-		s.data = reservation{room: s.region.mem[at:][:hi:hi], at: at}
+		s.data = reservation{room: s.mem[at:][:hi:hi], at: at}
 		return s.data.room
 	}
 	if s.head == s.tail {
@@ -106,7 +106,7 @@ func (s *sender) reserveLocked(lo, hi int) []byte {
 		return nil
 	}
 	n := min(hi, free)
-	s.data = reservation{room: s.region.mem[at:][:n:n], at: at, skip: skip}
+	s.data = reservation{room: s.mem[at:][:n:n], at: at, skip: skip}
 	return s.data.room
 }
 
@@ -128,7 +128,7 @@ func (s *sender) reserveControlLocked(n int) []byte {
 		s.control.inSlot = true
 		s.control.at = s.slotAt(s.nextSlot)
 	}
-	s.control.room = s.region.mem[s.control.at:][:n:n]
+	s.control.room = s.mem[s.control.at:][:n:n]
 	return s.control.room
 }
 
@@ -141,7 +141,7 @@ func (s *sender) commitLocked(from *reservation, n int) {
 	}
 	wr := &s.wr[0]
 	*wr = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(s.region.mem)) + uint64(r.at), Length: uint32(n), LKey: s.region.mr.LKey}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(s.mem)) + uint64(r.at), Length: uint32(n), LKey: s.mr.LKey}
 	switch {
 	case n <= s.inline: // copied now: the room is free again
 		wr.Flags = ibv.Inline

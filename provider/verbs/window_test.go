@@ -317,9 +317,9 @@ func TestPeerInvalidates(t *testing.T) {
 	d := expose(t, a, b, mem, session.RemoteRead)
 	a.q.mu.Lock()
 	a.send.wr[0].Opcode, a.send.wr[0].InvKey = 9, uint32(d.Key) // ibv.OpSendWithInv
-	room := a.send.region.mem[:16]
+	room := a.send.mem[:16]
 	a.send.wr[0].NumSGE, a.send.wr[0].Flags = 1, 0
-	a.send.wr[0].SGE[0].Addr, a.send.wr[0].SGE[0].Length, a.send.wr[0].SGE[0].LKey = uint64(addressOf(room)), 16, a.send.region.mr.LKey
+	a.send.wr[0].SGE[0].Addr, a.send.wr[0].SGE[0].Length, a.send.wr[0].SGE[0].LKey = uint64(addressOf(room)), 16, a.send.mr.LKey
 	a.send.postLocked(true)
 	a.q.mu.Unlock()
 	if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
@@ -351,9 +351,9 @@ func TestPeerSendsImmediateData(t *testing.T) {
 				}
 			}
 			wr := ibv.SendWR{Opcode: op, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
-			wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(a.send.region.mem)), Length: 16, LKey: a.send.region.mr.LKey}
+			wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(a.send.mem)), Length: 16, LKey: a.send.mr.LKey}
 			if op == ibv.OpWriteWithImm {
-				wr.SGE[0].Length = uint32(len(mem)) // eight times a buffer's
+				wr.SGE[0].Length = uint32(len(mem)) // all of the region, many times a buffer
 			}
 			a.q.mu.Lock()
 			a.send.wr[0] = wr
