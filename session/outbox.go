@@ -17,10 +17,9 @@ import (
 //
 // Positions only grow.
 type outbox struct {
-	buf       []byte // nil: closed
-	onHeap    bool   // it is not the provider's
-	plain     bool   // its bytes leave in messages: it is on the heap, or cannot be registered
-	successor []byte // of the provider: takes the place of one on the heap once that is empty
+	buf    []byte // nil: closed
+	onHeap bool   // it is not the provider's
+	plain  bool   // its bytes leave in messages: it is on the heap, or cannot be registered
 
 	written int64 // up to here the room is free again
 	sent    int64 // … the bytes have been sent, as far as this end is concerned
@@ -106,29 +105,30 @@ func (o *outbox) next() []byte {
 // freed frees the room of the first n bytes.
 func (o *outbox) freed(n int) { o.written += int64(n) }
 
-// resize moves the content to a buffer of another size, on the heap.
-func (o *outbox) resize(size int) {
-	grown := outbox{buf: make([]byte, size)}
+// replace puts buf in the place of the buffer, which is empty or on the heap, and has it take
+// what was not sent.
+func (o *outbox) replace(buf []byte, onHeap bool) {
+	to := outbox{buf: buf}
 	for o.unsent() > 0 {
-		o.sent += int64(grown.put(o.next()))
+		o.sent += int64(to.put(o.next()))
 	}
-	o.buf, o.written, o.sent, o.tail = grown.buf, grown.written, grown.sent, grown.tail
+	o.buf, o.onHeap, o.plain, o.full = buf, onHeap, onHeap, false
+	o.written, o.sent, o.tail = 0, 0, to.tail
 }
 
-// replace puts buf in the place of the buffer, which is empty.
-func (o *outbox) replace(buf []byte) {
-	o.buf, o.onHeap, o.plain, o.full = buf, false, false, false
+// close forgets buffer and content.
+func (o *outbox) close() {
+	o.buf, o.onHeap, o.plain, o.full = nil, false, false, false
 	o.written, o.sent, o.tail = 0, 0, 0
 }
 
 // release forgets what memory there is of the provider, and returns it.
 func (o *outbox) release() (providers []byte) {
 	if o.onHeap || o.buf == nil {
-		providers, o.successor = o.successor, nil
-		return providers
+		return nil
 	}
 	providers = o.buf
-	o.replace(nil)
+	o.close()
 	return providers
 }
 
@@ -152,8 +152,8 @@ func (t *sender) intoBox(p []byte, more bool) int {
 			}
 			n = min(n, room)
 		}
-	case o.plain && !o.onHeap || o.successor != nil:
-		return 0 // nothing follows until it is empty, and given back or replaced
+	case o.plain && !o.onHeap:
+		return 0 // nothing follows until it is empty and given back
 	case o.room() < n:
 		t.growHeapBox(n)
 	}
@@ -180,10 +180,7 @@ func (t *sender) growHeapBox(n int) bool {
 	if size <= len(o.buf) {
 		return false
 	}
-	if o.buf == nil {
-		o.onHeap, o.plain = true, true
-	}
-	o.resize(size)
+	o.replace(make([]byte, size), true)
 	return true
 }
 
@@ -200,14 +197,8 @@ func (t *sender) drainBox() {
 			return
 		}
 	}
-	switch {
-	case !o.onHeap || t.lent != nil:
-	case o.successor != nil:
-		o.replace(o.successor)
-		o.successor = nil
-		t.wake = true
-	case len(o.buf) > heapBox:
-		o.replace(nil) // an idle connection keeps little
+	if o.onHeap && t.lent == nil && len(o.buf) > heapBox {
+		o.close() // an idle connection keeps little
 	}
 }
 
@@ -297,22 +288,24 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 			t.owe(wire.Plain(wire.TypeAskInbox))
 		}
 	}
-	return o.inbox.Len > 0 && o.successor == nil && (o.buf == nil || o.onHeap)
+	return o.inbox.Len > 0 && (o.buf == nil || o.onHeap)
 }
 
-// openBox makes buf the box; nil: there was no memory for it.
-func (t *sender) openBox(buf []byte) {
+// openBox makes buf the box; nil: there was no memory for it. unused is what the box on the
+// heap does not fit yet.
+func (t *sender) openBox(buf []byte) (unused []byte) {
 	o := &t.box
 	switch {
 	case buf == nil:
 		t.leaveInbox()
 		o.skip = skipShort
-	case o.onHeap:
-		o.successor = buf
-		t.flush()
+	case o.unsent() > len(buf):
+		return buf
 	default:
-		o.replace(buf)
+		o.replace(buf, false)
+		t.flush()
 	}
+	return nil
 }
 
 // leaveInbox ends the use of the peer's inbox, and returns the

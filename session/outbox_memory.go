@@ -24,7 +24,10 @@ func (c *core) openBox(n int) {
 		return
 	}
 	buf := allocBox(c.mem, &c.lim, c.cfg.SendBudget)
-	c.withSender(func(tx *sender) { tx.openBox(buf) })
+	c.withSender(func(tx *sender) { buf = tx.openBox(buf) })
+	if buf != nil {
+		c.mem.Free(buf)
+	}
 }
 
 // restBoxes starts the timer that gives the boxes back once they are idle.

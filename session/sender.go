@@ -17,7 +17,7 @@ type sender struct {
 	mem     Memory
 	credits *credit.Counts
 	maxRDMA int // bytes
-	maxMsg  int // set by Negotiate, as are the next five
+	maxMsg  int // set by Negotiate, as are the next six
 
 	threshold int  // the smallest Write whose memory is offered, 0: none is
 	boxMayPay bool // … but for those that had better go through the box: Memory.OfferFrom

@@ -122,40 +122,49 @@ func TestEmptySlicesDoNotWait(t *testing.T) {
 	})
 }
 
-// A message that needs less room does not overtake data that waits for more: neither an
-// offer nor a Fill.
-func TestAShortMessageStaysBehindALongOne(t *testing.T) {
-	for name, tt := range map[string]struct {
-		cfg  twin.Config
-		size int
-	}{"an offer": {byRead, 50_000}, "a Fill": {boxed, 20_000}} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				e := &narrow{}
-				s, _, p := negotiatedOn(t, tt.cfg, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
-					e.Endpoint = under
-					return e
-				})
-				if tt.cfg.Limits.Inbox > 0 {
-					p.open(s, 100_000)
-				}
-				e.most.Store(1500)
-				first := pattern(5000)
-				writeAll(t, s, first, len(first)) // waits here
-				goWrite(s, pattern(tt.size))
-				pass(time.Second / 2)
-				p.send(tUrgent, 0, 'u') // it looks again
-				if m := p.recv(); m != nil {
-					t.Fatalf("a message of type %d", m[0])
-				}
-				e.most.Store(0)
-				p.send(tUrgent, 0, 'u')
-				if got := p.data(len(first)); !bytes.Equal(got, first) {
-					t.Error("wrong bytes")
-				}
-			})
+// An offer, which needs less room, does not overtake data that waits for more.
+func TestAnOfferStaysBehindALongMessage(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &narrow{}
+		s, _, p := negotiatedOn(t, byRead, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
 		})
-	}
+		e.most.Store(1500)
+		first := pattern(5000)
+		writeAll(t, s, first, len(first)) // waits here
+		goWrite(s, pattern(50_000))
+		pass(time.Second / 2)
+		p.send(tUrgent, 0, 'u') // it looks again
+		if m := p.recv(); m != nil {
+			t.Fatalf("a message of type %d", m[0])
+		}
+		e.most.Store(0)
+		p.send(tUrgent, 0, 'u')
+		if got := p.data(len(first)); !bytes.Equal(got, first) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// What waits for room goes through the box as soon as there is one.
+func TestWhatWaitsGoesThroughTheBox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &narrow{}
+		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		in := p.open(s, 100_000)
+		e.most.Store(1500)
+		data := pattern(5100)
+		writeAll(t, s, data[:5000], 5000) // waits here
+		writeAll(t, s, data[5000:], 100)  // is no reason for a box, but that something waits
+		got, fills := in.read(5000)
+		if got = append(got, p.data(100)...); !bytes.Equal(got, data) || fills != 1 {
+			t.Errorf("right bytes: %v, %d Fills", bytes.Equal(got, data), fills)
+		}
+	})
 }
 
 // A Read that has something does not poll again after a message that the endpoint
