@@ -33,7 +33,7 @@ type device struct {
 	vector    int       // of the next completion queue
 	probeAt   time.Time // when its windows may be tried again
 
-	windows atomic.Bool  // the probe has shown that they can be trusted; stays true
+	windows atomic.Bool  // the probe has shown that they can be trusted: see take
 	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 

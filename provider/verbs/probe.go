@@ -75,9 +75,13 @@ func (d *device) recall() bool {
 	if !known || !answer.until.IsZero() && !time.Now().Before(answer.until) {
 		return false
 	}
-	d.windows.Store(answer.trusted)
+	d.take(answer)
 	return true
 }
+
+// take has the device's endpoints go by an answer. None takes trust back: connections of the
+// shared domain have nothing but windows to keep their peers out.
+func (d *device) take(answer probeAnswer) { d.windows.CompareAndSwap(false, answer.trusted) }
 
 func (d *device) probeWindows() {
 	if d.recall() {
@@ -101,7 +105,7 @@ func (d *device) probeWindows() {
 	}
 	probed.m[d.probeKey()] = answer
 	probed.mu.Unlock()
-	d.windows.Store(answer.trusted)
+	d.take(answer)
 }
 
 // windowAttempt is what a peer may try at a window of attemptSize bytes, and

@@ -175,6 +175,9 @@ func TestWindowsComeOn(t *testing.T) {
 		if n := len(e.mem.windows.all); n == 0 || e.dom.shared {
 			t.Errorf("%d windows, in a shared domain: %v", n, e.dom.shared)
 		}
+		if n := int(e.q.qp.Cap.SendWR); n < maxSends+ownMessages+maxReads+maxWrites+2*maxWindows {
+			t.Errorf("%d work requests have room", n)
+		}
 	}
 	if v, w := pair(t, l, Config{}); !v.dom.shared || v.dom != w.dom {
 		t.Error("the next connection has a domain of its own")

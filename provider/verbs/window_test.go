@@ -85,6 +85,10 @@ func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 			t.Errorf("windows: %v, though it is known: %v", got, trusted)
 		}
 		d.waiters.Wait()
+		d.take(probeAnswer{until: time.Now().Add(probeAgain)}) // another probe could not tell
+		if got := d.trustsWindows(Config{}); got != trusted {
+			t.Errorf("windows: %v, though it was known: %v", got, trusted)
+		}
 	}
 }
 
