@@ -31,6 +31,7 @@
 //     domain, also where it takes more than memory windows to keep their peers apart,
 //     and with it registrations and receive buffers. It saves memory and isolates
 //     them less from each other's peers.
+//   - SAN_ARENA: the size in MiB up to which regcache.DefaultArena may grow.
 //
 // All are read once, at the first Dial or Listen on a TCP network. If a value is not
 // understood, each of these calls fails.

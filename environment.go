@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
 
@@ -25,6 +26,7 @@ const (
 	envTrafficClass = "SAN_TRAFFIC_CLASS"
 	envServiceLevel = "SAN_SERVICE_LEVEL"
 	envAckTimeout   = "SAN_ACK_TIMEOUT"
+	envArena        = "SAN_ARENA"
 )
 
 // environment is what operators have set.
@@ -37,6 +39,7 @@ type environment struct {
 	subnets      []netip.Prefix // that it may serve; nil: all
 	sharedDomain bool
 	rdma         RDMA // where the program does not set it
+	arena        int  // MiB of regcache.DefaultArena; 0: its default
 
 	err error // about the first value that is not understood
 }
@@ -47,7 +50,13 @@ func (e environment) allows(provider string) bool {
 
 // processEnvironment reads the environment once, because the answer must not change
 // between connections.
-var processEnvironment = sync.OnceValue(func() environment { return parseEnvironment(os.LookupEnv) })
+var processEnvironment = sync.OnceValue(func() environment {
+	e := parseEnvironment(os.LookupEnv)
+	if e.arena > 0 {
+		regcache.SetArenaLimit(int64(e.arena) << 20)
+	}
+	return e
+})
 
 func parseEnvironment(lookup func(string) (string, bool)) environment {
 	v := variables{lookup: lookup}
@@ -64,7 +73,8 @@ func parseEnvironment(lookup func(string) (string, bool)) environment {
 			ServiceLevel: v.number(envServiceLevel, 15),
 			AckTimeout:   v.number(envAckTimeout, 31),
 		},
-		err: v.err,
+		arena: v.megabytes(envArena),
+		err:   v.err,
 	}
 }
 
@@ -159,6 +169,20 @@ func (v *variables) number(name string, most uint8) uint8 {
 		v.bad("%s=%s is not a number from 0 to %d", name, s, most)
 	}
 	return uint8(n)
+}
+
+// megabytes is a number of MiB that is 0, which means the default, if the variable is not set.
+func (v *variables) megabytes(name string) int {
+	s := v.text(name)
+	if s == "" {
+		return 0
+	}
+	const most = 1 << 20 // a TiB
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 || n > most {
+		v.bad("%s=%s is not a number of MiB from 1 to %d", name, s, most)
+	}
+	return n
 }
 
 // words splits a comma-separated list and drops empty words.

@@ -20,8 +20,11 @@ const (
 	// The smallest buffer is a page, so that no two buffers share one.
 	minBufferShift = 12
 	maxBufferShift = 30
-	// The size up to which DefaultArena may grow.
+	// The size up to which an arena may grow by default.
 	defaultArenaBytes = 64 << 20
+	// DefaultArena may grow to 1/arenaMemoryShare of the memory that this process may have,
+	// if that is more.
+	arenaMemoryShare = 16
 	// Where RLIMIT_MEMLOCK applies, DefaultArena gets at most one part of it in this
 	// many, besides the caches' half (memlockShare).
 	arenaMemlockShare = 4
@@ -35,13 +38,13 @@ const (
 // Its methods may be called concurrently.
 type Arena struct {
 	chunkSize int
-	maxBytes  int64
 
-	mu     sync.Mutex // guards what follows
-	free   [maxBufferShift + 1][]piece
-	chunks map[*chunk]struct{}
-	bytes  int64 // mapped
-	closed bool
+	mu       sync.Mutex // guards what follows
+	maxBytes int64
+	free     [maxBufferShift + 1][]piece
+	chunks   map[*chunk]struct{}
+	bytes    int64 // mapped
+	closed   bool
 }
 
 // A chunk is one mapping, cut into pieces of one size.
@@ -72,18 +75,28 @@ func NewArena(chunkSize int, maxBytes int64) *Arena {
 	return &Arena{chunkSize: 1 << shift, maxBytes: maxBytes, chunks: make(map[*chunk]struct{})}
 }
 
-// DefaultArena returns the arena of the process: 64 MiB at most, in chunks of
-// 1 MiB; where RLIMIT_MEMLOCK applies a quarter of that at most, in smaller chunks.
-// Connections have their inboxes and outboxes from it too. Budget.SetLimits does not
-// change it.
+// DefaultArena returns the arena of the process: of a sixteenth of the host's memory, or of
+// the control group's limit, but at least 64 MiB; where RLIMIT_MEMLOCK applies a quarter of
+// that at most. It maps 1 MiB at a time, less with a small limit, as it is used. Connections
+// have their inboxes and outboxes from it too. SetArenaLimit changes its size.
 var DefaultArena = sync.OnceValue(func() *Arena {
-	limit, limited := MemlockLimit()
-	if !limited {
-		return NewArena(0, 0)
+	bytes, chunk := max(memoryLimit()/arenaMemoryShare, defaultArenaBytes), int64(defaultChunk)
+	if limit, limited := MemlockLimit(); limited {
+		bytes = max(min(limit/arenaMemlockShare, bytes), minChunk)
+		chunk = min(max(bytes/2, minChunk), chunk)
 	}
-	bytes := max(min(limit/arenaMemlockShare, defaultArenaBytes), minChunk)
-	return NewArena(int(min(max(bytes/2, minChunk), defaultChunk)), bytes)
+	return NewArena(int(chunk), bytes)
 })
+
+// SetArenaLimit changes the size in bytes up to which DefaultArena may grow; what is mapped
+// stays so. DefaultBudget's limits follow, unless Budget.SetLimits has set them.
+func SetArenaLimit(bytes int64) {
+	a := DefaultArena()
+	a.mu.Lock()
+	a.maxBytes = max(bytes, 0) &^ int64(a.chunkSize-1)
+	a.mu.Unlock()
+	DefaultBudget().fitArena(bytes)
+}
 
 // Get returns a buffer of n bytes, whose contents are undefined. It takes a power of two
 // of the arena, at least 4 KiB. The error matches syscall.ENOBUFS if the arena has
@@ -299,5 +312,11 @@ func (a *Arena) Bytes() (mapped, used int64) {
 // what it takes.
 func (a *Arena) Left() int64 {
 	_, used := a.Bytes()
-	return a.maxBytes - used
+	return max(a.limit()-used, 0)
+}
+
+func (a *Arena) limit() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.maxBytes
 }

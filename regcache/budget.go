@@ -12,10 +12,11 @@ import (
 )
 
 const (
-	// What the caches of a process may keep registered; less if a memlock limit
-	// applies.
+	// What the caches of a process may keep registered besides DefaultArena; less if a
+	// memlock limit applies.
 	defaultMaxBytes = 256 << 20
-	// As in libfabric (FI_MR_CACHE_MAX_COUNT); a device has room for far more.
+	// As in libfabric (FI_MR_CACHE_MAX_COUNT); a device has room for far more, and gets
+	// it for an arena in pieces of minAlone.
 	defaultMaxEntries = 1024
 	// Cached registrations may fill one part of RLIMIT_MEMLOCK in this many. The rest is
 	// for control buffers and for registrations that are not cached.
@@ -40,6 +41,7 @@ type Budget struct {
 	mu         sync.Mutex // guards what follows, and all indexes' changes
 	maxBytes   int64
 	maxEntries int
+	usual      bool  // these are the process's by default
 	bytes      int64 // of regions that are in a cache, or being put there
 	entries    int
 	order      regionHeap // every region in a cache, least recently used first
@@ -58,27 +60,42 @@ func NewBudget(maxBytes int64, maxEntries int) *Budget {
 	}
 }
 
-// DefaultBudget returns the budget of the process: 256 MiB in 1024 registrations, but no
-// more than half of RLIMIT_MEMLOCK where that applies (it does not to a process with
-// CAP_IPC_LOCK). SetLimits changes it.
+// DefaultBudget returns the budget of the process: 256 MiB in 1024 registrations, and as
+// much as DefaultArena may have in pieces of 128 KiB, but no more than half of
+// RLIMIT_MEMLOCK where that applies (it does not to a process with CAP_IPC_LOCK). SetLimits
+// changes it.
 var DefaultBudget = sync.OnceValue(func() *Budget {
 	b := NewBudget(defaultMaxBytes, defaultMaxEntries)
 	b.why = "no RLIMIT_MEMLOCK applies"
 	if limit, limited := MemlockLimit(); limited {
 		b.why = fmt.Sprintf("1/%d of RLIMIT_MEMLOCK, which is %s; raise it with ulimit -l, LimitMEMLOCK= or CAP_IPC_LOCK",
 			memlockShare, sizeString(limit))
-		b.maxBytes = min(limit/memlockShare, defaultMaxBytes)
 		b.memlock = limit
 	}
+	b.usual = true
+	b.fitArena(DefaultArena().limit())
 	return b
 })
+
+// fitArena sets the usual limits beside an arena of that size.
+func (b *Budget) fitArena(arena int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.usual {
+		return
+	}
+	b.maxBytes, b.maxEntries = defaultMaxBytes+arena, defaultMaxEntries+int(arena/minAlone)
+	if b.memlock != 0 {
+		b.maxBytes = min(b.memlock/memlockShare, b.maxBytes)
+	}
+}
 
 // SetLimits changes the limits, in bytes and in registrations. Unused regions beyond
 // them are given back at once; others when they are no longer used and their room is
 // needed.
 func (b *Budget) SetLimits(maxBytes int64, maxEntries int) {
 	b.mu.Lock()
-	b.maxBytes, b.maxEntries, b.why = maxBytes, maxEntries, "set by the program"
+	b.maxBytes, b.maxEntries, b.why, b.usual = maxBytes, maxEntries, "set by the program", false
 	victims, _ := b.makeRoomLocked(0, 0)
 	b.mu.Unlock()
 	dropAll(victims)

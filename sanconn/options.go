@@ -39,7 +39,7 @@ type Options struct {
 
 	// SendBudget is how many bytes Write takes before the peer has them, as TCP's send
 	// buffer does. Default 4 MiB per connection. Not used on shm, where the ring is the
-	// buffer. On verbs both budgets come out of the 64 MiB of regcache.DefaultArena;
+	// buffer. On verbs both budgets come out of regcache.DefaultArena;
 	// where that is used up, SendBudget is 256 KiB of the heap.
 	SendBudget int
 

@@ -297,6 +297,7 @@ func (t *sender) openBox(buf []byte) (unused []byte) {
 	o := &t.box
 	switch {
 	case buf == nil:
+		t.noBox++
 		t.leaveInbox()
 		o.skip = skipShort
 	case o.unsent() > len(buf):
@@ -338,6 +339,7 @@ func (t *sender) inboxByPeer(d Descriptor) {
 		return
 	}
 	if o.wanted, o.inbox = false, d; d.Len == 0 {
+		t.noBox++
 		o.skip = skipShort
 	}
 }

@@ -271,6 +271,9 @@ func TestWithoutAnInboxBytesGoAsMessages(t *testing.T) {
 				write(t, s, p, false)
 			}
 		}
+		if n := s.Stats().NoBox; n != 3 {
+			t.Errorf("there was no box %d times, want 3", n)
+		}
 	})
 	inBubble(t, func(t *testing.T) {
 		poor := boxed
@@ -281,6 +284,9 @@ func TestWithoutAnInboxBytesGoAsMessages(t *testing.T) {
 		p.expect(tLeaveInbox)
 		p.data(10_000)
 		within(t, w)
+		if n := s.Stats().NoBox; n != 1 {
+			t.Errorf("there was no box %d times, want once", n)
+		}
 	})
 }
 

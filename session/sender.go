@@ -48,7 +48,7 @@ type sender struct {
 	wake  bool  // a waiting Write may go on
 	fault error // the peer has broken the protocol
 
-	bytes, messages, offers, movedBytes, boxedBytes, lentBytes, stalls uint64
+	bytes, messages, offers, movedBytes, boxedBytes, lentBytes, stalls, noBox uint64
 }
 
 // minFragment is the least room in bytes that a longer Write accepts: a ring skips a

@@ -7,6 +7,7 @@ type Stats struct {
 	OffersSent, OffersReceived             uint64 // rendezvous transfers, by direction of the data
 	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA, inboxes included
 	Stalls                                 uint64 // times that data ran out of credit
+	NoBox                                  uint64 // times that there was no memory to send through, here or at the peer: see regcache.DefaultArena
 	Sleeps                                 uint64 // times that a Read or Write slept
 	Polls                                  uint64 // waits of Read or Write that polling ended
 
@@ -29,7 +30,7 @@ func (s *Session) Stats() Stats {
 	st.BytesSent, st.MessagesSent, st.OffersSent = tx.bytes, tx.messages, tx.offers
 	st.OfferedBytesSent = tx.movedBytes + tx.boxedBytes
 	st.DirectBytesSent, st.LentBytesSent = tx.movedBytes, tx.lentBytes
-	st.Stalls = tx.stalls
+	st.Stalls, st.NoBox = tx.stalls, tx.noBox
 	s.txMu.Unlock()
 	for _, sd := range s.sides() {
 		st.Sleeps += sd.sleeps.Load()

@@ -297,8 +297,8 @@ const (
 	freely = 256 << 10
 	// Above, it gives at most 1/arenaShare of what is left: the first connections that
 	// send much must not leave later ones without an inbox. Those get smaller ones,
-	// some thirty in 64 MiB.
-	arenaShare = 4
+	// eighty in 64 MiB, and four hundred of 1 MiB and more in 1 GiB.
+	arenaShare = 16
 )
 
 // Alloc implements session.Memory: memory of the process's arena, which stays

@@ -1,0 +1,38 @@
+package regcache
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+)
+
+// The process's arena grows as far as it is told, and the budget of its caches with it; a
+// program's own limits stay.
+func TestSetArenaLimit(t *testing.T) {
+	a, b := DefaultArena(), DefaultBudget()
+	was := a.limit()
+	if was < min(defaultArenaBytes, b.limit()/memlockShare) {
+		t.Errorf("an arena of %d bytes, beside caches of %d", was, b.limit())
+	}
+	t.Cleanup(func() {
+		b.usual = true
+		SetArenaLimit(was)
+	})
+	const more = 8 << 20
+	before, entries := b.limit(), b.maxEntries
+	SetArenaLimit(was + more)
+	if left := a.Left(); left != was+more {
+		t.Errorf("%d bytes left of %d", left, was+more)
+	}
+	if limit := b.limit(); limit != before+more && b.memlock == 0 || b.maxEntries <= entries {
+		t.Errorf("caches of %d bytes in %d registrations, before %d in %d", limit, b.maxEntries, before, entries)
+	}
+	b.SetLimits(1<<20, 10)
+	SetArenaLimit(defaultChunk)
+	if b.limit() != 1<<20 || b.maxEntries != 10 {
+		t.Errorf("%d bytes in %d registrations, which the program has not set", b.limit(), b.maxEntries)
+	}
+	if _, err := a.Get(2 * defaultChunk); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("Get beyond the limit: %v", err)
+	}
+}
