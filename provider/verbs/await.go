@@ -6,20 +6,31 @@ import (
 	"sync/atomic"
 )
 
+// awaitLooks is how often await looks before it sleeps: for about 10 µs, as a device takes
+// a few for an invalidation, and an interrupt costs more.
+const awaitLooks = 16
+
 // await takes completions until met, which is called with mu held, returns true, or
 // until the connection or ctx ends. It is for the provider's own waits (iWARP's first
 // message, an invalidation, what Close sends), while the session may be waiting as well.
 func (q *queuePair) await(ctx context.Context, met func() bool) error {
+	look := func() bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.drainLocked()
+		return met()
+	}
+	for range awaitLooks {
+		if look() {
+			return nil
+		}
+	}
 	arrived := make(chan struct{}, 1)
 	q.watchers.add(arrived)
 	defer q.watchers.remove(arrived)
 	for {
 		q.notify()
-		q.mu.Lock()
-		q.drainLocked()
-		over := met()
-		q.mu.Unlock()
-		if over {
+		if look() {
 			return nil
 		}
 		if err := q.ended(); err != nil {

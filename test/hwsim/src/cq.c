@@ -146,6 +146,8 @@ int cq_notify(struct ibv_cq *cq, int solicited)
 	else if (c->armed == UNARMED)
 		c->armed = ARMED_SOLICITED;
 	pthread_mutex_unlock(&c->mu);
+	if (config.timed)
+		atomic_store(&hw.armed_at, now_ns());
 	wake_engine(); // in timed mode nobody else may look
 	return 0;
 }

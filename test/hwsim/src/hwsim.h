@@ -128,6 +128,7 @@ struct hw {
 	uint64_t now; // when the device last looked at the clock
 	uint64_t polled; // when the program last did
 	_Atomic int armed; // completion queues that are
+	_Atomic uint64_t armed_at; // the last one, in timed mode
 };
 extern struct hw hw;
 

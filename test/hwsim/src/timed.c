@@ -14,6 +14,7 @@ enum {
 	STAY = 20 * MS, // the engine goes on working for so long then
 	IDLE = 50 * MS, // what was posted may have started a timer unnoticed
 	SOON = 10 * US, // less than sleeping and waking take
+	AWAKE = 500 * US, // after a queue was armed, in the place of an interrupt
 };
 
 // arrival is when n bytes arrive that leave now: behind all that left before.
@@ -75,7 +76,7 @@ void timed_engine(void)
 		next = step();
 		pthread_mutex_unlock(&hw.mu);
 		now = now_ns();
-		if (next < now + SOON)
+		if (next < now + SOON || (listens && now < atomic_load(&hw.armed_at) + AWAKE))
 			sched_yield();
 		else if (listens)
 			wait_bell(seen, next < now + IDLE ? next : now + IDLE);
