@@ -39,8 +39,8 @@ func TestTimed(t *testing.T) {
 	for _, tt := range []struct{ latency, bandwidth, moved string }{
 		{"2000", "50000000000", "1"},
 		{"2000", "50000000000", "0"},
-		{"3000000", "1000000000", "1"},
-		{"3000000", "1000000000", "0"},
+		{"500000", "1000000000", "1"},
+		{"500000", "1000000000", "0"},
 	} {
 		s := fmt.Sprintf("latency_ns=%s,bandwidth=%s", tt.latency, tt.bandwidth)
 		if tt.moved == "0" {
