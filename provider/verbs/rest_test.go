@@ -3,10 +3,17 @@
 package verbs
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
@@ -52,28 +59,113 @@ func TestConnectionAtRestIsSmall(t *testing.T) {
 
 var resting = flag.Int("resting", 200, "connections that TestManyAtRest has at a time")
 
-// As many connections as are wanted are open at a time, and each works, before others and
-// behind them.
+const restingPeer = "SAN_TEST_RESTING" // the address to dial, in the child
+
+// As many connections as are wanted are open between two processes, within the usual
+// budget, and each works, before others and behind them.
 func TestManyAtRest(t *testing.T) {
 	nothingLeft(t)
 	l := listen(t, Config{})
-	before := registered()
-	type ends struct{ a, b *session.Session }
-	var all []ends
-	for range *resting {
-		a, b := sessions(t, l, session.Config{})
-		all = append(all, ends{a, b})
+	child := exec.Command(os.Args[0], "-test.run=^TestDialMany$", "-test.v", fmt.Sprintf("-resting=%d", *resting))
+	child.Env = append(os.Environ(), restingPeer+"="+l.Addrs()[0].String())
+	var out bytes.Buffer
+	child.Stdout, child.Stderr = &out, &out
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
 	}
-	if n := registered() - before; n > int64(len(all))*2*restBytes {
-		t.Errorf("%d connections have %d bytes registered", len(all), n)
+	ended := make(chan error, 1)
+	go func() { ended <- child.Wait() }()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		serveMany(t, l)
+	}()
+	err := <-ended
+	t.Logf("%s", &out)
+	if err != nil || !bytes.Contains(out.Bytes(), []byte("--- PASS: TestDialMany")) {
+		t.Errorf("the other process: %v", err)
 	}
-	var wg sync.WaitGroup
-	for first := range 8 {
-		wg.Go(func() {
-			for i := first; i < len(all) && !t.Failed(); i += 8 {
-				streams(t, all[i].a, all[i].b, 50_000)
+	l.Close()
+	<-served
+}
+
+// serveMany sends back what comes on each connection, until the listener is closed and all
+// peers have gone.
+func serveMany(t *testing.T, l *Listener) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for {
+		e, err := l.Accept()
+		if err != nil {
+			return
+		}
+		all.Go(func() {
+			s := session.New(e, session.Config{Accepting: true})
+			defer s.Abort()
+			if err := s.Negotiate(patient(t)); err != nil {
+				t.Error(err)
+				return
+			}
+			for b := make([]byte, 4<<10); ; {
+				n, err := s.Read(b)
+				if err != nil {
+					return
+				}
+				if _, err := s.Write(b[:n]); err != nil {
+					return
+				}
 			}
 		})
 	}
-	wg.Wait()
+}
+
+// TestDialMany is the child's part.
+func TestDialMany(t *testing.T) {
+	address, child := os.LookupEnv(restingPeer)
+	if !child {
+		return
+	}
+	cable(t)
+	before, heap, began := registered(), heapInUse(), time.Now()
+	all := make([]*session.Session, *resting)
+	for i := range all {
+		e, err := Dial(patient(t), netip.AddrPort{}, netip.MustParseAddrPort(address), Config{})
+		if err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		all[i] = session.New(e, session.Config{})
+		defer all[i].Abort()
+		if err := all[i].Negotiate(patient(t)); err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		echo(t, all[i], 64)
+	}
+	connected, n := time.Since(began), int64(len(all))
+	t.Logf("%d connections in %v; each has %d bytes registered and %d of the heap at this end", n, connected, (registered()-before)/n, (heapInUse()-heap)/n)
+	if now := registered() - before; now > n*restBytes+probeMemory {
+		t.Errorf("%d connections have %d bytes registered", n, now)
+	}
+	for _, s := range all {
+		echo(t, s, 3000)
+	}
+}
+
+// echo sends n bytes and gets them back.
+func echo(t *testing.T, s *session.Session, n int) {
+	t.Helper()
+	sent, got := bytes.Repeat([]byte{byte(n)}, n), make([]byte, n)
+	if _, err := s.Write(sent); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(readerFunc(s.Read), got); err != nil || !bytes.Equal(got, sent) {
+		t.Fatalf("%v; right bytes: %v", err, bytes.Equal(got, sent))
+	}
+}
+
+// heapInUse is what the program's heap and stacks take, in bytes.
+func heapInUse() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse)
 }
