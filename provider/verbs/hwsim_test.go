@@ -69,7 +69,9 @@ func TestOnHwsim(t *testing.T) {
 func onHwsim(t *testing.T, settings, tests, skip string) {
 	t.Helper()
 	f := hwsim.New(t, settings)
-	child := exec.Command(os.Args[0], "-test.run="+tests, "-test.skip="+skip, "-test.timeout=3m", "-test.v")
+	limit := 3*time.Minute + time.Duration(*resting)*50*time.Millisecond // for what others slow down
+	child := exec.Command(os.Args[0], "-test.run="+tests, "-test.skip="+skip, fmt.Sprintf("-test.timeout=%v", limit),
+		fmt.Sprintf("-resting=%d", *resting), "-test.v")
 	child.Env = f.Env()
 	out, err := child.CombinedOutput()
 	if err != nil {
