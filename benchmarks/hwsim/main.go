@@ -3,7 +3,7 @@
 // and moves no payload of RDMA. In the same rounds it runs perftest's programs (C, straight
 // on verbs) on the same device.
 //
-//	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
+//	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-spin 1ms] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
 //
 // It prints a table of medians and quartiles. Where others use the machine, -alone gives each
 // process a processor, and precedence over all other programs, for a second at a time. Needs Linux, a C compiler, libibverbs-dev,
@@ -17,6 +17,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sanconn/san/test/hwsim"
 )
@@ -26,6 +27,7 @@ type options struct {
 	latency   int // ns, one way
 	bandwidth int // bytes/s, each way
 	alone     bool
+	spin      time.Duration // session.Config.Spin, at both ends
 }
 
 func main() {
@@ -34,6 +36,7 @@ func main() {
 	rounds := flag.Int("rounds", 7, "`number` of rounds, each with every figure once")
 	flag.IntVar(&o.latency, "latency", 2000, "of the network, one way, in `ns`")
 	flag.IntVar(&o.bandwidth, "bandwidth", 50_000_000_000, "of the network, in `bytes/s`")
+	flag.DurationVar(&o.spin, "spin", 0, "how long Reads and Writes poll; 0: the library's default")
 	flag.BoolVar(&o.alone, "alone", false, "keep a processor for each process, before all other programs (Linux: root)")
 	only := flag.String("only", "", "the figures whose name contains this `text`")
 	server := flag.Bool("server", false, "serve (what this program starts)")
@@ -45,9 +48,9 @@ func main() {
 	case *copies:
 		_, err = fmt.Println(twoCopies())
 	case *server:
-		err = serve()
+		err = serve(o)
 	case *client != "":
-		err = measure(*client, flag.Arg(0))
+		err = measure(o, *client, flag.Arg(0))
 	default:
 		err = run(o, *rounds, *only)
 	}

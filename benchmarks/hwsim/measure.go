@@ -34,7 +34,7 @@ func (f figure) measure(o options, env []string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	server := o.command(ctx, 0, self, "-server")
+	server := o.command(ctx, 0, self, "-server", "-spin", o.spin.String())
 	server.Env, server.Stderr = env, os.Stderr
 	in, err := server.StdinPipe()
 	if err != nil {
@@ -53,7 +53,7 @@ func (f figure) measure(o options, env []string) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("server: %w", err)
 	}
-	client := o.command(ctx, 1, self, "-client", f.library, strings.TrimSpace(address))
+	client := o.command(ctx, 1, self, "-spin", o.spin.String(), "-client", f.library, strings.TrimSpace(address))
 	client.Env, client.Stderr = env, os.Stderr
 	text, err := client.Output()
 	if err != nil {
@@ -70,7 +70,7 @@ type request struct {
 }
 
 // serve serves until standard input ends.
-func serve() error {
+func serve(o options) error {
 	l, err := listen()
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func serve() error {
 				return
 			}
 			go func() {
-				c, err := connection(e)
+				c, err := connection(o, e)
 				if err != nil {
 					return
 				}
@@ -124,12 +124,12 @@ func answer(c net.Conn) error {
 }
 
 // measure prints one figure.
-func measure(what, address string) error {
+func measure(o options, what, address string) error {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return err
 	}
-	c, err := dial(at)
+	c, err := dial(o, at)
 	if err != nil {
 		return err
 	}

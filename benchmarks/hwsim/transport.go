@@ -22,21 +22,21 @@ func listen() (*verbs.Listener, error) {
 	return verbs.Listen(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port), verbs.Config{})
 }
 
-func dial(address netip.AddrPort) (*sanconn.Conn, error) {
+func dial(o options, address netip.AddrPort) (*sanconn.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	e, err := verbs.Dial(ctx, netip.AddrPort{}, address, verbs.Config{})
 	if err != nil {
 		return nil, err
 	}
-	return connection(e)
+	return connection(o, e)
 }
 
 // connection negotiates, at either end.
-func connection(e *verbs.Endpoint) (*sanconn.Conn, error) {
+func connection(o options, e *verbs.Endpoint) (*sanconn.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	s := session.New(e, session.Config{})
+	s := session.New(e, session.Config{Spin: o.spin})
 	if err := s.Negotiate(ctx); err != nil {
 		s.Abort()
 		return nil, err
