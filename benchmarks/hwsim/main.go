@@ -3,7 +3,7 @@
 // and moves no payload of RDMA. In the same rounds it runs perftest's programs (C, straight
 // on verbs) on the same device.
 //
-//	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-spin 1ms] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
+//	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-spin 1ms] [-disable windows] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
 //
 // It prints a table of medians and quartiles. Where others use the machine, -alone gives each
 // process a processor, and precedence over all other programs, for a second at a time. Needs Linux, a C compiler, libibverbs-dev,
@@ -28,6 +28,7 @@ type options struct {
 	bandwidth int // bytes/s, each way
 	alone     bool
 	spin      time.Duration // session.Config.Spin, at both ends
+	disable   string        // one of session.FeatureNames
 }
 
 func main() {
@@ -37,6 +38,7 @@ func main() {
 	flag.IntVar(&o.latency, "latency", 2000, "of the network, one way, in `ns`")
 	flag.IntVar(&o.bandwidth, "bandwidth", 50_000_000_000, "of the network, in `bytes/s`")
 	flag.DurationVar(&o.spin, "spin", 0, "how long Reads and Writes poll; 0: the library's default")
+	flag.StringVar(&o.disable, "disable", "", "a `mechanism` to switch off, as in SAN_DISABLE")
 	flag.BoolVar(&o.alone, "alone", false, "keep a processor for each process, before all other programs (Linux: root)")
 	only := flag.String("only", "", "the figures whose name contains this `text`")
 	server := flag.Bool("server", false, "serve (what this program starts)")

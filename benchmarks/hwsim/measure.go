@@ -34,7 +34,7 @@ func (f figure) measure(o options, env []string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	server := o.command(ctx, 0, self, "-server", "-spin", o.spin.String())
+	server := o.command(ctx, 0, self, "-spin", o.spin.String(), "-disable", o.disable, "-server")
 	server.Env, server.Stderr = env, os.Stderr
 	in, err := server.StdinPipe()
 	if err != nil {
@@ -53,7 +53,7 @@ func (f figure) measure(o options, env []string) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("server: %w", err)
 	}
-	client := o.command(ctx, 1, self, "-spin", o.spin.String(), "-client", f.library, strings.TrimSpace(address))
+	client := o.command(ctx, 1, self, "-spin", o.spin.String(), "-disable", o.disable, "-client", f.library, strings.TrimSpace(address))
 	client.Env, client.Stderr = env, os.Stderr
 	text, err := client.Output()
 	if err != nil {
@@ -71,7 +71,7 @@ type request struct {
 
 // serve serves until standard input ends.
 func serve(o options) error {
-	l, err := listen()
+	l, err := listen(o)
 	if err != nil {
 		return err
 	}
