@@ -46,7 +46,7 @@ func (d *Dialer) dialEach(ctx context.Context, network string, requests []reques
 func share(ctx context.Context, left int) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok || left == 1 {
-		return context.WithCancel(ctx)
+		return ctx, func() {}
 	}
 	remaining := time.Until(deadline)
 	return context.WithTimeout(ctx, min(remaining, max(remaining/time.Duration(left), minShare)))

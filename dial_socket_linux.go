@@ -100,14 +100,14 @@ var connectsParity atomic.Int32
 
 // name sets local to the address that the socket is bound to.
 func (s *boundSocket) name() error {
-	sa, err := unix.Getsockname(s.fd)
+	sa, err := syscall.Getsockname(s.fd) // that of unix also asks for the protocol
 	if err != nil {
 		return os.NewSyscallError("getsockname", err)
 	}
 	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
+	case *syscall.SockaddrInet4:
 		s.local = &net.TCPAddr{IP: net.IP(sa.Addr[:]), Port: sa.Port}
-	case *unix.SockaddrInet6:
+	case *syscall.SockaddrInet6:
 		s.local = &net.TCPAddr{IP: net.IP(sa.Addr[:]), Port: sa.Port}
 		if sa.ZoneId != 0 {
 			s.local.Zone = strconv.Itoa(int(sa.ZoneId))

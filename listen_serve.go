@@ -63,6 +63,10 @@ func reset(c net.Conn) {
 // background, so that a slow dialer delays no other.
 func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 	config.Accepting = true
+	if d, ok := a.(direct); ok {
+		d.serve(func(t transport) { l.take(provider, t, config) })
+		return
+	}
 	delay := minAcceptDelay
 	for {
 		t, err := a.accept()
@@ -79,20 +83,32 @@ func (l *Listener) serve(provider string, a acceptor, config session.Config) {
 			continue
 		}
 		delay = minAcceptDelay
-		if l.handed.Load() && !l.accepting.Load() {
-			turnAway(t)
-			continue
-		}
-		p, err := l.backlog.Begin(l.ctx, t.user, negotiateTimeout)
-		switch {
-		case err == nil:
-			l.background.Go(func() { l.admit(p, provider, t, config) })
-		case errors.Is(err, backlog.ErrFull):
-			refuse(t) // C7
-		default:
-			sendToTCP(t, config)
-		}
+		l.take(provider, t, config)
 	}
+}
+
+// take has a connection negotiated: in the background, unless the dialer's part of it is
+// there already.
+func (l *Listener) take(provider string, t transport, config session.Config) {
+	if l.handed.Load() && !l.accepting.Load() {
+		turnAway(t)
+		return
+	}
+	p, err := l.backlog.Begin(l.ctx, t.user, negotiateTimeout)
+	switch {
+	case errors.Is(err, backlog.ErrFull):
+		refuse(t) // C7
+		return
+	case err != nil:
+		sendToTCP(t, config)
+		return
+	}
+	t.session = session.New(t.endpoint, config)
+	if done, err := t.session.NegotiateNow(); done && err == nil {
+		l.admitted(p, provider, t)
+		return
+	}
+	l.background.Go(func() { l.admit(p, provider, t, config) })
 }
 
 // refuse ends a connection before it is negotiated: its dialer sees
@@ -131,11 +147,20 @@ func (l *Listener) admit(p *backlog.Place, provider string, t transport, config 
 	if errors.Is(context.Cause(p.Context()), backlog.ErrLost) {
 		count(func(n *Counters) { n.Refused++ })
 	}
-	switch placed := p.End(err == nil); {
-	case placed:
-		l.ready <- newConn(provider, s, t) // never blocks: it has a place in the backlog
-	case err == nil:
-		s.Abort()
+	if err != nil {
+		p.End(false)
+		return
+	}
+	t.session = s
+	l.admitted(p, provider, t)
+}
+
+// admitted queues a negotiated connection for Accept.
+func (l *Listener) admitted(p *backlog.Place, provider string, t transport) {
+	if p.End(true) {
+		l.ready <- newConn(provider, t.session, t) // never blocks: it has a place in the backlog
+	} else {
+		t.session.Abort()
 		t.release()
 	}
 }

@@ -37,6 +37,13 @@ type acceptor interface {
 	io.Closer
 }
 
+// direct is an acceptor that hands connections over itself.
+type direct interface {
+	// serve calls take for each connection, in a goroutine that must not be blocked, until
+	// the acceptor is closed and no call is under way.
+	serve(take func(transport))
+}
+
 // opened is an acceptor with its provider's name.
 type opened struct {
 	name string

@@ -66,6 +66,15 @@ func (l shmListener) accept() (transport, error) {
 	if err != nil {
 		return transport{}, err
 	}
+	return acceptedFrom(ep, local, remote), nil
+}
+
+// serve implements direct.
+func (l shmListener) serve(take func(transport)) {
+	l.Serve(func(ep session.Endpoint, local, remote *net.TCPAddr) { take(acceptedFrom(ep, local, remote)) })
+}
+
+func acceptedFrom(ep session.Endpoint, local, remote *net.TCPAddr) transport {
 	user := fmt.Sprintf("user %d", shm.PeerUser(ep))
-	return transport{endpoint: ep, local: local, remote: remote, user: user}, nil
+	return transport{endpoint: ep, local: local, remote: remote, user: user}
 }

@@ -1,6 +1,6 @@
 package session
 
-import "github.com/sanconn/san/session/internal/spin"
+import "github.com/sanconn/san/internal/spin"
 
 // await is the one place where a session waits: for these events, and then for test, unless
 // there are none, and it need not wait. test makes what progress it can, and returns the

@@ -251,7 +251,7 @@ const (
 	SendReady                    // Reserve, Read or Write may have room
 )
 
-// Waker gets the events that Arm requested, and always the connection's end.
+// Waker gets the events that Arm requested, and the connection's end if Arm requested any.
 // Wake does not block and may be called from any goroutine.
 type Waker interface {
 	Wake(Events)

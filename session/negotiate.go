@@ -40,24 +40,8 @@ func (s *Session) introduce(why wire.Refusal) (sent bool) {
 func (s *Session) Negotiate(ctx context.Context) (err error) {
 	s.rd.begin()
 	defer s.rd.op.Unlock()
-	stop := context.AfterFunc(ctx, s.rd.signal)
-	defer stop()
-	heard := false
 	test := func(bool) (want Events) {
-		sent := s.cfg.Accepting && !heard || s.introduce(0)
-		if !heard {
-			if heard, err = s.negotiated(sent); err != nil {
-				return 0
-			}
-			sent = sent && (!heard || s.introduce(0))
-		}
-		if !sent && s.ep.Err() == nil {
-			want |= SendReady
-		}
-		if !heard {
-			want |= RecvReady
-		}
-		if want != 0 {
+		if want, err = s.negotiateStep(); want != 0 {
 			if err = ctx.Err(); err == nil && s.rd.state.Load()&stClosed != 0 {
 				err = ErrClosed
 			}
@@ -67,12 +51,52 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 		}
 		return want
 	}
-	s.await(&s.rd, test(false), test)
+	if want := test(false); want != 0 {
+		stop := context.AfterFunc(ctx, s.rd.signal)
+		defer stop()
+		s.await(&s.rd, want, test)
+	}
+	return s.begin(err)
+}
+
+// NegotiateNow is Negotiate without a wait: if that would have to, it returns false, and
+// Negotiate is still to be called.
+func (s *Session) NegotiateNow() (done bool, err error) {
+	s.rd.begin()
+	defer s.rd.op.Unlock()
+	if want, err := s.negotiateStep(); want != 0 && err == nil {
+		return false, nil
+	} else {
+		return true, s.begin(err)
+	}
+}
+
+// begin begins a session whose negotiation has ended, unless in vain.
+func (s *Session) begin(err error) error {
 	if err == nil {
 		s.joinIfAway()
 		s.alive.start(s.engine)
 	}
 	return err
+}
+
+// negotiateStep does what can be done of the negotiation, and returns what the rest waits
+// for; 0: it is over. The caller has rd's op.
+func (s *Session) negotiateStep() (want Events, err error) {
+	sent := s.cfg.Accepting && !s.heard || s.introduce(0)
+	if !s.heard {
+		if s.heard, err = s.negotiated(sent); err != nil {
+			return 0, err
+		}
+		sent = sent && (!s.heard || s.introduce(0))
+	}
+	if !sent && s.ep.Err() == nil {
+		want |= SendReady
+	}
+	if !s.heard {
+		want |= RecvReady
+	}
+	return want, nil
 }
 
 // Refuse ends a session of an accepting end that Negotiate has not returned yet, and tells

@@ -44,6 +44,28 @@ func TestEarlyNegotiationIsKept(t *testing.T) {
 	})
 }
 
+// NegotiateNow does not wait. It answers a message that has come, and otherwise Negotiate
+// does later.
+func TestNegotiateNow(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		ea, eb := twin.Pair(byRead)
+		b := session.New(eb, session.Config{Accepting: true})
+		if done, err := b.NegotiateNow(); done || err != nil {
+			t.Errorf("negotiated with nobody: %v, %v", done, err)
+		}
+		a := session.New(ea, session.Config{})
+		pass(time.Minute)
+		if done, err := b.NegotiateNow(); !done || err != nil {
+			t.Errorf("not negotiated: %v, %v", done, err)
+		}
+		negotiate(t, a)
+		negotiate(t, b)
+		a.Abort()
+		b.Abort()
+		idle()
+	})
+}
+
 // N4: Negotiate ends when the peer's message has come, not before, and its
 // context bounds the wait.
 func TestNegotiateWaitsForThePeersMessage(t *testing.T) {

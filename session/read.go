@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sanconn/san/session/internal/spin"
+	"github.com/sanconn/san/internal/spin"
 	"github.com/sanconn/san/session/internal/wire"
 )
 

@@ -34,6 +34,7 @@ type Session struct {
 	writing
 
 	peer    wire.Params // set by Negotiate before any Read or Write
+	heard   bool        // the peer's negotiation message has come; guarded by rd's op
 	alive   keepalive
 	closing closing
 }

@@ -3,7 +3,7 @@ package session
 import (
 	"sync/atomic"
 
-	"github.com/sanconn/san/session/internal/spin"
+	"github.com/sanconn/san/internal/spin"
 )
 
 // side is a kind of operation of which one is in progress at a time: those that read, those

@@ -42,12 +42,18 @@ func New(size int) *Backlog { return &Backlog{size: size, users: make(map[string
 
 // A Place is held by a connection that is being set up.
 type Place struct {
+	in     *Backlog
+	parent context.Context
+	user   string
+	began  time.Time
+	limit  time.Duration
+
+	// Guarded by in.mu. The context is made when it is wanted: the timer costs as much as
+	// what a connection is set up with that waits for nothing.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	stop   context.CancelFunc // of the timer
-	in     *Backlog
-	user   string
-	began  time.Time
+	lost   bool
 }
 
 // Begin returns a place for a new connection of a user, for at most limit until End. If all
@@ -56,7 +62,7 @@ type Place struct {
 // all, if that has had it for Slow or longer. So dialers that do not negotiate keep nobody
 // out. Otherwise the error is ErrFull or ErrBusy.
 func (b *Backlog) Begin(ctx context.Context, user string, limit time.Duration) (*Place, error) {
-	p := &Place{in: b, user: user, began: time.Now()}
+	p := &Place{in: b, parent: ctx, user: user, began: time.Now(), limit: limit}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.taken >= b.size {
@@ -67,11 +73,9 @@ func (b *Backlog) Begin(ctx context.Context, user string, limit time.Duration) (
 		if lost == nil {
 			return nil, ErrBusy
 		}
-		lost.cancel(ErrLost)
+		lost.loseLocked()
 		b.removeLocked(lost)
 	}
-	ctx, p.cancel = context.WithCancelCause(ctx)
-	p.ctx, p.stop = context.WithTimeout(ctx, limit)
 	b.making = append(b.making, p)
 	b.users[user]++
 	b.taken++
@@ -110,16 +114,37 @@ func (b *Backlog) removeLocked(p *Place) {
 
 // Context ends when the limit given to Begin is over, when the place goes to another
 // connection (ErrLost is its cause), and with End.
-func (p *Place) Context() context.Context { return p.ctx }
+func (p *Place) Context() context.Context {
+	p.in.mu.Lock()
+	defer p.in.mu.Unlock()
+	if p.ctx == nil {
+		ctx, cancel := context.WithCancelCause(p.parent)
+		p.ctx, p.stop = context.WithDeadline(ctx, p.began.Add(p.limit))
+		p.cancel = cancel
+		if p.lost {
+			cancel(ErrLost)
+		}
+	}
+	return p.ctx
+}
+
+func (p *Place) loseLocked() {
+	p.lost = true
+	if p.cancel != nil {
+		p.cancel(ErrLost)
+	}
+}
 
 // End ends the setting up of the connection; good means that it succeeded. If End returns
 // true, the connection has a place until Leave: its own, or another if it had lost that.
 func (p *Place) End(good bool) bool {
-	p.stop()
-	p.cancel(nil)
 	b := p.in
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if p.ctx != nil {
+		p.stop()
+		p.cancel(nil)
+	}
 	b.removeLocked(p)
 	if !good || b.taken >= b.size {
 		return false

@@ -21,25 +21,36 @@ type accepting struct {
 }
 
 // accept accepts a connection on a link, or returns the code that refuses it.
-func (l *Listener) accept(k *link, s *slot, m *message, fds []int) uint8 {
+func (l *Listener) accept(k *link, s *slot, m *message, fds []int) (code uint8, rest []int) {
 	a := accepting{listener: l, link: k, slot: s, local: m.addr}
-	code := uint8(codeResources) // if too much is looked at already
-	k.theirs.examine(func() { code = a.locate(fds) })
+	code = codeResources // if too much is looked at already
+	k.theirs.examine(func() {
+		if code = a.locate(fds); code == codeOK {
+			// Here, and not by a goroutine of its own: closing a TCP socket that was never
+			// connected waits for nothing, even if its dialer has closed it before. It lingers
+			// only behind a FIN (sk_stream_wait_close, net/core/stream.c), nobody can hold
+			// the lock of a socket at its last close, and TCP has no descriptors in its queue.
+			// A peer that connects it in this very moment, and has it linger, holds one of
+			// its user's few threads for looking, as with any other slow descriptor.
+			closeAll(fds)
+			fds = nil
+		}
+	})
 	if code != codeOK {
-		return code
+		return code, fds
 	}
 	a.create()
 	at := ends{a.local, a.remote}
 	if !l.open.add(at, a.e, a.socket) {
 		a.e.discard()
-		return codeAddress
+		return codeAddress, fds
 	}
 	code = a.finish()
 	if code != codeOK {
 		l.open.remove(at, a.e)
 		a.e.discard()
 	}
-	return code
+	return code, fds
 }
 
 // locate finds out from the dialer's socket where the connection comes from, and whether it
@@ -103,21 +114,31 @@ func (l *Listener) reaches(to, from netip.AddrPort) bool {
 // create makes the endpoint in the slot that the dialer has taken.
 func (a *accepting) create() { a.e = newEndpoint(a.link, a.slot, -1) }
 
-// finish hands the connection to Accept, or returns why not.
+// finish hands the connection to Serve's function or to Accept, or returns why not.
 func (a *accepting) finish() (code uint8) {
 	l := a.listener
 	l.mu.Lock()
-	defer l.mu.Unlock() // at the end, so that Close finds the connection
+	take := l.take
 	switch {
 	case l.done:
-		return codeClosed
-	case len(l.accepted) == cap(l.accepted):
-		return codeResources // of those that wait none has negotiated: rule C7 does not apply
+		code = codeClosed
+	case take == nil && len(l.accepted) == cap(l.accepted):
+		code = codeResources // of those that wait none has negotiated: rule C7 does not apply
+	default:
+		code = a.link.attach(a.e)
 	}
-	if code := a.link.attach(a.e); code != codeOK {
-		return code
+	if code == codeOK {
+		delete(l.handshakes, a.link.control.conn) // the handshake is over, though acceptLink may not have noticed
+		if take == nil {
+			l.accepted <- accepted{a.e, a.local, a.remote} // never blocks: the only sender, under mu
+		} else {
+			l.taking.Add(1) // so that Close waits
+		}
 	}
-	delete(l.handshakes, a.link.control.conn)      // the handshake is over, though acceptLink may not have noticed
-	l.accepted <- accepted{a.e, a.local, a.remote} // never blocks: the only sender, under mu
-	return codeOK
+	l.mu.Unlock() // not before, so that Close finds the connection
+	if code == codeOK && take != nil {
+		take(a.e, net.TCPAddrFromAddrPort(a.local), net.TCPAddrFromAddrPort(a.remote))
+		l.taking.Done()
+	}
+	return code
 }

@@ -51,6 +51,12 @@ func boundAddr(fd int) (netip.AddrPort, error) {
 	if err != nil || protocol != unix.IPPROTO_TCP && protocol != unix.IPPROTO_MPTCP {
 		return none, fmt.Errorf("shm: not a TCP socket (protocol %d): %w", protocol, errors.Join(err, unix.EINVAL))
 	}
+	return boundName(fd)
+}
+
+// boundName is boundAddr of what is known to be a TCP socket.
+func boundName(fd int) (netip.AddrPort, error) {
+	var none netip.AddrPort
 	ap, err := sockname(fd)
 	if err != nil {
 		return none, fmt.Errorf("shm: %w", err)

@@ -34,9 +34,13 @@ const (
 	msgLinkReply               // acceptor: code, version; a doorbell
 	msgSegment                 // dialer: number of slots; a segment
 	msgSegmentReply            // acceptor: code
-	msgConnect                 // dialer: number of the slot, dialed address; its TCP socket
+	msgConnect                 // dialer: number of the slot, dialed address, connectQuietly; its TCP socket
 	msgConnectReply            // acceptor: number of the slot, code
 )
+
+// connectQuietly is a connect's code if no reply is wanted to one that is accepted, as the
+// dialer looks for that in the slot.
+const connectQuietly = 1
 
 // Codes of the replies.
 const (

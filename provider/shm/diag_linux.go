@@ -49,15 +49,6 @@ type owner struct {
 	signed bool
 }
 
-// findListener finds the listener that a connect from one address of this host to another
-// would reach.
-func findListener(from, to netip.AddrPort) (owner, error) {
-	if err := diagWorks(); err != nil {
-		return owner{}, err
-	}
-	return diagnose(from, to)
-}
-
 // diagnose asks once, in this thread's network namespace.
 func diagnose(from, to netip.AddrPort) (owner, error) {
 	d, err := newDiagSocket()

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/sanconn/san/session"
 )
@@ -34,10 +36,21 @@ func Dial(ctx context.Context, bound int, raddr *net.TCPAddr, cfg Config) (sessi
 	if err := mayConnect(bound, remote); err != nil {
 		return nil, &session.Unavailable{Reason: session.ReasonPermission, Err: err}
 	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
-	defer cancel()
+	if err := diagWorks(); err != nil {
+		return nil, err
+	}
+	diag, err := diags.get(bound)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	defer diags.drop(diag)
+	if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > cfg.Timeout {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, cfg.Timeout)
+		defer cancel()
+	}
 	for try := 1; ; try++ {
-		d := dialing{cfg: cfg, bound: bound, local: local, remote: remote}
+		d := dialing{cfg: cfg, diag: diag, bound: bound, local: local, remote: remote}
 		err := d.connect(ctx)
 		switch {
 		case err == nil:
@@ -66,7 +79,7 @@ func servedEnds(bound int, remote netip.AddrPort, cfg Config) (local netip.AddrP
 	if err := ServedBy(remote.Addr(), cfg); err != nil {
 		return local, err
 	}
-	if local, err = boundAddr(bound); err != nil {
+	if local, err = boundName(bound); err != nil {
 		return local, err
 	}
 	if err := ServedBy(local.Addr(), cfg); err != nil {
@@ -82,6 +95,7 @@ func servedEnds(bound int, remote netip.AddrPort, cfg Config) (local netip.AddrP
 // locate the link, create the endpoint, exchange messages, finish.
 type dialing struct {
 	cfg           Config
+	diag          *sharedDiag
 	bound         int // -1, or the socket that holds the local address
 	local, remote netip.AddrPort
 
@@ -117,7 +131,7 @@ func (d *dialing) connectOverLink(ctx context.Context) error {
 // locate finds the listener, and a link with its process.
 func (d *dialing) locate(ctx context.Context) error {
 	for {
-		o, err := findListener(d.local, d.remote)
+		o, err := d.diag.find(d.local, d.remote)
 		if errors.Is(err, errNotFound) {
 			// TCP may still connect: a firewall rule may redirect it.
 			return &session.Unavailable{Reason: session.ReasonNoListener,
@@ -126,7 +140,7 @@ func (d *dialing) locate(ctx context.Context) error {
 		if err != nil {
 			return unavailable(err)
 		}
-		d.link, err = dialed.get(ctx, o, d.cfg)
+		d.link, err = dialed.get(ctx, o, d.cfg, d.diag)
 		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil {
 			return err
 		}
@@ -170,7 +184,7 @@ func (d *dialing) begin() (end func()) {
 func (d *dialing) exchange(ctx context.Context) error {
 	l := d.link
 	reply := l.slots.connect(d.slot)
-	m := &message{kind: msgConnect, number: uint32(d.slot.number), addr: d.remote}
+	m := &message{kind: msgConnect, code: connectQuietly, number: uint32(d.slot.number), addr: d.remote}
 	var fds []int
 	if d.bound >= 0 {
 		fds = []int{d.bound}
@@ -179,17 +193,11 @@ func (d *dialing) exchange(ctx context.Context) error {
 		l.slots.replied(m.number, codeRefused) // the peer has not got it
 		return linkError(err)
 	}
-	select {
-	case code := <-reply:
-		if code == codeClosed { // another listener may have taken over the socket
-			return fmt.Errorf("%w: %w", errLinkGone, codeError(code))
-		}
-		return codeError(code)
-	case <-l.gone:
-		return errLinkGone
-	case <-ctx.Done():
-		return &session.Unavailable{Reason: session.ReasonTimeout, Err: ctx.Err()}
+	code, err := d.answer(ctx, reply)
+	if code == codeClosed { // another listener may have taken over the socket
+		return fmt.Errorf("%w: %w", errLinkGone, codeError(code))
 	}
+	return cmp.Or(err, codeError(code))
 }
 
 // finish gives the endpoint the socket.

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -191,4 +192,99 @@ func TestDialFromAnotherAddress(t *testing.T) {
 	if !errors.As(err, &why) || why.Reason != session.ReasonNotServed {
 		t.Errorf("%v, %v; want %v", ep, err, session.ReasonNotServed)
 	}
+}
+
+// A dialer that looks for the answer in the slot gets a reply only if it is refused; one that
+// does not gets one in any case.
+func TestRepliesAreSentToThoseWhoWantThem(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	s := dialRaw(t, l)
+	s.handshake()
+	var fds []int
+	for range 3 {
+		fds = append(fds, bind(t, "127.0.0.1"))
+	}
+	defer closeAll(fds)
+	quiet := message{kind: msgConnect, code: connectQuietly, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}
+	s.send(quiet.encode(), fds[0])
+	quiet.number = 1
+	s.send(quiet.encode()) // without a socket
+	s.send(connectTo(tcp, 2), fds[2])
+	for _, want := range []message{{number: 1, code: codeAddress}, {number: 2, code: codeOK}} {
+		var m message
+		if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.number != want.number || m.code != want.code {
+			t.Errorf("answered %+v, %v; want %+v", m, err, want)
+		}
+	}
+	for range 2 {
+		b, _, _, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := b.(*endpoint); e.local.accepted.Load() != 1 {
+			t.Errorf("slot %d does not show that it is accepted", e.slot.number)
+		}
+		end(b)
+	}
+}
+
+// An acceptor may reply instead of showing the answer in the slot.
+func TestAcceptorsMayReply(t *testing.T) {
+	leaks(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	welcome := message{kind: msgLinkReply, version: version}
+	serveRendezvous(t, tcp, answerLink(welcome, func(c *net.UnixConn) {
+		var m message
+		fds, _ := receive(c, &m)
+		closeAll(fds)
+		send(c, &message{kind: msgConnectReply, number: m.number})
+		silent(c)
+	}, doorbellEnd(t)))
+	a, err := dial(tcp.Addr(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(a)
+}
+
+// A dial sleeps if polling does not help, until the answer comes.
+func TestDialSleepsUntilItIsAnswered(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{Timeout: patience})
+	a, b := meet(t, tcp, l)
+	defer end(b)
+	defer end(a)
+	k := a.(*endpoint).link
+	k.answers.mu.Lock() // nobody polls
+	defer k.answers.mu.Unlock()
+	l.mu.Lock() // nobody is accepted
+	dialed := make(chan error, 1)
+	go func() {
+		c, err := dial(tcp.Addr(), Config{Timeout: patience})
+		if err == nil {
+			defer end(c)
+		}
+		dialed <- err
+	}()
+	testenv.Eventually(t, patience, func() error {
+		if s := k.slots.at(1); s.control.ring[1].WakeReader() { // it has armed; and may sleep
+			s.ep.Load().Arm(session.RecvReady)
+			return nil
+		}
+		return errors.New("it has not armed")
+	})
+	l.mu.Unlock()
+	if err := <-dialed; err != nil {
+		t.Error(err)
+	}
+	c, _, _, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(c)
 }

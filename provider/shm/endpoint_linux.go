@@ -14,9 +14,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// spin is how long to poll before sleeping: a few round trips, which cost less than waking
+// spinFor is how long to poll before sleeping: a few round trips, which cost less than waking
 // an idle processor.
-const spin = 50 * time.Microsecond
+const spinFor = 50 * time.Microsecond
 
 // endpoint is one side of a connection. See session.Endpoint for which methods may run
 // concurrently.
@@ -33,6 +33,10 @@ type endpoint struct {
 	waker atomic.Pointer[session.Waker]
 	err   atomic.Pointer[error]
 	bad   atomic.Bool // the peer broke the rules
+
+	// At the dialing end: whether the connect has no answer yet, and what wakes the dial.
+	connecting atomic.Bool
+	answered   chan struct{}
 
 	whenRetired func() // may be nil
 
@@ -54,6 +58,10 @@ func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e := &endpoint{link: l, slot: s, side: l.side, bound: bound, control: s.control}
 	e.local = &s.control.state[e.side]
 	e.remote = &s.control.state[1-e.side]
+	if e.side == 0 {
+		e.answered = make(chan struct{}, 1)
+		e.connecting.Store(true)
+	}
 	pages := s.pages.take()
 	if pages > ring.Start && budget.Exceeded() && giveBack(s.rings[e.side], pages) {
 		pages = 0
@@ -72,7 +80,7 @@ func (e *endpoint) discard() {
 
 // Limits implements session.Endpoint.
 func (e *endpoint) Limits() session.Limits {
-	return session.Limits{Provider: Name, MaxMessage: ring.MaxMessage, Spin: spin}
+	return session.Limits{Provider: Name, MaxMessage: ring.MaxMessage, Spin: spinFor}
 }
 
 // Memory implements session.Endpoint: all bytes go through the ring.
@@ -133,10 +141,22 @@ func (e *endpoint) enter() bool {
 	return true
 }
 
+// awaited returns what the peer has armed, and disarms it. As in Arm, the peer looks for the
+// state that was stored before.
+func (e *endpoint) awaited() (ev session.Events) {
+	if e.control.ring[e.side].WakeReader() {
+		ev |= session.RecvReady
+	}
+	if e.control.ring[1-e.side].WakeWriter() {
+		ev |= session.SendReady
+	}
+	return ev
+}
+
 // Err implements session.Endpoint.
 func (e *endpoint) Err() error {
-	if p := e.err.Load(); p != nil {
-		return *p
+	if e.ended() {
+		return *e.err.Load()
 	}
 	return nil
 }
@@ -145,6 +165,13 @@ func (e *endpoint) Err() error {
 func (e *endpoint) deliver(ev session.Events) {
 	if state := e.remote.load(); state != stateOpen {
 		e.peerState(state)
+	}
+	if e.connecting.Load() { // the dial sleeps, and not the session
+		select {
+		case e.answered <- struct{}{}:
+		default:
+		}
+		return
 	}
 	e.wake(ev)
 }
@@ -162,8 +189,14 @@ func (e *endpoint) violation(how error) {
 	e.fail(fmt.Errorf("shm: the peer broke the protocol: %v: %w", how, syscall.ECONNRESET))
 }
 
-// peerState ends the connection with what the peer's state in the slot means.
-func (e *endpoint) peerState(state uint32) { e.fail(errPeerState(state)) }
+// peerState ends the connection with what the peer's state in the slot means. Whoever found
+// it is awake; others of the session are woken if there may be any.
+func (e *endpoint) peerState(state uint32) {
+	err := errPeerState(state)
+	if e.err.CompareAndSwap(nil, &err) && (e.in.Armed() || e.out.Armed()) {
+		e.wake(session.RecvReady | session.SendReady)
+	}
+}
 
 func errPeerState(state uint32) error {
 	if state == stateClosed {
@@ -216,7 +249,9 @@ func (e *endpoint) end(state uint32) {
 		e.out.Stop()
 		e.fail(errClosed)
 		e.local.v.Store(state | stateHeld)
-		e.link.door.ring(e.slot.number, session.RecvReady|session.SendReady)
+		if ev := e.awaited(); ev != 0 {
+			e.link.door.ring(e.slot.number, ev)
+		}
 		if e.bound >= 0 {
 			unix.Close(e.bound)
 		}

@@ -351,13 +351,13 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	accepted := make(chan *endpoint, 1)
 	greeted := make(chan error, 1)
 	go func() {
-		_, err := acceptLink(conns[1], cfg, func(l *link, s *slot, _ *message, _ []int) uint8 {
+		_, err := acceptLink(conns[1], cfg, func(l *link, s *slot, _ *message, fds []int) (uint8, []int) {
 			e := newEndpoint(l, s, -1)
 			code := l.attach(e)
 			if code == codeOK {
 				accepted <- e
 			}
-			return code
+			return code, fds
 		})
 		greeted <- err
 	}()

@@ -27,11 +27,12 @@ type link struct {
 	control controlSocket
 	door    doorbell
 	slots   slotTable
+	answers answers
 	offers  offers
 	reclaim reclaimer
 
 	// accept takes a connection at the accepting end and returns the code to
-	// reply with. It does not block.
+	// reply with, and the descriptors that are still to be closed. It does not block.
 	accept acceptFunc
 
 	listenerClosed atomic.Bool    // at the other end
@@ -47,7 +48,7 @@ type link struct {
 	idle     int    // ticks without a user
 }
 
-type acceptFunc func(l *link, s *slot, m *message, fds []int) (code uint8)
+type acceptFunc func(l *link, s *slot, m *message, fds []int) (code uint8, rest []int)
 
 // newLink makes a link, with its caller as the user, from its socket and what the kernel
 // knows about the peer. It closes the socket if it fails.
@@ -104,7 +105,7 @@ func (l *link) serve() {
 		fds, err := l.control.receive(&m)
 		switch {
 		case err == nil || errors.Is(err, errCut):
-			if err = l.handle(&m, fds, err); isGone(err) {
+			if fds, err = l.handle(&m, fds, err); isGone(err) {
 				err = errPeerGone // before it got our reply
 			} else if err != nil {
 				err = fmt.Errorf("shm: the peer broke the link: %v: %w", err, syscall.ECONNRESET)
@@ -123,34 +124,46 @@ func (l *link) serve() {
 	}
 }
 
-// handle handles one message. cut is nil or errCut. An error means that the peer broke the
-// protocol or is gone.
-func (l *link) handle(m *message, fds []int, cut error) error {
+// handle handles one message. cut is nil or errCut. It returns the descriptors that are still
+// to be closed. An error means that the peer broke the protocol or is gone.
+func (l *link) handle(m *message, fds []int, cut error) (rest []int, err error) {
 	switch {
 	case m.kind == msgSegment && l.side == 1:
-		return l.takeSegment(m, fds, cut)
+		return fds, l.takeSegment(m, fds, cut)
 	case m.kind == msgConnect && l.side == 1:
-		s := l.slots.at(m.number)
-		if s == nil || s.ep.Load() != nil {
-			return fmt.Errorf("a connect to slot %d", m.number)
-		}
-		code := uint8(codeResources)
-		if cut == nil {
-			code = l.accept(l, s, m, fds)
-		}
-		return l.reply(&message{kind: msgConnectReply, number: m.number, code: code})
+		return l.takeConnect(m, fds, cut)
 	case m.kind == msgConnectReply && l.side == 0:
 		if !l.slots.replied(m.number, m.code) {
-			return errors.New("a reply without a connect")
+			return fds, errors.New("a reply without a connect")
 		}
 	case m.kind == msgSegmentReply && l.side == 0:
 		if !l.segmentReplied(nil, m.code) {
-			return errors.New("a reply without a segment")
+			return fds, errors.New("a reply without a segment")
 		}
 	default:
-		return fmt.Errorf("message %d", m.kind)
+		return fds, fmt.Errorf("message %d", m.kind)
 	}
-	return nil
+	return fds, nil
+}
+
+// takeConnect accepts or refuses a connection. The dialer gets a reply unless it is accepted
+// and shows so in its slot, where the dialer looks for it.
+func (l *link) takeConnect(m *message, fds []int, cut error) (rest []int, err error) {
+	s := l.slots.at(m.number)
+	if s == nil || s.ep.Load() != nil {
+		return fds, fmt.Errorf("a connect to slot %d", m.number)
+	}
+	code := uint8(codeResources)
+	if cut == nil {
+		code, fds = l.accept(l, s, m, fds)
+	}
+	if code == codeOK && m.code == connectQuietly {
+		if s.control.ring[1].WakeReader() { // nothing was sent yet, or the dialer has seen that
+			l.door.ring(s.number, session.RecvReady)
+		}
+		return fds, nil
+	}
+	return fds, l.reply(&message{kind: msgConnectReply, number: m.number, code: code})
 }
 
 // reply posts a reply, and waits as long as the link lives: a peer that does not read may
@@ -158,16 +171,12 @@ func (l *link) handle(m *message, fds []int, cut error) error {
 // further messages.
 func (l *link) reply(m *message) error { return l.control.post(context.Background(), l.gone, m) }
 
-// deliver wakes a slot's session, or frees a slot that both sides are done with.
+// deliver wakes a slot's session.
 func (l *link) deliver(number int, ev session.Events) {
-	s := l.slots.at(uint32(number))
-	if s == nil {
-		return
-	}
-	if e := s.ep.Load(); e != nil {
-		e.deliver(ev)
-	} else if l.side == 0 {
-		l.slots.reap(s)
+	if s := l.slots.at(uint32(number)); s != nil {
+		if e := s.ep.Load(); e != nil {
+			e.deliver(ev)
+		}
 	}
 }
 
@@ -185,6 +194,9 @@ func (l *link) attach(e *endpoint) (code uint8) {
 	}
 	l.users++
 	e.slot.ep.Store(e)
+	if l.side == 1 {
+		e.local.accepted.Store(1)
+	}
 	if e.out.Pages() > ring.Start {
 		l.reclaim.wake()
 	}
@@ -193,7 +205,6 @@ func (l *link) attach(e *endpoint) (code uint8) {
 
 // detach removes an endpoint that has retired from its slot.
 func (l *link) detach(s *slot) {
-	l.door.ring(s.number, session.RecvReady|session.SendReady) // the slot may be free now
 	if s.cached() {
 		l.reclaim.wake()
 	}

@@ -24,6 +24,7 @@ type linkEntry struct {
 	ready chan struct{} // closed when what follows is set
 	link  *link
 	err   error
+	diag  *sharedDiag // kept until the entry is forgotten
 }
 
 // ended reports whether a new link is needed: this one failed, or takes no more
@@ -38,13 +39,14 @@ func (e *linkEntry) ended() bool {
 }
 
 // get returns the link to a listener, and makes it if need be. Making it is bounded by the
-// cfg.Timeout of the first dial that asks, and does not depend on any dial's ctx.
-func (c *linkCache) get(ctx context.Context, o owner, cfg Config) (*link, error) {
+// cfg.Timeout of the first dial that asks, and does not depend on any dial's ctx. The link
+// keeps what the dial has found the listener by.
+func (c *linkCache) get(ctx context.Context, o owner, cfg Config, diag *sharedDiag) (*link, error) {
 	key := linkKey{owner: o, ringMax: cfg.RingMax}
 	c.mu.Lock()
 	entry := c.links[key]
 	if entry == nil || entry.ended() {
-		entry = &linkEntry{ready: make(chan struct{})}
+		entry = &linkEntry{ready: make(chan struct{}), diag: diags.keep(diag)}
 		if c.links == nil {
 			c.links = make(map[linkKey]*linkEntry)
 		}
@@ -74,7 +76,9 @@ func (c *linkCache) make(key linkKey, entry *linkEntry, cfg Config) {
 	}
 }
 
+// forget is called once for each entry.
 func (c *linkCache) forget(key linkKey, entry *linkEntry) {
+	defer diags.drop(entry.diag)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.links[key] == entry {

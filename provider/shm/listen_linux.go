@@ -52,8 +52,15 @@ type Listener struct {
 	mu         sync.Mutex // guards what follows
 	links      map[*link]struct{}
 	handshakes map[*net.UnixConn]struct{} // for Close to hang up
+	take       TakeFunc                   // nil: connections wait for Accept
 	done       bool
+
+	taking sync.WaitGroup // calls of take
 }
+
+// TakeFunc takes a connection that was accepted. It must not block: the dialing process's next
+// connection waits for it.
+type TakeFunc func(ep session.Endpoint, local, remote *net.TCPAddr)
 
 type accepted struct {
 	ep            *endpoint
@@ -169,6 +176,22 @@ func (l *Listener) Accept() (ep session.Endpoint, local, remote *net.TCPAddr, er
 	}
 }
 
+// Serve has take called for each connection, instead of Accept, until Close, in the goroutine
+// that has got it. A connection so reaches its program with one goroutine less to wake.
+func (l *Listener) Serve(take TakeFunc) {
+	l.mu.Lock()
+	l.take = take
+	l.mu.Unlock()
+	for {
+		ep, local, remote, err := l.Accept() // those that came before
+		if err != nil {
+			break
+		}
+		take(ep, local, remote)
+	}
+	l.taking.Wait()
+}
+
 // PeerUser is the user whose process is at the other end of one of this package's endpoints.
 func PeerUser(ep session.Endpoint) uint32 { return ep.(*endpoint).link.peer.uid }
 
@@ -195,6 +218,7 @@ func (l *Listener) Close() error {
 		}
 		break
 	}
+	l.taking.Wait()
 	for link := range links {
 		link.closeUnused()
 	}

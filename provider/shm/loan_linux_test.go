@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"slices"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
@@ -111,14 +109,7 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 				}
 				m.check(t)
 				a.Retire()
-				testenv.Eventually(t, patience, func() error {
-					near.slots.mu.Lock()
-					defer near.slots.mu.Unlock()
-					if !slices.Contains(near.slots.free, place) {
-						return errors.New("the slot is not free after Retire")
-					}
-					return nil
-				})
+				awaitFree(t, near, place)
 			})
 		}
 	}

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -16,9 +17,7 @@ type slot struct {
 	ep      atomic.Pointer[endpoint] // until it retires
 	pages   cachedPages              // of the ring that this end writes
 
-	// At the dialing end, guarded by the table's mu.
-	retired bool // this end is done, the peer may not be
-	refused bool // by the peer, which has never had it
+	refused bool // by the peer, which has never had it; at the dialing end, guarded by the table's mu
 }
 
 // reset prepares a slot for its next connection.
@@ -26,8 +25,10 @@ func (s *slot) reset() {
 	for dir := range s.control.ring {
 		s.control.ring[dir].Reset()
 	}
-	s.control.state[0].v.Store(stateOpen)
-	s.control.state[1].v.Store(stateOpen)
+	for i := range s.control.state {
+		s.control.state[i].v.Store(stateOpen)
+		s.control.state[i].accepted.Store(0)
+	}
 }
 
 // slotTable holds the slots of a link, and at the dialing end which of them are free and
@@ -38,6 +39,7 @@ type slotTable struct {
 	mu         sync.Mutex // guards what follows
 	maps       []mapping
 	free       []*slot
+	leaving    []*slot               // this end is done, the peer may not be
 	connecting map[uint32]chan uint8 // by number, where the code of the reply goes
 }
 
@@ -81,11 +83,9 @@ func (t *slotTable) add(m mapping, dialing bool) {
 // take returns a fresh slot, nil if none is free.
 func (t *slotTable) take() *slot {
 	t.mu.Lock()
+	t.reapLocked(reapLook)
 	if len(t.free) == 0 {
-		// The peer may be done with some, though its bell was not handled yet.
-		for _, s := range t.list() {
-			t.reapLocked(s)
-		}
+		t.reapLocked(len(t.leaving))
 	}
 	n := len(t.free)
 	if n == 0 {
@@ -124,38 +124,49 @@ func (t *slotTable) replied(number uint32, code uint8) bool {
 		return false
 	}
 	delete(t.connecting, number)
-	s := t.list()[number]
-	s.refused = code != codeOK
-	t.reapLocked(s) // the dial may have been given up
-	reply <- code   // never blocks: buffered
+	t.list()[number].refused = code != codeOK
+	reply <- code // never blocks: buffered
 	return true
 }
 
-// retire frees a slot that this end is done with, if the peer is, too.
+// accepted notes that the peer has accepted a connect, and sends no reply.
+func (t *slotTable) accepted(s *slot) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.connecting, uint32(s.number))
+}
+
+// retire gives back a slot that this end is done with. It is free when the peer is, too.
 func (t *slotTable) retire(s *slot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s.retired = true
-	t.reapLocked(s)
+	t.leaving = append(t.leaving, s)
 }
 
-// reap frees a slot that both sides are done with.
-func (t *slotTable) reap(s *slot) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.reapLocked(s)
-}
+// reapLook is how many slots take looks at that connections have left. The last ones first:
+// their memory is in the processor's caches.
+const reapLook = 4
 
-func (t *slotTable) reapLocked(s *slot) {
-	if s.retired && t.connecting[uint32(s.number)] == nil && (s.refused || s.control.state[1].retired()) {
-		t.freeLocked(s)
+// reapLocked frees those of the last n slots left that the peer is done with, too. They are
+// the first to be used again.
+func (t *slotTable) reapLocked(n int) {
+	for i := len(t.leaving) - 1; i >= max(0, len(t.leaving)-n); i-- {
+		if s := t.leaving[i]; t.overLocked(s) {
+			t.leaving = slices.Delete(t.leaving, i, i+1)
+			delete(t.connecting, uint32(s.number))
+			s.refused = false
+			t.free = append(t.free, s)
+		}
 	}
 }
 
-// freeLocked frees a slot. It is the first to be used again.
-func (t *slotTable) freeLocked(s *slot) {
-	s.retired, s.refused = false, false
-	t.free = append(t.free, s)
+// overLocked reports whether the peer does not touch a slot any more.
+func (t *slotTable) overLocked(s *slot) bool {
+	if s.refused {
+		return true
+	}
+	peer := &s.control.state[1]
+	return peer.retired() && (t.connecting[uint32(s.number)] == nil || peer.accepted.Load() != 0)
 }
 
 // reclaim gives back the memory that connections left some time ago in the rings that side

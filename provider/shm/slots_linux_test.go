@@ -39,7 +39,7 @@ func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 			slots := table(t)
 			s := slots.connected()
 			peer := &s.control.state[1].v
-			isFree := func() bool { slots.reap(s); return len(slots.free) == firstSlots }
+			isFree := func() bool { slots.reapLocked(1); return len(slots.free) == firstSlots }
 			if peerFirst {
 				peer.Store(stateClosed | stateHeld)
 				slots.retire(s)
@@ -57,7 +57,7 @@ func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 			if !isFree() {
 				t.Error("not free though both have retired")
 			}
-			slots.reap(s)
+			slots.reapLocked(1)
 			if len(slots.free) != firstSlots {
 				t.Error("freed twice")
 			}
@@ -82,7 +82,7 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 				s.control.state[0].v.Store(stateAborted)
 				slots.retire(s)
 				if late {
-					slots.reap(s)
+					slots.reapLocked(1)
 					if len(slots.free) == firstSlots {
 						t.Error("free though the peer may still accept")
 					}
@@ -90,9 +90,8 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 				}
 				if code == codeOK {
 					s.control.state[1].v.Store(stateClosed)
-					slots.reap(s)
 				}
-				slots.reap(s)
+				slots.reapLocked(1)
 				if n := len(slots.free); n != firstSlots {
 					t.Errorf("%d of %d slots are free", n, firstSlots)
 				}

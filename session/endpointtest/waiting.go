@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/session"
 )
 
 // Arm, look once more, sleep: no wake-up is lost, over many rounds that always
@@ -72,21 +74,28 @@ func (e *end) pong() error {
 	return nil
 }
 
-// The end of the connection wakes whether asked or not.
+// The end of the connection wakes whoever has armed, for whatever; others find it.
 func testWakeAtTheEnd(t *testing.T, mk Maker) {
 	for _, tt := range ways {
 		t.Run(tt.name, func(t *testing.T) {
-			a, b := pair(t, mk)
-			tt.end(a)
-			deadline := time.Now().Add(patience)
-			for b.Err() == nil {
-				if time.Now().After(deadline) {
-					t.Fatal("no wake-up of a peer that did not arm, and no error")
+			for _, armed := range []session.Events{session.RecvReady, session.SendReady, 0} {
+				a, b := pair(t, mk)
+				b.Arm(armed)
+				tt.end(a)
+				for deadline := time.Now().Add(patience); b.Err() == nil; {
+					if time.Now().After(deadline) {
+						t.Fatalf("no error, with %v armed", armed)
+					}
 				}
-				must(t, wait(b.recv, "end"))
-			}
-			if err := b.Err(); !errors.Is(err, tt.want) {
-				t.Errorf("the peer finds %v, want %v", err, tt.want)
+				switch armed {
+				case session.RecvReady:
+					must(t, wait(b.recv, "end"))
+				case session.SendReady:
+					must(t, wait(b.send, "end"))
+				}
+				if err := b.Err(); !errors.Is(err, tt.want) {
+					t.Errorf("the peer finds %v, want %v", err, tt.want)
+				}
 			}
 		})
 	}

@@ -130,6 +130,9 @@ func (r *Reader) Release() (do Action) {
 // Arm has the writer return Wake once there is another message.
 func (r *Reader) Arm() { r.control.sleep.Store(1) }
 
+// Armed reports whether Arm is in force: the writer ends it, too.
+func (r *Reader) Armed() bool { return r.control.sleep.Load() != 0 }
+
 // Disarm ends Arm.
 func (r *Reader) Disarm() {
 	if r.control.sleep.Load() != 0 {

@@ -79,6 +79,12 @@ func (c *Control) Reset() {
 	c.due, c.done = 0, 0
 }
 
+// WakeReader reports whether the reader sleeps, and has to be woken now.
+func (c *Control) WakeReader() bool { return c.sleep.Load() != 0 && c.sleep.Swap(0) != 0 }
+
+// WakeWriter reports whether the writer waits for room, and has to be woken now.
+func (c *Control) WakeWriter() bool { return c.want.Load() != 0 && c.want.Swap(0) != 0 }
+
 // Drained reports whether the reader has freed all that was published. Only a hint: both
 // positions can be written by either process.
 func (c *Control) Drained() bool { return c.head.Load() == c.tail.Load() }

@@ -150,6 +150,9 @@ func (w *Writer) CommitControl(n int) (do Action) {
 // Arm has the reader return Wake once there is room, or a free cell, for what found none.
 func (w *Writer) Arm() { w.control.want.Store(max(1, w.wanted.Load())) }
 
+// Armed reports whether Arm is in force: the reader ends it, too.
+func (w *Writer) Armed() bool { return w.control.want.Load() != 0 }
+
 // Disarm ends Arm.
 func (w *Writer) Disarm() {
 	if w.control.want.Load() != 0 {
@@ -186,7 +189,7 @@ func (w *Writer) publish() Action {
 
 // wake returns Wake if the reader sleeps.
 func (w *Writer) wake() Action {
-	if w.control.sleep.Load() != 0 && w.control.sleep.Swap(0) != 0 {
+	if w.control.WakeReader() {
 		return Wake
 	}
 	return 0
