@@ -104,11 +104,16 @@ func (l *Listener) take(provider string, t transport, config session.Config) {
 		return
 	}
 	t.session = session.New(t.endpoint, config)
-	if done, err := t.session.NegotiateNow(); done && err == nil {
+	switch done, err := t.session.NegotiateNow(); {
+	case !done:
+		l.background.Go(func() { l.admit(p, provider, t, config) })
+	case err != nil:
+		p.End(false)
+		t.session.Abort()
+		t.release()
+	default:
 		l.admitted(p, provider, t)
-		return
 	}
-	l.background.Go(func() { l.admit(p, provider, t, config) })
 }
 
 // refuse ends a connection before it is negotiated: its dialer sees

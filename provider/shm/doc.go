@@ -21,7 +21,9 @@
 //
 //	dial_linux.go, listen_linux.go,
 //	accept_linux.go                        connecting; the steps of either end
+//	answer_linux.go                        how a dial waits
 //	diag_linux.go, rendezvous_linux.go     which listener TCP would reach; its name
+//	diag_shared_linux.go                   one socket to ask that by, for all dials
 //	succession_linux.go                    processes that share a TCP listener
 //	ends_linux.go                          one connection between two addresses
 //	address_linux.go, peer_linux.go        which addresses, and whose process

@@ -16,7 +16,7 @@ import (
 
 const (
 	// foreignThreads is how many threads a user's descriptors can hold in calls to close
-	// them, and as many in calls to look at them: more than one, so that one slow call
+	// them, and as many in calls to look at them, which may close what is found: more than one, so that one slow call
 	// does not stop the others.
 	foreignThreads = 4
 
