@@ -140,7 +140,7 @@ func TestBeginBeforeTheConnect(t *testing.T) {
 	tcp, l := listen(t, "127.0.0.1:0", Config{Backlog: 1})
 	first := []byte("first")
 	begun, ended := 0, 0
-	cfg := Config{Begin: func(ep session.Endpoint) (end func()) {
+	cfg := Config{Timeout: patience, Begin: func(ep session.Endpoint) (end func()) {
 		begun++
 		copy(ep.ReserveControl(len(first)), first)
 		ep.CommitControl(len(first))
@@ -245,7 +245,7 @@ func TestAcceptorsMayReply(t *testing.T) {
 		send(c, &message{kind: msgConnectReply, number: m.number})
 		silent(c)
 	}, doorbellEnd(t)))
-	a, err := dial(tcp.Addr(), Config{})
+	a, err := dial(tcp.Addr(), Config{Timeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,7 +55,8 @@ type Listener struct {
 	take       TakeFunc                   // nil: connections wait for Accept
 	done       bool
 
-	taking sync.WaitGroup // calls of take
+	taking sync.WaitGroup // calls of take; none begins once done is set
+	taken  chan struct{}  // closed when the last one has returned
 }
 
 // TakeFunc takes a connection that was accepted. It must not block: the dialing process's next
@@ -90,6 +91,7 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 		tcp:        tcp,
 		accepted:   make(chan accepted, cfg.Backlog),
 		closed:     make(chan struct{}),
+		taken:      make(chan struct{}),
 		links:      make(map[*link]struct{}),
 		handshakes: make(map[*net.UnixConn]struct{}),
 	}
@@ -189,7 +191,7 @@ func (l *Listener) Serve(take TakeFunc) {
 		}
 		take(ep, local, remote)
 	}
-	l.taking.Wait()
+	<-l.taken
 }
 
 // PeerUser is the user whose process is at the other end of one of this package's endpoints.
@@ -219,6 +221,7 @@ func (l *Listener) Close() error {
 		break
 	}
 	l.taking.Wait()
+	close(l.taken)
 	for link := range links {
 		link.closeUnused()
 	}
