@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/session/endpointtest"
 	"github.com/sanconn/san/test/hwsim"
@@ -76,6 +77,7 @@ func TestManyAtATime(t *testing.T) {
 
 // The contract of session.Endpoint.
 func TestEndpoint(t *testing.T) {
+	smallArena(t)
 	unshared := []string{"by the peer of another connection"}
 	for _, tt := range []struct {
 		name  string
@@ -113,6 +115,17 @@ func TestEndpoint(t *testing.T) {
 			}, append(lacks(), tt.lacks...)...)
 		})
 	}
+}
+
+// smallArena keeps the process's arena small for a test that uses all of it: it is of
+// gigabytes where there is much memory.
+func smallArena(t *testing.T) {
+	const size = 64 << 20
+	arena := regcache.DefaultArena()
+	_, used := arena.Bytes()
+	was := arena.Left() + used
+	regcache.SetArenaLimit(min(size, was))
+	t.Cleanup(func() { regcache.SetArenaLimit(was) })
 }
 
 // mustHave checks that an endpoint does what its config forces on.
