@@ -42,6 +42,15 @@ func TestPrograms(t *testing.T) {
 		{"ib_read_bw", "-n 20", "localhost", "seed=9"},
 		{"ib_read_bw", "-n 20", "localhost", "seed=10,profile=mlx5-ib"},
 		{"ib_write_lat", "-n 20", "localhost", "calm"}, // waits for a message's last byte: on no device that may place it first
+		{"rping", "-C 20 -V -a 127.0.0.1", "-c", "latency_ns=2000"},
+		{"ibv_rc_pingpong", "-g 0 -n 20 -e", "localhost", "latency_ns=2000"},
+		{"ib_send_lat", "-n 20", "localhost", "latency_ns=2000"},
+		{"ib_send_bw", "-n 1000", "localhost", "latency_ns=2000"},
+		{"ib_write_lat", "-n 20", "localhost", "latency_ns=2000"},
+		{"ib_write_bw", "-n 200", "localhost", "latency_ns=2000"},
+		{"ib_read_bw", "-n 200", "localhost", "latency_ns=2000"},
+		{"ib_write_bw", "-n 200", "localhost", "latency_ns=2000,no_copy"},
+		{"ib_read_bw", "-n 200", "localhost", "latency_ns=2000,no_copy"},
 	} {
 		if strings.HasPrefix(tt.program, "ib_") && !*perftest {
 			continue
