@@ -27,7 +27,7 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 		default:
 			polls, armed = false, 0
 			sd.sleeps.Add(1)
-			<-sd.wake
+			sd.sleep()
 			sd.slept.Store(true)
 		}
 		want = test(armed != 0)

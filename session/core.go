@@ -96,6 +96,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	for _, sd := range c.sides() {
 		sd.op.next = make(chan struct{}, 1)
 		sd.wake = make(chan struct{}, 1)
+		sd.sleeper, _ = ep.(Sleeper)
 	}
 	c.idle.away.Store(true)
 	if c.spin = cfg.Spin; c.spin == 0 {

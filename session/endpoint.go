@@ -116,6 +116,23 @@ type Waiting interface {
 	Disarm(Events)
 }
 
+// Sleeper is what an endpoint is besides, if its events need not be handed on by a goroutine
+// of its own: whoever sleeps waits for them itself. Its methods may be called at any time
+// until Retire, from any goroutine; while nobody is in Sleep, and Rest is not called, Wakes may
+// be late.
+type Sleeper interface {
+	// Sleep returns when there is a token in wake, which holds one, and takes it.
+	// Meanwhile it may call the Waker of any endpoint.
+	Sleep(wake chan struct{})
+
+	// Rouse puts a token into the channel of a Sleep, which ends by it. Another way to put
+	// it there is good enough only before the Sleep.
+	Rouse(wake chan struct{})
+
+	// Rest makes sure of the Wakes while nobody sleeps.
+	Rest()
+}
+
 // Memory is access to the peer's memory, and the peer's to memory here.
 type Memory interface {
 	// Expose makes b, and nothing else, accessible to the peer of this connection

@@ -109,6 +109,9 @@ func (j *janitor) run(t *time.Timer) {
 // application itself has polled since the last tick, or is about to.
 func (e *engine) tend() (used, looked bool) {
 	i := &e.idle
+	if s := e.rd.sleeper; s != nil {
+		s.Rest()
+	}
 	if !e.tryLockRx() {
 		return true, true
 	}

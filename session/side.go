@@ -16,6 +16,9 @@ type side struct {
 	spins spin.History  // guarded by op
 	slept atomic.Bool   // the operation has slept, so the rest of it does not poll
 
+	sleeper Sleeper     // nil: the endpoint is none
+	asleep  atomic.Bool // in Sleep
+
 	sleeps, polls atomic.Uint64
 }
 
@@ -34,10 +37,26 @@ func (sd *side) begin() {
 
 // signal has the operation look again, if there is one.
 func (sd *side) signal() {
-	select {
-	case sd.wake <- struct{}{}:
-	default:
+	if !sd.asleep.Load() {
+		select {
+		case sd.wake <- struct{}{}:
+		default:
+		}
 	}
+	if sd.asleep.Load() { // now, or it has fallen asleep in between
+		sd.sleeper.Rouse(sd.wake)
+	}
+}
+
+// sleep waits for a signal.
+func (sd *side) sleep() {
+	if sd.sleeper == nil {
+		<-sd.wake
+		return
+	}
+	sd.asleep.Store(true)
+	sd.sleeper.Sleep(sd.wake)
+	sd.asleep.Store(false)
 }
 
 // signalSleeper is signal unless nobody sleeps: those who poll look anyway.

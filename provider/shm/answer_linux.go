@@ -49,6 +49,7 @@ func (d *dialing) answer(ctx context.Context, reply <-chan uint8) (code uint8, e
 		if accepted() {
 			break
 		}
+		l.attend.rest() // nobody sleeps here
 		select {
 		case code := <-reply:
 			return code, nil

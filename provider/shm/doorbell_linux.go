@@ -191,26 +191,7 @@ func (d *doorbell) ring(slot int, ev session.Events) {
 	}
 }
 
-// serve hands news to deliver until close.
-func (d *doorbell) serve(deliver func(slot int, ev session.Events)) {
-	// Made once: in the loop it would be allocated for each wake-up.
-	var drain [64]byte
-	ready := func(fd uintptr) bool {
-		// Each ring is an edge for epoll, unless the queue of a socket is full; so that is
-		// read before asleep is set. The bits are looked at after that, and asleep is set
-		// before every look, because each ring clears it.
-		if d.drains {
-			unix.Read(int(fd), drain[:])
-		}
-		d.in.asleep.Store(1)
-		return d.in.pending()
-	}
-	for d.wait.Read(ready) == nil {
-		d.in.take(deliver)
-	}
-}
-
-// stop ends serve.
+// stop ends all waits at it.
 func (d *doorbell) stop() {
 	if d.at != nil {
 		d.at.Close()

@@ -64,9 +64,11 @@ func testRingDelivers(t *testing.T) {
 	}
 	got := make(chan news, 1)
 	served := make(chan struct{})
+	var a attendance
+	a.init(far, func(slot int, ev session.Events) { got <- news{slot, ev} })
 	go func() {
 		defer close(served)
-		far.serve(func(slot int, ev session.Events) { got <- news{slot, ev} })
+		a.serve()
 	}()
 	for i := range 1000 {
 		want := news{i * 7 % linkSlots, session.Events(1 + i%3)}
@@ -80,7 +82,7 @@ func testRingDelivers(t *testing.T) {
 			t.Fatalf("nobody was woken for %+v", want)
 		}
 	}
-	far.stop()
+	a.stop()
 	<-served
 }
 
@@ -95,9 +97,11 @@ func TestRingAfterMoreThanTheQueueHolds(t *testing.T) {
 	}
 	seen := make(chan struct{})
 	served := make(chan struct{})
+	var a attendance
+	a.init(far, func(int, session.Events) { seen <- struct{}{} })
 	go func() {
 		defer close(served)
-		far.serve(func(int, session.Events) { seen <- struct{}{} })
+		a.serve()
 	}()
 	for range 1000 { // of which the first finds the others' news
 		near.ring(1, session.RecvReady)
@@ -107,7 +111,7 @@ func TestRingAfterMoreThanTheQueueHolds(t *testing.T) {
 			t.Fatal("nobody was woken")
 		}
 	}
-	far.stop()
+	a.stop()
 	for {
 		select {
 		case <-seen:

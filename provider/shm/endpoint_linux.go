@@ -52,7 +52,10 @@ type endpoint struct {
 	_   [128]byte
 }
 
-var _ session.Endpoint = (*endpoint)(nil)
+var (
+	_ session.Endpoint = (*endpoint)(nil)
+	_ session.Sleeper  = (*endpoint)(nil)
+)
 
 func newEndpoint(l *link, s *slot, bound int) *endpoint {
 	e := &endpoint{link: l, slot: s, side: l.side, bound: bound, control: s.control}
@@ -129,6 +132,15 @@ func (e *endpoint) Disarm(ev session.Events) {
 	}
 	e.inside.Add(-1)
 }
+
+// Sleep implements session.Sleeper.
+func (e *endpoint) Sleep(wake chan struct{}) { e.link.attend.sleep(wake) }
+
+// Rouse implements session.Sleeper.
+func (e *endpoint) Rouse(wake chan struct{}) { e.link.attend.rouse(wake) }
+
+// Rest implements session.Sleeper.
+func (e *endpoint) Rest() { e.link.attend.rest() }
 
 // enter keeps the slot from being reused or unmapped until the caller decrements inside.
 // It returns false once the endpoint is closed.

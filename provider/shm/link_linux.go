@@ -17,7 +17,7 @@ import (
 // together, each of which has a lock of its own, and counts who uses them.
 //
 // Up to three goroutines serve it: one receives from the control socket, one waits for the
-// doorbell, and one, if there is a pidfd, for the peer's end. dismantle waits for them.
+// doorbell where no sleeper does (attend_linux.go), and one, if there is a pidfd, for the peer's end. dismantle waits for them.
 type link struct {
 	side    int // 0: dialing, 1: accepting
 	cfg     Config
@@ -26,6 +26,7 @@ type link struct {
 	theirs  account // of the peer's user, for the descriptors that it passes
 	control controlSocket
 	door    doorbell
+	attend  attendance // of door
 	slots   slotTable
 	answers answers
 	offers  offers
@@ -75,6 +76,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 		l.discard()
 		return nil, &session.Unavailable{Reason: session.ReasonResources, Err: err}
 	}
+	l.attend.init(&l.door, l.deliver)
 	links.add(l)
 	return l, nil
 }
@@ -82,7 +84,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 // start begins to serve the link.
 func (l *link) start() {
 	l.work.Go(l.serve)
-	l.work.Go(func() { l.door.serve(l.deliver) })
+	l.work.Go(l.attend.serve)
 	l.work.Go(func() {
 		if l.peer.wait() == nil {
 			l.die(errPeerGone)
@@ -213,6 +215,12 @@ func (l *link) detach(s *slot) {
 	} else {
 		l.payer.giveBack(l.payer.connections, 1)
 	}
+	l.mu.Lock()
+	others := l.users > 1
+	l.mu.Unlock()
+	if others {
+		l.attend.rest() // on whose behalf this one may have attended
+	}
 	l.release()
 }
 
@@ -338,7 +346,7 @@ func (l *link) endIdle() (again bool) {
 // dismantle stops the goroutines of a dead link, and gives everything back.
 func (l *link) dismantle() {
 	l.control.hangUp()
-	l.door.stop()
+	l.attend.stop()
 	l.peer.close()
 	l.reclaim.stop()
 	l.work.Wait()

@@ -47,6 +47,8 @@ func Run(t *testing.T, mk Maker, lacks ...string) {
 		{"KeepAndDrop", true, testKeepAndDrop},
 		{"WakeAfterArm", true, testWakeAfterArm},
 		{"WakeAtTheEnd", true, testWakeAtTheEnd},
+		{"Rouse", true, testRouse},
+		{"Rest", true, testRest},
 		{"BeforeStart", true, testBeforeStart},
 		{"Close", true, testClose},
 		{"CloseDoesNotWait", true, testCloseDoesNotWait},
@@ -151,11 +153,39 @@ func (e *end) retire() {
 // Wake implements session.Waker.
 func (e *end) Wake(ev session.Events) {
 	if ev&session.RecvReady != 0 {
-		signal(e.recv)
+		e.rouse(e.recv)
 	}
 	if ev&session.SendReady != 0 {
-		signal(e.send)
+		e.rouse(e.send)
 	}
+}
+
+// rouse ends a sleep.
+func (e *end) rouse(c chan struct{}) {
+	if s, is := e.Endpoint.(session.Sleeper); is {
+		s.Rouse(c)
+	} else {
+		signal(c)
+	}
+}
+
+// sleep waits as a session does, which leaves it to an endpoint that is a Sleeper.
+func (e *end) sleep(c chan struct{}, what string) error {
+	s, is := e.Endpoint.(session.Sleeper)
+	if !is {
+		return wait(c, what)
+	}
+	var late atomic.Bool
+	t := time.AfterFunc(patience, func() {
+		late.Store(true)
+		e.rouse(c)
+	})
+	defer t.Stop()
+	s.Sleep(c)
+	if late.Load() {
+		return fmt.Errorf("no wake-up in %v: %s", patience, what)
+	}
+	return nil
 }
 
 func signal(c chan struct{}) {
@@ -237,7 +267,7 @@ func (e *end) awaitRoom(reserve func() []byte) ([]byte, error) {
 		if err := e.Err(); err != nil {
 			return nil, err
 		}
-		if err := wait(e.send, "room for a message"); err != nil {
+		if err := e.sleep(e.send, "room for a message"); err != nil {
 			return nil, err
 		}
 	}
@@ -287,7 +317,7 @@ func (e *end) next(ev *session.Event) error {
 			}
 			return err
 		}
-		if err := wait(e.recv, "event"); err != nil {
+		if err := e.sleep(e.recv, "event"); err != nil {
 			return err
 		}
 	}

@@ -333,7 +333,7 @@ func (k *keeper) await(ev *session.Event) error {
 		if k.Poll(ev) {
 			break
 		}
-		if err := wait(k.recv, "message"); err != nil {
+		if err := k.sleep(k.recv, "message"); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package endpointtest
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -89,15 +90,55 @@ func testWakeAtTheEnd(t *testing.T, mk Maker) {
 				}
 				switch armed {
 				case session.RecvReady:
-					must(t, wait(b.recv, "end"))
+					must(t, b.sleep(b.recv, "end"))
 				case session.SendReady:
-					must(t, wait(b.send, "end"))
+					must(t, b.sleep(b.send, "end"))
 				}
 				if err := b.Err(); !errors.Is(err, tt.want) {
 					t.Errorf("the peer finds %v, want %v", err, tt.want)
 				}
 			}
 		})
+	}
+}
+
+// A Sleep ends by a token that is not the endpoint's as well, however close it comes to the
+// Sleep's beginning or to the endpoint's own.
+func testRouse(t *testing.T, mk Maker) {
+	const rounds = 2000
+	a, b := pair(t, mk)
+	together(t,
+		func() error { return a.ping(rounds) },
+		func() error { return b.pong() },
+		func() error {
+			for range rounds {
+				a.rouse(a.recv)
+				b.rouse(b.recv)
+				runtime.Gosched()
+			}
+			return nil
+		})
+	for range rounds {
+		together(t,
+			func() error { return a.sleep(a.recv, "token") },
+			func() error { a.rouse(a.recv); return nil })
+	}
+}
+
+// Behind a Rest, Wakes need no Sleep.
+func testRest(t *testing.T, mk Maker) {
+	a, b := pair(t, mk)
+	s, is := b.Endpoint.(session.Sleeper)
+	if !is {
+		return
+	}
+	for seq := range uint64(50) {
+		together(t, func() error { return b.expect(2 * seq) }, func() error { return a.post(2*seq, 64) })
+		b.Arm(session.RecvReady)
+		s.Rest()
+		must(t, a.post(2*seq+1, 64))
+		must(t, wait(b.recv, "message behind a Rest"))
+		must(t, b.expect(2*seq+1))
 	}
 }
 

@@ -1,0 +1,183 @@
+package shm
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+// attended is a doorbell whose news go to channels, one for each slot, as a session's waker
+// has them go.
+type attended struct {
+	attendance
+	ring   func(slot int)
+	wakes  []chan struct{}
+	served chan struct{}
+}
+
+func newAttended(t *testing.T, slots int) *attended {
+	near, far := bells(t)
+	a := &attended{served: make(chan struct{})}
+	for range slots {
+		a.wakes = append(a.wakes, make(chan struct{}, 1))
+	}
+	a.ring = func(slot int) { near.ring(slot, session.RecvReady) }
+	a.init(far, func(slot int, _ session.Events) { a.rouse(a.wakes[slot]) })
+	go func() {
+		defer close(a.served)
+		a.serve()
+	}()
+	t.Cleanup(func() {
+		a.stop()
+		<-a.served
+	})
+	return a
+}
+
+// sleepOnce sleeps in the background; the channel is closed at its end.
+func (a *attended) sleepOnce(slot int) (woken chan struct{}) {
+	woken = make(chan struct{})
+	go func() {
+		defer close(woken)
+		a.sleep(a.wakes[slot])
+	}()
+	return woken
+}
+
+// until waits for something that the attendance is about to do.
+func (a *attended) until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for began := time.Now(); ; time.Sleep(100 * time.Microsecond) {
+		a.mu.Lock()
+		done := is()
+		a.mu.Unlock()
+		if done {
+			return
+		}
+		if time.Since(began) > patience {
+			t.Fatal(what, " did not come about")
+		}
+	}
+}
+
+func expectWoken(t *testing.T, woken chan struct{}) {
+	t.Helper()
+	select {
+	case <-woken:
+	case <-time.After(patience):
+		t.Fatal("nobody was woken")
+	}
+}
+
+// leadAlone has the only sleeper of a doorbell take the place of the keeper.
+func leadAlone(t *testing.T, a *attended, slot int) (woken chan struct{}) {
+	t.Helper()
+	first := a.sleepOnce(slot)
+	a.until(t, "a sleep", func() bool { return len(a.asleep) == 1 })
+	a.ring(slot)
+	expectWoken(t, first)
+	a.until(t, "the end of the keeper's turn", func() bool { return !a.attended })
+	woken = a.sleepOnce(slot)
+	a.until(t, "a leader", func() bool { return a.leader != nil })
+	return woken
+}
+
+// Behind the first time, who sleeps alone waits at the doorbell by itself.
+func TestLoneSleeperWaitsAtTheDoorbell(t *testing.T) {
+	a := newAttended(t, 1)
+	for range 100 {
+		woken := leadAlone(t, a, 0)
+		a.ring(0)
+		expectWoken(t, woken)
+		a.rest() // the keeper again
+	}
+}
+
+// A token that does not come of a ring wakes the leader too.
+func TestRouseWakesTheLeader(t *testing.T) {
+	a := newAttended(t, 1)
+	for range 100 {
+		woken := leadAlone(t, a, 0)
+		a.rouse(a.wakes[0])
+		expectWoken(t, woken)
+		a.rest()
+	}
+}
+
+// A leader that leaves has the keeper wait for those that sleep on.
+func TestLeaderLeavesSleepersToTheKeeper(t *testing.T) {
+	a := newAttended(t, 2)
+	leader := leadAlone(t, a, 0)
+	other := a.sleepOnce(1)
+	a.until(t, "a second sleep", func() bool { return len(a.asleep) == 2 })
+	a.rouse(a.wakes[0])
+	expectWoken(t, leader)
+	a.ring(1)
+	expectWoken(t, other)
+}
+
+// A leader hands on what is for others.
+func TestLeaderWakesOthers(t *testing.T) {
+	a := newAttended(t, 2)
+	leader := leadAlone(t, a, 0)
+	other := a.sleepOnce(1)
+	a.until(t, "a second sleep", func() bool { return len(a.asleep) == 2 })
+	a.ring(1)
+	expectWoken(t, other)
+	a.ring(0)
+	expectWoken(t, leader)
+}
+
+// Behind a rest, news are delivered though nobody sleeps.
+func TestRestHasTheKeeperAttend(t *testing.T) {
+	a := newAttended(t, 2)
+	woken := leadAlone(t, a, 0)
+	a.rouse(a.wakes[0])
+	expectWoken(t, woken)
+	a.until(t, "the leader's leaving", func() bool { return !a.attended })
+	a.ring(1)
+	a.rest()
+	expectWoken(t, a.wakes[1])
+}
+
+// However rings, tokens, sleeps and rests meet, nobody sleeps on.
+func TestNoSleeperIsForgotten(t *testing.T) {
+	const slots, rounds = 4, 3000
+	a := newAttended(t, slots)
+	turn := make([]chan struct{}, slots) // a sleep is about to begin
+	for i := range turn {
+		turn[i] = make(chan struct{})
+	}
+	var all sync.WaitGroup
+	for slot := range slots {
+		all.Go(func() {
+			for range rounds {
+				turn[slot] <- struct{}{}
+				a.sleep(a.wakes[slot])
+			}
+		})
+		all.Go(func() {
+			for i := range rounds {
+				<-turn[slot]
+				switch {
+				case (i+slot)%7 == 0:
+					a.rouse(a.wakes[slot])
+				case (i+slot)%11 == 0:
+					a.rest()
+					a.ring(slot)
+				default:
+					a.ring(slot)
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { all.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("a sleeper was forgotten")
+	}
+}
