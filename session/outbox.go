@@ -278,7 +278,7 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 	if t.gone || t.lent != nil {
 		return false
 	}
-	if o.inbox.Len == 0 && !o.wanted {
+	if n > 0 && o.inbox.Len == 0 && !o.wanted {
 		o.without = min(o.without+min(n, maxBox), maxBox)
 		switch {
 		case o.skip > 0:
@@ -288,7 +288,13 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 			t.owe(wire.Plain(wire.TypeAskInbox))
 		}
 	}
-	return o.inbox.Len > 0 && (o.buf == nil || o.onHeap)
+	return t.boxMissing()
+}
+
+// boxMissing reports whether there is an inbox, but no registered box.
+func (t *sender) boxMissing() bool {
+	o := &t.box
+	return o.inbox.Len > 0 && (o.buf == nil || o.onHeap) && t.lent == nil
 }
 
 // openBox makes buf the box; nil: there was no memory for it. unused is what the box on the
@@ -341,6 +347,8 @@ func (t *sender) inboxByPeer(d Descriptor) {
 	if o.wanted, o.inbox = false, d; d.Len == 0 {
 		t.noBox++
 		o.skip = skipShort
+	} else {
+		t.wake = true // a Write that waits goes on through it
 	}
 }
 

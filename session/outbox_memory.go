@@ -4,8 +4,8 @@ import "time"
 
 // What the box needs of a session: memory, which may have to be waited for, and a timer.
 
-// openBox, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
-// a registered box once there is one. It gives one back that cannot be registered. wr.op is
+// openBox, for n bytes of a Write, requests the peer's inbox if there is none and n is not 0,
+// and allocates a registered box once there is one. It gives one back that cannot be registered. wr.op is
 // held.
 func (c *core) openBox(n int) {
 	var old []byte

@@ -70,6 +70,26 @@ func TestAnInboxIsForMoreThanOneWrite(t *testing.T) {
 	})
 }
 
+// A long Write goes on through the inbox as soon as that is there.
+func TestTheInboxServesTheWriteThatAskedForIt(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		dear := boxed
+		dear.Limits.Threshold = 4 << 20
+		a, b, _, _ := pair(t, dear, session.Config{})
+		data := pattern(2 << 20)
+		w := goWrite(a, data)
+		if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if r := within(t, w); r.n != len(data) || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+		if n := a.Stats().OfferedBytesSent; n < uint64(len(data))*9/10 {
+			t.Errorf("%d bytes of %d by RDMA", n, len(data))
+		}
+	})
+}
+
 // What does not fit the inbox waits in the outbox; a Write that does not fit there
 // waits itself. Small Writes stay behind. Nothing is lost, and Close comes last.
 func TestAWriteWaitsForAFullOutbox(t *testing.T) {

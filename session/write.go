@@ -132,14 +132,22 @@ func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	return n, err
 }
 
-// take takes bytes from the front of p, and returns how many.
+// take takes bytes from the front of p, and returns how many. If there is no room, but an
+// inbox has come meanwhile, there may be.
 func (w *writing) take(p []byte, more bool) (n int) {
-	if w.over() != nil {
-		return 0 // not into the box of a connection that has ended
+	for range 2 {
+		if w.over() != nil {
+			return 0 // not into the box of a connection that has ended
+		}
+		w.txMu.Lock()
+		n = w.tx.take(p, more)
+		opens := n == 0 && w.tx.boxMissing()
+		w.unlockTx()
+		if !opens {
+			break
+		}
+		w.openBox(0)
 	}
-	w.txMu.Lock()
-	n = w.tx.take(p, more)
-	w.unlockTx()
 	return n
 }
 
