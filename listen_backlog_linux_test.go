@@ -29,19 +29,21 @@ func TestListenerSlowDialerDelaysNobody(t *testing.T) {
 func TestListenerBacklogFullIsRefusedAtOnce(t *testing.T) {
 	useFake(t)
 	const places = 3
+	d := new(Dialer)
+	d.Options.AttemptTimeout = testTimeout // no TCP on a busy machine
 	l := mustListen(t, &ListenConfig{Backlog: places}, "tcp", "127.0.0.1:0")
 	conns := make(map[string]net.Conn)
 	for range places {
-		c := mustDial(t, &Dialer{}, l.Addr().String())
+		c := mustDial(t, d, l.Addr().String())
 		conns[c.LocalAddr().String()] = c
 	}
-	_, err := new(Dialer).Dial("tcp", l.Addr().String())
+	_, err := d.Dial("tcp", l.Addr().String())
 	wantOpError(t, err, "dial", syscall.ECONNREFUSED)
 	for range conns {
 		s := mustAccept(t, l) // in the order in which they have negotiated
 		send(t, conns[s.RemoteAddr().String()], s, "still served")
 	}
-	wantProvider(t, mustDial(t, &Dialer{}, l.Addr().String()), fakeName)
+	wantProvider(t, mustDial(t, d, l.Addr().String()), fakeName)
 }
 
 // A huge Backlog is cut to the largest that there is.

@@ -1,7 +1,6 @@
 package san
 
 import (
-	"context"
 	"errors"
 	"net"
 	"time"
@@ -103,17 +102,37 @@ func (l *Listener) take(provider string, t transport, config session.Config) {
 		sendToTCP(t, config)
 		return
 	}
+	admitted := false // it has a place until Leave
+	config.Admit = func() bool {
+		admitted = p.End(true)
+		return admitted
+	}
 	t.session = session.New(t.endpoint, config)
-	switch done, err := t.session.NegotiateNow(); {
+	end := func(err error) {
+		switch {
+		case err == nil:
+			l.ready <- newConn(provider, t.session, t) // never blocks: it has a place in the backlog
+		case admitted:
+			l.backlog.Leave()
+		default:
+			p.End(false)
+		}
+	}
+	done, err := t.session.NegotiateNow()
+	switch {
 	case !done:
-		l.background.Go(func() { l.admit(p, provider, t, config) })
+		l.background.Go(func() {
+			_, err := negotiate(p.Context(), t, config)
+			end(err)
+		})
+		return
+	case errors.Is(err, session.ErrNotAdmitted):
+		sendAway(t)
 	case err != nil:
-		p.End(false)
 		t.session.Abort()
 		t.release()
-	default:
-		l.admitted(p, provider, t)
 	}
+	end(err)
 }
 
 // refuse ends a connection before it is negotiated: its dialer sees
@@ -128,7 +147,13 @@ func refuse(t transport) {
 // sendToTCP ends a connection before it is negotiated, for which there is no room though
 // TCP's backlog may have some: its dialer falls back.
 func sendToTCP(t transport, config session.Config) {
-	session.New(t.endpoint, config).Refuse()
+	t.session = session.New(t.endpoint, config)
+	sendAway(t)
+}
+
+// sendAway is sendToTCP once a session has begun.
+func sendAway(t transport) {
+	t.session.Refuse()
 	t.release()
 	count(func(n *Counters) { n.Refused++ })
 }
@@ -144,28 +169,4 @@ func turnAway(t transport) {
 	}
 	t.endpoint.Retire()
 	t.release()
-}
-
-// admit negotiates one connection and queues it for Accept.
-func (l *Listener) admit(p *backlog.Place, provider string, t transport, config session.Config) {
-	s, err := negotiate(p.Context(), t, config)
-	if errors.Is(context.Cause(p.Context()), backlog.ErrLost) {
-		count(func(n *Counters) { n.Refused++ })
-	}
-	if err != nil {
-		p.End(false)
-		return
-	}
-	t.session = s
-	l.admitted(p, provider, t)
-}
-
-// admitted queues a negotiated connection for Accept.
-func (l *Listener) admitted(p *backlog.Place, provider string, t transport) {
-	if p.End(true) {
-		l.ready <- newConn(provider, t.session, t) // never blocks: it has a place in the backlog
-	} else {
-		t.session.Abort()
-		t.release()
-	}
 }

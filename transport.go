@@ -44,8 +44,9 @@ func negotiate(ctx context.Context, t transport, config session.Config) (*sessio
 		return s, nil
 	}
 	switch {
-	case errors.Is(context.Cause(ctx), backlog.ErrLost):
+	case errors.Is(err, session.ErrNotAdmitted), errors.Is(context.Cause(ctx), backlog.ErrLost):
 		s.Refuse()
+		count(func(n *Counters) { n.Refused++ })
 	case ctx.Err() != nil:
 		s.Close() // not a reset, which would mean "refused": the listener is being closed
 	}

@@ -41,6 +41,12 @@ type Config struct {
 	// come, nothing is sent, and the connection can still be refused (Refuse).
 	Accepting bool
 
+	// Admit is called, at an accepting end, when the dialer's message has come and before it
+	// is answered: from then on the dialer takes the connection for made. If it returns
+	// false, Negotiate returns ErrNotAdmitted, and Refuse can still be called. Nil: all are
+	// admitted.
+	Admit func() bool
+
 	// Disable switches features off, for tests and for operators
 	// (SAN_DISABLE).
 	Disable Feature

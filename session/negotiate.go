@@ -88,6 +88,9 @@ func (s *Session) negotiateStep() (want Events, err error) {
 		if s.heard, err = s.negotiated(sent); err != nil {
 			return 0, err
 		}
+		if s.heard && s.cfg.Admit != nil && !s.cfg.Admit() {
+			return 0, ErrNotAdmitted
+		}
 		sent = sent && (!s.heard || s.introduce(0))
 	}
 	if !sent && s.ep.Err() == nil {
@@ -98,6 +101,9 @@ func (s *Session) negotiateStep() (want Events, err error) {
 	}
 	return want, nil
 }
+
+// ErrNotAdmitted: Config.Admit has returned false.
+var ErrNotAdmitted = errors.New("session: not admitted")
 
 // Refuse ends a session of an accepting end that Negotiate has not returned yet, and tells
 // the dialer that there is no room for it, so that it does without a SAN. On a provider that

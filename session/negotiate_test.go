@@ -312,3 +312,40 @@ func TestARingAnnouncesNoMemory(t *testing.T) {
 		}
 	})
 }
+
+// Whether a connection is admitted is decided before the dialer is answered, who takes it for
+// made from then on; and once.
+func TestAdmitComesBeforeTheAnswer(t *testing.T) {
+	for _, admits := range []bool{true, false} {
+		inBubble(t, func(t *testing.T) {
+			ea, eb := twins(t, ring)
+			a := session.New(ea, session.Config{})
+			asked := 0
+			var b *session.Session
+			b = session.New(eb, session.Config{Accepting: true, Admit: func() bool {
+				if asked++; b.Stats().MessagesSent != 0 {
+					t.Error("the dialer has an answer")
+				}
+				return admits
+			}})
+			err := b.Negotiate(t.Context())
+			if !admits {
+				wantErr(t, "Negotiate", err, session.ErrNotAdmitted)
+				b.Refuse()
+			} else if err != nil {
+				t.Error(err)
+			}
+			err = a.Negotiate(t.Context())
+			var u *session.Unavailable
+			if refused := errors.As(err, &u) && u.Reason == session.ReasonResources; refused == admits || admits && err != nil {
+				t.Errorf("admitted: %v: the dialer finds %v", admits, err)
+			}
+			if asked != 1 {
+				t.Errorf("Admit was called %d times", asked)
+			}
+			a.Abort()
+			b.Abort()
+			idle()
+		})
+	}
+}
