@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	// pauseFor covers a short piece of the peer's work, but not a context switch.
-	pauseFor = 15 * time.Microsecond
+	// pauseFor covers a piece of the peer's work such as net/http's between two messages, but
+	// hardly a context switch.
+	pauseFor = 40 * time.Microsecond
 	// pauseEach is the time between two polls with PAUSE: about what fetching the cache
 	// line costs that the peer has written.
 	pauseEach = 50 * time.Nanosecond
@@ -37,11 +38,11 @@ const (
 	// are too many.
 	othersTake  = 2 * time.Microsecond
 	othersShare = 8
-	// strangerTakes is longer than a piece of the peer's work, and shorter than a turn of
-	// the system's scheduler. A yield that takes as long has given that turn to another
+	// strangerTakes is longer than what a peer with many connections does at a time, and
+	// shorter than a turn of the system's scheduler. A yield that takes as long has given that turn to another
 	// program: polling ends for crowdedFirst, and longer each time, up to crowdedMost, so
 	// that fewer than one wait in a hundred loses a turn that way.
-	strangerTakes = 500 * time.Microsecond
+	strangerTakes = 2 * time.Millisecond
 	crowdedFirst  = 4 * time.Millisecond
 	crowdedMost   = 256 * time.Millisecond
 	// maxSkip waits in a row, at most, do without polling, so that an idle connection
