@@ -11,9 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
@@ -71,6 +73,11 @@ func spawn(t testing.TB, role string, change func(*exec.Cmd), env ...string) *ch
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
+		stdin.Close()
+		stdout.Close()
+		if cmd.SysProcAttr != nil && cmd.SysProcAttr.Cloneflags != 0 && errors.Is(err, syscall.EPERM) {
+			testenv.Missing(t, "namespaces, which a container or a chroot may forbid")
+		}
 		t.Fatalf("starting the %s child: %v", role, err)
 	}
 	c := &child{cmd: cmd, lines: bufio.NewReader(stdout), stdin: stdin}
