@@ -24,8 +24,8 @@ import (
 
 // options are of the simulated fabric.
 type options struct {
-	latency   int // ns, one way
-	bandwidth int // bytes/s, each way
+	latency   int   // ns, one way
+	bandwidth int64 // bytes/s, each way
 	alone     bool
 	spin      time.Duration // session.Config.Spin, at both ends
 	disable   string        // one of session.FeatureNames
@@ -36,7 +36,7 @@ func main() {
 	var o options
 	rounds := flag.Int("rounds", 7, "`number` of rounds, each with every figure once")
 	flag.IntVar(&o.latency, "latency", 2000, "of the network, one way, in `ns`")
-	flag.IntVar(&o.bandwidth, "bandwidth", 50_000_000_000, "of the network, in `bytes/s`")
+	flag.Int64Var(&o.bandwidth, "bandwidth", 50_000_000_000, "of the network, in `bytes/s`")
 	flag.DurationVar(&o.spin, "spin", 0, "how long Reads and Writes poll; 0: the library's default")
 	flag.StringVar(&o.disable, "disable", "", "a `mechanism` to switch off, as in SAN_DISABLE")
 	flag.BoolVar(&o.alone, "alone", false, "keep a processor for each process, before all other programs (Linux: root)")

@@ -14,7 +14,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sanconn/san/provider/verbs"
 	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim/conns"
 )
 
 const (
@@ -69,25 +72,27 @@ type request struct {
 	Total uint64 // bytes; then there is one byte as an answer, unless they are echoed
 }
 
+// conns is how connections are made.
+func (o options) conns() conns.Config {
+	off := session.FeatureNames[o.disable]
+	return conns.Config{Verbs: verbs.Config{Disable: off}, Session: session.Config{Spin: o.spin, Disable: off}}
+}
+
 // serve serves until standard input ends.
 func serve(o options) error {
-	l, err := listen(o)
+	l, err := conns.Listen(o.conns())
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	fmt.Println(l.Addrs()[0])
+	fmt.Println(l.Addr())
 	go func() {
 		for {
-			e, err := l.Accept()
+			c, err := l.Accept()
 			if err != nil {
 				return
 			}
 			go func() {
-				c, err := connection(o, e)
-				if err != nil {
-					return
-				}
 				defer c.Close()
 				for answer(c) == nil {
 				}
@@ -129,7 +134,9 @@ func measure(o options, what, address string) error {
 	if err != nil {
 		return err
 	}
-	c, err := dial(o, at)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := conns.Dial(ctx, o.conns(), at)
 	if err != nil {
 		return err
 	}

@@ -3,13 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sanconn/san/test/hwsim/conns"
 )
 
 // patience bounds each program.
@@ -63,7 +64,7 @@ func all(options, []string) (float64, error) { return 1, nil }
 // perftest runs one of its programs, as a server and a client, and returns a column of the
 // one row that the client prints.
 func perftest(o options, env []string, column int, program string, args ...string) (float64, error) {
-	port, err := freePort()
+	port, err := conns.FreePort()
 	if err != nil {
 		return 0, err
 	}
@@ -108,15 +109,6 @@ func cell(out string, column int) (float64, error) {
 	return 0, fmt.Errorf("no figures in:\n%s", out)
 }
 
-func freePort() (uint16, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
-}
-
 func copies(o options, env []string) (float64, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -138,7 +130,7 @@ func twoCopies() float64 {
 	const (
 		write = 64 << 10
 		box   = 1 << 20
-		total = 4 << 30
+		total = 1 << 30
 	)
 	start := time.Now()
 	var both sync.WaitGroup
