@@ -44,12 +44,16 @@ func (d *dialing) answer(ctx context.Context, reply <-chan uint8) (code uint8, e
 	l, e := d.link, d.e
 	defer e.connecting.Store(false)
 	accepted := func() bool { return e.remote.accepted.Load() != 0 }
-	for there := l.answers.poll(accepted); !there; there = accepted() {
+	there := l.answers.poll(accepted)
+	if !there {
+		l.attend.watch()
+		defer l.attend.unwatch()
+	}
+	for ; !there; there = accepted() {
 		e.Arm(session.RecvReady) // that wakes for the mark, too
 		if accepted() {
 			break
 		}
-		l.attend.rest() // nobody sleeps here
 		select {
 		case code := <-reply:
 			return code, nil
