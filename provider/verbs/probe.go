@@ -34,9 +34,10 @@ type probeAnswer struct {
 // answer; the next connection after that does it.
 const probeAgain = time.Minute
 
-// mayHaveWindows reports whether an endpoint may use memory windows, now or later.
+// mayHaveWindows reports whether an endpoint may use memory windows, now or later. Where
+// RLIMIT_MEMLOCK leaves no room for anything to be exposed, not even the probe's page is.
 func (d *device) mayHaveWindows(cfg Config) bool {
-	return d.caps.MaxMW > 0 && cfg.Disable&session.FeatureWindows == 0 &&
+	return d.caps.MaxMW > 0 && exposeLimit(memlock()) > 0 && cfg.Disable&session.FeatureWindows == 0 &&
 		(cfg.ForceWindows || !d.iwarp()) // queue pairs that the probe needs connect by TCP there
 }
 
