@@ -110,7 +110,7 @@ func (j *janitor) run(t *time.Timer) {
 func (e *engine) tend() (used, looked bool) {
 	i := &e.idle
 	if s := e.rd.sleeper; s != nil {
-		s.Rest()
+		s.Rest() // nobody may wait for its events, nor for those of others that it has waited for
 	}
 	if !e.tryLockRx() {
 		return true, true

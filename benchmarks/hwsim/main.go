@@ -66,7 +66,7 @@ func main() {
 type figure struct {
 	name, unit string
 	than       string                                   // what it is compared with
-	library    string                                   // what the client measures (measure.go)
+	kind       string                                   // what the client measures (measure.go)
 	reference  func(options, []string) (float64, error) // in an environment
 	goal       string                                   // of the ratio
 }
@@ -81,7 +81,7 @@ var figures = []figure{
 }
 
 // rows collects what the rounds have measured of a figure.
-type rows struct{ library, reference, ratio []float64 }
+type rows struct{ san, reference, ratio []float64 }
 
 func run(o options, rounds int, only string) error {
 	measured := make([]rows, len(figures))
@@ -98,7 +98,7 @@ func run(o options, rounds int, only string) error {
 	fmt.Printf("| %d ns, %.3g GB/s, %d rounds | library | compared with | | ratio | goal |\n|---|---|---|---|---|---|\n", o.latency, float64(o.bandwidth)/1e9, rounds)
 	for i, f := range figures {
 		if m := &measured[i]; len(m.ratio) > 0 {
-			fmt.Printf("| %s | %s %s | %s | %s | %s | %s |\n", f.name, spread(m.library), f.unit, f.than, spread(m.reference), spread(m.ratio), f.goal)
+			fmt.Printf("| %s | %s %s | %s | %s | %s | %s |\n", f.name, spread(m.san), f.unit, f.than, spread(m.reference), spread(m.ratio), f.goal)
 		}
 	}
 	return nil
@@ -120,13 +120,13 @@ func (m *rows) add(f figure, o options) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.than, err)
 	}
-	library, err := f.measure(o, env)
+	san, err := f.measure(o, env)
 	if err != nil {
 		return err
 	}
 	m.reference = append(m.reference, reference)
-	m.library = append(m.library, library)
-	m.ratio = append(m.ratio, library/reference)
+	m.san = append(m.san, san)
+	m.ratio = append(m.ratio, san/reference)
 	return nil
 }
 

@@ -56,7 +56,7 @@ func (f figure) measure(o options, env []string) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("server: %w", err)
 	}
-	client := o.command(ctx, 1, self, "-spin", o.spin.String(), "-disable", o.disable, "-client", f.library, strings.TrimSpace(address))
+	client := o.command(ctx, 1, self, "-spin", o.spin.String(), "-disable", o.disable, "-client", f.kind, strings.TrimSpace(address))
 	client.Env, client.Stderr = env, os.Stderr
 	text, err := client.Output()
 	if err != nil {

@@ -9,10 +9,9 @@
 // of them; if it takes as long as a thread of another program does, nobody in this process
 // polls for a while, longer each time. A wait that polling did not end lets the next one of
 // its direction go without it, and twice as many each further time. One processor is left
-// to goroutines that work. If PAUSE alone
-// did not end the previous wait, goroutines that are ready run first, and once a
-// microsecond: a Read has often made one ready (net/http's reader does so with each
-// response), which would otherwise wait until this one sleeps.
+// to goroutines that work. If PAUSE alone did not end the previous wait, goroutines that are
+// ready run first, and once a microsecond: a Read has often made one ready (net/http's
+// reader does so with each response), which would otherwise wait until this one sleeps.
 package spin
 
 import (

@@ -1,10 +1,12 @@
 package shm
 
 import (
+	"errors"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -46,20 +48,17 @@ func (a *attended) sleepOnce(slot int) (woken chan struct{}) {
 	return woken
 }
 
-// until waits for something that the attendance is about to do.
+// until waits for something that the attendance is about to do, which no event announces.
 func (a *attended) until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for began := time.Now(); ; time.Sleep(100 * time.Microsecond) {
+	testenv.Eventually(t, patience, func() error {
 		a.mu.Lock()
-		done := is()
-		a.mu.Unlock()
-		if done {
-			return
+		defer a.mu.Unlock()
+		if !is() {
+			return errors.New(what + " did not come about")
 		}
-		if time.Since(began) > patience {
-			t.Fatal(what, " did not come about")
-		}
-	}
+		return nil
+	})
 }
 
 func expectWoken(t *testing.T, woken chan struct{}) {
@@ -87,7 +86,7 @@ func leadAlone(t *testing.T, a *attended, slot int) (woken chan struct{}) {
 // Behind the first time, who sleeps alone waits at the doorbell by itself.
 func TestLoneSleeperWaitsAtTheDoorbell(t *testing.T) {
 	a := newAttended(t, 1)
-	for range 100 {
+	for range 20 {
 		woken := leadAlone(t, a, 0)
 		a.ring(0)
 		expectWoken(t, woken)
@@ -98,7 +97,7 @@ func TestLoneSleeperWaitsAtTheDoorbell(t *testing.T) {
 // A token that does not come of a ring wakes the leader too.
 func TestRouseWakesTheLeader(t *testing.T) {
 	a := newAttended(t, 1)
-	for range 100 {
+	for range 20 {
 		woken := leadAlone(t, a, 0)
 		a.rouse(a.wakes[0])
 		expectWoken(t, woken)
@@ -211,5 +210,8 @@ func TestNoSleeperIsForgotten(t *testing.T) {
 	case <-done:
 	case <-time.After(patience):
 		t.Fatal("a sleeper was forgotten")
+	}
+	if a.unwoken != 0 || len(a.asleep) != 0 {
+		t.Errorf("%d sleepers at the end, %d of them not woken", len(a.asleep), a.unwoken)
 	}
 }

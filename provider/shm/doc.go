@@ -33,6 +33,7 @@
 //	limits_linux.go, foreign_linux.go,
 //	sockname_linux.go                      what peers can hold; descriptors that they pass
 //	doorbell_linux.go, bell_linux.go       how the processes wake each other, and for what
+//	attend_linux.go                        who waits at the doorbell
 //	slots_linux.go                         places for connections
 //	segment_linux.go, offer_linux.go       shared memory, and more of it
 //	layout_linux.go                        what is where in it

@@ -17,7 +17,8 @@ import (
 // together, each of which has a lock of its own, and counts who uses them.
 //
 // Up to three goroutines serve it: one receives from the control socket, one waits for the
-// doorbell where no sleeper does (attend_linux.go), and one, if there is a pidfd, for the peer's end. dismantle waits for them.
+// doorbell where no sleeper does (attend_linux.go), and one, if there is a pidfd, for the
+// peer's end. dismantle waits for them.
 type link struct {
 	side    int // 0: dialing, 1: accepting
 	cfg     Config

@@ -31,6 +31,7 @@ func Run(t *testing.T, mk Maker, lacks ...string) {
 	b.Abort()
 	reads := la.CanRead && lb.MaxExpose > 0
 	writes := la.CanWrite && lb.MaxExpose > 0
+	_, sleeper := a.Endpoint.(session.Sleeper)
 
 	tests := []struct {
 		name string
@@ -47,8 +48,8 @@ func Run(t *testing.T, mk Maker, lacks ...string) {
 		{"KeepAndDrop", true, testKeepAndDrop},
 		{"WakeAfterArm", true, testWakeAfterArm},
 		{"WakeAtTheEnd", true, testWakeAtTheEnd},
-		{"Rouse", true, testRouse},
-		{"Rest", true, testRest},
+		{"Rouse", sleeper, testRouse},
+		{"Rest", sleeper, testRest},
 		{"BeforeStart", true, testBeforeStart},
 		{"Close", true, testClose},
 		{"CloseDoesNotWait", true, testCloseDoesNotWait},

@@ -128,10 +128,7 @@ func testRouse(t *testing.T, mk Maker) {
 // Behind a Rest, Wakes need no Sleep.
 func testRest(t *testing.T, mk Maker) {
 	a, b := pair(t, mk)
-	s, is := b.Endpoint.(session.Sleeper)
-	if !is {
-		return
-	}
+	s := b.Endpoint.(session.Sleeper)
 	for seq := range uint64(50) {
 		together(t, func() error { return b.expect(2 * seq) }, func() error { return a.post(2*seq, 64) })
 		b.Arm(session.RecvReady)
