@@ -29,6 +29,7 @@ func TestUnreadMessages(t *testing.T) {
 	const conns, ring, budget = 64, 4 << 20, 256 << 20 // the answers, unread as well, take of the budget
 	r := lay(t, spec{})
 	r.attack("unread", conns)
+	r.settle()
 	r.siege(bounds{connections: conns, memory: conns * ring / 2, shared: conns*ring + budget, space: 8 << 30, cpu: asTCP})
 }
 

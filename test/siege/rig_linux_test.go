@@ -149,6 +149,24 @@ func (r *rig) siege(most bounds) experience {
 	return met
 }
 
+// settle waits until the victim is done with what it was sent before the siege, which has to
+// come to an end: when it gets to that is its own affair.
+func (r *rig) settle() {
+	r.t.Helper()
+	const look, idle, limit = 200 * time.Millisecond, 0.1, 10 * time.Second // idle is in processors
+	was := usageOf(r.t, r.victim.pid())
+	for end := was.at.Add(limit); ; {
+		<-time.After(look)
+		now := usageOf(r.t, r.victim.pid())
+		if now.processors(was, 0) <= idle {
+			return
+		}
+		if was = now; now.at.After(end) {
+			r.t.Fatalf("the victim is busy with what it was sent %v ago", limit)
+		}
+	}
+}
+
 // attackersCPU is the processor time that the attackers have used themselves.
 func (r *rig) attackersCPU() (sum time.Duration) {
 	for _, p := range r.attackers {
