@@ -95,7 +95,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	}
 	for _, sd := range c.sides() {
 		sd.op.next = make(chan struct{}, 1)
-		sd.wake = make(chan struct{}, 1)
+		sd.nap = NewNap()
 		sd.sleeper, _ = ep.(Sleeper)
 	}
 	c.idle.away.Store(true)
