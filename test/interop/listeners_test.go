@@ -23,8 +23,8 @@ func serveCMux(l net.Listener) func() error {
 	stopWeb := inBackground(func() error { return server.Serve(web) }, server.Close, http.ErrServerClosed)
 	stopRest := serveEach(rest, echoBack)
 	return inBackground(mux.Serve, func() error {
+		err := l.Close() // first: web's server closes it, too, once the mux has ended
 		mux.Close()
-		err := l.Close()
 		stopWeb()
 		stopRest()
 		return err
