@@ -5,22 +5,15 @@ import "time"
 // What the box needs of a session: memory, which may have to be waited for, and a timer.
 
 // openBox, for n bytes of a Write, requests the peer's inbox if there is none and n is not 0,
-// and allocates a registered box once there is one. It gives one back that cannot be
-// registered, or is too small; full: that is to be emptied before. wr.op is held.
-func (c *core) openBox(n int) (full bool) {
+// and allocates a registered box once there is one. It gives one back that cannot be registered. wr.op is
+// held.
+func (c *core) openBox(n int) {
 	var old []byte
-	alloc, size := false, 0
+	alloc := false
 	c.withSender(func(tx *sender) {
-		size = max(tx.box.size, tx.box.unsent()) // what waits on the heap is to fit
-		switch outgrown := tx.outgrown(); {
-		case tx.gone || tx.lent != nil:
-		case outgrown && tx.box.used() > 0:
-			full = true
-		case outgrown:
-			old = tx.grow()
-		case tx.box.unusable():
+		if tx.box.unusable() && !tx.gone && tx.lent == nil {
 			old = tx.leaveInbox()
-		default:
+		} else {
 			alloc = tx.wantInbox(n)
 		}
 	})
@@ -28,28 +21,12 @@ func (c *core) openBox(n int) (full bool) {
 		c.mem.Free(old)
 	}
 	if !alloc {
-		return full
+		return
 	}
-	buf := allocBox(c.mem, &c.lim, size)
+	buf := allocBox(c.mem, &c.lim, c.cfg.SendBudget)
 	c.withSender(func(tx *sender) { buf = tx.openBox(buf) })
 	if buf != nil {
 		c.mem.Free(buf)
-	}
-	return false
-}
-
-// openBoxFor is openBox for n bytes of a Write. If a larger box is to take the place of the one
-// there is, it waits until that is empty.
-func (w *writing) openBoxFor(n int) {
-	test := func(sure bool) Events {
-		w.progressForWrite(sure)
-		if w.writeBlocked() != nil || !w.openBox(n) {
-			return 0
-		}
-		return w.writeWant()
-	}
-	if w.openBox(n) {
-		w.await(&w.wr, test(false), test)
 	}
 }
 

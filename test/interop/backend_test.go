@@ -1,8 +1,8 @@
 package interop
 
 import (
+	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -16,10 +16,11 @@ import (
 	"testing"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanproxy"
 )
 
 // Database servers, which are not in Go. They run once for all tests, on TCP; the program
-// that a test serves is a splice between its listener and them.
+// that a test serves is a proxy between its listener and them.
 
 // A backend is such a server.
 type backend struct {
@@ -149,14 +150,10 @@ func stopBackends() {
 // serve passes l's connections on to the server.
 func (b *backend) serve(l net.Listener) func() error {
 	address := os.Getenv(b.variable())
-	return serveEach(l, func(c net.Conn) error {
-		server, err := net.Dial("tcp", address)
-		if err != nil {
-			return err
-		}
-		splice(c, server)
-		return nil
-	})
+	proxy := &sanproxy.Proxy{Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", address)
+	}}
+	return inBackground(func() error { return proxy.Serve(l) }, proxy.Close, nil)
 }
 
 // unusedAddress is one that nobody listens on: its port is below those that systems hand
@@ -172,20 +169,4 @@ func unusedAddress(t *testing.T) string {
 	}
 	t.Fatal("no address is unused")
 	return ""
-}
-
-// splice copies between two connections until both have ended.
-func splice(a, b net.Conn) {
-	done := make(chan bool)
-	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
-		go func() {
-			io.Copy(way[1], way[0])
-			closeWrite(way[1])
-			done <- true
-		}()
-	}
-	<-done
-	<-done
-	a.Close()
-	b.Close()
 }

@@ -48,13 +48,14 @@ func wantBytes(t *testing.T, got, want []byte) {
 // mustDial connects for clients that take a connection. It ends with the test.
 func mustDial(t *testing.T, dial dialFunc, address string) net.Conn {
 	t.Helper()
-	c, err := dial(t.Context(), "tcp", address)
+	ctx := t.Context()
+	conn, err := dial(ctx, "tcp", address)
 	if err != nil {
 		panic(err) // goroutines that a test started call this, too
 	}
-	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(patience))
-	return c
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(patience))
+	return conn
 }
 
 // must is for what cannot fail in a test.

@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"context"
 	"net"
 	"testing"
 
@@ -17,7 +18,7 @@ func serveFastHTTP(l net.Listener) func() error {
 
 func useFastHTTP(t *testing.T, dial dialFunc, address string) {
 	client := &fasthttp.Client{
-		Dial: func(address string) (net.Conn, error) { return dial(t.Context(), "tcp", address) },
+		Dial: func(address string) (net.Conn, error) { return dial(context.Background(), "tcp", address) },
 	}
 	defer client.CloseIdleConnections()
 	together(4, func() {

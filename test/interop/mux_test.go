@@ -18,8 +18,9 @@ func yamuxConfig() *yamux.Config {
 }
 
 func serveYamux(l net.Listener) func() error {
+	config := yamuxConfig()
 	return serveEach(l, func(c net.Conn) error {
-		session, err := yamux.Server(c, yamuxConfig())
+		session, err := yamux.Server(c, config)
 		if err != nil {
 			return err
 		}
@@ -28,8 +29,8 @@ func serveYamux(l net.Listener) func() error {
 }
 
 func useYamux(t *testing.T, dial dialFunc, address string) {
-	conn := mustDial(t, dial, address)
-	session := must(yamux.Client(conn, yamuxConfig()))
+	conn, config := mustDial(t, dial, address), yamuxConfig()
+	session := must(yamux.Client(conn, config))
 	defer session.Close()
 	together(amount(48), func() {
 		s, err := session.Open()

@@ -1,12 +1,14 @@
 package interop
 
 import (
+	"context"
 	"net"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/sanconn/san/sanproxy"
 )
 
 // serveNATS is a server that listens nowhere. Each of l's connections goes on by one of
@@ -17,18 +19,13 @@ func serveNATS(l net.Listener) func() error {
 	if !s.ReadyForConnections(patience) {
 		panic("the NATS server is not ready")
 	}
-	stop := serveEach(l, func(c net.Conn) error {
-		inside, err := s.InProcessConn()
-		if err != nil {
-			return err
-		}
-		splice(c, inside)
-		return nil
-	})
-	return func() error {
-		s.Shutdown()
-		return stop()
+	proxy := &sanproxy.Proxy{
+		Dial: func(context.Context, net.Conn) (net.Conn, error) { return s.InProcessConn() },
 	}
+	return inBackground(func() error { return proxy.Serve(l) }, func() error {
+		s.Shutdown()
+		return proxy.Close()
+	}, nil)
 }
 
 // natsDialer is nats.go's hook.
@@ -38,7 +35,7 @@ func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(n
 
 func useNATS(t *testing.T, dial dialFunc, address string) {
 	custom := natsDialer(func(network, address string) (net.Conn, error) {
-		return dial(t.Context(), network, address)
+		return dial(context.Background(), network, address)
 	})
 	client, err := nats.Connect("nats://"+address, nats.SetCustomDialer(custom), nats.Timeout(patience))
 	if err != nil {

@@ -12,12 +12,13 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"github.com/sanconn/san"
 )
 
 // streamLayer is what hashicorp/raft listens and dials by.
 type streamLayer struct {
 	net.Listener
-	dial dialFunc
+	dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 func (s streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
@@ -102,9 +103,10 @@ func newRaftMember(id raft.ServerID, layer raft.StreamLayer) raftMember {
 // end stops the member, and closes its listener.
 func (m raftMember) end() error { return errors.Join(m.Shutdown().Error(), m.transport.Close()) }
 
-// serveRaft is a replica that does not vote, so dials nobody.
+// serveRaft is a replica that does not vote, so that only the leader dials.
 func serveRaft(l net.Listener) func() error {
-	replica := newRaftMember("replica", streamLayer{Listener: l})
+	dial := new(san.Dialer).DialContext
+	replica := newRaftMember("replica", streamLayer{l, dial})
 	return func() error {
 		select {
 		case err := <-replica.state.complete:
@@ -117,8 +119,8 @@ func serveRaft(l net.Listener) func() error {
 
 // useRaft leads. The replica gets a snapshot of what was before it joined, then commands.
 func useRaft(t *testing.T, dial dialFunc, address string) {
-	unused := must(net.Listen("tcp", "127.0.0.1:0"))
-	leader := newRaftMember("leader", streamLayer{unused, dial})
+	l := must(san.Listen("tcp", "127.0.0.1:0"))
+	leader := newRaftMember("leader", streamLayer{l, dial})
 	t.Cleanup(func() { // when the replica has all
 		if err := leader.end(); err != nil {
 			t.Error(err)
