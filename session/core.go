@@ -116,6 +116,11 @@ func newCore(ep Endpoint, cfg Config) *core {
 	c.rx = receiver{msgs: ep, mem: c.mem, credits: &c.credits, lim: &c.lim, caps: caps, budget: cfg.ReceiveBudget}
 	c.rx.urgentCh = make(chan struct{}, 1)
 	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, maxRDMA: c.lim.MaxRDMA, reads: &c.rx.fetch.posted}
+	c.tx.boxBudget = cfg.SendBudget
+	if c.tx.box.size = c.lim.InboxFirst; c.tx.box.size == 0 {
+		c.tx.box.size = cfg.SendBudget
+	}
+	c.tx.box.size = min(c.tx.box.size, cfg.SendBudget)
 	c.tx.boxLimit = min(cfg.SendBudget, c.kind.heapBox)
 	return c
 }

@@ -226,6 +226,11 @@ type Limits struct {
 	// occasional one is not worth the opening. 0: the first one is.
 	InboxAfter int
 
+	// InboxFirst is the size in bytes of the first such memory at each end. Writes that
+	// find it full have a larger one take its place, up to Config's budgets. 0: it is as
+	// large as those at once.
+	InboxFirst int
+
 	CanRead  bool // Read works: the peer may offer memory for us to read
 	CanWrite bool // Write works: the peer may grant memory for us to write
 }

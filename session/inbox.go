@@ -7,9 +7,10 @@ import "github.com/sanconn/san/session/internal/wire"
 // how many more bytes are there, and Emptied reports how many have been read. Positions
 // count bytes since it was opened.
 type inbox struct {
-	buf  []byte // nil: there is none
-	desc Descriptor
-	left bool // the peer writes nothing more to it
+	buf   []byte // nil: there is none
+	desc  Descriptor
+	left  bool           // the peer writes nothing more to it
+	again *wire.AskInbox // to be handled once all of it has been read
 
 	filled   int64 // up to here the peer has filled it
 	emptied  int64 // … it has been read
@@ -34,10 +35,10 @@ func (in *inbox) next(most int64) []byte {
 	return in.buf[at:min(at+most, int64(len(in.buf)))]
 }
 
-// allocBox allocates memory for an inbox or outbox, less where it is short; nil: too
-// little to be of use.
-func allocBox(mem Memory, lim *Limits, budget int) []byte {
-	size := min(budget, lim.MaxExpose/boxShare, maxBox)
+// allocBox allocates memory for an inbox or outbox of most bytes, less where memory is
+// short; nil: too little to be of use.
+func allocBox(mem Memory, lim *Limits, most int) []byte {
+	size := min(most, lim.MaxExpose/boxShare, maxBox)
 	if size < max(lim.Inbox, minFragment) {
 		return nil
 	}
@@ -50,19 +51,30 @@ func allocBox(mem Memory, lim *Limits, budget int) []byte {
 }
 
 // inboxWanted handles AskInbox: it opens the inbox, or reports that there is no memory.
-func (rx *receiver) inboxWanted() {
+func (rx *receiver) inboxWanted(ask wire.AskInbox) {
 	in := &rx.inbox
-	if in.buf != nil && !in.left {
+	switch {
+	case in.buf != nil && !in.left || in.again != nil:
 		rx.violation("it asks for a second inbox")
-		return
+	case in.buf != nil:
+		in.again = &ask
+	default:
+		rx.openInbox(ask)
+	}
+}
+
+func (rx *receiver) openInbox(ask wire.AskInbox) {
+	most := rx.budget
+	if n := min(ask.Length, maxBox); n > 0 {
+		most = min(max(int(n), rx.lim.Inbox, minFragment), most)
 	}
 	var answer wire.Inbox
-	if in.buf == nil && rx.caps&wire.CapGrant != 0 && !rx.closed {
-		if buf := allocBox(rx.mem, rx.lim, rx.budget); buf != nil {
+	if rx.caps&wire.CapGrant != 0 && !rx.closed {
+		if buf := allocBox(rx.mem, rx.lim, most); buf != nil {
 			clear(buf) // a false Fill must not reveal the last user's data
 			rx.heavy += progressMost / 4
 			if d, err := rx.mem.Expose(buf, RemoteWrite); err == nil {
-				*in = inbox{buf: buf, desc: d}
+				rx.inbox = inbox{buf: buf, desc: d}
 				answer.Memory = d
 			} else {
 				rx.mem.Free(buf)
@@ -127,8 +139,14 @@ func (rx *receiver) leftForGood() {
 
 // closeInbox gives the memory back once all of it has been read.
 func (rx *receiver) closeInbox() {
-	if in := &rx.inbox; in.unread() == 0 {
-		rx.do.close = *in
-		*in = inbox{}
+	in := &rx.inbox
+	if in.unread() > 0 {
+		return
+	}
+	again := in.again
+	rx.do.close = append(rx.do.close, *in)
+	*in = inbox{}
+	if again != nil {
+		rx.openInbox(*again)
 	}
 }

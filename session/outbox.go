@@ -31,6 +31,8 @@ type outbox struct {
 	wanted  bool       // AskInbox was sent and not answered
 	skip    int        // Writes until the next AskInbox, after memory was short
 	without int        // bytes of Writes that an inbox would have served, since there was one
+	size    int        // of the next registered box, and of the inbox that is asked for
+	fulls   int        // times that a Write has found the box full
 
 	full    bool        // a Write waits until a good part of it is free
 	blocked atomic.Bool // the queue was full: no RDMA write is tried before one, or a read, has completed
@@ -54,6 +56,11 @@ const (
 	// heapBox is the first and heapBoxMost the largest size in bytes of a box on the heap.
 	heapBox     = 16 << 10
 	heapBoxMost = 256 << 10
+	// A box that a Write has found full growAfter times has one of growBy times its size
+	// take its place, once it is empty: a stream gets the largest within milliseconds, and
+	// a program that writes little at a time keeps little.
+	growAfter = 4
+	growBy    = 4
 	// boxRest is the time between checks for use: idle boxes are kept for one to two
 	// seconds.
 	boxRest = time.Second
@@ -147,7 +154,11 @@ func (t *sender) intoBox(p []byte, more bool) int {
 	case o.registered():
 		n = min(n, max(boxUnit, min(boxMost, int(o.sent-o.written), n/2)))
 		if room := o.room(); room < n || o.full {
+			found := !o.full
 			if o.full = room < len(o.buf)/boxShareFree; o.full {
+				if found {
+					o.fulls++
+				}
 				return 0
 			}
 			n = min(n, room)
@@ -285,7 +296,7 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 			o.skip--
 		case o.without >= t.boxAfter:
 			o.wanted = true
-			t.owe(wire.Plain(wire.TypeAskInbox))
+			t.owe(wire.AskInbox{Length: uint64(o.size)}.Control())
 		}
 	}
 	return t.boxMissing()
@@ -324,8 +335,25 @@ func (t *sender) leaveInbox() (providers []byte) {
 		o.skip = skipLong
 	}
 	providers = o.release()
-	o.inbox, o.filled, o.emptied, o.wanted, o.without = Descriptor{}, 0, 0, false, 0
+	o.inbox, o.filled, o.emptied, o.wanted, o.without, o.fulls = Descriptor{}, 0, 0, false, 0, 0
 	t.owe(wire.Plain(wire.TypeLeaveInbox))
+	return providers
+}
+
+// outgrown reports whether the box has been found too small.
+func (t *sender) outgrown() bool {
+	o := &t.box
+	return o.registered() && o.fulls >= growAfter && o.size < t.boxBudget && t.lent == nil
+}
+
+// grow asks for a larger inbox in the place of the one there is, and returns the memory of the
+// box, which is empty.
+func (t *sender) grow() (providers []byte) {
+	o := &t.box
+	o.size = min(growBy*o.size, t.boxBudget)
+	providers = t.leaveInbox()
+	o.without = t.boxAfter
+	t.wantInbox(1)
 	return providers
 }
 

@@ -5,15 +5,22 @@ import "time"
 // What the box needs of a session: memory, which may have to be waited for, and a timer.
 
 // openBox, for n bytes of a Write, requests the peer's inbox if there is none and n is not 0,
-// and allocates a registered box once there is one. It gives one back that cannot be registered. wr.op is
-// held.
-func (c *core) openBox(n int) {
+// and allocates a registered box once there is one. It gives one back that cannot be
+// registered, or is too small; full: that is to be emptied before. wr.op is held.
+func (c *core) openBox(n int) (full bool) {
 	var old []byte
-	alloc := false
+	alloc, size := false, 0
 	c.withSender(func(tx *sender) {
-		if tx.box.unusable() && !tx.gone && tx.lent == nil {
+		size = max(tx.box.size, tx.box.unsent()) // what waits on the heap is to fit
+		switch outgrown := tx.outgrown(); {
+		case tx.gone || tx.lent != nil:
+		case outgrown && tx.box.used() > 0:
+			full = true
+		case outgrown:
+			old = tx.grow()
+		case tx.box.unusable():
 			old = tx.leaveInbox()
-		} else {
+		default:
 			alloc = tx.wantInbox(n)
 		}
 	})
@@ -21,12 +28,28 @@ func (c *core) openBox(n int) {
 		c.mem.Free(old)
 	}
 	if !alloc {
-		return
+		return full
 	}
-	buf := allocBox(c.mem, &c.lim, c.cfg.SendBudget)
+	buf := allocBox(c.mem, &c.lim, size)
 	c.withSender(func(tx *sender) { buf = tx.openBox(buf) })
 	if buf != nil {
 		c.mem.Free(buf)
+	}
+	return false
+}
+
+// openBoxFor is openBox for n bytes of a Write. If a larger box is to take the place of the one
+// there is, it waits until that is empty.
+func (w *writing) openBoxFor(n int) {
+	test := func(sure bool) Events {
+		w.progressForWrite(sure)
+		if w.writeBlocked() != nil || !w.openBox(n) {
+			return 0
+		}
+		return w.writeWant()
+	}
+	if w.openBox(n) {
+		w.await(&w.wr, test(false), test)
 	}
 }
 

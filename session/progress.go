@@ -44,9 +44,11 @@ func (e *engine) settleLocked() {
 		do.wake = false
 		e.rd.signalSleeper()
 	}
-	if do.close.buf != nil {
-		e.closeInbox(do.close)
-		do.close = inbox{}
+	if len(do.close) > 0 {
+		for _, old := range do.close {
+			e.closeInbox(old)
+		}
+		do.close = do.close[:0]
 	}
 	if len(do.send) > 0 {
 		e.txMu.Lock()
@@ -242,6 +244,11 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 			rx.writtenByPeer(d)
 		}
 		return
+	case wire.TypeAskInbox:
+		ask := wire.ParseAskInbox(m)
+		rx.dropControl(h.Type, nil)
+		rx.inboxWanted(ask)
+		return
 	case wire.TypeCancelRead:
 		if c, err := wire.ParseCancel(m); rx.dropControl(h.Type, err) {
 			rx.withdrawnByPeer(c.ID)
@@ -251,8 +258,6 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 	rx.dropControl(h.Type, nil)
 	switch h.Type {
 	case wire.TypeCredit, wire.TypePong:
-	case wire.TypeAskInbox:
-		rx.inboxWanted()
 	case wire.TypeLeaveInbox:
 		rx.inboxLeft()
 	case wire.TypeShutdown, wire.TypeClose, wire.TypeAbort:

@@ -60,9 +60,9 @@ type receiver struct {
 // receiverDo is what the receiver has found to be due.
 type receiverDo struct {
 	send  []wire.Control
-	close inbox // with a buffer: its access is to be revoked, and its memory given back
-	wake  bool  // a waiting Read has something to look at
-	fault error // the peer has broken the protocol, or the device has failed
+	close []inbox // their access is to be revoked, and their memory given back
+	wake  bool    // a waiting Read has something to look at
+	fault error   // the peer has broken the protocol, or the device has failed
 }
 
 // front is the oldest kept message. Its bounds are read once: on shared memory the peer

@@ -24,7 +24,8 @@ type sender struct {
 	byRead    bool // offers are for the peer to read them
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
 	boxAfter  int  // bytes of them until an inbox is asked for
-	boxLimit  int  // largest box on the heap in bytes; 0: there is none, as the ring is the buffer
+	boxBudget int  // largest registered box in bytes
+	boxLimit  int  // … and on the heap; 0: there is none, as the ring is the buffer
 
 	gone    bool         // the endpoint is closed, or being closed
 	owed    owedMessages // control messages that found no room or credit
@@ -351,7 +352,10 @@ func (t *sender) lend(most int) []byte {
 		return t.lent
 	}
 	t.lent = t.box.free(most)
-	if t.lent == nil && t.growHeapBox(most) {
+	switch {
+	case t.lent == nil && t.box.registered():
+		t.box.fulls++
+	case t.lent == nil && t.growHeapBox(most):
 		t.lent = t.box.free(most)
 	}
 	return t.lent

@@ -153,6 +153,8 @@ const (
 	// inboxAfter: opening an inbox costs about as much as sending that many bytes in
 	// messages.
 	inboxAfter = 32 << 10
+	// inboxFirst: as much as is had without looking at what is left of the arena (plentiful).
+	inboxFirst = 256 << 10
 	// inboxTo: without memory windows an offer of a Write's own memory costs a
 	// registration and its removal, which is as much as copying a megabyte.
 	inboxTo = 2 << 20

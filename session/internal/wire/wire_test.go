@@ -46,6 +46,7 @@ func TestMessagesAreEncodedAsDocumented(t *testing.T) {
 		{"CancelRead", encoded(Cancel{TypeCancelRead, 0x0a0b0c0d}.Control()), "\x09\x00\x00\x00" + credit + id},
 		{"CancelWrite", encoded(Cancel{TypeCancelWrite, 0x0a0b0c0d}.Control()), "\x0a\x00\x00\x00" + credit + id},
 		{"Refuse", encoded(Cancel{TypeRefuse, 0x0a0b0c0d}.Control()), "\x12\x00\x00\x00" + credit + id},
+		{"AskInbox", encoded(AskInbox{0x0102030405060708}.Control()), "\x13\x00\x00\x00" + credit + count},
 		{"Inbox", encoded(Inbox{d}.Control()), "\x14\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + desc},
 		{"Fill", withHeader(h(TypeFill, FlagMore), FillLen, Fill{0x0a0b0c0d}.Put), "\x15\x01\x00\x00" + credit + id},
 		{"Emptied", encoded(Emptied{0x0102030405060708}.Control()), "\x16\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + count},
@@ -110,6 +111,8 @@ func parsedControl(t Type, m []byte) (Control, error) {
 	case TypeCancelRead, TypeCancelWrite, TypeRefuse:
 		x, err := ParseCancel(m)
 		return x.Control(), err
+	case TypeAskInbox:
+		return ParseAskInbox(m).Control(), nil
 	case TypeInbox:
 		i, err := ParseInbox(m)
 		return i.Control(), err
@@ -128,7 +131,7 @@ func FuzzMessage(f *testing.F) {
 		if !ok {
 			return
 		}
-		if len(first) > len(m) && Type(m[0]) != TypeNegotiate {
+		if len(first) > len(m) && Type(m[0]) != TypeNegotiate && Type(m[0]) != TypeAskInbox {
 			t.Fatalf("% x was understood though it is shorter than % x", m, first)
 		}
 		second, ok := parsed(first)

@@ -1,0 +1,129 @@
+package session_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+)
+
+const (
+	firstBox = 20_000
+	mostBox  = 200_000
+)
+
+// growingPair has boxes of firstBox bytes at first, and of mostBox at most.
+func growingPair(t *testing.T) (a, b *session.Session, boxes func() (out, in int)) {
+	cfg := boxed
+	cfg.Limits.InboxFirst = firstBox
+	a, b, ea, eb := pair(t, cfg, session.Config{SendBudget: mostBox})
+	return a, b, func() (out, in int) {
+		pass(time.Second / 10) // what is on its way arrives
+		return ea.Left().Allocated, eb.Left().Allocated
+	}
+}
+
+// A program that writes little at a time keeps small boxes, however often it writes.
+func TestBoxesStaySmallWithLittleUse(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, boxes := growingPair(t)
+		data := pattern(15_000)
+		for range 50 {
+			writeAll(t, a, data, len(data))
+			readFull(t, b, len(data))
+			pass(time.Second / 50)
+		}
+		if out, in := boxes(); out != firstBox || in != firstBox {
+			t.Errorf("boxes of %d and %d bytes", out, in)
+		}
+	})
+}
+
+// A stream that finds its boxes full has larger ones, at both ends, in the middle of it, and
+// loses nothing by that; also if it is lent its room, and if its reader is slow.
+func TestBoxesGrowWithUse(t *testing.T) {
+	write := func(a *session.Session, p []byte) error {
+		_, err := a.Write(p)
+		return err
+	}
+	lend := func(a *session.Session, p []byte) error {
+		for len(p) > 0 {
+			room, err := a.Reserve(len(p))
+			if err != nil {
+				return err
+			}
+			n := copy(room, p)
+			if err := a.Commit(n); err != nil {
+				return err
+			}
+			p = p[n:]
+		}
+		return nil
+	}
+	for name, put := range map[string]func(*session.Session, []byte) error{"Write": write, "Reserve": lend} {
+		for pace, pause := range map[string]time.Duration{"quick": 0, "slow": time.Millisecond} {
+			t.Run(name+", "+pace, func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					a, b, boxes := growingPair(t)
+					data := pattern(4_000_000)
+					done := make(chan error, 1)
+					go func() {
+						for at := 0; at < len(data); at += 40_000 {
+							if err := put(a, data[at:at+40_000]); err != nil {
+								done <- err
+								return
+							}
+						}
+						done <- nil
+					}()
+					for at := 0; at < len(data); at += 10_000 {
+						if got := readFull(t, b, 10_000); !bytes.Equal(got, data[at:at+10_000]) {
+							t.Fatalf("wrong bytes behind %d", at)
+						}
+						pass(pause)
+					}
+					if err := <-done; err != nil {
+						t.Fatal(err)
+					}
+					if out, in := boxes(); out != mostBox || in != mostBox {
+						t.Errorf("boxes of %d and %d bytes, want %d", out, in, mostBox)
+					}
+					if n := a.Stats().OfferedBytesSent; n < uint64(len(data))*9/10 {
+						t.Errorf("%d bytes of %d by RDMA", n, len(data))
+					}
+				})
+			})
+		}
+	}
+}
+
+// An inbox that is asked for while the one before it has bytes opens behind those, as large
+// as it is asked for.
+func TestTheNextInboxOpensBehindTheLast(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, ep, p := negotiated(t, boxed, session.Config{ReceiveBudget: mostBox})
+		d := p.ask()
+		if d.Len != mostBox {
+			t.Errorf("an inbox of %d bytes for a question without a length", d.Len)
+		}
+		data := pattern(1000)
+		p.fill(d, 0, data)
+		p.send(tLeaveInbox, 0)
+		p.send(tAskInbox, 0, u64(firstBox)...)
+		if m := p.recv(); m != nil {
+			t.Fatalf("a message of type %d before all was read", m[0])
+		}
+		if got := readFull(t, s, len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if b := p.expect(tInbox); le.Uint64(b[8+16:]) != firstBox {
+			t.Errorf("an inbox of %d bytes, want %d", le.Uint64(b[8+16:]), firstBox)
+		}
+		p.send(tLeaveInbox, 0)
+		pass(time.Second)
+		if left := ep.Left(); left.Exposed != 0 || left.Allocated != 0 {
+			t.Errorf("kept: %+v", left)
+		}
+	})
+}
