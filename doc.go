@@ -29,8 +29,8 @@
 //   - SAN_RDMACM=off: the same as RDMA.WithoutCM.
 //   - SAN_SHARED_DOMAIN=on: all connections of an RDMA device share one protection
 //     domain, also where it takes more than memory windows to keep their peers apart,
-//     and with it registrations and receive buffers. It saves memory and isolates
-//     them less from each other's peers.
+//     and with it registrations. It saves registering memory again for each, and
+//     isolates them less from each other's peers.
 //   - SAN_ARENA: the size in MiB up to which regcache.DefaultArena may grow.
 //
 // All are read once, at the first Dial or Listen on a TCP network. If a value is not

@@ -27,7 +27,6 @@ struct abi_context;
 struct abi_pd;
 struct abi_mw;
 struct abi_cq;
-struct abi_srq;
 struct abi_qp;
 struct abi_wc;
 struct abi_send_wr;
@@ -44,7 +43,7 @@ struct abi_context_ops {
 	int (*poll_cq)(struct abi_cq *, int n, struct abi_wc *);
 	int (*req_notify_cq)(struct abi_cq *, int solicited_only);
 	void *unused_c[7];
-	int (*post_srq_recv)(struct abi_srq *, struct abi_recv_wr *, struct abi_recv_wr **bad);
+	void *post_srq_recv; // shared receive queues only
 	void *unused_d[4];
 	int (*post_send)(struct abi_qp *, struct abi_send_wr *, struct abi_send_wr **bad);
 	int (*post_recv)(struct abi_qp *, struct abi_recv_wr *, struct abi_recv_wr **bad);
@@ -170,22 +169,6 @@ struct abi_cq { // prefix
 	int cqe;
 };
 
-struct abi_srq_attr {
-	uint32_t max_wr;
-	uint32_t max_sge;
-	uint32_t srq_limit;
-};
-
-struct abi_srq_init_attr {
-	void *srq_context;
-	struct abi_srq_attr attr;
-};
-
-struct abi_srq { // prefix
-	struct abi_context *context;
-	void *srq_context;
-};
-
 struct abi_qp_cap {
 	uint32_t max_send_wr;
 	uint32_t max_recv_wr;
@@ -198,7 +181,7 @@ struct abi_qp_init_attr {
 	void *qp_context;
 	struct abi_cq *send_cq;
 	struct abi_cq *recv_cq;
-	struct abi_srq *srq;
+	void *srq;
 	struct abi_qp_cap cap;
 	int qp_type;
 	int sq_sig_all;
@@ -210,7 +193,7 @@ struct abi_qp { // prefix
 	struct abi_pd *pd;
 	struct abi_cq *send_cq;
 	struct abi_cq *recv_cq;
-	struct abi_srq *srq;
+	void *srq;
 	uint32_t handle;
 	uint32_t qp_num;
 };
@@ -330,7 +313,6 @@ struct abi_async_event {
 	union {
 		struct abi_cq *cq;
 		struct abi_qp *qp;
-		struct abi_srq *srq;
 		int port_num;
 	} element;
 	int event_type;

@@ -16,9 +16,6 @@ const (
 	EventLIDChange      AsyncEventType = 11
 	EventPKeyChange     AsyncEventType = 12
 	EventSMChange       AsyncEventType = 13
-	EventSRQErr         AsyncEventType = 14
-	EventSRQLimit       AsyncEventType = 15
-	EventQPLastWQE      AsyncEventType = 16 // a QP in error takes no more from its SRQ
 	EventClientReregist AsyncEventType = 17
 	EventGIDChange      AsyncEventType = 18
 )
@@ -27,9 +24,8 @@ var asyncNames = map[AsyncEventType]string{
 	EventCQErr: "CQ error", EventQPFatal: "QP fatal", EventQPReqErr: "QP request error",
 	EventQPAccessErr: "QP access error", EventCommEst: "communication established", EventSQDrained: "SQ drained",
 	EventDeviceFatal: "device fatal", EventPortActive: "port active", EventPortErr: "port error",
-	EventLIDChange: "LID change", EventPKeyChange: "P_Key change", EventSMChange: "SM change", EventSRQErr: "SRQ error",
-	EventSRQLimit: "SRQ limit reached", EventQPLastWQE: "last WQE reached", EventClientReregist: "client reregister",
-	EventGIDChange: "GID change",
+	EventLIDChange: "LID change", EventPKeyChange: "P_Key change", EventSMChange: "SM change",
+	EventClientReregist: "client reregister", EventGIDChange: "GID change",
 }
 
 func (t AsyncEventType) String() string { return name(t, asyncNames, "async event") }
@@ -37,10 +33,9 @@ func (t AsyncEventType) String() string { return name(t, asyncNames, "async even
 // AsyncEvent is something that happened to a device or to an object of it.
 type AsyncEvent struct {
 	Type AsyncEventType
-	Port int  // of port events
-	CQ   *CQ  // of CQ events; like QP and SRQ, nil if it was closed meanwhile
-	QP   *QP  // of QP events
-	SRQ  *SRQ // of SRQ events
+	Port int // of port events
+	CQ   *CQ // of CQ events; like QP, nil if it was closed meanwhile
+	QP   *QP // of QP events
 }
 
 // AsyncChannel delivers a device's asynchronous events. There is one stream of them
@@ -86,8 +81,6 @@ func (ch *AsyncChannel) Event() (AsyncEvent, error) {
 			ev.CQ = o
 		case *QP:
 			ev.QP = o
-		case *SRQ:
-			ev.SRQ = o
 		}
 	}
 	return ev, nil

@@ -86,8 +86,6 @@ type Caps struct {
 	MaxQPReadAtomic    int // RDMA reads and atomics that a QP serves at a time
 	MaxQPInitiatorRead int // those that it issues at a time
 	MaxMW              int // 0: no memory windows
-	MaxSRQ             int // 0: no shared receive queues
-	MaxSRQWR           int
 	Ports              int
 }
 

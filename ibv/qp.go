@@ -16,7 +16,6 @@ type QPConfig struct {
 	PD     *PD
 	SendCQ *CQ
 	RecvCQ *CQ
-	SRQ    *SRQ // nil: a receive queue of its own
 	Cap    QPCap
 }
 
@@ -47,12 +46,8 @@ func createQP(id *ID, cfg QPConfig) (*QP, error) {
 	}
 	q := &QP{PD: cfg.PD, Cap: cfg.Cap, cm: id}
 	q.token = objects.add(q)
-	var srq handle
-	if cfg.SRQ != nil {
-		srq = cfg.SRQ.h
-	}
 	var errno int
-	q.h, q.Num, errno = sysCreateQP(cm, cfg.PD.h, q.token, cfg.SendCQ.h, cfg.RecvCQ.h, srq, &q.Cap)
+	q.h, q.Num, errno = sysCreateQP(cm, cfg.PD.h, q.token, cfg.SendCQ.h, cfg.RecvCQ.h, &q.Cap)
 	if errno != 0 {
 		objects.remove(q.token)
 		return nil, verbError(verb, cfg.PD.Context.Name, errno)

@@ -86,7 +86,7 @@ func resources(t *testing.T) string {
 	if err != nil {
 		t.Fatalf("rdma resource show: %v\n%s", err, out)
 	}
-	counts := regexp.MustCompile(`\b(cq|qp|cm_id|mr|srq) \d+`)
+	counts := regexp.MustCompile(`\b(cq|qp|cm_id|mr) \d+`)
 	var s strings.Builder
 	for _, line := range strings.Split(string(out), "\n") {
 		s.WriteString(strings.Join(counts.FindAllString(line, -1), " ") + "; ")
@@ -128,7 +128,6 @@ type end struct {
 	ch   *CompChannel
 	cq   *CQ
 	qp   *QP
-	srq  *SRQ
 	mr   *MR
 	buf  []byte
 	left []WC // completions not yet returned by completion
@@ -137,7 +136,6 @@ type end struct {
 type options struct {
 	access     Access // of the registered buffers, beyond LocalWrite
 	inline     uint32
-	srq        bool
 	private    []byte // of the request
 	reply      []byte // of Accept
 	v6         bool
@@ -160,11 +158,7 @@ func equip(t *testing.T, ctx *Context, id *ID, o options) *end {
 	t.Cleanup(func() { syscall.Munmap(buf) })
 	e.mr = must(e.pd.RegMR(addrOf(buf), len(buf), LocalWrite|o.access))(t)
 	atEnd(t, "MR", e.mr)
-	if o.srq {
-		e.srq = must(e.pd.CreateSRQ(128, 1))(t)
-		atEnd(t, "SRQ", e.srq)
-	}
-	cfg := QPConfig{PD: e.pd, SendCQ: e.cq, RecvCQ: e.cq, SRQ: e.srq, Cap: QPCap{SendWR: 128, RecvWR: 128, SendSGE: 1, RecvSGE: 1, InlineData: o.inline}}
+	cfg := QPConfig{PD: e.pd, SendCQ: e.cq, RecvCQ: e.cq, Cap: QPCap{SendWR: 128, RecvWR: 128, SendSGE: 1, RecvSGE: 1, InlineData: o.inline}}
 	if id == nil {
 		e.qp = must(CreateQP(cfg))(t)
 	} else {
@@ -186,11 +180,7 @@ func (e *end) remote(off int) uint64 { return uint64(addrOf(e.buf)) + uint64(off
 func (e *end) postRecv(t *testing.T, id uint64, off, n int) {
 	t.Helper()
 	wrs := []RecvWR{{ID: id, NumSGE: 1, SGE: e.sge(off, n)}}
-	post := e.qp.PostRecv
-	if e.srq != nil {
-		post = e.srq.PostRecv
-	}
-	if n, err := post(wrs); n != 1 || err != nil {
+	if n, err := e.qp.PostRecv(wrs); n != 1 || err != nil {
 		t.Fatalf("PostRecv: %d, %v", n, err)
 	}
 }

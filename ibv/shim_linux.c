@@ -53,9 +53,6 @@ static struct {
 	int (*destroy_cq)(struct abi_cq *);
 	int (*get_cq_event)(struct abi_comp_channel *, struct abi_cq **, void **);
 	void (*ack_cq_events)(struct abi_cq *, unsigned int);
-	struct abi_srq *(*create_srq)(struct abi_pd *, struct abi_srq_init_attr *);
-	int (*modify_srq)(struct abi_srq *, struct abi_srq_attr *, int);
-	int (*destroy_srq)(struct abi_srq *);
 	struct abi_qp *(*create_qp)(struct abi_pd *, struct abi_qp_init_attr *);
 	int (*modify_qp)(struct abi_qp *, struct abi_qp_attr *, int);
 	int (*query_qp)(struct abi_qp *, struct abi_qp_attr *, int, struct abi_qp_init_attr *);
@@ -97,7 +94,7 @@ static const struct {
 	V(query_device), V(query_port), V(query_gid), V(get_async_event), V(ack_async_event),
 	V(alloc_pd), V(dealloc_pd), V(reg_mr), V(dereg_mr),
 	V0(create_comp_channel), V0(destroy_comp_channel), V(create_cq), V(destroy_cq), V(get_cq_event), V(ack_cq_events),
-	V(create_srq), V(modify_srq), V(destroy_srq), V(create_qp), V(modify_qp), V(query_qp), V(destroy_qp),
+	V(create_qp), V(modify_qp), V(query_qp), V(destroy_qp),
 	C(create_event_channel), C(destroy_event_channel), C(create_id), C(destroy_id), C(bind_addr),
 	C(resolve_addr), C(resolve_route), C(create_qp), C(listen), C(connect), C(accept), C(reject),
 	C(disconnect), C(notify), C(set_option),
@@ -264,8 +261,6 @@ int san_query_device(san_h ctx, struct san_caps *out)
 	out->max_qp_rd_atomic = a.max_qp_rd_atom;
 	out->max_qp_init_rd_atomic = a.max_qp_init_rd_atom;
 	out->max_mw = a.max_mw;
-	out->max_srq = a.max_srq;
-	out->max_srq_wr = a.max_srq_wr;
 	out->ports = a.phys_port_cnt;
 	return 0;
 }
@@ -347,11 +342,8 @@ int san_get_async(san_h ctx, struct san_async *out)
 	case 0: // IBV_EVENT_CQ_ERR
 		out->token = pointer_token(ev.element.cq->cq_context);
 		break;
-	case 1: case 2: case 3: case 4: case 5: case 6: case 7: case 16: // IBV_EVENT_QP_*, COMM_EST, SQ_DRAINED, PATH_*
+	case 1: case 2: case 3: case 4: case 5: case 6: case 7: // IBV_EVENT_QP_*, COMM_EST, SQ_DRAINED, PATH_*
 		out->token = pointer_token(ev.element.qp->qp_context);
-		break;
-	case 14: case 15: // IBV_EVENT_SRQ_*
-		out->token = pointer_token(ev.element.srq->srq_context);
 		break;
 	case 9: case 10: case 11: case 12: case 13: case 17: case 18: // IBV_EVENT_PORT_*, *_CHANGE, CLIENT_REREGISTER
 		out->token = ev.element.port_num;
@@ -545,13 +537,13 @@ static void link_recv(struct abi_recv_wr *wr, const struct san_recv_wr *in, int 
 	}
 }
 
-// post_recv posts to one of the two.
-static struct san_posted post_recv(struct abi_qp *qp, struct abi_srq *srq, const struct san_recv_wr *in, int n)
+struct san_posted san_post_recv(san_h h, const struct san_recv_wr *in, int n)
 {
+	struct abi_qp *qp = (void *)h;
 	struct abi_recv_wr wr[BATCH], *bad;
 	int posted = 0;
 
-	if (!qp && !srq)
+	if (!qp)
 		return (struct san_posted){0, EBADF};
 	while (posted < n) {
 		int k = n - posted < BATCH ? n - posted : BATCH, rc;
@@ -559,8 +551,7 @@ static struct san_posted post_recv(struct abi_qp *qp, struct abi_srq *srq, const
 		link_recv(wr, in + posted, k);
 		bad = NULL;
 		errno = 0;
-		rc = failed(qp ? qp->context->ops.post_recv(qp, wr, &bad)
-			       : srq->context->ops.post_srq_recv(srq, wr, &bad));
+		rc = failed(qp->context->ops.post_recv(qp, wr, &bad));
 		if (rc)
 			k = bad >= wr && bad < wr + k ? (int)(bad - wr) : 0;
 		posted += k;
@@ -570,48 +561,15 @@ static struct san_posted post_recv(struct abi_qp *qp, struct abi_srq *srq, const
 	return (struct san_posted){posted, 0};
 }
 
-struct san_posted san_post_recv(san_h h, const struct san_recv_wr *in, int n)
-{
-	return post_recv((void *)h, NULL, in, n);
-}
-
-struct san_posted san_post_srq_recv(san_h h, const struct san_recv_wr *in, int n)
-{
-	return post_recv(NULL, (void *)h, in, n);
-}
-
-int san_create_srq(san_h pd, uint64_t token, uint32_t max_wr, uint32_t max_sge, san_h *srq)
-{
-	struct abi_srq_init_attr a = {token_pointer(token), {max_wr, max_sge, 0}};
-	struct abi_srq *s;
-	int rc = MAKE(s, f.create_srq((struct abi_pd *)pd, &a));
-
-	*srq = (san_h)s;
-	return rc;
-}
-
-int san_destroy_srq(san_h srq)
-{
-	return CALL(f.destroy_srq((struct abi_srq *)srq));
-}
-
-int san_arm_srq(san_h srq, uint32_t limit)
-{
-	struct abi_srq_attr a = {.srq_limit = limit};
-
-	return CALL(f.modify_srq((struct abi_srq *)srq, &a, 2)); // IBV_SRQ_LIMIT
-}
-
 // ---- queue pairs ----
 
-int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq, san_h srq,
+int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq,
                   struct san_qp_cap *cap, san_h *qp, uint32_t *num)
 {
 	struct abi_qp_init_attr a = {
 		.qp_context = token_pointer(token),
 		.send_cq = (struct abi_cq *)send_cq,
 		.recv_cq = (struct abi_cq *)recv_cq,
-		.srq = (struct abi_srq *)srq,
 		.cap = {cap->send_wr, cap->recv_wr, cap->send_sge, cap->recv_sge, cap->inline_data},
 		.qp_type = 2, // IBV_QPT_RC
 	};

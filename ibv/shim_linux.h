@@ -27,7 +27,7 @@ struct san_caps {
 	uint64_t max_mr_size;
 	uint32_t vendor_id, flags;
 	int32_t max_qp, max_qp_wr, max_sge, max_sge_rd;
-	int32_t max_cqe, max_mr, max_mw, max_srq, max_srq_wr;
+	int32_t max_cqe, max_mr, max_mw;
 	int32_t max_qp_rd_atomic, max_qp_init_rd_atomic, ports;
 };
 
@@ -90,7 +90,7 @@ struct san_wc { // struct ibv_wc
 };
 
 struct san_async {
-	uint64_t token; // of the CQ, QP or SRQ, or the port's number
+	uint64_t token; // of the CQ or QP, or the port's number
 	uint32_t type, pad;
 };
 
@@ -148,12 +148,7 @@ int san_destroy_cq(san_h cq);
 int san_req_notify(san_h cq, int solicited_only);
 int san_poll_cq(san_h cq, struct san_wc *out, int n, int times); // number, or negative errno
 
-int san_create_srq(san_h pd, uint64_t token, uint32_t max_wr, uint32_t max_sge, san_h *srq);
-int san_destroy_srq(san_h srq);
-int san_arm_srq(san_h srq, uint32_t limit);
-struct san_posted san_post_srq_recv(san_h srq, const struct san_recv_wr *wr, int n);
-
-int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq, san_h srq,
+int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq,
                   struct san_qp_cap *cap, san_h *qp, uint32_t *num);
 int san_destroy_qp(san_h qp);
 void san_cm_forget_qp(san_h id);

@@ -64,11 +64,6 @@ func sysPostRecv(qp handle, wrs []RecvWR) (int, int) {
 	return int(r.n), int(r.error)
 }
 
-func sysPostSRQRecv(srq handle, wrs []RecvWR) (int, int) {
-	r := C.san_post_srq_recv(C.san_h(srq), (*C.struct_san_recv_wr)(unsafe.Pointer(&wrs[0])), C.int(len(wrs)))
-	return int(r.n), int(r.error)
-}
-
 func sysGetCQEvents(ch handle, tokens []uint64) (int, int) {
 	var n C.int
 	errno := C.san_get_cq_events(C.san_h(ch), (*C.uint64_t)(unsafe.Pointer(&tokens[0])), C.int(len(tokens)), &n)
@@ -131,7 +126,7 @@ func sysQueryDevice(ctx handle) (Caps, int) {
 		Flags: CapFlags(c.flags), MaxQP: int(c.max_qp), MaxQPWR: int(c.max_qp_wr),
 		MaxSGE: int(c.max_sge), MaxSGERead: int(c.max_sge_rd), MaxCQE: int(c.max_cqe), MaxMR: int(c.max_mr),
 		MaxQPReadAtomic: int(c.max_qp_rd_atomic), MaxQPInitiatorRead: int(c.max_qp_init_rd_atomic),
-		MaxMW: int(c.max_mw), MaxSRQ: int(c.max_srq), MaxSRQWR: int(c.max_srq_wr), Ports: int(c.ports),
+		MaxMW: int(c.max_mw), Ports: int(c.ports),
 	}, int(errno)
 }
 
@@ -220,22 +215,10 @@ func sysCreateCQ(ctx handle, size int, token uint64, ch handle, vector int) (han
 
 func sysDestroyCQ(cq handle) int { return int(C.san_destroy_cq(C.san_h(cq))) }
 
-func sysCreateSRQ(pd handle, token uint64, maxWR, maxSGE int) (handle, int) {
-	var h C.san_h
-	errno := C.san_create_srq(C.san_h(pd), C.uint64_t(token), C.uint32_t(maxWR), C.uint32_t(maxSGE), &h)
-	return handle(h), int(errno)
-}
-
-func sysDestroySRQ(srq handle) int { return int(C.san_destroy_srq(C.san_h(srq))) }
-
-func sysArmSRQ(srq handle, limit int) int {
-	return int(C.san_arm_srq(C.san_h(srq), C.uint32_t(limit)))
-}
-
-func sysCreateQP(cm, pd handle, token uint64, sendCQ, recvCQ, srq handle, limits *QPCap) (handle, uint32, int) {
+func sysCreateQP(cm, pd handle, token uint64, sendCQ, recvCQ handle, limits *QPCap) (handle, uint32, int) {
 	var h C.san_h
 	var num C.uint32_t
-	errno := C.san_create_qp(C.san_h(cm), C.san_h(pd), C.uint64_t(token), C.san_h(sendCQ), C.san_h(recvCQ), C.san_h(srq),
+	errno := C.san_create_qp(C.san_h(cm), C.san_h(pd), C.uint64_t(token), C.san_h(sendCQ), C.san_h(recvCQ),
 		(*C.struct_san_qp_cap)(unsafe.Pointer(limits)), &h, &num)
 	return handle(h), uint32(num), int(errno)
 }

@@ -34,9 +34,6 @@ func sysGetCQEvents(handle, []uint64) (int, int)                { return 0, errn
 func sysDestroyCQ(handle) int                                   { return errnoNone }
 func sysReqNotify(handle, bool) int                             { return errnoNone }
 func sysPollCQ(handle, []WC, int) int                           { return -errnoNone }
-func sysDestroySRQ(handle) int                                  { return errnoNone }
-func sysArmSRQ(handle, int) int                                 { return errnoNone }
-func sysPostSRQRecv(handle, []RecvWR) (int, int)                { return 0, errnoNone }
 func sysDestroyQP(handle) int                                   { return errnoNone }
 func sysCMForgetQP(handle)                                      {}
 func sysModifyQP(handle, *QPAttr, QPMask) int                   { return errnoNone }
@@ -66,8 +63,6 @@ func sysRegMR(handle, uintptr, int, Access) (handle, uint32, uint32, int) {
 
 func sysCreateCQ(handle, int, uint64, handle, int) (handle, int) { return 0, errnoNone }
 
-func sysCreateSRQ(handle, uint64, int, int) (handle, int) { return 0, errnoNone }
-
-func sysCreateQP(_, _ handle, _ uint64, _, _, _ handle, _ *QPCap) (handle, uint32, int) {
+func sysCreateQP(_, _ handle, _ uint64, _, _ handle, _ *QPCap) (handle, uint32, int) {
 	return 0, 0, errnoNone
 }

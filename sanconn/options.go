@@ -75,6 +75,5 @@ const (
 	FeatureRDMAWrite = session.FeatureRDMAWrite // "rdmawrite": other than small Writes go by RDMA writes
 	FeatureRegCache  = session.FeatureRegCache  // "regcache": registrations that are kept
 	FeaturePoll      = session.FeaturePoll      // "poll": polling before a sleep
-	FeatureSRQ       = session.FeatureSRQ       // "srq": shared receive queues
 	FeatureWindows   = session.FeatureWindows   // "windows": memory windows
 )

@@ -83,7 +83,6 @@ const (
 	FeatureRDMAWrite                     // rdmawrite: rendezvous by RDMA write
 	FeatureRegCache                      // regcache: keeping registrations
 	FeaturePoll                          // poll: spinning before sleep
-	FeatureSRQ                           // srq: shared receive queues
 	FeatureWindows                       // windows: memory windows
 )
 
@@ -91,5 +90,5 @@ const (
 var FeatureNames = map[string]Feature{
 	"rdmaread": FeatureRDMARead, "rdmawrite": FeatureRDMAWrite,
 	"regcache": FeatureRegCache, "poll": FeaturePoll,
-	"srq": FeatureSRQ, "windows": FeatureWindows,
+	"windows": FeatureWindows,
 }

@@ -117,7 +117,7 @@ func (d *rdmaDevice) print(w io.Writer) {
 		if c.Windows > 0 && len(c.WindowTypes) > 0 {
 			windows = fmt.Sprintf("%d of type %s", c.Windows, strings.Join(c.WindowTypes, ", "))
 		}
-		fmt.Fprintf(w, "    memory windows %s; shared receive queues %d\n", windows, c.SharedQueues)
+		fmt.Fprintf(w, "    memory windows %s\n", windows)
 	}
 }
 

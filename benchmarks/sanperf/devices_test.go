@@ -184,7 +184,7 @@ func TestADeviceIsPrintedWithWhatMatters(t *testing.T) {
 	d := rdmaDevice{
 		Name: "rxe0", Listed: true, Transport: "InfiniBand/RoCE", Files: []string{"/dev/infiniband/uverbs0"},
 		Caps: &rdmaCaps{QueuePairs: 100, Requests: 16, Elements: 4, ReadElements: 1, Completions: 64, Vectors: 2,
-			ReadsOut: 8, ReadsIn: 9, Regions: 50, RegionBytes: 1 << 30, Windows: 7, WindowTypes: []string{"1", "2B"}, SharedQueues: 3},
+			ReadsOut: 8, ReadsIn: 9, Regions: 50, RegionBytes: 1 << 30, Windows: 7, WindowTypes: []string{"1", "2B"}},
 		Ports: []rdmaPort{{Num: 1, State: "active", LinkLayer: "Ethernet", MTU: 4096,
 			GIDs: []gid{{Index: 1, GID: "::ffff:10.0.0.1", Addr: "10.0.0.1", Type: "RoCE v2", Netdev: "eth0"}}}},
 		Netdevs: []netdev{{Name: "eth0", Up: true, MTU: 9000, Addresses: []string{"10.0.0.1/24"}}},
@@ -196,7 +196,7 @@ func TestADeviceIsPrintedWithWhatMatters(t *testing.T) {
       GID 1   RoCE v2   10.0.0.1   eth0
     queue pairs 100 of 16 requests, 4 elements (1 of a read); completions 64 on 2 vectors
     RDMA reads at a time 8 out, 9 in; memory regions 50 of up to 1 GiB
-    memory windows 7 of type 1, 2B; shared receive queues 3
+    memory windows 7 of type 1, 2B
 `
 	var got strings.Builder
 	d.print(&got)

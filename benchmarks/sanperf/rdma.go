@@ -39,7 +39,6 @@ type rdmaCaps struct {
 	RegionBytes  uint64   `json:"memory_region_bytes"`
 	Windows      int      `json:"memory_windows"`
 	WindowTypes  []string `json:"memory_window_types,omitempty"`
-	SharedQueues int      `json:"shared_receive_queues"`
 }
 
 type rdmaPort struct {
@@ -152,7 +151,6 @@ func (d *rdmaDevice) ask() error {
 		ReadsOut: caps.MaxQPInitiatorRead, ReadsIn: caps.MaxQPReadAtomic,
 		Regions: caps.MaxMR, RegionBytes: caps.MaxMRSize,
 		Windows: caps.MaxMW, WindowTypes: windowTypes(caps.Flags),
-		SharedQueues: caps.MaxSRQ,
 	}
 	for num := 1; num <= caps.Ports; num++ {
 		p, err := c.Port(num)

@@ -135,25 +135,6 @@ SAME(abi_cq, T, handle);
 SAME(abi_cq, T, cqe);
 #undef T
 
-#define T struct ibv_srq_attr
-SIZE(abi_srq_attr, T);
-SAME(abi_srq_attr, T, max_wr);
-SAME(abi_srq_attr, T, max_sge);
-SAME(abi_srq_attr, T, srq_limit);
-#undef T
-
-#define T struct ibv_srq_init_attr
-SIZE(abi_srq_init_attr, T);
-SAME(abi_srq_init_attr, T, srq_context);
-SAME(abi_srq_init_attr, T, attr);
-#undef T
-
-#define T struct ibv_srq
-PREFIX(abi_srq, T);
-SAME(abi_srq, T, context);
-SAME(abi_srq, T, srq_context);
-#undef T
-
 #define T struct ibv_qp_cap
 SIZE(abi_qp_cap, T);
 AS(abi_qp_cap, max_send_wr, T, max_send_wr);
@@ -280,7 +261,6 @@ SAME(abi_wc, T, wc_flags);
 SIZE(abi_async_event, T);
 SAME(abi_async_event, T, element.cq);
 SAME(abi_async_event, T, element.qp);
-SAME(abi_async_event, T, element.srq);
 SAME(abi_async_event, T, element.port_num);
 SAME(abi_async_event, T, event_type);
 #undef T

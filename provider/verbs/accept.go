@@ -54,7 +54,6 @@ func (a *accepting) exchange(ctx context.Context) error {
 	if !a.dev.iwarp() {
 		a.cm.id.SetAckTimeout(a.cfg.AckTimeout)
 	}
-	a.e.reached.Store(true)
 	err := a.cm.id.Accept(ibv.ConnParam{
 		PrivateData:        privateData{version: protocolVersion}.bytes(),
 		ResponderResources: min(a.request.ResponderResources, a.dev.readsServed()),

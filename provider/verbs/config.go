@@ -35,18 +35,11 @@ type Config struct {
 	Threshold int
 
 	// SharedDomain puts all connections of a device into one protection domain, so
-	// that they share cached registrations and, from SRQFrom connections on, receive
-	// buffers. Where memory windows are used (see ForceWindows), exposed memory is
-	// still accessible only to its own connection's peer; elsewhere any peer of the
-	// device could access it by guessing keys (rule R2). Default: only the connections
-	// that use windows from their beginning share one, and no receive buffers.
+	// that they share cached registrations. Where memory windows are used (see
+	// ForceWindows), exposed memory is still accessible only to its own connection's
+	// peer; elsewhere any peer of the device could access it by guessing keys (rule
+	// R2). Default: only the connections that use windows from their beginning share one.
 	SharedDomain bool
-
-	// SRQFrom is the number of a device's connections from which on new ones take
-	// their receives from a shared receive queue, each with a smaller window (see
-	// srqShare). 1: all do; negative: none. Default 64. Without SharedDomain there is
-	// none, as peers are less isolated with it.
-	SRQFrom int
 
 	// TakeOver is for a listener whose port another process may have still on the RDMA
 	// side: it waits for that one's end, rather than fail.
@@ -99,8 +92,8 @@ type Config struct {
 	// once. Default 1024.
 	Backlog int
 
-	// Disable switches features off. This package heeds FeatureRegCache, FeatureSRQ,
-	// FeatureWindows, FeatureRDMARead and FeatureRDMAWrite.
+	// Disable switches features off. This package heeds FeatureRegCache, FeatureWindows,
+	// FeatureRDMARead and FeatureRDMAWrite.
 	Disable session.Feature
 
 	// control provides the buffers for messages. Default: the process's
@@ -118,15 +111,11 @@ const (
 	defaultThreshold   = 256 << 10
 	defaultIWARPOffset = 10000
 	defaultBacklog     = 1024
-	// defaultSRQFrom: with a shared queue peers are less isolated (one that sends
-	// without credit takes others' buffers), so the first connections do without.
-	defaultSRQFrom = 64
 
 	// repostBatch receive buffers are posted again together, as posting costs
 	// a system call on some devices. They come on top of the window, so that the
 	// credits that the session gives are always covered: at most all but one of them
-	// wait to be posted, and one was dropped since the last Poll. This number makes
-	// minBuffers a power of two, which is what the arena gives (srqShare).
+	// wait to be posted, and one was dropped since the last Poll.
 	repostBatch = 6
 	// ownMessages is how many of the provider's own messages may be under way besides
 	// the session's: iWARP's first and the disconnect message.
@@ -176,7 +165,6 @@ func (c Config) withDefaults() Config {
 	c.AckTimeout = min(cmp.Or(c.AckTimeout, defaultAckTimeout), maxAckTimeout)
 	c.ServiceLevel = min(c.ServiceLevel, maxServiceLevel)
 	c.Backlog = cmp.Or(c.Backlog, defaultBacklog)
-	c.SRQFrom = cmp.Or(c.SRQFrom, defaultSRQFrom)
 	if c.control == nil {
 		c.control = controlArena()
 	}

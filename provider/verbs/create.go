@@ -35,7 +35,7 @@ func (e *Endpoint) create() (err error) {
 		return err
 	}
 	e.mem.open(e.cfg, e.dev, e.dom)
-	queues := e.dev.lockedByQueues(e.sends(), e.cfg.Buffers, false)
+	queues := e.dev.lockedByQueues(e.sends(), e.cfg.Buffers)
 	for e.cfg = e.cfg.within(room(memlockLeft(), queues)); ; {
 		if err = e.createQueues(); err == nil {
 			break
@@ -45,7 +45,7 @@ func (e *Endpoint) create() (err error) {
 			return err
 		}
 		e.freeQueues()
-		e.freeMemory()
+		e.messages.free()
 		e.cfg = smaller
 	}
 	e.limits = limits(e)
@@ -64,11 +64,11 @@ func (e *Endpoint) createQueues() (err error) {
 		return err
 	}
 	sends := e.sends()
-	e.locked = e.dev.lockedByQueues(sends, e.recv.count, e.recv.group != nil)
+	e.locked = e.dev.lockedByQueues(sends, e.cfg.Buffers)
 	lockedQueues.Add(int64(e.locked))
 	// The queue has to hold a completion for everything that is posted.
 	if err = withRoom(func() error { // as some devices' queues are locked memory, too
-		e.q.cq, err = e.dev.ctx.CreateCQ(sends+e.recv.count, e.dev.channel, e.dev.nextVector())
+		e.q.cq, err = e.dev.ctx.CreateCQ(sends+e.cfg.Buffers, e.dev.channel, e.dev.nextVector())
 		return err
 	}); err != nil {
 		return err
@@ -81,19 +81,13 @@ func (e *Endpoint) createQueues() (err error) {
 // have fewer of than bytes.
 func (e *Endpoint) createBuffers() (err error) {
 	e.send, e.recv = sender{}, receiver{}
-	if err = e.recv.open(&e.q, e.cfg, e.dev, e.dom); err != nil {
-		return err
-	}
-	sends, all := e.cfg.sendBytes(), e.cfg.sendBytes()
-	if e.recv.group == nil {
-		all += e.cfg.receiveBytes()
-	}
-	if e.messages, err = newRegion(e.cfg.control, e.dom.pd, all, ibv.LocalWrite); err != nil {
+	sends := e.cfg.sendBytes()
+	if e.messages, err = newRegion(e.cfg.control, e.dom.pd, sends+e.cfg.receiveBytes(), ibv.LocalWrite); err != nil {
 		return err
 	}
 	mem, mr := e.messages.mem, e.messages.mr
 	e.send.open(&e.q, e.cfg, e.dev, mem[:sends:sends], mr)
-	e.recv.useOwn(mem[sends:], mr)
+	e.recv.open(&e.q, e.cfg, e.dev, mem[sends:], mr)
 	return nil
 }
 
@@ -105,10 +99,7 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 		inline := inlineSizes[i]
 		c := ibv.QPConfig{
 			PD: e.dom.pd, SendCQ: e.q.cq, RecvCQ: e.q.cq,
-			Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.recv.count), SendSGE: 1, RecvSGE: 1, InlineData: inline},
-		}
-		if g := e.recv.group; g != nil {
-			c.SRQ, c.Cap.RecvWR, c.Cap.RecvSGE = g.srq, 0, 0
+			Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.Buffers), SendSGE: 1, RecvSGE: 1, InlineData: inline},
 		}
 		create := func() error {
 			if e.cm != nil {
@@ -150,7 +141,7 @@ func limits(e *Endpoint) session.Limits {
 		InboxFirst: inboxFirst,
 		CanRead:    e.dev.reads() && off&session.FeatureRDMARead == 0,
 		CanWrite:   off&session.FeatureRDMAWrite == 0,
-		Window:     e.recv.count - repostBatch - ownMessages,
+		Window:     e.cfg.Buffers - repostBatch - ownMessages,
 		Spin:       spin,
 	}
 	if l.MaxExpose == 0 { // then nothing else can be registered either
@@ -163,17 +154,10 @@ func limits(e *Endpoint) session.Limits {
 // pair, which is gone or was not made.
 func (e *Endpoint) freeQueues() {
 	e.messages.deregister()
-	e.recv.leave()
 	if e.q.cq != nil {
 		e.q.cq.Close()
 		e.q.cq = nil
 	}
 	lockedQueues.Add(-int64(e.locked))
 	e.locked = 0
-}
-
-// freeMemory gives back the memory of messages.
-func (e *Endpoint) freeMemory() {
-	e.messages.free()
-	e.recv.free()
 }

@@ -3,7 +3,9 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -177,13 +179,6 @@ func (d *device) remove(e *Endpoint) {
 	d.mu.Unlock()
 }
 
-// count is the number of connections.
-func (d *device) count() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return len(d.endpoints)
-}
-
 // nextVector spreads completion queues over the device's interrupts.
 func (d *device) nextVector() int {
 	d.mu.Lock()
@@ -226,37 +221,24 @@ func (d *device) waitAsync() {
 			if e := ownerOf(ev.QP); e != nil && e.cm != nil && !d.iwarp() { // where calls may block
 				e.cm.communicated()
 			}
-		case ibv.EventQPLastWQE:
-			if e := ownerOf(ev.QP); e != nil {
-				e.recv.tookLast()
-			}
 		case ibv.EventCQErr:
 			if ev.CQ == nil {
 				break
 			}
 			if e, ok := ev.CQ.Owner.(*Endpoint); ok {
-				e.recv.loseBuffers()
 				e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
 			}
-		case ibv.EventSRQErr:
-			if ev.SRQ != nil {
-				g := ev.SRQ.Owner.(*recvGroup)
-				g.close()
-				d.fail(func(e *Endpoint) bool { return e.recv.group == g }, fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
-			}
 		case ibv.EventDeviceFatal:
-			d.fail(all, fmt.Errorf("verbs: the device %s has gone: %w", d.ctx.Name, syscall.ECONNRESET))
+			d.fail(fmt.Errorf("verbs: the device %s has gone: %w", d.ctx.Name, syscall.ECONNRESET))
 		}
 	}
 }
-
-func all(*Endpoint) bool { return true }
 
 // eventsLost ends the connections of a device whose events can no longer be read, as
 // nobody would be woken.
 func (d *device) eventsLost(err error) {
 	if !errors.Is(err, os.ErrClosed) {
-		d.fail(all, deviceError(err))
+		d.fail(deviceError(err))
 	}
 }
 
@@ -270,15 +252,10 @@ func ownerOf(qp *ibv.QP) *Endpoint {
 	return e
 }
 
-// fail ends those connections of the device that which selects.
-func (d *device) fail(which func(*Endpoint) bool, err error) {
+// fail ends the device's connections.
+func (d *device) fail(err error) {
 	d.mu.Lock()
-	var list []*Endpoint
-	for e := range d.endpoints {
-		if which(e) {
-			list = append(list, e)
-		}
-	}
+	list := slices.Collect(maps.Keys(d.endpoints))
 	d.mu.Unlock()
 	for _, e := range list {
 		e.q.fail(err)

@@ -215,17 +215,12 @@ func (d *dialing) create() (err error) {
 // exchange sends the request and waits for the reply. When it fails it has torn the
 // endpoint down, or the goroutine that is stuck in rdma_connect will.
 func (d *dialing) exchange(ctx context.Context) error {
-	e := d.e
-	e.reached.Store(true)
 	if err := d.request(ctx); err != nil {
 		return err
 	}
 	ev, err := d.cm.wait(ctx)
 	if err == nil && ev.Type != ibv.Established {
 		err = eventError(ev)
-		if ev.Type == ibv.Rejected || ev.Type == ibv.Unreachable {
-			e.reached.Store(false)
-		}
 	}
 	if err == nil {
 		if p, ours := parsePrivateData(ev.Param.PrivateData); !ours || p.version != protocolVersion {
@@ -233,7 +228,7 @@ func (d *dialing) exchange(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		e.abandon()
+		d.e.abandon()
 	}
 	return err
 }
@@ -253,7 +248,6 @@ func (d *dialing) request(ctx context.Context) error {
 	d.cm.id.SetAckTimeout(d.cfg.AckTimeout) // older kernels cannot: the default is seconds
 	err := d.cm.id.Connect(param)
 	if err != nil {
-		d.e.reached.Store(false)
 		d.e.abandon()
 	}
 	return callError(err)
@@ -282,7 +276,6 @@ func (d *dialing) requestIWARP(ctx context.Context, param ibv.ConnParam) error {
 		if err == nil {
 			return nil
 		}
-		e.reached.Store(false)
 		e.abandon()
 		if errors.Is(err, syscall.EADDRNOTAVAIL) {
 			return errPortInUse

@@ -27,5 +27,4 @@
 //	send.go, receive.go   its messages
 //	remote.go             its access to remote memory
 //	window.go, probe.go   memory windows; what a device enforces of them
-//	srq.go                shared receive queues
 package verbs

@@ -18,9 +18,6 @@ type domain struct {
 	pd     *ibv.PD
 	cache  *regcache.Cache
 	shared bool // by connections of its device, which keeps it
-
-	mu     sync.Mutex   // guards groups and their members
-	groups []*recvGroup // of a shared domain, with Config.SharedDomain
 }
 
 // useDomain gives the domain for a new endpoint. By default one is in the shared domain

@@ -16,9 +16,9 @@ const (
 	teardownTime = 2 * time.Second
 )
 
-// Close implements session.Endpoint. It blocks for at most 1 s (drainTime), plus 0.1 s
-// with a shared receive queue (lastTime), plus 4 s on iWARP (twice teardownTime), and
-// for as long as the kernel takes to register and deregister memory.
+// Close implements session.Endpoint. It blocks for at most 1 s (drainTime), plus 4 s on
+// iWARP (twice teardownTime), and for as long as the kernel takes to register and
+// deregister memory.
 func (e *Endpoint) Close() error {
 	e.ended.Do(func() {
 		e.sendDisconnect()
@@ -27,8 +27,8 @@ func (e *Endpoint) Close() error {
 	return nil
 }
 
-// Abort implements session.Endpoint. It blocks for at most lastTime with a shared
-// receive queue, teardownTime on iWARP, and for the kernel as Close does.
+// Abort implements session.Endpoint. It blocks for at most teardownTime on iWARP, and for
+// the kernel as Close does.
 func (e *Endpoint) Abort() {
 	e.ended.Do(func() { e.tearDown(false, teardownTime) })
 }
@@ -51,7 +51,7 @@ func (e *Endpoint) Retire() {
 // be being destroyed when Abort returns on iWARP, and by the session.
 func (e *Endpoint) letGo() {
 	if e.inUse.Add(-1) == 0 {
-		e.freeMemory()
+		e.messages.free()
 	}
 }
 
@@ -127,9 +127,6 @@ func (e *Endpoint) destroyQP() {
 		if e.cm != nil {
 			e.cm.disconnect()
 		}
-		if e.recv.group != nil {
-			e.quiesce()
-		}
 		e.mem.windows.close()
 		e.q.mu.Lock()
 		e.q.destroyed = true
@@ -140,27 +137,6 @@ func (e *Endpoint) destroyQP() {
 			e.q.qp.Close()
 		}
 	})
-}
-
-// quiesce makes the queue pair stop taking receives from the group, and collects those
-// that it took. If the device does not report that it has stopped, some may stay lost.
-func (e *Endpoint) quiesce() {
-	if !e.reached.Load() {
-		return // and has taken nothing
-	}
-	e.q.mu.Lock()
-	e.q.toErrorLocked()
-	e.q.takeLocked()
-	reports := e.recv.reportsLastReceive()
-	e.q.mu.Unlock()
-	if reports && !e.recv.awaitLast() {
-		e.recv.loseBuffers()
-		return
-	}
-	e.q.mu.Lock()
-	e.q.takeLocked()
-	e.recv.buffersLost = e.recv.buffersLost || e.dev.mayLoseReceives(&e.recv)
-	e.q.mu.Unlock()
 }
 
 // giveUp implements completer: the device has gone, or the transfers were posted while

@@ -31,14 +31,13 @@ type Endpoint struct {
 	localAddr, remoteAddr netip.AddrPort
 	passive               bool
 	locked                int    // bytes of RLIMIT_MEMLOCK that its queues take
-	messages              region // what is sent from, and behind it, without a group, what is received into
+	messages              region // what is sent from, and behind it what is received into
 
 	q    queuePair
 	send sender
 	recv receiver
 	mem  remote
 
-	reached   atomic.Bool // the peer may have sent something
 	ended     sync.Once
 	destroyed sync.Once // the queue pair
 	retired   atomic.Bool

@@ -89,9 +89,8 @@ func TestEndpoint(t *testing.T) {
 		{"without rdma_cm", Config{WithoutCM: true}, nil},
 		{"without windows", Config{Disable: session.FeatureWindows}, nil},
 		{"windows", Config{ForceWindows: true}, lacksWindows},
-		{"shared domain", Config{SharedDomain: true, SRQFrom: -1}, unshared},
-		{"shared queue", Config{SharedDomain: true, SRQFrom: 1}, unshared},
-		{"windows, shared queue", Config{SharedDomain: true, SRQFrom: 1, ForceWindows: true}, lacksWindows},
+		{"shared domain", Config{SharedDomain: true}, unshared},
+		{"windows, shared domain", Config{SharedDomain: true, ForceWindows: true}, lacksWindows},
 	} {
 		if (tt.cfg.WithoutCM || tt.cfg.ForceWindows) && testenv.Device() == "siw" {
 			continue // iWARP has no such way, siw no windows
@@ -141,10 +140,6 @@ func mustHave(t testing.TB, e *Endpoint, cfg Config) {
 	}
 	if e.dom.shared != cfg.SharedDomain && !(probed && on && e.dom.shared) {
 		t.Errorf("shared domain: %v, want %v", e.dom.shared, cfg.SharedDomain)
-	}
-	want = cfg.SharedDomain && cfg.SRQFrom == 1 && !without(session.FeatureSRQ)
-	if shared := e.recv.group != nil; shared != want {
-		t.Errorf("shared receive queue: %v, want %v", shared, want)
 	}
 	if off := (cfg.Disable|switchedOff())&session.FeatureRDMAWrite != 0; e.limits.CanWrite == off {
 		t.Errorf("RDMA write: %v, switched off: %v", e.limits.CanWrite, off)

@@ -178,7 +178,6 @@ func (a attachment) up(e *Endpoint, own, peer connParams) error {
 		TrafficClass: e.cfg.TrafficClass, SL: e.cfg.ServiceLevel,
 		PeerIsOnSubnet: a.isOnSubnet(peer.peer.GID),
 	}
-	e.reached.Store(true)
 	if err := a.inTurn(func(g ibv.GIDEntry) error {
 		path.GIDIndex = uint8(g.Index)
 		return e.q.qp.ReadyToReceive(path, peer.peer)

@@ -25,10 +25,9 @@ import (
 // is made, connected to and closed: an error or a connection, and nothing is left.
 func testEachCallFails(t *testing.T) {
 	f := useFake(t)
-	f.set(fakeSRQs, 16)
 	port, hits, want := 20_000, 0, 0
-	for i, cfg := range fakeConfigs {
-		for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO}[i:] { // with shared queues an end takes 0.1 s
+	for _, cfg := range fakeConfigs {
+		for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO} {
 			want += 2 * 20
 			hits += f.eachFault(errno, func() error { port++; return connectOnce(fakeAddr(port), cfg) })
 		}
@@ -126,9 +125,8 @@ func testDialsWithoutTime(t *testing.T) {
 		}
 		return took, err
 	}
-	for i, cfg := range fakeConfigs {
+	for _, cfg := range fakeConfigs {
 		f := useFake(t)
-		f.set(fakeSRQs, 16)
 		f.set(fakeSlow, 1)
 		at := fakeAddr(30_000)
 		l, err := Listen(at, cfg)
@@ -143,7 +141,7 @@ func testDialsWithoutTime(t *testing.T) {
 		var all sync.WaitGroup
 		for g := range 4 {
 			all.Go(func() {
-				for i := range []int{60, 15}[i] {
+				for i := range 60 {
 					at := fakeAddr(30_001 + 1000*g + i)
 					l, err := Listen(at, cfg)
 					if err != nil {

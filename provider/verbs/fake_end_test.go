@@ -96,14 +96,10 @@ func testFailuresEnd(t *testing.T) {
 	fails()
 	e.q.mu.Lock()
 	for n := range repostBatch {
-		e.recv.taken++
 		e.recv.againLocked(arrival{buffer: n, n: 8})
 	}
 	e.q.mu.Unlock()
 	expectReset(t, "a buffer that is not posted", e, w)
-	if !e.recv.buffersLost {
-		t.Error("a group would count on that buffer")
-	}
 
 	e, w = started(t, 47_012)
 	e.q.notified.Store(false)
@@ -149,7 +145,6 @@ func testEndBehindDisconnect(t *testing.T) {
 // device may use its memory. So does one whose endpoint is aborted.
 func testUnflushedTransfers(t *testing.T) {
 	f := useFake(t)
-	f.set(fakeSRQs, 16)
 	port := 50_000
 	for _, cfg := range fakeConfigs {
 		for what, end := range map[string]func(*Endpoint){

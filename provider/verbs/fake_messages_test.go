@@ -144,8 +144,7 @@ func (q *buffers) deliver(e *Endpoint, number uint64) {
 	}
 	n := q.posted[0]
 	q.posted = q.posted[1:]
-	mem, _ := e.recv.buffer(n)
-	binary.LittleEndian.PutUint64(mem, number)
+	binary.LittleEndian.PutUint64(e.recv.buffer(n), number)
 	e.complete(ibv.WC{ID: kindRecv | uint64(n), Opcode: ibv.WCRecv, ByteLen: 8})
 }
 
@@ -154,17 +153,13 @@ type receiveModel struct {
 	buffers
 	t          *testing.T
 	e          *Endpoint
-	all        int // the queue's buffers
 	sent, next uint64
 	kept       []uint64
 }
 
 func newReceiveModel(t *testing.T, f *fake, e *Endpoint) *receiveModel {
-	m := &receiveModel{buffers: buffers{f: f}, t: t, e: e, all: e.cfg.Buffers}
-	if e.recv.group != nil {
-		m.all = e.recv.group.shares * srqShare
-	}
-	for n := range m.all {
+	m := &receiveModel{buffers: buffers{f: f}, t: t, e: e}
+	for n := range e.cfg.Buffers {
 		m.posted = append(m.posted, n)
 	}
 	f.set(fakeRecvs, 0)
@@ -243,55 +238,15 @@ func (m *receiveModel) readAll() {
 }
 
 // Each buffer is posted again once, when nobody reads it any more, so that a peer which
-// keeps to its window finds one; those of a group also when its member ends.
+// keeps to its window finds one.
 func testReceiveBuffers(t *testing.T) {
 	f := useFake(t)
-	f.set(fakeSRQs, 16)
-	for i, cfg := range append(fakeConfigs, fakeConfigs[1]) {
-		e, _ := fakePair(t, 45_000+i, cfg)
-		if shared := e.recv.group != nil; shared != (cfg.SharedDomain && !without(session.FeatureSRQ)) {
-			t.Fatalf("a shared queue: %v", shared)
-		}
-		m := newReceiveModel(t, f, e)
-		m.use(20_000)
-		m.readAll()
-		if waiting := m.all - len(m.posted); e.Err() != nil || waiting >= repostBatch/2 || e.recv.taken != waiting {
-			t.Errorf("%v; %d of %d buffers are not posted, it thinks %d", e.Err(), waiting, m.all, e.recv.taken)
-		}
-		if e.recv.group != nil {
-			memberEnds(m, i < len(fakeConfigs))
-		}
-	}
-}
-
-// memberEnds ends a member of a group that has not read all its messages, nor decided
-// about the last one that it has read, if that is so.
-func memberEnds(m *receiveModel, undecided bool) {
-	m.t.Helper()
-	for range 10 {
-		m.send()
-	}
-	m.poll(true)
-	m.poll(true)
-	if undecided {
-		var ev session.Event
-		if m.e.Poll(&ev); ev.Kind != session.Message { // and neither kept nor dropped
-			m.t.Fatal("no message")
-		}
-	}
-	n := m.posted[0]
-	m.posted = m.posted[1:]
-	m.e.complete(ibv.WC{ID: kindRecv | uint64(n), Status: ibv.WRFlushErr})
-	posted := len(m.posted)
-	m.e.Abort()
-	m.look()
-	if len(m.posted) != posted {
-		m.t.Error("buffers of a member are posted before it is retired")
-	}
-	m.e.Retire()
-	m.look()
-	if len(m.posted) != m.all {
-		m.t.Errorf("%d of %d buffers are posted behind a member's end", len(m.posted), m.all)
+	e, _ := fakePair(t, 45_000, Config{})
+	m := newReceiveModel(t, f, e)
+	m.use(20_000)
+	m.readAll()
+	if waiting := e.cfg.Buffers - len(m.posted); e.Err() != nil || waiting >= repostBatch/2 || e.recv.unpostedLocked() != waiting {
+		t.Errorf("%v; %d of %d buffers are not posted, it thinks %d", e.Err(), waiting, e.cfg.Buffers, e.recv.unpostedLocked())
 	}
 }
 
@@ -326,78 +281,5 @@ func testNoMessages(t *testing.T) {
 		if len(w) == 0 {
 			t.Errorf("a completion %s: nobody is woken", what)
 		}
-	}
-}
-
-func admit(g *recvGroup, cfg Config) error {
-	g.dom.mu.Lock()
-	defer g.dom.mu.Unlock()
-	return g.admitLocked(cfg)
-}
-
-// quit ends the membership of one that has taken nothing.
-func quit(g *recvGroup) {
-	g.leave(false)
-	g.giveBack(nil)
-}
-
-// Members of a group have buffers of one size, and a share of them each; nobody joins one
-// from which some may be missing.
-func testGroups(t *testing.T) {
-	f := useFake(t)
-	if without(session.FeatureSRQ) {
-		return
-	}
-	f.set(fakeSRQs, 16)
-	cfg := Config{SharedDomain: true, SRQFrom: 1}
-	small := cfg
-	small.BufferSize = 512
-	a, b := fakePair(t, 48_000, cfg)
-	c, _ := fakePair(t, 48_001, cfg)
-	d, _ := fakePair(t, 48_002, small)
-	g := a.recv.group
-	if g == nil || b.recv.group != g || c.recv.group != g || g.members != 4 || g.shares != 4 {
-		t.Errorf("%d members with %d shares", g.members, g.shares)
-	}
-	if d.recv.group == nil || d.recv.group == g {
-		t.Error("buffers of different sizes in a group")
-	}
-	for i := 0; len(g.dom.groups) == 2; i++ { // until it is full
-		e, peer := fakePair(t, 48_010+i, cfg)
-		e.recv.tookLast() // which a device reports when it ends: it is not waited for then
-		peer.recv.tookLast()
-		if e.recv.group != g && g.members != groupMembers {
-			t.Fatalf("a group of %d members takes nobody", g.members)
-		}
-	}
-	if g.members != groupMembers || g.shares != groupMembers {
-		t.Errorf("%d members with %d shares", g.members, g.shares)
-	}
-	quit(g)
-	if err := admit(g, a.cfg); err != nil || g.shares != groupMembers {
-		t.Errorf("who follows another member: %v, %d shares", err, g.shares)
-	}
-	g.close()
-	e, _ := fakePair(t, 48_003, cfg)
-	if e.recv.group == nil || e.recv.group == g {
-		t.Error("it joins a group that takes nobody")
-	}
-	for n := 0; n < srqShare+1; n++ { // more than it has credit for
-		e.complete(ibv.WC{ID: kindRecv | uint64(n), Opcode: ibv.WCRecv, ByteLen: 8})
-	}
-	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) || e.recv.arrived.n != srqShare || !e.recv.buffersLost {
-		t.Errorf("%v, %d messages", err, e.recv.arrived.n)
-	}
-	f.set(fakeErrno, int64(syscall.ENOMEM))
-	f.set(fakeCountdown, 1) // the call behind the registration
-	h := e.recv.group
-	if err := admit(h, a.cfg); err == nil || !h.closed || f.failed() != "post_srq_recv" {
-		t.Errorf("a share that %s does not post: %v, nobody joins: %v", f.failed(), err, h.closed)
-	}
-	quit(h)
-	h.closed = false
-	e.discard()
-	if !h.closed {
-		t.Error("a group from which receives may be missing takes members")
 	}
 }

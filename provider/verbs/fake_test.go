@@ -53,7 +53,6 @@ var fakeTests = []struct {
 	{"unflushed transfers", testUnflushedTransfers},
 	{"retire", testRetire},
 	{"notices", testNotices},
-	{"groups", testGroups},
 	{"GIDs in turn", testGIDsInTurn},
 	{"half-open connections without rdma_cm", testHalfOpenWithoutCM},
 	{"inline limits", testInlineLimits},
@@ -135,7 +134,6 @@ const (
 	fakeUnder
 	fakeOverlaps
 	fakeNoEpoll
-	fakeSRQs
 	fakeSlow
 	fakePolls
 	fakeCompletions
@@ -167,7 +165,7 @@ const (
 
 var _ [fakeObjects - fakeUses - 1]int // there is room for the words before those
 
-var fakeKinds = [...]string{"protection domains", "memory regions", "completion channels", "completion queues", "queue pairs", "shared receive queues", "event channels", "ids"}
+var fakeKinds = [...]string{"protection domains", "memory regions", "completion channels", "completion queues", "queue pairs", "event channels", "ids"}
 
 // fake is the library under this process.
 type fake struct {
@@ -270,8 +268,8 @@ func fakeAddr(port int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(port))
 }
 
-// fakeConfigs are the ways of having receive buffers.
-var fakeConfigs = []Config{{}, {SharedDomain: true, SRQFrom: 1}}
+// fakeConfigs are the ways of having a protection domain.
+var fakeConfigs = []Config{{}, {SharedDomain: true}}
 
 // serveLoopback has 127.0.0.1 belong to the fake's device.
 func serveLoopback(t *testing.T) {

@@ -27,10 +27,10 @@ import (
 // hwsimRuns are tests of the lanes with devices that run on the simulated one as well. The
 // others are about the guest's network, or about what rxe and siw do.
 var hwsimRuns = []struct{ name, settings, tests, skip string }{
-	{"endpoints", "seed=1,jitter_us=8", "^TestEndpoint$/^(default|windows,_shared_queue)$", "TestEndpoint/.*/NoAllocation"},
-	{"calm endpoints", "calm", "^TestEndpoint$/^(without_rdma_cm|without_windows|shared_queue)$", ""},
+	{"endpoints", "seed=1,jitter_us=8", "^TestEndpoint$/^(default|windows,_shared_domain)$", "TestEndpoint/.*/NoAllocation"},
+	{"calm endpoints", "calm", "^TestEndpoint$/^(without_rdma_cm|without_windows|shared_domain)$", ""},
 	{"timed endpoints", "latency_ns=2000", "^TestEndpoint$/^default$/^(Messages|BackPressure|Close|Abort|Read|Write|WriteThenMessage|ReadRevoked|EndStopsReads|EndStopsWrites|AllAtOnce)$", ""},
-	{"end ahead of completions", "seed=2,kernel_us=0", "^TestEndpoint$/^(default|shared_queue)$/^Abort$", ""},
+	{"end ahead of completions", "seed=2,kernel_us=0", "^TestEndpoint$/^(default|shared_domain)$/^Abort$", ""},
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
 		"TestExposedIsTakenBackAtOnce|TestRefusals|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing)$", ""},
 	{"one listener after another", "seed=12", "^(TestListenerTakesOver|TestListenerThatWaitsIsClosed)$", ""},
@@ -47,8 +47,8 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"Chelsio's iWARP", "seed=8,profile=cxgb4", "^TestIWARPIsWrittenTo$", ""},
 	{"no reliable connections", "profile=efa", "^TestNoReliableConnections$", ""},
 	{"no reliable connections of mana", "profile=mana-raw", "^TestNoReliableConnections$", ""},
-	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestFailedGroupTakesNobody|" +
-		"TestPeerOverspends|TestMessageTooLong|TestSharedQueueLosesNothingUnnoticed|TestProbeEndsWithTheDevice|" +
+	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestWindowsInFullUse|" +
+		"TestPeerOverspends|TestMessageTooLong|TestProbeEndsWithTheDevice|" +
 		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestPeerInvalidates|TestPeerSendsImmediateData)$", ""},
 }
 
@@ -164,17 +164,17 @@ var (
 // fabrics lose.
 var (
 	hwsimProfiles = []struct {
-		name               string
-		windows, srq, noCM bool
-		transfers          string // of TestTransfers
+		name          string
+		windows, noCM bool
+		transfers     string // of TestTransfers
 	}{
-		{"mlx5-roce", true, true, true, "read|write"},
-		{"mlx5-ib", true, true, false, "read|write"},
-		{"bnxt_re", false, true, true, "read|write"},
-		{"irdma-roce", true, false, true, "read|write"},
-		{"irdma-iwarp", false, false, false, "write"},
-		{"cxgb4", false, false, false, "write"},
-		{"mana", false, false, true, "read|write"},
+		{"mlx5-roce", true, true, "read|write"},
+		{"mlx5-ib", true, false, "read|write"},
+		{"bnxt_re", false, true, "read|write"},
+		{"irdma-roce", true, true, "read|write"},
+		{"irdma-iwarp", false, false, "write"},
+		{"cxgb4", false, false, "write"},
+		{"mana", false, true, "read|write"},
 	}
 	hwsimFabrics = []string{"jitter_us=10", "jitter_us=60", "jitter_us=5,cm_loss=10,lost_rtu=20", "jitter_us=5,loss=300"}
 	hwsimGroups  = []string{
@@ -189,15 +189,9 @@ var (
 // hwsimSeed is what a seed stands for.
 func hwsimSeed(seed int) (settings, tests string) {
 	p := hwsimProfiles[seed%len(hwsimProfiles)]
-	configs := []string{"default", "smallest", "without_windows"}
+	configs := []string{"default", "smallest", "without_windows", "shared_domain"}
 	if p.windows {
-		configs = append(configs, "windows")
-	}
-	if p.srq {
-		configs = append(configs, "shared_queue")
-	}
-	if p.srq && p.windows {
-		configs = append(configs, "windows,_shared_queue")
+		configs = append(configs, "windows", "windows,_shared_domain")
 	}
 	if p.noCM {
 		configs = append(configs, "without_rdma_cm")

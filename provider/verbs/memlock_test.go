@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
@@ -77,16 +76,10 @@ func TestLockedQueuesOfMLX5(t *testing.T) {
 	}
 	const limit = connectionShare * restBytes // without queues, buffers of the usual size would fit
 	memlock = func() int { return limit }
-	for _, cfg := range []Config{{}, {SharedDomain: true, SRQFrom: 1}} {
-		t.Run(fmt.Sprintf("shared %v", cfg.SharedDomain), func(t *testing.T) { lockQueuesOfMLX5(t, cfg, limit) })
-	}
-}
-
-func lockQueuesOfMLX5(t *testing.T, cfg Config, limit int) {
 	const queues = 32<<10 + 4<<10 + 8<<10 // 70 sends of 448 bytes, receives, completions
 	nothingLeft(t)
 	before := memlockLeft()
-	a, b, err := connect(listen(t, cfg), cfg)
+	a, b, err := connect(listen(t, Config{}), Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,8 +87,8 @@ func lockQueuesOfMLX5(t *testing.T, cfg Config, limit int) {
 		if room := limit/connectionShare - queues; e.cfg.sendBytes()+e.cfg.receiveBytes() > room {
 			t.Errorf("buffers of %d and %d bytes, beside queues within %d", e.cfg.sendBytes(), e.cfg.receiveBytes(), room)
 		}
-		if shared := e.recv.group != nil; !shared && e.locked != queues || shared && e.locked >= queues {
-			t.Errorf("queues of %d bytes, shared: %v", e.locked, shared)
+		if e.locked != queues {
+			t.Errorf("queues of %d bytes, want %d", e.locked, queues)
 		}
 	}
 	if left := memlockLeft(); before-left < a.locked+b.locked {

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -25,6 +26,16 @@ func pair(t testing.TB, l *Listener, cfg Config) (a, b *Endpoint) {
 	mustHave(t, a, cfg)
 	mustHave(t, b, cfg)
 	return a, b
+}
+
+// crowd makes n connections: of each two endpoints, one is the other's peer.
+func crowd(t testing.TB, l *Listener, n int) (all []*Endpoint) {
+	t.Helper()
+	for range n {
+		a, b := pair(t, l, l.cfg)
+		all = append(all, a, b)
+	}
+	return all
 }
 
 // woken is a Waker that holds a token after a Wake.
@@ -81,6 +92,37 @@ func say(t testing.TB, from, to *Endpoint) {
 		t.Fatalf("event of kind %d", ev.Kind)
 	}
 	to.Drop()
+}
+
+// chat sends messages both ways on all connections of a crowd at once.
+func chat(t testing.TB, all []*Endpoint, count int) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for i, e := range all {
+		peer := all[i^1]
+		wg.Go(func() {
+			for n := range count {
+				// One ahead at most: what a session's credits see to.
+				var room []byte
+				if !until(e, func() bool { room = e.ReserveControl(64); return room != nil }) {
+					t.Errorf("connection %d, no room for message %d: %v", i/2, n, e.Err())
+					return
+				}
+				room[0] = byte(n)
+				e.CommitControl(64)
+				var ev session.Event
+				if !until(e, func() bool { return e.Poll(&ev) }) {
+					t.Errorf("connection %d, message %d: %v, the peer %v", i/2, n, e.Err(), peer.Err())
+					return
+				}
+				if ev.Msg[0] != byte(n) {
+					t.Errorf("connection %d: message %d came instead of %d", i/2, ev.Msg[0], n)
+				}
+				e.Drop()
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // expose gives a access to memory of b.

@@ -52,39 +52,27 @@ func mayBeInline(err error) bool {
 }
 
 // The queues of mlx5 are the program's memory, which the kernel pins (ib_umem_get in
-// hw/mlx5/qp.c, cq.c and srq.c) and counts as what is registered. Their sizes are those
+// hw/mlx5/qp.c and cq.c) and counts as what is registered. Their sizes are those
 // of providers/mlx5: _sq_overhead, mlx5_calc_send_wqe, mlx5_calc_sq_size, mlx5_calc_rq_size
-// in verbs.c, mlx5_alloc_cq_buf in cq.c, mlx5_alloc_srq_buf in srq.c. Other devices have
+// in verbs.c, mlx5_alloc_cq_buf in cq.c. Other devices have
 // less, or take memory of the kernel's.
 const (
 	mlxOverhead = 192 // of a send: it may be a bind, with control, UMR, memory key and 64 bytes
 	mlxSegment  = 16  // of a scatter or gather list; what is inline comes in multiples of it
 	mlxBlock    = 64  // sends are multiples of that
 	mlxCQE      = 64
-	mlxSRQEntry = 32
 )
 
 // lockedByQueues is how many bytes of locked memory the queues of an endpoint take.
-func (d *device) lockedByQueues(sends, receives int, shared bool) int {
+func (d *device) lockedByQueues(sends, receives int) int {
 	if !d.mlx() {
 		return 0
 	}
 	const inline = 4 + maxInline // behind the length
 	size := roundUp(mlxOverhead+roundUp(inline, mlxSegment), mlxBlock)
-	queue := powerOfTwo(sends * size)
-	if !shared {
-		queue += powerOfTwo(receives) * mlxSegment
-	}
+	queue := powerOfTwo(sends*size) + powerOfTwo(receives)*mlxSegment
 	page := os.Getpagesize()
 	return roundUp(queue, page) + roundUp(powerOfTwo(sends+receives+1)*mlxCQE, page)
-}
-
-// lockedBySRQ is the same of a shared receive queue, which has twice the entries.
-func (d *device) lockedBySRQ(receives int) int {
-	if !d.mlx() {
-		return 0
-	}
-	return roundUp(powerOfTwo(2*receives+1)*mlxSRQEntry, os.Getpagesize())
 }
 
 func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
@@ -167,21 +155,6 @@ func (d *device) avoidForbidden() {
 		d.filler, _ = d.ctx.CreateCQ(siwForbidden/siwCompletion+1, nil, 0)
 	}
 }
-
-// reportsLastReceive reports whether EventQPLastWQE follows when a queue pair that takes
-// its receives from a shared queue has gone to error. siw makes no such event (none of
-// sw/siw), but takes nothing any more once the peer's disconnect message has come.
-func (r *receiver) reportsLastReceive() bool { return !r.iwarp || !r.disconnected }
-
-// mayLoseReceives reports whether a receive of a shared queue may be lost with its queue
-// pair: rxe takes it for the first packet of a message, and if the queue pair ends before
-// the last packet it makes no completion (flush_recv_queue in sw/rxe/rxe_resp.c reports
-// LAST_WQE_REACHED alone).
-func (d *device) mayLoseReceives(r *receiver) bool {
-	return d.rxe() && !r.disconnected && r.size > smallestMTU
-}
-
-const smallestMTU = 256 // IBTA: a message of that size is one packet, whatever the path
 
 // withInvalidation are the flags of a message that has invalidated a key. rxe sets another
 // one than WCWithInv (the kernel's IB_WC_WITH_INVALIDATE, do_complete in sw/rxe/rxe_resp.c);

@@ -1,8 +1,11 @@
 package verbs
 
 import (
+	"errors"
+	"syscall"
 	"testing"
 
+	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/session"
 )
 
@@ -27,8 +30,8 @@ func TestLastOfWhatArrived(t *testing.T) {
 	}
 	b.q.mu.Lock()
 	defer b.q.mu.Unlock()
-	if b.recv.taken != 0 {
-		t.Errorf("%d buffers are not posted", b.recv.taken)
+	if n := b.recv.unpostedLocked(); n != 0 {
+		t.Errorf("%d buffers are not posted", n)
 	}
 }
 
@@ -47,14 +50,78 @@ func TestWindowBesideWhatWasDropped(t *testing.T) {
 		waiting = len(b.recv.repost)
 		b.q.mu.Unlock()
 	}
-	if window := b.Limits().Window; b.recv.taken != repostBatch {
-		t.Fatalf("%d buffers are not posted, want all %d that are beside the window of %d", b.recv.taken, repostBatch, window)
-	} else {
-		deliver(t, a, b, window)
+	window := b.Limits().Window
+	if n := b.recv.unpostedLocked(); n != repostBatch {
+		t.Fatalf("%d buffers are not posted, want all %d that are beside the window of %d", n, repostBatch, window)
 	}
+	deliver(t, a, b, window)
 	if a.Err() != nil || b.Err() != nil {
 		t.Errorf("the connection has ended: %v, %v", a.Err(), b.Err())
 	}
+}
+
+// All credit of several connections is in use at once, both ways, before anybody reads.
+func TestWindowsInFullUse(t *testing.T) {
+	nothingLeft(t)
+	all := crowd(t, listen(t, Config{}), 4)
+	for i, e := range all {
+		deliver(t, e, all[i^1], all[i^1].Limits().Window)
+	}
+	for _, e := range all {
+		for range e.Limits().Window {
+			event(t, e)
+			e.Drop()
+		}
+	}
+	chat(t, all, 20)
+}
+
+// A peer that sends more than there are buffers loses its connection, and nobody else does.
+func TestPeerOverspends(t *testing.T) {
+	nothingLeft(t)
+	all := crowd(t, listen(t, Config{}), 2)
+	chat(t, all, 10)
+	hostile, victim := all[0], all[1]
+	for range 2 * victim.cfg.Buffers {
+		if !until(hostile, func() bool { return hostile.Reserve(16, 16) != nil }) {
+			break
+		}
+		hostile.Commit(16)
+	}
+	if err := endOf(t, hostile); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("its end: %v, want ECONNRESET", err)
+	}
+	hostile.discard()
+	endOf(t, victim)
+	victim.discard()
+	chat(t, all[2:], 50)
+}
+
+// A message that does not fit its buffer costs its connection alone.
+func TestMessageTooLong(t *testing.T) {
+	nothingLeft(t)
+	all := crowd(t, listen(t, Config{BufferSize: 512}), 3)
+	e := all[0]
+	e.q.mu.Lock()
+	e.send.wr[0] = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
+	e.send.wr[0].SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.send.mem)), Length: 1024, LKey: e.send.mr.LKey}
+	e.send.postLocked(true)
+	e.q.mu.Unlock()
+	if err := endOf(t, all[1]); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%v, want ECONNRESET", err)
+	}
+	e.discard()
+	all[1].discard()
+	chat(t, all[2:], 50)
+}
+
+// unpostedLocked is how many buffers wait to be posted again, or are with the session.
+func (r *receiver) unpostedLocked() int {
+	n := len(r.repost) + r.arrived.n + r.kept.n
+	if r.last.n > 0 {
+		n++
+	}
+	return n
 }
 
 // deliver sends messages of 64 bytes, which begin with their numbers, and waits until

@@ -17,7 +17,7 @@ const (
 	byRead, byWrite = session.FeatureRDMAWrite, session.FeatureRDMARead
 )
 
-// transfers are the ways of moving bytes, on each kind of domain, window and queue.
+// transfers are the ways of moving bytes, on each kind of domain and window.
 var transfers = []struct {
 	name string
 	cfg  Config
@@ -27,8 +27,8 @@ var transfers = []struct {
 	{"write", Config{}, byWrite},
 	{"read, windows", Config{ForceWindows: true}, byRead},
 	{"write, windows", Config{ForceWindows: true}, byWrite},
-	{"read, shared queue", Config{SharedDomain: true, SRQFrom: 1}, byRead},
-	{"write, windows, shared queue", Config{SharedDomain: true, SRQFrom: 1, ForceWindows: true}, byWrite},
+	{"read, shared domain", Config{SharedDomain: true}, byRead},
+	{"write, windows, shared domain", Config{SharedDomain: true, ForceWindows: true}, byWrite},
 }
 
 // Bytes both ways at once, through sessions, come as they went, by each of the

@@ -169,7 +169,7 @@ func TestWindowsKeepTheRegistration(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return
 	}
-	for _, cfg := range []Config{{}, {ForceWindows: true}, {ForceWindows: true, SharedDomain: true, SRQFrom: -1}} {
+	for _, cfg := range []Config{{}, {ForceWindows: true}, {ForceWindows: true, SharedDomain: true}} {
 		t.Run(fmt.Sprintf("windows %v, shared %v", cfg.ForceWindows, cfg.SharedDomain), func(t *testing.T) {
 			const rounds = 20
 			nothingLeft(t)
@@ -204,7 +204,7 @@ func TestWindowsAtATime(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		t.Run(fmt.Sprintf("shared %v", shared), func(t *testing.T) {
 			nothingLeft(t)
-			cfg := Config{ForceWindows: true, SharedDomain: shared, SRQFrom: -1}
+			cfg := Config{ForceWindows: true, SharedDomain: shared}
 			a, b := pair(t, listen(t, cfg), cfg)
 			const n = maxWindows + 2
 			var mem, sink [n][]byte
@@ -254,7 +254,7 @@ func TestWindowsOnReadOnlyMemory(t *testing.T) {
 	}
 	defer stable.Withdraw()
 	for _, shared := range []bool{false, true} {
-		cfg := Config{ForceWindows: true, SharedDomain: shared, SRQFrom: -1}
+		cfg := Config{ForceWindows: true, SharedDomain: shared}
 		a, b := pair(t, listen(t, cfg), cfg)
 		if shared {
 			if d, err := b.mem.Expose(mem, session.RemoteRead); err == nil {

@@ -28,7 +28,6 @@ enum {
 	UNDER, // objects were left when its context was closed
 	OVERLAPS, // completion channels made beside another
 	NOEPOLL, // 1: event channels cannot be waited for
-	SRQS, // that the device has
 	SLOW, // 1: events take their time
 	POLLS, // of completion queues
 	COMPLETIONS, // that they have; below 0: they fail
@@ -49,7 +48,7 @@ enum {
 	RETRY, // of the last connect
 	RNRRETRY, // of the last connect
 	USES, // tests that use this library, counted
-	PD = 32, MR, CHANNEL, CQ, QP, SRQ, EVENTS, ID, // living objects
+	PD = 32, MR, CHANNEL, CQ, QP, EVENTS, ID, // living objects
 	NAME = 64, // of the call that failed, here and in the next words
 	POSTED = 128, // the last of them, in turn
 	RING = 256, // that many
@@ -123,18 +122,15 @@ static int post_send(struct ibv_qp *q, struct ibv_send_wr *wr, struct ibv_send_w
 	return FAULT();
 }
 
-#define POST_RECV(name, queue) \
-	static int name(struct queue *q, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) \
-	{ \
-		*bad = wr; \
-		if (FAULT()) \
-			return errno; \
-		for (; wr; wr = wr->next) \
-			word[POSTED + (COUNT(RECVS, 1) - 1) % RING] = wr->wr_id; \
-		return 0; \
-	}
-POST_RECV(post_recv, ibv_qp)
-POST_RECV(post_srq_recv, ibv_srq)
+static int post_recv(struct ibv_qp *q, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	*bad = wr;
+	if (FAULT())
+		return errno;
+	for (; wr; wr = wr->next)
+		word[POSTED + (COUNT(RECVS, 1) - 1) % RING] = wr->wr_id;
+	return 0;
+}
 
 static void open_context(void) // mu is held
 {
@@ -153,7 +149,6 @@ static void open_context(void) // mu is held
 	context->ops.req_notify_cq = notify;
 	context->ops.post_send = post_send;
 	context->ops.post_recv = post_recv;
-	context->ops.post_srq_recv = post_srq_recv;
 	make_pipe(async);
 	context->async_fd = async[0];
 	context->num_comp_vectors = 1;
@@ -210,8 +205,7 @@ int ibv_query_device(struct ibv_context *c, struct ibv_device_attr *a)
 		return errno;
 	memset(a, 0, sizeof(*a));
 	a->max_qp_rd_atom = a->max_qp_init_rd_atom = 16;
-	a->max_qp_wr = a->max_srq_wr = 1 << 15;
-	a->max_srq = word[SRQS];
+	a->max_qp_wr = 1 << 15;
 	a->phys_port_cnt = 1;
 	a->vendor_id = word[VENDOR];
 	return 0;
@@ -291,17 +285,6 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *c, int n, void *owner, struct i
 }
 
 int ibv_destroy_cq(struct ibv_cq *o) { return FREE(CQ, o); }
-
-struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *a)
-{
-	MAKE(ibv_srq, SRQ, o);
-	o->context = pd->context;
-	o->srq_context = a->srq_context;
-	return o;
-}
-
-int ibv_modify_srq(struct ibv_srq *s, struct ibv_srq_attr *a, int mask) { return 0; }
-int ibv_destroy_srq(struct ibv_srq *o) { return FREE(SRQ, o); }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 {
