@@ -29,10 +29,6 @@ const (
 	envArena        = "SAN_ARENA"
 )
 
-// formerMechanism, shared receive queues, is off in any case. Operators may still have its
-// name in SAN_DISABLE.
-const formerMechanism = "srq"
-
 // environment is what operators have set.
 type environment struct {
 	restricted bool     // SAN_PROVIDERS is set
@@ -116,7 +112,7 @@ func (v *variables) providers() (names []string) {
 func (v *variables) features() (all session.Feature) {
 	for _, word := range words(v.text(envDisable)) {
 		f, ok := session.FeatureNames[word]
-		if !ok && word != formerMechanism {
+		if !ok {
 			v.bad("unknown mechanism %q in %s; known are %s",
 				word, envDisable, strings.Join(slices.Sorted(maps.Keys(session.FeatureNames)), ", "))
 		}

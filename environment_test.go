@@ -43,7 +43,6 @@ func TestParseEnvironment(t *testing.T) {
 		{name: "neither on nor off", vars: map[string]string{envSharedDomain: "yes"}, err: "SAN_SHARED_DOMAIN=yes"},
 		{name: "nor this", vars: map[string]string{envRDMACM: "no"}, err: "SAN_RDMACM=no"},
 		{name: "unknown provider", vars: map[string]string{envProviders: "shm,rdma"}, err: `"rdma" in SAN_PROVIDERS`},
-		{name: "mechanism of before", vars: map[string]string{envDisable: "srq,poll"}, want: environment{disable: session.FeaturePoll}},
 		{name: "unknown mechanism", vars: map[string]string{envDisable: "zerocopy"}, err: `"zerocopy" in SAN_DISABLE`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
