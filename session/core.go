@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -116,11 +117,9 @@ func newCore(ep Endpoint, cfg Config) *core {
 	c.rx = receiver{msgs: ep, mem: c.mem, credits: &c.credits, lim: &c.lim, caps: caps, budget: cfg.ReceiveBudget}
 	c.rx.urgentCh = make(chan struct{}, 1)
 	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, maxRDMA: c.lim.MaxRDMA, reads: &c.rx.fetch.posted}
-	c.tx.boxBudget = cfg.SendBudget
-	if c.tx.box.size = c.lim.InboxFirst; c.tx.box.size == 0 {
-		c.tx.box.size = cfg.SendBudget
-	}
-	c.tx.box.size = min(c.tx.box.size, cfg.SendBudget)
+	c.tx.boxBudget = min(cfg.SendBudget, maxBox)
+	c.tx.boxFirst = min(cmp.Or(c.lim.InboxFirst, maxBox), c.tx.boxBudget)
+	c.tx.box.size = c.tx.boxFirst
 	c.tx.boxLimit = min(cfg.SendBudget, c.kind.heapBox)
 	return c
 }

@@ -35,7 +35,7 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 		return nil, ErrClosed
 	}
 	if m := w.tx.boxFrom; m > 0 && n >= m {
-		w.openBoxFor(n)
+		w.openBoxFor(n, 1)
 	}
 	test := func(sure bool) Events {
 		if st := w.wr.state.Load(); st != 0 {

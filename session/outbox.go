@@ -139,6 +139,14 @@ func (o *outbox) release() (providers []byte) {
 	return providers
 }
 
+// foundFull counts a Write that begins to wait for room.
+func (o *outbox) foundFull() {
+	if !o.full {
+		o.full = true
+		o.fulls++
+	}
+}
+
 // boxes reports whether n bytes of a Write go through the box though a message might take
 // them.
 func (t *sender) boxes(n int) bool {
@@ -154,13 +162,11 @@ func (t *sender) intoBox(p []byte, more bool) int {
 	case o.registered():
 		n = min(n, max(boxUnit, min(boxMost, int(o.sent-o.written), n/2)))
 		if room := o.room(); room < n || o.full {
-			found := !o.full
-			if o.full = room < len(o.buf)/boxShareFree; o.full {
-				if found {
-					o.fulls++
-				}
+			if room < len(o.buf)/boxShareFree {
+				o.foundFull()
 				return 0
 			}
+			o.full = false
 			n = min(n, room)
 		}
 	case o.plain && !o.onHeap:
@@ -326,8 +332,8 @@ func (t *sender) openBox(buf []byte) (unused []byte) {
 	return nil
 }
 
-// leaveInbox ends the use of the peer's inbox, and returns the
-// box's memory if it is the provider's. The box is empty, or on the heap.
+// leaveInbox ends the use of the peer's inbox, and returns the box's memory if it is the
+// provider's. The box is empty, or on the heap; the next one begins small.
 func (t *sender) leaveInbox() (providers []byte) {
 	o := &t.box
 	o.skip = 0
@@ -336,6 +342,7 @@ func (t *sender) leaveInbox() (providers []byte) {
 	}
 	providers = o.release()
 	o.inbox, o.filled, o.emptied, o.wanted, o.without, o.fulls = Descriptor{}, 0, 0, false, 0, 0
+	o.size = t.boxFirst
 	t.owe(wire.Plain(wire.TypeLeaveInbox))
 	return providers
 }
@@ -350,9 +357,9 @@ func (t *sender) outgrown() bool {
 // box, which is empty.
 func (t *sender) grow() (providers []byte) {
 	o := &t.box
-	o.size = min(growBy*o.size, t.boxBudget)
+	size := min(growBy*o.size, t.boxBudget)
 	providers = t.leaveInbox()
-	o.without = t.boxAfter
+	o.size, o.without = size, t.boxAfter
 	t.wantInbox(1)
 	return providers
 }

@@ -127,3 +127,86 @@ func TestTheNextInboxOpensBehindTheLast(t *testing.T) {
 		}
 	})
 }
+
+// A Write for which there is room does not wait for the peer to read, also if the box is to
+// have a larger one take its place.
+func TestAnOutgrownBoxTakesWhatItHasRoomFor(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _ := growingPair(t)
+		writeAll(t, a, pattern(15_000), 15_000)
+		readFull(t, b, 15_000)
+		pass(time.Second / 10)
+		w := goWrite(a, pattern(62_000))
+		got := 0
+		for range 6 { // the box is found full each time
+			readFull(t, b, 6_000)
+			got += 6_000
+			pass(time.Millisecond)
+		}
+		within(t, w)
+		for _, n := range []int{9_000, 0} {
+			if r := within(t, goWrite(a, pattern(n))); r.n != n || r.err != nil {
+				t.Errorf("Write of %d bytes: %+v", n, r)
+			}
+		}
+	})
+}
+
+// Boxes that were left begin small again.
+func TestBoxesBeginSmallAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, boxes := growingPair(t)
+		data := pattern(40_000)
+		for range 50 {
+			w := goWrite(a, data)
+			readFull(t, b, len(data))
+			within(t, w)
+		}
+		if out, in := boxes(); out != mostBox || in != mostBox {
+			t.Errorf("boxes of %d and %d bytes, want %d", out, in, mostBox)
+		}
+		pass(10 * time.Second)
+		for range 2 { // the first one has the inbox asked for
+			writeAll(t, a, data[:15_000], 15_000)
+			readFull(t, b, 15_000)
+			pass(time.Second / 10)
+		}
+		if out, in := boxes(); out != firstBox || in != firstBox {
+			t.Errorf("boxes of %d and %d bytes behind a rest, want %d", out, in, firstBox)
+		}
+	})
+}
+
+// A loan that waits for room has found the box full once, however often it looks.
+func TestALoanThatWaitsFindsTheBoxFullOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, boxes := growingPair(t)
+		lend := func(n int) {
+			for n > 0 {
+				room, err := a.Reserve(n)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				n -= len(room)
+				if err := a.Commit(len(room)); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		lend(15_000)
+		readFull(t, b, 15_000)
+		pass(time.Second / 10)
+		done := make(chan struct{})
+		go func() { lend(2*firstBox + 5000); close(done) }()
+		pass(time.Second / 10) // the last loan waits
+		readFull(t, b, 2*firstBox+5000)
+		<-done
+		pass(time.Second / 10)
+		lend(15_000)
+		readFull(t, b, 15_000)
+		if out, in := boxes(); out != firstBox || in != firstBox {
+			t.Errorf("boxes of %d and %d bytes", out, in)
+		}
+	})
+}

@@ -38,9 +38,10 @@ func (c *core) openBox(n int) (full bool) {
 	return false
 }
 
-// openBoxFor is openBox for n bytes of a Write. If a larger box is to take the place of the one
-// there is, it waits until that is empty.
-func (w *writing) openBoxFor(n int) {
+// openBoxFor is openBox for n bytes of a Write, which goes on once there is room for least of
+// them. If a larger box is to take the place of the one there is, and that has no such room, it
+// waits until that is empty.
+func (w *writing) openBoxFor(n, least int) {
 	test := func(sure bool) Events {
 		w.progressForWrite(sure)
 		if w.writeBlocked() != nil || !w.openBox(n) {
@@ -48,9 +49,15 @@ func (w *writing) openBoxFor(n int) {
 		}
 		return w.writeWant()
 	}
-	if w.openBox(n) {
+	if w.openBox(n) && w.boxShort(least) {
 		w.await(&w.wr, test(false), test)
 	}
+}
+
+// boxShort reports whether the box has room for less than n bytes.
+func (c *core) boxShort(n int) (short bool) {
+	c.withSender(func(tx *sender) { short = tx.box.room() < n })
+	return short
 }
 
 // restBoxes starts the timer that gives the boxes back once they are idle.

@@ -17,15 +17,16 @@ type sender struct {
 	mem     Memory
 	credits *credit.Counts
 	maxRDMA int // bytes
-	maxMsg  int // set by Negotiate, as are the next six
+	maxMsg  int // set by Negotiate, as are the next five
 
 	threshold int  // the smallest Write whose memory is offered, 0: none is
 	boxMayPay bool // … but for those that had better go through the box: Memory.OfferFrom
 	byRead    bool // offers are for the peer to read them
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
 	boxAfter  int  // bytes of them until an inbox is asked for
-	boxBudget int  // largest registered box in bytes
-	boxLimit  int  // … and on the heap; 0: there is none, as the ring is the buffer
+	boxFirst  int  // size of the first registered box in bytes
+	boxBudget int  // … of the largest
+	boxLimit  int  // … and of the largest on the heap; 0: there is none, as the ring is the buffer
 
 	gone    bool         // the endpoint is closed, or being closed
 	owed    owedMessages // control messages that found no room or credit
@@ -354,10 +355,11 @@ func (t *sender) lend(most int) []byte {
 	t.lent = t.box.free(most)
 	switch {
 	case t.lent == nil && t.box.registered():
-		t.box.fulls++
+		t.box.foundFull()
 	case t.lent == nil && t.growHeapBox(most):
 		t.lent = t.box.free(most)
 	}
+	t.box.full = t.box.full && t.lent == nil
 	return t.lent
 }
 

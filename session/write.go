@@ -97,7 +97,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 		}
 	}
 	if m := w.tx.boxFrom; m > 0 && (len(p)-n >= m || w.txWaits.Load()) {
-		w.openBoxFor(len(p) - n) // also for what is small, if it waits for credit as a whole
+		w.openBoxFor(len(p)-n, len(p)-n) // also for what is small, if it waits for credit as a whole
 	}
 	return w.writeCopied(p, n, more)
 }
