@@ -66,7 +66,7 @@ func (rx *receiver) inboxWanted(ask wire.AskInbox) {
 func (rx *receiver) openInbox(ask wire.AskInbox) {
 	most := rx.budget
 	if n := min(ask.Length, maxBox); n > 0 {
-		most = min(max(int(n), rx.lim.Inbox, minFragment), most)
+		most = min(int(n), most)
 	}
 	var answer wire.Inbox
 	if rx.caps&wire.CapGrant != 0 && !rx.closed {

@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"bytes"
+	"math"
 	"testing"
 	"time"
 
@@ -209,4 +210,20 @@ func TestALoanThatWaitsFindsTheBoxFullOnce(t *testing.T) {
 			t.Errorf("boxes of %d and %d bytes", out, in)
 		}
 	})
+}
+
+// An inbox is never larger than it is asked for: there is none for what is too little to be of
+// use, and the budget bounds what is too much.
+func TestAnInboxIsNoLargerThanAskedFor(t *testing.T) {
+	for length, want := range map[uint64]uint64{
+		1: 0, 8191: 0, 8192: 8192, firstBox: firstBox, mostBox + 1: mostBox, 1 << 31: mostBox, math.MaxUint64: mostBox,
+	} {
+		inBubble(t, func(t *testing.T) {
+			_, _, p := negotiated(t, boxed, session.Config{ReceiveBudget: mostBox})
+			p.send(tAskInbox, 0, u64(length)...)
+			if b := p.expect(tInbox); le.Uint64(b[8+16:]) != want {
+				t.Errorf("an inbox of %d bytes for %d, want %d", le.Uint64(b[8+16:]), length, want)
+			}
+		})
+	}
 }
