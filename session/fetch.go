@@ -114,7 +114,7 @@ func (rx *receiver) freeChunk(t *tail, at int) {
 	}
 }
 
-// pump starts the transfers that can be started for the open tail, and ends the offer
+// advanceOffer starts the transfers that can be started for the open tail, and ends the offer
 // when it is over. It reports whether it started any.
 func (rx *receiver) advanceOffer() (started bool) {
 	if rx.open == nil || rx.gone || rx.dead || rx.do.fault != nil {

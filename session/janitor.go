@@ -121,7 +121,7 @@ func (e *engine) tend() (used, looked bool) {
 		i.away.Store(true)
 		return false, false
 	}
-	// Polls before it joined were not the application'e.
+	// Polls before it joined were not the application's.
 	looked = i.seen != 0 && (rx.polls != i.polls || e.rd.op.held())
 	defer func() { i.polls = rx.polls }()
 	e.txMu.Lock()
