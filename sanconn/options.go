@@ -39,8 +39,7 @@ type Options struct {
 	ReceiveBudget int
 
 	// SendBudget is how many bytes Write takes before the peer has them, as TCP's send
-	// buffer does, once the buffer has grown to that from 256 KiB. Default 4 MiB per
-	// connection. Not used on shm, where the ring is the buffer. On verbs both budgets come
+	// buffer does; its memory grows to that from 256 KiB. Default 4 MiB per connection. Not used on shm, where the ring is the buffer. On verbs both budgets come
 	// out of regcache.DefaultArena; where that is used up, SendBudget is 256 KiB of the heap.
 	SendBudget int
 

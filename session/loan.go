@@ -35,7 +35,7 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 		return nil, ErrClosed
 	}
 	if m := w.tx.boxFrom; m > 0 && n >= m {
-		w.openBoxFor(n, 1)
+		w.openBox(n)
 	}
 	test := func(sure bool) Events {
 		if st := w.wr.state.Load(); st != 0 {
@@ -44,7 +44,7 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 		}
 		w.progressForWrite(sure)
 		if w.over() == nil {
-			w.withSender(func(tx *sender) { room = tx.lend(max(n, 1)) })
+			room = w.lendRoom(max(n, 1))
 		}
 		if room != nil {
 			return 0
@@ -60,6 +60,22 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 		w.giveBackLoan()
 	}
 	return room, err
+}
+
+// lendRoom lends up to n bytes; nil: there is no room now.
+func (w *writing) lendRoom(n int) (room []byte) {
+	for range 2 {
+		opens := false
+		w.withSender(func(tx *sender) {
+			room = tx.lend(n)
+			opens = room == nil && tx.boxStuck()
+		})
+		if !opens {
+			break
+		}
+		w.openBox(0)
+	}
+	return room
 }
 
 // Commit sends the first n bytes of what Reserve lent; 0: none. It does not block. After an

@@ -31,7 +31,7 @@ type outbox struct {
 	wanted  bool       // AskInbox was sent and not answered
 	skip    int        // Writes until the next AskInbox, after memory was short
 	without int        // bytes of Writes that an inbox would have served, since there was one
-	size    int        // of the next registered box, and of the inbox that is asked for
+	size    int        // of the inbox that is asked for, and at first of the box
 	fulls   int        // times that a Write has found the box full
 
 	full    bool        // a Write waits until a good part of it is free
@@ -56,9 +56,9 @@ const (
 	// heapBox is the first and heapBoxMost the largest size in bytes of a box on the heap.
 	heapBox     = 16 << 10
 	heapBoxMost = 256 << 10
-	// A box that a Write has found full growAfter times has one of growBy times its size
-	// take its place, once it is empty: a stream gets the largest within milliseconds, and
-	// a program that writes little at a time keeps little.
+	// When Writes have found the box full growAfter times, an inbox of growBy times the size
+	// takes the place of the one there is. A box grows as much when the peer's application
+	// alone could make room in it.
 	growAfter = 4
 	growBy    = 4
 	// boxRest is the time between checks for use: idle boxes are kept for one to two
@@ -140,10 +140,14 @@ func (o *outbox) release() (providers []byte) {
 }
 
 // foundFull counts a Write that begins to wait for room.
-func (o *outbox) foundFull() {
-	if !o.full {
-		o.full = true
-		o.fulls++
+func (t *sender) foundFull() {
+	o := &t.box
+	if o.full {
+		return
+	}
+	o.full = true
+	if o.fulls++; o.fulls >= growAfter && o.size < t.boxBudget && o.inbox.Len > 0 {
+		t.growInbox()
 	}
 }
 
@@ -163,7 +167,7 @@ func (t *sender) intoBox(p []byte, more bool) int {
 		n = min(n, max(boxUnit, min(boxMost, int(o.sent-o.written), n/2)))
 		if room := o.room(); room < n || o.full {
 			if room < len(o.buf)/boxShareFree {
-				o.foundFull()
+				t.foundFull()
 				return 0
 			}
 			o.full = false
@@ -243,6 +247,9 @@ func (t *sender) boxToMessage() bool {
 // later arrives later.
 func (t *sender) boxToInbox() bool {
 	o := &t.box
+	if o.inbox.Len == 0 {
+		return false // a larger one is to come
+	}
 	b := o.next()
 	to := int(o.filled % int64(o.inbox.Len))
 	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.maxRDMA)
@@ -279,6 +286,7 @@ func (t *sender) boxWritten(n int) {
 		t.flush()
 	}
 	t.wakeForRoom()
+	t.wake = t.wake || t.boxStuck()
 }
 
 // wakeForRoom wakes a waiting Write if there is enough room.
@@ -314,11 +322,26 @@ func (t *sender) boxMissing() bool {
 	return o.inbox.Len > 0 && (o.buf == nil || o.onHeap) && t.lent == nil
 }
 
-// openBox makes buf the box; nil: there was no memory for it. unused is what the box on the
-// heap does not fit yet.
+// boxStuck reports whether a Write waits for the peer's application alone: the inbox is full,
+// and hardly any room is left in a box that may be larger.
+func (t *sender) boxStuck() bool {
+	o := &t.box
+	return o.registered() && o.sent == o.written && o.unsent() > 0 && o.room() < len(o.buf)/boxShareFree &&
+		len(o.buf) < t.boxBudget && t.lent == nil && !t.gone
+}
+
+// openBox makes buf the box; nil: there was no memory for it. unused is the memory of the one
+// before, or buf if the box on the heap does not fit it yet.
 func (t *sender) openBox(buf []byte) (unused []byte) {
 	o := &t.box
-	switch {
+	switch old := o.buf; {
+	case o.registered():
+		if len(buf) <= len(old) || o.sent != o.written {
+			return buf
+		}
+		o.replace(buf, false)
+		t.flush()
+		return old
 	case buf == nil:
 		t.noBox++
 		t.leaveInbox()
@@ -336,32 +359,32 @@ func (t *sender) openBox(buf []byte) (unused []byte) {
 // provider's. The box is empty, or on the heap; the next one begins small.
 func (t *sender) leaveInbox() (providers []byte) {
 	o := &t.box
-	o.skip = 0
-	if o.plain && !o.onHeap {
+	left := o.inbox.Len > 0
+	switch spent := o.plain && !o.onHeap; {
+	case spent && left:
 		o.skip = skipLong
+	case spent: // the peer had no memory for a larger one
+		o.skip = skipShort
+	default:
+		o.skip = 0
 	}
 	providers = o.release()
 	o.inbox, o.filled, o.emptied, o.wanted, o.without, o.fulls = Descriptor{}, 0, 0, false, 0, 0
 	o.size = t.boxFirst
+	if left {
+		t.owe(wire.Plain(wire.TypeLeaveInbox))
+	}
+	return providers
+}
+
+// growInbox asks for a larger inbox in the place of the one there is. What is on its way there
+// arrives before LeaveInbox does; what the box holds besides waits for the answer.
+func (t *sender) growInbox() {
+	o := &t.box
+	o.size = min(growBy*o.size, t.boxBudget)
+	o.inbox, o.filled, o.emptied, o.fulls, o.wanted = Descriptor{}, 0, 0, 0, true
 	t.owe(wire.Plain(wire.TypeLeaveInbox))
-	return providers
-}
-
-// outgrown reports whether the box has been found too small.
-func (t *sender) outgrown() bool {
-	o := &t.box
-	return o.registered() && o.fulls >= growAfter && o.size < t.boxBudget && t.lent == nil
-}
-
-// grow asks for a larger inbox in the place of the one there is, and returns the memory of the
-// box, which is empty.
-func (t *sender) grow() (providers []byte) {
-	o := &t.box
-	size := min(growBy*o.size, t.boxBudget)
-	providers = t.leaveInbox()
-	o.size, o.without = size, t.boxAfter
-	t.wantInbox(1)
-	return providers
+	t.owe(wire.AskInbox{Length: uint64(o.size)}.Control())
 }
 
 // unusable reports whether the box is the provider's, cannot be registered, and is empty.
@@ -382,7 +405,10 @@ func (t *sender) inboxByPeer(d Descriptor) {
 	if o.wanted, o.inbox = false, d; d.Len == 0 {
 		t.noBox++
 		o.skip = skipShort
+		o.plain = o.buf != nil
+		t.flush()
 	} else {
+		t.flush()
 		t.wake = true // a Write that waits goes on through it
 	}
 }

@@ -25,6 +25,28 @@ func growingPair(t *testing.T) (a, b *session.Session, boxes func() (out, in int
 	}
 }
 
+// puts are the ways to write p.
+var puts = map[string]func(a *session.Session, p []byte) error{
+	"Write": func(a *session.Session, p []byte) error {
+		_, err := a.Write(p)
+		return err
+	},
+	"Reserve": func(a *session.Session, p []byte) error {
+		for len(p) > 0 {
+			room, err := a.Reserve(len(p))
+			if err != nil {
+				return err
+			}
+			n := copy(room, p)
+			if err := a.Commit(n); err != nil {
+				return err
+			}
+			p = p[n:]
+		}
+		return nil
+	},
+}
+
 // A program that writes little at a time keeps small boxes, however often it writes.
 func TestBoxesStaySmallWithLittleUse(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -44,25 +66,7 @@ func TestBoxesStaySmallWithLittleUse(t *testing.T) {
 // A stream that finds its boxes full has larger ones, at both ends, in the middle of it, and
 // loses nothing by that; also if it is lent its room, and if its reader is slow.
 func TestBoxesGrowWithUse(t *testing.T) {
-	write := func(a *session.Session, p []byte) error {
-		_, err := a.Write(p)
-		return err
-	}
-	lend := func(a *session.Session, p []byte) error {
-		for len(p) > 0 {
-			room, err := a.Reserve(len(p))
-			if err != nil {
-				return err
-			}
-			n := copy(room, p)
-			if err := a.Commit(n); err != nil {
-				return err
-			}
-			p = p[n:]
-		}
-		return nil
-	}
-	for name, put := range map[string]func(*session.Session, []byte) error{"Write": write, "Reserve": lend} {
+	for name, put := range puts {
 		for pace, pause := range map[string]time.Duration{"quick": 0, "slow": time.Millisecond} {
 			t.Run(name+", "+pace, func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
@@ -163,8 +167,8 @@ func TestBoxesBeginSmallAgain(t *testing.T) {
 			readFull(t, b, len(data))
 			within(t, w)
 		}
-		if out, in := boxes(); out != mostBox || in != mostBox {
-			t.Errorf("boxes of %d and %d bytes, want %d", out, in, mostBox)
+		if out, _ := boxes(); out == firstBox {
+			t.Errorf("a box of %d bytes for Writes of %d", out, len(data))
 		}
 		pass(10 * time.Second)
 		for range 2 { // the first one has the inbox asked for
@@ -206,7 +210,7 @@ func TestALoanThatWaitsFindsTheBoxFullOnce(t *testing.T) {
 		pass(time.Second / 10)
 		lend(15_000)
 		readFull(t, b, 15_000)
-		if out, in := boxes(); out != firstBox || in != firstBox {
+		if out, in := boxes(); out != 4*firstBox || in != firstBox { // the first grew as nobody read
 			t.Errorf("boxes of %d and %d bytes", out, in)
 		}
 	})
@@ -226,4 +230,96 @@ func TestAnInboxIsNoLargerThanAskedFor(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Two ends that write before they read have the room of the largest boxes, as each box grows
+// by itself when the peer's application alone could make room. It reads nothing yet.
+func TestABoxGrowsThoughNobodyReads(t *testing.T) {
+	for name, put := range puts {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, boxes := growingPair(t)
+				writeAll(t, a, pattern(15_000), 15_000) // has the inbox asked for
+				readFull(t, b, 15_000)
+				pass(time.Second / 10)
+				data := pattern(mostBox)
+				for at := 0; at < len(data); at += 10_000 {
+					done := make(chan result, 1)
+					go func() { done <- result{err: put(a, data[at:at+10_000])} }()
+					if r := within(t, done); r.err != nil {
+						t.Fatal(r.err)
+					}
+				}
+				if out, in := boxes(); out != mostBox || in != firstBox {
+					t.Errorf("boxes of %d and %d bytes, want %d and %d", out, in, mostBox, firstBox)
+				}
+				if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+					t.Error("wrong bytes")
+				}
+			})
+		})
+	}
+}
+
+// A peer that has no memory for a larger inbox gets the rest as messages, in order.
+func TestNoLargerInboxMeansMessages(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := boxed
+		cfg.Limits.InboxFirst = firstBox
+		s, ep, p := negotiated(t, cfg, session.Config{KeepAlive: -1, SendBudget: 2 * firstBox})
+		in := p.open(s, firstBox)
+		data := pattern(400_000)
+		done := make(chan error, 1)
+		go func() {
+			for at := 0; at < len(data); at += 50_000 {
+				if _, err := s.Write(data[at : at+50_000]); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+		var got, boxed []byte
+		for refused := false; len(got) < len(data); {
+			m := p.recv()
+			if m == nil {
+				t.Fatalf("nothing comes behind %d bytes", len(got))
+			}
+			switch body := m[header:]; m[0] {
+			case tData:
+				got = append(got, body...)
+				p.send(tCredit, 0)
+			case tFill:
+				for range le.Uint32(body) {
+					got = append(got, in.mem[in.at%len(in.mem)])
+					in.at++
+				}
+				boxed = got
+				if !refused {
+					in.emptied()
+				}
+			case tLeaveInbox:
+				refused = true
+			case tAskInbox:
+				if n := le.Uint64(body); refused && n != 2*firstBox {
+					t.Errorf("an inbox of %d bytes is asked for", n)
+				}
+				p.send(tInbox, 0, make([]byte, 32)...)
+			}
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if len(boxed) < firstBox || len(boxed) == len(data) {
+			t.Errorf("%d bytes of %d through the inbox", len(boxed), len(data))
+		}
+		writeAll(t, s, data[:50_000], 50_000)
+		p.data(50_000)
+		if left := ep.Left(); left.Allocated != 0 {
+			t.Errorf("it keeps a box of %d bytes", left.Allocated)
+		}
+	})
 }

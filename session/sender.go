@@ -355,7 +355,7 @@ func (t *sender) lend(most int) []byte {
 	t.lent = t.box.free(most)
 	switch {
 	case t.lent == nil && t.box.registered():
-		t.box.foundFull()
+		t.foundFull()
 	case t.lent == nil && t.growHeapBox(most):
 		t.lent = t.box.free(most)
 	}

@@ -97,7 +97,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 		}
 	}
 	if m := w.tx.boxFrom; m > 0 && (len(p)-n >= m || w.txWaits.Load()) {
-		w.openBoxFor(len(p)-n, len(p)-n) // also for what is small, if it waits for credit as a whole
+		w.openBox(len(p) - n) // also for what is small, if it waits for credit as a whole
 	}
 	return w.writeCopied(p, n, more)
 }
@@ -141,7 +141,7 @@ func (w *writing) take(p []byte, more bool) (n int) {
 		}
 		w.txMu.Lock()
 		n = w.tx.take(p, more)
-		opens := n == 0 && w.tx.boxMissing()
+		opens := n == 0 && (w.tx.boxMissing() || w.tx.boxStuck())
 		w.unlockTx()
 		if !opens {
 			break
