@@ -96,7 +96,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	}
 	for _, sd := range c.sides() {
 		sd.op.next = make(chan struct{}, 1)
-		sd.nap = NewNap()
+		sd.wake = make(chan struct{}, 1)
 		sd.sleeper, _ = ep.(Sleeper)
 	}
 	c.idle.away.Store(true)

@@ -2,7 +2,6 @@ package session
 
 import (
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/sanconn/san/session/internal/credit"
@@ -119,36 +118,19 @@ type Waiting interface {
 
 // Sleeper is what an endpoint is besides, if its events need not be handed on by a goroutine
 // of its own: whoever sleeps waits for them itself. Its methods may be called at any time
-// until Retire, from any goroutine, Rouse also later; while nobody is in Sleep, and Rest is not
-// called, Wakes may be late.
+// until Retire, from any goroutine; while nobody is in Sleep, and Rest is not called, Wakes may
+// be late.
 type Sleeper interface {
-	// Sleep returns when there is a token in the nap, and takes it. Meanwhile it may call
-	// the Waker of any endpoint.
-	Sleep(*Nap)
+	// Sleep returns when there is a token in wake, which holds one, and takes it.
+	// Meanwhile it may call the Waker of any endpoint.
+	Sleep(wake chan struct{})
 
-	// Rouse puts a token into the nap, if there is none: it ends the Sleep under way, or
-	// the next one.
-	Rouse(*Nap)
+	// Rouse puts a token into the channel of a Sleep, which ends by it. Another way to put
+	// it there is good enough only before the Sleep.
+	Rouse(wake chan struct{})
 
 	// Rest makes sure of the Wakes while nobody sleeps.
 	Rest()
-}
-
-// Nap is where one goroutine at a time sleeps.
-type Nap struct {
-	Token chan struct{} // holds one
-	Mark  atomic.Uint32 // the Sleeper's own; 0 at first
-}
-
-// NewNap returns a nap without a token.
-func NewNap() *Nap { return &Nap{Token: make(chan struct{}, 1)} }
-
-// Put puts a token into the nap, if there is none.
-func (n *Nap) Put() {
-	select {
-	case n.Token <- struct{}{}:
-	default:
-	}
 }
 
 // Memory is access to the peer's memory, and the peer's to memory here.

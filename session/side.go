@@ -12,11 +12,12 @@ type side struct {
 	op    opLock        // held by the operation as long as it lasts
 	state atomic.Uint32 // st bits: why it has to end
 	wants atomic.Uint32 // Events to be woken for; 0: not sleeping
-	nap   *Nap          // a token: look again
+	wake  chan struct{} // holds one token: look again
 	spins spin.History  // guarded by op
 	slept atomic.Bool   // the operation has slept, so the rest of it does not poll
 
-	sleeper Sleeper // nil: the endpoint is none
+	sleeper Sleeper     // nil: the endpoint is none
+	asleep  atomic.Bool // in Sleep
 
 	sleeps, polls atomic.Uint64
 }
@@ -36,20 +37,26 @@ func (sd *side) begin() {
 
 // signal has the operation look again, if there is one.
 func (sd *side) signal() {
-	if sd.sleeper != nil {
-		sd.sleeper.Rouse(sd.nap)
-	} else {
-		sd.nap.Put()
+	if !sd.asleep.Load() {
+		select {
+		case sd.wake <- struct{}{}:
+		default:
+		}
+	}
+	if sd.asleep.Load() { // now, or it has fallen asleep in between
+		sd.sleeper.Rouse(sd.wake)
 	}
 }
 
 // sleep waits for a signal.
 func (sd *side) sleep() {
-	if sd.sleeper != nil {
-		sd.sleeper.Sleep(sd.nap)
-	} else {
-		<-sd.nap.Token
+	if sd.sleeper == nil {
+		<-sd.wake
+		return
 	}
+	sd.asleep.Store(true)
+	sd.sleeper.Sleep(sd.wake)
+	sd.asleep.Store(false)
 }
 
 // signalSleeper is signal unless nobody sleeps: those who poll look anyway.

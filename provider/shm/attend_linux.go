@@ -3,7 +3,7 @@ package shm
 import (
 	"errors"
 	"os"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,10 +19,6 @@ import (
 //
 // For moments nobody may: behind a sleeper that was the only one, until it sleeps again.
 // The janitor bounds these (rest), as whoever has slept is on its list.
-//
-// There is no lock, for which the sleepers that a turn of the keeper has woken would queue. Who
-// leaves the doorbell sets attended to false and then looks for others; who comes counts
-// itself and then looks at attended: so one of them sees the other.
 type attendance struct {
 	door    *doorbell
 	deliver func(slot int, ev session.Events)
@@ -30,23 +26,19 @@ type attendance struct {
 
 	keep chan struct{} // has the keeper attend; holds one
 
-	attended atomic.Bool                 // by a sleeper or the keeper, or about to be
-	leader   atomic.Pointer[session.Nap] // of the sleeper that waits in the poller; nil: none does
-	unwoken  atomic.Int32                // sleepers that nobody has roused yet
-	watchers atomic.Int32                // who wait elsewhere, and want somebody to attend
-	roused   atomic.Bool                 // a sleeper has been roused in this turn of the keeper
+	mu       sync.Mutex             // guards what follows; nothing that blocks under it
+	asleep   map[chan struct{}]bool // those in sleep, by their channels: has one a token, and is about to go
+	unwoken  int                    // how many of them have none
+	leader   chan struct{}          // of the sleeper that waits in the poller; nil: none does
+	attended bool                   // by a sleeper or the keeper, or about to be
+	watchers int                    // who wait elsewhere, and want somebody to attend
+	roused   bool                   // the keeper has woken a sleeper in this turn
 }
-
-// The marks of naps.
-const (
-	awake uint32 = iota
-	asleep
-	roused // not asleep any more for what unwoken counts: a token is there, or is about to be
-)
 
 func (a *attendance) init(d *doorbell, deliver func(slot int, ev session.Events)) {
 	a.door, a.deliver = d, deliver
 	a.keep = make(chan struct{}, 1)
+	a.asleep = make(map[chan struct{}]bool)
 	var drain [64]byte
 	a.ready = func(fd uintptr) bool {
 		// Each ring is an edge for epoll, unless the queue of a socket is full; so that is
@@ -58,7 +50,7 @@ func (a *attendance) init(d *doorbell, deliver func(slot int, ev session.Events)
 		d.in.asleep.Store(1)
 		return d.in.pending()
 	}
-	a.attended.Store(true) // by the keeper, which begins
+	a.attended = true // by the keeper, which begins
 }
 
 // serve is the keeper, until stop.
@@ -71,7 +63,9 @@ func (a *attendance) serve() {
 		case err != nil:
 			return
 		}
-		a.roused.Store(false)
+		a.mu.Lock()
+		a.roused = false
+		a.mu.Unlock()
 		a.door.in.take(a.deliver)
 		if a.handedOn() {
 			<-a.keep
@@ -82,54 +76,51 @@ func (a *attendance) serve() {
 // handedOn reports whether the keeper need not attend any more: it has woken a sleeper, and
 // there are no others. The first to sleep again will attend.
 func (a *attendance) handedOn() bool {
-	if !a.roused.Load() || a.wanted() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.roused || a.unwoken > 0 || a.watchers > 0 {
 		return false
 	}
-	a.attended.Store(false)
-	return !a.wanted() || !a.attend()
+	a.attended = false
+	return true
 }
 
-// wanted reports whether somebody depends on who waits at the doorbell.
-func (a *attendance) wanted() bool { return a.unwoken.Load() > 0 || a.watchers.Load() > 0 }
-
-// attend takes the place at the doorbell, if it is free.
-func (a *attendance) attend() bool {
-	return !a.attended.Load() && a.attended.CompareAndSwap(false, true)
-}
-
-// fallAsleep begins a sleep, and reports whether it is to wait at the doorbell.
-func (a *attendance) fallAsleep(n *session.Nap) (leads bool) {
-	a.unwoken.Add(1)
-	n.Mark.Store(asleep)
-	return a.attend()
-}
-
-// sleep returns when there is a token in the nap, which it takes.
-func (a *attendance) sleep(n *session.Nap) {
-	leads := a.fallAsleep(n)
+// sleep returns when there is a token in wake, which it takes.
+func (a *attendance) sleep(wake chan struct{}) {
+	a.mu.Lock()
+	a.asleep[wake] = false
+	a.unwoken++
+	leads := !a.attended
 	if leads {
-		a.lead(n)
+		a.attended, a.leader = true, wake
+	}
+	a.mu.Unlock()
+	if leads {
+		a.lead(wake)
 	} else {
-		<-n.Token
+		<-wake
 	}
-	if n.Mark.Swap(awake) == asleep { // by a token from before
-		a.unwoken.Add(-1)
+	a.mu.Lock()
+	if !a.asleep[wake] {
+		a.unwoken--
 	}
+	delete(a.asleep, wake)
 	if leads {
-		a.attended.Store(false)
-		if a.wanted() {
-			a.rest()
-		}
+		a.attended, a.leader = false, nil
+	}
+	keep := !a.attended && (len(a.asleep) > 0 || a.watchers > 0)
+	a.attended = a.attended || keep
+	a.mu.Unlock()
+	if keep {
+		a.wakeKeeper()
 	}
 }
 
-// lead waits at the doorbell until there is a token in the nap, which it takes.
-func (a *attendance) lead(n *session.Nap) {
-	defer a.leader.Store(nil)
+// lead waits at the doorbell until there is a token in wake, which it takes.
+func (a *attendance) lead(wake chan struct{}) {
 	for {
-		a.leader.Store(n)
 		select {
-		case <-n.Token:
+		case <-wake:
 			return
 		default:
 		}
@@ -138,24 +129,37 @@ func (a *attendance) lead(n *session.Nap) {
 			a.door.at.SetReadDeadline(time.Time{})
 			continue
 		case err != nil: // stop: whoever uses the link has been woken
-			<-n.Token
+			<-wake
 			return
 		}
-		a.leader.Store(nil) // it looks there anyway
+		a.setLeader(nil) // it looks there anyway
 		a.door.in.take(a.deliver)
+		a.setLeader(wake)
 	}
 }
 
-// rouse puts a token into the nap, and has its sleeper look there if that leads. The token
-// comes behind the mark: it may end this sleep or the next one, but a sleep that is marked gets
-// one.
-func (a *attendance) rouse(n *session.Nap) {
-	if n.Mark.CompareAndSwap(asleep, roused) {
-		a.roused.Store(true)
-		a.unwoken.Add(-1)
+func (a *attendance) setLeader(wake chan struct{}) {
+	a.mu.Lock()
+	a.leader = wake
+	a.mu.Unlock()
+}
+
+// rouse puts a token into the channel of a sleeper, if there is none in it, and has the
+// sleeper look there if it leads. Under the lock, so that a token is known to be for the
+// sleep that is under way.
+func (a *attendance) rouse(wake chan struct{}) {
+	a.mu.Lock()
+	select {
+	case wake <- struct{}{}:
+	default:
 	}
-	n.Put()
-	if a.leader.Load() == n {
+	if woken, sleeps := a.asleep[wake]; sleeps && !woken {
+		a.asleep[wake], a.roused = true, true
+		a.unwoken--
+	}
+	leads := a.leader == wake
+	a.mu.Unlock()
+	if leads {
 		a.door.at.SetReadDeadline(longAgo)
 	}
 }
@@ -165,18 +169,28 @@ var longAgo = time.Unix(1, 0)
 
 // rest has the keeper attend if nobody does.
 func (a *attendance) rest() {
-	if a.attend() {
+	a.mu.Lock()
+	keep := !a.attended
+	a.attended = true
+	a.mu.Unlock()
+	if keep {
 		a.wakeKeeper()
 	}
 }
 
 // watch has somebody attend until unwatch, for a wait that is no sleep.
 func (a *attendance) watch() {
-	a.watchers.Add(1)
+	a.mu.Lock()
+	a.watchers++
+	a.mu.Unlock()
 	a.rest()
 }
 
-func (a *attendance) unwatch() { a.watchers.Add(-1) }
+func (a *attendance) unwatch() {
+	a.mu.Lock()
+	a.watchers--
+	a.mu.Unlock()
+}
 
 // stop ends the keeper.
 func (a *attendance) stop() {

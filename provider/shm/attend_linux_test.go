@@ -2,9 +2,7 @@ package shm
 
 import (
 	"errors"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,12 +10,12 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// attended is a doorbell whose news go to naps, one for each slot, as a session's waker has
-// them go.
+// attended is a doorbell whose news go to channels, one for each slot, as a session's waker
+// has them go.
 type attended struct {
 	attendance
 	ring   func(slot int)
-	naps   []*session.Nap
+	wakes  []chan struct{}
 	served chan struct{}
 }
 
@@ -25,10 +23,10 @@ func newAttended(t *testing.T, slots int) *attended {
 	near, far := bells(t)
 	a := &attended{served: make(chan struct{})}
 	for range slots {
-		a.naps = append(a.naps, session.NewNap())
+		a.wakes = append(a.wakes, make(chan struct{}, 1))
 	}
 	a.ring = func(slot int) { near.ring(slot, session.RecvReady) }
-	a.init(far, func(slot int, _ session.Events) { a.rouse(a.naps[slot]) })
+	a.init(far, func(slot int, _ session.Events) { a.rouse(a.wakes[slot]) })
 	go func() {
 		defer close(a.served)
 		a.serve()
@@ -45,7 +43,7 @@ func (a *attended) sleepOnce(slot int) (woken chan struct{}) {
 	woken = make(chan struct{})
 	go func() {
 		defer close(woken)
-		a.sleep(a.naps[slot])
+		a.sleep(a.wakes[slot])
 	}()
 	return woken
 }
@@ -54,6 +52,8 @@ func (a *attended) sleepOnce(slot int) (woken chan struct{}) {
 func (a *attended) until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
 		if !is() {
 			return errors.New(what + " did not come about")
 		}
@@ -74,12 +74,12 @@ func expectWoken(t *testing.T, woken chan struct{}) {
 func leadAlone(t *testing.T, a *attended, slot int) (woken chan struct{}) {
 	t.Helper()
 	first := a.sleepOnce(slot)
-	a.until(t, "a sleep", func() bool { return a.unwoken.Load() == 1 })
+	a.until(t, "a sleep", func() bool { return len(a.asleep) == 1 })
 	a.ring(slot)
 	expectWoken(t, first)
-	a.until(t, "the end of the keeper's turn", func() bool { return !a.attended.Load() })
+	a.until(t, "the end of the keeper's turn", func() bool { return !a.attended })
 	woken = a.sleepOnce(slot)
-	a.until(t, "a leader", func() bool { return a.leader.Load() != nil })
+	a.until(t, "a leader", func() bool { return a.leader != nil })
 	return woken
 }
 
@@ -99,7 +99,7 @@ func TestRouseWakesTheLeader(t *testing.T) {
 	a := newAttended(t, 1)
 	for range 20 {
 		woken := leadAlone(t, a, 0)
-		a.rouse(a.naps[0])
+		a.rouse(a.wakes[0])
 		expectWoken(t, woken)
 		a.rest()
 	}
@@ -110,8 +110,8 @@ func TestLeaderLeavesSleepersToTheKeeper(t *testing.T) {
 	a := newAttended(t, 2)
 	leader := leadAlone(t, a, 0)
 	other := a.sleepOnce(1)
-	a.until(t, "a second sleep", func() bool { return a.unwoken.Load() == 2 })
-	a.rouse(a.naps[0])
+	a.until(t, "a second sleep", func() bool { return len(a.asleep) == 2 })
+	a.rouse(a.wakes[0])
 	expectWoken(t, leader)
 	a.ring(1)
 	expectWoken(t, other)
@@ -122,7 +122,7 @@ func TestLeaderWakesOthers(t *testing.T) {
 	a := newAttended(t, 2)
 	leader := leadAlone(t, a, 0)
 	other := a.sleepOnce(1)
-	a.until(t, "a second sleep", func() bool { return a.unwoken.Load() == 2 })
+	a.until(t, "a second sleep", func() bool { return len(a.asleep) == 2 })
 	a.ring(1)
 	expectWoken(t, other)
 	a.ring(0)
@@ -133,12 +133,12 @@ func TestLeaderWakesOthers(t *testing.T) {
 func TestRestHasTheKeeperAttend(t *testing.T) {
 	a := newAttended(t, 2)
 	woken := leadAlone(t, a, 0)
-	a.rouse(a.naps[0])
+	a.rouse(a.wakes[0])
 	expectWoken(t, woken)
-	a.until(t, "the leader's leaving", func() bool { return !a.attended.Load() })
+	a.until(t, "the leader's leaving", func() bool { return !a.attended })
 	a.ring(1)
 	a.rest()
-	expectWoken(t, a.naps[1].Token)
+	expectWoken(t, a.wakes[1])
 }
 
 // While somebody waits elsewhere, as a dial does, the keeper attends, whoever else was woken;
@@ -151,58 +151,25 @@ func TestWatchKeepsTheKeeper(t *testing.T) {
 	expectWoken(t, leader)
 	for range 20 {
 		a.ring(1)
-		expectWoken(t, a.naps[1].Token)
+		expectWoken(t, a.wakes[1])
 		woken := a.sleepOnce(0)
-		a.until(t, "a sleep", func() bool { return a.unwoken.Load() == 1 })
+		a.until(t, "a sleep", func() bool { return len(a.asleep) == 1 })
 		a.ring(0)
 		expectWoken(t, woken)
 	}
 	a.unwatch()
-	a.until(t, "rest", func() bool { return a.attended.Load() && a.unwoken.Load() == 0 })
+	a.until(t, "rest", func() bool { return a.attended && len(a.asleep) == 0 })
 
 	// A sleeper that has gone before the keeper is done with it.
 	var b attendance
 	b.watch()
-	b.roused.Store(true)
+	b.roused = true
 	if b.handedOn() {
 		t.Error("the keeper leaves in spite of who waits elsewhere")
 	}
 	b.unwatch()
 	if !b.handedOn() {
 		t.Error("the keeper does not leave it to the sleepers")
-	}
-}
-
-// Whether a sleep begins before the keeper leaves, behind that, or in between: one of them
-// attends, and not both.
-func TestKeeperLeavesToWhoFallsAsleep(t *testing.T) {
-	const rounds = 100_000
-	var a attendance
-	nap := session.NewNap()
-	var left, asleep atomic.Int32 // rounds that have begun
-	leads := make(chan bool, rounds)
-	defer func() { left.Store(rounds + 1) }()
-	go func() {
-		for i := int32(1); i <= rounds; i++ {
-			for asleep.Store(i); left.Load() < i; {
-				runtime.Gosched()
-			}
-			leads <- a.fallAsleep(nap)
-		}
-	}()
-	for i := int32(1); i <= rounds; i++ {
-		a.attended.Store(true)
-		a.roused.Store(true)
-		a.unwoken.Store(0)
-		for left.Store(i); asleep.Load() < i; {
-			runtime.Gosched()
-		}
-		for range i % 256 { // so that the two meet
-			left.Load()
-		}
-		if handed := a.handedOn(); handed != <-leads {
-			t.Fatalf("round %d: the keeper has left: %v, and the sleeper waits at the doorbell: %v", i, handed, !handed)
-		}
 	}
 }
 
@@ -219,7 +186,7 @@ func TestNoSleeperIsForgotten(t *testing.T) {
 		all.Go(func() {
 			for range rounds {
 				turn[slot] <- struct{}{}
-				a.sleep(a.naps[slot])
+				a.sleep(a.wakes[slot])
 			}
 		})
 		all.Go(func() {
@@ -227,7 +194,7 @@ func TestNoSleeperIsForgotten(t *testing.T) {
 				<-turn[slot]
 				switch {
 				case (i+slot)%7 == 0:
-					a.rouse(a.naps[slot])
+					a.rouse(a.wakes[slot])
 				case (i+slot)%11 == 0:
 					a.rest()
 					a.ring(slot)
@@ -244,7 +211,7 @@ func TestNoSleeperIsForgotten(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("a sleeper was forgotten")
 	}
-	if n := a.unwoken.Load(); n != 0 {
-		t.Errorf("%d sleepers at the end", n)
+	if a.unwoken != 0 || len(a.asleep) != 0 {
+		t.Errorf("%d sleepers at the end, %d of them not woken", len(a.asleep), a.unwoken)
 	}
 }

@@ -134,10 +134,10 @@ func (e *endpoint) Disarm(ev session.Events) {
 }
 
 // Sleep implements session.Sleeper.
-func (e *endpoint) Sleep(n *session.Nap) { e.link.attend.sleep(n) }
+func (e *endpoint) Sleep(wake chan struct{}) { e.link.attend.sleep(wake) }
 
 // Rouse implements session.Sleeper.
-func (e *endpoint) Rouse(n *session.Nap) { e.link.attend.rouse(n) }
+func (e *endpoint) Rouse(wake chan struct{}) { e.link.attend.rouse(wake) }
 
 // Rest implements session.Sleeper.
 func (e *endpoint) Rest() { e.link.attend.rest() }

@@ -96,7 +96,7 @@ type end struct {
 	session.Endpoint
 	mem        session.Memory // nil: none
 	lim        session.Limits
-	recv, send *session.Nap // woken for
+	recv, send chan struct{} // woken for
 	peer       *end
 
 	// credits are the peer's receive buffers that are left. They are not
@@ -138,7 +138,7 @@ func unstarted(t *testing.T, mk Maker) (a, b *end) {
 func newEnd(ep session.Endpoint) *end {
 	return &end{
 		Endpoint: ep, mem: ep.Memory(), lim: ep.Limits(),
-		recv: session.NewNap(), send: session.NewNap(), credited: make(chan struct{}, 1),
+		recv: make(chan struct{}, 1), send: make(chan struct{}, 1), credited: make(chan struct{}, 1),
 	}
 }
 
@@ -162,27 +162,27 @@ func (e *end) Wake(ev session.Events) {
 }
 
 // rouse ends a sleep.
-func (e *end) rouse(n *session.Nap) {
+func (e *end) rouse(c chan struct{}) {
 	if s, is := e.Endpoint.(session.Sleeper); is {
-		s.Rouse(n)
+		s.Rouse(c)
 	} else {
-		n.Put()
+		signal(c)
 	}
 }
 
 // sleep waits as a session does, which leaves it to an endpoint that is a Sleeper.
-func (e *end) sleep(n *session.Nap, what string) error {
+func (e *end) sleep(c chan struct{}, what string) error {
 	s, is := e.Endpoint.(session.Sleeper)
 	if !is {
-		return wait(n.Token, what)
+		return wait(c, what)
 	}
 	var late atomic.Bool
 	t := time.AfterFunc(patience, func() {
 		late.Store(true)
-		e.rouse(n)
+		e.rouse(c)
 	})
 	defer t.Stop()
-	s.Sleep(n)
+	s.Sleep(c)
 	if late.Load() {
 		return fmt.Errorf("no wake-up in %v: %s", patience, what)
 	}

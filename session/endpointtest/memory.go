@@ -67,7 +67,7 @@ func (d direction) start(e *end, local []byte, desc session.Descriptor, off int,
 			return err
 		}
 		select {
-		case <-e.recv.Token:
+		case <-e.recv:
 		default:
 			if err := waitEither(e); err != nil {
 				return err
@@ -82,8 +82,8 @@ func waitEither(e *end) error {
 	defer close(stop)
 	go func() {
 		select {
-		case <-e.recv.Token:
-		case <-e.send.Token:
+		case <-e.recv:
+		case <-e.send:
 		case <-stop:
 			return
 		}

@@ -134,7 +134,7 @@ func testRest(t *testing.T, mk Maker) {
 		b.Arm(session.RecvReady)
 		s.Rest()
 		must(t, a.post(2*seq+1, 64))
-		must(t, wait(b.recv.Token, "message behind a Rest"))
+		must(t, wait(b.recv, "message behind a Rest"))
 		must(t, b.expect(2*seq+1))
 	}
 }
