@@ -172,6 +172,7 @@ func (a *attendance) rest() {
 	a.mu.Lock()
 	keep := !a.attended
 	a.attended = true
+	a.roused = false // the keeper stays, if it was about to leave
 	a.mu.Unlock()
 	if keep {
 		a.wakeKeeper()

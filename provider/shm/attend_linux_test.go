@@ -141,6 +141,16 @@ func TestRestHasTheKeeperAttend(t *testing.T) {
 	expectWoken(t, a.wakes[1])
 }
 
+// A rest while the keeper is about to leave, as it has woken a sleeper, keeps it.
+func TestRestKeepsTheKeeper(t *testing.T) {
+	var a attendance
+	a.attended, a.roused = true, true
+	a.rest()
+	if a.handedOn() {
+		t.Error("the keeper leaves behind a rest")
+	}
+}
+
 // While somebody waits elsewhere, as a dial does, the keeper attends, whoever else was woken;
 // and so it does behind a leader.
 func TestWatchKeepsTheKeeper(t *testing.T) {
