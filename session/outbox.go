@@ -405,12 +405,11 @@ func (t *sender) inboxByPeer(d Descriptor) {
 	if o.wanted, o.inbox = false, d; d.Len == 0 {
 		t.noBox++
 		o.skip = skipShort
-		o.plain = o.buf != nil
-		t.flush()
+		o.plain = o.buf != nil // what a box holds for a larger inbox leaves in messages
 	} else {
-		t.flush()
 		t.wake = true // a Write that waits goes on through it
 	}
+	t.flush()
 }
 
 // emptiedByPeer handles Emptied: the peer has read its inbox up to upTo.
