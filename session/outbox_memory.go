@@ -73,9 +73,12 @@ func (c *core) leaveIfIdle(at int64) {
 	}
 }
 
-// freeBox gives the memory back, after the endpoint and all operations have ended.
+// freeBox gives the memory back, after the endpoint and all operations have ended. A Write
+// that comes too late still looks at the sender.
 func (c *core) freeBox() {
-	if buf := c.tx.box.release(); buf != nil {
+	var buf []byte
+	c.withSender(func(tx *sender) { buf = tx.box.release() })
+	if buf != nil {
 		c.mem.Free(buf)
 	}
 }

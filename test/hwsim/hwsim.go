@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -84,23 +85,28 @@ func build() (dir string, missing bool, err error) {
 		cache = os.TempDir()
 	}
 	dir = filepath.Join(cache, "san-hwsim", hex.EncodeToString(sum.Sum(nil)[:8]))
-	if _, err := os.Stat(filepath.Join(dir, names[len(names)-1])); err == nil {
+	if _, err := os.Stat(dir); err == nil {
 		return dir, false, nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return "", false, err
 	}
 	missing, err = compile(cc, dir, entries)
 	return dir, missing, err
 }
 
-// compile makes the libraries beside what other processes may be making just now.
+// compile makes the libraries, all of them at once, as other processes may be at it too: two
+// names of different files would be two libraries in one process.
 func compile(cc, dir string, entries []os.DirEntry) (missing bool, err error) {
-	work, err := os.MkdirTemp(dir, "build")
+	work, err := os.MkdirTemp(filepath.Dir(dir), "build")
 	if err != nil {
 		return false, err
 	}
 	defer os.RemoveAll(work)
+	made := filepath.Join(work, "libraries")
+	if err := os.Mkdir(made, 0o700); err != nil {
+		return false, err
+	}
 	library := filepath.Join(work, "library.so")
 	args := append([]string{"-o", library}, flags...)
 	for _, e := range entries {
@@ -122,13 +128,12 @@ func compile(cc, dir string, entries []os.DirEntry) (missing bool, err error) {
 		return missing, fmt.Errorf("%s: %w\n%s", cc, err, out)
 	}
 	for _, name := range names {
-		linked := filepath.Join(work, name)
-		if err := os.Link(library, linked); err != nil {
+		if err := os.Link(library, filepath.Join(made, name)); err != nil {
 			return false, err
 		}
-		if err := os.Rename(linked, filepath.Join(dir, name)); err != nil {
-			return false, err
-		}
+	}
+	if err := os.Rename(made, dir); err != nil && !errors.Is(err, fs.ErrExist) {
+		return false, err
 	}
 	return false, nil
 }
