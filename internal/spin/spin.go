@@ -9,9 +9,10 @@
 // of them; if it takes as long as a thread of another program does, nobody in this process
 // polls for a while, longer each time. A wait that polling did not end lets the next one of
 // its direction go without it, and twice as many each further time. One processor is left
-// to goroutines that work. If PAUSE alone did not end the previous wait, goroutines that are
-// ready run first, and once a microsecond: a Read has often made one ready (net/http's
-// reader does so with each response), which would otherwise wait until this one sleeps.
+// to goroutines that work. If PAUSE alone did not end one of the waits before, goroutines
+// that are ready run first, and once a microsecond: a Read has often made one ready
+// (net/http's reader does so with each response), which would otherwise wait until this one
+// sleeps.
 package spin
 
 import (
@@ -37,10 +38,14 @@ const (
 	// are too many.
 	othersTake  = 2 * time.Microsecond
 	othersShare = 8
+	// shareWaits is for how many waits goroutines that are ready run first, after one that
+	// PAUSE alone did not end. net/http reads a response of 100 KiB in a dozen Reads, most of
+	// which wait for a microsecond; the goroutine that asked is ready behind the last.
+	shareWaits = 8
 	// strangerTakes is longer than what a peer with many connections does at a time, and
-	// shorter than a turn of the system's scheduler. A yield that takes as long has given that turn to another
-	// program: polling ends for crowdedFirst, and longer each time, up to crowdedMost, so
-	// that fewer than one wait in a hundred loses a turn that way.
+	// shorter than a turn of the system's scheduler. A yield that takes as long has given
+	// that turn to another program: polling ends for crowdedFirst, and longer each time, up
+	// to crowdedMost, so that fewer than one wait in a hundred loses a turn that way.
 	strangerTakes = 2 * time.Millisecond
 	crowdedFirst  = 4 * time.Millisecond
 	crowdedMost   = 256 * time.Millisecond
@@ -110,8 +115,8 @@ func isCrowded() bool {
 
 // History is what one direction of a connection remembers of its waits.
 type History struct {
-	skip, penalty int  // waits left that do not poll, and how many there were at first
-	long          bool // PAUSE alone did not end the last wait that polled
+	skip, penalty int // waits left that do not poll, and how many there were at first
+	share         int // waits left that let other goroutines run first
 }
 
 // Wait is a wait that polls. It is used by one goroutine, from Begin to End.
@@ -150,7 +155,11 @@ func (w *Wait) Begin(h *History, limit time.Duration) bool {
 func (w *Wait) End() {
 	h := w.history
 	h.penalty = 0
-	h.long = w.yields || w.others > 0
+	if w.yields || w.others > 0 {
+		h.share = shareWaits
+	} else if h.share > 0 {
+		h.share--
+	}
 	polling.Add(-1)
 }
 
@@ -161,7 +170,7 @@ func (w *Wait) Turn() bool {
 		return true
 	}
 	h := w.history
-	h.long = true
+	h.share = shareWaits
 	h.penalty = min(max(1, 2*h.penalty), maxSkip)
 	h.skip = h.penalty
 	polling.Add(-1)
@@ -173,7 +182,7 @@ func (w *Wait) next() bool {
 		return w.yield()
 	}
 	if w.looks%w.pace.micro == 0 {
-		if w.history.long && w.letRun() {
+		if w.history.share > 0 && w.letRun() {
 			return w.others < othersShare*w.limit
 		}
 		if !w.microsecond() {

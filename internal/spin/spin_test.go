@@ -108,11 +108,11 @@ func TestOnTheOnlyProcessorOneMayPoll(t *testing.T) {
 // first look: with one P, nobody else could run them. Otherwise a poll comes first.
 func TestOthersRunBeforeTheFirstLookBehindALongWait(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	for _, long := range []bool{true, false} {
+	for _, share := range []int{1, 0} {
 		ran := 0
 		for range 2 { // the scheduler finds us first in every 61st turn
 			var other atomic.Bool
-			w := begin(t, &History{long: long}, time.Minute)
+			w := begin(t, &History{share: share}, time.Minute)
 			go other.Store(true)
 			w.Turn()
 			if other.Load() {
@@ -123,8 +123,8 @@ func TestOthersRunBeforeTheFirstLookBehindALongWait(t *testing.T) {
 			}
 			w.End()
 		}
-		if ran > 0 != long {
-			t.Errorf("long %v: others ran in %d of 2", long, ran)
+		if ran > 0 != (share > 0) {
+			t.Errorf("share %d: others ran in %d of 2", share, ran)
 		}
 	}
 }
@@ -146,7 +146,7 @@ func TestTimeOfOthersIsNotPolling(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	const limit = 300 * time.Microsecond
 	undisturbed(t, func() bool {
-		w := begin(t, &History{long: true}, limit)
+		w := begin(t, &History{share: 1}, limit)
 		done := make(chan struct{})
 		go func() {
 			for began := time.Now(); time.Since(began) < 2*limit; {
@@ -184,12 +184,15 @@ func TestTooManyOthersEndPolling(t *testing.T) {
 			}
 		}
 	}()
-	turns(t, begin(t, &History{long: true}, limit))
+	turns(t, begin(t, &History{share: 1}, limit))
 	close(stop)
 	<-stopped
 }
 
-func TestWaitThatYieldedIsLong(t *testing.T) {
+// A wait that PAUSE alone did not end has shareWaits let others run first; each of them that
+// PAUSE ends is one less.
+func TestOthersRunFirstForSomeWaits(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // a Gosched may wake a thread for an idle P
 	undisturbed(t, func() bool {
 		h := new(History)
 		w := begin(t, h, time.Minute)
@@ -202,7 +205,13 @@ func TestWaitThatYieldedIsLong(t *testing.T) {
 			return false
 		}
 		w.End()
-		return h.long
+		shares := h.share
+		for range shareWaits {
+			w := begin(t, h, time.Minute)
+			w.Turn()
+			w.End()
+		}
+		return shares == shareWaits && h.share == 0
 	})
 }
 
