@@ -31,6 +31,8 @@
 //     domain, also where it takes more than memory windows to keep their peers apart,
 //     and with it registrations. It saves registering memory again for each, and
 //     isolates them less from each other's peers.
+//   - SAN_TRAFFIC_CLASS, SAN_SERVICE_LEVEL, SAN_ACK_TIMEOUT: the fields of RDMA of these
+//     names where the program does not set them.
 //   - SAN_ARENA: the size in MiB up to which regcache.DefaultArena may grow.
 //
 // All are read once, at the first Dial or Listen on a TCP network. If a value is not

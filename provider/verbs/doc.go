@@ -5,7 +5,7 @@
 //
 // It knows nothing of the session protocol or of net.Conn, leaves retries to the
 // session where it can decide, and never reads memory that it registers. Package san
-// calls Listen, Dial and Serves; the session calls the Endpoint.
+// calls Listen, Dial and ServedBy; the session calls the Endpoint.
 //
 // It is exported to the library's other parts: versions keep nothing of it for programs
 // (docs/COMPATIBILITY.md).

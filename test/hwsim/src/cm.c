@@ -150,8 +150,6 @@ static void set_addresses(struct cm_id *i)
 
 static int to_device(struct cm_id *i)
 {
-	if (config.removed)
-		return ENODEV;
 	i->id.verbs = cm_context();
 	i->id.port_num = 1;
 	return i->id.verbs ? 0 : ENOMEM;

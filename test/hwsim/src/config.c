@@ -38,7 +38,6 @@ static const struct {
 	{"calm", &config.calm},
 	{"silent", &config.silent},
 	{"no_copy", &config.no_copy},
-	{"removed", &config.removed},
 	{"grh", &config.grh},
 };
 

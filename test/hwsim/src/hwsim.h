@@ -43,7 +43,6 @@ struct config {
 	int limit[N_OBJECTS]; // of objects; 0: the profile's
 	int limit_errno; // of what exceeds them; 0: the profile's
 	bool grh; // the port demands a global route header, as virtual functions' do
-	bool removed; // the device is not there
 };
 
 // A device family: its limits and its habits.
