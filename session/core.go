@@ -17,8 +17,8 @@ import (
 // core is the state of a session, with its locks and its one place to wait (await.go).
 //
 // Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu,
-// txMu (held briefly: at most for a copy of boxMost bytes or the provider's
-// Revoke; nothing waits under them, except for registering memory when
+// txMu (held briefly: at most for a copy of boxMost bytes, of what a box holds that a larger
+// one replaces, or the provider's Revoke; nothing waits under them, except for registering memory when
 // RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
 type core struct {
 	ep   Endpoint
@@ -117,7 +117,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	c.rx = receiver{msgs: ep, mem: c.mem, credits: &c.credits, lim: &c.lim, caps: caps, budget: cfg.ReceiveBudget}
 	c.rx.urgentCh = make(chan struct{}, 1)
 	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, maxRDMA: c.lim.MaxRDMA, reads: &c.rx.fetch.posted}
-	c.tx.boxBudget = min(cfg.SendBudget, maxBox)
+	c.tx.boxBudget = min(cfg.SendBudget, c.lim.MaxExpose/boxShare, maxBox)
 	c.tx.boxFirst = min(cmp.Or(c.lim.InboxFirst, maxBox), c.tx.boxBudget)
 	c.tx.box.size = c.tx.boxFirst
 	c.tx.boxLimit = min(cfg.SendBudget, c.kind.heapBox)

@@ -108,46 +108,6 @@ func TestAFloodOfBytesEndsARead(t *testing.T) {
 	})
 }
 
-// AskInbox after AskInbox, each of which takes as long as many messages, keeps no Read
-// from its deadline.
-func TestAFloodOfInboxesKeepsNobodyFromADeadline(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		const all = 20
-		cfg := boxed
-		cfg.Limits.Window, cfg.SendQueue = 3*all, 3*all
-		e := &askedForMemory{}
-		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 10_000}, withMemory(func(under session.Memory) session.Memory {
-			e.Memory = under
-			return e
-		}))
-		for range all {
-			if !p.send(tAskInbox, 0) || !p.send(tLeaveInbox, 0) {
-				t.Fatal("no room")
-			}
-		}
-		pass(2 * latency)
-		e.then = func() { s.InterruptRead(true) }
-		_, err := s.Read(make([]byte, 100))
-		wantErr(t, "Read", err, session.ErrInterrupted)
-		if n := e.times.Load(); n > all/2 {
-			t.Errorf("it went on for %d inboxes", n)
-		}
-		for range all {
-			p.expect(tInbox)
-		}
-		// Later messages count as ever.
-		s.InterruptRead(false)
-		r := goRead(s, make([]byte, 100))
-		pass(time.Second)
-		for range all {
-			p.send(tData, 0, 'x')
-		}
-		if x := within(t, r); x.n != all || x.err != nil {
-			t.Errorf("Read of what came at once: %d bytes, %v", x.n, x.err)
-		}
-	})
-}
-
 // A peer that sends faster than messages are handled does not keep Close from the
 // session.
 func TestAFloodKeepsNobodyFromClose(t *testing.T) {

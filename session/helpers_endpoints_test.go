@@ -286,18 +286,30 @@ func inThreeSeconds(m session.Memory) session.Memory {
 	return &slowAlloc{m, func() { nap(3 * time.Second) }}
 }
 
-// askedForMemory counts what the session makes ready for its peer.
-type askedForMemory struct {
+// shortMemory is memory whose Alloc is the test's.
+type shortMemory struct {
 	session.Memory
-	times atomic.Int32
-	then  func() // at the first
+	alloc func(n int) []byte
 }
 
-func (e *askedForMemory) Alloc(n int) []byte {
-	if e.times.Add(1) == 1 {
-		e.then()
+func (e *shortMemory) Alloc(n int) []byte { return e.alloc(n) }
+
+// oneAlloc is memory that has room for one piece at a time.
+type oneAlloc struct {
+	session.Memory
+	full atomic.Bool
+}
+
+func (e *oneAlloc) Alloc(n int) []byte {
+	if e.full.Swap(true) {
+		return nil
 	}
 	return e.Memory.Alloc(n)
+}
+
+func (e *oneAlloc) Free(b []byte) {
+	e.Memory.Free(b)
+	e.full.Store(false)
 }
 
 // failingWrites cannot register what it is to write from.

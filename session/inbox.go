@@ -10,7 +10,8 @@ type inbox struct {
 	buf   []byte // nil: there is none
 	desc  Descriptor
 	left  bool           // the peer writes nothing more to it
-	again *wire.AskInbox // to be handled once all of it has been read
+	ends  bool           // the last one's memory is being given back
+	again *wire.AskInbox // to be handled then
 
 	filled   int64 // up to here the peer has filled it
 	emptied  int64 // … it has been read
@@ -56,7 +57,7 @@ func (rx *receiver) inboxWanted(ask wire.AskInbox) {
 	switch {
 	case in.buf != nil && !in.left || in.again != nil:
 		rx.violation("it asks for a second inbox")
-	case in.buf != nil:
+	case in.buf != nil || in.ends: // the next one may need the memory
 		in.again = &ask
 	default:
 		rx.openInbox(ask)
@@ -72,7 +73,6 @@ func (rx *receiver) openInbox(ask wire.AskInbox) {
 	if rx.caps&wire.CapGrant != 0 && !rx.closed {
 		if buf := allocBox(rx.mem, rx.lim, most); buf != nil {
 			clear(buf) // a false Fill must not reveal the last user's data
-			rx.heavy += progressMost / 4
 			if d, err := rx.mem.Expose(buf, RemoteWrite); err == nil {
 				rx.inbox = inbox{buf: buf, desc: d}
 				answer.Memory = d
@@ -137,16 +137,19 @@ func (rx *receiver) leftForGood() {
 	}
 }
 
-// closeInbox gives the memory back once all of it has been read.
+// closeInbox has the memory given back once all of it has been read.
 func (rx *receiver) closeInbox() {
-	in := &rx.inbox
-	if in.unread() > 0 {
-		return
+	if in := &rx.inbox; in.unread() == 0 {
+		rx.do.close = *in
+		*in = inbox{ends: true, again: in.again}
 	}
-	again := in.again
-	rx.do.close = append(rx.do.close, *in)
-	*in = inbox{}
-	if again != nil {
+}
+
+// inboxClosed opens the next one, if the peer has asked for it.
+func (rx *receiver) inboxClosed() {
+	again := rx.inbox.again
+	rx.inbox = inbox{}
+	if again != nil && !rx.gone {
 		rx.openInbox(*again)
 	}
 }

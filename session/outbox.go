@@ -35,6 +35,7 @@ type outbox struct {
 	fulls   int        // times that a Write has found the box full
 
 	full    bool        // a Write waits until a good part of it is free
+	largest bool        // there was no memory for a larger one, since it was last empty
 	blocked atomic.Bool // the queue was full: no RDMA write is tried before one, or a read, has completed
 	resting bool        // the timer of Session.leaveIfIdle runs
 }
@@ -110,7 +111,10 @@ func (o *outbox) next() []byte {
 }
 
 // freed frees the room of the first n bytes.
-func (o *outbox) freed(n int) { o.written += int64(n) }
+func (o *outbox) freed(n int) {
+	o.written += int64(n)
+	o.largest = o.largest && o.used() > 0
+}
 
 // replace puts buf in the place of the buffer, which is empty or on the heap, and has it take
 // what was not sent.
@@ -119,13 +123,13 @@ func (o *outbox) replace(buf []byte, onHeap bool) {
 	for o.unsent() > 0 {
 		o.sent += int64(to.put(o.next()))
 	}
-	o.buf, o.onHeap, o.plain, o.full = buf, onHeap, onHeap, false
+	o.buf, o.onHeap, o.plain, o.full, o.largest = buf, onHeap, onHeap, false, false
 	o.written, o.sent, o.tail = 0, 0, to.tail
 }
 
 // close forgets buffer and content.
 func (o *outbox) close() {
-	o.buf, o.onHeap, o.plain, o.full = nil, false, false, false
+	o.buf, o.onHeap, o.plain, o.full, o.largest = nil, false, false, false, false
 	o.written, o.sent, o.tail = 0, 0, 0
 }
 
@@ -322,12 +326,12 @@ func (t *sender) boxMissing() bool {
 	return o.inbox.Len > 0 && (o.buf == nil || o.onHeap) && t.lent == nil
 }
 
-// boxStuck reports whether a Write waits for the peer's application alone: the inbox is full,
-// and hardly any room is left in a box that may be larger.
+// boxStuck reports whether hardly any room is left in a box that may be larger, and none of it
+// becomes free by itself: the inbox is full, or a larger one is to come.
 func (t *sender) boxStuck() bool {
 	o := &t.box
 	return o.registered() && o.sent == o.written && o.unsent() > 0 && o.room() < len(o.buf)/boxShareFree &&
-		len(o.buf) < t.boxBudget && t.lent == nil && !t.gone
+		len(o.buf) < t.boxBudget && !o.largest && t.lent == nil && !t.gone
 }
 
 // openBox makes buf the box; nil: there was no memory for it. unused is the memory of the one
@@ -336,12 +340,14 @@ func (t *sender) openBox(buf []byte) (unused []byte) {
 	o := &t.box
 	switch old := o.buf; {
 	case o.registered():
-		if len(buf) <= len(old) || o.sent != o.written {
+		if o.largest = len(buf) <= len(old); o.largest || o.sent != o.written {
 			return buf
 		}
 		o.replace(buf, false)
 		t.flush()
 		return old
+	case o.plain && !o.onHeap: // since the memory was looked for: it empties, and is given back then
+		return buf
 	case buf == nil:
 		t.noBox++
 		t.leaveInbox()
@@ -390,9 +396,12 @@ func (t *sender) growInbox() {
 // unusable reports whether the box is the provider's, cannot be registered, and is empty.
 func (o *outbox) unusable() bool { return o.plain && !o.onHeap && o.used() == 0 }
 
+// holds reports whether there is memory of the provider, here or at the peer.
+func (o *outbox) holds() bool { return o.inbox.Len > 0 || o.buf != nil && !o.onHeap }
+
 // idle reports whether nothing was written since position at, and all has been written.
 func (o *outbox) idle(at int64) bool {
-	return o.inbox.Len > 0 && o.filled == at && (o.onHeap || o.used() == 0)
+	return o.holds() && !o.wanted && o.filled == at && (o.onHeap || o.used() == 0)
 }
 
 // inboxByPeer handles the answer to AskInbox; a length of 0: the peer has no memory.

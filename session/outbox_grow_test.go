@@ -25,6 +25,21 @@ func growingPair(t *testing.T) (a, b *session.Session, boxes func() (out, in int
 	}
 }
 
+// goWriteAll writes data, so many bytes at a time.
+func goWriteAll(s *session.Session, data []byte, size int) <-chan result {
+	done := make(chan result, 1)
+	go func() {
+		n, err := 0, error(nil)
+		for n < len(data) && err == nil {
+			var k int
+			k, err = s.Write(data[n:min(n+size, len(data))])
+			n += k
+		}
+		done <- result{n, err}
+	}()
+	return done
+}
+
 // puts are the ways to write p.
 var puts = map[string]func(a *session.Session, p []byte) error{
 	"Write": func(a *session.Session, p []byte) error {
@@ -261,6 +276,53 @@ func TestABoxGrowsThoughNobodyReads(t *testing.T) {
 	}
 }
 
+// Memory for a larger inbox may be that of the one before: it is looked for behind that one's end.
+func TestTheNextInboxHasTheMemoryOfTheLast(t *testing.T) {
+	for _, unread := range []int{0, 1000} {
+		inBubble(t, func(t *testing.T) {
+			s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+				return &oneAlloc{Memory: m}
+			}))
+			d, data := p.ask(), pattern(unread)
+			if unread > 0 {
+				p.fill(d, 0, data)
+			}
+			p.send(tLeaveInbox, 0)
+			p.send(tAskInbox, 0, u64(firstBox)...)
+			readFull(t, s, unread)
+			if b := p.expect(tInbox); le.Uint64(b[8+16:]) != firstBox {
+				t.Errorf("an inbox of %d bytes, want %d", le.Uint64(b[8+16:]), firstBox)
+			}
+		})
+	}
+}
+
+// A box that finds no memory to grow is not tried again by each look of the Write that waits.
+func TestABoxWithoutMemoryToGrowWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := boxed
+		cfg.Limits.InboxFirst = firstBox
+		allocs := 0
+		s, _, p := negotiatedOn(t, cfg, session.Config{SendBudget: mostBox}, withMemory(func(m session.Memory) session.Memory {
+			return &shortMemory{m, func(n int) []byte {
+				allocs++
+				return m.Alloc(min(n, firstBox))
+			}}
+		}))
+		p.open(s, firstBox)
+		w := goWriteAll(s, pattern(4*firstBox), 10_000)
+		for range 100 {
+			pass(latency)
+			p.send(tCredit, 0) // the Write looks
+		}
+		if allocs != 2 {
+			t.Errorf("memory was looked for %d times", allocs)
+		}
+		s.Abort()
+		within(t, w)
+	})
+}
+
 // A peer that has no memory for a larger inbox gets the rest as messages, in order.
 func TestNoLargerInboxMeansMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -269,16 +331,7 @@ func TestNoLargerInboxMeansMessages(t *testing.T) {
 		s, ep, p := negotiated(t, cfg, session.Config{KeepAlive: -1, SendBudget: 2 * firstBox})
 		in := p.open(s, firstBox)
 		data := pattern(400_000)
-		done := make(chan error, 1)
-		go func() {
-			for at := 0; at < len(data); at += 50_000 {
-				if _, err := s.Write(data[at : at+50_000]); err != nil {
-					done <- err
-					return
-				}
-			}
-			done <- nil
-		}()
+		done := goWriteAll(s, data, 50_000)
 		var got, boxed []byte
 		for refused := false; len(got) < len(data); {
 			m := p.recv()
@@ -307,8 +360,8 @@ func TestNoLargerInboxMeansMessages(t *testing.T) {
 				p.send(tInbox, 0, make([]byte, 32)...)
 			}
 		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
+		if r := within(t, done); r.err != nil {
+			t.Fatal(r.err)
 		}
 		if !bytes.Equal(got, data) {
 			t.Error("wrong bytes")
@@ -320,6 +373,117 @@ func TestNoLargerInboxMeansMessages(t *testing.T) {
 		p.data(50_000)
 		if left := ep.Left(); left.Allocated != 0 {
 			t.Errorf("it keeps a box of %d bytes", left.Allocated)
+		}
+	})
+}
+
+// The refusal of a larger inbox may come while a Write looks for memory for a larger box:
+// whatever it finds, nothing that was written is lost or stays.
+func TestNoLargerInboxWhileTheBoxGrows(t *testing.T) {
+	for name, found := range map[string]func(b []byte) []byte{
+		"nothing": func([]byte) []byte { return nil },
+		"memory":  func(b []byte) []byte { return b },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) { growsDuringRefusal(t, found) })
+		})
+	}
+}
+
+func growsDuringRefusal(t *testing.T, found func(b []byte) []byte) {
+	looking, refused := make(chan struct{}), make(chan struct{})
+	allocs := 0
+	cfg := boxed
+	cfg.Limits.InboxFirst = firstBox
+	cfg.Limits.Window, cfg.Limits.MaxMessage = session.MinWindow, 1024 // not all of a box leaves in messages at once
+	s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, SendBudget: mostBox}, withMemory(func(m session.Memory) session.Memory {
+		return &shortMemory{m, func(n int) []byte {
+			if allocs++; allocs != 2 { // the first is for the first box
+				return m.Alloc(n)
+			}
+			close(looking)
+			<-refused
+			b := m.Alloc(n)
+			if got := found(b); got == nil {
+				m.Free(b)
+				return nil
+			}
+			return b
+		}}
+	}))
+	in := p.open(s, 10*firstBox) // never full: only the larger one makes the box wait
+	data := pattern(20 * firstBox)
+	read := goRead(s, make([]byte, 1)) // takes what comes meanwhile
+	w := goWriteAll(s, data, 40_000)
+	var got []byte
+	for grown := false; len(got) < len(data); {
+		m := p.recv()
+		if m == nil {
+			t.Fatalf("nothing comes behind %d bytes of %d", len(got), len(data))
+		}
+		switch body := m[header:]; m[0] {
+		case tData:
+			got = append(got, body...)
+			p.send(tCredit, 0)
+		case tFill:
+			for range le.Uint32(body) {
+				got = append(got, in.mem[in.at%len(in.mem)])
+				in.at++
+			}
+			if !grown {
+				in.emptied()
+			}
+			p.send(tCredit, 0)
+		case tLeaveInbox:
+			grown = true
+		case tAskInbox:
+			if grown {
+				<-looking
+			}
+			p.send(tInbox, 0, make([]byte, 32)...)
+			if pass(time.Second / 10); grown {
+				close(refused)
+				grown = false
+			}
+		}
+	}
+	if r := within(t, w); r.err != nil {
+		t.Fatal(r.err)
+	}
+	if !bytes.Equal(got, data) {
+		t.Error("wrong bytes")
+	}
+	p.send(tData, 0, 'x')
+	within(t, read)
+}
+
+// A Write that ends before the refusal of a larger inbox leaves a box behind: without another
+// one, that is given back as well, like one that is idle.
+func TestARefusedBoxIsGivenBack(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := boxed
+		cfg.Limits.InboxFirst = firstBox
+		s, ep, p := negotiated(t, cfg, session.Config{KeepAlive: -1, SendBudget: 2 * firstBox})
+		in := p.open(s, 10*firstBox)
+		w := goWriteAll(s, pattern(400_000), 40_000)
+		for m := p.recv(); m[0] != tAskInbox; m = p.recv() {
+			if m[0] == tFill {
+				in.at += int(le.Uint32(m[header:]))
+				in.emptied()
+			}
+		}
+		s.InterruptWrite(true)
+		wantErr(t, "Write", within(t, w).err, session.ErrInterrupted)
+		if ep.Left().Allocated == 0 {
+			t.Error("no box is left behind")
+		}
+		p.send(tInbox, 0, make([]byte, 32)...)
+		for m := p.recv(); m != nil; m = p.recv() {
+			p.send(tCredit, 0)
+		}
+		pass(3 * time.Second)
+		if n := ep.Left().Allocated; n != 0 {
+			t.Errorf("it keeps a box of %d bytes", n)
 		}
 	})
 }

@@ -41,7 +41,7 @@ func (c *core) restBoxes() { c.withSender(c.restBoxesLocked) }
 
 func (c *core) restBoxesLocked(tx *sender) {
 	o := &tx.box
-	if o.inbox.Len > 0 && !o.resting && !tx.gone {
+	if o.holds() && !o.resting && !tx.gone {
 		o.resting = true
 		at := o.filled
 		time.AfterFunc(boxRest, func() { c.leaveIfIdle(at) })

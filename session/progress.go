@@ -44,11 +44,9 @@ func (e *engine) settleLocked() {
 		do.wake = false
 		e.rd.signalSleeper()
 	}
-	if len(do.close) > 0 {
-		for _, old := range do.close {
-			e.closeInbox(old)
-		}
-		do.close = do.close[:0]
+	if do.close.buf != nil {
+		e.closeInbox(do.close)
+		do.close = inbox{}
 	}
 	if len(do.send) > 0 {
 		e.txMu.Lock()
@@ -73,6 +71,9 @@ func (e *engine) closeInbox(old inbox) {
 		defer e.workers.Done()
 		e.mem.Revoke(old.desc)
 		e.mem.Free(old.buf)
+		e.lockRx()
+		e.rx.inboxClosed()
+		e.unlockRx()
 	}()
 }
 
@@ -89,8 +90,8 @@ func (e *engine) progress(sure bool) {
 }
 
 // progressLocked handles all events that are there, up to progressMost, and starts the transfers
-// that are due; with some providers these complete at once. It returns the weight of
-// the events. Before negotiation it does nothing: a spurious Wake must not take the
+// that are due; with some providers these complete at once. It returns how many events
+// there were. Before negotiation it does nothing: a spurious Wake must not take the
 // negotiation message from Negotiate.
 func (e *engine) progressLocked() (events int) {
 	rx := &e.rx
@@ -101,20 +102,13 @@ func (e *engine) progressLocked() (events int) {
 	for again := true; again; again = rx.advanceOffer() {
 		for !rx.dead && e.ep.Poll(&rx.ev) {
 			e.handleLocked(&rx.ev)
-			if events += rx.weight(); events >= progressMost {
+			if events++; events >= progressMost {
 				e.progressAgain()
 				return events
 			}
 		}
 	}
 	return events
-}
-
-// weight is how many events the last one counts as.
-func (rx *receiver) weight() int {
-	w := 1 + rx.heavy
-	rx.heavy = 0
-	return w
 }
 
 // progressAgain is called when there may be more events than progressMost: waiting operations

@@ -130,7 +130,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 			break
 		}
 		n += r.takeLocked(p[n:])
-		events += rx.weight()
+		events++
 		if rx.ev.Last && n > 0 {
 			rx.polls++
 			break

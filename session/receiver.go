@@ -51,7 +51,6 @@ type receiver struct {
 	urgentCh chan struct{}
 
 	polls uint64 // polls that left nothing that the endpoint knew of
-	heavy int    // extra weight of the event being handled (progressMost)
 	do    receiverDo
 
 	bytes, messages, offers, movedBytes, boxedBytes, lentBytes uint64
@@ -60,9 +59,9 @@ type receiver struct {
 // receiverDo is what the receiver has found to be due.
 type receiverDo struct {
 	send  []wire.Control
-	close []inbox // their access is to be revoked, and their memory given back
-	wake  bool    // a waiting Read has something to look at
-	fault error   // the peer has broken the protocol, or the device has failed
+	close inbox // its access is to be revoked, and its memory given back
+	wake  bool  // a waiting Read has something to look at
+	fault error // the peer has broken the protocol, or the device has failed
 }
 
 // front is the oldest kept message. Its bounds are read once: on shared memory the peer

@@ -18,6 +18,7 @@ func newEndpoint(dev *device, id *cmID, cfg Config, passive bool) (*Endpoint, er
 		if id != nil && passive {
 			id.reject(refusalFor(err))
 		}
+		e.q.end(err)
 		e.free()
 		e.Retire()
 		return nil, err

@@ -71,12 +71,7 @@ var errClosed = fmt.Errorf("verbs: closed at this end: %w", syscall.ENOTCONN)
 // the error state: nothing touches this process's memory.
 func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 	e.dev.remove(e)
-	e.q.mu.Lock()
-	e.q.gone = true
-	if e.q.failing == nil {
-		e.q.failing = errClosed
-	}
-	e.q.mu.Unlock()
+	e.q.end(errClosed)
 	if !e.mayBlock() {
 		e.free()
 		return

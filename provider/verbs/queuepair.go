@@ -159,6 +159,16 @@ func (q *queuePair) fail(err error) {
 	}
 }
 
+// end keeps events of the device from the queues, which are about to be freed.
+func (q *queuePair) end(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.gone = true
+	if q.failing == nil {
+		q.failing = err
+	}
+}
+
 // toErrorLocked flushes what was posted, and ends the peer's access.
 func (q *queuePair) toErrorLocked() {
 	if !q.destroyed {
