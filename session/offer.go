@@ -56,7 +56,7 @@ func (t *sender) plan(cfg *Config, lim *Limits, peerCaps uint32) {
 	if from > 0 && (t.byRead || byWrite) {
 		t.threshold = max(from, minOffer)
 	}
-	if byWrite && lim.Inbox > 0 {
+	if byWrite && lim.Inbox > 0 && t.boxBudget >= lim.Inbox {
 		t.boxFrom, t.boxAfter = lim.Inbox, lim.InboxAfter
 		t.boxMayPay = cfg.Threshold == 0
 	}

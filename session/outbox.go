@@ -301,13 +301,13 @@ func (t *sender) wakeForRoom() {
 }
 
 // wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
-// and those before. It reports whether there is one, but no memory for a registered box.
+// and those before, but not for a box that empties as messages. It reports whether there is one, but no memory for a registered box.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.box
 	if t.gone || t.lent != nil {
 		return false
 	}
-	if n > 0 && o.inbox.Len == 0 && !o.wanted {
+	if n > 0 && o.inbox.Len == 0 && !o.wanted && (o.buf == nil || o.onHeap) {
 		o.without = min(o.without+min(n, maxBox), maxBox)
 		switch {
 		case o.skip > 0:

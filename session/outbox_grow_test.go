@@ -457,6 +457,41 @@ func growsDuringRefusal(t *testing.T, found func(b []byte) []byte) {
 	within(t, read)
 }
 
+// A box that a refusal has made plain asks for no inbox: it could not use it.
+func TestARefusedBoxAsksForNoInbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := boxed
+		cfg.Limits.InboxFirst = firstBox
+		cfg.Limits.Window, cfg.Limits.MaxMessage = session.MinWindow, 1024
+		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1, SendBudget: mostBox})
+		in := p.open(s, 10*firstBox)
+		data := pattern(400_000)
+		w := goWriteAll(s, data, 40_000)
+		for m := p.recv(); m[0] != tAskInbox; m = p.recv() {
+			if m[0] == tFill {
+				in.at += int(le.Uint32(m[header:]))
+				in.emptied()
+				p.send(tCredit, 0)
+			}
+		}
+		p.send(tInbox, 0, make([]byte, 32)...)
+		for range 40 { // more than the Writes that do without, after a refusal
+			pass(latency)
+			s.InterruptWrite(true)
+			wantErr(t, "Write", within(t, w).err, session.ErrInterrupted)
+			s.InterruptWrite(false)
+			w = goWrite(s, data[:20_000])
+		}
+		for m := p.recv(); m != nil; m = p.recv() {
+			if m[0] == tAskInbox {
+				t.Error("an inbox is asked for")
+			}
+		}
+		s.Abort()
+		within(t, w)
+	})
+}
+
 // A Write that ends before the refusal of a larger inbox leaves a box behind: without another
 // one, that is given back as well, like one that is idle.
 func TestARefusedBoxIsGivenBack(t *testing.T) {

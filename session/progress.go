@@ -74,6 +74,7 @@ func (e *engine) closeInbox(old inbox) {
 		e.lockRx()
 		e.rx.inboxClosed()
 		e.unlockRx()
+		e.leftBehind()
 	}()
 }
 
