@@ -16,8 +16,8 @@ import (
 
 const (
 	// foreignThreads is how many threads a user's descriptors can hold in calls to close
-	// them, and as many in calls to look at them, which may close what is found: more than one, so that one slow call
-	// does not stop the others.
+	// them, and as many in calls to look at them, which may close what is found: more than
+	// one, so that one slow call does not stop the others.
 	foreignThreads = 4
 
 	// foreignWaiting is how many descriptors of a user may wait to be closed before no

@@ -52,6 +52,11 @@ type link struct {
 
 type acceptFunc func(l *link, s *slot, m *message, fds []int) (code uint8, rest []int)
 
+// making has one goroutine at a time make a link's descriptors: while the kernel enlarges the
+// process's table of them, which takes milliseconds (expand_fdtable in Linux's fs/file.c), each
+// that wants one would hold a thread.
+var making sync.Mutex
+
 // newLink makes a link, with its caller as the user, from its socket and what the kernel
 // knows about the peer. It closes the socket if it fails.
 func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
@@ -59,6 +64,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l.slots.init()
 	l.offers.init()
 	l.reclaim.pass = l.reclaimPass
+	making.Lock()
 	var err error
 	if l.control, err = newControlSocket(conn); err == nil {
 		l.peer, err = newPeerProcess(l.control.raw)
@@ -70,6 +76,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	if err == nil {
 		l.door, err = newDoorbell()
 	}
+	making.Unlock()
 	if err != nil {
 		if side == 1 {
 			refuseLink(conn, l.theirs)
