@@ -18,8 +18,8 @@ import (
 //
 // Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu,
 // txMu (held briefly: at most for a copy of boxMost bytes, of what a box holds that a larger
-// one replaces, or the provider's Revoke; nothing waits under them, except for registering memory when
-// RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
+// one replaces, or the provider's Revoke; nothing waits under them, except for registering
+// memory when RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
 type core struct {
 	ep   Endpoint
 	mem  Memory // nil: there is none

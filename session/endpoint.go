@@ -118,8 +118,8 @@ type Waiting interface {
 
 // Sleeper is what an endpoint is besides, if its events need not be handed on by a goroutine
 // of its own: whoever sleeps waits for them itself. Its methods may be called at any time,
-// Rouse and Rest also after Retire, from any goroutine; while nobody is in Sleep, and Rest is not called, Wakes may
-// be late.
+// Rouse and Rest also after Retire, from any goroutine; while nobody is in Sleep, and Rest is
+// not called, Wakes may be late.
 type Sleeper interface {
 	// Sleep returns when there is a token in wake, which holds one, and takes it.
 	// Meanwhile it may call the Waker of any endpoint.

@@ -75,6 +75,9 @@ func (o *outbox) used() int { return int(o.tail - o.written) }
 
 func (o *outbox) room() int { return len(o.buf) - o.used() }
 
+// providers reports whether its memory is the provider's.
+func (o *outbox) providers() bool { return o.buf != nil && !o.onHeap }
+
 // registered reports whether its bytes leave by RDMA.
 func (o *outbox) registered() bool { return o.buf != nil && !o.plain }
 
@@ -135,7 +138,7 @@ func (o *outbox) close() {
 
 // release forgets what memory there is of the provider, and returns it.
 func (o *outbox) release() (providers []byte) {
-	if o.onHeap || o.buf == nil {
+	if !o.providers() {
 		return nil
 	}
 	providers = o.buf
@@ -195,7 +198,7 @@ func (t *sender) intoBox(p []byte, more bool) int {
 // allows, and reports whether there is more than before.
 func (t *sender) growHeapBox(n int) bool {
 	o := &t.box
-	if o.buf != nil && !o.onHeap {
+	if o.providers() {
 		return false
 	}
 	size := max(len(o.buf), min(heapBox, t.boxLimit))
@@ -301,13 +304,14 @@ func (t *sender) wakeForRoom() {
 }
 
 // wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
-// and those before, but not for a box that empties as messages. It reports whether there is one, but no memory for a registered box.
+// and those before, but not for a box that empties as messages. It reports whether there is
+// one, but no memory for a registered box.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.box
 	if t.gone || t.lent != nil {
 		return false
 	}
-	if n > 0 && o.inbox.Len == 0 && !o.wanted && (o.buf == nil || o.onHeap) {
+	if n > 0 && o.inbox.Len == 0 && !o.wanted && !o.providers() {
 		o.without = min(o.without+min(n, maxBox), maxBox)
 		switch {
 		case o.skip > 0:
@@ -323,7 +327,7 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 // boxMissing reports whether there is an inbox, but no registered box.
 func (t *sender) boxMissing() bool {
 	o := &t.box
-	return o.inbox.Len > 0 && (o.buf == nil || o.onHeap) && t.lent == nil
+	return o.inbox.Len > 0 && !o.providers() && t.lent == nil
 }
 
 // boxStuck reports whether hardly any room is left in a box that may be larger, and none of it
@@ -397,7 +401,7 @@ func (t *sender) growInbox() {
 func (o *outbox) unusable() bool { return o.plain && !o.onHeap && o.used() == 0 }
 
 // holds reports whether there is memory of the provider, here or at the peer.
-func (o *outbox) holds() bool { return o.inbox.Len > 0 || o.buf != nil && !o.onHeap }
+func (o *outbox) holds() bool { return o.inbox.Len > 0 || o.providers() }
 
 // idle reports whether nothing was written since position at, and all has been written.
 func (o *outbox) idle(at int64) bool {

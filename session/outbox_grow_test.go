@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
 )
 
 const (
@@ -14,11 +15,16 @@ const (
 	mostBox  = 200_000
 )
 
-// growingPair has boxes of firstBox bytes at first, and of mostBox at most.
-func growingPair(t *testing.T) (a, b *session.Session, boxes func() (out, in int)) {
+// growing begins with boxes of firstBox bytes.
+func growing() twin.Config {
 	cfg := boxed
 	cfg.Limits.InboxFirst = firstBox
-	a, b, ea, eb := pair(t, cfg, session.Config{SendBudget: mostBox})
+	return cfg
+}
+
+// growingPair has boxes of firstBox bytes at first, and of mostBox at most.
+func growingPair(t *testing.T) (a, b *session.Session, boxes func() (out, in int)) {
+	a, b, ea, eb := pair(t, growing(), session.Config{SendBudget: mostBox})
 	return a, b, func() (out, in int) {
 		pass(time.Second / 10) // what is on its way arrives
 		return ea.Left().Allocated, eb.Left().Allocated
@@ -300,8 +306,7 @@ func TestTheNextInboxHasTheMemoryOfTheLast(t *testing.T) {
 // A box that finds no memory to grow is not tried again by each look of the Write that waits.
 func TestABoxWithoutMemoryToGrowWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		cfg := boxed
-		cfg.Limits.InboxFirst = firstBox
+		cfg := growing()
 		allocs := 0
 		s, _, p := negotiatedOn(t, cfg, session.Config{SendBudget: mostBox}, withMemory(func(m session.Memory) session.Memory {
 			return &shortMemory{m, func(n int) []byte {
@@ -326,8 +331,7 @@ func TestABoxWithoutMemoryToGrowWaits(t *testing.T) {
 // A peer that has no memory for a larger inbox gets the rest as messages, in order.
 func TestNoLargerInboxMeansMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		cfg := boxed
-		cfg.Limits.InboxFirst = firstBox
+		cfg := growing()
 		s, ep, p := negotiated(t, cfg, session.Config{KeepAlive: -1, SendBudget: 2 * firstBox})
 		in := p.open(s, firstBox)
 		data := pattern(400_000)
@@ -393,8 +397,7 @@ func TestNoLargerInboxWhileTheBoxGrows(t *testing.T) {
 func growsDuringRefusal(t *testing.T, found func(b []byte) []byte) {
 	looking, refused := make(chan struct{}), make(chan struct{})
 	allocs := 0
-	cfg := boxed
-	cfg.Limits.InboxFirst = firstBox
+	cfg := growing()
 	cfg.Limits.Window, cfg.Limits.MaxMessage = session.MinWindow, 1024 // not all of a box leaves in messages at once
 	s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, SendBudget: mostBox}, withMemory(func(m session.Memory) session.Memory {
 		return &shortMemory{m, func(n int) []byte {
@@ -457,23 +460,28 @@ func growsDuringRefusal(t *testing.T, found func(b []byte) []byte) {
 	within(t, read)
 }
 
+// outgrow writes data until a larger inbox is asked for.
+func outgrow(s *session.Session, p *raw, data []byte) <-chan result {
+	in := p.open(s, 10*firstBox)
+	w := goWriteAll(s, data, 40_000)
+	for m := p.recv(); m[0] != tAskInbox; m = p.recv() {
+		if m[0] == tFill {
+			in.at += int(le.Uint32(m[header:]))
+			in.emptied()
+			p.send(tCredit, 0)
+		}
+	}
+	return w
+}
+
 // A box that a refusal has made plain asks for no inbox: it could not use it.
 func TestARefusedBoxAsksForNoInbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		cfg := boxed
-		cfg.Limits.InboxFirst = firstBox
+		cfg := growing()
 		cfg.Limits.Window, cfg.Limits.MaxMessage = session.MinWindow, 1024
 		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1, SendBudget: mostBox})
-		in := p.open(s, 10*firstBox)
 		data := pattern(400_000)
-		w := goWriteAll(s, data, 40_000)
-		for m := p.recv(); m[0] != tAskInbox; m = p.recv() {
-			if m[0] == tFill {
-				in.at += int(le.Uint32(m[header:]))
-				in.emptied()
-				p.send(tCredit, 0)
-			}
-		}
+		w := outgrow(s, p, data)
 		p.send(tInbox, 0, make([]byte, 32)...)
 		for range 40 { // more than the Writes that do without, after a refusal
 			pass(latency)
@@ -496,17 +504,9 @@ func TestARefusedBoxAsksForNoInbox(t *testing.T) {
 // one, that is given back as well, like one that is idle.
 func TestARefusedBoxIsGivenBack(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		cfg := boxed
-		cfg.Limits.InboxFirst = firstBox
+		cfg := growing()
 		s, ep, p := negotiated(t, cfg, session.Config{KeepAlive: -1, SendBudget: 2 * firstBox})
-		in := p.open(s, 10*firstBox)
-		w := goWriteAll(s, pattern(400_000), 40_000)
-		for m := p.recv(); m[0] != tAskInbox; m = p.recv() {
-			if m[0] == tFill {
-				in.at += int(le.Uint32(m[header:]))
-				in.emptied()
-			}
-		}
+		w := outgrow(s, p, pattern(400_000))
 		s.InterruptWrite(true)
 		wantErr(t, "Write", within(t, w).err, session.ErrInterrupted)
 		if ep.Left().Allocated == 0 {
