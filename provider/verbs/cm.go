@@ -123,12 +123,14 @@ func (h *cmHub) adopt(id *ibv.ID, channel *ibv.EventChannel) *cmID {
 }
 
 func (c *cmID) event(ev ibv.Event) {
-	e := c.endpoint.Load()
-	if e != nil && (ev.Type == ibv.Disconnected || ev.Type == ibv.DeviceRemoval) {
-		e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
-		if !e.dev.iwarp() {
+	if e := c.endpoint.Load(); e != nil {
+		err := fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET)
+		switch {
+		case ev.Type == ibv.Disconnected && !e.dev.iwarp():
 			// Until this end disconnects as well, its queue pair stays up (rxe).
-			c.disconnect()
+			e.q.hangUp(err, c.disconnect)
+		case ev.Type == ibv.Disconnected || ev.Type == ibv.DeviceRemoval:
+			e.q.fail(err)
 		}
 	}
 	select {

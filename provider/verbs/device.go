@@ -39,7 +39,7 @@ type device struct {
 	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 
-// devices are those in use or being closed. There are never two for the same device,
+// devices are those in use or being closed. There are never two for the same context,
 // as they would take each other's events.
 var devices struct {
 	mu sync.Mutex
@@ -133,10 +133,17 @@ func (d *device) release() {
 		return
 	}
 	d.close()
-	devices.mu.Lock()
-	delete(devices.m, d.key)
-	devices.mu.Unlock()
+	d.forget()
 	close(d.closed)
+}
+
+// forget leaves the device to those who use it already.
+func (d *device) forget() {
+	devices.mu.Lock()
+	defer devices.mu.Unlock()
+	if devices.m[d.key] == d {
+		delete(devices.m, d.key)
+	}
 }
 
 func (d *device) close() {
@@ -252,8 +259,13 @@ func ownerOf(qp *ibv.QP) *Endpoint {
 	return e
 }
 
-// fail ends the device's connections.
+// fail ends the device's connections. One that was opened by its name is opened anew for
+// the next, as it may come back while a program keeps what has ended here; rdma_cm's have
+// new contexts then.
 func (d *device) fail(err error) {
+	if _, named := d.key.(string); named {
+		d.forget()
+	}
 	d.mu.Lock()
 	list := slices.Collect(maps.Keys(d.endpoints))
 	d.mu.Unlock()

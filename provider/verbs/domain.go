@@ -1,9 +1,7 @@
 package verbs
 
 import (
-	"errors"
 	"sync"
-	"syscall"
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/regcache"
@@ -74,17 +72,7 @@ func (r registrar) Register(addr uintptr, n int, access regcache.Access) (regcac
 	return regcache.MR{LKey: mr.LKey, RKey: mr.RKey, Ref: mr}, nil
 }
 
-// Deregister reports success on a device that was removed: the kernel has released all
-// memory by then, and answers every call with EIO.
-func (r registrar) Deregister(mr regcache.MR) error {
-	err := mr.Ref.(*ibv.MR).Close()
-	if errors.Is(err, syscall.EIO) {
-		if _, gone := r.pd.Context.Port(1); errors.Is(gone, syscall.EIO) {
-			return nil
-		}
-	}
-	return err
-}
+func (r registrar) Deregister(mr regcache.MR) error { return mr.Ref.(*ibv.MR).Close() }
 
 func verbsAccess(a regcache.Access) (v ibv.Access) {
 	for _, pair := range [...]struct {

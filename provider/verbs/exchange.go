@@ -39,7 +39,7 @@ func (x *tcpSignal) follow(e *Endpoint) {
 	x.watch.Go(func() {
 		var b [1]byte
 		x.conn.Read(b[:])
-		e.q.fail(fmt.Errorf("verbs: the peer has gone: %w", syscall.ECONNRESET))
+		e.q.hangUp(fmt.Errorf("verbs: the peer has gone: %w", syscall.ECONNRESET), func() {})
 	})
 }
 

@@ -127,6 +127,25 @@ func TestRequestOfAnotherHost(t *testing.T) {
 	}
 }
 
+// A device that has failed, and may be back by then, is opened anew for the next connection,
+// though a program keeps one of before.
+func TestFailedDeviceIsOpenedAnew(t *testing.T) {
+	if testenv.Device() == "siw" {
+		return // iWARP connects by rdma_cm alone
+	}
+	nothingLeft(t)
+	l := listen(t, Config{WithoutCM: true})
+	a, b := pair(t, l, Config{WithoutCM: true})
+	a.dev.fail(deviceError(syscall.EIO))
+	if err := a.Err(); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection of a device that has failed: %v", err)
+	}
+	c, d := pair(t, l, Config{WithoutCM: true})
+	if c.dev == a.dev || d.dev == b.dev {
+		t.Error("a device that has failed is used again")
+	}
+}
+
 // Whatever a peer sends for its parameters, reading them does not panic, and what is
 // understood is encoded as it was, with a PSN of 24 bits.
 func FuzzConnParams(f *testing.F) {

@@ -129,9 +129,26 @@ func testEndBehindDisconnect(t *testing.T) {
 	f.set(fakeCompletions, 1)
 	broken := f.get(fakeBroken)
 	e.q.fail(deviceError(syscall.EIO))
-	f.set(fakeOpcode, 0)
 	if err := e.Err(); !errors.Is(err, syscall.EPIPE) || f.get(fakeBroken) != broken+1 {
 		t.Errorf("behind the peer's disconnect message: %v, its access ended: %v", err, f.get(fakeBroken) > broken)
+	}
+
+	// cxgb4 and siw post nothing once the peer's end of TCP has come.
+	e, _ = started(t, 47_021)
+	e.Reserve(8, 8)
+	f.set(fakeCompletions, 1)
+	f.set(fakeErrno, int64(syscall.ENOTCONN))
+	f.set(fakeCountdown, 0)
+	e.Commit(8)
+	f.set(fakeOpcode, 0)
+	if err := e.Err(); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("a message that is not posted, behind the peer's disconnect message: %v", err)
+	}
+
+	e, _ = started(t, 47_022)
+	e.complete(ibv.WC{ID: kindSend | 1, Status: ibv.RetryExcErr}, ibv.WC{ID: kindRecv, Opcode: ibv.WCRecv, ByteLen: 8})
+	if err := e.Err(); !errors.Is(err, syscall.ETIMEDOUT) || !e.Poll(&session.Event{}) {
+		t.Errorf("a message behind a send that has failed is lost: %v", err)
 	}
 
 	e, _ = started(t, 47_014)

@@ -350,11 +350,15 @@ func fakePair(t *testing.T, port int, cfg Config) (a, b *Endpoint) {
 	return a, b
 }
 
-// complete is a completion of the device's.
-func (e *Endpoint) complete(wc ibv.WC) {
+// complete takes completions, as if one poll had given them.
+func (e *Endpoint) complete(wcs ...ibv.WC) {
 	e.q.mu.Lock()
 	defer e.q.mu.Unlock()
-	e.completedLocked(&wc)
+	e.q.taking = true
+	for i := range wcs {
+		e.completedLocked(&wcs[i])
+	}
+	e.q.taking = false
 	e.q.settleLocked()
 }
 

@@ -20,6 +20,7 @@ type listenID struct {
 	id      *ibv.ID
 	dev     *device        // kept for the connections to come, with what is registered; or nil
 	tcp     netip.AddrPort // the TCP address that it belongs to
+	gone    bool           // the device is; guarded by mu of l
 	done    sync.Once
 }
 
@@ -143,31 +144,44 @@ func (l *Listener) refresh() error {
 	return first
 }
 
-// add listens on one address, unless it is listened on already.
+// add listens on one address, unless it is listened on already. One goroutine at a time
+// calls it.
 func (l *Listener) add(a netip.Addr) error {
-	x, err := l.tryAdd(a)
-	if err != nil && x != nil {
-		x.close() // may wait for readEvents, which may wait for mu
-	}
-	return err
-}
-
-func (l *Listener) tryAdd(a netip.Addr) (*listenID, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || l.ids[a] != nil {
-		return nil, nil
+	if !l.wants(a) {
+		return nil
 	}
 	channel, err := hub.use()
 	if err != nil {
-		return nil, listenError(err)
+		return listenError(err)
 	}
 	x := &listenID{l: l, channel: channel, tcp: netip.AddrPortFrom(a, l.addr.Port())}
+	// Without mu, which readEvents needs: a device that is being closed takes its time.
 	if err := x.listen(); err != nil {
-		return x, listenError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
+		x.close()
+		return listenError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
 	}
-	l.ids[a] = x
-	return x, nil
+	if !l.keep(x) {
+		x.close()
+		return listenError(fmt.Errorf("verbs: listen on %v: the device has gone: %w", x.tcp, syscall.ENODEV))
+	}
+	return nil
+}
+
+func (l *Listener) wants(a netip.Addr) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.closed && l.ids[a] == nil
+}
+
+// keep adds x to what is listened on, unless the device has gone, or the listener has.
+func (l *Listener) keep(x *listenID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || x.gone {
+		return false
+	}
+	l.ids[x.tcp.Addr()] = x
+	return true
 }
 
 // listenError is what the error of a call means to the listener.
@@ -247,6 +261,7 @@ func (x *listenID) event(ev ibv.Event) {
 func (l *Listener) deviceGone(x *listenID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	x.gone = true
 	if l.closed || l.ids[x.tcp.Addr()] != x {
 		return
 	}

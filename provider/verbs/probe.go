@@ -160,6 +160,11 @@ func tryWindows(d *device, most int) (wrong []string, err error) {
 	}
 	defer pd.Close()
 	for _, a := range windowAttempts {
+		select {
+		case <-d.stop:
+			return nil, errProbeStopped
+		default:
+		}
 		p := windowProbe{pd: pd, at: at, stop: d.stop}
 		moved, err := p.attempt(&a)
 		p.close()

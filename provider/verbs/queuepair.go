@@ -30,6 +30,7 @@ type queuePair struct {
 	failing   error       // why the connection is over; err follows
 	late      *time.Timer // calls user.giveUp after failing was set
 	wcs       [32]ibv.WC
+	taking    bool // takeLocked runs: wcs is in use
 	dry       bool // the last poll found nothing
 }
 
@@ -126,36 +127,57 @@ func (q *queuePair) notice() {
 	q.mu.Unlock()
 }
 
-// failLocked notes why the connection is over. ended reports it once no transfer to or
-// from memory of this end is under way: what was posted is flushed first, and its
-// completions are there for Poll.
+// failLocked notes why the connection is over, unless what has come before says it already:
+// completions are taken first. ended reports it once no transfer to or from memory of this
+// end is under way: what was posted is flushed first, and its completions are there for Poll.
 func (q *queuePair) failLocked(err error) {
-	if q.failing != nil {
+	if q.taking { // drainLocked goes on, and publishes
+		if q.failing == nil {
+			q.failing = err
+		}
 		return
 	}
-	q.failing = err
-	if q.settleLocked(); q.err.Load() != nil {
-		return
+	q.takeLocked()
+	if q.failing == nil {
+		q.failing = err
 	}
-	if q.notified.CompareAndSwap(false, true) {
-		q.cq.Notify(false)
-	}
-	q.late = time.AfterFunc(flushTime, q.user.giveUp)
+	q.settleLocked()
 }
 
 // flushTime bounds how long a connection that has failed waits for the
 // completions of what it had posted.
 const flushTime = time.Second
 
-// fail ends the connection and the peer's access, for callers that do not hold mu. It
-// takes the completions first.
+// fail ends the connection and the peer's access, for callers that do not hold mu.
 func (q *queuePair) fail(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.drainLocked()
 	q.failLocked(err)
 	if !q.gone {
 		q.toErrorLocked()
+	}
+}
+
+// lastWords is how long a peer's messages may come behind its end, which rdma_cm or TCP
+// reports. Their acknowledgements came before it, but a device acknowledges what it has yet
+// to complete: microseconds, longer where the processors are busy (hwsim's is a thread).
+const lastWords = 100 * time.Millisecond
+
+// hangUp ends the connection and the peer's access behind the peer's last message, and then
+// calls disconnect. It does not block.
+func (q *queuePair) hangUp(err error, disconnect func()) {
+	end := func() {
+		q.fail(err)
+		disconnect()
+	}
+	q.mu.Lock()
+	q.drainLocked()
+	over := q.overLocked()
+	q.mu.Unlock()
+	if over {
+		end()
+	} else {
+		time.AfterFunc(lastWords, end) // without effect on an endpoint that has ended
 	}
 }
 
@@ -176,10 +198,17 @@ func (q *queuePair) toErrorLocked() {
 	}
 }
 
-// settleLocked publishes the end once no transfer is under way.
+// settleLocked publishes the end, or waits for the transfers under way.
 func (q *queuePair) settleLocked() {
-	if q.failing != nil && q.user.transfersLocked() == 0 {
+	switch {
+	case q.failing == nil || q.err.Load() != nil:
+	case q.user.transfersLocked() == 0:
 		q.publishLocked()
+	case q.late == nil && !q.gone:
+		if q.notified.CompareAndSwap(false, true) {
+			q.cq.Notify(false)
+		}
+		q.late = time.AfterFunc(flushTime, q.user.giveUp)
 	}
 }
 
@@ -205,11 +234,9 @@ func (q *queuePair) publishLocked() {
 	q.watchers.alert()
 }
 
-// drainLocked takes what the completion queue has.
+// drainLocked takes what the completion queue has, and publishes the end behind all of it.
 func (q *queuePair) drainLocked() {
-	if !q.gone {
-		q.takeLocked()
-	}
+	q.takeLocked()
 	q.settleLocked()
 }
 
@@ -219,6 +246,11 @@ const dryPolls = 8
 
 // takeLocked takes completions without publishing an end.
 func (q *queuePair) takeLocked() {
+	if q.gone {
+		return
+	}
+	q.taking = true
+	defer func() { q.taking = false }()
 	for {
 		times := 1
 		if q.dry {

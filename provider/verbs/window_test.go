@@ -161,6 +161,11 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 		}
 		p.close()
 	}
+	unused := &device{ctx: b.dev.ctx, caps: b.dev.caps, stop: make(chan struct{})}
+	close(unused.stop)
+	if _, err := tryWindows(unused, 1); !errors.Is(err, errProbeStopped) {
+		t.Errorf("the probe of a device that nobody uses goes on: %v", err)
+	}
 }
 
 // With a window the registration stays in the cache, and an exposure is a hit

@@ -351,7 +351,7 @@ func refused(t *testing.T, a *end, d direction, local []byte, desc session.Descr
 	case ev.Err == nil && !d.refusedLater(a):
 		t.Error("completed without an error")
 	case ev.Err != nil && d.kind == session.WriteDone:
-		if _, err := a.endOf(); !errors.Is(err, syscall.ECONNRESET) {
+		if _, err := a.endOf(); !broken(err) {
 			t.Errorf("behind %v the connection ends with %v", ev.Err, err)
 		}
 	}
@@ -364,7 +364,13 @@ func (d direction) refusedLater(e *end) bool {
 		return false
 	}
 	_, err := e.endOf()
-	return errors.Is(err, syscall.ECONNRESET)
+	return broken(err)
+}
+
+// broken reports whether a connection ended by a refusal, or by want of an answer, as the
+// network may lose the refusal and who refused answers no more.
+func broken(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
 // After Revoke nothing of the peer's touches the memory, whatever it had

@@ -87,6 +87,8 @@ static int fault(const char *name)
 	struct type *o = calloc(1, sizeof(*o)); \
 	COUNT(what, 1)
 #define FREE(what, o) (COUNT(what, -1), free(o), 0)
+// Of a removed device, as libibverbs has it.
+#define DESTROY(what, o) (word[REMOVED] && !getenv("RDMAV_ALLOW_DISASSOC_DESTROY") ? EIO : FREE(what, o))
 
 static void make_pipe(int p[2])
 {
@@ -230,7 +232,7 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *c)
 	return o;
 }
 
-int ibv_dealloc_pd(struct ibv_pd *o) { return FREE(PD, o); }
+int ibv_dealloc_pd(struct ibv_pd *o) { return DESTROY(PD, o); }
 
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 {
@@ -240,7 +242,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 	return o;
 }
 
-int ibv_dereg_mr(struct ibv_mr *o) { return word[KEEPS] ? EBUSY : FREE(MR, o); }
+int ibv_dereg_mr(struct ibv_mr *o) { return word[KEEPS] ? EBUSY : DESTROY(MR, o); }
 
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *c)
 {
@@ -284,7 +286,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *c, int n, void *owner, struct i
 	return o;
 }
 
-int ibv_destroy_cq(struct ibv_cq *o) { return FREE(CQ, o); }
+int ibv_destroy_cq(struct ibv_cq *o) { return DESTROY(CQ, o); }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 {
@@ -315,7 +317,7 @@ int ibv_modify_qp(struct ibv_qp *q, struct ibv_qp_attr *a, int mask)
 }
 
 int ibv_query_qp(struct ibv_qp *q, struct ibv_qp_attr *a, int mask, struct ibv_qp_init_attr *i) { return 0; }
-int ibv_destroy_qp(struct ibv_qp *o) { return FREE(QP, o); }
+int ibv_destroy_qp(struct ibv_qp *o) { return DESTROY(QP, o); }
 
 // ---- connection manager ----
 
