@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -101,22 +102,18 @@ func receive(c *net.UnixConn, m *message) (fds []int, err error) {
 	var b [messageSize + 1]byte
 	var oob [1040]byte // a little more than roomFDs need
 	n, oobn, flags, _, err := c.ReadMsgUnix(b[:], oob[:unix.CmsgSpace(4*roomFDs)])
-	if err != nil {
-		return nil, err
-	}
+	// An empty message is io.EOF, and its descriptors are there all the same.
 	if oobn > 0 {
-		msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
-		if err != nil {
-			return nil, err
-		}
+		msgs, e := unix.ParseSocketControlMessage(oob[:oobn])
+		err = cmp.Or(err, e)
 		for i := range msgs {
-			if got, err := unix.ParseUnixRights(&msgs[i]); err == nil {
+			if got, e := unix.ParseUnixRights(&msgs[i]); e == nil {
 				fds = append(fds, got...)
 			}
 		}
 	}
-	if n == 0 {
-		return fds, errPeerGone
+	if err != nil {
+		return fds, err
 	}
 	if err := m.decode(b[:n]); err != nil {
 		return fds, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -321,13 +322,24 @@ func (l *link) whenClosed(f func()) {
 	}
 }
 
+// mayGiveBack reports whether memory of rings is given back while the link lives. That takes
+// the lock of the segment's file (shmem_fallocate in Linux's mm/shmem.c), which the peer holds
+// in a write(2) to it for as long as the memory that it writes from does not come, as that of
+// a FUSE server's file. A thread of this process would be stuck meanwhile, and outlive even
+// SIGKILL. So it takes a peer of this process's user, who could stop it anyway.
+func (l *link) mayGiveBack() bool {
+	return l.peer.uid == uint32(os.Geteuid()) && oneUser(l.peer.uid)
+}
+
 // reclaimPass gives back memory of rings, in use or not, and ends a link that is idle. That
 // takes nothing from the peer: what it has yet to read is in its own mapping.
 func (l *link) reclaimPass() (again bool) {
-	again = l.slots.reclaim(l.side, l.ended())
-	for _, s := range l.slots.list() {
-		if e := s.ep.Load(); e != nil && e.shrink() {
-			again = true
+	if l.mayGiveBack() {
+		again = l.slots.reclaim(l.side, l.ended())
+		for _, s := range l.slots.list() {
+			if e := s.ep.Load(); e != nil && e.shrink() {
+				again = true
+			}
 		}
 	}
 	return l.endIdle() || again

@@ -105,8 +105,7 @@ func Listen(tcp *net.TCPListener, cfg Config) (*Listener, error) {
 		return nil, err
 	}
 	if err = l.begin(); err != nil {
-		l.leave()
-		l.diag.close()
+		l.Close() // one of its entrances may have been open for a moment
 		return nil, err
 	}
 	return l, nil

@@ -1,12 +1,14 @@
 package shm
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -158,4 +160,54 @@ func rendezvousOf(t *testing.T, tcp net.Listener) *net.UnixAddr {
 		t.Fatal(err)
 	}
 	return rendezvous(inode, first)
+}
+
+// sendEmpty sends a message without a byte, but with descriptors. Go's and x/sys's calls
+// would add a byte.
+func (s *rawPeer) sendEmpty(fds ...int) {
+	s.t.Helper()
+	oob := unix.UnixRights(fds...)
+	h := unix.Msghdr{Control: &oob[0]}
+	h.SetControllen(len(oob))
+	raw, err := s.conn.SyscallConn()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var errno syscall.Errno
+	if err := raw.Control(func(fd uintptr) {
+		_, _, errno = unix.Syscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(&h)), unix.MSG_NOSIGNAL)
+	}); err != nil || errno != 0 {
+		s.t.Fatal(err, errno)
+	}
+}
+
+// A message without a byte ends the link, and the descriptors that it brings are closed:
+// ahead of the handshake, behind it, and at the dialing end.
+func TestDescriptorsOfAnEmptyMessage(t *testing.T) {
+	fds := make([]int, roomFDs)
+	for i := range fds {
+		fds[i] = 1
+	}
+	leaks(t)
+	_, l := listen(t, "127.0.0.1:0", Config{})
+	s := dialRaw(t, l)
+	s.sendEmpty(fds...)
+	s.awaitHangUp()
+	s = dialRaw(t, l)
+	s.handshake()
+	s.sendEmpty(fds...)
+	s.awaitHangUp()
+
+	conns, err := unixPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conns[0].Close()
+	(&rawPeer{t, conns[0]}).sendEmpty(fds...)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if k, err := dialLink(ctx, conns[1], uint32(os.Geteuid()), Config{}.withDefaults()); err == nil {
+		k.release()
+		t.Error("the answer was understood")
+	}
 }

@@ -114,6 +114,38 @@ func TestRingShrinksWhenIdle(t *testing.T) {
 	}
 }
 
+// What it has grown to is not touched while the link lives if the peer is another user's,
+// who could hold up who gives it back.
+func TestRingOfAnotherUserStaysAsItIs(t *testing.T) {
+	a, b, unread := fullRing(t)
+	e := a.Endpoint.(*endpoint)
+	resume := withoutJanitor(e.link) // this test is it
+	defer resume()
+	e.link.peer.uid++
+	readPatterns(t, b, unreadSize, unread)
+	b.Poll(new(session.Event)) // says how far it has come
+	pass := func() {
+		t.Helper()
+		for range cacheTicks + 1 {
+			e.link.reclaimPass()
+		}
+		if used := budget.Used(); used != 1<<20-ring.Start {
+			t.Errorf("budget used: %d", used)
+		}
+	}
+	pass()
+	slot := e.slot
+	end(a)
+	end(b)
+	pass()
+	e.link.peer.uid--
+	for e.link.slots.reclaim(e.side, e.link.ended()) {
+	}
+	if used := budget.Used(); used != 0 || slot.cached() {
+		t.Errorf("of this user's link: budget used: %d", used)
+	}
+}
+
 // useSlot has a connection's ring take n messages, and returns its slot when that is free
 // again.
 func useSlot(t *testing.T, tcp net.Listener, l *Listener, n int) *slot {
