@@ -97,6 +97,7 @@ func (o opening) beside(tcp *net.TCPListener, anyPort bool) (*Listener, error) {
 		switch {
 		case anyPort && errors.Is(err, syscall.EADDRINUSE):
 			l.stop()
+			l.resetLeft() // of a dialer that knew the port
 			return nil, errPortTaken
 		case err != nil:
 			l.lack(p.name(), err)

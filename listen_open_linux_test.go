@@ -8,6 +8,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // taken is a provider for which the first ports are taken.
@@ -59,6 +60,47 @@ func TestPortTakenOnTheSANSide(t *testing.T) {
 			c.Close()
 		}
 		l.Close()
+	}
+}
+
+// lateTaken is a provider that finds its first port taken once the other one's has a
+// connection there.
+type lateTaken struct {
+	*fake
+	dialed net.Conn // nil: nobody has dialed yet
+}
+
+func (p *lateTaken) name() string { return "late" }
+
+func (p *lateTaken) listen(tcp *net.TCPListener, _ settings) (acceptor, error) {
+	if p.dialed != nil {
+		return nil, &Unavailable{Reason: ReasonNotServed, Err: errors.New("not here")}
+	}
+	c, err := (&Dialer{Policy: Require}).Dial("tcp", tcp.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	p.dialed = c
+	return nil, fmt.Errorf("late: listen: %w", syscall.EADDRINUSE)
+}
+
+// A connection to a port that is given up for another is reset.
+func TestConnectionToAPortThatIsGivenUp(t *testing.T) {
+	f := useFake(t)
+	p := &lateTaken{fake: f}
+	useProviders(t, f, p)
+	l, err := (&ListenConfig{Policy: Require}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if p.dialed == nil {
+		t.Fatal("nobody has dialed the first port")
+	}
+	defer p.dialed.Close()
+	p.dialed.SetDeadline(time.Now().Add(testTimeout))
+	if _, err := p.dialed.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("Read: %v", err)
 	}
 }
 

@@ -152,7 +152,7 @@ func (s *Session) throwAwayForGood() (last wire.Type) {
 func (s *Session) waitWhileTaken(over <-chan struct{}) {
 	t := time.NewTicker(closeWait)
 	defer t.Stop()
-	for before, now := uint64(0), s.received(); now != before; before, now = now, s.received() {
+	for before, now := ^uint64(0), s.taken(); now != before; before, now = now, s.taken() {
 		select {
 		case <-over:
 			return

@@ -310,15 +310,26 @@ func TestNoCallWaitsWhileCloseDelivers(t *testing.T) {
 // Close waits for a peer that reads slowly: the process may end afterwards, and what it
 // holds would be lost.
 func TestCloseWaitsForASlowReader(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"inbox": boxed, "messages": messages} {
-		t.Run(name, func(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		endpoint   twin.Config
+		session    session.Config
+		size, part int
+	}{
+		{"read by RDMA", boxed, session.Config{}, 500_000, 2000},
+		{"messages", messages, session.Config{}, 500_000, 2000},
+		// All of both boxes is full; a quarter of the inbox takes more than closeWait.
+		{"inbox", boxed, session.Config{Threshold: -1, SendBudget: 4 << 20, ReceiveBudget: 4 << 20}, 8 << 20, 30_000},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				a, b, ea, _ := pair(t, cfg, session.Config{CloseTimeout: time.Hour})
-				data := pattern(500_000)
+				tt.session.CloseTimeout = time.Hour
+				a, b, ea, _ := pair(t, tt.endpoint, tt.session)
+				data := pattern(tt.size)
 				over := make(chan []byte)
 				go func() {
 					var all []byte
-					for part := make([]byte, 2000); ; {
+					for part := make([]byte, tt.part); ; {
 						n, err := b.Read(part)
 						all = append(all, part[:n]...)
 						if err != nil {
@@ -331,6 +342,10 @@ func TestCloseWaitsForASlowReader(t *testing.T) {
 				if n, err := a.Write(data); n != len(data) || err != nil {
 					t.Fatal(n, err)
 				}
+				st := b.Stats()
+				if boxed := st.OffersReceived == 0 && st.OfferedBytesReceived > 0; boxed != (tt.name == "inbox") {
+					t.Errorf("through the inbox: %v; %+v", boxed, st)
+				}
 				began := time.Now()
 				a.Close()
 				t.Logf("Close took %v", time.Since(began))
@@ -338,6 +353,36 @@ func TestCloseWaitsForASlowReader(t *testing.T) {
 				if got := <-over; !bytes.Equal(got, data) {
 					t.Errorf("%d bytes of %d were read", len(got), len(data))
 				}
+			})
+		})
+	}
+}
+
+// A peer that writes, but does not read, does not hold up Close.
+func TestCloseDoesNotWaitForAPeerThatOnlyWrites(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"boxed": boxed, "messages": messages} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, cfg, session.Config{Threshold: -1, KeepAlive: -1, CloseTimeout: 20 * time.Second})
+				w := goWrite(a, pattern(16<<20))
+				over := make(chan struct{})
+				go func() {
+					defer close(over)
+					for part := make([]byte, 1000); ; nap(50 * time.Millisecond) {
+						if _, err := b.Write(part); err != nil {
+							return
+						}
+					}
+				}()
+				pass(time.Second)
+				began := time.Now()
+				a.Close()
+				if took := time.Since(began); took > 3*time.Second {
+					t.Errorf("Close took %v", took)
+				}
+				within(t, w)
+				b.Close()
+				<-over
 			})
 		})
 	}

@@ -201,12 +201,18 @@ func connErr(err error) error {
 	return err
 }
 
-// received returns the number of the peer's messages: it takes what it was sent as long
-// as it goes on giving credits back.
+// received returns the number of the peer's messages.
 func (c *core) received() uint64 {
 	c.rxMu.Lock()
 	defer c.rxMu.Unlock()
 	return c.rx.messages
+}
+
+// taken returns a number that grows as the peer takes what it was sent.
+func (c *core) taken() uint64 {
+	c.rxMu.Lock()
+	defer c.rxMu.Unlock()
+	return c.rx.taken
 }
 
 // unlockTx ends a use of the sender, and does what it has found to be due.

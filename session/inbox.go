@@ -22,8 +22,10 @@ const (
 	// A box, which stays registered, is at most 1/boxShare of MaxExpose: small where
 	// little memory can be registered.
 	boxShare = 4
-	// Emptied is sent after each 1/reportShare of the inbox.
+	// Emptied is sent after each 1/reportShare of the inbox, and each reportMost bytes: a
+	// Close at the other end sees every second (closeWait) whether this end goes on reading.
 	reportShare = 4
+	reportMost  = 256 << 10
 	// maxBox keeps lengths and positions within an int of 32 bits.
 	maxBox = 1 << 30
 )
@@ -109,7 +111,7 @@ func (rx *receiver) emptied(n int64) {
 	switch {
 	case in.left:
 		rx.closeInbox()
-	case in.emptied-in.reported >= int64(max(len(in.buf)/reportShare, 1)):
+	case in.emptied-in.reported >= int64(max(min(len(in.buf)/reportShare, reportMost), 1)):
 		in.reported = in.emptied
 		rx.send(wire.Emptied{Count: uint64(in.reported)}.Control())
 	}

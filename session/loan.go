@@ -25,6 +25,7 @@ var (
 // then a Write, and another Reserve, waits. The room must not be used after Commit.
 // Errors are those of Write.
 func (w *writing) Reserve(n int) (room []byte, err error) {
+	n = min(max(n, 1), maxBox) // lengths must not overflow
 	w.wr.begin()
 	defer w.wr.op.Unlock()
 	if st := w.wr.state.Load(); st != 0 {
@@ -44,7 +45,7 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 		}
 		w.progressForWrite(sure)
 		if w.over() == nil {
-			room = w.lendRoom(max(n, 1))
+			room = w.lendRoom(n)
 		}
 		if room != nil {
 			return 0

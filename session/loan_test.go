@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math"
 	"math/rand/v2"
 	"syscall"
 	"testing"
@@ -166,6 +167,22 @@ func TestReserveLendsAtLeastOneByte(t *testing.T) {
 				t.Errorf("Reserve(%d): %d bytes, %v", n, len(room), err)
 			}
 			a.Commit(0)
+		}
+	})
+}
+
+// Reserve of more than there can be lends what there is.
+func TestReserveOfAnyLength(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		for _, n := range []int{math.MaxInt, math.MaxInt - 8, math.MaxInt32} {
+			copy(reserve(t, a, n), "abc")
+			if err := a.Commit(3); err != nil {
+				t.Errorf("Reserve(%d), Commit: %v", n, err)
+			}
+			if got := readFull(t, b, 3); string(got) != "abc" {
+				t.Errorf("Reserve(%d): %q was read", n, got)
+			}
 		}
 	})
 }

@@ -155,6 +155,7 @@ func (e *engine) handleMessageLocked(m []byte) {
 	case wire.TypeData, wire.TypeFill, wire.TypeOfferRead, wire.TypeOfferWrite:
 		rx.payload(h, m)
 	case wire.TypeGrant, wire.TypeReadDone, wire.TypeRefuse, wire.TypeCancelWrite, wire.TypeInbox, wire.TypeEmptied:
+		rx.taken++
 		e.aboutSendingLocked(h, m)
 	default:
 		e.controlLocked(h, m)
@@ -169,6 +170,7 @@ func (e *engine) countLocked(h wire.Header) {
 		e.rx.violation("%v", err)
 	}
 	if news {
+		e.rx.taken++
 		e.wakeWriters()
 	}
 }
