@@ -121,6 +121,13 @@ func (s *boundSocket) name() error {
 
 func (s *boundSocket) Close() error { return unix.Close(s.fd) }
 
+// abandon closes a socket that a peer may have another descriptor of, so that TCP can have
+// its address all the same: see netDialer.
+func (s *boundSocket) abandon() {
+	_ = shareAddress(s.fd) // for want of it TCP reports that the address is in use
+	s.Close()
+}
+
 // source returns the local address that a TCP connection for this request would have.
 func (s *boundSocket) source(r request) (netip.AddrPort, error) {
 	var port uint16

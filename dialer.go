@@ -156,6 +156,6 @@ func (d *Dialer) fallBack(ctx context.Context, network, address string, why *Una
 	if d.Policy == Require {
 		return dialed{}, dialError(network, d.NetDialer.LocalAddr, netip.AddrPort{}, requireError{why})
 	}
-	c, err := d.NetDialer.DialContext(ctx, network, address)
+	c, err := d.netDialer().DialContext(ctx, network, address)
 	return dialed{c, why}, err
 }

@@ -53,7 +53,7 @@ func (p shmProvider) dial(ctx context.Context, r request) (transport, error) {
 	}
 	ep, err := shm.Dial(ctx, socket.fd, remote, cfg)
 	if err != nil {
-		socket.Close()
+		socket.abandon()
 		return transport{}, err
 	}
 	return transport{endpoint: ep, session: begun, local: socket.local, remote: remote}, nil

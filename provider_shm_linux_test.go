@@ -88,9 +88,16 @@ func TestStoppedListenerCostsOneDelay(t *testing.T) {
 	d.Options.AttemptTimeout = minSilence
 	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	wantFallback(t, mustDial(t, d, addr), ReasonRemembered)
+	resetBackoff()
+	local, err := net.ResolveTCPAddr("tcp", freePort(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.NetDialer.LocalAddr = local // which the listener has in its queue, with the socket
+	wantFallback(t, mustDial(t, d, addr), ReasonTimeout)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err := l.dialer().DialContext(ctx, "tcp", addr)
+	_, err = l.dialer().DialContext(ctx, "tcp", addr)
 	wantOpError(t, err, "dial", context.DeadlineExceeded)
 
 	if err := p.Process.Signal(syscall.SIGCONT); err != nil {

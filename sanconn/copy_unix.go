@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// fillFromSocket reads from a socket. While that has nothing, no room is reserved, which
-// would keep other Writes from the connection. While there is no room, the socket is not in
-// use, which would keep its Close waiting.
+// fillFromSocket reads from a socket, which nobody else reads meanwhile. While that has
+// nothing, no room is reserved, which would keep other Writes from the connection. While
+// there is no room, the socket is not in use, which would keep its Close waiting.
 func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, error) {
 	raw, err := s.SyscallConn()
 	if err != nil {

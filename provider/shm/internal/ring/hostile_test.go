@@ -78,6 +78,23 @@ func TestPeerThatBreaksTheRules(t *testing.T) {
 	}
 }
 
+// A writer that begins its next lap over what is kept is found before twice as much is.
+func TestMoreIsKeptThanTheRingHolds(t *testing.T) {
+	p := newPipe(t, minMax)
+	for kept := 0; kept <= Size; kept += 16 {
+		p.record(kindMessage|8, 16)
+		if msg, _ := p.Poll(); msg == nil {
+			t.Fatalf("behind %d bytes: %v", kept, p.Reader.Err())
+		}
+		if do := p.Keep(); (do&Broken != 0) != (kept == Size) {
+			t.Fatalf("behind %d bytes: %v", kept, p.Reader.Err())
+		}
+	}
+	if msg, _ := p.Poll(); msg != nil {
+		t.Error("a message from a broken ring")
+	}
+}
+
 func (p *pipe) writerIsBroken() {
 	p.t.Helper()
 	broken := Action(0)

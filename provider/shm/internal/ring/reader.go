@@ -39,7 +39,8 @@ type Reader struct {
 	current     int    // size of the last Poll's message
 	currentCell []byte // the message, if it is in a cell
 	kept        keptMessages
-	err         error // how the writer broke the rules
+	keptBytes   uint64 // of the ring that they take
+	err         error  // how the writer broke the rules
 }
 
 // Init prepares the zero Reader for an empty ring over mem, which is Size bytes long.
@@ -96,7 +97,11 @@ func (r *Reader) Keep() (do Action) {
 	if r.currentCell == nil {
 		r.kept.push(r.scan, r.current)
 		r.scan += recordSize(r.current)
-		return 0
+		// A tail is bounded by laps: it may be almost two ahead of a head that does not move.
+		if r.keptBytes += recordSize(r.current); r.keptBytes > Size {
+			r.broken(&do, "%d bytes of messages that are kept", r.keptBytes)
+		}
+		return do
 	}
 	r.kept.pushCopy(r.scan, bytes.Clone(r.currentCell)) // the cell itself is needed again
 	do = r.dropCell()
@@ -122,6 +127,9 @@ func (r *Reader) Front() []byte {
 func (r *Reader) Release() (do Action) {
 	if r.kept.count == 0 {
 		return 0
+	}
+	if size, spare := r.kept.front(); spare == nil {
+		r.keptBytes -= recordSize(size)
 	}
 	r.kept.pop()
 	return r.consumed()

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package san
+
+import "net"
+
+// netDialer is what dials TCP after a SAN did not serve.
+func (d *Dialer) netDialer() *net.Dialer { return &d.NetDialer }
