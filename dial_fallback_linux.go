@@ -2,7 +2,6 @@ package san
 
 import (
 	"context"
-	"errors"
 	"net"
 	"syscall"
 
@@ -13,23 +12,25 @@ import (
 // port, an attempt on shm may have passed a socket that is bound to it to a process that is
 // stopped, and that has it in its queue until it goes on. So that TCP need not wait for that
 // (EADDRINUSE), both sockets may share the port: see boundSocket.abandon.
-func (d *Dialer) netDialer() *net.Dialer {
+func (d *Dialer) netDialer(attempted bool) *net.Dialer {
 	n := d.NetDialer
-	if local, ok := n.LocalAddr.(*net.TCPAddr); ok && local.Port != 0 {
-		hook := d.control()
-		n.Control = nil
-		n.ControlContext = func(ctx context.Context, network, address string, c syscall.RawConn) error {
-			var err error
-			if e := c.Control(func(fd uintptr) { err = shareAddress(int(fd)) }); e != nil || err != nil {
-				return errors.Join(e, err)
-			}
-			if hook == nil {
-				return nil
-			}
-			return hook(ctx, network, address, c)
+	local, ok := n.LocalAddr.(*net.TCPAddr)
+	if !attempted || !ok || local.Port == 0 {
+		return &n
+	}
+	hook := d.control()
+	n.Control = nil
+	n.ControlContext = func(ctx context.Context, network, address string, c syscall.RawConn) error {
+		if err := c.Control(shareAddress); err != nil || hook == nil {
+			return err
 		}
+		return hook(ctx, network, address, c)
 	}
 	return &n
 }
 
-func shareAddress(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }
+// shareAddress lets others that have it set bind the socket's address as well. Where that
+// fails TCP reports that the address is in use.
+func shareAddress(fd uintptr) {
+	_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+}

@@ -5,4 +5,4 @@ package san
 import "net"
 
 // netDialer is what dials TCP after a SAN did not serve.
-func (d *Dialer) netDialer() *net.Dialer { return &d.NetDialer }
+func (d *Dialer) netDialer(bool) *net.Dialer { return &d.NetDialer }

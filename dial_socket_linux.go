@@ -124,7 +124,7 @@ func (s *boundSocket) Close() error { return unix.Close(s.fd) }
 // abandon closes a socket that a peer may have another descriptor of, so that TCP can have
 // its address all the same: see netDialer.
 func (s *boundSocket) abandon() {
-	_ = shareAddress(s.fd) // for want of it TCP reports that the address is in use
+	shareAddress(uintptr(s.fd))
 	s.Close()
 }
 

@@ -156,6 +156,11 @@ func (d *Dialer) fallBack(ctx context.Context, network, address string, why *Una
 	if d.Policy == Require {
 		return dialed{}, dialError(network, d.NetDialer.LocalAddr, netip.AddrPort{}, requireError{why})
 	}
-	c, err := d.netDialer().DialContext(ctx, network, address)
+	attempted := true // perhaps, over a SAN
+	switch why.Reason {
+	case ReasonPolicy, ReasonNetwork, ReasonNoProvider, ReasonNotServed:
+		attempted = false
+	}
+	c, err := d.netDialer(attempted).DialContext(ctx, network, address)
 	return dialed{c, why}, err
 }

@@ -116,6 +116,14 @@ static int is_static(void)
 	return 1;
 }
 
+// Otherwise nothing of a device that was removed can be destroyed: the kernel has done so,
+// and answers with EIO (rdma-core, libibverbs/driver.h: verbs_is_destroy_err). Set before
+// there are threads, which may read the environment.
+__attribute__((constructor)) static void allow_destroy(void)
+{
+	setenv("RDMAV_ALLOW_DISASSOC_DESTROY", "1", 0);
+}
+
 const char *san_load(void)
 {
 	static const char *const names[LIBS] = {"libibverbs.so.1", "librdmacm.so.1"};
@@ -126,9 +134,6 @@ const char *san_load(void)
 		return "the program is statically linked, so it cannot load libibverbs.so.1";
 	if (!dlopen || !dlsym || !dlerror)
 		return "this C library has no dlopen to load libibverbs.so.1 with";
-	// Otherwise nothing of a device that was removed can be destroyed: the kernel has
-	// done so, and answers with EIO (rdma-core, libibverbs/driver.h: verbs_is_destroy_err).
-	setenv("RDMAV_ALLOW_DISASSOC_DESTROY", "1", 0);
 	for (int i = 0; i < LIBS; i++) {
 		libs[i] = dlopen(names[i], LOAD_NOW);
 		if (!libs[i]) {

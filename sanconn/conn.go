@@ -133,7 +133,7 @@ func (c *Conn) writable() error {
 //
 // Over "verbs" the bytes on their way would be lost with the process, so Close waits
 // until the peer has them: up to Options.CloseTimeout for a peer that goes on taking
-// them, a second for one that takes none. (Delivery then goes on in the background.)
+// them, a second for one that takes none, or less than 128 KiB. (Delivery then goes on in the background.)
 // Before that it waits up to Options.CancelTimeout for an operation in the middle of a
 // transfer. Over "shm" it waits only in the rare case that control messages have no
 // room yet.

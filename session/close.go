@@ -18,7 +18,8 @@ type closing struct {
 
 // closeWait is how long Close itself waits for a silent peer, where bytes would be lost
 // with the process. The rest of CloseTimeout passes in the background, so that a peer
-// that does not read delays nobody; Close does wait for one that reads slowly.
+// that does not read delays nobody; Close does wait for one that reads slowly, but at least
+// reportMost in that time.
 const closeWait = time.Second
 
 // CloseWrite ends this direction: the peer reads io.EOF after what was written. A

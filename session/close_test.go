@@ -319,7 +319,7 @@ func TestCloseWaitsForASlowReader(t *testing.T) {
 		{"read by RDMA", boxed, session.Config{}, 500_000, 2000},
 		{"messages", messages, session.Config{}, 500_000, 2000},
 		// All of both boxes is full; a quarter of the inbox takes more than closeWait.
-		{"inbox", boxed, session.Config{Threshold: -1, SendBudget: 4 << 20, ReceiveBudget: 4 << 20}, 8 << 20, 30_000},
+		{"inbox", boxed, session.Config{Threshold: -1, SendBudget: 4 << 20, ReceiveBudget: 4 << 20}, 8 << 20, 10_000},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -368,7 +368,7 @@ func TestCloseDoesNotWaitForAPeerThatOnlyWrites(t *testing.T) {
 				over := make(chan struct{})
 				go func() {
 					defer close(over)
-					for part := make([]byte, 1000); ; nap(50 * time.Millisecond) {
+					for part := make([]byte, 10_000); ; nap(10 * time.Millisecond) {
 						if _, err := b.Write(part); err != nil {
 							return
 						}

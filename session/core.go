@@ -208,11 +208,15 @@ func (c *core) received() uint64 {
 	return c.rx.messages
 }
 
-// taken returns a number that grows as the peer takes what it was sent.
+// taken returns a number that grows as the peer takes what is sent: it answers, or makes room
+// for more. Credit alone says nothing, as control messages bring it, too.
 func (c *core) taken() uint64 {
 	c.rxMu.Lock()
-	defer c.rxMu.Unlock()
-	return c.rx.taken
+	n := c.rx.taken
+	c.rxMu.Unlock()
+	c.txMu.Lock()
+	defer c.txMu.Unlock()
+	return n + c.tx.committed
 }
 
 // unlockTx ends a use of the sender, and does what it has found to be due.

@@ -23,9 +23,10 @@ const (
 	// little memory can be registered.
 	boxShare = 4
 	// Emptied is sent after each 1/reportShare of the inbox, and each reportMost bytes: a
-	// Close at the other end sees every second (closeWait) whether this end goes on reading.
+	// Close at the other end then sees each second (closeWait) that this end goes on
+	// reading, if it reads as much.
 	reportShare = 4
-	reportMost  = 256 << 10
+	reportMost  = 128 << 10
 	// maxBox keeps lengths and positions within an int of 32 bits.
 	maxBox = 1 << 30
 )

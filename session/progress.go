@@ -170,7 +170,6 @@ func (e *engine) countLocked(h wire.Header) {
 		e.rx.violation("%v", err)
 	}
 	if news {
-		e.rx.taken++
 		e.wakeWriters()
 	}
 }

@@ -53,7 +53,7 @@ type receiver struct {
 	polls uint64 // polls that left nothing that the endpoint knew of
 	do    receiverDo
 
-	taken uint64 // grows as the peer takes what this end has sent
+	taken uint64 // messages about what this end sends
 
 	bytes, messages, offers, movedBytes, boxedBytes, lentBytes uint64
 }

@@ -50,6 +50,8 @@ type sender struct {
 	wake  bool  // a waiting Write may go on
 	fault error // the peer has broken the protocol
 
+	committed uint64 // messages with bytes of the stream, or about bytes of it
+
 	bytes, messages, offers, movedBytes, boxedBytes, lentBytes, stalls, noBox uint64
 }
 
@@ -224,6 +226,7 @@ func (t *sender) commit(room []byte, typ wire.Type, flags uint8, n int) {
 	wire.Header{Type: typ, Flags: flags, Credit: t.credits.Advertise()}.Put(room)
 	t.msgs.Commit(n)
 	t.counted(typ)
+	t.committed++
 }
 
 func (t *sender) counted(typ wire.Type) {

@@ -66,7 +66,7 @@ func newEndpoint(l *link, s *slot, bound int) *endpoint {
 		e.connecting.Store(true)
 	}
 	pages := s.pages.take()
-	if pages > ring.Start && budget.Exceeded() && l.mayGiveBack() && giveBack(s.rings[e.side], pages) {
+	if pages > ring.Start && budget.Exceeded() && l.givesBack && giveBack(s.rings[e.side], pages) {
 		pages = 0
 	}
 	there := 1 - e.side

@@ -34,6 +34,13 @@ type link struct {
 	offers  offers
 	reclaim reclaimer
 
+	// givesBack: memory of rings is given back while the link lives. That takes the lock of
+	// the segment's file (shmem_fallocate in Linux's mm/shmem.c), which the peer holds in a
+	// write(2) to it for as long as the memory that it writes from does not come, as that of
+	// a FUSE server's file. A thread of this process would be stuck meanwhile, and outlive
+	// even SIGKILL. So it takes a peer of this process's user, who could stop it anyway.
+	givesBack bool
+
 	// accept takes a connection at the accepting end and returns the code to
 	// reply with, and the descriptors that are still to be closed. It does not block.
 	accept acceptFunc
@@ -73,6 +80,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	if l.payer, l.theirs = ownAccount(), accountOf(l.peer.uid); side == 1 {
 		l.payer = l.theirs
 	}
+	l.givesBack = l.peer.uid == uint32(os.Geteuid()) && oneUser(l.peer.uid)
 	l.door.pass, l.door.peer = -1, -1
 	if err == nil {
 		l.door, err = newDoorbell()
@@ -200,8 +208,11 @@ func (l *link) attach(e *endpoint) (code uint8) {
 	if l.dead {
 		return codeClosed
 	}
-	if l.side == 1 && !l.payer.take(l.payer.connections, 1) {
-		return codeResources
+	if l.side == 1 && !e.slot.charged {
+		if !l.payer.take(l.payer.connections, 1) {
+			return codeResources
+		}
+		e.slot.charged = true
 	}
 	l.users++
 	e.slot.ep.Store(e)
@@ -221,16 +232,25 @@ func (l *link) detach(s *slot) {
 	}
 	if l.side == 0 {
 		l.slots.retire(s)
-	} else {
-		l.payer.giveBack(l.payer.connections, 1)
 	}
 	l.mu.Lock()
+	if l.givesBack { // otherwise its memory stays, and so it counts until the link's end
+		l.unchargeLocked(s)
+	}
 	others := l.users > 1
 	l.mu.Unlock()
 	if others {
 		l.attend.rest() // on whose behalf this one may have attended
 	}
 	l.release()
+}
+
+// unchargeLocked gives a slot's connection back to the peer's user.
+func (l *link) unchargeLocked(s *slot) {
+	if s.charged {
+		s.charged = false
+		l.payer.giveBack(l.payer.connections, 1)
+	}
 }
 
 // acquire adds a user, for whom the link's memory stays. It fails if the link is dead.
@@ -322,19 +342,10 @@ func (l *link) whenClosed(f func()) {
 	}
 }
 
-// mayGiveBack reports whether memory of rings is given back while the link lives. That takes
-// the lock of the segment's file (shmem_fallocate in Linux's mm/shmem.c), which the peer holds
-// in a write(2) to it for as long as the memory that it writes from does not come, as that of
-// a FUSE server's file. A thread of this process would be stuck meanwhile, and outlive even
-// SIGKILL. So it takes a peer of this process's user, who could stop it anyway.
-func (l *link) mayGiveBack() bool {
-	return l.peer.uid == uint32(os.Geteuid()) && oneUser(l.peer.uid)
-}
-
 // reclaimPass gives back memory of rings, in use or not, and ends a link that is idle. That
 // takes nothing from the peer: what it has yet to read is in its own mapping.
 func (l *link) reclaimPass() (again bool) {
-	if l.mayGiveBack() {
+	if l.givesBack {
 		again = l.slots.reclaim(l.side, l.ended())
 		for _, s := range l.slots.list() {
 			if e := s.ep.Load(); e != nil && e.shrink() {
@@ -383,6 +394,9 @@ func (l *link) giveBack() {
 	}
 	l.slots.unmap()
 	l.mu.Lock()
+	for _, s := range l.slots.list() {
+		l.unchargeLocked(s)
+	}
 	l.released = true
 	onClose := l.onClose
 	l.mu.Unlock()

@@ -114,35 +114,55 @@ func TestRingShrinksWhenIdle(t *testing.T) {
 	}
 }
 
-// What it has grown to is not touched while the link lives if the peer is another user's,
-// who could hold up who gives it back.
-func TestRingOfAnotherUserStaysAsItIs(t *testing.T) {
-	a, b, unread := fullRing(t)
-	e := a.Endpoint.(*endpoint)
-	resume := withoutJanitor(e.link) // this test is it
-	defer resume()
-	e.link.peer.uid++
-	readPatterns(t, b, unreadSize, unread)
+// What rings have grown to is not touched while the link lives if the peer is another user's,
+// who could hold up who gives it back. Meanwhile each slot that was used counts as one of that
+// user's connections.
+func TestRingsOfAnotherUserStayAsTheyAre(t *testing.T) {
+	leaks(t)
+	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	before := held.connections.Used()
+	first, firstHere := meet(t, tcp, l) // keeps the link
+	both := []*link{first.(*endpoint).link, firstHere.(*endpoint).link}
+	defer withoutJanitor(both...)() // this test is it
+	for _, k := range both {
+		k.givesBack = false
+	}
+	x, y := meet(t, tcp, l)
+	z, w := meet(t, tcp, l)
+	const grown = 1 << 20
+	a, b := newPeer(y), newPeer(x) // from the accepting end
+	n := 0
+	for msg := make([]byte, unreadSize); y.(*endpoint).out.Pages() < grown; n++ {
+		pattern(msg, uint64(n))
+		if !a.send(msg) {
+			t.Fatal(a.Err())
+		}
+	}
+	readPatterns(t, b, unreadSize, n)
 	b.Poll(new(session.Event)) // says how far it has come
-	pass := func() {
+	pass := func(when string) {
 		t.Helper()
 		for range cacheTicks + 1 {
-			e.link.reclaimPass()
+			for _, k := range both {
+				k.reclaimPass()
+			}
 		}
-		if used := budget.Used(); used != 1<<20-ring.Start {
-			t.Errorf("budget used: %d", used)
+		if used := budget.Used(); used != grown-ring.Start {
+			t.Errorf("%s: budget used: %d", when, used)
+		}
+		if used := held.connections.Used() - before; used != 3 {
+			t.Errorf("%s: %d connections count", when, used)
 		}
 	}
-	pass()
-	slot := e.slot
-	end(a)
-	end(b)
-	pass()
-	e.link.peer.uid--
-	for e.link.slots.reclaim(e.side, e.link.ended()) {
+	pass("while they live")
+	for _, e := range []session.Endpoint{x, y, z, w} {
+		end(e)
 	}
-	if used := budget.Used(); used != 0 || slot.cached() {
-		t.Errorf("of this user's link: budget used: %d", used)
+	pass("behind their end")
+	x, y = meet(t, tcp, l)
+	pass("one more, on a slot of before")
+	for _, e := range []session.Endpoint{x, y, first, firstHere} {
+		end(e)
 	}
 }
 

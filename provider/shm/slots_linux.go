@@ -18,6 +18,7 @@ type slot struct {
 	pages   cachedPages              // of the ring that this end writes
 
 	refused bool // by the peer, which has never had it; at the dialing end, guarded by the table's mu
+	charged bool // to the peer's user, as a connection; at the accepting end, guarded by the link's mu
 }
 
 // reset prepares a slot for its next connection.
@@ -197,5 +198,5 @@ func (t *slotTable) unmap() {
 	}
 }
 
-// cached reports whether a slot has pages that reclaim is to give back.
+// cached reports whether a slot has pages that reclaim is to give back, if the link does that.
 func (s *slot) cached() bool { return s.pages.bytes.Load() > ring.Start }

@@ -39,8 +39,8 @@ type device struct {
 	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 
-// devices are those in use or being closed. There are never two for the same context,
-// as they would take each other's events.
+// devices are those in use or being closed, but for named ones that have failed. There are
+// never two for the same context, as they would take each other's events.
 var devices struct {
 	mu sync.Mutex
 	m  map[any]*device // by context of librdmacm, or by name. Guarded by mu

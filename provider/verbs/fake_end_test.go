@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/regcache"
@@ -149,6 +150,29 @@ func testEndBehindDisconnect(t *testing.T) {
 	e.complete(ibv.WC{ID: kindSend | 1, Status: ibv.RetryExcErr}, ibv.WC{ID: kindRecv, Opcode: ibv.WCRecv, ByteLen: 8})
 	if err := e.Err(); !errors.Is(err, syscall.ETIMEDOUT) || !e.Poll(&session.Event{}) {
 		t.Errorf("a message behind a send that has failed is lost: %v", err)
+	}
+
+	// The peer's disconnection may be ahead of its messages.
+	disconnected := make(chan struct{}, 2)
+	for port, want := range map[int]error{47_023: syscall.EPIPE, 47_024: syscall.ECONNRESET} {
+		e, _ = started(t, port)
+		e.q.hangUp(deviceError(syscall.EIO), func() { disconnected <- struct{}{} })
+		if want == syscall.EPIPE {
+			f.set(fakeOpcode, int64(ibv.WCRecv))
+			f.set(fakeCompletions, 1)
+			e.Poll(&session.Event{})
+			f.set(fakeOpcode, 0)
+		} else if err := e.Err(); err != nil {
+			t.Errorf("it ends with the disconnection: %v", err)
+		}
+		select {
+		case <-disconnected:
+		case <-time.After(10 * time.Second):
+			t.Error("this end does not disconnect")
+		}
+		if err := e.Err(); !errors.Is(err, want) {
+			t.Errorf("behind the disconnection: %v, want %v", err, want)
+		}
 	}
 
 	e, _ = started(t, 47_014)
