@@ -77,7 +77,7 @@ func (d *Dialer) dialOne(ctx context.Context, network string, r request, tcpTime
 		ctx, cancel = context.WithTimeout(ctx, tcpTimeout)
 		defer cancel()
 	}
-	return d.fallBack(ctx, network, r.address, why)
+	return d.fallBack(ctx, network, r.address, why, len(r.serving) > 0)
 }
 
 // slowNetwork is a provider that knows of networks whose attempts take long.

@@ -96,7 +96,7 @@ func (d *Dialer) explainOne(ctx context.Context, providers []provider, r request
 		if d.Policy == Require {
 			return nil, &Unavailable{Reason: ReasonPolicy}
 		}
-		return d.netDialer(true).DialContext(ctx, r.network, r.address)
+		return d.netDialer(d.Policy != Never && served(r)).DialContext(ctx, r.network, r.address)
 	})
 	return outcomes
 }

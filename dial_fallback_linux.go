@@ -15,7 +15,7 @@ import (
 func (d *Dialer) netDialer(attempted bool) *net.Dialer {
 	n := d.NetDialer
 	local, ok := n.LocalAddr.(*net.TCPAddr)
-	if !attempted || !ok || local.Port == 0 {
+	if !attempted || !ok || local == nil || local.Port == 0 {
 		return &n
 	}
 	hook := d.control()

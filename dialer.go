@@ -76,7 +76,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 
 func (d *Dialer) dial(ctx context.Context, network, address string) (dialed, error) {
 	if !isTCP(network) {
-		return d.fallBack(ctx, network, address, notTCP(network))
+		return d.fallBack(ctx, network, address, notTCP(network), false)
 	}
 	env := processEnvironment()
 	providers, why, err := choose(d.Providers, env, registry)
@@ -87,7 +87,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (dialed, err
 		why = &Unavailable{Reason: ReasonPolicy}
 	}
 	if why != nil {
-		return d.fallBack(ctx, network, address, why)
+		return d.fallBack(ctx, network, address, why, false)
 	}
 	ctx, cancel := d.bound(ctx)
 	defer cancel()
@@ -104,7 +104,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (dialed, err
 		}
 	}
 	if !slices.ContainsFunc(requests, served) && severalFamilies(requests) {
-		return d.fallBack(ctx, network, address, &Unavailable{Reason: ReasonNotServed})
+		return d.fallBack(ctx, network, address, &Unavailable{Reason: ReasonNotServed}, false)
 	}
 	return d.dialEach(ctx, network, requests)
 }
@@ -151,15 +151,10 @@ func (d *Dialer) control() func(context.Context, string, string, syscall.RawConn
 	return nil
 }
 
-// fallBack leaves the connection to net.
-func (d *Dialer) fallBack(ctx context.Context, network, address string, why *Unavailable) (dialed, error) {
+// fallBack leaves the connection to net. attempted: a SAN was, in vain.
+func (d *Dialer) fallBack(ctx context.Context, network, address string, why *Unavailable, attempted bool) (dialed, error) {
 	if d.Policy == Require {
 		return dialed{}, dialError(network, d.NetDialer.LocalAddr, netip.AddrPort{}, requireError{why})
-	}
-	attempted := true // perhaps, over a SAN
-	switch why.Reason {
-	case ReasonPolicy, ReasonNetwork, ReasonNoProvider, ReasonNotServed:
-		attempted = false
 	}
 	c, err := d.netDialer(attempted).DialContext(ctx, network, address)
 	return dialed{c, why}, err

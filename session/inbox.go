@@ -110,8 +110,9 @@ func (rx *receiver) emptied(n int64) {
 	in := &rx.inbox
 	in.emptied += n
 	switch {
-	case in.left:
+	case in.left && in.unread() == 0:
 		rx.closeInbox()
+	case rx.closed:
 	case in.emptied-in.reported >= int64(max(min(len(in.buf)/reportShare, reportMost), 1)):
 		in.reported = in.emptied
 		rx.send(wire.Emptied{Count: uint64(in.reported)}.Control())

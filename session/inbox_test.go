@@ -43,7 +43,11 @@ func TestTheInboxIsReadInItsPlace(t *testing.T) {
 		if e.Left().Exposed != 1 {
 			t.Fatal("revoked before it was read")
 		}
-		if got := readFull(t, s, 20_000); !bytes.Equal(got, data[:20_000]) {
+		if got := readFull(t, s, 10_000); !bytes.Equal(got, data[:10_000]) {
+			t.Error("wrong bytes")
+		}
+		p.expect(tEmptied) // for the writer's Close
+		if got := readFull(t, s, 10_000); !bytes.Equal(got, data[10_000:20_000]) {
 			t.Error("wrong bytes")
 		}
 		pass(time.Second)

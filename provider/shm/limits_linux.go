@@ -12,7 +12,8 @@ import (
 // together; those of one user can hold half of it at most, and no more than the others have
 // left free (package quota). Beyond it, dialers are told that there is no room.
 type Limits struct {
-	// Connections accepted and not closed yet. It is RLIMIT_NOFILE, which bounds those of
+	// Connections accepted and not closed yet, and slots of other users' links that had one.
+	// It is RLIMIT_NOFILE, which bounds those of
 	// TCP, and at most 2^20.
 	Connections int64
 

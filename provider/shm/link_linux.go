@@ -65,6 +65,9 @@ type acceptFunc func(l *link, s *slot, m *message, fds []int) (code uint8, rest 
 // that wants one would hold a thread.
 var making sync.Mutex
 
+// thisUser is a variable for tests.
+var thisUser = os.Geteuid
+
 // newLink makes a link, with its caller as the user, from its socket and what the kernel
 // knows about the peer. It closes the socket if it fails.
 func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
@@ -80,7 +83,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	if l.payer, l.theirs = ownAccount(), accountOf(l.peer.uid); side == 1 {
 		l.payer = l.theirs
 	}
-	l.givesBack = l.peer.uid == uint32(os.Geteuid()) && oneUser(l.peer.uid)
+	l.givesBack = l.peer.uid == uint32(thisUser()) && oneUser(l.peer.uid)
 	l.door.pass, l.door.peer = -1, -1
 	if err == nil {
 		l.door, err = newDoorbell()
@@ -212,7 +215,7 @@ func (l *link) attach(e *endpoint) (code uint8) {
 		if !l.payer.take(l.payer.connections, 1) {
 			return codeResources
 		}
-		e.slot.charged = true
+		e.slot.charged = !l.givesBack // its memory stays, and so it counts until the link's end
 	}
 	l.users++
 	e.slot.ep.Store(e)
@@ -232,25 +235,16 @@ func (l *link) detach(s *slot) {
 	}
 	if l.side == 0 {
 		l.slots.retire(s)
+	} else if l.givesBack {
+		l.payer.giveBack(l.payer.connections, 1)
 	}
 	l.mu.Lock()
-	if l.givesBack { // otherwise its memory stays, and so it counts until the link's end
-		l.unchargeLocked(s)
-	}
 	others := l.users > 1
 	l.mu.Unlock()
 	if others {
 		l.attend.rest() // on whose behalf this one may have attended
 	}
 	l.release()
-}
-
-// unchargeLocked gives a slot's connection back to the peer's user.
-func (l *link) unchargeLocked(s *slot) {
-	if s.charged {
-		s.charged = false
-		l.payer.giveBack(l.payer.connections, 1)
-	}
 }
 
 // acquire adds a user, for whom the link's memory stays. It fails if the link is dead.
@@ -395,7 +389,9 @@ func (l *link) giveBack() {
 	l.slots.unmap()
 	l.mu.Lock()
 	for _, s := range l.slots.list() {
-		l.unchargeLocked(s)
+		if s.charged {
+			l.payer.giveBack(l.payer.connections, 1)
+		}
 	}
 	l.released = true
 	onClose := l.onClose

@@ -18,7 +18,7 @@ type slot struct {
 	pages   cachedPages              // of the ring that this end writes
 
 	refused bool // by the peer, which has never had it; at the dialing end, guarded by the table's mu
-	charged bool // to the peer's user, as a connection; at the accepting end, guarded by the link's mu
+	charged bool // to the peer's user, until the link's end; at the accepting end, guarded by the link's mu
 }
 
 // reset prepares a slot for its next connection.
@@ -149,14 +149,19 @@ func (t *slotTable) retire(s *slot) {
 const reapLook = 4
 
 // reapLocked frees those of the last n slots left that the peer is done with, too. They are
-// the first to be used again.
+// the first to be used again; the last, where the peer had no room for a connection on one: it
+// may count those that were used as one's (link.givesBack).
 func (t *slotTable) reapLocked(n int) {
 	for i := len(t.leaving) - 1; i >= max(0, len(t.leaving)-n); i-- {
 		if s := t.leaving[i]; t.overLocked(s) {
 			t.leaving = slices.Delete(t.leaving, i, i+1)
 			delete(t.connecting, uint32(s.number))
-			s.refused = false
-			t.free = append(t.free, s)
+			if s.refused {
+				s.refused = false
+				t.free = slices.Insert(t.free, 0, s)
+			} else {
+				t.free = append(t.free, s)
+			}
 		}
 	}
 }

@@ -98,6 +98,9 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 				if slots.replied(uint32(s.number), code) {
 					t.Error("a second reply was taken")
 				}
+				if first := slots.take() == s; first != (code == codeOK) {
+					t.Errorf("the first to be used again: %v", first)
+				}
 			})
 		}
 	}

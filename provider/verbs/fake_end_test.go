@@ -153,26 +153,31 @@ func testEndBehindDisconnect(t *testing.T) {
 	}
 
 	// The peer's disconnection may be ahead of its messages.
-	disconnected := make(chan struct{}, 2)
-	for port, want := range map[int]error{47_023: syscall.EPIPE, 47_024: syscall.ECONNRESET} {
-		e, _ = started(t, port)
-		e.q.hangUp(deviceError(syscall.EIO), func() { disconnected <- struct{}{} })
-		if want == syscall.EPIPE {
-			f.set(fakeOpcode, int64(ibv.WCRecv))
-			f.set(fakeCompletions, 1)
-			e.Poll(&session.Event{})
-			f.set(fakeOpcode, 0)
-		} else if err := e.Err(); err != nil {
-			t.Errorf("it ends with the disconnection: %v", err)
-		}
-		select {
-		case <-disconnected:
-		case <-time.After(10 * time.Second):
-			t.Error("this end does not disconnect")
-		}
-		if err := e.Err(); !errors.Is(err, want) {
-			t.Errorf("behind the disconnection: %v, want %v", err, want)
-		}
+	defer func(was time.Duration) { lastWords = was }(lastWords)
+	lastWords = time.Hour
+	e, _ = started(t, 47_023)
+	e.q.hangUp(deviceError(syscall.EIO), func() {})
+	if err := e.Err(); err != nil {
+		t.Errorf("it ends with the disconnection: %v", err)
+	}
+	f.set(fakeOpcode, int64(ibv.WCRecv))
+	f.set(fakeCompletions, 1)
+	e.Poll(&session.Event{})
+	f.set(fakeOpcode, 0)
+	if err := e.Err(); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("behind the disconnection, and the peer's last message: %v", err)
+	}
+	lastWords = time.Millisecond
+	e, _ = started(t, 47_024)
+	disconnected := make(chan struct{})
+	e.q.hangUp(deviceError(syscall.EIO), func() { close(disconnected) })
+	select {
+	case <-disconnected:
+	case <-time.After(10 * time.Second):
+		t.Error("this end does not disconnect")
+	}
+	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("behind the disconnection alone: %v", err)
 	}
 
 	e, _ = started(t, 47_014)

@@ -160,8 +160,9 @@ func (q *queuePair) fail(err error) {
 
 // lastWords is how long a peer's messages may come behind its end, which rdma_cm or TCP
 // reports. Their acknowledgements came before it, but a device acknowledges what it has yet
-// to complete: microseconds, longer where the processors are busy (hwsim's is a thread).
-const lastWords = 100 * time.Millisecond
+// to complete: microseconds, longer where the processors are busy (hwsim's is a thread). It
+// is a variable for tests.
+var lastWords = 100 * time.Millisecond
 
 // hangUp ends the connection and the peer's access behind the peer's last message, and then
 // calls disconnect. It does not block.
