@@ -136,9 +136,11 @@ func TestFailedDeviceIsOpenedAnew(t *testing.T) {
 	nothingLeft(t)
 	l := listen(t, Config{WithoutCM: true})
 	a, b := pair(t, l, Config{WithoutCM: true})
-	a.dev.fail(deviceError(syscall.EIO))
-	if err := a.Err(); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the connection of a device that has failed: %v", err)
+	for _, e := range []*Endpoint{a, b} { // of two devices, or of one
+		e.dev.fail(deviceError(syscall.EIO))
+		if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the connection of a device that has failed: %v", err)
+		}
 	}
 	c, d := pair(t, l, Config{WithoutCM: true})
 	if c.dev == a.dev || d.dev == b.dev {
