@@ -234,14 +234,23 @@ func goroutinesGone(t testing.TB, before int, limit time.Duration) {
 func nothingLeft(t testing.TB) {
 	t.Helper()
 	_, at := cable(t)
-	c, err := newID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.close)
-	if err := c.id.Bind(netip.AddrPortFrom(at, 0)); err != nil {
-		t.Fatal(err)
-	}
+	// Behind a test that breaks a cable, binding to another one's address has failed with
+	// ENODEV for moments (rxe; seen twice, not explained: hence the log). A listener tries
+	// again as well (retryTime).
+	testenv.Eventually(t, patience, func() error {
+		c, err := newID()
+		if err != nil {
+			return err
+		}
+		if err := c.id.Bind(netip.AddrPortFrom(at, 0)); err != nil {
+			gids, _ := exec.Command("sh", "-c", "ip -o addr; rdma link; grep -H -v 0000:0000:0000:0000:0000:0000:0000:0000 /sys/class/infiniband/*/ports/1/gids/*").CombinedOutput()
+			t.Logf("%v: %v\n%s", time.Now(), err, gids)
+			c.close()
+			return err
+		}
+		t.Cleanup(c.close)
+		return nil
+	})
 	before := objects(t)
 	_, used := controlArena().Bytes()
 	t.Cleanup(func() {
