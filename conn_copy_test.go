@@ -94,7 +94,7 @@ func TestCopyFromConnToConn(t *testing.T) {
 
 // eachSANLane runs a test on every lane that is a SAN.
 func eachSANLane(t *testing.T, test func(t *testing.T, client, server *sanconn.Conn, l lane)) {
-	for _, l := range systemLanes {
+	for _, l := range sanLanes {
 		t.Run(l.name, func(t *testing.T) {
 			client, server := l.sanPipe(t)
 			client.SetDeadline(time.Now().Add(testTimeout))
@@ -226,7 +226,8 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 				if err := client.Discard(len(lent)); err != nil {
 					t.Errorf("Discard: %v", err)
 				}
-				if err := client.Commit(len(room)); err == nil {
+				// A first Write does not know of the peer's Close.
+				if err := client.Commit(len(room)); err == nil && how != "peer's Close" {
 					t.Error("Commit has sent something")
 				}
 			})

@@ -15,7 +15,7 @@ import (
 // Large Writes go by RDMA out of the program's own memory exactly where they are meant to.
 // By messages means at most through the box.
 func TestLanesMoveBytesAsTheySay(t *testing.T) {
-	for _, l := range systemLanes {
+	for _, l := range sanLanes {
 		t.Run(l.name, func(t *testing.T) {
 			client, server := l.sanPipe(t)
 			var wg sync.WaitGroup
@@ -41,7 +41,7 @@ func TestLanesMoveBytesAsTheySay(t *testing.T) {
 }
 
 func TestReadAndWriteDoNotAllocate(t *testing.T) {
-	for _, l := range systemLanes {
+	for _, l := range sanLanes {
 		for _, size := range []int{1, 64, 4096, 64 << 10} {
 			if at := l.options.Threshold; at > 0 && at <= size {
 				continue // a registration for each Write
@@ -79,14 +79,15 @@ func TestReadAndWriteDoNotAllocate(t *testing.T) {
 
 // Connections leave nothing behind.
 func TestConnectionsLeaveNothing(t *testing.T) {
-	for _, l := range systemLanes {
+	for _, l := range lanes {
 		t.Run(l.name, func(t *testing.T) {
 			connect := func(times int) {
-				ln := mustListen(t, &ListenConfig{Options: l.options}, "tcp", l.here())
+				ln := l.listen(t, l.here())
 				defer ln.Close()
 				for range times {
 					c := mustDial(t, l.dialer(), ln.Addr().String())
 					s := mustAccept(t, ln)
+					l.begin(c)
 					send(t, c, s, "hello")
 					c.Close()
 					s.Close()

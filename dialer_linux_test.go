@@ -10,48 +10,43 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/sanconn"
 )
 
-// What a provider answers, and how the dial ends (C4). There is a TCP listener in each
-// case.
-func TestDialFallsBackUnlessTCPWouldFailToo(t *testing.T) {
+// atOnce returns a dialer whose connections move as soon as they are accepted.
+func atOnce() *Dialer { return &Dialer{Options: sanconn.Options{MoveAtOnce: true}} }
+
+// What a provider answers to a move, and the reason that the connection then has. The
+// connection works in each case.
+func TestDialMoveThatFails(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		answer error
-		reason Reason        // of the fallback
-		final  syscall.Errno // or the error that stays
+		reason Reason
 	}{
-		{name: "no SAN listener", answer: &Unavailable{Reason: ReasonNoListener}, reason: ReasonNoListener},
-		{name: "another version", answer: &Unavailable{Reason: ReasonVersion}, reason: ReasonVersion},
-		{name: "another owner", answer: fmt.Errorf("shm: %w", &Unavailable{Reason: ReasonOwner}), reason: ReasonOwner},
-		{name: "time-out", answer: os.NewSyscallError("connect", syscall.ETIMEDOUT), reason: ReasonTimeout},
-		{name: "no route over the SAN", answer: syscall.ENETUNREACH, reason: ReasonUnreachable},
-		{name: "not permitted", answer: os.NewSyscallError("socket", syscall.EACCES), reason: ReasonPermission},
-		{name: "out of descriptors", answer: os.NewSyscallError("socket", syscall.EMFILE), reason: ReasonResources},
-		{name: "out of memory", answer: syscall.ENOMEM, reason: ReasonResources},
-		{name: "nonsense", answer: errors.New("magic 0x1234"), reason: ReasonProtocol},
-		{name: "refused", answer: os.NewSyscallError("connect", syscall.ECONNREFUSED), final: syscall.ECONNREFUSED},
-		{name: "host unreachable", answer: syscall.EHOSTUNREACH, final: syscall.EHOSTUNREACH},
+		{"no SAN listener", &Unavailable{Reason: ReasonNoListener}, ReasonNoListener},
+		{"another version", &Unavailable{Reason: ReasonVersion}, ReasonVersion},
+		{"another owner", fmt.Errorf("shm: %w", &Unavailable{Reason: ReasonOwner}), ReasonOwner},
+		{"time-out", os.NewSyscallError("connect", syscall.ETIMEDOUT), ReasonTimeout},
+		{"no route over the SAN", syscall.ENETUNREACH, ReasonUnreachable},
+		{"not permitted", os.NewSyscallError("socket", syscall.EACCES), ReasonPermission},
+		{"out of descriptors", os.NewSyscallError("socket", syscall.EMFILE), ReasonResources},
+		{"out of memory", syscall.ENOMEM, ReasonResources},
+		{"nonsense", errors.New("magic 0x1234"), ReasonProtocol},
+		{"refused", os.NewSyscallError("connect", syscall.ECONNREFUSED), ReasonUnreachable},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := useFake(t)
-			f.fail = func(context.Context, request) error { return c.answer }
-			addr := plainListen(t, "127.0.0.1:0").Addr().String()
+			f.fail = func(context.Context) error { return c.answer }
+			l := plainListen(t, "127.0.0.1:0")
 
 			before := Stats()
-			conn, err := new(Dialer).Dial("tcp", addr)
-			if c.final != 0 {
-				oe := wantOpError(t, err, "dial", c.final)
-				if oe.Addr == nil || oe.Addr.String() != addr {
-					t.Errorf("the error names %v, want %s", oe.Addr, addr)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			wantFallback(t, conn, c.reason)
+			conn := mustDial(t, atOnce(), l.Addr().String())
+			wantStays(t, conn, c.reason)
+			send(t, conn, mustAccept(t, l), "by TCP")
 			after := Stats()
 			if n := after.Fallbacks[c.reason] - before.Fallbacks[c.reason]; n != 1 {
 				t.Errorf("counted %d times", n)
@@ -60,10 +55,13 @@ func TestDialFallsBackUnlessTCPWouldFailToo(t *testing.T) {
 				t.Errorf("%d TCP connections counted", n)
 			}
 
-			_, err = (&Dialer{Policy: Require}).Dial("tcp", addr)
-			wantOpError(t, err, "dial", err)
-			if why := (*Unavailable)(nil); errors.As(err, &why) && why.Reason != c.reason {
-				t.Errorf("with Require the reason is %v: %v", why.Reason, err)
+			_, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+			oe := wantOpError(t, err, "dial", err)
+			if oe.Addr == nil || oe.Addr.String() != l.Addr().String() {
+				t.Errorf("the error names %v, want %s", oe.Addr, l.Addr())
+			}
+			if why := (*Unavailable)(nil); !errors.As(err, &why) || why.Reason != c.reason {
+				t.Errorf("with Require: %v", err)
 			} else if !strings.Contains(err.Error(), "no SAN connection") {
 				t.Errorf("with Require the error is %v", err)
 			}
@@ -71,12 +69,92 @@ func TestDialFallsBackUnlessTCPWouldFailToo(t *testing.T) {
 	}
 }
 
+// A move that failed is tried again a few times, each after four times as much use; and it is
+// no failure for good.
+func TestDialMoveIsTriedAgain(t *testing.T) {
+	f := useFake(t)
+	tried := make(chan struct{})
+	goOn := make(chan error)
+	f.fail = func(context.Context) error {
+		tried <- struct{}{}
+		return <-goOn
+	}
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), l.Addr().String())
+	s := mustAccept(t, l)
+	go io.Copy(io.Discard, struct{ io.Reader }{s})
+	wantFallback(t, c, ReasonUnused)
+	used := uint64(0)
+	write := func(until uint64) (moves bool) {
+		t.Helper()
+		for ; used < until; used += 32 << 10 {
+			select {
+			case <-tried:
+				return true
+			default:
+			}
+			c.SetDeadline(time.Now().Add(testTimeout))
+			if _, err := c.Write(make([]byte, 32<<10)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return false
+	}
+	from := uint64(0)
+	for n, distance := 0, uint64(firstUse); n < mostTries; n, distance = n+1, moreUse*distance {
+		if write(from + distance) {
+			t.Fatalf("try %d comes when %d bytes have been used, %d behind the last", n, used, used-from)
+		}
+		<-tried // by the last Write, or a program would wait for it
+		from = used
+		if n == mostTries-1 {
+			goOn <- nil
+			wantMoved(t, c, fakeName)
+			wantMoved(t, s, fakeName)
+			break
+		}
+		goOn <- &Unavailable{Reason: ReasonResources}
+		wantStays(t, c, ReasonResources)
+		waitFor(t, "the next try to be set", func() bool { return !isTrying() })
+	}
+	if info := InfoOf(c); info.Fallback != ReasonNone || info.Cause != nil || info.TCPBytes != used {
+		t.Errorf("at last: %+v, want %d bytes by TCP", info, used)
+	}
+}
+
+// isTrying reports whether any connection moves just now.
+func isTrying() bool {
+	movers.mu.Lock()
+	defer movers.mu.Unlock()
+	return movers.running > 0
+}
+
+// … but not for ever.
+func TestDialMoveIsTriedAFewTimes(t *testing.T) {
+	f := useFake(t)
+	f.fail = func(context.Context) error { return &Unavailable{Reason: ReasonNoListener} }
+	l := plainListen(t, "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), l.Addr().String())
+	s := mustAccept(t, l)
+	for n := range mostTries + 2 {
+		newconn.HandleOf(c).CallUse(0) // as if it had been used as much as it takes
+		if n >= mostTries {
+			newconn.HandleOf(c).CallUse(never) // what the last try leaves
+		}
+		send(t, c, s, "a use")
+		waitFor(t, "the try", func() bool { return f.tried() == min(n+1, mostTries) && !isTrying() })
+	}
+	wantFallback(t, c, ReasonNoListener)
+}
+
 func TestDialPolicyNeverTriesNoProvider(t *testing.T) {
 	f := useFake(t)
-	c := mustDial(t, &Dialer{Policy: Never}, plainListen(t, "127.0.0.1:0").Addr().String())
+	d := atOnce()
+	d.Policy = Never
+	c := mustDial(t, d, plainListen(t, "127.0.0.1:0").Addr().String())
 	wantFallback(t, c, ReasonPolicy)
-	if f.tried() != 0 {
-		t.Error("the provider was tried")
+	if _, ok := c.(*net.TCPConn); !ok || f.tried() != 0 {
+		t.Errorf("a %T; the provider was tried %d times", c, f.tried())
 	}
 }
 
@@ -125,12 +203,14 @@ func TestDialBadInputIsTheErrorOfNet(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 			defer cancel()
 			_, want := new(net.Dialer).DialContext(ctx, c.network, c.address)
-			_, got := new(Dialer).DialContext(ctx, c.network, c.address)
-			if want == nil || got == nil || got.Error() != want.Error() {
-				t.Errorf("got  %v\nwant %v", got, want)
-			}
-			if _, err := (&Dialer{Policy: Require}).DialContext(ctx, c.network, c.address); err == nil {
-				t.Error("no error with Require")
+			for _, policy := range []Policy{Prefer, Require, Never} {
+				_, got := (&Dialer{Policy: policy}).DialContext(ctx, c.network, c.address)
+				if policy == Require && !isTCP(c.network) {
+					continue // what Require says of other networks comes first
+				}
+				if want == nil || got == nil || got.Error() != want.Error() {
+					t.Errorf("%v: got  %v\nwant %v", policy, got, want)
+				}
 			}
 		})
 	}
@@ -147,21 +227,23 @@ func freePort(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// A server that writes first, and one that counts what it receives: neither sees a byte
-// that is not the application's.
-func TestDialPlainServerSeesTheApplicationAlone(t *testing.T) {
-	for _, policy := range []Policy{Prefer, Never} {
-		t.Run(policy.String(), func(t *testing.T) {
-			l := plainListen(t, "127.0.0.1:0")
-			c := mustDial(t, &Dialer{Policy: policy}, l.Addr().String())
-			s := mustAccept(t, l)
-			send(t, s, c, "220 ready\r\n")
-			send(t, c, s, "EHLO\r\n")
-			c.Close()
-			rest, err := io.ReadAll(s)
-			if err != nil || len(rest) != 0 {
-				t.Errorf("%d more bytes: %q, %v", len(rest), rest, err)
-			}
-		})
+// The end of the context of a dial with Require, which waits for the peer, is net's.
+func TestDialRequireEndsWithItsContext(t *testing.T) {
+	f := useFake(t)
+	waits := make(chan struct{}, 1)
+	f.fail = func(ctx context.Context) error {
+		waits <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-waits
+		cancel()
+	}()
+	_, err := (&Dialer{Policy: Require}).DialContext(ctx, "tcp", plainListen(t, "127.0.0.1:0").Addr().String())
+	wantOpError(t, err, "dial", context.Canceled)
+	if reasonOf(err) != ReasonCanceled {
+		t.Errorf("the reason is %v", reasonOf(err))
 	}
 }

@@ -23,6 +23,7 @@
 //     commas; or none.
 //   - SAN_DISABLE: mechanisms to switch off, separated by commas: see
 //     sanconn.FeaturePoll and its neighbours.
+//   - SAN_SHM_DIR: Dialer.ShmDir and ListenConfig.ShmDir where the program does not set them.
 //   - SAN_SUBNETS: the only peers to connect to and to accept by verbs, as prefixes
 //     separated by commas.
 //   - SAN_IWARP_OFFSET: RDMA.IWARPOffset where the program does not set it.

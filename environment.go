@@ -27,6 +27,8 @@ const (
 	envServiceLevel = "SAN_SERVICE_LEVEL"
 	envAckTimeout   = "SAN_ACK_TIMEOUT"
 	envArena        = "SAN_ARENA"
+	envMove         = "SAN_MOVE"
+	envShmDir       = "SAN_SHM_DIR"
 )
 
 // environment is what operators have set.
@@ -34,6 +36,8 @@ type environment struct {
 	restricted bool     // SAN_PROVIDERS is set
 	providers  []string // then: those that may be used, in order
 	disable    session.Feature
+	moveAtOnce bool   // SAN_MOVE=now
+	shmDir     string // SAN_SHM_DIR
 
 	// Of verbs:
 	subnets      []netip.Prefix // that it may serve; nil: all
@@ -64,6 +68,8 @@ func parseEnvironment(lookup func(string) (string, bool)) environment {
 		restricted:   v.text(envProviders) != "",
 		providers:    v.providers(),
 		disable:      v.features(),
+		moveAtOnce:   v.moveAtOnce(),
+		shmDir:       v.text(envShmDir),
 		subnets:      v.subnets(),
 		sharedDomain: v.onOff(envSharedDomain, false),
 		rdma: RDMA{
@@ -119,6 +125,17 @@ func (v *variables) features() (all session.Feature) {
 		all |= f
 	}
 	return all
+}
+
+func (v *variables) moveAtOnce() bool {
+	switch s := strings.ToLower(v.text(envMove)); s {
+	case "":
+	case "now":
+		return true
+	default:
+		v.bad("%s=%s is not now", envMove, s)
+	}
+	return false
 }
 
 func (v *variables) subnets() (list []netip.Prefix) {

@@ -46,11 +46,11 @@ func ExampleDial() {
 	fmt.Fprintln(c, "hello")
 	var line string
 	fmt.Fscanln(c, &line)
-	fmt.Println(line, "by", san.InfoOf(c).Provider)
-	// Output: hello by shm
+	fmt.Println(line)
+	// Output: hello
 }
 
-// A server: as with net.Listen. Plain clients connect to the same port by TCP.
+// A server: as with net.Listen. Plain clients connect to the same port, and stay on TCP.
 func ExampleListen() {
 	l, err := san.Listen("tcp", "127.0.0.1:0") // was net.Listen
 	if err != nil {
@@ -58,11 +58,13 @@ func ExampleListen() {
 	}
 	defer l.Close()
 	go func() {
-		for _, dial := range []func(network, address string) (net.Conn, error){san.Dial, net.Dial} {
+		require := san.Dialer{Policy: san.Require} // not one byte by TCP
+		for _, dial := range []func(network, address string) (net.Conn, error){require.Dial, net.Dial} {
 			c, err := dial("tcp", l.Addr().String())
 			if err != nil {
 				log.Fatal(err)
 			}
+			fmt.Fprintln(c, "hello")
 			io.Copy(io.Discard, c)
 			c.Close()
 		}
@@ -72,12 +74,14 @@ func ExampleListen() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println("accepted by", san.InfoOf(c).Provider)
+		var line string
+		fmt.Fscanln(c, &line)
+		fmt.Println(line, "by", san.InfoOf(c).Provider)
 		c.Close()
 	}
 	// Output:
-	// accepted by shm
-	// accepted by tcp
+	// hello by shm
+	// hello by tcp
 }
 
 // With net/http, the server gets another listener and the client another DialContext.
@@ -100,7 +104,9 @@ func Example_http() {
 	defer server.Close()
 
 	client := &http.Client{Transport: &http.Transport{
-		DialContext: new(san.Dialer).DialContext, // was new(net.Dialer).DialContext
+		// Was new(net.Dialer).DialContext. With the default policy a connection moves once it
+		// has been used a while.
+		DialContext: (&san.Dialer{Policy: san.Require}).DialContext,
 	}}
 	defer client.CloseIdleConnections()
 	resp, err := client.Get("http://" + l.Addr().String())
@@ -126,10 +132,14 @@ func ExampleInfoOf() {
 	address, stop := echo() // one with it
 	defer stop()
 
+	dialer := san.Dialer{Options: sanconn.Options{MoveAtOnce: true}} // and not when it pays
 	for _, address := range []string{address, plain.Addr().String()} {
-		c, err := san.Dial("tcp", address)
+		c, err := dialer.Dial("tcp", address)
 		if err != nil {
 			log.Fatal(err)
+		}
+		for san.InfoOf(c).Fallback == san.ReasonUnused { // it moves in the background
+			time.Sleep(time.Millisecond)
 		}
 		info := san.InfoOf(c)
 		fmt.Printf("%s, fallback: %v\n", info.Provider, info.Fallback)
@@ -145,7 +155,7 @@ func ExampleStats() {
 	address, stop := echo()
 	defer stop()
 	before := san.Stats()
-	c, err := san.Dial("tcp", address)
+	c, err := (&san.Dialer{Policy: san.Require}).Dial("tcp", address)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -156,16 +166,16 @@ func ExampleStats() {
 	}
 
 	after := san.Stats()
-	fmt.Println("dialed by shm:", after.Dialed["shm"]-before.Dialed["shm"])
-	if s, ok := c.(*sanconn.Conn); ok { // not TCP
-		fmt.Println("sent:", s.Stats().BytesSent, "received:", s.Stats().BytesReceived)
+	fmt.Println("moved to shm:", after.Dialed["shm"]-before.Dialed["shm"])
+	if s, ok := c.(*sanconn.Conn); ok { // not net's own
+		fmt.Println("sent:", s.Stats().BytesSent, "by TCP:", s.Stats().TCPBytesSent)
 	}
 	// Output:
-	// dialed by shm: 1
-	// sent: 4 received: 4
+	// moved to shm: 1
+	// sent: 4 by TCP: 0
 }
 
-// Why a destination is reached as it is: each way there, in the order of a dial.
+// What would carry a connection to a destination, and why not the others.
 func ExampleDialer_Explain() {
 	plain, err := net.Listen("tcp", "127.0.0.1:0") // a server without package san
 	if err != nil {
@@ -199,13 +209,13 @@ func ExampleStats_expvar() {
 
 	address, stop := echo()
 	defer stop()
-	c, err := san.Dial("tcp", address)
+	c, err := (&san.Dialer{Policy: san.Require}).Dial("tcp", address)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer c.Close()
 
-	// {"Dialed":{"shm":1},"Accepted":{"shm":1},"Open":{"shm":2},"Fallbacks":{},"Listeners":{},"Refused":0}
+	// {"Dialed":{"shm":1,"tcp":1},"Accepted":{"shm":1,"tcp":1},"Open":{"shm":2},"Fallbacks":{},"Listeners":{},"Refused":0}
 	var published struct{ Dialed map[string]uint64 }
 	if err := json.Unmarshal([]byte(expvar.Get("san").String()), &published); err != nil {
 		log.Fatal(err)

@@ -24,7 +24,7 @@ func Example_lentMemory() {
 		}
 		defer c.Close()
 		conn, ok := c.(*sanconn.Conn)
-		if !ok { // over TCP there is nothing to lend
+		if !ok { // net's own has nothing to lend
 			fmt.Fprintln(c, "made in place")
 			return
 		}

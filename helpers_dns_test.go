@@ -71,10 +71,3 @@ func answerDNS(query []byte, hosts map[string][]string) ([]byte, error) {
 	}
 	return m.Pack()
 }
-
-// bothFamilies returns a dialer that knows both.test by ::1 and then 127.0.0.1, which is
-// also the order in which net sorts them.
-func bothFamilies(t *testing.T, policy Policy) *Dialer {
-	r := answering(t, map[string][]string{"both.test.": {"::1", "127.0.0.1"}})
-	return &Dialer{Policy: policy, NetDialer: net.Dialer{Resolver: r, Timeout: testTimeout}}
-}

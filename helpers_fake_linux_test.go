@@ -2,13 +2,13 @@ package san
 
 import (
 	"context"
-	"errors"
 	"net"
-	"net/netip"
+	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/session/twin"
 )
@@ -17,147 +17,91 @@ import (
 // test has set it to.
 const fakeName = "fake"
 
-// fake is a provider over in-memory endpoints. It serves this host's loopback
-// addresses.
+// fake is a provider over in-memory endpoints. It finds the acceptors of this process.
 type fake struct {
-	// fail, if not nil, is called before a dial is tried; its error is the dial's.
-	fail func(ctx context.Context, r request) error
-	// unnegotiated endpoints are connected to no listener.
-	unnegotiated bool
-	// silent dials reach the listener, are reported by connected, and never negotiate.
-	silent    atomic.Bool
-	connected chan struct{}
+	// fail, if not nil, is called before a move; its error is the move's.
+	fail func(ctx context.Context) error
+	// refuse, if not nil, is why listeners do without it.
+	refuse error
+	called string // its name, if that is not fakeName
 
-	mu        sync.Mutex
-	listeners map[netip.AddrPort]*fakeAcceptor // guarded by mu
-	attempts  int                              // dials that were tried, guarded by mu
-	listened  settings                         // of the last listener, guarded by mu
+	mu       sync.Mutex // guards what follows
+	moves    int        // that were tried
+	listened settings   // of the last listener
 }
 
 // useFake makes f the only provider of the process for the rest of the test.
 func useFake(t *testing.T) *fake {
 	t.Helper()
-	f := &fake{listeners: make(map[netip.AddrPort]*fakeAcceptor), connected: make(chan struct{}, 1)}
+	f := new(fake)
 	useProviders(t, f)
 	return f
 }
 
-// useProviders replaces the providers of the process for the rest of the test,
-// and makes it forget what failed before.
+// useProviders replaces the providers of the process for the rest of the test.
 func useProviders(t *testing.T, providers ...provider) {
 	t.Helper()
 	old := registry
 	registry = providers
-	resetBackoff()
-	t.Cleanup(func() {
-		registry = old
-		resetBackoff()
-	})
+	t.Cleanup(func() { registry = old })
 }
 
-func resetBackoff() {
-	dialBackoff.mu.Lock()
-	defer dialBackoff.mu.Unlock()
-	clear(dialBackoff.silent)
-}
+// onlyShm makes shared memory the only provider, in the guest too.
+func onlyShm(t *testing.T) { useProviders(t, shmProvider{}) }
 
-func (f *fake) name() string { return fakeName }
-
-func (f *fake) serves(dst netip.Addr, _ settings) error {
-	if dst.IsLoopback() {
-		return nil
+func (f *fake) name() string {
+	if f.called != "" {
+		return f.called
 	}
-	return errors.New("it serves loopback alone")
+	return fakeName
 }
 
-func (f *fake) addr(a net.Addr) netip.AddrPort {
-	ap := a.(*net.TCPAddr).AddrPort()
-	return netip.AddrPortFrom(reached(ap.Addr(), nil), ap.Port())
-}
+func (f *fake) dialed(*net.TCPConn, *life, settings) bool { return false }
 
-func (f *fake) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
-	a := &fakeAcceptor{f: f, addr: f.addr(tcp.Addr()), arrivals: make(chan transport), closed: make(chan struct{})}
+func (f *fake) listen(_ *net.TCPListener, s settings) (acceptor, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.listeners[a.addr] = a
 	f.listened = s
-	return a, nil
+	return fakeAcceptor{}, f.refuse
 }
 
-func (f *fake) dial(ctx context.Context, r request) (transport, error) {
+func (f *fake) move(ctx context.Context, h newconn.Handle, s settings) error {
 	f.mu.Lock()
-	f.attempts++
-	a := f.listeners[r.remote]
+	f.moves++
 	f.mu.Unlock()
 	if f.fail != nil {
-		if err := f.fail(ctx, r); err != nil {
-			return transport{}, err
+		if err := f.fail(ctx); err != nil {
+			return err
 		}
 	}
-	if a == nil {
-		return transport{}, &Unavailable{Reason: ReasonNoListener}
+	peer, err := tcpid.Peer(h.TCP())
+	switch {
+	case err != nil:
+		return &Unavailable{Reason: ReasonNotServed, Err: err}
+	case !peer.Accepted:
+		return &Unavailable{Reason: ReasonNoListener, Err: errNotAccepted}
 	}
-	s, err := bind(ctx, r)
-	if err != nil {
-		return transport{}, err
+	offered := hello{peerCookie: peer.Cookie}
+	if offered.cookie, err = tcpid.Cookie(h.TCP()); err != nil {
+		return err
 	}
-	remote := net.TCPAddrFromAddrPort(r.remote)
-	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: fakeName}})
-	if f.unnegotiated {
-		return transport{endpoint: here, local: s.local, remote: remote, hold: s}, nil
+	if offered.ends, err = tcpid.EndsOf(h.TCP()); err != nil {
+		return err
 	}
-	select {
-	case a.arrivals <- transport{endpoint: there, local: remote, remote: s.local}:
-		if f.silent.Load() {
-			f.connected <- struct{}{}
-			<-ctx.Done()
-			here.Abort()
-			here.Retire()
-			s.Close()
-			return transport{}, ctx.Err()
-		}
-		return transport{endpoint: here, local: s.local, remote: remote, hold: s}, nil
-	case <-a.closed:
-		s.Close()
-		return transport{}, &Unavailable{Reason: ReasonNoListener}
-	case <-ctx.Done():
-		s.Close()
-		return transport{}, ctx.Err()
-	}
+	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: f.name()}})
+	me := uint32(os.Getuid())
+	receive(came{Endpoint: there, provider: f.name(), user: &me}, s.session)
+	return offer(ctx, here, s.session, h, offered, func(answer) error { return nil })
 }
 
-// tried returns how many dials came as far as the provider.
+// tried returns how many moves came as far as the provider.
 func (f *fake) tried() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.attempts
+	return f.moves
 }
 
-type fakeAcceptor struct {
-	f        *fake
-	addr     netip.AddrPort
-	arrivals chan transport
-	once     sync.Once
-	closed   chan struct{}
-}
+type fakeAcceptor struct{}
 
-func (a *fakeAcceptor) accept() (transport, error) {
-	select {
-	case t := <-a.arrivals:
-		return t, nil
-	case <-a.closed:
-		return transport{}, net.ErrClosed
-	}
-}
-
-func (a *fakeAcceptor) Waiting() error { return nil }
-
-func (a *fakeAcceptor) Close() error {
-	a.once.Do(func() {
-		close(a.closed)
-		a.f.mu.Lock()
-		defer a.f.mu.Unlock()
-		delete(a.f.listeners, a.addr)
-	})
-	return nil
-}
+func (fakeAcceptor) Waiting() error { return nil }
+func (fakeAcceptor) Close() error   { return nil }

@@ -53,7 +53,7 @@ func startWeb(t *testing.T, l lane, proto string, withTLS bool, h http.Handler, 
 	s.Listener.Close()
 	s.Listener = l.listen(t, l.here())
 	s.Config.ConnState = func(c net.Conn, state http.ConnState) {
-		if info := InfoOf(c); state == http.StateNew && info.Provider != l.provider {
+		if info := InfoOf(c); state == http.StateNew && !l.moving && info.Provider != l.provider {
 			t.Errorf("the server is on %s", info.Provider)
 		}
 	}
@@ -81,9 +81,10 @@ func startWeb(t *testing.T, l lane, proto string, withTLS bool, h http.Handler, 
 	dialer := l.dialer()
 	tr.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dialer.DialContext(ctx, network, addr)
-		if info := InfoOf(c); err == nil && info.Provider != l.provider {
+		if info := InfoOf(c); err == nil && !l.moving && info.Provider != l.provider {
 			t.Errorf("the client is on %s (%v)", info.Provider, info.Fallback)
 		}
+		l.begin(c)
 		return c, err
 	}
 	t.Cleanup(func() {

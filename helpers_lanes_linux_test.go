@@ -17,6 +17,16 @@ var systemLanes = sync.OnceValue(func() []lane {
 	return shmLanes
 })()
 
+// sanLanes are those on which all bytes go by a SAN.
+var sanLanes = func() (sans []lane) {
+	for _, l := range systemLanes {
+		if !l.moving {
+			sans = append(sans, l)
+		}
+	}
+	return sans
+}()
+
 // verbsLanes go from one end of the guest's cable to the other, by messages, by
 // each form of rendezvous, and with the smallest messages.
 func verbsLanes(dev string) []lane {
@@ -24,15 +34,21 @@ func verbsLanes(dev string) []lane {
 	host6 := map[string]string{"rxe": "fd08::2", "siw": "fd08:1::2"}[dev]
 	with := func(name, host string, o sanconn.Options) lane {
 		o.AttemptTimeout = testTimeout // the guest is slow
-		return lane{name: name, provider: "verbs", policy: Require, host: host, options: o}
+		return lane{name: name, provider: "verbs", policy: Require, providers: []string{"verbs"}, host: host, options: o}
 	}
+	moving := with("verbs, moving", host, sanconn.Options{})
+	moving.policy, moving.moving = Prefer, true
 	return []lane{
 		with("verbs", host, sanconn.Options{}),
 		with("verbs, IPv6", host6, sanconn.Options{}),
 		with("verbs by messages", host, sanconn.Options{Threshold: -1}),
 		with("verbs by RDMA read", host, sanconn.Options{Threshold: 4 << 10, Disable: session.FeatureRDMAWrite}),
 		with("verbs by RDMA write", host, sanconn.Options{Threshold: 4 << 10, Disable: session.FeatureRDMARead}),
+		moving,
 	}
 }
 
-var shmLanes = []lane{{name: "shm", provider: shm.Name, policy: Require}}
+var shmLanes = []lane{
+	{name: "shm", provider: shm.Name, policy: Require},
+	{name: "shm, moving", provider: shm.Name, policy: Prefer, moving: true},
+}

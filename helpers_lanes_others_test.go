@@ -3,4 +3,4 @@
 package san
 
 // systemLanes: there is no SAN on this system.
-var systemLanes []lane
+var systemLanes, sanLanes []lane

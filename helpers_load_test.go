@@ -20,23 +20,29 @@ type load struct {
 
 	mu       sync.Mutex // guards what follows
 	answered map[answeredBy]int
-	failed   error // the first
+	stayed   map[string]int // on TCP, by reason
+	failed   error          // the first
 }
 
 type answeredBy struct {
 	provider string
 	name     byte
+	why      string // it is on TCP; not in load's map
 }
 
 func startLoad(t *testing.T, d *Dialer, address string) *load {
-	l := &load{answered: make(map[answeredBy]int)}
+	l := &load{answered: make(map[answeredBy]int), stayed: make(map[string]int)}
 	for range loadDialers {
 		l.dialing.Go(func() {
 			for !l.done.Load() {
 				by, err := exchange(d, address)
 				l.mu.Lock()
 				if err == nil {
-					l.answered[by]++
+					why := by.why
+					by.why = ""
+					if l.answered[by]++; why != "" {
+						l.stayed[why]++
+					}
 				} else if l.failed == nil {
 					l.failed = err
 				}
@@ -56,31 +62,57 @@ func startLoad(t *testing.T, d *Dialer, address string) *load {
 	return l
 }
 
-// exchange makes one connection, and returns who answers.
+// exchange makes one connection, and returns who answers, and by which provider once the
+// connection has moved, or does not.
 func exchange(d *Dialer, address string) (by answeredBy, err error) {
 	c, err := d.Dial("tcp", address)
 	if err != nil {
 		return by, err
 	}
 	defer c.Close()
-	by.provider = InfoOf(c).Provider
 	c.SetDeadline(time.Now().Add(testTimeout))
+	if by.name, err = ask(c); err != nil {
+		return by, err
+	}
+	for end := time.Now().Add(testTimeout); d.Options.MoveAtOnce && isUndecided(c); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return by, fmt.Errorf("a connection that does not move: %+v", InfoOf(c))
+		}
+	}
+	info := InfoOf(c)
+	if by.provider = info.Provider; info.Fallback != ReasonNone {
+		by.why = fmt.Sprint(info.Fallback, ": ", info.Cause)
+	}
+	again, err := ask(c)
+	if err == nil && again != by.name {
+		err = fmt.Errorf("a connection to %d was answered by %d after its move", by.name, again)
+	}
+	return by, err
+}
+
+// isUndecided reports whether a connection is neither on a SAN nor has a reason not to be.
+func isUndecided(c net.Conn) bool {
+	info := InfoOf(c)
+	return info.Provider == providerTCP && info.Fallback == ReasonUnused
+}
+
+// ask makes a turn.
+func ask(c net.Conn) (name byte, err error) {
 	b := make([]byte, 1)
 	if _, err = c.Write(b); err == nil {
 		_, err = c.Read(b)
 	}
 	if err != nil {
-		err = fmt.Errorf("a connection by %s that was not answered: %w", by.provider, err)
+		err = fmt.Errorf("a connection by %+v that was not answered: %w", InfoOf(c), err)
 	}
-	by.name = b[0]
-	return by, err
+	return b[0], err
 }
 
 // count is how many connections one listener has answered by a provider.
 func (l *load) count(provider string, name byte) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.answered[answeredBy{provider, name}]
+	return l.answered[answeredBy{provider: provider, name: name}]
 }
 
 // wantMore waits until a listener has answered some more connections by a provider.
@@ -91,7 +123,7 @@ func (l *load) wantMore(t *testing.T, provider string, name byte) {
 	waitFor(t, fmt.Sprintf("answers of %d by %s", name, provider), func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.failed != nil || l.answered[answeredBy{provider, name}] >= before+some
+		return l.failed != nil || l.answered[answeredBy{provider: provider, name: name}] >= before+some
 	})
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,8 +138,8 @@ func (l *load) end() {
 	l.dialing.Wait()
 }
 
-// answer serves connections until Accept fails, each by one byte, and waits for them.
-func answer(l net.Listener, name byte) {
+// reply serves connections until Accept fails, each byte by one, and waits for them.
+func reply(l net.Listener, name byte) {
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	for {
@@ -118,9 +150,13 @@ func answer(l net.Listener, name byte) {
 		serving.Go(func() {
 			defer c.Close()
 			c.SetDeadline(time.Now().Add(testTimeout))
-			b := make([]byte, 1)
-			if _, err := c.Read(b); err == nil {
-				c.Write([]byte{name})
+			for b := make([]byte, 1); ; {
+				if _, err := c.Read(b); err != nil {
+					return
+				}
+				if _, err := c.Write([]byte{name}); err != nil {
+					return
+				}
 			}
 		})
 	}

@@ -38,13 +38,16 @@ var roles = map[string]func(l lane) error{
 	"plain":  rolePlain,
 }
 
+// roleLanes are those of roles alone.
+var roleLanes []lane
+
 func TestMain(m *testing.M) {
 	if role := roles[os.Getenv(envRole)]; role != nil {
 		go func() {
 			io.Copy(io.Discard, os.Stdin)
 			os.Exit(3) // the test is gone
 		}()
-		for _, l := range lanes {
+		for _, l := range append(lanes, roleLanes...) {
 			if l.name == os.Getenv(envLane) {
 				if err := role(l); err != nil {
 					fmt.Println("error:", err)
@@ -77,10 +80,22 @@ func startRole(t testing.TB, role string, l lane, addr string, by ...string) *pr
 func startRoleWith(t testing.TB, files []*os.File, role string, l lane, addr string, by ...string) *process {
 	t.Helper()
 	args := append(by[:len(by):len(by)], os.Args[0])
-	p := &process{Cmd: exec.Command(args[0], args[1:]...)}
+	return startProcess(t, role, l, addr, func(c *exec.Cmd) {
+		c.Path, c.Args = args[0], args
+		if path, err := exec.LookPath(args[0]); err == nil {
+			c.Path = path
+		}
+		c.ExtraFiles = files
+	})
+}
+
+// startProcess starts this binary in a role, with whatever change makes of the command.
+func startProcess(t testing.TB, role string, l lane, addr string, change func(*exec.Cmd)) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command(os.Args[0])}
 	p.Env = append(os.Environ(), envRole+"="+role, envLane+"="+l.name, envAddr+"="+addr)
 	p.Stderr = os.Stderr
-	p.ExtraFiles = files
+	change(p.Cmd)
 	stdin, err := p.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -119,9 +134,10 @@ func (l lane) dialRole() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if got := InfoOf(c); got.Provider != l.provider {
+	if got := InfoOf(c); !l.moving && got.Provider != l.provider {
 		return nil, fmt.Errorf("provider %s, reason %v: %v", got.Provider, got.Fallback, got.Cause)
 	}
+	l.begin(c)
 	return c, nil
 }
 
@@ -143,7 +159,7 @@ func rolePlain(lane) error {
 
 // roleListen accepts and never reads.
 func roleListen(l lane) error {
-	lc := ListenConfig{Options: l.options}
+	lc := ListenConfig{Policy: l.policy, Providers: l.providers, Options: l.options}
 	ln, err := lc.Listen(context.Background(), "tcp", l.here())
 	if err != nil {
 		return err

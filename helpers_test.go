@@ -3,13 +3,14 @@ package san
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanconn"
 )
 
 // testTimeout is how long a test waits for something that must happen. It is not a target: a
@@ -86,9 +87,28 @@ func wantFallback(t testing.TB, c net.Conn, why Reason) {
 	t.Helper()
 	if info := InfoOf(c); info.Provider != providerTCP || info.Fallback != why {
 		t.Fatalf("provider %q for reason %q (%v), want tcp for %q", info.Provider, info.Fallback, info.Cause, why)
-	} else if why == ReasonRemembered && (info.Cause == nil || !strings.Contains(info.Cause.Error(), "tried again in ")) {
-		t.Fatalf("the cause does not name for how long the destination is left alone: %v", info.Cause)
 	}
+}
+
+// wantMoved waits until a connection has moved to a provider.
+func wantMoved(t testing.TB, c net.Conn, provider string) {
+	t.Helper()
+	sc, ok := c.(*sanconn.Conn)
+	if !ok {
+		t.Fatalf("a %T, which does not move", c)
+	}
+	waitFor(t, "the connection moves to "+provider, func() bool { return InfoOf(sc).Provider == provider })
+}
+
+// wantStays waits until a connection has a reason to be on TCP.
+func wantStays(t testing.TB, c net.Conn, why Reason) {
+	t.Helper()
+	testenv.Eventually(t, testTimeout, func() error {
+		if info := InfoOf(c); info.Provider != providerTCP || info.Fallback != why {
+			return fmt.Errorf("provider %q for reason %q (%v), want tcp for %q", info.Provider, info.Fallback, info.Cause, why)
+		}
+		return nil
+	})
 }
 
 // send writes text to one end and expects it at the other.

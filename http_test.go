@@ -162,7 +162,7 @@ func TestHTTPHijack(t *testing.T) {
 				return
 			}
 			defer c.Close()
-			wantProvider(t, c, l.provider)
+			l.carries(t, c)
 			io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 			rw.Flush()
 			io.Copy(c, rw)

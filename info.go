@@ -7,6 +7,7 @@ import (
 	"sync"
 	"weak"
 
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -20,6 +21,9 @@ type Info struct {
 	Fallback Reason
 	// Cause has the details of Fallback; nil if there are none.
 	Cause error
+	// TCPBytes and SANBytes are how many of the application's bytes have gone by each
+	// carrier so far, in both directions.
+	TCPBytes, SANBytes uint64
 }
 
 // providerTCP is what Info and Counters call a connection without a SAN.
@@ -38,7 +42,7 @@ func InfoOf(c net.Conn) Info {
 		case nil:
 			return Info{}
 		case *sanconn.Conn:
-			return Info{Provider: known.Provider()}
+			return infoOf(known)
 		case *net.TCPConn:
 			info := Info{Provider: providerTCP}
 			if why, ok := fallbacks.Load(weak.Make(known)); ok {
@@ -56,6 +60,21 @@ func InfoOf(c net.Conn) Info {
 		return Info{Provider: a.Network()}
 	}
 	return Info{}
+}
+
+func infoOf(c *sanconn.Conn) Info {
+	st := c.Stats()
+	info := Info{Provider: c.Provider(), TCPBytes: st.TCPBytesSent + st.TCPBytesReceived}
+	info.SANBytes = st.BytesSent + st.BytesReceived - info.TCPBytes
+	if info.Provider != providerTCP {
+		return info
+	}
+	if why := newconn.HandleOf(c).Life().(*life).why.Load(); why != nil {
+		info.Fallback, info.Cause = why.Reason, why.Err
+	} else {
+		info.Fallback = ReasonUnused // it moves just now, or has come back
+	}
+	return info
 }
 
 // unwrap returns the connection inside c, or nil if it cannot tell.

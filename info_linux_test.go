@@ -18,7 +18,11 @@ type inner = net.Conn
 func TestInfoOf(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
-	c := mustDial(t, &Dialer{}, l.Addr().String())
+	c := mustDial(t, atOnce(), l.Addr().String())
+	send(t, mustAccept(t, l), c, "eight by") // TCP or the SAN
+	wantMoved(t, c, fakeName)
+	unused := mustDial(t, &Dialer{}, l.Addr().String())
+	plain := mustAccept(t, l)
 	p := mustDial(t, &Dialer{Policy: Never}, l.Addr().String())
 	foreign, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
@@ -46,7 +50,13 @@ func TestInfoOf(t *testing.T) {
 		{"not ours", foreign, Info{Provider: "tcp"}},
 		{"no network", pipe, Info{Provider: "pipe"}},
 		{"nothing", nil, Info{}},
+		{"before it is used", unused, Info{Provider: "tcp", Fallback: ReasonUnused}},
+		{"accepted, and not offered to move", plain, Info{Provider: "tcp", Fallback: ReasonPeerPlain}},
 	} {
+		if k.want.Provider == fakeName {
+			got := InfoOf(k.conn)
+			k.want.TCPBytes, k.want.SANBytes = got.TCPBytes, 8-got.TCPBytes
+		}
 		if got := InfoOf(k.conn); got != k.want {
 			t.Errorf("%s: %+v, want %+v", k.name, got, k.want)
 		}

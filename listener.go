@@ -1,22 +1,24 @@
 package san
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/sanconn/san/internal/backlog"
-	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
 )
 
-// Listen listens on the address as net.Listen does, for TCP and for the SANs
-// of this host. It is the same as Listen of a zero ListenConfig.
+// Listen listens on the address as net.Listen does, for connections that begin on TCP and may
+// move to the SANs of this host. It is the same as Listen of a zero ListenConfig.
 func Listen(network, address string) (net.Listener, error) {
 	return new(ListenConfig).Listen(context.Background(), network, address)
 }
@@ -25,23 +27,23 @@ func Listen(network, address string) (net.Listener, error) {
 // use. Its methods may be called concurrently; its fields must not be changed
 // meanwhile.
 type ListenConfig struct {
-	// NetListenConfig opens the TCP listener, which is always there. Its Control
-	// hook sees that socket alone. Its KeepAlive and KeepAliveConfig apply to TCP
-	// alone: for a SAN there is Options.KeepAlive.
+	// NetListenConfig opens the TCP listener. Where an RDMA device serves the address, or
+	// there is a ShmDir, Multipath TCP is switched off: see docs/SECURITY.md.
 	NetListenConfig net.ListenConfig
 
-	// Policy: with Prefer, the default, connections over SANs and over TCP are
-	// accepted. With Require TCP connections are reset, and Listen fails if there
-	// is no SAN. With Never there is TCP alone.
+	// Policy: with Prefer, the default, all connections are accepted, and move if they can.
+	// With Require, Accept returns those alone that have moved before a byte was read or
+	// written; others are reset after 10 s, and Listen fails if there is no SAN. With Never
+	// there is TCP alone.
 	Policy Policy
 
-	// Providers are the providers to listen on: "shm", "verbs". Nil means all that
-	// this build and this host have; empty means none. SAN_PROVIDERS restricts them
+	// Providers are the providers that connections may move to: "shm", "verbs". Nil means all
+	// that this build and this host have; empty means none. SAN_PROVIDERS restricts them
 	// in any case. With an unknown name Listen fails.
 	Providers []string
 
-	// Backlog is how many SAN connections may wait for Accept; more are
-	// refused at once. Default 1024, at most 65536. TCP has its own.
+	// Backlog is how many connections may wait for Accept after they have moved, with the
+	// policy Require. Default 1024, at most 65536. It is not TCP's.
 	Backlog int
 
 	// Options tune connections over a SAN.
@@ -49,13 +51,21 @@ type ListenConfig struct {
 
 	// RDMA is how connections over RDMA are made.
 	RDMA RDMA
+
+	// ShmDir is the same as Dialer.ShmDir, for connections from other network namespaces.
+	ShmDir string
 }
 
-// Listen opens a TCP listener and, on the same address, a listener of each
-// provider that serves it. For tcp, tcp4 and tcp6 the result is a *Listener;
-// other networks are left to net, or fail if the policy is Require.
+const (
+	defaultBacklog = 1024
+	maxBacklog     = 1 << 16
+)
+
+// Listen opens a TCP listener, by NetListenConfig, and makes it known to each provider that
+// serves its address. For tcp, tcp4 and tcp6 the result is a *Listener, unless the policy is
+// Never; other networks are left to net, or fail if the policy is Require.
 //
-// That a provider cannot listen is no error; Stats counts it, and
+// That a provider cannot serve it is no error; Stats counts it, and
 // Listener.Unavailable has the reason. Only if the policy is Require and no provider can,
 // Listen fails: errors.As finds an *Unavailable. ctx is for looking up the address;
 // when it ends, the listener lives on.
@@ -71,122 +81,180 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	if err != nil {
 		return nil, listenError(network, nil, err)
 	}
-	tries := 1
-	if _, port, err := net.SplitHostPort(address); err == nil && (port == "" || port == "0") {
-		tries = portTries
+	o.settings.v6only = network == "tcp6"
+	o.settings.zone = zoneOf(address)
+	plain := lc.NetListenConfig
+	if o.stamps() {
+		plain.SetMultipathTCP(false)
 	}
-	for try := 1; ; try++ {
-		l, err := lc.listen(ctx, network, address, o, try < tries)
-		if err != errPortTaken {
-			return l, err
-		}
+	inner, err := plain.Listen(ctx, network, address)
+	if err != nil {
+		return nil, err
 	}
+	l, err := o.around(inner.(*net.TCPListener))
+	if err != nil {
+		inner.Close()
+		return nil, listenError(network, inner.Addr(), err)
+	}
+	return l, nil
 }
 
-// Listener accepts connections from TCP and from SANs on one address. Its
-// methods may be called concurrently.
+// Adopt makes a Listener of a TCP listener that exists, such as one that the process was
+// given: systemd's, tableflip's, net.FileListener's. NetListenConfig is not used. On
+// success tcp belongs to the Listener, whose Close closes it. On an error it is still the
+// caller's; the errors are those of Listen.
+//
+// Other processes may have the same socket, and accept from it: each connection moves to the
+// process that has accepted it. Over RDMA one process at a time serves a port; connections
+// that others accept stay on TCP.
+func (lc *ListenConfig) Adopt(tcp *net.TCPListener) (*Listener, error) {
+	raw, err := tcp.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(uintptr) {}) // nil, or closed
+	}
+	if err != nil {
+		return nil, listenError("tcp", nil, err)
+	}
+	o, err := lc.opening()
+	if err != nil {
+		return nil, listenError("tcp", tcp.Addr(), err)
+	}
+	o.settings.zone = tcp.Addr().(*net.TCPAddr).Zone
+	l, err := o.around(tcp)
+	if err != nil {
+		return nil, listenError("tcp", tcp.Addr(), err)
+	}
+	return l, nil
+}
+
+// opening is what a listener has besides TCP.
+type opening struct {
+	policy    Policy
+	providers []provider
+	without   *Unavailable // why there are none
+	settings  settings     // without what the TCP listener determines
+	backlog   int
+}
+
+// opening returns what the configuration and the environment say.
+func (lc *ListenConfig) opening() (o opening, err error) {
+	env := processEnvironment()
+	o.policy = lc.Policy
+	if o.providers, o.without, err = choose(lc.Providers, env, registry); err != nil {
+		return o, err
+	}
+	if lc.Policy == Never {
+		o.providers, o.without = nil, &Unavailable{Reason: ReasonPolicy}
+	}
+	o.backlog = min(lc.Backlog, maxBacklog)
+	if o.backlog <= 0 {
+		o.backlog = defaultBacklog
+	}
+	o.settings = settle(lc.Options, lc.RDMA, lc.Policy, env)
+	o.settings.dir = cmp.Or(lc.ShmDir, env.shmDir)
+	return o, nil
+}
+
+// around makes a Listener, and opens the providers' parts of it.
+func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
+	l := &Listener{tcp: tcp, without: o.without, lacks: make(map[string]*Unavailable), release: func() {}}
+	if release, err := tcpid.Hold(tcp); err == nil { // otherwise each move asks for itself
+		l.release = release
+	}
+	for _, p := range o.providers {
+		if a, err := p.listen(tcp, o.settings); err == nil {
+			l.acceptors = append(l.acceptors, opened{p.name(), a})
+			if part, ok := a.(interface{ lacks() error }); ok && part.lacks() != nil {
+				l.lack(p.name(), part.lacks())
+			}
+		} else {
+			l.lack(p.name(), err)
+		}
+	}
+	l.countLacks()
+	if len(l.acceptors) > 0 {
+		l.without = nil
+	} else if o.policy == Require {
+		l.release()
+		return nil, requireError{l.without}
+	}
+	if o.policy == Require {
+		l.require(o.backlog)
+	}
+	return l, nil
+}
+
+// Listener accepts connections on one address. Its methods may be called concurrently.
 type Listener struct {
 	tcp       *net.TCPListener
-	policy    Policy
 	acceptors []opened
 	without   *Unavailable            // why there is no acceptor; nil if there is one
 	lacks     map[string]*Unavailable // why it does not have a provider, by its name
+	required  *required               // with the policy Require, else nil
 
-	plain    chan net.Conn      // from TCP: handed to a waiting Accept
-	failed   chan error         // … or the error of TCP's Accept
-	ready    chan *sanconn.Conn // negotiated: room for the whole backlog
-	left     chan net.Conn      // from TCP: taken, but not handed over before Close
-	backlog  *backlog.Backlog   // of those that negotiate or are ready
-	deadline acceptDeadline
-
-	startTCP   sync.Once
-	ctx        context.Context // ends at Close, and ends the negotiations
-	cancel     context.CancelFunc
-	accepting  atomic.Bool // Accept was called
-	handed     atomic.Bool // File was called
-	shared     atomic.Bool // other processes may have the socket: File was called, or it was adopted
-	closing    atomic.Bool
-	closed     chan struct{}
-	settled    chan struct{} // closed when all that Close leaves to Accept is there
-	background sync.WaitGroup
+	closing sync.Once
+	release func() // of tcpid.Hold
 }
 
-// Accept waits for the next connection, over a SAN or over TCP, and returns a
-// *sanconn.Conn or a *net.TCPConn. The error is net.ErrClosed after Close,
-// os.ErrDeadlineExceeded after the deadline, or one that TCP's Accept returns; each in
-// a *net.OpError.
+// Accept waits for the next connection and returns a *sanconn.Conn, or a *net.TCPConn if the
+// listener has no SAN. Its errors are those of TCP's Accept.
 func (l *Listener) Accept() (net.Conn, error) {
-	// TCP connections are taken from the first Accept on, not before: a listener that was
-	// made only to be handed to another process by File must take none from it.
-	l.accepting.Store(true)
-	l.startTCP.Do(func() {
-		if !l.closing.Load() {
-			l.background.Go(l.serveTCP)
-		}
-	})
-	expired := l.deadline.wait()
-	select {
-	case <-l.closed:
-		return l.acceptLeft()
-	case <-expired:
-		return nil, l.acceptError(os.ErrDeadlineExceeded)
-	default:
+	if l.required != nil {
+		return l.required.accept(l)
 	}
-	select {
-	case <-l.failed: // from before this call: try TCP again, as it may work by now
-	default:
-	}
-	select {
-	case c := <-l.ready:
-		return l.acceptedSAN(c), nil
-	case c := <-l.plain:
-		return l.acceptedTCP(c), nil
-	case err := <-l.failed:
+	tcp, err := l.tcp.AcceptTCP()
+	if err != nil {
 		return nil, err
-	case <-l.closed:
-		return l.acceptLeft()
-	case <-expired:
-		return nil, l.acceptError(os.ErrDeadlineExceeded)
 	}
+	if len(l.acceptors) == 0 {
+		noteFallback(tcp, l.without)
+		count(func(n *Counters) { n.Accepted[providerTCP]++ })
+		return tcp, nil
+	}
+	c, _, _ := takeOn(tcp, 0, 0, l.hold())
+	return c, nil
 }
 
-// acceptLeft is Accept after Close. Where other processes share the socket it first returns
-// what had come by then.
-func (l *Listener) acceptLeft() (net.Conn, error) {
-	if l.shared.Load() {
-		<-l.settled
-		select {
-		case c := <-l.ready:
-			return l.acceptedSAN(c), nil
-		case c := <-l.left:
-			return l.acceptedTCP(c), nil
-		default:
+// hold has a connection found that this listener has accepted, until release, also once the
+// listener is closed: for providers by which others may serve the port meanwhile.
+func (l *Listener) hold() (release func()) {
+	for _, a := range l.acceptors {
+		if h, ok := a.acceptor.(interface{ hold() (release func()) }); ok {
+			return h.hold() // shm's; there is no other
 		}
 	}
-	return nil, l.acceptError(net.ErrClosed)
+	return func() {}
 }
 
-func (l *Listener) acceptedSAN(c *sanconn.Conn) net.Conn {
-	raceedge.Acquire()
-	l.backlog.Leave()
-	count(func(n *Counters) { n.Accepted[c.Provider()]++ })
-	return c
-}
-
-func (l *Listener) acceptedTCP(c net.Conn) net.Conn {
-	why := l.without
-	if why == nil {
-		why = &Unavailable{Reason: ReasonPeerPlain}
-	}
-	noteFallback(c, why)
+// takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
+// So many bytes were written and read before. closed is called when it is.
+func takeOn(tcp *net.TCPConn, written, read uint64, closed func()) (*sanconn.Conn, newconn.Handle, *life) {
+	l := new(life)
+	l.why.Store(notOffered)
+	c, h := newconn.New(tcp, newconn.Config{
+		Closed: func() {
+			accepted.remove(l.ends, l)
+			l.left()
+			closed()
+		},
+		Left:         l.left,
+		Life:         l,
+		BytesWritten: written,
+		BytesRead:    read,
+	})
+	conn := c.(*sanconn.Conn)
+	register(conn, tcp, l)
 	count(func(n *Counters) { n.Accepted[providerTCP]++ })
-	return c
+	return conn, h, l
 }
 
-// Addr is the TCP listener's address, a *net.TCPAddr; the SANs' is the same.
+// notOffered is the reason of a connection whose dialer has not tried to move it.
+var notOffered = &Unavailable{Reason: ReasonPeerPlain}
+
+// Addr is the TCP listener's address, a *net.TCPAddr.
 func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
 
-// Providers returns the names of the SAN providers that the listener has beside TCP.
+// Providers returns the names of the SAN providers that connections may move to.
 func (l *Listener) Providers() []string {
 	var names []string
 	for _, a := range l.acceptors {
@@ -197,15 +265,15 @@ func (l *Listener) Providers() []string {
 	return names
 }
 
-// Unavailable returns why the listener does not have the other providers that were
-// to be used, by name. Another program may have the port on the SAN, for example:
-// that is not always TCP's port. What a listener that was adopted will have once another
-// process ends its own is an error that wraps EADDRINUSE.
+// Unavailable returns why connections may not move to the other providers that were
+// to be used, by name. Another process may have the port on the SAN, for example: it is an
+// error that wraps EADDRINUSE, until that one ends. With a ShmDir that cannot be used, shm is
+// here and among Providers: it serves this network namespace alone.
 func (l *Listener) Unavailable() map[string]*Unavailable {
 	lacks := maps.Clone(l.lacks)
 	for _, a := range l.acceptors {
 		if err := a.Waiting(); err != nil {
-			lacks[a.name] = lackOf(err)
+			lacks[a.name] = unavailableOf(err)
 		}
 	}
 	return lacks
@@ -214,30 +282,79 @@ func (l *Listener) Unavailable() map[string]*Unavailable {
 // SetDeadline makes Accept fail with os.ErrDeadlineExceeded from t on; the
 // zero time means never.
 func (l *Listener) SetDeadline(t time.Time) error {
-	if l.closing.Load() {
-		return &net.OpError{Op: "set", Net: l.Addr().Network(), Addr: l.Addr(), Err: net.ErrClosed}
+	if l.required != nil {
+		return l.required.setDeadline(l, t)
 	}
-	l.deadline.set(t)
-	return nil
+	return l.tcp.SetDeadline(t)
 }
 
 // SyscallConn gives access to the TCP listener's socket.
 func (l *Listener) SyscallConn() (syscall.RawConn, error) { return l.tcp.SyscallConn() }
 
 // File returns a copy of the TCP listener's descriptor, to be handed to another
-// process; see net.TCPListener.File. If that process makes a Listener of it by
-// ListenConfig.Adopt, it gets the SAN connections once this one is closed. If
-// this process has not called Accept, all connections go to the other one, by TCP.
-func (l *Listener) File() (*os.File, error) {
-	l.handed.Store(true)
-	l.shared.Store(true)
-	return l.tcp.File()
+// process; see net.TCPListener.File. Which process accepts a connection is the kernel's
+// choice; it moves to that one if that makes a Listener of the descriptor by
+// ListenConfig.Adopt.
+func (l *Listener) File() (*os.File, error) { return l.tcp.File() }
+
+// Close ends the listener. Connections that were accepted live on; those that wait are
+// reset, unless other processes have the same socket. Over shm, those that were accepted may
+// still move afterwards.
+func (l *Listener) Close() error {
+	err := l.tcp.Close()
+	l.closing.Do(func() {
+		for _, a := range l.acceptors {
+			err = errors.Join(err, a.Close())
+		}
+		l.release()
+		if l.required != nil {
+			l.required.close()
+		}
+	})
+	return err
 }
 
-// acceptError is err as net would return it, or net.ErrClosed if the listener is closed.
-func (l *Listener) acceptError(err error) error {
-	if l.closing.Load() {
-		err = net.ErrClosed
+// stamps reports whether a provider tells connections by their stamps.
+func (o opening) stamps() bool {
+	for _, p := range o.providers {
+		if s, ok := p.(interface{ stamps(settings) bool }); ok && s.stamps(o.settings) {
+			return true
+		}
 	}
-	return &net.OpError{Op: "accept", Net: l.Addr().Network(), Addr: l.Addr(), Err: err}
+	return false
+}
+
+// zoneOf returns the zone of an address literal. The kernel does not return the zone of an
+// MPTCP listener, which is what net makes by default.
+func zoneOf(address string) string {
+	host, _, _ := net.SplitHostPort(address)
+	a, _ := netip.ParseAddr(host)
+	return a.Zone()
+}
+
+// isAbsent reports whether a reason means that the host or the address has no such SAN,
+// which is not a failure.
+func isAbsent(r Reason) bool { return r == ReasonNotServed || r == ReasonNoProvider }
+
+// lack records why the listener does not have a provider.
+func (l *Listener) lack(provider string, err error) {
+	why := unavailableOf(err)
+	l.lacks[provider] = why
+	if l.without == nil || isAbsent(l.without.Reason) && !isAbsent(why.Reason) {
+		l.without = why
+	}
+}
+
+// countLacks counts what the listener lacks.
+func (l *Listener) countLacks() {
+	count(func(n *Counters) {
+		if len(l.acceptors) == 0 && (len(l.lacks) == 0 || isAbsent(l.without.Reason)) {
+			n.Listeners[l.without.Reason]++
+		}
+		for _, why := range l.lacks {
+			if !isAbsent(why.Reason) {
+				n.Listeners[why.Reason]++
+			}
+		}
+	})
 }

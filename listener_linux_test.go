@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -50,72 +51,134 @@ func TestAcceptTakesBothKindsAndTellsThemApart(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	for range 5 {
-		c := mustDial(t, &Dialer{}, l.Addr().String())
-		wantProvider(t, c, fakeName)
+		c := mustDial(t, atOnce(), l.Addr().String())
 		s := mustAccept(t, l)
-		wantProvider(t, s, fakeName)
+		wantMoved(t, c, fakeName)
+		wantMoved(t, s, fakeName)
 		send(t, s, c, "over the SAN")
 
 		p := mustDial(t, &Dialer{Policy: Never}, l.Addr().String())
 		ps := mustAccept(t, l)
-		wantFallback(t, ps, ReasonPeerPlain)
 		send(t, p, ps, "over TCP")
+		wantFallback(t, ps, ReasonPeerPlain)
 	}
 }
 
-// A plain client of a server that writes first, or second, sees no byte that is
-// not the application's.
-func TestPlainClientSeesTheApplicationAlone(t *testing.T) {
+// What a listener with Require is given by Accept has moved before a byte was sent; its dialer
+// waits for that, and for nobody's call of Accept.
+func TestListenerRequireTakesWhatHasMoved(t *testing.T) {
 	useFake(t)
-	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
-	p, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	s := mustAccept(t, l)
-	send(t, s, p, "220 ready\r\n")
-	send(t, p, s, "EHLO\r\n")
-	s.Close()
-	if rest, err := io.ReadAll(p); len(rest) != 0 || err != nil {
-		t.Errorf("%d more bytes: %q, %v", len(rest), rest, err)
-	}
-}
-
-// A dial succeeds before anybody calls Accept, and what it writes is kept until then.
-func TestDialDoesNotWaitForAccept(t *testing.T) {
-	useFake(t)
-	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	l := mustListen(t, &ListenConfig{Policy: Require}, "tcp", "127.0.0.1:0")
 	c := mustDial(t, &Dialer{Policy: Require}, l.Addr().String())
 	if _, err := io.WriteString(c, "early"); err != nil {
 		t.Fatal(err)
 	}
 	c.Close()
-	got, err := io.ReadAll(mustAccept(t, l))
+	s := mustAccept(t, l)
+	wantProvider(t, s, fakeName)
+	got, err := io.ReadAll(s)
 	if string(got) != "early" || err != nil {
 		t.Errorf("read %q, %v", got, err)
 	}
+	if info := InfoOf(s); info.TCPBytes != 0 || info.SANBytes != 5 {
+		t.Errorf("%+v", info)
+	}
 }
 
+// Plain TCP is reset, also at Close.
 func TestListenerRequireResetsPlainTCP(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{Policy: Require}, "tcp", "127.0.0.1:0")
-	accepted := make(chan net.Conn)
-	go func() {
-		c, _ := l.Accept()
-		accepted <- c
-	}()
 	p, err := net.Dial("tcp", l.Addr().String())
-	if err == nil { // else the reset was faster than the dialer
-		defer p.Close()
-		p.SetDeadline(time.Now().Add(testTimeout))
-		_, err = p.Read(make([]byte, 1))
+	if err != nil {
+		t.Fatal(err)
 	}
-	if !errors.Is(err, syscall.ECONNRESET) {
+	defer p.Close()
+	mustDial(t, &Dialer{Policy: Require}, l.Addr().String())
+	wantProvider(t, mustAccept(t, l), fakeName) // the plain one has been accepted, too, and is not here
+	l.Close()
+	p.SetDeadline(time.Now().Add(testTimeout))
+	if _, err = p.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a plain client read %v, want a reset", err)
 	}
-	mustDial(t, &Dialer{Policy: Require}, l.Addr().String())
-	c := <-accepted
-	wantProvider(t, c, fakeName)
-	c.Close()
+	_, err = l.Accept()
+	wantOpError(t, err, "accept", net.ErrClosed)
+}
+
+// The deadline of Accept is net's with each policy.
+func TestListenerDeadline(t *testing.T) {
+	useFake(t)
+	for _, policy := range []Policy{Prefer, Require, Never} {
+		t.Run(policy.String(), func(t *testing.T) {
+			l := mustListen(t, &ListenConfig{Policy: policy}, "tcp", "127.0.0.1:0")
+			want := plainListen(t, "127.0.0.1:0")
+			for _, at := range []time.Duration{-time.Hour, time.Millisecond} {
+				l.SetDeadline(time.Now().Add(at))
+				want.SetDeadline(time.Now().Add(at))
+				_, err := l.Accept()
+				_, werr := want.Accept()
+				wantOpError(t, err, "accept", os.ErrDeadlineExceeded)
+				if !sameOpError(err, werr) {
+					t.Errorf("%#v, want %#v", err, werr)
+				}
+			}
+			l.SetDeadline(time.Time{})
+			mustDial(t, &Dialer{Policy: policy}, l.Addr().String())
+			mustAccept(t, l)
+			l.Close()
+			want.Close()
+			for name, call := range map[string]func(net.Listener) error{
+				"Accept": func(l net.Listener) error { _, err := l.Accept(); return err },
+				"Close":  func(l net.Listener) error { return l.Close() },
+				"SetDeadline": func(l net.Listener) error {
+					return l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now())
+				},
+			} {
+				if err, werr := call(l), call(want); !sameOpError(err, werr) {
+					t.Errorf("%s after Close: %#v, want %#v", name, err, werr)
+				}
+			}
+		})
+	}
+}
+
+// sameOpError compares two errors, but for their addresses, of which both or none have to be there.
+func sameOpError(a, b error) bool {
+	var x, y *net.OpError
+	if !errors.As(a, &x) || !errors.As(b, &y) {
+		return a == b || a != nil && b != nil && a.Error() == b.Error()
+	}
+	return x.Op == y.Op && x.Net == y.Net && x.Err.Error() == y.Err.Error() &&
+		(x.Addr == nil) == (y.Addr == nil) && (x.Source == nil) == (y.Source == nil)
+}
+
+func TestListenerFileAndSyscallConn(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	file, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	child, err := net.FileListener(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer child.Close()
+	// The one that never called Accept takes nothing from the other.
+	for _, d := range []*Dialer{{Policy: Never}, {}} {
+		p := mustDial(t, d, l.Addr().String())
+		send(t, p, mustAccept(t, child), "to the heir")
+	}
+	raw, err := l.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) {
+		if ok, err := isListening(fd); !ok || err != nil {
+			t.Errorf("the socket does not listen: %v", err)
+		}
+	}); err != nil {
+		t.Error(err)
+	}
 }

@@ -50,7 +50,10 @@ const (
 	ReasonPermission  = session.ReasonPermission  // the system does not permit it
 	ReasonResources   = session.ReasonResources   // memory, descriptors or slots are used up
 	ReasonProtocol    = session.ReasonProtocol    // the answer was not understood
-	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted by TCP: the dialer did not try a SAN
+	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted, and the dialer has not offered to move
+	ReasonUnused      = session.ReasonUnused      // dialed, and not used enough yet to move
+	ReasonPeerStays   = session.ReasonPeerStays   // the other end stays on TCP
+	ReasonCanceled    = session.ReasonCanceled    // the dialer's context was canceled
 )
 
 // Unavailable is why a connection could not be had over a SAN. Where the policy is

@@ -16,10 +16,10 @@ import (
 
 var killRounds = flag.Int("kills", 12, "processes to kill per role and lane")
 
-// leaveHolder leaves a child behind that holds all descriptors, and returns its pid; 0: none. Over TCP or a queue pair the peer
-// would then not see the end.
+// leaveHolder leaves a child behind that holds all descriptors, and returns its pid; 0: none.
+// Over TCP or a queue pair the peer would then not see the end.
 func (l lane) leaveHolder() int {
-	if l.provider != "shm" {
+	if l.provider != "shm" || l.policy != Require {
 		return 0
 	}
 	return holdDescriptors()
@@ -117,7 +117,7 @@ func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Dura
 	p := startRole(t, role, l, ln.Addr().String())
 	c := mustAccept(t, ln)
 	defer c.Close()
-	wantProvider(t, c, l.provider)
+	l.carries(t, c)
 	var holder int
 	if _, err := fmt.Sscanf(p.line(t), "ready %d", &holder); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Dura
 		switch {
 		case role == "idle" && total != len("last words"):
 			t.Errorf("%d bytes of the last words arrived", total)
-		case role == "write" && err == io.EOF && total%killSize != 0 && l.provider != providerTCP: // TCP has no bounds of Writes
+		case role == "write" && err == io.EOF && total%killSize != 0 && l.policy == Require: // TCP has no bounds of Writes
 			t.Errorf("EOF after %d bytes, in the middle of a Write", total)
 		}
 	}
@@ -186,7 +186,7 @@ func TestProcessThatEndsAfterSetLinger0(t *testing.T) {
 		ln := l.listen(t, l.here())
 		startRole(t, "drop", l, ln.Addr().String())
 		c := mustAccept(t, ln)
-		wantProvider(t, c, l.provider)
+		l.carries(t, c)
 		c.SetDeadline(time.Now().Add(testTimeout))
 		got, err := io.ReadAll(c)
 		if !errors.Is(err, syscall.ECONNRESET) || !strings.HasPrefix("last words", string(got)) {

@@ -42,8 +42,8 @@ func TestManyConnections(t *testing.T) {
 		now := resources(t)
 		t.Logf("%d connections: %d descriptors and %d goroutines more here", manyConns,
 			now.descriptors-before.descriptors, now.goroutines-before.goroutines)
-		if l.provider != providerTCP && now.descriptors-before.descriptors > 100 {
-			t.Errorf("%d descriptors more", now.descriptors-before.descriptors)
+		if n := now.descriptors - before.descriptors; n > manyConns+100 {
+			t.Errorf("%d descriptors more, and TCP has one for each", n)
 		}
 		if n := now.goroutines - before.goroutines; n > 100 {
 			t.Errorf("%d goroutines more", n)

@@ -86,7 +86,7 @@ func TestTwoProcessesStream(t *testing.T) {
 		t.Setenv(envBytes, fmt.Sprint(total))
 		p := startRole(t, "stream", l, ln.Addr().String())
 		c := mustAccept(t, ln)
-		wantProvider(t, c, l.provider)
+		l.carries(t, c)
 		defer disturb()()
 		e := streamEnd{conn: c, seed: 1}
 		e.both(t, total)

@@ -86,7 +86,7 @@ func (tt unreadCase) run(t *testing.T, l lane, end func(*process)) {
 	ln := l.listen(t, l.here())
 	p := startRole(t, "unread", l, ln.Addr().String())
 	c := mustAccept(t, ln)
-	wantProvider(t, c, l.provider)
+	l.carries(t, c)
 	c.SetDeadline(time.Now().Add(testTimeout))
 	for _, n := range tt.writes {
 		if _, err := c.Write(make([]byte, n)); err != nil {

@@ -4,48 +4,48 @@ import (
 	"context"
 	"io"
 	"net"
-	"net/netip"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/session"
 )
 
 // provider is what the switch needs to know of a SAN service provider.
 type provider interface {
 	name() string
 
-	// serves returns nil if a destination is worth an attempt (C3), and otherwise why
-	// it is not. It does not block.
-	serves(dst netip.Addr, s settings) error
+	// move moves a connection that this process has dialed: it connects to the process at the
+	// other end, and offers it to move (offer). The error is preferably an *Unavailable.
+	move(ctx context.Context, h newconn.Handle, s settings) error
 
-	// listen adds a SAN listener beside tcp, on the same address (C2). An error,
+	// dialed notes what is known of a connection only before it is used, and reports whether
+	// a move would find a link that is there already. It is part of each dial.
+	dialed(tcp *net.TCPConn, l *life, s settings) (near bool)
+
+	// listen has the processes at other ends find this one for the connections that a TCP
+	// listener accepts. It hands over each endpoint by which one may offer to move. An error,
 	// preferably an *Unavailable, means that this listener does without this SAN.
 	listen(tcp *net.TCPListener, s settings) (acceptor, error)
-
-	// dial connects within ctx. It returns ECONNREFUSED or EHOSTUNREACH only if TCP
-	// is guaranteed to fail as well (C4), otherwise preferably an *Unavailable.
-	dial(ctx context.Context, r request) (transport, error)
 }
 
-// acceptor is a provider's listener.
+// acceptor is a provider's part of a listener.
 type acceptor interface {
-	// accept blocks until a dialer connects. net.ErrClosed is final; after other
-	// errors it is called again.
-	accept() (transport, error)
-
-	// Waiting returns why no dialer comes yet, if settings.takeOver is set and another
-	// process that shares the TCP listener has to end its own first; otherwise nil.
+	// Waiting returns why nobody is found yet, because another process has to end its own
+	// first; otherwise nil.
 	Waiting() error
 
 	io.Closer
-}
-
-// direct is an acceptor that hands connections over itself.
-type direct interface {
-	// serve calls take for each connection, in a goroutine that must not be blocked, until
-	// the acceptor is closed and no call is under way.
-	serve(take func(transport))
 }
 
 // opened is an acceptor with its provider's name.
 type opened struct {
 	name string
 	acceptor
+}
+
+// came is an endpoint by which another process may offer to move a connection.
+type came struct {
+	session.Endpoint
+	provider string
+	user     *uint32 // whose the process is, if the kernel knows it; then it is of this network namespace
+	outside  bool    // the process is to be of another network namespace of this host
 }

@@ -9,28 +9,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-const (
-	// defaultAttemptTimeout bounds an attempt over a SAN: many times longer than an
-	// attempt that is answered, and a delay that a user tolerates once.
-	defaultAttemptTimeout = 500 * time.Millisecond
-
-	// requireAttemptTimeout is the bound if there is nothing to fall back to. Then
-	// an attempt must not fail only because processors are busy.
-	requireAttemptTimeout = 10 * time.Second
-)
-
 // settings are what dialers and listeners hand down to providers.
 type settings struct {
 	session session.Config
-	local   bool          // Options.LocalAddresses
-	attempt time.Duration // bounds an attempt to connect
-	backlog int           // connections that wait for accept
+	attempt time.Duration // bounds an attempt to move
 	v6only  bool          // for listen: take no IPv4
 	zone    string        // for listen: the zone of the address that was given
-	source  netip.Addr    // for dial: the local address that the program has chosen, or zero
 
-	// For listen: where another process of the same TCP socket listens, wait for its end.
-	takeOver bool
+	// Of shm:
+	dir string // for other network namespaces of this host; "": none
 
 	// Of verbs:
 	rdma         RDMA
@@ -39,12 +26,10 @@ type settings struct {
 }
 
 // settle returns the settings for a dialer's or listener's options.
-func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlog int) settings {
+func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment) settings {
 	s := settings{
 		session:      sessionConfig(o),
-		local:        o.LocalAddresses,
 		attempt:      o.AttemptTimeout,
-		backlog:      backlog,
 		rdma:         rdma,
 		subnets:      env.subnets,
 		sharedDomain: env.sharedDomain,
@@ -57,9 +42,9 @@ func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment, backlo
 	switch {
 	case s.attempt > 0:
 	case policy == Require:
-		s.attempt = requireAttemptTimeout
+		s.attempt = requireTimeout
 	default:
-		s.attempt = defaultAttemptTimeout
+		s.attempt = moveTimeout
 	}
 	s.session.Disable |= env.disable
 	return s

@@ -6,9 +6,13 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"syscall"
+	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/verbs"
 )
 
@@ -17,21 +21,10 @@ type verbsProvider struct{}
 
 func (verbsProvider) name() string { return verbs.Name }
 
-func (p verbsProvider) serves(dst netip.Addr, s settings) error {
-	_, err := verbs.ServedBy(dst, verbs.Route{Source: s.source}, p.config(s))
-	return err
-}
-
-// slow implements slowNetwork.
-func (verbsProvider) slow(dst netip.Addr, s settings) time.Duration {
-	return verbs.PathTime(dst, verbs.Route{Source: s.source})
-}
-
 func (verbsProvider) config(s settings) verbs.Config {
 	return verbs.Config{
 		Disable:   s.session.Disable,
 		Threshold: max(s.session.Threshold, 0),
-		Backlog:   s.backlog,
 
 		IWARPOffset:  s.rdma.IWARPOffset,
 		WithoutCM:    s.rdma.WithoutCM,
@@ -43,13 +36,99 @@ func (verbsProvider) config(s settings) verbs.Config {
 	}
 }
 
+// dialed implements provider. A queue pair has always to be made.
+func (p verbsProvider) dialed(tcp *net.TCPConn, l *life, s settings) (near bool) {
+	if tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback() || !verbs.HaveDevices() {
+		return false
+	}
+	if _, err := p.served(tcp, p.config(s)); err == nil {
+		l.dialerStamp(tcp)
+	}
+	return false
+}
+
+// served returns the device that serves a connection's destination.
+func (verbsProvider) served(tcp *net.TCPConn, cfg verbs.Config) (device string, err error) {
+	ends, err := tcpid.EndsOf(tcp)
+	if err != nil {
+		return "", err
+	}
+	route := routeOf(tcp)
+	route.Source = ends.Local.Addr()
+	return verbs.ServedBy(ends.Remote.Addr(), route.Route, cfg)
+}
+
+// stamps reports whether there is a device, whose connections are told by their stamps.
+func (verbsProvider) stamps(settings) bool { return verbs.HaveDevices() }
+
+// move connects by the TCP connection's route, to the port that it has, and shows by the
+// connection's stamp that both are of the same two ends.
+func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) error {
+	tcp := h.TCP()
+	ends, err := tcpid.EndsOf(tcp)
+	if err != nil {
+		return err
+	}
+	cfg := p.config(s)
+	if cfg.Device, err = p.served(tcp, cfg); err != nil {
+		return &Unavailable{Reason: ReasonNotServed, Err: err}
+	}
+	l := h.Life().(*life)
+	stamp, err := l.dialerStamp(tcp)
+	if err != nil {
+		return &Unavailable{Reason: ReasonNotServed, Err: err}
+	}
+	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, routeOf(tcp).class)
+	ep, err := verbs.Dial(ctx, netip.AddrPortFrom(ends.Local.Addr(), 0), ends.Remote, cfg)
+	if err != nil {
+		return err
+	}
+	offered := hello{ends: ends, stamped: true, challenge: stamp.Challenge()}
+	return offer(ctx, ep, s.session, h, offered, func(a answer) error { return l.confirm(stamp, a) })
+}
+
+// socketRoute is what of a socket's options decides its route.
+type socketRoute struct {
+	verbs.Route
+	class uint8 // TOS, or traffic class
+}
+
+func routeOf(tcp *net.TCPConn) (r socketRoute) {
+	rc, err := tcp.SyscallConn()
+	if err != nil {
+		return r
+	}
+	rc.Control(func(fd uintptr) {
+		mark, _ := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK)
+		r.Mark = uint32(mark)
+		r.Interface, _ = unix.GetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE)
+		r.class = trafficClass(int(fd))
+	})
+	return r
+}
+
+// trafficClass is a socket's TOS or traffic class.
+func trafficClass(fd int) uint8 {
+	if v, err := unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS); err == nil && v > 0 {
+		return uint8(v)
+	}
+	v, _ := unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS)
+	return uint8(v)
+}
+
+// listen implements provider.
 func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
 	cfg.V6Only = s.v6only
-	cfg.TakeOver = s.takeOver
-	if rc, err := tcp.SyscallConn(); err == nil && cfg.TrafficClass == 0 {
-		rc.Control(func(fd uintptr) { cfg.TrafficClass = trafficClass(int(fd)) })
+	cfg.TakeOver = true // the port may be another process's with which this one shares TCP's
+	if rc, err := tcp.SyscallConn(); err == nil {
+		rc.Control(func(fd uintptr) {
+			cfg.TrafficClass = cmp.Or(cfg.TrafficClass, trafficClass(int(fd)))
+			if only, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY); err == nil && only != 0 {
+				cfg.V6Only = true
+			}
+		})
 	}
 	addr := at.Addr().Unmap()
 	if addr.IsLinkLocalUnicast() && addr.Zone() == "" {
@@ -59,66 +138,47 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 	if err != nil {
 		return nil, err
 	}
-	return verbsListener{l}, nil
-}
-
-// dial connects from a TCP port that the transport holds, so that its address is not given to others.
-// On iWARP and without rdma_cm the endpoint chooses another port, and none is held.
-func (p verbsProvider) dial(ctx context.Context, r request) (transport, error) {
-	cfg := p.config(r.settings)
-	cfg.FixedPort = r.local != nil && r.local.Port != 0
-	for try := 1; ; try++ {
-		socket, err := bind(ctx, r)
-		if err != nil {
-			return transport{}, err
-		}
-		ep, err := p.dialFrom(ctx, socket, r.remote, cfg)
-		if err == nil {
-			t := verbsTransport(ep)
-			if int(ep.LocalAddr().Port()) == socket.local.Port {
-				t.hold = socket
-			} else {
-				socket.Close()
-			}
-			return t, nil
-		}
-		socket.Close()
-		if try == portTries || !errors.Is(err, syscall.EADDRINUSE) || cfg.FixedPort {
-			return transport{}, err
-		}
-	}
-}
-
-// dialFrom connects as the socket would, by its route and in its traffic class.
-func (verbsProvider) dialFrom(ctx context.Context, s *boundSocket, remote netip.AddrPort, cfg verbs.Config) (*verbs.Endpoint, error) {
-	local := s.local.AddrPort()
-	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
-	mark, device := s.steering()
-	var err error
-	cfg.Device, err = verbs.ServedBy(remote.Addr(), verbs.Route{Source: local.Addr(), Interface: device, Mark: mark}, cfg)
-	if err != nil {
+	if err := tcpid.SaveSYN(tcp); err != nil {
+		l.Close()
 		return nil, &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
-	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, trafficClass(s.fd))
-	return verbs.Dial(ctx, local, remote, cfg)
+	v := &verbsListener{Listener: l}
+	v.serving.Go(func() { v.serve(s) })
+	return v, nil
 }
 
-func verbsTransport(ep *verbs.Endpoint) transport {
-	return transport{
-		endpoint: ep,
-		local:    net.TCPAddrFromAddrPort(ep.LocalAddr()),
-		remote:   net.TCPAddrFromAddrPort(ep.RemoteAddr()),
+type verbsListener struct {
+	*verbs.Listener
+	serving sync.WaitGroup
+}
+
+// If accept fails, most likely for lack of resources, it is called again after a delay that
+// doubles within these bounds, as in net/http.
+const (
+	minAcceptDelay = 5 * time.Millisecond
+	maxAcceptDelay = time.Second
+)
+
+func (l *verbsListener) serve(s settings) {
+	delay := minAcceptDelay
+	for {
+		ep, err := l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			time.Sleep(delay) // Close waits no longer than that
+			delay = min(2*delay, maxAcceptDelay)
+			continue
+		}
+		delay = minAcceptDelay
+		receive(came{Endpoint: ep, provider: verbs.Name}, s.session)
 	}
 }
 
-type verbsListener struct{ *verbs.Listener }
-
-func (l verbsListener) accept() (transport, error) {
-	ep, err := l.Accept()
-	if err != nil {
-		return transport{}, err
-	}
-	t := verbsTransport(ep)
-	t.user = t.remote.IP.String()
-	return t, nil
+// Close implements acceptor.
+func (l *verbsListener) Close() error {
+	err := l.Listener.Close()
+	l.serving.Wait()
+	return err
 }

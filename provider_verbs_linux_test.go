@@ -59,7 +59,7 @@ func TestRDMASettings(t *testing.T) {
 	}
 }
 
-// fallbackLane is a lane for tests in which an attempt over RDMA fails.
+// fallbackLane is a lane for tests in which a move to RDMA fails.
 func fallbackLane(t *testing.T) lane {
 	t.Helper()
 	testenv.NeedDevice(t)
@@ -70,39 +70,32 @@ func fallbackLane(t *testing.T) lane {
 	return l
 }
 
-// wantRDMAFallback dials three times: with Require the error has the first reason, and then
-// two fallbacks have the first and the second one. The attempts leave nothing behind.
-func wantRDMAFallback(t *testing.T, address string, first, second Reason) {
+// wantRDMAFallback dials twice: with Require the error has the reason, and without it the
+// connection, which works. The attempts leave nothing behind.
+func wantRDMAFallback(t *testing.T, address string, why Reason) {
 	t.Helper()
-	resetBackoff()
-	t.Cleanup(resetBackoff)
-	d := &Dialer{Providers: []string{verbs.Name}, Policy: Require}
-	d.Options.AttemptTimeout = time.Second
+	d := atOnce()
+	d.Providers, d.Policy, d.Options.AttemptTimeout = []string{verbs.Name}, Require, time.Second
+	began := time.Now()
 	_, err := d.Dial("tcp", address)
-	if got := reasonOf(err); got != first {
+	if got := reasonOf(err); got != why {
 		t.Errorf("with Require the reason is %v: %v", got, err)
 	}
-	resetBackoff()
-	d = &Dialer{Providers: []string{verbs.Name}}
-	before := resources(t) // librdmacm keeps the devices open that it has met
-	for _, why := range []Reason{first, second} {
-		began := time.Now()
-		c, err := d.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Logf("after %v: %v", time.Since(began), InfoOf(c))
-		wantFallback(t, c, why)
-		c.Close()
-		if time.Since(began) > testTimeout { // unbounded it would be a minute and more
-			t.Errorf("took %v", time.Since(began))
-		}
+	if took := time.Since(began); took > testTimeout { // unbounded it would be a minute and more
+		t.Errorf("it took %v", took)
 	}
+	before := resources(t) // librdmacm keeps the devices open that it has met
+	d.Policy = Prefer
+	c, err := d.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantStays(t, c, why)
+	c.Close()
 	wantResources(t, before)
 }
 
-// A firewall drops RDMA's packets alone. The dial after the one that had to wait does not
-// wait again.
+// A firewall drops RDMA's packets alone.
 func TestRDMADroppedByAFirewall(t *testing.T) {
 	l := fallbackLane(t)
 	ln := mustListen(t, &ListenConfig{Providers: []string{verbs.Name}}, "tcp", l.here())
@@ -120,7 +113,7 @@ func TestRDMADroppedByAFirewall(t *testing.T) {
 	fall := sync.OnceFunc(func() { shell(t, "nft delete table inet san") })
 	defer fall()
 	shell(t, "nft add rule inet san in udp dport 4791 drop; nft add rule inet san in tcp dport "+iwarpPort(t, address)+" drop")
-	wantRDMAFallback(t, address, ReasonTimeout, ReasonRemembered)
+	wantRDMAFallback(t, address, ReasonTimeout)
 	fall()
 	wantProvider(t, mustDial(t, l.dialer(), address), l.provider)
 }
@@ -136,17 +129,17 @@ func TestRDMAMissingAtTheOtherEnd(t *testing.T) {
 		ip -n plain link set lo up
 		rdma link add rva1 type `+inGuest+` netdev va1`)
 	p := startRole(t, "plain", plainTCP, "10.8.9.2:0", "ip", "netns", "exec", "plain")
-	first, second := ReasonTimeout, ReasonRemembered
+	why := ReasonTimeout
 	if inGuest == "siw" { // a port of TCP's, which is refused
-		first, second = ReasonNoListener, ReasonNoListener
+		why = ReasonNoListener
 	}
-	wantRDMAFallback(t, p.line(t), first, second)
+	wantRDMAFallback(t, p.line(t), why)
 }
 
 func TestRDMAWithoutAListener(t *testing.T) {
 	l := fallbackLane(t)
 	plain := plainListen(t, l.here())
-	wantRDMAFallback(t, plain.Addr().String(), ReasonNoListener, ReasonNoListener)
+	wantRDMAFallback(t, plain.Addr().String(), ReasonNoListener)
 }
 
 // Nobody listens, neither over RDMA nor by TCP.

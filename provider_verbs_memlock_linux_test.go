@@ -3,6 +3,7 @@ package san
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -21,8 +22,8 @@ import (
 const memlockDone = "memlock: all was checked"
 
 // If RLIMIT_MEMLOCK has room for one connection over RDMA, the first dial gets it. The next
-// one falls back to TCP for a reason that is counted, or fails with an error that names the
-// limit to raise.
+// one stays on TCP for a reason that is counted, or fails with an error that names the limit to
+// raise.
 func TestMemlockExhausted(t *testing.T) {
 	const inChild = "SAN_TEST_MEMLOCK_CHILD"
 	testenv.NeedDevice(t)
@@ -58,21 +59,27 @@ func checkMemlockExhausted(t *testing.T) {
 	send(t, client, server, "over RDMA")
 
 	prefer := l
-	prefer.policy = Prefer
+	prefer.policy, prefer.options.MoveAtOnce = Prefer, true
 	listener := prefer.listen(t, prefer.here())
 	before := Stats().Fallbacks[ReasonResources]
-	last := mustDial(t, prefer.dialer(), listener.Addr().String())
+	connect := func() net.Conn {
+		c := mustDial(t, prefer.dialer(), listener.Addr().String())
+		s := mustAccept(t, listener)
+		waitFor(t, "it has moved, or does not", func() bool { return !isUndecided(c) })
+		send(t, c, s, "by whatever carries it")
+		return c
+	}
+	last := connect()
 	for most := 4; InfoOf(last).Provider == "verbs" && most > 0; most-- { // each has two ends here
-		send(t, last, mustAccept(t, listener), "over RDMA")
-		last = mustDial(t, prefer.dialer(), listener.Addr().String())
+		last = connect()
 	}
 	wantFallback(t, last, ReasonResources)
 	if n := Stats().Fallbacks[ReasonResources]; n != before+1 {
 		t.Errorf("%d fallbacks for %q, want 1", n-before, ReasonResources)
 	}
-	send(t, last, mustAccept(t, listener), "over TCP")
 
-	c, err := l.dialer().Dial("tcp", listener.Addr().String())
+	required := l.listen(t, l.here())
+	c, err := l.dialer().Dial("tcp", required.Addr().String())
 	if err == nil {
 		c.Close()
 		t.Fatalf("connected by %s", InfoOf(c).Provider)

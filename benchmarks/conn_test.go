@@ -16,9 +16,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanconn"
 )
 
 // A transport is a way to connect two ends.
@@ -27,7 +29,9 @@ type transport struct {
 	listen func(dir string) (net.Listener, error)
 	dial   func(net.Addr) (net.Conn, error)
 
-	provider string // that a connection has to have; "": any
+	provider string // to which a connection has to move before it is measured; "": none
+
+	fresh bool // short connections are measured as package san makes them, on TCP
 }
 
 var transports = append([]transport{
@@ -35,21 +39,23 @@ var transports = append([]transport{
 		"tcp",
 		func(string) (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") },
 		func(a net.Addr) (net.Conn, error) { return net.Dial("tcp", a.String()) },
-		"",
+		"", false,
 	},
 	{
 		"unix",
 		func(dir string) (net.Listener, error) { return net.Listen("unix", filepath.Join(dir, "s")) },
 		func(a net.Addr) (net.Conn, error) { return net.Dial("unix", a.String()) },
-		"",
+		"", false,
 	},
 	{
 		"san",
 		func(string) (net.Listener, error) { return san.Listen("tcp", "127.0.0.1:0") },
-		func(a net.Addr) (net.Conn, error) { return san.Dial("tcp", a.String()) },
-		map[string]string{"linux": "shm"}[runtime.GOOS],
+		func(a net.Addr) (net.Conn, error) { return atOnce.Dial("tcp", a.String()) },
+		map[string]string{"linux": "shm"}[runtime.GOOS], true,
 	},
 }, verbs()...)
+
+var atOnce = &san.Dialer{Options: sanconn.Options{MoveAtOnce: true}}
 
 // verbs goes from one end of the guest's cable to the other, where there is one.
 func verbs() []transport {
@@ -64,7 +70,7 @@ func verbs() []transport {
 		name,
 		func(string) (net.Listener, error) { return lc.Listen(context.Background(), "tcp", host+":0") },
 		func(a net.Addr) (net.Conn, error) { return d.Dial("tcp", a.String()) },
-		name,
+		name, false,
 	}}
 }
 
@@ -91,11 +97,23 @@ func (tr transport) serve(b *testing.B, handle func(net.Conn)) net.Addr {
 	return l.Addr()
 }
 
-// connect dials, and insists on the provider that the transport promises.
+// short connects for a use that may end before a move pays.
+func (tr transport) short(a net.Addr) (net.Conn, error) {
+	if tr.fresh {
+		return san.Dial("tcp", a.String())
+	}
+	return tr.dial(a)
+}
+
+// connect dials, and waits until the connection has moved to the provider that the transport
+// promises.
 func (tr transport) connect(a net.Addr) (net.Conn, error) {
 	c, err := tr.dial(a)
 	if err != nil {
 		return nil, err
+	}
+	for tr.provider != "" && san.InfoOf(c).Fallback == san.ReasonUnused { // until a move's time is over
+		time.Sleep(100 * time.Microsecond)
 	}
 	if info := san.InfoOf(c); tr.provider != "" && info.Provider != tr.provider {
 		c.Close()

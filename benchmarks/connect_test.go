@@ -38,7 +38,7 @@ func benchmarkConnect(b *testing.B, tr transport, dialers int) {
 	}
 	server := startServer(b, "connect", tr, "")
 	once := func() error {
-		c, err := tr.connect(server.addr)
+		c, err := tr.short(server.addr)
 		if err != nil {
 			return err
 		}

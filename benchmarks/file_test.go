@@ -61,7 +61,7 @@ var sinks = []struct {
 func BenchmarkCopyFile(b *testing.B) {
 	benchmarkFile(b, "copy", func(b *testing.B, tr transport, from net.Addr) download {
 		return func(w io.Writer) (int64, error) {
-			c, err := tr.connect(from)
+			c, err := tr.short(from)
 			if err != nil {
 				return 0, err
 			}

@@ -76,11 +76,11 @@ func TestTheREADMEsServerAndClientWork(t *testing.T) {
 		return err
 	})
 
-	if !strings.Contains(programs[1], " // hello by shm\n") {
+	if !strings.Contains(programs[1], " // hello by tcp, then hello by shm\n") {
 		t.Error("the README does not show what the client prints")
 	}
 	stdout, _ := run(t, binaries[1])
-	if want := "hello by " + sanProvider() + "\n"; stdout != want {
+	if want := "hello by tcp\nhello by " + sanProvider() + "\n"; stdout != want {
 		t.Errorf("the client prints %q; want %q", stdout, want)
 	}
 }

@@ -1,12 +1,14 @@
-// Package sanconn gives a session the semantics of net.Conn: deadlines,
-// half-close, net's errors and addresses, and the optional interfaces that
-// code for TCP connections looks for. It moves no bytes itself and chooses no
-// provider; package san makes its connections.
+// Package sanconn makes one net.Conn of two carriers: a TCP connection, on which each
+// connection begins, and a session over a SAN, to which it moves and from which it can come
+// back. It gives both the semantics of *net.TCPConn: deadlines, half-close, net's errors and
+// addresses, and the optional interfaces that code for TCP connections looks for. It chooses
+// no provider and does not decide when to move; package san does, and makes its connections.
 package sanconn
 
 import (
 	"net"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,28 +17,39 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Conn is a connection over a SAN. It behaves as *net.TCPConn does. All its
-// methods may be called concurrently; the bytes of concurrent Writes are not mixed.
+// Conn is a connection. It behaves as *net.TCPConn does, whichever carrier its bytes go by.
+// All its methods may be called concurrently; the bytes of concurrent Writes are not mixed.
 // Its errors are *net.OpError with the causes that TCP has, but for io.EOF, which is
 // returned as it is.
 //
-// No descriptor carries the bytes, so it has no File, and SyscallConn is for reading alone.
+//	handover.go             which carrier: the states and their transitions
+//	outgoing.go incoming.go a direction on TCP, and across its move
+//	move.go leave.go        to a session, and back to TCP
 type Conn struct {
-	session       *session.Session
-	local, remote *net.TCPAddr
+	tcp *net.TCPConn
+	cfg newconn.Config
 
-	// Separate allocations: a running timer keeps its deadline alive, and must not keep
-	// a forgotten Conn from being collected.
-	readDeadline, writeDeadline *deadline
+	out outgoing
+	in  incoming
 
-	closed  atomic.Bool
-	reset   atomic.Bool // SetLinger(0): Close is a reset
-	onClose func()      // may be nil
-	cleanup runtime.Cleanup
+	// used grows by what goes by TCP; beyond useAt, cfg.Use is called.
+	used, useAt atomic.Int64
+
+	closed atomic.Bool
+	reset  atomic.Bool // SetLinger(0): Close is a reset
+
+	mu      sync.Mutex // guards what follows; nothing that blocks under it
+	state   handover
+	session *session.Session          // committed to, or nil
+	over    bool                      // it has ended
+	judge   func(answer []byte) error // of an offer
+	refused error                     // why the last one came to nothing
+	leave   *leave                    // under way, or nil
+	changed chan struct{}             // closed at the next change of state; nil: nobody waits for one
+	keep    keepAlive
+	past    Stats           // of sessions that were left
+	cleanup runtime.Cleanup // of session
 }
-
-// Stats are the counters of one connection since its start.
-type Stats = session.Stats
 
 // ErrNoUrgent is returned by ReadUrgent when no urgent data is waiting.
 var ErrNoUrgent = session.ErrNoUrgent
@@ -45,34 +58,25 @@ var ErrNoUrgent = session.ErrNoUrgent
 const MaxUrgent = session.MaxUrgent
 
 func init() {
-	newconn.New = func(s *session.Session, local, remote *net.TCPAddr, onClose func()) net.Conn {
-		return newConn(s, local, remote, onClose)
+	newconn.New = func(tcp *net.TCPConn, cfg newconn.Config) (net.Conn, newconn.Handle) {
+		c := newConn(tcp, cfg)
+		return c, (*handle)(c)
 	}
+	newconn.HandleOf = func(c net.Conn) newconn.Handle { return (*handle)(c.(*Conn)) }
 }
 
 // newConn is newconn.New.
-func newConn(s *session.Session, local, remote *net.TCPAddr, onClose func()) *Conn {
-	c := &Conn{
-		session: s, local: local, remote: remote, onClose: onClose,
-		readDeadline:  &deadline{interrupt: s.InterruptRead},
-		writeDeadline: &deadline{interrupt: s.InterruptWrite},
+func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
+	c := &Conn{tcp: tcp, cfg: cfg}
+	c.out.written.Store(cfg.BytesWritten)
+	c.in.bytes.Store(cfg.BytesRead)
+	c.out.deadline.setTCP = (*net.TCPConn).SetWriteDeadline
+	c.in.deadline.setTCP = (*net.TCPConn).SetReadDeadline
+	c.useAt.Store(cfg.Threshold)
+	if cfg.Use == nil {
+		c.useAt.Store(never)
 	}
-	// A connection that the program has forgotten is closed, as in net.
-	c.cleanup = runtime.AddCleanup(c, func(f forgotten) { go f.close() }, forgotten{s, onClose})
 	return c
-}
-
-// forgotten is what is needed to close a Conn that has been collected.
-type forgotten struct {
-	session *session.Session
-	onClose func()
-}
-
-func (f forgotten) close() {
-	f.session.Close()
-	if f.onClose != nil {
-		f.onClose()
-	}
 }
 
 // Read reads what has arrived into p, and blocks as long as nothing has. Once the
@@ -82,21 +86,17 @@ func (f forgotten) close() {
 // the error is io.EOF, if it had read everything and did not end in the middle of a
 // Write.
 func (c *Conn) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		if c.closed.Load() {
-			return 0, c.opError(opRead, net.ErrClosed)
-		}
-		return 0, nil
-	}
-	n, err := c.session.Read(p)
-	raceedge.Acquire()
-	if err != nil {
-		if n > 0 {
+	if s := c.in.san.Load(); s != nil && len(p) > 0 {
+		n, err := s.Read(p)
+		raceedge.Acquire()
+		switch {
+		case err == nil, n > 0:
 			return n, nil // the next Read finds the error again
+		case err != session.ErrTaken:
+			return 0, c.opError(opRead, err)
 		}
-		err = c.opError(opRead, err)
 	}
-	return n, err
+	return c.read(p)
 }
 
 // Write writes all of p, or returns how many bytes it took and an error. After it has
@@ -104,107 +104,122 @@ func (c *Conn) Read(p []byte) (int, error) {
 // process or its host dies. The error is EPIPE or ECONNRESET where the peer does not
 // read any more, ETIMEDOUT where it does not answer.
 func (c *Conn) Write(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, c.writable()
+	n := 0
+	if s := c.out.san.Load(); s != nil && len(p) > 0 {
+		raceedge.Release()
+		var err error
+		if n, err = s.Write(p); err == nil {
+			return n, nil
+		} else if err != session.ErrTaken {
+			return n, c.opError(opWrite, err)
+		}
 	}
-	raceedge.Release()
-	n, err := c.session.Write(p)
-	if err != nil {
-		err = c.opError(opWrite, err)
-	}
-	return n, err
+	m, err := c.write(p[n:], false)
+	return n + m, err
 }
 
-// writable returns the error of a Write of no bytes.
-func (c *Conn) writable() error {
-	switch {
-	case c.closed.Load():
-		return c.opError(opWrite, net.ErrClosed)
-	case c.writeDeadline.passed():
-		return c.opError(opWrite, session.ErrInterrupted)
-	}
-	return nil
-}
-
-// Close ends both directions. What was written is still delivered, and the peer
-// then reads io.EOF; if data that arrived was not read here, or after SetLinger(0), it
-// finds a reset instead. Blocked operations return net.ErrClosed, and so does a second
-// Close.
-//
-// Over "verbs" the bytes on their way would be lost with the process, so Close waits
-// until the peer has them: up to Options.CloseTimeout for a peer that goes on taking
-// them, a second for one that takes none, or less than 128 KiB. (Delivery then goes on in the background.)
-// Before that it waits up to Options.CancelTimeout for an operation in the middle of a
-// transfer. Over "shm" it waits only in the rare case that control messages have no
-// room yet.
-func (c *Conn) Close() error {
-	if c.closed.Swap(true) {
+// CloseRead ends the reading direction: Read returns io.EOF. As with TCP, the peer's Writes
+// wait once there is no more room for what nobody reads.
+func (c *Conn) CloseRead() error {
+	c.mu.Lock()
+	if c.closed.Load() {
+		c.mu.Unlock()
 		return c.opError(opClose, net.ErrClosed)
 	}
-	raceedge.Release()
-	c.cleanup.Stop()
-	c.readDeadline.stop()
-	c.writeDeadline.stop()
-	if c.reset.Load() {
-		c.session.Abort()
-	} else {
-		c.session.Close() // fails only if called twice
+	c.state.in.ended = true
+	c.in.shut.Store(true)
+	phase, s := c.state.phase, c.in.san.Load()
+	if phase != onTCP {
+		c.in.deadline.holdUnlessMoved(c.tcp) // a Read in TCP ends
 	}
-	if c.onClose != nil {
-		c.onClose()
+	c.changedLocked()
+	c.mu.Unlock()
+	switch {
+	case phase == onTCP:
+		return c.tcp.CloseRead()
+	case s != nil:
+		s.StopRead()
 	}
 	return nil
-}
-
-// CloseRead ends the reading direction: Read returns io.EOF, and what arrives is
-// discarded. Other than with TCP, so is what had arrived and was not read.
-func (c *Conn) CloseRead() error { return c.opError(opClose, c.session.CloseRead()) }
-
-// CloseWrite ends the writing direction: the peer reads io.EOF after what was
-// written. Later Writes fail with EPIPE. If the peer has closed already, that is no
-// error.
-func (c *Conn) CloseWrite() error {
-	raceedge.Release()
-	return c.opError(opClose, c.session.CloseWrite())
 }
 
 // LocalAddr returns this end's address, a *net.TCPAddr: the peer's RemoteAddr. It must
 // not be changed.
-func (c *Conn) LocalAddr() net.Addr { return c.local }
+func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
 
 // RemoteAddr returns the peer's address, a *net.TCPAddr: the peer's LocalAddr. It must
 // not be changed.
-func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+func (c *Conn) RemoteAddr() net.Addr { return c.tcp.RemoteAddr() }
 
 // SetDeadline sets both deadlines; see net.Conn. An operation whose deadline
 // has passed fails with os.ErrDeadlineExceeded, even if it could proceed at once. A
 // Write that a deadline interrupts returns how many bytes it took. The error is
 // net.ErrClosed after Close.
 func (c *Conn) SetDeadline(t time.Time) error {
-	return c.deadlineError(c.readDeadline.set(t) && c.writeDeadline.set(t))
+	if err := c.SetReadDeadline(t); err != nil {
+		return err
+	}
+	return c.SetWriteDeadline(t)
 }
 
 // SetReadDeadline sets the deadline of Read; see SetDeadline.
 func (c *Conn) SetReadDeadline(t time.Time) error {
-	return c.deadlineError(c.readDeadline.set(t))
+	return c.setDeadline(&c.in.deadline, t)
 }
 
 // SetWriteDeadline sets the deadline of Write; see SetDeadline.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
-	return c.deadlineError(c.writeDeadline.set(t))
+	return c.setDeadline(&c.out.deadline, t)
 }
 
-// deadlineError names only the local end, as net does for deadlines.
-func (c *Conn) deadlineError(set bool) error {
-	if set {
-		return nil
+func (c *Conn) setDeadline(d *deadline, t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return &net.OpError{Op: opSet, Net: "tcp", Addr: c.LocalAddr(), Err: net.ErrClosed}
 	}
-	return &net.OpError{Op: opSet, Net: "tcp", Addr: c.local, Err: net.ErrClosed}
+	d.want = t
+	err := d.apply(c.tcp)
+	c.changedLocked()
+	return err
 }
 
-// Provider returns the name of the SAN provider that carries the connection: "shm"
-// or "verbs".
-func (c *Conn) Provider() string { return c.session.Limits().Provider }
+// Provider returns the name of what carries the connection: "tcp", or that of the SAN
+// provider to which both directions have moved, "shm" or "verbs".
+func (c *Conn) Provider() string {
+	if s := c.out.san.Load(); s != nil && c.in.san.Load() == s {
+		return s.Limits().Provider
+	}
+	return "tcp"
+}
 
-// Stats returns a snapshot of the connection's counters.
-func (c *Conn) Stats() Stats { return c.session.Stats() }
+// changedLocked has those look again who wait for a change of state.
+func (c *Conn) changedLocked() {
+	if c.changed != nil {
+		close(c.changed)
+		c.changed = nil
+	}
+}
+
+// awaitLocked waits for a change of state, up to t if that is not zero; mu is held, and
+// released meanwhile. It returns false if the time is up.
+func (c *Conn) awaitLocked(t time.Time) bool {
+	if c.changed == nil {
+		c.changed = make(chan struct{})
+	}
+	changed := c.changed
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	if t.IsZero() {
+		<-changed
+		return true
+	}
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-changed:
+		return true
+	case <-timer.C:
+		return false
+	}
+}

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/connpair"
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -24,11 +26,20 @@ import (
 
 const patience = 30 * time.Second
 
-// The kinds of endpoints.
-var endpoints = []struct {
+// onTCP is in the place of limits for a connection that stays on TCP; moving for one that
+// moves, over a ring, as soon as it is used.
+var (
+	onTCP  = session.Limits{Provider: "tcp"}
+	moving = session.Limits{Provider: "moving"}
+)
+
+// The carriers of a connection.
+var carriers = []struct {
 	name   string
 	limits session.Limits
 }{
+	{name: "TCP", limits: onTCP},
+	{name: "moving", limits: moving},
 	{name: "ring"},
 	{name: "window", limits: session.Limits{Window: 32}},
 	{name: "window, RDMA read", limits: session.Limits{Window: 32, CanRead: true, CanWrite: true, MaxExpose: 16 << 20, Threshold: 8 << 10}},
@@ -36,40 +47,64 @@ var endpoints = []struct {
 	{name: "window, box", limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}},
 }
 
-// pipe connects two ends over endpoints without a kernel.
+// pipe makes both ends of a connection, which has moved to a session with these limits; closed
+// is called when the first is closed.
 func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Conn) {
 	t.Helper()
-	ea, eb := twin.Pair(twin.Config{Limits: limits})
-	return pipeOn(t, ea, eb, closed)
-}
-
-// pipeOn is pipe, over these endpoints.
-func pipeOn(t testing.TB, ea, eb *twin.Endpoint, closed func()) (a, b *sanconn.Conn) {
-	t.Helper()
-	sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	var wg sync.WaitGroup
-	for _, s := range []*session.Session{sa, sb} {
-		wg.Go(func() {
-			if err := s.Negotiate(ctx); err != nil {
-				t.Error(err)
-			}
-		})
+	config := newconn.Config{Closed: closed}
+	switch limits.Provider {
+	case onTCP.Provider:
+	case moving.Provider:
+		var moves sync.WaitGroup
+		t.Cleanup(moves.Wait)
+		ea, eb := twin.Pair(twin.Config{})
+		config.Threshold = 1
+		config.Use = func(newconn.Handle) {
+			moves.Go(func() { // package san's movers
+				connpair.Move(context.Background(), a, b, ea, eb, connpair.Sessions{}) // fails if one is closed before
+			})
+		}
+	default:
+		return pipeOn(t, limits, closed)
 	}
-	wg.Wait()
-	here := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}
-	there := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 2}
-	a, b = sanconn.New(sa, here, there, closed), sanconn.New(sb, there, here, nil)
-	t.Cleanup(func() {
-		a.Close()
-		b.Close()
-	})
+	a, b, err := connpair.New(config, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
 	return a, b
 }
 
+// pipeOn is pipe, of a connection that has moved.
+func pipeOn(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Conn) {
+	t.Helper()
+	ea, eb := twin.Pair(twin.Config{Limits: limits})
+	return pipeOver(t, ea, eb, closed)
+}
+
+// pipeOver is pipe, moved to a session over these endpoints.
+func pipeOver(t testing.TB, ea, eb *twin.Endpoint, closed func()) (a, b *sanconn.Conn) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	a, b, err := connpair.Moved(ctx, ea, eb, connpair.Sessions{}, newconn.Config{Closed: closed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	return a, b
+}
+
+func closeAtEnd(t testing.TB, conns ...*sanconn.Conn) {
+	t.Cleanup(func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	})
+}
+
 func TestConformance(t *testing.T) {
-	for _, e := range endpoints {
+	for _, e := range carriers {
 		t.Run(e.name, func(t *testing.T) {
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 				a, b := pipe(t, e.limits, nil)
@@ -102,13 +137,11 @@ func TestOptionalInterfacesOfTCP(t *testing.T) {
 			SetWriteBuffer(int) error
 		}](c),
 		"SyscallConn": has[syscall.Conn](c),
+		"File":        has[interface{ File() (*os.File, error) }](c),
 	} {
 		if !ok {
 			t.Errorf("%s is missing", name)
 		}
-	}
-	if has[interface{ File() (*os.File, error) }](c) {
-		t.Error("there is a descriptor to be misread")
 	}
 }
 
@@ -147,13 +180,7 @@ func TestSettings(t *testing.T) {
 // this would take a minute.
 func TestKeepAliveConfig(t *testing.T) {
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
-	sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
-	defer sb.Abort()
-	if err := errors.Join(sa.Negotiate(t.Context()), sb.Negotiate(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	a := sanconn.New(sa, &net.TCPAddr{}, &net.TCPAddr{}, nil)
-	defer a.Close()
+	a, _ := pipeOver(t, ea, eb, nil)
 	ea.Cut()
 	if err := a.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 10 * time.Millisecond}); err != nil {
 		t.Fatal(err)
@@ -195,7 +222,7 @@ func TestCopyToAWriterThatIsShort(t *testing.T) {
 }
 
 func TestWriteBuffersConsumesWhatItWrote(t *testing.T) {
-	for _, e := range endpoints {
+	for _, e := range carriers {
 		t.Run(e.name, func(t *testing.T) {
 			a, b := pipe(t, e.limits, nil)
 			parts := [][]byte{[]byte("HTTP/1.1 200 OK\r\n"), nil, []byte("\r\n"), bytes.Repeat([]byte("body"), 50_000), {}, []byte("end")}
@@ -318,13 +345,8 @@ func TestCallsOfAClosedConn(t *testing.T) {
 func TestClosedConnIsForgotten(t *testing.T) {
 	var calls [2]atomic.Int32
 	for i := range calls { // the second is not closed: when that is found, the first is too
-		ea, eb := twin.Pair(twin.Config{})
-		sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
-		defer sb.Abort()
-		if err := errors.Join(sa.Negotiate(t.Context()), sb.Negotiate(t.Context())); err != nil {
-			t.Fatal(err)
-		}
-		a := sanconn.New(sa, &net.TCPAddr{}, &net.TCPAddr{}, func() { calls[i].Add(1) })
+		a, b := forgettable(t, func() { calls[i].Add(1) })
+		defer b.Close()
 		if i == 0 {
 			a.Close()
 		}
@@ -344,38 +366,42 @@ func TestClosedConnIsForgotten(t *testing.T) {
 	}
 }
 
-// A connection that nobody holds any more is closed, as in net, even if it has a deadline.
+// forgettable is pipeOn without the cleanup, which holds both ends.
+func forgettable(t *testing.T, closed func()) (a, b *sanconn.Conn) {
+	t.Helper()
+	ea, eb := twin.Pair(twin.Config{})
+	a, b, err := connpair.Moved(t.Context(), ea, eb, connpair.Sessions{}, newconn.Config{Closed: closed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, b
+}
+
+// A connection that nobody holds any more is closed, as in net, even if it has a deadline; at
+// either end.
 func TestForgottenConnIsClosed(t *testing.T) {
-	for _, left := range []time.Duration{time.Millisecond, time.Hour} {
-		closed := make(chan struct{})
-		var b *sanconn.Conn
-		func() {
-			// Not by pipe, whose cleanup holds both ends.
-			ea, eb := twin.Pair(twin.Config{})
-			sa, sb := session.New(ea, session.Config{}), session.New(eb, session.Config{})
-			if err := errors.Join(sa.Negotiate(t.Context()), sb.Negotiate(t.Context())); err != nil {
-				t.Fatal(err)
-			}
-			addr := &net.TCPAddr{}
-			a := sanconn.New(sa, addr, addr, func() { close(closed) })
-			b = sanconn.New(sb, addr, addr, nil)
-			a.SetDeadline(time.Now().Add(time.Millisecond))
-			a.Read(make([]byte, 1))
-			a.SetDeadline(time.Now().Add(left))
-		}()
-		defer b.Close()
-		testenv.Eventually(t, patience, func() error {
-			runtime.GC()
-			select {
-			case <-closed:
+	for _, acceptor := range []bool{false, true} {
+		for _, left := range []time.Duration{time.Millisecond, time.Hour} {
+			var kept *sanconn.Conn
+			func() {
+				forgotten, other := forgettable(t, nil)
+				if acceptor {
+					forgotten, other = other, forgotten
+				}
+				kept = other
+				forgotten.SetDeadline(time.Now().Add(time.Millisecond))
+				forgotten.Read(make([]byte, 1))
+				forgotten.SetDeadline(time.Now().Add(left))
+			}()
+			defer kept.Close()
+			testenv.Eventually(t, patience, func() error {
+				runtime.GC()
+				kept.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+				if _, err := kept.Read(make([]byte, 1)); err != io.EOF {
+					return fmt.Errorf("the peer reads %v; a deadline in %v", err, left)
+				}
 				return nil
-			default:
-				return fmt.Errorf("it is still open, with a deadline in %v", left)
-			}
-		})
-		b.SetDeadline(time.Now().Add(patience))
-		if _, err := b.Read(make([]byte, 1)); err != io.EOF {
-			t.Errorf("the peer read %v", err)
+			})
 		}
 	}
 }

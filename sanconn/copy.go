@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/session"
 )
 
 // copySize is the size in bytes of what ReadFrom and WriteTo move at a time: from about
@@ -15,9 +16,9 @@ import (
 const copySize = 64 << 10
 
 // ReadFrom reads from r until io.EOF and writes everything to the connection.
-// io.Copy uses it. Regular files and net's stream sockets are read straight into the memory
-// that the connection sends from. Any other reader gets a buffer of its own, since it may
-// block, or keep the slice.
+// io.Copy uses it. On TCP, regular files go by sendfile, as in net. On a SAN, they
+// and net's stream sockets are read straight into the memory that the connection sends from.
+// Any other reader gets a buffer of its own, since it may block, or keep the slice.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	// io.CopyN and net/http wrap their source in a LimitedReader. At its limit no
 	// further Read is needed to find the end.
@@ -110,6 +111,11 @@ func (c *Conn) fill(src *io.LimitedReader, once func(*io.LimitedReader) (int, er
 
 // fillOnce reads from a source that does not block for long.
 func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
+	if c.out.san.Load() == nil {
+		if n, err = c.fillTCP(src); err != errLook {
+			return n, err
+		}
+	}
 	room, err := c.Reserve(copySize)
 	if err != nil {
 		return 0, err
@@ -122,22 +128,66 @@ func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
 	return src.Read(room)
 }
 
+// copyOnce writes what one Read brings.
+func (c *Conn) copyOnce(src io.Reader, b []byte) (n int, err error) {
+	if n, err = src.Read(b); n > 0 {
+		var werr error
+		if n, werr = c.Write(b[:n]); werr != nil {
+			err = werr
+		}
+	}
+	return n, err
+}
+
+// fillTCP has net move a piece of what src has to TCP.
+func (c *Conn) fillTCP(src *io.LimitedReader) (int, error) {
+	if err := c.awaitOut(false); err != nil {
+		return 0, err
+	}
+	o := &c.out
+	o.op.Lock()
+	defer o.unlock(c)
+	if o.next.Load() != nil || o.stopped(c) != nil {
+		return 0, errLook
+	}
+	piece := &io.LimitedReader{R: src.R, N: min(src.N, fillPiece)}
+	n, err := c.tcp.ReadFrom(piece)
+	o.count(c, n)
+	src.N -= n
+	switch {
+	case err != nil:
+		if err = c.afterTCP(&o.deadline, opWrite, err); err == errLook && n > 0 {
+			err = nil
+		}
+	case n == 0:
+		err = io.EOF
+	}
+	return int(n), err
+}
+
+// fillPiece is how much of a source goes to TCP at a time, so that a long copy can move in
+// its middle.
+const fillPiece = 1 << 20
+
 // WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
 // uses it. Files, net's stream sockets and io.Discard are given the bytes where they have
 // arrived. Any other writer gets them in a buffer of its own, since it may keep the slice.
 func (c *Conn) WriteTo(w io.Writer) (int64, error) {
-	switch sink := w.(type) {
-	case *os.File:
-		return c.drain(w)
-	case *net.TCPConn, *net.UnixConn:
-		if isStream(sink.(net.Conn)) {
-			return c.drain(w)
-		}
-	}
-	if w == io.Discard {
+	if takesAtOnce(w) {
 		return c.drain(w)
 	}
 	return pump(w, &io.LimitedReader{R: c, N: 1<<63 - 1})
+}
+
+// takesAtOnce reports whether a writer neither keeps what it is given nor changes it.
+func takesAtOnce(w io.Writer) bool {
+	switch sink := w.(type) {
+	case *os.File:
+		return true
+	case *net.TCPConn, *net.UnixConn:
+		return isStream(sink.(net.Conn))
+	}
+	return w == io.Discard
 }
 
 // drain writes what has arrived from where it lies.
@@ -202,11 +252,57 @@ func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
 // WriteBuffers writes the slices of v as one Write, packing small ones
 // together, and removes from v what was written, as net.Buffers.WriteTo does
 // for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.)
-func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
+func (c *Conn) WriteBuffers(v *net.Buffers) (total int64, err error) {
+	for {
+		if s := c.out.san.Load(); s != nil {
+			n, err := writeBuffers(s, v)
+			total += n
+			if err != session.ErrTaken {
+				return total, c.opError(opWrite, err)
+			}
+		}
+		if err := c.awaitOut(false); err != nil {
+			return total, err
+		}
+		c.out.op.Lock()
+		n, err := c.writeBuffersLocked(v)
+		total += n
+		c.out.unlock(c)
+		if err != errLook {
+			return total, err
+		}
+	}
+}
+
+// writeBuffers is WriteBuffers on a session.
+func writeBuffers(s *session.Session, v *net.Buffers) (int64, error) {
 	raceedge.Release()
-	n, err := c.session.WriteBuffers(*v)
+	n, err := s.WriteBuffers(*v)
 	consume(v, n)
-	return n, c.opError(opWrite, err)
+	return n, err
+}
+
+// writeBuffersLocked is WriteBuffers on TCP, or when the direction moves.
+func (c *Conn) writeBuffersLocked(v *net.Buffers) (n int64, err error) {
+	o := &c.out
+	if s := o.next.Load(); s != nil {
+		c.beginLocked(s)
+		n, err = writeBuffers(s, v)
+		c.crossed(s)
+		if err == session.ErrTaken {
+			return n, errLook
+		}
+		return n, c.opError(opWrite, err)
+	}
+	if err := o.stopped(c); err != nil {
+		return 0, err
+	}
+	n, err = v.WriteTo(c.tcp)
+	o.count(c, n)
+	if err != nil {
+		err = c.afterTCP(&o.deadline, opWrite, err)
+	}
+	return n, err
 }
 
 // consume removes the first n bytes of v.

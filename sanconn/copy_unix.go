@@ -16,7 +16,14 @@ func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, err
 	if err != nil {
 		return 0, err
 	}
+	var b []byte
 	return c.fill(src, func(src *io.LimitedReader) (n int, err error) {
+		if c.out.san.Load() == nil { // a Write may block, and the socket must not be in use then
+			if b == nil {
+				b = make([]byte, copySize)
+			}
+			return c.copyOnce(src, b)
+		}
 		room, err := c.Reserve(int(min(copySize, src.N)))
 		if err != nil {
 			if atEnd(raw) {

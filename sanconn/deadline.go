@@ -1,84 +1,85 @@
 package sanconn
 
 import (
-	"sync"
+	"net"
 	"time"
 )
 
-// deadline interrupts one direction of a session when its time comes, and
-// lifts the interruption when it is moved or cleared.
+// deadline is that of a direction, on whichever carrier it is. Conn's mu guards it.
 type deadline struct {
-	interrupt func(bool) // does not block
+	want  time.Time
+	held  bool   // TCP's is longAgo, so that an operation in TCP returns, and looks at the state
+	alarm *alarm // of the session, once the direction has moved; else nil
 
-	mu      sync.Mutex  // guards the following, and orders the calls of interrupt
-	timer   *time.Timer // made at first use, then reused
-	at      time.Time   // with a monotonic reading; zero: none
-	expired bool
-	stopped bool
+	setTCP func(*net.TCPConn, time.Time) error
 }
 
-// set moves the deadline to t; the zero time means none. It reports false
-// after stop.
-func (d *deadline) set(t time.Time) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.stopped {
+// longAgo ends an operation at once.
+var longAgo = time.Unix(1, 0)
+
+// apply hands the deadline to what carries the direction.
+func (d *deadline) apply(tcp *net.TCPConn) error {
+	switch {
+	case d.alarm != nil:
+		d.alarm.set(d.want)
+		return nil
+	case d.held:
+		return nil
+	}
+	return d.setTCP(tcp, d.want)
+}
+
+// hold has an operation in TCP, now or later, return, until release.
+func (d *deadline) hold(tcp *net.TCPConn) {
+	d.held = true
+	d.setTCP(tcp, longAgo)
+}
+
+// release ends hold, and reports whether there was one.
+func (d *deadline) release(tcp *net.TCPConn) bool {
+	if !d.held {
 		return false
 	}
-	if d.timer != nil {
-		d.timer.Stop() // if it has just fired, fire sees that at has changed
+	d.held = false
+	if d.alarm == nil {
+		d.setTCP(tcp, d.want)
 	}
-	d.at = time.Time{}
-	expired := false
-	if !t.IsZero() {
-		// fire compares two monotonic readings, so that a step of the wall clock cannot
-		// lose the deadline.
-		now := time.Now()
-		wait := t.Sub(now)
-		d.at = now.Add(wait)
-		if expired = wait <= 0; !expired {
-			if d.timer == nil {
-				d.timer = time.AfterFunc(wait, d.fire)
-			} else {
-				d.timer.Reset(wait)
-			}
-		}
-	}
-	d.change(expired)
 	return true
 }
 
-// fire is the timer's function. The deadline may have moved before it runs.
-func (d *deadline) fire() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.stopped || d.at.IsZero() || time.Until(d.at) > 0 {
+// passed reports whether it has passed.
+func (d *deadline) passed() bool { return !d.want.IsZero() && !time.Now().Before(d.want) }
+
+// toSession has the deadline interrupt a session instead.
+func (d *deadline) toSession(interrupt func(bool)) {
+	// An allocation of its own: a running timer keeps its alarm alive, and must not keep a
+	// forgotten Conn from being collected.
+	d.alarm, d.held = &alarm{interrupt: interrupt}, false
+	d.alarm.set(d.want)
+}
+
+// toTCP ends toSession.
+func (d *deadline) toTCP(tcp *net.TCPConn) {
+	if d.alarm != nil {
+		d.alarm.stop()
+	}
+	d.alarm, d.held = nil, false
+	d.setTCP(tcp, d.want)
+}
+
+// holdUnlessMoved is hold, unless no operation can be in TCP any more.
+func (d *deadline) holdUnlessMoved(tcp *net.TCPConn) {
+	if d.alarm == nil {
+		d.hold(tcp)
+	}
+}
+
+// end has the operations of a connection that is closed return; its own end on a session ends
+// those there.
+func (d *deadline) end(tcp *net.TCPConn) {
+	if d.alarm != nil {
+		d.alarm.stop()
 		return
 	}
-	d.change(true)
-}
-
-// change tells the session if the state has changed. mu is held.
-func (d *deadline) change(expired bool) {
-	if d.expired != expired {
-		d.expired = expired
-		d.interrupt(expired)
-	}
-}
-
-// passed reports whether the deadline has passed.
-func (d *deadline) passed() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.expired
-}
-
-// stop ends the deadline for good.
-func (d *deadline) stop() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.stopped = true
-	if d.timer != nil {
-		d.timer.Stop()
-	}
+	d.hold(tcp)
 }

@@ -16,6 +16,7 @@ const (
 	opWrite = "write"
 	opClose = "close"
 	opSet   = "set"
+	opFile  = "file"
 
 	opRawControl = "raw-control"
 	opRawRead    = "raw-read"
@@ -26,6 +27,9 @@ const (
 // for the operation op. io.EOF is not wrapped.
 func (c *Conn) opError(op string, err error) error {
 	if err == nil || err == io.EOF {
+		return err
+	}
+	if _, ok := err.(*net.OpError); ok { // of TCP
 		return err
 	}
 	var errno syscall.Errno
@@ -42,5 +46,8 @@ func (c *Conn) opError(op string, err error) error {
 	case errors.As(err, &errno):
 		err = os.NewSyscallError(op, errno)
 	}
-	return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: err}
+	if op == opRawControl || op == opRawRead || op == opRawWrite { // as net has them
+		return &net.OpError{Op: op, Net: "tcp", Addr: c.LocalAddr(), Err: err}
+	}
+	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }

@@ -1,4 +1,17 @@
 package sanconn
 
-// New is what package san gets through internal/newconn.
-var New = newConn
+// LeaveSAN has a connection go back to TCP, as File does, but not for good.
+func LeaveSAN(c *Conn) error {
+	err := c.toTCP()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.pinned = false
+	return err
+}
+
+// Leaving reports whether a connection is on its way back to TCP.
+func Leaving(c *Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leave != nil || c.out.flushing
+}

@@ -3,6 +3,7 @@ package sanconn
 import (
 	"errors"
 	"io"
+	"os"
 
 	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/session"
@@ -26,30 +27,150 @@ var (
 // would otherwise fill a buffer and Write it: at least one byte, up to n. It blocks while
 // there is no room. The caller fills the room from its front and calls Commit; until then
 // other Writes wait, and after it the room must not be used. Its errors are those of Write.
+// On TCP the room is a buffer of up to 64 KiB.
 func (c *Conn) Reserve(n int) ([]byte, error) {
-	b, err := c.session.Reserve(n)
-	return b, c.opError(opWrite, err)
+	for {
+		if s := c.out.san.Load(); s != nil && !c.out.lent.Load() {
+			b, err := s.Reserve(n)
+			if err != session.ErrTaken {
+				return b, c.opError(opWrite, err)
+			}
+		}
+		b, err := c.reserveTCP(n)
+		if err != errLook {
+			return b, err
+		}
+	}
+}
+
+// reserveTCP is Reserve on TCP.
+func (c *Conn) reserveTCP(n int) ([]byte, error) {
+	if err := c.awaitOut(false); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o := &c.out
+	switch {
+	case o.reserved != nil:
+		return nil, errLook
+	case o.deadline.passed():
+		return nil, c.opError(opWrite, os.ErrDeadlineExceeded)
+	}
+	if err := o.stopped(c); err != nil {
+		return nil, err
+	}
+	o.reserved = make([]byte, min(max(n, 1), copySize))
+	o.lent.Store(true)
+	return o.reserved, nil
 }
 
 // Commit sends the first n bytes of what Reserve returned, in the place of a Write; 0:
-// none. It does not block. After an error nothing is reserved, and nothing was sent.
+// none. On a SAN it does not block. After an error nothing is reserved, and nothing was sent;
+// on TCP, something may have been.
 func (c *Conn) Commit(n int) error {
-	raceedge.Release()
-	return c.opError(opWrite, c.session.Commit(n))
+	if !c.out.lent.Load() {
+		if s := c.out.san.Load(); s != nil { // both ends leave it only when nothing is lent
+			raceedge.Release()
+			return c.opError(opWrite, s.Commit(n))
+		}
+		return c.opError(opWrite, ErrNotReserved)
+	}
+	c.mu.Lock()
+	room := c.out.reserved
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		c.out.reserved = nil
+		c.out.lent.Store(false)
+		c.changedLocked()
+		c.mu.Unlock()
+	}()
+	if n < 0 || n > len(room) {
+		return c.opError(opWrite, ErrTooMuch)
+	}
+	if n == 0 {
+		return nil
+	}
+	_, err := c.write(room[:n], true)
+	return err
 }
 
 // Peek returns bytes that have arrived, where they lie: at least one, and as many as lie
 // there in one piece. It blocks while there are none. They stay in place until Discard;
 // until then Reads wait, and another Peek returns the same. Its errors are those of Read.
+// On TCP they lie in a buffer, and a Read takes them from there.
 func (c *Conn) Peek() ([]byte, error) {
-	b, err := c.session.Peek()
-	raceedge.Acquire()
-	if err == nil || err == io.EOF {
-		return b, err
+	for {
+		if err := c.in.stopped(c); err != nil {
+			return nil, err
+		}
+		if s := c.in.san.Load(); s != nil {
+			b, err := s.Peek()
+			raceedge.Acquire()
+			switch err {
+			case nil, io.EOF:
+				return b, err
+			case session.ErrTaken:
+			default:
+				return nil, c.opError(opRead, err)
+			}
+		}
+		if c.in.away.Load() {
+			if err := c.awaitIn(opRead); err != nil {
+				return nil, err
+			}
+		}
+		c.in.op.Lock()
+		b, err := c.peekLocked()
+		c.in.unlock(c)
+		if err != errLook {
+			return b, err
+		}
 	}
-	return nil, c.opError(opRead, err)
 }
+
+// peekLocked reads from TCP to front.
+func (c *Conn) peekLocked() ([]byte, error) {
+	in := &c.in
+	if most, err := c.beforeLocked(); err != nil || most == 0 {
+		return in.front, err
+	}
+	b := make([]byte, peekSize)
+	n, err := c.readLocked(b)
+	if n == 0 {
+		return nil, err
+	}
+	in.front = append(b[:n:n], in.front...)
+	return in.front, nil
+}
+
+// peekSize is for how many bytes Peek has a buffer on TCP.
+const peekSize = 32 << 10
 
 // Discard counts the first n bytes of what Peek returned as read. None of them may be used
 // after it.
-func (c *Conn) Discard(n int) error { return c.opError(opRead, c.session.Discard(n)) }
+func (c *Conn) Discard(n int) error {
+	if s := c.in.san.Load(); s != nil { // both ends leave it only when nothing is lent
+		return c.opError(opRead, s.Discard(n))
+	}
+	c.in.op.Lock()
+	defer c.in.unlock(c)
+	switch {
+	case n == 0:
+		return nil
+	case len(c.in.front) == 0:
+		return c.opError(opRead, ErrNotReserved)
+	case n < 0 || n > len(c.in.front):
+		return c.opError(opRead, ErrTooMuch)
+	}
+	c.in.take(n)
+	return nil
+}
+
+// committed returns the session that this end has committed to, or nil.
+func (c *Conn) committed() *session.Session {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.session
+}

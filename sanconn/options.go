@@ -9,22 +9,13 @@ import (
 // Options tune connections over a SAN. The zero value is what most callers want: each
 // field that is 0 has its default.
 type Options struct {
-	// AttemptTimeout bounds one attempt to connect over a SAN, negotiation included:
-	// it is what a destination that does not answer costs before TCP is tried. Default
-	// 500 ms (over InfiniBand 2 s, for its subnet manager), or 10 s with the policy
-	// Require, where nothing else is tried. It is cut to half of what is left until the dialer's deadline, so that TCP has its time,
-	// or with Require to all of it.
-	//
-	// A destination that did not answer within AttemptTimeout is not tried again for
-	// 2 s; each further time that doubles, up to 64 s. After an attempt that was cut
-	// short it is always 2 s, and after one of less than 100 ms no time at all.
+	// AttemptTimeout bounds one attempt of a connection to move to a SAN. Default 2 s, or 10 s
+	// with the policy Require, where the dial waits for it.
 	AttemptTimeout time.Duration
 
-	// LocalAddresses lets connections to addresses of this host other than
-	// loopback use shared memory. Off by default, because such an address may
-	// be redirected: IPVS keeps those of a cluster's services on a local
-	// interface. Dialer and listener both need it.
-	LocalAddresses bool
+	// MoveAtOnce has a dialer's connections move as soon as they have been accepted, rather
+	// than once it pays: for connections that are known to live, and for tests.
+	MoveAtOnce bool
 
 	// Threshold is the size in bytes from which a Write is moved by RDMA straight out
 	// of the caller's slice instead of through a buffer. Default: 256 KiB, or 2 MiB where

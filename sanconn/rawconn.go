@@ -7,52 +7,146 @@ import (
 	"syscall"
 
 	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/session"
 )
 
-var (
-	errNoDescriptor = fmt.Errorf("no descriptor carries a SAN connection; only RawConn.Read works: %w", errors.ErrUnsupported)
-	errLookedAt     = fmt.Errorf("what comes behind bytes that were not read cannot be waited for: %w", errors.ErrUnsupported)
-)
-
-// SyscallConn returns a RawConn of which Read works, for connection pools that examine an
-// idle connection without reading from it. Read calls its function with a non-blocking
-// socket that shows what the connection has, while the function runs: nothing, the next
-// bytes (a piece of up to 4 KiB), or the end of the stream. What the function reads from it
-// counts as read from the connection; what it only looks at (MSG_PEEK) does not. The socket
-// is not the connection's: options, a copy of it, and what is written to it have no effect.
+// SyscallConn returns a RawConn of TCP's descriptor. Control and Write have the connection go
+// back to TCP for good if it has moved, as File does, because what they do there is unknown.
+// They fail where File does.
 //
-// As with TCP, if the function returns false, it is called again when there is more to be
-// read; the read deadline and Close end the wait. Not as with TCP, that is an error if it
-// has left all bytes unread. Errors of the connection are returned without a call.
-//
-// Control and Write fail with an error that matches errors.ErrUnsupported, and so does Read
-// where there is no SAN.
-func (c *Conn) SyscallConn() (syscall.RawConn, error) { return rawConn{c}, nil }
+// So does Read, once its function wants to wait. Before that the connection stays where it is
+// and may move: the function, which in connection pools only examines an idle connection,
+// gets a non-blocking socket that shows what the connection has, while the function runs:
+// nothing, the next bytes (a piece of up to 4 KiB), or the end of the stream. What the
+// function reads from it counts as read from the connection; what it only looks at (MSG_PEEK)
+// does not. Errors of the connection are returned without a call.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) {
+	raw, err := c.tcp.SyscallConn()
+	return rawConn{c, raw}, err
+}
 
-type rawConn struct{ c *Conn }
+type rawConn struct {
+	c   *Conn
+	tcp syscall.RawConn
+}
 
-func (r rawConn) Control(func(fd uintptr)) error { return r.c.opError(opRawControl, errNoDescriptor) }
+func (r rawConn) Control(f func(fd uintptr)) error {
+	if err := r.c.toTCP(); err != nil {
+		return r.c.opError(opRawControl, err)
+	}
+	return r.tcp.Control(f)
+}
 
-func (r rawConn) Write(func(fd uintptr) (done bool)) error {
-	return r.c.opError(opRawWrite, errNoDescriptor)
+func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
+	c := r.c
+	if err := c.toTCP(); err != nil {
+		return c.opError(opRawWrite, err)
+	}
+	c.out.op.Lock()
+	defer c.out.op.Unlock()
+	return r.tcp.Write(f)
 }
 
 func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
-	for wait := false; ; wait = true {
-		done, err := r.show(wait, f)
+	tried := false
+	var stays error // why the connection does not go back to TCP
+	for {
+		done, err := r.show(f)
+		switch {
+		case err == errLook:
+			continue
+		case err == errLeftLying && !tried:
+			err = nil
+		case err == nil && !done:
+			err = stays // and there was nothing to be shown
+		}
 		if done || err != nil {
 			return r.c.opError(opRawRead, err)
 		}
+		stays, tried = r.c.toTCP(), true
 	}
 }
 
-// show calls f once. wait: not before there is something to be read.
-func (r rawConn) show(wait bool, f func(fd uintptr) (done bool)) (done bool, err error) {
-	b, err := r.c.session.Look(wait)
-	raceedge.Acquire()
+// errLeftLying: the function waits for more than what it was shown, which did not come by
+// TCP's descriptor, and has read nothing of that.
+var errLeftLying = fmt.Errorf("sanconn: to wait behind bytes that have not been read: %w", errors.ErrUnsupported)
+
+// show calls f once with what the connection has, or until it is done with TCP's descriptor.
+func (r rawConn) show(f func(fd uintptr) (done bool)) (done bool, err error) {
+	c := r.c
+	if s := c.in.san.Load(); s != nil && !c.in.shut.Load() {
+		b, err := s.Look(false)
+		raceedge.Acquire()
+		if err != session.ErrTaken {
+			return showLoan(f, b, err, s.Discard)
+		}
+	}
+	if c.in.away.Load() {
+		if err := c.awaitIn(opRawRead); err != nil {
+			return false, err
+		}
+	}
+	c.in.op.Lock()
+	defer c.in.unlock(c)
+	most, err := c.beforeLocked()
 	switch {
 	case err == io.EOF:
-		if done, err = showEnd(f); !done && err == nil {
+		return showLoan(f, nil, err, nil)
+	case err != nil:
+		return false, err
+	case len(c.in.front) > 0:
+		return showLoan(f, c.in.front, nil, func(n int) error {
+			c.in.take(n)
+			return nil
+		})
+	}
+	c.mu.Lock()
+	forGood := c.state.pinned && c.state.phase == onTCP && !c.in.resting
+	c.mu.Unlock()
+	if forGood || showMost == 0 {
+		return true, r.tcp.Read(f)
+	}
+	rerr := r.tcp.Read(func(fd uintptr) bool {
+		done, err = r.showTCP(int(fd), most, f)
+		return true
+	})
+	if rerr != nil {
+		return false, c.afterTCP(&c.in.deadline, opRawRead, rerr)
+	}
+	return done, err
+}
+
+// showTCP shows what TCP has. op is held.
+func (r rawConn) showTCP(fd int, most uint64, f func(fd uintptr) (done bool)) (done bool, err error) {
+	c := r.c
+	b := make([]byte, min(most, showMost))
+	n, err := recv(fd, b, true)
+	switch {
+	case err == syscall.EAGAIN:
+		return showNothing(f)
+	case err != nil:
+		return false, c.opError(opRawRead, err)
+	case n == 0:
+		c.mu.Lock()
+		err = c.endLocked(io.EOF)
+		c.mu.Unlock()
+		if err == errOpen {
+			return showNothing(f)
+		}
+		return showLoan(f, nil, err, nil)
+	}
+	return showLoan(f, b[:n], nil, func(n int) error {
+		n, err := recv(fd, b[:n], false)
+		c.in.count(c, n)
+		return err
+	})
+}
+
+// showLoan shows b, or the end, or that there is nothing. discard counts bytes as read.
+func showLoan(f func(fd uintptr) (done bool), b []byte, err error, discard func(int) error) (done bool, _ error) {
+	switch {
+	case err == io.EOF:
+		if done, err = showEnd(f); err == nil && !done {
 			err = io.EOF
 		}
 		return done, err
@@ -63,13 +157,12 @@ func (r rawConn) show(wait bool, f func(fd uintptr) (done bool)) (done bool, err
 	}
 	n := 0
 	defer func() { // also if f panics
-		if derr := r.c.session.Discard(n); err == nil {
+		if derr := discard(n); err == nil {
 			err = derr
 		}
 	}()
-	n, done, err = showBytes(b, f)
-	if !done && err == nil && n == 0 {
-		err = errLookedAt
+	if n, done, err = showBytes(b, f); err == nil && !done && n == 0 {
+		err = errLeftLying
 	}
 	return done, err
 }

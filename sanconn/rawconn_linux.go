@@ -1,6 +1,7 @@
 package sanconn
 
 import (
+	"net"
 	"os"
 	"sync"
 
@@ -81,4 +82,27 @@ func showBytes(b []byte, f func(fd uintptr) (done bool)) (n int, done bool, err 
 func socketPair() (pair [2]int, err error) {
 	pair, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	return pair, os.NewSyscallError("socketpair", err)
+}
+
+// recv is a read from TCP that does not wait; peek: what it reads stays there.
+func recv(fd int, b []byte, peek bool) (n int, err error) {
+	flags := unix.MSG_DONTWAIT
+	if peek {
+		flags |= unix.MSG_PEEK
+	}
+	for len(b) > 0 {
+		n, _, err = unix.Recvfrom(fd, b, flags)
+		if err != unix.EINTR {
+			return max(n, 0), err
+		}
+	}
+	return 0, nil
+}
+
+// queued is how many bytes have come that were not read.
+func queued(tcp *net.TCPConn) (n int) {
+	if raw, err := tcp.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	}
+	return n
 }

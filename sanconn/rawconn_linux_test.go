@@ -212,21 +212,21 @@ func TestRawReadWaitsNoLonger(t *testing.T) {
 	})
 }
 
-// One that leaves unread what is there cannot wait for more.
-func TestRawReadDoesNotWaitBehindUnreadBytes(t *testing.T) {
+// One that leaves unread what is there waits for more, as on TCP, where the bytes are then.
+func TestRawReadWaitsBehindUnreadBytes(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
 		a.Write([]byte("x"))
 		eventuallyRecv(t, b, "x", nil)
-		if err := rawOf(t, b).Read(func(uintptr) bool { return false }); !errors.Is(err, errors.ErrUnsupported) {
+		b.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		if err := rawOf(t, b).Read(func(uintptr) bool { return false }); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Error(err)
 		}
+		b.SetReadDeadline(time.Time{})
+		eventuallyRecv(t, b, "x", nil)
 		wantRecv(t, b, 10, 0, "x", nil)
 		a.CloseWrite()
 		eventuallyRecv(t, b, "", io.EOF)
-		if err := rawOf(t, b).Read(func(uintptr) bool { return false }); err != io.EOF {
-			t.Error(err)
-		}
 	})
 }
 
@@ -289,24 +289,46 @@ func TestRawReadBesidesOtherOperations(t *testing.T) {
 	})
 }
 
-// Nothing can be written to, duplicated, or set.
-func TestRawConnIsForReadingAlone(t *testing.T) {
-	a, b := pipe(t, session.Limits{}, nil)
-	raw := rawOf(t, a)
-	for name, err := range map[string]error{
-		"Control": raw.Control(func(uintptr) { t.Error("called") }),
-		"Write":   raw.Write(func(uintptr) bool { t.Error("called"); return true }),
-	} {
-		if !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("%s: %v", name, err)
+// Control, Write and File are of TCP's descriptor, to which the connection goes back.
+func TestTheDescriptor(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		for name, use := range map[string]func(c *sanconn.Conn, data []byte) error{
+			"Control": func(c *sanconn.Conn, data []byte) (err error) {
+				cerr := rawOf(t, c).Control(func(fd uintptr) { _, err = syscall.Write(int(fd), data) })
+				return errors.Join(cerr, err)
+			},
+			"Write": func(c *sanconn.Conn, data []byte) (err error) {
+				cerr := rawOf(t, c).Write(func(fd uintptr) bool { _, err = syscall.Write(int(fd), data); return true })
+				return errors.Join(cerr, err)
+			},
+			"File": func(c *sanconn.Conn, data []byte) error {
+				f, err := c.File()
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				_, err = f.Write(data)
+				return err
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				a, b := pipe(t, l, nil)
+				a.Write([]byte("before "))
+				b.Write([]byte("unread"))
+				if err := use(a, []byte("by the descriptor ")); err != nil {
+					t.Fatal(err)
+				}
+				a.Write([]byte("behind"))
+				a.CloseWrite()
+				wantBytes(t, <-received(t, b), []byte("before by the descriptor behind"))
+				b.CloseWrite()
+				wantBytes(t, <-received(t, a), []byte("unread"))
+				if p := a.Provider(); p != "tcp" {
+					t.Errorf("it is on %s", p)
+				}
+			})
 		}
-	}
-	rawOf(t, a).Read(func(fd uintptr) bool {
-		syscall.Write(int(fd), []byte("to nobody"))
-		return true
 	})
-	wantRecv(t, b, 10, 0, "", syscall.EAGAIN)
-	wantRecv(t, a, 10, 0, "", syscall.EAGAIN)
 }
 
 func TestRawReadThatPanics(t *testing.T) {

@@ -1,25 +1,53 @@
 package sanconn
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/session"
 )
+
+// urgentTimeout bounds how long WriteUrgent waits for the connection to move.
+const urgentTimeout = time.Second
+
+var errUrgentOnTCP = fmt.Errorf("urgent data goes by a SAN alone, and the connection is on TCP: %w", errors.ErrUnsupported)
 
 // WriteUrgent sends 1 to MaxUrgent bytes beside the stream: they overtake what was
 // written before. Urgent data that the peer has not read when more arrives is lost. If
 // the peer takes nothing, WriteUrgent may wait, until the write deadline at most. With
-// any other length the error is EMSGSIZE.
+// any other length the error is EMSGSIZE. A connection on TCP moves first; if it does not
+// within a second, the error matches errors.ErrUnsupported.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {
-	raceedge.Release()
-	n, err := c.session.WriteUrgent(p)
+	if c.out.san.Load() == nil {
+		c.useNow()
+		ctx, cancel := context.WithTimeout(context.Background(), urgentTimeout)
+		defer cancel()
+		if err := (*handle)(c).Moved(ctx); err != nil {
+			return 0, c.opError(opWrite, fmt.Errorf("%w: %w", errUrgentOnTCP, err))
+		}
+	}
+	n, err := 0, session.ErrTaken // by the way back to TCP
+	if s := c.out.san.Load(); s != nil {
+		raceedge.Release()
+		n, err = s.WriteUrgent(p)
+	}
+	if err == session.ErrTaken {
+		err = errUrgentOnTCP
+	}
 	return n, c.opError(opWrite, err)
 }
 
 // ReadUrgent returns the urgent data that arrived last, and does not block. What has
 // no room in p is lost. If there is none, the error is ErrNoUrgent, as it is.
 func (c *Conn) ReadUrgent(p []byte) (int, error) {
-	n, err := c.session.ReadUrgent(p)
+	s := c.committed()
+	if s == nil {
+		return 0, ErrNoUrgent
+	}
+	n, err := s.ReadUrgent(p)
 	raceedge.Acquire()
 	if errors.Is(err, ErrNoUrgent) && !c.closed.Load() {
 		return n, ErrNoUrgent
@@ -28,5 +56,11 @@ func (c *Conn) ReadUrgent(p []byte) (int, error) {
 }
 
 // Urgent returns a channel that receives a value when urgent data arrives. It has room
-// for one: call ReadUrgent until ErrNoUrgent.
-func (c *Conn) Urgent() <-chan struct{} { return c.session.Urgent() }
+// for one: call ReadUrgent until ErrNoUrgent. On TCP no urgent data comes: call it again
+// when the connection has moved.
+func (c *Conn) Urgent() <-chan struct{} {
+	if s := c.committed(); s != nil {
+		return s.Urgent()
+	}
+	return nil
+}

@@ -17,5 +17,7 @@
 // cut short never looks complete, not even if this process is killed. (A unix socket has no
 // reset: unless there are bytes that it has not read, a closed one ends in order.)
 //
-// The bytes between a SAN and a socket are copied once, in the memory of the SAN.
+// A connection of package san begins on TCP, and may move to a SAN while it is forwarded. Before
+// that its bytes are spliced, as net does; afterwards those between the SAN and a socket are
+// copied once, in the memory of the SAN.
 package sanproxy

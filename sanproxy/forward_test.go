@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sanconn/san"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -61,12 +62,67 @@ func TestBytesBothWays(t *testing.T) {
 				return s == Stats{Accepted: 1, Finished: 1, BytesUp: uint64(up), BytesDown: uint64(down)}
 			})
 		}
-		if s, ok := middle.(*sanconn.Conn); ok != (r.provider != "tcp") {
-			t.Errorf("the connection in the middle is a %T", middle)
-		} else if ok && (s.Stats().LentBytesSent != uint64(up) || s.Stats().LentBytesReceived != uint64(down)) {
-			t.Errorf("of %d and %d bytes, %d and %d were lent", up, down, s.Stats().LentBytesSent, s.Stats().LentBytesReceived)
+		switch info := san.InfoOf(middle); r.provider {
+		case "shm", "verbs":
+			st := middle.(*sanconn.Conn).Stats()
+			if st.LentBytesSent != uint64(up) || st.LentBytesReceived != uint64(down) || info.TCPBytes != 0 {
+				t.Errorf("of %d and %d bytes, %d and %d were lent, %d went by TCP", up, down, st.LentBytesSent, st.LentBytesReceived, info.TCPBytes)
+			}
+		case "tcp":
+			if _, ok := middle.(*net.TCPConn); !ok {
+				t.Errorf("the connection in the middle is a %T", middle)
+			}
+		default: // it may have ended before it has moved: see TestCopyAcrossTheMove
+			if info.TCPBytes+info.SANBytes != uint64(up+down) {
+				t.Errorf("%d bytes by TCP and %d by a SAN", info.TCPBytes, info.SANBytes)
+			}
 		}
 	})
+}
+
+// A stream that is under way when its connection moves goes on, and both directions end as they
+// do elsewhere.
+func TestCopyAcrossTheMove(t *testing.T) {
+	for _, r := range routes() {
+		if r.provider != "" {
+			continue
+		}
+		t.Run(r.name, func(t *testing.T) {
+			client, server, middle := r.chain(t).whole(t)
+			var work sync.WaitGroup
+			for i, way := range [][2]conn{{client, server}, {server, client}} {
+				sent, got := sha256.New(), sha256.New()
+				work.Go(func() {
+					src := rand.NewChaCha8([32]byte{byte(i)})
+					for left := int64(-1); left != 0; { // until it has moved, and a little more
+						n, err := io.CopyN(io.MultiWriter(sent, struct{ io.Writer }{way[0]}), src, 64<<10)
+						if err != nil {
+							t.Errorf("after %d bytes: %v", n, err)
+							return
+						}
+						if left--; left < 0 && san.InfoOf(middle).Provider == "shm" {
+							left = 16
+						}
+					}
+					way[0].CloseWrite()
+				})
+				work.Go(func() {
+					if _, err := io.Copy(got, struct{ io.Reader }{way[1]}); err != nil {
+						t.Error(err)
+					}
+				})
+				defer func() {
+					if !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
+						t.Error("what arrived is not what was sent")
+					}
+				}()
+			}
+			work.Wait()
+			if info := san.InfoOf(middle); info.TCPBytes == 0 || info.SANBytes == 0 {
+				t.Errorf("%d bytes by TCP and %d by a SAN, %v: %v", info.TCPBytes, info.SANBytes, info.Fallback, info.Cause)
+			}
+		})
+	}
 }
 
 // An open connection's bytes are counted where a SAN is an end of it.

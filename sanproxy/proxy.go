@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// defaultDialTimeout is long enough for a TCP connection whose first two packets are lost, and
-// for a SAN that does not answer before that.
+// defaultDialTimeout is long enough for a TCP connection whose first two packets are lost.
 const defaultDialTimeout = 10 * time.Second
 
 // acceptPause is the wait after Accept has failed, most likely for lack of descriptors.
@@ -60,8 +59,8 @@ type Stats struct {
 	Finished uint64 `json:"finished"` // both directions came to their end
 	Reset    uint64 `json:"reset"`    // an end was reset or vanished, or the Proxy was closed
 
-	// Bytes from clients and back to them. Those of a connection without a SAN at either
-	// end are counted when it has ended.
+	// Bytes from clients and back to them. Those of a pair that has no *sanconn.Conn at
+	// either end are counted when it has ended.
 	BytesUp   uint64 `json:"bytes_up"`
 	BytesDown uint64 `json:"bytes_down"`
 }

@@ -2,6 +2,7 @@ package sanproxy
 
 import (
 	"net"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -9,20 +10,23 @@ import (
 // tcpClose is the state TCP_CLOSE, include/net/tcp_states.h.
 const tcpClose = 7
 
-// wasReset reports whether a TCP connection whose end of file was read, and to which this end
-// can still write, was in fact reset.
+// wasReset reports whether a connection whose end of file was read, and to which this end
+// can still write, was in fact reset. On a SAN a Read says so itself.
 func wasReset(c net.Conn) (reset bool) {
-	tcp, ok := bottom(c).(*net.TCPConn)
+	s, ok := bottom(c).(syscall.Conn)
 	if !ok {
 		return false
 	}
-	raw, err := tcp.SyscallConn()
+	raw, err := s.SyscallConn()
 	if err != nil {
 		return false
 	}
-	raw.Control(func(fd uintptr) {
+	// A look as of Read leaves a *sanconn.Conn where it is. What that shows of a SAN is no
+	// TCP socket, and neither is a unix socket.
+	raw.Read(func(fd uintptr) (done bool) {
 		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 		reset = err == nil && info.State == tcpClose
+		return true
 	})
 	return reset
 }

@@ -41,7 +41,9 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 	}
 	if sd.wants.Load() != 0 {
 		sd.wants.Store(0)
-		c.joinIfAway()
+		if !c.idle.fresh.Load() { // not Negotiate
+			c.joinIfAway()
+		}
 	}
 }
 

@@ -86,7 +86,13 @@ func (r *reading) CloseRead() error {
 // Close waits while the peer goes on taking them; otherwise it returns after about
 // a second and delivery goes on in the background. Config.CloseTimeout bounds all
 // of it; Closed reports its end. Only the first Close returns nil.
-func (s *Session) Close() error {
+func (s *Session) Close() error { return s.close(false) }
+
+// CloseUnread is Close for a caller who knows of bytes of the peer's that nobody has read,
+// wherever they are: the peer gets ECONNRESET.
+func (s *Session) CloseUnread() error { return s.close(true) }
+
+func (s *Session) close(unread bool) error {
 	if !s.closing.begun.CompareAndSwap(false, true) {
 		return ErrClosed
 	}
@@ -104,7 +110,7 @@ func (s *Session) Close() error {
 		s.end()
 		return nil
 	}
-	s.finish(s.throwAwayForGood())
+	s.finish(s.throwAwayForGood(unread))
 	if !s.kind.acks && s.parted() {
 		s.detach(s.closeEndpoint)
 		s.end()
@@ -131,8 +137,8 @@ func (s *Session) stopOperations() {
 }
 
 // throwAwayForGood discards what has come and still comes, and returns the message that
-// ends this direction.
-func (s *Session) throwAwayForGood() (last wire.Type) {
+// ends this direction; unread: something has come that the session does not know of.
+func (s *Session) throwAwayForGood(unread bool) (last wire.Type) {
 	s.lockRx()
 	defer s.unlockRx()
 	last = wire.TypeClose
@@ -140,7 +146,7 @@ func (s *Session) throwAwayForGood() (last wire.Type) {
 		return last
 	}
 	s.progressLocked()
-	if s.rx.unread() {
+	if unread || s.rx.unread() {
 		last = wire.TypeAbort
 	}
 	s.rx.leaving = true

@@ -79,11 +79,14 @@ func TestWriteToAPeerThatThrowsItAway(t *testing.T) {
 				t.Fatalf("Write to a peer that throws it away: %+v", r)
 			}
 		}
+		pass(time.Second)
 		b.Close()
 		pass(time.Second)
-		if _, err := a.Write(pattern(50_000)); !errors.Is(err, syscall.EPIPE) {
-			t.Errorf("Write to a peer that has closed: %v", err)
+		if n, err := a.Write(pattern(50_000)); n != 50_000 || err != nil {
+			t.Errorf("the first Write to a peer that has closed: %d, %v", n, err)
 		}
+		_, err := a.Write(pattern(50_000))
+		wantErr(t, "the second", err, syscall.EPIPE)
 	})
 }
 
@@ -139,12 +142,11 @@ func TestCloseDelivers(t *testing.T) {
 		if err != nil || !bytes.Equal(got, data) {
 			t.Errorf("%d bytes of %d, %v", len(got), size, err)
 		}
-		_, err = b.Write([]byte("x"))
-		if err == nil {
-			pass(time.Second)
-			_, err = b.Write([]byte("x"))
+		if n, err := b.Write([]byte("x")); n != 1 || err != nil {
+			t.Errorf("the first Write to a closed peer: %d, %v", n, err)
 		}
-		wantErr(t, "Write to a closed peer", err, syscall.EPIPE)
+		_, err = b.Write([]byte("x"))
+		wantErr(t, "the second", err, syscall.EPIPE)
 	})
 }
 
@@ -425,7 +427,9 @@ func TestAWriteFailsWhenThePeerCloses(t *testing.T) {
 		readFull(t, b, 100_000)
 		b.Close()
 		x := within(t, w)
-		wantErr(t, "Write", x.err, syscall.EPIPE)
+		wantErr(t, "Write", x.err, syscall.ECONNRESET) // what it wrote is unread
+		_, err := a.Write(pattern(10))
+		wantErr(t, "the next", err, syscall.EPIPE)
 		if x.n < 100_000 || x.n >= size {
 			t.Errorf("Write took %d bytes of %d, 100,000 were read", x.n, size)
 		}
@@ -498,6 +502,25 @@ func TestAbortInTheMiddleOfACall(t *testing.T) {
 				a.Abort()
 				if <-a.Closed(); !aborted {
 					t.Error("nobody asked the endpoint")
+				}
+			})
+		})
+	}
+}
+
+// Close and Abort are acknowledged at once, or their sender would keep its endpoint until
+// CloseTimeout; not on a ring.
+func TestTheEndIsAcknowledged(t *testing.T) {
+	for name, end := range map[string]byte{"Close": tClose, "Abort": tAbort} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				_, _, p := negotiated(t, messages, session.Config{})
+				p.send(end, 0)
+				p.expect(tCloseAck)
+				_, _, p = negotiated(t, ring, session.Config{})
+				p.send(end, 0)
+				if m := p.recv(); m != nil {
+					t.Errorf("a message of type %d, of a ring", m[0])
 				}
 			})
 		})

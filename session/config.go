@@ -38,14 +38,14 @@ type Config struct {
 	CloseTimeout time.Duration
 
 	// Accepting: the peer is the dialer, and negotiates first. Until its message has
-	// come, nothing is sent, and the connection can still be refused (Refuse).
+	// come, nothing is sent.
 	Accepting bool
 
-	// Admit is called, at an accepting end, when the dialer's message has come and before it
-	// is answered: from then on the dialer takes the connection for made. If it returns
-	// false, Negotiate returns ErrNotAdmitted, and Refuse can still be called. Nil: all are
-	// admitted.
-	Admit func() bool
+	// OnNote is called for each note of the peer (SendNote), in a goroutine of the session, one
+	// at a time and in their order, whether or not anybody reads; and with nil when the
+	// connection is over and no operation is there to find out. It may call the session;
+	// Closed waits for its return. Nil: a note breaks the protocol.
+	OnNote func(note []byte)
 
 	// Disable switches features off, for tests and for operators
 	// (SAN_DISABLE).

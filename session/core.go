@@ -43,10 +43,12 @@ type core struct {
 	failure  atomic.Pointer[error] // why the connection is over, set once
 	giveBack sync.Once             // closes or aborts the endpoint; a second caller waits for the first
 	acked    atomic.Bool           // CloseAck came: the peer has everything
+	told     atomic.Bool           // a Write or Read has found that the connection is over: see outcome
 
 	idle    idleState
 	workers workers
 	loans   atomic.Int32 // memory that the application has
+	notes   notes        // of the peer
 }
 
 // workers are the background goroutines of a session, and its loans.
@@ -100,6 +102,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 		sd.sleeper, _ = ep.(Sleeper)
 	}
 	c.idle.away.Store(true)
+	c.idle.fresh.Store(cfg.OnNote != nil)
 	if c.spin = cfg.Spin; c.spin == 0 {
 		c.spin = c.lim.Spin
 	}
@@ -153,6 +156,7 @@ func (c *core) readWant() Events {
 func (c *core) fail(err error) {
 	if c.failure.CompareAndSwap(nil, &err) {
 		c.signalAll()
+		c.idle.owner.noteEnd()
 	}
 }
 
@@ -270,6 +274,7 @@ func (c *core) giveBackLoan() {
 // joinIfAway puts the session on the janitor's list, if it is not there.
 func (c *core) joinIfAway() {
 	if c.idle.away.Load() && c.idle.away.CompareAndSwap(true, false) {
+		c.idle.fresh.Store(false)
 		c.idle.seen = 0
 		idlers.join(c.idle.owner)
 	}

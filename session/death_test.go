@@ -311,7 +311,11 @@ func TestAWriteBehindTheEndFails(t *testing.T) {
 
 // A peer that reads no more ends a Write at once, whether it waits or begins.
 func TestAWriteEndsWithThePeersReading(t *testing.T) {
-	for name, end := range map[string]byte{"Close": tClose, "Abort": tAbort} {
+	for name, tt := range map[string]struct {
+		end  byte
+		want error
+	}{"Close": {tClose, syscall.EPIPE}, "Abort": {tAbort, syscall.ECONNRESET}} {
+		end, want := tt.end, tt.want
 		for form, tt := range map[string]struct {
 			cfg     twin.Config
 			disable session.Feature
@@ -334,7 +338,7 @@ func TestAWriteEndsWithThePeersReading(t *testing.T) {
 						p.send(tReadDone, 2, u64(1, 0)...) // as it has asked to be told
 					}
 					x := within(t, w)
-					wantErr(t, "the Write that waits", x.err, syscall.EPIPE)
+					wantErr(t, "the Write that waits", x.err, want)
 					if took := time.Since(began); took > time.Millisecond {
 						t.Errorf("it waits for %v more", took)
 					}
@@ -556,7 +560,7 @@ func TestAReplyIsReadThoughAGrantWasLost(t *testing.T) {
 		write, end error
 	}{
 		"closed for reading, and closed": {func(s *session.Session, _ *twin.Endpoint) { s.CloseRead(); go s.Close() }, syscall.EPIPE, io.EOF},
-		"closed with something unread":   {func(s *session.Session, _ *twin.Endpoint) { go s.Close() }, syscall.EPIPE, syscall.ECONNRESET},
+		"closed with something unread":   {func(s *session.Session, _ *twin.Endpoint) { go s.Close() }, syscall.ECONNRESET, syscall.ECONNRESET},
 		"died":                           {func(_ *session.Session, e *twin.Endpoint) { e.Kill() }, syscall.ECONNRESET, syscall.ECONNRESET},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -23,6 +23,20 @@ func withMemory(around func(session.Memory) session.Memory) func(*twin.Endpoint)
 	return func(e *twin.Endpoint) session.Endpoint { return onMemory{e, around(e.Memory())} }
 }
 
+// lost is an endpoint that can say that the connection is over while what it was asked to
+// move still moves.
+type lost struct {
+	*twin.Endpoint
+	over atomic.Bool
+}
+
+func (e *lost) Err() error {
+	if e.over.Load() {
+		return syscall.ECONNRESET
+	}
+	return e.Endpoint.Err()
+}
+
 // lateArm is an endpoint at which something happens just before Arm.
 type lateArm struct {
 	*twin.Endpoint

@@ -81,7 +81,7 @@ func hostile(t *testing.T, input []byte) {
 		s := script(input[:min(len(input), 1000)]) // longer ones only take longer
 		ea, eb := twin.Pair(hostileConfig(t, &s))
 		p := newRaw(t, eb)
-		ss := session.New(ea, session.Config{ReceiveBudget: 100_000, CancelTimeout: time.Second, CloseTimeout: time.Second, KeepAlive: time.Minute})
+		ss := session.New(ea, session.Config{ReceiveBudget: 100_000, CancelTimeout: time.Second, CloseTimeout: time.Second, KeepAlive: time.Minute, OnNote: func([]byte) {}})
 		p.introduce(&s)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
@@ -179,7 +179,7 @@ func (p *hostilePeer) act() {
 		if p.byte()%4 == 0 {
 			id = p.number()
 		}
-		switch kind := p.byte() % 26; kind {
+		switch kind := p.byte() % 27; kind {
 		case 17:
 			if len(p.descs) > 0 && p.byte()%2 == 0 {
 				p.Endpoint.Hold(twin.Hold(p.byte() % 8))
@@ -212,6 +212,8 @@ func (p *hostilePeer) actStream(kind byte) {
 		p.dropped = uint32(p.number())
 	case 15:
 		nap(time.Duration(p.number() % uint64(time.Minute)))
+	case 26:
+		p.send(tNote, 0, u64(0, p.number())[:p.byte()%17]...)
 	case 19:
 		for range p.byte() {
 			p.send(tData, 0, 1)

@@ -40,6 +40,7 @@ const (
 
 // idleState is what the janitor knows of a session.
 type idleState struct {
+	fresh   atomic.Bool // only notes have gone by it so far, and each is waited for: it stays armed
 	away    atomic.Bool // off the list: the next operation joins it
 	serving atomic.Bool // a service goroutine is about to look
 	owner   *engine
@@ -118,6 +119,9 @@ func (e *engine) tend() (used, looked bool) {
 	defer e.rxMu.Unlock()
 	rx := &e.rx
 	if rx.gone || rx.dead {
+		if !rx.gone { // or the endpoint may be retired
+			e.noteEnd()
+		}
 		i.away.Store(true)
 		return false, false
 	}
@@ -145,6 +149,7 @@ func (e *engine) tend() (used, looked bool) {
 		e.ep.Arm(SendReady)
 		e.flush()
 	}
+	e.noteEnd()
 	return false, false
 }
 
@@ -162,6 +167,22 @@ func (e *engine) serve() {
 		e.idle.serving.Store(false) // this poll sees what earlier Wakes were for; later ones start another
 		e.progressLocked()
 		e.unlockRx()
-		e.joinIfAway()
+		e.noteEnd()
+		if e.idle.fresh.Load() {
+			e.watch()
+		} else {
+			e.joinIfAway()
+		}
 	}()
+}
+
+// watch arms a fresh session, and looks at it once more.
+func (e *engine) watch() {
+	if s := e.rd.sleeper; s != nil {
+		s.Rest()
+	}
+	e.ep.Arm(RecvReady)
+	e.lockRx()
+	e.progressLocked()
+	e.unlockRx()
 }

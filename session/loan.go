@@ -28,8 +28,8 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	n = min(max(n, 1), maxBox) // lengths must not overflow
 	w.wr.begin()
 	defer w.wr.op.Unlock()
-	if st := w.wr.state.Load(); st != 0 {
-		return nil, writeState(st)
+	if st := w.wr.state.Load(); st&stClosed != 0 {
+		return nil, ErrClosed
 	}
 	w.joinIfAway()
 	if !w.borrow() {
@@ -56,11 +56,28 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 		return w.writeWant()
 	}
 	w.await(&w.wr, test(false), test)
-	w.leftBehind()
-	if room == nil {
-		w.giveBackLoan()
+	if err != nil && w.unaware(err) {
+		room = w.lendInVain(n)
 	}
-	return room, err
+	w.leftBehind()
+	if room != nil {
+		return room, nil
+	}
+	w.giveBackLoan()
+	_, err = w.outcome(0, n, err)
+	return nil, err
+}
+
+// lendInVain lends memory for the Write that does not know that the peer has closed, whose
+// bytes Commit loses; nil: something is lent already.
+func (w *writing) lendInVain(n int) (room []byte) {
+	w.withSender(func(tx *sender) {
+		if tx.lent == nil {
+			room = make([]byte, min(n, minFragment))
+			tx.lent = room
+		}
+	})
+	return room
 }
 
 // lendRoom lends up to n bytes; nil: there is no room now.
@@ -93,7 +110,7 @@ func (w *writing) Commit(n int) (err error) {
 			tx.unlend(0)
 		case n == 0:
 			tx.unlend(0)
-		case w.wr.state.Load()&stPeerClosed != 0 || w.over() != nil:
+		case w.wr.state.Load()&stPeerClosed != 0 || w.over() != nil: // what lendInVain lent, too
 			sent = false
 			tx.unlend(0)
 		default:
@@ -104,7 +121,7 @@ func (w *writing) Commit(n int) (err error) {
 		return err
 	}
 	if !sent {
-		err = cmp.Or(w.writeBlocked(), ErrClosed)
+		_, err = w.outcome(0, n, cmp.Or(w.writeBlocked(), ErrClosed))
 	}
 	w.giveBackLoan() // last: the endpoint may be retired then
 	w.leftBehind()

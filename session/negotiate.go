@@ -11,7 +11,7 @@ import (
 
 // introduce sends the negotiation message unless it was sent already. It reports
 // false if there is no room for it.
-func (s *Session) introduce(why wire.Refusal) (sent bool) {
+func (s *Session) introduce() (sent bool) {
 	s.txMu.Lock()
 	defer s.txMu.Unlock()
 	if s.tx.gone || s.tx.messages != 0 {
@@ -23,7 +23,6 @@ func (s *Session) introduce(why wire.Refusal) (sent bool) {
 	}
 	wire.Params{
 		Version:    wire.Version,
-		Refusal:    why,
 		Credits:    s.credits.Window(),
 		MaxMessage: uint32(s.lim.MaxMessage),
 		Caps:       s.rx.caps,
@@ -36,7 +35,7 @@ func (s *Session) introduce(why wire.Refusal) (sent bool) {
 // Negotiate waits until the peer's negotiation message has come and was
 // understood (N4), or ctx is done. After an error the session can only be aborted.
 // An *Unavailable error with ReasonVersion or ReasonProtocol means that the peer
-// does not speak this protocol, one with ReasonResources that it has refused.
+// does not speak this protocol.
 func (s *Session) Negotiate(ctx context.Context) (err error) {
 	s.rd.begin()
 	defer s.rd.op.Unlock()
@@ -56,25 +55,13 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 		defer stop()
 		s.await(&s.rd, want, test)
 	}
-	return s.begin(err)
-}
-
-// NegotiateNow is Negotiate without a wait: if that would have to, it returns false, and
-// Negotiate is still to be called.
-func (s *Session) NegotiateNow() (done bool, err error) {
-	s.rd.begin()
-	defer s.rd.op.Unlock()
-	if want, err := s.negotiateStep(); want != 0 && err == nil {
-		return false, nil
-	} else {
-		return true, s.begin(err)
-	}
-}
-
-// begin begins a session whose negotiation has ended, unless in vain.
-func (s *Session) begin(err error) error {
 	if err == nil {
-		s.joinIfAway()
+		s.notes.begun.Store(true)
+		if s.idle.fresh.Load() {
+			s.watch()
+		} else {
+			s.joinIfAway()
+		}
 		s.alive.start(s.engine)
 	}
 	return err
@@ -83,15 +70,12 @@ func (s *Session) begin(err error) error {
 // negotiateStep does what can be done of the negotiation, and returns what the rest waits
 // for; 0: it is over. The caller has rd's op.
 func (s *Session) negotiateStep() (want Events, err error) {
-	sent := s.cfg.Accepting && !s.heard || s.introduce(0)
+	sent := s.cfg.Accepting && !s.heard || s.introduce()
 	if !s.heard {
 		if s.heard, err = s.negotiated(sent); err != nil {
 			return 0, err
 		}
-		if s.heard && s.cfg.Admit != nil && !s.cfg.Admit() {
-			return 0, ErrNotAdmitted
-		}
-		sent = sent && (!s.heard || s.introduce(0))
+		sent = sent && (!s.heard || s.introduce())
 	}
 	if !sent && s.ep.Err() == nil {
 		want |= SendReady
@@ -100,18 +84,6 @@ func (s *Session) negotiateStep() (want Events, err error) {
 		want |= RecvReady
 	}
 	return want, nil
-}
-
-// ErrNotAdmitted: Config.Admit has returned false.
-var ErrNotAdmitted = errors.New("session: not admitted")
-
-// Refuse ends a session of an accepting end that Negotiate has not returned yet, and tells
-// the dialer that there is no room for it, so that it does without a SAN. On a provider that
-// may lose what is sent last, the dialer may just find the connection reset.
-func (s *Session) Refuse() {
-	s.introduce(wire.RefusedResources)
-	s.Close()
-	s.Abort()
 }
 
 // negotiated takes the peer's negotiation message if it has come.
@@ -163,10 +135,6 @@ func (s *Session) parseParams(m []byte) (wire.Params, error) {
 		return unavailable(ReasonVersion, err)
 	case err != nil:
 		return unavailable(ReasonProtocol, err)
-	case p.Refusal == wire.RefusedResources:
-		return unavailable(ReasonResources, errors.New("the acceptor has no room for the connection"))
-	case p.Refusal != 0:
-		return unavailable(ReasonProtocol, fmt.Errorf("the acceptor refuses for a reason that is not known (%d)", p.Refusal))
 	case p.MaxMessage < MaxControl || p.Credits != 0 && p.Credits < MinWindow-credit.Reserved || p.Credits > credit.Max:
 		return unavailable(ReasonProtocol, fmt.Errorf("the peer's credits %d or message size %d is out of range", p.Credits, p.MaxMessage))
 	case (p.Credits == 0) != s.lim.Ring():

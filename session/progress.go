@@ -220,7 +220,7 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 		return
 	}
 	if gone := h.Flags&wire.FlagGone != 0; gone && (h.Type == wire.TypeReadDone || h.Type == wire.TypeGrant) {
-		e.wr.set(stPeerClosed)
+		e.peerLeftLocked(true)
 	}
 	e.withSender(act)
 	if h.Type == wire.TypeInbox {
@@ -244,6 +244,9 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 		ask := wire.ParseAskInbox(m)
 		rx.dropControl(h.Type, nil)
 		rx.inboxWanted(ask)
+		return
+	case wire.TypeNote:
+		e.noteLocked(m)
 		return
 	case wire.TypeCancelRead:
 		if c, err := wire.ParseCancel(m); rx.dropControl(h.Type, err) {
@@ -270,11 +273,33 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 
 // endedLocked handles the end of the peer's stream.
 func (e *engine) endedLocked(t wire.Type) {
-	if !e.rx.ended(t) || t == wire.TypeShutdown {
+	if !e.rx.ended(t) {
 		return
 	}
-	e.wr.set(stPeerClosed)
+	if t == wire.TypeShutdown {
+		e.rx.mayNote = true
+		return
+	}
+	e.rx.mayNote = false
+	e.peerLeftLocked(t == wire.TypeAbort)
 	if e.kind.acks {
 		e.rx.send(wire.Plain(wire.TypeCloseAck))
 	}
+}
+
+// peerLeftLocked ends this end's direction, as the peer no longer reads; unread: it has left
+// bytes that it had. As with TCP, bytes that cross its Close cause a reset, which a Write that
+// waits finds as EPIPE, or the next; and so do unread bytes behind the end of its stream.
+func (e *engine) peerLeftLocked(unread bool) {
+	bits := uint32(stPeerClosed)
+	e.txMu.Lock()
+	crossed := e.tx.underWay() || e.wr.blocked() || e.ur.blocked()
+	e.txMu.Unlock()
+	switch {
+	case unread && (e.rx.aborted || !e.rx.shut):
+		bits |= stPeerReset
+	case unread || crossed:
+		e.told.Store(true)
+	}
+	e.wr.set(bits)
 }

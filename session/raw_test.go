@@ -35,6 +35,7 @@ const (
 	tFill        = 21
 	tEmptied     = 22
 	tLeaveInbox  = 23
+	tNote        = 24
 
 	header = 8
 )

@@ -33,7 +33,7 @@ func (r *reading) Read(p []byte) (int, error) {
 
 // read is Read, for the holder of rd.op.
 func (r *reading) read(p []byte) (n int, err error) {
-	if st := r.rd.state.Load(); st != 0 {
+	if st := r.rd.stop(); st != 0 {
 		return 0, readState(st)
 	}
 	r.joinIfAway()
@@ -49,6 +49,8 @@ func (r *reading) read(p []byte) (n int, err error) {
 // readState is why a Read has to end.
 func readState(st uint32) error {
 	switch {
+	case st&stTaken != 0: // first: whoever comes late finds the session closed as well
+		return ErrTaken
 	case st&stClosed != 0:
 		return ErrClosed
 	case st&stInterrupted != 0:
@@ -68,7 +70,7 @@ func (r *reading) readWaiting(p []byte) (n int, err error) {
 		if n, _ = r.brokenDirect(); n > 0 {
 			return 0
 		}
-		if stop = r.rd.state.Load(); stop != 0 {
+		if stop = r.rd.stop(); stop != 0 {
 			return 0
 		}
 		return r.readWant()
@@ -184,8 +186,19 @@ func (r *reading) takeLocked(p []byte) int {
 
 var errReset = fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
 
-// streamEndLocked returns why nothing more can be read; nil if more may come.
+// streamEndLocked returns why nothing more can be read; nil if more may come. An error that
+// breaks the connection is returned each time, even if a Write has been told: other than
+// with TCP, a stream that was cut never seems to have ended in order.
 func (r *reading) streamEndLocked() error {
+	err := r.findEndLocked()
+	if err != nil && err != io.EOF && !errors.Is(err, ErrClosed) {
+		r.told.Store(true)
+	}
+	return err
+}
+
+// findEndLocked is streamEndLocked but for telling.
+func (r *reading) findEndLocked() error {
 	r.settleLocked()
 	rx := &r.rx
 	pending := rx.unread()

@@ -37,6 +37,7 @@ type receiver struct {
 
 	shut    bool // the peer's stream has ended; nothing with a place in it follows
 	aborted bool // … by Abort
+	mayNote bool // the stream has ended by Shutdown, and notes may still come
 	closed  bool // the peer no longer reads
 	cut     bool // the last message with payload was not the end of its Write
 	discard bool // nobody will read, after CloseRead or Close

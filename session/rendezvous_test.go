@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"syscall"
 	"testing"
 	"time"
 
@@ -287,4 +288,58 @@ func TestIDsOfOffersGoRound(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A Write has its memory back when it returns, whichever way it has ended: nobody has access
+// to it any more.
+func TestAWriteRevokesItsMemory(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, byRead, session.Config{})
+		for _, read := range []uint64{19_000, 500} { // all but what comes with the offer, and a part
+			w := goWrite(s, pattern(19_000+offeredInline))
+			id := uint64(le.Uint32(p.expect(tOfferRead)))
+			if got := e.Left().Exposed; got != 1 {
+				t.Fatalf("%d pieces of memory are exposed", got)
+			}
+			if read < 19_000 {
+				pass(time.Millisecond)
+				s.InterruptWrite(true)
+				p.expect(tCancelRead)
+			}
+			p.send(tReadDone, 0, u64(id, read)...)
+			if x := within(t, w); x.n != int(read)+offeredInline {
+				t.Errorf("Write: %+v", x)
+			}
+			if got := e.Left().Exposed; got != 0 {
+				t.Errorf("%d pieces of memory are exposed behind a Write", got)
+			}
+		}
+	})
+}
+
+// A Write whose RDMA writes are under way when the connection ends aborts the endpoint before
+// it returns: its memory is the caller's then.
+func TestAWriteDoesNotLeaveItsRDMAWritesBehind(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &lost{}
+		s, _, p := negotiatedOn(t, byWrite, session.Config{Disable: session.FeatureRDMARead}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		e.Hold(twin.HoldWrites)
+		w := goWrite(s, pattern(100_000))
+		id := uint64(le.Uint32(p.expect(tOfferWrite)))
+		d, _ := p.Expose(make([]byte, 1000), session.RemoteWrite)
+		p.send(tGrant, 0, u64(id, d.Addr, d.Key, d.Len)...)
+		pass(time.Second)
+		if got := e.Left().Posted; got != 1 {
+			t.Fatalf("%d RDMA writes are under way", got)
+		}
+		e.over.Store(true)
+		p.send(tPing, 0) // it looks
+		wantErr(t, "Write", within(t, w).err, syscall.ECONNRESET)
+		if !e.Closed() {
+			t.Error("Write has returned while its memory is written from")
+		}
+	})
 }

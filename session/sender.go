@@ -80,10 +80,12 @@ func (o *owedMessages) replaceEmptied(c *wire.Control) bool {
 	return false
 }
 
-// endsOffer reports whether a message waits that ends an offer.
-func (o *owedMessages) endsOffer() bool {
+// goesFirst reports whether a message waits that goes before the rest of the stream: one that
+// ends an offer, or a note.
+func (o *owedMessages) goesFirst() bool {
 	for i := range o.m[:o.n] {
-		if c := &o.m[i]; c.Type() == wire.TypeWriteDone && c.Flags()&wire.FlagLast != 0 {
+		c := &o.m[i]
+		if t := c.Type(); t == wire.TypeNote || t == wire.TypeWriteDone && c.Flags()&wire.FlagLast != 0 {
 			return true
 		}
 	}
@@ -200,8 +202,8 @@ func (t *sender) packed(v [][]byte, more bool) int {
 
 // room reserves a message with a place in the stream: lo to hi bytes behind its header.
 func (t *sender) room(lo, hi int) []byte {
-	if t.owed.endsOffer() {
-		return nil // that goes before what follows the offer
+	if t.owed.goesFirst() {
+		return nil
 	}
 	if t.credit() <= credit.Control {
 		if !t.stalled {
@@ -226,7 +228,14 @@ func (t *sender) commit(room []byte, typ wire.Type, flags uint8, n int) {
 	wire.Header{Type: typ, Flags: flags, Credit: t.credits.Advertise()}.Put(room)
 	t.msgs.Commit(n)
 	t.counted(typ)
+	t.credits.Mark()
 	t.committed++
+}
+
+// underWay reports whether the peer has yet to get something of the stream; on a ring that
+// is not known.
+func (t *sender) underWay() bool {
+	return t.credits.MarkedUnderWay() || t.box.unsent() > 0
 }
 
 func (t *sender) counted(typ wire.Type) {

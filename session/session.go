@@ -64,7 +64,7 @@ func New(ep Endpoint, cfg Config) *Session {
 	s.closing.done = make(chan struct{})
 	ep.Start(s)
 	if !cfg.Accepting {
-		s.introduce(0)
+		s.introduce()
 	}
 	return s
 }

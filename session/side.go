@@ -16,6 +16,8 @@ type side struct {
 	spins spin.History  // guarded by op
 	slept atomic.Bool   // the operation has slept, so the rest of it does not poll
 
+	ignores uint32 // st bits that do not concern the operation; guarded by op
+
 	sleeper Sleeper     // nil: the endpoint is none
 	asleep  atomic.Bool // in Sleep
 
@@ -27,13 +29,21 @@ const (
 	stShut                    // this direction was closed here
 	stClosed                  // the session was closed here
 	stPeerClosed              // wr only: the peer no longer reads
+	stTaken                   // by the layer above
+	stPeerReset               // … and has left bytes unread
 )
+
+// stop is why the operation has to end. Its caller has op.
+func (sd *side) stop() uint32 { return sd.state.Load() &^ sd.ignores }
 
 // begin begins an operation, once those before it have ended; it ends with op.Unlock.
 func (sd *side) begin() {
 	sd.op.Lock()
 	sd.slept.Store(false)
 }
+
+// blocked reports whether an operation has slept and goes on.
+func (sd *side) blocked() bool { return sd.op.held() && sd.slept.Load() }
 
 // signal has the operation look again, if there is one.
 func (sd *side) signal() {

@@ -39,7 +39,11 @@ var errWrongBytes = errors.New("wrong bytes")
 func (p *party) writes() {
 	r := rand.New(rand.NewPCG(p.seed, uint64(10+p.id)))
 	total := p.total
+	moveAt := rand.New(rand.NewPCG(p.seed, uint64(40+p.id))).Int64N(2 * total) // beyond the end in half of them
 	for pos := int64(0); pos < total; {
+		if pos >= moveAt && p.movedTo.Load() < 0 {
+			p.movesBack(pos)
+		}
 		n := int(duration(r, 1, longest))
 		switch {
 		case p.cuts():
@@ -91,6 +95,29 @@ func (p *party) writes() {
 		p.writeErr = err
 	}
 	p.logf("%d: CloseWrite: %v", p.id, p.writeErr)
+}
+
+// movesBack tells the peer that its bytes up to pos are all.
+func (p *party) movesBack(pos int64) {
+	at := p.s.WritePosition()
+	err := p.s.SendNote(u64(at))
+	p.logf("%d: a note: %d, %v", p.id, at, err)
+	if err == nil && int64(at) != pos {
+		p.errorf("%d: it moves back at %d of %d", p.id, at, pos)
+	}
+	p.movedTo.Store(pos)
+}
+
+// sawNote is called with the peer's note of where its bytes end.
+func (p *party) sawNote(note []byte) {
+	if note == nil {
+		return // the end
+	}
+	at := le.Uint64(note)
+	p.logf("%d: the peer moves back at %d", p.id, at)
+	if was := p.peerMove.Swap(int64(at)); was >= 0 {
+		p.errorf("%d: the peer moves back at %d, and before that at %d", p.id, at, was)
+	}
 }
 
 // writesOnce writes b, or as much of it as one call takes, in one of the ways that there are.

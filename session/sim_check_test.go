@@ -28,6 +28,9 @@ func (m *sim) check() {
 		if !p.ep.Retired() {
 			m.errorf("%d: the endpoint was not given back", p.id)
 		}
+		if to, saw := p.movedTo.Load(), p.peer().peerMove.Load(); saw != to && (saw >= 0 || m.end == orderly) {
+			m.errorf("%d: it has moved back at %d, and the peer has seen %d", p.id, to, saw)
+		}
 		p.checkReading()
 		p.checkWriting()
 	}
@@ -39,6 +42,9 @@ func (p *party) checkReading() {
 	err := p.readErr
 	switch {
 	case errors.Is(err, io.EOF):
+		if at := p.s.ReadPosition(); int64(at) != p.received {
+			p.errorf("%d: %d bytes were read, the position is %d", p.id, p.received, at)
+		}
 		switch {
 		case p.end == closeRead && ended:
 		case p.end == death && !ended:
@@ -83,7 +89,9 @@ func (p *party) checkWriting() {
 	case p.end == orderly, p.end == closeRead:
 	case errors.Is(err, session.ErrClosed):
 		ok = ended && (p.end == earlyClose || p.end == earlyAbort)
-	case errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
+	case errors.Is(err, syscall.EPIPE): // whatever it was, another call may have been told
+		ok = true
+	case errors.Is(err, syscall.ECONNRESET):
 		ok = p.end != cutWire
 	case errors.Is(err, syscall.ETIMEDOUT):
 		ok = p.end == cutWire

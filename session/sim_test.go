@@ -146,6 +146,8 @@ type party struct {
 	writeErr error // how writing ended, nil: all was written
 	closed   atomic.Bool
 
+	movedTo, peerMove atomic.Int64 // where this end, or its peer, has moved back; -1: not
+
 	urgentSent atomic.Uint64
 	stop       chan struct{} // closed when reading and writing are over
 	ended      chan struct{} // closed when this end has done what ends the connection
@@ -185,6 +187,9 @@ func (m *sim) run() {
 	}
 	m.cfg[1].Accepting = true
 	for _, p := range m.sides {
+		p.movedTo.Store(-1)
+		p.peerMove.Store(-1)
+		m.cfg[p.id].OnNote = p.sawNote
 		p.s = session.New(p.ep, m.cfg[p.id])
 	}
 	var actors sync.WaitGroup

@@ -42,7 +42,7 @@ func (w *writing) WriteUrgent(p []byte) (n int, err error) {
 		return RecvReady | SendReady
 	}
 	w.await(&w.ur, test(false), test)
-	return n, err
+	return w.outcome(n, len(p), err)
 }
 
 // urgentLocked takes an Urgent message.

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"syscall"
@@ -11,14 +12,16 @@ import (
 
 // Write writes all of p, or returns how many bytes were taken and why not more.
 // Once it has returned, the session or the peer has the bytes and p is no longer
-// touched. Errors: ErrClosed, ErrInterrupted, syscall.EPIPE (the peer no longer
-// reads), ECONNRESET, ETIMEDOUT.
+// touched. Errors: ErrClosed, ErrInterrupted, and those of the connection as outcome has
+// them: syscall.EPIPE (the peer no longer reads), ECONNRESET, ETIMEDOUT. A Write of no bytes
+// returns what there is to be told.
 func (w *writing) Write(p []byte) (int, error) {
 	if n := len(p); n <= minFragment && n > 0 && w.writeAtOnce(p) {
 		return n, nil
 	}
 	w.wr.begin()
 	n, err := w.write(p, false)
+	n, err = w.outcome(n, len(p), err)
 	w.leftBehind()
 	w.wr.op.Unlock()
 	return n, err
@@ -44,6 +47,10 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 	w.wr.begin()
 	defer w.wr.op.Unlock()
 	defer w.leftBehind()
+	size := 0
+	for _, b := range v {
+		size += len(b)
+	}
 	if len(v) == 0 {
 		_, err = w.write(nil, false)
 	}
@@ -60,7 +67,8 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 		n += int64(k)
 		v = v[1:]
 	}
-	return n, err
+	done, err := w.outcome(int(n), size, err)
+	return int64(done), err
 }
 
 // packable is how many slices from the front fit into one message of moderate size.
@@ -87,10 +95,14 @@ func (w *writing) sendPacked(v [][]byte, more bool) (n int) {
 
 // write is Write, for the holder of wr.op; more: the Write goes on after p.
 func (w *writing) write(p []byte, more bool) (n int, err error) {
-	if st := w.wr.state.Load(); st != 0 {
+	if st := w.wr.stop(); st != 0 {
 		return 0, writeState(st)
 	}
 	w.joinIfAway()
+	if len(p) == 0 {
+		w.progress(false) // what has come is told
+		return 0, w.writeBlocked()
+	}
 	if w.tx.toOffer(len(p)) {
 		if n, err = w.writeOffered(p, more); n == len(p) || err != nil {
 			return n, err
@@ -106,7 +118,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	var err error
 	for n < len(p) && err == nil {
-		if st := w.wr.state.Load(); st != 0 {
+		if st := w.wr.stop(); st != 0 {
 			return n, writeState(st)
 		}
 		if k := w.take(p[n:], more); k > 0 {
@@ -114,7 +126,7 @@ func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 			continue
 		}
 		w.await(&w.wr, w.writeWant(), func(sure bool) Events {
-			if st := w.wr.state.Load(); st != 0 {
+			if st := w.wr.stop(); st != 0 {
 				err = writeState(st)
 				return 0
 			}
@@ -168,26 +180,65 @@ func (w *writing) progressForWrite(sure bool) {
 
 // writeBlocked returns why a Write that got no further must not go on. It reads the reason
 // for the connection's end before the state: a Close or Abort of this end sets the state
-// before it ends the connection, and takes precedence.
+// before it ends the connection, and takes precedence. So does a Close of the peer, behind
+// which a reset is none of its own.
 func (w *writing) writeBlocked() error {
 	err := w.over()
-	if st := w.wr.state.Load(); st != 0 {
+	st := w.wr.stop()
+	if end := st &^ stShut; end != 0 || err == nil || errors.Is(err, syscall.EPIPE) && st != 0 {
 		return writeState(st)
 	}
 	return err
 }
 
-// writeState is why a Write has to end.
+// writeState is why a Write has to end; nil: for nothing in the state.
 func writeState(st uint32) error {
 	switch {
+	case st&stTaken != 0: // first: whoever comes late finds the session closed as well
+		return ErrTaken
 	case st&stClosed != 0:
 		return ErrClosed
 	case st&stInterrupted != 0:
 		return ErrInterrupted
+	case st&stPeerReset != 0:
+		return errReset
 	case st&stShut != 0:
 		return ErrClosed
+	case st&stPeerClosed != 0:
+		return syscall.EPIPE
 	}
-	return syscall.EPIPE
+	return nil
+}
+
+// outcome is what a Write of size bytes returns that took n and ended with err. It is as with
+// TCP on Linux: a writer learns that the peer has closed in order by the reset that its bytes
+// cause, so the first Write that a send buffer takes succeeds; its bytes are lost, and no
+// position counts them. What breaks the connection is told once, by a Write or a Read.
+// Everything later is EPIPE.
+func (w *writing) outcome(n, size int, err error) (int, error) {
+	if err != nil && err != ErrTaken && w.wr.state.Load()&(stClosed|stInterrupted) == 0 {
+		w.progress(true) // what the peer has sent says more than the end of its endpoint
+		err = cmp.Or(w.writeBlocked(), err)
+	}
+	if err == nil || err == ErrTaken || errors.Is(err, ErrClosed) || errors.Is(err, ErrInterrupted) {
+		return n, err
+	}
+	unaware := n == 0 && size <= w.cfg.SendBudget && w.unaware(err)
+	switch {
+	case unaware && size == 0:
+		return 0, nil
+	case w.told.Swap(true):
+		return n, syscall.EPIPE
+	case unaware:
+		return size, nil
+	}
+	return n, err
+}
+
+// unaware reports whether err is nothing but that the peer has closed in order, and this end
+// has not been told.
+func (w *writing) unaware(err error) bool {
+	return errors.Is(err, syscall.EPIPE) && w.failure.Load() == nil && !w.told.Load()
 }
 
 // errNotTaken: memory could not be exposed here, or the peer could not reach it.

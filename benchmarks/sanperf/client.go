@@ -88,7 +88,7 @@ func parseClient(std stdio, args []string) (m measurement, asJSON bool, err erro
 	both := fs.Bool("both", false, "both send at once, on each connection")
 	latency := fs.Bool("latency", false, "round trips, one message at a time on each connection")
 	fs.BoolVar(&what.Verify, "verify", false, "check each byte that arrives, not a sample")
-	require := fs.Bool("require", false, "fail where a san: address would be reached by TCP")
+	require := fs.Bool("require", false, "fail where a connection to a san: address does not move to a SAN")
 	fs.BoolVar(&asJSON, "json", false, "print one JSON document at the end, and nothing else")
 	rest, err := parseArgs(fs, args, 1)
 	if err != nil {
@@ -144,6 +144,9 @@ type measurement struct {
 // run makes the measurement. Its time is bounded: by setupTime for each step of the set-up,
 // then by the spec's times and grace.
 func (m measurement) run(ctx context.Context) (*result, error) {
+	if m.spec.Mode.short() {
+		return m.runShort(ctx)
+	}
 	r, err := m.measure(ctx)
 	if err != nil {
 		if ctx.Err() != nil {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,21 +29,45 @@ const (
 type contender struct {
 	name   string // "TCP", "unix", "SAN"
 	target target
+	web    *target // of HTTP; nil: there is none, and no short connections are measured
 	policy san.Policy
 }
 
 // A workload is one measurement that each contender makes in each round.
 type workload struct {
-	mode mode
-	size int
+	mode  mode
+	size  int
+	conns int // at a time
 }
 
 var workloads = []workload{
-	{modePing, 64},
-	{modeSend, 64},
-	{modeSend, 4 << 10},
-	{modeSend, 64 << 10},
-	{modeSend, 1 << 20},
+	{modePing, 64, 1},
+	{modeSend, 64, 1},
+	{modeSend, 4 << 10, 1},
+	{modeSend, 64 << 10, 1},
+	{modeSend, 1 << 20, 1},
+	{modeConnect, 0, 1},
+	{modeConnect, 0, 8},
+	{modeExchange, shortSize, 1},
+	{modeExchange, shortSize, 8},
+	{modeHTTP, shortSize, 1},
+	{modeHTTP, shortSize, 8},
+}
+
+// workloadsOf are those that contenders can make.
+func workloadsOf(contenders []contender) (all []workload) {
+	for _, w := range workloads {
+		if contenders[0].web != nil || !w.mode.short() {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+var shortNames = map[mode]string{
+	modeConnect:  "connect and close",
+	modeExchange: "connect, 100 B there and back",
+	modeHTTP:     "HTTP, a connection each",
 }
 
 // A figure is one row: something to read off a workload's result.
@@ -58,11 +81,15 @@ type figure struct {
 }
 
 // tableFigures returns the table's figures in their order.
-func tableFigures() []figure {
+func tableFigures(workloads []workload) []figure {
 	var all []figure
 	for _, w := range workloads {
 		size := byteSize(w.size).String()
 		switch {
+		case w.mode.short():
+			all = append(all,
+				figure{fmt.Sprintf("%s, %d at a time", shortNames[w.mode], w.conns), w, "1/s", false, func(r *result) float64 { return r.Messages },
+					func(x float64) string { return count(x) + "/s" }})
 		case w.mode == modePing:
 			all = append(all,
 				figure{"round trip " + size + ", p50", w, "us", true, func(r *result) float64 { return r.RoundTrip.P50 }, micros},
@@ -98,7 +125,7 @@ func runCompare(ctx context.Context, std stdio, args []string) error {
 	read := defaultRead
 	fs.Var(&read, "read", "`bytes` that each Read has room for")
 	rounds := fs.Int("rounds", defaultRounds, "`number` of rounds; each measures everything once, so that neighbours in time are compared")
-	require := fs.Bool("require", false, "fail where the SAN column would be TCP")
+	require := fs.Bool("require", false, "fail where a connection of the SAN column does not move")
 	asJSON := fs.Bool("json", false, "print one JSON document, every round's values included")
 	rest, err := parseArgs(fs, args, 1)
 	if err != nil {
@@ -118,8 +145,8 @@ func runCompare(ctx context.Context, std stdio, args []string) error {
 			return usagef("compare: %w", err)
 		}
 		contenders = []contender{
-			{"TCP", target{"tcp", t.address}, san.Never},
-			{"SAN", target{"san", t.address}, policyOf(*require)},
+			{name: "TCP", target: target{"tcp", t.address}},
+			{name: "SAN", target: target{"san", t.address}, policy: policyOf(*require)},
 		}
 	} else {
 		child, err := startServer(ctx, std)
@@ -163,12 +190,15 @@ func terminal(w io.Writer) bool {
 // round makes every measurement once. The contenders of a workload run right after each
 // other, and each round starts with another one.
 func (c *comparison) round(ctx context.Context, round int, contenders []contender, warmup time.Duration) error {
-	for _, w := range workloads {
+	for _, w := range workloadsOf(contenders) {
 		for i := range contenders {
 			who := contenders[(i+round)%len(contenders)]
 			m := measurement{target: who.target, policy: who.policy, spec: spec{
-				Mode: w.mode, Size: w.size, Read: c.Read, Streams: 1, Warmup: warmup.Seconds(), Time: c.Seconds,
+				Mode: w.mode, Size: w.size, Read: c.Read, Streams: w.conns, Warmup: warmup.Seconds(), Time: c.Seconds,
 			}}
+			if w.mode == modeHTTP {
+				m.target = *who.web
+			}
 			r, err := m.run(ctx)
 			if err != nil {
 				return err
@@ -183,8 +213,8 @@ func (c *comparison) round(ctx context.Context, round int, contenders []contende
 type child struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
-	dir   string // of the unix socket, if that is a file
-	ready []target
+	dir   string   // of the unix sockets, if they are files
+	ready []target // san, unix and tcp, and the same again of HTTP
 }
 
 // startServer starts this program again, as a server on loopback, and waits until it
@@ -202,11 +232,13 @@ func startServer(ctx context.Context, std stdio) (*child, error) {
 		}
 		socket = filepath.Join(c.dir, "s")
 	}
-	listen := []target{{"san", net.JoinHostPort("127.0.0.1", "0")}, {"unix", socket}}
 	args := []string{"server", "-quiet", "-stdin"}
-	for _, t := range listen {
-		args = append(args, "-l", t.String())
+	for flag, suffix := range map[string]string{"-l": "", "-http": "h"} {
+		for _, t := range []target{{"san", loopback}, {"unix", socket + suffix}, {"tcp", loopback}} {
+			args = append(args, flag, t.String())
+		}
 	}
+	const listens = 6
 	c.cmd = exec.Command(self, args...)
 	c.cmd.Stderr = std.err
 	out, err := c.cmd.StdoutPipe()
@@ -224,27 +256,29 @@ func startServer(ctx context.Context, std stdio) (*child, error) {
 	slow := time.AfterFunc(setupTime, func() { c.cmd.Process.Kill() })
 	defer slow.Stop()
 	defer context.AfterFunc(ctx, func() { c.cmd.Process.Kill() })()
-	for lines := bufio.NewScanner(out); len(c.ready) < len(listen) && lines.Scan(); {
+	for lines := bufio.NewScanner(out); len(c.ready) < listens && lines.Scan(); {
 		if t, ok := listening(lines.Text()); ok {
 			c.ready = append(c.ready, t)
 		}
 	}
-	if len(c.ready) < len(listen) {
+	if len(c.ready) < listens {
 		return nil, fmt.Errorf("the server process did not start: %w", c.stop())
 	}
 	return c, nil
 }
 
-// contenders are the ways to the child's listeners. TCP uses the listener of
-// package san, which must not cost it anything.
+// loopback is where the server process listens.
+const loopback = "127.0.0.1:0"
+
+// contenders are the ways to the child's listeners. TCP and unix are package net's at both
+// ends.
 func (c *child) contenders(policy san.Policy) []contender {
-	all := []contender{{name: "TCP", target: target{"tcp", c.ready[0].address}}}
-	for _, t := range c.ready {
-		if t.transport == "unix" {
-			all = append(all, contender{"unix", t, san.Never})
-		}
+	const san, unix, tcp, web = 0, 1, 2, 3
+	return []contender{
+		{name: "TCP", target: c.ready[tcp], web: &c.ready[web+tcp]},
+		{name: "unix", target: c.ready[unix], web: &c.ready[web+unix]},
+		{name: "SAN", target: c.ready[san], web: &c.ready[web+san], policy: policy},
 	}
-	return append(all, contender{"SAN", c.ready[0], policy})
 }
 
 // stop ends the child by closing its standard input, or else by force.
@@ -263,7 +297,7 @@ func newComparison(contenders []contender, rounds int, length time.Duration, rea
 		OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version(), CPUs: runtime.NumCPU(),
 		Rounds: rounds, Seconds: length.Seconds(), Read: int(read),
 	}
-	for _, f := range tableFigures() {
+	for _, f := range tableFigures(workloadsOf(contenders)) {
 		row := &tableRow{figure: f, Name: f.name, Unit: f.unit, Better: "higher"}
 		if f.lower {
 			row.Better = "lower"

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -15,7 +17,7 @@ import (
 )
 
 const (
-	// destinationTime is enough for a SAN and for TCP's first retransmissions.
+	// destinationTime is enough for TCP's first retransmissions.
 	destinationTime = 5 * time.Second
 	// selfTime is for connections of a process to itself. It is long, because the question
 	// is whether they work, not whether this host is busy.
@@ -28,8 +30,8 @@ func runDevices(ctx context.Context, std stdio, args []string) error {
 	fs := newFlagSet(std, "devices")
 	asJSON := fs.Bool("json", false, "print one JSON document")
 	var timeout, attempt span = span(destinationTime), 0
-	fs.Var(&timeout, "timeout", "`time` that all attempts to connect to the address may take")
-	fs.Var(&attempt, "attempt", "`time` that one attempt by a SAN may take (default: what it may in a dial)")
+	fs.Var(&timeout, "timeout", "`time` that connecting to the address may take")
+	fs.Var(&attempt, "attempt", "`time` that one attempt to move to a SAN may take (default: what it has in a program)")
 	rest, err := parseArgs(fs, args, 1)
 	if err != nil {
 		return err
@@ -89,10 +91,10 @@ type memlock struct {
 	Cache string `json:"registration_cache"`
 }
 
-// A destination is what a dial to an address finds.
+// A destination is what a connection to an address finds that is used enough to move.
 type destination struct {
 	Address  string    `json:"address"`
-	Gets     string    `json:"gets,omitempty"` // provider
+	Gets     string    `json:"gets,omitempty"` // what would carry it
 	Error    string    `json:"error,omitempty"`
 	Outcomes []outcome `json:"outcomes,omitempty"`
 }
@@ -109,7 +111,7 @@ type outcome struct {
 
 // switches are the variables that operators may set.
 var switches = []string{"SAN_PROVIDERS", "SAN_DISABLE", "SAN_SUBNETS", "SAN_IWARP_OFFSET", "SAN_SHARED_DOMAIN", "SAN_RDMACM",
-	"SAN_TRAFFIC_CLASS", "SAN_SERVICE_LEVEL", "SAN_ACK_TIMEOUT", "SAN_ARENA"}
+	"SAN_TRAFFIC_CLASS", "SAN_SERVICE_LEVEL", "SAN_ACK_TIMEOUT", "SAN_ARENA", "SAN_MOVE"}
 
 // examine looks at this host and changes nothing.
 func examine(ctx context.Context) *report {
@@ -151,7 +153,8 @@ func dialSelf(ctx context.Context) *destination {
 	if err != nil {
 		return &destination{Error: err.Error()}
 	}
-	defer l.Close() // with the connections that it holds
+	defer l.Close()
+	go hold(l)
 	return explain(ctx, l.Addr().String(), selfTime, selfTime)
 }
 
@@ -163,6 +166,20 @@ func (d *destination) of(provider string) outcome {
 		}
 	}
 	return outcome{Provider: provider, Error: d.Error}
+}
+
+// hold accepts connections, which move only then, and closes them when their dialer has.
+func hold(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			io.Copy(io.Discard, c)
+			c.Close()
+		}()
+	}
 }
 
 func judgeSharedMemory(loopback *destination) finding {
@@ -181,8 +198,9 @@ func (d *destination) fails() (finding, bool) {
 	return finding{false, d.Error + "; every Listen and Dial fails"}, len(d.Outcomes) == 0 && d.Error != ""
 }
 
-// explain tries each provider and TCP at an address. timeout bounds all of it, attempt each
-// attempt over a SAN; 0 means the bound of a dial.
+// explain connects to an address by TCP, and for each provider once more to move that
+// connection. timeout bounds each dial, attempt each move; 0 means the bound that it has in a
+// program.
 func explain(ctx context.Context, address string, timeout, attempt time.Duration) *destination {
 	found := &destination{Address: address}
 	var d san.Dialer

@@ -133,10 +133,12 @@ func (d *destination) print(w io.Writer) {
 	switch {
 	case d.Error != "":
 		fmt.Fprintf(w, "%s: %s\n", d.Address, d.Error)
+	case d.Gets == sharedMemory, d.Gets == rdma:
+		fmt.Fprintf(w, "%s: a connection begins on TCP, and moves to %s when it is used\n", d.Address, d.Gets)
 	case d.Gets == "":
 		fmt.Fprintf(w, "%s: a dial gets no connection\n", d.Address)
 	default:
-		fmt.Fprintf(w, "%s: a dial goes by %s\n", d.Address, d.Gets)
+		fmt.Fprintf(w, "%s: a connection begins on TCP, and stays there\n", d.Address)
 	}
 	printLeft(w, func(w io.Writer) {
 		for _, o := range d.Outcomes {
@@ -144,7 +146,11 @@ func (d *destination) print(w io.Writer) {
 			if o.Chosen {
 				mark = "*"
 			}
-			if o.Error == "" {
+			switch {
+			case o.Error != "":
+			case o.Provider == sharedMemory, o.Provider == rdma:
+				said = "moves, from " + o.Local
+			default:
 				said = "connects from " + o.Local
 			}
 			fmt.Fprintf(w, "%s %s\t%s\t%s\t%s\n", mark, o.Provider, o.Address, micros(1000*o.Millis), said)

@@ -136,6 +136,9 @@ func (l *load) run(ctx context.Context) (*side, error) {
 	}()
 	provider, fallback := providersOf(l.conns)
 	s := l.measure(ended)
+	if now, _ := providersOf(l.conns); now != provider {
+		provider += " then " + now
+	}
 	s.Provider, s.Fallback = provider, fallback
 	if err := l.measured(); err != nil {
 		fail(err)

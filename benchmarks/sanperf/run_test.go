@@ -33,7 +33,7 @@ func wantProvider(t target) string {
 
 func TestEachModeRunsOnTheProviderItNames(t *testing.T) {
 	server := serverProcess(t)
-	targets := append(server.ready, target{"tcp", server.ready[0].address})
+	targets := append(server.ready[:3:3], target{"tcp", server.ready[0].address})
 	for _, to := range targets {
 		for _, test := range []struct {
 			name, flags string
@@ -75,7 +75,7 @@ func TestEachModeRunsOnTheProviderItNames(t *testing.T) {
 
 // Two ends that both write and do not read would wait for each other for ever.
 func TestARoundTripMayBeLargerThanAllBuffers(t *testing.T) {
-	for _, to := range serverProcess(t).ready {
+	for _, to := range serverProcess(t).ready[:3] {
 		mustRun(t, "client", "-latency", "-size", "16M", "-verify", "-time", "1ms", to.String())
 	}
 }
@@ -114,8 +114,8 @@ func TestAClientPrintsALineForEachInterval(t *testing.T) {
 func TestComparePutsAllTransportsSideBySide(t *testing.T) {
 	var c comparison
 	decode(t, mustRun(t, "-rounds", "2", "-time", "10ms", "-warmup", "2ms", "-json"), &c)
-	if len(c.Rows) != len(tableFigures()) {
-		t.Errorf("%d rows; want %d", len(c.Rows), len(tableFigures()))
+	if want := len(tableFigures(workloads)); len(c.Rows) != want {
+		t.Errorf("%d rows; want %d", len(c.Rows), want)
 	}
 	want := map[string]string{"TCP": "tcp", "unix": "unix", "SAN": sanProvider()}
 	for _, row := range c.Rows {
@@ -123,7 +123,11 @@ func TestComparePutsAllTransportsSideBySide(t *testing.T) {
 			t.Errorf("%s: %d columns", row.Name, len(row.Cells))
 		}
 		for _, cell := range row.Cells {
-			if len(cell.Providers) != 1 || cell.Providers[0] != want[cell.Contender] {
+			want := want[cell.Contender]
+			if want == "shm" && row.Unit == "1/s" && !strings.HasPrefix(row.Name, "messages") {
+				want = "tcp" // a move would not pay
+			}
+			if len(cell.Providers) != 1 || cell.Providers[0] != want {
 				t.Errorf("%s, %s: went by %v %v", row.Name, cell.Contender, cell.Providers, cell.Fallbacks)
 			}
 			if len(cell.Values) != 2 {

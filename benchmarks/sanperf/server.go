@@ -35,7 +35,13 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 		listen = append(listen, t)
 		return err
 	})
-	require := fs.Bool("require", false, "serve san: addresses by a SAN only, not by TCP")
+	var web []target
+	fs.Func("http", "`address` to answer requests of HTTP on; may be given more than once", func(text string) error {
+		t, err := parseTarget(text)
+		web = append(web, t)
+		return err
+	})
+	require := fs.Bool("require", false, "serve on san: addresses only what has moved to a SAN")
 	quiet := fs.Bool("quiet", false, "say nothing of measurements that went well")
 	untilEOF := fs.Bool("stdin", false, "end when standard input ends, as with a parent process that died")
 	if _, err := parseArgs(fs, args, 0); err != nil {
@@ -57,8 +63,12 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	defer cancel(nil)
-	for _, t := range listen {
-		l, err := t.listen(ctx, policyOf(*require))
+	for i, t := range append(listen, web...) {
+		policy, serve := policyOf(*require), s.serve
+		if i >= len(listen) {
+			policy, serve = san.Prefer, serveHTTP
+		}
+		l, err := t.listen(ctx, policy)
 		if err != nil {
 			return fmt.Errorf("cannot listen on %v: %w", t, err)
 		}
@@ -70,7 +80,7 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 			}
 		}
 		serving.Go(func() {
-			if err := s.serve(ctx, l); err != nil {
+			if err := serve(ctx, l); err != nil {
 				cancel(fmt.Errorf("%v: %w", t, err))
 			}
 		})
@@ -160,6 +170,9 @@ func (s *server) handle(ctx context.Context, c net.Conn) error {
 		return err
 	}
 	c.SetReadDeadline(time.Time{})
+	if t == exchangeToken {
+		return serveExchange(c)
+	}
 	if t == (token{}) {
 		defer c.Close()
 		return s.control(ctx, c)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sanconn/san"
 )
@@ -17,6 +18,7 @@ const defaultPort = "5210"
 const targetHelp = `
 An address is HOST[:PORT] or san:HOST[:PORT] (through package san), tcp:HOST[:PORT]
 (through package net alone) or unix:PATH. A server on a san: address serves tcp: too.
+What is measured through package san has moved to a SAN before, if it can.
 `
 
 // A target is an address and the way to reach it.
@@ -68,15 +70,36 @@ func (t target) listen(ctx context.Context, policy san.Policy) (net.Listener, er
 	}
 }
 
-// dial opens one connection to t.
+// dial opens one connection to t. One of package san has moved before it is used, or does
+// not move.
 func (t target) dial(ctx context.Context, policy san.Policy) (net.Conn, error) {
-	switch t.transport {
-	case "san":
-		d := san.Dialer{Policy: policy}
-		return d.DialContext(ctx, "tcp", t.address)
-	default:
-		var d net.Dialer
-		return d.DialContext(ctx, t.transport, t.address)
+	if t.transport != "san" {
+		return t.dialShort(ctx)
+	}
+	d := san.Dialer{Policy: policy}
+	d.Options.MoveAtOnce = true
+	c, err := d.DialContext(ctx, "tcp", t.address)
+	if err == nil {
+		awaitMove(ctx, c)
+	}
+	return c, err
+}
+
+// dialShort opens one as a program does that sets nothing.
+func (t target) dialShort(ctx context.Context) (net.Conn, error) {
+	if t.transport == "san" {
+		return new(san.Dialer).DialContext(ctx, "tcp", t.address)
+	}
+	return new(net.Dialer).DialContext(ctx, t.transport, t.address)
+}
+
+// movePause is between two looks at a connection that is to move, which takes some 100 µs.
+const movePause = 100 * time.Microsecond
+
+// awaitMove waits while a connection may still move, or until ctx is done.
+func awaitMove(ctx context.Context, c net.Conn) {
+	for san.InfoOf(c).Fallback == san.ReasonUnused && ctx.Err() == nil {
+		time.Sleep(movePause)
 	}
 }
 

@@ -21,7 +21,8 @@ const usageText = `usage: sanproxy -listen ADDRESS -to ADDRESS [-listen ADDRESS 
 Forwards each connection that it accepts on -listen over one that it makes to the -to behind it.
 
 An address is
-  san:HOST:PORT   over package san: shared memory or RDMA, and TCP where there is neither
+  san:HOST:PORT   by package san: a TCP connection that moves to shared memory or RDMA once it has
+                  been used, where both ends can
   tcp:HOST:PORT
   unix:PATH       a socket file, or unix:@NAME in the abstract name space
 
@@ -58,8 +59,8 @@ func parse(std stdio, args []string) (*settings, error) {
 	flags.Usage = func() {}
 	flags.Func("listen", "`address` to accept connections on; may be given more than once, each with its -to", s.addListen)
 	flags.Func("to", "`address` where the connections of the -listen before it go on", s.addTo)
-	require := flags.Bool("require", false, "san: addresses by a SAN only, not by TCP")
-	never := flags.Bool("never", false, "san: addresses by TCP only")
+	require := flags.Bool("require", false, "san: addresses by a SAN alone: no byte goes by TCP, and what cannot move is reset")
+	never := flags.Bool("never", false, "san: addresses by TCP alone: nothing moves")
 	flags.BoolVar(&s.proxyHeader, "proxy-protocol", false, "send the client's address ahead of its bytes, by a PROXY protocol header (version 2);\nof two sanproxies the one that the client meets has to")
 	flags.IntVar(&s.maxConns, "max", 0, "`connections` that each -listen may have at a time; more are reset; 0: no limit")
 	flags.DurationVar(&s.dialTimeout, "dial-timeout", 10*time.Second, "`time` that connecting to -to may take")

@@ -25,7 +25,8 @@ type routeReport struct {
 	sanproxy.Stats
 }
 
-// sanReport is san.Stats: by provider, and by reason for what is not on a SAN.
+// sanReport is san.Stats: by provider, where each connection counts by "tcp", with which it
+// begins, and again by what it has moved to; and by reason for what has not moved.
 type sanReport struct {
 	Dialed    map[string]uint64 `json:"dialed"`
 	Accepted  map[string]uint64 `json:"accepted"`

@@ -1,17 +1,90 @@
-// Package newconn has the constructor of connections, which package san calls and no
-// program has a use for: so package sanconn does not export it.
+// Package newconn is what package san does with the connections that package sanconn gives
+// to programs, and no program has a use for: so package sanconn does not export it.
 package newconn
 
 import (
+	"context"
+	"fmt"
 	"net"
+	"syscall"
 
 	"github.com/sanconn/san/session"
 )
 
-// New makes a *sanconn.Conn of a negotiated session, which it owns from now on. onClose,
-// if not nil, is called once, after the session was closed. It must not refer to the
-// connection, which would never be collected then.
+// New makes a *sanconn.Conn around a TCP connection, which it owns from now on, and the
+// Handle by which the connection moves. They are one object: neither keeps the other alive.
 //
 // Package sanconn sets it when it is initialized; it cannot be named here as a type, since
 // it imports this package.
-var New func(s *session.Session, local, remote *net.TCPAddr, onClose func()) net.Conn
+var New func(tcp *net.TCPConn, c Config) (net.Conn, Handle)
+
+// HandleOf returns the Handle of a *sanconn.Conn.
+var HandleOf func(net.Conn) Handle
+
+// Config is how a connection begins.
+type Config struct {
+	// Use is called, by an operation that goes on and must not be blocked, once the
+	// connection has been used for Threshold bytes (see Handle.CallUse). Nil: the connection
+	// stays on TCP.
+	Use       func(Handle)
+	Threshold int64
+
+	// Closed is called once, when the connection is closed. It must not refer to the
+	// connection, which would never be collected then.
+	Closed func()
+
+	// Left is called when the connection has gone back to TCP, under the same condition.
+	Left func()
+
+	// Life is what package san knows of the connection: see Handle.
+	Life any
+
+	// BytesWritten and BytesRead are what others have written to and read from the TCP
+	// connection before.
+	BytesWritten, BytesRead uint64
+}
+
+// What the two ends of a connection tell each other on a session, as its notes: the first
+// byte of each.
+//
+//	offer      dialer → acceptor   which connection, as package san has it
+//	answer     acceptor → dialer   whether it moves, likewise
+//	begin      both ways           at: the session's bytes come behind so many of TCP's
+//	leave      both ways           at: so many bytes of the session are the application's
+const (
+	NoteOffer  = 1
+	NoteAnswer = 2
+	NoteBegin  = 3
+	NoteLeave  = 4
+)
+
+// Handle is package san's view of a connection.
+type Handle interface {
+	TCP() *net.TCPConn
+	Life() any
+
+	// Offer offers the peer to move to a session, which the connection owns if it succeeds: it
+	// sends hello, and waits for the answer, of which judge returns why the connection does
+	// not move, or nil. Then both directions move, each when its writer gets to it. A peer
+	// that does not answer holds up Offer for a while, but not the connection. On an error
+	// that is not ErrNoAnswer the session is still the caller's.
+	Offer(s *session.Session, hello []byte, judge func(answer []byte) error) error
+
+	// Take moves to a session by which the peer has made an offer, and answers it. On an
+	// error the session is still the caller's, and nothing has been answered.
+	Take(s *session.Session, answer []byte) error
+
+	// Notes returns what a session of the connection is to have as its OnNote. It does not
+	// keep the connection alive.
+	Notes() func(s *session.Session, note []byte)
+
+	// CallUse has Config.Use called again, once the connection has been used for so many
+	// bytes more.
+	CallUse(bytes int64)
+
+	// Moved waits until both directions have moved to the session, or cannot any more.
+	Moved(context.Context) error
+}
+
+// ErrNoAnswer is the error of an Offer that the peer has not answered yet. It may still move.
+var ErrNoAnswer = fmt.Errorf("the peer has not answered yet: %w", syscall.ETIMEDOUT)

@@ -31,7 +31,6 @@ type attendance struct {
 	unwoken  int                    // how many of them have none
 	leader   chan struct{}          // of the sleeper that waits in the poller; nil: none does
 	attended bool                   // by a sleeper or the keeper, or about to be
-	watchers int                    // who wait elsewhere, and want somebody to attend
 	roused   bool                   // the keeper has woken a sleeper in this turn
 }
 
@@ -78,7 +77,7 @@ func (a *attendance) serve() {
 func (a *attendance) handedOn() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.roused || a.unwoken > 0 || a.watchers > 0 {
+	if !a.roused || a.unwoken > 0 {
 		return false
 	}
 	a.attended = false
@@ -108,7 +107,7 @@ func (a *attendance) sleep(wake chan struct{}) {
 	if leads {
 		a.attended, a.leader = false, nil
 	}
-	keep := !a.attended && (len(a.asleep) > 0 || a.watchers > 0)
+	keep := !a.attended && len(a.asleep) > 0
 	a.attended = a.attended || keep
 	a.mu.Unlock()
 	if keep {
@@ -177,20 +176,6 @@ func (a *attendance) rest() {
 	if keep {
 		a.wakeKeeper()
 	}
-}
-
-// watch has somebody attend until unwatch, for a wait that is no sleep.
-func (a *attendance) watch() {
-	a.mu.Lock()
-	a.watchers++
-	a.mu.Unlock()
-	a.rest()
-}
-
-func (a *attendance) unwatch() {
-	a.mu.Lock()
-	a.watchers--
-	a.mu.Unlock()
 }
 
 // stop ends the keeper.

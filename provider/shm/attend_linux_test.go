@@ -151,38 +151,6 @@ func TestRestKeepsTheKeeper(t *testing.T) {
 	}
 }
 
-// While somebody waits elsewhere, as a dial does, the keeper attends, whoever else was woken;
-// and so it does behind a leader.
-func TestWatchKeepsTheKeeper(t *testing.T) {
-	a := newAttended(t, 2)
-	leader := leadAlone(t, a, 0)
-	a.watch()
-	a.ring(0)
-	expectWoken(t, leader)
-	for range 20 {
-		a.ring(1)
-		expectWoken(t, a.wakes[1])
-		woken := a.sleepOnce(0)
-		a.until(t, "a sleep", func() bool { return len(a.asleep) == 1 })
-		a.ring(0)
-		expectWoken(t, woken)
-	}
-	a.unwatch()
-	a.until(t, "rest", func() bool { return a.attended && len(a.asleep) == 0 })
-
-	// A sleeper that has gone before the keeper is done with it.
-	var b attendance
-	b.watch()
-	b.roused = true
-	if b.handedOn() {
-		t.Error("the keeper leaves in spite of who waits elsewhere")
-	}
-	b.unwatch()
-	if !b.handedOn() {
-		t.Error("the keeper does not leave it to the sleepers")
-	}
-}
-
 // However rings, tokens, sleeps and rests meet, nobody sleeps on.
 func TestNoSleeperIsForgotten(t *testing.T) {
 	const slots, rounds = 4, 3000

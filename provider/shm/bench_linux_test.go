@@ -87,7 +87,7 @@ func BenchmarkTwoProcesses(b *testing.B) {
 	for _, ring := range []int{256 << 10, 1 << 20, 4 << 20} {
 		for _, size := range []int{64, 4 << 10, 16 << 10, 32 << 10, 64 << 10} {
 			b.Run(fmt.Sprintf("Stream%d/ring=%dK", size, ring>>10), func(b *testing.B) {
-				p := dialChild(b, spawn(b, "sink", nil), Config{RingMax: ring})
+				p := dialChild(b, spawn(b, "sink", nil), Config{ringMax: ring})
 				src := make([]byte, size)
 				b.SetBytes(int64(size))
 				b.ResetTimer()
@@ -104,10 +104,9 @@ func BenchmarkConnect(b *testing.B) {
 	c := spawn(b, "echo", nil)
 	first := dialChild(b, c, Config{})
 	defer end(first)
-	addr := c.addr
 	b.ResetTimer()
 	for range b.N {
-		ep, err := dial(addr, Config{})
+		ep, err := dial(c.at, Config{})
 		if err != nil {
 			b.Fatal(err)
 		}

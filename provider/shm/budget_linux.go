@@ -1,22 +1,35 @@
 package shm
 
 import (
+	"os"
+	"sync"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
 // budget is shared by all rings that this process writes.
-var budget = ring.NewBudget(defaultBudget)
+var budget = sync.OnceValue(func() *ring.Budget { return ring.NewBudget(budgetFor(memoryLimit(os.DirFS("/")))) })
 
-const defaultBudget = 256 << 20
+const (
+	defaultBudget = 256 << 20
 
-// giveBack frees the memory of a ring with nothing left to read, of a link that may
-// (link.givesBack). pages is how much of it may have memory, which the budget has counted.
-func giveBack(mem []byte, pages uint64) bool {
+	// budgetPart is the part of the container's memory that rings may take: a process that is
+	// beyond its limit is killed, and it has other uses for its memory. Rings may take as much
+	// again on their way to ring.Sure.
+	budgetPart = 8
+)
+
+// budgetFor is the budget of a process whose container has so much memory.
+func budgetFor(limit uint64) int64 { return int64(min(defaultBudget, limit/budgetPart)) }
+
+// punchHole frees the memory of a ring with nothing left to read, of a link that may
+// (link.mayPunch). pages is how much of it may have memory, which the budget has counted.
+func punchHole(mem []byte, pages uint64) bool {
 	if unix.Madvise(mem, unix.MADV_REMOVE) != nil {
 		return false
 	}
-	budget.Return(pages)
+	budget().Return(pages)
 	return true
 }

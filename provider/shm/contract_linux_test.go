@@ -15,7 +15,7 @@ func TestContract(t *testing.T) {
 		cfg  Config
 	}{
 		{"largest ring", Config{}},
-		{"smallest ring", Config{RingMax: minRingMax}},
+		{"smallest ring", Config{ringMax: minRingMax}},
 		{"doorbells by socket", Config{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

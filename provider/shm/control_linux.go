@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"syscall"
 	"time"
 
@@ -85,43 +87,92 @@ func rightsOf(fds []int) []byte {
 	return unix.UnixRights(fds...)
 }
 
-// mostFDs is how many descriptors a message has at most. There is room for as many as a
-// peer can send (SCM_MAX_FD): what the kernel drops it closes here, which may block.
-const (
-	mostFDs = 2
-	roomFDs = 253
-)
+// mostFDs is how many descriptors a message has at most.
+const mostFDs = 2
 
-// errCut: descriptors were lost, most likely because this process is at its limit, or there
-// are more than any message has.
+// errCut: descriptors were lost, because this process is at its limit.
 var errCut = fmt.Errorf("shm: descriptors were lost on the way: %w", unix.EMFILE)
+
+// errTooMany: a message has more descriptors than any of this protocol.
+var errTooMany = fmt.Errorf("%w: too many descriptors", errMessage)
+
+// passCredentials has the kernel attach to each message that comes to a unix socket who has sent
+// it. That has to be set before the socket is connected, or before a listener listens, whose
+// accepted sockets inherit it: then no message is without.
+func passCredentials(fd int) error {
+	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1))
+}
 
 // receive receives the next message and its descriptors, which the caller has to close
 // even if there is an error.
+//
+// What does not fit the room for descriptors is closed by the kernel, here, and closing the
+// last descriptor of a file may take as long as the peer likes. So a message is first looked
+// at, with its descriptors, while the queue still has them, and then taken out of it without:
+// none of what is closed then is the last. One with too many stays there.
 func receive(c *net.UnixConn, m *message) (fds []int, err error) {
-	var b [messageSize + 1]byte
-	var oob [1040]byte // a little more than roomFDs need
-	n, oobn, flags, _, err := c.ReadMsgUnix(b[:], oob[:unix.CmsgSpace(4*roomFDs)])
-	// An empty message is io.EOF, and its descriptors are there all the same.
-	if oobn > 0 {
-		msgs, e := unix.ParseSocketControlMessage(oob[:oobn])
-		err = cmp.Or(err, e)
-		for i := range msgs {
-			if got, e := unix.ParseUnixRights(&msgs[i]); e == nil {
-				fds = append(fds, got...)
-			}
-		}
-	}
+	raw, err := c.SyscallConn()
 	if err != nil {
+		return nil, err
+	}
+	var b [messageSize + 1]byte
+	room := make([]byte, unix.CmsgSpace(unix.SizeofUcred)+unix.CmsgSpace(4*mostFDs))
+	var n, oobn, flags int
+	if e := raw.Read(func(fd uintptr) bool {
+		n, oobn, flags, err = recvmsg(int(fd), b[:], room, unix.MSG_PEEK)
+		return err != unix.EAGAIN
+	}); e != nil || err != nil {
+		return nil, cmp.Or(e, err)
+	}
+	if n == 0 && oobn == 0 {
+		return nil, io.EOF // an empty message has credentials
+	}
+	m.user, fds, err = parseControl(room[:oobn])
+	cut := flags&unix.MSG_CTRUNC != 0
+	switch {
+	case err != nil:
 		return fds, err
+	case cut && len(fds) == mostFDs:
+		return fds, errTooMany
+	}
+	if e := raw.Control(func(fd uintptr) { _, _, _, err = recvmsg(int(fd), b[:], nil, 0) }); e != nil || err != nil {
+		return fds, cmp.Or(e, err)
 	}
 	if err := m.decode(b[:n]); err != nil {
 		return fds, err
 	}
-	if flags&unix.MSG_CTRUNC != 0 || len(fds) > mostFDs {
+	if cut {
 		return fds, errCut
 	}
 	return fds, nil
+}
+
+func recvmsg(fd int, b, room []byte, flags int) (n, oobn, got int, err error) {
+	for {
+		n, oobn, got, _, err = unix.Recvmsg(fd, b, room, flags|unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		if err != unix.EINTR {
+			return n, oobn, got, err
+		}
+	}
+}
+
+// parseControl returns the user who has sent a message, and the message's descriptors.
+func parseControl(control []byte) (user uint32, fds []int, err error) {
+	user = overflowUID
+	msgs, err := unix.ParseSocketControlMessage(control)
+	for i := range msgs {
+		switch msgs[i].Header.Type {
+		case unix.SCM_RIGHTS:
+			got, e := unix.ParseUnixRights(&msgs[i])
+			fds, err = append(fds, got...), cmp.Or(err, e)
+		case unix.SCM_CREDENTIALS:
+			cred, e := unix.ParseUnixCredentials(&msgs[i])
+			if err = cmp.Or(err, e); e == nil {
+				user = cred.Uid
+			}
+		}
+	}
+	return user, fds, err
 }
 
 // closeAll closes descriptors of this process.

@@ -3,6 +3,7 @@ package shm
 import (
 	"context"
 	"errors"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -94,5 +95,43 @@ func TestPostToAPeerThatNeverReads(t *testing.T) {
 	}
 	if counting.calls > 12 {
 		t.Errorf("it was sent %d times", counting.calls)
+	}
+}
+
+// Of a message with more descriptors than any has, no more come than that, and the rest stays in
+// the queue: what the kernel drops it would close here, which may take long.
+func TestMessageWithTooManyDescriptors(t *testing.T) {
+	a, b := controlPair(t)
+	fds := make([]int, mostPassed)
+	lingers := lingering(t)
+	for i := range fds {
+		fds[i] = lingers
+	}
+	if err := a.send(&message{kind: msgSegment}, fds...); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(lingers) // not the last: it is on its way
+	b.setDeadline(time.Now().Add(patience))
+	began := time.Now()
+	var m message
+	got, err := b.receive(&m)
+	if len(got) != mostFDs || !errors.Is(err, errTooMany) {
+		t.Errorf("%d descriptors, %v", len(got), err)
+	}
+	closeAll(got)
+	if d := time.Since(began); d > patience/2 {
+		t.Errorf("it took %v", d)
+	}
+}
+
+// Each message comes with who has sent it.
+func TestMessagesHaveTheirSendersUser(t *testing.T) {
+	a, b := controlPair(t)
+	if err := a.send(&message{kind: msgConnect}); err != nil {
+		t.Fatal(err)
+	}
+	var m message
+	if fds, err := b.receive(&m); err != nil || len(fds) != 0 || m.user != uint32(os.Geteuid()) {
+		t.Errorf("user %d, %d descriptors, %v", m.user, len(fds), err)
 	}
 }

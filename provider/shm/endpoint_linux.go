@@ -8,8 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
@@ -21,10 +19,9 @@ const spinFor = 50 * time.Microsecond
 // endpoint is one side of a connection. See session.Endpoint for which methods may run
 // concurrently.
 type endpoint struct {
-	link  *link
-	slot  *slot
-	side  int // 0: dialing
-	bound int // the dialer's TCP socket, which holds the address; -1 at the acceptor
+	link *link
+	slot *slot
+	side int // 0: dialing
 
 	control *slotControl
 	local   *sideState // this side's state and the peer's, in shared memory
@@ -33,12 +30,6 @@ type endpoint struct {
 	waker atomic.Pointer[session.Waker]
 	err   atomic.Pointer[error]
 	bad   atomic.Bool // the peer broke the rules
-
-	// At the dialing end: whether the connect has no answer yet, and what wakes the dial.
-	connecting atomic.Bool
-	answered   chan struct{}
-
-	whenRetired func() // may be nil
 
 	closing  sync.Once
 	retiring sync.Once
@@ -57,20 +48,16 @@ var (
 	_ session.Sleeper  = (*endpoint)(nil)
 )
 
-func newEndpoint(l *link, s *slot, bound int) *endpoint {
-	e := &endpoint{link: l, slot: s, side: l.side, bound: bound, control: s.control}
+func newEndpoint(l *link, s *slot) *endpoint {
+	e := &endpoint{link: l, slot: s, side: l.side, control: s.control}
 	e.local = &s.control.state[e.side]
 	e.remote = &s.control.state[1-e.side]
-	if e.side == 0 {
-		e.answered = make(chan struct{}, 1)
-		e.connecting.Store(true)
-	}
 	pages := s.pages.take()
-	if pages > ring.Start && budget.Exceeded() && l.givesBack && giveBack(s.rings[e.side], pages) {
+	if pages > ring.Start && budget().Exceeded() && l.mayPunch && punchHole(s.rings[e.side], pages) {
 		pages = 0
 	}
 	there := 1 - e.side
-	e.out.Init(&s.control.ring[e.side], &s.control.cells[e.side], s.rings[e.side], l.cfg.RingMax, pages, budget)
+	e.out.Init(&s.control.ring[e.side], &s.control.cells[e.side], s.rings[e.side], l.cfg.ringMax, pages, budget())
 	e.in.Init(&s.control.ring[there], &s.control.cells[there], s.rings[there])
 	return e
 }
@@ -178,13 +165,6 @@ func (e *endpoint) deliver(ev session.Events) {
 	if state := e.remote.load(); state != stateOpen {
 		e.peerState(state)
 	}
-	if e.connecting.Load() { // the dial sleeps, and not the session
-		select {
-		case e.answered <- struct{}{}:
-		default:
-		}
-		return
-	}
 	e.wake(ev)
 }
 
@@ -264,9 +244,6 @@ func (e *endpoint) end(state uint32) {
 		if ev := e.awaited(); ev != 0 {
 			e.link.door.ring(e.slot.number, ev)
 		}
-		if e.bound >= 0 {
-			unix.Close(e.bound)
-		}
 	})
 }
 
@@ -277,9 +254,6 @@ func (e *endpoint) Retire() {
 		e.slot.pages.put(e.out.Pages())
 		e.slot.ep.CompareAndSwap(e, nil)
 		e.local.v.Store(e.local.v.Load() &^ stateHeld) // last: the slot may now be reused
-		if e.whenRetired != nil {
-			e.whenRetired()
-		}
 		e.link.detach(e.slot)
 	})
 }

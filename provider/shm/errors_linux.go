@@ -40,7 +40,7 @@ func unavailable(err error) error {
 		{context.DeadlineExceeded, session.ReasonTimeout},
 		{context.Canceled, session.ReasonTimeout},
 		{os.ErrDeadlineExceeded, session.ReasonTimeout},
-		{unix.EAGAIN, session.ReasonResources}, // the listener's queue of links is full
+		{unix.EAGAIN, session.ReasonResources}, // the listener's queue is full
 		{unix.ECONNREFUSED, session.ReasonNoListener},
 		{unix.EMFILE, session.ReasonResources},
 		{unix.ENFILE, session.ReasonResources},
@@ -50,6 +50,7 @@ func unavailable(err error) error {
 		{unix.ENOSYS, session.ReasonNoProvider}, // or a sandbox that says so
 		{unix.EACCES, session.ReasonPermission},
 		{unix.EPERM, session.ReasonPermission},
+		{unix.EROFS, session.ReasonPermission},
 		{errLinkGone, session.ReasonNoListener},
 		{io.EOF, session.ReasonNoListener}, // the listener went away meanwhile
 		{unix.ECONNRESET, session.ReasonNoListener},
@@ -70,14 +71,12 @@ func codeError(code uint8) error {
 		return nil
 	case codeVersion:
 		return &session.Unavailable{Reason: session.ReasonVersion, Err: fmt.Errorf("shm: the listener's process does not speak version %d", version)}
-	case codeRefused:
-		return fmt.Errorf("shm: the listener's backlog is full: %w", syscall.ECONNREFUSED)
 	case codeClosed:
 		return &session.Unavailable{Reason: session.ReasonNoListener, Err: errors.New("shm: the listener is closed")}
 	case codeResources:
 		return &session.Unavailable{Reason: session.ReasonResources, Err: errors.New("shm: the listener's process has no room")}
-	case codeAddress:
-		return &session.Unavailable{Reason: session.ReasonPermission, Err: errors.New("shm: the listener does not take a connection from this socket or to this address")}
+	case codeUser:
+		return &session.Unavailable{Reason: session.ReasonOwner, Err: errors.New("shm: the listener's process does not know the user of this one")}
 	}
 	return &session.Unavailable{Reason: session.ReasonProtocol, Err: fmt.Errorf("shm: the listener answered %d", code)}
 }

@@ -3,29 +3,25 @@ package shm
 import (
 	"net"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Descriptors that a peer has passed to this process may be anything, and calls on them may
-// take as long as the peer likes: closing a TCP socket that lingers, or a socket with such
-// ones in its queue; asking for the address of one that is locked while another process
-// sends from memory that does not come; whatever a FUSE server does not answer. So the calls
-// that can are made here, by few threads for each user of the host.
+// Descriptors that a peer has passed to this process may be anything until they are checked, and
+// closing them may take as long as the peer likes: a TCP socket that lingers, a socket with such
+// ones in its queue, whatever a FUSE server does not answer. So they are closed here, by few
+// threads for each user of the host. (Nothing else that is called on one before it is checked
+// waits: checkSegment asks first for what memfds alone have, setPeer for what no file system and
+// no socket's lock is asked about.)
 
 const (
 	// foreignThreads is how many threads a user's descriptors can hold in calls to close
-	// them, and as many in calls to look at them, which may close what is found: more than
-	// one, so that one slow call does not stop the others.
+	// them: more than one, so that one slow call does not stop the others.
 	foreignThreads = 4
 
 	// foreignWaiting is how many descriptors of a user may wait to be closed before no
 	// more are taken from it.
 	foreignWaiting = 64
-
-	// examineTimeout bounds the wait for a thread to look at a descriptor.
-	examineTimeout = 100 * time.Millisecond
 )
 
 // foreign is the work on the users' descriptors.
@@ -36,59 +32,9 @@ type foreign struct {
 
 // foreignUser is the work on one user's descriptors; there is none without work.
 type foreignUser struct {
-	uses    int           // closers, and those that look or want to
-	threads chan struct{} // a token for each that looks
 	closers int
 	waiting []func()      // to be closed
 	room    chan struct{} // closed when few are waiting again; nil: few are
-}
-
-// use returns a user's work, which stays until unuse.
-func (f *foreign) useLocked(user uint32) *foreignUser {
-	u := f.users[user]
-	if u == nil {
-		if f.users == nil {
-			f.users = make(map[uint32]*foreignUser)
-		}
-		u = &foreignUser{threads: make(chan struct{}, foreignThreads)}
-		f.users[user] = u
-	}
-	u.uses++
-	return u
-}
-
-func (f *foreign) unuseLocked(user uint32, u *foreignUser) {
-	if u.uses--; u.uses == 0 {
-		delete(f.users, user)
-	}
-}
-
-// examine calls look, which looks at descriptors of the user. It returns false if the user's
-// threads are all busy for long.
-func (a account) examine(look func()) bool {
-	f := &a.foreign
-	f.mu.Lock()
-	u := f.useLocked(a.user)
-	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
-		f.unuseLocked(a.user, u)
-		f.mu.Unlock()
-	}()
-	select {
-	case u.threads <- struct{}{}:
-	default:
-		late := time.NewTimer(examineTimeout)
-		defer late.Stop()
-		select {
-		case u.threads <- struct{}{}:
-		case <-late.C:
-			return false
-		}
-	}
-	defer func() { <-u.threads }()
-	look()
-	return true
 }
 
 // closeForeign closes descriptors that the user has passed, in the background. They count
@@ -106,17 +52,22 @@ func (a account) closeLater(one func()) {
 	a.descriptors.Charge(a.user, 1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	u := f.useLocked(a.user)
+	u := f.users[a.user]
+	if u == nil {
+		if f.users == nil {
+			f.users = make(map[uint32]*foreignUser)
+		}
+		u = new(foreignUser)
+		f.users[a.user] = u
+	}
 	u.waiting = append(u.waiting, one)
 	if len(u.waiting) > foreignWaiting && u.room == nil {
 		u.room = make(chan struct{})
 	}
-	if u.closers == foreignThreads {
-		f.unuseLocked(a.user, u)
-		return
+	if u.closers < foreignThreads {
+		u.closers++
+		go a.closeWaiting(u)
 	}
-	u.closers++
-	go a.closeWaiting(u)
 }
 
 // closeWaiting closes until nothing is waiting.
@@ -136,8 +87,9 @@ func (a account) closeWaiting(u *foreignUser) {
 		a.descriptors.Return(a.user, 1)
 		f.mu.Lock()
 	}
-	u.closers--
-	f.unuseLocked(a.user, u)
+	if u.closers--; u.closers == 0 {
+		delete(f.users, a.user)
+	}
 }
 
 // awaitClosing waits while too many of the user's descriptors wait to be closed, or until

@@ -56,30 +56,6 @@ func TestForeignDescriptorsThatAreSlowToClose(t *testing.T) {
 	})
 }
 
-// Calls to look at descriptors that do not return refuse their user only.
-func TestForeignDescriptorsThatAreSlowToLookAt(t *testing.T) {
-	leaks(t)
-	withLimits(t, startLimits)
-	release := make(chan struct{})
-	var stuck sync.WaitGroup
-	begun := make(chan struct{})
-	for range foreignThreads {
-		stuck.Go(func() { accountOf(1).examine(func() { begun <- struct{}{}; <-release }) })
-		<-begun
-	}
-	if accountOf(1).examine(func() {}) {
-		t.Error("one more thread")
-	}
-	if !accountOf(2).examine(func() {}) {
-		t.Error("another user is refused")
-	}
-	close(release)
-	stuck.Wait()
-	if !accountOf(1).examine(func() {}) || len(held.foreign.users) != 0 {
-		t.Errorf("still refused, or %d users are remembered", len(held.foreign.users))
-	}
-}
-
 // lingering returns a TCP socket whose last close waits for a peer that does not read. At the
 // end of the test that goes.
 func lingering(t *testing.T) int {
@@ -116,12 +92,12 @@ func lingering(t *testing.T) int {
 	return fd
 }
 
-// A peer passes sockets whose closing takes a minute: in place of a segment, of a doorbell
-// and of a dialer's socket, and in messages that nobody receives. Neither other dialers nor
+// A peer passes sockets whose closing takes a minute: in place of a segment and of a doorbell,
+// more than a message has, and in messages that nobody receives. Neither other dialers nor
 // Close wait for that.
 func TestLingeringSocketsHoldUpNobody(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	var closers sync.WaitGroup
 	t.Cleanup(closers.Wait)
 	begun := time.Now()
@@ -135,15 +111,15 @@ func TestLingeringSocketsHoldUpNobody(t *testing.T) {
 			s.send(linkRequest(version, firstSlots), memfd(t, segmentSize(firstSlots), segmentSeals, 0), fd)
 		case 2:
 			s.handshake()
-			s.send(connectTo(tcp, 0), fd)
+			s.send((&message{kind: msgSegment, number: firstSlots}).encode(), fd, fd, fd)
 		case 3:
 			s.handshake()
 			s.send((&message{kind: 200}).encode(), fd) // ends the link
-			s.send(connectTo(tcp, 0), fd)
+			s.send(connectTo(0), fd)
 		}
 		closers.Go(func() { unix.Close(fd) }) // if it is the last after all, it waits
 	}
-	servesOthers(t, tcp, l)
+	servesOthers(t, l)
 	closing := time.Now()
 	if err := l.Close(); err != nil {
 		t.Error(err)

@@ -16,10 +16,11 @@ import (
 // gets the end of a doorbell at which it rings. A doorbell's bits are in that segment.
 //
 //	dialer                                acceptor
-//	identify: the listener's user?        (the listener counts links by user)
+//	(connectName: the user?)              (the listener counts links by user)
 //	share: make the segment
-//	msgLink: segment, doorbell       →    check, share: map the segment
+//	msgLink: segment, doorbell       →    identify, check, share: map the segment
 //	                                 ←    msgLinkReply: code, doorbell
+//	identify
 //	start                                 start
 
 // handshakeTimeout bounds the handshake at the accepting end: the wait for the request and
@@ -27,17 +28,13 @@ import (
 const handshakeTimeout = time.Second
 
 // dialLink makes the dialing end of a link over a socket to the accepting process, which
-// must belong to the user owner. It closes the socket if it fails. The caller is a user of
-// the link.
-func dialLink(ctx context.Context, conn *net.UnixConn, owner uint32, cfg Config) (*link, error) {
+// must be the user's. It closes the socket if it fails. The caller is a user of the link.
+func dialLink(ctx context.Context, conn *net.UnixConn, user uint32, cfg Config) (*link, error) {
 	l, err := newLink(0, conn, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if err = l.identify(owner); err == nil {
-		err = l.requestLink(ctx)
-	}
-	if err != nil {
+	if err = l.requestLink(ctx, user); err != nil {
 		l.discard()
 		return nil, unavailable(err)
 	}
@@ -62,18 +59,26 @@ func acceptLink(conn *net.UnixConn, cfg Config, accept acceptFunc) (*link, error
 	return l, nil
 }
 
-// identify checks that the listener's user has answered: another user's process may have
-// taken the name. A user whom this user namespace does not map may be anybody.
-func (l *link) identify(owner uint32) error {
-	if l.peer.uid != owner || !oneUser(l.peer.uid) {
-		return &session.Unavailable{Reason: session.ReasonOwner,
-			Err: fmt.Errorf("shm: user %d answers for a listener of user %d", l.peer.uid, owner)}
+// identify notes whose process the peer is, by its message: what the kernel knows from before,
+// of the time of connect or listen, may be a user whose privileges it has dropped since. Where
+// the name is in a directory, nothing follows from that.
+func (l *link) identify(m *message) error {
+	l.peer.uid = m.user
+	if l.cfg.Dir != "" {
+		return nil
 	}
+	if !oneUser(m.user) {
+		return errUserUnknown
+	}
+	l.mayPunch = m.user == uint32(thisUser())
 	return nil
 }
 
+// errUserUnknown: a user whom this user namespace does not map may be anybody.
+var errUserUnknown = fmt.Errorf("shm: this user namespace does not know the user (%d)", overflowUID)
+
 // requestLink is the dialing end's part of the handshake.
-func (l *link) requestLink(ctx context.Context) error {
+func (l *link) requestLink(ctx context.Context, user uint32) error {
 	deadline, _ := ctx.Deadline()
 	l.control.setDeadline(deadline)
 	defer l.control.setDeadline(time.Time{})
@@ -92,6 +97,11 @@ func (l *link) requestLink(ctx context.Context) error {
 	fds, err := l.control.receive(&reply)
 	if err == nil {
 		err = checkLinkReply(&reply, fds)
+	}
+	if err == nil {
+		if err = l.identify(&reply); err != nil || l.cfg.Dir == "" && l.peer.uid != user {
+			err = errOwner(reply.user, user)
+		}
 	}
 	return l.takeDoorbell(fds, 0, err)
 }
@@ -143,6 +153,9 @@ func (l *link) checkLinkRequest(m *message, fds []int) (code uint8, err error) {
 		return codeVersion, fmt.Errorf("shm: version %d", m.version)
 	case len(fds) != 2:
 		return codeOK, errMessage
+	}
+	if err := l.identify(m); err != nil {
+		return codeUser, err
 	}
 	mem, err := l.openSegment(fds[0], m.number)
 	if errors.Is(err, errSegment) {

@@ -12,9 +12,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-func TestGarbageOnTheRendezvousEndsItsSenderOnly(t *testing.T) {
+func TestGarbageEndsItsSenderOnly(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
@@ -45,6 +45,9 @@ func TestGarbageOnTheRendezvousEndsItsSenderOnly(t *testing.T) {
 		{"the last slot of all", true, (&message{kind: msgConnect, number: 1<<32 - 1}).encode(), nil},
 		{"an acceptor's message", true, (&message{kind: msgConnectReply}).encode(), nil},
 		{"an unknown message", true, (&message{kind: 200}).encode(), nil},
+		{"a connect with a descriptor", true, connectTo(0), pipe[:1]},
+		{"a segment with three descriptors", true, (&message{kind: msgSegment, number: firstSlots}).encode(), []int{pipe[0], pipe[1], pipe[0]}},
+		{"a segment without one", true, (&message{kind: msgSegment, number: firstSlots}).encode(), nil},
 		{"more descriptors than a message has", true, (&message{kind: msgConnect, number: firstSlots}).encode(), []int{pipe[0], pipe[1], pipe[0], pipe[1]}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -54,14 +57,14 @@ func TestGarbageOnTheRendezvousEndsItsSenderOnly(t *testing.T) {
 			}
 			s.send(tc.bytes, tc.fds...)
 			s.awaitHangUp()
-			servesOthers(t, tcp, l)
+			servesOthers(t, l)
 		})
 	}
 }
 
 func TestAnotherVersionIsToldSo(t *testing.T) {
 	leaks(t)
-	_, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	s := dialRaw(t, l)
 	fd := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
 	s.send(linkRequest(version+1, firstSlots), fd, doorbellEnd(t))
@@ -73,20 +76,20 @@ func TestAnotherVersionIsToldSo(t *testing.T) {
 // A dialer that connects and says nothing soon loses its place.
 func TestMuteDialerIsHungUpOn(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	start := time.Now()
 	dialRaw(t, l).awaitHangUp()
 	if d := time.Since(start); d > patience/2 {
 		t.Errorf("it took %v", d)
 	}
-	servesOthers(t, tcp, l)
+	servesOthers(t, l)
 }
 
 // A dialing process that holds a link without connections loses it, and so what it takes.
 func TestIdleLinksAreEnded(t *testing.T) {
 	setIdleTicks(t, 3)
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	var idle []*rawPeer
 	for range 10 {
 		s := dialRaw(t, l)
@@ -95,9 +98,7 @@ func TestIdleLinksAreEnded(t *testing.T) {
 	}
 	busy := dialRaw(t, l)
 	busy.handshake()
-	bound := bind(t, "127.0.0.1")
-	b := busy.connect(l, connectTo(tcp, 0), bound)
-	unix.Close(bound)
+	b := busy.connect(l, 0)
 	for _, s := range idle {
 		s.awaitHangUp()
 	}
@@ -110,12 +111,12 @@ func TestIdleLinksAreEnded(t *testing.T) {
 
 func TestSlowDialersHoldUpNobody(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	for range 50 {
 		dialRaw(t, l)
 	}
 	start := time.Now()
-	servesOthers(t, tcp, l)
+	servesOthers(t, l)
 	if d := time.Since(start); d > handshakeTimeout/2 {
 		t.Errorf("a dialer behind slow ones took %v", d)
 	}
@@ -144,14 +145,9 @@ func silent(c *net.UnixConn) { io.Copy(io.Discard, c) }
 func dialBad(t *testing.T, serve func(*net.UnixConn), want session.Reason) {
 	t.Helper()
 	leaks(t)
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tcp.Close()
-	serveRendezvous(t, tcp, serve)
+	at := serveName(t, serve)
 	start := time.Now()
-	_, err = dial(tcp.Addr(), Config{Timeout: 100 * time.Millisecond})
+	_, err := dial(at, Config{Timeout: 100 * time.Millisecond})
 	wantReason(t, err, want)
 	if d := time.Since(start); d > patience/2 {
 		t.Errorf("took %v", d)

@@ -3,6 +3,8 @@ package shm
 import (
 	"context"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"runtime"
@@ -203,7 +205,7 @@ func leaks(t testing.TB) {
 		if !within(left, used) {
 			t.Errorf("by the books, %+v is in use, was %+v", left, used)
 		}
-		if n := budget.Used(); n != 0 {
+		if n := budget().Used(); n != 0 {
 			t.Errorf("%d bytes of the rings' budget are still taken", n)
 		}
 	})
@@ -252,79 +254,94 @@ func netWarm() {
 	}
 }
 
-// bind makes a bound TCP socket, as package san does for Dial.
-func bind(t testing.TB, ip string) int {
+// place is what Dial takes to find a process.
+type place struct {
+	port   uint16
+	number int
+	user   uint32
+}
+
+func (p place) String() string { return fmt.Sprintf("%d %d %d", p.port, p.number, p.user) }
+
+func parsePlace(s string) (p place, err error) {
+	_, err = fmt.Sscan(s, &p.port, &p.number, &p.user)
+	return p, err
+}
+
+// dial connects to the process at a place.
+func dial(p place, cfg Config) (session.Endpoint, error) {
+	return Dial(context.Background(), p.port, p.number, p.user, cfg)
+}
+
+// freePort is a port that no other test uses at the time.
+func freePort(t testing.TB) uint16 {
 	t.Helper()
-	fd, err := bindTo(ip)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fd
+	defer l.Close()
+	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-func bindTo(ip string) (int, error) {
-	a := net.ParseIP(ip)
-	family, sa := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: [16]byte(a.To16())})
-	if a.To4() != nil {
-		family, sa = unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte(a.To4())}
-	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	if err := unix.Bind(fd, sa); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
+// served is a Listener whose connections wait for accept.
+type served struct {
+	*Listener
+	at    place
+	taken chan session.Endpoint
 }
 
-// dial connects from a fresh socket.
-func dial(addr net.Addr, cfg Config) (session.Endpoint, error) {
-	to := addr.(*net.TCPAddr)
-	if to.IP.IsUnspecified() {
-		to = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: to.Port}
-	}
-	ip := "127.0.0.1"
-	if to.IP.To4() == nil {
-		ip = "::1"
-	}
-	fd, err := bindTo(ip)
-	if err != nil {
-		return nil, err
-	}
-	ep, err := Dial(context.Background(), fd, to, cfg)
-	if err != nil {
-		unix.Close(fd)
-	}
-	return ep, err
-}
-
-// listen makes a TCP listener and ours beside it.
-func listen(t testing.TB, address string, cfg Config) (*net.TCPListener, *Listener) {
+// listen listens at a port of its own, until the end of the test.
+func listen(t testing.TB, cfg Config) *served {
 	t.Helper()
-	tcp, err := net.Listen("tcp", address)
+	return listenAt(t, freePort(t), cfg)
+}
+
+func listenAt(t testing.TB, port uint16, cfg Config) *served {
+	t.Helper()
+	l, err := Listen(port, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := Listen(tcp.(*net.TCPListener), cfg)
-	if err != nil {
-		tcp.Close()
-		t.Fatal(err)
+	s := &served{l, place{port, l.Number(), uint32(os.Geteuid())}, make(chan session.Endpoint, 2*linkSlots)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		l.Serve(func(ep session.Endpoint) { s.taken <- ep })
+	}()
+	for serving := false; !serving; runtime.Gosched() {
+		l.mu.Lock()
+		serving = l.take != nil
+		l.mu.Unlock()
 	}
-	t.Cleanup(func() { l.Close(); tcp.Close() })
-	return tcp.(*net.TCPListener), l
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+		for len(s.taken) > 0 {
+			end(<-s.taken)
+		}
+	})
+	return s
+}
+
+// accept waits for the next connection.
+func (s *served) accept() (session.Endpoint, error) {
+	select {
+	case ep := <-s.taken:
+		return ep, nil
+	case <-time.After(patience):
+		return nil, errors.New("no connection came")
+	}
 }
 
 // meet makes a connection to the listener.
-func meet(t testing.TB, tcp net.Listener, l *Listener) (a, b session.Endpoint) {
+func meet(t testing.TB, l *served) (a, b session.Endpoint) {
 	t.Helper()
-	a, err := dial(tcp.Addr(), Config{})
+	a, err := dial(l.at, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, _, _, err = l.Accept()
-	if err != nil {
+	if b, err = l.accept(); err != nil {
 		t.Fatal(err)
 	}
 	return a, b
@@ -351,13 +368,13 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	accepted := make(chan *endpoint, 1)
 	greeted := make(chan error, 1)
 	go func() {
-		_, err := acceptLink(conns[1], cfg, func(l *link, s *slot, _ *message, fds []int) (uint8, []int) {
-			e := newEndpoint(l, s, -1)
+		_, err := acceptLink(conns[1], cfg, func(l *link, s *slot) uint8 {
+			e := newEndpoint(l, s)
 			code := l.attach(e)
 			if code == codeOK {
 				accepted <- e
 			}
-			return code, fds
+			return code
 		})
 		greeted <- err
 	}()
@@ -378,9 +395,9 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	return e, <-accepted, nil
 }
 
-// connectOver connects over a link that is there, from no address.
+// connectOver connects over a link that is there.
 func connectOver(ctx context.Context, l *link) (*endpoint, error) {
-	d := dialing{link: l, bound: -1}
+	d := dialing{link: l}
 	err := d.connectOverLink(ctx)
 	return d.e, err
 }
@@ -392,6 +409,7 @@ func unixPair() (conns [2]*net.UnixConn, err error) {
 		return conns, err
 	}
 	for i, fd := range fds {
+		err = errors.Join(err, passCredentials(fd))
 		f := os.NewFile(uintptr(fd), "pair")
 		c, e := net.FileConn(f)
 		f.Close()

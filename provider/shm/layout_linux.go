@@ -39,9 +39,8 @@ const (
 )
 
 type sideState struct {
-	v        atomic.Uint32
-	accepted atomic.Uint32 // by the acceptor, 1: it has the connection
-	_        [120]byte
+	v atomic.Uint32
+	_ [124]byte
 }
 
 // load returns the state without held.

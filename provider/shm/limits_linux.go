@@ -109,7 +109,7 @@ func (a account) take(p *quota.Pool, n int64) bool {
 	return p.Take(a.user, n)
 }
 
-func (a account) giveBack(p *quota.Pool, n int64) {
+func (a account) uncharge(p *quota.Pool, n int64) {
 	if a.own {
 		p.ReturnOwn(n)
 	} else {

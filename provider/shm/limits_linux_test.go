@@ -55,14 +55,14 @@ func TestConnectionsAreBoundedByUser(t *testing.T) {
 	limits := startLimits
 	limits.Connections = 2 * share
 	withLimits(t, limits)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	var all [2 * share]session.Endpoint
 	for i := range share {
-		all[2*i], all[2*i+1] = meet(t, tcp, l)
+		all[2*i], all[2*i+1] = meet(t, l)
 	}
-	_, err := dial(tcp.Addr(), Config{})
+	_, err := dial(l.at, Config{})
 	wantReason(t, err, session.ReasonResources)
-	_, err = dial(tcp.Addr(), Config{RingMax: minRingMax}) // over another link
+	_, err = dial(l.at, Config{ringMax: minRingMax}) // over another link
 	wantReason(t, err, session.ReasonResources)
 	if user := uint32(os.Geteuid()); held.connections.Held(user) != share || held.connections.Take(user+1, share/2) != true {
 		t.Errorf("it holds %d, and others get nothing", held.connections.Held(user))
@@ -70,7 +70,7 @@ func TestConnectionsAreBoundedByUser(t *testing.T) {
 	held.connections.Return(uint32(os.Geteuid())+1, share/2)
 	end(all[0])
 	end(all[1])
-	all[0], all[1] = meet(t, tcp, l)
+	all[0], all[1] = meet(t, l)
 	for _, ep := range all {
 		end(ep)
 	}

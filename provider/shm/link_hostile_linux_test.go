@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/netip"
 	"os"
 	"runtime"
 	"testing"
@@ -18,11 +17,9 @@ import (
 // back.
 func FuzzHostileLink(f *testing.F) {
 	netWarm()
-	tcp, l := listen(f, "127.0.0.1:0", Config{})
-	bound := bind(f, "127.0.0.1")
-	f.Cleanup(func() { unix.Close(bound) })
+	l := listen(f, Config{})
 	f.Fuzz(func(t *testing.T, script []byte) {
-		p := &hostilePeer{t: t, script: script, listener: tcp.Addr().(*net.TCPAddr).AddrPort(), bound: bound}
+		p := &hostilePeer{t: t, script: script}
 		before := count(t).fds
 		p.run(l)
 		for end := time.Now().Add(patience); count(t).fds > before; runtime.Gosched() {
@@ -36,10 +33,8 @@ func FuzzHostileLink(f *testing.F) {
 // hostilePeer is the peer that a script describes: which end it plays, in the first byte,
 // and then what it sends. See next.
 type hostilePeer struct {
-	t        *testing.T
-	script   []byte
-	listener netip.AddrPort // that dialers want
-	bound    int            // a socket to connect from
+	t      *testing.T
+	script []byte
 
 	conn *net.UnixConn
 	fds  []int // that it may pass
@@ -49,7 +44,7 @@ type hostilePeer struct {
 // to read.
 const mostPackets = 64
 
-func (p *hostilePeer) run(l *Listener) {
+func (p *hostilePeer) run(l *served) {
 	conns, err := unixPair()
 	if err != nil {
 		p.t.Fatal(err)
@@ -80,25 +75,25 @@ func (p *hostilePeer) descriptors() (close func()) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.fds = []int{segment, door, p.bound, plain}
-	return func() { closeAll([]int{segment, at, door, plain}) }
+	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.fds = []int{segment, door, event, plain}
+	return func() { closeAll([]int{segment, at, door, event, plain}) }
 }
 
 // dials attacks an accepting end.
-func (p *hostilePeer) dials(conn *net.UnixConn, l *Listener) {
+func (p *hostilePeer) dials(conn *net.UnixConn, l *served) {
 	done := make(chan *link, 1)
 	go func() {
-		k, _ := acceptLink(conn, l.cfg, l.accept)
+		k, _ := acceptLink(conn, l.cfg, l.Listener.accept)
 		done <- k
 	}()
 	p.sendAll(mostPackets)
 	k := p.await(done)
-	for len(l.accepted) > 0 {
-		ep, _, _, err := l.Accept()
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		end(ep)
+	for len(l.taken) > 0 {
+		end(<-l.taken)
 	}
 	p.awaitEnd(k)
 }
@@ -181,7 +176,7 @@ func (p *hostilePeer) sendOne() {
 
 // next takes a packet from the script: a byte for its descriptors, two bits each, from
 // plain (3) to the segment (0), and how many; then either a message, as kind, code, number,
-// difference of version and address, or bytes.
+// difference of version and a byte that is ignored, or bytes.
 func (p *hostilePeer) next() (b []byte, fds []int) {
 	how := p.byte()
 	for n := int(p.byte()) % 4; n > 0; n-- {
@@ -195,11 +190,7 @@ func (p *hostilePeer) next() (b []byte, fds []int) {
 		return b, fds
 	}
 	m := &message{kind: kind, code: p.byte(), number: uint32(int8(p.byte())), version: version + uint32(p.byte())}
-	if port := p.byte(); port == 0 {
-		m.addr = p.listener
-	} else {
-		m.addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, port}), uint16(port))
-	}
+	p.byte() // was part of it once
 	return m.encode(), fds
 }
 

@@ -30,19 +30,18 @@ type link struct {
 	door    doorbell
 	attend  attendance // of door
 	slots   slotTable
-	answers answers
 	offers  offers
 	reclaim reclaimer
 
-	// givesBack: memory of rings is given back while the link lives. That takes the lock of
+	// mayPunch: memory of rings is given back while the link lives. That takes the lock of
 	// the segment's file (shmem_fallocate in Linux's mm/shmem.c), which the peer holds in a
 	// write(2) to it for as long as the memory that it writes from does not come, as that of
 	// a FUSE server's file. A thread of this process would be stuck meanwhile, and outlive
 	// even SIGKILL. So it takes a peer of this process's user, who could stop it anyway.
-	givesBack bool
+	mayPunch bool
 
-	// accept takes a connection at the accepting end and returns the code to
-	// reply with, and the descriptors that are still to be closed. It does not block.
+	// accept takes a connection at the accepting end and returns the code to reply with. It
+	// does not block.
 	accept acceptFunc
 
 	listenerClosed atomic.Bool    // at the other end
@@ -58,12 +57,12 @@ type link struct {
 	idle     int    // ticks without a user
 }
 
-type acceptFunc func(l *link, s *slot, m *message, fds []int) (code uint8, rest []int)
+type acceptFunc func(l *link, s *slot) (code uint8)
 
-// making has one goroutine at a time make a link's descriptors: while the kernel enlarges the
+// fdTableMu has one goroutine at a time make a link's descriptors: while the kernel enlarges the
 // process's table of them, which takes milliseconds (expand_fdtable in Linux's fs/file.c), each
 // that wants one would hold a thread.
-var making sync.Mutex
+var fdTableMu sync.Mutex
 
 // thisUser is a variable for tests.
 var thisUser = os.Geteuid
@@ -75,7 +74,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l.slots.init()
 	l.offers.init()
 	l.reclaim.pass = l.reclaimPass
-	making.Lock()
+	fdTableMu.Lock()
 	var err error
 	if l.control, err = newControlSocket(conn); err == nil {
 		l.peer, err = newPeerProcess(l.control.raw)
@@ -83,12 +82,11 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	if l.payer, l.theirs = ownAccount(), accountOf(l.peer.uid); side == 1 {
 		l.payer = l.theirs
 	}
-	l.givesBack = l.peer.uid == uint32(thisUser()) && oneUser(l.peer.uid)
 	l.door.pass, l.door.peer = -1, -1
 	if err == nil {
 		l.door, err = newDoorbell()
 	}
-	making.Unlock()
+	fdTableMu.Unlock()
 	if err != nil {
 		if side == 1 {
 			refuseLink(conn, l.theirs)
@@ -117,7 +115,7 @@ func (l *link) discard() {
 	l.mu.Lock()
 	l.torn = true
 	l.mu.Unlock()
-	l.giveBack()
+	l.teardown()
 }
 
 // serve handles messages from the control socket until it ends.
@@ -127,7 +125,7 @@ func (l *link) serve() {
 		fds, err := l.control.receive(&m)
 		switch {
 		case err == nil || errors.Is(err, errCut):
-			if fds, err = l.handle(&m, fds, err); isGone(err) {
+			if err = l.handle(&m, fds, err); isGone(err) {
 				err = errPeerGone // before it got our reply
 			} else if err != nil {
 				err = fmt.Errorf("shm: the peer broke the link: %v: %w", err, syscall.ECONNRESET)
@@ -142,50 +140,42 @@ func (l *link) serve() {
 			l.die(err)
 			return
 		}
-		l.theirs.awaitClosing(l.gone)
 	}
 }
 
-// handle handles one message. cut is nil or errCut. It returns the descriptors that are still
-// to be closed. An error means that the peer broke the protocol or is gone.
-func (l *link) handle(m *message, fds []int, cut error) (rest []int, err error) {
+// handle handles one message. cut is nil or errCut. An error means that the peer broke the
+// protocol or is gone. Of what follows the handshake, a segment alone has a descriptor.
+func (l *link) handle(m *message, fds []int, cut error) error {
+	if m.kind == msgSegment && l.side == 1 {
+		return l.takeSegment(m, fds, cut)
+	}
+	if cut != nil || len(fds) > 0 {
+		return fmt.Errorf("message %d with descriptors", m.kind)
+	}
 	switch {
-	case m.kind == msgSegment && l.side == 1:
-		return fds, l.takeSegment(m, fds, cut)
 	case m.kind == msgConnect && l.side == 1:
-		return l.takeConnect(m, fds, cut)
+		return l.takeConnect(m)
 	case m.kind == msgConnectReply && l.side == 0:
 		if !l.slots.replied(m.number, m.code) {
-			return fds, errors.New("a reply without a connect")
+			return errors.New("a reply without a connect")
 		}
 	case m.kind == msgSegmentReply && l.side == 0:
 		if !l.segmentReplied(nil, m.code) {
-			return fds, errors.New("a reply without a segment")
+			return errors.New("a reply without a segment")
 		}
 	default:
-		return fds, fmt.Errorf("message %d", m.kind)
+		return fmt.Errorf("message %d", m.kind)
 	}
-	return fds, nil
+	return nil
 }
 
-// takeConnect accepts or refuses a connection. The dialer gets a reply unless it is accepted
-// and shows so in its slot, where the dialer looks for it.
-func (l *link) takeConnect(m *message, fds []int, cut error) (rest []int, err error) {
+// takeConnect accepts or refuses a connection.
+func (l *link) takeConnect(m *message) error {
 	s := l.slots.at(m.number)
 	if s == nil || s.ep.Load() != nil {
-		return fds, fmt.Errorf("a connect to slot %d", m.number)
+		return fmt.Errorf("a connect to slot %d", m.number)
 	}
-	code := uint8(codeResources)
-	if cut == nil {
-		code, fds = l.accept(l, s, m, fds)
-	}
-	if code == codeOK && m.code == connectQuietly {
-		if s.control.ring[1].WakeReader() { // nothing was sent yet, or the dialer has seen that
-			l.door.ring(s.number, session.RecvReady)
-		}
-		return fds, nil
-	}
-	return fds, l.reply(&message{kind: msgConnectReply, number: m.number, code: code})
+	return l.reply(&message{kind: msgConnectReply, number: m.number, code: l.accept(l, s)})
 }
 
 // reply posts a reply, and waits as long as the link lives: a peer that does not read may
@@ -215,13 +205,10 @@ func (l *link) attach(e *endpoint) (code uint8) {
 		if !l.payer.take(l.payer.connections, 1) {
 			return codeResources
 		}
-		e.slot.charged = !l.givesBack // its memory stays, and so it counts until the link's end
+		e.slot.charged = !l.mayPunch // its memory stays, and so it counts until the link's end
 	}
 	l.users++
 	e.slot.ep.Store(e)
-	if l.side == 1 {
-		e.local.accepted.Store(1)
-	}
 	if e.out.Pages() > ring.Start {
 		l.reclaim.wake()
 	}
@@ -235,8 +222,8 @@ func (l *link) detach(s *slot) {
 	}
 	if l.side == 0 {
 		l.slots.retire(s)
-	} else if l.givesBack {
-		l.payer.giveBack(l.payer.connections, 1)
+	} else if l.mayPunch {
+		l.payer.uncharge(l.payer.connections, 1)
 	}
 	l.mu.Lock()
 	others := l.users > 1
@@ -339,7 +326,7 @@ func (l *link) whenClosed(f func()) {
 // reclaimPass gives back memory of rings, in use or not, and ends a link that is idle. That
 // takes nothing from the peer: what it has yet to read is in its own mapping.
 func (l *link) reclaimPass() (again bool) {
-	if l.givesBack {
+	if l.mayPunch {
 		again = l.slots.reclaim(l.side, l.ended())
 		for _, s := range l.slots.list() {
 			if e := s.ep.Load(); e != nil && e.shrink() {
@@ -375,11 +362,11 @@ func (l *link) dismantle() {
 	l.peer.close()
 	l.reclaim.stop()
 	l.work.Wait()
-	l.giveBack()
+	l.teardown()
 }
 
-// giveBack closes and unmaps everything.
-func (l *link) giveBack() {
+// teardown closes and unmaps everything.
+func (l *link) teardown() {
 	l.theirs.closeLater(l.control.close)
 	l.door.close(l.theirs)
 	l.peer.close()
@@ -390,7 +377,7 @@ func (l *link) giveBack() {
 	l.mu.Lock()
 	for _, s := range l.slots.list() {
 		if s.charged {
-			l.payer.giveBack(l.payer.connections, 1)
+			l.payer.uncharge(l.payer.connections, 1)
 		}
 	}
 	l.released = true

@@ -2,21 +2,27 @@ package shm
 
 import (
 	"context"
+	"net"
 	"sync"
 )
 
 // dialed are the links of which this process is the dialing end.
 var dialed linkCache
 
-// linkCache holds one link per listener and configuration of endpoints.
+// linkCache holds one link for each process that was dialed by a name.
 type linkCache struct {
 	mu    sync.Mutex // guards links
 	links map[linkKey]*linkEntry
 }
 
 type linkKey struct {
-	owner
-	ringMax int
+	port   uint16
+	number int
+	dir    string // where the name is; "": in the network namespace
+
+	// Of a name in the network namespace:
+	namespace uint64
+	user      uint32 // whose process it is
 }
 
 // linkEntry is a link, or the making of it.
@@ -24,7 +30,6 @@ type linkEntry struct {
 	ready chan struct{} // closed when what follows is set
 	link  *link
 	err   error
-	diag  *sharedDiag // kept until the entry is forgotten
 }
 
 // ended reports whether a new link is needed: this one failed, or takes no more
@@ -38,22 +43,23 @@ func (e *linkEntry) ended() bool {
 	}
 }
 
-// get returns the link to a listener, and makes it if need be. Making it is bounded by the
-// cfg.Timeout of the first dial that asks, and does not depend on any dial's ctx. The link
-// keeps what the dial has found the listener by.
-func (c *linkCache) get(ctx context.Context, o owner, cfg Config, diag *sharedDiag) (*link, error) {
-	key := linkKey{owner: o, ringMax: cfg.RingMax}
+// get returns the link to the process that has a name, and makes it if need be. Making it is
+// bounded by the cfg.Timeout of the first dial that asks, and does not depend on any dial's ctx.
+func (c *linkCache) get(ctx context.Context, key linkKey, cfg Config) (*link, error) {
 	c.mu.Lock()
 	entry := c.links[key]
-	if entry == nil || entry.ended() {
-		entry = &linkEntry{ready: make(chan struct{}), diag: diags.keep(diag)}
+	first := entry == nil || entry.ended()
+	if first {
+		entry = &linkEntry{ready: make(chan struct{})}
 		if c.links == nil {
 			c.links = make(map[linkKey]*linkEntry)
 		}
 		c.links[key] = entry
-		go c.make(key, entry, cfg)
 	}
 	c.mu.Unlock()
+	if first {
+		c.begin(key, entry, cfg)
+	}
 	select {
 	case <-entry.ready:
 		return entry.link, entry.err
@@ -62,40 +68,40 @@ func (c *linkCache) get(ctx context.Context, o owner, cfg Config, diag *sharedDi
 	}
 }
 
-// make makes a link. Its entry is removed when that fails or when the link ends.
-func (c *linkCache) make(key linkKey, entry *linkEntry, cfg Config) {
-	entry.link, entry.err = connectLink(key.owner, cfg)
-	if entry.err == nil {
-		entry.link.whenClosed(func() { c.forget(key, entry) })
-	} else {
-		c.forget(key, entry)
+// begin connects here, in the caller's network namespace, and goes on in the background.
+func (c *linkCache) begin(key linkKey, entry *linkEntry, cfg Config) {
+	conn, err := key.connect()
+	if err == nil {
+		go c.make(key, entry, conn, cfg)
+		return
 	}
+	entry.err = unavailable(err)
+	c.forget(key, entry)
 	close(entry.ready)
-	if entry.err == nil {
-		entry.link.release()
+}
+
+// make makes a link. Its entry is removed when that fails or when the link ends.
+func (c *linkCache) make(key linkKey, entry *linkEntry, conn *net.UnixConn, cfg Config) {
+	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
+	defer cancel()
+	l, err := dialLink(ctx, conn, key.user, cfg)
+	if err != nil {
+		entry.err = linkError(err)
+		c.forget(key, entry)
+		close(entry.ready)
+		return
 	}
+	entry.link = l
+	l.whenClosed(func() { c.forget(key, entry) })
+	close(entry.ready)
+	l.release()
 }
 
 // forget is called once for each entry.
 func (c *linkCache) forget(key linkKey, entry *linkEntry) {
-	defer diags.drop(entry.diag)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.links[key] == entry {
 		delete(c.links, key)
 	}
-}
-
-func connectLink(o owner, cfg Config) (*link, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
-	defer cancel()
-	c, err := reach(o.inode)
-	if err != nil {
-		return nil, unavailable(err)
-	}
-	l, err := dialLink(ctx, c, o.uid, cfg)
-	if err != nil {
-		return nil, linkError(err)
-	}
-	return l, nil
 }

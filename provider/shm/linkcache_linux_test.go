@@ -21,14 +21,9 @@ import (
 // a few.
 func TestDialTriesAnotherLink(t *testing.T) {
 	leaks(t)
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tcp.Close()
 	var came atomic.Int32
-	serveRendezvous(t, tcp, func(*net.UnixConn) { came.Add(1) }) // and hangs up
-	_, err = dial(tcp.Addr(), Config{})
+	at := serveName(t, func(*net.UnixConn) { came.Add(1) }) // and hangs up
+	_, err := dial(at, Config{})
 	var u *session.Unavailable
 	if !errors.As(err, &u) || u.Reason != session.ReasonNoListener {
 		t.Errorf("got %v, want %v", err, session.ReasonNoListener)
@@ -41,25 +36,20 @@ func TestDialTriesAnotherLink(t *testing.T) {
 // A dial goes on when one with a shorter timeout had asked for the link first and failed.
 func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
 	leaks(t)
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tcp.Close()
 	asked := make(chan struct{}, 16)
-	serveRendezvous(t, tcp, func(c *net.UnixConn) {
+	at := serveName(t, func(c *net.UnixConn) {
 		asked <- struct{}{}
 		io.Copy(io.Discard, c)
 	})
 	const little, much = 50 * time.Millisecond, 500 * time.Millisecond
 	impatient := make(chan error, 1)
 	go func() {
-		_, err := dial(tcp.Addr(), Config{Timeout: little})
+		_, err := dial(at, Config{Timeout: little})
 		impatient <- err
 	}()
 	<-asked
 	began := time.Now()
-	_, err = dial(tcp.Addr(), Config{Timeout: much})
+	_, err := dial(at, Config{Timeout: much})
 	if took := time.Since(began); took < much*9/10 {
 		t.Errorf("%v after %v, with %v of time", err, took, much)
 	}
@@ -82,7 +72,7 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 		t.Fatalf("not stopped: %v, %v", status, err)
 	}
 	for range 3 {
-		ep, err := dial(c.addr, Config{Timeout: 50 * time.Millisecond})
+		ep, err := dial(c.at, Config{Timeout: 50 * time.Millisecond})
 		if err == nil {
 			end(ep)
 		}
@@ -93,9 +83,7 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	fd := bind(t, "127.0.0.1")
-	defer unix.Close(fd)
-	if _, err := Dial(ctx, fd, c.addr.(*net.TCPAddr), Config{}); err == nil {
+	if _, err := Dial(ctx, c.at.port, c.at.number, c.at.user, Config{}); err == nil {
 		t.Error("dialed although cancelled")
 	}
 	end(first)
@@ -105,18 +93,18 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 // is done with it as well.
 func TestSlotOfADialThatGaveUp(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
-	a, b := meet(t, tcp, l)
+	l := listen(t, Config{})
+	a, b := meet(t, l)
 	defer end(a)
 	defer end(b)
 	l.mu.Lock() // nobody is accepted now
-	_, err := dial(tcp.Addr(), Config{Timeout: 50 * time.Millisecond})
+	_, err := dial(l.at, Config{Timeout: 50 * time.Millisecond})
 	l.mu.Unlock()
 	var u *session.Unavailable
 	if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
 		t.Fatalf("the dial: %v, want %v", err, session.ReasonTimeout)
 	}
-	late, _, _, err := l.Accept()
+	late, err := l.accept()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"syscall"
 	"testing"
 
 	"github.com/sanconn/san/session"
@@ -27,7 +26,7 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 			limits := startLimits
 			limits.Descriptors = links * linkDescriptors
 			withLimits(t, limits)
-			tcp, l := listen(t, "127.0.0.1:0", Config{})
+			l := listen(t, Config{})
 			held.descriptors.Charge(full.user, full.links*linkDescriptors)
 			s := dialRaw(t, l)
 			s.send(linkRequest(version, firstSlots), right, doorbellEnd(t))
@@ -48,78 +47,47 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 				defer s.conn.Close()
 			}
 			held.descriptors.Return(full.user, full.links*linkDescriptors)
-			servesOthers(t, tcp, l)
+			servesOthers(t, l)
 		})
-	}
-}
-
-func TestRendezvousThatIsTaken(t *testing.T) {
-	leaks(t)
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tcp.Close()
-	serveRendezvous(t, tcp, func(*net.UnixConn) {})
-	_, err = Listen(tcp.(*net.TCPListener), Config{})
-	var u *session.Unavailable
-	if !errors.As(err, &u) || u.Reason != session.ReasonOwner {
-		t.Errorf("got %v", err)
 	}
 }
 
 func TestClosingTheListenerLeavesConnectionsAlone(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
-	a, b := meet(t, tcp, l)
-	waiting, err := dial(tcp.Addr(), Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, Config{})
+	a, b := meet(t, l)
 	l.Close()
-	p, q, w := newPeer(a), newPeer(b), newPeer(waiting)
+	p, q := newPeer(a), newPeer(b)
 	defer end(p)
 	defer end(q)
-	defer end(w)
 	var ev session.Event
 	if !p.send([]byte("hello")) || !q.poll(&ev) || string(ev.Msg) != "hello" {
 		t.Errorf("the connection ended with the listener: %v", q.Err())
 	}
 	q.Drop()
-	if w.poll(&ev) || !errors.Is(w.Err(), syscall.EPIPE) { // in order: a reset is a refusal
-		t.Errorf("a connection that nobody accepted finds %v", w.Err())
-	}
-	_, err = dial(tcp.Addr(), Config{})
-	var u *session.Unavailable
-	if !errors.As(err, &u) || u.Reason != session.ReasonNoListener {
-		t.Errorf("a dial after Close: %v", err)
-	}
-	if _, _, _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Accept after Close: %v", err)
-	}
-	tcp.Close()
-	if _, err = dial(tcp.Addr(), Config{}); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("a dial after the TCP listener's Close: %v", err)
+	_, err := dial(l.at, Config{})
+	wantReason(t, err, session.ReasonNoListener)
+	if err := l.Close(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a second Close: %v", err)
 	}
 }
 
-// A listener that takes over another's socket gets the dials of a process that still has
-// connections to the previous one.
-func TestListenerTakesOverWhileConnectionsLive(t *testing.T) {
+// A name is the next listener's once its process has closed its own, also for a process that
+// still has connections to the previous one.
+func TestNameIsTakenAgainWhileConnectionsLive(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
-	x, y := meet(t, tcp, l)
+	l := listen(t, Config{})
+	x, y := meet(t, l)
 	a, b := newPeer(x), newPeer(y)
 	defer end(b)
 	defer end(a)
 	l.Close()
-	next, err := Listen(tcp, Config{})
-	if err != nil {
-		t.Fatal(err)
+	next := listenAt(t, l.at.port, Config{})
+	if next.Number() != 0 {
+		t.Fatalf("number %d", next.Number())
 	}
-	defer next.Close()
 	for range 2 {
-		x, y := meet(t, tcp, next)
+		x, y := meet(t, next)
 		end(y)
 		end(x)
 	}
@@ -128,4 +96,38 @@ func TestListenerTakesOverWhileConnectionsLive(t *testing.T) {
 		t.Errorf("the connection of before: %v", b.Err())
 	}
 	b.Drop()
+}
+
+// The name of a process that has ended is free, and dialers that knew it find its successor.
+func TestNameOfAProcessThatHasEnded(t *testing.T) {
+	leaks(t)
+	c := spawn(t, "echo", nil)
+	p := dialChild(t, c, Config{})
+	c.kill()
+	next := listenAt(t, c.at.port, Config{})
+	if next.Number() != c.at.number {
+		t.Errorf("number %d, and it was %d", next.Number(), c.at.number)
+	}
+	a, b := meet(t, next) // whether the old link's end has been noticed or not
+	end(a)
+	end(b)
+	var ev session.Event
+	if p.poll(&ev) {
+		t.Error("an event of the process that has ended")
+	}
+}
+
+// Every process of a port has its own number, as long as there are any.
+func TestNumbersAreBounded(t *testing.T) {
+	leaks(t)
+	port := freePort(t)
+	for number := range Numbers {
+		l, err := Listen(port, Config{})
+		if err != nil || l.Number() != number {
+			t.Fatalf("the listener before which there were %d: %v", number, err)
+		}
+		defer l.Close()
+	}
+	_, err := Listen(port, Config{})
+	wantReason(t, err, session.ReasonResources)
 }

@@ -7,8 +7,6 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
@@ -70,11 +68,11 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 		for way, want := range map[string]error{"Close": syscall.EPIPE, "Abort": syscall.ECONNRESET} {
 			t.Run(name+" "+way, func(t *testing.T) {
 				leaks(t)
-				tcp, l := listen(t, "127.0.0.1:0", Config{})
-				first, firstHere := meet(t, tcp, l) // keeps the link
+				l := listen(t, Config{})
+				first, firstHere := meet(t, l) // keeps the link
 				defer end(first)
 				defer end(firstHere)
-				x, y := meet(t, tcp, l)
+				x, y := meet(t, l)
 				near, place := x.(*endpoint).link, x.(*endpoint).slot
 				if !dialer {
 					x, y = y, x
@@ -98,7 +96,7 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 					y.(*endpoint).link.reclaimPass()
 				}
 				for range 2 * firstSlots {
-					c, d := meet(t, tcp, l)
+					c, d := meet(t, l)
 					if c.(*endpoint).slot == place {
 						t.Error("the slot has another connection")
 					}
@@ -117,14 +115,14 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 
 // Neither the end of the link nor that of the listener unmaps memory that is lent.
 func TestLentMemoryOutlivesTheLink(t *testing.T) {
-	for name, dies := range map[string]func(p *peer, l *Listener){
-		"the link dies":       func(p *peer, _ *Listener) { p.Endpoint.(*endpoint).link.die(errPeerGone) },
-		"the listener closes": func(_ *peer, l *Listener) { l.Close() },
+	for name, dies := range map[string]func(p *peer, l *served){
+		"the link dies":       func(p *peer, _ *served) { p.Endpoint.(*endpoint).link.die(errPeerGone) },
+		"the listener closes": func(_ *peer, l *served) { l.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			leaks(t)
-			tcp, l := listen(t, "127.0.0.1:0", Config{})
-			x, y := meet(t, tcp, l)
+			l := listen(t, Config{})
+			x, y := meet(t, l)
 			a, b := newPeer(x), newPeer(y)
 			defer withoutJanitor(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
 			keep(t, a, b)
@@ -175,18 +173,16 @@ func TestLentMemoryOutlivesThePeer(t *testing.T) {
 // whatever it writes there.
 func TestSlotThatIsLentIsNotConnectedAgain(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
-	bound := bind(t, "127.0.0.1")
-	defer unix.Close(bound)
+	l := listen(t, Config{})
 	s := dialRaw(t, l)
 	s.handshake()
-	p := newPeer(s.connect(l, connectTo(tcp, 3), bound))
+	p := newPeer(s.connect(l, 3))
 	room := p.reserve(100, 100)
 	p.Close()
 	p.Endpoint.(*endpoint).local.v.Store(stateClosed) // not held, says the peer
-	s.send(connectTo(tcp, 3), bound)
+	s.send(connectTo(3))
 	s.awaitHangUp()
 	copy(room, "still mapped")
 	p.Retire()
-	servesOthers(t, tcp, l)
+	servesOthers(t, l)
 }

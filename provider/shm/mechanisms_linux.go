@@ -11,7 +11,6 @@ import (
 // explain why there are no connections.
 func Mechanisms() []Mechanism {
 	return []Mechanism{
-		{"sock_diag", true, "finds the listener that TCP would reach", diagWorks()},
 		{"memfd", true, "is the memory that two processes share", trySegment()},
 		{"pidfd", false, "tells that the peer has died; without it, its socket's end does", tryPidfd()},
 	}

@@ -21,8 +21,8 @@ func TestMessagesArriveWholeOnceAndInOrder(t *testing.T) {
 		{"largest", func(*rand.Rand) int { return ring.MaxMessage }, 2000, 0, Config{}},
 		{"mixed", func(r *rand.Rand) int { return 1 + r.Intn(1<<r.Intn(17)) }, 20000, 0, Config{}},
 		{"mixed, kept", func(r *rand.Rand) int { return 1 + r.Intn(1<<r.Intn(16)) }, 20000, 5, Config{}},
-		{"smallest ring", func(r *rand.Rand) int { return 1 + r.Intn(ring.MaxMessage) }, 5000, 0, Config{RingMax: minRingMax}},
-		{"largest ring", func(r *rand.Rand) int { return 1 + r.Intn(ring.MaxMessage) }, 5000, 1, Config{RingMax: maxRingMax}},
+		{"smallest ring", func(r *rand.Rand) int { return 1 + r.Intn(ring.MaxMessage) }, 5000, 0, Config{ringMax: minRingMax}},
+		{"largest ring", func(r *rand.Rand) int { return 1 + r.Intn(ring.MaxMessage) }, 5000, 1, Config{ringMax: maxRingMax}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			a, b := pair(t, tc.config)

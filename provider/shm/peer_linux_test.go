@@ -1,15 +1,17 @@
 package shm
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -63,22 +65,25 @@ const someone = 1234 // a user
 
 // Who may dial us.
 func TestPeersOfOtherUsersAndNamespacesDial(t *testing.T) {
-	place := runnable(t)
+	run := runnable(t)
 	for _, tc := range []struct {
 		name     string
 		dialer   func(*exec.Cmd)
+		ours     uint32 // this user as the child sees it
 		wantDial string // what the dialing child says
 	}{
-		{"same user", asThis, "dialed"},
-		{"another user", asUser(someone), "dialed"},
-		{"user namespace of ours", inNamespaces(syscall.CLONE_NEWUSER, 0), "dialed"},
-		{"user namespace of another", inNamespaces(syscall.CLONE_NEWUSER, someone), "unavailable owner mismatch"},
-		{"invisible process", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, 0), "dialed"},
+		{"same user", asThis, 0, "dialed"},
+		{"another user", asUser(someone), 0, "dialed"},
+		{"user namespace of ours", inNamespaces(syscall.CLONE_NEWUSER, 0), 0, "dialed"},
+		{"user namespace of another", inNamespaces(syscall.CLONE_NEWUSER, someone), overflowUID, "unavailable owner mismatch"},
+		{"invisible process", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, 0), 0, "dialed"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			leaks(t)
-			tcp, l := listen(t, "127.0.0.1:0", Config{})
-			c := spawn(t, "dial", func(c *exec.Cmd) { place(c); tc.dialer(c) }, "ADDRESS="+tcp.Addr().String())
+			l := listen(t, Config{})
+			at := l.at
+			at.user = tc.ours
+			c := spawn(t, "dial", func(c *exec.Cmd) { run(c); tc.dialer(c) }, "PLACE="+at.String())
 			if tc.wantDial == "dialed" {
 				echoUntilItEnds(t, l, c)
 			} else if got := "unavailable " + c.line(t, "unavailable"); got != tc.wantDial {
@@ -89,9 +94,9 @@ func TestPeersOfOtherUsersAndNamespacesDial(t *testing.T) {
 }
 
 // echoUntilItEnds serves a child that dials, which is then killed.
-func echoUntilItEnds(t *testing.T, l *Listener, c *child) {
+func echoUntilItEnds(t *testing.T, l *served, c *child) {
 	t.Helper()
-	ep, _, _, err := l.Accept()
+	ep, err := l.accept()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +119,7 @@ func echoUntilItEnds(t *testing.T, l *Listener, c *child) {
 
 // Whom we may dial.
 func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
-	place := runnable(t)
+	run := runnable(t)
 	nobody := session.ReasonNone // one user, where all are known
 	if !knowsAllUsers() {
 		nobody = session.ReasonOwner
@@ -122,22 +127,21 @@ func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		listener func(*exec.Cmd)
+		theirs   uint32
 		reason   session.Reason
 	}{
-		{"same user", asThis, session.ReasonNone},
-		{"another user", asUser(someone), session.ReasonNone},
-		{"user namespace", inNamespaces(syscall.CLONE_NEWUSER, someone), session.ReasonNone},
-		{"invisible to the other", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, someone), session.ReasonNone},
-		{"nobody", asUser(overflowUID), nobody},
+		{"same user", asThis, 0, session.ReasonNone},
+		{"another user", asUser(someone), someone, session.ReasonNone},
+		{"user namespace that does not know us", inNamespaces(syscall.CLONE_NEWUSER, someone), someone, session.ReasonOwner},
+		{"invisible to the other", inNamespaces(syscall.CLONE_NEWUSER|syscall.CLONE_NEWPID, 0), 0, session.ReasonNone},
+		{"nobody", asUser(overflowUID), overflowUID, nobody},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			leaks(t)
-			c := spawn(t, "echo", func(c *exec.Cmd) { place(c); tc.listener(c) })
-			addr, err := net.ResolveTCPAddr("tcp", c.line(t, "listening"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			ep, err := dial(addr, Config{})
+			c := spawn(t, "echo", func(c *exec.Cmd) { run(c); tc.listener(c) })
+			at := placeOf(t, c)
+			at.user = tc.theirs
+			ep, err := dial(at, Config{})
 			if tc.reason != session.ReasonNone {
 				wantReason(t, err, tc.reason)
 				return
@@ -156,16 +160,109 @@ func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
 	}
 }
 
+// A process of another user that has taken a name gets no packet, and the dial costs no time.
 func TestASquatterIsNotTrusted(t *testing.T) {
-	place := runnable(t)
+	run := runnable(t)
 	leaks(t)
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	at := place{freePort(t), 0, uint32(os.Geteuid())}
+	c := spawn(t, "squat", func(c *exec.Cmd) { run(c); asUser(someone)(c) }, "NAME="+nameOf(at.port, at.number))
+	c.line(t, "squatting")
+	_, err := dial(at, Config{Timeout: patience})
+	wantReason(t, err, session.ReasonOwner)
+	if l := listenAt(t, at.port, Config{}); l.Number() != 1 {
+		t.Errorf("number %d beside the squatter", l.Number())
+	}
+	if got := c.line(t, "came"); got != "0 bytes" {
+		t.Errorf("the squatter got %s", got)
+	}
+}
+
+func init() {
+	// Listens as root, and goes on as USER.
+	roles["drop"] = func() error {
+		return serveRoleAs(echo, dropPrivileges)
+	}
+	// Connects as root, and goes on as USER.
+	roles["dial-drop"] = func() error {
+		at, err := parsePlace(os.Getenv("PLACE"))
+		if err != nil {
+			return err
+		}
+		conn, err := connectName(at.port, at.number, at.user)
+		if err != nil {
+			return err
+		}
+		if err := dropPrivileges(); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		l, err := dialLink(ctx, conn, at.user, Config{}.withDefaults())
+		if err != nil {
+			return err
+		}
+		defer l.release()
+		e, err := connectOver(ctx, l)
+		if err != nil {
+			return err
+		}
+		fmt.Println("dialed")
+		untilStdinEnds()
+		end(e)
+		return nil
+	}
+}
+
+// dropPrivileges has the process go on as someone.
+func dropPrivileges() error { return errors.Join(syscall.Setgid(someone), syscall.Setuid(someone)) }
+
+// A process that has listened as root, and has dropped its privileges, is believed to be the
+// user's that it is now, and not root's.
+func TestListenerThatHasDroppedItsPrivileges(t *testing.T) {
+	testenv.NeedRoot(t)
+	leaks(t)
+	c := spawn(t, "drop", nil)
+	at := placeOf(t, c)
+	if at.user != someone {
+		t.Fatalf("it is user %d", at.user)
+	}
+	asRoot := at
+	asRoot.user = 0
+	_, err := dial(asRoot, Config{})
+	wantReason(t, err, session.ReasonOwner)
+	asAnother := at
+	asAnother.user++
+	_, err = dial(asAnother, Config{})
+	wantReason(t, err, session.ReasonOwner)
+	ep, err := dial(at, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tcp.Close()
-	c := spawn(t, "squat", func(c *exec.Cmd) { place(c); asUser(someone)(c) }, "NAME="+rendezvousOf(t, tcp).Name)
-	c.line(t, "squatting")
-	_, err = dial(tcp.Addr(), Config{})
-	wantReason(t, err, session.ReasonOwner)
+	p := newPeer(ep)
+	defer end(p)
+	if got := PeerUser(ep); got != someone {
+		t.Errorf("user %d", got)
+	}
+	var ev session.Event
+	if !p.send([]byte("hello")) || !p.poll(&ev) || string(ev.Msg) != "hello" {
+		t.Fatalf("no echo: %v", p.Err())
+	}
+	p.Drop()
+}
+
+// So is a dialer.
+func TestDialerThatHasDroppedItsPrivileges(t *testing.T) {
+	testenv.NeedRoot(t)
+	leaks(t)
+	l := listen(t, Config{})
+	c := spawn(t, "dial-drop", nil, "PLACE="+l.at.String())
+	c.line(t, "dialed")
+	b, err := l.accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end(b)
+	if got := PeerUser(b); got != someone {
+		t.Errorf("user %d", got)
+	}
 }

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 
 // child is another process.
 type child struct {
-	addr  net.Addr // of an echo child, once it said so
+	at    place // of an echo child, once it said so
 	cmd   *exec.Cmd
 	lines *bufio.Reader
 	stdin io.Closer
@@ -125,31 +125,46 @@ func echoRole() error { return serveRole(echo) }
 
 // serveRole listens, says where, and serves each connection.
 func serveRole(serve func(*peer)) error {
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	return serveRoleAs(serve, func() error { return nil })
+}
+
+// serveRoleAs is serveRole of a process that becomes another user's once it listens.
+func serveRoleAs(serve func(*peer), become func() error) error {
+	port, err := rolePort()
 	if err != nil {
 		return err
 	}
-	defer tcp.Close()
-	l, err := Listen(tcp.(*net.TCPListener), Config{})
+	l, err := Listen(port, Config{Dir: os.Getenv("DIR")})
 	if err != nil {
 		return err
 	}
-	fmt.Println("listening", tcp.Addr())
-	go func() {
-		for {
-			ep, _, _, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				p := newPeer(ep)
-				defer end(p)
-				serve(p)
-			}()
-		}
-	}()
+	if err := become(); err != nil {
+		return err
+	}
+	fmt.Println("listening", place{port, l.Number(), uint32(os.Geteuid())})
+	go l.Serve(func(ep session.Endpoint) {
+		go func() {
+			p := newPeer(ep)
+			defer end(p)
+			serve(p)
+		}()
+	})
 	untilStdinEnds()
 	return nil
+}
+
+// rolePort is PORT, or one that is free.
+func rolePort() (port uint16, err error) {
+	if at := os.Getenv("PORT"); at != "" {
+		_, err = fmt.Sscan(at, &port)
+		return port, err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return uint16(l.Addr().(*net.TCPAddr).Port), nil
 }
 
 // echo drops each message before it answers, so that it has read all if it is killed then.
@@ -165,13 +180,13 @@ func echo(p *peer) {
 	}
 }
 
-// dialRole dials ADDRESS and says how that went, then whether an echo came back.
+// dialRole dials PLACE and says how that went, then whether an echo came back.
 func dialRole() error {
-	addr, err := net.ResolveTCPAddr("tcp", os.Getenv("ADDRESS"))
+	at, err := parsePlace(os.Getenv("PLACE"))
 	if err != nil {
 		return err
 	}
-	ep, err := dial(addr, Config{})
+	ep, err := dial(at, Config{})
 	var u *session.Unavailable
 	switch {
 	case errors.As(err, &u):
@@ -193,15 +208,21 @@ func dialRole() error {
 	return nil
 }
 
-// dialChild connects to an echo child.
-func dialChild(t testing.TB, c *child, cfg Config) *peer {
+// placeOf is where a child listens.
+func placeOf(t testing.TB, c *child) place {
 	t.Helper()
-	addr, err := net.ResolveTCPAddr("tcp", c.line(t, "listening"))
+	at, err := parsePlace(c.line(t, "listening"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.addr = addr
-	ep, err := dial(addr, cfg)
+	return at
+}
+
+// dialChild connects to an echo child.
+func dialChild(t testing.TB, c *child, cfg Config) *peer {
+	t.Helper()
+	c.at = placeOf(t, c)
+	ep, err := dial(c.at, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

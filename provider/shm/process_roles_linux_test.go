@@ -3,6 +3,7 @@ package shm
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"math/rand"
 	"net"
 	"os"
@@ -23,7 +24,7 @@ func init() {
 	roles["hold"] = func() error { return serveRole(hold) }
 }
 
-// squat takes a rendezvous.
+// squat takes a name, and says what the first who comes sends.
 func squat() error {
 	u, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: os.Getenv("NAME")})
 	if err != nil {
@@ -31,6 +32,12 @@ func squat() error {
 	}
 	defer u.Close()
 	fmt.Println("squatting")
+	c, err := u.AcceptUnix()
+	if err != nil {
+		return err
+	}
+	n, _ := io.Copy(io.Discard, c)
+	fmt.Println("came", n, "bytes")
 	untilStdinEnds()
 	return nil
 }

@@ -15,16 +15,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A rawPeer is a peer that the test plays by hand, at a listener's rendezvous.
+// A rawPeer is a peer that the test plays by hand, at a listener's name.
 type rawPeer struct {
 	t    *testing.T
 	conn *net.UnixConn
 }
 
-func dialRaw(t *testing.T, l *Listener) *rawPeer {
+func dialRaw(t *testing.T, l *served) *rawPeer {
 	t.Helper()
-	name := rendezvous(l.inode, first)
-	c, err := net.DialUnix(name.Net, nil, name)
+	c, err := connectName(l.at.port, l.at.number, l.at.user)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,40 +95,37 @@ func doorbellEnd(t *testing.T) int {
 	return fds[0]
 }
 
-// stillServes checks that a well-behaved dialer is served at once.
-func servesOthers(t *testing.T, tcp net.Listener, l *Listener) {
+// servesOthers checks that a well-behaved dialer is served at once.
+func servesOthers(t *testing.T, l *served) {
 	t.Helper()
-	a, b := meet(t, tcp, l)
+	a, b := meet(t, l)
 	end(b)
 	end(a)
 }
 
-// asks returns the message that asks a listener for a connection in a slot.
-func connectTo(tcp net.Listener, slot uint32) []byte {
-	return (&message{kind: msgConnect, number: slot, addr: tcp.Addr().(*net.TCPAddr).AddrPort()}).encode()
-}
+// connectTo returns the message that asks for a connection in a slot.
+func connectTo(slot uint32) []byte { return (&message{kind: msgConnect, number: slot}).encode() }
 
 // connect asks for a connection and returns the listener's end.
-func (s *rawPeer) connect(l *Listener, ask []byte, bound int) session.Endpoint {
+func (s *rawPeer) connect(l *served, slot uint32) session.Endpoint {
 	s.t.Helper()
-	s.send(ask, bound)
+	s.send(connectTo(slot))
 	var m message
 	if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.code != codeOK {
 		s.t.Fatalf("answered %+v, %v", m, err)
 	}
-	b, _, _, err := l.Accept()
+	b, err := l.accept()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return b
 }
 
-// squat listens at the rendezvous of a plain TCP listener and calls serve for each
-// process that connects.
-func serveRendezvous(t *testing.T, tcp net.Listener, serve func(*net.UnixConn)) {
+// serveName takes a name of a port and calls serve for each process that connects.
+func serveName(t *testing.T, serve func(*net.UnixConn)) place {
 	t.Helper()
-	name := rendezvousOf(t, tcp)
-	u, err := net.ListenUnix(name.Net, name)
+	port := freePort(t)
+	u, number, err := takeName(port)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,20 +142,7 @@ func serveRendezvous(t *testing.T, tcp net.Listener, serve func(*net.UnixConn)) 
 		}
 	}()
 	t.Cleanup(func() { u.Close(); <-done })
-}
-
-func rendezvousOf(t *testing.T, tcp net.Listener) *net.UnixAddr {
-	t.Helper()
-	rc, err := tcp.(*net.TCPListener).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var inode uint32
-	rc.Control(func(fd uintptr) { inode, err = socketInode(int(fd)) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rendezvous(inode, first)
+	return place{port, number, uint32(os.Geteuid())}
 }
 
 // sendEmpty sends a message without a byte, but with descriptors. Go's and x/sys's calls
@@ -181,15 +164,18 @@ func (s *rawPeer) sendEmpty(fds ...int) {
 	}
 }
 
+// mostPassed is how many descriptors a message can have in Linux (SCM_MAX_FD).
+const mostPassed = 253
+
 // A message without a byte ends the link, and the descriptors that it brings are closed:
 // ahead of the handshake, behind it, and at the dialing end.
 func TestDescriptorsOfAnEmptyMessage(t *testing.T) {
-	fds := make([]int, roomFDs)
+	fds := make([]int, mostPassed)
 	for i := range fds {
 		fds[i] = 1
 	}
 	leaks(t)
-	_, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	s := dialRaw(t, l)
 	s.sendEmpty(fds...)
 	s.awaitHangUp()

@@ -10,7 +10,7 @@ import (
 )
 
 // tick is how often a link checks whether it, or a ring that has grown, is idle. What was
-// idle for two ticks is given back (link.givesBack). It is a variable for tests.
+// idle for two ticks is given back (link.mayPunch). It is a variable for tests.
 var tick = time.Second
 
 // reclaimer runs pass at every tick, as long as there is something to give back.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"runtime"
 	"slices"
@@ -21,7 +20,7 @@ import (
 // fullRing returns a connection whose ring is full of messages of unreadSize bytes.
 func fullRing(t *testing.T) (a, b *peer, unread int) {
 	t.Helper()
-	a, b = pair(t, Config{RingMax: 1 << 20})
+	a, b = pair(t, Config{ringMax: 1 << 20})
 	for ; ; unread++ {
 		buf := a.Reserve(unreadSize, unreadSize)
 		if buf == nil {
@@ -61,8 +60,8 @@ func TestRingGrowsWhileNobodyReads(t *testing.T) {
 	if n := unread * unreadSize; n < 9<<20/10 {
 		t.Errorf("the ring holds %d bytes of 1 MiB", n)
 	}
-	if budget.Used() != 1<<20-ring.Start {
-		t.Errorf("budget used: %d", budget.Used())
+	if budget().Used() != 1<<20-ring.Start {
+		t.Errorf("budget used: %d", budget().Used())
 	}
 	for i := range unread {
 		wantPattern(t, b, unreadSize, i)
@@ -121,13 +120,13 @@ func TestRingsOfAnotherUserStayAsTheyAre(t *testing.T) {
 	leaks(t)
 	defer func() { thisUser = os.Geteuid }()
 	thisUser = func() int { return os.Geteuid() + 1 }
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	before := held.connections.Used()
-	first, firstHere := meet(t, tcp, l) // keeps the link
+	first, firstHere := meet(t, l) // keeps the link
 	both := []*link{first.(*endpoint).link, firstHere.(*endpoint).link}
 	defer withoutJanitor(both...)() // this test is it
-	x, y := meet(t, tcp, l)
-	z, w := meet(t, tcp, l)
+	x, y := meet(t, l)
+	z, w := meet(t, l)
 	const grown = 1 << 20
 	a, b := newPeer(y), newPeer(x) // from the accepting end
 	n := 0
@@ -146,7 +145,7 @@ func TestRingsOfAnotherUserStayAsTheyAre(t *testing.T) {
 				k.reclaimPass()
 			}
 		}
-		if used := budget.Used(); used != grown-ring.Start {
+		if used := budget().Used(); used != grown-ring.Start {
 			t.Errorf("%s: budget used: %d", when, used)
 		}
 		if used := held.connections.Used() - before; used != 3 {
@@ -158,7 +157,7 @@ func TestRingsOfAnotherUserStayAsTheyAre(t *testing.T) {
 		end(e)
 	}
 	pass("behind their end")
-	x, y = meet(t, tcp, l)
+	x, y = meet(t, l)
 	pass("one more, on a slot of before")
 	for _, e := range []session.Endpoint{x, y, first, firstHere} {
 		end(e)
@@ -167,9 +166,9 @@ func TestRingsOfAnotherUserStayAsTheyAre(t *testing.T) {
 
 // useSlot has a connection's ring take n messages, and returns its slot when that is free
 // again.
-func useSlot(t *testing.T, tcp net.Listener, l *Listener, n int) *slot {
+func useSlot(t *testing.T, l *served, n int) *slot {
 	t.Helper()
-	x, y := meet(t, tcp, l)
+	x, y := meet(t, l)
 	k, used := x.(*endpoint).link, x.(*endpoint).slot
 	a, b := newPeer(x), newPeer(y)
 	msg := make([]byte, session.MaxControl)
@@ -202,20 +201,20 @@ func awaitFree(t *testing.T, k *link, s *slot) {
 // Pages that a connection has faulted in serve the next one, and go if there is none.
 func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
-	first, firstHere := meet(t, tcp, l) // keeps the link
+	l := listen(t, Config{})
+	first, firstHere := meet(t, l) // keeps the link
 	defer end(first)
 	defer end(firstHere)
 	k := first.(*endpoint).link
 	defer withoutJanitor(k)() // this test is it
 	const many = 1 << 20 / session.MaxControl
-	warm := useSlot(t, tcp, l, many)
+	warm := useSlot(t, l, many)
 	grown := resident(t, warm.rings[0][:])
 	if grown < 1<<20 {
 		t.Fatalf("%d bytes after a MiB", grown)
 	}
 	k.slots.reclaim(k.side, k.ended())
-	if useSlot(t, tcp, l, 1) != warm { // keeps them warm, though its own ring has not grown
+	if useSlot(t, l, 1) != warm { // keeps them warm, though its own ring has not grown
 		t.Fatal("another slot was taken")
 	}
 	for range cacheTicks - 1 {
@@ -235,7 +234,7 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	k.slots.mu.Lock()
 	k.slots.free = []*slot{warm}
 	k.slots.mu.Unlock()
-	if useSlot(t, tcp, l, many) != warm { // as good as new
+	if useSlot(t, l, many) != warm { // as good as new
 		t.Fatal("another slot was taken")
 	}
 }
@@ -245,10 +244,10 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 	leaks(t)
 	for _, room := range []bool{true, false} {
-		tcp, l := listen(t, "127.0.0.1:0", Config{})
-		first, firstHere := meet(t, tcp, l) // keeps the link
+		l := listen(t, Config{})
+		first, firstHere := meet(t, l) // keeps the link
 		k := first.(*endpoint).link
-		x, y := meet(t, tcp, l)
+		x, y := meet(t, l)
 		a, b := newPeer(x), newPeer(y)
 		place := x.(*endpoint).slot
 		for range 1 << 20 / session.MaxControl {
@@ -259,16 +258,16 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		end(b)
 		awaitFree(t, k, place)
 		resume := withoutJanitor(k, firstHere.(*endpoint).link)
-		old := budget.Set(defaultBudget)
+		old := budget().Set(defaultBudget)
 		if !room {
-			budget.Set(0)
+			budget().Set(0)
 		}
-		x, y = meet(t, tcp, l)
-		budget.Set(old)
+		x, y = meet(t, l)
+		budget().Set(old)
 		if x.(*endpoint).slot != place {
 			t.Fatal("another slot was taken")
 		}
-		used := budget.Used()
+		used := budget().Used()
 		if least := int64(2 * (1<<20 - ring.Start)); room && used < least || !room && used != 0 {
 			t.Errorf("room %v: %d bytes of the budget are taken", room, used)
 		}
@@ -282,7 +281,7 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 					return fmt.Errorf("%d bytes of an idle connection's ring", n)
 				}
 			}
-			if n := budget.Used(); n != 0 {
+			if n := budget().Used(); n != 0 {
 				return fmt.Errorf("%d bytes of the budget", n)
 			}
 			return nil
@@ -300,11 +299,11 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 	for _, dialer := range []bool{true, false} {
 		for _, peer := range []string{"reads", "aborts", "dies"} {
 			t.Run(fmt.Sprintf("dialer=%v,%s", dialer, peer), func(t *testing.T) {
-				tcp, l := listen(t, "127.0.0.1:0", Config{})
-				first, firstHere := meet(t, tcp, l) // keeps the link
+				l := listen(t, Config{})
+				first, firstHere := meet(t, l) // keeps the link
 				defer end(first)
 				defer end(firstHere)
-				x, y := meet(t, tcp, l)
+				x, y := meet(t, l)
 				if !dialer {
 					x, y = y, x
 				}
@@ -325,7 +324,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 						t.Error("the janitor need not come again, though the peer may read what is there")
 					}
 				}
-				if used := budget.Used(); used != 1<<20-ring.Start {
+				if used := budget().Used(); used != 1<<20-ring.Start {
 					t.Errorf("%d bytes of the budget are taken by a MiB that nobody has read", used)
 				}
 				switch peer {
@@ -340,7 +339,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				if e.link.slots.reclaim(e.side, e.link.ended()) {
 					t.Error("the janitor has to come again")
 				}
-				if used := budget.Used(); used != 0 {
+				if used := budget().Used(); used != 0 {
 					t.Errorf("%d bytes of the budget are taken by what nobody will read", used)
 				}
 				if n := resident(t, x.(*endpoint).slot.rings[e.side]); n > os.Getpagesize() { // a slice of an array touches it
@@ -355,8 +354,11 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 // one that is refused leaves them as they were.
 func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{Backlog: 1})
-	first, firstHere := meet(t, tcp, l) // keeps the link
+	limits := startLimits
+	limits.Connections = 4 // of which one user gets two
+	withLimits(t, limits)
+	l := listen(t, Config{})
+	first, firstHere := meet(t, l) // keeps the link
 	defer end(first)
 	defer end(firstHere)
 	k := firstHere.(*endpoint).link
@@ -364,7 +366,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	const left = 1 << 20
 	next := (k.slots.list())[first.(*endpoint).slot.number+1:][:2]
 	for _, s := range next {
-		budget.Take(left-ring.Start, true)
+		budget().Take(left-ring.Start, true)
 		s.pages.put(left)
 	}
 	if !next[0].pages.bytes.CompareAndSwap(left, reclaiming) {
@@ -376,7 +378,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	}
 	dialed := make(chan result)
 	go func() {
-		ep, err := dial(tcp.Addr(), Config{Timeout: patience})
+		ep, err := dial(l.at, Config{Timeout: patience})
 		dialed <- result{ep, err}
 	}()
 	for range 200_000 { // some ten milliseconds: long enough for one that does not wait
@@ -388,12 +390,12 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 		t.Fatal(x.err)
 	}
 	defer end(x.ep)
-	_, err := dial(tcp.Addr(), Config{})
-	wantReason(t, err, session.ReasonResources) // a full backlog
+	_, err := dial(l.at, Config{})
+	wantReason(t, err, session.ReasonResources)
 	if n := next[1].pages.bytes.Load(); n != left {
 		t.Errorf("a connection that was refused has left %d bytes of %d", n, left)
 	}
-	y, _, _, err := l.Accept()
+	y, err := l.accept()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,7 +407,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 
 // The janitor wakes a sender that may have found it at the ring: nobody else would.
 func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
-	a, b := pair(t, Config{RingMax: 1 << 20})
+	a, b := pair(t, Config{ringMax: 1 << 20})
 	e := a.Endpoint.(*endpoint)
 	defer withoutJanitor(e.link)() // this test is it
 	for e.out.Limit() == ring.Start {

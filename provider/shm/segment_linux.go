@@ -33,7 +33,10 @@ func newSegment(slots int) (m mapping, fd int, err error) {
 	if err != nil {
 		return m, -1, fmt.Errorf("shm: memfd_create: %w", err)
 	}
-	if err = unix.Ftruncate(fd, size); err != nil {
+	// The peer has a descriptor. Nobody else is to open the file by /proc.
+	if err = unix.Fchmod(fd, 0); err != nil {
+		err = fmt.Errorf("shm: fchmod: %w", err)
+	} else if err = unix.Ftruncate(fd, size); err != nil {
 		err = fmt.Errorf("shm: ftruncate: %w", err)
 	} else if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, segmentSeals); err != nil {
 		err = fmt.Errorf("shm: sealing: %w", err)
@@ -79,17 +82,38 @@ func newMapping(fd, slots int, payer account) (mapping, error) {
 		return mapping{}, fmt.Errorf("shm: %d of %d bytes of addresses are in use: %w", payer.space.Used(), payer.space.Limit(), unix.ENOMEM)
 	}
 	if !payer.take(payer.mappings, 1) {
-		payer.giveBack(payer.space, size)
+		payer.uncharge(payer.space, size)
 		return mapping{}, fmt.Errorf("shm: %d of %d segments are mapped: %w", payer.mappings.Used(), payer.mappings.Limit(), unix.ENOMEM)
 	}
-	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	mem, err := mapSparsely(fd, int(size))
 	if err != nil {
 		payer.unmapped(size)
-		return mapping{}, fmt.Errorf("shm: mmap of %d bytes: %w", size, err)
+		return mapping{}, err
 	}
-	// A forked child must not keep the pages.
-	_ = unix.Madvise(mem, unix.MADV_DONTFORK)
 	return mapping{mem, slots, payer}, nil
+}
+
+// mapSparsely maps a file of which only what is touched is to have memory, whatever the
+// process has asked for. mlockall(MCL_FUTURE) populates what is mapped, unless it may not be
+// accessed; once unlocked, it may.
+func mapSparsely(fd, size int) (mem []byte, err error) {
+	mem, err = unix.Mmap(fd, 0, size, unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("shm: mmap of %d bytes: %w", size, err)
+	}
+	_ = unix.Munlock(mem)
+	for _, advice := range []int{
+		unix.MADV_DONTFORK,   // a forked child must not keep the pages
+		unix.MADV_DONTDUMP,   // a core dump would read all of it, which allocates what is read
+		unix.MADV_NOHUGEPAGE, // a huge page is more than a ring that is nearly empty takes
+	} {
+		_ = unix.Madvise(mem, advice) // fails where the kernel does not do what it would prevent
+	}
+	if err := unix.Mprotect(mem, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		unix.Munmap(mem)
+		return nil, fmt.Errorf("shm: mprotect: %w", err)
+	}
+	return mem, nil
 }
 
 func (m mapping) unmap() {
@@ -100,6 +124,6 @@ func (m mapping) unmap() {
 }
 
 func (a account) unmapped(size int64) {
-	a.giveBack(a.space, size)
-	a.giveBack(a.mappings, 1)
+	a.uncharge(a.space, size)
+	a.uncharge(a.mappings, 1)
 }

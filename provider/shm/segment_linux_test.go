@@ -2,12 +2,16 @@ package shm
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // memfd makes a memfd with the given size and seals.
@@ -56,7 +60,7 @@ func TestSegmentBeyondTheAddresses(t *testing.T) {
 
 func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
 	leaks(t)
-	tcp, l := listen(t, "127.0.0.1:0", Config{})
+	l := listen(t, Config{})
 	right := segmentSize(firstSlots)
 	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	if err != nil {
@@ -101,7 +105,7 @@ func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
 			s.handshake()
 			s.send((&message{kind: msgSegment, number: tc.slots}).encode(), tc.fd)
 			s.awaitHangUp()
-			servesOthers(t, tcp, l)
+			servesOthers(t, l)
 		})
 	}
 }
@@ -139,5 +143,63 @@ func TestMappingsAreBounded(t *testing.T) {
 				t.Errorf("by the books %+v", inUse())
 			}
 		})
+	}
+}
+
+// Pages of huge pages are another file system's, and refused for it, whatever their size.
+func TestHugePagesAreRefused(t *testing.T) {
+	fd := memfd(t, 2<<20, segmentSeals, unix.MFD_HUGETLB)
+	if err := checkSegment(fd, firstSlots); !errors.Is(err, errSegment) || !strings.Contains(err.Error(), "file system") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A segment has memory where it is touched, in a process that locks all of its memory, too; and
+// neither a core dump nor huge pages nor a child give it more.
+func TestSegmentsStaySparse(t *testing.T) {
+	testenv.NeedRoot(t)
+	c := spawn(t, "locked", nil)
+	var flags string
+	var size, resident int
+	if _, err := fmt.Sscanf(c.line(t, "mapped"), "%d %d %q", &size, &resident, &flags); err != nil {
+		t.Fatal(err)
+	}
+	if resident > 64 {
+		t.Errorf("%d KiB of %d are resident", resident, size)
+	}
+	for _, flag := range []string{"rd", "wr", "dc", "dd", "nh"} { // proc_pid_smaps(5)
+		if !strings.Contains(flags, flag) {
+			t.Errorf("no %s in %s", flag, flags)
+		}
+	}
+	if strings.Contains(flags, "lo") {
+		t.Errorf("locked: %s", flags)
+	}
+}
+
+func init() {
+	// Maps a segment, and says what of it there is.
+	roles["locked"] = func() error {
+		if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE); err != nil {
+			return err
+		}
+		m, fd, err := newSegment(firstSlots)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		m.mem[0] = 1
+		smaps, err := os.ReadFile("/proc/self/smaps")
+		if err != nil {
+			return err
+		}
+		_, of, _ := strings.Cut(string(smaps), "memfd:san-shm")
+		field := func(name string) string {
+			_, rest, _ := strings.Cut(of, "\n"+name+":")
+			line, _, _ := strings.Cut(rest, "\n")
+			return strings.TrimSuffix(strings.TrimSpace(line), " kB")
+		}
+		fmt.Printf("mapped %s %s %q\n", field("Size"), field("Rss"), field("VmFlags"))
+		return nil
 	}
 }

@@ -28,7 +28,6 @@ func (s *slot) reset() {
 	}
 	for i := range s.control.state {
 		s.control.state[i].v.Store(stateOpen)
-		s.control.state[i].accepted.Store(0)
 	}
 }
 
@@ -130,13 +129,6 @@ func (t *slotTable) replied(number uint32, code uint8) bool {
 	return true
 }
 
-// accepted notes that the peer has accepted a connect, and sends no reply.
-func (t *slotTable) accepted(s *slot) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.connecting, uint32(s.number))
-}
-
 // retire gives back a slot that this end is done with. It is free when the peer is, too.
 func (t *slotTable) retire(s *slot) {
 	t.mu.Lock()
@@ -150,12 +142,11 @@ const reapLook = 4
 
 // reapLocked frees those of the last n slots left that the peer is done with, too. They are
 // the first to be used again; the last, where the peer had no room for a connection on one: it
-// may count those that were used as one's (link.givesBack).
+// may count those that were used as one's (link.mayPunch).
 func (t *slotTable) reapLocked(n int) {
 	for i := len(t.leaving) - 1; i >= max(0, len(t.leaving)-n); i-- {
 		if s := t.leaving[i]; t.overLocked(s) {
 			t.leaving = slices.Delete(t.leaving, i, i+1)
-			delete(t.connecting, uint32(s.number))
 			if s.refused {
 				s.refused = false
 				t.free = slices.Insert(t.free, 0, s)
@@ -168,11 +159,7 @@ func (t *slotTable) reapLocked(n int) {
 
 // overLocked reports whether the peer does not touch a slot any more.
 func (t *slotTable) overLocked(s *slot) bool {
-	if s.refused {
-		return true
-	}
-	peer := &s.control.state[1]
-	return peer.retired() && (t.connecting[uint32(s.number)] == nil || peer.accepted.Load() != 0)
+	return s.refused || t.connecting[uint32(s.number)] == nil && s.control.state[1].retired()
 }
 
 // reclaim gives back the memory that connections left some time ago in the rings that side
@@ -183,7 +170,7 @@ func (t *slotTable) reclaim(side int, ended bool) (again bool) {
 			// The peer may still be reading what the last connection sent, or hold it;
 			// one that lies about its progress loses it.
 			unread := !ended && !s.control.state[1-side].retired() && !s.control.ring[side].Drained()
-			return !unread && giveBack(s.rings[side], n)
+			return !unread && punchHole(s.rings[side], n)
 		}) || again
 	}
 	return again
@@ -192,7 +179,7 @@ func (t *slotTable) reclaim(side int, ended bool) (again bool) {
 // unmap unmaps all segments. Nobody uses a slot any more.
 func (t *slotTable) unmap() {
 	for _, s := range t.list() {
-		budget.Return(s.pages.take())
+		budget().Return(s.pages.take())
 	}
 	t.mu.Lock()
 	maps := t.maps

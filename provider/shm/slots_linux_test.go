@@ -70,7 +70,7 @@ func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 
 // A slot whose connect was abandoned is free when the peer has replied and retired.
 func TestSlotOfAnAbandonedConnect(t *testing.T) {
-	for name, code := range map[string]uint8{"accepted": codeOK, "refused": codeRefused} {
+	for name, code := range map[string]uint8{"accepted": codeOK, "refused": codeResources} {
 		for when, late := range map[string]bool{"late": true, "in time": false} {
 			t.Run(name+" "+when, func(t *testing.T) {
 				slots := table(t)
@@ -94,6 +94,9 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 				slots.reapLocked(1)
 				if n := len(slots.free); n != firstSlots {
 					t.Errorf("%d of %d slots are free", n, firstSlots)
+				}
+				if len(slots.leaving) != 0 {
+					t.Error("it will be freed again")
 				}
 				if slots.replied(uint32(s.number), code) {
 					t.Error("a second reply was taken")

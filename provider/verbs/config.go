@@ -80,10 +80,6 @@ type Config struct {
 	// local address alone; what else decides a socket's route (Route) it does not know.
 	Device string
 
-	// FixedPort: the program has chosen a dialer's local port. iWARP and
-	// connections without rdma_cm cannot use it, and are not tried.
-	FixedPort bool
-
 	// Subnets are the peers' addresses to connect to and to accept from. Default: all.
 	// The host's packet filter does not see RDMA traffic.
 	Subnets []netip.Prefix

@@ -181,11 +181,8 @@ func (d *dialing) resolveAddr(ctx context.Context) error {
 // iWARP port.
 func (d *dialing) toIWARP() (to netip.AddrPort, err error) {
 	port := d.cfg.iwarpPort(d.remote.Port())
-	switch {
-	case port == 0:
+	if port == 0 {
 		return to, errNoIWARP
-	case d.cfg.FixedPort:
-		return to, errFixedPort
 	}
 	fresh, err := d.newID()
 	if err != nil {
@@ -198,8 +195,6 @@ func (d *dialing) toIWARP() (to netip.AddrPort, err error) {
 }
 
 var errNoIWARP = unavailable(session.ReasonNotServed, errors.New("verbs: iWARP is switched off: IWARPOffset is negative"))
-
-var errFixedPort = unavailable(session.ReasonNotServed, errors.New("verbs: this connection cannot leave from a port of the program's choice"))
 
 func timedOut(ev ibv.Event) bool {
 	var timeout interface{ Timeout() bool }

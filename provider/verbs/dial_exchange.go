@@ -47,11 +47,8 @@ func (d *exchangeDialing) connect(ctx context.Context) (*Endpoint, error) {
 // locate connects by TCP, which finds the device by the address at this end.
 func (d *exchangeDialing) locate(ctx context.Context) (err error) {
 	side := d.cfg.iwarpPort(d.remote.Port())
-	switch {
-	case side == 0:
+	if side == 0 {
 		return errNoPort
-	case d.cfg.FixedPort:
-		return errFixedPort
 	}
 	var dialer net.Dialer
 	if d.local.Addr().IsValid() && !d.local.Addr().IsUnspecified() {

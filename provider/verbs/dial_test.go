@@ -159,27 +159,6 @@ func acceptSilently(t *testing.T, at netip.AddrPort) {
 	}()
 }
 
-// A port of the program's choice is not exchanged for another one without a word.
-func TestFixedPort(t *testing.T) {
-	here, to := cable(t)
-	l := listen(t, Config{})
-	from := netip.AddrPortFrom(here, freePort())
-	ep, err := Dial(patient(t), from, netip.AddrPortFrom(to, l.addr.Port()), Config{FixedPort: true})
-	if testenv.Device() == "siw" { // whose ports are TCP's own
-		if reasonOf(err) != session.ReasonNotServed {
-			t.Errorf("iWARP: %v", err)
-		}
-		return
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ep.discard()
-	if got := ep.LocalAddr(); got != from {
-		t.Errorf("it leaves from %v, want %v", got, from)
-	}
-}
-
 // Something accepts where the ends would exchange their queue pairs, and sends
 // nothing: the dial ends with its context, at once if that is cancelled.
 func TestDialWithoutCMToSilence(t *testing.T) {

@@ -61,14 +61,6 @@ func unusedPort(t *testing.T, cfg Config) uint16 {
 	return 0
 }
 
-// … and a connection does not leave from another port than the program's.
-func TestFixedPortWithoutCM(t *testing.T) {
-	to := netip.MustParseAddrPort("127.0.0.1:1")
-	if _, err := Dial(t.Context(), netip.AddrPort{}, to, Config{WithoutCM: true, FixedPort: true}); reasonOf(err) != session.ReasonNotServed {
-		t.Errorf("error %v", err)
-	}
-}
-
 // Where there are iWARP devices alone, neither end can do without rdma_cm, and that is its error.
 func TestWithoutCMOnIWARP(t *testing.T) {
 	_, to := cable(t)

@@ -99,7 +99,7 @@ func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error)
 		return "", fmt.Errorf("verbs: %v is not among the subnets allowed", dst)
 	case dst.IsLoopback(), dst.IsMulticast():
 		return "", fmt.Errorf("verbs: %v is a loopback or multicast address", dst)
-	case !haveDevices():
+	case !HaveDevices():
 		return "", errNoDevice
 	}
 	name, err := from.leavesBy(dst)
@@ -110,20 +110,6 @@ func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error)
 		return "", fmt.Errorf("verbs: the route to %v leaves by %s, which has no RDMA device", dst, name)
 	}
 	return device, nil
-}
-
-// PathTime is how long a subnet manager that is busy may take for the path to dst; 0: there
-// is none to ask, as the socket's route does not leave by InfiniBand.
-func PathTime(dst netip.Addr, from Route) time.Duration {
-	name, err := from.leavesBy(dst.Unmap())
-	if err != nil {
-		return 0
-	}
-	ifi, err := net.InterfaceByName(name)
-	if err != nil || portGID(ifi.HardwareAddr) == (ibv.GID{}) {
-		return 0
-	}
-	return 2 * routeTime
 }
 
 // leavesBy is the interface of the route to dst.
@@ -149,12 +135,13 @@ func (r Route) leavesBy(dst netip.Addr) (string, error) {
 var errNoDevice = errors.New("verbs: this host has no RDMA device")
 
 // haveDevices is the quick answer for hosts without RDMA.
-func haveDevices() bool { return len(rdmamap.GetRdmaDeviceList()) > 0 }
+// HaveDevices reports whether this host has an RDMA device.
+func HaveDevices() bool { return len(rdmamap.GetRdmaDeviceList()) > 0 }
 
 // servedAddresses are the addresses of this host that belong to an RDMA device,
 // of the families that the unspecified address within stands for.
 func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr) {
-	if !haveDevices() {
+	if !HaveDevices() {
 		return nil
 	}
 	ifis, _ := net.Interfaces()

@@ -18,8 +18,8 @@ func ServedBy(netip.Addr, Route, Config) (device string, err error) {
 	return "", errors.New("verbs: there is no RDMA on this system")
 }
 
-// PathTime is how long the path to a destination may take to be found: nothing here.
-func PathTime(netip.Addr, Route) time.Duration { return 0 }
+// HaveDevices reports whether this host has an RDMA device: none here.
+func HaveDevices() bool { return false }
 
 func servedAddresses(netip.Addr, bool) []netip.Addr { return nil }
 

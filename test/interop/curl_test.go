@@ -36,11 +36,11 @@ func TestCurl(t *testing.T) {
 		t.Error("curl: ", err)
 	}
 	wantBytes(t, got, body)
-	want(t, "accepted", accepted.carriers(), byTCP(san.ReasonPeerPlain))
+	wantCarriers(t, "accepted", accepted.carriers(), byTCP(san.ReasonPeerPlain))
 
 	useHTTP(t, (&san.Dialer{Policy: san.Require}).DialContext, l.Addr().String())
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	want(t, "accepted", accepted.carriers(), "shm", byTCP(san.ReasonPeerPlain))
+	wantCarriers(t, "accepted", accepted.carriers(), moved, byTCP(san.ReasonPeerPlain))
 }

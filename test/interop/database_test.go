@@ -130,8 +130,8 @@ func TestDatabasesByTCP(t *testing.T) {
 		t.Run(tt.backend.name, func(t *testing.T) {
 			tt.backend.start(t)
 			var dialed record
-			tt.use(t, dialed.dialer(preferSAN), tt.backend.address)
-			want(t, "dialed", dialed.carriers(), byTCP(san.ReasonNoListener))
+			tt.use(t, dialed.dialer(new(san.Dialer).DialContext), tt.backend.address)
+			wantCarriers(t, "dialed", dialed.carriers(), byTCP(san.ReasonUnused))
 		})
 	}
 }

@@ -30,7 +30,7 @@ func Example_gRPC() {
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			c, err := new(san.Dialer).DialContext(ctx, "tcp", address)
 			if err == nil {
-				fmt.Println("dialed by", san.InfoOf(c).Provider)
+				fmt.Println("it begins on", san.InfoOf(c).Provider)
 			}
 			return c, err
 		}),
@@ -47,6 +47,6 @@ func Example_gRPC() {
 	}
 	fmt.Println("the server is", answer.Status)
 	// Output:
-	// dialed by shm
+	// it begins on tcp
 	// the server is SERVING
 }

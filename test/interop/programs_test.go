@@ -20,6 +20,8 @@ type program struct {
 	use func(t *testing.T, dial dialFunc, address string)
 	// backend is what serve passes connections on to, if anything.
 	backend *backend
+	// short says that its connections may end before they have moved.
+	short bool
 	// quick says that it is fast enough for the emulated guest (test/guest).
 	quick bool
 }
@@ -32,7 +34,7 @@ var programs = []program{
 	{name: "net/http, FileServer", serve: serveFiles, use: useFiles},
 	{name: "net/http, server-sent events", serve: serveEvents, use: useEvents},
 	{name: "net/http, Hijack", serve: serveHijack, use: useHijack},
-	{name: "net/http, Shutdown", serve: serveShutdown, use: useShutdown},
+	{name: "net/http, Shutdown", serve: serveShutdown, use: useShutdown, short: true},
 	{name: "gorilla/websocket", serve: serveGorilla, use: useGorilla, quick: true},
 	{name: "coder/websocket", serve: serveCoder, use: useCoder},
 	{name: "fasthttp", serve: serveFastHTTP, use: useFastHTTP},

@@ -11,14 +11,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/test/siege/internal/rawshm"
 )
 
 // attacker is what an attacker knows.
 type attacker struct {
 	*roleIO
-	to    netip.AddrPort // the victim
-	inode uint32         // of its listener
+	to netip.AddrPort // the victim
+
+	tcp []*net.TCPConn // of the connections that it has moved
 }
 
 // stands says that the attack stands.
@@ -42,9 +44,6 @@ func attackRole[A any](attack func(a *attacker, args A) error) func(*roleIO) err
 		if a.to, err = netip.ParseAddrPort(common.Address); err != nil {
 			return err
 		}
-		if a.inode, err = rawshm.FindListener(a.to.Port()); err != nil {
-			return err
-		}
 		var files unix.Rlimit
 		unix.Getrlimit(unix.RLIMIT_NOFILE, &files)
 		unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files.Max, Max: files.Max})
@@ -59,32 +58,56 @@ func (a *attacker) link() (*rawshm.Conduit, error) {
 		return nil, err
 	}
 	defer unix.Close(bell)
-	return rawshm.Open(a.inode, bell)
+	return rawshm.Open(a.to.Port(), bell)
 }
 
-// bind returns a socket for the attacker's address.
-func (a *attacker) bind() (int, error) {
-	return rawshm.Bind(netip.AddrPortFrom(a.to.Addr(), 0))
-}
-
-// connect makes a connection, negotiates, and sends the mode. The bound socket is let go:
-// the victim has closed its copy.
+// connect makes a TCP connection, and moves it, which then has the mode as its first byte.
 func (a *attacker) connect(l *rawshm.Conduit, slot int, mode byte) (*rawshm.Conn, error) {
-	bound, err := a.bind()
+	d, err := net.Dial("tcp", a.to.String())
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(bound)
-	if err := l.Connect(slot, a.to, bound); err != nil {
+	tcp := d.(*net.TCPConn)
+	a.tcp = append(a.tcp, tcp)
+	known := rawshm.TCP{Local: tcp.LocalAddr().(*net.TCPAddr).AddrPort(), Remote: a.to}
+	if known.Cookie, err = tcpid.Cookie(tcp); err != nil {
 		return nil, err
 	}
 	c := l.Conn(slot)
-	if err := c.Establish(5 * time.Second); err != nil {
-		return nil, err
+	for end := time.Now().Add(5 * time.Second); ; {
+		peer, err := tcpid.Peer(tcp)
+		if err != nil {
+			return nil, err
+		}
+		if known.PeerCookie = peer.Cookie; peer.Accepted {
+			if err := l.Connect(slot); err != nil {
+				return nil, err
+			}
+			if err := c.Establish(5 * time.Second); err != nil {
+				return nil, err
+			}
+			code, err := c.Move(known, 0, 5*time.Second)
+			switch {
+			case err != nil:
+				return nil, err
+			case code == rawshm.Moves:
+				c.Put(rawshm.SessionMessage(rawshm.Data, string(mode)))
+				c.Publish()
+				return c, nil
+			case code != rawshm.Unknown: // Accept may not have returned
+				return nil, fmt.Errorf("the offer's answer is %d", code)
+			}
+			c.SetState(rawshm.StateAborted)
+			for !c.Done() && time.Now().Before(end) {
+				time.Sleep(time.Millisecond)
+			}
+			c.Reset()
+		}
+		if time.Now().After(end) {
+			return nil, errors.New("the connection is not accepted")
+		}
+		time.Sleep(time.Millisecond)
 	}
-	c.Put(rawshm.SessionMessage(rawshm.Data, string(mode)))
-	c.Publish()
-	return c, nil
 }
 
 // many makes up to n connections on one link, as far as the victim lets it.
@@ -171,7 +194,7 @@ func bellsRole(a *attacker, _ struct{}) error {
 	var conns []*rawshm.Conn
 	var links []*rawshm.Conduit
 	for _, bell := range bells {
-		l, err := rawshm.Open(a.inode, bell)
+		l, err := rawshm.Open(a.to.Port(), bell)
 		if err != nil {
 			continue // refused
 		}
@@ -258,19 +281,26 @@ func badBells() (fds []int, err error) {
 	return []int{fill(pipe[1]), pipe[0], fill(stream[0]), fill(packets[0]), blocking(emptied), timer, epoll, fill(int(file.Fd()))}, nil
 }
 
-// crowdRole makes as many connections as it is let, on as many links.
+// crowdRole negotiates as many sessions as it is let, on as many links, and offers nothing.
 func crowdRole(a *attacker, most int) error {
-	var links []*rawshm.Conduit
-	total := 0
-	for total < most {
-		l, conns, err := a.many(most-total, modeHold)
-		if err != nil || len(conns) == 0 {
+	total, links := 0, 0
+	for ; total < most; links++ {
+		l, err := a.link()
+		if err != nil {
 			break
 		}
-		links = append(links, l)
-		total += len(conns)
+		had := total
+		for slot := 0; total < most && l.Connect(slot) == nil && l.Conn(slot).Establish(5*time.Second) == nil; slot++ {
+			total++
+			if slot+1 == l.Slots() && l.Extend() != nil {
+				break
+			}
+		}
+		if total == had {
+			break
+		}
 	}
-	a.stands("%d connections on %d links", total, len(links))
+	a.stands("%d sessions on %d links", total, links)
 	a.untilEnd()
 	return nil
 }
@@ -328,13 +358,9 @@ func greedyRole(a *attacker, conns int) error {
 	return nil
 }
 
-// silentRole keeps the backlog full of connections that do not negotiate.
+// silentRole holds connections that do not negotiate: each time that one is ended, another.
 func silentRole(a *attacker, want int) error {
 	l, err := a.link()
-	if err != nil {
-		return err
-	}
-	bound, err := a.bind()
 	if err != nil {
 		return err
 	}
@@ -349,11 +375,11 @@ func silentRole(a *attacker, want int) error {
 			c := l.Conn(i)
 			if held[i] && c.Peer() != rawshm.StateOpen {
 				c.SetState(rawshm.StateAborted)
-				held[i] = false
+				held[i] = !c.Done()
 			}
 			if !held[i] {
 				c.Reset()
-				held[i] = l.Connect(i, a.to, bound) == nil
+				held[i] = l.Connect(i) == nil
 			}
 			if held[i] {
 				n++
@@ -361,7 +387,7 @@ func silentRole(a *attacker, want int) error {
 		}
 		return n
 	}
-	a.stands("%d hold places in the backlog", pass())
+	a.stands("%d are silent", pass())
 	go func() {
 		for {
 			pass()
@@ -402,13 +428,13 @@ func lingerRole(a *attacker, want int) error {
 			return err
 		}
 		m := rawshm.Message{Kind: rawshm.Link, Number: rawshm.FirstSlots}
-		open := func() (int, error) { return rawshm.Dial(a.inode) }
+		open := func() (int, error) { return rawshm.Dial(a.to.Port(), 0) }
 		if try%2 == 1 {
 			l, err := a.link()
 			if err != nil {
 				break
 			}
-			m = rawshm.Message{Kind: rawshm.Connect, Addr: a.to}
+			m = rawshm.Message{Kind: rawshm.Connect}
 			open = func() (int, error) { return l.Socket, nil }
 		}
 		done := make(chan struct{})
@@ -436,7 +462,7 @@ func lingerRole(a *attacker, want int) error {
 
 // lingering returns a connected socket with data that nobody reads, and SO_LINGER.
 func lingering(to netip.AddrPort) (int, error) {
-	fd, err := rawshm.Bind(netip.AddrPortFrom(to.Addr(), 0))
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
@@ -464,15 +490,20 @@ func deafRole(a *attacker, links int) error {
 		if err != nil {
 			break
 		}
-		// Without a socket: each is answered, and none leads to anything.
-		wrong := rawshm.Message{Kind: rawshm.Connect, Addr: a.to}
-		for quiet := 0; quiet < 3; {
-			if err := rawshm.Send(l.Socket, wrong); err == unix.EAGAIN {
-				quiet++
-				time.Sleep(time.Millisecond)
-			} else if err != nil {
+		// Each connect is answered, and none leads to anything.
+		c := l.Conn(0)
+		for {
+			if err := rawshm.Send(l.Socket, rawshm.Message{Kind: rawshm.Connect}); err != nil {
 				break
 			}
+			c.SetState(rawshm.StateAborted)
+			for n := 0; !c.Done() && n < 20; n++ {
+				time.Sleep(100 * time.Microsecond)
+			}
+			if !c.Done() {
+				break // it waits for room
+			}
+			c.Reset()
 		}
 	}
 	a.stands("%d links are full of answers", n)
@@ -531,7 +562,7 @@ func halfOpenRole(a *attacker, most int) error {
 	var sockets []int
 	pass := func() {
 		for range most / 10 {
-			if s, err := rawshm.Dial(a.inode); err == nil {
+			if s, err := rawshm.Dial(a.to.Port(), 0); err == nil {
 				sockets = append(sockets, s)
 			}
 			for len(sockets) > most {

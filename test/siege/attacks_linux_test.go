@@ -21,7 +21,7 @@ func TestPeerFromTheDocument(t *testing.T) {
 func TestDoorbellsThatBlock(t *testing.T) {
 	r := lay(t, spec{})
 	r.attack("bells", struct{}{})
-	r.siege(bounds{connections: 8, descriptors: 8 * 4, space: 8 << 27, cpu: asTCP})
+	r.siege(bounds{connections: 8, descriptors: 8 * 5, space: 8 << 27, cpu: asTCP})
 }
 
 // Small messages that nobody reads cost a bounded part of the ring's memory.
@@ -30,7 +30,7 @@ func TestUnreadMessages(t *testing.T) {
 	r := lay(t, spec{})
 	r.attack("unread", conns)
 	r.settle()
-	r.siege(bounds{connections: conns, memory: conns * ring / 2, shared: conns*ring + budget, space: 8 << 30, cpu: asTCP})
+	r.siege(bounds{connections: conns, descriptors: conns, memory: conns * ring / 2, shared: conns*ring + budget, space: 8 << 30, cpu: asTCP})
 }
 
 // What the victim sends to those who do not read takes what rings have for sure, and of their
@@ -39,7 +39,7 @@ func TestUnreadRings(t *testing.T) {
 	const conns, sure, budget = 128, 512 << 10, 256 << 20
 	r := lay(t, spec{})
 	r.attack("greedy", conns)
-	r.siege(bounds{connections: conns, memory: conns << 17, shared: conns*sure + budget, space: 8 << 30})
+	r.siege(bounds{connections: conns, descriptors: conns, memory: conns << 17, shared: conns*sure + budget, space: 8 << 30})
 }
 
 // A deadline ends an operation whatever the peer does.
@@ -47,7 +47,7 @@ func TestDeadlines(t *testing.T) {
 	const conns = 32
 	r := lay(t, spec{})
 	r.attack("wait", conns)
-	r.siege(bounds{connections: conns, descriptors: 4, memory: 4 * conns << 20, shared: 8 * conns << 20, space: 8 << 30, cpu: asTCP})
+	r.siege(bounds{connections: conns, descriptors: conns + 4, memory: 4 * conns << 20, shared: 8 * conns << 20, space: 8 << 30, cpu: asTCP})
 	if late := r.report().Waited; late == 0 || late > 500*time.Millisecond {
 		t.Errorf("an operation ended %v after its deadline", late)
 	}
@@ -59,7 +59,7 @@ func TestKicks(t *testing.T) {
 	const conns = 1024
 	r := lay(t, spec{})
 	r.attack("kick", conns)
-	r.siege(bounds{connections: conns, descriptors: 4, memory: 64 << 20, space: 16 << 30, cpu: 12})
+	r.siege(bounds{connections: conns, descriptors: conns + 4, memory: 64 << 20, space: 16 << 30, cpu: 12})
 }
 
 // On shared memory nobody gets memory to write to, or is told an address of it.
@@ -71,5 +71,5 @@ func TestInboxesOnARing(t *testing.T) {
 	if a.hear("told", &told); told != 0 {
 		t.Errorf("%d of %d connections were granted memory", told, conns)
 	}
-	r.siege(bounds{connections: conns, descriptors: 8, memory: 8 << 20, space: 8 << 30})
+	r.siege(bounds{connections: conns, descriptors: conns + 8, memory: 8 << 20, space: 8 << 30})
 }

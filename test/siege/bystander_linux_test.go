@@ -15,7 +15,7 @@ func init() { roles["bystander"] = bystanderRole }
 // experience is what the bystander met in a phase.
 type experience struct {
 	Dials     map[string]int // that succeeded, by provider; by net: "plain"
-	Fallbacks map[string]int // reasons of dials that went to TCP
+	Fallbacks map[string]int // reasons of connections that stayed on TCP
 	Echoes    int
 	Rounds    int
 	Failed    []string      // what went wrong
@@ -38,7 +38,7 @@ func bystanderRole(r *roleIO) error {
 	if err := r.args(&address); err != nil {
 		return err
 	}
-	kept, err := san.Dial("tcp", address)
+	kept, err := dialMoved("tcp", address)
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func clientPhase(address string, kept net.Conn, limit time.Duration) *experience
 			e.Echoes++
 		}
 		begun := time.Now()
-		if provider := visit(e, address, san.Dial); provider != "" {
+		if provider := visit(e, address, dialMoved); provider != "" {
 			e.Dials[provider]++
 			dials = append(dials, time.Since(begun))
 		}
@@ -85,6 +85,24 @@ func clientPhase(address string, kept net.Conn, limit time.Duration) *experience
 	}
 	e.Dial, e.Echo = median(dials), median(echoes)
 	return e
+}
+
+// dialMoved dials, and waits until the connection has moved, or does not.
+func dialMoved(network, address string) (net.Conn, error) {
+	var d san.Dialer
+	d.Options.MoveAtOnce = true
+	return dialMovedBy(&d, network, address)
+}
+
+func dialMovedBy(d *san.Dialer, network, address string) (net.Conn, error) {
+	c, err := d.Dial(network, address)
+	if err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(10 * time.Second); san.InfoOf(c).Fallback == san.ReasonUnused && time.Now().Before(end); {
+		time.Sleep(50 * time.Microsecond)
+	}
+	return c, nil
 }
 
 // visit makes a connection for one echo. It returns its provider.

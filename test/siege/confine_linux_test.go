@@ -46,6 +46,8 @@ var calls = map[string]call{
 	"getsockopt SO_PROTOCOL":  {Number: unix.SYS_GETSOCKOPT, Arg: 2, Value: unix.SO_PROTOCOL},
 	"getsockopt SO_DOMAIN":    {Number: unix.SYS_GETSOCKOPT, Arg: 2, Value: unix.SO_DOMAIN},
 	"getsockopt TCP_INFO":     {Number: unix.SYS_GETSOCKOPT, Arg: 2, Value: unix.TCP_INFO},
+	"getsockopt SO_COOKIE":    {Number: unix.SYS_GETSOCKOPT, Arg: 2, Value: unix.SO_COOKIE},
+	"setsockopt SO_PASSCRED":  {Number: unix.SYS_SETSOCKOPT, Arg: 2, Value: unix.SO_PASSCRED},
 	"getsockopt NETNS_COOKIE": {Number: unix.SYS_GETSOCKOPT, Arg: 2, Value: unix.SO_NETNS_COOKIE},
 }
 

@@ -22,7 +22,6 @@ func init() { roles["victim"] = victimRole }
 type victimArgs struct {
 	Address string // default 127.0.0.1:0
 	Device  string // that the listener is bound to
-	Backlog int
 }
 
 // What a client's first byte has the victim do with the connection.
@@ -36,7 +35,7 @@ const (
 // victimReport is what the victim knows of itself.
 type victimReport struct {
 	Accepted int64 // connections, since the start
-	Open     int   // over shared memory
+	Open     int   // that have moved to shared memory
 	Heap     uint64
 	Waited   time.Duration // the longest that an operation took beyond its deadline
 }
@@ -55,7 +54,7 @@ func victimRole(r *roleIO) error {
 	if args.Address == "" {
 		args.Address = "127.0.0.1:0"
 	}
-	lc := san.ListenConfig{Backlog: args.Backlog}
+	var lc san.ListenConfig
 	if args.Device != "" {
 		lc.NetListenConfig.Control = func(_, _ string, c syscall.RawConn) (err error) {
 			c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), args.Device) })

@@ -46,7 +46,7 @@ func run(address, name string) error {
 	if err != nil {
 		return err
 	}
-	// Both *net.TCPConn and *sanconn.Conn end one direction by itself.
+	// *sanconn.Conn ends one direction by itself, as *net.TCPConn does.
 	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
 		return err
 	}

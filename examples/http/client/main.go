@@ -1,9 +1,11 @@
-// Client fetches a URL over a SAN, or over TCP where there is none, and writes
-// the body to standard output. All that differs from an ordinary net/http
-// client is the Transport's DialContext.
+// Client fetches a URL, again and again if it is told to, and writes the last body to standard
+// output. Its connection moves to a SAN, where there is one, once it has been used enough. All
+// that differs from an ordinary net/http client is the Transport's DialContext.
 package main
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -19,9 +21,10 @@ import (
 func main() {
 	log.SetFlags(0)
 	data := flag.String("d", "", "`text` to post; none is a GET")
+	requests := flag.Int("n", 1, "`number` of requests, one after the other")
 	flag.Parse()
 	if flag.NArg() != 1 {
-		log.Fatal("usage: client [-d text] URL")
+		log.Fatal("usage: client [-d text] [-n number] URL")
 	}
 
 	var dialer san.Dialer
@@ -29,29 +32,43 @@ func main() {
 		DialContext: dialer.DialContext, // instead of a net.Dialer's
 	}}
 
+	var by string // only to show what carried the last request; a client needs none of it
+	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
+		by = san.InfoOf(got.Conn).Provider
+	}}
+	ctx := httptrace.WithClientTrace(context.Background(), trace)
+	for n := range *requests {
+		to := io.Discard
+		if n == *requests-1 {
+			to = os.Stdout
+		}
+		if err := ask(ctx, &client, flag.Arg(0), *data, to); err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Fprintf(os.Stderr, "by %s\n", by)
+}
+
+// ask posts data, or gets if there is none, and writes the answer's body.
+func ask(ctx context.Context, client *http.Client, url, data string, to io.Writer) error {
 	method, body := http.MethodGet, io.Reader(nil)
-	if *data != "" {
-		method, body = http.MethodPost, strings.NewReader(*data)
+	if data != "" {
+		method, body = http.MethodPost, strings.NewReader(data)
 	}
-	req, err := http.NewRequest(method, flag.Arg(0), body)
+	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
-	// Only to show what carries the request; a client needs none of it.
-	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
-		GotConn: func(got httptrace.GotConnInfo) {
-			fmt.Fprintf(os.Stderr, "by %s\n", san.InfoOf(got.Conn).Provider)
-		},
-	}))
 	resp, err := client.Do(req)
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	defer resp.Body.Close()
-	if _, err := io.Copy(os.Stdout, resp.Body); err != nil {
-		log.Fatal(err)
+	if _, err := io.Copy(to, resp.Body); err != nil {
+		return err
 	}
 	if resp.StatusCode != http.StatusOK {
-		log.Fatal(resp.Status)
+		return errors.New(resp.Status)
 	}
+	return nil
 }

@@ -30,6 +30,7 @@ type Counts struct {
 	limit  uint32 // … that this end may; set before anything but Negotiate is sent
 
 	sent       uint32        // ours
+	marked     uint32        // … up to the last that was marked
 	peerFreed  atomic.Uint32 // … dealt with by the peer
 	received   atomic.Uint32 // the peer's
 	freed      atomic.Uint32 // … dealt with
@@ -64,6 +65,14 @@ func (c *Counts) Left() (int, error) {
 
 // Sent counts a message other than Credit.
 func (c *Counts) Sent() { c.sent++ }
+
+// Mark marks the last message that was sent. MarkedUnderWay reports whether the peer has not
+// dealt with it; never, where there are no credits.
+func (c *Counts) Mark() { c.marked = c.sent }
+
+func (c *Counts) MarkedUnderWay() bool {
+	return c.limit != 0 && int32(c.marked-c.peerFreed.Load()) > 0
+}
 
 // Advertise returns the credit for a header that is about to be sent.
 func (c *Counts) Advertise() uint32 {

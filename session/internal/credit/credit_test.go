@@ -2,6 +2,7 @@ package credit
 
 import (
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 )
 
@@ -62,11 +63,13 @@ func TestTwoEndsNeitherOverrunNorStop(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		buffers := 24 + r.IntN(40)
+		start := []uint32{0, 1<<31 - 500, 1<<32 - 500}[seed%3] // messages before: the counts wrap
 		var ends [2]*end
 		for i := range ends {
 			ends[i] = &end{t: t, seed: seed, buffers: buffers, unsent: 1000}
 			ends[i].Open(buffers)
 			ends[i].Limit(uint32(buffers - Reserved))
+			ends[i].startAt(start)
 		}
 		for idle := 0; (ends[0].unsent > 0 || ends[1].unsent > 0) && idle < 10000; idle++ {
 			i := r.IntN(2)
@@ -81,6 +84,74 @@ func TestTwoEndsNeitherOverrunNorStop(t *testing.T) {
 		if ends[0].unsent > 0 || ends[1].unsent > 0 {
 			t.Fatalf("seed %d: they stopped with %d and %d left", seed, ends[0].unsent, ends[1].unsent)
 		}
+	}
+}
+
+// startAt has all counts begin there.
+func (c *Counts) startAt(n uint32) {
+	c.sent, c.marked = n, n
+	for _, count := range []*atomic.Uint32{&c.peerFreed, &c.received, &c.freed, &c.advertised} {
+		count.Store(n)
+	}
+}
+
+// A Credit message is due when half of what data may use is not reported, or when the peer may
+// have few credits left; also where the counts wrap.
+func TestCreditIsDue(t *testing.T) {
+	for _, start := range []uint32{0, 1<<31 - 2, 1<<32 - 2, 1<<32 - 13} {
+		for _, tt := range []struct{ received, dealtWith int }{{4, 4}, {12, 1}} {
+			var c Counts
+			c.Open(24)
+			c.startAt(start)
+			for i := range tt.received {
+				c.Received(start, true)
+				if c.Due() {
+					t.Errorf("from %d: due after %d messages, none dealt with", start, i)
+				}
+			}
+			for i := range tt.dealtWith {
+				if c.Due() {
+					t.Errorf("from %d: due with %d of %d dealt with", start, i, tt.received)
+				}
+				c.DealtWith()
+			}
+			if !c.Due() {
+				t.Errorf("from %d: not due with %d of %d dealt with", start, tt.dealtWith, tt.received)
+			}
+			if c.Advertise(); c.Due() {
+				t.Errorf("from %d: due again", start)
+			}
+		}
+	}
+}
+
+// A marked message is under way until the peer has dealt with it, also where the counts wrap.
+func TestAMarkedMessageIsUnderWayUntilItIsDealtWith(t *testing.T) {
+	for _, start := range []uint32{0, 1<<31 - 2, 1<<32 - 2} {
+		var c Counts
+		c.Open(24)
+		c.Limit(16)
+		c.startAt(start)
+		if c.MarkedUnderWay() {
+			t.Errorf("from %d: a message that was not sent is under way", start)
+		}
+		for range 3 {
+			c.Sent()
+		}
+		c.Mark()
+		c.Sent()
+		for dealt := range uint32(5) {
+			c.Received(start+dealt, false)
+			if got := c.MarkedUnderWay(); got != (dealt < 3) {
+				t.Errorf("from %d, %d dealt with: under way is %v", start, dealt, got)
+			}
+		}
+	}
+	var none Counts
+	none.Sent()
+	none.Mark()
+	if none.MarkedUnderWay() {
+		t.Error("without credits a message is known to be under way")
 	}
 }
 

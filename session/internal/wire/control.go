@@ -3,8 +3,9 @@ package wire
 // Control is an encoded message without payload, complete but for the credit in its
 // header. Until there is room for it, a sender keeps it as it is.
 type Control struct {
-	b [HeaderLen + idLen + descriptorLen]byte
-	n int8
+	b    [HeaderLen + idLen + descriptorLen]byte
+	n    int8
+	note []byte // behind b's n
 }
 
 // Type returns the message's type.
@@ -14,11 +15,11 @@ func (c *Control) Type() Type { return Type(c.b[0]) }
 func (c *Control) Flags() uint8 { return c.b[1] }
 
 // Len returns its length in bytes.
-func (c *Control) Len() int { return int(c.n) }
+func (c *Control) Len() int { return int(c.n) + len(c.note) }
 
 // Put writes the message with this credit to room, which has Len bytes.
 func (c *Control) Put(room []byte, credit uint32) {
-	copy(room, c.b[:c.n])
+	copy(room[copy(room, c.b[:c.n]):], c.note)
 	le.PutUint32(room[4:], credit)
 }
 

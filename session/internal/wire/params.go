@@ -9,14 +9,13 @@ import (
 //
 //	 0  magic    u32
 //	 4  version  u16  raised when an old end would not understand a new one
-//	 6  refusal  u16  0: none; else there is no session, and this is why
+//	 6  zero     u16  ignored
 //	 8  credits  u32  messages other than Credit that the peer may send at first; 0: no limit
 //	12  maxMsg   u32  largest message that fits a buffer here
 //	16  caps     u32  bits; unknown ones are ignored
 //	20  zero     20 bytes, room for later; ignored
 type Params struct {
 	Version    uint16
-	Refusal    Refusal
 	Credits    uint32
 	MaxMessage uint32
 	Caps       uint32
@@ -35,12 +34,6 @@ const (
 	NegotiateLen = HeaderLen + 40
 )
 
-// Refusal is why an acceptor does not negotiate.
-type Refusal uint16
-
-// RefusedResources: it has no room for the connection.
-const RefusedResources Refusal = 1
-
 // ErrVersion means that the peer's version is another one.
 var ErrVersion = errors.New("another version of the protocol")
 
@@ -51,7 +44,6 @@ func (p Params) Put(b []byte) {
 	b = b[HeaderLen:]
 	le.PutUint32(b, magic)
 	le.PutUint16(b[4:], p.Version)
-	le.PutUint16(b[6:], uint16(p.Refusal))
 	le.PutUint32(b[8:], p.Credits)
 	le.PutUint32(b[12:], p.MaxMessage)
 	le.PutUint32(b[16:], p.Caps)
@@ -66,7 +58,6 @@ func ParseParams(m []byte) (Params, error) {
 	b := m[HeaderLen:]
 	p := Params{
 		Version:    le.Uint16(b[4:]),
-		Refusal:    Refusal(le.Uint16(b[6:])),
 		Credits:    le.Uint32(b[8:]),
 		MaxMessage: le.Uint32(b[12:]),
 		Caps:       le.Uint32(b[16:]),

@@ -36,6 +36,7 @@ const (
 	TypeFill        Type = 21
 	TypeEmptied     Type = 22
 	TypeLeaveInbox  Type = 23
+	TypeNote        Type = 24
 )
 
 // Flags. Each type has its own; unknown ones are ignored.

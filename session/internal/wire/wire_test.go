@@ -47,6 +47,7 @@ func TestMessagesAreEncodedAsDocumented(t *testing.T) {
 		{"CancelWrite", encoded(Cancel{TypeCancelWrite, 0x0a0b0c0d}.Control()), "\x0a\x00\x00\x00" + credit + id},
 		{"Refuse", encoded(Cancel{TypeRefuse, 0x0a0b0c0d}.Control()), "\x12\x00\x00\x00" + credit + id},
 		{"AskInbox", encoded(AskInbox{0x0102030405060708}.Control()), "\x13\x00\x00\x00" + credit + count},
+		{"Note", encoded(Note([]byte("abc"))), "\x18\x00\x00\x00" + credit + "abc"},
 		{"Inbox", encoded(Inbox{d}.Control()), "\x14\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + desc},
 		{"Fill", withHeader(h(TypeFill, FlagMore), FillLen, Fill{0x0a0b0c0d}.Put), "\x15\x01\x00\x00" + credit + id},
 		{"Emptied", encoded(Emptied{0x0102030405060708}.Control()), "\x16\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + count},
@@ -116,6 +117,9 @@ func parsedControl(t Type, m []byte) (Control, error) {
 	case TypeInbox:
 		i, err := ParseInbox(m)
 		return i.Control(), err
+	case TypeNote:
+		n, err := ParseNote(m)
+		return Note(n), err
 	case TypeEmptied:
 		e, err := ParseEmptied(m)
 		return e.Control(), err
@@ -144,7 +148,7 @@ func FuzzMessage(f *testing.F) {
 func TestShortMessagesAreRefused(t *testing.T) {
 	for _, c := range []Control{
 		Grant{}.Control(), Done{Type: TypeReadDone}.Control(), Done{Type: TypeWriteDone}.Control(), Cancel{Type: TypeCancelRead}.Control(),
-		Cancel{Type: TypeCancelWrite}.Control(), Cancel{Type: TypeRefuse}.Control(), Inbox{}.Control(), Emptied{}.Control(),
+		Cancel{Type: TypeCancelWrite}.Control(), Cancel{Type: TypeRefuse}.Control(), Inbox{}.Control(), Emptied{}.Control(), Note([]byte{1}),
 	} {
 		m := encoded(c)
 		if _, ok := parsed(m); !ok {

@@ -1,14 +1,16 @@
 // Package conns makes connections over the simulated device, which is not among the kernel's,
 // where package san looks for the one that serves an address: as package san makes them, but
-// for that. Only tests and benchmarks/hwsim import it.
+// for that, and in one process. Only tests and benchmarks/hwsim import it.
 package conns
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"time"
 
+	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/provider/verbs"
 	"github.com/sanconn/san/sanconn"
@@ -26,58 +28,88 @@ type Config struct {
 
 // Listen listens on a free port of 127.0.0.1.
 func Listen(cfg Config) (net.Listener, error) {
-	port, err := FreePort()
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	l, err := verbs.Listen(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port), cfg.Verbs)
+	l, err := verbs.Listen(tcp.Addr().(*net.TCPAddr).AddrPort(), cfg.Verbs)
 	if err != nil {
+		tcp.Close()
 		return nil, err
 	}
-	return listener{l, cfg}, nil
+	return &listener{tcp, l, cfg, make(map[string]*sanconn.Conn)}, nil
 }
 
+// listener takes connections that move at once. Its Accept must not be called concurrently.
 type listener struct {
-	*verbs.Listener
-	cfg Config
+	net.Listener
+	verbs *verbs.Listener
+	cfg   Config
+	came  map[string]*sanconn.Conn // by TCP, by the dialer's address
 }
 
-// Accept negotiates, too: a dialer that does not holds up the others.
-func (l listener) Accept() (net.Conn, error) {
+// Accept returns a connection that has moved: a dialer that does not move holds up the others.
+func (l *listener) Accept() (net.Conn, error) {
 	for {
-		e, err := l.Listener.Accept()
+		e, err := l.verbs.Accept()
 		if err != nil {
 			return nil, err
 		}
-		if c, err := negotiate(e, l.cfg); err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		var c *sanconn.Conn
+		err = connpair.Take(ctx, e, l.cfg.Session, func(hello []byte) *sanconn.Conn {
+			c = l.find(string(hello))
+			return c
+		})
+		if err == nil {
+			err = newconn.HandleOf(c).Moved(ctx)
+		}
+		cancel()
+		if err == nil {
 			return c, nil
 		}
 	}
 }
 
-// Addr implements net.Listener.
-func (l listener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.Addrs()[0]) }
+// find returns the connection of a dialer, which has made it before it sends its offer.
+func (l *listener) find(dialer string) *sanconn.Conn {
+	for l.came[dialer] == nil {
+		tcp, err := l.Listener.Accept()
+		if err != nil {
+			return nil
+		}
+		c, _ := newconn.New(tcp.(*net.TCPConn), newconn.Config{})
+		l.came[tcp.RemoteAddr().String()] = c.(*sanconn.Conn)
+	}
+	c := l.came[dialer]
+	delete(l.came, dialer)
+	return c
+}
+
+// Close implements net.Listener.
+func (l *listener) Close() error { return errors.Join(l.verbs.Close(), l.Listener.Close()) }
 
 // Dial connects to a listener.
 func Dial(ctx context.Context, cfg Config, address netip.AddrPort) (*sanconn.Conn, error) {
-	e, err := verbs.Dial(ctx, netip.AddrPort{}, address, cfg.Verbs)
+	tcp, err := net.Dial("tcp", address.String())
 	if err != nil {
 		return nil, err
 	}
-	return negotiate(e, cfg)
-}
-
-// negotiate makes a connection of an endpoint, at either end.
-func negotiate(e *verbs.Endpoint, cfg Config) (*sanconn.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	s := session.New(e, cfg.Session)
-	if err := s.Negotiate(ctx); err != nil {
-		s.Abort()
+	conn, h := newconn.New(tcp.(*net.TCPConn), newconn.Config{})
+	c := conn.(*sanconn.Conn)
+	e, err := verbs.Dial(ctx, netip.AddrPort{}, address, cfg.Verbs)
+	if err == nil {
+		negotiate, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err = connpair.Offer(negotiate, c, e, cfg.Session, []byte(tcp.LocalAddr().String()), nil); err == nil {
+			err = h.Moved(negotiate)
+		}
+	}
+	if err != nil {
+		c.Close()
 		return nil, err
 	}
-	local, remote := net.TCPAddrFromAddrPort(e.LocalAddr()), net.TCPAddrFromAddrPort(e.RemoteAddr())
-	return newconn.New(s, local, remote, nil).(*sanconn.Conn), nil
+	return c, nil
 }
 
 // FreePort returns a port of 127.0.0.1 that nobody uses.

@@ -7,15 +7,15 @@ const (
 	// little memory.
 	Start = 64 << 10
 
-	// Sure is the limit that a ring may reach whatever is left of the budget. Without it two
-	// programs that each write 256 KiB in the smallest messages before they read, which
-	// works over TCP, would wait for each other for ever. The largest message fits from
-	// 256 KiB on.
+	// Sure is the limit that a ring may reach when nothing is left of the budget, out of as
+	// much again that is for this alone. Without it two programs that each write 256 KiB in
+	// the smallest messages before they read, which works over TCP, would wait for each other
+	// for ever. The largest message fits from 256 KiB on.
 	Sure = 512 << 10
 )
 
 // Budget bounds the bytes by which all rings that this process writes grow beyond Start.
-// What rings take on their way to Sure counts, but is granted even when nothing is left.
+// What rings take on their way to Sure counts, but is granted up to twice the budget.
 // It is safe for concurrent use.
 type Budget struct{ most, used atomic.Int64 }
 
@@ -35,9 +35,13 @@ func (b *Budget) Used() int64 { return b.used.Load() }
 // Exceeded reports whether more is in use than there is.
 func (b *Budget) Exceeded() bool { return b.used.Load() > b.most.Load() }
 
-// Take takes n more bytes; sure: whatever is left.
+// Take takes n more bytes; sure: on the way to Sure.
 func (b *Budget) Take(n int64, sure bool) bool {
-	if b.used.Add(n) > b.most.Load() && !sure {
+	most := b.most.Load()
+	if sure {
+		most *= 2
+	}
+	if b.used.Add(n) > most {
 		b.used.Add(-n)
 		return false
 	}

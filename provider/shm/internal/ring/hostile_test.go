@@ -3,6 +3,8 @@ package ring
 import (
 	"encoding/binary"
 	"math/rand"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 )
@@ -283,5 +285,37 @@ func (h *hostile) scribble() {
 		*at ^= 1 << (h.next() % 64)
 	default:
 		*at = [...]uint64{kindPad | 8, kindMessage | MaxMessage, kindMessage | 16, Size, 0}[h.next()%5]
+	}
+}
+
+// A message is as long as it was when its header was checked, whatever the writer writes there
+// in the moment after.
+func TestHeaderThatChangesWhileItIsRead(t *testing.T) {
+	p := newPipe(t, minMax)
+	p.record(kindMessage|8, recordSize(8))
+	word := (*atomic.Uint64)(unsafe.Pointer(&p.bytes[0]))
+	stop := make(chan struct{})
+	var flipping sync.WaitGroup
+	flipping.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			for range 100 {
+				word.Store(kindMessage | MaxMessage)
+				word.Store(kindMessage | 8)
+			}
+		}
+	})
+	defer flipping.Wait()
+	defer close(stop)
+	for range 200_000 {
+		r := Reader{}
+		r.Init(&p.shared, &p.spares, p.bytes)
+		if msg, do := r.Poll(); do&Broken == 0 && len(msg) != 8 {
+			t.Fatalf("a message of %d bytes in a record of 8", len(msg))
+		}
 	}
 }

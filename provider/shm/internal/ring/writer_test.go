@@ -256,17 +256,23 @@ func TestReserveWhileShrinkIsAtWork(t *testing.T) {
 
 func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 	p := newPipe(t, Size)
-	p.books.Set(128 << 10)
-	q := newPipe(t, Size)
-	q.Writer = Writer{}
-	q.Writer.Init(&q.shared, &q.spares, q.bytes, Size, 0, p.books)
+	const most = Sure - Start // and as much again on the way to Sure
+	p.books.Set(most)
+	q, r := newPipe(t, Size), newPipe(t, Size)
+	for _, more := range []*pipe{q, r} {
+		more.Writer = Writer{}
+		more.Writer.Init(&more.shared, &more.spares, more.bytes, Size, 0, p.books)
+	}
 	// 256 KiB in 64-byte messages take 320 KiB with their headers.
 	for _, p := range []*pipe{p, q} {
 		if n := p.fill(1024, 0) * 1024; n < 320<<10 || n > Sure {
-			t.Errorf("%d bytes committed with a budget of 128 KiB", n)
+			t.Errorf("%d bytes committed with a budget of %d", n, most)
 		}
 	}
-	if !p.books.Exceeded() || p.books.Used() != 2*(Sure-Start) {
+	if n := r.fill(1024, 0) * 1024; n > Start {
+		t.Errorf("%d bytes committed when two rings have taken twice the budget", n)
+	}
+	if !p.books.Exceeded() || p.books.Used() != 2*most {
 		t.Errorf("%d bytes of the budget are used", p.books.Used())
 	}
 }
@@ -309,5 +315,24 @@ func TestCommitOfMoreThanWasReserved(t *testing.T) {
 			}()
 			commit(9)
 		}()
+	}
+}
+
+// A control message for which the ring has no room wakes a reader that sleeps.
+func TestControlInACellWakesTheReader(t *testing.T) {
+	p := newPipe(t, minMax)
+	p.fill(1000, 0)
+	for p.send(8, 0) {
+	}
+	p.Reader.Arm()
+	if room, _ := p.ReserveControl(16); room == nil {
+		t.Fatal("no room for control")
+	}
+	do := p.CommitControl(16)
+	if p.shared.spareTail.Load() != 1 {
+		t.Fatal("it is not in a cell, so this shows nothing")
+	}
+	if do&Wake == 0 {
+		t.Error("nobody is woken")
 	}
 }

@@ -59,6 +59,12 @@ func (c *Conn) SetState(v uint32) {
 	c.link.Kick(c.number)
 }
 
+// Done reports whether the other side does not use the slot any more.
+func (c *Conn) Done() bool {
+	state := at32(c.slot.mem, c.slot.control+states+stateSize).Load()
+	return state&3 != StateOpen && state>>31 == 0
+}
+
 // Peer is the other side's state.
 func (c *Conn) Peer() uint32 { return at32(c.slot.mem, c.slot.control+states+stateSize).Load() & 3 }
 
@@ -144,6 +150,7 @@ const (
 	CloseM     = 12
 	AskInbox   = 19
 	PingM      = 15
+	Note       = 24
 )
 
 // SessionMessage is a message of the session's.

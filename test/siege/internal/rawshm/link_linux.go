@@ -3,7 +3,6 @@ package rawshm
 import (
 	"encoding/binary"
 	"fmt"
-	"net/netip"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -81,8 +80,8 @@ type slot struct {
 
 // Open makes a link: all of it as it is meant to be, except for the doorbell that is passed,
 // which stays the caller's.
-func Open(inode uint32, doorbell int) (*Conduit, error) {
-	socket, err := Dial(inode)
+func Open(port uint16, doorbell int) (*Conduit, error) {
+	socket, err := Dial(port, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -155,10 +154,9 @@ func (c *Conduit) Extend() error {
 	return nil
 }
 
-// Connect asks for a connection in a slot, from the address of a bound socket, which stays
-// the caller's, and waits for the reply.
-func (c *Conduit) Connect(number int, to netip.AddrPort, bound int) error {
-	if err := Send(c.Socket, Message{Kind: Connect, Number: uint32(number), Addr: to}, bound); err != nil {
+// Connect asks for a connection in a slot, and waits for the reply.
+func (c *Conduit) Connect(number int) error {
+	if err := Send(c.Socket, Message{Kind: Connect, Number: uint32(number)}); err != nil {
 		return err
 	}
 	m, _, err := Receive(c.Socket, 10*time.Second)

@@ -3,14 +3,13 @@ package rawshm
 import (
 	"encoding/binary"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // Version is the version of the protocol.
-const Version = 4
+const Version = 5
 
 // Kinds of messages.
 const (
@@ -25,32 +24,24 @@ const (
 // Codes of replies.
 const (
 	OK        = 0
-	Refused   = 2
-	Closed    = 3
-	Resources = 4
-	Address   = 5
+	Closed    = 2
+	Resources = 3
 )
 
 // Message is a packet on a link's socket.
 type Message struct {
 	Kind, Code uint8
 	Number     uint32
-	Addr       netip.AddrPort
 }
 
-const messageSize = 32
+const messageSize = 16
 
 func (m Message) encode() []byte {
 	b := make([]byte, messageSize)
 	copy(b, "San"+"M")
 	b[4], b[5] = m.Kind, m.Code
-	binary.LittleEndian.PutUint16(b[6:], m.Addr.Port())
 	binary.LittleEndian.PutUint32(b[8:], Version)
 	binary.LittleEndian.PutUint32(b[12:], m.Number)
-	if m.Addr.IsValid() {
-		a := m.Addr.Addr().As16()
-		copy(b[16:], a[:])
-	}
 	return b
 }
 
@@ -81,7 +72,7 @@ func Receive(socket int, limit time.Duration) (m Message, fds []int, err error) 
 		break
 	}
 	var b [messageSize]byte
-	var oob [64]byte
+	var oob [128]byte // credentials, too
 	n, oobn, _, _, err := unix.Recvmsg(socket, b[:], oob[:], unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
 		return m, nil, err

@@ -1,0 +1,403 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/sanconn"
+)
+
+var (
+	diffFirst = flag.Uint64("diff.first", 1, "the first seed of TestAsTCPDoes")
+	diffCount = flag.Int("diff.count", 400, "how many seeds TestAsTCPDoes tries")
+)
+
+// Random calls at both ends have the results that they have on TCP, whatever carries the
+// connection and whenever it moves. Each seed is a sequence of calls, which is made one after the
+// other on a TCP connection of net's, and then on each carrier. A difference is reported with
+// the smallest sequence that shows it; exceptions are those that are documented.
+func TestAsTCPDoes(t *testing.T) {
+	var next atomic.Uint64
+	var found atomic.Int32
+	const enough = 8 // differences: often all are one
+	var trying sync.WaitGroup
+	exempt := make([]atomic.Int32, len(diffExceptions))
+	workers := 4 // most of the time of a sequence is spent waiting for what does not come
+	if testing.Short() {
+		*diffCount = min(*diffCount, 100)
+	}
+	for range workers {
+		rigs := make([]*diffRig, len(diffCarriers))
+		for i, c := range diffCarriers {
+			rigs[i] = newDiffRig(t, c)
+		}
+		trying.Go(func() {
+			for {
+				n := next.Add(1) - 1
+				if n >= uint64(*diffCount) || found.Load() >= enough {
+					return
+				}
+				found.Add(trySeed(t, *diffFirst+n, rigs, exempt))
+			}
+		})
+	}
+	trying.Wait()
+	for i, e := range diffExceptions {
+		t.Logf("%4d times: %s", exempt[i].Load(), e.name)
+	}
+}
+
+// trySeed compares each carrier with the first, which is TCP, and returns how many differ.
+func trySeed(t *testing.T, seed uint64, rigs []*diffRig, exempt []atomic.Int32) (found int32) {
+	calls := diffSequence(rand.New(rand.NewPCG(seed, 0)))
+	for _, r := range rigs[1:] {
+		d := compare(rigs[0], r, calls, 0)
+		if d == nil {
+			continue
+		}
+		if i := d.exception(); i >= 0 {
+			exempt[i].Add(1)
+			continue
+		}
+		// What differs only without a pause is a matter of time, which it is with TCP as well.
+		if d = confirmed(rigs[0], r, calls); d == nil || d.exception() >= 0 {
+			continue
+		}
+		for i := 0; i < len(d.calls); { // the smallest
+			less := slices.Delete(slices.Clone(d.calls), i, i+1)
+			if smaller := confirmed(rigs[0], r, less); smaller != nil && smaller.exception() < 0 {
+				d = smaller
+			} else {
+				i++
+			}
+		}
+		t.Errorf("seed %d, %s: %v\n%s", seed, r.carrier.name, d.calls, d)
+		found++
+	}
+	return found
+}
+
+// difference is the first result that is another than on TCP.
+type difference struct {
+	carrier   diffCarrier
+	calls     []diffCall
+	at        int // which call; the ones behind calls are run's own
+	call      diffCall
+	got, want string
+}
+
+func (d *difference) String() string {
+	return fmt.Sprintf("call %d, %s: %s; on TCP: %s", d.at, d.call, d.got, d.want)
+}
+
+// confirmed returns a difference that is there each time, with pauses between the calls.
+func confirmed(tcp, r *diffRig, calls []diffCall) (d *difference) {
+	const times, pause = 3, 3 * time.Millisecond
+	for range times {
+		if d = compare(tcp, r, calls, pause); d == nil {
+			return nil
+		}
+	}
+	return d
+}
+
+// compare makes the calls on TCP and on another carrier.
+func compare(tcp, r *diffRig, calls []diffCall, pause time.Duration) *difference {
+	want := tcp.run(calls, nil, pause)
+	got := r.run(calls, want, pause)
+	all := append(slices.Clone(calls), diffAtEnd...)
+	for i := range want {
+		if got[i] != want[i] {
+			return &difference{r.carrier, calls, i, all[i], got[i], want[i]}
+		}
+	}
+	return nil
+}
+
+// diffAtEnd are the calls at the end of each sequence: what is left is read, at both ends.
+var diffAtEnd = []diffCall{
+	{end: 0, what: "Read", size: 1 << 20}, {end: 1, what: "Read", size: 1 << 20},
+	{end: 0, what: "Close"}, {end: 1, what: "Close"},
+}
+
+// diffCarrier is what carries connections.
+type diffCarrier struct {
+	name  string
+	lane  lane
+	moves bool // at some call
+	async bool // … while that is under way
+}
+
+var diffCarriers = []diffCarrier{
+	{name: "TCP", lane: plainTCP},
+	{name: "TCP in a Conn", lane: lane{policy: Prefer, providers: []string{shm.Name}}},
+	{name: "shm", lane: lane{policy: Require, providers: []string{shm.Name}}},
+	{name: "moves between calls", lane: lane{policy: Prefer, providers: []string{shm.Name}}, moves: true},
+	{name: "moves during a call", lane: lane{policy: Prefer, providers: []string{shm.Name}}, moves: true, async: true},
+}
+
+// diffRig makes connections of a carrier.
+type diffRig struct {
+	carrier  diffCarrier
+	listener net.Listener
+	dialer   *Dialer
+	plan     *plan
+}
+
+func newDiffRig(t *testing.T, c diffCarrier) *diffRig {
+	t.Helper()
+	r := &diffRig{carrier: c, listener: c.lane.listen(t, "127.0.0.1:0"), dialer: c.lane.dialer()}
+	if c.moves {
+		var err error
+		if r.plan, _, err = r.dialer.plan("tcp"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+// diffEnd is one end of a connection, on which calls are made.
+type diffEnd struct {
+	net.Conn
+	expired       bool // its deadlines have passed
+	written, read int
+}
+
+func (r *diffRig) connect() (ends [2]*diffEnd, err error) {
+	c, err := r.dialer.Dial("tcp", r.listener.Addr().String())
+	if err != nil {
+		return ends, err
+	}
+	s, err := r.listener.Accept()
+	if err != nil {
+		return ends, err
+	}
+	if sc, ok := c.(*sanconn.Conn); ok && r.carrier.lane.policy == Prefer {
+		newconn.HandleOf(sc).CallUse(never)
+	}
+	return [2]*diffEnd{{Conn: c}, {Conn: s}}, nil
+}
+
+// diffCall is a call at one of the ends.
+type diffCall struct {
+	end  int
+	what string
+	size int
+	move bool // a connection that moves does it before this call, or meanwhile
+}
+
+func (c diffCall) String() string {
+	s := fmt.Sprintf("%s.%s", [...]string{"dialer", "acceptor"}[c.end], c.what)
+	if c.what == "Read" || c.what == "Write" {
+		s += fmt.Sprintf("(%d)", c.size)
+	}
+	if c.move {
+		s = "move+" + s
+	}
+	return s
+}
+
+// diffSequence is 2 to 7 calls.
+func diffSequence(rnd *rand.Rand) (calls []diffCall) {
+	what := []string{"Write", "Write", "Write", "Read", "Read", "Close", "CloseWrite", "CloseRead", "SetLinger0", "expire", "clear", "Control", "File"}
+	sizes := []int{0, 1, 100, 5000, 70_000}
+	n := 2 + rnd.IntN(6)
+	for range n {
+		calls = append(calls, diffCall{end: rnd.IntN(2), what: what[rnd.IntN(len(what))], size: sizes[rnd.IntN(len(sizes))]})
+	}
+	calls[rnd.IntN(n)].move = true
+	return calls
+}
+
+// run makes the calls on a new connection, and those at the end, and returns their results. want is what they are on TCP, if that is known: a Read that found
+// nothing there need not wait long here.
+func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (results []string) {
+	ends, err := r.connect()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	defer ends[0].Close()
+	defer ends[1].Close()
+	const nothing = 2 * time.Millisecond // for what is in the kernel already, and for what must not come
+	patience := func() time.Duration {
+		if i := len(results); want != nil && (i >= len(want) || !strings.Contains(want[i], "timeout")) {
+			return testTimeout
+		}
+		return nothing
+	}
+	var moving sync.WaitGroup
+	defer moving.Wait()
+	for _, call := range calls {
+		time.Sleep(pause)
+		if call.move && r.carrier.moves {
+			move := func() {
+				ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+				defer cancel()
+				h := newconn.HandleOf(ends[0].Conn)
+				r.plan.move(ctx, h, h.Life().(*life)) // it may have no sense any more
+			}
+			if r.carrier.async {
+				moving.Go(move)
+			} else {
+				move()
+			}
+		}
+		results = append(results, ends[call.end].do(call, patience()))
+	}
+	time.Sleep(pause)
+	moving.Wait()
+	for _, call := range diffAtEnd {
+		results = append(results, ends[call.end].do(call, patience()))
+	}
+	return results
+}
+
+// do makes a call, and returns its result: one that does not depend on how a stream comes in
+// pieces.
+func (e *diffEnd) do(call diffCall, patience time.Duration) string {
+	type tcp interface {
+		CloseWrite() error
+		CloseRead() error
+		SetLinger(int) error
+		File() (*os.File, error)
+		SyscallConn() (syscall.RawConn, error)
+	}
+	c := e.Conn.(tcp)
+	switch call.what {
+	case "Write":
+		b := make([]byte, call.size)
+		position(b, e.written)
+		if !e.expired {
+			e.SetWriteDeadline(time.Now().Add(testTimeout))
+		}
+		n, err := e.Write(b)
+		e.written += n
+		return fmt.Sprintf("%d, %s", n, diffError(err))
+	case "Read":
+		return e.readAll(call.size, patience)
+	case "Close":
+		return diffError(e.Close())
+	case "CloseWrite":
+		return diffError(c.CloseWrite())
+	case "CloseRead":
+		return diffError(c.CloseRead())
+	case "SetLinger0":
+		return diffError(c.SetLinger(0))
+	case "expire":
+		e.expired = true
+		return diffError(e.SetDeadline(time.Unix(1, 0)))
+	case "clear":
+		e.expired = false
+		return diffError(e.SetDeadline(time.Time{}))
+	case "Control":
+		raw, err := c.SyscallConn()
+		if err == nil {
+			err = raw.Control(func(uintptr) {})
+		}
+		return diffError(err)
+	case "File":
+		f, err := c.File()
+		if err == nil {
+			f.Close()
+		}
+		return diffError(err)
+	}
+	panic(call.what)
+}
+
+// readAll reads so many bytes, or up to an error.
+func (e *diffEnd) readAll(size int, patience time.Duration) string {
+	b := make([]byte, size)
+	n := 0
+	for {
+		if !e.expired {
+			e.SetReadDeadline(time.Now().Add(patience))
+		}
+		k, err := e.Read(b[n:])
+		if i := misplaced(b[n:n+k], e.read); i >= 0 {
+			return fmt.Sprintf("byte %d is not what was written there", i)
+		}
+		n, e.read = n+k, e.read+k
+		if err != nil || n == size {
+			return fmt.Sprintf("%d, %s", n, diffError(err))
+		}
+	}
+}
+
+// diffError is an error without addresses, which differ.
+func diffError(err error) string {
+	var oe *net.OpError
+	switch {
+	case err == nil || err == io.EOF:
+		return fmt.Sprint(err)
+	case errors.As(err, &oe) && err == error(oe):
+		var errno syscall.Errno
+		inner := oe.Err.Error()
+		if errors.As(oe.Err, &errno) { // whatever its text
+			inner = errno.Error()
+		}
+		return fmt.Sprintf("%s %s (addresses: %v, %v)", oe.Op, inner, oe.Source != nil, oe.Addr != nil)
+	}
+	return fmt.Sprintf("%v (%T)", err, err)
+}
+
+// diffException is a difference that is known, and documented where it says.
+type diffException struct {
+	name string
+	is   func(d *difference) bool
+}
+
+// before reports whether an end has made a call before the one that differs.
+func (d *difference) before(end int, what ...string) bool {
+	return slices.ContainsFunc(d.calls[:min(d.at, len(d.calls))], func(c diffCall) bool {
+		return c.end == end && slices.Contains(what, c.what)
+	})
+}
+
+// on reports whether the call that differs is one of these.
+func (d *difference) on(what ...string) bool { return slices.Contains(what, d.call.what) }
+
+var diffExceptions = []diffException{
+	{"sanconn.Conn.CloseRead: Read returns io.EOF from then on, whatever has come", func(d *difference) bool {
+		return d.on("Read") && d.before(d.call.end, "CloseRead") && d.got == "0, EOF"
+	}},
+	{"sanconn.Conn.File: it fails where bytes that came by the SAN are unread and cannot be returned", func(d *difference) bool {
+		return d.on("File") && strings.Contains(d.got, "have not been read")
+	}},
+	{"sanconn.Conn.File, SyscallConn: they fail once a connection that has moved was reset", func(d *difference) bool {
+		return d.on("File", "Control") && strings.Contains(d.got, "connection reset") && d.want == "<nil>"
+	}},
+	{"sanconn.Conn.CloseRead: it is no error if the connection has ended", func(d *difference) bool {
+		return d.on("CloseRead") && d.got == "<nil>" && strings.Contains(d.want, "not connected")
+	}},
+	{"sanconn.Conn.CloseWrite: it is no error if the stream has ended, or the peer has closed; after a reset it says so", func(d *difference) bool {
+		return d.on("CloseWrite") && strings.Contains(d.want, "not connected") && (d.got == "<nil>" || strings.Contains(d.got, "reset by peer"))
+	}},
+	{"a reset: each call finds it, and TCP's first alone", func(d *difference) bool {
+		return strings.Contains(d.got, "reset by peer") &&
+			(d.on("Read") && strings.HasSuffix(d.want, "EOF") || d.on("Write") && strings.Contains(d.want, "broken pipe"))
+	}},
+	{"a reset: TCP may lose bytes that had come before", func(d *difference) bool {
+		return d.on("Read") && strings.Contains(d.got, "reset by peer") && strings.Contains(d.want, "reset by peer")
+	}},
+}
+
+// exception returns which exception a difference is; -1: none.
+func (d *difference) exception() int {
+	return slices.IndexFunc(diffExceptions, func(e diffException) bool { return e.is(d) })
+}

@@ -1,0 +1,50 @@
+package san
+
+import (
+	"io"
+	"net"
+	"os"
+
+	"github.com/sanconn/san/internal/tcpid"
+)
+
+// FileConn makes a connection of a copy of a TCP connection's descriptor, such as one that
+// another process has passed on (sanconn.Conn.File); see net.FileConn. It goes on by TCP from
+// where that has left it, and moves to a SAN again when the process that has dialed it tries
+// that. Closing f does not affect it. What is not TCP, or cannot move, is what net.FileConn
+// returns.
+//
+// Who passed the descriptor on must not use it any more: two processes that read or write by
+// turns belong to TCP alone.
+func FileConn(f *os.File) (net.Conn, error) {
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return c, nil
+	}
+	o, err := new(ListenConfig).opening()
+	if err != nil {
+		c.Close()
+		return nil, &net.OpError{Op: "file", Net: "tcp", Addr: tcp.LocalAddr(), Err: err}
+	}
+	written, read, err := tcpid.Positions(tcp)
+	if o.without == nil && err != nil {
+		o.without = &Unavailable{Reason: ReasonNotServed, Err: err}
+	}
+	var named io.Closer
+	if o.without == nil {
+		if named, err = nameFor(tcp, o.settings); err != nil {
+			o.without = unavailableOf(err)
+		}
+	}
+	if o.without != nil {
+		noteFallback(tcp, o.without)
+		count(func(n *Counters) { n.Accepted[providerTCP]++ })
+		return tcp, nil
+	}
+	conn, _, _ := takeOn(tcp, written, read, func() { named.Close() })
+	return conn, nil
+}

@@ -1,0 +1,268 @@
+package san
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/sanconn"
+)
+
+func init() { roles["echo"] = roleEcho }
+
+// roleEcho goes on with a connection that it gets as descriptor 3, or by it, and sends back what
+// comes.
+func roleEcho(lane) error {
+	f := os.NewFile(3, "connection")
+	if os.Getenv(envName) == "message" {
+		control := make([]byte, unix.CmsgSpace(4))
+		_, n, _, _, err := unix.Recvmsg(3, make([]byte, 1), control, 0)
+		if err != nil {
+			return err
+		}
+		messages, err := unix.ParseSocketControlMessage(control[:n])
+		if err != nil {
+			return err
+		}
+		fds, err := unix.ParseUnixRights(&messages[0])
+		if err != nil {
+			return err
+		}
+		f = os.NewFile(uintptr(fds[0]), "connection")
+	}
+	c, err := FileConn(f)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	fmt.Printf("%T\n", c)
+	if _, err := io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c}); err != nil {
+		return err
+	}
+	fmt.Println(InfoOf(c).Provider)
+	return c.Close()
+}
+
+// A connection's descriptor is passed to another process, before and after it has moved, with
+// bytes unread or not. There the connection goes on without a wrong byte, and moves again.
+func TestConnectionIsPassedOn(t *testing.T) {
+	onlyShm(t)
+	for _, how := range []string{"inherited", "message"} {
+		for _, moved := range []bool{false, true} {
+			for _, unread := range []int{0, 1, 100_000} {
+				t.Run(fmt.Sprintf("%s, moved %v, %d unread", how, moved, unread), func(t *testing.T) {
+					passOn(t, how, moved, unread)
+				})
+			}
+		}
+	}
+}
+
+func passOn(t *testing.T, how string, moved bool, unread int) {
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
+	s := mustAccept(t, l).(*sanconn.Conn)
+	send(t, c, s, "before")
+	if moved {
+		newconn.HandleOf(c).CallUse(0)
+		send(t, c, s, "a use")
+		wantMoved(t, c, shm.Name)
+		wantMoved(t, s, shm.Name)
+		send(t, s, c, "by shm")
+		send(t, c, s, "by shm")
+	}
+	c.SetDeadline(time.Now().Add(testTimeout))
+	data := make([]byte, 1<<20)
+	position(data, 0)
+	if _, err := c.Write(data[:unread]); err != nil {
+		t.Fatal(err)
+	}
+	f, err := s.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := startPassed(t, how, f)
+	f.Close()
+	s.Close()
+	if got := p.line(t); got != "*sanconn.Conn" {
+		t.Fatalf("the other process has a %s", got)
+	}
+	wrote := make(chan error)
+	go func() {
+		for n := unread; n < len(data); n += 1000 {
+			if n == (len(data)-unread)/2000*1000+unread {
+				newconn.HandleOf(c).CallUse(0)
+			}
+			if _, err := c.Write(data[n:min(n+1000, len(data))]); err != nil {
+				wrote <- err
+				return
+			}
+		}
+		wrote <- nil
+	}()
+	got := make([]byte, len(data))
+	if n, err := io.ReadFull(c, got); err != nil {
+		t.Fatalf("after %d bytes: %v", n, err)
+	}
+	if err := <-wrote; err != nil {
+		t.Fatal(err)
+	}
+	wantPositions(t, got, 0)
+	wantMoved(t, c, shm.Name)
+	c.CloseWrite()
+	if n, err := c.Read(got); n != 0 || err != io.EOF {
+		t.Errorf("at the end: %d, %v", n, err)
+	}
+	if got := p.line(t); got != shm.Name {
+		t.Errorf("the other process was on %s", got)
+	}
+}
+
+// startPassed starts a process that gets a descriptor.
+func startPassed(t *testing.T, how string, f *os.File) *process {
+	t.Helper()
+	with := func(f *os.File) *process {
+		return startProcess(t, "echo", moves, "", func(c *exec.Cmd) {
+			c.ExtraFiles = []*os.File{f}
+			c.Env = append(c.Env, envName+"="+how)
+		})
+	}
+	if how == "inherited" {
+		return with(f)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "theirs")
+	defer theirs.Close()
+	defer unix.Close(pair[0])
+	p := with(theirs)
+	if err := unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(int(f.Fd())), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// What is no TCP connection is what net makes of it.
+func TestFileConnOfOthers(t *testing.T) {
+	path := t.TempDir() + "/socket"
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	f, err := c.(*net.UnixConn).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	same, err := FileConn(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer same.Close()
+	if _, ok := same.(*net.UnixConn); !ok {
+		t.Errorf("a %T", same)
+	}
+	if _, err := FileConn(os.Stdin); err == nil {
+		t.Error("a connection of what is none")
+	}
+}
+
+// A framework that takes the descriptor for its own event loop, as gnet does, has all bytes on
+// it, whether it asks before the connection has moved or later. So it may at both ends at once.
+func TestDescriptorIsUsed(t *testing.T) {
+	onlyShm(t)
+	for _, after := range []bool{false, true} {
+		for _, ends := range []string{"dialer", "acceptor", "both"} {
+			t.Run(fmt.Sprintf("after the move %v, by the %s", after, ends), func(t *testing.T) {
+				l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+				c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
+				s := mustAccept(t, l).(*sanconn.Conn)
+				if after {
+					newconn.HandleOf(c).CallUse(0)
+					send(t, c, s, "a use")
+					wantMoved(t, c, shm.Name)
+					wantMoved(t, s, shm.Name)
+				}
+				const text = "to be read by the descriptor"
+				// What has come to an end that goes back because its peer does stays in its memory.
+				if ends != "both" {
+					io.WriteString(c, text)
+				}
+				io.WriteString(s, text)
+				use := func(c *sanconn.Conn, peer net.Conn) {
+					raw, err := c.SyscallConn()
+					if err != nil {
+						t.Fatal(err)
+					}
+					var fd int
+					if err := raw.Control(func(u uintptr) { fd = int(u) }); err != nil {
+						t.Fatal(err)
+					}
+					want := text
+					if ends == "both" && c == s {
+						want = "by the descriptor" + text
+					}
+					got := make([]byte, len(want))
+					for n := 0; n < len(got); {
+						unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(testTimeout.Milliseconds()))
+						k, err := unix.Read(fd, got[n:])
+						if err != nil || k == 0 {
+							t.Fatalf("after %q: %d, %v", got[:n], k, err)
+						}
+						n += k
+					}
+					if string(got) != want {
+						t.Errorf("the descriptor has %q, want %q", got, want)
+					}
+					if _, err := unix.Write(fd, []byte("by the descriptor")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if ends != "acceptor" {
+					use(c, s)
+				}
+				if ends == "both" {
+					io.WriteString(c, text)
+				}
+				if ends != "dialer" {
+					use(s, c)
+				}
+				for _, pair := range [][2]*sanconn.Conn{{c, s}, {s, c}} {
+					reader := pair[0]
+					want := ""
+					if ends == "dialer" && reader == s || ends == "acceptor" && reader == c {
+						want = text + "by the descriptor"
+					} else if ends == "both" && reader == c {
+						want = "by the descriptor"
+					}
+					got := make([]byte, len(want))
+					reader.SetDeadline(time.Now().Add(testTimeout))
+					if _, err := io.ReadFull(reader, got); string(got) != want || err != nil {
+						t.Errorf("read %q, %v; want %q", got, err, want)
+					}
+					wantProvider(t, reader, providerTCP)
+				}
+				newconn.HandleOf(c).CallUse(0) // it stays
+				send(t, c, s, "and on")
+				send(t, s, c, "and on")
+				wantProvider(t, c, providerTCP)
+			})
+		}
+	}
+}

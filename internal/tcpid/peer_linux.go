@@ -1,0 +1,302 @@
+package tcpid
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cookie is the kernel's number of this end's socket, which no other socket has had since
+// the host started. That of a Multipath TCP socket is not that of its TCP connection, so it
+// equals no cookie that Peer returns.
+func Cookie(c *net.TCPConn) (uint64, error) {
+	return control(c, cookieOf)
+}
+
+func cookieOf(fd int) (uint64, error) {
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	return cookie, wrap("SO_COOKIE", err)
+}
+
+// Hold keeps what asks about the network namespace of a connection or listener, until it is
+// released. Meanwhile Peer works for connections of that namespace on every thread, and is
+// cheaper. The calling thread has to be in that namespace, unless it is held already: call
+// it where the socket is made.
+func Hold(c syscall.Conn) (release func(), err error) {
+	netns, err := control(c, namespaceOf)
+	if err != nil {
+		return nil, err
+	}
+	a, err := askers.get(netns)
+	if err != nil {
+		return nil, err
+	}
+	return sync.OnceFunc(func() { askers.drop(a) }), nil
+}
+
+// Peer asks the kernel for the socket at the other end of a connection. ErrNotHere means
+// that there is none in its network namespace; or that it is bound to an interface that this
+// end is not bound to; or that the kernel lacks the module tcp_diag. It does not block.
+func Peer(c *net.TCPConn) (Socket, error) {
+	e, err := EndsOf(c)
+	if err != nil {
+		return Socket{}, err
+	}
+	o, err := control(c, ownOf)
+	if err != nil {
+		return Socket{}, err
+	}
+	return peerOf(e, o)
+}
+
+// own is what Peer needs to know of this end's socket.
+type own struct {
+	netns  uint64 // 0: not known
+	iface  uint32
+	cookie uint64 // if netns is not known
+}
+
+func ownOf(fd int) (o own, err error) {
+	o.iface = interfaceOf(fd)
+	if o.netns, err = namespaceOf(fd); err == nil && o.netns == 0 {
+		o.cookie, err = cookieOf(fd)
+	}
+	return o, err
+}
+
+func peerOf(e Ends, o own) (Socket, error) {
+	a, err := askers.get(o.netns)
+	if err != nil {
+		return Socket{}, err
+	}
+	defer askers.drop(a)
+	if o.netns == 0 {
+		// Whether this thread is in the connection's namespace shows in whether this end is.
+		s, err := a.ask(e, o.iface)
+		if err != nil {
+			return Socket{}, err
+		}
+		if s.Cookie != o.cookie {
+			return Socket{}, errNotThisThread
+		}
+	}
+	return a.ask(e.Reversed(), o.iface)
+}
+
+// errNotThisThread: nobody can ask about a network namespace without a thread in it, or a
+// socket that was made there.
+var errNotThisThread = fmt.Errorf("%w, and this thread is in another", ErrNotHere)
+
+// namespaceOf returns the kernel's number of a socket's network namespace; 0 if it has none,
+// as before Linux 5.14.
+func namespaceOf(fd int) (uint64, error) {
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err == unix.ENOPROTOOPT {
+		return 0, nil
+	}
+	return cookie, wrap("SO_NETNS_COOKIE", err)
+}
+
+// loopbackIndex is that of the lo device in every network namespace. All that stays on the
+// host goes by it.
+const loopbackIndex = 1
+
+// interfaceOf returns the interface that the other end may be bound to. The kernel does not
+// find a bound socket without it, and an unbound one with any. Sockets with link-local
+// addresses are always bound.
+func interfaceOf(fd int) uint32 {
+	if i, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX); err == nil && i > 0 {
+		return uint32(i)
+	}
+	return loopbackIndex
+}
+
+// control calls f with a connection's or listener's descriptor.
+func control[T any](c syscall.Conn, f func(fd int) (T, error)) (v T, err error) {
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return v, err
+	}
+	if closed := rc.Control(func(fd uintptr) { v, err = f(int(fd)) }); closed != nil {
+		return v, closed
+	}
+	return v, err
+}
+
+func wrap(what string, err error) error {
+	if err != nil {
+		return fmt.Errorf("tcpid: %s: %w", what, err)
+	}
+	return nil
+}
+
+// asker asks about the sockets of the network namespace that its own socket was made in.
+type asker struct {
+	netns uint64 // 0: not shared
+	uses  int    // guarded by the set's mu
+
+	mu  sync.Mutex // guards what follows; the kernel answers before write returns
+	fd  int
+	seq uint32
+}
+
+// askerSet has an asker for each network namespace that is held or being asked about. An
+// asker keeps its namespace alive, so it does not outlive its users.
+type askerSet struct {
+	mu sync.Mutex // guards by; no system call under it
+	by map[uint64]*asker
+}
+
+var askers = askerSet{by: make(map[uint64]*asker)}
+
+func (s *askerSet) get(netns uint64) (*asker, error) {
+	if a := s.have(netns, nil); a != nil {
+		return a, nil
+	}
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return nil, wrap("sock_diag", err)
+	}
+	// The socket is of the thread's namespace.
+	here, err := namespaceOf(fd)
+	if err == nil && netns != 0 && here != netns {
+		err = errNotThisThread
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	a := &asker{netns: netns, fd: fd}
+	if first := s.have(netns, a); first != a {
+		unix.Close(fd) // somebody was quicker
+		return first, nil
+	}
+	return a, nil
+}
+
+// have returns a namespace's asker, with one use more: the one that is there, or else a.
+func (s *askerSet) have(netns uint64, a *asker) *asker {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if there := s.by[netns]; there != nil {
+		a = there
+	}
+	if a != nil {
+		a.uses++
+		if netns != 0 {
+			s.by[netns] = a
+		}
+	}
+	return a
+}
+
+func (s *askerSet) drop(a *asker) {
+	s.mu.Lock()
+	a.uses--
+	last := a.uses == 0
+	if last && a.netns != 0 {
+		delete(s.by, a.netns)
+	}
+	s.mu.Unlock()
+	if last {
+		unix.Close(a.fd)
+	}
+}
+
+// What is asked and answered: include/uapi/linux/inet_diag.h.
+const (
+	requestSize = unix.SizeofNlMsghdr + 56 // inet_diag_req_v2
+	answerSize  = unix.SizeofNlMsghdr + 72 // inet_diag_msg
+	anyCookie   = 1<<64 - 1
+
+	stateEstablished = 1  // TCP_ESTABLISHED
+	stateListen      = 10 // TCP_LISTEN
+)
+
+// ask returns the socket whose own addresses e are.
+func (a *asker) ask(e Ends, iface uint32) (Socket, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.seq++
+	var request [requestSize]byte
+	putRequest(&request, e, iface, a.seq)
+	if _, err := unix.Write(a.fd, request[:]); err != nil {
+		return Socket{}, wrap("sock_diag", err)
+	}
+	var answer [1024]byte
+	for {
+		n, err := unix.Read(a.fd, answer[:])
+		if err != nil {
+			return Socket{}, wrap("sock_diag", err)
+		}
+		// An answer that an earlier call has not taken is passed over.
+		if n >= unix.SizeofNlMsghdr && binary.NativeEndian.Uint32(answer[8:]) == a.seq {
+			return parseAnswer(answer[:n], e)
+		}
+	}
+}
+
+func putRequest(b *[requestSize]byte, e Ends, iface, seq uint32) {
+	ne := binary.NativeEndian
+	ne.PutUint32(b[0:], requestSize)
+	ne.PutUint16(b[4:], unix.SOCK_DIAG_BY_FAMILY)
+	ne.PutUint16(b[6:], unix.NLM_F_REQUEST)
+	ne.PutUint32(b[8:], seq)
+	req := b[unix.SizeofNlMsghdr:]
+	req[0], req[1] = unix.AF_INET6, unix.IPPROTO_TCP
+	if e.Local.Addr().Is4() {
+		req[0] = unix.AF_INET // finds IPv4 over an IPv6 socket as well
+	}
+	ne.PutUint32(req[4:], 1<<32-1) // any state
+	id := req[8:]                  // inet_diag_sockid
+	putAddr(id[0:], id[4:20], e.Local)
+	putAddr(id[2:], id[20:36], e.Remote)
+	ne.PutUint32(id[36:], iface)
+	ne.PutUint64(id[40:], anyCookie)
+}
+
+func putAddr(port, addr []byte, a netip.AddrPort) {
+	binary.BigEndian.PutUint16(port, a.Port())
+	copy(addr, a.Addr().AsSlice())
+}
+
+func parseAnswer(b []byte, e Ends) (Socket, error) {
+	ne := binary.NativeEndian
+	m := b[unix.SizeofNlMsghdr:]
+	switch kind := ne.Uint16(b[4:]); {
+	case kind == unix.NLMSG_ERROR && len(m) >= 4:
+		errno := unix.Errno(-int32(ne.Uint32(m)))
+		if errno == unix.ENOENT {
+			return Socket{}, ErrNotHere
+		}
+		return Socket{}, wrap("sock_diag", errno)
+	case kind != unix.SOCK_DIAG_BY_FAMILY || len(b) < answerSize:
+		return Socket{}, errors.New("tcpid: sock_diag: an answer of another kind")
+	}
+	// Where no connection has these addresses, a listener may be found that would take one.
+	id := m[4:]
+	found := Ends{getAddr(m[0], id[0:], id[4:20]), getAddr(m[0], id[2:], id[20:36])}
+	if m[1] == stateListen || found != e {
+		return Socket{}, ErrNotHere
+	}
+	return Socket{
+		Cookie:      ne.Uint64(id[40:]),
+		UID:         ne.Uint32(m[64:]),
+		Accepted:    ne.Uint32(m[68:]) != 0,
+		Established: m[1] == stateEstablished,
+	}, nil
+}
+
+func getAddr(family byte, port, addr []byte) netip.AddrPort {
+	if family == unix.AF_INET {
+		addr = addr[:4]
+	}
+	a, _ := netip.AddrFromSlice(addr)
+	return plain(netip.AddrPortFrom(a, binary.BigEndian.Uint16(port)))
+}

@@ -1,0 +1,114 @@
+package tcpid
+
+import (
+	"errors"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// include/net/tcp_states.h
+const (
+	stateFinWait1  = 4
+	stateFinWait2  = 5
+	stateTimeWait  = 6
+	stateClose     = 7
+	stateCloseWait = 8
+	stateLastAck   = 9
+	stateClosing   = 11
+)
+
+var (
+	errNotConnected = errors.New("tcpid: not connected")
+	errMoving       = errors.New("tcpid: the kernel's counts of bytes do not hold still")
+	errDiffer       = errors.New("tcpid: the kernel's counts of bytes contradict each other")
+)
+
+// Positions returns how many bytes have been written to a connection and read from it so
+// far, by whichever processes had it: for a descriptor that has come from another one.
+// Nobody may read or write meanwhile; the peer may. Urgent data that is yet to be read makes
+// the count of bytes read too large.
+func Positions(c *net.TCPConn) (written, read uint64, err error) {
+	p, err := control(c, positions)
+	return p.written, p.read, err
+}
+
+type position struct{ written, read uint64 }
+
+func positions(fd int) (p position, err error) {
+	if isMPTCP(fd) {
+		return p, ErrMPTCP
+	}
+	// A look takes about a microsecond, and has to fall between two packets.
+	const looks = 1000
+	before, err := countsOf(fd)
+	if err != nil {
+		return p, err
+	}
+	for range looks {
+		unread, err1 := unix.IoctlGetInt(fd, unix.SIOCINQ)
+		unacked, err2 := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		after, err3 := countsOf(fd)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return p, wrap("counts", err)
+		}
+		if after == before {
+			return after.position(uint64(unread), uint64(unacked))
+		}
+		before = after
+	}
+	return p, errMoving
+}
+
+// counts are those of TCP_INFO that positions depend on.
+type counts struct {
+	state                            uint8
+	acked, received, sent, sentAgain uint64
+	unsent                           uint32
+}
+
+func countsOf(fd int) (counts, error) {
+	i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return counts{}, wrap("TCP_INFO", err)
+	}
+	return counts{i.State, i.Bytes_acked, i.Bytes_received, i.Bytes_sent, i.Bytes_retrans, i.Notsent_bytes}, nil
+}
+
+// position takes away what is no byte of the application: a FIN counts as one of those
+// received, acknowledged or not acknowledged, and so does, at the dialer, the SYN.
+func (c counts) position(unread, unacked uint64) (p position, err error) {
+	var finSent, finReceived uint64
+	switch c.state {
+	case stateEstablished:
+	case stateFinWait1, stateFinWait2:
+		finSent = 1
+	case stateCloseWait:
+		finReceived = 1
+	case stateClosing, stateLastAck, stateTimeWait:
+		finSent, finReceived = 1, 1
+	default:
+		return p, errNotConnected
+	}
+	if unread+finReceived > c.received {
+		return p, errDiffer // a connection that was restored (TCP_REPAIR)
+	}
+	p.read = c.received - finReceived - unread
+	p.written = c.acked + unacked - finSent // and the SYN
+
+	// Whether it was dialed shows in what was sent, which has no SYN. A packet that the
+	// host itself has dropped (a full queue, a filter) was counted and is not there; the
+	// dialer's positions are wrong if all such packets in its life held one byte together.
+	unsent := uint64(c.unsent)
+	if finSent == 1 && unsent > 0 {
+		unsent-- // the FIN
+	}
+	switch p.written - (c.sent - c.sentAgain + unsent) {
+	case 0:
+	case 1:
+		p.written--
+	default:
+		return position{}, errDiffer
+	}
+	return p, nil
+}

@@ -1,0 +1,185 @@
+package tcpid
+
+import (
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"testing"
+	"time"
+)
+
+// wantPositions fails unless the kernel has counted the same.
+func wantPositions(t testing.TB, when string, c *net.TCPConn, written, read int) {
+	t.Helper()
+	w, r, err := Positions(c)
+	if err != nil {
+		t.Errorf("%s: %v", when, err)
+	} else if w != uint64(written) || r != uint64(read) {
+		t.Errorf("%s: %d written and %d read, want %d and %d", when, w, r, written, read)
+	}
+}
+
+// fill writes until nothing more fits, and returns how much did.
+func fill(t testing.TB, c *net.TCPConn) (n int) {
+	t.Helper()
+	for b := make([]byte, 64<<10); ; {
+		c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
+		m, err := c.Write(b)
+		n += m
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.SetWriteDeadline(time.Time{})
+			return n
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func read(t testing.TB, c *net.TCPConn, n int) {
+	t.Helper()
+	c.SetReadDeadline(time.Now().Add(limit))
+	if _, err := io.CopyN(io.Discard, struct{ io.Reader }{c}, int64(n)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPositions(t *testing.T) {
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		d, a := connect(t, listen(t, "tcp", net.JoinHostPort(host, "0")))
+		for range 2 { // the dialer as the one that writes, and as the one that reads
+			w, r := d, a
+			wantPositions(t, "new, writer", w, 0, 0)
+			wantPositions(t, "new, reader", r, 0, 0)
+			w.Write([]byte{1})
+			read(t, r, 1)
+			wantPositions(t, "one byte, writer", w, 1, 0)
+			wantPositions(t, "one byte, reader", r, 0, 1)
+			n := 1 + fill(t, w)
+			wantPositions(t, "full, writer", w, n, 0)
+			wantPositions(t, "full, reader", r, 0, 1)
+			read(t, r, 77_777)
+			wantPositions(t, "some read, reader", r, 0, 1+77_777)
+			if err := w.CloseWrite(); err != nil { // a FIN that waits behind it all
+				t.Fatal(err)
+			}
+			wantPositions(t, "closing, writer", w, n, 0)
+			wantPositions(t, "closing, reader", r, 0, 1+77_777)
+			read(t, r, n-1-77_777-10)
+			wantPositions(t, "nearly all read, reader", r, 0, n-10)
+			wantPositions(t, "nearly all read, writer", w, n, 0)
+			read(t, r, 10)
+			wantPositions(t, "all read, reader", r, 0, n)
+			if m, err := r.Read(make([]byte, 1)); m != 0 || err != io.EOF {
+				t.Fatal(m, err)
+			}
+			wantPositions(t, "at the end, reader", r, 0, n)
+			r.Write([]byte{1, 2, 3})
+			wantPositions(t, "half closed, reader", r, 3, n)
+			read(t, w, 3)
+			wantPositions(t, "half closed, writer", w, n, 3)
+			w.Close()
+			r.Close()
+			if _, _, err := Positions(r); !errors.Is(err, net.ErrClosed) {
+				t.Errorf("closed: %v", err)
+			}
+			a, d = connect(t, listen(t, "tcp", net.JoinHostPort(host, "0")))
+		}
+	}
+}
+
+// The other end does not stop while this end is asked.
+func TestPositionsUnderTraffic(t *testing.T) {
+	d, a := connect(t, listen(t, "tcp", "127.0.0.1:0"))
+	sink := make(chan error, 2)
+	go func() {
+		_, err := io.Copy(io.Discard, struct{ io.Reader }{a})
+		sink <- err
+	}()
+	go func() {
+		b := make([]byte, 3000)
+		for {
+			if _, err := a.Write(b[:1+rand.IntN(len(b))]); err != nil {
+				sink <- nil // d was closed
+				return
+			}
+		}
+	}()
+	written, done := 0, 0
+	for range 2000 {
+		n, m := 1+rand.IntN(5000), 1+rand.IntN(5000)
+		if _, err := d.Write(make([]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+		read(t, d, m)
+		written, done = written+n, done+m
+		wantPositions(t, "under traffic", d, written, done)
+		if t.Failed() {
+			break
+		}
+	}
+	d.Close()
+	for range 2 {
+		<-sink
+	}
+}
+
+// Segments that are lost on the way, or dropped by the host itself, are sent again.
+func TestPositionsWithLosses(t *testing.T) {
+	for _, hook := range []string{"input", "output"} {
+		n := newNamespace(t)
+		n.need(t, `
+			nft add table inet n
+			nft 'add chain inet n c { type filter hook `+hook+` priority 0; }'
+			nft 'add rule inet n c meta length > 100 numgen random mod 100 < 20 drop'`)
+		n.do(t, func() {
+			for _, reverse := range []bool{false, true} {
+				w, r := connect(t, listen(t, "tcp", "127.0.0.1:0"))
+				if reverse {
+					w, r = r, w
+				}
+				written, done := 0, 0
+				for range 20 {
+					n := 1 + rand.IntN(100_000)
+					if _, err := w.Write(make([]byte, n)); err != nil {
+						t.Fatal(err)
+					}
+					written += n
+					if m := rand.IntN(written - done + 1); m > 0 {
+						read(t, r, m)
+						done += m
+					}
+					wantPositions(t, hook+": reader", r, 0, done)
+					if hook == "output" {
+						if got, _, err := Positions(w); err == nil && got != uint64(written) || err != nil && err != errDiffer {
+							t.Errorf("output: %d written, %v, want %d or that the counts differ", got, err, written)
+						}
+						continue
+					}
+					wantPositions(t, hook+": writer", w, written, 0)
+				}
+			}
+		})
+	}
+}
+
+func TestPositionsAfterReset(t *testing.T) {
+	d, a := connect(t, listen(t, "tcp", "127.0.0.1:0"))
+	a.SetLinger(0)
+	a.Close()
+	if _, _, err := Positions(d); err != errNotConnected {
+		t.Errorf("reset: %v", err)
+	}
+}
+
+func BenchmarkPositions(b *testing.B) {
+	d, _ := connect(b, listen(b, "tcp", "127.0.0.1:0"))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := Positions(d); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

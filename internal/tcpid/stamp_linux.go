@@ -1,0 +1,195 @@
+package tcpid
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// include/uapi/linux/tcp.h: tcpi_options
+const (
+	infoTimestamps   = 1
+	infoMicroseconds = 64 // since Linux 6.7, where a route asks for it
+)
+
+var (
+	errNoTimestamps = fmt.Errorf("%w: the connection has none (net.ipv4.tcp_timestamps)", ErrNoStamp)
+	errMicroseconds = fmt.Errorf("%w: microseconds leave too little to guess", ErrNoStamp)
+	errNotRandom    = fmt.Errorf("%w: nothing random in it (net.ipv4.tcp_timestamps)", ErrNoStamp)
+	errTooLate      = fmt.Errorf("%w: it has to be noted before anything is sent", ErrNoStamp)
+	errInterrupted  = fmt.Errorf("%w: the clock did not hold still", ErrNoStamp)
+	errNoSYN        = fmt.Errorf("%w: no SYN was saved, or it was read before", ErrNoStamp)
+	errBadSYN       = fmt.Errorf("%w: the saved SYN is not understood", ErrNoStamp)
+)
+
+// SaveSYN has the kernel keep the SYN of each connection that the listener takes from now
+// on, until AcceptorStamp reads it, or the connection is closed: some 100 bytes. A Multipath
+// TCP listener, which is what package net makes by default, cannot do it: ErrMPTCP. See
+// net.ListenConfig.SetMultipathTCP.
+func SaveSYN(l *net.TCPListener) error {
+	_, err := control(l, func(fd int) (struct{}, error) {
+		if isMPTCP(fd) {
+			return struct{}{}, ErrMPTCP
+		}
+		return struct{}{}, wrap("TCP_SAVE_SYN", unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SAVE_SYN, 1))
+	})
+	return err
+}
+
+// isMPTCP reports whether a socket is one of Multipath TCP, whose options and counts are not
+// those of its TCP connection.
+func isMPTCP(fd int) bool {
+	p, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	return err == nil && p == unix.IPPROTO_MPTCP
+}
+
+// DialerStamp returns the stamp of a connection that was dialed. It has to be called before
+// anything is sent; how long after the connect does not matter.
+//
+// The kernel tells its clock of timestamps; how long ago the connection was established; and
+// how long before that the SYN was sent to which the acceptor answered, of several the one
+// that the acceptor has kept: the first round trip, measured by its own timestamp.
+func DialerStamp(c *net.TCPConn) (Stamp, error) {
+	return control(c, func(fd int) (Stamp, error) {
+		if isMPTCP(fd) {
+			return 0, ErrMPTCP
+		}
+		const attempts = 8 // a thread may lose its processor between two of the calls
+		for range attempts {
+			before, err := timestampClock(fd)
+			if err != nil {
+				return 0, err
+			}
+			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+			if err != nil {
+				return 0, wrap("TCP_INFO", err)
+			}
+			var monotonic unix.Timespec
+			if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &monotonic); err != nil {
+				return 0, wrap("clock", err)
+			}
+			now, err := timestampClock(fd)
+			if err != nil {
+				return 0, err
+			}
+			const resolution = 2 // ms: the kernel leaves out the last bit
+			random := now - Stamp(monotonic.Nano()/int64(time.Millisecond))
+			switch {
+			case info.Options&infoMicroseconds != 0:
+				return 0, errMicroseconds
+			case info.Options&infoTimestamps == 0:
+				return 0, errNoTimestamps
+			case info.Data_segs_out != 0:
+				return 0, errTooLate // both times would be those of the data
+			case now-before > resolution:
+				continue
+			case random+resolution <= 2*resolution:
+				return 0, errNotRandom
+			}
+			return now - Stamp(info.Last_data_sent) - Stamp(info.Rtt/1000), nil
+		}
+		return 0, errInterrupted
+	})
+}
+
+func timestampClock(fd int) (Stamp, error) {
+	v, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_TIMESTAMP)
+	return Stamp(uint32(v)), wrap("TCP_TIMESTAMP", err)
+}
+
+// AcceptorStamp returns the stamp of a connection whose listener saves the SYNs. The kernel
+// gives it once, and to one process.
+func AcceptorStamp(c *net.TCPConn) (Stamp, error) {
+	return control(c, func(fd int) (Stamp, error) {
+		if isMPTCP(fd) {
+			return 0, ErrMPTCP
+		}
+		var syn [512]byte // the headers of IP and TCP; 60 bytes, seldom more
+		n, err := savedSYN(fd, syn[:])
+		if err != nil {
+			return 0, err
+		}
+		return parseSYN(syn[:n])
+	})
+}
+
+// parseSYN returns the timestamp in a packet of IPv4 or IPv6 that holds a SYN.
+func parseSYN(b []byte) (Stamp, error) {
+	tcp, err := tcpHeader(b)
+	if err != nil {
+		return 0, err
+	}
+	const fixed = 20 // bytes of the header before its options
+	if len(tcp) < fixed {
+		return 0, errBadSYN
+	}
+	length := int(tcp[12]>>4) * 4
+	if length < fixed || length > len(tcp) {
+		return 0, errBadSYN
+	}
+	for o := tcp[fixed:length]; len(o) > 0; {
+		switch {
+		case o[0] == unix.TCPOPT_EOL:
+			return 0, errNoTimestamps
+		case o[0] == unix.TCPOPT_NOP:
+			o = o[1:]
+			continue
+		case len(o) < 2 || o[1] < 2 || int(o[1]) > len(o):
+			return 0, errBadSYN
+		case o[0] == unix.TCPOPT_TIMESTAMP && o[1] == 10:
+			return Stamp(binary.BigEndian.Uint32(o[2:])), nil
+		}
+		o = o[o[1]:]
+	}
+	return 0, errNoTimestamps
+}
+
+// tcpHeader returns a packet from its TCP header on.
+func tcpHeader(b []byte) ([]byte, error) {
+	const fixed4, fixed6 = 20, 40
+	switch {
+	case len(b) >= fixed4 && b[0]>>4 == 4:
+		if n := int(b[0]&15) * 4; n >= fixed4 && n <= len(b) {
+			return b[n:], nil
+		}
+	case len(b) >= fixed6 && b[0]>>4 == 6:
+		kind, b := b[6], b[fixed6:]
+		for kind != unix.IPPROTO_TCP {
+			if len(b) < 2 {
+				return nil, errBadSYN
+			}
+			n := (int(b[1]) + 1) * 8
+			switch kind {
+			case unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_DSTOPTS:
+			case unix.IPPROTO_AH:
+				n = (int(b[1]) + 2) * 4
+			default:
+				return nil, errBadSYN
+			}
+			if n > len(b) {
+				return nil, errBadSYN
+			}
+			kind, b = b[0], b[n:]
+		}
+		return b, nil
+	}
+	return nil, errBadSYN
+}
+
+// savedSYN reads the saved SYN to b. (Package unix has no option that is any bytes.)
+func savedSYN(fd int, b []byte) (int, error) {
+	n := uint32(len(b))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_SAVED_SYN,
+		uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&n)), 0)
+	switch {
+	case errno != 0:
+		return 0, wrap("TCP_SAVED_SYN", errno)
+	case n == 0:
+		return 0, errNoSYN
+	}
+	return min(int(n), len(b)), nil
+}

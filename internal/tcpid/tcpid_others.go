@@ -1,0 +1,32 @@
+//go:build !linux
+
+package tcpid
+
+import (
+	"errors"
+	"net"
+	"syscall"
+)
+
+// Cookie needs Linux.
+func Cookie(*net.TCPConn) (uint64, error) { return 0, errors.ErrUnsupported }
+
+// Hold needs Linux.
+func Hold(syscall.Conn) (release func(), err error) { return nil, errors.ErrUnsupported }
+
+// Peer needs Linux.
+func Peer(*net.TCPConn) (Socket, error) { return Socket{}, errors.ErrUnsupported }
+
+// SaveSYN needs Linux.
+func SaveSYN(*net.TCPListener) error { return errors.ErrUnsupported }
+
+// DialerStamp needs Linux.
+func DialerStamp(*net.TCPConn) (Stamp, error) { return 0, errors.ErrUnsupported }
+
+// AcceptorStamp needs Linux.
+func AcceptorStamp(*net.TCPConn) (Stamp, error) { return 0, errors.ErrUnsupported }
+
+// Positions needs Linux.
+func Positions(*net.TCPConn) (written, read uint64, err error) {
+	return 0, 0, errors.ErrUnsupported
+}

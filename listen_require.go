@@ -1,0 +1,160 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/sanconn/san/sanconn"
+)
+
+// required are the connections of a listener with the policy Require: Accept returns those
+// that have moved.
+type required struct {
+	ready      chan *sanconn.Conn // room for the whole backlog
+	failed     chan error         // of TCP's Accept
+	places     chan struct{}      // a token for each that moves or is ready
+	closed     chan struct{}
+	ctx        context.Context // ends at Close
+	cancel     context.CancelFunc
+	background sync.WaitGroup
+
+	mu      sync.Mutex    // guards what follows
+	expired chan struct{} // closed when the deadline passes
+	timer   *time.Timer
+}
+
+// require begins to accept, so that connections move before anybody calls Accept.
+func (l *Listener) require(backlog int) {
+	r := &required{
+		ready:   make(chan *sanconn.Conn, backlog),
+		failed:  make(chan error),
+		places:  make(chan struct{}, backlog),
+		closed:  make(chan struct{}),
+		expired: make(chan struct{}),
+	}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	l.required = r
+	r.background.Go(func() { r.serve(l) })
+}
+
+func (r *required) serve(l *Listener) {
+	for {
+		select {
+		case r.places <- struct{}{}:
+		case <-r.closed:
+			return
+		}
+		tcp, err := l.tcp.AcceptTCP()
+		if err != nil {
+			<-r.places
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			select {
+			case r.failed <- err:
+				continue
+			case <-r.closed:
+				return
+			}
+		}
+		r.background.Go(func() { r.await(l, tcp) })
+	}
+}
+
+// await waits until a connection has moved, and resets it otherwise.
+func (r *required) await(ln *Listener, tcp *net.TCPConn) {
+	c, h, l := takeOn(tcp, 0, 0, ln.hold())
+	ctx, cancel := context.WithTimeout(r.ctx, requireTimeout)
+	defer cancel()
+	if err := h.Moved(ctx); err == nil && c.Stats().TCPBytesReceived == 0 {
+		r.ready <- c // never blocks: it has a place
+		return
+	} else if r.ctx.Err() == nil {
+		l.failed(unavailableOf(err))
+		count(func(n *Counters) { n.Refused++ })
+	}
+	<-r.places
+	c.SetLinger(0)
+	c.Close()
+}
+
+func (r *required) accept(l *Listener) (net.Conn, error) {
+	r.mu.Lock()
+	expired := r.expired
+	r.mu.Unlock()
+	select {
+	case <-r.closed:
+		return nil, l.acceptError(net.ErrClosed)
+	case <-expired:
+		return nil, l.acceptError(os.ErrDeadlineExceeded)
+	default:
+	}
+	select {
+	case c := <-r.ready:
+		<-r.places
+		return c, nil
+	case err := <-r.failed:
+		return nil, err
+	case <-r.closed:
+		return nil, l.acceptError(net.ErrClosed)
+	case <-expired:
+		return nil, l.acceptError(os.ErrDeadlineExceeded)
+	}
+}
+
+// acceptError is err as net would return it.
+func (l *Listener) acceptError(err error) error {
+	return &net.OpError{Op: "accept", Net: l.Addr().Network(), Addr: l.Addr(), Err: err}
+}
+
+func (r *required) setDeadline(l *Listener, t time.Time) error {
+	select {
+	case <-r.closed:
+		return net.ErrClosed // as it is, from net too
+	default:
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	select {
+	case <-r.expired:
+		r.expired = make(chan struct{})
+	default:
+	}
+	switch wait := time.Until(t); {
+	case t.IsZero():
+	case wait <= 0:
+		close(r.expired)
+	default:
+		expired := r.expired
+		r.timer = time.AfterFunc(wait, func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.expired == expired {
+				close(expired)
+			}
+		})
+	}
+	return nil
+}
+
+func (r *required) close() {
+	close(r.closed)
+	r.cancel()
+	r.background.Wait()
+	for {
+		select {
+		case c := <-r.ready:
+			c.SetLinger(0)
+			c.Close()
+		default:
+			return
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"testing"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/tcpid"
+)
+
+// stampedPair is a connection of which both ends know the stamp: the dialed end, its stamp, and
+// the accepted one as the table has it.
+func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.Handle, l *life) {
+	t.Helper()
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	ln, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if err := tcpid.SaveSYN(ln.(*net.TCPListener)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	a, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stamp, err = tcpid.DialerStamp(c.(*net.TCPConn)); err != nil {
+		t.Fatal(err)
+	}
+	conn, h, l := takeOn(a.(*net.TCPConn), 0, 0, func() {})
+	t.Cleanup(func() { conn.Close() })
+	return c.(*net.TCPConn), stamp, h, l
+}
+
+// A stamp says which host has the connection's other end. So it is believed of processes of
+// other hosts, and of other network namespaces for connections that come from there; not of
+// processes of this one, to whom the kernel's cookies are there, and which may have learnt it.
+func TestWhoseStampIsBelieved(t *testing.T) {
+	tcp, stamp, h, l := stampedPair(t)
+	ends, err := tcpid.EndsOf(tcp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	offer := hello{ends: ends, stamped: true, challenge: stamp.Challenge()}
+	me := uint32(os.Geteuid())
+	for name, r := range map[string]*receiver{
+		"a process of this namespace": {came: came{user: &me}},
+		"one of another namespace":    {came: came{outside: true}},
+	} {
+		if a := r.judge(offer, h, l); a.code != answerOther {
+			t.Errorf("%s, by a stamp: %v", name, a.code)
+		}
+	}
+	cookies := hello{ends: ends}
+	cookies.cookie, _ = tcpid.Cookie(tcp)
+	cookies.peerCookie, _ = tcpid.Cookie(h.TCP())
+	if a := (&receiver{came: came{user: &me}}).judge(cookies, h, l); a.code != answerMoves {
+		t.Errorf("a process of this namespace, by cookies: %v", a.code)
+	}
+	if a := (&receiver{came: came{outside: true}}).judge(cookies, h, l); a.code != answerOther {
+		t.Errorf("a process of another namespace, by cookies: %v", a.code)
+	}
+	a := (&receiver{}).judge(offer, h, l)
+	if a.code != answerMoves || !stamp.Confirm(a.stamp) {
+		t.Errorf("a process of another host, by a stamp: %+v", a)
+	}
+	wrong := offer
+	wrong.challenge += 1000
+	for range mostGuesses {
+		if a := (&receiver{}).judge(wrong, h, l); a.code != answerOther {
+			t.Errorf("a wrong stamp: %v", a.code)
+		}
+	}
+	if a := (&receiver{}).judge(offer, h, l); a.code != answerStays {
+		t.Errorf("a right one after %d wrong ones: %v", mostGuesses, a.code)
+	}
+}
+
+// Answers with a wrong stamp are counted for each connection, whoever has sent them.
+func TestWrongAnswersAreCounted(t *testing.T) {
+	_, stamp, h, _ := stampedPair(t)
+	l := new(life)
+	wrong := answer{code: answerMoves, stamp: uint16(stamp>>16) + 1}
+	right := answer{code: answerMoves, stamp: uint16(stamp >> 16)}
+	if err := l.confirm(stamp, right); err != nil {
+		t.Error(err)
+	}
+	for range mostGuesses {
+		if err := l.confirm(stamp, wrong); !errors.Is(err, errImpostor) {
+			t.Errorf("a wrong answer: %v", err)
+		}
+	}
+	if why := (&plan{providers: registry}).move(context.Background(), h, l); why != errTooManyGuesses {
+		t.Errorf("after %d of them: %v", mostGuesses, why)
+	}
+}

@@ -1,0 +1,147 @@
+package sanconn
+
+import (
+	"net"
+	"time"
+
+	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/session"
+)
+
+// closeTimeout bounds how long a connection that is closed while it goes back to TCP still
+// waits for the peer, in the background, and how long TCP goes on sending what came back;
+// closeWait how long Close waits for that: the peer has all then even if the process ends.
+const (
+	closeTimeout = 10 * time.Second
+	closeWait    = time.Second
+)
+
+// Close ends both directions. What was written is still delivered, and the peer
+// then reads io.EOF; if data that arrived was not read here, or after SetLinger(0), it
+// finds a reset instead. Blocked operations return net.ErrClosed, and so does a second
+// Close.
+//
+// Over "verbs" the bytes on their way would be lost with the process, so Close waits
+// until the peer has them: up to Options.CloseTimeout for a peer that goes on taking
+// them, a second for one that takes none, or less than 128 KiB. (Delivery then goes on in the background.)
+// Before that it waits up to Options.CancelTimeout for an operation in the middle of a
+// transfer. Over "shm" it waits only in the rare case that control messages have no
+// room yet. A connection that is on its way back to TCP waits for the peer up to a second.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	if c.closed.Swap(true) {
+		c.mu.Unlock()
+		return c.opError(opClose, net.ErrClosed)
+	}
+	raceedge.Release()
+	s, l, flushing := c.session, c.leave, c.out.flushing
+	if s != nil || flushing { // else the end of TCP ends all operations
+		c.in.deadline.end(c.tcp)
+	}
+	if s != nil { // what came back goes on
+		c.out.deadline.end(c.tcp)
+	}
+	c.changedLocked()
+	c.mu.Unlock()
+	if c.cfg.Closed != nil {
+		defer c.cfg.Closed()
+	}
+	switch {
+	case l != nil || flushing:
+		c.closeLeaving(l)
+		return nil
+	case s != nil:
+		return c.closeSession(s)
+	}
+	return c.tcp.Close()
+}
+
+// closeSession ends the session's stream and then TCP. The order matters: to a peer that is
+// on the session, an end of TCP alone is a cut.
+func (c *Conn) closeSession(s *session.Session) error {
+	c.cleanup.Stop()
+	if c.reset.Load() {
+		s.Abort()
+		return c.closeTCP()
+	}
+	end := (*session.Session).Close
+	if c.unreadOnTCP() {
+		end = (*session.Session).CloseUnread
+	}
+	c.endStream(s, end) // fails only if called twice
+	select {
+	case <-s.Closed():
+		return c.closeTCP()
+	default:
+	}
+	go func() { // bounded by Options.CloseTimeout
+		<-s.Closed()
+		c.closeTCP()
+	}()
+	return nil
+}
+
+// unreadOnTCP reports whether bytes have come that nobody will read, before the session's.
+func (c *Conn) unreadOnTCP() bool {
+	in := &c.in
+	if in.san.Load() != nil {
+		return false
+	}
+	if in.op.TryLock() { // else a Read is under way: it has found none
+		unread := len(in.front)+len(in.rest) > 0
+		in.op.Unlock()
+		if unread {
+			return true
+		}
+	}
+	c.mu.Lock()
+	begun, at := c.state.in.begun, c.state.in.at
+	c.mu.Unlock()
+	return begun && at > in.bytes.Load() || !begun && queued(c.tcp) > 0
+}
+
+// closeTCP closes TCP. A peer whose end on the session was a reset has looked there first.
+func (c *Conn) closeTCP() error {
+	if c.reset.Load() {
+		c.tcp.SetLinger(0)
+	}
+	return c.tcp.Close()
+}
+
+// closeLeaving closes a connection that goes back to TCP (nil: it has), once what came back
+// has gone by it.
+func (c *Conn) closeLeaving(l *leave) {
+	closed := make(chan struct{})
+	go func() { // bounded by closeTimeout
+		defer close(closed)
+		if !c.flushed(l) {
+			c.reset.Store(true)
+		}
+		c.closeTCP()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeWait):
+	}
+}
+
+// flushed waits until a connection has gone back to TCP, and what came back is sent.
+func (c *Conn) flushed(l *leave) bool {
+	end := time.Now().Add(closeTimeout)
+	c.mu.Lock()
+	for !c.reset.Load() && (c.leave != nil || c.out.flushing) && c.awaitLocked(end) {
+	}
+	ok := c.leave == nil && !c.out.flushing
+	if l == nil {
+		c.mu.Unlock()
+		return ok
+	}
+	ok = ok && l.err == nil
+	l.given = true
+	c.changedLocked()
+	c.mu.Unlock()
+	if !ok {
+		l.session.Abort()
+	}
+	return ok
+}

@@ -1,0 +1,280 @@
+package sanconn
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/session"
+)
+
+// incoming is the peer's direction.
+type incoming struct {
+	// san is set, with mu held, once the direction has moved. A Read then needs nothing else
+	// of this.
+	san atomic.Pointer[session.Session]
+
+	shut  atomic.Bool // by CloseRead
+	begun atomic.Bool // the position at which it moves is known
+	away  atomic.Bool // Reads wait: it goes back to TCP; changes with Conn.mu held
+
+	op      sync.Mutex    // held by one Read at a time on TCP, and by the move
+	bytes   atomic.Uint64 // read from TCP; grows with op held
+	front   []byte        // bytes that come before what TCP has; guarded by op
+	rest    []byte        // bytes that come behind position restAt of TCP; guarded by op
+	restAt  uint64
+	resting bool // there is a rest; guarded by Conn.mu
+
+	deadline deadline
+}
+
+// read is Read on TCP, or while the direction moves from one carrier to the other.
+func (c *Conn) read(p []byte) (n int, err error) {
+	if len(p) == 0 {
+		if c.closed.Load() {
+			err = c.opError(opRead, net.ErrClosed)
+		}
+		return 0, err
+	}
+	for {
+		if err := c.in.stopped(c); err != nil {
+			return 0, err
+		}
+		if s := c.in.san.Load(); s != nil {
+			n, err := s.Read(p)
+			raceedge.Acquire()
+			if n > 0 {
+				return n, nil // the next Read finds the error again
+			} else if err != session.ErrTaken {
+				return 0, c.opError(opRead, err)
+			}
+		}
+		if c.in.away.Load() {
+			if err := c.awaitIn(opRead); err != nil {
+				return 0, err
+			}
+		}
+		c.in.op.Lock()
+		n, err := c.readLocked(p)
+		c.in.unlock(c)
+		if err != errLook {
+			return n, err
+		}
+	}
+}
+
+// stopped is why nothing is read any more, on whichever carrier.
+func (in *incoming) stopped(c *Conn) error {
+	switch {
+	case c.closed.Load():
+		return c.opError(opRead, net.ErrClosed)
+	case in.shut.Load():
+		return io.EOF
+	}
+	return nil
+}
+
+// readLocked reads what comes next before the session, or makes the session come next.
+func (c *Conn) readLocked(p []byte) (n int, err error) {
+	in := &c.in
+	most, err := c.beforeLocked()
+	if err != nil {
+		return 0, err
+	}
+	if len(in.front) > 0 {
+		c.mu.Lock()
+		passed := in.deadline.passed()
+		c.mu.Unlock()
+		if passed { // it counts before what could be read at once
+			return 0, c.opError(opRead, os.ErrDeadlineExceeded)
+		}
+		n = copy(p, in.front)
+		in.take(n)
+		return n, nil
+	}
+	n, err = c.tcp.Read(p[:min(uint64(len(p)), most)])
+	in.count(c, n)
+	if n > 0 {
+		return n, nil // the next Read finds the error again
+	}
+	if err = c.afterTCP(&in.deadline, opRead, err); err != nil && err != errLook && !errors.Is(err, os.ErrDeadlineExceeded) {
+		err = c.endOfTCP(err)
+	}
+	return 0, err
+}
+
+// beforeLocked makes that front what comes next, if that is not in TCP, and returns how many
+// bytes may be read from TCP otherwise. op is held.
+func (c *Conn) beforeLocked() (most uint64, err error) {
+	in := &c.in
+	if err := in.stopped(c); err != nil {
+		return 0, err
+	}
+	if in.san.Load() != nil || in.away.Load() {
+		return 0, errLook
+	}
+	if len(in.front) > 0 {
+		return 0, nil
+	}
+	if len(in.rest) > 0 {
+		if most = in.restAt - in.bytes.Load(); most > 0 {
+			return most, nil
+		}
+		c.mu.Lock()
+		in.front, in.rest, in.resting = in.rest, nil, false
+		c.mu.Unlock()
+		return 0, nil
+	}
+	if in.begun.Load() && c.turnLocked() {
+		return 0, errLook
+	}
+	return 1 << 62, nil // no limit
+}
+
+// take takes the first n bytes of front.
+func (in *incoming) take(n int) {
+	if in.front = in.front[n:]; len(in.front) == 0 {
+		in.front = nil
+	}
+}
+
+// count counts bytes read from TCP. op is held.
+func (in *incoming) count(c *Conn, n int) {
+	if n > 0 {
+		in.bytes.Store(in.bytes.Load() + uint64(n))
+		c.use(int64(n) + turn)
+	}
+}
+
+// turnLocked turns to the session if all that comes before it was read. op is held.
+func (c *Conn) turnLocked() bool {
+	in := &c.in
+	if len(in.front)+len(in.rest) > 0 {
+		return false
+	}
+	c.mu.Lock()
+	s, read := c.session, in.bytes.Load()
+	beyond := c.state.beyond(read)
+	turns := s != nil && c.state.phase == onSAN && (beyond || c.state.turns(read))
+	if turns {
+		if in.deadline.alarm == nil {
+			in.deadline.toSession(s.InterruptRead)
+		}
+		if c.state.in.ended {
+			s.StopRead()
+		}
+		in.san.Store(s)
+		c.changedLocked() // for Moved
+	}
+	c.mu.Unlock()
+	if turns && beyond {
+		s.Fail(errBehind) // and Reads find that
+	}
+	return turns
+}
+
+// nudge has the direction move, or go back to TCP, without waiting for the Read that is in
+// TCP, where nothing may come any more.
+func (in *incoming) nudge(c *Conn) {
+	if in.op.TryLock() {
+		in.unlock(c)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	in.deadline.holdUnlessMoved(c.tcp)
+}
+
+// unlock ends a use of op. If all that comes before the session has been read by now, the
+// direction turns: a nudge that came meanwhile has left that to the holder of op.
+func (in *incoming) unlock(c *Conn) {
+	for {
+		begun := in.begun.Load()
+		if begun && in.san.Load() == nil && !in.away.Load() {
+			c.turnLocked()
+		}
+		in.op.Unlock()
+		if begun || !in.begun.Load() || !in.op.TryLock() {
+			return
+		}
+	}
+}
+
+// endOfTCP is what the end of TCP means, or its error. op is held.
+func (c *Conn) endOfTCP(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		if err := c.in.stopped(c); err != nil {
+			return err
+		}
+		if e := c.endLocked(err); e != errOpen {
+			return e
+		}
+		if c.in.deadline.passed() {
+			return c.opError(opRead, os.ErrDeadlineExceeded)
+		}
+		c.awaitLocked(c.in.deadline.want)
+	}
+}
+
+// errOpen: it is not known yet what the end of TCP means.
+var errOpen = errors.New("sanconn: open")
+
+// endLocked is endOfTCP without the wait. mu is held.
+func (c *Conn) endLocked(err error) error {
+	if c.in.away.Load() {
+		return errLook
+	}
+	switch c.state.endOf(c.in.bytes.Load()) {
+	case endTurns:
+		return errLook
+	case endOpen:
+		return errOpen
+	case endIsCut:
+		if err == io.EOF {
+			err = c.opError(opRead, fmt.Errorf("the peer vanished while the connection moved: %w", syscall.ECONNRESET))
+		}
+	}
+	return err
+}
+
+// afterTCP is what an error of TCP means: errLook if the operation was only to look at the
+// state.
+func (c *Conn) afterTCP(d *deadline, op string, err error) error {
+	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed.Load():
+		return c.opError(op, net.ErrClosed)
+	case d.release(c.tcp):
+		return errLook
+	}
+	return err
+}
+
+// awaitIn waits while Reads have to.
+func (c *Conn) awaitIn(op string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	in := &c.in
+	for in.away.Load() {
+		if err := in.stopped(c); err != nil {
+			return err
+		}
+		if in.deadline.passed() {
+			return c.opError(op, os.ErrDeadlineExceeded)
+		}
+		c.awaitLocked(in.deadline.want)
+	}
+	return nil
+}

@@ -1,0 +1,328 @@
+package sanconn
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/session"
+)
+
+// leave is the way of both directions back to TCP. Each end does the same, the one that asks
+// and the one that is asked:
+//
+//	take both directions from the application; say where its bytes end on the session (NoteLeave)
+//	wait for the same of the peer, and read up to there
+//	asking: return to the peer what the application has not read; its stream ends behind that
+//	otherwise: keep it for the application
+//	read what the peer returns, up to the end of its stream
+//	send that by TCP before anything else
+//
+// So the descriptor of the end that has asked has every byte that its application has not
+// read, and no byte of it lies elsewhere.
+type leave struct {
+	session *session.Session
+	done    chan struct{} // closed at its end
+
+	// Conn.mu guards what follows.
+	asked  bool // by this end's application
+	peer   bool // the peer leaves, too, and peerAt is its position
+	peerAt uint64
+	given  bool // up, by Close
+	err    error
+}
+
+// backTimeout bounds how long the descriptor's user waits for a peer that is to leave the
+// session, too: it needs some 100 µs, and processor time.
+const backTimeout = 5 * time.Second
+
+// mostTaken bounds the bytes that are taken from a session, each way: they fit into a ring, or
+// into a send and a receive buffer.
+const mostTaken = 64 << 20
+
+var (
+	errStays   = fmt.Errorf("the peer does not leave the SAN: %w", syscall.ETIMEDOUT)
+	errUnread  = errors.New("bytes that came by the SAN have not been read, and the descriptor cannot have them")
+	errTooFew  = errors.New("fewer bytes are left on the session than the peer has said")
+	errTooMany = errors.New("more bytes are left on the session than it can hold")
+)
+
+// File returns a copy of TCP's descriptor; see net.TCPConn.File. If the connection has moved
+// to a SAN, it goes back first, and stays on TCP from then on. It fails if the peer does not
+// answer within 5 s, once a connection that has moved was reset, and if bytes that have been taken from TCP, or from the SAN when it was
+// the peer who went back, have not been read.
+func (c *Conn) File() (*os.File, error) {
+	err := c.toTCP()
+	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
+		if len(c.in.front)+len(c.in.rest) > 0 {
+			err = errUnread
+		}
+		c.in.op.Unlock()
+	}
+	if err != nil {
+		return nil, c.opError(opFile, err)
+	}
+	return c.tcp.File()
+}
+
+// toTCP has TCP carry the connection for good.
+func (c *Conn) toTCP() error {
+	end := time.Now().Add(backTimeout)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.pinned = true
+	for c.state.phase != onTCP || c.out.flushing {
+		switch {
+		case c.closed.Load():
+			return net.ErrClosed
+		case c.leave != nil:
+			c.leave.asked = true
+		case c.state.phase == onSAN:
+			c.leaveLocked(true)
+		}
+		l := c.leave
+		if !c.awaitLocked(end) {
+			return errStays
+		}
+		if l != nil && l.err != nil {
+			return l.err
+		}
+	}
+	return nil
+}
+
+// leaveLocked begins to leave the session. mu is held.
+func (c *Conn) leaveLocked(asked bool) error {
+	if err := c.state.leave(); err != nil {
+		return err
+	}
+	c.leave = &leave{session: c.session, asked: asked, done: make(chan struct{})}
+	c.in.away.Store(true)
+	c.out.away.Store(true)
+	c.out.next.Store(nil)
+	c.changedLocked()
+	go c.leave.run(c) // it ends with the session, which Close ends
+	return nil
+}
+
+// peerLeaves takes the peer's word that it leaves the session.
+func (c *Conn) peerLeaves(s *session.Session, at uint64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.session != s, c.leave != nil && c.leave.peer:
+		return errNotAgreed
+	case c.leave == nil && c.closed.Load():
+		return nil // the session's end, which is under way, is the answer
+	case c.leave == nil:
+		if err := c.leaveLocked(false); err != nil {
+			return err
+		}
+	}
+	c.leave.peer, c.leave.peerAt = true, at
+	c.changedLocked()
+	return nil
+}
+
+// taken is what is taken from the session.
+type taken struct {
+	unread   []byte // the peer's bytes that this end's application has still to read
+	back     int    // or that so many were returned to the peer
+	returned []byte // bytes of this end's application that the peer returns
+}
+
+func (l *leave) run(c *Conn) {
+	defer close(l.done)
+	t, err := l.exchange(c)
+	c.in.op.Lock()
+	c.out.op.Lock()
+	c.mu.Lock()
+	c.in.rest, c.in.restAt, c.in.resting = t.unread, c.state.in.at, len(t.unread) > 0
+	if l.err = err; err == nil {
+		l.leftLocked(c, t)
+	} else {
+		l.staysLocked(c)
+	}
+	c.leave = nil
+	c.in.away.Store(false)
+	c.out.away.Store(c.out.flushing)
+	ended := c.state.out.ended || err != nil
+	c.changedLocked()
+	c.mu.Unlock()
+	c.out.op.Unlock()
+	c.in.op.Unlock()
+	switch {
+	case c.out.back != nil: // no Write touches it before it is gone
+		c.flush()
+	case ended:
+		c.tcp.CloseWrite() // fails only if it has been closed
+	}
+}
+
+// exchange leaves the session.
+func (l *leave) exchange(c *Conn) (t taken, err error) {
+	s := l.session
+	s.TakeWrite()
+	c.mu.Lock()
+	c.out.deadline.holdUnlessMoved(c.tcp)
+	c.mu.Unlock()
+	c.out.op.Lock()
+	c.beginLocked(s)
+	c.out.san.Store(nil)
+	c.out.op.Unlock()
+	s.TakeRead() // before the peer knows, and returns bytes
+	c.in.nudge(c)
+	c.in.op.Lock()
+	c.in.san.Store(nil)
+	c.in.op.Unlock()
+	if err = s.SendNote(positionNote(newconn.NoteLeave, s.WritePosition())); err != nil {
+		return l.alone(err)
+	}
+
+	c.mu.Lock()
+	for !l.peer || !c.state.in.begun {
+		if c.over || l.given {
+			c.mu.Unlock()
+			return l.alone(errNoSession)
+		}
+		c.awaitLocked(time.Time{})
+	}
+	returns := l.asked && !c.state.out.ended
+	c.mu.Unlock()
+
+	if l.peerAt < s.ReadPosition() {
+		return t, s.Fail(errBegin)
+	}
+	t.unread, err = readTaken(s, l.peerAt-s.ReadPosition())
+	if err != nil {
+		return t, err
+	}
+	wrote := make(chan error, 1)
+	go func() { // while this end reads, or two ends that ask would wait for each other
+		var err error
+		if returns && len(t.unread) > 0 {
+			_, err = s.WriteTaken(t.unread)
+		}
+		s.CloseWrite()
+		wrote <- err
+	}()
+	t.returned, err = readTaken(s, toTheEnd)
+	if err != nil {
+		s.Abort() // ends the Write
+	}
+	if err = errors.Join(err, <-wrote); err != nil {
+		t.returned = nil
+		return t, err
+	}
+	if returns {
+		t.unread, t.back = nil, len(t.unread)
+	}
+	// This process may end as soon as its program has the descriptor.
+	s.Close()
+	return t, nil
+}
+
+// alone leaves a session whose peer has closed it: nothing comes back, and TCP has its end as
+// well. On any other end the error is why.
+func (l *leave) alone(why error) (t taken, err error) {
+	s := l.session
+	if !errors.Is(s.Over(), syscall.EPIPE) {
+		return t, why
+	}
+	if t.unread, err = readTaken(s, toTheEnd); err == nil {
+		s.Close()
+	}
+	return t, err
+}
+
+// toTheEnd is beyond all streams.
+const toTheEnd = 1 << 63
+
+// readTaken reads so many bytes from a session, or the rest of its stream.
+func readTaken(s *session.Session, n uint64) (all []byte, err error) {
+	b := make([]byte, min(n, 64<<10))
+	for n > 0 {
+		k, err := s.ReadTaken(b[:min(n, uint64(len(b)))])
+		all = append(all, b[:k]...)
+		n -= uint64(k)
+		switch {
+		case err == io.EOF && n > toTheEnd/2:
+			return all, nil
+		case err == io.EOF:
+			return all, s.Fail(errTooFew)
+		case err != nil:
+			return all, err
+		case len(all) > mostTaken:
+			return all, s.Fail(errTooMany)
+		}
+	}
+	return all, nil
+}
+
+// leftLocked has TCP carry the connection again. in.op, out.op and mu are held.
+func (l *leave) leftLocked(c *Conn, t taken) {
+	st := l.session.Stats()
+	both := uint64(t.back + len(t.returned)) // they went by the session, and go by TCP, too
+	st.BytesSent -= both
+	st.BytesReceived -= both
+	c.past.add(st)
+	c.cleanup.Stop()
+	if c.cfg.Left != nil {
+		c.cfg.Left()
+	}
+	c.session = nil
+	c.in.begun.Store(false)
+	if c.state.in.ended {
+		c.in.rest, c.in.resting = nil, false // nobody will read it
+	}
+	c.state.left()
+	c.in.deadline.toTCP(c.tcp)
+	c.out.deadline.toTCP(c.tcp)
+	if len(t.returned) > 0 {
+		c.out.back, c.out.flushing = t.returned, true
+		c.out.deadline.held = true // these bytes have been taken from the application: its deadline does not bound them
+		c.tcp.SetWriteDeadline(time.Time{})
+	}
+	if !c.state.pinned && c.cfg.Use != nil {
+		c.useAt.Store(c.used.Load() + againAfter)
+	}
+}
+
+// staysLocked has each operation find what the session has to say of its end, behind what had
+// come. in.op, out.op and mu are held.
+func (l *leave) staysLocked(c *Conn) {
+	c.state.stays()
+	c.out.san.Store(l.session)
+	l.session.GiveBackWrite()
+	if !c.state.in.ended {
+		l.session.GiveBackRead()
+	}
+}
+
+// againAfter is for how many bytes a connection is used by TCP that the peer has called back,
+// before it tries to move again.
+const againAfter = 16 << 20
+
+// flush sends what came back.
+func (c *Conn) flush() {
+	c.out.op.Lock()
+	n, err := c.tcp.Write(c.out.back)
+	c.out.count(c, int64(n))
+	c.out.back = nil
+	c.mu.Lock()
+	c.out.flushing = false
+	c.out.away.Store(false)
+	c.out.deadline.release(c.tcp)
+	ended := c.state.out.ended
+	c.changedLocked()
+	c.mu.Unlock()
+	c.out.op.Unlock()
+	if err == nil && ended {
+		c.tcp.CloseWrite()
+	}
+}

@@ -1,0 +1,298 @@
+package sanconn
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"syscall"
+	"time"
+	"weak"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/session"
+)
+
+// turn is for how many bytes a Read counts, beside those that it brings: what a round trip
+// by a SAN saves is as much as what it saves for so many bytes.
+const turn = 32 << 10
+
+// never is beyond what any connection counts.
+const never = int64(1) << 62
+
+var (
+	errBadNote   = errors.New("sanconn: a note that is not understood")
+	errNoSession = fmt.Errorf("the SAN connection ended before the peer moved: %w", syscall.ECONNRESET)
+)
+
+// use counts what goes by TCP, and has package san move the connection when that pays.
+func (c *Conn) use(n int64) {
+	if at := c.useAt.Load(); at != never && c.used.Add(n) >= at {
+		c.useNow()
+	}
+}
+
+// useNow has package san move the connection, unless that has been done.
+func (c *Conn) useNow() {
+	if c.useAt.Swap(never) != never {
+		c.cfg.Use((*handle)(c))
+	}
+}
+
+// handle is newconn.Handle.
+type handle Conn
+
+func (h *handle) conn() *Conn { return (*Conn)(h) }
+
+func (h *handle) TCP() *net.TCPConn { return h.tcp }
+
+func (h *handle) Life() any { return h.cfg.Life }
+
+// CallUse implements newconn.Handle.
+func (h *handle) CallUse(bytes int64) { h.useAt.Store(h.used.Load() + bytes) }
+
+// Offer implements newconn.Handle.
+func (h *handle) Offer(s *session.Session, hello []byte, judge func(answer []byte) error) error {
+	c := h.conn()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.commitLocked(s, offered, append([]byte{newconn.NoteOffer}, hello...)); err != nil {
+		return err
+	}
+	c.judge = judge
+	end := time.Now().Add(answerTimeout)
+	for c.state.phase == offered && c.session == s {
+		if !c.awaitLocked(end) {
+			return newconn.ErrNoAnswer
+		}
+	}
+	if c.session != s {
+		return c.refused
+	}
+	return nil
+}
+
+// answerTimeout is how long Offer waits. The connection waits on, and is none the worse for
+// it.
+const answerTimeout = 5 * time.Second
+
+// Take implements newconn.Handle.
+func (h *handle) Take(s *session.Session, answer []byte) error {
+	c := h.conn()
+	c.mu.Lock()
+	err := c.commitLocked(s, onSAN, append([]byte{newconn.NoteAnswer}, answer...))
+	if err == nil {
+		c.out.next.Store(s)
+	}
+	c.mu.Unlock()
+	c.out.nudge(c)
+	return err
+}
+
+// commitLocked commits this end to a session, and tells the peer: before anybody else finds
+// the session, and puts other notes there.
+func (c *Conn) commitLocked(s *session.Session, to phase, note []byte) error {
+	switch {
+	case c.closed.Load():
+		return errClosing
+	case c.out.flushing:
+		return errUnderWay
+	case c.in.resting:
+		return errUnread
+	}
+	if err := c.state.commit(to); err != nil {
+		return err
+	}
+	if err := s.SendNote(note); err != nil {
+		c.state.withdraw()
+		return err
+	}
+	c.session, c.over, c.refused = s, false, nil
+	c.keep.apply(s)
+	if c.reset.Load() {
+		s.ResetAtDeath(true)
+	}
+	// A connection that the program has forgotten is closed, as in net.
+	c.cleanup = runtime.AddCleanup(c, forgotten.close, forgotten{s, c.cfg.Closed})
+	return nil
+}
+
+// forgotten is what is left of a connection on a session that the program has forgotten.
+type forgotten struct {
+	session *session.Session
+	closed  func()
+}
+
+func (f forgotten) close() {
+	go f.session.Close() // bounded by Options.CloseTimeout
+	if f.closed != nil {
+		f.closed()
+	}
+}
+
+// Notes implements newconn.Handle.
+func (h *handle) Notes() func(s *session.Session, note []byte) {
+	weakly := weak.Make(h.conn())
+	return func(s *session.Session, note []byte) {
+		c := weakly.Value()
+		switch {
+		case c == nil:
+		case note == nil:
+			c.sessionEnded(s)
+		default:
+			if err := c.note(s, note); err != nil {
+				s.Fail(err)
+			}
+		}
+	}
+}
+
+func (c *Conn) note(s *session.Session, note []byte) error {
+	if len(note) == 0 {
+		return errBadNote
+	}
+	body := note[1:]
+	switch note[0] {
+	case newconn.NoteAnswer:
+		return c.answered(s, body)
+	case newconn.NoteBegin, newconn.NoteLeave:
+		if len(body) != 8 {
+			return errBadNote
+		}
+		at := binary.LittleEndian.Uint64(body)
+		if note[0] == newconn.NoteBegin {
+			return c.peerBegins(s, at)
+		}
+		return c.peerLeaves(s, at)
+	}
+	return errBadNote
+}
+
+func positionNote(kind byte, at uint64) []byte {
+	return binary.LittleEndian.AppendUint64([]byte{kind}, at)
+}
+
+// answered takes the answer to this end's offer.
+func (c *Conn) answered(s *session.Session, answer []byte) error {
+	c.mu.Lock()
+	if c.session != s || c.state.phase != offered {
+		c.mu.Unlock()
+		return errNotAgreed
+	}
+	judge := c.judge
+	c.mu.Unlock()
+	refused := judge(answer) // nothing else ends the offer meanwhile: notes come one at a time
+	c.mu.Lock()
+	c.judge = nil
+	c.state.answered(refused == nil)
+	ended := c.state.out.ended
+	switch {
+	case refused != nil:
+		c.dropLocked(refused)
+		c.mu.Unlock()
+		if ended {
+			c.tcp.CloseWrite()
+		}
+		s.Abort()
+		return nil
+	case !c.closed.Load(): // else Close ends the session itself
+		c.out.next.Store(s)
+	}
+	c.changedLocked()
+	c.mu.Unlock()
+	c.out.nudge(c)
+	if ended {
+		c.endStream(s, (*session.Session).CloseWrite)
+	}
+	return nil
+}
+
+// dropLocked gives up an offer. mu is held.
+func (c *Conn) dropLocked(why error) {
+	c.session, c.judge, c.refused = nil, nil, why
+	c.cleanup.Stop()
+	if !c.closed.Load() {
+		c.in.deadline.release(c.tcp)
+		c.out.deadline.release(c.tcp)
+	}
+	c.changedLocked()
+}
+
+// peerBegins takes the position at which the peer's direction moves.
+func (c *Conn) peerBegins(s *session.Session, at uint64) error {
+	c.mu.Lock()
+	if c.session != s || c.state.phase != onSAN && c.state.phase != leaving {
+		c.mu.Unlock()
+		return errNotAgreed
+	}
+	err := c.state.peerBegins(at, c.in.bytes.Load())
+	if err == nil {
+		c.in.begun.Store(true)
+	}
+	c.changedLocked()
+	c.mu.Unlock()
+	if err == nil {
+		c.in.nudge(c)
+	}
+	return err
+}
+
+// sessionEnded is called when the session has ended, behind its last note.
+func (c *Conn) sessionEnded(s *session.Session) {
+	c.mu.Lock()
+	if c.session != s {
+		c.mu.Unlock()
+		return
+	}
+	c.over = true
+	// A ring outlives the peer's process: what it holds has come.
+	offering := c.state.phase == offered
+	ends := c.state.sessionEnded(s.Limits().Ring() && errors.Is(s.Over(), syscall.EPIPE))
+	ended := offering && c.state.out.ended && !c.closed.Load()
+	if offering {
+		c.dropLocked(errNoSession)
+	}
+	ends = ends && !c.closed.Load()
+	c.changedLocked()
+	c.mu.Unlock()
+	if offering {
+		s.Abort()
+	}
+	// The peer, if it waits for what this end has said on the session, or would have, finds
+	// the end of TCP, and then does likewise.
+	if ends || ended {
+		c.tcp.CloseWrite()
+	}
+}
+
+// Moved implements newconn.Handle.
+func (h *handle) Moved(ctx context.Context) error {
+	c := h.conn()
+	stop := context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		c.changedLocked()
+		c.mu.Unlock()
+	})
+	defer stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		switch s := c.in.san.Load(); {
+		case s != nil && c.out.san.Load() == s:
+			return nil
+		case c.closed.Load():
+			return net.ErrClosed
+		case c.session == nil && c.refused != nil:
+			return c.refused
+		case c.session != nil && c.over:
+			return errNoSession
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		c.awaitLocked(time.Time{})
+	}
+}
+
+var _ newconn.Handle = (*handle)(nil)

@@ -1,0 +1,246 @@
+package sanconn
+
+import (
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/session"
+)
+
+// writePiece is how much of a Write goes to TCP at a time, so that a long one can move in its
+// middle: many times what a system call costs.
+const writePiece = 256 << 10
+
+// outgoing is this end's direction.
+type outgoing struct {
+	// san is set once the direction has moved. A Write then needs nothing else of this.
+	san atomic.Pointer[session.Session]
+
+	// next is set, with mu held, as soon as the direction may move: by whoever holds op next.
+	next atomic.Pointer[session.Session]
+
+	shut atomic.Bool // by CloseWrite
+	away atomic.Bool // Writes wait: it goes back to TCP, or what came back goes first; changes with Conn.mu held
+	lent atomic.Bool // reserved is not nil; likewise
+
+	op      sync.Mutex    // held by one Write at a time on TCP, and by the move
+	written atomic.Uint64 // bytes put on TCP; grows with op held
+
+	back     []byte // what came back from the session unread: it goes before all else; guarded by op
+	flushing bool   // it is on its way; guarded by Conn.mu
+	reserved []byte // see Conn.Reserve: other Writes wait; guarded by Conn.mu
+
+	deadline deadline
+}
+
+// write is Write on TCP, or while the direction moves from one carrier to the other; commits:
+// of bytes that were filled in where Reserve said.
+func (c *Conn) write(p []byte, commits bool) (n int, err error) {
+	for {
+		if c.closed.Load() {
+			return n, c.opError(opWrite, net.ErrClosed)
+		}
+		if s := c.out.san.Load(); s != nil {
+			k, err := c.writeSession(s, p[n:])
+			n += k
+			if err != session.ErrTaken {
+				return n, c.opError(opWrite, err)
+			}
+		}
+		if n > 0 && n == len(p) {
+			return n, nil
+		}
+		if c.out.away.Load() || c.out.lent.Load() && !commits {
+			if err := c.awaitOut(commits); err != nil {
+				return n, err
+			}
+		}
+		c.out.op.Lock()
+		k, err := c.writeLocked(p[n:])
+		n += k
+		c.out.unlock(c)
+		if err != errLook {
+			return n, err
+		}
+	}
+}
+
+func (c *Conn) writeSession(s *session.Session, p []byte) (int, error) {
+	raceedge.Release()
+	return s.Write(p)
+}
+
+// errLook: the state has changed, look again.
+var errLook = errLookAgain{}
+
+type errLookAgain struct{}
+
+func (errLookAgain) Error() string { return "look again" }
+
+// stopped is why the holder of op must not write to TCP.
+func (o *outgoing) stopped(c *Conn) error {
+	switch {
+	case c.closed.Load():
+		return c.opError(opWrite, net.ErrClosed)
+	case o.san.Load() != nil, o.away.Load():
+		return errLook
+	case o.shut.Load():
+		c.mu.Lock()
+		passed := o.deadline.passed()
+		c.mu.Unlock()
+		if passed { // as net has it, it counts first
+			return c.opError(opWrite, os.ErrDeadlineExceeded)
+		}
+		return c.opError(opWrite, os.NewSyscallError(opWrite, syscall.EPIPE))
+	}
+	return nil
+}
+
+// writeLocked writes by TCP, piece by piece, until the direction may move.
+func (c *Conn) writeLocked(p []byte) (n int, err error) {
+	for first := true; first || n < len(p); first = false {
+		if s := c.out.next.Load(); s != nil {
+			k, err := c.crossLocked(s, p[n:])
+			return n + k, err
+		}
+		if err := c.out.stopped(c); err != nil {
+			return n, err
+		}
+		k, err := c.tcp.Write(p[n:min(len(p), n+writePiece)])
+		c.out.count(c, int64(k))
+		n += k
+		if err != nil {
+			return n, c.afterTCP(&c.out.deadline, opWrite, err)
+		}
+	}
+	return n, nil
+}
+
+// count counts bytes put on TCP. op is held.
+func (o *outgoing) count(c *Conn, n int64) {
+	o.written.Store(o.written.Load() + uint64(n))
+	c.use(n)
+}
+
+// crossLocked moves the direction, and writes p by the session. No other Write goes to the
+// session before that is done, or their bytes were mixed. op is held.
+func (c *Conn) crossLocked(s *session.Session, p []byte) (n int, err error) {
+	c.beginLocked(s)
+	if len(p) > 0 {
+		n, err = c.writeSession(s, p)
+	}
+	c.crossed(s)
+	if err == session.ErrTaken {
+		return n, errLook
+	}
+	return n, c.opError(opWrite, err)
+}
+
+// beginLocked tells the peer that this direction moves here, unless that has been done. op is
+// held.
+func (c *Conn) beginLocked(s *session.Session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out.next.Store(nil)
+	if c.state.out.begun {
+		return
+	}
+	at := c.out.written.Load()
+	c.state.begin(at)
+	c.out.deadline.toSession(s.InterruptWrite)
+	// With mu held: whoever finds that it has begun may end the stream. It fails only if the
+	// session has ended, which Writes find.
+	s.SendNote(positionNote(newconn.NoteBegin, at))
+}
+
+// crossed has Writes go to the session, unless both ends leave it already. op is held.
+func (c *Conn) crossed(s *session.Session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session == s && c.state.phase == onSAN {
+		c.out.san.Store(s)
+		c.changedLocked() // for Moved
+	}
+}
+
+// unlock ends a use of op. If the direction may move by now, it does.
+func (o *outgoing) unlock(c *Conn) {
+	for {
+		if s := o.next.Load(); s != nil {
+			c.crossLocked(s, nil)
+		}
+		o.op.Unlock()
+		if o.next.Load() == nil || !o.op.TryLock() {
+			return // whoever holds it comes by here
+		}
+	}
+}
+
+// nudge has the direction move, if it may, as soon as no Write is in its way.
+func (o *outgoing) nudge(c *Conn) {
+	if o.next.Load() != nil && o.op.TryLock() {
+		o.unlock(c)
+	}
+}
+
+// awaitOut waits while Writes have to; commits: as in write.
+func (c *Conn) awaitOut(commits bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o := &c.out
+	for o.away.Load() || o.reserved != nil && !commits {
+		switch {
+		case c.closed.Load():
+			return c.opError(opWrite, net.ErrClosed)
+		case o.deadline.passed():
+			return c.opError(opWrite, os.ErrDeadlineExceeded)
+		}
+		c.awaitLocked(o.deadline.want)
+	}
+	return nil
+}
+
+// CloseWrite ends the writing direction: the peer reads io.EOF after what was
+// written. Later Writes fail with EPIPE. If the peer has closed already, that is no
+// error.
+func (c *Conn) CloseWrite() error {
+	raceedge.Release()
+	c.mu.Lock()
+	if c.closed.Load() {
+		c.mu.Unlock()
+		return c.opError(opClose, net.ErrClosed)
+	}
+	c.state.out.ended = true
+	c.out.shut.Store(true)
+	phase, s, flushing := c.state.phase, c.session, c.out.flushing
+	if phase == offered || phase == onSAN {
+		c.out.deadline.holdUnlessMoved(c.tcp) // a Write in TCP ends
+	}
+	c.changedLocked()
+	c.mu.Unlock()
+	switch {
+	case phase == onTCP && !flushing:
+		return c.tcp.CloseWrite()
+	case phase == onSAN:
+		return c.opError(opClose, c.endStream(s, (*session.Session).CloseWrite))
+	}
+	return nil // the offer's answer, or the end of leaving, decides where the stream ends
+}
+
+// endStream ends the stream on the session, behind its begin.
+func (c *Conn) endStream(s *session.Session, end func(*session.Session) error) error {
+	c.mu.Lock()
+	begun := c.state.out.begun
+	c.mu.Unlock()
+	if !begun {
+		c.out.op.Lock() // a Write in TCP has been woken
+		c.crossLocked(s, nil)
+		c.out.op.Unlock()
+	}
+	return end(s)
+}

@@ -1,0 +1,604 @@
+package sanconn_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/connpair"
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+var (
+	stressRuns = flag.Int("conn.runs", 100, "runs of the stress test, each with a seed of its own")
+	stressSeed = flag.Uint64("conn.seed", 0, "the first of them; 0: a random one")
+	stressLog  = flag.Bool("conn.log", false, "log what the stress test does")
+)
+
+// TestStress has both ends of a connection use it in every way, at random, while it moves and
+// goes back, and checks each byte by its position. A stream that ends with io.EOF is whole.
+func TestStress(t *testing.T) {
+	first := *stressSeed
+	if first == 0 {
+		first = rand.Uint64() >> 32
+	}
+	before, fds := runtime.NumGoroutine(), openFiles(t)
+	for i := range *stressRuns {
+		seed := first + uint64(i)
+		s := &stress{t: t, rand: rand.New(rand.NewPCG(seed, 0))}
+		s.run()
+		if t.Failed() {
+			t.Fatalf("seed %d: %s", seed, s.what)
+		}
+		if i%20 == 19 || i == *stressRuns-1 {
+			settles(t, seed, "goroutines", before, runtime.NumGoroutine)
+			settles(t, seed, "descriptors", fds, func() int { return openFiles(t) })
+		}
+	}
+}
+
+// few are what a process makes but once: the janitor, the poller, the sockets of RawConns.
+const few = 6
+
+// settles waits until there are no more of something than before.
+func settles(t *testing.T, seed uint64, what string, before int, count func() int) {
+	for end := time.Now().Add(20 * time.Second); count() > before+few; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			b := make([]byte, 1<<20)
+			t.Fatalf("seed up to %d: %d %s, and %d before\n%s", seed, count(), what, before, b[:runtime.Stack(b, true)])
+		}
+	}
+}
+
+func openFiles(t *testing.T) int {
+	f, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(f)
+}
+
+// How a run ends.
+const (
+	inOrder = iota // both ends end their streams, and read to the end
+	byClose        // one end closes at some time
+	byReset        // … after SetLinger(0)
+	byDeath        // its process dies, and its kernel closes TCP
+	byCut          // the session fails for both, and TCP lives on
+	endKinds
+)
+
+type stress struct {
+	t     *testing.T
+	rand  *rand.Rand // of the goroutine that has it
+	what  string
+	ends  [2]*stressEnd
+	kind  int
+	ender int // the end that begins it
+	over  chan struct{}
+
+	mu  sync.Mutex
+	eps [2]*twin.Endpoint // of the last session
+}
+
+// stressEnd is one end.
+type stressEnd struct {
+	*stress
+	id      int
+	c       *sanconn.Conn
+	written atomic.Int64 // bytes that were taken from it
+	read    int64
+	total   int64 // to be written
+	closed  atomic.Bool
+	shut    bool // it ends its reading direction early
+	readErr error
+}
+
+// stressTable is what is written, again and again; its length is a prime, so that no size of
+// any buffer hides a shift.
+var stressTable = func() (tables [2][]byte) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range tables {
+		tables[i] = make([]byte, 65521)
+		for k := range tables[i] {
+			tables[i][k] = byte(r.Uint32())
+		}
+	}
+	return tables
+}()
+
+// bytesAt are n bytes of an end's stream.
+func bytesAt(id int, at, n int64) []byte {
+	table := stressTable[id]
+	b := make([]byte, 0, n)
+	for int64(len(b)) < n {
+		from := (at + int64(len(b))) % int64(len(table))
+		b = append(b, table[from:min(from+n-int64(len(b)), int64(len(table)))]...)
+	}
+	return b
+}
+
+func (s *stress) run() {
+	r := s.rand
+	a, b, err := connpair.New(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.over = make(chan struct{})
+	s.kind, s.ender = r.IntN(endKinds), r.IntN(2)
+	if r.IntN(3) > 0 {
+		s.kind = inOrder
+	}
+	s.what = fmt.Sprintf("kind %d by end %d", s.kind, s.ender)
+	for i, c := range []*sanconn.Conn{a, b} {
+		e := &stressEnd{stress: &stress{t: s.t, rand: rand.New(rand.NewPCG(r.Uint64(), 1))}, id: i, c: c}
+		e.total = r.Int64N(1 << (10 + r.IntN(12)))
+		e.shut = r.IntN(20) == 0 && s.kind != inOrder
+		s.ends[i] = e
+	}
+	var wg, extra sync.WaitGroup
+	for i, e := range s.ends {
+		peer := s.ends[1-i]
+		wg.Go(func() { e.write(s, rand.New(rand.NewPCG(e.rand.Uint64(), 2))) })
+		wg.Go(func() { e.readAll(s, peer, rand.New(rand.NewPCG(e.rand.Uint64()+1, 3))) })
+		if r.IntN(2) == 0 {
+			leaver := rand.New(rand.NewPCG(r.Uint64(), 4))
+			extra.Go(func() { e.leave(s, leaver) })
+		}
+	}
+	mover := rand.New(rand.NewPCG(r.Uint64(), 5))
+	extra.Go(func() { s.move(mover) })
+	ender := rand.New(rand.NewPCG(r.Uint64(), 6))
+	extra.Go(func() { s.end(ender) })
+
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(s.over)
+		extra.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		buf := make([]byte, 4<<20)
+		s.t.Errorf("it hangs: %d of %d and %d of %d bytes were read\n%s", s.ends[1].read, s.ends[0].written.Load(), s.ends[0].read, s.ends[1].written.Load(), buf[:runtime.Stack(buf, true)])
+		return
+	}
+	for i, e := range s.ends {
+		peer := s.ends[1-i]
+		switch {
+		case e.readErr == io.EOF && !e.shut && e.read < peer.written.Load():
+			s.t.Errorf("end %d read %d of %d bytes, and io.EOF", i, e.read, peer.written.Load())
+		case s.kind == inOrder && (e.readErr != io.EOF || peer.written.Load() != peer.total):
+			s.t.Errorf("end %d read %d of %d bytes: %v", i, e.read, peer.total, e.readErr)
+		case e.read > peer.written.Load() && s.kind == inOrder:
+			s.t.Errorf("end %d read %d of %d bytes", i, e.read, peer.written.Load())
+		}
+		e.c.Close()
+	}
+}
+
+func (s *stress) logf(format string, args ...any) {
+	if *stressLog {
+		s.t.Logf(format, args...)
+	}
+}
+
+// pause lets the others get on.
+func pause(r *rand.Rand) {
+	switch r.IntN(3) {
+	case 0:
+	case 1:
+		runtime.Gosched()
+	default:
+		time.Sleep(time.Duration(r.IntN(300)) * time.Microsecond)
+	}
+}
+
+// move moves the connection again and again.
+func (s *stress) move(r *rand.Rand) {
+	for range 1 + r.IntN(4) {
+		for range r.IntN(4) {
+			pause(r)
+		}
+		cfg := twin.Config{Limits: carriers[2+r.IntN(len(carriers)-2)].limits}
+		cfg.Violated = func(twin.Violation) {}
+		d := r.IntN(2)
+		ea, eb := twin.Pair(cfg)
+		s.mu.Lock()
+		s.eps[d], s.eps[1-d] = ea, eb
+		s.mu.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		err := connpair.Move(ctx, s.ends[d].c, s.ends[1-d].c, ea, eb, connpair.Sessions{Dialer: session.Config{CloseTimeout: 2 * time.Second}, Acceptor: session.Config{CloseTimeout: 2 * time.Second}})
+		cancel()
+		s.logf("moved by %d: %v", d, err)
+		select {
+		case <-s.over:
+			return
+		default:
+		}
+	}
+}
+
+// leave has the connection go back to TCP.
+func (e *stressEnd) leave(s *stress, r *rand.Rand) {
+	for range 1 + r.IntN(4) {
+		for range r.IntN(10) {
+			pause(r)
+		}
+		var err error
+		what := r.IntN(12)
+		switch what {
+		case 0:
+			var f *os.File
+			if f, err = e.c.File(); err == nil {
+				f.Close()
+			}
+		case 1:
+			raw, _ := e.c.SyscallConn()
+			err = raw.Control(func(uintptr) {})
+		default:
+			err = sanconn.LeaveSAN(e.c)
+		}
+		s.logf("end %d leaves (%d): %v", e.id, what, err)
+		if err != nil && s.kind == inOrder && !strings.Contains(err.Error(), "have not been read") {
+			s.t.Errorf("end %d goes back to TCP (%d): %v", e.id, what, err)
+		}
+		select {
+		case <-s.over:
+			return
+		default:
+		}
+	}
+}
+
+// end ends the connection, unless that is in order.
+func (s *stress) end(r *rand.Rand) {
+	if s.kind == inOrder {
+		return
+	}
+	for range r.IntN(30) {
+		pause(r)
+	}
+	e := s.ends[s.ender]
+	s.logf("end %d ends it", e.id)
+	switch s.kind {
+	case byReset:
+		e.c.SetLinger(0)
+		fallthrough
+	case byClose:
+		e.close()
+	case byDeath:
+		s.mu.Lock()
+		if s.eps[e.id] != nil {
+			s.eps[e.id].Kill()
+		}
+		s.mu.Unlock()
+		newconn.HandleOf(e.c).TCP().Close()
+		time.Sleep(10 * time.Millisecond)
+		e.close()
+	case byCut:
+		s.mu.Lock()
+		if s.eps[0] != nil {
+			s.eps[0].Kill()
+			s.eps[1].Kill()
+		}
+		s.mu.Unlock()
+		time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
+		s.ends[0].close()
+		s.ends[1].close()
+	}
+}
+
+func (e *stressEnd) close() {
+	e.closed.Store(true)
+	began := time.Now()
+	e.c.Close()
+	if d := time.Since(began); d > 8*time.Second {
+		e.t.Errorf("Close took %v", d)
+	}
+}
+
+// goesOn reports whether an error is only a deadline's. It checks that it is one that may be.
+func (e *stressEnd) goesOn(s *stress, what string, err error) bool {
+	switch {
+	case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
+		return true
+	case e.closed.Load(), s.kind != inOrder:
+	case what != "read" || err != io.EOF:
+		s.t.Errorf("end %d, %s: %v", e.id, what, err)
+	}
+	return false
+}
+
+var pastTime = time.Unix(1, 0)
+
+func deadlineOf(r *rand.Rand, set func(time.Time) error) {
+	switch r.IntN(12) {
+	case 0:
+		set(pastTime)
+	case 1, 2:
+		set(time.Now().Add(time.Duration(r.IntN(1000)) * time.Microsecond))
+	case 3, 4, 5, 6:
+		set(time.Time{})
+	}
+}
+
+// write writes it all, in every way.
+func (e *stressEnd) write(s *stress, r *rand.Rand) {
+	c := e.c
+	for e.written.Load() < e.total {
+		at := e.written.Load()
+		n := min(1+r.Int64N(1<<(1+r.IntN(18))), e.total-at)
+		deadlineOf(r, c.SetWriteDeadline)
+		pauseSometimes(r)
+		var k int64
+		var err error
+		way := r.IntN(8)
+		switch way {
+		default:
+			var m int
+			m, err = c.Write(bytesAt(e.id, at, n))
+			k = int64(m)
+		case 1:
+			var v net.Buffers
+			for p := bytesAt(e.id, at, n); len(p) > 0; {
+				m := 1 + r.IntN(len(p))
+				v = append(v, p[:m])
+				p = p[m:]
+			}
+			k, err = c.WriteBuffers(&v)
+		case 2:
+			var room []byte
+			if room, err = c.Reserve(int(n)); err == nil {
+				pauseSometimes(r)
+				m := copy(room, bytesAt(e.id, at, n))
+				if r.IntN(8) == 0 {
+					m = 0
+				}
+				before := c.Stats().TCPBytesSent
+				if err = c.Commit(m); err == nil {
+					k = int64(m)
+				} else { // by TCP it may have been cut
+					k = int64(c.Stats().TCPBytesSent - before)
+				}
+			}
+		case 3:
+			k, err = e.fromFile(at, n)
+		case 4:
+			k, err = e.fromSocket(at, n)
+		}
+		if k > n || k < 0 {
+			s.t.Errorf("end %d took %d bytes of %d", e.id, k, n)
+		}
+		e.written.Add(k)
+		s.logf("end %d wrote (%d) %d of %d at %d: %v", e.id, way, k, n, at, err)
+		if !e.goesOn(s, fmt.Sprint("write ", way), err) {
+			return
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) && r.IntN(2) == 0 {
+			c.SetWriteDeadline(time.Time{})
+		}
+	}
+	if err := c.CloseWrite(); err != nil {
+		e.goesOn(s, "CloseWrite", err)
+	}
+}
+
+func pauseSometimes(r *rand.Rand) {
+	if r.IntN(6) == 0 {
+		pause(r)
+	}
+}
+
+// fromFile copies from a file that has the end's bytes.
+func (e *stressEnd) fromFile(at, n int64) (int64, error) {
+	f, err := stressFile(e.id)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	f.Seek(at%int64(len(stressTable[e.id])), io.SeekStart)
+	return e.c.ReadFrom(io.LimitReader(f, n))
+}
+
+var stressFiles [2]struct {
+	sync.Once
+	name string
+	err  error
+}
+
+// stressFile opens a file with a few tables, so that a piece can begin at any place.
+func stressFile(id int) (*os.File, error) {
+	f := &stressFiles[id]
+	f.Do(func() {
+		var made *os.File
+		if made, f.err = os.CreateTemp("", "sanconn"); f.err == nil {
+			f.name = made.Name()
+			for range 8 {
+				made.Write(stressTable[id])
+			}
+			f.err = made.Close()
+		}
+	})
+	if f.err != nil {
+		return nil, f.err
+	}
+	return os.Open(f.name)
+}
+
+// fromSocket copies from a socket. What it has taken from there and not sent is lost.
+func (e *stressEnd) fromSocket(at, n int64) (int64, error) {
+	from, to, err := socketsOf()
+	if err != nil {
+		return 0, err
+	}
+	defer from.Close()
+	go func() {
+		from.Write(bytesAt(e.id, at, n))
+		from.Close()
+	}()
+	defer to.Close()
+	return e.c.ReadFrom(to)
+}
+
+func socketsOf() (a, b net.Conn, err error) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	var ends [2]net.Conn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		if ends[i], err = net.FileConn(f); err != nil {
+			return nil, nil, err
+		}
+		f.Close()
+	}
+	return ends[0], ends[1], nil
+}
+
+// readAll reads to the end, in every way.
+func (e *stressEnd) readAll(s *stress, peer *stressEnd, r *rand.Rand) {
+	c := e.c
+	for {
+		deadlineOf(r, c.SetReadDeadline)
+		pauseSometimes(r)
+		if e.shut && r.IntN(20) == 0 {
+			if err := c.CloseRead(); err != nil {
+				e.goesOn(s, "CloseRead", err)
+			}
+		}
+		var err error
+		way := r.IntN(8)
+		switch way {
+		default:
+			b := make([]byte, 1+r.IntN(1<<(1+r.IntN(17))))
+			var n int
+			n, err = c.Read(b)
+			e.check(s, peer.id, b[:n])
+		case 1:
+			var b []byte
+			if b, err = c.Peek(); err == nil {
+				pauseSometimes(r)
+				n := r.IntN(len(b) + 1)
+				e.check(s, peer.id, b[:n])
+				err = c.Discard(n)
+			}
+		case 2:
+			err = e.rawRead(s, peer.id, r)
+		case 3:
+			_, err = c.WriteTo(sink(func(b []byte) (int, error) {
+				e.check(s, peer.id, b)
+				if r.IntN(5) == 0 {
+					return len(b), errEnough
+				}
+				return len(b), nil
+			}))
+			if err == nil {
+				err = io.EOF
+			}
+		case 4:
+			err = e.toSocket(s, peer.id, r)
+		}
+		s.logf("end %d read (%d) to %d: %v", e.id, way, e.read, err)
+		if err == errEnough {
+			continue
+		}
+		if !e.goesOn(s, "read", err) {
+			e.readErr = err
+			return
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) && r.IntN(2) == 0 {
+			c.SetReadDeadline(time.Time{})
+		}
+	}
+}
+
+var errEnough = errors.New("enough")
+
+func (e *stressEnd) check(s *stress, id int, b []byte) {
+	if want := bytesAt(id, e.read, int64(len(b))); string(b) != string(want) {
+		i := 0
+		for b[i] == want[i] {
+			i++
+		}
+		s.t.Errorf("end %d reads other bytes from position %d on, by %d at %d", e.id, e.read+int64(i), len(b), e.read)
+	}
+	e.read += int64(len(b))
+}
+
+// rawRead reads as a pool does, or waits until there is something.
+func (e *stressEnd) rawRead(s *stress, id int, r *rand.Rand) error {
+	raw, err := e.c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	b := make([]byte, 1+r.IntN(8000))
+	n, peek := 0, r.IntN(2) == 0
+	var rerr error
+	err = raw.Read(func(fd uintptr) bool {
+		flags := 0
+		if peek {
+			flags = syscall.MSG_PEEK
+		}
+		n, _, rerr = syscall.Recvfrom(int(fd), b, flags)
+		return true
+	})
+	switch {
+	case err != nil:
+		return err
+	case rerr == syscall.EAGAIN:
+		return nil
+	case rerr != nil:
+		return rerr
+	case n == 0:
+		return io.EOF
+	case !peek:
+		e.check(s, id, b[:n])
+	}
+	return nil
+}
+
+// toSocket copies to a socket, until the deadline.
+func (e *stressEnd) toSocket(s *stress, id int, r *rand.Rand) error {
+	from, to, err := socketsOf()
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	all := make(chan []byte, 1)
+	go func() {
+		b, _ := io.ReadAll(to)
+		all <- b
+		to.Close()
+	}()
+	e.c.SetReadDeadline(time.Now().Add(time.Duration(r.IntN(2000)) * time.Microsecond))
+	n, err := e.c.WriteTo(from)
+	from.Close()
+	b := <-all
+	if int64(len(b)) != n {
+		s.t.Errorf("end %d: %d bytes were copied, and %d came", e.id, n, len(b))
+	}
+	e.check(s, id, b)
+	if err == nil {
+		err = io.EOF
+	}
+	return err
+}

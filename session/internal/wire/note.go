@@ -1,0 +1,20 @@
+package wire
+
+// NoteMost is the longest note in bytes.
+const NoteMost = 240
+
+// Note says something that concerns the layers above the session alone. The note must not be
+// changed as long as the message waits.
+func Note(note []byte) Control {
+	c := newControl(TypeNote, 0, 0)
+	c.note = note
+	return c
+}
+
+// ParseNote returns the note, which lies in the message.
+func ParseNote(b []byte) ([]byte, error) {
+	if n := len(b) - HeaderLen; n < 1 || n > NoteMost {
+		return nil, tooShort(b)
+	}
+	return b[HeaderLen:], nil
+}

@@ -1,0 +1,302 @@
+package session_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// noted is a Config whose session passes the peer's notes on.
+func noted() (session.Config, <-chan []byte) {
+	c := make(chan []byte, 20)
+	return session.Config{OnNote: func(note []byte) { c <- note }}, c
+}
+
+// wantNote waits for the peer's next note; "": for the end in its place.
+func wantNote(t *testing.T, c <-chan []byte, want string) {
+	t.Helper()
+	select {
+	case got := <-c:
+		if string(got) != want || (got == nil) != (want == "") {
+			t.Errorf("the note %q, want %q", got, want)
+		}
+	case <-time.After(time.Minute):
+		t.Errorf("no note, want %q", want)
+	}
+}
+
+// sendNote is SendNote, which has to succeed.
+func sendNote(t *testing.T, s *session.Session, note string) {
+	t.Helper()
+	if err := s.SendNote([]byte(note)); err != nil {
+		t.Fatalf("SendNote: %v", err)
+	}
+}
+
+// Positions count the bytes that each way of writing has taken, and each way of reading
+// has given.
+func TestPositionsCountWhatWasTakenAndGiven(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		scfg, notes := noted()
+		a, b, _, _ := pair(t, inPieces(cfg), scfg)
+		data := pattern(200_000)
+		taken := make(chan int, 1)
+		go func() {
+			a.Write(data[:1])
+			a.Write(data)
+			a.WriteBuffers([][]byte{data[:10], nil, data[:20], data})
+			room, _ := a.Reserve(1000)
+			a.Commit(len(room) - 1)
+			taken <- 1 + len(data) + 30 + len(data) + len(room) - 1
+			if n := a.WritePosition(); n != a.Stats().BytesSent {
+				t.Errorf("the position is %d, and %d bytes were sent", n, a.Stats().BytesSent)
+			}
+			sendNote(t, a, "all of it")
+			wantNote(t, notes, "all of it")
+			a.CloseWrite()
+		}()
+		got := 0
+		for k := 0; ; k++ {
+			n, err := 0, error(nil)
+			if k%2 == 0 {
+				n, err = b.Read(make([]byte, 120_000))
+			} else {
+				var p []byte
+				p, err = b.Peek()
+				n = len(p) / 2
+				b.Discard(n)
+			}
+			if got += n; b.ReadPosition() != uint64(got) {
+				t.Fatalf("%d bytes were read, the position is %d", got, b.ReadPosition())
+			}
+			if err != nil {
+				wantErr(t, "the end", err, io.EOF)
+				break
+			}
+		}
+		if n := <-taken; n != got || a.Stats().BytesSent != uint64(n) {
+			t.Errorf("%d bytes were taken and %d read, the position is %d", n, got, a.Stats().BytesSent)
+		}
+	})
+}
+
+// A note needs nobody to read, nor room for data, and bytes that are written behind it come
+// behind it.
+func TestANoteNeedsNobodyToRead(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		scfg, notes := noted()
+		scfg.ReceiveBudget, scfg.SendBudget = 1, 1
+		a, b, _, _ := pair(t, cfg, scfg)
+		data := pattern(4 << 20)
+		w := goWrite(a, data)
+		readFull(t, b, 100)
+		pass(time.Second)
+		a.InterruptWrite(true)
+		x := within(t, w)
+		if at := a.WritePosition(); uint64(x.n) != at {
+			t.Errorf("the Write took %d bytes, the position is %d", x.n, at)
+		}
+		sendNote(t, a, "here") // an InterruptWrite does not concern it
+		wantNote(t, notes, "here")
+		a.InterruptWrite(false)
+		w = goWrite(a, []byte("returned"))
+		if got := readFull(t, b, x.n-100); !bytes.Equal(got, data[100:x.n]) {
+			t.Error("other bytes than were written")
+		}
+		if got := readFull(t, b, 8); string(got) != "returned" {
+			t.Errorf("%q is returned", got)
+		}
+		within(t, w)
+	})
+}
+
+// A note that has to wait for room goes before the bytes that are written behind it.
+func TestNothingGoesBeforeANoteThatWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &noControl{}
+		s, _, p := negotiatedOn(t, messages, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		e.full = true
+		sendNote(t, s, "first")
+		w := goWrite(s, []byte("returned"))
+		pass(time.Second)
+		e.full = false
+		p.send(tPing, 0) // it looks
+		if note := p.expect(tNote); string(note) != "first" {
+			t.Errorf("the note %q", note)
+		}
+		within(t, w)
+		for m := p.recv(); m[0] != tData; m = p.recv() {
+			if m[0] != tPong {
+				t.Fatalf("a message of type %d", m[0])
+			}
+		}
+	})
+}
+
+// Notes come before the end of the connection, and a few at a time.
+func TestANoteOutOfPlaceEndsTheConnection(t *testing.T) {
+	note := says(tNote, 0, 'n')
+	for name, tt := range map[string]struct {
+		steps   []step
+		fine    bool
+		inOrder bool
+	}{
+		"one":             {[]step{note}, true, false},
+		"two":             {[]step{note, note}, true, false},
+		"an empty one":    {[]step{says(tNote, 0)}, false, false},
+		"the longest":     {[]step{says(tNote, 0, make([]byte, session.MaxNote)...)}, true, false},
+		"a longer one":    {[]step{says(tNote, 0, make([]byte, session.MaxNote+1)...)}, false, false},
+		"behind Shutdown": {[]step{says(tShutdown, 0), note}, true, true},
+		"behind Close":    {[]step{says(tClose, 0), note}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				scfg, notes := noted()
+				s, _, p := negotiated(t, messages, scfg)
+				for _, step := range tt.steps {
+					step(p)
+				}
+				pass(time.Second)
+				if tt.fine {
+					<-notes
+					writeAll(t, s, []byte("alive"), 5)
+					return
+				}
+				endsByViolation(t, s, tt.inOrder)
+			})
+		})
+	}
+}
+
+// More notes than the layer above can have in the life of a session are a flood.
+func TestAFloodOfNotesEndsTheConnection(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		stuck := make(chan struct{})
+		defer close(stuck)
+		s, _, p := negotiated(t, messages, session.Config{OnNote: func([]byte) { <-stuck }})
+		for range 12 {
+			p.send(tNote, 0, 'n')
+			pass(time.Millisecond)
+		}
+		pass(time.Second)
+		endsByViolation(t, s, false)
+	})
+}
+
+// SendNote fails where a Write would, but for the end of this end's stream.
+func TestSendNoteFails(t *testing.T) {
+	for name, tt := range map[string]struct {
+		before func(a, b *session.Session)
+		want   error
+	}{
+		"after CloseWrite":     {func(a, b *session.Session) { a.CloseWrite() }, nil},
+		"after Close":          {func(a, b *session.Session) { a.Close() }, session.ErrClosed},
+		"to a peer that reset": {func(a, b *session.Session) { b.Abort() }, syscall.ECONNRESET},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, cfg twin.Config) {
+				scfg, _ := noted()
+				a, b, _, _ := pair(t, cfg, scfg)
+				tt.before(a, b)
+				pass(time.Second)
+				if err := a.SendNote([]byte{1}); !errors.Is(err, tt.want) {
+					t.Errorf("SendNote: %v, want %v", err, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// The end of the connection comes behind the notes, once, though nobody reads or writes.
+func TestTheEndComesBehindTheNotes(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		scfg, notes := noted()
+		a, b, _, _ := pair(t, cfg, scfg)
+		sendNote(t, a, "one")
+		sendNote(t, a, "two")
+		wantNote(t, notes, "one")
+		wantNote(t, notes, "two")
+		b.Abort()
+		wantNote(t, notes, "")
+	})
+}
+
+// Who gets a note may close the session, or wait for whoever closes it.
+func TestOnNoteMayClose(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		var b *session.Session
+		closed := make(chan error, 2)
+		a, b, _, _ := pair(t, cfg, session.Config{OnNote: func(note []byte) {
+			if note != nil {
+				closed <- b.Close()
+			}
+		}})
+		sendNote(t, a, "close")
+		if err := <-closed; err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		select {
+		case <-b.Closed():
+		case <-time.After(time.Minute):
+			t.Error("never closed")
+		}
+	})
+}
+
+// What is taken belongs to the layer above alone, deadlines aside, until it is given back.
+func TestTakenOperations(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		r := goRead(b, make([]byte, 10))
+		pass(time.Second)
+		b.TakeRead()
+		if x := within(t, r); x.n != 0 || x.err != session.ErrTaken {
+			t.Errorf("a Read that waits: %d, %v", x.n, x.err)
+		}
+		a.TakeWrite()
+		if n, err := a.Write([]byte("application")); n != 0 || err != session.ErrTaken {
+			t.Errorf("a Write: %d, %v", n, err)
+		}
+		a.InterruptWrite(true)
+		b.InterruptRead(true)
+		if n, err := a.WriteTaken([]byte("above")); n != 5 || err != nil {
+			t.Errorf("WriteTaken: %d, %v", n, err)
+		}
+		p := make([]byte, 10)
+		if n, err := b.ReadTaken(p); string(p[:n]) != "above" || err != nil {
+			t.Errorf("ReadTaken: %q, %v", p[:n], err)
+		}
+		a.InterruptWrite(false)
+		b.InterruptRead(false)
+		a.GiveBackWrite()
+		b.GiveBackRead()
+		writeAll(t, a, []byte("application"), 11)
+		readFull(t, b, 11)
+	})
+}
+
+// CloseUnread is a reset behind all that was written, though the session has nothing unread.
+func TestCloseUnreadIsAReset(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		writeAll(t, a, pattern(2000), 2000)
+		if err := a.CloseUnread(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(readerOf(b))
+		wantErr(t, "reading to the end", err, syscall.ECONNRESET)
+		if !bytes.Equal(got, pattern(2000)) {
+			t.Errorf("%d bytes before the reset, want 2000", len(got))
+		}
+		wantErr(t, "Close once more", a.Close(), session.ErrClosed)
+	})
+}

@@ -1,0 +1,90 @@
+package session
+
+import "errors"
+
+// ErrTaken means that the layer above has taken the operations of a direction from the
+// application: TakeRead, TakeWrite.
+var ErrTaken = errors.New("session: taken")
+
+// StopRead makes waiting and later Reads, Peeks and Looks fail with ErrTaken until
+// GiveBackRead. ReadTaken alone reads then.
+func (r *reading) StopRead() { r.rd.set(stTaken) }
+
+// TakeRead is StopRead, and returns when none of them is under way and nothing is lent any
+// more, or the connection is over.
+func (r *reading) TakeRead() {
+	r.StopRead()
+	r.rd.begin()
+	defer r.rd.op.Unlock()
+	r.rd.ignores = stTaken | stInterrupted
+	test := func(bool) Events {
+		r.lockRx()
+		lent := r.rx.lent
+		r.unlockRx()
+		if !lent || r.rd.stop() != 0 || r.over() != nil {
+			return 0
+		}
+		return r.readWant()
+	}
+	r.await(&r.rd, test(false), test)
+	r.rd.ignores = 0
+}
+
+// TakeWrite is TakeRead for Write, WriteBuffers and Reserve, and GiveBackWrite. What a Write
+// has taken by then it returns.
+func (w *writing) TakeWrite() {
+	w.wr.set(stTaken)
+	w.wr.begin()
+	defer w.wr.op.Unlock()
+	w.wr.ignores = stTaken | stInterrupted
+	test := func(bool) Events {
+		lent := false
+		w.withSender(func(tx *sender) { lent = tx.lent != nil })
+		if !lent || w.writeBlocked() != nil {
+			return 0
+		}
+		return w.writeWant()
+	}
+	w.await(&w.wr, test(false), test)
+	w.wr.ignores = 0
+}
+
+// GiveBackRead ends TakeRead.
+func (r *reading) GiveBackRead() { r.rd.state.And(^uint32(stTaken)) }
+
+// GiveBackWrite ends TakeWrite.
+func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
+
+// ReadTaken is Read for who has taken it. InterruptRead does not concern it.
+func (r *reading) ReadTaken(p []byte) (int, error) {
+	r.rd.begin()
+	defer r.rd.op.Unlock()
+	r.rd.ignores = stTaken | stInterrupted
+	n, err := r.read(p)
+	r.rd.ignores = 0
+	r.leftBehind()
+	return n, err
+}
+
+// WriteTaken is Write for who has taken it. InterruptWrite does not concern it.
+func (w *writing) WriteTaken(p []byte) (int, error) {
+	w.wr.begin()
+	defer w.wr.op.Unlock()
+	w.wr.ignores = stTaken | stInterrupted
+	n, err := w.write(p, false)
+	w.wr.ignores = 0
+	w.leftBehind()
+	return n, err
+}
+
+// Fail ends the connection at once, because the peer has broken a protocol of the layer
+// above. It returns the error that operations find.
+func (s *Session) Fail(err error) error {
+	err = brokeProtocol(err)
+	s.kill(err)
+	return err
+}
+
+// Over returns why the connection is over: EPIPE if the peer's process has ended in order, and
+// otherwise what a Write would find; nil: it lives.
+func (s *Session) Over() error { return s.over() }

@@ -1,0 +1,153 @@
+package san
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/shm"
+)
+
+// Which process accepts a connection is the kernel's choice, and the connection moves to that
+// one, whatever others have the same socket or the same port.
+
+// reusePort has listeners share a port.
+var reusePort = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+	return errors.Join(c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	}), err)
+}}
+
+// Several processes accept from one socket that they have inherited.
+func TestPrefork(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	const processes = 3
+	for name := range byte(processes) {
+		startServer(t, tcp, name)
+	}
+	load := startLoad(t, atOnce(), tcp.Addr().String())
+	for name := range byte(processes) {
+		load.wantMore(t, shm.Name, name)
+	}
+	load.end()
+	load.wantNoneBy(t, providerTCP)
+}
+
+// … and each of another user than the socket's: root listens, and a worker without its rights
+// accepts. The dialers are root's, the worker's user's.
+func TestPreforkOfAnotherUser(t *testing.T) {
+	testenv.NeedRoot(t)
+	tcp := plainListen(t, "127.0.0.1:0")
+	startServer(t, tcp, 0, asNobody)
+	startServer(t, tcp, 1, asNobody)
+	load := startLoad(t, atOnce(), tcp.Addr().String())
+	load.wantMore(t, shm.Name, 0)
+	load.wantMore(t, shm.Name, 1)
+	load.end()
+	load.wantNoneBy(t, providerTCP)
+	t.Log(startProcess(t, "load", moves, tcp.Addr().String(), asNobody).line(t))
+}
+
+// Processes share a port by SO_REUSEPORT; when one has ended, the others serve.
+func TestReusePort(t *testing.T) {
+	named := func(name byte) func(*exec.Cmd) {
+		return func(c *exec.Cmd) { c.Env = append(c.Env, fmt.Sprintf("%s=%d", envName, name)) }
+	}
+	first := startProcess(t, "serve", moves, "127.0.0.1:0", named(0))
+	address := first.line(t)
+	for name := range byte(2) {
+		p := startProcess(t, "serve", moves, address, named(name+1))
+		if got := p.line(t); got != address {
+			t.Fatalf("it serves %s", got)
+		}
+	}
+	load := startLoad(t, atOnce(), address)
+	for name := range byte(3) {
+		load.wantMore(t, shm.Name, name)
+	}
+	load.end()
+	load.wantNoneBy(t, providerTCP)
+
+	first.Process.Kill()
+	first.Wait()
+	load = startLoad(t, atOnce(), address)
+	load.wantMore(t, shm.Name, 1)
+	load.wantMore(t, shm.Name, 2)
+	load.end()
+	load.wantNoneBy(t, providerTCP)
+}
+
+// Processes take over a listener from each other while it is dialed. Nobody is refused, none is
+// lost, and each moves, also if its process has closed the listener meanwhile.
+func TestProcessTakesOver(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	old := startServer(t, tcp, 0)
+	load := startLoad(t, atOnce(), tcp.Addr().String())
+	const turns = 4
+	for name := range byte(turns) {
+		load.wantMore(t, shm.Name, name)
+		next := startServer(t, tcp, name+1)
+		load.wantMore(t, shm.Name, name)
+		if err := old.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		load.wantMore(t, shm.Name, name+1)
+		if err := old.Wait(); err != nil {
+			t.Errorf("process %d: %v", name, err)
+		}
+		old = next
+	}
+	load.end()
+	load.wantNoneBy(t, providerTCP)
+}
+
+// A process that is killed takes the connections with it that it has accepted, and no others:
+// the next are answered by the one behind, and move.
+func TestKilledProcessIsTakenOverFrom(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	old := startServer(t, tcp, 0)
+	const turns = 4
+	for name := range byte(turns) {
+		if by, err := exchange(atOnce(), tcp.Addr().String()); err != nil || by.name != name || by.provider != shm.Name {
+			t.Errorf("before: %+v, %v", by, err)
+		}
+		old.Process.Kill()
+		old.Wait()
+		old = startServer(t, tcp, name+1)
+	}
+}
+
+// A listener that accepts one connection and is closed: the connection moves all the same, as
+// long as it is open.
+func TestMoveAfterTheListenerIsClosed(t *testing.T) {
+	onlyShm(t)
+	for _, policy := range []Policy{Prefer, Require} {
+		l := mustListen(t, &ListenConfig{Policy: policy}, "tcp", "127.0.0.1:0")
+		d := &Dialer{Policy: policy}
+		c := mustDial(t, d, l.Addr().String())
+		s := mustAccept(t, l)
+		l.Close()
+		moving.begin(c)
+		for range 3 {
+			send(t, c, s, string(randomBytes(200_000)))
+		}
+		wantMoved(t, c, shm.Name)
+		wantMoved(t, s, shm.Name)
+		send(t, s, c, "by shm")
+		c.Close()
+		s.Close()
+		waitFor(t, "the name to be given up", func() bool {
+			shmNames.mu.Lock()
+			defer shmNames.mu.Unlock()
+			return shmNames.names[nameKey{port: uint16(l.Addr().(*net.TCPAddr).Port)}] == nil
+		})
+	}
+}
+
+var moving = lane{moving: true}

@@ -1,0 +1,204 @@
+package san
+
+import (
+	"context"
+	"encoding/hex"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/provider/shm"
+)
+
+// stop stops a process, and returns once it is stopped.
+func (p *process) stop(t testing.TB) {
+	t.Helper()
+	if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var status syscall.WaitStatus
+	if _, err := syscall.Wait4(p.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("not stopped: %v, %v", status, err)
+	}
+}
+
+func (p *process) goOn(t testing.TB) {
+	t.Helper()
+	if err := p.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// While the process of the listener is stopped the kernel takes connections for it, as for any
+// other: the dial is done at once, and what is written waits. When the process goes on it
+// answers, and the connection moves.
+func TestStoppedListener(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	p := startServer(t, tcp, 7)
+	p.stop(t)
+	c := mustDial(t, atOnce(), tcp.Addr().String())
+	if n, err := c.Write(make([]byte, 1)); n != 1 || err != nil {
+		t.Fatalf("wrote %d, %v", n, err)
+	}
+	wantNothing(t, c)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := (&Dialer{Policy: Require}).DialContext(ctx, "tcp", tcp.Addr().String())
+	oe := wantOpError(t, err, "dial", context.DeadlineExceeded)
+	if !oe.Timeout() || reasonOf(err) != ReasonNoListener {
+		t.Errorf("with Require: %v", err)
+	}
+	p.goOn(t)
+	wantAnswer(t, c, 7)
+	use(t, c, 7)
+	wantMoved(t, c, shm.Name)
+}
+
+// A connection whose acceptor is stopped, once it has accepted: a move comes to nothing, and
+// holds up nobody. Later it moves.
+func TestStoppedWhileItMoves(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	p := startServer(t, tcp, 7)
+	d := &Dialer{}
+	d.Options.AttemptTimeout = 20 * time.Millisecond
+	c := mustDial(t, d, tcp.Addr().String())
+	if name, err := ask(c); name != 7 || err != nil {
+		t.Fatal(name, err)
+	}
+	p.stop(t)
+	newconn.HandleOf(c).CallUse(0)
+	if _, err := c.Write(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	wantStays(t, c, ReasonTimeout)
+	wantNothing(t, c)
+	p.goOn(t)
+	wantAnswer(t, c, 7)
+	use(t, c, 7)
+	wantMoved(t, c, shm.Name)
+}
+
+// A connection that has moved: what is written waits in memory.
+func TestStoppedAfterTheMove(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	p := startServer(t, tcp, 7)
+	c := mustDial(t, &Dialer{Policy: Require}, tcp.Addr().String())
+	p.stop(t)
+	if _, err := c.Write(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	wantNothing(t, c)
+	p.goOn(t)
+	wantAnswer(t, c, 7)
+	wantProvider(t, c, shm.Name)
+}
+
+// Stopped again and again, at any moment, connections are made, move, and are answered.
+func TestStoppedAtAnyMoment(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	p := startServer(t, tcp, 0)
+	load := startLoad(t, atOnce(), tcp.Addr().String())
+	for range amount(20, 5) {
+		load.wantMore(t, shm.Name, 0)
+		p.stop(t)
+		p.goOn(t)
+	}
+	load.end()
+	t.Log(load.stayed)
+}
+
+// … and so is a dialer. The acceptor waits for nothing.
+func TestStoppedDialer(t *testing.T) {
+	l := shmLanes[1]
+	ln := l.listen(t, l.here())
+	t.Setenv(envBytes, "4000000")
+	p := startRole(t, "stream", l, ln.Addr().String())
+	c := mustAccept(t, ln)
+	e := streamEnd{conn: c, seed: 1}
+	var streaming sync.WaitGroup
+	streaming.Go(func() { e.both(t, 4_000_000) })
+	for range amount(20, 5) {
+		if p.Process.Signal(syscall.SIGSTOP) != nil {
+			break
+		}
+		p.Process.Signal(syscall.SIGCONT)
+	}
+	streaming.Wait()
+	if f := strings.Fields(p.line(t)); len(f) != 3 || f[2] != "4000000" || f[0] != hex.EncodeToString(e.gotSum()) || f[1] != hex.EncodeToString(e.sum()) {
+		t.Errorf("the dialer says %v", f)
+	}
+}
+
+// wantNothing reads, and finds nothing.
+func wantNothing(t testing.TB, c interface {
+	io.Reader
+	SetReadDeadline(time.Time) error
+}) {
+	t.Helper()
+	c.SetReadDeadline(time.Now().Add(time.Millisecond))
+	if n, err := c.Read(make([]byte, 1)); n != 0 {
+		t.Fatalf("read %d bytes", n)
+	} else {
+		wantOpError(t, err, "read", os.ErrDeadlineExceeded)
+	}
+	c.SetReadDeadline(time.Time{})
+}
+
+// wantAnswer reads the answer of a process to a byte.
+func wantAnswer(t testing.TB, c io.Reader, name byte) {
+	t.Helper()
+	b := make([]byte, 1)
+	if _, err := io.ReadFull(c, b); err != nil || b[0] != name {
+		t.Fatalf("%d has answered, %v", b[0], err)
+	}
+}
+
+// use uses a connection until it has moved, or has been used more than that takes.
+func use(t testing.TB, c interface {
+	io.ReadWriter
+	SetDeadline(time.Time) error
+}, name byte) {
+	t.Helper()
+	c.SetDeadline(time.Now().Add(testTimeout))
+	const turns = 2 * firstUse * moreUse * moreUse / (32 << 10) // each counts as 32 KiB
+	for range turns {
+		if _, err := c.Write(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		wantAnswer(t, c, name)
+	}
+	c.SetDeadline(time.Time{})
+}
+
+// A program starts others all the time while its connections move. Each moves, and none of the
+// others gets a descriptor.
+func TestForkAndExecWhileConnectionsMove(t *testing.T) {
+	before := descriptorsOfAChild(t)
+	tcp := plainListen(t, "127.0.0.1:0")
+	startServer(t, tcp, 0)
+	load := startLoad(t, atOnce(), tcp.Addr().String())
+	const some = 30
+	for range some {
+		if got := descriptorsOfAChild(t); got != before {
+			t.Errorf("a program has the descriptors %q, and before it had %q", got, before)
+		}
+	}
+	load.wantMore(t, shm.Name, 0)
+	load.end()
+	load.wantNoneBy(t, providerTCP)
+}
+
+func descriptorsOfAChild(t testing.TB) string {
+	t.Helper()
+	out, err := exec.Command("ls", "/proc/self/fd").CombinedOutput()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}

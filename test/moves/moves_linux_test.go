@@ -1,0 +1,345 @@
+package moves
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/sanconn"
+)
+
+var (
+	runs  = flag.Int("moves.runs", 30, "runs of each kind")
+	first = flag.Uint64("moves.seed", 1, "the first seed")
+)
+
+const (
+	envRole = "SAN_TEST_MOVES" // server, or client and the server's address
+	conns   = 6                // at a time
+	patient = 20 * time.Second // that anything may take
+)
+
+func TestMain(m *testing.M) {
+	role, rest, _ := strings.Cut(os.Getenv(envRole), " ")
+	switch role {
+	case "server":
+		os.Exit(serve(rest))
+	case "client":
+		os.Exit(dial(rest))
+	}
+	os.Exit(m.Run())
+}
+
+// Two processes, and nothing happens to them.
+func TestMoves(t *testing.T) {
+	each(t, func(t *testing.T, seed uint64) {
+		p := start(t, seed)
+		p.want(t, p.client)
+		p.server.in.Close()
+		p.want(t, p.server)
+	})
+}
+
+// One of them is killed at any moment of the other's work.
+func TestKills(t *testing.T) {
+	each(t, func(t *testing.T, seed uint64) {
+		p := start(t, seed)
+		r := rand.New(rand.NewPCG(seed, 1))
+		time.Sleep(time.Duration(r.IntN(1<<r.IntN(15))) * time.Microsecond)
+		victim, other := p.client, p.server
+		if r.IntN(2) == 0 {
+			victim, other = other, victim
+		}
+		victim.cmd.Process.Kill()
+		victim.cmd.Wait()
+		p.server.in.Close()
+		p.want(t, other)
+	})
+}
+
+// One of them is stopped for a while, and then goes on.
+func TestStops(t *testing.T) {
+	each(t, func(t *testing.T, seed uint64) {
+		p := start(t, seed)
+		r := rand.New(rand.NewPCG(seed, 1))
+		for range 3 {
+			time.Sleep(time.Duration(r.IntN(1<<r.IntN(14))) * time.Microsecond)
+			victim := []*process{p.client, p.server}[r.IntN(2)]
+			victim.cmd.Process.Signal(syscall.SIGSTOP)
+			time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+			victim.cmd.Process.Signal(syscall.SIGCONT)
+		}
+		p.want(t, p.client)
+		p.server.in.Close()
+		p.want(t, p.server)
+	})
+}
+
+func each(t *testing.T, test func(t *testing.T, seed uint64)) {
+	n := *runs
+	if testing.Short() {
+		n = min(n, 5)
+	}
+	for seed := *first; seed < *first+uint64(n); seed++ {
+		test(t, seed)
+		if t.Failed() {
+			t.Fatalf("replay: -run '^%s$' -moves.seed %d -moves.runs 1", t.Name(), seed)
+		}
+	}
+}
+
+// pair is a server and its client.
+type pair struct{ server, client *process }
+
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	in   io.Closer
+	out  *bufio.Reader
+	err  strings.Builder
+}
+
+func start(t *testing.T, seed uint64) pair {
+	t.Helper()
+	server := run(t, "server", strconv.FormatUint(seed, 10))
+	address, err := server.out.ReadString('\n')
+	if err != nil {
+		server.cmd.Wait()
+		t.Fatalf("the server: %v\n%s", err, server.err.String())
+	}
+	return pair{server, run(t, "client", strings.TrimSpace(address)+" "+strconv.FormatUint(seed, 10))}
+}
+
+func run(t *testing.T, role, what string) *process {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{name: role, cmd: exec.Command(exe)}
+	p.cmd.Env = append(os.Environ(), envRole+"="+role+" "+what, "SAN_MOVE=now")
+	p.cmd.Stderr = &p.err
+	p.in, err = p.cmd.StdinPipe()
+	out, err2 := p.cmd.StdoutPipe()
+	if err := errors.Join(err, err2, p.cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	t.Cleanup(func() { p.cmd.Process.Kill() })
+	return p
+}
+
+// want waits until a process has ended in order.
+func (p pair) want(t *testing.T, one *process) {
+	t.Helper()
+	late := time.AfterFunc(2*patient, func() { one.cmd.Process.Signal(syscall.SIGQUIT) })
+	defer late.Stop()
+	rest, _ := io.ReadAll(one.out)
+	if err := one.cmd.Wait(); err != nil {
+		t.Errorf("the %s: %v\n%s%s", one.name, err, rest, one.err.String())
+	}
+	if testing.Verbose() {
+		t.Logf("%s: %s", one.name, rest)
+	}
+}
+
+// serve is the server, until its standard input ends and its connections have.
+func serve(seed string) int {
+	l, err := san.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return fail(err)
+	}
+	fmt.Println(l.Addr())
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		l.Close()
+	}()
+	var all work
+	for n := uint64(0); ; n++ {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			break
+		} else if err != nil {
+			return fail(err)
+		}
+		all.begin(c, seed, 2*n)
+	}
+	return all.end()
+}
+
+// dial is the client.
+func dial(what string) int {
+	address, seed, _ := strings.Cut(what, " ")
+	var all work
+	for n := range uint64(conns) {
+		ctx, cancel := context.WithTimeout(context.Background(), patient)
+		c, err := new(san.Dialer).DialContext(ctx, "tcp", address)
+		cancel()
+		if err != nil {
+			if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) {
+				break // the server was killed
+			}
+			return fail(err)
+		}
+		all.begin(c, seed, 2*n+1)
+	}
+	return all.end()
+}
+
+func fail(err error) int {
+	fmt.Fprintln(os.Stderr, err)
+	return 1
+}
+
+// work is what a process does on its connections.
+type work struct {
+	group sync.WaitGroup
+	mu    sync.Mutex
+	bad   []string
+}
+
+func (w *work) begin(c net.Conn, seed string, n uint64) {
+	s, _ := strconv.ParseUint(seed, 10, 64)
+	e := &end{work: w, n: n, conn: c.(*sanconn.Conn), rnd: [2]*rand.Rand{rand.New(rand.NewPCG(s, 4*n)), rand.New(rand.NewPCG(s, 4*n+1))}}
+	e.conn.SetDeadline(time.Now().Add(patient))
+	w.group.Go(func() {
+		var both sync.WaitGroup
+		both.Go(e.write)
+		both.Go(e.read)
+		both.Wait()
+		if info := san.InfoOf(c); !e.over.Load() {
+			fmt.Println(n, info)
+		}
+		if e.rnd[0].IntN(8) == 0 {
+			e.conn.SetLinger(0)
+		}
+		c.Close()
+	})
+}
+
+func (w *work) end() int {
+	w.group.Wait()
+	fmt.Printf("%+v\n", san.Stats())
+	if len(w.bad) > 0 {
+		return fail(errors.New(strings.Join(w.bad, "\n")))
+	}
+	return 0
+}
+
+func (w *work) errorf(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.bad = append(w.bad, fmt.Sprintf(format, args...))
+}
+
+// end is one end of a connection. Each direction is a row of frames: a length and as many
+// bytes, which tell their positions. Each frame is one Write, so a stream that ends within one
+// was cut.
+type end struct {
+	*work
+	n    uint64
+	conn *sanconn.Conn
+	rnd  [2]*rand.Rand
+	over atomic.Bool
+}
+
+const frames = 1000
+
+func (e *end) write() {
+	r := e.rnd[0]
+	at := 0
+	for range frames {
+		b := make([]byte, 4+r.IntN(1<<r.IntN(18)))
+		binary.LittleEndian.PutUint32(b, uint32(len(b)-4))
+		for i := 4; i < len(b); i++ {
+			b[i] = byte(at + i)
+		}
+		at += len(b)
+		switch k := r.IntN(2000); {
+		case k == 0:
+			if f, err := e.conn.File(); err == nil {
+				f.Close()
+			} else if !gone(err) && !strings.Contains(err.Error(), "have not been read") {
+				e.errorf("File: %v", err)
+			}
+		case k < 120:
+			time.Sleep(time.Duration(r.IntN(2000)) * time.Microsecond)
+		case k < 160:
+			e.conn.Stats()
+		}
+		if _, err := e.conn.Write(b); err != nil {
+			e.over.Store(true)
+			if !gone(err) {
+				e.errorf("Write: %v", err)
+			}
+			return
+		}
+	}
+	if err := e.conn.CloseWrite(); err != nil && !gone(err) {
+		e.errorf("CloseWrite: %v", err)
+	}
+}
+
+func (e *end) read() {
+	r := e.rnd[1]
+	at, want, header := 0, 0, make([]byte, 0, 4)
+	b := make([]byte, 1<<17)
+	for {
+		n, err := e.conn.Read(b[:1+r.IntN(1<<r.IntN(17))])
+		for _, c := range b[:n] {
+			if want == 0 {
+				if header = append(header, c); len(header) == 4 {
+					want, header = int(binary.LittleEndian.Uint32(header)), header[:0]
+					at += 4
+				}
+				continue
+			}
+			if c != byte(at) {
+				e.errorf("%d: byte %d is %#x, want %#x, in a frame with %d bytes to come, by %v", e.n, at, c, byte(at), want, san.InfoOf(e.conn))
+				return
+			}
+			at++
+			want--
+		}
+		if err == nil {
+			continue
+		}
+		cut := want > 0 || len(header) > 0
+		switch {
+		case err == io.EOF && cut && e.conn.Provider() != "tcp":
+			e.errorf("a clean end within a frame, by %v", san.InfoOf(e.conn))
+		case err == io.EOF:
+		case gone(err):
+			e.over.Store(true)
+		default:
+			e.errorf("Read: %v", err)
+		}
+		return
+	}
+}
+
+// gone reports whether an error is what a killed peer leaves.
+func gone(err error) bool {
+	for _, e := range []error{syscall.ECONNRESET, syscall.EPIPE, syscall.ENOTCONN} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
