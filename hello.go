@@ -99,7 +99,7 @@ func (a answer) err() error {
 	case answerOther:
 		return &Unavailable{Reason: ReasonOwner, Err: errOther}
 	case answerStays:
-		return &Unavailable{Reason: ReasonPeerStays, Err: errors.New("the peer's end stays on TCP")}
+		return &Unavailable{Reason: ReasonStays, Err: errors.New("the peer's end stays on TCP")}
 	}
 	return &Unavailable{Reason: ReasonProtocol, Err: errHello}
 }

@@ -35,7 +35,7 @@ const (
 	mostMoving = 16
 
 	// acceptPause is how long a connection that was not accepted yet is left alone, at first.
-	acceptPause = time.Millisecond
+	acceptPause = 50 * time.Microsecond
 )
 
 // plan is how a dialer's connections move.

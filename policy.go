@@ -52,7 +52,7 @@ const (
 	ReasonProtocol    = session.ReasonProtocol    // the answer was not understood
 	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted, and the dialer has not offered to move
 	ReasonUnused      = session.ReasonUnused      // dialed, and not used enough yet to move
-	ReasonPeerStays   = session.ReasonPeerStays   // the other end stays on TCP
+	ReasonStays       = session.ReasonStays       // an end of it stays on TCP
 	ReasonCanceled    = session.ReasonCanceled    // the dialer's context was canceled
 )
 

@@ -163,7 +163,7 @@ func (q search) ask(ctx context.Context, h newconn.Handle, s settings, number in
 		return false, err
 	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE): // it has ended; if it had the other end, so does TCP
 		return false, err
-	case isReason(err, ReasonPeerStays):
+	case isReason(err, ReasonStays):
 		shmPeers.note(q.at, q.to(), number)
 	}
 	return true, err

@@ -32,6 +32,10 @@ type Conn struct {
 	out outgoing
 	in  incoming
 
+	// exposed: the program has had TCP's descriptor, for a moment, so what is counted here of
+	// the stream may not be all of it.
+	exposed atomic.Bool
+
 	// used grows by what goes by TCP; beyond useAt, cfg.Use is called.
 	used, useAt atomic.Int64
 
@@ -48,6 +52,8 @@ type Conn struct {
 	changed chan struct{}             // closed at the next change of state; nil: nobody waits for one
 	keep    keepAlive
 	past    Stats           // of sessions that were left
+	left    bool            // the last session has been left
+	users   int             // of TCP's descriptor, just now
 	cleanup runtime.Cleanup // of session
 }
 

@@ -2,7 +2,7 @@ package sanconn
 
 // LeaveSAN has a connection go back to TCP, as File does, but not for good.
 func LeaveSAN(c *Conn) error {
-	err := c.toTCP()
+	err := c.toTCP(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state.pinned = false

@@ -3,6 +3,8 @@ package sanconn
 import (
 	"errors"
 	"fmt"
+
+	"github.com/sanconn/san/session"
 )
 
 // handover is the state of a connection between its two carriers, TCP and a session over a
@@ -53,15 +55,21 @@ type direction struct {
 }
 
 var (
-	errClosing    = errors.New("the connection is being closed")
-	errHalfClosed = errors.New("the stream has ended in one direction")
-	errPinned     = errors.New("the program uses the descriptor")
-	errUnderWay   = errors.New("a move is under way")
+	errClosing    = stays("the connection is being closed")
+	errHalfClosed = stays("the stream has ended in one direction")
+	errPinned     = stays("the program uses the descriptor")
+	errCounts     = stays("TCP has carried bytes that went by the descriptor")
+	errUnderWay   = stays("a move is under way")
 	errBegin      = errors.New("the position at which the peer moves lies behind what has come by TCP")
 	errBeginTwice = errors.New("the peer moves twice")
 	errBehind     = errors.New("the peer has moved, and more has come by TCP")
 	errNotAgreed  = errors.New("a note out of place")
 )
+
+// stays is why a connection does not commit to a session now.
+func stays(why string) error {
+	return &session.Unavailable{Reason: session.ReasonStays, Err: errors.New(why)}
+}
 
 // commit is the dialer's offer, or the acceptor's answer.
 func (h *handover) commit(to phase) error {

@@ -57,7 +57,7 @@ var (
 // answer within 5 s, once a connection that has moved was reset, and if bytes that have been taken from TCP, or from the SAN when it was
 // the peer who went back, have not been read.
 func (c *Conn) File() (*os.File, error) {
-	err := c.toTCP()
+	err := c.toTCP(true)
 	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
 		if len(c.in.front)+len(c.in.rest) > 0 {
 			err = errUnread
@@ -70,12 +70,12 @@ func (c *Conn) File() (*os.File, error) {
 	return c.tcp.File()
 }
 
-// toTCP has TCP carry the connection for good.
-func (c *Conn) toTCP() error {
+// toTCP has TCP carry the connection, for good or else for the time of c.users.
+func (c *Conn) toTCP(forGood bool) error {
 	end := time.Now().Add(backTimeout)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state.pinned = true
+	c.state.pinned = c.state.pinned || forGood
 	for c.state.phase != onTCP || c.out.flushing {
 		switch {
 		case c.closed.Load():
@@ -275,7 +275,7 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	if c.cfg.Left != nil {
 		c.cfg.Left()
 	}
-	c.session = nil
+	c.session, c.left = nil, true
 	c.in.begun.Store(false)
 	if c.state.in.ended {
 		c.in.rest, c.in.resting = nil, false // nobody will read it

@@ -12,6 +12,7 @@ import (
 	"weak"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/session"
 )
 
@@ -56,6 +57,9 @@ func (h *handle) CallUse(bytes int64) { h.useAt.Store(h.used.Load() + bytes) }
 // Offer implements newconn.Handle.
 func (h *handle) Offer(s *session.Session, hello []byte, judge func(answer []byte) error) error {
 	c := h.conn()
+	if err := c.checkCounts(); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.commitLocked(s, offered, append([]byte{newconn.NoteOffer}, hello...)); err != nil {
@@ -81,6 +85,9 @@ const answerTimeout = 5 * time.Second
 // Take implements newconn.Handle.
 func (h *handle) Take(s *session.Session, answer []byte) error {
 	c := h.conn()
+	if err := c.checkCounts(); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	err := c.commitLocked(s, onSAN, append([]byte{newconn.NoteAnswer}, answer...))
 	if err == nil {
@@ -99,6 +106,8 @@ func (c *Conn) commitLocked(s *session.Session, to phase, note []byte) error {
 		return errClosing
 	case c.out.flushing:
 		return errUnderWay
+	case c.users > 0:
+		return errPinned
 	case c.in.resting:
 		return errUnread
 	}
@@ -109,7 +118,7 @@ func (c *Conn) commitLocked(s *session.Session, to phase, note []byte) error {
 		c.state.withdraw()
 		return err
 	}
-	c.session, c.over, c.refused = s, false, nil
+	c.session, c.over, c.refused, c.left = s, false, nil, false
 	c.keep.apply(s)
 	if c.reset.Load() {
 		s.ResetAtDeath(true)
@@ -117,6 +126,20 @@ func (c *Conn) commitLocked(s *session.Session, to phase, note []byte) error {
 	// A connection that the program has forgotten is closed, as in net.
 	c.cleanup = runtime.AddCleanup(c, forgotten.close, forgotten{s, c.cfg.Closed})
 	return nil
+}
+
+// checkCounts compares what is counted here of the stream with what TCP has counted, if the
+// program may have used the descriptor. A Read or Write just now makes a difference, too: then
+// the next attempt finds none.
+func (c *Conn) checkCounts() error {
+	if !c.exposed.Load() {
+		return nil
+	}
+	written, read, err := tcpid.Positions(c.tcp)
+	if err == nil && (written != c.out.written.Load() || read != c.in.bytes.Load()) {
+		err = errCounts
+	}
+	return err
 }
 
 // forgotten is what is left of a connection on a session that the program has forgotten.
@@ -281,6 +304,8 @@ func (h *handle) Moved(ctx context.Context) error {
 	for {
 		switch s := c.in.san.Load(); {
 		case s != nil && c.out.san.Load() == s:
+			return nil
+		case c.left, c.state.phase == leaving: // both ends had moved
 			return nil
 		case c.closed.Load():
 			return net.ErrClosed

@@ -10,9 +10,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// SyscallConn returns a RawConn of TCP's descriptor. Control and Write have the connection go
-// back to TCP for good if it has moved, as File does, because what they do there is unknown.
-// They fail where File does.
+// SyscallConn returns a RawConn of TCP's descriptor, to which the connection goes back first
+// if it has moved. They fail where File does.
+//
+// Behind Control it may move again, once it has been used by its own Read and Write for as much
+// as at its beginning, and if TCP has carried no byte that these do not know of: what sets an
+// option, as gRPC does, costs nothing, and what takes the descriptor for itself, as event loops
+// do, keeps it. Behind Write, as behind File, it stays on TCP for good.
 //
 // So does Read, once its function wants to wait. Before that the connection stays where it is
 // and may move: the function, which in connection pools only examines an idle connection,
@@ -31,15 +35,29 @@ type rawConn struct {
 }
 
 func (r rawConn) Control(f func(fd uintptr)) error {
-	if err := r.c.toTCP(); err != nil {
-		return r.c.opError(opRawControl, err)
+	c := r.c
+	c.expose(1)
+	defer c.expose(-1)
+	if err := c.toTCP(false); err != nil {
+		return c.opError(opRawControl, err)
 	}
 	return r.tcp.Control(f)
 }
 
+// expose counts users of TCP's descriptor. Behind the last one, the connection may move once
+// it has been used for as much as at its beginning.
+func (c *Conn) expose(n int) {
+	c.exposed.Store(true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.users += n; c.users == 0 && c.cfg.Use != nil {
+		c.useAt.Store(c.used.Load() + c.cfg.Threshold)
+	}
+}
+
 func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 	c := r.c
-	if err := c.toTCP(); err != nil {
+	if err := c.toTCP(true); err != nil {
 		return c.opError(opRawWrite, err)
 	}
 	c.out.op.Lock()
@@ -63,7 +81,7 @@ func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 		if done || err != nil {
 			return r.c.opError(opRawRead, err)
 		}
-		stays, tried = r.c.toTCP(), true
+		stays, tried = r.c.toTCP(true), true
 	}
 }
 

@@ -24,7 +24,7 @@ const (
 	ReasonProtocol                  // the answer was not understood
 	ReasonPeerPlain                 // accepted by TCP: the dialer did not ask for a SAN
 	ReasonUnused                    // it has not been used enough yet to move
-	ReasonPeerStays                 // the other end stays on TCP
+	ReasonStays                     // an end of it stays on TCP
 	ReasonCanceled                  // the dialer has given up
 	reasonCount
 )
@@ -33,7 +33,7 @@ var reasonText = [reasonCount]string{
 	"none", "policy", "disabled", "no provider", "network", "not served", "no SAN listener",
 	"owner mismatch", "version", "timeout", "unreachable", "remembered failure", "permission",
 	"resources", "protocol", "plain TCP peer",
-	"not used enough yet", "peer stays on TCP", "canceled",
+	"not used enough yet", "stays on TCP", "canceled",
 }
 
 func (r Reason) String() string {

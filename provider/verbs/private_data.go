@@ -56,7 +56,7 @@ func refusalFor(err error) refusal {
 
 const (
 	privateMagic    = 'S' | 'A'<<8 | 'N'<<16 | 'v'<<24
-	protocolVersion = 1
+	protocolVersion = 2
 	privateLen      = 12
 )
 
