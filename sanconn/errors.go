@@ -39,10 +39,11 @@ func (c *Conn) opError(op string, err error) error {
 	case errors.Is(err, session.ErrInterrupted):
 		err = os.ErrDeadlineExceeded
 	case errors.Is(err, session.ErrClosed):
-		err = net.ErrClosed
-		if op == opWrite { // the Conn is open, so this is after CloseWrite
-			err = os.NewSyscallError(op, syscall.EPIPE)
+		errno = syscall.ECONNRESET // the Conn is open: its way back to TCP has failed
+		if op == opWrite {         // or this is after CloseWrite
+			errno = syscall.EPIPE
 		}
+		err = os.NewSyscallError(op, errno)
 	case errors.As(err, &errno):
 		err = os.NewSyscallError(op, errno)
 	}

@@ -52,6 +52,7 @@ type direction struct {
 	ended bool // it has been shut here: by CloseWrite or CloseRead
 	begun bool // its begin was sent, or has come
 	at    uint64
+	least uint64 // so many bytes will have gone by TCP at least: the peer has been returned them
 }
 
 var (
@@ -105,6 +106,7 @@ func (h *handover) begin(at uint64) { h.out.begun, h.out.at = true, at }
 
 // peerBegins is the peer's begin, when so many bytes have been read from TCP.
 func (h *handover) peerBegins(at, read uint64) error {
+	read = max(read, h.in.least)
 	switch {
 	case h.in.begun:
 		return errBeginTwice
@@ -135,7 +137,7 @@ func (h *handover) endOf(read uint64) endOfTCP {
 	switch {
 	case h.turns(read):
 		return endTurns
-	case h.lost, h.in.begun:
+	case h.lost, h.in.begun, read < h.in.least:
 		return endIsCut
 	case h.phase == onTCP:
 		return endIsEnd
@@ -169,9 +171,10 @@ func (h *handover) leave() error {
 // stays is the end of leaving in vain: the session has ended.
 func (h *handover) stays() { h.phase = onSAN }
 
-// left is the end of leaving.
-func (h *handover) left() {
+// left is the end of leaving; returned: so many of the peer's bytes were returned to it, and
+// come by TCP.
+func (h *handover) left(returned uint64) {
 	h.phase, h.lost = onTCP, false
 	h.out = direction{ended: h.out.ended}
-	h.in = direction{ended: h.in.ended}
+	h.in = direction{ended: h.in.ended, least: h.in.at + returned}
 }

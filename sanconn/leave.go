@@ -219,11 +219,17 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 		t.returned = nil
 		return t, err
 	}
+	// What goes by TCP from here on must not come without what went by the session, should this
+	// process end now.
+	s.Close()
+	<-s.Closed() // bounded by Options.CloseTimeout
+	if !s.Delivered() {
+		t.returned = nil
+		return t, errStays
+	}
 	if returns {
 		t.unread, t.back = nil, len(t.unread)
 	}
-	// This process may end as soon as its program has the descriptor.
-	s.Close()
 	return t, nil
 }
 
@@ -280,7 +286,7 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	if c.state.in.ended {
 		c.in.rest, c.in.resting = nil, false // nobody will read it
 	}
-	c.state.left()
+	c.state.left(uint64(t.back))
 	c.in.deadline.toTCP(c.tcp)
 	c.out.deadline.toTCP(c.tcp)
 	if len(t.returned) > 0 {

@@ -131,8 +131,9 @@ func (e *engine) handNext() bool {
 	n.mu.Lock()
 	if n.over && !n.told && len(n.list) == 0 {
 		n.mu.Unlock()
-		e.takeAll() // the peer's last notes have come by now, and go before the end
+		begun := e.takeAll() // the peer's last notes have come by now, and go before the end
 		n.mu.Lock()
+		n.told = !begun // of a connection that was never made there is nothing to tell
 	}
 	var note []byte
 	switch {
@@ -151,11 +152,13 @@ func (e *engine) handNext() bool {
 	return true
 }
 
-// takeAll takes all that has come.
-func (e *engine) takeAll() {
+// takeAll takes all that has come, and reports whether the session has been negotiated.
+func (e *engine) takeAll() (begun bool) {
 	for more := true; more; {
 		e.lockRx()
+		begun = e.rx.begun
 		more = e.progressLocked() >= progressMost
 		e.unlockRx()
 	}
+	return begun
 }

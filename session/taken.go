@@ -77,6 +77,18 @@ func (w *writing) WriteTaken(p []byte) (int, error) {
 	return n, err
 }
 
+// Delivered reports, of a session that was closed, whether the peer has all that was written,
+// or will have it though this process ends. A peer that has closed in order, too, which it does
+// only when it has read the whole stream, may have gone before it could confirm that.
+func (s *Session) Delivered() bool {
+	if !s.kind.acks || s.acked.Load() {
+		return true
+	}
+	s.rxMu.Lock()
+	defer s.rxMu.Unlock()
+	return s.rx.closed && !s.rx.aborted
+}
+
 // Fail ends the connection at once, because the peer has broken a protocol of the layer
 // above. It returns the error that operations find.
 func (s *Session) Fail(err error) error {
