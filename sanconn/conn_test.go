@@ -57,10 +57,10 @@ func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Con
 	case moving.Provider:
 		var moves sync.WaitGroup
 		t.Cleanup(moves.Wait)
-		ea, eb := twin.Pair(twin.Config{})
 		config.Threshold = 1
 		config.Use = func(newconn.Handle) {
 			moves.Go(func() { // package san's movers
+				ea, eb := twin.Pair(twin.Config{})
 				connpair.Move(context.Background(), a, b, ea, eb, connpair.Sessions{}) // fails if one is closed before
 			})
 		}
