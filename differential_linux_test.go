@@ -25,6 +25,7 @@ import (
 var (
 	diffFirst = flag.Uint64("diff.first", 1, "the first seed of TestAsTCPDoes")
 	diffCount = flag.Int("diff.count", 400, "how many seeds TestAsTCPDoes tries")
+	diffTime  = flag.Duration("diff.time", 5*time.Second, "for how long TestAsTCPDoes begins with further seeds")
 )
 
 // Random calls at both ends have the results that they have on TCP, whatever carries the
@@ -33,14 +34,12 @@ var (
 // the smallest sequence that shows it; exceptions are those that are documented.
 func TestAsTCPDoes(t *testing.T) {
 	var next atomic.Uint64
-	var found atomic.Int32
+	var tried, found atomic.Int32
 	const enough = 8 // differences: often all are one
 	var trying sync.WaitGroup
 	exempt := make([]atomic.Int32, len(diffExceptions))
-	workers := 4 // most of the time of a sequence is spent waiting for what does not come
-	if testing.Short() {
-		*diffCount = min(*diffCount, 100)
-	}
+	const workers = 8 // most of the time of a sequence is spent waiting for what does not come
+	end := time.Now().Add(*diffTime)
 	for range workers {
 		rigs := make([]*diffRig, len(diffCarriers))
 		for i, c := range diffCarriers {
@@ -49,14 +48,16 @@ func TestAsTCPDoes(t *testing.T) {
 		trying.Go(func() {
 			for {
 				n := next.Add(1) - 1
-				if n >= uint64(*diffCount) || found.Load() >= enough {
+				if n >= uint64(*diffCount) || found.Load() >= enough || time.Now().After(end) {
 					return
 				}
+				tried.Add(1)
 				found.Add(trySeed(t, *diffFirst+n, rigs, exempt))
 			}
 		})
 	}
 	trying.Wait()
+	t.Logf("%d seeds", tried.Load())
 	for i, e := range diffExceptions {
 		t.Logf("%4d times: %s", exempt[i].Load(), e.name)
 	}
