@@ -35,6 +35,9 @@ func TestVariablesAreHandedOverWithTheBytes(t *testing.T) {
 				if l.policy == Never { // net's own, which has no such methods
 					return
 				}
+				if l.policy != Require && name == "WriteBuffers" { // on TCP it is writev, of which the detector does not know
+					return
+				}
 				if l.policy != Require && name == "WriteUrgent" { // by a SAN alone, and the peer has to know that it is on one
 					return
 				}
