@@ -19,6 +19,7 @@ type life struct {
 
 	mu      sync.Mutex // guards what follows
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
+	over    bool       // it is closed: a move that ends only now is not counted as open
 	stamp   func() (tcpid.Stamp, error)
 }
 
@@ -26,9 +27,13 @@ type life struct {
 func (l *life) moved(provider string, dialed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.carrier = provider
+	if !l.over {
+		l.carrier = provider
+	}
 	count(func(n *Counters) {
-		n.Open[provider]++
+		if !l.over {
+			n.Open[provider]++
+		}
 		if dialed {
 			n.Dialed[provider]++
 		} else {
@@ -37,10 +42,22 @@ func (l *life) moved(provider string, dialed bool) {
 	})
 }
 
-// left counts a connection that has gone back to TCP, or is closed.
+// left counts a connection that has gone back to TCP.
 func (l *life) left() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.leftLocked()
+}
+
+// closed counts a connection that is closed.
+func (l *life) closed() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.over = true
+	l.leftLocked()
+}
+
+func (l *life) leftLocked() {
 	if p := l.carrier; p != "" {
 		l.carrier = ""
 		count(func(n *Counters) { n.Open[p]-- })

@@ -234,7 +234,7 @@ func takeOn(tcp *net.TCPConn, written, read uint64, closed func()) (*sanconn.Con
 	c, h := newconn.New(tcp, newconn.Config{
 		Closed: func() {
 			accepted.remove(l.ends, l)
-			l.left()
+			l.closed()
 			closed()
 		},
 		Left:         l.left,

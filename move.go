@@ -58,7 +58,7 @@ func (p *plan) begin(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
 	c, h := newconn.New(tcp, newconn.Config{
 		Use:       func(h newconn.Handle) { movers.add(job{p, h, l}) },
 		Threshold: threshold,
-		Closed:    l.left,
+		Closed:    l.closed,
 		Left:      l.left,
 		Life:      l,
 	})

@@ -231,6 +231,17 @@ func TestStatsOfAMove(t *testing.T) {
 	}
 }
 
+// A connection that is closed while it moves is not counted as open for ever.
+func TestStatsOfAMoveThatCloseHasOvertaken(t *testing.T) {
+	before := Stats().Open[fakeName]
+	var l life
+	l.closed()
+	l.moved(fakeName, true)
+	if n := Stats().Open[fakeName] - before; n != 0 {
+		t.Errorf("%d are open", n)
+	}
+}
+
 // Many connections at once, all of which move.
 func TestManyConnectionsMove(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
