@@ -463,7 +463,6 @@ func (x *explorer) ended(m *model, i int, whole bool) {
 func (x *explorer) stays(m *model, i int) {
 	e := &m.ends[i]
 	e.h.stays()
-	e.h.sessionEnded(false)
 	if e.leave == 2 {
 		if e.unread != "" {
 			e.rest, e.restAt, e.unread = e.unread, int(e.h.in.at), ""

@@ -169,7 +169,10 @@ func (h *handover) leave() error {
 }
 
 // stays is the end of leaving in vain: the session has ended.
-func (h *handover) stays() { h.phase = onSAN }
+func (h *handover) stays() {
+	h.phase = onSAN
+	h.sessionEnded(false)
+}
 
 // left is the end of leaving; returned: so many of the peer's bytes were returned to it, and
 // come by TCP.

@@ -124,6 +124,10 @@ func TestTheSessionsEnd(t *testing.T) {
 			t.Errorf("%s: over %v, %+v", tt.name, over, tt.h)
 		}
 	}
+	back := inPhase(leaving)
+	if back.stays(); back.phase != onSAN || !back.lost {
+		t.Errorf("leaving in vain: %+v", back)
+	}
 	h := inPhase(offered)
 	h.sessionEnded(false)
 	if h.commit(offered); h.answered(true) != nil || h.lost {

@@ -1,6 +1,7 @@
 package sanconn_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -231,7 +232,7 @@ func (s *stress) move(r *rand.Rand) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		err := connpair.Move(ctx, s.ends[d].c, s.ends[1-d].c, ea, eb, connpair.Sessions{Dialer: session.Config{CloseTimeout: 2 * time.Second}, Acceptor: session.Config{CloseTimeout: 2 * time.Second}})
 		cancel()
-		s.logf("moved by %d: %v", d, err)
+		s.logf("moved by %d to %+v: %v", d, cfg.Limits, err)
 		select {
 		case <-s.over:
 			return
@@ -544,7 +545,8 @@ func (e *stressEnd) check(s *stress, id int, b []byte) {
 		for b[i] == want[i] {
 			i++
 		}
-		s.t.Errorf("end %d reads other bytes from position %d on, by %d at %d", e.id, e.read+int64(i), len(b), e.read)
+		there := bytes.Index(bytes.Repeat(stressTable[id], 2), b[i:min(i+8, len(b))])
+		s.t.Errorf("end %d reads other bytes from position %d on, by %d at %d: those of position %d, or none", e.id, e.read+int64(i), len(b), e.read, there)
 	}
 	e.read += int64(len(b))
 }

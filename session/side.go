@@ -16,7 +16,7 @@ type side struct {
 	spins spin.History  // guarded by op
 	slept atomic.Bool   // the operation has slept, so the rest of it does not poll
 
-	ignores uint32 // st bits that do not concern the operation; guarded by op
+	ignores atomic.Uint32 // st bits that do not concern the operation; changes with op held
 
 	sleeper Sleeper     // nil: the endpoint is none
 	asleep  atomic.Bool // in Sleep
@@ -34,7 +34,7 @@ const (
 )
 
 // stop is why the operation has to end. Its caller has op.
-func (sd *side) stop() uint32 { return sd.state.Load() &^ sd.ignores }
+func (sd *side) stop() uint32 { return sd.state.Load() &^ sd.ignores.Load() }
 
 // begin begins an operation, once those before it have ended; it ends with op.Unlock.
 func (sd *side) begin() {

@@ -16,7 +16,7 @@ func (r *reading) TakeRead() {
 	r.StopRead()
 	r.rd.begin()
 	defer r.rd.op.Unlock()
-	r.rd.ignores = stTaken | stInterrupted
+	r.rd.ignores.Store(stTaken | stInterrupted)
 	test := func(bool) Events {
 		r.lockRx()
 		lent := r.rx.lent
@@ -27,7 +27,7 @@ func (r *reading) TakeRead() {
 		return r.readWant()
 	}
 	r.await(&r.rd, test(false), test)
-	r.rd.ignores = 0
+	r.rd.ignores.Store(0)
 }
 
 // TakeWrite is TakeRead for Write, WriteBuffers and Reserve, and GiveBackWrite. What a Write
@@ -36,7 +36,7 @@ func (w *writing) TakeWrite() {
 	w.wr.set(stTaken)
 	w.wr.begin()
 	defer w.wr.op.Unlock()
-	w.wr.ignores = stTaken | stInterrupted
+	w.wr.ignores.Store(stTaken | stInterrupted)
 	test := func(bool) Events {
 		lent := false
 		w.withSender(func(tx *sender) { lent = tx.lent != nil })
@@ -46,7 +46,7 @@ func (w *writing) TakeWrite() {
 		return w.writeWant()
 	}
 	w.await(&w.wr, test(false), test)
-	w.wr.ignores = 0
+	w.wr.ignores.Store(0)
 }
 
 // GiveBackRead ends TakeRead.
@@ -59,9 +59,9 @@ func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
 func (r *reading) ReadTaken(p []byte) (int, error) {
 	r.rd.begin()
 	defer r.rd.op.Unlock()
-	r.rd.ignores = stTaken | stInterrupted
+	r.rd.ignores.Store(stTaken | stInterrupted)
 	n, err := r.read(p)
-	r.rd.ignores = 0
+	r.rd.ignores.Store(0)
 	r.leftBehind()
 	return n, err
 }
@@ -70,12 +70,16 @@ func (r *reading) ReadTaken(p []byte) (int, error) {
 func (w *writing) WriteTaken(p []byte) (int, error) {
 	w.wr.begin()
 	defer w.wr.op.Unlock()
-	w.wr.ignores = stTaken | stInterrupted
+	w.wr.ignores.Store(stTaken | stInterrupted)
 	n, err := w.write(p, false)
-	w.wr.ignores = 0
+	w.wr.ignores.Store(0)
 	w.leftBehind()
 	return n, err
 }
+
+// Over returns why the connection is over, for OnNote; nil: it is not. A ring whose peer's
+// process has ended, or closed, is over with EPIPE.
+func (s *Session) Over() error { return s.over() }
 
 // Delivered reports, of a session that was closed, whether the peer has all that was written,
 // or will have it though this process ends. A peer that has closed in order, too, which it does

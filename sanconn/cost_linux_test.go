@@ -1,0 +1,163 @@
+package sanconn_test
+
+import (
+	"net"
+	"runtime"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/sanconn/san/internal/connpair"
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// A connection that has not moved costs its program at most this many bytes beside net's.
+const connMost = 1 << 10
+
+func TestAConnThatHasNotMovedIsSmall(t *testing.T) {
+	if n := unsafe.Sizeof(sanconn.Conn{}); n > connMost {
+		t.Errorf("%d bytes", n)
+	}
+	const many = 200
+	tcp := make([]*net.TCPConn, 2*many)
+	for i := range many {
+		var err error
+		if tcp[2*i], tcp[2*i+1], err = connpair.TCP(); err != nil {
+			t.Fatal(err)
+		}
+		defer tcp[2*i].Close()
+		defer tcp[2*i+1].Close()
+	}
+	conns := make([]net.Conn, len(tcp))
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i, c := range tcp {
+		conns[i], _ = newconn.New(c, newconn.Config{Threshold: 1 << 40, Use: func(newconn.Handle) {}})
+	}
+	runtime.ReadMemStats(&after)
+	each := int(after.TotalAlloc-before.TotalAlloc) / len(conns)
+	if each > connMost {
+		t.Errorf("%d bytes each", each)
+	}
+	if testing.Verbose() {
+		t.Logf("%d bytes each, of which the Conn has %d", each, unsafe.Sizeof(sanconn.Conn{}))
+	}
+	b := make([]byte, 1)
+	for i := 0; i < 8; i += 2 { // and nothing is allocated when it is used
+		if n := testing.AllocsPerRun(100, func() {
+			conns[i].Write(b)
+			conns[i+1].Read(b)
+		}); n != 0 {
+			t.Errorf("%v allocations", n)
+		}
+	}
+	runtime.KeepAlive(conns)
+}
+
+// BenchmarkOnTCP is a round trip of a byte by TCP: net's own, and a connection's that has not
+// moved.
+func BenchmarkOnTCP(b *testing.B) {
+	b.Run("net", func(b *testing.B) {
+		x, y, err := connpair.TCP()
+		if err != nil {
+			b.Fatal(err)
+		}
+		oneWay(b, x, y)
+	})
+	b.Run("conn", func(b *testing.B) {
+		use := newconn.Config{Threshold: 1 << 60, Use: func(newconn.Handle) {}}
+		x, y, err := connpair.New(use, use)
+		if err != nil {
+			b.Fatal(err)
+		}
+		oneWay(b, x, y)
+	})
+}
+
+// BenchmarkOnASession is the same on a session alone, and of a connection that has moved to
+// one.
+func BenchmarkOnASession(b *testing.B) {
+	limits := session.Limits{}
+	b.Run("session", func(b *testing.B) {
+		ea, eb := twin.Pair(twin.Config{Limits: limits})
+		x, y := session.New(ea, session.Config{}), session.New(eb, session.Config{})
+		if err := x.Negotiate(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		if err := y.Negotiate(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		oneWay(b, x, y)
+	})
+	b.Run("conn", func(b *testing.B) {
+		x, y := pipeOn(b, limits, nil)
+		oneWay(b, x, y)
+	})
+}
+
+// oneWay writes a byte and reads it, in one goroutine: nobody waits.
+func oneWay(b *testing.B, x, y interface {
+	Read([]byte) (int, error)
+	Write([]byte) (int, error)
+	Close() error
+}) {
+	defer x.Close()
+	defer y.Close()
+	p := make([]byte, 64)
+	b.ReportAllocs()
+	for b.Loop() {
+		x.Write(p)
+		if n, err := y.Read(p); n != len(p) || err != nil {
+			b.Fatal(n, err)
+		}
+	}
+}
+
+// BenchmarkReadOfWhatWasPeeked is what a Read costs beside TCP's.
+func BenchmarkReadOfWhatWasPeeked(b *testing.B) {
+	x, y := pipe(b, onTCP, nil)
+	p := make([]byte, 1)
+	left := 0
+	for b.Loop() {
+		if left == 0 {
+			b.StopTimer()
+			x.Write(make([]byte, 16<<10))
+			front, err := y.Peek()
+			if err != nil {
+				b.Fatal(err)
+			}
+			left = len(front)
+			b.StartTimer()
+		}
+		y.Read(p)
+		left--
+	}
+}
+
+// BenchmarkMove is a move and the way back.
+func BenchmarkMove(b *testing.B) {
+	x, y, err := connpair.New(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer x.Close()
+	defer y.Close()
+	for b.Loop() {
+		ea, eb := twin.Pair(twin.Config{})
+		if err := connpair.Move(b.Context(), x, y, ea, eb, connpair.Sessions{}); err != nil {
+			b.Fatal(err)
+		}
+		newconn.HandleOf(x).Moved(b.Context())
+		newconn.HandleOf(y).Moved(b.Context())
+		if err := sanconn.LeaveSAN(x); err != nil {
+			b.Fatal(err)
+		}
+		for sanconn.Leaving(y) || y.Provider() != "tcp" {
+			time.Sleep(10 * time.Microsecond)
+		}
+	}
+}
