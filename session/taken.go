@@ -100,7 +100,3 @@ func (s *Session) Fail(err error) error {
 	s.kill(err)
 	return err
 }
-
-// Over returns why the connection is over: EPIPE if the peer's process has ended in order, and
-// otherwise what a Write would find; nil: it lives.
-func (s *Session) Over() error { return s.over() }
