@@ -2,11 +2,9 @@ package sanconn
 
 // LeaveSAN has a connection go back to TCP, as File does, but not for good.
 func LeaveSAN(c *Conn) error {
-	err := c.toTCP(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state.pinned = false
-	return err
+	return c.backLocked()
 }
 
 // Leaving reports whether a connection is on its way back to TCP.

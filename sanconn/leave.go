@@ -67,15 +67,28 @@ func (c *Conn) File() (*os.File, error) {
 	if err != nil {
 		return nil, c.opError(opFile, err)
 	}
+	c.readElsewhere()
 	return c.tcp.File()
+}
+
+// readElsewhere notes that nobody counts any more what is read from TCP.
+func (c *Conn) readElsewhere() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.in.least = 0
 }
 
 // toTCP has TCP carry the connection, for good or else for the time of c.users.
 func (c *Conn) toTCP(forGood bool) error {
-	end := time.Now().Add(backTimeout)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state.pinned = c.state.pinned || forGood
+	return c.backLocked()
+}
+
+// backLocked has TCP carry the connection. mu is held, and released meanwhile.
+func (c *Conn) backLocked() error {
+	end := time.Now().Add(backTimeout)
 	for c.state.phase != onTCP || c.out.flushing {
 		switch {
 		case c.closed.Load():

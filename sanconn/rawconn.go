@@ -122,6 +122,7 @@ func (r rawConn) show(f func(fd uintptr) (done bool)) (done bool, err error) {
 	forGood := c.state.pinned && c.state.phase == onTCP && !c.in.resting
 	c.mu.Unlock()
 	if forGood || showMost == 0 {
+		c.readElsewhere()
 		return true, r.tcp.Read(f)
 	}
 	rerr := r.tcp.Read(func(fd uintptr) bool {
