@@ -237,7 +237,7 @@ func (x *explorer) write(m *model, i int) bool {
 
 func (x *explorer) begin(m *model, i int) bool {
 	e := &m.ends[i]
-	if !e.h.mayBegin() || e.closed {
+	if e.h.phase != onSAN || e.h.out.begun || e.closed {
 		return false
 	}
 	m.crosses(i)

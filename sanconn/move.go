@@ -68,7 +68,7 @@ func (h *handle) Offer(s *session.Session, hello []byte, judge func(answer []byt
 	c.judge = judge
 	end := time.Now().Add(answerTimeout)
 	for c.state.phase == offered && c.session == s {
-		if !c.awaitLocked(end) {
+		if c.closed.Load() || !c.awaitLocked(end) { // Close ends the session
 			return newconn.ErrNoAnswer
 		}
 	}

@@ -1,0 +1,212 @@
+package sanconn_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/connpair"
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/session/twin"
+)
+
+// leavesInVain is a connection whose one end is on its way back to TCP, while the other does
+// not answer.
+func leavesInVain(t *testing.T) (a *sanconn.Conn, file <-chan error) {
+	t.Helper()
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+	a, _ = pipeOver(t, ea, eb, nil)
+	ea.Cut()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := a.File()
+		failed <- err
+	}()
+	testenv.Eventually(t, patience, func() error {
+		if !sanconn.Leaving(a) {
+			return errors.New("it does not leave")
+		}
+		return nil
+	})
+	return a, failed
+}
+
+// Close ends all waits for a peer that does not answer, and does not wait for long itself.
+func TestCloseOnTheWayBack(t *testing.T) {
+	a, file := leavesInVain(t)
+	read, write := make(chan error, 1), make(chan error, 1)
+	go func() { _, err := a.Read(make([]byte, 1)); read <- err }()
+	go func() { _, err := a.Write(make([]byte, 1)); write <- err }()
+	began := time.Now()
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	if d := time.Since(began); d > 3*time.Second {
+		t.Errorf("Close took %v", d)
+	}
+	for _, c := range []<-chan error{read, write, file} {
+		if err := <-c; !errors.Is(err, net.ErrClosed) {
+			t.Error(err)
+		}
+	}
+}
+
+// Deadlines hold while the connection is on its way back.
+func TestDeadlinesOnTheWayBack(t *testing.T) {
+	a, _ := leavesInVain(t)
+	a.SetDeadline(time.Now().Add(20 * time.Millisecond))
+	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Read: %v", err)
+	}
+	if _, err := a.Write(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Write: %v", err)
+	}
+	if _, err := a.Reserve(1); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Reserve: %v", err)
+	}
+	a.SetLinger(0) // or Close waits
+}
+
+// What is lent holds up the way back, and nothing is lost.
+func TestLoansOnTheWayBack(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	a.Write([]byte("lent, unread"))
+	lent, err := b.Peek()
+	if err != nil {
+		t.Fatal(err)
+	}
+	room, err := b.Reserve(5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := make(chan error, 1)
+	go func() { back <- sanconn.LeaveSAN(b) }()
+	testenv.Eventually(t, patience, func() error {
+		if !sanconn.Leaving(b) {
+			return errors.New("it does not leave")
+		}
+		return nil
+	})
+	if err := b.Discard(len("lent,")); err != nil || string(lent) != "lent, unread" {
+		t.Errorf("%q, %v", lent, err)
+	}
+	select {
+	case err := <-back:
+		t.Errorf("it did not wait for what is reserved: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := b.Commit(copy(room, "room")); err != nil {
+		t.Error(err)
+	}
+	if err := <-back; err != nil {
+		t.Error(err)
+	}
+	a.CloseWrite()
+	b.CloseWrite()
+	wantBytes(t, <-received(t, b), []byte(" unread"))
+	wantBytes(t, <-received(t, a), []byte("room"))
+}
+
+// The end that was asked keeps what its program has not read: its descriptor cannot have it.
+func TestTheAskedEndKeepsWhatIsUnread(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	a.Write([]byte("unread"))
+	if err := sanconn.LeaveSAN(a); err != nil {
+		t.Fatal(err)
+	}
+	a.Write([]byte(" behind"))
+	testenv.Eventually(t, patience, func() error {
+		if sanconn.Leaving(b) {
+			return errors.New("the other end is still leaving")
+		}
+		return nil
+	})
+	if _, err := b.File(); err == nil {
+		t.Error("there is a descriptor that lacks bytes")
+	}
+	a.CloseWrite()
+	wantBytes(t, <-received(t, b), []byte("unread behind"))
+	f, err := b.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}
+
+// CloseRead and CloseWrite before and after the way back.
+func TestHalfClosedOnTheWayBack(t *testing.T) {
+	for _, asker := range []int{0, 1} {
+		a, b := pipe(t, session.Limits{}, nil)
+		a.Write([]byte("unread"))
+		b.Write([]byte("all"))
+		if err := errors.Join(a.CloseWrite(), b.CloseRead()); err != nil {
+			t.Fatal(err)
+		}
+		if err := sanconn.LeaveSAN([]*sanconn.Conn{a, b}[asker]); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+			t.Errorf("read %d, %v after CloseRead", n, err)
+		}
+		if _, err := a.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("%v after CloseWrite", err)
+		}
+		b.Write([]byte(" of it"))
+		b.CloseWrite()
+		wantBytes(t, <-received(t, a), []byte("all of it"))
+	}
+}
+
+// A peer that has put more on TCP than it says breaks the protocol.
+func TestAMoveBehindWhatWasRead(t *testing.T) {
+	a, b, err := connpair.New(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	a.SetDeadline(time.Now().Add(patience))
+	newconn.HandleOf(b).TCP().Write([]byte("not counted"))
+	if _, err := a.Read(make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	ea, eb := twin.Pair(twin.Config{})
+	connpair.Move(t.Context(), a, b, ea, eb, connpair.Sessions{})
+	b.Write([]byte("at 0"))
+	if got, err := io.ReadAll(a); !errors.Is(err, syscall.ECONNRESET) || strings.Contains(string(got), "at 0") {
+		t.Errorf("read %q, %v", got, err)
+	}
+}
+
+// A dialer that does not like the answer stays on TCP, and the end of its stream is TCP's.
+func TestARefusedOffer(t *testing.T) {
+	a, b, err := connpair.New(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	if err := b.CloseWrite(); err != nil { // so it does not move
+		t.Fatal(err)
+	}
+	ea, eb := twin.Pair(twin.Config{})
+	if err := connpair.Move(t.Context(), a, b, ea, eb, connpair.Sessions{}); !errors.Is(err, connpair.ErrRefused) {
+		t.Errorf("it moves: %v", err)
+	}
+	a.SetDeadline(time.Now().Add(patience))
+	if n, err := a.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("read %d, %v", n, err)
+	}
+	a.Write([]byte("by TCP"))
+	a.CloseWrite()
+	wantBytes(t, <-received(t, b), []byte("by TCP"))
+	if p := a.Provider(); p != "tcp" {
+		t.Errorf("it is on %s", p)
+	}
+}
