@@ -201,6 +201,9 @@ func (c *Conn) Provider() string {
 
 // changedLocked has those look again who wait for a change of state.
 func (c *Conn) changedLocked() {
+	if c.leave != nil {
+		c.leave.session.LookAgain()
+	}
 	if c.changed != nil {
 		close(c.changed)
 		c.changed = nil

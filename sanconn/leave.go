@@ -197,16 +197,22 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 		return l.alone(err)
 	}
 
+	// Its session is waited for as a Read does: the janitor would take its time.
+	s.AwaitTaken(func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return l.given || l.peer && c.state.in.begun
+	})
 	c.mu.Lock()
-	for !l.peer || !c.state.in.begun {
-		if c.over || l.given {
-			c.mu.Unlock()
-			return l.alone(errNoSession)
-		}
-		c.awaitLocked(time.Time{})
+	for !l.given && !c.over && !(l.peer && c.state.in.begun) {
+		c.awaitLocked(time.Time{}) // it is over, and its last notes are on their way
 	}
+	left := l.peer && c.state.in.begun
 	returns := l.asked && !c.state.out.ended
 	c.mu.Unlock()
+	if !left {
+		return l.alone(errNoSession)
+	}
 
 	if l.peerAt < s.ReadPosition() {
 		return t, s.Fail(errBegin)

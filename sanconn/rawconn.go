@@ -41,6 +41,7 @@ func (r rawConn) Control(f func(fd uintptr)) error {
 	if err := c.toTCP(false); err != nil {
 		return c.opError(opRawControl, err)
 	}
+	c.readElsewhere()
 	return r.tcp.Control(f)
 }
 

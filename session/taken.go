@@ -66,6 +66,26 @@ func (r *reading) ReadTaken(p []byte) (int, error) {
 	return n, err
 }
 
+// AwaitTaken waits, for who has taken reading, until done, or until the connection is over.
+// It takes what comes meanwhile, and asks again when LookAgain is called.
+func (r *reading) AwaitTaken(done func() bool) {
+	r.rd.begin()
+	defer r.rd.op.Unlock()
+	r.rd.ignores.Store(stTaken | stInterrupted)
+	test := func(sure bool) Events {
+		if done() || r.rd.stop() != 0 || r.over() != nil {
+			return 0
+		}
+		r.progress(sure)
+		return r.readWant()
+	}
+	r.await(&r.rd, test(false), test)
+	r.rd.ignores.Store(0)
+}
+
+// LookAgain has AwaitTaken ask again. It does not block.
+func (r *reading) LookAgain() { r.rd.signal() }
+
 // WriteTaken is Write for who has taken it. InterruptWrite does not concern it.
 func (w *writing) WriteTaken(p []byte) (int, error) {
 	w.wr.begin()
