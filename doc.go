@@ -1,6 +1,6 @@
 // Package san lets an existing Go program move its bytes over a system area
 // network: RDMA between hosts that have it, shared memory between processes
-// of one host, plain TCP everywhere else.
+// of one host, plain TCP until that pays and everywhere else.
 //
 // Listen and Dial take the place of net.Listen and net.Dial; nothing else in the
 // program changes:
@@ -8,12 +8,13 @@
 //	l, err := san.Listen("tcp", ":8080")
 //	c, err := san.Dial("tcp", "localhost:8080")
 //
-// The package is a switch: per connection it picks a provider ("shm", "verbs")
-// or falls back to TCP, and never moves a byte itself. A connection over a SAN
-// is a *sanconn.Conn; a fallback is net's own *net.TCPConn. InfoOf returns which of
-// the two a connection is, and why. A SAN connection is negotiated on the SAN itself,
-// never inside the application's TCP stream, so plain TCP clients and servers at the
-// other end notice nothing.
+// Each connection begins as net's own, on TCP: routes, packet filters, backlogs, addresses
+// and errors are the kernel's and net's. It is a *sanconn.Conn around net's *net.TCPConn.
+// Once it has been used enough for that to pay, the dialer's side moves it in the background:
+// it finds the process at the other end by a provider ("shm", "verbs"), and each direction
+// goes over to that in the middle of its stream. InfoOf returns what carries a connection, and
+// why it has not moved. Nothing but the application's bytes goes by TCP, so plain TCP clients
+// and servers at the other end notice nothing.
 //
 // # Environment
 //
@@ -24,6 +25,7 @@
 //   - SAN_DISABLE: mechanisms to switch off, separated by commas: see
 //     sanconn.FeaturePoll and its neighbours.
 //   - SAN_SHM_DIR: Dialer.ShmDir and ListenConfig.ShmDir where the program does not set them.
+//   - SAN_MOVE=now: Options.MoveAtOnce for all dialers.
 //   - SAN_SUBNETS: the only peers to connect to and to accept by verbs, as prefixes
 //     separated by commas.
 //   - SAN_IWARP_OFFSET: RDMA.IWARPOffset where the program does not set it.
