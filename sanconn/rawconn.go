@@ -83,6 +83,11 @@ func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 			return r.c.opError(opRawRead, err)
 		}
 		stays, tried = r.c.toTCP(true), true
+		if stays == nil && !r.c.descriptorHasAll() {
+			if _, err := r.c.Peek(); err != nil && err != io.EOF {
+				return r.c.opError(opRawRead, err)
+			}
+		}
 	}
 }
 
@@ -119,10 +124,7 @@ func (r rawConn) show(f func(fd uintptr) (done bool)) (done bool, err error) {
 			return nil
 		})
 	}
-	c.mu.Lock()
-	forGood := c.state.pinned && c.state.phase == onTCP && !c.in.resting
-	c.mu.Unlock()
-	if forGood || showMost == 0 {
+	if c.descriptorHasAll() || showMost == 0 {
 		c.readElsewhere()
 		return true, r.tcp.Read(f)
 	}
@@ -134,6 +136,15 @@ func (r rawConn) show(f func(fd uintptr) (done bool)) (done bool, err error) {
 		return false, c.afterTCP(&c.in.deadline, opRawRead, rerr)
 	}
 	return done, err
+}
+
+// descriptorHasAll reports whether the function may have TCP's descriptor: the connection stays
+// on TCP, and neither are there bytes that come before TCP's, nor has the peer to send again
+// what was returned to it, which it may fail to.
+func (c *Conn) descriptorHasAll() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state.pinned && c.state.phase == onTCP && !c.in.resting && c.in.bytes.Load() >= c.state.in.least
 }
 
 // showTCP shows what TCP has. op is held.
