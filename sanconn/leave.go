@@ -71,9 +71,9 @@ func (c *Conn) File() (*os.File, error) {
 	return c.tcp.File()
 }
 
-// readElsewhere notes that nobody counts any more what is read from TCP. With File the end of
-// a stream is that of TCP from then on, even if the peer dies before it has sent again what was
-// returned to it.
+// readElsewhere notes that nobody counts any more what is read from TCP. The end of the stream
+// is that of TCP from then on, even if the peer dies before it has sent again what was returned
+// to it: who has the descriptor cannot tell.
 func (c *Conn) readElsewhere() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

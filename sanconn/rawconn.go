@@ -139,12 +139,11 @@ func (r rawConn) show(f func(fd uintptr) (done bool)) (done bool, err error) {
 }
 
 // descriptorHasAll reports whether the function may have TCP's descriptor: the connection stays
-// on TCP, and neither are there bytes that come before TCP's, nor has the peer to send again
-// what was returned to it, which it may fail to.
+// on TCP, and no bytes are kept that come before some of TCP's.
 func (c *Conn) descriptorHasAll() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.state.pinned && c.state.phase == onTCP && !c.in.resting && c.in.bytes.Load() >= c.state.in.least
+	return c.state.pinned && c.state.phase == onTCP && !c.in.resting
 }
 
 // showTCP shows what TCP has. op is held.

@@ -81,6 +81,7 @@ func (r *reading) AwaitTaken(done func() bool) {
 	}
 	r.await(&r.rd, test(false), test)
 	r.rd.ignores.Store(0)
+	r.noteEnd() // with the notes before it, which nobody may have taken yet
 }
 
 // LookAgain has AwaitTaken ask again. It does not block.
