@@ -735,6 +735,3 @@ func TestMutantsAreFound(t *testing.T) {
 		}
 	}
 }
-
-// mayBegin reports whether this end's direction may move now.
-func (h *handover) mayBegin() bool { return h.phase == onSAN && !h.out.begun }

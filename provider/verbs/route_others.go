@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"time"
 )
 
 // DeviceOf is the name of the RDMA device of a network interface: none here.
