@@ -25,4 +25,20 @@ func (c *Conn) Stats() Stats {
 }
 
 // add adds those of a session.
-func (st *Stats) add(s session.Stats) { st.Stats.Add(s) }
+func (st *Stats) add(t session.Stats) {
+	s := &st.Stats
+	for _, c := range []struct {
+		to *uint64
+		n  uint64
+	}{
+		{&s.BytesSent, t.BytesSent}, {&s.BytesReceived, t.BytesReceived},
+		{&s.MessagesSent, t.MessagesSent}, {&s.MessagesReceived, t.MessagesReceived},
+		{&s.OffersSent, t.OffersSent}, {&s.OffersReceived, t.OffersReceived},
+		{&s.OfferedBytesSent, t.OfferedBytesSent}, {&s.OfferedBytesReceived, t.OfferedBytesReceived},
+		{&s.Stalls, t.Stalls}, {&s.NoBox, t.NoBox}, {&s.Sleeps, t.Sleeps}, {&s.Polls, t.Polls},
+		{&s.DirectBytesSent, t.DirectBytesSent}, {&s.DirectBytesReceived, t.DirectBytesReceived},
+		{&s.LentBytesSent, t.LentBytesSent}, {&s.LentBytesReceived, t.LentBytesReceived},
+	} {
+		*c.to += c.n
+	}
+}

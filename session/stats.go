@@ -38,21 +38,3 @@ func (s *Session) Stats() Stats {
 	}
 	return st
 }
-
-// Add adds the counters of another session.
-func (s *Stats) Add(t Stats) {
-	for _, c := range []struct {
-		to *uint64
-		n  uint64
-	}{
-		{&s.BytesSent, t.BytesSent}, {&s.BytesReceived, t.BytesReceived},
-		{&s.MessagesSent, t.MessagesSent}, {&s.MessagesReceived, t.MessagesReceived},
-		{&s.OffersSent, t.OffersSent}, {&s.OffersReceived, t.OffersReceived},
-		{&s.OfferedBytesSent, t.OfferedBytesSent}, {&s.OfferedBytesReceived, t.OfferedBytesReceived},
-		{&s.Stalls, t.Stalls}, {&s.NoBox, t.NoBox}, {&s.Sleeps, t.Sleeps}, {&s.Polls, t.Polls},
-		{&s.DirectBytesSent, t.DirectBytesSent}, {&s.DirectBytesReceived, t.DirectBytesReceived},
-		{&s.LentBytesSent, t.LentBytesSent}, {&s.LentBytesReceived, t.LentBytesReceived},
-	} {
-		*c.to += c.n
-	}
-}
