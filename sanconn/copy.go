@@ -109,7 +109,7 @@ func (c *Conn) fill(src *io.LimitedReader, once func(*io.LimitedReader) (int, er
 	return total, err
 }
 
-// fillOnce reads from a source that does not block for long.
+// fillOnce reads from a regular file.
 func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
 	if c.out.san.Load() == nil {
 		if n, err = c.fillTCP(src); err != errLook {
@@ -139,7 +139,7 @@ func (c *Conn) copyOnce(src io.Reader, b []byte) (n int, err error) {
 	return n, err
 }
 
-// fillTCP has net move a piece of what src has to TCP.
+// fillTCP has net move a piece of what a file has to TCP.
 func (c *Conn) fillTCP(src *io.LimitedReader) (int, error) {
 	if err := c.awaitOut(false); err != nil {
 		return 0, err
@@ -150,12 +150,22 @@ func (c *Conn) fillTCP(src *io.LimitedReader) (int, error) {
 	if o.next.Load() != nil || o.stopped(c) != nil {
 		return 0, errLook
 	}
+	file := src.R.(io.Seeker)
+	at, err := file.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return 0, err
+	}
 	piece := &io.LimitedReader{R: src.R, N: min(src.N, fillPiece)}
 	n, err := c.tcp.ReadFrom(piece)
 	o.count(c, n)
 	src.N -= n
 	switch {
 	case err != nil:
+		// Where a deadline has passed before sendfile has begun, net reads from the file, and
+		// what it cannot write then is lost.
+		if _, serr := file.Seek(at+n, io.SeekStart); serr != nil {
+			return int(n), serr
+		}
 		if err = c.afterTCP(&o.deadline, opWrite, err); err == errLook && n > 0 {
 			err = nil
 		}
