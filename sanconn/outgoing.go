@@ -227,7 +227,12 @@ func (c *Conn) CloseWrite() error {
 	case phase == onTCP && !flushing:
 		return c.tcp.CloseWrite()
 	case phase == onSAN:
-		return c.opError(opClose, c.endStream(s, (*session.Session).CloseWrite))
+		err := c.endStream(s, (*session.Session).CloseWrite)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.session == s && c.state.phase == onSAN {
+			return c.opError(opClose, err)
+		}
 	}
 	return nil // the offer's answer, or the end of leaving, decides where the stream ends
 }
