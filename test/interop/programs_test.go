@@ -22,6 +22,9 @@ type program struct {
 	backend *backend
 	// short says that its connections may end before they have moved.
 	short bool
+	// exposes says that it has TCP's descriptor for a moment when a connection begins, to which
+	// that goes back from a SAN.
+	exposes bool
 	// quick says that it is fast enough for the emulated guest (test/guest).
 	quick bool
 }
@@ -33,12 +36,12 @@ var programs = []program{
 	{name: "net/http, ReverseProxy", serve: serveReverseProxy, use: useReverseProxy},
 	{name: "net/http, FileServer", serve: serveFiles, use: useFiles},
 	{name: "net/http, server-sent events", serve: serveEvents, use: useEvents},
-	{name: "net/http, Hijack", serve: serveHijack, use: useHijack},
+	{name: "net/http, Hijack", serve: serveHijack, use: useHijack, short: true},
 	{name: "net/http, Shutdown", serve: serveShutdown, use: useShutdown, short: true},
 	{name: "gorilla/websocket", serve: serveGorilla, use: useGorilla, quick: true},
 	{name: "coder/websocket", serve: serveCoder, use: useCoder},
 	{name: "fasthttp", serve: serveFastHTTP, use: useFastHTTP},
-	{name: "gRPC", serve: serveGRPC, use: useGRPC},
+	{name: "gRPC", serve: serveGRPC, use: useGRPC, exposes: true},
 	{name: "connect", serve: serveConnect, use: useConnect},
 	{name: "drpc", serve: serveDRPC, use: useDRPC},
 	{name: "net/rpc", serve: serveRPC, use: useRPC, quick: true},
@@ -51,7 +54,7 @@ var programs = []program{
 	{name: "redcon, redigo", serve: serveRedcon, use: useRedigo},
 	{name: "nats-server, nats.go", serve: serveNATS, use: useNATS},
 	{name: "cmux", serve: serveCMux, use: useCMux},
-	{name: "go-proxyproto", serve: serveProxyProto, use: useProxyProto},
+	{name: "go-proxyproto", serve: serveProxyProto, use: useProxyProto, short: true},
 	{name: "PostgreSQL, pgx", backend: postgres, serve: postgres.serve, use: usePGX},
 	{name: "MariaDB, go-sql-driver/mysql", backend: mariadb, serve: mariadb.serve, use: useMySQL},
 }

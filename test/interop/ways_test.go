@@ -106,6 +106,11 @@ func (w way) run(t *testing.T, p program) {
 	if w.moves && p.short {
 		return
 	}
+	if p.exposes && (w.dialed == "shm" || w.dialed == "verbs") {
+		wantSome(t, "dialed", dialed.carriers(), mingled, moved)
+		wantSome(t, "accepted", accepted, mingled, moved)
+		return
+	}
 	w.want(t, "dialed", dialed.carriers(), w.dialed)
 	w.want(t, "accepted", accepted, w.accepted)
 }
@@ -125,6 +130,15 @@ func wantCarriers(t *testing.T, which string, carriers []string, want ...string)
 	t.Helper()
 	if !slices.Equal(carriers, want) {
 		t.Errorf("%s connections by %q, want %q", which, carriers, want)
+	}
+}
+
+// wantSome checks that some connections were carried by one of what is wanted: others may have
+// ended before they moved again.
+func wantSome(t *testing.T, which string, carriers []string, want ...string) {
+	t.Helper()
+	if !slices.ContainsFunc(carriers, func(c string) bool { return slices.Contains(want, c) }) {
+		t.Errorf("%s connections by %q, want one of %q among them", which, carriers, want)
 	}
 }
 
