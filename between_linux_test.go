@@ -154,7 +154,7 @@ func TestAnotherNamespace(t *testing.T) {
 // abstract names of unix, too, connections stay on TCP.
 func TestLandlock(t *testing.T) {
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION); errno != 0 {
-		testenv.Missing(t, "Landlock")
+		testenv.MissingKernel(t, "Landlock")
 	}
 	allowed := plainListen(t, "127.0.0.1:0")
 	startServer(t, allowed, 1)
@@ -198,7 +198,7 @@ func startLandlocked(t *testing.T, scope uint64, port uint16, addresses string) 
 	t.Helper()
 	version, _, _ := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if scope != 0 && version < 6 || version < 4 {
-		testenv.Missing(t, fmt.Sprintf("Landlock's version 6 (there is %d)", version))
+		testenv.MissingKernel(t, fmt.Sprintf("Landlock's version 6 (there is %d)", version))
 	}
 	failed := make(chan error)
 	go func() { // on a thread of its own, which ends with it: what it may do, its children may

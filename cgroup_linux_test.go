@@ -45,7 +45,7 @@ func joinControlGroup(t *testing.T) (leave func()) {
 		t.Fatal(err)
 	}
 	if err := unix.Mount("none", root, "cgroup2", 0, ""); err != nil {
-		testenv.Missing(t, "cgroup2: "+err.Error())
+		testenv.MissingKernel(t, "cgroup2: "+err.Error())
 	}
 	group := fmt.Sprintf("%s/san-test-%d", root, os.Getpid())
 	if err := os.Mkdir(group, 0o700); err != nil {
@@ -65,7 +65,7 @@ func joinControlGroup(t *testing.T) (leave func()) {
 	}
 	if err != nil {
 		leave()
-		testenv.Missing(t, "programs of the kernel's for connect: "+err.Error())
+		testenv.MissingKernel(t, "programs of the kernel's for connect: "+err.Error())
 	}
 	return leave
 }

@@ -36,6 +36,7 @@ const (
 
 	// acceptPause is how long a connection that was not accepted yet is left alone, at first.
 	acceptPause = 50 * time.Microsecond
+	mostPause   = 20 * time.Millisecond
 )
 
 // plan is how a dialer's connections move.
@@ -97,15 +98,16 @@ var errTooManyGuesses = &Unavailable{Reason: ReasonOwner, Err: errImpostor}
 // moveNow moves a connection that must not be used before, waiting until its other end has
 // been accepted.
 func (p *plan) moveNow(ctx context.Context, h newconn.Handle, l *life) *Unavailable {
-	for pause := acceptPause; ; pause *= 2 {
-		why := p.move(ctx, h, l)
+	for pause := acceptPause; ; pause = min(2*pause, mostPause) {
+		why := p.moveInTurn(ctx, h, l)
 		if why == nil {
 			if err := h.Moved(ctx); err != nil {
 				return unavailableOf(err)
 			}
 			return nil
 		}
-		if !errors.Is(why, errNotAccepted) && !errors.Is(why, errUnknown) {
+		slow := why.Reason == ReasonTimeout && !errors.Is(why, newconn.ErrNoAnswer) // and ctx has time left
+		if !slow && !errors.Is(why, errNotAccepted) && !errors.Is(why, errUnknown) {
 			return why
 		}
 		select {
@@ -113,6 +115,21 @@ func (p *plan) moveNow(ctx context.Context, h newconn.Handle, l *life) *Unavaila
 		case <-ctx.Done():
 			return &Unavailable{Reason: why.Reason, Err: fmt.Errorf("%w: %w", ctx.Err(), why.Err)}
 		}
+	}
+}
+
+// turns has a token for each move that a dial waits for, of which there are as many at a time
+// as in the background: more would only be slower.
+var turns = make(chan struct{}, mostMoving)
+
+// moveInTurn is move, when it is this connection's turn.
+func (p *plan) moveInTurn(ctx context.Context, h newconn.Handle, l *life) *Unavailable {
+	select {
+	case turns <- struct{}{}:
+		defer func() { <-turns }()
+		return p.move(ctx, h, l)
+	case <-ctx.Done():
+		return unavailableOf(ctx.Err())
 	}
 }
 

@@ -243,7 +243,7 @@ func TestMD5(t *testing.T) {
 	lc.NetListenConfig.SetMultipathTCP(false)
 	ln, err := lc.Listen(t.Context(), "tcp4", "127.0.0.1:0")
 	if errors.Is(err, unix.ENOPROTOOPT) || errors.Is(err, unix.EOPNOTSUPP) {
-		testenv.Missing(t, "TCP_MD5SIG")
+		testenv.MissingKernel(t, "TCP_MD5SIG")
 	}
 	if err != nil {
 		t.Fatal(err)

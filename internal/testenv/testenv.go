@@ -70,6 +70,16 @@ func Missing(t testing.TB, what string) {
 	t.Skipf("missing: %s", what)
 }
 
+// MissingKernel is Missing, of something that the kernel has to have. That of the guest is
+// another one, and what it lacks is tested on the host.
+func MissingKernel(t testing.TB, what string) {
+	t.Helper()
+	if Device() != "" {
+		t.Skipf("missing in the guest's kernel: %s", what)
+	}
+	Missing(t, what)
+}
+
 // devices returns the kernel's RDMA devices, whether or not there are libraries for them.
 func devices() (names []string) {
 	entries, _ := os.ReadDir("/sys/class/infiniband")
