@@ -246,7 +246,7 @@ func TestStatsOfAMoveThatCloseHasOvertaken(t *testing.T) {
 func TestManyConnectionsMove(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	startServer(t, tcp, 9)
-	conns := make([]net.Conn, manyConns)
+	conns := make([]net.Conn, amount(manyConns, manyConns/10))
 	var dialing sync.WaitGroup
 	const dialers = 50
 	for d := range dialers {
