@@ -34,7 +34,8 @@ const (
 	// more than that at once.
 	mostMoving = 16
 
-	// acceptPause is how long a connection that was not accepted yet is left alone, at first.
+	// acceptPause is how long a connection that was not accepted yet is left alone, at first;
+	// mostPause bounds its doubling, so that a dial that waits notices the accept.
 	acceptPause = 50 * time.Microsecond
 	mostPause   = 20 * time.Millisecond
 )
