@@ -61,7 +61,7 @@ func (m *message) encode() []byte {
 }
 
 func (m *message) decode(b []byte) error {
-	if len(b) != messageSize || binary.LittleEndian.Uint32(b) != magic {
+	if len(b) != messageSize || binary.LittleEndian.Uint32(b) != magic || binary.LittleEndian.Uint16(b[6:]) != 0 {
 		return errMessage
 	}
 	m.kind, m.code = b[4], b[5]
