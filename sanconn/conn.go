@@ -32,9 +32,9 @@ type Conn struct {
 	out outgoing
 	in  incoming
 
-	// exposed: the program has had TCP's descriptor, for a moment, so what is counted here of
-	// the stream may not be all of it.
-	exposed atomic.Bool
+	// exposed is how often the program has had TCP's descriptor for a moment: what is counted
+	// here of the stream may not be all of it.
+	exposed atomic.Uint64
 
 	// used grows by what goes by TCP; beyond useAt, cfg.Use is called.
 	used, useAt atomic.Int64

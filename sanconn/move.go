@@ -57,12 +57,13 @@ func (h *handle) CallUse(bytes int64) { h.useAt.Store(h.used.Load() + bytes) }
 // Offer implements newconn.Handle.
 func (h *handle) Offer(s *session.Session, hello []byte, judge func(answer []byte) error) error {
 	c := h.conn()
-	if err := c.checkCounts(); err != nil {
+	exposed, err := c.checkCounts()
+	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.commitLocked(s, offered, append([]byte{newconn.NoteOffer}, hello...)); err != nil {
+	if err := c.commitLocked(s, offered, exposed, append([]byte{newconn.NoteOffer}, hello...)); err != nil {
 		return err
 	}
 	c.judge = judge
@@ -85,11 +86,12 @@ const answerTimeout = 5 * time.Second
 // Take implements newconn.Handle.
 func (h *handle) Take(s *session.Session, answer []byte) error {
 	c := h.conn()
-	if err := c.checkCounts(); err != nil {
+	exposed, err := c.checkCounts()
+	if err != nil {
 		return err
 	}
 	c.mu.Lock()
-	err := c.commitLocked(s, onSAN, append([]byte{newconn.NoteAnswer}, answer...))
+	err = c.commitLocked(s, onSAN, exposed, append([]byte{newconn.NoteAnswer}, answer...))
 	if err == nil {
 		c.out.next.Store(s)
 	}
@@ -99,14 +101,14 @@ func (h *handle) Take(s *session.Session, answer []byte) error {
 }
 
 // commitLocked commits this end to a session, and tells the peer: before anybody else finds
-// the session, and puts other notes there.
-func (c *Conn) commitLocked(s *session.Session, to phase, note []byte) error {
+// the session, and puts other notes there. exposed is checkCounts'.
+func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note []byte) error {
 	switch {
 	case c.closed.Load():
 		return errClosing
 	case c.out.flushing:
 		return errUnderWay
-	case c.users > 0:
+	case c.users > 0, c.exposed.Load() != exposed:
 		return errPinned
 	case c.in.resting:
 		return errUnread
@@ -129,17 +131,17 @@ func (c *Conn) commitLocked(s *session.Session, to phase, note []byte) error {
 }
 
 // checkCounts compares what is counted here of the stream with what TCP has counted, if the
-// program may have used the descriptor. A Read or Write just now makes a difference, too: then
-// the next attempt finds none.
-func (c *Conn) checkCounts() error {
-	if !c.exposed.Load() {
-		return nil
+// program may have used the descriptor. It holds as long as exposed stays what is returned. A
+// Read or Write just now makes a difference, too: then the next attempt finds none.
+func (c *Conn) checkCounts() (exposed uint64, err error) {
+	if exposed = c.exposed.Load(); exposed == 0 {
+		return 0, nil
 	}
 	written, read, err := tcpid.Positions(c.tcp)
 	if err == nil && (written != c.out.written.Load() || read != c.in.bytes.Load()) {
 		err = errCounts
 	}
-	return err
+	return exposed, err
 }
 
 // forgotten is what is left of a connection on a session that the program has forgotten.
