@@ -39,7 +39,7 @@ var errWrongBytes = errors.New("wrong bytes")
 func (p *party) writes() {
 	r := rand.New(rand.NewPCG(p.seed, uint64(10+p.id)))
 	total := p.total
-	moveAt := rand.New(rand.NewPCG(p.seed, uint64(40+p.id))).Int64N(2 * total) // beyond the end in half of them
+	moveAt := rand.New(rand.NewPCG(p.seed, uint64(40+p.id))).Int64N(2*total + 1) // beyond the end in half of them
 	for pos := int64(0); pos < total; {
 		if pos >= moveAt && p.movedTo.Load() < 0 {
 			p.movesBack(pos)
