@@ -4,11 +4,16 @@ import (
 	"flag"
 	"fmt"
 	"hash/maphash"
+	"math/rand/v2"
 	"strings"
 	"testing"
 )
 
-var exploreMore = flag.Bool("conn.explore", false, "explore all orders, which takes longer")
+var (
+	exploreMore  = flag.Bool("conn.explore", false, "explore all orders, which takes longer")
+	exploreSeeds = flag.Uint64("conn.walks", 20_000, "random walks through larger scenarios")
+	exploreFirst = flag.Uint64("conn.walk", 0, "the first one's seed; 0: a random one")
+)
 
 // The explorer goes through all orders in which two ends, each with a handover, and what lies
 // between them can act: TCP and a session, each way a queue, and the programs at both ends.
@@ -58,7 +63,7 @@ type model struct {
 	ses  [mostSessions][2]string // from each end, by session: bytes, notes, ends
 	buf  [mostSessions][2]string // of them, bytes and the end of the stream that have come, and were not read
 	last int                     // the newest session
-	cut  bool                    // a session has failed
+	cut  int                     // the session that has failed
 }
 
 // modelEnd is one end. Its bytes are 'a', 'b' and so on.
@@ -143,7 +148,7 @@ func (m *model) fail(format string, args ...any) {
 
 // final checks a state in which nothing more happens.
 func (x *explorer) final(m model) {
-	broken, died := m.cut, m.cut
+	broken, died := m.cut > 0, m.cut > 0
 	for _, e := range m.ends {
 		broken = broken || e.dead || e.closed
 		died = died || e.dead
@@ -167,31 +172,60 @@ func (x *explorer) final(m model) {
 
 // successors are the states that follow.
 func (x *explorer) successors(m model) (next []model) {
-	try := func(do func(m *model) bool) {
+	for what := range m.steps() {
 		n := m
-		if do(&n) {
+		if x.step(&n, what) {
 			next = append(next, n)
 		}
 	}
-	for i := range m.ends {
-		if m.ends[i].dead {
-			continue
-		}
-		for _, do := range []func(*model, int) bool{x.write, x.begin, x.closeWrite, x.doClose, x.readOne, x.turn, x.ask, x.take, x.finish, x.flush, x.die} {
-			try(func(m *model) bool { return do(m, i) })
-		}
-		for s := 1; s <= m.last; s++ {
-			try(func(m *model) bool { return x.deliver(m, i, s) })
-		}
-	}
-	try(x.offer)
-	try(x.fail)
 	return next
+}
+
+// steps is how many there are, of which some can be taken.
+func (m *model) steps() int { return 2 + 2*(11+m.last) }
+
+// step takes one of them, if that can happen now. Otherwise it leaves the state as it is.
+func (x *explorer) step(m *model, what int) bool {
+	switch what {
+	case 0:
+		return x.offer(m)
+	case 1:
+		return x.fail(m)
+	}
+	i, what := what%2, what/2-1
+	if m.ends[i].dead {
+		return false
+	}
+	switch what {
+	case 0:
+		return x.write(m, i)
+	case 1:
+		return x.begin(m, i)
+	case 2:
+		return x.closeWrite(m, i)
+	case 3:
+		return x.doClose(m, i)
+	case 4:
+		return x.readOne(m, i)
+	case 5:
+		return x.turn(m, i)
+	case 6:
+		return x.ask(m, i)
+	case 7:
+		return x.take(m, i)
+	case 8:
+		return x.finish(m, i)
+	case 9:
+		return x.flush(m, i)
+	case 10:
+		return x.die(m, i)
+	}
+	return x.deliver(m, i, what-10)
 }
 
 // say sends something by the session, if that has not failed.
 func (m *model) say(i int, what string) {
-	if s := m.ends[i].session; !m.cut || s != m.last {
+	if s := m.ends[i].session; s != m.cut {
 		m.ses[s][i] += what
 	}
 }
@@ -315,10 +349,10 @@ func (x *explorer) die(m *model, i int) bool {
 
 // fail is the end of the newest session.
 func (x *explorer) fail(m *model) bool {
-	if !x.cut || m.cut || m.last == 0 {
+	if !x.cut || m.cut > 0 || m.last == 0 {
 		return false
 	}
-	m.cut = true
+	m.cut = m.last
 	for i := range m.ends {
 		m.ses[m.last][i] = "Y"
 	}
@@ -705,6 +739,82 @@ func TestAllOrders(t *testing.T) {
 				t.Logf("%d states, all: %v", states, states < x.most)
 			}
 		})
+	}
+}
+
+// walk goes one way through a scenario that a seed makes: longer than all ways can be.
+func walk(seed uint64, mutant mutant) (problem string) {
+	defer func() {
+		if p := recover(); p != nil {
+			f, ok := p.(found)
+			if !ok {
+				panic(p)
+			}
+			problem = string(f)
+		}
+	}()
+	r := rand.New(rand.NewPCG(seed, 0))
+	one := func() bool { return r.IntN(4) == 0 }
+	x := explorer{mutant: mutant, scenario: scenario{
+		writes: [2]int{r.IntN(9), r.IntN(9)},
+		offers: 1 + r.IntN(mostSessions-1),
+		asks:   [2]int{r.IntN(3), r.IntN(3)},
+	}}
+	switch r.IntN(4) { // else both ends live, and end in order
+	case 0:
+		x.close = [2]bool{one(), one()}
+	case 1:
+		x.kill[r.IntN(2)], x.lossy = true, one()
+	case 2:
+		x.cut = one()
+	}
+	var m model
+	for i := range m.ends {
+		m.ends[i].asks = x.asks[i]
+	}
+	// What ends a connection comes seldom, or few walks got far.
+	seldom := func(what int) bool { return what == 1 || what/2-1 == 3 || what/2-1 == 10 }
+	for {
+		moved := false
+		for _, what := range r.Perm(m.steps()) {
+			if !(seldom(what) && r.IntN(20) > 0) && x.step(&m, what) {
+				moved = true
+				break
+			}
+		}
+		for what := 0; !moved && what < m.steps(); what++ {
+			moved = x.step(&m, what)
+		}
+		if !moved {
+			x.final(m)
+			return ""
+		}
+	}
+}
+
+func TestWalks(t *testing.T) {
+	first := *exploreFirst
+	if first == 0 {
+		first = rand.Uint64() >> 1
+	}
+	for seed := first; seed < first+*exploreSeeds; seed++ {
+		if problem := walk(seed, sound); problem != "" {
+			t.Fatalf("-conn.walks 1 -conn.walk %d: %s", seed, problem)
+		}
+	}
+}
+
+// Walks find each mutant, too.
+func TestWalksFindMutants(t *testing.T) {
+	for m := sound + 1; m <= goesOnBeforeThePeerHasAll; m++ {
+		seed := uint64(1)
+		for ; seed < 200_000 && walk(seed, m) == ""; seed++ {
+		}
+		if seed == 200_000 {
+			t.Errorf("mutant %d is not found", m)
+		} else if testing.Verbose() {
+			t.Logf("mutant %d is found by seed %d", m, seed)
+		}
 	}
 }
 
