@@ -186,7 +186,10 @@ func (r *receiver) judge(offer hello, h newconn.Handle, l *life) answer {
 		return answer{code: answerOther} // cookies are for those who are here
 	}
 	cookie, err := tcpid.Cookie(h.TCP())
-	if err != nil || cookie != offer.peerCookie {
+	if err != nil {
+		return answer{code: answerOther}
+	}
+	if cookie != offer.peerCookie {
 		return answer{code: answerUnknown}
 	}
 	peer, err := tcpid.Peer(h.TCP())

@@ -1,6 +1,7 @@
 package san
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,21 +100,24 @@ var errTooManyGuesses = &Unavailable{Reason: ReasonOwner, Err: errImpostor}
 // moveNow moves a connection that must not be used before, waiting until its other end has
 // been accepted.
 func (p *plan) moveNow(ctx context.Context, h newconn.Handle, l *life) *Unavailable {
+	var before *Unavailable // the reason of the last attempt that had its time
 	for pause := acceptPause; ; pause = min(2*pause, mostPause) {
 		why := p.moveInTurn(ctx, h, l)
-		if why == nil {
+		switch {
+		case why == nil:
 			if err := h.Moved(ctx); err != nil {
 				return unavailableOf(err)
 			}
 			return nil
-		}
-		slow := why.Reason == ReasonTimeout && !errors.Is(why, newconn.ErrNoAnswer) // and ctx has time left
-		if !slow && !errors.Is(why, errNotAccepted) && !errors.Is(why, errUnknown) {
+		case errors.Is(why, errNotAccepted), errors.Is(why, errUnknown):
+			before = why
+		case why.Reason != ReasonTimeout, errors.Is(why, newconn.ErrNoAnswer):
 			return why
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
+			why = cmp.Or(before, why)
 			return &Unavailable{Reason: why.Reason, Err: fmt.Errorf("%w: %w", ctx.Err(), why.Err)}
 		}
 	}

@@ -665,8 +665,8 @@ func (x *explorer) finish(m *model, i int) bool {
 		}
 		return false
 	}
-	if x.lossy && m.ses[e.session][i] != "" && x.mutant != goesOnBeforeThePeerHasAll {
-		if m.ends[1-i].dead {
+	if (x.lossy || x.cut) && m.ses[e.session][i] != "" && x.mutant != goesOnBeforeThePeerHasAll {
+		if m.ends[1-i].dead || m.cut == e.session {
 			x.stays(m, i)
 			return true
 		}
