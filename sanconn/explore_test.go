@@ -665,8 +665,11 @@ func (x *explorer) finish(m *model, i int) bool {
 		}
 		return false
 	}
-	if (x.lossy || x.cut) && m.ses[e.session][i] != "" && x.mutant != goesOnBeforeThePeerHasAll {
-		if m.ends[1-i].dead || m.cut == e.session {
+	if sound := x.mutant != goesOnBeforeThePeerHasAll; sound && m.cut == e.session {
+		x.stays(m, i) // it is not known that the peer has all
+		return true
+	} else if sound && (x.lossy || x.cut) && m.ses[e.session][i] != "" {
+		if m.ends[1-i].dead {
 			x.stays(m, i)
 			return true
 		}
