@@ -51,7 +51,7 @@ type Conn struct {
 	leave   *leave                    // under way, or nil
 	changed chan struct{}             // closed at the next change of state; nil: nobody waits for one
 	keep    keepAlive
-	past    Stats           // of sessions that were left
+	past    *Stats          // of sessions that were left; nil: there is none
 	left    bool            // the last session has been left
 	users   int             // of TCP's descriptor, just now
 	cleanup runtime.Cleanup // of session
@@ -76,8 +76,7 @@ func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 	c := &Conn{tcp: tcp, cfg: cfg}
 	c.out.written.Store(cfg.BytesWritten)
 	c.in.bytes.Store(cfg.BytesRead)
-	c.out.deadline.setTCP = (*net.TCPConn).SetWriteDeadline
-	c.in.deadline.setTCP = (*net.TCPConn).SetReadDeadline
+	c.out.deadline.writes = true
 	c.useAt.Store(cfg.Threshold)
 	if cfg.Use == nil {
 		c.useAt.Store(never)

@@ -7,11 +7,10 @@ import (
 
 // deadline is that of a direction, on whichever carrier it is. Conn's mu guards it.
 type deadline struct {
-	want  time.Time
-	held  bool   // TCP's is longAgo, so that an operation in TCP returns, and looks at the state
-	alarm *alarm // of the session, once the direction has moved; else nil
-
-	setTCP func(*net.TCPConn, time.Time) error
+	want   time.Time
+	alarm  *alarm // of the session, once the direction has moved; else nil
+	held   bool   // TCP's is longAgo, so that an operation in TCP returns, and looks at the state
+	writes bool   // it is this end's direction
 }
 
 // longAgo ends an operation at once.
@@ -27,6 +26,13 @@ func (d *deadline) apply(tcp *net.TCPConn) error {
 		return nil
 	}
 	return d.setTCP(tcp, d.want)
+}
+
+func (d *deadline) setTCP(tcp *net.TCPConn, t time.Time) error {
+	if d.writes {
+		return tcp.SetWriteDeadline(t)
+	}
+	return tcp.SetReadDeadline(t)
 }
 
 // hold has an operation in TCP, now or later, return, until release.

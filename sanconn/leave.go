@@ -297,6 +297,9 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	both := uint64(t.back + len(t.returned)) // they went by the session, and go by TCP, too
 	st.BytesSent -= both
 	st.BytesReceived -= both
+	if c.past == nil {
+		c.past = new(Stats)
+	}
 	c.past.add(st)
 	c.cleanup.Stop()
 	if c.cfg.Left != nil {

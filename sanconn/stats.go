@@ -12,7 +12,10 @@ type Stats struct {
 // Stats returns a snapshot of the connection's counters.
 func (c *Conn) Stats() Stats {
 	c.mu.Lock()
-	st := c.past
+	var st Stats
+	if c.past != nil {
+		st = *c.past
+	}
 	if c.session != nil {
 		st.add(c.session.Stats())
 	}
