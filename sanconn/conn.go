@@ -53,7 +53,7 @@ type Conn struct {
 	keep    keepAlive
 	past    *Stats          // of sessions that were left; nil: there is none
 	left    bool            // the last session has been left
-	users   int             // of TCP's descriptor, just now
+	users   int32           // of TCP's descriptor, just now
 	cleanup runtime.Cleanup // of session
 }
 

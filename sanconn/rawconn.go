@@ -42,7 +42,7 @@ func (r rawConn) Control(f func(fd uintptr)) error {
 
 // expose counts users of TCP's descriptor. Behind the last one, the connection may move once
 // it has been used for as much as at its beginning.
-func (c *Conn) expose(n int) {
+func (c *Conn) expose(n int32) {
 	c.exposed.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
