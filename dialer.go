@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net"
+	"time"
 
 	"github.com/sanconn/san/sanconn"
 )
@@ -69,6 +70,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if why != nil && d.Policy == Require {
 		return nil, dialError(network, d.NetDialer.LocalAddr, nil, requireError{why})
 	}
+	began := time.Now()
 	c, err := d.NetDialer.DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err
@@ -77,7 +79,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if why != nil || !ok {
 		return plain(c, why), nil
 	}
-	conn, h, l := p.begin(tcp)
+	conn, h, l := p.begin(tcp, began)
 	if d.Policy == Require {
 		ctx, cancel := context.WithTimeout(ctx, p.settings.attempt)
 		defer cancel()

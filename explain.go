@@ -97,6 +97,7 @@ func (d *Dialer) explainTCP(ctx context.Context, network, address string) Outcom
 // explainMove connects by TCP, and moves to one provider.
 func (d *Dialer) explainMove(ctx context.Context, network, address string, p *plan, by provider) Outcome {
 	o := Outcome{Provider: by.name()}
+	began := time.Now()
 	c, err := d.NetDialer.DialContext(ctx, network, address)
 	if err != nil {
 		o.Err = err
@@ -111,7 +112,7 @@ func (d *Dialer) explainMove(ctx context.Context, network, address string, p *pl
 	o.Address = addrPort(tcp.RemoteAddr())
 	alone := *p
 	alone.providers = []provider{by}
-	conn, h, l := alone.begin(tcp)
+	conn, h, l := alone.begin(tcp, began)
 	defer conn.Close()
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, p.settings.attempt)

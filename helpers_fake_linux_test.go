@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
@@ -56,7 +57,7 @@ func (f *fake) name() string {
 	return fakeName
 }
 
-func (f *fake) dialed(*net.TCPConn, *life, settings) bool { return false }
+func (f *fake) dialed(*net.TCPConn, time.Time, *life, settings) bool { return false }
 
 func (f *fake) listen(_ *net.TCPListener, s settings) (acceptor, error) {
 	f.mu.Lock()

@@ -1,9 +1,11 @@
 package san
 
 import (
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sanconn/san/internal/tcpid"
 )
@@ -20,7 +22,7 @@ type life struct {
 	mu      sync.Mutex // guards what follows
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
 	over    bool       // it is closed: a move that ends only now is not counted as open
-	stamp   func() (tcpid.Stamp, error)
+	stamps  func() ([]tcpid.Stamp, error)
 }
 
 // moved counts a connection that has moved.
@@ -70,21 +72,36 @@ func (l *life) failed(why *Unavailable) {
 	count(func(n *Counters) { n.Fallbacks[why.Reason]++ })
 }
 
-// stampOnce remembers a stamp, which the kernel tells but once.
-func (l *life) stampOnce(read func() (tcpid.Stamp, error)) (tcpid.Stamp, error) {
+// stampsOnce remembers stamps, which the kernel tells but once.
+func (l *life) stampsOnce(read func() ([]tcpid.Stamp, error)) ([]tcpid.Stamp, error) {
 	l.mu.Lock()
-	if l.stamp == nil {
-		l.stamp = sync.OnceValues(read)
+	if l.stamps == nil {
+		l.stamps = sync.OnceValues(read)
 	}
-	stamp := l.stamp
+	stamps := l.stamps
 	l.mu.Unlock()
-	return stamp()
+	return stamps()
 }
 
-// dialerStamp is the stamp of a connection that was dialed. The first call has to be before
-// anything is sent.
-func (l *life) dialerStamp(tcp *net.TCPConn) (tcpid.Stamp, error) {
-	return l.stampOnce(func() (tcpid.Stamp, error) { return tcpid.DialerStamp(tcp) })
+// dialerStamps are what may be the stamp of a connection that was dialed. The first call has
+// to be before anything is sent.
+func (l *life) dialerStamps(tcp *net.TCPConn, began time.Time) ([]tcpid.Stamp, error) {
+	return l.stampsOnce(func() ([]tcpid.Stamp, error) { return tcpid.DialerStamps(tcp, began) })
+}
+
+// prove has a move tried with each stamp that a connection may have, until the peer does not
+// take this end for another one.
+func (l *life) prove(tcp *net.TCPConn, move func(tcpid.Stamp) error) error {
+	stamps, err := l.dialerStamps(tcp, time.Time{})
+	if err != nil {
+		return &Unavailable{Reason: ReasonNotServed, Err: err}
+	}
+	for _, stamp := range stamps {
+		if err = move(stamp); !errors.Is(err, errOther) {
+			break
+		}
+	}
+	return err
 }
 
 // confirm returns why an answer to the connection's challenge is not from its other end.
@@ -97,5 +114,9 @@ func (l *life) confirm(stamp tcpid.Stamp, a answer) error {
 }
 
 func (l *life) acceptorStamp(tcp *net.TCPConn) (tcpid.Stamp, error) {
-	return l.stampOnce(func() (tcpid.Stamp, error) { return tcpid.AcceptorStamp(tcp) })
+	s, err := l.stampsOnce(func() ([]tcpid.Stamp, error) {
+		s, err := tcpid.AcceptorStamp(tcp)
+		return []tcpid.Stamp{s}, err
+	})
+	return s[0], err
 }

@@ -48,13 +48,13 @@ type plan struct {
 	atOnce    bool
 }
 
-// begin makes a connection of one that has been dialed by TCP.
-func (p *plan) begin(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
+// begin makes a connection of one that has been dialed by TCP; began: since when.
+func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.Handle, *life) {
 	l := &life{dialed: true}
 	l.why.Store(unused)
 	threshold := int64(firstUse)
 	for _, provider := range p.providers {
-		if provider.dialed(tcp, l, p.settings) {
+		if provider.dialed(tcp, began, l, p.settings) {
 			threshold = nearUse
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
@@ -34,12 +35,32 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 	if err != nil {
 		t.Fatal(err)
 	}
-	if stamp, err = tcpid.DialerStamp(c.(*net.TCPConn)); err != nil {
+	stamps, err := tcpid.DialerStamps(c.(*net.TCPConn), time.Time{})
+	if err != nil {
 		t.Fatal(err)
 	}
+	stamp = stamps[0]
 	conn, h, l := takeOn(a.(*net.TCPConn), 0, 0, func() {})
 	t.Cleanup(func() { conn.Close() })
 	return c.(*net.TCPConn), stamp, h, l
+}
+
+// A peer that does not recognize the likelier stamp is shown the other one, and no third.
+func TestBothStampsAreTried(t *testing.T) {
+	var l life
+	l.stampsOnce(func() ([]tcpid.Stamp, error) { return []tcpid.Stamp{1, 2}, nil })
+	for right, want := range map[tcpid.Stamp]error{1: nil, 2: nil, 3: errOther} {
+		var tried []tcpid.Stamp
+		err := l.prove(nil, func(s tcpid.Stamp) error {
+			if tried = append(tried, s); s != right {
+				return answer{code: answerOther}.err()
+			}
+			return nil
+		})
+		if !errors.Is(err, want) || len(tried) != int(min(right, 2)) {
+			t.Errorf("%v after %d", err, tried)
+		}
+	}
 }
 
 // A stamp says which host has the connection's other end. So it is believed of processes of

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"time"
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/session"
@@ -19,7 +20,7 @@ type provider interface {
 
 	// dialed notes what is known of a connection only before it is used, and reports whether
 	// a move would find a link that is there already. It is part of each dial.
-	dialed(tcp *net.TCPConn, l *life, s settings) (near bool)
+	dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) (near bool)
 
 	// listen has the processes at other ends find this one for the connections that a TCP
 	// listener accepts. It hands over each endpoint by which one may offer to move. An error,

@@ -67,15 +67,13 @@ func (shmProvider) move(ctx context.Context, h newconn.Handle, s settings) error
 // ways, that it has the other end.
 func moveOutside(ctx context.Context, h newconn.Handle, s settings, ends tcpid.Ends) error {
 	l := h.Life().(*life)
-	stamp, err := l.dialerStamp(h.TCP())
-	if err != nil {
-		return &Unavailable{Reason: ReasonNotServed, Err: err}
-	}
-	return search{
-		hello:   hello{ends: ends, stamped: true, challenge: stamp.Challenge()},
-		at:      namesIn(s.dir, ends.Remote),
-		confirm: func(a answer) error { return l.confirm(stamp, a) },
-	}.run(ctx, h, s)
+	return l.prove(h.TCP(), func(stamp tcpid.Stamp) error {
+		return search{
+			hello:   hello{ends: ends, stamped: true, challenge: stamp.Challenge()},
+			at:      namesIn(s.dir, ends.Remote),
+			confirm: func(a answer) error { return l.confirm(stamp, a) },
+		}.run(ctx, h, s)
+	})
 }
 
 // mayBeOutside reports whether an address may be one of another network namespace of this host.
@@ -175,13 +173,13 @@ func isReason(err error, r Reason) bool {
 }
 
 // dialed implements provider.
-func (shmProvider) dialed(tcp *net.TCPConn, l *life, s settings) (near bool) {
+func (shmProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) (near bool) {
 	ends, err := tcpid.EndsOf(tcp)
 	if err != nil {
 		return false
 	}
 	if mayBeOutside(ends.Remote, s) {
-		l.dialerStamp(tcp)
+		l.dialerStamps(tcp, began)
 		if _, near = shmPeers.last(namesIn(s.dir, ends.Remote)); near {
 			return true
 		}

@@ -37,12 +37,12 @@ func (verbsProvider) config(s settings) verbs.Config {
 }
 
 // dialed implements provider. A queue pair has always to be made.
-func (p verbsProvider) dialed(tcp *net.TCPConn, l *life, s settings) (near bool) {
+func (p verbsProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) (near bool) {
 	if tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback() || !verbs.HaveDevices() {
 		return false
 	}
 	if _, err := p.served(tcp, p.config(s)); err == nil {
-		l.dialerStamp(tcp)
+		l.dialerStamps(tcp, began)
 	}
 	return false
 }
@@ -73,18 +73,16 @@ func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) e
 	if cfg.Device, err = p.served(tcp, cfg); err != nil {
 		return &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
-	l := h.Life().(*life)
-	stamp, err := l.dialerStamp(tcp)
-	if err != nil {
-		return &Unavailable{Reason: ReasonNotServed, Err: err}
-	}
 	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, routeOf(tcp).class)
-	ep, err := verbs.Dial(ctx, netip.AddrPortFrom(ends.Local.Addr(), 0), ends.Remote, cfg)
-	if err != nil {
-		return err
-	}
-	offered := hello{ends: ends, stamped: true, challenge: stamp.Challenge()}
-	return offer(ctx, ep, s.session, h, offered, func(a answer) error { return l.confirm(stamp, a) })
+	l := h.Life().(*life)
+	return l.prove(tcp, func(stamp tcpid.Stamp) error {
+		ep, err := verbs.Dial(ctx, netip.AddrPortFrom(ends.Local.Addr(), 0), ends.Remote, cfg)
+		if err != nil {
+			return err
+		}
+		offered := hello{ends: ends, stamped: true, challenge: stamp.Challenge()}
+		return offer(ctx, ep, s.session, h, offered, func(a answer) error { return l.confirm(stamp, a) })
+	})
 }
 
 // socketRoute is what of a socket's options decides its route.

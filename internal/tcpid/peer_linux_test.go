@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -201,8 +202,8 @@ func TestMultipathTCP(t *testing.T) {
 	if err := SaveSYN(l); !errors.Is(err, ErrMPTCP) {
 		t.Errorf("SaveSYN: %v", err)
 	}
-	if _, err := DialerStamp(d); !errors.Is(err, ErrMPTCP) {
-		t.Errorf("DialerStamp: %v", err)
+	if _, err := DialerStamps(d, time.Time{}); !errors.Is(err, ErrMPTCP) {
+		t.Errorf("DialerStamps: %v", err)
 	}
 	if _, err := AcceptorStamp(a); !errors.Is(err, ErrMPTCP) {
 		t.Errorf("AcceptorStamp: %v", err)

@@ -47,52 +47,61 @@ func isMPTCP(fd int) bool {
 	return err == nil && p == unix.IPPROTO_MPTCP
 }
 
-// DialerStamp returns the stamp of a connection that was dialed. It has to be called before
-// anything is sent; how long after the connect does not matter.
+// DialerStamps returns what the stamp of a connection may be that was dialed, the likelier
+// first. It has to be called before anything is sent; how long after the connect does not
+// matter.
 //
 // The kernel tells its clock of timestamps; how long ago the connection was established; and
 // how long before that the SYN was sent to which the acceptor answered, of several the one
-// that the acceptor has kept: the first round trip, measured by its own timestamp.
-func DialerStamp(c *net.TCPConn) (Stamp, error) {
-	return control(c, func(fd int) (Stamp, error) {
+// that the acceptor has kept: the first round trip, measured by its own timestamp. Where a
+// processor was another's meanwhile, as on busy virtual machines, that may be off by far more
+// than stampSlack: one connection in some hundred on an emulated one. Most SYNs leave when the
+// dial begins, so that is the second, if began is not zero.
+func DialerStamps(c *net.TCPConn, began time.Time) ([]Stamp, error) {
+	return control(c, func(fd int) ([]Stamp, error) {
 		if isMPTCP(fd) {
-			return 0, ErrMPTCP
+			return nil, ErrMPTCP
 		}
 		const attempts = 8 // a thread may lose its processor between two of the calls
 		for range attempts {
 			before, err := timestampClock(fd)
 			if err != nil {
-				return 0, err
+				return nil, err
 			}
 			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 			if err != nil {
-				return 0, wrap("TCP_INFO", err)
+				return nil, wrap("TCP_INFO", err)
 			}
 			var monotonic unix.Timespec
 			if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &monotonic); err != nil {
-				return 0, wrap("clock", err)
+				return nil, wrap("clock", err)
 			}
+			elapsed := time.Since(began)
 			now, err := timestampClock(fd)
 			if err != nil {
-				return 0, err
+				return nil, err
 			}
 			const resolution = 2 // ms: the kernel leaves out the last bit
 			random := now - Stamp(monotonic.Nano()/int64(time.Millisecond))
 			switch {
 			case info.Options&infoMicroseconds != 0:
-				return 0, errMicroseconds
+				return nil, errMicroseconds
 			case info.Options&infoTimestamps == 0:
-				return 0, errNoTimestamps
+				return nil, errNoTimestamps
 			case info.Data_segs_out != 0:
-				return 0, errTooLate // both times would be those of the data
+				return nil, errTooLate // both times would be those of the data
 			case now-before > resolution:
 				continue
 			case random+resolution <= 2*resolution:
-				return 0, errNotRandom
+				return nil, errNotRandom
 			}
-			return now - Stamp(info.Last_data_sent) - Stamp(info.Rtt/1000), nil
+			stamps := []Stamp{now - Stamp(info.Last_data_sent) - Stamp(info.Rtt/1000)}
+			if !began.IsZero() {
+				stamps = append(stamps, now-Stamp(elapsed.Milliseconds()))
+			}
+			return stamps, nil
 		}
-		return 0, errInterrupted
+		return nil, errInterrupted
 	})
 }
 

@@ -16,11 +16,11 @@ import (
 
 func dialerStamp(t testing.TB, c *net.TCPConn) Stamp {
 	t.Helper()
-	s, err := DialerStamp(c)
+	s, err := DialerStamps(c, time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return s[0]
 }
 
 func acceptorStamp(t testing.TB, c *net.TCPConn) Stamp {
@@ -57,6 +57,25 @@ func TestBothEndsKnowTheStamp(t *testing.T) {
 	}
 }
 
+// The other one, for where the clocks were not to be relied on, is that of a dial whose first
+// SYN was answered.
+func TestWhenADialBeganIsItsStamp(t *testing.T) {
+	l := listen(t, "tcp", "127.0.0.1:0")
+	if err := SaveSYN(l); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	d, a := connect(t, l)
+	time.Sleep(100 * time.Millisecond)
+	s, err := DialerStamps(d, began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if is := acceptorStamp(t, a); len(s) != 2 || !proven(s[1], is) {
+		t.Errorf("%d; it is %d", s, is)
+	}
+}
+
 // The dialer's stamp does not change with the time that it is asked at.
 func TestDialerStampMayBeLate(t *testing.T) {
 	l := listen(t, "tcp", "127.0.0.1:0")
@@ -68,7 +87,7 @@ func TestDialerStampMayBeLate(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	wantProof(t, d, a)
 	d.Write([]byte{1})
-	if _, err := DialerStamp(d); err != errTooLate {
+	if _, err := DialerStamps(d, time.Time{}); err != errTooLate {
 		t.Errorf("when something was sent: %v", err)
 	}
 }
@@ -134,7 +153,7 @@ func TestNoStamp(t *testing.T) {
 				t.Fatal(err)
 			}
 			d, a := connect(t, l)
-			if s, err := DialerStamp(d); err != tt.dialer {
+			if s, err := DialerStamps(d, time.Time{}); err != tt.dialer {
 				t.Errorf("%s: the dialer's is %d, %v", tt.sysctl, s, err)
 			}
 			if s, err := AcceptorStamp(a); err != tt.acceptor {
@@ -161,7 +180,7 @@ func TestTimestampsOfMicroseconds(t *testing.T) {
 			testenv.Missing(t, fmt.Sprintf("timestamps of microseconds: %v", err))
 		}
 		d, _ := connect(t, listen(t, "tcp", "10.7.0.1:0"))
-		if s, err := DialerStamp(d); err != errMicroseconds {
+		if s, err := DialerStamps(d, time.Time{}); err != errMicroseconds {
 			t.Errorf("%d, %v", s, err)
 		}
 	})
@@ -235,11 +254,11 @@ func FuzzParseSYN(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) { parseSYN(b) })
 }
 
-func BenchmarkDialerStamp(b *testing.B) {
+func BenchmarkDialerStamps(b *testing.B) {
 	d, _ := connect(b, listen(b, "tcp", "127.0.0.1:0"))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := DialerStamp(d); err != nil {
+		if _, err := DialerStamps(d, time.Time{}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"syscall"
+	"time"
 )
 
 // Cookie needs Linux.
@@ -20,8 +21,8 @@ func Peer(*net.TCPConn) (Socket, error) { return Socket{}, errors.ErrUnsupported
 // SaveSYN needs Linux.
 func SaveSYN(*net.TCPListener) error { return errors.ErrUnsupported }
 
-// DialerStamp needs Linux.
-func DialerStamp(*net.TCPConn) (Stamp, error) { return 0, errors.ErrUnsupported }
+// DialerStamps needs Linux.
+func DialerStamps(*net.TCPConn, time.Time) ([]Stamp, error) { return nil, errors.ErrUnsupported }
 
 // AcceptorStamp needs Linux.
 func AcceptorStamp(*net.TCPConn) (Stamp, error) { return 0, errors.ErrUnsupported }
