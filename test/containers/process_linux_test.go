@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -129,8 +130,10 @@ func serveCommands() {
 // agent is what a process has.
 type agent struct {
 	listener net.Listener
-	conn     net.Conn    // the one that it has dialed
-	ended    chan string // what carried an accepted connection, and its error
+	conn     net.Conn // the one that it has dialed
+	stalled  []net.Conn
+	poured   atomic.Int64 // bytes
+	ended    chan string  // what carried an accepted connection, and its error
 }
 
 var commands = map[string]func(*agent, []string) (string, error){
@@ -140,6 +143,9 @@ var commands = map[string]func(*agent, []string) (string, error){
 	"read":   (*agent).read,
 	"ended":  (*agent).awaitEnd,
 	"close":  (*agent).close,
+	"full":   (*agent).full,
+	"pour":   (*agent).pour,
+	"stall":  (*agent).stall,
 }
 
 // listen serves an address, where it sends back all that comes. It answers why connections from

@@ -1,0 +1,170 @@
+package containers
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/internal/testenv"
+)
+
+// memoryGroup is a control group with a limit of memory.
+type memoryGroup string
+
+func newMemoryGroup(t testing.TB, limit int64) memoryGroup {
+	t.Helper()
+	testenv.NeedRoot(t)
+	for _, v := range []struct{ mount, prepare, limit string }{
+		{"/sys/fs/cgroup/memory", "", "memory.limit_in_bytes"}, // version 1
+		{"/sys/fs/cgroup", "+memory", "memory.max"},
+	} {
+		if v.prepare != "" {
+			os.WriteFile(v.mount+"/cgroup.subtree_control", []byte(v.prepare), 0) // or it is there already
+		}
+		dir := fmt.Sprintf("%s/san-test-%d", v.mount, os.Getpid())
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		t.Cleanup(func() {
+			testenv.Eventually(t, patience, func() error { return os.Remove(dir) }) // its processes have ended, but for the kernel's part
+		})
+		if err := os.WriteFile(filepath.Join(dir, v.limit), fmt.Append(nil, limit), 0); err == nil {
+			return memoryGroup(dir)
+		}
+	}
+	testenv.Missing(t, "a control group that limits memory")
+	return ""
+}
+
+// take puts a process into the group.
+func (g memoryGroup) take(t testing.TB, p *process) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(string(g), "cgroup.procs"), fmt.Append(nil, p.Process.Pid), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kills is how many processes of the group were killed for lack of memory.
+func (g memoryGroup) kills(t testing.TB) (n int) {
+	t.Helper()
+	for _, name := range []string{"memory.oom_control", "memory.events"} {
+		text, _ := os.ReadFile(filepath.Join(string(g), name))
+		for line := range strings.Lines(string(text)) {
+			if k, err := fmt.Sscanf(line, "oom_kill %d", &n); k == 1 && err == nil {
+				return n
+			}
+		}
+	}
+	t.Fatal("the kernel does not count")
+	return 0
+}
+
+// pour serves an address, where it writes to each connection without an end, once that has
+// said something.
+func (a *agent) pour(args []string) (string, error) {
+	l, err := san.Listen("tcp", args[0])
+	if err != nil {
+		return "", err
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				b := make([]byte, 256<<10)
+				for _, err := c.Read(b); err == nil; {
+					_, err = c.Write(b)
+					a.poured.Add(int64(len(b)))
+				}
+			}()
+		}
+	}()
+	return "ok", nil
+}
+
+// full waits until all that pour writes waits.
+func (a *agent) full([]string) (string, error) {
+	for n, end := int64(-1), time.Now().Add(patience); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
+		if m := a.poured.Load(); m == n {
+			return fmt.Sprint("full ", n), nil
+		} else {
+			n = m
+		}
+	}
+	return "", os.ErrDeadlineExceeded
+}
+
+// stall makes so many connections, and never reads from them. It answers how many have moved.
+func (a *agent) stall(args []string) (string, error) {
+	var n int
+	if _, err := fmt.Sscan(args[1], &n); err != nil {
+		return "", err
+	}
+	var d san.Dialer
+	d.Options.MoveAtOnce = true
+	var all []net.Conn
+	for range n {
+		c, err := d.Dial("tcp", args[0])
+		if err != nil {
+			return "", err
+		}
+		all = append(all, c)
+	}
+	moved := 0
+	for _, c := range all {
+		for end := time.Now().Add(patience); san.InfoOf(c).Fallback == san.ReasonUnused && time.Now().Before(end); {
+			time.Sleep(time.Millisecond) // nothing announces the end of an attempt
+		}
+		if san.InfoOf(c).Provider == "shm" {
+			moved++
+		}
+		c.Write([]byte{1})
+	}
+	a.stalled = all
+	return fmt.Sprint("stalled ", moved), nil
+}
+
+// A server in a container of 128 MiB lives with clients that do not read, whoever of the two
+// pays for the memory, and serves others.
+func TestStalledClientsOfASmallContainer(t *testing.T) {
+	const limit = 128 << 20
+	for _, n := range []int{60, 150} {
+		for _, end := range []string{"server", "client"} {
+			t.Run(fmt.Sprintf("%d, the %s's", n, end), func(t *testing.T) {
+				group := newMemoryGroup(t, limit)
+				here := newPod(t)
+				here.script(t, "ip link set lo up")
+				server, client, other := here.start(t, nil), here.start(t, nil), here.start(t, nil)
+				group.take(t, map[string]*process{"server": server, "client": client}[end])
+				server.must(t, "pour 127.0.0.1:81", "ok")
+				server.must(t, "listen 127.0.0.1:80", "lacks <nil>")
+				var moved int
+				if got := client.ask(t, fmt.Sprint("stall 127.0.0.1:81 ", n)); !strings.HasPrefix(got, "stalled ") {
+					t.Fatal(got)
+				} else if fmt.Sscanf(got, "stalled %d", &moved); moved < n/3 {
+					t.Errorf("%d of %d have moved", moved, n)
+				}
+				full := server.ask(t, "full")
+				other.must(t, "dial 127.0.0.1:80", "")
+				other.must(t, "echo "+enough, "ok ")
+				client.must(t, "dial 127.0.0.1:80", "")
+				client.must(t, "echo "+enough, "ok ")
+				if k := group.kills(t); k != 0 {
+					t.Errorf("%d processes were killed for lack of memory", k)
+				}
+				t.Logf("%d have moved; %s bytes were written", moved, full)
+				for _, p := range []*process{server, client, other} {
+					p.kill()
+				}
+			})
+		}
+	}
+}
