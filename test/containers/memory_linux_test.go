@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sanconn/san"
 	"github.com/sanconn/san/internal/testenv"
 )
@@ -165,6 +167,67 @@ func TestStalledClientsOfASmallContainer(t *testing.T) {
 					p.kill()
 				}
 			})
+		}
+	}
+}
+
+// lock has all of the process's memory locked, now and later, as programs have it that must
+// not wait for a disk.
+func (a *agent) lock([]string) (string, error) {
+	return "ok", unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE)
+}
+
+// mapped answers how many KiB of shared memory are mapped, and have memory; and with which flags.
+func (a *agent) mapped([]string) (string, error) {
+	text, err := os.ReadFile("/proc/self/smaps")
+	var size, rss int
+	flags := map[string]int{}
+	ours := false
+	for line := range strings.Lines(string(text)) {
+		var n int
+		switch key, value, _ := strings.Cut(line, ":"); {
+		case strings.Contains(line, "-") && strings.Contains(key, " "): // addresses, permissions, …
+			if ours = strings.Contains(line, "memfd:san-shm"); ours {
+				flags["all"]++
+			}
+		case !ours:
+		case key == "VmFlags":
+			for _, f := range strings.Fields(value) {
+				flags[f]++
+			}
+		default:
+			fmt.Sscan(value, &n)
+			switch key {
+			case "Size":
+				size += n
+			case "Rss":
+				rss += n
+			}
+		}
+	}
+	return fmt.Sprintf("%d %d %d locked %d not dumped %d", size, rss, flags["all"], flags["lo"], flags["dd"]), err
+}
+
+// What is mapped has memory only where it has been used, whatever the program has asked for;
+// and a core dump, which would read all of it, leaves it out.
+func TestOnlyWhatIsUsedHasMemory(t *testing.T) {
+	here := newPod(t)
+	here.script(t, "ip link set lo up")
+	server, client := here.start(t, nil), here.start(t, nil)
+	for _, p := range []*process{server, client} {
+		p.must(t, "lock", "ok")
+	}
+	server.must(t, "listen 127.0.0.1:80", "lacks <nil>")
+	client.must(t, "dial 127.0.0.1:80", "shm")
+	client.must(t, "echo 10000", "ok shm")
+	for name, p := range map[string]*process{"server": server, "client": client} {
+		var size, rss, all, locked, spared int
+		answer := p.ask(t, "mapped")
+		if _, err := fmt.Sscanf(answer, "%d %d %d locked %d not dumped %d", &size, &rss, &all, &locked, &spared); err != nil {
+			t.Fatal(answer, err)
+		}
+		if size < 32<<10 || rss > 1<<10 || locked != 0 || spared != all {
+			t.Errorf("the %s: KiB mapped, KiB with memory, mappings: %s", name, answer)
 		}
 	}
 }

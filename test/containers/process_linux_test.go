@@ -144,6 +144,8 @@ var commands = map[string]func(*agent, []string) (string, error){
 	"ended":  (*agent).awaitEnd,
 	"close":  (*agent).close,
 	"full":   (*agent).full,
+	"lock":   (*agent).lock,
+	"mapped": (*agent).mapped,
 	"pour":   (*agent).pour,
 	"stall":  (*agent).stall,
 }
