@@ -99,6 +99,8 @@ func (c *Conn) Commit(n int) error {
 // Peek returns bytes that have arrived, where they lie: at least one, and as many as lie
 // there in one piece. It blocks while there are none. They stay in place until Discard;
 // until then Reads wait, and another Peek returns the same. Its errors are those of Read.
+// They are for reading alone: on shared memory they are the peer's, and writing to them is a
+// fault (SIGSEGV).
 // On TCP they lie in a buffer, and a Read takes them from there.
 func (c *Conn) Peek() ([]byte, error) {
 	for {

@@ -41,13 +41,13 @@ func (a *attendance) init(d *doorbell, deliver func(slot int, ev session.Events)
 	var drain [64]byte
 	a.ready = func(fd uintptr) bool {
 		// Each ring is an edge for epoll, unless the queue of a socket is full; so that is
-		// read before asleep is set. The bits are looked at after that, and asleep is set
-		// before every look, because each ring clears it.
+		// read before asleep is set. News are looked for after that, and asleep is set
+		// before every look, because there is one ring for each time.
 		if d.drains {
 			unix.Read(int(fd), drain[:])
 		}
-		d.in.asleep.Store(1)
-		return d.in.pending()
+		d.own.asleep.Set(0)
+		return d.heard.pending(d.peers)
 	}
 	a.attended = true // by the keeper, which begins
 }
@@ -65,7 +65,7 @@ func (a *attendance) serve() {
 		a.mu.Lock()
 		a.roused = false
 		a.mu.Unlock()
-		a.door.in.take(a.deliver)
+		a.door.heard.take(a.door.peers, a.deliver)
 		if a.handedOn() {
 			<-a.keep
 		}
@@ -132,7 +132,7 @@ func (a *attendance) lead(wake chan struct{}) {
 			return
 		}
 		a.setLeader(nil) // it looks there anyway
-		a.door.in.take(a.deliver)
+		a.door.heard.take(a.door.peers, a.deliver)
 		a.setLeader(wake)
 	}
 }

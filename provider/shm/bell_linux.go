@@ -1,51 +1,72 @@
 package shm
 
 import (
-	"math/bits"
 	"sync/atomic"
 
 	"github.com/sanconn/san/session"
 )
 
-// set records news for a slot and reports whether the waiter must be woken. The order is
-// bits, sum, asleep: the waiter goes the other way, and looks again after it has set
-// asleep.
-func (b *bell) set(slot int, ev session.Events) (wake bool) {
-	word := slot / 32
-	b.bits[word].Or(uint64(ev) << (slot % 32 * 2))
-	b.sum[word/64].Or(1 << (word % 64))
-	return b.asleep.Load() != 0 && b.asleep.Swap(0) != 0
+// tell notes news of a slot, for the other side to hear. The order is slot, group, and then
+// whether it waits; that side goes the other way, and looks again after it has set its alarm.
+func (b *bell) tell(slot int, ev session.Events) {
+	b.slots[slot].Add(uint64(ev&session.RecvReady)*oneRecv + uint64(ev&session.SendReady)/uint64(session.SendReady)*oneSend)
+	b.groups[slot/groupSlots].Add(1)
+}
+
+// A slot's news, in one word.
+const (
+	oneRecv = 1
+	oneSend = 1 << 32
+)
+
+// heard is what one has heard of the other side's bell. One goroutine at a time hears.
+type heard struct {
+	most   atomic.Int32 // slots that there are
+	groups [linkSlots / groupSlots]uint32
+	slots  []uint64
 }
 
 // pending reports whether there is any news. A peer that writes nonsense causes at worst
 // a look for nothing.
-func (b *bell) pending() bool {
-	for i := range b.sum {
-		if b.sum[i].Load() != 0 {
+func (h *heard) pending(b *bell) bool {
+	for i := range h.some() {
+		if b.groups[i].Load() != h.groups[i] {
 			return true
 		}
 	}
 	return false
 }
 
-// take clears all news and hands them to deliver. Slot numbers come from local indexes
-// below linkSlots; deliver ignores those that the link does not have.
-func (b *bell) take(deliver func(slot int, ev session.Events)) {
-	for i := range b.sum {
-		for sum := takeWord(&b.sum[i]); sum != 0; sum &= sum - 1 {
-			word := i*64 + bits.TrailingZeros64(sum)
-			for news := takeWord(&b.bits[word]); news != 0; {
-				at := bits.TrailingZeros64(news) &^ 1
-				deliver(word*32+at/2, session.Events(news>>at)&3)
-				news &^= 3 << at
+// some is how many groups there are.
+func (h *heard) some() int { return (int(h.most.Load()) + groupSlots - 1) / groupSlots }
+
+// take hands what is news to deliver.
+func (h *heard) take(b *bell, deliver func(slot int, ev session.Events)) {
+	for i := range h.some() {
+		n := b.groups[i].Load()
+		if n == h.groups[i] {
+			continue
+		}
+		h.groups[i] = n
+		if have := (i + 1) * groupSlots; have > len(h.slots) {
+			h.slots = append(h.slots, make([]uint64, have-len(h.slots))...)
+		}
+		for slot := i * groupSlots; slot < (i+1)*groupSlots; slot++ {
+			news := b.slots[slot].Load()
+			if old := h.slots[slot]; news != old {
+				h.slots[slot] = news
+				deliver(slot, eventsOf(old, news))
 			}
 		}
 	}
 }
 
-func takeWord(w *atomic.Uint64) uint64 {
-	if w.Load() == 0 {
-		return 0
+func eventsOf(old, news uint64) (ev session.Events) {
+	if uint32(old) != uint32(news) {
+		ev |= session.RecvReady
 	}
-	return w.Swap(0)
+	if old>>32 != news>>32 {
+		ev |= session.SendReady
+	}
+	return ev
 }

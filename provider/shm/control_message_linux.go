@@ -28,14 +28,14 @@ const (
 
 	// version changes with the layout and the messages. It is also part of the
 	// name, so that different versions do not meet.
-	version = 5
+	version = 6
 )
 
 const (
-	msgLink         = iota + 1 // dialer: version, number of slots; segment 0 and a doorbell
-	msgLinkReply               // acceptor: code, version; a doorbell
-	msgSegment                 // dialer: number of slots; a segment
-	msgSegmentReply            // acceptor: code
+	msgLink         = iota + 1 // dialer: version, number of slots; its half of segment 0, a doorbell
+	msgLinkReply               // acceptor: code, version; its half, a doorbell
+	msgSegment                 // dialer: number of slots; its half
+	msgSegmentReply            // acceptor: code; its half
 	msgConnect                 // dialer: number of the slot
 	msgConnectReply            // acceptor: number of the slot, code
 )
@@ -61,7 +61,7 @@ func (m *message) encode() []byte {
 }
 
 func (m *message) decode(b []byte) error {
-	if len(b) != messageSize || binary.LittleEndian.Uint32(b) != magic || binary.LittleEndian.Uint16(b[6:]) != 0 {
+	if len(b) != messageSize || binary.LittleEndian.Uint32(b) != magic || b[6]|b[7] != 0 {
 		return errMessage
 	}
 	m.kind, m.code = b[4], b[5]

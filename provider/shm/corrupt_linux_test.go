@@ -15,14 +15,17 @@ import (
 // never a crash, a hang or a byte outside the ring. What a ring does about it is tested
 // there.
 func TestPeerThatCorruptsTheSlot(t *testing.T) {
-	corrupt := func(c *ring.Control) {
-		for i := range unsafe.Sizeof(*c) {
-			*(*byte)(unsafe.Add(unsafe.Pointer(c), i)) = 0xff
+	// An end can write what is its own alone.
+	corrupt := func(p *peer, at, n uintptr) {
+		c := unsafe.Pointer(p.Endpoint.(*endpoint).slot.own.control)
+		for i := range n {
+			*(*byte)(unsafe.Add(c, at+i)) = 0xff
 		}
 	}
+	var all slotControl
 	t.Run("of what comes", func(t *testing.T) {
 		a, b := pair(t, Config{})
-		corrupt(&a.Endpoint.(*endpoint).control.ring[0])
+		corrupt(a, unsafe.Offsetof(all.out), unsafe.Sizeof(all.out))
 		var ev session.Event
 		if b.Poll(&ev) || !errors.Is(b.Err(), syscall.ECONNRESET) {
 			t.Errorf("the receiver finds %v", b.Err())
@@ -34,7 +37,7 @@ func TestPeerThatCorruptsTheSlot(t *testing.T) {
 	t.Run("of what goes", func(t *testing.T) {
 		a, b := pair(t, Config{})
 		a.send([]byte("a message that was sent before"))
-		corrupt(&a.Endpoint.(*endpoint).control.ring[1])
+		corrupt(a, unsafe.Offsetof(all.in), unsafe.Sizeof(all.in))
 		b.fill(ring.MaxMessage)
 		if !errors.Is(b.Err(), syscall.ECONNRESET) {
 			t.Errorf("the sender finds %v", b.Err())
@@ -65,15 +68,15 @@ func TestRandomCorruptionDoesNoHarm(t *testing.T) {
 				a.Commit(len(buf))
 			}
 			if r.Intn(20) == 0 {
-				word := r.Intn(controlSize / 8)
-				mem := e.link.slots.maps[0].mem[2*bellSize+e.slot.number*controlSize+word*8:]
-				if at := uintptr(word * 8); at >= unsafe.Offsetof(e.control.state) && at < unsafe.Offsetof(e.control.cells) {
-					continue // states: a close is in order
+				mem := unsafe.Slice((*byte)(unsafe.Pointer(e.slot.own.control)), controlSize)
+				mem = mem[unsafe.Sizeof(sideState{}):] // states: a close is in order
+				if r.Intn(4) == 0 {
+					mem = unsafe.Slice((*byte)(unsafe.Pointer(e.slot.own.cells)), cellsSize)
 				}
-				mem[r.Intn(8)] ^= byte(1 << r.Intn(8))
+				mem[r.Intn(len(mem))] ^= byte(1 << r.Intn(8))
 			}
 			if r.Intn(20) == 0 {
-				e.slot.rings[e.side][r.Intn(32<<10)] ^= byte(r.Intn(256))
+				e.slot.own.ring[r.Intn(32<<10)] ^= byte(r.Intn(256))
 			}
 			for r.Intn(3) > 0 && b.Poll(&ev) {
 				switch {

@@ -94,7 +94,7 @@ func TestKillInTheMiddleLosesNothingThatWasCommitted(t *testing.T) {
 			if err := p.Err(); !errors.Is(err, io.EOF) && !errors.Is(err, errPeerUnread) { // by what of ours it had read
 				t.Errorf("the peer's end shows as %v", err)
 			}
-			if !p.Endpoint.(*endpoint).control.ring[1].Drained() {
+			if s := p.Endpoint.(*endpoint).slot; !s.peers.control.out.Drained(&s.own.control.in) {
 				t.Error("not all was read")
 			}
 		})

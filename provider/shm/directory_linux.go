@@ -53,7 +53,7 @@ func openDirectory(path string) (directory, error) {
 	d := directory{os.NewFile(uintptr(fd), path)}
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil {
-		me := uint32(thisUser())
+		me := uint32(os.Geteuid())
 		switch {
 		case st.Uid != 0 && (st.Uid != me || !oneUser(me)):
 			err = fmt.Errorf("is user %d's, and neither root's nor user %d's", st.Uid, me)
@@ -147,7 +147,7 @@ func (d directory) listen(name string) (u *net.UnixListener, err error) {
 	private := directory{os.NewFile(uintptr(fd), own)}
 	defer private.Close()
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Uid != uint32(thisUser()) || st.Mode&0o077 != 0 {
+	if err := unix.Fstat(fd, &st); err != nil || st.Uid != uint32(os.Geteuid()) || st.Mode&0o077 != 0 {
 		return nil, fmt.Errorf("shm: %s was exchanged: %w", own, unix.EPERM)
 	}
 	l, err := listenConfig.Listen(context.Background(), "unixpacket", private.path(inside))

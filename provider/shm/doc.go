@@ -4,7 +4,8 @@
 // A process that has accepted connections to a TCP port listens under a name of that port and a
 // number. Two processes share one link per name: a unix socket for set-up, the peer's pidfd, one
 // doorbell each way and a few sealed memory segments. A connection is a slot of a link: a byte
-// ring each way, which carries the messages.
+// ring each way, which carries the messages. Of a segment each end has made the half that it
+// writes, and can but read the other's.
 //
 // Each end knows by the kernel whose process the other is, by the credentials of its messages.
 // Which TCP connection an endpoint is for, and whether the peer is at the other end of that, is

@@ -11,10 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
 
-// doorbell is how the processes of a link wake each other. Bits in shared memory show which
+// doorbell is how the processes of a link wake each other. Counts in shared memory show which
 // slots have news, and a descriptor that each process waits at, and passes to the other,
 // wakes it. Ringing must not block, whatever the peer does with its copy, whose flags and
 // content are shared. So a ring is one of these:
@@ -25,7 +26,9 @@ import (
 //   - before Linux 5.8, a send to a unix socket with MSG_DONTWAIT, which together with the
 //     read of it costs ten times as much.
 type doorbell struct {
-	in, out *bell // in the first segment
+	own, peers *bell     // in the first segment
+	rung       ring.Rung // for peers.asleep
+	heard      heard     // of peers
 
 	at     *os.File        // where the peer rings
 	wait   syscall.RawConn // of at
@@ -40,8 +43,7 @@ var errDoorbell = errors.New("shm: not a doorbell")
 // bellsBySocket is for tests: as before Linux 5.8.
 var bellsBySocket bool
 
-func newDoorbell() (d doorbell, err error) {
-	d.pass, d.peer = -1, -1
+func (d *doorbell) open() (err error) {
 	at, pass, err := newEventfd()
 	if bellsBySocket && err == nil {
 		closeAll([]int{at, pass})
@@ -51,16 +53,16 @@ func newDoorbell() (d doorbell, err error) {
 		at, pass, err = newSocketpair()
 	}
 	if err != nil {
-		return d, err
+		return err
 	}
 	d.at, d.pass = os.NewFile(uintptr(at), "doorbell"), pass
 	// NewFile does not report that epoll had no room for it, and then nothing would
 	// wake this process. This fails in that case.
 	if err := d.at.SetReadDeadline(time.Time{}); err != nil {
-		return d, fmt.Errorf("shm: doorbell: %w: %w", err, unix.ENOMEM)
+		return fmt.Errorf("shm: doorbell: %w: %w", err, unix.ENOMEM)
 	}
 	d.wait, err = d.at.SyscallConn()
-	return d, err
+	return err
 }
 
 // newEventfd returns an eventfd and a copy, after a read as ring makes it.
@@ -92,9 +94,6 @@ func newSocketpair() (at, pass int, err error) {
 	}
 	return fds[0], fds[1], nil
 }
-
-// share puts the bits of both directions into a segment.
-func (d *doorbell) share(m mapping, side int) { d.out, d.in = m.bell(side), m.bell(1-side) }
 
 // passed closes the end that the peer now has.
 func (d *doorbell) passed() {
@@ -169,7 +168,7 @@ func takeOne(fd int) error {
 // sendOne sends a byte to a socket, without blocking.
 func sendOne(fd int) {
 	// It fails for good if the peer is gone, or if the queue is full: then the peer has a
-	// byte to read, and looks at the bits after it. Memory for a byte is short for moments.
+	// byte to read, and looks for news after it. Memory for a byte is short for moments.
 	const tries = 100
 	for range tries {
 		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&one[0])), 1,
@@ -182,8 +181,9 @@ func sendOne(fd int) {
 
 // ring shows the peer that a slot has news.
 func (d *doorbell) ring(slot int, ev session.Events) {
+	d.own.tell(slot, ev)
 	switch {
-	case !d.out.set(slot, ev):
+	case !d.rung.Ring(&d.peers.asleep):
 	case d.socket:
 		sendOne(d.peer)
 	default:

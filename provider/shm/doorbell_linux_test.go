@@ -10,18 +10,18 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// bells returns both ends of a doorbell, over bits of their own.
+// bells returns both ends of a doorbell, over memory of their own.
 func bells(t *testing.T) (near, far *doorbell) {
 	t.Helper()
 	var ends [2]doorbell
-	bits := [2]*bell{new(bell), new(bell)}
+	said := [2]*bell{new(bell), new(bell)}
 	for i := range ends {
-		d, err := newDoorbell()
-		if err != nil {
+		ends[i].peer = -1
+		if err := ends[i].open(); err != nil {
 			t.Fatal(err)
 		}
-		d.out, d.in = bits[i], bits[1-i]
-		ends[i] = d
+		ends[i].own, ends[i].peers = said[i], said[1-i]
+		ends[i].heard.most.Store(linkSlots)
 	}
 	for i := range ends {
 		fd, err := unix.Dup(ends[1-i].pass)
@@ -92,7 +92,7 @@ func TestRingAfterMoreThanTheQueueHolds(t *testing.T) {
 	bySocket(t)
 	near, far := bells(t)
 	for range 10_000 {
-		near.out.asleep.Store(1)
+		far.own.asleep.Set(0)
 		near.ring(1, session.RecvReady)
 	}
 	seen := make(chan struct{})
@@ -168,7 +168,7 @@ func TestRingDoesNotBlockOnAnEventfd(t *testing.T) {
 // ringOften rings at fd, which its owner has changed after it was passed.
 func ringOften(t *testing.T, fd int, change func(fd int) error) {
 	t.Helper()
-	d := doorbell{out: new(bell), peer: -1, pass: -1}
+	d := doorbell{own: new(bell), peers: new(bell), peer: -1, pass: -1}
 	if err := d.setPeer(fd); err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func ringOften(t *testing.T, fd int, change func(fd int) error) {
 	go func() {
 		defer close(done)
 		for range 10_000 { // far more than fit
-			d.out.asleep.Store(1)
+			d.peers.asleep.Set(0)
 			d.ring(1, session.RecvReady)
 		}
 	}()

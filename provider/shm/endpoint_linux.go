@@ -19,13 +19,10 @@ const spinFor = 50 * time.Microsecond
 // endpoint is one side of a connection. See session.Endpoint for which methods may run
 // concurrently.
 type endpoint struct {
-	link *link
-	slot *slot
-	side int // 0: dialing
-
-	control *slotControl
-	local   *sideState // this side's state and the peer's, in shared memory
-	remote  *sideState
+	link   *link
+	slot   *slot
+	local  *sideState // this side's state and the peer's, in shared memory
+	remote *sideState
 
 	waker atomic.Pointer[session.Waker]
 	err   atomic.Pointer[error]
@@ -48,17 +45,17 @@ var (
 	_ session.Sleeper  = (*endpoint)(nil)
 )
 
+// newEndpoint makes a slot's next endpoint. The peer does not use the slot: the dialing end's is
+// the first, and the other's follows before it replies.
 func newEndpoint(l *link, s *slot) *endpoint {
-	e := &endpoint{link: l, slot: s, side: l.side, control: s.control}
-	e.local = &s.control.state[e.side]
-	e.remote = &s.control.state[1-e.side]
+	e := &endpoint{link: l, slot: s, local: &s.own.control.state, remote: &s.peers.control.state}
 	pages := s.pages.take()
-	if pages > ring.Start && budget().Exceeded() && l.mayPunch && punchHole(s.rings[e.side], pages) {
+	if pages > ring.Start && budget().Exceeded() && l.mayPunch && punchHole(s.own.ring, pages) {
 		pages = 0
 	}
-	there := 1 - e.side
-	e.out.Init(&s.control.ring[e.side], &s.control.cells[e.side], s.rings[e.side], l.cfg.ringMax, pages, budget())
-	e.in.Init(&s.control.ring[there], &s.control.cells[there], s.rings[there])
+	s.own.control.reset()
+	e.out.Init(&s.own.control.out, s.own.cells, s.own.ring, &s.peers.control.in, l.cfg.ringMax, pages, budget())
+	e.in.Init(&s.peers.control.out, s.peers.cells, s.peers.ring, &s.own.control.in)
 	return e
 }
 
@@ -140,13 +137,13 @@ func (e *endpoint) enter() bool {
 	return true
 }
 
-// awaited returns what the peer has armed, and disarms it. As in Arm, the peer looks for the
-// state that was stored before.
+// awaited returns what the peer has armed. As in Arm, it looks for the state that was stored
+// before.
 func (e *endpoint) awaited() (ev session.Events) {
-	if e.control.ring[e.side].WakeReader() {
+	if e.out.ReaderSleeps() {
 		ev |= session.RecvReady
 	}
-	if e.control.ring[1-e.side].WakeWriter() {
+	if e.in.WriterWaits() {
 		ev |= session.SendReady
 	}
 	return ev
@@ -158,14 +155,6 @@ func (e *endpoint) Err() error {
 		return *e.err.Load()
 	}
 	return nil
-}
-
-// deliver handles news that the peer has rung for.
-func (e *endpoint) deliver(ev session.Events) {
-	if state := e.remote.load(); state != stateOpen {
-		e.peerState(state)
-	}
-	e.wake(ev)
 }
 
 // fail ends the connection at this side and wakes the session. The first error stays.
@@ -203,7 +192,7 @@ func (e *endpoint) linkDied(cause error) {
 		e.peerState(state)
 		return
 	}
-	if cause == errPeerGone && e.control.ring[e.side].Unread() {
+	if cause == errPeerGone && e.slot.own.control.out.Unread(&e.slot.peers.control.in) {
 		cause = errPeerUnread
 	}
 	e.fail(cause)

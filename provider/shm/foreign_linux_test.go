@@ -108,7 +108,7 @@ func TestLingeringSocketsHoldUpNobody(t *testing.T) {
 		case 0:
 			s.send(linkRequest(version, firstSlots), fd, doorbellEnd(t))
 		case 1:
-			s.send(linkRequest(version, firstSlots), memfd(t, segmentSize(firstSlots), segmentSeals, 0), fd)
+			s.send(linkRequest(version, firstSlots), memfd(t, halfSize(firstSlots), halfSeals, 0), fd)
 		case 2:
 			s.handshake()
 			s.send((&message{kind: msgSegment, number: firstSlots}).encode(), fd, fd, fd)

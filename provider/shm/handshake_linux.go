@@ -12,15 +12,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// How a link begins: the dialing process makes the first segment, both map it, and each
-// gets the end of a doorbell at which it rings. A doorbell's bits are in that segment.
+// How a link begins: each process makes its half of the first segment, in which its part of the
+// doorbells is, too, and gets the end of a doorbell at which it rings.
 //
 //	dialer                                acceptor
 //	(connectName: the user?)              (the listener counts links by user)
-//	share: make the segment
-//	msgLink: segment, doorbell       →    identify, check, share: map the segment
-//	                                 ←    msgLinkReply: code, doorbell
-//	identify
+//	make a half
+//	msgLink: half, doorbell          →    identify, check, make a half, share
+//	                                 ←    msgLinkReply: code, half, doorbell
+//	identify, check, share
 //	start                                 start
 
 // handshakeTimeout bounds the handshake at the accepting end: the wait for the request and
@@ -70,7 +70,6 @@ func (l *link) identify(m *message) error {
 	if !oneUser(m.user) {
 		return errUserUnknown
 	}
-	l.mayPunch = m.user == uint32(thisUser())
 	return nil
 }
 
@@ -82,19 +81,18 @@ func (l *link) requestLink(ctx context.Context, user uint32) error {
 	deadline, _ := ctx.Deadline()
 	l.control.setDeadline(deadline)
 	defer l.control.setDeadline(time.Time{})
-	m, fd, err := newSegment(firstSlots)
+	m, fd, err := l.newHalf(firstSlots)
 	if err != nil {
 		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
 	}
-	l.share(m)
 	err = l.control.send(&message{kind: msgLink, version: version, number: firstSlots}, fd, l.door.pass)
 	unix.Close(fd)
 	l.door.passed()
-	if err != nil {
-		return err
-	}
 	var reply message
-	fds, err := l.control.receive(&reply)
+	var fds []int
+	if err == nil {
+		fds, err = l.control.receive(&reply)
+	}
 	if err == nil {
 		err = checkLinkReply(&reply, fds)
 	}
@@ -103,7 +101,13 @@ func (l *link) requestLink(ctx context.Context, user uint32) error {
 			err = errOwner(reply.user, user)
 		}
 	}
-	return l.takeDoorbell(fds, 0, err)
+	if err == nil {
+		err = l.join(m, fds)
+	}
+	if err != nil {
+		m.unmap()
+	}
+	return l.takeDoorbell(fds, err)
 }
 
 func checkLinkReply(m *message, fds []int) error {
@@ -114,7 +118,7 @@ func checkLinkReply(m *message, fds []int) error {
 		return codeError(m.code)
 	case m.version != version:
 		return codeError(codeVersion)
-	case len(fds) != 1:
+	case len(fds) != 2:
 		return errMessage
 	}
 	return nil
@@ -126,62 +130,55 @@ func (l *link) replyLink() error {
 	defer l.control.setDeadline(time.Time{})
 	var request message
 	fds, err := l.control.receive(&request)
-	code := uint8(codeOK)
+	code, half := uint8(codeOK), -1
 	if err == nil {
-		code, err = l.checkLinkRequest(&request, fds)
+		half, code, err = l.checkLinkRequest(&request, fds)
 	} else if errors.Is(err, errCut) {
 		code = codeResources
 	}
-	if err = l.takeDoorbell(fds, 1, err); err != nil {
+	if err = l.takeDoorbell(fds, err); err != nil {
 		if code != codeOK {
 			_ = l.control.send(&message{kind: msgLinkReply, version: version, code: code})
 		}
-		return err
+	} else {
+		err = l.control.send(&message{kind: msgLinkReply, version: version}, half, l.door.pass)
+		l.door.passed()
 	}
-	err = l.control.send(&message{kind: msgLinkReply, version: version}, l.door.pass)
-	l.door.passed()
+	if half >= 0 {
+		unix.Close(half)
+	}
 	return err
 }
 
-// checkLinkRequest checks a request and maps its segment. With an error it returns the code
-// that the dialer gets; codeOK: none, as it breaks the protocol.
-func (l *link) checkLinkRequest(m *message, fds []int) (code uint8, err error) {
+// checkLinkRequest checks a request, and shares its segment, of which it returns this end's half.
+// With an error it returns the code that the dialer gets; codeOK: none, as it breaks the protocol.
+func (l *link) checkLinkRequest(m *message, fds []int) (half int, code uint8, err error) {
 	switch {
 	case m.kind != msgLink:
-		return codeOK, errMessage
+		return -1, codeOK, errMessage
 	case m.version != version:
-		return codeVersion, fmt.Errorf("shm: version %d", m.version)
+		return -1, codeVersion, fmt.Errorf("shm: version %d", m.version)
 	case len(fds) != 2:
-		return codeOK, errMessage
+		return -1, codeOK, errMessage
 	}
 	if err := l.identify(m); err != nil {
-		return codeUser, err
+		return -1, codeUser, err
 	}
-	mem, err := l.openSegment(fds[0], m.number)
-	if errors.Is(err, errSegment) {
-		return codeOK, err
+	half, err = l.accommodate(fds[0], m.number)
+	if err != nil && !errors.Is(err, errSegment) {
+		code = codeResources
 	}
-	if err != nil {
-		return codeResources, err
-	}
-	l.share(mem)
-	return codeOK, nil
+	return half, code, err
 }
 
-// share puts the slots and the doorbell into the first segment.
-func (l *link) share(m mapping) {
-	l.slots.add(m, l.side == 0)
-	l.door.share(m, l.side)
-}
-
-// takeDoorbell takes over the peer's doorbell, the descriptor at an index, unless there is
+// takeDoorbell takes over the peer's doorbell, the second descriptor, unless there is
 // an error already, and closes the others.
-func (l *link) takeDoorbell(fds []int, at int, err error) error {
+func (l *link) takeDoorbell(fds []int, err error) error {
 	if err == nil {
-		err = l.door.setPeer(fds[at])
+		err = l.door.setPeer(fds[1])
 	}
 	for i, fd := range fds {
-		if err != nil || i != at {
+		if err != nil || i != 1 {
 			l.theirs.closeForeign(fd)
 		}
 	}

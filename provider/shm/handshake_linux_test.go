@@ -35,8 +35,8 @@ func TestGarbageEndsItsSenderOnly(t *testing.T) {
 		{"a long packet", false, make([]byte, 100000), nil},
 		{"nothing", false, nil, nil},
 		{"link without a segment", false, linkRequest(version, firstSlots), nil},
-		{"link without a doorbell", false, linkRequest(version, firstSlots), []int{memfd(t, segmentSize(firstSlots), segmentSeals, 0)}},
-		{"link with a pipe for a doorbell", false, linkRequest(version, firstSlots), []int{memfd(t, segmentSize(firstSlots), segmentSeals, 0), pipe[1]}},
+		{"link without a doorbell", false, linkRequest(version, firstSlots), []int{memfd(t, halfSize(firstSlots), halfSeals, 0)}},
+		{"link with a pipe for a doorbell", false, linkRequest(version, firstSlots), []int{memfd(t, halfSize(firstSlots), halfSeals, 0), pipe[1]}},
 		{"connect first", false, (&message{kind: msgConnect}).encode(), nil},
 		{"link again", true, linkRequest(version, firstSlots), pipe[:1]},
 		{"noise later", true, noise, pipe[:]},
@@ -66,7 +66,7 @@ func TestAnotherVersionIsToldSo(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
 	s := dialRaw(t, l)
-	fd := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	fd := memfd(t, halfSize(firstSlots), halfSeals, 0)
 	s.send(linkRequest(version+1, firstSlots), fd, doorbellEnd(t))
 	if last := s.awaitHangUp(); last.kind != msgLinkReply || last.code != codeVersion || last.version != version {
 		t.Errorf("answered %+v", last)
@@ -172,7 +172,7 @@ func TestListenersThatDoNotWelcome(t *testing.T) {
 }
 
 func TestListenersThatWelcomeAndDoNotKeepTheProtocol(t *testing.T) {
-	door := doorbellEnd(t)
+	half, door := halfToPass(t), doorbellEnd(t)
 	for _, tc := range []struct {
 		name   string
 		then   func(*net.UnixConn)
@@ -197,7 +197,7 @@ func TestListenersThatWelcomeAndDoNotKeepTheProtocol(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			welcome := message{kind: msgLinkReply, version: version}
-			dialBad(t, answerLink(welcome, tc.then, door), tc.reason)
+			dialBad(t, answerLink(welcome, tc.then, half, door), tc.reason)
 		})
 	}
 }

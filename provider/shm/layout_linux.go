@@ -8,24 +8,23 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The layout of a segment, the same on both sides and part of the protocol
-// version:
+// The layout of a half of a segment, which is the memory that one side writes and the other
+// only reads. It is the same on both sides and part of the protocol version:
 //
-//	bell        2 × bellSize        (used in segment 0 only)
+//	bell        bellSize            (used in the first segment only)
 //	control     slots × controlSize
-//	rings       slots × 2 × ring.Size, from a multiple of ringAlign on
-//
-// Direction 0 is from the dialing process to the accepting one.
+//	cells       slots × ring.Cells
+//	rings       slots × ring.Size, from a multiple of ringAlign on
 const (
 	pageSize = 4096
 
-	controlSize = 3 * pageSize // an idle connection touches only the first page
-	bellSize    = 2 * pageSize
+	controlSize = 1024 // an idle connection touches no more, beside its ring
+	bellSize    = 33 * pageSize
 	ringAlign   = 64 << 10 // Linux's largest base page: rings share none, so each can be given back
 
 	firstSlots = 16    // in a link's first segment; each further segment doubles the total
 	mostSlots  = 256   // in one segment
-	linkSlots  = 16384 // in a link: as many as the bell's bitmap holds
+	linkSlots  = 16384 // in a link: as many as the bell has room for
 )
 
 // A side's state. Any but open is final; then the side no longer touches the slot, unless
@@ -52,41 +51,54 @@ func (s *sideState) retired() bool {
 	return v != stateOpen && v&stateHeld == 0
 }
 
-// slotControl steers one connection.
+// slotControl is what one side says about one connection.
 type slotControl struct {
-	ring  [2]ring.Control
-	state [2]sideState
-	cells [2]ring.Cells
+	state sideState
+	out   ring.Outgoing // of the ring in the same half
+	in    ring.Incoming // of the other's
+	_     [128]byte
 }
 
-// bell is one direction's doorbell: which slots have news, and of which kind.
+// reset makes it ready for the slot's next connection.
+func (c *slotControl) reset() {
+	c.out.Reset()
+	c.in.Reset()
+	c.state.v.Store(stateOpen)
+}
+
+// bell is one side's part in how they wake each other: that it waits, and for which slots it has
+// had news. These are counts, of which the other side remembers how much it has seen.
 type bell struct {
-	asleep atomic.Uint32 // the waiter must be woken
-	_      [124]byte
-	sum    [bellWords / 64]atomic.Uint64 // which words of bits are not zero
-	_      [pageSize - 128 - bellWords/8]byte
-	bits   [bellWords]atomic.Uint64 // two per slot
+	asleep ring.Alarm
+	_      [120]byte
+	groups [linkSlots / groupSlots]atomic.Uint32 // news of a group of slots, to find them by
+	_      [2048 - 128 - linkSlots/groupSlots*4]byte
+	slots  [linkSlots]atomic.Uint64 // of each slot: two counts, by what is ready
+	_      [2048]byte
 }
 
-const bellWords = 2 * linkSlots / 64
+const groupSlots = 64
 
-// The slot's control must fit its pages, and a bell must fill its own exactly. A ring takes
-// the control messages that sessions send.
+// The slot's control must fit, and a bell must fill its own exactly. A ring takes the control
+// messages that sessions send.
 var (
 	_ [ring.MaxControl - session.MaxControl]byte
 	_ [ring.Spares - session.ControlReserve]byte
 	_ [controlSize - unsafe.Sizeof(slotControl{})]byte
+	_ [unsafe.Sizeof(slotControl{}) - controlSize]byte
 	_ [bellSize - unsafe.Sizeof(bell{})]byte
 	_ [unsafe.Sizeof(bell{}) - bellSize]byte
 )
 
-// ringsAt is the offset of a segment's rings.
+const cellsSize = int(unsafe.Sizeof(ring.Cells{}))
+
+// ringsAt is the offset of a half's rings.
 func ringsAt(slots int) int {
-	return (2*bellSize + slots*controlSize + ringAlign - 1) &^ (ringAlign - 1)
+	return (bellSize + slots*(controlSize+cellsSize) + ringAlign - 1) &^ (ringAlign - 1)
 }
 
-// segmentSize may exceed a 32-bit int.
-func segmentSize(slots int) int64 { return int64(ringsAt(slots)) + int64(slots)*2*ring.Size }
+// halfSize may exceed a 32-bit int.
+func halfSize(slots int) int64 { return int64(ringsAt(slots)) + int64(slots)*ring.Size }
 
 // nextSegment is how many slots the next segment of a link with have slots gets; 0 means
 // that there is none. The accepting end insists on it: with smaller segments a peer could
@@ -100,17 +112,23 @@ func nextSegment(have int) int {
 
 // The functions below are the only places where mapped memory turns into typed pointers.
 // Each offset comes from local numbers, or is masked, and lies inside the mapping, which
-// newMapping makes segmentSize long. (checkSegment has compared that with the file.)
+// newMapping makes halfSize long. (checkHalf has compared that with the file.)
 
-func (m mapping) bell(dir int) *bell {
-	return (*bell)(unsafe.Pointer(&m.mem[dir*bellSize]))
+func (m mapping) bell() *bell { return (*bell)(unsafe.Pointer(&m.mem[0])) }
+
+func (m mapping) part(i int) part {
+	cells := bellSize + m.slots*controlSize + i*cellsSize
+	at := ringsAt(m.slots) + i*ring.Size
+	return part{
+		(*slotControl)(unsafe.Pointer(&m.mem[bellSize+i*controlSize])),
+		(*ring.Cells)(unsafe.Pointer(&m.mem[cells])),
+		m.mem[at : at+ring.Size : at+ring.Size],
+	}
 }
 
-func (m mapping) control(i int) *slotControl {
-	return (*slotControl)(unsafe.Pointer(&m.mem[2*bellSize+i*controlSize]))
-}
-
-func (m mapping) ring(i, dir int) []byte {
-	at := ringsAt(m.slots) + (2*i+dir)*ring.Size
-	return m.mem[at : at+ring.Size : at+ring.Size]
+// part is what one side writes of a slot.
+type part struct {
+	control *slotControl
+	cells   *ring.Cells
+	ring    []byte
 }

@@ -12,9 +12,8 @@ import (
 // together; those of one user can hold half of it at most, and no more than the others have
 // left free (package quota). Beyond it, dialers are told that there is no room.
 type Limits struct {
-	// Connections accepted and not closed yet, and slots of other users' links that had one.
-	// It is RLIMIT_NOFILE, which bounds those of
-	// TCP, and at most 2^20.
+	// Connections accepted and not closed yet; in a directory, slots that had one.
+	// It is RLIMIT_NOFILE, which bounds those of TCP, and at most 2^20.
 	Connections int64
 
 	// Descriptors is half of RLIMIT_NOFILE, at most 8192. Each link counts as eight of
@@ -25,7 +24,7 @@ type Limits struct {
 	// have 32 bits. What this process maps to dial counts, too.
 	AddressSpace int64
 
-	// Mappings is the number of shared memory segments: a quarter of what the kernel
+	// Mappings is the number of halves of segments that are mapped: a quarter of what the kernel
 	// allows a process by default (vm.max_map_count), at whose end its next allocation
 	// fails. What this process maps to dial counts, too.
 	Mappings int64
@@ -39,8 +38,8 @@ const (
 	mostSpace32     = 2 << 30
 
 	// linkDescriptors is what a link counts for. It has its socket, two doorbells and a
-	// pidfd; during the handshake also the other end of its doorbell, a segment, and an
-	// eventfd to compare with; and later the two descriptors that a message can bring.
+	// pidfd; during the handshake also the other end of its doorbell, two that are made of a
+	// half, and the peer's; and later the two descriptors that a message can bring.
 	linkDescriptors = 8
 )
 

@@ -38,7 +38,7 @@ func TestLimitsFollowTheRlimits(t *testing.T) {
 			t.Errorf("RLIMIT_NOFILE %d, RLIMIT_AS %d: %+v, want %+v", c.files, c.space, got, want)
 		}
 	}
-	if most.AddressSpace < 2*segmentSize(firstSlots) {
+	if most.AddressSpace < 4*halfSize(firstSlots) {
 		t.Errorf("one user has no room for a link: %d bytes for all", most.AddressSpace)
 	}
 	var files unix.Rlimit

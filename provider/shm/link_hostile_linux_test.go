@@ -62,7 +62,7 @@ func (p *hostilePeer) run(l *served) {
 
 // descriptors makes what the peer may pass, and returns what closes it.
 func (p *hostilePeer) descriptors() (close func()) {
-	m, segment, err := newSegment(firstSlots)
+	m, half, err := newHalf(firstSlots, ownAccount(), false)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -79,8 +79,8 @@ func (p *hostilePeer) descriptors() (close func()) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.fds = []int{segment, door, event, plain}
-	return func() { closeAll([]int{segment, at, door, event, plain}) }
+	p.fds = []int{half, door, event, plain}
+	return func() { closeAll([]int{half, at, door, event, plain}) }
 }
 
 // dials attacks an accepting end.
@@ -175,7 +175,7 @@ func (p *hostilePeer) sendOne() {
 }
 
 // next takes a packet from the script: a byte for its descriptors, two bits each, from
-// plain (3) to the segment (0), and how many; then either a message, as kind, code, number,
+// plain (3) to half a segment (0), and how many; then either a message, as kind, code, number,
 // difference of version and a byte that is ignored, or bytes.
 func (p *hostilePeer) next() (b []byte, fds []int) {
 	how := p.byte()

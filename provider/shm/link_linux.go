@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -34,10 +33,11 @@ type link struct {
 	reclaim reclaimer
 
 	// mayPunch: memory of rings is given back while the link lives. That takes the lock of
-	// the segment's file (shmem_fallocate in Linux's mm/shmem.c), which the peer holds in a
-	// write(2) to it for as long as the memory that it writes from does not come, as that of
-	// a FUSE server's file. A thread of this process would be stuck meanwhile, and outlive
-	// even SIGKILL. So it takes a peer of this process's user, who could stop it anyway.
+	// the segment's file (shmem_fallocate in Linux's mm/shmem.c), which a process that writes
+	// to the file holds for as long as the memory that it writes from does not come, as that
+	// of a FUSE server's file. A thread of this process would be stuck meanwhile, and outlive
+	// even SIGKILL. Another user's process cannot write there, and one of this user could stop
+	// this process anyway; but not from another container, as may be with a directory.
 	mayPunch bool
 
 	// accept takes a connection at the accepting end and returns the code to reply with. It
@@ -51,6 +51,7 @@ type link struct {
 	mu       sync.Mutex // guards what follows; no system call under it
 	users    int        // endpoints, connects under way, and others that need the memory
 	dead     bool       // no new connections; gone is closed
+	peerGone bool       // … and the peer has ended it: it reads no more, or what it likes
 	torn     bool       // dismantle runs or ran
 	released bool
 	onClose  func() // called by release
@@ -64,13 +65,10 @@ type acceptFunc func(l *link, s *slot) (code uint8)
 // that wants one would hold a thread.
 var fdTableMu sync.Mutex
 
-// thisUser is a variable for tests.
-var thisUser = os.Geteuid
-
 // newLink makes a link, with its caller as the user, from its socket and what the kernel
 // knows about the peer. It closes the socket if it fails.
 func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
-	l := &link{side: side, cfg: cfg, users: 1, gone: make(chan struct{})}
+	l := &link{side: side, cfg: cfg, users: 1, gone: make(chan struct{}), mayPunch: cfg.Dir == ""}
 	l.slots.init()
 	l.offers.init()
 	l.reclaim.pass = l.reclaimPass
@@ -84,7 +82,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	}
 	l.door.pass, l.door.peer = -1, -1
 	if err == nil {
-		l.door, err = newDoorbell()
+		err = l.door.open()
 	}
 	fdTableMu.Unlock()
 	if err != nil {
@@ -144,10 +142,16 @@ func (l *link) serve() {
 }
 
 // handle handles one message. cut is nil or errCut. An error means that the peer broke the
-// protocol or is gone. Of what follows the handshake, a segment alone has a descriptor.
+// protocol or is gone. Of what follows the handshake, only segments have descriptors.
 func (l *link) handle(m *message, fds []int, cut error) error {
-	if m.kind == msgSegment && l.side == 1 {
+	switch {
+	case m.kind == msgSegment && l.side == 1:
 		return l.takeSegment(m, fds, cut)
+	case m.kind == msgSegmentReply && l.side == 0:
+		if cut == nil && (len(fds) == 1) != (m.code == codeOK) {
+			return fmt.Errorf("a reply to a segment with %d descriptors", len(fds))
+		}
+		return l.segmentReplied(nil, m.code, fds)
 	}
 	if cut != nil || len(fds) > 0 {
 		return fmt.Errorf("message %d with descriptors", m.kind)
@@ -158,10 +162,6 @@ func (l *link) handle(m *message, fds []int, cut error) error {
 	case m.kind == msgConnectReply && l.side == 0:
 		if !l.slots.replied(m.number, m.code) {
 			return errors.New("a reply without a connect")
-		}
-	case m.kind == msgSegmentReply && l.side == 0:
-		if !l.segmentReplied(nil, m.code) {
-			return errors.New("a reply without a segment")
 		}
 	default:
 		return fmt.Errorf("message %d", m.kind)
@@ -181,13 +181,15 @@ func (l *link) takeConnect(m *message) error {
 // reply posts a reply, and waits as long as the link lives: a peer that does not read may
 // only be stopped, and its connections are to go on afterwards. Until then serve reads no
 // further messages.
-func (l *link) reply(m *message) error { return l.control.post(context.Background(), l.gone, m) }
+func (l *link) reply(m *message, fds ...int) error {
+	return l.control.post(context.Background(), l.gone, m, fds...)
+}
 
 // deliver wakes a slot's session.
 func (l *link) deliver(number int, ev session.Events) {
 	if s := l.slots.at(uint32(number)); s != nil {
 		if e := s.ep.Load(); e != nil {
-			e.deliver(ev)
+			e.wake(ev)
 		}
 	}
 }
@@ -282,7 +284,7 @@ func (l *link) die(cause error) {
 		l.mu.Unlock()
 		return
 	}
-	l.dead = true
+	l.dead, l.peerGone = true, true
 	close(l.gone)
 	l.users++ // keeps the memory
 	l.mu.Unlock()
@@ -327,7 +329,7 @@ func (l *link) whenClosed(f func()) {
 // takes nothing from the peer: what it has yet to read is in its own mapping.
 func (l *link) reclaimPass() (again bool) {
 	if l.mayPunch {
-		again = l.slots.reclaim(l.side, l.ended())
+		again = l.slots.reclaim(l.ended())
 		for _, s := range l.slots.list() {
 			if e := s.ep.Load(); e != nil && e.shrink() {
 				again = true
@@ -341,14 +343,15 @@ func (l *link) reclaimPass() (again bool) {
 // ends it; the accepting end ends what a dialer just holds. It is a variable for tests.
 var idleTicks = [2]int{2, 5}
 
-// endIdle ends a link that has been idle for long. It reports whether it has to look again.
+// endIdle ends a link that has been idle for long, unless the peer has still to read: that is
+// accounted for until it has, or its process has ended. It reports whether it has to look again.
 func (l *link) endIdle() (again bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.users > 0 || l.dead {
 		return false
 	}
-	if l.idle++; l.idle >= idleTicks[l.side] {
+	if l.idle++; l.idle >= idleTicks[l.side] && !l.slots.unread() {
 		l.closeUnusedLocked()
 		l.unusedLocked()
 	}
@@ -373,7 +376,7 @@ func (l *link) teardown() {
 	if m, _, ok := l.offers.end(nil); ok {
 		m.unmap()
 	}
-	l.slots.unmap()
+	l.slots.unmap(l.mayPunch, l.peerGone)
 	l.mu.Lock()
 	for _, s := range l.slots.list() {
 		if s.charged {

@@ -35,7 +35,7 @@ func (s *linkSet) remove(l *link) {
 
 // Idle waits until this process has no link left: no goroutine, descriptor or mapping
 // of this package except those of listeners. Links without connections end by
-// themselves after a second or two; Idle is for tests and for programs that want to
+// themselves after a second or two, where nothing is unread; Idle is for tests and for programs that want to
 // wait for that before they exit.
 func Idle(ctx context.Context) error {
 	links.mu.Lock()

@@ -12,7 +12,7 @@ import (
 // A listener bounds its links, and those from each user so that one user cannot keep the
 // others out.
 func TestDialingProcessesAreBounded(t *testing.T) {
-	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	right := memfd(t, halfSize(firstSlots), halfSeals, 0)
 	const links = 8 * maxRefusing
 	for name, full := range map[string]struct {
 		user  uint32

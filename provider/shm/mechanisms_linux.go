@@ -17,7 +17,7 @@ func Mechanisms() []Mechanism {
 }
 
 func trySegment() error {
-	m, fd, err := newSegment(1)
+	m, fd, err := newHalf(1, ownAccount(), false)
 	if err != nil {
 		return err
 	}

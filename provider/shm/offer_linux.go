@@ -11,8 +11,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The segments of a link after the first: the dialing end makes one when no slot is free,
-// and offers it; the accepting end maps it, and replies.
+// The segments of a link: the dialing end makes its half of a further one when no slot is free,
+// and offers it; the accepting end maps that, and replies with its own.
 
 // offers holds the segment on offer, of which there is one at a time: the next has to wait
 // for the peer's reply.
@@ -70,10 +70,10 @@ func (l *link) extend(ctx context.Context) error {
 	return l.offer(ctx, slots)
 }
 
-// offer sends a segment and waits for the peer's reply. The caller has the turn, which
-// segmentReplied gives back.
+// offer sends this end's half of a segment and waits for the peer's. The caller has the turn,
+// which segmentReplied gives back.
 func (l *link) offer(ctx context.Context, slots int) error {
-	m, fd, err := newSegment(slots)
+	m, fd, err := l.newHalf(slots)
 	if err != nil {
 		<-l.offers.turn
 		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
@@ -81,7 +81,7 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	defer unix.Close(fd)
 	reply := l.offers.begin(m)
 	if err := l.control.post(ctx, l.gone, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
-		l.segmentReplied(reply, codeResources) // the peer has not got it
+		l.segmentReplied(reply, codeResources, nil) // the peer has not got it
 		return linkError(err)
 	}
 	select {
@@ -97,50 +97,96 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	}
 }
 
-// segmentReplied ends an offer; see end for its argument. It returns false if there is no
-// such offer.
-func (l *link) segmentReplied(offer chan uint8, code uint8) bool {
+// segmentReplied ends an offer; see end for its argument. fds are the peer's half, or nothing:
+// descriptors may have been lost. An error means that the peer broke the protocol.
+func (l *link) segmentReplied(offer chan uint8, code uint8, fds []int) error {
 	m, reply, ok := l.offers.end(offer)
 	if !ok {
-		return false
+		return errors.New("a reply without a segment")
 	}
+	var err error
 	if code == codeOK {
-		l.slots.add(m, true)
-	} else {
+		if err = l.join(m, fds); err != nil {
+			// The peer has slots that this end has not. So no more can be added here, and
+			// further connections take another link.
+			code = codeResources
+			l.listenerClosed.Store(true)
+		}
+	}
+	if code != codeOK {
 		m.unmap()
 	}
 	reply <- code // never blocks: buffered
 	<-l.offers.turn
-	return true
+	if errors.Is(err, errSegment) {
+		return err
+	}
+	return nil
 }
 
-// takeSegment maps a segment that the peer offers, and replies. If this process lacks a
+// takeSegment takes a segment that the peer offers, and replies. If this process lacks a
 // descriptor or room for it, existing connections must not suffer.
 func (l *link) takeSegment(m *message, fds []int, cut error) error {
 	if cut == nil && len(fds) != 1 {
 		return errors.New("a segment without its descriptor")
 	}
-	code := uint8(codeResources)
-	if cut == nil {
-		mem, err := l.openSegment(fds[0], m.number)
-		if errors.Is(err, errSegment) {
-			return err
-		}
-		if err == nil {
-			l.slots.add(mem, false)
-			code = codeOK
-		}
+	reply := &message{kind: msgSegmentReply, code: codeResources}
+	if cut != nil {
+		return l.reply(reply)
 	}
-	return l.reply(&message{kind: msgSegmentReply, code: code})
+	half, err := l.accommodate(fds[0], m.number)
+	switch {
+	case errors.Is(err, errSegment):
+		return err
+	case err != nil:
+		return l.reply(reply)
+	}
+	defer unix.Close(half)
+	reply.code = codeOK
+	return l.reply(reply, half)
 }
 
-// openSegment checks and maps the next segment, which the peer has made.
-func (l *link) openSegment(fd int, slots uint32) (mapping, error) {
+// accommodate takes the next segment, whose half the peer has made, and returns that of this end
+// for it.
+func (l *link) accommodate(peers int, slots uint32) (half int, err error) {
 	if slots == 0 || int64(slots) != int64(nextSegment(len(l.slots.list()))) {
-		return mapping{}, fmt.Errorf("%w: %d slots", errSegment, slots)
+		return -1, fmt.Errorf("%w: %d slots", errSegment, slots)
 	}
-	if err := checkSegment(fd, int(slots)); err != nil {
-		return mapping{}, err
+	m, err := openHalf(peers, int(slots), l.payer)
+	if err != nil {
+		return -1, err
 	}
-	return newMapping(fd, int(slots), l.payer)
+	own, half, err := l.newHalf(int(slots))
+	if err != nil {
+		m.unmap()
+		return -1, err
+	}
+	l.share(segment{own, m})
+	return half, nil
+}
+
+// newHalf makes this end's half of a segment.
+func (l *link) newHalf(slots int) (m mapping, fd int, err error) {
+	return newHalf(slots, l.payer, !l.mayPunch)
+}
+
+// join adds the peer's half, which is the first descriptor, to this end's.
+func (l *link) join(own mapping, fds []int) error {
+	if len(fds) == 0 {
+		return errCut
+	}
+	m, err := openHalf(fds[0], own.slots, l.payer)
+	if err == nil {
+		l.share(segment{own, m})
+	}
+	return err
+}
+
+// share puts the slots into use, and the first segment's bells.
+func (l *link) share(s segment) {
+	if l.door.own == nil {
+		l.door.own, l.door.peers = s.own.bell(), s.peers.bell()
+	}
+	l.slots.add(s, l.side == 0)
+	l.door.heard.most.Store(int32(len(l.slots.list())))
 }

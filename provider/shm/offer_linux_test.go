@@ -3,7 +3,10 @@ package shm
 import (
 	"context"
 	"errors"
+	"net"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +44,7 @@ func TestSegmentThatCannotBeTaken(t *testing.T) {
 		}
 	}
 	// The dialing end can map the next segment, the accepting one cannot.
-	rest := held.space.Limit() - held.space.Used() - segmentSize(nextSegment(firstSlots))
+	rest := held.space.Limit() - held.space.Used() - halfSize(nextSegment(firstSlots))
 	held.space.TakeOwn(rest)
 	err := connect()
 	held.space.ReturnOwn(rest)
@@ -75,7 +78,7 @@ func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
 	l := listen(t, Config{})
 	s := dialRaw(t, l)
 	s.handshake()
-	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
+	right := memfd(t, halfSize(firstSlots), halfSeals, 0)
 	send := func(want uint8) {
 		t.Helper()
 		s.send((&message{kind: msgSegment, number: firstSlots}).encode(), right)
@@ -99,6 +102,87 @@ func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
 	}
 	send(codeOK)
 	servesOthers(t, l)
+}
+
+// A half that this process does not get, as it is at its limit, costs the dial that needed it, and
+// nothing else: the link goes on, and the next dial makes another.
+func TestHalfThatIsLost(t *testing.T) {
+	leaks(t)
+	var links atomic.Int32
+	half, door := halfToPass(t), doorbellEnd(t)
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	at := serveName(t, func(c *net.UnixConn) {
+		d, err := dupConn(c) // the caller closes c
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		links.Add(1)
+		serving.Go(func() {
+			defer d.Close()
+			answerLink(message{kind: msgLinkReply, version: version}, func(c *net.UnixConn) {
+				for {
+					var m message
+					fds, err := receive(c, &m)
+					closeAll(fds)
+					switch {
+					case err != nil:
+						return
+					case m.kind == msgConnect:
+						send(c, &message{kind: msgConnectReply, number: m.number})
+					case m.kind == msgSegment:
+						unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max})
+						send(c, &message{kind: msgSegmentReply}, half)
+					}
+				}
+			}, half, door)(d)
+		})
+	})
+	defer serving.Wait()
+	var all []session.Endpoint
+	for range firstSlots {
+		ep, err := dial(at, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, ep)
+		defer func() { ep.(*endpoint).link.die(errPeerGone); end(ep) }() // that peer retires from nothing
+	}
+	_, err := dial(at, Config{})
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	wantReason(t, err, session.ReasonResources)
+	for i, ep := range all {
+		if ep.Err() != nil {
+			t.Fatalf("connection %d: %v", i, ep.Err())
+		}
+	}
+	ep, err := dial(at, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { ep.(*endpoint).link.die(errPeerGone); end(ep) }()
+	if n := links.Load(); n != 2 {
+		t.Errorf("%d links", n)
+	}
+}
+
+func dupConn(c *net.UnixConn) (*net.UnixConn, error) {
+	f, err := c.File()
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	d, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return d.(*net.UnixConn), nil
 }
 
 // If a link ends while a dial offers it a segment, the segment is unmapped only once, and

@@ -64,19 +64,25 @@ func (s *rawPeer) awaitHangUp() (last message) {
 // handshake makes the link, as a peer does that keeps to the protocol.
 func (s *rawPeer) handshake() {
 	s.t.Helper()
-	m, fd, err := newSegment(firstSlots)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	m.unmap()
-	defer unix.Close(fd)
-	s.send(linkRequest(version, firstSlots), fd, doorbellEnd(s.t))
+	s.send(linkRequest(version, firstSlots), halfToPass(s.t), doorbellEnd(s.t))
 	var reply message
 	fds, err := receive(s.conn, &reply)
 	closeAll(fds)
-	if err != nil || reply.kind != msgLinkReply || reply.code != codeOK || len(fds) != 1 {
+	if err != nil || reply.kind != msgLinkReply || reply.code != codeOK || len(fds) != 2 {
 		s.t.Fatalf("no link: %+v, %v, %d descriptors", reply, err, len(fds))
 	}
+}
+
+// halfToPass returns the descriptor of half a first segment, which nobody has mapped.
+func halfToPass(t *testing.T) int {
+	t.Helper()
+	m, fd, err := newHalf(firstSlots, ownAccount(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.unmap()
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
 }
 
 // linkRequest is the message that asks for a link.

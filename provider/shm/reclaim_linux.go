@@ -5,8 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
 // tick is how often a link checks whether it, or a ring that has grown, is idle. What was
@@ -116,7 +114,7 @@ func (p *cachedPages) take() (n uint64) {
 // reports whether it has to run again.
 func (p *cachedPages) reclaim(free func(n uint64) bool) (again bool) {
 	n := p.bytes.Load()
-	if n <= ring.Start {
+	if n == 0 {
 		return false
 	}
 	if p.ticks.Add(-1) > 0 || !p.bytes.CompareAndSwap(n, reclaiming) {

@@ -113,20 +113,30 @@ func TestRingShrinksWhenIdle(t *testing.T) {
 	}
 }
 
-// What rings have grown to is not touched while the link lives if the peer is another user's,
-// who could hold up who gives it back. Meanwhile each slot that was used counts as one of that
-// user's connections.
-func TestRingsOfAnotherUserStayAsTheyAre(t *testing.T) {
+// What rings have grown to is not touched while the link lives if the name is in a directory: the
+// peer may be in another container, and could hold up who gives it back. Meanwhile each slot that
+// was used counts as a connection.
+func TestRingsOfADirectoryStayAsTheyAre(t *testing.T) {
 	leaks(t)
-	defer func() { thisUser = os.Geteuid }()
-	thisUser = func() int { return os.Geteuid() + 1 }
-	l := listen(t, Config{})
+	cfg := Config{Dir: t.TempDir()}
+	l := listenAt(t, freePort(t), cfg)
+	meet := func() (a, b session.Endpoint) {
+		t.Helper()
+		a, err := dial(place{port: l.at.port, number: l.at.number}, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err = l.accept(); err != nil {
+			t.Fatal(err)
+		}
+		return a, b
+	}
 	before := held.connections.Used()
-	first, firstHere := meet(t, l) // keeps the link
+	first, firstHere := meet() // keeps the link
 	both := []*link{first.(*endpoint).link, firstHere.(*endpoint).link}
 	defer withoutJanitor(both...)() // this test is it
-	x, y := meet(t, l)
-	z, w := meet(t, l)
+	x, y := meet()
+	z, w := meet()
 	const grown = 1 << 20
 	a, b := newPeer(y), newPeer(x) // from the accepting end
 	n := 0
@@ -157,7 +167,7 @@ func TestRingsOfAnotherUserStayAsTheyAre(t *testing.T) {
 		end(e)
 	}
 	pass("behind their end")
-	x, y = meet(t, l)
+	x, y = meet()
 	pass("one more, on a slot of before")
 	for _, e := range []session.Endpoint{x, y, first, firstHere} {
 		end(e)
@@ -209,26 +219,26 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	defer withoutJanitor(k)() // this test is it
 	const many = 1 << 20 / session.MaxControl
 	warm := useSlot(t, l, many)
-	grown := resident(t, warm.rings[0][:])
+	grown := resident(t, warm.own.ring)
 	if grown < 1<<20 {
 		t.Fatalf("%d bytes after a MiB", grown)
 	}
-	k.slots.reclaim(k.side, k.ended())
+	k.slots.reclaim(k.ended())
 	if useSlot(t, l, 1) != warm { // keeps them warm, though its own ring has not grown
 		t.Fatal("another slot was taken")
 	}
 	for range cacheTicks - 1 {
-		if !k.slots.reclaim(k.side, k.ended()) {
+		if !k.slots.reclaim(k.ended()) {
 			t.Error("the janitor need not come again, though a slot is warm")
 		}
-		if n := resident(t, warm.rings[0][:]); n != grown {
+		if n := resident(t, warm.own.ring); n != grown {
 			t.Errorf("%d of %d bytes are left before their time", n, grown)
 		}
 	}
-	if k.slots.reclaim(k.side, k.ended()) {
+	if k.slots.reclaim(k.ended()) {
 		t.Error("the janitor has to come again")
 	}
-	if n := resident(t, warm.rings[0][:]); n > os.Getpagesize() { // a slice of an array touches it
+	if n := resident(t, warm.own.ring); n > os.Getpagesize() { // a slice of an array touches it
 		t.Errorf("%d bytes are left for nobody", n)
 	}
 	k.slots.mu.Lock()
@@ -276,8 +286,8 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		}
 		resume()
 		testenv.Eventually(t, patience, func() error {
-			for _, r := range place.rings {
-				if n := resident(t, r[:]); n > os.Getpagesize() {
+			for _, r := range [][]byte{place.own.ring, place.peers.ring} {
+				if n := resident(t, r); n > os.Getpagesize() {
 					return fmt.Errorf("%d bytes of an idle connection's ring", n)
 				}
 			}
@@ -320,7 +330,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				}
 				end(a)
 				for range cacheTicks + 1 {
-					if !e.link.slots.reclaim(e.side, e.link.ended()) {
+					if !e.link.slots.reclaim(e.link.ended()) {
 						t.Error("the janitor need not come again, though the peer may read what is there")
 					}
 				}
@@ -336,13 +346,13 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 					e.link.die(errPeerGone)
 				}
 				b.Poll(new(session.Event)) // says how far it has come
-				if e.link.slots.reclaim(e.side, e.link.ended()) {
+				if e.link.slots.reclaim(e.link.ended()) {
 					t.Error("the janitor has to come again")
 				}
 				if used := budget().Used(); used != 0 {
 					t.Errorf("%d bytes of the budget are taken by what nobody will read", used)
 				}
-				if n := resident(t, x.(*endpoint).slot.rings[e.side]); n > os.Getpagesize() { // a slice of an array touches it
+				if n := resident(t, e.slot.own.ring); n > os.Getpagesize() { // a slice of an array touches it
 					t.Errorf("%d bytes are left for nobody", n)
 				}
 			})

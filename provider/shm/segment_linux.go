@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -8,73 +9,109 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapping is a segment that this process has mapped.
+// A segment has two halves. Each side makes the one that it writes, and maps the other's for
+// reading alone, which is all that the descriptor permits that it has.
+
+// mapping is half of a segment, as this process has mapped it.
 type mapping struct {
 	mem   []byte
 	slots int
 	payer account
 }
 
-// segmentSeals keep the other side from truncating a mapped segment (which would be
-// SIGBUS) and from sealing it against writing later.
-const segmentSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+// segment is both halves.
+type segment struct{ own, peers mapping }
+
+func (s segment) unmap() {
+	s.own.unmap()
+	s.peers.unmap()
+}
+
+// halfSeals keep a side from truncating what the other has mapped, where reading would be
+// SIGBUS.
+const halfSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 var errSegment = errors.New("shm: segment refused")
 
-// newSegment makes a segment. The caller passes its descriptor to the peer and closes it.
-func newSegment(slots int) (m mapping, fd int, err error) {
-	size := segmentSize(slots)
+// newHalf makes the half that this process writes, at the expense of payer. The caller passes
+// the descriptor to the peer and closes it: it cannot be written to, nor opened again for that
+// by another user. Of the own user, who could write to this process's memory anyway, a final
+// half keeps that as well; but then nobody can give memory of it back.
+func newHalf(slots int, payer account, final bool) (m mapping, fd int, err error) {
+	size := halfSize(slots)
 	// Beyond RLIMIT_FSIZE ftruncate raises a signal.
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &lim); err == nil && lim.Cur < uint64(size) {
 		return m, -1, fmt.Errorf("shm: RLIMIT_FSIZE is %d bytes, a segment takes %d: %w", lim.Cur, size, unix.EFBIG)
 	}
-	fd, err = unix.MemfdCreate("san-shm", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	file, err := unix.MemfdCreate("san-shm", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return m, -1, fmt.Errorf("shm: memfd_create: %w", err)
 	}
-	// The peer has a descriptor. Nobody else is to open the file by /proc.
-	if err = unix.Fchmod(fd, 0); err != nil {
+	defer unix.Close(file)
+	if err = unix.Ftruncate(file, size); err != nil {
+		return m, -1, fmt.Errorf("shm: ftruncate: %w", err)
+	}
+	fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", file), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return m, -1, fmt.Errorf("shm: no descriptor for reading: %w", err)
+	}
+	if err = unix.Fchmod(file, 0); err != nil {
 		err = fmt.Errorf("shm: fchmod: %w", err)
-	} else if err = unix.Ftruncate(fd, size); err != nil {
-		err = fmt.Errorf("shm: ftruncate: %w", err)
-	} else if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, segmentSeals); err != nil {
-		err = fmt.Errorf("shm: sealing: %w", err)
-	} else {
-		m, err = newMapping(fd, slots, ownAccount())
+	} else if m, err = newMapping(file, slots, payer, unix.PROT_READ|unix.PROT_WRITE); err == nil {
+		seals := halfSeals
+		if final {
+			seals |= unix.F_SEAL_FUTURE_WRITE
+		}
+		if _, err = unix.FcntlInt(uintptr(file), unix.F_ADD_SEALS, seals); err != nil {
+			err = fmt.Errorf("shm: sealing: %w", err)
+		}
 	}
 	if err != nil {
+		m.unmap()
 		unix.Close(fd)
-		return m, -1, err
+		return mapping{}, -1, err
 	}
 	return m, fd, nil
 }
 
-// checkSegment checks that a descriptor from the peer may be mapped: it must be a memfd
-// of exactly the right size that nobody can shrink. Only shared memory files have seals.
-// Huge pages are refused: they cannot be punched, and touching one may fail.
-func checkSegment(fd, slots int) error {
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err != nil {
-		return fmt.Errorf("%w: no memfd: %w", errSegment, err)
+// openHalf checks and maps a half that the peer has made.
+func openHalf(fd, slots int, payer account) (mapping, error) {
+	if err := checkHalf(fd, slots); err != nil {
+		return mapping{}, err
 	}
-	if seals&segmentSeals != segmentSeals || seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0 {
+	return newMapping(fd, slots, payer, unix.PROT_READ)
+}
+
+// checkHalf checks that a descriptor from the peer may be mapped: it must be a memfd
+// of exactly the right size that nobody can shrink. Only shared memory files have seals.
+// Huge pages are refused: touching one may fail.
+func checkHalf(fd, slots int) error {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	switch {
+	case err == unix.EINVAL:
+		return fmt.Errorf("%w: no memfd", errSegment)
+	case err != nil: // not the peer's fault, here and below
+		return fmt.Errorf("shm: fcntl: %w", err)
+	case seals&halfSeals != halfSeals:
 		return fmt.Errorf("%w: seals %#x", errSegment, seals)
 	}
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
-		return fmt.Errorf("%w: file system %#x", errSegment, fs.Type)
-	}
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Size != segmentSize(slots) {
-		return fmt.Errorf("%w: %d bytes instead of %d", errSegment, st.Size, segmentSize(slots))
+	switch err := cmp.Or(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)); {
+	case err != nil:
+		return fmt.Errorf("shm: fstat: %w", err)
+	case fs.Type != unix.TMPFS_MAGIC:
+		return fmt.Errorf("%w: file system %#x", errSegment, fs.Type)
+	case st.Size != halfSize(slots):
+		return fmt.Errorf("%w: %d bytes instead of %d", errSegment, st.Size, halfSize(slots))
 	}
 	return nil
 }
 
-// newMapping maps a segment at the expense of payer.
-func newMapping(fd, slots int, payer account) (mapping, error) {
-	size := segmentSize(slots)
+// newMapping maps half of a segment at the expense of payer.
+func newMapping(fd, slots int, payer account, prot int) (mapping, error) {
+	size := halfSize(slots)
 	if size > math.MaxInt { // 32 bits; a 64-bit peer that asks for more does no wrong
 		return mapping{}, fmt.Errorf("shm: %d bytes are more than this process can address: %w", size, unix.ENOMEM)
 	}
@@ -83,9 +120,9 @@ func newMapping(fd, slots int, payer account) (mapping, error) {
 	}
 	if !payer.take(payer.mappings, 1) {
 		payer.uncharge(payer.space, size)
-		return mapping{}, fmt.Errorf("shm: %d of %d segments are mapped: %w", payer.mappings.Used(), payer.mappings.Limit(), unix.ENOMEM)
+		return mapping{}, fmt.Errorf("shm: %d of %d mappings are in use: %w", payer.mappings.Used(), payer.mappings.Limit(), unix.ENOMEM)
 	}
-	mem, err := mapSparsely(fd, int(size))
+	mem, err := mapSparsely(fd, int(size), prot)
 	if err != nil {
 		payer.unmapped(size)
 		return mapping{}, err
@@ -96,7 +133,7 @@ func newMapping(fd, slots int, payer account) (mapping, error) {
 // mapSparsely maps a file of which only what is touched is to have memory, whatever the
 // process has asked for. mlockall(MCL_FUTURE) populates what is mapped, unless it may not be
 // accessed; once unlocked, it may.
-func mapSparsely(fd, size int) (mem []byte, err error) {
+func mapSparsely(fd, size, prot int) (mem []byte, err error) {
 	mem, err = unix.Mmap(fd, 0, size, unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("shm: mmap of %d bytes: %w", size, err)
@@ -109,7 +146,7 @@ func mapSparsely(fd, size int) (mem []byte, err error) {
 	} {
 		_ = unix.Madvise(mem, advice) // fails where the kernel does not do what it would prevent
 	}
-	if err := unix.Mprotect(mem, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if err := unix.Mprotect(mem, prot); err != nil {
 		unix.Munmap(mem)
 		return nil, fmt.Errorf("shm: mprotect: %w", err)
 	}

@@ -36,10 +36,7 @@ func memfd(t *testing.T, size int64, seals, flags int) int {
 // If a 32-bit process cannot address a segment of a 64-bit peer, the peer has broken no
 // rule, and existing connections go on. (Only with 32 bits does this test it: .ci/run cross.)
 func TestSegmentBeyondTheAddresses(t *testing.T) {
-	l := &link{side: 1, payer: accountOf(1)}
-	have := make([]*slot, mostSlots)
-	l.slots.all.Store(&have)
-	m, err := l.openSegment(memfd(t, segmentSize(mostSlots), segmentSeals, 0), mostSlots)
+	m, err := openHalf(memfd(t, halfSize(4*mostSlots), halfSeals, 0), 4*mostSlots, accountOf(1))
 	m.unmap()
 	if math.MaxInt > math.MaxInt32 {
 		if err != nil {
@@ -48,7 +45,7 @@ func TestSegmentBeyondTheAddresses(t *testing.T) {
 	} else if !errors.Is(err, unix.ENOMEM) || errors.Is(err, errSegment) {
 		t.Errorf("%v, want it to be for want of addresses", err)
 	}
-	m, fd, err := newSegment(mostSlots)
+	m, fd, err := newHalf(4*mostSlots, ownAccount(), false)
 	if err == nil {
 		unix.Close(fd)
 		m.unmap()
@@ -61,7 +58,7 @@ func TestSegmentBeyondTheAddresses(t *testing.T) {
 func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
-	right := segmentSize(firstSlots)
+	right := halfSize(firstSlots)
 	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	if err != nil {
 		t.Fatal(err)
@@ -83,17 +80,16 @@ func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
 		{"can shrink", memfd(t, right, unix.F_SEAL_GROW|unix.F_SEAL_SEAL, 0), firstSlots},
 		{"can grow", memfd(t, right, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL, 0), firstSlots},
 		{"can be sealed", memfd(t, right, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, 0), firstSlots},
-		{"not writable", memfd(t, right, segmentSeals|unix.F_SEAL_FUTURE_WRITE, 0), firstSlots},
-		{"too small", memfd(t, right-pageSize, segmentSeals, 0), firstSlots},
-		{"too large", memfd(t, right+pageSize, segmentSeals, 0), firstSlots},
-		{"empty", memfd(t, 0, segmentSeals, 0), firstSlots},
-		{"fewer slots than are due", memfd(t, segmentSize(1), segmentSeals, 0), 1},
-		{"no slots", memfd(t, segmentSize(0), segmentSeals, 0), 0},
-		{"too many slots", memfd(t, segmentSize(mostSlots+1), segmentSeals, 0), mostSlots + 1},
-		{"endless slots", memfd(t, right, segmentSeals, 0), 1<<32 - 1},
+		{"too small", memfd(t, right-pageSize, halfSeals, 0), firstSlots},
+		{"too large", memfd(t, right+pageSize, halfSeals, 0), firstSlots},
+		{"empty", memfd(t, 0, halfSeals, 0), firstSlots},
+		{"fewer slots than are due", memfd(t, halfSize(1), halfSeals, 0), 1},
+		{"no slots", memfd(t, halfSize(0), halfSeals, 0), 0},
+		{"too many slots", memfd(t, halfSize(mostSlots+1), halfSeals, 0), mostSlots + 1},
+		{"endless slots", memfd(t, right, halfSeals, 0), 1<<32 - 1},
 		{"a file", int(file.Fd()), firstSlots},
 		{"a pipe", pipe[0], firstSlots},
-		{"huge pages", memfd(t, right+(2<<20-right%(2<<20))%(2<<20), segmentSeals, unix.MFD_HUGETLB), firstSlots},
+		{"huge pages", memfd(t, right+(2<<20-right%(2<<20))%(2<<20), halfSeals, unix.MFD_HUGETLB), firstSlots},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := dialRaw(t, l)
@@ -112,8 +108,8 @@ func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
 
 // Mappings are bounded in bytes and in number, and one that fails is not counted.
 func TestMappingsAreBounded(t *testing.T) {
-	right := memfd(t, segmentSize(firstSlots), segmentSeals, 0)
-	size := segmentSize(firstSlots)
+	right := memfd(t, halfSize(firstSlots), halfSeals, 0)
+	size := halfSize(firstSlots)
 	for name, c := range map[string]struct {
 		fd              int
 		space, mappings int64
@@ -131,7 +127,7 @@ func TestMappingsAreBounded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			leaks(t)
 			withLimits(t, Limits{AddressSpace: c.space, Mappings: c.mappings})
-			m, err := newMapping(c.fd, firstSlots, account{held, 1, c.own})
+			m, err := newMapping(c.fd, firstSlots, account{held, 1, c.own}, unix.PROT_READ)
 			if !errors.Is(err, c.want) {
 				t.Errorf("%v, want %v", err, c.want)
 			}
@@ -148,8 +144,8 @@ func TestMappingsAreBounded(t *testing.T) {
 
 // Pages of huge pages are another file system's, and refused for it, whatever their size.
 func TestHugePagesAreRefused(t *testing.T) {
-	fd := memfd(t, 2<<20, segmentSeals, unix.MFD_HUGETLB)
-	if err := checkSegment(fd, firstSlots); !errors.Is(err, errSegment) || !strings.Contains(err.Error(), "file system") {
+	fd := memfd(t, 2<<20, halfSeals, unix.MFD_HUGETLB)
+	if err := checkHalf(fd, firstSlots); !errors.Is(err, errSegment) || !strings.Contains(err.Error(), "file system") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -183,7 +179,7 @@ func init() {
 		if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE); err != nil {
 			return err
 		}
-		m, fd, err := newSegment(firstSlots)
+		m, fd, err := newHalf(firstSlots, ownAccount(), false)
 		if err != nil {
 			return err
 		}

@@ -4,31 +4,19 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-
-	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
-// slot is a connection's place in a segment. The dialing end hands slots out, and reuses
-// one only when both sides have retired from it.
+// slot is where a connection is, in both halves of a segment. The dialing end hands slots out,
+// and reuses one only when both sides have retired from it.
 type slot struct {
-	number  int
-	control *slotControl
-	rings   [2][]byte
-	ep      atomic.Pointer[endpoint] // until it retires
-	pages   cachedPages              // of the ring that this end writes
+	number int
+	own    part
+	peers  part
+	ep     atomic.Pointer[endpoint] // until it retires
+	pages  cachedPages              // of the ring that this end writes
 
 	refused bool // by the peer, which has never had it; at the dialing end, guarded by the table's mu
 	charged bool // to the peer's user, until the link's end; at the accepting end, guarded by the link's mu
-}
-
-// reset prepares a slot for its next connection.
-func (s *slot) reset() {
-	for dir := range s.control.ring {
-		s.control.ring[dir].Reset()
-	}
-	for i := range s.control.state {
-		s.control.state[i].v.Store(stateOpen)
-	}
 }
 
 // slotTable holds the slots of a link, and at the dialing end which of them are free and
@@ -37,7 +25,7 @@ type slotTable struct {
 	all atomic.Pointer[[]*slot] // grows by copying
 
 	mu         sync.Mutex // guards what follows
-	maps       []mapping
+	segments   []segment
 	free       []*slot
 	leaving    []*slot               // this end is done, the peer may not be
 	connecting map[uint32]chan uint8 // by number, where the code of the reply goes
@@ -59,19 +47,15 @@ func (t *slotTable) at(number uint32) *slot {
 }
 
 // add adds a segment's slots, as free ones at the dialing end. One goroutine at a time adds.
-func (t *slotTable) add(m mapping, dialing bool) {
+func (t *slotTable) add(m segment, dialing bool) {
 	old := t.list()
-	list := append(make([]*slot, 0, len(old)+m.slots), old...)
-	for i := range m.slots {
-		list = append(list, &slot{
-			number:  len(list),
-			control: m.control(i),
-			rings:   [2][]byte{m.ring(i, 0), m.ring(i, 1)},
-		})
+	list := append(make([]*slot, 0, len(old)+m.own.slots), old...)
+	for i := range m.own.slots {
+		list = append(list, &slot{number: len(list), own: m.own.part(i), peers: m.peers.part(i)})
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.maps = append(t.maps, m)
+	t.segments = append(t.segments, m)
 	t.all.Store(&list)
 	if dialing {
 		for i := len(list) - 1; i >= len(old); i-- { // so that the first is taken first
@@ -80,22 +64,20 @@ func (t *slotTable) add(m mapping, dialing bool) {
 	}
 }
 
-// take returns a fresh slot, nil if none is free.
+// take returns a slot that neither side uses, nil if there is none.
 func (t *slotTable) take() *slot {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.reapLocked(reapLook)
 	if len(t.free) == 0 {
 		t.reapLocked(len(t.leaving))
 	}
 	n := len(t.free)
 	if n == 0 {
-		t.mu.Unlock()
 		return nil
 	}
 	s := t.free[n-1]
 	t.free = t.free[:n-1]
-	t.mu.Unlock()
-	s.reset()
 	return s
 }
 
@@ -159,36 +141,46 @@ func (t *slotTable) reapLocked(n int) {
 
 // overLocked reports whether the peer does not touch a slot any more.
 func (t *slotTable) overLocked(s *slot) bool {
-	return s.refused || t.connecting[uint32(s.number)] == nil && s.control.state[1].retired()
+	return s.refused || t.connecting[uint32(s.number)] == nil && s.peers.control.state.retired()
 }
 
-// reclaim gives back the memory that connections left some time ago in the rings that side
-// writes. ended: the peer is gone. It reports whether it has to run again.
-func (t *slotTable) reclaim(side int, ended bool) (again bool) {
+// reclaim gives back the memory that connections left some time ago in the rings that this
+// end writes. ended: the peer is gone. It reports whether it has to run again.
+func (t *slotTable) reclaim(ended bool) (again bool) {
 	for _, s := range t.list() {
-		again = s.pages.reclaim(func(n uint64) bool {
-			// The peer may still be reading what the last connection sent, or hold it;
-			// one that lies about its progress loses it.
-			unread := !ended && !s.control.state[1-side].retired() && !s.control.ring[side].Drained()
-			return !unread && punchHole(s.rings[side], n)
-		}) || again
+		again = s.pages.reclaim(func(n uint64) bool { return (ended || s.read()) && punchHole(s.own.ring, n) }) || again
 	}
 	return again
 }
 
-// unmap unmaps all segments. Nobody uses a slot any more.
-func (t *slotTable) unmap() {
+// read reports whether the peer needs nothing any more of what is in the ring: it may still be
+// reading what the last connection has sent, or hold it. One that lies about its progress loses it.
+func (s *slot) read() bool {
+	return s.peers.control.state.retired() || s.own.control.out.Drained(&s.peers.control.in)
+}
+
+// unread reports whether the peer has still to read what an ended connection has left.
+func (t *slotTable) unread() bool {
+	return slices.ContainsFunc(t.list(), func(s *slot) bool { return s.cached() && !s.read() })
+}
+
+// unmap unmaps all segments. Nobody here uses a slot any more. punch: it gives back what this end
+// has written first, which the peer could keep with the segment's descriptor; ended as in reclaim.
+func (t *slotTable) unmap(punch, ended bool) {
 	for _, s := range t.list() {
-		budget().Return(s.pages.take())
+		n := s.pages.take()
+		if n == 0 || !punch || !ended && !s.read() || !punchHole(s.own.ring, n) {
+			budget().Return(n)
+		}
 	}
 	t.mu.Lock()
-	maps := t.maps
-	t.maps = nil
+	segments := t.segments
+	t.segments = nil
 	t.mu.Unlock()
-	for _, m := range maps {
+	for _, m := range segments {
 		m.unmap()
 	}
 }
 
 // cached reports whether a slot has pages that reclaim is to give back, if the link does that.
-func (s *slot) cached() bool { return s.pages.bytes.Load() > ring.Start }
+func (s *slot) cached() bool { return s.pages.bytes.Load() > 0 }

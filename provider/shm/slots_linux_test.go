@@ -10,21 +10,28 @@ import (
 // table returns a slot table with one segment, as the dialing end has it.
 func table(t *testing.T) *slotTable {
 	t.Helper()
-	m, fd, err := newSegment(firstSlots)
-	if err != nil {
-		t.Fatal(err)
+	var m segment
+	for _, half := range []*mapping{&m.own, &m.peers} { // both written by the test
+		var fd int
+		var err error
+		if *half, fd, err = newHalf(firstSlots, ownAccount(), false); err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(fd)
 	}
-	unix.Close(fd)
 	slots := new(slotTable)
 	slots.init()
 	slots.add(m, true)
-	t.Cleanup(slots.unmap)
+	t.Cleanup(func() { slots.unmap(false, false) })
 	return slots
 }
 
 // connected takes a slot as for a connection that the peer has accepted.
 func (t *slotTable) connected() *slot {
 	s := t.take()
+	for _, end := range []part{s.own, s.peers} {
+		end.control.reset()
+	}
 	reply := t.connect(s)
 	t.replied(uint32(s.number), codeOK)
 	<-reply
@@ -38,7 +45,7 @@ func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			slots := table(t)
 			s := slots.connected()
-			peer := &s.control.state[1].v
+			peer := &s.peers.control.state.v
 			isFree := func() bool { slots.reapLocked(1); return len(slots.free) == firstSlots }
 			if peerFirst {
 				peer.Store(stateClosed | stateHeld)
@@ -79,7 +86,7 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 				if !late {
 					slots.replied(uint32(s.number), code)
 				}
-				s.control.state[0].v.Store(stateAborted)
+				s.own.control.state.v.Store(stateAborted)
 				slots.retire(s)
 				if late {
 					slots.reapLocked(1)
@@ -89,7 +96,7 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 					slots.replied(uint32(s.number), code)
 				}
 				if code == codeOK {
-					s.control.state[1].v.Store(stateClosed)
+					s.peers.control.state.v.Store(stateClosed)
 				}
 				slots.reapLocked(1)
 				if n := len(slots.free); n != firstSlots {
@@ -123,12 +130,9 @@ func TestTakeReapsWhatThePeerIsDoneWith(t *testing.T) {
 	if slots.take() != nil {
 		t.Fatal("a slot that the peer still uses")
 	}
-	all[5].control.state[1].v.Store(stateClosed)
+	all[5].peers.control.state.v.Store(stateClosed)
 	if slots.take() != all[5] {
 		t.Error("the slot that both are done with was not found")
-	}
-	if s := all[5].control; s.state[0].v.Load() != stateOpen || s.state[1].v.Load() != stateOpen {
-		t.Error("it is not fresh")
 	}
 	for _, n := range []uint32{firstSlots, math.MaxUint32} {
 		if slots.at(n) != nil {

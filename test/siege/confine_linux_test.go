@@ -21,6 +21,7 @@ type call struct {
 var calls = map[string]call{
 	"memfd_create":            {Number: unix.SYS_MEMFD_CREATE, Arg: -1},
 	"ftruncate":               {Number: unix.SYS_FTRUNCATE, Arg: -1},
+	"fchmod":                  {Number: unix.SYS_FCHMOD, Arg: -1},
 	"fcntl F_ADD_SEALS":       {Number: unix.SYS_FCNTL, Arg: 1, Value: unix.F_ADD_SEALS},
 	"fcntl F_GET_SEALS":       {Number: unix.SYS_FCNTL, Arg: 1, Value: unix.F_GET_SEALS},
 	"fcntl F_DUPFD_CLOEXEC":   {Number: unix.SYS_FCNTL, Arg: 1, Value: unix.F_DUPFD_CLOEXEC},

@@ -217,9 +217,9 @@ func TestResourceLimits(t *testing.T) {
 	}{
 		{"none", confinedArgs{}, asBefore, asBefore},
 		{"RLIMIT_MEMLOCK 0", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_MEMLOCK: 0}}, asBefore, asBefore},
-		// The dialing end makes the segments.
-		{"RLIMIT_FSIZE 1 MiB", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_FSIZE: 1 << 20}}, []string{"tcp: resources"}, asBefore},
-		{"RLIMIT_FSIZE 0", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_FSIZE: 0}}, []string{"tcp: resources"}, asBefore},
+		// Each end makes half of a segment, of 64 MiB.
+		{"RLIMIT_FSIZE 1 MiB", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_FSIZE: 1 << 20}}, []string{"tcp: resources"}, []string{"tcp: resources"}},
+		{"RLIMIT_FSIZE 0", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_FSIZE: 0}}, []string{"tcp: resources"}, []string{"tcp: resources"}},
 		// A segment takes 128 MiB.
 		{"RLIMIT_AS 100 MiB more", confinedArgs{Space: 100 << 20}, []string{"tcp: resources"}, []string{"tcp: resources"}},
 	} {

@@ -8,7 +8,8 @@ import (
 type pipe struct {
 	Writer
 	Reader
-	shared Control
+	out    Outgoing
+	back   Incoming
 	spares Cells
 	bytes  []byte
 	books  *Budget
@@ -21,8 +22,8 @@ const plenty = 256 << 20
 func newPipe(t testing.TB, most int) *pipe {
 	t.Helper()
 	p := &pipe{bytes: make([]byte, Size), books: NewBudget(plenty), t: t}
-	p.Writer.Init(&p.shared, &p.spares, p.bytes, most, 0, p.books)
-	p.Reader.Init(&p.shared, &p.spares, p.bytes)
+	p.Writer.Init(&p.out, &p.spares, p.bytes, &p.back, most, 0, p.books)
+	p.Reader.Init(&p.out, &p.spares, p.bytes, &p.back)
 	return p
 }
 

@@ -15,19 +15,19 @@ var breaches = []struct {
 	breaks func(p *pipe)
 	writer bool
 }{
-	{"tail beyond the ring", func(p *pipe) { p.shared.tail.Store(3 * Size) }, false},
-	{"tail that goes back", func(p *pipe) { p.shared.tail.Store(8) }, false},
-	{"odd tail", func(p *pipe) { p.shared.tail.Add(1) }, false},
-	{"no header", func(p *pipe) { p.shared.tail.Add(64) }, false},
+	{"tail beyond the ring", func(p *pipe) { p.out.tail.Store(3 * Size) }, false},
+	{"tail that goes back", func(p *pipe) { p.out.tail.Store(8) }, false},
+	{"odd tail", func(p *pipe) { p.out.tail.Add(1) }, false},
+	{"no header", func(p *pipe) { p.out.tail.Add(64) }, false},
 	{"empty record", func(p *pipe) { p.record(kindMessage, 64) }, false},
 	{"long record", func(p *pipe) { p.record(kindMessage|MaxMessage+1, 64) }, false},
 	{"record beyond the tail", func(p *pipe) { p.record(kindMessage|1000, 64) }, false},
 	{"record of another kind", func(p *pipe) { p.record(3<<32|8, 64) }, false},
 	{"record across the end of the ring", func(p *pipe) {
-		at := p.shared.tail.Load()
+		at := p.out.tail.Load()
 		putHeader(p.Reader.mem, at, kindPad|(Size-64-at))
 		putHeader(p.Reader.mem, Size-64, kindMessage|1000)
-		p.shared.tail.Store(Size + 1000)
+		p.out.tail.Store(Size + 1000)
 	}, false},
 	{"empty pad", func(p *pipe) { p.record(kindPad, 64) }, false},
 	{"odd pad", func(p *pipe) { p.record(kindPad|12, 64) }, false},
@@ -38,19 +38,19 @@ var breaches = []struct {
 			p.record(kindPad|8, 8)
 		}
 	}, false},
-	{"tail of cells", func(p *pipe) { p.shared.spareTail.Store(1 << 40) }, false},
-	{"long cell", func(p *pipe) { p.spares[0].size.Store(1 << 30); p.shared.spareTail.Store(1) }, false},
-	{"empty cell", func(p *pipe) { p.shared.spareTail.Store(1) }, false},
-	{"head beyond the tail", func(p *pipe) { p.shared.head.Store(1 << 40) }, true},
-	{"odd head", func(p *pipe) { p.shared.head.Store(1) }, true},
-	{"head that goes back", func(p *pipe) { p.shared.head.Store(0) }, true},
+	{"tail of cells", func(p *pipe) { p.out.spareTail.Store(1 << 40) }, false},
+	{"long cell", func(p *pipe) { p.spares[0].size.Store(1 << 30); p.out.spareTail.Store(1) }, false},
+	{"empty cell", func(p *pipe) { p.out.spareTail.Store(1) }, false},
+	{"head beyond the tail", func(p *pipe) { p.back.head.Store(1 << 40) }, true},
+	{"odd head", func(p *pipe) { p.back.head.Store(1) }, true},
+	{"head that goes back", func(p *pipe) { p.back.head.Store(0) }, true},
 	{"head inside a pad", func(p *pipe) {
 		if p.lapEnd == 0 || p.Writer.tail/Size == p.Writer.head/Size {
 			p.t.Fatal("no pad, so this shows nothing")
 		}
-		p.shared.head.Store(p.lapEnd + 8)
+		p.back.head.Store(p.lapEnd + 8)
 	}, true},
-	{"head of cells", func(p *pipe) { p.shared.spareHead.Store(1) }, true},
+	{"head of cells", func(p *pipe) { p.back.spareHead.Store(1) }, true},
 }
 
 // A side that finds nonsense in the shared memory ends with Broken, and finds no more.
@@ -131,9 +131,9 @@ func (p *pipe) readerIsBroken() {
 
 // record publishes n bytes behind a header, as a hostile writer would.
 func (p *pipe) record(h, n uint64) {
-	at := p.shared.tail.Load()
+	at := p.out.tail.Load()
 	putHeader(p.Reader.mem, at, h)
-	p.shared.tail.Add(n)
+	p.out.tail.Add(n)
 }
 
 // FuzzHostile has a peer write anything anywhere between the calls of both sides. No call
@@ -260,7 +260,10 @@ func (h *hostile) inside(b []byte) {
 
 // scribble changes a word of the shared memory: to anything, or to something near.
 func (h *hostile) scribble() {
-	control := unsafe.Slice((*uint64)(unsafe.Pointer(&h.shared)), unsafe.Sizeof(h.shared)/8)
+	control := unsafe.Slice((*uint64)(unsafe.Pointer(&h.out)), unsafe.Sizeof(h.out)/8)
+	if h.next()%2 == 0 {
+		control = unsafe.Slice((*uint64)(unsafe.Pointer(&h.back)), unsafe.Sizeof(h.back)/8)
+	}
 	cells := unsafe.Slice((*uint64)(unsafe.Pointer(&h.spares)), unsafe.Sizeof(h.spares)/8)
 	ring := unsafe.Slice((*uint64)(unsafe.Pointer(&h.bytes[0])), Size/8)
 	var at *uint64
@@ -313,7 +316,7 @@ func TestHeaderThatChangesWhileItIsRead(t *testing.T) {
 	defer close(stop)
 	for range 200_000 {
 		r := Reader{}
-		r.Init(&p.shared, &p.spares, p.bytes)
+		r.Init(&p.out, &p.spares, p.bytes, &p.back)
 		if msg, do := r.Poll(); do&Broken == 0 && len(msg) != 8 {
 			t.Fatalf("a message of %d bytes in a record of 8", len(msg))
 		}

@@ -76,8 +76,8 @@ func (m *model) run(script []byte) {
 		case 7:
 			m.Shrink(m.free)
 		}
-		if m.shared.Unread() != (m.data > 0) {
-			m.t.Fatalf("unread is %v", m.shared.Unread())
+		if m.out.Unread(&m.back) != (m.data > 0) {
+			m.t.Fatalf("unread is %v", m.out.Unread(&m.back))
 		}
 	}
 	m.drain()
@@ -196,7 +196,7 @@ func (m *model) drain() {
 		m.release()
 	}
 	m.none()
-	if m.seq > 0 && !m.shared.Drained() {
+	if m.seq > 0 && !m.out.Drained(&m.back) {
 		m.t.Fatal("the reader holds something back")
 	}
 	if !m.send(MaxMessage, m.seq) {

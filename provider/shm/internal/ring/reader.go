@@ -24,28 +24,30 @@ const (
 // All bounds are local: the writer's tail is checked when it is read, a record when Poll
 // finds it, and the sizes of kept messages are stored here.
 type Reader struct {
-	control *Control
-	cells   *Cells
-	mem     *[Size]byte
+	in    *Incoming // this side's
+	out   *Outgoing
+	cells *Cells
+	mem   *[Size]byte
 
 	scan      uint64 // the next record that Poll looks at
-	tail      uint64 // control.tail as last read and checked
+	tail      uint64 // out.tail as last read and checked
 	head      uint64 // everything before it is free
-	published uint64 // control.head: the head that the writer knows
+	published uint64 // in.head: the head that the writer knows
 
-	spare     uint64 // cells consumed, control.spareHead
-	spareTail uint64 // control.spareTail as last read and checked
+	spare     uint64 // cells consumed, in.spareHead
+	spareTail uint64 // out.spareTail as last read and checked
 
 	current     int    // size of the last Poll's message
 	currentCell []byte // the message, if it is in a cell
 	kept        keptMessages
 	keptBytes   uint64 // of the ring that they take
+	rung        Rung   // for out.want
 	err         error  // how the writer broke the rules
 }
 
 // Init prepares the zero Reader for an empty ring over mem, which is Size bytes long.
-func (r *Reader) Init(c *Control, cells *Cells, mem []byte) {
-	r.control, r.cells, r.mem = c, cells, (*[Size]byte)(mem)
+func (r *Reader) Init(out *Outgoing, cells *Cells, mem []byte, in *Incoming) {
+	r.out, r.cells, r.mem, r.in = out, cells, (*[Size]byte)(mem), in
 }
 
 // Poll returns the next message, nil if there is none. It stays in place until Drop, or
@@ -136,17 +138,17 @@ func (r *Reader) Release() (do Action) {
 }
 
 // Arm has the writer return Wake once there is another message.
-func (r *Reader) Arm() { r.control.sleep.Store(1) }
+func (r *Reader) Arm() { r.in.sleep.Set(0) }
 
-// Armed reports whether Arm is in force: the writer ends it, too.
-func (r *Reader) Armed() bool { return r.control.sleep.Load() != 0 }
+// Armed reports whether Arm is in force, unless the writer has returned Wake.
+func (r *Reader) Armed() bool { return r.in.sleep.IsSet() }
 
 // Disarm ends Arm.
-func (r *Reader) Disarm() {
-	if r.control.sleep.Load() != 0 {
-		r.control.sleep.Store(0)
-	}
-}
+func (r *Reader) Disarm() { r.in.sleep.Clear() }
+
+// WriterWaits reports whether the writer waits for anything, and nobody has woken it. Any
+// goroutine may ask.
+func (r *Reader) WriterWaits() bool { return r.rung.Waits(&r.out.want) }
 
 // Err tells why a call returned Broken.
 func (r *Reader) Err() error { return r.err }
@@ -166,9 +168,9 @@ func (r *Reader) look(do *Action) (news bool) {
 	if r.err != nil {
 		return false
 	}
-	t := r.control.tail.Load()
+	t := r.out.tail.Load()
 	// Read after the tail, so that every cell committed before t is known as well.
-	if n := r.control.spareTail.Load(); n != r.spareTail {
+	if n := r.out.spareTail.Load(); n != r.spareTail {
 		if n < r.spareTail || n-r.spare > Spares {
 			r.broken(do, "tail of cells %d after %d", n, r.spareTail)
 			return false
@@ -196,8 +198,8 @@ func (r *Reader) consumed() Action {
 	if r.kept.count > 0 {
 		r.head = r.kept.at
 	}
-	r.control.done = uint32(r.head)
-	if r.head-r.published >= headBatch || r.control.want.Load() != 0 {
+	r.in.done = uint32(r.head)
+	if r.head-r.published >= headBatch || r.rung.Waits(&r.out.want) {
 		return r.publishHead()
 	}
 	return 0
@@ -209,8 +211,8 @@ func (r *Reader) publishHead() Action {
 		return 0
 	}
 	r.published = r.head
-	r.control.head.Store(r.head)
-	if w := r.control.want.Load(); w != 0 && r.head >= w && r.control.want.Swap(0) != 0 {
+	r.in.head.Store(r.head)
+	if r.rung.RingAt(&r.out.want, r.head) {
 		return Wake
 	}
 	return 0
@@ -236,8 +238,8 @@ func (r *Reader) pollCell() (msg []byte, do Action) {
 func (r *Reader) dropCell() Action {
 	r.currentCell = nil
 	r.spare++
-	r.control.spareHead.Store(r.spare)
-	if r.control.want.Load() != 0 && r.control.want.Swap(0) != 0 {
+	r.in.spareHead.Store(r.spare)
+	if r.rung.Ring(&r.out.want) {
 		return Wake
 	}
 	return 0

@@ -3,11 +3,12 @@
 // sessions, makes no system call, and sleeps nowhere. What a call leaves to be done, such
 // as waking the other process, it returns as an Action.
 //
-// The memory of a ring is Size bytes for the messages, a Control with the words by which
-// the two sides agree, and Cells with room for control messages, for which the ring may
-// have none. Everything there can be written by the other process at any time. So each
-// side keeps its own positions, checks what it reads of the other's, and reads a length
-// once. Whatever the other process writes, no call panics, runs on, or touches memory
+// The memory of a ring is Size bytes for the messages; Outgoing and Incoming, with the words
+// by which the two sides agree; and Cells with room for control messages, for which the ring
+// may have none. Each side writes only what is its own: the reader Incoming, the writer the
+// rest, and what one side writes the other need only be able to read. It may change at any
+// time. So each side keeps its own positions, checks what it reads of the other's, and reads a
+// length once. Whatever the other process writes, no call panics, runs on, or touches memory
 // outside; it ends with Broken at worst, or with messages of any content.
 //
 // Positions only grow. A position's low bits are the offset in the ring, the others the
@@ -49,45 +50,47 @@ const (
 	Broken
 )
 
-// Control steers a ring. Words that different sides write are two cache lines apart,
-// because processors fetch lines in pairs. The zero value is an empty ring's.
-type Control struct {
-	tail      atomic.Uint64 // writer: bytes published
-	spareTail atomic.Uint64 // writer: cells published
+// Outgoing is what a ring's writer says, beside the messages, and Incoming what its reader says.
+// Words that are written at different times are two cache lines apart, because processors fetch
+// lines in pairs. The zero values are an empty ring's.
+type Outgoing struct {
+	tail      atomic.Uint64 // bytes published
+	spareTail atomic.Uint64 // cells published
 	_         [112]byte
-	head      atomic.Uint64 // reader: bytes freed
-	spareHead atomic.Uint64 // reader: cells freed
-	_         [112]byte
-	sleep     atomic.Uint32 // reader: to be woken when tail moves
-	_         [124]byte
-	want      atomic.Uint64 // writer: to be woken when head reaches this; 0: not
+	want      Alarm // to be woken when head reaches a place
 	_         [120]byte
-	due       uint32 // writer, see Unread
-	_         [124]byte
-	done      uint32 // reader, see Unread
+	due       uint32 // see Unread; the reader does not use it
 	_         [124]byte
 }
 
-// Reset makes the ring empty for its next Writer and Reader.
-func (c *Control) Reset() {
-	c.tail.Store(0)
-	c.spareTail.Store(0)
-	c.head.Store(0)
-	c.spareHead.Store(0)
-	c.sleep.Store(0)
-	c.want.Store(0)
-	c.due, c.done = 0, 0
+type Incoming struct {
+	head      atomic.Uint64 // bytes freed
+	spareHead atomic.Uint64 // cells freed
+	_         [112]byte
+	sleep     Alarm // to be woken when tail moves
+	_         [120]byte
+	done      uint32 // see Unread
+	_         [124]byte
 }
 
-// WakeReader reports whether the reader sleeps, and has to be woken now.
-func (c *Control) WakeReader() bool { return c.sleep.Load() != 0 && c.sleep.Swap(0) != 0 }
+// Reset makes the ring empty for its next Writer.
+func (o *Outgoing) Reset() {
+	o.tail.Store(0)
+	o.spareTail.Store(0)
+	o.want.reset()
+	o.due = 0
+}
 
-// WakeWriter reports whether the writer waits for room, and has to be woken now.
-func (c *Control) WakeWriter() bool { return c.want.Load() != 0 && c.want.Swap(0) != 0 }
+// Reset makes the ring empty for its next Reader.
+func (i *Incoming) Reset() {
+	i.head.Store(0)
+	i.spareHead.Store(0)
+	i.sleep.reset()
+	i.done = 0
+}
 
-// Drained reports whether the reader has freed all that was published. Only a hint: both
-// positions can be written by either process.
-func (c *Control) Drained() bool { return c.head.Load() == c.tail.Load() }
+// Drained reports whether the reader has freed all that was published, by what it says.
+func (o *Outgoing) Drained(by *Incoming) bool { return by.head.Load() == o.tail.Load() }
 
 // Unread reports, when the reader's process has died, whether it left data unread. TCP
 // tells that by a reset; here the writer's process finds out from two positions, modulo 2³²:
@@ -100,16 +103,16 @@ func (c *Control) Drained() bool { return c.head.Load() == c.tail.Load() }
 // a twentieth of a round trip for each message, and due beside the tail a fiftieth. The
 // kernel has reported the death, hence done is read after all stores of its process. due
 // may be stored at the same moment: that message counts or not, like a Write that crosses
-// a reset. The dead process can have written anything to either; it decides only how its
+// a reset. The dead process can have written anything to done; it decides only how its
 // connection ends.
-func (c *Control) Unread() bool { return int32(c.due-c.done) > 0 }
+func (o *Outgoing) Unread(by *Incoming) bool { return int32(o.due-by.done) > 0 }
 
 // followDue keeps due within 2³¹ of the tail, however much control a side sends that sends
 // nothing else. What lies further back than the ring is long has been dropped.
-func (c *Control) followDue(tail uint64) {
+func (o *Outgoing) followDue(tail uint64) {
 	const far = 1 << 30 // in time: a message is shorter than the other half
-	if at := uint32(tail); at-c.due > far {
-		c.due = at - Size
+	if at := uint32(tail); at-o.due > far {
+		o.due = at - Size
 	}
 }
 

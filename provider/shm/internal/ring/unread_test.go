@@ -49,7 +49,7 @@ func TestUnreadIsExact(t *testing.T) {
 					kept--
 					outstanding--
 				}
-				if got := p.shared.Unread(); got != (outstanding > 0) {
+				if got := p.out.Unread(&p.back); got != (outstanding > 0) {
 					t.Fatalf("step %d: unread is %v with %d messages outstanding, %d of them kept", step, got, outstanding, kept)
 				}
 			}
@@ -69,11 +69,11 @@ func TestControlAloneIsNeverUnread(t *testing.T) {
 				} else {
 					p.sendControl(24, 0)
 				}
-				sent := p.shared.Unread()
+				sent := p.out.Unread(&p.back)
 				p.poll()
 				p.Drop()
-				if dropped := p.shared.Unread(); sent != data || dropped {
-					t.Fatalf("unread at %d, with due %d: %v, then %v", p.Writer.tail, p.shared.due, sent, dropped)
+				if dropped := p.out.Unread(&p.back); sent != data || dropped {
+					t.Fatalf("unread at %d, with due %d: %v, then %v", p.Writer.tail, p.out.due, sent, dropped)
 				}
 				if uint32(p.Writer.tail) < before {
 					laps++
@@ -92,7 +92,7 @@ func TestUnreadByLies(t *testing.T) {
 	} {
 		p := newPipe(t, minMax)
 		p.send(8, 0)
-		if p.shared.done = done; p.shared.Unread() != want {
+		if p.back.done = done; p.out.Unread(&p.back) != want {
 			t.Errorf("done %#x: unread is %v", done, !want)
 		}
 	}

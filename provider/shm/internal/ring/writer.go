@@ -22,22 +22,24 @@ const (
 // and the writer has come some way, which keeps light traffic in the same few cached
 // pages.
 type Writer struct {
-	control *Control
-	cells   *Cells
-	mem     *[Size]byte
-	budget  *Budget
-	max     uint64 // upper bound of limit
+	out    *Outgoing // this side's, as are cells and mem
+	cells  *Cells
+	mem    *[Size]byte
+	in     *Incoming
+	budget *Budget
+	max    uint64 // upper bound of limit
 
 	tail      uint64 // where the next record goes
-	published uint64 // control.tail
-	head      uint64 // control.head as last read and checked
+	published uint64 // out.tail
+	head      uint64 // in.head as last read and checked
 	room      int    // bytes that Reserve gave; 0: no data is reserved
 	ctrlRoom  int    // bytes that ReserveControl gave
 	spare     bool   // … in a cell
 	spareTail uint64 // cells published
-	spareHead uint64 // control.spareHead as last read and checked
+	spareHead uint64 // in.spareHead as last read and checked
 	lapEnd    uint64 // the offset up to which the last lap was used
 	tryRewind uint64 // the next position at which to look for an empty ring
+	rung      Rung   // for in.sleep
 	err       error  // how the reader broke the rules
 
 	limit  atomic.Uint64 // the sender raises it; Shrink lowers it under grab
@@ -45,7 +47,7 @@ type Writer struct {
 	grab   atomic.Uint32 // needed once pages is above Start
 	wanted atomic.Uint64 // the head position that makes room, for Arm
 
-	idleTail uint64 // Shrink's: control.tail when it last looked, or neverLooked
+	idleTail uint64 // Shrink's: out.tail when it last looked, or neverLooked
 }
 
 // Who uses a ring that has grown: nobody, the sender from Reserve to Commit (and for good
@@ -63,8 +65,9 @@ const neverLooked = ^uint64(0)
 // Init prepares the zero Writer for an empty ring over mem, which is Size bytes long. The
 // ring grows to most bytes at most, and from Sure on within the budget. pages is how much
 // of mem has memory already, which the budget counts.
-func (w *Writer) Init(c *Control, cells *Cells, mem []byte, most int, pages uint64, b *Budget) {
-	w.control, w.cells, w.mem, w.budget, w.max = c, cells, (*[Size]byte)(mem), b, uint64(most)
+func (w *Writer) Init(out *Outgoing, cells *Cells, mem []byte, in *Incoming, most int, pages uint64, b *Budget) {
+	w.out, w.cells, w.mem, w.in = out, cells, (*[Size]byte)(mem), in
+	w.budget, w.max = b, uint64(most)
 	w.limit.Store(Start) // small, to stay in the cache, however many pages there are
 	w.pages.Store(max(pages, Start))
 	w.idleTail = neverLooked
@@ -94,7 +97,7 @@ func (w *Writer) Commit(n int) (do Action) {
 	}
 	putHeader(w.mem, w.tail, kindMessage|uint64(n))
 	w.tail += recordSize(n)
-	w.control.due = uint32(w.tail)
+	w.out.due = uint32(w.tail)
 	do = w.publish()
 	w.ungrab() // last: Shrink does not see a record until it is published
 	return do
@@ -117,9 +120,11 @@ func (w *Writer) ReserveControl(n int) (room []byte, do Action) {
 	} else if room = w.freeCell(&do); room != nil {
 		room, w.spare = room[:n:n], true
 	}
-	if room != nil {
-		w.ctrlRoom = n
+	if room == nil {
+		w.block()
+		return nil, do
 	}
+	w.ctrlRoom = n
 	return room, do
 }
 
@@ -141,24 +146,23 @@ func (w *Writer) CommitControl(n int) (do Action) {
 	}
 	putHeader(w.mem, w.tail, kindMessage|uint64(n))
 	w.tail += recordSize(n)
-	w.control.followDue(w.tail)
+	w.out.followDue(w.tail)
 	do = w.publish()
 	w.ungrab()
 	return do
 }
 
 // Arm has the reader return Wake once there is room, or a free cell, for what found none.
-func (w *Writer) Arm() { w.control.want.Store(max(1, w.wanted.Load())) }
+func (w *Writer) Arm() { w.out.want.Set(w.wanted.Load()) }
 
-// Armed reports whether Arm is in force: the reader ends it, too.
-func (w *Writer) Armed() bool { return w.control.want.Load() != 0 }
+// Armed reports whether Arm is in force, unless the reader has returned Wake.
+func (w *Writer) Armed() bool { return w.out.want.IsSet() }
 
 // Disarm ends Arm.
-func (w *Writer) Disarm() {
-	if w.control.want.Load() != 0 {
-		w.control.want.Store(0)
-	}
-}
+func (w *Writer) Disarm() { w.out.want.Clear() }
+
+// ReaderSleeps reports whether the reader sleeps, and nobody has woken it. Any goroutine may ask.
+func (w *Writer) ReaderSleeps() bool { return w.rung.Waits(&w.in.sleep) }
 
 // Err tells why a call returned Broken.
 func (w *Writer) Err() error { return w.err }
@@ -183,13 +187,13 @@ func (w *Writer) abandon() (do Action) {
 // publish shows the reader all records.
 func (w *Writer) publish() Action {
 	w.published = w.tail
-	w.control.tail.Store(w.tail)
+	w.out.tail.Store(w.tail)
 	return w.wake()
 }
 
 // wake returns Wake if the reader sleeps.
 func (w *Writer) wake() Action {
-	if w.control.WakeReader() {
+	if w.rung.Ring(&w.in.sleep) {
 		return Wake
 	}
 	return 0
@@ -282,7 +286,7 @@ func (w *Writer) skip(n uint64) {
 
 // refresh reads how far the reader has come. It returns false if that cannot be.
 func (w *Writer) refresh(do *Action) bool {
-	h := w.control.head.Load()
+	h := w.in.head.Load()
 	if h == w.head {
 		return true
 	}

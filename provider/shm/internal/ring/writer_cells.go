@@ -5,7 +5,7 @@ func (w *Writer) freeCell(do *Action) []byte {
 	if w.err != nil {
 		return nil
 	}
-	h := w.control.spareHead.Load()
+	h := w.in.spareHead.Load()
 	if h < w.spareHead || h > w.spareTail {
 		w.broken(do, "head of cells %d outside %d to %d", h, w.spareHead, w.spareTail)
 		return nil
@@ -27,6 +27,6 @@ func (w *Writer) commitCell(n int) (do Action) {
 	}
 	c.after.Store(w.published)
 	w.spareTail++
-	w.control.spareTail.Store(w.spareTail)
+	w.out.spareTail.Store(w.spareTail)
 	return do | w.wake()
 }

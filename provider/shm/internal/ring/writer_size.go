@@ -46,15 +46,15 @@ func (w *Writer) Shrink(free func(pages uint64) bool) (again, met bool) {
 	if w.pages.Load() <= Start {
 		return false, false
 	}
-	tail := w.control.tail.Load()
-	if tail != w.idleTail || w.control.head.Load() != tail {
+	tail := w.out.tail.Load()
+	if tail != w.idleTail || w.in.head.Load() != tail {
 		w.idleTail = tail
 		return true, false
 	}
 	if !w.grab.CompareAndSwap(grabNobody, grabShrink) {
 		return true, false
 	}
-	empty := w.control.tail.Load() == tail
+	empty := w.out.tail.Load() == tail
 	if empty && free(w.pages.Load()) {
 		w.limit.Store(Start)
 		w.pages.Store(Start)

@@ -261,7 +261,7 @@ func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 	q, r := newPipe(t, Size), newPipe(t, Size)
 	for _, more := range []*pipe{q, r} {
 		more.Writer = Writer{}
-		more.Writer.Init(&more.shared, &more.spares, more.bytes, Size, 0, p.books)
+		more.Writer.Init(&more.out, &more.spares, more.bytes, &more.back, Size, 0, p.books)
 	}
 	// 256 KiB in 64-byte messages take 320 KiB with their headers.
 	for _, p := range []*pipe{p, q} {
@@ -282,7 +282,7 @@ func TestRingThatInheritsMemory(t *testing.T) {
 	p := newPipe(t, Size)
 	p.Writer = Writer{}
 	p.books.Take(1<<20-Start, true)
-	p.Writer.Init(&p.shared, &p.spares, p.bytes, Size, 1<<20, p.books)
+	p.Writer.Init(&p.out, &p.spares, p.bytes, &p.back, Size, 1<<20, p.books)
 	if p.Limit() != Start || p.Pages() != 1<<20 {
 		t.Errorf("limit %d, pages %d", p.Limit(), p.Pages())
 	}
@@ -329,7 +329,7 @@ func TestControlInACellWakesTheReader(t *testing.T) {
 		t.Fatal("no room for control")
 	}
 	do := p.CommitControl(16)
-	if p.shared.spareTail.Load() != 1 {
+	if p.out.spareTail.Load() != 1 {
 		t.Fatal("it is not in a cell, so this shows nothing")
 	}
 	if do&Wake == 0 {

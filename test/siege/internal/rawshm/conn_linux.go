@@ -3,21 +3,18 @@ package rawshm
 import (
 	"encoding/binary"
 	"fmt"
+	"sync/atomic"
 	"time"
 )
 
-// Offsets in a slot's control: two rings' words, two states, two sets of cells.
+// Offsets in a slot's control, on either side.
 const (
-	ringControl = 768
-	ringTail    = 0
-	ringHead    = 128
-	ringSleep   = 256
-	ringWant    = 384
-	ringDue     = 512
-	ringDone    = 640
-
-	states    = 2 * ringControl
-	stateSize = 128
+	state     = 0
+	ringTail  = 128 // of the ring in the same half
+	ringWant  = 256
+	ringHead  = 512 // of the other one
+	ringSleep = 640
+	ringDone  = 768
 )
 
 // States of a side.
@@ -38,8 +35,9 @@ type Conn struct {
 	link   *Conduit
 	slot   slot
 	number int
-	tail   uint64 // of the ring out
-	head   uint64 // of the ring in
+	tail   uint64    // of the ring out
+	head   uint64    // of the ring in
+	rung   [2]uint64 // the peer's sleep and want, when they were rung for last
 }
 
 // Conn returns the connection in a slot, which is fresh.
@@ -47,37 +45,45 @@ func (c *Conduit) Conn(number int) *Conn {
 	return &Conn{link: c, slot: c.slots[number], number: number}
 }
 
-// word is the offset of a ring's word.
-func (c *Conn) word(dir, at int) int { return c.slot.control + dir*ringControl + at }
+// own and theirs are words in this side's control and in the other's.
+func (c *Conn) own(at int) *atomic.Uint64    { return at64(c.slot.mem, c.slot.control+at) }
+func (c *Conn) theirs(at int) *atomic.Uint64 { return at64(c.slot.theirs, c.slot.control+at) }
 
 // SetTail publishes any position.
-func (c *Conn) SetTail(v uint64) { at64(c.slot.mem, c.word(0, ringTail)).Store(v) }
+func (c *Conn) SetTail(v uint64) { c.own(ringTail).Store(v) }
 
 // SetState sets this side's state.
 func (c *Conn) SetState(v uint32) {
-	at32(c.slot.mem, c.slot.control+states).Store(v)
+	at32(c.slot.mem, c.slot.control+state).Store(v)
 	c.link.Kick(c.number)
 }
 
 // Done reports whether the other side does not use the slot any more.
-func (c *Conn) Done() bool {
-	state := at32(c.slot.mem, c.slot.control+states+stateSize).Load()
-	return state&3 != StateOpen && state>>31 == 0
-}
+func (c *Conn) Done() bool { return c.Peer() != StateOpen && c.peer()>>31 == 0 }
 
 // Peer is the other side's state.
-func (c *Conn) Peer() uint32 { return at32(c.slot.mem, c.slot.control+states+stateSize).Load() & 3 }
+func (c *Conn) Peer() uint32 { return c.peer() & 3 }
+
+func (c *Conn) peer() uint32 { return at32(c.slot.theirs, c.slot.control+state).Load() }
 
 // Reset makes a slot fresh for another connection, once both sides are done with it.
 func (c *Conn) Reset() {
-	clear(c.slot.mem[c.slot.control : c.slot.control+2*ringControl+2*stateSize])
-	c.tail, c.head = 0, 0
+	clear(c.slot.mem[c.slot.control:][:controlSize])
+	c.tail, c.head, c.rung = 0, 0, [2]uint64{}
+}
+
+// kick kicks if the peer has set one of its alarms since it was kicked last.
+func (c *Conn) kick(which, at int) {
+	if w := c.theirs(at).Load(); w&1 != 0 && w != c.rung[which] {
+		c.rung[which] = w
+		c.link.Kick(c.number)
+	}
 }
 
 // Put writes a record without telling the peer. It returns false if there is no room.
 func (c *Conn) Put(msg []byte) bool {
 	size := uint64(8 + (len(msg)+7)&^7)
-	head := at64(c.slot.mem, c.word(0, ringHead)).Load()
+	head := c.theirs(ringHead).Load()
 	at := c.tail
 	if left := ringSize - at%ringSize; left < size {
 		if at+left+size-head > ringSize || left < 8 {
@@ -90,29 +96,26 @@ func (c *Conn) Put(msg []byte) bool {
 		return false
 	}
 	c.putHeader(at, kindMessage|uint64(len(msg)))
-	copy(c.slot.mem[c.slot.rings[0]+int(at%ringSize)+8:], msg)
+	copy(c.slot.mem[c.slot.ring+int(at%ringSize)+8:], msg)
 	c.tail = at + size
 	return true
 }
 
 func (c *Conn) putHeader(at, h uint64) {
-	binary.LittleEndian.PutUint64(c.slot.mem[c.slot.rings[0]+int(at%ringSize):], h)
+	binary.LittleEndian.PutUint64(c.slot.mem[c.slot.ring+int(at%ringSize):], h)
 }
 
 // Publish shows the peer what was put, and wakes it if it sleeps.
 func (c *Conn) Publish() {
-	at32(c.slot.mem, c.word(0, ringDue)).Store(uint32(c.tail))
 	c.SetTail(c.tail)
-	if s := at32(c.slot.mem, c.word(0, ringSleep)); s.Load() != 0 && s.Swap(0) != 0 {
-		c.link.Kick(c.number)
-	}
+	c.kick(0, ringSleep)
 }
 
 // Get waits for the peer's next message, at most as long as given.
 func (c *Conn) Get(limit time.Duration) ([]byte, error) {
 	end := time.Now().Add(limit)
 	for {
-		if c.head == at64(c.slot.mem, c.word(1, ringTail)).Load() {
+		if c.head == c.theirs(ringTail).Load() {
 			if time.Now().After(end) {
 				return nil, fmt.Errorf("no message within %v, the peer's state is %d", limit, c.Peer())
 			}
@@ -120,13 +123,13 @@ func (c *Conn) Get(limit time.Duration) ([]byte, error) {
 			continue
 		}
 		off := int(c.head % ringSize)
-		h := binary.LittleEndian.Uint64(c.slot.mem[c.slot.rings[1]+off:])
+		h := binary.LittleEndian.Uint64(c.slot.theirs[c.slot.ring+off:])
 		n := int(uint32(h))
 		if h&^(1<<32-1) == kindPad {
 			c.free(uint64(n))
 			continue
 		}
-		msg := append([]byte(nil), c.slot.mem[c.slot.rings[1]+off+8:][:n]...)
+		msg := append([]byte(nil), c.slot.theirs[c.slot.ring+off+8:][:n]...)
 		c.free(uint64(8 + (n+7)&^7))
 		return msg, nil
 	}
@@ -134,11 +137,9 @@ func (c *Conn) Get(limit time.Duration) ([]byte, error) {
 
 func (c *Conn) free(n uint64) {
 	c.head += n
-	at32(c.slot.mem, c.word(1, ringDone)).Store(uint32(c.head))
-	at64(c.slot.mem, c.word(1, ringHead)).Store(c.head)
-	if w := at64(c.slot.mem, c.word(1, ringWant)); w.Load() != 0 && w.Swap(0) != 0 {
-		c.link.Kick(c.number)
-	}
+	at32(c.slot.mem, c.slot.control+ringDone).Store(uint32(c.head))
+	c.own(ringHead).Store(c.head)
+	c.kick(1, ringWant)
 }
 
 // Types of the session's messages.

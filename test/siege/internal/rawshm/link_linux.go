@@ -10,10 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The layout of segments.
+// The layout of half a segment.
 const (
-	bellSize    = 8 << 10
-	controlSize = 12 << 10
+	bellSize    = 132 << 10
+	controlSize = 1 << 10
+	cellsSize   = 16 * (8 + 8 + 256)
 	ringSize    = 4 << 20
 	ringAlign   = 64 << 10
 
@@ -23,29 +24,33 @@ const (
 )
 
 func ringsAt(slots int) int {
-	return (2*bellSize + slots*controlSize + ringAlign - 1) / ringAlign * ringAlign
+	return (bellSize + slots*(controlSize+cellsSize) + ringAlign - 1) / ringAlign * ringAlign
 }
 
-// SegmentSize is the length in bytes of a segment of so many slots.
-func SegmentSize(slots int) int { return ringsAt(slots) + slots*2*ringSize }
+// HalfSize is the length in bytes of half a segment of so many slots.
+func HalfSize(slots int) int { return ringsAt(slots) + slots*ringSize }
 
-// NewSegment makes a segment, as a sealed memfd, and maps it.
-func NewSegment(slots int) (fd int, mem []byte, err error) {
+// NewHalf makes half a segment, as a sealed memfd, and maps it.
+func NewHalf(slots int) (fd int, mem []byte, err error) {
 	fd, err = unix.MemfdCreate("siege", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return -1, nil, err
 	}
-	if err = unix.Ftruncate(fd, int64(SegmentSize(slots))); err == nil {
+	if err = unix.Ftruncate(fd, int64(HalfSize(slots))); err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 	}
 	if err == nil {
-		mem, err = unix.Mmap(fd, 0, SegmentSize(slots), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+		mem, err = mapHalf(fd, slots, unix.PROT_READ|unix.PROT_WRITE)
 	}
 	if err != nil {
 		unix.Close(fd)
 		return -1, nil, err
 	}
 	return fd, mem, nil
+}
+
+func mapHalf(fd, slots, prot int) ([]byte, error) {
+	return unix.Mmap(fd, 0, HalfSize(slots), prot, unix.MAP_SHARED|unix.MAP_NORESERVE)
 }
 
 // NewDoorbell returns an eventfd such as a doorbell is: rings take from its count.
@@ -66,16 +71,17 @@ func NewDoorbell() (fd int, err error) {
 // A Conduit is the dialing end of a link.
 type Conduit struct {
 	Socket int
-	Bell   int // the peer's doorbell
+	Bell   int   // the peer's doorbell
+	Halves []int // the peer's descriptors of its halves
 	slots  []slot
-	maps   [][]byte
+	maps   [][2][]byte
+	asleep uint64 // as the peer had it when it was rung last
 }
 
 // slot is a connection's place in a segment.
 type slot struct {
-	mem     []byte // of its segment
-	control int    // offset
-	rings   [2]int // offsets
+	mem, theirs   []byte // of its segment
+	control, ring int    // offsets
 }
 
 // Open makes a link: all of it as it is meant to be, except for the doorbell that is passed,
@@ -94,24 +100,25 @@ func Open(port uint16, doorbell int) (*Conduit, error) {
 }
 
 func (c *Conduit) handshake(doorbell int) error {
-	fd, mem, err := NewSegment(FirstSlots)
+	fd, mem, err := NewHalf(FirstSlots)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	c.add(mem, FirstSlots)
 	if err := Send(c.Socket, Message{Kind: Link, Number: FirstSlots}, fd, doorbell); err != nil {
+		unix.Munmap(mem)
 		return err
 	}
 	m, fds, err := Receive(c.Socket, 10*time.Second)
+	if err == nil && (m.Kind != LinkReply || m.Code != OK || len(fds) != 2) {
+		err = CodeError{m.Kind, m.Code}
+	}
 	if err != nil {
+		unix.Munmap(mem)
 		return err
 	}
-	if m.Kind != LinkReply || m.Code != OK || len(fds) != 1 {
-		return CodeError{m.Kind, m.Code}
-	}
-	c.Bell = fds[0]
-	return nil
+	c.Bell = fds[1]
+	return c.add(mem, fds[0], FirstSlots)
 }
 
 // CodeError is a reply that is not what was hoped for.
@@ -119,12 +126,17 @@ type CodeError struct{ Kind, Code uint8 }
 
 func (e CodeError) Error() string { return fmt.Sprintf("reply of kind %d, code %d", e.Kind, e.Code) }
 
-func (c *Conduit) add(mem []byte, slots int) {
-	c.maps = append(c.maps, mem)
-	for i := range slots {
-		rings := ringsAt(slots) + 2*i*ringSize
-		c.slots = append(c.slots, slot{mem, 2*bellSize + i*controlSize, [2]int{rings, rings + ringSize}})
+func (c *Conduit) add(mem []byte, half, slots int) error {
+	c.Halves = append(c.Halves, half)
+	theirs, err := mapHalf(half, slots, unix.PROT_READ)
+	c.maps = append(c.maps, [2][]byte{mem, theirs})
+	if err != nil {
+		return err
 	}
+	for i := range slots {
+		c.slots = append(c.slots, slot{mem, theirs, bellSize + i*controlSize, ringsAt(slots) + i*ringSize})
+	}
+	return nil
 }
 
 // Slots is how many connections the link has room for.
@@ -133,7 +145,7 @@ func (c *Conduit) Slots() int { return len(c.slots) }
 // Extend adds the next segment, which doubles the slots as long as they are few.
 func (c *Conduit) Extend() error {
 	slots := min(len(c.slots), mostSlots, linkSlots-len(c.slots))
-	fd, mem, err := NewSegment(slots)
+	fd, mem, err := NewHalf(slots)
 	if err != nil {
 		return err
 	}
@@ -142,16 +154,15 @@ func (c *Conduit) Extend() error {
 		unix.Munmap(mem)
 		return err
 	}
-	m, _, err := Receive(c.Socket, 10*time.Second)
-	if err == nil && (m.Kind != SegmentReply || m.Code != OK) {
+	m, fds, err := Receive(c.Socket, 10*time.Second)
+	if err == nil && (m.Kind != SegmentReply || m.Code != OK || len(fds) != 1) {
 		err = CodeError{m.Kind, m.Code}
 	}
 	if err != nil {
 		unix.Munmap(mem)
 		return err
 	}
-	c.add(mem, slots)
-	return nil
+	return c.add(mem, fds[0], slots)
 }
 
 // Connect asks for a connection in a slot, and waits for the reply.
@@ -171,12 +182,12 @@ func (c *Conduit) Connect(number int) error {
 
 // Kick shows the peer news of a slot, of both kinds, and rings if it sleeps.
 func (c *Conduit) Kick(number int) {
-	const sum, bits = 128, 4096
-	bell := c.maps[0][:bellSize]
-	word := number / 32
-	or64(bell, bits+8*word, 3<<(number%32*2))
-	or64(bell, sum+word/64*8, 1<<(word%64))
-	if asleep := at32(bell, 0); asleep.Load() != 0 && asleep.Swap(0) != 0 {
+	const groups, slots = 128, 2048
+	bell := c.maps[0][0]
+	at64(bell, slots+8*number).Add(1<<32 + 1)
+	at32(bell, groups+number/64*4).Add(1)
+	if asleep := at64(c.maps[0][1], 0).Load(); asleep&1 != 0 && asleep != c.asleep {
+		c.asleep = asleep
 		c.Ring()
 	}
 }
@@ -190,7 +201,9 @@ func (c *Conduit) Ring() {
 }
 
 // Sleep has the peer ring for its next news.
-func (c *Conduit) Sleep() { at32(c.maps[0], bellSize).Store(1) }
+func (c *Conduit) Sleep() {
+	at64(c.maps[0][0], 0).Store(at64(c.maps[0][0], 0).Load()>>32<<32 + 1<<32 + 1)
+}
 
 // Close gives all back.
 func (c *Conduit) Close() {
@@ -198,15 +211,15 @@ func (c *Conduit) Close() {
 	if c.Bell >= 0 {
 		unix.Close(c.Bell)
 	}
-	for _, m := range c.maps {
-		unix.Munmap(m)
+	for i, m := range c.maps {
+		unix.Close(c.Halves[i])
+		unix.Munmap(m[0])
+		unix.Munmap(m[1])
 	}
-	c.maps = nil
+	c.maps, c.Halves = nil, nil
 }
 
 // The words of shared memory. All offsets are multiples of their size.
 
 func at32(mem []byte, off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&mem[off])) }
 func at64(mem []byte, off int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&mem[off])) }
-
-func or64(mem []byte, off int, v uint64) { at64(mem, off).Or(v) }

@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the version of the protocol.
-const Version = 5
+const Version = 6
 
 // Kinds of messages.
 const (

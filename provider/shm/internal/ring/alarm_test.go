@@ -1,0 +1,94 @@
+package ring
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// One wake-up for each time that an alarm is set, at its place, and none behind Clear.
+func TestAlarmRingsOnce(t *testing.T) {
+	for _, place := range []uint64{0, 8, 1<<34 - 8, 1 << 34, 1<<40 + 4096} {
+		var a Alarm
+		var r Rung
+		if r.Ring(&a) || r.RingAt(&a, place) || r.Waits(&a) {
+			t.Fatal("an alarm that nobody has set")
+		}
+		for range 3 {
+			a.Set(place)
+			if place > 0 && r.RingAt(&a, place-8) {
+				t.Errorf("%d: before its place", place)
+			}
+			if !r.Waits(&a) || !r.RingAt(&a, place+800) {
+				t.Errorf("%d: not at its place", place)
+			}
+			if r.Waits(&a) || r.Ring(&a) || r.RingAt(&a, place+800) {
+				t.Errorf("%d: twice", place)
+			}
+		}
+		a.Set(place)
+		if !r.Ring(&a) {
+			t.Errorf("%d: not set again", place)
+		}
+		a.Set(place)
+		a.Clear()
+		if a.IsSet() || r.Ring(&a) || r.Waits(&a) {
+			t.Errorf("%d: behind Clear", place)
+		}
+	}
+}
+
+// Two sides count in turns, and sleep for each other: whoever sets an alarm, looks once more, and
+// finds nothing is woken.
+func TestNoWakeUpIsLost(t *testing.T) {
+	type side struct {
+		count atomic.Uint64
+		alarm Alarm
+		rung  Rung // for the other's
+		woken chan struct{}
+	}
+	sides := [2]*side{{woken: make(chan struct{}, 1)}, {woken: make(chan struct{}, 1)}}
+	const rounds = 200_000
+	// turn waits for the other to have counted to n, and counts on.
+	turn := func(me, other *side, n, next uint64) bool {
+		for spins := uint64(0); other.count.Load() < n; spins++ {
+			if spins < n%5 {
+				runtime.Gosched()
+				continue
+			}
+			me.alarm.Set(0)
+			if other.count.Load() >= n {
+				break // without Clear, as a session does that slept
+			}
+			select {
+			case <-me.woken:
+			case <-time.After(10 * time.Second):
+				return false
+			}
+		}
+		me.count.Store(next)
+		if me.rung.Ring(&other.alarm) {
+			select {
+			case other.woken <- struct{}{}:
+			default:
+			}
+		}
+		return true
+	}
+	done := make(chan bool, 2)
+	for i := range sides {
+		go func() {
+			ok := true
+			for n := uint64(0); ok && n < rounds; n++ {
+				ok = turn(sides[i], sides[1-i], n+uint64(i), n+1)
+			}
+			done <- ok
+		}()
+	}
+	for range sides {
+		if !<-done {
+			t.Fatal("nobody was woken")
+		}
+	}
+}
