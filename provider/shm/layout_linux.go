@@ -97,7 +97,7 @@ func ringsAt(slots int) int {
 	return (bellSize + slots*(controlSize+cellsSize) + ringAlign - 1) &^ (ringAlign - 1)
 }
 
-// halfSize may exceed a 32-bit int.
+// halfSize fits an int of 32 bits.
 func halfSize(slots int) int64 { return int64(ringsAt(slots)) + int64(slots)*ring.Size }
 
 // nextSegment is how many slots the next segment of a link with have slots gets; 0 means

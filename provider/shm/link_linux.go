@@ -70,7 +70,7 @@ var fdTableMu sync.Mutex
 func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l := &link{side: side, cfg: cfg, users: 1, gone: make(chan struct{}), mayPunch: cfg.Dir == ""}
 	l.slots.init()
-	l.offers.init()
+	l.offers.turn = make(chan struct{}, 1)
 	l.reclaim.pass = l.reclaimPass
 	fdTableMu.Lock()
 	var err error
@@ -151,7 +151,7 @@ func (l *link) handle(m *message, fds []int, cut error) error {
 		if cut == nil && (len(fds) == 1) != (m.code == codeOK) {
 			return fmt.Errorf("a reply to a segment with %d descriptors", len(fds))
 		}
-		return l.segmentReplied(nil, m.code, fds)
+		return l.segmentReplied(m.code, fds)
 	}
 	if cut != nil || len(fds) > 0 {
 		return fmt.Errorf("message %d with descriptors", m.kind)
@@ -219,7 +219,7 @@ func (l *link) attach(e *endpoint) (code uint8) {
 
 // detach removes an endpoint that has retired from its slot.
 func (l *link) detach(s *slot) {
-	if s.cached() {
+	if s.pages.any() {
 		l.reclaim.wake()
 	}
 	if l.side == 0 {
@@ -373,8 +373,8 @@ func (l *link) teardown() {
 	l.theirs.closeLater(l.control.close)
 	l.door.close(l.theirs)
 	l.peer.close()
-	if m, _, ok := l.offers.end(nil); ok {
-		m.unmap()
+	if o := l.offers.half.Swap(nil); o != nil {
+		o.unmap()
 	}
 	l.slots.unmap(l.mayPunch, l.peerGone)
 	l.mu.Lock()

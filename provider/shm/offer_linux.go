@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -14,38 +14,16 @@ import (
 // The segments of a link: the dialing end makes its half of a further one when no slot is free,
 // and offers it; the accepting end maps that, and replies with its own.
 
-// offers holds the segment on offer, of which there is one at a time: the next has to wait
-// for the peer's reply.
+// offers holds the half of a segment that is on offer, of which there is one at a time: the next
+// has to wait for the peer's reply.
 type offers struct {
-	turn chan struct{} // holds a token while a segment is on offer
-
-	mu    sync.Mutex // guards what follows
-	m     mapping
-	reply chan uint8 // where the code of the reply goes; nil: none is on offer
+	turn chan struct{} // holds a token while there is one
+	half atomic.Pointer[offer]
 }
 
-func (o *offers) init() { o.turn = make(chan struct{}, 1) }
-
-// begin puts a segment on offer. The caller has the turn.
-func (o *offers) begin(m mapping) (reply chan uint8) {
-	reply = make(chan uint8, 1)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.m, o.reply = m, reply
-	return reply
-}
-
-// end takes the segment off offer; a reply that is not nil restricts it to that offer. It
-// returns false if there is no such offer.
-func (o *offers) end(reply chan uint8) (m mapping, to chan uint8, ok bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.reply == nil || reply != nil && o.reply != reply {
-		return m, nil, false
-	}
-	m, to = o.m, o.reply
-	o.m, o.reply = mapping{}, nil
-	return m, to, true
+type offer struct {
+	mapping
+	reply chan uint8 // where the code of the reply goes; holds one
 }
 
 // extend adds a segment to the link.
@@ -71,7 +49,7 @@ func (l *link) extend(ctx context.Context) error {
 }
 
 // offer sends this end's half of a segment and waits for the peer's. The caller has the turn,
-// which segmentReplied gives back.
+// which settle gives back.
 func (l *link) offer(ctx context.Context, slots int) error {
 	m, fd, err := l.newHalf(slots)
 	if err != nil {
@@ -79,17 +57,17 @@ func (l *link) offer(ctx context.Context, slots int) error {
 		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
 	}
 	defer unix.Close(fd)
-	reply := l.offers.begin(m)
+	o := &offer{m, make(chan uint8, 1)}
+	l.offers.half.Store(o)
 	if err := l.control.post(ctx, l.gone, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
-		l.segmentReplied(reply, codeResources, nil) // the peer has not got it
+		if l.offers.half.CompareAndSwap(o, nil) { // the peer has not got it
+			l.settle(o, codeResources, nil)
+		}
 		return linkError(err)
 	}
 	select {
-	case code := <-reply:
-		if code != codeOK {
-			return codeError(code)
-		}
-		return nil
+	case code := <-o.reply:
+		return codeError(code)
 	case <-l.gone:
 		return errLinkGone
 	case <-ctx.Done():
@@ -97,16 +75,22 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	}
 }
 
-// segmentReplied ends an offer; see end for its argument. fds are the peer's half, or nothing:
-// descriptors may have been lost. An error means that the peer broke the protocol.
-func (l *link) segmentReplied(offer chan uint8, code uint8, fds []int) error {
-	m, reply, ok := l.offers.end(offer)
-	if !ok {
+// segmentReplied takes the reply to the offer. An error means that the peer broke the protocol.
+func (l *link) segmentReplied(code uint8, fds []int) error {
+	o := l.offers.half.Swap(nil)
+	if o == nil {
 		return errors.New("a reply without a segment")
 	}
-	var err error
+	if err := l.settle(o, code, fds); errors.Is(err, errSegment) {
+		return err
+	}
+	return nil
+}
+
+// settle ends an offer. fds are the peer's half, or nothing: descriptors may have been lost.
+func (l *link) settle(o *offer, code uint8, fds []int) (err error) {
 	if code == codeOK {
-		if err = l.join(m, fds); err != nil {
+		if err = l.join(o.mapping, fds); err != nil {
 			// The peer has slots that this end has not. So no more can be added here, and
 			// further connections take another link.
 			code = codeResources
@@ -114,14 +98,11 @@ func (l *link) segmentReplied(offer chan uint8, code uint8, fds []int) error {
 		}
 	}
 	if code != codeOK {
-		m.unmap()
+		o.unmap()
 	}
-	reply <- code // never blocks: buffered
+	o.reply <- code
 	<-l.offers.turn
-	if errors.Is(err, errSegment) {
-		return err
-	}
-	return nil
+	return err
 }
 
 // takeSegment takes a segment that the peer offers, and replies. If this process lacks a

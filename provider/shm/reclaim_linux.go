@@ -1,9 +1,7 @@
 package shm
 
 import (
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -79,50 +77,44 @@ func (r *reclaimer) stop() {
 // the slot takes them over. Programs that connect for each request would otherwise fault in
 // every page again, which takes twice as long as the request. They count in the budget.
 type cachedPages struct {
-	bytes atomic.Uint64 // how much of the ring may have memory; or reclaiming
-	ticks atomic.Int32  // for which they stay
+	mu    sync.Mutex // guards what follows; held while they are given back, for less than a millisecond
+	bytes uint64     // how much of the ring may have memory
+	ticks int        // for which they stay
 }
 
-const (
-	// cacheTicks is how many ticks a ring keeps pages for the next connection.
-	cacheTicks = 2
-
-	// reclaiming is the value of bytes while they are given back.
-	reclaiming = ^uint64(0)
-)
+// cacheTicks is how many ticks a ring keeps pages for the next connection.
+const cacheTicks = 2
 
 // put caches the pages of a ring of which n bytes may have memory.
 func (p *cachedPages) put(n uint64) {
-	p.ticks.Store(cacheTicks)
-	p.bytes.Store(n)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bytes, p.ticks = n, cacheTicks
 }
 
-// take takes over what is cached. It waits for a reclaim at work, which takes less than a
-// millisecond.
+// take takes over what is cached.
 func (p *cachedPages) take() (n uint64) {
-	for {
-		n := p.bytes.Load()
-		if n == reclaiming {
-			runtime.Gosched()
-		} else if p.bytes.CompareAndSwap(n, 0) {
-			return n
-		}
-	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n, p.bytes = p.bytes, 0
+	return n
 }
 
-// reclaim calls free with what was put cacheTicks calls ago. Meanwhile take waits. It
-// reports whether it has to run again.
+// any reports whether anything is cached.
+func (p *cachedPages) any() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.bytes > 0
+}
+
+// reclaim calls free with what was put cacheTicks calls ago. It reports whether it has to run
+// again.
 func (p *cachedPages) reclaim(free func(n uint64) bool) (again bool) {
-	n := p.bytes.Load()
-	if n == 0 {
-		return false
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ticks--
+	if p.bytes > 0 && p.ticks <= 0 && free(p.bytes) {
+		p.bytes = 0
 	}
-	if p.ticks.Add(-1) > 0 || !p.bytes.CompareAndSwap(n, reclaiming) {
-		return true
-	}
-	if free(n) {
-		n = 0
-	}
-	p.bytes.Store(n)
-	return n > 0
+	return p.bytes > 0
 }

@@ -112,7 +112,7 @@ func TestCachedPages(t *testing.T) {
 			t.Error("given back before their time")
 		}
 	}
-	if p.reclaim(func(uint64) bool { return false }) == false || p.bytes.Load() != n {
+	if p.reclaim(func(uint64) bool { return false }) == false || p.bytes != n {
 		t.Error("lost, though they could not be freed")
 	}
 	if p.reclaim(free) || freed.Load() != n || p.take() != 0 {
@@ -129,7 +129,7 @@ func TestTakingPagesThatAreBeingGivenBack(t *testing.T) {
 	var p cachedPages
 	taken := make(chan uint64, 1)
 	p.put(2 * ring.Start)
-	p.ticks.Store(1)
+	p.ticks = 1
 	p.reclaim(func(uint64) bool {
 		go func() { taken <- p.take() }()
 		for range 100_000 { // long enough for one that does not wait

@@ -379,9 +379,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 		budget().Take(left-ring.Start, true)
 		s.pages.put(left)
 	}
-	if !next[0].pages.bytes.CompareAndSwap(left, reclaiming) {
-		t.Fatal("the slot is taken")
-	}
+	next[0].pages.mu.Lock()
 	type result struct {
 		ep  session.Endpoint
 		err error
@@ -394,7 +392,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	for range 200_000 { // some ten milliseconds: long enough for one that does not wait
 		runtime.Gosched()
 	}
-	next[0].pages.bytes.Store(left)
+	next[0].pages.mu.Unlock()
 	x := <-dialed
 	if x.err != nil {
 		t.Fatal(x.err)
@@ -402,7 +400,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	defer end(x.ep)
 	_, err := dial(l.at, Config{})
 	wantReason(t, err, session.ReasonResources)
-	if n := next[1].pages.bytes.Load(); n != left {
+	if n := next[1].pages.bytes; n != left {
 		t.Errorf("a connection that was refused has left %d bytes of %d", n, left)
 	}
 	y, err := l.accept()
@@ -410,8 +408,8 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer end(y)
-	if e := y.(*endpoint); e.slot != next[0] || e.out.Pages() != left || e.slot.pages.bytes.Load() != 0 {
-		t.Errorf("slot %d has %d bytes, %d are left", e.slot.number, e.out.Pages(), e.slot.pages.bytes.Load())
+	if e := y.(*endpoint); e.slot != next[0] || e.out.Pages() != left || e.slot.pages.bytes != 0 {
+		t.Errorf("slot %d has %d bytes, %d are left", e.slot.number, e.out.Pages(), e.slot.pages.bytes)
 	}
 }
 

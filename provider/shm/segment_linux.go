@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 
 	"golang.org/x/sys/unix"
 )
@@ -112,9 +111,6 @@ func checkHalf(fd, slots int) error {
 // newMapping maps half of a segment at the expense of payer.
 func newMapping(fd, slots int, payer account, prot int) (mapping, error) {
 	size := halfSize(slots)
-	if size > math.MaxInt { // 32 bits; a 64-bit peer that asks for more does no wrong
-		return mapping{}, fmt.Errorf("shm: %d bytes are more than this process can address: %w", size, unix.ENOMEM)
-	}
 	if !payer.take(payer.space, size) {
 		return mapping{}, fmt.Errorf("shm: %d of %d bytes of addresses are in use: %w", payer.space.Used(), payer.space.Limit(), unix.ENOMEM)
 	}

@@ -161,7 +161,7 @@ func (s *slot) read() bool {
 
 // unread reports whether the peer has still to read what an ended connection has left.
 func (t *slotTable) unread() bool {
-	return slices.ContainsFunc(t.list(), func(s *slot) bool { return s.cached() && !s.read() })
+	return slices.ContainsFunc(t.list(), func(s *slot) bool { return s.pages.any() && !s.read() })
 }
 
 // unmap unmaps all segments. Nobody here uses a slot any more. punch: it gives back what this end
@@ -181,6 +181,3 @@ func (t *slotTable) unmap(punch, ended bool) {
 		m.unmap()
 	}
 }
-
-// cached reports whether a slot has pages that reclaim is to give back, if the link does that.
-func (s *slot) cached() bool { return s.pages.bytes.Load() > 0 }
