@@ -1,7 +1,11 @@
 package shm
 
 import (
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/session"
 )
@@ -46,5 +50,49 @@ func TestNewsAreHeardOnce(t *testing.T) {
 	b.tell(0, session.RecvReady)
 	if got := take(); got[0]&session.RecvReady == 0 {
 		t.Errorf("behind the last number: %v", got)
+	}
+}
+
+// Who sets its alarm, looks, and hears no news is rung for the next, at whatever moment of its
+// that comes.
+func TestWhoeverWaitsIsRung(t *testing.T) {
+	const rounds = 100_000
+	near, far := bells(t)
+	var a attendance
+	a.init(far, nil)
+	var heard atomic.Uint64
+	var rung atomic.Bool
+	var ringing sync.WaitGroup
+	ringing.Go(func() {
+		for n := range uint64(rounds) {
+			for heard.Load() < n {
+				runtime.Gosched()
+			}
+			for range n * 7 % 50 { // at another moment each time
+				heard.Load()
+			}
+			near.own.tell(3, session.RecvReady)
+			if near.rung.Ring(&near.peers.asleep) {
+				rung.Store(true)
+			}
+		}
+	})
+	defer ringing.Wait()
+	for heard.Load() < rounds {
+		if !a.ready(^uintptr(0)) {
+			end := time.Now().Add(patience)
+			for n := 1; !rung.Load(); n++ {
+				if n%64 == 0 {
+					runtime.Gosched()
+				}
+				if n%1024 == 0 && time.Now().After(end) {
+					t.Errorf("nobody rang for news %d", heard.Load())
+					heard.Store(rounds)
+					return
+				}
+			}
+			rung.Store(false)
+		}
+		far.heard.take(far.peers, func(int, session.Events) { heard.Add(1) })
 	}
 }

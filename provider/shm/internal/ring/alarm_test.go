@@ -2,6 +2,7 @@ package ring
 
 import (
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -90,5 +91,65 @@ func TestNoWakeUpIsLost(t *testing.T) {
 		if !<-done {
 			t.Fatal("nobody was woken")
 		}
+	}
+}
+
+// A reader that arms, looks once more, and finds nothing is woken by the next message; a writer
+// that finds no room, by the next that is freed. Each goes at whatever moment of the other's.
+func TestWhoeverSleepsIsWoken(t *testing.T) {
+	const rounds = 300_000
+	p := newPipe(t, Start)
+	var sent, seen atomic.Uint64
+	var woken atomic.Bool
+	until := func(is func() bool) bool {
+		end := time.Now().Add(20 * time.Second)
+		for n := 1; !is(); n++ {
+			if n%256 == 0 {
+				runtime.Gosched()
+			}
+			if n%1024 == 0 && time.Now().After(end) {
+				return false
+			}
+		}
+		return true
+	}
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for n := range uint64(rounds) {
+			if !until(func() bool { return seen.Load() >= n }) || seen.Load() > n {
+				return // the other side has given up
+			}
+			for range n * 7 % 50 { // at another moment each time
+				seen.Load()
+			}
+			if room, _ := p.Reserve(8, 8); room == nil {
+				t.Error("no room")
+				return
+			}
+			if do := p.Commit(8); do&Wake != 0 {
+				woken.Store(true)
+			}
+			sent.Add(1)
+		}
+	})
+	defer writing.Wait()
+	for range rounds {
+		msg, _ := p.Poll()
+		for msg == nil {
+			p.Reader.Arm()
+			if msg, _ = p.Poll(); msg != nil {
+				break
+			}
+			if !until(woken.Load) {
+				t.Errorf("nobody was woken for message %d", sent.Load())
+				seen.Store(1 << 40)
+				return
+			}
+			woken.Store(false)
+			msg, _ = p.Poll()
+		}
+		p.Reader.Disarm()
+		p.Drop()
+		seen.Add(1)
 	}
 }
