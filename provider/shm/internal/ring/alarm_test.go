@@ -97,7 +97,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 // A reader that arms, looks once more, and finds nothing is woken by the next message; a writer
 // that finds no room, by the next that is freed. Each goes at whatever moment of the other's.
 func TestWhoeverSleepsIsWoken(t *testing.T) {
-	const rounds = 300_000
+	const rounds = 100_000
 	p := newPipe(t, Start)
 	var sent, seen atomic.Uint64
 	var woken atomic.Bool
