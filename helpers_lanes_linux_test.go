@@ -27,8 +27,8 @@ var sanLanes = func() (sans []lane) {
 	return sans
 }()
 
-// verbsLanes go from one end of the guest's cable to the other, by messages, by
-// each form of rendezvous, and with the smallest messages.
+// verbsLanes go from one end of the guest's cable to the other, by the box alone,
+// with and without RDMA read, and with RDMA read alone.
 func verbsLanes(dev string) []lane {
 	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[dev]
 	host6 := map[string]string{"rxe": "fd08::2", "siw": "fd08:1::2"}[dev]
@@ -43,7 +43,7 @@ func verbsLanes(dev string) []lane {
 		with("verbs, IPv6", host6, sanconn.Options{}),
 		with("verbs by messages", host, sanconn.Options{Threshold: -1}),
 		with("verbs by RDMA read", host, sanconn.Options{Threshold: 4 << 10, Disable: session.FeatureRDMAWrite}),
-		with("verbs by RDMA write", host, sanconn.Options{Threshold: 4 << 10, Disable: session.FeatureRDMARead}),
+		with("verbs without RDMA read", host, sanconn.Options{Threshold: 4 << 10, Disable: session.FeatureRDMARead}),
 		moving,
 	}
 }

@@ -212,15 +212,10 @@ func (w *writing) finish(last wire.Type) {
 	w.withSender(func(tx *sender) { tx.finish(last) })
 }
 
-// parted reports whether the last message is where the end of this process cannot lose it,
-// and the peer no longer writes to memory of this end: revoking it would break the peer's
-// connection before it has read everything.
+// parted reports whether the last message is where the end of this process cannot lose it.
 func (s *Session) parted() (ok bool) {
-	s.rxMu.Lock()
-	granted := s.rx.fetch.granted
-	s.rxMu.Unlock()
 	s.withSender(func(tx *sender) { ok = tx.lastOut && tx.owed.n == 0 })
-	return ok && !granted && (!s.kind.acks || s.acked.Load())
+	return ok && (!s.kind.acks || s.acked.Load())
 }
 
 // end gives the last memory back, in the background if the application still has some.

@@ -80,7 +80,7 @@ type Feature uint16
 
 const (
 	FeatureRDMARead  Feature = 1 << iota // rdmaread: rendezvous by RDMA read
-	FeatureRDMAWrite                     // rdmawrite: rendezvous by RDMA write
+	FeatureRDMAWrite                     // rdmawrite: the box, by RDMA write
 	FeatureRegCache                      // regcache: keeping registrations
 	FeaturePoll                          // poll: spinning before sleep
 	FeatureWindows                       // windows: memory windows

@@ -114,7 +114,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 		caps |= wire.CapRead
 	}
 	if c.lim.MaxExpose > 0 && cfg.Disable&FeatureRDMAWrite == 0 {
-		caps |= wire.CapGrant
+		caps |= wire.CapInbox
 	}
 	c.credits.Open(c.lim.Window)
 	c.rx = receiver{msgs: ep, mem: c.mem, credits: &c.credits, lim: &c.lim, caps: caps, budget: cfg.ReceiveBudget}

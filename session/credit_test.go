@@ -2,7 +2,6 @@ package session_test
 
 import (
 	"bytes"
-	"errors"
 	"testing"
 	"time"
 
@@ -157,17 +156,14 @@ func TestControlOfADirectReadGoesLater(t *testing.T) {
 			return func() { p.expectPongs(credits); p.send(tCredit, 0) }
 		},
 	} {
-		t.Run("Grant without "+name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) { grantGoesLater(t, exhaust) })
-		})
-		t.Run("CancelWrite without "+name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) { cancelGoesLater(t, exhaust) })
+		t.Run("ReadDone without "+name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) { doneGoesLater(t, exhaust) })
 		})
 	}
 }
 
 var shortQueue = func() twin.Config {
-	cfg := byWrite
+	cfg := byRead
 	cfg.SendQueue = session.ControlReserve + 1
 	return cfg
 }()
@@ -198,44 +194,20 @@ func (p *raw) expectSoon(typ byte, again func()) []byte {
 	return b
 }
 
-// readAlone has a session read, and nobody else look at it.
-func readAlone(t *testing.T, into []byte) (*session.Session, *raw, <-chan result) {
-	t.Helper()
+// doneGoesLater has a session read, and nobody else look at it.
+func doneGoesLater(t *testing.T, exhaust func(*raw) (again func())) {
 	s, _, p := negotiated(t, shortQueue, session.Config{KeepAlive: -1})
+	data, into := pattern(200_000), make([]byte, 200_000)
 	r := goRead(s, into)
 	pass(time.Second)
-	return s, p, r
-}
-
-func grantGoesLater(t *testing.T, exhaust func(*raw) (again func())) {
-	into := make([]byte, 200_000)
-	_, p, r := readAlone(t, into)
 	again := exhaust(p)
-	p.send(tOfferWrite, 0, u64(1, uint64(len(into)))...)
-	d := descriptor(p.expectSoon(tGrant, again)[8:])
-	if d.Len != uint64(len(into)) {
-		t.Fatalf("a grant of %d bytes, want the slice of the Read", d.Len)
-	}
-	data := pattern(len(into))
-	if err := p.Write(data, d, 0, 1); err != nil {
+	d, err := p.Expose(data, session.RemoteRead)
+	if err != nil {
 		t.Fatal(err)
 	}
-	p.send(tWriteDone, 0, u64(1, uint64(len(into)))...)
+	p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+	p.expectSoon(tReadDone, again)
 	if x := within(t, r); x.n != len(into) || x.err != nil || !bytes.Equal(into, data) {
-		t.Errorf("Read: %+v", x)
-	}
-}
-
-func cancelGoesLater(t *testing.T, exhaust func(*raw) (again func())) {
-	into := make([]byte, 200_000)
-	s, p, r := readAlone(t, into)
-	p.send(tOfferWrite, 0, u64(1, uint64(len(into)))...)
-	p.expect(tGrant)
-	again := exhaust(p)
-	s.InterruptRead(true)
-	p.expectSoon(tCancelWrite, again)
-	p.send(tWriteDone, 0, u64(1, 0)...)
-	if x := within(t, r); x.n != 0 || !errors.Is(x.err, session.ErrInterrupted) {
 		t.Errorf("Read: %+v", x)
 	}
 }

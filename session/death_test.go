@@ -317,24 +317,22 @@ func TestAWriteEndsWithThePeersReading(t *testing.T) {
 	}{"Close": {tClose, syscall.EPIPE}, "Abort": {tAbort, syscall.ECONNRESET}} {
 		end, want := tt.end, tt.want
 		for form, tt := range map[string]struct {
-			cfg     twin.Config
-			disable session.Feature
-			offer   byte // 0: none
+			cfg   twin.Config
+			offer bool
 		}{
-			"messages": {messages, 0, 0}, "ring": {ring, 0, 0},
-			"by read": {byRead, 0, tOfferRead}, "by write": {byWrite, session.FeatureRDMARead, tOfferWrite},
+			"messages": {messages, false}, "ring": {ring, false}, "by read": {byRead, true},
 		} {
 			t.Run(name+"/"+form, func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
-					s, _, p := negotiated(t, tt.cfg, session.Config{Disable: tt.disable})
+					s, _, p := negotiated(t, tt.cfg, session.Config{})
 					w := goWrite(s, pattern(1<<20))
-					if tt.offer != 0 {
-						p.expect(tt.offer)
+					if tt.offer {
+						p.expect(tOfferRead)
 					}
 					pass(time.Second)
 					began := time.Now()
 					p.send(end, 0)
-					if tt.offer == tOfferRead {
+					if tt.offer {
 						p.send(tReadDone, 2, u64(1, 0)...) // as it has asked to be told
 					}
 					x := within(t, w)
@@ -419,12 +417,12 @@ func TestTheLastWriteBehindACancelledOfferIsRead(t *testing.T) {
 	})
 }
 
-// A Read into whose slice the peer has written all by RDMA gets it, though the peer's
-// process ends before the Read's next look.
-func TestTheLastWriteDoneOfAProcessCounts(t *testing.T) {
+// A Read into whose slice all has been read by RDMA gets it, though the peer's process ends
+// before the Read's next look.
+func TestTheLastCompletionBeforeADeathCounts(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &secondErr{}
-		s, _, p := negotiatedOn(t, byWrite, session.Config{KeepAlive: -1, Spin: -1}, func(under *twin.Endpoint) session.Endpoint {
+		s, under, p := negotiatedOn(t, byRead, session.Config{KeepAlive: -1, Spin: -1}, func(under *twin.Endpoint) session.Endpoint {
 			e.Endpoint = under
 			return e
 		})
@@ -432,19 +430,18 @@ func TestTheLastWriteDoneOfAProcessCounts(t *testing.T) {
 		data, into := pattern(size), make([]byte, size)
 		r := goRead(s, into)
 		pass(time.Second)
-		p.send(tOfferWrite, 0, u64(1, size)...)
-		d := descriptor(p.expect(tGrant)[8:])
-		if d.Len != size {
-			t.Fatalf("a grant of %d bytes: not the Read's slice", d.Len)
-		}
-		if err := p.Write(data, d, 0, 1); err != nil {
+		under.Hold(twin.HoldReads)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
 			t.Fatal(err)
 		}
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 		pass(time.Second)
 		acted := false
 		e.act = func() {
 			acted = true
-			p.send(tWriteDone, 1, u64(1, size)...)
+			under.Hold(0)
+			nap(2 * latency)
 			p.Kill()
 			nap(2 * latency)
 		}
@@ -463,13 +460,13 @@ func TestTheLastWriteDoneOfAProcessCounts(t *testing.T) {
 	})
 }
 
-// A Read into whose slice the peer has written all by RDMA is not cut short either when
+// A Read into whose slice all has been read by RDMA is not cut short either when
 // somebody else's poll has taken the end of its transfers, and what came behind them,
 // before the Read finds that the connection has ended.
-func TestTheLastWriteDoneInAnotherPollCounts(t *testing.T) {
+func TestTheLastCompletionInAnotherPollCounts(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &lateArm{}
-		s, _, p := negotiatedOn(t, byWrite, session.Config{KeepAlive: -1, Spin: -1}, func(under *twin.Endpoint) session.Endpoint {
+		s, under, p := negotiatedOn(t, byRead, session.Config{KeepAlive: -1, Spin: -1}, func(under *twin.Endpoint) session.Endpoint {
 			e.Endpoint = under
 			return e
 		})
@@ -477,20 +474,21 @@ func TestTheLastWriteDoneInAnotherPollCounts(t *testing.T) {
 		data, into := pattern(size), make([]byte, size)
 		r := goRead(s, into)
 		pass(time.Second)
-		p.send(tOfferWrite, 0, u64(1, size)...)
-		d := descriptor(p.expect(tGrant)[8:])
-		if d.Len != size {
-			t.Fatalf("a grant of %d bytes: not the Read's slice", d.Len)
-		}
-		if err := p.Write(data, d, 0, 1); err != nil {
+		under.Hold(twin.HoldReads)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
 			t.Fatal(err)
 		}
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 		pass(time.Second)
 		between, goOn := make(chan struct{}), make(chan struct{})
 		e.before(func() { close(between); <-goOn })
 		p.send(tPing, 0) // the Read looks once more
 		<-between
-		p.send(tWriteDone, 1, u64(1, size)...)
+		under.Hold(0)
+		pass(2 * latency)
+		s.ReadUrgent(nil) // looks
+		p.expectDone(t, 1, 0)
 		p.send(tData, 0, []byte(last)...)
 		pass(2 * latency)
 		p.Kill()
@@ -548,42 +546,6 @@ func TestAReplyIsReadThoughAnRDMAWriteFailed(t *testing.T) {
 			p.Kill()
 			nap(3 * latency) // both are here, and nobody has looked
 			wantReply(t, s, syscall.ECONNRESET)
-		})
-	}
-}
-
-// What the peer had written before it left is read, though this end was writing to
-// memory that it had granted.
-func TestAReplyIsReadThoughAGrantWasLost(t *testing.T) {
-	for name, tt := range map[string]struct {
-		leave      func(*session.Session, *twin.Endpoint)
-		write, end error
-	}{
-		"closed for reading, and closed": {func(s *session.Session, _ *twin.Endpoint) { s.CloseRead(); go s.Close() }, syscall.EPIPE, io.EOF},
-		"closed with something unread":   {func(s *session.Session, _ *twin.Endpoint) { go s.Close() }, syscall.ECONNRESET, syscall.ECONNRESET},
-		"died":                           {func(_ *session.Session, e *twin.Endpoint) { e.Kill() }, syscall.ECONNRESET, syscall.ECONNRESET},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				a, b, ea, eb := pair(t, byWrite, session.Config{ReceiveBudget: 1, KeepAlive: -1, Disable: session.FeatureRDMARead})
-				eb.Hold(twin.HoldWrites)
-				w := goWrite(b, pattern(50_000))
-				pass(time.Second)
-				if _, err := a.Write([]byte(reply)); err != nil {
-					t.Fatal(err)
-				}
-				pass(time.Second)
-				tt.leave(a, ea)
-				pass(time.Second)
-				select {
-				case <-a.Closed(): // not of one that died
-					t.Error("memory was given back that the peer writes to")
-				default:
-				}
-				eb.Hold(0)
-				wantErr(t, "Write", within(t, w).err, tt.write)
-				wantReply(t, b, tt.end)
-			})
 		})
 	}
 }

@@ -214,7 +214,7 @@ type Limits struct {
 	InboxFirst int
 
 	CanRead  bool // Read works: the peer may offer memory for us to read
-	CanWrite bool // Write works: the peer may grant memory for us to write
+	CanWrite bool // Write works: the peer may open an inbox for us
 }
 
 // Ring reports whether the provider is a ring; see Window.

@@ -30,6 +30,3 @@ func LengthsKept(t *testing.T, underWay, times int) (most int) {
 
 // BrokenDirect is what a Read that waits for transfers to its slice asks between its looks.
 func (s *Session) BrokenDirect() (n int, broken bool) { return s.brokenDirect() }
-
-// LastOffer has the session's next offer follow one with that id.
-func (s *Session) LastOffer(id uint32) { s.tx.nextID = id }

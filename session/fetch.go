@@ -29,13 +29,8 @@ type fetches struct {
 	direct int          // how many of them go to into
 	ahead  int          // bytes that the others will bring
 
-	full    atomic.Bool // the last RDMA read found no room in the queue
-	granted bool        // the peer has a grant
-	toChunk bool        // … of a chunk
-	grant   Descriptor
-	size    int // bytes of the grant
-
-	held int // bytes in chunks, against the budget
+	full atomic.Bool // the last RDMA read found no room in the queue
+	held int         // bytes in chunks, against the budget
 }
 
 // read is an RDMA read under way.
@@ -61,7 +56,7 @@ const (
 )
 
 // busy reports whether a transfer into the slice of a Read is under way.
-func (f *fetches) busy() bool { return f.direct > 0 || f.granted && !f.toChunk }
+func (f *fetches) busy() bool { return f.direct > 0 }
 
 func (f *fetches) push(r read) {
 	f.reads.push(r)
@@ -93,7 +88,7 @@ func (f *fetches) pop() (r read, ok bool) {
 // waits for, if it is large enough and nothing else is under way.
 func (rx *receiver) offerSlice(p []byte, n int) {
 	t, f := rx.cur, &rx.fetch
-	if len(t.chunks) > 0 || t.over || t.noSlice || t.reading > 0 || f.granted {
+	if len(t.chunks) > 0 || t.over || t.noSlice || t.reading > 0 {
 		return
 	}
 	if room := len(p) - n; room >= directMin || room >= t.total-t.asked {
@@ -129,11 +124,11 @@ func (rx *receiver) advanceOffer() (started bool) {
 // it, or else into chunks.
 func (rx *receiver) startTransfers(t *tail) (started bool) {
 	f := &rx.fetch
-	if rx.discard && !rx.leaving && !t.byWrite { // nobody will read it
+	if rx.discard && !rx.leaving { // nobody will read it
 		t.got += t.total - t.asked
 		t.asked = t.total
 	}
-	for !t.stopped && !t.noMem && !f.granted && t.asked < t.total && !rx.discard {
+	for !t.stopped && !t.noMem && t.asked < t.total && !rx.discard {
 		if f.into != nil && t == rx.cur {
 			if f.asked == len(f.into) || f.stop || f.direct == directDepth || !rx.start(t, f.into[f.asked:], false) {
 				break
@@ -170,18 +165,14 @@ func (rx *receiver) fetchAhead(t *tail) (started bool) {
 // endOffer ends the open offer if it is over, or cannot go on.
 func (rx *receiver) endOffer() {
 	t := rx.open
-	if t.reading > 0 || rx.fetch.granted { // something is under way
+	if t.reading > 0 {
 		return
 	}
-	done := wire.Done{Type: wire.TypeReadDone, ID: t.id, Count: uint64(t.got)}
+	done := wire.ReadDone{ID: t.id, Count: uint64(t.got)}
 	switch {
 	case t.got == t.total:
-		if !t.byWrite {
-			rx.send(done.Control())
-		}
+		rx.send(done.Control())
 		rx.closeOffer(true)
-	case t.byWrite:
-		rx.endOfferToWrite(t)
 	case rx.leaving || t.stopped:
 		if rx.leaving {
 			done.Flags = wire.FlagGone
@@ -192,24 +183,6 @@ func (rx *receiver) endOffer() {
 		t.refused = true
 		rx.send(wire.Cancel{Type: wire.TypeRefuse, ID: t.id}.Control())
 	}
-}
-
-// endOfferToWrite ends an offer whose rest is not to be written to memory of this end.
-func (rx *receiver) endOfferToWrite(t *tail) {
-	if !rx.leaving && !rx.discard && !t.stopped && !t.noMem {
-		return
-	}
-	none := wire.Grant{ID: t.id}
-	switch {
-	case rx.leaving:
-		none.Flags = wire.FlagGone
-	case rx.discard:
-		none.Flags = wire.FlagTaken
-	}
-	if none.Flags != 0 || !t.stopped {
-		rx.send(none.Control())
-	}
-	rx.closeOffer(false)
 }
 
 // closeOffer forgets the open offer. If it is not whole, the rest comes as payload, or
@@ -237,32 +210,17 @@ func (rx *receiver) readerWants(t *tail) bool {
 // operation takes.
 func (rx *receiver) start(t *tail, b []byte, toChunk bool) bool {
 	f := &rx.fetch
-	n := min(len(b), t.total-t.asked)
-	if t.byWrite {
-		n = min(n, rx.lim.MaxExpose)
-		if toChunk {
-			clear(b[:n]) // a false WriteDone must not reveal the last user's data
-		}
-		d, err := rx.mem.Expose(b[:n], RemoteWrite)
-		if err != nil {
-			rx.noMemory(t, toChunk)
-			return false
-		}
-		f.granted, f.toChunk, f.grant, f.size = true, toChunk, d, n
-		rx.send(wire.Grant{ID: t.id, Memory: d}.Control())
-	} else {
-		n = min(n, rx.lim.MaxRDMA)
-		err := rx.mem.Read(b[:n], t.desc, t.asked, t.id)
-		f.full.Store(err == ErrWouldBlock)
-		switch {
-		case err == ErrWouldBlock:
-			return false
-		case err != nil:
-			rx.noMemory(t, toChunk)
-			return false
-		}
-		f.push(read{t, n, !toChunk})
+	n := min(len(b), t.total-t.asked, rx.lim.MaxRDMA)
+	err := rx.mem.Read(b[:n], t.desc, t.asked, t.id)
+	f.full.Store(err == ErrWouldBlock)
+	switch {
+	case err == ErrWouldBlock:
+		return false
+	case err != nil:
+		rx.noMemory(t, toChunk)
+		return false
 	}
+	f.push(read{t, n, !toChunk})
 	t.asked += n
 	if toChunk {
 		t.chunks[len(t.chunks)-1].n = n
@@ -310,13 +268,10 @@ func (rx *receiver) stopDirect() bool {
 		return false
 	}
 	f.stop = true
-	if f.granted && !f.toChunk {
-		rx.send(wire.Cancel{Type: wire.TypeCancelWrite, ID: rx.open.id}.Control())
-	}
 	return true
 }
 
-// transferred notes that a transfer of an open tail has brought n bytes; 0: it failed.
+// transferred notes that a transfer of an open tail has brought n bytes.
 func (rx *receiver) transferred(t *tail, n int, direct bool) {
 	t.got += n
 	rx.do.wake = true
@@ -330,14 +285,14 @@ func (rx *receiver) transferred(t *tail, n int, direct bool) {
 	for t.chunks[at].full {
 		at++
 	}
-	if t.chunks[at].n, t.chunks[at].full = n, true; n == 0 || rx.discard {
+	if t.chunks[at].full = true; rx.discard {
 		rx.freeChunk(t, at)
 	}
 }
 
 // withdrawnByPeer handles CancelRead: the offerer wants its memory back.
 func (rx *receiver) withdrawnByPeer(id uint32) {
-	if t := rx.open; t != nil && t.id == id && !t.byWrite {
+	if t := rx.open; t != nil && t.id == id {
 		t.stopped = true
 		rx.advanceOffer()
 	}
@@ -355,34 +310,5 @@ func (rx *receiver) readCompleted(ev *Event) {
 		return
 	}
 	rx.transferred(r.t, r.n, r.direct)
-	rx.advanceOffer()
-}
-
-// writtenByPeer handles WriteDone.
-func (rx *receiver) writtenByPeer(m wire.Done) {
-	f, t := &rx.fetch, rx.open
-	if t == nil || t.id != m.ID || !t.byWrite {
-		return // it crossed our end of the offer
-	}
-	if m.Count > uint64(f.size) || m.Count > 0 && !f.granted {
-		rx.violation("it has written %d bytes into a grant of %d", m.Count, f.size)
-		return
-	}
-	count := int(m.Count)
-	if f.granted {
-		rx.mem.Revoke(f.grant)
-		f.granted = false
-		t.asked -= f.size - count
-		if !f.toChunk {
-			f.asked -= f.size - count
-		}
-		rx.transferred(t, count, !f.toChunk)
-	}
-	if m.Flags&wire.FlagLast != 0 {
-		t.stopped = true
-	} else if count == 0 && !f.stop && !t.noMem && !rx.discard {
-		rx.violation("it gives a grant back that was not cancelled")
-		return
-	}
 	rx.advanceOffer()
 }

@@ -14,63 +14,56 @@ import (
 // A Read that waits with a large slice gets the bytes without a copy in between: they
 // pass through no memory of the session.
 func TestALargeReadIsDirect(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				cfg.AllocBudget = 1 // no chunk can be had
-				a, b, _, _ := pair(t, cfg, session.Config{})
-				data, into := pattern(500_000), make([]byte, 500_000)
-				r := goRead(b, into)
-				pass(time.Second)
-				w := goWrite(a, data)
-				got := 0
-				for got < len(data) {
-					x := within(t, r)
-					if x.err != nil {
-						t.Fatal(x.err)
-					}
-					if got += x.n; got < len(data) {
-						r = goRead(b, into[got:])
-					}
-				}
-				if x := within(t, w); x.n != len(data) || x.err != nil {
-					t.Errorf("Write: %+v", x)
-				}
-				if !bytes.Equal(into, data) {
-					t.Error("wrong bytes")
-				}
-				if moved := b.Stats().OfferedBytesReceived; moved < 490_000 {
-					t.Errorf("%d bytes moved by RDMA", moved)
-				}
-			})
-		})
-	}
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.AllocBudget = 1 // no chunk can be had
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		data, into := pattern(500_000), make([]byte, 500_000)
+		r := goRead(b, into)
+		pass(time.Second)
+		w := goWrite(a, data)
+		got := 0
+		for got < len(data) {
+			x := within(t, r)
+			if x.err != nil {
+				t.Fatal(x.err)
+			}
+			if got += x.n; got < len(data) {
+				r = goRead(b, into[got:])
+			}
+		}
+		if x := within(t, w); x.n != len(data) || x.err != nil {
+			t.Errorf("Write: %+v", x)
+		}
+		if !bytes.Equal(into, data) {
+			t.Error("wrong bytes")
+		}
+		if moved := b.Stats().OfferedBytesReceived; moved < 490_000 {
+			t.Errorf("%d bytes moved by RDMA", moved)
+		}
+	})
 }
 
 // What does not fit the slice of a Read is fetched ahead, though no other Read follows:
 // the peer's Write ends.
 func TestTheRestBehindADirectReadIsFetchedAhead(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				a, b, _, _ := pair(t, cfg, session.Config{})
-				data, into := pattern(1<<20), make([]byte, 300_000)
-				r := goRead(b, into)
-				pass(time.Second)
-				w := goWrite(a, data)
-				x := within(t, r)
-				if x.err != nil {
-					t.Fatal(x.err)
-				}
-				if y := within(t, w); y.n != len(data) || y.err != nil {
-					t.Errorf("Write: %+v", y)
-				}
-				if got := append(into[:x.n:x.n], readFull(t, b, len(data)-x.n)...); !bytes.Equal(got, data) {
-					t.Error("wrong bytes")
-				}
-			})
-		})
-	}
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, byRead, session.Config{})
+		data, into := pattern(1<<20), make([]byte, 300_000)
+		r := goRead(b, into)
+		pass(time.Second)
+		w := goWrite(a, data)
+		x := within(t, r)
+		if x.err != nil {
+			t.Fatal(x.err)
+		}
+		if y := within(t, w); y.n != len(data) || y.err != nil {
+			t.Errorf("Write: %+v", y)
+		}
+		if got := append(into[:x.n:x.n], readFull(t, b, len(data)-x.n)...); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
 }
 
 // A Read whose transfer finds no room in the queue waits for room.
@@ -232,106 +225,6 @@ func TestACancelledOfferLeavesNothingBehind(t *testing.T) {
 		}
 		if left := e.Left(); left.Allocated != 0 {
 			t.Errorf("kept: %+v", left)
-		}
-	})
-}
-
-// grants is a session that is written to, in more than one grant.
-func grants(t *testing.T) (s *session.Session, p *raw) {
-	t.Helper()
-	cfg := byWrite
-	cfg.Limits.MaxExpose = 60_000
-	s, _, p = negotiated(t, cfg, session.Config{})
-	return s, p
-}
-
-// offerRead has a Read wait for an offer of as many bytes.
-func (p *raw) offerRead(s *session.Session, into []byte, id uint64) <-chan result {
-	r := goRead(s, into)
-	pass(time.Second)
-	p.send(tOfferWrite, 0, u64(id, uint64(len(into)))...)
-	return r
-}
-
-// fillGrants writes the data of an offer, and uses each grant in part.
-func (p *raw) fillGrants(t *testing.T, id uint64, data []byte) {
-	t.Helper()
-	const part = 40_000
-	for at := 0; at < len(data); {
-		d := p.grant()
-		n := min(part, int(d.Len), len(data)-at)
-		if err := p.Write(data[at:at+n], d, 0, 1); err != nil {
-			t.Fatal(err)
-		}
-		pass(time.Millisecond)
-		for p.Poll(&session.Event{}) { // the completion
-		}
-		at += n
-		p.send(tWriteDone, 0, u64(id, uint64(n))...)
-	}
-}
-
-// wantInto waits for the Reads into a slice, of which r is the first.
-func wantInto(t *testing.T, s *session.Session, r <-chan result, into, want []byte) {
-	t.Helper()
-	for got := 0; got < len(into); {
-		x := within(t, r)
-		if x.err != nil {
-			t.Fatal(x.err)
-		}
-		if got += x.n; got < len(into) {
-			r = goRead(s, into[got:])
-		}
-	}
-	if !bytes.Equal(into, want) {
-		t.Error("wrong bytes")
-	}
-}
-
-// The slice of a Read is granted, and behind a grant that is used in part the rest.
-func TestAReadGrantsItsSlice(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s, p := grants(t)
-		data, into := pattern(100_000), make([]byte, 100_000)
-		r := p.offerRead(s, into, 1)
-		p.fillGrants(t, 1, data)
-		wantInto(t, s, r, into, data)
-	})
-}
-
-// A grant that is given back unused costs nothing.
-func TestAGrantIsGivenBackUnused(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s, p := grants(t)
-		data, into := pattern(100_000), make([]byte, 100_000)
-		r := p.offerRead(s, into, 1)
-		p.grant()
-		s.InterruptRead(true)
-		p.expect(tCancelWrite)
-		p.send(tWriteDone, 0, u64(1, 0)...)
-		wantErr(t, "Read", within(t, r).err, session.ErrInterrupted)
-		s.InterruptRead(false)
-		r = goRead(s, into) // too late: memory of the session's own is granted
-		p.fillGrants(t, 1, data)
-		wantInto(t, s, r, into, data)
-		clear(into)
-		r = p.offerRead(s, into, 2)
-		p.fillGrants(t, 2, data)
-		wantInto(t, s, r, into, data)
-	})
-}
-
-func TestCloseReadTakesAGrantBack(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s, p := grants(t)
-		p.send(tOfferWrite, 0, u64(1, 100_000)...)
-		p.grant()
-		go s.CloseRead()
-		p.expect(tCancelWrite)
-		p.send(tWriteDone, 0, u64(1, 0)...)
-		p.expect(tGrant) // of nothing
-		if _, err := s.WriteUrgent([]byte("alive?")); err != nil {
-			t.Error(err)
 		}
 	})
 }

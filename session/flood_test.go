@@ -223,7 +223,7 @@ func testCutShortInAWrite(t *testing.T) {
 	p.expect(tNegotiate)
 	p.dropped = 0
 	const credits = 16
-	p.send(tNegotiate, 0, parameters(1, credits, uint32(cfg.Limits.MaxMessage), 3)...)
+	p.send(tNegotiate, 0, parameters(version, credits, uint32(cfg.Limits.MaxMessage), 3)...)
 	negotiate(t, s)
 	data := pattern((credits - session.ControlReserve + 5) * (cfg.Limits.MaxMessage - header))
 	w := goWrite(s, data)

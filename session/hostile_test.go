@@ -119,7 +119,7 @@ func hostile(t *testing.T, input []byte) {
 
 // hostileConfig is the kind of endpoint that a script begins with, at times with faults.
 func hostileConfig(t *testing.T, s *script) twin.Config {
-	kinds := []twin.Config{ring, byRead, byWrite, messages, boxed}
+	kinds := []twin.Config{ring, byRead, byBox, messages, boxed}
 	cfg := kinds[int(s.byte())%len(kinds)]
 	cfg.MaxLatency = latency
 	cfg.AllocBudget = 1 << 20
@@ -141,10 +141,10 @@ func (p *raw) introduce(s *script) {
 	case 0:
 		p.send(s.byte(), s.byte(), s.bytes(40)...)
 	case 1:
-		p.send(tNegotiate, 0, parameters(1, uint32(s.number()), uint32(s.number()), uint32(s.number()))...)
+		p.send(tNegotiate, 0, parameters(version, uint32(s.number()), uint32(s.number()), uint32(s.number()))...)
 	default:
 		credits := max(p.Limits().Window-session.ControlReserve, 0)
-		p.send(tNegotiate, 0, parameters(1, uint32(credits), 4096, uint32(s.byte()))...)
+		p.send(tNegotiate, 0, parameters(version, uint32(credits), 4096, uint32(s.byte()))...)
 	}
 }
 
@@ -227,19 +227,10 @@ func (p *hostilePeer) actOffer(kind byte, id uint64) {
 	case 3, 4:
 		p.lastID++
 		p.send(tOfferRead, p.byte(), append(append(u64(p.lastID|p.number()<<32), p.desc()...), p.bytes(9)...)...)
-	case 5, 6:
-		p.lastID++
-		p.send(tOfferWrite, p.byte(), append(u64(p.lastID, p.number()), p.bytes(9)...)...)
-	case 7:
-		p.send(tGrant, p.byte()%2, append(u64(id), p.desc()...)...)
 	case 8:
 		p.send(tReadDone, p.byte()%4/3, u64(id, p.number())...)
-	case 9:
-		p.send(tWriteDone, p.byte(), u64(id, p.number())...)
 	case 10:
 		p.send(tCancelRead, 0, u64(id)...)
-	case 11:
-		p.send(tCancelWrite, 0, u64(id)...)
 	case 16:
 		p.useMemory()
 	case 20:
@@ -291,7 +282,7 @@ func (p *hostilePeer) desc() []byte {
 	return u64(d.Addr, d.Key, d.Len)
 }
 
-// useMemory accesses what the session has granted, offered or opened.
+// useMemory accesses what the session has offered or opened.
 func (p *hostilePeer) useMemory() {
 	var ev session.Event
 	for p.Poll(&ev) {
@@ -299,12 +290,12 @@ func (p *hostilePeer) useMemory() {
 			continue
 		}
 		m := ev.Msg
-		if len(m) >= header+32 && (m[0] == tGrant || m[0] == tInbox || m[0] == tOfferRead) {
+		if len(m) >= header+32 && (m[0] == tInbox || m[0] == tOfferRead) {
 			d := descriptor(m[16:])
 			p.descs = append(p.descs, d)
 			p.lastID = uint64(le.Uint32(m[header:]))
 			n := 1 + int(p.number()%20_000)
-			if m[0] != tOfferRead && p.Limits().CanWrite {
+			if m[0] == tInbox && p.Limits().CanWrite {
 				p.Write(make([]byte, n), d, int(p.number()>>1), 1)
 			} else if m[0] == tOfferRead && p.Limits().CanRead {
 				p.Read(make([]byte, n), d, int(p.number()>>1), 1)

@@ -57,53 +57,45 @@ func thereAndBack(t *testing.T, a, b *session.Session, spell time.Duration) {
 // An offer to an application that has begun to compute, in the middle of a busy spell,
 // waits for two ticks of the janitor at most.
 func TestActedOnBehindABusySpell(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				a, b, _, _ := pair(t, cfg, session.Config{KeepAlive: -1})
-				for spell := 60 * time.Millisecond; spell <= 76*time.Millisecond; spell += 2 * time.Millisecond {
-					thereAndBack(t, a, b, spell)
-					offerInTime(t, a)
-					readFull(t, b, offered)
-				}
-			})
-		})
-	}
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, byRead, session.Config{KeepAlive: -1})
+		for spell := 60 * time.Millisecond; spell <= 76*time.Millisecond; spell += 2 * time.Millisecond {
+			thereAndBack(t, a, b, spell)
+			offerInTime(t, a)
+			readFull(t, b, offered)
+		}
+	})
 }
 
 // … and so does one to an application that reads little by little what has come long
 // ago, and answers.
 func TestActedOnBehindWhatCameLongAgo(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				a, b, _, _ := pair(t, cfg, session.Config{KeepAlive: -1})
-				thereAndBack(t, a, b, 60*time.Millisecond)
-				if _, err := a.Write(make([]byte, 1000)); err != nil {
-					t.Fatal(err)
-				}
-				const pieces = 200
-				var both sync.WaitGroup
-				both.Go(func() {
-					for n, err := 0, error(nil); n < pieces && err == nil; {
-						var k int
-						k, err = a.Read(make([]byte, 10))
-						n += k
-					}
-				})
-				both.Go(func() {
-					for range pieces {
-						b.Read(make([]byte, 1))
-						b.Write([]byte("x"))
-						nap(10 * time.Millisecond)
-					}
-				})
-				pass(105 * time.Millisecond)
-				offerInTime(t, a)
-				both.Wait()
-			})
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, byRead, session.Config{KeepAlive: -1})
+		thereAndBack(t, a, b, 60*time.Millisecond)
+		if _, err := a.Write(make([]byte, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		const pieces = 200
+		var both sync.WaitGroup
+		both.Go(func() {
+			for n, err := 0, error(nil); n < pieces && err == nil; {
+				var k int
+				k, err = a.Read(make([]byte, 10))
+				n += k
+			}
 		})
-	}
+		both.Go(func() {
+			for range pieces {
+				b.Read(make([]byte, 1))
+				b.Write([]byte("x"))
+				nap(10 * time.Millisecond)
+			}
+		})
+		pass(105 * time.Millisecond)
+		offerInTime(t, a)
+		both.Wait()
+	})
 }
 
 // A Read that has waited for long uses up what the janitor had armed: the janitor looks

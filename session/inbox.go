@@ -73,7 +73,7 @@ func (rx *receiver) openInbox(ask wire.AskInbox) {
 		most = min(int(n), most)
 	}
 	var answer wire.Inbox
-	if rx.caps&wire.CapGrant != 0 && !rx.closed {
+	if rx.caps&wire.CapInbox != 0 && !rx.closed {
 		if buf := allocBox(rx.mem, rx.lim, most); buf != nil {
 			clear(buf) // a false Fill must not reveal the last user's data
 			if d, err := rx.mem.Expose(buf, RemoteWrite); err == nil {

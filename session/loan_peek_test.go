@@ -458,26 +458,22 @@ func TestAFillThatWrapsIsLentInPieces(t *testing.T) {
 
 // The message of an offer is lent first, then the chunks that were fetched ahead.
 func TestTheFirstPartOfAnOfferIsLent(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				a, b, _, _ := pair(t, cfg, session.Config{})
-				data := pattern(600_000)
-				w := goWrite(a, bytes.Clone(data))
-				if first := peek(t, b); len(first) != offeredInline || !bytes.Equal(first, data[:len(first)]) {
-					t.Errorf("%d bytes came with the offer, or wrong ones", len(first))
-				}
-				b.Discard(10)
-				if got := readLent(t, b, len(data)-10); !bytes.Equal(got, data[10:]) {
-					t.Error("wrong bytes")
-				}
-				if r := within(t, w); r.err != nil {
-					t.Error(r)
-				}
-				if st := b.Stats(); st.OffersReceived != 1 || st.DirectBytesReceived != 0 || st.LentBytesReceived != uint64(len(data)) {
-					t.Errorf("%+v", st)
-				}
-			})
-		})
-	}
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, byRead, session.Config{})
+		data := pattern(600_000)
+		w := goWrite(a, bytes.Clone(data))
+		if first := peek(t, b); len(first) != offeredInline || !bytes.Equal(first, data[:len(first)]) {
+			t.Errorf("%d bytes came with the offer, or wrong ones", len(first))
+		}
+		b.Discard(10)
+		if got := readLent(t, b, len(data)-10); !bytes.Equal(got, data[10:]) {
+			t.Error("wrong bytes")
+		}
+		if r := within(t, w); r.err != nil {
+			t.Error(r)
+		}
+		if st := b.Stats(); st.OffersReceived != 1 || st.DirectBytesReceived != 0 || st.LentBytesReceived != uint64(len(data)) {
+			t.Errorf("%+v", st)
+		}
+	})
 }

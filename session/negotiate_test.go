@@ -52,7 +52,7 @@ func TestNegotiateWaitsForThePeersMessage(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		wantErr(t, "Negotiate with a silent peer", s.Negotiate(ctx), context.DeadlineExceeded)
-		if n, err := p.send(tNegotiate, 0, parameters(1, 24, 4096, 0)...), error(nil); !n || err != nil {
+		if n, err := p.send(tNegotiate, 0, parameters(version, 24, 4096, 0)...), error(nil); !n || err != nil {
 			t.Fatal("no room")
 		}
 		negotiate(t, s)
@@ -62,7 +62,7 @@ func TestNegotiateWaitsForThePeersMessage(t *testing.T) {
 // What is not this protocol, or another version of it, is refused with a reason; what a
 // later version may add is ignored.
 func TestAStrangerIsRefusedWithAReason(t *testing.T) {
-	good := parameters(1, 24, 4096, 0)
+	good := parameters(version, 24, 4096, 0)
 	with := func(at int, v ...byte) []byte {
 		b := bytes.Clone(good)
 		copy(b[at:], v)
@@ -73,18 +73,18 @@ func TestAStrangerIsRefusedWithAReason(t *testing.T) {
 		body   []byte
 		reason session.Reason
 	}{
-		"another version":                 {tNegotiate, with(4, 2), session.ReasonVersion},
-		"an old version":                  {tNegotiate, with(4, 0), session.ReasonVersion},
+		"another version":                 {tNegotiate, with(4, version+1), session.ReasonVersion},
+		"an old version":                  {tNegotiate, with(4, version-1), session.ReasonVersion},
 		"another magic":                   {tNegotiate, with(0, 'H', 'T', 'T', 'P'), session.ReasonProtocol},
 		"data first":                      {tData, []byte("GET / HTTP/1.1\r\n"), session.ReasonProtocol},
 		"an unknown type first":           {200, good, session.ReasonProtocol},
 		"a short message":                 {tNegotiate, good[:39], session.ReasonProtocol},
 		"an empty message":                {tNegotiate, nil, session.ReasonProtocol},
-		"too few credits":                 {tNegotiate, parameters(1, 8, 4096, 0), session.ReasonProtocol},
-		"no credits":                      {tNegotiate, parameters(1, 0, 4096, 0), session.ReasonProtocol},
-		"more credits than can be":        {tNegotiate, parameters(1, 1<<20+1, 4096, 0), session.ReasonProtocol},
-		"buffers too small for control":   {tNegotiate, parameters(1, 24, 255, 0), session.ReasonProtocol},
-		"all capabilities there could be": {tNegotiate, parameters(1, 24, 4096, ^uint32(0)), session.ReasonNone},
+		"too few credits":                 {tNegotiate, parameters(version, 8, 4096, 0), session.ReasonProtocol},
+		"no credits":                      {tNegotiate, parameters(version, 0, 4096, 0), session.ReasonProtocol},
+		"more credits than can be":        {tNegotiate, parameters(version, 1<<20+1, 4096, 0), session.ReasonProtocol},
+		"buffers too small for control":   {tNegotiate, parameters(version, 24, 255, 0), session.ReasonProtocol},
+		"all capabilities there could be": {tNegotiate, parameters(version, 24, 4096, ^uint32(0)), session.ReasonNone},
 		"something in the zero bytes":     {tNegotiate, with(20, 1, 2, 3, 4), session.ReasonNone},
 		"something in another zero":       {tNegotiate, with(6, 1), session.ReasonNone},
 		"more than this version knows":    {tNegotiate, append(bytes.Clone(good), make([]byte, 200)...), session.ReasonNone},
@@ -110,7 +110,7 @@ func TestAStrangerIsRefusedWithAReason(t *testing.T) {
 func TestARingTakesNoCredits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := rawPair(t, ring, session.Config{})
-		p.send(tNegotiate, 0, parameters(1, 24, 4096, 0)...)
+		p.send(tNegotiate, 0, parameters(version, 24, 4096, 0)...)
 		var u *session.Unavailable
 		if err := s.Negotiate(context.Background()); !errors.As(err, &u) || u.Reason != session.ReasonProtocol {
 			t.Errorf("Negotiate: %v", err)
@@ -179,7 +179,7 @@ func TestAcceptingEndIsSilentUntilTheDialerNegotiates(t *testing.T) {
 					t.Fatalf("before the dialer: %x", ev.Msg)
 				}
 				credits := uint32(max(cfg.Limits.Window-session.ControlReserve, 0))
-				p.send(tNegotiate, 0, parameters(1, credits, 4096, 0)...)
+				p.send(tNegotiate, 0, parameters(version, credits, 4096, 0)...)
 				if m := p.recv(); m[0] != tNegotiate || le.Uint16(m[header+6:]) != 0 {
 					t.Errorf("the answer is %x", m)
 				}
@@ -194,7 +194,7 @@ func TestAcceptingEndIsSilentUntilTheDialerNegotiates(t *testing.T) {
 // FuzzNegotiate: whatever the peer's first message is, either Negotiate fails, or its
 // parameters are in their ranges and the session keeps to them.
 func FuzzNegotiate(f *testing.F) {
-	kinds := []twin.Config{ring, byRead, byWrite, messages, boxed}
+	kinds := []twin.Config{ring, byRead, byBox, messages, boxed}
 	f.Fuzz(func(t *testing.T, kind byte, first []byte) {
 		bubble(t, "the input above", func(t *testing.T) {
 			cfg := kinds[int(kind)%len(kinds)]
@@ -219,7 +219,7 @@ func FuzzNegotiate(f *testing.F) {
 
 // validParameters judges a first message by docs/PROTOCOL.md.
 func validParameters(m []byte, ring bool) bool {
-	if len(m) < header+40 || m[0] != tNegotiate || string(m[header:header+4]) != "SANc" || le.Uint16(m[header+4:]) != 1 {
+	if len(m) < header+40 || m[0] != tNegotiate || string(m[header:header+4]) != "SANc" || le.Uint16(m[header+4:]) != version {
 		return false
 	}
 	credits, maxMsg := le.Uint32(m[header+8:]), le.Uint32(m[header+12:])
@@ -249,7 +249,7 @@ func keepsTo(t *testing.T, s *session.Session, p *raw, credits, maxMsg uint32) {
 	within(t, w)
 }
 
-// An end that has no memory to grant or to read by RDMA announces neither, and opens no inbox
+// An end that has no memory for an inbox or to read by RDMA announces neither, and opens no inbox
 // for a peer that asks all the same.
 func TestARingAnnouncesNoMemory(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestARingAnnouncesNoMemory(t *testing.T) {
 		if m := p.recv(); le.Uint32(m[header+16:]) != 0 {
 			t.Errorf("it announces %x", m)
 		}
-		p.send(tNegotiate, 0, parameters(1, 0, 4096, 3)...)
+		p.send(tNegotiate, 0, parameters(version, 0, 4096, 3)...)
 		p.send(tAskInbox, 0)
 		pass(time.Second)
 		if left := e.Left(); left.Allocated != 0 {

@@ -65,8 +65,6 @@ const (
 	// boxRest is the time between checks for use: idle boxes are kept for one to two
 	// seconds.
 	boxRest = time.Second
-	// boxID is the id of RDMA writes to the peer's inbox; no offer has it.
-	boxID = 0
 )
 
 func (o *outbox) unsent() int { return int(o.tail - o.sent) }
@@ -267,7 +265,7 @@ func (t *sender) boxToInbox() bool {
 	if room == nil {
 		return false
 	}
-	if err := t.mem.Write(b[:n], o.inbox, to, boxID); err != nil {
+	if err := t.mem.Write(b[:n], o.inbox, to, 0); err != nil {
 		t.msgs.Commit(0)
 		if err == ErrWouldBlock {
 			o.blocked.Store(true) // before it looks at the reads, as handleLocked looks after counting them
@@ -286,8 +284,16 @@ func (t *sender) boxToInbox() bool {
 	return true
 }
 
-// boxWritten handles the completion of an RDMA write of n bytes to the peer's inbox.
-func (t *sender) boxWritten(n int) {
+// boxWritten handles the completion of an RDMA write to the peer's inbox.
+func (t *sender) boxWritten(err error) {
+	n, ok := t.writes.pop()
+	t.box.blocked.Store(false)
+	if !ok {
+		t.violation(errors.New("completion of a write that was not started"))
+	}
+	if !ok || err != nil { // Endpoint.Err follows; what has come before it can still be read
+		return
+	}
 	t.box.freed(n)
 	if t.box.unsent() > 0 {
 		t.flush()
@@ -443,23 +449,4 @@ func (t *sender) emptiedByPeer(upTo uint64) {
 func (t *sender) unblock() {
 	t.box.blocked.Store(false)
 	t.flush()
-}
-
-// writeCompleted handles the completion of an RDMA write.
-func (t *sender) writeCompleted(id uint32, err error) {
-	n, ok := t.writes.pop()
-	t.box.blocked.Store(false)
-	switch {
-	case !ok || id != boxID && !t.offer.is(id):
-		t.violation(errors.New("completion of a write that was not started"))
-	case err != nil: // Endpoint.Err follows; what has come before it can still be read
-		if id != boxID {
-			t.offer.failed += n
-		}
-	case id == boxID:
-		t.boxWritten(n)
-	default:
-		t.offer.written += n
-		t.wake = true
-	}
 }

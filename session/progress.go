@@ -133,7 +133,7 @@ func (e *engine) handleLocked(ev *Event) {
 		}
 	case WriteDone:
 		e.txMu.Lock()
-		e.tx.writeCompleted(ev.ID, ev.Err)
+		e.tx.boxWritten(ev.Err)
 		e.unlockTx()
 	}
 	if do := &rx.do; len(do.send) > 0 || do.fault != nil {
@@ -152,9 +152,9 @@ func (e *engine) handleMessageLocked(m []byte) {
 	}
 	e.countLocked(h)
 	switch h.Type {
-	case wire.TypeData, wire.TypeFill, wire.TypeOfferRead, wire.TypeOfferWrite:
+	case wire.TypeData, wire.TypeFill, wire.TypeOfferRead:
 		rx.payload(h, m)
-	case wire.TypeGrant, wire.TypeReadDone, wire.TypeRefuse, wire.TypeCancelWrite, wire.TypeInbox, wire.TypeEmptied:
+	case wire.TypeReadDone, wire.TypeRefuse, wire.TypeInbox, wire.TypeEmptied:
 		rx.taken++
 		e.aboutSendingLocked(h, m)
 	default:
@@ -191,22 +191,14 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 	var act func(*sender)
 	var err error
 	switch h.Type {
-	case wire.TypeGrant:
-		var g wire.Grant
-		g, err = wire.ParseGrant(m)
-		act = func(tx *sender) { tx.grantedByPeer(g) }
 	case wire.TypeReadDone:
-		var d wire.Done
-		d, err = wire.ParseDone(m)
+		var d wire.ReadDone
+		d, err = wire.ParseReadDone(m)
 		act = func(tx *sender) { tx.readByPeer(d) }
 	case wire.TypeRefuse:
 		var c wire.Cancel
 		c, err = wire.ParseCancel(m)
 		act = func(tx *sender) { tx.takeBack(c.ID) }
-	case wire.TypeCancelWrite:
-		var c wire.Cancel
-		c, err = wire.ParseCancel(m)
-		act = func(tx *sender) { tx.cancelledByPeer(c.ID) }
 	case wire.TypeInbox:
 		var i wire.Inbox
 		i, err = wire.ParseInbox(m)
@@ -219,7 +211,7 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 	if !e.rx.dropControl(h.Type, err) {
 		return
 	}
-	if gone := h.Flags&wire.FlagGone != 0; gone && (h.Type == wire.TypeReadDone || h.Type == wire.TypeGrant) {
+	if h.Type == wire.TypeReadDone && h.Flags&wire.FlagGone != 0 {
 		e.peerLeftLocked(true)
 	}
 	e.withSender(act)
@@ -234,11 +226,6 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 	switch h.Type {
 	case wire.TypeUrgent:
 		e.urgentLocked(m)
-		return
-	case wire.TypeWriteDone:
-		if d, err := wire.ParseDone(m); rx.dropControl(h.Type, err) {
-			rx.writtenByPeer(d)
-		}
 		return
 	case wire.TypeAskInbox:
 		ask := wire.ParseAskInbox(m)

@@ -132,9 +132,9 @@ func (rx *receiver) arrived(h wire.Header, bytes bool) {
 
 // offered takes up an offer.
 func (rx *receiver) offered(h wire.Header, m []byte) {
-	tl, err := newTail(h.Type, m)
-	if err == nil && rx.caps&tl.needs() == 0 {
-		err = errors.New("an offer of a kind that this end has not announced")
+	tl, err := newTail(m)
+	if err == nil && rx.caps&wire.CapRead == 0 {
+		err = errors.New("an offer, which this end has not announced to read")
 	}
 	if err != nil {
 		rx.msgs.Drop()
@@ -232,8 +232,6 @@ func (rx *receiver) openFront() bool {
 			body = wire.HeaderLen
 		case wire.TypeOfferRead:
 			body, f.tail = wire.OfferReadLen, true
-		case wire.TypeOfferWrite:
-			body, f.tail = wire.OfferWriteLen, true
 		case wire.TypeFill:
 			fill, err := wire.ParseFill(m)
 			if err == nil && fill.Length > 0 && int64(fill.Length) <= rx.inbox.unread() {
@@ -298,9 +296,6 @@ func (rx *receiver) throwAway() {
 		return
 	}
 	rx.discard = true
-	if f := &rx.fetch; f.granted {
-		rx.send(wire.Cancel{Type: wire.TypeCancelWrite, ID: rx.open.id}.Control())
-	}
 	if !rx.lent {
 		rx.throw()
 	}

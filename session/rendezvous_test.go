@@ -3,9 +3,6 @@ package session_test
 import (
 	"bytes"
 	"fmt"
-	"io"
-	"math"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,33 +18,31 @@ func TestLargeWritesAreOffered(t *testing.T) {
 	}{
 		{16<<10 - 1, 0, 0}, {16 << 10, 0, 1}, {1 << 20, 0, 1}, {1 << 20, -1, 0}, {1 << 20, 2 << 20, 0}, {5000, 4000, 1},
 	} {
-		for name, cfg := range map[string]twin.Config{"by read": byRead, "by write": byWrite} {
-			t.Run(fmt.Sprintf("%s/%d of %d", name, tt.size, tt.threshold), func(t *testing.T) {
-				inBubble(t, func(t *testing.T) {
-					a, b, _, _ := pair(t, cfg, session.Config{Threshold: tt.threshold})
-					data := pattern(tt.size)
-					w := goWrite(a, data)
-					if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
-						t.Error("wrong bytes")
-					}
-					if r := within(t, w); r.n != len(data) || r.err != nil {
-						t.Errorf("Write: %+v", r)
-					}
-					sa, sb := a.Stats(), b.Stats()
-					if sa.OffersSent != tt.offers || sb.OffersReceived != tt.offers {
-						t.Errorf("%d offers sent, %d received, want %d", sa.OffersSent, sb.OffersReceived, tt.offers)
-					}
-					if sa.BytesSent != uint64(tt.size) || sb.BytesReceived != uint64(tt.size) || sa.OfferedBytesSent != sb.OfferedBytesReceived {
-						t.Errorf("counted %+v and %+v", sa, sb)
-					}
-				})
+		t.Run(fmt.Sprintf("%d of %d", tt.size, tt.threshold), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, byRead, session.Config{Threshold: tt.threshold})
+				data := pattern(tt.size)
+				w := goWrite(a, data)
+				if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
+					t.Error("wrong bytes")
+				}
+				if r := within(t, w); r.n != len(data) || r.err != nil {
+					t.Errorf("Write: %+v", r)
+				}
+				sa, sb := a.Stats(), b.Stats()
+				if sa.OffersSent != tt.offers || sb.OffersReceived != tt.offers {
+					t.Errorf("%d offers sent, %d received, want %d", sa.OffersSent, sb.OffersReceived, tt.offers)
+				}
+				if sa.BytesSent != uint64(tt.size) || sb.BytesReceived != uint64(tt.size) || sa.OfferedBytesSent != sb.OfferedBytesReceived {
+					t.Errorf("counted %+v and %+v", sa, sb)
+				}
 			})
-		}
+		})
 	}
 }
 
 // D6, D7: each side's abilities decide about the form; with none, or none left
-// by the operator, payload does it all.
+// by the operator, nothing is offered.
 func TestBothEndsDecideTheForm(t *testing.T) {
 	for name, tt := range map[string]struct {
 		a, b    session.Limits
@@ -57,11 +52,9 @@ func TestBothEndsDecideTheForm(t *testing.T) {
 		"reader reads":                  {byRead.Limits, byRead.Limits, 0, true},
 		"only the other end can read":   {withLimits(byRead, func(l *session.Limits) { l.CanRead = false }), byRead.Limits, 0, true},
 		"only this end can read":        {byRead.Limits, withLimits(byRead, func(l *session.Limits) { l.CanRead = false }), 0, false},
-		"writer writes":                 {byWrite.Limits, byWrite.Limits, 0, true},
-		"nothing to grant":              {byWrite.Limits, withLimits(byWrite, func(l *session.Limits) { l.MaxExpose = 0 }), 0, false},
+		"neither reads":                 {byBox.Limits, byBox.Limits, 0, false},
 		"nothing to offer":              {withLimits(byRead, func(l *session.Limits) { l.MaxExpose = 0 }), byRead.Limits, 0, false},
 		"reading switched off":          {byRead.Limits, byRead.Limits, session.FeatureRDMARead, false},
-		"writing switched off":          {byWrite.Limits, byWrite.Limits, session.FeatureRDMAWrite, false},
 		"messages of different lengths": {byRead.Limits, withLimits(byRead, func(l *session.Limits) { l.MaxMessage = 300 }), 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -96,9 +89,7 @@ func TestMemoryThatCannotBeRegisteredIsSentOtherwise(t *testing.T) {
 		faults twin.Faults
 	}{
 		"offered":            {byRead, twin.Faults{Expose: 1}},
-		"granted":            {byWrite, twin.Faults{Expose: 1}},
 		"read into":          {byRead, twin.Faults{Local: 1, Alloc: 1}},
-		"written from":       {byWrite, twin.Faults{Local: 1}},
 		"only chunks can be": {byRead, twin.Faults{Local: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -168,97 +159,6 @@ func TestAnOfferIsCancelledOnce(t *testing.T) {
 	})
 }
 
-// A peer that takes its grant back, or is too late to, may give the next one.
-func TestAGrantTakenBackIsFollowedByAnother(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		cfg := byWrite
-		cfg.Limits.MaxRDMA, cfg.RDMAQueue = 10_000, 2
-		s, e, p := negotiated(t, cfg, session.Config{Disable: session.FeatureRDMARead})
-		const size = 200_000
-		data := pattern(size)
-		w := goWrite(s, data)
-		o := p.expect(tOfferWrite)
-		id, got := uint64(le.Uint32(o)), bytes.Clone(o[16:])
-		left := int(le.Uint64(o[8:]))
-		for i := 0; left > 0; i++ {
-			mem := make([]byte, min(50_000, left))
-			d, err := p.Expose(mem, session.RemoteWrite)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if i == 0 {
-				e.Hold(twin.HoldWrites)
-			}
-			p.send(tGrant, 0, u64(id, d.Addr, d.Key, d.Len)...)
-			if i == 0 {
-				pass(time.Millisecond)
-				p.send(tCancelWrite, 0, u64(id)...)
-				pass(time.Millisecond)
-				e.Hold(0)
-			}
-			n := int(le.Uint64(p.expect(tWriteDone)[8:]))
-			if n == 0 || i == 0 && n == len(mem) {
-				t.Fatalf("%d bytes of grant %d", n, i)
-			}
-			p.Revoke(d)
-			if i == 1 {
-				p.send(tCancelWrite, 0, u64(id)...) // too late
-				pass(time.Millisecond)
-			}
-			got, left = append(got, mem[:n]...), left-n
-		}
-		if x := within(t, w); x.n != size || x.err != nil || !bytes.Equal(got, data) {
-			t.Errorf("Write: %+v", x)
-		}
-	})
-}
-
-// The end of an offer that was cut waits for room: nothing of the stream overtakes it.
-func TestNothingOvertakesTheEndOfAnOffer(t *testing.T) {
-	for name, next := range map[string]func(*session.Session) error{
-		"Write":      func(s *session.Session) error { _, err := s.Write([]byte("next")); return err },
-		"CloseWrite": func(s *session.Session) error { return s.CloseWrite() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				ea, eb := twins(t, byWrite)
-				w := &noControl{Endpoint: ea}
-				a, b := session.New(w, session.Config{KeepAlive: -1}), session.New(eb, session.Config{KeepAlive: -1, ReceiveBudget: 1})
-				t.Cleanup(func() {
-					for _, s := range []*session.Session{a, b} {
-						s.Abort()
-						<-s.Closed()
-					}
-					idle()
-				})
-				negotiate(t, a)
-				negotiate(t, b)
-				eb.Hold(twin.HoldMessages) // the offer is on its way
-				r := goWrite(a, pattern(100_000))
-				pass(time.Millisecond)
-				w.full = true
-				a.InterruptWrite(true)
-				cut := within(t, r)
-				wantErr(t, "Write", cut.err, session.ErrInterrupted)
-				a.InterruptWrite(false)
-				w.once = true
-				if err := next(a); err != nil {
-					t.Fatal(err)
-				}
-				pass(time.Millisecond)
-				eb.Hold(0)
-				readFull(t, b, cut.n)
-				if name == "CloseWrite" {
-					_, err := b.Read(make([]byte, 1))
-					wantErr(t, "Read", err, io.EOF)
-				} else if got := readFull(t, b, 4); string(got) != "next" {
-					t.Errorf("behind the Write that was cut comes %q", got)
-				}
-			})
-		})
-	}
-}
-
 // An offer stays behind what the outbox could not send.
 func TestAnOfferStaysBehindTheOutbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -274,20 +174,6 @@ func TestAnOfferStaysBehindTheOutbox(t *testing.T) {
 		in.read(10_000)
 		p.expect(tOfferRead)
 	})
-}
-
-// Ids of offers begin anew behind the last one, without that of an inbox's writes.
-func TestIDsOfOffersGoRound(t *testing.T) {
-	for last, want := range map[uint32]uint32{0: 1, math.MaxUint32 - 1: math.MaxUint32, math.MaxUint32: 1} {
-		inBubble(t, func(t *testing.T) {
-			s, _, p := negotiated(t, byRead, session.Config{})
-			s.LastOffer(last)
-			goWrite(s, pattern(20_000))
-			if id := le.Uint32(p.expect(tOfferRead)); id != want {
-				t.Errorf("behind %d comes %d", last, id)
-			}
-		})
-	}
 }
 
 // A Write has its memory back when it returns, whichever way it has ended: nobody has access
@@ -313,33 +199,6 @@ func TestAWriteRevokesItsMemory(t *testing.T) {
 			if got := e.Left().Exposed; got != 0 {
 				t.Errorf("%d pieces of memory are exposed behind a Write", got)
 			}
-		}
-	})
-}
-
-// A Write whose RDMA writes are under way when the connection ends aborts the endpoint before
-// it returns: its memory is the caller's then.
-func TestAWriteDoesNotLeaveItsRDMAWritesBehind(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		e := &lost{}
-		s, _, p := negotiatedOn(t, byWrite, session.Config{Disable: session.FeatureRDMARead}, func(under *twin.Endpoint) session.Endpoint {
-			e.Endpoint = under
-			return e
-		})
-		e.Hold(twin.HoldWrites)
-		w := goWrite(s, pattern(100_000))
-		id := uint64(le.Uint32(p.expect(tOfferWrite)))
-		d, _ := p.Expose(make([]byte, 1000), session.RemoteWrite)
-		p.send(tGrant, 0, u64(id, d.Addr, d.Key, d.Len)...)
-		pass(time.Second)
-		if got := e.Left().Posted; got != 1 {
-			t.Fatalf("%d RDMA writes are under way", got)
-		}
-		e.over.Store(true)
-		p.send(tPing, 0) // it looks
-		wantErr(t, "Write", within(t, w).err, syscall.ECONNRESET)
-		if !e.Closed() {
-			t.Error("Write has returned while its memory is written from")
 		}
 	})
 }

@@ -17,11 +17,10 @@ type sender struct {
 	mem     Memory
 	credits *credit.Counts
 	maxRDMA int // bytes
-	maxMsg  int // set by Negotiate, as are the next five
+	maxMsg  int // set by Negotiate, as are the next four
 
 	threshold int  // the smallest Write whose memory is offered, 0: none is
 	boxMayPay bool // … but for those that had better go through the box: Memory.OfferFrom
-	byRead    bool // offers are for the peer to read them
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
 	boxAfter  int  // bytes of them until an inbox is asked for
 	boxFirst  int  // size of the first registered box in bytes
@@ -45,7 +44,7 @@ type sender struct {
 	offer  outOffer
 	writes queue[int]    // lengths of RDMA writes under way
 	reads  *atomic.Int32 // how many RDMA reads are, of the receiver
-	nextID uint32
+	lastID uint32        // of an offer
 
 	wake  bool  // a waiting Write may go on
 	fault error // the peer has broken the protocol
@@ -80,12 +79,10 @@ func (o *owedMessages) replaceEmptied(c *wire.Control) bool {
 	return false
 }
 
-// goesFirst reports whether a message waits that goes before the rest of the stream: one that
-// ends an offer, or a note.
-func (o *owedMessages) goesFirst() bool {
+// note reports whether a note waits, which goes before the rest of the stream.
+func (o *owedMessages) note() bool {
 	for i := range o.m[:o.n] {
-		c := &o.m[i]
-		if t := c.Type(); t == wire.TypeNote || t == wire.TypeWriteDone && c.Flags()&wire.FlagLast != 0 {
+		if o.m[i].Type() == wire.TypeNote {
 			return true
 		}
 	}
@@ -202,7 +199,7 @@ func (t *sender) packed(v [][]byte, more bool) int {
 
 // room reserves a message with a place in the stream: lo to hi bytes behind its header.
 func (t *sender) room(lo, hi int) []byte {
-	if t.owed.goesFirst() {
+	if t.owed.note() {
 		return nil
 	}
 	if t.credit() <= credit.Control {

@@ -10,8 +10,7 @@ import (
 // tail is the part of an offered Write that did not come with the offer's message.
 type tail struct {
 	id      uint32
-	byWrite bool       // the peer writes it to memory that we grant
-	desc    Descriptor // otherwise: where it is
+	desc    Descriptor // where it is
 	total   int
 	asked   int // bytes, from the front, for which a transfer was started
 	got     int // … completed
@@ -36,35 +35,15 @@ type chunk struct {
 // where an int has 32 bits.
 const maxOffer = math.MaxInt & (1<<40 - 1)
 
-func newTail(t wire.Type, m []byte) (*tail, error) {
-	tl := &tail{byWrite: t == wire.TypeOfferWrite}
-	var length uint64
-	if tl.byWrite {
-		o, err := wire.ParseOfferWrite(m)
-		if err != nil {
-			return nil, err
-		}
-		tl.id, length = o.ID, o.Length
-	} else {
-		o, err := wire.ParseOfferRead(m)
-		if err != nil {
-			return nil, err
-		}
-		tl.id, tl.desc, length = o.ID, o.Memory, o.Memory.Len
+func newTail(m []byte) (*tail, error) {
+	o, err := wire.ParseOfferRead(m)
+	if err != nil {
+		return nil, err
 	}
-	if length == 0 || length > maxOffer {
-		return nil, fmt.Errorf("an offer of %d bytes of memory", length)
+	if n := o.Memory.Len; n == 0 || n > maxOffer {
+		return nil, fmt.Errorf("an offer of %d bytes of memory", n)
 	}
-	tl.total = int(length)
-	return tl, nil
-}
-
-// needs is the capability of this end that the offer assumes.
-func (t *tail) needs() uint32 {
-	if t.byWrite {
-		return wire.CapGrant
-	}
-	return wire.CapRead
+	return &tail{id: o.ID, desc: o.Memory, total: int(o.Memory.Len)}, nil
 }
 
 // unread returns the next bytes that have been fetched ahead; nil: none.

@@ -37,15 +37,13 @@ var unusual = map[string]struct {
 	"unknown type":                    {messages, []step{says(99, 0)}, false},
 	"type zero":                       {messages, []step{says(0, 0)}, false},
 	"the largest type":                {messages, []step{says(255, 0)}, false},
-	"a second negotiation":            {messages, []step{says(tNegotiate, 0, parameters(1, 24, 4096, 0)...)}, false},
+	"a second negotiation":            {messages, []step{says(tNegotiate, 0, parameters(version, 24, 4096, 0)...)}, false},
 	"a header cut short":              {messages, []step{func(p *raw) { p.ReserveControl(4); p.CommitControl(4) }}, false},
 	"an offer cut short":              {byRead, []step{says(tOfferRead, 0, u64(1, 2)...)}, false},
 	"an offer of nothing":             {byRead, []step{says(tOfferRead, 0, u64(1, 1<<40, 7, 0)...)}, false},
 	"an endless offer":                {byRead, []step{says(tOfferRead, 0, u64(1, 1<<40, 7, 1<<63)...)}, false},
-	"an offer to write nothing":       {byWrite, []step{says(tOfferWrite, 0, u64(1, 0)...)}, false},
-	"two offers at once":              {byWrite, []step{says(tOfferWrite, 0, u64(1, 100_000)...), says(tOfferWrite, 0, u64(2, 100_000)...)}, false},
-	"data behind an open offer":       {byWrite, []step{says(tOfferWrite, 0, u64(1, 100_000)...), says(tData, 0, 1, 2, 3)}, false},
-	"shutdown behind an open offer":   {byWrite, []step{says(tOfferWrite, 0, u64(1, 100_000)...), says(tShutdown, 0)}, false},
+	"an offer to who cannot read":     {byBox, []step{says(tOfferRead, 0, u64(1, 1<<40, 7, 100_000)...)}, false},
+	"an offer of version 1":           {byBox, []step{says(5, 0, u64(1, 100_000)...)}, false},
 	"data behind shutdown":            {messages, []step{says(tShutdown, 0), says(tData, 0, 1)}, false},
 	"shutdown behind shutdown":        {messages, []step{says(tShutdown, 0), says(tShutdown, 0)}, false},
 	"data behind close":               {messages, []step{says(tClose, 0), says(tData, 0, 1)}, false},
@@ -54,17 +52,14 @@ var unusual = map[string]struct {
 	"credit that goes back":           {messages, []step{givesCredit(^uint32(0))}, false},
 	"credit for what was not sent":    {messages, []step{givesCredit(20)}, false},
 	"urgent data of nothing":          {messages, []step{says(tUrgent, 0)}, false},
-	"a grant cut short":               {byWrite, []step{says(tGrant, 0, u64(1)...)}, false},
 	"a note of no use":                {messages, []step{says(tNote, 0, 1)}, false},
 	"a cancel cut short":              {byRead, []step{says(tCancelRead, 0)}, false},
-	"written without a grant":         {byWrite, []step{says(tOfferWrite, 0, u64(1, 100_000)...), says(tWriteDone, 0, u64(1, 1<<40)...)}, false},
 	"unknown flags":                   {messages, []step{says(tData, 0xFE, 1), says(tPing, 0xFF)}, true},
 	"something in the zero bytes":     {messages, []step{func(p *raw) { b := p.Reserve(9, 9); copy(b, []byte{tData, 0, 9, 9, 0, 0, 0, 0, 1}); p.Commit(9) }}, true},
 	"more than a type needs":          {messages, []step{says(tPing, 0, 1, 2, 3, 4), says(tShutdown, 0, 9)}, true},
 	"empty data":                      {messages, []step{says(tData, 0)}, true},
-	"a grant for no offer":            {byWrite, []step{says(tGrant, 0, append(u64(9), u64(1<<40, 7, 100_000)...)...)}, true},
-	"done for no offer":               {byRead, []step{says(tReadDone, 0, u64(9, 100)...), says(tWriteDone, 1, u64(9, 100)...)}, true},
-	"cancel for no offer":             {byRead, []step{says(tCancelRead, 0, u64(9)...), says(tCancelWrite, 0, u64(9)...)}, true},
+	"done for no offer":               {byRead, []step{says(tReadDone, 0, u64(9, 100)...)}, true},
+	"cancel for no offer":             {byRead, []step{says(tCancelRead, 0, u64(9)...)}, true},
 	"a pong that was not asked for":   {messages, []step{says(tPong, 0)}, true},
 	"an acknowledgement out of place": {messages, []step{says(tCloseAck, 0)}, true},
 	"close behind shutdown":           {messages, []step{says(tShutdown, 0), says(tClose, 0)}, true},
@@ -135,7 +130,7 @@ func TestAViolationOfOffersEndsTheConnection(t *testing.T) {
 		"data behind an offer": {0, func(p *raw) { hold(p, 1); p.send(tData, 0, 1) }},
 		"a Fill behind it":     {0, func(p *raw) { p.ask(); hold(p, 1); p.send(tFill, 0, u64(1)...) }},
 		"close behind it":      {0, func(p *raw) { hold(p, 1); p.send(tClose, 0) }},
-		"offers of both kinds": {0, func(p *raw) { hold(p, 1); p.send(tOfferWrite, 0, u64(7, 100)...) }},
+		"shutdown behind it":   {0, func(p *raw) { hold(p, 1); p.send(tShutdown, 0) }},
 		"short, not cancelled": {20_000, func(p *raw) { p.send(tReadDone, 0, u64(uint64(le.Uint32(p.expect(tOfferRead))), 3)...) }},
 		"more than offered":    {20_000, func(p *raw) { p.send(tReadDone, 0, u64(uint64(le.Uint32(p.expect(tOfferRead))), 20_001)...) }},
 	} {
@@ -147,36 +142,6 @@ func TestAViolationOfOffersEndsTheConnection(t *testing.T) {
 					goWrite(s, make([]byte, tt.write))
 				}
 				tt.say(p)
-				pass(time.Second)
-				endsByViolation(t, s, false)
-			})
-		})
-	}
-}
-
-// There is one grant at a time, and it is over with its last WriteDone.
-func TestAViolationOfGrantsEndsTheConnection(t *testing.T) {
-	for name, say := range map[string]func(*session.Session, *raw){
-		"granted while a grant is out": func(s *session.Session, p *raw) {
-			goWrite(s, pattern(20_000))
-			id := uint64(le.Uint32(p.expect(tOfferWrite)))
-			for range 2 {
-				d, _ := p.Expose(make([]byte, 1000), session.RemoteWrite)
-				p.send(tGrant, 0, u64(id, d.Addr, d.Key, d.Len)...)
-			}
-		},
-		"written though the grant is over": func(_ *session.Session, p *raw) {
-			p.send(tOfferWrite, 0, u64(1, 100_000)...)
-			size := le.Uint64(p.expect(tGrant)[24:])
-			p.send(tWriteDone, 0, u64(1, size)...)
-			p.send(tWriteDone, 0, u64(1, 1)...)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				s, e, p := negotiated(t, byWrite, session.Config{KeepAlive: -1, ReceiveBudget: 1, Disable: session.FeatureRDMARead})
-				e.Hold(twin.HoldWrites)
-				say(s, p)
 				pass(time.Second)
 				endsByViolation(t, s, false)
 			})
@@ -313,7 +278,7 @@ func TestAKeptMessageIsCheckedAgain(t *testing.T) {
 	}{
 		"a type without payload":       {100, false, func(m []byte) { m[0] = tPing }},
 		"an offer that nobody made":    {100, false, func(m []byte) { m[0] = tOfferRead }},
-		"an offer that is too short":   {1, true, func(m []byte) { m[0] = tOfferWrite }},
+		"an offer that is too short":   {1, true, func(m []byte) { m[0] = tOfferRead }},
 		"a Fill of more than is there": {0, false, func(m []byte) { le.PutUint32(m[header:], 50_000) }},
 		"a Fill of nothing":            {0, false, func(m []byte) { le.PutUint32(m[header:], 0) }},
 		"a Fill that nobody sent":      {100, false, func(m []byte) { m[0] = tFill }},
@@ -328,7 +293,8 @@ func TestAKeptMessageIsCheckedAgain(t *testing.T) {
 					p.send(tFill, 0, u64(100)...)
 				}
 				if tt.offer {
-					p.send(tOfferWrite, 0, u64(1, 100_000)...)
+					d, _ := p.Expose(make([]byte, 100_000), session.RemoteRead)
+					p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 				}
 				pass(time.Second) // nobody reads, so that it is kept
 				tt.change(e.Front())
@@ -348,22 +314,6 @@ func TestAFillOfWhatWasNotWrittenShowsZeros(t *testing.T) {
 			t.Fatal("no inbox")
 		}
 		p.send(tFill, 0, u64(1000)...)
-		if got := readFull(t, s, 1000); changed(got, 0) >= 0 {
-			t.Errorf("it shows %x…", got[:8])
-		}
-	})
-}
-
-// A WriteDone of what was never written shows zeros, and not what other connections
-// have left in that memory.
-func TestAWriteDoneOfWhatWasNotWrittenShowsZeros(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, byWrite, session.Config{KeepAlive: -1})
-		p.send(tOfferWrite, 0, u64(1, 1000)...)
-		if size := le.Uint64(p.expect(tGrant)[24:]); size != 1000 { // nobody reads: of a chunk
-			t.Fatalf("a grant of %d bytes", size)
-		}
-		p.send(tWriteDone, 0, u64(1, 1000)...)
 		if got := readFull(t, s, 1000); changed(got, 0) >= 0 {
 			t.Errorf("it shows %x…", got[:8])
 		}

@@ -264,21 +264,16 @@ func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
 // writeOffer offers as much of p as one exposure takes, and waits until the peer
 // has it. It returns how many bytes of p are the peer's.
 func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
-	byRead := w.tx.byRead
 	first := w.tx.offerFirst(len(p))
-	tail := p[first:]
-	var desc Descriptor
-	if byRead {
-		tail = tail[:min(len(tail), w.lim.MaxExpose)]
-		if desc, err = w.mem.Expose(tail, RemoteRead); err != nil {
-			return 0, fmt.Errorf("%w: %w", errNotTaken, err)
-		}
+	tail := p[first:][:min(len(p)-first, w.lim.MaxExpose)]
+	desc, err := w.mem.Expose(tail, RemoteRead)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", errNotTaken, err)
 	}
-	exposed := byRead
-	if err = w.openOffer(p[:first], desc, len(tail), more || first+len(tail) < len(p)); err == nil {
-		err = w.awaitOffer(tail)
-		if err != nil {
-			exposed = !w.withdraw(desc, tail) && exposed
+	revoked := false
+	if err = w.openOffer(p[:first], desc, more || first+len(tail) < len(p)); err == nil {
+		if err = w.awaitOffer(); err != nil {
+			revoked = w.withdraw(desc)
 		}
 		w.withSender(func(tx *sender) { n = tx.offerEnded(first) })
 		if n < len(tail) && err == nil {
@@ -288,19 +283,19 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 		}
 		n += first
 	}
-	if exposed {
+	if !revoked {
 		w.mem.Revoke(desc)
 	}
 	return n, err
 }
 
-// openOffer sends the message of an offer of total bytes behind first.
-func (w *writing) openOffer(first []byte, d Descriptor, total int, more bool) (err error) {
+// openOffer sends the message of an offer of the memory d behind first.
+func (w *writing) openOffer(first []byte, d Descriptor, more bool) (err error) {
 	test := func(sure bool) Events {
 		w.progressForWrite(sure)
 		sent := false
 		if w.failure.Load() == nil {
-			w.withSender(func(tx *sender) { sent = tx.sendOffer(first, d, total, more) })
+			w.withSender(func(tx *sender) { sent = tx.sendOffer(first, d, more) })
 		}
 		if sent {
 			return 0
@@ -314,11 +309,11 @@ func (w *writing) openOffer(first []byte, d Descriptor, total int, more bool) (e
 	return err
 }
 
-// awaitOffer waits until the open offer of tail is over.
-func (w *writing) awaitOffer(tail []byte) (err error) {
+// awaitOffer waits until the open offer is over.
+func (w *writing) awaitOffer() (err error) {
 	test := func(sure bool) Events {
 		w.progressForWrite(sure)
-		if w.driveOffer(tail) {
+		if w.offerOver() {
 			return 0
 		}
 		if err = w.writeBlocked(); err != nil {
@@ -330,21 +325,20 @@ func (w *writing) awaitOffer(tail []byte) (err error) {
 	return err
 }
 
-func (w *writing) driveOffer(tail []byte) (over bool) {
+func (w *writing) offerOver() bool {
 	w.txMu.Lock()
-	over = w.tx.driveOffer(tail)
-	w.unlockTx()
-	return over
+	defer w.txMu.Unlock()
+	return w.tx.offer.over
 }
 
 // withdraw ends the open offer before the peer has all of it (D12). If the peer does not
 // answer within CancelTimeout, the connection is aborted. revoked: the memory has been
 // revoked.
-func (w *writing) withdraw(d Descriptor, tail []byte) (revoked bool) {
+func (w *writing) withdraw(d Descriptor) (revoked bool) {
 	if w.over() != nil {
 		return w.withdrawEnded(d)
 	}
-	w.withSender((*sender).withdraw)
+	w.withSender(func(tx *sender) { tx.takeBack(tx.offer.id) })
 	limit := time.AfterFunc(w.cfg.CancelTimeout, func() {
 		w.kill(fmt.Errorf("session: the peer did not give up a transfer that was cancelled: %w", syscall.ETIMEDOUT))
 	})
@@ -352,7 +346,7 @@ func (w *writing) withdraw(d Descriptor, tail []byte) (revoked bool) {
 	ended := false
 	test := func(sure bool) Events {
 		w.progressForWrite(sure)
-		if w.driveOffer(tail) {
+		if w.offerOver() {
 			return 0
 		}
 		if ended = w.over() != nil; ended {
@@ -367,15 +361,10 @@ func (w *writing) withdraw(d Descriptor, tail []byte) (revoked bool) {
 // withdrawEnded is withdraw on a connection that has ended. It avoids aborting it where
 // it can, so that what has arrived can still be read.
 func (w *writing) withdrawEnded(d Descriptor) (revoked bool) {
-	if w.failure.Load() == nil && w.tx.byRead {
+	if w.failure.Load() == nil {
 		w.mem.Revoke(d)
 		return true
 	}
-	w.progress(true) // for completions of posted writes, and what came before them
-	settled := false
-	w.withSender(func(tx *sender) { settled = tx.offer.settled() })
-	if w.tx.byRead || !settled { // the peer may still read our memory, or our own writes may
-		w.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
-	}
+	w.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
 	return false
 }

@@ -125,8 +125,8 @@ const (
 	// that there is credit for; few enough that cancelling is quick.
 	maxReads  = 8
 	maxWrites = 16
-	// maxWindows bounds an endpoint's memory windows. A session has at most three
-	// exposures: its inbox, an offer of a Write's own memory, a grant.
+	// maxWindows bounds an endpoint's memory windows. A session has at most two
+	// exposures: its inbox, an offer of a Write's own memory.
 	maxWindows = 4
 	// maxSends bounds the messages that are posted at a time: all that there is credit
 	// for, and those that have left but are not known to have (signalEvery). With it the

@@ -97,7 +97,7 @@ func (d *device) sendsFromMemory() bool { return d.iwarp() }
 // reads reports whether the device reads remote memory. On iWARP the response is a write
 // (RFC 5040), which demands RemoteWrite of the memory that it goes to: the peer could write
 // there at any time, and if it is the application's it would have to be registered each
-// time. So it is the peer that writes, into memory granted for that. siw demands no such
+// time. So it is the peer that writes, to the inbox. siw demands no such
 // thing (siw_proc_rresp in sw/siw/siw_qp_rx.c).
 func (d *device) reads() bool {
 	return d.caps.MaxQPInitiatorRead > 0 && (!d.iwarp() || d.siw())

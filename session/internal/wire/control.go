@@ -11,9 +11,6 @@ type Control struct {
 // Type returns the message's type.
 func (c *Control) Type() Type { return Type(c.b[0]) }
 
-// Flags returns the flags of its header.
-func (c *Control) Flags() uint8 { return c.b[1] }
-
 // Len returns its length in bytes.
 func (c *Control) Len() int { return int(c.n) + len(c.note) }
 

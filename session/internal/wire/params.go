@@ -25,10 +25,10 @@ const (
 	magic = 'S' | 'A'<<8 | 'N'<<16 | 'c'<<24
 
 	// Version is this package's version of the protocol.
-	Version = 1
+	Version = 2
 
 	CapRead  = 1 << 0 // offered memory can be read by RDMA
-	CapGrant = 1 << 1 // memory can be granted for RDMA writes
+	CapInbox = 1 << 1 // memory can be exposed as an inbox
 
 	// NegotiateLen is the length of Negotiate in bytes.
 	NegotiateLen = HeaderLen + 40

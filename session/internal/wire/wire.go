@@ -9,42 +9,36 @@ import (
 	"fmt"
 )
 
-// Type tells messages apart.
+// Type tells messages apart. The numbers 5, 6, 8 and 10 were version 1's.
 type Type uint8
 
 const (
-	TypeNegotiate   Type = 1
-	TypeData        Type = 2
-	TypeCredit      Type = 3
-	TypeOfferRead   Type = 4
-	TypeOfferWrite  Type = 5
-	TypeGrant       Type = 6
-	TypeReadDone    Type = 7
-	TypeWriteDone   Type = 8
-	TypeCancelRead  Type = 9
-	TypeCancelWrite Type = 10
-	TypeShutdown    Type = 11
-	TypeClose       Type = 12
-	TypeCloseAck    Type = 13
-	TypeAbort       Type = 14
-	TypePing        Type = 15
-	TypePong        Type = 16
-	TypeUrgent      Type = 17
-	TypeRefuse      Type = 18
-	TypeAskInbox    Type = 19
-	TypeInbox       Type = 20
-	TypeFill        Type = 21
-	TypeEmptied     Type = 22
-	TypeLeaveInbox  Type = 23
-	TypeNote        Type = 24
+	TypeNegotiate  Type = 1
+	TypeData       Type = 2
+	TypeCredit     Type = 3
+	TypeOfferRead  Type = 4
+	TypeReadDone   Type = 7
+	TypeCancelRead Type = 9
+	TypeShutdown   Type = 11
+	TypeClose      Type = 12
+	TypeCloseAck   Type = 13
+	TypeAbort      Type = 14
+	TypePing       Type = 15
+	TypePong       Type = 16
+	TypeUrgent     Type = 17
+	TypeRefuse     Type = 18
+	TypeAskInbox   Type = 19
+	TypeInbox      Type = 20
+	TypeFill       Type = 21
+	TypeEmptied    Type = 22
+	TypeLeaveInbox Type = 23
+	TypeNote       Type = 24
 )
 
 // Flags. Each type has its own; unknown ones are ignored.
 const (
-	FlagMore  = 1 << 0 // Data, Fill, offers: the Write goes on after this message
-	FlagLast  = 1 << 0 // WriteDone: the whole offer is over, not just the grant
-	FlagTaken = 1 << 0 // Grant of length 0: the offer is over, as if all had been read
-	FlagGone  = 1 << 1 // ReadDone, Grant of length 0: nobody reads any more
+	FlagMore = 1 << 0 // Data, Fill, OfferRead: the Write goes on after this message
+	FlagGone = 1 << 1 // ReadDone: nobody reads any more
 )
 
 // More is FlagMore if more is true.

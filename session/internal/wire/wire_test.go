@@ -39,12 +39,8 @@ func TestMessagesAreEncodedAsDocumented(t *testing.T) {
 	}{
 		{"Shutdown", encoded(Plain(TypeShutdown)), "\x0b\x00\x00\x00" + credit},
 		{"OfferRead", withHeader(h(TypeOfferRead, FlagMore), OfferReadLen, OfferRead{0x0a0b0c0d, d}.Put), "\x04\x01\x00\x00" + credit + id + desc},
-		{"OfferWrite", withHeader(h(TypeOfferWrite, 0), OfferWriteLen, OfferWrite{0x0a0b0c0d, 0x0102030405060708}.Put), "\x05\x00\x00\x00" + credit + id + count},
-		{"Grant", encoded(Grant{0x0a0b0c0d, FlagGone, d}.Control()), "\x06\x02\x00\x00" + credit + id + desc},
-		{"ReadDone", encoded(Done{TypeReadDone, 0x0a0b0c0d, FlagGone, 0x0102030405060708}.Control()), "\x07\x02\x00\x00" + credit + id + count},
-		{"WriteDone", encoded(Done{TypeWriteDone, 0x0a0b0c0d, FlagLast, 0x0102030405060708}.Control()), "\x08\x01\x00\x00" + credit + id + count},
+		{"ReadDone", encoded(ReadDone{0x0a0b0c0d, FlagGone, 0x0102030405060708}.Control()), "\x07\x02\x00\x00" + credit + id + count},
 		{"CancelRead", encoded(Cancel{TypeCancelRead, 0x0a0b0c0d}.Control()), "\x09\x00\x00\x00" + credit + id},
-		{"CancelWrite", encoded(Cancel{TypeCancelWrite, 0x0a0b0c0d}.Control()), "\x0a\x00\x00\x00" + credit + id},
 		{"Refuse", encoded(Cancel{TypeRefuse, 0x0a0b0c0d}.Control()), "\x12\x00\x00\x00" + credit + id},
 		{"AskInbox", encoded(AskInbox{0x0102030405060708}.Control()), "\x13\x00\x00\x00" + credit + count},
 		{"Note", encoded(Note([]byte("abc"))), "\x18\x00\x00\x00" + credit + "abc"},
@@ -57,8 +53,8 @@ func TestMessagesAreEncodedAsDocumented(t *testing.T) {
 		}
 	}
 	p := make([]byte, NegotiateLen)
-	Params{Version: 1, Credits: 0x11, MaxMessage: 0x1000, Caps: 3}.Put(p)
-	want := "\x01\x00\x00\x00\x00\x00\x00\x00" + "SANc" + "\x01\x00\x00\x00" + "\x11\x00\x00\x00" + "\x00\x10\x00\x00" + "\x03\x00\x00\x00" + string(make([]byte, 20))
+	Params{Version: 2, Credits: 0x11, MaxMessage: 0x1000, Caps: 3}.Put(p)
+	want := "\x01\x00\x00\x00\x00\x00\x00\x00" + "SANc" + "\x02\x00\x00\x00" + "\x11\x00\x00\x00" + "\x00\x10\x00\x00" + "\x03\x00\x00\x00" + string(make([]byte, 20))
 	if string(p) != want {
 		t.Errorf("Negotiate is % x, not % x", p, want)
 	}
@@ -75,8 +71,6 @@ func parsed(m []byte) (again []byte, ok bool) {
 		return reparsed(m, NegotiateLen, ParseParams, Params.Put)
 	case TypeOfferRead:
 		return reparsed(m, OfferReadLen, ParseOfferRead, OfferRead.Put)
-	case TypeOfferWrite:
-		return reparsed(m, OfferWriteLen, ParseOfferWrite, OfferWrite.Put)
 	case TypeFill:
 		return reparsed(m, FillLen, ParseFill, Fill.Put)
 	}
@@ -103,13 +97,10 @@ func reparsed[T any](m []byte, n int, parse func([]byte) (T, error), put func(T,
 
 func parsedControl(t Type, m []byte) (Control, error) {
 	switch t {
-	case TypeGrant:
-		g, err := ParseGrant(m)
-		return g.Control(), err
-	case TypeReadDone, TypeWriteDone:
-		d, err := ParseDone(m)
+	case TypeReadDone:
+		d, err := ParseReadDone(m)
 		return d.Control(), err
-	case TypeCancelRead, TypeCancelWrite, TypeRefuse:
+	case TypeCancelRead, TypeRefuse:
 		x, err := ParseCancel(m)
 		return x.Control(), err
 	case TypeAskInbox:
@@ -147,8 +138,7 @@ func FuzzMessage(f *testing.F) {
 
 func TestShortMessagesAreRefused(t *testing.T) {
 	for _, c := range []Control{
-		Grant{}.Control(), Done{Type: TypeReadDone}.Control(), Done{Type: TypeWriteDone}.Control(), Cancel{Type: TypeCancelRead}.Control(),
-		Cancel{Type: TypeCancelWrite}.Control(), Cancel{Type: TypeRefuse}.Control(), Inbox{}.Control(), Emptied{}.Control(), Note([]byte{1}),
+		ReadDone{}.Control(), Cancel{Type: TypeCancelRead}.Control(), Cancel{Type: TypeRefuse}.Control(), Inbox{}.Control(), Emptied{}.Control(), Note([]byte{1}),
 	} {
 		m := encoded(c)
 		if _, ok := parsed(m); !ok {
@@ -161,7 +151,7 @@ func TestShortMessagesAreRefused(t *testing.T) {
 	for _, x := range []struct {
 		t Type
 		n int
-	}{{TypeOfferRead, OfferReadLen}, {TypeOfferWrite, OfferWriteLen}, {TypeFill, FillLen}, {TypeShutdown, HeaderLen}} {
+	}{{TypeOfferRead, OfferReadLen}, {TypeFill, FillLen}, {TypeShutdown, HeaderLen}} {
 		m := withHeader(Header{Type: x.t}, x.n, func([]byte) {})
 		if _, ok := parsed(m[:x.n-1]); ok {
 			t.Errorf("% x is not refused", m[:x.n-1])
@@ -170,7 +160,7 @@ func TestShortMessagesAreRefused(t *testing.T) {
 }
 
 func TestParamsOfAnotherVersionAreToldApart(t *testing.T) {
-	p := Params{Version: Version, Credits: 16, MaxMessage: 256, Caps: CapGrant}
+	p := Params{Version: Version, Credits: 16, MaxMessage: 256, Caps: CapInbox}
 	b := make([]byte, NegotiateLen)
 	p.Put(b)
 	got, err := ParseParams(b)
