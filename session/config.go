@@ -14,9 +14,8 @@ type Config struct {
 	// the largest size of the inbox. Default 4 MiB.
 	ReceiveBudget int
 
-	// SendBudget is how many bytes Write takes over before the peer has them, in a box that
-	// grows to that (Limits.InboxFirst), of them at most 256 KiB on the heap.
-	// Default 4 MiB. Not used on a ring, which is the buffer.
+	// SendBudget is how many bytes Write takes over before the peer has them: the largest
+	// size of the box. Default 4 MiB. Not used on a ring, which is the buffer.
 	SendBudget int
 
 	// Spin is how long Read and Write poll before they sleep. 0: what the

@@ -1,7 +1,6 @@
 package session
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -17,8 +16,7 @@ import (
 // core is the state of a session, with its locks and its one place to wait (await.go).
 //
 // Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu,
-// txMu (held briefly: at most for a copy of boxMost bytes, of what a box holds that a larger
-// one replaces, or the provider's Revoke; nothing waits under them, except for registering
+// txMu (held briefly: at most for a copy of boxMost bytes, or the provider's Revoke; nothing waits under them, except for registering
 // memory when RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
 type core struct {
 	ep   Endpoint
@@ -83,12 +81,11 @@ type kind struct {
 	probes    bool          // a dead peer is found by probing it
 	writeWant Events        // what a Write waits for while a Read looks for messages
 	tickMost  time.Duration // longest time between the janitor's ticks
-	heapBox   int           // largest box on the heap in bytes
 }
 
 var (
 	ringKind  = kind{writeWant: SendReady, tickMost: ringTick}
-	queueKind = kind{acks: true, probes: true, writeWant: SendReady | RecvReady, tickMost: queueTick, heapBox: heapBoxMost}
+	queueKind = kind{acks: true, probes: true, writeWant: SendReady | RecvReady, tickMost: queueTick}
 )
 
 func newCore(ep Endpoint, cfg Config) *core {
@@ -120,10 +117,6 @@ func newCore(ep Endpoint, cfg Config) *core {
 	c.rx = receiver{msgs: ep, mem: c.mem, credits: &c.credits, lim: &c.lim, caps: caps, budget: cfg.ReceiveBudget}
 	c.rx.urgentCh = make(chan struct{}, 1)
 	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, maxRDMA: c.lim.MaxRDMA, reads: &c.rx.fetch.posted}
-	c.tx.boxBudget = min(cfg.SendBudget, c.lim.MaxExpose/boxShare, maxBox)
-	c.tx.boxFirst = min(cmp.Or(c.lim.InboxFirst, maxBox), c.tx.boxBudget)
-	c.tx.box.size = c.tx.boxFirst
-	c.tx.boxLimit = min(cfg.SendBudget, c.kind.heapBox)
 	return c
 }
 

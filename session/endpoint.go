@@ -204,14 +204,10 @@ type Limits struct {
 	// inbox, memory that the peer keeps exposed for this; 0: never.
 	Inbox int
 
-	// InboxAfter is how many bytes such Writes amount to before an inbox is asked for: an
-	// occasional one is not worth the opening. 0: the first one is.
+	// InboxAfter is how many bytes such Writes amount to before an inbox is asked for,
+	// unless bytes find no credit: an occasional one is not worth the opening. 0: the
+	// first one is.
 	InboxAfter int
-
-	// InboxFirst is the size in bytes of the first such memory at each end. Writes that
-	// find it full have a larger one take its place, up to Config's budgets. 0: it is as
-	// large as those at once.
-	InboxFirst int
 
 	CanRead  bool // Read works: the peer may offer memory for us to read
 	CanWrite bool // Write works: the peer may open an inbox for us

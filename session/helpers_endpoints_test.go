@@ -23,20 +23,6 @@ func withMemory(around func(session.Memory) session.Memory) func(*twin.Endpoint)
 	return func(e *twin.Endpoint) session.Endpoint { return onMemory{e, around(e.Memory())} }
 }
 
-// lost is an endpoint that can say that the connection is over while what it was asked to
-// move still moves.
-type lost struct {
-	*twin.Endpoint
-	over atomic.Bool
-}
-
-func (e *lost) Err() error {
-	if e.over.Load() {
-		return syscall.ECONNRESET
-	}
-	return e.Endpoint.Err()
-}
-
 // lateArm is an endpoint at which something happens just before Arm.
 type lateArm struct {
 	*twin.Endpoint
@@ -207,14 +193,6 @@ func (e *narrow) Reserve(lo, hi int) []byte {
 	return e.Endpoint.Reserve(lo, hi)
 }
 
-// narrowWithMemory is narrow, and its memory has something of the test's around it.
-type narrowWithMemory struct {
-	*narrow
-	mem session.Memory
-}
-
-func (e narrowWithMemory) Memory() session.Memory { return e.mem }
-
 // noControl has no room for control messages until the session has asked for some once
 // more: between that and its asking for data's, the device has got on.
 type noControl struct {
@@ -298,32 +276,6 @@ func (e *slowAlloc) Alloc(n int) []byte {
 // inThreeSeconds is memory that takes so long to find any.
 func inThreeSeconds(m session.Memory) session.Memory {
 	return &slowAlloc{m, func() { nap(3 * time.Second) }}
-}
-
-// shortMemory is memory whose Alloc is the test's.
-type shortMemory struct {
-	session.Memory
-	alloc func(n int) []byte
-}
-
-func (e *shortMemory) Alloc(n int) []byte { return e.alloc(n) }
-
-// oneAlloc is memory that has room for one piece at a time.
-type oneAlloc struct {
-	session.Memory
-	full atomic.Bool
-}
-
-func (e *oneAlloc) Alloc(n int) []byte {
-	if e.full.Swap(true) {
-		return nil
-	}
-	return e.Memory.Alloc(n)
-}
-
-func (e *oneAlloc) Free(b []byte) {
-	e.Memory.Free(b)
-	e.full.Store(false)
 }
 
 // failingWrites cannot register what it is to write from.

@@ -1,7 +1,6 @@
 package session_test
 
 import (
-	"bytes"
 	"runtime"
 	"sync"
 	"testing"
@@ -343,29 +342,6 @@ func TestIdleCostsNothing(t *testing.T) {
 		}
 		if got := within(t, r); got.n != 1 || got.err != nil {
 			t.Errorf("Read after a day: %+v", got)
-		}
-	})
-}
-
-// What a Write leaves behind for want of room goes when there is some, of a session
-// that the janitor had left too.
-func TestTheBacklogOfAnIdleSessionGoesLater(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		cfg := messages
-		cfg.SendQueue = session.ControlReserve + 2
-		s, _, p := negotiated(t, cfg, session.Config{})
-		pass(time.Minute)
-		p.Hold(twin.HoldMessages)
-		data := pattern(20_000)
-		writeAll(t, s, data, 5000)
-		pass(time.Minute)
-		p.Hold(0)
-		var got []byte
-		for len(got) < len(data) {
-			got = append(got, p.expect(tData)...)
-		}
-		if !bytes.Equal(got, data) {
-			t.Error("wrong bytes")
 		}
 	})
 }

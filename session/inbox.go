@@ -9,9 +9,8 @@ import "github.com/sanconn/san/session/internal/wire"
 type inbox struct {
 	buf   []byte // nil: there is none
 	desc  Descriptor
-	left  bool           // the peer writes nothing more to it
-	ends  bool           // the last one's memory is being given back
-	again *wire.AskInbox // to be handled then
+	left  bool // the peer writes nothing more to it
+	asked bool // … but wants another, once all has been read
 
 	filled   int64 // up to here the peer has filled it
 	emptied  int64 // … it has been read
@@ -39,11 +38,20 @@ func (in *inbox) next(most int64) []byte {
 	return in.buf[at:min(at+most, int64(len(in.buf)))]
 }
 
-// allocBox allocates memory for an inbox or outbox of most bytes, less where memory is
-// short; nil: too little to be of use.
-func allocBox(mem Memory, lim *Limits, most int) []byte {
-	size := min(most, lim.MaxExpose/boxShare, maxBox)
+// boxSize is the size of a box or inbox within a budget; 0: it would be of no use.
+func boxSize(lim *Limits, budget int) int {
+	size := min(budget, lim.MaxExpose/boxShare, maxBox)
 	if size < max(lim.Inbox, minFragment) {
+		return 0
+	}
+	return size
+}
+
+// allocBox allocates memory for a box or inbox, less where memory is short; nil: too little
+// to be of use.
+func allocBox(mem Memory, lim *Limits, budget int) []byte {
+	size := boxSize(lim, budget)
+	if size == 0 {
 		return nil
 	}
 	buf := mem.Alloc(size)
@@ -55,26 +63,22 @@ func allocBox(mem Memory, lim *Limits, most int) []byte {
 }
 
 // inboxWanted handles AskInbox: it opens the inbox, or reports that there is no memory.
-func (rx *receiver) inboxWanted(ask wire.AskInbox) {
+func (rx *receiver) inboxWanted() {
 	in := &rx.inbox
 	switch {
-	case in.buf != nil && !in.left || in.again != nil:
+	case in.buf != nil && !in.left || in.asked:
 		rx.violation("it asks for a second inbox")
-	case in.buf != nil || in.ends: // the next one may need the memory
-		in.again = &ask
+	case in.buf != nil:
+		in.asked = true
 	default:
-		rx.openInbox(ask)
+		rx.openInbox()
 	}
 }
 
-func (rx *receiver) openInbox(ask wire.AskInbox) {
-	most := rx.budget
-	if n := min(ask.Length, maxBox); n > 0 {
-		most = min(int(n), most)
-	}
+func (rx *receiver) openInbox() {
 	var answer wire.Inbox
 	if rx.caps&wire.CapInbox != 0 && !rx.closed {
-		if buf := allocBox(rx.mem, rx.lim, most); buf != nil {
+		if buf := allocBox(rx.mem, rx.lim, rx.budget); buf != nil {
 			clear(buf) // a false Fill must not reveal the last user's data
 			if d, err := rx.mem.Expose(buf, RemoteWrite); err == nil {
 				rx.inbox = inbox{buf: buf, desc: d}
@@ -141,19 +145,14 @@ func (rx *receiver) leftForGood() {
 	}
 }
 
-// closeInbox has the memory given back once all of it has been read.
+// closeInbox has the memory given back once all of it has been read, and opens the next one
+// if the peer has asked for it.
 func (rx *receiver) closeInbox() {
 	if in := &rx.inbox; in.unread() == 0 {
+		asked := in.asked && !rx.gone
 		rx.do.close = *in
-		*in = inbox{ends: true, again: in.again}
-	}
-}
-
-// inboxClosed opens the next one, if the peer has asked for it.
-func (rx *receiver) inboxClosed() {
-	again := rx.inbox.again
-	rx.inbox = inbox{}
-	if again != nil && !rx.gone {
-		rx.openInbox(*again)
+		if *in = (inbox{}); asked {
+			rx.openInbox()
+		}
 	}
 }

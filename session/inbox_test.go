@@ -259,3 +259,29 @@ func TestNoInboxBehindClose(t *testing.T) {
 		p.expect(tClose)
 	})
 }
+
+// An inbox that is asked for while the one before it has bytes opens behind those.
+func TestTheNextInboxOpensBehindTheLast(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, ep, p := negotiated(t, boxed, session.Config{ReceiveBudget: 50_000})
+		d := p.ask()
+		data := pattern(1000)
+		p.fill(d, 0, data)
+		p.send(tLeaveInbox, 0)
+		p.send(tAskInbox, 0)
+		if m := p.recv(); m != nil {
+			t.Fatalf("a message of type %d before all was read", m[0])
+		}
+		if got := readFull(t, s, len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if b := p.expect(tInbox); le.Uint64(b[8+16:]) != 50_000 {
+			t.Errorf("an inbox of %d bytes, want all of the budget", le.Uint64(b[8+16:]))
+		}
+		p.send(tLeaveInbox, 0)
+		pass(time.Second)
+		if left := ep.Left(); left.Exposed != 0 || left.Allocated != 0 {
+			t.Errorf("kept: %+v", left)
+		}
+	})
+}

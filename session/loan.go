@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// Memory that is lent to the application instead of a buffer of its own: room of the ring
+// Memory that is lent to the application instead of a buffer of its own: room of a message
 // or of the box to fill, and bytes that have come where they lie. The borrower is the
 // application's code, which may take as long as it likes: no lock is held meanwhile,
 // control messages go on, and a session that is closed keeps the memory in place until the
@@ -35,9 +35,7 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	if !w.borrow() {
 		return nil, ErrClosed
 	}
-	if m := w.tx.boxFrom; m > 0 && n >= m {
-		w.openBox(n)
-	}
+	w.openBox(n)
 	test := func(sure bool) Events {
 		if st := w.wr.state.Load(); st != 0 {
 			err = writeState(st)
@@ -86,7 +84,7 @@ func (w *writing) lendRoom(n int) (room []byte) {
 		opens := false
 		w.withSender(func(tx *sender) {
 			room = tx.lend(n)
-			opens = room == nil && tx.boxStuck()
+			opens = room == nil && tx.boxMissing()
 		})
 		if !opens {
 			break

@@ -315,8 +315,7 @@ func TestUrgentDataOvertakesALoan(t *testing.T) {
 	})
 }
 
-// A second WriteUrgent waits for a loan only where the loan is the provider's room for
-// messages.
+// A second WriteUrgent waits for a loan of the provider's room for messages.
 func TestUrgentDataDuringALongLoan(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -327,27 +326,19 @@ func TestUrgentDataDuringALongLoan(t *testing.T) {
 			return c
 		}
 		within(t, urgent())
-		if !cfg.Limits.Ring() {
-			if r := within(t, urgent()); r.err != nil {
-				t.Error(r)
-			}
-		} else {
-			u := urgent()
-			waits(t, "a second WriteUrgent", u)
-			a.InterruptWrite(true)
-			if r := within(t, u); !errors.Is(r.err, session.ErrInterrupted) {
-				t.Error(r)
-			}
-			a.InterruptWrite(false)
-			u = urgent()
-			waits(t, "a second WriteUrgent", u)
-			a.Commit(10)
-			if r := within(t, u); r.err != nil {
-				t.Error(r)
-			}
-			return
+		u := urgent()
+		waits(t, "a second WriteUrgent", u)
+		a.InterruptWrite(true)
+		if r := within(t, u); !errors.Is(r.err, session.ErrInterrupted) {
+			t.Error(r)
 		}
+		a.InterruptWrite(false)
+		u = urgent()
+		waits(t, "a second WriteUrgent", u)
 		a.Commit(10)
+		if r := within(t, u); r.err != nil {
+			t.Error(r)
+		}
 		readFull(t, b, 10)
 	})
 }
@@ -530,92 +521,6 @@ func TestAReserveThatWaitsForRoomEnds(t *testing.T) {
 			}
 			go a.Abort()
 			<-a.Closed() // nothing is lent
-		}
-	})
-}
-
-// The box on the heap is lent when there is memory for a registered one: it stays until
-// the loan is over, and until its bytes have gone.
-func TestABoxOnTheHeapIsReplacedBehindALoan(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s, e, p := negotiated(t, boxed, session.Config{})
-		data := pattern(100_000)
-		at := copy(reserve(t, s, 20_000), data)
-		p.expect(tAskInbox)
-		in := &rawInbox{p: p, mem: make([]byte, 50_000)}
-		d, err := p.Expose(in.mem, session.RemoteWrite)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
-		w := goWrite(s, bytes.Clone(data[at:at+10_000])) // which would open a registered box
-		waits(t, "Write", w)
-		if n := e.Left().Allocated; n != 0 {
-			t.Errorf("%d bytes allocated during a loan", n)
-		}
-		if err := s.Commit(at); err != nil {
-			t.Fatal(err)
-		}
-		got := p.data(at)
-		within(t, w)
-		got = append(got, p.data(10_000)...)
-		if at += 10_000; !bytes.Equal(got, data[:at]) {
-			t.Error("wrong bytes")
-		}
-		writeLent(t, s, data[at:at+20_000]) // in the registered box
-		if got, _ := in.read(20_000); !bytes.Equal(got, data[at:at+20_000]) {
-			t.Error("wrong bytes in the inbox")
-		}
-		if st := s.Stats(); st.OfferedBytesSent != 20_000 {
-			t.Errorf("%d bytes by RDMA", st.OfferedBytesSent)
-		}
-	})
-}
-
-// A registered box that waits for the one on the heap to be empty does not take the place
-// of one that is lent.
-func TestALentBoxOnTheHeapIsNotReplaced(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
-		data := pattern(400_000)
-		at := 0
-		for range boxed.Limits.Window { // the credits run out: what follows is in the box
-			writeAll(t, s, data[at:at+1000], 1000)
-			at += 1000
-		}
-		in := &rawInbox{p: p, mem: make([]byte, 50_000)}
-		w := goWrite(s, bytes.Clone(data[at:at+10_000]))
-		within(t, w)
-		at += 10_000
-		d, err := p.Expose(in.mem, session.RemoteWrite)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
-		pass(time.Millisecond)
-		room := reserve(t, s, 10_000) // which has memory for a registered box allocated
-		n := copy(room, data[at:])
-		var got []byte
-		for len(got) < at { // the box on the heap is empty
-			if m := p.recv(); m[0] == tData {
-				got = append(got, m[header:]...)
-				p.send(tCredit, 0)
-			}
-		}
-		pass(time.Millisecond)
-		if !bytes.Equal(room[:n], data[at:at+n]) {
-			t.Error("the room was touched")
-		}
-		if err := s.Commit(n); err != nil {
-			t.Fatal(err)
-		}
-		if got = append(got, p.data(n)...); !bytes.Equal(got, data[:at+n]) {
-			t.Error("wrong bytes")
-		}
-		at += n
-		writeLent(t, s, data[at:at+10_000])
-		if got, _ := in.read(10_000); !bytes.Equal(got, data[at:at+10_000]) {
-			t.Error("wrong bytes in the inbox")
 		}
 	})
 }

@@ -41,8 +41,8 @@ func (t *sender) plan(cfg *Config, lim *Limits, peerCaps uint32) {
 		t.threshold = max(from, minOffer)
 	}
 	byWrite := lim.CanWrite && peerCaps&wire.CapInbox != 0 && off&FeatureRDMAWrite == 0
-	if byWrite && lim.Inbox > 0 && t.boxBudget >= lim.Inbox {
-		t.boxFrom, t.boxAfter = lim.Inbox, lim.InboxAfter
+	if byWrite && lim.Inbox > 0 && boxSize(lim, cfg.SendBudget) > 0 {
+		t.boxFrom, t.boxAfter = lim.Inbox, max(lim.InboxAfter, 1)
 		t.boxMayPay = cfg.Threshold == 0
 	}
 }

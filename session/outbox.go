@@ -10,16 +10,15 @@ import (
 )
 
 // outbox is the buffer of this end's direction where the provider is none: a ring of bytes
-// that Writes have copied, on their way to the peer (D8). If it lies in the provider's
-// memory, RDMA writes take its bytes to the peer's inbox (inbox.go), another ring, and the
-// Fill after each announces them; their place in the stream is that of the Fill. On the
-// heap, for Writes that find no credit, its bytes leave in messages.
+// that Writes have copied to memory of the provider, on their way to the peer (D8). RDMA
+// writes take them to the peer's inbox (inbox.go), another ring, and the Fill after each
+// announces them; their place in the stream is that of the Fill. It is opened once the peer
+// has an inbox, and given back with that.
 //
 // Positions only grow.
 type outbox struct {
-	buf    []byte // nil: closed
-	onHeap bool   // it is not the provider's
-	plain  bool   // its bytes leave in messages: it is on the heap, or cannot be registered
+	buf   []byte // nil: closed
+	plain bool   // it cannot be registered: its bytes leave in messages, and then it is given back
 
 	written int64 // up to here the room is free again
 	sent    int64 // … the bytes have been sent, as far as this end is concerned
@@ -31,11 +30,8 @@ type outbox struct {
 	wanted  bool       // AskInbox was sent and not answered
 	skip    int        // Writes until the next AskInbox, after memory was short
 	without int        // bytes of Writes that an inbox would have served, since there was one
-	size    int        // of the inbox that is asked for, and at first of the box
-	fulls   int        // times that a Write has found the box full
 
 	full    bool        // a Write waits until a good part of it is free
-	largest bool        // there was no memory for a larger one, since it was last empty
 	blocked atomic.Bool // the queue was full: no RDMA write is tried before one, or a read, has completed
 	resting bool        // the timer of Session.leaveIfIdle runs
 }
@@ -54,14 +50,6 @@ const (
 	// process all its idle registrations.
 	skipShort = 32
 	skipLong  = 1024
-	// heapBox is the first and heapBoxMost the largest size in bytes of a box on the heap.
-	heapBox     = 16 << 10
-	heapBoxMost = 256 << 10
-	// When Writes have found the box full growAfter times, an inbox of growBy times the size
-	// takes the place of the one there is. A box grows as much when the peer's application
-	// alone could make room in it.
-	growAfter = 4
-	growBy    = 4
 	// boxRest is the time between checks for use: idle boxes are kept for one to two
 	// seconds.
 	boxRest = time.Second
@@ -73,11 +61,8 @@ func (o *outbox) used() int { return int(o.tail - o.written) }
 
 func (o *outbox) room() int { return len(o.buf) - o.used() }
 
-// providers reports whether its memory is the provider's.
-func (o *outbox) providers() bool { return o.buf != nil && !o.onHeap }
-
-// registered reports whether its bytes leave by RDMA.
-func (o *outbox) registered() bool { return o.buf != nil && !o.plain }
+// open reports whether it takes bytes, which leave by RDMA.
+func (o *outbox) open() bool { return o.buf != nil && !o.plain }
 
 // put copies bytes from the front of p, as far as there is room, and returns how many.
 func (o *outbox) put(p []byte) int {
@@ -111,103 +96,37 @@ func (o *outbox) next() []byte {
 	return o.buf[at:min(at+o.unsent(), len(o.buf))]
 }
 
-// freed frees the room of the first n bytes.
-func (o *outbox) freed(n int) {
-	o.written += int64(n)
-	o.largest = o.largest && o.used() > 0
-}
-
-// replace puts buf in the place of the buffer, which is empty or on the heap, and has it take
-// what was not sent.
-func (o *outbox) replace(buf []byte, onHeap bool) {
-	to := outbox{buf: buf}
-	for o.unsent() > 0 {
-		o.sent += int64(to.put(o.next()))
-	}
-	o.buf, o.onHeap, o.plain, o.full, o.largest = buf, onHeap, onHeap, false, false
-	o.written, o.sent, o.tail = 0, 0, to.tail
-}
-
-// close forgets buffer and content.
-func (o *outbox) close() {
-	o.buf, o.onHeap, o.plain, o.full, o.largest = nil, false, false, false, false
+// release closes it, and returns its memory.
+func (o *outbox) release() (buf []byte) {
+	buf = o.buf
+	o.buf, o.plain, o.full = nil, false, false
 	o.written, o.sent, o.tail = 0, 0, 0
-}
-
-// release forgets what memory there is of the provider, and returns it.
-func (o *outbox) release() (providers []byte) {
-	if !o.providers() {
-		return nil
-	}
-	providers = o.buf
-	o.close()
-	return providers
-}
-
-// foundFull counts a Write that begins to wait for room.
-func (t *sender) foundFull() {
-	o := &t.box
-	if o.full {
-		return
-	}
-	o.full = true
-	if o.fulls++; o.fulls >= growAfter && o.size < t.boxBudget && o.inbox.Len > 0 {
-		t.growInbox()
-	}
+	return buf
 }
 
 // boxes reports whether n bytes of a Write go through the box though a message might take
 // them.
-func (t *sender) boxes(n int) bool {
-	return t.box.registered() && n >= t.boxFrom
-}
+func (t *sender) boxes(n int) bool { return t.box.open() && n >= t.boxFrom }
 
 // intoBox copies bytes from the front of p to the box, sends what can be sent, and returns
 // how many it copied.
 func (t *sender) intoBox(p []byte, more bool) int {
 	o := &t.box
-	n := len(p)
-	switch {
-	case o.registered():
-		n = min(n, max(boxUnit, min(boxMost, int(o.sent-o.written), n/2)))
-		if room := o.room(); room < n || o.full {
-			if room < len(o.buf)/boxShareFree {
-				t.foundFull()
-				return 0
-			}
-			o.full = false
-			n = min(n, room)
+	if !o.open() {
+		return 0
+	}
+	n := min(len(p), max(boxUnit, min(boxMost, int(o.sent-o.written), len(p)/2)))
+	if room := o.room(); room < n || o.full {
+		if o.full = room < len(o.buf)/boxShareFree; o.full {
+			return 0
 		}
-	case o.plain && !o.onHeap:
-		return 0 // nothing follows until it is empty and given back
-	case o.room() < n:
-		t.growHeapBox(n)
+		n = min(n, room)
 	}
 	n = o.put(p[:n])
 	t.bytes += uint64(n)
-	if n > 0 {
-		t.inWrite = more || n < len(p)
-	}
+	t.inWrite = more || n < len(p)
 	t.drainBox()
 	return n
-}
-
-// growHeapBox makes room for n more bytes in a box on the heap, as far as the limit
-// allows, and reports whether there is more than before.
-func (t *sender) growHeapBox(n int) bool {
-	o := &t.box
-	if o.providers() {
-		return false
-	}
-	size := max(len(o.buf), min(heapBox, t.boxLimit))
-	for size < o.used()+n && size < t.boxLimit {
-		size = min(2*size, t.boxLimit)
-	}
-	if size <= len(o.buf) {
-		return false
-	}
-	o.replace(make([]byte, size), true)
-	return true
 }
 
 // drainBox sends what the box has, as far as there is room in the peer's inbox, in the
@@ -222,9 +141,6 @@ func (t *sender) drainBox() {
 		} else if !t.boxToInbox() {
 			return
 		}
-	}
-	if o.onHeap && t.lent == nil && len(o.buf) > heapBox {
-		o.close() // an idle connection keeps little
 	}
 }
 
@@ -242,7 +158,7 @@ func (t *sender) boxToMessage() bool {
 	}
 	n := copy(room[wire.HeaderLen:], b)
 	o.sent += int64(n)
-	o.freed(n)
+	o.written += int64(n)
 	t.commit(room, wire.TypeData, wire.More(o.unsent() > 0 || t.inWrite), wire.HeaderLen+n)
 	t.wakeForRoom()
 	return true
@@ -252,9 +168,6 @@ func (t *sender) boxToMessage() bool {
 // later arrives later.
 func (t *sender) boxToInbox() bool {
 	o := &t.box
-	if o.inbox.Len == 0 {
-		return false // a larger one is to come
-	}
 	b := o.next()
 	to := int(o.filled % int64(o.inbox.Len))
 	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.maxRDMA)
@@ -294,12 +207,11 @@ func (t *sender) boxWritten(err error) {
 	if !ok || err != nil { // Endpoint.Err follows; what has come before it can still be read
 		return
 	}
-	t.box.freed(n)
+	t.box.written += int64(n)
 	if t.box.unsent() > 0 {
 		t.flush()
 	}
 	t.wakeForRoom()
-	t.wake = t.wake || t.boxStuck()
 }
 
 // wakeForRoom wakes a waiting Write if there is enough room.
@@ -310,109 +222,61 @@ func (t *sender) wakeForRoom() {
 }
 
 // wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
-// and those before, but not for a box that empties as messages. It reports whether there is
-// one, but no memory for a registered box.
+// and those before. It reports whether there is one, but no box.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.box
-	if t.gone || t.lent != nil {
+	if t.boxFrom == 0 {
 		return false
 	}
-	if n > 0 && o.inbox.Len == 0 && !o.wanted && !o.providers() {
-		o.without = min(o.without+min(n, maxBox), maxBox)
+	if o.inbox.Len == 0 && !o.wanted {
+		if n >= t.boxFrom {
+			o.without = min(o.without+min(n, maxBox), maxBox)
+		}
 		switch {
+		case o.without < t.boxAfter:
 		case o.skip > 0:
 			o.skip--
-		case o.without >= t.boxAfter:
+		default:
 			o.wanted = true
-			t.owe(wire.AskInbox{Length: uint64(o.size)}.Control())
+			t.owe(wire.Plain(wire.TypeAskInbox))
 		}
 	}
 	return t.boxMissing()
 }
 
-// boxMissing reports whether there is an inbox, but no registered box.
+// boxMissing reports whether there is an inbox, but no box.
 func (t *sender) boxMissing() bool {
-	o := &t.box
-	return o.inbox.Len > 0 && !o.providers() && t.lent == nil
+	return t.box.inbox.Len > 0 && t.box.buf == nil && t.lent == nil && !t.gone
 }
 
-// boxStuck reports whether hardly any room is left in a box that may be larger, and none of it
-// becomes free by itself: the inbox is full, or a larger one is to come.
-func (t *sender) boxStuck() bool {
-	o := &t.box
-	return o.registered() && o.sent == o.written && o.unsent() > 0 && o.room() < len(o.buf)/boxShareFree &&
-		len(o.buf) < t.boxBudget && !o.largest && t.lent == nil && !t.gone
-}
-
-// openBox makes buf the box; nil: there was no memory for it. unused is the memory of the one
-// before, or buf if the box on the heap does not fit it yet.
-func (t *sender) openBox(buf []byte) (unused []byte) {
-	o := &t.box
-	switch old := o.buf; {
-	case o.registered():
-		if o.largest = len(buf) <= len(old); o.largest || o.sent != o.written {
-			return buf
-		}
-		o.replace(buf, false)
-		t.flush()
-		return old
-	case o.plain && !o.onHeap: // since the memory was looked for: it empties, and is given back then
-		return buf
-	case buf == nil:
+// openBox makes buf the box; nil: there was no memory for it.
+func (t *sender) openBox(buf []byte) {
+	if t.box.buf = buf; buf == nil {
 		t.noBox++
 		t.leaveInbox()
-		o.skip = skipShort
-	case o.unsent() > len(buf):
-		return buf
-	default:
-		o.replace(buf, false)
-		t.flush()
+		t.box.skip = skipShort
 	}
-	return nil
+	t.flush()
 }
 
-// leaveInbox ends the use of the peer's inbox, and returns the box's memory if it is the
-// provider's. The box is empty, or on the heap; the next one begins small.
-func (t *sender) leaveInbox() (providers []byte) {
+// leaveInbox ends the use of the peer's inbox, and of the box, which is empty. It returns
+// that one's memory.
+func (t *sender) leaveInbox() (buf []byte) {
 	o := &t.box
-	left := o.inbox.Len > 0
-	switch spent := o.plain && !o.onHeap; {
-	case spent && left:
+	if o.skip = 0; o.plain {
 		o.skip = skipLong
-	case spent: // the peer had no memory for a larger one
-		o.skip = skipShort
-	default:
-		o.skip = 0
 	}
-	providers = o.release()
-	o.inbox, o.filled, o.emptied, o.wanted, o.without, o.fulls = Descriptor{}, 0, 0, false, 0, 0
-	o.size = t.boxFirst
-	if left {
-		t.owe(wire.Plain(wire.TypeLeaveInbox))
-	}
-	return providers
-}
-
-// growInbox asks for a larger inbox in the place of the one there is. What is on its way there
-// arrives before LeaveInbox does; what the box holds besides waits for the answer.
-func (t *sender) growInbox() {
-	o := &t.box
-	o.size = min(growBy*o.size, t.boxBudget)
-	o.inbox, o.filled, o.emptied, o.fulls, o.wanted = Descriptor{}, 0, 0, 0, true
+	buf = o.release()
+	o.inbox, o.filled, o.emptied, o.without = Descriptor{}, 0, 0, 0
 	t.owe(wire.Plain(wire.TypeLeaveInbox))
-	t.owe(wire.AskInbox{Length: uint64(o.size)}.Control())
+	return buf
 }
 
-// unusable reports whether the box is the provider's, cannot be registered, and is empty.
-func (o *outbox) unusable() bool { return o.plain && !o.onHeap && o.used() == 0 }
-
-// holds reports whether there is memory of the provider, here or at the peer.
-func (o *outbox) holds() bool { return o.inbox.Len > 0 || o.providers() }
+// unusable reports whether the box cannot be registered, and is empty.
+func (o *outbox) unusable() bool { return o.plain && o.used() == 0 }
 
 // idle reports whether nothing was written since position at, and all has been written.
-func (o *outbox) idle(at int64) bool {
-	return o.holds() && !o.wanted && o.filled == at && (o.onHeap || o.used() == 0)
-}
+func (o *outbox) idle(at int64) bool { return o.inbox.Len > 0 && o.filled == at && o.used() == 0 }
 
 // inboxByPeer handles the answer to AskInbox; a length of 0: the peer has no memory.
 func (t *sender) inboxByPeer(d Descriptor) {
@@ -424,7 +288,6 @@ func (t *sender) inboxByPeer(d Descriptor) {
 	if o.wanted, o.inbox = false, d; d.Len == 0 {
 		t.noBox++
 		o.skip = skipShort
-		o.plain = o.buf != nil // what a box holds for a larger inbox leaves in messages
 	} else {
 		t.wake = true // a Write that waits goes on through it
 	}

@@ -4,20 +4,15 @@ import "time"
 
 // What the box needs of a session: memory, which may have to be waited for, and a timer.
 
-// openBox, for n bytes of a Write, requests the peer's inbox if there is none and n is not 0,
-// and allocates a registered box once there is one, or a larger one for a Write that is stuck.
-// It gives one back that cannot be registered. wr.op is held.
+// openBox, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
+// the box once there is one. It gives one back that cannot be registered. wr.op is held.
 func (c *core) openBox(n int) {
 	var old []byte
-	alloc, size := false, 0
+	alloc := false
 	c.withSender(func(tx *sender) {
-		o := &tx.box
-		size = max(o.size, o.unsent()) // what waits on the heap is to fit
 		switch {
 		case tx.gone || tx.lent != nil:
-		case tx.boxStuck():
-			alloc, size = true, min(growBy*len(o.buf), tx.boxBudget)
-		case o.unusable():
+		case tx.box.unusable():
 			old = tx.leaveInbox()
 		default:
 			alloc = tx.wantInbox(n)
@@ -26,13 +21,9 @@ func (c *core) openBox(n int) {
 	if old != nil {
 		c.mem.Free(old)
 	}
-	if !alloc {
-		return
-	}
-	buf := allocBox(c.mem, &c.lim, size)
-	c.withSender(func(tx *sender) { buf = tx.openBox(buf) })
-	if buf != nil {
-		c.mem.Free(buf)
+	if alloc {
+		buf := allocBox(c.mem, &c.lim, c.cfg.SendBudget)
+		c.withSender(func(tx *sender) { tx.openBox(buf) })
 	}
 }
 
@@ -41,7 +32,7 @@ func (c *core) restBoxes() { c.withSender(c.restBoxesLocked) }
 
 func (c *core) restBoxesLocked(tx *sender) {
 	o := &tx.box
-	if o.holds() && !o.resting && !tx.gone {
+	if o.inbox.Len > 0 && !o.resting && !tx.gone {
 		o.resting = true
 		at := o.filled
 		time.AfterFunc(boxRest, func() { c.leaveIfIdle(at) })

@@ -323,15 +323,14 @@ func TestTheInboxWaitsForALateOutbox(t *testing.T) {
 	})
 }
 
-// An outbox that comes when the session is over sends nothing of what waits before it.
+// An outbox that comes when the session is over is given back.
 func TestAnOutboxMayComeBehindAbort(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		e := &narrow{}
 		mem := &slowAlloc{}
-		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
-			e.Endpoint, mem.Memory = under, under.Memory()
-			return narrowWithMemory{e, mem}
-		})
+		s, e, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+			mem.Memory = m
+			return mem
+		}))
 		aborted := make(chan struct{})
 		mem.then = func() {
 			go func() { s.Abort(); close(aborted) }()
@@ -340,11 +339,13 @@ func TestAnOutboxMayComeBehindAbort(t *testing.T) {
 			}
 		}
 		p.open(s, 100_000)
-		e.most.Store(1)
-		writeAll(t, s, pattern(100), 100)
 		w := goWrite(s, pattern(20_000))
 		wantErr(t, "Write", within(t, w).err, session.ErrClosed)
 		<-aborted
+		<-s.Closed()
+		if left := e.Left(); left.Allocated != 0 {
+			t.Errorf("kept: %+v", left)
+		}
 	})
 }
 
@@ -653,4 +654,53 @@ func TestCompletedWritesAreForgotten(t *testing.T) {
 	if kept := session.LengthsKept(t, underWay, times); kept > 2*underWay+1 {
 		t.Errorf("%d lengths are kept, with %d writes under way", kept, underWay)
 	}
+}
+
+// Small Writes that find no credit have the box opened: those behind them do not wait.
+func TestSmallWritesWithoutCreditGoThroughTheBox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := boxed
+		cfg.Limits.InboxAfter = 1 << 20
+		s, _, p := negotiated(t, cfg, session.Config{})
+		data := pattern(40_000)
+		write := func(n int) (written int) {
+			for written < n {
+				w := goWrite(s, data[:100])
+				pass(time.Millisecond)
+				select {
+				case r := <-w:
+					written += r.n
+				default:
+					t.Fatalf("a Write waits behind %d bytes", written)
+				}
+				data = data[100:]
+			}
+			return written
+		}
+		all := bytes.Clone(data)
+		sent := write(100 * (cfg.Limits.Window - 2*session.ControlReserve - 1)) // Negotiate was one
+		stuck := goWrite(s, data[:100])
+		waits(t, "a Write without credit", stuck)
+		sent, data = sent+100, data[100:]
+		var got []byte
+		for m := p.recv(); m[0] != tAskInbox; m = p.recv() {
+			got = append(got, m[header:]...)
+		}
+		in := &rawInbox{p: p, mem: make([]byte, 50_000)}
+		d, err := p.Expose(in.mem, session.RemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := p.dropped
+		p.dropped = 0 // no credit yet
+		p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
+		within(t, stuck)
+		sent += write(10_000)
+		p.dropped = held
+		p.send(tCredit, 0)
+		rest, fills := in.read(sent - len(got))
+		if !bytes.Equal(append(got, rest...), all[:sent]) || fills > 2 {
+			t.Errorf("%d bytes in messages, %d in %d Fills, or wrong ones", len(got), len(rest), fills)
+		}
+	})
 }

@@ -71,10 +71,6 @@ func (e *engine) closeInbox(old inbox) {
 		defer e.workers.Done()
 		e.mem.Revoke(old.desc)
 		e.mem.Free(old.buf)
-		e.lockRx()
-		e.rx.inboxClosed()
-		e.unlockRx()
-		e.leftBehind()
 	}()
 }
 
@@ -227,11 +223,6 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 	case wire.TypeUrgent:
 		e.urgentLocked(m)
 		return
-	case wire.TypeAskInbox:
-		ask := wire.ParseAskInbox(m)
-		rx.dropControl(h.Type, nil)
-		rx.inboxWanted(ask)
-		return
 	case wire.TypeNote:
 		e.noteLocked(m)
 		return
@@ -244,6 +235,8 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 	rx.dropControl(h.Type, nil)
 	switch h.Type {
 	case wire.TypeCredit, wire.TypePong:
+	case wire.TypeAskInbox:
+		rx.inboxWanted()
 	case wire.TypeLeaveInbox:
 		rx.inboxLeft()
 	case wire.TypeShutdown, wire.TypeClose, wire.TypeAbort:

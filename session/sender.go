@@ -17,15 +17,12 @@ type sender struct {
 	mem     Memory
 	credits *credit.Counts
 	maxRDMA int // bytes
-	maxMsg  int // set by Negotiate, as are the next four
+	maxMsg  int // set by Negotiate, as are the next four fields
 
 	threshold int  // the smallest Write whose memory is offered, 0: none is
 	boxMayPay bool // … but for those that had better go through the box: Memory.OfferFrom
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
 	boxAfter  int  // bytes of them until an inbox is asked for
-	boxFirst  int  // size of the first registered box in bytes
-	boxBudget int  // … of the largest
-	boxLimit  int  // … and of the largest on the heap; 0: there is none, as the ring is the buffer
 
 	gone    bool         // the endpoint is closed, or being closed
 	owed    owedMessages // control messages that found no room or credit
@@ -37,8 +34,8 @@ type sender struct {
 	stalled bool         // data found no credit at its last attempt
 	urgent  bool         // urgent data has used the control reserve since data last had room
 
-	lent     []byte // what the application fills: room of the ring, or of the box
-	lentRoom []byte // … with its header, of the ring; nil: it is of the box
+	lent     []byte // what the application fills: room of a message, or of the box
+	lentRoom []byte // … with its header, of a message; nil: it is of the box
 
 	box    outbox
 	offer  outOffer
@@ -104,6 +101,9 @@ func (t *sender) credit() int {
 	left, err := t.credits.Left()
 	if err != nil {
 		t.violation(err)
+	}
+	if t.lentRoom != nil {
+		left-- // that message's
 	}
 	return left
 }
@@ -207,6 +207,7 @@ func (t *sender) room(lo, hi int) []byte {
 			t.stalls++
 		}
 		t.stalled = true
+		t.box.without = max(t.box.without, t.boxAfter)
 		return nil
 	}
 	t.stalled = false
@@ -353,22 +354,14 @@ func (t *sender) lend(most int) []byte {
 	if t.pending() {
 		t.flush()
 	}
-	if t.boxLimit == 0 {
-		room := t.room(min(most, minFragment), most)
-		if room == nil {
-			return nil
-		}
-		t.lent, t.lentRoom = room[wire.HeaderLen:], room
-		return t.lent
-	}
-	t.lent = t.box.free(most)
 	switch {
-	case t.lent == nil && t.box.registered():
-		t.foundFull()
-	case t.lent == nil && t.growHeapBox(most):
+	case t.box.open():
 		t.lent = t.box.free(most)
+	case t.box.unsent() == 0:
+		if room := t.room(min(most, minFragment), most); room != nil {
+			t.lent, t.lentRoom = room[wire.HeaderLen:], room
+		}
 	}
-	t.box.full = t.box.full && t.lent == nil
 	return t.lent
 }
 

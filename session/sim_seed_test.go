@@ -181,6 +181,5 @@ func (m *sim) limits() session.Limits {
 		l.MaxExpose = 0
 	}
 	l.InboxAfter = pick(r, 0, 0, 20_000)
-	l.InboxFirst = pick(r, 0, 3000, 10_000)
 	return l
 }

@@ -181,8 +181,9 @@ func TestAWriteThatCrossesTheClose(t *testing.T) {
 // What waits in the box when the peer's Close comes crosses it, too.
 func TestWhatIsInTheBoxCrossesTheClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, messages, session.Config{})
-		writeAll(t, s, pattern(200_000), 200_000)
+		s, _, p := negotiated(t, boxed, session.Config{})
+		p.open(s, 10_000)
+		writeAll(t, s, pattern(20_000), 20_000)
 		for m := p.recv(); m != nil; m = p.recv() {
 		}
 		p.send(tClose, 0) // with credit for all that was sent

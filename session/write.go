@@ -108,9 +108,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 			return n, err
 		}
 	}
-	if m := w.tx.boxFrom; m > 0 && (len(p)-n >= m || w.txWaits.Load()) {
-		w.openBox(len(p) - n) // also for what is small, if it waits for credit as a whole
-	}
+	w.openBox(len(p) - n)
 	return w.writeCopied(p, n, more)
 }
 
@@ -153,7 +151,7 @@ func (w *writing) take(p []byte, more bool) (n int) {
 		}
 		w.txMu.Lock()
 		n = w.tx.take(p, more)
-		opens := n == 0 && (w.tx.boxMissing() || w.tx.boxStuck())
+		opens := n == 0 && w.tx.boxMissing()
 		w.unlockTx()
 		if !opens {
 			break

@@ -125,8 +125,9 @@ const (
 	// that there is credit for; few enough that cancelling is quick.
 	maxReads  = 8
 	maxWrites = 16
-	// maxWindows bounds an endpoint's memory windows. A session has at most two
-	// exposures: its inbox, an offer of a Write's own memory.
+	// maxWindows bounds an endpoint's memory windows. A session has at most three
+	// exposures: its inbox, one whose access is being revoked, an offer of a Write's own
+	// memory.
 	maxWindows = 4
 	// maxSends bounds the messages that are posted at a time: all that there is credit
 	// for, and those that have left but are not known to have (signalEvery). With it the
@@ -138,8 +139,6 @@ const (
 	// inboxAfter: opening an inbox costs about as much as sending that many bytes in
 	// messages.
 	inboxAfter = 32 << 10
-	// inboxFirst: as much as is had without looking at what is left of the arena (plentiful).
-	inboxFirst = 256 << 10
 	// inboxTo: without memory windows an offer of a Write's own memory costs a
 	// registration and its removal, which is as much as copying a megabyte.
 	inboxTo = 2 << 20

@@ -139,7 +139,6 @@ func limits(e *Endpoint) session.Limits {
 		Threshold:  e.cfg.Threshold,
 		Inbox:      inboxFrom,
 		InboxAfter: inboxAfter,
-		InboxFirst: inboxFirst,
 		CanRead:    e.dev.reads() && off&session.FeatureRDMARead == 0,
 		CanWrite:   off&session.FeatureRDMAWrite == 0,
 		Window:     e.cfg.Buffers - repostBatch - ownMessages,

@@ -1,23 +1,5 @@
 package wire
 
-// AskInbox requests an inbox of Length bytes at most; 0: of any size.
-type AskInbox struct{ Length uint64 }
-
-// Control encodes the message.
-func (m AskInbox) Control() Control {
-	c := newControl(TypeAskInbox, 0, idLen)
-	le.PutUint64(c.body(), m.Length)
-	return c
-}
-
-// ParseAskInbox reads an AskInbox, which may have no length.
-func ParseAskInbox(b []byte) AskInbox {
-	if len(b) < HeaderLen+idLen {
-		return AskInbox{}
-	}
-	return AskInbox{Length: le.Uint64(b[HeaderLen:])}
-}
-
 // Inbox answers AskInbox with memory that the peer may write to; length 0: there is none.
 type Inbox struct{ Memory Descriptor }
 

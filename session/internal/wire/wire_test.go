@@ -42,7 +42,6 @@ func TestMessagesAreEncodedAsDocumented(t *testing.T) {
 		{"ReadDone", encoded(ReadDone{0x0a0b0c0d, FlagGone, 0x0102030405060708}.Control()), "\x07\x02\x00\x00" + credit + id + count},
 		{"CancelRead", encoded(Cancel{TypeCancelRead, 0x0a0b0c0d}.Control()), "\x09\x00\x00\x00" + credit + id},
 		{"Refuse", encoded(Cancel{TypeRefuse, 0x0a0b0c0d}.Control()), "\x12\x00\x00\x00" + credit + id},
-		{"AskInbox", encoded(AskInbox{0x0102030405060708}.Control()), "\x13\x00\x00\x00" + credit + count},
 		{"Note", encoded(Note([]byte("abc"))), "\x18\x00\x00\x00" + credit + "abc"},
 		{"Inbox", encoded(Inbox{d}.Control()), "\x14\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + desc},
 		{"Fill", withHeader(h(TypeFill, FlagMore), FillLen, Fill{0x0a0b0c0d}.Put), "\x15\x01\x00\x00" + credit + id},
@@ -103,8 +102,6 @@ func parsedControl(t Type, m []byte) (Control, error) {
 	case TypeCancelRead, TypeRefuse:
 		x, err := ParseCancel(m)
 		return x.Control(), err
-	case TypeAskInbox:
-		return ParseAskInbox(m).Control(), nil
 	case TypeInbox:
 		i, err := ParseInbox(m)
 		return i.Control(), err
@@ -126,7 +123,7 @@ func FuzzMessage(f *testing.F) {
 		if !ok {
 			return
 		}
-		if len(first) > len(m) && Type(m[0]) != TypeNegotiate && Type(m[0]) != TypeAskInbox {
+		if len(first) > len(m) && Type(m[0]) != TypeNegotiate {
 			t.Fatalf("% x was understood though it is shorter than % x", m, first)
 		}
 		second, ok := parsed(first)
