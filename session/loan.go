@@ -36,24 +36,12 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 		return nil, ErrClosed
 	}
 	w.openBox(n)
-	test := func(sure bool) Events {
-		if st := w.wr.state.Load(); st != 0 {
-			err = writeState(st)
-			return 0
-		}
-		w.progressForWrite(sure)
-		if w.over() == nil {
+	err = w.until(func() bool {
+		if w.wr.state.Load() == 0 && w.over() == nil {
 			room = w.lendRoom(n)
 		}
-		if room != nil {
-			return 0
-		}
-		if err = w.writeBlocked(); err != nil {
-			return 0
-		}
-		return w.writeWant()
-	}
-	w.await(&w.wr, test(false), test)
+		return room != nil
+	})
 	if err != nil && w.unaware(err) {
 		room = w.lendInVain(n)
 	}

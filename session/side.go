@@ -42,6 +42,17 @@ func (sd *side) begin() {
 	sd.slept.Store(false)
 }
 
+// asTaker begins one for who has taken the direction, whom neither that nor an interrupt
+// concerns, and returns what ends it.
+func (sd *side) asTaker() (end func()) {
+	sd.begin()
+	sd.ignores.Store(stTaken | stInterrupted)
+	return func() {
+		sd.ignores.Store(0)
+		sd.op.Unlock()
+	}
+}
+
 // blocked reports whether an operation has slept and goes on.
 func (sd *side) blocked() bool { return sd.op.held() && sd.slept.Load() }
 

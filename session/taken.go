@@ -14,9 +14,7 @@ func (r *reading) StopRead() { r.rd.set(stTaken) }
 // more, or the connection is over.
 func (r *reading) TakeRead() {
 	r.StopRead()
-	r.rd.begin()
-	defer r.rd.op.Unlock()
-	r.rd.ignores.Store(stTaken | stInterrupted)
+	defer r.rd.asTaker()()
 	test := func(bool) Events {
 		r.lockRx()
 		lent := r.rx.lent
@@ -27,16 +25,13 @@ func (r *reading) TakeRead() {
 		return r.readWant()
 	}
 	r.await(&r.rd, test(false), test)
-	r.rd.ignores.Store(0)
 }
 
 // TakeWrite is TakeRead for Write, WriteBuffers and Reserve, and GiveBackWrite. What a Write
 // has taken by then it returns.
 func (w *writing) TakeWrite() {
 	w.wr.set(stTaken)
-	w.wr.begin()
-	defer w.wr.op.Unlock()
-	w.wr.ignores.Store(stTaken | stInterrupted)
+	defer w.wr.asTaker()()
 	test := func(bool) Events {
 		lent := false
 		w.withSender(func(tx *sender) { lent = tx.lent != nil })
@@ -46,7 +41,6 @@ func (w *writing) TakeWrite() {
 		return w.writeWant()
 	}
 	w.await(&w.wr, test(false), test)
-	w.wr.ignores.Store(0)
 }
 
 // GiveBackRead ends TakeRead.
@@ -57,11 +51,8 @@ func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
 
 // ReadTaken is Read for who has taken it. InterruptRead does not concern it.
 func (r *reading) ReadTaken(p []byte) (int, error) {
-	r.rd.begin()
-	defer r.rd.op.Unlock()
-	r.rd.ignores.Store(stTaken | stInterrupted)
+	defer r.rd.asTaker()()
 	n, err := r.read(p)
-	r.rd.ignores.Store(0)
 	r.leftBehind()
 	return n, err
 }
@@ -69,9 +60,7 @@ func (r *reading) ReadTaken(p []byte) (int, error) {
 // AwaitTaken waits, for who has taken reading, until done, or until the connection is over.
 // It takes what comes meanwhile, and asks again when LookAgain is called.
 func (r *reading) AwaitTaken(done func() bool) {
-	r.rd.begin()
-	defer r.rd.op.Unlock()
-	r.rd.ignores.Store(stTaken | stInterrupted)
+	defer r.rd.asTaker()()
 	test := func(sure bool) Events {
 		if done() || r.rd.stop() != 0 || r.over() != nil {
 			return 0
@@ -80,7 +69,6 @@ func (r *reading) AwaitTaken(done func() bool) {
 		return r.readWant()
 	}
 	r.await(&r.rd, test(false), test)
-	r.rd.ignores.Store(0)
 	r.noteEnd() // with the notes before it, which nobody may have taken yet
 }
 
@@ -89,11 +77,8 @@ func (r *reading) LookAgain() { r.rd.signal() }
 
 // WriteTaken is Write for who has taken it. InterruptWrite does not concern it.
 func (w *writing) WriteTaken(p []byte) (int, error) {
-	w.wr.begin()
-	defer w.wr.op.Unlock()
-	w.wr.ignores.Store(stTaken | stInterrupted)
+	defer w.wr.asTaker()()
 	n, err := w.write(p, false)
-	w.wr.ignores.Store(0)
 	w.leftBehind()
 	return n, err
 }

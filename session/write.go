@@ -176,6 +176,22 @@ func (w *writing) progressForWrite(sure bool) {
 	}
 }
 
+// until has a Write wait until done, or returns why it must not go on.
+func (w *writing) until(done func() bool) (err error) {
+	test := func(sure bool) Events {
+		w.progressForWrite(sure)
+		if done() {
+			return 0
+		}
+		if err = w.writeBlocked(); err != nil {
+			return 0
+		}
+		return w.writeWant()
+	}
+	w.await(&w.wr, test(false), test)
+	return err
+}
+
 // writeBlocked returns why a Write that got no further must not go on. It reads the reason
 // for the connection's end before the state: a Close or Abort of this end sets the state
 // before it ends the connection, and takes precedence. So does a Close of the peer, behind
@@ -270,7 +286,7 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 	}
 	revoked := false
 	if err = w.openOffer(p[:first], desc, more || first+len(tail) < len(p)); err == nil {
-		if err = w.awaitOffer(); err != nil {
+		if err = w.until(w.offerOver); err != nil {
 			revoked = w.withdraw(desc)
 		}
 		w.withSender(func(tx *sender) { n = tx.offerEnded(first) })
@@ -288,39 +304,13 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 }
 
 // openOffer sends the message of an offer of the memory d behind first.
-func (w *writing) openOffer(first []byte, d Descriptor, more bool) (err error) {
-	test := func(sure bool) Events {
-		w.progressForWrite(sure)
-		sent := false
+func (w *writing) openOffer(first []byte, d Descriptor, more bool) error {
+	return w.until(func() (sent bool) {
 		if w.failure.Load() == nil {
 			w.withSender(func(tx *sender) { sent = tx.sendOffer(first, d, more) })
 		}
-		if sent {
-			return 0
-		}
-		if err = w.writeBlocked(); err != nil {
-			return 0
-		}
-		return w.writeWant()
-	}
-	w.await(&w.wr, test(false), test)
-	return err
-}
-
-// awaitOffer waits until the open offer is over.
-func (w *writing) awaitOffer() (err error) {
-	test := func(sure bool) Events {
-		w.progressForWrite(sure)
-		if w.offerOver() {
-			return 0
-		}
-		if err = w.writeBlocked(); err != nil {
-			return 0
-		}
-		return w.writeWant()
-	}
-	w.await(&w.wr, test(false), test)
-	return err
+		return sent
+	})
 }
 
 func (w *writing) offerOver() bool {
