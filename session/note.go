@@ -8,9 +8,6 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// MaxNote is the longest note in bytes.
-const MaxNote = wire.NoteMost
-
 // mostNotes bounds the notes of a peer that have come and were not handed over yet. The layer
 // above has a few in the life of a session.
 const mostNotes = 8
@@ -26,7 +23,7 @@ type notes struct {
 	handing bool       // a goroutine hands them over
 }
 
-// SendNote sends the peer's layer above 1 to MaxNote bytes, which are not part of the stream.
+// SendNote sends the peer's layer above 1 to 240 bytes, which are not part of the stream.
 // They go behind the notes, and the bytes of the stream, that have been taken before, but the
 // peer gets them at once, whether or not it reads. It waits for nothing. It fails, and nothing
 // was sent, once the connection is over, or this end has been closed.

@@ -153,8 +153,8 @@ func TestANoteOutOfPlaceEndsTheConnection(t *testing.T) {
 		"one":             {[]step{note}, true, false},
 		"two":             {[]step{note, note}, true, false},
 		"an empty one":    {[]step{says(tNote, 0)}, false, false},
-		"the longest":     {[]step{says(tNote, 0, make([]byte, session.MaxNote)...)}, true, false},
-		"a longer one":    {[]step{says(tNote, 0, make([]byte, session.MaxNote+1)...)}, false, false},
+		"the longest":     {[]step{says(tNote, 0, make([]byte, maxNote)...)}, true, false},
+		"a longer one":    {[]step{says(tNote, 0, make([]byte, maxNote+1)...)}, false, false},
 		"behind Shutdown": {[]step{says(tShutdown, 0), note}, true, true},
 		"behind Close":    {[]step{says(tClose, 0), note}, false, true},
 	} {

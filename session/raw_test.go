@@ -34,6 +34,7 @@ const (
 	tNote       = 24
 
 	header  = 8
+	maxNote = 240
 	version = 2
 )
 

@@ -98,14 +98,14 @@ func BenchmarkStream(b *testing.B) {
 		cfg       Config
 		threshold int
 	}{
-		{"4K messages", Config{BufferSize: 4 << 10}, -1},
-		{"8K messages", Config{BufferSize: 8 << 10}, -1},
-		{"16K messages", Config{BufferSize: 16 << 10, SendBuffer: 512 << 10}, -1},
+		{"4K messages", Config{bufferSize: 4 << 10}, -1},
+		{"8K messages", Config{bufferSize: 8 << 10}, -1},
+		{"16K messages", Config{bufferSize: 16 << 10, sendBuffer: 512 << 10}, -1},
 		{"rendezvous", Config{}, 32 << 10},
-		{"rendezvous, windows", Config{ForceWindows: true}, 32 << 10},
+		{"rendezvous, windows", Config{forceWindows: true}, 32 << 10},
 		{"as it comes", Config{}, 0},
 	} {
-		if tt.cfg.ForceWindows && testenv.Device() == "siw" {
+		if tt.cfg.forceWindows && testenv.Device() == "siw" {
 			continue // it has none
 		}
 		for _, size := range []int{64 << 10, 1 << 20} {

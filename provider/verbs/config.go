@@ -15,17 +15,17 @@ const Name = "verbs"
 // Config tunes listeners and connections. The zero value is what most callers
 // want. The two ends of a connection need to agree only on IWARPOffset and WithoutCM.
 type Config struct {
-	// Buffers is the number of receive buffers of a connection (at least 32),
-	// BufferSize the size of each in bytes (at least session.MaxControl). Default 40 of
+	// buffers is the number of receive buffers of a connection (at least 32),
+	// bufferSize the size of each in bytes (at least session.MaxControl). Default 40 of
 	// 1 KiB: messages carry what is small, and all bytes until there is an inbox. Where
-	// RLIMIT_MEMLOCK is low, these and SendBuffer are reduced (see memlock.go).
-	Buffers    int
-	BufferSize int
+	// RLIMIT_MEMLOCK is low, these and sendBuffer are reduced (see memlock.go).
+	buffers    int
+	bufferSize int
 
-	// SendBuffer is the size in bytes of the memory that messages are sent from. Default
+	// sendBuffer is the size in bytes of the memory that messages are sent from. Default
 	// 19.6 KiB, which with the room for control and inline messages and the receive
 	// buffers makes 64: what a connection at rest costs.
-	SendBuffer int
+	sendBuffer int
 
 	// Threshold is the size in bytes from which the peer reads a Write's own memory;
 	// negative: never. Default 256 KiB: below, the wait for binding a memory window
@@ -36,7 +36,7 @@ type Config struct {
 
 	// SharedDomain puts all connections of a device into one protection domain, so
 	// that they share cached registrations. Where memory windows are used (see
-	// ForceWindows), exposed memory is still accessible only to its own connection's
+	// forceWindows), exposed memory is still accessible only to its own connection's
 	// peer; elsewhere any peer of the device could access it by guessing keys (rule
 	// R2). Default: only the connections that use windows from their beginning share one.
 	SharedDomain bool
@@ -49,10 +49,10 @@ type Config struct {
 	// a socket with IPV6_V6ONLY.
 	V6Only bool
 
-	// ForceWindows uses a device's memory windows without probing what it enforces.
+	// forceWindows uses a device's memory windows without probing what it enforces.
 	// It is for tests: by default they are used once a probe of the device has shown
 	// that they keep other peers out.
-	ForceWindows bool
+	forceWindows bool
 
 	// IWARPOffset is added to a TCP port to get the port for RDMA on iWARP,
 	// whose ports are TCP's own. Default 10000; the sum wraps around within
@@ -152,9 +152,9 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	c.Buffers = min(max(cmp.Or(c.Buffers, defaultBuffers), minBuffers), maxBuffers)
-	c.BufferSize = max(cmp.Or(c.BufferSize, defaultBufferSize), session.MaxControl)
-	c.SendBuffer = max(cmp.Or(c.SendBuffer, defaultSendBuffer), 4*c.BufferSize) &^ (cacheLine - 1)
+	c.buffers = min(max(cmp.Or(c.buffers, defaultBuffers), minBuffers), maxBuffers)
+	c.bufferSize = max(cmp.Or(c.bufferSize, defaultBufferSize), session.MaxControl)
+	c.sendBuffer = max(cmp.Or(c.sendBuffer, defaultSendBuffer), 4*c.bufferSize) &^ (cacheLine - 1)
 	c.Threshold = cmp.Or(c.Threshold, defaultThreshold)
 	c.IWARPOffset = cmp.Or(c.IWARPOffset, defaultIWARPOffset)
 	c.AckTimeout = min(cmp.Or(c.AckTimeout, defaultAckTimeout), maxAckTimeout)

@@ -36,7 +36,7 @@ func (e *Endpoint) create() (err error) {
 		return err
 	}
 	e.mem.open(e.cfg, e.dev, e.dom)
-	queues := e.dev.lockedByQueues(e.sends(), e.cfg.Buffers)
+	queues := e.dev.lockedByQueues(e.sends(), e.cfg.buffers)
 	for e.cfg = e.cfg.within(room(memlockLeft(), queues)); ; {
 		if err = e.createQueues(); err == nil {
 			break
@@ -65,11 +65,11 @@ func (e *Endpoint) createQueues() (err error) {
 		return err
 	}
 	sends := e.sends()
-	e.locked = e.dev.lockedByQueues(sends, e.cfg.Buffers)
+	e.locked = e.dev.lockedByQueues(sends, e.cfg.buffers)
 	lockedQueues.Add(int64(e.locked))
 	// The queue has to hold a completion for everything that is posted.
 	if err = withRoom(func() error { // as some devices' queues are locked memory, too
-		e.q.cq, err = e.dev.ctx.CreateCQ(sends+e.cfg.Buffers, e.dev.channel, e.dev.nextVector())
+		e.q.cq, err = e.dev.ctx.CreateCQ(sends+e.cfg.buffers, e.dev.channel, e.dev.nextVector())
 		return err
 	}); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 		inline := inlineSizes[i]
 		c := ibv.QPConfig{
 			PD: e.dom.pd, SendCQ: e.q.cq, RecvCQ: e.q.cq,
-			Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.Buffers), SendSGE: 1, RecvSGE: 1, InlineData: inline},
+			Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.buffers), SendSGE: 1, RecvSGE: 1, InlineData: inline},
 		}
 		create := func() error {
 			if e.cm != nil {
@@ -133,7 +133,7 @@ func limits(e *Endpoint) session.Limits {
 	off := e.cfg.Disable
 	l := session.Limits{
 		Provider:   Name,
-		MaxMessage: e.cfg.BufferSize,
+		MaxMessage: e.cfg.bufferSize,
 		MaxRDMA:    maxRDMA,
 		MaxExpose:  e.mem.maxExpose,
 		Threshold:  e.cfg.Threshold,
@@ -141,7 +141,7 @@ func limits(e *Endpoint) session.Limits {
 		InboxAfter: inboxAfter,
 		CanRead:    e.dev.reads() && off&session.FeatureRDMARead == 0,
 		CanWrite:   off&session.FeatureRDMAWrite == 0,
-		Window:     e.cfg.Buffers - repostBatch - ownMessages,
+		Window:     e.cfg.buffers - repostBatch - ownMessages,
 		Spin:       spin,
 	}
 	if l.MaxExpose == 0 { // then nothing else can be registered either

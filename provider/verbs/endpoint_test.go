@@ -85,19 +85,19 @@ func TestEndpoint(t *testing.T) {
 		lacks []string
 	}{
 		{"default", Config{}, nil},
-		{"smallest", Config{Buffers: minBuffers, BufferSize: session.MaxControl, SendBuffer: 1}, nil},
+		{"smallest", Config{buffers: minBuffers, bufferSize: session.MaxControl, sendBuffer: 1}, nil},
 		{"without rdma_cm", Config{WithoutCM: true}, nil},
 		{"without windows", Config{Disable: session.FeatureWindows}, nil},
-		{"windows", Config{ForceWindows: true}, lacksWindows},
+		{"windows", Config{forceWindows: true}, lacksWindows},
 		{"shared domain", Config{SharedDomain: true}, unshared},
-		{"windows, shared domain", Config{SharedDomain: true, ForceWindows: true}, lacksWindows},
+		{"windows, shared domain", Config{SharedDomain: true, forceWindows: true}, lacksWindows},
 	} {
-		if (tt.cfg.WithoutCM || tt.cfg.ForceWindows) && testenv.Device() == "siw" {
+		if (tt.cfg.WithoutCM || tt.cfg.forceWindows) && testenv.Device() == "siw" {
 			continue // iWARP has no such way, siw no windows
 		}
 		if tt.cfg.SharedDomain && without(session.FeatureWindows) {
 			tt.lacks = unshared
-		} else if testenv.Device() == hwsim.Lane && tt.cfg.ForceWindows {
+		} else if testenv.Device() == hwsim.Lane && tt.cfg.forceWindows {
 			tt.lacks = nil
 		}
 		t.Run(tt.name, func(t *testing.T) {
@@ -132,7 +132,7 @@ func mustHave(t testing.TB, e *Endpoint, cfg Config) {
 	t.Helper()
 	// Without being forced they are on where the probe trusts them, from its end on, and so
 	// the domain may be shared.
-	want := cfg.ForceWindows && !without(session.FeatureWindows)
+	want := cfg.forceWindows && !without(session.FeatureWindows)
 	probed := (testenv.Device() == hwsim.Lane || testenv.Device() == hardwareLane) && (cfg.Disable|switchedOff())&session.FeatureWindows == 0
 	on := e.mem.windows.on()
 	if on != want && !probed {

@@ -183,8 +183,8 @@ func lockQueues(t *testing.T, f *fake, x *Endpoint, cached []byte) {
 		if e != nil {
 			if hit && f.failed() == "ibv_create_cq" {
 				seen = true
-				if idle := regcache.DefaultBudget().Stats().IdleBytes; e.cfg.BufferSize != defaultBufferSize || idle != 0 {
-					t.Errorf("without memory for a completion queue the buffers have %d bytes, and %d are cached that nobody uses", e.cfg.BufferSize, idle)
+				if idle := regcache.DefaultBudget().Stats().IdleBytes; e.cfg.bufferSize != defaultBufferSize || idle != 0 {
+					t.Errorf("without memory for a completion queue the buffers have %d bytes, and %d are cached that nobody uses", e.cfg.bufferSize, idle)
 				}
 			}
 			e.discard()

@@ -18,7 +18,7 @@ import (
 // said soon enough that nobody waits for ever.
 func testSendRoom(t *testing.T) {
 	useFake(t)
-	for i, cfg := range []Config{{}, {SendBuffer: 1}} { // the least
+	for i, cfg := range []Config{{}, {sendBuffer: 1}} { // the least
 		e, _ := fakePair(t, 44_000+i, cfg)
 		sendRoom(t, e)
 	}
@@ -33,7 +33,7 @@ func sendRoom(t *testing.T, e *Endpoint) {
 	waits := 0
 	for i := range steps {
 		m.step = i
-		most := e.cfg.BufferSize
+		most := e.cfg.bufferSize
 		if i/100%2 == 0 {
 			most = 100
 		}
@@ -159,7 +159,7 @@ type receiveModel struct {
 
 func newReceiveModel(t *testing.T, f *fake, e *Endpoint) *receiveModel {
 	m := &receiveModel{buffers: buffers{f: f}, t: t, e: e}
-	for n := range e.cfg.Buffers {
+	for n := range e.cfg.buffers {
 		m.posted = append(m.posted, n)
 	}
 	f.set(fakeRecvs, 0)
@@ -245,8 +245,8 @@ func testReceiveBuffers(t *testing.T) {
 	m := newReceiveModel(t, f, e)
 	m.use(20_000)
 	m.readAll()
-	if waiting := e.cfg.Buffers - len(m.posted); e.Err() != nil || waiting >= repostBatch/2 || e.recv.unpostedLocked() != waiting {
-		t.Errorf("%v; %d of %d buffers are not posted, it thinks %d", e.Err(), waiting, e.cfg.Buffers, e.recv.unpostedLocked())
+	if waiting := e.cfg.buffers - len(m.posted); e.Err() != nil || waiting >= repostBatch/2 || e.recv.unpostedLocked() != waiting {
+		t.Errorf("%v; %d of %d buffers are not posted, it thinks %d", e.Err(), waiting, e.cfg.buffers, e.recv.unpostedLocked())
 	}
 }
 

@@ -111,8 +111,8 @@ var attacks = []struct {
 // before: it gets an error and no byte, and changes none.
 func TestHostilePeer(t *testing.T) {
 	for _, name := range []string{"registrations", "windows"} {
-		cfg := Config{ForceWindows: name == "windows"}
-		if cfg.ForceWindows && testenv.Device() == "siw" {
+		cfg := Config{forceWindows: name == "windows"}
+		if cfg.forceWindows && testenv.Device() == "siw" {
 			continue
 		}
 		l := listen(t, cfg)

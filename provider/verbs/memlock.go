@@ -127,22 +127,22 @@ func (c Config) within(left int) Config {
 }
 
 func (c Config) sendBytes() int {
-	return c.SendBuffer + controlSlots*session.MaxControl + 2*maxInline
+	return c.sendBuffer + controlSlots*session.MaxControl + 2*maxInline
 }
 
-func (c Config) receiveBytes() int { return c.Buffers * c.BufferSize }
+func (c Config) receiveBytes() int { return c.buffers * c.bufferSize }
 
 // smaller is c with about half of the control buffers; false: they are the smallest. It
 // shortens messages before it has fewer of them, which would stall a network.
 func (c Config) smaller() (Config, bool) {
 	switch {
-	case c.BufferSize > session.MaxControl:
-		c.BufferSize = max(c.BufferSize/2, session.MaxControl)
-	case c.Buffers > minBuffers:
-		c.Buffers = max(c.Buffers/2, minBuffers)
+	case c.bufferSize > session.MaxControl:
+		c.bufferSize = max(c.bufferSize/2, session.MaxControl)
+	case c.buffers > minBuffers:
+		c.buffers = max(c.buffers/2, minBuffers)
 	default:
 		return c, false
 	}
-	c.SendBuffer = max(c.SendBuffer/2&^(cacheLine-1), 4*c.BufferSize)
+	c.sendBuffer = max(c.sendBuffer/2&^(cacheLine-1), 4*c.bufferSize)
 	return c, true
 }

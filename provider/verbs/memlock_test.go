@@ -28,9 +28,9 @@ func TestMemlockChoosesSizes(t *testing.T) {
 		{1, session.MaxControl, 0},
 	} {
 		c := usual.within(tt.memlock)
-		if c.BufferSize != tt.buffer || exposeLimit(tt.memlock) != tt.expose {
+		if c.bufferSize != tt.buffer || exposeLimit(tt.memlock) != tt.expose {
 			t.Errorf("%d bytes: buffers of %d and exposures of %d, want %d and %d",
-				tt.memlock, c.BufferSize, exposeLimit(tt.memlock), tt.buffer, tt.expose)
+				tt.memlock, c.bufferSize, exposeLimit(tt.memlock), tt.buffer, tt.expose)
 		}
 	}
 
@@ -44,13 +44,13 @@ func TestMemlockChoosesSizes(t *testing.T) {
 func TestSmallerControlBuffersComeToAnEnd(t *testing.T) {
 	for _, c := range []Config{
 		{},
-		{Buffers: 1000, BufferSize: 100_000, SendBuffer: 1 << 20},
-		{Buffers: minBuffers, BufferSize: session.MaxControl, SendBuffer: 1},
-		{BufferSize: 300, SendBuffer: 7777},
+		{buffers: 1000, bufferSize: 100_000, sendBuffer: 1 << 20},
+		{buffers: minBuffers, bufferSize: session.MaxControl, sendBuffer: 1},
+		{bufferSize: 300, sendBuffer: 7777},
 	} {
 		c = c.withDefaults()
 		for steps := 0; ; steps++ {
-			if c.Buffers < minBuffers || c.BufferSize < session.MaxControl || c.SendBuffer < 4*c.BufferSize || c.SendBuffer%cacheLine != 0 {
+			if c.buffers < minBuffers || c.bufferSize < session.MaxControl || c.sendBuffer < 4*c.bufferSize || c.sendBuffer%cacheLine != 0 {
 				t.Errorf("too small: %+v", c)
 			}
 			smaller, ok := c.smaller()
@@ -62,8 +62,8 @@ func TestSmallerControlBuffersComeToAnEnd(t *testing.T) {
 			}
 			c = smaller
 		}
-		if c.Buffers != minBuffers || c.BufferSize != session.MaxControl {
-			t.Errorf("the smallest is %d of %d bytes", c.Buffers, c.BufferSize)
+		if c.buffers != minBuffers || c.bufferSize != session.MaxControl {
+			t.Errorf("the smallest is %d of %d bytes", c.buffers, c.bufferSize)
 		}
 	}
 }

@@ -38,7 +38,7 @@ const probeAgain = time.Minute
 // RLIMIT_MEMLOCK leaves no room for anything to be exposed, not even the probe's page is.
 func (d *device) mayHaveWindows(cfg Config) bool {
 	return d.caps.MaxMW > 0 && exposeLimit(memlock()) > 0 && cfg.Disable&session.FeatureWindows == 0 &&
-		(cfg.ForceWindows || !d.iwarp()) // queue pairs that the probe needs connect by TCP there
+		(cfg.forceWindows || !d.iwarp()) // queue pairs that the probe needs connect by TCP there
 }
 
 // trustsWindows reports whether an endpoint uses memory windows from its beginning,
@@ -50,7 +50,7 @@ func (d *device) trustsWindows(cfg Config) bool {
 // probe has the device's windows tried, if somebody will use them and the answer is not
 // known. Nobody waits for it.
 func (d *device) probe(cfg Config) {
-	if cfg.ForceWindows || !d.mayHaveWindows(cfg) {
+	if cfg.forceWindows || !d.mayHaveWindows(cfg) {
 		return
 	}
 	d.mu.Lock()

@@ -160,7 +160,7 @@ func (d *device) avoidForbidden() {
 // one than WCWithInv (the kernel's IB_WC_WITH_INVALIDATE, do_complete in sw/rxe/rxe_resp.c);
 // on other devices that bit is about checksums. Its windows are used by force alone.
 func (d *device) withInvalidation(cfg Config) ibv.WCFlags {
-	if cfg.ForceWindows {
+	if cfg.forceWindows {
 		return ibv.WCWithInv | rxeWithInv
 	}
 	return ibv.WCWithInv

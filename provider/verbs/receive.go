@@ -38,7 +38,7 @@ type arrival struct {
 
 func (r *receiver) open(q *queuePair, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
 	r.q, r.mem, r.mr = q, mem, mr
-	r.size, r.count = cfg.BufferSize, cfg.Buffers
+	r.size, r.count = cfg.bufferSize, cfg.buffers
 	r.iwarp, r.isInvalid = dev.iwarp(), dev.withInvalidation(cfg)
 	r.arrived = newFIFO[arrival](r.count)
 	r.kept = newFIFO[arrival](r.count)

@@ -82,7 +82,7 @@ func TestPeerOverspends(t *testing.T) {
 	all := crowd(t, listen(t, Config{}), 2)
 	chat(t, all, 10)
 	hostile, victim := all[0], all[1]
-	for range 2 * victim.cfg.Buffers {
+	for range 2 * victim.cfg.buffers {
 		if !until(hostile, func() bool { return hostile.Reserve(16, 16) != nil }) {
 			break
 		}
@@ -100,7 +100,7 @@ func TestPeerOverspends(t *testing.T) {
 // A message that does not fit its buffer costs its connection alone.
 func TestMessageTooLong(t *testing.T) {
 	nothingLeft(t)
-	all := crowd(t, listen(t, Config{BufferSize: 512}), 3)
+	all := crowd(t, listen(t, Config{bufferSize: 512}), 3)
 	e := all[0]
 	e.q.mu.Lock()
 	e.send.wr[0] = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}

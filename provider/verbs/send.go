@@ -66,7 +66,7 @@ const (
 // open takes the memory that messages are sent from.
 func (s *sender) open(q *queuePair, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
 	s.q, s.mem, s.mr = q, mem, mr
-	s.ringSize = cfg.SendBuffer
+	s.ringSize = cfg.sendBuffer
 	s.alwaysSign = dev.sendsFromMemory()
 	s.used = newFIFO[sendRecord](maxSends)
 }

@@ -25,17 +25,17 @@ var transfers = []struct {
 }{
 	{"read", Config{}, byRead},
 	{"write", Config{}, byWrite},
-	{"read, windows", Config{ForceWindows: true}, byRead},
-	{"write, windows", Config{ForceWindows: true}, byWrite},
+	{"read, windows", Config{forceWindows: true}, byRead},
+	{"write, windows", Config{forceWindows: true}, byWrite},
 	{"read, shared domain", Config{SharedDomain: true}, byRead},
-	{"write, windows, shared domain", Config{SharedDomain: true, ForceWindows: true}, byWrite},
+	{"write, windows, shared domain", Config{SharedDomain: true, forceWindows: true}, byWrite},
 }
 
 // Bytes both ways at once, through sessions, come as they went, by each of the
 // transfers, and leave no registration.
 func TestTransfers(t *testing.T) {
 	for _, tt := range transfers {
-		if tt.cfg.ForceWindows && testenv.Device() == "siw" {
+		if tt.cfg.forceWindows && testenv.Device() == "siw" {
 			continue
 		}
 		if tt.off|switchedOff()&(byRead|byWrite) == byRead|byWrite {

@@ -42,8 +42,8 @@ func TestProbe(t *testing.T) {
 	if b.dev.windows.Load() || b.mem.windows.on() || b.dom.shared {
 		t.Error("the device's windows are trusted")
 	}
-	if !b.dev.mayHaveWindows(Config{ForceWindows: true}) || b.dev.mayHaveWindows(Config{ForceWindows: true, Disable: session.FeatureWindows}) {
-		t.Error("ForceWindows and Disable do not do what they say")
+	if !b.dev.mayHaveWindows(Config{forceWindows: true}) || b.dev.mayHaveWindows(Config{forceWindows: true, Disable: session.FeatureWindows}) {
+		t.Error("forceWindows and Disable do not do what they say")
 	}
 }
 
@@ -174,8 +174,8 @@ func TestWindowsKeepTheRegistration(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return
 	}
-	for _, cfg := range []Config{{}, {ForceWindows: true}, {ForceWindows: true, SharedDomain: true}} {
-		t.Run(fmt.Sprintf("windows %v, shared %v", cfg.ForceWindows, cfg.SharedDomain), func(t *testing.T) {
+	for _, cfg := range []Config{{}, {forceWindows: true}, {forceWindows: true, SharedDomain: true}} {
+		t.Run(fmt.Sprintf("windows %v, shared %v", cfg.forceWindows, cfg.SharedDomain), func(t *testing.T) {
 			const rounds = 20
 			nothingLeft(t)
 			a, b := pair(t, listen(t, cfg), cfg)
@@ -191,10 +191,10 @@ func TestWindowsKeepTheRegistration(t *testing.T) {
 			}
 			after := b.dom.cache.Stats()
 			n := after.Registrations - before.Registrations
-			if cfg.ForceWindows && (n > 4 || after.Exposed != 0) || !cfg.ForceWindows && after.Exposed != rounds {
+			if cfg.forceWindows && (n > 4 || after.Exposed != 0) || !cfg.forceWindows && after.Exposed != rounds {
 				t.Errorf("%d registrations, %d of them for a peer, in %d exposures", n, after.Exposed, rounds)
 			}
-			if want := map[bool]int{true: 1, false: 0}[cfg.ForceWindows]; len(b.mem.windows.all) != want {
+			if want := map[bool]int{true: 1, false: 0}[cfg.forceWindows]; len(b.mem.windows.all) != want {
 				t.Errorf("%d windows, want %d", len(b.mem.windows.all), want)
 			}
 		})
@@ -209,7 +209,7 @@ func TestWindowsAtATime(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		t.Run(fmt.Sprintf("shared %v", shared), func(t *testing.T) {
 			nothingLeft(t)
-			cfg := Config{ForceWindows: true, SharedDomain: shared}
+			cfg := Config{forceWindows: true, SharedDomain: shared}
 			a, b := pair(t, listen(t, cfg), cfg)
 			const n = maxWindows + 2
 			var mem, sink [n][]byte
@@ -259,7 +259,7 @@ func TestWindowsOnReadOnlyMemory(t *testing.T) {
 	}
 	defer stable.Withdraw()
 	for _, shared := range []bool{false, true} {
-		cfg := Config{ForceWindows: true, SharedDomain: shared}
+		cfg := Config{forceWindows: true, SharedDomain: shared}
 		a, b := pair(t, listen(t, cfg), cfg)
 		if shared {
 			if d, err := b.mem.Expose(mem, session.RemoteRead); err == nil {
@@ -283,7 +283,7 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 	}
 	netdev, _, at := ownCable(t)
 	nothingLeft(t)
-	cfg := Config{ForceWindows: true}
+	cfg := Config{forceWindows: true}
 	l, err := Listen(netip.AddrPortFrom(at, freePort()), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -320,7 +320,7 @@ func TestPeerInvalidates(t *testing.T) {
 		return
 	}
 	nothingLeft(t)
-	cfg := Config{ForceWindows: true}
+	cfg := Config{forceWindows: true}
 	a, b := pair(t, listen(t, cfg), cfg)
 	mem := make([]byte, 8192)
 	d := expose(t, a, b, mem, session.RemoteRead)
@@ -355,7 +355,7 @@ func TestPeerSendsImmediateData(t *testing.T) {
 			mem := make([]byte, 64<<10)
 			d := expose(t, a, b, mem, session.RemoteWrite)
 			if last {
-				for range b.cfg.Buffers - 1 {
+				for range b.cfg.buffers - 1 {
 					say(t, a, b)
 				}
 			}
@@ -380,8 +380,8 @@ func TestPeerSendsImmediateData(t *testing.T) {
 
 // What an exposure costs, without a byte moved.
 func BenchmarkExposure(b *testing.B) {
-	for _, cfg := range []Config{{}, {ForceWindows: true}} {
-		if cfg.ForceWindows && testenv.Device() == "siw" {
+	for _, cfg := range []Config{{}, {forceWindows: true}} {
+		if cfg.forceWindows && testenv.Device() == "siw" {
 			continue
 		}
 		_, y := pair(b, listen(b, cfg), cfg)
@@ -390,7 +390,7 @@ func BenchmarkExposure(b *testing.B) {
 			for i := 0; i < size; i += 4096 {
 				mem[i] = 1
 			}
-			b.Run(fmt.Sprintf("windows %v/%d KiB", cfg.ForceWindows, size>>10), func(b *testing.B) {
+			b.Run(fmt.Sprintf("windows %v/%d KiB", cfg.forceWindows, size>>10), func(b *testing.B) {
 				b.ReportAllocs()
 				for range 3 {
 					d, err := y.mem.Expose(mem, session.RemoteRead)
