@@ -25,13 +25,13 @@ type Options struct {
 
 	// ReceiveBudget is how many bytes of large Writes the receiving end takes before
 	// anybody reads them, as TCP's receive buffer does. On verbs it is also the size of
-	// the memory that the peer may write to, once that has grown to it from 256 KiB.
-	// Default 4 MiB per connection.
+	// the memory that the peer may write to. Default 4 MiB per connection.
 	ReceiveBudget int
 
 	// SendBudget is how many bytes Write takes before the peer has them, as TCP's send
-	// buffer does; its memory grows to that from 256 KiB. Default 4 MiB per connection. Not used on shm, where the ring is the buffer. On verbs both budgets come
-	// out of regcache.DefaultArena; where that is used up, SendBudget is 256 KiB of the heap.
+	// buffer does. Default 4 MiB per connection. Not used on shm, where the ring is the
+	// buffer. On verbs both budgets come out of regcache.DefaultArena; where that is short,
+	// they are smaller, and where it is used up bytes go as messages.
 	SendBudget int
 
 	// Spin is how long Read and Write poll before they sleep. Default 50 µs. Negative: they
