@@ -13,16 +13,27 @@ import (
 
 // outOffer is the offer of the current Write.
 type outOffer struct {
-	active bool
-	id     uint32
-	total  int // bytes offered
-	taken  int // bytes that the peer has, from the front
-	over   bool
-
-	cancelled bool // CancelRead was sent
+	state offerState
+	id    uint32
+	total int // bytes offered
+	taken int // bytes that the peer has, from the front, once it is over
 }
 
-func (o *outOffer) is(id uint32) bool { return o.active && o.id == id }
+// offerState is what is with an offer: none (sendOffer) open (takeBack) cancelled
+// (readByPeer) over (offerEnded) none; or from open straight to over.
+type offerState uint8
+
+const (
+	offerNone      offerState = iota
+	offerOpen                 // the peer reads
+	offerCancelled            // … and was asked to stop: CancelRead was sent
+	offerOver                 // ReadDone came: the peer reads no more
+)
+
+// unfinished reports whether it is the one with that id, which is not over.
+func (o *outOffer) unfinished(id uint32) bool {
+	return o.id == id && (o.state == offerOpen || o.state == offerCancelled)
+}
 
 const (
 	// offerInline is how many bytes of an offered Write go with the offer itself
@@ -80,15 +91,15 @@ func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
 	wire.OfferRead{ID: t.lastID, Memory: d}.Put(room)
 	copy(room[wire.OfferReadLen:], first)
 	t.commit(room, wire.TypeOfferRead, wire.More(more), n)
-	t.offer = outOffer{active: true, id: t.lastID, total: int(d.Len)}
+	t.offer = outOffer{state: offerOpen, id: t.lastID, total: int(d.Len)}
 	return true
 }
 
 // takeBack cancels the open offer before the peer has all of it (D12): the peer ends it by
 // ReadDone.
 func (t *sender) takeBack(id uint32) {
-	if o := &t.offer; o.is(id) && !o.over && !o.cancelled {
-		o.cancelled = true
+	if o := &t.offer; o.unfinished(id) && o.state == offerOpen {
+		o.state = offerCancelled
 		t.owe(wire.Cancel{Type: wire.TypeCancelRead, ID: id}.Control())
 	}
 }
@@ -107,14 +118,14 @@ func (t *sender) offerEnded(first int) (taken int) {
 // readByPeer handles ReadDone.
 func (t *sender) readByPeer(m wire.ReadDone) {
 	o := &t.offer
-	if !o.is(m.ID) || o.over { // it crossed our own end of that offer
+	if !o.unfinished(m.ID) { // it crossed our own end of that offer
 		return
 	}
 	gone := m.Flags&wire.FlagGone != 0
-	if m.Count > uint64(o.total) || m.Count < uint64(o.total) && !o.cancelled && !gone {
+	if m.Count > uint64(o.total) || m.Count < uint64(o.total) && o.state != offerCancelled && !gone {
 		t.violation(fmt.Errorf("a ReadDone for %d bytes of %d", m.Count, o.total))
 		return
 	}
-	o.taken, o.over = int(m.Count), true
+	o.taken, o.state = int(m.Count), offerOver
 	t.wake = true
 }

@@ -316,7 +316,7 @@ func (w *writing) openOffer(first []byte, d Descriptor, more bool) error {
 func (w *writing) offerOver() bool {
 	w.txMu.Lock()
 	defer w.txMu.Unlock()
-	return w.tx.offer.over
+	return w.tx.offer.state == offerOver
 }
 
 // withdraw ends the open offer before the peer has all of it (D12). If the peer does not
