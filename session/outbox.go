@@ -45,7 +45,7 @@ const (
 	// 1/boxShareFree of a full box has to be free before a Write goes on: waking it
 	// for a few bytes costs more than sending them.
 	boxShareFree = 4
-	// skipShort is how many Writes do without a registered box after memory ran out here
+	// skipShort is how many Writes do without a box after memory ran out here
 	// or at the peer; skipLong after it could not be registered, as each attempt costs the
 	// process all its idle registrations.
 	skipShort = 32
@@ -225,9 +225,6 @@ func (t *sender) wakeForRoom() {
 // and those before. It reports whether there is one, but no box.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.box
-	if t.boxFrom == 0 {
-		return false
-	}
 	if o.inbox.Len == 0 && !o.wanted {
 		if n >= t.boxFrom {
 			o.without = min(o.without+min(n, maxBox), maxBox)

@@ -7,6 +7,9 @@ import "time"
 // openBox, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
 // the box once there is one. It gives one back that cannot be registered. wr.op is held.
 func (c *core) openBox(n int) {
+	if c.tx.boxFrom == 0 { // set by Negotiate
+		return
+	}
 	var old []byte
 	alloc := false
 	c.withSender(func(tx *sender) {
