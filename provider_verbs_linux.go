@@ -3,10 +3,8 @@ package san
 import (
 	"cmp"
 	"context"
-	"errors"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -76,7 +74,7 @@ func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) e
 	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, routeOf(tcp).class)
 	l := h.Life().(*life)
 	return l.prove(tcp, func(stamp tcpid.Stamp) error {
-		ep, err := verbs.Dial(ctx, netip.AddrPortFrom(ends.Local.Addr(), 0), ends.Remote, cfg)
+		ep, err := verbs.Dial(ctx, ends.Local.Addr(), ends.Remote, cfg)
 		if err != nil {
 			return err
 		}
@@ -119,7 +117,6 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
 	cfg.V6Only = s.v6only
-	cfg.TakeOver = true // the port may be another process's with which this one shares TCP's
 	if rc, err := tcp.SyscallConn(); err == nil {
 		rc.Control(func(fd uintptr) {
 			cfg.TrafficClass = cmp.Or(cfg.TrafficClass, trafficClass(int(fd)))
@@ -132,7 +129,9 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 	if addr.IsLinkLocalUnicast() && addr.Zone() == "" {
 		addr = addr.WithZone(s.zone)
 	}
-	l, err := verbs.Listen(netip.AddrPortFrom(addr, at.Port()), cfg)
+	l, err := verbs.Listen(netip.AddrPortFrom(addr, at.Port()), cfg, func(ep *verbs.Endpoint) {
+		receive(came{Endpoint: ep, provider: verbs.Name}, s.session)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -140,43 +139,5 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 		l.Close()
 		return nil, &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
-	v := &verbsListener{Listener: l}
-	v.serving.Go(func() { v.serve(s) })
-	return v, nil
-}
-
-type verbsListener struct {
-	*verbs.Listener
-	serving sync.WaitGroup
-}
-
-// If accept fails, most likely for lack of resources, it is called again after a delay that
-// doubles within these bounds, as in net/http.
-const (
-	minAcceptDelay = 5 * time.Millisecond
-	maxAcceptDelay = time.Second
-)
-
-func (l *verbsListener) serve(s settings) {
-	delay := minAcceptDelay
-	for {
-		ep, err := l.Accept()
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return
-		case err != nil:
-			time.Sleep(delay) // Close waits no longer than that
-			delay = min(2*delay, maxAcceptDelay)
-			continue
-		}
-		delay = minAcceptDelay
-		receive(came{Endpoint: ep, provider: verbs.Name}, s.session)
-	}
-}
-
-// Close implements acceptor.
-func (l *verbsListener) Close() error {
-	err := l.Listener.Close()
-	l.serving.Wait()
-	return err
+	return l, nil
 }

@@ -2,16 +2,14 @@ package verbs
 
 import (
 	"context"
-	"net/netip"
 
 	"github.com/sanconn/san/ibv"
 )
 
 // accepting is the answer to a request, with the steps of dialing.
 type accepting struct {
-	cfg           Config
-	local, remote netip.AddrPort
-	request       ibv.ConnParam
+	cfg     Config
+	request ibv.ConnParam
 
 	cm  *cmID
 	dev *device
@@ -30,7 +28,7 @@ func (a *accepting) connect(ctx context.Context) (*Endpoint, error) {
 		a.e.abandon()
 		return nil, err
 	}
-	if err := a.finish(ctx); err != nil {
+	if err := a.e.established(ctx); err != nil {
 		a.e.abandon()
 		return nil, err
 	}
@@ -69,10 +67,4 @@ func (a *accepting) exchange(ctx context.Context) error {
 		err = eventError(ev)
 	}
 	return err
-}
-
-// finish makes the connection fit to be handed out.
-func (a *accepting) finish(ctx context.Context) error {
-	a.e.localAddr, a.e.remoteAddr = a.local, a.remote
-	return a.e.established(ctx)
 }

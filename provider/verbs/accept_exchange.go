@@ -10,14 +10,13 @@ import (
 
 // exchangeAccepting is the answer to a request without rdma_cm, with the steps of dialing.
 type exchangeAccepting struct {
-	cfg           Config
-	local, remote netip.AddrPort
-	request       connParams
+	cfg     Config
+	conn    net.Conn
+	request connParams
 
-	conn net.Conn
-	at   attachment
-	e    *Endpoint // owns both
-	own  connParams
+	at  attachment
+	e   *Endpoint // owns both
+	own connParams
 }
 
 func (a *exchangeAccepting) connect(ctx context.Context) (*Endpoint, error) {
@@ -38,25 +37,39 @@ func (a *exchangeAccepting) connect(ctx context.Context) (*Endpoint, error) {
 		a.e.abandon()
 		return nil, err
 	}
-	a.finish()
+	a.e.tcp.follow(a.e)
 	return a.e, nil
 }
 
-// locate finds the device of the address at this end, or refuses.
+// locate takes the request, and finds the device of the address at this end, or refuses.
 func (a *exchangeAccepting) locate() (err error) {
-	if a.at, err = attach(a.local.Addr(), a.cfg); err != nil {
-		refuseExchange(a.conn, refusalFor(err))
+	if a.request, err = readParams(a.conn); err != nil {
+		return err // a foreign program's, perhaps, which no answer is for
+	}
+	refuse := func(why refusal, err error) error {
+		refuseExchange(a.conn, why)
 		return err
 	}
-	if !a.at.isOf(a.request, a.remote.Addr()) {
+	local, remote := addrOf(a.conn.LocalAddr()), addrOf(a.conn.RemoteAddr())
+	switch {
+	case a.request.version != protocolVersion:
+		return refuse(refusedVersion, a.request.err())
+	case !a.cfg.allows(remote):
+		return refuse(refusedSubnet, errForeignAddress)
+	}
+	if a.at, err = attach(local, a.cfg); err != nil {
+		return refuse(refusalFor(err), err)
+	}
+	if !a.at.isOf(a.request, remote) {
 		a.at.dev.release()
-		refuseExchange(a.conn, refusedSubnet)
-		return errForeignAddress
+		return refuse(refusedSubnet, errForeignAddress)
 	}
 	return nil
 }
 
-var errForeignAddress = errors.New("verbs: the request names another host's address")
+func addrOf(a net.Addr) netip.Addr { return a.(*net.TCPAddr).AddrPort().Addr().Unmap() }
+
+var errForeignAddress = errors.New("verbs: the request is from, or names, an address that is not served")
 
 // create makes the endpoint with its queue pair, or refuses.
 func (a *exchangeAccepting) create() (err error) {
@@ -75,10 +88,4 @@ func (a *exchangeAccepting) exchange() error {
 		_, err = io.ReadFull(a.conn, make([]byte, 1))
 	}
 	return err
-}
-
-// finish makes the connection fit to be handed out.
-func (a *exchangeAccepting) finish() {
-	a.e.localAddr, a.e.remoteAddr = a.local, a.remote
-	a.e.tcp.follow(a.e)
 }

@@ -41,10 +41,6 @@ type Config struct {
 	// R2). Default: only the connections that use windows from their beginning share one.
 	SharedDomain bool
 
-	// TakeOver is for a listener whose port another process may have still on the RDMA
-	// side: it waits for that one's end, rather than fail.
-	TakeOver bool
-
 	// V6Only makes a listener's unspecified address "::" stand for IPv6 alone, as on
 	// a socket with IPV6_V6ONLY.
 	V6Only bool
@@ -84,10 +80,6 @@ type Config struct {
 	// The host's packet filter does not see RDMA traffic.
 	Subnets []netip.Prefix
 
-	// Backlog is how many connections may wait for Accept; more are refused at
-	// once. Default 1024.
-	Backlog int
-
 	// Disable switches features off. This package heeds FeatureRegCache, FeatureWindows,
 	// FeatureRDMARead and FeatureRDMAWrite.
 	Disable session.Feature
@@ -106,7 +98,6 @@ const (
 	defaultSendBuffer  = restBytes - defaultBuffers*defaultBufferSize - controlSlots*session.MaxControl - 2*maxInline
 	defaultThreshold   = 256 << 10
 	defaultIWARPOffset = 10000
-	defaultBacklog     = 1024
 
 	// repostBatch receive buffers are posted again together, as posting costs
 	// a system call on some devices. They come on top of the window, so that the
@@ -159,7 +150,6 @@ func (c Config) withDefaults() Config {
 	c.IWARPOffset = cmp.Or(c.IWARPOffset, defaultIWARPOffset)
 	c.AckTimeout = min(cmp.Or(c.AckTimeout, defaultAckTimeout), maxAckTimeout)
 	c.ServiceLevel = min(c.ServiceLevel, maxServiceLevel)
-	c.Backlog = cmp.Or(c.Backlog, defaultBacklog)
 	if c.control == nil {
 		c.control = controlArena()
 	}

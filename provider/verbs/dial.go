@@ -20,24 +20,15 @@ const (
 	// is there at once). The kernel asks ten times within it (nmbr_sa_query_retries in
 	// core/sa_query.c), and here it is tried again.
 	routeTime = time.Second
-
-	// maxDials bounds the attempts that are in rdma_cm at a time: a storm of them would
-	// overrun the peer's queues, or the subnet manager's, and all would time out.
-	maxDials = 64
 )
-
-// dials has a token for each attempt that is in rdma_cm.
-var dials = make(chan struct{}, maxDials)
-
-var errDials = unavailable(session.ReasonResources, fmt.Errorf("verbs: %d dials are being made already", maxDials))
 
 // Dial connects to the RDMA listener that belongs to the TCP port remote, from
 // the address local or, if that is zero, one that the system chooses. It returns
-// when ctx ends at the latest. On iWARP the port of local is not used.
+// when ctx ends at the latest. How many are made at a time the caller bounds: a storm would
+// overrun the peer's queues, or the subnet manager's.
 //
-// Errors: syscall.ECONNREFUSED where TCP would be refused as well, ctx's, or
-// *session.Unavailable.
-func Dial(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpoint, error) {
+// Errors: ctx's, or *session.Unavailable.
+func Dial(ctx context.Context, local netip.Addr, remote netip.AddrPort, cfg Config) (*Endpoint, error) {
 	cfg = cfg.withDefaults()
 	if !cfg.allows(remote.Addr()) {
 		return nil, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v is not among the subnets allowed", remote.Addr()))
@@ -45,12 +36,6 @@ func Dial(ctx context.Context, local, remote netip.AddrPort, cfg Config) (*Endpo
 	if cfg.WithoutCM {
 		d := exchangeDialing{cfg: cfg, local: local, remote: remote}
 		return d.connect(ctx)
-	}
-	select {
-	case dials <- struct{}{}:
-		defer func() { <-dials }()
-	case <-ctx.Done():
-		return nil, errDials
 	}
 	for try := 1; ; try++ {
 		d := dialing{cfg: cfg, local: local, remote: remote}
@@ -74,8 +59,9 @@ const dialTries = 4
 // dialing is an attempt to connect. Its steps are those of accepting at the other end:
 // locate the device, create the endpoint, exchange parameters, finish.
 type dialing struct {
-	cfg           Config
-	local, remote netip.AddrPort
+	cfg    Config
+	local  netip.Addr
+	remote netip.AddrPort
 
 	cm  *cmID
 	dev *device
@@ -95,7 +81,7 @@ func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
 	if err := d.exchange(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.finish(ctx); err != nil {
+	if err := d.e.established(ctx); err != nil {
 		d.e.abandon()
 		return nil, err
 	}
@@ -156,7 +142,7 @@ func (d *dialing) newID() (*cmID, error) {
 func (d *dialing) resolveAddr(ctx context.Context) error {
 	to := d.remote
 	for {
-		if err := d.cm.id.ResolveAddr(d.local, to, resolveTime); err != nil {
+		if err := d.cm.id.ResolveAddr(netip.AddrPortFrom(d.local, 0), to, resolveTime); err != nil {
 			return callError(err)
 		}
 		ev, err := d.cm.wait(ctx)
@@ -177,8 +163,7 @@ func (d *dialing) resolveAddr(ctx context.Context) error {
 	}
 }
 
-// toIWARP begins again with a fresh id, from any port, and returns the address with the
-// iWARP port.
+// toIWARP begins again with a fresh id, and returns the address with the iWARP port.
 func (d *dialing) toIWARP() (to netip.AddrPort, err error) {
 	port := d.cfg.iwarpPort(d.remote.Port())
 	if port == 0 {
@@ -190,7 +175,6 @@ func (d *dialing) toIWARP() (to netip.AddrPort, err error) {
 	}
 	d.cm.close()
 	d.cm = fresh
-	d.local = netip.AddrPortFrom(d.local.Addr(), 0) // its port is TCP's, where the caller may hold it
 	return netip.AddrPortFrom(d.remote.Addr(), port), nil
 }
 
@@ -280,12 +264,6 @@ func (d *dialing) requestIWARP(ctx context.Context, param ibv.ConnParam) error {
 		close(gone)
 		return ctx.Err()
 	}
-}
-
-// finish makes the connection fit to be handed out.
-func (d *dialing) finish(ctx context.Context) error {
-	d.e.localAddr, d.e.remoteAddr = d.cm.id.LocalAddr(), d.remote
-	return d.e.established(ctx)
 }
 
 // established is what either end does once rdma_cm reports the connection.

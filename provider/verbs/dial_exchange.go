@@ -11,8 +11,9 @@ import (
 
 // exchangeDialing is an attempt to connect without rdma_cm, with the steps of dialing.
 type exchangeDialing struct {
-	cfg           Config
-	local, remote netip.AddrPort
+	cfg    Config
+	local  netip.Addr
+	remote netip.AddrPort
 
 	conn net.Conn
 	at   attachment
@@ -40,7 +41,7 @@ func (d *exchangeDialing) connect(ctx context.Context) (*Endpoint, error) {
 		d.e.abandon()
 		return nil, err
 	}
-	d.finish()
+	d.e.tcp.follow(d.e)
 	return d.e, nil
 }
 
@@ -51,14 +52,13 @@ func (d *exchangeDialing) locate(ctx context.Context) (err error) {
 		return errNoPort
 	}
 	var dialer net.Dialer
-	if d.local.Addr().IsValid() && !d.local.Addr().IsUnspecified() {
-		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(d.local.Addr(), 0))
+	if d.local.IsValid() {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(d.local, 0))
 	}
 	if d.conn, err = dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(d.remote.Addr(), side).String()); err != nil {
 		return callError(err)
 	}
-	d.local = d.conn.LocalAddr().(*net.TCPAddr).AddrPort()
-	d.at, err = attach(d.local.Addr(), d.cfg)
+	d.at, err = attach(addrOf(d.conn.LocalAddr()), d.cfg)
 	return err
 }
 
@@ -87,10 +87,4 @@ func (d *exchangeDialing) exchange() error {
 	}
 	_, err = d.conn.Write([]byte{1})
 	return callError(err)
-}
-
-// finish makes the connection fit to be handed out.
-func (d *exchangeDialing) finish() {
-	d.e.localAddr, d.e.remoteAddr = netip.AddrPortFrom(d.local.Addr().Unmap(), d.local.Port()), d.remote
-	d.e.tcp.follow(d.e)
 }

@@ -24,14 +24,14 @@ func TestWithoutDevices(t *testing.T) {
 	if device, err := ServedBy(at.Addr(), Route{}, Config{}); err == nil {
 		t.Errorf("a destination is served by %s", device)
 	}
-	if _, err := Dial(context.Background(), netip.AddrPort{}, at, Config{}); reasonOf(err) == session.ReasonNone {
+	if _, err := Dial(context.Background(), netip.Addr{}, at, Config{}); reasonOf(err) == session.ReasonNone {
 		t.Errorf("Dial: %v", err)
 	}
 	for _, a := range []string{"0.0.0.0:8123", "127.0.0.1:8123", "[::]:8123"} {
-		if _, err := Listen(netip.MustParseAddrPort(a), Config{}); reasonOf(err) == session.ReasonNone {
+		if _, err := listenAt(netip.MustParseAddrPort(a), Config{}); reasonOf(err) == session.ReasonNone {
 			t.Errorf("Listen on %s: %v", a, err)
 		}
-		l, err := Listen(netip.MustParseAddrPort(a), Config{WithoutCM: true})
+		l, err := listenAt(netip.MustParseAddrPort(a), Config{WithoutCM: true})
 		if err == nil {
 			l.Close()
 		}
@@ -46,7 +46,7 @@ func inVain(t *testing.T) (from, to netip.Addr) {
 	t.Helper()
 	from, to = cable(t)
 	// The first use loads the libraries, which takes the guest a while.
-	Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, freePort()), Config{})
+	Dial(patient(t), netip.Addr{}, netip.AddrPortFrom(to, freePort()), Config{})
 	// How long a thread is stuck in rdma_connect is for TCP to say, on iWARP.
 	run(t, "sysctl", "-qw", "net.ipv4.tcp_syn_retries=2")
 	return from, to
@@ -59,7 +59,7 @@ func dialInVain(t *testing.T, at netip.AddrPort) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 	defer cancel()
 	began := time.Now()
-	e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
+	e, err := Dial(ctx, netip.Addr{}, at, Config{})
 	took := time.Since(began)
 	if err == nil {
 		e.discard()
@@ -88,7 +88,7 @@ func TestDialInVain(t *testing.T) {
 	})
 	t.Run("outside the allowed subnets", func(t *testing.T) {
 		cfg := Config{Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
-		if _, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, 1), cfg); reasonOf(err) != session.ReasonNotServed {
+		if _, err := Dial(patient(t), netip.Addr{}, netip.AddrPortFrom(to, 1), cfg); reasonOf(err) != session.ReasonNotServed {
 			t.Errorf("%v, want %v", err, session.ReasonNotServed)
 		}
 	})
@@ -186,7 +186,7 @@ func TestDialWithoutCMToSilence(t *testing.T) {
 	} {
 		ctx, cancel := bound()
 		began := time.Now()
-		_, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(to, port), cfg)
+		_, err := Dial(ctx, netip.Addr{}, netip.AddrPortFrom(to, port), cfg)
 		cancel()
 		if took := time.Since(began); !errors.Is(err, want) || took > patience/2 {
 			t.Errorf("%v after %v, want %v", err, took, want)
@@ -195,7 +195,7 @@ func TestDialWithoutCMToSilence(t *testing.T) {
 }
 
 // request asks for a connection in the name of a queue pair that may be none of ours.
-func request(t *testing.T, l *Listener, qp uint32) (answers *ibv.EventChannel) {
+func request(t *testing.T, l *listener, qp uint32) (answers *ibv.EventChannel) {
 	t.Helper()
 	channel, err := ibv.NewEventChannel()
 	if err != nil {
@@ -279,7 +279,7 @@ func TestForeignPrograms(t *testing.T) {
 		defer server.Process.Kill()
 		for end := time.Now().Add(patience); ; {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-			_, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(to, port), Config{})
+			_, err := Dial(ctx, netip.Addr{}, netip.AddrPortFrom(to, port), Config{})
 			cancel()
 			if reasonOf(err) == session.ReasonNoListener && time.Now().Before(end) {
 				continue // it is not there yet

@@ -128,7 +128,7 @@ func TestBreaks(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			netdev, rdma, at := ownCable(t)
-			l, err := Listen(netip.AddrPortFrom(at, freePort()), Config{})
+			l, err := listenAt(netip.AddrPortFrom(at, freePort()), Config{})
 			if err != nil {
 				t.Fatal(err)
 			}

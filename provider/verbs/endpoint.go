@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,16 +21,15 @@ import (
 // that ends the connection, such as an event of rdma_cm or a failed work request, is
 // ECONNRESET or ETIMEDOUT, after the completion queue has been emptied.
 type Endpoint struct {
-	dev                   *device
-	cm                    *cmID      // nil: connected without rdma_cm, and
-	tcp                   *tcpSignal // instead
-	dom                   *domain
-	cfg                   Config
-	limits                session.Limits
-	localAddr, remoteAddr netip.AddrPort
-	passive               bool
-	locked                int    // bytes of RLIMIT_MEMLOCK that its queues take
-	messages              region // what is sent from, and behind it what is received into
+	dev      *device
+	cm       *cmID      // nil: connected without rdma_cm, and
+	tcp      *tcpSignal // instead
+	dom      *domain
+	cfg      Config
+	limits   session.Limits
+	passive  bool
+	locked   int    // bytes of RLIMIT_MEMLOCK that its queues take
+	messages region // what is sent from, and behind it what is received into
 
 	q    queuePair
 	send sender
@@ -55,13 +53,6 @@ func (e *Endpoint) Limits() session.Limits { return e.limits }
 
 // Memory implements session.Endpoint.
 func (e *Endpoint) Memory() session.Memory { return &e.mem }
-
-// LocalAddr is this end's address, with the TCP port that the connection is for; it
-// equals the peer's RemoteAddr.
-func (e *Endpoint) LocalAddr() netip.AddrPort { return e.localAddr }
-
-// RemoteAddr is the peer's address.
-func (e *Endpoint) RemoteAddr() netip.AddrPort { return e.remoteAddr }
 
 // Device is the name of the RDMA device.
 func (e *Endpoint) Device() string { return e.dev.ctx.Name }

@@ -20,10 +20,7 @@ func TestPing(t *testing.T) {
 	}
 	defer a.discard()
 	defer b.discard()
-	if a.RemoteAddr() != b.LocalAddr() || a.LocalAddr() != b.RemoteAddr() {
-		t.Errorf("the ends do not agree on the addresses: %v → %v, %v → %v", a.LocalAddr(), a.RemoteAddr(), b.RemoteAddr(), b.LocalAddr())
-	}
-	t.Logf("%v → %v on %s, inline %d", a.LocalAddr(), a.RemoteAddr(), a.Device(), a.send.inline)
+	t.Logf("%s, inline %d", a.Device(), a.send.inline)
 	begin(a)
 	begin(b)
 	room := a.Reserve(5, 5)

@@ -65,7 +65,7 @@ func unusedPort(t *testing.T, cfg Config) uint16 {
 func TestWithoutCMOnIWARP(t *testing.T) {
 	_, to := cable(t)
 	cfg := Config{WithoutCM: true}
-	l, err := Listen(netip.AddrPortFrom(to, freePort()), cfg)
+	l, err := listenAt(netip.AddrPortFrom(to, freePort()), cfg)
 	if testenv.Device() != "siw" {
 		if err != nil {
 			t.Fatal(err)
@@ -86,7 +86,7 @@ func TestWithoutCMOnIWARP(t *testing.T) {
 	}
 	defer other.Close()
 	nothingLeft(t)
-	if _, err := Dial(patient(t), netip.AddrPort{}, netip.AddrPortFrom(to, port), cfg); reasonOf(err) != session.ReasonNotServed ||
+	if _, err := Dial(patient(t), netip.Addr{}, netip.AddrPortFrom(to, port), cfg); reasonOf(err) != session.ReasonNotServed ||
 		!strings.Contains(fmt.Sprint(err), "siw1 is an iWARP device") {
 		t.Errorf("a dial: %v", err)
 	}

@@ -4,7 +4,6 @@ package verbs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -86,29 +85,6 @@ func (f *fake) eachFault(errno syscall.Errno, connect func() error) (hits int) {
 	return hits
 }
 
-// While as many dials as may be are being made, another waits within its own time.
-func testDialsAtATime(t *testing.T) {
-	useFake(t)
-	at := fakeAddr(29_000)
-	for range maxDials {
-		dials <- struct{}{}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-	defer cancel()
-	if _, err := Dial(ctx, netip.AddrPort{}, at, Config{}); err != errDials {
-		t.Errorf("beside %d others: %v", maxDials, err)
-	}
-	for range maxDials {
-		<-dials
-	}
-	if err := connectOnce(at, Config{}); err != nil {
-		t.Error(err)
-	}
-	if len(dials) != 0 {
-		t.Errorf("%d dials left", len(dials))
-	}
-}
-
 // Listeners come and go under dials that have less time than a dial takes, while events
 // are slow. One dial has all the time it wants, and comes through: so what the others
 // lack is time.
@@ -118,7 +94,7 @@ func testDialsWithoutTime(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
 		began := time.Now()
-		e, err := Dial(ctx, netip.AddrPort{}, at, cfg)
+		e, err := Dial(ctx, netip.Addr{}, at, cfg)
 		took := time.Since(began)
 		if err == nil {
 			e.discard()
@@ -129,7 +105,7 @@ func testDialsWithoutTime(t *testing.T) {
 		f := useFake(t)
 		f.set(fakeSlow, 1)
 		at := fakeAddr(30_000)
-		l, err := Listen(at, cfg)
+		l, err := listenAt(at, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +119,7 @@ func testDialsWithoutTime(t *testing.T) {
 			all.Go(func() {
 				for i := range 60 {
 					at := fakeAddr(30_001 + 1000*g + i)
-					l, err := Listen(at, cfg)
+					l, err := listenAt(at, cfg)
 					if err != nil {
 						t.Error(err)
 						return
@@ -175,7 +151,7 @@ func testDeviceRemoval(t *testing.T) {
 	const rounds = 15
 	f := useFake(t)
 	at := fakeAddr(40_000)
-	l, err := Listen(at, Config{})
+	l, err := listenAt(at, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +163,7 @@ func testDeviceRemoval(t *testing.T) {
 		all.Go(func() {
 			for i := 0; !over.Load(); i++ {
 				ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-				e, err := Dial(ctx, netip.AddrPort{}, at, Config{})
+				e, err := Dial(ctx, netip.Addr{}, at, Config{})
 				cancel()
 				if err != nil {
 					runtime.Gosched()
@@ -225,7 +201,7 @@ func testDeviceRemoval(t *testing.T) {
 
 // expectEnds accepts connections until l is closed, and has all of them wait until they
 // have ended.
-func expectEnds(t *testing.T, l *Listener, all *sync.WaitGroup) {
+func expectEnds(t *testing.T, l *listener, all *sync.WaitGroup) {
 	for {
 		e, err := l.Accept()
 		if err != nil {
@@ -249,7 +225,7 @@ func testWithoutEpoll(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	began := time.Now()
-	_, err := Dial(ctx, netip.AddrPort{}, fakeAddr(41_000), Config{})
+	_, err := Dial(ctx, netip.Addr{}, fakeAddr(41_000), Config{})
 	if err == nil || !strings.Contains(err.Error(), "max_user_watches") || time.Since(began) > 5*time.Second {
 		t.Errorf("%v after %v", err, time.Since(began))
 	}
@@ -265,7 +241,7 @@ func testDevicesDoNotOverlap(t *testing.T) {
 		all.Go(func() {
 			for range 500 { // nobody listens: the device is used and let go
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-				if _, err := Dial(ctx, netip.AddrPort{}, at, Config{}); !errors.Is(err, syscall.ECONNREFUSED) && reasonOf(err) != session.ReasonNoListener {
+				if _, err := Dial(ctx, netip.Addr{}, at, Config{}); reasonOf(err) != session.ReasonNoListener {
 					t.Error(err)
 				}
 				cancel()
@@ -282,7 +258,7 @@ func testDevicesDoNotOverlap(t *testing.T) {
 func testClosingListener(t *testing.T) {
 	useFake(t)
 	at := fakeAddr(43_000)
-	l, err := Listen(at, Config{})
+	l, err := listenAt(at, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +270,7 @@ func testClosingListener(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	closing(true) // and still listens
-	_, err = Dial(ctx, netip.AddrPort{}, at, Config{})
+	_, err = Dial(ctx, netip.Addr{}, at, Config{})
 	if reasonOf(err) != session.ReasonNoListener || !strings.Contains(err.Error(), "closing") {
 		t.Errorf("%v (%v)", err, reasonOf(err))
 	}
@@ -350,21 +326,21 @@ func testGIDsInTurn(t *testing.T) {
 	}
 }
 
-// A request that is never confirmed does not keep a backlog from others until its time
-// is up.
+// A request that is never confirmed is given up, whether its dialer is silent from the beginning
+// or once it has the answer; and beyond those that may be made at a time they are refused.
 func testHalfOpenWithoutCM(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeGIDs, 1)
 	f.set(fakeForeign, 0)
 	serveLoopback(t)
-	cfg := Config{WithoutCM: true, Backlog: 2}
+	cfg := Config{WithoutCM: true}
 	at := fakeAddr(int(unusedPort(t, cfg.withDefaults())))
-	l, err := Listen(at, cfg)
+	l, err := listenAt(at, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	for range cfg.Backlog {
+	for _, silent := range []bool{true, false} {
 		c, err := net.Dial("tcp", netip.AddrPortFrom(at.Addr(), l.cfg.iwarpPort(at.Port())).String())
 		if err != nil {
 			t.Fatal(err)
@@ -372,14 +348,18 @@ func testHalfOpenWithoutCM(t *testing.T) {
 		defer c.Close()
 		mine := connParams{privateData: privateData{version: protocolVersion}, mtu: 3, served: 1}
 		mine.peer = ibv.QPPeer{QPNum: 17, GID: at.Addr().As16()}
-		if _, err := c.Write(mine.bytes()); err != nil {
-			t.Fatal(err)
+		if !silent {
+			if _, err := c.Write(mine.bytes()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := readParams(c); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if _, err := readParams(c); err != nil {
-			t.Fatal(err)
-		}
+		expectGivenUp(t, l)
 	}
-	expectPlaces(t, l)
+	fill(l)
+	refusedForRoom(t, l, cfg)
 }
 
 // What is set for the network reaches rdma_cm; what is not has the defaults.

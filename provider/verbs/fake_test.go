@@ -38,7 +38,6 @@ var fakeTests = []struct {
 	{"each call fails in turn", testEachCallFails},
 	{"each call fails in turn without rdma_cm", testEachCallFailsWithoutCM},
 	{"dials without time", testDialsWithoutTime},
-	{"dials at a time", testDialsAtATime},
 	{"device removal", testDeviceRemoval},
 	{"without epoll", testWithoutEpoll},
 	{"devices do not overlap", testDevicesDoNotOverlap},
@@ -280,7 +279,7 @@ func serveLoopback(t *testing.T) {
 // connectOnce makes a listener and a connection, and ends both.
 func connectOnce(at netip.AddrPort, cfg Config) error {
 	cfg.Disable |= switchedOff()
-	l, err := Listen(at, cfg)
+	l, err := listenAt(at, cfg)
 	if err != nil {
 		return err
 	}
@@ -300,7 +299,7 @@ func connectOnce(at netip.AddrPort, cfg Config) error {
 			e.discard()
 		}
 	}()
-	e, err := Dial(ctx, netip.AddrPort{}, at, cfg)
+	e, err := Dial(ctx, netip.Addr{}, at, cfg)
 	if err != nil {
 		return err
 	}
@@ -312,14 +311,14 @@ func connectOnce(at netip.AddrPort, cfg Config) error {
 func connectTwo(t *testing.T, at netip.AddrPort) (dialed, accepted *Endpoint, err error) {
 	t.Helper()
 	cfg := Config{Disable: switchedOff()}
-	l, err := Listen(at, cfg)
+	l, err := listenAt(at, cfg)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer l.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if dialed, err = Dial(ctx, netip.AddrPort{}, at, cfg); err != nil {
+	if dialed, err = Dial(ctx, netip.Addr{}, at, cfg); err != nil {
 		return nil, nil, err
 	}
 	if accepted, err = accept(l); err != nil {
@@ -332,14 +331,14 @@ func connectTwo(t *testing.T, at netip.AddrPort) (dialed, accepted *Endpoint, er
 func fakePair(t *testing.T, port int, cfg Config) (a, b *Endpoint) {
 	t.Helper()
 	cfg.Disable |= switchedOff()
-	l, err := Listen(fakeAddr(port), cfg)
+	l, err := listenAt(fakeAddr(port), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if a, err = Dial(ctx, netip.AddrPort{}, fakeAddr(port), cfg); err != nil {
+	if a, err = Dial(ctx, netip.Addr{}, fakeAddr(port), cfg); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(a.discard)

@@ -27,7 +27,7 @@ type victim struct {
 	old        session.Descriptor // of the same part, revoked
 }
 
-func newVictim(t *testing.T, l *Listener, cfg Config, rights session.Rights) *victim {
+func newVictim(t *testing.T, l *listener, cfg Config, rights session.Rights) *victim {
 	t.Helper()
 	v := &victim{mem: bytes.Repeat([]byte{'s'}, victimSize)}
 	v.hostile, v.e = pair(t, l, cfg)

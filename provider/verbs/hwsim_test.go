@@ -91,7 +91,7 @@ func TestConfirmationLost(t *testing.T) {
 		return // the simulated device is set to do this: hwsimRuns
 	}
 	l := listen(t, Config{})
-	a, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{Disable: switchedOff()})
+	a, err := Dial(patient(t), netip.Addr{}, l.Addrs()[0], Config{Disable: switchedOff()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestNoReliableConnections(t *testing.T) {
 		return // the simulated device is set to do this: hwsimRuns
 	}
 	l := listen(t, Config{})
-	_, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{})
+	_, err := Dial(patient(t), netip.Addr{}, l.Addrs()[0], Config{})
 	if reasonOf(err) != session.ReasonNotServed || errors.Is(err, syscall.EOPNOTSUPP) {
 		t.Errorf("%v", err)
 	}

@@ -66,12 +66,47 @@ func patient(t testing.TB) context.Context {
 	return ctx
 }
 
+// listener keeps what a Listener takes for Accept.
+type listener struct {
+	*Listener
+	came chan *Endpoint
+}
+
+func listenAt(addr netip.AddrPort, cfg Config) (*listener, error) {
+	came := make(chan *Endpoint, mostMaking)
+	l, err := Listen(addr, cfg, func(e *Endpoint) { came <- e })
+	return &listener{l, came}, err
+}
+
+// Accept waits for the next connection, or for Close.
+func (l *listener) Accept() (*Endpoint, error) {
+	select {
+	case e := <-l.came:
+		return e, nil
+	case <-l.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends the connections that were not accepted as well.
+func (l *listener) Close() error {
+	err := l.Listener.Close()
+	for {
+		select {
+		case e := <-l.came:
+			e.discard()
+		default:
+			return err
+		}
+	}
+}
+
 // listen listens on the lane's device.
-func listen(t testing.TB, cfg Config) *Listener {
+func listen(t testing.TB, cfg Config) *listener {
 	t.Helper()
 	cfg.Disable |= switchedOff()
 	_, at := cable(t)
-	l, err := Listen(netip.AddrPortFrom(at, freePort()), cfg)
+	l, err := listenAt(netip.AddrPortFrom(at, freePort()), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,11 +154,11 @@ var switchedOff = sync.OnceValue(func() (off session.Feature) {
 func without(f session.Feature) bool { return switchedOff()&f != 0 }
 
 // connect makes a connection between the ends of the lane's cable.
-func connect(l *Listener, cfg Config) (dialed, accepted *Endpoint, err error) {
+func connect(l *listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cfg.Disable |= switchedOff()
-	dialed, err = Dial(ctx, netip.AddrPort{}, l.Addrs()[0], cfg)
+	dialed, err = Dial(ctx, netip.Addr{}, l.Addrs()[0], cfg)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -136,7 +171,7 @@ func connect(l *Listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 }
 
 // accept waits for a connection, within patience.
-func accept(l *Listener) (*Endpoint, error) {
+func accept(l *listener) (*Endpoint, error) {
 	type result struct {
 		e   *Endpoint
 		err error
@@ -161,7 +196,7 @@ func (e *Endpoint) discard() {
 }
 
 // sessions makes two sessions over the lane's device.
-func sessions(t testing.TB, l *Listener, cfg session.Config) (a, b *session.Session) {
+func sessions(t testing.TB, l *listener, cfg session.Config) (a, b *session.Session) {
 	t.Helper()
 	x, y, err := connect(l, l.cfg)
 	if err != nil {

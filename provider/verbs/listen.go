@@ -8,28 +8,27 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
-	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/session"
 )
 
 const (
-	// kernelBacklog is large, as the kernel silently drops what exceeds it;
-	// the listener's own backlog refuses.
-	kernelBacklog = 1024
+	// mostMaking bounds the connections that a listener makes at a time, and those that wait
+	// for it in the kernel, which silently drops more. The listener refuses.
+	mostMaking = 1024
 	// acceptTime bounds how long a dialer may take to finish connecting.
 	acceptTime = 5 * time.Second
 )
 
-// Listener accepts connections on the RDMA side of a TCP port.
+// Listener takes connections on the RDMA side of a TCP port.
 type Listener struct {
 	cfg  Config
 	addr netip.AddrPort
+	take func(*Endpoint)
 
-	ready   chan *Endpoint   // room for the whole backlog
-	backlog *backlog.Backlog // of connections that are being made, or are ready
-	ctx     context.Context
-	cancel  context.CancelFunc
-	work    sync.WaitGroup
+	making chan struct{} // a token for each connection that is being made
+	ctx    context.Context
+	cancel context.CancelFunc
+	work   sync.WaitGroup
 
 	lost   chan struct{}            // has a token when an id has lost its device
 	mu     sync.Mutex               // guards what follows
@@ -40,20 +39,20 @@ type Listener struct {
 
 // Listen listens on the RDMA side of the TCP port addr, on that address or, if it is
 // unspecified, on each local address that belongs to an RDMA device, now and
-// later: a device that comes back is listened on again. An error is a
-// *session.Unavailable: for example no address is served, or another program has
-// the port on the RDMA side and cfg.TakeOver is not set.
-func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
+// later: a device that comes back is listened on again. Where another process has the port
+// on the RDMA side, it waits for that one's end (Waiting). take is called for each connection,
+// in the goroutine that has made it, and must not block; from then on the endpoint is its. An
+// error is a *session.Unavailable: for example no address is served.
+func Listen(addr netip.AddrPort, cfg Config, take func(*Endpoint)) (*Listener, error) {
 	cfg = cfg.withDefaults()
 	if err := ibv.Available(); err != nil {
 		return nil, unavailable(session.ReasonNoProvider, err)
 	}
 	l := &Listener{
-		cfg: cfg, addr: addr,
-		ready:   make(chan *Endpoint, cfg.Backlog),
-		backlog: backlog.New(cfg.Backlog),
-		lost:    make(chan struct{}, 1),
-		ids:     make(map[netip.Addr]*listenID),
+		cfg: cfg, addr: addr, take: take,
+		making: make(chan struct{}, mostMaking),
+		lost:   make(chan struct{}, 1),
+		ids:    make(map[netip.Addr]*listenID),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	if err := l.follow(); err != nil {
@@ -61,18 +60,6 @@ func Listen(addr netip.AddrPort, cfg Config) (*Listener, error) {
 		return nil, err
 	}
 	return l, nil
-}
-
-// Accept waits for the next connection. After Close it returns net.ErrClosed. It is
-// safe for concurrent use.
-func (l *Listener) Accept() (*Endpoint, error) {
-	select {
-	case e := <-l.ready:
-		l.backlog.Leave()
-		return e, nil
-	case <-l.ctx.Done():
-		return nil, net.ErrClosed
-	}
 }
 
 // Addrs are the addresses that are listened on.
@@ -100,8 +87,8 @@ func (l *Listener) Waiting() error {
 	return l.taken
 }
 
-// Close ends the listener: connections that wait for Accept are reset. A second Close
-// returns net.ErrClosed.
+// Close ends the listener. Connections that were taken live on. A second Close returns
+// net.ErrClosed.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	if l.closed {
@@ -117,29 +104,22 @@ func (l *Listener) Close() error {
 		x.close()
 	}
 	l.work.Wait()
-	for {
-		select {
-		case e := <-l.ready:
-			e.abandon()
-		default:
-			return nil
-		}
-	}
+	return nil
 }
 
 // handle deals with a connect request, in the background.
-func (l *Listener) handle(cm *cmID, tcp netip.AddrPort, request ibv.ConnParam) {
+func (l *Listener) handle(cm *cmID, request ibv.ConnParam) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		go cm.refuse(refusedClosed) // Close may have waited for l.work already
 		return
 	}
-	l.work.Go(func() { l.admit(cm, tcp, request) })
+	l.work.Go(func() { l.admit(cm, request) })
 }
 
 // admit makes a connection of a request.
-func (l *Listener) admit(cm *cmID, tcp netip.AddrPort, request ibv.ConnParam) {
+func (l *Listener) admit(cm *cmID, request ibv.ConnParam) {
 	p, ours := parsePrivateData(request.PrivateData)
 	switch {
 	case !ours || p.version != protocolVersion:
@@ -149,22 +129,24 @@ func (l *Listener) admit(cm *cmID, tcp netip.AddrPort, request ibv.ConnParam) {
 		cm.refuse(refusedSubnet)
 		return
 	}
-	place, err := l.backlog.Begin(l.ctx, cm.id.RemoteAddr().Addr().String(), acceptTime)
-	if err != nil {
-		cm.refuse(refusalFor(err))
-		return
+	a := accepting{cfg: l.cfg, cm: cm, request: request}
+	if !l.make(a.connect) {
+		cm.refuse(refusedResources)
 	}
-	a := accepting{cfg: l.cfg, local: tcp, remote: cm.id.RemoteAddr(), cm: cm, request: request}
-	e, err := a.connect(place.Context())
-	l.made(place, e, err)
 }
 
-// made queues a connection for Accept, if it was made and its place is still valid.
-func (l *Listener) made(p *backlog.Place, e *Endpoint, err error) {
-	switch placed := p.End(err == nil); {
-	case placed:
-		l.ready <- e // its place keeps room for it
-	case err == nil:
-		e.abandon()
+// make makes a connection, and hands it over, unless too many are being made.
+func (l *Listener) make(connect func(context.Context) (*Endpoint, error)) bool {
+	select {
+	case l.making <- struct{}{}:
+		defer func() { <-l.making }()
+	default:
+		return false
 	}
+	ctx, cancel := context.WithTimeout(l.ctx, acceptTime)
+	defer cancel()
+	if e, err := connect(ctx); err == nil {
+		l.take(e)
+	}
+	return true
 }

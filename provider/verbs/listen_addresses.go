@@ -29,12 +29,10 @@ const (
 	// because its device has just gone or just come. It doubles each time, up to
 	// rescanTime. That is also how long a new device of an existing address may go
 	// unnoticed, as the kernel's route messages do not show it.
-	retryTime  = 100 * time.Millisecond
+	retryTime = 100 * time.Millisecond
+	// Where another process has the port it stays retryTime: no event tells that one's end, and
+	// looking costs a few system calls.
 	rescanTime = 30 * time.Second
-
-	// turnTime is how often a listener that takes over from another process looks whether
-	// that one's have gone. No event tells that; it costs a few system calls.
-	turnTime = 100 * time.Millisecond
 )
 
 // follow listens on what is served, and goes on as addresses come and go.
@@ -47,7 +45,7 @@ func (l *Listener) follow() error {
 	}
 	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
 	err := l.refresh()
-	if len(l.Addrs()) == 0 && !l.mayTakeOver(err) {
+	if len(l.Addrs()) == 0 && !errors.Is(err, syscall.EADDRINUSE) {
 		if err == nil {
 			err = errNoneServed
 		}
@@ -55,11 +53,6 @@ func (l *Listener) follow() error {
 	}
 	l.work.Go(func() { l.keepUp(changed, err != nil) })
 	return nil
-}
-
-// mayTakeOver reports whether an error of listening is over once another process ends.
-func (l *Listener) mayTakeOver(err error) bool {
-	return l.cfg.TakeOver && errors.Is(err, syscall.EADDRINUSE)
 }
 
 // keepUp calls refresh when something has changed, and now and then, until the
@@ -89,15 +82,12 @@ func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
 			retry = min(2*wait, rescanTime)
 		}
 		timer.Stop()
-		wait = rescanTime
-		err := l.refresh()
-		l.mu.Lock()
-		taken := l.taken
-		l.mu.Unlock()
-		switch {
-		case l.mayTakeOver(taken):
-			wait = turnTime
-		case err != nil:
+		switch err := l.refresh(); {
+		case err == nil:
+			wait = rescanTime
+		case errors.Is(err, syscall.EADDRINUSE):
+			wait = retryTime
+		default:
 			wait = retry
 		}
 	}
@@ -115,7 +105,7 @@ func (l *Listener) served() []netip.Addr {
 }
 
 // refresh compares the addresses that should be listened on with those that are.
-// The error is the first reason why one is not.
+// The error is a reason why one is not: that another process has the port, if there is that.
 func (l *Listener) refresh() error {
 	served := l.served()
 	want := make(map[netip.Addr]bool, len(served))
@@ -141,7 +131,7 @@ func (l *Listener) refresh() error {
 	for _, id := range gone {
 		id.close()
 	}
-	return first
+	return cmp.Or(taken, first)
 }
 
 // add listens on one address, unless it is listened on already. One goroutine at a time
@@ -219,7 +209,7 @@ func (x *listenID) listen() error {
 			id.Close()
 			continue
 		}
-		if err := id.Listen(kernelBacklog); err != nil {
+		if err := id.Listen(mostMaking); err != nil {
 			id.Close()
 			return err
 		}
@@ -251,7 +241,7 @@ func (x *listenID) event(ev ibv.Event) {
 		x.l.deviceGone(x)
 	case ibv.ConnectRequest:
 		if cm := hub.adopt(ev.ID, x.channel); cm != nil {
-			x.l.handle(cm, x.tcp, ev.Param)
+			x.l.handle(cm, ev.Param)
 		} else {
 			ev.ID.Close() // which refuses
 		}

@@ -5,14 +5,9 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
-
-	"github.com/sanconn/san/internal/backlog"
 )
-
-// maxPending is how many accepted TCP connections may still owe their request; more wait
-// until one of these has sent it or has timed out.
-const maxPending = 256
 
 // followExchange listens for connections that are made without rdma_cm. The device is looked
 // up for each, so there is nothing to follow but the end of another process that has the port.
@@ -22,7 +17,7 @@ func (l *Listener) followExchange() error {
 		l.serveExchange(tcp)
 		return nil
 	}
-	if !l.mayTakeOver(err) {
+	if !errors.Is(err, syscall.EADDRINUSE) {
 		return err
 	}
 	l.taken = err
@@ -31,7 +26,7 @@ func (l *Listener) followExchange() error {
 			select {
 			case <-l.ctx.Done():
 				return
-			case <-time.After(turnTime):
+			case <-time.After(retryTime):
 			}
 			tcp, err = l.listenExchange()
 		}
@@ -66,7 +61,6 @@ func (l *Listener) listenExchange() (*net.TCPListener, error) {
 // serveExchange accepts the connections that are made there.
 func (l *Listener) serveExchange(tcp *net.TCPListener) {
 	context.AfterFunc(l.ctx, func() { tcp.Close() })
-	pending := backlog.New(maxPending)
 	l.work.Go(func() {
 		for {
 			conn, err := tcp.Accept()
@@ -74,61 +68,22 @@ func (l *Listener) serveExchange(tcp *net.TCPListener) {
 			case errors.Is(err, net.ErrClosed):
 				return
 			case err != nil:
-				time.Sleep(acceptPause) // for want of descriptors, say
-				continue
-			}
-			from := dialerOf(conn).Addr().String()
-			p, _ := pending.Begin(l.ctx, from, acceptTime)
-			for p == nil {
 				time.Sleep(acceptPause)
-				p, _ = pending.Begin(l.ctx, from, acceptTime)
+			default:
+				l.work.Go(func() { l.admitExchange(conn) })
 			}
-			l.work.Go(func() { l.admitExchange(conn, p) })
 		}
 	})
 }
 
-// acceptPause is the time between attempts to accept while there is no room.
-const acceptPause = time.Millisecond
+// acceptPause is the wait after accept failed, most likely for lack of descriptors.
+const acceptPause = 10 * time.Millisecond
 
-// admitExchange makes a connection of a request. pending ends when it has come.
-func (l *Listener) admitExchange(conn net.Conn, pending *backlog.Place) {
-	refuse := func(why refusal) {
-		refuseExchange(conn, why)
+// admitExchange makes a connection of one by TCP.
+func (l *Listener) admitExchange(conn net.Conn) {
+	a := exchangeAccepting{cfg: l.cfg, conn: conn}
+	if !l.make(a.connect) {
+		refuseExchange(conn, refusedResources)
 		conn.Close()
 	}
-	stop := bound(pending.Context(), conn)
-	request, err := readParams(conn)
-	late := !stop()
-	pending.End(false)
-	remote := dialerOf(conn)
-	switch {
-	case err != nil || late:
-		conn.Close()
-		return
-	case request.version != protocolVersion:
-		refuse(refusedVersion)
-		return
-	case !l.cfg.allows(remote.Addr()):
-		refuse(refusedSubnet)
-		return
-	}
-	p, err := l.backlog.Begin(l.ctx, remote.Addr().String(), acceptTime)
-	if err != nil {
-		refuse(refusalFor(err))
-		return
-	}
-	local := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-	a := exchangeAccepting{
-		cfg: l.cfg, local: netip.AddrPortFrom(local, l.addr.Port()), remote: remote,
-		request: request, conn: conn,
-	}
-	e, err := a.connect(p.Context())
-	l.made(p, e, err)
-}
-
-// dialerOf is the dialer's address.
-func dialerOf(conn net.Conn) netip.AddrPort {
-	remote := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
-	return netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
 }

@@ -1,35 +1,28 @@
 package verbs
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sanconn/san/ibv"
-	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
 // What a listener refuses, and why, reaches the dialer.
 func TestRefusals(t *testing.T) {
-	t.Run("backlog full", func(t *testing.T) {
-		l := listen(t, Config{Backlog: 1})
-		first, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer first.discard()
-		expectFull(t, func() error { return dialKept(t, l.Addrs()[0].Addr(), l.Addrs()[0].Port(), Config{}) })
+	t.Run("too many at a time", func(t *testing.T) {
+		l := listen(t, Config{})
+		fill(l)
+		refusedForRoom(t, l, Config{})
 	})
 	t.Run("subnet", func(t *testing.T) {
 		l := listen(t, Config{Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
-		if _, err := Dial(patient(t), netip.AddrPort{}, l.Addrs()[0], Config{}); reasonOf(err) != session.ReasonPermission {
+		if _, err := Dial(patient(t), netip.Addr{}, l.Addrs()[0], Config{}); reasonOf(err) != session.ReasonPermission {
 			t.Errorf("%v, want %v", err, session.ReasonPermission)
 		}
 	})
@@ -39,7 +32,7 @@ func TestRefusals(t *testing.T) {
 func TestListenerOfIPv6Alone(t *testing.T) {
 	cable(t)
 	for _, alone := range []bool{true, false} {
-		l, err := Listen(netip.AddrPortFrom(netip.IPv6Unspecified(), freePort()), Config{V6Only: alone})
+		l, err := listenAt(netip.AddrPortFrom(netip.IPv6Unspecified(), freePort()), Config{V6Only: alone})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,65 +49,57 @@ func TestListenerOfIPv6Alone(t *testing.T) {
 	}
 }
 
-// Who asks for a connection and does not go on to make it does not keep a backlog from
-// others until its time is up.
+// fill has a listener believe that it makes as many connections as it may.
+func fill(l *listener) {
+	for range mostMaking {
+		l.making <- struct{}{}
+	}
+}
+
+// refusedForRoom expects a full listener to refuse, and to go on once it has a place.
+func refusedForRoom(t *testing.T, l *listener, cfg Config) {
+	t.Helper()
+	if _, err := Dial(patient(t), netip.Addr{}, l.Addrs()[0], cfg); reasonOf(err) != session.ReasonResources {
+		t.Errorf("%v, want %v", err, session.ReasonResources)
+	}
+	<-l.making
+	meetAt(t, l, l.Addrs()[0], cfg)
+}
+
+// Who asks for a connection and does not go on to make it keeps its place until its time is up
+// at most, and leaves nothing.
 func TestHalfOpenRequests(t *testing.T) {
 	cable(t)
 	if testenv.Device() == "siw" {
 		return // asking takes a queue pair, and the listener's end is established with it
 	}
-	cfg := Config{Backlog: 2}
-	l := listen(t, cfg)
-	for i := range cfg.Backlog {
-		request(t, l, uint32(1000+i)) // whose answer is never taken, so that librdmacm does not go on
-	}
-	expectPlaces(t, l)
+	nothingLeft(t)
+	l := listen(t, Config{})
+	request(t, l, 1000) // whose answer is never taken, so that librdmacm does not go on
+	expectGivenUp(t, l)
 }
 
-// expectPlaces waits until a listener whose backlog is full of connections that are not
-// made gives all of its places to others.
-func expectPlaces(t *testing.T, l *Listener) {
+// expectGivenUp waits until a listener has given up a connection that its dialer does not make.
+func expectGivenUp(t *testing.T, l *listener) {
 	t.Helper()
+	making := func(n int) {
+		t.Helper()
+		testenv.Eventually(t, patience, func() error {
+			if have := len(l.making); have != n {
+				return fmt.Errorf("%d connections are being made, want %d", have, n)
+			}
+			return nil
+		})
+	}
+	making(1)
 	began := time.Now()
-	dial := func() error {
-		return dialKept(t, l.Addrs()[0].Addr(), l.addr.Port(), Config{WithoutCM: l.cfg.WithoutCM})
-	}
-	for range l.cfg.Backlog {
-		testenv.Eventually(t, patience, dial)
-	}
-	if took := time.Since(began); took < backlog.Slow/2 || took > acceptTime*9/10 {
+	making(0)
+	if took := time.Since(began); took > 3*acceptTime {
 		t.Errorf("it took %v", took)
 	}
-	expectFull(t, dial)
-}
-
-// dialKept keeps what it connects until the end of the test.
-func dialKept(t *testing.T, at netip.Addr, port uint16, cfg Config) error {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	e, err := Dial(ctx, netip.AddrPort{}, netip.AddrPortFrom(at, port), cfg)
-	if err == nil {
-		t.Cleanup(e.discard)
+	if len(l.came) != 0 {
+		t.Error("it is handed out")
 	}
-	return err
-}
-
-// expectFull waits until dials find the backlog full of connections that are ready. The last
-// of these is ready at its dialer before it is at the acceptor, which has a place to lose
-// till then.
-func expectFull(t *testing.T, dial func() error) {
-	t.Helper()
-	testenv.Eventually(t, patience, func() error {
-		err := dial()
-		if errors.Is(err, syscall.ECONNREFUSED) && reasonOf(err) == session.ReasonNone {
-			return nil
-		}
-		if reasonOf(err) != session.ReasonResources {
-			t.Errorf("beyond the backlog: %v", err)
-			return nil
-		}
-		return err
-	})
 }
 
 // A device that goes and comes back is listened on again, on its own address as
@@ -124,7 +109,7 @@ func TestListenerOutlivesItsDevice(t *testing.T) {
 	_, at := cable(t)
 	for _, where := range []netip.Addr{at, netip.IPv4Unspecified()} {
 		addr := netip.AddrPortFrom(at, freePort())
-		l, err := Listen(netip.AddrPortFrom(where, addr.Port()), Config{})
+		l, err := listenAt(netip.AddrPortFrom(where, addr.Port()), Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +130,7 @@ func TestListenerOutlivesItsDevice(t *testing.T) {
 				}
 				return nil
 			})
-			a, err := Dial(patient(t), netip.AddrPort{}, addr, Config{})
+			a, err := Dial(patient(t), netip.Addr{}, addr, Config{})
 			if err != nil {
 				t.Fatalf("listening on %v: %v", where, err)
 			}
@@ -162,7 +147,7 @@ func TestListenerOutlivesItsDevice(t *testing.T) {
 // One whose device has gone does not list it any more, and ends.
 func TestListenerWithoutItsDevice(t *testing.T) {
 	_, rdma, at := ownCable(t)
-	l, err := Listen(netip.AddrPortFrom(at, freePort()), Config{})
+	l, err := listenAt(netip.AddrPortFrom(at, freePort()), Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ var connections = flag.Int("connections", 200, "connections that TestManyConnect
 
 // comeAndGo opens a connection, reads from and into memory of this process, and closes it
 // in the state that is the number's turn.
-func comeAndGo(l *Listener, number int, from []byte) error {
+func comeAndGo(l *listener, number int, from []byte) error {
 	a, b, err := connect(l, Config{})
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	for i := range buffers {
 		buffers[i] = make([]byte, 64<<10)
 	}
-	listeners := make([]*Listener, 4)
+	listeners := make([]*listener, 4)
 	for i := range listeners {
 		listeners[i] = listen(t, Config{})
 		if err := comeAndGo(listeners[i], 0, buffers[0]); err != nil { // loads what is loaded once
@@ -155,7 +155,7 @@ func TestDialsGivenUpLeaveNothing(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 5))
 			for range dials {
 				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(random.Int64N(int64(2*usual))))
-				e, err := Dial(ctx, netip.AddrPort{}, l.Addrs()[0], Config{})
+				e, err := Dial(ctx, netip.Addr{}, l.Addrs()[0], Config{})
 				switch {
 				case err == nil:
 					connected.Add(1)

@@ -107,7 +107,7 @@ func TestWorkUnderMemlock(t *testing.T) {
 
 // refusedForWantOfMemory connects until there is no room, at either end: the
 // dialer gets that reason, at once. then is called with nothing left.
-func refusedForWantOfMemory(t *testing.T, l *Listener, then func()) {
+func refusedForWantOfMemory(t *testing.T, l *listener, then func()) {
 	t.Helper()
 	var open []*Endpoint
 	defer func() {

@@ -28,7 +28,7 @@ func TestNodesThatMayNotBeOpened(t *testing.T) {
 		}
 		at := netip.MustParseAddrPort("127.0.0.1:1")
 		for range 3 {
-			if _, err := Dial(patient(t), netip.AddrPort{}, at, Config{}); reasonOf(err) != session.ReasonPermission {
+			if _, err := Dial(patient(t), netip.Addr{}, at, Config{}); reasonOf(err) != session.ReasonPermission {
 				t.Errorf("%v: Dial: %v", errno, err)
 			}
 		}

@@ -13,7 +13,7 @@ import (
 // the other, b.
 
 // pair makes a connection. b exposes, a is the peer.
-func pair(t testing.TB, l *Listener, cfg Config) (a, b *Endpoint) {
+func pair(t testing.TB, l *listener, cfg Config) (a, b *Endpoint) {
 	t.Helper()
 	a, b, err := connect(l, cfg)
 	if err != nil {
@@ -29,7 +29,7 @@ func pair(t testing.TB, l *Listener, cfg Config) (a, b *Endpoint) {
 }
 
 // crowd makes n connections: of each two endpoints, one is the other's peer.
-func crowd(t testing.TB, l *Listener, n int) (all []*Endpoint) {
+func crowd(t testing.TB, l *listener, n int) (all []*Endpoint) {
 	t.Helper()
 	for range n {
 		a, b := pair(t, l, l.cfg)

@@ -4,9 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"syscall"
 
-	"github.com/sanconn/san/internal/backlog"
 	"github.com/sanconn/san/session"
 )
 
@@ -25,7 +23,6 @@ type privateData struct {
 type refusal uint16
 
 const (
-	refusedBacklog   refusal = 1 // the backlog is full
 	refusedVersion   refusal = 2
 	refusedResources refusal = 3
 	refusedSubnet    refusal = 4 // not from this address
@@ -36,12 +33,6 @@ const (
 
 // refusalFor is how a listener's error is reported to the dialer.
 func refusalFor(err error) refusal {
-	switch {
-	case errors.Is(err, backlog.ErrFull):
-		return refusedBacklog
-	case errors.Is(err, backlog.ErrBusy):
-		return refusedResources
-	}
 	var u *session.Unavailable
 	if errors.As(callError(err), &u) {
 		switch u.Reason {
@@ -81,10 +72,8 @@ func (p privateData) err() error {
 	switch {
 	case p.version != protocolVersion:
 		return unavailable(session.ReasonVersion, fmt.Errorf("verbs: the peer has version %d, this end %d", p.version, protocolVersion))
-	case p.refusal == refusedBacklog:
-		return fmt.Errorf("verbs: the peer's backlog is full: %w", syscall.ECONNREFUSED)
 	case p.refusal == refusedResources:
-		return unavailable(session.ReasonResources, errors.New("verbs: the peer has no room, in its RLIMIT_MEMLOCK most likely, or in its backlog"))
+		return unavailable(session.ReasonResources, errors.New("verbs: the peer has no room, in its RLIMIT_MEMLOCK most likely, or makes too many connections"))
 	case p.refusal == refusedClosed:
 		return unavailable(session.ReasonNoListener, errors.New("verbs: the peer is closing its listener"))
 	case p.refusal == refusedAddress:

@@ -91,7 +91,7 @@ func TestManyAtRest(t *testing.T) {
 
 // serveMany sends back what comes on each connection, until the listener is closed and all
 // peers have gone.
-func serveMany(t *testing.T, l *Listener) {
+func serveMany(t *testing.T, l *listener) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for {
@@ -129,7 +129,7 @@ func TestDialMany(t *testing.T) {
 	before, heap, began := registered(), heapInUse(), time.Now()
 	all := make([]*session.Session, *resting)
 	for i := range all {
-		e, err := Dial(patient(t), netip.AddrPort{}, netip.MustParseAddrPort(address), Config{})
+		e, err := Dial(patient(t), netip.Addr{}, netip.MustParseAddrPort(address), Config{})
 		if err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}

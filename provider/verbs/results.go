@@ -57,9 +57,8 @@ func rejectError(ev ibv.Event, err error) error {
 
 func unavailable(r session.Reason, err error) error { return &session.Unavailable{Reason: r, Err: err} }
 
-// eventError is what an event that ends an attempt to connect means to the
-// dialer: ECONNREFUSED where TCP would be refused as well (rule C4), since
-// the listener that refuses owns the TCP port too; otherwise why there is no SAN.
+// eventError is what an event that ends an attempt to connect means to the dialer: why there
+// is no SAN.
 func eventError(ev ibv.Event) error {
 	err := fmt.Errorf("verbs: %w", ev.Err())
 	switch ev.Type {

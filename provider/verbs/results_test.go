@@ -24,8 +24,7 @@ func TestPrivateData(t *testing.T) {
 	}
 }
 
-// What the results of connecting mean: refused where TCP would be refused too,
-// otherwise why there is no SAN.
+// What the results of connecting mean: why there is no SAN.
 func TestMeaningOfResults(t *testing.T) {
 	private := func(r refusal, version uint16) ibv.ConnParam {
 		return ibv.ConnParam{PrivateData: privateData{version, r}.bytes()}
@@ -35,10 +34,8 @@ func TestMeaningOfResults(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		ev   ibv.Event
-		want session.Reason // ReasonNone: ECONNREFUSED
+		want session.Reason
 	}{
-		{"our backlog, RoCE", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedBacklog, protocolVersion)}, session.ReasonNone},
-		{"our backlog, iWARP", ibv.Event{Type: ibv.Rejected, Status: reset, Param: private(refusedBacklog, protocolVersion)}, session.ReasonNone},
 		{"other version", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedVersion, protocolVersion+1)}, session.ReasonVersion},
 		{"no resources", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedResources, protocolVersion)}, session.ReasonResources},
 		{"not from here", ibv.Event{Type: ibv.Rejected, Status: 28, Param: private(refusedSubnet, protocolVersion)}, session.ReasonPermission},
@@ -58,8 +55,8 @@ func TestMeaningOfResults(t *testing.T) {
 			if got := reasonOf(err); got != tt.want {
 				t.Errorf("%v (%v), want %v", got, err, tt.want)
 			}
-			if tt.want == session.ReasonNone && !errors.Is(err, syscall.ECONNREFUSED) {
-				t.Errorf("%v, want ECONNREFUSED", err)
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%v is about TCP's port", err)
 			}
 		})
 	}
@@ -72,11 +69,10 @@ func TestMeaningOfResults(t *testing.T) {
 	}
 }
 
-// What a listener refuses with, and what its dialer makes of it: TCP, but for a full
-// backlog.
+// What a listener refuses with, and what its dialer makes of it.
 func TestMeaningOfRefusals(t *testing.T) {
 	for refusal, want := range map[refusal]session.Reason{
-		refusedBacklog:   session.ReasonNone,
+		1:                session.ReasonProtocol,
 		refusedVersion:   session.ReasonProtocol, // of the version that we speak
 		refusedResources: session.ReasonResources,
 		refusedSubnet:    session.ReasonPermission,
@@ -87,7 +83,7 @@ func TestMeaningOfRefusals(t *testing.T) {
 	} {
 		h, ok := parsePrivateData(privateData{protocolVersion, refusal}.bytes())
 		err := h.err()
-		if !ok || reasonOf(err) != want || errors.Is(err, syscall.ECONNREFUSED) != (refusal == refusedBacklog) {
+		if !ok || reasonOf(err) != want || errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("refusal %d: %v", refusal, err)
 		}
 	}

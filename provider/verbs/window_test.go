@@ -284,7 +284,7 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 	netdev, _, at := ownCable(t)
 	nothingLeft(t)
 	cfg := Config{forceWindows: true}
-	l, err := Listen(netip.AddrPortFrom(at, freePort()), cfg)
+	l, err := listenAt(netip.AddrPortFrom(at, freePort()), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

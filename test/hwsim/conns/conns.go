@@ -32,32 +32,33 @@ func Listen(cfg Config) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := verbs.Listen(tcp.Addr().(*net.TCPAddr).AddrPort(), cfg.Verbs)
+	taken := make(chan *verbs.Endpoint, mostTaken)
+	l, err := verbs.Listen(tcp.Addr().(*net.TCPAddr).AddrPort(), cfg.Verbs, func(e *verbs.Endpoint) { taken <- e })
 	if err != nil {
 		tcp.Close()
 		return nil, err
 	}
-	return &listener{tcp, l, cfg, make(map[string]*sanconn.Conn)}, nil
+	return &listener{tcp, l, taken, cfg, make(map[string]*sanconn.Conn)}, nil
 }
+
+// mostTaken is how many connections may wait for Accept.
+const mostTaken = 1024
 
 // listener takes connections that move at once. Its Accept must not be called concurrently.
 type listener struct {
 	net.Listener
 	verbs *verbs.Listener
+	taken chan *verbs.Endpoint // closed when there are no more
 	cfg   Config
 	came  map[string]*sanconn.Conn // by TCP, by the dialer's address
 }
 
 // Accept returns a connection that has moved: a dialer that does not move holds up the others.
 func (l *listener) Accept() (net.Conn, error) {
-	for {
-		e, err := l.verbs.Accept()
-		if err != nil {
-			return nil, err
-		}
+	for e := range l.taken {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		var c *sanconn.Conn
-		err = connpair.Take(ctx, e, l.cfg.Session, func(hello []byte) *sanconn.Conn {
+		err := connpair.Take(ctx, e, l.cfg.Session, func(hello []byte) *sanconn.Conn {
 			c = l.find(string(hello))
 			return c
 		})
@@ -69,6 +70,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			return c, nil
 		}
 	}
+	return nil, net.ErrClosed
 }
 
 // find returns the connection of a dialer, which has made it before it sends its offer.
@@ -87,7 +89,17 @@ func (l *listener) find(dialer string) *sanconn.Conn {
 }
 
 // Close implements net.Listener.
-func (l *listener) Close() error { return errors.Join(l.verbs.Close(), l.Listener.Close()) }
+func (l *listener) Close() error {
+	err := l.verbs.Close()
+	if err == nil { // the first
+		close(l.taken)
+		for e := range l.taken {
+			e.Abort()
+			e.Retire()
+		}
+	}
+	return errors.Join(err, l.Listener.Close())
+}
 
 // Dial connects to a listener.
 func Dial(ctx context.Context, cfg Config, address netip.AddrPort) (*sanconn.Conn, error) {
@@ -97,7 +109,7 @@ func Dial(ctx context.Context, cfg Config, address netip.AddrPort) (*sanconn.Con
 	}
 	conn, h := newconn.New(tcp.(*net.TCPConn), newconn.Config{})
 	c := conn.(*sanconn.Conn)
-	e, err := verbs.Dial(ctx, netip.AddrPort{}, address, cfg.Verbs)
+	e, err := verbs.Dial(ctx, netip.Addr{}, address, cfg.Verbs)
 	if err == nil {
 		negotiate, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
