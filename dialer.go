@@ -93,7 +93,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	}
 	if p.atOnce {
 		h.CallUse(never)
-		movers.add(job{p, h, l})
+		p.moveLater(h, l, true)
 	}
 	return conn, nil
 }

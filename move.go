@@ -1,12 +1,14 @@
 package san
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
@@ -30,10 +32,11 @@ const (
 	moveTimeout    = 2 * time.Second
 	requireTimeout = 10 * time.Second
 
-	// mostMoving bounds how many connections move at a time. The others wait for their turn,
-	// and are used meanwhile: a device that makes its queue pairs one by one is asked for no
-	// more than that at once.
+	// mostMoving bounds how many connections move at a time, mostToOne those to one address and
+	// port, whose process may be stopped. The others wait for their turn, and are used meanwhile:
+	// a device that makes its queue pairs one by one is asked for no more than that at once.
 	mostMoving = 16
+	mostToOne  = mostMoving / 4
 
 	// acceptPause is how long a connection that was not accepted yet is left alone, at first;
 	// mostPause bounds its doubling, so that a dial that waits notices the accept.
@@ -59,7 +62,7 @@ func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.
 		}
 	}
 	c, h := newconn.New(tcp, newconn.Config{
-		Use:       func(h newconn.Handle) { movers.add(job{p, h, l}) },
+		Use:       func(h newconn.Handle) { p.moveLater(h, l, false) },
 		Threshold: threshold,
 		Closed:    l.closed,
 		Left:      l.left,
@@ -97,113 +100,139 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 
 var errTooManyGuesses = &Unavailable{Reason: ReasonOwner, Err: errImpostor}
 
-// moveNow moves a connection that must not be used before, waiting until its other end has
-// been accepted.
+// moveNow moves a connection that must not be used before, in its turn and once its other end
+// has been accepted.
 func (p *plan) moveNow(ctx context.Context, h newconn.Handle, l *life) *Unavailable {
-	var before *Unavailable // the reason of the last attempt that had its time
-	for pause := acceptPause; ; pause = min(2*pause, mostPause) {
-		why := p.moveInTurn(ctx, h, l)
-		switch {
-		case why == nil:
+	done := make(chan *Unavailable, 1)
+	j := &job{plan: p, h: h, life: l, ctx: ctx, waits: true, done: func(why *Unavailable) { done <- why }}
+	movers.add(j)
+	select {
+	case why := <-done:
+		if why == nil {
 			if err := h.Moved(ctx); err != nil {
-				return unavailableOf(err)
+				why = unavailableOf(err)
 			}
-			return nil
-		case errors.Is(why, errNotAccepted), errors.Is(why, errUnknown):
-			before = why
-		case why.Reason != ReasonTimeout, errors.Is(why, newconn.ErrNoAnswer):
-			return why
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			why = cmp.Or(before, why)
+		return why
+	case <-ctx.Done(): // the job ends with it
+		if why := j.passing.Load(); why != nil {
 			return &Unavailable{Reason: why.Reason, Err: fmt.Errorf("%w: %w", ctx.Err(), why.Err)}
 		}
-	}
-}
-
-// turns has a token for each move that a dial waits for, of which there are as many at a time
-// as in the background: more would only be slower.
-var turns = make(chan struct{}, mostMoving)
-
-// moveInTurn is move, when it is this connection's turn.
-func (p *plan) moveInTurn(ctx context.Context, h newconn.Handle, l *life) *Unavailable {
-	select {
-	case turns <- struct{}{}:
-		defer func() { <-turns }()
-		return p.move(ctx, h, l)
-	case <-ctx.Done():
 		return unavailableOf(ctx.Err())
 	}
 }
 
 var errNotAccepted = errors.New("shm: the other end has not been accepted yet")
 
-// job is a connection that is to move.
-type job struct {
-	plan *plan
-	h    newconn.Handle
-	life *life
+// moveLater moves a connection in the background. atOnce: as soon as its other end has been
+// accepted.
+func (p *plan) moveLater(h newconn.Handle, l *life, atOnce bool) {
+	movers.add(&job{plan: p, h: h, life: l, ctx: context.Background(), waits: atOnce, done: func(why *Unavailable) {
+		if why == nil {
+			return
+		}
+		l.failed(why)
+		if n := l.tries.Add(1); n < mostTries {
+			use := int64(firstUse)
+			for range n {
+				use *= moreUse
+			}
+			h.CallUse(use)
+		}
+	}})
 }
 
-// movers move connections in the background.
-var movers moverPool
+// job is a connection that is to move.
+type job struct {
+	plan  *plan
+	h     newconn.Handle
+	life  *life
+	ctx   context.Context
+	waits bool               // for its other end to be accepted
+	done  func(*Unavailable) // called once; nil: it moves. It does not block
+
+	// Set by movers.
+	peer  netip.AddrPort
+	until time.Time     // when its time is up, from its first turn on
+	pause time.Duration // the last one
+
+	passing atomic.Pointer[Unavailable] // why it waits
+}
+
+// run is an attempt to move.
+func (j *job) run() {
+	if j.until.IsZero() {
+		j.until = time.Now().Add(j.plan.settings.attempt)
+	}
+	ctx, cancel := context.WithDeadline(j.ctx, j.until)
+	defer cancel()
+	why := j.plan.move(ctx, j.h, j.life)
+	before := j.passing.Load()
+	if why != nil && before != nil && why.Reason == ReasonTimeout {
+		why = before // of the last attempt that had its time
+	}
+	if why != nil && j.waits && ctx.Err() == nil && isPassing(why) {
+		j.passing.Store(why)
+		j.pause = min(max(2*j.pause, acceptPause), mostPause)
+		time.AfterFunc(j.pause, func() { movers.add(j) })
+		return
+	}
+	j.done(why)
+}
+
+// isPassing reports whether the next attempt may come to more, with time left for it.
+func isPassing(why *Unavailable) bool {
+	slow := why.Reason == ReasonTimeout && !errors.Is(why, newconn.ErrNoAnswer)
+	return slow || errors.Is(why, errNotAccepted) || errors.Is(why, errUnknown)
+}
+
+// movers move connections, those that a dial waits for and those in the background.
+var movers = moverPool{at: make(map[netip.AddrPort]int)}
 
 type moverPool struct {
 	mu      sync.Mutex // guards what follows
-	waiting []job
+	waiting []*job
 	running int
+	at      map[netip.AddrPort]int // how many are running, by their peer
 }
 
-// add has a connection moved. It does not block.
-func (m *moverPool) add(j job) {
+// add has a job run when it is its turn. It does not block.
+func (m *moverPool) add(j *job) {
+	if tcp, ok := j.h.TCP().RemoteAddr().(*net.TCPAddr); ok {
+		j.peer = tcp.AddrPort()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.waiting = append(m.waiting, j)
-	if m.running < mostMoving {
-		m.running++
-		go m.run() // it ends with the last job; each is bounded by moveTimeout
-	}
+	m.startLocked()
 }
 
-func (m *moverPool) run() {
-	for {
-		m.mu.Lock()
-		if len(m.waiting) == 0 {
-			m.running--
-			m.waiting = nil
-			m.mu.Unlock()
+// startLocked runs those whose turn it is. Each is bounded by its time.
+func (m *moverPool) startLocked() {
+	for m.running < mostMoving {
+		i := slices.IndexFunc(m.waiting, func(j *job) bool { return m.at[j.peer] < mostToOne })
+		if i < 0 {
 			return
 		}
-		j := m.waiting[0]
-		m.waiting[0] = job{}
-		m.waiting = m.waiting[1:]
-		m.mu.Unlock()
-		j.run()
+		j := m.waiting[i]
+		m.waiting = slices.Delete(m.waiting, i, i+1)
+		m.running++
+		m.at[j.peer]++
+		go func() {
+			j.run()
+			m.ran(j)
+		}()
 	}
 }
 
-func (j job) run() {
-	ctx, cancel := context.WithTimeout(context.Background(), j.plan.settings.attempt)
-	defer cancel()
-	var why *Unavailable
-	if j.plan.atOnce {
-		why = j.plan.moveNow(ctx, j.h, j.life)
-	} else {
-		why = j.plan.move(ctx, j.h, j.life)
+func (m *moverPool) ran(j *job) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.running--
+	if m.at[j.peer]--; m.at[j.peer] == 0 {
+		delete(m.at, j.peer)
 	}
-	if why == nil {
-		return
-	}
-	j.life.failed(why)
-	if n := j.life.tries.Add(1); n < mostTries {
-		use := int64(firstUse)
-		for range n {
-			use *= moreUse
-		}
-		j.h.CallUse(use)
-	}
+	m.startLocked()
 }
 
 // offer offers the process at an endpoint to move a connection to it. confirm returns why an

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -82,6 +83,40 @@ func TestStoppedWhileItMoves(t *testing.T) {
 	wantAnswer(t, c, 7)
 	use(t, c, 7)
 	wantMoved(t, c, shm.Name)
+}
+
+// Connections to a stopped process come to move, more than may at a time. One to another process
+// moves meanwhile.
+func TestStoppedHoldsUpNobodyElse(t *testing.T) {
+	onlyShm(t)
+	tcp := plainListen(t, "127.0.0.1:0")
+	p := startServer(t, tcp, 7)
+	stuck := make([]net.Conn, 4*mostMoving)
+	for i := range stuck {
+		stuck[i] = mustDial(t, new(Dialer), tcp.Addr().String())
+		if name, err := ask(stuck[i]); name != 7 || err != nil {
+			t.Fatal(name, err)
+		}
+	}
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), l.Addr().String())
+	s := mustAccept(t, l)
+	p.stop(t)
+	defer p.goOn(t)
+	for _, c := range stuck {
+		newconn.HandleOf(c).CallUse(0)
+		if _, err := c.Write(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	newconn.HandleOf(c).CallUse(0)
+	send(t, c, s, "a use")
+	wantMoved(t, c, shm.Name)
+	wantMoved(t, s, shm.Name)
+	if took := time.Since(began); took > moveTimeout/2 {
+		t.Errorf("it took %v", took)
+	}
 }
 
 // A connection that has moved: what is written waits in memory.
