@@ -132,13 +132,18 @@ func (o *outgoing) count(c *Conn, n int64) {
 func (c *Conn) crossLocked(s *session.Session, p []byte) (n int, err error) {
 	c.beginLocked(s)
 	if len(p) > 0 {
-		n, err = c.writeSession(s, p)
+		// Close and CloseWrite wait for op if they came before the begin, and end the session's
+		// Writes themselves if they come behind it.
+		if err = c.out.stopped(c); err == nil {
+			if n, err = c.writeSession(s, p); err == session.ErrTaken {
+				err = errLook
+			} else {
+				err = c.opError(opWrite, err)
+			}
+		}
 	}
 	c.crossed(s)
-	if err == session.ErrTaken {
-		return n, errLook
-	}
-	return n, c.opError(opWrite, err)
+	return n, err
 }
 
 // beginLocked tells the peer that this direction moves here, unless that has been done. op is
