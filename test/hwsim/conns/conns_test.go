@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -35,18 +36,32 @@ func TestOnHwsim(t *testing.T) {
 	} {
 		t.Run(settings, func(t *testing.T) {
 			f := hwsim.New(t, settings)
-			child := exec.Command(os.Args[0], "-test.run=^(TestConformance|TestHTTP)$", "-test.timeout=3m", "-test.v")
-			child.Env = f.Env()
-			out, err := child.CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			if !bytes.Contains(out, []byte("--- PASS")) {
-				t.Errorf("no test ran\n%s", out)
-			}
-			f.Check(t)
+			onHwsim(t, f, "^(TestConformance|TestHTTP)$")
 		})
 	}
+}
+
+// TestManyOnHwsim runs TestManyMove, and finds that nothing is left on the device.
+func TestManyOnHwsim(t *testing.T) {
+	if testenv.Device() != "" {
+		return
+	}
+	onHwsim(t, hwsim.New(t, "seed=34"), "^TestManyMove$")
+}
+
+func onHwsim(t *testing.T, f hwsim.Fabric, tests string) {
+	t.Helper()
+	child := exec.Command(os.Args[0], "-test.run="+tests, "-test.timeout=3m", "-test.v", fmt.Sprintf("-many=%d", *many))
+	child.Env = f.Env()
+	out, err := child.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if !bytes.Contains(out, []byte("--- PASS")) {
+		t.Errorf("no test ran\n%s", out)
+	}
+	t.Logf("%s", out)
+	f.Check(t)
 }
 
 func mustListen(t testing.TB) net.Listener {
@@ -88,6 +103,69 @@ func TestConformance(t *testing.T) {
 		}
 		return a, b, func() { a.Close(); b.Close() }, nil
 	})
+}
+
+var many = flag.Int("many", 500, "connections that TestManyMove has at a time")
+
+// TestManyMove dials many connections at once, which move as many at a time as package san has
+// moving: all of them do, and each carries bytes while the others are there.
+func TestManyMove(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // TestManyOnHwsim runs it
+	}
+	const atATime = 16
+	l := mustListen(t)
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	serving.Go(func() {
+		for range *many {
+			c, err := l.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			serving.Go(func() {
+				defer c.Close()
+				if _, err := io.Copy(struct{ io.Writer }{c}, c); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+	began := time.Now()
+	turns := make(chan struct{}, atATime)
+	all := make([]*sanconn.Conn, *many)
+	var dialing sync.WaitGroup
+	for i := range all {
+		dialing.Go(func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			c, err := dial(l)
+			if err != nil {
+				t.Errorf("connection %d: %v", i, err)
+				return
+			}
+			all[i] = c
+		})
+	}
+	dialing.Wait()
+	t.Logf("%d have moved in %v", len(all), time.Since(began))
+	for i, c := range all {
+		if c == nil {
+			l.Close() // it waits for what does not come
+			continue
+		}
+		defer c.Close()
+		b := []byte{byte(i)}
+		if _, err := c.Write(b); err != nil {
+			t.Errorf("connection %d: %v", i, err)
+		} else if _, err := io.ReadFull(c, b); err != nil || b[0] != byte(i) {
+			t.Errorf("connection %d: %d, %v", i, b, err)
+		}
+		if st := c.Stats(); st.BytesReceived-st.TCPBytesReceived != 1 {
+			t.Errorf("connection %d: %d bytes came by TCP", i, st.TCPBytesReceived)
+		}
+	}
 }
 
 // TestHTTP has net/http move bodies of many sizes over a few connections, both ways. They
