@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/sanconn/san/internal/newconn"
 )
 
 // An Outcome is the result of trying one provider, or TCP, for a destination.
@@ -51,17 +53,19 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 	if err != nil {
 		return nil, dialError(network, nil, nil, err)
 	}
-	tcp := d.explainTCP(ctx, network, address)
+	tcp := d.explain(ctx, network, address, nil)
 	var outcomes []Outcome
 	names := providerNames(registry)
 	if why == nil {
-		for _, provider := range p.providers {
-			names = slices.DeleteFunc(names, func(n string) bool { return n == provider.name() })
-			o := Outcome{Address: tcp.Address, Provider: provider.name(), Err: &Unavailable{Reason: ReasonPolicy}}
-			if d.Policy != Never && tcp.Err == nil {
-				o = d.explainMove(ctx, network, address, p, provider)
-			} else if tcp.Err != nil {
+		for _, by := range p.providers {
+			names = slices.DeleteFunc(names, func(n string) bool { return n == by.name() })
+			o := Outcome{Address: tcp.Address, Provider: by.name(), Err: &Unavailable{Reason: ReasonPolicy}}
+			if tcp.Err != nil {
 				o.Err = unavailableOf(tcp.Err)
+			} else if d.Policy != Never {
+				alone := *p
+				alone.providers = []provider{by}
+				o = d.explain(ctx, network, address, &alone)
 			}
 			outcomes = append(outcomes, o)
 		}
@@ -70,59 +74,43 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 		outcomes = append(outcomes, Outcome{Address: tcp.Address, Provider: name, Err: leftOut(name)})
 	}
 	outcomes = append(outcomes, tcp)
-	for i, o := range outcomes {
-		if o.Err == nil {
-			outcomes[i].Chosen = true
-			break
-		}
+	if i := slices.IndexFunc(outcomes, func(o Outcome) bool { return o.Err == nil }); i >= 0 {
+		outcomes[i].Chosen = true
 	}
 	return outcomes, nil
 }
 
-// explainTCP connects by TCP.
-func (d *Dialer) explainTCP(ctx context.Context, network, address string) Outcome {
-	start := time.Now()
-	c, err := d.NetDialer.DialContext(ctx, network, address)
-	o := Outcome{Provider: providerTCP, Took: time.Since(start), Err: err}
-	if err == nil {
-		o.Local = c.LocalAddr()
-		o.Address = addrPort(c.RemoteAddr())
-		c.Close()
-	} else if e := (*net.OpError)(nil); errors.As(err, &e) && e.Addr != nil {
-		o.Address = addrPort(e.Addr)
+// explain connects by TCP and, if there is a plan, moves the connection to its one provider.
+func (d *Dialer) explain(ctx context.Context, network, address string, p *plan) (o Outcome) {
+	o.Provider = providerTCP
+	if p != nil {
+		o.Provider = p.providers[0].name()
 	}
-	return o
-}
-
-// explainMove connects by TCP, and moves to one provider.
-func (d *Dialer) explainMove(ctx context.Context, network, address string, p *plan, by provider) Outcome {
-	o := Outcome{Provider: by.name()}
-	began := time.Now()
+	start := time.Now()
+	defer func() { o.Took = time.Since(start) }()
 	c, err := d.NetDialer.DialContext(ctx, network, address)
 	if err != nil {
+		if e := (*net.OpError)(nil); errors.As(err, &e) && e.Addr != nil {
+			o.Address = addrPort(e.Addr)
+		}
 		o.Err = err
 		return o
 	}
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		c.Close()
-		o.Err = notTCP(network)
-		return o
+	defer func() { c.Close() }()
+	o.Address = addrPort(c.RemoteAddr())
+	if p != nil {
+		var h newconn.Handle
+		var l *life
+		c, h, l = p.begin(c.(*net.TCPConn), start)
+		start = time.Now()
+		ctx, cancel := context.WithTimeout(ctx, p.settings.attempt)
+		defer cancel()
+		if why := p.moveNow(ctx, h, l); why != nil {
+			o.Err = why
+			return o
+		}
 	}
-	o.Address = addrPort(tcp.RemoteAddr())
-	alone := *p
-	alone.providers = []provider{by}
-	conn, h, l := alone.begin(tcp, began)
-	defer conn.Close()
-	start := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, p.settings.attempt)
-	defer cancel()
-	if why := alone.moveNow(ctx, h, l); why != nil {
-		o.Err = why
-	} else {
-		o.Local = conn.LocalAddr()
-	}
-	o.Took = time.Since(start)
+	o.Local = c.LocalAddr()
 	return o
 }
 
