@@ -75,11 +75,11 @@ func parseEnvironment(lookup func(string) (string, bool)) environment {
 		rdma: RDMA{
 			IWARPOffset:  v.offset(),
 			WithoutCM:    !v.onOff(envRDMACM, true),
-			TrafficClass: v.number(envTrafficClass, math.MaxUint8),
-			ServiceLevel: v.number(envServiceLevel, 15),
-			AckTimeout:   v.number(envAckTimeout, 31),
+			TrafficClass: uint8(v.number(envTrafficClass, 0, math.MaxUint8)),
+			ServiceLevel: uint8(v.number(envServiceLevel, 0, 15)),
+			AckTimeout:   uint8(v.number(envAckTimeout, 0, 31)),
 		},
-		arena: v.megabytes(envArena),
+		arena: v.number(envArena, 1, 1<<20),
 		err:   v.err,
 	}
 }
@@ -149,18 +149,6 @@ func (v *variables) subnets() (list []netip.Prefix) {
 	return list
 }
 
-func (v *variables) offset() int {
-	s := v.text(envIWARPOffset)
-	if s == "" {
-		return 0
-	}
-	n, err := strconv.Atoi(s)
-	if err != nil || n == 0 || n > math.MaxUint16 {
-		v.bad("%s=%s is neither a number from 1 to %d nor negative (no iWARP)", envIWARPOffset, s, math.MaxUint16)
-	}
-	return n
-}
-
 func (v *variables) onOff(name string, unset bool) bool {
 	s := v.text(name)
 	switch strings.ToLower(s) {
@@ -175,29 +163,24 @@ func (v *variables) onOff(name string, unset bool) bool {
 	return false
 }
 
-// number is one that is 0, which means the default, if the variable is not set.
-func (v *variables) number(name string, most uint8) uint8 {
-	s := v.text(name)
-	if s == "" {
-		return 0
+// offset is not 0, which would mean the default.
+func (v *variables) offset() int {
+	n := v.number(envIWARPOffset, -math.MaxUint16, math.MaxUint16)
+	if n == 0 && v.text(envIWARPOffset) != "" {
+		v.bad("%s=0: no iWARP is -1", envIWARPOffset)
 	}
-	n, err := strconv.ParseUint(s, 10, 8)
-	if err != nil || n > uint64(most) {
-		v.bad("%s=%s is not a number from 0 to %d", name, s, most)
-	}
-	return uint8(n)
+	return n
 }
 
-// megabytes is a number of MiB that is 0, which means the default, if the variable is not set.
-func (v *variables) megabytes(name string) int {
+// number is one that is 0, which means the default, if the variable is not set.
+func (v *variables) number(name string, least, most int) int {
 	s := v.text(name)
 	if s == "" {
 		return 0
 	}
-	const most = 1 << 20 // a TiB
 	n, err := strconv.Atoi(s)
-	if err != nil || n < 1 || n > most {
-		v.bad("%s=%s is not a number of MiB from 1 to %d", name, s, most)
+	if err != nil || n < least || n > most {
+		v.bad("%s=%s is not a number from %d to %d", name, s, least, most)
 	}
 	return n
 }
