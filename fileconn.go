@@ -1,7 +1,6 @@
 package san
 
 import (
-	"io"
 	"net"
 	"os"
 
@@ -34,9 +33,9 @@ func FileConn(f *os.File) (net.Conn, error) {
 	if o.without == nil && err != nil {
 		o.without = &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
-	var named io.Closer
+	var release func()
 	if o.without == nil {
-		if named, err = nameFor(tcp, o.settings); err != nil {
+		if release, err = o.hold(tcp); err != nil {
 			o.without = unavailableOf(err)
 		}
 	}
@@ -45,6 +44,6 @@ func FileConn(f *os.File) (net.Conn, error) {
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
 		return tcp, nil
 	}
-	conn, _, _ := takeOn(tcp, written, read, func() { named.Close() })
+	conn, _, _ := takeOn(tcp, written, read, release)
 	return conn, nil
 }

@@ -63,8 +63,15 @@ func (f *fake) listen(_ *net.TCPListener, s settings) (acceptor, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.listened = s
-	return fakeAcceptor{}, f.refuse
+	if f.refuse != nil {
+		return nil, f.refuse
+	}
+	return fakeAcceptor{}, nil
 }
+
+func (f *fake) hold(*net.TCPConn, settings) (release func(), err error) { return func() {}, nil }
+
+func (f *fake) stamps(settings) bool { return false }
 
 func (f *fake) move(ctx context.Context, h newconn.Handle, s settings) error {
 	f.mu.Lock()

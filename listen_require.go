@@ -67,7 +67,7 @@ func (r *required) serve(l *Listener) {
 
 // await waits until a connection has moved, and resets it otherwise.
 func (r *required) await(ln *Listener, tcp *net.TCPConn) {
-	c, h, l := takeOn(tcp, 0, 0, ln.hold())
+	c, h, l := ln.takeOn(tcp)
 	ctx, cancel := context.WithTimeout(r.ctx, requireTimeout)
 	defer cancel()
 	if err := h.Moved(ctx); err == nil && c.Stats().TCPBytesReceived == 0 {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -84,7 +85,7 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	o.settings.v6only = network == "tcp6"
 	o.settings.zone = zoneOf(address)
 	plain := lc.NetListenConfig
-	if o.stamps() {
+	if slices.ContainsFunc(o.providers, func(p provider) bool { return p.stamps(o.settings) }) {
 		plain.SetMultipathTCP(false)
 	}
 	inner, err := plain.Listen(ctx, network, address)
@@ -155,19 +156,32 @@ func (lc *ListenConfig) opening() (o opening, err error) {
 	return o, nil
 }
 
+// hold has a connection that this process has accepted found, until release.
+func (o *opening) hold(tcp *net.TCPConn) (release func(), err error) {
+	for _, p := range o.providers {
+		if release, err = p.hold(tcp, o.settings); release != nil || err != nil {
+			return release, err // shm's; there is no other
+		}
+	}
+	return nil, errOnlyListeners
+}
+
+var errOnlyListeners = &Unavailable{Reason: ReasonNotServed, Err: errors.New("its provider finds listeners alone")}
+
 // around makes a Listener, and opens the providers' parts of it.
 func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
-	l := &Listener{tcp: tcp, without: o.without, lacks: make(map[string]*Unavailable), release: func() {}}
+	l := &Listener{tcp: tcp, opening: o, lacks: make(map[string]*Unavailable), release: func() {}}
 	if release, err := tcpid.Hold(tcp); err == nil { // otherwise each move asks for itself
 		l.release = release
 	}
+	l.providers = nil
 	for _, p := range o.providers {
-		if a, err := p.listen(tcp, o.settings); err == nil {
-			l.acceptors = append(l.acceptors, opened{p.name(), a})
-			if part, ok := a.(interface{ lacks() error }); ok && part.lacks() != nil {
-				l.lack(p.name(), part.lacks())
-			}
-		} else {
+		a, err := p.listen(tcp, o.settings)
+		if a != nil {
+			l.providers = append(l.providers, p)
+			l.acceptors = append(l.acceptors, a)
+		}
+		if err != nil {
 			l.lack(p.name(), err)
 		}
 	}
@@ -186,9 +200,9 @@ func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
 
 // Listener accepts connections on one address. Its methods may be called concurrently.
 type Listener struct {
+	opening   // providers: those that it has
 	tcp       *net.TCPListener
-	acceptors []opened
-	without   *Unavailable            // why there is no acceptor; nil if there is one
+	acceptors []acceptor              // of its providers
 	lacks     map[string]*Unavailable // why it does not have a provider, by its name
 	required  *required               // with the policy Require, else nil
 
@@ -211,23 +225,19 @@ func (l *Listener) Accept() (net.Conn, error) {
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
 		return tcp, nil
 	}
-	c, _, _ := takeOn(tcp, 0, 0, l.hold())
+	c, _, _ := l.takeOn(tcp)
 	return c, nil
 }
 
-// hold has a connection found that this listener has accepted, until release, also once the
-// listener is closed: for providers by which others may serve the port meanwhile.
-func (l *Listener) hold() (release func()) {
-	for _, a := range l.acceptors {
-		if h, ok := a.acceptor.(interface{ hold() (release func()) }); ok {
-			return h.hold() // shm's; there is no other
-		}
-	}
-	return func() {}
+// takeOn has a connection found that this listener has accepted, also once the listener is
+// closed.
+func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
+	release, _ := l.hold(tcp)
+	return takeOn(tcp, 0, 0, release)
 }
 
 // takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
-// So many bytes were written and read before. closed is called when it is.
+// So many bytes were written and read before. closed, if not nil, is called when it is.
 func takeOn(tcp *net.TCPConn, written, read uint64, closed func()) (*sanconn.Conn, newconn.Handle, *life) {
 	l := new(life)
 	l.why.Store(notOffered)
@@ -235,7 +245,9 @@ func takeOn(tcp *net.TCPConn, written, read uint64, closed func()) (*sanconn.Con
 		Closed: func() {
 			accepted.remove(l.ends, l)
 			l.closed()
-			closed()
+			if closed != nil {
+				closed()
+			}
 		},
 		Left:         l.left,
 		Life:         l,
@@ -257,9 +269,9 @@ func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
 // Providers returns the names of the SAN providers that connections may move to.
 func (l *Listener) Providers() []string {
 	var names []string
-	for _, a := range l.acceptors {
+	for i, a := range l.acceptors {
 		if a.Waiting() == nil {
-			names = append(names, a.name)
+			names = append(names, l.providers[i].name())
 		}
 	}
 	return names
@@ -271,9 +283,9 @@ func (l *Listener) Providers() []string {
 // here and among Providers: it serves this network namespace alone.
 func (l *Listener) Unavailable() map[string]*Unavailable {
 	lacks := maps.Clone(l.lacks)
-	for _, a := range l.acceptors {
+	for i, a := range l.acceptors {
 		if err := a.Waiting(); err != nil {
-			lacks[a.name] = unavailableOf(err)
+			lacks[l.providers[i].name()] = unavailableOf(err)
 		}
 	}
 	return lacks
@@ -312,16 +324,6 @@ func (l *Listener) Close() error {
 		}
 	})
 	return err
-}
-
-// stamps reports whether a provider tells connections by their stamps.
-func (o opening) stamps() bool {
-	for _, p := range o.providers {
-		if s, ok := p.(interface{ stamps(settings) bool }); ok && s.stamps(o.settings) {
-			return true
-		}
-	}
-	return false
 }
 
 // zoneOf returns the zone of an address literal. The kernel does not return the zone of an

@@ -24,8 +24,16 @@ type provider interface {
 
 	// listen has the processes at other ends find this one for the connections that a TCP
 	// listener accepts. It hands over each endpoint by which one may offer to move. An error,
-	// preferably an *Unavailable, means that this listener does without this SAN.
+	// preferably an *Unavailable, is what this listener does without: this SAN, if there is no
+	// acceptor beside it, or else connections from other network namespaces.
 	listen(tcp *net.TCPListener, s settings) (acceptor, error)
+
+	// hold has them find this process for one connection that it has accepted, whoever listens,
+	// until release. That is nil where only a listener is found.
+	hold(tcp *net.TCPConn, s settings) (release func(), err error)
+
+	// stamps reports whether connections may be told by their stamps, which TCP has to keep.
+	stamps(s settings) bool
 }
 
 // acceptor is a provider's part of a listener.
@@ -35,12 +43,6 @@ type acceptor interface {
 	Waiting() error
 
 	io.Closer
-}
-
-// opened is an acceptor with its provider's name.
-type opened struct {
-	name string
-	acceptor
 }
 
 // came is an endpoint by which another process may offer to move a connection.

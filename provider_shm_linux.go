@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -239,109 +238,82 @@ func (p *peerHints) noteNobody(at, to names) {
 	delete(p.number, at)
 }
 
-// listen implements provider. A process has one name for a port, however many listeners, and
-// one more in the directory.
+// listen implements provider.
 func (shmProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
-	at := tcp.Addr().(*net.TCPAddr)
-	a, err := shmNames.open(at, s)
-	if err == nil && len(a.uses) > 1 {
-		if err := tcpid.SaveSYN(tcp); err != nil {
-			a.lack = &Unavailable{Reason: ReasonNotServed, Err: err}
-		}
-	}
-	return a, err
-}
-
-// nameFor has other processes find this one for a connection that it has not accepted itself.
-func nameFor(tcp *net.TCPConn, s settings) (io.Closer, error) {
-	return shmNames.open(tcp.LocalAddr().(*net.TCPAddr), s)
-}
-
-// shmAcceptor is the use of a name in this network namespace, and of one in the directory.
-type shmAcceptor struct {
-	uses []*nameUse
-	lack error // why there is none in the directory
-}
-
-// Waiting implements acceptor.
-func (*shmAcceptor) Waiting() error { return nil }
-
-// lacks returns why connections from other network namespaces stay on TCP, where there is a
-// directory for them.
-func (a *shmAcceptor) lacks() error { return a.lack }
-
-// Close implements acceptor.
-func (a *shmAcceptor) Close() (err error) {
-	for _, u := range a.uses {
-		err = errors.Join(err, u.Close())
-	}
-	return err
-}
-
-// hold is another use of the names, by a connection: see Listener.hold.
-func (a *shmAcceptor) hold() (release func()) {
-	shmNames.mu.Lock()
-	defer shmNames.mu.Unlock()
-	var held shmAcceptor
-	for _, u := range a.uses {
-		if u.name.users > 0 { // or the listener has been closed meanwhile
-			u.name.users++
-			held.uses = append(held.uses, &nameUse{name: u.name})
-		}
-	}
-	return func() { held.Close() }
-}
-
-var shmNames = nameSet{names: make(map[nameKey]*processName)}
-
-// nameSet has the names of this process.
-type nameSet struct {
-	mu    sync.Mutex // guards what follows, and the making of names
-	names map[nameKey]*processName
-}
-
-type nameKey struct {
-	port uint16
-	dir  string // "": in the network namespace
-}
-
-// processName is the name of this process for a port.
-type processName struct {
-	key      nameKey
-	listener *shm.Listener
-	users    int // guarded by the set's mu
-}
-
-// open has other processes find this one for connections to an address.
-func (n *nameSet) open(at *net.TCPAddr, s settings) (*shmAcceptor, error) {
-	here, err := n.get(nameKey{uint16(at.Port), ""}, s.session)
+	at := tcp.Addr().(*net.TCPAddr).AddrPort()
+	release, outside, err := shmNames.open(at, s)
 	if err != nil {
 		return nil, err
 	}
-	a := &shmAcceptor{uses: []*nameUse{here}}
-	if mayBeOutside(at.AddrPort(), s) {
-		if u, err := n.get(nameKey{uint16(at.Port), s.dir}, s.session); err == nil {
-			a.uses = append(a.uses, u)
-		} else {
-			a.lack = err
+	if outside == nil && mayBeOutside(at, s) {
+		if err := tcpid.SaveSYN(tcp); err != nil {
+			outside = &Unavailable{Reason: ReasonNotServed, Err: err}
 		}
 	}
-	return a, nil
+	return shmAcceptor(release), outside
 }
 
-func (n *nameSet) get(key nameKey, cfg session.Config) (*nameUse, error) {
+// hold implements provider.
+func (shmProvider) hold(tcp *net.TCPConn, s settings) (release func(), err error) {
+	release, _, err = shmNames.open(tcp.LocalAddr().(*net.TCPAddr).AddrPort(), s)
+	return release, err
+}
+
+// shmAcceptor gives up a listener's use of its names.
+type shmAcceptor func()
+
+// Waiting implements acceptor.
+func (shmAcceptor) Waiting() error { return nil }
+
+// Close implements acceptor.
+func (release shmAcceptor) Close() error {
+	release()
+	return nil
+}
+
+// shmNames are the names of this process: for each port one, however many listeners and
+// connections use it, and one more in the directory.
+var shmNames = nameSet{names: make(map[names]*processName)}
+
+type nameSet struct {
+	mu    sync.Mutex // guards what follows, and the making of names
+	names map[names]*processName
+}
+
+// processName is a name of this process.
+type processName struct {
+	*shm.Listener
+	users int // guarded by the set's mu
+}
+
+// open has other processes find this one for connections to an address, until release. outside
+// is why those of other network namespaces do not, where there is a directory for them.
+func (n *nameSet) open(at netip.AddrPort, s settings) (release func(), outside, err error) {
+	here, err := n.use(namesHere(at.Port()), s.session)
+	if err != nil || !mayBeOutside(at, s) {
+		return here, nil, err
+	}
+	there, err := n.use(names{s.dir, namesHere(at.Port()).peer}, s.session)
+	if err != nil {
+		return here, err, nil
+	}
+	return func() { here(); there() }, nil, nil
+}
+
+// use takes a name, unless the process has it, until release.
+func (n *nameSet) use(at names, cfg session.Config) (release func(), err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	name := n.names[key]
+	name := n.names[at]
 	if name == nil {
-		l, err := shm.Listen(key.port, shm.Config{Dir: key.dir})
+		l, err := shm.Listen(at.peer.Port(), shm.Config{Dir: at.dir})
 		if err != nil {
 			return nil, err
 		}
-		name = &processName{key: key, listener: l}
-		n.names[key] = name
-		go l.Serve(func(ep session.Endpoint) { // until the last user has closed it
-			c := came{Endpoint: ep, provider: shm.Name, outside: key.dir != ""}
+		name = &processName{Listener: l}
+		n.names[at] = name
+		go l.Serve(func(ep session.Endpoint) { // until the last user has released it
+			c := came{Endpoint: ep, provider: shm.Name, outside: at.dir != ""}
 			if user := shm.PeerUser(ep); !c.outside {
 				c.user = &user
 			}
@@ -349,24 +321,19 @@ func (n *nameSet) get(key nameKey, cfg session.Config) (*nameUse, error) {
 		})
 	}
 	name.users++
-	return &nameUse{name: name}, nil
+	return func() { n.release(at, name) }, nil
 }
 
-// nameUse is a listener's use of a name.
-type nameUse struct {
-	name *processName
-	once sync.Once
-}
-
-// Close gives the name up with its last use.
-func (u *nameUse) Close() (err error) {
-	u.once.Do(func() {
-		shmNames.mu.Lock()
-		defer shmNames.mu.Unlock()
-		if u.name.users--; u.name.users == 0 {
-			delete(shmNames.names, u.name.key)
-			err = u.name.listener.Close()
-		}
-	})
-	return err
+// release gives a name up with its last use.
+func (n *nameSet) release(at names, name *processName) {
+	n.mu.Lock()
+	name.users--
+	last := name.users == 0
+	if last {
+		delete(n.names, at)
+	}
+	n.mu.Unlock()
+	if last {
+		name.Close() // the next one of the port meanwhile has another number
+	}
 }

@@ -59,6 +59,9 @@ func (verbsProvider) served(tcp *net.TCPConn, cfg verbs.Config) (device string, 
 // stamps reports whether there is a device, whose connections are told by their stamps.
 func (verbsProvider) stamps(settings) bool { return verbs.HaveDevices() }
 
+// hold implements provider.
+func (verbsProvider) hold(*net.TCPConn, settings) (release func(), err error) { return nil, nil }
+
 // move connects by the TCP connection's route, to the port that it has, and shows by the
 // connection's stamp that both are of the same two ends.
 func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) error {

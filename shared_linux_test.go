@@ -145,7 +145,7 @@ func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 		waitFor(t, "the name to be given up", func() bool {
 			shmNames.mu.Lock()
 			defer shmNames.mu.Unlock()
-			return shmNames.names[nameKey{port: uint16(l.Addr().(*net.TCPAddr).Port)}] == nil
+			return shmNames.names[namesHere(uint16(l.Addr().(*net.TCPAddr).Port))] == nil
 		})
 	}
 }
