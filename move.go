@@ -152,9 +152,9 @@ type job struct {
 	done  func(*Unavailable) // called once; nil: it moves. It does not block
 
 	// Set by movers.
-	peer  netip.AddrPort
-	until time.Time     // when its time is up, from its first turn on
-	pause time.Duration // the last one
+	peer  netip.AddrPort // guarded by their mu
+	until time.Time      // when its time is up, from its first turn on
+	pause time.Duration  // the last one
 
 	passing atomic.Pointer[Unavailable] // why it waits
 }
@@ -198,11 +198,11 @@ type moverPool struct {
 
 // add has a job run when it is its turn. It does not block.
 func (m *moverPool) add(j *job) {
-	if tcp, ok := j.h.TCP().RemoteAddr().(*net.TCPAddr); ok {
-		j.peer = tcp.AddrPort()
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if !j.peer.IsValid() { // the first time
+		j.peer = j.h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort()
+	}
 	m.waiting = append(m.waiting, j)
 	m.startLocked()
 }
