@@ -5,6 +5,7 @@ import (
 	"context"
 	"net"
 
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -69,7 +70,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if why != nil && d.Policy == Require {
 		return nil, dialError(network, d.NetDialer.LocalAddr, nil, requireError{why})
 	}
-	c, err := d.NetDialer.DialContext(ctx, network, address)
+	c, err := d.NetDialer.DialContext(undernet.Plain(ctx), network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -90,14 +91,10 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		return conn, nil
 	}
 	if p.atOnce {
-		h.CallUse(never)
-		movers.add(job{p, h, l})
+		p.moveInBackground(h, l)
 	}
 	return conn, nil
 }
-
-// never is more than any connection is used for.
-const never = int64(1) << 60
 
 // plan returns how connections of a network move, or why they do not.
 func (d *Dialer) plan(network string) (*plan, *Unavailable, error) {

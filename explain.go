@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/sanconn/san/internal/undernet"
 )
 
 // An Outcome is the result of trying one provider, or TCP, for a destination.
@@ -82,7 +84,7 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 // explainTCP connects by TCP.
 func (d *Dialer) explainTCP(ctx context.Context, network, address string) Outcome {
 	start := time.Now()
-	c, err := d.NetDialer.DialContext(ctx, network, address)
+	c, err := d.NetDialer.DialContext(undernet.Plain(ctx), network, address)
 	o := Outcome{Provider: providerTCP, Took: time.Since(start), Err: err}
 	if err == nil {
 		o.Local = c.LocalAddr()
@@ -97,7 +99,7 @@ func (d *Dialer) explainTCP(ctx context.Context, network, address string) Outcom
 // explainMove connects by TCP, and moves to one provider.
 func (d *Dialer) explainMove(ctx context.Context, network, address string, p *plan, by provider) Outcome {
 	o := Outcome{Provider: by.name()}
-	c, err := d.NetDialer.DialContext(ctx, network, address)
+	c, err := d.NetDialer.DialContext(undernet.Plain(ctx), network, address)
 	if err != nil {
 		o.Err = err
 		return o

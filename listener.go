@@ -14,6 +14,7 @@ import (
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -87,7 +88,7 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	if o.stamps() {
 		plain.SetMultipathTCP(false)
 	}
-	inner, err := plain.Listen(ctx, network, address)
+	inner, err := plain.Listen(undernet.Plain(ctx), network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -120,6 +121,7 @@ func (lc *ListenConfig) Adopt(tcp *net.TCPListener) (*Listener, error) {
 		return nil, listenError("tcp", tcp.Addr(), err)
 	}
 	o.settings.zone = tcp.Addr().(*net.TCPAddr).Zone
+	undernet.Release(tcp)
 	l, err := o.around(tcp)
 	if err != nil {
 		return nil, listenError("tcp", tcp.Addr(), err)
@@ -206,13 +208,18 @@ func (l *Listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	return l.accepted(tcp), nil
+}
+
+// accepted returns what Accept does for a connection that TCP has accepted.
+func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 	if len(l.acceptors) == 0 {
 		noteFallback(tcp, l.without)
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
-		return tcp, nil
+		return tcp
 	}
 	c, _, _ := takeOn(tcp, 0, 0, l.hold())
-	return c, nil
+	return c
 }
 
 // hold has a connection found that this listener has accepted, until release, also once the
@@ -302,6 +309,14 @@ func (l *Listener) File() (*os.File, error) { return l.tcp.File() }
 // still move afterwards.
 func (l *Listener) Close() error {
 	err := l.tcp.Close()
+	if sans := l.closeSANs(); sans != nil {
+		err = errors.Join(err, sans)
+	}
+	return err
+}
+
+// closeSANs is Close without TCP.
+func (l *Listener) closeSANs() (err error) {
 	l.closing.Do(func() {
 		for _, a := range l.acceptors {
 			err = errors.Join(err, a.Close())

@@ -68,6 +68,15 @@ func (p *plan) begin(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
 	return c.(*sanconn.Conn), h, l
 }
 
+// moveInBackground moves a connection without waiting until it has been used.
+func (p *plan) moveInBackground(h newconn.Handle, l *life) {
+	h.CallUse(never)
+	movers.add(job{p, h, l})
+}
+
+// never is more than any connection is used for.
+const never = int64(1) << 60
+
 // unused is the reason of a connection that nothing has been tried for yet.
 var unused = &Unavailable{Reason: ReasonUnused}
 

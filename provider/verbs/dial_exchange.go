@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/session"
 )
 
@@ -54,7 +55,7 @@ func (d *exchangeDialing) locate(ctx context.Context) (err error) {
 	if d.local.Addr().IsValid() && !d.local.Addr().IsUnspecified() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(d.local.Addr(), 0))
 	}
-	if d.conn, err = dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(d.remote.Addr(), side).String()); err != nil {
+	if d.conn, err = dialer.DialContext(undernet.Plain(ctx), "tcp", netip.AddrPortFrom(d.remote.Addr(), side).String()); err != nil {
 		return callError(err)
 	}
 	d.local = d.conn.LocalAddr().(*net.TCPAddr).AddrPort()

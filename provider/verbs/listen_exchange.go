@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/backlog"
+	"github.com/sanconn/san/internal/undernet"
 )
 
 // maxPending is how many accepted TCP connections may still owe their request; more wait
@@ -56,11 +57,12 @@ func (l *Listener) listenExchange() (*net.TCPListener, error) {
 	case l.cfg.V6Only:
 		network = "tcp6"
 	}
-	tcp, err := net.ListenTCP(network, net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.addr.Addr(), side)))
+	var config net.ListenConfig
+	tcp, err := config.Listen(undernet.Plain(l.ctx), network, netip.AddrPortFrom(l.addr.Addr(), side).String())
 	if err != nil {
 		return nil, callError(err)
 	}
-	return tcp, nil
+	return tcp.(*net.TCPListener), nil
 }
 
 // serveExchange accepts the connections that are made there.
