@@ -88,7 +88,7 @@ func (a arguments) rest() []string {
 
 // list returns the flags by which "go list" finds the same packages.
 func (a arguments) list() (flags []string) {
-	for _, name := range []string{"tags", "mod", "compiler"} {
+	for _, name := range []string{"tags", "compiler"} {
 		if value, ok := a.values[name]; ok {
 			flags = append(flags, "-"+name+"="+value)
 		}

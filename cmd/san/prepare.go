@@ -23,10 +23,11 @@ type builder struct {
 	args arguments
 	env  goEnv
 	toolchain
-	dir     string   // of what is written for this program
-	gowork  string   // the workspace, or "off"
-	flags   []string // besides the overlay
-	overlay string   // the file
+	dir      string   // of what is written for this program
+	gowork   string   // its workspace
+	linkWork string   // that of the library alone
+	flags    []string // besides the overlay
+	overlay  string   // the file
 }
 
 // prepare writes what go needs for a command.
@@ -84,12 +85,7 @@ func prepare(std stdio, command string, args []string) (*builder, error) {
 	for file, by := range b.net {
 		replace[file] = by
 	}
-	if b.vendors() {
-		err = b.addToVendor(library, replace)
-	} else {
-		err = b.makeWorkspace(library)
-	}
-	if err != nil {
+	if err := b.makeWorkspace(library, replace); err != nil {
 		return nil, err
 	}
 	if err := b.addImports(replace, wd); err != nil {

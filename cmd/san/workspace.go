@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/version"
 	"os"
@@ -68,33 +69,51 @@ func linkFile(counters bool) string {
 
 // makeWorkspace has go build the program in a workspace of its modules and one more, which
 // requires the library. So the program's own go.mod, go.sum and go line remain as they are.
-func (b *builder) makeWorkspace(lib library) error {
-	if err := b.makeLink(lib); err != nil {
-		return err
-	}
+func (b *builder) makeWorkspace(lib library, replace map[string]string) error {
 	w := work{use: []string{filepath.Join(b.dir, "link")}, goLine: libraryGo}
-	var err error
-	switch {
-	case b.env.GOWORK != "":
-		err = w.addWorkspace(b, b.env.GOWORK)
-	case b.env.GOMOD != "" && b.env.GOMOD != os.DevNull:
-		err = w.addModule(b, b.env.GOMOD)
-	}
-	if err != nil {
-		return err
-	}
 	if lib.source != "" {
 		w.lines = append(w.lines, fmt.Sprintf("replace %s => %q", modulePath, lib.source))
 	}
 	b.gowork = filepath.Join(b.dir, "go.work")
+	vendor := b.vendorDir()
+	var err error
+	switch {
+	case b.env.GOWORK != "":
+		err = w.addWorkspace(b, b.env.GOWORK)
+	case vendor != "":
+		if err = b.makeLibraryWork(lib, w); err == nil {
+			err = w.addVendor(b, vendor, replace)
+		}
+		// What is vendored is in the workspace now.
+		b.args.flags = dropFlag(b.args.flags, "mod")
+		b.flags = append(b.flags, "-mod=readonly")
+		fallthrough
+	case b.env.GOMOD != "" && b.env.GOMOD != os.DevNull:
+		err = errors.Join(err, w.addModule(b, b.env.GOMOD))
+	}
+	if err != nil {
+		return err
+	}
+	if err := b.makeLink(lib, w.require); err != nil {
+		return err
+	}
 	return writeFile(b.gowork, w.text())
+}
+
+// makeLibraryWork writes a workspace of the library alone.
+func (b *builder) makeLibraryWork(lib library, w work) error {
+	b.linkWork = filepath.Join(b.dir, "library", "go.work")
+	if err := writeFile(b.linkWork, w.text()); err != nil {
+		return err
+	}
+	return b.makeLink(lib, nil)
 }
 
 // libraryGo is the go line of the library's go.mod at least.
 const libraryGo = "1.25.0"
 
 // makeLink writes the module that links the library.
-func (b *builder) makeLink(lib library) error {
+func (b *builder) makeLink(lib library, more []string) error {
 	require := lib.version
 	var sums []byte
 	if lib.source != "" {
@@ -102,6 +121,9 @@ func (b *builder) makeLink(lib library) error {
 		sums, _ = os.ReadFile(filepath.Join(lib.source, "go.sum")) // else go asks for them
 	}
 	mod := fmt.Sprintf("module %s\n\ngo %s\n\nrequire %s %s\n", b.linkPath(), libraryGo, modulePath, require)
+	for _, r := range more {
+		mod += "require " + r + "\n"
+	}
 	dir := filepath.Join(b.dir, "link")
 	for name, text := range map[string]string{
 		"go.mod":               mod,
@@ -125,6 +147,7 @@ type work struct {
 	use     []string
 	godebug []godebug
 	lines   []string // replacements
+	require []string // by the module that links the library
 }
 
 type godebug struct{ Key, Value string }
