@@ -6,6 +6,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -71,7 +72,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		return nil, dialError(network, d.NetDialer.LocalAddr, nil, requireError{why})
 	}
 	began := time.Now()
-	c, err := d.NetDialer.DialContext(ctx, network, address)
+	c, err := d.NetDialer.DialContext(undernet.Plain(ctx), network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -92,14 +93,10 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		return conn, nil
 	}
 	if p.atOnce {
-		h.CallUse(never)
-		p.moveLater(h, l, true)
+		p.moveInBackground(h, l)
 	}
 	return conn, nil
 }
-
-// never is more than any connection is used for.
-const never = int64(1) << 60
 
 // plan returns how connections of a network move, or why they do not.
 func (d *Dialer) plan(network string) (*plan, *Unavailable, error) {

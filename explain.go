@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/undernet"
 )
 
 // An Outcome is the result of trying one provider, or TCP, for a destination.
@@ -88,7 +89,7 @@ func (d *Dialer) explain(ctx context.Context, network, address string, p *plan) 
 	}
 	start := time.Now()
 	defer func() { o.Took = time.Since(start) }()
-	c, err := d.NetDialer.DialContext(ctx, network, address)
+	c, err := d.NetDialer.DialContext(undernet.Plain(ctx), network, address)
 	if err != nil {
 		if e := (*net.OpError)(nil); errors.As(err, &e) && e.Addr != nil {
 			o.Address = addrPort(e.Addr)

@@ -8,6 +8,7 @@ import (
 	"weak"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -34,7 +35,7 @@ const maxWrappers = 16
 
 // InfoOf returns what carries c. It looks through wrappers that have a method
 // NetConn() net.Conn, as *tls.Conn does, or that embed the connection in an exported
-// field. For other wrappers Provider is the name of their network, or empty if that is
+// field, and beneath a *net.TCPConn of a program that cmd/san has built. For other wrappers Provider is the name of their network, or empty if that is
 // TCP: a SAN may be behind it. It may be called concurrently.
 func InfoOf(c net.Conn) Info {
 	for range maxWrappers {
@@ -44,6 +45,9 @@ func InfoOf(c net.Conn) Info {
 		case *sanconn.Conn:
 			return infoOf(known)
 		case *net.TCPConn:
+			if carrier, ok := undernet.Carrier(known).(*sanconn.Conn); ok {
+				return infoOf(carrier)
+			}
 			info := Info{Provider: providerTCP}
 			if why, ok := fallbacks.Load(weak.Make(known)); ok {
 				info.Fallback, info.Cause = why.(*Unavailable).Reason, why.(*Unavailable).Err

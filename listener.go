@@ -15,6 +15,7 @@ import (
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -62,6 +63,11 @@ const (
 	maxBacklog     = 1 << 16
 )
 
+// stamps reports whether connections may be told by their stamps.
+func (o opening) stamps() bool {
+	return slices.ContainsFunc(o.providers, func(p provider) bool { return p.stamps(o.settings) })
+}
+
 // Listen opens a TCP listener, by NetListenConfig, and makes it known to each provider that
 // serves its address. For tcp, tcp4 and tcp6 the result is a *Listener, unless the policy is
 // Never; other networks are left to net, or fail if the policy is Require.
@@ -85,10 +91,10 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	o.settings.v6only = network == "tcp6"
 	o.settings.zone = zoneOf(address)
 	plain := lc.NetListenConfig
-	if slices.ContainsFunc(o.providers, func(p provider) bool { return p.stamps(o.settings) }) {
+	if o.stamps() {
 		plain.SetMultipathTCP(false)
 	}
-	inner, err := plain.Listen(ctx, network, address)
+	inner, err := plain.Listen(undernet.Plain(ctx), network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -121,6 +127,7 @@ func (lc *ListenConfig) Adopt(tcp *net.TCPListener) (*Listener, error) {
 		return nil, listenError("tcp", tcp.Addr(), err)
 	}
 	o.settings.zone = tcp.Addr().(*net.TCPAddr).Zone
+	undernet.Release(tcp)
 	l, err := o.around(tcp)
 	if err != nil {
 		return nil, listenError("tcp", tcp.Addr(), err)
@@ -220,13 +227,18 @@ func (l *Listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	return l.accepted(tcp), nil
+}
+
+// accepted returns what Accept does for a connection that TCP has accepted.
+func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 	if len(l.acceptors) == 0 {
 		noteFallback(tcp, l.without)
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
-		return tcp, nil
+		return tcp
 	}
 	c, _, _ := l.takeOn(tcp)
-	return c, nil
+	return c
 }
 
 // takeOn has a connection found that this listener has accepted, also once the listener is
@@ -314,6 +326,14 @@ func (l *Listener) File() (*os.File, error) { return l.tcp.File() }
 // still move afterwards.
 func (l *Listener) Close() error {
 	err := l.tcp.Close()
+	if sans := l.closeSANs(); sans != nil {
+		err = errors.Join(err, sans)
+	}
+	return err
+}
+
+// closeSANs is Close without TCP.
+func (l *Listener) closeSANs() (err error) {
 	l.closing.Do(func() {
 		for _, a := range l.acceptors {
 			err = errors.Join(err, a.Close())

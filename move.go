@@ -72,6 +72,15 @@ func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.
 	return c.(*sanconn.Conn), h, l
 }
 
+// moveInBackground moves a connection without waiting until it has been used.
+func (p *plan) moveInBackground(h newconn.Handle, l *life) {
+	h.CallUse(never)
+	p.moveLater(h, l, true)
+}
+
+// never is more than any connection is used for.
+const never = int64(1) << 60
+
 // unused is the reason of a connection that nothing has been tried for yet.
 var unused = &Unavailable{Reason: ReasonUnused}
 

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/session"
 )
 
@@ -30,11 +31,17 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	case *os.File:
 		return c.fillFromFile(src, limit)
 	case *net.TCPConn, *net.UnixConn:
-		if isStream(src.(net.Conn)) {
+		if isStream(src.(net.Conn)) && !carried(src) {
 			return c.fillFromSocket(src.(syscall.Conn), limit)
 		}
 	}
 	return pump(c, limit)
+}
+
+// carried reports whether a socket's bytes need not come by its descriptor: see cmd/san.
+func carried(socket io.Reader) bool {
+	tcp, ok := socket.(*net.TCPConn)
+	return ok && undernet.Carrier(tcp) != nil
 }
 
 // bare returns the file or socket in r, if r is what os or net passes to io.Copy in its place:

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/session"
 )
 
@@ -55,7 +56,7 @@ func (d *exchangeDialing) locate(ctx context.Context) (err error) {
 	if d.local.IsValid() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(d.local, 0))
 	}
-	if d.conn, err = dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(d.remote.Addr(), side).String()); err != nil {
+	if d.conn, err = dialer.DialContext(undernet.Plain(ctx), "tcp", netip.AddrPortFrom(d.remote.Addr(), side).String()); err != nil {
 		return callError(err)
 	}
 	d.at, err = attach(addrOf(d.conn.LocalAddr()), d.cfg)

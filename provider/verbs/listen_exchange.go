@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+
+	"github.com/sanconn/san/internal/undernet"
 )
 
 // followExchange listens for connections that are made without rdma_cm. The device is looked
@@ -51,11 +53,12 @@ func (l *Listener) listenExchange() (*net.TCPListener, error) {
 	case l.cfg.V6Only:
 		network = "tcp6"
 	}
-	tcp, err := net.ListenTCP(network, net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.addr.Addr(), side)))
+	var config net.ListenConfig
+	tcp, err := config.Listen(undernet.Plain(l.ctx), network, netip.AddrPortFrom(l.addr.Addr(), side).String())
 	if err != nil {
 		return nil, callError(err)
 	}
-	return tcp, nil
+	return tcp.(*net.TCPListener), nil
 }
 
 // serveExchange accepts the connections that are made there.

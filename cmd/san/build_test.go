@@ -1,0 +1,362 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The tests build programs, as go does with a package net that it has not seen: that takes a
+// while at first. Lane overlay has the longer ones, in SAN_TEST_BUILDS.
+var longBuilds = os.Getenv("SAN_TEST_BUILDS") != ""
+
+// program copies a program of testdata, with a go.mod.
+func program(t *testing.T, name, gomod string) (dir string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it builds much")
+	}
+	dir = t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", name))); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "go.mod"), "module example.com/"+name+"\n\n"+gomod+"\n")
+	return dir
+}
+
+func write(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sanIn runs this command in a directory, and returns what it prints.
+func sanIn(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	out, code := trySan(t, dir, args...)
+	if code != 0 {
+		t.Fatalf("san %s: exit code %d\n%s", strings.Join(args, " "), code, out)
+	}
+	return out
+}
+
+func trySan(t *testing.T, dir string, args ...string) (output string, code int) {
+	t.Helper()
+	t.Chdir(dir)
+	t.Setenv("SAN_SOURCE", source)
+	var out bytes.Buffer
+	code = run(stdio{strings.NewReader(""), &out, &out}, args)
+	return out.String(), code
+}
+
+// source is the library's directory.
+var source = func() string {
+	dir, err := filepath.Abs("../..")
+	if err != nil {
+		panic(err)
+	}
+	return dir
+}()
+
+// runs runs a program, and returns what it prints.
+func runs(t *testing.T, env []string, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), env...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s%s", filepath.Base(name), err, out, stderr.Bytes())
+	}
+	return string(out)
+}
+
+// What echo prints where its connection moves when it has been used enough, and where it
+// cannot.
+const (
+	moved = `at first: tcp tcp
+used: shm shm
+options: shm shm
+copied: shm shm
+with a descriptor: tcp tcp
+open at the end: 0
+`
+	stayed = `at first: tcp tcp
+used: tcp tcp
+options: tcp tcp
+copied: tcp tcp
+with a descriptor: tcp tcp
+open at the end: 0
+`
+)
+
+// moves runs echo, whose connection is to move.
+func moves(t *testing.T, file string, env ...string) {
+	t.Helper()
+	if out := runs(t, env, file); out != moved {
+		t.Errorf("%s\nwant:\n%s", out, moved)
+	}
+}
+
+func TestBuild(t *testing.T) {
+	dir := program(t, "echo", "go 1.26")
+	before := snapshot(t, dir)
+	file := filepath.Join(t.TempDir(), "echo")
+	sanIn(t, dir, "build", "-o", file, ".")
+	if after := snapshot(t, dir); after != before {
+		t.Errorf("the program's directory has changed: %s; it was %s", after, before)
+	}
+	moves(t, file)
+	_, rest, _ := strings.Cut(runs(t, []string{"SAN_MOVE=now"}, file), "\n") // at first it may have moved
+	if _, want, _ := strings.Cut(moved, "\n"); rest != want {
+		t.Errorf("SAN_MOVE=now:\n%s", rest)
+	}
+	for _, e := range []struct{ env, want string }{{"SAN_PROVIDERS=none", stayed}, {"SAN_PROVIDERS=shm", moved}} {
+		if e.want == stayed && !longBuilds {
+			continue // it waits in vain
+		}
+		if out := runs(t, []string{e.env}, file); out != e.want {
+			t.Errorf("%s:\n%s", e.env, out)
+		}
+	}
+	if out := sanIn(t, dir, "version", file); !strings.Contains(out, "built by san, library "+source+", package net go1.") {
+		t.Error(out)
+	}
+	this, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, code := trySan(t, dir, "version", this); code != exitFailed || !strings.Contains(out, "not built by san") {
+		t.Error(code, out)
+	}
+
+	t.Run("run", func(t *testing.T) {
+		if out := sanIn(t, dir, "run", "."); out != moved {
+			t.Error(out)
+		}
+		if out := sanIn(t, dir, "run", "main.go"); out != moved {
+			t.Error("main.go:", out)
+		}
+	})
+	t.Run("test", func(t *testing.T) {
+		write(t, filepath.Join(dir, "main_test.go"), "package main\n\nimport \"testing\"\n\nfunc TestMain(*testing.M) { main() }\n")
+		if out := sanIn(t, dir, "test", "-count=1", "-v", "."); !strings.HasPrefix(out, moved) {
+			t.Error(out)
+		}
+	})
+	t.Run("env", func(t *testing.T) {
+		out := sanIn(t, dir, "env")
+		cmd := exec.Command("sh", "-c", out+"go build -o "+file+"2 .")
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		moves(t, file+"2")
+	})
+	t.Run("install", func(t *testing.T) {
+		t.Setenv("GOBIN", t.TempDir())
+		sanIn(t, dir, "install", "./...")
+		moves(t, filepath.Join(os.Getenv("GOBIN"), "echo"))
+	})
+}
+
+// snapshot is what is in a directory.
+func snapshot(t *testing.T, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil {
+			info, _ := d.Info()
+			fmt.Fprintf(&b, "%s %d %v\n", path, info.Size(), info.ModTime())
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestHTTP has net/http at both ends, in processes of their own, with each end built so and
+// plain.
+func TestHTTP(t *testing.T) {
+	dir := program(t, "pair", "go 1.26")
+	built, plain := filepath.Join(dir, "built"), filepath.Join(dir, "plain")
+	sanIn(t, dir, "build", "-o", built, ".")
+	if out, err := exec.Command("go", "build", "-o", plain, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	type counters struct{ Dialed, Accepted map[string]int }
+	pair := func(server, client string, env ...string) (s, c counters) {
+		cmd := exec.Command(server)
+		stdin, _ := cmd.StdinPipe()
+		stdout, _ := cmd.StdoutPipe()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { stdin.Close(); cmd.Wait() }()
+		url, err := bufio.NewReader(stdout).ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := runs(t, env, client, strings.TrimSpace(url))
+		first, second, _ := strings.Cut(strings.TrimPrefix(out, "client "), "\nserver ")
+		if first != "<nil>" {
+			if err := json.Unmarshal([]byte(first), &c); err != nil {
+				t.Fatal(err, first)
+			}
+		}
+		var vars struct{ San counters }
+		if err := json.Unmarshal([]byte(second), &vars); err != nil {
+			t.Fatal(err, second)
+		}
+		return vars.San, c
+	}
+	for _, how := range []struct {
+		server, client, env string
+		carrier             int
+	}{
+		{built, built, "SAN_MOVE=", 1},
+		{built, built, "SAN_MOVE=now", 1},
+		{built, built, "SAN_PROVIDERS=none", 0},
+		{built, plain, "SAN_MOVE=now", 0},
+		{plain, built, "SAN_MOVE=now", 0},
+	} {
+		s, c := pair(how.server, how.client, how.env)
+		if how.server == built && s.Accepted["shm"] != how.carrier || how.client == built && c.Dialed["shm"] != how.carrier {
+			t.Errorf("%+v: the server has accepted %v, the client has dialed %v", how, s.Accepted, c.Dialed)
+		}
+	}
+}
+
+// TestPrograms has other ways to build: each goes once.
+func TestPrograms(t *testing.T) {
+	if !longBuilds {
+		t.Skip("SAN_TEST_BUILDS is not set")
+	}
+	build := func(t *testing.T, dir string, args ...string) {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "echo")
+		sanIn(t, dir, append([]string{"build", "-o", file}, args...)...)
+		moves(t, file)
+	}
+	t.Run("race", func(t *testing.T) {
+		build(t, program(t, "echo", "go 1.26"), "-race", ".")
+	})
+	t.Run("static", func(t *testing.T) {
+		t.Setenv("CGO_ENABLED", "0")
+		build(t, program(t, "echo", "go 1.26"), "-trimpath", "-ldflags=-s -w", ".")
+	})
+	t.Run("vendor", func(t *testing.T) {
+		dir := program(t, "echo", "go 1.24\n\nrequire golang.org/x/text v0.3.0")
+		write(t, filepath.Join(dir, "more.go"), "package main\n\nimport _ \"golang.org/x/text\"\n")
+		if err := os.MkdirAll(filepath.Join(dir, "vendor/golang.org/x/text"), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, "vendor/golang.org/x/text/doc.go"), "package text\n\nfunc init() { println(\"vendored\") }\n")
+		write(t, filepath.Join(dir, "vendor/modules.txt"), "# golang.org/x/text v0.3.0\n## explicit; go 1.17\ngolang.org/x/text\n")
+		build(t, dir, ".")
+		build(t, dir, "-mod=vendor", ".")
+	})
+	t.Run("workspace", func(t *testing.T) {
+		top := t.TempDir()
+		dir := filepath.Join(top, "echo")
+		if err := os.Rename(program(t, "echo", "go 1.24"), dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(filepath.Join(top, "other"), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(top, "other/go.mod"), "module example.com/other\n\ngo 1.23\n")
+		write(t, filepath.Join(top, "other/other.go"), "package other\n")
+		write(t, filepath.Join(dir, "more.go"), "package main\n\nimport _ \"example.com/other\"\n")
+		write(t, filepath.Join(top, "go.work"), "go 1.24\n\nuse ./echo\nuse ./other\n")
+		build(t, dir, ".")
+		build(t, top, "example.com/echo")
+	})
+	t.Run("old go line", func(t *testing.T) {
+		dir := program(t, "echo", "go 1.21")
+		write(t, filepath.Join(dir, "more.go"), `package main
+
+import "fmt"
+
+func init() {
+	var all []func() int
+	for i := 0; i < 3; i++ {
+		all = append(all, func() int { return i })
+	}
+	if all[0]() != 3 {
+		panic("loops have the meaning of Go 1.22")
+	}
+	defer func() { // panicnil=0 from Go 1.21 on
+		fmt.Print(map[bool]string{true: "", false: "panic(nil) as before Go 1.21"}[recover() != nil])
+	}()
+	panic(nil)
+}
+`)
+		write(t, filepath.Join(dir, "main.go"), strings.ReplaceAll(read(t, filepath.Join(dir, "main.go")), "for range 2 {", "for i := 0; i < 2; i++ {"))
+		build(t, dir, ".")
+		file := filepath.Join(t.TempDir(), "echo")
+		sanIn(t, dir, "build", "-o", file, ".")
+		if out := runs(t, nil, "go", "version", "-m", file); !strings.Contains(out, "httpmuxgo121=1") {
+			t.Errorf("the defaults of GODEBUG are not those of Go 1.21:\n%s", out)
+		}
+	})
+	t.Run("old Go", func(t *testing.T) {
+		old := os.Getenv("OLD_GO")
+		if old == "" {
+			t.Skip("OLD_GO is not set")
+		}
+		t.Setenv("GOTOOLCHAIN", old)
+		build(t, program(t, "echo", "go 1.25"), ".")
+	})
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestRefusals: what cannot be built so says why, and what to do.
+func TestRefusals(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "go.mod"), "module example.com/none\n\ngo 1.26\n")
+	for _, c := range []struct {
+		env, want string
+		args      []string
+	}{
+		{"GOOS=darwin", "no SAN on darwin: use go build itself", []string{"build", "."}},
+		{"GO111MODULE=off", "needs module mode", []string{"build", "."}},
+		{"SAN_SOURCE=/nowhere", "SAN_SOURCE=/nowhere has no go.mod of " + modulePath, []string{"build", "."}},
+		{"A=", "clone its repository", []string{"install", "example.com/a/b@v1.0.0"}},
+		{"A=", "-modfile does not go together", []string{"build", "-modfile=a.mod", "."}},
+		{"A=", "-tags needs a value", []string{"test", "-tags"}},
+		{"A=", "unknown command \"vet\"", []string{"vet", "."}},
+		{"A=", "no binaries are named", []string{"version"}},
+	} {
+		t.Run(c.args[0], func(t *testing.T) {
+			t.Chdir(dir)
+			t.Setenv("SAN_SOURCE", source)
+			name, value, _ := strings.Cut(c.env, "=")
+			t.Setenv(name, value)
+			var out bytes.Buffer
+			if code := run(stdio{strings.NewReader(""), &out, &out}, c.args); code == 0 || !strings.Contains(out.String(), c.want) {
+				t.Errorf("%s san %s: exit code %d\n%s\nwant: %s", c.env, strings.Join(c.args, " "), code, out.String(), c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"errors"
+	"go/format"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// goroots are the toolchains that there are: the one that runs the tests, and those in
+// SAN_TEST_GOROOTS.
+func goroots(t *testing.T) []string {
+	roots := []string{runtime.GOROOT()}
+	return append(roots, filepath.SplitList(os.Getenv("SAN_TEST_GOROOTS"))...)
+}
+
+func TestPatch(t *testing.T) {
+	for _, root := range goroots(t) {
+		files, err := patchNet(filepath.Join(root, "src", "net"), runtime.GOARCH)
+		if err != nil {
+			t.Errorf("%s: %v", root, err)
+		}
+		for name, text := range files {
+			if formatted, err := format.Source(text); err != nil || string(formatted) != string(text) {
+				t.Errorf("%s: net/%s is not formatted, or does not parse: %v", root, name, err)
+			}
+		}
+		for name, all := range renames {
+			if n := strings.Count(string(files[name]), own); n != len(all) {
+				t.Errorf("%s: net/%s has %d renamed functions, want %d", root, name, n, len(all))
+			}
+		}
+	}
+}
+
+// TestUnknownShape has package net differ, in each way that the edits depend on.
+func TestUnknownShape(t *testing.T) {
+	type differs struct{ file, old, new, expected string }
+	cases := []differs{
+		{"tcpsock.go", "type TCPConn struct {\n\tconn\n", "type TCPConn struct {\n\tconn\n\tmore int\n",
+			"net/tcpsock.go: TCPConn is not as expected: it should be struct { conn }, and is struct { conn; more int }"},
+		{"tcpsock.go", "type TCPListener struct {", "type TCPListener2 struct {", "net/tcpsock.go: TCPListener"},
+		{"tcpsock.go", "c := &TCPConn{conn{fd}}", "c := new(TCPConn); c.fd = fd", "net/tcpsock.go: newTCPConn"},
+		{"tcpsock.go", "c := &TCPConn{conn{fd}}", "c := &TCPConn{conn{fd, nil}}", "TCPConn{conn{fd, nil}}"},
+		{"tcpsock.go", "func newTCPConn(", "func (c *TCPConn) Steal() *netFD { return c.fd }\nfunc newTCPConn(",
+			"net/tcpsock.go: (*TCPConn).Steal"},
+		{"net.go", "func (c *conn) ok() bool", "func (c *conn) Abort() {}\nfunc (c *conn) ok() bool", "net/net.go: (*conn).Abort"},
+		{"net.go", "func (c *conn) LocalAddr() Addr", "func (c *conn) Local() Addr", "net/net.go: (*conn).Local"},
+		{"net.go", "func genericReadFrom(", "func steal(c *TCPConn) *netFD { return c.fd }\nfunc genericReadFrom(", "net/net.go: steal"},
+	}
+	for file, all := range renames {
+		for _, f := range all {
+			name := parseFunc(f).Name.Name
+			cases = append(cases, differs{file, ") " + name + "(", ") " + name + "2(", name},
+				differs{file, "func " + name + "(", "func " + name + "2(", name})
+		}
+	}
+	net := filepath.Join(runtime.GOROOT(), "src", "net")
+	for _, c := range cases {
+		source, err := os.ReadFile(filepath.Join(net, c.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := string(source)
+		if !strings.Contains(text, c.old) {
+			if strings.HasPrefix(c.old, ")") || strings.HasPrefix(c.old, "func ") {
+				continue // a method, or a function: the other case is it
+			}
+			t.Errorf("net/%s has no %q", c.file, c.old)
+		}
+		dir := withFile(t, net, c.file, strings.Replace(text, c.old, c.new, 1))
+		_, err = patchNet(dir, runtime.GOARCH)
+		if shape := (shapeError{}); !errors.As(err, &shape) || !strings.Contains(err.Error(), c.expected) {
+			t.Errorf("%s: %q instead of %q: %v", c.file, c.new, c.old, err)
+		}
+	}
+	dir := withFile(t, net, "splice_linux.go", "")
+	os.Remove(filepath.Join(dir, "splice_linux.go"))
+	if _, err := patchNet(dir, runtime.GOARCH); err == nil || !strings.Contains(err.Error(), "net/splice_linux.go") {
+		t.Error(err)
+	}
+}
+
+// withFile returns a directory with the files of another, one of them with another text.
+func withFile(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	with := t.TempDir()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !e.IsDir() && e.Name() != name {
+			os.Symlink(filepath.Join(dir, e.Name()), filepath.Join(with, e.Name()))
+		}
+	}
+	if err := os.WriteFile(filepath.Join(with, name), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return with
+}

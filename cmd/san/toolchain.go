@@ -1,0 +1,133 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"go/version"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// toolchain is the Go that a program is built with, and its package net.
+type toolchain struct {
+	root  string            // where go is, and is to take the standard library from
+	stamp string            // tells the version of Go and the edits
+	net   map[string]string // edited files by the path of what they replace
+}
+
+// cacheDir is where this command keeps what it makes. All of it may be deleted, and is made
+// again.
+func cacheDir() (string, error) {
+	dir, err := os.UserCacheDir()
+	return filepath.Join(dir, "san"), err
+}
+
+// newToolchain edits package net, and keeps the result by the version of Go and its content.
+func newToolchain(std stdio, env *goEnv, cache string) (t toolchain, err error) {
+	if version.Compare(strings.Fields(env.GOVERSION)[0], oldestGo) < 0 {
+		return t, fmt.Errorf("the program is built with %s, and the library needs %s: GOTOOLCHAIN=%s.0 or later has go use that",
+			env.GOVERSION, oldestGo, oldestGo)
+	}
+	t.root = env.GOROOT
+	if isBelow(t.root, env.GOMODCACHE) {
+		if t.root, err = outside(std.err, t.root, cache); err != nil {
+			return t, err
+		}
+	}
+	dir := filepath.Join(t.root, "src", "net")
+	files, err := patchNet(dir, env.GOARCH)
+	if err != nil {
+		return t, err
+	}
+	t.stamp = stampOf(env.GOVERSION, files)
+	t.net = make(map[string]string)
+	for name, text := range files {
+		file := filepath.Join(cache, "net", t.stamp, name)
+		if err := writeFile(file, text); err != nil {
+			return t, err
+		}
+		t.net[filepath.Join(dir, name)] = file
+	}
+	return t, nil
+}
+
+// oldestGo is the older of the two versions that are supported.
+const oldestGo = "go1.25"
+
+// stampOf returns a name for edited files that is part of an import path.
+func stampOf(goversion string, files map[string][]byte) string {
+	h := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		fmt.Fprintf(h, "%s %d\n", name, len(files[name]))
+		h.Write(files[name])
+	}
+	goversion = regexp.MustCompile(`[^a-z0-9.]+`).ReplaceAllString(goversion, "-")
+	return goversion + "-" + hex.EncodeToString(h.Sum(nil))[:12]
+}
+
+// isBelow reports whether a path is in a directory.
+func isBelow(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && dir != "" && filepath.IsLocal(rel)
+}
+
+// outside returns a GOROOT that is the same as one in the module cache, whose files go does not
+// let an overlay replace: a directory of symbolic links.
+func outside(log io.Writer, root, cache string) (string, error) {
+	dir := filepath.Join(cache, "goroot", filepath.Base(root))
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return "", err
+	}
+	made := false
+	for _, e := range entries {
+		err := os.Symlink(filepath.Join(root, e.Name()), filepath.Join(dir, e.Name()))
+		if err != nil && !os.IsExist(err) {
+			return "", err
+		}
+		made = made || err == nil
+	}
+	if made {
+		fmt.Fprintf(log, "san: GOROOT is %s, with links to %s, where go allows no overlay\n", dir, root)
+	}
+	return dir, nil
+}
+
+// writeFile writes a file unless it is as it should be. Other processes find all of it or
+// nothing.
+func writeFile(name string, text []byte) error {
+	if is, err := os.ReadFile(name); err == nil && string(is) == string(text) {
+		return nil
+	}
+	dir := filepath.Dir(name)
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	if _, err = f.Write(text); err == nil {
+		err = f.Chmod(0o666 &^ umask)
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	return err
+}
+
+// umask: what is cached is nobody's to change.
+const umask = 0o022

@@ -1,0 +1,42 @@
+// Package undernet is what package san does beneath package net, in programs that cmd/san has
+// built: there, package net calls these functions, by way of package overlay. In all other
+// programs nobody does.
+package undernet
+
+import (
+	"context"
+	"net"
+)
+
+// Package san sets these when it is initialized.
+var (
+	// Dialed returns what carries a TCP connection that has been dialed, from now on, or nil:
+	// it stays plain.
+	Dialed func(*net.TCPConn) (net.Conn, error)
+
+	// Listened makes a TCP listener known to those who dial its connections. The result is
+	// called for each connection that it accepts, and when it is closed.
+	Listened func(tcp *net.TCPListener, network string) (Listener, error)
+
+	// NoMPTCP reports whether listeners have to do without Multipath TCP.
+	NoMPTCP func() bool
+)
+
+// Listener is an unnamed interface, which package net can name as well.
+type Listener = interface {
+	// Accepted returns what carries the connection, or nil: it stays plain.
+	Accepted(*net.TCPConn) net.Conn
+	Close() error
+}
+
+// Package overlay sets these when it is initialized.
+var (
+	// Carrier returns what carries a TCP connection of package net, or nil.
+	Carrier = func(*net.TCPConn) net.Conn { return nil }
+
+	// Plain returns a context with which package net dials and listens as ever.
+	Plain = func(ctx context.Context) context.Context { return ctx }
+
+	// Release makes a listener plain: no Accept is under way.
+	Release = func(*net.TCPListener) {}
+)

@@ -1,0 +1,35 @@
+// Package counters publishes san.Stats by expvar, as "san". The command san links it into
+// programs that have expvar already; others it would give a page that they did not ask for.
+package counters
+
+import (
+	"expvar"
+
+	"github.com/sanconn/san"
+)
+
+func init() {
+	if expvar.Get(name) == nil { // else it is the program's own
+		expvar.Publish(name, expvar.Func(func() any { return named(san.Stats()) }))
+	}
+}
+
+const name = "san"
+
+// counters are san.Counters with the names of the reasons, as operators know them.
+type counters struct {
+	san.Counters
+	Fallbacks, Listeners map[string]uint64
+}
+
+func named(c san.Counters) counters {
+	return counters{c, names(c.Fallbacks), names(c.Listeners)}
+}
+
+func names(byReason map[san.Reason]uint64) map[string]uint64 {
+	all := make(map[string]uint64, len(byReason))
+	for reason, n := range byReason {
+		all[reason.String()] += n
+	}
+	return all
+}

@@ -1,0 +1,1 @@
+// Its presence lets overlay.go declare functions that package net defines.

@@ -1,0 +1,218 @@
+//go:build linux
+
+package overlay
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// counters are those of a process built by the command san; a plain one has none.
+type counters struct{ Dialed, Accepted map[string]int }
+
+// san is the command, built once.
+var san string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "overlay")
+	if err != nil {
+		panic(err)
+	}
+	san = filepath.Join(dir, "san")
+	build := exec.Command("go", "build", "-C", "../..", "-o", san, "./cmd/san")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// built builds the program in a directory with a command, and returns its file.
+func built(t *testing.T, command, dir, pkg string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "program")
+	start := time.Now()
+	cmd := exec.Command(command, "build", "-o", file, pkg)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s build %s: %v\n%s", filepath.Base(command), pkg, err, out)
+	}
+	t.Logf("%s build %s: %v", filepath.Base(command), pkg, time.Since(start).Round(time.Second))
+	return file
+}
+
+// untouched copies the source of a module that nobody has changed, as go verifies.
+func untouched(t *testing.T, module string) (dir string) {
+	t.Helper()
+	cmd := exec.Command("go", "mod", "download", "-json", module)
+	cmd.Dir = t.TempDir()
+	out, err := cmd.Output()
+	var m struct{ Dir string }
+	if err == nil {
+		err = json.Unmarshal(out, &m)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", module, err, out)
+	}
+	dir = t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(m.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// client runs a client, and returns its counters.
+func client(t *testing.T, file string, args ...string) (c counters) {
+	t.Helper()
+	cmd := exec.Command(file, args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr.Bytes())
+	}
+	parse(t, out, &c)
+	return c
+}
+
+// parse parses what expvar prints of "san".
+func parse(t *testing.T, out []byte, c *counters) {
+	t.Helper()
+	if out = bytes.TrimSpace(out); string(out) != "<nil>" {
+		if err := json.Unmarshal(out, c); err != nil {
+			t.Fatalf("%v in %q", err, out)
+		}
+	}
+}
+
+// start starts a server, and ends it with the test.
+func start(t *testing.T, file string, args ...string) (in io.Writer, out *bufio.Reader) {
+	t.Helper()
+	cmd := exec.Command(file, args...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s", stderr.Bytes())
+		}
+	})
+	return in, bufio.NewReader(stdout)
+}
+
+// report says what carried the connections, and compares.
+func report(t *testing.T, what string, dialed, accepted map[string]int, wantDialed, wantAccepted int) {
+	t.Helper()
+	t.Logf("%s: the client has dialed %v, the server has accepted %v", what, dialed, accepted)
+	if dialed["shm"] != wantDialed || accepted["shm"] != wantAccepted {
+		t.Errorf("%s: %d and %d moved to shm, want %d and %d", what, dialed["shm"], accepted["shm"], wantDialed, wantAccepted)
+	}
+}
+
+func TestGRPC(t *testing.T) {
+	server := built(t, san, ".", "./grpc")
+	plain := built(t, "go", ".", "./grpc")
+	for _, c := range []struct {
+		what, server, client string
+		dialed, accepted     int
+	}{
+		{"gRPC's health checks", server, server, 1, 1},
+		{"gRPC, a plain client", server, plain, 0, 0},
+		{"gRPC, a plain server", plain, server, 0, 0},
+	} {
+		in, out := start(t, c.server)
+		address, err := out.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		dialed := client(t, c.client, strings.TrimSpace(address)).Dialed
+		fmt.Fprintln(in)
+		line, err := out.ReadBytes('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		var accepted counters
+		parse(t, line, &accepted)
+		report(t, c.what, dialed, accepted.Accepted, c.dialed, c.accepted)
+	}
+}
+
+func TestNATS(t *testing.T) {
+	server := built(t, san, untouched(t, "github.com/nats-io/nats-server/v2@v2.15.2"), ".")
+	sanClient := built(t, san, ".", "./nats")
+	plain := built(t, "go", ".", "./nats")
+	for _, c := range []struct {
+		what, client string
+		carried      int
+	}{
+		{"nats-server, nats.go", sanClient, 2},
+		{"nats-server, a plain nats.go", plain, 0},
+	} {
+		address, monitor := freeAddress(t), freeAddress(t)
+		_, port, _ := net.SplitHostPort(address)
+		_, monitorPort, _ := net.SplitHostPort(monitor)
+		start(t, server, "-a", "127.0.0.1", "-p", port, "-m", monitorPort)
+		url := "http://" + monitor
+		until(t, url+"/healthz")
+		dialed := client(t, c.client, "nats://"+address).Dialed
+		var accepted struct{ San counters }
+		if err := json.Unmarshal(until(t, url+"/debug/vars"), &accepted); err != nil {
+			t.Fatal(err)
+		}
+		report(t, c.what, dialed, accepted.San.Accepted, c.carried, c.carried)
+	}
+}
+
+// freeAddress returns an address of which nobody has the port just now.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// until gets a page, once it is there.
+func until(t *testing.T, url string) []byte {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		r, err := http.Get(url)
+		if err == nil {
+			body, err := io.ReadAll(r.Body)
+			r.Body.Close()
+			if err == nil && r.StatusCode == http.StatusOK {
+				return body
+			}
+		}
+		if time.Now().After(end) {
+			t.Fatal(url, err)
+		}
+	}
+}

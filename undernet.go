@@ -1,0 +1,79 @@
+package san
+
+import (
+	"net"
+	"sync"
+	"time"
+
+	"github.com/sanconn/san/internal/undernet"
+)
+
+// Programs that cmd/san has built call these by package net, with the settings of the
+// environment.
+func init() {
+	undernet.Dialed = dialedByNet
+	undernet.Listened = listenedByNet
+	undernet.NoMPTCP = func() bool {
+		o, err := new(ListenConfig).opening()
+		return err == nil && o.stamps()
+	}
+}
+
+// planOfNet is how the connections move that package net dials.
+var planOfNet = sync.OnceValues(func() (planned, error) {
+	p, why, err := new(Dialer).plan("tcp")
+	return planned{p, why}, err
+})
+
+// planned is a plan, or why there is none.
+type planned struct {
+	*plan
+	without *Unavailable
+}
+
+// dialedByNet is undernet.Dialed.
+func dialedByNet(tcp *net.TCPConn) (net.Conn, error) {
+	p, err := planOfNet()
+	switch {
+	case err != nil:
+		return nil, err
+	case p.without != nil:
+		count(func(n *Counters) {
+			n.Dialed[providerTCP]++
+			n.Fallbacks[p.without.Reason]++
+		})
+		return nil, nil
+	}
+	conn, h, l := p.begin(tcp, time.Time{})
+	if p.atOnce {
+		p.moveInBackground(h, l)
+	}
+	return conn, nil
+}
+
+// listenedByNet is undernet.Listened.
+func listenedByNet(tcp *net.TCPListener, network string) (undernet.Listener, error) {
+	o, err := new(ListenConfig).opening()
+	if err != nil {
+		return nil, err
+	}
+	o.settings.v6only = network == "tcp6"
+	o.settings.zone = tcp.Addr().(*net.TCPAddr).Zone
+	l, err := o.around(tcp)
+	if err != nil {
+		return nil, err
+	}
+	return netListener{l}, nil
+}
+
+// netListener is undernet.Listener.
+type netListener struct{ l *Listener }
+
+func (n netListener) Accepted(tcp *net.TCPConn) net.Conn {
+	if c := n.l.accepted(tcp); c != net.Conn(tcp) {
+		return c
+	}
+	return nil
+}
+
+func (n netListener) Close() error { return n.l.closeSANs() }
