@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -186,9 +185,4 @@ func dropFlag(flags []string, name string) []string {
 		}
 	}
 	return flags
-}
-
-// indented is for errors that quote what go has said.
-func indented(text []byte) string {
-	return string(bytes.ReplaceAll(bytes.TrimSpace(text), []byte("\n"), []byte("\n\t")))
 }
