@@ -24,6 +24,7 @@ type builder struct {
 	toolchain
 	dir      string   // of what is written for this program
 	gowork   string   // its workspace
+	work     work     // what that says
 	linkWork string   // that of the library alone
 	flags    []string // besides the overlay
 	overlay  string   // the file
