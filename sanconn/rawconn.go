@@ -18,15 +18,12 @@ import (
 // option, as gRPC does, costs nothing, and what takes the descriptor for itself, as event loops
 // do, keeps it. Behind Write, as behind File, it stays on TCP for good.
 //
-// Behind Read the connection stays where it is, and may move: the function, which in connection
-// pools only examines an idle connection, gets a non-blocking socket that shows what the
-// connection has, while the function runs: nothing, the next bytes (a piece of up to 4 KiB, or
-// 32 KiB if it has waited), or the end of the stream. What the function reads from it counts as
-// read from the connection; what it only looks at (MSG_PEEK) does not. Errors of the connection
-// are returned without a call. A function that wants to wait is called again when there is
-// something. If the connection has been used for 4 MiB by then, and is still on TCP, or if the
-// function waits behind bytes that it has seen, it stays on TCP for good: the function has the
-// descriptor.
+// So does Read, once its function wants to wait. Before that the connection stays where it is
+// and may move: the function, which in connection pools only examines an idle connection,
+// gets a non-blocking socket that shows what the connection has, while the function runs:
+// nothing, the next bytes (a piece of up to 4 KiB), or the end of the stream. What the
+// function reads from it counts as read from the connection; what it only looks at (MSG_PEEK)
+// does not. Errors of the connection are returned without a call.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) {
 	raw, err := c.tcp.SyscallConn()
 	return rawConn{c, raw}, err
@@ -70,19 +67,12 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 }
 
 func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
-	tried, most := false, showFirst
+	tried := false
 	var stays error // why the connection does not go back to TCP
 	for {
-		done, err := r.show(f, most)
+		done, err := r.show(f)
 		switch {
 		case err == errLook:
-			continue
-		case err == nil && !done && r.c.waitsInPlace():
-			if _, err = r.c.Peek(); err != nil && err != io.EOF {
-				return r.c.opError(opRawRead, err)
-			}
-			r.c.Discard(0) // what came is shown now
-			most = showWaiting
 			continue
 		case err == errLeftLying && !tried:
 			err = nil
@@ -101,28 +91,18 @@ func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 	}
 }
 
-// waitsInPlace reports whether a function that has been shown nothing waits without the
-// descriptor: what it reads can be counted then, so that the connection can move. Showing costs
-// some system calls for each read, and one that has been used so much on TCP has not moved in
-// spite of several attempts, or nobody tries.
-func (c *Conn) waitsInPlace() bool {
-	return showFirst > 0 && (c.in.san.Load() != nil || !c.descriptorHasAll() && c.used.Load() < mostShown)
-}
-
-const mostShown = 4 << 20
-
 // errLeftLying: the function waits for more than what it was shown, which did not come by
 // TCP's descriptor, and has read nothing of that.
 var errLeftLying = fmt.Errorf("sanconn: to wait behind bytes that have not been read: %w", errors.ErrUnsupported)
 
 // show calls f once with what the connection has, or until it is done with TCP's descriptor.
-func (r rawConn) show(f func(fd uintptr) (done bool), atMost int) (done bool, err error) {
+func (r rawConn) show(f func(fd uintptr) (done bool)) (done bool, err error) {
 	c := r.c
 	if s := c.in.san.Load(); s != nil && !c.in.shut.Load() {
 		b, err := s.Look(false)
 		raceedge.Acquire()
 		if err != session.ErrTaken {
-			return showLoan(f, b[:min(len(b), atMost)], err, s.Discard)
+			return showLoan(f, b, err, s.Discard)
 		}
 	}
 	if c.in.away.Load() {
@@ -139,13 +119,12 @@ func (r rawConn) show(f func(fd uintptr) (done bool), atMost int) (done bool, er
 	case err != nil:
 		return false, err
 	case len(c.in.front) > 0:
-		front := c.in.front
-		return showLoan(f, front[:min(len(front), atMost)], nil, func(n int) error {
+		return showLoan(f, c.in.front, nil, func(n int) error {
 			c.in.take(n)
 			return nil
 		})
 	}
-	if c.descriptorHasAll() || showFirst == 0 {
+	if c.descriptorHasAll() || showMost == 0 {
 		c.readElsewhere()
 		return true, r.tcp.Read(f)
 	}
@@ -170,7 +149,7 @@ func (c *Conn) descriptorHasAll() bool {
 // showTCP shows what TCP has. op is held.
 func (r rawConn) showTCP(fd int, most uint64, f func(fd uintptr) (done bool)) (done bool, err error) {
 	c := r.c
-	b := make([]byte, min(most, showFirst))
+	b := make([]byte, min(most, showMost))
 	n, err := recv(fd, b, true)
 	switch {
 	case err == syscall.EAGAIN:

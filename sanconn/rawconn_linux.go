@@ -17,13 +17,9 @@ var (
 	end     = sharedSocket{ended: true}
 )
 
-// showFirst is how many bytes are shown at a time: more than the headers that programs look for
-// at the beginning of a connection; showWaiting, how many to a function that has waited, as
-// one that reads does.
-const (
-	showFirst   = 4 << 10
-	showWaiting = 32 << 10
-)
+// showMost is how many bytes are shown at a time: more than the headers that programs look
+// for at the beginning of a connection.
+const showMost = 4 << 10
 
 // sharedSocket is a socket that always shows the same. It is made when it is first needed,
 // and never closed.
@@ -63,7 +59,7 @@ func (s *sharedSocket) show(f func(fd uintptr) (done bool)) (done bool, err erro
 func showNothing(f func(fd uintptr) (done bool)) (done bool, err error) { return nothing.show(f) }
 func showEnd(f func(fd uintptr) (done bool)) (done bool, err error)     { return end.show(f) }
 
-// showBytes shows b, which is not long, and returns how many bytes f has read.
+// showBytes shows the front of b, and returns how many bytes f has read.
 func showBytes(b []byte, f func(fd uintptr) (done bool)) (n int, done bool, err error) {
 	pair, err := socketPair()
 	if err != nil {
@@ -71,7 +67,7 @@ func showBytes(b []byte, f func(fd uintptr) (done bool)) (n int, done bool, err 
 	}
 	defer unix.Close(pair[0])
 	defer unix.Close(pair[1])
-	shown, err := unix.Write(pair[1], b)
+	shown, err := unix.Write(pair[1], b[:min(len(b), showMost)])
 	if err != nil {
 		return 0, false, os.NewSyscallError("write", err)
 	}

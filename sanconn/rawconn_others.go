@@ -17,7 +17,7 @@ func showEnd(func(fd uintptr) (done bool)) (done bool, err error) {
 	return false, errors.ErrUnsupported
 }
 
-const showFirst, showWaiting = 0, 0
+const showMost = 0
 
 func showBytes([]byte, func(fd uintptr) (done bool)) (n int, done bool, err error) {
 	return 0, false, errors.ErrUnsupported

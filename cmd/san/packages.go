@@ -14,7 +14,7 @@ type listed struct {
 }
 
 const listFormat = `{{.Dir}}{{"\t"}}{{.Name}}{{"\t"}}{{len .TestGoFiles}}{{len .XTestGoFiles}}{{"\t"}}` +
-	`{{range .Deps}}{{if eq . "expvar"}}expvar{{end}}{{end}}`
+	`{{range .Deps}}{{if eq . "expvar"}}expvar{{end}}{{end}}{{"\t"}}{{range .DepsErrors}}{{printf "%q " .Err}}{{end}}`
 
 // list returns the packages that the arguments name.
 func (b *builder) list() (all []listed, err error) {
@@ -24,9 +24,16 @@ func (b *builder) list() (all []listed, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
+	quoted := strings.NewReplacer(`\n`, "\n", `\t`, "\t")
+	if again, err := b.leaveOut(quoted.Replace(string(out))); again || err != nil {
+		if err != nil {
+			return nil, err
+		}
+		return b.list()
+	}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Split(strings.TrimRight(line, "\n"), "\t")
-		if len(f) != 4 || f[0] == "" || f[1] == "" {
+		if len(f) != 5 || f[0] == "" || f[1] == "" {
 			continue // go says what is amiss with it
 		}
 		all = append(all, listed{dir: f[0], name: f[1], tests: f[2] != "00", expvar: f[3] != ""})

@@ -4,16 +4,27 @@ import (
 	"errors"
 	"go/format"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 )
 
+// goroot is where the Go is that runs the tests.
+func goroot(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
 // goroots are the toolchains that there are: the one that runs the tests, and those in
 // SAN_TEST_GOROOTS.
 func goroots(t *testing.T) []string {
-	roots := []string{runtime.GOROOT()}
+	roots := []string{goroot(t)}
 	return append(roots, filepath.SplitList(os.Getenv("SAN_TEST_GOROOTS"))...)
 }
 
@@ -58,7 +69,7 @@ func TestUnknownShape(t *testing.T) {
 				differs{file, "func " + name + "(", "func " + name + "2(", name})
 		}
 	}
-	net := filepath.Join(runtime.GOROOT(), "src", "net")
+	net := filepath.Join(goroot(t), "src", "net")
 	for _, c := range cases {
 		source, err := os.ReadFile(filepath.Join(net, c.file))
 		if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -25,6 +24,7 @@ type builder struct {
 	toolchain
 	dir      string   // of what is written for this program
 	gowork   string   // its workspace
+	work     work     // what that says
 	linkWork string   // that of the library alone
 	flags    []string // besides the overlay
 	overlay  string   // the file
@@ -186,9 +186,4 @@ func dropFlag(flags []string, name string) []string {
 		}
 	}
 	return flags
-}
-
-// indented is for errors that quote what go has said.
-func indented(text []byte) string {
-	return string(bytes.ReplaceAll(bytes.TrimSpace(text), []byte("\n"), []byte("\n\t")))
 }

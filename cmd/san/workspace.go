@@ -8,8 +8,10 @@ import (
 	"go/version"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 )
 
@@ -97,7 +99,35 @@ func (b *builder) makeWorkspace(lib library, replace map[string]string) error {
 	if err := b.makeLink(lib, w.require); err != nil {
 		return err
 	}
+	b.work = w
 	return writeFile(b.gowork, w.text())
+}
+
+// ambiguous is what go says of a package that two modules have.
+var ambiguous = regexp.MustCompile(`found package \S+ in multiple modules:((?:\n\t\S+ \S+ \(.*\))+)`)
+
+// leaveOut has the workspace do without modules that make imports ambiguous, and of which the
+// program's go.mod does not know: in a workspace, go looks at more of the module graph than
+// for the program alone. It reports whether there were any.
+func (b *builder) leaveOut(errs string) (bool, error) {
+	if b.env.GOWORK != "" {
+		return false, nil
+	}
+	empty := filepath.Join(b.dir, "empty")
+	if err := writeFile(filepath.Join(empty, "go.mod"), []byte("module empty\n")); err != nil {
+		return false, err
+	}
+	before := len(b.work.lines)
+	for _, match := range ambiguous.FindAllStringSubmatch(errs, -1) {
+		for line := range strings.Lines(strings.TrimSpace(match[1])) {
+			path := strings.Fields(line)[0]
+			replace := fmt.Sprintf("replace %s => %q", path, empty)
+			if !b.work.known[path] && !slices.Contains(b.work.lines, replace) {
+				b.work.lines = append(b.work.lines, replace)
+			}
+		}
+	}
+	return len(b.work.lines) > before, writeFile(b.gowork, b.work.text())
 }
 
 // makeLibraryWork writes a workspace of the library alone.
@@ -148,6 +178,8 @@ type work struct {
 	godebug []godebug
 	lines   []string // replacements
 	require []string // by the module that links the library
+
+	known map[string]bool // modules that the program's go.mod requires
 }
 
 type godebug struct{ Key, Value string }
@@ -199,12 +231,17 @@ func (w *work) addModule(b *builder, gomod string) error {
 	var mod struct {
 		Go      string
 		Godebug []godebug
+		Require []module
 	}
 	if err := b.readMod(&mod, "mod", "edit", "-json", gomod); err != nil {
 		return err
 	}
 	w.setGo(mod.Go, mod.Godebug)
 	w.use = append(w.use, filepath.Dir(gomod))
+	w.known = map[string]bool{modulePath: true}
+	for _, m := range mod.Require {
+		w.known[m.Path] = true
+	}
 	return nil
 }
 
