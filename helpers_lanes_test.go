@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -22,12 +23,24 @@ type lane struct {
 
 	// moving connections begin on TCP, and move to provider in the middle of their use.
 	moving bool
+
+	// spare: what it has of its own, the provider's tests have, too. A short run goes without.
+	spare bool
 }
 
 // here is an address to listen on.
 func (l lane) here() string { return net.JoinHostPort(cmp.Or(l.host, "127.0.0.1"), "0") }
 
-var lanes = append(systemLanes[:len(systemLanes):len(systemLanes)], tcpInConn, plainTCP)
+var lanes = append(systemLanes[:len(systemLanes):len(systemLanes)], tcpLanes()...)
+
+// tcpLanes are those on which nothing moves. In a guest they show nothing that they do not
+// show elsewhere.
+func tcpLanes() []lane {
+	if testenv.Device() != "" {
+		return nil
+	}
+	return []lane{tcpInConn, plainTCP}
+}
 
 // plainTCP has to pass as well: otherwise a test demands more than TCP gives.
 var plainTCP = lane{name: "tcp", provider: providerTCP, policy: Never}
@@ -39,9 +52,15 @@ var tcpInConn = lane{name: "tcp in a Conn", provider: providerTCP, policy: Prefe
 // eachLane runs a test on every lane.
 func eachLane(t *testing.T, test func(t *testing.T, l lane)) {
 	for _, l := range lanes {
+		if l.skipped() {
+			continue
+		}
 		t.Run(l.name, func(t *testing.T) { test(t, l) })
 	}
 }
+
+// skipped reports whether this run goes without the lane.
+func (l lane) skipped() bool { return l.spare && testing.Short() }
 
 func (l lane) dialer() *Dialer {
 	return &Dialer{Policy: l.policy, Providers: l.providers, Options: l.options}
