@@ -140,6 +140,12 @@ func (p *plan) moveLater(h newconn.Handle, l *life, atOnce bool) {
 		if why == nil {
 			return
 		}
+		if stays := h.Stays(); stays != nil { // by now; what its peer is has not been found out
+			if l.why.Load() != unused {
+				return
+			}
+			why = unavailableOf(stays)
+		}
 		l.failed(why)
 		if n := l.tries.Add(1); n < mostTries {
 			use := int64(firstUse)

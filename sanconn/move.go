@@ -51,6 +51,18 @@ func (h *handle) TCP() *net.TCPConn { return h.tcp }
 
 func (h *handle) Life() any { return h.cfg.Life }
 
+// Stays implements newconn.Handle.
+func (h *handle) Stays() error {
+	c := h.conn()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return errClosing
+	}
+	try := c.state
+	return try.commit(offered)
+}
+
 // CallUse implements newconn.Handle.
 func (h *handle) CallUse(bytes int64) { h.useAt.Store(h.used.Load() + bytes) }
 

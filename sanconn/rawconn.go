@@ -17,8 +17,8 @@ import (
 // do, keeps it. Behind Write, as behind File, it stays on TCP for good.
 //
 // Read calls its function without going back if nothing has come, as where a pool examines an
-// idle connection: with a socket in which there is nothing. If something has come, or the end,
-// it is as Control, and once the function wants to wait, as Write.
+// idle connection, or by a SAN the end: with a socket that shows just that. If bytes have come
+// it is as Control, and once the function wants to wait for some, as Write.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) {
 	raw, err := c.tcp.SyscallConn()
 	return rawConn{c, raw}, err
@@ -64,11 +64,17 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 	c := r.c
 	empty, err := r.empty()
+	if err == io.EOF {
+		if done, serr := end.show(f); done || serr != nil {
+			err = serr
+		}
+		return c.opError(opRawRead, err)
+	}
 	if err != nil {
 		return c.opError(opRawRead, err)
 	}
 	if empty {
-		if done, err := showNothing(f); done || err != nil {
+		if done, err := nothing.show(f); done || err != nil {
 			return c.opError(opRawRead, err)
 		}
 	}
@@ -86,7 +92,8 @@ func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 	}
 }
 
-// empty reports whether nothing has come that could be read, and not the end either.
+// empty reports whether nothing has come that could be read, and not the end either; io.EOF:
+// the end has come by a SAN.
 func (r rawConn) empty() (bool, error) {
 	c := r.c
 	for {
@@ -95,9 +102,6 @@ func (r rawConn) empty() (bool, error) {
 			raceedge.Acquire()
 			if b != nil {
 				s.Discard(0)
-			}
-			if err == io.EOF {
-				return false, nil
 			}
 			if err != session.ErrTaken {
 				return b == nil, err

@@ -8,28 +8,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nothing is a socket that shows what a connection has to which nothing has come. As nobody can
-// change that by reading, all connections of the process share it. It is made when it is first
-// needed, and never closed.
-var nothing struct {
+// sharedSocket is a socket that always shows the same, as nobody can change that by reading: so
+// all connections of the process share it. It is made when it is first needed, and never closed.
+type sharedSocket struct {
+	ended bool // it shows the end of a stream; else nothing
+
 	mu   sync.Mutex // guards what follows; its system calls do not block
 	made bool
 	pair [2]int
 }
 
-// showNothing calls f with a socket in which there is nothing.
-func showNothing(f func(fd uintptr) (done bool)) (done bool, err error) {
-	nothing.mu.Lock()
-	if !nothing.made {
-		nothing.pair, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		nothing.made = err == nil
+var (
+	nothing sharedSocket
+	end     = sharedSocket{ended: true}
+)
+
+// show calls f with the socket.
+func (s *sharedSocket) show(f func(fd uintptr) (done bool)) (done bool, err error) {
+	s.mu.Lock()
+	if !s.made {
+		s.pair, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if s.made = err == nil; s.made && s.ended {
+			unix.Close(s.pair[1])
+		}
 	}
-	fd := nothing.pair[0]
-	nothing.mu.Unlock()
+	s.mu.Unlock()
 	if err != nil {
 		return false, os.NewSyscallError("socketpair", err)
 	}
-	return f(uintptr(fd)), nil
+	return f(uintptr(s.pair[0])), nil
 }
 
 // nothingIn reports whether a read would have to wait.
