@@ -131,6 +131,8 @@ func (p *plan) moveNow(ctx context.Context, h newconn.Handle, l *life) *Unavaila
 	}
 }
 
+var errEnded = &Unavailable{Reason: ReasonStays, Err: errors.New("it has ended")}
+
 var errNotAccepted = errors.New("shm: the other end has not been accepted yet")
 
 // moveLater moves a connection in the background. atOnce: as soon as its other end has been
@@ -140,11 +142,11 @@ func (p *plan) moveLater(h newconn.Handle, l *life, atOnce bool) {
 		if why == nil {
 			return
 		}
-		if stays := h.Stays(); stays != nil { // by now; what its peer is has not been found out
+		if h.Ended() { // so nothing has been found out of its other end, which may have gone
 			if l.why.Load() != unused {
 				return
 			}
-			why = unavailableOf(stays)
+			why = errEnded
 		}
 		l.failed(why)
 		if n := l.tries.Add(1); n < mostTries {

@@ -51,16 +51,12 @@ func (h *handle) TCP() *net.TCPConn { return h.tcp }
 
 func (h *handle) Life() any { return h.cfg.Life }
 
-// Stays implements newconn.Handle.
-func (h *handle) Stays() error {
+// Ended implements newconn.Handle.
+func (h *handle) Ended() bool {
 	c := h.conn()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed.Load() {
-		return errClosing
-	}
-	try := c.state
-	return try.commit(offered)
+	return c.closed.Load() || c.state.out.ended || c.state.in.ended
 }
 
 // CallUse implements newconn.Handle.

@@ -78,8 +78,9 @@ type Handle interface {
 	// keep the connection alive.
 	Notes() func(s *session.Session, note []byte)
 
-	// Stays returns why the connection could not move now, whatever its peer says; or nil.
-	Stays() error
+	// Ended reports whether the program has ended a direction, so that the connection does not
+	// move any more.
+	Ended() bool
 
 	// CallUse has Config.Use called again, once the connection has been used for so many
 	// bytes more.
