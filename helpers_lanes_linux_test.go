@@ -49,6 +49,8 @@ func verbsLanes(dev string) []lane {
 	}
 }
 
+func init() { roleLanes = append(roleLanes, shmLanes...) }
+
 var shmLanes = []lane{
 	{name: "shm", provider: shm.Name, policy: Require},
 	{name: "shm, moving", provider: shm.Name, policy: Prefer, moving: true},

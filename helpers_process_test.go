@@ -38,8 +38,8 @@ var roles = map[string]func(l lane) error{
 	"plain":  rolePlain,
 }
 
-// roleLanes are those of roles alone.
-var roleLanes []lane
+// roleLanes are those that roles may have beside lanes.
+var roleLanes = []lane{tcpInConn, plainTCP}
 
 func TestMain(m *testing.M) {
 	if role := roles[os.Getenv(envRole)]; role != nil {
