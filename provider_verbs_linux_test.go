@@ -2,6 +2,7 @@ package san
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"os/exec"
 	"strconv"
@@ -105,7 +106,10 @@ func TestRDMADroppedByAFirewall(t *testing.T) {
 			if err != nil {
 				return
 			}
-			c.Close()
+			go func() {
+				defer c.Close()
+				io.Copy(io.Discard, c) // what is closed at once does not move
+			}()
 		}
 	}()
 	address := ln.Addr().String()
