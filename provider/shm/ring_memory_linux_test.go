@@ -400,7 +400,10 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	defer end(x.ep)
 	_, err := dial(l.at, Config{})
 	wantReason(t, err, session.ReasonResources)
-	if n := next[1].pages.bytes; n != left {
+	next[1].pages.mu.Lock()
+	n := next[1].pages.bytes
+	next[1].pages.mu.Unlock()
+	if n != left {
 		t.Errorf("a connection that was refused has left %d bytes of %d", n, left)
 	}
 	y, err := l.accept()
