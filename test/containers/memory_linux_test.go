@@ -137,7 +137,7 @@ func (a *agent) stall(args []string) (string, error) {
 // A server in a container of 128 MiB lives with clients that do not read, whoever of the two
 // pays for the memory, and serves others.
 func TestStalledClientsOfASmallContainer(t *testing.T) {
-	const limit = 128 << 20
+	const limit = moreMemory * 128 << 20
 	for _, n := range []int{60, 150} {
 		for _, end := range []string{"server", "client"} {
 			t.Run(fmt.Sprintf("%d, the %s's", n, end), func(t *testing.T) {

@@ -1,0 +1,5 @@
+//go:build !race
+
+package containers
+
+const moreMemory = 1
