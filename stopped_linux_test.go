@@ -67,7 +67,7 @@ func TestStoppedWhileItMoves(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	p := startServer(t, tcp, 7)
 	d := &Dialer{}
-	d.Options.AttemptTimeout = 20 * time.Millisecond
+	d.Options.AttemptTimeout = time.Duration(amount(100, 1000)) * time.Millisecond
 	c := mustDial(t, d, tcp.Addr().String())
 	if name, err := ask(c); name != 7 || err != nil {
 		t.Fatal(name, err)
