@@ -210,7 +210,7 @@ func FuzzNegotiate(f *testing.F) {
 			if (err == nil) != valid {
 				t.Fatalf("% x: %v", first, err)
 			}
-			if err == nil {
+			if err == nil && le.Uint32(first[header+8:]) <= uint32(cfg.Limits.Window) { // else this peer has not what it announces
 				keepsTo(t, s, p, le.Uint32(first[header+8:]), le.Uint32(first[header+12:]))
 			}
 		})
