@@ -32,12 +32,12 @@ func (w *work) addVendor(b *builder, dir string, replace map[string]string) erro
 	if err != nil {
 		return err
 	}
-	needed, err := b.libraryModules()
+	own, err := b.ownModules()
 	if err != nil {
 		return err
 	}
 	for _, m := range parseVendored(string(text)) {
-		if needed[m.path] {
+		if own[m.path] {
 			continue
 		}
 		// Outside of a workspace, a program's go.mod need not name all of them.
@@ -77,8 +77,8 @@ func parseVendored(modulesTxt string) (all []vendored) {
 	return all
 }
 
-// libraryModules are the modules that the library is made of.
-func (b *builder) libraryModules() (map[string]bool, error) {
+// ownModules are the modules that the library is made of.
+func (b *builder) ownModules() (map[string]bool, error) {
 	cmd := b.goCommand("list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", b.linkPath())
 	cmd.Dir = filepath.Join(b.dir, "link")
 	cmd.Env = append(cmd.Env, "GOWORK="+b.linkWork, "GOFLAGS=")
