@@ -14,16 +14,9 @@ import (
 	"testing"
 )
 
-// The tests build programs, as go does with a package net that it has not seen: that takes a
-// while at first. Lane overlay has the longer ones, in SAN_TEST_BUILDS.
-var longBuilds = os.Getenv("SAN_TEST_BUILDS") != ""
-
 // program copies a program of testdata, with a go.mod.
 func program(t *testing.T, name, gomod string) (dir string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("it builds much")
-	}
 	dir = t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", name))); err != nil {
 		t.Fatal(err)
@@ -122,9 +115,6 @@ func TestBuild(t *testing.T) {
 		t.Errorf("SAN_MOVE=now:\n%s", rest)
 	}
 	for _, e := range []struct{ env, want string }{{"SAN_PROVIDERS=none", stayed}, {"SAN_PROVIDERS=shm", moved}} {
-		if e.want == stayed && !longBuilds {
-			continue // it waits in vain
-		}
 		if out := runs(t, []string{e.env}, file); out != e.want {
 			t.Errorf("%s:\n%s", e.env, out)
 		}
@@ -241,9 +231,6 @@ func TestHTTP(t *testing.T) {
 
 // TestPrograms has other ways to build: each goes once.
 func TestPrograms(t *testing.T) {
-	if !longBuilds {
-		t.Skip("SAN_TEST_BUILDS is not set")
-	}
 	build := func(t *testing.T, dir string, args ...string) {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "echo")
@@ -313,11 +300,8 @@ func init() {
 		}
 	})
 	t.Run("old Go", func(t *testing.T) {
-		old := os.Getenv("OLD_GO")
-		if old == "" {
-			t.Skip("OLD_GO is not set")
-		}
-		t.Setenv("GOTOOLCHAIN", old)
+		oldGoroot(t)
+		t.Setenv("GOTOOLCHAIN", oldGo)
 		build(t, program(t, "echo", "go 1.25"), ".")
 	})
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"go/format"
 	"os"
 	"os/exec"
@@ -9,6 +10,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // goroot is where the Go is that runs the tests.
@@ -21,15 +24,23 @@ func goroot(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// goroots are the toolchains that there are: the one that runs the tests, and those in
-// SAN_TEST_GOROOTS.
-func goroots(t *testing.T) []string {
-	roots := []string{goroot(t)}
-	return append(roots, filepath.SplitList(os.Getenv("SAN_TEST_GOROOTS"))...)
+// oldGo is the older of the two Go majors that are supported.
+const oldGo = "go1.25.5"
+
+// oldGoroot is where the go command keeps it, which may have to fetch it first.
+func oldGoroot(t *testing.T) string {
+	t.Helper()
+	cmd := exec.Command("go", "env", "GOROOT")
+	cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+oldGo)
+	out, err := cmd.Output()
+	if err != nil {
+		testenv.Missing(t, fmt.Sprintf("%s: %v", oldGo, err))
+	}
+	return strings.TrimSpace(string(out))
 }
 
 func TestPatch(t *testing.T) {
-	for _, root := range goroots(t) {
+	for _, root := range []string{goroot(t), oldGoroot(t)} {
 		files, err := patchNet(filepath.Join(root, "src", "net"), runtime.GOARCH)
 		if err != nil {
 			t.Errorf("%s: %v", root, err)
