@@ -122,10 +122,11 @@ func (a *agent) stall(args []string) (string, error) {
 	}
 	moved := 0
 	for _, c := range all {
-		for end := time.Now().Add(patience); san.InfoOf(c).Fallback == san.ReasonUnused && time.Now().Before(end); {
-			time.Sleep(time.Millisecond) // nothing announces the end of an attempt
+		info, err := tried(c)
+		if err != nil {
+			return "", err
 		}
-		if san.InfoOf(c).Provider == "shm" {
+		if info.Provider == "shm" {
 			moved++
 		}
 		c.Write([]byte{1})

@@ -204,15 +204,22 @@ func (a *agent) dial(args []string) (answer string, err error) {
 	if a.conn, err = d.Dial("tcp", args[0]); err != nil {
 		return "", err
 	}
+	info, err := tried(a.conn)
+	if info.Provider == "tcp" {
+		return fmt.Sprintf("tcp: %v: %v", info.Fallback, info.Cause), err
+	}
+	return info.Provider, err
+}
+
+// tried returns what carries a connection once it has tried to move, the end of which nothing
+// announces.
+func tried(c net.Conn) (san.Info, error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		switch info := san.InfoOf(a.conn); {
-		case info.Provider != "tcp":
-			return info.Provider, nil
-		case info.Fallback != san.ReasonUnused:
-			return fmt.Sprintf("tcp: %v: %v", info.Fallback, info.Cause), nil
+		if info := san.InfoOf(c); info.Fallback != san.ReasonUnused {
+			return info, nil
 		}
 	}
-	return "", os.ErrDeadlineExceeded
+	return san.Info{}, os.ErrDeadlineExceeded
 }
 
 // echo sends so many bytes, and checks that they come back.

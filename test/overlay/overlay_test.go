@@ -159,6 +159,13 @@ func TestGRPC(t *testing.T) {
 		var accepted counters
 		parse(t, line, &accepted)
 		report(t, c.what, dialed, accepted.Accepted, c.dialed, c.accepted)
+		// They are connections of the library's all the same, where it is beneath.
+		if got := dialed["tcp"] > 0; got != (c.client == server) {
+			t.Errorf("%s: the client has the library: %v", c.what, got)
+		}
+		if got := accepted.Accepted["tcp"] > 0; got != (c.server == server) {
+			t.Errorf("%s: the server has the library: %v", c.what, got)
+		}
 	}
 }
 
