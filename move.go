@@ -1,6 +1,7 @@
 package san
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -184,15 +185,14 @@ func (j *job) run() {
 	ctx, cancel := context.WithDeadline(j.ctx, j.until)
 	defer cancel()
 	why := j.plan.move(ctx, j.h, j.life)
-	before := j.passing.Load()
-	if why != nil && before != nil && why.Reason == ReasonTimeout {
-		why = before // of the last attempt that had its time
-	}
-	if why != nil && j.waits && ctx.Err() == nil && isPassing(why) {
-		j.passing.Store(why)
-		j.pause = min(max(2*j.pause, acceptPause), mostPause)
-		time.AfterFunc(j.pause, func() { movers.add(j) })
-		return
+	if why != nil && j.waits && isPassing(why) {
+		if ctx.Err() == nil {
+			j.passing.Store(why)
+			j.pause = min(max(2*j.pause, acceptPause), mostPause)
+			time.AfterFunc(j.pause, func() { movers.add(j) })
+			return
+		}
+		why = cmp.Or(j.passing.Load(), why) // of the last attempt that had its time
 	}
 	j.done(why)
 }

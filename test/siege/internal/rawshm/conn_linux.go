@@ -144,14 +144,13 @@ func (c *Conn) free(n uint64) {
 
 // Types of the session's messages.
 const (
-	Data       = 2
-	OfferRead  = 4
-	OfferWrite = 5
-	ShutdownM  = 11
-	CloseM     = 12
-	AskInbox   = 19
-	PingM      = 15
-	Note       = 24
+	Data      = 2
+	OfferRead = 4
+	ShutdownM = 11
+	CloseM    = 12
+	AskInbox  = 19
+	PingM     = 15
+	Note      = 24
 )
 
 // SessionMessage is a message of the session's.
