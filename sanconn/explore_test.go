@@ -181,8 +181,17 @@ func (x *explorer) successors(m model) (next []model) {
 	return next
 }
 
+// endSteps are what one end may do, beside taking what comes by a session.
+var endSteps = [...]func(*explorer, *model, int) bool{
+	(*explorer).write, (*explorer).begin, (*explorer).closeWrite, closes: (*explorer).doClose,
+	(*explorer).readOne, (*explorer).turn, (*explorer).ask, (*explorer).take, (*explorer).finish, (*explorer).flush,
+	dies: (*explorer).die,
+}
+
+const closes, dies = 3, 10
+
 // steps is how many there are, of which some can be taken.
-func (m *model) steps() int { return 2 + 2*(11+m.last) }
+func (m *model) steps() int { return 2 + 2*(len(endSteps)+m.last) }
 
 // step takes one of them, if that can happen now. Otherwise it leaves the state as it is.
 func (x *explorer) step(m *model, what int) bool {
@@ -193,34 +202,13 @@ func (x *explorer) step(m *model, what int) bool {
 		return x.fail(m)
 	}
 	i, what := what%2, what/2-1
-	if m.ends[i].dead {
+	switch {
+	case m.ends[i].dead:
 		return false
+	case what < len(endSteps):
+		return endSteps[what](x, m, i)
 	}
-	switch what {
-	case 0:
-		return x.write(m, i)
-	case 1:
-		return x.begin(m, i)
-	case 2:
-		return x.closeWrite(m, i)
-	case 3:
-		return x.doClose(m, i)
-	case 4:
-		return x.readOne(m, i)
-	case 5:
-		return x.turn(m, i)
-	case 6:
-		return x.ask(m, i)
-	case 7:
-		return x.take(m, i)
-	case 8:
-		return x.finish(m, i)
-	case 9:
-		return x.flush(m, i)
-	case 10:
-		return x.die(m, i)
-	}
-	return x.deliver(m, i, what-10)
+	return x.deliver(m, i, what-len(endSteps)+1)
 }
 
 // say sends something by the session, if that has not failed.
@@ -776,7 +764,7 @@ func walk(seed uint64, mutant mutant) (problem string) {
 		m.ends[i].asks = x.asks[i]
 	}
 	// What ends a connection comes seldom, or few walks got far.
-	seldom := func(what int) bool { return what == 1 || what/2-1 == 3 || what/2-1 == 10 }
+	seldom := func(what int) bool { return what == 1 || what/2-1 == closes || what/2-1 == dies }
 	for {
 		moved := false
 		for _, what := range r.Perm(m.steps()) {
