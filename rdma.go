@@ -1,8 +1,8 @@
 package san
 
 // RDMA is how connections over RDMA are made. Listener and dialer must agree on
-// IWARPOffset and WithoutCM. The zero value means what the operator has set (see the
-// README), or else the defaults.
+// IWARPOffset and WithoutCM. The zero value means what the operator has set
+// (docs/OPERATING.md), or else the defaults.
 type RDMA struct {
 	// IWARPOffset is added to the TCP port to get the port to use on iWARP, where
 	// RDMA and TCP share their ports. Default 10000; the sum wraps around within

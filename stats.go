@@ -16,9 +16,8 @@ type Counters struct {
 	// Listeners counts, by reason, listeners without any SAN and each provider that is
 	// there but could not listen (see Listener.Unavailable).
 	Listeners map[Reason]uint64
-	// Refused counts connections that this process's Listeners refused: SAN connections
-	// beyond the backlog, and TCP connections where the policy is Require. Those that a
-	// provider refuses before they are made are not counted.
+	// Refused counts connections that this process's Listeners with the policy Require have
+	// reset, as they had not moved in time.
 	Refused uint64
 }
 

@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// The code in docs/PROGRAMS.md, and gRPC's in the README, is that of the programs here: each
-// block, and what a table has for either end, is in one of these files as it stands, but for
-// indentation.
+// The code in docs/PROGRAMS.md is that of the programs here: each block, and what a table has
+// for either end, is in one of these files as it stands, but for indentation.
 func TestTheDocumentedLinesAreCompiled(t *testing.T) {
 	files, err := filepath.Glob("*_test.go")
 	if err != nil {
@@ -34,7 +33,7 @@ func TestTheDocumentedLinesAreCompiled(t *testing.T) {
 			t.Errorf("%s has code that no program here has:\n%s", file, code)
 		}
 	}
-	const programs, readme = "../../docs/PROGRAMS.md", "../../README.md"
+	const programs = "../../docs/PROGRAMS.md"
 	for _, code := range goBlocks(t, programs) {
 		want(programs, code)
 	}
@@ -44,11 +43,6 @@ func TestTheDocumentedLinesAreCompiled(t *testing.T) {
 			for i := 1; i < len(spans); i += 2 {
 				want(programs, spans[i])
 			}
-		}
-	}
-	for _, code := range goBlocks(t, readme) {
-		if strings.Contains(code, "grpc.") {
-			want(readme, code)
 		}
 	}
 	if found < 30 {
