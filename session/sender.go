@@ -65,10 +65,13 @@ type owedMessages struct {
 	n int
 }
 
-// replaceEmptied puts c in the place of an Emptied that waits.
-func (o *owedMessages) replaceEmptied(c *wire.Control) bool {
+// replace puts c in the place of a message of its type that waits, if the last is enough.
+func (o *owedMessages) replace(c *wire.Control) bool {
+	if typ := c.Type(); typ != wire.TypeEmptied && typ != wire.TypeNearDone {
+		return false
+	}
 	for i := range o.m[:o.n] {
-		if o.m[i].Type() == wire.TypeEmptied {
+		if o.m[i].Type() == c.Type() {
 			o.m[i] = *c
 			return true
 		}
@@ -262,7 +265,7 @@ func (t *sender) send(c *wire.Control) bool {
 func (t *sender) owe(c wire.Control) {
 	switch {
 	case t.gone, t.owed.n == 0 && t.send(&c):
-	case c.Type() == wire.TypeEmptied && t.owed.replaceEmptied(&c):
+	case t.owed.replace(&c):
 	case t.owed.n == owedMost:
 		t.violation(errors.New("it causes more control messages than it takes"))
 	default:

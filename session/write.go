@@ -286,6 +286,9 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 	}
 	revoked := false
 	if err = w.openOffer(p[:first], desc, more || first+len(tail) < len(p)); err == nil {
+		if len(tail) > nearDone(&w.lim) {
+			w.wr.slept.Store(true) // until NearDone
+		}
 		if err = w.until(w.offerOver); err != nil {
 			revoked = w.withdraw(desc)
 		}
