@@ -222,7 +222,7 @@ func TestDearWritesGoThroughTheInbox(t *testing.T) {
 	}{
 		{100_000, 0, false},
 		{100_000, 64 << 10, true},
-		{128 << 10, 0, true},
+		{129 << 10, 0, true},
 	} {
 		t.Run(fmt.Sprint(tt.size, " ", tt.threshold), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {

@@ -20,7 +20,7 @@ type sender struct {
 	maxMsg  int // set by Negotiate, as are the next four fields
 
 	threshold int  // the smallest Write whose memory is offered, 0: none is
-	boxMayPay bool // … but for those that had better go through the box: Memory.OfferFrom
+	boxMayPay bool // … but for those that had better go through the box: Memory.Pays
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
 	boxAfter  int  // bytes of them until an inbox is asked for
 
@@ -150,7 +150,7 @@ func (t *sender) message(p []byte, more bool) int {
 
 // whole sends all of p, of at most minFragment bytes, if nothing stands in its way.
 func (t *sender) whole(p []byte) bool {
-	if !t.open() || t.lent != nil || t.pending() || t.toOffer(len(p)) || !t.inOne(p) {
+	if !t.open() || t.lent != nil || t.pending() || t.large(len(p)) || !t.inOne(p) {
 		return false
 	}
 	t.bytes += uint64(len(p))
