@@ -149,3 +149,31 @@ func TestTheReaderTellsThatTheEndIsNear(t *testing.T) {
 		})
 	}
 }
+
+// While there is no credit, one NearDone waits for it, however often the end is near.
+func TestOneNearDoneWaitsForCredit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const size = 40_000
+		s, _, p := negotiated(t, inPieces(byRead), session.Config{KeepAlive: -1})
+		credits := byRead.Limits.Window - session.ControlReserve
+		for range credits {
+			p.send(tPing, 0)
+			pass(time.Millisecond)
+		}
+		d, err := p.Expose(pattern(size), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := goRead(s, make([]byte, size))
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		if r := within(t, r); r.n != size || r.err != nil {
+			t.Fatalf("Read: %+v", r)
+		}
+		for range credits {
+			p.expect(tPong)
+		}
+		p.send(tCredit, 0)
+		p.expect(tNearDone)
+		p.expect(tReadDone)
+	})
+}
