@@ -145,11 +145,31 @@ func (c *Cache) worthCaching(b []byte, m memory) bool {
 	if m.kind == Declared || m.kind == Watched {
 		return true
 	}
-	start := addressOf(b)
+	u := use{address: addressOf(b), cache: uintptr(unsafe.Pointer(c))}
 	if c.whole(m) {
-		start = m.lo
+		u.address = m.lo
 	}
-	return c.budget.seen.before(start ^ uintptr(unsafe.Pointer(c)))
+	if m.object != nil {
+		u.object = m.object()
+	}
+	return c.budget.seen.before(u)
+}
+
+// Worth reports whether an Acquire of b with this local access would find it registered, or
+// register it for the cache: it is declared or watched memory, or it was acquired, or looked
+// at by Worth, before. Worth registers nothing and does not block.
+func (c *Cache) Worth(b []byte, access Access) bool {
+	if len(b) == 0 || c.config.Disabled || c.closed.Load() {
+		return false
+	}
+	start := addressOf(b)
+	if r := c.index.find(start, start+uintptr(len(b))); r != nil && r.access&access == access && r.proof.valid() {
+		return true
+	}
+	m := classify(b)
+	worth := m.kind != Unknown && c.worthCaching(b, m)
+	runtime.KeepAlive(unsafe.SliceData(b))
+	return worth
 }
 
 // once registers exactly b for one use, and counts that in count.

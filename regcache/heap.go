@@ -35,14 +35,15 @@ func heapMemory(b []byte, base uintptr) memory {
 	if uintptr(first)-base > uintptr(len(b)) {
 		lo = uintptr(first)
 	}
+	object := func() weak.Pointer[byte] {
+		return weak.Make((*byte)(unsafe.Add(first, -int(uintptr(first)-base))))
+	}
 	return memory{
-		kind: Heap,
-		lo:   lo,
-		hi:   uintptr(first) + uintptr(len(b)),
-		prove: func() proof {
-			object := (*byte)(unsafe.Add(first, -int(uintptr(first)-base)))
-			return &objectLives{object: weak.Make(object)}
-		},
+		kind:   Heap,
+		lo:     lo,
+		hi:     uintptr(first) + uintptr(len(b)),
+		object: object,
+		prove:  func() proof { return &objectLives{object: object()} },
 	}
 }
 

@@ -1,6 +1,9 @@
 package regcache
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"weak"
+)
 
 // How many addresses are remembered, fewer if some collide: four times the regions that a
 // budget has by default.
@@ -9,16 +12,27 @@ const (
 	seenSlots = 1 << seenBits
 )
 
-// seen remembers recently used addresses, to distinguish a second use from the first. It
-// forgets by overwriting, and takes a new object at an old address for the old one. That
-// is harmless: it decides only what is worth caching.
+// seen remembers recently used memory, to distinguish a second use from the first. It
+// forgets by overwriting.
 type seen struct {
-	slots [seenSlots]atomic.Uintptr
+	slots [seenSlots]atomic.Pointer[use]
 }
 
-// before reports whether address was noted before, and notes it.
-func (s *seen) before(address uintptr) bool {
+// use is a use of memory for a cache. The allocator hands addresses out again, so on the heap
+// it is the object that tells whether the memory is the same: a weak pointer to another one is
+// never equal.
+type use struct {
+	address, cache uintptr
+	object         weak.Pointer[byte] // zero: not on the heap
+}
+
+// before reports whether u was noted before, and notes it.
+func (s *seen) before(u use) bool {
 	const golden = 0x9e3779b97f4a7c15 // 2⁶⁴ over the golden ratio: Fibonacci hashing
-	slot := &s.slots[uint64(address)*golden>>(64-seenBits)]
-	return slot.Swap(address) == address
+	slot := &s.slots[uint64(u.address^u.cache)*golden>>(64-seenBits)]
+	if old := slot.Load(); old != nil && *old == u {
+		return true
+	}
+	slot.Store(&u)
+	return false
 }

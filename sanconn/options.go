@@ -18,9 +18,11 @@ type Options struct {
 	MoveAtOnce bool
 
 	// Threshold is the size in bytes from which a Write is moved by RDMA straight out
-	// of the caller's slice instead of through a buffer. Default: 256 KiB, or 2 MiB where
-	// there are no memory windows. At least 2 KiB; negative: never. Not used on shm,
-	// where all bytes go through the ring.
+	// of the caller's slice instead of through a buffer. Default: 1 MiB, or 2 MiB where
+	// there are no memory windows, and only from the second Write of a buffer on, as
+	// registering it costs more than a copy. Otherwise it is at least 2 KiB, and counts
+	// from the first Write on; negative: never. Not used on shm, where all bytes go through
+	// the ring.
 	Threshold int
 
 	// ReceiveBudget is how many bytes of large Writes the receiving end takes before

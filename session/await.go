@@ -8,13 +8,15 @@ import "github.com/sanconn/san/internal/spin"
 // looks again before a sleep. No lock is held but sd's op.
 //
 // A wait polls for a while (package spin), then arms the endpoint, looks once more, and
-// sleeps on a channel, which needs no thread. Whatever may end a wait, be it an event, a
-// deadline, or Close, puts a token into that channel.
+// sleeps on a channel, which needs no thread. It polls anew when bytes have moved, as those
+// that follow take about as long. Whatever may end a wait, be it an event, a deadline, or
+// Close, puts a token into that channel.
 func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 	if want == 0 {
 		return
 	}
 	var w spin.Wait
+	moved := c.moved.Load()
 	polls := !sd.slept.Load() && w.Begin(&sd.spins, c.spin)
 	armed := Events(0)
 	for want != 0 {
@@ -31,6 +33,14 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 			sd.slept.Store(true)
 		}
 		want = test(armed != 0)
+		if now := c.moved.Load(); now != moved && want != 0 {
+			moved = now
+			if polls {
+				w.Again()
+			} else if armed == 0 {
+				polls = w.Begin(&sd.spins, c.spin)
+			}
+		}
 	}
 	if polls {
 		w.End()

@@ -43,6 +43,8 @@ type core struct {
 	acked    atomic.Bool           // CloseAck came: the peer has everything
 	told     atomic.Bool           // a Write or Read has found that the connection is over: see outcome
 
+	moved atomic.Uint64 // RDMA reads that have completed, and the peer's messages about what it takes
+
 	idle    idleState
 	workers workers
 	loans   atomic.Int32 // memory that the application has

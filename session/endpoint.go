@@ -18,7 +18,7 @@ import (
 // likewise the receiving ones, and all others at any time from any goroutine.
 //
 // After Close or Abort the session calls only Err, Limits, Retire, and of Memory Alloc,
-// Free, Expose, which then fails, and Revoke; and Arm, Disarm, Close and Abort, which
+// Free, Pays, Expose, which then fails, and Revoke; and Arm, Disarm, Close and Abort, which
 // then have no effect. After Retire it calls only Limits and Memory. Only Revoke, Close and
 // Abort may block, for no longer than a bound that the provider documents.
 type Endpoint interface {
@@ -146,11 +146,11 @@ type Memory interface {
 	// touches the memory, and its use of the descriptor fails and moves no byte.
 	Revoke(Descriptor)
 
-	// OfferFrom is the size in bytes below which a Write of Limits.Threshold or more had
-	// better go through the inbox as well, as exposing its memory costs as much as the
-	// copy; 0: none had. It may be another at the next call, and does not block. Not used
-	// if Config sets a Threshold.
-	OfferFrom() int
+	// Pays reports whether a Write of b, of Limits.Threshold or more, had better be offered
+	// than go through the inbox: exposing b costs less than copying it. It is called once
+	// for each Write, may note that b was used, and does not block. Not used if Config sets
+	// a Threshold.
+	Pays(b []byte) bool
 
 	// Read starts an RDMA read of len(into) bytes at offset off of the peer's
 	// descriptor, Write an RDMA write. A completion event with the id follows, in

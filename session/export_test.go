@@ -1,6 +1,9 @@
 package session
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // JanitorIdle reports whether the goroutine that serves idle sessions has ended.
 // It belongs to the bubble whose session started it: a simulation starts only
@@ -30,3 +33,24 @@ func LengthsKept(t *testing.T, underWay, times int) (most int) {
 
 // BrokenDirect is what a Read that waits for transfers to its slice asks between its looks.
 func (s *Session) BrokenDirect() (n int, broken bool) { return s.brokenDirect() }
+
+// Await waits as a Read does, as long as more returns true, which is called without a lock.
+func (s *Session) Await(more func() bool) {
+	s.rd.begin()
+	defer s.rd.op.Unlock()
+	s.await(&s.rd, RecvReady, func(bool) Events {
+		if more() {
+			return RecvReady
+		}
+		return 0
+	})
+}
+
+// Move notes that bytes have moved, Moved how often they have, and WakeRead has a Read look
+// again.
+func (s *Session) Move()         { s.moved.Add(1) }
+func (s *Session) Moved() uint64 { return s.moved.Load() }
+func (s *Session) WakeRead()     { s.rd.signal() }
+
+// SetSpin is for how long waits poll from now on; no operation is in progress.
+func (s *Session) SetSpin(d time.Duration) { s.spin = d }

@@ -310,5 +310,19 @@ func (rx *receiver) readCompleted(ev *Event) {
 		return
 	}
 	rx.transferred(r.t, r.n, r.direct)
+	rx.tellNearDone(r.t, r.n)
 	rx.advanceOffer()
 }
+
+// tellNearDone tells the offerer that the end is near, after each RDMA read's worth of bytes,
+// n of which have just come: it has slept (writeOffer), and is to be awake then.
+func (rx *receiver) tellNearDone(t *tail, n int) {
+	each := rx.lim.MaxRDMA
+	if left := t.total - t.got; left > 0 && left < nearDone(rx.lim) && (left+n-1)/each > (left-1)/each {
+		rx.send(wire.Plain(wire.TypeNearDone))
+	}
+}
+
+// nearDone is how many bytes of an offer the offerer does not sleep for: at 50 GB/s they take
+// 80 µs, and to be woken takes half of that.
+func nearDone(lim *Limits) int { return 4 * lim.MaxRDMA }

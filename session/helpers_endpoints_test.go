@@ -303,3 +303,14 @@ func failing(t *testing.T) (s *session.Session, w *failingWrites, p *raw) {
 	}))
 	return s, w, p
 }
+
+// countedPays counts how often a Write's memory is looked at.
+type countedPays struct {
+	session.Memory
+	n atomic.Int32
+}
+
+func (c *countedPays) Pays(b []byte) bool {
+	c.n.Add(1)
+	return c.Memory.Pays(b)
+}

@@ -230,7 +230,7 @@ func (p *hostilePeer) actOffer(kind byte, id uint64) {
 	case 8:
 		p.send(tReadDone, p.byte()%4/3, u64(id, p.number())...)
 	case 10:
-		p.send(tCancelRead, 0, u64(id)...)
+		p.send([]byte{tCancelRead, tNearDone}[p.byte()%4/3], 0, u64(id)...)
 	case 16:
 		p.useMemory()
 	case 20:

@@ -58,10 +58,12 @@ func (t *sender) plan(cfg *Config, lim *Limits, peerCaps uint32) {
 	}
 }
 
-// toOffer reports whether n bytes of a Write are to be offered.
-func (t *sender) toOffer(n int) bool {
-	return t.threshold > 0 && n >= t.threshold && (!t.boxMayPay || n >= t.mem.OfferFrom())
-}
+// large reports whether n bytes of a Write are enough to be offered.
+func (t *sender) large(n int) bool { return t.threshold > 0 && n >= t.threshold }
+
+// pays reports whether memory to be exposed is to be offered rather than copied: where there
+// is no memory for a box, all of it is.
+func (t *sender) pays(b []byte) bool { return !t.boxMayPay || t.box.skip > 0 || t.mem.Pays(b) }
 
 // offerFirst is how many bytes of an offered Write of n bytes go with the offer.
 func (t *sender) offerFirst(n int) int {

@@ -222,7 +222,7 @@ func TestDearWritesGoThroughTheInbox(t *testing.T) {
 	}{
 		{100_000, 0, false},
 		{100_000, 64 << 10, true},
-		{128 << 10, 0, true},
+		{129 << 10, 0, true},
 	} {
 		t.Run(fmt.Sprint(tt.size, " ", tt.threshold), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -240,6 +240,49 @@ func TestDearWritesGoThroughTheInbox(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Where the peer has no memory for an inbox, they are offered: messages cost more.
+func TestDearWritesAreOfferedWithoutAnInbox(t *testing.T) {
+	dear := boxed
+	dear.OfferFrom = 1 << 20
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, dear, session.Config{KeepAlive: -1})
+		first := goWrite(s, pattern(10_000))
+		p.expect(tAskInbox)
+		p.data(10_000)
+		within(t, first)
+		p.send(tInbox, 0, u64(0, 0, 0, 0)...)
+		pass(time.Second)
+		w := goWrite(s, pattern(100_000))
+		p.expect(tOfferRead)
+		s.Abort()
+		<-w
+	})
+}
+
+// All parts of a Write go one way, though the memory might be worth another by now.
+func TestAWriteIsDecidedOnce(t *testing.T) {
+	cfg := boxed
+	cfg.Limits.MaxExpose = 100_000
+	inBubble(t, func(t *testing.T) {
+		asked := &countedPays{}
+		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1}, withMemory(func(m session.Memory) session.Memory {
+			asked.Memory = m
+			return asked
+		}))
+		w := goWrite(s, pattern(300_000))
+		for range 3 {
+			b := p.expect(tOfferRead)
+			p.send(tReadDone, 0, u64(uint64(le.Uint32(b)), descriptor(b[8:]).Len)...)
+		}
+		if r := within(t, w); r.n != 300_000 || r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+		if n := asked.n.Load(); n != 1 {
+			t.Errorf("its memory was looked at %d times", n)
+		}
+	})
 }
 
 // They no longer do once exposing memory has become cheap, in the same session.

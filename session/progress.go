@@ -123,6 +123,7 @@ func (e *engine) handleLocked(ev *Event) {
 	case Message:
 		e.handleMessageLocked(ev.Msg)
 	case ReadDone:
+		e.moved.Add(1)
 		rx.readCompleted(ev)
 		if e.tx.box.blocked.Load() { // behind what readCompleted has counted
 			e.withSender((*sender).unblock)
@@ -150,8 +151,9 @@ func (e *engine) handleMessageLocked(m []byte) {
 	switch h.Type {
 	case wire.TypeData, wire.TypeFill, wire.TypeOfferRead:
 		rx.payload(h, m)
-	case wire.TypeReadDone, wire.TypeRefuse, wire.TypeInbox, wire.TypeEmptied:
+	case wire.TypeReadDone, wire.TypeNearDone, wire.TypeRefuse, wire.TypeInbox, wire.TypeEmptied:
 		rx.taken++
+		e.moved.Add(1)
 		e.aboutSendingLocked(h, m)
 	default:
 		e.controlLocked(h, m)
@@ -191,6 +193,8 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 		var d wire.ReadDone
 		d, err = wire.ParseReadDone(m)
 		act = func(tx *sender) { tx.readByPeer(d) }
+	case wire.TypeNearDone:
+		act = func(tx *sender) { tx.wake = true }
 	case wire.TypeRefuse:
 		var c wire.Cancel
 		c, err = wire.ParseCancel(m)

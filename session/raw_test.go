@@ -32,6 +32,7 @@ const (
 	tEmptied    = 22
 	tLeaveInbox = 23
 	tNote       = 24
+	tNearDone   = 25
 
 	header  = 8
 	maxNote = 240

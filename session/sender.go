@@ -20,7 +20,7 @@ type sender struct {
 	maxMsg  int // set by Negotiate, as are the next four fields
 
 	threshold int  // the smallest Write whose memory is offered, 0: none is
-	boxMayPay bool // … but for those that had better go through the box: Memory.OfferFrom
+	boxMayPay bool // … but for those that had better go through the box: Memory.Pays
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
 	boxAfter  int  // bytes of them until an inbox is asked for
 
@@ -65,10 +65,13 @@ type owedMessages struct {
 	n int
 }
 
-// replaceEmptied puts c in the place of an Emptied that waits.
-func (o *owedMessages) replaceEmptied(c *wire.Control) bool {
+// replace puts c in the place of a message of its type that waits, if the last is enough.
+func (o *owedMessages) replace(c *wire.Control) bool {
+	if typ := c.Type(); typ != wire.TypeEmptied && typ != wire.TypeNearDone {
+		return false
+	}
 	for i := range o.m[:o.n] {
-		if o.m[i].Type() == wire.TypeEmptied {
+		if o.m[i].Type() == c.Type() {
 			o.m[i] = *c
 			return true
 		}
@@ -147,7 +150,7 @@ func (t *sender) message(p []byte, more bool) int {
 
 // whole sends all of p, of at most minFragment bytes, if nothing stands in its way.
 func (t *sender) whole(p []byte) bool {
-	if !t.open() || t.lent != nil || t.pending() || t.toOffer(len(p)) || !t.inOne(p) {
+	if !t.open() || t.lent != nil || t.pending() || t.large(len(p)) || !t.inOne(p) {
 		return false
 	}
 	t.bytes += uint64(len(p))
@@ -262,7 +265,7 @@ func (t *sender) send(c *wire.Control) bool {
 func (t *sender) owe(c wire.Control) {
 	switch {
 	case t.gone, t.owed.n == 0 && t.send(&c):
-	case c.Type() == wire.TypeEmptied && t.owed.replaceEmptied(&c):
+	case t.owed.replace(&c):
 	case t.owed.n == owedMost:
 		t.violation(errors.New("it causes more control messages than it takes"))
 	default:

@@ -14,7 +14,7 @@ type side struct {
 	wants atomic.Uint32 // Events to be woken for; 0: not sleeping
 	wake  chan struct{} // holds one token: look again
 	spins spin.History  // guarded by op
-	slept atomic.Bool   // the operation has slept, so the rest of it does not poll
+	slept atomic.Bool   // the operation has slept, so it polls again only once bytes move
 
 	ignores atomic.Uint32 // st bits that do not concern the operation; changes with op held
 

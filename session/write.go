@@ -103,7 +103,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 		w.progress(false) // what has come is told
 		return 0, w.writeBlocked()
 	}
-	if w.tx.toOffer(len(p)) {
+	if w.tx.large(len(p)) && w.pays(p) {
 		if n, err = w.writeOffered(p, more); n == len(p) || err != nil {
 			return n, err
 		}
@@ -258,10 +258,24 @@ func (w *writing) unaware(err error) bool {
 // errNotTaken: memory could not be exposed here, or the peer could not reach it.
 var errNotTaken = errors.New("memory cannot be registered for RDMA")
 
+// toExpose is the part of a Write of p that an offer leaves where it is, as far as one
+// exposure takes it, behind the first bytes.
+func (w *writing) toExpose(p []byte) (first int, tail []byte) {
+	first = w.tx.offerFirst(len(p))
+	return first, p[first:][:min(len(p)-first, w.lim.MaxExpose)]
+}
+
+// pays reports whether a large Write of p is to be offered, for all of it.
+func (w *writing) pays(p []byte) (pays bool) {
+	_, tail := w.toExpose(p)
+	w.withSender(func(tx *sender) { pays = tx.pays(tail) })
+	return pays
+}
+
 // writeOffered writes from the front of p by offers, as long as what is left is large
 // enough and can be registered.
 func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
-	for w.tx.toOffer(len(p) - n) {
+	for w.tx.large(len(p) - n) {
 		k, err := w.writeOffer(p[n:], more)
 		n += k
 		if errors.Is(err, errNotTaken) {
@@ -278,14 +292,16 @@ func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
 // writeOffer offers as much of p as one exposure takes, and waits until the peer
 // has it. It returns how many bytes of p are the peer's.
 func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
-	first := w.tx.offerFirst(len(p))
-	tail := p[first:][:min(len(p)-first, w.lim.MaxExpose)]
+	first, tail := w.toExpose(p)
 	desc, err := w.mem.Expose(tail, RemoteRead)
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", errNotTaken, err)
 	}
 	revoked := false
 	if err = w.openOffer(p[:first], desc, more || first+len(tail) < len(p)); err == nil {
+		if len(tail) > nearDone(&w.lim) {
+			w.wr.slept.Store(true) // until NearDone
+		}
 		if err = w.until(w.offerOver); err != nil {
 			revoked = w.withdraw(desc)
 		}

@@ -15,18 +15,14 @@ import (
 	"time"
 
 	"github.com/sanconn/san/provider/verbs"
-	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/test/hwsim/conns"
 )
 
 const (
-	small       = 64 // bytes of a message
-	pings       = 10000
-	sparse      = 10
-	sparseSize  = 1 << 20
-	sparsePause = 100 * time.Millisecond
-	measured    = 200 * time.Millisecond // at least
+	small    = 64 // bytes of a message
+	pings    = 10000
+	measured = 200 * time.Millisecond // at least
 )
 
 // measure starts a server and a client on the fabric and returns what the client prints.
@@ -153,8 +149,6 @@ func measure(o options, what, address string) error {
 		size, _ := strconv.Atoi(number)
 		value, err = stream(c, size, max(size, 1<<20))
 		value /= 1e9
-	case "sparse":
-		value, err = writeSparsely(c)
 	default:
 		err = fmt.Errorf("-client %s is not known", what)
 	}
@@ -213,23 +207,4 @@ func send(c net.Conn, b []byte, read, count int) (time.Duration, error) {
 	}
 	_, err := io.ReadFull(c, b[:1])
 	return time.Since(start), err
-}
-
-// writeSparsely returns which part of Writes with pauses went by RDMA straight from the
-// program's memory, the first one included.
-func writeSparsely(c *sanconn.Conn) (float64, error) {
-	b := make([]byte, sparseSize)
-	if err := begin(c, request{Read: sparseSize, Total: sparse * sparseSize}); err != nil {
-		return 0, err
-	}
-	for range sparse {
-		time.Sleep(sparsePause)
-		if _, err := c.Write(b); err != nil {
-			return 0, err
-		}
-	}
-	if _, err := io.ReadFull(c, b[:1]); err != nil {
-		return 0, err
-	}
-	return float64(c.Stats().DirectBytesSent) / (sparse * sparseSize), nil
 }

@@ -51,15 +51,25 @@ func writeBandwidth(o options, env []string, size, count string) (float64, error
 	return mib * (1 << 20) / 1e9, err
 }
 
+func writes256K(o options, env []string) (float64, error) {
+	return writeBandwidth(o, env, "262144", "20000")
+}
+
+func writes512K(o options, env []string) (float64, error) {
+	return writeBandwidth(o, env, "524288", "10000")
+}
+
 func writes1M(o options, env []string) (float64, error) {
 	return writeBandwidth(o, env, "1048576", "5000")
+}
+
+func writes4M(o options, env []string) (float64, error) {
+	return writeBandwidth(o, env, "4194304", "2000")
 }
 
 func writes16M(o options, env []string) (float64, error) {
 	return writeBandwidth(o, env, "16777216", "500")
 }
-
-func all(options, []string) (float64, error) { return 1, nil }
 
 // perftest runs one of its programs, as a server and a client, and returns a column of the
 // one row that the client prints.

@@ -151,6 +151,9 @@ func (w *Wait) Begin(h *History, limit time.Duration) bool {
 	return true
 }
 
+// Again gives a wait that polls its whole time once more: something has come, and more will.
+func (w *Wait) Again() { *w = Wait{history: w.history, pace: w.pace, limit: w.limit} }
+
 // End ends the wait: something came before Turn returned false.
 func (w *Wait) End() {
 	h := w.history

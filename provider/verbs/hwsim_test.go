@@ -126,7 +126,7 @@ func TestIWARPIsWrittenTo(t *testing.T) {
 		}
 	}
 	a, b := negotiate(t, x, y, session.Config{})
-	sent, got := make([]byte, 2*inboxTo), make([]byte, 2*inboxTo)
+	sent, got := make([]byte, 2*ownFrom), make([]byte, 2*ownFrom)
 	rand.NewChaCha8([32]byte{1}).Read(sent)
 	wrote := make(chan error, 1)
 	go func() {
@@ -139,7 +139,7 @@ func TestIWARPIsWrittenTo(t *testing.T) {
 	if err := <-wrote; err != nil {
 		t.Error(err)
 	}
-	if st := a.Stats(); st.OffersSent > 0 || st.OfferedBytesSent < inboxTo {
+	if st := a.Stats(); st.OffersSent > 0 || st.OfferedBytesSent < ownFrom {
 		t.Errorf("%d offers, %d bytes by RDMA", st.OffersSent, st.OfferedBytesSent)
 	}
 }

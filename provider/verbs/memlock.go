@@ -35,9 +35,9 @@ const (
 	// One exposure gets 1/exposeShare of the limit: one each way at a time, and as
 	// much again for everything else.
 	exposeShare = 4
-	// lowMemlock is the least limit in bytes with exposures: one that is smaller than
-	// the threshold does not pay.
-	lowMemlock = exposeShare * defaultThreshold
+	// lowMemlock is the least limit in bytes with exposures: an inbox that is smaller than
+	// 64 KiB (session's share of one) does not pay.
+	lowMemlock = exposeShare * 256 << 10
 )
 
 // memlock is the limit, 0 if none applies.

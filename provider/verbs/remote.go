@@ -118,12 +118,12 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 	return region.RKey(), exposure{region: region}, nil
 }
 
-// OfferFrom implements session.Memory.
-func (r *remote) OfferFrom() int {
+// Pays implements session.Memory: the cache has b, or will keep it, as it comes again.
+func (r *remote) Pays(b []byte) bool {
 	if r.windows.on() {
-		return 0
+		return r.dom.cache.Worth(b, regcache.BindWindow)
 	}
-	return inboxTo
+	return len(b) >= ownFrom && r.dom.cache.Worth(b, regcache.LocalRead)
 }
 
 // exposeByWindow gives the peer access to b by a window of its own.

@@ -31,9 +31,6 @@ func testLimits(t *testing.T, mk Maker) {
 				t.Errorf("limits of memory where there is none: %+v", l)
 			}
 		}
-		if e.mem != nil && e.mem.OfferFrom() < 0 {
-			t.Errorf("OfferFrom %d", e.mem.OfferFrom())
-		}
 		if e.Memory() != e.mem {
 			t.Error("another Memory the second time")
 		}

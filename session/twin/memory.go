@@ -37,15 +37,15 @@ func (m *memory) init(e *Endpoint) {
 	m.offerFrom = e.w.cfg.OfferFrom
 }
 
-// OfferFrom may come after Close.
-func (m *memory) OfferFrom() int {
+// Pays may come after Close.
+func (m *memory) Pays(b []byte) bool {
 	e := m.e
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	if e.dice.chance(diceOffer, e.w.cfg.Faults.Cheap) {
-		return 0
+		return true
 	}
-	return m.offerFrom
+	return len(b) >= m.offerFrom
 }
 
 type exposure struct {

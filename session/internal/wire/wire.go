@@ -33,6 +33,7 @@ const (
 	TypeEmptied    Type = 22
 	TypeLeaveInbox Type = 23
 	TypeNote       Type = 24
+	TypeNearDone   Type = 25
 )
 
 // Flags. Each type has its own; unknown ones are ignored.

@@ -1,0 +1,71 @@
+package regcache
+
+import (
+	"runtime"
+	"testing"
+)
+
+// Memory is worth its registration once it comes again, or if it is registered: the same
+// object, and not another at its address.
+func TestMemoryIsWorthItWhenItComesAgain(t *testing.T) {
+	c := newCache(t, &fakeDevice{}, Config{})
+	b := make([]byte, 64<<10)
+	for i, want := range []bool{false, true, true} {
+		if c.Worth(b, LocalRead) != want {
+			t.Errorf("use %d: worth it: %v", i+1, !want)
+		}
+	}
+	release(t, acquire(t, c, b, LocalRead))
+	if s := c.Stats(); s.Promoted != 1 || s.Once != 0 {
+		t.Errorf("it was not kept: %+v", s)
+	}
+	before := c.Stats().Misses
+	if !c.Worth(b[1000:50_000], LocalRead) || c.Worth(nil, LocalRead) {
+		t.Error("of a registered buffer a part is not worth it, or nothing is")
+	}
+	if s := c.Stats(); s.Hits != 0 || s.Misses != before {
+		t.Errorf("looking is counted: %+v", s)
+	}
+	runtime.KeepAlive(b)
+	d := newCache(t, &fakeDevice{}, Config{})
+	if d.Worth(b, LocalRead) {
+		t.Error("another cache's use counts")
+	}
+	runtime.KeepAlive(b)
+}
+
+func TestNothingIsWorthItWithoutACache(t *testing.T) {
+	c := newCache(t, &fakeDevice{}, Config{Disabled: true})
+	b := make([]byte, 64<<10)
+	for range 3 {
+		if c.Worth(b, LocalRead) {
+			t.Error("a cache that keeps nothing finds memory worth it")
+		}
+	}
+	runtime.KeepAlive(b)
+}
+
+// kept is where buffers escape to.
+var kept []byte
+
+// The allocator hands addresses out again: that is no second use.
+func TestANewObjectAtAnOldAddressIsNew(t *testing.T) {
+	c := newCache(t, &fakeDevice{}, Config{})
+	addresses, again := map[uintptr]bool{}, 0
+	for i := 0; i < 10_000 && again < 20; i++ {
+		kept = make([]byte, 1<<20)
+		a := addressOf(kept)
+		if addresses[a] {
+			again++
+		}
+		addresses[a] = true
+		if c.Worth(kept, LocalRead) {
+			t.Fatalf("a new object is taken for the one before at its address; %d new ones at old addresses", again)
+		}
+		kept = nil
+		runtime.GC()
+	}
+	if again < 20 {
+		t.Errorf("%d addresses came again", again)
+	}
+}
