@@ -3,7 +3,7 @@
 // and moves no payload of RDMA. In the same rounds it runs perftest's programs (C, straight
 // on verbs) on the same device.
 //
-//	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-spin 1ms] [-disable windows] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
+//	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-spin 1ms] [-disable windows] [-costs=false] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
 //
 // It prints a table of medians and quartiles. Where others use the machine, -alone gives each
 // process a processor, and precedence over all other programs, for a second at a time. Needs Linux, a C compiler, libibverbs-dev,
@@ -26,6 +26,7 @@ import (
 type options struct {
 	latency   int   // ns, one way
 	bandwidth int64 // bytes/s, each way
+	costs     bool  // registering, binding and the like take time
 	alone     bool
 	spin      time.Duration // session.Config.Spin, at both ends
 	disable   string        // one of session.FeatureNames
@@ -37,6 +38,7 @@ func main() {
 	rounds := flag.Int("rounds", 7, "`number` of rounds, each with every figure once")
 	flag.IntVar(&o.latency, "latency", 2000, "of the network, one way, in `ns`")
 	flag.Int64Var(&o.bandwidth, "bandwidth", 50_000_000_000, "of the network, in `bytes/s`")
+	flag.BoolVar(&o.costs, "costs", true, "registering, binding, making queue pairs and wake-ups take time (test/hwsim/README.md)")
 	flag.DurationVar(&o.spin, "spin", 0, "how long Reads and Writes poll; 0: the library's default")
 	flag.StringVar(&o.disable, "disable", "", "a `mechanism` to switch off, as in SAN_DISABLE")
 	flag.BoolVar(&o.alone, "alone", false, "keep a processor for each process, before all other programs (Linux: root)")
@@ -95,7 +97,7 @@ func run(o options, rounds int, only string) error {
 			}
 		}
 	}
-	fmt.Printf("| %d ns, %.3g GB/s, %d rounds | library | compared with | | ratio | goal |\n|---|---|---|---|---|---|\n", o.latency, float64(o.bandwidth)/1e9, rounds)
+	fmt.Printf("| %d ns, %.3g GB/s, costs: %v, %d rounds | library | compared with | | ratio | goal |\n|---|---|---|---|---|---|\n", o.latency, float64(o.bandwidth)/1e9, o.costs, rounds)
 	for i, f := range figures {
 		if m := &measured[i]; len(m.ratio) > 0 {
 			fmt.Printf("| %s | %s %s | %s | %s | %s | %s |\n", f.name, spread(m.san), f.unit, f.than, spread(m.reference), spread(m.ratio), f.goal)
@@ -111,7 +113,7 @@ func (m *rows) add(f figure, o options) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	fabric, err := hwsim.In(dir, fmt.Sprintf("latency_ns=%d,bandwidth=%d,no_copy", o.latency, o.bandwidth))
+	fabric, err := hwsim.In(dir, fmt.Sprintf("latency_ns=%d,bandwidth=%d,no_copy,costs=%d", o.latency, o.bandwidth, digit(o.costs)))
 	if err != nil {
 		return err
 	}
@@ -128,6 +130,14 @@ func (m *rows) add(f figure, o options) error {
 	m.san = append(m.san, san)
 	m.ratio = append(m.ratio, san/reference)
 	return nil
+}
+
+// digit is 1 for true.
+func digit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // spread is a median with its quartiles.

@@ -75,6 +75,7 @@ uint64_t step(void)
 	hw.again = false;
 	next = min(next, run_busy(now));
 	next = min(next, cm_run(now));
+	next = min(next, cq_run(now));
 	return hw.again ? now : next;
 }
 
