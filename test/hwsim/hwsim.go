@@ -19,6 +19,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/testenv"
 )
 
@@ -166,6 +167,14 @@ func (f Fabric) Programs() []string {
 	return append(os.Environ(), "LD_LIBRARY_PATH="+f.libraries, variable+"="+f.file+"?"+f.settings)
 }
 
+// Use has package san find the device, if this process is on a fabric: it serves the loopback
+// addresses then, and is the only one. A program calls it before it uses package san.
+func Use() {
+	if os.Getenv(variable) != "" {
+		rdmalink.Simulated = map[string]string{"lo": Device}
+	}
+}
+
 // What a process counts, as src/shared.h has it.
 const (
 	procs      = 8
@@ -173,6 +182,7 @@ const (
 	objects    = 10
 	complaints = 16
 	attached   = 17
+	resets     = procs * words * 8 // where they are counted
 )
 
 var kinds = [objects]string{"contexts", "protection domains", "memory regions", "memory windows", "completion channels",
@@ -209,6 +219,26 @@ func (f Fabric) Check(t testing.TB) {
 	f.Used(t)
 	if n, _ := f.sum(complaints); n != 0 {
 		t.Errorf("the simulated device has %d complaints", n)
+	}
+}
+
+// Reset has the devices of the fabric that this process is on reset, in all its processes:
+// their connections end, and new ones can be made.
+func Reset(t testing.TB) {
+	t.Helper()
+	path, _, _ := strings.Cut(os.Getenv(variable), "?")
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var word [4]byte
+	if _, err := file.ReadAt(word[:], resets); err != nil {
+		t.Fatal(err)
+	}
+	binary.NativeEndian.PutUint32(word[:], binary.NativeEndian.Uint32(word[:])+1)
+	if _, err := file.WriteAt(word[:], resets); err != nil {
+		t.Fatal(err)
 	}
 }
 

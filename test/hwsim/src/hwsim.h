@@ -365,12 +365,14 @@ void land_all(struct landings *); // memory, not completions
 void land_drop(struct landings *);
 void land_grant(struct mr *, struct mw *); // all that was granted by one of them
 
-// ---- the engine (engine.c, requester.c, responder.c) ----
+// ---- the engine (engine.c, requester.c, responder.c, reset.c) ----
 
 #define NEVER UINT64_MAX
 enum { MTU = 4096 };
 uint64_t step(void); // hw.mu is held; the time of the next
 void start_engine(void);
+void look_for_reset(void); // reset.c; hw.mu is held
+void note_resets(void); // those before this process
 void wake_engine(void);
 
 uint64_t requester_run(struct qp *, uint64_t now);
