@@ -1,6 +1,6 @@
 // Package hwsim builds the simulated RDMA device (src, README.md) for tests and has them
 // run on it: in processes of their own, which load it in the place of rdma-core's
-// libraries. Only tests and benchmarks/hwsim import it.
+// libraries. Only tests and benchmarks import it.
 package hwsim
 
 import (
@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -125,7 +126,7 @@ func compile(cc, dir string, entries []os.DirEntry) (missing bool, err error) {
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		missing = errors.Is(err, exec.ErrNotFound) || bytes.Contains(out, []byte(".h: No such file"))
+		missing = errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || bytes.Contains(out, []byte(".h: No such file"))
 		return missing, fmt.Errorf("%s: %w\n%s", cc, err, out)
 	}
 	for _, name := range names {
@@ -144,10 +145,30 @@ type Fabric struct {
 	libraries, file, settings string
 }
 
+// Profiles are the device families that the setting "profile" knows.
+func Profiles() (names []string) {
+	source, _ := sources.ReadFile("src/profile.c")
+	for _, found := range profileName.FindAllSubmatch(source, -1) {
+		names = append(names, string(found[1]))
+	}
+	return names
+}
+
+var profileName = regexp.MustCompile(`\.name = "([^"]+)"`)
+
+// Settings are those of the fabric that this process is on; "": it is on none.
+func Settings() string {
+	_, settings, _ := strings.Cut(os.Getenv(variable), "?")
+	return settings
+}
+
 // In makes a fabric in a directory, for programs that are no tests. The settings are
 // KEY=VALUE,….
 func In(dir, settings string) (Fabric, error) {
-	libraries, _, err := build()
+	libraries, missing, err := build()
+	if missing {
+		err = fmt.Errorf("the simulated device needs a C compiler and rdma-core's headers (Debian and Ubuntu: apt install gcc libc6-dev libibverbs-dev librdmacm-dev; Fedora: dnf install gcc rdma-core-devel): %w", err)
+	}
 	return Fabric{libraries, filepath.Join(dir, "fabric"), settings}, err
 }
 
@@ -175,6 +196,21 @@ func Use() {
 	}
 }
 
+// Work is what the devices of a fabric have executed, in all its processes so far.
+type Work struct {
+	Sends, Inline, Writes, Reads, Binds int64 // work requests; of those, how many were inline
+}
+
+// Work counts what was executed.
+func (f Fabric) Work() (w Work, err error) {
+	for word, to := range map[int]*int64{sends: &w.Sends, inline: &w.Inline, writes: &w.Writes, reads: &w.Reads, binds: &w.Binds} {
+		if *to, err = f.sum(word); err != nil {
+			return w, err
+		}
+	}
+	return w, nil
+}
+
 // What a process counts, as src/shared.h has it.
 const (
 	procs      = 8
@@ -182,6 +218,11 @@ const (
 	objects    = 10
 	complaints = 16
 	attached   = 17
+	sends      = 18
+	writes     = 19
+	reads      = 20
+	binds      = 21
+	inline     = 27
 	resets     = procs * words * 8 // where they are counted
 )
 
