@@ -30,6 +30,7 @@ type options struct {
 	alone     bool
 	spin      time.Duration // session.Config.Spin, at both ends
 	disable   string        // one of session.FeatureNames
+	plain     bool          // TCP alone, in the place of the library
 }
 
 func main() {
@@ -43,6 +44,8 @@ func main() {
 	flag.StringVar(&o.disable, "disable", "", "a `mechanism` to switch off, as in SAN_DISABLE")
 	flag.BoolVar(&o.alone, "alone", false, "keep a processor for each process, before all other programs (Linux: root)")
 	only := flag.String("only", "", "the figures whose name contains this `text`")
+	flag.BoolVar(&o.plain, "plain", false, "use TCP alone (what this program starts)")
+	files := flag.String("files", "", "serve this `directory` by HTTP (what this program starts)")
 	server := flag.Bool("server", false, "serve (what this program starts)")
 	client := flag.String("client", "", "`measure` at the address that follows (what this program starts)")
 	copies := flag.Bool("copies", false, "copy (what this program starts)")
@@ -51,6 +54,8 @@ func main() {
 	switch {
 	case *copies:
 		_, err = fmt.Println(twoCopies())
+	case *files != "":
+		err = serveFiles(o, *files)
 	case *server:
 		err = serve(o)
 	case *client != "":
@@ -79,7 +84,14 @@ var figures = []figure{
 	{"1 MiB Writes, large Reads", "GB/s", "ib_write_bw", "write 1048576", writes1M, "≥ 0.9"},
 	{"16 MiB Writes, large Reads", "GB/s", "ib_write_bw", "write 16777216", writes16M, "≥ 0.9"},
 	{"64 KiB Writes", "GB/s", "two copies", "write 65536", copies, "≥ 0.6"},
-	{"sparse 1 MiB Writes", "by RDMA, of all", "–", "sparse", all, "1"},
+	{"sparse 1 MiB Writes", "by RDMA, of all", "–", "sparse", all, "none"},
+	{"1 MiB Writes, both ways at once", "GB/s", "ib_write_bw -b", "both 1048576", bothWays1M, "none"},
+	{"64 KiB Writes, 64 connections", "GB/s", "two copies", "many 64", copies, "none"},
+	{"64 KiB Writes, 1,000 connections", "GB/s", "two copies", "many 1000", copies, "none"},
+	{"1 MiB Writes, each of new memory", "GB/s", "through the box", "fresh 1048576", throughBox("fresh 1048576"), "≥ 0.91"},
+	{"CPU per GB, 64 KiB Writes", "s", "TCP", "cpu 65536", overTCP("cpu 65536"), "none"},
+	{"CPU per GB, 1 MiB Writes", "s", "TCP", "cpu 1048576", overTCP("cpu 1048576"), "none"},
+	{"http.FileServer, a file of 64 MiB", "GB/s", "TCP", "file", overTCP("file"), "none"},
 }
 
 // rows collects what the rounds have measured of a figure.

@@ -45,9 +45,9 @@ func sendRate(o options, env []string) (float64, error) {
 }
 
 // writeBandwidth is in GB/s, of RDMA writes alone.
-func writeBandwidth(o options, env []string, size, count string) (float64, error) {
+func writeBandwidth(o options, env []string, size, count string, more ...string) (float64, error) {
 	const average = 3 // column, in MiB/s
-	mib, err := perftest(o, env, average, "ib_write_bw", "-s", size, "-n", count)
+	mib, err := perftest(o, env, average, "ib_write_bw", append(more, "-s", size, "-n", count)...)
 	return mib * (1 << 20) / 1e9, err
 }
 
@@ -57,6 +57,26 @@ func writes1M(o options, env []string) (float64, error) {
 
 func writes16M(o options, env []string) (float64, error) {
 	return writeBandwidth(o, env, "16777216", "500")
+}
+
+func bothWays1M(o options, env []string) (float64, error) {
+	return writeBandwidth(o, env, "1048576", "5000", "-b")
+}
+
+// throughBox is the library's own figure where no Write of 1 MiB goes from its own memory.
+func throughBox(kind string) func(options, []string) (float64, error) {
+	return func(o options, env []string) (float64, error) {
+		o.disable = "windows"
+		return figure{kind: kind}.measure(o, env)
+	}
+}
+
+// overTCP is the figure of this host's TCP.
+func overTCP(kind string) func(options, []string) (float64, error) {
+	return func(o options, env []string) (float64, error) {
+		o.plain = true
+		return figure{kind: kind}.measure(o, env)
+	}
 }
 
 func all(options, []string) (float64, error) { return 1, nil }
