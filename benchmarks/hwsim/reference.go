@@ -13,8 +13,8 @@ import (
 	"github.com/sanconn/san/test/hwsim/conns"
 )
 
-// patience bounds each program.
-const patience = time.Minute
+// patience bounds each program: a thousand queue pairs take a while, and others may use the machine.
+const patience = 3 * time.Minute
 
 const anywhere = -1 // on any processor
 
