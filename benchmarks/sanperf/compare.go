@@ -169,11 +169,23 @@ func runCompare(ctx context.Context, std stdio, args []string) error {
 
 	c := newComparison(contenders, *rounds, time.Duration(length), read)
 	c.Simulated = simulated
-	for round := range *rounds {
+	if err := c.measure(ctx, std, contenders, time.Duration(warmup)); err != nil {
+		return err
+	}
+	if *asJSON {
+		return printJSON(std.out, c)
+	}
+	c.print(std.out)
+	return nil
+}
+
+// measure makes all rounds.
+func (c *comparison) measure(ctx context.Context, std stdio, contenders []contender, warmup time.Duration) error {
+	for round := range c.Rounds {
 		if terminal(std.err) {
-			fmt.Fprintf(std.err, "\rround %d of %d ", round+1, *rounds)
+			fmt.Fprintf(std.err, "\rround %d of %d ", round+1, c.Rounds)
 		}
-		if err := c.round(ctx, round, contenders, time.Duration(warmup)); err != nil {
+		if err := c.round(ctx, round, contenders, warmup); err != nil {
 			return err
 		}
 	}
@@ -181,10 +193,6 @@ func runCompare(ctx context.Context, std stdio, args []string) error {
 		fmt.Fprint(std.err, "\r                    \r")
 	}
 	c.conclude()
-	if *asJSON {
-		return printJSON(std.out, c)
-	}
-	c.print(std.out)
 	return nil
 }
 
