@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/verbs"
 )
@@ -36,7 +37,7 @@ func (verbsProvider) config(s settings) verbs.Config {
 
 // dialed implements provider. A queue pair has always to be made.
 func (p verbsProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) (near bool) {
-	if tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback() || !verbs.HaveDevices() {
+	if tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback() && !rdmalink.Loopback() || !verbs.HaveDevices() {
 		return false
 	}
 	if _, err := p.served(tcp, p.config(s)); err == nil {

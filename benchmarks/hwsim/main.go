@@ -3,7 +3,7 @@
 // and moves no payload of RDMA. In the same rounds it runs perftest's programs (C, straight
 // on verbs) on the same device.
 //
-//	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-spin 1ms] [-disable windows] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
+//	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-spin 1ms] [-disable windows] [-costs=false] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
 //
 // It prints a table of medians and quartiles. Where others use the machine, -alone gives each
 // process a processor, and precedence over all other programs, for a second at a time. Needs Linux, a C compiler, libibverbs-dev,
@@ -26,9 +26,11 @@ import (
 type options struct {
 	latency   int   // ns, one way
 	bandwidth int64 // bytes/s, each way
+	costs     bool  // registering, binding and the like take time
 	alone     bool
 	spin      time.Duration // session.Config.Spin, at both ends
 	disable   string        // one of session.FeatureNames
+	plain     bool          // TCP alone, in the place of the library
 }
 
 func main() {
@@ -37,10 +39,13 @@ func main() {
 	rounds := flag.Int("rounds", 7, "`number` of rounds, each with every figure once")
 	flag.IntVar(&o.latency, "latency", 2000, "of the network, one way, in `ns`")
 	flag.Int64Var(&o.bandwidth, "bandwidth", 50_000_000_000, "of the network, in `bytes/s`")
+	flag.BoolVar(&o.costs, "costs", true, "registering, binding, making queue pairs and wake-ups take time (test/hwsim/README.md)")
 	flag.DurationVar(&o.spin, "spin", 0, "how long Reads and Writes poll; 0: the library's default")
 	flag.StringVar(&o.disable, "disable", "", "a `mechanism` to switch off, as in SAN_DISABLE")
 	flag.BoolVar(&o.alone, "alone", false, "keep a processor for each process, before all other programs (Linux: root)")
 	only := flag.String("only", "", "the figures whose name contains this `text`")
+	flag.BoolVar(&o.plain, "plain", false, "use TCP alone (what this program starts)")
+	files := flag.String("files", "", "serve this `directory` by HTTP (what this program starts)")
 	server := flag.Bool("server", false, "serve (what this program starts)")
 	client := flag.String("client", "", "`measure` at the address that follows (what this program starts)")
 	copies := flag.Bool("copies", false, "copy (what this program starts)")
@@ -49,6 +54,8 @@ func main() {
 	switch {
 	case *copies:
 		_, err = fmt.Println(twoCopies())
+	case *files != "":
+		err = serveFiles(o, *files)
 	case *server:
 		err = serve(o)
 	case *client != "":
@@ -80,6 +87,13 @@ var figures = []figure{
 	{"1 MiB Writes, large Reads", "GB/s", "ib_write_bw", "write 1048576", writes1M, "≥ 0.75"},
 	{"4 MiB Writes, large Reads", "GB/s", "ib_write_bw", "write 4194304", writes4M, "≥ 0.9"},
 	{"16 MiB Writes, large Reads", "GB/s", "ib_write_bw", "write 16777216", writes16M, "≥ 0.93"},
+	{"1 MiB Writes, both ways at once", "GB/s", "ib_write_bw -b", "both 1048576", bothWays1M, "none"},
+	{"64 KiB Writes, 64 connections", "GB/s", "two copies", "many 64", copies, "none"},
+	{"64 KiB Writes, 1,000 connections", "GB/s", "two copies", "many 1000", copies, "none"},
+	{"1 MiB Writes, each of new memory", "GB/s", "through the box", "fresh 1048576", throughBox("fresh 1048576"), "≥ 0.91"},
+	{"CPU per GB, 64 KiB Writes", "s", "TCP", "cpu 65536", overTCP("cpu 65536"), "none"},
+	{"CPU per GB, 1 MiB Writes", "s", "TCP", "cpu 1048576", overTCP("cpu 1048576"), "none"},
+	{"http.FileServer, a file of 64 MiB", "GB/s", "TCP", "file", overTCP("file"), "none"},
 }
 
 // rows collects what the rounds have measured of a figure.
@@ -97,7 +111,7 @@ func run(o options, rounds int, only string) error {
 			}
 		}
 	}
-	fmt.Printf("| %d ns, %.3g GB/s, %d rounds | library | compared with | | ratio | goal |\n|---|---|---|---|---|---|\n", o.latency, float64(o.bandwidth)/1e9, rounds)
+	fmt.Printf("| %d ns, %.3g GB/s, costs: %v, %d rounds | library | compared with | | ratio | goal |\n|---|---|---|---|---|---|\n", o.latency, float64(o.bandwidth)/1e9, o.costs, rounds)
 	for i, f := range figures {
 		if m := &measured[i]; len(m.ratio) > 0 {
 			fmt.Printf("| %s | %s %s | %s | %s | %s | %s |\n", f.name, spread(m.san), f.unit, f.than, spread(m.reference), spread(m.ratio), f.goal)
@@ -113,7 +127,7 @@ func (m *rows) add(f figure, o options) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	fabric, err := hwsim.In(dir, fmt.Sprintf("latency_ns=%d,bandwidth=%d,no_copy", o.latency, o.bandwidth))
+	fabric, err := hwsim.In(dir, fmt.Sprintf("latency_ns=%d,bandwidth=%d,no_copy,costs=%d", o.latency, o.bandwidth, digit(o.costs)))
 	if err != nil {
 		return err
 	}
@@ -130,6 +144,14 @@ func (m *rows) add(f figure, o options) error {
 	m.san = append(m.san, san)
 	m.ratio = append(m.ratio, san/reference)
 	return nil
+}
+
+// digit is 1 for true.
+func digit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // spread is a median with its quartiles.

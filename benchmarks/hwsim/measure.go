@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -9,11 +10,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/sanconn/san/benchmarks/internal/cputime"
 	"github.com/sanconn/san/provider/verbs"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/test/hwsim/conns"
@@ -33,7 +36,20 @@ func (f figure) measure(o options, env []string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	server := o.command(ctx, 0, self, "-spin", o.spin.String(), "-disable", o.disable, "-server")
+	how := []string{"-spin", o.spin.String(), "-disable", o.disable, "-plain=" + strconv.FormatBool(o.plain)}
+	serve := []string{"-server"}
+	if f.kind == "file" {
+		dir, err := os.MkdirTemp("/dev/shm", "san-hwsim")
+		if err != nil {
+			return 0, err
+		}
+		defer os.RemoveAll(dir)
+		if err := os.WriteFile(filepath.Join(dir, fileName), make([]byte, fileSize), 0o600); err != nil {
+			return 0, err
+		}
+		serve = []string{"-files", dir}
+	}
+	server := o.command(ctx, 0, self, append(how, serve...)...)
 	server.Env, server.Stderr = env, os.Stderr
 	in, err := server.StdinPipe()
 	if err != nil {
@@ -52,7 +68,7 @@ func (f figure) measure(o options, env []string) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("server: %w", err)
 	}
-	client := o.command(ctx, 1, self, "-spin", o.spin.String(), "-disable", o.disable, "-client", f.kind, strings.TrimSpace(address))
+	client := o.command(ctx, 1, self, append(how, "-client", f.kind, strings.TrimSpace(address))...)
 	client.Env, client.Stderr = env, os.Stderr
 	text, err := client.Output()
 	if err != nil {
@@ -63,10 +79,17 @@ func (f figure) measure(o options, env []string) (float64, error) {
 
 // A request is what a client begins with, and again after each answer.
 type request struct {
-	Echo  uint64 // 1: each message is sent back
+	Kind  uint64 // one of those below
 	Read  uint64 // bytes that a Read has room for
 	Total uint64 // bytes; then there is one byte as an answer, unless they are echoed
 }
+
+const (
+	takes   = iota // the bytes, and no more
+	echoes         // each message is sent back
+	sends          // as many bytes at the same time, in Writes of Read bytes
+	tellCPU        // the server's processor time so far, in ns, and nothing else
+)
 
 // conns is how connections are made.
 func (o options) conns() conns.Config {
@@ -74,9 +97,27 @@ func (o options) conns() conns.Config {
 	return conns.Config{Verbs: verbs.Config{Disable: off}, Session: session.Config{Spin: o.spin, Disable: off}}
 }
 
+func (o options) listen() (net.Listener, error) {
+	if o.plain {
+		return net.Listen("tcp", "127.0.0.1:0")
+	}
+	return conns.Listen(o.conns())
+}
+
+func (o options) dial(ctx context.Context, address string) (net.Conn, error) {
+	if o.plain {
+		return new(net.Dialer).DialContext(ctx, "tcp", address)
+	}
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, err
+	}
+	return conns.Dial(ctx, o.conns(), at)
+}
+
 // serve serves until standard input ends.
 func serve(o options) error {
-	l, err := conns.Listen(o.conns())
+	l, err := o.listen()
 	if err != nil {
 		return err
 	}
@@ -104,58 +145,95 @@ func answer(c net.Conn) error {
 	if err := binary.Read(c, binary.LittleEndian, &r); err != nil {
 		return err
 	}
+	if r.Kind == tellCPU {
+		return binary.Write(c, binary.LittleEndian, uint64(cputime.OfProcess()))
+	}
 	b := make([]byte, r.Read)
+	sent := make(chan error, 1)
+	go func() { // ends with the connection at the latest
+		var err error
+		if r.Kind == sends {
+			err = write(c, make([]byte, r.Read), int(r.Total/r.Read))
+		}
+		sent <- err
+	}()
 	for got := uint64(0); got < r.Total; {
 		n, err := c.Read(b)
 		if err != nil {
 			return err
 		}
 		got += uint64(n)
-		if r.Echo == 1 {
+		if r.Kind == echoes {
 			if _, err := c.Write(b[:n]); err != nil {
 				return err
 			}
 		}
 	}
-	if r.Echo == 1 {
+	if r.Kind == echoes {
 		return nil
+	}
+	if err := <-sent; err != nil {
+		return err
 	}
 	_, err := c.Write(b[:1])
 	return err
 }
 
+func write(c net.Conn, b []byte, count int) error {
+	for range count {
+		if _, err := c.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // measure prints one figure.
 func measure(o options, what, address string) error {
-	at, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := conns.Dial(ctx, o.conns(), at)
+	kind, number, _ := strings.Cut(what, " ")
+	size, _ := strconv.Atoi(number)
+	if kind == "file" {
+		return show(fetch(ctx, o, address))
+	}
+	if kind == "many" {
+		return show(streams(ctx, o, address, size))
+	}
+	c, err := o.dial(ctx, address)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	var value float64
-	kind, number, _ := strings.Cut(what, " ")
 	switch kind {
 	case "ping":
 		value, err = ping(c)
 	case "messages":
-		value, err = stream(c, small, 64<<10)
+		value, err = stream([]net.Conn{c}, small, 64<<10, send)
 		value /= small * 1e6
 	case "write":
-		size, _ := strconv.Atoi(number)
-		value, err = stream(c, size, max(size, 1<<20))
+		value, err = stream([]net.Conn{c}, size, max(size, 1<<20), send)
 		value /= 1e9
+	case "fresh":
+		value, err = stream([]net.Conn{c}, size, max(size, 1<<20), sendFresh)
+		value /= 1e9
+	case "both":
+		value, err = stream([]net.Conn{c}, size, size, sendBothWays)
+		value *= 2 / 1e9
+	case "cpu":
+		value, err = cpuOf(c, size)
 	default:
 		err = fmt.Errorf("-client %s is not known", what)
 	}
-	if err != nil {
-		return err
+	return show(value, err)
+}
+
+// show prints a figure.
+func show(value float64, err error) error {
+	if err == nil {
+		_, err = fmt.Println(value)
 	}
-	_, err = fmt.Println(value)
 	return err
 }
 
@@ -164,7 +242,7 @@ func begin(c net.Conn, r request) error { return binary.Write(c, binary.LittleEn
 
 // ping returns the median round trip in µs.
 func ping(c net.Conn) (float64, error) {
-	if err := begin(c, request{Echo: 1, Read: small, Total: pings * small}); err != nil {
+	if err := begin(c, request{Kind: echoes, Read: small, Total: pings * small}); err != nil {
 		return 0, err
 	}
 	b := make([]byte, small)
@@ -183,28 +261,104 @@ func ping(c net.Conn) (float64, error) {
 	return float64(times[pings/2].Nanoseconds()) / 1e3, nil
 }
 
-// stream returns bytes a second, of Writes from one buffer into Reads of one.
-func stream(c net.Conn, size, read int) (float64, error) {
-	b := make([]byte, size)
-	for count := 16; ; count *= 2 { // the shorter ones warm up
-		took, err := send(c, b, read, count)
-		if err != nil || took >= measured {
-			return float64(count*size) / took.Seconds(), err
+// stream returns bytes a second of all connections, of Writes into Reads of one buffer each.
+func stream(all []net.Conn, size, read int, send func(c net.Conn, size, read, count int) error) (float64, error) {
+	const first = 16
+	for count := first; ; count *= 2 { // the shorter ones warm up
+		failed := make(chan error, len(all))
+		start := time.Now()
+		for _, c := range all {
+			go func() { failed <- send(c, size, read, count) }()
+		}
+		var err error
+		for range all {
+			err = cmp.Or(err, <-failed)
+		}
+		if took := time.Since(start); err != nil || took >= measured && count > first {
+			return float64(len(all)*count*size) / took.Seconds(), err
 		}
 	}
 }
 
-// send is how long Writes take until the other end has all.
-func send(c net.Conn, b []byte, read, count int) (time.Duration, error) {
-	if err := begin(c, request{Read: uint64(read), Total: uint64(count * len(b))}); err != nil {
-		return 0, err
+// send writes from one buffer until the other end has all.
+func send(c net.Conn, size, read, count int) error {
+	b := make([]byte, size)
+	return sendBy(c, size, read, count, func() []byte { return b })
+}
+
+// sendFresh writes from a new buffer each time, as a program does whose encoder returns one.
+func sendFresh(c net.Conn, size, read, count int) error {
+	return sendBy(c, size, read, count, func() []byte { return make([]byte, size) })
+}
+
+func sendBy(c net.Conn, size, read, count int, buffer func() []byte) error {
+	if err := begin(c, request{Read: uint64(read), Total: uint64(count * size)}); err != nil {
+		return err
 	}
-	start := time.Now()
 	for range count {
-		if _, err := c.Write(b); err != nil {
-			return 0, err
+		if err := write(c, buffer(), 1); err != nil {
+			return err
+		}
+	}
+	_, err := io.ReadFull(c, make([]byte, 1))
+	return err
+}
+
+// sendBothWays has the other end send as much at the same time.
+func sendBothWays(c net.Conn, size, _, count int) error {
+	if err := begin(c, request{Kind: sends, Read: uint64(size), Total: uint64(count * size)}); err != nil {
+		return err
+	}
+	wrote := make(chan error, 1)
+	go func() { wrote <- write(c, make([]byte, size), count) }()
+	b := make([]byte, size)
+	for range count {
+		if _, err := io.ReadFull(c, b); err != nil {
+			return err
 		}
 	}
 	_, err := io.ReadFull(c, b[:1])
-	return time.Since(start), err
+	return cmp.Or(err, <-wrote)
+}
+
+// streams is the rate, in GB/s, of so many connections together, by Writes of 64 KiB.
+func streams(ctx context.Context, o options, address string, number int) (float64, error) {
+	var all []net.Conn
+	for range number {
+		c, err := o.dial(ctx, address)
+		if err != nil {
+			return 0, fmt.Errorf("connection %d: %w", len(all), err)
+		}
+		defer c.Close()
+		all = append(all, c)
+	}
+	rate, err := stream(all, 64<<10, 64<<10, send)
+	return rate / 1e9, err
+}
+
+// cpuOf is the processor time of both ends, in seconds, for 1 GB in Writes of a size.
+func cpuOf(c net.Conn, size int) (float64, error) {
+	if _, err := stream([]net.Conn{c}, size, max(size, 1<<20), send); err != nil { // warms up
+		return 0, err
+	}
+	before, err := cpuSoFar(c)
+	if err != nil {
+		return 0, err
+	}
+	total := (2 << 30) / size * size
+	if err := send(c, size, max(size, 1<<20), total/size); err != nil {
+		return 0, err
+	}
+	after, err := cpuSoFar(c)
+	return (after - before).Seconds() / float64(total) * 1e9, err
+}
+
+// cpuSoFar is the processor time that both ends have taken.
+func cpuSoFar(c net.Conn) (time.Duration, error) {
+	if err := begin(c, request{Kind: tellCPU}); err != nil {
+		return 0, err
+	}
+	var theirs uint64
+	err := binary.Read(c, binary.LittleEndian, &theirs)
+	return cputime.OfProcess() + time.Duration(theirs), err
 }

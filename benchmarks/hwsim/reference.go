@@ -13,8 +13,8 @@ import (
 	"github.com/sanconn/san/test/hwsim/conns"
 )
 
-// patience bounds each program.
-const patience = time.Minute
+// patience bounds each program: a thousand queue pairs take a while, and others may use the machine.
+const patience = 3 * time.Minute
 
 const anywhere = -1 // on any processor
 
@@ -45,9 +45,9 @@ func sendRate(o options, env []string) (float64, error) {
 }
 
 // writeBandwidth is in GB/s, of RDMA writes alone.
-func writeBandwidth(o options, env []string, size, count string) (float64, error) {
+func writeBandwidth(o options, env []string, size, count string, more ...string) (float64, error) {
 	const average = 3 // column, in MiB/s
-	mib, err := perftest(o, env, average, "ib_write_bw", "-s", size, "-n", count)
+	mib, err := perftest(o, env, average, "ib_write_bw", append(more, "-s", size, "-n", count)...)
 	return mib * (1 << 20) / 1e9, err
 }
 
@@ -69,6 +69,26 @@ func writes4M(o options, env []string) (float64, error) {
 
 func writes16M(o options, env []string) (float64, error) {
 	return writeBandwidth(o, env, "16777216", "500")
+}
+
+func bothWays1M(o options, env []string) (float64, error) {
+	return writeBandwidth(o, env, "1048576", "5000", "-b")
+}
+
+// throughBox is the library's own figure where no Write of 1 MiB goes from its own memory.
+func throughBox(kind string) func(options, []string) (float64, error) {
+	return func(o options, env []string) (float64, error) {
+		o.disable = "windows"
+		return figure{kind: kind}.measure(o, env)
+	}
+}
+
+// overTCP is the figure of this host's TCP.
+func overTCP(kind string) func(options, []string) (float64, error) {
+	return func(o options, env []string) (float64, error) {
+		o.plain = true
+		return figure{kind: kind}.measure(o, env)
+	}
 }
 
 // perftest runs one of its programs, as a server and a client, and returns a column of the

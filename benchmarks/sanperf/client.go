@@ -25,6 +25,7 @@ type result struct {
 	CPUPerGB  float64      `json:"cpu_s_per_gb"`        // of both processes, per 1e9 bytes moved
 	RoundTrip *percentiles `json:"round_trip,omitempty"`
 	Intervals []interval   `json:"intervals,omitempty"`
+	Ways      ways         `json:"ways"` // of what both sides sent
 	Here      side         `json:"client"`
 	There     side         `json:"server"`
 }
@@ -270,6 +271,8 @@ func (r *result) conclude() error {
 		return fmt.Errorf("the two ends disagree on the provider: %q here, %q there", here.Provider, there.Provider)
 	}
 	r.Provider, r.Fallback = here.Provider, here.Fallback
+	r.Ways = here.Ways
+	r.Ways.add(there.Ways)
 	r.SendRate = float64(there.Received) / there.Seconds
 	r.RecvRate = float64(here.Received) / here.Seconds
 	r.Messages = (r.SendRate + r.RecvRate) / float64(r.Spec.Size)

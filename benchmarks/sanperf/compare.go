@@ -11,9 +11,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/sanconn/san"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // What is measured by default. Many short rounds bring the compared measurements close
@@ -127,12 +129,20 @@ func runCompare(ctx context.Context, std stdio, args []string) error {
 	rounds := fs.Int("rounds", defaultRounds, "`number` of rounds; each measures everything once, so that neighbours in time are compared")
 	require := fs.Bool("require", false, "fail where a connection of the SAN column does not move")
 	asJSON := fs.Bool("json", false, "print one JSON document, every round's values included")
+	profile := fs.String("simulate", "", "`family` of a simulated RDMA device to run the SAN column on: "+strings.Join(hwsim.Profiles(), ", "))
 	rest, err := parseArgs(fs, args, 1)
 	if err != nil {
 		return err
 	}
 	if *rounds < 1 || *rounds > 1000 {
 		return usagef("compare: %d rounds are outside 1 to 1000", *rounds)
+	}
+	simulated := hwsim.Settings()
+	if *profile != "" && simulated == "" {
+		if len(rest) > 0 {
+			return usagef("compare: -simulate has its own server, as the device is in this host's memory")
+		}
+		return simulate(ctx, std, *profile, args)
 	}
 
 	var contenders []contender
@@ -158,11 +168,24 @@ func runCompare(ctx context.Context, std stdio, args []string) error {
 	}
 
 	c := newComparison(contenders, *rounds, time.Duration(length), read)
-	for round := range *rounds {
+	c.Simulated = simulated
+	if err := c.measure(ctx, std, contenders, time.Duration(warmup)); err != nil {
+		return err
+	}
+	if *asJSON {
+		return printJSON(std.out, c)
+	}
+	c.print(std.out)
+	return nil
+}
+
+// measure makes all rounds.
+func (c *comparison) measure(ctx context.Context, std stdio, contenders []contender, warmup time.Duration) error {
+	for round := range c.Rounds {
 		if terminal(std.err) {
-			fmt.Fprintf(std.err, "\rround %d of %d ", round+1, *rounds)
+			fmt.Fprintf(std.err, "\rround %d of %d ", round+1, c.Rounds)
 		}
-		if err := c.round(ctx, round, contenders, time.Duration(warmup)); err != nil {
+		if err := c.round(ctx, round, contenders, warmup); err != nil {
 			return err
 		}
 	}
@@ -170,10 +193,6 @@ func runCompare(ctx context.Context, std stdio, args []string) error {
 		fmt.Fprint(std.err, "\r                    \r")
 	}
 	c.conclude()
-	if *asJSON {
-		return printJSON(std.out, c)
-	}
-	c.print(std.out)
 	return nil
 }
 
@@ -204,6 +223,7 @@ func (c *comparison) round(ctx context.Context, round int, contenders []contende
 				return err
 			}
 			c.add(who.name, w, r)
+			c.addWays(w, r.Ways)
 		}
 	}
 	return nil

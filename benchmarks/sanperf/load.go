@@ -65,6 +65,7 @@ type side struct {
 	TotalSent     int64   `json:"total_sent_bytes"`
 	TotalReceived int64   `json:"total_received_bytes"`
 	Allocs        uint64  `json:"allocs"`          // of Go heap objects
+	Ways          ways    `json:"ways"`            // of all that this side sent, the warm-up included
 	Error         string  `json:"error,omitempty"` // why there is no result
 
 	rtt *distribution
@@ -93,6 +94,7 @@ func (l *load) now() moment {
 // arrived, something has gone wrong, or ctx or the time is over. It closes the connections.
 func (l *load) run(ctx context.Context) (*side, error) {
 	l.pattern = newPattern(l.spec.Size)
+	before := waysSoFar(l.conns)
 	if l.mode == modePing {
 		l.rtt = make([]histogram, len(l.conns))
 	}
@@ -152,6 +154,7 @@ func (l *load) run(ctx context.Context) (*side, error) {
 		return nil, errors.New("the streams ended before the measured time began")
 	}
 	s.TotalSent, s.TotalReceived = l.sent.total.Load(), l.got.total.Load()
+	s.Ways = waysSoFar(l.conns).since(before)
 	return s, nil
 }
 

@@ -17,6 +17,8 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // Exit codes of the process.
@@ -56,6 +58,7 @@ type stdio struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	hwsim.Use()
 	os.Exit(run(ctx, stdio{os.Stdin, os.Stdout, os.Stderr}, os.Args[1:]))
 }
 

@@ -145,6 +145,8 @@ func TestAWrongCommandLineIsExplainedInOneLine(t *testing.T) {
 		{"compare -rounds 0", "0 rounds"},
 		{"-rounds 0", "0 rounds"},
 		{"compare unix:/tmp/x", "no TCP or SAN"},
+		{"compare -simulate nonsense", "there are mlx5-roce,"},
+		{"compare -simulate mlx5-roce localhost", "its own server"},
 	} {
 		code, stdout, stderr := sanperf(t, strings.Fields(test.args)...)
 		if code != exitUsage || !strings.Contains(stderr, test.want) || strings.Count(stderr, "\n") != 1 || stdout != "" {

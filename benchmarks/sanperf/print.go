@@ -41,6 +41,9 @@ func printResult(w io.Writer, r *result) {
 	fmt.Fprintf(w, "%13.2f s  %s\n", r.Here.Seconds, figures(r.Spec.Mode, r.SendRate, r.RecvRate, r.RoundTrip))
 	fmt.Fprintf(w, "by %s: %s messages/s, %.3f CPU seconds per GB (client %.2f s, server %.2f s)\n",
 		r.Provider, count(r.Messages), r.CPUPerGB, r.Here.CPU, r.There.CPU)
+	if r.Ways.carried() {
+		r.Ways.print(w)
+	}
 }
 
 // figures formats rates or round trips for one line.

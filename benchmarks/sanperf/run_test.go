@@ -106,7 +106,7 @@ func TestAClientPrintsALineForEachInterval(t *testing.T) {
 			intervals++
 		}
 	}
-	if intervals < 2 || !strings.Contains(lines[len(lines)-1], "CPU seconds per GB") {
+	if intervals < 2 || !strings.Contains(out, "CPU seconds per GB") {
 		t.Errorf("%d intervals in:\n%s", intervals, out)
 	}
 }

@@ -18,6 +18,16 @@ type comparison struct {
 	Seconds float64     `json:"seconds_per_measurement"`
 	Read    int         `json:"read"` // bytes that each Read has room for
 	Rows    []*tableRow `json:"rows"`
+
+	Simulated string    `json:"simulated,omitempty"` // the settings of a device that is none
+	Ways      []*wayRow `json:"ways,omitempty"`      // of the SAN, by workload
+}
+
+// A wayRow is how one workload's bytes went in all rounds.
+type wayRow struct {
+	of   workload
+	Name string `json:"name"`
+	ways
 }
 
 type tableRow struct {
@@ -87,6 +97,37 @@ func (c *comparison) add(contender string, w workload, r *result) {
 	}
 }
 
+// addWays adds to the workload's row how bytes went that package san carried.
+func (c *comparison) addWays(w workload, went ways) {
+	if !went.carried() {
+		return
+	}
+	for _, row := range c.Ways {
+		if row.of == w {
+			row.add(went)
+			return
+		}
+	}
+	name := doing[w.mode] + ", " + byteSize(w.size).String()
+	c.Ways = append(c.Ways, &wayRow{of: w, Name: name, ways: went})
+}
+
+// printWays writes a row for each workload, and a line of all.
+func (c *comparison) printWays(out io.Writer) {
+	if len(c.Ways) == 0 {
+		return
+	}
+	lines := [][]string{append(append([]string{"how the SAN's bytes went"}, waysOfBytes...), waysTook...)}
+	var all ways
+	for _, row := range c.Ways {
+		all.add(row.ways)
+		lines = append(lines, append([]string{row.Name}, row.cells()...))
+	}
+	fmt.Fprintln(out)
+	printColumns(out, lines)
+	all.print(out)
+}
+
 func addNew(list []string, s string) []string {
 	if slices.Contains(list, s) {
 		return list
@@ -119,6 +160,9 @@ func (c *comparison) conclude() {
 // print writes the table: one row per figure, one column per contender, and
 // for the last contender its ratio and what it ran on.
 func (c *comparison) print(w io.Writer) {
+	if c.Simulated != "" {
+		fmt.Fprintf(w, simulatedBanner, c.Simulated)
+	}
 	fmt.Fprintf(w, "two processes, %s/%s, %d CPUs, %s; medians of %d interleaved rounds of %v s each, %v reads\n\n",
 		c.OS, c.Arch, c.CPUs, c.Go, c.Rounds, c.Seconds, byteSize(c.Read))
 	header := []string{""}
@@ -152,6 +196,7 @@ func (c *comparison) print(w io.Writer) {
 	if len(fallbacks) > 0 {
 		fmt.Fprintf(w, "The SAN column was TCP at times or always: %s\n", strings.Join(fallbacks, "; "))
 	}
+	c.printWays(w)
 }
 
 func percent(part, whole float64) float64 {

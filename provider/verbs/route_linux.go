@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/rdmalink"
 )
 
 // rdmaDevices remembers which network interfaces have an RDMA device. Finding
@@ -33,6 +34,9 @@ const deviceAge = 2 * time.Second
 // DeviceOf is the name of the RDMA device of a network interface, "" if it has
 // none.
 func DeviceOf(netdev string) string {
+	if rdmalink.Simulated != nil {
+		return rdmalink.Simulated[netdev]
+	}
 	r := &rdmaDevices
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,7 +101,7 @@ func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error)
 	switch {
 	case !cfg.allows(dst):
 		return "", fmt.Errorf("verbs: %v is not among the subnets allowed", dst)
-	case dst.IsLoopback(), dst.IsMulticast():
+	case dst.IsLoopback() && !rdmalink.Loopback(), dst.IsMulticast():
 		return "", fmt.Errorf("verbs: %v is a loopback or multicast address", dst)
 	case !HaveDevices():
 		return "", errNoDevice
@@ -134,9 +138,11 @@ func (r Route) leavesBy(dst netip.Addr) (string, error) {
 
 var errNoDevice = errors.New("verbs: this host has no RDMA device")
 
-// haveDevices is the quick answer for hosts without RDMA.
-// HaveDevices reports whether this host has an RDMA device.
-func HaveDevices() bool { return len(rdmamap.GetRdmaDeviceList()) > 0 }
+// HaveDevices reports whether this host has an RDMA device. It is the quick answer where
+// there is none.
+func HaveDevices() bool {
+	return len(rdmalink.Simulated) > 0 || len(rdmamap.GetRdmaDeviceList()) > 0
+}
 
 // servedAddresses are the addresses of this host that belong to an RDMA device,
 // of the families that the unspecified address within stands for.
@@ -146,7 +152,7 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr) {
 	}
 	ifis, _ := net.Interfaces()
 	for _, ifi := range ifis {
-		if ifi.Flags&net.FlagUp == 0 || ifi.Flags&net.FlagLoopback != 0 || DeviceOf(ifi.Name) == "" {
+		if ifi.Flags&net.FlagUp == 0 || ifi.Flags&net.FlagLoopback != 0 && !rdmalink.Loopback() || DeviceOf(ifi.Name) == "" {
 			continue
 		}
 		addrs, _ := ifi.Addrs()

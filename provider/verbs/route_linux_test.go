@@ -2,19 +2,49 @@ package verbs
 
 import (
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/testenv"
 )
+
+// A device that the kernel does not know serves the interfaces that it is said to, loopback
+// among them, and no file is opened for it.
+func TestSimulatedDeviceServes(t *testing.T) {
+	tried := tryNode
+	tryNode = func(path string) error { return &fs.PathError{Op: "open", Path: path, Err: syscall.EACCES} }
+	rdmalink.Simulated = map[string]string{"lo": "sim0"}
+	forgetNodes()
+	t.Cleanup(func() {
+		tryNode, rdmalink.Simulated = tried, nil
+		forgetNodes()
+	})
+	at := netip.MustParseAddr("127.0.0.1")
+	if device, err := ServedBy(at, Route{}, Config{}); device != "sim0" || err != nil || !HaveDevices() {
+		t.Errorf("%v is served by %q, %v", at, device, err)
+	}
+	if list := servedAddresses(netip.IPv4Unspecified(), false); !slices.Contains(list, at) {
+		t.Errorf("served are %v", list)
+	}
+	if DeviceOf("eth0") != "" {
+		t.Error("an interface that it was not said of has the device")
+	}
+	if err := nodesRefused(); err != nil {
+		t.Error(err)
+	}
+}
 
 func TestServedBySaysWhyNot(t *testing.T) {
 	subnet := Config{Subnets: []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16")}}

@@ -35,6 +35,13 @@ type windows struct {
 	wr   [1]ibv.SendWR
 }
 
+// windowsBound counts binds of all windows of the process.
+var windowsBound atomic.Uint64
+
+// WindowsBound returns how often this process has bound a memory window, probes not counted. It
+// may be called concurrently.
+func WindowsBound() uint64 { return windowsBound.Load() }
+
 type window struct {
 	mw    *ibv.MW // nil: closed
 	index int
@@ -76,6 +83,7 @@ func (ws *windows) bind(r *regcache.Region, b []byte, access ibv.Access) (*windo
 	if n > 0 {
 		ws.free = ws.free[:last]
 		w.bound = true
+		windowsBound.Add(1)
 	}
 	if err != nil {
 		if n > 0 {

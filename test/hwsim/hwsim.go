@@ -1,6 +1,6 @@
 // Package hwsim builds the simulated RDMA device (src, README.md) for tests and has them
 // run on it: in processes of their own, which load it in the place of rdma-core's
-// libraries. Only tests and benchmarks/hwsim import it.
+// libraries. Only tests and benchmarks import it.
 package hwsim
 
 import (
@@ -15,10 +15,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/testenv"
 )
 
@@ -124,7 +126,7 @@ func compile(cc, dir string, entries []os.DirEntry) (missing bool, err error) {
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		missing = errors.Is(err, exec.ErrNotFound) || bytes.Contains(out, []byte(".h: No such file"))
+		missing = errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || bytes.Contains(out, []byte(".h: No such file"))
 		return missing, fmt.Errorf("%s: %w\n%s", cc, err, out)
 	}
 	for _, name := range names {
@@ -143,10 +145,30 @@ type Fabric struct {
 	libraries, file, settings string
 }
 
+// Profiles are the device families that the setting "profile" knows.
+func Profiles() (names []string) {
+	source, _ := sources.ReadFile("src/profile.c")
+	for _, found := range profileName.FindAllSubmatch(source, -1) {
+		names = append(names, string(found[1]))
+	}
+	return names
+}
+
+var profileName = regexp.MustCompile(`\.name = "([^"]+)"`)
+
+// Settings are those of the fabric that this process is on; "": it is on none.
+func Settings() string {
+	_, settings, _ := strings.Cut(os.Getenv(variable), "?")
+	return settings
+}
+
 // In makes a fabric in a directory, for programs that are no tests. The settings are
 // KEY=VALUE,….
 func In(dir, settings string) (Fabric, error) {
-	libraries, _, err := build()
+	libraries, missing, err := build()
+	if missing {
+		err = fmt.Errorf("the simulated device needs a C compiler and rdma-core's headers (Debian and Ubuntu: apt install gcc libc6-dev libibverbs-dev librdmacm-dev; Fedora: dnf install gcc rdma-core-devel): %w", err)
+	}
 	return Fabric{libraries, filepath.Join(dir, "fabric"), settings}, err
 }
 
@@ -166,6 +188,29 @@ func (f Fabric) Programs() []string {
 	return append(os.Environ(), "LD_LIBRARY_PATH="+f.libraries, variable+"="+f.file+"?"+f.settings)
 }
 
+// Use has package san find the device, if this process is on a fabric: it serves the loopback
+// addresses then, and is the only one. A program calls it before it uses package san.
+func Use() {
+	if os.Getenv(variable) != "" {
+		rdmalink.Simulated = map[string]string{"lo": Device}
+	}
+}
+
+// Work is what the devices of a fabric have executed, in all its processes so far.
+type Work struct {
+	Sends, Inline, Writes, Reads, Binds int64 // work requests; of those, how many were inline
+}
+
+// Work counts what was executed.
+func (f Fabric) Work() (w Work, err error) {
+	for word, to := range map[int]*int64{sends: &w.Sends, inline: &w.Inline, writes: &w.Writes, reads: &w.Reads, binds: &w.Binds} {
+		if *to, err = f.sum(word); err != nil {
+			return w, err
+		}
+	}
+	return w, nil
+}
+
 // What a process counts, as src/shared.h has it.
 const (
 	procs      = 8
@@ -173,6 +218,12 @@ const (
 	objects    = 10
 	complaints = 16
 	attached   = 17
+	sends      = 18
+	writes     = 19
+	reads      = 20
+	binds      = 21
+	inline     = 27
+	resets     = procs * words * 8 // where they are counted
 )
 
 var kinds = [objects]string{"contexts", "protection domains", "memory regions", "memory windows", "completion channels",
@@ -209,6 +260,26 @@ func (f Fabric) Check(t testing.TB) {
 	f.Used(t)
 	if n, _ := f.sum(complaints); n != 0 {
 		t.Errorf("the simulated device has %d complaints", n)
+	}
+}
+
+// Reset has the devices of the fabric that this process is on reset, in all its processes:
+// their connections end, and new ones can be made.
+func Reset(t testing.TB) {
+	t.Helper()
+	path, _, _ := strings.Cut(os.Getenv(variable), "?")
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var word [4]byte
+	if _, err := file.ReadAt(word[:], resets); err != nil {
+		t.Fatal(err)
+	}
+	binary.NativeEndian.PutUint32(word[:], binary.NativeEndian.Uint32(word[:])+1)
+	if _, err := file.WriteAt(word[:], resets); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -31,23 +31,24 @@ func TestRules(t *testing.T) {
 }
 
 // In timed mode nothing comes before its time, and it comes right, if it is to come at all.
+// What costs a NIC or the kernel time takes that, or none where costs are off.
 func TestTimed(t *testing.T) {
 	if testenv.Device() != "" {
 		return // the lane of real drivers
 	}
 	program := compiled(t, "timed")
-	for _, tt := range []struct{ latency, bandwidth, moved string }{
-		{"2000", "50000000000", "1"},
-		{"2000", "50000000000", "0"},
-		{"500000", "1000000000", "1"},
-		{"500000", "1000000000", "0"},
+	for _, tt := range []struct{ latency, bandwidth, moved, costs string }{
+		{"2000", "50000000000", "1", "1"},
+		{"2000", "50000000000", "0", "0"},
+		{"500000", "1000000000", "1", "0"},
+		{"500000", "1000000000", "0", "1"},
 	} {
-		s := fmt.Sprintf("latency_ns=%s,bandwidth=%s", tt.latency, tt.bandwidth)
+		s := fmt.Sprintf("latency_ns=%s,bandwidth=%s,costs=%s,bind_ns=1000000,wake_ns=1000000", tt.latency, tt.bandwidth, tt.costs)
 		if tt.moved == "0" {
 			s += ",no_copy"
 		}
 		t.Run(s, func(t *testing.T) {
-			New(t, s).run(t, program, tt.latency, tt.bandwidth, tt.moved)
+			New(t, s).run(t, program, tt.latency, tt.bandwidth, tt.moved, tt.costs)
 		})
 	}
 }

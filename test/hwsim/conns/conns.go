@@ -1,6 +1,6 @@
-// Package conns makes connections over the simulated device, which is not among the kernel's,
-// where package san looks for the one that serves an address: as package san makes them, but
-// for that, and in one process. Only tests and benchmarks/hwsim import it.
+// Package conns makes connections over the simulated device as package san makes them, but by
+// the settings of package verbs and of sessions, which package san does not show. Only tests and
+// benchmarks/hwsim import it.
 package conns
 
 import (

@@ -4,6 +4,7 @@
 struct config config;
 
 enum { US = 1000, MS = 1000 * US };
+#define UNSET UINT64_MAX
 
 static const struct {
 	const char *key;
@@ -18,6 +19,14 @@ static const struct {
 	{"cm_timeout_ms", &config.cm_timeout_ns, MS},
 	{"latency_ns", &config.latency_ns, 1},
 	{"bandwidth", &config.bytes_per_s, 1},
+};
+
+static const struct {
+	const char *key;
+	enum cost kind;
+} costs[] = {
+	{"reg_ns", COST_REG}, {"reg_ps", COST_REG_BYTE_PS}, {"dereg_ns", COST_DEREG}, {"bind_ns", COST_BIND},
+	{"qp_ns", COST_QP}, {"slow_qp_ns", COST_SLOW_QP}, {"wake_ns", COST_WAKE},
 };
 
 static const struct {
@@ -37,6 +46,7 @@ static const struct {
 } switches[] = {
 	{"calm", &config.calm},
 	{"silent", &config.silent},
+	{"costs", &config.costs},
 	{"no_copy", &config.no_copy},
 	{"grh", &config.grh},
 };
@@ -60,6 +70,9 @@ static bool set(const char *key, const char *value)
 	for (i = 0; i < sizeof words / sizeof *words; i++)
 		if (!strcmp(key, words[i].key))
 			return *words[i].word = n * words[i].unit, true;
+	for (i = 0; i < sizeof costs / sizeof *costs; i++)
+		if (!strcmp(key, costs[i].key))
+			return config.cost[costs[i].kind] = n, true;
 	for (i = 0; i < sizeof numbers / sizeof *numbers; i++)
 		if (!strcmp(key, numbers[i].key))
 			return *numbers[i].number = n, true;
@@ -70,6 +83,17 @@ static bool set(const char *key, const char *value)
 		if (!strcmp(key, limits[i].key))
 			return config.limit[limits[i].kind] = n, true;
 	return false;
+}
+
+// set_costs takes the profile's where nothing else is set, and none where they are off.
+static void set_costs(void)
+{
+	for (int i = 0; i < N_COSTS; i++) {
+		if (!config.timed || !config.costs)
+			config.cost[i] = 0;
+		else if (config.cost[i] == UNSET)
+			config.cost[i] = config.profile->cost[i];
+	}
 }
 
 // A key that is not known ends the program: a test would otherwise run on another device
@@ -83,8 +107,10 @@ int read_config(void)
 		.profile = find_profile("mlx5-roce"),
 		.jitter_ns = 30 * US, .flush_ns = 3 * MS, .kernel_ns = 50 * US,
 		.timewait_ns = 20 * MS, .cm_timeout_ns = 50 * MS,
-		.bytes_per_s = 50000000000,
+		.bytes_per_s = 50000000000, .costs = true,
 	};
+	for (int i = 0; i < N_COSTS; i++)
+		config.cost[i] = UNSET;
 	if (!env || strlen(env) >= sizeof copy)
 		return ENOENT;
 	strcpy(copy, env);
@@ -106,6 +132,7 @@ int read_config(void)
 	if (config.profile->transport == IBV_TRANSPORT_IWARP)
 		config.loss = 0; // TCP makes up for it
 	config.timed = config.latency_ns > 0;
+	set_costs();
 	config.no_copy &= config.timed;
 	config.calm |= config.timed;
 	return 0;

@@ -10,7 +10,12 @@ struct channel {
 struct notice {
 	struct event e;
 	struct cq *cq;
+	struct notice *next;
+	uint64_t due;
 };
+
+// Interrupts on their way, in their order; guarded by hw.mu.
+static struct notice *interrupts, **last_interrupt = &interrupts;
 
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *v)
 {
@@ -71,6 +76,8 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *v, int n, void *owner, struct i
 	return &c->cq;
 }
 
+static void forget_interrupts(struct cq *);
+
 static bool is_of(struct event *e, void *cq) { return ((struct notice *)e)->cq == cq; }
 static void drop(struct event *e) { free(e); }
 
@@ -97,6 +104,7 @@ int ibv_destroy_cq(struct ibv_cq *cq)
 		cq->channel->refcnt--;
 	}
 	disarm(c);
+	forget_interrupts(c);
 	forget_async(context_of(cq->context), cq);
 	while (c->async_events)
 		pthread_cond_wait(&hw.acked, &hw.mu);
@@ -152,16 +160,56 @@ int cq_notify(struct ibv_cq *cq, int solicited)
 	return 0;
 }
 
+// announce has the program woken, after the time that this takes. Until then the engine goes
+// on working, as for a queue that is armed.
 static void announce(struct cq *c)
 {
 	struct notice *n;
 
-	disarm(c);
-	if (!c->cq.channel)
-		return;
+	c->armed = UNARMED;
 	n = calloc(1, sizeof *n);
 	n->cq = c;
-	events_put(&((struct channel *)c->cq.channel)->events, &n->e);
+	n->due = config.cost[COST_WAKE] ? hw.now + config.cost[COST_WAKE] : 0;
+	*last_interrupt = n;
+	last_interrupt = &n->next;
+	if (!n->due)
+		cq_run(0);
+	else
+		wake_engine();
+}
+
+uint64_t cq_run(uint64_t now)
+{
+	struct notice *n;
+
+	while ((n = interrupts) && n->due <= now) {
+		interrupts = n->next;
+		if (!interrupts)
+			last_interrupt = &interrupts;
+		atomic_fetch_sub(&hw.armed, 1);
+		if (n->cq->cq.channel)
+			events_put(&((struct channel *)n->cq->cq.channel)->events, &n->e);
+		else
+			free(n);
+	}
+	return n ? n->due : NEVER;
+}
+
+// forget_interrupts is for the end of a queue.
+static void forget_interrupts(struct cq *c)
+{
+	struct notice **at = &interrupts, *n;
+
+	while ((n = *at)) {
+		if (n->cq != c) {
+			at = &n->next;
+			continue;
+		}
+		*at = n->next;
+		atomic_fetch_sub(&hw.armed, 1);
+		free(n);
+	}
+	last_interrupt = at;
 }
 
 // overrun is the end of all queue pairs of the queue: what has completed is lost

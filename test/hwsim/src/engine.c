@@ -5,7 +5,10 @@
 #include <sched.h>
 #include <signal.h>
 
-enum { PACKETS = 512 }; // from one process in a step
+enum {
+	PACKETS = 512, // from one process in a step
+	LOOK = 50000000, // ns: how long nothing may be looked at, as nothing announces a reset
+};
 
 static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -70,11 +73,13 @@ uint64_t step(void)
 {
 	uint64_t now = hw.now = now_ns(), next = NEVER;
 
+	look_for_reset();
 	for (int from = 0; from < PROCS; from++)
 		next = min(next, receive(from, now));
 	hw.again = false;
 	next = min(next, run_busy(now));
 	next = min(next, cm_run(now));
+	next = min(next, cq_run(now));
 	return hw.again ? now : next;
 }
 
@@ -90,7 +95,7 @@ static void *engine(void *unused)
 		next = step();
 		pthread_mutex_unlock(&hw.mu);
 		if (next > now_ns())
-			wait_bell(seen, next);
+			wait_bell(seen, min(next, now_ns() + LOOK));
 		else
 			sched_yield(); // others want the lock
 	}

@@ -23,6 +23,12 @@
 
 // ---- configuration (config.c, profile.c) ----
 
+// What takes a device's or the kernel's time besides bytes: in ns, but for a byte's.
+enum cost {
+	COST_REG, COST_REG_BYTE_PS, COST_DEREG, COST_BIND, COST_QP, COST_SLOW_QP, COST_WAKE,
+	N_COSTS,
+};
+
 // What the environment variable HWSIM says, and the profile that it names.
 struct config {
 	char path[256];
@@ -39,6 +45,8 @@ struct config {
 	bool silent; // a process that dies takes its host along: nobody says so
 	bool timed; // by latency_ns and bytes_per_s
 	uint64_t latency_ns, bytes_per_s;
+	bool costs; // what follows takes time, in timed mode
+	uint64_t cost[N_COSTS]; // the profile's, or another
 	bool no_copy; // RDMA writes and reads of 4 KiB and more are not moved: for figures
 	int limit[N_OBJECTS]; // of objects; 0: the profile's
 	int limit_errno; // of what exceeds them; 0: the profile's
@@ -67,6 +75,7 @@ struct profile {
 	bool round_up; // queues have more entries than requested: the next power of two
 	int full_errno; // of post_send and post_recv
 	int limit_errno; // of creating objects
+	uint64_t cost[N_COSTS];
 };
 
 extern struct config config;
@@ -214,6 +223,7 @@ int cq_poll(struct ibv_cq *, int, struct ibv_wc *);
 int cq_notify(struct ibv_cq *, int);
 void cq_put(struct cq *, const struct completion *); // hw.mu is held
 void cq_forget(struct cq *, struct qp *);
+uint64_t cq_run(uint64_t now); // announces what is due; hw.mu is held
 
 // ---- queue pairs (qp.c) ----
 
@@ -286,6 +296,7 @@ struct qp {
 	uint32_t next_msn;
 	int reads; // under way
 	uint64_t send_at; // not before
+	uint64_t busy_until; // in timed mode: with what it has taken to do
 	uint64_t progress_at; // when the peer last responded
 	int retries, rnr_retries; // left
 	bool stopped; // a work request has failed: nothing behind it is sent
@@ -348,18 +359,20 @@ bool srq_take(struct srq *, struct recv_wqe *);
 // ---- what lands late (landing.c) ----
 
 void land(struct landings *, const struct grant *, uint8_t *to, const uint8_t *from, uint32_t n);
-void land_completion(struct qp *, struct landings *, struct cq *, const struct completion *);
+void land_completion(struct qp *, struct landings *, struct cq *, const struct completion *, uint64_t due); // 0: of its own accord
 uint64_t land_due(struct qp *, struct landings *, uint64_t now); // the next time
 void land_all(struct landings *); // memory, not completions
 void land_drop(struct landings *);
 void land_grant(struct mr *, struct mw *); // all that was granted by one of them
 
-// ---- the engine (engine.c, requester.c, responder.c) ----
+// ---- the engine (engine.c, requester.c, responder.c, reset.c) ----
 
 #define NEVER UINT64_MAX
 enum { MTU = 4096 };
 uint64_t step(void); // hw.mu is held; the time of the next
 void start_engine(void);
+void look_for_reset(void); // reset.c; hw.mu is held
+void note_resets(void); // those before this process
 void wake_engine(void);
 
 uint64_t requester_run(struct qp *, uint64_t now);
@@ -372,7 +385,9 @@ void responder_flush(struct qp *);
 // ---- timed mode (timed.c) ----
 
 enum { UNMOVED_FROM = 4096 };
-uint64_t arrival(uint32_t n);
+uint64_t arrival(struct qp *, uint32_t n);
+void compute(uint64_t ns); // hw.mu is not held in these two
+void idle(uint64_t ns);
 bool unmoved(enum packet_type, uint32_t length);
 uint32_t packet_bytes(enum packet_type, uint32_t length, uint32_t left);
 void timed_engine(void);

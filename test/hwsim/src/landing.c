@@ -32,16 +32,16 @@ void land(struct landings *l, const struct grant *g, uint8_t *to, const uint8_t 
 	}
 }
 
-void land_completion(struct qp *q, struct landings *l, struct cq *cq, const struct completion *c)
+void land_completion(struct qp *q, struct landings *l, struct cq *cq, const struct completion *c, uint64_t due)
 {
 	struct landing *x;
 
-	if (config.calm && !l->first) {
+	if (config.calm && !l->first && !due) {
 		cq_put(cq, c);
 		return;
 	}
 	x = malloc(sizeof *x);
-	*x = (struct landing){.is_completion = true, .due = late(config.jitter_ns), .cq = cq, .c = *c};
+	*x = (struct landing){.is_completion = true, .due = due ? due : late(config.jitter_ns), .cq = cq, .c = *c};
 	append(l, x);
 	qp_busy(q);
 }

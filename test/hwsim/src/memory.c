@@ -74,6 +74,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 	}
 	if (!admit(N_MR))
 		return NULL;
+	compute(config.cost[COST_REG] + n * config.cost[COST_REG_BYTE_PS] / 1000);
 	m = calloc(1, sizeof *m);
 	m->access = access;
 	m->mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = n};
@@ -114,6 +115,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	((struct pd *)mr->pd)->users--;
 	pthread_mutex_unlock(&hw.mu);
 	count(N_MR, -1);
+	compute(config.cost[COST_DEREG]);
 	memset(m, 0x5a, sizeof *m);
 	free(m);
 	return 0;

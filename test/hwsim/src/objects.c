@@ -31,6 +31,7 @@ int start(void)
 		if (!failed) {
 			device.transport_type = config.profile->transport;
 			device.node_type = config.profile->transport == IBV_TRANSPORT_IWARP ? IBV_NODE_RNIC : IBV_NODE_CA;
+			note_resets();
 			start_engine();
 		} else {
 			fprintf(stderr, "hwsim: HWSIM: %s\n", strerror(failed));

@@ -3,6 +3,10 @@
 // the order that such devices have, not of one model.
 #include "hwsim.h"
 
+// What things take on a NIC; the README has the sources. None of them tells families apart.
+#define COSTS .cost = {[COST_REG] = 16000, [COST_REG_BYTE_PS] = 60, [COST_DEREG] = 10000, \
+	[COST_BIND] = 1000, [COST_QP] = 1000000, [COST_SLOW_QP] = 10000000, [COST_WAKE] = 5000}
+
 enum { WINDOWS_2B = IBV_DEVICE_MEM_WINDOW_TYPE_2B };
 
 static const struct profile profiles[] = {
@@ -17,7 +21,7 @@ static const struct profile profiles[] = {
 		.flags = WINDOWS_2B, // hw/mlx5/main.c: with imaicl alone
 		.round_up = true, // create_cq, calc_sq_size
 		.full_errno = ENOMEM, // providers/mlx5/qp.c: mlx5_wq_overflow
-		.limit_errno = ENOMEM, // cmd.c: BAD_RES_STATE and LIM of firmware commands
+		.limit_errno = ENOMEM, COSTS, // cmd.c: BAD_RES_STATE and LIM of firmware commands
 	},
 	{
 		.name = "mlx5-ib", .transport = IBV_TRANSPORT_IB, .link_layer = IBV_LINK_LAYER_INFINIBAND,
@@ -26,7 +30,7 @@ static const struct profile profiles[] = {
 		.max_qp = 1 << 17, .max_qp_wr = 1 << 15, .max_cq = 1 << 24, .max_cqe = (1 << 22) - 1,
 		.max_mr = 1 << 24, .max_pd = 1 << 24, .max_srq = 1 << 23, .max_srq_wr = 32767, .max_mw = 1 << 24,
 		.max_sge = 30, .max_sge_rd = 30, .max_rd_atomic = 16,
-		.flags = WINDOWS_2B, .round_up = true, .full_errno = ENOMEM, .limit_errno = ENOMEM,
+		.flags = WINDOWS_2B, .round_up = true, .full_errno = ENOMEM, .limit_errno = ENOMEM, COSTS,
 	},
 	{
 		.name = "bnxt_re", .transport = IBV_TRANSPORT_IB, .link_layer = IBV_LINK_LAYER_ETHERNET,
@@ -38,7 +42,7 @@ static const struct profile profiles[] = {
 		.max_mr = 256 << 10, .max_pd = 64 << 10, .max_srq = 4096, .max_srq_wr = 4095, .max_mw = 256 << 10,
 		.max_sge = 6, .max_sge_rd = 6, .max_rd_atomic = 126,
 		.flags = WINDOWS_2B, .no_mw_library = true, // the kernel's flag; providers/bnxt_re/main.c has no alloc_mw
-		.full_errno = ENOMEM, .limit_errno = ENOMEM,
+		.full_errno = ENOMEM, .limit_errno = ENOMEM, COSTS,
 	},
 	{
 		.name = "irdma-roce", .transport = IBV_TRANSPORT_IB, .link_layer = IBV_LINK_LAYER_ETHERNET,
@@ -48,7 +52,7 @@ static const struct profile profiles[] = {
 		.max_mr = 1 << 20, .max_pd = 256 << 10, .max_srq = 0, .max_srq_wr = 0, .max_mw = 1 << 20, // E810 has no SRQ
 		.max_sge = 13, .max_sge_rd = 13, .max_rd_atomic = 127,
 		.flags = 0, // windows there are, the flag there is not (hw/irdma/verbs.c, irdma_query_device)
-		.full_errno = ENOMEM, .limit_errno = ENOMEM,
+		.full_errno = ENOMEM, .limit_errno = ENOMEM, COSTS,
 	},
 	{
 		.name = "irdma-iwarp", .transport = IBV_TRANSPORT_IWARP, .link_layer = IBV_LINK_LAYER_ETHERNET,
@@ -58,7 +62,7 @@ static const struct profile profiles[] = {
 		.max_mr = 1 << 20, .max_pd = 256 << 10, .max_mw = 1 << 20,
 		.max_sge = 13, .max_sge_rd = 13, .max_rd_atomic = 127,
 		.no_imm_write = true, .no_last_wqe = true, .sink_needs_remote_write = true, .complete_when_sent = true,
-		.full_errno = ENOMEM, .limit_errno = ENOMEM,
+		.full_errno = ENOMEM, .limit_errno = ENOMEM, COSTS,
 	},
 	{
 		.name = "cxgb4", .transport = IBV_TRANSPORT_IWARP, .link_layer = IBV_LINK_LAYER_ETHERNET,
@@ -68,7 +72,7 @@ static const struct profile profiles[] = {
 		.max_mr = 1 << 20, .max_pd = 1 << 15, .max_srq = 1 << 10, .max_srq_wr = 1 << 10, .max_mw = 0,
 		.max_sge = 4, .max_sge_rd = 1, .max_rd_atomic = 32, // c4iw_query_device: T4_MAX_RECV_SGE, max_sge_rd 1
 		.no_imm_write = true, .no_last_wqe = true, .sink_needs_remote_write = true, .complete_when_sent = true,
-		.full_errno = ENOMEM, .limit_errno = ENOMEM,
+		.full_errno = ENOMEM, .limit_errno = ENOMEM, COSTS,
 	},
 	{
 		.name = "mana", .transport = IBV_TRANSPORT_IB, .link_layer = IBV_LINK_LAYER_ETHERNET,
@@ -78,7 +82,7 @@ static const struct profile profiles[] = {
 		.max_qp = 1 << 14, .max_qp_wr = 4096, .max_cq = 1 << 14, .max_cqe = 1 << 14,
 		.max_mr = 1 << 14, .max_pd = 1 << 14, .max_mw = 0,
 		.max_sge = 30, .max_sge_rd = 1, .max_rd_atomic = 16,
-		.full_errno = ENOMEM, .limit_errno = ENOMEM,
+		.full_errno = ENOMEM, .limit_errno = ENOMEM, COSTS,
 	},
 	{ // before it had reliable connections (hw/mana/qp.c, mana_ib_create_qp)
 		.name = "mana-raw", .transport = IBV_TRANSPORT_IB, .link_layer = IBV_LINK_LAYER_ETHERNET,
@@ -87,7 +91,7 @@ static const struct profile profiles[] = {
 		.max_qp = 1 << 14, .max_qp_wr = 4096, .max_cq = 1 << 14, .max_cqe = 1 << 14,
 		.max_mr = 1 << 14, .max_pd = 1 << 14, .max_mw = 0,
 		.max_sge = 30, .max_sge_rd = 1, .max_rd_atomic = 16,
-		.full_errno = ENOMEM, .limit_errno = ENOMEM,
+		.full_errno = ENOMEM, .limit_errno = ENOMEM, COSTS,
 	},
 	{
 		// hw/efa/efa_verbs.c, efa_create_qp: EOPNOTSUPP for what is neither SRD nor UD
@@ -96,7 +100,7 @@ static const struct profile profiles[] = {
 		.max_inline = 32, .max_qp = 1 << 10, .max_qp_wr = 4096, .max_cq = 1 << 10, .max_cqe = 1 << 15,
 		.max_mr = 1 << 16, .max_pd = 1 << 10,
 		.max_sge = 2, .max_sge_rd = 1,
-		.full_errno = ENOMEM, .limit_errno = ENOMEM,
+		.full_errno = ENOMEM, .limit_errno = ENOMEM, COSTS,
 	},
 };
 

@@ -77,6 +77,19 @@ static void make_queues(struct qp *q)
 		q->rq[i].sge = calloc(q->cap.max_recv_sge, sizeof(struct ibv_sge));
 }
 
+// take_time is what making a queue pair takes: one in 32 is slow.
+static void take_time(void)
+{
+	enum cost kind = COST_QP;
+
+	if (config.cost[COST_SLOW_QP]) {
+		pthread_mutex_lock(&hw.mu);
+		kind = chance(32) ? COST_QP : COST_SLOW_QP;
+		pthread_mutex_unlock(&hw.mu);
+	}
+	idle(config.cost[kind]);
+}
+
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 {
 	int failed = check_cap(a);
@@ -86,6 +99,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 		return errno = failed, NULL;
 	if (!fit_inline(&a->cap) || !admit(N_QP))
 		return NULL;
+	take_time();
 	if (!a->cap.max_send_sge)
 		a->cap.max_send_sge = 1;
 	if (!a->cap.max_recv_sge)

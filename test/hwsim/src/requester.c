@@ -7,9 +7,11 @@ enum { INFINITE = 7 }; // rnr_retry (9.7.5.2.8)
 
 static struct send_wqe *wqe(struct qp *q, uint32_t i) { return &q->sq[i % q->sq_size]; }
 static int peer_slot(const struct qp *q) { return slot_of(q->attr.dest_qp_num); }
+static bool of_window(const struct send_wqe *w) { return w->wr.opcode == IBV_WR_BIND_MW || w->wr.opcode == IBV_WR_LOCAL_INV; }
 static bool is_read(const struct send_wqe *w) { return w->wr.opcode == IBV_WR_RDMA_READ; }
 
 static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 // ---- completing ----
 
@@ -38,7 +40,7 @@ static void complete(struct qp *q, struct send_wqe *w, enum ibv_wc_status status
 		c.wc.byte_len = w->length;
 	}
 	if (status || q->sig_all || w->wr.send_flags & IBV_SEND_SIGNALED)
-		land_completion(q, &q->out, (struct cq *)q->qp.send_cq, &c);
+		land_completion(q, &q->out, (struct cq *)q->qp.send_cq, &c, of_window(w) && config.cost[COST_BIND] ? q->busy_until : 0);
 	free(w->inlined);
 	w->inlined = NULL;
 }
@@ -122,7 +124,7 @@ static enum progress emit(struct qp *q, struct send_wqe *w, enum packet_type typ
 		p->flags |= F_SOLICITED;
 	if (n && !gather(q, w, q->offset, n, skip ? NULL : (uint8_t *)(p + 1)))
 		return FAILED;
-	p->due = arrival(n);
+	p->due = arrival(q, n);
 	if (!lost())
 		put_end(to, p);
 	return SENT;
@@ -158,30 +160,31 @@ static enum progress send_read(struct qp *q, struct send_wqe *w)
 	return p;
 }
 
+// change_window executes at once, and has what is behind it wait.
+static enum ibv_wc_status change_window(struct qp *q, struct send_wqe *w, uint64_t now)
+{
+	if (config.cost[COST_BIND])
+		q->busy_until = max(q->busy_until, now) + config.cost[COST_BIND];
+	return w->wr.opcode == IBV_WR_BIND_MW ? mw_bind(q, &w->wr) : mw_invalidate_local(q, w->wr.invalidate_rkey);
+}
+
 // send_one executes the work request at q->sent, in part if a ring is full.
 static enum progress send_one(struct qp *q, struct send_wqe *w, uint64_t now)
 {
 	if (w->wr.send_flags & IBV_SEND_FENCE && q->reads)
 		return WAITS;
-	switch (w->wr.opcode) {
-	case IBV_WR_BIND_MW:
+	if (of_window(w)) {
 		if (!w->done)
-			w->status = mw_bind(q, &w->wr);
+			w->status = change_window(q, w, now);
 		w->done = true;
 		return w->status ? FAILED : SENT;
-	case IBV_WR_LOCAL_INV:
-		if (!w->done)
-			w->status = mw_invalidate_local(q, w->wr.invalidate_rkey);
-		w->done = true;
-		return w->status ? FAILED : SENT;
-	default:
-		if (!w->numbered) {
-			w->numbered = true;
-			w->msn = q->next_msn++;
-		}
-		if (q->completed == q->sent && !q->offset)
-			q->progress_at = now;
 	}
+	if (!w->numbered) {
+		w->numbered = true;
+		w->msn = q->next_msn++;
+	}
+	if (q->completed == q->sent && !q->offset)
+		q->progress_at = now;
 	if (is_read(w))
 		return send_read(q, w);
 	return send_message(q, w, w->wr.opcode == IBV_WR_RDMA_WRITE || w->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? P_WRITE : P_SEND);

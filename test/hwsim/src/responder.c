@@ -56,7 +56,7 @@ static bool send_owed(struct qp *q, const struct owed *o, enum packet_type type,
 	p->flags = (o->sent + n == o->length ? F_LAST : 0) | (skip ? F_UNMOVED : 0);
 	if (n && !skip)
 		memcpy(p + 1, from, n);
-	p->due = arrival(n);
+	p->due = arrival(q, n);
 	if (!(config.loss && chance(1000000) < config.loss))
 		put_end(to, p);
 	return true;
@@ -167,7 +167,7 @@ static void complete_receive(struct qp *q, const struct packet *p, enum ibv_wc_s
 			c.wc.invalidated_rkey = p->imm;
 		}
 	}
-	land_completion(q, &q->in, (struct cq *)q->qp.recv_cq, &c);
+	land_completion(q, &q->in, (struct cq *)q->qp.recv_cq, &c, 0);
 }
 
 // finished is behind a message's last packet.

@@ -75,6 +75,7 @@ struct proc {
 
 struct shared {
 	_Atomic int64_t counts[PROCS][COUNTS];
+	_Alignas(64) _Atomic uint32_t resets; // of all devices, which hwsim.go counts up
 	struct proc procs[PROCS];
 	struct ring rings[PROCS][PROCS]; // [from][to]
 };

@@ -5,6 +5,7 @@
 
 #include <sched.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 enum {
 	US = 1000, MS = 1000 * US,
@@ -17,17 +18,43 @@ enum {
 	AWAKE = 500 * US, // after a queue was armed, in the place of an interrupt
 };
 
-// arrival is when n bytes arrive that leave now: behind all that left before.
-uint64_t arrival(uint32_t n)
+// arrival is when n bytes arrive that leave now: behind all that left before, and behind what
+// their queue pair has to do first, which does not keep the link from others.
+uint64_t arrival(struct qp *q, uint32_t n)
 {
 	static uint64_t link_free;
+	uint64_t took = n * 1000000000ull / config.bytes_per_s;
 
 	if (!config.timed)
 		return 0;
 	if (link_free < hw.now)
 		link_free = hw.now;
-	link_free += n * 1000000000ull / config.bytes_per_s;
-	return link_free + config.latency_ns;
+	link_free += took;
+	q->busy_until += took;
+	if (q->busy_until < link_free)
+		q->busy_until = link_free;
+	return q->busy_until + config.latency_ns;
+}
+
+// compute takes a processor's time, as the kernel does that pins pages.
+void compute(uint64_t ns)
+{
+	uint64_t until;
+
+	if (!ns)
+		return;
+	for (until = now_ns() + ns; now_ns() < until; )
+		;
+}
+
+// idle takes time alone, as the kernel does that waits for a device's command.
+void idle(uint64_t ns)
+{
+	struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+
+	if (ns)
+		while (nanosleep(&t, &t))
+			;
 }
 
 // unmoved reports whether a message's payload stays where it is. Messages are moved, as
@@ -88,7 +115,12 @@ void timed_engine(void)
 // timed_post is for what was posted to a queue pair: it leaves at once.
 void timed_post(struct qp *q)
 {
+	uint64_t next;
+	bool reports;
+
 	hw.now = now_ns();
-	if (requester_run(q, hw.now) < hw.now + TICK)
+	next = requester_run(q, hw.now);
+	reports = q->out.first && next == q->out.first->due; // to who polls, if no queue is armed
+	if (next < hw.now + TICK && (!reports || atomic_load(&hw.armed)))
 		wake_engine(); // a ring is full, or a timer runs that no poll may be there for
 }

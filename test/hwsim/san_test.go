@@ -1,0 +1,281 @@
+//go:build linux && cgo
+
+package hwsim_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/test/hwsim"
+)
+
+// patience bounds whatever is to happen; a device that has gone is used again within half a
+// minute.
+const patience = time.Minute
+
+func TestMain(m *testing.M) {
+	hwsim.Use()
+	os.Exit(m.Run())
+}
+
+// TestPackageSAN has package san itself, by its public API, run on the simulated device.
+func TestPackageSAN(t *testing.T) {
+	if testenv.Device() != "" {
+		return // such a process, or the lane of real drivers
+	}
+	for _, settings := range []string{"seed=41,jitter_us=8", "seed=42,jitter_us=8,profile=bnxt_re", "seed=43,jitter_us=8,profile=irdma-iwarp", "latency_ns=2000"} {
+		t.Run(settings, func(t *testing.T) {
+			f := hwsim.New(t, settings)
+			child := exec.Command(os.Args[0], "-test.run=^(TestListenAndDial|TestHTTP|TestDeviceReset)$", "-test.timeout=3m", "-test.v")
+			child.Env = append(f.Env(), "SAN_PROVIDERS=verbs") // on one host it would be shm
+			out, err := child.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if n := bytes.Count(out, []byte("--- PASS")); n < 3 {
+				t.Errorf("%d tests ran\n%s", n, out)
+			}
+			f.Check(t)
+		})
+	}
+}
+
+// listen returns a listener of package san whose connections serve has.
+func listen(t *testing.T, serve func(net.Conn)) *san.Listener {
+	t.Helper()
+	l, err := new(san.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lacks := l.(*san.Listener).Unavailable(); len(lacks) > 0 {
+		t.Fatalf("the listener does without %v", lacks)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer c.Close()
+				serve(c)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		serving.Wait()
+	})
+	return l.(*san.Listener)
+}
+
+// echo sends back what comes, and keeps the last connection's error.
+type echo struct {
+	mu  sync.Mutex
+	by  string // provider; guarded by mu
+	err error  // guarded by mu
+}
+
+func (e *echo) serve(c net.Conn) {
+	b := make([]byte, 1<<20)
+	for {
+		n, err := c.Read(b)
+		if err == nil {
+			_, err = c.Write(b[:n])
+		}
+		e.mu.Lock()
+		e.by, e.err = san.InfoOf(c).Provider, err
+		e.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (e *echo) ended() (by string, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.by, e.err
+}
+
+// dial returns a connection that has moved.
+func dial(t *testing.T, l net.Listener) (*sanconn.Conn, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := (&san.Dialer{Policy: san.Require}).DialContext(ctx, "tcp", l.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { c.Close() })
+	if by := san.InfoOf(c).Provider; by != "verbs" {
+		t.Fatalf("it went by %q", by)
+	}
+	return c.(*sanconn.Conn), nil
+}
+
+// roundTrip has bytes come back.
+func roundTrip(c net.Conn, b []byte) error {
+	c.SetDeadline(time.Now().Add(patience))
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := c.Write(b)
+		wrote <- err
+	}()
+	got := make([]byte, len(b))
+	_, err := io.ReadFull(c, got)
+	if err == nil && !bytes.Equal(got, b) {
+		err = errors.New("other bytes came back")
+	}
+	return errors.Join(err, <-wrote)
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{1}).Read(b)
+	return b
+}
+
+// Connections of san.Dial and san.Listen move to verbs, and carry each size by it: small Writes
+// in messages, larger ones by RDMA.
+func TestListenAndDial(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // TestPackageSAN runs it
+	}
+	var e echo
+	l := listen(t, e.serve)
+	c, err := dial(t, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := c.Stats()
+	b := random(4 << 20)
+	for _, n := range []int{1, 100, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 4 << 20} {
+		if err := roundTrip(c, b[:n]); err != nil {
+			t.Fatalf("%d bytes: %v", n, err)
+		}
+	}
+	st := c.Stats()
+	if by, _ := e.ended(); by != "verbs" || st.TCPBytesSent != before.TCPBytesSent || st.TCPBytesReceived != before.TCPBytesReceived {
+		t.Errorf("%q at the listener; %d and %d bytes by TCP", by, st.TCPBytesSent, st.TCPBytesReceived)
+	}
+	if st.MessagesSent == 0 || st.OfferedBytesSent < 8<<20 {
+		t.Errorf("%d messages, %d bytes by RDMA, of %d", st.MessagesSent, st.OfferedBytesSent, st.BytesSent)
+	}
+}
+
+// net/http moves requests and answers over connections of package san, which begin on TCP.
+func TestHTTP(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // TestPackageSAN runs it
+	}
+	l, err := san.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		w.Write(body)
+	})}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Close()
+		<-served
+	})
+	var c net.Conn // the one that all requests share
+	transport := &http.Transport{MaxConnsPerHost: 1, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		var err error
+		c, err = new(san.Dialer).DialContext(ctx, network, address)
+		return c, err
+	}}
+	t.Cleanup(transport.CloseIdleConnections)
+	client := &http.Client{Transport: transport, Timeout: patience}
+	post := func(n int) error {
+		body := random(n)
+		resp, err := client.Post("http://"+l.Addr().String(), "", bytes.NewReader(body))
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if got, err := io.ReadAll(resp.Body); err != nil || !bytes.Equal(got, body) {
+			return fmt.Errorf("%d of %d bytes came back: %v", len(got), n, err)
+		}
+		return nil
+	}
+	testenv.Eventually(t, patience, func() error {
+		if err := post(256 << 10); err != nil {
+			t.Fatal(err)
+		}
+		if by := san.InfoOf(c).Provider; by != "verbs" {
+			return fmt.Errorf("after %d bytes it is on %q", san.InfoOf(c).TCPBytes, by)
+		}
+		return nil
+	})
+	before := san.InfoOf(c)
+	for _, n := range []int{0, 1, 4 << 10, 1 << 20, 5 << 20} {
+		if err := post(n); err != nil {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+	if after := san.InfoOf(c); after.Provider != "verbs" || after.SANBytes-before.SANBytes < 12<<20 {
+		t.Errorf("%+v", after)
+	}
+}
+
+// A device that is reset or removed ends its connections, at both ends, and new ones use it once
+// it is back (HARDWARE.md).
+func TestDeviceReset(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // TestPackageSAN runs it
+	}
+	var e echo
+	l := listen(t, e.serve)
+	c, err := dial(t, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := roundTrip(c, random(1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	hwsim.Reset(t)
+	c.SetDeadline(time.Now().Add(patience))
+	if n, err := c.Read(make([]byte, 1)); n > 0 || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("Read: %d, %v", n, err)
+	}
+	if n, err := c.Write(make([]byte, 1)); !errors.Is(err, syscall.EPIPE) { // as on TCP, where Read has had the reset
+		t.Errorf("Write: %d, %v", n, err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if _, err := e.ended(); !errors.Is(err, syscall.ECONNRESET) {
+			return fmt.Errorf("at the listener: %v", err)
+		}
+		return nil
+	})
+	testenv.Eventually(t, patience, func() error {
+		again, err := dial(t, l)
+		if err == nil {
+			err = roundTrip(again, random(1<<20))
+		}
+		return err
+	})
+}
