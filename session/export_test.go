@@ -30,3 +30,9 @@ func LengthsKept(t *testing.T, underWay, times int) (most int) {
 
 // BrokenDirect is what a Read that waits for transfers to its slice asks between its looks.
 func (s *Session) BrokenDirect() (n int, broken bool) { return s.brokenDirect() }
+
+// HoldReceiver keeps what guards the receiver until release, as an operation does that is stuck.
+func (s *Session) HoldReceiver() (release func()) {
+	s.rxMu.Lock()
+	return s.rxMu.Unlock
+}
