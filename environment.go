@@ -2,6 +2,7 @@ package san
 
 import (
 	"fmt"
+	"log"
 	"maps"
 	"math"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/sanconn/san/internal/trace"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
@@ -29,6 +31,7 @@ const (
 	envArena        = "SAN_ARENA"
 	envMove         = "SAN_MOVE"
 	envShmDir       = "SAN_SHM_DIR"
+	envTrace        = "SAN_TRACE"
 )
 
 // environment is what operators have set.
@@ -38,6 +41,8 @@ type environment struct {
 	disable    session.Feature
 	moveAtOnce bool   // SAN_MOVE=now
 	shmDir     string // SAN_SHM_DIR
+	tracePath  string // SAN_TRACE
+	trace      *trace.Log
 
 	// Of verbs:
 	subnets      []netip.Prefix // that it may serve; nil: all
@@ -59,6 +64,12 @@ var processEnvironment = sync.OnceValue(func() environment {
 	if e.arena > 0 {
 		regcache.SetArenaLimit(int64(e.arena) << 20)
 	}
+	if e.tracePath != "" {
+		var err error
+		if e.trace, err = trace.Open(e.tracePath); err != nil {
+			log.Printf("san: no trace, as %s says: %v", envTrace, err)
+		}
+	}
 	return e
 })
 
@@ -70,6 +81,7 @@ func parseEnvironment(lookup func(string) (string, bool)) environment {
 		disable:      v.features(),
 		moveAtOnce:   v.moveAtOnce(),
 		shmDir:       v.text(envShmDir),
+		tracePath:    v.text(envTrace),
 		subnets:      v.subnets(),
 		sharedDomain: v.onOff(envSharedDomain, false),
 		rdma: RDMA{

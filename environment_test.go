@@ -33,6 +33,7 @@ func TestParseEnvironment(t *testing.T) {
 		{name: "no level", vars: map[string]string{envServiceLevel: "16"}, err: "SAN_SERVICE_LEVEL=16"},
 		{name: "arena", vars: map[string]string{envArena: " 512 "}, want: environment{arena: 512}},
 		{name: "no arena", vars: map[string]string{envArena: "64M"}, err: "SAN_ARENA=64M"},
+		{name: "a trace", vars: map[string]string{envTrace: "/var/log/san.trace"}, want: environment{tracePath: "/var/log/san.trace"}},
 		{name: "moves now", vars: map[string]string{envMove: " NOW"}, want: environment{moveAtOnce: true}},
 		{name: "moves later", vars: map[string]string{envMove: "1"}, err: "SAN_MOVE=1"},
 		{name: "no exponent", vars: map[string]string{envAckTimeout: "2s"}, err: "SAN_ACK_TIMEOUT=2s"},

@@ -47,6 +47,7 @@ func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment) settin
 		s.attempt = moveTimeout
 	}
 	s.session.Disable |= env.disable
+	s.session.Trace = env.trace
 	return s
 }
 

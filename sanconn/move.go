@@ -129,6 +129,7 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 		return err
 	}
 	c.session, c.over, c.refused, c.left = s, false, nil, false
+	c.name(s)
 	c.keep.apply(s)
 	if c.reset.Load() {
 		s.ResetAtDeath(true)

@@ -1,6 +1,13 @@
 package session
 
-import "github.com/sanconn/san/internal/spin"
+import (
+	"time"
+
+	"github.com/sanconn/san/internal/spin"
+)
+
+// start is what side.since counts from.
+var start = time.Now()
 
 // await is the one place where a session waits: for these events, and then for test, unless
 // there are none, and it need not wait. test makes what progress it can, and returns the
@@ -28,7 +35,9 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 			c.ep.Arm(want)
 		default:
 			polls, armed = false, 0
-			sd.sleeps.Add(1)
+			if sd.sleeps.Add(1); sd.since.Load() == 0 {
+				sd.since.Store(int64(time.Since(start)))
+			}
 			sd.sleep()
 			sd.slept.Store(true)
 		}
@@ -51,6 +60,7 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 	}
 	if sd.wants.Load() != 0 {
 		sd.wants.Store(0)
+		sd.since.Store(0)
 		if !c.idle.fresh.Load() { // not Negotiate
 			c.joinIfAway()
 		}

@@ -233,6 +233,8 @@ func (s *Session) ended() {
 	s.rx.free()
 	s.rxMu.Unlock()
 	s.freeBox()
+	s.retire.begin()
 	s.ep.Retire()
+	live.remove(s)
 	close(s.closing.done)
 }

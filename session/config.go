@@ -1,6 +1,10 @@
 package session
 
-import "time"
+import (
+	"time"
+
+	"github.com/sanconn/san/internal/trace"
+)
 
 // Config tunes a session. The zero value is what most callers want. Rules such as
 // D12, here and elsewhere, are those of docs/MODEL.md.
@@ -45,6 +49,9 @@ type Config struct {
 	// connection is over and no operation is there to find out. It may call the session;
 	// Closed waits for its return. Nil: a note breaks the protocol.
 	OnNote func(note []byte)
+
+	// Trace gets a line for each step of the session (SAN_TRACE); nil: none.
+	Trace *trace.Log
 
 	// Disable switches features off, for tests and for operators
 	// (SAN_DISABLE).

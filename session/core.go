@@ -49,6 +49,9 @@ type core struct {
 	workers workers
 	loans   atomic.Int32 // memory that the application has
 	notes   notes        // of the peer
+
+	number    uint64 // of this session in its process
+	describer Describer
 }
 
 // workers are the background goroutines of a session, and its loans.
@@ -91,14 +94,20 @@ var (
 )
 
 func newCore(ep Endpoint, cfg Config) *core {
-	c := &core{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg, kind: queueKind}
+	sleeper, _ := ep.(Sleeper)
+	number := numbers.Add(1)
+	describer, _ := ep.(Describer)
+	if cfg.Trace != nil {
+		ep = newTraced(ep, cfg.Trace, number)
+	}
+	c := &core{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg, kind: queueKind, number: number, describer: describer}
 	if c.lim.Ring() {
 		c.kind = ringKind
 	}
 	for _, sd := range c.sides() {
 		sd.op.next = make(chan struct{}, 1)
 		sd.wake = make(chan struct{}, 1)
-		sd.sleeper, _ = ep.(Sleeper)
+		sd.sleeper = sleeper
 	}
 	c.idle.away.Store(true)
 	c.idle.fresh.Store(cfg.OnNote != nil)

@@ -18,6 +18,8 @@ package session
 
 import (
 	"errors"
+	"sync/atomic"
+	"time"
 
 	"github.com/sanconn/san/session/internal/wire"
 )
@@ -37,6 +39,10 @@ type Session struct {
 	heard   bool        // the peer's negotiation message has come; guarded by rd's op
 	alive   keepalive
 	closing closing
+
+	began  time.Time
+	who    atomic.Pointer[func() string] // see Name
+	retire retiring
 }
 
 // reading are the operations of the peer's direction, writing those of this end's.
@@ -60,9 +66,10 @@ var (
 func New(ep Endpoint, cfg Config) *Session {
 	e := &engine{newCore(ep, cfg.withDefaults())}
 	e.idle.owner = e
-	s := &Session{engine: e, reading: reading{e}, writing: writing{e}}
+	s := &Session{engine: e, reading: reading{e}, writing: writing{e}, began: time.Now()}
 	s.closing.done = make(chan struct{})
-	ep.Start(s)
+	live.add(s)
+	s.ep.Start(s)
 	if !cfg.Accepting {
 		s.introduce()
 	}

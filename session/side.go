@@ -21,6 +21,7 @@ type side struct {
 	sleeper Sleeper     // nil: the endpoint is none
 	asleep  atomic.Bool // in Sleep
 
+	since         atomic.Int64 // when the wait fell asleep, after start; 0: it has not
 	sleeps, polls atomic.Uint64
 }
 

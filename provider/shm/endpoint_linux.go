@@ -149,6 +149,13 @@ func (e *endpoint) awaited() (ev session.Events) {
 	return ev
 }
 
+// Describe implements session.Describer.
+func (e *endpoint) Describe() string {
+	own, peers := e.slot.own.control, e.slot.peers.control
+	return fmt.Sprintf("slot %d of the link with process %d; bytes in the rings: %d to the peer, %d from it; the peer sleeps: %v, waits for room: %v",
+		e.slot.number, e.link.peer.pid, own.out.Backlog(&peers.in), peers.out.Backlog(&own.in), e.out.ReaderSleeps(), e.in.WriterWaits())
+}
+
 // Err implements session.Endpoint.
 func (e *endpoint) Err() error {
 	if e.ended() {

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,27 @@ func (e *Endpoint) Device() string { return e.dev.ctx.Name }
 
 // Err implements session.Endpoint.
 func (e *Endpoint) Err() error { return e.q.ended() }
+
+// Describe implements session.Describer.
+func (e *Endpoint) Describe() string {
+	q := &e.q
+	if !session.LockSoon(&q.mu) {
+		return "of device " + e.dev.ctx.Name + ", busy: its lock is held"
+	}
+	defer q.mu.Unlock()
+	number, state := uint32(0), "ready"
+	if q.qp != nil {
+		number = q.qp.Num
+	}
+	switch {
+	case q.gone:
+		state = "ended"
+	case q.failing != nil:
+		state = fmt.Sprintf("in error: %v", q.failing)
+	}
+	return fmt.Sprintf("queue pair %d of %s, %s; sends under way: %d, RDMA reads %d, writes %d; arrived and not taken: %d messages",
+		number, e.dev.ctx.Name, state, e.send.underwayLocked(), e.mem.reads.n, e.mem.writes.n, e.recv.arrived.n)
+}
 
 // Start implements session.Waiting.
 func (e *Endpoint) Start(w session.Waker) { e.q.start(w) }

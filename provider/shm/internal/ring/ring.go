@@ -92,6 +92,9 @@ func (i *Incoming) Reset() {
 // Drained reports whether the reader has freed all that was published, by what it says.
 func (o *Outgoing) Drained(by *Incoming) bool { return by.head.Load() == o.tail.Load() }
 
+// Backlog is how many bytes were published and not freed, by what both ends say.
+func (o *Outgoing) Backlog(by *Incoming) uint64 { return o.tail.Load() - by.head.Load() }
+
 // Unread reports, when the reader's process has died, whether it left data unread. TCP
 // tells that by a reset; here the writer's process finds out from two positions, modulo 2³²:
 //

@@ -1,0 +1,87 @@
+package sanconn
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"weak"
+
+	"github.com/sanconn/san/session"
+)
+
+// Debug describes the connection to people who find it stuck: its carriers and how far each has
+// come, what its operations wait for and since when, and what is under way on the session. It
+// has several lines, whose form may change; docs/DEBUGGING.md explains them. It may be called
+// at any time, from any goroutine, and waits a few milliseconds at most: of what an operation
+// holds for longer, it says so.
+func (c *Conn) Debug() string {
+	text, s := c.describe()
+	if s != nil {
+		text += s.Debug()
+	}
+	return text
+}
+
+// describe describes the connection but for its session, which it returns.
+func (c *Conn) describe() (string, *session.Session) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v %v by %s\n", c.LocalAddr(), c.RemoteAddr(), c.Provider())
+	fmt.Fprintf(&b, "  tcp     %d bytes read%s, %d written%s\n", c.in.bytes.Load(), inUse(&c.in.op), c.out.written.Load(), inUse(&c.out.op))
+	if c.closed.Load() {
+		fmt.Fprintf(&b, "  closed  by the program\n")
+	}
+	if !session.LockSoon(&c.mu) {
+		fmt.Fprintf(&b, "  state   busy: its lock is held\n")
+		return b.String(), nil
+	}
+	defer c.mu.Unlock()
+	fmt.Fprintf(&b, "  state   %v; read %s; written %s\n", c.state.phase, c.state.in.describe(), c.state.out.describe())
+	for _, d := range []struct {
+		name string
+		*deadline
+	}{{"read", &c.in.deadline}, {"write", &c.out.deadline}} {
+		if !d.want.IsZero() {
+			fmt.Fprintf(&b, "  %s deadline in %v\n", d.name, time.Until(d.want).Round(time.Millisecond))
+		}
+	}
+	if c.leave != nil {
+		fmt.Fprintf(&b, "  leaving the SAN; asked for by this end: %v, the peer leaves, too: %v\n", c.leave.asked, c.leave.peer)
+	}
+	if c.refused != nil {
+		fmt.Fprintf(&b, "  the last move: %v\n", c.refused)
+	}
+	return b.String(), c.session
+}
+
+// inUse says that an operation of TCP, or a move, has a direction's lock.
+func inUse(op *sync.Mutex) string {
+	if !op.TryLock() {
+		return " (in use)"
+	}
+	op.Unlock()
+	return ""
+}
+
+// describe says whether the direction has moved, and ended.
+func (d *direction) describe() (text string) {
+	if text = "by TCP"; d.begun {
+		text = fmt.Sprintf("by the SAN from byte %d on", d.at)
+	}
+	if d.ended {
+		text += ", shut"
+	}
+	return text
+}
+
+// name tells a session whose it is, for session.Dump. It does not keep the connection alive.
+func (c *Conn) name(s *session.Session) {
+	weakly := weak.Make(c)
+	s.Name(c.LocalAddr(), c.RemoteAddr(), func() string {
+		if c := weakly.Value(); c != nil {
+			text, _ := c.describe()
+			return text
+		}
+		return "a connection that the program has forgotten\n"
+	})
+}

@@ -1,0 +1,191 @@
+package session
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Describer is what an endpoint is besides, if it has something to say of itself to people:
+// in one line, at any time before Retire, from any goroutine, without waiting for anything.
+type Describer interface {
+	Describe() string
+}
+
+// Debug describes the session to people: what its operations wait for and since when, and what
+// is under way in both directions. Its form may change; docs/DEBUGGING.md explains it. It may be
+// called at any time, and waits a few milliseconds at most: of what somebody holds, it says so.
+func (s *Session) Debug() string {
+	d := &description{}
+	d.line("session %d by %s, for %v", s.number, s.lim.Provider, since(s.began))
+	for _, sd := range []struct {
+		name string
+		*side
+	}{{"read", &s.rd}, {"write", &s.wr}, {"urgent", &s.ur}} {
+		d.line("  %-8s%s", sd.name, sd.describe())
+	}
+	d.locked(&s.txMu, "send", func() { s.tx.describe(d) })
+	d.locked(&s.rxMu, "receive", func() { s.rx.describe(d) })
+	if n := s.loans.Load(); n > 0 {
+		d.line("  lent    to the application: %d", n)
+	}
+	d.locked(&s.retire.mu, "endpoint", func() { s.describeEnd(d) })
+	return d.String()
+}
+
+// description is what Debug writes.
+type description struct{ strings.Builder }
+
+func (d *description) line(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
+
+// locked has f describe what mu guards, unless somebody holds it for long.
+func (d *description) locked(mu *sync.Mutex, name string, f func()) {
+	if !LockSoon(mu) {
+		d.line("  %-8sbusy: its lock is held", name)
+		return
+	}
+	defer mu.Unlock()
+	f()
+}
+
+const (
+	// A lock that is not had at lockTries looks, lockPause apart, is held by one that waits for
+	// something: for a copy it is held some 100 µs.
+	lockTries = 40
+	lockPause = 50 * time.Microsecond
+)
+
+// LockSoon locks mu, unless it is held longer than copies and system calls take.
+func LockSoon(mu *sync.Mutex) bool {
+	for range lockTries {
+		if mu.TryLock() {
+			return true
+		}
+		time.Sleep(lockPause)
+	}
+	return mu.TryLock()
+}
+
+// since is how long ago that was, as precisely as it matters.
+func since(t time.Time) time.Duration { return time.Since(t).Round(10 * time.Microsecond) }
+
+func (sd *side) describe() string {
+	users := sd.op.users.Load()
+	text := "idle"
+	if users > 0 {
+		text = "runs"
+	}
+	if wants, at := Events(sd.wants.Load()), sd.since.Load(); wants != 0 && at != 0 {
+		text = fmt.Sprintf("waits for %v, for %v", wants, since(start.Add(time.Duration(at))))
+	}
+	if users > 1 {
+		text += fmt.Sprintf(", %d more behind it", users-1)
+	}
+	return text + sd.describeState()
+}
+
+// describeState is why an operation has to end.
+func (sd *side) describeState() (text string) {
+	st := sd.state.Load()
+	for i, name := range []string{"interrupted", "shut", "closed", "the peer has closed", "taken", "the peer has reset"} {
+		if st&(1<<i) != 0 {
+			text += "; " + name
+		}
+	}
+	return text
+}
+
+// String returns the events' names.
+func (ev Events) String() string {
+	switch ev {
+	case RecvReady:
+		return "messages"
+	case SendReady:
+		return "room"
+	}
+	return "messages or room"
+}
+
+func (t *sender) describe(d *description) {
+	credit, _ := t.credits.Left()
+	d.line("  send    %d bytes in %d messages, credit for %d more", t.bytes, t.messages, credit)
+	if t.gone {
+		d.line("          the endpoint is closed")
+	}
+	for i := range t.owed.m[:t.owed.n] {
+		d.line("          waits for room: %v", t.owed.m[i].Type())
+	}
+	if t.dueOwed {
+		d.line("          waits for room: Credit")
+	}
+	if t.stalled {
+		d.line("          data waits for credit")
+	}
+	if t.last != 0 {
+		d.line("          last message: %v, sent: %v", t.last, t.lastOut)
+	}
+	if o := &t.box; o.buf != nil || o.inbox.Len > 0 || o.wanted {
+		d.line("  box     %d bytes: filled to %d, sent to %d, free to %d; RDMA writes under way: %d%s%s", len(o.buf), o.tail, o.sent, o.written,
+			t.writes.len(), when(o.plain, "; leaves in messages"), when(o.blocked.Load(), "; the queue is full"))
+		d.line("          the peer's inbox: %d bytes, filled to %d, read to %d%s", o.inbox.Len, o.filled, o.emptied,
+			when(o.wanted, "; asked for"))
+	}
+	if o := &t.offer; o.state != offerNone {
+		d.line("  offer   %d of this end: %d bytes, %s", o.id, o.total, [...]string{"none", "open", "cancelled", "over"}[o.state])
+	}
+}
+
+func when(is bool, text string) string {
+	if is {
+		return text
+	}
+	return ""
+}
+
+func (rx *receiver) describe(d *description) {
+	d.line("  receive %d bytes in %d messages, %d messages unread%s%s", rx.bytes, rx.messages, rx.kept,
+		when(!rx.begun, "; not negotiated"), when(rx.discard, "; thrown away"))
+	if rx.shut {
+		d.line("          the stream has ended%s%s", when(rx.closed, "; the peer has closed"), when(rx.aborted, "; by a reset"))
+	}
+	if in := &rx.inbox; in.buf != nil {
+		d.line("  inbox   %d bytes: filled to %d, read to %d, of which the peer knows %d%s", len(in.buf), in.filled, in.emptied, in.reported,
+			when(in.left, "; the peer has left it"))
+	}
+	if t := rx.open; t != nil {
+		d.line("  offer   %d of the peer: %d bytes, asked for %d, got %d, RDMA reads under way: %d%s%s%s", t.id, t.total, t.asked, t.got, t.reading,
+			when(t.stopped, "; withdrawn"), when(t.refused, "; refused"), when(rx.fetch.full.Load(), "; the queue is full"))
+	}
+	if n := rx.fetch.held; n > 0 {
+		d.line("  ahead   %d bytes of %d that may be fetched before a Read", n, rx.budget)
+	}
+}
+
+// retiring has Debug leave the endpoint alone once it is retired.
+type retiring struct {
+	mu   sync.Mutex // held while the endpoint is described
+	done bool
+}
+
+func (r *retiring) begin() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done = true
+}
+
+// describeEnd describes the endpoint, with retire.mu held.
+func (s *Session) describeEnd(d *description) {
+	if s.retire.done {
+		d.line("  endpoint retired")
+		return
+	}
+	if e := s.describer; e != nil {
+		d.line("  endpoint %s", e.Describe())
+	}
+	if p := s.failure.Load(); p != nil {
+		d.line("  over    %v", *p)
+	} else if err := s.ep.Err(); err != nil {
+		d.line("  over    %v", err)
+	}
+}

@@ -1,0 +1,85 @@
+package wire
+
+import "fmt"
+
+// names are the types' names in docs/PROTOCOL.md.
+var names = map[Type]string{
+	TypeNegotiate: "Negotiate", TypeData: "Data", TypeCredit: "Credit", TypeOfferRead: "OfferRead",
+	TypeReadDone: "ReadDone", TypeCancelRead: "CancelRead", TypeShutdown: "Shutdown", TypeClose: "Close",
+	TypeCloseAck: "CloseAck", TypeAbort: "Abort", TypePing: "Ping", TypePong: "Pong", TypeUrgent: "Urgent",
+	TypeRefuse: "Refuse", TypeAskInbox: "AskInbox", TypeInbox: "Inbox", TypeFill: "Fill",
+	TypeEmptied: "Emptied", TypeLeaveInbox: "LeaveInbox", TypeNote: "Note",
+}
+
+// String returns the type's name.
+func (t Type) String() string {
+	if name, ok := names[t]; ok {
+		return name
+	}
+	return fmt.Sprintf("type-%d", uint8(t))
+}
+
+// Text describes a message without its payload for people: its type, length and credit, and
+// what else it says. It takes whatever came.
+func Text(m []byte) string {
+	h, err := ParseHeader(m)
+	if err != nil {
+		return err.Error()
+	}
+	b := fmt.Appendf(nil, "%v len=%d credit=%d", h.Type, len(m), h.Credit)
+	switch h.Type {
+	case TypeNegotiate:
+		p, e := ParseParams(m)
+		b, err = fmt.Appendf(b, " version=%d credits=%d maxmessage=%d caps=%#x", p.Version, p.Credits, p.MaxMessage, p.Caps), e
+	case TypeOfferRead:
+		o, e := ParseOfferRead(m)
+		b, err = fmt.Appendf(b, " id=%d %s", o.ID, o.Memory.text()), e
+	case TypeReadDone:
+		d, e := ParseReadDone(m)
+		b, err = fmt.Appendf(b, " id=%d count=%d", d.ID, d.Count), e
+	case TypeCancelRead, TypeRefuse:
+		c, e := ParseCancel(m)
+		b, err = fmt.Appendf(b, " id=%d", c.ID), e
+	case TypeInbox:
+		i, e := ParseInbox(m)
+		b, err = fmt.Appendf(b, " %s", i.Memory.text()), e
+	case TypeFill:
+		f, e := ParseFill(m)
+		b, err = fmt.Appendf(b, " bytes=%d", f.Length), e
+	case TypeEmptied:
+		x, e := ParseEmptied(m)
+		b, err = fmt.Appendf(b, " upto=%d", x.Count), e
+	}
+	switch {
+	case err != nil:
+		b = fmt.Appendf(b, " (%v)", err)
+	case h.Type == TypeReadDone && h.Flags&FlagGone != 0:
+		b = append(b, " gone"...)
+	case h.Type != TypeReadDone && h.Flags&FlagMore != 0:
+		b = append(b, " more"...)
+	}
+	return string(b)
+}
+
+func (d Descriptor) text() string { return fmt.Sprintf("memory=%d key=%#x", d.Len, d.Key) }
+
+// Stream is how many bytes a message brings the stream forward: its sender's or, if back, the
+// other one, as a ReadDone does.
+func Stream(m []byte) (n int64, back bool) {
+	if len(m) < HeaderLen {
+		return 0, false
+	}
+	switch TypeOf(m) {
+	case TypeData:
+		return int64(len(m) - HeaderLen), false
+	case TypeOfferRead:
+		return int64(max(len(m)-OfferReadLen, 0)), false
+	case TypeFill:
+		f, _ := ParseFill(m)
+		return int64(f.Length), false
+	case TypeReadDone:
+		d, _ := ParseReadDone(m)
+		return int64(d.Count), true
+	}
+	return 0, false
+}
