@@ -54,6 +54,7 @@ func (s *Session) WakeRead()     { s.rd.signal() }
 
 // SetSpin is for how long waits poll from now on; no operation is in progress.
 func (s *Session) SetSpin(d time.Duration) { s.spin = d }
+
 // HoldReceiver keeps what guards the receiver until release, as an operation does that is stuck.
 func (s *Session) HoldReceiver() (release func()) {
 	s.rxMu.Lock()

@@ -270,6 +270,10 @@ func TestPrograms(t *testing.T) {
 		write(t, filepath.Join(top, "go.work"), "go 1.24\n\nuse ./echo\nuse ./other\n")
 		build(t, dir, ".")
 		build(t, top, "example.com/echo")
+		t.Setenv("GOWORK", "off")
+		write(t, filepath.Join(top, "go.work"), "go 1.24\n\nuse ./missing\n") // not to be read
+		write(t, filepath.Join(dir, "more.go"), "package main\n")
+		build(t, dir, ".")
 	})
 	t.Run("old go line", func(t *testing.T) {
 		dir := program(t, "echo", "go 1.21")

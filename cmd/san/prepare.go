@@ -102,7 +102,13 @@ func (b *builder) readEnv() error {
 	if err != nil {
 		return fmt.Errorf("go env: %w", err)
 	}
-	return json.Unmarshal(out, &b.env)
+	if err := json.Unmarshal(out, &b.env); err != nil {
+		return err
+	}
+	if b.env.GOWORK == "off" { // go's word where a go.work is not to be used
+		b.env.GOWORK = ""
+	}
+	return nil
 }
 
 // variables are what has to be set for go.
