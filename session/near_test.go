@@ -125,15 +125,7 @@ func TestTheReaderTellsThatTheEndIsNear(t *testing.T) {
 	for size, want := range map[int]int{10_000: 0, 40_000: 3, 90_000: 3} {
 		inBubble(t, func(t *testing.T) {
 			s, _, p := negotiated(t, inPieces(byRead), session.Config{KeepAlive: -1})
-			d, err := p.Expose(pattern(size), session.RemoteRead)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r := goRead(s, make([]byte, size))
-			p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
-			if r := within(t, r); r.n != size || r.err != nil {
-				t.Fatalf("Read: %+v", r)
-			}
+			readOffer(t, s, p, size)
 			told := 0
 			for m := p.recv(); m == nil || m[0] != tReadDone; m = p.recv() {
 				if m == nil {
@@ -160,15 +152,7 @@ func TestOneNearDoneWaitsForCredit(t *testing.T) {
 			p.send(tPing, 0)
 			pass(time.Millisecond)
 		}
-		d, err := p.Expose(pattern(size), session.RemoteRead)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := goRead(s, make([]byte, size))
-		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
-		if r := within(t, r); r.n != size || r.err != nil {
-			t.Fatalf("Read: %+v", r)
-		}
+		readOffer(t, s, p, size)
 		for range credits {
 			p.expect(tPong)
 		}
@@ -176,4 +160,18 @@ func TestOneNearDoneWaitsForCredit(t *testing.T) {
 		p.expect(tNearDone)
 		p.expect(tReadDone)
 	})
+}
+
+// readOffer has a Read take all of an offer by the raw peer.
+func readOffer(t *testing.T, s *session.Session, p *raw, size int) {
+	t.Helper()
+	d, err := p.Expose(pattern(size), session.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := goRead(s, make([]byte, size))
+	p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+	if r := within(t, r); r.n != size || r.err != nil {
+		t.Fatalf("Read: %+v", r)
+	}
 }
