@@ -108,9 +108,8 @@ func (d *difference) String() string {
 
 // confirmed returns a difference that is there each time, with pauses between the calls.
 func confirmed(tcp, r *diffRig, calls []diffCall) (d *difference) {
-	const times, pause = 3, 3 * time.Millisecond
-	for range times {
-		if d = compare(tcp, r, calls, pause); d == nil {
+	for _, pause := range []time.Duration{3, 30, 300} {
+		if d = compare(tcp, r, calls, pause*time.Millisecond); d == nil {
 			return nil
 		}
 	}
@@ -234,12 +233,15 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 	}
 	defer ends[0].Close()
 	defer ends[1].Close()
-	const nothing = 2 * time.Millisecond // for what is in the kernel already, and for what must not come
-	patience := func() time.Duration {
-		if i := len(results); want != nil && (i >= len(want) || !strings.Contains(want[i], "timeout")) {
-			return testTimeout
+	// due is how many bytes a Read finds on TCP before it finds nothing for its time; -1: it does not end so.
+	due := func() int {
+		i, n := len(results), -1
+		if want != nil && i < len(want) && strings.Contains(want[i], "timeout") {
+			fmt.Sscanf(want[i], "%d,", &n)
+		} else if want == nil {
+			n = 0 // what is in the kernel already, and what must not come
 		}
-		return nothing
+		return n
 	}
 	var moving sync.WaitGroup
 	defer moving.Wait()
@@ -258,19 +260,19 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 				move()
 			}
 		}
-		results = append(results, ends[call.end].do(call, patience()))
+		results = append(results, ends[call.end].do(call, due()))
 	}
 	time.Sleep(pause)
 	moving.Wait()
 	for _, call := range diffAtEnd {
-		results = append(results, ends[call.end].do(call, patience()))
+		results = append(results, ends[call.end].do(call, due()))
 	}
 	return results
 }
 
 // do makes a call, and returns its result: one that does not depend on how a stream comes in
 // pieces.
-func (e *diffEnd) do(call diffCall, patience time.Duration) string {
+func (e *diffEnd) do(call diffCall, due int) string {
 	type tcp interface {
 		CloseWrite() error
 		CloseRead() error
@@ -290,7 +292,7 @@ func (e *diffEnd) do(call diffCall, patience time.Duration) string {
 		e.written += n
 		return fmt.Sprintf("%d, %s", n, diffError(err))
 	case "Read":
-		return e.readAll(call.size, patience)
+		return e.readAll(call.size, due)
 	case "Close":
 		return diffError(e.Close())
 	case "CloseWrite":
@@ -321,11 +323,17 @@ func (e *diffEnd) do(call diffCall, patience time.Duration) string {
 	panic(call.what)
 }
 
-// readAll reads so many bytes, or up to an error.
-func (e *diffEnd) readAll(size int, patience time.Duration) string {
+// readAll reads so many bytes, or up to an error. What is due may take its time; behind it
+// nothing may come, if due is not negative, which is not waited for for long.
+func (e *diffEnd) readAll(size, due int) string {
+	const nothing = 2 * time.Millisecond
 	b := make([]byte, size)
 	n := 0
 	for {
+		patience := testTimeout
+		if due >= 0 && n >= due {
+			patience = nothing
+		}
 		if !e.expired {
 			e.SetReadDeadline(time.Now().Add(patience))
 		}
@@ -388,6 +396,18 @@ var diffExceptions = []diffException{
 	}},
 	{"sanconn.Conn.CloseWrite: it is no error if the stream has ended, or the peer has closed; after a reset it says so", func(d *difference) bool {
 		return d.on("CloseWrite") && strings.Contains(d.want, "not connected") && (d.got == "<nil>" || strings.Contains(d.got, "reset by peer"))
+	}},
+	{"sanconn.Conn.File, SyscallConn: a Write behind them to a peer that had closed finds that", func(d *difference) bool {
+		return d.on("Write") && d.before(d.call.end, "File", "Control") && d.before(1-d.call.end, "Close") &&
+			strings.Contains(d.got, "broken pipe") && strings.HasSuffix(d.want, "<nil>")
+	}},
+	{"sanconn.Conn.CloseWrite: a Write behind it finds that, also after a reset", func(d *difference) bool {
+		return d.on("Write") && d.before(d.call.end, "CloseWrite") && strings.Contains(d.got, "broken pipe") && strings.Contains(d.want, "reset by peer")
+	}},
+	{"sanconn.Conn.CloseRead: the peer's Writes wait or end at Close, also behind CloseWrite", func(d *difference) bool {
+		peer := 1 - d.call.end
+		return d.on("Write") && d.before(peer, "CloseRead") && d.before(peer, "CloseWrite") &&
+			strings.HasSuffix(d.got, "<nil>") && strings.Contains(d.want, "broken pipe")
 	}},
 	{"a reset: each call finds it, and TCP's first alone", func(d *difference) bool {
 		return strings.Contains(d.got, "reset by peer") &&

@@ -34,6 +34,7 @@ func (c *Conn) Close() error {
 		return c.opError(opClose, net.ErrClosed)
 	}
 	raceedge.Release()
+	c.cleanup.Stop() // or a connection that is forgotten would be closed twice
 	s, l, flushing := c.session, c.leave, c.out.flushing
 	if s != nil || flushing { // else the end of TCP ends all operations
 		c.in.deadline.end(c.tcp)
@@ -53,13 +54,12 @@ func (c *Conn) Close() error {
 	case s != nil:
 		return c.closeSession(s)
 	}
-	return c.tcp.Close()
+	return c.closeTCP()
 }
 
 // closeSession ends the session's stream and then TCP. The order matters: to a peer that is
 // on the session, an end of TCP alone is a cut.
 func (c *Conn) closeSession(s *session.Session) error {
-	c.cleanup.Stop()
 	if c.reset.Load() {
 		s.Abort()
 		return c.closeTCP()
@@ -87,12 +87,8 @@ func (c *Conn) unreadOnTCP() bool {
 	if in.san.Load() != nil {
 		return false
 	}
-	if in.op.TryLock() { // else a Read is under way: it has found none
-		unread := len(in.front)+len(in.rest) > 0
-		in.op.Unlock()
-		if unread {
-			return true
-		}
+	if in.unread() {
+		return true
 	}
 	c.mu.Lock()
 	begun, at := c.state.in.begun, c.state.in.at
@@ -100,9 +96,20 @@ func (c *Conn) unreadOnTCP() bool {
 	return begun && at > in.bytes.Load() || !begun && queued(c.tcp) > 0
 }
 
-// closeTCP closes TCP. A peer whose end on the session was a reset has looked there first.
+// unread reports whether bytes lie here that nobody will read.
+func (in *incoming) unread() bool {
+	if !in.op.TryLock() { // a Read is under way: it has found none
+		return false
+	}
+	defer in.op.Unlock()
+	return len(in.front)+len(in.rest) > 0
+}
+
+// closeTCP closes TCP. A peer whose end on the session was a reset has looked there first; one
+// whose bytes have been taken from TCP, or came back from the SAN, and were not read finds it
+// here, as it does where the kernel has them.
 func (c *Conn) closeTCP() error {
-	if c.reset.Load() {
+	if c.reset.Load() || c.in.unread() {
 		c.tcp.SetLinger(0)
 	}
 	return c.tcp.Close()

@@ -124,7 +124,8 @@ func (c *Conn) Write(p []byte) (int, error) {
 }
 
 // CloseRead ends the reading direction: Read returns io.EOF. As with TCP, the peer's Writes
-// wait once there is no more room for what nobody reads.
+// wait once there is no more room for what nobody reads; on a SAN until Close, whether or not
+// CloseWrite was called.
 func (c *Conn) CloseRead() error {
 	c.mu.Lock()
 	if c.closed.Load() {

@@ -7,7 +7,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -58,6 +60,64 @@ func TestCloseOnTheWayBack(t *testing.T) {
 		if err := <-c; !errors.Is(err, net.ErrClosed) {
 			t.Error(err)
 		}
+	}
+}
+
+// A connection that was closed on its way back is not closed again once it is forgotten: what
+// is called then would count for another connection.
+func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
+	var closed, forgotten atomic.Int32
+	func() {
+		ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+		a, _, err := connpair.Moved(t.Context(), ea, eb, connpair.Sessions{}, newconn.Config{Closed: func() { closed.Add(1) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ea.Cut()
+		failed := make(chan error, 1)
+		go func() { _, err := a.File(); failed <- err }()
+		testenv.Eventually(t, patience, func() error {
+			if !sanconn.Leaving(a) {
+				return errors.New("it does not leave")
+			}
+			return nil
+		})
+		a.SetLinger(0) // or what came back is waited for
+		a.Close()
+		<-failed
+		runtime.AddCleanup(a, func(n *atomic.Int32) { n.Add(1) }, &forgotten)
+	}()
+	testenv.Eventually(t, patience, func() error {
+		runtime.GC()
+		if forgotten.Load() == 0 {
+			return errors.New("it is held")
+		}
+		return nil
+	})
+	runtime.GC()
+	if n := closed.Load(); n != 1 {
+		t.Errorf("closed %d times", n)
+	}
+}
+
+// Bytes that came back from the SAN and were not read make Close a reset, as bytes do that the
+// kernel has.
+func TestCloseBehindWhatCameBack(t *testing.T) {
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+	a, b := pipeOver(t, ea, eb, nil)
+	if _, err := a.Write([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := a.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(uintptr) {})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("Read: %v", err)
 	}
 }
 

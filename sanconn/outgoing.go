@@ -211,7 +211,7 @@ func (c *Conn) awaitOut(commits bool) error {
 }
 
 // CloseWrite ends the writing direction: the peer reads io.EOF after what was
-// written. Later Writes fail with EPIPE. If the peer has closed already, that is no
+// written. Later Writes fail with EPIPE, whatever has become of the connection. If the peer has closed already, that is no
 // error.
 func (c *Conn) CloseWrite() error {
 	raceedge.Release()
