@@ -1,0 +1,68 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sanconn/san/test/hwsim"
+)
+
+// One command shows on any machine which way bytes go over RDMA, and that no device was there.
+func TestSimulate(t *testing.T) {
+	hwsim.Libraries(t)
+	for _, test := range []struct {
+		profile string
+		own     bool // large Writes go from the program's memory
+	}{{"mlx5-roce", true}, {"irdma-iwarp", false}} {
+		t.Run(test.profile, func(t *testing.T) {
+			var c comparison
+			decode(t, mustRun(t, "-simulate", test.profile, "-rounds", "1", "-time", "50ms", "-warmup", "50ms", "-json"), &c)
+			if !strings.Contains(c.Simulated, "profile="+test.profile) {
+				t.Errorf("simulated: %q", c.Simulated)
+			}
+			for i, row := range tableFigures(workloads) {
+				if by := c.Rows[i].Cells[2].Providers; !row.of.mode.short() && !slices.Equal(by, []string{"verbs"}) {
+					t.Errorf("%s: went by %v", row.name, by)
+				}
+			}
+			went := make(map[string]ways)
+			for _, row := range c.Ways {
+				went[row.Name] = row.ways
+				if row.TCP > 0 {
+					t.Errorf("%s: %+v", row.Name, row.ways)
+				}
+			}
+			if w := went["round trips, 64 B"]; w.Messages != w.sum() {
+				t.Errorf("round trips: %+v", w)
+			}
+			if w := went["sending, 64 KiB"]; w.Box < w.sum()/2 || w.Hits == 0 {
+				t.Errorf("64 KiB: %+v", w)
+			}
+			if w := went["sending, 1 MiB"]; test.own && (w.OwnMemory < w.sum()/2 || w.Windows == 0 || w.Registrations == 0) {
+				t.Errorf("1 MiB: %+v", w)
+			} else if !test.own && (w.OwnMemory > 0 || w.Box < w.sum()/2) {
+				t.Errorf("1 MiB: %+v", w)
+			}
+		})
+	}
+}
+
+// Whoever reads the table sees first that it is of no device.
+func TestSimulatedTableSaysSo(t *testing.T) {
+	hwsim.Libraries(t)
+	out := mustRun(t, "-simulate", "bnxt_re", "-rounds", "1", "-time", "1ms", "-warmup", "1ms")
+	if !strings.HasPrefix(out, "SIMULATED: there is no RDMA device") || !strings.Contains(out, "how bytes went: own memory") {
+		t.Errorf("%s", out)
+	}
+}
+
+func TestSimulateWithoutACompiler(t *testing.T) {
+	t.Setenv("CC", "/nonexistent/cc")
+	code, stdout, stderr := sanperf(t, "-simulate", "mlx5-roce")
+	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "apt install gcc") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+}
