@@ -65,6 +65,7 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 		} else {
 			s.joinIfAway()
 		}
+		s.noteEnd() // which may have come before
 		s.alive.start(s.engine)
 	}
 	return err

@@ -14,7 +14,7 @@ const mostNotes = 8
 
 // notes are the peer's, on their way to Config.OnNote.
 type notes struct {
-	begun atomic.Bool // Negotiate has succeeded: its caller need not be told of an end before
+	begun atomic.Bool // Negotiate has succeeded: an end before is its result, and nobody is told
 
 	mu      sync.Mutex // guards what follows
 	list    [][]byte   // oldest first
@@ -92,7 +92,7 @@ func (e *engine) hand(note []byte) bool {
 // noteEnd tells the layer above that the connection is over, behind the last note. It is
 // called where no operation would find out, with any lock held.
 func (e *engine) noteEnd() {
-	if e.cfg.OnNote == nil || !e.borrow() { // the endpoint may have been given back
+	if e.cfg.OnNote == nil || !e.notes.begun.Load() || !e.borrow() { // the endpoint may have been given back
 		return
 	}
 	defer e.giveBackLoan()
@@ -128,9 +128,8 @@ func (e *engine) handNext() bool {
 	n.mu.Lock()
 	if n.over && !n.told && len(n.list) == 0 {
 		n.mu.Unlock()
-		begun := e.takeAll() // the peer's last notes have come by now, and go before the end
+		e.takeAll() // the peer's last notes have come by now, and go before the end
 		n.mu.Lock()
-		n.told = !begun // of a connection that was never made there is nothing to tell
 	}
 	var note []byte
 	switch {
@@ -149,13 +148,11 @@ func (e *engine) handNext() bool {
 	return true
 }
 
-// takeAll takes all that has come, and reports whether the session has been negotiated.
-func (e *engine) takeAll() (begun bool) {
+// takeAll takes all that has come.
+func (e *engine) takeAll() {
 	for more := true; more; {
 		e.lockRx()
-		begun = e.rx.begun
 		more = e.progressLocked() >= progressMost
 		e.unlockRx()
 	}
-	return begun
 }

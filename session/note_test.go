@@ -6,6 +6,7 @@ import (
 	"io"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sanconn/san/session"
@@ -226,6 +227,31 @@ func TestTheEndComesBehindTheNotes(t *testing.T) {
 		wantNote(t, notes, "one")
 		wantNote(t, notes, "two")
 		b.Abort()
+		wantNote(t, notes, "")
+	})
+}
+
+// An end that has come before Negotiate is told behind it, as the peer's first message is still
+// there.
+func TestAnEndThatWasBeforeNegotiate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ea, eb := twin.Pair(twin.Config{})
+		a := session.New(ea, session.Config{})
+		cfg, notes := noted()
+		cfg.Accepting = true
+		b := session.New(eb, cfg)
+		defer b.Abort()
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		b.Wake(session.RecvReady)
+		synctest.Wait()
+		if len(notes) > 0 {
+			t.Error("the end was told before there was a beginning")
+		}
+		if err := b.Negotiate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		wantNote(t, notes, "")
 	})
 }
