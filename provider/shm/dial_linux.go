@@ -35,6 +35,9 @@ func Dial(ctx context.Context, port uint16, number int, uid uint32, cfg Config) 
 	if cfg.Dir == "" {
 		key.namespace, key.user = networkNamespace(), uid
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, unavailable(err)
+	}
 	var d dialing
 	if err := d.connect(ctx, key, cfg); err != nil {
 		if errors.Is(err, ErrLinkGone) && d.link != nil {

@@ -286,7 +286,10 @@ func dialOnce(p place, cfg Config) (session.Endpoint, error) {
 	e := ep.(*endpoint)
 	late := time.Now().Add(cfg.withDefaults().Timeout)
 	for !e.slot.taken() && err == nil {
-		if err = e.Err(); err == nil && time.Now().After(late) {
+		switch err = e.Err(); {
+		case e.slot.taken(): // and ended since
+			err = nil
+		case err == nil && time.Now().After(late):
 			err = unavailable(context.DeadlineExceeded)
 		}
 		runtime.Gosched()
