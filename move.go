@@ -259,11 +259,7 @@ func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newco
 	notes := h.Notes()
 	cfg.OnNote = func(note []byte) { notes(s, note) } // there is none before Negotiate
 	s = session.New(ep, cfg)
-	if err := s.Negotiate(ctx); err != nil {
-		s.Abort()
-		return fmt.Errorf("negotiating: %w", err)
-	}
-	err := h.Offer(s, offer.encode(), func(b []byte) error {
+	err := h.Offer(ctx, s, offer.encode(), func(b []byte) error {
 		a, err := parseAnswer(b)
 		if err == nil {
 			err = a.err()

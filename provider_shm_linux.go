@@ -142,8 +142,22 @@ func (q search) nobody() error {
 	return &Unavailable{Reason: ReasonNoListener, Err: fmt.Errorf("shm: no process accepts for port %d", q.at.peer.Port())}
 }
 
+// linkTries is how often a process is asked whose link ends before it has taken the connection:
+// by a link that was there, as of a process that has ended since, and by one that is made afresh.
+const linkTries = 2
+
 // ask offers the connection to one process. done: no other one is worth asking.
 func (q search) ask(ctx context.Context, h newconn.Handle, s settings, number int) (done bool, err error) {
+	for range linkTries {
+		done, err = q.askOnce(ctx, h, s, number)
+		if done || !errors.Is(err, shm.ErrLinkGone) || ctx.Err() != nil {
+			break
+		}
+	}
+	return done, err
+}
+
+func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, number int) (done bool, err error) {
 	if h.Life().(*life).guesses.Load() >= mostGuesses {
 		return true, errTooManyGuesses
 	}
@@ -156,7 +170,8 @@ func (q search) ask(ctx context.Context, h newconn.Handle, s settings, number in
 	case err == nil, errors.Is(err, newconn.ErrNoAnswer):
 		shmPeers.note(q.at, q.to(), number)
 		return true, err
-	case errors.Is(err, errUnknown), errors.Is(err, errOther), errors.Is(err, errImpostor):
+	case errors.Is(err, errUnknown), errors.Is(err, errOther), errors.Is(err, errImpostor),
+		isReason(err, ReasonNoListener), isReason(err, ReasonResources): // it has not taken it
 		return false, err
 	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE): // it has ended; if it had the other end, so does TCP
 		return false, err

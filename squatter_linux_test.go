@@ -55,7 +55,7 @@ func init() { roles["squat"] = roleSquat }
 func roleSquat(lane) error {
 	names, _ := strconv.Atoi(os.Getenv(envBytes))
 	for n := range names {
-		l, err := net.Listen("unixpacket", fmt.Sprintf("@san-shm/6/%s/%d", os.Getenv(envAddr), n))
+		l, err := net.Listen("unixpacket", fmt.Sprintf("@san-shm/7/%s/%d", os.Getenv(envAddr), n))
 		if err != nil {
 			return err
 		}

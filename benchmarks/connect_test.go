@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/sanconn/san"
 )
 
 // serveConnects closes what it accepts.
@@ -71,4 +73,45 @@ func benchmarkConnect(b *testing.B, tr transport, dialers int) {
 	all.Wait()
 	b.StopTimer()
 	b.ReportMetric(float64(server.cpu(b)-before)/float64(b.N)/1e3, "cpu-us/op")
+}
+
+// serveUntilEnd reads what it accepts to the end.
+func serveUntilEnd(l net.Listener, _ string) error {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go func() { io.Copy(io.Discard, c); c.Close() }()
+	}
+}
+
+// BenchmarkMove connects to another process over a link that is there, moves to it, and closes;
+// and without the move.
+func BenchmarkMove(b *testing.B) {
+	for _, tr := range transports {
+		dial := (&san.Dialer{Policy: san.Require}).Dial
+		switch tr.name {
+		case "unix":
+			continue
+		case "tcp":
+			dial = net.Dial
+		}
+		b.Run(tr.name, func(b *testing.B) {
+			server := startServer(b, "move", tr, "")
+			once := func() {
+				c, err := dial("tcp", server.addr.String())
+				if err != nil {
+					b.Fatal(err)
+				}
+				c.Close()
+			}
+			once() // makes the link
+			before := server.cpu(b)
+			for b.Loop() {
+				once()
+			}
+			b.ReportMetric(float64(server.cpu(b)-before)/float64(b.N)/1e3, "cpu-us/op")
+		})
+	}
 }

@@ -34,6 +34,7 @@ func serveHTTP(l net.Listener, file string) error {
 func httpClient(b *testing.B, tr transport, to net.Addr, conns int) *http.Client {
 	client := &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: conns,
+		MaxConnsPerHost:     conns, // else each request that finds none idle dials one more, and does not wait for it
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return tr.connect(to)
 		},

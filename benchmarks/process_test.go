@@ -25,6 +25,7 @@ var servers = map[string]func(l net.Listener, file string) error{
 	"copy":    serveCopies,
 	"connect": serveConnects,
 	"echo":    serveEcho,
+	"move":    serveUntilEnd,
 }
 
 func TestMain(m *testing.M) {

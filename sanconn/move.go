@@ -63,8 +63,13 @@ func (h *handle) Ended() bool {
 func (h *handle) CallUse(bytes int64) { h.useAt.Store(h.used.Load() + bytes) }
 
 // Offer implements newconn.Handle.
-func (h *handle) Offer(s *session.Session, hello []byte, judge func(answer []byte) error) error {
+func (h *handle) Offer(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error {
 	c := h.conn()
+	if !s.Limits().Ring() { // the credits to send it come with the peer's first message
+		if err := s.Negotiate(ctx); err != nil {
+			return errNegotiating(err)
+		}
+	}
 	exposed, err := c.checkCounts()
 	if err != nil {
 		return err
@@ -75,11 +80,14 @@ func (h *handle) Offer(s *session.Session, hello []byte, judge func(answer []byt
 		return err
 	}
 	c.judge = judge
-	end := time.Now().Add(answerTimeout)
+	go negotiate(weak.Make(c), s)
+	stop := c.wakeWhenDone(ctx)
+	defer stop()
 	for c.state.phase == offered && c.session == s {
-		if c.closed.Load() || !c.awaitLocked(end) { // Close ends the session
+		if c.closed.Load() || ctx.Err() != nil { // Close ends the session
 			return newconn.ErrNoAnswer
 		}
+		c.awaitLocked(time.Time{})
 	}
 	if c.session != s {
 		return c.refused
@@ -87,9 +95,29 @@ func (h *handle) Offer(s *session.Session, hello []byte, judge func(answer []byt
 	return nil
 }
 
-// answerTimeout is how long Offer waits. The connection waits on, and is none the worse for
-// it.
-const answerTimeout = 5 * time.Second
+// negotiate waits for the peer's part of the negotiation, however long that takes: it has the
+// offer, too. The session's end is its end.
+func negotiate(conn weak.Pointer[Conn], s *session.Session) {
+	err := s.Negotiate(context.Background())
+	if err == nil || errors.Is(err, session.ErrClosed) {
+		return
+	}
+	if c := conn.Value(); c != nil {
+		var never *session.Unavailable // the peer has not taken the session
+		c.sessionEnded(s, errors.As(err, &never) || errors.Is(err, syscall.EPIPE), errNegotiating(err))
+	}
+}
+
+func errNegotiating(err error) error { return fmt.Errorf("negotiating: %w", err) }
+
+// wakeWhenDone has those look again who wait for a change, when ctx ends.
+func (c *Conn) wakeWhenDone(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		c.changedLocked()
+		c.mu.Unlock()
+	})
+}
 
 // Take implements newconn.Handle.
 func (h *handle) Take(s *session.Session, answer []byte) error {
@@ -174,7 +202,7 @@ func (h *handle) Notes() func(s *session.Session, note []byte) {
 		switch {
 		case c == nil:
 		case note == nil:
-			c.sessionEnded(s)
+			c.sessionEnded(s, s.Limits().Ring() && errors.Is(s.Over(), syscall.EPIPE), errNoSession)
 		default:
 			if err := c.note(s, note); err != nil {
 				s.Fail(err)
@@ -273,20 +301,20 @@ func (c *Conn) peerBegins(s *session.Session, at uint64) error {
 	return err
 }
 
-// sessionEnded is called when the session has ended, behind its last note.
-func (c *Conn) sessionEnded(s *session.Session) {
+// sessionEnded is called when the session has ended, behind its last note. whole: all that the
+// peer has sent by it has come; a ring outlives the peer's process. why an offer on it is over.
+func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 	c.mu.Lock()
 	if c.session != s {
 		c.mu.Unlock()
 		return
 	}
 	c.over = true
-	// A ring outlives the peer's process: what it holds has come.
 	offering := c.state.phase == offered
-	ends := c.state.sessionEnded(s.Limits().Ring() && errors.Is(s.Over(), syscall.EPIPE))
+	ends := c.state.sessionEnded(whole)
 	ended := offering && c.state.out.ended && !c.closed.Load()
 	if offering {
-		c.dropLocked(errNoSession)
+		c.dropLocked(why)
 	}
 	ends = ends && !c.closed.Load()
 	c.changedLocked()
@@ -304,11 +332,7 @@ func (c *Conn) sessionEnded(s *session.Session) {
 // Moved implements newconn.Handle.
 func (h *handle) Moved(ctx context.Context) error {
 	c := h.conn()
-	stop := context.AfterFunc(ctx, func() {
-		c.mu.Lock()
-		c.changedLocked()
-		c.mu.Unlock()
-	})
+	stop := c.wakeWhenDone(ctx)
 	defer stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()

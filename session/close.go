@@ -97,16 +97,9 @@ func (s *Session) close(unread bool) error {
 		return ErrClosed
 	}
 	s.stopOperations()
-	s.rxMu.Lock()
-	begun := s.rx.begun
-	s.rxMu.Unlock()
-	if !begun || s.over() != nil {
-		giveBack := s.ep.Abort
-		if !begun && !s.kind.acks { // Close does not wait here
-			giveBack = s.closeEndpoint
-		}
+	if !s.mayFinish() || s.over() != nil {
 		s.fail(ErrClosed)
-		s.detach(giveBack)
+		s.detach(s.ep.Abort)
 		s.end()
 		return nil
 	}
@@ -120,6 +113,16 @@ func (s *Session) close(unread bool) error {
 	go s.linger(over) // owned by Closed
 	s.waitWhileTaken(over)
 	return nil
+}
+
+// mayFinish reports whether the peer understands a last message: it has been negotiated, or it
+// comes through a ring behind this end's negotiation message.
+func (s *Session) mayFinish() (may bool) {
+	s.rxMu.Lock()
+	begun := s.rx.begun
+	s.rxMu.Unlock()
+	s.withSender(func(tx *sender) { may = begun || !s.kind.acks && tx.messages != 0 })
+	return may
 }
 
 // stopOperations ends all that are under way, which takes up to CancelTimeout.

@@ -35,10 +35,13 @@ func (s *Session) introduce() (sent bool) {
 // Negotiate waits until the peer's negotiation message has come and was
 // understood (N4), or ctx is done. After an error the session can only be aborted.
 // An *Unavailable error with ReasonVersion or ReasonProtocol means that the peer
-// does not speak this protocol.
+// does not speak this protocol. Once it has succeeded, it does so at once.
 func (s *Session) Negotiate(ctx context.Context) (err error) {
 	s.rd.begin()
 	defer s.rd.op.Unlock()
+	if s.notes.begun.Load() {
+		return nil
+	}
 	test := func(bool) (want Events) {
 		if want, err = s.negotiateStep(); want != 0 {
 			if err = ctx.Err(); err == nil && s.rd.state.Load()&stClosed != 0 {

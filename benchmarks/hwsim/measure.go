@@ -345,7 +345,7 @@ func cpuOf(c net.Conn, size int) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	total := (2 << 30) / size * size
+	total := (1 << 30) / size * size
 	if err := send(c, size, max(size, 1<<20), total/size); err != nil {
 		return 0, err
 	}

@@ -51,18 +51,15 @@ func Offer(ctx context.Context, c *sanconn.Conn, ep session.Endpoint, cfg sessio
 	var s *session.Session
 	cfg.OnNote = func(note []byte) { notes(s, note) } // there is none before Negotiate
 	s = session.New(ep, cfg)
-	err := s.Negotiate(ctx)
-	if err == nil {
-		err = handle.Offer(s, hello, func(answer []byte) error {
-			switch {
-			case len(answer) != 1 || answer[0] != moves:
-				return ErrRefused
-			case judge != nil:
-				return judge()
-			}
-			return nil
-		})
-	}
+	err := handle.Offer(ctx, s, hello, func(answer []byte) error {
+		switch {
+		case len(answer) != 1 || answer[0] != moves:
+			return ErrRefused
+		case judge != nil:
+			return judge()
+		}
+		return nil
+	})
 	if err != nil && !errors.Is(err, newconn.ErrNoAnswer) {
 		s.Abort()
 	}

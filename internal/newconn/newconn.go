@@ -64,11 +64,11 @@ type Handle interface {
 	Life() any
 
 	// Offer offers the peer to move to a session, which the connection owns if it succeeds: it
-	// sends hello, and waits for the answer, of which judge returns why the connection does
-	// not move, or nil. Then both directions move, each when its writer gets to it. A peer
-	// that does not answer holds up Offer for a while, but not the connection. On an error
-	// that is not ErrNoAnswer the session is still the caller's.
-	Offer(s *session.Session, hello []byte, judge func(answer []byte) error) error
+	// sends hello, negotiates unless that has been done, and waits for the answer, of which judge
+	// returns why the connection does not move, or nil. Then both directions move, each when its
+	// writer gets to it. A peer that does not answer holds up Offer until ctx ends, but not the
+	// connection. On an error that is not ErrNoAnswer the session is still the caller's.
+	Offer(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error
 
 	// Take moves to a session by which the peer has made an offer, and answers it. On an
 	// error the session is still the caller's, and nothing has been answered.

@@ -28,7 +28,7 @@ const (
 
 	// version changes with the layout and the messages. It is also part of the
 	// name, so that different versions do not meet.
-	version = 6
+	version = 7
 )
 
 const (
@@ -37,7 +37,7 @@ const (
 	msgSegment                 // dialer: number of slots; its half
 	msgSegmentReply            // acceptor: code; its half
 	msgConnect                 // dialer: number of the slot
-	msgConnectReply            // acceptor: number of the slot, code
+	msgRefuse                  // acceptor: number of a slot that it does not take, code
 )
 
 // Codes of the replies.

@@ -3,22 +3,22 @@ package shm
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"time"
 
 	"github.com/sanconn/san/session"
 )
 
-// linkTries is how many links a Dial tries when they end before they answer: one that was
-// there, of a process that has ended since, and one that is made afresh.
-const linkTries = 2
-
 // Dial connects to the process of this host that listens under a name, which has to be the
 // user uid's. The error is a *session.Unavailable: with ReasonNoListener where nobody has the
 // name, and with ReasonOwner where another user's process has; either costs a few microseconds.
 //
 // With cfg.Dir, the name is one in that directory, and any user's.
+//
+// It does not wait until that process has taken the connection, nor that it is there to do so:
+// the endpoint fails with a *session.Unavailable if it does not. Both that and Dial may fail
+// with ErrLinkGone, as the process that had the name has ended or given it up: then another one
+// may have it.
 //
 // Dial is bounded by ctx and by cfg.Timeout, and safe for concurrent use.
 func Dial(ctx context.Context, port uint16, number int, uid uint32, cfg Config) (session.Endpoint, error) {
@@ -35,25 +35,20 @@ func Dial(ctx context.Context, port uint16, number int, uid uint32, cfg Config) 
 	if cfg.Dir == "" {
 		key.namespace, key.user = networkNamespace(), uid
 	}
-	for try := 1; ; try++ {
-		var d dialing
-		err := d.connect(ctx, key, cfg)
-		switch {
-		case err == nil:
-			return d.e, nil
-		case errors.Is(err, errLinkGone) && try < linkTries && ctx.Err() == nil:
-			// A link may end while we use it, or the other end may give up on it because
-			// this process was slow. Then a new one may do.
-			if d.link != nil {
-				d.link.listenerClosed.Store(true) // though nothing else here may have noticed yet
-			}
-		default:
-			return nil, unavailable(err)
-		}
+	if err := ctx.Err(); err != nil {
+		return nil, unavailable(err)
 	}
+	var d dialing
+	if err := d.connect(ctx, key, cfg); err != nil {
+		if errors.Is(err, ErrLinkGone) && d.link != nil {
+			d.link.listenerClosed.Store(true) // though nothing else here may have noticed yet
+		}
+		return nil, unavailable(err)
+	}
+	return d.e, nil
 }
 
-// dialing is an attempt to connect: locate the link, create the endpoint, exchange messages.
+// dialing is an attempt to connect: locate the link, create the endpoint, send the connect.
 type dialing struct {
 	link *link
 	slot *slot
@@ -75,7 +70,7 @@ func (d *dialing) connectOverLink(ctx context.Context) error {
 	if err := d.create(ctx); err != nil {
 		return err
 	}
-	if err := d.exchange(ctx); err != nil {
+	if err := d.send(ctx); err != nil {
 		d.e.Abort()
 		d.e.Retire()
 		return err
@@ -104,35 +99,26 @@ func (d *dialing) create(ctx context.Context) error {
 			return err
 		}
 		if d.link.ended() {
-			return errLinkGone
+			return ErrLinkGone
 		}
 	}
-	d.e = newEndpoint(d.link, d.slot)
+	d.e = newEndpoint(d.link, d.slot, (d.slot.turn.Load()+turnUnit)&turnMask)
 	if d.link.attach(d.e) != codeOK {
 		d.e.discard()
-		return errLinkGone
+		return ErrLinkGone
 	}
+	d.e.begin()
 	return nil
 }
 
-// exchange sends the connect and waits for the reply.
-func (d *dialing) exchange(ctx context.Context) error {
+// send sends the connect.
+func (d *dialing) send(ctx context.Context) error {
 	l := d.link
-	reply := l.slots.connect(d.slot)
-	m := &message{kind: msgConnect, number: uint32(d.slot.number)}
-	if err := l.control.post(ctx, l.gone, m); err != nil {
-		l.slots.replied(m.number, codeResources) // the peer has not got it
+	l.slots.ask(d.slot)
+	err := l.control.post(ctx, l.gone, &message{kind: msgConnect, number: uint32(d.slot.number)})
+	if err != nil {
+		l.slots.refuse(d.slot) // the peer has not got it
 		return linkError(err)
 	}
-	select {
-	case code := <-reply:
-		if code == codeClosed { // another process may have the name by now
-			return fmt.Errorf("%w: %w", errLinkGone, codeError(code))
-		}
-		return codeError(code)
-	case <-l.gone:
-		return errLinkGone
-	case <-ctx.Done():
-		return unavailable(ctx.Err())
-	}
+	return nil
 }

@@ -23,6 +23,7 @@ type endpoint struct {
 	slot   *slot
 	local  *sideState // this side's state and the peer's, in shared memory
 	remote *sideState
+	turn   uint32 // which of the slot's connections this is
 
 	waker atomic.Pointer[session.Waker]
 	err   atomic.Pointer[error]
@@ -37,6 +38,7 @@ type endpoint struct {
 	out ring.Writer
 	_   [128]byte
 	in  ring.Reader
+	met bool // the peer has begun the connection: what it says in the segment is of this one
 	_   [128]byte
 }
 
@@ -46,18 +48,25 @@ var (
 )
 
 // newEndpoint makes a slot's next endpoint. The peer does not use the slot: the dialing end's is
-// the first, and the other's follows before it replies.
-func newEndpoint(l *link, s *slot) *endpoint {
-	e := &endpoint{link: l, slot: s, local: &s.own.control.state, remote: &s.peers.control.state}
+// the first, and may send before the other's is there.
+func newEndpoint(l *link, s *slot, turn uint32) *endpoint {
+	e := &endpoint{link: l, slot: s, local: &s.own.control.state, remote: &s.peers.control.state, turn: turn}
 	pages := s.pages.take()
 	if pages > ring.Start && budget().Exceeded() && l.mayPunch && punchHole(s.own.ring, pages) {
 		pages = 0
 	}
+	s.turn.Store(turn)
 	s.own.control.reset()
 	e.out.Init(&s.own.control.out, s.own.cells, s.own.ring, &s.peers.control.in, l.cfg.ringMax, pages, budget())
 	e.in.Init(&s.peers.control.out, s.peers.cells, s.peers.ring, &s.own.control.in)
+	if e.met = s.taken(); !e.met {
+		e.out.Alone()
+	}
 	return e
 }
+
+// begin shows the peer that the connection has begun here. The endpoint is attached.
+func (e *endpoint) begin() { e.local.v.Store(e.turn | stateOpen) }
 
 // discard ends an endpoint that was never attached.
 func (e *endpoint) discard() {
@@ -76,7 +85,7 @@ func (e *endpoint) Memory() session.Memory { return nil }
 // Start implements session.Endpoint.
 func (e *endpoint) Start(w session.Waker) {
 	e.waker.Store(&w)
-	if e.err.Load() != nil || e.remote.load() != stateOpen {
+	if e.err.Load() != nil || e.remote.load(e.turn) != stateOpen {
 		w.Wake(session.RecvReady | session.SendReady)
 	}
 }
@@ -195,11 +204,13 @@ func errPeerState(state uint32) error {
 
 // linkDied ends a connection whose link died. The peer may have closed it before.
 func (e *endpoint) linkDied(cause error) {
-	if state := e.remote.load(); state != stateOpen {
+	switch state := e.remote.load(e.turn); {
+	case state != stateOpen:
 		e.peerState(state)
 		return
-	}
-	if cause == errPeerGone && e.slot.own.control.out.Unread(&e.slot.peers.control.in) {
+	case !e.slot.taken():
+		cause = linkGone(cause)
+	case cause == errPeerGone && e.slot.own.control.out.Unread(&e.slot.peers.control.in):
 		cause = errPeerUnread
 	}
 	e.fail(cause)
@@ -208,7 +219,7 @@ func (e *endpoint) linkDied(cause error) {
 // ended reports whether the connection is over at either end. If the peer has ended it, that
 // is final, whatever the peer writes later.
 func (e *endpoint) ended() bool {
-	if state := e.remote.load(); state != stateOpen {
+	if state := e.remote.load(e.turn); state != stateOpen {
 		err := errPeerState(state)
 		e.err.CompareAndSwap(nil, &err) // it wakes nobody: the peer has rung, or breaks the rules
 	}
@@ -236,7 +247,7 @@ func (e *endpoint) end(state uint32) {
 		}
 		e.out.Stop()
 		e.fail(errClosed)
-		e.local.v.Store(state | stateHeld)
+		e.local.v.Store(e.turn | state | stateHeld)
 		if ev := e.awaited(); ev != 0 {
 			e.link.door.ring(e.slot.number, ev)
 		}
@@ -249,7 +260,7 @@ func (e *endpoint) Retire() {
 	e.retiring.Do(func() {
 		e.slot.pages.put(e.out.Pages())
 		e.slot.ep.CompareAndSwap(e, nil)
-		e.local.v.Store(e.local.v.Load() &^ stateHeld) // last: the slot may now be reused
+		e.local.v.And(^uint32(stateHeld)) // last: the slot may now be reused
 		e.link.detach(e.slot)
 	})
 }

@@ -20,10 +20,11 @@ var (
 	errPeerClosed  = fmt.Errorf("shm: the peer closed the connection: %w", syscall.EPIPE)
 	errPeerAborted = fmt.Errorf("shm: the peer aborted the connection: %w", syscall.ECONNRESET)
 	errClosed      = errors.New("shm: endpoint is closed")
-
-	// errLinkGone: the link ended before it answered. Another one may.
-	errLinkGone = errors.New("shm: the link has ended")
 )
+
+// ErrLinkGone is the error of a connection whose link has ended before the other end has taken
+// it. Another one may do.
+var ErrLinkGone = errors.New("shm: the link has ended")
 
 // unavailable gives an error its reason.
 func unavailable(err error) error {
@@ -51,7 +52,7 @@ func unavailable(err error) error {
 		{unix.EACCES, session.ReasonPermission},
 		{unix.EPERM, session.ReasonPermission},
 		{unix.EROFS, session.ReasonPermission},
-		{errLinkGone, session.ReasonNoListener},
+		{ErrLinkGone, session.ReasonNoListener},
 		{io.EOF, session.ReasonNoListener}, // the listener went away meanwhile
 		{unix.ECONNRESET, session.ReasonNoListener},
 		{unix.EPIPE, session.ReasonNoListener},
@@ -64,7 +65,7 @@ func unavailable(err error) error {
 	return &session.Unavailable{Reason: reason, Err: err}
 }
 
-// codeError returns the error for a code from the peer, as Dial returns it; nil for codeOK.
+// codeError returns the error for a code from the peer; nil for codeOK.
 func codeError(code uint8) error {
 	switch code {
 	case codeOK:
@@ -84,10 +85,12 @@ func codeError(code uint8) error {
 // linkError marks errors that mean that the other end closed the link.
 func linkError(err error) error {
 	if isGone(err) {
-		return fmt.Errorf("%w: %w", errLinkGone, err)
+		return linkGone(err)
 	}
 	return unavailable(err)
 }
+
+func linkGone(why error) error { return unavailable(fmt.Errorf("%w: %v", ErrLinkGone, why)) }
 
 // isGone reports whether an error means that there is nobody at the other end.
 func isGone(err error) bool {

@@ -43,7 +43,7 @@ func TestGarbageEndsItsSenderOnly(t *testing.T) {
 		{"a short message", true, (&message{kind: msgConnect}).encode()[:messageSize-1], nil},
 		{"a slot that is not there", true, (&message{kind: msgConnect, number: firstSlots}).encode(), nil},
 		{"the last slot of all", true, (&message{kind: msgConnect, number: 1<<32 - 1}).encode(), nil},
-		{"an acceptor's message", true, (&message{kind: msgConnectReply}).encode(), nil},
+		{"an acceptor's message", true, (&message{kind: msgRefuse}).encode(), nil},
 		{"an unknown message", true, (&message{kind: 200}).encode(), nil},
 		{"a connect with a descriptor", true, connectTo(0), pipe[:1]},
 		{"a segment with three descriptors", true, (&message{kind: msgSegment, number: firstSlots}).encode(), []int{pipe[0], pipe[1], pipe[0]}},
@@ -163,7 +163,7 @@ func TestListenersThatDoNotWelcome(t *testing.T) {
 		{"hang up", func(*net.UnixConn) {}, session.ReasonNoListener},
 		{"never answer", silent, session.ReasonTimeout},
 		{"garbage", func(c *net.UnixConn) { c.Write(make([]byte, 99)); silent(c) }, session.ReasonProtocol},
-		{"another message", answerLink(message{kind: msgConnectReply}, silent), session.ReasonProtocol},
+		{"another message", answerLink(message{kind: msgRefuse}, silent), session.ReasonProtocol},
 		{"another version", answerLink(message{kind: msgLinkReply, version: version, code: codeVersion}, nil), session.ReasonVersion},
 		{"an unknown code", answerLink(message{kind: msgLinkReply, version: version, code: 77}, nil), session.ReasonProtocol},
 	} {
@@ -180,7 +180,7 @@ func TestListenersThatWelcomeAndDoNotKeepTheProtocol(t *testing.T) {
 	}{
 		{"no more", silent, session.ReasonTimeout},
 		{"answers to nothing", func(c *net.UnixConn) {
-			send(c, &message{kind: msgConnectReply, number: 5})
+			send(c, &message{kind: msgRefuse, number: 5, code: codeResources})
 			silent(c)
 		}, session.ReasonNoListener},
 		{"answers about no segment", func(c *net.UnixConn) {
@@ -191,7 +191,7 @@ func TestListenersThatWelcomeAndDoNotKeepTheProtocol(t *testing.T) {
 			var m message
 			fds, _ := receive(c, &m)
 			closeAll(fds)
-			send(c, &message{kind: msgConnectReply, number: m.number, code: 99})
+			send(c, &message{kind: msgRefuse, number: m.number, code: 99})
 			silent(c)
 		}, session.ReasonProtocol},
 	} {

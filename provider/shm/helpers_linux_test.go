@@ -268,9 +268,37 @@ func parsePlace(s string) (p place, err error) {
 	return p, err
 }
 
-// dial connects to the process at a place.
+// dial dials, by another link if one has ended, and waits until the process has taken the
+// connection, or has not.
 func dial(p place, cfg Config) (session.Endpoint, error) {
-	return Dial(context.Background(), p.port, p.number, p.user, cfg)
+	ep, err := dialOnce(p, cfg)
+	if errors.Is(err, ErrLinkGone) {
+		ep, err = dialOnce(p, cfg)
+	}
+	return ep, err
+}
+
+func dialOnce(p place, cfg Config) (session.Endpoint, error) {
+	ep, err := Dial(context.Background(), p.port, p.number, p.user, cfg)
+	if err != nil {
+		return nil, err
+	}
+	e := ep.(*endpoint)
+	late := time.Now().Add(cfg.withDefaults().Timeout)
+	for !e.slot.taken() && err == nil {
+		switch err = e.Err(); {
+		case e.slot.taken(): // and ended since
+			err = nil
+		case err == nil && time.Now().After(late):
+			err = unavailable(context.DeadlineExceeded)
+		}
+		runtime.Gosched()
+	}
+	if err != nil {
+		end(e)
+		return nil, err
+	}
+	return e, nil
 }
 
 // freePort is a port that no other test uses at the time.
@@ -369,9 +397,10 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	greeted := make(chan error, 1)
 	go func() {
 		_, err := acceptLink(conns[1], cfg, func(l *link, s *slot) uint8 {
-			e := newEndpoint(l, s)
+			e := newEndpoint(l, s, s.peers.control.state.turn())
 			code := l.attach(e)
 			if code == codeOK {
+				e.begin()
 				accepted <- e
 			}
 			return code

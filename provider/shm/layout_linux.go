@@ -33,8 +33,15 @@ const (
 	stateOpen    = 0
 	stateClosed  = 1 // in order
 	stateAborted = 2
+	stateMask    = 3
 
 	stateHeld = 1 << 31 // with closed and aborted, until Retire
+
+	// Between them is which of the slot's connections it is the state of. The accepting side
+	// takes that from the dialing one's state. Until it has, its state, and what else it has
+	// written there, is an earlier connection's: so no connect needs a reply.
+	turnUnit = stateMask + 1
+	turnMask = stateHeld - turnUnit
 )
 
 type sideState struct {
@@ -42,13 +49,21 @@ type sideState struct {
 	_ [124]byte
 }
 
-// load returns the state without held.
-func (s *sideState) load() uint32 { return s.v.Load() &^ stateHeld }
+// turn is which of the slot's connections the side has begun last.
+func (s *sideState) turn() uint32 { return s.v.Load() & turnMask }
+
+// load returns the state without held; open if the side has not begun the connection.
+func (s *sideState) load(turn uint32) uint32 {
+	if v := s.v.Load(); v&turnMask == turn {
+		return v & stateMask
+	}
+	return stateOpen
+}
 
 // retired reports whether the side no longer touches the slot.
-func (s *sideState) retired() bool {
+func (s *sideState) retired(turn uint32) bool {
 	v := s.v.Load()
-	return v != stateOpen && v&stateHeld == 0
+	return v&(turnMask|stateHeld) == turn && v&stateMask != stateOpen
 }
 
 // slotControl is what one side says about one connection.
@@ -59,11 +74,10 @@ type slotControl struct {
 	_     [128]byte
 }
 
-// reset makes it ready for the slot's next connection.
+// reset makes it ready for the slot's next connection, which the side's state begins.
 func (c *slotControl) reset() {
 	c.out.Reset()
 	c.in.Reset()
-	c.state.v.Store(stateOpen)
 }
 
 // bell is one side's part in how they wake each other: that it waits, and for which slots it has

@@ -159,14 +159,10 @@ func (l *link) handle(m *message, fds []int, cut error) error {
 	switch {
 	case m.kind == msgConnect && l.side == 1:
 		return l.takeConnect(m)
-	case m.kind == msgConnectReply && l.side == 0:
-		if !l.slots.replied(m.number, m.code) {
-			return errors.New("a reply without a connect")
-		}
-	default:
-		return fmt.Errorf("message %d", m.kind)
+	case m.kind == msgRefuse && l.side == 0:
+		return l.refused(m)
 	}
-	return nil
+	return fmt.Errorf("message %d", m.kind)
 }
 
 // takeConnect accepts or refuses a connection.
@@ -175,7 +171,31 @@ func (l *link) takeConnect(m *message) error {
 	if s == nil || s.ep.Load() != nil {
 		return fmt.Errorf("a connect to slot %d", m.number)
 	}
-	return l.reply(&message{kind: msgConnectReply, number: m.number, code: l.accept(l, s)})
+	if code := l.accept(l, s); code != codeOK {
+		return l.reply(&message{kind: msgRefuse, number: m.number, code: code})
+	}
+	return nil
+}
+
+// refused ends a connection that the peer does not take.
+func (l *link) refused(m *message) error {
+	s := l.slots.at(m.number)
+	if s == nil || m.code == codeOK {
+		return fmt.Errorf("slot %d refused with code %d", m.number, m.code)
+	}
+	e := s.ep.Load() // once it is refused another one may have it
+	if !l.slots.refuse(s) {
+		return fmt.Errorf("slot %d refused, which it has, or was not given", m.number)
+	}
+	err := codeError(m.code)
+	if m.code == codeClosed { // another process may have the name by now
+		l.listenerClosed.Store(true)
+		err = linkGone(err)
+	}
+	if e != nil {
+		e.fail(err)
+	}
+	return nil
 }
 
 // reply posts a reply, and waits as long as the link lives: a peer that does not read may
@@ -241,7 +261,7 @@ func (l *link) acquire() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.dead {
-		return errLinkGone
+		return ErrLinkGone
 	}
 	l.users++
 	return nil

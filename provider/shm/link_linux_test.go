@@ -84,7 +84,7 @@ func TestAnswersWaitForAStoppedPeer(t *testing.T) {
 	}
 	for n := range asked {
 		var m message
-		if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.number != 1 || m.code != codeResources {
+		if _, err := receive(s.conn, &m); err != nil || m.kind != msgRefuse || m.number != 1 || m.code != codeResources {
 			t.Fatalf("answer %d of %d: %+v, %v", n, asked, m, err)
 		}
 	}

@@ -17,19 +17,21 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A link that ends before it answers may have ended by itself: others are tried, but only
-// a few.
-func TestDialTriesAnotherLink(t *testing.T) {
+// A link that ends before it answers may have ended by itself: the error tells that another may
+// do.
+func TestDialTellsThatALinkHasEnded(t *testing.T) {
 	leaks(t)
 	var came atomic.Int32
 	at := serveName(t, func(*net.UnixConn) { came.Add(1) }) // and hangs up
-	_, err := dial(at, Config{})
-	var u *session.Unavailable
-	if !errors.As(err, &u) || u.Reason != session.ReasonNoListener {
-		t.Errorf("got %v, want %v", err, session.ReasonNoListener)
-	}
-	if n := came.Load(); n != linkTries {
-		t.Errorf("%d links were tried, want %d", n, linkTries)
+	for n := range int32(2) {
+		_, err := dialOnce(at, Config{})
+		var u *session.Unavailable
+		if !errors.As(err, &u) || u.Reason != session.ReasonNoListener || !errors.Is(err, ErrLinkGone) {
+			t.Errorf("got %v, want %v", err, session.ReasonNoListener)
+		}
+		if got := came.Load(); got != n+1 {
+			t.Errorf("%d links for %d dials", got, n+1)
+		}
 	}
 }
 
@@ -61,7 +63,8 @@ func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
 	}
 }
 
-func TestDialToAStoppedProcessIsBounded(t *testing.T) {
+// A dial does not wait for the process.
+func TestDialToAStoppedProcess(t *testing.T) {
 	leaks(t)
 	c := spawn(t, "echo", nil)
 	first := dialChild(t, c, Config{})
@@ -72,14 +75,15 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 		t.Fatalf("not stopped: %v, %v", status, err)
 	}
 	for range 3 {
-		ep, err := dial(c.at, Config{Timeout: 50 * time.Millisecond})
-		if err == nil {
-			end(ep)
+		ep, err := Dial(t.Context(), c.at.port, c.at.number, c.at.user, Config{})
+		if err != nil {
+			t.Fatal(err)
 		}
-		var u *session.Unavailable
-		if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
-			t.Errorf("got %v", err)
+		var ev session.Event
+		if ep.Poll(&ev) || ep.Err() != nil {
+			t.Errorf("of a stopped process: %+v, %v", ev, ep.Err())
 		}
+		end(ep)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -89,27 +93,27 @@ func TestDialToAStoppedProcessIsBounded(t *testing.T) {
 	end(first)
 }
 
-// The slot of a dial that gave up is reused once the other end, which accepted too late,
-// is done with it as well.
-func TestSlotOfADialThatGaveUp(t *testing.T) {
+// The slot of an end that was closed before the other one was there is reused once that is done
+// with it as well.
+func TestSlotOfAnEndThatIsClosedBeforeTheOtherIsThere(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
 	a, b := meet(t, l)
 	defer end(a)
 	defer end(b)
 	l.mu.Lock() // nobody is accepted now
-	_, err := dial(l.at, Config{Timeout: 50 * time.Millisecond})
-	l.mu.Unlock()
-	var u *session.Unavailable
-	if !errors.As(err, &u) || u.Reason != session.ReasonTimeout {
-		t.Fatalf("the dial: %v, want %v", err, session.ReasonTimeout)
+	given, err := Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{})
+	if err != nil {
+		t.Fatal(err)
 	}
+	end(given)
+	l.mu.Unlock()
 	late, err := l.accept()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ev session.Event
-	if late.Poll(&ev) || !errors.Is(late.Err(), syscall.ECONNRESET) {
+	if late.Poll(&ev) || !errors.Is(late.Err(), syscall.EPIPE) {
 		t.Errorf("the connection that nobody has: %v", late.Err())
 	}
 	end(late)

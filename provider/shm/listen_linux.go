@@ -243,7 +243,7 @@ func (l *Listener) linkClosed(k *link, payer account) {
 
 // accept takes a connection on a link, or returns the code that refuses it.
 func (l *Listener) accept(k *link, s *slot) (code uint8) {
-	e := newEndpoint(k, s)
+	e := newEndpoint(k, s, s.peers.control.state.turn())
 	l.mu.Lock()
 	code = codeClosed
 	if !l.done {
@@ -259,6 +259,7 @@ func (l *Listener) accept(k *link, s *slot) (code uint8) {
 		e.discard()
 		return code
 	}
+	e.begin()
 	take(e)
 	l.work.Done()
 	return codeOK

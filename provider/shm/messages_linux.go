@@ -45,8 +45,11 @@ func (e *endpoint) CommitControl(n int) {
 
 // open reports whether the connection lives.
 func (e *endpoint) open() bool {
-	if state := e.remote.load(); state != stateOpen {
-		e.peerState(state)
+	switch v := e.remote.v.Load(); {
+	case v == e.turn|stateOpen:
+		e.out.Meet()
+	case v&turnMask == e.turn:
+		e.peerState(v & stateMask)
 	}
 	return e.err.Load() == nil
 }
@@ -65,7 +68,7 @@ func (e *endpoint) afterSending(do ring.Action) {
 
 // Poll implements session.Endpoint.
 func (e *endpoint) Poll(ev *session.Event) bool {
-	if e.bad.Load() {
+	if e.bad.Load() || !e.met && !e.meet() {
 		return false
 	}
 	msg, do := e.in.Poll()
@@ -73,7 +76,7 @@ func (e *endpoint) Poll(ev *session.Event) bool {
 		e.afterReceiving(do)
 	}
 	if msg == nil {
-		state := e.remote.load()
+		state := e.remote.load(e.turn)
 		if state == stateOpen {
 			return false
 		}
@@ -89,6 +92,12 @@ func (e *endpoint) Poll(ev *session.Event) bool {
 	ev.Kind, ev.ID, ev.Err = session.Message, 0, nil
 	ev.Msg = msg
 	return true
+}
+
+// meet reports whether the peer has begun the connection.
+func (e *endpoint) meet() bool {
+	e.met = e.slot.taken()
+	return e.met
 }
 
 // Drop implements session.Endpoint.

@@ -31,7 +31,7 @@ func (l *link) extend(ctx context.Context) error {
 	select {
 	case l.offers.turn <- struct{}{}:
 	case <-l.gone:
-		return errLinkGone
+		return ErrLinkGone
 	case <-ctx.Done():
 		return unavailable(ctx.Err())
 	}
@@ -69,7 +69,7 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	case code := <-o.reply:
 		return codeError(code)
 	case <-l.gone:
-		return errLinkGone
+		return ErrLinkGone
 	case <-ctx.Done():
 		return unavailable(ctx.Err()) // serve handles a later reply
 	}

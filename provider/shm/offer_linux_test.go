@@ -132,8 +132,6 @@ func TestHalfThatIsLost(t *testing.T) {
 					switch {
 					case err != nil:
 						return
-					case m.kind == msgConnect:
-						send(c, &message{kind: msgConnectReply, number: m.number})
 					case m.kind == msgSegment:
 						unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max})
 						send(c, &message{kind: msgSegmentReply}, half)
@@ -145,14 +143,14 @@ func TestHalfThatIsLost(t *testing.T) {
 	defer serving.Wait()
 	var all []session.Endpoint
 	for range firstSlots {
-		ep, err := dial(at, Config{})
+		ep, err := Dial(t.Context(), at.port, at.number, at.user, Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, ep)
 		defer func() { ep.(*endpoint).link.die(errPeerGone); end(ep) }() // that peer retires from nothing
 	}
-	_, err := dial(at, Config{})
+	_, err := Dial(t.Context(), at.port, at.number, at.user, Config{})
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +160,7 @@ func TestHalfThatIsLost(t *testing.T) {
 			t.Fatalf("connection %d: %v", i, ep.Err())
 		}
 	}
-	ep, err := dial(at, Config{})
+	ep, err := Dial(t.Context(), at.port, at.number, at.user, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +210,7 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 			runtime.Gosched()
 		}
 		far.control.close()
-		if err := <-failed; err != nil && !errors.Is(err, errLinkGone) { // nil: the answers came in time
+		if err := <-failed; err != nil && !errors.Is(err, ErrLinkGone) { // nil: the answers came in time
 			t.Errorf("the dial: %v", err)
 		}
 		near.closeUnused()

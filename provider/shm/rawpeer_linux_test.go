@@ -116,10 +116,6 @@ func connectTo(slot uint32) []byte { return (&message{kind: msgConnect, number: 
 func (s *rawPeer) connect(l *served, slot uint32) session.Endpoint {
 	s.t.Helper()
 	s.send(connectTo(slot))
-	var m message
-	if _, err := receive(s.conn, &m); err != nil || m.kind != msgConnectReply || m.code != codeOK {
-		s.t.Fatalf("answered %+v, %v", m, err)
-	}
 	b, err := l.accept()
 	if err != nil {
 		s.t.Fatal(err)

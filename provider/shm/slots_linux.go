@@ -12,29 +12,26 @@ type slot struct {
 	number int
 	own    part
 	peers  part
+	turn   atomic.Uint32            // which connection it is at, as in sideState
 	ep     atomic.Pointer[endpoint] // until it retires
 	pages  cachedPages              // of the ring that this end writes
 
-	refused bool // by the peer, which has never had it; at the dialing end, guarded by the table's mu
+	asked   bool // the peer to take it, which it may refuse; at the dialing end, guarded by the table's mu, as is
+	refused bool // … and it has: so it has never had it
 	charged bool // to the peer's user, until the link's end; at the accepting end, guarded by the link's mu
 }
 
-// slotTable holds the slots of a link, and at the dialing end which of them are free and
-// which wait for the peer's reply to a connect.
+// slotTable holds the slots of a link, and at the dialing end which of them are free.
 type slotTable struct {
 	all atomic.Pointer[[]*slot] // grows by copying
 
-	mu         sync.Mutex // guards what follows
-	segments   []segment
-	free       []*slot
-	leaving    []*slot               // this end is done, the peer may not be
-	connecting map[uint32]chan uint8 // by number, where the code of the reply goes
+	mu       sync.Mutex // guards what follows
+	segments []segment
+	free     []*slot
+	leaving  []*slot // this end is done, the peer may not be
 }
 
-func (t *slotTable) init() {
-	t.all.Store(new([]*slot))
-	t.connecting = make(map[uint32]chan uint8)
-}
+func (t *slotTable) init() { t.all.Store(new([]*slot)) }
 
 func (t *slotTable) list() []*slot { return *t.all.Load() }
 
@@ -88,28 +85,27 @@ func (t *slotTable) hasFree() bool {
 	return len(t.free) > 0
 }
 
-// connect notes that a connect was sent, and returns where the code of the reply comes.
-func (t *slotTable) connect(s *slot) (reply chan uint8) {
-	reply = make(chan uint8, 1)
+// ask notes that a connect is about to be sent.
+func (t *slotTable) ask(s *slot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.connecting[uint32(s.number)] = reply
-	return reply
+	s.asked = true
 }
 
-// replied passes on the code of a reply. It returns false if no connect waits for it.
-func (t *slotTable) replied(number uint32, code uint8) bool {
+// refuse notes that the peer does not take a slot. It returns false if it was not asked, or has
+// taken it.
+func (t *slotTable) refuse(s *slot) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	reply := t.connecting[number]
-	if reply == nil {
+	if !s.asked || s.taken() {
 		return false
 	}
-	delete(t.connecting, number)
-	t.list()[number].refused = code != codeOK
-	reply <- code // never blocks: buffered
+	s.asked, s.refused = false, true
 	return true
 }
+
+// taken reports whether the peer has begun the connection that the slot is at.
+func (s *slot) taken() bool { return s.peers.control.state.turn() == s.turn.Load() }
 
 // retire gives back a slot that this end is done with. It is free when the peer is, too.
 func (t *slotTable) retire(s *slot) {
@@ -129,6 +125,7 @@ func (t *slotTable) reapLocked(n int) {
 	for i := len(t.leaving) - 1; i >= max(0, len(t.leaving)-n); i-- {
 		if s := t.leaving[i]; t.overLocked(s) {
 			t.leaving = slices.Delete(t.leaving, i, i+1)
+			s.asked = false
 			if s.refused {
 				s.refused = false
 				t.free = slices.Insert(t.free, 0, s)
@@ -141,7 +138,7 @@ func (t *slotTable) reapLocked(n int) {
 
 // overLocked reports whether the peer does not touch a slot any more.
 func (t *slotTable) overLocked(s *slot) bool {
-	return s.refused || t.connecting[uint32(s.number)] == nil && s.peers.control.state.retired()
+	return s.refused || s.peers.control.state.retired(s.turn.Load())
 }
 
 // reclaim gives back the memory that connections left some time ago in the rings that this
@@ -154,9 +151,10 @@ func (t *slotTable) reclaim(ended bool) (again bool) {
 }
 
 // read reports whether the peer needs nothing any more of what is in the ring: it may still be
-// reading what the last connection has sent, or hold it. One that lies about its progress loses it.
+// reading what the last connection has sent, or hold it. One that lies about its progress loses it,
+// and so does one that takes a connection only after its end here: it had no part in it.
 func (s *slot) read() bool {
-	return s.peers.control.state.retired() || s.own.control.out.Drained(&s.peers.control.in)
+	return !s.taken() || s.peers.control.state.retired(s.turn.Load()) || s.own.control.out.Drained(&s.peers.control.in)
 }
 
 // unread reports whether the peer has still to read what an ended connection has left.

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"fmt"
 	"math"
 	"testing"
 
@@ -29,14 +30,23 @@ func table(t *testing.T) *slotTable {
 // connected takes a slot as for a connection that the peer has accepted.
 func (t *slotTable) connected() *slot {
 	s := t.take()
-	for _, end := range []part{s.own, s.peers} {
-		end.control.reset()
-	}
-	reply := t.connect(s)
-	t.replied(uint32(s.number), codeOK)
-	<-reply
+	s.begin(true)
 	return s
 }
+
+// begin begins a connection on a slot as the dialing end does, and, if it takes it, the other.
+func (s *slot) begin(taken bool) {
+	s.turn.Store((s.turn.Load() + turnUnit) & turnMask)
+	s.asked = true
+	s.own.control.reset()
+	s.own.control.state.v.Store(s.turn.Load())
+	if taken {
+		s.peers.control.state.v.Store(s.turn.Load())
+	}
+}
+
+// end is a state of the connection that a slot is at.
+func (s *slot) end(state uint32) uint32 { return s.turn.Load() | state }
 
 // A slot is free again once both sides have retired from it, in whichever order, and no
 // earlier.
@@ -48,19 +58,19 @@ func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 			peer := &s.peers.control.state.v
 			isFree := func() bool { slots.reapLocked(1); return len(slots.free) == firstSlots }
 			if peerFirst {
-				peer.Store(stateClosed | stateHeld)
+				peer.Store(s.end(stateClosed | stateHeld))
 				slots.retire(s)
 			} else {
 				slots.retire(s)
 				if isFree() {
 					t.Error("free while the peer's end is open")
 				}
-				peer.Store(stateAborted | stateHeld)
+				peer.Store(s.end(stateAborted | stateHeld))
 			}
 			if isFree() {
 				t.Error("free while the peer holds it")
 			}
-			peer.Store(stateClosed)
+			peer.Store(s.end(stateClosed))
 			if !isFree() {
 				t.Error("not free though both have retired")
 			}
@@ -75,28 +85,41 @@ func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 	}
 }
 
-// A slot whose connect was abandoned is free when the peer has replied and retired.
+// A slot whose connect was abandoned is free when the peer has taken it and retired, or refused
+// it. What the peer has left there of the connection before does not count.
 func TestSlotOfAnAbandonedConnect(t *testing.T) {
-	for name, code := range map[string]uint8{"accepted": codeOK, "refused": codeResources} {
-		for when, late := range map[string]bool{"late": true, "in time": false} {
-			t.Run(name+" "+when, func(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("refused=%v,late=%v", refused, late), func(t *testing.T) {
 				slots := table(t)
-				s := slots.take()
-				slots.connect(s)
-				if !late {
-					slots.replied(uint32(s.number), code)
+				s := slots.connected()
+				s.peers.control.state.v.Store(s.end(stateClosed))
+				slots.retire(s)
+				if slots.take() != s {
+					t.Fatal("another slot")
 				}
-				s.own.control.state.v.Store(stateAborted)
+				s.begin(false)
+				answer := func() {
+					if !refused {
+						s.peers.control.state.v.Store(s.turn.Load())
+					} else if !slots.refuse(s) {
+						t.Error("a refusal was not taken")
+					}
+				}
+				if !late {
+					answer()
+				}
+				s.own.control.state.v.Store(s.end(stateAborted))
 				slots.retire(s)
 				if late {
 					slots.reapLocked(1)
 					if len(slots.free) == firstSlots {
-						t.Error("free though the peer may still accept")
+						t.Error("free though the peer may still take it")
 					}
-					slots.replied(uint32(s.number), code)
+					answer()
 				}
-				if code == codeOK {
-					s.peers.control.state.v.Store(stateClosed)
+				if !refused {
+					s.peers.control.state.v.Store(s.end(stateClosed))
 				}
 				slots.reapLocked(1)
 				if n := len(slots.free); n != firstSlots {
@@ -105,10 +128,10 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 				if len(slots.leaving) != 0 {
 					t.Error("it will be freed again")
 				}
-				if slots.replied(uint32(s.number), code) {
-					t.Error("a second reply was taken")
+				if slots.refuse(s) {
+					t.Error("a refusal was taken of what had been taken, or refused")
 				}
-				if first := slots.take() == s; first != (code == codeOK) {
+				if first := slots.take() == s; first == refused {
 					t.Errorf("the first to be used again: %v", first)
 				}
 			})
@@ -130,7 +153,7 @@ func TestTakeReapsWhatThePeerIsDoneWith(t *testing.T) {
 	if slots.take() != nil {
 		t.Fatal("a slot that the peer still uses")
 	}
-	all[5].peers.control.state.v.Store(stateClosed)
+	all[5].peers.control.state.v.Store(all[5].end(stateClosed))
 	if slots.take() != all[5] {
 		t.Error("the slot that both are done with was not found")
 	}

@@ -221,7 +221,7 @@ func TestPIDNamespace(t *testing.T) {
 // squat takes a name of a port, and has serve called for each process that connects.
 func squat(t testing.TB, dir string, port, number int, network string, serve func(net.Conn)) {
 	t.Helper()
-	name := filepath.Join(dir, fmt.Sprintf("san-shm-6-%d-%d", port, number))
+	name := filepath.Join(dir, fmt.Sprintf("san-shm-7-%d-%d", port, number))
 	lock, err := os.Create(name + ".lock")
 	if err == nil {
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
@@ -267,7 +267,7 @@ func TestSquattersInTheDirectory(t *testing.T) {
 	})
 	server, client := b.start(t, nil), a.start(t, nil)
 	server.must(t, "listen :80 "+dir, "lacks <nil>")
-	if _, err := os.Stat(filepath.Join(dir, "san-shm-6-80-4")); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, "san-shm-7-80-4")); err != nil {
 		t.Error(err)
 	}
 	for range 3 {

@@ -50,8 +50,8 @@ func TestSocketsThatLinger(t *testing.T) {
 	}
 }
 
-// Nobody works for a peer that does not read its answers.
-func TestAnswersThatNobodyReads(t *testing.T) {
+// Connects of which nothing comes leave nothing behind.
+func TestConnectsInVain(t *testing.T) {
 	const links = 60
 	r := lay(t, spec{})
 	r.attack("deaf", links)

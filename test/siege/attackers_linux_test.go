@@ -482,7 +482,7 @@ func lingering(to netip.AddrPort) (int, error) {
 	return fd, unix.SetNonblock(fd, false)
 }
 
-// deafRole asks until nobody has room for the answers any more, and reads none.
+// deafRole connects again and again, for nothing, and reads no refusal.
 func deafRole(a *attacker, links int) error {
 	n := 0
 	for ; n < links; n++ {
@@ -490,10 +490,10 @@ func deafRole(a *attacker, links int) error {
 		if err != nil {
 			break
 		}
-		// Each connect is answered, and none leads to anything.
+		// None of many connects leads to anything, and no refusal is read.
 		c := l.Conn(0)
-		for {
-			if err := rawshm.Send(l.Socket, rawshm.Message{Kind: rawshm.Connect}); err != nil {
+		for range 100 {
+			if err := l.Ask(0); err != nil {
 				break
 			}
 			c.SetState(rawshm.StateAborted)
@@ -506,7 +506,7 @@ func deafRole(a *attacker, links int) error {
 			c.Reset()
 		}
 	}
-	a.stands("%d links are full of answers", n)
+	a.stands("%d links have connected in vain, and read nothing", n)
 	a.untilEnd()
 	return nil
 }

@@ -36,7 +36,9 @@ func (a *Alarm) Clear() {
 // IsSet reports whether there was no Clear behind the last Set. The other side may have rung.
 func (a *Alarm) IsSet() bool { return a.word.Load()&alarmSet != 0 }
 
-func (a *Alarm) reset() { a.word.Store(0) }
+// reset clears it for another to set. It counts on, as there may be one that has rung for what
+// it was.
+func (a *Alarm) reset() { a.Clear() }
 
 // Rung is what the other side knows of an Alarm: for which it has rung last.
 type Rung struct{ last atomic.Uint64 }

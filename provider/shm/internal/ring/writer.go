@@ -40,6 +40,7 @@ type Writer struct {
 	lapEnd    uint64 // the offset up to which the last lap was used
 	tryRewind uint64 // the next position at which to look for an empty ring
 	rung      Rung   // for in.sleep
+	alone     bool   // see Alone
 	err       error  // how the reader broke the rules
 
 	limit  atomic.Uint64 // the sender raises it; Shrink lowers it under grab
@@ -72,6 +73,13 @@ func (w *Writer) Init(out *Outgoing, cells *Cells, mem []byte, in *Incoming, mos
 	w.pages.Store(max(pages, Start))
 	w.idleTail = neverLooked
 }
+
+// Alone, behind Init: what in says is of an earlier ring until Meet, when the reader has begun
+// with this one. Until then there is room for what fits in without the reader.
+func (w *Writer) Alone() { w.alone = true }
+
+// Meet is the end of Alone.
+func (w *Writer) Meet() { w.alone = false }
 
 // Reserve returns room for a message of least to most bytes, nil if there is none now.
 // An earlier reservation ends.
@@ -286,6 +294,9 @@ func (w *Writer) skip(n uint64) {
 
 // refresh reads how far the reader has come. It returns false if that cannot be.
 func (w *Writer) refresh(do *Action) bool {
+	if w.alone {
+		return true
+	}
 	h := w.in.head.Load()
 	if h == w.head {
 		return true

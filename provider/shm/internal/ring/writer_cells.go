@@ -2,7 +2,7 @@ package ring
 
 // freeCell returns the memory of the next free cell, or nil.
 func (w *Writer) freeCell(do *Action) []byte {
-	if w.err != nil {
+	if w.err != nil || w.alone {
 		return nil
 	}
 	h := w.in.spareHead.Load()

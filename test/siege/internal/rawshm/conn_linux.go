@@ -24,6 +24,12 @@ const (
 	StateAborted = 2
 )
 
+// Above the state is which of the slot's connections it is.
+const (
+	turnUnit = 4
+	turnMask = 1<<31 - turnUnit
+)
+
 // Records' kinds.
 const (
 	kindMessage = 1 << 32
@@ -54,7 +60,7 @@ func (c *Conn) SetTail(v uint64) { c.own(ringTail).Store(v) }
 
 // SetState sets this side's state.
 func (c *Conn) SetState(v uint32) {
-	at32(c.slot.mem, c.slot.control+state).Store(v)
+	c.ownState().Store(c.ownState().Load()&turnMask | v)
 	c.link.Kick(c.number)
 }
 
@@ -62,7 +68,17 @@ func (c *Conn) SetState(v uint32) {
 func (c *Conn) Done() bool { return c.Peer() != StateOpen && c.peer()>>31 == 0 }
 
 // Peer is the other side's state.
-func (c *Conn) Peer() uint32 { return c.peer() & 3 }
+func (c *Conn) Peer() uint32 {
+	if !c.taken() {
+		return StateOpen
+	}
+	return c.peer() & 3
+}
+
+// taken reports whether the other side has taken the connection.
+func (c *Conn) taken() bool { return c.peer()&turnMask == c.ownState().Load()&turnMask }
+
+func (c *Conn) ownState() *atomic.Uint32 { return at32(c.slot.mem, c.slot.control+state) }
 
 func (c *Conn) peer() uint32 { return at32(c.slot.theirs, c.slot.control+state).Load() }
 

@@ -165,19 +165,29 @@ func (c *Conduit) Extend() error {
 	return c.add(mem, fds[0], slots)
 }
 
-// Connect asks for a connection in a slot, and waits for the reply.
+// Connect asks for a connection in a slot, and waits until the peer has taken or refused it.
 func (c *Conduit) Connect(number int) error {
-	if err := Send(c.Socket, Message{Kind: Connect, Number: uint32(number)}); err != nil {
+	if err := c.Ask(number); err != nil {
 		return err
 	}
-	m, _, err := Receive(c.Socket, 10*time.Second)
-	if err != nil {
-		return err
-	}
-	if m.Kind != ConnectReply || m.Code != OK || m.Number != uint32(number) {
-		return CodeError{m.Kind, m.Code}
+	conn := c.Conn(number)
+	for end := time.Now().Add(10 * time.Second); !conn.taken(); {
+		m, _, err := Receive(c.Socket, time.Millisecond)
+		if err == nil {
+			return CodeError{m.Kind, m.Code}
+		}
+		if !conn.taken() && time.Now().After(end) {
+			return err
+		}
 	}
 	return nil
+}
+
+// Ask asks for a connection in a slot.
+func (c *Conduit) Ask(number int) error {
+	conn := c.Conn(number)
+	conn.ownState().Store((conn.peer()&turnMask + turnUnit) & turnMask)
+	return Send(c.Socket, Message{Kind: Connect, Number: uint32(number)})
 }
 
 // Kick shows the peer news of a slot, of both kinds, and rings if it sleeps.

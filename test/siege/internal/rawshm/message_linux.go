@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the version of the protocol.
-const Version = 6
+const Version = 7
 
 // Kinds of messages.
 const (
@@ -18,7 +18,7 @@ const (
 	Segment      = 3
 	SegmentReply = 4
 	Connect      = 5
-	ConnectReply = 6
+	Refuse       = 6
 )
 
 // Codes of replies.
