@@ -24,7 +24,9 @@ func TestLanesMoveBytesAsTheySay(t *testing.T) {
 			client, server := l.sanPipe(t)
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				client.Write(make([]byte, 16<<20))
+				b := make([]byte, 8<<20)
+				client.Write(b) // memory that is used once is copied
+				client.Write(b)
 				client.CloseWrite()
 			})
 			if n, err := io.Copy(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{server}); n != 16<<20 || err != nil {

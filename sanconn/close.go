@@ -96,13 +96,13 @@ func (c *Conn) unreadOnTCP() bool {
 	return begun && at > in.bytes.Load() || !begun && queued(c.tcp) > 0
 }
 
-// unread reports whether bytes lie here that nobody will read.
+// unread reports whether bytes have come here that nobody has read.
 func (in *incoming) unread() bool {
 	if !in.op.TryLock() { // a Read is under way: it has found none
 		return false
 	}
 	defer in.op.Unlock()
-	return len(in.front)+len(in.rest) > 0
+	return in.thrown || len(in.front)+len(in.rest) > 0
 }
 
 // closeTCP closes TCP. A peer whose end on the session was a reset has looked there first; one

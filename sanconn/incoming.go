@@ -29,6 +29,7 @@ type incoming struct {
 	front   []byte        // bytes that come before what TCP has; guarded by op
 	rest    []byte        // bytes that come behind position restAt of TCP; guarded by op
 	restAt  uint64
+	thrown  bool // bytes of rest were thrown away, as CloseRead had been called; guarded by op
 	resting bool // there is a rest; guarded by Conn.mu
 
 	deadline deadline

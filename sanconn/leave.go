@@ -307,8 +307,9 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	}
 	c.session, c.left = nil, true
 	c.in.begun.Store(false)
-	if c.state.in.ended {
-		c.in.rest, c.in.resting = nil, false // nobody will read it
+	if c.state.in.ended { // nobody will read it
+		c.in.thrown = c.in.thrown || len(c.in.rest) > 0
+		c.in.rest, c.in.resting = nil, false
 	}
 	c.state.left(uint64(t.back))
 	c.in.deadline.toTCP(c.tcp)

@@ -103,21 +103,26 @@ func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
 // Bytes that came back from the SAN and were not read make Close a reset, as bytes do that the
 // kernel has.
 func TestCloseBehindWhatCameBack(t *testing.T) {
-	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
-	a, b := pipeOver(t, ea, eb, nil)
-	if _, err := a.Write([]byte("unread")); err != nil {
-		t.Fatal(err)
-	}
-	raw, err := a.SyscallConn()
-	if err == nil {
-		err = raw.Control(func(uintptr) {})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.Close()
-	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("Read: %v", err)
+	for _, shut := range []bool{false, true} {
+		ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+		a, b := pipeOver(t, ea, eb, nil)
+		if _, err := a.Write([]byte("unread")); err != nil {
+			t.Fatal(err)
+		}
+		if shut {
+			b.CloseRead()
+		}
+		raw, err := a.SyscallConn()
+		if err == nil {
+			err = raw.Control(func(uintptr) {})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Close()
+		if _, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("Read: %v; CloseRead before: %v", err, shut)
+		}
 	}
 }
 
