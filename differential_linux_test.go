@@ -1,6 +1,7 @@
 package san
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -131,6 +132,7 @@ func compare(tcp, r *diffRig, calls []diffCall, pause time.Duration) *difference
 
 // diffAtEnd are the calls at the end of each sequence: what is left is read, at both ends.
 var diffAtEnd = []diffCall{
+	{end: 0, what: "Join"}, {end: 1, what: "Join"},
 	{end: 0, what: "Read", size: 1 << 20}, {end: 1, what: "Read", size: 1 << 20},
 	{end: 0, what: "Close"}, {end: 1, what: "Close"},
 }
@@ -171,11 +173,21 @@ func newDiffRig(t *testing.T, c diffCarrier) *diffRig {
 	return r
 }
 
+// diffNothing is how long a Read waits for what must not come.
+const diffNothing = 2 * time.Millisecond
+
 // diffEnd is one end of a connection, on which calls are made.
 type diffEnd struct {
 	net.Conn
 	expired       bool // its deadlines have passed
 	written, read int
+	behind        *behind // a Read that waits in another goroutine; read is that one's
+}
+
+// behind is a Read that waits while calls are made.
+type behind struct {
+	read atomic.Int64
+	done chan string
 }
 
 func (r *diffRig) connect() (ends [2]*diffEnd, err error) {
@@ -203,7 +215,7 @@ type diffCall struct {
 
 func (c diffCall) String() string {
 	s := fmt.Sprintf("%s.%s", [...]string{"dialer", "acceptor"}[c.end], c.what)
-	if c.what == "Read" || c.what == "Write" {
+	if slices.Contains([]string{"Read", "ReadBehind", "Write", "ReadFrom", "Buffers"}, c.what) {
 		s += fmt.Sprintf("(%d)", c.size)
 	}
 	if c.move {
@@ -214,7 +226,8 @@ func (c diffCall) String() string {
 
 // diffSequence is 2 to 7 calls.
 func diffSequence(rnd *rand.Rand) (calls []diffCall) {
-	what := []string{"Write", "Write", "Write", "Read", "Read", "Close", "CloseWrite", "CloseRead", "SetLinger0", "expire", "clear", "Control", "File"}
+	what := []string{"Write", "Write", "ReadFrom", "Buffers", "Read", "Read", "WriteTo", "ReadBehind", "ReadBehind", "Join",
+		"Close", "CloseWrite", "CloseRead", "SetLinger0", "expire", "clear", "Control", "File"}
 	sizes := []int{0, 1, 100, 5000, 70_000}
 	n := 2 + rnd.IntN(6)
 	for range n {
@@ -291,8 +304,39 @@ func (e *diffEnd) do(call diffCall, due int) string {
 		n, err := e.Write(b)
 		e.written += n
 		return fmt.Sprintf("%d, %s", n, diffError(err))
-	case "Read":
-		return e.readAll(call.size, due)
+	case "ReadFrom", "Buffers":
+		b := make([]byte, call.size)
+		position(b, e.written)
+		if !e.expired {
+			e.SetWriteDeadline(time.Now().Add(testTimeout))
+		}
+		var n int64
+		var err error
+		if call.what == "ReadFrom" {
+			n, err = e.Conn.(io.ReaderFrom).ReadFrom(struct{ io.Reader }{bytes.NewReader(b)})
+		} else {
+			v := net.Buffers{b[:len(b)/3], b[len(b)/3:]}
+			if c, ok := e.Conn.(*sanconn.Conn); ok {
+				n, err = c.WriteBuffers(&v)
+			} else {
+				n, err = v.WriteTo(e.Conn)
+			}
+		}
+		e.written += int(n)
+		return fmt.Sprintf("%d, %s", n, diffError(err))
+	case "Read", "WriteTo", "ReadBehind":
+		switch {
+		case e.behind != nil:
+			return "there is one"
+		case call.what == "Read":
+			return e.readAll(call.size, due)
+		case call.what == "WriteTo":
+			return e.writeTo(due)
+		}
+		e.readBehind(call.size)
+		return "begun"
+	case "Join":
+		return e.join(due)
 	case "Close":
 		return diffError(e.Close())
 	case "CloseWrite":
@@ -326,13 +370,12 @@ func (e *diffEnd) do(call diffCall, due int) string {
 // readAll reads so many bytes, or up to an error. What is due may take its time; behind it
 // nothing may come, if due is not negative, which is not waited for for long.
 func (e *diffEnd) readAll(size, due int) string {
-	const nothing = 2 * time.Millisecond
 	b := make([]byte, size)
 	n := 0
 	for {
 		patience := testTimeout
 		if due >= 0 && n >= due {
-			patience = nothing
+			patience = diffNothing
 		}
 		if !e.expired {
 			e.SetReadDeadline(time.Now().Add(patience))
@@ -348,10 +391,84 @@ func (e *diffEnd) readAll(size, due int) string {
 	}
 }
 
+// writeTo reads as readAll does, without a limit, by one call.
+func (e *diffEnd) writeTo(due int) string {
+	n, wrong := 0, -1
+	limit := func() {
+		patience := testTimeout
+		if due >= 0 && n >= due {
+			patience = diffNothing
+		}
+		if !e.expired {
+			e.SetReadDeadline(time.Now().Add(patience))
+		}
+	}
+	limit()
+	_, err := e.Conn.(io.WriterTo).WriteTo(writerFunc(func(b []byte) (int, error) {
+		if i := misplaced(b, e.read); i >= 0 && wrong < 0 {
+			wrong = i
+		}
+		n, e.read = n+len(b), e.read+len(b)
+		limit()
+		return len(b), nil
+	}))
+	if wrong >= 0 {
+		return fmt.Sprintf("byte %d is not what was written there", wrong)
+	}
+	return fmt.Sprintf("%d, %s", n, diffError(err))
+}
+
+// readBehind has a Read of so many bytes wait until join, or up to an error.
+func (e *diffEnd) readBehind(size int) {
+	if !e.expired {
+		e.SetReadDeadline(time.Now().Add(testTimeout))
+	}
+	w := &behind{done: make(chan string, 1)}
+	e.behind = w
+	go func() {
+		b := make([]byte, size)
+		for n := 0; ; {
+			k, err := e.Read(b[n:])
+			if i := misplaced(b[n:n+k], e.read); i >= 0 {
+				w.done <- fmt.Sprintf("byte %d is not what was written there", i)
+				return
+			}
+			n, e.read = n+k, e.read+k
+			w.read.Store(int64(n))
+			if err != nil || n == size {
+				w.done <- fmt.Sprintf("%d, %s", n, diffError(err))
+				return
+			}
+		}
+	}()
+}
+
+// join waits until readBehind's Read has ended: it has its time until what is due has come.
+func (e *diffEnd) join(due int) string {
+	w := e.behind
+	if w == nil {
+		return "there is none"
+	}
+	e.behind = nil
+	for end := time.Now().Add(testTimeout); due >= 0 && w.read.Load() < int64(due) && len(w.done) == 0 && time.Now().Before(end); {
+		time.Sleep(100 * time.Microsecond)
+	}
+	patience := testTimeout
+	if due >= 0 {
+		patience = diffNothing
+	}
+	if !e.expired {
+		e.SetReadDeadline(time.Now().Add(patience))
+	}
+	return <-w.done
+}
+
 // diffError is an error without addresses, which differ.
 func diffError(err error) string {
-	var oe *net.OpError
+	var oe, within *net.OpError
 	switch {
+	case errors.As(err, &oe) && errors.As(oe.Err, &within):
+		return oe.Op + ": " + diffError(oe.Err)
 	case err == nil || err == io.EOF:
 		return fmt.Sprint(err)
 	case errors.As(err, &oe) && err == error(oe):
@@ -378,12 +495,16 @@ func (d *difference) before(end int, what ...string) bool {
 	})
 }
 
+// reads and writes report whether it is a call that reads, or writes.
+func (d *difference) reads() bool  { return d.on("Read", "WriteTo", "Join") }
+func (d *difference) writes() bool { return d.on("Write", "ReadFrom", "Buffers") }
+
 // on reports whether the call that differs is one of these.
 func (d *difference) on(what ...string) bool { return slices.Contains(what, d.call.what) }
 
 var diffExceptions = []diffException{
 	{"sanconn.Conn.CloseRead: Read returns io.EOF from then on, whatever has come", func(d *difference) bool {
-		return d.on("Read") && d.before(d.call.end, "CloseRead") && d.got == "0, EOF"
+		return d.reads() && d.before(d.call.end, "CloseRead") && (d.got == "0, EOF" || d.got == "0, <nil>")
 	}},
 	{"sanconn.Conn.File: it fails where bytes that came by the SAN are unread and cannot be returned", func(d *difference) bool {
 		return d.on("File") && strings.Contains(d.got, "have not been read")
@@ -397,24 +518,31 @@ var diffExceptions = []diffException{
 	{"sanconn.Conn.CloseWrite: it is no error if the stream has ended, or the peer has closed; after a reset it says so", func(d *difference) bool {
 		return d.on("CloseWrite") && strings.Contains(d.want, "not connected") && (d.got == "<nil>" || strings.Contains(d.got, "reset by peer"))
 	}},
-	{"sanconn.Conn.File, SyscallConn: a Write behind them to a peer that had closed finds that", func(d *difference) bool {
-		return d.on("Write") && d.before(d.call.end, "File", "Control") && d.before(1-d.call.end, "Close") &&
-			strings.Contains(d.got, "broken pipe") && strings.HasSuffix(d.want, "<nil>")
+	{"sanconn.Conn.File, SyscallConn: a Write or CloseRead behind them finds that the peer had closed", func(d *difference) bool {
+		return d.before(d.call.end, "File", "Control") && d.before(1-d.call.end, "Close") && strings.HasSuffix(d.want, "<nil>") &&
+			(d.writes() && strings.Contains(d.got, "broken pipe") || d.on("CloseRead") && strings.Contains(d.got, "not connected"))
+	}},
+	{"sanconn.Conn.WriteBuffers: without bytes it tells what a Write would", func(d *difference) bool {
+		return d.on("Buffers") && d.call.size == 0 && d.want == "0, <nil>"
+	}},
+	{"sanconn.Conn.ReadFrom: a peer that has closed is found behind the first piece, whose size is another", func(d *difference) bool {
+		return d.on("ReadFrom") && d.before(1-d.call.end, "Close") && strings.HasSuffix(d.got, "write broken pipe (addresses: true, true)") &&
+			strings.HasSuffix(d.want, "write broken pipe (addresses: true, true)")
 	}},
 	{"sanconn.Conn.CloseWrite: a Write behind it finds that, also after a reset", func(d *difference) bool {
-		return d.on("Write") && d.before(d.call.end, "CloseWrite") && strings.Contains(d.got, "broken pipe") && strings.Contains(d.want, "reset by peer")
+		return d.writes() && d.before(d.call.end, "CloseWrite") && strings.Contains(d.got, "broken pipe") && strings.Contains(d.want, "reset by peer")
 	}},
 	{"sanconn.Conn.CloseRead: the peer's Writes wait or end at Close, also behind CloseWrite", func(d *difference) bool {
 		peer := 1 - d.call.end
-		return d.on("Write") && d.before(peer, "CloseRead") && d.before(peer, "CloseWrite") &&
+		return d.writes() && d.before(peer, "CloseRead") && d.before(peer, "CloseWrite") &&
 			strings.HasSuffix(d.got, "<nil>") && strings.Contains(d.want, "broken pipe")
 	}},
 	{"a reset: each call finds it, and TCP's first alone", func(d *difference) bool {
 		return strings.Contains(d.got, "reset by peer") &&
-			(d.on("Read") && strings.HasSuffix(d.want, "EOF") || d.on("Write") && strings.Contains(d.want, "broken pipe"))
+			(d.reads() && (strings.HasSuffix(d.want, "EOF") || strings.HasSuffix(d.want, "<nil>")) || d.writes() && strings.Contains(d.want, "broken pipe"))
 	}},
 	{"a reset: TCP may lose bytes that had come before", func(d *difference) bool {
-		return d.on("Read") && strings.Contains(d.got, "reset by peer") && strings.Contains(d.want, "reset by peer")
+		return d.reads() && strings.Contains(d.got, "reset by peer") && strings.Contains(d.want, "reset by peer")
 	}},
 }
 

@@ -216,7 +216,7 @@ func TestCopyToAWriterThatIsShort(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	a.Write([]byte("four"))
 	a.Close()
-	if n, err := io.Copy(shortWriter{}, b); n != 2 || err != io.ErrShortWrite {
+	if n, err := io.Copy(shortWriter{}, b); n != 2 || !errors.Is(err, io.ErrShortWrite) {
 		t.Errorf("copied %d, %v, want 2, %v", n, err, io.ErrShortWrite)
 	}
 }

@@ -19,8 +19,16 @@ const copySize = 64 << 10
 // ReadFrom reads from r until io.EOF and writes everything to the connection.
 // io.Copy uses it. On TCP, regular files go by sendfile, as in net. On a SAN, they
 // and net's stream sockets are read straight into the memory that the connection sends from.
-// Any other reader gets a buffer of its own, since it may block, or keep the slice.
+// What goes at a time is not what it is in net: of bytes for a peer that has closed, the first
+// piece counts as written.
+// Any other reader gets a buffer of its own, since it may block, or keep the slice. An error,
+// also r's, is in a *net.OpError, as net has it.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
+	n, err := c.readFrom(r)
+	return n, c.copyError(opReadFrom, err)
+}
+
+func (c *Conn) readFrom(r io.Reader) (int64, error) {
 	// io.CopyN and net/http wrap their source in a LimitedReader. At its limit no
 	// further Read is needed to find the end.
 	limit, limited := r.(*io.LimitedReader)
@@ -188,12 +196,15 @@ const fillPiece = 1 << 20
 
 // WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
 // uses it. Files, net's stream sockets and io.Discard are given the bytes where they have
-// arrived. Any other writer gets them in a buffer of its own, since it may keep the slice.
-func (c *Conn) WriteTo(w io.Writer) (int64, error) {
+// arrived. Any other writer gets them in a buffer of its own, since it may keep the slice. An
+// error, also w's, is in a *net.OpError, as net has it.
+func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 	if takesAtOnce(w) {
-		return c.drain(w)
+		n, err = c.drain(w)
+	} else {
+		n, err = pump(w, &io.LimitedReader{R: c, N: 1<<63 - 1})
 	}
-	return pump(w, &io.LimitedReader{R: c, N: 1<<63 - 1})
+	return n, c.copyError(opWriteTo, err)
 }
 
 // takesAtOnce reports whether a writer neither keeps what it is given nor changes it.
@@ -268,8 +279,17 @@ func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
 
 // WriteBuffers writes the slices of v as one Write, packing small ones
 // together, and removes from v what was written, as net.Buffers.WriteTo does
-// for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.)
-func (c *Conn) WriteBuffers(v *net.Buffers) (total int64, err error) {
+// for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.) Without
+// bytes it tells what a Write of none would, where net finds nothing but Close and deadlines.
+func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
+	n, err := c.writeBuffers(v)
+	if oe, ok := err.(*net.OpError); ok && oe.Op == opWrite { // of this call alone
+		oe.Op = opWritev
+	}
+	return n, err
+}
+
+func (c *Conn) writeBuffers(v *net.Buffers) (total int64, err error) {
 	for {
 		if s := c.out.san.Load(); s != nil {
 			n, err := writeBuffers(s, v)

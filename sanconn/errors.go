@@ -18,6 +18,10 @@ const (
 	opSet   = "set"
 	opFile  = "file"
 
+	opWritev   = "writev"
+	opReadFrom = "readfrom"
+	opWriteTo  = "writeto"
+
 	opRawControl = "raw-control"
 	opRawRead    = "raw-read"
 	opRawWrite   = "raw-write"
@@ -49,6 +53,18 @@ func (c *Conn) opError(op string, err error) error {
 	}
 	if op == opRawControl || op == opRawRead || op == opRawWrite { // as net has them
 		return &net.OpError{Op: op, Net: "tcp", Addr: c.LocalAddr(), Err: err}
+	}
+	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+}
+
+// copyError is an error of ReadFrom or WriteTo, of which net tells the operation besides that in
+// which it came up.
+func (c *Conn) copyError(op string, err error) error {
+	if err == nil || err == io.EOF {
+		return err
+	}
+	if oe, ok := err.(*net.OpError); ok && oe.Op == op { // of TCP
+		return err
 	}
 	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }

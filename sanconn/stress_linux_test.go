@@ -540,7 +540,7 @@ func (e *stressEnd) readAll(s *stress, peer *stressEnd, r *rand.Rand) {
 			err = e.toSocket(s, peer.id, r)
 		}
 		s.logf("end %d read (%d) to %d: %v", e.id, way, e.read, err)
-		if err == errEnough {
+		if errors.Is(err, errEnough) {
 			continue
 		}
 		if !e.goesOn(s, "read", err) {
