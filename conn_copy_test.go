@@ -2,11 +2,13 @@ package san
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -228,6 +230,12 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 				}
 				if err := client.Discard(len(lent)); err != nil {
 					t.Errorf("Discard: %v", err)
+				}
+				if how == "peer's reset" { // over RDMA a reset is found by who looks
+					client.SetReadDeadline(time.Now().Add(testTimeout))
+					if _, err := io.Copy(io.Discard, client); !errors.Is(err, syscall.ECONNRESET) {
+						t.Errorf("Read: %v", err)
+					}
 				}
 				// A first Write does not know of the peer's Close.
 				if err := client.Commit(len(room)); err == nil && how != "peer's Close" {

@@ -247,3 +247,18 @@ func TestDialRequireEndsWithItsContext(t *testing.T) {
 		t.Errorf("the reason is %v", reasonOf(err))
 	}
 }
+
+// A provider that has found the other end's host, where that has not been accepted yet, is waited
+// for: the next one would carry the connection for good.
+func TestTheFirstProviderIsWaitedFor(t *testing.T) {
+	first, second := &fake{called: "first"}, &fake{called: "second"}
+	useProviders(t, first, second)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, atOnce(), l.Addr().String())
+	waitFor(t, "a move is tried in vain", func() bool { return first.tried() > 1 })
+	mustAccept(t, l)
+	wantMoved(t, c, "first")
+	if n := second.tried(); n != 0 {
+		t.Errorf("%d moves to the second", n)
+	}
+}

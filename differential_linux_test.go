@@ -41,9 +41,10 @@ func TestAsTCPDoes(t *testing.T) {
 	exempt := make([]atomic.Int32, len(diffExceptions))
 	const workers = 8 // most of the time of a sequence is spent waiting for what does not come
 	end := time.Now().Add(*diffTime)
+	carriers := diffCarriers()
 	for range workers {
-		rigs := make([]*diffRig, len(diffCarriers))
-		for i, c := range diffCarriers {
+		rigs := make([]*diffRig, len(carriers))
+		for i, c := range carriers {
 			rigs[i] = newDiffRig(t, c)
 		}
 		trying.Go(func() {
@@ -58,7 +59,7 @@ func TestAsTCPDoes(t *testing.T) {
 		})
 	}
 	trying.Wait()
-	t.Logf("%d seeds", tried.Load())
+	t.Logf("%d seeds; carriers: TCP and %s", tried.Load(), carriers[2].name)
 	for i, e := range diffExceptions {
 		t.Logf("%4d times: %s", exempt[i].Load(), e.name)
 	}
@@ -145,12 +146,22 @@ type diffCarrier struct {
 	async bool // … while that is under way
 }
 
-var diffCarriers = []diffCarrier{
-	{name: "TCP", lane: plainTCP},
-	{name: "TCP in a Conn", lane: lane{policy: Prefer, providers: []string{shm.Name}}},
-	{name: "shm", lane: lane{policy: Require, providers: []string{shm.Name}}},
-	{name: "moves between calls", lane: lane{policy: Prefer, providers: []string{shm.Name}}, moves: true},
-	{name: "moves during a call", lane: lane{policy: Prefer, providers: []string{shm.Name}}, moves: true, async: true},
+// diffCarriers are TCP, and then those that are compared with it: of shm, or of the device that
+// the tests run on.
+func diffCarriers() []diffCarrier {
+	by := lane{policy: Require, providers: []string{shm.Name}}
+	if inGuest != "" {
+		by = verbsLanes(inGuest)[0]
+	}
+	tcp, moving := plainTCP, by
+	tcp.host, moving.policy = by.host, Prefer
+	return []diffCarrier{
+		{name: "TCP", lane: tcp},
+		{name: "TCP in a Conn", lane: moving},
+		{name: by.providers[0], lane: by},
+		{name: "moves between calls", lane: moving, moves: true},
+		{name: "moves during a call", lane: moving, moves: true, async: true},
+	}
 }
 
 // diffRig makes connections of a carrier.
@@ -163,7 +174,7 @@ type diffRig struct {
 
 func newDiffRig(t *testing.T, c diffCarrier) *diffRig {
 	t.Helper()
-	r := &diffRig{carrier: c, listener: c.lane.listen(t, "127.0.0.1:0"), dialer: c.lane.dialer()}
+	r := &diffRig{carrier: c, listener: c.lane.listen(t, c.lane.here()), dialer: c.lane.dialer()}
 	if c.moves {
 		var err error
 		if r.plan, _, err = r.dialer.plan("tcp"); err != nil {
@@ -172,6 +183,10 @@ func newDiffRig(t *testing.T, c diffCarrier) *diffRig {
 	}
 	return r
 }
+
+// diffPatience is how long anything may take that must happen: not so long that a difference takes
+// all of the test's time.
+const diffPatience = 3 * time.Second
 
 // diffNothing is how long a Read waits for what must not come.
 const diffNothing = 2 * time.Millisecond
@@ -262,7 +277,7 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 		time.Sleep(pause)
 		if call.move && r.carrier.moves {
 			move := func() {
-				ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+				ctx, cancel := context.WithTimeout(context.Background(), diffPatience)
 				defer cancel()
 				h := newconn.HandleOf(ends[0].Conn)
 				r.plan.move(ctx, h, h.Life().(*life)) // it may have no sense any more
@@ -299,7 +314,7 @@ func (e *diffEnd) do(call diffCall, due int) string {
 		b := make([]byte, call.size)
 		position(b, e.written)
 		if !e.expired {
-			e.SetWriteDeadline(time.Now().Add(testTimeout))
+			e.SetWriteDeadline(time.Now().Add(diffPatience))
 		}
 		n, err := e.Write(b)
 		e.written += n
@@ -308,7 +323,7 @@ func (e *diffEnd) do(call diffCall, due int) string {
 		b := make([]byte, call.size)
 		position(b, e.written)
 		if !e.expired {
-			e.SetWriteDeadline(time.Now().Add(testTimeout))
+			e.SetWriteDeadline(time.Now().Add(diffPatience))
 		}
 		var n int64
 		var err error
@@ -373,7 +388,7 @@ func (e *diffEnd) readAll(size, due int) string {
 	b := make([]byte, size)
 	n := 0
 	for {
-		patience := testTimeout
+		patience := diffPatience
 		if due >= 0 && n >= due {
 			patience = diffNothing
 		}
@@ -395,7 +410,7 @@ func (e *diffEnd) readAll(size, due int) string {
 func (e *diffEnd) writeTo(due int) string {
 	n, wrong := 0, -1
 	limit := func() {
-		patience := testTimeout
+		patience := diffPatience
 		if due >= 0 && n >= due {
 			patience = diffNothing
 		}
@@ -421,7 +436,7 @@ func (e *diffEnd) writeTo(due int) string {
 // readBehind has a Read of so many bytes wait until join, or up to an error.
 func (e *diffEnd) readBehind(size int) {
 	if !e.expired {
-		e.SetReadDeadline(time.Now().Add(testTimeout))
+		e.SetReadDeadline(time.Now().Add(diffPatience))
 	}
 	w := &behind{done: make(chan string, 1)}
 	e.behind = w
@@ -450,10 +465,10 @@ func (e *diffEnd) join(due int) string {
 		return "there is none"
 	}
 	e.behind = nil
-	for end := time.Now().Add(testTimeout); due >= 0 && w.read.Load() < int64(due) && len(w.done) == 0 && time.Now().Before(end); {
+	for end := time.Now().Add(diffPatience); due >= 0 && w.read.Load() < int64(due) && len(w.done) == 0 && time.Now().Before(end); {
 		time.Sleep(100 * time.Microsecond)
 	}
-	patience := testTimeout
+	patience := diffPatience
 	if due >= 0 {
 		patience = diffNothing
 	}
@@ -518,9 +533,9 @@ var diffExceptions = []diffException{
 	{"sanconn.Conn.CloseWrite: it is no error if the stream has ended, or the peer has closed; after a reset it says so", func(d *difference) bool {
 		return d.on("CloseWrite") && strings.Contains(d.want, "not connected") && (d.got == "<nil>" || strings.Contains(d.got, "reset by peer"))
 	}},
-	{"sanconn.Conn.File, SyscallConn: a Write or CloseRead behind them finds that the peer had closed", func(d *difference) bool {
+	{"sanconn.Conn.File, SyscallConn: a Write, CloseRead or CloseWrite behind them finds that the peer had closed", func(d *difference) bool {
 		return d.before(d.call.end, "File", "Control") && d.before(1-d.call.end, "Close") && strings.HasSuffix(d.want, "<nil>") &&
-			(d.writes() && strings.Contains(d.got, "broken pipe") || d.on("CloseRead") && strings.Contains(d.got, "not connected"))
+			(d.writes() && strings.Contains(d.got, "broken pipe") || d.on("CloseRead", "CloseWrite") && strings.Contains(d.got, "not connected"))
 	}},
 	{"sanconn.Conn.WriteBuffers: without bytes it tells what a Write would", func(d *difference) bool {
 		return d.on("Buffers") && d.call.size == 0 && d.want == "0, <nil>"
@@ -540,6 +555,9 @@ var diffExceptions = []diffException{
 	{"a reset: each call finds it, and TCP's first alone", func(d *difference) bool {
 		return strings.Contains(d.got, "reset by peer") &&
 			(d.reads() && (strings.HasSuffix(d.want, "EOF") || strings.HasSuffix(d.want, "<nil>")) || d.writes() && strings.Contains(d.want, "broken pipe"))
+	}},
+	{"a reset over verbs comes behind the bytes before it", func(d *difference) bool {
+		return d.carrier.lane.provider == "verbs" && d.writes() && strings.HasSuffix(d.got, "<nil>") && strings.Contains(d.want, "reset by peer")
 	}},
 	{"a reset: TCP may lose bytes that had come before", func(d *difference) bool {
 		return d.reads() && strings.Contains(d.got, "reset by peer") && strings.Contains(d.want, "reset by peer")

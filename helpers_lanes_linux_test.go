@@ -6,6 +6,7 @@ import (
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // systemLanes are the lanes over the kernel's own means or, in a guest (test/guest) with
@@ -30,7 +31,7 @@ var sanLanes = func() (sans []lane) {
 // verbsLanes go from one end of the guest's cable to the other, by the box alone,
 // with and without RDMA read, and with RDMA read alone.
 func verbsLanes(dev string) []lane {
-	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[dev]
+	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2", hwsim.Lane: "127.0.0.1"}[dev]
 	host6 := map[string]string{"rxe": "fd08::2", "siw": "fd08:1::2"}[dev]
 	with := func(name, host string, o sanconn.Options) lane {
 		o.AttemptTimeout = testTimeout // the guest is slow

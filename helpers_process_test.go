@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // Tests with two processes run this binary again, in a role.
@@ -42,6 +44,7 @@ var roles = map[string]func(l lane) error{
 var roleLanes = []lane{tcpInConn, plainTCP}
 
 func TestMain(m *testing.M) {
+	hwsim.Use() // where test/hwsim runs these tests
 	if role := roles[os.Getenv(envRole)]; role != nil {
 		go func() {
 			io.Copy(io.Discard, os.Stdin)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // held is what a process must have given back. Objects are the kernel's RDMA objects.
@@ -16,11 +17,17 @@ type held struct {
 
 func resources(t testing.TB) held {
 	t.Helper()
+	var kinds map[string]int
+	switch inGuest {
+	case "":
+	case hwsim.Lane:
+		kinds = hwsim.Objects(t)
+	default:
+		kinds = testenv.RDMAObjects(t)
+	}
 	objects := 0
-	if inGuest != "" {
-		for _, n := range testenv.RDMAObjects(t) {
-			objects += n
-		}
+	for _, n := range kinds {
+		objects += n
 	}
 	runtime.GC()
 	return held{runtime.NumGoroutine(), countDescriptors(t), countMappings(t), objects}

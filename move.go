@@ -86,7 +86,8 @@ const never = int64(1) << 60
 var unused = &Unavailable{Reason: ReasonUnused}
 
 // move tries each provider in turn. It returns why the first, which is preferred, does not
-// carry the connection, if none does.
+// carry the connection, if none does. One that has found the other end's host, and may carry it
+// as soon as that has been accepted, is the last: or a connection within a host went by its NIC.
 func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable {
 	if l.guesses.Load() >= mostGuesses {
 		return errTooManyGuesses
@@ -101,6 +102,8 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 			return nil
 		case errors.Is(err, newconn.ErrNoAnswer):
 			return unavailableOf(err) // it may move yet, and nowhere else
+		case errors.Is(err, errNotAccepted), errors.Is(err, errUnknown):
+			return unavailableOf(err)
 		case why == nil:
 			why = unavailableOf(err)
 		}

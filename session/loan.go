@@ -72,7 +72,7 @@ func (w *writing) lendRoom(n int) (room []byte) {
 		opens := false
 		w.withSender(func(tx *sender) {
 			room = tx.lend(n)
-			opens = room == nil && tx.boxMissing()
+			opens = room == nil && tx.wantInbox(0)
 		})
 		if !opens {
 			break

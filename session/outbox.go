@@ -222,28 +222,24 @@ func (t *sender) wakeForRoom() {
 }
 
 // wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
-// and those before. It reports whether there is one, but no box.
+// and those before; 0: for a Write that waits, as it does without one for the peer to read. It
+// reports whether there is one, but no box.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.box
-	if o.inbox.Len == 0 && !o.wanted {
+	if o.inbox.Len == 0 && !o.wanted && t.boxFrom > 0 {
 		if n >= t.boxFrom {
 			o.without = min(o.without+min(n, maxBox), maxBox)
 		}
 		switch {
 		case o.without < t.boxAfter:
 		case o.skip > 0:
-			o.skip--
+			o.skip -= min(n, 1)
 		default:
 			o.wanted = true
 			t.owe(wire.Plain(wire.TypeAskInbox))
 		}
 	}
-	return t.boxMissing()
-}
-
-// boxMissing reports whether there is an inbox, but no box.
-func (t *sender) boxMissing() bool {
-	return t.box.inbox.Len > 0 && t.box.buf == nil && t.lent == nil && !t.gone
+	return o.inbox.Len > 0 && o.buf == nil && t.lent == nil && !t.gone
 }
 
 // openBox makes buf the box; nil: there was no memory for it.

@@ -90,6 +90,31 @@ func TestTheInboxServesTheWriteThatAskedForIt(t *testing.T) {
 	})
 }
 
+// A Write that waits without an inbox requests one, however small its slices are: the peer may
+// not read before it has written as much itself.
+func TestAWriteThatWaitsGetsAnInbox(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		small := boxed
+		small.Limits.Inbox, small.Limits.InboxAfter = 64<<10, 1<<20
+		a, _, _, _ := pair(t, small, session.Config{})
+		b := pattern(200_000)
+		v := [][]byte{b[:40_000], b[40_000:90_000], b[90_000:150_000], b[150_000:]}
+		done := make(chan error, 1)
+		go func() { _, err := a.WriteBuffers(v); done <- err }()
+		pass(time.Second)
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+		default:
+			t.Errorf("it waits for a Read, after %d bytes", a.Stats().BytesSent)
+			a.Abort()
+			<-done
+		}
+	})
+}
+
 // What does not fit the inbox waits in the outbox; a Write that does not fit there
 // waits itself. Small Writes stay behind. Nothing is lost, and Close comes last.
 func TestAWriteWaitsForAFullOutbox(t *testing.T) {

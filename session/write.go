@@ -142,8 +142,8 @@ func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	return n, err
 }
 
-// take takes bytes from the front of p, and returns how many. If there is no room, but an
-// inbox has come meanwhile, there may be.
+// take takes bytes from the front of p, and returns how many. If there is no room, the peer's
+// inbox is requested, unless that has come meanwhile: then there may be.
 func (w *writing) take(p []byte, more bool) (n int) {
 	for range 2 {
 		if w.over() != nil {
@@ -151,7 +151,7 @@ func (w *writing) take(p []byte, more bool) (n int) {
 		}
 		w.txMu.Lock()
 		n = w.tx.take(p, more)
-		opens := n == 0 && w.tx.boxMissing()
+		opens := n == 0 && w.tx.wantInbox(0)
 		w.unlockTx()
 		if !opens {
 			break
