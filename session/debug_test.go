@@ -157,7 +157,14 @@ func TestDebugHasAnOfferOfThePeer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		r := goRead(s, make([]byte, 1))
+		pass(time.Second)
 		p.send(tOfferRead, 0, u64(7, d.Addr, d.Key, d.Len)...)
+		pass(latency * 3 / 2)
+		lineup(t, s.Debug(), "  offer   7 of the peer: 50000 bytes, asked for 20000, got 0, RDMA reads under way: 1\n")
+		if x := within(t, r); x.n != 1 || x.err != nil {
+			t.Fatalf("Read: %+v", x)
+		}
 		pass(time.Second)
 		lineup(t, s.Debug(), "  offer   7 of the peer: 50000 bytes, asked for 20000, got 20000, RDMA reads under way: 0\n",
 			"  ahead   20000 bytes of 20000 that may be fetched before a Read\n")
@@ -187,6 +194,8 @@ func TestDebugHasTheBoxes(t *testing.T) {
 		s, _, p := negotiated(t, boxed, session.Config{})
 		in := p.open(s, 20_000)
 		w := goWrite(s, pattern(30_000))
+		pass(latency / 2)
+		lineup(t, s.Debug(), " bytes: filled to 30000, sent to 20000, free to 0; RDMA writes under way: 1\n")
 		in.read(20_000)
 		pass(time.Second / 10)
 		lineup(t, s.Debug(), "  box     ", " bytes: filled to 30000, sent to 20000, free to 20000; RDMA writes under way: 0\n",
