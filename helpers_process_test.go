@@ -13,7 +13,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/test/hwsim"
 )
 
@@ -25,6 +27,9 @@ const (
 	// envBytes is how much the stream role sends.
 	envBytes = "SAN_TEST_BYTES"
 )
+
+// roleTime bounds what a test waits for of a role, which may itself wait for testTimeout.
+const roleTime = 2 * testTimeout
 
 // roles are what the second process can do. A role reports to its test by lines on standard
 // output, and ends when standard input does.
@@ -68,6 +73,7 @@ func TestMain(m *testing.M) {
 // process is the test's side of a role.
 type process struct {
 	*exec.Cmd
+	role  string
 	lines *bufio.Scanner
 	stdin io.Closer
 }
@@ -95,7 +101,7 @@ func startRoleWith(t testing.TB, files []*os.File, role string, l lane, addr str
 // startProcess starts this binary in a role, with whatever change makes of the command.
 func startProcess(t testing.TB, role string, l lane, addr string, change func(*exec.Cmd)) *process {
 	t.Helper()
-	p := &process{Cmd: exec.Command(os.Args[0])}
+	p := &process{Cmd: exec.Command(os.Args[0]), role: role}
 	p.Env = append(os.Environ(), envRole+"="+role, envLane+"="+l.name, envAddr+"="+addr)
 	p.Stderr = os.Stderr
 	change(p.Cmd)
@@ -123,13 +129,26 @@ func startProcess(t testing.TB, role string, l lane, addr string, change func(*e
 // line reads the next line that the role prints.
 func (p *process) line(t testing.TB) string {
 	t.Helper()
-	if !p.lines.Scan() {
-		t.Fatalf("the other process ended: %v", p.lines.Err())
+	scanned := make(chan bool, 1)
+	go func() { scanned <- p.lines.Scan() }()
+	select {
+	case ok := <-scanned:
+		if !ok {
+			t.Fatalf("the other process, %q, ended: %v", p.role, p.lines.Err())
+		}
+	case <-time.After(roleTime):
+		testenv.Hung(t, p.role, p.Cmd, "print a line")
 	}
 	if s, bad := strings.CutPrefix(p.lines.Text(), "error:"); bad {
-		t.Fatalf("the other process:%s", s)
+		t.Fatalf("the other process, %q:%s", p.role, s)
 	}
 	return p.lines.Text()
+}
+
+// ended waits for the role's end.
+func (p *process) ended(t testing.TB) error {
+	t.Helper()
+	return testenv.Ended(t, p.role, p.Cmd, roleTime)
 }
 
 func (l lane) dialRole() (net.Conn, error) {

@@ -172,7 +172,7 @@ func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Dura
 	if err != io.EOF && !isPeerGone(err) {
 		t.Errorf("error %v", err)
 	}
-	p.Wait()
+	p.ended(t)
 }
 
 // When a program ends without Close, what it wrote arrives, and then EOF. Over RDMA there is

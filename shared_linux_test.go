@@ -75,7 +75,7 @@ func TestReusePort(t *testing.T) {
 	load.wantNoneBy(t, providerTCP)
 
 	first.Process.Kill()
-	first.Wait()
+	first.ended(t)
 	load = startLoad(t, atOnce(), address)
 	load.wantMore(t, shm.Name, 1)
 	load.wantMore(t, shm.Name, 2)
@@ -98,7 +98,7 @@ func TestProcessTakesOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		load.wantMore(t, shm.Name, name+1)
-		if err := old.Wait(); err != nil {
+		if err := old.ended(t); err != nil {
 			t.Errorf("process %d: %v", name, err)
 		}
 		old = next
@@ -118,7 +118,7 @@ func TestKilledProcessIsTakenOverFrom(t *testing.T) {
 			t.Errorf("before: %+v, %v", by, err)
 		}
 		old.Process.Kill()
-		old.Wait()
+		old.ended(t)
 		old = startServer(t, tcp, name+1)
 	}
 }

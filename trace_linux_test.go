@@ -2,10 +2,15 @@ package san
 
 import (
 	"bytes"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/sanconn/san/sanconn"
 )
 
 // Processes whose operator has set SAN_TRACE leave lines of what they did. Where no line can be
@@ -57,5 +62,52 @@ func TestDumpHasWhatHasMoved(t *testing.T) {
 		if !strings.Contains(debug, want) {
 			t.Errorf("no %q in\n%s", want, debug)
 		}
+	}
+}
+
+// Debug tells both directions apart: how far each came by TCP, where it moved, which has ended,
+// and which deadline is whose.
+func TestDebugTellsDirectionsApart(t *testing.T) {
+	onlyShm(t)
+	l := mustListen(t, &ListenConfig{Policy: Prefer}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, &Dialer{Policy: Prefer}, l.Addr().String())
+	s := mustAccept(t, l)
+	for piece := strings.Repeat("x", 16<<10); InfoOf(c).Provider != "shm"; {
+		send(t, c, s, piece)
+	}
+	send(t, c, s, "moved")
+	send(t, s, c, "moved")
+	n := c.(*sanconn.Conn).Stats().TCPBytesSent
+	if err := c.(*sanconn.Conn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []net.Conn{c, s} {
+		c.SetDeadline(time.Time{})
+	}
+	c.SetReadDeadline(time.Now().Add(time.Hour))
+	s.SetWriteDeadline(time.Now().Add(time.Hour))
+	for _, tt := range []struct {
+		c     net.Conn
+		has   []string
+		lacks string
+	}{
+		{c, []string{fmt.Sprintf("  tcp     0 bytes read, %d written\n", n), "  read deadline in ",
+			fmt.Sprintf("read by the SAN from byte 0 on; written by the SAN from byte %d on, shut\n", n)}, "write deadline"},
+		{s, []string{fmt.Sprintf("  tcp     %d bytes read, 0 written\n", n), "  write deadline in ",
+			fmt.Sprintf("read by the SAN from byte %d on; written by the SAN from byte 0 on\n", n)}, "read deadline"},
+	} {
+		debug := tt.c.(*sanconn.Conn).Debug()
+		for _, want := range tt.has {
+			if !strings.Contains(debug, want) {
+				t.Errorf("no %q in\n%s", want, debug)
+			}
+		}
+		if strings.Contains(debug, tt.lacks) {
+			t.Errorf("a %s in\n%s", tt.lacks, debug)
+		}
+	}
+	c.Close()
+	if debug := c.(*sanconn.Conn).Debug(); !strings.Contains(debug, "  closed  by the program\n") {
+		t.Error(debug)
 	}
 }

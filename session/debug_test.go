@@ -124,3 +124,107 @@ func TestDebugDoesNotWait(t *testing.T) {
 	lineup(t, text, "  send    0 bytes", "  receive busy: its lock is held")
 	lineup(t, a.Debug(), "  receive 0 bytes")
 }
+
+// Debug has an offer of this end in each of its states, and that data waits.
+func TestDebugHasAnOffer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, byRead, session.Config{})
+		w := goWrite(s, pattern(50_000))
+		d := p.expect(tOfferRead)
+		pass(time.Second)
+		lineup(t, s.Debug(), "  write   waits for messages or room, for ", "  send    0 bytes in 2 messages, credit for 22 more\n",
+			"  offer   1 of this end: 48976 bytes, open\n", "  receive 0 bytes in 1 messages, 0 messages unread\n")
+		s.InterruptWrite(true)
+		p.expect(tCancelRead)
+		pass(time.Second / 10)
+		lineup(t, s.Debug(), "; interrupted\n", "  offer   1 of this end: 48976 bytes, cancelled\n")
+		p.send(tReadDone, 0, u64(uint64(le.Uint32(d)), 1000)...)
+		if r := within(t, w); r.n != 2024 {
+			t.Errorf("Write: %+v", r)
+		}
+		s.InterruptWrite(false)
+		if text := s.Debug(); strings.Contains(text, "  offer ") || strings.Contains(text, "interrupted") || !strings.Contains(text, "  send    2024 bytes") {
+			t.Error(text)
+		}
+	})
+}
+
+// Debug has an offer of the peer, and how much of it is fetched before anybody reads.
+func TestDebugHasAnOfferOfThePeer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, byRead, session.Config{ReceiveBudget: 20_000})
+		d, err := p.Expose(pattern(50_000), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := goRead(s, make([]byte, 1))
+		pass(time.Second)
+		p.send(tOfferRead, 0, u64(7, d.Addr, d.Key, d.Len)...)
+		pass(latency * 3 / 2)
+		lineup(t, s.Debug(), "  offer   7 of the peer: 50000 bytes, asked for 20000, got 0, RDMA reads under way: 1\n")
+		if x := within(t, r); x.n != 1 || x.err != nil {
+			t.Fatalf("Read: %+v", x)
+		}
+		pass(time.Second)
+		lineup(t, s.Debug(), "  offer   7 of the peer: 50000 bytes, asked for 20000, got 20000, RDMA reads under way: 0\n",
+			"  ahead   20000 bytes of 20000 that may be fetched before a Read\n")
+		p.send(tCancelRead, 0, u64(7)...)
+		p.expectDone(t, 7, 0)
+		if text := s.Debug(); strings.Contains(text, "  offer ") {
+			t.Error(text)
+		}
+	})
+}
+
+// Debug has the positions of an inbox, and of a box and the peer's inbox.
+func TestDebugHasTheBoxes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{ReceiveBudget: 40_000})
+		d := p.ask()
+		p.fill(d, 0, pattern(30_000))
+		readFull(t, s, 10_000)
+		p.expect(tEmptied)
+		readFull(t, s, 5000)
+		lineup(t, s.Debug(), "  inbox   40000 bytes: filled to 30000, read to 15000, of which the peer knows 10000\n")
+		p.send(tLeaveInbox, 0)
+		pass(time.Second)
+		lineup(t, s.Debug(), " knows 10000; the peer has left it\n")
+	})
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, boxed, session.Config{})
+		in := p.open(s, 20_000)
+		w := goWrite(s, pattern(30_000))
+		pass(latency / 2)
+		lineup(t, s.Debug(), " bytes: filled to 30000, sent to 20000, free to 0; RDMA writes under way: 1\n")
+		in.read(20_000)
+		pass(time.Second / 10)
+		lineup(t, s.Debug(), "  box     ", " bytes: filled to 30000, sent to 20000, free to 20000; RDMA writes under way: 0\n",
+			"          the peer's inbox: 20000 bytes, filled to 20000, read to 0\n")
+		if r := within(t, w); r.err != nil {
+			t.Errorf("Write: %+v", r)
+		}
+		in.at = 5000
+		in.emptied()
+		pass(time.Second / 10)
+		lineup(t, s.Debug(), " bytes: filled to 30000, sent to 25000, free to 25000", " filled to 25000, read to 5000\n")
+	})
+}
+
+// Debug has which ends there were.
+func TestDebugHasTheEnds(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{CloseTimeout: time.Minute})
+		s.CloseWrite()
+		p.expect(tShutdown)
+		lineup(t, s.Debug(), "  read    idle\n", "  write   idle; shut\n", "last message: Shutdown, sent: true\n")
+		p.send(tClose, 0)
+		pass(time.Second)
+		lineup(t, s.Debug(), "  write   idle; shut; the peer has closed\n", "the stream has ended; the peer has closed\n")
+	})
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{CloseTimeout: time.Minute})
+		go s.Close()
+		p.expect(tClose)
+		lineup(t, s.Debug(), "  read    idle; closed\n", "last message: Close, sent: true\n", "; thrown away\n")
+	})
+}

@@ -1,6 +1,8 @@
 package session
 
 import (
+	"reflect"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -59,4 +61,20 @@ func (s *Session) SetSpin(d time.Duration) { s.spin = d }
 func (s *Session) HoldReceiver() (release func()) {
 	s.rxMu.Lock()
 	return s.rxMu.Unlock
+}
+
+// CountFrom has the session count messages as if so many had gone each way before. Both ends
+// count from there, before either negotiates.
+func (s *Session) CountFrom(n uint32) {
+	s.rxMu.Lock() // nobody finds credit due meanwhile
+	defer s.rxMu.Unlock()
+	s.txMu.Lock()
+	defer s.txMu.Unlock()
+	counts := reflect.ValueOf(&s.credits).Elem()
+	for _, name := range []string{"sent", "marked"} {
+		*(*uint32)(counts.FieldByName(name).Addr().UnsafePointer()) += n
+	}
+	for _, name := range []string{"peerFreed", "received", "freed", "advertised"} {
+		(*atomic.Uint32)(counts.FieldByName(name).Addr().UnsafePointer()).Add(n)
+	}
 }

@@ -119,7 +119,7 @@ func (s *Session) negotiated(sent bool) (bool, error) {
 	}
 	s.peer = p
 	s.credits.Limit(p.Credits)
-	s.credits.Received(0, true) // a first message: no credit can be wrong in it
+	s.credits.ReceivedFirst()
 	s.rx.begun = true
 	s.rx.messages++
 	s.txMu.Lock()

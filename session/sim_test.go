@@ -170,6 +170,10 @@ func (m *sim) errorf(format string, args ...any) {
 	m.t.Errorf("seed %d (%v by %d after %v): %s", m.seed, m.end, m.who, m.after, fmt.Sprintf(format, args...))
 }
 
+// wrapsAfter is how many messages bring the counts of two in three seeds to where they wrap, as
+// signed numbers or as unsigned ones: fewer than most seeds send.
+const wrapsAfter = 20
+
 func (m *sim) run() {
 	m.logf("cut %v; %v by %d after %v\nendpoint %+v\npeer %+v\nsessions %+v", m.cut, m.end, m.who, m.after, m.net, m.net.PeerLimits, m.cfg)
 	a, b := twin.Pair(m.net)
@@ -191,6 +195,9 @@ func (m *sim) run() {
 		p.peerMove.Store(-1)
 		m.cfg[p.id].OnNote = p.sawNote
 		p.s = session.New(p.ep, m.cfg[p.id])
+	}
+	for _, p := range m.sides {
+		p.s.CountFrom([...]uint32{0, 1<<31 - wrapsAfter, 1<<32 - wrapsAfter}[m.seed%3])
 	}
 	var actors sync.WaitGroup
 	for _, p := range m.sides {

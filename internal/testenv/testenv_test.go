@@ -1,17 +1,25 @@
 package testenv
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 // ending is a testing.TB that records how the test ended.
 type ending struct {
 	testing.TB
 	how string
+	why string // of a failure
 }
 
-func (e *ending) Helper()               {}
-func (e *ending) Fatalf(string, ...any) { e.how = "failed"; panic(e) }
-func (e *ending) Skipf(string, ...any)  { e.how = "skipped"; panic(e) }
-func (e *ending) Skip(...any)           { e.how = "skipped"; panic(e) }
+func (e *ending) Helper()              {}
+func (e *ending) Skipf(string, ...any) { e.how = "skipped"; panic(e) }
+func (e *ending) Skip(...any)          { e.how = "skipped"; panic(e) }
+
+func (e *ending) Fatalf(format string, args ...any) {
+	e.how, e.why = "failed", fmt.Sprintf(format, args...)
+	panic(e)
+}
 
 func end(f func(testing.TB)) (how string) {
 	e := &ending{}

@@ -46,6 +46,7 @@ func TestMain(m *testing.M) {
 // child is another process.
 type child struct {
 	at    place // of an echo child, once it said so
+	role  string
 	cmd   *exec.Cmd
 	lines *bufio.Reader
 	stdin io.Closer
@@ -80,7 +81,7 @@ func spawn(t testing.TB, role string, change func(*exec.Cmd), env ...string) *ch
 		}
 		t.Fatalf("starting the %s child: %v", role, err)
 	}
-	c := &child{cmd: cmd, lines: bufio.NewReader(stdout), stdin: stdin}
+	c := &child{role: role, cmd: cmd, lines: bufio.NewReader(stdout), stdin: stdin}
 	t.Cleanup(c.kill)
 	return c
 }
@@ -108,11 +109,11 @@ func (c *child) line(t testing.TB, word string) string {
 	case r := <-got:
 		first, rest, _ := strings.Cut(r.line, " ")
 		if r.err != nil || first != word {
-			t.Fatalf("the child said %q (%v), not %q", r.line, r.err, word)
+			t.Fatalf("the %s child said %q (%v), not %q", c.role, r.line, r.err, word)
 		}
 		return rest
 	case <-time.After(patience):
-		t.Fatalf("the child did not say %q", word)
+		testenv.Hung(t, c.role, c.cmd, fmt.Sprintf("say %q", word))
 		return ""
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
 )
 
 // table returns a slot table with one segment, as the dialing end has it.
@@ -161,5 +163,40 @@ func TestTakeReapsWhatThePeerIsDoneWith(t *testing.T) {
 		if slots.at(n) != nil {
 			t.Errorf("there is a slot %d", n)
 		}
+	}
+}
+
+// Connections of a slot go on where the count of its turns wraps.
+func TestTurnsWrap(t *testing.T) {
+	l := listen(t, Config{})
+	a, b := meet(t, l) // the link lives as long as they do
+	defer end(a)
+	defer end(b)
+	const before = 2 // connections of each slot
+	for _, s := range a.(*endpoint).link.slots.list() {
+		if s != a.(*endpoint).slot {
+			s.turn.Store(turnMask - before*turnUnit)
+		}
+	}
+	wrapped := 0
+	for range (before + 3) * firstSlots {
+		a, b := meet(t, l)
+		if s := a.(*endpoint); s.turn == 0 {
+			wrapped++
+		}
+		p, q := newPeer(a), newPeer(b)
+		var ev session.Event
+		if !p.send([]byte("to and")) || !q.poll(&ev) || string(ev.Msg) != "to and" {
+			t.Fatalf("%q came at turn %d", ev.Msg, a.(*endpoint).turn/turnUnit)
+		}
+		q.Drop()
+		end(b)
+		if p.poll(&ev) || p.Err() == nil {
+			t.Fatalf("the end does not come at turn %d", a.(*endpoint).turn/turnUnit)
+		}
+		end(a)
+	}
+	if wrapped == 0 {
+		t.Error("no slot has come to the end of its turns")
 	}
 }

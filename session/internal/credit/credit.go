@@ -23,8 +23,8 @@ const (
 
 // Counts are the messages of both directions, Credit aside, modulo 2³². The zero value is
 // for an endpoint without credits, on which everything may be sent. Sent, Left and
-// Advertise are for the sending side, one goroutine at a time; Received and DealtWith for
-// the receiving side, likewise; Due is for either.
+// Advertise are for the sending side, one goroutine at a time; Received, ReceivedFirst and
+// DealtWith for the receiving side, likewise; Due is for either.
 type Counts struct {
 	window uint32 // messages that the peer may have under way; 0: no credits
 	limit  uint32 // … that this end may; set before anything but Negotiate is sent
@@ -102,6 +102,13 @@ func (c *Counts) Received(credit uint32, costs bool) (news bool, err error) {
 	}
 	c.peerFreed.Store(credit)
 	return true, nil
+}
+
+// ReceivedFirst counts the peer's first message, whose header brings no credit.
+func (c *Counts) ReceivedFirst() {
+	if c.window != 0 {
+		c.received.Add(1)
+	}
 }
 
 // DealtWith counts a message, other than Credit, whose buffer was given back.

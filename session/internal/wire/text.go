@@ -8,7 +8,7 @@ var names = map[Type]string{
 	TypeReadDone: "ReadDone", TypeCancelRead: "CancelRead", TypeShutdown: "Shutdown", TypeClose: "Close",
 	TypeCloseAck: "CloseAck", TypeAbort: "Abort", TypePing: "Ping", TypePong: "Pong", TypeUrgent: "Urgent",
 	TypeRefuse: "Refuse", TypeAskInbox: "AskInbox", TypeInbox: "Inbox", TypeFill: "Fill",
-	TypeEmptied: "Emptied", TypeLeaveInbox: "LeaveInbox", TypeNote: "Note",
+	TypeEmptied: "Emptied", TypeLeaveInbox: "LeaveInbox", TypeNote: "Note", TypeNearDone: "NearDone",
 }
 
 // String returns the type's name.

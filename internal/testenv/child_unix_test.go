@@ -1,0 +1,79 @@
+//go:build unix
+
+package testenv
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+const envHangs = "SAN_TEST_HANGS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envHangs) != "" {
+		hangs()
+	}
+	os.Exit(m.Run())
+}
+
+// hangs is what a process is in that does not end.
+//
+//go:noinline
+func hangs() {
+	fmt.Println("begins")
+	for {
+		time.Sleep(time.Hour)
+	}
+}
+
+// A process that does not end, or does not say what it was to say, fails its test by name, and
+// shows where it is.
+func TestProcessThatHangsIsReported(t *testing.T) {
+	for name, report := range map[string]func(testing.TB, *exec.Cmd){
+		"did not end":   func(t testing.TB, c *exec.Cmd) { Ended(t, "the role", c, time.Millisecond) },
+		"did not speak": func(t testing.TB, c *exec.Cmd) { Hung(t, "the role", c, "speak") },
+	} {
+		child := exec.Command(os.Args[0])
+		child.Env = append(os.Environ(), envHangs+"=1")
+		var shown bytes.Buffer
+		child.Stderr = &shown
+		stdout, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "begins\n" {
+			t.Fatalf("%q, %v", line, err)
+		}
+		e := &ending{}
+		func() {
+			defer func() { recover() }()
+			report(e, child)
+		}()
+		if e.how != "failed" || !strings.Contains(e.why, name) || !strings.Contains(e.why, `"the role"`) {
+			t.Errorf("%s: it %s: %s", name, e.how, e.why)
+		}
+		if !strings.Contains(shown.String(), "testenv.hangs(") {
+			t.Errorf("%s: it shows no goroutine that hangs:\n%s", name, &shown)
+		}
+	}
+}
+
+// How a process that ends has ended is the test's to judge.
+func TestProcessThatEnds(t *testing.T) {
+	child := exec.Command(os.Args[0], "-test.run=^$")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := Ended(t, "the role", child, time.Minute); err != nil {
+		t.Error(err)
+	}
+}

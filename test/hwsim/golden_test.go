@@ -1,0 +1,272 @@
+//go:build linux && cgo
+
+package hwsim_test
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/verbs"
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/test/hwsim"
+)
+
+var update = flag.Bool("update", false, "write the golden traces anew")
+
+type goldenProfile struct {
+	name    string
+	windows bool
+}
+
+// goldenProfiles are families that differ in kind.
+var goldenProfiles = []goldenProfile{
+	{"mlx5-ib", true},      // InfiniBand with windows of type 2, reads by RDMA
+	{"irdma-roce", true},   // RoCE with them
+	{"irdma-iwarp", false}, // iWARP: nothing is read by RDMA
+	{"bnxt_re", false},     // RoCE without windows
+}
+
+// goldenWrites are the Writes of one connection: of one buffer, as often as it says.
+var goldenWrites = []struct {
+	name   string
+	size   int
+	writes int
+}{
+	{"100B", 100, 1},
+	{"64KiB", 64 << 10, 2},
+	{"1MiB", 1 << 20, 2},
+	{"16MiB", 16 << 20, 2},
+}
+
+const (
+	envTrace   = "SAN_TRACE"
+	envProfile = "SAN_TEST_PROFILE"
+	// goldenArena is the arena's size in MiB: boxes have 4 MiB whatever memory the machine has.
+	goldenArena = 256
+	// goldenTries bounds how often a connection is made anew that a busy machine has disturbed.
+	goldenTries = 20
+)
+
+// TestGoldenTraces has the way of Writes of four sizes over four device families compared with
+// testdata/traces: each message of both ends, what was exposed, read and written by RDMA,
+// revoked, registered and bound. `go test ./test/hwsim -run TestGoldenTraces -update` writes
+// the files anew.
+func TestGoldenTraces(t *testing.T) {
+	switch testenv.Device() {
+	case "":
+	case hwsim.Lane:
+		goldenInside(t)
+		return
+	default:
+		return // the lane of real drivers
+	}
+	for i, p := range goldenProfiles {
+		t.Run(p.name, func(t *testing.T) {
+			f := hwsim.New(t, fmt.Sprintf("seed=%d,jitter_us=8,profile=%s", 51+i, p.name))
+			child := exec.Command(os.Args[0], "-test.run=^TestGoldenTraces$", "-test.timeout=3m", "-test.v", fmt.Sprintf("-update=%v", *update))
+			child.Env = append(f.Env(), "SAN_PROVIDERS=verbs", fmt.Sprintf("SAN_ARENA=%d", goldenArena),
+				envTrace+"="+filepath.Join(t.TempDir(), "trace"), envProfile+"="+p.name)
+			out, err := child.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if n := bytes.Count(out, []byte("    --- PASS")); n != len(goldenWrites) {
+				t.Errorf("%d of %d sizes\n%s", n, len(goldenWrites), out)
+			}
+			f.Check(t)
+		})
+	}
+}
+
+// goldenInside is TestGoldenTraces for the device of this process.
+func goldenInside(t *testing.T) {
+	accepted := make(chan net.Conn)
+	l := listen(t, func(c net.Conn) {
+		accepted <- c
+		<-t.Context().Done() // whoever took it closes it
+	})
+	if inWindows() {
+		awaitWindows(t, l, accepted)
+	}
+	for _, w := range goldenWrites {
+		t.Run(w.name, func(t *testing.T) {
+			got := ""
+			for tries := 0; got == ""; tries++ {
+				if tries == goldenTries {
+					t.Fatalf("%d connections have sent notes or left boxes that they need not", tries)
+				}
+				c, s := golden(t, l, accepted)
+				steps := goldenSteps(t, c, s, w.size, w.writes)
+				got = goldenForm(t, c, w.size, steps)
+			}
+			goldenCompare(t, filepath.Join("testdata", "traces", os.Getenv(envProfile)+"-"+w.name+".txt"), got)
+		})
+	}
+}
+
+func goldenCompare(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); d != "" {
+		t.Errorf("%s differs: what is to be (-), what was (+)\n%s\nall of it:\n%s", path, d, got)
+	}
+}
+
+// golden makes a connection that has moved, and returns both ends.
+func golden(t *testing.T, l net.Listener, accepted <-chan net.Conn) (c, s *sanconn.Conn) {
+	t.Helper()
+	c, err := dial(t, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case conn := <-accepted:
+		s = conn.(*sanconn.Conn)
+	case <-time.After(patience):
+		t.Fatal("nothing was accepted")
+	}
+	for _, c := range []net.Conn{c, s} {
+		c.SetDeadline(time.Now().Add(patience))
+	}
+	return c, s
+}
+
+// awaitWindows returns once a connection has exposed memory by a window: the probe for them runs
+// in the background.
+func awaitWindows(t *testing.T, l net.Listener, accepted <-chan net.Conn) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		c, s := golden(t, l, accepted)
+		goldenSteps(t, c, s, 1<<20, 2)
+		if verbs.WindowsBound() < 2 { // an inbox's and an offer's
+			return errors.New("no window is in use")
+		}
+		return nil
+	})
+}
+
+// goldenSteps has the dialer's end write, the other read, and both close in order, one step
+// after the other. It returns what each Write has cost in registrations and windows.
+func goldenSteps(t *testing.T, c, s *sanconn.Conn, size, writes int) (costs string) {
+	t.Helper()
+	b, sink := random(size), make([]byte, size)
+	for i := range writes {
+		before := costsSoFar(c)
+		clear(sink)
+		var wrote sync.WaitGroup
+		wrote.Go(func() {
+			if n, err := c.Write(b); n != size || err != nil {
+				t.Errorf("Write: %d, %v", n, err)
+			}
+		})
+		_, err := io.ReadFull(s, sink)
+		wrote.Wait()
+		if err != nil || !bytes.Equal(sink, b) {
+			t.Fatalf("Read: %v, equal: %v", err, bytes.Equal(sink, b))
+		}
+		costs += fmt.Sprintf("Write %d: %s\n", i+1, costsSoFar(c).since(before))
+	}
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Fatalf("Read at the end: %d, %v", n, err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		_, a := tracedSoFar(t, c)
+		if !a.has("> CloseAck") || a.has("> Inbox") && !a.has("- revoked") {
+			return fmt.Errorf("Close is not answered:\n%s", strings.Join(a.lines, "\n"))
+		}
+		return nil
+	})
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return costs
+}
+
+// costs are what the trace does not show.
+type costs struct{ registrations, windows, own uint64 }
+
+func costsSoFar(c *sanconn.Conn) costs {
+	return costs{regcache.DefaultBudget().Stats().Registrations, verbs.WindowsBound(), c.Stats().DirectBytesSent}
+}
+
+// since leaves registrations out where they depend on time: on devices with windows an earlier
+// connection's may still be there, and an offer's reader takes what it reads ahead into other
+// memory than its slice.
+func (c costs) since(before costs) string {
+	if inWindows() {
+		return fmt.Sprintf("windows bound: %d", c.windows-before.windows)
+	}
+	if c.own != before.own {
+		return "own memory"
+	}
+	return fmt.Sprintf("registrations: %d", c.registrations-before.registrations)
+}
+
+// inWindows is whether the profile of this process has windows.
+func inWindows() bool {
+	return slices.ContainsFunc(goldenProfiles, func(p goldenProfile) bool { return p.windows && p.name == os.Getenv(envProfile) })
+}
+
+// goldenForm is the normal form of what both ends of a closed connection have traced; "": a busy
+// machine has disturbed it.
+func goldenForm(t *testing.T, c net.Conn, size int, costs string) string {
+	t.Helper()
+	var d, a *traceEnd
+	testenv.Eventually(t, patience, func() error {
+		d, a = tracedSoFar(t, c)
+		for _, e := range []*traceEnd{d, a} {
+			if !e.has("- close", "- abort") {
+				return fmt.Errorf("an end is still open:\n%s", strings.Join(e.lines, "\n"))
+			}
+		}
+		return nil
+	})
+	if d.has("> LeaveInbox") || d.sessions+a.sessions != 2 {
+		return ""
+	}
+	if diff := d.disagrees(a) + a.disagrees(d); diff != "" {
+		t.Fatalf("what one end sends is not what the other gets:\n%s", diff)
+	}
+	return named("dialer\n" + d.normal(size) + "\nacceptor\n" + a.normal(size) + "\ncosts\n" + costs)
+}
+
+// tracedSoFar is what both ends of a connection have traced.
+func tracedSoFar(t *testing.T, c net.Conn) (dialer, acceptor *traceEnd) {
+	t.Helper()
+	b, err := os.ReadFile(os.Getenv(envTrace))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return traced(string(b), c.LocalAddr().String(), c.RemoteAddr().String())
+}
