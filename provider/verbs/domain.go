@@ -99,34 +99,39 @@ const controlBytes = 1 << 30
 // They have an arena of their own so that fetched data cannot use it up.
 var controlArena = sync.OnceValue(func() *regcache.Arena { return regcache.NewArena(0, controlBytes) })
 
-// region is memory of the arena that is registered for one endpoint.
+// region is memory of the arena that is registered for one endpoint, in one or more parts
+// with rights of their own.
 type region struct {
 	buf *regcache.Buffer
 	mem []byte
-	mr  *ibv.MR
+	mrs []*ibv.MR
 }
 
-func newRegion(from *regcache.Arena, pd *ibv.PD, n int, access ibv.Access) (r region, err error) {
+func newRegion(from *regcache.Arena, n int) (r region, err error) {
 	if r.buf, err = from.Get(n); err != nil {
 		return r, err
 	}
 	r.mem = r.buf.Bytes()
-	if r.mr, err = registerControl(pd, r.mem, access); err != nil {
-		r.buf.Put()
-		return region{}, err
-	}
 	return r, nil
+}
+
+// register registers a part of the memory.
+func (r *region) register(pd *ibv.PD, part []byte, access ibv.Access) (*ibv.MR, error) {
+	mr, err := registerControl(pd, part, access)
+	if err == nil {
+		r.mrs = append(r.mrs, mr)
+	}
+	return mr, err
 }
 
 // deregister ends the device's use of the memory, which stays in place until free.
 func (r *region) deregister() {
-	if r.mr == nil {
-		return
+	for _, mr := range r.mrs {
+		if err := (registrar{mr.PD}).Deregister(regcache.MR{Ref: mr}); err != nil {
+			r.buf = nil // the device keeps it: it cannot be used again
+		}
 	}
-	if err := (registrar{r.mr.PD}).Deregister(regcache.MR{Ref: r.mr}); err != nil {
-		r.buf = nil // the device keeps it: it cannot be used again
-	}
-	r.mr = nil
+	r.mrs = nil
 }
 
 // free gives the memory back.

@@ -50,7 +50,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"no reliable connections of mana", "profile=mana-raw", "^TestNoReliableConnections$", ""},
 	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestWindowsInFullUse|" +
 		"TestPeerOverspends|TestMessageTooLong|TestProbeEndsWithTheDevice|" +
-		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestPeerInvalidates|TestPeerSendsImmediateData)$", ""},
+		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestNothingWritesToWhatIsSent|TestPeerInvalidates|TestPeerSendsImmediateData)$", ""},
 }
 
 // TestOnHwsim runs them in processes of their own, which find the simulated device's
