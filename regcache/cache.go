@@ -3,6 +3,7 @@ package regcache
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync/atomic"
 	"syscall"
@@ -29,6 +30,9 @@ type Config struct {
 	// Disabled registers everything for one use: to measure without the cache, or to
 	// exclude it when looking for a fault.
 	Disabled bool
+
+	// MaxRegistration is the device's largest registration in bytes. 0: it has no limit.
+	MaxRegistration int
 
 	// trustEverything takes all regions for valid, so that a test can show that the
 	// proofs are needed.
@@ -57,6 +61,9 @@ func New(registrar Registrar, config Config) *Cache {
 	if c.budget == nil {
 		c.budget = DefaultBudget()
 	}
+	if config.MaxRegistration == 0 {
+		c.config.MaxRegistration = math.MaxInt
+	}
 	c.all.init()
 	c.budget.mu.Lock()
 	c.budget.caches[c] = struct{}{}
@@ -76,7 +83,7 @@ func New(registrar Registrar, config Config) *Cache {
 //
 // Errors: ErrUnknownMemory, ErrClosed, syscall.EINVAL for an empty slice, one that
 // matches syscall.ENOBUFS when the device takes no more memory though everything
-// unused was given back, or the registrar's own.
+// unused was given back, or not so much at once, or the registrar's own.
 func (c *Cache) Acquire(b []byte, access Access) (*Region, error) {
 	if len(b) == 0 {
 		return nil, fmt.Errorf("regcache: acquire: empty slice: %w", syscall.EINVAL)
@@ -159,7 +166,7 @@ func (c *Cache) worthCaching(b []byte, m memory) bool {
 // register it for the cache: it is declared or watched memory, or it was acquired, or looked
 // at by Worth, before. Worth registers nothing and does not block.
 func (c *Cache) Worth(b []byte, access Access) bool {
-	if len(b) == 0 || c.config.Disabled || c.closed.Load() {
+	if len(b) == 0 || len(b) > c.config.MaxRegistration || c.config.Disabled || c.closed.Load() {
 		return false
 	}
 	start := addressOf(b)

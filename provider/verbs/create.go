@@ -36,6 +36,9 @@ func (e *Endpoint) create() (err error) {
 		return err
 	}
 	e.mem.open(e.cfg, e.dev, e.dom)
+	if e.cfg, err = e.dev.within(e.cfg, e.sends()); err != nil {
+		return err
+	}
 	queues := e.dev.lockedByQueues(e.sends(), e.cfg.buffers)
 	for e.cfg = e.cfg.within(room(memlockLeft(), queues)); ; {
 		if err = e.createQueues(); err == nil {
@@ -142,7 +145,7 @@ func limits(e *Endpoint) session.Limits {
 	l := session.Limits{
 		Provider:   Name,
 		MaxMessage: e.cfg.bufferSize,
-		MaxRDMA:    maxRDMA,
+		MaxRDMA:    e.mem.maxRDMA,
 		MaxExpose:  e.mem.maxExpose,
 		Threshold:  e.cfg.Threshold,
 		Inbox:      inboxFrom,

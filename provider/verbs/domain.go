@@ -23,12 +23,12 @@ type domain struct {
 // Config.SharedDomain and without windows expose there is their own risk alone.
 func (d *device) useDomain(cfg Config) (*domain, error) {
 	if !cfg.SharedDomain && !d.trustsWindows(cfg) {
-		return newDomain(d.ctx, cfg)
+		return d.newDomain(cfg)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.shared == nil {
-		shared, err := newDomain(d.ctx, cfg)
+		shared, err := d.newDomain(cfg)
 		if err != nil {
 			return nil, err
 		}
@@ -38,13 +38,14 @@ func (d *device) useDomain(cfg Config) (*domain, error) {
 	return d.shared, nil
 }
 
-func newDomain(ctx *ibv.Context, cfg Config) (*domain, error) {
-	pd, err := ctx.AllocPD()
+func (d *device) newDomain(cfg Config) (*domain, error) {
+	pd, err := d.ctx.AllocPD()
 	if err != nil {
 		return nil, err
 	}
 	cache := regcache.New(registrar{pd}, regcache.Config{
-		Disabled: cfg.Disable&session.FeatureRegCache != 0,
+		Disabled:        cfg.Disable&session.FeatureRegCache != 0,
+		MaxRegistration: d.most.registration,
 	})
 	return &domain{pd: pd, cache: cache}, nil
 }

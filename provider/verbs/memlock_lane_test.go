@@ -140,7 +140,7 @@ func refusedForWantOfMemory(t *testing.T, l *listener, then func()) {
 	for _, dev = range devices.m {
 	}
 	devices.mu.Unlock()
-	dom, err := newDomain(dev.ctx, Config{})
+	dom, err := dev.newDomain(Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
