@@ -164,19 +164,23 @@ func (c *Cache) worthCaching(b []byte, m memory) bool {
 
 // Worth reports whether an Acquire of b with this local access would find it registered, or
 // register it for the cache: it is declared or watched memory, or it was acquired, or looked
-// at by Worth, before. Worth registers nothing and does not block.
-func (c *Cache) Worth(b []byte, access Access) bool {
+// at by Worth, before. Worth registers nothing and does not block. Its error is
+// ErrUnknownMemory, as Acquire's would be.
+func (c *Cache) Worth(b []byte, access Access) (bool, error) {
 	if len(b) == 0 || len(b) > c.config.MaxRegistration || c.config.Disabled || c.closed.Load() {
-		return false
+		return false, nil
 	}
 	start := addressOf(b)
 	if r := c.index.find(start, start+uintptr(len(b))); r != nil && r.access&access == access && r.proof.valid() {
-		return true
+		return true, nil
 	}
 	m := classify(b)
-	worth := m.kind != Unknown && c.worthCaching(b, m)
+	if m.kind == Unknown {
+		return false, ErrUnknownMemory
+	}
+	worth := c.worthCaching(b, m)
 	runtime.KeepAlive(unsafe.SliceData(b))
-	return worth
+	return worth, nil
 }
 
 // once registers exactly b for one use, and counts that in count.

@@ -40,7 +40,7 @@ func TestNoRegistrationIsLargerThanTheDeviceTakes(t *testing.T) {
 			t.Errorf("%v of more than the device takes: %v", access, err)
 		}
 	}
-	if c.Worth(b, LocalRead) || c.Worth(b, LocalRead) {
+	if worth(c, b, LocalRead) || worth(c, b, LocalRead) {
 		t.Error("what cannot be registered is worth it")
 	}
 	if s := c.Stats(); s.Flushes != 0 || d.made != made {

@@ -237,6 +237,7 @@ func (rx *receiver) noMemory(t *tail, toChunk bool) {
 		t.noMem = true
 	} else {
 		t.noSlice = true
+		rx.unregistered++
 		rx.fetch.stop = true // the Read returns what it has, if anything
 	}
 }

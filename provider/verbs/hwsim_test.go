@@ -42,6 +42,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"connections at rest", "seed=13", "^(TestConnectionAtRestIsSmall|TestManyAtRest)$", ""},
 	{"locked queues of mlx5", "seed=11", "^TestLockedQueuesOfMLX5$", ""},
 	{"sizes of the device", "seed=17,max_mr_size=1048576,max_msg_sz=65536", "^TestSizesOfTheDevice$", ""},
+	{"memory that is not registered", "seed=18", "^TestUnregisteredMemoryIsCounted$", ""},
 	{"first connection", "seed=13", "^TestFirstLargeWrites$", ""},
 	{"windows come on", "seed=14", "^(TestWindowsComeOn|TestListenerProbes|TestTrustedWindowsShareRegistrations|TestLargeWritesWithoutWindows)$", ""},
 	{"no windows, whatever it promises", "seed=15,profile=bnxt_re", "^TestLargeWritesWithoutWindows$", ""},

@@ -121,11 +121,14 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 }
 
 // Pays implements session.Memory: the cache has b, or will keep it, as it comes again.
-func (r *remote) Pays(b []byte) bool {
+func (r *remote) Pays(b []byte) (bool, error) {
 	if r.windows.on() {
 		return r.dom.cache.Worth(b, regcache.BindWindow)
 	}
-	return len(b) >= ownFrom && r.dom.cache.Worth(b, regcache.LocalRead)
+	if len(b) < ownFrom {
+		return false, nil
+	}
+	return r.dom.cache.Worth(b, regcache.LocalRead)
 }
 
 // exposeByWindow gives the peer access to b by a window of its own.
