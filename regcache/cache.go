@@ -230,6 +230,14 @@ func (c *Cache) expose(b []byte, access Access) (*Region, error) {
 	return nil, err
 }
 
+// Empty removes the registrations that are not in use, and returns when the device has.
+func (c *Cache) Empty() {
+	c.budget.mu.Lock()
+	victims := c.budget.evictIdleLocked(c)
+	c.budget.mu.Unlock()
+	dropAll(victims)
+}
+
 // Close removes all registrations, and makes Acquire fail from now on; no Acquire may
 // be under way. If it returns nil, the device has none left. ErrInUse: some are in use,
 // and go when they are released. Any other error is the device's, which has kept some.

@@ -3,6 +3,7 @@ package regcache
 import (
 	"runtime"
 	"testing"
+	"unsafe"
 )
 
 func worth(c *Cache, b []byte, access Access) bool {
@@ -14,8 +15,8 @@ func worth(c *Cache, b []byte, access Access) bool {
 // it had better be copied.
 func TestWorthOfUnknownMemory(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
-	var b [4096]byte // on the stack
-	if worth, err := c.Worth(b[:], LocalRead); worth || err != ErrUnknownMemory {
+	constant := "read-only"
+	if worth, err := c.Worth(unsafe.Slice(unsafe.StringData(constant), len(constant)), LocalRead); worth || err != ErrUnknownMemory {
 		t.Errorf("%v, %v", worth, err)
 	}
 	if _, err := c.Worth(make([]byte, 4096), LocalRead); err != nil {

@@ -16,6 +16,8 @@ type domain struct {
 	pd     *ibv.PD
 	cache  *regcache.Cache
 	shared bool // by connections of its device, which keeps it
+	dev    *device
+	users  int // connections that share it; guarded by mu of dev
 }
 
 // useDomain gives the domain for a new endpoint. By default one is in the shared domain
@@ -35,6 +37,7 @@ func (d *device) useDomain(cfg Config) (*domain, error) {
 		shared.shared = true
 		d.shared = shared
 	}
+	d.shared.users++
 	return d.shared, nil
 }
 
@@ -47,13 +50,23 @@ func (d *device) newDomain(cfg Config) (*domain, error) {
 		Disabled:        cfg.Disable&session.FeatureRegCache != 0,
 		MaxRegistration: d.most.registration,
 	})
-	return &domain{pd: pd, cache: cache}, nil
+	return &domain{dev: d, pd: pd, cache: cache}, nil
 }
 
-// release ends an endpoint's use.
+// release ends an endpoint's use. With the last one all goes that is cached (rule R5), also
+// where a listener keeps the device: what the next connection registers again costs less than
+// its queue pair.
 func (dom *domain) release() {
 	if !dom.shared {
 		dom.close()
+		return
+	}
+	dom.dev.mu.Lock()
+	dom.users--
+	last := dom.users == 0
+	dom.dev.mu.Unlock()
+	if last {
+		dom.cache.Empty()
 	}
 }
 
