@@ -150,6 +150,9 @@ func (r *receiver) take(note []byte) answer {
 	if a.code != answerMoves {
 		return a
 	}
+	if r.condition(entry.life.ends, entry.life) != nil {
+		return answer{code: answerRefused, stamp: a.stamp}
+	}
 	r.taken = h.Notes()
 	if err := h.Take(r.session, a.encode()); err != nil {
 		r.taken = nil

@@ -49,6 +49,11 @@ func reasonOf(err error) Reason {
 	return ReasonNone
 }
 
+func isReason(err error, r Reason) bool {
+	var why *Unavailable
+	return errors.As(err, &why) && why.Reason == r
+}
+
 // requireError is an Unavailable under the policy Require, which forbids TCP.
 type requireError struct{ why *Unavailable }
 

@@ -44,6 +44,6 @@ func FileConn(f *os.File) (net.Conn, error) {
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
 		return tcp, nil
 	}
-	conn, _, _ := takeOn(tcp, written, read, release)
+	conn, _, _ := takeOn(tcp, written, read, release, nil)
 	return conn, nil
 }

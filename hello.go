@@ -78,6 +78,7 @@ const (
 	answerUnknown            // the connection is not this process's, or not yet
 	answerOther              // it is, but the dialer is not its other end
 	answerStays              // it does not move now
+	answerRefused            // the listener's condition refuses it; a stamp is answered
 )
 
 func (a answer) encode() []byte { return le.AppendUint16([]byte{byte(a.code)}, a.stamp) }
@@ -98,6 +99,8 @@ func (a answer) err() error {
 		return &Unavailable{Reason: ReasonNoListener, Err: errUnknown}
 	case answerOther:
 		return &Unavailable{Reason: ReasonOwner, Err: errOther}
+	case answerRefused:
+		return &Unavailable{Reason: ReasonRefused, Err: errRefused}
 	case answerStays:
 		return &Unavailable{Reason: ReasonStays, Err: errors.New("the peer's end stays on TCP")}
 	}

@@ -25,6 +25,8 @@ type fake struct {
 	// refuse, if not nil, is why listeners do without it.
 	refuse error
 	called string // its name, if that is not fakeName
+	// impostor, if not nil, is why its answers are not from the connection's other end.
+	impostor error
 
 	mu       sync.Mutex // guards what follows
 	moves    int        // that were tried
@@ -99,7 +101,7 @@ func (f *fake) move(ctx context.Context, h newconn.Handle, s settings) error {
 	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: f.name()}})
 	me := uint32(os.Getuid())
 	receive(came{Endpoint: there, provider: f.name(), user: &me}, s.session)
-	return offer(ctx, here, s.session, h, offered, func(answer) error { return nil })
+	return offer(ctx, here, s.session, h, offered, func(answer) error { return f.impostor })
 }
 
 // tried returns how many moves came as far as the provider.

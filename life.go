@@ -19,6 +19,8 @@ type life struct {
 	tries   atomic.Int32 // moves that failed
 	why     atomic.Pointer[Unavailable]
 
+	condition func(MoveOffer) error // of the listener that accepted it; or nil
+
 	mu      sync.Mutex // guards what follows
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
 	over    bool       // it is closed: a move that ends only now is not counted as open

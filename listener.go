@@ -48,6 +48,18 @@ type ListenConfig struct {
 	// policy Require. Default 1024, at most 65536. It is not TCP's.
 	Backlog int
 
+	// Condition, if not nil, decides for each connection whether it may move to a SAN, when its
+	// dialer offers that: with an error it may not. The connection is the program's already, on
+	// TCP, and stays there, with ReasonRefused at both ends; the dialer does not offer it again.
+	// Where the dialer's policy is Require, its Dial fails with an error that matches
+	// syscall.ECONNREFUSED.
+	//
+	// It is called for each provider that is tried, by several goroutines at a time, without a
+	// lock. While it blocks, that connection does not move, and nothing else is held up; a
+	// dialer waits for 2 s, or for up to 10 s with Require, and what is decided after 10 s is of
+	// no effect. It outlives the listener.
+	Condition func(MoveOffer) error
+
 	// Options tune connections over a SAN.
 	Options sanconn.Options
 
@@ -142,12 +154,13 @@ type opening struct {
 	without   *Unavailable // why there are none
 	settings  settings     // without what the TCP listener determines
 	backlog   int
+	condition func(MoveOffer) error
 }
 
 // opening returns what the configuration and the environment say.
 func (lc *ListenConfig) opening() (o opening, err error) {
 	env := processEnvironment()
-	o.policy = lc.Policy
+	o.policy, o.condition = lc.Policy, lc.Condition
 	if o.providers, o.without, err = choose(lc.Providers, env, registry); err != nil {
 		return o, err
 	}
@@ -245,13 +258,13 @@ func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 // closed.
 func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
 	release, _ := l.hold(tcp)
-	return takeOn(tcp, 0, 0, release)
+	return takeOn(tcp, 0, 0, release, l.condition)
 }
 
 // takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
 // So many bytes were written and read before. closed, if not nil, is called when it is.
-func takeOn(tcp *net.TCPConn, written, read uint64, closed func()) (*sanconn.Conn, newconn.Handle, *life) {
-	l := new(life)
+func takeOn(tcp *net.TCPConn, written, read uint64, closed func(), condition func(MoveOffer) error) (*sanconn.Conn, newconn.Handle, *life) {
+	l := &life{condition: condition}
 	l.why.Store(notOffered)
 	c, h := newconn.New(tcp, newconn.Config{
 		Closed: func() {

@@ -86,8 +86,9 @@ const never = int64(1) << 60
 var unused = &Unavailable{Reason: ReasonUnused}
 
 // move tries each provider in turn. It returns why the first, which is preferred, does not
-// carry the connection, if none does. One that has found the other end's host, and may carry it
-// as soon as that has been accepted, is the last: or a connection within a host went by its NIC.
+// carry the connection, if none does; or, if the other end refuses one, that. One that has found
+// the other end's host, and may carry it as soon as that has been accepted, is the last: or a
+// connection within a host went by its NIC.
 func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable {
 	if l.guesses.Load() >= mostGuesses {
 		return errTooManyGuesses
@@ -104,7 +105,7 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 			return unavailableOf(err) // it may move yet, and nowhere else
 		case errors.Is(err, errNotAccepted), errors.Is(err, errUnknown):
 			return unavailableOf(err)
-		case why == nil:
+		case why == nil, isReason(err, ReasonRefused): // it is not tried again
 			why = unavailableOf(err)
 		}
 	}
@@ -153,7 +154,7 @@ func (p *plan) moveLater(h newconn.Handle, l *life, atOnce bool) {
 			why = errEnded
 		}
 		l.failed(why)
-		if n := l.tries.Add(1); n < mostTries {
+		if n := l.tries.Add(1); n < mostTries && why.Reason != ReasonRefused {
 			use := int64(firstUse)
 			for range n {
 				use *= moreUse
@@ -264,13 +265,15 @@ func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newco
 	s = session.New(ep, cfg)
 	err := h.Offer(ctx, s, offer.encode(), func(b []byte) error {
 		a, err := parseAnswer(b)
-		if err == nil {
-			err = a.err()
+		if err != nil {
+			return err
 		}
-		if err == nil {
-			err = confirm(a)
+		if a.code == answerMoves || a.code == answerRefused { // what counts for good is the other end's word
+			if err := confirm(a); err != nil {
+				return err
+			}
 		}
-		return err
+		return a.err()
 	})
 	if err != nil && !errors.Is(err, newconn.ErrNoAnswer) {
 		s.Abort()

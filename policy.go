@@ -54,6 +54,7 @@ const (
 	ReasonUnused      = session.ReasonUnused      // dialed, and not used enough yet to move
 	ReasonStays       = session.ReasonStays       // an end of it stays on TCP
 	ReasonCanceled    = session.ReasonCanceled    // the dialer's context was canceled
+	ReasonRefused     = session.ReasonRefused     // the listener's Condition refuses it
 )
 
 // Unavailable is why a connection could not be had over a SAN. Where the policy is

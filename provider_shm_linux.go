@@ -175,15 +175,10 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 		return false, err
 	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE): // it has ended; if it had the other end, so does TCP
 		return false, err
-	case isReason(err, ReasonStays):
+	case isReason(err, ReasonStays), isReason(err, ReasonRefused):
 		shmPeers.note(q.at, q.to(), number)
 	}
 	return true, err
-}
-
-func isReason(err error, r Reason) bool {
-	var why *Unavailable
-	return errors.As(err, &why) && why.Reason == r
 }
 
 // dialed implements provider.

@@ -37,13 +37,14 @@ func (m MTU) Bytes() int { return 128 << m }
 
 // Port describes a port of a device (struct ibv_port_attr).
 type Port struct {
-	Num       int // ports count from 1
-	State     PortState
-	ActiveMTU MTU
-	GIDs      int    // entries of its GID table
-	LID       uint16 // InfiniBand only
-	LinkLayer LinkLayer
-	Flags     PortFlags // of older libraries 0
+	Num        int // ports count from 1
+	State      PortState
+	ActiveMTU  MTU
+	GIDs       int    // entries of its GID table
+	MaxMessage uint32 // of a message or an RDMA operation, in bytes
+	LID        uint16 // InfiniBand only
+	LinkLayer  LinkLayer
+	Flags      PortFlags // of older libraries 0
 }
 
 // PortFlags is the set of IBV_QPF_*.

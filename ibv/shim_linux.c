@@ -287,6 +287,7 @@ int san_query_port(san_h ctx, int port, struct san_port *out)
 	out->state = u.a.state;
 	out->active_mtu = u.a.active_mtu;
 	out->gids = u.a.gid_tbl_len;
+	out->max_msg_sz = u.a.max_msg_sz;
 	out->lid = u.a.lid;
 	out->link_layer = u.a.link_layer;
 	out->flags = u.a.flags;

@@ -33,6 +33,7 @@ struct san_caps {
 
 struct san_port {
 	int32_t state, active_mtu, gids;
+	uint32_t max_msg_sz;
 	uint16_t lid;
 	uint8_t link_layer, flags;
 };

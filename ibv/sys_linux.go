@@ -135,7 +135,7 @@ func sysQueryPort(ctx handle, port int) (Port, int) {
 	errno := C.san_query_port(C.san_h(ctx), C.int(port), &p)
 	return Port{
 		State: PortState(p.state), ActiveMTU: MTU(p.active_mtu), GIDs: int(p.gids),
-		LID: uint16(p.lid), LinkLayer: LinkLayer(p.link_layer), Flags: PortFlags(p.flags),
+		MaxMessage: uint32(p.max_msg_sz), LID: uint16(p.lid), LinkLayer: LinkLayer(p.link_layer), Flags: PortFlags(p.flags),
 	}, int(errno)
 }
 

@@ -174,12 +174,9 @@ const flushTime = time.Second
 // others are giving back.
 func (b *Budget) Flush() {
 	b.mu.Lock()
-	var victims []*Region
-	for _, r := range slices.Clone(b.order) {
-		if b.evictLocked(r) {
-			r.cache.stats.evictions.Add(1)
-			victims = append(victims, r)
-		}
+	victims := b.evictIdleLocked(nil)
+	for _, r := range victims {
+		r.cache.stats.evictions.Add(1)
 	}
 	caches := slices.Collect(maps.Keys(b.caches))
 	b.mu.Unlock()
@@ -191,6 +188,17 @@ func (b *Budget) Flush() {
 	for _, c := range caches {
 		c.all.dropped(ctx.Done())
 	}
+}
+
+// evictIdleLocked takes all that is not in use out of a cache (nil: of each); the caller drops
+// it.
+func (b *Budget) evictIdleLocked(of *Cache) (victims []*Region) {
+	for _, r := range slices.Clone(b.order) {
+		if (of == nil || r.cache == of) && b.evictLocked(r) {
+			victims = append(victims, r)
+		}
+	}
+	return victims
 }
 
 // evictLocked takes a region out of its cache if it is not in use; the caller drops it.

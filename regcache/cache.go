@@ -3,6 +3,7 @@ package regcache
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync/atomic"
 	"syscall"
@@ -29,6 +30,9 @@ type Config struct {
 	// Disabled registers everything for one use: to measure without the cache, or to
 	// exclude it when looking for a fault.
 	Disabled bool
+
+	// MaxRegistration is the device's largest registration in bytes. 0: it has no limit.
+	MaxRegistration int
 
 	// trustEverything takes all regions for valid, so that a test can show that the
 	// proofs are needed.
@@ -57,6 +61,9 @@ func New(registrar Registrar, config Config) *Cache {
 	if c.budget == nil {
 		c.budget = DefaultBudget()
 	}
+	if config.MaxRegistration == 0 {
+		c.config.MaxRegistration = math.MaxInt
+	}
 	c.all.init()
 	c.budget.mu.Lock()
 	c.budget.caches[c] = struct{}{}
@@ -76,7 +83,7 @@ func New(registrar Registrar, config Config) *Cache {
 //
 // Errors: ErrUnknownMemory, ErrClosed, syscall.EINVAL for an empty slice, one that
 // matches syscall.ENOBUFS when the device takes no more memory though everything
-// unused was given back, or the registrar's own.
+// unused was given back, or not so much at once, or the registrar's own.
 func (c *Cache) Acquire(b []byte, access Access) (*Region, error) {
 	if len(b) == 0 {
 		return nil, fmt.Errorf("regcache: acquire: empty slice: %w", syscall.EINVAL)
@@ -157,19 +164,23 @@ func (c *Cache) worthCaching(b []byte, m memory) bool {
 
 // Worth reports whether an Acquire of b with this local access would find it registered, or
 // register it for the cache: it is declared or watched memory, or it was acquired, or looked
-// at by Worth, before. Worth registers nothing and does not block.
-func (c *Cache) Worth(b []byte, access Access) bool {
-	if len(b) == 0 || c.config.Disabled || c.closed.Load() {
-		return false
+// at by Worth, before. Worth registers nothing and does not block. Its error is
+// ErrUnknownMemory, as Acquire's would be.
+func (c *Cache) Worth(b []byte, access Access) (bool, error) {
+	if len(b) == 0 || len(b) > c.config.MaxRegistration || c.config.Disabled || c.closed.Load() {
+		return false, nil
 	}
 	start := addressOf(b)
 	if r := c.index.find(start, start+uintptr(len(b))); r != nil && r.access&access == access && r.proof.valid() {
-		return true
+		return true, nil
 	}
 	m := classify(b)
-	worth := m.kind != Unknown && c.worthCaching(b, m)
+	if m.kind == Unknown {
+		return false, ErrUnknownMemory
+	}
+	worth := c.worthCaching(b, m)
 	runtime.KeepAlive(unsafe.SliceData(b))
-	return worth
+	return worth, nil
 }
 
 // once registers exactly b for one use, and counts that in count.
@@ -217,6 +228,14 @@ func (c *Cache) expose(b []byte, access Access) (*Region, error) {
 		return c.once(b, access, nil, &c.stats.exposed)
 	}
 	return nil, err
+}
+
+// Empty removes the registrations that are not in use, and returns when the device has.
+func (c *Cache) Empty() {
+	c.budget.mu.Lock()
+	victims := c.budget.evictIdleLocked(c)
+	c.budget.mu.Unlock()
+	dropAll(victims)
 }
 
 // Close removes all registrations, and makes Acquire fail from now on; no Acquire may

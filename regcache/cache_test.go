@@ -146,3 +146,29 @@ func TestAfterCloseNothingIsRegistered(t *testing.T) {
 	}
 	expectEmpty(t, d)
 }
+
+// Empty removes what nobody uses, of this cache alone, and nothing that is in use.
+func TestEmptyKeepsWhatIsInUse(t *testing.T) {
+	budget := NewBudget(64<<20, 1024)
+	d, other := &fakeDevice{}, &fakeDevice{}
+	c, neighbor := newCache(t, d, Config{Budget: budget}), newCache(t, other, Config{Budget: budget})
+	idle, used := make([]byte, 64<<10), make([]byte, 64<<10)
+	release(t, acquireAgain(t, c, idle, LocalRead))
+	release(t, acquireAgain(t, neighbor, idle, LocalRead))
+	r := acquireAgain(t, c, used, LocalRead)
+	c.Empty()
+	if err := d.covers(r.LKey(), used, LocalRead); err != nil {
+		t.Error(err)
+	}
+	here, _ := d.registered()
+	there, _ := other.registered()
+	if here != 1 || there != 1 {
+		t.Errorf("%d registrations are left, and %d of the other cache, want one of each", here, there)
+	}
+	release(t, r)
+	c.Empty()
+	expectEmpty(t, d)
+	release(t, acquireAgain(t, c, idle, LocalRead)) // it is no end
+	runtime.KeepAlive(idle)
+	runtime.KeepAlive(used)
+}

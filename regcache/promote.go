@@ -15,8 +15,11 @@ const (
 )
 
 // whole reports whether m is small enough to be registered as a whole.
-func (c *Cache) whole(m memory) bool {
-	return m.hi-m.lo <= uintptr(min(wholeMax, c.budget.limit()/wholeShare))
+func (c *Cache) whole(m memory) bool { return m.hi-m.lo <= c.wholeMost() }
+
+// wholeMost bounds what is registered although less was acquired, in bytes.
+func (c *Cache) wholeMost() uintptr {
+	return uintptr(min(wholeMax, c.budget.limit()/wholeShare, int64(c.config.MaxRegistration)))
 }
 
 // promote registers b, and what may be registered with it, for the cache. It returns
@@ -80,7 +83,7 @@ func (c *Cache) merge(lo, hi uintptr, access Access) (uintptr, uintptr, Access, 
 		access |= old.access
 		merged = true
 	}
-	if unionHi-unionLo <= mergeGrowth*(hi-lo) || int64(unionHi-unionLo) <= min(wholeMax, c.budget.limit()/wholeShare) {
+	if union := unionHi - unionLo; union <= c.wholeMost() || union <= min(mergeGrowth*(hi-lo), uintptr(c.config.MaxRegistration)) {
 		lo, hi = unionLo, unionHi
 	}
 	return lo, hi, access, merged

@@ -10,7 +10,7 @@ import (
 // register registers with the device. If that is out of memory, it gives back everything
 // unused and tries once more.
 func (c *Cache) register(start uintptr, n int, access Access) (MR, error) {
-	if limit := c.budget.memlock; limit != 0 && int64(n) > limit {
+	if limit := c.budget.memlock; limit != 0 && int64(n) > limit || n > c.config.MaxRegistration {
 		return MR{}, c.refused(n, syscall.ENOMEM)
 	}
 	mr, err := c.registerOnce(start, n, access)

@@ -3,7 +3,26 @@ package regcache
 import (
 	"runtime"
 	"testing"
+	"unsafe"
 )
+
+func worth(c *Cache, b []byte, access Access) bool {
+	worth, _ := c.Worth(b, access)
+	return worth
+}
+
+// Memory that cannot be told to stay is never registered, which is another answer than that
+// it had better be copied.
+func TestWorthOfUnknownMemory(t *testing.T) {
+	c := newCache(t, &fakeDevice{}, Config{})
+	constant := "read-only"
+	if worth, err := c.Worth(unsafe.Slice(unsafe.StringData(constant), len(constant)), LocalRead); worth || err != ErrUnknownMemory {
+		t.Errorf("%v, %v", worth, err)
+	}
+	if _, err := c.Worth(make([]byte, 4096), LocalRead); err != nil {
+		t.Error(err)
+	}
+}
 
 // Memory is worth its registration once it comes again, or if it is registered: the same
 // object, and not another at its address.
@@ -11,7 +30,7 @@ func TestMemoryIsWorthItWhenItComesAgain(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
 	b := make([]byte, 64<<10)
 	for i, want := range []bool{false, true, true} {
-		if c.Worth(b, LocalRead) != want {
+		if worth(c, b, LocalRead) != want {
 			t.Errorf("use %d: worth it: %v", i+1, !want)
 		}
 	}
@@ -20,7 +39,7 @@ func TestMemoryIsWorthItWhenItComesAgain(t *testing.T) {
 		t.Errorf("it was not kept: %+v", s)
 	}
 	before := c.Stats().Misses
-	if !c.Worth(b[1000:50_000], LocalRead) || c.Worth(nil, LocalRead) {
+	if !worth(c, b[1000:50_000], LocalRead) || worth(c, nil, LocalRead) {
 		t.Error("of a registered buffer a part is not worth it, or nothing is")
 	}
 	if s := c.Stats(); s.Hits != 0 || s.Misses != before {
@@ -28,7 +47,7 @@ func TestMemoryIsWorthItWhenItComesAgain(t *testing.T) {
 	}
 	runtime.KeepAlive(b)
 	d := newCache(t, &fakeDevice{}, Config{})
-	if d.Worth(b, LocalRead) {
+	if worth(d, b, LocalRead) {
 		t.Error("another cache's use counts")
 	}
 	runtime.KeepAlive(b)
@@ -38,7 +57,7 @@ func TestNothingIsWorthItWithoutACache(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{Disabled: true})
 	b := make([]byte, 64<<10)
 	for range 3 {
-		if c.Worth(b, LocalRead) {
+		if worth(c, b, LocalRead) {
 			t.Error("a cache that keeps nothing finds memory worth it")
 		}
 	}
@@ -59,7 +78,7 @@ func TestANewObjectAtAnOldAddressIsNew(t *testing.T) {
 			again++
 		}
 		addresses[a] = true
-		if c.Worth(kept, LocalRead) {
+		if worth(c, kept, LocalRead) {
 			t.Fatalf("a new object is taken for the one before at its address; %d new ones at old addresses", again)
 		}
 		kept = nil

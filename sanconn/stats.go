@@ -38,7 +38,7 @@ func (st *Stats) add(t session.Stats) {
 		{&s.MessagesSent, t.MessagesSent}, {&s.MessagesReceived, t.MessagesReceived},
 		{&s.OffersSent, t.OffersSent}, {&s.OffersReceived, t.OffersReceived},
 		{&s.OfferedBytesSent, t.OfferedBytesSent}, {&s.OfferedBytesReceived, t.OfferedBytesReceived},
-		{&s.Stalls, t.Stalls}, {&s.NoBox, t.NoBox}, {&s.Sleeps, t.Sleeps}, {&s.Polls, t.Polls},
+		{&s.Stalls, t.Stalls}, {&s.NoBox, t.NoBox}, {&s.Unregistered, t.Unregistered}, {&s.Sleeps, t.Sleeps}, {&s.Polls, t.Polls},
 		{&s.DirectBytesSent, t.DirectBytesSent}, {&s.DirectBytesReceived, t.DirectBytesReceived},
 		{&s.LentBytesSent, t.LentBytesSent}, {&s.LentBytesReceived, t.LentBytesReceived},
 	} {

@@ -125,6 +125,9 @@ func (t *sender) describe(d *description) {
 	if t.last != 0 {
 		d.line("          last message: %v, sent: %v", t.last, t.lastOut)
 	}
+	if t.unregistered > 0 {
+		d.line("          Writes copied as their memory could not be registered: %d", t.unregistered)
+	}
 	if o := &t.box; o.buf != nil || o.inbox.Len > 0 || o.wanted {
 		d.line("  box     %d bytes: filled to %d, sent to %d, free to %d; RDMA writes under way: %d%s%s", len(o.buf), o.tail, o.sent, o.written,
 			t.writes.len(), when(o.plain, "; leaves in messages"), when(o.blocked.Load(), "; the queue is full"))
@@ -148,6 +151,9 @@ func (rx *receiver) describe(d *description) {
 		when(!rx.begun, "; not negotiated"), when(rx.discard, "; thrown away"))
 	if rx.shut {
 		d.line("          the stream has ended%s%s", when(rx.closed, "; the peer has closed"), when(rx.aborted, "; by a reset"))
+	}
+	if rx.unregistered > 0 {
+		d.line("          Reads copied as their memory could not be registered: %d", rx.unregistered)
 	}
 	if in := &rx.inbox; in.buf != nil {
 		d.line("  inbox   %d bytes: filled to %d, read to %d, of which the peer knows %d%s", len(in.buf), in.filled, in.emptied, in.reported,

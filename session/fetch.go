@@ -147,7 +147,7 @@ func (rx *receiver) fetchAhead(t *tail) (started bool) {
 	if f.ahead >= readAhead || rx.readerWants(t) || f.held >= rx.budget {
 		return false
 	}
-	n := min(chunkSize, t.total-t.asked, max(rx.budget-f.held, chunkFloor))
+	n := min(chunkSize, rx.lim.MaxRDMA, t.total-t.asked, max(rx.budget-f.held, chunkFloor))
 	buf := rx.mem.Alloc(n)
 	if buf == nil {
 		t.noMem = t.noMem || f.held == 0 // otherwise a chunk of ours will be freed
@@ -237,6 +237,7 @@ func (rx *receiver) noMemory(t *tail, toChunk bool) {
 		t.noMem = true
 	} else {
 		t.noSlice = true
+		rx.unregistered++
 		rx.fetch.stop = true // the Read returns what it has, if anything
 	}
 }

@@ -310,7 +310,7 @@ type countedPays struct {
 	n atomic.Int32
 }
 
-func (c *countedPays) Pays(b []byte) bool {
+func (c *countedPays) Pays(b []byte) (bool, error) {
 	c.n.Add(1)
 	return c.Memory.Pays(b)
 }

@@ -63,7 +63,16 @@ func (t *sender) large(n int) bool { return t.threshold > 0 && n >= t.threshold 
 
 // pays reports whether memory to be exposed is to be offered rather than copied: where there
 // is no memory for a box, all of it is.
-func (t *sender) pays(b []byte) bool { return !t.boxMayPay || t.box.skip > 0 || t.mem.Pays(b) }
+func (t *sender) pays(b []byte) bool {
+	if !t.boxMayPay || t.box.skip > 0 {
+		return true
+	}
+	pays, err := t.mem.Pays(b)
+	if err != nil {
+		t.unregistered++
+	}
+	return pays
+}
 
 // offerFirst is how many bytes of an offered Write of n bytes go with the offer.
 func (t *sender) offerFirst(n int) int {

@@ -26,6 +26,7 @@ const (
 	ReasonUnused                    // it has not been used enough yet to move
 	ReasonStays                     // an end of it stays on TCP
 	ReasonCanceled                  // the dialer has given up
+	ReasonRefused                   // the acceptor's condition refuses it
 	reasonCount
 )
 
@@ -33,7 +34,7 @@ var reasonText = [reasonCount]string{
 	"none", "policy", "disabled", "no provider", "network", "not served", "no SAN listener",
 	"owner mismatch", "version", "timeout", "unreachable", "remembered failure", "permission",
 	"resources", "protocol", "plain TCP peer",
-	"not used enough yet", "stays on TCP", "canceled",
+	"not used enough yet", "stays on TCP", "canceled", "refused",
 }
 
 func (r Reason) String() string {

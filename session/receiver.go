@@ -56,7 +56,7 @@ type receiver struct {
 
 	taken uint64 // messages about what this end sends
 
-	bytes, messages, offers, movedBytes, boxedBytes, lentBytes uint64
+	bytes, messages, offers, movedBytes, boxedBytes, lentBytes, unregistered uint64
 }
 
 // receiverDo is what the receiver has found to be due.

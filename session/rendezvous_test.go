@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -87,10 +88,13 @@ func TestMemoryThatCannotBeRegisteredIsSentOtherwise(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg    twin.Config
 		faults twin.Faults
+		writes uint64 // counted, of one
+		reads  bool   // counted
 	}{
-		"offered":            {byRead, twin.Faults{Expose: 1}},
-		"read into":          {byRead, twin.Faults{Local: 1, Alloc: 1}},
-		"only chunks can be": {byRead, twin.Faults{Local: 1}},
+		"offered":            {byRead, twin.Faults{Expose: 1}, 1, false},
+		"read into":          {byRead, twin.Faults{Local: 1, Alloc: 1}, 0, true},
+		"only chunks can be": {byRead, twin.Faults{Local: 1}, 0, true},
+		"neither":            {byRead, twin.Faults{}, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -105,10 +109,52 @@ func TestMemoryThatCannotBeRegisteredIsSentOtherwise(t *testing.T) {
 				if r := within(t, w); r.n != len(data) || r.err != nil {
 					t.Errorf("Write: %+v", r)
 				}
+				if n, m := a.Stats().Unregistered, b.Stats().Unregistered; n != tt.writes || m > 0 != tt.reads {
+					t.Errorf("counted %d Writes, and Reads %d times", n, m)
+				}
+				if tt.reads {
+					lineup(t, b.Debug(), "Reads copied as their memory could not be registered: ")
+				}
 			})
 		})
 	}
 }
+
+// A Write is counted, too, whose memory is known beforehand not to be registered: it goes
+// another way without a try. One whose connection has ended is not.
+func TestMemoryThatIsNeverRegisteredIsCounted(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiatedOn(t, boxed, session.Config{KeepAlive: -1}, withMemory(func(m session.Memory) session.Memory {
+			return unregistrable{m}
+		}))
+		in := p.open(s, 1<<20)
+		data := pattern(100_000)
+		writeAll(t, s, data, len(data))
+		if got, _ := in.read(len(data)); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+		if st := s.Stats(); st.Unregistered != 1 || st.OffersSent != 0 {
+			t.Errorf("counted %d Writes, %d offers", st.Unregistered, st.OffersSent)
+		}
+		lineup(t, s.Debug(), "Writes copied as their memory could not be registered: 1")
+	})
+	inBubble(t, func(t *testing.T) {
+		a, _, _, eb := pair(t, byRead, session.Config{KeepAlive: -1})
+		eb.Kill()
+		pass(time.Second)
+		if _, err := a.Write(pattern(100_000)); err == nil {
+			t.Error("a Write has succeeded")
+		}
+		if n := a.Stats().Unregistered; n != 0 {
+			t.Errorf("counted %d Writes", n)
+		}
+	})
+}
+
+// unregistrable is memory of which nothing proves that it stays.
+type unregistrable struct{ session.Memory }
+
+func (unregistrable) Pays([]byte) (bool, error) { return false, errors.New("memory of unknown kind") }
 
 // An offer that the peer refuses ends short: the rest comes as payload, in order.
 func TestARefusedOfferEndsShort(t *testing.T) {

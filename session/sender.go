@@ -48,7 +48,7 @@ type sender struct {
 
 	committed uint64 // messages with bytes of the stream, or about bytes of it
 
-	bytes, messages, offers, movedBytes, boxedBytes, lentBytes, stalls, noBox uint64
+	bytes, messages, offers, movedBytes, boxedBytes, lentBytes, stalls, noBox, unregistered uint64
 }
 
 // minFragment is the least room in bytes that a longer Write accepts: a ring skips a

@@ -8,6 +8,7 @@ type Stats struct {
 	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA, inboxes included
 	Stalls                                 uint64 // times that data ran out of credit
 	NoBox                                  uint64 // times that there was no memory to send through, here or at the peer: see regcache.DefaultArena
+	Unregistered                           uint64 // large Writes and Reads that were copied as the application's memory could not be registered or exposed
 	Sleeps                                 uint64 // times that a Read or Write slept
 	Polls                                  uint64 // waits of Read or Write that polling ended
 
@@ -24,6 +25,7 @@ func (s *Session) Stats() Stats {
 	st.BytesReceived, st.MessagesReceived, st.OffersReceived = rx.bytes, rx.messages, rx.offers
 	st.OfferedBytesReceived = rx.movedBytes + rx.boxedBytes
 	st.DirectBytesReceived, st.LentBytesReceived = rx.movedBytes, rx.lentBytes
+	st.Unregistered = rx.unregistered
 	s.rxMu.Unlock()
 	s.txMu.Lock()
 	tx := &s.tx
@@ -31,6 +33,7 @@ func (s *Session) Stats() Stats {
 	st.OfferedBytesSent = tx.movedBytes + tx.boxedBytes
 	st.DirectBytesSent, st.LentBytesSent = tx.movedBytes, tx.lentBytes
 	st.Stalls, st.NoBox = tx.stalls, tx.noBox
+	st.Unregistered += tx.unregistered
 	s.txMu.Unlock()
 	for _, sd := range s.sides() {
 		st.Sleeps += sd.sleeps.Load()

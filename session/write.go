@@ -295,6 +295,9 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 	first, tail := w.toExpose(p)
 	desc, err := w.mem.Expose(tail, RemoteRead)
 	if err != nil {
+		if w.over() == nil {
+			w.withSender(func(tx *sender) { tx.unregistered++ })
+		}
 		return 0, fmt.Errorf("%w: %w", errNotTaken, err)
 	}
 	revoked := false

@@ -20,6 +20,7 @@ type ways struct {
 
 	Registrations uint64 `json:"registrations"` // of memory that bytes come from or go to
 	Hits          uint64 `json:"hits"`          // memory that was found registered
+	Unregistered  uint64 `json:"unregistered"`  // large Writes and Reads that were copied as memory could not be registered
 	Windows       uint64 `json:"windows"`       // times that a memory window was bound
 	Sleeps        uint64 `json:"sleeps"`        // times that a Read or Write slept
 }
@@ -37,6 +38,7 @@ func waysSoFar(conns []net.Conn) (w ways) {
 		w.TCP += st.TCPBytesSent
 		w.Messages += st.BytesSent - st.TCPBytesSent - st.OfferedBytesSent
 		w.Sleeps += st.Sleeps
+		w.Unregistered += st.Unregistered
 	}
 	cached := regcache.DefaultBudget().Stats()
 	w.Registrations, w.Hits, w.Windows = cached.Registrations, cached.Hits, verbs.WindowsBound()
@@ -52,7 +54,7 @@ func (w *ways) each(other *ways, f func(own *uint64, other uint64)) {
 }
 
 func (w *ways) figures() []*uint64 {
-	return []*uint64{&w.OwnMemory, &w.Box, &w.Messages, &w.TCP, &w.Registrations, &w.Hits, &w.Windows, &w.Sleeps}
+	return []*uint64{&w.OwnMemory, &w.Box, &w.Messages, &w.TCP, &w.Registrations, &w.Hits, &w.Unregistered, &w.Windows, &w.Sleeps}
 }
 
 func (w *ways) add(other ways) { w.each(&other, func(own *uint64, n uint64) { *own += n }) }
@@ -93,7 +95,7 @@ func whole(n uint64) string {
 // What figures has the names of.
 var (
 	waysOfBytes = []string{"own memory", "box", "messages", "TCP"}
-	waysTook    = []string{"registrations", "hits", "windows", "sleeps"}
+	waysTook    = []string{"registrations", "hits", "unregistered", "windows", "sleeps"}
 )
 
 // print writes one line.

@@ -22,11 +22,11 @@ func TestResultsEndWithHowBytesWent(t *testing.T) {
 
 func TestWaysAreOfTheirOwnTime(t *testing.T) {
 	before := ways{OwnMemory: 1, Hits: 5}
-	after := ways{OwnMemory: 4, Hits: 7, Box: 1}
-	if got := after.since(before); got != (ways{OwnMemory: 3, Hits: 2, Box: 1}) || after.OwnMemory != 4 {
+	after := ways{OwnMemory: 4, Hits: 7, Box: 1, Unregistered: 3}
+	if got := after.since(before); got != (ways{OwnMemory: 3, Hits: 2, Box: 1, Unregistered: 3}) || after.OwnMemory != 4 {
 		t.Errorf("%+v of %+v", got, after)
 	}
-	if cells := after.cells(); cells[0] != "80.0 %" || cells[1] != "20.0 %" || cells[5] != "7" {
+	if cells := after.cells(); cells[0] != "80.0 %" || cells[1] != "20.0 %" || cells[5] != "7" || cells[6] != "3" {
 		t.Errorf("%v", cells)
 	}
 }

@@ -139,7 +139,7 @@ const (
 	// ownFrom: without memory windows an offer of a Write's own memory costs a
 	// registration and its removal each time, which is as much as copying a megabyte.
 	ownFrom = 2<<20 - 4<<10 // what goes with the offer's message is not part of it
-	// maxRDMA bounds one Read or Write in bytes: what is posted cannot be
+	// maxRDMA bounds one Read or Write in bytes, beside the device: what is posted cannot be
 	// recalled, so this bounds how long a cancelled transfer goes on.
 	maxRDMA = 1 << 20
 	// maxExpose bounds one exposure in bytes: large enough that registering

@@ -36,6 +36,9 @@ func (e *Endpoint) create() (err error) {
 		return err
 	}
 	e.mem.open(e.cfg, e.dev, e.dom)
+	if e.cfg, err = e.dev.within(e.cfg, e.sends()); err != nil {
+		return err
+	}
 	queues := e.dev.lockedByQueues(e.sends(), e.cfg.buffers)
 	for e.cfg = e.cfg.within(room(memlockLeft(), queues)); ; {
 		if err = e.createQueues(); err == nil {
@@ -78,17 +81,25 @@ func (e *Endpoint) createQueues() (err error) {
 	return e.createQP(uint32(sends))
 }
 
-// createBuffers makes the buffers for messages: one registration, which device and kernel
-// have fewer of than bytes.
+// createBuffers makes the buffers for messages, in two registrations (rule D1): no device
+// writes to what is sent from.
 func (e *Endpoint) createBuffers() (err error) {
 	e.send, e.recv = sender{}, receiver{}
-	sends := e.cfg.sendBytes()
-	if e.messages, err = newRegion(e.cfg.control, e.dom.pd, sends+e.cfg.receiveBytes(), ibv.LocalWrite); err != nil {
+	sends, m := e.cfg.sendBytes(), &e.messages
+	if *m, err = newRegion(e.cfg.control, sends+e.cfg.receiveBytes()); err != nil {
 		return err
 	}
-	mem, mr := e.messages.mem, e.messages.mr
-	e.send.open(&e.q, e.cfg, e.dev, mem[:sends:sends], mr)
-	e.recv.open(&e.q, e.cfg, e.dev, mem[sends:], mr)
+	outgoing, incoming := m.mem[:sends:sends], m.mem[sends:]
+	readOnly, err := m.register(e.dom.pd, outgoing, 0)
+	if err != nil {
+		return err
+	}
+	writable, err := m.register(e.dom.pd, incoming, ibv.LocalWrite)
+	if err != nil {
+		return err
+	}
+	e.send.open(&e.q, e.cfg, e.dev, outgoing, readOnly)
+	e.recv.open(&e.q, e.cfg, e.dev, incoming, writable)
 	return nil
 }
 
@@ -134,7 +145,7 @@ func limits(e *Endpoint) session.Limits {
 	l := session.Limits{
 		Provider:   Name,
 		MaxMessage: e.cfg.bufferSize,
-		MaxRDMA:    maxRDMA,
+		MaxRDMA:    e.mem.maxRDMA,
 		MaxExpose:  e.mem.maxExpose,
 		Threshold:  e.cfg.Threshold,
 		Inbox:      inboxFrom,

@@ -21,6 +21,7 @@ type device struct {
 	key     any
 	ctx     *ibv.Context
 	caps    ibv.Caps
+	most    sizes
 	channel *ibv.CompChannel
 	async   *ibv.AsyncChannel
 	filler  *ibv.CQ       // or nil
@@ -111,6 +112,7 @@ func (d *device) start() (err error) {
 	if d.caps, err = d.ctx.Caps(); err != nil {
 		return err
 	}
+	d.most = d.sizes()
 	d.avoidForbidden()
 	if d.channel, err = d.ctx.CreateCompChannel(); err != nil {
 		return err

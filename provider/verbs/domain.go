@@ -16,6 +16,8 @@ type domain struct {
 	pd     *ibv.PD
 	cache  *regcache.Cache
 	shared bool // by connections of its device, which keeps it
+	dev    *device
+	users  int // connections that share it; guarded by mu of dev
 }
 
 // useDomain gives the domain for a new endpoint. By default one is in the shared domain
@@ -23,36 +25,48 @@ type domain struct {
 // Config.SharedDomain and without windows expose there is their own risk alone.
 func (d *device) useDomain(cfg Config) (*domain, error) {
 	if !cfg.SharedDomain && !d.trustsWindows(cfg) {
-		return newDomain(d.ctx, cfg)
+		return d.newDomain(cfg)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.shared == nil {
-		shared, err := newDomain(d.ctx, cfg)
+		shared, err := d.newDomain(cfg)
 		if err != nil {
 			return nil, err
 		}
 		shared.shared = true
 		d.shared = shared
 	}
+	d.shared.users++
 	return d.shared, nil
 }
 
-func newDomain(ctx *ibv.Context, cfg Config) (*domain, error) {
-	pd, err := ctx.AllocPD()
+func (d *device) newDomain(cfg Config) (*domain, error) {
+	pd, err := d.ctx.AllocPD()
 	if err != nil {
 		return nil, err
 	}
 	cache := regcache.New(registrar{pd}, regcache.Config{
-		Disabled: cfg.Disable&session.FeatureRegCache != 0,
+		Disabled:        cfg.Disable&session.FeatureRegCache != 0,
+		MaxRegistration: d.most.registration,
 	})
-	return &domain{pd: pd, cache: cache}, nil
+	return &domain{dev: d, pd: pd, cache: cache}, nil
 }
 
-// release ends an endpoint's use.
+// release ends an endpoint's use. With the last one all goes that is cached (rule R5), also
+// where a listener keeps the device: what the next connection registers again costs less than
+// its queue pair.
 func (dom *domain) release() {
 	if !dom.shared {
 		dom.close()
+		return
+	}
+	dom.dev.mu.Lock()
+	dom.users--
+	last := dom.users == 0
+	dom.dev.mu.Unlock()
+	if last {
+		dom.cache.Empty()
 	}
 }
 
@@ -99,34 +113,39 @@ const controlBytes = 1 << 30
 // They have an arena of their own so that fetched data cannot use it up.
 var controlArena = sync.OnceValue(func() *regcache.Arena { return regcache.NewArena(0, controlBytes) })
 
-// region is memory of the arena that is registered for one endpoint.
+// region is memory of the arena that is registered for one endpoint, in one or more parts
+// with rights of their own.
 type region struct {
 	buf *regcache.Buffer
 	mem []byte
-	mr  *ibv.MR
+	mrs []*ibv.MR
 }
 
-func newRegion(from *regcache.Arena, pd *ibv.PD, n int, access ibv.Access) (r region, err error) {
+func newRegion(from *regcache.Arena, n int) (r region, err error) {
 	if r.buf, err = from.Get(n); err != nil {
 		return r, err
 	}
 	r.mem = r.buf.Bytes()
-	if r.mr, err = registerControl(pd, r.mem, access); err != nil {
-		r.buf.Put()
-		return region{}, err
-	}
 	return r, nil
+}
+
+// register registers a part of the memory.
+func (r *region) register(pd *ibv.PD, part []byte, access ibv.Access) (*ibv.MR, error) {
+	mr, err := registerControl(pd, part, access)
+	if err == nil {
+		r.mrs = append(r.mrs, mr)
+	}
+	return mr, err
 }
 
 // deregister ends the device's use of the memory, which stays in place until free.
 func (r *region) deregister() {
-	if r.mr == nil {
-		return
+	for _, mr := range r.mrs {
+		if err := (registrar{mr.PD}).Deregister(regcache.MR{Ref: mr}); err != nil {
+			r.buf = nil // the device keeps it: it cannot be used again
+		}
 	}
-	if err := (registrar{r.mr.PD}).Deregister(regcache.MR{Ref: r.mr}); err != nil {
-		r.buf = nil // the device keeps it: it cannot be used again
-	}
-	r.mr = nil
+	r.mrs = nil
 }
 
 // free gives the memory back.

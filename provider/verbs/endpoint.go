@@ -30,7 +30,7 @@ type Endpoint struct {
 	limits   session.Limits
 	passive  bool
 	locked   int    // bytes of RLIMIT_MEMLOCK that its queues take
-	messages region // what is sent from, and behind it what is received into
+	messages region // what is sent from, and behind it what is received into, each registered
 
 	q    queuePair
 	send sender

@@ -213,8 +213,8 @@ func testKeptMemory(t *testing.T) {
 	y.discard()
 	f.set(fakeKeeps, 0)
 	const memoryRegions = fakeObjects + 1
-	if n := f.get(memoryRegions); n != 2 {
-		t.Errorf("the device has kept %d memory regions, want one of each end", n)
+	if n := f.get(memoryRegions); n != 4 {
+		t.Errorf("the device has kept %d memory regions, want two of each end", n)
 	}
 	if _, now := controlArena().Bytes(); now != used {
 		t.Errorf("%d bytes of them are for others", used-now)

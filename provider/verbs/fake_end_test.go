@@ -296,8 +296,8 @@ func testRetire(t *testing.T) {
 		if b, a := used(); b != bytes || a != allocated {
 			t.Errorf("before Retire %d and %d bytes of it are others'", bytes-b, allocated-a)
 		}
-		if n := f.get(memoryRegions); n != registered-1 {
-			t.Errorf("%d registrations have gone, want that of messages", registered-n)
+		if n := f.get(memoryRegions); n != registered-2 {
+			t.Errorf("%d registrations have gone, want those of messages", registered-n)
 		}
 		e.Commit(1000)
 		e.CommitControl(session.MaxControl)

@@ -4,10 +4,13 @@ package verbs
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 	"testing"
 
+	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
@@ -90,6 +93,17 @@ func cachedKey(key func(*regcache.Region) uint32) forgery {
 	}
 }
 
+// messages are the victim's buffers for messages, by the key of their registration.
+func messages(mem func(*Endpoint) ([]byte, *ibv.MR)) forgery {
+	return func(_ *testing.T, v *victim) session.Descriptor {
+		b, mr := mem(v.e)
+		return session.Descriptor{Addr: uint64(addressOf(b)), Key: uint64(mr.LKey), Len: uint64(len(b))}
+	}
+}
+
+func outgoing(e *Endpoint) ([]byte, *ibv.MR) { return e.send.mem, e.send.mr }
+func incoming(e *Endpoint) ([]byte, *ibv.MR) { return e.recv.mem, e.recv.mr }
+
 var attacks = []struct {
 	name  string
 	lacks []string // where it is not refused
@@ -104,6 +118,8 @@ var attacks = []struct {
 	// checks no right, siw_qp_tx.c).
 	{"guesses the cache's key", []string{"siw"}, cachedKey((*regcache.Region).LKey)},
 	{"guesses the cache's remote key", []string{"siw"}, cachedKey((*regcache.Region).RKey)},
+	{"guesses the key of what is sent", []string{"siw"}, messages(outgoing)},
+	{"guesses the key of what is received", []string{"siw"}, messages(incoming)},
 	{"guesses the next key", nil, otherKey(1)},
 	{"guesses the key before", nil, otherKey(-1)},
 	{"guesses another object's key", nil, otherKey(1 << 8)},
@@ -136,6 +152,29 @@ func TestHostilePeer(t *testing.T) {
 		if err := read(t, v.hostile, sink, v.live); err != nil || bytes.Count(sink, []byte{'s'}) != exposedLen {
 			t.Errorf("the descriptor in force: %v", err)
 		}
+	}
+}
+
+// No device writes to what messages are sent from, not even this end's own.
+func TestNothingWritesToWhatIsSent(t *testing.T) {
+	if testenv.Device() == "siw" {
+		return // it checks no right of a read's sink
+	}
+	a, b := pair(t, listen(t, Config{}), Config{})
+	exposed := bytes.Repeat([]byte{'s'}, exposedLen)
+	d := expose(t, a, b, exposed, session.RemoteRead)
+	wr := ibv.SendWR{Opcode: ibv.OpRead, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
+	mem, mr := outgoing(a)
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(mem)), Length: exposedLen, LKey: mr.LKey}
+	a.q.mu.Lock()
+	a.send.wr[0] = wr
+	a.send.postLocked(true)
+	a.q.mu.Unlock()
+	if err := endOf(t, a); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%v, want ECONNRESET", err)
+	}
+	if n := bytes.Count(mem, []byte{'s'}); n > 0 {
+		t.Errorf("%d bytes came", n)
 	}
 }
 

@@ -41,6 +41,8 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"a device by its address", "seed=10", "^(TestDeviceOfAnAddress|TestFailedDeviceIsOpenedAnew)$", ""},
 	{"connections at rest", "seed=13", "^(TestConnectionAtRestIsSmall|TestManyAtRest)$", ""},
 	{"locked queues of mlx5", "seed=11", "^TestLockedQueuesOfMLX5$", ""},
+	{"sizes of the device", "seed=17,max_mr_size=1048576,max_msg_sz=65536", "^TestSizesOfTheDevice$", ""},
+	{"memory that is not registered", "seed=18", "^TestUnregisteredMemoryIsCounted$", ""},
 	{"first connection", "seed=13", "^TestFirstLargeWrites$", ""},
 	{"windows come on", "seed=14", "^(TestWindowsComeOn|TestListenerProbes|TestTrustedWindowsShareRegistrations|TestLargeWritesWithoutWindows)$", ""},
 	{"no windows, whatever it promises", "seed=15,profile=bnxt_re", "^TestLargeWritesWithoutWindows$", ""},
@@ -50,7 +52,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"no reliable connections of mana", "profile=mana-raw", "^TestNoReliableConnections$", ""},
 	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestWindowsInFullUse|" +
 		"TestPeerOverspends|TestMessageTooLong|TestProbeEndsWithTheDevice|" +
-		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestHostilePeerAtOwnMemory|TestPeerInvalidates|TestPeerSendsImmediateData)$", ""},
+		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestHostilePeerAtOwnMemory|TestNothingWritesToWhatIsSent|TestPeerInvalidates|TestPeerSendsImmediateData)$", ""},
 }
 
 // TestOnHwsim runs them in processes of their own, which find the simulated device's

@@ -126,8 +126,10 @@ func (c Config) within(left int) Config {
 	return c
 }
 
+// sendBytes is a multiple of a page, as RLIMIT_MEMLOCK counts a page twice that both
+// registrations of the control buffers have a part of.
 func (c Config) sendBytes() int {
-	return c.sendBuffer + controlSlots*session.MaxControl + 2*maxInline
+	return roundUp(c.sendBuffer+controlSlots*session.MaxControl+2*maxInline, smallestPage)
 }
 
 func (c Config) receiveBytes() int { return c.buffers * c.bufferSize }

@@ -140,18 +140,21 @@ func refusedForWantOfMemory(t *testing.T, l *listener, then func()) {
 	for _, dev = range devices.m {
 	}
 	devices.mu.Unlock()
-	dom, err := newDomain(dev.ctx, Config{})
+	dom, err := dev.newDomain(Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer dom.release()
 	for end := time.Now().Add(patience); ; {
 		for {
-			r, err := newRegion(controlArena(), dom.pd, 1, 0)
+			r, err := newRegion(controlArena(), 1)
+			if err == nil {
+				_, err = r.register(dom.pd, r.mem, 0)
+			}
+			defer r.close()
 			if err != nil {
 				break
 			}
-			defer r.close()
 		}
 		// The other end of an attempt gives its part back a little later, which may do for
 		// one more connection.

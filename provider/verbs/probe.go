@@ -199,6 +199,7 @@ type windowProbe struct {
 	exposer [2]*ibv.QP
 	reader  [2]*ibv.QP
 	memory  region
+	mr      *ibv.MR // of it
 }
 
 // The window is in the middle of the half of memory that is the exposer's; the
@@ -229,7 +230,7 @@ func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 	begin := addressOf(p.memory.mem) + probeWindow
 	var wr ibv.SendWR
 	wr.ID, wr.Flags = probeBind, ibv.Signaled
-	key := p.mw.Bind(&wr, p.memory.mr, begin, attemptSize, a.rights)
+	key := p.mw.Bind(&wr, p.mr, begin, attemptSize, a.rights)
 	if err := p.succeed(p.exposer[0], wr); err != nil {
 		return false, err
 	}
@@ -249,7 +250,7 @@ func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 		qp = p.reader[1]
 	}
 	wr = ibv.SendWR{ID: probeMove, Opcode: a.op, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(begin) + uint64(a.off), RemoteKey: key}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(ours)), Length: uint32(a.n), LKey: p.memory.mr.LKey}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(ours)), Length: uint32(a.n), LKey: p.mr.LKey}
 	status, err := p.do(qp, wr)
 	if err != nil {
 		return false, err
@@ -265,7 +266,10 @@ func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 }
 
 func (p *windowProbe) open() (err error) {
-	if p.memory, err = newRegion(controlArena(), p.pd, probeMemory, ibv.LocalWrite|ibv.MWBind); err != nil {
+	if p.memory, err = newRegion(controlArena(), probeMemory); err != nil {
+		return err
+	}
+	if p.mr, err = p.memory.register(p.pd, p.memory.mem, ibv.LocalWrite|ibv.MWBind); err != nil {
 		return err
 	}
 	if p.cq, err = p.pd.Context.CreateCQ(64, nil, 0); err != nil {

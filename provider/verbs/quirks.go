@@ -109,8 +109,8 @@ func (d *device) reads() bool {
 // bytes that nobody wrote. The peer's device may be siw, unknown to this end, so on iWARP
 // such transfers are split in two.
 const (
-	siwShort = 32   // MAX_HDR_INLINE
-	siwPage  = 4096 // the smallest page size, of which all others are multiples
+	siwShort     = 32   // MAX_HDR_INLINE
+	smallestPage = 4096 // of which all other page sizes are multiples
 )
 
 // partsOfTransfer is how many work requests a transfer may take.
@@ -131,7 +131,7 @@ func (d *device) firstPart(addr uint64, n int) int {
 }
 
 func siwSplit(addr uint64, n int) int {
-	first := int(siwPage - addr%siwPage)
+	first := int(smallestPage - addr%smallestPage)
 	if n > siwShort || first >= n {
 		return 0
 	}

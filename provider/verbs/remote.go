@@ -20,7 +20,8 @@ type remote struct {
 	q         *queuePair
 	dev       *device
 	dom       *domain
-	maxExpose int // bytes
+	maxExpose int // bytes of one exposure
+	maxRDMA   int // bytes of one Read or Write
 
 	// use is read-locked by Expose, Revoke, Read and Write while they hold memory of
 	// the domain: the endpoint's end waits for those that began before it.
@@ -58,7 +59,8 @@ type transfer struct {
 
 func (r *remote) open(cfg Config, dev *device, dom *domain) {
 	r.dev, r.dom = dev, dom
-	r.maxExpose = exposeLimit(memlock())
+	r.maxExpose = min(exposeLimit(memlock()), dev.most.registration)
+	r.maxRDMA = min(maxRDMA, dev.most.registration, dev.most.transfer)
 	r.reads = newFIFO[transfer](maxReads)
 	r.writes = newFIFO[transfer](maxWrites)
 	r.done = newFIFO[transfer](maxReads + maxWrites)
@@ -119,11 +121,14 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 }
 
 // Pays implements session.Memory: the cache has b, or will keep it, as it comes again.
-func (r *remote) Pays(b []byte) bool {
+func (r *remote) Pays(b []byte) (bool, error) {
 	if r.windows.on() {
 		return r.dom.cache.Worth(b, regcache.BindWindow)
 	}
-	return len(b) >= ownFrom && r.dom.cache.Worth(b, regcache.LocalRead)
+	if len(b) < ownFrom {
+		return false, nil
+	}
+	return r.dom.cache.Worth(b, regcache.LocalRead)
 }
 
 // exposeByWindow gives the peer access to b by a window of its own.
@@ -184,7 +189,7 @@ func (r *remote) Write(from []byte, to session.Descriptor, off int, id uint32) e
 }
 
 func (r *remote) move(q *fifo[transfer], t transfer, b []byte, d session.Descriptor, off int, access regcache.Access) error {
-	if len(b) == 0 || len(b) > maxRDMA || off < 0 ||
+	if len(b) == 0 || len(b) > r.maxRDMA || off < 0 ||
 		uint64(off) > d.Len || uint64(len(b)) > d.Len-uint64(off) ||
 		d.Addr > math.MaxUint64-d.Len || d.Key > math.MaxUint32 {
 		return fmt.Errorf("verbs: %d bytes at %d of a descriptor of %d: %w", len(b), off, d.Len, syscall.EINVAL)

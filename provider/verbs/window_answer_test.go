@@ -214,8 +214,9 @@ func TestListenerProbes(t *testing.T) {
 	})
 }
 
-// Where windows are trusted, memory is registered once for all connections of a device, and
-// stays so between them as long as there is a listener.
+// Where windows are trusted, memory is registered once for all connections of a device that
+// there are at a time. With the last one nothing stays registered, also where a listener keeps
+// the device (rule R5).
 func TestTrustedWindowsShareRegistrations(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
@@ -237,9 +238,19 @@ func TestTrustedWindowsShareRegistrations(t *testing.T) {
 	var before uint64
 	for i := range 3 {
 		if i == 2 { // this one comes when there is no other
-			for _, e := range all {
+			for _, e := range all[:len(all)-1] {
 				e.discard()
 			}
+			last := all[len(all)-1]
+			dom := last.dom
+			if st := dom.cache.Stats(); st.Entries != 1 || st.Registrations != before+1 {
+				t.Errorf("beside a connection %d registrations stay, want that of the buffer", st.Entries)
+			}
+			last.discard()
+			if st := dom.cache.Stats(); st.PinnedEntries != 0 {
+				t.Errorf("behind the last connection %d registrations of %d bytes stay", st.PinnedEntries, st.PinnedBytes)
+			}
+			before++
 		}
 		a, b := pair(t, l, Config{})
 		all = append(all, a, b)

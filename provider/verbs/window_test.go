@@ -155,7 +155,7 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 		wr := ibv.SendWR{ID: probeMove, Opcode: ibv.OpRead, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(addressOf(p.memory.mem))}
-		wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(p.memory.mem)), Length: 8, LKey: p.memory.mr.LKey}
+		wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(p.memory.mem)), Length: 8, LKey: p.mr.LKey}
 		if _, err := p.do(p.reader[0], wr); (err == errProbeStopped) != stopped {
 			t.Errorf("nobody uses the device: %v; %v", stopped, err)
 		}
@@ -362,7 +362,7 @@ func TestPeerSendsImmediateData(t *testing.T) {
 			wr := ibv.SendWR{Opcode: op, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
 			wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(a.send.mem)), Length: 16, LKey: a.send.mr.LKey}
 			if op == ibv.OpWriteWithImm {
-				wr.SGE[0].Length = uint32(len(mem)) // all of the region, many times a buffer
+				wr.SGE[0].Length = uint32(len(a.send.mem)) // all of the region, many times a buffer
 			}
 			a.q.mu.Lock()
 			a.send.wr[0] = wr

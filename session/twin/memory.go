@@ -38,14 +38,14 @@ func (m *memory) init(e *Endpoint) {
 }
 
 // Pays may come after Close.
-func (m *memory) Pays(b []byte) bool {
+func (m *memory) Pays(b []byte) (bool, error) {
 	e := m.e
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	if e.dice.chance(diceOffer, e.w.cfg.Faults.Cheap) {
-		return true
+		return true, nil
 	}
-	return len(b) >= m.offerFrom
+	return len(b) >= m.offerFrom, nil
 }
 
 type exposure struct {

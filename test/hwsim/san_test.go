@@ -41,13 +41,13 @@ func TestPackageSAN(t *testing.T) {
 	for _, settings := range []string{"seed=41,jitter_us=8", "seed=42,jitter_us=8,profile=bnxt_re", "seed=43,jitter_us=8,profile=irdma-iwarp", "latency_ns=2000"} {
 		t.Run(settings, func(t *testing.T) {
 			f := hwsim.New(t, settings)
-			child := exec.Command(os.Args[0], "-test.run=^(TestListenAndDial|TestHTTP|TestDeviceReset)$", "-test.timeout=3m", "-test.v")
+			child := exec.Command(os.Args[0], "-test.run=^(TestListenAndDial|TestHTTP|TestCondition|TestDeviceReset)$", "-test.timeout=3m", "-test.v")
 			child.Env = append(f.Env(), "SAN_PROVIDERS=verbs") // on one host it would be shm
 			out, err := child.CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			if n := bytes.Count(out, []byte("--- PASS")); n < 3 {
+			if n := bytes.Count(out, []byte("--- PASS")); n < 4 {
 				t.Errorf("%d tests ran\n%s", n, out)
 			}
 			f.Check(t)
@@ -278,4 +278,39 @@ func TestDeviceReset(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// A listener's condition knows that an offer is from another host's device, and not whose.
+func TestCondition(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // TestPackageSAN
+	}
+	offers := make(chan san.MoveOffer, 1)
+	lc := &san.ListenConfig{Condition: func(o san.MoveOffer) error {
+		offers <- o
+		return errors.New("refused")
+	}}
+	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		defer close(accepted)
+		if c, err := l.Accept(); err == nil {
+			accepted <- c
+		}
+	}()
+	defer func() {
+		l.Close()
+		if c := <-accepted; c != nil {
+			c.Close()
+		}
+	}()
+	if _, err := dial(t, l); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("%v", err)
+	}
+	if o := <-offers; o.Provider != "verbs" || o.UID != -1 {
+		t.Errorf("%+v", o)
+	}
 }

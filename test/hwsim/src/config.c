@@ -19,6 +19,8 @@ static const struct {
 	{"cm_timeout_ms", &config.cm_timeout_ns, MS},
 	{"latency_ns", &config.latency_ns, 1},
 	{"bandwidth", &config.bytes_per_s, 1},
+	{"max_mr_size", &config.max_mr_size, 1},
+	{"max_msg_sz", &config.max_msg_sz, 1},
 };
 
 static const struct {
@@ -108,6 +110,7 @@ int read_config(void)
 		.jitter_ns = 30 * US, .flush_ns = 3 * MS, .kernel_ns = 50 * US,
 		.timewait_ns = 20 * MS, .cm_timeout_ns = 50 * MS,
 		.bytes_per_s = 50000000000, .costs = true,
+		.max_mr_size = UINT64_MAX, .max_msg_sz = 1 << 30,
 	};
 	for (int i = 0; i < N_COSTS; i++)
 		config.cost[i] = UNSET;

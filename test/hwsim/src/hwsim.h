@@ -49,6 +49,7 @@ struct config {
 	uint64_t cost[N_COSTS]; // the profile's, or another
 	bool no_copy; // RDMA writes and reads of 4 KiB and more are not moved: for figures
 	int limit[N_OBJECTS]; // of objects; 0: the profile's
+	uint64_t max_mr_size, max_msg_sz; // bytes
 	int limit_errno; // of what exceeds them; 0: the profile's
 	bool grh; // the port demands a global route header, as virtual functions' do
 };

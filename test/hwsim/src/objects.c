@@ -136,7 +136,7 @@ int ibv_query_device(struct ibv_context *v, struct ibv_device_attr *a)
 	memset(a, 0, sizeof *a);
 	strcpy(a->fw_ver, "hwsim");
 	a->node_guid = a->sys_image_guid = ibv_get_device_guid(v->device);
-	a->max_mr_size = UINT64_MAX;
+	a->max_mr_size = config.max_mr_size;
 	a->page_size_cap = 0xfffff000;
 	a->vendor_id = p->vendor_id;
 	a->vendor_part_id = p->part_id;
@@ -174,7 +174,7 @@ int ibv_query_port(struct ibv_context *v, uint8_t port, struct _compat_ibv_port_
 	a->max_mtu = a->active_mtu = IBV_MTU_4096;
 	a->gid_tbl_len = ibv_query_gid_table(v, e, 64, 0);
 	a->port_cap_flags = 0;
-	a->max_msg_sz = 1 << 30;
+	a->max_msg_sz = config.max_msg_sz;
 	a->bad_pkey_cntr = a->qkey_viol_cntr = 0;
 	a->pkey_tbl_len = 1;
 	a->lid = a->sm_lid = config.profile->link_layer == IBV_LINK_LAYER_INFINIBAND ? PORT_LID : 0;

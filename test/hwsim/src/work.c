@@ -22,8 +22,8 @@ static int check_send(struct qp *q, const struct ibv_send_wr *wr)
 		return EINVAL; // 10.3.1: posting is an immediate error before RTS
 	if (q->posted - atomic_load(&q->freed) == q->sq_size)
 		return p->full_errno;
-	if (wr->num_sge > (int)q->cap.max_send_sge || length > 1u << 31)
-		return EINVAL;
+	if (wr->num_sge > (int)q->cap.max_send_sge || length > config.max_msg_sz)
+		return EINVAL; // 9.4: a port has a largest message
 	switch (wr->opcode) {
 	case IBV_WR_RDMA_READ:
 		if (wr->num_sge > p->max_sge_rd || wr->send_flags & IBV_SEND_INLINE)

@@ -1,0 +1,88 @@
+//go:build linux && cgo
+
+package verbs
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
+)
+
+// What is larger than the device takes is cut: it is never asked for a registration, a
+// message or a transfer that it refuses.
+func TestSizesOfTheDevice(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to have them: hwsimRuns
+	}
+	const registration, transfer = 1 << 20, 64 << 10
+	for _, windows := range []bool{false, true} {
+		cfg := Config{forceWindows: windows}
+		if !windows {
+			cfg.Disable = session.FeatureWindows
+		}
+		x, y, err := connect(listen(t, cfg), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range []*Endpoint{x, y} {
+			if e.limits.MaxExpose != registration || e.limits.MaxRDMA != transfer {
+				t.Errorf("it exposes %d bytes and moves %d, want %d and %d", e.limits.MaxExpose, e.limits.MaxRDMA, registration, transfer)
+			}
+			if _, err := e.mem.Expose(make([]byte, registration+1), session.RemoteRead); err == nil {
+				t.Error("it exposes more than the device registers")
+			}
+			if r, err := e.dom.cache.Acquire(make([]byte, 3*registration), regcache.LocalRead); err == nil {
+				t.Error("it registers more than the device does")
+				r.Release()
+			}
+		}
+		had := x.dom.cache.Stats()
+		a, b := negotiate(t, x, y, session.Config{})
+		sent, got := make([]byte, 16<<20), make([]byte, 16<<20)
+		for range 3 { // by the box, and then from where it is, in offers
+			rand.NewChaCha8([32]byte{1}).Read(sent)
+			clear(got)
+			wrote := make(chan error, 1)
+			go func() {
+				_, err := a.Write(sent)
+				wrote <- err
+			}()
+			if _, err := io.ReadFull(readerFunc(b.Read), got); err != nil || !bytes.Equal(got, sent) {
+				t.Errorf("Read: %v, equal: %v", err, bytes.Equal(got, sent))
+			}
+			if err := <-wrote; err != nil {
+				t.Error(err)
+			}
+		}
+		st := a.Stats()
+		if st.OfferedBytesSent == 0 || windows && st.OffersSent < uint64(len(sent)/registration) {
+			t.Errorf("windows %v: %d offers, %d bytes by RDMA", windows, st.OffersSent, st.OfferedBytesSent)
+		}
+		if now := x.dom.cache.Stats(); now.Failed != had.Failed {
+			t.Errorf("the device refused %d registrations", now.Failed-had.Failed)
+		}
+	}
+}
+
+// A device whose queues are too small for a connection serves none, and is not tried.
+func TestQueuesTooSmall(t *testing.T) {
+	for _, has := range []struct{ wr, cqe int }{{minBuffers - 1, 1 << 20}, {1 << 20, minBuffers}} {
+		d := &device{ctx: new(ibv.Context), most: sizes{1 << 30, 1 << 30}}
+		d.caps.MaxQPWR, d.caps.MaxCQE = has.wr, has.cqe
+		if _, err := d.within(Config{}.withDefaults(), maxSends); reasonOf(err) != session.ReasonNotServed {
+			t.Errorf("%+v: %v", has, err)
+		}
+	}
+	d := &device{ctx: new(ibv.Context), most: sizes{1 << 30, 300}} // which tells nothing of its queues
+	cfg, err := d.within(Config{}.withDefaults(), maxSends)
+	if err != nil || cfg.bufferSize != 300 {
+		t.Errorf("messages of %d bytes, %v", cfg.bufferSize, err)
+	}
+}

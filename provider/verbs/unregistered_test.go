@@ -1,0 +1,78 @@
+//go:build linux && cgo
+
+package verbs
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
+)
+
+// A large Write from memory that is not Go's, and a Read into such memory, are copied and
+// counted; of the same size and from the heap they are neither.
+func TestUnregisteredMemoryIsCounted(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // on the others windows may not be there: hwsimRuns
+	}
+	const size = 3 << 20
+	mapped, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Munmap(mapped)
+	cfg := Config{forceWindows: true}
+	x, y, err := connect(listen(t, cfg), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := negotiate(t, x, y, session.Config{})
+	move := func(from, into []byte) {
+		t.Helper()
+		rand.NewChaCha8([32]byte{1}).Read(from)
+		wrote := make(chan error, 1)
+		go func() {
+			_, err := a.Write(from)
+			wrote <- err
+		}()
+		if _, err := io.ReadFull(readerFunc(b.Read), into); err != nil || !bytes.Equal(from, into) {
+			t.Errorf("Read: %v, right bytes: %v", err, bytes.Equal(from, into))
+		}
+		if err := <-wrote; err != nil {
+			t.Error(err)
+		}
+	}
+	expect := func(what string, writes bool, reads bool) {
+		t.Helper()
+		if n, m := a.Stats().Unregistered, b.Stats().Unregistered; n > 0 != writes || m > 0 != reads {
+			t.Errorf("%s: %d Writes are counted, and %d Reads", what, n, m)
+		}
+	}
+	from, into := make([]byte, size), make([]byte, size)
+	for range 3 { // the first by the box
+		move(from, into)
+	}
+	expect("from heap to heap", false, false)
+	if a.Stats().DirectBytesSent == 0 {
+		t.Error("nothing went from where it was")
+	}
+	testenv.Eventually(t, patience, func() error { // a Read may find all of it fetched ahead
+		move(from, mapped)
+		if b.Stats().Unregistered == 0 {
+			return errors.New("no Read is counted")
+		}
+		return nil
+	})
+	expect("into mapped memory", false, true)
+	move(mapped, into)
+	expect("from mapped memory", true, true)
+	if n := a.Stats().Unregistered; n != 1 {
+		t.Errorf("%d Writes are counted, of one", n)
+	}
+}
