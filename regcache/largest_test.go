@@ -40,8 +40,10 @@ func TestNoRegistrationIsLargerThanTheDeviceTakes(t *testing.T) {
 			t.Errorf("%v of more than the device takes: %v", access, err)
 		}
 	}
-	if worth(c, b, LocalRead) || worth(c, b, LocalRead) {
-		t.Error("what cannot be registered is worth it")
+	for range 2 { // memory that comes again, too
+		if worth(c, b, LocalRead) {
+			t.Error("what cannot be registered is worth it")
+		}
 	}
 	if s := c.Stats(); s.Flushes != 0 || d.made != made {
 		t.Errorf("%d flushes, %d registrations", s.Flushes, d.made-made)
