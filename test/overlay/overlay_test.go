@@ -195,6 +195,122 @@ func TestNATS(t *testing.T) {
 	}
 }
 
+// process is a server or load of this module's own: it has lines on both sides.
+type process struct {
+	in  io.Writer
+	out *bufio.Reader
+}
+
+// begin starts one, and returns the first line of a server: its address.
+func begin(t *testing.T, file string) (p process, address string) {
+	t.Helper()
+	p.in, p.out = start(t, file)
+	address, err := p.out.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, strings.TrimSpace(address)
+}
+
+// tell returns what p prints for a line: JSON, into v.
+func (p process) tell(t *testing.T, line string, v any) {
+	t.Helper()
+	fmt.Fprintln(p.in, line)
+	out, err := p.out.ReadBytes('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(out) == "<nil>\n" { // expvar's, of a plain process
+		return
+	}
+	if err := json.Unmarshal(out, v); err != nil {
+		t.Fatalf("%v in %q", err, out)
+	}
+}
+
+// loads has a program of load call a server, until so many of its connections are on shm, and
+// returns by what all go.
+func loads(t *testing.T, file, what, address string, callers, carried int) map[string]int {
+	t.Helper()
+	var p process
+	p.in, p.out = start(t, file, what, address, fmt.Sprint(callers))
+	for end := time.Now().Add(30 * time.Second); ; {
+		var r struct {
+			Calls  int
+			Dialed map[string]int
+		}
+		p.tell(t, "200ms", &r)
+		if r.Calls == 0 {
+			t.Fatalf("%s: no call", what)
+		}
+		if r.Dialed["shm"] >= carried || time.Now().After(end) {
+			return r.Dialed
+		}
+	}
+}
+
+// vars are the counters on a page of package expvar.
+func vars(t *testing.T, url string) counters {
+	t.Helper()
+	var v struct{ San counters }
+	if err := json.Unmarshal(until(t, url), &v); err != nil {
+		t.Fatal(err)
+	}
+	return v.San
+}
+
+// moved returns what a server has accepted, once so many are on shm: a client may know before it.
+func moved(carried int, look func() counters) (accepted map[string]int) {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if accepted = look().Accepted; accepted["shm"] >= carried || time.Now().After(end) {
+			return accepted
+		}
+	}
+}
+
+// TestPostgres has a database's driver, pgx, and its package for servers.
+func TestPostgres(t *testing.T) {
+	servers := [2]string{built(t, "go", ".", "./postgres"), built(t, san, ".", "./postgres")}
+	loaders := [2]string{built(t, "go", ".", "./load"), built(t, san, ".", "./load")}
+	for _, c := range []struct {
+		what           string
+		server, client int
+		carried        int
+	}{
+		{"pgproto3, pgx", 1, 1, 2},
+		{"pgproto3, a plain pgx", 1, 0, 0},
+		{"a plain pgproto3, pgx", 0, 1, 0},
+	} {
+		server, address := begin(t, servers[c.server])
+		dialed := loads(t, loaders[c.client], "postgres", address, 2, c.carried)
+		report(t, c.what, dialed, moved(c.carried, func() (accepted counters) {
+			server.tell(t, "", &accepted)
+			return accepted
+		}), c.carried, c.carried)
+	}
+}
+
+// TestHTTP has net/http, with client_golang's page as others have it scraped.
+func TestHTTP(t *testing.T) {
+	servers := [2]string{built(t, "go", ".", "./web"), built(t, san, ".", "./web")}
+	loaders := [2]string{built(t, "go", ".", "./load"), built(t, san, ".", "./load")}
+	for _, c := range []struct {
+		what           string
+		server, client int
+		carried        int
+	}{
+		{"net/http, its client", 1, 1, 2},
+		{"net/http, a plain client", 1, 0, 0},
+		{"a plain net/http, its client", 0, 1, 0},
+	} {
+		_, address := begin(t, servers[c.server])
+		dialed := loads(t, loaders[c.client], "http", "http://"+address+"/metrics", 2, c.carried)
+		report(t, c.what, dialed, moved(c.carried, func() counters {
+			return vars(t, "http://"+address+"/debug/vars")
+		}), c.carried, c.carried)
+	}
+}
+
 // freeAddress returns an address of which nobody has the port just now.
 func freeAddress(t *testing.T) string {
 	t.Helper()

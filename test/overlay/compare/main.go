@@ -1,0 +1,64 @@
+// Compare measures programs built by the command san beside the same built by go: both ends
+// either way, in processes of their own, which take turns. It prints a table.
+//
+//	go run ./compare [-rounds 15] [-time 300ms] [-only REGEXP]
+//
+// Figures are medians of the rounds, in each of which one is measured, then the other, each round
+// in another order. It is to be run in test/overlay.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"time"
+)
+
+// ways are how programs are built: by which command.
+var ways = [2]string{"go", "san"}
+
+func main() {
+	log.SetFlags(0)
+	rounds := flag.Int("rounds", 15, "`rounds` of each measurement")
+	length := flag.Duration("time", 300*time.Millisecond, "`time` of a program in a round")
+	only := flag.String("only", "", "measure what matches `regexp`")
+	flag.Parse()
+	chosen, err := regexp.Compile(*only)
+	if err != nil {
+		log.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "compare")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := compare(dir, chosen, *rounds, *length); err != nil {
+		os.RemoveAll(dir)
+		log.Fatal(err)
+	}
+}
+
+func compare(dir string, chosen *regexp.Regexp, rounds int, length time.Duration) error {
+	b := builder{dir: dir, files: make(map[string]string)}
+	if err := b.run(".", "go", "build", "-C", "../..", "-o", filepath.Join(dir, "san"), "./cmd/san"); err != nil {
+		return err
+	}
+	fmt.Printf("%s, %d processors, %d rounds of %v\n\n", runtime.Version(), runtime.NumCPU(), rounds, length)
+	fmt.Println("| | plain, a second | built by san | san : plain | p99, plain | p99, san | plain : san | carried by |")
+	fmt.Println("|---|---|---|---|---|---|---|---|")
+	for _, m := range measurements {
+		if !chosen.MatchString(m.name()) {
+			continue
+		}
+		line, err := m.run(&b, rounds, length)
+		if err != nil {
+			return fmt.Errorf("%s: %w", m.name(), err)
+		}
+		fmt.Println(line)
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A measurement is a load on a server, by so many callers.
+type measurement struct {
+	what, server, load, path string
+	callers                  int
+}
+
+var measurements = []measurement{
+	{"net/http, 1 KiB", "web", "http", "/", 1},
+	{"net/http, 1 KiB", "web", "http", "/", 16},
+	{"nats, a request of 1 KiB", "nats-server", "nats-request", "", 1},
+	{"nats, a request of 1 KiB", "nats-server", "nats-request", "", 16},
+	{"nats, 200 messages of 128 bytes", "nats-server", "nats-publish", "", 1},
+	{"gRPC, a health check", "grpc", "grpc", "", 1},
+	{"gRPC, a health check", "grpc", "grpc", "", 16},
+	{"pgx and pgproto3, 100 rows", "postgres", "postgres", "", 1},
+	{"pgx and pgproto3, 100 rows", "postgres", "postgres", "", 16},
+}
+
+func (m measurement) name() string {
+	if m.callers == 1 {
+		return m.what + ", 1 caller"
+	}
+	return fmt.Sprintf("%s, %d callers", m.what, m.callers)
+}
+
+// result is what a load prints.
+type result struct {
+	Rate   float64
+	P99    time.Duration
+	Dialed map[string]int
+}
+
+// run returns the line of the table.
+func (m measurement) run(b *builder, rounds int, length time.Duration) (line string, err error) {
+	var loads [2]process
+	for i, way := range ways {
+		file, err := b.built(m.server, way)
+		if err != nil {
+			return "", err
+		}
+		server, address, err := servers[m.server](file, b.dir)
+		if err != nil {
+			return "", err
+		}
+		defer server.end()
+		if m.load == "http" {
+			address = "http://" + address + m.path
+		}
+		if file, err = b.built("load", way); err != nil {
+			return "", err
+		}
+		if loads[i], err = start(file, m.load, address, fmt.Sprint(m.callers)); err != nil {
+			return "", err
+		}
+		defer loads[i].end()
+	}
+	for _, load := range loads { // connects, warms up, and moves
+		if _, err := load.round(max(length, time.Second)); err != nil {
+			return "", err
+		}
+	}
+	var all [][2]result
+	for round := range rounds {
+		var r [2]result
+		for i := range r {
+			i := (i + round) % 2
+			if r[i], err = loads[i].round(length); err != nil {
+				return "", err
+			}
+		}
+		all = append(all, r)
+	}
+	return row(m.name(), all), nil
+}
+
+// round has a load be made for some time.
+func (p process) round(length time.Duration) (r result, err error) {
+	if _, err = fmt.Fprintln(p.in, length); err != nil {
+		return r, err
+	}
+	line, err := p.out.ReadBytes('\n')
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal(line, &r)
+}
+
+// row is a line of the table. Behind a ratio, which is the median of the rounds' ratios, are
+// the quartiles.
+func row(name string, rounds [][2]result) string {
+	rate := func(i int) string {
+		_, median, _ := quartiles(rounds, func(r [2]result) float64 { return r[i].Rate })
+		return threeDigits(median)
+	}
+	p99 := func(i int) string {
+		_, median, _ := quartiles(rounds, func(r [2]result) float64 { return float64(r[i].P99) })
+		return threeDigits(median/1000) + " µs"
+	}
+	ratio := func(f func([2]result) float64) string {
+		low, median, high := quartiles(rounds, f)
+		return fmt.Sprintf("**%.2f** (%.2f–%.2f)", median, low, high)
+	}
+	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s | %s |", name, rate(0), rate(1),
+		ratio(func(r [2]result) float64 { return r[1].Rate / r[0].Rate }), p99(0), p99(1),
+		ratio(func(r [2]result) float64 { return float64(r[0].P99) / float64(r[1].P99) }),
+		carriers(rounds[len(rounds)-1][1].Dialed))
+}
+
+// carriers are those of the built load's connections at the end.
+func carriers(dialed map[string]int) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(dialed)) {
+		if dialed[name] > 0 {
+			all = append(all, name)
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+func quartiles[T any](all []T, value func(T) float64) (low, median, high float64) {
+	values := make([]float64, len(all))
+	for i, v := range all {
+		values[i] = value(v)
+	}
+	slices.SortFunc(values, cmp.Compare)
+	at := func(part float64) float64 {
+		i := part * float64(len(values)-1)
+		below := values[int(i)]
+		return below + (i-math.Floor(i))*(values[int(math.Ceil(i))]-below)
+	}
+	return at(0.25), at(0.5), at(0.75)
+}
+
+// threeDigits writes numbers as a reader of tables wants them: 12,300, 45.6.
+func threeDigits(v float64) string {
+	if v <= 0 {
+		return "0"
+	}
+	digits := math.Pow(10, math.Floor(math.Log10(v))-2)
+	v = math.Round(v/digits) * digits
+	if v < 1000 {
+		return fmt.Sprintf("%.*f", max(0, int(-math.Log10(digits))), v)
+	}
+	s := fmt.Sprintf("%.0f", v)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

@@ -1,0 +1,113 @@
+// Load calls a server, by clients that know nothing of the library, and measures it.
+//
+//	load WHAT ADDRESS CALLERS
+//
+// For each duration on standard input it makes calls for so long, one after the other by each
+// caller, and prints a line of JSON: the result.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"expvar"
+	"fmt"
+	"log"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// A result is of the calls of one duration; Dialed is of all that the process has dialed.
+type result struct {
+	Calls  int
+	Rate   float64       // calls a second
+	P99    time.Duration // of a call
+	Dialed json.RawMessage
+}
+
+// A connector returns a function for each caller that makes a call.
+type connector func(address string, callers int) (calls []func() error, err error)
+
+var connectors = map[string]connector{
+	"http":         connectHTTP,
+	"nats-request": connectNATSRequest,
+	"nats-publish": connectNATSPublish,
+	"grpc":         connectGRPC,
+	"postgres":     connectPostgres,
+}
+
+func main() {
+	log.SetFlags(0)
+	if len(os.Args) != 4 {
+		log.Fatal("usage: load WHAT ADDRESS CALLERS")
+	}
+	connect, callers := connectors[os.Args[1]], 0
+	callers, err := strconv.Atoi(os.Args[3])
+	if connect == nil || err != nil {
+		log.Fatalf("no such load: %q", os.Args[1:])
+	}
+	calls, err := connect(os.Args[2], callers)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		length, err := time.ParseDuration(in.Text())
+		if err != nil {
+			log.Fatal(err)
+		}
+		r, err := measure(calls, length)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+func measure(calls []func() error, length time.Duration) (result, error) {
+	times := make([][]time.Duration, len(calls))
+	errs := make([]error, len(calls))
+	var all sync.WaitGroup
+	start := time.Now()
+	for i, call := range calls {
+		all.Go(func() {
+			for last := start; last.Sub(start) < length; {
+				if errs[i] = call(); errs[i] != nil {
+					return
+				}
+				now := time.Now()
+				times[i] = append(times[i], now.Sub(last))
+				last = now
+			}
+		})
+	}
+	all.Wait()
+	took := time.Since(start)
+	for _, err := range errs {
+		if err != nil {
+			return result{}, err
+		}
+	}
+	sorted := slices.Concat(times...)
+	slices.Sort(sorted)
+	return result{
+		Calls:  len(sorted),
+		Rate:   float64(len(sorted)) / took.Seconds(),
+		P99:    sorted[len(sorted)*99/100],
+		Dialed: dialed(),
+	}, nil
+}
+
+// dialed is what has carried the connections, null in a plain process.
+func dialed() json.RawMessage {
+	var c struct{ Dialed json.RawMessage }
+	if v := expvar.Get("san"); v != nil {
+		if err := json.Unmarshal([]byte(v.String()), &c); err != nil {
+			log.Fatal(fmt.Errorf("expvar: %w", err))
+		}
+	}
+	return c.Dialed
+}
