@@ -341,6 +341,25 @@ func TestCallsOfAClosedConn(t *testing.T) {
 	}
 }
 
+// A closed connection takes no settings, though its TCP stays open until the session has ended.
+func TestSettingsBehindClose(t *testing.T) {
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+	a, _ := pipeOver(t, ea, eb, nil)
+	ea.Cut()
+	a.Write([]byte("never arrives"))
+	a.Close()
+	for what, err := range map[string]error{
+		"SetNoDelay": a.SetNoDelay(true), "SetLinger": a.SetLinger(1), "SetReadBuffer": a.SetReadBuffer(1 << 16),
+		"SetWriteBuffer": a.SetWriteBuffer(1 << 16), "SetKeepAlive": a.SetKeepAlive(true),
+		"SetKeepAlivePeriod": a.SetKeepAlivePeriod(time.Minute), "SetKeepAliveConfig": a.SetKeepAliveConfig(net.KeepAliveConfig{}),
+	} {
+		var op *net.OpError
+		if !errors.Is(err, net.ErrClosed) || !errors.As(err, &op) || op.Op != "set" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
 // A connection that was closed and then forgotten is not closed again.
 func TestClosedConnIsForgotten(t *testing.T) {
 	var calls [2]atomic.Int32

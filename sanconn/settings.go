@@ -16,17 +16,26 @@ func (c *Conn) SetLinger(sec int) error {
 	if s := c.committed(); s != nil {
 		s.ResetAtDeath(sec == 0)
 	}
-	return c.tcp.SetLinger(sec)
+	return c.set(c.tcp.SetLinger(sec))
 }
 
 // SetNoDelay is TCP's; on a SAN there is no delay.
-func (c *Conn) SetNoDelay(noDelay bool) error { return c.tcp.SetNoDelay(noDelay) }
+func (c *Conn) SetNoDelay(noDelay bool) error { return c.set(c.tcp.SetNoDelay(noDelay)) }
 
 // SetReadBuffer is TCP's; for a SAN see Options.ReceiveBudget.
-func (c *Conn) SetReadBuffer(bytes int) error { return c.tcp.SetReadBuffer(bytes) }
+func (c *Conn) SetReadBuffer(bytes int) error { return c.set(c.tcp.SetReadBuffer(bytes)) }
 
 // SetWriteBuffer is TCP's; for a SAN see Options.SendBudget.
-func (c *Conn) SetWriteBuffer(bytes int) error { return c.tcp.SetWriteBuffer(bytes) }
+func (c *Conn) SetWriteBuffer(bytes int) error { return c.set(c.tcp.SetWriteBuffer(bytes)) }
+
+// set is the result of setting what TCP has, which Close may close a little later, behind a
+// session.
+func (c *Conn) set(err error) error {
+	if err == nil && c.closed.Load() {
+		err = c.opError(opSet, net.ErrClosed)
+	}
+	return err
+}
 
 // keepAlive is what the program has set, for a session that comes later. Conn's mu guards it.
 type keepAlive struct {
@@ -58,7 +67,7 @@ func (c *Conn) setKeepAlive(change func(*keepAlive), now func(*session.Session))
 // carriers; see Options.KeepAlive.
 func (c *Conn) SetKeepAlive(on bool) error {
 	c.setKeepAlive(func(k *keepAlive) { k.off = !on }, func(s *session.Session) { s.SetKeepAlive(on) })
-	return c.tcp.SetKeepAlive(on)
+	return c.set(c.tcp.SetKeepAlive(on))
 }
 
 // SetKeepAlivePeriod sets the time between keepalives; on a SAN it is at least a second. Zero
@@ -66,7 +75,7 @@ func (c *Conn) SetKeepAlive(on bool) error {
 // on.
 func (c *Conn) SetKeepAlivePeriod(d time.Duration) error {
 	c.setPeriod(d)
-	return c.tcp.SetKeepAlivePeriod(d)
+	return c.set(c.tcp.SetKeepAlivePeriod(d))
 }
 
 func (c *Conn) setPeriod(d time.Duration) {
@@ -78,5 +87,5 @@ func (c *Conn) setPeriod(d time.Duration) {
 func (c *Conn) SetKeepAliveConfig(config net.KeepAliveConfig) error {
 	c.setPeriod(config.Idle)
 	c.setKeepAlive(func(k *keepAlive) { k.off = !config.Enable }, func(s *session.Session) { s.SetKeepAlive(config.Enable) })
-	return c.tcp.SetKeepAliveConfig(config)
+	return c.set(c.tcp.SetKeepAliveConfig(config))
 }
