@@ -42,10 +42,12 @@ func TestAsTCPDoes(t *testing.T) {
 	const workers = 8 // most of the time of a sequence is spent waiting for what does not come
 	end := time.Now().Add(*diffTime)
 	carriers := diffCarriers()
+	moved := make([]atomic.Int32, len(carriers))
 	for range workers {
 		rigs := make([]*diffRig, len(carriers))
 		for i, c := range carriers {
 			rigs[i] = newDiffRig(t, c)
+			rigs[i].moved = &moved[i]
 		}
 		trying.Go(func() {
 			for {
@@ -59,6 +61,11 @@ func TestAsTCPDoes(t *testing.T) {
 		})
 	}
 	trying.Wait()
+	for i, c := range carriers {
+		if c.moves && moved[i].Load() == 0 {
+			t.Errorf("%s: none has moved", c.name)
+		}
+	}
 	t.Logf("%d seeds; carriers: TCP and %s", tried.Load(), carriers[2].name)
 	for i, e := range diffExceptions {
 		t.Logf("%4d times: %s", exempt[i].Load(), e.name)
@@ -170,6 +177,7 @@ type diffRig struct {
 	listener net.Listener
 	dialer   *Dialer
 	plan     *plan
+	moved    *atomic.Int32 // connections that have, of the carrier, where it moves them
 }
 
 func newDiffRig(t *testing.T, c diffCarrier) *diffRig {
@@ -202,6 +210,7 @@ type diffEnd struct {
 // behind is a Read that waits while calls are made.
 type behind struct {
 	read atomic.Int64
+	more chan struct{} // holds a token behind each Read
 	done chan string
 }
 
@@ -213,6 +222,9 @@ func (r *diffRig) connect() (ends [2]*diffEnd, err error) {
 	s, err := r.listener.Accept()
 	if err != nil {
 		return ends, err
+	}
+	if by := InfoOf(c).Provider; r.carrier.lane.policy == Require && by != r.carrier.lane.providers[0] {
+		return ends, fmt.Errorf("it went by %q", by)
 	}
 	if sc, ok := c.(*sanconn.Conn); ok && r.carrier.lane.policy == Prefer {
 		newconn.HandleOf(sc).CallUse(never)
@@ -280,7 +292,9 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 				ctx, cancel := context.WithTimeout(context.Background(), diffPatience)
 				defer cancel()
 				h := newconn.HandleOf(ends[0].Conn)
-				r.plan.move(ctx, h, h.Life().(*life)) // it may have no sense any more
+				if r.plan.move(ctx, h, h.Life().(*life)) == nil { // it may have no sense any more
+					r.moved.Add(1)
+				}
 			}
 			if r.carrier.async {
 				moving.Go(move)
@@ -438,7 +452,7 @@ func (e *diffEnd) readBehind(size int) {
 	if !e.expired {
 		e.SetReadDeadline(time.Now().Add(diffPatience))
 	}
-	w := &behind{done: make(chan string, 1)}
+	w := &behind{more: make(chan struct{}, 1), done: make(chan string, 1)}
 	e.behind = w
 	go func() {
 		b := make([]byte, size)
@@ -450,6 +464,10 @@ func (e *diffEnd) readBehind(size int) {
 			}
 			n, e.read = n+k, e.read+k
 			w.read.Store(int64(n))
+			select {
+			case w.more <- struct{}{}:
+			default:
+			}
 			if err != nil || n == size {
 				w.done <- fmt.Sprintf("%d, %s", n, diffError(err))
 				return
@@ -465,8 +483,15 @@ func (e *diffEnd) join(due int) string {
 		return "there is none"
 	}
 	e.behind = nil
-	for end := time.Now().Add(diffPatience); due >= 0 && w.read.Load() < int64(due) && len(w.done) == 0 && time.Now().Before(end); {
-		time.Sleep(100 * time.Microsecond)
+	late := time.After(diffPatience)
+	for waits := due >= 0; waits && w.read.Load() < int64(due); {
+		select {
+		case <-w.more:
+		case r := <-w.done:
+			return r
+		case <-late:
+			waits = false
+		}
 	}
 	patience := diffPatience
 	if due >= 0 {
