@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -130,17 +129,7 @@ func TestIWARPIsWrittenTo(t *testing.T) {
 	a, b := negotiate(t, x, y, session.Config{})
 	sent, got := make([]byte, 2*ownFrom), make([]byte, 2*ownFrom)
 	rand.NewChaCha8([32]byte{1}).Read(sent)
-	wrote := make(chan error, 1)
-	go func() {
-		_, err := a.Write(sent)
-		wrote <- err
-	}()
-	if _, err := io.ReadFull(readerFunc(b.Read), got); err != nil || !bytes.Equal(got, sent) {
-		t.Errorf("Read: %v, equal: %v", err, bytes.Equal(got, sent))
-	}
-	if err := <-wrote; err != nil {
-		t.Error(err)
-	}
+	carry(t, a, b, sent, got)
 	if st := a.Stats(); st.OffersSent > 0 || st.OfferedBytesSent < ownFrom {
 		t.Errorf("%d offers, %d bytes by RDMA", st.OffersSent, st.OfferedBytesSent)
 	}

@@ -3,8 +3,6 @@
 package verbs
 
 import (
-	"bytes"
-	"io"
 	"math/rand/v2"
 	"testing"
 
@@ -49,17 +47,7 @@ func TestSizesOfTheDevice(t *testing.T) {
 		for range 3 { // by the box, and then from where it is, in offers
 			rand.NewChaCha8([32]byte{1}).Read(sent)
 			clear(got)
-			wrote := make(chan error, 1)
-			go func() {
-				_, err := a.Write(sent)
-				wrote <- err
-			}()
-			if _, err := io.ReadFull(readerFunc(b.Read), got); err != nil || !bytes.Equal(got, sent) {
-				t.Errorf("Read: %v, equal: %v", err, bytes.Equal(got, sent))
-			}
-			if err := <-wrote; err != nil {
-				t.Error(err)
-			}
+			carry(t, a, b, sent, got)
 		}
 		st := a.Stats()
 		if st.OfferedBytesSent == 0 || windows && st.OffersSent < uint64(len(sent)/registration) {

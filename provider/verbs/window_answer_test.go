@@ -36,8 +36,15 @@ func random(n int) []byte {
 // the program's own memory by RDMA, and how many left by RDMA at all.
 func writeLarge(t *testing.T, a, b *session.Session, sent []byte) (direct, moved uint64) {
 	t.Helper()
-	got := make([]byte, len(sent))
 	before := a.Stats()
+	carry(t, a, b, sent, make([]byte, len(sent)))
+	after := a.Stats()
+	return after.DirectBytesSent - before.DirectBytesSent, after.OfferedBytesSent - before.OfferedBytesSent
+}
+
+// carry has a write sent, in one Write, and b read it to got.
+func carry(t *testing.T, a, b *session.Session, sent, got []byte) {
+	t.Helper()
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := a.Write(sent)
@@ -47,8 +54,6 @@ func writeLarge(t *testing.T, a, b *session.Session, sent []byte) (direct, moved
 	if err = errors.Join(err, <-wrote); err != nil || !bytes.Equal(got, sent) {
 		t.Fatalf("%v; right bytes: %v", err, bytes.Equal(got, sent))
 	}
-	after := a.Stats()
-	return after.DirectBytesSent - before.DirectBytesSent, after.OfferedBytesSent - before.OfferedBytesSent
 }
 
 // expectDirect fails the test if a Write does not leave the program's own memory, but for
