@@ -17,6 +17,7 @@ require (
 	github.com/pires/go-proxyproto v0.15.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/sanconn/san v0.0.0
+	github.com/sanconn/san/test/turns v0.0.0
 	github.com/soheilhy/cmux v0.1.5
 	github.com/tidwall/redcon v1.6.4
 	github.com/valyala/fasthttp v1.78.0
@@ -66,3 +67,5 @@ require (
 )
 
 replace github.com/sanconn/san => ../..
+
+replace github.com/sanconn/san/test/turns => ../turns

@@ -1,14 +1,14 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sanconn/san/test/turns"
 )
 
 // A measurement is a load on a server, by so many callers.
@@ -38,8 +38,7 @@ func (m measurement) name() string {
 
 // result is what a load prints.
 type result struct {
-	Rate   float64
-	P99    time.Duration
+	turns.Result
 	Dialed map[string]int
 }
 
@@ -102,15 +101,15 @@ func (p process) round(length time.Duration) (r result, err error) {
 // the quartiles.
 func row(name string, rounds [][2]result) string {
 	rate := func(i int) string {
-		_, median, _ := quartiles(rounds, func(r [2]result) float64 { return r[i].Rate })
-		return threeDigits(median)
+		_, median, _ := turns.Quartiles(rounds, func(r [2]result) float64 { return r[i].Rate })
+		return turns.ThreeDigits(median)
 	}
 	p99 := func(i int) string {
-		_, median, _ := quartiles(rounds, func(r [2]result) float64 { return float64(r[i].P99) })
-		return threeDigits(median/1000) + " µs"
+		_, median, _ := turns.Quartiles(rounds, func(r [2]result) float64 { return float64(r[i].P99) })
+		return turns.ThreeDigits(median/1000) + " µs"
 	}
 	ratio := func(f func([2]result) float64) string {
-		low, median, high := quartiles(rounds, f)
+		low, median, high := turns.Quartiles(rounds, f)
 		return fmt.Sprintf("**%.2f** (%.2f–%.2f)", median, low, high)
 	}
 	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s | %s |", name, rate(0), rate(1),
@@ -128,35 +127,4 @@ func carriers(dialed map[string]int) string {
 		}
 	}
 	return strings.Join(all, ", ")
-}
-
-func quartiles[T any](all []T, value func(T) float64) (low, median, high float64) {
-	values := make([]float64, len(all))
-	for i, v := range all {
-		values[i] = value(v)
-	}
-	slices.SortFunc(values, cmp.Compare)
-	at := func(part float64) float64 {
-		i := part * float64(len(values)-1)
-		below := values[int(i)]
-		return below + (i-math.Floor(i))*(values[int(math.Ceil(i))]-below)
-	}
-	return at(0.25), at(0.5), at(0.75)
-}
-
-// threeDigits writes numbers as a reader of tables wants them: 12,300, 45.6.
-func threeDigits(v float64) string {
-	if v <= 0 {
-		return "0"
-	}
-	digits := math.Pow(10, math.Floor(math.Log10(v))-2)
-	v = math.Round(v/digits) * digits
-	if v < 1000 {
-		return fmt.Sprintf("%.*f", max(0, int(-math.Log10(digits))), v)
-	}
-	s := fmt.Sprintf("%.0f", v)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }

@@ -13,17 +13,15 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"slices"
 	"strconv"
-	"sync"
 	"time"
+
+	"github.com/sanconn/san/test/turns"
 )
 
 // A result is of the calls of one duration; Dialed is of all that the process has dialed.
 type result struct {
-	Calls  int
-	Rate   float64       // calls a second
-	P99    time.Duration // of a call
+	turns.Result
 	Dialed json.RawMessage
 }
 
@@ -57,48 +55,14 @@ func main() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		r, err := measure(calls, length)
+		r, err := turns.Load(calls, length)
 		if err != nil {
 			log.Fatal(err)
 		}
-		if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
+		if err := json.NewEncoder(os.Stdout).Encode(result{r, dialed()}); err != nil {
 			log.Fatal(err)
 		}
 	}
-}
-
-func measure(calls []func() error, length time.Duration) (result, error) {
-	times := make([][]time.Duration, len(calls))
-	errs := make([]error, len(calls))
-	var all sync.WaitGroup
-	start := time.Now()
-	for i, call := range calls {
-		all.Go(func() {
-			for last := start; last.Sub(start) < length; {
-				if errs[i] = call(); errs[i] != nil {
-					return
-				}
-				now := time.Now()
-				times[i] = append(times[i], now.Sub(last))
-				last = now
-			}
-		})
-	}
-	all.Wait()
-	took := time.Since(start)
-	for _, err := range errs {
-		if err != nil {
-			return result{}, err
-		}
-	}
-	sorted := slices.Concat(times...)
-	slices.Sort(sorted)
-	return result{
-		Calls:  len(sorted),
-		Rate:   float64(len(sorted)) / took.Seconds(),
-		P99:    sorted[len(sorted)*99/100],
-		Dialed: dialed(),
-	}, nil
 }
 
 // dialed is what has carried the connections, null in a plain process.

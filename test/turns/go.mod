@@ -1,0 +1,3 @@
+module github.com/sanconn/san/test/turns
+
+go 1.26.0
