@@ -282,14 +282,14 @@ func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
 // for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.) Without
 // bytes it tells what a Write of none would, where net finds nothing but Close and deadlines.
 func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
-	n, err := c.writeBuffers(v)
+	n, err := c.writeVector(v)
 	if oe, ok := err.(*net.OpError); ok && oe.Op == opWrite { // of this call alone
 		oe.Op = opWritev
 	}
 	return n, err
 }
 
-func (c *Conn) writeBuffers(v *net.Buffers) (total int64, err error) {
+func (c *Conn) writeVector(v *net.Buffers) (total int64, err error) {
 	for {
 		if s := c.out.san.Load(); s != nil {
 			n, err := writeBuffers(s, v)

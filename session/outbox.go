@@ -222,8 +222,8 @@ func (t *sender) wakeForRoom() {
 }
 
 // wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
-// and those before; 0: for a Write that waits, as it does without one for the peer to read. It
-// reports whether there is one, but no box.
+// and those before. n is 0 for a Write that waits for credit, which without an inbox comes only
+// when the peer reads. It reports whether there is an inbox, but no box.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.box
 	if o.inbox.Len == 0 && !o.wanted && t.boxFrom > 0 {
@@ -233,7 +233,7 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 		switch {
 		case o.without < t.boxAfter:
 		case o.skip > 0:
-			o.skip -= min(n, 1)
+			o.skip -= min(n, 1) // one that waits looks often, and counts once
 		default:
 			o.wanted = true
 			t.owe(wire.Plain(wire.TypeAskInbox))
