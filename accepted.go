@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/netip"
 	"sync"
 	"time"
 	"weak"
@@ -20,29 +19,23 @@ import (
 const offerTimeout = 10 * time.Second
 
 // accepted are the connections of this process that others may offer to move.
-var accepted = acceptedConns{byEnds: make(map[tcpid.Ends]acceptedConn)}
+var accepted = acceptedConns{byEnds: make(map[tcpid.Ends]weak.Pointer[sanconn.Conn])}
 
 type acceptedConns struct {
-	mu     sync.Mutex // guards what follows
-	byEnds map[tcpid.Ends]acceptedConn
-	sweep  int // the size at which those are removed that the program has forgotten
+	mu     sync.Mutex                                // guards what follows
+	byEnds map[tcpid.Ends]weak.Pointer[sanconn.Conn] // it does not keep them alive
+	sweep  int                                       // the size at which those are removed that the program has forgotten
 }
 
-// acceptedConn is one of them. The table does not keep it alive.
-type acceptedConn struct {
-	conn weak.Pointer[sanconn.Conn]
-	life *life
-}
-
-func (a *acceptedConns) add(e tcpid.Ends, c acceptedConn) {
+func (a *acceptedConns) add(l *life) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.byEnds[e] = c
+	a.byEnds[l.ends] = l.conn
 	if len(a.byEnds) < a.sweep {
 		return
 	}
 	for e, c := range a.byEnds {
-		if c.conn.Value() == nil {
+		if c.Value() == nil {
 			delete(a.byEnds, e)
 		}
 	}
@@ -50,51 +43,42 @@ func (a *acceptedConns) add(e tcpid.Ends, c acceptedConn) {
 }
 
 // remove removes a connection, unless the addresses are another's by now.
-func (a *acceptedConns) remove(e tcpid.Ends, l *life) {
+func (a *acceptedConns) remove(l *life) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.byEnds[e].life == l {
-		delete(a.byEnds, e)
+	if a.byEnds[l.ends] == l.conn {
+		delete(a.byEnds, l.ends)
 	}
 }
 
-func (a *acceptedConns) find(e tcpid.Ends) (acceptedConn, *sanconn.Conn) {
+// find returns the connection with these addresses, nil if there is none.
+func (a *acceptedConns) find(e tcpid.Ends) *sanconn.Conn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	c := a.byEnds[e]
-	return c, c.conn.Value()
-}
-
-// withoutZone is an address as both ends know it: a zone is each host's own.
-func withoutZone(e tcpid.Ends) tcpid.Ends {
-	bare := func(a netip.AddrPort) netip.AddrPort {
-		return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
-	}
-	return tcpid.Ends{Local: bare(e.Local), Remote: bare(e.Remote)}
+	return a.byEnds[e].Value()
 }
 
 // register makes an accepted connection known, so that its dialer can have it moved.
 func register(c *sanconn.Conn, tcp *net.TCPConn, l *life) {
-	ends, err := tcpid.EndsOf(tcp)
-	if err != nil {
-		return // closed already
+	var err error
+	if l.ends, err = tcpid.EndsOf(tcp); err == nil { // else it is closed already
+		l.conn = weak.Make(c)
+		accepted.add(l)
 	}
-	l.ends = withoutZone(ends)
-	accepted.add(l.ends, acceptedConn{weak.Make(c), l})
 }
 
 // receive takes an endpoint by which another process may offer to move a connection. It does
 // not block.
 func receive(ep came, cfg session.Config) {
-	r := &receiver{came: ep, over: make(chan struct{})}
+	t := &taker{came: ep, over: make(chan struct{})}
 	cfg.Accepting = true
-	cfg.OnNote = r.note
-	r.session = session.New(ep.Endpoint, cfg)
-	go r.run()
+	cfg.OnNote = t.note
+	t.session = session.New(ep.Endpoint, cfg)
+	go t.run()
 }
 
-// receiver waits for the offer on a session.
-type receiver struct {
+// taker waits for the offer on a session, and takes it.
+type taker struct {
 	came
 	session *session.Session
 	over    chan struct{} // closed by the first note, or the session's end
@@ -102,38 +86,38 @@ type receiver struct {
 	decided bool
 }
 
-func (r *receiver) run() {
+func (t *taker) run() {
 	ctx, cancel := context.WithTimeout(context.Background(), offerTimeout)
 	defer cancel()
-	if err := r.session.Negotiate(ctx); err != nil {
-		r.session.Abort()
+	if err := t.session.Negotiate(ctx); err != nil {
+		t.session.Abort()
 		return
 	}
 	select {
-	case <-r.over:
+	case <-t.over:
 	case <-ctx.Done():
-		r.session.Abort()
+		t.session.Abort()
 	}
 }
 
 // note takes the peer's notes: the first is its offer, the others are the connection's.
-func (r *receiver) note(note []byte) {
+func (t *taker) note(note []byte) {
 	switch {
-	case r.taken != nil:
-		r.taken(r.session, note)
-	case r.decided:
+	case t.taken != nil:
+		t.taken(t.session, note)
+	case t.decided:
 	default:
-		r.decided = true
-		defer close(r.over)
-		if a := r.take(note); a.code != answerMoves {
-			r.session.SendNote(append([]byte{newconn.NoteAnswer}, a.encode()...))
-			r.session.Close()
+		t.decided = true
+		defer close(t.over)
+		if a := t.take(note); a.code != answerMoves {
+			t.session.SendNote(append([]byte{newconn.NoteAnswer}, a.encode()...))
+			t.session.Close()
 		}
 	}
 }
 
 // take takes the offer, if it is one for a connection of this process.
-func (r *receiver) take(note []byte) answer {
+func (t *taker) take(note []byte) answer {
 	if len(note) == 0 || note[0] != newconn.NoteOffer {
 		return answer{code: answerOther}
 	}
@@ -141,37 +125,38 @@ func (r *receiver) take(note []byte) answer {
 	if err != nil {
 		return answer{code: answerOther}
 	}
-	entry, c := accepted.find(withoutZone(offer.ends.Reversed()))
+	c := accepted.find(offer.ends.Reversed())
 	if c == nil {
 		return answer{code: answerUnknown}
 	}
 	h := newconn.HandleOf(c)
-	a := r.judge(offer, h, entry.life)
+	l := h.Life().(*life)
+	a := t.judge(offer, h, l)
 	if a.code != answerMoves {
 		return a
 	}
-	if r.condition(entry.life.ends, entry.life) != nil {
+	if t.condition(l) != nil {
 		return answer{code: answerRefused, stamp: a.stamp}
 	}
-	r.taken = h.Notes()
-	if err := h.Take(r.session, a.encode()); err != nil {
-		r.taken = nil
+	t.taken = h.Notes()
+	if err := h.Take(t.session, a.encode()); err != nil {
+		t.taken = nil
 		return answer{code: answerStays}
 	}
-	entry.life.moved(r.provider, false)
+	l.moved(t.provider, false)
 	return a
 }
 
 // judge compares what the offer says of its TCP connection with what is known of it here.
-func (r *receiver) judge(offer hello, h newconn.Handle, l *life) answer {
+func (t *taker) judge(offer hello, h newconn.Handle, l *life) answer {
 	if l.guesses.Load() >= mostGuesses {
 		return answer{code: answerStays}
 	}
 	if offer.stamped {
-		if r.user != nil {
+		if t.user != nil {
 			return answer{code: answerOther} // who is here can learn stamps, and shall show cookies
 		}
-		if r.outside && isHere(h.TCP()) {
+		if t.outside && isHere(h.TCP()) {
 			return answer{code: answerOther}
 		}
 		stamp, err := l.acceptorStamp(h.TCP())
@@ -185,7 +170,7 @@ func (r *receiver) judge(offer hello, h newconn.Handle, l *life) answer {
 		}
 		return answer{code: answerMoves, stamp: half}
 	}
-	if r.user == nil {
+	if t.user == nil {
 		return answer{code: answerOther} // cookies are for those who are here
 	}
 	cookie, err := tcpid.Cookie(h.TCP())
@@ -196,7 +181,7 @@ func (r *receiver) judge(offer hello, h newconn.Handle, l *life) answer {
 		return answer{code: answerUnknown}
 	}
 	peer, err := tcpid.Peer(h.TCP())
-	if err != nil || peer.Cookie != offer.cookie || peer.UID != *r.user {
+	if err != nil || peer.Cookie != offer.cookie || peer.UID != *t.user {
 		return answer{code: answerOther}
 	}
 	return answer{code: answerMoves}

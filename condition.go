@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net"
 	"syscall"
-
-	"github.com/sanconn/san/internal/tcpid"
 )
 
 // MoveOffer is what ListenConfig.Condition decides about: that a connection, which TCP has
@@ -21,18 +19,18 @@ type MoveOffer struct {
 
 // condition returns why an offer is refused, nil: it is not. The offer is known to be from the
 // connection's other end.
-func (r *receiver) condition(ends tcpid.Ends, l *life) error {
+func (t *taker) condition(l *life) error {
 	if l.condition == nil {
 		return nil
 	}
 	o := MoveOffer{
-		LocalAddr:  net.TCPAddrFromAddrPort(ends.Local),
-		RemoteAddr: net.TCPAddrFromAddrPort(ends.Remote),
-		Provider:   r.provider,
+		LocalAddr:  net.TCPAddrFromAddrPort(l.ends.Local),
+		RemoteAddr: net.TCPAddrFromAddrPort(l.ends.Remote),
+		Provider:   t.provider,
 		UID:        -1,
 	}
-	if r.user != nil {
-		o.UID = int64(*r.user)
+	if t.user != nil {
+		o.UID = int64(*t.user)
 	}
 	err := l.condition(o)
 	if err != nil {

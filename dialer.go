@@ -1,7 +1,6 @@
 package san
 
 import (
-	"cmp"
 	"context"
 	"net"
 	"time"
@@ -64,12 +63,12 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if ctx == nil {
 		panic("nil context")
 	}
-	p, why, err := d.plan(network)
+	p, err := d.plan(network)
 	if err != nil {
 		return nil, dialError(network, nil, nil, err)
 	}
-	if why != nil && d.Policy == Require {
-		return nil, dialError(network, d.NetDialer.LocalAddr, nil, requireError{why})
+	if p.without != nil && d.Policy == Require {
+		return nil, dialError(network, d.NetDialer.LocalAddr, nil, requireError{p.without})
 	}
 	began := time.Now()
 	c, err := d.NetDialer.DialContext(undernet.Plain(ctx), network, address)
@@ -77,8 +76,8 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		return nil, err
 	}
 	tcp, ok := c.(*net.TCPConn)
-	if why != nil || !ok {
-		return plain(c, why), nil
+	if p.without != nil || !ok {
+		return plain(c, p.without), nil
 	}
 	conn, h, l := p.begin(tcp, began)
 	if d.Policy == Require {
@@ -99,25 +98,20 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 }
 
 // plan returns how connections of a network move, or why they do not.
-func (d *Dialer) plan(network string) (*plan, *Unavailable, error) {
+func (d *Dialer) plan(network string) (p *plan, err error) {
 	if !isTCP(network) {
-		return nil, notTCP(network), nil
+		return &plan{without: notTCP(network)}, nil
 	}
 	env := processEnvironment()
-	providers, why, err := choose(d.Providers, env, registry)
-	if d.Policy == Never && err == nil {
-		why = &Unavailable{Reason: ReasonPolicy}
+	p = &plan{
+		settings: settle(d.Options, d.RDMA, d.Policy, d.ShmDir, env),
+		atOnce:   d.Options.MoveAtOnce || env.moveAtOnce,
 	}
-	if why != nil || err != nil {
-		return nil, why, err
+	p.providers, p.without, err = choose(d.Providers, env, registry)
+	if d.Policy == Never {
+		p.without = &Unavailable{Reason: ReasonPolicy}
 	}
-	p := &plan{
-		providers: providers,
-		settings:  settle(d.Options, d.RDMA, d.Policy, env),
-		atOnce:    d.Options.MoveAtOnce || env.moveAtOnce,
-	}
-	p.settings.dir = cmp.Or(d.ShmDir, env.shmDir)
-	return p, nil, nil
+	return p, err
 }
 
 // plain counts a connection that is net's own, and stays so.

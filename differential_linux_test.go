@@ -185,7 +185,7 @@ func newDiffRig(t *testing.T, c diffCarrier) *diffRig {
 	r := &diffRig{carrier: c, listener: c.lane.listen(t, c.lane.here()), dialer: c.lane.dialer()}
 	if c.moves {
 		var err error
-		if r.plan, _, err = r.dialer.plan("tcp"); err != nil {
+		if r.plan, err = r.dialer.plan("tcp"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,20 +14,13 @@ func unavailableOf(err error) *Unavailable {
 	if errors.As(err, &why) {
 		return why
 	}
-	r := reasonOf(err)
-	if r == ReasonNone {
-		r = ReasonProtocol
-	}
-	return &Unavailable{Reason: r, Err: err}
+	return &Unavailable{Reason: impliedBy(err), Err: err}
 }
 
-// reasonOf returns the reason that an error implies, or ReasonNone.
-func reasonOf(err error) Reason {
-	why := new(Unavailable)
+// impliedBy is the reason that an error implies.
+func impliedBy(err error) Reason {
 	var errno syscall.Errno
 	switch {
-	case errors.As(err, &why):
-		return why.Reason
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return ReasonTimeout
 	case errors.Is(err, context.Canceled):
@@ -46,7 +39,7 @@ func reasonOf(err error) Reason {
 			return ReasonResources
 		}
 	}
-	return ReasonNone
+	return ReasonProtocol
 }
 
 func isReason(err error, r Reason) bool {

@@ -50,14 +50,14 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 	if d.Policy == Never {
 		all.Policy = Prefer
 	}
-	p, why, err := all.plan(network)
+	p, err := all.plan(network)
 	if err != nil {
 		return nil, dialError(network, nil, nil, err)
 	}
 	tcp := d.explain(ctx, network, address, nil)
 	var outcomes []Outcome
 	names := providerNames(registry)
-	if why == nil {
+	if p.without == nil {
 		for _, by := range p.providers {
 			names = slices.DeleteFunc(names, func(n string) bool { return n == by.name() })
 			o := Outcome{Address: tcp.Address, Provider: by.name(), Err: &Unavailable{Reason: ReasonPolicy}}

@@ -59,7 +59,7 @@ func (f *fake) name() string {
 	return fakeName
 }
 
-func (f *fake) dialed(*net.TCPConn, time.Time, *life, settings) bool { return false }
+func (f *fake) dialed(*net.TCPConn, time.Time, *life, settings) {}
 
 func (f *fake) listen(_ *net.TCPListener, s settings) (acceptor, error) {
 	f.mu.Lock()

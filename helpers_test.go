@@ -155,6 +155,14 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 	})
 }
 
+// reasonOf is the reason of an error; ReasonNone: there is no error.
+func reasonOf(err error) Reason {
+	if err == nil {
+		return ReasonNone
+	}
+	return unavailableOf(err).Reason
+}
+
 func portOf(address string) string {
 	_, port, _ := net.SplitHostPort(address)
 	return port

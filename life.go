@@ -6,17 +6,19 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/sanconn"
 )
 
 // life is what this package knows of a connection beside the connection itself, which it
 // does not keep alive.
 type life struct {
-	dialed  bool
-	ends    tcpid.Ends   // of one that was accepted, as the table has them
-	guesses atomic.Int32 // stamps from others that were wrong
-	tries   atomic.Int32 // moves that failed
+	ends    tcpid.Ends                 // of one that was accepted, as the table has them
+	conn    weak.Pointer[sanconn.Conn] // likewise
+	guesses atomic.Int32               // stamps from others that were wrong
+	tries   atomic.Int32               // moves that failed
 	why     atomic.Pointer[Unavailable]
 
 	condition func(MoveOffer) error // of the listener that accepted it; or nil

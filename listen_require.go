@@ -17,26 +17,24 @@ type required struct {
 	ready      chan *sanconn.Conn // room for the whole backlog
 	failed     chan error         // of TCP's Accept
 	places     chan struct{}      // a token for each that moves or is ready
-	closed     chan struct{}
-	ctx        context.Context // ends at Close
+	ctx        context.Context    // ends at Close
 	cancel     context.CancelFunc
 	background sync.WaitGroup
 
-	mu      sync.Mutex    // guards what follows
-	expired chan struct{} // closed when the deadline passes
-	timer   *time.Timer
+	mu     sync.Mutex      // guards what follows
+	until  context.Context // of ctx; ends at the deadline, or when there is another one
+	change context.CancelFunc
 }
 
 // require begins to accept, so that connections move before anybody calls Accept.
 func (l *Listener) require(backlog int) {
 	r := &required{
-		ready:   make(chan *sanconn.Conn, backlog),
-		failed:  make(chan error),
-		places:  make(chan struct{}, backlog),
-		closed:  make(chan struct{}),
-		expired: make(chan struct{}),
+		ready:  make(chan *sanconn.Conn, backlog),
+		failed: make(chan error),
+		places: make(chan struct{}, backlog),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r.until, r.change = context.WithCancel(r.ctx)
 	l.required = r
 	r.background.Go(func() { r.serve(l) })
 }
@@ -45,7 +43,7 @@ func (r *required) serve(l *Listener) {
 	for {
 		select {
 		case r.places <- struct{}{}:
-		case <-r.closed:
+		case <-r.ctx.Done():
 			return
 		}
 		tcp, err := l.tcp.AcceptTCP()
@@ -57,7 +55,7 @@ func (r *required) serve(l *Listener) {
 			select {
 			case r.failed <- err:
 				continue
-			case <-r.closed:
+			case <-r.ctx.Done():
 				return
 			}
 		}
@@ -83,26 +81,24 @@ func (r *required) await(ln *Listener, tcp *net.TCPConn) {
 }
 
 func (r *required) accept(l *Listener) (net.Conn, error) {
-	r.mu.Lock()
-	expired := r.expired
-	r.mu.Unlock()
-	select {
-	case <-r.closed:
-		return nil, l.acceptError(net.ErrClosed)
-	case <-expired:
-		return nil, l.acceptError(os.ErrDeadlineExceeded)
-	default:
-	}
-	select {
-	case c := <-r.ready:
-		<-r.places
-		return c, nil
-	case err := <-r.failed:
-		return nil, err
-	case <-r.closed:
-		return nil, l.acceptError(net.ErrClosed)
-	case <-expired:
-		return nil, l.acceptError(os.ErrDeadlineExceeded)
+	for {
+		r.mu.Lock()
+		until := r.until
+		r.mu.Unlock()
+		switch { // these count before a connection that is ready
+		case r.ctx.Err() != nil:
+			return nil, l.acceptError(net.ErrClosed)
+		case until.Err() == context.DeadlineExceeded:
+			return nil, l.acceptError(os.ErrDeadlineExceeded)
+		}
+		select {
+		case c := <-r.ready:
+			<-r.places
+			return c, nil
+		case err := <-r.failed:
+			return nil, err
+		case <-until.Done():
+		}
 	}
 }
 
@@ -111,41 +107,22 @@ func (l *Listener) acceptError(err error) error {
 	return &net.OpError{Op: "accept", Net: l.Addr().Network(), Addr: l.Addr(), Err: err}
 }
 
-func (r *required) setDeadline(l *Listener, t time.Time) error {
-	select {
-	case <-r.closed:
+func (r *required) setDeadline(t time.Time) error {
+	if r.ctx.Err() != nil {
 		return net.ErrClosed // as it is, from net too
-	default:
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.timer != nil {
-		r.timer.Stop()
-	}
-	select {
-	case <-r.expired:
-		r.expired = make(chan struct{})
-	default:
-	}
-	switch wait := time.Until(t); {
-	case t.IsZero():
-	case wait <= 0:
-		close(r.expired)
-	default:
-		expired := r.expired
-		r.timer = time.AfterFunc(wait, func() {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			if r.expired == expired {
-				close(expired)
-			}
-		})
+	r.change()
+	if t.IsZero() {
+		r.until, r.change = context.WithCancel(r.ctx)
+	} else {
+		r.until, r.change = context.WithDeadline(r.ctx, t)
 	}
 	return nil
 }
 
 func (r *required) close() {
-	close(r.closed)
 	r.cancel()
 	r.background.Wait()
 	for {

@@ -1,7 +1,6 @@
 package san
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -171,8 +170,7 @@ func (lc *ListenConfig) opening() (o opening, err error) {
 	if o.backlog <= 0 {
 		o.backlog = defaultBacklog
 	}
-	o.settings = settle(lc.Options, lc.RDMA, lc.Policy, env)
-	o.settings.dir = cmp.Or(lc.ShmDir, env.shmDir)
+	o.settings = settle(lc.Options, lc.RDMA, lc.Policy, lc.ShmDir, env)
 	return o, nil
 }
 
@@ -268,7 +266,7 @@ func takeOn(tcp *net.TCPConn, written, read uint64, closed func(), condition fun
 	l.why.Store(notOffered)
 	c, h := newconn.New(tcp, newconn.Config{
 		Closed: func() {
-			accepted.remove(l.ends, l)
+			accepted.remove(l)
 			l.closed()
 			if closed != nil {
 				closed()
@@ -320,7 +318,7 @@ func (l *Listener) Unavailable() map[string]*Unavailable {
 // zero time means never.
 func (l *Listener) SetDeadline(t time.Time) error {
 	if l.required != nil {
-		return l.required.setDeadline(l, t)
+		return l.required.setDeadline(t)
 	}
 	return l.tcp.SetDeadline(t)
 }

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// firstUse is for how much use a connection by TCP moves where the link to the process at
-	// its other end has still to be made, and nearUse where it is there: 8 turns and 2, as
-	// sanconn counts them. See docs/PERFORMANCE.md, "When it pays to move".
-	firstUse = 256 << 10
-	nearUse  = 64 << 10
+	// firstUse is for how much use a connection by TCP moves: 32 turns, as sanconn counts them.
+	// By then it has cost about as much more than on a SAN as the move costs, so one that ends
+	// soon, or goes on, costs at most twice what was best for it. See docs/PERFORMANCE.md, "When
+	// it pays to move".
+	firstUse = 1 << 20
 
 	// A move that fails is tried again after four times as much use, this often.
 	moreUse   = 4
@@ -48,23 +48,21 @@ const (
 // plan is how a dialer's connections move.
 type plan struct {
 	providers []provider
+	without   *Unavailable // why there are none, or none is tried
 	settings  settings
 	atOnce    bool
 }
 
 // begin makes a connection of one that has been dialed by TCP; began: since when.
 func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.Handle, *life) {
-	l := &life{dialed: true}
+	l := new(life)
 	l.why.Store(unused)
-	threshold := int64(firstUse)
 	for _, provider := range p.providers {
-		if provider.dialed(tcp, began, l, p.settings) {
-			threshold = nearUse
-		}
+		provider.dialed(tcp, began, l, p.settings)
 	}
 	c, h := newconn.New(tcp, newconn.Config{
 		Use:       func(h newconn.Handle) { p.moveLater(h, l, false) },
-		Threshold: threshold,
+		Threshold: firstUse,
 		Closed:    l.closed,
 		Left:      l.left,
 		Life:      l,

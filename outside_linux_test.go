@@ -74,7 +74,7 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	}
 	offer := hello{ends: ends, stamped: true, challenge: stamp.Challenge()}
 	me := uint32(os.Geteuid())
-	for name, r := range map[string]*receiver{
+	for name, r := range map[string]*taker{
 		"a process of this namespace": {came: came{user: &me}},
 		"one of another namespace":    {came: came{outside: true}},
 	} {
@@ -85,24 +85,24 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	cookies := hello{ends: ends}
 	cookies.cookie, _ = tcpid.Cookie(tcp)
 	cookies.peerCookie, _ = tcpid.Cookie(h.TCP())
-	if a := (&receiver{came: came{user: &me}}).judge(cookies, h, l); a.code != answerMoves {
+	if a := (&taker{came: came{user: &me}}).judge(cookies, h, l); a.code != answerMoves {
 		t.Errorf("a process of this namespace, by cookies: %v", a.code)
 	}
-	if a := (&receiver{came: came{outside: true}}).judge(cookies, h, l); a.code != answerOther {
+	if a := (&taker{came: came{outside: true}}).judge(cookies, h, l); a.code != answerOther {
 		t.Errorf("a process of another namespace, by cookies: %v", a.code)
 	}
-	a := (&receiver{}).judge(offer, h, l)
+	a := (&taker{}).judge(offer, h, l)
 	if a.code != answerMoves || !stamp.Confirm(a.stamp) {
 		t.Errorf("a process of another host, by a stamp: %+v", a)
 	}
 	wrong := offer
 	wrong.challenge += 1000
 	for range mostGuesses {
-		if a := (&receiver{}).judge(wrong, h, l); a.code != answerOther {
+		if a := (&taker{}).judge(wrong, h, l); a.code != answerOther {
 			t.Errorf("a wrong stamp: %v", a.code)
 		}
 	}
-	if a := (&receiver{}).judge(offer, h, l); a.code != answerStays {
+	if a := (&taker{}).judge(offer, h, l); a.code != answerStays {
 		t.Errorf("a right one after %d wrong ones: %v", mostGuesses, a.code)
 	}
 }

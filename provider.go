@@ -19,9 +19,8 @@ type provider interface {
 	// errNotAccepted and errUnknown keep the connection from the providers behind this one.
 	move(ctx context.Context, h newconn.Handle, s settings) error
 
-	// dialed notes what is known of a connection only before it is used, and reports whether
-	// a move would find a link that is there already. It is part of each dial.
-	dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) (near bool)
+	// dialed notes what is known of a connection only before it is used. It is part of each dial.
+	dialed(tcp *net.TCPConn, began time.Time, l *life, s settings)
 
 	// listen has the processes at other ends find this one for the connections that a TCP
 	// listener accepts. It hands over each endpoint by which one may offer to move. An error,

@@ -26,10 +26,21 @@ type settings struct {
 }
 
 // settle returns the settings for a dialer's or listener's options.
-func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment) settings {
+func settle(o sanconn.Options, rdma RDMA, policy Policy, dir string, env environment) settings {
 	s := settings{
-		session:      sessionConfig(o),
+		session: session.Config{
+			Threshold:     o.Threshold,
+			ReceiveBudget: o.ReceiveBudget,
+			SendBudget:    o.SendBudget,
+			Spin:          o.Spin,
+			KeepAlive:     o.KeepAlive,
+			CancelTimeout: o.CancelTimeout,
+			CloseTimeout:  o.CloseTimeout,
+			Disable:       o.Disable | env.disable,
+			Trace:         env.trace,
+		},
 		attempt:      o.AttemptTimeout,
+		dir:          cmp.Or(dir, env.shmDir),
 		rdma:         rdma,
 		subnets:      env.subnets,
 		sharedDomain: env.sharedDomain,
@@ -46,21 +57,5 @@ func settle(o sanconn.Options, rdma RDMA, policy Policy, env environment) settin
 	default:
 		s.attempt = moveTimeout
 	}
-	s.session.Disable |= env.disable
-	s.session.Trace = env.trace
 	return s
-}
-
-// sessionConfig returns the options that the session uses.
-func sessionConfig(o sanconn.Options) session.Config {
-	return session.Config{
-		Threshold:     o.Threshold,
-		ReceiveBudget: o.ReceiveBudget,
-		SendBudget:    o.SendBudget,
-		Spin:          o.Spin,
-		KeepAlive:     o.KeepAlive,
-		CancelTimeout: o.CancelTimeout,
-		CloseTimeout:  o.CloseTimeout,
-		Disable:       o.Disable,
-	}
 }

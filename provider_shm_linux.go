@@ -69,7 +69,7 @@ func moveOutside(ctx context.Context, h newconn.Handle, s settings, ends tcpid.E
 	return l.prove(h.TCP(), func(stamp tcpid.Stamp) error {
 		return search{
 			hello:   hello{ends: ends, stamped: true, challenge: stamp.Challenge()},
-			at:      namesIn(s.dir, ends.Remote),
+			at:      names{s.dir, ends.Remote},
 			confirm: func(a answer) error { return l.confirm(stamp, a) },
 		}.run(ctx, h, s)
 	})
@@ -87,8 +87,6 @@ type names struct {
 }
 
 func namesHere(port uint16) names { return names{peer: netip.AddrPortFrom(netip.Addr{}, port)} }
-
-func namesIn(dir string, peer netip.AddrPort) names { return names{dir, peer} }
 
 // search looks for the process that has a connection's other end.
 type search struct {
@@ -182,19 +180,10 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 }
 
 // dialed implements provider.
-func (shmProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) (near bool) {
-	ends, err := tcpid.EndsOf(tcp)
-	if err != nil {
-		return false
-	}
-	if mayBeOutside(ends.Remote, s) {
+func (shmProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) {
+	if mayBeOutside(tcp.RemoteAddr().(*net.TCPAddr).AddrPort(), s) {
 		l.dialerStamps(tcp, began)
-		if _, near = shmPeers.last(namesIn(s.dir, ends.Remote)); near {
-			return true
-		}
 	}
-	_, near = shmPeers.last(namesHere(ends.Remote.Port()))
-	return near
 }
 
 // stamps reports whether there is a directory, where connections are told by their stamps.

@@ -36,14 +36,13 @@ func (verbsProvider) config(s settings) verbs.Config {
 }
 
 // dialed implements provider. A queue pair has always to be made.
-func (p verbsProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) (near bool) {
+func (p verbsProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) {
 	if tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback() && !rdmalink.Loopback() || !verbs.HaveDevices() {
-		return false
+		return
 	}
 	if _, err := p.served(tcp, p.config(s)); err == nil {
 		l.dialerStamps(tcp, began)
 	}
-	return false
 }
 
 // served returns the device that serves a connection's destination.

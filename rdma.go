@@ -11,7 +11,7 @@ type RDMA struct {
 
 	// WithoutCM sets connections up by a TCP connection, to the port that iWARP
 	// would use, instead of by rdma_cm, which does not work in some containers.
-	// InfiniBand and RoCE only.
+	// InfiniBand, with IPoIB or without, and RoCE only.
 	WithoutCM bool
 
 	// TrafficClass is the TOS or traffic class of packets on RoCE, by which switches choose

@@ -20,16 +20,7 @@ func init() {
 }
 
 // planOfNet is how the connections move that package net dials.
-var planOfNet = sync.OnceValues(func() (planned, error) {
-	p, why, err := new(Dialer).plan("tcp")
-	return planned{p, why}, err
-})
-
-// planned is a plan, or why there is none.
-type planned struct {
-	*plan
-	without *Unavailable
-}
+var planOfNet = sync.OnceValues(func() (*plan, error) { return new(Dialer).plan("tcp") })
 
 // dialedByNet is undernet.Dialed.
 func dialedByNet(tcp *net.TCPConn) (net.Conn, error) {

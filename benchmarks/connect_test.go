@@ -115,3 +115,74 @@ func BenchmarkMove(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkBreakEven connects to another process over a link that is there, makes so many round
+// trips, or writes so many bytes, and closes: by net, by package san as it decides, and moved at
+// once. Where a move costs less than it saves, cpu-us/op of both ends is below net's.
+func BenchmarkBreakEven(b *testing.B) {
+	dials := []struct {
+		name string
+		dial func(network, address string) (net.Conn, error)
+	}{{"net", net.Dial}, {"san", san.Dial}, {"now", atOnce.Dial}}
+	echo := func(turns int) func(net.Conn) error {
+		return func(c net.Conn) error {
+			p := make([]byte, 64)
+			for range turns {
+				if _, err := c.Write(p); err != nil {
+					return err
+				}
+				if _, err := io.ReadFull(c, p); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	stream := func(bytes int) func(net.Conn) error {
+		return func(c net.Conn) error {
+			p := make([]byte, 64<<10)
+			for n := 0; n < bytes; n += len(p) {
+				if _, err := c.Write(p); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	for _, use := range []struct {
+		name, server string
+		run          func(net.Conn) error
+	}{
+		{"turns=1", "echo", echo(1)},
+		{"turns=8", "echo", echo(8)},
+		{"turns=32", "echo", echo(32)},
+		{"turns=128", "echo", echo(128)},
+		{"turns=512", "echo", echo(512)},
+		{"KiB=64", "move", stream(64 << 10)},
+		{"KiB=1024", "move", stream(1 << 20)},
+		{"KiB=4096", "move", stream(4 << 20)},
+		{"KiB=16384", "move", stream(16 << 20)},
+	} {
+		server := startServer(b, use.server, transports[2], "")
+		for _, d := range dials {
+			b.Run(use.name+"/"+d.name, func(b *testing.B) {
+				once := func() {
+					c, err := d.dial("tcp", server.addr.String())
+					if err != nil {
+						b.Fatal(err)
+					}
+					defer c.Close()
+					if err := use.run(c); err != nil {
+						b.Fatal(err)
+					}
+				}
+				once() // makes the link
+				before := server.cpu(b)
+				for b.Loop() {
+					once()
+				}
+				b.ReportMetric(float64(server.cpu(b)-before)/float64(b.N)/1e3, "cpu-us/op")
+			})
+		}
+	}
+}

@@ -18,6 +18,15 @@ var available = sync.OnceValue(func() error {
 	return nil
 })
 
+// ForkSafe reports whether registered memory stays with this process, as the device has it,
+// when the process forks: the kernel copies its pages for the child at once (Linux 5.12).
+// Otherwise this process has a new page after its next write to it, and the device the old
+// one, unless the child gets no such pages (MADV_DONTFORK). It is false if that is not known:
+// the libraries are older (rdma-core 35), or cannot be used. The result does not change.
+func ForkSafe() bool { return forkSafe() }
+
+var forkSafe = sync.OnceValue(func() bool { return Available() == nil && sysForkSafe() })
+
 // Transport is what a device speaks. The values are those of enum ibv_transport_type.
 type Transport int32
 

@@ -57,8 +57,8 @@ func TestMirroredConstantsAreTheSystems(t *testing.T) {
 		"IBV_LINK_LAYER_UNSPECIFIED": int(LinkUnspecified), "IBV_LINK_LAYER_INFINIBAND": int(LinkInfiniBand), "IBV_LINK_LAYER_ETHERNET": int(LinkEthernet),
 		"IBV_GID_TYPE_IB": int(GIDTypeIB), "IBV_GID_TYPE_ROCE_V1": int(GIDTypeRoCEv1), "IBV_GID_TYPE_ROCE_V2": int(GIDTypeRoCEv2),
 		"IBV_ACCESS_LOCAL_WRITE": int(LocalWrite), "IBV_ACCESS_REMOTE_WRITE": int(RemoteWrite), "IBV_ACCESS_REMOTE_READ": int(RemoteRead),
-		"IBV_ACCESS_MW_BIND": int(MWBind),
-		"IBV_WR_RDMA_WRITE":  int(OpWrite), "IBV_WR_RDMA_WRITE_WITH_IMM": int(OpWriteWithImm), "IBV_WR_SEND": int(OpSend),
+		"IBV_ACCESS_MW_BIND": int(MWBind), "IBV_ACCESS_RELAXED_ORDERING": int(RelaxedOrdering), "IBV_ACCESS_OPTIONAL_RANGE": 0x3ff00000,
+		"IBV_WR_RDMA_WRITE": int(OpWrite), "IBV_WR_RDMA_WRITE_WITH_IMM": int(OpWriteWithImm), "IBV_WR_SEND": int(OpSend),
 		"IBV_WR_SEND_WITH_IMM": int(OpSendWithImm), "IBV_WR_RDMA_READ": int(OpRead), "IBV_WR_LOCAL_INV": int(OpLocalInv),
 		"IBV_WR_BIND_MW": int(OpBindMW), "IBV_WR_SEND_WITH_INV": int(OpSendWithInv),
 		"IBV_SEND_SIGNALED": int(Signaled), "IBV_SEND_SOLICITED": int(Solicited), "IBV_SEND_INLINE": int(Inline),
@@ -90,7 +90,7 @@ func TestMirroredConstantsAreTheSystems(t *testing.T) {
 		"RDMA_CM_EVENT_ESTABLISHED": int(Established), "RDMA_CM_EVENT_DISCONNECTED": int(Disconnected), "RDMA_CM_EVENT_DEVICE_REMOVAL": int(DeviceRemoval),
 		"RDMA_CM_EVENT_ADDR_CHANGE": int(AddrChange), "RDMA_CM_EVENT_TIMEWAIT_EXIT": int(TimewaitExit),
 		"RDMA_OPTION_ID": 0, "RDMA_OPTION_ID_ACK_TIMEOUT": optionAckTimeout,
-		"RDMA_PS_TCP": 0x0106, "IBV_QPT_RC": 2, "IBV_MW_TYPE_2": 2, // of shim_linux.c
+		"RDMA_PS_TCP": 0x0106, "IBV_QPT_RC": 2, "IBV_MW_TYPE_2": 2, "IBV_FORK_UNNEEDED": 2, // of shim_linux.c
 	}
 	var source strings.Builder
 	source.WriteString("#include <rdma/rdma_cma.h>\n")

@@ -14,6 +14,11 @@ const (
 	RemoteWrite Access = 1 << 1 // needs LocalWrite as well
 	RemoteRead  Access = 1 << 2
 	MWBind      Access = 1 << 4 // memory windows may be bound to it; needs writable pages
+
+	// RelaxedOrdering lets what arrives reach memory in any order (PCIe's relaxed ordering).
+	// A completion still covers all that came before it (ibv_reg_mr(3)). It is a hint: where
+	// the device, the kernel or the library has no support for it, it has no effect.
+	RelaxedOrdering Access = 1 << 20
 )
 
 // MR is a memory region: a range of virtual memory whose physical pages are

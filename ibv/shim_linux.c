@@ -76,6 +76,8 @@ static struct {
 	int (*cm_ack_event)(struct abi_cm_event *);
 	int (*cm_set_option)(struct abi_cm_id *, int, int, void *, size_t);
 	// optional
+	int (*is_fork_initialized)(void);
+	struct abi_mr *(*reg_mr_iova2)(struct abi_pd *, void *, size_t, uint64_t, unsigned int);
 	int (*get_device_index)(struct abi_device *);
 	long (*query_gid_table)(struct abi_context *, struct abi_gid_entry *, size_t, uint32_t, size_t);
 } f;
@@ -100,6 +102,8 @@ static const struct {
 	C(disconnect), C(notify), C(set_option),
 	{&f.cm_get_event, CM, 0, "rdma_get_cm_event", "RDMACM_1.0"},
 	{&f.cm_ack_event, CM, 0, "rdma_ack_cm_event", "RDMACM_1.0"},
+	{&f.is_fork_initialized, VERBS, 1, "ibv_is_fork_initialized", "IBVERBS_1.13"},
+	{&f.reg_mr_iova2, VERBS, 1, "ibv_reg_mr_iova2", "IBVERBS_1.8"},
 	{&f.get_device_index, VERBS, 1, "ibv_get_device_index", "IBVERBS_1.9"},
 	{&f.query_gid_table, VERBS, 1, "_ibv_query_gid_table", "IBVERBS_1.11"},
 };
@@ -152,6 +156,11 @@ const char *san_load(void)
 		memcpy(symbols[i].slot, &p, sizeof p);
 	}
 	return NULL;
+}
+
+int san_fork_safe(void)
+{
+	return f.is_fork_initialized && f.is_fork_initialized() == 2; // IBV_FORK_UNNEEDED
 }
 
 // ---- errors ----
@@ -390,9 +399,16 @@ int san_dealloc_pd(san_h pd)
 
 int san_reg_mr(san_h pd, uintptr_t addr, size_t length, uint32_t access, san_h *mr, uint32_t *lkey, uint32_t *rkey)
 {
+	// enum ib_uverbs_access_flags. Those in the range go to an entry point that takes out
+	// what the kernel does not know, which the old one sends on, for EINVAL.
+	const uint32_t optional = 0x3ff00000;
 	struct abi_mr *m;
-	int rc = MAKE(m, f.reg_mr((struct abi_pd *)pd, (void *)addr, length, access));
+	int rc;
 
+	if (access & optional && f.reg_mr_iova2)
+		rc = MAKE(m, f.reg_mr_iova2((struct abi_pd *)pd, (void *)addr, length, addr, access));
+	else
+		rc = MAKE(m, f.reg_mr((struct abi_pd *)pd, (void *)addr, length, access & ~optional));
 	*mr = (san_h)m;
 	if (m) {
 		*lkey = m->lkey;

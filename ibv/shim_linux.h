@@ -120,6 +120,7 @@ struct san_cm_event {
 
 // Returns NULL, or why the libraries cannot be used (static or malloc'ed once).
 const char *san_load(void);
+int san_fork_safe(void);
 
 int san_devices(struct san_device *out, int max, int *n);
 int san_open(const char *name, san_h *ctx);

@@ -48,6 +48,8 @@ func sysLoad() string {
 	return ""
 }
 
+func sysForkSafe() bool { return C.san_fork_safe() != 0 }
+
 // ---- hot calls ----
 
 func sysPollCQ(cq handle, wcs []WC, times int) int {

@@ -13,6 +13,7 @@ const errnoNone = 38 // ENOSYS of Linux
 
 func sysLoad() string { return "this program is built without cgo, or not for Linux" }
 
+func sysForkSafe() bool                                         { return false }
 func sysDevices(int) ([]Device, int)                            { return nil, errnoNone }
 func sysOpen(string) (handle, int)                              { return 0, errnoNone }
 func sysClose(handle) int                                       { return errnoNone }

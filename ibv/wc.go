@@ -10,7 +10,7 @@ type WC struct {
 	Opcode    WCOpcode
 	VendorErr uint32
 	ByteLen   uint32 // of receives and RDMA reads
-	_         uint32 // immediate data, or the key that was invalidated
+	InvKey    uint32 // with WCWithInv: the key that was invalidated
 	QPNum     uint32
 	_         uint32
 	Flags     WCFlags

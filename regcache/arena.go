@@ -209,7 +209,7 @@ func (a *Arena) unmap(idle []*chunk) {
 	for _, c := range idle {
 		if c.unmap() == nil {
 			gone += int64(len(c.memory))
-		} else if stable, err := Declare(c.memory); err == nil {
+		} else if stable, err := declareChunk(c.memory); err == nil {
 			c.stable = stable
 			kept = append(kept, c)
 		}
@@ -262,12 +262,17 @@ func newChunk(size int) (*chunk, error) {
 	if err != nil {
 		return nil, fmt.Errorf("regcache: arena: map %s: %w", sizeString(int64(size)), err)
 	}
-	stable, err := Declare(memory)
+	stable, err := declareChunk(memory)
 	if err != nil {
 		unmapMemory(memory)
 		return nil, err
 	}
 	return &chunk{memory: memory, stable: stable}, nil
+}
+
+// declareChunk declares memory of mapMemory.
+func declareChunk(memory []byte) (*Range, error) {
+	return ranges.add(&Range{memory: memory, kind: Declared, unforked: true})
 }
 
 // Close gives the memory back. ErrInUse: buffers were not put back, or a transfer still

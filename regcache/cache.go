@@ -34,6 +34,11 @@ type Config struct {
 	// MaxRegistration is the device's largest registration in bytes. 0: it has no limit.
 	MaxRegistration int
 
+	// ArenaOnly registers memory of an Arena alone; other memory is ErrUnknownMemory. It is
+	// for systems where the pages of a process are no longer those that a device has once it
+	// has forked: an arena's are not the child's.
+	ArenaOnly bool
+
 	// trustEverything takes all regions for valid, so that a test can show that the
 	// proofs are needed.
 	trustEverything bool
@@ -126,7 +131,7 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 		return nil, ErrClosed
 	}
 	c.stats.misses.Add(1)
-	m := classify(b)
+	m := c.classify(b)
 	if m.kind == Unknown {
 		c.stats.unknown.Add(1)
 		return nil, ErrUnknownMemory
@@ -144,6 +149,16 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 		return r, nil
 	}
 	return c.once(b, access, nil, &c.stats.full)
+}
+
+// classify finds the kind of memory that b, which is not empty, lies in: Unknown if it is not to
+// be registered.
+func (c *Cache) classify(b []byte) memory {
+	m := classify(b)
+	if c.config.ArenaOnly && !m.unforked {
+		return memory{kind: Unknown}
+	}
+	return m
 }
 
 // worthCaching reports whether memory is to be cached now: declared and watched memory at
@@ -174,7 +189,7 @@ func (c *Cache) Worth(b []byte, access Access) (bool, error) {
 	if r := c.index.find(start, start+uintptr(len(b))); r != nil && r.access&access == access && r.proof.valid() {
 		return true, nil
 	}
-	m := classify(b)
+	m := c.classify(b)
 	if m.kind == Unknown {
 		return false, ErrUnknownMemory
 	}
@@ -207,7 +222,7 @@ func (c *Cache) expose(b []byte, access Access) (*Region, error) {
 	if c.closed.Load() {
 		return nil, ErrClosed
 	}
-	m := classify(b)
+	m := c.classify(b)
 	if m.kind == Unknown {
 		c.stats.unknown.Add(1)
 		return nil, ErrUnknownMemory

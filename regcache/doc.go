@@ -12,9 +12,9 @@
 //
 // # For programs
 //
-// DefaultArena has buffers that are registered from the start. Declare and Watch are
-// for memory that the program has mapped. DefaultBudget has limits and statistics.
-// No program has to call any of them.
+// DefaultArena has buffers that are registered from the start, and BufferPool slices of it.
+// Declare and Watch are for memory that the program has mapped. DefaultBudget has limits and
+// statistics. No program has to call any of them.
 //
 // # For providers
 //
@@ -32,6 +32,7 @@
 //	budget.go     limits of the process, eviction;  memlock_*.go  RLIMIT_MEMLOCK
 //	memory.go     kinds of memory, and the proof for each:
 //	              heap.go, global.go, range.go (declared), watch_*.go (userfaultfd)
-//	arena.go      memory that the library owns;  buffer.go  buffers of it for callers
+//	arena.go      memory that the library owns;  buffer.go  buffers of it for callers;
+//	              buffer_pool.go  as slices, for code that takes a pool of those
 //	cachetest     the test that a provider runs on a real device
 package regcache

@@ -2,6 +2,13 @@ package regcache_test
 
 import (
 	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
 	"strings"
 
 	"github.com/sanconn/san/regcache"
@@ -25,6 +32,34 @@ func ExampleArena() {
 	n, err := buffer.WriteTo(&conn)
 	fmt.Println(n, err)
 	// Output: 23 <nil>
+}
+
+// A reverse proxy reads each answer into a buffer, and writes it from there. On shm the answer's
+// bytes are copied whatever the buffer is; over verbs they are not, where both ends move large
+// pieces. Each request has a buffer of the arena while it is answered.
+func ExampleBufferPool() {
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "from the backend")
+	}))
+	defer backend.Close()
+	target, err := url.Parse(backend.URL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	front := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		BufferPool: regcache.DefaultArena().BufferPool(4 << 20),
+		// Transport, and the listener in front: of package san
+	})
+	defer front.Close()
+
+	answer, err := http.Get(front.URL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer answer.Body.Close()
+	io.Copy(os.Stdout, answer.Body)
+	// Output: from the backend
 }
 
 // Memory that the program has mapped is copied, unless its owner answers for

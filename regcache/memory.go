@@ -60,7 +60,8 @@ type proof interface {
 
 // memory is the result of classify.
 type memory struct {
-	kind Kind
+	kind     Kind
+	unforked bool // see Range
 	// The bytes around the slice that live and die with it, and so may be registered
 	// together with it.
 	lo, hi uintptr

@@ -16,6 +16,8 @@ type Range struct {
 	kind   Kind
 	watch  *watcher // nil unless kind is Watched
 	gone   atomic.Bool
+	// unforked: a forked child does not get it.
+	unforked bool
 	// piece is the size of the pieces that are to be registered one by one. 0: the
 	// whole range is registered if it is small enough.
 	piece atomic.Uintptr
@@ -132,5 +134,5 @@ func (s *rangeSet) memory(b []byte) (memory, bool) {
 		start += (first - start) / p * p
 		end = start + p
 	}
-	return memory{kind: r.kind, lo: start, hi: end, prove: func() proof { return r }}, true
+	return memory{kind: r.kind, unforked: r.unforked, lo: start, hi: end, prove: func() proof { return r }}, true
 }

@@ -90,38 +90,46 @@ func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 // answering. A process of this host that ended without closing counts as closed, and
 // the error is io.EOF, if it had read everything and did not end in the middle of a
 // Write.
-func (c *Conn) Read(p []byte) (int, error) {
-	if s := c.in.san.Load(); s != nil && len(p) > 0 {
-		n, err := s.Read(p)
-		raceedge.Acquire()
-		switch {
-		case err == nil, n > 0:
-			return n, nil // the next Read finds the error again
-		case err != session.ErrTaken:
-			return 0, c.opError(opRead, err)
+func (c *Conn) Read(p []byte) (n int, err error) {
+	if len(p) == 0 {
+		if c.closed.Load() {
+			err = c.opError(opRead, net.ErrClosed)
+		}
+		return 0, err
+	}
+	for {
+		if s := c.in.san.Load(); s != nil {
+			n, err := s.Read(p)
+			raceedge.Acquire()
+			switch {
+			case err == nil, n > 0:
+				return n, nil // the next Read finds the error again
+			case err != session.ErrTaken:
+				return 0, c.opError(opRead, err)
+			}
+		}
+		if err := c.in.stopped(c); err != nil {
+			return 0, err
+		}
+		if c.in.away.Load() {
+			if err := c.awaitIn(opRead); err != nil {
+				return 0, err
+			}
+		}
+		c.in.op.Lock()
+		n, err := c.readLocked(p)
+		c.in.unlock(c)
+		if err != errLook {
+			return n, err
 		}
 	}
-	return c.read(p)
 }
 
 // Write writes all of p, or returns how many bytes it took and an error. After it has
 // returned, p is not accessed any more. Bytes that it took may still be lost if this
 // process or its host dies. The error is EPIPE or ECONNRESET where the peer does not
 // read any more, ETIMEDOUT where it does not answer.
-func (c *Conn) Write(p []byte) (int, error) {
-	n := 0
-	if s := c.out.san.Load(); s != nil && len(p) > 0 {
-		raceedge.Release()
-		var err error
-		if n, err = s.Write(p); err == nil {
-			return n, nil
-		} else if err != session.ErrTaken {
-			return n, c.opError(opWrite, err)
-		}
-	}
-	m, err := c.write(p[n:], false)
-	return n + m, err
-}
+func (c *Conn) Write(p []byte) (int, error) { return c.write(p, false) }
 
 // CloseRead ends the reading direction: Read returns io.EOF. As with TCP, the peer's Writes
 // wait once there is no more room for what nobody reads; on a SAN until Close, whether or not

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
@@ -61,13 +60,13 @@ func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Con
 		config.Use = func(newconn.Handle) {
 			moves.Go(func() { // package san's movers
 				ea, eb := twin.Pair(twin.Config{})
-				connpair.Move(context.Background(), a, b, ea, eb, connpair.Sessions{}) // fails if one is closed before
+				movePair(context.Background(), a, b, ea, eb, sessions{}) // fails if one is closed before
 			})
 		}
 	default:
 		return pipeOn(t, limits, closed)
 	}
-	a, b, err := connpair.New(config, newconn.Config{})
+	a, b, err := newPair(config, newconn.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +86,7 @@ func pipeOver(t testing.TB, ea, eb *twin.Endpoint, closed func()) (a, b *sanconn
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	a, b, err := connpair.Moved(ctx, ea, eb, connpair.Sessions{}, newconn.Config{Closed: closed})
+	a, b, err := movedPair(ctx, ea, eb, sessions{}, newconn.Config{Closed: closed})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,7 +388,7 @@ func TestClosedConnIsForgotten(t *testing.T) {
 func forgettable(t *testing.T, closed func()) (a, b *sanconn.Conn) {
 	t.Helper()
 	ea, eb := twin.Pair(twin.Config{})
-	a, b, err := connpair.Moved(t.Context(), ea, eb, connpair.Sessions{}, newconn.Config{Closed: closed})
+	a, b, err := movedPair(t.Context(), ea, eb, sessions{}, newconn.Config{Closed: closed})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package sanconn
 
 import (
+	"cmp"
 	"io"
 	"net"
 	"os"
@@ -16,9 +17,14 @@ import (
 // this size on, the shared-memory ring reaches its full rate.
 const copySize = 64 << 10
 
+// pumpSize is the size in bytes of a buffer in between: that of io.Copy's. Each copy leaves one
+// to the garbage collector, and in a server of files twice as much took more time than larger
+// pieces save.
+const pumpSize = 32 << 10
+
 // ReadFrom reads from r until io.EOF and writes everything to the connection.
-// io.Copy uses it. On TCP, regular files go by sendfile, as in net. On a SAN, they
-// and net's stream sockets are read straight into the memory that the connection sends from.
+// io.Copy uses it. On TCP, regular files go by sendfile and stream sockets by splice, as in
+// net. On a SAN, they are read straight into the memory that the connection sends from.
 // What goes at a time is not what it is in net: of bytes for a peer that has closed, the first
 // piece counts as written.
 // Any other reader gets a buffer of its own, since it may block, or keep the slice. An error,
@@ -35,6 +41,17 @@ func (c *Conn) readFrom(r io.Reader) (int64, error) {
 	if !limited {
 		limit = &io.LimitedReader{R: bare(r), N: 1<<63 - 1}
 	}
+	n, err := splice(c, limit)
+	if err == errLook {
+		var m int64
+		m, err = c.copyFrom(limit)
+		n += m
+	}
+	return n, err
+}
+
+// copyFrom is ReadFrom but for what goes by splice.
+func (c *Conn) copyFrom(limit *io.LimitedReader) (int64, error) {
 	switch src := limit.R.(type) {
 	case *os.File:
 		return c.fillFromFile(src, limit)
@@ -144,11 +161,14 @@ func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
 }
 
 // copyOnce writes what one Read brings.
-func (c *Conn) copyOnce(src io.Reader, b []byte) (n int, err error) {
+func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, err error) {
 	if n, err = src.Read(b); n > 0 {
 		var werr error
-		if n, werr = c.Write(b[:n]); werr != nil {
+		read := n
+		if n, werr = dst.Write(b[:n]); werr != nil {
 			err = werr
+		} else if n < read {
+			err = io.ErrShortWrite
 		}
 	}
 	return n, err
@@ -195,14 +215,20 @@ func (c *Conn) fillTCP(src *io.LimitedReader) (int, error) {
 const fillPiece = 1 << 20
 
 // WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
-// uses it. Files, net's stream sockets and io.Discard are given the bytes where they have
-// arrived. Any other writer gets them in a buffer of its own, since it may keep the slice. An
-// error, also w's, is in a *net.OpError, as net has it.
+// uses it. On TCP it is net's, and what a writer has been given and not taken is lost. On a SAN,
+// files, net's stream sockets and io.Discard are given the bytes where they have arrived. Any
+// other writer gets them in a buffer of its own, since it may keep the slice. An error, also
+// w's, is in a *net.OpError, as net has it.
 func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
-	if takesAtOnce(w) {
-		n, err = c.drain(w)
-	} else {
-		n, err = pump(w, &io.LimitedReader{R: c, N: 1<<63 - 1})
+	all := &io.LimitedReader{R: c, N: 1<<63 - 1}
+	if n, err = splice(w, all); err == errLook {
+		var m int64
+		if takesAtOnce(w) {
+			m, err = c.drain(w)
+		} else {
+			m, err = pump(w, all)
+		}
+		n += m
 	}
 	return n, c.copyError(opWriteTo, err)
 }
@@ -218,8 +244,21 @@ func takesAtOnce(w io.Writer) bool {
 	return w == io.Discard
 }
 
-// drain writes what has arrived from where it lies.
+// drain writes what has arrived from where it lies; on TCP, where each Peek would make a buffer,
+// from one buffer.
 func (c *Conn) drain(w io.Writer) (total int64, err error) {
+	var b []byte
+	for c.in.san.Load() == nil {
+		if b == nil {
+			b = make([]byte, pumpSize)
+		}
+		n, err := copyOnce(w, c, b)
+		if total += int64(n); err == io.EOF {
+			return total, nil
+		} else if err != nil {
+			return total, err
+		}
+	}
 	for {
 		b, err := c.Peek()
 		if err == io.EOF {
@@ -228,13 +267,10 @@ func (c *Conn) drain(w io.Writer) (total int64, err error) {
 		if err != nil {
 			return total, err
 		}
-		n, werr := w.Write(b)
-		if err = c.Discard(n); err == nil && werr == nil && n < len(b) {
-			werr = io.ErrShortWrite
-		}
+		n, err := w.Write(b)
 		total += int64(n)
-		if werr != nil {
-			return total, werr
+		if err = cmp.Or(err, c.Discard(n)); err == nil && n < len(b) {
+			err = io.ErrShortWrite
 		}
 		if err != nil {
 			return total, err
@@ -248,7 +284,7 @@ func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
 	if r.N <= 0 {
 		return 0, nil
 	}
-	b := make([]byte, min(copySize, r.N))
+	b := make([]byte, min(pumpSize, r.N))
 	for r.N > 0 {
 		n, rerr := r.Read(b)
 		if n < 0 || n > len(b) {

@@ -20,9 +20,9 @@ func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, err
 	return c.fill(src, func(src *io.LimitedReader) (n int, err error) {
 		if c.out.san.Load() == nil { // a Write may block, and the socket must not be in use then
 			if b == nil {
-				b = make([]byte, copySize)
+				b = make([]byte, pumpSize)
 			}
-			return c.copyOnce(src, b)
+			return copyOnce(c, src, b)
 		}
 		room, err := c.Reserve(int(min(copySize, src.N)))
 		if err != nil {

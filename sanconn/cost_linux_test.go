@@ -7,7 +7,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -25,7 +24,7 @@ func TestAConnThatHasNotMovedIsSmall(t *testing.T) {
 	tcp := make([]*net.TCPConn, 2*many)
 	for i := range many {
 		var err error
-		if tcp[2*i], tcp[2*i+1], err = connpair.TCP(); err != nil {
+		if tcp[2*i], tcp[2*i+1], err = tcpPair(); err != nil {
 			t.Fatal(err)
 		}
 		defer tcp[2*i].Close()
@@ -62,7 +61,7 @@ func TestAConnThatHasNotMovedIsSmall(t *testing.T) {
 // moved.
 func BenchmarkOnTCP(b *testing.B) {
 	b.Run("net", func(b *testing.B) {
-		x, y, err := connpair.TCP()
+		x, y, err := tcpPair()
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -70,7 +69,7 @@ func BenchmarkOnTCP(b *testing.B) {
 	})
 	b.Run("conn", func(b *testing.B) {
 		use := newconn.Config{Threshold: 1 << 60, Use: func(newconn.Handle) {}}
-		x, y, err := connpair.New(use, use)
+		x, y, err := newPair(use, use)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -140,7 +139,7 @@ func BenchmarkReadOfWhatWasPeeked(b *testing.B) {
 
 // BenchmarkMove is a move and the way back.
 func BenchmarkMove(b *testing.B) {
-	x, y, err := connpair.New(newconn.Config{}, newconn.Config{})
+	x, y, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -148,7 +147,7 @@ func BenchmarkMove(b *testing.B) {
 	defer y.Close()
 	for b.Loop() {
 		ea, eb := twin.Pair(twin.Config{})
-		if err := connpair.Move(b.Context(), x, y, ea, eb, connpair.Sessions{}); err != nil {
+		if err := movePair(b.Context(), x, y, ea, eb, sessions{}); err != nil {
 			b.Fatal(err)
 		}
 		newconn.HandleOf(x).Moved(b.Context())

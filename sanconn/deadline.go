@@ -85,7 +85,6 @@ func (d *deadline) holdUnlessMoved(tcp *net.TCPConn) {
 func (d *deadline) end(tcp *net.TCPConn) {
 	if d.alarm != nil {
 		d.alarm.stop()
-		return
 	}
-	d.hold(tcp)
+	d.holdUnlessMoved(tcp)
 }

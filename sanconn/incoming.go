@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/session"
 )
 
@@ -33,41 +32,6 @@ type incoming struct {
 	resting bool // there is a rest; guarded by Conn.mu
 
 	deadline deadline
-}
-
-// read is Read on TCP, or while the direction moves from one carrier to the other.
-func (c *Conn) read(p []byte) (n int, err error) {
-	if len(p) == 0 {
-		if c.closed.Load() {
-			err = c.opError(opRead, net.ErrClosed)
-		}
-		return 0, err
-	}
-	for {
-		if err := c.in.stopped(c); err != nil {
-			return 0, err
-		}
-		if s := c.in.san.Load(); s != nil {
-			n, err := s.Read(p)
-			raceedge.Acquire()
-			if n > 0 {
-				return n, nil // the next Read finds the error again
-			} else if err != session.ErrTaken {
-				return 0, c.opError(opRead, err)
-			}
-		}
-		if c.in.away.Load() {
-			if err := c.awaitIn(opRead); err != nil {
-				return 0, err
-			}
-		}
-		c.in.op.Lock()
-		n, err := c.readLocked(p)
-		c.in.unlock(c)
-		if err != errLook {
-			return n, err
-		}
-	}
 }
 
 // stopped is why nothing is read any more, on whichever carrier.
@@ -100,6 +64,12 @@ func (c *Conn) readLocked(p []byte) (n int, err error) {
 		return n, nil
 	}
 	n, err = c.tcp.Read(p[:min(uint64(len(p)), most)])
+	return c.readByTCPLocked(n, err)
+}
+
+// readByTCPLocked counts what was read from TCP, and returns what the result means. op is held.
+func (c *Conn) readByTCPLocked(n int, err error) (int, error) {
+	in := &c.in
 	in.count(c, n)
 	if n > 0 {
 		return n, nil // the next Read finds the error again

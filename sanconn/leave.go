@@ -27,7 +27,6 @@ import (
 // read, and no byte of it lies elsewhere.
 type leave struct {
 	session *session.Session
-	done    chan struct{} // closed at its end
 
 	// Conn.mu guards what follows.
 	asked  bool // by this end's application
@@ -116,7 +115,7 @@ func (c *Conn) leaveLocked(asked bool) error {
 	if err := c.state.leave(); err != nil {
 		return err
 	}
-	c.leave = &leave{session: c.session, asked: asked, done: make(chan struct{})}
+	c.leave = &leave{session: c.session, asked: asked}
 	c.in.away.Store(true)
 	c.out.away.Store(true)
 	c.out.next.Store(nil)
@@ -152,7 +151,6 @@ type taken struct {
 }
 
 func (l *leave) run(c *Conn) {
-	defer close(l.done)
 	t, err := l.exchange(c)
 	c.in.op.Lock()
 	c.out.op.Lock()
@@ -237,7 +235,6 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 		s.Abort() // ends the Write
 	}
 	if err = errors.Join(err, <-wrote); err != nil {
-		t.returned = nil
 		return t, err
 	}
 	// What goes by TCP from here on must not come without what went by the session, should this
@@ -245,7 +242,6 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 	s.Close()
 	<-s.Closed() // bounded by Options.CloseTimeout
 	if !s.Delivered() {
-		t.returned = nil
 		return t, errStays
 	}
 	if returns {

@@ -69,7 +69,7 @@ func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
 	var closed, forgotten atomic.Int32
 	func() {
 		ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
-		a, _, err := connpair.Moved(t.Context(), ea, eb, connpair.Sessions{}, newconn.Config{Closed: func() { closed.Add(1) }})
+		a, _, err := movedPair(t.Context(), ea, eb, sessions{}, newconn.Config{Closed: func() { closed.Add(1) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,7 +234,7 @@ func TestHalfClosedOnTheWayBack(t *testing.T) {
 
 // A peer that has put more on TCP than it says breaks the protocol.
 func TestAMoveBehindWhatWasRead(t *testing.T) {
-	a, b, err := connpair.New(newconn.Config{}, newconn.Config{})
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestAMoveBehindWhatWasRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	ea, eb := twin.Pair(twin.Config{})
-	connpair.Move(t.Context(), a, b, ea, eb, connpair.Sessions{})
+	movePair(t.Context(), a, b, ea, eb, sessions{})
 	b.Write([]byte("at 0"))
 	if got, err := io.ReadAll(a); !errors.Is(err, syscall.ECONNRESET) || strings.Contains(string(got), "at 0") {
 		t.Errorf("read %q, %v", got, err)
@@ -254,7 +254,7 @@ func TestAMoveBehindWhatWasRead(t *testing.T) {
 
 // A dialer that does not like the answer stays on TCP, and the end of its stream is TCP's.
 func TestARefusedOffer(t *testing.T) {
-	a, b, err := connpair.New(newconn.Config{}, newconn.Config{})
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +263,7 @@ func TestARefusedOffer(t *testing.T) {
 		t.Fatal(err)
 	}
 	ea, eb := twin.Pair(twin.Config{})
-	if err := connpair.Move(t.Context(), a, b, ea, eb, connpair.Sessions{}); !errors.Is(err, connpair.ErrRefused) {
+	if err := movePair(t.Context(), a, b, ea, eb, sessions{}); !errors.Is(err, connpair.ErrRefused) {
 		t.Errorf("it moves: %v", err)
 	}
 	a.SetDeadline(time.Now().Add(patience))

@@ -42,16 +42,15 @@ func (c *Conn) useNow() {
 	}
 }
 
-// handle is newconn.Handle.
+// handle is newconn.Handle, which says what its methods do.
 type handle Conn
 
-func (h *handle) conn() *Conn { return (*Conn)(h) }
+var _ newconn.Handle = (*handle)(nil)
 
+func (h *handle) conn() *Conn       { return (*Conn)(h) }
 func (h *handle) TCP() *net.TCPConn { return h.tcp }
+func (h *handle) Life() any         { return h.cfg.Life }
 
-func (h *handle) Life() any { return h.cfg.Life }
-
-// Ended implements newconn.Handle.
 func (h *handle) Ended() bool {
 	c := h.conn()
 	c.mu.Lock()
@@ -59,10 +58,8 @@ func (h *handle) Ended() bool {
 	return c.closed.Load() || c.state.out.ended || c.state.in.ended
 }
 
-// CallUse implements newconn.Handle.
 func (h *handle) CallUse(bytes int64) { h.useAt.Store(h.used.Load() + bytes) }
 
-// Offer implements newconn.Handle.
 func (h *handle) Offer(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error {
 	c := h.conn()
 	if !s.Limits().Ring() { // the credits to send it come with the peer's first message
@@ -119,7 +116,6 @@ func (c *Conn) wakeWhenDone(ctx context.Context) (stop func() bool) {
 	})
 }
 
-// Take implements newconn.Handle.
 func (h *handle) Take(s *session.Session, answer []byte) error {
 	c := h.conn()
 	exposed, err := c.checkCounts()
@@ -194,7 +190,6 @@ func (f forgotten) close() {
 	}
 }
 
-// Notes implements newconn.Handle.
 func (h *handle) Notes() func(s *session.Session, note []byte) {
 	weakly := weak.Make(h.conn())
 	return func(s *session.Session, note []byte) {
@@ -329,7 +324,6 @@ func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 	}
 }
 
-// Moved implements newconn.Handle.
 func (h *handle) Moved(ctx context.Context) error {
 	c := h.conn()
 	stop := c.wakeWhenDone(ctx)
@@ -354,5 +348,3 @@ func (h *handle) Moved(ctx context.Context) error {
 		c.awaitLocked(time.Time{})
 	}
 }
-
-var _ newconn.Handle = (*handle)(nil)

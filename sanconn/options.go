@@ -69,4 +69,5 @@ const (
 	FeatureRegCache  = session.FeatureRegCache  // "regcache": registrations that are kept
 	FeaturePoll      = session.FeaturePoll      // "poll": polling before a sleep
 	FeatureWindows   = session.FeatureWindows   // "windows": memory windows
+	FeatureRelaxed   = session.FeatureRelaxed   // "relaxed": PCIe's relaxed ordering of what arrives
 )

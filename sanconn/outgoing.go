@@ -1,6 +1,7 @@
 package sanconn
 
 import (
+	"errors"
 	"net"
 	"os"
 	"sync"
@@ -38,13 +39,9 @@ type outgoing struct {
 	deadline deadline
 }
 
-// write is Write on TCP, or while the direction moves from one carrier to the other; commits:
-// of bytes that were filled in where Reserve said.
+// write is Write; commits: of bytes that were filled in where Reserve said.
 func (c *Conn) write(p []byte, commits bool) (n int, err error) {
 	for {
-		if c.closed.Load() {
-			return n, c.opError(opWrite, net.ErrClosed)
-		}
 		if s := c.out.san.Load(); s != nil {
 			k, err := c.writeSession(s, p[n:])
 			n += k
@@ -52,8 +49,11 @@ func (c *Conn) write(p []byte, commits bool) (n int, err error) {
 				return n, c.opError(opWrite, err)
 			}
 		}
-		if n > 0 && n == len(p) {
+		switch {
+		case n > 0 && n == len(p):
 			return n, nil
+		case c.closed.Load():
+			return n, c.opError(opWrite, net.ErrClosed)
 		}
 		if c.out.away.Load() || c.out.lent.Load() && !commits {
 			if err := c.awaitOut(commits); err != nil {
@@ -76,11 +76,7 @@ func (c *Conn) writeSession(s *session.Session, p []byte) (int, error) {
 }
 
 // errLook: the state has changed, look again.
-var errLook = errLookAgain{}
-
-type errLookAgain struct{}
-
-func (errLookAgain) Error() string { return "look again" }
+var errLook = errors.New("sanconn: look again")
 
 // stopped is why the holder of op must not write to TCP.
 func (o *outgoing) stopped(c *Conn) error {

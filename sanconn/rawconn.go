@@ -63,24 +63,15 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 
 func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 	c := r.c
-	empty, err := r.empty()
-	if err == io.EOF {
-		if done, serr := end.show(f); done || serr != nil {
-			err = serr
-		}
-		return c.opError(opRawRead, err)
+	if c.stays() {
+		return c.opError(opRawRead, r.readStaying(f))
 	}
-	if err != nil {
+	waits, done, err := r.look(f)
+	if done || err != nil {
 		return c.opError(opRawRead, err)
-	}
-	if empty {
-		if done, err := nothing.show(f); done || err != nil {
-			return c.opError(opRawRead, err)
-		}
 	}
 	c.expose(1)
 	defer c.expose(-1)
-	waits := empty
 	for {
 		if err := c.toTCP(waits); err != nil {
 			return c.opError(opRawRead, err)
@@ -90,6 +81,39 @@ func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 		}
 		waits = true
 	}
+}
+
+// stays reports whether TCP carries the connection for good.
+func (c *Conn) stays() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state.pinned && c.state.phase == onTCP && !c.out.flushing
+}
+
+// readStaying is Read where TCP carries the connection for good: as in net.
+func (r rawConn) readStaying(f func(fd uintptr) (done bool)) error {
+	in := &r.c.in
+	in.op.Lock()
+	defer in.op.Unlock()
+	if len(in.front)+len(in.rest) > 0 {
+		return errUnread
+	}
+	r.c.readElsewhere()
+	return r.tcp.Read(f)
+}
+
+// look shows f what has come without going back, if that can be shown: nothing, or the end.
+func (r rawConn) look(f func(fd uintptr) (done bool)) (empty, done bool, err error) {
+	empty, err = r.empty()
+	switch {
+	case err == io.EOF:
+		if done, serr := end.show(f); done || serr != nil {
+			return false, done, serr
+		}
+	case err == nil && empty:
+		done, err = nothing.show(f)
+	}
+	return empty, done, err
 }
 
 // empty reports whether nothing has come that could be read, and not the end either; io.EOF:

@@ -332,6 +332,43 @@ func TestTheDescriptor(t *testing.T) {
 	})
 }
 
+// A connection that stays on TCP is TCP's: the function meets the descriptor itself at each call.
+func TestRawReadWhereTCPStays(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		f, err := b.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		var descriptor, first uintptr
+		if err := rawOf(t, b).Control(func(fd uintptr) { descriptor = fd }); err != nil {
+			t.Fatal(err)
+		}
+		b.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		err = rawOf(t, b).Read(func(fd uintptr) bool {
+			if first == 0 {
+				first = fd
+			}
+			return false
+		})
+		if first != descriptor || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("descriptor %d instead of %d; %v", first, descriptor, err)
+		}
+		b.SetReadDeadline(time.Now().Add(patience))
+		a.Write([]byte("peeked"))
+		if _, err := b.Peek(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := recv(t, b, 10, 0); err == nil || errors.Is(err, syscall.EAGAIN) {
+			t.Errorf("%q, %v behind bytes that have been taken from TCP", got, err)
+		}
+		b.Discard(len("peeked"))
+		a.Write([]byte("x"))
+		eventuallyRecv(t, b, "x", nil)
+	})
+}
+
 func TestRawReadThatPanics(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	a.Write([]byte("kept"))

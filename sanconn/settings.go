@@ -1,6 +1,7 @@
 package sanconn
 
 import (
+	"cmp"
 	"net"
 	"time"
 
@@ -37,36 +38,36 @@ func (c *Conn) set(err error) error {
 	return err
 }
 
-// keepAlive is what the program has set, for a session that comes later. Conn's mu guards it.
+// keepAlive is what the program has set; nil: nothing. Conn's mu guards it.
 type keepAlive struct {
-	off    bool
-	period time.Duration // 0: not set
+	on     *bool
+	period *time.Duration
 }
 
 func (k keepAlive) apply(s *session.Session) {
-	if k.period != 0 {
-		s.SetKeepAlivePeriod(k.period)
+	if k.period != nil {
+		s.SetKeepAlivePeriod(*k.period)
 	}
-	if k.off {
-		s.SetKeepAlive(false)
+	if k.on != nil {
+		s.SetKeepAlive(*k.on)
 	}
 }
 
-// set changes what is set, also for the session that there is.
-func (c *Conn) setKeepAlive(change func(*keepAlive), now func(*session.Session)) {
+// setKeepAlive sets what is not nil, for the session that there is and for those that come.
+func (c *Conn) setKeepAlive(set keepAlive) {
 	c.mu.Lock()
-	change(&c.keep)
+	c.keep = keepAlive{cmp.Or(set.on, c.keep.on), cmp.Or(set.period, c.keep.period)}
 	s := c.session
 	c.mu.Unlock()
 	if s != nil {
-		now(s)
+		set.apply(s)
 	}
 }
 
 // SetKeepAlive switches keepalives off, or on at the interval that they had, on both
 // carriers; see Options.KeepAlive.
 func (c *Conn) SetKeepAlive(on bool) error {
-	c.setKeepAlive(func(k *keepAlive) { k.off = !on }, func(s *session.Session) { s.SetKeepAlive(on) })
+	c.setKeepAlive(keepAlive{on: &on})
 	return c.set(c.tcp.SetKeepAlive(on))
 }
 
@@ -74,18 +75,13 @@ func (c *Conn) SetKeepAlive(on bool) error {
 // means the default of 15 s; a negative period changes nothing there. It does not switch them
 // on.
 func (c *Conn) SetKeepAlivePeriod(d time.Duration) error {
-	c.setPeriod(d)
+	c.setKeepAlive(keepAlive{period: &d})
 	return c.set(c.tcp.SetKeepAlivePeriod(d))
-}
-
-func (c *Conn) setPeriod(d time.Duration) {
-	c.setKeepAlive(func(k *keepAlive) { k.period = d }, func(s *session.Session) { s.SetKeepAlivePeriod(d) })
 }
 
 // SetKeepAliveConfig is TCP's; on a SAN it is SetKeepAlivePeriod with config.Idle and
 // SetKeepAlive with config.Enable.
 func (c *Conn) SetKeepAliveConfig(config net.KeepAliveConfig) error {
-	c.setPeriod(config.Idle)
-	c.setKeepAlive(func(k *keepAlive) { k.off = !config.Enable }, func(s *session.Session) { s.SetKeepAlive(config.Enable) })
+	c.setKeepAlive(keepAlive{&config.Enable, &config.Idle})
 	return c.set(c.tcp.SetKeepAliveConfig(config))
 }

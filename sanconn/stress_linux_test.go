@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -141,7 +140,7 @@ func bytesAt(id int, at, n int64) []byte {
 
 func (s *stress) run() {
 	r := s.rand
-	a, b, err := connpair.New(newconn.Config{}, newconn.Config{})
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -242,7 +241,7 @@ func (s *stress) move(r *rand.Rand) {
 		s.eps[d], s.eps[1-d] = ea, eb
 		s.mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		err := connpair.Move(ctx, s.ends[d].c, s.ends[1-d].c, ea, eb, connpair.Sessions{Dialer: session.Config{CloseTimeout: 2 * time.Second}, Acceptor: session.Config{CloseTimeout: 2 * time.Second}})
+		err := movePair(ctx, s.ends[d].c, s.ends[1-d].c, ea, eb, sessions{Dialer: session.Config{CloseTimeout: 2 * time.Second}, Acceptor: session.Config{CloseTimeout: 2 * time.Second}})
 		cancel()
 		s.logf("moved by %d to %+v: %v", d, cfg.Limits, err)
 		select {

@@ -38,7 +38,7 @@ func (s *Session) CloseWrite() error {
 		return ErrClosed
 	}
 	s.rxMu.Lock()
-	aborted := s.rx.aborted
+	aborted := s.rx.end == byAbort
 	s.rxMu.Unlock()
 	switch {
 	case aborted:
@@ -74,7 +74,7 @@ func (r *reading) CloseRead() error {
 		return ErrClosed
 	}
 	r.lockRx()
-	r.rx.throwAway()
+	r.rx.throwAway(toDiscard)
 	r.unlockRx()
 	r.leftBehind()
 	return nil
@@ -105,7 +105,7 @@ func (s *Session) close(unread bool) error {
 	}
 	s.finish(s.throwAwayForGood(unread))
 	if !s.kind.acks && s.parted() {
-		s.detach(s.closeEndpoint)
+		s.detach(func() { s.ep.Close() })
 		s.end()
 		return nil
 	}
@@ -119,9 +119,9 @@ func (s *Session) close(unread bool) error {
 // comes through a ring behind this end's negotiation message.
 func (s *Session) mayFinish() (may bool) {
 	s.rxMu.Lock()
-	begun := s.rx.begun
+	begun := s.rx.phase != negotiating
 	s.rxMu.Unlock()
-	s.withSender(func(tx *sender) { may = begun || !s.kind.acks && tx.messages != 0 })
+	s.withSender(func(tx *sender) { may = begun || !s.kind.acks && tx.stats.messages != 0 })
 	return may
 }
 
@@ -145,15 +145,14 @@ func (s *Session) throwAwayForGood(unread bool) (last wire.Type) {
 	s.lockRx()
 	defer s.unlockRx()
 	last = wire.TypeClose
-	if s.rx.gone {
+	if s.rx.phase == closed {
 		return last
 	}
 	s.progressLocked()
 	if unread || s.rx.unread() {
 		last = wire.TypeAbort
 	}
-	s.rx.leaving = true
-	s.rx.throwAway()
+	s.rx.throwAway(toRefuse)
 	return last
 }
 
@@ -206,7 +205,7 @@ func (s *Session) linger(over chan<- struct{}) {
 		return RecvReady | SendReady
 	}
 	s.await(&s.wr, test(false), test) // a Write that comes now sees its state, and does not wait
-	s.detach(s.closeEndpoint)
+	s.detach(func() { s.ep.Close() })
 	s.end()
 }
 
@@ -217,7 +216,7 @@ func (w *writing) finish(last wire.Type) {
 
 // parted reports whether the last message is where the end of this process cannot lose it.
 func (s *Session) parted() (ok bool) {
-	s.withSender(func(tx *sender) { ok = tx.lastOut && tx.owed.n == 0 })
+	s.withSender(func(tx *sender) { ok = tx.last.sent && tx.owed.n == 0 })
 	return ok && (!s.kind.acks || s.acked.Load())
 }
 

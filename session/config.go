@@ -90,11 +90,12 @@ const (
 	FeatureRegCache                      // regcache: keeping registrations
 	FeaturePoll                          // poll: spinning before sleep
 	FeatureWindows                       // windows: memory windows
+	FeatureRelaxed                       // relaxed: PCIe's relaxed ordering
 )
 
 // FeatureNames maps the names in SAN_DISABLE to features. Do not modify it.
 var FeatureNames = map[string]Feature{
 	"rdmaread": FeatureRDMARead, "rdmawrite": FeatureRDMAWrite,
 	"regcache": FeatureRegCache, "poll": FeaturePoll,
-	"windows": FeatureWindows,
+	"windows": FeatureWindows, "relaxed": FeatureRelaxed,
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sanconn/san/session/internal/credit"
-	"github.com/sanconn/san/session/internal/wire"
 )
 
 // core is the state of a session, with its locks and its one place to wait (await.go).
@@ -19,9 +18,13 @@ import (
 // txMu (held briefly: at most for a copy of boxMost bytes, or the provider's Revoke; nothing waits under them, except for registering
 // memory when RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
 type core struct {
-	ep   Endpoint
-	mem  Memory // nil: there is none
-	lim  Limits
+	ep  Endpoint
+	mem Memory // nil: there is none
+	lim Limits
+
+	bounds bounds
+	plan   plan // set by Negotiate, before any Write
+
 	cfg  Config
 	kind kind
 	spin time.Duration // how long a wait polls
@@ -33,6 +36,9 @@ type core struct {
 
 	rxMu sync.Mutex
 	rx   receiver // guarded by rxMu, as are the endpoint's receiving methods
+
+	urgent     []byte        // the newest that was not read; guarded by rxMu
+	urgentCame chan struct{} // holds a token when some has come
 
 	txMu    sync.Mutex
 	tx      sender      // guarded by txMu, as are the endpoint's sending methods
@@ -117,17 +123,15 @@ func newCore(ep Endpoint, cfg Config) *core {
 	if cfg.Disable&FeaturePoll != 0 {
 		c.spin = 0
 	}
-	var caps uint32
-	if c.lim.CanRead && cfg.Disable&FeatureRDMARead == 0 {
-		caps |= wire.CapRead
-	}
-	if c.lim.MaxExpose > 0 && cfg.Disable&FeatureRDMAWrite == 0 {
-		caps |= wire.CapInbox
-	}
 	c.credits.Open(c.lim.Window)
-	c.rx = receiver{msgs: ep, mem: c.mem, credits: &c.credits, lim: &c.lim, caps: caps, budget: cfg.ReceiveBudget}
-	c.rx.urgentCh = make(chan struct{}, 1)
-	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, maxRDMA: c.lim.MaxRDMA, reads: &c.rx.fetch.posted}
+	c.bounds = newBounds(&cfg, &c.lim)
+	rx := &c.rx
+	rx.msgs, rx.credits = ep, &c.credits
+	rx.inbox = inbox{mem: c.mem, size: c.bounds.inbox, do: &rx.do}
+	rx.fetch.mem, rx.fetch.bounds, rx.fetch.do, rx.fetch.stats = c.mem, &c.bounds, &rx.do, &rx.stats
+	c.urgentCame = make(chan struct{}, 1)
+	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, plan: &c.plan}
+	c.tx.box.reads = &rx.fetch.posted
 	return c
 }
 
@@ -169,6 +173,19 @@ func brokeProtocol(err error) error {
 	return fmt.Errorf("session: the peer broke the protocol: %w: %w", err, syscall.ECONNRESET)
 }
 
+// due is what a use of the sender or receiver has found that is to be done.
+type due struct {
+	wake  bool  // an operation that waits may go on
+	fault error // why the connection is over
+}
+
+// violation notes what the peer has done.
+func (d *due) violation(format string, args ...any) {
+	if d.fault == nil {
+		d.fault = brokeProtocol(fmt.Errorf(format, args...))
+	}
+}
+
 // kill ends the connection at once: the endpoint is aborted. No lock may be held.
 func (c *core) kill(err error) {
 	c.fail(err)
@@ -180,14 +197,12 @@ func (c *core) kill(err error) {
 func (c *core) detach(giveBack func()) {
 	c.rxMu.Lock()
 	c.txMu.Lock()
-	c.rx.gone, c.tx.gone = true, true
+	c.tx.closed = true
+	c.rx.phase.reach(closed)
 	c.txMu.Unlock()
 	c.rxMu.Unlock()
 	c.giveBack.Do(giveBack)
 }
-
-// closeEndpoint is a giveBack for detach.
-func (c *core) closeEndpoint() { c.ep.Close() }
 
 // over returns why the connection is over for Write: the session's own reason, else
 // the endpoint's. It is nil while the connection lives.
@@ -213,18 +228,18 @@ func connErr(err error) error {
 func (c *core) received() uint64 {
 	c.rxMu.Lock()
 	defer c.rxMu.Unlock()
-	return c.rx.messages
+	return c.rx.stats.messages
 }
 
 // taken returns a number that grows as the peer takes what is sent: it answers, or makes room
 // for more. Credit alone says nothing, as control messages bring it, too.
 func (c *core) taken() uint64 {
 	c.rxMu.Lock()
-	n := c.rx.taken
+	n := c.rx.stats.progress
 	c.rxMu.Unlock()
 	c.txMu.Lock()
 	defer c.txMu.Unlock()
-	return n + c.tx.committed
+	return n + c.tx.stats.progress
 }
 
 // unlockTx ends a use of the sender, and does what it has found to be due.
@@ -233,13 +248,13 @@ func (c *core) unlockTx() {
 	if waits := tx.pending(); waits != c.txWaits.Load() {
 		c.txWaits.Store(waits)
 	}
-	wake, fault := tx.wake, tx.fault
-	tx.wake = false
+	do := tx.do
+	tx.do.wake = false
 	c.txMu.Unlock()
-	if fault != nil {
-		c.fail(brokeProtocol(fault))
+	if do.fault != nil {
+		c.fail(do.fault)
 	}
-	if wake {
+	if do.wake {
 		c.wakeWriters()
 	}
 }
@@ -249,12 +264,6 @@ func (c *core) withSender(use func(*sender)) {
 	c.txMu.Lock()
 	use(&c.tx)
 	c.unlockTx()
-}
-
-// sendControl sends a control message, now or as soon as there is room. It may
-// be called with rxMu held.
-func (c *core) sendControl(m wire.Control) {
-	c.withSender(func(tx *sender) { tx.owe(m) })
 }
 
 // flush sends what waits. It may be called with rxMu held.

@@ -109,28 +109,28 @@ func (ev Events) String() string {
 
 func (t *sender) describe(d *description) {
 	credit, _ := t.credits.Left()
-	d.line("  send    %d bytes in %d messages, credit for %d more", t.bytes, t.messages, credit)
-	if t.gone {
+	d.line("  send    %d bytes in %d messages, credit for %d more", t.stats.bytes, t.stats.messages, credit)
+	if t.closed {
 		d.line("          the endpoint is closed")
 	}
 	for i := range t.owed.m[:t.owed.n] {
 		d.line("          waits for room: %v", t.owed.m[i].Type())
 	}
-	if t.dueOwed {
+	if t.owed.credit {
 		d.line("          waits for room: Credit")
 	}
 	if t.stalled {
 		d.line("          data waits for credit")
 	}
-	if t.last != 0 {
-		d.line("          last message: %v, sent: %v", t.last, t.lastOut)
+	if t.last.typ != 0 {
+		d.line("          last message: %v, sent: %v", t.last.typ, t.last.sent)
 	}
-	if t.unregistered > 0 {
-		d.line("          Writes copied as their memory could not be registered: %d", t.unregistered)
+	if t.stats.unregistered > 0 {
+		d.line("          Writes copied as their memory could not be registered: %d", t.stats.unregistered)
 	}
 	if o := &t.box; o.buf != nil || o.inbox.Len > 0 || o.wanted {
 		d.line("  box     %d bytes: filled to %d, sent to %d, free to %d; RDMA writes under way: %d%s%s", len(o.buf), o.tail, o.sent, o.written,
-			t.writes.len(), when(o.plain, "; leaves in messages"), when(o.blocked.Load(), "; the queue is full"))
+			o.writes.len(), when(o.plain, "; leaves in messages"), when(o.blocked.Load(), "; the queue is full"))
 		d.line("          the peer's inbox: %d bytes, filled to %d, read to %d%s", o.inbox.Len, o.filled, o.emptied,
 			when(o.wanted, "; asked for"))
 	}
@@ -147,24 +147,24 @@ func when(is bool, text string) string {
 }
 
 func (rx *receiver) describe(d *description) {
-	d.line("  receive %d bytes in %d messages, %d messages unread%s%s", rx.bytes, rx.messages, rx.kept,
-		when(!rx.begun, "; not negotiated"), when(rx.discard, "; thrown away"))
-	if rx.shut {
-		d.line("          the stream has ended%s%s", when(rx.closed, "; the peer has closed"), when(rx.aborted, "; by a reset"))
+	d.line("  receive %d bytes in %d messages, %d messages unread%s%s", rx.stats.bytes, rx.stats.messages, rx.kept,
+		when(rx.phase == negotiating, "; not negotiated"), when(rx.use != toRead, "; thrown away"))
+	if rx.end != notYet {
+		d.line("          the stream has ended%s%s", when(rx.end >= byClose, "; the peer has closed"), when(rx.end == byAbort, "; by a reset"))
 	}
-	if rx.unregistered > 0 {
-		d.line("          Reads copied as their memory could not be registered: %d", rx.unregistered)
+	if rx.stats.unregistered > 0 {
+		d.line("          Reads copied as their memory could not be registered: %d", rx.stats.unregistered)
 	}
 	if in := &rx.inbox; in.buf != nil {
 		d.line("  inbox   %d bytes: filled to %d, read to %d, of which the peer knows %d%s", len(in.buf), in.filled, in.emptied, in.reported,
-			when(in.left, "; the peer has left it"))
+			when(in.state >= inboxLeft, "; the peer has left it"))
 	}
-	if t := rx.open; t != nil {
+	if t := rx.fetch.open; t != nil {
 		d.line("  offer   %d of the peer: %d bytes, asked for %d, got %d, RDMA reads under way: %d%s%s%s", t.id, t.total, t.asked, t.got, t.reading,
 			when(t.stopped, "; withdrawn"), when(t.refused, "; refused"), when(rx.fetch.full.Load(), "; the queue is full"))
 	}
 	if n := rx.fetch.held; n > 0 {
-		d.line("  ahead   %d bytes of %d that may be fetched before a Read", n, rx.budget)
+		d.line("  ahead   %d bytes of %d that may be fetched before a Read", n, rx.fetch.bounds.budget)
 	}
 }
 

@@ -140,11 +140,20 @@ type Memory interface {
 	// message that was committed afterwards. The caller keeps b alive and in
 	// place until Revoke. An error means that this memory cannot be exposed (too
 	// large, ENOMEM, EFAULT, …); the session then sends the bytes in another way.
+	// A descriptor that is Returnable says that the peer may give its access back by
+	// CommitReturn, so that Revoke has little left to do.
 	Expose(b []byte, rights Rights) (Descriptor, error)
 
 	// Revoke takes the access away. Once it has returned, the peer no longer
 	// touches the memory, and its use of the descriptor fails and moves no byte.
+	// It is called once for each Expose, also if the access was given back.
 	Revoke(Descriptor)
+
+	// CommitReturn is CommitControl, one of the sending methods, for a message with which
+	// this end gives back its access to the peer's memory from, which is Returnable, and to
+	// which no Read or Write is under way. A provider that cannot do so sends the message
+	// alone.
+	CommitReturn(n int, from Descriptor)
 
 	// Pays reports whether a Write of b, of Limits.Threshold or more, had better be offered
 	// than go through the inbox: exposing b costs less than copying it. It is called once

@@ -2,6 +2,7 @@ package session
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -15,14 +16,25 @@ import (
 // chunks of the provider's memory, up to a budget, so that the peer's Write
 // ends as it would into TCP's socket buffers.
 
-// fetches are the transfers under way. The bytes of the open tail are requested
-// strictly in order, and only a tail that is being read goes to a Read's slice.
+// fetches are the tails of the peer's offers, and the transfers under way. The bytes of the
+// open tail are requested strictly in order, and only a tail that is being read goes to a
+// Read's slice.
 type fetches struct {
-	into   []byte // rest of the slice of a waiting Read, the target; nil: none
-	before int    // bytes of that slice that were filled in another way
-	got    int    // bytes of into that have arrived
-	asked  int    // bytes of into for which a transfer was started
-	stop   bool   // that Read has to end
+	mem    Memory
+	bounds *bounds
+	do     *receiverDo
+	stats  *traffic
+
+	tails queue[*tail] // behind kept messages
+	cur   *tail        // being read: its message has been released
+	open  *tail        // of the offer that is not over; the peer waits for it
+
+	want   atomic.Int64 // len of the slice of a waiting Read; 0: none
+	into   []byte       // rest of that slice, the target; nil: none
+	before int          // bytes of that slice that were filled in another way
+	got    int          // bytes of into that have arrived
+	asked  int          // bytes of into for which a transfer was started
+	stop   bool         // that Read has to end
 
 	reads  queue[read]  // under way
 	posted atomic.Int32 // … how many, for the sender: its RDMA writes share their queue
@@ -84,10 +96,22 @@ func (f *fetches) pop() (r read, ok bool) {
 	return r, true
 }
 
-// offerSlice makes p[n:] the target of the transfers that the current tail
-// waits for, if it is large enough and nothing else is under way.
-func (rx *receiver) offerSlice(p []byte, n int) {
-	t, f := rx.cur, &rx.fetch
+// offered takes up an offer.
+func (f *fetches) offered(m []byte) error {
+	t, err := newTail(m)
+	if err == nil && f.bounds.caps&wire.CapRead == 0 {
+		err = errors.New("an offer, which this end has not announced to read")
+	}
+	if err == nil {
+		f.open = t
+	}
+	return err
+}
+
+// target makes p[n:] the target of the transfers that the current tail waits for, if it is
+// large enough and nothing else is under way.
+func (f *fetches) target(p []byte, n int) {
+	t := f.cur
 	if len(t.chunks) > 0 || t.over || t.noSlice || t.reading > 0 {
 		return
 	}
@@ -97,10 +121,10 @@ func (rx *receiver) offerSlice(p []byte, n int) {
 	}
 }
 
-func (rx *receiver) freeChunk(t *tail, at int) {
+func (f *fetches) freeChunk(t *tail, at int) {
 	c := &t.chunks[at]
-	rx.fetch.held -= max(len(c.buf), chunkFloor)
-	rx.mem.Free(c.buf)
+	f.held -= max(len(c.buf), chunkFloor)
+	f.mem.Free(c.buf)
 	*c = chunk{}
 	if at == 0 {
 		t.chunks = t.chunks[1:]
@@ -109,31 +133,35 @@ func (rx *receiver) freeChunk(t *tail, at int) {
 	}
 }
 
-// advanceOffer starts the transfers that can be started for the open tail, and ends the offer
-// when it is over. It reports whether it started any.
-func (rx *receiver) advanceOffer() (started bool) {
-	if rx.open == nil || rx.gone || rx.dead || rx.do.fault != nil {
-		return false
+// forget frees the chunks of all tails that are to be read; unless all is set, the end of a
+// transfer frees its own: see arrived.
+func (f *fetches) forget(all bool) {
+	if f.tails.push(f.cur); all {
+		f.tails.push(f.open)
+		f.open = nil
 	}
-	started = rx.startTransfers(rx.open)
-	rx.endOffer()
-	return started
+	f.cur = nil
+	for t, ok := f.tails.pop(); ok; t, ok = f.tails.pop() {
+		for t != nil && len(t.chunks) > 0 && (all || t.chunks[0].full) {
+			f.freeChunk(t, 0)
+		}
+	}
 }
 
-// startTransfers starts transfers of the open tail, into the slice of the Read that reads
-// it, or else into chunks.
-func (rx *receiver) startTransfers(t *tail) (started bool) {
-	f := &rx.fetch
-	if rx.discard && !rx.leaving { // nobody will read it
+// startAll starts the transfers of the open tail that can be started, into the slice of the Read
+// that reads it, or else into chunks. It reports whether it started any.
+func (f *fetches) startAll(use use) (started bool) {
+	t := f.open
+	if use == toDiscard {
 		t.got += t.total - t.asked
 		t.asked = t.total
 	}
-	for !t.stopped && !t.noMem && t.asked < t.total && !rx.discard {
-		if f.into != nil && t == rx.cur {
-			if f.asked == len(f.into) || f.stop || f.direct == directDepth || !rx.start(t, f.into[f.asked:], false) {
+	for !t.stopped && !t.noMem && t.asked < t.total && use == toRead {
+		if f.into != nil && t == f.cur {
+			if f.asked == len(f.into) || f.stop || f.direct == directDepth || !f.start(t, f.into[f.asked:], false) {
 				break
 			}
-		} else if !rx.fetchAhead(t) {
+		} else if !f.fetchAhead(t) {
 			break
 		}
 		started = true
@@ -142,82 +170,81 @@ func (rx *receiver) startTransfers(t *tail) (started bool) {
 }
 
 // fetchAhead starts a transfer into a chunk, within the budget.
-func (rx *receiver) fetchAhead(t *tail) (started bool) {
-	f := &rx.fetch
-	if f.ahead >= readAhead || rx.readerWants(t) || f.held >= rx.budget {
+func (f *fetches) fetchAhead(t *tail) (started bool) {
+	budget := f.bounds.budget
+	if f.ahead >= readAhead || f.readerWants(t) || f.held >= budget {
 		return false
 	}
-	n := min(chunkSize, rx.lim.MaxRDMA, t.total-t.asked, max(rx.budget-f.held, chunkFloor))
-	buf := rx.mem.Alloc(n)
+	n := min(chunkSize, f.bounds.maxRDMA, t.total-t.asked, max(budget-f.held, chunkFloor))
+	buf := f.mem.Alloc(n)
 	if buf == nil {
 		t.noMem = t.noMem || f.held == 0 // otherwise a chunk of ours will be freed
 		return false
 	}
 	t.chunks = append(t.chunks, chunk{buf: buf})
 	f.held += max(len(buf), chunkFloor)
-	if !rx.start(t, buf[:n], true) {
-		rx.freeChunk(t, len(t.chunks)-1)
+	if !f.start(t, buf[:n], true) {
+		f.freeChunk(t, len(t.chunks)-1)
 		return false
 	}
 	return true
 }
 
-// endOffer ends the open offer if it is over, or cannot go on.
-func (rx *receiver) endOffer() {
-	t := rx.open
-	if t.reading > 0 {
-		return
-	}
-	done := wire.ReadDone{ID: t.id, Count: uint64(t.got)}
-	switch {
-	case t.got == t.total:
-		rx.send(done.Control())
-		rx.closeOffer(true)
-	case rx.leaving || t.stopped:
-		if rx.leaving {
-			done.Flags = wire.FlagGone
-		}
-		rx.send(done.Control())
-		rx.closeOffer(false)
-	case t.noMem && !t.refused:
+// endOffer ends the open offer if it is over, or cannot go on. short: the rest of it comes as
+// payload, or its Write has ended in the middle.
+func (f *fetches) endOffer(use use) (short bool) {
+	t := f.open
+	done := wire.ReadDone{ID: t.id, Count: uint64(t.got), From: t.desc}
+	switch short = t.got < t.total; {
+	case t.reading > 0:
+		return false
+	case short && use == toRefuse:
+		done.Flags = wire.FlagGone
+	case short && t.noMem && !t.stopped && !t.refused:
 		t.refused = true
-		rx.send(wire.Cancel{Type: wire.TypeRefuse, ID: t.id}.Control())
-	}
-}
-
-// closeOffer forgets the open offer. If it is not whole, the rest comes as payload, or
-// the Write has ended in the middle.
-func (rx *receiver) closeOffer(whole bool) {
-	rx.open.over = true
-	rx.open = nil
-	rx.offers++
-	rx.cut = rx.cut || !whole
-	rx.do.wake = true
-}
-
-// readerWants reports whether a waiting Read can take the transfer into its own slice,
-// and wakes it for that.
-func (rx *receiver) readerWants(t *tail) bool {
-	want := int(rx.want.Load())
-	if want == 0 || t.noSlice || rx.kept > 0 || rx.cur != nil && len(rx.cur.chunks) > 0 || want < directMin && want < t.total-t.asked {
+		f.do.send(wire.Cancel{Type: wire.TypeRefuse, ID: t.id}.Control())
+		return false
+	case short && !t.stopped:
 		return false
 	}
-	rx.do.wake = true
+	f.do.send(done.Control())
+	f.stats.offers++
+	f.do.wake = true
+	t.over, f.open = true, nil
+	return short
+}
+
+// readerWants reports whether a waiting Read can take the transfer into its own slice, as
+// nothing is before it, and wakes it for that.
+func (f *fetches) readerWants(t *tail) bool {
+	want := int(f.want.Load())
+	if want == 0 || t != f.cur || t.noSlice || len(t.chunks) > 0 || want < directMin && want < t.total-t.asked {
+		return false
+	}
+	f.do.wake = true
 	return true
 }
 
-// start begins a transfer of t's next bytes into b, or of as many as one
-// operation takes.
-func (rx *receiver) start(t *tail, b []byte, toChunk bool) bool {
-	f := &rx.fetch
-	n := min(len(b), t.total-t.asked, rx.lim.MaxRDMA)
-	err := rx.mem.Read(b[:n], t.desc, t.asked, t.id)
+// start begins a transfer of t's next bytes into b, or of as many as one operation takes. It
+// fails if the queue is full, or b cannot be registered.
+func (f *fetches) start(t *tail, b []byte, toChunk bool) bool {
+	maxRDMA := f.bounds.maxRDMA
+	n := min(len(b), t.total-t.asked, maxRDMA)
+	if !toChunk && len(f.into) >= blocksMin*maxRDMA {
+		n = min(n, toBlockEnd(b, maxRDMA))
+	}
+	err := f.mem.Read(b[:n], t.desc, t.asked, t.id)
 	f.full.Store(err == ErrWouldBlock)
 	switch {
 	case err == ErrWouldBlock:
 		return false
+	case err != nil && toChunk:
+		t.noMem = true
+		return false
 	case err != nil:
-		rx.noMemory(t, toChunk)
+		t.noSlice = true
+		f.stats.unregistered++
+		f.stop = true // the Read returns what it has, if anything
 		return false
 	}
 	f.push(read{t, n, !toChunk})
@@ -230,70 +257,75 @@ func (rx *receiver) start(t *tail, b []byte, toChunk bool) bool {
 	return true
 }
 
-// noMemory notes that memory of a chunk or a Read's slice cannot be registered, so that
-// no transfer to it could be started.
-func (rx *receiver) noMemory(t *tail, toChunk bool) {
-	if toChunk {
-		t.noMem = true
-	} else {
-		t.noSlice = true
-		rx.unregistered++
-		rx.fetch.stop = true // the Read returns what it has, if anything
-	}
-}
-
 // waits reports whether more is to come for the Read whose slice is the target.
-func (rx *receiver) waits() bool {
-	f, t := &rx.fetch, rx.cur
+func (f *fetches) waits() bool {
 	if f.busy() {
 		return true
 	}
 	// Otherwise only a full queue has kept a transfer from being started.
+	t := f.cur
 	return f.asked < len(f.into) && t != nil && !t.over && !t.stopped && !t.noMem && t.asked < t.total && !f.stop
 }
 
 // endDirect ends the use of the slice of a Read, and returns how many bytes it has got.
-func (rx *receiver) endDirect() int {
-	f := &rx.fetch
+func (f *fetches) endDirect() int {
 	n := f.before + f.got
 	f.into = nil
-	rx.bytes += uint64(n)
+	f.stats.bytes += uint64(n)
 	return n
 }
 
-// stopDirect begins to end transfers into the slice of a Read that has to return, and
-// reports whether there is such a slice.
-func (rx *receiver) stopDirect() bool {
-	f := &rx.fetch
-	if f.into == nil {
-		return false
-	}
-	f.stop = true
-	return true
-}
-
-// transferred notes that a transfer of an open tail has brought n bytes.
-func (rx *receiver) transferred(t *tail, n int, direct bool) {
-	t.got += n
-	rx.do.wake = true
-	if direct {
-		rx.fetch.got += n
-		rx.movedBytes += uint64(n)
+// arrived notes that a transfer has brought its bytes.
+func (f *fetches) arrived(r read, use use) {
+	t := r.t
+	t.got += r.n
+	f.do.wake = true
+	f.tellNearDone(t, r.n)
+	if r.direct {
+		f.got += r.n
+		f.stats.movedBytes += uint64(r.n)
 		return
 	}
-	rx.boxedBytes += uint64(n)
+	f.stats.boxedBytes += uint64(r.n)
 	at := 0
 	for t.chunks[at].full {
 		at++
 	}
-	if t.chunks[at].full = true; rx.discard {
-		rx.freeChunk(t, at)
+	if t.chunks[at].full = true; use != toRead {
+		f.freeChunk(t, at)
 	}
+}
+
+// tellNearDone tells the offerer that the end is near, after each RDMA read's worth of bytes,
+// n of which have just come: it has slept (writeOffer), and is to be awake then.
+func (f *fetches) tellNearDone(t *tail, n int) {
+	each := f.bounds.maxRDMA
+	if left := t.total - t.got; left > 0 && left < nearDone(each) && (left+n-1)/each > (left-1)/each {
+		f.do.send(wire.Plain(wire.TypeNearDone))
+	}
+}
+
+// nearDone is how many bytes of an offer the offerer does not sleep for: at 50 GB/s they take
+// 80 µs, and to be woken takes half of that.
+func nearDone(maxRDMA int) int { return 4 * maxRDMA }
+
+// advanceOffer starts the transfers that can be started for the open tail, and ends the offer
+// when it is over. It reports whether it started any.
+func (rx *receiver) advanceOffer() (started bool) {
+	f := &rx.fetch
+	if f.open == nil || rx.phase >= ended || rx.do.fault != nil {
+		return false
+	}
+	started = f.startAll(rx.use)
+	if f.endOffer(rx.use) {
+		rx.cut = true
+	}
+	return started
 }
 
 // withdrawnByPeer handles CancelRead: the offerer wants its memory back.
 func (rx *receiver) withdrawnByPeer(id uint32) {
-	if t := rx.open; t != nil && t.id == id {
+	if t := rx.fetch.open; t != nil && t.id == id {
 		t.stopped = true
 		rx.advanceOffer()
 	}
@@ -303,27 +335,13 @@ func (rx *receiver) withdrawnByPeer(id uint32) {
 func (rx *receiver) readCompleted(ev *Event) {
 	r, ok := rx.fetch.pop()
 	if !ok || r.t.id != ev.ID {
-		rx.violation("completion of a read that was not started")
+		rx.do.violation("completion of a read that was not started")
 		return
 	}
 	if ev.Err != nil {
 		rx.do.fault = cmp.Or(rx.do.fault, fmt.Errorf("session: RDMA read: %v: %w", ev.Err, syscall.ECONNRESET))
 		return
 	}
-	rx.transferred(r.t, r.n, r.direct)
-	rx.tellNearDone(r.t, r.n)
+	rx.fetch.arrived(r, rx.use)
 	rx.advanceOffer()
 }
-
-// tellNearDone tells the offerer that the end is near, after each RDMA read's worth of bytes,
-// n of which have just come: it has slept (writeOffer), and is to be awake then.
-func (rx *receiver) tellNearDone(t *tail, n int) {
-	each := rx.lim.MaxRDMA
-	if left := t.total - t.got; left > 0 && left < nearDone(rx.lim) && (left+n-1)/each > (left-1)/each {
-		rx.send(wire.Plain(wire.TypeNearDone))
-	}
-}
-
-// nearDone is how many bytes of an offer the offerer does not sleep for: at 50 GB/s they take
-// 80 µs, and to be woken takes half of that.
-func nearDone(lim *Limits) int { return 4 * lim.MaxRDMA }

@@ -44,6 +44,49 @@ func TestALargeReadIsDirect(t *testing.T) {
 	})
 }
 
+// However far into a large slice an offer's bytes begin, transfers end at the same addresses in
+// it, so that what is registered for one Read is found by the next.
+func TestReadsOfOneSliceAreCutAtTheSameBlocks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.Limits.MaxRDMA = 10_000
+		m := new(notedReads)
+		s, _, p := negotiatedOn(t, cfg, session.Config{}, withMemory(func(under session.Memory) session.Memory {
+			m.Memory = under
+			return m
+		}))
+		data, into := pattern(100_000), make([]byte, 110_000)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id, before := range []int{0, 1, 2_000, 4_000} {
+			m.ends = nil
+			r := make(chan result, 1)
+			go func() {
+				n, err := io.ReadFull(s, into[:before+len(data)])
+				r <- result{n, err}
+			}()
+			pass(time.Second)
+			if before > 0 {
+				p.send(tData, 0, make([]byte, before)...)
+			}
+			p.send(tOfferRead, 0, u64(uint64(id+1), d.Addr, d.Key, d.Len)...)
+			if x := within(t, r); x.err != nil || !bytes.Equal(into[before:before+len(data)], data) {
+				t.Fatalf("Read: %+v", x)
+			}
+			for i, end := range m.ends {
+				if last := i == len(m.ends)-1; !last && end%uintptr(cfg.Limits.MaxRDMA) != 0 {
+					t.Errorf("behind %d bytes, transfer %d of %d ends at %d of the slice", before, i, len(m.ends), end-address(into))
+				}
+			}
+			if len(m.ends) < len(data)/cfg.Limits.MaxRDMA {
+				t.Errorf("behind %d bytes, %d transfers into the slice", before, len(m.ends))
+			}
+		}
+	})
+}
+
 // What does not fit the slice of a Read is fetched ahead, though no other Read follows:
 // the peer's Write ends.
 func TestTheRestBehindADirectReadIsFetchedAhead(t *testing.T) {
@@ -117,7 +160,7 @@ func TestAbortLeavesADirectReadWhatHadArrived(t *testing.T) {
 		x := within(t, r)
 		want := append([]byte(before), data...)
 		moved := x.n - len(before)
-		if moved <= 0 || moved >= len(data) || moved%cfg.Limits.MaxRDMA != 0 || x.err != nil || !bytes.Equal(into[:x.n], want[:x.n]) {
+		if moved <= 0 || moved >= len(data) || address(into[x.n:])%uintptr(cfg.Limits.MaxRDMA) != 0 || x.err != nil || !bytes.Equal(into[:x.n], want[:x.n]) {
 			t.Errorf("Read: %+v", x)
 		}
 		_, err = s.Read(into)

@@ -5,6 +5,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/session/twin"
@@ -248,6 +249,22 @@ func (e atOnce) Read(into []byte, from session.Descriptor, off int, id uint32) e
 	nap(2 * latency)
 	return err
 }
+
+// notedReads notes where RDMA reads end, as addresses.
+type notedReads struct {
+	session.Memory
+	ends []uintptr
+}
+
+func (m *notedReads) Read(into []byte, from session.Descriptor, off int, id uint32) error {
+	err := m.Memory.Read(into, from, off, id)
+	if err == nil {
+		m.ends = append(m.ends, address(into)+uintptr(len(into)))
+	}
+	return err
+}
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
 // slowRevoke has time pass before Revoke returns.
 type slowRevoke struct {

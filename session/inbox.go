@@ -7,15 +7,35 @@ import "github.com/sanconn/san/session/internal/wire"
 // how many more bytes are there, and Emptied reports how many have been read. Positions
 // count bytes since it was opened.
 type inbox struct {
-	buf   []byte // nil: there is none
-	desc  Descriptor
-	left  bool // the peer writes nothing more to it
-	asked bool // … but wants another, once all has been read
+	mem  Memory
+	size int // in bytes, where memory is not short; 0: none is opened
+	do   *receiverDo
+
+	exposed
+	state inboxState
+	last  bool // the peer has closed: none is opened any more
 
 	filled   int64 // up to here the peer has filled it
 	emptied  int64 // … it has been read
 	reported int64 // … the peer knows that it has been read
 }
+
+// exposed is memory that the peer may write to.
+type exposed struct {
+	buf  []byte
+	desc Descriptor
+}
+
+// inboxState is what the peer does with it: none (open) open (left) left (asked) again; behind
+// left and again none, or open, once all has been read.
+type inboxState uint8
+
+const (
+	inboxNone  inboxState = iota
+	inboxOpen             // the peer writes to it
+	inboxLeft             // … no more
+	inboxAgain            // … but wants another
+)
 
 const (
 	// A box, which stays registered, is at most 1/boxShare of MaxExpose: small where
@@ -47,13 +67,9 @@ func boxSize(lim *Limits, budget int) int {
 	return size
 }
 
-// allocBox allocates memory for a box or inbox, less where memory is short; nil: too little
-// to be of use.
-func allocBox(mem Memory, lim *Limits, budget int) []byte {
-	size := boxSize(lim, budget)
-	if size == 0 {
-		return nil
-	}
+// allocBox allocates memory for a box or inbox of a size, or less where memory is short; nil:
+// there is too little.
+func allocBox(mem Memory, size int) []byte {
 	buf := mem.Alloc(size)
 	for buf == nil && size > boxUnit {
 		size /= 2
@@ -62,97 +78,93 @@ func allocBox(mem Memory, lim *Limits, budget int) []byte {
 	return buf
 }
 
-// inboxWanted handles AskInbox: it opens the inbox, or reports that there is no memory.
-func (rx *receiver) inboxWanted() {
-	in := &rx.inbox
-	switch {
-	case in.buf != nil && !in.left || in.asked:
-		rx.violation("it asks for a second inbox")
-	case in.buf != nil:
-		in.asked = true
+// asked handles AskInbox: it opens the inbox, or reports that there is no memory.
+func (in *inbox) asked() {
+	switch in.state {
+	case inboxNone:
+		in.open()
+	case inboxLeft:
+		in.state = inboxAgain
 	default:
-		rx.openInbox()
+		in.do.violation("it asks for a second inbox")
 	}
 }
 
-func (rx *receiver) openInbox() {
+func (in *inbox) open() {
 	var answer wire.Inbox
-	if rx.caps&wire.CapInbox != 0 && !rx.closed {
-		if buf := allocBox(rx.mem, rx.lim, rx.budget); buf != nil {
+	if in.size > 0 && !in.last {
+		if buf := allocBox(in.mem, in.size); buf != nil {
 			clear(buf) // a false Fill must not reveal the last user's data
-			if d, err := rx.mem.Expose(buf, RemoteWrite); err == nil {
-				rx.inbox = inbox{buf: buf, desc: d}
+			if d, err := in.mem.Expose(buf, RemoteWrite); err == nil {
+				in.exposed, in.state = exposed{buf, d}, inboxOpen
 				answer.Memory = d
 			} else {
-				rx.mem.Free(buf)
+				in.mem.Free(buf)
 			}
 		}
 	}
-	rx.send(answer.Control())
+	in.do.send(answer.Control())
 }
 
-// filled counts the n bytes that a Fill announces; false: it breaks the protocol.
-func (rx *receiver) filled(m []byte) (n int64, ok bool) {
-	in := &rx.inbox
+// fill counts the n bytes that a Fill announces; false: it breaks the protocol.
+func (in *inbox) fill(m []byte) (n int64, ok bool) {
 	fill, err := wire.ParseFill(m)
-	if err != nil || in.buf == nil || in.left {
-		rx.violation("a Fill of %d bytes out of place", len(m))
+	if err != nil || in.state != inboxOpen {
+		in.do.violation("a Fill of %d bytes out of place", len(m))
 		return 0, false
 	}
 	n = int64(fill.Length)
 	if n == 0 || n > int64(len(in.buf))-in.unread() {
-		rx.violation("it fills %d bytes of an inbox of %d that has %d unread", n, len(in.buf), in.unread())
+		in.do.violation("it fills %d bytes of an inbox of %d that has %d unread", n, len(in.buf), in.unread())
 		return 0, false
 	}
 	in.filled += n
-	rx.boxedBytes += uint64(n)
 	return n, true
 }
 
-// emptied counts n bytes as read, or thrown away.
-func (rx *receiver) emptied(n int64) {
-	in := &rx.inbox
+// read counts n bytes as read, or thrown away.
+func (in *inbox) read(n int64) {
 	in.emptied += n
 	switch {
-	case in.left && in.unread() == 0:
-		rx.closeInbox()
-	case rx.closed:
+	case in.state >= inboxLeft && in.unread() == 0:
+		in.close()
+	case in.last:
 	case in.emptied-in.reported >= int64(max(min(len(in.buf)/reportShare, reportMost), 1)):
 		in.reported = in.emptied
-		rx.send(wire.Emptied{Count: uint64(in.reported)}.Control())
+		in.do.send(wire.Emptied{Count: uint64(in.reported)}.Control())
 	}
 }
 
-// inboxLeft handles LeaveInbox: the peer writes nothing more to the inbox.
-func (rx *receiver) inboxLeft() {
-	in := &rx.inbox
-	if rx.closed {
-		return // Close implied it: see leftForGood
+// left handles LeaveInbox: the peer writes nothing more to the inbox.
+func (in *inbox) left() {
+	switch {
+	case in.last: // Close implied it
+	case in.state != inboxOpen:
+		in.do.violation("it leaves an inbox that it does not have")
+	default:
+		in.state = inboxLeft
+		in.close()
 	}
-	if in.buf == nil || in.left {
-		rx.violation("it leaves an inbox that it does not have")
+}
+
+// leftForGood is left for the peer's Close or Abort.
+func (in *inbox) leftForGood() {
+	if in.state == inboxOpen {
+		in.left()
+	}
+	in.last = true
+}
+
+// close has the memory given back once all of it has been read, and opens the next one if
+// the peer has asked for it.
+func (in *inbox) close() {
+	if in.unread() > 0 {
 		return
 	}
-	in.left = true
-	rx.closeInbox()
-}
-
-// leftForGood closes the inbox after the peer's Close or Abort.
-func (rx *receiver) leftForGood() {
-	if in := &rx.inbox; in.buf != nil && !in.left {
-		in.left = true
-		rx.closeInbox()
-	}
-}
-
-// closeInbox has the memory given back once all of it has been read, and opens the next one
-// if the peer has asked for it.
-func (rx *receiver) closeInbox() {
-	if in := &rx.inbox; in.unread() == 0 {
-		asked := in.asked && !rx.gone
-		rx.do.close = *in
-		if *in = (inbox{}); asked {
-			rx.openInbox()
-		}
+	again := in.state == inboxAgain
+	in.do.close = in.exposed
+	*in = inbox{mem: in.mem, size: in.size, do: in.do, last: in.last}
+	if again {
+		in.open()
 	}
 }

@@ -118,8 +118,8 @@ func (e *engine) tend() (used, looked bool) {
 	}
 	defer e.rxMu.Unlock()
 	rx := &e.rx
-	if rx.gone || rx.dead {
-		if !rx.gone { // or the endpoint may be retired
+	if rx.phase >= ended {
+		if rx.phase != closed { // or the endpoint may be retired
 			e.noteEnd()
 		}
 		i.away.Store(true)
@@ -129,7 +129,7 @@ func (e *engine) tend() (used, looked bool) {
 	looked = i.seen != 0 && (rx.polls != i.polls || e.rd.op.held())
 	defer func() { i.polls = rx.polls }()
 	e.txMu.Lock()
-	seen := 1 + rx.messages + e.tx.messages
+	seen := 1 + rx.stats.messages + e.tx.stats.messages
 	e.txMu.Unlock()
 	if seen != i.seen {
 		i.seen = seen
@@ -182,7 +182,5 @@ func (e *engine) watch() {
 		s.Rest()
 	}
 	e.ep.Arm(RecvReady)
-	e.lockRx()
-	e.progressLocked()
-	e.unlockRx()
+	e.progress(true)
 }

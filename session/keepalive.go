@@ -123,7 +123,7 @@ func (k *keepalive) check(s *engine) {
 		k.stop()
 		s.fail(fmt.Errorf("session: the peer has not answered for %v: %w", every*(maxUnanswered+1), syscall.ETIMEDOUT))
 	case probes > 0:
-		s.sendControl(wire.Plain(wire.TypePing))
+		s.withSender(func(tx *sender) { tx.owe(wire.Plain(wire.TypePing)) })
 		s.leftBehind()
 	}
 }

@@ -37,8 +37,11 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	}
 	w.openBox(n)
 	err = w.until(func() bool {
-		if w.wr.state.Load() == 0 && w.over() == nil {
-			room = w.lendRoom(n)
+		if w.wr.state.Load() == 0 {
+			w.withRoom(func(tx *sender) bool {
+				room = tx.lend(n)
+				return room != nil
+			})
 		}
 		return room != nil
 	})
@@ -63,22 +66,6 @@ func (w *writing) lendInVain(n int) (room []byte) {
 			tx.lent = room
 		}
 	})
-	return room
-}
-
-// lendRoom lends up to n bytes; nil: there is no room now.
-func (w *writing) lendRoom(n int) (room []byte) {
-	for range 2 {
-		opens := false
-		w.withSender(func(tx *sender) {
-			room = tx.lend(n)
-			opens = room == nil && tx.wantInbox(0)
-		})
-		if !opens {
-			break
-		}
-		w.openBox(0)
-	}
 	return room
 }
 
@@ -117,15 +104,15 @@ func (w *writing) Commit(n int) (err error) {
 // Peek lends the next bytes of the stream, as far as they lie in one piece, and blocks while
 // there are none. They stay where they are until Discard; until then a Read waits, and
 // another Peek returns the same. Errors are those of Read.
-func (r *reading) Peek() ([]byte, error) { return r.lend(true, false) }
+func (r *reading) Peek() ([]byte, error) { return r.lend(true, shared) }
 
 // Look is Peek for a loan that is not shared: it waits for the end of another one, and Peek
 // for its end. Unless wait is set it does not wait for the peer: nil without an error means
 // that nothing has come.
-func (r *reading) Look(wait bool) ([]byte, error) { return r.lend(wait, true) }
+func (r *reading) Look(wait bool) ([]byte, error) { return r.lend(wait, alone) }
 
-// lend begins a loan, or joins the one that there is unless either is to be alone.
-func (r *reading) lend(wait, alone bool) (b []byte, err error) {
+// lend begins a loan, or joins the one that there is unless either is alone.
+func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
 	r.rd.begin()
 	defer r.rd.op.Unlock()
 	if st := r.rd.state.Load(); st != 0 {
@@ -134,7 +121,7 @@ func (r *reading) lend(wait, alone bool) (b []byte, err error) {
 	r.joinIfAway()
 	test := func(bool) Events {
 		coming := false
-		if b, coming, err = r.peek(alone); b != nil || err != nil || !wait && !coming {
+		if b, coming, err = r.peek(as); b != nil || err != nil || !wait && !coming {
 			return 0
 		}
 		if st := r.rd.state.Load(); st != 0 {
@@ -150,14 +137,14 @@ func (r *reading) lend(wait, alone bool) (b []byte, err error) {
 
 // peek is lend without the wait. coming: another look, maybe after a wait, finds bytes or an
 // end, without any more from the application at the other end.
-func (r *reading) peek(alone bool) (b []byte, coming bool, err error) {
+func (r *reading) peek(as loan) (b []byte, coming bool, err error) {
 	r.lockRx()
 	defer r.unlockRx()
 	rx := &r.rx
-	if rx.gone {
+	if rx.phase == closed {
 		return nil, false, r.streamEndLocked()
 	}
-	if rx.lent && (alone || rx.alone) {
+	if rx.loan != notLent && max(rx.loan, as) == alone {
 		r.progressLocked()
 		return nil, true, nil
 	}
@@ -167,13 +154,13 @@ func (r *reading) peek(alone bool) (b []byte, coming bool, err error) {
 	}
 	if b == nil {
 		err = r.streamEndLocked()
-		return nil, rx.unread() || rx.shut || r.ep.Err() != nil, err
+		return nil, rx.unread() || rx.end != notYet || r.ep.Err() != nil, err
 	}
-	if !rx.lent {
+	if rx.loan == notLent {
 		if !r.borrow() {
 			return nil, false, ErrClosed
 		}
-		rx.lent, rx.alone = true, alone
+		rx.loan = as
 	}
 	return b[:len(b):len(b)], false, nil
 }
@@ -182,7 +169,7 @@ func (r *reading) peek(alone bool) (b []byte, coming bool, err error) {
 func (r *reading) Discard(n int) error {
 	r.lockRx()
 	rx := &r.rx
-	if !rx.lent {
+	if rx.loan == notLent {
 		r.rxMu.Unlock()
 		if n == 0 {
 			return nil
@@ -190,7 +177,7 @@ func (r *reading) Discard(n int) error {
 		return ErrNotReserved
 	}
 	var err error
-	if rx.lent = false; !rx.gone {
+	if rx.loan = notLent; rx.phase != closed {
 		err = rx.unlend(n)
 	}
 	r.unlockRx()

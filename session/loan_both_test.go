@@ -2,11 +2,13 @@ package session_test
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/session/twin"
 )
@@ -335,19 +337,26 @@ func TestReserveAndPeekAreInterrupted(t *testing.T) {
 // A loan that finds what it needs at once is no wait that polling has ended.
 func TestALoanWithoutAWaitIsNoPoll(t *testing.T) {
 	a, b, _, _ := pair(t, ring, session.Config{Spin: 20 * time.Microsecond})
+	const loans = 10
 	before := a.Stats().Polls
-	for range 10 {
+	for i := range byte(loans) {
 		lend(t, a, []byte("abc"), 3)
-		if _, err := a.WriteUrgent([]byte("!")); err != nil {
+		if _, err := a.WriteUrgent([]byte{i}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if polls := a.Stats().Polls - before; polls != 0 {
 		t.Errorf("%d waits are counted", polls)
 	}
-	readFull(t, b, 1)
+	testenv.Eventually(t, time.Minute, func() error { // all has come
+		var last [1]byte
+		if _, err := b.ReadUrgent(last[:]); err != nil || last[0] != loans-1 {
+			return fmt.Errorf("urgent: %d, %v", last[0], err)
+		}
+		return nil
+	})
 	before = b.Stats().Polls
-	for range 10 {
+	for range loans {
 		peeked(t, b, 2, 2)
 	}
 	if polls := b.Stats().Polls - before; polls > 0 {

@@ -14,7 +14,7 @@ import (
 func (s *Session) introduce() (sent bool) {
 	s.txMu.Lock()
 	defer s.txMu.Unlock()
-	if s.tx.gone || s.tx.messages != 0 {
+	if s.tx.closed || s.tx.stats.messages != 0 {
 		return true
 	}
 	room := s.ep.ReserveControl(wire.NegotiateLen)
@@ -25,10 +25,11 @@ func (s *Session) introduce() (sent bool) {
 		Version:    wire.Version,
 		Credits:    s.credits.Window(),
 		MaxMessage: uint32(s.lim.MaxMessage),
-		Caps:       s.rx.caps,
+		Caps:       s.bounds.caps,
 	}.Put(room)
 	s.ep.CommitControl(wire.NegotiateLen)
-	s.tx.counted(wire.TypeNegotiate)
+	s.credits.Sent()
+	s.tx.stats.messages++
 	return true
 }
 
@@ -87,6 +88,13 @@ func (s *Session) negotiateStep() (want Events, err error) {
 	if !s.heard {
 		want |= RecvReady
 	}
+	if want == 0 {
+		// Not before: what comes behind the peer's message may be answered at once, by whom
+		// the endpoint wakes, and the answer would overtake this end's negotiation message.
+		s.rxMu.Lock()
+		s.rx.phase.reach(running)
+		s.rxMu.Unlock()
+	}
 	return want, nil
 }
 
@@ -94,7 +102,7 @@ func (s *Session) negotiateStep() (want Events, err error) {
 func (s *Session) negotiated(sent bool) (bool, error) {
 	s.rxMu.Lock()
 	defer s.rxMu.Unlock()
-	if s.rx.gone {
+	if s.rx.phase == closed {
 		return false, ErrClosed
 	}
 	if !sent && s.ep.Err() == nil { // to a peer that has left it need not be sent; what it sent is still read
@@ -117,14 +125,11 @@ func (s *Session) negotiated(sent bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	s.peer = p
-	s.credits.Limit(p.Credits)
 	s.credits.ReceivedFirst()
-	s.rx.begun = true
-	s.rx.messages++
+	s.rx.stats.messages++
 	s.txMu.Lock()
-	s.tx.maxMsg = int(min(uint32(s.lim.MaxMessage), p.MaxMessage))
-	s.tx.plan(&s.cfg, &s.lim, p.Caps)
+	s.credits.Limit(p.Credits)
+	s.plan = newPlan(&s.cfg, &s.lim, p)
 	s.unlockTx()
 	return true, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -183,6 +184,55 @@ func TestAcceptingEndIsSilentUntilTheDialerNegotiates(t *testing.T) {
 				if m := p.recv(); m[0] != tNegotiate || le.Uint16(m[header+6:]) != 0 {
 					t.Errorf("the answer is %x", m)
 				}
+				if err := <-negotiated; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// noRoom is an endpoint without room for control messages, until there is.
+type noRoom struct {
+	*twin.Endpoint
+	room atomic.Bool
+}
+
+func (e *noRoom) ReserveControl(n int) []byte {
+	if !e.room.Load() {
+		return nil
+	}
+	return e.Endpoint.ReserveControl(n)
+}
+
+// What has come behind the peer's negotiation message is left alone, whoever is woken for it,
+// until this end's has been sent: the answer would overtake it.
+func TestNothingIsTakenBeforeNegotiationHasBeenSent(t *testing.T) {
+	for name, cfg := range forms {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				var s *session.Session
+				var e *noRoom
+				s, _, p := rawPairOn(t, cfg, session.Config{Accepting: true, OnNote: func(note []byte) {
+					e.room.Store(true)
+					s.SendNote(note)
+				}}, func(inner *twin.Endpoint) session.Endpoint {
+					e = &noRoom{Endpoint: inner}
+					return e
+				})
+				negotiated := make(chan error, 1)
+				go func() { negotiated <- s.Negotiate(context.Background()) }()
+				p.send(tNegotiate, 0, parameters(version, uint32(max(cfg.Limits.Window-session.ControlReserve, 0)), 4096, 0)...)
+				p.send(tNote, 0, 7)
+				pass(time.Second)
+				s.Wake(session.RecvReady)
+				pass(time.Second)
+				e.room.Store(true)
+				s.Wake(session.SendReady)
+				if m := p.recv(); m[0] != tNegotiate {
+					t.Errorf("the first message is %x", m)
+				}
+				p.expect(tNote)
 				if err := <-negotiated; err != nil {
 					t.Error(err)
 				}

@@ -36,7 +36,7 @@ func (w *writing) SendNote(note []byte) (err error) {
 		return err
 	}
 	w.withSender(func(tx *sender) {
-		if tx.gone || tx.last == wire.TypeClose || tx.last == wire.TypeAbort {
+		if tx.closed || tx.last.closes() {
 			err = ErrClosed
 			return
 		}
@@ -51,7 +51,7 @@ func (w *writing) SendNote(note []byte) (err error) {
 func (w *writing) WritePosition() uint64 {
 	w.txMu.Lock()
 	defer w.txMu.Unlock()
-	return w.tx.bytes
+	return w.tx.stats.bytes
 }
 
 // ReadPosition returns how many bytes of the peer's stream have been read so far: by Read,
@@ -59,7 +59,7 @@ func (w *writing) WritePosition() uint64 {
 func (r *reading) ReadPosition() uint64 {
 	r.rxMu.Lock()
 	defer r.rxMu.Unlock()
-	return r.rx.bytes
+	return r.rx.stats.bytes
 }
 
 // noteLocked takes a Note message.
@@ -70,8 +70,8 @@ func (e *engine) noteLocked(m []byte) {
 	if !rx.dropControl(wire.TypeNote, err) {
 		return
 	}
-	if e.cfg.OnNote == nil || rx.shut && !rx.mayNote || !e.hand(note) {
-		rx.violation("a note of %d bytes, out of place", len(note))
+	if e.cfg.OnNote == nil || rx.end >= byClose || !e.hand(note) {
+		rx.do.violation("a note of %d bytes, out of place", len(note))
 	}
 }
 
@@ -128,7 +128,8 @@ func (e *engine) handNext() bool {
 	n.mu.Lock()
 	if n.over && !n.told && len(n.list) == 0 {
 		n.mu.Unlock()
-		e.takeAll() // the peer's last notes have come by now, and go before the end
+		for e.progress(true) >= progressMost { // the peer's last notes have come by now, and go before the end
+		}
 		n.mu.Lock()
 	}
 	var note []byte
@@ -146,13 +147,4 @@ func (e *engine) handNext() bool {
 	n.mu.Unlock()
 	e.cfg.OnNote(note)
 	return true
-}
-
-// takeAll takes all that has come.
-func (e *engine) takeAll() {
-	for more := true; more; {
-		e.lockRx()
-		more = e.progressLocked() >= progressMost
-		e.unlockRx()
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -229,6 +230,35 @@ func TestTheEndComesBehindTheNotes(t *testing.T) {
 		b.Abort()
 		wantNote(t, notes, "")
 	})
+}
+
+// On a ring, notes may be sent while the peer's negotiation message is still awaited. (The race
+// detector looks at what both use.)
+func TestNotesBesideNegotiate(t *testing.T) {
+	for range 50 {
+		ea, eb := twin.Pair(twin.Config{})
+		a := session.New(ea, session.Config{})
+		cfg, notes := noted()
+		cfg.Accepting = true
+		b := session.New(eb, cfg)
+		var wg sync.WaitGroup
+		for _, s := range []*session.Session{a, b} {
+			wg.Go(func() {
+				if err := s.Negotiate(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		sendNote(t, a, "one")
+		sendNote(t, a, "two")
+		wg.Wait()
+		wantNote(t, notes, "one")
+		wantNote(t, notes, "two")
+		for _, s := range []*session.Session{a, b} {
+			s.Abort()
+			<-s.Closed()
+		}
+	}
 }
 
 // An end that has come before Negotiate is told behind it, as the peer's first message is still

@@ -1,11 +1,6 @@
 package session
 
-import (
-	"cmp"
-	"fmt"
-
-	"github.com/sanconn/san/session/internal/wire"
-)
+import "github.com/sanconn/san/session/internal/wire"
 
 // The offering half of rendezvous: a Write whose bytes stay where they are until the peer
 // has read them (D6). The other half is in fetch.go. Nothing of the stream follows an open
@@ -14,13 +9,13 @@ import (
 // outOffer is the offer of the current Write.
 type outOffer struct {
 	state offerState
-	id    uint32
-	total int // bytes offered
-	taken int // bytes that the peer has, from the front, once it is over
+	id    uint32 // none: of the one before
+	total int    // bytes offered
+	taken int    // bytes that the peer has, from the front, once it is over
 }
 
 // offerState is what is with an offer: none (sendOffer) open (takeBack) cancelled
-// (readByPeer) over (offerEnded) none; or from open straight to over.
+// (readByPeer) over (end) none; or from open straight to over.
 type offerState uint8
 
 const (
@@ -44,53 +39,9 @@ const (
 	minOffer = 2 * offerInline
 )
 
-// plan decides how large Writes go, once both ends' abilities are known.
-func (t *sender) plan(cfg *Config, lim *Limits, peerCaps uint32) {
-	off := cfg.Disable
-	from := cmp.Or(cfg.Threshold, lim.Threshold)
-	if from > 0 && lim.MaxExpose > 0 && peerCaps&wire.CapRead != 0 && off&FeatureRDMARead == 0 {
-		t.threshold = max(from, minOffer)
-	}
-	byWrite := lim.CanWrite && peerCaps&wire.CapInbox != 0 && off&FeatureRDMAWrite == 0
-	if byWrite && lim.Inbox > 0 && boxSize(lim, cfg.SendBudget) > 0 {
-		t.boxFrom, t.boxAfter = lim.Inbox, max(lim.InboxAfter, 1)
-		t.boxMayPay = cfg.Threshold == 0
-	}
-}
-
-// large reports whether n bytes of a Write are enough to be offered.
-func (t *sender) large(n int) bool { return t.threshold > 0 && n >= t.threshold }
-
-// pays reports whether memory to be exposed is to be offered rather than copied: where there
-// is no memory for a box, all of it is.
-func (t *sender) pays(b []byte) bool {
-	if !t.boxMayPay || t.box.skip > 0 {
-		return true
-	}
-	pays, err := t.mem.Pays(b)
-	if err != nil {
-		t.unregistered++
-	}
-	return pays
-}
-
-// offerFirst is how many bytes of an offered Write of n bytes go with the offer.
-func (t *sender) offerFirst(n int) int {
-	if first := min(offerInline, t.maxMsg-wire.OfferReadLen); first < n {
-		return first
-	}
-	return 0
-}
-
 // sendOffer opens an offer of the memory d behind first, if there is room for its message.
 func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
-	if !t.open() || t.lent != nil {
-		return false
-	}
-	if t.pending() {
-		t.flush()
-	}
-	if t.box.unsent() > 0 {
+	if !t.mayWrite() || t.box.unsent() > 0 {
 		return false
 	}
 	n := wire.OfferReadLen + len(first)
@@ -98,11 +49,11 @@ func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
 	if room == nil {
 		return false
 	}
-	t.lastID++
-	wire.OfferRead{ID: t.lastID, Memory: d}.Put(room)
+	m := wire.OfferRead{ID: t.offer.id + 1, Memory: d}
+	m.Put(room)
 	copy(room[wire.OfferReadLen:], first)
-	t.commit(room, wire.TypeOfferRead, wire.More(more), n)
-	t.offer = outOffer{state: offerOpen, id: t.lastID, total: int(d.Len)}
+	t.commit(room, wire.TypeOfferRead, m.Flags()|wire.More(more), n)
+	t.offer = outOffer{state: offerOpen, id: m.ID, total: int(d.Len)}
 	return true
 }
 
@@ -115,28 +66,26 @@ func (t *sender) takeBack(id uint32) {
 	}
 }
 
-// offerEnded forgets the offer, which is over, and counts the bytes that the peer has
-// of it, and the first bytes that went with its message. It returns the former.
-func (t *sender) offerEnded(first int) (taken int) {
-	taken = t.offer.taken
-	t.offer = outOffer{}
-	t.offers++
-	t.movedBytes += uint64(taken)
-	t.bytes += uint64(first + taken)
+// end forgets the offer, which is over, and counts the bytes that the peer has of it, and the
+// first bytes that went with its message. It returns the former.
+func (o *outOffer) end(first int, stats *traffic) (taken int) {
+	taken = o.taken
+	*o = outOffer{id: o.id}
+	stats.offers++
+	stats.movedBytes += uint64(taken)
+	stats.bytes += uint64(first + taken)
 	return taken
 }
 
 // readByPeer handles ReadDone.
-func (t *sender) readByPeer(m wire.ReadDone) {
-	o := &t.offer
+func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
 	if !o.unfinished(m.ID) { // it crossed our own end of that offer
 		return
 	}
 	gone := m.Flags&wire.FlagGone != 0
 	if m.Count > uint64(o.total) || m.Count < uint64(o.total) && o.state != offerCancelled && !gone {
-		t.violation(fmt.Errorf("a ReadDone for %d bytes of %d", m.Count, o.total))
+		do.violation("a ReadDone for %d bytes of %d", m.Count, o.total)
 		return
 	}
-	o.taken, o.state = int(m.Count), offerOver
-	t.wake = true
+	o.taken, o.state, do.wake = int(m.Count), offerOver, true
 }

@@ -1,8 +1,6 @@
 package session
 
 import (
-	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -31,9 +29,12 @@ type outbox struct {
 	skip    int        // Writes until the next AskInbox, after memory was short
 	without int        // bytes of Writes that an inbox would have served, since there was one
 
-	full    bool        // a Write waits until a good part of it is free
-	blocked atomic.Bool // the queue was full: no RDMA write is tried before one, or a read, has completed
-	resting bool        // the timer of Session.leaveIfIdle runs
+	writes  queue[int]    // lengths of RDMA writes under way
+	reads   *atomic.Int32 // how many RDMA reads are, of the receiver
+	blocked atomic.Bool   // the queue was full: no RDMA write is tried before one, or a read, has completed
+	inWrite bool          // a Write goes on after the end of the box
+	full    bool          // a Write waits until a good part of it is free
+	resting bool          // the timer of Session.leaveIfIdle runs
 }
 
 const (
@@ -64,15 +65,26 @@ func (o *outbox) room() int { return len(o.buf) - o.used() }
 // open reports whether it takes bytes, which leave by RDMA.
 func (o *outbox) open() bool { return o.buf != nil && !o.plain }
 
-// put copies bytes from the front of p, as far as there is room, and returns how many.
-func (o *outbox) put(p []byte) int {
-	n := min(len(p), o.room())
-	if n == 0 {
+// passedBy reports whether n bytes of a Write had better go in messages: nothing is before them,
+// and the box does not serve Writes of less than from.
+func (o *outbox) passedBy(n, from int) bool { return o.unsent() == 0 && !(o.open() && n >= from) }
+
+// take copies bytes from the front of p, and returns how many; more: the Write goes on after p.
+func (o *outbox) take(p []byte, more bool) int {
+	if !o.open() {
 		return 0
+	}
+	n := min(len(p), max(boxUnit, min(boxMost, int(o.sent-o.written), len(p)/2)))
+	if room := o.room(); room < n || o.full {
+		if o.full = room < len(o.buf)/boxShareFree; o.full {
+			return 0
+		}
+		n = min(n, room)
 	}
 	at := int(o.tail % int64(len(o.buf)))
 	copy(o.buf, p[copy(o.buf[at:], p[:n]):n])
 	o.tail += int64(n)
+	o.inWrite = more || n < len(p)
 	return n
 }
 
@@ -96,6 +108,12 @@ func (o *outbox) next() []byte {
 	return o.buf[at:min(at+o.unsent(), len(o.buf))]
 }
 
+// flags are those of a message with the bytes before sent.
+func (o *outbox) flags() uint8 { return wire.More(o.unsent() > 0 || o.inWrite) }
+
+// wakeForRoom has a waiting Write go on if there is enough room.
+func (o *outbox) wakeForRoom(do *due) { do.wake = do.wake || o.room() >= len(o.buf)/boxShareFree }
+
 // release closes it, and returns its memory.
 func (o *outbox) release() (buf []byte) {
 	buf = o.buf
@@ -104,42 +122,14 @@ func (o *outbox) release() (buf []byte) {
 	return buf
 }
 
-// boxes reports whether n bytes of a Write go through the box though a message might take
-// them.
-func (t *sender) boxes(n int) bool { return t.box.open() && n >= t.boxFrom }
-
-// intoBox copies bytes from the front of p to the box, sends what can be sent, and returns
-// how many it copied.
-func (t *sender) intoBox(p []byte, more bool) int {
-	o := &t.box
-	if !o.open() {
-		return 0
-	}
-	n := min(len(p), max(boxUnit, min(boxMost, int(o.sent-o.written), len(p)/2)))
-	if room := o.room(); room < n || o.full {
-		if o.full = room < len(o.buf)/boxShareFree; o.full {
-			return 0
-		}
-		n = min(n, room)
-	}
-	n = o.put(p[:n])
-	t.bytes += uint64(n)
-	t.inWrite = more || n < len(p)
-	t.drainBox()
-	return n
-}
-
 // drainBox sends what the box has, as far as there is room in the peer's inbox, in the
 // queue, and credit.
 func (t *sender) drainBox() {
-	o := &t.box
-	for o.unsent() > 0 {
-		if o.plain {
-			if !t.boxToMessage() {
-				return
-			}
-		} else if !t.boxToInbox() {
-			return
+	for sent := true; sent && t.box.unsent() > 0; {
+		if t.box.plain {
+			sent = t.boxToMessage()
+		} else {
+			sent = t.boxToInbox()
 		}
 	}
 }
@@ -159,8 +149,8 @@ func (t *sender) boxToMessage() bool {
 	n := copy(room[wire.HeaderLen:], b)
 	o.sent += int64(n)
 	o.written += int64(n)
-	t.commit(room, wire.TypeData, wire.More(o.unsent() > 0 || t.inWrite), wire.HeaderLen+n)
-	t.wakeForRoom()
+	t.commit(room, wire.TypeData, o.flags(), wire.HeaderLen+n)
+	o.wakeForRoom(&t.do)
 	return true
 }
 
@@ -170,7 +160,7 @@ func (t *sender) boxToInbox() bool {
 	o := &t.box
 	b := o.next()
 	to := int(o.filled % int64(o.inbox.Len))
-	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.maxRDMA)
+	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.plan.maxRDMA)
 	if n == 0 || o.blocked.Load() {
 		return false
 	}
@@ -182,43 +172,37 @@ func (t *sender) boxToInbox() bool {
 		t.msgs.Commit(0)
 		if err == ErrWouldBlock {
 			o.blocked.Store(true) // before it looks at the reads, as handleLocked looks after counting them
-			o.blocked.Store(t.writes.len() > 0 || t.reads.Load() > 0)
+			o.blocked.Store(o.writes.len() > 0 || o.reads.Load() > 0)
 			return false
 		}
 		o.plain = true // it may have been unregistered in favor of others
 		return true
 	}
-	t.writes.push(n)
+	o.writes.push(n)
 	o.sent += int64(n)
 	o.filled += int64(n)
-	t.boxedBytes += uint64(n)
+	t.stats.boxedBytes += uint64(n)
 	wire.Fill{Length: uint32(n)}.Put(room)
-	t.commit(room, wire.TypeFill, wire.More(o.unsent() > 0 || t.inWrite), wire.FillLen)
+	t.commit(room, wire.TypeFill, o.flags(), wire.FillLen)
 	return true
 }
 
 // boxWritten handles the completion of an RDMA write to the peer's inbox.
 func (t *sender) boxWritten(err error) {
-	n, ok := t.writes.pop()
-	t.box.blocked.Store(false)
+	o := &t.box
+	n, ok := o.writes.pop()
+	o.blocked.Store(false)
 	if !ok {
-		t.violation(errors.New("completion of a write that was not started"))
+		t.do.violation("completion of a write that was not started")
 	}
 	if !ok || err != nil { // Endpoint.Err follows; what has come before it can still be read
 		return
 	}
-	t.box.written += int64(n)
-	if t.box.unsent() > 0 {
+	o.written += int64(n)
+	if o.unsent() > 0 {
 		t.flush()
 	}
-	t.wakeForRoom()
-}
-
-// wakeForRoom wakes a waiting Write if there is enough room.
-func (t *sender) wakeForRoom() {
-	if o := &t.box; o.room() >= len(o.buf)/boxShareFree {
-		t.wake = true
-	}
+	o.wakeForRoom(&t.do)
 }
 
 // wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
@@ -226,12 +210,12 @@ func (t *sender) wakeForRoom() {
 // when the peer reads. It reports whether there is an inbox, but no box.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.box
-	if o.inbox.Len == 0 && !o.wanted && t.boxFrom > 0 {
-		if n >= t.boxFrom {
+	if o.inbox.Len == 0 && !o.wanted && t.plan.boxFrom > 0 {
+		if n >= t.plan.boxFrom {
 			o.without = min(o.without+min(n, maxBox), maxBox)
 		}
 		switch {
-		case o.without < t.boxAfter:
+		case o.without < t.plan.boxAfter:
 		case o.skip > 0:
 			o.skip -= min(n, 1) // one that waits looks often, and counts once
 		default:
@@ -239,13 +223,13 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 			t.owe(wire.Plain(wire.TypeAskInbox))
 		}
 	}
-	return o.inbox.Len > 0 && o.buf == nil && t.lent == nil && !t.gone
+	return o.inbox.Len > 0 && o.buf == nil && t.lent == nil && !t.closed
 }
 
 // openBox makes buf the box; nil: there was no memory for it.
 func (t *sender) openBox(buf []byte) {
 	if t.box.buf = buf; buf == nil {
-		t.noBox++
+		t.stats.noBox++
 		t.leaveInbox()
 		t.box.skip = skipShort
 	}
@@ -272,37 +256,26 @@ func (o *outbox) unusable() bool { return o.plain && o.used() == 0 }
 func (o *outbox) idle(at int64) bool { return o.inbox.Len > 0 && o.filled == at && o.used() == 0 }
 
 // inboxByPeer handles the answer to AskInbox; a length of 0: the peer has no memory.
-func (t *sender) inboxByPeer(d Descriptor) {
-	o := &t.box
+func (o *outbox) inboxByPeer(d Descriptor, do *due, stats *traffic) {
 	if !o.wanted || d.Len > maxBox {
-		t.violation(fmt.Errorf("an inbox of %d bytes that was not asked for", d.Len))
+		do.violation("an inbox of %d bytes that was not asked for", d.Len)
 		return
 	}
 	if o.wanted, o.inbox = false, d; d.Len == 0 {
-		t.noBox++
+		stats.noBox++
 		o.skip = skipShort
 	} else {
-		t.wake = true // a Write that waits goes on through it
+		do.wake = true // a Write that waits goes on through it
 	}
-	t.flush()
 }
 
 // emptiedByPeer handles Emptied: the peer has read its inbox up to upTo.
-func (t *sender) emptiedByPeer(upTo uint64) {
-	o := &t.box
-	if o.inbox.Len == 0 {
-		return // it crossed our LeaveInbox
+func (o *outbox) emptiedByPeer(upTo uint64, do *due) {
+	switch {
+	case o.inbox.Len == 0: // it crossed our LeaveInbox
+	case upTo > uint64(o.filled) || int64(upTo) < o.emptied:
+		do.violation("it has read %d bytes of %d in its inbox, and before that %d", upTo, o.filled, o.emptied)
+	default:
+		o.emptied = int64(upTo)
 	}
-	if upTo > uint64(o.filled) || int64(upTo) < o.emptied {
-		t.violation(fmt.Errorf("it has read %d bytes of %d in its inbox, and before that %d", upTo, o.filled, o.emptied))
-		return
-	}
-	o.emptied = int64(upTo)
-	t.flush()
-}
-
-// unblock has the box go on after an RDMA has completed.
-func (t *sender) unblock() {
-	t.box.blocked.Store(false)
-	t.flush()
 }

@@ -7,14 +7,14 @@ import "time"
 // openBox, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
 // the box once there is one. It gives one back that cannot be registered. wr.op is held.
 func (c *core) openBox(n int) {
-	if c.tx.boxFrom == 0 { // set by Negotiate
+	if c.plan.boxFrom == 0 {
 		return
 	}
 	var old []byte
 	alloc := false
 	c.withSender(func(tx *sender) {
 		switch {
-		case tx.gone || tx.lent != nil:
+		case tx.closed || tx.lent != nil:
 		case tx.box.unusable():
 			old = tx.leaveInbox()
 		default:
@@ -25,17 +25,15 @@ func (c *core) openBox(n int) {
 		c.mem.Free(old)
 	}
 	if alloc {
-		buf := allocBox(c.mem, &c.lim, c.cfg.SendBudget)
+		buf := allocBox(c.mem, c.plan.boxSize)
 		c.withSender(func(tx *sender) { tx.openBox(buf) })
 	}
 }
 
-// restBoxes starts the timer that gives the boxes back once they are idle.
-func (c *core) restBoxes() { c.withSender(c.restBoxesLocked) }
-
+// restBoxesLocked starts the timer that gives the boxes back once they are idle. txMu is held.
 func (c *core) restBoxesLocked(tx *sender) {
 	o := &tx.box
-	if o.inbox.Len > 0 && !o.resting && !tx.gone {
+	if o.inbox.Len > 0 && !o.resting && !tx.closed {
 		o.resting = true
 		at := o.filled
 		time.AfterFunc(boxRest, func() { c.leaveIfIdle(at) })
@@ -53,7 +51,7 @@ func (c *core) leaveIfIdle(at int64) {
 	var buf []byte
 	c.withSender(func(tx *sender) {
 		tx.box.resting = false
-		if alone && tx.box.idle(at) && !tx.gone && tx.lent == nil {
+		if alone && tx.box.idle(at) && !tx.closed && tx.lent == nil {
 			buf = tx.leaveInbox()
 		}
 		c.restBoxesLocked(tx)

@@ -16,7 +16,14 @@ type engine struct{ *core }
 // lockRx begins a use of the receiver.
 func (e *engine) lockRx() {
 	e.rxMu.Lock()
-	e.rx.dead = e.failure.Load() != nil
+	e.notePhaseLocked()
+}
+
+// notePhaseLocked tells the receiver if the connection is over.
+func (e *engine) notePhaseLocked() {
+	if e.failure.Load() != nil {
+		e.rx.phase.reach(ended)
+	}
 }
 
 // tryLockRx is lockRx unless somebody uses the receiver.
@@ -24,7 +31,7 @@ func (e *engine) tryLockRx() bool {
 	if !e.rxMu.TryLock() {
 		return false
 	}
-	e.rx.dead = e.failure.Load() != nil
+	e.notePhaseLocked()
 	return true
 }
 
@@ -46,15 +53,15 @@ func (e *engine) settleLocked() {
 	}
 	if do.close.buf != nil {
 		e.closeInbox(do.close)
-		do.close = inbox{}
+		do.close = exposed{}
 	}
-	if len(do.send) > 0 {
+	if len(do.control) > 0 {
 		e.txMu.Lock()
-		for _, c := range do.send {
+		for _, c := range do.control {
 			e.tx.owe(c)
 		}
 		e.unlockTx()
-		do.send = do.send[:0]
+		do.control = do.control[:0]
 	}
 	if e.txWaits.Load() || e.credits.Due() {
 		e.flush()
@@ -63,7 +70,7 @@ func (e *engine) settleLocked() {
 
 // closeInbox gives memory back that the peer writes to no more. Revoking may block, so a
 // worker does it.
-func (e *engine) closeInbox(old inbox) {
+func (e *engine) closeInbox(old exposed) {
 	if !e.workers.start() { // never: what ends the workers has closed the inbox
 		return
 	}
@@ -74,16 +81,16 @@ func (e *engine) closeInbox(old inbox) {
 	}()
 }
 
-// progress takes what has come, for others than a Read. sure: even if that means to wait for
-// rxMu, as its holder may just have finished polling.
-func (e *engine) progress(sure bool) {
+// progress takes what has come, for others than a Read, and returns how many events there were.
+// sure: even if that means to wait for rxMu, as its holder may just have finished polling.
+func (e *engine) progress(sure bool) (events int) {
 	if sure {
 		e.lockRx()
 	} else if !e.tryLockRx() {
-		return
+		return 0
 	}
-	e.progressLocked()
-	e.unlockRx()
+	defer e.unlockRx()
+	return e.progressLocked()
 }
 
 // progressLocked handles all events that are there, up to progressMost, and starts the transfers
@@ -92,12 +99,12 @@ func (e *engine) progress(sure bool) {
 // negotiation message from Negotiate.
 func (e *engine) progressLocked() (events int) {
 	rx := &e.rx
-	if !rx.begun || rx.gone {
+	if rx.phase != running {
 		return 0
 	}
 	rx.polls++
 	for again := true; again; again = rx.advanceOffer() {
-		for !rx.dead && e.ep.Poll(&rx.ev) {
+		for rx.phase == running && e.ep.Poll(&rx.ev) {
 			e.handleLocked(&rx.ev)
 			if events++; events >= progressMost {
 				e.progressAgain()
@@ -126,17 +133,20 @@ func (e *engine) handleLocked(ev *Event) {
 		e.moved.Add(1)
 		rx.readCompleted(ev)
 		if e.tx.box.blocked.Load() { // behind what readCompleted has counted
-			e.withSender((*sender).unblock)
+			e.withSender(func(tx *sender) {
+				tx.box.blocked.Store(false)
+				tx.flush()
+			})
 		}
 	case WriteDone:
 		e.txMu.Lock()
 		e.tx.boxWritten(ev.Err)
 		e.unlockTx()
 	}
-	if do := &rx.do; len(do.send) > 0 || do.fault != nil {
+	if do := &rx.do; len(do.control) > 0 || do.fault != nil {
 		e.settleLocked()
 	}
-	rx.dead = e.failure.Load() != nil // the sender may have found a fault
+	e.notePhaseLocked() // the sender may have found a fault
 }
 
 func (e *engine) handleMessageLocked(m []byte) {
@@ -144,7 +154,7 @@ func (e *engine) handleMessageLocked(m []byte) {
 	h, err := wire.ParseHeader(m)
 	if err != nil {
 		e.ep.Drop()
-		rx.violation("%v", err)
+		rx.do.violation("%v", err)
 		return
 	}
 	e.countLocked(h)
@@ -152,7 +162,7 @@ func (e *engine) handleMessageLocked(m []byte) {
 	case wire.TypeData, wire.TypeFill, wire.TypeOfferRead:
 		rx.payload(h, m)
 	case wire.TypeReadDone, wire.TypeNearDone, wire.TypeRefuse, wire.TypeInbox, wire.TypeEmptied:
-		rx.taken++
+		rx.stats.progress++
 		e.moved.Add(1)
 		e.aboutSendingLocked(h, m)
 	default:
@@ -162,10 +172,10 @@ func (e *engine) handleMessageLocked(m []byte) {
 
 // countLocked counts a message and takes the credit that it brings.
 func (e *engine) countLocked(h wire.Header) {
-	e.rx.messages++
+	e.rx.stats.messages++
 	news, err := e.credits.Received(h.Credit, h.Type != wire.TypeCredit)
 	if err != nil {
-		e.rx.violation("%v", err)
+		e.rx.do.violation("%v", err)
 	}
 	if news {
 		e.wakeWriters()
@@ -179,7 +189,7 @@ func (rx *receiver) dropControl(t wire.Type, err error) bool {
 		rx.credits.DealtWith()
 	}
 	if err != nil {
-		rx.violation("%v", err)
+		rx.do.violation("%v", err)
 	}
 	return err == nil
 }
@@ -192,9 +202,9 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 	case wire.TypeReadDone:
 		var d wire.ReadDone
 		d, err = wire.ParseReadDone(m)
-		act = func(tx *sender) { tx.readByPeer(d) }
+		act = func(tx *sender) { tx.offer.readByPeer(d, &tx.do) }
 	case wire.TypeNearDone:
-		act = func(tx *sender) { tx.wake = true }
+		act = func(tx *sender) { tx.do.wake = true }
 	case wire.TypeRefuse:
 		var c wire.Cancel
 		c, err = wire.ParseCancel(m)
@@ -202,11 +212,18 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 	case wire.TypeInbox:
 		var i wire.Inbox
 		i, err = wire.ParseInbox(m)
-		act = func(tx *sender) { tx.inboxByPeer(i.Memory) }
+		act = func(tx *sender) {
+			tx.box.inboxByPeer(i.Memory, &tx.do, &tx.stats)
+			tx.flush()
+			e.restBoxesLocked(tx)
+		}
 	case wire.TypeEmptied:
-		var e wire.Emptied
-		e, err = wire.ParseEmptied(m)
-		act = func(tx *sender) { tx.emptiedByPeer(e.Count) }
+		var d wire.Emptied
+		d, err = wire.ParseEmptied(m)
+		act = func(tx *sender) {
+			tx.box.emptiedByPeer(d.Count, &tx.do)
+			tx.flush()
+		}
 	}
 	if !e.rx.dropControl(h.Type, err) {
 		return
@@ -215,9 +232,6 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 		e.peerLeftLocked(true)
 	}
 	e.withSender(act)
-	if h.Type == wire.TypeInbox {
-		e.restBoxes()
-	}
 }
 
 // controlLocked handles a message about what the peer sends, or about the connection.
@@ -240,34 +254,29 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 	switch h.Type {
 	case wire.TypeCredit, wire.TypePong:
 	case wire.TypeAskInbox:
-		rx.inboxWanted()
+		rx.inbox.asked()
 	case wire.TypeLeaveInbox:
-		rx.inboxLeft()
+		rx.inbox.left()
 	case wire.TypeShutdown, wire.TypeClose, wire.TypeAbort:
 		e.endedLocked(h.Type)
 	case wire.TypeCloseAck:
 		e.acked.Store(true)
 		e.wr.signal()
 	case wire.TypePing:
-		rx.send(wire.Plain(wire.TypePong))
+		rx.do.send(wire.Plain(wire.TypePong))
 	default:
-		rx.violation("a message of unknown type %d", h.Type)
+		rx.do.violation("a message of unknown type %d", h.Type)
 	}
 }
 
 // endedLocked handles the end of the peer's stream.
 func (e *engine) endedLocked(t wire.Type) {
-	if !e.rx.ended(t) {
+	if !e.rx.ended(t) || t == wire.TypeShutdown {
 		return
 	}
-	if t == wire.TypeShutdown {
-		e.rx.mayNote = true
-		return
-	}
-	e.rx.mayNote = false
 	e.peerLeftLocked(t == wire.TypeAbort)
 	if e.kind.acks {
-		e.rx.send(wire.Plain(wire.TypeCloseAck))
+		e.rx.do.send(wire.Plain(wire.TypeCloseAck))
 	}
 }
 
@@ -277,10 +286,10 @@ func (e *engine) endedLocked(t wire.Type) {
 func (e *engine) peerLeftLocked(unread bool) {
 	bits := uint32(stPeerClosed)
 	e.txMu.Lock()
-	crossed := e.tx.underWay() || e.wr.blocked() || e.ur.blocked()
+	crossed := e.credits.MarkedUnderWay() || e.tx.box.unsent() > 0 || e.wr.blocked() || e.ur.blocked()
 	e.txMu.Unlock()
 	switch {
-	case unread && (e.rx.aborted || !e.rx.shut):
+	case unread && e.rx.end != byShutdown && e.rx.end != byClose:
 		bits |= stPeerReset
 	case unread || crossed:
 		e.told.Store(true)

@@ -37,7 +37,7 @@ func (r *reading) read(p []byte) (n int, err error) {
 		return 0, readState(st)
 	}
 	r.joinIfAway()
-	if r.rx.trickle > 0 && r.spin > 0 { // written by Reads alone
+	if r.trickle > 0 && r.spin > 0 {
 		spin.Drain()
 	}
 	if n, err = r.receive(p); n > 0 || err != nil || len(p) == 0 {
@@ -60,8 +60,8 @@ func readState(st uint32) error {
 }
 
 func (r *reading) readWaiting(p []byte) (n int, err error) {
-	r.rx.want.Store(int64(len(p)))
-	defer r.rx.want.Store(0)
+	r.rx.fetch.want.Store(int64(len(p)))
+	defer r.rx.fetch.want.Store(0)
 	stop := uint32(0)
 	r.await(&r.rd, r.readWant(), func(bool) Events {
 		if n, err = r.receive(p); n > 0 || err != nil {
@@ -93,36 +93,36 @@ func (r *reading) receive(p []byte) (int, error) {
 
 func (r *reading) receiveLocked(p []byte) (n int, err error) {
 	rx := &r.rx
-	if rx.gone || rx.lent || rx.fetch.into != nil {
+	if rx.phase == closed || rx.loan != notLent || rx.fetch.into != nil {
 		return r.receiveNothingLocked()
 	}
-	before, events := rx.messages, 0
+	before, events := rx.stats.messages, 0
 	for n < len(p) {
-		if rx.kept > 0 || rx.cur != nil {
+		if rx.kept > 0 || rx.fetch.cur != nil {
 			if b := rx.next(); b != nil {
 				k := copy(p[n:], b)
 				rx.advance(k)
 				n += k
-				if len(rx.do.send) > 0 { // Emptied, for the peer to go on
+				if len(rx.do.control) > 0 { // Emptied, for the peer to go on
 					r.settleLocked()
 				}
 				continue
 			}
 		}
-		if rx.dead || rx.do.fault != nil {
+		if rx.phase == ended || rx.do.fault != nil {
 			break
 		}
 		if events >= progressMost {
 			r.progressAgain()
 			break
 		}
-		if rx.cur != nil {
-			rx.offerSlice(p, n)
+		if t := rx.fetch.cur; t != nil {
+			rx.fetch.target(p, n)
 			events += r.progressLocked()
 			if rx.fetch.into != nil {
 				return r.directDoneLocked()
 			}
-			if rx.cur.unread() == nil && !rx.cur.read() {
+			if t.unread() == nil && !t.read() {
 				break // a transfer is under way
 			}
 			continue
@@ -141,8 +141,8 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 	if n == 0 && len(p) > 0 {
 		err = r.streamEndLocked()
 	}
-	rx.bytes += uint64(n)
-	r.noteTrickle(uint64(n), rx.messages-before)
+	rx.stats.bytes += uint64(n)
+	r.noteTrickle(uint64(n), rx.stats.messages-before)
 	return n, err
 }
 
@@ -150,26 +150,23 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 func (r *reading) noteTrickle(bytes, messages uint64) {
 	switch {
 	case messages > 1 && bytes < trickleBelow*messages:
-		r.rx.trickle = trickleFor
-	case r.rx.trickle > 0:
-		r.rx.trickle--
+		r.trickle = trickleFor
+	case r.trickle > 0:
+		r.trickle--
 	}
 }
 
 // receiveNothingLocked is receiveLocked while no byte may be copied out of the stream.
 func (r *reading) receiveNothingLocked() (n int, err error) {
 	rx := &r.rx
-	switch direct := rx.fetch.into != nil; {
-	case rx.gone && !direct:
-		return 0, r.streamEndLocked()
-	case rx.gone: // see brokenDirect
-		return 0, nil
-	case rx.lent: // the loan has to end first; until then the peer is answered
-		r.progressLocked()
-		return 0, nil
-	}
 	r.progressLocked()
-	return r.directDoneLocked()
+	switch direct := rx.fetch.into != nil; {
+	case direct && rx.phase != closed:
+		return r.directDoneLocked()
+	case !direct && rx.phase == closed:
+		return 0, r.streamEndLocked()
+	}
+	return 0, nil // see brokenDirect; or a loan has to end first, and until then the peer is answered
 }
 
 // takeLocked handles the event of the last Poll; payload goes straight to p where it can.
@@ -202,17 +199,17 @@ func (r *reading) findEndLocked() error {
 	r.settleLocked()
 	rx := &r.rx
 	pending := rx.unread()
-	if p := r.failure.Load(); p != nil && (pending || !rx.shut) {
+	if p := r.failure.Load(); p != nil && (pending || rx.end == notYet) {
 		return *p
 	}
 	switch {
 	case pending:
-	case rx.aborted:
+	case rx.end == byAbort:
 		return errReset
-	case rx.shut:
+	case rx.end != notYet:
 		return io.EOF
 	}
-	if rx.gone {
+	if rx.phase == closed {
 		return ErrClosed
 	}
 	if rx.ready() { // it came with the end of a transfer of no bytes
@@ -245,13 +242,13 @@ func (r *reading) directDoneLocked() (int, error) {
 	rx := &r.rx
 	if r.over() == nil {
 		rx.advanceOffer()
-		if rx.waits() {
+		if rx.fetch.waits() {
 			return 0, nil
 		}
 	} else if rx.fetch.busy() { // see brokenDirect
 		return 0, nil
 	}
-	n := rx.endDirect()
+	n := rx.fetch.endDirect()
 	r.progressLocked() // what did not go to the slice can go to chunks
 	if n == 0 {
 		return 0, r.streamEndLocked()
@@ -262,8 +259,10 @@ func (r *reading) directDoneLocked() (int, error) {
 // stopDirect ends transfers into the slice of a Read that has to return, and returns how
 // many bytes it got. If the peer does not stop in time, the connection is aborted (D12).
 func (r *reading) stopDirect() (n int) {
+	f := &r.rx.fetch
 	r.lockRx()
-	direct := r.rx.stopDirect()
+	direct := f.into != nil
+	f.stop = direct
 	r.unlockRx()
 	if !direct {
 		return 0
@@ -274,11 +273,11 @@ func (r *reading) stopDirect() (n int) {
 	defer limit.Stop()
 	test := func(bool) Events {
 		r.lockRx()
-		if !r.rx.gone {
+		if r.rx.phase != closed {
 			r.progressLocked()
 			n, _ = r.directDoneLocked()
 		}
-		busy := r.rx.fetch.into != nil
+		busy := f.into != nil
 		r.unlockRx()
 		if !busy {
 			return 0
@@ -301,7 +300,7 @@ func (r *reading) brokenDirect() (n int, broken bool) {
 	f := &r.rx.fetch
 	switch {
 	case f.into == nil:
-	case r.rx.gone:
+	case r.rx.phase == closed:
 		broken = true
 	case r.over() != nil:
 		// Events that came since the last poll, by this Read or anybody else, may have
@@ -314,7 +313,7 @@ func (r *reading) brokenDirect() (n int, broken bool) {
 	}
 	r.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
 	r.lockRx()
-	n = r.rx.endDirect()
+	n = r.rx.fetch.endDirect()
 	r.unlockRx()
 	return n, true
 }

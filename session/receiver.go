@@ -1,9 +1,7 @@
 package session
 
 import (
-	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/sanconn/san/session/internal/credit"
 	"github.com/sanconn/san/session/internal/wire"
@@ -16,56 +14,74 @@ import (
 // method is called. What is to be done then is in do; see Session.settleLocked.
 type receiver struct {
 	msgs    Messages
-	mem     Memory
 	credits *credit.Counts
-	lim     *Limits
-	caps    uint32 // that were announced
-	budget  int    // bytes that are fetched ahead of any Read
 
 	ev    Event
-	begun bool // negotiated: before that, Negotiate alone may poll
-	gone  bool // the endpoint is closed, or being closed
-	dead  bool // the connection is over: what had come is still read
+	phase phase
+	end   ending
+	use   use
+	loan  loan
+	cut   bool // the last message with payload was not the end of its Write
 
 	kept  int   // messages in the endpoint's queue
 	front front // the oldest of them
-	tails queue[*tail]
-	cur   *tail // being read: its message has been released
-	open  *tail // of the offer that is not over; the peer waits for it
 	fetch fetches
 	inbox inbox
 
-	shut    bool // the peer's stream has ended; nothing with a place in it follows
-	aborted bool // … by Abort
-	mayNote bool // the stream has ended by Shutdown, and notes may still come
-	closed  bool // the peer no longer reads
-	cut     bool // the last message with payload was not the end of its Write
-	discard bool // nobody will read, after CloseRead or Close
-	leaving bool // … after Close, and the peer is to know
-	lent    bool // the application reads the front bytes where they lie
-	alone   bool // … and no other Peek returns them
-	trickle int  // Reads left that pause first, as there is a stream of small messages
-
-	want atomic.Int64 // len of the slice of a waiting Read; 0: none
-
-	urgent   []byte
-	urgentCh chan struct{}
-
 	polls uint64 // polls that left nothing that the endpoint knew of
 	do    receiverDo
-
-	taken uint64 // messages about what this end sends
-
-	bytes, messages, offers, movedBytes, boxedBytes, lentBytes, unregistered uint64
+	stats traffic // progress: messages about what this end sends
 }
+
+// phase is how far the connection has come. It only grows: see reach.
+type phase uint8
+
+const (
+	negotiating phase = iota // Negotiate alone may poll
+	running
+	ended  // the connection is over: what had come is still read
+	closed // the endpoint is, or is about to be
+)
+
+func (p *phase) reach(next phase) { *p = max(*p, next) }
+
+// ending is how the peer's stream has ended: nothing with a place in it follows. See
+// receiver.ended.
+type ending uint8
+
+const (
+	notYet     ending = iota
+	byShutdown        // the peer still reads, and notes may come
+	byClose           // or by Abort behind Shutdown
+	byAbort           // cut
+)
+
+// use is what becomes of what comes: see receiver.throwAway.
+type use uint8
+
+const (
+	toRead    use = iota
+	toDiscard     // nobody will read it, after CloseRead
+	toRefuse      // … after Close, and the peer is to know
+)
+
+// loan is whether the application reads the front bytes where they lie.
+type loan uint8
+
+const (
+	notLent loan = iota
+	shared       // and each Peek returns them
+	alone        // … and no other Peek does
+)
 
 // receiverDo is what the receiver has found to be due.
 type receiverDo struct {
-	send  []wire.Control
-	close inbox // its access is to be revoked, and its memory given back
-	wake  bool  // a waiting Read has something to look at
-	fault error // the peer has broken the protocol, or the device has failed
+	due
+	control []wire.Control // to be sent
+	close   exposed        // its access is to be revoked, and its memory given back
 }
+
+func (do *receiverDo) send(c wire.Control) { do.control = append(do.control, c) }
 
 // front is the oldest kept message. Its bounds are read once: on shared memory the peer
 // can still change the message.
@@ -74,15 +90,6 @@ type front struct {
 	off  int    // position in it, header included; 0: not begun
 	fill int64  // bytes of the inbox behind it
 	tail bool   // an offer's tail is behind it
-}
-
-func (rx *receiver) send(c wire.Control) { rx.do.send = append(rx.do.send, c) }
-
-// violation notes what the peer has done.
-func (rx *receiver) violation(format string, args ...any) {
-	if rx.do.fault == nil {
-		rx.do.fault = brokeProtocol(fmt.Errorf(format, args...))
-	}
 }
 
 // drop ends the use of the message of the last Poll.
@@ -100,55 +107,41 @@ func (rx *receiver) keep() {
 // payload handles a message with a place in the stream: it is kept for Read, and an offer
 // is taken up.
 func (rx *receiver) payload(h wire.Header, m []byte) {
-	if rx.shut || rx.open != nil {
+	if rx.end != notYet || rx.fetch.open != nil {
 		rx.msgs.Drop()
-		rx.violation("payload behind the end of the stream, or behind an open offer")
+		rx.do.violation("payload behind the end of the stream, or behind an open offer")
 		return
 	}
 	switch h.Type {
 	case wire.TypeData:
 		rx.arrived(h, len(m) > wire.HeaderLen)
 	case wire.TypeFill:
-		if n, ok := rx.filled(m); !ok {
+		n, ok := rx.inbox.fill(m)
+		rx.stats.boxedBytes += uint64(n)
+		if !ok {
 			rx.msgs.Drop()
-		} else if rx.arrived(h, true); rx.discard && !rx.lent { // else when the loan ends
-			rx.emptied(n)
+		} else if rx.arrived(h, true); rx.use != toRead && rx.loan == notLent { // else when the loan ends
+			rx.inbox.read(n)
 		}
 	default:
-		rx.offered(h, m)
+		if err := rx.fetch.offered(m); err != nil {
+			rx.msgs.Drop()
+			rx.do.violation("%v", err)
+		} else if rx.arrived(h, true); rx.use != toRead {
+			rx.advanceOffer()
+		} else {
+			rx.fetch.tails.push(rx.fetch.open)
+		}
 	}
 }
 
 // arrived keeps a message of the stream unless nobody will read it.
 func (rx *receiver) arrived(h wire.Header, bytes bool) {
 	rx.cut = h.Flags&wire.FlagMore != 0
-	if rx.discard || !bytes {
+	if rx.use != toRead || !bytes {
 		rx.drop()
 		return
 	}
-	rx.keep()
-	rx.do.wake = true
-}
-
-// offered takes up an offer.
-func (rx *receiver) offered(h wire.Header, m []byte) {
-	tl, err := newTail(m)
-	if err == nil && rx.caps&wire.CapRead == 0 {
-		err = errors.New("an offer, which this end has not announced to read")
-	}
-	if err != nil {
-		rx.msgs.Drop()
-		rx.violation("%v", err)
-		return
-	}
-	rx.cut = h.Flags&wire.FlagMore != 0
-	rx.open = tl
-	if rx.discard {
-		rx.drop()
-		rx.advanceOffer()
-		return
-	}
-	rx.tails.push(tl)
 	rx.keep()
 	rx.do.wake = true
 }
@@ -156,16 +149,20 @@ func (rx *receiver) offered(h wire.Header, m []byte) {
 // ended handles the end of the peer's stream; unless t is Shutdown, the peer has closed as
 // well.
 func (rx *receiver) ended(t wire.Type) (ok bool) {
-	if rx.shut && t == wire.TypeShutdown || rx.closed || rx.open != nil {
-		rx.violation("a message of type %d out of place", t)
+	if rx.end == byShutdown && t == wire.TypeShutdown || rx.end >= byClose || rx.fetch.open != nil {
+		rx.do.violation("a message of type %d out of place", t)
 		return false
 	}
-	if !rx.shut {
-		rx.shut, rx.aborted = true, t == wire.TypeAbort
+	switch {
+	case t == wire.TypeShutdown:
+		rx.end = byShutdown
+	case t == wire.TypeAbort && rx.end == notYet:
+		rx.end = byAbort
+	default:
+		rx.end = byClose
 	}
-	if t != wire.TypeShutdown {
-		rx.closed = true
-		rx.leftForGood()
+	if rx.end >= byClose {
+		rx.inbox.leftForGood()
 	}
 	rx.do.wake = true
 	return true
@@ -174,7 +171,7 @@ func (rx *receiver) ended(t wire.Type) (ok bool) {
 // isNext reports whether the bytes of m, the message of the last Poll, are the next that
 // Read takes, as nothing waits before them.
 func (rx *receiver) isNext(m []byte) bool {
-	return len(m) > wire.HeaderLen && wire.TypeOf(m) == wire.TypeData && !rx.shut && !rx.discard && rx.open == nil
+	return len(m) > wire.HeaderLen && wire.TypeOf(m) == wire.TypeData && rx.end == notYet && rx.use == toRead && rx.fetch.open == nil
 }
 
 // straight takes the bytes of m, the message of the last Poll, and returns how many it
@@ -194,14 +191,14 @@ func (rx *receiver) straight(h wire.Header, m, p []byte) (n int) {
 // are none yet. They stay in place until advance.
 func (rx *receiver) next() []byte {
 	for {
-		if t := rx.cur; t != nil {
+		if t := rx.fetch.cur; t != nil {
 			if b := t.unread(); b != nil {
 				return b
 			}
 			if !t.read() {
 				return nil
 			}
-			rx.cur = nil
+			rx.fetch.cur = nil
 		}
 		if rx.kept == 0 {
 			return nil
@@ -239,8 +236,8 @@ func (rx *receiver) openFront() bool {
 			}
 		}
 	}
-	if body == 0 || max(f.off, body) > len(m) || f.tail && rx.tails.len() == 0 {
-		rx.violation("a message changed after it was sent")
+	if body == 0 || max(f.off, body) > len(m) || f.tail && rx.fetch.tails.len() == 0 {
+		rx.do.violation("a message changed after it was sent")
 		return false
 	}
 	f.msg, f.off = m, max(f.off, body)
@@ -250,10 +247,10 @@ func (rx *receiver) openFront() bool {
 // advance ends the use of the first n bytes that next has returned.
 func (rx *receiver) advance(n int) {
 	f := &rx.front
-	switch {
-	case rx.cur != nil:
-		if rx.cur.advance(n) {
-			rx.freeChunk(rx.cur, 0)
+	switch t := rx.fetch.cur; {
+	case t != nil:
+		if t.advance(n) {
+			rx.fetch.freeChunk(t, 0)
 		}
 		return
 	case f.fill > 0:
@@ -261,7 +258,7 @@ func (rx *receiver) advance(n int) {
 		if f.fill == 0 {
 			rx.releaseFront()
 		}
-		rx.emptied(int64(n))
+		rx.inbox.read(int64(n))
 		return
 	}
 	if f.off += n; f.off == len(f.msg) {
@@ -278,25 +275,28 @@ func (rx *receiver) releaseFront() {
 	rx.msgs.Release()
 	rx.credits.DealtWith()
 	if tail {
-		rx.cur, _ = rx.tails.pop()
+		rx.fetch.cur, _ = rx.fetch.tails.pop()
 	}
 }
 
 // unread reports whether Read has not taken all of the stream that has come. The tail
 // of an offer that is over and all read stays current until the next Read.
-func (rx *receiver) unread() bool { return rx.kept > 0 || rx.cur != nil && !rx.cur.read() }
+func (rx *receiver) unread() bool { return rx.kept > 0 || !rx.fetch.cur.read() }
 
 // ready reports whether a Read finds something without another poll.
-func (rx *receiver) ready() bool { return rx.kept > 0 || rx.cur != nil && rx.cur.unread() != nil }
+func (rx *receiver) ready() bool { return rx.kept > 0 || rx.fetch.cur.unread() != nil }
 
 // throwAway makes sure that nothing more is kept, and gives back what is unread, unless it
 // is lent: then the end of the loan does.
-func (rx *receiver) throwAway() {
-	if rx.gone || rx.discard {
+func (rx *receiver) throwAway(to use) {
+	if rx.phase == closed {
 		return
 	}
-	rx.discard = true
-	if !rx.lent {
+	before := rx.use
+	if rx.use = max(before, to); before != toRead {
+		return
+	}
+	if rx.loan == notLent {
 		rx.throw()
 	}
 	rx.advanceOffer()
@@ -308,14 +308,8 @@ func (rx *receiver) throw() {
 		rx.msgs.Release()
 		rx.credits.DealtWith()
 	}
-	rx.emptied(rx.inbox.unread())
-	for t, ok := rx.tails.pop(); ok; t, ok = rx.tails.pop() {
-		rx.freeFull(t)
-	}
-	if rx.cur != nil {
-		rx.freeFull(rx.cur)
-		rx.cur = nil
-	}
+	rx.inbox.read(rx.inbox.unread())
+	rx.fetch.forget(false)
 }
 
 // unlend ends a loan: the first n bytes of it count as read.
@@ -324,36 +318,21 @@ func (rx *receiver) unlend(n int) (err error) {
 		err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(b))
 	} else if n > 0 {
 		rx.advance(n)
-		rx.bytes += uint64(n)
-		rx.lentBytes += uint64(n)
+		rx.stats.bytes += uint64(n)
+		rx.stats.lentBytes += uint64(n)
 	}
-	if rx.discard {
+	if rx.use != toRead {
 		rx.throw()
 	}
 	return err
 }
 
-// freeFull frees the chunks of t that no transfer goes to.
-func (rx *receiver) freeFull(t *tail) {
-	for len(t.chunks) > 0 && t.chunks[0].full {
-		rx.freeChunk(t, 0)
-	}
-}
-
-// free gives back the memory of chunks, after the endpoint and all operations have ended.
+// free gives back the memory of chunks and inbox, after the endpoint and all operations have
+// ended.
 func (rx *receiver) free() {
-	all := []*tail{rx.open, rx.cur}
-	for t, ok := rx.tails.pop(); ok; t, ok = rx.tails.pop() {
-		all = append(all, t)
-	}
-	for _, t := range all {
-		for t != nil && len(t.chunks) > 0 {
-			rx.freeChunk(t, 0)
-		}
-	}
-	rx.open, rx.cur = nil, nil
-	if buf := rx.inbox.buf; buf != nil {
-		rx.inbox = inbox{}
-		rx.mem.Free(buf)
+	rx.fetch.forget(true)
+	if in := &rx.inbox; in.buf != nil {
+		in.mem.Free(in.buf)
+		in.exposed = exposed{}
 	}
 }

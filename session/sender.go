@@ -1,9 +1,6 @@
 package session
 
 import (
-	"errors"
-	"sync/atomic"
-
 	"github.com/sanconn/san/session/internal/credit"
 	"github.com/sanconn/san/session/internal/wire"
 )
@@ -16,40 +13,34 @@ type sender struct {
 	msgs    Messages
 	mem     Memory
 	credits *credit.Counts
-	maxRDMA int // bytes
-	maxMsg  int // set by Negotiate, as are the next four fields
+	plan    *plan
 
-	threshold int  // the smallest Write whose memory is offered, 0: none is
-	boxMayPay bool // … but for those that had better go through the box: Memory.Pays
-	boxFrom   int  // the smallest Write that goes through the box, 0: none does
-	boxAfter  int  // bytes of them until an inbox is asked for
-
-	gone    bool         // the endpoint is closed, or being closed
+	closed  bool         // the endpoint is, or is about to be
 	owed    owedMessages // control messages that found no room or credit
-	inWrite bool         // a Write goes on after the end of the box
-	abrupt  bool         // until last is sent, the stream counts as cut: see Session.ResetAtDeath
-	last    wire.Type    // Shutdown, Close or Abort, to be sent behind all bytes; 0: none yet
-	lastOut bool         // last was sent
-	dueOwed bool         // a Credit message found no room
-	stalled bool         // data found no credit at its last attempt
-	urgent  bool         // urgent data has used the control reserve since data last had room
+	last    lastMessage
+	abrupt  bool // until last is sent, the stream counts as cut: see Session.ResetAtDeath
+	stalled bool // data found no credit at its last attempt
+	urgent  bool // urgent data has used the control reserve since data last had room
 
 	lent     []byte // what the application fills: room of a message, or of the box
 	lentRoom []byte // … with its header, of a message; nil: it is of the box
 
-	box    outbox
-	offer  outOffer
-	writes queue[int]    // lengths of RDMA writes under way
-	reads  *atomic.Int32 // how many RDMA reads are, of the receiver
-	lastID uint32        // of an offer
-
-	wake  bool  // a waiting Write may go on
-	fault error // the peer has broken the protocol
-
-	committed uint64 // messages with bytes of the stream, or about bytes of it
-
-	bytes, messages, offers, movedBytes, boxedBytes, lentBytes, stalls, noBox, unregistered uint64
+	box   outbox
+	offer outOffer
+	do    due     // wake: of a Write
+	stats traffic // progress: messages with bytes of the stream, or about bytes of it
 }
+
+// lastMessage ends the stream, behind all bytes.
+type lastMessage struct {
+	typ  wire.Type // Shutdown, Close or Abort; 0: there is none yet
+	sent bool
+}
+
+func (l lastMessage) waits() bool { return l.typ != 0 && !l.sent }
+
+// closes reports whether this end reads no more, either.
+func (l lastMessage) closes() bool { return l.typ == wire.TypeClose || l.typ == wire.TypeAbort }
 
 // minFragment is the least room in bytes that a longer Write accepts: a ring skips a
 // shorter rest at its end.
@@ -61,49 +52,37 @@ const owedMost = 2 * ControlReserve
 
 // owedMessages wait in their order.
 type owedMessages struct {
-	m [owedMost]wire.Control
-	n int
+	m      [owedMost]wire.Control
+	n      int
+	credit bool // a Credit message, behind them
+}
+
+// find returns the oldest of a type; nil: none waits.
+func (o *owedMessages) find(t wire.Type) *wire.Control {
+	for i := range o.m[:o.n] {
+		if o.m[i].Type() == t {
+			return &o.m[i]
+		}
+	}
+	return nil
 }
 
 // replace puts c in the place of a message of its type that waits, if the last is enough.
 func (o *owedMessages) replace(c *wire.Control) bool {
-	if typ := c.Type(); typ != wire.TypeEmptied && typ != wire.TypeNearDone {
+	typ := c.Type()
+	old := o.find(typ)
+	if old == nil || typ != wire.TypeEmptied && typ != wire.TypeNearDone {
 		return false
 	}
-	for i := range o.m[:o.n] {
-		if o.m[i].Type() == c.Type() {
-			o.m[i] = *c
-			return true
-		}
-	}
-	return false
-}
-
-// note reports whether a note waits, which goes before the rest of the stream.
-func (o *owedMessages) note() bool {
-	for i := range o.m[:o.n] {
-		if o.m[i].Type() == wire.TypeNote {
-			return true
-		}
-	}
-	return false
-}
-
-// removeFirst removes the first k.
-func (o *owedMessages) removeFirst(k int) { o.n = copy(o.m[:], o.m[k:o.n]) }
-
-// violation notes what the peer has done.
-func (t *sender) violation(err error) {
-	if t.fault == nil {
-		t.fault = err
-	}
+	*old = *c
+	return true
 }
 
 // credit is how many more messages may be sent.
 func (t *sender) credit() int {
 	left, err := t.credits.Left()
 	if err != nil {
-		t.violation(err)
+		t.do.violation("%w", err)
 	}
 	if t.lentRoom != nil {
 		left-- // that message's
@@ -113,63 +92,64 @@ func (t *sender) credit() int {
 
 // pending reports whether something waits for room or credit.
 func (t *sender) pending() bool {
-	return t.owed.n > 0 || t.dueOwed || t.box.unsent() > 0 || t.last != 0 && !t.lastOut
+	return t.owed.n > 0 || t.owed.credit || t.box.unsent() > 0 || t.last.waits()
 }
 
 // open reports whether bytes can still be written.
-func (t *sender) open() bool { return !t.gone && t.last == 0 }
+func (t *sender) open() bool { return !t.closed && t.last.typ == 0 }
 
-// take takes bytes from the front of p: into a message, or into the box. It returns how
-// many; 0: there is no room now.
-func (t *sender) take(p []byte, more bool) int {
-	if !t.open() || t.lent != nil || len(p) == 0 {
-		return 0
+// mayWrite reports whether bytes may be written now, behind what waits, which is sent as far
+// as there is room.
+func (t *sender) mayWrite() bool {
+	if !t.open() || t.lent != nil {
+		return false
 	}
 	if t.pending() {
 		t.flush()
 	}
-	if t.box.unsent() == 0 && !t.boxes(len(p)) {
-		if n := t.message(p, more); n > 0 {
+	return true
+}
+
+// take takes bytes from the front of p: into a message, or into the box. It returns how
+// many; 0: there is no room now.
+func (t *sender) take(p []byte, more bool) int {
+	if len(p) == 0 || !t.mayWrite() {
+		return 0
+	}
+	if t.box.passedBy(len(p), t.plan.boxFrom) {
+		if n := t.message(p, min(len(p), minFragment), more); n > 0 {
 			return n
 		}
 	}
-	return t.intoBox(p, more)
+	n := t.box.take(p, more)
+	if n > 0 {
+		t.stats.bytes += uint64(n)
+		t.drainBox()
+	}
+	return n
 }
 
-// message sends bytes from the front of p in one message, and returns how many.
-func (t *sender) message(p []byte, more bool) int {
-	room := t.room(min(len(p), minFragment), len(p))
+// message sends bytes from the front of p, least or more, in one message. It returns how many;
+// 0: there is no room now.
+func (t *sender) message(p []byte, least int, more bool) int {
+	room := t.room(least, len(p))
 	if room == nil {
 		return 0
 	}
 	n := copy(room[wire.HeaderLen:], p)
 	t.commit(room, wire.TypeData, wire.More(more || n < len(p)), wire.HeaderLen+n)
-	t.bytes += uint64(n)
+	t.stats.bytes += uint64(n)
 	return n
 }
 
 // whole sends all of p, of at most minFragment bytes, if nothing stands in its way.
 func (t *sender) whole(p []byte) bool {
-	if !t.open() || t.lent != nil || t.pending() || t.large(len(p)) || !t.inOne(p) {
-		return false
-	}
-	t.bytes += uint64(len(p))
-	return true
+	return t.open() && t.lent == nil && !t.pending() && !t.plan.large(len(p)) && t.inOne(p)
 }
 
 // inOne sends all of p in one message, if there is room for it.
 func (t *sender) inOne(p []byte) bool {
-	n := wire.HeaderLen + len(p)
-	if n > t.maxMsg {
-		return false
-	}
-	room := t.room(len(p), len(p))
-	if room == nil {
-		return false
-	}
-	copy(room[wire.HeaderLen:], p)
-	t.commit(room, wire.TypeData, 0, n)
-	return true
+	return wire.HeaderLen+len(p) <= t.plan.maxMsg && t.message(p, len(p), false) > 0
 }
 
 // packed sends all of v in one message, or nothing, and returns the bytes sent.
@@ -178,13 +158,7 @@ func (t *sender) packed(v [][]byte, more bool) int {
 	for _, b := range v {
 		sum += len(b)
 	}
-	if sum == 0 || !t.open() || t.lent != nil {
-		return 0
-	}
-	if t.pending() {
-		t.flush()
-	}
-	if t.box.unsent() > 0 {
+	if sum == 0 || !t.mayWrite() || t.box.unsent() > 0 {
 		return 0
 	}
 	room := t.room(sum, sum)
@@ -196,25 +170,25 @@ func (t *sender) packed(v [][]byte, more bool) int {
 		at += copy(room[at:], b)
 	}
 	t.commit(room, wire.TypeData, wire.More(more), at)
-	t.bytes += uint64(sum)
+	t.stats.bytes += uint64(sum)
 	return sum
 }
 
 // room reserves a message with a place in the stream: lo to hi bytes behind its header.
 func (t *sender) room(lo, hi int) []byte {
-	if t.owed.note() {
+	if t.owed.find(wire.TypeNote) != nil { // it goes before the rest of the stream
 		return nil
 	}
 	if t.credit() <= credit.Control {
 		if !t.stalled {
-			t.stalls++
+			t.stats.stalls++
 		}
 		t.stalled = true
-		t.box.without = max(t.box.without, t.boxAfter)
+		t.box.without = max(t.box.without, t.plan.boxAfter)
 		return nil
 	}
 	t.stalled = false
-	room := t.msgs.Reserve(min(lo+wire.HeaderLen, t.maxMsg), min(hi+wire.HeaderLen, t.maxMsg))
+	room := t.msgs.Reserve(min(lo+wire.HeaderLen, t.plan.maxMsg), min(hi+wire.HeaderLen, t.plan.maxMsg))
 	if room != nil {
 		t.urgent = false
 	}
@@ -228,22 +202,10 @@ func (t *sender) commit(room []byte, typ wire.Type, flags uint8, n int) {
 	}
 	wire.Header{Type: typ, Flags: flags, Credit: t.credits.Advertise()}.Put(room)
 	t.msgs.Commit(n)
-	t.counted(typ)
+	t.credits.Sent()
 	t.credits.Mark()
-	t.committed++
-}
-
-// underWay reports whether the peer has yet to get something of the stream; on a ring that
-// is not known.
-func (t *sender) underWay() bool {
-	return t.credits.MarkedUnderWay() || t.box.unsent() > 0
-}
-
-func (t *sender) counted(typ wire.Type) {
-	if typ != wire.TypeCredit {
-		t.credits.Sent()
-	}
-	t.messages++
+	t.stats.messages++
+	t.stats.progress++
 }
 
 // send sends a control message if there is room and credit.
@@ -256,18 +218,25 @@ func (t *sender) send(c *wire.Control) bool {
 		return false
 	}
 	c.Put(room, t.credits.Advertise())
-	t.msgs.CommitControl(c.Len())
-	t.counted(c.Type())
+	if c.Returns.Returnable {
+		t.mem.CommitReturn(c.Len(), c.Returns)
+	} else {
+		t.msgs.CommitControl(c.Len())
+	}
+	if c.Type() != wire.TypeCredit {
+		t.credits.Sent()
+	}
+	t.stats.messages++
 	return true
 }
 
 // owe sends a control message, now or as soon as there is room.
 func (t *sender) owe(c wire.Control) {
 	switch {
-	case t.gone, t.owed.n == 0 && t.send(&c):
+	case t.closed, t.owed.n == 0 && t.send(&c):
 	case t.owed.replace(&c):
 	case t.owed.n == owedMost:
-		t.violation(errors.New("it causes more control messages than it takes"))
+		t.do.violation("it causes more control messages than it takes")
 	default:
 		t.owed.m[t.owed.n] = c
 		t.owed.n++
@@ -276,7 +245,7 @@ func (t *sender) owe(c wire.Control) {
 
 // flush sends what waits.
 func (t *sender) flush() {
-	if t.gone {
+	if t.closed {
 		return
 	}
 	sent := 0
@@ -284,27 +253,27 @@ func (t *sender) flush() {
 		sent++
 	}
 	if sent > 0 {
-		t.owed.removeFirst(sent)
+		t.owed.n = copy(t.owed.m[:], t.owed.m[sent:t.owed.n])
 	}
 	t.drainBox()
-	if t.last != 0 && !t.lastOut && t.owed.n == 0 && t.box.unsent() == 0 {
-		c := wire.Plain(t.last)
-		t.lastOut = t.send(&c)
+	if t.last.waits() && t.owed.n == 0 && t.box.unsent() == 0 {
+		c := wire.Plain(t.last.typ)
+		t.last.sent = t.send(&c)
 	}
-	t.dueOwed = false
+	t.owed.credit = false
 	if t.credits.Due() {
 		c := wire.Plain(wire.TypeCredit)
-		t.dueOwed = !t.send(&c)
+		t.owed.credit = !t.send(&c)
 	}
 }
 
 // finish queues the last message behind all that was written.
 func (t *sender) finish(last wire.Type) {
-	if t.gone || t.last == wire.TypeClose || t.last == wire.TypeAbort {
+	if t.closed || t.last.closes() {
 		return
 	}
-	if t.last != last {
-		t.last, t.lastOut = last, false
+	if t.last.typ != last {
+		t.last = lastMessage{typ: last}
 	}
 	t.flush()
 }
@@ -326,36 +295,25 @@ func (t *sender) urgentMessage(p []byte) bool {
 	if !t.open() {
 		return false
 	}
-	n := wire.HeaderLen + len(p)
 	if t.lentRoom == nil {
 		if room := t.room(len(p), len(p)); room != nil {
-			copy(room[wire.HeaderLen:], p)
+			n := wire.HeaderLen + copy(room[wire.HeaderLen:], p)
 			t.commit(room, wire.TypeUrgent, 0, n)
 			return true
 		}
 	}
-	if t.urgent || t.credit() < 1 {
+	if t.urgent {
 		return false
 	}
-	room := t.msgs.ReserveControl(n)
-	if room == nil {
-		return false
-	}
-	t.urgent = true
-	wire.Header{Type: wire.TypeUrgent, Credit: t.credits.Advertise()}.Put(room)
-	copy(room[wire.HeaderLen:], p)
-	t.msgs.CommitControl(n)
-	t.counted(wire.TypeUrgent)
-	return true
+	c := wire.Urgent(p)
+	t.urgent = t.send(&c)
+	return t.urgent
 }
 
 // lend reserves up to most bytes for the application to fill; nil: no room now.
 func (t *sender) lend(most int) []byte {
-	if !t.open() || t.lent != nil {
+	if !t.mayWrite() {
 		return nil
-	}
-	if t.pending() {
-		t.flush()
 	}
 	switch {
 	case t.box.open():
@@ -373,21 +331,22 @@ func (t *sender) lend(most int) []byte {
 func (t *sender) unlend(n int) (ok bool) {
 	lent, room := t.lent, t.lentRoom
 	t.lent, t.lentRoom = nil, nil
-	t.wake = true
+	t.do.wake = true
 	if ok = t.open(); !ok {
 		n = 0
 	}
-	t.bytes += uint64(n)
-	t.lentBytes += uint64(n)
+	t.stats.lentBytes += uint64(n)
 	switch {
 	case room != nil && n > 0:
 		t.commit(room, wire.TypeData, 0, wire.HeaderLen+n)
-	case room != nil && !t.gone:
+		t.stats.bytes += uint64(n)
+	case room != nil && !t.closed:
 		t.msgs.Commit(0)
-	case n > 0 && t.box.unsent() == 0 && !t.boxes(n) && t.inOne(lent[:n]): // not behind an RDMA write
-	case n > 0:
+	case n > 0 && t.box.passedBy(n, t.plan.boxFrom) && t.inOne(lent[:n]):
+	case n > 0: // not behind an RDMA write
 		t.box.tail += int64(n)
-		t.inWrite = false
+		t.box.inWrite = false
+		t.stats.bytes += uint64(n)
 		t.drainBox()
 	}
 	t.flush()

@@ -20,8 +20,6 @@ import (
 	"errors"
 	"sync/atomic"
 	"time"
-
-	"github.com/sanconn/san/session/internal/wire"
 )
 
 // Session is one end of a connection. All methods are safe for concurrent use;
@@ -35,8 +33,7 @@ type Session struct {
 	reading
 	writing
 
-	peer    wire.Params // set by Negotiate before any Read or Write
-	heard   bool        // the peer's negotiation message has come; guarded by rd's op
+	heard   bool // the peer's negotiation message has come; guarded by rd's op
 	alive   keepalive
 	closing closing
 
@@ -47,7 +44,10 @@ type Session struct {
 
 // reading are the operations of the peer's direction, writing those of this end's.
 type (
-	reading struct{ *engine }
+	reading struct {
+		*engine
+		trickle int // Reads left that pause first, as there is a stream of small messages; guarded by rd.op
+	}
 	writing struct{ *engine }
 )
 
@@ -66,7 +66,7 @@ var (
 func New(ep Endpoint, cfg Config) *Session {
 	e := &engine{newCore(ep, cfg.withDefaults())}
 	e.idle.owner = e
-	s := &Session{engine: e, reading: reading{e}, writing: writing{e}, began: time.Now()}
+	s := &Session{engine: e, reading: reading{engine: e}, writing: writing{e}, began: time.Now()}
 	s.closing.done = make(chan struct{})
 	live.add(s)
 	s.ep.Start(s)

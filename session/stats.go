@@ -17,24 +17,31 @@ type Stats struct {
 	LentBytesSent, LentBytesReceived     uint64 // filled or read by the application where they lie
 }
 
+// traffic is what is counted of one direction, with the lock of its sender or receiver held.
+type traffic struct {
+	bytes, messages, offers           uint64
+	movedBytes, boxedBytes, lentBytes uint64 // of the bytes: see Stats
+	stalls, noBox, unregistered       uint64
+	progress                          uint64 // what a Close looks at: see core.taken
+}
+
 // Stats returns a snapshot of the counters.
 func (s *Session) Stats() Stats {
-	var st Stats
 	s.rxMu.Lock()
-	rx := &s.rx
-	st.BytesReceived, st.MessagesReceived, st.OffersReceived = rx.bytes, rx.messages, rx.offers
-	st.OfferedBytesReceived = rx.movedBytes + rx.boxedBytes
-	st.DirectBytesReceived, st.LentBytesReceived = rx.movedBytes, rx.lentBytes
-	st.Unregistered = rx.unregistered
+	in := s.rx.stats
 	s.rxMu.Unlock()
 	s.txMu.Lock()
-	tx := &s.tx
-	st.BytesSent, st.MessagesSent, st.OffersSent = tx.bytes, tx.messages, tx.offers
-	st.OfferedBytesSent = tx.movedBytes + tx.boxedBytes
-	st.DirectBytesSent, st.LentBytesSent = tx.movedBytes, tx.lentBytes
-	st.Stalls, st.NoBox = tx.stalls, tx.noBox
-	st.Unregistered += tx.unregistered
+	out := s.tx.stats
 	s.txMu.Unlock()
+	st := Stats{
+		BytesSent: out.bytes, BytesReceived: in.bytes,
+		MessagesSent: out.messages, MessagesReceived: in.messages,
+		OffersSent: out.offers, OffersReceived: in.offers,
+		OfferedBytesSent: out.movedBytes + out.boxedBytes, OfferedBytesReceived: in.movedBytes + in.boxedBytes,
+		Stalls: out.stalls, NoBox: out.noBox, Unregistered: out.unregistered + in.unregistered,
+		DirectBytesSent: out.movedBytes, DirectBytesReceived: in.movedBytes,
+		LentBytesSent: out.lentBytes, LentBytesReceived: in.lentBytes,
+	}
 	for _, sd := range s.sides() {
 		st.Sleeps += sd.sleeps.Load()
 		st.Polls += sd.polls.Load()

@@ -46,9 +46,9 @@ func newTail(m []byte) (*tail, error) {
 	return &tail{id: o.ID, desc: o.Memory, total: int(o.Memory.Len)}, nil
 }
 
-// unread returns the next bytes that have been fetched ahead; nil: none.
+// unread returns the next bytes that have been fetched ahead; nil: none, or no tail.
 func (t *tail) unread() []byte {
-	if len(t.chunks) == 0 || !t.chunks[0].full {
+	if t == nil || len(t.chunks) == 0 || !t.chunks[0].full {
 		return nil
 	}
 	c := &t.chunks[0]
@@ -63,5 +63,5 @@ func (t *tail) advance(n int) (last bool) {
 	return c.r == c.n
 }
 
-// read reports whether the tail is over and all read.
-func (t *tail) read() bool { return t.over && len(t.chunks) == 0 }
+// read reports whether the tail is over and all read, or there is none.
+func (t *tail) read() bool { return t == nil || t.over && len(t.chunks) == 0 }

@@ -17,7 +17,7 @@ func (r *reading) TakeRead() {
 	defer r.rd.asTaker()()
 	test := func(bool) Events {
 		r.lockRx()
-		lent := r.rx.lent
+		lent := r.rx.loan != notLent
 		r.unlockRx()
 		if !lent || r.rd.stop() != 0 || r.over() != nil {
 			return 0
@@ -96,7 +96,7 @@ func (s *Session) Delivered() bool {
 	}
 	s.rxMu.Lock()
 	defer s.rxMu.Unlock()
-	return s.rx.closed && !s.rx.aborted
+	return s.rx.end == byClose
 }
 
 // Fail ends the connection at once, because the peer has broken a protocol of the layer

@@ -139,6 +139,13 @@ func (m tracedMemory) Revoke(d Descriptor) {
 	m.t.printf("- revoked key=%#x", d.Key)
 }
 
+// CommitReturn implements Memory.
+func (m tracedMemory) CommitReturn(n int, from Descriptor) {
+	m.t.sends(m.t.control[:n])
+	m.t.printf("- returns memory=%d key=%#x", from.Len, from.Key)
+	m.Memory.CommitReturn(n, from)
+}
+
 // A full queue is not traced: a session that waits for room there may look again and again.
 
 func (m tracedMemory) Read(into []byte, from Descriptor, off int, id uint32) error {

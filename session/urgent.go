@@ -51,13 +51,13 @@ func (e *engine) urgentLocked(m []byte) {
 	payload := m[wire.HeaderLen:]
 	if len(payload) == 0 {
 		e.ep.Drop()
-		rx.violation("urgent data of no bytes")
+		rx.do.violation("urgent data of no bytes")
 		return
 	}
-	rx.urgent = append(rx.urgent[:0], payload[:min(len(payload), MaxUrgent)]...)
+	e.urgent = append(e.urgent[:0], payload[:min(len(payload), MaxUrgent)]...)
 	rx.dropControl(wire.TypeUrgent, nil)
 	select {
-	case rx.urgentCh <- struct{}{}:
+	case e.urgentCame <- struct{}{}:
 	default:
 	}
 }
@@ -69,13 +69,13 @@ func (r *reading) ReadUrgent(p []byte) (int, error) {
 	r.progress(true)
 	r.rxMu.Lock()
 	defer r.rxMu.Unlock()
-	if len(r.rx.urgent) == 0 {
+	if len(r.urgent) == 0 {
 		return 0, ErrNoUrgent
 	}
-	n := copy(p, r.rx.urgent)
-	r.rx.urgent = r.rx.urgent[:0]
+	n := copy(p, r.urgent)
+	r.urgent = r.urgent[:0]
 	return n, nil
 }
 
 // Urgent returns a channel that holds a token when urgent data has come.
-func (r *reading) Urgent() <-chan struct{} { return r.rx.urgentCh }
+func (r *reading) Urgent() <-chan struct{} { return r.urgentCame }

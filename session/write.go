@@ -74,7 +74,7 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 // packable is how many slices from the front fit into one message of moderate size.
 func (w *writing) packable(v [][]byte) int {
 	const packLimit = 16 << 10 // above, a message's own cost is small compared with the copy
-	limit, sum := min(packLimit, w.tx.maxMsg-wire.HeaderLen), 0
+	limit, sum := min(packLimit, w.plan.maxMsg-wire.HeaderLen), 0
 	for i, b := range v {
 		if sum += len(b); sum > limit {
 			return i
@@ -84,12 +84,9 @@ func (w *writing) packable(v [][]byte) int {
 }
 
 func (w *writing) sendPacked(v [][]byte, more bool) (n int) {
-	if w.failure.Load() != nil {
-		return 0
+	if w.failure.Load() == nil {
+		w.withSender(func(tx *sender) { n = tx.packed(v, more) })
 	}
-	w.txMu.Lock()
-	n = w.tx.packed(v, more)
-	w.unlockTx()
 	return n
 }
 
@@ -103,7 +100,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 		w.progress(false) // what has come is told
 		return 0, w.writeBlocked()
 	}
-	if w.tx.large(len(p)) && w.pays(p) {
+	if w.plan.large(len(p)) && w.pays(p) {
 		if n, err = w.writeOffered(p, more); n == len(p) || err != nil {
 			return n, err
 		}
@@ -142,23 +139,24 @@ func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	return n, err
 }
 
-// take takes bytes from the front of p, and returns how many. If there is no room, the peer's
-// inbox is requested, unless that has come meanwhile: then there may be.
+// take takes bytes from the front of p, and returns how many.
 func (w *writing) take(p []byte, more bool) (n int) {
-	for range 2 {
-		if w.over() != nil {
-			return 0 // not into the box of a connection that has ended
-		}
-		w.txMu.Lock()
-		n = w.tx.take(p, more)
-		opens := n == 0 && w.tx.wantInbox(0)
-		w.unlockTx()
-		if !opens {
-			break
-		}
-		w.openBox(0)
-	}
+	w.withRoom(func(tx *sender) bool {
+		n = tx.take(p, more)
+		return n > 0
+	})
 	return n
+}
+
+// withRoom has try use the sender. If there is no room, the peer's inbox is requested, unless
+// that has come meanwhile: then there may be, and try is called again.
+func (w *writing) withRoom(try func(*sender) bool) {
+	for opens := true; opens && w.over() == nil; { // not into the box of a connection that has ended
+		w.withSender(func(tx *sender) { opens = !try(tx) && tx.wantInbox(0) })
+		if opens {
+			w.openBox(0)
+		}
+	}
 }
 
 // writeWant is what a Write waits for. While a Read looks for what comes, that may be less.
@@ -258,24 +256,26 @@ func (w *writing) unaware(err error) bool {
 // errNotTaken: memory could not be exposed here, or the peer could not reach it.
 var errNotTaken = errors.New("memory cannot be registered for RDMA")
 
-// toExpose is the part of a Write of p that an offer leaves where it is, as far as one
-// exposure takes it, behind the first bytes.
-func (w *writing) toExpose(p []byte) (first int, tail []byte) {
-	first = w.tx.offerFirst(len(p))
-	return first, p[first:][:min(len(p)-first, w.lim.MaxExpose)]
-}
-
-// pays reports whether a large Write of p is to be offered, for all of it.
-func (w *writing) pays(p []byte) (pays bool) {
-	_, tail := w.toExpose(p)
-	w.withSender(func(tx *sender) { pays = tx.pays(tail) })
+// pays reports whether a large Write of p is to be offered, for all of it, rather than copied:
+// where there is no memory for a box, each is.
+func (w *writing) pays(p []byte) bool {
+	_, tail := w.plan.toExpose(p)
+	w.txMu.Lock()
+	defer w.txMu.Unlock()
+	if !w.plan.boxMayPay || w.tx.box.skip > 0 {
+		return true
+	}
+	pays, err := w.mem.Pays(tail)
+	if err != nil {
+		w.tx.stats.unregistered++
+	}
 	return pays
 }
 
 // writeOffered writes from the front of p by offers, as long as what is left is large
 // enough and can be registered.
 func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
-	for w.tx.large(len(p) - n) {
+	for w.plan.large(len(p) - n) {
 		k, err := w.writeOffer(p[n:], more)
 		n += k
 		if errors.Is(err, errNotTaken) {
@@ -292,23 +292,30 @@ func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
 // writeOffer offers as much of p as one exposure takes, and waits until the peer
 // has it. It returns how many bytes of p are the peer's.
 func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
-	first, tail := w.toExpose(p)
+	first, tail := w.plan.toExpose(p)
 	desc, err := w.mem.Expose(tail, RemoteRead)
 	if err != nil {
 		if w.over() == nil {
-			w.withSender(func(tx *sender) { tx.unregistered++ })
+			w.withSender(func(tx *sender) { tx.stats.unregistered++ })
 		}
 		return 0, fmt.Errorf("%w: %w", errNotTaken, err)
 	}
 	revoked := false
-	if err = w.openOffer(p[:first], desc, more || first+len(tail) < len(p)); err == nil {
-		if len(tail) > nearDone(&w.lim) {
+	more = more || first+len(tail) < len(p)
+	err = w.until(func() (sent bool) {
+		if w.failure.Load() == nil {
+			w.withSender(func(tx *sender) { sent = tx.sendOffer(p[:first], desc, more) })
+		}
+		return sent
+	})
+	if err == nil {
+		if len(tail) > nearDone(w.plan.maxRDMA) {
 			w.wr.slept.Store(true) // until NearDone
 		}
 		if err = w.until(w.offerOver); err != nil {
 			revoked = w.withdraw(desc)
 		}
-		w.withSender(func(tx *sender) { n = tx.offerEnded(first) })
+		w.withSender(func(tx *sender) { n = tx.offer.end(first, &tx.stats) })
 		if n < len(tail) && err == nil {
 			if err = w.writeBlocked(); err == nil {
 				err = errNotTaken
@@ -320,16 +327,6 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 		w.mem.Revoke(desc)
 	}
 	return n, err
-}
-
-// openOffer sends the message of an offer of the memory d behind first.
-func (w *writing) openOffer(first []byte, d Descriptor, more bool) error {
-	return w.until(func() (sent bool) {
-		if w.failure.Load() == nil {
-			w.withSender(func(tx *sender) { sent = tx.sendOffer(first, d, more) })
-		}
-		return sent
-	})
 }
 
 func (w *writing) offerOver() bool {

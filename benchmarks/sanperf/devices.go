@@ -67,6 +67,7 @@ type report struct {
 	Mechanisms  []mechanism        `json:"shm_mechanisms"`
 	Libraries   string             `json:"rdma_libraries_error,omitempty"`
 	Manager     string             `json:"rdma_cm_error,omitempty"` // even if it is not used
+	ForkSafe    bool               `json:"fork_safe"`
 	Devices     []rdmaDevice       `json:"rdma_devices"`
 	Memlock     memlock            `json:"memlock"`
 	Switches    map[string]string  `json:"environment"` // those that are set
@@ -117,6 +118,7 @@ var switches = []string{"SAN_PROVIDERS", "SAN_DISABLE", "SAN_SUBNETS", "SAN_IWAR
 func examine(ctx context.Context) *report {
 	r := &report{
 		Libraries: text(ibv.Available()),
+		ForkSafe:  ibv.ForkSafe(),
 		Devices:   rdmaDevices(),
 		Memlock:   memlock{Cache: regcache.DefaultBudget().String()},
 		Switches:  make(map[string]string),

@@ -28,6 +28,9 @@ func (r *report) print(w io.Writer) {
 			manager = noManager
 		}
 		fmt.Fprintf(w, "  connections\t%s\n", manager)
+		if r.Libraries == "" {
+			fmt.Fprintf(w, "  fork\t%s\n", forkSafety[r.ForkSafe])
+		}
 		limit := "none"
 		if l := r.Memlock.Limit; l != nil {
 			limit = byteSize(*l).String()
@@ -52,6 +55,11 @@ func (r *report) print(w io.Writer) {
 		fmt.Fprintln(w)
 		d.print(w)
 	}
+}
+
+var forkSafety = map[bool]string{
+	true:  "the program's own memory may be used",
+	false: "large Writes and Reads are copied, as a fork could take their memory from the device: Linux 5.12 and rdma-core 35 are needed",
 }
 
 func printVerdict(w io.Writer, what string, f finding) {

@@ -38,6 +38,9 @@ func TestDevicesSaysWhatWorksHere(t *testing.T) {
 		}
 	}
 	code, r := devicesJSON(t)
+	if has := strings.Contains(out, forkSafety[ibv.ForkSafe()]); has != (r.Libraries == "") || r.ForkSafe != ibv.ForkSafe() {
+		t.Errorf("libraries: %q; whether a fork is safe: %v, printed: %v", r.Libraries, r.ForkSafe, has)
+	}
 	if code != exitOK {
 		t.Errorf("exit code %d", code)
 	}

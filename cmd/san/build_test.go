@@ -303,11 +303,25 @@ func init() {
 			t.Errorf("the defaults of GODEBUG are not those of Go 1.21:\n%s", out)
 		}
 	})
-	t.Run("old Go", func(t *testing.T) {
-		oldGoroot(t)
-		t.Setenv("GOTOOLCHAIN", oldGo)
-		build(t, program(t, "echo", "go 1.25"), ".")
+	t.Run("no module", func(t *testing.T) {
+		dir := program(t, "echo", "go 1.26")
+		if err := os.Remove(filepath.Join(dir, "go.mod")); err != nil {
+			t.Fatal(err)
+		}
+		build(t, dir, "main.go")
+		file := filepath.Join(t.TempDir(), "echo")
+		sanIn(t, dir, "build", "-o", file, "main.go")
+		if out := runs(t, nil, "go", "version", "-m", file); strings.Contains(out, "DefaultGODEBUG") {
+			t.Errorf("the defaults of GODEBUG are not those of this Go:\n%s", out)
+		}
 	})
+	for _, version := range otherGos {
+		t.Run(version, func(t *testing.T) {
+			gorootOf(t, version)
+			t.Setenv("GOTOOLCHAIN", version)
+			build(t, program(t, "echo", "go 1.25"), ".")
+		})
+	}
 }
 
 func read(t *testing.T, name string) string {

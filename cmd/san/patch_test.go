@@ -24,23 +24,27 @@ func goroot(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// oldGo is the older of the two Go majors that are supported.
-const oldGo = "go1.25.5"
+// otherGos are the oldest and the newest Go that are supported, beside the one that runs the tests.
+var otherGos = []string{"go1.25.5", "go1.27.3"}
 
-// oldGoroot is where the go command keeps it, which may have to fetch it first.
-func oldGoroot(t *testing.T) string {
+// gorootOf is where the go command keeps another Go, which it may have to fetch first.
+func gorootOf(t *testing.T, version string) string {
 	t.Helper()
 	cmd := exec.Command("go", "env", "GOROOT")
-	cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+oldGo)
+	cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+version)
 	out, err := cmd.Output()
 	if err != nil {
-		testenv.Missing(t, fmt.Sprintf("%s: %v", oldGo, err))
+		testenv.Missing(t, fmt.Sprintf("%s: %v", version, err))
 	}
 	return strings.TrimSpace(string(out))
 }
 
 func TestPatch(t *testing.T) {
-	for _, root := range []string{goroot(t), oldGoroot(t)} {
+	roots := []string{goroot(t)}
+	for _, version := range otherGos {
+		roots = append(roots, gorootOf(t, version))
+	}
+	for _, root := range roots {
 		files, err := patchNet(filepath.Join(root, "src", "net"), runtime.GOARCH)
 		if err != nil {
 			t.Errorf("%s: %v", root, err)

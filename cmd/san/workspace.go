@@ -92,6 +92,11 @@ func (b *builder) makeWorkspace(lib library, replace map[string]string) error {
 		fallthrough
 	case b.env.GOMOD != "" && b.env.GOMOD != os.DevNull:
 		err = errors.Join(err, w.addModule(b, b.env.GOMOD))
+	default:
+		// No module says anything of GODEBUG: Go's own defaults hold, as without the workspace.
+		if v, _, _ := strings.Cut(b.env.GOVERSION, " "); version.IsValid(v) {
+			w.setGo(strings.TrimPrefix(v, "go"), nil)
+		}
 	}
 	if err != nil {
 		return err

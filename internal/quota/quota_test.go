@@ -6,31 +6,41 @@ import (
 	"testing"
 )
 
+// share is how many units one user can get at most.
+func (p *Pool) share() int64 { return p.limit / 2 }
+
+// held is how many units a user holds.
+func (p *Pool) held(user User) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.by[user]
+}
+
 // takeAll takes single units for a user until it gets no more, and returns what it holds.
-func takeAll(p *Pool, user uint32) int64 {
+func takeAll(p *Pool, user User) int64 {
 	for p.Take(user, 1) {
 	}
-	return p.Held(user)
+	return p.held(user)
 }
 
 // Each user gets no more than what is free then: a half, a quarter, and so on. Those who come
 // at once get the same.
 func TestShares(t *testing.T) {
 	p := New(120)
-	for user, want := range []int64{p.Share(), 30, 15} {
-		if got := takeAll(p, uint32(user)); got != want {
+	for user, want := range []int64{p.share(), 30, 15} {
+		if got := takeAll(p, User(user)); got != want {
 			t.Errorf("user %d got %d, want %d", user, got, want)
 		}
 	}
 	p = New(120)
 	for took := true; took; {
 		took = false
-		for user := range uint32(3) {
+		for user := range User(3) {
 			took = p.Take(user, 1) || took
 		}
 	}
-	for user := range uint32(3) {
-		if got := p.Held(user); got != 30 {
+	for user := range User(3) {
+		if got := p.held(user); got != 30 {
 			t.Errorf("user %d of three got %d", user, got)
 		}
 	}
@@ -39,15 +49,15 @@ func TestShares(t *testing.T) {
 // A user that is refused gets nothing, and what one gives back is there for another.
 func TestTakeAndReturn(t *testing.T) {
 	p := New(10)
-	if p.Take(1, 6) || p.Used() != 0 || p.Held(1) != 0 {
+	if p.Take(1, 6) || p.Used() != 0 || p.held(1) != 0 {
 		t.Error("more than the share")
 	}
 	if !p.Take(1, 5) || p.Take(1, 1) || !p.Take(2, 2) || p.Take(2, 1) {
 		t.Error("not to the share")
 	}
 	p.Return(1, 5)
-	if !p.Take(2, 2) || p.Held(2) != 4 || p.Used() != 4 {
-		t.Errorf("%d of %d are held", p.Held(2), p.Used())
+	if !p.Take(2, 2) || p.held(2) != 4 || p.Used() != 4 {
+		t.Errorf("%d of %d are held", p.held(2), p.Used())
 	}
 	p.Return(2, 4)
 	if len(p.by) != 0 {
@@ -59,7 +69,7 @@ func TestTakeAndReturn(t *testing.T) {
 func TestCharge(t *testing.T) {
 	p := New(10)
 	p.Charge(1, 12)
-	if p.Take(1, 1) || p.Take(2, 1) || p.TakeOwn(1) {
+	if p.Take(1, 1) || p.Take(2, 1) || p.Take(Own, 1) {
 		t.Error("more than there is")
 	}
 	p.Return(1, 8)
@@ -71,11 +81,11 @@ func TestCharge(t *testing.T) {
 // The process itself may use all, and users share the rest.
 func TestOwn(t *testing.T) {
 	p := New(10)
-	if !p.TakeOwn(6) || p.Take(1, 3) || !p.Take(1, 2) || !p.TakeOwn(2) || p.TakeOwn(1) {
+	if !p.Take(Own, 6) || p.Take(1, 3) || !p.Take(1, 2) || !p.Take(Own, 2) || p.Take(Own, 1) {
 		t.Error("not what is free")
 	}
-	p.ReturnOwn(8)
-	if p.Used() != p.Held(1) || !p.Take(1, 3) {
+	p.Return(Own, 8)
+	if p.Used() != p.held(1) || !p.Take(1, 3) {
 		t.Errorf("%d are in use", p.Used())
 	}
 }
@@ -85,7 +95,7 @@ func TestOwn(t *testing.T) {
 func TestManyUsers(t *testing.T) {
 	p := New(1000)
 	var users sync.WaitGroup
-	for user := range uint32(8) {
+	for user := range User(8) {
 		users.Go(func() {
 			rnd := rand.New(rand.NewSource(int64(user)))
 			held := int64(0)
@@ -93,7 +103,7 @@ func TestManyUsers(t *testing.T) {
 				if n := 1 + rnd.Int63n(50); p.Take(user, n) {
 					held += n
 				}
-				if held > p.Share() || p.Used() > p.Limit() {
+				if held > p.share() || p.Used() > p.Limit() {
 					t.Errorf("user %d holds %d, all %d", user, held, p.Used())
 				}
 				if n := rnd.Int63n(held + 1); rnd.Intn(2) == 0 {

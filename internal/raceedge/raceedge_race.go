@@ -1,8 +1,5 @@
 //go:build race
 
-// Package raceedge gives the race detector the edge from each Write to each Read that
-// package syscall's ioSync gives it for sockets: a program that holds both ends of a
-// connection hands variables over with the bytes. Without the detector it does nothing.
 package raceedge
 
 import (

@@ -92,10 +92,10 @@ func peer(t testing.TB, c *net.TCPConn) Socket {
 func wantPeers(t testing.TB, a, b *net.TCPConn) {
 	t.Helper()
 	uid := uint32(os.Getuid())
-	if got, want := peer(t, a), (Socket{cookie(t, b), uid, true, true}); got != want {
+	if got, want := peer(t, a), (Socket{cookie(t, b), uid, true}); got != want {
 		t.Errorf("the peer of %v is %+v, want %+v", a.LocalAddr(), got, want)
 	}
-	if got, want := peer(t, b), (Socket{cookie(t, a), uid, true, true}); got != want {
+	if got, want := peer(t, b), (Socket{cookie(t, a), uid, true}); got != want {
 		t.Errorf("the peer of %v is %+v, want %+v", b.LocalAddr(), got, want)
 	}
 	ea, err1 := EndsOf(a)

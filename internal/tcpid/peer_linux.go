@@ -214,9 +214,6 @@ const (
 	requestSize = unix.SizeofNlMsghdr + 56 // inet_diag_req_v2
 	answerSize  = unix.SizeofNlMsghdr + 72 // inet_diag_msg
 	anyCookie   = 1<<64 - 1
-
-	stateEstablished = 1  // TCP_ESTABLISHED
-	stateListen      = 10 // TCP_LISTEN
 )
 
 // ask returns the socket whose own addresses e are.
@@ -286,10 +283,9 @@ func parseAnswer(b []byte, e Ends) (Socket, error) {
 		return Socket{}, ErrNotHere
 	}
 	return Socket{
-		Cookie:      ne.Uint64(id[40:]),
-		UID:         ne.Uint32(m[64:]),
-		Accepted:    ne.Uint32(m[68:]) != 0,
-		Established: m[1] == stateEstablished,
+		Cookie:   ne.Uint64(id[40:]),
+		UID:      ne.Uint32(m[64:]),
+		Accepted: ne.Uint32(m[68:]) != 0,
 	}, nil
 }
 

@@ -9,13 +9,14 @@ import (
 
 // include/net/tcp_states.h
 const (
-	stateFinWait1  = 4
-	stateFinWait2  = 5
-	stateTimeWait  = 6
-	stateClose     = 7
-	stateCloseWait = 8
-	stateLastAck   = 9
-	stateClosing   = 11
+	stateEstablished = 1
+	stateFinWait1    = 4
+	stateFinWait2    = 5
+	stateTimeWait    = 6
+	stateCloseWait   = 8
+	stateLastAck     = 9
+	stateListen      = 10
+	stateClosing     = 11
 )
 
 var (

@@ -60,7 +60,4 @@ type Socket struct {
 	// Accepted: a process has it. Not so while it waits in a backlog, where UID means
 	// nothing yet, and after it was closed.
 	Accepted bool
-
-	// Established: neither end has closed the connection, or its direction of it.
-	Established bool
 }

@@ -18,9 +18,6 @@ func Hold(syscall.Conn) (release func(), err error) { return nil, errors.ErrUnsu
 // Peer needs Linux.
 func Peer(*net.TCPConn) (Socket, error) { return Socket{}, errors.ErrUnsupported }
 
-// SaveSYN needs Linux.
-func SaveSYN(*net.TCPListener) error { return errors.ErrUnsupported }
-
 // DialerStamps needs Linux.
 func DialerStamps(*net.TCPConn, time.Time) ([]Stamp, error) { return nil, errors.ErrUnsupported }
 

@@ -14,25 +14,16 @@ import (
 )
 
 // controlSocket carries the messages of a link, by which segments and connections are set
-// up. Several goroutines may post, one receives.
+// up. Several goroutines may post, one receives. To close it may take as long as the peer likes.
 type controlSocket struct {
-	conn *net.UnixConn
-	raw  syscall.RawConn
+	*net.UnixConn
+	raw syscall.RawConn
 }
 
 func newControlSocket(conn *net.UnixConn) (controlSocket, error) {
 	raw, err := conn.SyscallConn()
 	return controlSocket{conn, raw}, err
 }
-
-// setDeadline bounds exchange, send and receive; the zero time: nothing does.
-func (c *controlSocket) setDeadline(t time.Time) { c.conn.SetDeadline(t) }
-
-// send sends a message and descriptors, bounded by the deadline.
-func (c *controlSocket) send(m *message, fds ...int) error { return send(c.conn, m, fds...) }
-
-// receive receives the next message, bounded by the deadline.
-func (c *controlSocket) receive(m *message) (fds []int, err error) { return receive(c.conn, m) }
 
 // Pauses before a message is sent again to a peer whose queue is full, with some hundred
 // messages unread: each is twice the one before, so that a peer that never reads costs
@@ -67,12 +58,6 @@ func (c *controlSocket) post(ctx context.Context, gone <-chan struct{}, m *messa
 		}
 	}
 }
-
-// hangUp ends the socket at both ends; it still has to be closed.
-func (c *controlSocket) hangUp() { hangUp(c.conn) }
-
-// close may take as long as the peer likes.
-func (c *controlSocket) close() { c.conn.Close() }
 
 // send sends a message and descriptors, bounded by the socket's deadline.
 func send(c *net.UnixConn, m *message, fds ...int) error {
@@ -173,11 +158,4 @@ func parseControl(control []byte) (user uint32, fds []int, err error) {
 		}
 	}
 	return user, fds, err
-}
-
-// closeAll closes descriptors of this process.
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd)
-	}
 }

@@ -23,7 +23,7 @@ func controlPair(t *testing.T) (a, b controlSocket) {
 		if ends[i], err = newControlSocket(c); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(ends[i].close)
+		t.Cleanup(func() { c.Close() })
 	}
 	return ends[0], ends[1]
 }
@@ -49,17 +49,17 @@ func TestPostWaitsForThePeer(t *testing.T) {
 	}
 	posted := make(chan error, 1)
 	go func() { posted <- a.post(t.Context(), nil, &message{kind: msgConnect, number: uint32(full)}) }()
-	b.setDeadline(time.Now().Add(patience))
+	b.SetDeadline(time.Now().Add(patience))
 	for n := range full + 1 {
 		var m message
-		if _, err := b.receive(&m); err != nil || m.kind != msgConnect || m.number != uint32(n) {
+		if _, err := receive(b.UnixConn, &m); err != nil || m.kind != msgConnect || m.number != uint32(n) {
 			t.Fatalf("message %d: %+v, %v", n, m, err)
 		}
 	}
 	if err := <-posted; err != nil {
 		t.Error(err)
 	}
-	b.close()
+	b.Close()
 	if err := a.post(t.Context(), nil, &message{}); !isGone(err) {
 		t.Errorf("the peer is gone: %v", err)
 	}
@@ -107,14 +107,14 @@ func TestMessageWithTooManyDescriptors(t *testing.T) {
 	for i := range fds {
 		fds[i] = lingers
 	}
-	if err := a.send(&message{kind: msgSegment}, fds...); err != nil {
+	if err := send(a.UnixConn, &message{kind: msgSegment}, fds...); err != nil {
 		t.Fatal(err)
 	}
 	unix.Close(lingers) // not the last: it is on its way
-	b.setDeadline(time.Now().Add(patience))
+	b.SetDeadline(time.Now().Add(patience))
 	began := time.Now()
 	var m message
-	got, err := b.receive(&m)
+	got, err := receive(b.UnixConn, &m)
 	if len(got) != mostFDs || !errors.Is(err, errTooMany) {
 		t.Errorf("%d descriptors, %v", len(got), err)
 	}
@@ -127,11 +127,11 @@ func TestMessageWithTooManyDescriptors(t *testing.T) {
 // Each message comes with who has sent it.
 func TestMessagesHaveTheirSendersUser(t *testing.T) {
 	a, b := controlPair(t)
-	if err := a.send(&message{kind: msgConnect}); err != nil {
+	if err := send(a.UnixConn, &message{kind: msgConnect}); err != nil {
 		t.Fatal(err)
 	}
 	var m message
-	if fds, err := b.receive(&m); err != nil || len(fds) != 0 || m.user != uint32(os.Geteuid()) {
+	if fds, err := receive(b.UnixConn, &m); err != nil || len(fds) != 0 || m.user != uint32(os.Geteuid()) {
 		t.Errorf("user %d, %d descriptors, %v", m.user, len(fds), err)
 	}
 }

@@ -18,8 +18,8 @@ func TestDialReachesTheProcessOfANumber(t *testing.T) {
 	port := freePort(t)
 	for number := range 3 {
 		l := listenAt(t, port, Config{})
-		if l.Number() != number {
-			t.Fatalf("number %d, want %d", l.Number(), number)
+		if l.number != number {
+			t.Fatalf("number %d, want %d", l.number, number)
 		}
 		a, b := meet(t, l)
 		defer end(a)
@@ -56,7 +56,7 @@ func TestDialSaysWhyNot(t *testing.T) {
 	}{
 		"nobody has the name":        {place{port, 2, us}, session.ReasonNoListener},
 		"no such number":             {place{port, Numbers, us}, session.ReasonNoListener},
-		"it is to be another user's": {place{port, l.Number(), us + 1}, session.ReasonOwner},
+		"it is to be another user's": {place{port, l.number, us + 1}, session.ReasonOwner},
 	} {
 		_, err := dial(tc.at, Config{})
 		if wantReason(t, err, tc.reason); t.Failed() {
@@ -122,7 +122,7 @@ func TestDialBeforeServe(t *testing.T) {
 	}
 	result := make(chan error, 1)
 	go func() {
-		ep, err := dial(place{port, l.Number(), uint32(os.Geteuid())}, Config{Timeout: patience})
+		ep, err := dial(place{port, l.number, uint32(os.Geteuid())}, Config{timeout: patience})
 		if err == nil {
 			end(ep)
 		}

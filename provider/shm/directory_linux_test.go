@@ -58,8 +58,8 @@ func TestNamesInADirectory(t *testing.T) {
 	here := listen(t, Config{})
 	first := listenAt(t, here.at.port, Config{Dir: dir})
 	second := listenAt(t, here.at.port, Config{Dir: dir})
-	if first.Number() != 0 || second.Number() != 1 {
-		t.Errorf("numbers %d and %d", first.Number(), second.Number())
+	if first.number != 0 || second.number != 1 {
+		t.Errorf("numbers %d and %d", first.number, second.number)
 	}
 	for _, l := range []*served{first, second} {
 		meetIn(t, dir, l)
@@ -75,8 +75,8 @@ func TestNamesInADirectory(t *testing.T) {
 	first.Close()
 	_, err := dial(place{port: here.at.port}, Config{Dir: dir})
 	wantReason(t, err, session.ReasonNoListener)
-	if third := listenAt(t, here.at.port, Config{Dir: dir}); third.Number() != 0 {
-		t.Errorf("number %d, though 0 is free", third.Number())
+	if third := listenAt(t, here.at.port, Config{Dir: dir}); third.number != 0 {
+		t.Errorf("number %d, though 0 is free", third.number)
 	} else {
 		meetIn(t, dir, third)
 		third.Close()
@@ -141,8 +141,8 @@ func TestNameOfAKilledProcess(t *testing.T) {
 	dir, port := t.TempDir(), freePort(t)
 	c := spawn(t, "echo", nil, "DIR="+dir, fmt.Sprint("PORT=", port))
 	c.line(t, "listening")
-	if l := listenAt(t, port, Config{Dir: dir}); l.Number() != 1 {
-		t.Errorf("number %d of a process beside one that lives", l.Number())
+	if l := listenAt(t, port, Config{Dir: dir}); l.number != 1 {
+		t.Errorf("number %d of a process beside one that lives", l.number)
 	} else {
 		l.Close()
 	}
@@ -153,8 +153,8 @@ func TestNameOfAKilledProcess(t *testing.T) {
 	_, err := dial(place{port: port}, Config{Dir: dir})
 	wantReason(t, err, session.ReasonNoListener)
 	l := listenAt(t, port, Config{Dir: dir})
-	if l.Number() != 0 {
-		t.Errorf("number %d, though 0 was a killed process's", l.Number())
+	if l.number != 0 {
+		t.Errorf("number %d, though 0 was a killed process's", l.number)
 	}
 	meetIn(t, dir, l)
 }
@@ -176,18 +176,18 @@ func TestNamesOfMany(t *testing.T) {
 					return
 				}
 				mu.Lock()
-				if has[l.Number()] {
-					t.Errorf("two have number %d", l.Number())
+				if has[l.number] {
+					t.Errorf("two have number %d", l.number)
 				}
-				has[l.Number()] = true
+				has[l.number] = true
 				mu.Unlock()
-				if c, err := connectFile(dir, port, l.Number()); err != nil {
-					t.Errorf("number %d is not found: %v", l.Number(), err)
+				if c, err := connectFile(dir, port, l.number); err != nil {
+					t.Errorf("number %d is not found: %v", l.number, err)
 				} else {
 					c.Close()
 				}
 				mu.Lock()
-				has[l.Number()] = false
+				has[l.number] = false
 				mu.Unlock()
 				l.Close()
 			}
@@ -233,15 +233,15 @@ func TestOthersFilesInTheDirectory(t *testing.T) {
 		if s.stays {
 			continue
 		}
-		if l := listenAt(t, port, Config{Dir: dir}); l.Number() != n {
-			t.Errorf("number %d, want %d", l.Number(), n)
+		if l := listenAt(t, port, Config{Dir: dir}); l.number != n {
+			t.Errorf("number %d, want %d", l.number, n)
 		} else {
 			meetIn(t, dir, l)
 		}
 	}
 	l := listenAt(t, port, Config{Dir: dir})
-	if l.Number() != len(squat) {
-		t.Errorf("number %d, want %d", l.Number(), len(squat))
+	if l.number != len(squat) {
+		t.Errorf("number %d, want %d", l.number, len(squat))
 	}
 	meetIn(t, dir, l)
 	if st, err := os.Lstat(victim); err != nil || st.Mode() != 0o600 {
@@ -278,7 +278,7 @@ func TestNumbersInADirectoryAreBounded(t *testing.T) {
 	dir, port := t.TempDir(), freePort(t)
 	for number := range Numbers {
 		l, err := Listen(port, Config{Dir: dir})
-		if err != nil || l.Number() != number {
+		if err != nil || l.number != number {
 			t.Fatalf("the listener before which there were %d: %v", number, err)
 		}
 		defer l.Close()

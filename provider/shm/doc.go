@@ -14,8 +14,8 @@
 // mapped only when sealed.
 //
 // The package never speaks TCP, never touches a file system but to read what the kernel says
-// there and for names in a directory (Config.Dir), and knows nothing of the session protocol. Package san calls it; on systems other than
-// Linux it reports that there is no such provider.
+// there and for names in a directory (Config.Dir), and knows nothing of the session protocol.
+// Package san calls it on Linux; on other systems it has its name, and no mechanism.
 //
 // It is exported to the library's other parts: versions keep nothing of it for programs
 // (docs/COMPATIBILITY.md).
@@ -23,7 +23,7 @@
 //	dial_linux.go, listen_linux.go         connecting
 //	name_linux.go, peer_linux.go           the names of a port; whose process it is
 //	directory_linux.go                     names in a directory, for other network namespaces
-//	linkcache_linux.go, links_linux.go     one link per name; all links of the process
+//	linkcache_linux.go                     one link per name
 //	link_linux.go, handshake_linux.go      a link and its parts; how it begins
 //	control_*.go                           its control socket and the messages there
 //	limits_linux.go, foreign_linux.go      what peers can hold; descriptors that they pass
@@ -40,6 +40,7 @@
 package shm
 
 import (
+	"cmp"
 	"errors"
 	"time"
 )
@@ -57,14 +58,14 @@ var ErrDirectory = errors.New("shm: the directory for other network namespaces")
 
 // Config tunes the provider. The zero value suits most callers.
 type Config struct {
-	// Timeout bounds an attempt to connect. The default is 500 ms.
-	Timeout time.Duration
-
 	// Dir is a directory in which the names are, rather than in the network namespace: an
 	// absolute path. It has to be root's or this process's user's, and nobody but its owner
 	// and its group may write to it. The peer may be any user's, and what it is allowed to
 	// is up to the caller.
 	Dir string
+
+	// timeout bounds an attempt to connect. The default is 500 ms.
+	timeout time.Duration
 
 	// ringMax is the size in bytes up to which a ring may grow, for each direction of each
 	// connection: at least minRingMax, at most maxRingMax, which is the default.
@@ -78,12 +79,7 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	if c.Timeout <= 0 {
-		c.Timeout = defaultTimeout
-	}
-	if c.ringMax == 0 {
-		c.ringMax = maxRingMax
-	}
-	c.ringMax = min(max(c.ringMax, minRingMax), maxRingMax) &^ 4095
+	c.timeout = cmp.Or(c.timeout, defaultTimeout)
+	c.ringMax = min(max(cmp.Or(c.ringMax, maxRingMax), minRingMax), maxRingMax) &^ 4095
 	return c
 }

@@ -56,7 +56,8 @@ func newEndpoint(l *link, s *slot, turn uint32) *endpoint {
 		pages = 0
 	}
 	s.turn.Store(turn)
-	s.own.control.reset()
+	s.own.control.out.Reset()
+	s.own.control.in.Reset()
 	e.out.Init(&s.own.control.out, s.own.cells, s.own.ring, &s.peers.control.in, l.cfg.ringMax, pages, budget())
 	e.in.Init(&s.peers.control.out, s.peers.cells, s.peers.ring, &s.own.control.in)
 	if e.met = s.taken(); !e.met {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -28,41 +29,29 @@ var ErrLinkGone = errors.New("shm: the link has ended")
 
 // unavailable gives an error its reason.
 func unavailable(err error) error {
-	var known *session.Unavailable
-	if errors.As(err, &known) {
-		return err
-	}
 	reason := session.ReasonProtocol
-	for _, r := range []struct {
-		err    error
-		reason session.Reason
-	}{
-		{errSegment, session.ReasonProtocol},
-		{context.DeadlineExceeded, session.ReasonTimeout},
-		{context.Canceled, session.ReasonTimeout},
-		{os.ErrDeadlineExceeded, session.ReasonTimeout},
-		{unix.EAGAIN, session.ReasonResources}, // the listener's queue is full
-		{unix.ECONNREFUSED, session.ReasonNoListener},
-		{unix.EMFILE, session.ReasonResources},
-		{unix.ENFILE, session.ReasonResources},
-		{unix.ENOMEM, session.ReasonResources},
-		{unix.ENOBUFS, session.ReasonResources},
-		{unix.ETOOMANYREFS, session.ReasonResources},
-		{unix.ENOSYS, session.ReasonNoProvider}, // or a sandbox that says so
-		{unix.EACCES, session.ReasonPermission},
-		{unix.EPERM, session.ReasonPermission},
-		{unix.EROFS, session.ReasonPermission},
-		{ErrLinkGone, session.ReasonNoListener},
-		{io.EOF, session.ReasonNoListener}, // the listener went away meanwhile
-		{unix.ECONNRESET, session.ReasonNoListener},
-		{unix.EPIPE, session.ReasonNoListener},
-	} {
-		if errors.Is(err, r.err) {
-			reason = r.reason
-			break
-		}
+	switch {
+	case errors.As(err, new(*session.Unavailable)): // it has one
+		return err
+	case is(err, context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded):
+		reason = session.ReasonTimeout
+	case is(err, unix.ENOSYS): // or a sandbox that says so
+		reason = session.ReasonNoProvider
+	case is(err, unix.EACCES, unix.EPERM, unix.EROFS):
+		reason = session.ReasonPermission
+	case is(err, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ETOOMANYREFS,
+		unix.EAGAIN): // the listener's queue is full
+		reason = session.ReasonResources
+	case is(err, ErrLinkGone, unix.ECONNREFUSED,
+		io.EOF, unix.ECONNRESET, unix.EPIPE): // the listener went away meanwhile
+		reason = session.ReasonNoListener
 	}
 	return &session.Unavailable{Reason: reason, Err: err}
+}
+
+// is reports whether an error is one of these.
+func is(err error, these ...error) bool {
+	return slices.ContainsFunc(these, func(e error) bool { return errors.Is(err, e) })
 }
 
 // codeError returns the error for a code from the peer; nil for codeOK.
@@ -93,11 +82,4 @@ func linkError(err error) error {
 func linkGone(why error) error { return unavailable(fmt.Errorf("%w: %v", ErrLinkGone, why)) }
 
 // isGone reports whether an error means that there is nobody at the other end.
-func isGone(err error) bool {
-	for _, gone := range []error{errPeerGone, io.EOF, unix.EPIPE, unix.ECONNRESET, net.ErrClosed} {
-		if errors.Is(err, gone) {
-			return true
-		}
-	}
-	return false
-}
+func isGone(err error) bool { return is(err, io.EOF, unix.EPIPE, unix.ECONNRESET, net.ErrClosed) }

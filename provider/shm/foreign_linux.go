@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/quota"
 )
 
 // Descriptors that a peer has passed to this process may be anything until they are checked, and
@@ -27,7 +29,7 @@ const (
 // foreign is the work on the users' descriptors.
 type foreign struct {
 	mu    sync.Mutex // guards what follows
-	users map[uint32]*foreignUser
+	users map[quota.User]*foreignUser
 }
 
 // foreignUser is the work on one user's descriptors; there is none without work.
@@ -54,9 +56,6 @@ func (a account) closeLater(one func()) {
 	defer f.mu.Unlock()
 	u := f.users[a.user]
 	if u == nil {
-		if f.users == nil {
-			f.users = make(map[uint32]*foreignUser)
-		}
 		u = new(foreignUser)
 		f.users[a.user] = u
 	}
@@ -111,8 +110,9 @@ func (a account) awaitClosing(gone <-chan struct{}) {
 	}
 }
 
-// hangUp ends a socket to a peer at both ends, and those that wait for it here. It cannot
-// block, as closing can: that also closes what the peer has put into the socket's queue.
+// hangUp ends a socket to a peer at both ends, and those that wait for it here; it still has to
+// be closed. It cannot block, as closing can: that also closes what the peer has put into the
+// socket's queue.
 func hangUp(c *net.UnixConn) {
 	if rc, err := c.SyscallConn(); err == nil {
 		rc.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RDWR) })

@@ -27,7 +27,7 @@ func TestForeignDescriptorsThatAreSlowToClose(t *testing.T) {
 	for range foreignThreads {
 		<-begun
 	}
-	if n := held.descriptors.Held(1); n != many {
+	if n := held.descriptors.Used(); n != many {
 		t.Errorf("%d descriptors count, want %d", n, many)
 	}
 	done := make(chan struct{})

@@ -79,30 +79,18 @@ var errUserUnknown = fmt.Errorf("shm: this user namespace does not know the user
 // requestLink is the dialing end's part of the handshake.
 func (l *link) requestLink(ctx context.Context, user uint32) error {
 	deadline, _ := ctx.Deadline()
-	l.control.setDeadline(deadline)
-	defer l.control.setDeadline(time.Time{})
+	l.control.SetDeadline(deadline)
+	defer l.control.SetDeadline(time.Time{})
 	m, fd, err := l.newHalf(firstSlots)
 	if err != nil {
 		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
 	}
-	err = l.control.send(&message{kind: msgLink, version: version, number: firstSlots}, fd, l.door.pass)
+	err = send(l.control.UnixConn, &message{kind: msgLink, version: version, number: firstSlots}, fd, l.door.pass)
 	unix.Close(fd)
 	l.door.passed()
-	var reply message
 	var fds []int
 	if err == nil {
-		fds, err = l.control.receive(&reply)
-	}
-	if err == nil {
-		err = checkLinkReply(&reply, fds)
-	}
-	if err == nil {
-		if err = l.identify(&reply); err != nil || l.cfg.Dir == "" && l.peer.uid != user {
-			err = errOwner(reply.user, user)
-		}
-	}
-	if err == nil {
-		err = l.join(m, fds)
+		fds, err = l.takeLinkReply(m, user)
 	}
 	if err != nil {
 		m.unmap()
@@ -110,26 +98,35 @@ func (l *link) requestLink(ctx context.Context, user uint32) error {
 	return l.takeDoorbell(fds, err)
 }
 
-func checkLinkReply(m *message, fds []int) error {
+// takeLinkReply checks the reply to a request, and shares the segment, of which own is this end's
+// half. The descriptors are for takeDoorbell.
+func (l *link) takeLinkReply(own mapping, user uint32) (fds []int, err error) {
+	var m message
+	if fds, err = receive(l.control.UnixConn, &m); err != nil {
+		return fds, err
+	}
 	switch {
 	case m.kind != msgLinkReply:
-		return errMessage
+		return fds, errMessage
 	case m.code != codeOK:
-		return codeError(m.code)
+		return fds, codeError(m.code)
 	case m.version != version:
-		return codeError(codeVersion)
+		return fds, codeError(codeVersion)
 	case len(fds) != 2:
-		return errMessage
+		return fds, errMessage
 	}
-	return nil
+	if err := l.identify(&m); err != nil || l.cfg.Dir == "" && l.peer.uid != user {
+		return fds, errOwner(m.user, user)
+	}
+	return fds, l.join(own, fds)
 }
 
 // replyLink is the accepting end's part of the handshake.
 func (l *link) replyLink() error {
-	l.control.setDeadline(time.Now().Add(handshakeTimeout))
-	defer l.control.setDeadline(time.Time{})
+	l.control.SetDeadline(time.Now().Add(handshakeTimeout))
+	defer l.control.SetDeadline(time.Time{})
 	var request message
-	fds, err := l.control.receive(&request)
+	fds, err := receive(l.control.UnixConn, &request)
 	code, half := uint8(codeOK), -1
 	if err == nil {
 		half, code, err = l.checkLinkRequest(&request, fds)
@@ -138,10 +135,10 @@ func (l *link) replyLink() error {
 	}
 	if err = l.takeDoorbell(fds, err); err != nil {
 		if code != codeOK {
-			_ = l.control.send(&message{kind: msgLinkReply, version: version, code: code})
+			_ = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version, code: code})
 		}
 	} else {
-		err = l.control.send(&message{kind: msgLinkReply, version: version}, half, l.door.pass)
+		err = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version}, half, l.door.pass)
 		l.door.passed()
 	}
 	if half >= 0 {

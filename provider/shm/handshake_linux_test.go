@@ -147,7 +147,7 @@ func dialBad(t *testing.T, serve func(*net.UnixConn), want session.Reason) {
 	leaks(t)
 	at := serveName(t, serve)
 	start := time.Now()
-	_, err := dial(at, Config{Timeout: 500 * time.Millisecond})
+	_, err := dial(at, Config{timeout: 500 * time.Millisecond})
 	wantReason(t, err, want)
 	if d := time.Since(start); d > patience/2 {
 		t.Errorf("took %v", d)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -184,12 +185,7 @@ func leaks(t testing.TB) {
 	used := inUse()
 	t.Cleanup(func() {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := Idle(ctx); err != nil {
-			t.Errorf("links are left: %v", err)
-			return
-		}
+		awaitNoLinks(t)
 		var after resources
 		left := used // by tests before this one at first, less then
 		for end := time.Now().Add(patience); time.Now().Before(end); runtime.Gosched() {
@@ -211,15 +207,27 @@ func leaks(t testing.TB) {
 	})
 }
 
+// awaitNoLinks waits until this process has no link left. Each has mapped a segment until its
+// goroutines have ended.
+func awaitNoLinks(t testing.TB) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if n, books := count(t).maps, held.mappings.Used(); n != 0 || books != 0 {
+			return fmt.Errorf("%d halves of segments are mapped, %d by the books", n, books)
+		}
+		return nil
+	})
+}
+
 // inUse is what the peers of this process hold by the books.
-func inUse() Limits {
-	return Limits{held.connections.Used(), held.descriptors.Used(), held.space.Used(), held.mappings.Used()}
+func inUse() limits {
+	return limits{held.connections.Used(), held.descriptors.Used(), held.space.Used(), held.mappings.Used()}
 }
 
 // within reports whether none of l is more than of most.
-func within(l, most Limits) bool {
-	return l.Connections <= most.Connections && l.Descriptors <= most.Descriptors &&
-		l.AddressSpace <= most.AddressSpace && l.Mappings <= most.Mappings
+func within(l, most limits) bool {
+	return l.connections <= most.connections && l.descriptors <= most.descriptors &&
+		l.addressSpace <= most.addressSpace && l.mappings <= most.mappings
 }
 
 // setIdleTicks sets for how long accepting ends keep links without connections, until the
@@ -227,11 +235,7 @@ func within(l, most Limits) bool {
 func setIdleTicks(t testing.TB, ticks int) {
 	t.Helper()
 	set := func(n int) (old int) {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := Idle(ctx); err != nil {
-			t.Fatalf("links are left: %v", err)
-		}
+		awaitNoLinks(t)
 		old, idleTicks[1] = idleTicks[1], n
 		return old
 	}
@@ -241,7 +245,7 @@ func setIdleTicks(t testing.TB, ticks int) {
 
 // withLimits gives this process other limits, of which nothing is in use, for links that are
 // made before the end of the test.
-func withLimits(t testing.TB, l Limits) {
+func withLimits(t testing.TB, l limits) {
 	old := held
 	held = newHoldings(l)
 	t.Cleanup(func() { held = old })
@@ -284,7 +288,7 @@ func dialOnce(p place, cfg Config) (session.Endpoint, error) {
 		return nil, err
 	}
 	e := ep.(*endpoint)
-	late := time.Now().Add(cfg.withDefaults().Timeout)
+	late := time.Now().Add(cfg.withDefaults().timeout)
 	for !e.slot.taken() && err == nil {
 		switch err = e.Err(); {
 		case e.slot.taken(): // and ended since
@@ -331,7 +335,7 @@ func listenAt(t testing.TB, port uint16, cfg Config) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &served{l, place{port, l.Number(), uint32(os.Geteuid())}, make(chan session.Endpoint, 2*linkSlots)}
+	s := &served{l, place{port, l.number, uint32(os.Geteuid())}, make(chan session.Endpoint, 2*linkSlots)}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -407,7 +411,7 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 		})
 		greeted <- err
 	}()
-	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), cfg.timeout)
 	defer cancel()
 	l, err := dialLink(ctx, conns[0], uint32(os.Geteuid()), cfg)
 	if e := <-greeted; err != nil {
@@ -417,18 +421,11 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 		return nil, nil, e
 	}
 	defer l.release()
-	e, err := connectOver(ctx, l)
+	e, err := l.dial(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	return e, <-accepted, nil
-}
-
-// connectOver connects over a link that is there.
-func connectOver(ctx context.Context, l *link) (*endpoint, error) {
-	d := dialing{link: l}
-	err := d.connectOverLink(ctx)
-	return d.e, err
 }
 
 // unixPair returns two sockets as links have them, connected.
@@ -449,4 +446,11 @@ func unixPair() (conns [2]*net.UnixConn, err error) {
 		conns[i] = c.(*net.UnixConn)
 	}
 	return conns, err
+}
+
+// closeAll closes descriptors of this process.
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
 }

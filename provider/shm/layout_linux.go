@@ -74,12 +74,6 @@ type slotControl struct {
 	_     [128]byte
 }
 
-// reset makes it ready for the slot's next connection, which the side's state begins.
-func (c *slotControl) reset() {
-	c.out.Reset()
-	c.in.Reset()
-}
-
 // bell is one side's part in how they wake each other: that it waits, and for which slots it has
 // had news. These are counts, of which the other side remembers how much it has seen.
 type bell struct {

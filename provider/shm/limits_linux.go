@@ -8,26 +8,26 @@ import (
 	"github.com/sanconn/san/internal/quota"
 )
 
-// Limits are how much of this process the processes that connect to it can hold, all
+// limits are how much of this process the processes that connect to it can hold, all
 // together; those of one user can hold half of it at most, and no more than the others have
 // left free (package quota). Beyond it, dialers are told that there is no room.
-type Limits struct {
-	// Connections accepted and not closed yet; in a directory, slots that had one.
+type limits struct {
+	// connections accepted and not closed yet; in a directory, slots that had one.
 	// It is RLIMIT_NOFILE, which bounds those of TCP, and at most 2^20.
-	Connections int64
+	connections int64
 
-	// Descriptors is half of RLIMIT_NOFILE, at most 8192. Each link counts as eight of
+	// descriptors is half of RLIMIT_NOFILE, at most 8192. Each link counts as eight of
 	// them: it has four, and for moments as many that its peer has passed.
-	Descriptors int64
+	descriptors int64
 
-	// AddressSpace, in bytes, is half of RLIMIT_AS, at most 16 TiB; 2 GiB where addresses
+	// addressSpace, in bytes, is half of RLIMIT_AS, at most 16 TiB; 2 GiB where addresses
 	// have 32 bits. What this process maps to dial counts, too.
-	AddressSpace int64
+	addressSpace int64
 
-	// Mappings is the number of halves of segments that are mapped: a quarter of what the kernel
+	// mappings is the number of halves of segments that are mapped: a quarter of what the kernel
 	// allows a process by default (vm.max_map_count), at whose end its next allocation
 	// fails. What this process maps to dial counts, too.
-	Mappings int64
+	mappings int64
 }
 
 const (
@@ -43,22 +43,20 @@ const (
 	linkDescriptors = 8
 )
 
-// ProcessLimits are the limits of this process, by its resource limits at the start.
-func ProcessLimits() Limits { return startLimits }
-
+// startLimits are the limits of this process, by its resource limits at the start.
 var startLimits = limitsFor(rlimit(unix.RLIMIT_NOFILE), rlimit(unix.RLIMIT_AS))
 
 // limitsFor derives the limits from RLIMIT_NOFILE and RLIMIT_AS.
-func limitsFor(files, space uint64) Limits {
+func limitsFor(files, space uint64) limits {
 	mostSpace := uint64(mostSpace64)
 	if math.MaxInt == math.MaxInt32 {
 		mostSpace = mostSpace32
 	}
-	return Limits{
-		Connections:  int64(min(files, mostConnections)),
-		Descriptors:  int64(min(files/2, mostDescriptors)),
-		AddressSpace: int64(min(space/2, mostSpace)),
-		Mappings:     mostMappings,
+	return limits{
+		connections:  int64(min(files, mostConnections)),
+		descriptors:  int64(min(files/2, mostDescriptors)),
+		addressSpace: int64(min(space/2, mostSpace)),
+		mappings:     mostMappings,
 	}
 }
 
@@ -77,12 +75,13 @@ type holdings struct {
 	foreign                                   foreign
 }
 
-func newHoldings(l Limits) *holdings {
+func newHoldings(l limits) *holdings {
 	return &holdings{
-		connections: quota.New(l.Connections),
-		descriptors: quota.New(l.Descriptors),
-		space:       quota.New(l.AddressSpace),
-		mappings:    quota.New(l.Mappings),
+		connections: quota.New(l.connections),
+		descriptors: quota.New(l.descriptors),
+		space:       quota.New(l.addressSpace),
+		mappings:    quota.New(l.mappings),
+		foreign:     foreign{users: make(map[quota.User]*foreignUser)},
 	}
 }
 
@@ -93,25 +92,9 @@ var held = newHoldings(startLimits)
 // or this process itself for what it needs to dial.
 type account struct {
 	*holdings
-	user uint32
-	own  bool
+	user quota.User
 }
 
-func accountOf(user uint32) account { return account{holdings: held, user: user} }
+func accountOf(user uint32) account { return account{held, quota.User(user)} }
 
-func ownAccount() account { return account{holdings: held, own: true} }
-
-func (a account) take(p *quota.Pool, n int64) bool {
-	if a.own {
-		return p.TakeOwn(n)
-	}
-	return p.Take(a.user, n)
-}
-
-func (a account) uncharge(p *quota.Pool, n int64) {
-	if a.own {
-		p.ReturnOwn(n)
-	} else {
-		p.Return(a.user, n)
-	}
-}
+func ownAccount() account { return account{held, quota.Own} }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/quota"
 	"github.com/sanconn/san/session"
 )
 
@@ -27,23 +28,23 @@ func TestLimitsFollowTheRlimits(t *testing.T) {
 		connections, descriptors int64
 		addresses                int64
 	}{
-		{none, none, mostConnections, mostDescriptors, most.AddressSpace},
-		{1 << 20, 1 << 62, 1 << 20, mostDescriptors, most.AddressSpace},
-		{256, none, 256, 128, most.AddressSpace},
+		{none, none, mostConnections, mostDescriptors, most.addressSpace},
+		{1 << 20, 1 << 62, 1 << 20, mostDescriptors, most.addressSpace},
+		{256, none, 256, 128, most.addressSpace},
 		{256, 1 << 30, 256, 128, 1 << 29},
 		{0, 0, 0, 0, 0},
 	} {
-		want := Limits{c.connections, c.descriptors, c.addresses, mostMappings}
+		want := limits{c.connections, c.descriptors, c.addresses, mostMappings}
 		if got := limitsFor(c.files, c.space); got != want {
 			t.Errorf("RLIMIT_NOFILE %d, RLIMIT_AS %d: %+v, want %+v", c.files, c.space, got, want)
 		}
 	}
-	if most.AddressSpace < 4*halfSize(firstSlots) {
-		t.Errorf("one user has no room for a link: %d bytes for all", most.AddressSpace)
+	if most.addressSpace < 4*halfSize(firstSlots) {
+		t.Errorf("one user has no room for a link: %d bytes for all", most.addressSpace)
 	}
 	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil || ProcessLimits().Connections != int64(min(files.Cur, mostConnections)) {
-		t.Errorf("%+v with RLIMIT_NOFILE %d, %v", ProcessLimits(), files.Cur, err)
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil || startLimits.connections != int64(min(files.Cur, mostConnections)) {
+		t.Errorf("%+v with RLIMIT_NOFILE %d, %v", startLimits, files.Cur, err)
 	}
 }
 
@@ -53,7 +54,7 @@ func TestConnectionsAreBoundedByUser(t *testing.T) {
 	leaks(t)
 	const share = firstSlots / 2
 	limits := startLimits
-	limits.Connections = 2 * share
+	limits.connections = 2 * share
 	withLimits(t, limits)
 	l := listen(t, Config{})
 	var all [2 * share]session.Endpoint
@@ -64,10 +65,11 @@ func TestConnectionsAreBoundedByUser(t *testing.T) {
 	wantReason(t, err, session.ReasonResources)
 	_, err = dial(l.at, Config{ringMax: minRingMax}) // over another link
 	wantReason(t, err, session.ReasonResources)
-	if user := uint32(os.Geteuid()); held.connections.Held(user) != share || held.connections.Take(user+1, share/2) != true {
-		t.Errorf("it holds %d, and others get nothing", held.connections.Held(user))
+	other := quota.User(os.Geteuid() + 1)
+	if held.connections.Used() != share || !held.connections.Take(other, share/2) {
+		t.Errorf("it holds %d, and others get nothing", held.connections.Used())
 	}
-	held.connections.Return(uint32(os.Geteuid())+1, share/2)
+	held.connections.Return(other, share/2)
 	end(all[0])
 	end(all[1])
 	all[0], all[1] = meet(t, l)

@@ -107,7 +107,7 @@ func (p *hostilePeer) accepts(conn *net.UnixConn) {
 		defer cancel()
 		k, err := dialLink(ctx, conn, uint32(os.Geteuid()), Config{}.withDefaults())
 		if err == nil {
-			if e, err := connectOver(ctx, k); err == nil {
+			if e, err := k.dial(ctx); err == nil {
 				end(e)
 			}
 			k.release()

@@ -93,7 +93,6 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 		return nil, &session.Unavailable{Reason: session.ReasonResources, Err: err}
 	}
 	l.attend.init(&l.door, l.deliver)
-	links.add(l)
 	return l, nil
 }
 
@@ -120,7 +119,7 @@ func (l *link) discard() {
 func (l *link) serve() {
 	for {
 		var m message
-		fds, err := l.control.receive(&m)
+		fds, err := receive(l.control.UnixConn, &m)
 		switch {
 		case err == nil || errors.Is(err, errCut):
 			if err = l.handle(&m, fds, err); isGone(err) {
@@ -224,7 +223,7 @@ func (l *link) attach(e *endpoint) (code uint8) {
 		return codeClosed
 	}
 	if l.side == 1 && !e.slot.charged {
-		if !l.payer.take(l.payer.connections, 1) {
+		if !l.payer.connections.Take(l.payer.user, 1) {
 			return codeResources
 		}
 		e.slot.charged = !l.mayPunch // its memory stays, and so it counts until the link's end
@@ -245,7 +244,7 @@ func (l *link) detach(s *slot) {
 	if l.side == 0 {
 		l.slots.retire(s)
 	} else if l.mayPunch {
-		l.payer.uncharge(l.payer.connections, 1)
+		l.payer.connections.Return(l.payer.user, 1)
 	}
 	l.mu.Lock()
 	others := l.users > 1
@@ -308,7 +307,7 @@ func (l *link) die(cause error) {
 	close(l.gone)
 	l.users++ // keeps the memory
 	l.mu.Unlock()
-	l.control.hangUp() // a peer that lives need not wait until our endpoints have retired
+	hangUp(l.control.UnixConn) // a peer that lives need not wait until our endpoints have retired
 	for _, s := range l.slots.list() {
 		if e := s.ep.Load(); e != nil {
 			e.linkDied(cause)
@@ -322,7 +321,6 @@ func (l *link) closeUnused() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closeUnusedLocked()
-	l.unusedLocked()
 }
 
 func (l *link) closeUnusedLocked() {
@@ -330,6 +328,7 @@ func (l *link) closeUnusedLocked() {
 		l.dead = true
 		close(l.gone)
 	}
+	l.unusedLocked()
 }
 
 // whenClosed arranges for f to be called once the link has given everything back.
@@ -373,14 +372,13 @@ func (l *link) endIdle() (again bool) {
 	}
 	if l.idle++; l.idle >= idleTicks[l.side] && !l.slots.unread() {
 		l.closeUnusedLocked()
-		l.unusedLocked()
 	}
 	return true
 }
 
 // dismantle stops the goroutines of a dead link, and gives everything back.
 func (l *link) dismantle() {
-	l.control.hangUp()
+	hangUp(l.control.UnixConn)
 	l.attend.stop()
 	l.peer.close()
 	l.reclaim.stop()
@@ -390,7 +388,7 @@ func (l *link) dismantle() {
 
 // teardown closes and unmaps everything.
 func (l *link) teardown() {
-	l.theirs.closeLater(l.control.close)
+	l.theirs.closeLater(func() { l.control.Close() })
 	l.door.close(l.theirs)
 	l.peer.close()
 	if o := l.offers.half.Swap(nil); o != nil {
@@ -400,7 +398,7 @@ func (l *link) teardown() {
 	l.mu.Lock()
 	for _, s := range l.slots.list() {
 		if s.charged {
-			l.payer.uncharge(l.payer.connections, 1)
+			l.payer.connections.Return(l.payer.user, 1)
 		}
 	}
 	l.released = true
@@ -409,5 +407,4 @@ func (l *link) teardown() {
 	if onClose != nil {
 		onClose()
 	}
-	links.remove(l)
 }

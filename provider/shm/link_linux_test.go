@@ -62,7 +62,7 @@ func TestPeerThatEndsWhileItConnects(t *testing.T) {
 func TestAnswersWaitForAStoppedPeer(t *testing.T) {
 	leaks(t)
 	limits := startLimits
-	limits.Connections = 2 // of which one user gets one
+	limits.connections = 2 // of which one user gets one
 	withLimits(t, limits)
 	l := listen(t, Config{})
 	s := dialRaw(t, l)
@@ -99,11 +99,12 @@ func TestConnectionsShareOneLink(t *testing.T) {
 		a, b := meet(t, l)
 		ends = append(ends, a, b)
 	}
-	links.mu.Lock()
-	n := len(links.all)
-	links.mu.Unlock()
-	if n != 2 { // its two ends
-		t.Errorf("%d links", n)
+	links := map[*link]bool{}
+	for _, ep := range ends {
+		links[ep.(*endpoint).link] = true
+	}
+	if len(links) != 2 { // its two ends
+		t.Errorf("%d links", len(links))
 	}
 	slots := map[int]bool{}
 	for round := range 3 {

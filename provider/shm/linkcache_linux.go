@@ -7,7 +7,7 @@ import (
 )
 
 // dialed are the links of which this process is the dialing end.
-var dialed linkCache
+var dialed = linkCache{links: make(map[linkKey]*linkEntry)}
 
 // linkCache holds one link for each process that was dialed by a name.
 type linkCache struct {
@@ -44,16 +44,13 @@ func (e *linkEntry) ended() bool {
 }
 
 // get returns the link to the process that has a name, and makes it if need be. Making it is
-// bounded by the cfg.Timeout of the first dial that asks, and does not depend on any dial's ctx.
+// bounded by the cfg.timeout of the first dial that asks, and does not depend on any dial's ctx.
 func (c *linkCache) get(ctx context.Context, key linkKey, cfg Config) (*link, error) {
 	c.mu.Lock()
 	entry := c.links[key]
 	first := entry == nil || entry.ended()
 	if first {
 		entry = &linkEntry{ready: make(chan struct{})}
-		if c.links == nil {
-			c.links = make(map[linkKey]*linkEntry)
-		}
 		c.links[key] = entry
 	}
 	c.mu.Unlock()
@@ -82,7 +79,7 @@ func (c *linkCache) begin(key linkKey, entry *linkEntry, cfg Config) {
 
 // make makes a link. Its entry is removed when that fails or when the link ends.
 func (c *linkCache) make(key linkKey, entry *linkEntry, conn *net.UnixConn, cfg Config) {
-	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), cfg.timeout)
 	defer cancel()
 	l, err := dialLink(ctx, conn, key.user, cfg)
 	if err != nil {

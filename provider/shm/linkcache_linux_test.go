@@ -46,12 +46,12 @@ func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
 	const little, much = 50 * time.Millisecond, 500 * time.Millisecond
 	impatient := make(chan error, 1)
 	go func() {
-		_, err := dial(at, Config{Timeout: little})
+		_, err := dial(at, Config{timeout: little})
 		impatient <- err
 	}()
 	<-asked
 	began := time.Now()
-	_, err := dial(at, Config{Timeout: much})
+	_, err := dial(at, Config{timeout: much})
 	if took := time.Since(began); took < much*9/10 {
 		t.Errorf("%v after %v, with %v of time", err, took, much)
 	}

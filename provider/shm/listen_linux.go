@@ -26,7 +26,7 @@ const (
 // for concurrent use.
 type Listener struct {
 	cfg    Config
-	number int
+	number int // which of the port's names the process has
 	unix   *net.UnixListener
 	giveUp func() // called when unix is closed; nil: its name ends with it
 
@@ -45,31 +45,23 @@ type Listener struct {
 // the port that is free. Until Serve is called, dialers wait. It fails with a
 // *session.Unavailable. With cfg.Dir the name is one in that directory.
 func Listen(port uint16, cfg Config) (*Listener, error) {
-	take := takeName
-	var giveUp func()
-	if cfg.Dir != "" {
-		take = func(port uint16) (u *net.UnixListener, number int, err error) {
-			u, number, giveUp, err = takeFile(cfg.Dir, port)
-			return u, number, err
-		}
-	}
-	u, number, err := take(port)
-	if err != nil {
-		return nil, unavailable(err)
-	}
-	return &Listener{
+	l := &Listener{
 		cfg:        cfg.withDefaults(),
-		number:     number,
-		unix:       u,
-		giveUp:     giveUp,
 		closed:     make(chan struct{}),
 		links:      make(map[*link]struct{}),
 		handshakes: make(map[*net.UnixConn]struct{}),
-	}, nil
+	}
+	var err error
+	if cfg.Dir == "" {
+		l.unix, l.number, err = takeName(port)
+	} else {
+		l.unix, l.number, l.giveUp, err = takeFile(cfg.Dir, port)
+	}
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	return l, nil
 }
-
-// Number is which of the port's names the process has.
-func (l *Listener) Number() int { return l.number }
 
 // PeerUser is the user whose process is at the other end of one of this package's endpoints, by
 // the kernel's credentials. It is never one that this process's user namespace does not map.
@@ -184,7 +176,7 @@ func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
 	payer = accountOf(cred.Uid)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.done || !payer.take(payer.descriptors, linkDescriptors) {
+	if l.done || !payer.descriptors.Take(payer.user, linkDescriptors) {
 		return payer, false
 	}
 	l.handshakes[c] = struct{}{}
@@ -238,7 +230,7 @@ func (l *Listener) linkClosed(k *link, payer account) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.links, k)
-	payer.uncharge(payer.descriptors, linkDescriptors)
+	payer.descriptors.Return(payer.user, linkDescriptors)
 }
 
 // accept takes a connection on a link, or returns the code that refuses it.
@@ -250,7 +242,7 @@ func (l *Listener) accept(k *link, s *slot) (code uint8) {
 		code = k.attach(e)
 	}
 	if code == codeOK {
-		delete(l.handshakes, k.control.conn) // the handshake is over, though acceptLink may not have noticed
+		delete(l.handshakes, k.control.UnixConn) // the handshake is over, though acceptLink may not have noticed
 		l.work.Add(1)
 	}
 	take := l.take

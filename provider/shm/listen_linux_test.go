@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/sanconn/san/internal/quota"
 	"github.com/sanconn/san/session"
 )
 
@@ -15,16 +16,16 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 	right := memfd(t, halfSize(firstSlots), halfSeals, 0)
 	const links = 8 * maxRefusing
 	for name, full := range map[string]struct {
-		user  uint32
+		user  quota.User
 		links int64
 	}{
-		"of one user": {uint32(os.Geteuid()), links / 2},
+		"of one user": {quota.User(os.Geteuid()), links / 2},
 		"of all":      {1 << 30, links},
 	} {
 		t.Run(name, func(t *testing.T) {
 			leaks(t)
 			limits := startLimits
-			limits.Descriptors = links * linkDescriptors
+			limits.descriptors = links * linkDescriptors
 			withLimits(t, limits)
 			l := listen(t, Config{})
 			held.descriptors.Charge(full.user, full.links*linkDescriptors)
@@ -83,8 +84,8 @@ func TestNameIsTakenAgainWhileConnectionsLive(t *testing.T) {
 	defer end(a)
 	l.Close()
 	next := listenAt(t, l.at.port, Config{})
-	if next.Number() != 0 {
-		t.Fatalf("number %d", next.Number())
+	if next.number != 0 {
+		t.Fatalf("number %d", next.number)
 	}
 	for range 2 {
 		x, y := meet(t, next)
@@ -105,8 +106,8 @@ func TestNameOfAProcessThatHasEnded(t *testing.T) {
 	p := dialChild(t, c, Config{})
 	c.kill()
 	next := listenAt(t, c.at.port, Config{})
-	if next.Number() != c.at.number {
-		t.Errorf("number %d, and it was %d", next.Number(), c.at.number)
+	if next.number != c.at.number {
+		t.Errorf("number %d, and it was %d", next.number, c.at.number)
 	}
 	a, b := meet(t, next) // whether the old link's end has been noticed or not
 	end(a)
@@ -123,7 +124,7 @@ func TestNumbersAreBounded(t *testing.T) {
 	port := freePort(t)
 	for number := range Numbers {
 		l, err := Listen(port, Config{})
-		if err != nil || l.Number() != number {
+		if err != nil || l.number != number {
 			t.Fatalf("the listener before which there were %d: %v", number, err)
 		}
 		defer l.Close()

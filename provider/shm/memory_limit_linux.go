@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"math"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -27,7 +28,7 @@ func memoryLimit(root fs.FS) uint64 {
 		switch {
 		case parts[0] == "0" && parts[1] == "":
 			mount, file = "sys/fs/cgroup", "memory.max"
-		case hasController(parts[1], "memory"):
+		case slices.Contains(strings.Split(parts[1], ","), "memory"):
 			mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
 		default:
 			continue
@@ -44,13 +45,4 @@ func memoryLimit(root fs.FS) uint64 {
 		}
 	}
 	return limit
-}
-
-func hasController(list, name string) bool {
-	for c := range strings.SplitSeq(list, ",") {
-		if c == name {
-			return true
-		}
-	}
-	return false
 }

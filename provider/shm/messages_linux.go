@@ -5,43 +5,29 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Reserve implements session.Endpoint.
+// The methods of session.Messages, which says what they do.
+
 func (e *endpoint) Reserve(least, most int) []byte {
 	if !e.open() {
 		return nil
 	}
 	room, do := e.out.Reserve(least, most)
-	if do != 0 {
-		e.afterSending(do)
-	}
+	e.afterSending(do)
 	return room
 }
 
-// Commit implements session.Endpoint.
-func (e *endpoint) Commit(n int) {
-	if do := e.out.Commit(n); do != 0 {
-		e.afterSending(do)
-	}
-}
+func (e *endpoint) Commit(n int) { e.afterSending(e.out.Commit(n)) }
 
-// ReserveControl implements session.Endpoint.
 func (e *endpoint) ReserveControl(n int) []byte {
 	if !e.open() {
 		return nil
 	}
 	room, do := e.out.ReserveControl(n)
-	if do != 0 {
-		e.afterSending(do)
-	}
+	e.afterSending(do)
 	return room
 }
 
-// CommitControl implements session.Endpoint.
-func (e *endpoint) CommitControl(n int) {
-	if do := e.out.CommitControl(n); do != 0 {
-		e.afterSending(do)
-	}
-}
+func (e *endpoint) CommitControl(n int) { e.afterSending(e.out.CommitControl(n)) }
 
 // open reports whether the connection lives.
 func (e *endpoint) open() bool {
@@ -54,7 +40,15 @@ func (e *endpoint) open() bool {
 	return e.err.Load() == nil
 }
 
+// afterSending does what a call of the writer has left to do, which is seldom anything: so it is
+// inlined, as is afterReceiving.
 func (e *endpoint) afterSending(do ring.Action) {
+	if do != 0 {
+		e.handleSending(do)
+	}
+}
+
+func (e *endpoint) handleSending(do ring.Action) {
 	if do&ring.Wake != 0 {
 		e.link.door.ring(e.slot.number, session.RecvReady)
 	}
@@ -66,24 +60,20 @@ func (e *endpoint) afterSending(do ring.Action) {
 	}
 }
 
-// Poll implements session.Endpoint.
 func (e *endpoint) Poll(ev *session.Event) bool {
 	if e.bad.Load() || !e.met && !e.meet() {
 		return false
 	}
 	msg, do := e.in.Poll()
-	if do != 0 {
-		e.afterReceiving(do)
-	}
+	e.afterReceiving(do)
 	if msg == nil {
 		state := e.remote.load(e.turn)
 		if state == stateOpen {
 			return false
 		}
 		// Once more after the state, to find what the peer committed before it closed.
-		if msg, do = e.in.Poll(); do != 0 {
-			e.afterReceiving(do)
-		}
+		msg, do = e.in.Poll()
+		e.afterReceiving(do)
 		if msg == nil {
 			e.peerState(state)
 			return false
@@ -100,31 +90,19 @@ func (e *endpoint) meet() bool {
 	return e.met
 }
 
-// Drop implements session.Endpoint.
-func (e *endpoint) Drop() {
-	if do := e.in.Drop(); do != 0 {
-		e.afterReceiving(do)
-	}
-}
-
-// Keep implements session.Endpoint.
-func (e *endpoint) Keep() {
-	if do := e.in.Keep(); do != 0 {
-		e.afterReceiving(do)
-	}
-}
-
-// Front implements session.Endpoint.
+func (e *endpoint) Drop()         { e.afterReceiving(e.in.Drop()) }
+func (e *endpoint) Keep()         { e.afterReceiving(e.in.Keep()) }
 func (e *endpoint) Front() []byte { return e.in.Front() }
+func (e *endpoint) Release()      { e.afterReceiving(e.in.Release()) }
 
-// Release implements session.Endpoint.
-func (e *endpoint) Release() {
-	if do := e.in.Release(); do != 0 {
-		e.afterReceiving(do)
+// afterReceiving does what a call of the reader has left to do.
+func (e *endpoint) afterReceiving(do ring.Action) {
+	if do != 0 {
+		e.handleReceiving(do)
 	}
 }
 
-func (e *endpoint) afterReceiving(do ring.Action) {
+func (e *endpoint) handleReceiving(do ring.Action) {
 	if do&ring.Wake != 0 {
 		e.link.door.ring(e.slot.number, session.SendReady)
 	}

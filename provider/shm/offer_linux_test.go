@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/quota"
 	"github.com/sanconn/san/session"
 )
 
@@ -45,9 +46,9 @@ func TestSegmentThatCannotBeTaken(t *testing.T) {
 	}
 	// The dialing end can map the next segment, the accepting one cannot.
 	rest := held.space.Limit() - held.space.Used() - halfSize(nextSegment(firstSlots))
-	held.space.TakeOwn(rest)
+	held.space.Take(quota.Own, rest)
 	err := connect()
-	held.space.ReturnOwn(rest)
+	held.space.Return(quota.Own, rest)
 	why := new(session.Unavailable)
 	if !errors.As(err, &why) || why.Reason != session.ReasonResources {
 		t.Errorf("the dial: %v, want %v", err, session.ReasonResources)
@@ -198,7 +199,7 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			e, err := connectOver(ctx, near)
+			e, err := near.dial(ctx)
 			if err == nil {
 				end(e)
 			}
@@ -209,7 +210,7 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 		for range i * 20 {
 			runtime.Gosched()
 		}
-		far.control.close()
+		far.control.Close()
 		if err := <-failed; err != nil && !errors.Is(err, ErrLinkGone) { // nil: the answers came in time
 			t.Errorf("the dial: %v", err)
 		}

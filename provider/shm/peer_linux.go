@@ -62,21 +62,18 @@ func peerCred(rc syscall.RawConn) (cred *unix.Ucred, err error) {
 
 // peerPidfd returns a pidfd of the peer's process, for the runtime's poller, or nil.
 func peerPidfd(rc syscall.RawConn, pid int) *os.File {
-	fd := -1
-	rc.Control(func(s uintptr) {
-		var err error
+	var fd int
+	var err error
+	if e := rc.Control(func(s uintptr) {
 		// Linux 6.5. The only way for a process that is not visible here.
-		if fd, err = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
-			fd = -1
-		}
-	})
-	if fd < 0 && pid > 0 {
-		var err error
-		if fd, err = unix.PidfdOpen(pid, 0); err != nil { // Linux 5.3
-			fd = -1
-		}
+		fd, err = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	}); e != nil {
+		return nil
 	}
-	if fd < 0 {
+	if err != nil && pid > 0 {
+		fd, err = unix.PidfdOpen(pid, 0) // Linux 5.3
+	}
+	if err != nil {
 		return nil
 	}
 	unix.CloseOnExec(fd)

@@ -167,10 +167,10 @@ func TestASquatterIsNotTrusted(t *testing.T) {
 	at := place{freePort(t), 0, uint32(os.Geteuid())}
 	c := spawn(t, "squat", func(c *exec.Cmd) { run(c); asUser(someone)(c) }, "NAME="+nameOf(at.port, at.number))
 	c.line(t, "squatting")
-	_, err := dial(at, Config{Timeout: patience})
+	_, err := dial(at, Config{timeout: patience})
 	wantReason(t, err, session.ReasonOwner)
-	if l := listenAt(t, at.port, Config{}); l.Number() != 1 {
-		t.Errorf("number %d beside the squatter", l.Number())
+	if l := listenAt(t, at.port, Config{}); l.number != 1 {
+		t.Errorf("number %d beside the squatter", l.number)
 	}
 	if got := c.line(t, "came"); got != "0 bytes" {
 		t.Errorf("the squatter got %s", got)
@@ -202,7 +202,7 @@ func init() {
 			return err
 		}
 		defer l.release()
-		e, err := connectOver(ctx, l)
+		e, err := l.dial(ctx)
 		if err != nil {
 			return err
 		}

@@ -142,7 +142,7 @@ func serveRoleAs(serve func(*peer), become func() error) error {
 	if err := become(); err != nil {
 		return err
 	}
-	fmt.Println("listening", place{port, l.Number(), uint32(os.Geteuid())})
+	fmt.Println("listening", place{port, l.number, uint32(os.Geteuid())})
 	go l.Serve(func(ep session.Endpoint) {
 		go func() {
 			p := newPeer(ep)

@@ -111,11 +111,11 @@ func checkHalf(fd, slots int) error {
 // newMapping maps half of a segment at the expense of payer.
 func newMapping(fd, slots int, payer account, prot int) (mapping, error) {
 	size := halfSize(slots)
-	if !payer.take(payer.space, size) {
+	if !payer.space.Take(payer.user, size) {
 		return mapping{}, fmt.Errorf("shm: %d of %d bytes of addresses are in use: %w", payer.space.Used(), payer.space.Limit(), unix.ENOMEM)
 	}
-	if !payer.take(payer.mappings, 1) {
-		payer.uncharge(payer.space, size)
+	if !payer.mappings.Take(payer.user, 1) {
+		payer.space.Return(payer.user, size)
 		return mapping{}, fmt.Errorf("shm: %d of %d mappings are in use: %w", payer.mappings.Used(), payer.mappings.Limit(), unix.ENOMEM)
 	}
 	mem, err := mapSparsely(fd, int(size), prot)
@@ -157,6 +157,6 @@ func (m mapping) unmap() {
 }
 
 func (a account) unmapped(size int64) {
-	a.uncharge(a.space, size)
-	a.uncharge(a.mappings, 1)
+	a.space.Return(a.user, size)
+	a.mappings.Return(a.user, 1)
 }

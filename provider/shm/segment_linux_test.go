@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/quota"
 	"github.com/sanconn/san/internal/testenv"
 )
 
@@ -113,21 +114,21 @@ func TestMappingsAreBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		fd              int
 		space, mappings int64
-		own             bool
+		user            quota.User
 		want            error
 	}{
-		"own":             {right, size, 1, true, nil},
-		"own bytes":       {right, size - 1, 1, true, unix.ENOMEM},
-		"own number":      {right, size, 0, true, unix.ENOMEM},
-		"a user's":        {right, 2 * size, 2, false, nil},
-		"a user's bytes":  {right, 2*size - 1, 2, false, unix.ENOMEM},
-		"a user's number": {right, 2 * size, 1, false, unix.ENOMEM},
-		"no memory":       {-1, 2 * size, 2, false, unix.EBADF},
+		"own":             {right, size, 1, quota.Own, nil},
+		"own bytes":       {right, size - 1, 1, quota.Own, unix.ENOMEM},
+		"own number":      {right, size, 0, quota.Own, unix.ENOMEM},
+		"a user's":        {right, 2 * size, 2, 1, nil},
+		"a user's bytes":  {right, 2*size - 1, 2, 1, unix.ENOMEM},
+		"a user's number": {right, 2 * size, 1, 1, unix.ENOMEM},
+		"no memory":       {-1, 2 * size, 2, 1, unix.EBADF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			leaks(t)
-			withLimits(t, Limits{AddressSpace: c.space, Mappings: c.mappings})
-			m, err := newMapping(c.fd, firstSlots, account{held, 1, c.own}, unix.PROT_READ)
+			withLimits(t, limits{addressSpace: c.space, mappings: c.mappings})
+			m, err := newMapping(c.fd, firstSlots, account{held, c.user}, unix.PROT_READ)
 			if !errors.Is(err, c.want) {
 				t.Errorf("%v, want %v", err, c.want)
 			}
@@ -135,7 +136,7 @@ func TestMappingsAreBounded(t *testing.T) {
 				t.Errorf("by the books %+v", inUse())
 			}
 			m.unmap()
-			if inUse() != (Limits{}) {
+			if inUse() != (limits{}) {
 				t.Errorf("by the books %+v", inUse())
 			}
 		})

@@ -123,7 +123,7 @@ const reapLook = 4
 // may count those that were used as one's (link.mayPunch).
 func (t *slotTable) reapLocked(n int) {
 	for i := len(t.leaving) - 1; i >= max(0, len(t.leaving)-n); i-- {
-		if s := t.leaving[i]; t.overLocked(s) {
+		if s := t.leaving[i]; s.refused || s.peers.control.state.retired(s.turn.Load()) {
 			t.leaving = slices.Delete(t.leaving, i, i+1)
 			s.asked = false
 			if s.refused {
@@ -134,11 +134,6 @@ func (t *slotTable) reapLocked(n int) {
 			}
 		}
 	}
-}
-
-// overLocked reports whether the peer does not touch a slot any more.
-func (t *slotTable) overLocked(s *slot) bool {
-	return s.refused || s.peers.control.state.retired(s.turn.Load())
 }
 
 // reclaim gives back the memory that connections left some time ago in the rings that this

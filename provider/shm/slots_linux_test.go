@@ -40,7 +40,8 @@ func (t *slotTable) connected() *slot {
 func (s *slot) begin(taken bool) {
 	s.turn.Store((s.turn.Load() + turnUnit) & turnMask)
 	s.asked = true
-	s.own.control.reset()
+	s.own.control.out.Reset()
+	s.own.control.in.Reset()
 	s.own.control.state.v.Store(s.turn.Load())
 	if taken {
 		s.peers.control.state.v.Store(s.turn.Load())

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -32,7 +33,14 @@ func attach(local netip.Addr, cfg Config) (attachment, error) {
 	netdev := interfaceOf(local)
 	name := DeviceOf(netdev)
 	if name == "" {
-		return attachment{}, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device", local, netdev))
+		if name = bareDevice(); name == "" {
+			return attachment{}, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device, and there is no InfiniBand without IPoIB", local, netdev))
+		}
+		a, err := portOf(name)
+		if err == nil {
+			a.dev.probe(cfg)
+		}
+		return a, err
 	}
 	var best attachment
 	var first error
@@ -40,19 +48,15 @@ func attach(local netip.Addr, cfg Config) (attachment, error) {
 		a, err := attachTo(name, netdev, local)
 		switch {
 		case err != nil:
-			if first == nil {
-				first = err
-			}
+			first = cmp.Or(first, err)
 			continue
-		case best.dev == nil:
-			best = a
-		case a.here:
-			best.dev.release()
-			best = a
-		default:
+		case best.dev != nil && !a.here:
 			a.dev.release()
+			continue
+		case best.dev != nil:
+			best.dev.release()
 		}
-		if best.here {
+		if best = a; a.here {
 			break
 		}
 	}
@@ -194,9 +198,7 @@ func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) (attachment, error)
 		if err == nil {
 			gids, err = d.ctx.GIDs(num)
 		}
-		if err != nil && unknown == nil {
-			unknown = err
-		}
+		unknown = cmp.Or(unknown, err)
 		var here, others []ibv.GIDEntry
 		for _, g := range gids {
 			if !suits(port, g) {

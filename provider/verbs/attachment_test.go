@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/test/hwsim"
@@ -90,6 +91,38 @@ func TestInfiniBandWithoutCM(t *testing.T) {
 	}
 	a.discard()
 	b.discard()
+}
+
+// Where no interface belongs to an InfiniBand device, it serves the addresses of others, by the
+// exchange over TCP alone.
+func TestInfiniBandWithoutIPoIB(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to be one: hwsimRuns
+	}
+	_, at := cable(t)
+	rdmalink.Simulated = map[string]string{"": hwsim.Device} // no interface's
+	hardwareAddr = func(string) net.HardwareAddr { panic("there is no IPoIB interface to be looked at") }
+	cfg := Config{WithoutCM: true}
+	far := netip.MustParseAddr("fe80::1%eth0") // by that interface, without a look at routes
+	if name, err := ServedBy(far, Route{}, cfg); name != hwsim.Device || err != nil {
+		t.Errorf("served by %q, %v", name, err)
+	}
+	if name, err := ServedBy(far, Route{}, Config{}); err == nil {
+		t.Errorf("with rdma_cm, served by %q", name)
+	}
+	l, err := listenAt(netip.AddrPortFrom(at, freePort()), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, b := pair(t, l, cfg)
+	say(t, a, b)
+	say(t, b, a)
+	for _, e := range []*Endpoint{a, b} {
+		if attr, err := e.q.qp.Query(ibv.MaskAV | ibv.MaskPKeyIndex); err != nil || attr.DLID == 0 || attr.PKeyIndex != 0 {
+			t.Errorf("%+v, %v", attr, err)
+		}
+	}
 }
 
 // The prefixes of two subnets, of which one needs a global route header to the other.

@@ -2,7 +2,6 @@ package verbs
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 )
 
@@ -25,10 +24,8 @@ func (q *queuePair) await(ctx context.Context, met func() bool) error {
 			return nil
 		}
 	}
-	arrived := make(chan struct{}, 1)
-	q.watchers.add(arrived)
-	defer q.watchers.remove(arrived)
 	for {
+		arrived := q.watchers.next()
 		q.notify()
 		if look() {
 			return nil
@@ -44,41 +41,26 @@ func (q *queuePair) await(ctx context.Context, met func() bool) error {
 	}
 }
 
-// watchers are the channels of those who wait in await.
-type watchers struct {
-	n  atomic.Int32 // how many
-	mu sync.Mutex
-	m  map[chan struct{}]struct{} // guarded by mu
-}
+// watchers are those who wait in await: the channel for all of them, or nil.
+type watchers struct{ arrived atomic.Pointer[chan struct{}] }
 
-func (w *watchers) add(c chan struct{}) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.m == nil {
-		w.m = make(map[chan struct{}]struct{})
+// next returns a channel that the next alert closes.
+func (w *watchers) next() <-chan struct{} {
+	for {
+		if c := w.arrived.Load(); c != nil {
+			return *c
+		}
+		c := make(chan struct{})
+		w.arrived.CompareAndSwap(nil, &c)
 	}
-	w.m[c] = struct{}{}
-	w.n.Add(1)
-}
-
-func (w *watchers) remove(c chan struct{}) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.m, c)
-	w.n.Add(-1)
 }
 
 // alert wakes all of them.
 func (w *watchers) alert() {
-	if w.n.Load() == 0 {
+	if w.arrived.Load() == nil {
 		return
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for c := range w.m {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
+	if c := w.arrived.Swap(nil); c != nil {
+		close(*c)
 	}
 }

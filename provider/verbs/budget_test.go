@@ -40,7 +40,7 @@ func TestBudgetUsedUp(t *testing.T) {
 				l := listen(t, ofListener)
 				refused := func() {
 					t.Helper()
-					e, err := Dial(patient(t), netip.Addr{}, l.Addrs()[0], ofDialer)
+					e, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], ofDialer)
 					if reasonOf(err) != session.ReasonResources {
 						t.Errorf("%v, want %v", err, session.ReasonResources)
 					}

@@ -42,7 +42,7 @@ func newCacheDevice(t testing.TB) *cacheDevice {
 	t.Cleanup(b.discard)
 	begin(a)
 	begin(b)
-	c := &cacheDevice{registrar: registrar{a.dom.pd}, a: a, b: b, sink: b.mem.Alloc(64 << 10)}
+	c := &cacheDevice{registrar: registrar{a.dom.pd, arriving(Config{})}, a: a, b: b, sink: b.mem.Alloc(64 << 10)}
 	if c.into, err = b.mem.Expose(c.sink, session.RemoteWrite); err != nil {
 		t.Fatal(err)
 	}

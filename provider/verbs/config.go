@@ -80,7 +80,7 @@ type Config struct {
 	Subnets []netip.Prefix
 
 	// Disable switches features off. This package heeds FeatureRegCache, FeatureWindows,
-	// FeatureRDMARead and FeatureRDMAWrite.
+	// FeatureRelaxed, FeatureRDMARead and FeatureRDMAWrite.
 	Disable session.Feature
 
 	// control provides the buffers for messages. Default: the process's

@@ -12,7 +12,7 @@ import (
 // receive buffers posted. It owns dev and the id from now on, also when it fails.
 func newEndpoint(dev *device, id *cmID, cfg Config, passive bool) (*Endpoint, error) {
 	e := &Endpoint{dev: dev, cm: id, cfg: cfg, passive: passive}
-	e.q.user, e.mem.q = e, &e.q
+	e.q.user, e.mem.q, e.mem.send = e, &e.q, &e.send
 	e.inUse.Store(2)
 	if err := e.create(); err != nil {
 		if id != nil && passive {
@@ -99,7 +99,7 @@ func (e *Endpoint) createBuffers() (err error) {
 		return err
 	}
 	e.send.open(&e.q, e.cfg, e.dev, outgoing, readOnly)
-	e.recv.open(&e.q, e.cfg, e.dev, incoming, writable)
+	e.recv.open(&e.q, &e.mem.windows, e.cfg, e.dev, incoming, writable)
 	return nil
 }
 

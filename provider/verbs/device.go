@@ -37,15 +37,16 @@ type device struct {
 	probeAt   time.Time // when its windows may be tried again
 
 	windows atomic.Bool  // the probe has shown that they can be trusted: see take
+	returns atomic.Bool  // … and that a peer's message can invalidate one
 	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 
 // devices are those in use or being closed, but for named ones that have failed. There are
 // never two for the same context, as they would take each other's events.
-var devices struct {
+var devices = struct {
 	mu sync.Mutex
 	m  map[any]*device // by context of librdmacm, or by name. Guarded by mu
-}
+}{m: make(map[any]*device)}
 
 // useDevice finds the device of a context of librdmacm, which the caller
 // releases.
@@ -100,9 +101,6 @@ func use(key any, open func() (*ibv.Context, error)) (*device, error) {
 	if err := d.start(); err != nil {
 		d.close()
 		return nil, err
-	}
-	if devices.m == nil {
-		devices.m = make(map[any]*device)
 	}
 	devices.m[key] = d
 	return d, nil

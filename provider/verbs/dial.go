@@ -65,7 +65,7 @@ type dialing struct {
 
 	cm  *cmID
 	dev *device
-	e   *Endpoint // owns both
+	e   *Endpoint // owns both; nil again once the call that is stuck in rdma_connect has to end it
 }
 
 func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
@@ -75,14 +75,17 @@ func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
 		}
 		return nil, err
 	}
-	if err := d.create(); err != nil {
-		return nil, err
+	var err error
+	if d.e, err = newEndpoint(d.dev, d.cm, d.cfg, false); err != nil {
+		return nil, callError(err)
 	}
-	if err := d.exchange(ctx); err != nil {
-		return nil, err
+	if err = d.exchange(ctx); err == nil {
+		err = d.e.established(ctx)
 	}
-	if err := d.e.established(ctx); err != nil {
-		d.e.abandon()
+	if err != nil {
+		if d.e != nil {
+			d.e.abandon()
+		}
 		return nil, err
 	}
 	return d.e, nil
@@ -93,30 +96,35 @@ func (d *dialing) locate(ctx context.Context) (err error) {
 	if d.cm, err = d.newID(); err != nil {
 		return callError(err)
 	}
-	if err := d.resolveAddr(ctx); err != nil {
+	err = d.resolveAddr(ctx, d.remote)
+	if err == nil && d.cm.id.Context().Transport == ibv.TransportIWARP {
+		err = d.resolveIWARP(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	if name := d.cm.id.Context().Name; d.cfg.Device != "" && name != d.cfg.Device {
 		return unavailable(session.ReasonNotServed, fmt.Errorf("verbs: rdma_cm would leave by %s, the socket's route by %s", name, d.cfg.Device))
 	}
-	if err := d.resolveRoute(ctx); err != nil {
+	// On InfiniBand the subnet manager has the path.
+	if err := d.resolve(ctx, ibv.RouteResolved, func() error { return d.cm.id.ResolveRoute(routeTime) }); err != nil {
 		return err
 	}
 	d.dev, err = useDevice(d.cm.id.Context(), d.cfg)
 	return callError(err)
 }
 
-// resolveRoute gets the path, on InfiniBand from the subnet manager.
-func (d *dialing) resolveRoute(ctx context.Context) error {
+// resolve asks rdma_cm until it has the answer.
+func (d *dialing) resolve(ctx context.Context, answer ibv.EventType, ask func() error) error {
 	for {
-		if err := d.cm.id.ResolveRoute(routeTime); err != nil {
+		if err := ask(); err != nil {
 			return callError(err)
 		}
 		ev, err := d.cm.wait(ctx)
 		switch {
 		case err != nil:
 			return err
-		case ev.Type == ibv.RouteResolved:
+		case ev.Type == answer:
 			return nil
 		case ctx.Err() != nil || !timedOut(ev):
 			return eventError(ev)
@@ -137,45 +145,26 @@ func (d *dialing) newID() (*cmID, error) {
 	return c, nil
 }
 
-// resolveAddr binds the id to a device. The device decides which port it is: on iWARP it
-// does so once more, for that port.
-func (d *dialing) resolveAddr(ctx context.Context) error {
-	to := d.remote
-	for {
-		if err := d.cm.id.ResolveAddr(netip.AddrPortFrom(d.local, 0), to, resolveTime); err != nil {
-			return callError(err)
-		}
-		ev, err := d.cm.wait(ctx)
-		switch {
-		case err != nil:
-			return err
-		case ev.Type != ibv.AddrResolved:
-			if ctx.Err() != nil || !timedOut(ev) {
-				return eventError(ev)
-			}
-		case to != d.remote || d.cm.id.Context().Transport != ibv.TransportIWARP:
-			return nil
-		default:
-			if to, err = d.toIWARP(); err != nil {
-				return err
-			}
-		}
-	}
+// resolveAddr binds the id to a device.
+func (d *dialing) resolveAddr(ctx context.Context, to netip.AddrPort) error {
+	return d.resolve(ctx, ibv.AddrResolved, func() error {
+		return d.cm.id.ResolveAddr(netip.AddrPortFrom(d.local, 0), to, resolveTime)
+	})
 }
 
-// toIWARP begins again with a fresh id, and returns the address with the iWARP port.
-func (d *dialing) toIWARP() (to netip.AddrPort, err error) {
+// resolveIWARP begins again with a fresh id, for the port on iWARP.
+func (d *dialing) resolveIWARP(ctx context.Context) error {
 	port := d.cfg.iwarpPort(d.remote.Port())
 	if port == 0 {
-		return to, errNoIWARP
+		return errNoIWARP
 	}
 	fresh, err := d.newID()
 	if err != nil {
-		return to, callError(err)
+		return callError(err)
 	}
 	d.cm.close()
 	d.cm = fresh
-	return netip.AddrPortFrom(d.remote.Addr(), port), nil
+	return d.resolveAddr(ctx, netip.AddrPortFrom(d.remote.Addr(), port))
 }
 
 var errNoIWARP = unavailable(session.ReasonNotServed, errors.New("verbs: iWARP is switched off: IWARPOffset is negative"))
@@ -185,14 +174,7 @@ func timedOut(ev ibv.Event) bool {
 	return errors.As(ev.Errno(), &timeout) && timeout.Timeout()
 }
 
-// create makes the endpoint with its queue pair.
-func (d *dialing) create() (err error) {
-	d.e, err = newEndpoint(d.dev, d.cm, d.cfg, false)
-	return callError(err)
-}
-
-// exchange sends the request and waits for the reply. When it fails it has torn the
-// endpoint down, or the goroutine that is stuck in rdma_connect will.
+// exchange sends the request and waits for the reply.
 func (d *dialing) exchange(ctx context.Context) error {
 	if err := d.request(ctx); err != nil {
 		return err
@@ -205,9 +187,6 @@ func (d *dialing) exchange(ctx context.Context) error {
 		if p, ours := parsePrivateData(ev.Param.PrivateData); !ours || p.version != protocolVersion {
 			err = unavailable(session.ReasonProtocol, errors.New("verbs: a foreign program accepted the connection"))
 		}
-	}
-	if err != nil {
-		d.e.abandon()
 	}
 	return err
 }
@@ -225,11 +204,7 @@ func (d *dialing) request(ctx context.Context) error {
 		return d.requestIWARP(ctx, param)
 	}
 	d.cm.id.SetAckTimeout(d.cfg.AckTimeout) // older kernels cannot: the default is seconds
-	err := d.cm.id.Connect(param)
-	if err != nil {
-		d.e.abandon()
-	}
-	return callError(err)
+	return callError(d.cm.id.Connect(param))
 }
 
 // requestIWARP calls rdma_connect where that may block for most of a minute, and nothing
@@ -247,20 +222,16 @@ func (d *dialing) requestIWARP(ctx context.Context, param ibv.ConnParam) error {
 		}
 	})
 	if !ok {
-		e.abandon()
 		return unavailable(session.ReasonResources, errors.New("verbs: too many iWARP connects without an answer"))
 	}
 	select {
 	case err := <-called:
-		if err == nil {
-			return nil
-		}
-		e.abandon()
 		if errors.Is(err, syscall.EADDRNOTAVAIL) {
 			return errPortInUse
 		}
 		return callError(err)
 	case <-ctx.Done():
+		d.e = nil
 		close(gone)
 		return ctx.Err()
 	}

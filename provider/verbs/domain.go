@@ -1,7 +1,10 @@
 package verbs
 
 import (
+	"errors"
+	"fmt"
 	"sync"
+	"syscall"
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/regcache"
@@ -46,9 +49,12 @@ func (d *device) newDomain(cfg Config) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
-	cache := regcache.New(registrar{pd}, regcache.Config{
+	cache := regcache.New(registrar{pd, arriving(cfg)}, regcache.Config{
 		Disabled:        cfg.Disable&session.FeatureRegCache != 0,
 		MaxRegistration: d.most.registration,
+		// What a device wrote to the heap after a fork would be lost, and what it read from
+		// there stale: this process may have other pages then.
+		ArenaOnly: !ibv.ForkSafe(),
 	})
 	return &domain{dev: d, pd: pd, cache: cache}, nil
 }
@@ -76,10 +82,24 @@ func (dom *domain) close() {
 }
 
 // registrar registers memory with a protection domain, for the cache.
-type registrar struct{ pd *ibv.PD }
+type registrar struct {
+	pd       *ibv.PD
+	arriving ibv.Access // of what a device writes to
+}
+
+// arriving is how large transfers may reach memory. With relaxed ordering, which some hosts
+// need for the speed of the line, they do in any order. That is safe as nothing is looked at
+// but behind a completion, which covers all before it: a read's own, or that of the message
+// behind an RDMA write (Fill). A window's bind has no flag for it.
+func arriving(cfg Config) ibv.Access {
+	if cfg.Disable&session.FeatureRelaxed != 0 {
+		return ibv.LocalWrite
+	}
+	return ibv.LocalWrite | ibv.RelaxedOrdering
+}
 
 func (r registrar) Register(addr uintptr, n int, access regcache.Access) (regcache.MR, error) {
-	mr, err := r.pd.RegMR(addr, n, verbsAccess(access))
+	mr, err := r.pd.RegMR(addr, n, r.verbs(access))
 	if err != nil {
 		return regcache.MR{}, limited(err)
 	}
@@ -88,14 +108,14 @@ func (r registrar) Register(addr uintptr, n int, access regcache.Access) (regcac
 
 func (r registrar) Deregister(mr regcache.MR) error { return mr.Ref.(*ibv.MR).Close() }
 
-func verbsAccess(a regcache.Access) (v ibv.Access) {
+func (r registrar) verbs(a regcache.Access) (v ibv.Access) {
 	for _, pair := range [...]struct {
 		from regcache.Access
 		to   ibv.Access
 	}{
-		{regcache.LocalWrite, ibv.LocalWrite},
+		{regcache.LocalWrite, r.arriving},
 		{regcache.RemoteRead, ibv.RemoteRead},
-		{regcache.RemoteWrite, ibv.RemoteWrite | ibv.LocalWrite},
+		{regcache.RemoteWrite, ibv.RemoteWrite | r.arriving},
 		{regcache.BindWindow, ibv.MWBind},
 	} {
 		if a&pair.from != 0 {
@@ -130,10 +150,16 @@ func newRegion(from *regcache.Arena, n int) (r region, err error) {
 }
 
 // register registers a part of the memory.
-func (r *region) register(pd *ibv.PD, part []byte, access ibv.Access) (*ibv.MR, error) {
-	mr, err := registerControl(pd, part, access)
-	if err == nil {
+func (r *region) register(pd *ibv.PD, part []byte, access ibv.Access) (mr *ibv.MR, err error) {
+	err = withRoom(func() error {
+		mr, err = pd.RegMR(addressOf(part), len(part), access)
+		return err
+	})
+	switch {
+	case err == nil:
 		r.mrs = append(r.mrs, mr)
+	case errors.Is(err, syscall.ENOMEM):
+		err = fmt.Errorf("verbs: control buffers: %w; %v", err, regcache.DefaultBudget())
 	}
 	return mr, err
 }
@@ -141,7 +167,7 @@ func (r *region) register(pd *ibv.PD, part []byte, access ibv.Access) (*ibv.MR, 
 // deregister ends the device's use of the memory, which stays in place until free.
 func (r *region) deregister() {
 	for _, mr := range r.mrs {
-		if err := (registrar{mr.PD}).Deregister(regcache.MR{Ref: mr}); err != nil {
+		if err := mr.Close(); err != nil {
 			r.buf = nil // the device keeps it: it cannot be used again
 		}
 	}

@@ -55,9 +55,6 @@ func (e *Endpoint) Limits() session.Limits { return e.limits }
 // Memory implements session.Endpoint.
 func (e *Endpoint) Memory() session.Memory { return &e.mem }
 
-// Device is the name of the RDMA device.
-func (e *Endpoint) Device() string { return e.dev.ctx.Name }
-
 // Err implements session.Endpoint.
 func (e *Endpoint) Err() error { return e.q.ended() }
 
@@ -83,57 +80,59 @@ func (e *Endpoint) Describe() string {
 }
 
 // Start implements session.Waiting.
-func (e *Endpoint) Start(w session.Waker) { e.q.start(w) }
+func (e *Endpoint) Start(w session.Waker) {
+	e.q.waker.Store(&w)
+	if e.Err() != nil {
+		e.q.wake(session.RecvReady | session.SendReady)
+	}
+}
 
-// Arm implements session.Waiting.
-func (e *Endpoint) Arm(ev session.Events) { e.q.arm(ev) }
+// Arm implements session.Waiting: the next completion wakes, whichever it is.
+func (e *Endpoint) Arm(ev session.Events) {
+	e.q.armed.Or(uint32(ev))
+	e.q.notify()
+}
 
 // Disarm implements session.Waiting.
-func (e *Endpoint) Disarm(ev session.Events) { e.q.disarm(ev) }
+func (e *Endpoint) Disarm(ev session.Events) { e.q.armed.And(^uint32(ev)) }
 
 // Reserve implements session.Messages.
-func (e *Endpoint) Reserve(lo, hi int) (room []byte) {
-	e.q.mu.Lock()
-	if !e.q.overLocked() {
-		room = e.send.reserveLocked(lo, hi)
-	}
-	if room == nil && e.roomLocked() {
-		room = e.send.reserveLocked(lo, hi)
-	}
-	e.q.mu.Unlock()
-	return room
+func (e *Endpoint) Reserve(lo, hi int) []byte {
+	return e.reserve(func() []byte { return e.send.reserveLocked(lo, hi) })
 }
 
 // ReserveControl implements session.Messages.
-func (e *Endpoint) ReserveControl(n int) (room []byte) {
+func (e *Endpoint) ReserveControl(n int) []byte {
+	return e.reserve(func() []byte { return e.send.reserveControlLocked(n) })
+}
+
+// reserve returns the room that find finds, unless nothing can be sent any more. Where there is
+// none it takes completions, which may make some.
+func (e *Endpoint) reserve(find func() []byte) (room []byte) {
 	e.q.mu.Lock()
 	if !e.q.overLocked() {
-		room = e.send.reserveControlLocked(n)
+		room = find()
 	}
-	if room == nil && e.roomLocked() {
-		room = e.send.reserveControlLocked(n)
+	if room == nil {
+		if e.q.drainLocked(); !e.q.overLocked() {
+			room = find()
+		}
 	}
 	e.q.mu.Unlock()
 	return room
-}
-
-// roomLocked takes completions, which may make room; false: nothing can be sent any more.
-func (e *Endpoint) roomLocked() bool {
-	e.q.drainLocked()
-	return !e.q.overLocked()
 }
 
 // Commit implements session.Messages.
 func (e *Endpoint) Commit(n int) {
 	e.q.mu.Lock()
-	e.send.commitLocked(&e.send.data, n)
+	e.send.commitLocked(&e.send.data, n, 0)
 	e.q.mu.Unlock()
 }
 
 // CommitControl implements session.Messages.
 func (e *Endpoint) CommitControl(n int) {
 	e.q.mu.Lock()
-	e.send.commitLocked(&e.send.control, n)
+	e.send.commitLocked(&e.send.control, n, 0)
 	e.q.mu.Unlock()
 }
 

@@ -20,7 +20,7 @@ func TestPing(t *testing.T) {
 	}
 	defer a.discard()
 	defer b.discard()
-	t.Logf("%s, inline %d", a.Device(), a.send.inline)
+	t.Logf("%s, inline %d", a.dev.ctx.Name, a.send.inline)
 	begin(a)
 	begin(b)
 	room := a.Reserve(5, 5)

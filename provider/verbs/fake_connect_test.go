@@ -187,7 +187,7 @@ func testDeviceRemoval(t *testing.T) {
 		})
 		f.order(fakeRemove)
 		testenv.Eventually(t, 5*time.Second, func() error {
-			if addrs := l.Addrs(); len(addrs) != 0 {
+			if addrs := l.addrs(); len(addrs) != 0 {
 				return fmt.Errorf("round %d: it listens on %v of a device that has gone", round, addrs)
 			}
 			return nil

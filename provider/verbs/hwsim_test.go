@@ -37,9 +37,12 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
 	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},
 	{"InfiniBand without rdma_cm", "seed=9,profile=mlx5-ib,grh", "^TestInfiniBandWithoutCM$", ""},
+	{"InfiniBand without IPoIB", "seed=21,profile=mlx5-ib", "^TestInfiniBandWithoutIPoIB$", ""},
 	{"a device by its address", "seed=10", "^(TestDeviceOfAnAddress|TestFailedDeviceIsOpenedAnew)$", ""},
 	{"connections at rest", "seed=13", "^(TestConnectionAtRestIsSmall|TestManyAtRest)$", ""},
 	{"locked queues of mlx5", "seed=11", "^TestLockedQueuesOfMLX5$", ""},
+	{"a kernel that shares pages at forks", "seed=20,fork_needed", "^TestHeapWhereForksShareIt$", ""},
+	{"relaxed ordering", "seed=19", "^TestRelaxedOrdering$", ""},
 	{"sizes of the device", "seed=17,max_mr_size=1048576,max_msg_sz=65536", "^TestSizesOfTheDevice$", ""},
 	{"memory that is not registered", "seed=18", "^TestUnregisteredMemoryIsCounted$", ""},
 	{"first connection", "seed=13", "^TestFirstLargeWrites$", ""},
@@ -51,7 +54,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"no reliable connections of mana", "profile=mana-raw", "^TestNoReliableConnections$", ""},
 	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestWindowsInFullUse|" +
 		"TestPeerOverspends|TestMessageTooLong|TestProbeEndsWithTheDevice|" +
-		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestHostilePeerAtOwnMemory|TestNothingWritesToWhatIsSent|TestPeerInvalidates|TestPeerSendsImmediateData)$", ""},
+		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestHostilePeerAtOwnMemory|TestNothingWritesToWhatIsSent|TestPeerInvalidates|TestPeerReturns|TestPeerSendsImmediateData)$", ""},
 }
 
 // TestOnHwsim runs them in processes of their own, which find the simulated device's
@@ -92,7 +95,7 @@ func TestConfirmationLost(t *testing.T) {
 		return // the simulated device is set to do this: hwsimRuns
 	}
 	l := listen(t, Config{})
-	a, err := Dial(patient(t), netip.Addr{}, l.Addrs()[0], Config{Disable: switchedOff()})
+	a, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{Disable: switchedOff()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +144,7 @@ func TestNoReliableConnections(t *testing.T) {
 		return // the simulated device is set to do this: hwsimRuns
 	}
 	l := listen(t, Config{})
-	_, err := Dial(patient(t), netip.Addr{}, l.Addrs()[0], Config{})
+	_, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{})
 	if reasonOf(err) != session.ReasonNotServed || errors.Is(err, syscall.EOPNOTSUPP) {
 		t.Errorf("%v", err)
 	}

@@ -1,6 +1,9 @@
 package verbs
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // serveOn has the addresses of interfaces belong to devices that sysfs does not know.
 func serveOn(devices map[string]string) {
@@ -8,4 +11,10 @@ func serveOn(devices map[string]string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.names, r.at = devices, time.Now().Add(time.Hour)
+}
+
+// whyNotServed is why no device serves a destination; nil: one does.
+func whyNotServed(dst netip.Addr) error {
+	_, err := ServedBy(dst, Route{}, Config{})
+	return err
 }

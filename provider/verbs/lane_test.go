@@ -88,6 +88,20 @@ func (l *listener) Accept() (*Endpoint, error) {
 	}
 }
 
+// addrs are the addresses that are listened on.
+func (l *listener) addrs() []netip.AddrPort {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cfg.WithoutCM {
+		return []netip.AddrPort{l.addr}
+	}
+	var list []netip.AddrPort
+	for _, x := range l.ids {
+		list = append(list, x.tcp)
+	}
+	return list
+}
+
 // Close ends the connections that were not accepted as well.
 func (l *listener) Close() error {
 	err := l.Listener.Close()
@@ -158,7 +172,7 @@ func connect(l *listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cfg.Disable |= switchedOff()
-	dialed, err = Dial(ctx, netip.Addr{}, l.Addrs()[0], cfg)
+	dialed, err = Dial(ctx, netip.Addr{}, l.addrs()[0], cfg)
 	if err != nil {
 		return nil, nil, err
 	}

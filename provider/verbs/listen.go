@@ -62,20 +62,6 @@ func Listen(addr netip.AddrPort, cfg Config, take func(*Endpoint)) (*Listener, e
 	return l, nil
 }
 
-// Addrs are the addresses that are listened on.
-func (l *Listener) Addrs() []netip.AddrPort {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.cfg.WithoutCM {
-		return []netip.AddrPort{l.addr}
-	}
-	var list []netip.AddrPort
-	for _, x := range l.ids {
-		list = append(list, x.tcp)
-	}
-	return list
-}
-
 // Waiting returns nil unless the listener has no address yet, because another process has
 // the port on the RDMA side: then a *session.Unavailable around EADDRINUSE.
 func (l *Listener) Waiting() error {
@@ -129,8 +115,7 @@ func (l *Listener) admit(cm *cmID, request ibv.ConnParam) {
 		cm.refuse(refusedSubnet)
 		return
 	}
-	a := accepting{cfg: l.cfg, cm: cm, request: request}
-	if !l.make(a.connect) {
+	if !l.make(func(ctx context.Context) (*Endpoint, error) { return acceptRequest(ctx, cm, request, l.cfg) }) {
 		cm.refuse(refusedResources)
 	}
 }

@@ -45,7 +45,10 @@ func (l *Listener) follow() error {
 	}
 	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
 	err := l.refresh()
-	if len(l.Addrs()) == 0 && !errors.Is(err, syscall.EADDRINUSE) {
+	l.mu.Lock()
+	none := len(l.ids) == 0
+	l.mu.Unlock()
+	if none && !errors.Is(err, syscall.EADDRINUSE) {
 		if err == nil {
 			err = errNoneServed
 		}

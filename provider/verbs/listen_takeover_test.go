@@ -18,7 +18,7 @@ func TestListenerTakesOver(t *testing.T) {
 			continue // it needs rdma_cm
 		}
 		old := listen(t, cfg)
-		at := old.Addrs()[0]
+		at := old.addrs()[0]
 		l, err := listenAt(at, cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -60,13 +60,13 @@ func TestListenerThatWaitsIsClosed(t *testing.T) {
 			continue
 		}
 		old := listen(t, cfg)
-		l, err := listenAt(old.Addrs()[0], cfg)
+		l, err := listenAt(old.addrs()[0], cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}
-		meetAt(t, old, old.Addrs()[0], cfg)
+		meetAt(t, old, old.addrs()[0], cfg)
 	}
 }

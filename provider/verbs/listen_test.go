@@ -22,7 +22,7 @@ func TestRefusals(t *testing.T) {
 	})
 	t.Run("subnet", func(t *testing.T) {
 		l := listen(t, Config{Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
-		if _, err := Dial(patient(t), netip.Addr{}, l.Addrs()[0], Config{}); reasonOf(err) != session.ReasonPermission {
+		if _, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{}); reasonOf(err) != session.ReasonPermission {
 			t.Errorf("%v, want %v", err, session.ReasonPermission)
 		}
 	})
@@ -37,7 +37,7 @@ func TestListenerOfIPv6Alone(t *testing.T) {
 			t.Fatal(err)
 		}
 		var v4 []netip.AddrPort
-		for _, a := range l.Addrs() {
+		for _, a := range l.addrs() {
 			if a.Addr().Is4() {
 				v4 = append(v4, a)
 			}
@@ -59,11 +59,11 @@ func fill(l *listener) {
 // refusedForRoom expects a full listener to refuse, and to go on once it has a place.
 func refusedForRoom(t *testing.T, l *listener, cfg Config) {
 	t.Helper()
-	if _, err := Dial(patient(t), netip.Addr{}, l.Addrs()[0], cfg); reasonOf(err) != session.ReasonResources {
+	if _, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], cfg); reasonOf(err) != session.ReasonResources {
 		t.Errorf("%v, want %v", err, session.ReasonResources)
 	}
 	<-l.making
-	meetAt(t, l, l.Addrs()[0], cfg)
+	meetAt(t, l, l.addrs()[0], cfg)
 }
 
 // Who asks for a connection and does not go on to make it keeps its place until its time is up
@@ -156,8 +156,8 @@ func TestListenerWithoutItsDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, func() error {
-		if len(l.Addrs()) != 0 {
-			return fmt.Errorf("it still lists %v", l.Addrs())
+		if len(l.addrs()) != 0 {
+			return fmt.Errorf("it still lists %v", l.addrs())
 		}
 		return nil
 	})

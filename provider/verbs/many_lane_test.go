@@ -155,7 +155,7 @@ func TestDialsGivenUpLeaveNothing(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 5))
 			for range dials {
 				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(random.Int64N(int64(2*usual))))
-				e, err := Dial(ctx, netip.Addr{}, l.Addrs()[0], Config{})
+				e, err := Dial(ctx, netip.Addr{}, l.addrs()[0], Config{})
 				switch {
 				case err == nil:
 					connected.Add(1)

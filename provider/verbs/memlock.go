@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
@@ -89,18 +88,6 @@ func limited(err error) error {
 		return fmt.Errorf("%w, perhaps by the rdma cgroup: %w", err, syscall.ENOMEM)
 	}
 	return err
-}
-
-// registerControl registers control buffers.
-func registerControl(pd *ibv.PD, b []byte, access ibv.Access) (mr *ibv.MR, err error) {
-	err = withRoom(func() error {
-		mr, err = pd.RegMR(addressOf(b), len(b), access)
-		return err
-	})
-	if errors.Is(err, syscall.ENOMEM) {
-		err = fmt.Errorf("verbs: control buffers: %w; %v", err, regcache.DefaultBudget())
-	}
-	return mr, err
 }
 
 // exposeLimit bounds one exposure in bytes; 0: there is no room for any.

@@ -20,13 +20,14 @@ import (
 // registrations, and from then on by windows, those that live already too.
 
 // probed are the answers.
-var probed struct {
+var probed = struct {
 	mu sync.Mutex
 	m  map[string]probeAnswer // by name and GUID. Guarded by mu
-}
+}{m: make(map[string]probeAnswer)}
 
 type probeAnswer struct {
 	trusted bool      // windows can be trusted
+	returns bool      // … and a peer's message invalidates them
 	until   time.Time // when an inconclusive answer expires; zero: this one is definite
 }
 
@@ -82,7 +83,10 @@ func (d *device) recall() bool {
 
 // take has the device's endpoints go by an answer. None takes trust back: connections of the
 // shared domain have nothing but windows to keep their peers out.
-func (d *device) take(answer probeAnswer) { d.windows.CompareAndSwap(false, answer.trusted) }
+func (d *device) take(answer probeAnswer) {
+	d.returns.CompareAndSwap(false, answer.returns)
+	d.windows.CompareAndSwap(false, answer.trusted)
+}
 
 func (d *device) probeWindows() {
 	if d.recall() {
@@ -90,7 +94,7 @@ func (d *device) probeWindows() {
 	}
 	began := time.Now()
 	var answer probeAnswer
-	wrong, err := tryWindows(d, 1)
+	wrong, err := tryAttempts(d, windowAttempts, 1)
 	switch {
 	case errors.Is(err, errProbeStopped):
 		return
@@ -100,10 +104,11 @@ func (d *device) probeWindows() {
 	default:
 		answer = probeAnswer{trusted: len(wrong) == 0}
 	}
-	probed.mu.Lock()
-	if probed.m == nil {
-		probed.m = make(map[string]probeAnswer)
+	if answer.trusted {
+		wrong, err = tryAttempts(d, returnAttempts, 1)
+		answer.returns = err == nil && len(wrong) == 0
 	}
+	probed.mu.Lock()
 	probed.m[d.probeKey()] = answer
 	probed.mu.Unlock()
 	d.take(answer)
@@ -119,6 +124,8 @@ type windowAttempt struct {
 	off, n  int  // offset from the window's begin, and length
 	foreign bool // by the queue pair of another connection of the domain
 	late    bool // after the invalidation
+
+	returned bool // after the invalidation by itself
 }
 
 var windowAttempts = []windowAttempt{
@@ -136,6 +143,12 @@ var windowAttempts = []windowAttempt{
 	{what: "writing what may be read", rights: ibv.RemoteRead, op: ibv.OpWrite, n: 16},
 }
 
+// returnAttempts has one after the invalidation by the peer's own message (SEND_WITH_INV),
+// whose completion has to name the key.
+var returnAttempts = []windowAttempt{
+	{what: "reading after its own invalidation", rights: ibv.RemoteRead, op: ibv.OpRead, n: 16, returned: true},
+}
+
 const (
 	attemptSize = 256
 	// probeTime bounds each step of the probe; probeUnused does once the device is no
@@ -144,9 +157,9 @@ const (
 	probeUnused = 100 * time.Millisecond
 )
 
-// tryWindows returns the attempts that did not end as they should, up to most of them.
+// tryAttempts returns the attempts that did not end as they should, up to most of them.
 // An error means that the probe was inconclusive.
-func tryWindows(d *device, most int) (wrong []string, err error) {
+func tryAttempts(d *device, attempts []windowAttempt, most int) (wrong []string, err error) {
 	at, err := d.loopback()
 	if err != nil {
 		return nil, err
@@ -159,7 +172,7 @@ func tryWindows(d *device, most int) (wrong []string, err error) {
 		return nil, err
 	}
 	defer pd.Close()
-	for _, a := range windowAttempts {
+	for _, a := range attempts {
 		select {
 		case <-d.stop:
 			return nil, errProbeStopped
@@ -200,6 +213,8 @@ type windowProbe struct {
 	reader  [2]*ibv.QP
 	memory  region
 	mr      *ibv.MR // of it
+
+	received ibv.WC // at the exposer
 }
 
 // The window is in the middle of the half of memory that is the exposer's; the
@@ -215,12 +230,36 @@ const (
 	probeBind = 1 + iota
 	probeUnbind
 	probeMove
+	probeReturn
+	probeReceive
 )
 
 var (
 	errProbeTime    = errors.New("no completion")
+	errProbeReturn  = errors.New("the completion of a receive is without the key that was invalidated")
 	errProbeStopped = errors.New("the device is not used any more")
 )
+
+// expose binds the window, and invalidates it where that comes before the attempt.
+func (p *windowProbe) expose(a *windowAttempt, begin uintptr) (key uint32, err error) {
+	var wr ibv.SendWR
+	wr.ID, wr.Flags = probeBind, ibv.Signaled
+	key = p.mw.Bind(&wr, p.mr, begin, attemptSize, a.rights)
+	if err = p.succeed(p.exposer[0], wr); err != nil {
+		return key, err
+	}
+	switch {
+	case a.late:
+		wr = ibv.SendWR{ID: probeUnbind, Flags: ibv.Signaled}
+		p.mw.Invalidate(&wr, key)
+		err = p.succeed(p.exposer[0], wr)
+	case a.returned:
+		if _, err = p.exposer[0].PostRecv([]ibv.RecvWR{{ID: probeReceive}}); err == nil {
+			err = p.succeed(p.reader[0], ibv.SendWR{ID: probeReturn, Opcode: ibv.OpSendWithInv, Flags: ibv.Signaled, InvKey: key})
+		}
+	}
+	return key, err
+}
 
 // attempt makes the connections and lets the peer try.
 func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
@@ -228,18 +267,9 @@ func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 		return false, err
 	}
 	begin := addressOf(p.memory.mem) + probeWindow
-	var wr ibv.SendWR
-	wr.ID, wr.Flags = probeBind, ibv.Signaled
-	key := p.mw.Bind(&wr, p.mr, begin, attemptSize, a.rights)
-	if err := p.succeed(p.exposer[0], wr); err != nil {
+	key, err := p.expose(a, begin)
+	if err != nil {
 		return false, err
-	}
-	if a.late {
-		wr = ibv.SendWR{ID: probeUnbind, Flags: ibv.Signaled}
-		p.mw.Invalidate(&wr, key)
-		if err := p.succeed(p.exposer[0], wr); err != nil {
-			return false, err
-		}
 	}
 	theirs, ours := p.memory.mem[:probeReader], p.memory.mem[probeReader:]
 	for i := range ours {
@@ -249,11 +279,14 @@ func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 	if a.foreign {
 		qp = p.reader[1]
 	}
-	wr = ibv.SendWR{ID: probeMove, Opcode: a.op, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(begin) + uint64(a.off), RemoteKey: key}
+	wr := ibv.SendWR{ID: probeMove, Opcode: a.op, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(begin) + uint64(a.off), RemoteKey: key}
 	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(ours)), Length: uint32(a.n), LKey: p.mr.LKey}
 	status, err := p.do(qp, wr)
 	if err != nil {
 		return false, err
+	}
+	if a.returned && (p.received.Flags&ibv.WCWithInv == 0 || p.received.InvKey != key) {
+		return false, errProbeReturn
 	}
 	changed := bytes.IndexByte(ours, 't') >= 0 || bytes.IndexByte(theirs, 'o') >= 0
 	switch status {
@@ -269,7 +302,8 @@ func (p *windowProbe) open() (err error) {
 	if p.memory, err = newRegion(controlArena(), probeMemory); err != nil {
 		return err
 	}
-	if p.mr, err = p.memory.register(p.pd, p.memory.mem, ibv.LocalWrite|ibv.MWBind); err != nil {
+	const as = ibv.LocalWrite | ibv.RelaxedOrdering | ibv.MWBind // as what connections bind windows to
+	if p.mr, err = p.memory.register(p.pd, p.memory.mem, as); err != nil {
 		return err
 	}
 	if p.cq, err = p.pd.Context.CreateCQ(64, nil, 0); err != nil {
@@ -349,10 +383,17 @@ func (p *windowProbe) do(qp *ibv.QP, wr ibv.SendWR) (ibv.Status, error) {
 		if err != nil {
 			return 0, err
 		}
+		status, done := ibv.Success, false
 		for _, wc := range wcs[:n] {
-			if wc.ID == wr.ID {
-				return wc.Status, nil
+			switch wc.ID {
+			case probeReceive:
+				p.received = wc
+			case wr.ID:
+				status, done = wc.Status, true
 			}
+		}
+		if done {
+			return status, nil
 		}
 		select {
 		case <-p.stop:

@@ -76,26 +76,11 @@ func (q *queuePair) ended() error {
 	return nil
 }
 
-func (q *queuePair) start(w session.Waker) {
-	q.waker.Store(&w)
-	if q.err.Load() != nil {
-		q.wake(session.RecvReady | session.SendReady)
-	}
-}
-
 func (q *queuePair) wake(ev session.Events) {
 	if w := q.waker.Load(); w != nil {
 		(*w).Wake(ev)
 	}
 }
-
-// arm has the next completion, whichever it is, wake for these events.
-func (q *queuePair) arm(ev session.Events) {
-	q.armed.Or(uint32(ev))
-	q.notify()
-}
-
-func (q *queuePair) disarm(ev session.Events) { q.armed.And(^uint32(ev)) }
 
 // notify makes the completion queue announce its next completion, unless it will do so
 // already. When it returns the request has been made, by whomever: notified is set and

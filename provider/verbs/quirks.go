@@ -124,15 +124,8 @@ func (d *device) partsOfTransfer() int {
 // firstPart is how many of the n bytes that are sent from addr, at whichever end, go in a
 // work request of their own; 0: no split.
 func (d *device) firstPart(addr uint64, n int) int {
-	if !d.iwarp() {
-		return 0
-	}
-	return siwSplit(addr, n)
-}
-
-func siwSplit(addr uint64, n int) int {
 	first := int(smallestPage - addr%smallestPage)
-	if n > siwShort || first >= n {
+	if !d.iwarp() || n > siwShort || first >= n {
 		return 0
 	}
 	return first

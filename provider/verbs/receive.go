@@ -12,6 +12,7 @@ import (
 // (the last one or kept), or waits to be posted again together with others.
 type receiver struct {
 	q         *queuePair
+	windows   *windows // which messages may invalidate
 	mem       []byte
 	mr        *ibv.MR
 	size      int // of a buffer, bytes
@@ -36,8 +37,8 @@ type arrival struct {
 	n      int // bytes
 }
 
-func (r *receiver) open(q *queuePair, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
-	r.q, r.mem, r.mr = q, mem, mr
+func (r *receiver) open(q *queuePair, ws *windows, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
+	r.q, r.windows, r.mem, r.mr = q, ws, mem, mr
 	r.size, r.count = cfg.bufferSize, cfg.buffers
 	r.iwarp, r.isInvalid = dev.iwarp(), dev.withInvalidation(cfg)
 	r.arrived = newFIFO[arrival](r.count)
@@ -79,7 +80,7 @@ func (r *receiver) receivedLocked(wc *ibv.WC) {
 		// An RDMA write with immediate data takes a receive too. Its length is that
 		// of what was written elsewhere, and nothing is in the buffer.
 		r.q.failLocked(fmt.Errorf("verbs: the peer has sent what is no message (opcode %d, %d bytes): %w", wc.Opcode, a.n, syscall.ECONNRESET))
-	case wc.Flags&r.isInvalid != 0:
+	case wc.Flags&r.isInvalid != 0 && !r.windows.returnedLocked(wc.InvKey):
 		// No peer of ours does that. The key's window must not be invalidated again.
 		r.q.failLocked(fmt.Errorf("verbs: the peer has invalidated a key: %w", syscall.ECONNRESET))
 	case a.n > 0:

@@ -18,6 +18,7 @@ import (
 // Reads and Writes at this end is registered by the cache.
 type remote struct {
 	q         *queuePair
+	send      *sender
 	dev       *device
 	dom       *domain
 	maxExpose int // bytes of one exposure
@@ -94,7 +95,8 @@ func (r *remote) Expose(b []byte, rights session.Rights) (session.Descriptor, er
 	r.exposures.mu.Lock()
 	defer r.exposures.mu.Unlock()
 	r.exposures.m[uint64(key)] = x
-	return session.Descriptor{Addr: uint64(addressOf(b)), Key: uint64(key), Len: uint64(len(b))}, nil
+	returnable := x.window != nil && x.window.returnable
+	return session.Descriptor{Addr: uint64(addressOf(b)), Key: uint64(key), Len: uint64(len(b)), Returnable: returnable}, nil
 }
 
 func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure, err error) {
@@ -148,12 +150,24 @@ func (r *remote) exposeByWindow(b []byte, rights session.Rights) (uint32, exposu
 	case err != nil:
 		return 0, exposure{}, err
 	}
-	w, err := r.windows.bind(region, b, access)
+	w, err := r.windows.bind(region, b, access, rights == session.RemoteRead && r.dev.returns.Load())
 	if err != nil {
 		region.Release()
 		return 0, exposure{}, err
 	}
 	return w.key, exposure{region: region, window: w}, nil
+}
+
+// CommitReturn implements session.Memory: the peer's device invalidates its window with the
+// message, if this one can tell it so.
+func (r *remote) CommitReturn(n int, from session.Descriptor) {
+	var returns uint32
+	if r.dev.returns.Load() && from.Key <= math.MaxUint32 {
+		returns = uint32(from.Key)
+	}
+	r.q.mu.Lock()
+	r.send.commitLocked(&r.send.control, n, returns)
+	r.q.mu.Unlock()
 }
 
 // Revoke implements session.Memory. It blocks until the memory is invalidated, for

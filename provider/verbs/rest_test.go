@@ -67,7 +67,7 @@ func TestManyAtRest(t *testing.T) {
 	nothingLeft(t)
 	l := listen(t, Config{})
 	child := exec.Command(os.Args[0], "-test.run=^TestDialMany$", "-test.v", fmt.Sprintf("-resting=%d", *resting))
-	child.Env = append(os.Environ(), restingPeer+"="+l.Addrs()[0].String())
+	child.Env = append(os.Environ(), restingPeer+"="+l.addrs()[0].String())
 	var out bytes.Buffer
 	child.Stdout, child.Stderr = &out, &out
 	if err := child.Start(); err != nil {

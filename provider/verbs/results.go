@@ -25,7 +25,6 @@ const (
 	rejectFirstOfPath   = 12
 	rejectLastOfPath    = 23
 	rejectMTU           = 26
-	rejectByProgram     = 28
 	rejectReads         = 27 // more RDMA reads at a time than the peer serves
 	rejectDuplicate     = 30 // … of a request
 	rejectFlowLabel     = 32
@@ -67,8 +66,6 @@ func eventError(ev ibv.Event) error {
 			return p.err()
 		}
 		return rejectError(ev, err)
-	case ibv.AddrError, ibv.RouteError:
-		return unavailable(session.ReasonUnreachable, err)
 	case ibv.Unreachable:
 		return unavailable(session.ReasonTimeout, err)
 	}

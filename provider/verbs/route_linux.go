@@ -93,6 +93,14 @@ func interfaceKnown(gid string) bool {
 	return err == nil && len(b) > 0
 }
 
+// Route is what decides, besides the destination, by which interface a socket's packets
+// leave. Hosts with several rails set this up by source rules, marks and VRFs.
+type Route struct {
+	Source    netip.Addr // the local address; zero: not bound
+	Interface string     // SO_BINDTODEVICE, which may be a VRF's; "": not bound
+	Mark      uint32     // SO_MARK
+}
+
 // ServedBy is the RDMA device of the interface by which a socket's route to dst leaves
 // (rule C3), or why there is none. The kernel's answer takes microseconds.
 func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error) {
@@ -110,7 +118,10 @@ func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error)
 	if err != nil {
 		return "", err
 	}
-	if device = DeviceOf(name); device == "" {
+	if device = DeviceOf(name); device == "" && cfg.WithoutCM {
+		device = bareDevice()
+	}
+	if device == "" {
 		return "", fmt.Errorf("verbs: the route to %v leaves by %s, which has no RDMA device", dst, name)
 	}
 	return device, nil

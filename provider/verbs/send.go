@@ -132,8 +132,9 @@ func (s *sender) reserveControlLocked(n int) []byte {
 	return s.control.room
 }
 
-// commitLocked posts the first n bytes of what was reserved.
-func (s *sender) commitLocked(from *reservation, n int) {
+// commitLocked posts the first n bytes of what was reserved. Unless returns is 0, the peer's
+// device invalidates that key of the peer's with the message.
+func (s *sender) commitLocked(from *reservation, n int, returns uint32) {
 	r := *from
 	*from = reservation{}
 	if n == 0 || r.room == nil || s.q.overLocked() {
@@ -141,6 +142,9 @@ func (s *sender) commitLocked(from *reservation, n int) {
 	}
 	wr := &s.wr[0]
 	*wr = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
+	if returns != 0 {
+		wr.Opcode, wr.InvKey = ibv.OpSendWithInv, returns
+	}
 	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(s.mem)) + uint64(r.at), Length: uint32(n), LKey: s.mr.LKey}
 	switch {
 	case n <= s.inline: // copied now: the room is free again

@@ -3,9 +3,7 @@
 package verbs
 
 import (
-	"bytes"
 	"errors"
-	"io"
 	"math/rand/v2"
 	"syscall"
 	"testing"
@@ -36,17 +34,7 @@ func TestUnregisteredMemoryIsCounted(t *testing.T) {
 	move := func(from, into []byte) {
 		t.Helper()
 		rand.NewChaCha8([32]byte{1}).Read(from)
-		wrote := make(chan error, 1)
-		go func() {
-			_, err := a.Write(from)
-			wrote <- err
-		}()
-		if _, err := io.ReadFull(readerFunc(b.Read), into); err != nil || !bytes.Equal(from, into) {
-			t.Errorf("Read: %v, right bytes: %v", err, bytes.Equal(from, into))
-		}
-		if err := <-wrote; err != nil {
-			t.Error(err)
-		}
+		carry(t, a, b, from, into)
 	}
 	expect := func(what string, writes bool, reads bool) {
 		t.Helper()

@@ -21,8 +21,9 @@ import (
 //
 // A window is bound from the posting of the bind until the completion of its
 // invalidation. Only the caller that takes its exposure out of the table invalidates
-// it: some kernels do not survive a second time. What can no longer be invalidated
-// goes with the queue pair.
+// it: some kernels do not survive a second time. An offer's is invalidated by the peer, with
+// the message that ends its use (SEND_WITH_INV), where both devices are known to do that. What
+// can no longer be invalidated goes with the queue pair.
 type windows struct {
 	q      *queuePair
 	pd     *ibv.PD
@@ -47,6 +48,8 @@ type window struct {
 	index int
 	key   uint32
 	bound bool
+
+	returnable bool // the peer may invalidate it: it is bound, and was not invalidated here
 }
 
 // on reports whether memory is exposed by windows: from when on the device is known to
@@ -61,9 +64,9 @@ const revokeTime = 5 * time.Second
 // errNoWindow means that no window can be had for this memory, or at this endpoint.
 var errNoWindow = errors.New("verbs: no memory window")
 
-// bind binds a window. The device does so before it sends any message that is
-// committed from then on.
-func (ws *windows) bind(r *regcache.Region, b []byte, access ibv.Access) (*window, error) {
+// bind binds a window, which the peer may invalidate if it is returnable. The device does so
+// before it sends any message that is committed from then on.
+func (ws *windows) bind(r *regcache.Region, b []byte, access ibv.Access, returnable bool) (*window, error) {
 	ws.q.mu.Lock()
 	defer ws.q.mu.Unlock()
 	if ws.q.overLocked() {
@@ -82,7 +85,7 @@ func (ws *windows) bind(r *regcache.Region, b []byte, access ibv.Access) (*windo
 	n, err := ws.q.qp.PostSend(ws.wr[:])
 	if n > 0 {
 		ws.free = ws.free[:last]
-		w.bound = true
+		w.bound, w.returnable = true, returnable
 		windowsBound.Add(1)
 	}
 	if err != nil {
@@ -127,14 +130,17 @@ func (ws *windows) invalidate(w *window) error {
 		return err
 	}
 	const poll = 20 * time.Microsecond // hardware takes about one
-	for began := time.Now(); time.Since(began) < poll; runtime.Gosched() {
+	ws.q.mu.Lock()
+	over := ws.freedLocked(w)
+	ws.q.mu.Unlock()
+	for began := time.Now(); !over && time.Since(began) < poll; runtime.Gosched() {
 		ws.q.mu.Lock()
 		ws.q.drainLocked()
-		over := ws.freedLocked(w)
+		over = ws.freedLocked(w)
 		ws.q.mu.Unlock()
-		if over {
-			return nil
-		}
+	}
+	if over {
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
 	defer cancel()
@@ -152,17 +158,33 @@ func (ws *windows) freedLocked(w *window) bool {
 	return true
 }
 
+// postInvalidate invalidates the window, unless the peer has done so.
 func (ws *windows) postInvalidate(w *window) error {
 	ws.q.mu.Lock()
 	defer ws.q.mu.Unlock()
-	if ws.q.overLocked() {
+	switch {
+	case !w.bound:
+		return nil
+	case ws.q.overLocked():
 		return errEnded
 	}
+	w.returnable = false // a peer that does so from here on has broken the contract
 	wr := &ws.wr[0]
 	*wr = ibv.SendWR{ID: kindUnbind | uint64(w.index), Flags: ibv.Signaled}
 	w.mw.Invalidate(wr, w.key)
 	_, err := ws.q.qp.PostSend(ws.wr[:])
 	return err
+}
+
+// returnedLocked notes that the peer has invalidated a key; false: it may not.
+func (ws *windows) returnedLocked(key uint32) bool {
+	for _, w := range ws.all {
+		if w.returnable && w.key == key {
+			w.bound, w.returnable = false, false
+			return true
+		}
+	}
+	return false
 }
 
 // unboundLocked notes that an invalidation has completed.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -170,9 +171,6 @@ func TestWindowsComeOn(t *testing.T) {
 	nothingLeft(t)
 	key, _ := forgetAnswer(t)
 	probed.mu.Lock()
-	if probed.m == nil {
-		probed.m = make(map[string]probeAnswer)
-	}
 	probed.m[key] = probeAnswer{until: time.Now().Add(time.Hour)} // inconclusive: nobody tries
 	probed.mu.Unlock()
 	l := listen(t, Config{})
@@ -185,6 +183,7 @@ func TestWindowsComeOn(t *testing.T) {
 
 	forgetAnswer(t)
 	x.dev.probeWindows()
+	returns := map[*Endpoint]*returnCount{x: countReturns(x), y: countReturns(y)}
 	for range 4 {
 		expectDirect(t, a, b, largeWrite)
 		expectDirect(t, b, a, largeWrite)
@@ -192,6 +191,9 @@ func TestWindowsComeOn(t *testing.T) {
 	for _, e := range []*Endpoint{x, y} {
 		if n := len(e.mem.windows.all); n == 0 || e.dom.shared {
 			t.Errorf("%d windows, in a shared domain: %v", n, e.dom.shared)
+		}
+		if returns[e].n.Load() == 0 {
+			t.Error("no window is invalidated by the peer's ReadDone")
 		}
 		if n := int(e.q.qp.Cap.SendWR); n < maxSends+ownMessages+maxReads+maxWrites+2*maxWindows {
 			t.Errorf("%d work requests have room", n)
@@ -274,4 +276,26 @@ func TestTrustedWindowsShareRegistrations(t *testing.T) {
 			t.Errorf("%d registrations of one buffer, by %d connections", n, i+1)
 		}
 	}
+}
+
+// returnCount counts the messages that have invalidated a window, as it takes completions to an
+// endpoint.
+type returnCount struct {
+	completer
+	n atomic.Int32
+}
+
+func countReturns(e *Endpoint) *returnCount {
+	e.q.mu.Lock()
+	defer e.q.mu.Unlock()
+	c := &returnCount{completer: e.q.user}
+	e.q.user = c
+	return c
+}
+
+func (c *returnCount) completedLocked(wc *ibv.WC) {
+	if wc.ID&kindMask == kindRecv && wc.Flags&ibv.WCWithInv != 0 {
+		c.n.Add(1)
+	}
+	c.completer.completedLocked(wc)
 }

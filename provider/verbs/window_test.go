@@ -20,6 +20,7 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // The probe finds what a device does not enforce.
@@ -33,7 +34,7 @@ func TestProbe(t *testing.T) {
 		}
 		return
 	}
-	wrong, err := tryWindows(b.dev, len(windowAttempts))
+	wrong, err := tryAttempts(b.dev, windowAttempts, len(windowAttempts))
 	// rxe asks the registration beneath, not the window.
 	if want := []string{"reading past the end", "reading before the begin", "writing past the end", "writing before the begin"}; err != nil || !slices.Equal(wrong, want) {
 		t.Errorf("%q, %v; want %q", wrong, err, want)
@@ -53,12 +54,12 @@ func TestWhatTheDeviceEnforces(t *testing.T) {
 		return // test/hardware runs it
 	}
 	_, b := pair(t, listen(t, Config{}), Config{})
-	t.Logf("%s: vendor %#x, iWARP: %v, memory windows: %d, inline %d bytes", b.Device(), b.dev.caps.VendorID, b.dev.iwarp(), b.dev.caps.MaxMW, b.send.inline)
+	t.Logf("%s: vendor %#x, iWARP: %v, memory windows: %d, inline %d bytes", b.dev.ctx.Name, b.dev.caps.VendorID, b.dev.iwarp(), b.dev.caps.MaxMW, b.send.inline)
 	if b.dev.iwarp() || b.dev.caps.MaxMW == 0 {
 		t.Log("does without windows")
 		return
 	}
-	switch wrong, err := tryWindows(b.dev, len(windowAttempts)); {
+	switch wrong, err := tryAttempts(b.dev, windowAttempts, len(windowAttempts)); {
 	case errors.Is(err, syscall.EOPNOTSUPP):
 		t.Log("its library has no windows")
 	case err != nil:
@@ -75,9 +76,6 @@ func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 	for _, trusted := range []bool{false, true} {
 		d := &device{ctx: &ibv.Context{Device: ibv.Device{Name: "known"}}, caps: ibv.Caps{MaxMW: 8}}
 		probed.mu.Lock()
-		if probed.m == nil {
-			probed.m = make(map[string]probeAnswer)
-		}
 		probed.m[d.probeKey()] = probeAnswer{trusted: trusted}
 		probed.mu.Unlock()
 		d.probe(Config{})
@@ -105,7 +103,7 @@ func TestWindowIsFreeBehindItsRevoke(t *testing.T) {
 		defer cancel()
 		revoked <- q.await(ctx, func() bool { return ws.freedLocked(w) })
 	}()
-	for q.watchers.n.Load() == 0 {
+	for q.watchers.arrived.Load() == nil {
 		runtime.Gosched()
 	}
 	q.mu.Lock() // another's Poll, which goes on to expose memory
@@ -163,7 +161,7 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 	}
 	unused := &device{ctx: b.dev.ctx, caps: b.dev.caps, stop: make(chan struct{})}
 	close(unused.stop)
-	if _, err := tryWindows(unused, 1); !errors.Is(err, errProbeStopped) {
+	if _, err := tryAttempts(unused, windowAttempts, 1); !errors.Is(err, errProbeStopped) {
 		t.Errorf("the probe of a device that nobody uses goes on: %v", err)
 	}
 }
@@ -322,21 +320,91 @@ func TestPeerInvalidates(t *testing.T) {
 	nothingLeft(t)
 	cfg := Config{forceWindows: true}
 	a, b := pair(t, listen(t, cfg), cfg)
+	canReturn(t, b.dev, false)
 	mem := make([]byte, 8192)
 	d := expose(t, a, b, mem, session.RemoteRead)
-	a.q.mu.Lock()
-	a.send.wr[0].Opcode, a.send.wr[0].InvKey = 9, uint32(d.Key) // ibv.OpSendWithInv
-	room := a.send.mem[:16]
-	a.send.wr[0].NumSGE, a.send.wr[0].Flags = 1, 0
-	a.send.wr[0].SGE[0].Addr, a.send.wr[0].SGE[0].Length, a.send.wr[0].SGE[0].LKey = uint64(addressOf(room)), 16, a.send.mr.LKey
-	a.send.postLocked(true)
-	a.q.mu.Unlock()
+	sendInvalidating(a, d.Key)
 	if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%v, want ECONNRESET", err)
 	}
 	b.mem.Revoke(d)
 	if st := b.dom.cache.Stats(); st.DeregisterFailed != 0 {
 		t.Errorf("%d registrations were not removed", st.DeregisterFailed)
+	}
+}
+
+// sendInvalidating has e send a message that invalidates a key of its peer's.
+func sendInvalidating(e *Endpoint, key uint64) {
+	e.q.mu.Lock()
+	defer e.q.mu.Unlock()
+	wr := ibv.SendWR{Opcode: ibv.OpSendWithInv, InvKey: uint32(key), NumSGE: 1}
+	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.send.mem)), Length: 16, LKey: e.send.mr.LKey}
+	e.send.wr[0] = wr
+	e.send.postLocked(true)
+}
+
+// canReturn has the device's answer be that a peer's message can invalidate a window, or not,
+// until the end of the test.
+func canReturn(t *testing.T, d *device, can bool) {
+	before := d.returns.Swap(can)
+	t.Cleanup(func() { d.returns.Store(before) })
+}
+
+// A peer may invalidate the window of an offer, once: its access has ended then, and Revoke
+// posts nothing. With any other key it loses the connection.
+func TestPeerReturns(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return
+	}
+	nothingLeft(t)
+	cfg := Config{forceWindows: true}
+	l := listen(t, cfg)
+	mem := make([]byte, 8192)
+	for name, other := range map[string]func(a, b *Endpoint, d session.Descriptor) uint64{
+		"nothing":            nil,
+		"the same key again": func(_, _ *Endpoint, d session.Descriptor) uint64 { return d.Key },
+		"the next key":       func(_, _ *Endpoint, d session.Descriptor) uint64 { return d.Key + 1 },
+		"a key of messages":  func(_, b *Endpoint, _ session.Descriptor) uint64 { return uint64(b.recv.mr.RKey) },
+		"the inbox's, beside an offer": func(a, b *Endpoint, _ session.Descriptor) uint64 {
+			expose(t, a, b, mem, session.RemoteRead)
+			return expose(t, a, b, mem, session.RemoteWrite).Key
+		},
+		"what is being revoked": func(a, b *Endpoint, _ session.Descriptor) uint64 {
+			d := expose(t, a, b, mem, session.RemoteRead)
+			b.q.mu.Lock()
+			defer b.q.mu.Unlock()
+			b.mem.windows.all[0].returnable = false // as postInvalidate leaves it
+			return d.Key
+		},
+	} {
+		a, b := pair(t, l, cfg)
+		canReturn(t, b.dev, true)
+		d := expose(t, a, b, mem, session.RemoteRead)
+		if !d.Returnable {
+			t.Fatal("the memory of an offer is not returnable")
+		}
+		room := a.ReserveControl(16)
+		a.mem.CommitReturn(len(room), d)
+		if ev := event(t, b); ev.Kind != session.Message || len(ev.Msg) != len(room) {
+			t.Fatalf("the message that invalidates is %+v", ev)
+		}
+		b.Drop()
+		returned := !b.mem.windows.all[0].bound
+		b.mem.Revoke(d)
+		if !returned || len(b.mem.windows.free) != len(b.mem.windows.all) {
+			t.Errorf("%s: the window is returned: %v; %d of %d free", name, returned, len(b.mem.windows.free), len(b.mem.windows.all))
+		}
+		if other == nil { // the same window, which is now revoked here
+			b.mem.Revoke(expose(t, a, b, mem, session.RemoteRead))
+			if err := b.Err(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		sendInvalidating(a, other(a, b, d))
+		if err := endOf(t, b); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %v, want ECONNRESET", name, err)
+		}
 	}
 }
 

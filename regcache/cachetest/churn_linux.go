@@ -28,10 +28,11 @@ type Device interface {
 	Send(r *regcache.Region, b []byte) ([]byte, error)
 }
 
-// The cache's budget: small enough that regions are evicted.
+// The cache's budget: small enough that regions are evicted, also at the pace of an emulated
+// device.
 const (
 	churnBytes   = 16 << 20
-	churnEntries = 48
+	churnEntries = 16
 )
 
 // A Churn does to memory what programs and the runtime do to it, from several

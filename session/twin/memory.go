@@ -49,9 +49,15 @@ func (m *memory) Pays(b []byte) (bool, error) {
 }
 
 type exposure struct {
-	b      []byte
-	addr   uint64
-	rights session.Rights
+	b        []byte
+	addr     uint64
+	rights   session.Rights
+	returned bool // the peer has given its access back
+}
+
+// returnable: as the key says, half of what the peer may read.
+func returnable(key uint64, rights session.Rights) bool {
+	return rights == session.RemoteRead && key&1 != 0
 }
 
 // operation is a Read or a Write that was posted.
@@ -101,6 +107,7 @@ func (m *memory) Expose(b []byte, rights session.Rights) (session.Descriptor, er
 		Key:  e.dice[diceMemory].Uint64(),
 		Len:  uint64(len(b)),
 	}
+	d.Returnable = returnable(d.Key, rights)
 	m.exposed[d.Key] = &exposure{b: b, addr: d.Addr, rights: rights}
 	return d, nil
 }
@@ -126,6 +133,36 @@ func (m *memory) revoke(d session.Descriptor) {
 	}
 	delete(m.exposed, d.Key)
 	m.revoked[d.Key] = true
+}
+
+// CommitReturn implements session.Memory.
+func (m *memory) CommitReturn(n int, from session.Descriptor) {
+	e := m.e
+	e.w.mu.Lock()
+	for _, op := range m.ops.s[m.ops.head:] {
+		if op.desc.Key == from.Key {
+			e.w.violateLocked(Misuse, e.id, "CommitReturn of memory from which %d is under way", op.id)
+		}
+	}
+	if !from.Returnable {
+		e.w.violateLocked(Misuse, e.id, "CommitReturn of what is not returnable")
+	}
+	e.w.mu.Unlock()
+	e.commitControl(n, from.Key)
+}
+
+// returnedLocked takes the access away that the peer has given back: as on a NIC, none but
+// what may be returned, and that once.
+func (m *memory) returnedLocked(key uint64) {
+	e := m.e
+	switch x := m.exposed[key]; {
+	case x != nil && !x.returned && returnable(key, x.rights):
+		x.returned = true
+	case m.revoked[key]:
+		e.w.violateLocked(RevokedAccess, e.peer().id, "it returns key %#x", key)
+	default:
+		e.w.violateLocked(BadAccess, e.peer().id, "it returns key %#x", key)
+	}
 }
 
 func (m *memory) Read(into []byte, from session.Descriptor, off int, id uint32) error {
@@ -266,8 +303,8 @@ func (m *memory) accessLocked(op *operation) ([]byte, error) {
 	p := e.peer()
 	x := p.mem.exposed[op.desc.Key]
 	switch {
-	case x != nil:
-	case p.mem.revoked[op.desc.Key]:
+	case x != nil && !x.returned:
+	case x != nil || p.mem.revoked[op.desc.Key]:
 		e.w.violateLocked(RevokedAccess, e.id, "%d bytes at %d", len(op.local), op.off)
 		return nil, fmt.Errorf("twin: revoked: %w", syscall.EACCES)
 	default:

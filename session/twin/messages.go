@@ -150,7 +150,11 @@ func (e *Endpoint) Commit(n int) {
 	e.tx.data.dropLocked(e.w)
 }
 
-func (e *Endpoint) CommitControl(n int) {
+func (e *Endpoint) CommitControl(n int) { e.commitControl(n, 0) }
+
+// commitControl sends what was reserved for a control message; it takes a key back at the
+// peer, unless that is 0.
+func (e *Endpoint) commitControl(n int, returns uint64) {
 	e.sending++
 	e.enter("CommitControl")
 	defer e.leave()
@@ -158,6 +162,7 @@ func (e *Endpoint) CommitControl(n int) {
 		e.w.violateLocked(Misuse, e.id, "CommitControl(%d) of %d reserved", n, e.tx.control.n)
 		return
 	}
+	e.tx.control.m.returns = returns
 	e.tx.sendLocked(e.tx.control.m, n)
 	e.tx.control.dropLocked(e.w)
 }
@@ -171,7 +176,7 @@ func (tx *sender) sendLocked(m *message, n int) {
 	}
 	flight := e.w.newMessageLocked(e.limits.MaxMessage)
 	flight.n = copy(flight.buf, m.buf[:n])
-	flight.control = m.control
+	flight.control, flight.returns = m.control, m.returns
 	if !m.control {
 		tx.untaken++
 	}
@@ -316,6 +321,9 @@ func (rx *receiver) arrivedLocked(m *message) {
 	if m.n > e.limits.MaxMessage {
 		e.w.violateLocked(Misuse, p.id, "a message of %d bytes into a buffer of %d", m.n, e.limits.MaxMessage)
 		m.n = e.limits.MaxMessage
+	}
+	if m.returns != 0 {
+		e.mem.returnedLocked(m.returns)
 	}
 	if !e.limits.Ring() {
 		if rx.posted == 0 {

@@ -192,7 +192,8 @@ type message struct {
 	cost int    // bytes of the ring that it occupies
 	done bool   // given back, but behind one in the ring that is not
 
-	control bool // not data
+	control bool   // not data
+	returns uint64 // a key of the receiver's; 0: none
 }
 
 func (w *wire) newMessageLocked(size int) *message {

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -79,17 +78,11 @@ func TestGoldenTraces(t *testing.T) {
 	for i, p := range goldenProfiles {
 		t.Run(p.name, func(t *testing.T) {
 			f := hwsim.New(t, fmt.Sprintf("seed=%d,jitter_us=8,profile=%s", 51+i, p.name))
-			child := exec.Command(os.Args[0], "-test.run=^TestGoldenTraces$", "-test.timeout=3m", "-test.v", fmt.Sprintf("-update=%v", *update))
-			child.Env = append(f.Env(), "SAN_PROVIDERS=verbs", fmt.Sprintf("SAN_ARENA=%d", goldenArena),
-				envTrace+"="+filepath.Join(t.TempDir(), "trace"), envProfile+"="+p.name)
-			out, err := child.CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			env := []string{fmt.Sprintf("SAN_ARENA=%d", goldenArena), envTrace + "=" + filepath.Join(t.TempDir(), "trace"), envProfile + "=" + p.name}
+			out := runOn(t, f, "TestGoldenTraces", 1, env, fmt.Sprintf("-update=%v", *update))
 			if n := bytes.Count(out, []byte("    --- PASS")); n != len(goldenWrites) {
 				t.Errorf("%d of %d sizes\n%s", n, len(goldenWrites), out)
 			}
-			f.Check(t)
 		})
 	}
 }

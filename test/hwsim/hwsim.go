@@ -223,11 +223,15 @@ const (
 	reads      = 20
 	binds      = 21
 	inline     = 27
+	relaxed    = 28
 	resets     = procs * words * 8 // where they are counted
 )
 
-var kinds = [objects]string{"contexts", "protection domains", "memory regions", "memory windows", "completion channels",
+var kinds = [objects]string{"contexts", "protection domains", Regions, "memory windows", "completion channels",
 	"completion queues", "queue pairs", "shared receive queues", "event channels", "ids"}
+
+// Regions and Relaxed are two of the kinds that Objects counts.
+const Regions, Relaxed = "memory regions", "memory regions with relaxed ordering"
 
 func (f Fabric) sum(word int) (n int64, err error) {
 	file, err := os.Open(f.file)
@@ -284,13 +288,17 @@ func Reset(t testing.TB) {
 }
 
 // Objects counts those of the fabric that this process is on, by kind, but for contexts:
-// librdmacm keeps its own.
+// librdmacm keeps its own. Of memory regions it also counts those with relaxed ordering.
 func Objects(t testing.TB) map[string]int {
 	t.Helper()
 	path, _, _ := strings.Cut(os.Getenv(variable), "?")
 	counts := make(map[string]int)
+	words := map[string]int{Relaxed: relaxed}
 	for i, kind := range kinds[1:] {
-		n, err := Fabric{file: path}.sum(i + 1)
+		words[kind] = i + 1
+	}
+	for kind, word := range words {
+		n, err := Fabric{file: path}.sum(word)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -41,18 +41,26 @@ func TestPackageSAN(t *testing.T) {
 	for _, settings := range []string{"seed=41,jitter_us=8", "seed=42,jitter_us=8,profile=bnxt_re", "seed=43,jitter_us=8,profile=irdma-iwarp", "latency_ns=2000"} {
 		t.Run(settings, func(t *testing.T) {
 			f := hwsim.New(t, settings)
-			child := exec.Command(os.Args[0], "-test.run=^(TestListenAndDial|TestHTTP|TestCondition|TestDeviceReset)$", "-test.timeout=3m", "-test.v")
-			child.Env = append(f.Env(), "SAN_PROVIDERS=verbs") // on one host it would be shm
-			out, err := child.CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			if n := bytes.Count(out, []byte("--- PASS")); n < 4 {
-				t.Errorf("%d tests ran\n%s", n, out)
-			}
-			f.Check(t)
+			runOn(t, f, "TestListenAndDial|TestHTTP|TestCondition|TestDeviceReset", 4, nil)
 		})
 	}
+}
+
+// runOn runs tests of this program, so many, in a process that has the fabric's device, and
+// returns what that prints.
+func runOn(t testing.TB, f hwsim.Fabric, tests string, n int, env []string, args ...string) []byte {
+	t.Helper()
+	child := exec.Command(os.Args[0], append([]string{"-test.run=^(" + tests + ")$", "-test.timeout=3m", "-test.v"}, args...)...)
+	child.Env = append(append(f.Env(), "SAN_PROVIDERS=verbs"), env...) // on one host it would be shm
+	out, err := child.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if ran := bytes.Count(out, []byte("\n--- PASS")); ran != n {
+		t.Fatalf("%d of %d tests ran\n%s", ran, n, out)
+	}
+	f.Check(t)
+	return out
 }
 
 // listen returns a listener of package san whose connections serve has.

@@ -16,23 +16,23 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/test/overlay/internal/build"
 )
 
 // counters are those of a process built by the command san; a plain one has none.
 type counters struct{ Dialed, Accepted map[string]int }
 
-// san is the command, built once.
-var san string
+// san is the command, sources are those of other people's programs.
+var san, sources string
 
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "overlay")
 	if err != nil {
 		panic(err)
 	}
-	san = filepath.Join(dir, "san")
-	build := exec.Command("go", "build", "-C", "../..", "-o", san, "./cmd/san")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
+	san, sources = filepath.Join(dir, "san"), filepath.Join(dir, "sources")
+	if err := build.San(san); err != nil {
 		panic(err)
 	}
 	code := m.Run()
@@ -40,38 +40,27 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// built builds the program in a directory with a command, and returns its file.
-func built(t *testing.T, command, dir, pkg string) string {
+// own builds a program of this directory with a command, and returns its file.
+func own(t *testing.T, command, pkg string) string {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "program")
-	start := time.Now()
-	cmd := exec.Command(command, "build", "-o", file, pkg)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s build %s: %v\n%s", filepath.Base(command), pkg, err, out)
-	}
-	t.Logf("%s build %s: %v", filepath.Base(command), pkg, time.Since(start).Round(time.Second))
-	return file
+	return built(t, command, pkg, func(file string) error { return build.Own(command, "./"+pkg, file) })
 }
 
-// untouched copies the source of a module that nobody has changed, as go verifies.
-func untouched(t *testing.T, module string) (dir string) {
+// others builds a program of other people's with a command, and returns its file.
+func others(t *testing.T, command, program string) string {
 	t.Helper()
-	cmd := exec.Command("go", "mod", "download", "-json", module)
-	cmd.Dir = t.TempDir()
-	out, err := cmd.Output()
-	var m struct{ Dir string }
-	if err == nil {
-		err = json.Unmarshal(out, &m)
-	}
-	if err != nil {
-		t.Fatalf("%s: %v\n%s", module, err, out)
-	}
-	dir = t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(m.Dir)); err != nil {
+	return built(t, command, program, func(file string) error { return build.Others(command, program, sources, file) })
+}
+
+func built(t *testing.T, command, program string, build func(file string) error) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), program)
+	start := time.Now()
+	if err := build(file); err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	t.Logf("%s build %s: %v", filepath.Base(command), program, time.Since(start).Round(time.Second))
+	return file
 }
 
 // client runs a client, and returns its counters.
@@ -135,8 +124,8 @@ func report(t *testing.T, what string, dialed, accepted map[string]int, wantDial
 }
 
 func TestGRPC(t *testing.T) {
-	server := built(t, san, ".", "./grpc")
-	plain := built(t, "go", ".", "./grpc")
+	server := own(t, san, "grpc")
+	plain := own(t, "go", "grpc")
 	for _, c := range []struct {
 		what, server, client string
 		dialed, accepted     int
@@ -170,9 +159,9 @@ func TestGRPC(t *testing.T) {
 }
 
 func TestNATS(t *testing.T) {
-	server := built(t, san, untouched(t, "github.com/nats-io/nats-server/v2@v2.15.2"), ".")
-	sanClient := built(t, san, ".", "./nats")
-	plain := built(t, "go", ".", "./nats")
+	server := others(t, san, "nats-server")
+	sanClient := own(t, san, "nats")
+	plain := own(t, "go", "nats")
 	for _, c := range []struct {
 		what, client string
 		carried      int
@@ -270,8 +259,8 @@ func moved(carried int, look func() counters) (accepted map[string]int) {
 
 // TestPostgres has a database's driver, pgx, and its package for servers.
 func TestPostgres(t *testing.T) {
-	servers := [2]string{built(t, "go", ".", "./postgres"), built(t, san, ".", "./postgres")}
-	loaders := [2]string{built(t, "go", ".", "./load"), built(t, san, ".", "./load")}
+	servers := [2]string{own(t, "go", "postgres"), own(t, san, "postgres")}
+	loaders := [2]string{own(t, "go", "load"), own(t, san, "load")}
 	for _, c := range []struct {
 		what           string
 		server, client int
@@ -292,8 +281,8 @@ func TestPostgres(t *testing.T) {
 
 // TestHTTP has net/http, with client_golang's page as others have it scraped.
 func TestHTTP(t *testing.T) {
-	servers := [2]string{built(t, "go", ".", "./web"), built(t, san, ".", "./web")}
-	loaders := [2]string{built(t, "go", ".", "./load"), built(t, san, ".", "./load")}
+	servers := [2]string{own(t, "go", "web"), own(t, san, "web")}
+	loaders := [2]string{own(t, "go", "load"), own(t, san, "load")}
 	for _, c := range []struct {
 		what           string
 		server, client int

@@ -142,8 +142,8 @@ func (r *rig) siege(most bounds) experience {
 		}
 	}
 	last := usageOf(r.t, r.victim.pid())
-	r.checkMet(met)
 	theirs = r.attackersCPU() - theirs
+	r.checkMet(met) // may end the attackers
 	most.cpu *= float64(theirs) / float64(last.at.Sub(first.at))
 	r.checkUsage(most, open, peak, last.processors(first, time.Duration(met.Rounds)*r.cost))
 	return met

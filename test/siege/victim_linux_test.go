@@ -38,11 +38,13 @@ type victimReport struct {
 	Open     int   // that have moved to shared memory
 	Heap     uint64
 	Waited   time.Duration // the longest that an operation took beyond its deadline
+	Slept    time.Duration // the longest that a sleep took beyond its time, meanwhile
 }
 
 type victim struct {
 	accepted atomic.Int64
 	late     atomic.Int64 // nanoseconds
+	slept    atomic.Int64 // nanoseconds
 }
 
 // victimRole is a server.
@@ -76,7 +78,7 @@ func victimRole(r *roleIO) error {
 		case "report":
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
-			r.say("report", victimReport{v.accepted.Load(), san.Stats().Open["shm"], m.HeapInuse, time.Duration(v.late.Load())})
+			r.say("report", victimReport{v.accepted.Load(), san.Stats().Open["shm"], m.HeapInuse, time.Duration(v.late.Load()), time.Duration(v.slept.Load())})
 		case "close":
 			begun := time.Now()
 			ln.Close()
@@ -130,21 +132,31 @@ func (v *victim) client(c net.Conn) {
 	}
 }
 
-// wait has operations with deadlines, until the connection ends.
+// wait has operations with deadlines, until the connection ends, and sleeps of the same length,
+// which show how long the machine keeps this process from running.
 func (v *victim) wait(c net.Conn) {
 	const limit = 200 * time.Millisecond
 	large := make([]byte, 1<<20)
 	for {
+		begun := time.Now()
+		time.Sleep(limit)
+		raise(&v.slept, time.Since(begun)-limit)
 		for _, op := range []func() error{
 			func() error { c.SetReadDeadline(time.Now().Add(limit)); _, err := io.ReadFull(c, large); return err },
 			func() error { c.SetWriteDeadline(time.Now().Add(limit)); _, err := c.Write(large); return err },
 		} {
 			begun := time.Now()
 			err := op()
-			v.late.Store(max(v.late.Load(), int64(time.Since(begun)-limit)))
+			raise(&v.late, time.Since(begun)-limit)
 			if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 				return
 			}
 		}
+	}
+}
+
+// raise makes a at least d.
+func raise(a *atomic.Int64, d time.Duration) {
+	for was := a.Load(); was < int64(d) && !a.CompareAndSwap(was, int64(d)); was = a.Load() {
 	}
 }

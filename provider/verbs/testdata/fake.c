@@ -234,8 +234,15 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *c)
 
 int ibv_dealloc_pd(struct ibv_pd *o) { return DESTROY(PD, o); }
 
+enum ibv_fork_status ibv_is_fork_initialized(void) { return IBV_FORK_UNNEEDED; }
+
+// There is no ibv_reg_mr_iova2, so no optional rights: as in rdma-core before 28.
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 {
+	if (access & IBV_ACCESS_OPTIONAL_RANGE) {
+		errno = EINVAL;
+		return NULL;
+	}
 	MAKE(ibv_mr, MR, o);
 	o->context = pd->context;
 	o->pd = pd;

@@ -5,18 +5,22 @@ package wire
 type Control struct {
 	b    [HeaderLen + idLen + descriptorLen]byte
 	n    int8
-	note []byte // behind b's n
+	more []byte // behind b's n
+
+	// Returns is the memory to which this end gives its access back with the message, if
+	// that is Returnable.
+	Returns Descriptor
 }
 
 // Type returns the message's type.
 func (c *Control) Type() Type { return Type(c.b[0]) }
 
 // Len returns its length in bytes.
-func (c *Control) Len() int { return int(c.n) + len(c.note) }
+func (c *Control) Len() int { return int(c.n) + len(c.more) }
 
 // Put writes the message with this credit to room, which has Len bytes.
 func (c *Control) Put(room []byte, credit uint32) {
-	copy(room[copy(room, c.b[:c.n]):], c.note)
+	copy(room[copy(room, c.b[:c.n]):], c.more)
 	le.PutUint32(room[4:], credit)
 }
 

@@ -7,7 +7,14 @@ const NoteMost = 240
 // changed as long as the message waits.
 func Note(note []byte) Control {
 	c := newControl(TypeNote, 0, 0)
-	c.note = note
+	c.more = note
+	return c
+}
+
+// Urgent has bytes out of band, which must not be changed as long as the message waits.
+func Urgent(p []byte) Control {
+	c := newControl(TypeUrgent, 0, 0)
+	c.more = p
 	return c
 }
 

@@ -10,6 +10,14 @@ type OfferRead struct {
 // OfferReadLen is the length of OfferRead without its payload, in bytes.
 const OfferReadLen = HeaderLen + idLen + descriptorLen
 
+// Flags are what its header has to say of the memory.
+func (m OfferRead) Flags() uint8 {
+	if m.Memory.Returnable {
+		return FlagReturnable
+	}
+	return 0
+}
+
 // Put writes the message's body; its header and its payload are the caller's.
 func (m OfferRead) Put(b []byte) {
 	le.PutUint64(b[HeaderLen:], uint64(m.ID))
@@ -21,7 +29,9 @@ func ParseOfferRead(b []byte) (OfferRead, error) {
 	if len(b) < OfferReadLen {
 		return OfferRead{}, tooShort(b)
 	}
-	return OfferRead{ID: le.Uint32(b[HeaderLen:]), Memory: parseDescriptor(b[HeaderLen+idLen:])}, nil
+	m := OfferRead{ID: le.Uint32(b[HeaderLen:]), Memory: parseDescriptor(b[HeaderLen+idLen:])}
+	m.Memory.Returnable = HeaderOf(b).Flags&FlagReturnable != 0
+	return m, nil
 }
 
 // ReadDone goes from the reader to the offerer: the offer is over, and Count bytes of its
@@ -30,6 +40,7 @@ type ReadDone struct {
 	ID    uint32
 	Flags uint8
 	Count uint64
+	From  Descriptor // not on the wire: the memory, which goes back with the message
 }
 
 // Control encodes the message.
@@ -37,6 +48,7 @@ func (m ReadDone) Control() Control {
 	c := newControl(TypeReadDone, m.Flags, idLen+countLen)
 	le.PutUint64(c.body(), uint64(m.ID))
 	le.PutUint64(c.body()[idLen:], m.Count)
+	c.Returns = m.From
 	return c
 }
 

@@ -61,7 +61,13 @@ func Text(m []byte) string {
 	return string(b)
 }
 
-func (d Descriptor) text() string { return fmt.Sprintf("memory=%d key=%#x", d.Len, d.Key) }
+func (d Descriptor) text() string {
+	s := fmt.Sprintf("memory=%d key=%#x", d.Len, d.Key)
+	if d.Returnable {
+		s += " returnable"
+	}
+	return s
+}
 
 // Stream is how many bytes a message brings the stream forward: its sender's or, if back, the
 // other one, as a ReadDone does.

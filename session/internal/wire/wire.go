@@ -40,6 +40,8 @@ const (
 const (
 	FlagMore = 1 << 0 // Data, Fill, OfferRead: the Write goes on after this message
 	FlagGone = 1 << 1 // ReadDone: nobody reads any more
+
+	FlagReturnable = 1 << 1 // OfferRead: the provider may give the access back with ReadDone
 )
 
 // More is FlagMore if more is true.
@@ -98,6 +100,10 @@ type Descriptor struct {
 	Addr uint64
 	Key  uint64
 	Len  uint64
+
+	// Returnable: the provider at the other end may take its own access away, with a
+	// message (session.Memory). It is a flag of the message that the descriptor is in.
+	Returnable bool
 }
 
 const (

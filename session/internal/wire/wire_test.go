@@ -39,7 +39,7 @@ func TestMessagesAreEncodedAsDocumented(t *testing.T) {
 	}{
 		{"Shutdown", encoded(Plain(TypeShutdown)), "\x0b\x00\x00\x00" + credit},
 		{"OfferRead", withHeader(h(TypeOfferRead, FlagMore), OfferReadLen, OfferRead{0x0a0b0c0d, d}.Put), "\x04\x01\x00\x00" + credit + id + desc},
-		{"ReadDone", encoded(ReadDone{0x0a0b0c0d, FlagGone, 0x0102030405060708}.Control()), "\x07\x02\x00\x00" + credit + id + count},
+		{"ReadDone", encoded(ReadDone{ID: 0x0a0b0c0d, Flags: FlagGone, Count: 0x0102030405060708}.Control()), "\x07\x02\x00\x00" + credit + id + count},
 		{"CancelRead", encoded(Cancel{TypeCancelRead, 0x0a0b0c0d}.Control()), "\x09\x00\x00\x00" + credit + id},
 		{"Refuse", encoded(Cancel{TypeRefuse, 0x0a0b0c0d}.Control()), "\x12\x00\x00\x00" + credit + id},
 		{"Note", encoded(Note([]byte("abc"))), "\x18\x00\x00\x00" + credit + "abc"},

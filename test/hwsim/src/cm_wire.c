@@ -356,7 +356,7 @@ static void buried(int slot)
 
 static uint64_t look_for_dead(uint64_t now)
 {
-	static struct { int64_t attached; bool alive; } known[PROCS];
+	static int64_t known[PROCS];
 	static uint64_t next;
 	const uint64_t pause = 10000000; // ns
 
@@ -367,10 +367,10 @@ static uint64_t look_for_dead(uint64_t now)
 		bool lives = alive(slot);
 		int64_t attached = shared->counts[slot][N_ATTACHED];
 
-		if (known[slot].alive && (!lives || attached != known[slot].attached))
+		// Also if it was not seen alive: a process may come and go between two looks.
+		if (attached && (!lives || attached != known[slot]))
 			buried(slot);
-		known[slot].alive = lives;
-		known[slot].attached = attached;
+		known[slot] = attached;
 	}
 	return all_ids ? next : NEVER;
 }

@@ -51,6 +51,7 @@ static const struct {
 	{"costs", &config.costs},
 	{"no_copy", &config.no_copy},
 	{"grh", &config.grh},
+	{"fork_needed", &config.fork_needed},
 };
 
 static const struct {

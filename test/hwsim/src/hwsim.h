@@ -51,6 +51,7 @@ struct config {
 	int limit[N_OBJECTS]; // of objects; 0: the profile's
 	uint64_t max_mr_size, max_msg_sz; // bytes
 	int limit_errno; // of what exceeds them; 0: the profile's
+	bool fork_needed; // ibv_fork_init is: a kernel before 5.12
 	bool grh; // the port demands a global route header, as virtual functions' do
 };
 

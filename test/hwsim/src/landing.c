@@ -1,7 +1,8 @@
 // How bytes reach memory. A device writes a message in pieces, in any order and over some
 // time; what is certain is that all of it is there when the completion that covers it
 // appears (IBTA specification volume 1, sections 9.5 and 10.8.2; PCIe relaxed ordering).
-// Only a later completion of the same queue pair covers an RDMA write.
+// Only a later completion of the same queue pair covers an RDMA write. By a region's own key,
+// memory of relaxed ordering has nothing of it before; a window has no such flag.
 #include "hwsim.h"
 
 enum { PIECES = 3 }; // of a packet, at most
@@ -19,11 +20,13 @@ void land(struct landings *l, const struct grant *g, uint8_t *to, const uint8_t 
 		memcpy(to, from, n);
 		return;
 	}
+	bool relaxed = g->mr && !g->mw && g->mr->access & IBV_ACCESS_RELAXED_ORDERING;
+
 	for (int i = 1; n; i++) {
 		uint32_t part = i == PIECES ? n : 1 + chance(n);
 		struct landing *x = malloc(sizeof *x + part);
 
-		*x = (struct landing){.due = late(config.jitter_ns), .grant = *g, .to = to, .bytes = part};
+		*x = (struct landing){.due = relaxed ? NEVER : late(config.jitter_ns), .grant = *g, .to = to, .bytes = part};
 		memcpy(x->data, from, part);
 		append(l, x);
 		to += part;
@@ -54,6 +57,14 @@ static void place(struct landing *x)
 	x->placed = true;
 }
 
+// place_relaxed is behind a completion whose time has come.
+static void place_relaxed(struct landings *l, struct landing *end)
+{
+	for (struct landing *x = l->first; x != end; x = x->next)
+		if (x->due == NEVER)
+			place(x);
+}
+
 // land_due places the pieces whose time has come, and reports completions in their order,
 // each behind all that it covers.
 uint64_t land_due(struct qp *q, struct landings *l, uint64_t now)
@@ -68,6 +79,8 @@ uint64_t land_due(struct qp *q, struct landings *l, uint64_t now)
 			if (q->qp.state == IBV_QPS_ERR)
 				count(N_LATE_PIECES, 1);
 			place(x);
+		} else if (x->due <= now) {
+			place_relaxed(l, x);
 		} else if (x->due < next) {
 			next = x->due;
 		}
@@ -106,7 +119,7 @@ void land_drop(struct landings *l)
 // land_grant places all that a region or a window has let in, before that goes.
 void land_grant(struct mr *m, struct mw *w)
 {
-	for (struct qp *q = hw.busy; q; q = q->next_busy) {
+	for (struct qp *q = all_qps; q; q = q->next) { // with relaxed pieces alone one is not busy
 		struct landings *both[] = {&q->in, &q->out};
 
 		for (int i = 0; i < 2; i++)

@@ -63,6 +63,8 @@ struct mw *find_mw(uint32_t key)
 	return k ? k->mw : NULL;
 }
 
+static int relaxed(const struct mr *m) { return !!(m->access & IBV_ACCESS_RELAXED_ORDERING); }
+
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 {
 	struct mr *m;
@@ -77,6 +79,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 	compute(config.cost[COST_REG] + n * config.cost[COST_REG_BYTE_PS] / 1000);
 	m = calloc(1, sizeof *m);
 	m->access = access;
+	count(N_RELAXED, relaxed(m));
 	m->mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = n};
 	pthread_mutex_lock(&hw.mu);
 	m->mr.lkey = m->mr.rkey = key_for(m, NULL);
@@ -115,6 +118,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	((struct pd *)mr->pd)->users--;
 	pthread_mutex_unlock(&hw.mu);
 	count(N_MR, -1);
+	count(N_RELAXED, -relaxed(m));
 	compute(config.cost[COST_DEREG]);
 	memset(m, 0x5a, sizeof *m);
 	free(m);

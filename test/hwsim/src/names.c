@@ -90,6 +90,9 @@ ABSENT(int, ibv_attach_mcast, (struct ibv_qp *q, const union ibv_gid *g, uint16_
 ABSENT(int, ibv_detach_mcast, (struct ibv_qp *q, const union ibv_gid *g, uint16_t lid), EOPNOTSUPP)
 int ibv_fork_init(void) { return 0; }
 
+// Linux before 5.12 shares the pages of registered memory with forked children.
+enum ibv_fork_status ibv_is_fork_initialized(void) { return start() || config.fork_needed ? IBV_FORK_DISABLED : IBV_FORK_UNNEEDED; }
+
 // Programs that connect over rsockets need librdmacm's own; these here poll what is no
 // rsocket (rping, ucmatose).
 int rpoll(struct pollfd *fds, nfds_t n, int timeout) { return poll(fds, n, timeout); }

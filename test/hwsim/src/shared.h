@@ -29,6 +29,7 @@ enum count {
 	N_SENDS, N_WRITES, N_READS, N_BINDS, N_INVALIDATES, // work requests executed
 	N_RNR, N_RETRIES, N_COMM_EST, N_LATE_PIECES, // placed after their queue pair had broken
 	N_INLINE,
+	N_RELAXED, // of N_MR: those with relaxed ordering
 };
 
 // A packet's header; its payload follows. Sizes are multiples of 64 bytes.

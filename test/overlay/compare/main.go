@@ -1,10 +1,11 @@
 // Compare measures programs built by the command san beside the same built by go: both ends
 // either way, in processes of their own, which take turns. It prints a table.
 //
-//	go run ./compare [-rounds 15] [-time 300ms] [-only REGEXP]
+//	go run ./compare [-rounds 15] [-time 300ms] [-only REGEXP] [-control]
 //
 // Figures are medians of the rounds, in each of which one is measured, then the other, each round
-// in another order. It is to be run in test/overlay.
+// in another order. With -control both are built by go: what differs then is the machine. It is
+// to be run in test/overlay.
 package main
 
 import (
@@ -16,9 +17,11 @@ import (
 	"regexp"
 	"runtime"
 	"time"
+
+	"github.com/sanconn/san/test/overlay/internal/build"
 )
 
-// ways are how programs are built: by which command.
+// ways are how programs are built: by which command. -control has go in both places.
 var ways = [2]string{"go", "san"}
 
 func main() {
@@ -26,7 +29,11 @@ func main() {
 	rounds := flag.Int("rounds", 15, "`rounds` of each measurement")
 	length := flag.Duration("time", 300*time.Millisecond, "`time` of a program in a round")
 	only := flag.String("only", "", "measure what matches `regexp`")
+	control := flag.Bool("control", false, "measure what go builds twice")
 	flag.Parse()
+	if *control {
+		ways[1] = "go"
+	}
 	chosen, err := regexp.Compile(*only)
 	if err != nil {
 		log.Fatal(err)
@@ -44,7 +51,7 @@ func main() {
 
 func compare(dir string, chosen *regexp.Regexp, rounds int, length time.Duration) error {
 	b := builder{dir: dir, files: make(map[string]string)}
-	if err := b.run(".", "go", "build", "-C", "../..", "-o", filepath.Join(dir, "san"), "./cmd/san"); err != nil {
+	if err := build.San(filepath.Join(dir, "san")); err != nil {
 		return err
 	}
 	fmt.Printf("%s, %d processors, %d rounds of %v\n\n", runtime.Version(), runtime.NumCPU(), rounds, length)

@@ -27,6 +27,14 @@ var measurements = []measurement{
 	{"gRPC, a health check", "grpc", "grpc", "", 16},
 	{"pgx and pgproto3, 100 rows", "postgres", "postgres", "", 1},
 	{"pgx and pgproto3, 100 rows", "postgres", "postgres", "", 16},
+	{"etcd, a put by its gateway", "etcd", "etcd-put", "", 1},
+	{"etcd, a put by its gateway", "etcd", "etcd-put", "", 16},
+	{"etcd, a get by its gateway", "etcd", "etcd-get", "", 1},
+	{"etcd, a get by its gateway", "etcd", "etcd-get", "", 16},
+	{"caddy, a file of 10 KiB", "caddy", "http", "/10KiB", 1},
+	{"caddy, a file of 10 KiB", "caddy", "http", "/10KiB", 16},
+	{"caddy, a file of 1 MiB", "caddy", "http", "/1MiB", 1},
+	{"caddy, a file of 1 MiB", "caddy", "http", "/1MiB", 16},
 }
 
 func (m measurement) name() string {

@@ -2,8 +2,6 @@ package main
 
 import (
 	"bufio"
-	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -11,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/sanconn/san/test/overlay/internal/build"
 )
 
 // A builder builds each program once each way.
@@ -19,61 +19,27 @@ type builder struct {
 	files map[string]string
 }
 
-// modules are the sources of programs that are not this module's.
-var modules = map[string]struct{ module, pkg string }{
-	"nats-server": {"github.com/nats-io/nats-server/v2@v2.15.2", "."},
-}
-
-func (b *builder) run(dir, name string, args ...string) error {
-	cmd := exec.Command(name, args...)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return nil
-}
-
 // built returns the file of a program, built by a command.
 func (b *builder) built(program, way string) (file string, err error) {
 	key := program + "." + way
 	if file, ok := b.files[key]; ok {
 		return file, nil
 	}
-	dir, pkg := ".", "./"+program
-	if m, ok := modules[program]; ok {
-		dir, pkg = filepath.Join(b.dir, "source-"+program), m.pkg
-		if err := b.download(dir, m.module); err != nil {
-			return "", err
-		}
-	}
 	command := way
 	if way == "san" {
 		command = filepath.Join(b.dir, "san")
 	}
 	file = filepath.Join(b.dir, key)
-	if err := b.run(dir, command, "build", "-o", file, pkg); err != nil {
+	if _, ok := build.Programs[program]; ok {
+		err = build.Others(command, program, filepath.Join(b.dir, "sources"), file)
+	} else {
+		err = build.Own(command, "./"+program, file)
+	}
+	if err != nil {
 		return "", err
 	}
 	b.files[key] = file
 	return file, nil
-}
-
-// download copies a module's source to dir, unless it is there.
-func (b *builder) download(dir, module string) error {
-	if _, err := os.Stat(dir); err == nil {
-		return nil
-	}
-	cmd := exec.Command("go", "mod", "download", "-json", module)
-	cmd.Dir = b.dir
-	out, err := cmd.Output()
-	var m struct{ Dir string }
-	if err == nil {
-		err = json.Unmarshal(out, &m)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w\n%s", module, err, out)
-	}
-	return os.CopyFS(dir, os.DirFS(m.Dir))
 }
 
 // A process is a program that runs, with lines on both sides.
@@ -108,6 +74,8 @@ var servers = map[string]server{
 	"web":      printing,
 	"grpc":     printing,
 	"postgres": printing,
+	"etcd":     startEtcd,
+	"caddy":    startCaddy,
 	"nats-server": func(file, _ string) (process, string, error) {
 		address := freeAddress()
 		_, port, _ := net.SplitHostPort(address)
@@ -117,6 +85,44 @@ var servers = map[string]server{
 		}
 		return p, address, err
 	},
+}
+
+// startEtcd starts an etcd of one member.
+func startEtcd(file, dir string) (process, string, error) {
+	address := freeAddress()
+	data, err := os.MkdirTemp(dir, "etcd")
+	if err != nil {
+		return process{}, "", err
+	}
+	p, err := start(file, build.EtcdArguments(data, address, freeAddress())...)
+	if err == nil {
+		err = accepts(address)
+	}
+	return p, address, err
+}
+
+// startCaddy starts a caddy with files of some sizes.
+func startCaddy(file, dir string) (process, string, error) {
+	address := freeAddress()
+	dir, err := os.MkdirTemp(dir, "caddy")
+	if err != nil {
+		return process{}, "", err
+	}
+	for name, size := range map[string]int{"10KiB": 10 << 10, "1MiB": 1 << 20} {
+		if err := os.WriteFile(filepath.Join(dir, name), make([]byte, size), 0o666); err != nil {
+			return process{}, "", err
+		}
+	}
+	args, err := build.CaddyArguments(dir, address, freeAddress(), "root "+dir+"\n\tfile_server")
+	if err != nil {
+		return process{}, "", err
+	}
+	os.Setenv("XDG_DATA_HOME", dir) // what it keeps
+	p, err := start(file, args...)
+	if err == nil {
+		err = accepts(address)
+	}
+	return p, address, err
 }
 
 // printing starts a server that prints its address.

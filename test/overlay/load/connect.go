@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"encoding/base64"
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -28,25 +30,54 @@ func each(callers int, call func() error) (calls []func() error) {
 	return calls
 }
 
-// connectHTTP gets a URL by connections that are kept.
-func connectHTTP(url string, callers int) ([]func() error, error) {
-	client := &http.Client{Timeout: patience, Transport: &http.Transport{
+// keeping is a client that keeps the connections of so many callers.
+func keeping(callers int) *http.Client {
+	return &http.Client{Timeout: patience, Transport: &http.Transport{
 		MaxIdleConnsPerHost: callers,
 		MaxConnsPerHost:     callers, // else it may dial more than it then uses
 		DisableCompression:  true,
 	}}
-	return each(callers, func() error {
-		r, err := client.Get(url)
-		if err != nil {
-			return err
-		}
-		defer r.Body.Close()
-		n, err := io.Copy(io.Discard, r.Body)
-		if err == nil && (r.StatusCode != http.StatusOK || n == 0) {
-			err = fmt.Errorf("%s: %s, %d bytes", url, r.Status, n)
-		}
+}
+
+// answered reads an answer, in which there is something.
+func answered(r *http.Response, err error) error {
+	if err != nil {
 		return err
-	}), nil
+	}
+	defer r.Body.Close()
+	n, err := io.Copy(io.Discard, r.Body)
+	if err == nil && (r.StatusCode != http.StatusOK || n == 0) {
+		err = fmt.Errorf("%s: %s, %d bytes", r.Request.URL, r.Status, n)
+	}
+	return err
+}
+
+// connectHTTP gets a URL by connections that are kept.
+func connectHTTP(url string, callers int) ([]func() error, error) {
+	client := keeping(callers)
+	return each(callers, func() error { return answered(client.Get(url)) }), nil
+}
+
+// connectEtcdPut puts a value of 1 KiB, connectEtcdGet gets it. Both do so by etcd's gateway: the
+// client of gRPC that this module has would stay on TCP.
+func connectEtcdPut(address string, callers int) ([]func() error, error) {
+	value := base64.StdEncoding.EncodeToString(make([]byte, 1<<10))
+	return connectEtcd(address, "put", `{"key": "a2V5", "value": "`+value+`"}`, callers), nil
+}
+
+func connectEtcdGet(address string, callers int) ([]func() error, error) {
+	put, err := connectEtcdPut(address, 1)
+	if err == nil {
+		err = put[0]()
+	}
+	return connectEtcd(address, "range", `{"key": "a2V5"}`, callers), err
+}
+
+func connectEtcd(address, what, body string, callers int) []func() error {
+	client := keeping(callers)
+	return each(callers, func() error {
+		return answered(client.Post("http://"+address+"/v3/kv/"+what, "application/json", strings.NewReader(body)))
+	})
 }
 
 // connectNATSRequest makes requests of 1 KiB, answered by another connection of this process.

@@ -30,6 +30,8 @@ type connector func(address string, callers int) (calls []func() error, err erro
 
 var connectors = map[string]connector{
 	"http":         connectHTTP,
+	"etcd-put":     connectEtcdPut,
+	"etcd-get":     connectEtcdGet,
 	"nats-request": connectNATSRequest,
 	"nats-publish": connectNATSPublish,
 	"grpc":         connectGRPC,

@@ -26,7 +26,8 @@ func (a *Alarm) Set(place uint64) {
 	}
 }
 
-// Clear takes that back.
+// Clear takes that back, or makes it ready for another to set. It counts on, as there may be one
+// that has rung for what it was.
 func (a *Alarm) Clear() {
 	if a.IsSet() {
 		a.word.And(^uint64(alarmSet))
@@ -35,10 +36,6 @@ func (a *Alarm) Clear() {
 
 // IsSet reports whether there was no Clear behind the last Set. The other side may have rung.
 func (a *Alarm) IsSet() bool { return a.word.Load()&alarmSet != 0 }
-
-// reset clears it for another to set. It counts on, as there may be one that has rung for what
-// it was.
-func (a *Alarm) reset() { a.Clear() }
 
 // Rung is what the other side knows of an Alarm: for which it has rung last.
 type Rung struct{ last atomic.Uint64 }

@@ -17,27 +17,23 @@ const (
 // Budget bounds the bytes by which all rings that this process writes grow beyond Start.
 // What rings take on their way to Sure counts, but is granted up to twice the budget.
 // It is safe for concurrent use.
-type Budget struct{ most, used atomic.Int64 }
-
-// NewBudget makes a budget of so many bytes.
-func NewBudget(most int64) *Budget {
-	b := new(Budget)
-	b.most.Store(most)
-	return b
+type Budget struct {
+	most int64
+	used atomic.Int64
 }
 
-// Set changes the budget and returns what it was. What is in use stays so.
-func (b *Budget) Set(most int64) (old int64) { return b.most.Swap(most) }
+// NewBudget makes a budget of so many bytes.
+func NewBudget(most int64) *Budget { return &Budget{most: most} }
 
 // Used is how many bytes are in use.
 func (b *Budget) Used() int64 { return b.used.Load() }
 
 // Exceeded reports whether more is in use than there is.
-func (b *Budget) Exceeded() bool { return b.used.Load() > b.most.Load() }
+func (b *Budget) Exceeded() bool { return b.used.Load() > b.most }
 
 // Take takes n more bytes; sure: on the way to Sure.
 func (b *Budget) Take(n int64, sure bool) bool {
-	most := b.most.Load()
+	most := b.most
 	if sure {
 		most *= 2
 	}

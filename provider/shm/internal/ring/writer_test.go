@@ -257,7 +257,7 @@ func TestReserveWhileShrinkIsAtWork(t *testing.T) {
 func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 	p := newPipe(t, Size)
 	const most = Sure - Start // and as much again on the way to Sure
-	p.books.Set(most)
+	p.books.most = most
 	q, r := newPipe(t, Size), newPipe(t, Size)
 	for _, more := range []*pipe{q, r} {
 		more.Writer = Writer{}

@@ -1,0 +1,75 @@
+package sanconn_test
+
+import (
+	"context"
+	"errors"
+	"net"
+
+	"github.com/sanconn/san/internal/connpair"
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+// tcpPair returns both ends of a TCP connection: the dialer's first.
+func tcpPair() (dialed, accepted *net.TCPConn, err error) {
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return nil, nil, err
+	}
+	defer l.Close()
+	if dialed, err = net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr)); err != nil {
+		return nil, nil, err
+	}
+	if accepted, err = l.AcceptTCP(); err != nil {
+		dialed.Close()
+		return nil, nil, err
+	}
+	return dialed, accepted, nil
+}
+
+// newPair returns both ends of a connection on TCP: the dialer's first.
+func newPair(dialer, acceptor newconn.Config) (a, b *sanconn.Conn, err error) {
+	d, e, err := tcpPair()
+	if err != nil {
+		return nil, nil, err
+	}
+	ca, _ := newconn.New(d, dialer)
+	cb, _ := newconn.New(e, acceptor)
+	return ca.(*sanconn.Conn), cb.(*sanconn.Conn), nil
+}
+
+// sessions are the configurations of both ends' sessions.
+type sessions struct{ Dialer, Acceptor session.Config }
+
+// movePair moves a connection to a session over these endpoints, which it owns from now on. It
+// returns as soon as both ends have agreed: each direction moves when its writer and reader
+// get there. newconn.Handle.Moved waits for that.
+func movePair(ctx context.Context, a, b *sanconn.Conn, dialer, acceptor session.Endpoint, cfg sessions) error {
+	taken := make(chan error, 1)
+	go func() {
+		taken <- connpair.Take(ctx, acceptor, cfg.Acceptor, func([]byte) *sanconn.Conn { return b })
+	}()
+	err := connpair.Offer(ctx, a, dialer, cfg.Dialer, nil)
+	return errors.Join(err, <-taken)
+}
+
+// movedPair returns both ends of a connection of which both directions have moved.
+func movedPair(ctx context.Context, dialer, acceptor session.Endpoint, cfg sessions, configs ...newconn.Config) (a, b *sanconn.Conn, err error) {
+	configs = append(configs, newconn.Config{}, newconn.Config{})
+	if a, b, err = newPair(configs[0], configs[1]); err != nil {
+		return nil, nil, err
+	}
+	err = movePair(ctx, a, b, dialer, acceptor, cfg)
+	for _, c := range []*sanconn.Conn{a, b} {
+		if err == nil {
+			err = newconn.HandleOf(c).Moved(ctx)
+		}
+	}
+	if err != nil {
+		a.Close()
+		b.Close()
+		return nil, nil, err
+	}
+	return a, b, nil
+}

@@ -1,0 +1,265 @@
+package sanconn
+
+import (
+	"cmp"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/undernet"
+)
+
+// spliceMost is how much goes through the pipe at a time: as in net.
+const spliceMost = 1 << 20
+
+// stream is an end of a copy.
+type stream struct {
+	conn *Conn // nil: it is a plain socket, or a file
+	raw  syscall.RawConn
+}
+
+// streamOf returns the stream that a reader or writer is: a Conn on TCP, or a stream socket of
+// net's.
+func streamOf(x any) (s stream, ok bool) {
+	var plain syscall.Conn
+	switch x := x.(type) {
+	case *Conn:
+		s.conn = x
+	case *net.TCPConn:
+		if carrier := undernet.Carrier(x); carrier != nil { // its bytes need not come by its descriptor
+			s.conn, _ = carrier.(*Conn)
+		}
+		plain = x
+	case *net.UnixConn:
+		if !isStream(x) {
+			return s, false
+		}
+		plain = x
+	default:
+		return s, false
+	}
+	if s.conn != nil {
+		if !s.conn.onTCP() {
+			return s, false
+		}
+		plain = s.conn.tcp
+	}
+	var err error
+	s.raw, err = plain.SyscallConn()
+	return s, err == nil
+}
+
+// fileOf returns the stream that a regular file is.
+func fileOf(w io.Writer) (s stream, ok bool) {
+	f, ok := w.(*os.File)
+	if !ok {
+		return s, false
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() { // others may block
+		return s, false
+	}
+	raw, err := f.SyscallConn()
+	return stream{raw: raw}, err == nil
+}
+
+// onTCP reports whether neither direction has moved.
+func (c *Conn) onTCP() bool { return c.in.san.Load() == nil && c.out.san.Load() == nil }
+
+// splice copies from a socket to another or to a regular file, through a pipe, as net does, as
+// long as TCP carries both; errLook: what is left has to be copied otherwise. The pipe is what a
+// buffer is in other copies: whoever fills it does not wait for room at the other end meanwhile,
+// and what is in it when that fails is lost.
+func splice(dst io.Writer, src *io.LimitedReader) (total int64, err error) {
+	from, ok := streamOf(src.R)
+	if !ok {
+		return 0, errLook
+	}
+	to, ok := streamOf(dst)
+	if !ok {
+		if to, ok = fileOf(dst); !ok {
+			return 0, errLook
+		}
+	}
+	p, err := newPipe()
+	if err != nil {
+		return 0, errLook
+	}
+	defer p.close()
+	for src.N > 0 && err == nil {
+		if err = from.fill(p, min(src.N, spliceMost)); err == io.EOF {
+			return total, nil
+		}
+		n := p.n
+		src.N -= n
+		if err == nil {
+			err = to.drain(p)
+		}
+		if err == errLook && p.n > 0 {
+			err = cmp.Or(p.spill(dst), err)
+		}
+		total += n - p.n
+	}
+	return total, err
+}
+
+func (s stream) fill(p *pipe, most int64) error {
+	if s.conn != nil {
+		return s.conn.fillPipe(p, s.raw, most)
+	}
+	return p.fill(s.raw, most)
+}
+
+func (s stream) drain(p *pipe) error {
+	for p.n > 0 {
+		var err error
+		if s.conn != nil {
+			err = s.conn.drainPipe(p, s.raw)
+		} else {
+			err = p.drain(s.raw)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillPipe is a Read to a pipe, as long as TCP has what comes next.
+func (c *Conn) fillPipe(p *pipe, raw syscall.RawConn, most int64) error {
+	if !c.onTCP() || c.in.away.Load() {
+		return errLook
+	}
+	c.in.op.Lock()
+	defer c.in.unlock(c)
+	room, err := c.beforeLocked()
+	if err != nil {
+		return err
+	}
+	if room == 0 {
+		return errLook
+	}
+	err = p.fill(raw, min(most, int64(room)))
+	_, err = c.readByTCPLocked(int(p.n), err)
+	return err
+}
+
+// drainPipe is a Write of what a pipe has, or of a part, as long as the direction has not moved.
+func (c *Conn) drainPipe(p *pipe, raw syscall.RawConn) error {
+	if err := c.awaitOut(false); err != nil {
+		return err
+	}
+	o := &c.out
+	o.op.Lock()
+	defer o.unlock(c)
+	if o.next.Load() != nil {
+		return errLook
+	}
+	if err := o.stopped(c); err != nil {
+		return err
+	}
+	before := p.n
+	err := p.drain(raw)
+	o.count(c, before-p.n)
+	if err = c.afterTCP(&o.deadline, opWrite, err); err == errLook {
+		return err
+	}
+	return c.opError(opWrite, err)
+}
+
+// pipe is one of the kernel's, with what has been put into it.
+type pipe struct {
+	r, w int
+	n    int64 // bytes
+}
+
+func newPipe() (*pipe, error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return nil, err
+	}
+	// It stays as small as it is where the user has too much in pipes.
+	unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, spliceMost)
+	return &pipe{r: fds[0], w: fds[1]}, nil
+}
+
+func (p *pipe) close() {
+	unix.Close(p.r)
+	unix.Close(p.w)
+}
+
+// fill waits until a socket has something, and takes it: into an empty pipe.
+func (p *pipe) fill(raw syscall.RawConn, most int64) (err error) {
+	waitErr := raw.Read(func(fd uintptr) (done bool) {
+		p.n, err = spliceOnce(int(fd), p.w, most)
+		return err != unix.EAGAIN
+	})
+	switch {
+	case waitErr != nil:
+		return withoutOp(waitErr)
+	case err == nil && p.n == 0:
+		return io.EOF
+	}
+	return pipeError(err)
+}
+
+// drain waits until a socket has room, and puts there what fits; a file always has.
+func (p *pipe) drain(raw syscall.RawConn) (err error) {
+	var n int64
+	waitErr := raw.Write(func(fd uintptr) (done bool) {
+		n, err = spliceOnce(p.r, int(fd), p.n)
+		return err != unix.EAGAIN
+	})
+	if p.n -= n; waitErr != nil {
+		return withoutOp(waitErr)
+	}
+	return pipeError(err)
+}
+
+// spill writes what the pipe has.
+func (p *pipe) spill(w io.Writer) error {
+	b := make([]byte, min(p.n, pumpSize))
+	for p.n > 0 {
+		n, err := readNow(p.r, b)
+		if err != nil {
+			return err
+		}
+		n, err = w.Write(b[:n])
+		if p.n -= int64(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func spliceOnce(from, to int, most int64) (int64, error) {
+	for {
+		n, err := unix.Splice(from, nil, to, nil, int(most), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		if err == nil {
+			return int64(n), nil
+		} else if err != unix.EINTR {
+			return 0, err
+		}
+	}
+}
+
+// pipeError is the error of a system call; errLook: it cannot be had here.
+func pipeError(err error) error {
+	switch err {
+	case nil:
+		return nil
+	case unix.EINVAL:
+		return errLook
+	}
+	return os.NewSyscallError("splice", err)
+}
+
+// withoutOp is an error of a RawConn's method without the operation, which is another here.
+func withoutOp(err error) error {
+	if op, ok := err.(*net.OpError); ok {
+		return op.Err
+	}
+	return err
+}

@@ -1,0 +1,68 @@
+package session
+
+import (
+	"cmp"
+
+	"github.com/sanconn/san/session/internal/wire"
+)
+
+// plan is how bytes go to the peer, by what Negotiate has found of both ends. Nobody writes it
+// again, so it needs no lock.
+type plan struct {
+	maxMsg    int // bytes of a message
+	maxRDMA   int // … of an RDMA write
+	maxExpose int // … of one offer
+
+	threshold int  // the smallest Write whose memory is offered, 0: none is
+	boxMayPay bool // … but for those that had better go through the box: Memory.Pays
+	boxFrom   int  // the smallest Write that goes through the box, 0: none does
+	boxAfter  int  // bytes of them until an inbox is asked for
+	boxSize   int  // of the box, where memory is not short
+}
+
+func newPlan(cfg *Config, lim *Limits, peer wire.Params) plan {
+	p := plan{maxMsg: int(min(uint32(lim.MaxMessage), peer.MaxMessage)), maxRDMA: lim.MaxRDMA, maxExpose: lim.MaxExpose}
+	off := cfg.Disable
+	from := cmp.Or(cfg.Threshold, lim.Threshold)
+	if from > 0 && lim.MaxExpose > 0 && peer.Caps&wire.CapRead != 0 && off&FeatureRDMARead == 0 {
+		p.threshold = max(from, minOffer)
+	}
+	byWrite := lim.CanWrite && peer.Caps&wire.CapInbox != 0 && off&FeatureRDMAWrite == 0
+	if size := boxSize(lim, cfg.SendBudget); byWrite && lim.Inbox > 0 && size > 0 {
+		p.boxFrom, p.boxAfter, p.boxSize = lim.Inbox, max(lim.InboxAfter, 1), size
+		p.boxMayPay = cfg.Threshold == 0
+	}
+	return p
+}
+
+// large reports whether n bytes of a Write are enough to be offered.
+func (p *plan) large(n int) bool { return p.threshold > 0 && n >= p.threshold }
+
+// toExpose is the part of a Write of b that an offer leaves where it is, as far as one
+// exposure takes it, behind the first bytes, which go with the offer.
+func (p *plan) toExpose(b []byte) (first int, tail []byte) {
+	if n := min(offerInline, p.maxMsg-wire.OfferReadLen); n < len(b) {
+		first = n
+	}
+	return first, b[first:][:min(len(b)-first, p.maxExpose)]
+}
+
+// bounds are what this end takes from the peer, from the beginning on.
+type bounds struct {
+	caps    uint32 // that are announced
+	maxRDMA int    // bytes of an RDMA read
+	budget  int    // bytes that are fetched ahead of any Read
+	inbox   int    // … of an inbox, where memory is not short; 0: none is opened
+}
+
+func newBounds(cfg *Config, lim *Limits) bounds {
+	b := bounds{maxRDMA: lim.MaxRDMA, budget: cfg.ReceiveBudget}
+	if lim.CanRead && cfg.Disable&FeatureRDMARead == 0 {
+		b.caps |= wire.CapRead
+	}
+	if lim.MaxExpose > 0 && cfg.Disable&FeatureRDMAWrite == 0 {
+		b.caps |= wire.CapInbox
+		b.inbox = boxSize(lim, cfg.ReceiveBudget)
+	}
+	return b
+}

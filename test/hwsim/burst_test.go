@@ -1,0 +1,98 @@
+//go:build linux && cgo
+
+package hwsim_test
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/test/hwsim"
+)
+
+var burst = flag.Int("burst", 100, "connections that BenchmarkBurst has move at once")
+
+// BenchmarkBurst has connections that are dialed at once move, where a queue pair costs what it
+// does on a NIC and where it costs nothing.
+func BenchmarkBurst(b *testing.B) {
+	for _, pairs := range []struct{ name, costs string }{{"NIC", ""}, {"free", ",qp_ns=0,slow_qp_ns=0"}} {
+		b.Run(pairs.name, func(b *testing.B) {
+			var sum time.Duration
+			for range b.N {
+				f := hwsim.New(b, "latency_ns=2000"+pairs.costs)
+				out := runOn(b, f, "TestAllMove", 1, nil, fmt.Sprintf("-burst=%d", *burst))
+				_, after, _ := bytes.Cut(out, []byte(movedIn))
+				took, _, _ := bytes.Cut(after, []byte("\n"))
+				d, err := time.ParseDuration(string(took))
+				if err != nil {
+					b.Fatalf("%v\n%s", err, out)
+				}
+				sum += d
+			}
+			b.ReportMetric(float64(sum.Milliseconds())/float64(b.N), "ms/burst")
+		})
+	}
+}
+
+const movedIn = "moved in " // before the time that it took
+
+// All of many connections move that are dialed at once.
+func TestAllMove(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // BenchmarkBurst runs it
+	}
+	var e echo
+	l := listen(t, e.serve)
+	if _, err := dial(t, l); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if n := hwsim.Objects(t)["queue pairs"]; n != 2 {
+			return fmt.Errorf("%d queue pairs, as the probe of windows has some", n)
+		}
+		return nil
+	})
+	d := san.Dialer{Options: sanconn.Options{MoveAtOnce: true}}
+	conns := make([]*sanconn.Conn, *burst)
+	began := time.Now()
+	var all sync.WaitGroup
+	for i := range conns {
+		all.Go(func() {
+			c, err := d.DialContext(context.Background(), "tcp", l.Addr().String())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			conns[i] = c.(*sanconn.Conn)
+		})
+	}
+	all.Wait()
+	defer func() {
+		for _, c := range conns {
+			if c != nil {
+				c.Close()
+			}
+		}
+	}()
+	if t.Failed() {
+		return
+	}
+	moved := 0
+	testenv.Eventually(t, patience, func() error {
+		for moved < len(conns) && san.InfoOf(conns[moved]).Provider == "verbs" {
+			moved++
+		}
+		if moved < len(conns) {
+			return fmt.Errorf("only %d of %d have moved; the next: %+v", moved, len(conns), san.InfoOf(conns[moved]))
+		}
+		return nil
+	})
+	t.Logf("%s%v", movedIn, time.Since(began))
+}

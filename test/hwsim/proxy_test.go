@@ -1,0 +1,99 @@
+//go:build linux && cgo
+
+package hwsim_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sanconn/san"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/test/hwsim"
+)
+
+// TestProxysBuffers has httputil.ReverseProxy run on the simulated device.
+func TestProxysBuffers(t *testing.T) {
+	if testenv.Device() != "" {
+		return // such a process, or the lane of real drivers
+	}
+	runOn(t, hwsim.New(t, "latency_ns=2000"), "TestReverseProxy", 1, nil)
+}
+
+// serveHTTP serves on a listener of package san, and tells each connection.
+func serveHTTP(t *testing.T, h http.Handler, each func(net.Conn)) *url.URL {
+	t.Helper()
+	l, err := san.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: h, ConnState: func(c net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			each(c)
+		}
+	}}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Close()
+		<-served
+	})
+	return &url.URL{Scheme: "http", Host: l.Addr().String()}
+}
+
+// transport dials by package san, with one connection for all requests.
+func transport(t *testing.T) *http.Transport {
+	x := &http.Transport{MaxConnsPerHost: 1, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		return (&san.Dialer{Options: sanconn.Options{MoveAtOnce: true}}).DialContext(ctx, network, address)
+	}}
+	t.Cleanup(x.CloseIdleConnections)
+	return x
+}
+
+// A reverse proxy with buffers of the arena writes answers from where it has read them, by their
+// readers' RDMA reads, and registers nothing for it.
+func TestReverseProxy(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // TestProxysBuffers runs it
+	}
+	body := random(16 << 20)
+	backend := serveHTTP(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		w.Write(body)
+	}), func(net.Conn) {})
+	var conn atomic.Pointer[sanconn.Conn] // the proxy's to its client
+	front := serveHTTP(t, &httputil.ReverseProxy{
+		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(backend) },
+		Transport:  transport(t),
+		BufferPool: regcache.DefaultArena().BufferPool(4 << 20),
+	}, func(c net.Conn) { conn.Store(c.(*sanconn.Conn)) })
+	client := &http.Client{Transport: transport(t), Timeout: patience}
+	testenv.Eventually(t, patience, func() error { // the connections move, windows come on
+		answer, err := client.Get(front.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		if got, err := io.ReadAll(answer.Body); err != nil || !bytes.Equal(got, body) {
+			t.Fatalf("%d of %d bytes: %v", len(got), len(body), err)
+		}
+		st := conn.Load().Stats()
+		if st.Unregistered > 0 {
+			t.Fatalf("%d Writes or Reads were copied for want of a registration", st.Unregistered)
+		}
+		if st.DirectBytesSent == 0 {
+			return fmt.Errorf("nothing of %d bytes left the proxy's own memory", st.BytesSent)
+		}
+		return nil
+	})
+}

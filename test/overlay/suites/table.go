@@ -1,0 +1,34 @@
+package main
+
+// A suite is the tests of other people's packages.
+type suite struct {
+	name     string
+	module   string // none: a package of Go itself
+	mod      string // what its tests have in place of go.mod and go.sum, without the ending
+	packages []string
+	except   map[string]string // tests that pass only with plain go, and why
+}
+
+var suites = []suite{
+	{name: "net", packages: []string{"net"}, except: map[string]string{
+		"TestBuffers_WriteTo": "counts calls of writev: what has moved makes none",
+		"TestSendfile":        "wants to see sendfile, if its connection has moved by then: that has no use for it",
+		"TestSplice":          "wants to see splice: what has moved has no use for it",
+	}},
+	{name: "net/http", packages: []string{"net/http", "net/http/httptest", "net/http/httputil"}},
+	{name: "crypto/tls", packages: []string{"crypto/tls"}},
+	{name: "net/rpc, net/smtp", packages: []string{"net/rpc", "net/smtp"}},
+	{name: "yamux", module: "github.com/hashicorp/yamux@v0.1.2", packages: here},
+	{name: "gorilla/websocket", module: "github.com/gorilla/websocket@v1.5.3", packages: here},
+	{name: "go-proxyproto", module: "github.com/pires/go-proxyproto@v0.15.0", packages: here},
+	{name: "x/crypto/ssh", module: "golang.org/x/crypto@v0.59.0", packages: []string{"./ssh", "./ssh/agent", "./ssh/knownhosts"}},
+	{name: "fasthttp", module: "github.com/valyala/fasthttp@v1.78.0", packages: here, except: map[string]string{
+		"TestAllocationClient": "counts allocations of the process while its connection moves",
+	}},
+	{name: "grpc-go's transport", module: "google.golang.org/grpc@v1.85.0", packages: []string{"./internal/transport"}, except: map[string]string{
+		"Test/HTTPConnectWithServerHello": "leaves its listener open, for which the library has a goroutine, and ends with a look for goroutines",
+	}},
+	{name: "nats.go", module: "github.com/nats-io/nats.go@v1.55.0", mod: "go_test", packages: here},
+}
+
+var here = []string{"."}
