@@ -164,13 +164,13 @@ func (l *leave) run(c *Conn) {
 	c.leave = nil
 	c.in.away.Store(false)
 	c.out.away.Store(c.out.flushing)
-	ended := c.state.out.ended || err != nil
+	flushing, ended := c.out.flushing, c.state.out.ended || err != nil
 	c.changedLocked()
 	c.mu.Unlock()
 	c.out.op.Unlock()
 	c.in.op.Unlock()
 	switch {
-	case c.out.back != nil: // no Write touches it before it is gone
+	case flushing:
 		c.flush()
 	case ended:
 		c.tcp.CloseWrite() // fails only if it has been closed
