@@ -23,7 +23,7 @@ func TestArenaOnly(t *testing.T) {
 				if _, err := c.Acquire(b, access); !errors.Is(err, ErrUnknownMemory) {
 					t.Errorf("%s, %v: %v", what, access, err)
 				}
-				if yes, err := c.Worth(b, access); yes || !errors.Is(err, ErrUnknownMemory) {
+				if yes, err := c.Worth(b, access, 1); yes || !errors.Is(err, ErrUnknownMemory) {
 					t.Errorf("%s, %v: worth it: %v, %v", what, access, yes, err)
 				}
 			}

@@ -136,7 +136,7 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 		c.stats.unknown.Add(1)
 		return nil, ErrUnknownMemory
 	}
-	if c.config.Disabled || !c.worthCaching(b, m) {
+	if c.config.Disabled || !c.worthCaching(b, m, 1) {
 		return c.once(b, access, nil, &c.stats.once)
 	}
 	r, err := c.promote(b, access, m)
@@ -162,8 +162,8 @@ func (c *Cache) classify(b []byte) memory {
 }
 
 // worthCaching reports whether memory is to be cached now: declared and watched memory at
-// its first use, other memory at its second.
-func (c *Cache) worthCaching(b []byte, m memory) bool {
+// its first use, other memory after so many.
+func (c *Cache) worthCaching(b []byte, m memory, uses int) bool {
 	if m.kind == Declared || m.kind == Watched {
 		return true
 	}
@@ -174,14 +174,14 @@ func (c *Cache) worthCaching(b []byte, m memory) bool {
 	if m.object != nil {
 		u.object = m.object()
 	}
-	return c.budget.seen.before(u)
+	return c.budget.seen.note(u) >= uses
 }
 
 // Worth reports whether an Acquire of b with this local access would find it registered, or
 // register it for the cache: it is declared or watched memory, or it was acquired, or looked
-// at by Worth, before. Worth registers nothing and does not block. Its error is
+// at by Worth, so many times before (at least 1). Worth registers nothing and does not block. Its error is
 // ErrUnknownMemory, as Acquire's would be.
-func (c *Cache) Worth(b []byte, access Access) (bool, error) {
+func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 	if len(b) == 0 || len(b) > c.config.MaxRegistration || c.config.Disabled || c.closed.Load() {
 		return false, nil
 	}
@@ -193,7 +193,7 @@ func (c *Cache) Worth(b []byte, access Access) (bool, error) {
 	if m.kind == Unknown {
 		return false, ErrUnknownMemory
 	}
-	worth := c.worthCaching(b, m)
+	worth := c.worthCaching(b, m, uses)
 	runtime.KeepAlive(unsafe.SliceData(b))
 	return worth, nil
 }
@@ -230,7 +230,7 @@ func (c *Cache) expose(b []byte, access Access) (*Region, error) {
 	var pin *Region
 	if !c.config.Disabled {
 		pin = c.lookup(b, LocalRead)
-		if pin == nil && c.worthCaching(b, m) {
+		if pin == nil && c.worthCaching(b, m, 1) {
 			pin, _ = c.promote(b, LocalRead, m) // works without it, too
 		}
 	}

@@ -41,7 +41,7 @@ func acquireAgain(t testing.TB, c *Cache, b []byte, access Access) *Region {
 }
 
 // usedBefore makes the next use of b its second one for the cache.
-func usedBefore(c *Cache, b []byte) { c.worthCaching(b, classify(b)) }
+func usedBefore(c *Cache, b []byte) { c.worthCaching(b, classify(b), 1) }
 
 func release(t testing.TB, r *Region) {
 	t.Helper()

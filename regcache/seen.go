@@ -12,10 +12,9 @@ const (
 	seenSlots = 1 << seenBits
 )
 
-// seen remembers recently used memory, to distinguish a second use from the first. It
-// forgets by overwriting.
+// seen remembers recently used memory, and counts its uses. It forgets by overwriting.
 type seen struct {
-	slots [seenSlots]atomic.Pointer[use]
+	slots [seenSlots]atomic.Pointer[counted]
 }
 
 // use is a use of memory for a cache. The allocator hands addresses out again, so on the heap
@@ -26,13 +25,19 @@ type use struct {
 	object         weak.Pointer[byte] // zero: not on the heap
 }
 
-// before reports whether u was noted before, and notes it.
-func (s *seen) before(u use) bool {
+type counted struct {
+	use
+	times atomic.Int64
+}
+
+// note notes u, and returns how often that was done before.
+func (s *seen) note(u use) int {
 	const golden = 0x9e3779b97f4a7c15 // 2⁶⁴ over the golden ratio: Fibonacci hashing
 	slot := &s.slots[uint64(u.address^u.cache)*golden>>(64-seenBits)]
-	if old := slot.Load(); old != nil && *old == u {
-		return true
+	c := slot.Load()
+	if c == nil || c.use != u {
+		c = &counted{use: u}
+		slot.Store(c)
 	}
-	slot.Store(&u)
-	return false
+	return int(c.times.Add(1) - 1)
 }

@@ -7,7 +7,7 @@ import (
 )
 
 func worth(c *Cache, b []byte, access Access) bool {
-	worth, _ := c.Worth(b, access)
+	worth, _ := c.Worth(b, access, 1)
 	return worth
 }
 
@@ -16,10 +16,10 @@ func worth(c *Cache, b []byte, access Access) bool {
 func TestWorthOfUnknownMemory(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
 	constant := "read-only"
-	if worth, err := c.Worth(unsafe.Slice(unsafe.StringData(constant), len(constant)), LocalRead); worth || err != ErrUnknownMemory {
+	if worth, err := c.Worth(unsafe.Slice(unsafe.StringData(constant), len(constant)), LocalRead, 1); worth || err != ErrUnknownMemory {
 		t.Errorf("%v, %v", worth, err)
 	}
-	if _, err := c.Worth(make([]byte, 4096), LocalRead); err != nil {
+	if _, err := c.Worth(make([]byte, 4096), LocalRead, 1); err != nil {
 		t.Error(err)
 	}
 }
@@ -49,6 +49,23 @@ func TestMemoryIsWorthItWhenItComesAgain(t *testing.T) {
 	d := newCache(t, &fakeDevice{}, Config{})
 	if worth(d, b, LocalRead) {
 		t.Error("another cache's use counts")
+	}
+	runtime.KeepAlive(b)
+}
+
+// Where registering costs as much as several copies, memory is copied that often before.
+func TestMemoryIsWorthItWhenItsCopiesHaveCostAsMuch(t *testing.T) {
+	c := newCache(t, &fakeDevice{}, Config{})
+	b := make([]byte, 64<<10)
+	const copies = 3
+	for i := range 2 * copies {
+		if got, _ := c.Worth(b, LocalRead, copies); got != (i >= copies) {
+			t.Errorf("use %d: worth it: %v", i+1, got)
+		}
+	}
+	release(t, acquire(t, c, b, LocalRead))
+	if s := c.Stats(); s.Promoted != 1 || s.Once != 0 {
+		t.Errorf("it was not kept: %+v", s)
 	}
 	runtime.KeepAlive(b)
 }

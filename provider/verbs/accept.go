@@ -13,7 +13,7 @@ func acceptRequest(ctx context.Context, cm *cmID, request ibv.ConnParam, cfg Con
 		cm.refuse(refusalFor(err))
 		return nil, err
 	}
-	e, err := newEndpoint(dev, cm, cfg, true)
+	e, err := newEndpoint(dev, cm, cm.id.RemoteAddr().Addr(), cfg, true)
 	if err != nil {
 		return nil, err
 	}

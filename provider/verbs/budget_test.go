@@ -1,9 +1,11 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sanconn/san/internal/testenv"
@@ -67,5 +69,92 @@ func TestBudgetUsedUp(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// One peer's connections leave room for others', however many it makes: a quarter at first, and a
+// part of the rest to each peer that comes later.
+func TestNoPeerHasItAll(t *testing.T) {
+	const n, most = 4 << 10, 256
+	arena := regcache.NewArena(64<<10, most*n)
+	peer := func(i byte) share { return share{arena, netip.AddrFrom4([4]byte{192, 0, 2, i})} }
+	var all []region
+	fill := func(s share) (got int) {
+		for {
+			r, err := newRegion(s, n)
+			if err != nil {
+				if !errors.Is(err, syscall.ENOBUFS) {
+					t.Error(err)
+				}
+				return got
+			}
+			all = append(all, r)
+			got++
+		}
+	}
+	free := most
+	for i := range byte(4) {
+		got := fill(peer(i))
+		if want := free * peerShare / (peerShare + 1); got != want {
+			t.Errorf("peer %d has %d of %d regions that were left, want %d", i, got, free, want)
+		}
+		if free -= got; fill(peer(i)) != 0 {
+			t.Errorf("peer %d gets more", i)
+		}
+	}
+	for i := range all {
+		all[i].free()
+	}
+	if _, used := arena.Bytes(); used != 0 {
+		t.Errorf("%d bytes are in use", used)
+	}
+	all = nil
+	if got := fill(peer(0)); got != most*peerShare/(peerShare+1) {
+		t.Errorf("a peer whose connections have gone gets %d", got)
+	}
+	for i := range all {
+		all[i].free()
+	}
+	shares.mu.Lock()
+	defer shares.mu.Unlock()
+	for s := range shares.m {
+		if s.of == arena {
+			t.Errorf("%v still has a share", s.peer)
+		}
+	}
+}
+
+// A dialer that is refused for its share stays on TCP with that reason.
+func TestShareUsedUp(t *testing.T) {
+	for _, withoutCM := range []bool{false, true} {
+		if withoutCM && testenv.Device() == "siw" {
+			continue // iWARP has no such way
+		}
+		t.Run(fmt.Sprintf("without rdma_cm %v", withoutCM), func(t *testing.T) {
+			nothingLeft(t)
+			ofListener := Config{WithoutCM: withoutCM, control: regcache.NewArena(16<<10, 3*restBytes)}
+			l := listen(t, ofListener)
+			a, b, err := connect(l, Config{WithoutCM: withoutCM})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.discard()
+			defer b.discard()
+			if b.peer != a.peer || a.peer != l.addrs()[0].Addr() { // from an address to itself
+				t.Errorf("the shares of %v and %v are used, want %v", a.peer, b.peer, l.addrs()[0])
+			}
+			c, d, err := connect(l, Config{WithoutCM: withoutCM})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.discard()
+			defer d.discard()
+			if e, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{WithoutCM: withoutCM}); reasonOf(err) != session.ReasonResources {
+				t.Errorf("%v, want %v, as a third of the listener's buffers is for other peers", err, session.ReasonResources)
+				if err == nil {
+					e.discard()
+				}
+			}
+		})
 	}
 }

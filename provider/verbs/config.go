@@ -29,7 +29,8 @@ type Config struct {
 
 	// Threshold is the size in bytes from which the peer reads a Write's own memory;
 	// negative: never. Default: 1 MiB, or 2 MiB without memory windows, and only if the
-	// memory is registered already or comes for the second time. Other Writes from 2 KiB on
+	// memory is registered already, or has come so often that the copies cost as much as to
+	// register it: that is measured when the device is opened. Other Writes from 2 KiB on
 	// are copied to memory that stays registered, and written to the peer's inbox.
 	Threshold int
 
@@ -100,9 +101,7 @@ const (
 	// defaultThreshold: an offer is a rendezvous, of two round trips, whose line is idle
 	// meanwhile; the box is not. On the simulated device (2 µs, 50 GB/s) 256 KiB Writes move
 	// 16 GB/s by offers and 32 by the box, 512 KiB 20 to 24 and 33, 1 MiB 31 and 33 but
-	// without the copies. What the memory costs is for Pays: a constant does, as a device
-	// says of none of it what it costs, and to measure it when the device is opened would
-	// take its own queue pair and memory, and be wrong on a busy host.
+	// without the copies. What the memory costs beside is for Pays (costs.go).
 	defaultThreshold = 1 << 20
 
 	// repostBatch receive buffers are posted again together, as posting costs

@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"errors"
+	"net/netip"
 	"syscall"
 
 	"github.com/sanconn/san/ibv"
@@ -9,9 +10,10 @@ import (
 )
 
 // newEndpoint makes the queue pair, of an id of rdma_cm or (nil) of its own, with all
-// receive buffers posted. It owns dev and the id from now on, also when it fails.
-func newEndpoint(dev *device, id *cmID, cfg Config, passive bool) (*Endpoint, error) {
-	e := &Endpoint{dev: dev, cm: id, cfg: cfg, passive: passive}
+// receive buffers posted, which count as the peer's. It owns dev and the id from now on, also
+// when it fails.
+func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive bool) (*Endpoint, error) {
+	e := &Endpoint{dev: dev, cm: id, peer: peer.Unmap(), cfg: cfg, passive: passive}
 	e.q.user, e.mem.q, e.mem.send = e, &e.q, &e.send
 	e.inUse.Store(2)
 	if err := e.create(); err != nil {
@@ -86,7 +88,7 @@ func (e *Endpoint) createQueues() (err error) {
 func (e *Endpoint) createBuffers() (err error) {
 	e.send, e.recv = sender{}, receiver{}
 	sends, m := e.cfg.sendBytes(), &e.messages
-	if *m, err = newRegion(e.cfg.control, sends+e.cfg.receiveBytes()); err != nil {
+	if *m, err = newRegion(share{e.cfg.control, e.peer}, sends+e.cfg.receiveBytes()); err != nil {
 		return err
 	}
 	outgoing, incoming := m.mem[:sends:sends], m.mem[sends:]

@@ -76,7 +76,7 @@ func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
 		return nil, err
 	}
 	var err error
-	if d.e, err = newEndpoint(d.dev, d.cm, d.cfg, false); err != nil {
+	if d.e, err = newEndpoint(d.dev, d.cm, d.remote.Addr(), d.cfg, false); err != nil {
 		return nil, callError(err)
 	}
 	if err = d.exchange(ctx); err == nil {

@@ -1,11 +1,6 @@
 package verbs
 
 import (
-	"errors"
-	"fmt"
-	"sync"
-	"syscall"
-
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
@@ -49,6 +44,7 @@ func (d *device) newDomain(cfg Config) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.measured.Do(func() { d.waiters.Go(d.measure) })
 	cache := regcache.New(registrar{pd, arriving(cfg)}, regcache.Config{
 		Disabled:        cfg.Disable&session.FeatureRegCache != 0,
 		MaxRegistration: d.most.registration,
@@ -123,66 +119,4 @@ func (r registrar) verbs(a regcache.Access) (v ibv.Access) {
 		}
 	}
 	return v
-}
-
-// controlBytes is the process's budget for the buffers of its connections: enough for
-// about 16,000 connections at the default sizes.
-const controlBytes = 1 << 30
-
-// controlArena has the buffers that messages are sent from and received into.
-// They have an arena of their own so that fetched data cannot use it up.
-var controlArena = sync.OnceValue(func() *regcache.Arena { return regcache.NewArena(0, controlBytes) })
-
-// region is memory of the arena that is registered for one endpoint, in one or more parts
-// with rights of their own.
-type region struct {
-	buf *regcache.Buffer
-	mem []byte
-	mrs []*ibv.MR
-}
-
-func newRegion(from *regcache.Arena, n int) (r region, err error) {
-	if r.buf, err = from.Get(n); err != nil {
-		return r, err
-	}
-	r.mem = r.buf.Bytes()
-	return r, nil
-}
-
-// register registers a part of the memory.
-func (r *region) register(pd *ibv.PD, part []byte, access ibv.Access) (mr *ibv.MR, err error) {
-	err = withRoom(func() error {
-		mr, err = pd.RegMR(addressOf(part), len(part), access)
-		return err
-	})
-	switch {
-	case err == nil:
-		r.mrs = append(r.mrs, mr)
-	case errors.Is(err, syscall.ENOMEM):
-		err = fmt.Errorf("verbs: control buffers: %w; %v", err, regcache.DefaultBudget())
-	}
-	return mr, err
-}
-
-// deregister ends the device's use of the memory, which stays in place until free.
-func (r *region) deregister() {
-	for _, mr := range r.mrs {
-		if err := mr.Close(); err != nil {
-			r.buf = nil // the device keeps it: it cannot be used again
-		}
-	}
-	r.mrs = nil
-}
-
-// free gives the memory back.
-func (r *region) free() {
-	if r.buf != nil {
-		r.buf.Put()
-	}
-	*r = region{}
-}
-
-func (r *region) close() {
-	r.deregister()
-	r.free()
 }

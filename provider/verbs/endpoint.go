@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,8 +30,9 @@ type Endpoint struct {
 	cfg      Config
 	limits   session.Limits
 	passive  bool
-	locked   int    // bytes of RLIMIT_MEMLOCK that its queues take
-	messages region // what is sent from, and behind it what is received into, each registered
+	peer     netip.Addr // whose share its control buffers are of
+	locked   int        // bytes of RLIMIT_MEMLOCK that its queues take
+	messages region     // what is sent from, and behind it what is received into, each registered
 
 	q    queuePair
 	send sender

@@ -135,7 +135,7 @@ func exchangeServes(addrs []netip.Addr) error {
 
 // endpoint makes an endpoint with its queue pair, and the parameters for the peer.
 func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint, connParams, error) {
-	e, err := newEndpoint(a.dev, nil, cfg, passive)
+	e, err := newEndpoint(a.dev, nil, addrOf(conn.RemoteAddr()), cfg, passive)
 	if err == nil {
 		e.tcp = &tcpSignal{conn: conn}
 		if err = e.q.qp.Init(ibv.QPPath{Port: uint8(a.port.Num), PKeyIndex: a.pkeyIndex}, ibv.RemoteRead|ibv.RemoteWrite); err == nil {

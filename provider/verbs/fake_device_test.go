@@ -3,10 +3,14 @@
 package verbs
 
 import (
+	"errors"
+	"net/netip"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
@@ -100,7 +104,7 @@ func testInlineRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := newEndpoint(dev, nil, Config{}.withDefaults(), false)
+	e, err := newEndpoint(dev, nil, netip.Addr{}, Config{}.withDefaults(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +181,7 @@ func lockQueues(t *testing.T, f *fake, x *Endpoint, cached []byte) {
 		}
 		f.set(fakeHits, 0)
 		f.set(fakeCountdown, n)
-		e, err := newEndpoint(dev, nil, Config{}.withDefaults(), false)
+		e, err := newEndpoint(dev, nil, netip.Addr{}, Config{}.withDefaults(), false)
 		hit := f.get(fakeHits) > 0
 		f.set(fakeCountdown, -1)
 		if e != nil {
@@ -207,6 +211,12 @@ func testKeptMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if x.dev.price.Load() == 0 || y.dev.price.Load() == 0 {
+			return errors.New("what registering costs has not been measured")
+		}
+		return nil
+	})
 	_, used := controlArena().Bytes()
 	f.set(fakeKeeps, 1)
 	x.discard()

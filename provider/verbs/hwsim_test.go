@@ -32,7 +32,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"end ahead of completions", "seed=2,kernel_us=0,jitter_us=3000", "^TestEndpoint$/^(default|shared_domain)$/^(Close|CloseDoesNotWait|Abort)$", ""},
 	{"end of TCP ahead of completions", "seed=16,jitter_us=3000", "^TestEndpoint$/^without_rdma_cm$/^(Close|Abort)$", ""},
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
-		"TestExposedIsTakenBackAtOnce|TestRefusals|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing)$", ""},
+		"TestExposedIsTakenBackAtOnce|TestRefusals|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing|TestShareUsedUp)$", ""},
 	{"one listener after another", "seed=12", "^(TestListenerTakesOver|TestListenerThatWaitsIsClosed)$", ""},
 	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
 	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},
@@ -42,6 +42,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"connections at rest", "seed=13", "^(TestConnectionAtRestIsSmall|TestManyAtRest)$", ""},
 	{"locked queues of mlx5", "seed=11", "^TestLockedQueuesOfMLX5$", ""},
 	{"a kernel that shares pages at forks", "seed=20,fork_needed", "^TestHeapWhereForksShareIt$", ""},
+	{"costly registrations", "latency_ns=2000,reg_ns=1000000", "^TestWhatRegisteringCosts$", ""},
 	{"relaxed ordering", "seed=19", "^TestRelaxedOrdering$", ""},
 	{"sizes of the device", "seed=17,max_mr_size=1048576,max_msg_sz=65536", "^TestSizesOfTheDevice$", ""},
 	{"memory that is not registered", "seed=18", "^TestUnregisteredMemoryIsCounted$", ""},
@@ -135,6 +136,40 @@ func TestIWARPIsWrittenTo(t *testing.T) {
 	carry(t, a, b, sent, got)
 	if st := a.Stats(); st.OffersSent > 0 || st.OfferedBytesSent < ownFrom {
 		t.Errorf("%d offers, %d bytes by RDMA", st.OffersSent, st.OfferedBytesSent)
+	}
+}
+
+// Where registering costs as much as several copies, as many Writes of the same memory go through
+// the box first.
+func TestWhatRegisteringCosts(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to take its time: hwsimRuns
+	}
+	l := listen(t, Config{})
+	x, y, err := connect(l, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if x.dev.price.Load() == 0 {
+			return errors.New("it has not been measured")
+		}
+		return nil
+	})
+	copies := x.dev.copies()
+	if copies < 2 {
+		t.Errorf("a registration of 1 ms costs %d copies of %d bytes", copies, measureBytes)
+	}
+	a, b := negotiate(t, x, y, session.Config{})
+	sent, got := make([]byte, 2*ownFrom), make([]byte, 2*ownFrom)
+	for i := range copies + 1 {
+		if n := a.Stats().OffersSent; n != 0 {
+			t.Errorf("%d offers by %d Writes; a registration costs %d copies", n, i, copies)
+		}
+		carry(t, a, b, sent, got)
+	}
+	if a.Stats().OffersSent == 0 {
+		t.Errorf("no offer by %d Writes; a registration costs %d copies", copies+1, copies)
 	}
 }
 

@@ -122,15 +122,16 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 	return region.RKey(), exposure{region: region}, nil
 }
 
-// Pays implements session.Memory: the cache has b, or will keep it, as it comes again.
+// Pays implements session.Memory: the cache has b, or will keep it, as it has come so often that
+// the copies have cost what registering it costs.
 func (r *remote) Pays(b []byte) (bool, error) {
 	if r.windows.on() {
-		return r.dom.cache.Worth(b, regcache.BindWindow)
+		return r.dom.cache.Worth(b, regcache.BindWindow, r.dev.copies())
 	}
 	if len(b) < ownFrom {
 		return false, nil
 	}
-	return r.dom.cache.Worth(b, regcache.LocalRead)
+	return r.dom.cache.Worth(b, regcache.LocalRead, r.dev.copies())
 }
 
 // exposeByWindow gives the peer access to b by a window of its own.

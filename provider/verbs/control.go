@@ -1,0 +1,117 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/regcache"
+)
+
+// controlBytes is the process's budget for the buffers of its connections: enough for
+// about 16,000 connections at the default sizes.
+const controlBytes = 1 << 30
+
+// controlArena has the buffers that messages are sent from and received into.
+// They have an arena of their own so that fetched data cannot use it up.
+var controlArena = sync.OnceValue(func() *regcache.Arena { return regcache.NewArena(0, controlBytes) })
+
+// peerShare: a peer's connections have at most that many times what they leave, which is three
+// quarters of the budget for the first greedy peer, and three quarters of the rest for each
+// behind it. So no host takes what all others need.
+const peerShare = 3
+
+// shares are how many bytes of an arena the connections with each peer have.
+var shares = struct {
+	mu sync.Mutex
+	m  map[share]int64 // guarded by mu
+}{m: make(map[share]int64)}
+
+type share struct {
+	of   *regcache.Arena
+	peer netip.Addr
+}
+
+// take adds n bytes to a share, if it may have them.
+func (s share) take(n int64) error {
+	left := s.of.Left() - n
+	shares.mu.Lock()
+	defer shares.mu.Unlock()
+	has := shares.m[s]
+	if has > 0 && has+n > peerShare*left {
+		return fmt.Errorf("verbs: the connections with %v have %d KiB of control buffers, and what is left is for other peers: %w", s.peer, has>>10, syscall.ENOBUFS)
+	}
+	shares.m[s] = has + n
+	return nil
+}
+
+func (s share) giveBack(n int64) {
+	shares.mu.Lock()
+	defer shares.mu.Unlock()
+	if shares.m[s] -= n; shares.m[s] == 0 {
+		delete(shares.m, s)
+	}
+}
+
+// region is memory of the arena that is registered for one endpoint, in one or more parts
+// with rights of their own.
+type region struct {
+	share share
+	buf   *regcache.Buffer
+	mem   []byte
+	mrs   []*ibv.MR
+}
+
+func newRegion(of share, n int) (r region, err error) {
+	if err = of.take(int64(n)); err != nil {
+		return r, err
+	}
+	if r.buf, err = of.of.Get(n); err != nil {
+		of.giveBack(int64(n))
+		return r, err
+	}
+	r.share, r.mem = of, r.buf.Bytes()
+	return r, nil
+}
+
+// register registers a part of the memory.
+func (r *region) register(pd *ibv.PD, part []byte, access ibv.Access) (mr *ibv.MR, err error) {
+	err = withRoom(func() error {
+		mr, err = pd.RegMR(addressOf(part), len(part), access)
+		return err
+	})
+	switch {
+	case err == nil:
+		r.mrs = append(r.mrs, mr)
+	case errors.Is(err, syscall.ENOMEM):
+		err = fmt.Errorf("verbs: control buffers: %w; %v", err, regcache.DefaultBudget())
+	}
+	return mr, err
+}
+
+// deregister ends the device's use of the memory, which stays in place until free.
+func (r *region) deregister() {
+	for _, mr := range r.mrs {
+		if err := mr.Close(); err != nil {
+			r.buf = nil // the device keeps it: it cannot be used again
+		}
+	}
+	r.mrs = nil
+}
+
+// free gives the memory back.
+func (r *region) free() {
+	if r.buf != nil {
+		r.buf.Put()
+		r.share.giveBack(int64(len(r.mem)))
+	}
+	*r = region{}
+}
+
+func (r *region) close() {
+	r.deregister()
+	r.free()
+}
