@@ -131,7 +131,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	rx.fetch.mem, rx.fetch.bounds, rx.fetch.do, rx.fetch.stats = c.mem, &c.bounds, &rx.do, &rx.stats
 	c.urgentCame = make(chan struct{}, 1)
 	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, plan: &c.plan}
-	c.tx.box.reads = &rx.fetch.posted
+	c.tx.box.reads = &rx.fetch.reads.posted
 	return c
 }
 

@@ -29,23 +29,33 @@ type fetches struct {
 	cur   *tail        // being read: its message has been released
 	open  *tail        // of the offer that is not over; the peer waits for it
 
-	want   atomic.Int64 // len of the slice of a waiting Read; 0: none
-	into   []byte       // rest of that slice, the target; nil: none
-	before int          // bytes of that slice that were filled in another way
-	got    int          // bytes of into that have arrived
-	asked  int          // bytes of into for which a transfer was started
-	stop   bool         // that Read has to end
-
-	reads  queue[read]  // under way
-	posted atomic.Int32 // … how many, for the sender: its RDMA writes share their queue
-	direct int          // how many of them go to into
-	ahead  int          // bytes that the others will bring
-
-	full atomic.Bool // the last RDMA read found no room in the queue
-	held int         // bytes in chunks, against the budget
+	want  atomic.Int64 // len of the slice of a waiting Read; 0: none
+	into  target       // that slice, if transfers go there
+	reads reads
+	full  atomic.Bool // the last RDMA read found no room in the queue
+	held  int         // bytes in chunks, against the budget
 }
 
-// read is an RDMA read under way.
+// target is what is left of a Read's slice, for transfers.
+type target struct {
+	buf    []byte // nil: there is none
+	before int    // bytes of the slice that were filled in another way
+	asked  int    // bytes of buf for which a transfer was started
+	got    int    // … that have arrived
+	stop   bool   // that Read has to end
+}
+
+// toStart reports whether a transfer into it can be started.
+func (to *target) toStart() bool { return to.asked < len(to.buf) && !to.stop }
+
+// reads are the RDMA reads under way.
+type reads struct {
+	queue[read]
+	posted atomic.Int32 // how many, for the sender: its RDMA writes share their queue
+	direct int          // how many of them go to the target
+	ahead  int          // bytes that the others will bring
+}
+
 type read struct {
 	t      *tail
 	n      int
@@ -68,32 +78,29 @@ const (
 )
 
 // busy reports whether a transfer into the slice of a Read is under way.
-func (f *fetches) busy() bool { return f.direct > 0 }
+func (f *fetches) busy() bool { return f.reads.direct > 0 }
 
-func (f *fetches) push(r read) {
-	f.reads.push(r)
-	f.posted.Add(1)
-	r.t.reading++
-	if r.direct {
-		f.direct++
-	} else {
-		f.ahead += r.n
-	}
+func (q *reads) start(r read) {
+	q.push(r)
+	q.count(r, 1)
 }
 
-// pop takes the oldest read that is under way.
-func (f *fetches) pop() (r read, ok bool) {
-	if r, ok = f.reads.pop(); !ok {
-		return r, false
+// end takes the oldest.
+func (q *reads) end() (r read, ok bool) {
+	if r, ok = q.pop(); ok {
+		q.count(r, -1)
 	}
-	f.posted.Add(-1)
-	r.t.reading--
+	return r, ok
+}
+
+func (q *reads) count(r read, n int) {
+	q.posted.Add(int32(n))
+	r.t.reading += n
 	if r.direct {
-		f.direct--
+		q.direct += n
 	} else {
-		f.ahead -= r.n
+		q.ahead += n * r.n
 	}
-	return r, true
 }
 
 // offered takes up an offer.
@@ -112,25 +119,19 @@ func (f *fetches) offered(m []byte) error {
 // large enough and nothing else is under way.
 func (f *fetches) target(p []byte, n int) {
 	t := f.cur
-	if len(t.chunks) > 0 || t.over || t.noSlice || t.reading > 0 {
+	if len(t.chunks) > 0 || t.state == tailOver || t.noSlice || t.reading > 0 {
 		return
 	}
 	if room := len(p) - n; room >= directMin || room >= t.total-t.asked {
-		f.into, f.before = p[n:], n
-		f.asked, f.got, f.stop = 0, 0, false
+		f.into = target{buf: p[n:], before: n}
 	}
 }
 
 func (f *fetches) freeChunk(t *tail, at int) {
-	c := &t.chunks[at]
-	f.held -= max(len(c.buf), chunkFloor)
-	f.mem.Free(c.buf)
-	*c = chunk{}
-	if at == 0 {
-		t.chunks = t.chunks[1:]
-	} else {
-		t.chunks = slices.Delete(t.chunks, at, at+1)
-	}
+	buf := t.chunks[at].buf
+	f.held -= max(len(buf), chunkFloor)
+	f.mem.Free(buf)
+	t.chunks = slices.Delete(t.chunks, at, at+1)
 }
 
 // forget frees the chunks of all tails that are to be read; unless all is set, the end of a
@@ -156,9 +157,9 @@ func (f *fetches) startAll(use use) (started bool) {
 		t.got += t.total - t.asked
 		t.asked = t.total
 	}
-	for !t.stopped && !t.noMem && t.asked < t.total && use == toRead {
-		if f.into != nil && t == f.cur {
-			if f.asked == len(f.into) || f.stop || f.direct == directDepth || !f.start(t, f.into[f.asked:], false) {
+	for t.toStart() && use == toRead {
+		if to := &f.into; to.buf != nil && t == f.cur {
+			if !to.toStart() || f.reads.direct == directDepth || !f.start(t, to.buf[to.asked:], false) {
 				break
 			}
 		} else if !f.fetchAhead(t) {
@@ -172,13 +173,15 @@ func (f *fetches) startAll(use use) (started bool) {
 // fetchAhead starts a transfer into a chunk, within the budget.
 func (f *fetches) fetchAhead(t *tail) (started bool) {
 	budget := f.bounds.budget
-	if f.ahead >= readAhead || f.readerWants(t) || f.held >= budget {
+	if f.reads.ahead >= readAhead || f.readerWants(t) || f.held >= budget {
 		return false
 	}
 	n := min(chunkSize, f.bounds.maxRDMA, t.total-t.asked, max(budget-f.held, chunkFloor))
 	buf := f.mem.Alloc(n)
 	if buf == nil {
-		t.noMem = t.noMem || f.held == 0 // otherwise a chunk of ours will be freed
+		if f.held == 0 { // otherwise a chunk of ours will be freed
+			t.state = tailNoMem
+		}
 		return false
 	}
 	t.chunks = append(t.chunks, chunk{buf: buf})
@@ -200,17 +203,17 @@ func (f *fetches) endOffer(use use) (short bool) {
 		return false
 	case short && use == toRefuse:
 		done.Flags = wire.FlagGone
-	case short && t.noMem && !t.stopped && !t.refused:
-		t.refused = true
+	case short && t.state == tailNoMem:
+		t.state = tailRefused
 		f.do.send(wire.Cancel{Type: wire.TypeRefuse, ID: t.id}.Control())
 		return false
-	case short && !t.stopped:
+	case short && t.state < tailStopped:
 		return false
 	}
 	f.do.send(done.Control())
 	f.stats.offers++
 	f.do.wake = true
-	t.over, f.open = true, nil
+	t.state, f.open = tailOver, nil
 	return short
 }
 
@@ -230,7 +233,7 @@ func (f *fetches) readerWants(t *tail) bool {
 func (f *fetches) start(t *tail, b []byte, toChunk bool) bool {
 	maxRDMA := f.bounds.maxRDMA
 	n := min(len(b), t.total-t.asked, maxRDMA)
-	if !toChunk && len(f.into) >= blocksMin*maxRDMA {
+	if !toChunk && len(f.into.buf) >= blocksMin*maxRDMA {
 		n = min(n, toBlockEnd(b, maxRDMA))
 	}
 	err := f.mem.Read(b[:n], t.desc, t.asked, t.id)
@@ -239,20 +242,20 @@ func (f *fetches) start(t *tail, b []byte, toChunk bool) bool {
 	case err == ErrWouldBlock:
 		return false
 	case err != nil && toChunk:
-		t.noMem = true
+		t.state = tailNoMem
 		return false
 	case err != nil:
 		t.noSlice = true
 		f.stats.unregistered++
-		f.stop = true // the Read returns what it has, if anything
+		f.into.stop = true // the Read returns what it has, if anything
 		return false
 	}
-	f.push(read{t, n, !toChunk})
+	f.reads.start(read{t, n, !toChunk})
 	t.asked += n
 	if toChunk {
 		t.chunks[len(t.chunks)-1].n = n
 	} else {
-		f.asked += n
+		f.into.asked += n
 	}
 	return true
 }
@@ -264,13 +267,13 @@ func (f *fetches) waits() bool {
 	}
 	// Otherwise only a full queue has kept a transfer from being started.
 	t := f.cur
-	return f.asked < len(f.into) && t != nil && !t.over && !t.stopped && !t.noMem && t.asked < t.total && !f.stop
+	return f.into.toStart() && t != nil && t.toStart()
 }
 
 // endDirect ends the use of the slice of a Read, and returns how many bytes it has got.
 func (f *fetches) endDirect() int {
-	n := f.before + f.got
-	f.into = nil
+	n := f.into.before + f.into.got
+	f.into = target{}
 	f.stats.bytes += uint64(n)
 	return n
 }
@@ -282,7 +285,7 @@ func (f *fetches) arrived(r read, use use) {
 	f.do.wake = true
 	f.tellNearDone(t, r.n)
 	if r.direct {
-		f.got += r.n
+		f.into.got += r.n
 		f.stats.movedBytes += uint64(r.n)
 		return
 	}
@@ -326,14 +329,14 @@ func (rx *receiver) advanceOffer() (started bool) {
 // withdrawnByPeer handles CancelRead: the offerer wants its memory back.
 func (rx *receiver) withdrawnByPeer(id uint32) {
 	if t := rx.fetch.open; t != nil && t.id == id {
-		t.stopped = true
+		t.state = tailStopped
 		rx.advanceOffer()
 	}
 }
 
 // readCompleted handles the completion of an RDMA read.
 func (rx *receiver) readCompleted(ev *Event) {
-	r, ok := rx.fetch.pop()
+	r, ok := rx.fetch.reads.end()
 	if !ok || r.t.id != ev.ID {
 		rx.do.violation("completion of a read that was not started")
 		return

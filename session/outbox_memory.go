@@ -33,7 +33,7 @@ func (c *core) openBox(n int) {
 // restBoxesLocked starts the timer that gives the boxes back once they are idle. txMu is held.
 func (c *core) restBoxesLocked(tx *sender) {
 	o := &tx.box
-	if o.inbox.Len > 0 && !o.resting && !tx.closed {
+	if o.state >= boxGranted && !o.resting && !tx.closed {
 		o.resting = true
 		at := o.filled
 		time.AfterFunc(boxRest, func() { c.leaveIfIdle(at) })

@@ -93,7 +93,7 @@ func (r *reading) receive(p []byte) (int, error) {
 
 func (r *reading) receiveLocked(p []byte) (n int, err error) {
 	rx := &r.rx
-	if rx.phase == closed || rx.loan != notLent || rx.fetch.into != nil {
+	if rx.phase == closed || rx.loan != notLent || rx.fetch.into.buf != nil {
 		return r.receiveNothingLocked()
 	}
 	before, events := rx.stats.messages, 0
@@ -119,7 +119,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 		if t := rx.fetch.cur; t != nil {
 			rx.fetch.target(p, n)
 			events += r.progressLocked()
-			if rx.fetch.into != nil {
+			if rx.fetch.into.buf != nil {
 				return r.directDoneLocked()
 			}
 			if t.unread() == nil && !t.read() {
@@ -160,7 +160,7 @@ func (r *reading) noteTrickle(bytes, messages uint64) {
 func (r *reading) receiveNothingLocked() (n int, err error) {
 	rx := &r.rx
 	r.progressLocked()
-	switch direct := rx.fetch.into != nil; {
+	switch direct := rx.fetch.into.buf != nil; {
 	case direct && rx.phase != closed:
 		return r.directDoneLocked()
 	case !direct && rx.phase == closed:
@@ -261,8 +261,8 @@ func (r *reading) directDoneLocked() (int, error) {
 func (r *reading) stopDirect() (n int) {
 	f := &r.rx.fetch
 	r.lockRx()
-	direct := f.into != nil
-	f.stop = direct
+	direct := f.into.buf != nil
+	f.into.stop = direct
 	r.unlockRx()
 	if !direct {
 		return 0
@@ -277,7 +277,7 @@ func (r *reading) stopDirect() (n int) {
 			r.progressLocked()
 			n, _ = r.directDoneLocked()
 		}
-		busy := f.into != nil
+		busy := f.into.buf != nil
 		r.unlockRx()
 		if !busy {
 			return 0
@@ -299,7 +299,7 @@ func (r *reading) brokenDirect() (n int, broken bool) {
 	r.lockRx()
 	f := &r.rx.fetch
 	switch {
-	case f.into == nil:
+	case f.into.buf == nil:
 	case r.rx.phase == closed:
 		broken = true
 	case r.over() != nil:
