@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/sanconn/san/internal/trace"
@@ -63,21 +64,11 @@ type Config struct {
 const defaultBudget = 4 << 20
 
 func (c Config) withDefaults() Config {
-	if c.ReceiveBudget <= 0 {
-		c.ReceiveBudget = defaultBudget
-	}
-	if c.SendBudget <= 0 {
-		c.SendBudget = defaultBudget
-	}
-	if c.KeepAlive == 0 {
-		c.KeepAlive = defaultKeepAlive
-	}
-	if c.CancelTimeout <= 0 {
-		c.CancelTimeout = 2 * time.Second
-	}
-	if c.CloseTimeout <= 0 {
-		c.CloseTimeout = 10 * time.Second
-	}
+	c.ReceiveBudget = cmp.Or(max(c.ReceiveBudget, 0), defaultBudget)
+	c.SendBudget = cmp.Or(max(c.SendBudget, 0), defaultBudget)
+	c.KeepAlive = cmp.Or(c.KeepAlive, defaultKeepAlive)
+	c.CancelTimeout = cmp.Or(max(c.CancelTimeout, 0), 2*time.Second)
+	c.CloseTimeout = cmp.Or(max(c.CloseTimeout, 0), 10*time.Second)
 	return c
 }
 

@@ -158,6 +158,10 @@ func (c *core) readWant() Events {
 	return RecvReady
 }
 
+// errMidTransfer is why a connection is over that has ended while memory of the application is
+// in use.
+var errMidTransfer = fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET)
+
 // fail records why the connection is over and wakes all operations. What was not
 // taken from the endpoint yet is lost, unless the peer's stream has already ended.
 // It may be called with any lock held.
@@ -190,6 +194,11 @@ func (d *due) violation(format string, args ...any) {
 func (c *core) kill(err error) {
 	c.fail(err)
 	c.detach(c.ep.Abort)
+}
+
+// killAfter is kill for a peer that has done nothing about it by then, unless stop is called.
+func (c *core) killAfter(d time.Duration, why string) (stop func() bool) {
+	return time.AfterFunc(d, func() { c.kill(fmt.Errorf("session: %s: %w", why, syscall.ETIMEDOUT)) }).Stop
 }
 
 // detach ends the endpoint, and with it what is exposed to the peer; giveBack is

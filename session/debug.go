@@ -113,8 +113,8 @@ func (t *sender) describe(d *description) {
 	if t.closed {
 		d.line("          the endpoint is closed")
 	}
-	for i := range t.owed.m[:t.owed.n] {
-		d.line("          waits for room: %v", t.owed.m[i].Type())
+	for _, c := range t.owed.list {
+		d.line("          waits for room: %v", c.Type())
 	}
 	if t.owed.credit {
 		d.line("          waits for room: Credit")

@@ -104,14 +104,11 @@ func (q *reads) count(r read, n int) {
 }
 
 // offered takes up an offer.
-func (f *fetches) offered(m []byte) error {
-	t, err := newTail(m)
-	if err == nil && f.bounds.caps&wire.CapRead == 0 {
-		err = errors.New("an offer, which this end has not announced to read")
+func (f *fetches) offered(m []byte) (err error) {
+	if f.bounds.caps&wire.CapRead == 0 {
+		return errors.New("an offer, which this end has not announced to read")
 	}
-	if err == nil {
-		f.open = t
-	}
+	f.open, err = newTail(m)
 	return err
 }
 
@@ -124,6 +121,14 @@ func (f *fetches) target(p []byte, n int) {
 	}
 	if room := len(p) - n; room >= directMin || room >= t.total-t.asked {
 		f.into = target{buf: p[n:], before: n}
+	}
+}
+
+// advance ends the use of the first n bytes that the current tail's unread has returned.
+func (f *fetches) advance(n int) {
+	c := &f.cur.chunks[0]
+	if c.r += n; c.r == c.n {
+		f.freeChunk(f.cur, 0)
 	}
 }
 

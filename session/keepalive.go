@@ -38,12 +38,9 @@ func (k *keepalive) start(s *engine) {
 	if !k.on {
 		k.every = defaultKeepAlive
 	}
-	if !s.kind.probes || k.ended || k.timer != nil {
-		return
-	}
-	k.timer = time.AfterFunc(k.every, func() { k.check(s) })
-	if !k.on {
-		k.timer.Stop()
+	if s.kind.probes && !k.ended {
+		k.timer = time.AfterFunc(k.every, func() { k.check(s) })
+		k.restartLocked()
 	}
 }
 

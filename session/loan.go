@@ -44,7 +44,7 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 			})
 		}
 		return room != nil
-	})
+	}, w.writeBlocked)
 	if err != nil && w.unaware(err) {
 		room = w.lendInVain(n)
 	}
@@ -119,7 +119,7 @@ func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
 		return nil, readState(st)
 	}
 	r.joinIfAway()
-	test := func(bool) Events {
+	r.attempt(&r.rd, func(bool) Events {
 		coming := false
 		if b, coming, err = r.peek(as); b != nil || err != nil || !wait && !coming {
 			return 0
@@ -129,8 +129,7 @@ func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
 			return 0
 		}
 		return r.readWant()
-	}
-	r.await(&r.rd, test(false), test)
+	})
 	r.leftBehind()
 	return b, err
 }

@@ -21,9 +21,7 @@ func (c *core) openBox(n int) {
 			alloc = tx.wantInbox(n)
 		}
 	})
-	if old != nil {
-		c.mem.Free(old)
-	}
+	c.free(old)
 	if alloc {
 		buf := allocBox(c.mem, c.plan.boxSize)
 		c.withSender(func(tx *sender) { tx.openBox(buf) })
@@ -57,9 +55,7 @@ func (c *core) leaveIfIdle(at int64) {
 		c.restBoxesLocked(tx)
 	})
 	c.leftBehind()
-	if buf != nil {
-		c.mem.Free(buf)
-	}
+	c.free(buf)
 	if alone {
 		c.wr.op.Unlock()
 	}
@@ -70,6 +66,11 @@ func (c *core) leaveIfIdle(at int64) {
 func (c *core) freeBox() {
 	var buf []byte
 	c.withSender(func(tx *sender) { buf = tx.box.release() })
+	c.free(buf)
+}
+
+// free gives a box back, if there is one.
+func (c *core) free(buf []byte) {
 	if buf != nil {
 		c.mem.Free(buf)
 	}

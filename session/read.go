@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"syscall"
-	"time"
 
 	"github.com/sanconn/san/internal/spin"
 	"github.com/sanconn/san/session/internal/wire"
@@ -48,15 +47,10 @@ func (r *reading) read(p []byte) (n int, err error) {
 
 // readState is why a Read has to end.
 func readState(st uint32) error {
-	switch {
-	case st&stTaken != 0: // first: whoever comes late finds the session closed as well
-		return ErrTaken
-	case st&stClosed != 0:
-		return ErrClosed
-	case st&stInterrupted != 0:
-		return ErrInterrupted
+	if st == stShut {
+		return io.EOF
 	}
-	return io.EOF
+	return writeState(st)
 }
 
 func (r *reading) readWaiting(p []byte) (n int, err error) {
@@ -267,11 +261,8 @@ func (r *reading) stopDirect() (n int) {
 	if !direct {
 		return 0
 	}
-	limit := time.AfterFunc(r.cfg.CancelTimeout, func() {
-		r.kill(fmt.Errorf("session: a transfer that was cancelled did not end: %w", syscall.ETIMEDOUT))
-	})
-	defer limit.Stop()
-	test := func(bool) Events {
+	defer r.killAfter(r.cfg.CancelTimeout, "a transfer that was cancelled did not end")()
+	r.attempt(&r.rd, func(bool) Events {
 		r.lockRx()
 		if r.rx.phase != closed {
 			r.progressLocked()
@@ -287,8 +278,7 @@ func (r *reading) stopDirect() (n int) {
 			return 0
 		}
 		return r.readWant()
-	}
-	r.await(&r.rd, test(false), test)
+	})
 	return n
 }
 
@@ -311,7 +301,7 @@ func (r *reading) brokenDirect() (n int, broken bool) {
 	if !broken {
 		return 0, false
 	}
-	r.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
+	r.kill(errMidTransfer)
 	r.lockRx()
 	n = r.rx.fetch.endDirect()
 	r.unlockRx()

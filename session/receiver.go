@@ -247,11 +247,9 @@ func (rx *receiver) openFront() bool {
 // advance ends the use of the first n bytes that next has returned.
 func (rx *receiver) advance(n int) {
 	f := &rx.front
-	switch t := rx.fetch.cur; {
-	case t != nil:
-		if t.advance(n) {
-			rx.fetch.freeChunk(t, 0)
-		}
+	switch {
+	case rx.fetch.cur != nil:
+		rx.fetch.advance(n)
 		return
 	case f.fill > 0:
 		f.fill -= int64(n)

@@ -63,14 +63,6 @@ func (t *tail) unread() []byte {
 	return c.buf[c.r:c.n]
 }
 
-// advance ends the use of the first n bytes of unread, and reports whether that was the
-// rest of a chunk.
-func (t *tail) advance(n int) (last bool) {
-	c := &t.chunks[0]
-	c.r += n
-	return c.r == c.n
-}
-
 // read reports whether the tail is over and all read, or there is none.
 func (t *tail) read() bool { return t == nil || t.state == tailOver && len(t.chunks) == 0 }
 
