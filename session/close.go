@@ -97,8 +97,7 @@ func (s *Session) close(unread bool) error {
 	}
 	s.stopOperations()
 	if !s.mayFinish() || s.over() != nil {
-		s.fail(ErrClosed)
-		s.detach(s.ep.Abort)
+		s.kill(ErrClosed)
 		s.end()
 		return nil
 	}

@@ -14,9 +14,8 @@ import (
 
 // core is the state of a session, with its locks and its one place to wait (await.go).
 //
-// Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu,
-// txMu (held briefly: at most for a copy of boxMost bytes, or the provider's Revoke; nothing waits under them, except for registering
-// memory when RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
+// Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu, txMu (held
+// for one look; docs/ARCHITECTURE.md says what waits under them).
 type core struct {
 	ep  Endpoint
 	mem Memory // nil: there is none

@@ -19,11 +19,8 @@ type Describer interface {
 func (s *Session) Debug() string {
 	d := &description{}
 	d.line("session %d by %s, for %v", s.number, s.lim.Provider, since(s.began))
-	for _, sd := range []struct {
-		name string
-		*side
-	}{{"read", &s.rd}, {"write", &s.wr}, {"urgent", &s.ur}} {
-		d.line("  %-8s%s", sd.name, sd.describe())
+	for i, sd := range s.sides() {
+		d.line("  %-8s%s", [...]string{"read", "write", "urgent"}[i], sd.describe())
 	}
 	d.locked(&s.txMu, "send", func() { s.tx.describe(d) })
 	d.locked(&s.rxMu, "receive", func() { s.rx.describe(d) })

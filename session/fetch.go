@@ -115,11 +115,7 @@ func (f *fetches) offered(m []byte) (err error) {
 // target makes p[n:] the target of the transfers that the current tail waits for, if it is
 // large enough and nothing else is under way.
 func (f *fetches) target(p []byte, n int) {
-	t := f.cur
-	if len(t.chunks) > 0 || t.state == tailOver || t.noSlice || t.reading > 0 {
-		return
-	}
-	if room := len(p) - n; room >= directMin || room >= t.total-t.asked {
+	if t := f.cur; t.state != tailOver && t.reading == 0 && t.fits(len(p)-n) {
 		f.into = target{buf: p[n:], before: n}
 	}
 }
@@ -226,7 +222,7 @@ func (f *fetches) endOffer(use use) (short bool) {
 // nothing is before it, and wakes it for that.
 func (f *fetches) readerWants(t *tail) bool {
 	want := int(f.want.Load())
-	if want == 0 || t != f.cur || t.noSlice || len(t.chunks) > 0 || want < directMin && want < t.total-t.asked {
+	if want == 0 || t != f.cur || !t.fits(want) {
 		return false
 	}
 	f.do.wake = true

@@ -61,7 +61,7 @@ func (r *reading) readWaiting(p []byte) (n int, err error) {
 		if n, err = r.receive(p); n > 0 || err != nil {
 			return 0
 		}
-		if n, _ = r.brokenDirect(); n > 0 {
+		if n = r.brokenDirect(); n > 0 {
 			return 0
 		}
 		if stop = r.rd.stop(); stop != 0 {
@@ -206,7 +206,7 @@ func (r *reading) findEndLocked() error {
 	if rx.phase == closed {
 		return ErrClosed
 	}
-	if rx.ready() { // it came with the end of a transfer of no bytes
+	if rx.kept > 0 || rx.fetch.cur.unread() != nil { // it came with the end of a transfer of no bytes
 		r.rd.signal() // look again
 		return nil
 	}
@@ -253,39 +253,31 @@ func (r *reading) directDoneLocked() (int, error) {
 // stopDirect ends transfers into the slice of a Read that has to return, and returns how
 // many bytes it got. If the peer does not stop in time, the connection is aborted (D12).
 func (r *reading) stopDirect() (n int) {
-	f := &r.rx.fetch
-	r.lockRx()
-	direct := f.into.buf != nil
-	f.into.stop = direct
-	r.unlockRx()
-	if !direct {
+	to := &r.rx.fetch.into
+	if to.buf == nil { // it changes only with rd.op held
 		return 0
 	}
+	r.lockRx()
+	to.stop = true
+	r.unlockRx()
 	defer r.killAfter(r.cfg.CancelTimeout, "a transfer that was cancelled did not end")()
 	r.attempt(&r.rd, func(bool) Events {
-		r.lockRx()
-		if r.rx.phase != closed {
-			r.progressLocked()
-			n, _ = r.directDoneLocked()
+		if n, _ = r.receive(nil); to.buf != nil {
+			n = r.brokenDirect()
 		}
-		busy := f.into.buf != nil
-		r.unlockRx()
-		if !busy {
-			return 0
+		if to.buf != nil {
+			return r.readWant()
 		}
-		if k, broken := r.brokenDirect(); broken {
-			n = k
-			return 0
-		}
-		return r.readWant()
+		return 0
 	})
 	return n
 }
 
 // brokenDirect checks whether the connection has ended while a Read's slice is the
-// target of transfers. If so it aborts the endpoint, which ends them, and n is what
-// had arrived by then. No lock but rd.op may be held.
-func (r *reading) brokenDirect() (n int, broken bool) {
+// target of transfers. If so it aborts the endpoint, which ends them, and returns how many
+// bytes had arrived by then. No lock but rd.op may be held.
+func (r *reading) brokenDirect() int {
+	broken := false
 	r.lockRx()
 	f := &r.rx.fetch
 	switch {
@@ -299,11 +291,10 @@ func (r *reading) brokenDirect() (n int, broken bool) {
 	}
 	r.unlockRx()
 	if !broken {
-		return 0, false
+		return 0
 	}
 	r.kill(errMidTransfer)
 	r.lockRx()
-	n = r.rx.fetch.endDirect()
-	r.unlockRx()
-	return n, true
+	defer r.unlockRx()
+	return r.rx.fetch.endDirect()
 }

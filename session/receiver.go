@@ -281,9 +281,6 @@ func (rx *receiver) releaseFront() {
 // of an offer that is over and all read stays current until the next Read.
 func (rx *receiver) unread() bool { return rx.kept > 0 || !rx.fetch.cur.read() }
 
-// ready reports whether a Read finds something without another poll.
-func (rx *receiver) ready() bool { return rx.kept > 0 || rx.fetch.cur.unread() != nil }
-
 // throwAway makes sure that nothing more is kept, and gives back what is unread, unless it
 // is lent: then the end of the loan does.
 func (rx *receiver) throwAway(to use) {

@@ -66,5 +66,10 @@ func (t *tail) unread() []byte {
 // read reports whether the tail is over and all read, or there is none.
 func (t *tail) read() bool { return t == nil || t.state == tailOver && len(t.chunks) == 0 }
 
+// fits reports whether transfers of it go straight to a slice of so many bytes.
+func (t *tail) fits(room int) bool {
+	return !t.noSlice && len(t.chunks) == 0 && (room >= directMin || room >= t.total-t.asked)
+}
+
 // toStart reports whether a transfer of it can be started.
 func (t *tail) toStart() bool { return t.state == tailOpen && t.asked < t.total }
