@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -116,9 +117,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	}
 	c.idle.away.Store(true)
 	c.idle.fresh.Store(cfg.OnNote != nil)
-	if c.spin = cfg.Spin; c.spin == 0 {
-		c.spin = c.lim.Spin
-	}
+	c.spin = cmp.Or(cfg.Spin, c.lim.Spin)
 	if cfg.Disable&FeaturePoll != 0 {
 		c.spin = 0
 	}
@@ -230,13 +229,6 @@ func connErr(err error) error {
 		return fmt.Errorf("session: the peer's process has ended: %w", syscall.EPIPE)
 	}
 	return err
-}
-
-// received returns the number of the peer's messages.
-func (c *core) received() uint64 {
-	c.rxMu.Lock()
-	defer c.rxMu.Unlock()
-	return c.rx.stats.messages
 }
 
 // taken returns a number that grows as the peer takes what is sent: it answers, or makes room

@@ -31,7 +31,7 @@ const (
 	minKeepAlive     = time.Second
 )
 
-func (k *keepalive) start(s *engine) {
+func (k *keepalive) start(s *Session) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.every, k.on = max(s.cfg.KeepAlive, minKeepAlive), s.cfg.KeepAlive > 0
@@ -91,7 +91,7 @@ func (k *keepalive) restartLocked() {
 	}
 }
 
-func (k *keepalive) check(s *engine) {
+func (k *keepalive) check(s *Session) {
 	if !s.workers.start() {
 		return
 	}
@@ -101,7 +101,7 @@ func (k *keepalive) check(s *engine) {
 		return
 	}
 	s.progress(true)
-	received := s.received()
+	received := s.Stats().MessagesReceived
 	k.mu.Lock()
 	if k.ended || !k.on {
 		k.mu.Unlock()

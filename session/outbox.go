@@ -260,9 +260,6 @@ func (t *sender) leaveInbox() (buf []byte) {
 	return buf
 }
 
-// unusable reports whether the box cannot be registered, and is empty.
-func (o *outbox) unusable() bool { return o.state == boxPlain && o.used() == 0 }
-
 // idle reports whether nothing was written since position at, and all has been written.
 func (o *outbox) idle(at int64) bool { return o.state >= boxGranted && o.filled == at && o.used() == 0 }
 

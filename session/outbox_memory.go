@@ -15,7 +15,7 @@ func (c *core) openBox(n int) {
 	c.withSender(func(tx *sender) {
 		switch {
 		case tx.closed || tx.lent != nil:
-		case tx.box.unusable():
+		case tx.box.state == boxPlain && tx.box.used() == 0:
 			old = tx.leaveInbox()
 		default:
 			alloc = tx.wantInbox(n)

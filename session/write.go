@@ -3,7 +3,6 @@ package session
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"syscall"
 
 	"github.com/sanconn/san/session/internal/wire"
@@ -263,7 +262,7 @@ func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
 	for w.plan.large(len(p) - n) {
 		k, err := w.writeOffer(p[n:], more)
 		n += k
-		if errors.Is(err, errNotTaken) {
+		if err == errNotTaken {
 			w.progress(true) // if the peer refuses because it closes, that comes next
 			return n, nil
 		}
@@ -283,7 +282,7 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 		if w.over() == nil {
 			w.withSender(func(tx *sender) { tx.stats.unregistered++ })
 		}
-		return 0, fmt.Errorf("%w: %w", errNotTaken, err)
+		return 0, errNotTaken
 	}
 	defer w.mem.Revoke(desc)
 	more = more || first+len(tail) < len(p)
