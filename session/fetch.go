@@ -159,11 +159,14 @@ func (f *fetches) startAll(use use) (started bool) {
 		t.asked = t.total
 	}
 	for t.toStart() && use == toRead {
-		if to := &f.into; to.buf != nil && t == f.cur {
-			if !to.toStart() || f.reads.direct == directDepth || !f.start(t, to.buf[to.asked:], false) {
-				break
-			}
-		} else if !f.fetchAhead(t) {
+		n := 0
+		if to := &f.into; to.buf == nil || t != f.cur {
+			n = f.fetchAhead(t)
+		} else if to.toStart() && f.reads.direct < directDepth {
+			n = f.start(t, to.buf[to.asked:], true)
+			to.asked += n
+		}
+		if n == 0 {
 			break
 		}
 		started = true
@@ -171,27 +174,27 @@ func (f *fetches) startAll(use use) (started bool) {
 	return started
 }
 
-// fetchAhead starts a transfer into a chunk, within the budget.
-func (f *fetches) fetchAhead(t *tail) (started bool) {
+// fetchAhead starts a transfer of n bytes into a chunk, within the budget; 0: none.
+func (f *fetches) fetchAhead(t *tail) (n int) {
 	budget := f.bounds.budget
 	if f.reads.ahead >= readAhead || f.readerWants(t) || f.held >= budget {
-		return false
+		return 0
 	}
-	n := min(chunkSize, f.bounds.maxRDMA, t.total-t.asked, max(budget-f.held, chunkFloor))
+	n = min(chunkSize, f.bounds.maxRDMA, t.total-t.asked, max(budget-f.held, chunkFloor))
 	buf := f.mem.Alloc(n)
 	if buf == nil {
 		if f.held == 0 { // otherwise a chunk of ours will be freed
 			t.state = tailNoMem
 		}
-		return false
+		return 0
 	}
-	t.chunks = append(t.chunks, chunk{buf: buf})
+	if n = f.start(t, buf[:n], false); n == 0 {
+		f.mem.Free(buf)
+		return 0
+	}
+	t.chunks = append(t.chunks, chunk{buf: buf, n: n})
 	f.held += max(len(buf), chunkFloor)
-	if !f.start(t, buf[:n], true) {
-		f.freeChunk(t, len(t.chunks)-1)
-		return false
-	}
-	return true
+	return n
 }
 
 // endOffer ends the open offer if it is over, or cannot go on. short: the rest of it comes as
@@ -229,36 +232,31 @@ func (f *fetches) readerWants(t *tail) bool {
 	return true
 }
 
-// start begins a transfer of t's next bytes into b, or of as many as one operation takes. It
-// fails if the queue is full, or b cannot be registered.
-func (f *fetches) start(t *tail, b []byte, toChunk bool) bool {
+// start begins a transfer of t's next n bytes into b, as many as one operation takes; 0: the
+// queue is full, or b cannot be registered. b is the target, if direct, or a chunk's.
+func (f *fetches) start(t *tail, b []byte, direct bool) (n int) {
 	maxRDMA := f.bounds.maxRDMA
-	n := min(len(b), t.total-t.asked, maxRDMA)
-	if !toChunk && len(f.into.buf) >= blocksMin*maxRDMA {
+	n = min(len(b), t.total-t.asked, maxRDMA)
+	if direct && len(f.into.buf) >= blocksMin*maxRDMA {
 		n = min(n, toBlockEnd(b, maxRDMA))
 	}
 	err := f.mem.Read(b[:n], t.desc, t.asked, t.id)
 	f.full.Store(err == ErrWouldBlock)
 	switch {
 	case err == ErrWouldBlock:
-		return false
-	case err != nil && toChunk:
+		return 0
+	case err != nil && !direct:
 		t.state = tailNoMem
-		return false
+		return 0
 	case err != nil:
 		t.noSlice = true
 		f.stats.unregistered++
 		f.into.stop = true // the Read returns what it has, if anything
-		return false
+		return 0
 	}
-	f.reads.start(read{t, n, !toChunk})
+	f.reads.start(read{t, n, direct})
 	t.asked += n
-	if toChunk {
-		t.chunks[len(t.chunks)-1].n = n
-	} else {
-		f.into.asked += n
-	}
-	return true
+	return n
 }
 
 // waits reports whether more is to come for the Read whose slice is the target.
