@@ -43,7 +43,7 @@ func (s *Session) CloseWrite() error {
 	case aborted:
 		return errReset
 	case err == nil:
-		s.finish(wire.TypeShutdown)
+		s.withSender(func(tx *sender) { tx.finish(wire.TypeShutdown) })
 		s.leftBehind()
 	case !errors.Is(err, syscall.EPIPE): // EPIPE: the peer has closed, and needs no Shutdown
 		return err
@@ -101,7 +101,8 @@ func (s *Session) close(unread bool) error {
 		s.end()
 		return nil
 	}
-	s.finish(s.throwAwayForGood(unread))
+	last := s.throwAwayForGood(unread)
+	s.withSender(func(tx *sender) { tx.finish(last) })
 	if !s.kind.acks && s.parted() {
 		s.detach(func() { s.ep.Close() })
 		s.end()
@@ -197,11 +198,6 @@ func (s *Session) linger(over chan<- struct{}) {
 	}, s.over)
 	s.detach(func() { s.ep.Close() })
 	s.end()
-}
-
-// finish queues the last message behind all that was written.
-func (w *writing) finish(last wire.Type) {
-	w.withSender(func(tx *sender) { tx.finish(last) })
 }
 
 // parted reports whether the last message is where the end of this process cannot lose it.

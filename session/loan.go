@@ -35,15 +35,12 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	if !w.borrow() {
 		return nil, ErrClosed
 	}
-	w.openBox(n)
+	w.prepareBox(n)
 	err = w.until(func() bool {
-		if w.wr.state.Load() == 0 {
-			w.withRoom(func(tx *sender) bool {
-				room = tx.lend(n)
-				return room != nil
-			})
-		}
-		return room != nil
+		return w.wr.state.Load() == 0 && w.withRoom(func(tx *sender) bool {
+			room = tx.lend(n)
+			return room != nil
+		})
 	}, w.writeBlocked)
 	if err != nil && w.unaware(err) {
 		room = w.lendInVain(n)

@@ -80,8 +80,8 @@ func (o *outbox) open() bool { return o.state == boxOpen }
 // and the box does not serve Writes of less than from.
 func (o *outbox) passedBy(n, from int) bool { return o.unsent() == 0 && !(o.open() && n >= from) }
 
-// take copies bytes from the front of p, and returns how many; more: the Write goes on after p.
-func (o *outbox) take(p []byte, more bool) int {
+// copyIn copies bytes from the front of p, and returns how many; more: the Write goes on after p.
+func (o *outbox) copyIn(p []byte, more bool) int {
 	if !o.open() {
 		return 0
 	}

@@ -4,9 +4,9 @@ import "time"
 
 // What the box needs of a session: memory, which may have to be waited for, and a timer.
 
-// openBox, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
+// prepareBox, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
 // the box once there is one. It gives one back that cannot be registered. wr.op is held.
-func (c *core) openBox(n int) {
+func (c *core) prepareBox(n int) {
 	if c.plan.boxFrom == 0 {
 		return
 	}

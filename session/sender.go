@@ -122,7 +122,7 @@ func (t *sender) take(p []byte, more bool) int {
 			return n
 		}
 	}
-	n := t.box.take(p, more)
+	n := t.box.copyIn(p, more)
 	if n > 0 {
 		t.stats.bytes += uint64(n)
 		t.drainBox()

@@ -101,7 +101,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 			return n, err
 		}
 	}
-	w.openBox(len(p) - n)
+	w.prepareBox(len(p) - n)
 	return w.writeCopied(p, n, more)
 }
 
@@ -109,12 +109,11 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	var err error
 	take := func() bool {
-		k := 0
-		if w.wr.stop() == 0 {
-			k = w.take(p[n:], more)
+		return w.wr.stop() == 0 && w.withRoom(func(tx *sender) bool {
+			k := tx.take(p[n:], more)
 			n += k
-		}
-		return k > 0
+			return k > 0
+		})
 	}
 	for n < len(p) && err == nil {
 		if !take() {
@@ -124,24 +123,19 @@ func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	return n, err
 }
 
-// take takes bytes from the front of p, and returns how many.
-func (w *writing) take(p []byte, more bool) (n int) {
-	w.withRoom(func(tx *sender) bool {
-		n = tx.take(p, more)
-		return n > 0
-	})
-	return n
-}
-
-// withRoom has try use the sender. If there is no room, the peer's inbox is requested, unless
-// that has come meanwhile: then there may be, and try is called again.
-func (w *writing) withRoom(try func(*sender) bool) {
+// withRoom has try use the sender, and returns what it does. If there is no room, the peer's
+// inbox is requested, unless that has come meanwhile: then there may be, and try is called again.
+func (w *writing) withRoom(try func(*sender) bool) (done bool) {
 	for opens := true; opens && w.over() == nil; { // not into the box of a connection that has ended
-		w.withSender(func(tx *sender) { opens = !try(tx) && tx.wantInbox(0) })
+		w.withSender(func(tx *sender) {
+			done = try(tx)
+			opens = !done && tx.wantInbox(0)
+		})
 		if opens {
-			w.openBox(0)
+			w.prepareBox(0)
 		}
 	}
+	return done
 }
 
 // writeWant is what a Write waits for. While a Read looks for what comes, that may be less.
