@@ -53,14 +53,14 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 		_, err = w.write(nil, false)
 	}
 	for len(v) > 0 && err == nil {
-		slices := w.packable(v)
-		k := w.sendPacked(v[:slices], slices < len(v))
+		count := w.packable(v)
+		k := w.sendPacked(v[:count], count < len(v))
 		if k == 0 {
-			slices = 1
+			count = 1
 			k, err = w.write(v[0], len(v) > 1)
 		}
 		n += int64(k)
-		v = v[slices:]
+		v = v[count:]
 	}
 	done, err := w.outcome(int(n), size, err)
 	return int64(done), err
