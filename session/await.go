@@ -67,6 +67,9 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 	}
 }
 
+// attempt is await behind a first test.
+func (c *core) attempt(sd *side, test func(sure bool) Events) { c.await(sd, test(false), test) }
+
 // disarm takes back what this side wanted to be woken for, unless another one waits for it
 // too.
 func (c *core) disarm(sd *side) {

@@ -2,7 +2,6 @@ package session
 
 import (
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -44,7 +43,7 @@ func (s *Session) CloseWrite() error {
 	case aborted:
 		return errReset
 	case err == nil:
-		s.finish(wire.TypeShutdown)
+		s.withSender(func(tx *sender) { tx.finish(wire.TypeShutdown) })
 		s.leftBehind()
 	case !errors.Is(err, syscall.EPIPE): // EPIPE: the peer has closed, and needs no Shutdown
 		return err
@@ -98,12 +97,12 @@ func (s *Session) close(unread bool) error {
 	}
 	s.stopOperations()
 	if !s.mayFinish() || s.over() != nil {
-		s.fail(ErrClosed)
-		s.detach(s.ep.Abort)
+		s.kill(ErrClosed)
 		s.end()
 		return nil
 	}
-	s.finish(s.throwAwayForGood(unread))
+	last := s.throwAwayForGood(unread)
+	s.withSender(func(tx *sender) { tx.finish(last) })
 	if !s.kind.acks && s.parted() {
 		s.detach(func() { s.ep.Close() })
 		s.end()
@@ -192,31 +191,18 @@ func (s *Session) Abort() {
 // endpoint back. Then it closes over, whatever the application still has.
 func (s *Session) linger(over chan<- struct{}) {
 	defer close(over)
-	late := time.AfterFunc(s.cfg.CloseTimeout, func() {
-		s.kill(fmt.Errorf("session: the peer did not take all that was written before Close: %w", syscall.ETIMEDOUT))
-	})
-	defer late.Stop()
-	test := func(sure bool) Events {
-		s.progress(sure)
+	defer s.killAfter(s.cfg.CloseTimeout, "the peer did not take all that was written before Close")()
+	s.until(func() bool { // a Write that comes now sees its state, and does not wait
 		s.flush()
-		if s.parted() || s.over() != nil {
-			return 0
-		}
-		return RecvReady | SendReady
-	}
-	s.await(&s.wr, test(false), test) // a Write that comes now sees its state, and does not wait
+		return s.parted()
+	}, s.over)
 	s.detach(func() { s.ep.Close() })
 	s.end()
 }
 
-// finish queues the last message behind all that was written.
-func (w *writing) finish(last wire.Type) {
-	w.withSender(func(tx *sender) { tx.finish(last) })
-}
-
 // parted reports whether the last message is where the end of this process cannot lose it.
 func (s *Session) parted() (ok bool) {
-	s.withSender(func(tx *sender) { ok = tx.last.sent && tx.owed.n == 0 })
+	s.withSender(func(tx *sender) { ok = tx.last.sent && len(tx.owed.list) == 0 })
 	return ok && (!s.kind.acks || s.acked.Load())
 }
 
@@ -237,6 +223,6 @@ func (s *Session) ended() {
 	s.freeBox()
 	s.retire.begin()
 	s.ep.Retire()
-	live.remove(s)
+	live.Delete(s.number)
 	close(s.closing.done)
 }

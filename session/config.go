@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/sanconn/san/internal/trace"
@@ -9,36 +10,16 @@ import (
 // Config tunes a session. The zero value is what most callers want. Rules such as
 // D12, here and elsewhere, are those of docs/MODEL.md.
 type Config struct {
-	// Threshold is the smallest Write, in bytes, that goes by rendezvous.
-	// 0: what the provider prefers; negative: none does.
-	Threshold int
+	// sanconn.Options says more of these.
 
-	// ReceiveBudget is how many offered bytes are fetched ahead of any Read, so
-	// that the peer's Write completes as it would into TCP's socket buffers, and
-	// the largest size of the inbox. Default 4 MiB.
-	ReceiveBudget int
-
-	// SendBudget is how many bytes Write takes over before the peer has them: the largest
-	// size of the box. Default 4 MiB. Not used on a ring, which is the buffer.
-	SendBudget int
-
-	// Spin is how long Read and Write poll before they sleep. 0: what the
-	// provider prefers; negative: they do not poll.
-	Spin time.Duration
-
-	// KeepAlive is the idle time after which the peer is probed, and the time
-	// between probes, at least 1 s; after three unanswered probes the connection
-	// fails with ETIMEDOUT. Default 15 s; negative: no probes. Not used on a ring,
-	// which detects dead peers itself.
-	KeepAlive time.Duration
-
-	// CancelTimeout bounds the wait for a peer that has to stop an RDMA
-	// transfer, before the connection is aborted (D12). Default 2 s.
-	CancelTimeout time.Duration
-
-	// CloseTimeout bounds how long a closed connection goes on delivering what
-	// was written. Default 10 s.
-	CloseTimeout time.Duration
+	Threshold     int           // smallest Write in bytes that goes by rendezvous; 0: what the provider prefers; negative: none does
+	ReceiveBudget int           // offered bytes that are fetched ahead of any Read, and the largest inbox; default 4 MiB
+	SendBudget    int           // bytes that Write takes before the peer has them: the largest box; default 4 MiB; not used on a ring
+	Spin          time.Duration // how long Read and Write poll before they sleep; 0: what the provider prefers; negative: they do not
+	KeepAlive     time.Duration // from one probe of a silent peer to the next, at least 1 s; default 15 s; negative: no probes; not used on a ring
+	CancelTimeout time.Duration // for a peer that has to stop a transfer, before the connection is aborted (D12); default 2 s
+	CloseTimeout  time.Duration // for the delivery of what was written before Close; default 10 s
+	Disable       Feature       // for tests and for operators (SAN_DISABLE)
 
 	// Accepting: the peer is the dialer, and negotiates first. Until its message has
 	// come, nothing is sent.
@@ -52,10 +33,6 @@ type Config struct {
 
 	// Trace gets a line for each step of the session (SAN_TRACE); nil: none.
 	Trace *trace.Log
-
-	// Disable switches features off, for tests and for operators
-	// (SAN_DISABLE).
-	Disable Feature
 }
 
 // defaultBudget is the size to which TCP's send buffer may grow on Linux (tcp_wmem).
@@ -63,21 +40,11 @@ type Config struct {
 const defaultBudget = 4 << 20
 
 func (c Config) withDefaults() Config {
-	if c.ReceiveBudget <= 0 {
-		c.ReceiveBudget = defaultBudget
-	}
-	if c.SendBudget <= 0 {
-		c.SendBudget = defaultBudget
-	}
-	if c.KeepAlive == 0 {
-		c.KeepAlive = defaultKeepAlive
-	}
-	if c.CancelTimeout <= 0 {
-		c.CancelTimeout = 2 * time.Second
-	}
-	if c.CloseTimeout <= 0 {
-		c.CloseTimeout = 10 * time.Second
-	}
+	c.ReceiveBudget = cmp.Or(max(c.ReceiveBudget, 0), defaultBudget)
+	c.SendBudget = cmp.Or(max(c.SendBudget, 0), defaultBudget)
+	c.KeepAlive = cmp.Or(c.KeepAlive, defaultKeepAlive)
+	c.CancelTimeout = cmp.Or(max(c.CancelTimeout, 0), 2*time.Second)
+	c.CloseTimeout = cmp.Or(max(c.CloseTimeout, 0), 10*time.Second)
 	return c
 }
 

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,9 +15,8 @@ import (
 
 // core is the state of a session, with its locks and its one place to wait (await.go).
 //
-// Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu,
-// txMu (held briefly: at most for a copy of boxMost bytes, or the provider's Revoke; nothing waits under them, except for registering
-// memory when RLIMIT_MEMLOCK is used up: docs/ARCHITECTURE.md).
+// Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu, txMu (held
+// for one look; docs/ARCHITECTURE.md says what waits under them).
 type core struct {
 	ep  Endpoint
 	mem Memory // nil: there is none
@@ -117,9 +117,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	}
 	c.idle.away.Store(true)
 	c.idle.fresh.Store(cfg.OnNote != nil)
-	if c.spin = cfg.Spin; c.spin == 0 {
-		c.spin = c.lim.Spin
-	}
+	c.spin = cmp.Or(cfg.Spin, c.lim.Spin)
 	if cfg.Disable&FeaturePoll != 0 {
 		c.spin = 0
 	}
@@ -131,7 +129,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	rx.fetch.mem, rx.fetch.bounds, rx.fetch.do, rx.fetch.stats = c.mem, &c.bounds, &rx.do, &rx.stats
 	c.urgentCame = make(chan struct{}, 1)
 	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, plan: &c.plan}
-	c.tx.box.reads = &rx.fetch.posted
+	c.tx.box.reads = &rx.fetch.reads.posted
 	return c
 }
 
@@ -157,6 +155,10 @@ func (c *core) readWant() Events {
 	}
 	return RecvReady
 }
+
+// errMidTransfer is why a connection is over that has ended while memory of the application is
+// in use.
+var errMidTransfer = fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET)
 
 // fail records why the connection is over and wakes all operations. What was not
 // taken from the endpoint yet is lost, unless the peer's stream has already ended.
@@ -192,6 +194,11 @@ func (c *core) kill(err error) {
 	c.detach(c.ep.Abort)
 }
 
+// killAfter is kill for a peer that has done nothing about it by then, unless stop is called.
+func (c *core) killAfter(d time.Duration, why string) (stop func() bool) {
+	return time.AfterFunc(d, func() { c.kill(fmt.Errorf("session: %s: %w", why, syscall.ETIMEDOUT)) }).Stop
+}
+
 // detach ends the endpoint, and with it what is exposed to the peer; giveBack is
 // its Close or Abort. No lock may be held.
 func (c *core) detach(giveBack func()) {
@@ -222,13 +229,6 @@ func connErr(err error) error {
 		return fmt.Errorf("session: the peer's process has ended: %w", syscall.EPIPE)
 	}
 	return err
-}
-
-// received returns the number of the peer's messages.
-func (c *core) received() uint64 {
-	c.rxMu.Lock()
-	defer c.rxMu.Unlock()
-	return c.rx.stats.messages
 }
 
 // taken returns a number that grows as the peer takes what is sent: it answers, or makes room

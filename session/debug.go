@@ -19,11 +19,8 @@ type Describer interface {
 func (s *Session) Debug() string {
 	d := &description{}
 	d.line("session %d by %s, for %v", s.number, s.lim.Provider, since(s.began))
-	for _, sd := range []struct {
-		name string
-		*side
-	}{{"read", &s.rd}, {"write", &s.wr}, {"urgent", &s.ur}} {
-		d.line("  %-8s%s", sd.name, sd.describe())
+	for i, sd := range s.sides() {
+		d.line("  %-8s%s", [...]string{"read", "write", "urgent"}[i], sd.describe())
 	}
 	d.locked(&s.txMu, "send", func() { s.tx.describe(d) })
 	d.locked(&s.rxMu, "receive", func() { s.rx.describe(d) })
@@ -113,8 +110,8 @@ func (t *sender) describe(d *description) {
 	if t.closed {
 		d.line("          the endpoint is closed")
 	}
-	for i := range t.owed.m[:t.owed.n] {
-		d.line("          waits for room: %v", t.owed.m[i].Type())
+	for _, c := range t.owed.list {
+		d.line("          waits for room: %v", c.Type())
 	}
 	if t.owed.credit {
 		d.line("          waits for room: Credit")
@@ -128,11 +125,11 @@ func (t *sender) describe(d *description) {
 	if t.stats.unregistered > 0 {
 		d.line("          Writes copied as their memory could not be registered: %d", t.stats.unregistered)
 	}
-	if o := &t.box; o.buf != nil || o.inbox.Len > 0 || o.wanted {
+	if o := &t.box; o.state != boxNone {
 		d.line("  box     %d bytes: filled to %d, sent to %d, free to %d; RDMA writes under way: %d%s%s", len(o.buf), o.tail, o.sent, o.written,
-			o.writes.len(), when(o.plain, "; leaves in messages"), when(o.blocked.Load(), "; the queue is full"))
+			o.writes.len(), when(o.state == boxPlain, "; leaves in messages"), when(o.blocked.Load(), "; the queue is full"))
 		d.line("          the peer's inbox: %d bytes, filled to %d, read to %d%s", o.inbox.Len, o.filled, o.emptied,
-			when(o.wanted, "; asked for"))
+			when(o.state == boxAsked, "; asked for"))
 	}
 	if o := &t.offer; o.state != offerNone {
 		d.line("  offer   %d of this end: %d bytes, %s", o.id, o.total, [...]string{"none", "open", "cancelled", "over"}[o.state])
@@ -160,8 +157,8 @@ func (rx *receiver) describe(d *description) {
 			when(in.state >= inboxLeft, "; the peer has left it"))
 	}
 	if t := rx.fetch.open; t != nil {
-		d.line("  offer   %d of the peer: %d bytes, asked for %d, got %d, RDMA reads under way: %d%s%s%s", t.id, t.total, t.asked, t.got, t.reading,
-			when(t.stopped, "; withdrawn"), when(t.refused, "; refused"), when(rx.fetch.full.Load(), "; the queue is full"))
+		d.line("  offer   %d of the peer: %d bytes, asked for %d, got %d, RDMA reads under way: %d%s%s", t.id, t.total, t.asked, t.got, t.reading,
+			[...]string{"", "; no memory", "; refused", "; withdrawn", "; over"}[t.state], when(rx.fetch.full.Load(), "; the queue is full"))
 	}
 	if n := rx.fetch.held; n > 0 {
 		d.line("  ahead   %d bytes of %d that may be fetched before a Read", n, rx.fetch.bounds.budget)

@@ -34,7 +34,7 @@ func LengthsKept(t *testing.T, underWay, times int) (most int) {
 }
 
 // BrokenDirect is what a Read that waits for transfers to its slice asks between its looks.
-func (s *Session) BrokenDirect() (n int, broken bool) { return s.brokenDirect() }
+func (s *Session) BrokenDirect() int { return s.brokenDirect() }
 
 // Await waits as a Read does, as long as more returns true, which is called without a lock.
 func (s *Session) Await(more func() bool) {

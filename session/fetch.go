@@ -29,23 +29,33 @@ type fetches struct {
 	cur   *tail        // being read: its message has been released
 	open  *tail        // of the offer that is not over; the peer waits for it
 
-	want   atomic.Int64 // len of the slice of a waiting Read; 0: none
-	into   []byte       // rest of that slice, the target; nil: none
-	before int          // bytes of that slice that were filled in another way
-	got    int          // bytes of into that have arrived
-	asked  int          // bytes of into for which a transfer was started
-	stop   bool         // that Read has to end
-
-	reads  queue[read]  // under way
-	posted atomic.Int32 // … how many, for the sender: its RDMA writes share their queue
-	direct int          // how many of them go to into
-	ahead  int          // bytes that the others will bring
-
-	full atomic.Bool // the last RDMA read found no room in the queue
-	held int         // bytes in chunks, against the budget
+	want  atomic.Int64 // len of the slice of a waiting Read; 0: none
+	into  target       // that slice, if transfers go there
+	reads reads
+	full  atomic.Bool // the last RDMA read found no room in the queue
+	held  int         // bytes in chunks, against the budget
 }
 
-// read is an RDMA read under way.
+// target is what is left of a Read's slice, for transfers.
+type target struct {
+	buf    []byte // nil: there is none
+	before int    // bytes of the slice that were filled in another way
+	asked  int    // bytes of buf for which a transfer was started
+	got    int    // … that have arrived
+	stop   bool   // that Read has to end
+}
+
+// toStart reports whether a transfer into it can be started.
+func (to *target) toStart() bool { return to.asked < len(to.buf) && !to.stop }
+
+// reads are the RDMA reads under way.
+type reads struct {
+	queue[read]
+	posted atomic.Int32 // how many, for the sender: its RDMA writes share their queue
+	direct int          // how many of them go to the target
+	ahead  int          // bytes that the others will bring
+}
+
 type read struct {
 	t      *tail
 	n      int
@@ -68,69 +78,61 @@ const (
 )
 
 // busy reports whether a transfer into the slice of a Read is under way.
-func (f *fetches) busy() bool { return f.direct > 0 }
+func (f *fetches) busy() bool { return f.reads.direct > 0 }
 
-func (f *fetches) push(r read) {
-	f.reads.push(r)
-	f.posted.Add(1)
-	r.t.reading++
-	if r.direct {
-		f.direct++
-	} else {
-		f.ahead += r.n
-	}
+func (q *reads) start(r read) {
+	q.push(r)
+	q.count(r, 1)
 }
 
-// pop takes the oldest read that is under way.
-func (f *fetches) pop() (r read, ok bool) {
-	if r, ok = f.reads.pop(); !ok {
-		return r, false
+// end takes the oldest.
+func (q *reads) end() (r read, ok bool) {
+	if r, ok = q.pop(); ok {
+		q.count(r, -1)
 	}
-	f.posted.Add(-1)
-	r.t.reading--
+	return r, ok
+}
+
+func (q *reads) count(r read, n int) {
+	q.posted.Add(int32(n))
+	r.t.reading += n
 	if r.direct {
-		f.direct--
+		q.direct += n
 	} else {
-		f.ahead -= r.n
+		q.ahead += n * r.n
 	}
-	return r, true
 }
 
 // offered takes up an offer.
-func (f *fetches) offered(m []byte) error {
-	t, err := newTail(m)
-	if err == nil && f.bounds.caps&wire.CapRead == 0 {
-		err = errors.New("an offer, which this end has not announced to read")
+func (f *fetches) offered(m []byte) (err error) {
+	if f.bounds.caps&wire.CapRead == 0 {
+		return errors.New("an offer, which this end has not announced to read")
 	}
-	if err == nil {
-		f.open = t
-	}
+	f.open, err = newTail(m)
 	return err
 }
 
 // target makes p[n:] the target of the transfers that the current tail waits for, if it is
 // large enough and nothing else is under way.
 func (f *fetches) target(p []byte, n int) {
-	t := f.cur
-	if len(t.chunks) > 0 || t.over || t.noSlice || t.reading > 0 {
-		return
+	if t := f.cur; t.state != tailOver && t.reading == 0 && t.fits(len(p)-n) {
+		f.into = target{buf: p[n:], before: n}
 	}
-	if room := len(p) - n; room >= directMin || room >= t.total-t.asked {
-		f.into, f.before = p[n:], n
-		f.asked, f.got, f.stop = 0, 0, false
+}
+
+// advance ends the use of the first n bytes that the current tail's unread has returned.
+func (f *fetches) advance(n int) {
+	c := &f.cur.chunks[0]
+	if c.r += n; c.r == c.n {
+		f.freeChunk(f.cur, 0)
 	}
 }
 
 func (f *fetches) freeChunk(t *tail, at int) {
-	c := &t.chunks[at]
-	f.held -= max(len(c.buf), chunkFloor)
-	f.mem.Free(c.buf)
-	*c = chunk{}
-	if at == 0 {
-		t.chunks = t.chunks[1:]
-	} else {
-		t.chunks = slices.Delete(t.chunks, at, at+1)
-	}
+	buf := t.chunks[at].buf
+	f.held -= max(len(buf), chunkFloor)
+	f.mem.Free(buf)
+	t.chunks = slices.Delete(t.chunks, at, at+1)
 }
 
 // forget frees the chunks of all tails that are to be read; unless all is set, the end of a
@@ -156,12 +158,15 @@ func (f *fetches) startAll(use use) (started bool) {
 		t.got += t.total - t.asked
 		t.asked = t.total
 	}
-	for !t.stopped && !t.noMem && t.asked < t.total && use == toRead {
-		if f.into != nil && t == f.cur {
-			if f.asked == len(f.into) || f.stop || f.direct == directDepth || !f.start(t, f.into[f.asked:], false) {
-				break
-			}
-		} else if !f.fetchAhead(t) {
+	for t.toStart() && use == toRead {
+		n := 0
+		if to := &f.into; to.buf == nil || t != f.cur {
+			n = f.fetchAhead(t)
+		} else if to.toStart() && f.reads.direct < directDepth {
+			n = f.start(t, to.buf[to.asked:], true)
+			to.asked += n
+		}
+		if n == 0 {
 			break
 		}
 		started = true
@@ -169,25 +174,27 @@ func (f *fetches) startAll(use use) (started bool) {
 	return started
 }
 
-// fetchAhead starts a transfer into a chunk, within the budget.
-func (f *fetches) fetchAhead(t *tail) (started bool) {
+// fetchAhead starts a transfer of n bytes into a chunk, within the budget; 0: none.
+func (f *fetches) fetchAhead(t *tail) (n int) {
 	budget := f.bounds.budget
-	if f.ahead >= readAhead || f.readerWants(t) || f.held >= budget {
-		return false
+	if f.reads.ahead >= readAhead || f.readerWants(t) || f.held >= budget {
+		return 0
 	}
-	n := min(chunkSize, f.bounds.maxRDMA, t.total-t.asked, max(budget-f.held, chunkFloor))
+	n = min(chunkSize, f.bounds.maxRDMA, t.total-t.asked, max(budget-f.held, chunkFloor))
 	buf := f.mem.Alloc(n)
 	if buf == nil {
-		t.noMem = t.noMem || f.held == 0 // otherwise a chunk of ours will be freed
-		return false
+		if f.held == 0 { // otherwise a chunk of ours will be freed
+			t.state = tailNoMem
+		}
+		return 0
 	}
-	t.chunks = append(t.chunks, chunk{buf: buf})
+	if n = f.start(t, buf[:n], false); n == 0 {
+		f.mem.Free(buf)
+		return 0
+	}
+	t.chunks = append(t.chunks, chunk{buf: buf, n: n})
 	f.held += max(len(buf), chunkFloor)
-	if !f.start(t, buf[:n], true) {
-		f.freeChunk(t, len(t.chunks)-1)
-		return false
-	}
-	return true
+	return n
 }
 
 // endOffer ends the open offer if it is over, or cannot go on. short: the rest of it comes as
@@ -200,17 +207,17 @@ func (f *fetches) endOffer(use use) (short bool) {
 		return false
 	case short && use == toRefuse:
 		done.Flags = wire.FlagGone
-	case short && t.noMem && !t.stopped && !t.refused:
-		t.refused = true
+	case short && t.state == tailNoMem:
+		t.state = tailRefused
 		f.do.send(wire.Cancel{Type: wire.TypeRefuse, ID: t.id}.Control())
 		return false
-	case short && !t.stopped:
+	case short && t.state < tailStopped:
 		return false
 	}
 	f.do.send(done.Control())
 	f.stats.offers++
 	f.do.wake = true
-	t.over, f.open = true, nil
+	t.state, f.open = tailOver, nil
 	return short
 }
 
@@ -218,43 +225,38 @@ func (f *fetches) endOffer(use use) (short bool) {
 // nothing is before it, and wakes it for that.
 func (f *fetches) readerWants(t *tail) bool {
 	want := int(f.want.Load())
-	if want == 0 || t != f.cur || t.noSlice || len(t.chunks) > 0 || want < directMin && want < t.total-t.asked {
+	if want == 0 || t != f.cur || !t.fits(want) {
 		return false
 	}
 	f.do.wake = true
 	return true
 }
 
-// start begins a transfer of t's next bytes into b, or of as many as one operation takes. It
-// fails if the queue is full, or b cannot be registered.
-func (f *fetches) start(t *tail, b []byte, toChunk bool) bool {
+// start begins a transfer of t's next n bytes into b, as many as one operation takes; 0: the
+// queue is full, or b cannot be registered. b is the target, if direct, or a chunk's.
+func (f *fetches) start(t *tail, b []byte, direct bool) (n int) {
 	maxRDMA := f.bounds.maxRDMA
-	n := min(len(b), t.total-t.asked, maxRDMA)
-	if !toChunk && len(f.into) >= blocksMin*maxRDMA {
+	n = min(len(b), t.total-t.asked, maxRDMA)
+	if direct && len(f.into.buf) >= blocksMin*maxRDMA {
 		n = min(n, toBlockEnd(b, maxRDMA))
 	}
 	err := f.mem.Read(b[:n], t.desc, t.asked, t.id)
 	f.full.Store(err == ErrWouldBlock)
 	switch {
 	case err == ErrWouldBlock:
-		return false
-	case err != nil && toChunk:
-		t.noMem = true
-		return false
+		return 0
+	case err != nil && !direct:
+		t.state = tailNoMem
+		return 0
 	case err != nil:
 		t.noSlice = true
 		f.stats.unregistered++
-		f.stop = true // the Read returns what it has, if anything
-		return false
+		f.into.stop = true // the Read returns what it has, if anything
+		return 0
 	}
-	f.push(read{t, n, !toChunk})
+	f.reads.start(read{t, n, direct})
 	t.asked += n
-	if toChunk {
-		t.chunks[len(t.chunks)-1].n = n
-	} else {
-		f.asked += n
-	}
-	return true
+	return n
 }
 
 // waits reports whether more is to come for the Read whose slice is the target.
@@ -264,13 +266,13 @@ func (f *fetches) waits() bool {
 	}
 	// Otherwise only a full queue has kept a transfer from being started.
 	t := f.cur
-	return f.asked < len(f.into) && t != nil && !t.over && !t.stopped && !t.noMem && t.asked < t.total && !f.stop
+	return f.into.toStart() && t != nil && t.toStart()
 }
 
 // endDirect ends the use of the slice of a Read, and returns how many bytes it has got.
 func (f *fetches) endDirect() int {
-	n := f.before + f.got
-	f.into = nil
+	n := f.into.before + f.into.got
+	f.into = target{}
 	f.stats.bytes += uint64(n)
 	return n
 }
@@ -282,7 +284,7 @@ func (f *fetches) arrived(r read, use use) {
 	f.do.wake = true
 	f.tellNearDone(t, r.n)
 	if r.direct {
-		f.got += r.n
+		f.into.got += r.n
 		f.stats.movedBytes += uint64(r.n)
 		return
 	}
@@ -326,14 +328,14 @@ func (rx *receiver) advanceOffer() (started bool) {
 // withdrawnByPeer handles CancelRead: the offerer wants its memory back.
 func (rx *receiver) withdrawnByPeer(id uint32) {
 	if t := rx.fetch.open; t != nil && t.id == id {
-		t.stopped = true
+		t.state = tailStopped
 		rx.advanceOffer()
 	}
 }
 
 // readCompleted handles the completion of an RDMA read.
 func (rx *receiver) readCompleted(ev *Event) {
-	r, ok := rx.fetch.pop()
+	r, ok := rx.fetch.reads.end()
 	if !ok || r.t.id != ev.ID {
 		rx.do.violation("completion of a read that was not started")
 		return

@@ -31,19 +31,16 @@ const (
 	minKeepAlive     = time.Second
 )
 
-func (k *keepalive) start(s *engine) {
+func (k *keepalive) start(s *Session) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.every, k.on = max(s.cfg.KeepAlive, minKeepAlive), s.cfg.KeepAlive > 0
 	if !k.on {
 		k.every = defaultKeepAlive
 	}
-	if !s.kind.probes || k.ended || k.timer != nil {
-		return
-	}
-	k.timer = time.AfterFunc(k.every, func() { k.check(s) })
-	if !k.on {
-		k.timer.Stop()
+	if s.kind.probes && !k.ended {
+		k.timer = time.AfterFunc(k.every, func() { k.check(s) })
+		k.restartLocked()
 	}
 }
 
@@ -94,7 +91,7 @@ func (k *keepalive) restartLocked() {
 	}
 }
 
-func (k *keepalive) check(s *engine) {
+func (k *keepalive) check(s *Session) {
 	if !s.workers.start() {
 		return
 	}
@@ -104,7 +101,7 @@ func (k *keepalive) check(s *engine) {
 		return
 	}
 	s.progress(true)
-	received := s.received()
+	received := s.Stats().MessagesReceived
 	k.mu.Lock()
 	if k.ended || !k.on {
 		k.mu.Unlock()

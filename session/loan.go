@@ -35,16 +35,13 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	if !w.borrow() {
 		return nil, ErrClosed
 	}
-	w.openBox(n)
+	w.prepareBox(n)
 	err = w.until(func() bool {
-		if w.wr.state.Load() == 0 {
-			w.withRoom(func(tx *sender) bool {
-				room = tx.lend(n)
-				return room != nil
-			})
-		}
-		return room != nil
-	})
+		return w.wr.state.Load() == 0 && w.withRoom(func(tx *sender) bool {
+			room = tx.lend(n)
+			return room != nil
+		})
+	}, w.writeBlocked)
 	if err != nil && w.unaware(err) {
 		room = w.lendInVain(n)
 	}
@@ -119,7 +116,7 @@ func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
 		return nil, readState(st)
 	}
 	r.joinIfAway()
-	test := func(bool) Events {
+	r.attempt(&r.rd, func(bool) Events {
 		coming := false
 		if b, coming, err = r.peek(as); b != nil || err != nil || !wait && !coming {
 			return 0
@@ -129,8 +126,7 @@ func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
 			return 0
 		}
 		return r.readWant()
-	}
-	r.await(&r.rd, test(false), test)
+	})
 	r.leftBehind()
 	return b, err
 }

@@ -43,7 +43,8 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 	if s.notes.begun.Load() {
 		return nil
 	}
-	test := func(bool) (want Events) {
+	defer context.AfterFunc(ctx, s.rd.signal)()
+	s.attempt(&s.rd, func(bool) (want Events) {
 		if want, err = s.negotiateStep(); want != 0 {
 			if err = ctx.Err(); err == nil && s.rd.state.Load()&stClosed != 0 {
 				err = ErrClosed
@@ -53,12 +54,7 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 			return 0
 		}
 		return want
-	}
-	if want := test(false); want != 0 {
-		stop := context.AfterFunc(ctx, s.rd.signal)
-		defer stop()
-		s.await(&s.rd, want, test)
-	}
+	})
 	if err == nil {
 		s.notes.begun.Store(true)
 		if s.idle.fresh.Load() {
@@ -67,7 +63,7 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 			s.joinIfAway()
 		}
 		s.noteEnd() // which may have come before
-		s.alive.start(s.engine)
+		s.alive.start(s)
 	}
 	return err
 }
@@ -135,19 +131,19 @@ func (s *Session) negotiated(sent bool) (bool, error) {
 }
 
 func (s *Session) parseParams(m []byte) (wire.Params, error) {
+	reason := ReasonProtocol
 	p, err := wire.ParseParams(m)
-	unavailable := func(r Reason, err error) (wire.Params, error) {
-		return p, &Unavailable{r, fmt.Errorf("session: %w", err)}
-	}
 	switch {
 	case errors.Is(err, wire.ErrVersion):
-		return unavailable(ReasonVersion, err)
+		reason = ReasonVersion
 	case err != nil:
-		return unavailable(ReasonProtocol, err)
 	case p.MaxMessage < MaxControl || p.Credits != 0 && p.Credits < MinWindow-credit.Reserved || p.Credits > credit.Max:
-		return unavailable(ReasonProtocol, fmt.Errorf("the peer's credits %d or message size %d is out of range", p.Credits, p.MaxMessage))
+		err = fmt.Errorf("the peer's credits %d or message size %d is out of range", p.Credits, p.MaxMessage)
 	case (p.Credits == 0) != s.lim.Ring():
-		return unavailable(ReasonProtocol, errors.New("one end has flow control of its own and the other has not"))
+		err = errors.New("one end has flow control of its own and the other has not")
 	}
-	return p, nil
+	if err != nil {
+		err = &Unavailable{reason, fmt.Errorf("session: %w", err)}
+	}
+	return p, err
 }

@@ -15,17 +15,16 @@ import (
 //
 // Positions only grow.
 type outbox struct {
-	buf   []byte // nil: closed
-	plain bool   // it cannot be registered: its bytes leave in messages, and then it is given back
+	state boxState
+	buf   []byte // from boxOpen on
 
 	written int64 // up to here the room is free again
 	sent    int64 // … the bytes have been sent, as far as this end is concerned
 	tail    int64 // … it is filled
 
-	inbox   Descriptor // the peer's; Len 0: none
+	inbox   Descriptor // the peer's, from boxGranted on
 	filled  int64      // bytes announced by Fill since the inbox was opened
 	emptied int64      // … read by the peer
-	wanted  bool       // AskInbox was sent and not answered
 	skip    int        // Writes until the next AskInbox, after memory was short
 	without int        // bytes of Writes that an inbox would have served, since there was one
 
@@ -36,6 +35,18 @@ type outbox struct {
 	full    bool          // a Write waits until a good part of it is free
 	resting bool          // the timer of Session.leaveIfIdle runs
 }
+
+// boxState is what is with the box: none (wantInbox) asked (inboxByPeer) granted, or none again;
+// granted (openBox) open (boxToInbox) plain; and from granted on (leaveInbox) none.
+type boxState uint8
+
+const (
+	boxNone    boxState = iota
+	boxAsked            // AskInbox was sent
+	boxGranted          // the peer has an inbox
+	boxOpen             // … and there is a box
+	boxPlain            // … which cannot be registered: its bytes leave in messages, and then it is given back
+)
 
 const (
 	// At a time as many bytes are copied and then sent as are on their way, but at
@@ -63,14 +74,14 @@ func (o *outbox) used() int { return int(o.tail - o.written) }
 func (o *outbox) room() int { return len(o.buf) - o.used() }
 
 // open reports whether it takes bytes, which leave by RDMA.
-func (o *outbox) open() bool { return o.buf != nil && !o.plain }
+func (o *outbox) open() bool { return o.state == boxOpen }
 
 // passedBy reports whether n bytes of a Write had better go in messages: nothing is before them,
 // and the box does not serve Writes of less than from.
 func (o *outbox) passedBy(n, from int) bool { return o.unsent() == 0 && !(o.open() && n >= from) }
 
-// take copies bytes from the front of p, and returns how many; more: the Write goes on after p.
-func (o *outbox) take(p []byte, more bool) int {
+// copyIn copies bytes from the front of p, and returns how many; more: the Write goes on after p.
+func (o *outbox) copyIn(p []byte, more bool) int {
 	if !o.open() {
 		return 0
 	}
@@ -117,7 +128,7 @@ func (o *outbox) wakeForRoom(do *due) { do.wake = do.wake || o.room() >= len(o.b
 // release closes it, and returns its memory.
 func (o *outbox) release() (buf []byte) {
 	buf = o.buf
-	o.buf, o.plain, o.full = nil, false, false
+	o.state, o.buf, o.full = boxNone, nil, false
 	o.written, o.sent, o.tail = 0, 0, 0
 	return buf
 }
@@ -126,7 +137,7 @@ func (o *outbox) release() (buf []byte) {
 // queue, and credit.
 func (t *sender) drainBox() {
 	for sent := true; sent && t.box.unsent() > 0; {
-		if t.box.plain {
+		if t.box.state == boxPlain {
 			sent = t.boxToMessage()
 		} else {
 			sent = t.boxToInbox()
@@ -175,7 +186,7 @@ func (t *sender) boxToInbox() bool {
 			o.blocked.Store(o.writes.len() > 0 || o.reads.Load() > 0)
 			return false
 		}
-		o.plain = true // it may have been unregistered in favor of others
+		o.state = boxPlain // it may have been unregistered in favor of others
 		return true
 	}
 	o.writes.push(n)
@@ -210,7 +221,7 @@ func (t *sender) boxWritten(err error) {
 // when the peer reads. It reports whether there is an inbox, but no box.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.box
-	if o.inbox.Len == 0 && !o.wanted && t.plan.boxFrom > 0 {
+	if o.state == boxNone && t.plan.boxFrom > 0 {
 		if n >= t.plan.boxFrom {
 			o.without = min(o.without+min(n, maxBox), maxBox)
 		}
@@ -219,16 +230,16 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 		case o.skip > 0:
 			o.skip -= min(n, 1) // one that waits looks often, and counts once
 		default:
-			o.wanted = true
+			o.state = boxAsked
 			t.owe(wire.Plain(wire.TypeAskInbox))
 		}
 	}
-	return o.inbox.Len > 0 && o.buf == nil && t.lent == nil && !t.closed
+	return o.state == boxGranted && t.lent == nil && !t.closed
 }
 
 // openBox makes buf the box; nil: there was no memory for it.
 func (t *sender) openBox(buf []byte) {
-	if t.box.buf = buf; buf == nil {
+	if t.box.state, t.box.buf = boxOpen, buf; buf == nil {
 		t.stats.noBox++
 		t.leaveInbox()
 		t.box.skip = skipShort
@@ -240,7 +251,7 @@ func (t *sender) openBox(buf []byte) {
 // that one's memory.
 func (t *sender) leaveInbox() (buf []byte) {
 	o := &t.box
-	if o.skip = 0; o.plain {
+	if o.skip = 0; o.state == boxPlain {
 		o.skip = skipLong
 	}
 	buf = o.release()
@@ -249,22 +260,20 @@ func (t *sender) leaveInbox() (buf []byte) {
 	return buf
 }
 
-// unusable reports whether the box cannot be registered, and is empty.
-func (o *outbox) unusable() bool { return o.plain && o.used() == 0 }
-
 // idle reports whether nothing was written since position at, and all has been written.
-func (o *outbox) idle(at int64) bool { return o.inbox.Len > 0 && o.filled == at && o.used() == 0 }
+func (o *outbox) idle(at int64) bool { return o.state >= boxGranted && o.filled == at && o.used() == 0 }
 
 // inboxByPeer handles the answer to AskInbox; a length of 0: the peer has no memory.
 func (o *outbox) inboxByPeer(d Descriptor, do *due, stats *traffic) {
-	if !o.wanted || d.Len > maxBox {
+	if o.state != boxAsked || d.Len > maxBox {
 		do.violation("an inbox of %d bytes that was not asked for", d.Len)
 		return
 	}
-	if o.wanted, o.inbox = false, d; d.Len == 0 {
+	if d.Len == 0 {
 		stats.noBox++
-		o.skip = skipShort
+		o.state, o.skip = boxNone, skipShort
 	} else {
+		o.state, o.inbox = boxGranted, d
 		do.wake = true // a Write that waits goes on through it
 	}
 }
@@ -272,7 +281,7 @@ func (o *outbox) inboxByPeer(d Descriptor, do *due, stats *traffic) {
 // emptiedByPeer handles Emptied: the peer has read its inbox up to upTo.
 func (o *outbox) emptiedByPeer(upTo uint64, do *due) {
 	switch {
-	case o.inbox.Len == 0: // it crossed our LeaveInbox
+	case o.state < boxGranted: // it crossed our LeaveInbox
 	case upTo > uint64(o.filled) || int64(upTo) < o.emptied:
 		do.violation("it has read %d bytes of %d in its inbox, and before that %d", upTo, o.filled, o.emptied)
 	default:

@@ -4,9 +4,9 @@ import "time"
 
 // What the box needs of a session: memory, which may have to be waited for, and a timer.
 
-// openBox, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
+// prepareBox, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
 // the box once there is one. It gives one back that cannot be registered. wr.op is held.
-func (c *core) openBox(n int) {
+func (c *core) prepareBox(n int) {
 	if c.plan.boxFrom == 0 {
 		return
 	}
@@ -15,15 +15,13 @@ func (c *core) openBox(n int) {
 	c.withSender(func(tx *sender) {
 		switch {
 		case tx.closed || tx.lent != nil:
-		case tx.box.unusable():
+		case tx.box.state == boxPlain && tx.box.used() == 0:
 			old = tx.leaveInbox()
 		default:
 			alloc = tx.wantInbox(n)
 		}
 	})
-	if old != nil {
-		c.mem.Free(old)
-	}
+	c.free(old)
 	if alloc {
 		buf := allocBox(c.mem, c.plan.boxSize)
 		c.withSender(func(tx *sender) { tx.openBox(buf) })
@@ -33,7 +31,7 @@ func (c *core) openBox(n int) {
 // restBoxesLocked starts the timer that gives the boxes back once they are idle. txMu is held.
 func (c *core) restBoxesLocked(tx *sender) {
 	o := &tx.box
-	if o.inbox.Len > 0 && !o.resting && !tx.closed {
+	if o.state >= boxGranted && !o.resting && !tx.closed {
 		o.resting = true
 		at := o.filled
 		time.AfterFunc(boxRest, func() { c.leaveIfIdle(at) })
@@ -57,9 +55,7 @@ func (c *core) leaveIfIdle(at int64) {
 		c.restBoxesLocked(tx)
 	})
 	c.leftBehind()
-	if buf != nil {
-		c.mem.Free(buf)
-	}
+	c.free(buf)
 	if alone {
 		c.wr.op.Unlock()
 	}
@@ -70,6 +66,11 @@ func (c *core) leaveIfIdle(at int64) {
 func (c *core) freeBox() {
 	var buf []byte
 	c.withSender(func(tx *sender) { buf = tx.box.release() })
+	c.free(buf)
+}
+
+// free gives a box back, if there is one.
+func (c *core) free(buf []byte) {
 	if buf != nil {
 		c.mem.Free(buf)
 	}

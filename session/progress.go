@@ -196,42 +196,38 @@ func (rx *receiver) dropControl(t wire.Type, err error) bool {
 
 // aboutSendingLocked handles a message about what this end sends.
 func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
-	var act func(*sender)
-	var err error
+	rx := &e.rx
 	switch h.Type {
 	case wire.TypeReadDone:
-		var d wire.ReadDone
-		d, err = wire.ParseReadDone(m)
-		act = func(tx *sender) { tx.offer.readByPeer(d, &tx.do) }
+		if d, err := wire.ParseReadDone(m); rx.dropControl(h.Type, err) {
+			if d.Flags&wire.FlagGone != 0 {
+				e.peerLeftLocked(true)
+			}
+			e.withSender(func(tx *sender) { tx.offer.readByPeer(d, &tx.do) })
+		}
 	case wire.TypeNearDone:
-		act = func(tx *sender) { tx.do.wake = true }
+		rx.dropControl(h.Type, nil)
+		e.wakeWriters()
 	case wire.TypeRefuse:
-		var c wire.Cancel
-		c, err = wire.ParseCancel(m)
-		act = func(tx *sender) { tx.takeBack(c.ID) }
+		if c, err := wire.ParseCancel(m); rx.dropControl(h.Type, err) {
+			e.withSender(func(tx *sender) { tx.takeBack(c.ID) })
+		}
 	case wire.TypeInbox:
-		var i wire.Inbox
-		i, err = wire.ParseInbox(m)
-		act = func(tx *sender) {
-			tx.box.inboxByPeer(i.Memory, &tx.do, &tx.stats)
-			tx.flush()
-			e.restBoxesLocked(tx)
+		if i, err := wire.ParseInbox(m); rx.dropControl(h.Type, err) {
+			e.withSender(func(tx *sender) {
+				tx.box.inboxByPeer(i.Memory, &tx.do, &tx.stats)
+				tx.flush()
+				e.restBoxesLocked(tx)
+			})
 		}
 	case wire.TypeEmptied:
-		var d wire.Emptied
-		d, err = wire.ParseEmptied(m)
-		act = func(tx *sender) {
-			tx.box.emptiedByPeer(d.Count, &tx.do)
-			tx.flush()
+		if d, err := wire.ParseEmptied(m); rx.dropControl(h.Type, err) {
+			e.withSender(func(tx *sender) {
+				tx.box.emptiedByPeer(d.Count, &tx.do)
+				tx.flush()
+			})
 		}
 	}
-	if !e.rx.dropControl(h.Type, err) {
-		return
-	}
-	if h.Type == wire.TypeReadDone && h.Flags&wire.FlagGone != 0 {
-		e.peerLeftLocked(true)
-	}
-	e.withSender(act)
 }
 
 // controlLocked handles a message about what the peer sends, or about the connection.

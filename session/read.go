@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"syscall"
-	"time"
 
 	"github.com/sanconn/san/internal/spin"
 	"github.com/sanconn/san/session/internal/wire"
@@ -48,15 +47,10 @@ func (r *reading) read(p []byte) (n int, err error) {
 
 // readState is why a Read has to end.
 func readState(st uint32) error {
-	switch {
-	case st&stTaken != 0: // first: whoever comes late finds the session closed as well
-		return ErrTaken
-	case st&stClosed != 0:
-		return ErrClosed
-	case st&stInterrupted != 0:
-		return ErrInterrupted
+	if st == stShut {
+		return io.EOF
 	}
-	return io.EOF
+	return writeState(st)
 }
 
 func (r *reading) readWaiting(p []byte) (n int, err error) {
@@ -67,7 +61,7 @@ func (r *reading) readWaiting(p []byte) (n int, err error) {
 		if n, err = r.receive(p); n > 0 || err != nil {
 			return 0
 		}
-		if n, _ = r.brokenDirect(); n > 0 {
+		if n = r.brokenDirect(); n > 0 {
 			return 0
 		}
 		if stop = r.rd.stop(); stop != 0 {
@@ -93,7 +87,7 @@ func (r *reading) receive(p []byte) (int, error) {
 
 func (r *reading) receiveLocked(p []byte) (n int, err error) {
 	rx := &r.rx
-	if rx.phase == closed || rx.loan != notLent || rx.fetch.into != nil {
+	if rx.phase == closed || rx.loan != notLent || rx.fetch.into.buf != nil {
 		return r.receiveNothingLocked()
 	}
 	before, events := rx.stats.messages, 0
@@ -119,7 +113,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 		if t := rx.fetch.cur; t != nil {
 			rx.fetch.target(p, n)
 			events += r.progressLocked()
-			if rx.fetch.into != nil {
+			if rx.fetch.into.buf != nil {
 				return r.directDoneLocked()
 			}
 			if t.unread() == nil && !t.read() {
@@ -160,7 +154,7 @@ func (r *reading) noteTrickle(bytes, messages uint64) {
 func (r *reading) receiveNothingLocked() (n int, err error) {
 	rx := &r.rx
 	r.progressLocked()
-	switch direct := rx.fetch.into != nil; {
+	switch direct := rx.fetch.into.buf != nil; {
 	case direct && rx.phase != closed:
 		return r.directDoneLocked()
 	case !direct && rx.phase == closed:
@@ -212,7 +206,7 @@ func (r *reading) findEndLocked() error {
 	if rx.phase == closed {
 		return ErrClosed
 	}
-	if rx.ready() { // it came with the end of a transfer of no bytes
+	if rx.kept > 0 || rx.fetch.cur.unread() != nil { // it came with the end of a transfer of no bytes
 		r.rd.signal() // look again
 		return nil
 	}
@@ -259,47 +253,35 @@ func (r *reading) directDoneLocked() (int, error) {
 // stopDirect ends transfers into the slice of a Read that has to return, and returns how
 // many bytes it got. If the peer does not stop in time, the connection is aborted (D12).
 func (r *reading) stopDirect() (n int) {
-	f := &r.rx.fetch
-	r.lockRx()
-	direct := f.into != nil
-	f.stop = direct
-	r.unlockRx()
-	if !direct {
+	to := &r.rx.fetch.into
+	if to.buf == nil { // it changes only with rd.op held
 		return 0
 	}
-	limit := time.AfterFunc(r.cfg.CancelTimeout, func() {
-		r.kill(fmt.Errorf("session: a transfer that was cancelled did not end: %w", syscall.ETIMEDOUT))
+	r.lockRx()
+	to.stop = true
+	r.unlockRx()
+	defer r.killAfter(r.cfg.CancelTimeout, "a transfer that was cancelled did not end")()
+	r.attempt(&r.rd, func(bool) Events {
+		if n, _ = r.receive(nil); to.buf != nil {
+			n = r.brokenDirect()
+		}
+		if to.buf != nil {
+			return r.readWant()
+		}
+		return 0
 	})
-	defer limit.Stop()
-	test := func(bool) Events {
-		r.lockRx()
-		if r.rx.phase != closed {
-			r.progressLocked()
-			n, _ = r.directDoneLocked()
-		}
-		busy := f.into != nil
-		r.unlockRx()
-		if !busy {
-			return 0
-		}
-		if k, broken := r.brokenDirect(); broken {
-			n = k
-			return 0
-		}
-		return r.readWant()
-	}
-	r.await(&r.rd, test(false), test)
 	return n
 }
 
 // brokenDirect checks whether the connection has ended while a Read's slice is the
-// target of transfers. If so it aborts the endpoint, which ends them, and n is what
-// had arrived by then. No lock but rd.op may be held.
-func (r *reading) brokenDirect() (n int, broken bool) {
+// target of transfers. If so it aborts the endpoint, which ends them, and returns how many
+// bytes had arrived by then. No lock but rd.op may be held.
+func (r *reading) brokenDirect() int {
+	broken := false
 	r.lockRx()
 	f := &r.rx.fetch
 	switch {
-	case f.into == nil:
+	case f.into.buf == nil:
 	case r.rx.phase == closed:
 		broken = true
 	case r.over() != nil:
@@ -309,11 +291,10 @@ func (r *reading) brokenDirect() (n int, broken bool) {
 	}
 	r.unlockRx()
 	if !broken {
-		return 0, false
+		return 0
 	}
-	r.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
+	r.kill(errMidTransfer)
 	r.lockRx()
-	n = r.rx.fetch.endDirect()
-	r.unlockRx()
-	return n, true
+	defer r.unlockRx()
+	return r.rx.fetch.endDirect()
 }

@@ -27,10 +27,9 @@ const (
 	ReasonStays                     // an end of it stays on TCP
 	ReasonCanceled                  // the dialer has given up
 	ReasonRefused                   // the acceptor's condition refuses it
-	reasonCount
 )
 
-var reasonText = [reasonCount]string{
+var reasonText = [...]string{
 	"none", "policy", "disabled", "no provider", "network", "not served", "no SAN listener",
 	"owner mismatch", "version", "timeout", "unreachable", "remembered failure", "permission",
 	"resources", "protocol", "plain TCP peer",

@@ -247,11 +247,9 @@ func (rx *receiver) openFront() bool {
 // advance ends the use of the first n bytes that next has returned.
 func (rx *receiver) advance(n int) {
 	f := &rx.front
-	switch t := rx.fetch.cur; {
-	case t != nil:
-		if t.advance(n) {
-			rx.fetch.freeChunk(t, 0)
-		}
+	switch {
+	case rx.fetch.cur != nil:
+		rx.fetch.advance(n)
 		return
 	case f.fill > 0:
 		f.fill -= int64(n)
@@ -282,9 +280,6 @@ func (rx *receiver) releaseFront() {
 // unread reports whether Read has not taken all of the stream that has come. The tail
 // of an offer that is over and all read stays current until the next Read.
 func (rx *receiver) unread() bool { return rx.kept > 0 || !rx.fetch.cur.read() }
-
-// ready reports whether a Read finds something without another poll.
-func (rx *receiver) ready() bool { return rx.kept > 0 || rx.fetch.cur.unread() != nil }
 
 // throwAway makes sure that nothing more is kept, and gives back what is unread, unless it
 // is lent: then the end of the loan does.

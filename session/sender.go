@@ -1,6 +1,8 @@
 package session
 
 import (
+	"slices"
+
 	"github.com/sanconn/san/session/internal/credit"
 	"github.com/sanconn/san/session/internal/wire"
 )
@@ -52,16 +54,15 @@ const owedMost = 2 * ControlReserve
 
 // owedMessages wait in their order.
 type owedMessages struct {
-	m      [owedMost]wire.Control
-	n      int
-	credit bool // a Credit message, behind them
+	list   []wire.Control // at most owedMost
+	credit bool           // a Credit message, behind them
 }
 
 // find returns the oldest of a type; nil: none waits.
 func (o *owedMessages) find(t wire.Type) *wire.Control {
-	for i := range o.m[:o.n] {
-		if o.m[i].Type() == t {
-			return &o.m[i]
+	for i := range o.list {
+		if o.list[i].Type() == t {
+			return &o.list[i]
 		}
 	}
 	return nil
@@ -92,7 +93,7 @@ func (t *sender) credit() int {
 
 // pending reports whether something waits for room or credit.
 func (t *sender) pending() bool {
-	return t.owed.n > 0 || t.owed.credit || t.box.unsent() > 0 || t.last.waits()
+	return len(t.owed.list) > 0 || t.owed.credit || t.box.unsent() > 0 || t.last.waits()
 }
 
 // open reports whether bytes can still be written.
@@ -121,7 +122,7 @@ func (t *sender) take(p []byte, more bool) int {
 			return n
 		}
 	}
-	n := t.box.take(p, more)
+	n := t.box.copyIn(p, more)
 	if n > 0 {
 		t.stats.bytes += uint64(n)
 		t.drainBox()
@@ -233,13 +234,12 @@ func (t *sender) send(c *wire.Control) bool {
 // owe sends a control message, now or as soon as there is room.
 func (t *sender) owe(c wire.Control) {
 	switch {
-	case t.closed, t.owed.n == 0 && t.send(&c):
+	case t.closed, len(t.owed.list) == 0 && t.send(&c):
 	case t.owed.replace(&c):
-	case t.owed.n == owedMost:
+	case len(t.owed.list) == owedMost:
 		t.do.violation("it causes more control messages than it takes")
 	default:
-		t.owed.m[t.owed.n] = c
-		t.owed.n++
+		t.owed.list = append(t.owed.list, c)
 	}
 }
 
@@ -249,14 +249,12 @@ func (t *sender) flush() {
 		return
 	}
 	sent := 0
-	for sent < t.owed.n && t.send(&t.owed.m[sent]) {
+	for sent < len(t.owed.list) && t.send(&t.owed.list[sent]) {
 		sent++
 	}
-	if sent > 0 {
-		t.owed.n = copy(t.owed.m[:], t.owed.m[sent:t.owed.n])
-	}
+	t.owed.list = slices.Delete(t.owed.list, 0, sent)
 	t.drainBox()
-	if t.last.waits() && t.owed.n == 0 && t.box.unsent() == 0 {
+	if t.last.waits() && len(t.owed.list) == 0 && t.box.unsent() == 0 {
 		c := wire.Plain(t.last.typ)
 		t.last.sent = t.send(&c)
 	}

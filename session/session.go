@@ -68,7 +68,7 @@ func New(ep Endpoint, cfg Config) *Session {
 	e.idle.owner = e
 	s := &Session{engine: e, reading: reading{engine: e}, writing: writing{e}, began: time.Now()}
 	s.closing.done = make(chan struct{})
-	live.add(s)
+	live.Store(s.number, s)
 	s.ep.Start(s)
 	if !cfg.Accepting {
 		s.introduce()

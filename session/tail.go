@@ -15,13 +15,21 @@ type tail struct {
 	asked   int // bytes, from the front, for which a transfer was started
 	got     int // … completed
 	reading int // RDMA reads under way
-	over    bool
-	stopped bool // the peer has withdrawn it: start no more transfers
-	noMem   bool // there is no memory for it: give it up when nothing is under way
-	refused bool // Refuse was sent
+	state   tailState
 	noSlice bool // a Read's slice could not be registered: use chunks only
 	chunks  []chunk
 }
+
+// tailState is how far it has come. It only grows, and skips what does not happen.
+type tailState uint8
+
+const (
+	tailOpen    tailState = iota // transfers are started
+	tailNoMem                    // no more: there is no memory for it, and it is refused when nothing is under way
+	tailRefused                  // Refuse was sent
+	tailStopped                  // the peer has withdrawn it
+	tailOver                     // ReadDone was sent
+)
 
 // chunk is a part of a tail that is fetched ahead of any Read.
 type chunk struct {
@@ -55,13 +63,13 @@ func (t *tail) unread() []byte {
 	return c.buf[c.r:c.n]
 }
 
-// advance ends the use of the first n bytes of unread, and reports whether that was the
-// rest of a chunk.
-func (t *tail) advance(n int) (last bool) {
-	c := &t.chunks[0]
-	c.r += n
-	return c.r == c.n
+// read reports whether the tail is over and all read, or there is none.
+func (t *tail) read() bool { return t == nil || t.state == tailOver && len(t.chunks) == 0 }
+
+// fits reports whether transfers of it go straight to a slice of so many bytes.
+func (t *tail) fits(room int) bool {
+	return !t.noSlice && len(t.chunks) == 0 && (room >= directMin || room >= t.total-t.asked)
 }
 
-// read reports whether the tail is over and all read, or there is none.
-func (t *tail) read() bool { return t == nil || t.over && len(t.chunks) == 0 }
+// toStart reports whether a transfer of it can be started.
+func (t *tail) toStart() bool { return t.state == tailOpen && t.asked < t.total }

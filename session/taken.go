@@ -15,7 +15,7 @@ func (r *reading) StopRead() { r.rd.set(stTaken) }
 func (r *reading) TakeRead() {
 	r.StopRead()
 	defer r.rd.asTaker()()
-	test := func(bool) Events {
+	r.attempt(&r.rd, func(bool) Events {
 		r.lockRx()
 		lent := r.rx.loan != notLent
 		r.unlockRx()
@@ -23,8 +23,7 @@ func (r *reading) TakeRead() {
 			return 0
 		}
 		return r.readWant()
-	}
-	r.await(&r.rd, test(false), test)
+	})
 }
 
 // TakeWrite is TakeRead for Write, WriteBuffers and Reserve, and GiveBackWrite. What a Write
@@ -32,15 +31,10 @@ func (r *reading) TakeRead() {
 func (w *writing) TakeWrite() {
 	w.wr.set(stTaken)
 	defer w.wr.asTaker()()
-	test := func(bool) Events {
-		lent := false
-		w.withSender(func(tx *sender) { lent = tx.lent != nil })
-		if !lent || w.writeBlocked() != nil {
-			return 0
-		}
-		return w.writeWant()
-	}
-	w.await(&w.wr, test(false), test)
+	w.until(func() (free bool) {
+		w.withSender(func(tx *sender) { free = tx.lent == nil })
+		return free
+	}, w.writeBlocked)
 }
 
 // GiveBackRead ends TakeRead.
@@ -61,14 +55,13 @@ func (r *reading) ReadTaken(p []byte) (int, error) {
 // It takes what comes meanwhile, and asks again when LookAgain is called.
 func (r *reading) AwaitTaken(done func() bool) {
 	defer r.rd.asTaker()()
-	test := func(sure bool) Events {
+	r.attempt(&r.rd, func(sure bool) Events {
 		if done() || r.rd.stop() != 0 || r.over() != nil {
 			return 0
 		}
 		r.progress(sure)
 		return r.readWant()
-	}
-	r.await(&r.rd, test(false), test)
+	})
 	r.noteEnd() // with the notes before it, which nobody may have taken yet
 }
 

@@ -22,7 +22,7 @@ func (w *writing) WriteUrgent(p []byte) (n int, err error) {
 	}
 	w.ur.begin()
 	defer w.ur.op.Unlock()
-	test := func(sure bool) Events {
+	w.attempt(&w.ur, func(sure bool) Events {
 		w.progress(sure)
 		if st := w.wr.state.Load(); st != 0 {
 			err = writeState(st)
@@ -40,8 +40,7 @@ func (w *writing) WriteUrgent(p []byte) (n int, err error) {
 			return 0
 		}
 		return RecvReady | SendReady
-	}
-	w.await(&w.ur, test(false), test)
+	})
 	return w.outcome(n, len(p), err)
 }
 

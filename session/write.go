@@ -3,9 +3,7 @@ package session
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"syscall"
-	"time"
 
 	"github.com/sanconn/san/session/internal/wire"
 )
@@ -55,17 +53,14 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 		_, err = w.write(nil, false)
 	}
 	for len(v) > 0 && err == nil {
-		var k int
-		if pack := w.packable(v); pack > 1 && w.wr.state.Load() == 0 {
-			if k = w.sendPacked(v[:pack], pack < len(v)); k > 0 {
-				n += int64(k)
-				v = v[pack:]
-				continue
-			}
+		count := w.packable(v)
+		k := w.sendPacked(v[:count], count < len(v))
+		if k == 0 {
+			count = 1
+			k, err = w.write(v[0], len(v) > 1)
 		}
-		k, err = w.write(v[0], len(v) > 1)
 		n += int64(k)
-		v = v[1:]
+		v = v[count:]
 	}
 	done, err := w.outcome(int(n), size, err)
 	return int64(done), err
@@ -83,8 +78,9 @@ func (w *writing) packable(v [][]byte) int {
 	return len(v)
 }
 
+// sendPacked sends slices in one message, or none of them.
 func (w *writing) sendPacked(v [][]byte, more bool) (n int) {
-	if w.failure.Load() == nil {
+	if len(v) > 1 && w.wr.state.Load() == 0 && w.failure.Load() == nil {
 		w.withSender(func(tx *sender) { n = tx.packed(v, more) })
 	}
 	return n
@@ -105,58 +101,41 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 			return n, err
 		}
 	}
-	w.openBox(len(p) - n)
+	w.prepareBox(len(p) - n)
 	return w.writeCopied(p, n, more)
 }
 
 // writeCopied copies p[n:] to messages or the box, waiting for room.
 func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	var err error
-	for n < len(p) && err == nil {
-		if st := w.wr.stop(); st != 0 {
-			return n, writeState(st)
-		}
-		if k := w.take(p[n:], more); k > 0 {
+	take := func() bool {
+		return w.wr.stop() == 0 && w.withRoom(func(tx *sender) bool {
+			k := tx.take(p[n:], more)
 			n += k
-			continue
-		}
-		w.await(&w.wr, w.writeWant(), func(sure bool) Events {
-			if st := w.wr.stop(); st != 0 {
-				err = writeState(st)
-				return 0
-			}
-			w.progressForWrite(sure)
-			k := w.take(p[n:], more)
-			if n += k; k > 0 {
-				return 0
-			}
-			if err = w.writeBlocked(); err != nil {
-				return 0
-			}
-			return w.writeWant()
+			return k > 0
 		})
+	}
+	for n < len(p) && err == nil {
+		if !take() {
+			err = w.until(take, w.writeBlocked)
+		}
 	}
 	return n, err
 }
 
-// take takes bytes from the front of p, and returns how many.
-func (w *writing) take(p []byte, more bool) (n int) {
-	w.withRoom(func(tx *sender) bool {
-		n = tx.take(p, more)
-		return n > 0
-	})
-	return n
-}
-
-// withRoom has try use the sender. If there is no room, the peer's inbox is requested, unless
-// that has come meanwhile: then there may be, and try is called again.
-func (w *writing) withRoom(try func(*sender) bool) {
+// withRoom has try use the sender, and returns what it does. If there is no room, the peer's
+// inbox is requested, unless that has come meanwhile: then there may be, and try is called again.
+func (w *writing) withRoom(try func(*sender) bool) (done bool) {
 	for opens := true; opens && w.over() == nil; { // not into the box of a connection that has ended
-		w.withSender(func(tx *sender) { opens = !try(tx) && tx.wantInbox(0) })
+		w.withSender(func(tx *sender) {
+			done = try(tx)
+			opens = !done && tx.wantInbox(0)
+		})
 		if opens {
-			w.openBox(0)
+			w.prepareBox(0)
 		}
 	}
+	return done
 }
 
 // writeWant is what a Write waits for. While a Read looks for what comes, that may be less.
@@ -174,19 +153,18 @@ func (w *writing) progressForWrite(sure bool) {
 	}
 }
 
-// until has a Write wait until done, or returns why it must not go on.
-func (w *writing) until(done func() bool) (err error) {
-	test := func(sure bool) Events {
+// until has a Write wait until done, or returns why it must not go on, as blocked has it.
+func (w *writing) until(done func() bool, blocked func() error) (err error) {
+	w.attempt(&w.wr, func(sure bool) Events {
 		w.progressForWrite(sure)
 		if done() {
 			return 0
 		}
-		if err = w.writeBlocked(); err != nil {
+		if err = blocked(); err != nil {
 			return 0
 		}
 		return w.writeWant()
-	}
-	w.await(&w.wr, test(false), test)
+	})
 	return err
 }
 
@@ -278,7 +256,7 @@ func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
 	for w.plan.large(len(p) - n) {
 		k, err := w.writeOffer(p[n:], more)
 		n += k
-		if errors.Is(err, errNotTaken) {
+		if err == errNotTaken {
 			w.progress(true) // if the peer refuses because it closes, that comes next
 			return n, nil
 		}
@@ -298,22 +276,22 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 		if w.over() == nil {
 			w.withSender(func(tx *sender) { tx.stats.unregistered++ })
 		}
-		return 0, fmt.Errorf("%w: %w", errNotTaken, err)
+		return 0, errNotTaken
 	}
-	revoked := false
+	defer w.mem.Revoke(desc)
 	more = more || first+len(tail) < len(p)
 	err = w.until(func() (sent bool) {
 		if w.failure.Load() == nil {
 			w.withSender(func(tx *sender) { sent = tx.sendOffer(p[:first], desc, more) })
 		}
 		return sent
-	})
+	}, w.writeBlocked)
 	if err == nil {
 		if len(tail) > nearDone(w.plan.maxRDMA) {
 			w.wr.slept.Store(true) // until NearDone
 		}
-		if err = w.until(w.offerOver); err != nil {
-			revoked = w.withdraw(desc)
+		if err = w.until(w.offerOver, w.writeBlocked); err != nil {
+			w.withdraw()
 		}
 		w.withSender(func(tx *sender) { n = tx.offer.end(first, &tx.stats) })
 		if n < len(tail) && err == nil {
@@ -322,9 +300,6 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 			}
 		}
 		n += first
-	}
-	if !revoked {
-		w.mem.Revoke(desc)
 	}
 	return n, err
 }
@@ -336,39 +311,16 @@ func (w *writing) offerOver() bool {
 }
 
 // withdraw ends the open offer before the peer has all of it (D12). If the peer does not
-// answer within CancelTimeout, the connection is aborted. revoked: the memory has been
-// revoked.
-func (w *writing) withdraw(d Descriptor) (revoked bool) {
-	if w.over() != nil {
-		return w.withdrawEnded(d)
-	}
-	w.withSender(func(tx *sender) { tx.takeBack(tx.offer.id) })
-	limit := time.AfterFunc(w.cfg.CancelTimeout, func() {
-		w.kill(fmt.Errorf("session: the peer did not give up a transfer that was cancelled: %w", syscall.ETIMEDOUT))
-	})
-	defer limit.Stop()
-	ended := false
-	test := func(sure bool) Events {
-		w.progressForWrite(sure)
-		if w.offerOver() {
-			return 0
+// answer within CancelTimeout, the connection is aborted.
+func (w *writing) withdraw() {
+	if w.over() == nil {
+		w.withSender(func(tx *sender) { tx.takeBack(tx.offer.id) })
+		defer w.killAfter(w.cfg.CancelTimeout, "the peer did not give up a transfer that was cancelled")()
+		if w.until(w.offerOver, w.over) == nil {
+			return
 		}
-		if ended = w.over() != nil; ended {
-			return 0
-		}
-		return w.writeWant()
 	}
-	w.await(&w.wr, test(false), test)
-	return ended && w.withdrawEnded(d)
-}
-
-// withdrawEnded is withdraw on a connection that has ended. It avoids aborting it where
-// it can, so that what has arrived can still be read.
-func (w *writing) withdrawEnded(d Descriptor) (revoked bool) {
-	if w.failure.Load() == nil {
-		w.mem.Revoke(d)
-		return true
+	if w.failure.Load() != nil { // otherwise to revoke is enough, and what has arrived can still be read
+		w.kill(errMidTransfer)
 	}
-	w.kill(fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET))
-	return false
 }

@@ -25,12 +25,14 @@ func (c *Control) Put(room []byte, credit uint32) {
 }
 
 // Plain encodes a message that is nothing but its type.
-func Plain(t Type) Control { return newControl(t, 0, 0) }
+func Plain(t Type) Control { return newControl(t, 0) }
 
-func newControl(t Type, flags uint8, body int) Control {
-	c := Control{n: int8(HeaderLen + body)}
+// newControl encodes a message whose body is these words.
+func newControl(t Type, flags uint8, words ...uint64) Control {
+	c := Control{n: int8(HeaderLen + 8*len(words))}
 	Header{Type: t, Flags: flags}.Put(c.b[:])
+	for i, word := range words {
+		le.PutUint64(c.b[HeaderLen+8*i:], word)
+	}
 	return c
 }
-
-func (c *Control) body() []byte { return c.b[HeaderLen:] }

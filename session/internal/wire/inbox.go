@@ -5,9 +5,7 @@ type Inbox struct{ Memory Descriptor }
 
 // Control encodes the message.
 func (m Inbox) Control() Control {
-	c := newControl(TypeInbox, 0, idLen+descriptorLen)
-	m.Memory.put(c.body()[idLen:])
-	return c
+	return newControl(TypeInbox, 0, 0, m.Memory.Addr, m.Memory.Key, m.Memory.Len)
 }
 
 // ParseInbox reads an Inbox.
@@ -40,9 +38,7 @@ type Emptied struct{ Count uint64 }
 
 // Control encodes the message.
 func (m Emptied) Control() Control {
-	c := newControl(TypeEmptied, 0, idLen+countLen)
-	le.PutUint64(c.body()[idLen:], m.Count)
-	return c
+	return newControl(TypeEmptied, 0, 0, m.Count)
 }
 
 // ParseEmptied reads an Emptied.

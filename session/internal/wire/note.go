@@ -6,14 +6,14 @@ const NoteMost = 240
 // Note says something that concerns the layers above the session alone. The note must not be
 // changed as long as the message waits.
 func Note(note []byte) Control {
-	c := newControl(TypeNote, 0, 0)
+	c := Plain(TypeNote)
 	c.more = note
 	return c
 }
 
 // Urgent has bytes out of band, which must not be changed as long as the message waits.
 func Urgent(p []byte) Control {
-	c := newControl(TypeUrgent, 0, 0)
+	c := Plain(TypeUrgent)
 	c.more = p
 	return c
 }

@@ -45,9 +45,7 @@ type ReadDone struct {
 
 // Control encodes the message.
 func (m ReadDone) Control() Control {
-	c := newControl(TypeReadDone, m.Flags, idLen+countLen)
-	le.PutUint64(c.body(), uint64(m.ID))
-	le.PutUint64(c.body()[idLen:], m.Count)
+	c := newControl(TypeReadDone, m.Flags, uint64(m.ID), m.Count)
 	c.Returns = m.From
 	return c
 }
@@ -69,9 +67,7 @@ type Cancel struct {
 
 // Control encodes the message.
 func (m Cancel) Control() Control {
-	c := newControl(m.Type, 0, idLen)
-	le.PutUint64(c.body(), uint64(m.ID))
-	return c
+	return newControl(m.Type, 0, uint64(m.ID))
 }
 
 // ParseCancel reads a CancelRead or Refuse.
