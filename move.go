@@ -173,7 +173,7 @@ type job struct {
 
 	// Set by movers.
 	peer  netip.AddrPort // guarded by their mu
-	until time.Time      // when its time is up, from its first turn on
+	left  time.Duration  // of its time, which passes while it runs or pauses, not while it waits for its turn
 	pause time.Duration  // the last one
 
 	passing atomic.Pointer[Unavailable] // why it waits
@@ -181,16 +181,15 @@ type job struct {
 
 // run is an attempt to move.
 func (j *job) run() {
-	if j.until.IsZero() {
-		j.until = time.Now().Add(j.plan.settings.attempt)
-	}
-	ctx, cancel := context.WithDeadline(j.ctx, j.until)
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(j.ctx, j.left)
 	defer cancel()
 	why := j.plan.move(ctx, j.h, j.life)
 	if why != nil && j.waits && isPassing(why) {
 		if ctx.Err() == nil {
 			j.passing.Store(why)
 			j.pause = min(max(2*j.pause, acceptPause), mostPause)
+			j.left -= time.Since(began) + j.pause
 			time.AfterFunc(j.pause, func() { movers.add(j) })
 			return
 		}
@@ -221,6 +220,7 @@ func (m *moverPool) add(j *job) {
 	defer m.mu.Unlock()
 	if !j.peer.IsValid() { // the first time
 		j.peer = j.h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort()
+		j.left = j.plan.settings.attempt
 	}
 	m.waiting = append(m.waiting, j)
 	m.startLocked()
