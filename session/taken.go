@@ -49,10 +49,12 @@ func (r *reading) GiveBackRead() { r.rd.state.And(^uint32(stTaken)) }
 // GiveBackWrite ends TakeWrite.
 func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
 
-// ReadTaken is Read for who has taken it. InterruptRead does not concern it.
-func (r *reading) ReadTaken(p []byte) (int, error) {
+// ReadTaken is Read for who has taken it. InterruptRead does not concern it. It waits no longer
+// than until done, which may be nil and is asked again when LookAgain is called: then its error is
+// ErrInterrupted.
+func (r *reading) ReadTaken(p []byte, done func() bool) (int, error) {
 	defer r.rd.asTaker()()
-	n, err := r.read(p)
+	n, err := r.read(p, done)
 	r.leftBehind()
 	return n, err
 }
@@ -72,7 +74,7 @@ func (r *reading) AwaitTaken(done func() bool) {
 	r.noteEnd() // with the notes before it, which nobody may have taken yet
 }
 
-// LookAgain has AwaitTaken ask again. It does not block.
+// LookAgain has AwaitTaken and ReadTaken ask again. It does not block.
 func (r *reading) LookAgain() { r.rd.signal() }
 
 // WriteTaken is Write for who has taken it. InterruptWrite does not concern it.
