@@ -101,7 +101,7 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 			return nil
 		case errors.Is(err, newconn.ErrNoAnswer):
 			return unavailableOf(err) // it may move yet, and nowhere else
-		case errors.Is(err, errNotAccepted), errors.Is(err, errUnknown):
+		case errors.Is(err, errNotAccepted), errors.Is(err, errUnknown), errors.Is(err, newconn.ErrNotTaken):
 			return unavailableOf(err)
 		case why == nil, isReason(err, ReasonRefused): // it is not tried again
 			why = unavailableOf(err)

@@ -89,6 +89,10 @@ func (w *writing) WriteTaken(p []byte) (int, error) {
 // process has ended, or closed, is over with EPIPE.
 func (s *Session) Over() error { return s.over() }
 
+// Withdraw takes a session back that its peer has not taken: then it is to be aborted. It returns
+// false if the peer has taken it, or may yet: see Withdrawer.
+func (s *Session) Withdraw() bool { return s.withdrawer != nil && s.withdrawer.Withdraw() }
+
 // Delivered reports, of a session that was closed, whether the peer has all that was written,
 // or will have it though this process ends. A peer that has closed in order, too, which it does
 // only when it has read the whole stream, may have gone before it could confirm that.
