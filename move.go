@@ -101,7 +101,7 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 			return nil
 		case errors.Is(err, newconn.ErrNoAnswer):
 			return unavailableOf(err) // it may move yet, and nowhere else
-		case errors.Is(err, errNotAccepted), errors.Is(err, errUnknown):
+		case errors.Is(err, errNotAccepted), errors.Is(err, errUnknown), errors.Is(err, newconn.ErrNotTaken):
 			return unavailableOf(err)
 		case why == nil, isReason(err, ReasonRefused): // it is not tried again
 			why = unavailableOf(err)
@@ -173,7 +173,7 @@ type job struct {
 
 	// Set by movers.
 	peer  netip.AddrPort // guarded by their mu
-	until time.Time      // when its time is up, from its first turn on
+	left  time.Duration  // of its time, which passes while it runs or pauses, not while it waits for its turn
 	pause time.Duration  // the last one
 
 	passing atomic.Pointer[Unavailable] // why it waits
@@ -181,16 +181,15 @@ type job struct {
 
 // run is an attempt to move.
 func (j *job) run() {
-	if j.until.IsZero() {
-		j.until = time.Now().Add(j.plan.settings.attempt)
-	}
-	ctx, cancel := context.WithDeadline(j.ctx, j.until)
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(j.ctx, j.left)
 	defer cancel()
 	why := j.plan.move(ctx, j.h, j.life)
 	if why != nil && j.waits && isPassing(why) {
 		if ctx.Err() == nil {
 			j.passing.Store(why)
 			j.pause = min(max(2*j.pause, acceptPause), mostPause)
+			j.left -= time.Since(began) + j.pause
 			time.AfterFunc(j.pause, func() { movers.add(j) })
 			return
 		}
@@ -221,6 +220,7 @@ func (m *moverPool) add(j *job) {
 	defer m.mu.Unlock()
 	if !j.peer.IsValid() { // the first time
 		j.peer = j.h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort()
+		j.left = j.plan.settings.attempt
 	}
 	m.waiting = append(m.waiting, j)
 	m.startLocked()

@@ -168,7 +168,7 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 	case err == nil, errors.Is(err, newconn.ErrNoAnswer):
 		shmPeers.note(q.at, q.to(), number)
 		return true, err
-	case errors.Is(err, errUnknown), errors.Is(err, errOther), errors.Is(err, errImpostor),
+	case errors.Is(err, errUnknown), errors.Is(err, errOther), errors.Is(err, errImpostor), errors.Is(err, newconn.ErrNotTaken),
 		isReason(err, ReasonNoListener), isReason(err, ReasonResources): // it has not taken it
 		return false, err
 	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE): // it has ended; if it had the other end, so does TCP

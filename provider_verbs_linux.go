@@ -47,13 +47,15 @@ func (p verbsProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s sett
 
 // served returns the device that serves a connection's destination.
 func (verbsProvider) served(tcp *net.TCPConn, cfg verbs.Config) (device string, err error) {
-	ends, err := tcpid.EndsOf(tcp)
-	if err != nil {
-		return "", err
-	}
 	route := routeOf(tcp)
-	route.Source = ends.Local.Addr()
-	return verbs.ServedBy(ends.Remote.Addr(), route.Route, cfg)
+	route.Source = zoned(tcp.LocalAddr()).Addr()
+	return verbs.ServedBy(zoned(tcp.RemoteAddr()).Addr(), route.Route, cfg)
+}
+
+// zoned is an address with its zone, without which a link-local one is reached by no interface.
+func zoned(tcp net.Addr) netip.AddrPort {
+	a := tcp.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
 // stamps reports whether there is a device, whose connections are told by their stamps.
@@ -77,7 +79,7 @@ func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) e
 	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, routeOf(tcp).class)
 	l := h.Life().(*life)
 	return l.prove(tcp, func(stamp tcpid.Stamp) error {
-		ep, err := verbs.Dial(ctx, ends.Local.Addr(), ends.Remote, cfg)
+		ep, err := verbs.Dial(ctx, zoned(tcp.LocalAddr()).Addr(), zoned(tcp.RemoteAddr()), cfg)
 		if err != nil {
 			return err
 		}

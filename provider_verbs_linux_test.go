@@ -60,6 +60,23 @@ func TestRDMASettings(t *testing.T) {
 	}
 }
 
+// Connections between link-local addresses of IPv6 go by the interfaces of their zones. (On the
+// simulated device: test/hwsim.)
+func TestRDMALinkLocal(t *testing.T) {
+	testenv.NeedDevice(t)
+	ends, known := map[string][2]string{"rxe": {"ve1", "ve2"}, "siw": {"wi1", "wi2"}}[inGuest]
+	if !known {
+		return
+	}
+	l := systemLanes[0]
+	l.pipe(t) // the first use of the libraries takes the guest a while
+	host := linkLocal(t, ends[1])
+	ln := l.listen(t, net.JoinHostPort(host+"%"+ends[1], "0"))
+	c := mustDial(t, l.dialer(), net.JoinHostPort(host+"%"+ends[0], portOf(ln.Addr().String())))
+	wantProvider(t, c, l.provider)
+	send(t, c, mustAccept(t, ln), "by link-local addresses")
+}
+
 // fallbackLane is a lane for tests in which a move to RDMA fails.
 func fallbackLane(t *testing.T) lane {
 	t.Helper()

@@ -85,6 +85,53 @@ func TestStoppedWhileItMoves(t *testing.T) {
 	wantMoved(t, c, shm.Name)
 }
 
+// A connection of one of two processes that accept on a port, when the other, which is asked
+// first, is stopped: it moves all the same, and what that one finds when it goes on harms nobody.
+func TestStoppedIsAskedInVain(t *testing.T) {
+	onlyShm(t)
+	tcp := plainListen(t, "127.0.0.1:0")
+	stopped := startServer(t, tcp, 7)
+	startServer(t, tcp, 8)
+	of := func(d *Dialer, name byte) net.Conn { // a connection that this one has accepted
+		t.Helper()
+		for {
+			c := mustDial(t, d, tcp.Addr().String())
+			if got, err := ask(c); err != nil {
+				t.Fatal(err)
+			} else if got == name {
+				return c
+			}
+		}
+	}
+	c, own := of(new(Dialer), 8), of(new(Dialer), 7)
+	last := of(atOnce(), 7)
+	wantMoved(t, last, shm.Name)
+	stopped.stop(t)
+	began := time.Now()
+	newconn.HandleOf(c).CallUse(0)
+	if name, err := ask(c); name != 8 || err != nil {
+		t.Fatal(name, err)
+	}
+	wantMoved(t, c, shm.Name)
+	if took := time.Since(began); took > moveTimeout {
+		t.Errorf("it took %v", took)
+	}
+	newconn.HandleOf(own).CallUse(0)
+	if _, err := own.Write(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "a move to a stopped process ends", func() bool { return InfoOf(own).Cause != nil })
+	stopped.goOn(t)
+	wantAnswer(t, own, 7)
+	use(t, own, 7)
+	for _, d := range []net.Conn{c, own, last, of(atOnce(), 7)} {
+		wantMoved(t, d, shm.Name)
+		if _, err := ask(d); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Connections to a stopped process come to move, more than may at a time. One to another process
 // moves meanwhile.
 func TestStoppedHoldsUpNobodyElse(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 // and the one that is asked:
 //
 //	take both directions from the application; say where its bytes end on the session (NoteLeave)
-//	wait for the same of the peer, and read up to there
+//	wait for the same of the peer, and read up to there, or to the end of one that has closed
 //	asking: return to the peer what the application has not read; its stream ends behind that
 //	otherwise: keep it for the application
 //	read what the peer returns, up to the end of its stream
@@ -53,8 +53,8 @@ var (
 
 // File returns a copy of TCP's descriptor; see net.TCPConn.File. If the connection has moved
 // to a SAN, it goes back first, and stays on TCP from then on. It fails if the peer does not
-// answer within 5 s, once a connection that has moved was reset, and if bytes that have been taken from TCP, or from the SAN when it was
-// the peer who went back, have not been read.
+// answer within 5 s, once a connection that has moved was reset, and if bytes that have been
+// taken from TCP, or from the SAN when the peer went back or had closed, have not been read.
 func (c *Conn) File() (*os.File, error) {
 	err := c.toTCP(true)
 	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
@@ -155,7 +155,8 @@ func (l *leave) run(c *Conn) {
 	c.in.op.Lock()
 	c.out.op.Lock()
 	c.mu.Lock()
-	c.in.rest, c.in.restAt, c.in.resting = t.unread, c.state.in.at, len(t.unread) > 0
+	c.in.rest = append(c.in.rest, t.unread...) // to what a way back in vain has left
+	c.in.restAt, c.in.resting = c.state.in.at, len(c.in.rest) > 0
 	if l.err = err; err == nil {
 		l.leftLocked(c, t)
 	} else {
@@ -194,15 +195,19 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 	c.in.san.Store(nil)
 	c.in.op.Unlock()
 	if err = s.SendNote(positionNote(newconn.NoteLeave, s.WritePosition())); err != nil {
-		return l.alone(err)
+		return l.alone(t, err)
 	}
 
-	// Its session is waited for as a Read does: the janitor would take its time.
-	s.AwaitTaken(func() bool {
+	// Its session is waited for as a Read does: the janitor would take its time. What comes is
+	// read meanwhile, as a peer that has closed, and does not answer, may wait for just that.
+	answered := func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return l.given || l.peer && c.state.in.begun
-	})
+	}
+	from := s.ReadPosition()
+	t.unread = readUntil(s, answered)
+	s.AwaitTaken(answered)
 	c.mu.Lock()
 	for !l.given && !c.over && !(l.peer && c.state.in.begun) {
 		c.awaitLocked(time.Time{}) // it is over, and its last notes are on their way
@@ -211,14 +216,15 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 	returns := l.asked && !c.state.out.ended
 	c.mu.Unlock()
 	if !left {
-		return l.alone(errNoSession)
+		return l.alone(t, errNoSession)
 	}
 
-	if l.peerAt < s.ReadPosition() {
+	if l.peerAt < from {
 		return t, s.Fail(errBegin)
 	}
-	t.unread, err = readTaken(s, l.peerAt-s.ReadPosition())
-	if err != nil {
+	if n := l.peerAt - from; n < uint64(len(t.unread)) {
+		t.unread, t.returned = t.unread[:n], t.unread[n:]
+	} else if t.unread, err = readTaken(s, t.unread, n-uint64(len(t.unread))); err != nil {
 		return t, err
 	}
 	wrote := make(chan error, 1)
@@ -230,7 +236,7 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 		s.CloseWrite()
 		wrote <- err
 	}()
-	t.returned, err = readTaken(s, toTheEnd)
+	t.returned, err = readTaken(s, t.returned, toTheEnd)
 	if err != nil {
 		s.Abort() // ends the Write
 	}
@@ -252,12 +258,13 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 
 // alone leaves a session whose peer has closed it: nothing comes back, and TCP has its end as
 // well. On any other end the error is why.
-func (l *leave) alone(why error) (t taken, err error) {
+func (l *leave) alone(t taken, why error) (taken, error) {
 	s := l.session
 	if !errors.Is(s.Over(), syscall.EPIPE) {
 		return t, why
 	}
-	if t.unread, err = readTaken(s, toTheEnd); err == nil {
+	var err error
+	if t.unread, err = readTaken(s, t.unread, toTheEnd); err == nil {
 		s.Close()
 	}
 	return t, err
@@ -266,11 +273,25 @@ func (l *leave) alone(why error) (t taken, err error) {
 // toTheEnd is beyond all streams.
 const toTheEnd = 1 << 63
 
-// readTaken reads so many bytes from a session, or the rest of its stream.
-func readTaken(s *session.Session, n uint64) (all []byte, err error) {
+// readUntil reads what comes from a session until done, or its end. A peer that goes on writing
+// it leaves waiting, as a Read does.
+func readUntil(s *session.Session, done func() bool) (all []byte) {
+	b := make([]byte, 16<<10)
+	for len(all) < mostTaken/2 && !done() {
+		n, err := s.ReadTaken(b, done)
+		all = append(all, b[:n]...)
+		if err != nil {
+			break
+		}
+	}
+	return all
+}
+
+// readTaken reads so many bytes more from a session, or the rest of its stream.
+func readTaken(s *session.Session, all []byte, n uint64) ([]byte, error) {
 	b := make([]byte, min(n, 64<<10))
 	for n > 0 {
-		k, err := s.ReadTaken(b[:min(n, uint64(len(b)))])
+		k, err := s.ReadTaken(b[:min(n, uint64(len(b)))], nil)
 		all = append(all, b[:k]...)
 		n -= uint64(k)
 		switch {

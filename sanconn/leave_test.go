@@ -3,6 +3,7 @@
 package sanconn_test
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -201,6 +202,42 @@ func TestTheAskedEndKeepsWhatIsUnread(t *testing.T) {
 	}
 	a.CloseWrite()
 	wantBytes(t, <-received(t, b), []byte("unread behind"))
+	f, err := b.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}
+
+// A peer that has closed does not answer, and may have bytes that wait until some have been read
+// here. File finds both at once, and nothing is lost.
+func TestTheWayBackFromAPeerThatHasClosed(t *testing.T) {
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}})
+	a, b, err := movedPair(t.Context(), ea, eb, sessions{Acceptor: session.Config{ReceiveBudget: 64 << 10}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, b)
+	sent := bytes.Repeat([]byte("waiting "), 64<<10)
+	if _, err := a.Write(sent); err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- a.Close() }()
+	testenv.Eventually(t, patience, func() error {
+		if _, err := a.Write(nil); !errors.Is(err, net.ErrClosed) {
+			return errors.New("it is not closed")
+		}
+		return nil
+	})
+	began := time.Now()
+	if _, err := b.File(); err == nil || errors.Is(err, syscall.ETIMEDOUT) {
+		t.Errorf("after %v: %v", time.Since(began), err)
+	}
+	wantBytes(t, <-received(t, b), sent)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
 	f, err := b.File()
 	if err != nil {
 		t.Fatal(err)

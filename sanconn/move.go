@@ -20,6 +20,10 @@ import (
 // by a SAN saves is as much as what it saves for so many bytes.
 const turn = 32 << 10
 
+// takeTimeout is how long a process may do nothing that has been asked to take a session, where
+// others may be asked.
+const takeTimeout = 500 * time.Millisecond
+
 // never is beyond what any connection counts.
 const never = int64(1) << 62
 
@@ -80,11 +84,25 @@ func (h *handle) Offer(ctx context.Context, s *session.Session, hello []byte, ju
 	go negotiate(weak.Make(c), s)
 	stop := c.wakeWhenDone(ctx)
 	defer stop()
+	taken := time.Now().Add(takeTimeout)
 	for c.state.phase == offered && c.session == s {
-		if c.closed.Load() || ctx.Err() != nil { // Close ends the session
+		late := !taken.IsZero() && !time.Now().Before(taken)
+		switch {
+		case c.closed.Load(): // Close ends the session
 			return newconn.ErrNoAnswer
+		case (late || ctx.Err() != nil) && s.Withdraw():
+			c.state.withdraw()
+			c.dropLocked(newconn.ErrNotTaken)
+			if c.state.out.ended {
+				c.tcp.CloseWrite()
+			}
+		case ctx.Err() != nil:
+			return newconn.ErrNoAnswer
+		case late:
+			taken = time.Time{} // the peer has the offer, and will answer
+		default:
+			c.awaitLocked(taken)
 		}
-		c.awaitLocked(time.Time{})
 	}
 	if c.session != s {
 		return c.refused

@@ -56,8 +56,9 @@ type core struct {
 	loans   atomic.Int32 // memory that the application has
 	notes   notes        // of the peer
 
-	number    uint64 // of this session in its process
-	describer Describer
+	number     uint64 // of this session in its process
+	describer  Describer
+	withdrawer Withdrawer
 }
 
 // workers are the background goroutines of a session, and its loans.
@@ -103,10 +104,11 @@ func newCore(ep Endpoint, cfg Config) *core {
 	sleeper, _ := ep.(Sleeper)
 	number := numbers.Add(1)
 	describer, _ := ep.(Describer)
+	withdrawer, _ := ep.(Withdrawer)
 	if cfg.Trace != nil {
 		ep = newTraced(ep, cfg.Trace, number)
 	}
-	c := &core{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg, kind: queueKind, number: number, describer: describer}
+	c := &core{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg, kind: queueKind, number: number, describer: describer, withdrawer: withdrawer}
 	if c.lim.Ring() {
 		c.kind = ringKind
 	}

@@ -116,6 +116,13 @@ type Waiting interface {
 	Disarm(Events)
 }
 
+// Withdrawer is what an endpoint is besides, if it is there before the peer's process knows of it.
+type Withdrawer interface {
+	// Withdraw takes the connection back, so that the peer never looks at what was sent: then
+	// Abort follows. It returns false if the peer has looked, or may: then it answers, or ends it.
+	Withdraw() bool
+}
+
 // Sleeper is what an endpoint is besides, if its events need not be handed on by a goroutine
 // of its own: whoever sleeps waits for them itself. Its methods may be called at any time,
 // Rouse and Rest also after Retire, from any goroutine; while nobody is in Sleep, and Rest is

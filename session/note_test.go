@@ -328,7 +328,7 @@ func TestTakenOperations(t *testing.T) {
 			t.Errorf("WriteTaken: %d, %v", n, err)
 		}
 		p := make([]byte, 10)
-		if n, err := b.ReadTaken(p); string(p[:n]) != "above" || err != nil {
+		if n, err := b.ReadTaken(p, nil); string(p[:n]) != "above" || err != nil {
 			t.Errorf("ReadTaken: %q, %v", p[:n], err)
 		}
 		a.InterruptWrite(false)

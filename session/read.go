@@ -24,14 +24,14 @@ const (
 // everything that had arrived), ETIMEDOUT if it stopped answering.
 func (r *reading) Read(p []byte) (int, error) {
 	r.rd.begin()
-	n, err := r.read(p)
+	n, err := r.read(p, nil)
 	r.leftBehind()
 	r.rd.op.Unlock()
 	return n, err
 }
 
-// read is Read, for the holder of rd.op.
-func (r *reading) read(p []byte) (n int, err error) {
+// read is Read, for the holder of rd.op. It is interrupted once done, if that is not nil.
+func (r *reading) read(p []byte, done func() bool) (n int, err error) {
 	if st := r.rd.stop(); st != 0 {
 		return 0, readState(st)
 	}
@@ -42,7 +42,7 @@ func (r *reading) read(p []byte) (n int, err error) {
 	if n, err = r.receive(p); n > 0 || err != nil || len(p) == 0 {
 		return n, err
 	}
-	return r.readWaiting(p)
+	return r.readWaiting(p, done)
 }
 
 // readState is why a Read has to end.
@@ -53,7 +53,7 @@ func readState(st uint32) error {
 	return writeState(st)
 }
 
-func (r *reading) readWaiting(p []byte) (n int, err error) {
+func (r *reading) readWaiting(p []byte, done func() bool) (n int, err error) {
 	r.rx.fetch.want.Store(int64(len(p)))
 	defer r.rx.fetch.want.Store(0)
 	stop := uint32(0)
@@ -64,7 +64,10 @@ func (r *reading) readWaiting(p []byte) (n int, err error) {
 		if n = r.brokenDirect(); n > 0 {
 			return 0
 		}
-		if stop = r.rd.stop(); stop != 0 {
+		if stop = r.rd.stop(); stop == 0 && done != nil && done() {
+			stop = stInterrupted
+		}
+		if stop != 0 {
 			return 0
 		}
 		return r.readWant()

@@ -43,10 +43,12 @@ func (r *reading) GiveBackRead() { r.rd.state.And(^uint32(stTaken)) }
 // GiveBackWrite ends TakeWrite.
 func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
 
-// ReadTaken is Read for who has taken it. InterruptRead does not concern it.
-func (r *reading) ReadTaken(p []byte) (int, error) {
+// ReadTaken is Read for who has taken it. InterruptRead does not concern it. It waits no longer
+// than until done, which may be nil and is asked again when LookAgain is called: then its error is
+// ErrInterrupted.
+func (r *reading) ReadTaken(p []byte, done func() bool) (int, error) {
 	defer r.rd.asTaker()()
-	n, err := r.read(p)
+	n, err := r.read(p, done)
 	r.leftBehind()
 	return n, err
 }
@@ -65,7 +67,7 @@ func (r *reading) AwaitTaken(done func() bool) {
 	r.noteEnd() // with the notes before it, which nobody may have taken yet
 }
 
-// LookAgain has AwaitTaken ask again. It does not block.
+// LookAgain has AwaitTaken and ReadTaken ask again. It does not block.
 func (r *reading) LookAgain() { r.rd.signal() }
 
 // WriteTaken is Write for who has taken it. InterruptWrite does not concern it.
@@ -79,6 +81,10 @@ func (w *writing) WriteTaken(p []byte) (int, error) {
 // Over returns why the connection is over, for OnNote; nil: it is not. A ring whose peer's
 // process has ended, or closed, is over with EPIPE.
 func (s *Session) Over() error { return s.over() }
+
+// Withdraw takes a session back that its peer has not taken: then it is to be aborted. It returns
+// false if the peer has taken it, or may yet: see Withdrawer.
+func (s *Session) Withdraw() bool { return s.withdrawer != nil && s.withdrawer.Withdraw() }
 
 // Delivered reports, of a session that was closed, whether the peer has all that was written,
 // or will have it though this process ends. A peer that has closed in order, too, which it does

@@ -67,7 +67,9 @@ type Handle interface {
 	// sends hello, negotiates unless that has been done, and waits for the answer, of which judge
 	// returns why the connection does not move, or nil. Then both directions move, each when its
 	// writer gets to it. A peer that does not answer holds up Offer until ctx ends, but not the
-	// connection. On an error that is not ErrNoAnswer the session is still the caller's.
+	// connection; one that has not even taken the session, for half a second: then it never gets
+	// the offer, and the error is ErrNotTaken. On an error that is not ErrNoAnswer the session is
+	// still the caller's.
 	Offer(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error
 
 	// Take moves to a session by which the peer has made an offer, and answers it. On an
@@ -89,6 +91,10 @@ type Handle interface {
 	// Moved waits until both directions have moved to the session, or cannot any more.
 	Moved(context.Context) error
 }
+
+// ErrNotTaken is the error of an Offer to a process that has not looked at it, as one that is
+// stopped. Another one may be asked.
+var ErrNotTaken = fmt.Errorf("the process that was asked does nothing: %w", syscall.ETIMEDOUT)
 
 // ErrNoAnswer is the error of an Offer that the peer has not answered yet. It may still move.
 var ErrNoAnswer = fmt.Errorf("the peer has not answered yet: %w", syscall.ETIMEDOUT)

@@ -45,6 +45,39 @@ func TestDialReachesTheProcessOfANumber(t *testing.T) {
 	}
 }
 
+// A connection that is withdrawn before the process has taken it is never taken; one that has been
+// taken goes on.
+func TestWithdraw(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	a, b := meet(t, l)
+	defer end(a)
+	defer end(b)
+	if a.(session.Withdrawer).Withdraw() {
+		t.Error("withdrawn, and it has been taken")
+	}
+	l.mu.Lock() // which is needed to take one
+	c, err := Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{})
+	withdrawn := err == nil && c.(session.Withdrawer).Withdraw()
+	l.mu.Unlock()
+	if !withdrawn {
+		t.Fatalf("not withdrawn, or not dialed: %v", err)
+	}
+	d, e := meet(t, l) // behind it
+	defer end(d)
+	defer end(e)
+	abort(c)
+	for _, ends := range [][2]session.Endpoint{{a, b}, {d, e}} {
+		p, q := newPeer(ends[0]), newPeer(ends[1])
+		p.send([]byte("ping"))
+		var ev session.Event
+		if !q.poll(&ev) || string(ev.Msg) != "ping" {
+			t.Fatalf("got %q, %v", ev.Msg, q.Err())
+		}
+		q.Drop()
+	}
+}
+
 func TestDialSaysWhyNot(t *testing.T) {
 	leaks(t)
 	port := freePort(t)

@@ -43,8 +43,9 @@ type endpoint struct {
 }
 
 var (
-	_ session.Endpoint = (*endpoint)(nil)
-	_ session.Sleeper  = (*endpoint)(nil)
+	_ session.Endpoint   = (*endpoint)(nil)
+	_ session.Sleeper    = (*endpoint)(nil)
+	_ session.Withdrawer = (*endpoint)(nil)
 )
 
 // newEndpoint makes a slot's next endpoint. The peer does not use the slot: the dialing end's is
@@ -253,6 +254,16 @@ func (e *endpoint) end(state uint32) {
 			e.link.door.ring(e.slot.number, ev)
 		}
 	})
+}
+
+// Withdraw implements session.Withdrawer.
+func (e *endpoint) Withdraw() bool {
+	if e.slot.taken() || !e.enter() {
+		return false
+	}
+	e.local.v.Store(e.turn | stateWithdrawn | stateHeld)
+	e.inside.Add(-1)
+	return !e.slot.taken()
 }
 
 // Retire implements session.Endpoint. Until then the slot keeps its memory, also when the

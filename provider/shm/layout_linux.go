@@ -35,6 +35,11 @@ const (
 	stateAborted = 2
 	stateMask    = 3
 
+	// stateWithdrawn is the dialing side's, and no end to an accepting one that has taken the
+	// connection already. Each side writes its state and then looks at the other's, so if the
+	// dialing one finds it not taken, the accepting one finds it withdrawn, and leaves it.
+	stateWithdrawn = 3
+
 	stateHeld = 1 << 31 // with closed and aborted, until Retire
 
 	// Between them is which of the slot's connections it is the state of. The accepting side
@@ -54,10 +59,16 @@ func (s *sideState) turn() uint32 { return s.v.Load() & turnMask }
 
 // load returns the state without held; open if the side has not begun the connection.
 func (s *sideState) load(turn uint32) uint32 {
-	if v := s.v.Load(); v&turnMask == turn {
+	if v := s.v.Load(); v&turnMask == turn && v&stateMask != stateWithdrawn {
 		return v & stateMask
 	}
 	return stateOpen
+}
+
+// gaveUp reports whether the side has aborted the connection, or withdrawn it.
+func (s *sideState) gaveUp(turn uint32) bool {
+	v := s.v.Load()
+	return v&turnMask == turn && v&stateMask >= stateAborted
 }
 
 // retired reports whether the side no longer touches the slot.

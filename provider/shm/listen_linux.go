@@ -252,7 +252,12 @@ func (l *Listener) accept(k *link, s *slot) (code uint8) {
 		return code
 	}
 	e.begin()
-	take(e)
+	if e.remote.gaveUp(e.turn) { // before it could be taken
+		e.Close() // in order: nothing is lost by it
+		e.Retire()
+	} else {
+		take(e)
+	}
 	l.work.Done()
 	return codeOK
 }

@@ -41,12 +41,20 @@ func BenchmarkBurst(b *testing.B) {
 	}
 }
 
+// TestBurst is the burst's small form.
+func TestBurst(t *testing.T) {
+	if testenv.Device() != "" {
+		return // such a process, or the lane of real drivers
+	}
+	runOn(t, hwsim.New(t, "latency_ns=2000"), "TestAllMove", 1, nil, "-burst=300")
+}
+
 const movedIn = "moved in " // before the time that it took
 
 // All of many connections move that are dialed at once.
 func TestAllMove(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // BenchmarkBurst runs it
+		return // TestBurst and BenchmarkBurst run it
 	}
 	var e echo
 	l := listen(t, e.serve)
@@ -84,15 +92,23 @@ func TestAllMove(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	moved := 0
+	// They are used as by a program, since what has failed to move is tried again after use.
 	testenv.Eventually(t, patience, func() error {
-		for moved < len(conns) && san.InfoOf(conns[moved]).Provider == "verbs" {
-			moved++
+		var err error
+		for i, c := range conns {
+			info := san.InfoOf(c)
+			if info.Provider == "verbs" {
+				continue
+			}
+			err = fmt.Errorf("one that has not moved: %+v; all: %+v", info, san.Stats())
+			if err := roundTrip(c, []byte{byte(i)}); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if moved < len(conns) {
-			return fmt.Errorf("only %d of %d have moved; the next: %+v", moved, len(conns), san.InfoOf(conns[moved]))
-		}
-		return nil
+		return err
 	})
 	t.Logf("%s%v", movedIn, time.Since(began))
+	if again := san.Stats().Fallbacks; len(again) > 0 {
+		t.Logf("moves that have failed at first: %v", again)
+	}
 }

@@ -46,11 +46,50 @@ func TestPackageSAN(t *testing.T) {
 	}
 }
 
+// Connections between link-local addresses of IPv6, whose zone says by which interface.
+func TestPackageSANByLinkLocal(t *testing.T) {
+	if testenv.Device() != "" {
+		return // such a process, or the lane of real drivers
+	}
+	testenv.NeedRoot(t)
+	for _, env := range []string{"SAN_RDMACM=", "SAN_RDMACM=off"} {
+		t.Run(env, func(t *testing.T) {
+			const network = `ip link set lo up && ip addr add fe80::5/64 dev lo nodad && exec "$@"`
+			child := exec.Command("unshare", "--net", "sh", "-c", network, "sh", os.Args[0])
+			runBy(t, child, hwsim.New(t, "seed=45,jitter_us=8"), "TestLinkLocal", 1, []string{env})
+		})
+	}
+}
+
+func TestLinkLocal(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // TestPackageSANByLinkLocal runs it
+	}
+	const host = "fe80::5%lo"
+	for _, on := range []string{host, "::"} {
+		var e echo
+		_, port, _ := net.SplitHostPort(listenOn(t, on, e.serve).Addr().String())
+		c, err := dialTo(t, net.JoinHostPort(host, port))
+		if err == nil {
+			err = roundTrip(c, random(1<<20))
+		}
+		if err != nil {
+			t.Errorf("listening on %s: %v", on, err)
+		}
+	}
+}
+
 // runOn runs tests of this program, so many, in a process that has the fabric's device, and
 // returns what that prints.
 func runOn(t testing.TB, f hwsim.Fabric, tests string, n int, env []string, args ...string) []byte {
 	t.Helper()
-	child := exec.Command(os.Args[0], append([]string{"-test.run=^(" + tests + ")$", "-test.timeout=3m", "-test.v"}, args...)...)
+	return runBy(t, exec.Command(os.Args[0]), f, tests, n, env, args...)
+}
+
+// runBy is runOn by a command that runs this program, with the arguments that are added.
+func runBy(t testing.TB, child *exec.Cmd, f hwsim.Fabric, tests string, n int, env []string, args ...string) []byte {
+	t.Helper()
+	child.Args = append(append(child.Args, "-test.run=^("+tests+")$", "-test.timeout=3m", "-test.v"), args...)
 	child.Env = append(append(f.Env(), "SAN_PROVIDERS=verbs"), env...) // on one host it would be shm
 	out, err := child.CombinedOutput()
 	if err != nil {
@@ -66,7 +105,12 @@ func runOn(t testing.TB, f hwsim.Fabric, tests string, n int, env []string, args
 // listen returns a listener of package san whose connections serve has.
 func listen(t *testing.T, serve func(net.Conn)) *san.Listener {
 	t.Helper()
-	l, err := new(san.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	return listenOn(t, "127.0.0.1", serve)
+}
+
+func listenOn(t *testing.T, host string, serve func(net.Conn)) *san.Listener {
+	t.Helper()
+	l, err := new(san.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,9 +169,14 @@ func (e *echo) ended() (by string, err error) {
 // dial returns a connection that has moved.
 func dial(t *testing.T, l net.Listener) (*sanconn.Conn, error) {
 	t.Helper()
+	return dialTo(t, l.Addr().String())
+}
+
+func dialTo(t *testing.T, address string) (*sanconn.Conn, error) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	c, err := (&san.Dialer{Policy: san.Require}).DialContext(ctx, "tcp", l.Addr().String())
+	c, err := (&san.Dialer{Policy: san.Require}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
