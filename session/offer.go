@@ -1,6 +1,10 @@
 package session
 
-import "github.com/sanconn/san/session/internal/wire"
+import (
+	"errors"
+
+	"github.com/sanconn/san/session/internal/wire"
+)
 
 // The offering half of rendezvous: a Write whose bytes stay where they are until the peer
 // has read them (D6). The other half is in fetch.go. Nothing of the stream follows an open
@@ -88,4 +92,98 @@ func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
 		return
 	}
 	o.taken, o.state, do.wake = int(m.Count), offerOver, true
+}
+
+// errNotTaken: memory could not be exposed here, or the peer could not reach it.
+var errNotTaken = errors.New("memory cannot be registered for RDMA")
+
+// pays reports whether a large Write of p is to be offered, for all of it, rather than copied:
+// where there is no memory for a box, each is.
+func (w *writing) pays(p []byte) bool {
+	_, tail := w.plan.toExpose(p)
+	w.txMu.Lock()
+	defer w.txMu.Unlock()
+	if !w.plan.boxMayPay || w.tx.box.skip > 0 {
+		return true
+	}
+	pays, err := w.mem.Pays(tail)
+	if err != nil {
+		w.tx.stats.unregistered++
+	}
+	return pays
+}
+
+// writeOffered writes from the front of p by offers, as long as what is left is large
+// enough and can be registered.
+func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
+	for w.plan.large(len(p) - n) {
+		k, err := w.writeOffer(p[n:], more)
+		n += k
+		if err == errNotTaken {
+			w.progress(true) // if the peer refuses because it closes, that comes next
+			return n, nil
+		}
+		if err != nil && n < len(p) { // a complete one may have ended with an error
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// writeOffer offers as much of p as one exposure takes, and waits until the peer
+// has it. It returns how many bytes of p are the peer's.
+func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
+	first, tail := w.plan.toExpose(p)
+	desc, err := w.mem.Expose(tail, RemoteRead)
+	if err != nil {
+		if w.over() == nil {
+			w.withSender(func(tx *sender) { tx.stats.unregistered++ })
+		}
+		return 0, errNotTaken
+	}
+	defer w.mem.Revoke(desc)
+	more = more || first+len(tail) < len(p)
+	err = w.until(func() (sent bool) {
+		if w.failure.Load() == nil {
+			w.withSender(func(tx *sender) { sent = tx.sendOffer(p[:first], desc, more) })
+		}
+		return sent
+	}, w.writeBlocked)
+	if err == nil {
+		if len(tail) > nearDone(w.plan.maxRDMA) {
+			w.wr.slept.Store(true) // until NearDone
+		}
+		if err = w.until(w.offerOver, w.writeBlocked); err != nil {
+			w.withdraw()
+		}
+		w.withSender(func(tx *sender) { n = tx.offer.end(first, &tx.stats) })
+		if n < len(tail) && err == nil {
+			if err = w.writeBlocked(); err == nil {
+				err = errNotTaken
+			}
+		}
+		n += first
+	}
+	return n, err
+}
+
+func (w *writing) offerOver() bool {
+	w.txMu.Lock()
+	defer w.txMu.Unlock()
+	return w.tx.offer.state == offerOver
+}
+
+// withdraw ends the open offer before the peer has all of it (D12). If the peer does not
+// answer within CancelTimeout, the connection is aborted.
+func (w *writing) withdraw() {
+	if w.over() == nil {
+		w.withSender(func(tx *sender) { tx.takeBack(tx.offer.id) })
+		defer w.killAfter(w.cfg.CancelTimeout, "the peer did not give up a transfer that was cancelled")()
+		if w.until(w.offerOver, w.over) == nil {
+			return
+		}
+	}
+	if w.failure.Load() != nil { // otherwise to revoke is enough, and what has arrived can still be read
+		w.kill(errMidTransfer)
+	}
 }

@@ -7,7 +7,8 @@ import (
 )
 
 // plan is how bytes go to the peer, by what Negotiate has found of both ends. Nobody writes it
-// again, so it needs no lock.
+// again, so it needs no lock. Write goes by it (copied, or an offer), and sender.take (a message,
+// or the box).
 type plan struct {
 	maxMsg    int // bytes of a message
 	maxRDMA   int // … of an RDMA write

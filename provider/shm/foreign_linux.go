@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sanconn/san/internal/quota"
+	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
 // Descriptors that a peer has passed to this process may be anything until they are checked, and

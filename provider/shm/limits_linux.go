@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sanconn/san/internal/quota"
+	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
 // limits are how much of this process the processes that connect to it can hold, all

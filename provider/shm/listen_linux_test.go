@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/sanconn/san/internal/quota"
+	"github.com/sanconn/san/provider/shm/internal/quota"
 	"github.com/sanconn/san/session"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sanconn/san/internal/quota"
+	"github.com/sanconn/san/provider/shm/internal/quota"
 	"github.com/sanconn/san/session"
 )
 

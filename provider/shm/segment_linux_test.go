@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sanconn/san/internal/quota"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
 // memfd makes a memfd with the given size and seals.

@@ -14,7 +14,7 @@
 //	listen_addresses.go   which addresses a listener listens on
 //	exchange.go, *_exchange.go   connecting without rdma_cm, in the same steps
 //	private_data.go       what the ends exchange in rdma_cm's private data
-//	results.go            what each result of connecting means
+//	errors.go             what each result of connecting means
 //	attachment.go         the device, port and GID of an address
 //	iwarp.go              the first messages on iWARP
 //	cm.go, blocking.go    connection manager events; calls that may block
@@ -25,6 +25,8 @@
 //	endpoint.go           an endpoint; create.go and end.go: its beginning and end
 //	queuepair.go, await.go   its queue pair: completions, waking, failure
 //	send.go, receive.go   its messages
+//	control.go            the memory that messages take, and each peer's share of it
 //	remote.go             its access to remote memory
+//	costs.go              when it pays to register a Write's memory
 //	window.go, probe.go   memory windows; what a device enforces of them
 package verbs

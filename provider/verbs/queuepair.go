@@ -11,8 +11,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// queuePair is a queue pair with its completion queue: how the connection ends, and who
-// is woken. Sender, receiver and remote memory post to it and report failures to it.
+// queuePair is a queue pair with its completion queue: what completes, how the connection ends,
+// and who is woken. Sender, receiver and remote memory post to it and report failures to it.
 type queuePair struct {
 	qp   *ibv.QP
 	cq   *ibv.CQ

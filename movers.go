@@ -1,0 +1,120 @@
+package san
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+)
+
+const (
+	// mostMoving bounds how many connections move at a time, mostToOne those to one address and
+	// port, whose process may be stopped. The others wait for their turn, and are used meanwhile:
+	// a device that makes its queue pairs one by one is asked for no more than that at once.
+	mostMoving = 16
+	mostToOne  = mostMoving / 4
+
+	// acceptPause is how long a connection that was not accepted yet is left alone, at first;
+	// mostPause bounds its doubling, so that a dial that waits notices the accept.
+	acceptPause = 50 * time.Microsecond
+	mostPause   = 20 * time.Millisecond
+)
+
+// job is a connection that is to move.
+type job struct {
+	plan  *plan
+	h     newconn.Handle
+	life  *life
+	ctx   context.Context
+	waits bool               // for its other end to be accepted
+	done  func(*Unavailable) // called once; nil: it moves. It does not block
+
+	// Set by movers.
+	peer  netip.AddrPort // guarded by their mu
+	left  time.Duration  // of its time, which passes while it runs or pauses, not while it waits for its turn
+	pause time.Duration  // the last one
+
+	passing atomic.Pointer[Unavailable] // why it waits
+}
+
+// run is an attempt to move.
+func (j *job) run() {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(j.ctx, j.left)
+	defer cancel()
+	why := j.plan.move(ctx, j.h, j.life)
+	if why != nil && j.waits && isPassing(why) {
+		if ctx.Err() == nil {
+			j.passing.Store(why)
+			j.pause = min(max(2*j.pause, acceptPause), mostPause)
+			j.left -= time.Since(began) + j.pause
+			time.AfterFunc(j.pause, func() { movers.add(j) })
+			return
+		}
+		why = cmp.Or(j.passing.Load(), why) // of the last attempt that had its time
+	}
+	j.done(why)
+}
+
+// isPassing reports whether the next attempt may come to more, with time left for it.
+func isPassing(why *Unavailable) bool {
+	slow := why.Reason == ReasonTimeout && !errors.Is(why, newconn.ErrNoAnswer)
+	return slow || errors.Is(why, errNotAccepted) || errors.Is(why, errUnknown)
+}
+
+// movers move connections, those that a dial waits for and those in the background.
+var movers = moverPool{at: make(map[netip.AddrPort]int)}
+
+type moverPool struct {
+	mu      sync.Mutex // guards what follows
+	waiting []*job
+	running int
+	at      map[netip.AddrPort]int // how many are running, by their peer
+}
+
+// add has a job run when it is its turn. It does not block.
+func (m *moverPool) add(j *job) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !j.peer.IsValid() { // the first time
+		j.peer = j.h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort()
+		j.left = j.plan.settings.attempt
+	}
+	m.waiting = append(m.waiting, j)
+	m.startLocked()
+}
+
+// startLocked runs those whose turn it is. Each is bounded by its time.
+func (m *moverPool) startLocked() {
+	for m.running < mostMoving {
+		i := slices.IndexFunc(m.waiting, func(j *job) bool { return m.at[j.peer] < mostToOne })
+		if i < 0 {
+			return
+		}
+		j := m.waiting[i]
+		m.waiting = slices.Delete(m.waiting, i, i+1)
+		m.running++
+		m.at[j.peer]++
+		go func() {
+			j.run()
+			m.ran(j)
+		}()
+	}
+}
+
+func (m *moverPool) ran(j *job) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.running--
+	if m.at[j.peer]--; m.at[j.peer] == 0 {
+		delete(m.at, j.peer)
+	}
+	m.startLocked()
+}
