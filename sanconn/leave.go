@@ -40,8 +40,8 @@ type leave struct {
 // session, too: it needs some 100 µs, and processor time.
 const backTimeout = 5 * time.Second
 
-// mostTaken bounds the bytes that are taken from a session, each way: they fit into a ring, or
-// into a send and a receive buffer.
+// mostTaken bounds the bytes that are taken from a session, each way, once its peer has stopped:
+// they fit into a ring, or into a send and a receive buffer. Before, half as many are at most.
 const mostTaken = 64 << 20
 
 var (
@@ -289,7 +289,7 @@ func readUntil(s *session.Session, done func() bool) (all []byte) {
 
 // readTaken reads so many bytes more from a session, or the rest of its stream.
 func readTaken(s *session.Session, all []byte, n uint64) ([]byte, error) {
-	b := make([]byte, min(n, 64<<10))
+	b, had := make([]byte, min(n, 64<<10)), len(all)
 	for n > 0 {
 		k, err := s.ReadTaken(b[:min(n, uint64(len(b)))], nil)
 		all = append(all, b[:k]...)
@@ -301,7 +301,7 @@ func readTaken(s *session.Session, all []byte, n uint64) ([]byte, error) {
 			return all, s.Fail(errTooFew)
 		case err != nil:
 			return all, err
-		case len(all) > mostTaken:
+		case len(all)-had > mostTaken:
 			return all, s.Fail(errTooMany)
 		}
 	}

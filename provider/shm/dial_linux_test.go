@@ -56,6 +56,8 @@ func TestWithdraw(t *testing.T) {
 	if a.(session.Withdrawer).Withdraw() {
 		t.Error("withdrawn, and it has been taken")
 	}
+	late := a.(*endpoint) // it was taken while Withdraw looked
+	late.local.v.Store(late.turn | stateWithdrawn | stateHeld)
 	l.mu.Lock() // which is needed to take one
 	c, err := Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{})
 	withdrawn := err == nil && c.(session.Withdrawer).Withdraw()
@@ -67,14 +69,26 @@ func TestWithdraw(t *testing.T) {
 	defer end(d)
 	defer end(e)
 	abort(c)
-	for _, ends := range [][2]session.Endpoint{{a, b}, {d, e}} {
+	var closed *peer
+	for _, ends := range [][2]session.Endpoint{{d, e}, {a, b}} {
 		p, q := newPeer(ends[0]), newPeer(ends[1])
+		closed = q
 		p.send([]byte("ping"))
 		var ev session.Event
 		if !q.poll(&ev) || string(ev.Msg) != "ping" {
 			t.Fatalf("got %q, %v", ev.Msg, q.Err())
 		}
 		q.Drop()
+		q.send([]byte("pong"))
+		if !p.poll(&ev) || string(ev.Msg) != "pong" {
+			t.Fatalf("got %q, %v", ev.Msg, p.Err())
+		}
+		p.Drop()
+	}
+	a.Close()
+	var ev session.Event
+	if closed.poll(&ev) || closed.Err() != errPeerClosed {
+		t.Errorf("the peer of one that was withdrawn in vain, and closed: %v", closed.Err())
 	}
 }
 

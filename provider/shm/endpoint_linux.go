@@ -258,11 +258,14 @@ func (e *endpoint) end(state uint32) {
 
 // Withdraw implements session.Withdrawer.
 func (e *endpoint) Withdraw() bool {
-	if e.slot.taken() || !e.enter() {
+	if !e.enter() {
+		return false
+	}
+	defer e.inside.Add(-1)
+	if e.slot.taken() {
 		return false
 	}
 	e.local.v.Store(e.turn | stateWithdrawn | stateHeld)
-	e.inside.Add(-1)
 	return !e.slot.taken()
 }
 

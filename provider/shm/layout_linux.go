@@ -27,7 +27,7 @@ const (
 	linkSlots  = 16384 // in a link: as many as the bell has room for
 )
 
-// A side's state. Any but open is final; then the side no longer touches the slot, unless
+// A side's state. Closed and aborted are final; then the side no longer touches the slot, unless
 // it is held: the session has lent reserved room, or kept messages, to the application.
 const (
 	stateOpen    = 0
@@ -35,12 +35,12 @@ const (
 	stateAborted = 2
 	stateMask    = 3
 
-	// stateWithdrawn is the dialing side's, and no end to an accepting one that has taken the
-	// connection already. Each side writes its state and then looks at the other's, so if the
+	// stateWithdrawn is the dialing side's, until it has ended; to an accepting one that has taken
+	// the connection already it is open. Each side writes its state and then looks at the other's, so if the
 	// dialing one finds it not taken, the accepting one finds it withdrawn, and leaves it.
 	stateWithdrawn = 3
 
-	stateHeld = 1 << 31 // with closed and aborted, until Retire
+	stateHeld = 1 << 31 // with all but open, until Retire
 
 	// Between them is which of the slot's connections it is the state of. The accepting side
 	// takes that from the dialing one's state. Until it has, its state, and what else it has

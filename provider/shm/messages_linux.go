@@ -32,7 +32,7 @@ func (e *endpoint) CommitControl(n int) { e.afterSending(e.out.CommitControl(n))
 // open reports whether the connection lives.
 func (e *endpoint) open() bool {
 	switch v := e.remote.v.Load(); {
-	case v == e.turn|stateOpen:
+	case v == e.turn|stateOpen, v == e.turn|stateWithdrawn|stateHeld:
 		e.out.Meet()
 	case v&turnMask == e.turn:
 		e.peerState(v & stateMask)

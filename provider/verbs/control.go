@@ -21,7 +21,7 @@ var controlArena = sync.OnceValue(func() *regcache.Arena { return regcache.NewAr
 
 // peerShare: a peer's connections have at most that many times what they leave, which is three
 // quarters of the budget for the first greedy peer, and three quarters of the rest for each
-// behind it. So no host takes what all others need.
+// behind it. So no address takes what all others need. A host with many has many shares.
 const peerShare = 3
 
 // shares are how many bytes of an arena the connections with each peer have.

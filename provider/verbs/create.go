@@ -13,7 +13,7 @@ import (
 // receive buffers posted, which count as the peer's. It owns dev and the id from now on, also
 // when it fails.
 func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive bool) (*Endpoint, error) {
-	e := &Endpoint{dev: dev, cm: id, peer: peer.Unmap(), cfg: cfg, passive: passive}
+	e := &Endpoint{dev: dev, cm: id, peer: peer.Unmap().WithZone(""), cfg: cfg, passive: passive}
 	e.q.user, e.mem.q, e.mem.send = e, &e.q, &e.send
 	e.inUse.Store(2)
 	if err := e.create(); err != nil {
