@@ -10,7 +10,7 @@ import (
 // FileConn makes a connection of a copy of a TCP connection's descriptor, such as one that
 // another process has passed on (sanconn.Conn.File); see net.FileConn. It goes on by TCP from
 // where that has left it, and moves to a SAN again when the process that has dialed it tries
-// that. Closing f does not affect it. What is not TCP, or cannot move, is what net.FileConn
+// that: so an end that was dialed stays on TCP once it has been passed on. Closing f does not affect it. What is not TCP, or cannot move, is what net.FileConn
 // returns.
 //
 // Who passed the descriptor on must not use it any more: two processes that read or write by

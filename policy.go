@@ -46,7 +46,7 @@ const (
 	ReasonVersion     = session.ReasonVersion     // the other end has another version of the protocol
 	ReasonTimeout     = session.ReasonTimeout     // no answer within the bound
 	ReasonUnreachable = session.ReasonUnreachable // the SAN does not reach the destination
-	ReasonRemembered  = session.ReasonRemembered  // a recent attempt failed; not tried again yet
+	ReasonRemembered  = session.ReasonRemembered  // not used any more
 	ReasonPermission  = session.ReasonPermission  // the system does not permit it
 	ReasonResources   = session.ReasonResources   // memory, descriptors or slots are used up
 	ReasonProtocol    = session.ReasonProtocol    // the answer was not understood

@@ -1,8 +1,11 @@
 package san
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -15,6 +18,7 @@ import (
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/sanconn"
 )
 
 // stop stops a process, and returns once it is stopped.
@@ -132,6 +136,54 @@ func TestStoppedIsAskedInVain(t *testing.T) {
 	}
 }
 
+// Who needs the descriptor of a connection that has moved to a process that is stopped gets an
+// error within its time; when the process goes on the connection is on TCP, and has lost nothing.
+func TestDescriptorOfAConnectionToAStoppedProcess(t *testing.T) {
+	onlyShm(t)
+	tcp := plainListen(t, "127.0.0.1:0")
+	p := startServer(t, tcp, 7)
+	for _, way := range []struct {
+		name string
+		need func(*sanconn.Conn) error
+	}{
+		{"File", func(c *sanconn.Conn) error {
+			f, err := c.File()
+			if err == nil {
+				f.Close()
+			}
+			return err
+		}},
+		{"Control", func(c *sanconn.Conn) error {
+			raw, err := c.SyscallConn()
+			if err == nil {
+				err = raw.Control(func(uintptr) {})
+			}
+			return err
+		}},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			c := mustDial(t, atOnce(), tcp.Addr().String()).(*sanconn.Conn)
+			wantMoved(t, c, shm.Name)
+			p.stop(t)
+			began := time.Now()
+			err := way.need(c)
+			if took := time.Since(began); !errors.Is(err, syscall.ETIMEDOUT) || took > testTimeout {
+				t.Errorf("%v after %v", err, took)
+			}
+			p.goOn(t)
+			if name, err := ask(c); name != 7 || err != nil {
+				t.Fatal(name, err)
+			}
+			if info := InfoOf(c); info.Provider != providerTCP {
+				t.Errorf("by %s", info.Provider)
+			}
+			if err := way.need(c); err != nil {
+				t.Errorf("once the process goes on: %v", err)
+			}
+		})
+	}
+}
+
 // Connections to a stopped process come to move, more than may at a time. One to another process
 // moves meanwhile.
 func TestStoppedHoldsUpNobodyElse(t *testing.T) {
@@ -203,15 +255,26 @@ func TestStoppedDialer(t *testing.T) {
 	p := startRole(t, "stream", l, ln.Addr().String())
 	c := mustAccept(t, ln)
 	e := streamEnd{conn: c, seed: 1}
+	stopped := 0 // while it streamed
 	var streaming sync.WaitGroup
 	streaming.Go(func() { e.both(t, 4_000_000) })
 	for range amount(20, 5) {
 		if p.Process.Signal(syscall.SIGSTOP) != nil {
 			break
 		}
+		waitFor(t, "the dialer is stopped, or has ended", func() bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
+			return err != nil || bytes.ContainsAny(stat[bytes.LastIndexByte(stat, ')')+1:][:3], "TZ")
+		})
+		if c.(*sanconn.Conn).Stats().BytesReceived < 4_000_000 {
+			stopped++
+		}
 		p.Process.Signal(syscall.SIGCONT)
 	}
 	streaming.Wait()
+	if stopped == 0 {
+		t.Error("it was never stopped while it streamed")
+	}
 	if f := strings.Fields(p.line(t)); len(f) != 3 || f[2] != "4000000" || f[0] != hex.EncodeToString(e.gotSum()) || f[1] != hex.EncodeToString(e.sum()) {
 		t.Errorf("the dialer says %v", f)
 	}

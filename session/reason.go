@@ -18,7 +18,7 @@ const (
 	ReasonVersion                   // the other end speaks another version
 	ReasonTimeout                   // no answer within the bound
 	ReasonUnreachable               // the SAN does not reach the destination
-	ReasonRemembered                // a recent attempt failed; not tried again yet
+	ReasonRemembered                // not used any more
 	ReasonPermission                // the system does not permit it
 	ReasonResources                 // memory, descriptors or slots are used up
 	ReasonProtocol                  // the answer was not understood
