@@ -101,15 +101,16 @@ func BenchmarkScarce(b *testing.B) {
 		for _, work := range []struct {
 			name    string
 			callers int
+			idle    time.Duration // before each call
 			start   func(b *testing.B, tr transport) func(caller int) error
-		}{{"64B", 1, startEcho}, {"HTTP", 8, startHTTP}} {
+		}{{"64B", 1, 0, startEcho}, {"64B_after_1ms", 1, time.Millisecond, startEcho}, {"HTTP", 8, 0, startHTTP}} {
 			for _, tr := range transports {
 				if tr.name == "unix" {
 					continue // the server process has no directory
 				}
 				b.Run(fmt.Sprintf("%s/%s/%s", scarce.name, work.name, tr.name), func(b *testing.B) {
 					scarce.make(b)
-					timeCalls(b, work.callers, work.start(b, tr))
+					timeCalls(b, work.callers, work.idle, work.start(b, tr))
 				})
 			}
 		}
@@ -145,7 +146,7 @@ func startHTTP(b *testing.B, tr transport) func(int) error {
 }
 
 // timeCalls has each caller call b.N times, after some calls that do not count.
-func timeCalls(b *testing.B, callers int, call func(caller int) error) {
+func timeCalls(b *testing.B, callers int, idle time.Duration, call func(caller int) error) {
 	took := make([][]time.Duration, callers)
 	calls := func(n int) {
 		var all sync.WaitGroup
@@ -153,6 +154,7 @@ func timeCalls(b *testing.B, callers int, call func(caller int) error) {
 			took[i] = make([]time.Duration, 0, n)
 			all.Go(func() {
 				for range n {
+					time.Sleep(idle)
 					began := time.Now()
 					if err := call(i); err != nil {
 						b.Error(err)
