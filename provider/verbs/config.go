@@ -30,7 +30,7 @@ type Config struct {
 	// Threshold is the size in bytes from which the peer reads a Write's own memory;
 	// negative: never. Default: 1 MiB, or 2 MiB without memory windows, and only if the
 	// memory is registered already, or has come so often that the copies cost as much as to
-	// register it: that is measured when the device is opened. Other Writes from 2 KiB on
+	// register it: that is measured when its windows are tried. Other Writes from 2 KiB on
 	// are copied to memory that stays registered, and written to the peer's inbox.
 	Threshold int
 

@@ -25,17 +25,19 @@ const (
 	measureShare = 64
 )
 
-// copies is how many copies of a Write's memory cost as much as to register it.
-func (d *device) copies() int { return max(int(d.price.Load()), 1) }
+// copiesBefore is how often a Write's memory is copied before it is registered: once, as long as
+// nothing is known.
+func (d *device) copiesBefore() int { return max(int(d.copies.Load()), 1) }
 
-// measure finds out, once for an open device. Nobody waits for it: until then it is one.
-func (d *device) measure() {
+// measure returns how many copies of memory cost as much as to register it, 0 if that cannot be
+// found. It is part of the probe.
+func (d *device) measure() int {
 	if limit := memlock(); limit > 0 && limit < measureShare*measureBytes {
-		return
+		return 0
 	}
 	pd, err := d.ctx.AllocPD()
 	if err != nil {
-		return // connections will have the error
+		return 0
 	}
 	defer pd.Close()
 	from, to := make([]byte, measureBytes), make([]byte, measureBytes)
@@ -50,9 +52,10 @@ func (d *device) measure() {
 		}
 	})
 	runtime.KeepAlive(to)
-	if err == nil {
-		d.price.Store(int32(min(max(registering/max(copying, 1), 1), mostCopies)))
+	if err != nil {
+		return 0
 	}
+	return int(min(registering/max(copying, 1), mostCopies))
 }
 
 // fastest returns the least time that f took.

@@ -38,10 +38,8 @@ type device struct {
 
 	windows atomic.Bool  // the probe has shown that they can be trusted: see take
 	returns atomic.Bool  // … and that a peer's message can invalidate one
+	copies  atomic.Int32 // … how many of a Write's memory cost as much as to register it; 0: not known
 	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
-
-	measured sync.Once
-	price    atomic.Int32 // see copies; 0: not known yet
 }
 
 // devices are those in use or being closed, but for named ones that have failed. There are

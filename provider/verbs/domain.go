@@ -44,7 +44,6 @@ func (d *device) newDomain(cfg Config) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.measured.Do(func() { d.waiters.Go(d.measure) })
 	cache := regcache.New(registrar{pd, arriving(cfg)}, regcache.Config{
 		Disabled:        cfg.Disable&session.FeatureRegCache != 0,
 		MaxRegistration: d.most.registration,

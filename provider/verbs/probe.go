@@ -28,6 +28,7 @@ var probed = struct {
 type probeAnswer struct {
 	trusted bool      // windows can be trusted
 	returns bool      // … and a peer's message invalidates them
+	copies  int       // see measure
 	until   time.Time // when an inconclusive answer expires; zero: this one is definite
 }
 
@@ -84,6 +85,7 @@ func (d *device) recall() bool {
 // take has the device's endpoints go by an answer. None takes trust back: connections of the
 // shared domain have nothing but windows to keep their peers out.
 func (d *device) take(answer probeAnswer) {
+	d.copies.Store(int32(answer.copies))
 	d.returns.CompareAndSwap(false, answer.returns)
 	d.windows.CompareAndSwap(false, answer.trusted)
 }
@@ -108,6 +110,7 @@ func (d *device) probeWindows() {
 		wrong, err = tryAttempts(d, returnAttempts, 1)
 		answer.returns = err == nil && len(wrong) == 0
 	}
+	answer.copies = d.measure()
 	probed.mu.Lock()
 	probed.m[d.probeKey()] = answer
 	probed.mu.Unlock()

@@ -126,12 +126,12 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 // the copies have cost what registering it costs.
 func (r *remote) Pays(b []byte) (bool, error) {
 	if r.windows.on() {
-		return r.dom.cache.Worth(b, regcache.BindWindow, r.dev.copies())
+		return r.dom.cache.Worth(b, regcache.BindWindow, r.dev.copiesBefore())
 	}
 	if len(b) < ownFrom {
 		return false, nil
 	}
-	return r.dom.cache.Worth(b, regcache.LocalRead, r.dev.copies())
+	return r.dom.cache.Worth(b, regcache.LocalRead, r.dev.copiesBefore())
 }
 
 // exposeByWindow gives the peer access to b by a window of its own.
