@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"debug/elf"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -160,6 +161,26 @@ func TestBuild(t *testing.T) {
 	})
 }
 
+// TestBeside has the library's own connections, copies of descriptors and what is not TCP beside
+// connections of package net.
+func TestBeside(t *testing.T) {
+	dir := program(t, "beside", "go 1.26")
+	file := filepath.Join(t.TempDir(), "beside")
+	sanIn(t, dir, "build", "-o", file, ".")
+	const want = `published by san build: true
+net.Dial, net.Listen: shm shm
+net.Dial, san.Listen: shm shm
+san.Dial, net.Listen: shm shm
+net.Dial, Adopt: shm shm
+net.FileConn: tcp tcp
+net.FileListener: tcp tcp
+udp: datagram; localhost: true
+`
+	if out := runs(t, nil, file); out != want {
+		t.Errorf("%s\nwant:\n%s", out, want)
+	}
+}
+
 // snapshot is what is in a directory.
 func snapshot(t *testing.T, dir string) string {
 	t.Helper()
@@ -206,11 +227,11 @@ func TestHTTP(t *testing.T) {
 				t.Fatal(err, first)
 			}
 		}
-		var vars struct{ San counters }
+		var vars struct{ Sanbuild counters }
 		if err := json.Unmarshal([]byte(second), &vars); err != nil {
 			t.Fatal(err, second)
 		}
-		return vars.San, c
+		return vars.Sanbuild, c
 	}
 	for _, how := range []struct {
 		server, client, env string
@@ -242,7 +263,19 @@ func TestPrograms(t *testing.T) {
 	})
 	t.Run("static", func(t *testing.T) {
 		t.Setenv("CGO_ENABLED", "0")
-		build(t, program(t, "echo", "go 1.26"), "-trimpath", "-ldflags=-s -w", ".")
+		dir, file := program(t, "echo", "go 1.26"), filepath.Join(t.TempDir(), "echo")
+		sanIn(t, dir, "build", "-o", file, "-trimpath", "-ldflags=-s -w", ".")
+		moves(t, file)
+		f, err := elf.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for _, p := range f.Progs {
+			if p.Type == elf.PT_INTERP {
+				t.Error("it needs a dynamic linker")
+			}
+		}
 	})
 	t.Run("vendor", func(t *testing.T) {
 		dir := program(t, "echo", "go 1.24\n\nrequire golang.org/x/text v0.3.0")

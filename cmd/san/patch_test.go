@@ -75,6 +75,7 @@ func TestUnknownShape(t *testing.T) {
 			"net/tcpsock.go: (*TCPConn).Steal"},
 		{"net.go", "func (c *conn) ok() bool", "func (c *conn) Abort() {}\nfunc (c *conn) ok() bool", "net/net.go: (*conn).Abort"},
 		{"net.go", "func (c *conn) LocalAddr() Addr", "func (c *conn) Local() Addr", "net/net.go: (*conn).Local"},
+		{"tcpsock.go", "func (c *TCPConn) CloseRead() error", "func (c *TCPConn) CloseRead(now bool) error", "CloseRead"},
 		{"net.go", "func genericReadFrom(", "func steal(c *TCPConn) *netFD { return c.fd }\nfunc genericReadFrom(", "net/net.go: steal"},
 	}
 	for file, all := range renames {

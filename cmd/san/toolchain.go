@@ -80,7 +80,8 @@ func isBelow(path, dir string) bool {
 // outside returns a GOROOT that is the same as one in the module cache, whose files go does not
 // let an overlay replace: a directory of symbolic links.
 func outside(log io.Writer, root, cache string) (string, error) {
-	dir := filepath.Join(cache, "goroot", filepath.Base(root))
+	sum := sha256.Sum256([]byte(root)) // another module cache has another of the same name
+	dir := filepath.Join(cache, "goroot", fmt.Sprintf("%s-%x", filepath.Base(root), sum[:4]))
 	entries, err := os.ReadDir(root)
 	if err != nil {
 		return "", err

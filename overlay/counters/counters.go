@@ -1,5 +1,6 @@
-// Package counters publishes san.Stats by expvar, as "san". The command san links it into
-// programs that have expvar already; others it would give a page that they did not ask for.
+// Package counters publishes san.Stats by expvar, as "sanbuild": a program may publish "san"
+// itself, and expvar ends one that publishes a name twice. The command san links it into programs
+// that have expvar already; others it would give a page that they did not ask for.
 package counters
 
 import (
@@ -9,12 +10,8 @@ import (
 )
 
 func init() {
-	if expvar.Get(name) == nil { // else it is the program's own
-		expvar.Publish(name, expvar.Func(func() any { return named(san.Stats()) }))
-	}
+	expvar.Publish("sanbuild", expvar.Func(func() any { return named(san.Stats()) }))
 }
-
-const name = "san"
 
 // counters are san.Counters with the names of the reasons, as operators know them.
 type counters struct {

@@ -77,7 +77,7 @@ func client(t *testing.T, file string, args ...string) (c counters) {
 	return c
 }
 
-// parse parses what expvar prints of "san".
+// parse parses what expvar prints of "sanbuild".
 func parse(t *testing.T, out []byte, c *counters) {
 	t.Helper()
 	if out = bytes.TrimSpace(out); string(out) != "<nil>" {
@@ -176,11 +176,11 @@ func TestNATS(t *testing.T) {
 		url := "http://" + monitor
 		until(t, url+"/healthz")
 		dialed := client(t, c.client, "nats://"+address).Dialed
-		var accepted struct{ San counters }
+		var accepted struct{ Sanbuild counters }
 		if err := json.Unmarshal(until(t, url+"/debug/vars"), &accepted); err != nil {
 			t.Fatal(err)
 		}
-		report(t, c.what, dialed, accepted.San.Accepted, c.carried, c.carried)
+		report(t, c.what, dialed, accepted.Sanbuild.Accepted, c.carried, c.carried)
 	}
 }
 
@@ -241,11 +241,11 @@ func loads(t *testing.T, file, what, address string, callers, carried int) map[s
 // vars are the counters on a page of package expvar.
 func vars(t *testing.T, url string) counters {
 	t.Helper()
-	var v struct{ San counters }
+	var v struct{ Sanbuild counters }
 	if err := json.Unmarshal(until(t, url), &v); err != nil {
 		t.Fatal(err)
 	}
-	return v.San
+	return v.Sanbuild
 }
 
 // moved returns what a server has accepted, once so many are on shm: a client may know before it.

@@ -38,7 +38,7 @@ func serve() {
 	go func() { log.Fatal(s.Serve(l)) }()
 	fmt.Println(l.Addr())
 	fmt.Scanln()
-	fmt.Println(expvar.Get("san"))
+	fmt.Println(expvar.Get("sanbuild"))
 }
 
 // check makes health checks, with the keepalive for which gRPC sets TCP_USER_TIMEOUT.
@@ -63,5 +63,5 @@ func check(address string) {
 		log.Fatal("a long name is known")
 	}
 	c.Close()
-	fmt.Println(expvar.Get("san"))
+	fmt.Println(expvar.Get("sanbuild"))
 }

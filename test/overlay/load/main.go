@@ -70,7 +70,7 @@ func main() {
 // dialed is what has carried the connections, null in a plain process.
 func dialed() json.RawMessage {
 	var c struct{ Dialed json.RawMessage }
-	if v := expvar.Get("san"); v != nil {
+	if v := expvar.Get("sanbuild"); v != nil {
 		if err := json.Unmarshal([]byte(v.String()), &c); err != nil {
 			log.Fatal(fmt.Errorf("expvar: %w", err))
 		}

@@ -38,5 +38,5 @@ func main() {
 	}
 	asks.Close()
 	answers.Close()
-	fmt.Println(expvar.Get("san"))
+	fmt.Println(expvar.Get("sanbuild"))
 }

@@ -41,7 +41,7 @@ func main() {
 		if _, err := fmt.Scanln(); err != nil {
 			return
 		}
-		fmt.Println(expvar.Get("san"))
+		fmt.Println(expvar.Get("sanbuild"))
 	}
 }
 

@@ -80,9 +80,14 @@ func main() {
 	raw, err := dialed.SyscallConn()
 	check(err)
 	check(raw.Control(func(fd uintptr) {
-		on, err := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_KEEPALIVE)
-		if err != nil || on == 0 {
-			fail("SO_KEEPALIVE is %d: %v", on, err)
+		for _, o := range []struct{ level, name, want int }{
+			{syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1},
+			{syscall.IPPROTO_TCP, syscall.TCP_KEEPIDLE, 60},
+			{syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 0},
+		} {
+			if v, err := syscall.GetsockoptInt(int(fd), o.level, o.name); err != nil || v != o.want {
+				fail("option %d of level %d is %d, %v, want %d", o.name, o.level, v, err, o.want)
+			}
 		}
 	}))
 	echo(dialed, accepted)

@@ -42,5 +42,5 @@ func main() {
 		panic(err)
 	}
 	vars, _ := io.ReadAll(r.Body)
-	fmt.Printf("client %v\nserver %s\n", expvar.Get("san"), vars)
+	fmt.Printf("client %v\nserver %s\n", expvar.Get("sanbuild"), vars)
 }
