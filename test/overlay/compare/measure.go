@@ -11,7 +11,8 @@ import (
 	"github.com/sanconn/san/test/turns"
 )
 
-// A measurement is a load on a server, by so many callers.
+// A measurement is a load on a server, by so many callers. The server's program is the first word
+// of its name.
 type measurement struct {
 	what, server, load, path string
 	callers                  int
@@ -35,6 +36,11 @@ var measurements = []measurement{
 	{"caddy, a file of 10 KiB", "caddy", "http", "/10KiB", 16},
 	{"caddy, a file of 1 MiB", "caddy", "http", "/1MiB", 1},
 	{"caddy, a file of 1 MiB", "caddy", "http", "/1MiB", 16},
+	{"caddy before caddy, a file of 10 KiB", "caddy proxy", "http", "/10KiB", 1},
+	{"caddy before caddy, a file of 10 KiB", "caddy proxy", "http", "/10KiB", 16},
+	{"caddy before caddy, a file of 1 MiB", "caddy proxy", "http", "/1MiB", 16},
+	{"client_golang's page, as prometheus gets it", "web", "http", "/metrics", 1},
+	{"client_golang's page, as prometheus gets it", "web", "http", "/metrics", 16},
 }
 
 func (m measurement) name() string {
@@ -54,7 +60,8 @@ type result struct {
 func (m measurement) run(b *builder, rounds int, length time.Duration) (line string, err error) {
 	var loads [2]process
 	for i, way := range ways {
-		file, err := b.built(m.server, way)
+		program, _, _ := strings.Cut(m.server, " ")
+		file, err := b.built(program, way)
 		if err != nil {
 			return "", err
 		}

@@ -44,9 +44,10 @@ func (b *builder) built(program, way string) (file string, err error) {
 
 // A process is a program that runs, with lines on both sides.
 type process struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	behind *process // ends with it, or nil
 }
 
 func start(file string, args ...string) (p process, err error) {
@@ -65,17 +66,21 @@ func start(file string, args ...string) (p process, err error) {
 func (p process) end() {
 	p.cmd.Process.Kill()
 	p.cmd.Wait()
+	if p.behind != nil {
+		p.behind.end()
+	}
 }
 
 // A server starts a program, and returns its address.
 type server func(file, dir string) (process, string, error)
 
 var servers = map[string]server{
-	"web":      printing,
-	"grpc":     printing,
-	"postgres": printing,
-	"etcd":     startEtcd,
-	"caddy":    startCaddy,
+	"web":         printing,
+	"grpc":        printing,
+	"postgres":    printing,
+	"etcd":        startEtcd,
+	"caddy":       startFiles,
+	"caddy proxy": startProxy,
 	"nats-server": func(file, _ string) (process, string, error) {
 		address := freeAddress()
 		_, port, _ := net.SplitHostPort(address)
@@ -101,10 +106,9 @@ func startEtcd(file, dir string) (process, string, error) {
 	return p, address, err
 }
 
-// startCaddy starts a caddy with files of some sizes.
-func startCaddy(file, dir string) (process, string, error) {
-	address := freeAddress()
-	dir, err := os.MkdirTemp(dir, "caddy")
+// startFiles starts a caddy with files of some sizes.
+func startFiles(file, dir string) (process, string, error) {
+	dir, err := os.MkdirTemp(dir, "files")
 	if err != nil {
 		return process{}, "", err
 	}
@@ -113,7 +117,30 @@ func startCaddy(file, dir string) (process, string, error) {
 			return process{}, "", err
 		}
 	}
-	args, err := build.CaddyArguments(dir, address, freeAddress(), "root "+dir+"\n\tfile_server")
+	return startCaddy(file, dir, "root "+dir+"\n\tfile_server")
+}
+
+// startProxy starts a caddy before such a one.
+func startProxy(file, dir string) (process, string, error) {
+	files, address, err := startFiles(file, dir)
+	if err != nil {
+		return process{}, "", err
+	}
+	p, address, err := startCaddy(file, dir, "reverse_proxy "+address)
+	if err != nil {
+		files.end()
+	}
+	p.behind = &files
+	return p, address, err
+}
+
+func startCaddy(file, dir, site string) (process, string, error) {
+	address := freeAddress()
+	dir, err := os.MkdirTemp(dir, "caddy")
+	if err != nil {
+		return process{}, "", err
+	}
+	args, err := build.CaddyArguments(dir, address, freeAddress(), site)
 	if err != nil {
 		return process{}, "", err
 	}
