@@ -142,45 +142,55 @@ func TestDescriptorOfAConnectionToAStoppedProcess(t *testing.T) {
 	onlyShm(t)
 	tcp := plainListen(t, "127.0.0.1:0")
 	p := startServer(t, tcp, 7)
-	for _, way := range []struct {
+	ways := []struct {
 		name string
 		need func(*sanconn.Conn) error
+		conn *sanconn.Conn
+		err  error
 	}{
-		{"File", func(c *sanconn.Conn) error {
+		{name: "File", need: func(c *sanconn.Conn) error {
 			f, err := c.File()
 			if err == nil {
 				f.Close()
 			}
 			return err
 		}},
-		{"Control", func(c *sanconn.Conn) error {
+		{name: "Control", need: func(c *sanconn.Conn) error {
 			raw, err := c.SyscallConn()
 			if err == nil {
 				err = raw.Control(func(uintptr) {})
 			}
 			return err
 		}},
-	} {
-		t.Run(way.name, func(t *testing.T) {
-			c := mustDial(t, atOnce(), tcp.Addr().String()).(*sanconn.Conn)
-			wantMoved(t, c, shm.Name)
-			p.stop(t)
-			began := time.Now()
-			err := way.need(c)
-			if took := time.Since(began); !errors.Is(err, syscall.ETIMEDOUT) || took > testTimeout {
-				t.Errorf("%v after %v", err, took)
-			}
-			p.goOn(t)
-			if name, err := ask(c); name != 7 || err != nil {
-				t.Fatal(name, err)
-			}
-			if info := InfoOf(c); info.Provider != providerTCP {
-				t.Errorf("by %s", info.Provider)
-			}
-			if err := way.need(c); err != nil {
-				t.Errorf("once the process goes on: %v", err)
-			}
-		})
+	}
+	for i := range ways {
+		ways[i].conn = mustDial(t, atOnce(), tcp.Addr().String()).(*sanconn.Conn)
+		wantMoved(t, ways[i].conn, shm.Name)
+	}
+	p.stop(t)
+	began := time.Now()
+	var all sync.WaitGroup
+	for i := range ways {
+		all.Go(func() { ways[i].err = ways[i].need(ways[i].conn) })
+	}
+	all.Wait()
+	if took := time.Since(began); took > testTimeout {
+		t.Errorf("after %v", took)
+	}
+	p.goOn(t)
+	for _, w := range ways {
+		if !errors.Is(w.err, syscall.ETIMEDOUT) {
+			t.Errorf("%s: %v", w.name, w.err)
+		}
+		if name, err := ask(w.conn); name != 7 || err != nil {
+			t.Fatal(w.name, name, err)
+		}
+		if info := InfoOf(w.conn); info.Provider != providerTCP {
+			t.Errorf("%s: by %s", w.name, info.Provider)
+		}
+		if err := w.need(w.conn); err != nil {
+			t.Errorf("%s, once the process goes on: %v", w.name, err)
+		}
 	}
 }
 
