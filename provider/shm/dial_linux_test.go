@@ -31,17 +31,23 @@ func TestDialReachesTheProcessOfANumber(t *testing.T) {
 			t.Errorf("users %d and %d, want %d", PeerUser(a), PeerUser(b), user)
 		}
 		p, q := newPeer(a), newPeer(b)
-		p.send([]byte("ping"))
+		pingPong(t, p, q)
+	}
+}
+
+// pingPong has a message go each way.
+func pingPong(t *testing.T, p, q *peer) {
+	t.Helper()
+	for _, way := range []struct {
+		from, to *peer
+		text     string
+	}{{p, q, "ping"}, {q, p, "pong"}} {
+		way.from.send([]byte(way.text))
 		var ev session.Event
-		if !q.poll(&ev) || string(ev.Msg) != "ping" {
-			t.Fatalf("got %q, %v", ev.Msg, q.Err())
+		if !way.to.poll(&ev) || string(ev.Msg) != way.text {
+			t.Fatalf("got %q, %v, want %q", ev.Msg, way.to.Err(), way.text)
 		}
-		q.Drop()
-		q.send([]byte("pong"))
-		if !p.poll(&ev) || string(ev.Msg) != "pong" {
-			t.Fatalf("got %q, %v", ev.Msg, p.Err())
-		}
-		p.Drop()
+		way.to.Drop()
 	}
 }
 
@@ -73,17 +79,7 @@ func TestWithdraw(t *testing.T) {
 	for _, ends := range [][2]session.Endpoint{{d, e}, {a, b}} {
 		p, q := newPeer(ends[0]), newPeer(ends[1])
 		closed = q
-		p.send([]byte("ping"))
-		var ev session.Event
-		if !q.poll(&ev) || string(ev.Msg) != "ping" {
-			t.Fatalf("got %q, %v", ev.Msg, q.Err())
-		}
-		q.Drop()
-		q.send([]byte("pong"))
-		if !p.poll(&ev) || string(ev.Msg) != "pong" {
-			t.Fatalf("got %q, %v", ev.Msg, p.Err())
-		}
-		p.Drop()
+		pingPong(t, p, q)
 	}
 	a.Close()
 	var ev session.Event

@@ -38,7 +38,7 @@ type device struct {
 
 	windows atomic.Bool  // the probe has shown that they can be trusted: see take
 	returns atomic.Bool  // … and that a peer's message can invalidate one
-	copies  atomic.Int32 // … how many of a Write's memory cost as much as to register it; 0: not known
+	copies  atomic.Int32 // how many copies of memory cost as much as to register it, by the probe; 0: not known
 	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 
