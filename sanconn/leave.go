@@ -166,10 +166,10 @@ func (l *leave) run(c *Conn) {
 	c.in.away.Store(false)
 	c.out.away.Store(c.out.flushing)
 	flushing, ended := c.out.flushing, c.state.out.ended || err != nil
+	c.out.op.Unlock()
+	c.in.op.Unlock() // before mu: File, which waits for this, has to find what is unread
 	c.changedLocked()
 	c.mu.Unlock()
-	c.out.op.Unlock()
-	c.in.op.Unlock()
 	switch {
 	case flushing:
 		c.flush()
