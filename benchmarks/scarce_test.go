@@ -102,40 +102,54 @@ func BenchmarkScarce(b *testing.B) {
 			name    string
 			callers int
 			idle    time.Duration // before each call
-			start   func(b *testing.B, tr transport) func(caller int) error
-		}{{"64B", 1, 0, startEcho}, {"64B_after_1ms", 1, time.Millisecond, startEcho}, {"HTTP", 8, 0, startHTTP}} {
+			start   func(b *testing.B, tr transport, callers int) func(caller int) error
+		}{
+			{"64B", 1, 0, startEcho(64)},
+			{"64B_after_1ms", 1, time.Millisecond, startEcho(64)},
+			{"1KiB", 8, 0, startEcho(1 << 10)},
+			{"1KiB", 64, 0, startEcho(1 << 10)},
+			{"1KiB", 256, 0, startEcho(1 << 10)},
+			{"HTTP", 8, 0, startHTTP},
+		} {
 			for _, tr := range transports {
 				if tr.name == "unix" {
 					continue // the server process has no directory
 				}
-				b.Run(fmt.Sprintf("%s/%s/%s", scarce.name, work.name, tr.name), func(b *testing.B) {
+				b.Run(fmt.Sprintf("%s/%s/%d/%s", scarce.name, work.name, work.callers, tr.name), func(b *testing.B) {
 					scarce.make(b)
-					timeCalls(b, work.callers, work.idle, work.start(b, tr))
+					timeCalls(b, work.callers, work.idle, work.start(b, tr, work.callers))
 				})
 			}
 		}
 	}
 }
 
-// startEcho returns a call that sends 64 bytes and reads them back.
-func startEcho(b *testing.B, tr transport) func(int) error {
-	c := tr.mustConnect(b, startServer(b, "echo", tr, "").addr)
-	b.Cleanup(func() { c.Close() })
-	buf := make([]byte, 64)
-	return func(int) error {
-		if _, err := c.Write(buf); err != nil {
+// startEcho starts calls that send so many bytes and read them back, each caller's by a
+// connection of its own.
+func startEcho(size int) func(b *testing.B, tr transport, callers int) func(int) error {
+	return func(b *testing.B, tr transport, callers int) func(int) error {
+		server := startServer(b, "echo", tr, "")
+		conns, bufs := make([]net.Conn, callers), make([][]byte, callers)
+		for i := range conns {
+			c := tr.mustConnect(b, server.addr)
+			b.Cleanup(func() { c.Close() })
+			conns[i], bufs[i] = c, make([]byte, size)
+		}
+		return func(caller int) error {
+			if _, err := conns[caller].Write(bufs[caller]); err != nil {
+				return err
+			}
+			_, err := io.ReadFull(conns[caller], bufs[caller])
 			return err
 		}
-		_, err := io.ReadFull(c, buf)
-		return err
 	}
 }
 
-// startHTTP returns a call that asks a net/http server for 100 bytes.
-func startHTTP(b *testing.B, tr transport) func(int) error {
+// startHTTP starts calls that ask a net/http server for 100 bytes.
+func startHTTP(b *testing.B, tr transport, callers int) func(int) error {
 	server := startServer(b, "http", tr, "")
 	url := fmt.Sprintf("http://%s/%d", server.addr, 100)
-	clients := make([]*http.Client, 8)
+	clients := make([]*http.Client, callers)
 	for i := range clients {
 		clients[i] = httpClient(b, tr, server.addr, 1)
 	}

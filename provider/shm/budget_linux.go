@@ -9,7 +9,7 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
-// budget is shared by all rings that this process writes.
+// budget is of all rings that this process writes.
 var budget = sync.OnceValue(func() *ring.Budget { return ring.NewBudget(budgetFor(memoryLimit(os.DirFS("/")))) })
 
 const (
@@ -25,11 +25,11 @@ const (
 func budgetFor(limit uint64) int64 { return int64(min(defaultBudget, limit/budgetPart)) }
 
 // punchHole frees the memory of a ring with nothing left to read, of a link that may
-// (link.mayPunch). pages is how much of it may have memory, which the budget has counted.
-func punchHole(mem []byte, pages uint64) bool {
+// (link.mayPunch). pages is how much of it may have memory, which its share has counted.
+func punchHole(mem []byte, pages uint64, memory ring.Share) bool {
 	if unix.Madvise(mem, unix.MADV_REMOVE) != nil {
 		return false
 	}
-	budget().Return(pages)
+	memory.Return(pages)
 	return true
 }

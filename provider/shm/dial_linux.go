@@ -70,8 +70,11 @@ func (l *link) dial(ctx context.Context) (*endpoint, error) {
 		return nil, err
 	}
 	e := newEndpoint(l, s, (s.turn.Load()+turnUnit)&turnMask)
-	if l.attach(e) != codeOK {
+	if code := l.attach(e); code != codeOK {
 		e.discard()
+		if code == codeResources {
+			return nil, errNoMemory
+		}
 		return nil, ErrLinkGone
 	}
 	e.begin()

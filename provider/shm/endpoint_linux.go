@@ -53,13 +53,13 @@ var (
 func newEndpoint(l *link, s *slot, turn uint32) *endpoint {
 	e := &endpoint{link: l, slot: s, local: &s.own.control.state, remote: &s.peers.control.state, turn: turn}
 	pages := s.pages.take()
-	if pages > ring.Start && budget().Exceeded() && l.mayPunch && punchHole(s.own.ring, pages) {
+	if pages > ring.Start && l.slots.memory.Exceeded() && l.mayPunch && punchHole(s.own.ring, pages, l.slots.memory) {
 		pages = 0
 	}
 	s.turn.Store(turn)
 	s.own.control.out.Reset()
 	s.own.control.in.Reset()
-	e.out.Init(&s.own.control.out, s.own.cells, s.own.ring, &s.peers.control.in, l.cfg.ringMax, pages, budget())
+	e.out.Init(&s.own.control.out, s.own.cells, s.own.ring, &s.peers.control.in, l.cfg.ringMax, pages, l.slots.memory)
 	e.in.Init(&s.peers.control.out, s.peers.cells, s.peers.ring, &s.own.control.in)
 	if e.met = s.taken(); !e.met {
 		e.out.Alone()

@@ -23,6 +23,10 @@ var (
 	errClosed      = errors.New("shm: endpoint is closed")
 )
 
+// errNoMemory: others of the peer's user have so much unread that another connection to it could
+// hold no more than ring.Start.
+var errNoMemory = fmt.Errorf("shm: the memory for what the peer's user has not read is used up: %w", unix.ENOBUFS)
+
 // ErrLinkGone is the error of a connection whose link has ended before the other end has taken
 // it. Another one may do.
 var ErrLinkGone = errors.New("shm: the link has ended")

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
+	"github.com/sanconn/san/provider/shm/internal/quota"
 	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
@@ -80,6 +82,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	if l.payer, l.theirs = ownAccount(), accountOf(l.peer.uid); side == 1 {
 		l.payer = l.theirs
 	}
+	l.slots.memory = budget().Of(l.reader())
 	l.door.pass, l.door.peer = -1, -1
 	if err == nil {
 		err = l.door.open()
@@ -94,6 +97,16 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	}
 	l.attend.init(&l.door, l.deliver)
 	return l, nil
+}
+
+// reader is whom this end's rings are charged to: the peer's user, who has to read them. One
+// that could stop this process anyway may have as much as this process, but not one of another
+// container, as with a directory.
+func (l *link) reader() quota.User {
+	if l.peer.uid == uint32(os.Geteuid()) && l.cfg.Dir == "" {
+		return quota.Own
+	}
+	return l.theirs.user
 }
 
 // start begins to serve the link.
@@ -215,12 +228,15 @@ func (l *link) deliver(number int, ev session.Events) {
 
 // attach lets the doorbell find an endpoint, which uses the link until detach. The code is
 // codeClosed if the link is dead, and codeResources if the peer's user has too many
-// connections.
+// connections, or so much unread that this one could not grow.
 func (l *link) attach(e *endpoint) (code uint8) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.dead {
 		return codeClosed
+	}
+	if !e.out.MayGrow() {
+		return codeResources
 	}
 	if l.side == 1 && !e.slot.charged {
 		if !l.payer.connections.Take(l.payer.user, 1) {

@@ -114,7 +114,7 @@ func (e *endpoint) handleReceiving(do ring.Action) {
 // shrink gives back the pages of an idle ring. The reclaimer calls it. It reports whether it
 // has to run again.
 func (e *endpoint) shrink() (again bool) {
-	again, met := e.out.Shrink(func(pages uint64) bool { return punchHole(e.slot.own.ring, pages) })
+	again, met := e.out.Shrink(func(pages uint64) bool { return punchHole(e.slot.own.ring, pages, e.link.slots.memory) })
 	if met {
 		e.wake(session.SendReady)
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/shm/internal/quota"
 	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
@@ -269,11 +270,15 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		awaitFree(t, k, place)
 		resume := withoutJanitor(k, firstHere.(*endpoint).link)
 		others := uint64(ring.Start)
-		for !room && budget().Take(ring.Sure, true) { // as by other rings, beyond what there is
-			others += ring.Sure
+		for !room && k.slots.memory.Take(4*ring.Sure, true) { // as by other rings, beyond what there is
+			others += 4 * ring.Sure
+		}
+		if !room { // but what the connection needs
+			others -= 4 * ring.Sure
+			k.slots.memory.Return(4*ring.Sure + ring.Start)
 		}
 		x, y = meet(t, l)
-		budget().Return(others)
+		k.slots.memory.Return(others)
 		if x.(*endpoint).slot != place {
 			t.Fatal("another slot was taken")
 		}
@@ -376,7 +381,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	const left = 1 << 20
 	next := (k.slots.list())[first.(*endpoint).slot.number+1:][:2]
 	for _, s := range next {
-		budget().Take(left-ring.Start, true)
+		k.slots.memory.Take(left-ring.Start, true)
 		s.pages.put(left)
 	}
 	next[0].pages.mu.Lock()
@@ -473,4 +478,43 @@ func resident(t *testing.T, b []byte) (n int) {
 		n += int(in&1) * os.Getpagesize()
 	}
 	return n
+}
+
+// A connection that could hold no more than ring.Start, as others of the peer's user have so much
+// unread, is not made, at either end; behind that others are.
+func TestNoConnectionWithoutMemory(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	first, firstHere := meet(t, l) // keeps the link
+	defer end(first)
+	defer end(firstHere)
+	memory := first.(*endpoint).link.slots.memory // of both ends: one process, and one user
+	taken := uint64(ring.Start)
+	for memory.Take(ring.Sure, true) {
+		taken += ring.Sure
+	}
+	refused := func(err error) {
+		t.Helper()
+		var u *session.Unavailable
+		if !errors.As(err, &u) || u.Reason != session.ReasonResources {
+			t.Errorf("without memory: %v", err)
+		}
+	}
+	_, err := dial(l.at, Config{})
+	refused(err)
+	if !errors.Is(err, unix.ENOBUFS) {
+		t.Errorf("%v is no ENOBUFS", err)
+	}
+
+	// An acceptor that has none, of which the dialer cannot know.
+	k := first.(*endpoint).link
+	defer withoutJanitor(k, firstHere.(*endpoint).link)()
+	k.slots.memory = ring.NewBudget(1 << 30).Of(quota.Own)
+	_, err = dial(l.at, Config{}) // waits for the answer
+	refused(err)
+	k.slots.memory = memory
+	memory.Return(taken)
+	x, y := meet(t, l)
+	end(x)
+	end(y)
 }

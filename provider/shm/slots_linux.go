@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
 // slot is where a connection is, in both halves of a segment. The dialing end hands slots out,
@@ -23,7 +25,8 @@ type slot struct {
 
 // slotTable holds the slots of a link, and at the dialing end which of them are free.
 type slotTable struct {
-	all atomic.Pointer[[]*slot] // grows by copying
+	all    atomic.Pointer[[]*slot] // grows by copying
+	memory ring.Share              // for the rings that this end writes
 
 	mu       sync.Mutex // guards what follows
 	segments []segment
@@ -140,7 +143,7 @@ func (t *slotTable) reapLocked(n int) {
 // end writes. ended: the peer is gone. It reports whether it has to run again.
 func (t *slotTable) reclaim(ended bool) (again bool) {
 	for _, s := range t.list() {
-		again = s.pages.reclaim(func(n uint64) bool { return (ended || s.read()) && punchHole(s.own.ring, n) }) || again
+		again = s.pages.reclaim(func(n uint64) bool { return (ended || s.read()) && punchHole(s.own.ring, n, t.memory) }) || again
 	}
 	return again
 }
@@ -162,8 +165,8 @@ func (t *slotTable) unread() bool {
 func (t *slotTable) unmap(punch, ended bool) {
 	for _, s := range t.list() {
 		n := s.pages.take()
-		if n == 0 || !punch || !ended && !s.read() || !punchHole(s.own.ring, n) {
-			budget().Return(n)
+		if n == 0 || !punch || !ended && !s.read() || !punchHole(s.own.ring, n, t.memory) {
+			t.memory.Return(n)
 		}
 	}
 	t.mu.Lock()

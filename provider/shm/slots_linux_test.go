@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/provider/shm/internal/quota"
 	"github.com/sanconn/san/session"
 )
 
@@ -24,6 +25,7 @@ func table(t *testing.T) *slotTable {
 	}
 	slots := new(slotTable)
 	slots.init()
+	slots.memory = budget().Of(quota.Own)
 	slots.add(m, true)
 	t.Cleanup(func() { slots.unmap(false, false) })
 	return slots

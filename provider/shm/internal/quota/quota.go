@@ -31,18 +31,32 @@ func New(limit int64) *Pool { return &Pool{limit: limit, by: make(map[User]int64
 func (p *Pool) Limit() int64 { return p.limit }
 
 // Take gives a user n more units, if it then holds no more than is left free.
-func (p *Pool) Take(user User, n int64) bool {
+func (p *Pool) Take(user User, n int64) bool { return p.TakeWithin(p.limit, user, n) }
+
+// TakeWithin is Take as if there were no more than limit units.
+func (p *Pool) TakeWithin(limit int64, user User, n int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	most := p.limit - p.used // what is free
-	if user != Own {
-		most -= p.by[user] + n
-	}
-	if n > most {
+	if !p.hasLocked(limit, user, n) {
 		return false
 	}
 	p.addLocked(user, n)
 	return true
+}
+
+// Has reports whether Take would succeed.
+func (p *Pool) Has(user User, n int64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hasLocked(p.limit, user, n)
+}
+
+func (p *Pool) hasLocked(limit int64, user User, n int64) bool {
+	free := limit - p.used
+	if user != Own {
+		free -= p.by[user] + n
+	}
+	return n <= free
 }
 
 // Charge gives a user n more units whatever it holds: they are things that it could not be

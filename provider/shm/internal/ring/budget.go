@@ -1,6 +1,6 @@
 package ring
 
-import "sync/atomic"
+import "github.com/sanconn/san/provider/shm/internal/quota"
 
 const (
 	// Start is a ring's first limit in bytes, small so that an idle connection commits
@@ -14,35 +14,44 @@ const (
 	Sure = 512 << 10
 )
 
-// Budget bounds the bytes by which all rings that this process writes grow beyond Start.
-// What rings take on their way to Sure counts, but is granted up to twice the budget.
-// It is safe for concurrent use.
+// Budget bounds the bytes by which all rings that this process writes grow beyond Start, and
+// shares them among the users whose processes are to read them (package quota). What rings
+// take on their way to Sure counts, but is granted up to twice the budget. It is safe for
+// concurrent use.
 type Budget struct {
 	most int64
-	used atomic.Int64
+	pool *quota.Pool
 }
 
 // NewBudget makes a budget of so many bytes.
-func NewBudget(most int64) *Budget { return &Budget{most: most} }
+func NewBudget(most int64) *Budget { return &Budget{most, quota.New(2 * most)} }
 
 // Used is how many bytes are in use.
-func (b *Budget) Used() int64 { return b.used.Load() }
+func (b *Budget) Used() int64 { return b.pool.Used() }
 
 // Exceeded reports whether more is in use than there is.
-func (b *Budget) Exceeded() bool { return b.used.Load() > b.most }
+func (b *Budget) Exceeded() bool { return b.Used() > b.most }
 
-// Take takes n more bytes; sure: on the way to Sure.
-func (b *Budget) Take(n int64, sure bool) bool {
-	most := b.most
-	if sure {
-		most *= 2
-	}
-	if b.used.Add(n) > most {
-		b.used.Add(-n)
-		return false
-	}
-	return true
+// Of is what there is for the rings that one user's processes read.
+func (b *Budget) Of(user quota.User) Share { return Share{b, user} }
+
+// Share is a user's part of a budget.
+type Share struct {
+	*Budget
+	user quota.User
 }
 
+// Take takes n more bytes; sure: on the way to Sure.
+func (s Share) Take(n int64, sure bool) bool {
+	limit := s.most
+	if sure {
+		limit *= 2
+	}
+	return s.pool.TakeWithin(limit, s.user, n)
+}
+
+// HasSure reports whether one more ring could grow from Start to Sure.
+func (s Share) HasSure() bool { return s.pool.Has(s.user, Sure-Start) }
+
 // Return gives back what a ring has taken of which pages bytes could have memory.
-func (b *Budget) Return(pages uint64) { b.used.Add(-int64(max(pages, Start) - Start)) }
+func (s Share) Return(pages uint64) { s.pool.Return(s.user, int64(max(pages, Start)-Start)) }

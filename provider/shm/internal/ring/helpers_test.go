@@ -2,6 +2,8 @@ package ring
 
 import (
 	"testing"
+
+	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
 // A pipe is a ring with both of its sides, here in one process.
@@ -12,7 +14,7 @@ type pipe struct {
 	back   Incoming
 	spares Cells
 	bytes  []byte
-	books  *Budget
+	books  Share
 	t      testing.TB
 }
 
@@ -21,7 +23,7 @@ const plenty = 256 << 20
 // newPipe makes a ring that grows to most bytes, with a budget of its own.
 func newPipe(t testing.TB, most int) *pipe {
 	t.Helper()
-	p := &pipe{bytes: make([]byte, Size), books: NewBudget(plenty), t: t}
+	p := &pipe{bytes: make([]byte, Size), books: NewBudget(plenty).Of(quota.Own), t: t}
 	p.Writer.Init(&p.out, &p.spares, p.bytes, &p.back, most, 0, p.books)
 	p.Reader.Init(&p.out, &p.spares, p.bytes, &p.back)
 	return p

@@ -26,7 +26,7 @@ type Writer struct {
 	cells  *Cells
 	mem    *[Size]byte
 	in     *Incoming
-	budget *Budget
+	budget Share
 	max    uint64 // upper bound of limit
 
 	tail      uint64 // where the next record goes
@@ -66,7 +66,7 @@ const neverLooked = ^uint64(0)
 // Init prepares the zero Writer for an empty ring over mem, which is Size bytes long. The
 // ring grows to most bytes at most, and from Sure on within the budget. pages is how much
 // of mem has memory already, which the budget counts.
-func (w *Writer) Init(out *Outgoing, cells *Cells, mem []byte, in *Incoming, most int, pages uint64, b *Budget) {
+func (w *Writer) Init(out *Outgoing, cells *Cells, mem []byte, in *Incoming, most int, pages uint64, b Share) {
 	w.out, w.cells, w.mem, w.in = out, cells, (*[Size]byte)(mem), in
 	w.budget, w.max = b, uint64(most)
 	w.limit.Store(Start) // small, to stay in the cache, however many pages there are

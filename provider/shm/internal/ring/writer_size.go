@@ -9,6 +9,11 @@ func (w *Writer) Limit() uint64 { return w.limit.Load() }
 // it.
 func (w *Writer) Pages() uint64 { return w.pages.Load() }
 
+// MayGrow reports whether the ring could grow to Sure now.
+func (w *Writer) MayGrow() bool {
+	return w.pages.Load() >= min(Sure, w.max) || w.budget.HasSure()
+}
+
 // tryGrab keeps Shrink from the ring until ungrab. It fails while Shrink is at work.
 func (w *Writer) tryGrab() bool {
 	return w.grab.Load() == grabSender || w.grab.CompareAndSwap(grabNobody, grabSender)

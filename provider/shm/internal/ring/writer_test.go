@@ -2,6 +2,8 @@ package ring
 
 import (
 	"testing"
+
+	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
 // What is reserved may be committed in part, or not at all.
@@ -257,7 +259,8 @@ func TestReserveWhileShrinkIsAtWork(t *testing.T) {
 func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 	p := newPipe(t, Size)
 	const most = Sure - Start // and as much again on the way to Sure
-	p.books.most = most
+	p.books = NewBudget(most).Of(quota.Own)
+	p.Writer.Init(&p.out, &p.spares, p.bytes, &p.back, Size, 0, p.books)
 	q, r := newPipe(t, Size), newPipe(t, Size)
 	for _, more := range []*pipe{q, r} {
 		more.Writer = Writer{}
@@ -274,6 +277,31 @@ func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 	}
 	if !p.books.Exceeded() || p.books.Used() != 2*most {
 		t.Errorf("%d bytes of the budget are used", p.books.Used())
+	}
+}
+
+// What one user has not read leaves as much as it has for another's rings.
+func TestUsersShareTheBudget(t *testing.T) {
+	const most = 8 * Size
+	budget := NewBudget(most)
+	grown := func(user quota.User) (rings int) {
+		for ; budget.Of(user).HasSure(); rings++ {
+			p := newPipe(t, Size)
+			p.Writer = Writer{}
+			p.Writer.Init(&p.out, &p.spares, p.bytes, &p.back, Size, 0, budget.Of(user))
+			if n := p.fill(1024, 0) * 1024; n < 320<<10 {
+				t.Errorf("user %d: ring %d holds %d bytes", user, rings, n)
+			}
+		}
+		return rings
+	}
+	first := grown(1)
+	if used := budget.Used(); used > most {
+		t.Errorf("one user has %d bytes of %d", used, 2*most)
+	}
+	second, own := grown(2), grown(quota.Own)
+	if first < 8 || second < 8 || own < 8 || budget.Used() > 2*most {
+		t.Errorf("%d, %d and %d rings, of %d bytes", first, second, own, budget.Used())
 	}
 }
 
