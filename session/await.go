@@ -18,13 +18,13 @@ var start = time.Now()
 // sleeps on a channel, which needs no thread. It polls anew when bytes have moved, as those
 // that follow take about as long. Whatever may end a wait, be it an event, a deadline, or
 // Close, puts a token into that channel.
-func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
+func (e *engine) await(sd *side, want Events, test func(sure bool) Events) {
 	if want == 0 {
 		return
 	}
 	var w spin.Wait
-	moved := c.moved.Load()
-	polls := !sd.slept.Load() && w.Begin(&sd.spins, c.spin)
+	moved := e.moved.Load()
+	polls := !sd.slept.Load() && w.Begin(&sd.spins, e.spin)
 	armed := Events(0)
 	for want != 0 {
 		switch {
@@ -32,7 +32,7 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 		case want&^armed != 0:
 			polls, armed = false, want
 			sd.wants.Store(uint32(want))
-			c.ep.Arm(want)
+			e.ep.Arm(want)
 		default:
 			polls, armed = false, 0
 			if sd.sleeps.Add(1); sd.since.Load() == 0 {
@@ -42,12 +42,12 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 			sd.slept.Store(true)
 		}
 		want = test(armed != 0)
-		if now := c.moved.Load(); now != moved && want != 0 {
+		if now := e.moved.Load(); now != moved && want != 0 {
 			moved = now
 			if polls {
 				w.Again()
 			} else if armed == 0 {
-				polls = w.Begin(&sd.spins, c.spin)
+				polls = w.Begin(&sd.spins, e.spin)
 			}
 		}
 	}
@@ -56,19 +56,19 @@ func (c *core) await(sd *side, want Events, test func(sure bool) Events) {
 		sd.polls.Add(1)
 	}
 	if armed != 0 {
-		c.disarm(sd)
+		e.disarm(sd)
 	}
 	if sd.wants.Load() != 0 {
 		sd.wants.Store(0)
 		sd.since.Store(0)
-		if !c.idle.fresh.Load() { // not Negotiate
-			c.joinIfAway()
+		if !e.idle.fresh.Load() { // not Negotiate
+			e.joinIfAway()
 		}
 	}
 }
 
 // attempt is await behind a first test.
-func (c *core) attempt(sd *side, test func(sure bool) Events) { c.await(sd, test(false), test) }
+func (e *engine) attempt(sd *side, test func(sure bool) Events) { e.await(sd, test(false), test) }
 
 // disarm takes back what this side wanted to be woken for, unless another one waits for it
 // too.

@@ -13,7 +13,7 @@ import (
 	"github.com/sanconn/san/session/internal/credit"
 )
 
-// core is the state of a session, with its locks and its one place to wait (await.go).
+// core is the state of a session, with its locks.
 //
 // Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu, txMu (held
 // for one look; docs/ARCHITECTURE.md says what waits under them).
@@ -162,16 +162,6 @@ func (c *core) readWant() Events {
 // in use.
 var errMidTransfer = fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET)
 
-// fail records why the connection is over and wakes all operations. What was not
-// taken from the endpoint yet is lost, unless the peer's stream has already ended.
-// It may be called with any lock held.
-func (c *core) fail(err error) {
-	if c.failure.CompareAndSwap(nil, &err) {
-		c.signalAll()
-		c.idle.owner.noteEnd()
-	}
-}
-
 // brokeProtocol is why a connection is over whose peer has broken the protocol.
 func brokeProtocol(err error) error {
 	return fmt.Errorf("session: the peer broke the protocol: %w: %w", err, syscall.ECONNRESET)
@@ -188,17 +178,6 @@ func (d *due) violation(format string, args ...any) {
 	if d.fault == nil {
 		d.fault = brokeProtocol(fmt.Errorf(format, args...))
 	}
-}
-
-// kill ends the connection at once: the endpoint is aborted. No lock may be held.
-func (c *core) kill(err error) {
-	c.fail(err)
-	c.detach(c.ep.Abort)
-}
-
-// killAfter is kill for a peer that has done nothing about it by then, unless stop is called.
-func (c *core) killAfter(d time.Duration, why string) (stop func() bool) {
-	return time.AfterFunc(d, func() { c.kill(fmt.Errorf("session: %s: %w", why, syscall.ETIMEDOUT)) }).Stop
 }
 
 // detach ends the endpoint, and with it what is exposed to the peer; giveBack is
@@ -244,61 +223,17 @@ func (c *core) taken() uint64 {
 	return n + c.tx.stats.progress
 }
 
-// unlockTx ends a use of the sender, and does what it has found to be due.
-func (c *core) unlockTx() {
-	tx := &c.tx
-	if waits := tx.pending(); waits != c.txWaits.Load() {
-		c.txWaits.Store(waits)
-	}
-	do := tx.do
-	tx.do.wake = false
-	c.txMu.Unlock()
-	if do.fault != nil {
-		c.fail(do.fault)
-	}
-	if do.wake {
-		c.wakeWriters()
-	}
-}
-
-// withSender uses the sender.
-func (c *core) withSender(use func(*sender)) {
-	c.txMu.Lock()
-	use(&c.tx)
-	c.unlockTx()
-}
-
-// flush sends what waits. It may be called with rxMu held.
-func (c *core) flush() { c.withSender((*sender).flush) }
-
 // borrow begins a loan: the session's memory stays until its end. It fails once the session
 // has ended.
-func (c *core) borrow() bool {
-	if !c.workers.start() {
+func (e *engine) borrow() bool {
+	if !e.workers.start() {
 		return false
 	}
-	c.loans.Add(1)
+	e.loans.Add(1)
 	return true
 }
 
 func (c *core) giveBackLoan() {
 	c.loans.Add(-1)
 	c.workers.Done()
-}
-
-// joinIfAway puts the session on the janitor's list, if it is not there.
-func (c *core) joinIfAway() {
-	if c.idle.away.Load() && c.idle.away.CompareAndSwap(true, false) {
-		c.idle.fresh.Store(false)
-		c.idle.seen = 0
-		idlers.join(c.idle.owner)
-	}
-}
-
-// leftBehind is called at the end of an operation, so that what it found no room for is
-// sent even if the janitor has taken the session off its list since.
-func (c *core) leftBehind() {
-	if c.idle.away.Load() && c.readWant()&SendReady != 0 {
-		c.joinIfAway()
-	}
 }

@@ -43,9 +43,8 @@ type idleState struct {
 	fresh   atomic.Bool // only notes have gone by it so far, and each is waited for: it stays armed
 	away    atomic.Bool // off the list: the next operation joins it
 	serving atomic.Bool // a service goroutine is about to look
-	owner   *engine
-	seen    uint64 // the janitor's: messages at the last tick
-	polls   uint64 // the janitor's: receiver.polls at the last tick
+	seen    uint64      // the janitor's: messages at the last tick
+	polls   uint64      // the janitor's: receiver.polls at the last tick
 }
 
 // join puts s on the list.
@@ -183,4 +182,21 @@ func (e *engine) watch() {
 	}
 	e.ep.Arm(RecvReady)
 	e.progress(true)
+}
+
+// joinIfAway puts the session on the janitor's list, if it is not there.
+func (e *engine) joinIfAway() {
+	if e.idle.away.Load() && e.idle.away.CompareAndSwap(true, false) {
+		e.idle.fresh.Store(false)
+		e.idle.seen = 0
+		idlers.join(e)
+	}
+}
+
+// leftBehind is called at the end of an operation, so that what it found no room for is
+// sent even if the janitor has taken the session off its list since.
+func (e *engine) leftBehind() {
+	if e.idle.away.Load() && e.readWant()&SendReady != 0 {
+		e.joinIfAway()
+	}
 }

@@ -9,65 +9,6 @@ import (
 // janitor, which serves other sessions too. A ring can hold more 8-byte messages.
 const progressMost = 4096
 
-// engine takes what comes from the endpoint, and does what that makes due: for an
-// operation that waits, for the janitor, and when the endpoint wakes the session.
-type engine struct{ *core }
-
-// lockRx begins a use of the receiver.
-func (e *engine) lockRx() {
-	e.rxMu.Lock()
-	e.notePhaseLocked()
-}
-
-// notePhaseLocked tells the receiver if the connection is over.
-func (e *engine) notePhaseLocked() {
-	if e.failure.Load() != nil {
-		e.rx.phase.reach(ended)
-	}
-}
-
-// tryLockRx is lockRx unless somebody uses the receiver.
-func (e *engine) tryLockRx() bool {
-	if !e.rxMu.TryLock() {
-		return false
-	}
-	e.notePhaseLocked()
-	return true
-}
-
-// unlockRx ends a use of the receiver, and does what it has found to be due.
-func (e *engine) unlockRx() {
-	e.settleLocked()
-	e.rxMu.Unlock()
-}
-
-// settleLocked does what the receiver has found to be due, and sends what that makes due.
-func (e *engine) settleLocked() {
-	do := &e.rx.do
-	if do.fault != nil {
-		e.fail(do.fault)
-	}
-	if do.wake {
-		do.wake = false
-		e.rd.signalSleeper()
-	}
-	if do.close.buf != nil {
-		e.closeInbox(do.close)
-		do.close = exposed{}
-	}
-	if len(do.control) > 0 {
-		e.txMu.Lock()
-		for _, c := range do.control {
-			e.tx.owe(c)
-		}
-		e.unlockTx()
-		do.control = do.control[:0]
-	}
-	if e.txWaits.Load() || e.credits.Due() {
-		e.flush()
-	}
-}
-
 // closeInbox gives memory back that the peer writes to no more. Revoking may block, so a
 // worker does it.
 func (e *engine) closeInbox(old exposed) {

@@ -65,7 +65,6 @@ var (
 // Read or Write.
 func New(ep Endpoint, cfg Config) *Session {
 	e := &engine{newCore(ep, cfg.withDefaults())}
-	e.idle.owner = e
 	s := &Session{engine: e, reading: reading{engine: e}, writing: writing{e}, began: time.Now()}
 	s.closing.done = make(chan struct{})
 	live.Store(s.number, s)

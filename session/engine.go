@@ -1,0 +1,114 @@
+package session
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+)
+
+// engine takes what comes from the endpoint, and does what that makes due: for an
+// operation that waits, for the janitor, and when the endpoint wakes the session.
+type engine struct{ *core }
+
+// lockRx begins a use of the receiver.
+func (e *engine) lockRx() {
+	e.rxMu.Lock()
+	e.notePhaseLocked()
+}
+
+// notePhaseLocked tells the receiver if the connection is over.
+func (e *engine) notePhaseLocked() {
+	if e.failure.Load() != nil {
+		e.rx.phase.reach(ended)
+	}
+}
+
+// tryLockRx is lockRx unless somebody uses the receiver.
+func (e *engine) tryLockRx() bool {
+	if !e.rxMu.TryLock() {
+		return false
+	}
+	e.notePhaseLocked()
+	return true
+}
+
+// unlockRx ends a use of the receiver, and does what it has found to be due.
+func (e *engine) unlockRx() {
+	e.settleLocked()
+	e.rxMu.Unlock()
+}
+
+// settleLocked does what the receiver has found to be due, and sends what that makes due.
+func (e *engine) settleLocked() {
+	do := &e.rx.do
+	if do.fault != nil {
+		e.fail(do.fault)
+	}
+	if do.wake {
+		do.wake = false
+		e.rd.signalSleeper()
+	}
+	if do.close.buf != nil {
+		e.closeInbox(do.close)
+		do.close = exposed{}
+	}
+	if len(do.control) > 0 {
+		e.txMu.Lock()
+		for _, c := range do.control {
+			e.tx.owe(c)
+		}
+		e.unlockTx()
+		do.control = do.control[:0]
+	}
+	if e.txWaits.Load() || e.credits.Due() {
+		e.flush()
+	}
+}
+
+// withSender uses the sender.
+func (e *engine) withSender(use func(*sender)) {
+	e.txMu.Lock()
+	use(&e.tx)
+	e.unlockTx()
+}
+
+// flush sends what waits. It may be called with rxMu held.
+func (e *engine) flush() { e.withSender((*sender).flush) }
+
+// unlockTx ends a use of the sender, and does what it has found to be due.
+func (e *engine) unlockTx() {
+	tx := &e.tx
+	if waits := tx.pending(); waits != e.txWaits.Load() {
+		e.txWaits.Store(waits)
+	}
+	do := tx.do
+	tx.do.wake = false
+	e.txMu.Unlock()
+	if do.fault != nil {
+		e.fail(do.fault)
+	}
+	if do.wake {
+		e.wakeWriters()
+	}
+}
+
+// fail records why the connection is over and wakes all operations. What was not
+// taken from the endpoint yet is lost, unless the peer's stream has already ended.
+// It may be called with any lock held.
+func (e *engine) fail(err error) {
+	if e.failure.CompareAndSwap(nil, &err) {
+		e.signalAll()
+		e.noteEnd()
+	}
+}
+
+// kill ends the connection at once: the endpoint is aborted. No lock may be held.
+func (e *engine) kill(err error) {
+	e.fail(err)
+	e.detach(e.ep.Abort)
+}
+
+// killAfter is kill for a peer that has done nothing about it by then, unless stop is called.
+func (e *engine) killAfter(d time.Duration, why string) (stop func() bool) {
+	return time.AfterFunc(d, func() { e.kill(fmt.Errorf("session: %s: %w", why, syscall.ETIMEDOUT)) }).Stop
+}
