@@ -4,14 +4,16 @@ import (
 	"net"
 	"os"
 
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
 )
 
 // FileConn makes a connection of a copy of a TCP connection's descriptor, such as one that
 // another process has passed on (sanconn.Conn.File); see net.FileConn. It goes on by TCP from
 // where that has left it, and moves to a SAN again when the process that has dialed it tries
-// that: so an end that was dialed stays on TCP once it has been passed on. Closing f does not affect it. What is not TCP, or cannot move, is what net.FileConn
-// returns.
+// that. If it is the dialed end that was passed on, this one does, but within a network
+// namespace only: elsewhere such an end stays on TCP. Closing f does not affect it. What is not
+// TCP, or cannot move, is what net.FileConn returns.
 //
 // Who passed the descriptor on must not use it any more: two processes that read or write by
 // turns belong to TCP alone.
@@ -44,6 +46,19 @@ func FileConn(f *os.File) (net.Conn, error) {
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
 		return tcp, nil
 	}
-	conn, _, _ := takeOn(tcp, written, read, release, nil)
+	cfg := newconn.Config{BytesWritten: written, BytesRead: read, Closed: release}
+	cfg.Use, cfg.Threshold = useOfEither()
+	conn, _, _ := takeOn(tcp, cfg, nil)
 	return conn, nil
+}
+
+// useOfEither has a connection that has been used try to move as one that was dialed, as no
+// descriptor tells which end it is. For one that was accepted that costs a few microseconds:
+// nobody has a name by its dialer's port.
+func useOfEither() (use func(newconn.Handle), threshold int64) {
+	p, err := (&Dialer{Providers: []string{"shm"}}).plan("tcp")
+	if err != nil || p.without != nil {
+		return nil, 0
+	}
+	return func(h newconn.Handle) { p.moveLater(h, h.Life().(*life), false) }, firstUse
 }

@@ -56,17 +56,19 @@ func roleEcho(lane) error {
 func TestConnectionIsPassedOn(t *testing.T) {
 	onlyShm(t)
 	for _, how := range []string{"inherited", "message"} {
-		for _, moved := range []bool{false, true} {
-			for _, unread := range []int{0, 1, 100_000} {
-				t.Run(fmt.Sprintf("%s, moved %v, %d unread", how, moved, unread), func(t *testing.T) {
-					passOn(t, how, moved, unread)
-				})
+		for _, end := range []string{"accepted", "dialed"} {
+			for _, moved := range []bool{false, true} {
+				for _, unread := range []int{0, 1, 100_000} {
+					t.Run(fmt.Sprintf("%s, %s, moved %v, %d unread", how, end, moved, unread), func(t *testing.T) {
+						passOn(t, how, end == "dialed", moved, unread)
+					})
+				}
 			}
 		}
 	}
 }
 
-func passOn(t *testing.T, how string, moved bool, unread int) {
+func passOn(t *testing.T, how string, dialed, moved bool, unread int) {
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
 	s := mustAccept(t, l).(*sanconn.Conn)
@@ -78,6 +80,9 @@ func passOn(t *testing.T, how string, moved bool, unread int) {
 		wantMoved(t, s, shm.Name)
 		send(t, s, c, "by shm")
 		send(t, c, s, "by shm")
+	}
+	if dialed {
+		c, s = s, c
 	}
 	c.SetDeadline(time.Now().Add(testTimeout))
 	data := make([]byte, 1<<20)
@@ -98,7 +103,7 @@ func passOn(t *testing.T, how string, moved bool, unread int) {
 	wrote := make(chan error)
 	go func() {
 		for n := unread; n < len(data); n += 1000 {
-			if n == (len(data)-unread)/2000*1000+unread {
+			if !dialed && n == (len(data)-unread)/2000*1000+unread {
 				newconn.HandleOf(c).CallUse(0)
 			}
 			if _, err := c.Write(data[n:min(n+1000, len(data))]); err != nil {

@@ -256,27 +256,24 @@ func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 // closed.
 func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
 	release, _ := l.hold(tcp)
-	return takeOn(tcp, 0, 0, release, l.condition)
+	return takeOn(tcp, newconn.Config{Closed: release}, l.condition)
 }
 
 // takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
 // So many bytes were written and read before. closed, if not nil, is called when it is.
-func takeOn(tcp *net.TCPConn, written, read uint64, closed func(), condition func(MoveOffer) error) (*sanconn.Conn, newconn.Handle, *life) {
+func takeOn(tcp *net.TCPConn, cfg newconn.Config, condition func(MoveOffer) error) (*sanconn.Conn, newconn.Handle, *life) {
 	l := &life{condition: condition}
 	l.why.Store(notOffered)
-	c, h := newconn.New(tcp, newconn.Config{
-		Closed: func() {
-			accepted.remove(l)
-			l.closed()
-			if closed != nil {
-				closed()
-			}
-		},
-		Left:         l.left,
-		Life:         l,
-		BytesWritten: written,
-		BytesRead:    read,
-	})
+	closed := cfg.Closed
+	cfg.Closed = func() {
+		accepted.remove(l)
+		l.closed()
+		if closed != nil {
+			closed()
+		}
+	}
+	cfg.Left, cfg.Life = l.left, l
+	c, h := newconn.New(tcp, cfg)
 	conn := c.(*sanconn.Conn)
 	register(conn, tcp, l)
 	count(func(n *Counters) { n.Accepted[providerTCP]++ })
