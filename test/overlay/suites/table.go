@@ -20,15 +20,18 @@ var suites = []suite{
 	{name: "net/rpc, net/smtp", packages: []string{"net/rpc", "net/smtp"}},
 	{name: "yamux", module: "github.com/hashicorp/yamux@v0.1.2", packages: here},
 	{name: "gorilla/websocket", module: "github.com/gorilla/websocket@v1.5.3", packages: here},
-	{name: "go-proxyproto", module: "github.com/pires/go-proxyproto@v0.15.0", packages: here},
-	{name: "x/crypto/ssh", module: "golang.org/x/crypto@v0.59.0", packages: []string{"./ssh", "./ssh/agent", "./ssh/knownhosts"}},
-	{name: "fasthttp", module: "github.com/valyala/fasthttp@v1.78.0", packages: here, except: map[string]string{
+	{name: "go-proxyproto", module: "github.com/pires/go-proxyproto@v0.15.0", packages: all},
+	{name: "x/crypto/ssh", module: "golang.org/x/crypto@v0.59.0", packages: []string{"./ssh/..."}},
+	{name: "fasthttp", module: "github.com/valyala/fasthttp@v1.78.0", packages: all, except: map[string]string{
 		"TestAllocationClient": "counts allocations of the process while its connection moves",
 	}},
-	{name: "grpc-go's transport", module: "google.golang.org/grpc@v1.85.0", packages: []string{"./internal/transport"}, except: map[string]string{
+	{name: "grpc-go's transport", module: "google.golang.org/grpc@v1.85.0", packages: []string{"./internal/transport/..."}, except: map[string]string{
 		"Test/HTTPConnectWithServerHello": "leaves its listener open, for which the library has a goroutine, and ends with a look for goroutines",
 	}},
-	{name: "nats.go", module: "github.com/nats-io/nats.go@v1.55.0", mod: "go_test", packages: here},
+	{name: "nats.go", module: "github.com/nats-io/nats.go@v1.55.0", mod: "go_test", packages: []string{".", "./test"}},
 }
 
-var here = []string{"."}
+var (
+	here = []string{"."}
+	all  = []string{"./..."}
+)
