@@ -1,0 +1,726 @@
+package shm
+
+// model is a state of the explorer: what memory says, and where each goroutine is.
+type model struct {
+	conns   [2]modelConn
+	ends    [2]modelEnd
+	idle    modelIdle
+	threads [mostThreads]thread
+}
+
+// modelAlarm is the word of a ring.Alarm, or what a ring.Rung has of one.
+type modelAlarm struct {
+	set          bool
+	place, count uint8
+}
+
+// modelConn is a ring, with one cell.
+type modelConn struct {
+	tail, cells    uint8 // that are published
+	head, freed    uint8 // … and freed
+	want, sleep    modelAlarm
+	mem            [mostRoom]uint8
+	cellMsg, after uint8
+
+	w struct { // as in ring.Writer
+		tail, head, cells, freed uint8
+		rung                     modelAlarm
+	}
+	r struct { // as in ring.Reader
+		scan, tail, head, cells, freed uint8
+		polled, kept                   uint8
+		rung                           modelAlarm
+		locked                         bool // rxMu
+	}
+}
+
+// modelEnd is one process's end of the link.
+type modelEnd struct {
+	slots  [2]bool // of its bell, as are group and asleep: the other end has not heard of it
+	group  bool
+	asleep modelAlarm
+	rung   modelAlarm // for the other's asleep
+
+	edge, queue, late bool // of its doorbell: an event, a ring in the queue, and a deadline that has passed
+
+	attended, roused, keep bool // as in attendance, whose map is sleeps: 1 asleep, 2 woken
+	leader, unwoken        uint8
+	sleeps                 [2]uint8
+
+	sides [2]struct{ wants, asleep, wake, stop bool } // as in session's side, by slot
+}
+
+// modelIdle is session's idleState, of the reader that the janitor serves.
+type modelIdle struct {
+	away, listed, serving, served bool
+	seen                          uint8
+}
+
+// thread is a goroutine.
+type thread struct {
+	at        step    // what it does next
+	back      [2]step // where those that have called go on
+	depth     uint8
+	end, slot uint8
+	writes    bool
+	keeps     bool  // it takes messages for others to read
+	to        uint8 // the slot that a look at the bell, or a signal, is about
+	done      uint8 // messages that are written, or read
+	n         uint8
+	word      modelAlarm
+
+	armed, leads bool // as in await, and in attendance's sleep
+	fine         bool // the doorbell was read
+	got          bool // a message
+}
+
+const (
+	mostThreads = 8
+	mostRoom    = 3
+	headBatch   = 3 // a message may need more room than is left behind it
+)
+
+var threadNames = [...]string{
+	"end 0, slot 0", "end 0, slot 1", "end 1, slot 0", "end 1, slot 1",
+	"end 0's keeper", "end 1's keeper", "the janitor", "the service", "",
+}
+
+// begin is the first state.
+func (x *explorer) begin() (m model) {
+	for i, op := range x.ops {
+		t := &m.threads[i]
+		t.end, t.slot, t.writes = uint8(i/2), uint8(i%2), op == "w"
+		t.goes(pick(op == "", "over", "begin"))
+	}
+	for i := range m.ends {
+		t := &m.threads[4+i]
+		t.end = uint8(i)
+		m.ends[i].attended = !x.leads
+		t.goes("keep")
+		if !x.leads && !x.direct[i] {
+			t.call("prepare", "kept")
+		}
+	}
+	for i, does := range []string{"tend", "serve"} {
+		t := &m.threads[6+i]
+		t.end, t.keeps = 1, true
+		t.goes(pick(x.janitor, does, pick(x.stops && i == 0, "signals", "over")))
+	}
+	for s := range m.conns {
+		if x.ops[2+s] == "" { // its janitor has armed it
+			x.set(&m.conns[s].sleep, 0)
+		}
+	}
+	m.idle.listed = x.janitor
+	return m
+}
+
+// step is where a thread is, by the index of its name.
+type step uint8
+
+var (
+	stepNames []string
+	steps     = map[string]step{}
+)
+
+func stepOf(name string) step {
+	s, ok := steps[name]
+	if !ok {
+		s = step(len(stepNames))
+		steps[name], stepNames = s, append(stepNames, name)
+	}
+	return s
+}
+
+func (t *thread) name() string { return stepNames[t.at] }
+
+// goes goes on at a step; "": where the caller does.
+func (t *thread) goes(to string) {
+	if to != "" {
+		t.at = stepOf(to)
+		return
+	}
+	t.depth--
+	t.at, t.back[t.depth] = t.back[t.depth], 0
+}
+
+func (t *thread) call(what, back string) {
+	t.back[t.depth] = stepOf(back)
+	t.depth++
+	t.goes(what)
+}
+
+func pick(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
+}
+
+// either is a if the mutant is at work.
+func (x *explorer) either(m mutant, a, b string) string { return pick(x.mutant == m, a, b) }
+
+func (x *explorer) set(a *modelAlarm, place uint8) {
+	if a.set, a.place = true, place; x.mutant != setsWithoutCount {
+		a.count++
+	}
+}
+
+func (x *explorer) clear(a *modelAlarm) {
+	if a.set, a.place = false, 0; x.mutant == clearsTheCount {
+		a.count = 0
+	}
+}
+
+// wake is Rung.RingAt where one goroutine rings, with the doorbell, or else a token, behind it.
+// It returns what is next.
+func (x *explorer) wake(m *model, t *thread, rung *modelAlarm, word modelAlarm, place uint8) string {
+	if !word.set || place < word.place || *rung == word {
+		return ""
+	}
+	*rung = word
+	if x.direct[1-t.end] {
+		m.ends[1-t.end].sides[t.slot].wake = true
+		return ""
+	}
+	return x.either(ringsBeforeItTells, "asleep?", "tell")
+}
+
+// rang is what is behind the ring.
+func (x *explorer) rang(t *thread) string {
+	t.word = modelAlarm{}
+	return x.either(ringsBeforeItTells, "tell", "")
+}
+
+// ready is the beginning of attendance's.
+func (x *explorer) ready() string {
+	drains := x.drains && x.mutant != drainsBehindItsLook
+	return x.either(attendsBehindItsLook, "pending", pick(drains, "drain", "attend"))
+}
+
+// next is what Poll looks at next.
+func (c *modelConn) next(passedCell bool) string {
+	if c.r.cells != c.r.freed && !passedCell {
+		return "cell"
+	}
+	return pick(c.r.scan != c.r.tail, "record", "tail")
+}
+
+// polled checks a message.
+func (c *modelConn) polled(msg uint8) {
+	if c.r.polled++; msg != c.r.polled {
+		fail("message %d comes in the place of %d", msg, c.r.polled)
+	}
+}
+
+// join is joinIfAway.
+func (i *modelIdle) join() {
+	if i.away {
+		i.away, i.seen, i.listed = false, 0, true
+	}
+}
+
+// step takes a thread's next step, with those behind it that are nobody else's business. If it
+// cannot be taken now, nothing changes.
+func (x *explorer) step(m *model, t *thread) bool {
+	if !x.stepOne(m, t) {
+		return false
+	}
+	for x.local(t) {
+		x.stepOne(m, t)
+	}
+	for i := range m.conns {
+		if x.mutant == clearsTheCount {
+			break // it counts anew
+		}
+		c := &m.conns[i]
+		rank(&c.want.count, &c.r.rung.count)
+		rank(&c.sleep.count, &c.w.rung.count)
+		bell := []*uint8{&m.ends[1-i].asleep.count, &m.ends[i].rung.count}
+		for j := range m.threads {
+			if t := &m.threads[j]; t.end == uint8(i) {
+				bell = append(bell, &t.word.count)
+			}
+		}
+		rank(bell...)
+	}
+	return true
+}
+
+// local reports whether a thread's next step is nobody else's business.
+func (x *explorer) local(t *thread) bool {
+	switch t.name() {
+	case "again", "put", "heard", "rang":
+		return true
+	case "look":
+		return t.writes
+	case "begin", "looked":
+		return !x.janitor
+	case "met":
+		return !t.armed
+	case "none", "unwant":
+		return x.direct[t.end]
+	case "tail of cells", "record", "consumed", "free head", "waits?":
+		return x.coarse
+	case "rung?", "rung": // nobody else rings
+		return x.coarse && (x.ops[2*t.end] == "" || x.ops[2*t.end+1] == "")
+	}
+	return false
+}
+
+// rank makes counts as small as they can be, as only their order matters.
+func rank(counts ...*uint8) {
+	for low := uint8(0); ; low++ {
+		next := uint8(255)
+		for _, n := range counts {
+			if *n >= low {
+				next = min(next, *n)
+			}
+		}
+		if next == 255 {
+			return
+		}
+		for _, n := range counts {
+			if *n == next {
+				*n = low
+			}
+		}
+	}
+}
+
+// stepOne takes a thread's next step.
+func (x *explorer) stepOne(m *model, t *thread) bool {
+	e, peer, c := &m.ends[t.end], &m.ends[1-t.end], &m.conns[t.slot]
+	w, r, side := &c.w, &c.r, &e.sides[t.slot]
+	here := x.mutant // which is at work
+
+	switch t.name() {
+	case "over":
+		return false
+
+	// An operation, in session's await.
+
+	case "begin": // joinIfAway
+		if !t.writes {
+			m.idle.join()
+		}
+		t.goes("look")
+	case "look": // Reserve, or rxMu.Lock
+		switch {
+		case t.writes && x.sends[t.slot][t.done] == 'c': // the place in the ring is reserved for data
+			t.goes("freed")
+		case t.writes:
+			t.goes(pick(w.tail-w.head < x.room, "put", "head"))
+		case r.locked:
+			return false
+		default:
+			r.locked = true
+			if t.got = r.kept > 0; t.got {
+				r.kept--
+			}
+			t.call(pick(t.got, "consumed", c.next(false)), "looked")
+		}
+	case "looked": // rxMu.Unlock
+		r.locked = false
+		t.goes(pick(t.got, "met", pick(x.stops, "stop", "none")))
+	case "stop": // rd.stop
+		t.goes(pick(side.stop, "met", "none"))
+	case "none": // wants.Store; or asleep.Store, behind the second look
+		side.wants = here != wantsBehindItsLook || t.armed
+		side.asleep = t.armed
+		t.goes(pick(t.armed, "sleep", "arm"))
+		t.armed = false
+	case "arm": // ep.Arm
+		if t.writes {
+			x.set(&c.want, t.n)
+		} else {
+			x.set(&c.sleep, 0)
+		}
+		t.n, t.armed = 0, true
+		t.goes(x.either(armsBehindItsLook, "none", "look"))
+	case "met": // disarm
+		if t.armed && t.writes {
+			x.clear(&c.want)
+		} else if t.armed {
+			x.clear(&c.sleep)
+		}
+		t.armed, t.got = false, false
+		t.done++
+		t.goes("unwant")
+	case "unwant": // wants.Store
+		joins := side.wants && x.janitor && !t.writes && here != sleepsWithoutJoining
+		side.wants = false
+		t.goes(pick(joins, "join", "again"))
+	case "join": // joinIfAway
+		m.idle.join()
+		t.goes("again")
+	case "again":
+		n := len(x.sends[t.slot])
+		switch {
+		case t.writes:
+		case x.janitor:
+			n = 1
+		case x.stops && t.slot == 0:
+			n++
+		}
+		t.goes(pick(int(t.done) == n, "over", "begin"))
+
+	// ring.Writer.
+
+	case "head": // refresh: in.head.Load
+		w.head = c.head
+		t.n = min(w.tail, w.head+(x.room+1)/2) // block
+		t.goes(pick(w.tail-w.head < x.room, "put", "none"))
+	case "put":
+		c.mem[w.tail%x.room] = t.done + 1
+		w.tail++
+		t.n = 0
+		t.goes(x.either(publishesBehindItsRing, "sleeps?", "publish"))
+	case "publish": // publish: out.tail.Store
+		c.tail = w.tail
+		t.goes(x.either(publishesBehindItsRing, "met", "sleeps?"))
+	case "sleeps?": // wake
+		t.call("met", pick(c.tail == w.tail, "met", "publish"))
+		t.goes(x.wake(m, t, &w.rung, c.sleep, 255))
+	case "freed": // freeCell: in.spareHead.Load
+		if w.freed = c.freed; w.freed == w.cells {
+			w.cells++
+			c.cellMsg = t.done + 1
+			t.goes(x.either(publishesCellBeforeItsPlace, "publish cell", "place"))
+		} else {
+			t.n = min(w.tail, w.head+(x.room+1)/2) // block
+			t.goes("none")
+		}
+	case "place": // commitCell: after.Store
+		t.n, c.after = 0, w.tail
+		t.goes(x.either(publishesCellBeforeItsPlace, "sleeps?", "publish cell"))
+	case "publish cell": // commitCell: out.spareTail.Store
+		c.cells = w.cells
+		t.goes(x.either(publishesCellBeforeItsPlace, "place", "sleeps?"))
+
+	// ring.Reader.
+
+	case "cell": // pollCell: after.Load
+		if c.after > r.scan {
+			t.goes(c.next(true))
+		} else {
+			c.polled(c.cellMsg)
+			t.got = true
+			t.goes("free cell")
+		}
+	case "record": // Poll; then Keep, or Drop
+		c.polled(c.mem[r.scan%x.room])
+		r.scan++
+		t.got = true
+		if t.keeps {
+			r.kept++
+		}
+		t.goes(pick(t.keeps, c.next(false), "consumed"))
+	case "tail": // look: out.tail.Load
+		if t.n = c.tail; here == loadsCellsFirst {
+			t.n = c.cells
+		}
+		t.goes("tail of cells")
+	case "tail of cells": // look: out.spareTail.Load
+		tail, cells := t.n, c.cells
+		if here == loadsCellsFirst {
+			tail, cells = c.tail, t.n
+		}
+		news := tail != r.tail || cells != r.cells
+		t.n, r.tail, r.cells = 0, tail, cells
+		frees := r.scan-r.kept != r.head && here != keepsTheHead
+		t.goes(pick(news, c.next(false), pick(frees, "free head", "")))
+	case "consumed": // consumed: Waits
+		frees := r.scan-r.kept-r.head >= headBatch || c.want.set && c.want != r.rung
+		t.goes(pick(frees, "free head", ""))
+	case "free head": // publishHead: in.head.Store
+		r.head = r.scan - r.kept
+		c.head = r.head
+		t.goes("waits?")
+	case "waits?": // publishHead: RingAt
+		t.goes(x.wake(m, t, &r.rung, c.want, r.head))
+	case "free cell": // dropCell: in.spareHead.Store
+		r.freed++
+		c.freed = r.freed
+		t.goes(x.either(freesCellsInSilence, "", "waits for a cell?"))
+	case "waits for a cell?": // dropCell: Ring
+		t.goes(x.wake(m, t, &r.rung, c.want, 255))
+
+	// doorbell's ring. The order of the first two is tell's.
+
+	case "tell", "tell group": // slots.Add, groups.Add
+		first := t.name() == "tell"
+		if first == (here != tellsTheGroupFirst) {
+			e.slots[t.slot] = true
+		} else {
+			e.group = true
+		}
+		t.goes(pick(first, "tell group", x.either(ringsBeforeItTells, "", "asleep?")))
+	case "asleep?": // Rung.Ring: word.Load
+		t.word = peer.asleep
+		t.goes(pick(t.word.set, "rung?", "rang"))
+	case "rung?": // … last.Load
+		t.goes(pick(e.rung != t.word, "rung", "rang"))
+	case "rung": // … last.Swap
+		t.goes(pick(e.rung != t.word, "ring", "rang"))
+		e.rung = t.word
+	case "ring": // takeOne, or sendOne
+		peer.edge = peer.edge || !peer.queue
+		peer.queue = x.drains
+		t.goes("rang")
+	case "rang":
+		t.goes(x.rang(t))
+
+	// attendance's sleep.
+
+	case "sleep": // its first part under mu; or a sleep on the channel alone
+		switch {
+		case !x.direct[t.end]:
+			e.sleeps[t.slot] = 1
+			e.unwoken++
+			if t.leads = !e.attended; t.leads {
+				e.attended, e.leader, t.fine = true, 1+t.slot, true
+			}
+			t.goes(pick(t.leads, "lead", "wait"))
+		case !side.wake:
+			return false
+		default:
+			side.wake, side.asleep = false, false
+			t.goes("look")
+		}
+	case "wait": // <-wake
+		if !side.wake {
+			return false
+		}
+		side.wake = false
+		t.goes("slept")
+	case "slept": // its second part under mu
+		if e.sleeps[t.slot] == 1 {
+			e.unwoken--
+		}
+		e.sleeps[t.slot] = 0
+		if t.leads {
+			e.attended, e.leader = false, 0
+		}
+		keep := !e.attended && e.sleeps != [2]uint8{} && here != leavesSleepers
+		e.attended = e.attended || keep
+		t.leads, t.fine = false, false
+		t.goes(pick(keep, "leave", "awake"))
+	case "leave": // wakeKeeper
+		e.keep = true
+		t.goes("awake")
+	case "awake": // asleep.Store, of side's sleep
+		side.asleep = false
+		t.goes("look")
+	case "lead": // select
+		switch {
+		case side.wake:
+			side.wake = false
+			t.goes("slept")
+		case here == looksBeforeItClearsTheRouse && !t.fine:
+			t.goes("clear")
+		case here == leadsBehindItsLook && e.leader == 0:
+			t.goes("lead on")
+		default:
+			t.call("prepare", "led")
+		}
+	case "led": // setLeader(nil), if the doorbell was read
+		if t.fine {
+			e.leader = 0
+			t.call(x.either(hearsSlotsFirst, "slot", "group"), x.either(leadsBehindItsLook, "lead", "lead on"))
+		} else {
+			t.goes(x.either(looksBeforeItClearsTheRouse, "lead", "clear"))
+		}
+	case "clear": // SetReadDeadline
+		e.late, t.fine = false, true
+		t.goes("lead")
+		if here == looksBeforeItClearsTheRouse {
+			t.call("prepare", "led")
+		}
+	case "lead on": // setLeader(wake)
+		e.leader = 1 + t.slot
+		t.goes("lead")
+		if here == leadsBehindItsLook {
+			t.call("prepare", "led")
+		}
+
+	// Read of the doorbell: package poll's prepareRead, attendance's ready, and waitRead.
+
+	case "prepare":
+		if t.fine = !e.late; t.fine {
+			e.edge = false
+		}
+		t.goes(pick(t.fine, x.ready(), ""))
+	case "drain":
+		e.queue = false
+		t.goes(x.either(drainsBehindItsLook, "poll", "attend"))
+	case "attend": // asleep.Set
+		x.set(&e.asleep, 0)
+		t.goes(x.either(attendsBehindItsLook, "poll", "pending"))
+	case "pending":
+		drains := x.drains && here == drainsBehindItsLook
+		t.goes(pick(peer.group, "", x.either(attendsBehindItsLook, "attend", pick(drains, "drain", "poll"))))
+	case "poll":
+		if !e.late && !e.edge {
+			return false
+		}
+		if t.fine = !e.late; t.fine {
+			e.edge = false
+		}
+		t.goes(pick(t.fine, x.ready(), ""))
+
+	// heard's take.
+
+	case "group": // groups.Load
+		news := peer.group && here != hearsSlotsFirst
+		peer.group = false
+		t.goes(pick(news, "slot", ""))
+	case "slot": // slots.Load
+		if peer.slots[t.to] {
+			peer.slots[t.to] = false
+			t.call("deliver", "heard")
+		} else {
+			t.goes("heard")
+		}
+	case "heard":
+		t.to = 1 - t.to
+		t.goes(pick(t.to == 1, "slot", x.either(hearsSlotsFirst, "group", "")))
+
+	// session's Wake, with serve, and side's signal.
+
+	case "deliver": // wants.Load
+		serves := x.janitor && t.end == 1
+		t.goes(pick(e.sides[t.to].wants, "signal", pick(serves, "start to serve", "")))
+	case "start to serve": // serving.CompareAndSwap
+		if !m.idle.serving {
+			m.idle.serving, m.idle.served = true, true
+		}
+		t.goes("")
+	case "signal": // asleep.Load
+		t.goes(pick(e.sides[t.to].asleep, "rouse", "put token"))
+	case "put token":
+		e.sides[t.to].wake = true
+		t.goes(x.either(looksOnceForSleepers, "", "still awake?"))
+	case "still awake?": // asleep.Load
+		t.goes(pick(e.sides[t.to].asleep, "rouse", ""))
+	case "rouse": // under mu
+		e.sides[t.to].wake = true
+		if e.sleeps[t.to] == 1 {
+			e.sleeps[t.to], e.roused = 2, true
+			e.unwoken--
+		}
+		t.goes(pick(e.leader == 1+t.to, "rouse leader", ""))
+	case "rouse leader": // SetReadDeadline
+		e.late = true
+		t.goes("")
+
+	// The keeper.
+
+	case "kept":
+		if t.fine {
+			e.roused = false
+			t.call(x.either(hearsSlotsFirst, "slot", "group"), "hand on")
+		} else {
+			e.late = false // SetReadDeadline
+			t.call("prepare", "kept")
+		}
+	case "hand on": // handedOn
+		t.goes("keep")
+		if e.roused && (e.unwoken == 0 || here == keeperLeavesSleepers) {
+			e.attended = false
+		} else {
+			t.call("prepare", "kept")
+		}
+	case "keep": // <-keep
+		if !e.keep {
+			return false
+		}
+		e.keep = false
+		t.call("prepare", "kept")
+
+	// The janitor's tend, with attendance's rest.
+
+	case "tend": // Rest, under mu
+		if !m.idle.listed {
+			return false
+		}
+		m.idle.listed = false
+		keep := !e.attended && here != restsNever
+		e.attended = e.attended || keep
+		e.roused = e.roused && (here == leavesBehindARest || here == restsNever)
+		t.goes(pick(keep, "keep on", "tend on"))
+	case "keep on": // wakeKeeper
+		e.keep = true
+		t.goes("tend on")
+	case "tend on": // tryLockRx
+		used := 1+r.polled != m.idle.seen
+		switch {
+		case r.locked:
+			m.idle.listed = true
+			t.goes("tend")
+		case used:
+			m.idle.seen, m.idle.listed = 1+r.polled, true
+			t.goes("tend")
+		default:
+			r.locked = true
+			t.goes(x.either(goesAwayBehindItsLook, "watch", "away"))
+		}
+	case "away": // away.Store
+		m.idle.away = true
+		switch t.goes("watch"); here {
+		case goesAwayBehindItsLook:
+			t.goes("settle")
+		case watchesBehindItsLook:
+			t.call(c.next(false), "watch")
+		}
+	case "watch": // ep.Arm, then progressLocked
+		x.set(&c.sleep, 0)
+		if t.goes("settle"); here != watchesBehindItsLook {
+			t.call(c.next(false), x.either(goesAwayBehindItsLook, "away", "settle"))
+		}
+	case "settle": // settleLocked, and its look at wants
+		t.goes("tended")
+		if t.got && side.wants {
+			t.call("signal", "tended")
+		}
+		t.got = false
+	case "tended": // rxMu.Unlock
+		r.locked = false
+		t.goes("tend")
+
+	// The goroutine of session's serve.
+
+	case "serve": // lockRx
+		if !m.idle.served || r.locked {
+			return false
+		}
+		m.idle.served, r.locked = false, true
+		t.goes("progress")
+	case "progress": // serving.Store, then progressLocked
+		m.idle.serving = false
+		t.call(c.next(false), "settle served")
+	case "settle served": // settleLocked, and its look at wants
+		t.goes("served")
+		if t.got && side.wants {
+			t.call("signal", "served")
+		}
+		t.got = false
+	case "served": // rxMu.Unlock
+		r.locked = false
+		t.goes(x.either(servesWithoutJoining, "serve", "join served"))
+	case "join served": // joinIfAway
+		m.idle.join()
+		t.goes("serve")
+
+	// Who interrupts a Read, behind a signal for nothing.
+
+	case "signals":
+		t.call("signal", "interrupt")
+	case "interrupt": // state.Or
+		side.stop = true
+		t.call("signal", "over")
+	default:
+		panic("no step " + t.name())
+	}
+	return true
+}
