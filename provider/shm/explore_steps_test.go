@@ -236,13 +236,15 @@ func (x *explorer) step(m *model, t *thread) bool {
 		c := &m.conns[i]
 		rank(&c.want.count, &c.r.rung.count)
 		rank(&c.sleep.count, &c.w.rung.count)
-		bell := []*uint8{&m.ends[1-i].asleep.count, &m.ends[i].rung.count}
+		bell := [mostThreads + 2]*uint8{&m.ends[1-i].asleep.count, &m.ends[i].rung.count}
+		n := 2
 		for j := range m.threads {
 			if t := &m.threads[j]; t.end == uint8(i) {
-				bell = append(bell, &t.word.count)
+				bell[n] = &t.word.count
+				n++
 			}
 		}
-		rank(bell...)
+		rank(bell[:n]...)
 	}
 	return true
 }
