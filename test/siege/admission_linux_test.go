@@ -50,6 +50,27 @@ func TestSocketsThatLinger(t *testing.T) {
 	}
 }
 
+// What piles up behind them to be closed is bounded by the part of the descriptors that is all
+// users': the victim can open and accept. New dialers may have to stay on TCP.
+func TestHangingUpBehindSocketsThatLinger(t *testing.T) {
+	const files, late = 1024, 64 // that were on their way
+	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_NOFILE: files}})
+	r.attack("closers", 24)
+	r.siege(bounds{descriptors: files/2 + late, space: 24 << 28, cpu: asTCP})
+}
+
+// A link ends at its first message that has more descriptors than any of the protocol, and of
+// these no more come than that.
+func TestMessagesFullOfDescriptors(t *testing.T) {
+	const links, descriptors = 31, 6 // a link's own, and a message's
+	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_NOFILE: 1024}})
+	outlived := 0
+	if r.attack("stuffed", links).hear("outlived", &outlived); outlived > 0 {
+		t.Errorf("%d links did not end", outlived)
+	}
+	r.siege(bounds{descriptors: links * descriptors, memory: 16 << 20, space: links << 28, cpu: asTCP})
+}
+
 // Connects of which nothing comes leave nothing behind.
 func TestConnectsInVain(t *testing.T) {
 	const links = 60

@@ -417,15 +417,26 @@ func idleRole(a *attacker, want int) error {
 // never has: in a handshake, and later. The victim's close is the last where the attacker's
 // was faster, as one that returns at once was.
 func lingerRole(a *attacker, want int) error {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	passed, err := a.passLingering(want)
 	if err != nil {
 		return err
+	}
+	a.stands("%d sockets linger", passed)
+	a.untilEnd()
+	return nil
+}
+
+// passLingering returns how many it has passed.
+func (a *attacker) passLingering(want int) (int32, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
 	}
 	var passed atomic.Int32
 	for try := 0; int(passed.Load()) < want && try < 20*want; try++ {
 		fd, err := lingering(ln.Addr().(*net.TCPAddr).AddrPort())
 		if err != nil {
-			return err
+			return 0, err
 		}
 		m := rawshm.Message{Kind: rawshm.Link, Number: rawshm.FirstSlots}
 		open := func() (int, error) { return rawshm.Dial(a.to.Port(), 0) }
@@ -455,9 +466,7 @@ func lingerRole(a *attacker, want int) error {
 		case <-time.After(10 * time.Millisecond): // it lingers here
 		}
 	}
-	a.stands("%d sockets linger", passed.Load())
-	a.untilEnd()
-	return nil
+	return passed.Load(), nil
 }
 
 // lingering returns a connected socket with data that nobody reads, and SO_LINGER.
@@ -469,7 +478,7 @@ func lingering(to netip.AddrPort) (int, error) {
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); err != nil {
 		return -1, err
 	}
-	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 60}); err != nil {
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600}); err != nil {
 		return -1, err
 	}
 	unix.SetNonblock(fd, true)

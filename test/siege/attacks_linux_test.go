@@ -1,8 +1,11 @@
 package siege
 
 import (
+	"fmt"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // asTCP is how much processor time an attacker's can cost the victim, where the victim has
@@ -39,6 +42,37 @@ func TestUnreadRings(t *testing.T) {
 	r := lay(t, spec{})
 	r.attack("greedy", conns)
 	r.siege(bounds{connections: conns, descriptors: conns, memory: conns << 17, shared: conns*start + half, space: 8 << 30})
+}
+
+// Nothing that the victim has written for a link is left when that has ended, though its peer
+// keeps the descriptors. What it has closed and the peer has not read counts in the rings'
+// budget until the peer's process has ended: so the next one finds as much.
+func TestMemoryThatIsKept(t *testing.T) {
+	const links, conns, sure, budget = 2, 72, 512 << 10, 256 << 20 // and 4 MiB a ring
+	const controls = links * 16 * 64 << 10
+	r := lay(t, spec{})
+	keep := func() (end func()) {
+		a := r.attack("keep", [2]int{links, conns})
+		testenv.Eventually(t, patience, func() error {
+			var k kept
+			a.tell("kept")
+			if a.hear("kept", &k); k.Ended > controls || k.Unread < budget/2 {
+				return fmt.Errorf("%d bytes are left of links that have ended, and %d are unread", k.Ended, k.Unread)
+			}
+			return nil
+		})
+		return a.kill
+	}
+	end := keep()
+	r.siege(bounds{connections: conns, descriptors: conns, memory: conns << 17, shared: conns*sure + budget, space: 8 << 30})
+	end()
+	testenv.Eventually(t, patience, func() error {
+		if now := usageOf(t, r.victim.pid()); now.shared-r.before.shared > slack.shared {
+			return fmt.Errorf("behind the attacker's end the victim has %v", now)
+		}
+		return nil
+	})
+	keep()
 }
 
 // A deadline ends an operation whatever the peer does.

@@ -143,6 +143,9 @@ func (r *rig) siege(most bounds) experience {
 	}
 	last := usageOf(r.t, r.victim.pid())
 	theirs = r.attackersCPU() - theirs
+	if n := r.report().Failed; n > 0 {
+		r.t.Errorf("the victim lacked a descriptor %d times", n)
+	}
 	r.checkMet(met) // may end the attackers
 	most.cpu *= float64(theirs) / float64(last.at.Sub(first.at))
 	r.checkUsage(most, open, peak, last.processors(first, time.Duration(met.Rounds)*r.cost))

@@ -29,12 +29,14 @@ const (
 	modeEcho = 'e' // send all back
 	modeHold = 'h' // read no more
 	modeSend = 'w' // send without end
+	modeFill = 'f' // send until there is no room, and close
 	modeWait = 'd' // read with a deadline, and report how long that took
 )
 
 // victimReport is what the victim knows of itself.
 type victimReport struct {
 	Accepted int64 // connections, since the start
+	Failed   int64 // accepts and opens, for lack of descriptors
 	Open     int   // that have moved to shared memory
 	Heap     uint64
 	Waited   time.Duration // the longest that an operation took beyond its deadline
@@ -43,6 +45,7 @@ type victimReport struct {
 
 type victim struct {
 	accepted atomic.Int64
+	failed   atomic.Int64
 	late     atomic.Int64 // nanoseconds
 	slept    atomic.Int64 // nanoseconds
 }
@@ -78,7 +81,7 @@ func victimRole(r *roleIO) error {
 		case "report":
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
-			r.say("report", victimReport{v.accepted.Load(), san.Stats().Open["shm"], m.HeapInuse, time.Duration(v.late.Load()), time.Duration(v.slept.Load())})
+			r.say("report", victimReport{v.accepted.Load(), v.failed.Load(), san.Stats().Open["shm"], m.HeapInuse, time.Duration(v.late.Load()), time.Duration(v.slept.Load())})
 		case "close":
 			begun := time.Now()
 			ln.Close()
@@ -96,6 +99,7 @@ func (v *victim) serve(ln net.Listener) {
 			return
 		}
 		if err != nil {
+			v.failed.Add(1)
 			time.Sleep(5 * time.Millisecond) // as net/http does
 			continue
 		}
@@ -106,6 +110,11 @@ func (v *victim) serve(ln net.Listener) {
 
 func (v *victim) client(c net.Conn) {
 	defer c.Close()
+	if f, err := os.Open(os.DevNull); err == nil { // as who serves files does
+		f.Close()
+	} else {
+		v.failed.Add(1)
+	}
 	var b [256]byte
 	if _, err := io.ReadFull(c, b[:1]); err != nil {
 		return
@@ -126,6 +135,12 @@ func (v *victim) client(c net.Conn) {
 	case modeSend:
 		for err := error(nil); err == nil; {
 			_, err = c.Write(b[:])
+		}
+	case modeFill:
+		large := make([]byte, 64<<10)
+		for err := error(nil); err == nil; {
+			c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+			_, err = c.Write(large)
 		}
 	case modeWait:
 		v.wait(c)
