@@ -51,7 +51,7 @@ func TestMemoryThatIsKept(t *testing.T) {
 	const links, conns, sure, budget = 2, 72, 512 << 10, 256 << 20 // and 4 MiB a ring
 	const controls = links * 16 * 64 << 10
 	r := lay(t, spec{})
-	keep := func() (end func()) {
+	keep := func(links, conns int) (end func()) {
 		a := r.attack("keep", [2]int{links, conns})
 		testenv.Eventually(t, patience, func() error {
 			var k kept
@@ -63,7 +63,7 @@ func TestMemoryThatIsKept(t *testing.T) {
 		})
 		return a.kill
 	}
-	end := keep()
+	end := keep(links, conns)
 	r.siege(bounds{connections: conns, descriptors: conns, memory: conns << 17, shared: conns*sure + budget, space: 8 << 30})
 	end()
 	testenv.Eventually(t, patience, func() error {
@@ -72,7 +72,7 @@ func TestMemoryThatIsKept(t *testing.T) {
 		}
 		return nil
 	})
-	keep()
+	keep(0, conns/2+4)
 }
 
 // A deadline ends an operation whatever the peer does.

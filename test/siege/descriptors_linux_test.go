@@ -41,7 +41,7 @@ func closersRole(a *attacker, want int) error {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	for range 100 {
+	for range 50 {
 		pass()
 	}
 	a.stands("%d sockets linger, and %d were closed behind them", passed, n)
