@@ -48,23 +48,23 @@ func TestUnreadRings(t *testing.T) {
 // keeps the descriptors. What it has closed and the peer has not read counts in the rings'
 // budget until the peer's process has ended: so the next one finds as much.
 func TestMemoryThatIsKept(t *testing.T) {
-	const links, conns, sure, budget = 2, 72, 512 << 10, 256 << 20 // and 4 MiB a ring
+	const links, conns, start, half = 2, 40, 64 << 10, 256 << 20
 	const controls = links * 16 * 64 << 10
 	r := lay(t, spec{})
-	keep := func(links, conns int) (end func()) {
+	keep := func(links int) (end func()) {
 		a := r.attack("keep", [2]int{links, conns})
 		testenv.Eventually(t, patience, func() error {
 			var k kept
 			a.tell("kept")
-			if a.hear("kept", &k); k.Ended > controls || k.Unread < budget/2 {
+			if a.hear("kept", &k); k.Ended > controls || k.Unread < half/4 {
 				return fmt.Errorf("%d bytes are left of links that have ended, and %d are unread", k.Ended, k.Unread)
 			}
 			return nil
 		})
 		return a.kill
 	}
-	end := keep(links, conns)
-	r.siege(bounds{connections: conns, descriptors: conns, memory: conns << 17, shared: conns*sure + budget, space: 8 << 30})
+	end := keep(links)
+	r.siege(bounds{connections: conns, descriptors: conns, memory: conns << 17, shared: conns*start + half, space: 8 << 30})
 	end()
 	testenv.Eventually(t, patience, func() error {
 		if now := usageOf(t, r.victim.pid()); now.shared-r.before.shared > slack.shared {
@@ -72,7 +72,7 @@ func TestMemoryThatIsKept(t *testing.T) {
 		}
 		return nil
 	})
-	keep(0, conns/2+4)
+	keep(0)
 }
 
 // A deadline ends an operation whatever the peer does.
