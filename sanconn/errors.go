@@ -51,7 +51,7 @@ func (c *Conn) opError(op string, err error) error {
 	case errors.As(err, &errno):
 		err = os.NewSyscallError(op, errno)
 	}
-	if op == opRawControl || op == opRawRead || op == opRawWrite { // as net has them
+	if op == opRawControl { // as net has it
 		return &net.OpError{Op: op, Net: "tcp", Addr: c.LocalAddr(), Err: err}
 	}
 	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}

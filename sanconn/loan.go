@@ -57,7 +57,7 @@ func (c *Conn) reserveTCP(n int) ([]byte, error) {
 	case o.deadline.passed():
 		return nil, c.opError(opWrite, os.ErrDeadlineExceeded)
 	}
-	if err := o.stopped(c); err != nil {
+	if err := o.stoppedLocked(c); err != nil {
 		return nil, err
 	}
 	o.reserved = make([]byte, min(max(n, 1), copySize))

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -127,6 +128,23 @@ func TestAWriteWaitsForCommit(t *testing.T) {
 		got, err := io.ReadAll(b)
 		if err := errors.Join(err, <-done); err != nil || !bytes.Equal(got, []byte("it  behind")) {
 			t.Errorf("%q, %v", got, err)
+		}
+	})
+}
+
+// Reserve behind CloseWrite fails as a Write does, on each carrier.
+func TestReserveBehindCloseWrite(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, _ := pipe(t, l, nil)
+		if err := a.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Reserve(100); !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("%v, want EPIPE", err)
+		}
+		a.SetWriteDeadline(time.Unix(1, 0))
+		if _, err := a.Reserve(100); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("behind its deadline: %v", err)
 		}
 	})
 }

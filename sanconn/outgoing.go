@@ -80,18 +80,24 @@ var errLook = errors.New("sanconn: look again")
 
 // stopped is why the holder of op must not write to TCP.
 func (o *outgoing) stopped(c *Conn) error {
+	if !c.closed.Load() && o.san.Load() == nil && !o.away.Load() && !o.shut.Load() {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return o.stoppedLocked(c)
+}
+
+// stoppedLocked is stopped with mu held.
+func (o *outgoing) stoppedLocked(c *Conn) error {
 	switch {
 	case c.closed.Load():
 		return c.opError(opWrite, net.ErrClosed)
 	case o.san.Load() != nil, o.away.Load():
 		return errLook
+	case o.shut.Load() && o.deadline.passed(): // as net has it, it counts first
+		return c.opError(opWrite, os.ErrDeadlineExceeded)
 	case o.shut.Load():
-		c.mu.Lock()
-		passed := o.deadline.passed()
-		c.mu.Unlock()
-		if passed { // as net has it, it counts first
-			return c.opError(opWrite, os.ErrDeadlineExceeded)
-		}
 		return c.opError(opWrite, os.NewSyscallError(opWrite, syscall.EPIPE))
 	}
 	return nil
