@@ -2,6 +2,7 @@ package sanconn
 
 import (
 	"io"
+	"net"
 	"syscall"
 
 	"github.com/sanconn/san/internal/raceedge"
@@ -117,7 +118,7 @@ func (r rawConn) look(f func(fd uintptr) (done bool)) (empty, done bool, err err
 }
 
 // empty reports whether nothing has come that could be read, and not the end either; io.EOF:
-// the end has come by a SAN.
+// the end has come by a SAN, or CloseRead was called.
 func (r rawConn) empty() (bool, error) {
 	c := r.c
 	for {
@@ -145,9 +146,14 @@ func (r rawConn) emptyTCP() (empty bool, err error) {
 	c := r.c
 	c.in.op.Lock()
 	defer c.in.unlock(c)
-	if _, err = c.beforeLocked(); err == io.EOF || len(c.in.front) > 0 {
+	switch _, err = c.beforeLocked(); {
+	case err == io.EOF: // by CloseRead, of which TCP does not know if the connection had moved
+		return false, io.EOF
+	case len(c.in.front) > 0:
 		return false, nil
-	} else if err != nil {
+	case c.closed.Load():
+		return false, net.ErrClosed // of the operation raw-read, not read
+	case err != nil:
 		return false, err
 	}
 	if err = r.tcp.Read(func(fd uintptr) bool {

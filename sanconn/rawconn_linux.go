@@ -39,13 +39,13 @@ func (s *sharedSocket) show(f func(fd uintptr) (done bool)) (done bool, err erro
 	return f(uintptr(s.pair[0])), nil
 }
 
-// nothingIn reports whether a read would have to wait.
+// nothingIn reports whether a read would have to wait. It reads nothing, which would take a reset
+// from the socket, so that the next who reads finds the end instead.
 func nothingIn(fd int) bool {
-	var b [1]byte
 	for {
-		_, _, err := unix.Recvfrom(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 		if err != unix.EINTR {
-			return err == unix.EAGAIN
+			return n == 0 && err == nil
 		}
 	}
 }

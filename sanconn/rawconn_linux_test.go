@@ -379,3 +379,42 @@ func TestRawReadThatPanics(t *testing.T) {
 	}()
 	wantRecv(t, b, 10, 0, "kept", nil)
 }
+
+// What Read returns is an error of the operation raw-read with both addresses, as net's are, and
+// behind CloseRead it shows the end.
+func TestRawReadFailsAsTCPs(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		look := func(want error) {
+			t.Helper()
+			_, err := recv(t, b, 1, syscall.MSG_PEEK)
+			var oe *net.OpError
+			if !errors.As(err, &oe) || oe.Op != "raw-read" || oe.Source == nil || oe.Addr == nil || !errors.Is(err, want) {
+				t.Errorf("%#v, want raw-read around %v", err, want)
+			}
+		}
+		b.SetReadDeadline(time.Unix(1, 0))
+		look(os.ErrDeadlineExceeded)
+		b.Close()
+		look(net.ErrClosed)
+		a.CloseRead()
+		wantRecv(t, a, 1, syscall.MSG_PEEK, "", io.EOF)
+	})
+}
+
+// The first look behind a reset finds it.
+func TestRawReadShowsAReset(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		a.SetLinger(0)
+		a.Close()
+		testenv.Eventually(t, patience, func() error {
+			if _, err := recv(t, b, 1, syscall.MSG_PEEK); err == io.EOF {
+				t.Fatal("it is shown as an end")
+			} else if !errors.Is(err, syscall.ECONNRESET) {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+	})
+}
