@@ -1,20 +1,15 @@
 package san
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -129,7 +124,7 @@ func confirmed(tcp, r *diffRig, calls []diffCall) (d *difference) {
 func compare(tcp, r *diffRig, calls []diffCall, pause time.Duration) *difference {
 	want := tcp.run(calls, nil, pause)
 	got := r.run(calls, want, pause)
-	all := append(slices.Clone(calls), diffAtEnd...)
+	all := append(slices.Clone(calls), diffAtEnd(calls)...)
 	for i := range want {
 		if got[i] != want[i] {
 			return &difference{r.carrier, calls, i, all[i], got[i], want[i]}
@@ -138,11 +133,22 @@ func compare(tcp, r *diffRig, calls []diffCall, pause time.Duration) *difference
 	return nil
 }
 
-// diffAtEnd are the calls at the end of each sequence: what is left is read, at both ends.
-var diffAtEnd = []diffCall{
-	{end: 0, what: "Join"}, {end: 1, what: "Join"},
-	{end: 0, what: "Read", size: 1 << 20}, {end: 1, what: "Read", size: 1 << 20},
-	{end: 0, what: "Close"}, {end: 1, what: "Close"},
+// diffAtEnd are the calls at the end of a sequence: what is left is read, at all ends.
+func diffAtEnd(calls []diffCall) (all []diffCall) {
+	for _, what := range []string{"Join", "Read", "Close"} {
+		for end := range 2 * diffConns(calls) {
+			all = append(all, diffCall{end: end, what: what, size: 1 << 20})
+		}
+	}
+	return all
+}
+
+// diffConns is how many connections calls are made on.
+func diffConns(calls []diffCall) (n int) {
+	for _, c := range calls {
+		n = max(n, c.conn()+1)
+	}
+	return max(n, 1)
 }
 
 // diffCarrier is what carries connections.
@@ -192,28 +198,6 @@ func newDiffRig(t *testing.T, c diffCarrier) *diffRig {
 	return r
 }
 
-// diffPatience is how long anything may take that must happen: not so long that a difference takes
-// all of the test's time.
-const diffPatience = 3 * time.Second
-
-// diffNothing is how long a Read waits for what must not come.
-const diffNothing = 2 * time.Millisecond
-
-// diffEnd is one end of a connection, on which calls are made.
-type diffEnd struct {
-	net.Conn
-	expired       bool // its deadlines have passed
-	written, read int
-	behind        *behind // a Read that waits in another goroutine; read is that one's
-}
-
-// behind is a Read that waits while calls are made.
-type behind struct {
-	read atomic.Int64
-	more chan struct{} // holds a token behind each Read
-	done chan string
-}
-
 func (r *diffRig) connect() (ends [2]*diffEnd, err error) {
 	c, err := r.dialer.Dial("tcp", r.listener.Addr().String())
 	if err != nil {
@@ -229,20 +213,24 @@ func (r *diffRig) connect() (ends [2]*diffEnd, err error) {
 	if sc, ok := c.(*sanconn.Conn); ok && r.carrier.lane.policy == Prefer {
 		newconn.HandleOf(sc).CallUse(never)
 	}
-	return [2]*diffEnd{{Conn: c}, {Conn: s}}, nil
+	there, back := new(diffStream), new(diffStream)
+	return [2]*diffEnd{{Conn: c, out: there, in: back}, {Conn: s, out: back, in: there}}, nil
 }
 
 // diffCall is a call at one of the ends.
 type diffCall struct {
-	end  int
+	end  int // 0 and 1 are the ends of a connection, 2 and 3 those of another one beside it
 	what string
 	size int
 	move bool // a connection that moves does it before this call, or meanwhile
 }
 
+func (c diffCall) conn() int { return c.end / 2 }
+func (c diffCall) peer() int { return c.end ^ 1 }
+
 func (c diffCall) String() string {
-	s := fmt.Sprintf("%s.%s", [...]string{"dialer", "acceptor"}[c.end], c.what)
-	if slices.Contains([]string{"Read", "ReadBehind", "Write", "ReadFrom", "Buffers"}, c.what) {
+	s := fmt.Sprintf("%s.%s", [...]string{"dialer", "acceptor", "dialer 2", "acceptor 2"}[c.end], c.what)
+	if slices.Contains(diffSized, c.what) {
 		s += fmt.Sprintf("(%d)", c.size)
 	}
 	if c.move {
@@ -251,28 +239,41 @@ func (c diffCall) String() string {
 	return s
 }
 
-// diffSequence is 2 to 7 calls.
+// diffSized are the calls that have a size.
+var diffSized = []string{"Read", "Peek", "ReadBehind", "Write", "WriteTwo", "ReadFrom", "Buffers", "Reserve", "RawWrite"}
+
+// diffSequence is 2 to 7 calls, one time in four on two connections.
 func diffSequence(rnd *rand.Rand) (calls []diffCall) {
-	what := []string{"Write", "Write", "ReadFrom", "Buffers", "Read", "Read", "WriteTo", "ReadBehind", "ReadBehind", "Join",
-		"Close", "CloseWrite", "CloseRead", "SetLinger0", "expire", "clear", "Control", "File"}
+	what := []string{"Write", "Write", "WriteTwo", "ReadFrom", "Buffers", "Reserve", "RawWrite",
+		"Read", "Read", "Peek", "Peek", "WriteTo", "ReadBehind", "ReadBehind", "Join", "Look",
+		"Close", "CloseWrite", "CloseRead", "SetLinger0", "SetLinger1", "options", "expire", "clear", "Control", "File"}
 	sizes := []int{0, 1, 100, 5000, 70_000}
+	ends := 2
+	if rnd.IntN(4) == 0 {
+		ends = 4
+	}
 	n := 2 + rnd.IntN(6)
 	for range n {
-		calls = append(calls, diffCall{end: rnd.IntN(2), what: what[rnd.IntN(len(what))], size: sizes[rnd.IntN(len(sizes))]})
+		calls = append(calls, diffCall{end: rnd.IntN(ends), what: what[rnd.IntN(len(what))], size: sizes[rnd.IntN(len(sizes))]})
 	}
 	calls[rnd.IntN(n)].move = true
 	return calls
 }
 
-// run makes the calls on a new connection, and those at the end, and returns their results. want is what they are on TCP, if that is known: a Read that found
-// nothing there need not wait long here.
+// run makes the calls on new connections, and those at the end, and returns their results. want
+// is what they are on TCP, if that is known: a Read that found nothing there need not wait long
+// here.
 func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (results []string) {
-	ends, err := r.connect()
-	if err != nil {
-		return []string{err.Error()}
+	var ends []*diffEnd
+	for range diffConns(calls) {
+		both, err := r.connect()
+		if err != nil {
+			return []string{err.Error()}
+		}
+		defer both[0].Close()
+		defer both[1].Close()
+		ends = append(ends, both[:]...)
 	}
-	defer ends[0].Close()
-	defer ends[1].Close()
 	// due is how many bytes a Read finds on TCP before it finds nothing for its time; -1: it does not end so.
 	due := func() int {
 		i, n := len(results), -1
@@ -291,7 +292,7 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 			move := func() {
 				ctx, cancel := context.WithTimeout(context.Background(), diffPatience)
 				defer cancel()
-				h := newconn.HandleOf(ends[0].Conn)
+				h := newconn.HandleOf(ends[2*call.conn()].Conn)
 				if r.plan.move(ctx, h, h.Life().(*life)) == nil { // it may have no sense any more
 					r.moved.Add(1)
 				}
@@ -306,220 +307,10 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 	}
 	time.Sleep(pause)
 	moving.Wait()
-	for _, call := range diffAtEnd {
+	for _, call := range diffAtEnd(calls) {
 		results = append(results, ends[call.end].do(call, due()))
 	}
 	return results
-}
-
-// do makes a call, and returns its result: one that does not depend on how a stream comes in
-// pieces.
-func (e *diffEnd) do(call diffCall, due int) string {
-	type tcp interface {
-		CloseWrite() error
-		CloseRead() error
-		SetLinger(int) error
-		File() (*os.File, error)
-		SyscallConn() (syscall.RawConn, error)
-	}
-	c := e.Conn.(tcp)
-	switch call.what {
-	case "Write":
-		b := make([]byte, call.size)
-		position(b, e.written)
-		if !e.expired {
-			e.SetWriteDeadline(time.Now().Add(diffPatience))
-		}
-		n, err := e.Write(b)
-		e.written += n
-		return fmt.Sprintf("%d, %s", n, diffError(err))
-	case "ReadFrom", "Buffers":
-		b := make([]byte, call.size)
-		position(b, e.written)
-		if !e.expired {
-			e.SetWriteDeadline(time.Now().Add(diffPatience))
-		}
-		var n int64
-		var err error
-		if call.what == "ReadFrom" {
-			n, err = e.Conn.(io.ReaderFrom).ReadFrom(struct{ io.Reader }{bytes.NewReader(b)})
-		} else {
-			v := net.Buffers{b[:len(b)/3], b[len(b)/3:]}
-			if c, ok := e.Conn.(*sanconn.Conn); ok {
-				n, err = c.WriteBuffers(&v)
-			} else {
-				n, err = v.WriteTo(e.Conn)
-			}
-		}
-		e.written += int(n)
-		return fmt.Sprintf("%d, %s", n, diffError(err))
-	case "Read", "WriteTo", "ReadBehind":
-		switch {
-		case e.behind != nil:
-			return "there is one"
-		case call.what == "Read":
-			return e.readAll(call.size, due)
-		case call.what == "WriteTo":
-			return e.writeTo(due)
-		}
-		e.readBehind(call.size)
-		return "begun"
-	case "Join":
-		return e.join(due)
-	case "Close":
-		return diffError(e.Close())
-	case "CloseWrite":
-		return diffError(c.CloseWrite())
-	case "CloseRead":
-		return diffError(c.CloseRead())
-	case "SetLinger0":
-		return diffError(c.SetLinger(0))
-	case "expire":
-		e.expired = true
-		return diffError(e.SetDeadline(time.Unix(1, 0)))
-	case "clear":
-		e.expired = false
-		return diffError(e.SetDeadline(time.Time{}))
-	case "Control":
-		raw, err := c.SyscallConn()
-		if err == nil {
-			err = raw.Control(func(uintptr) {})
-		}
-		return diffError(err)
-	case "File":
-		f, err := c.File()
-		if err == nil {
-			f.Close()
-		}
-		return diffError(err)
-	}
-	panic(call.what)
-}
-
-// readAll reads so many bytes, or up to an error. What is due may take its time; behind it
-// nothing may come, if due is not negative, which is not waited for for long.
-func (e *diffEnd) readAll(size, due int) string {
-	b := make([]byte, size)
-	n := 0
-	for {
-		patience := diffPatience
-		if due >= 0 && n >= due {
-			patience = diffNothing
-		}
-		if !e.expired {
-			e.SetReadDeadline(time.Now().Add(patience))
-		}
-		k, err := e.Read(b[n:])
-		if i := misplaced(b[n:n+k], e.read); i >= 0 {
-			return fmt.Sprintf("byte %d is not what was written there", i)
-		}
-		n, e.read = n+k, e.read+k
-		if err != nil || n == size {
-			return fmt.Sprintf("%d, %s", n, diffError(err))
-		}
-	}
-}
-
-// writeTo reads as readAll does, without a limit, by one call.
-func (e *diffEnd) writeTo(due int) string {
-	n, wrong := 0, -1
-	limit := func() {
-		patience := diffPatience
-		if due >= 0 && n >= due {
-			patience = diffNothing
-		}
-		if !e.expired {
-			e.SetReadDeadline(time.Now().Add(patience))
-		}
-	}
-	limit()
-	_, err := e.Conn.(io.WriterTo).WriteTo(writerFunc(func(b []byte) (int, error) {
-		if i := misplaced(b, e.read); i >= 0 && wrong < 0 {
-			wrong = i
-		}
-		n, e.read = n+len(b), e.read+len(b)
-		limit()
-		return len(b), nil
-	}))
-	if wrong >= 0 {
-		return fmt.Sprintf("byte %d is not what was written there", wrong)
-	}
-	return fmt.Sprintf("%d, %s", n, diffError(err))
-}
-
-// readBehind has a Read of so many bytes wait until join, or up to an error.
-func (e *diffEnd) readBehind(size int) {
-	if !e.expired {
-		e.SetReadDeadline(time.Now().Add(diffPatience))
-	}
-	w := &behind{more: make(chan struct{}, 1), done: make(chan string, 1)}
-	e.behind = w
-	go func() {
-		b := make([]byte, size)
-		for n := 0; ; {
-			k, err := e.Read(b[n:])
-			if i := misplaced(b[n:n+k], e.read); i >= 0 {
-				w.done <- fmt.Sprintf("byte %d is not what was written there", i)
-				return
-			}
-			n, e.read = n+k, e.read+k
-			w.read.Store(int64(n))
-			select {
-			case w.more <- struct{}{}:
-			default:
-			}
-			if err != nil || n == size {
-				w.done <- fmt.Sprintf("%d, %s", n, diffError(err))
-				return
-			}
-		}
-	}()
-}
-
-// join waits until readBehind's Read has ended: it has its time until what is due has come.
-func (e *diffEnd) join(due int) string {
-	w := e.behind
-	if w == nil {
-		return "there is none"
-	}
-	e.behind = nil
-	late := time.After(diffPatience)
-	for waits := due >= 0; waits && w.read.Load() < int64(due); {
-		select {
-		case <-w.more:
-		case r := <-w.done:
-			return r
-		case <-late:
-			waits = false
-		}
-	}
-	patience := diffPatience
-	if due >= 0 {
-		patience = diffNothing
-	}
-	if !e.expired {
-		e.SetReadDeadline(time.Now().Add(patience))
-	}
-	return <-w.done
-}
-
-// diffError is an error without addresses, which differ.
-func diffError(err error) string {
-	var oe, within *net.OpError
-	switch {
-	case errors.As(err, &oe) && errors.As(oe.Err, &within):
-		return oe.Op + ": " + diffError(oe.Err)
-	case err == nil || err == io.EOF:
-		return fmt.Sprint(err)
-	case errors.As(err, &oe) && err == error(oe):
-		var errno syscall.Errno
-		inner := oe.Err.Error()
-		if errors.As(oe.Err, &errno) { // whatever its text
-			inner = errno.Error()
-		}
-		return fmt.Sprintf("%s %s (addresses: %v, %v)", oe.Op, inner, oe.Source != nil, oe.Addr != nil)
-	}
-	return fmt.Sprintf("%v (%T)", err, err)
 }
 
 // diffException is a difference that is known, and documented where it says.
@@ -536,8 +327,10 @@ func (d *difference) before(end int, what ...string) bool {
 }
 
 // reads and writes report whether it is a call that reads, or writes.
-func (d *difference) reads() bool  { return d.on("Read", "WriteTo", "Join") }
-func (d *difference) writes() bool { return d.on("Write", "ReadFrom", "Buffers") }
+func (d *difference) reads() bool { return d.on("Read", "Peek", "WriteTo", "Join") }
+func (d *difference) writes() bool {
+	return d.on("Write", "WriteTwo", "ReadFrom", "Buffers", "Reserve", "RawWrite")
+}
 
 // on reports whether the call that differs is one of these.
 func (d *difference) on(what ...string) bool { return slices.Contains(what, d.call.what) }
@@ -546,11 +339,14 @@ var diffExceptions = []diffException{
 	{"sanconn.Conn.CloseRead: Read returns io.EOF from then on, whatever has come", func(d *difference) bool {
 		return d.reads() && d.before(d.call.end, "CloseRead") && (d.got == "0, EOF" || d.got == "0, <nil>")
 	}},
-	{"sanconn.Conn.File: it fails where bytes that came by the SAN are unread and cannot be returned", func(d *difference) bool {
-		return d.on("File") && strings.Contains(d.got, "have not been read")
+	{"sanconn.Conn.CloseRead: SyscallConn's Read shows the end from then on, whatever has come", func(d *difference) bool {
+		return d.on("Look") && d.before(d.call.end, "CloseRead") && d.got == "the end, <nil>"
+	}},
+	{"sanconn.Conn.File, SyscallConn's Read: they fail where bytes that came by the SAN are unread and cannot be returned", func(d *difference) bool {
+		return d.on("File", "Look") && strings.Contains(d.got, "have not been read")
 	}},
 	{"sanconn.Conn.File, SyscallConn: they fail once a connection that has moved was reset", func(d *difference) bool {
-		return d.on("File", "Control") && strings.Contains(d.got, "connection reset") && d.want == "<nil>"
+		return strings.Contains(d.got, "connection reset") && (d.on("File", "Control") && d.want == "<nil>" || d.on("Look", "RawWrite") && strings.Contains(d.got, "raw-"))
 	}},
 	{"sanconn.Conn.CloseRead: it is no error if the connection has ended", func(d *difference) bool {
 		return d.on("CloseRead") && d.got == "<nil>" && strings.Contains(d.want, "not connected")
@@ -559,24 +355,30 @@ var diffExceptions = []diffException{
 		return d.on("CloseWrite") && strings.Contains(d.want, "not connected") && (d.got == "<nil>" || strings.Contains(d.got, "reset by peer"))
 	}},
 	{"sanconn.Conn.File, SyscallConn: a Write, CloseRead or CloseWrite behind them finds that the peer had closed", func(d *difference) bool {
-		return d.before(d.call.end, "File", "Control") && d.before(1-d.call.end, "Close") && strings.HasSuffix(d.want, "<nil>") &&
+		return d.before(d.call.end, "File", "Control") && d.before(d.call.peer(), "Close") && strings.HasSuffix(d.want, "<nil>") &&
 			(d.writes() && strings.Contains(d.got, "broken pipe") || d.on("CloseRead", "CloseWrite") && strings.Contains(d.got, "not connected"))
 	}},
 	{"sanconn.Conn.File, SyscallConn: over verbs they fail while a peer that has closed has more to send than this end has read", func(d *difference) bool {
-		return d.carrier.lane.provider == "verbs" && d.on("File", "Control") && d.before(1-d.call.end, "Close") && strings.Contains(d.got, "timed out")
+		return d.carrier.lane.provider == "verbs" && d.on("File", "Control") && d.before(d.call.peer(), "Close") && strings.Contains(d.got, "timed out")
 	}},
 	{"sanconn.Conn.WriteBuffers: without bytes it tells what a Write would", func(d *difference) bool {
 		return d.on("Buffers") && d.call.size == 0 && d.want == "0, <nil>"
 	}},
 	{"sanconn.Conn.ReadFrom: a peer that has closed is found behind the first piece, whose size is another", func(d *difference) bool {
-		return d.on("ReadFrom") && d.before(1-d.call.end, "Close") && strings.HasSuffix(d.got, "write broken pipe (addresses: true, true)") &&
+		return d.on("ReadFrom") && d.before(d.call.peer(), "Close") && strings.HasSuffix(d.got, "write broken pipe (addresses: true, true)") &&
 			strings.HasSuffix(d.want, "write broken pipe (addresses: true, true)")
+	}},
+	{"sanconn.Conn.Reserve: a peer that has closed is found behind the first piece", func(d *difference) bool {
+		return d.on("Reserve") && d.before(d.call.peer(), "Close") && strings.Contains(d.got, "broken pipe")
+	}},
+	{"two Writes to a peer that has closed: which of them finds that is a matter of time", func(d *difference) bool {
+		return d.on("WriteTwo") && d.before(d.call.peer(), "Close")
 	}},
 	{"sanconn.Conn.CloseWrite: a Write behind it finds that, also after a reset", func(d *difference) bool {
 		return d.writes() && d.before(d.call.end, "CloseWrite") && strings.Contains(d.got, "broken pipe") && strings.Contains(d.want, "reset by peer")
 	}},
 	{"sanconn.Conn.CloseRead: the peer's Writes wait or end at Close, also behind CloseWrite", func(d *difference) bool {
-		peer := 1 - d.call.end
+		peer := d.call.peer()
 		return d.writes() && d.before(peer, "CloseRead") && d.before(peer, "CloseWrite") &&
 			strings.HasSuffix(d.got, "<nil>") && strings.Contains(d.want, "broken pipe")
 	}},
