@@ -1,8 +1,12 @@
 package san
 
 import (
+	"bytes"
+	"io"
 	"net"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/provider/shm"
 )
@@ -49,4 +53,46 @@ func TestManyListeners(t *testing.T) {
 			wantProvider(t, c, shm.Name)
 		}
 	}
+}
+
+// Two ends that write before they read get as far as TCP's do, however much of the process's
+// memory for streams other connections hold that nobody reads.
+func TestBothWriteBesideOthersThatNobodyReads(t *testing.T) {
+	onlyShm(t)
+	data := randomBytes(512 << 10)
+	both := func(t *testing.T, client, server net.Conn) {
+		ends := []net.Conn{client, server}
+		var writing sync.WaitGroup
+		for _, c := range ends {
+			c.SetDeadline(time.Now().Add(testTimeout))
+			writing.Go(func() {
+				if n, err := c.Write(data); n != len(data) || err != nil {
+					t.Errorf("wrote %d of %d: %v", n, len(data), err)
+				}
+			})
+		}
+		writing.Wait()
+		for _, c := range ends {
+			got := make([]byte, len(data))
+			if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("read: %v, equal: %v", err, bytes.Equal(got, data))
+			}
+		}
+	}
+	t.Run("net", func(t *testing.T) {
+		client, server := plainTCP.pipe(t)
+		both(t, client, server)
+	})
+	t.Run("shm", func(t *testing.T) {
+		var filling sync.WaitGroup
+		unread := make([]byte, 4<<20)
+		for range 100 {
+			c, _ := shmLanes[0].pipe(t)
+			c.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+			filling.Go(func() { c.Write(unread) })
+		}
+		filling.Wait()
+		client, server := shmLanes[0].pipe(t)
+		both(t, client, server)
+	})
 }

@@ -112,7 +112,7 @@ func (e *diffEnd) do(call diffCall, due int) string {
 			return int(n64), err
 		})
 	case "Reserve":
-		return e.writeAll(call.size, e.reserve)
+		return e.writeAll(max(call.size, 1), e.reserve) // nobody reserves nothing
 	case "RawWrite":
 		return e.writeAll(call.size, e.rawWrite)
 	case "Read", "Peek", "WriteTo", "ReadBehind":

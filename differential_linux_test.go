@@ -372,7 +372,7 @@ var diffExceptions = []diffException{
 		return d.on("Reserve") && d.before(d.call.peer(), "Close") && strings.Contains(d.got, "broken pipe")
 	}},
 	{"two Writes to a peer that has closed: which of them finds that is a matter of time", func(d *difference) bool {
-		return d.on("WriteTwo") && d.before(d.call.peer(), "Close")
+		return d.on("WriteTwo") && d.before(d.call.peer(), "Close") && strings.Contains(d.got+d.want, "broken pipe")
 	}},
 	{"sanconn.Conn.CloseWrite: a Write behind it finds that, also after a reset", func(d *difference) bool {
 		return d.writes() && d.before(d.call.end, "CloseWrite") && strings.Contains(d.got, "broken pipe") && strings.Contains(d.want, "reset by peer")

@@ -8,10 +8,11 @@ const (
 	Start = 64 << 10
 
 	// Sure is the limit that a ring may reach when nothing is left of the budget, out of as
-	// much again that is for this alone. Without it two programs that each write 256 KiB in
-	// the smallest messages before they read, which works over TCP, would wait for each other
-	// for ever. The largest message fits from 256 KiB on.
-	Sure = 512 << 10
+	// much again that is for this alone. Without it two programs that each write 512 KiB before
+	// they read, which works over TCP, would wait for each other for ever: so much, and a
+	// largest message for headers and for the pad at the ring's end. The largest message fits
+	// from 256 KiB on.
+	Sure = 512<<10 + MaxMessage
 )
 
 // Budget bounds the bytes by which all rings that this process writes grow beyond Start, and

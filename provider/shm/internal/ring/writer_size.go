@@ -1,6 +1,9 @@
 package ring
 
-import "runtime"
+import (
+	"math/bits"
+	"runtime"
+)
 
 // Limit is how much of the ring the writer uses, in bytes.
 func (w *Writer) Limit() uint64 { return w.limit.Load() }
@@ -25,10 +28,14 @@ func (w *Writer) ungrab() {
 	}
 }
 
-// grow doubles the limit. From Sure on it needs the budget's consent.
+// grow raises the limit to the next power of two, with Sure in between. From there on it needs
+// the budget's consent.
 func (w *Writer) grow(do *Action) bool {
 	old, pages := w.limit.Load(), w.pages.Load()
-	to := min(2*old, w.max)
+	to := min(1<<bits.Len64(old), w.max)
+	if old < Sure {
+		to = min(to, Sure)
+	}
 	if to <= old || !w.tryGrab() {
 		return false
 	}
