@@ -28,7 +28,10 @@ var suites = []suite{
 	{name: "grpc-go's transport", module: "google.golang.org/grpc@v1.85.0", packages: []string{"./internal/transport/..."}, except: map[string]string{
 		"Test/HTTPConnectWithServerHello": "leaves its listener open, for which the library has a goroutine, and ends with a look for goroutines",
 	}},
-	{name: "nats.go", module: "github.com/nats-io/nats.go@v1.55.0", mod: "go_test", packages: []string{".", "./test"}},
+	{name: "nats.go", module: "github.com/nats-io/nats.go@v1.55.0", mod: "go_test", packages: []string{".", "./test"}, except: map[string]string{
+		"TestCustomFlusherTimeout": "makes its socket's buffer small, and wants Writes to fill it soon: what has moved takes 4 MiB",
+		"TestJetStreamOrderedConsumerSlowConsumer/HeartbeatRecovery/SubscribeSync": "is a matter of time: with plain go, it failed 2 times of 6",
+	}},
 }
 
 var (
