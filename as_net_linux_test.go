@@ -2,11 +2,15 @@ package san
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/provider/shm"
 )
@@ -95,4 +99,35 @@ func TestBothWriteBesideOthersThatNobodyReads(t *testing.T) {
 		client, server := shmLanes[0].pipe(t)
 		both(t, client, server)
 	})
+}
+
+// Who binds a dialer's address as well, which SO_REUSEADDR allows, cannot connect from there to the
+// same listener, and the connection that has moved goes on.
+func TestAddressThatIsBoundAgain(t *testing.T) {
+	onlyShm(t)
+	reuse := func(_, _ string, c syscall.RawConn) (err error) {
+		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); cerr != nil {
+			return cerr
+		}
+		return err
+	}
+	l := mustListen(t, &ListenConfig{Policy: Require}, "tcp", "127.0.0.1:0")
+	d := &Dialer{Policy: Require, NetDialer: net.Dialer{Control: reuse, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}}
+	c := mustDial(t, d, l.Addr().String())
+	s := mustAccept(t, l)
+	wantProvider(t, c, shm.Name)
+	for _, dial := range []func(network, address string) (net.Conn, error){
+		(&net.Dialer{Control: reuse, LocalAddr: c.LocalAddr()}).Dial,
+		(&Dialer{NetDialer: net.Dialer{Control: reuse, LocalAddr: c.LocalAddr()}}).Dial,
+	} {
+		again, err := dial("tcp", l.Addr().String())
+		if !errors.Is(err, syscall.EADDRNOTAVAIL) && !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("connected once more from %v: %v", c.LocalAddr(), err)
+		}
+		if err == nil {
+			again.Close()
+		}
+	}
+	send(t, c, s, "it goes on")
+	wantProvider(t, c, shm.Name)
 }
