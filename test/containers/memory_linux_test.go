@@ -139,6 +139,7 @@ func (a *agent) stall(args []string) (string, error) {
 // pays for the memory, and serves others.
 func TestStalledClientsOfASmallContainer(t *testing.T) {
 	const limit = moreMemory * 128 << 20
+	const hold = 30 // of those that stall, at least, rings of a quarter of the limit hold: others stay on TCP
 	for _, n := range []int{60, 150} {
 		for _, end := range []string{"server", "client"} {
 			t.Run(fmt.Sprintf("%d, the %s's", n, end), func(t *testing.T) {
@@ -152,7 +153,7 @@ func TestStalledClientsOfASmallContainer(t *testing.T) {
 				var moved int
 				if got := client.ask(t, fmt.Sprint("stall 127.0.0.1:81 ", n)); !strings.HasPrefix(got, "stalled ") {
 					t.Fatal(got)
-				} else if fmt.Sscanf(got, "stalled %d", &moved); moved < n/3 {
+				} else if fmt.Sscanf(got, "stalled %d", &moved); moved < min(n/3, hold) {
 					t.Errorf("%d of %d have moved", moved, n)
 				}
 				full := server.ask(t, "full")

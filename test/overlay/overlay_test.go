@@ -126,35 +126,42 @@ func report(t *testing.T, what string, dialed, accepted map[string]int, wantDial
 func TestGRPC(t *testing.T) {
 	server := own(t, san, "grpc")
 	plain := own(t, "go", "grpc")
+	const pooledReads = "GRPC_GO_EXPERIMENTAL_HTTP_FRAMER_READ_BUFFER_POOLING" // by RawConn.Read: docs/PROGRAMS.md
 	for _, c := range []struct {
-		what, server, client string
-		dialed, accepted     int
+		what, server, client, pooled string
+		args                         []string
+		moved                        int
 	}{
-		{"gRPC's health checks", server, server, 0, 0}, // it reads by RawConn.Read: docs/PROGRAMS.md
-		{"gRPC, a plain client", server, plain, 0, 0},
-		{"gRPC, a plain server", plain, server, 0, 0},
+		{"gRPC's health checks", server, server, "true", nil, 0},
+		{"gRPC with plain reads", server, server, "false", nil, 1},
+		{"gRPC by TLS", server, server, "true", []string{"-tls"}, 1},
+		{"gRPC, a plain client", server, plain, "false", nil, 0},
+		{"gRPC, a plain server", plain, server, "false", nil, 0},
 	} {
-		in, out := start(t, c.server)
-		address, err := out.ReadString('\n')
-		if err != nil {
-			t.Fatal(err)
-		}
-		dialed := client(t, c.client, strings.TrimSpace(address)).Dialed
-		fmt.Fprintln(in)
-		line, err := out.ReadBytes('\n')
-		if err != nil {
-			t.Fatal(err)
-		}
-		var accepted counters
-		parse(t, line, &accepted)
-		report(t, c.what, dialed, accepted.Accepted, c.dialed, c.accepted)
-		// They are connections of the library's all the same, where it is beneath.
-		if got := dialed["tcp"] > 0; got != (c.client == server) {
-			t.Errorf("%s: the client has the library: %v", c.what, got)
-		}
-		if got := accepted.Accepted["tcp"] > 0; got != (c.server == server) {
-			t.Errorf("%s: the server has the library: %v", c.what, got)
-		}
+		t.Run(c.what, func(t *testing.T) {
+			t.Setenv(pooledReads, c.pooled)
+			in, out := start(t, c.server, c.args...)
+			address, err := out.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			dialed := client(t, c.client, append(c.args, strings.TrimSpace(address))...).Dialed
+			fmt.Fprintln(in)
+			line, err := out.ReadBytes('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			var accepted counters
+			parse(t, line, &accepted)
+			report(t, c.what, dialed, accepted.Accepted, c.moved, c.moved)
+			// They are connections of the library's all the same, where it is beneath.
+			if got := dialed["tcp"] > 0; got != (c.client == server) {
+				t.Errorf("%s: the client has the library: %v", c.what, got)
+			}
+			if got := accepted.Accepted["tcp"] > 0; got != (c.server == server) {
+				t.Errorf("%s: the server has the library: %v", c.what, got)
+			}
+		})
 	}
 }
 

@@ -1,17 +1,23 @@
-// Grpc is a server of gRPC's health checks, or a client that checks it.
+// Grpc is a server of gRPC's health checks, or a client that checks it:
+//
+//	grpc [-tls]
+//	grpc [-tls] ADDRESS
 package main
 
 import (
 	"context"
+	"crypto/tls"
 	"expvar"
+	"flag"
 	"fmt"
 	"log"
 	"net"
-	"os"
+	"net/http/httptest"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -20,20 +26,28 @@ import (
 
 func main() {
 	log.SetFlags(0)
-	if len(os.Args) == 1 {
-		serve()
+	secure := flag.Bool("tls", false, "by TLS")
+	flag.Parse()
+	if flag.NArg() == 0 {
+		serve(*secure)
 	} else {
-		check(os.Args[1])
+		check(flag.Arg(0), *secure)
 	}
 }
 
 // serve prints its address, and its counters when a line comes in.
-func serve() {
+func serve(secure bool) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := grpc.NewServer()
+	var options []grpc.ServerOption
+	if secure {
+		test := httptest.NewTLSServer(nil) // for its certificate
+		defer test.Close()
+		options = append(options, grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: test.TLS.Certificates})))
+	}
+	s := grpc.NewServer(options...)
 	grpc_health_v1.RegisterHealthServer(s, health.NewServer())
 	go func() { log.Fatal(s.Serve(l)) }()
 	fmt.Println(l.Addr())
@@ -42,9 +56,13 @@ func serve() {
 }
 
 // check makes health checks, with the keepalive for which gRPC sets TCP_USER_TIMEOUT.
-func check(address string) {
+func check(address string, secure bool) {
+	by := insecure.NewCredentials()
+	if secure {
+		by = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
+	}
 	c, err := grpc.NewClient("passthrough:///"+address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(by),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: time.Minute, Timeout: 10 * time.Second}))
 	if err != nil {
 		log.Fatal(err)

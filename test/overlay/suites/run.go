@@ -19,8 +19,11 @@ type test struct{ pkg, name string }
 // subtests may have an address in them.
 func (t test) top() bool { return !strings.Contains(t.name, "/") }
 
-// passed is an outcome, in the words of go.
-const passed = "pass"
+// Outcomes, in the words of go.
+const (
+	passed = "pass"
+	failed = "fail"
+)
 
 // results are what has come of a run.
 type results struct {
@@ -106,7 +109,10 @@ func parse(out []byte) (r results, err error) {
 			}
 		case event.Test == "" || event.Test == countTest:
 		case event.Action == "pass" || event.Action == "fail" || event.Action == "skip":
-			r.outcome[test{event.Package, event.Test}] = event.Action
+			t := test{event.Package, event.Test}
+			if old := r.outcome[t]; old != failed { // two files of a package's tests may have one of a name
+				r.outcome[t] = event.Action
+			}
 		}
 	}
 	return r, nil
