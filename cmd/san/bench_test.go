@@ -3,22 +3,20 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 )
 
 // BenchmarkTCP compares a connection that stays on TCP with plain net's, in processes that take
-// turns: switched off, and with a server that is plain. It reports the medians of the ratios of
-// their round trips, and by how many nanoseconds a Read of no bytes differs; for plain net once
-// more, too, which shows what of that is the machine's. An iteration is a round of four processes
-// in a random order; of less than twenty, the figures say little.
+// turns: switched off, and with a peer that is plain. It reports the medians of the ratios of their
+// round trips, and by how many nanoseconds these differ; for plain net once more, too, which shows
+// what of that is the machine's. An iteration is a round of four processes in a random order; of
+// less than twenty, the figures say little.
 func BenchmarkTCP(b *testing.B) {
 	dir := b.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("testdata/pingpong")); err != nil {
@@ -35,50 +33,36 @@ func BenchmarkTCP(b *testing.B) {
 	if out, err := exec.Command("go", "build", "-o", "plain", ".").CombinedOutput(); err != nil {
 		b.Fatalf("%v\n%s", err, out)
 	}
-	server := exec.Command("./plain")
-	stdout, err := server.StdoutPipe()
-	if err == nil {
-		err = server.Start()
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer server.Wait()
-	defer server.Process.Kill()
-	address, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		b.Fatal(err)
-	}
-	client := func(file string, env ...string) (roundTrip, look float64) {
-		cmd := exec.Command(file, strings.TrimSpace(address))
+	measure := func(file string, env ...string) (roundTrip float64) {
+		cmd := exec.Command(file)
 		cmd.Env = append(os.Environ(), env...)
 		out, err := cmd.Output()
 		if err == nil {
-			_, err = fmt.Sscan(string(out), &roundTrip, &look)
+			_, err = fmt.Sscan(string(out), &roundTrip)
 		}
 		if err != nil {
 			b.Fatal(err)
 		}
-		return roundTrip, look
+		return roundTrip
 	}
 	ways := [...]struct {
 		name, file string
 		env        []string
 	}{{"plain", "./plain", nil}, {"again", "./plain", nil}, {"off", "./built", []string{"SAN_PROVIDERS=none"}}, {"on", "./built", nil}}
-	var trips, looks [len(ways)][]float64 // ratios and differences to plain, by round
+	var ratios, more [len(ways)][]float64 // to plain, by round
 	for b.Loop() {
-		var trip, look [len(ways)]float64
+		var trip [len(ways)]float64
 		for _, i := range rand.Perm(len(ways)) {
-			trip[i], look[i] = client(ways[i].file, ways[i].env...)
+			trip[i] = measure(ways[i].file, ways[i].env...)
 		}
 		for i := range ways {
-			trips[i] = append(trips[i], trip[i]/trip[0])
-			looks[i] = append(looks[i], look[i]-look[0])
+			ratios[i] = append(ratios[i], trip[i]/trip[0])
+			more[i] = append(more[i], trip[i]-trip[0])
 		}
 	}
 	for i, way := range ways[1:] {
-		b.ReportMetric(median(trips[i+1]), way.name+"/plain")
-		b.ReportMetric(median(looks[i+1]), way.name+"-ns")
+		b.ReportMetric(median(ratios[i+1]), way.name+"/plain")
+		b.ReportMetric(median(more[i+1]), way.name+"-ns")
 	}
 }
 
