@@ -308,9 +308,10 @@ func TestPrograms(t *testing.T) {
 		write(t, filepath.Join(dir, "more.go"), "package main\n")
 		build(t, dir, ".")
 	})
-	t.Run("old go line", func(t *testing.T) {
-		dir := program(t, "echo", "go 1.21")
-		write(t, filepath.Join(dir, "more.go"), `package main
+	for _, line := range []string{"go 1.16", "go 1.21"} { // below 1.17 go.mod does not list all that is used
+		t.Run(line, func(t *testing.T) {
+			dir := program(t, "echo", line)
+			write(t, filepath.Join(dir, "more.go"), `package main
 
 import "fmt"
 
@@ -328,14 +329,15 @@ func init() {
 	panic(nil)
 }
 `)
-		write(t, filepath.Join(dir, "main.go"), strings.ReplaceAll(read(t, filepath.Join(dir, "main.go")), "for range 2 {", "for i := 0; i < 2; i++ {"))
-		build(t, dir, ".")
-		file := filepath.Join(t.TempDir(), "echo")
-		sanIn(t, dir, "build", "-o", file, ".")
-		if out := runs(t, nil, "go", "version", "-m", file); !strings.Contains(out, "httpmuxgo121=1") {
-			t.Errorf("the defaults of GODEBUG are not those of Go 1.21:\n%s", out)
-		}
-	})
+			write(t, filepath.Join(dir, "main.go"), strings.NewReplacer("for range 2 {", "for i := 0; i < 2; i++ {", "...any)", "...interface{})").Replace(read(t, filepath.Join(dir, "main.go"))))
+			build(t, dir, ".")
+			file := filepath.Join(t.TempDir(), "echo")
+			sanIn(t, dir, "build", "-o", file, ".")
+			if out := runs(t, nil, "go", "version", "-m", file); !strings.Contains(out, "httpmuxgo121=1") {
+				t.Errorf("the defaults of GODEBUG are not those of Go 1.21:\n%s", out)
+			}
+		})
+	}
 	t.Run("no module", func(t *testing.T) {
 		dir := program(t, "echo", "go 1.26")
 		if err := os.Remove(filepath.Join(dir, "go.mod")); err != nil {
