@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
-	"encoding/base64"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +13,7 @@ import (
 
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/nats-io/nats.go"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -58,11 +58,19 @@ func connectHTTP(url string, callers int) ([]func() error, error) {
 	return each(callers, func() error { return answered(client.Get(url)) }), nil
 }
 
-// connectEtcdPut puts a value of 1 KiB, connectEtcdGet gets it. Both do so by etcd's gateway: the
-// client of gRPC that this module has would stay on TCP.
+// connectEtcdPut puts a value of 1 KiB, connectEtcdGet gets it, by etcd's client.
 func connectEtcdPut(address string, callers int) ([]func() error, error) {
-	value := base64.StdEncoding.EncodeToString(make([]byte, 1<<10))
-	return connectEtcd(address, "put", `{"key": "a2V5", "value": "`+value+`"}`, callers), nil
+	c, err := clientv3.NewFromURL("http://" + address)
+	if err != nil {
+		return nil, err
+	}
+	value := strings.Repeat("0123456789abcdef", 64)
+	return each(callers, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_, err := c.Put(ctx, "key", value)
+		return err
+	}), nil
 }
 
 func connectEtcdGet(address string, callers int) ([]func() error, error) {
@@ -70,14 +78,22 @@ func connectEtcdGet(address string, callers int) ([]func() error, error) {
 	if err == nil {
 		err = put[0]()
 	}
-	return connectEtcd(address, "range", `{"key": "a2V5"}`, callers), err
-}
-
-func connectEtcd(address, what, body string, callers int) []func() error {
-	client := keeping(callers)
+	if err != nil {
+		return nil, err
+	}
+	c, err := clientv3.NewFromURL("http://" + address)
+	if err != nil {
+		return nil, err
+	}
 	return each(callers, func() error {
-		return answered(client.Post("http://"+address+"/v3/kv/"+what, "application/json", strings.NewReader(body)))
-	})
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		r, err := c.Get(ctx, "key")
+		if err == nil && (len(r.Kvs) != 1 || len(r.Kvs[0].Value) != 1<<10) {
+			err = fmt.Errorf("got %v", r.Kvs)
+		}
+		return err
+	}), nil
 }
 
 // connectNATSRequest makes requests of 1 KiB, answered by another connection of this process.
