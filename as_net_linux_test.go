@@ -59,8 +59,8 @@ func TestManyListeners(t *testing.T) {
 	}
 }
 
-// Two ends that write before they read get as far as TCP's do, however much of the process's
-// memory for streams other connections hold that nobody reads.
+// Two ends that have moved and write before they read get as far as TCP's do, however much of the
+// process's memory for streams other connections hold that nobody reads.
 func TestBothWriteBesideOthersThatNobodyReads(t *testing.T) {
 	onlyShm(t)
 	data := randomBytes(512 << 10)

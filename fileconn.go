@@ -53,12 +53,14 @@ func FileConn(f *os.File) (net.Conn, error) {
 }
 
 // useOfEither has a connection that has been used try to move as one that was dialed, as no
-// descriptor tells which end it is. For one that was accepted that costs a few microseconds:
-// nobody has a name by its dialer's port.
+// descriptor tells which end it is. For one that was accepted that costs a few microseconds, as
+// nobody has a name by its dialer's port: unless that end was passed on as well. Then both may try
+// at once, and stay on TCP.
 func useOfEither() (use func(newconn.Handle), threshold int64) {
 	p, err := (&Dialer{Providers: []string{"shm"}}).plan("tcp")
 	if err != nil || p.without != nil {
 		return nil, 0
 	}
+	p.either, p.settings.dir = true, "" // whose stamp a connection has depends on which end it is
 	return func(h newconn.Handle) { p.moveLater(h, h.Life().(*life), false) }, firstUse
 }

@@ -122,5 +122,8 @@ func (l *life) acceptorStamp(tcp *net.TCPConn) (tcpid.Stamp, error) {
 		s, err := tcpid.AcceptorStamp(tcp)
 		return []tcpid.Stamp{s}, err
 	})
-	return s[0], err
+	if err != nil {
+		return 0, err
+	}
+	return s[0], nil
 }

@@ -260,7 +260,7 @@ func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *lif
 }
 
 // takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
-// So many bytes were written and read before. closed, if not nil, is called when it is.
+// cfg.Closed, if not nil, is called when it is closed.
 func takeOn(tcp *net.TCPConn, cfg newconn.Config, condition func(MoveOffer) error) (*sanconn.Conn, newconn.Handle, *life) {
 	l := &life{condition: condition}
 	l.why.Store(notOffered)

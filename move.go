@@ -35,6 +35,7 @@ type plan struct {
 	without   *Unavailable // why there are none, or none is tried
 	settings  settings
 	atOnce    bool
+	either    bool // it may as well be the accepted end, for which it is no failure that nobody is found
 }
 
 // begin makes a connection of one that has been dialed by TCP; began: since when.
@@ -135,7 +136,9 @@ func (p *plan) moveLater(h newconn.Handle, l *life, atOnce bool) {
 			}
 			why = errEnded
 		}
-		l.failed(why)
+		if !p.either || why.Reason != ReasonNoListener {
+			l.failed(why)
+		}
 		if n := l.tries.Add(1); n < mostTries && why.Reason != ReasonRefused {
 			use := int64(firstUse)
 			for range n {

@@ -45,6 +45,16 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 	return c.(*net.TCPConn), stamp, h, l
 }
 
+// A connection whose stamp cannot be had has none for an offer, either.
+func TestNoStamp(t *testing.T) {
+	var l life
+	late := errors.New("too late")
+	l.stampsOnce(func() ([]tcpid.Stamp, error) { return nil, late })
+	if _, err := l.acceptorStamp(nil); !errors.Is(err, late) {
+		t.Error(err)
+	}
+}
+
 // A peer that does not recognize the likelier stamp is shown the other one, and no third.
 func TestBothStampsAreTried(t *testing.T) {
 	var l life

@@ -65,16 +65,16 @@ func (l *link) dial(ctx context.Context) (*endpoint, error) {
 		return nil, err
 	}
 	defer l.release()
+	if !l.slots.memory.HasSure() {
+		return nil, errNoMemory
+	}
 	s, err := l.freshSlot(ctx)
 	if err != nil {
 		return nil, err
 	}
 	e := newEndpoint(l, s, (s.turn.Load()+turnUnit)&turnMask)
-	if code := l.attach(e); code != codeOK {
+	if l.attach(e) != codeOK {
 		e.discard()
-		if code == codeResources {
-			return nil, errNoMemory
-		}
 		return nil, ErrLinkGone
 	}
 	e.begin()

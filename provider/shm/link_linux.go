@@ -227,15 +227,15 @@ func (l *link) deliver(number int, ev session.Events) {
 }
 
 // attach lets the doorbell find an endpoint, which uses the link until detach. The code is
-// codeClosed if the link is dead, and codeResources if the peer's user has too many
-// connections, or so much unread that this one could not grow.
+// codeClosed if the link is dead; at the accepting end, codeResources if the peer's user has too
+// many connections, or so much unread that this one could not grow.
 func (l *link) attach(e *endpoint) (code uint8) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.dead {
 		return codeClosed
 	}
-	if !e.out.MayGrow() {
+	if l.side == 1 && !e.out.MayGrow() {
 		return codeResources
 	}
 	if l.side == 1 && !e.slot.charged {

@@ -490,8 +490,8 @@ func TestNoConnectionWithoutMemory(t *testing.T) {
 	defer end(firstHere)
 	memory := first.(*endpoint).link.slots.memory // of both ends: one process, and one user
 	taken := uint64(ring.Start)
-	for memory.Take(ring.Sure, true) {
-		taken += ring.Sure
+	for memory.HasSure() && memory.Take(ring.Sure-ring.Start, true) {
+		taken += ring.Sure - ring.Start
 	}
 	refused := func(err error) {
 		t.Helper()
@@ -500,17 +500,23 @@ func TestNoConnectionWithoutMemory(t *testing.T) {
 			t.Errorf("without memory: %v", err)
 		}
 	}
-	_, err := dial(l.at, Config{})
-	refused(err)
-	if !errors.Is(err, unix.ENOBUFS) {
-		t.Errorf("%v is no ENOBUFS", err)
+	slots := len(first.(*endpoint).link.slots.list())
+	for range 2 * firstSlots {
+		_, err := dial(l.at, Config{})
+		refused(err)
+		if !errors.Is(err, unix.ENOBUFS) {
+			t.Errorf("%v is no ENOBUFS", err)
+		}
+	}
+	if n := len(first.(*endpoint).link.slots.list()); n != slots {
+		t.Errorf("%d slots are %d behind dials in vain", slots, n)
 	}
 
 	// An acceptor that has none, of which the dialer cannot know.
 	k := first.(*endpoint).link
 	defer withoutJanitor(k, firstHere.(*endpoint).link)()
 	k.slots.memory = ring.NewBudget(1 << 30).Of(quota.Own)
-	_, err = dial(l.at, Config{}) // waits for the answer
+	_, err := dial(l.at, Config{}) // waits for the answer
 	refused(err)
 	k.slots.memory = memory
 	memory.Return(taken)

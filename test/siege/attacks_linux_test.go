@@ -56,7 +56,7 @@ func TestMemoryThatIsKept(t *testing.T) {
 		testenv.Eventually(t, patience, func() error {
 			var k kept
 			a.tell("kept")
-			if a.hear("kept", &k); k.Ended > controls || k.Unread < half/4 {
+			if a.hear("kept", &k); k.Ended > controls || k.Unread < half/8 {
 				return fmt.Errorf("%d bytes are left of links that have ended, and %d are unread", k.Ended, k.Unread)
 			}
 			return nil

@@ -289,7 +289,7 @@ func TestUsersShareTheBudget(t *testing.T) {
 			p := newPipe(t, Size)
 			p.Writer = Writer{}
 			p.Writer.Init(&p.out, &p.spares, p.bytes, &p.back, Size, 0, budget.Of(user))
-			if n := p.fill(1024, 0) * 1024; n < 320<<10 {
+			if n := p.fill(1024, 0) * 1024; n < 512<<10 {
 				t.Errorf("user %d: ring %d holds %d bytes", user, rings, n)
 			}
 		}
