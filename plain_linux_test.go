@@ -91,7 +91,11 @@ func TestPlainStream(t *testing.T) {
 	t.Run("plain server", func(t *testing.T) {
 		l := plainListen(t, "127.0.0.1:0")
 		c := mustDial(t, new(Dialer), l.Addr().String())
-		stream(t, c, mustAccept(t, l))
+		s := mustAccept(t, l)
+		newconn.HandleOf(c).CallUse(0) // the first try, which the whole stream might overtake
+		send(t, c, s, "a use")
+		wantStays(t, c, ReasonNoListener)
+		stream(t, c, s)
 		wantStays(t, c, ReasonNoListener)
 	})
 	t.Run("plain client", func(t *testing.T) {
