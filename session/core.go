@@ -225,11 +225,11 @@ func (c *core) taken() uint64 {
 
 // borrow begins a loan: the session's memory stays until its end. It fails once the session
 // has ended.
-func (e *engine) borrow() bool {
-	if !e.workers.start() {
+func (c *core) borrow() bool {
+	if !c.workers.start() {
 		return false
 	}
-	e.loans.Add(1)
+	c.loans.Add(1)
 	return true
 }
 
