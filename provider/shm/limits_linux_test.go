@@ -77,3 +77,19 @@ func TestConnectionsAreBoundedByUser(t *testing.T) {
 		end(ep)
 	}
 }
+
+// Rings are charged to their reader's user, but for this process's own, which may stop it anyway:
+// in a directory it may be in another container.
+func TestWhomRingsAreChargedTo(t *testing.T) {
+	own, other := uint32(os.Geteuid()), uint32(os.Geteuid()+1)
+	for _, tt := range []struct {
+		uid  uint32
+		dir  string
+		want quota.User
+	}{{own, "", quota.Own}, {other, "", quota.User(other)}, {own, "/a", quota.User(own)}} {
+		l := link{peer: peerProcess{uid: tt.uid}, theirs: accountOf(tt.uid), cfg: Config{Dir: tt.dir}}
+		if got := l.reader(); got != tt.want {
+			t.Errorf("user %d, directory %q: charged to %d, want %d", tt.uid, tt.dir, got, tt.want)
+		}
+	}
+}
