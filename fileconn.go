@@ -47,20 +47,24 @@ func FileConn(f *os.File) (net.Conn, error) {
 		return tcp, nil
 	}
 	cfg := newconn.Config{BytesWritten: written, BytesRead: read, Closed: release}
-	cfg.Use, cfg.Threshold = useOfEither()
+	cfg.Use, cfg.Threshold = useOfEither(tcp)
 	conn, _, _ := takeOn(tcp, cfg, nil)
 	return conn, nil
 }
 
 // useOfEither has a connection that has been used try to move as one that was dialed, as no
 // descriptor tells which end it is. For one that was accepted that costs a few microseconds, as
-// nobody has a name by its dialer's port: unless that end was passed on as well. Then both may try
-// at once, and stay on TCP.
-func useOfEither() (use func(newconn.Handle), threshold int64) {
+// nobody has a name by its dialer's port: unless that end was passed on as well. So that these two
+// do not try at once, one of them takes twice the use.
+func useOfEither(tcp *net.TCPConn) (use func(newconn.Handle), threshold int64) {
 	p, err := (&Dialer{Providers: []string{"shm"}}).plan("tcp")
 	if err != nil || p.without != nil {
 		return nil, 0
 	}
+	threshold = firstUse
+	if ends, err := tcpid.EndsOf(tcp); err == nil && ends.Local.Compare(ends.Remote) > 0 {
+		threshold *= 2
+	}
 	p.either, p.settings.dir = true, "" // whose stamp a connection has depends on which end it is
-	return func(h newconn.Handle) { p.moveLater(h, h.Life().(*life), false) }, firstUse
+	return func(h newconn.Handle) { p.moveLater(h, h.Life().(*life), false) }, threshold
 }

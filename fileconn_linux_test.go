@@ -131,6 +131,38 @@ func passOn(t *testing.T, how string, dialed, moved bool, unread int) {
 	}
 }
 
+// Both ends of a connection are passed on, and try to move it: one after the other.
+func TestBothEndsArePassedOn(t *testing.T) {
+	onlyShm(t)
+	for range amount(20, 3) {
+		l := plainListen(t, "127.0.0.1:0")
+		dialed := mustDial(t, &Dialer{Policy: Never}, l.Addr().String())
+		ends := [2]net.Conn{dialed, mustAccept(t, l)}
+		for i, c := range ends {
+			f, err := c.(*net.TCPConn).File()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ends[i], err = FileConn(f)
+			f.Close()
+			c.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ends[i].Close()
+		}
+		rounds := 0
+		for InfoOf(ends[0]).Provider != shm.Name {
+			if rounds++; rounds > 100 { // 32 are enough, and after a first try that failed it takes 128 more
+				t.Fatal(InfoOf(ends[0]), InfoOf(ends[1]))
+			}
+			send(t, ends[0], ends[1], "there")
+			send(t, ends[1], ends[0], "and back")
+			time.Sleep(100 * time.Microsecond)
+		}
+	}
+}
+
 // startPassed starts a process that gets a descriptor.
 func startPassed(t *testing.T, how string, f *os.File) *process {
 	t.Helper()

@@ -1,0 +1,137 @@
+package san
+
+import (
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/provider/shm"
+)
+
+var memoryConns = flag.Int("memory.conns", 500, "of how many connections TestWhatConnectionsHold measures the memory")
+
+const (
+	// unmovedMost is how much more than net's a connection that has not moved may take, and
+	// restingMost one that has moved and rests, in bytes, at each end.
+	unmovedMost = 1 << 10
+	restingMost = 24 << 10
+
+	// restTime is by when a link has given back what connections that rest do not need.
+	restTime = 3 * time.Second
+)
+
+func init() { roles["hold"] = roleHold }
+
+// roleHold dials connections, says what they take, and holds them.
+func roleHold(l lane) error {
+	var n int
+	fmt.Sscan(os.Getenv(envName), &n)
+	conns := make([]net.Conn, n)
+	before := usage()
+	for i := range conns {
+		c, err := l.dialRole()
+		if err != nil {
+			return err
+		}
+		if _, err := c.Write([]byte{1}); err != nil {
+			return err
+		}
+		if _, err := c.Read(make([]byte, 1)); err != nil {
+			return err
+		}
+		conns[i] = c
+	}
+	if l.provider == shm.Name {
+		time.Sleep(restTime)
+	}
+	fmt.Println(usage().since(before, n))
+	for { // until the test has ended
+		time.Sleep(time.Second)
+		runtime.KeepAlive(conns)
+	}
+}
+
+// used is what a process uses.
+type used struct {
+	memory      int // bytes: of Go, and of shared memory that it has touched
+	descriptors int
+}
+
+func usage() used {
+	runtime.GC()
+	runtime.GC() // what the first has only had finalized
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	status, _ := os.ReadFile("/proc/self/status")
+	_, shared, _ := strings.Cut(string(status), "RssShmem:")
+	var kB int
+	fmt.Sscan(shared, &kB)
+	fds, _ := os.ReadDir("/proc/self/fd")
+	return used{int(m.HeapAlloc+m.StackInuse) + kB<<10, len(fds)}
+}
+
+// since is what each of n connections has taken since then.
+func (u used) since(before used, n int) string {
+	return fmt.Sprintf("%d bytes, %d descriptors", (u.memory-before.memory)/n, (u.descriptors-before.descriptors)/n)
+}
+
+// A connection that has not moved takes hardly more than one of net's, one that has moved and
+// rests some pages; neither takes another descriptor. Goroutines count as memory.
+func TestWhatConnectionsHold(t *testing.T) {
+	if inGuest != "" {
+		return // the same, and slower
+	}
+	n := *memoryConns
+	ofNet := make(map[string]int)
+	for _, tt := range []struct {
+		lane lane
+		most int // bytes more than net's
+	}{{plainTCP, 0}, {tcpInConn, unmovedMost}, {shmLanes[0], restingMost}} {
+		l := tt.lane
+		t.Run(l.name, func(t *testing.T) {
+			ln := l.listen(t, l.here())
+			conns := make([]net.Conn, n)
+			idle(t)
+			before := usage()
+			p := startProcess(t, "hold", l, ln.Addr().String(), func(c *exec.Cmd) {
+				c.Env = append(c.Env, fmt.Sprintf("%s=%d", envName, n))
+			})
+			b := make([]byte, 1)
+			for i := range conns {
+				c := mustAccept(t, ln)
+				if _, err := c.Read(b); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := c.Write(b); err != nil {
+					t.Fatal(err)
+				}
+				l.carries(t, c)
+				conns[i] = c
+			}
+			theirs := p.line(t)
+			for end, holds := range map[string]string{"dialer": theirs, "acceptor": usage().since(before, n)} {
+				t.Logf("%s: %s a connection", end, holds)
+				var memory, descriptors int
+				if _, err := fmt.Sscanf(holds, "%d bytes, %d descriptors", &memory, &descriptors); err != nil {
+					t.Fatal(err)
+				}
+				if l.name == plainTCP.name {
+					ofNet[end] = memory
+				}
+				if more := memory - ofNet[end]; more > tt.most {
+					t.Errorf("%s: %d bytes more than net's, at most %d", end, more, tt.most)
+				}
+				if descriptors != 1 {
+					t.Errorf("%s: %d descriptors", end, descriptors)
+				}
+			}
+			runtime.KeepAlive(conns)
+		})
+	}
+}
