@@ -87,6 +87,18 @@ type diffTCP interface {
 	SyscallConn() (syscall.RawConn, error)
 }
 
+// doInTime is do, or diffHangs: then nothing more may be done with the end.
+func (e *diffEnd) doInTime(call diffCall, due int) string {
+	result := make(chan string, 1)
+	go func() { result <- e.do(call, due) }()
+	select {
+	case r := <-result:
+		return r
+	case <-time.After(diffHangTime):
+		return diffHangs
+	}
+}
+
 // do makes a call, and returns its result: one that does not depend on how a stream comes in
 // pieces.
 func (e *diffEnd) do(call diffCall, due int) string {

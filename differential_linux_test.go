@@ -79,11 +79,16 @@ func trySeed(t *testing.T, seed uint64, rigs []*diffRig, exempt []atomic.Int32) 
 			exempt[i].Add(1)
 			continue
 		}
+		if d.got == diffHangs {
+			t.Errorf("seed %d, %s: %v\n%s", seed, r.carrier.name, d.calls, d)
+			return found + 1
+		}
 		// What differs only without a pause is a matter of time, which it is with TCP as well.
 		if d = confirmed(rigs[0], r, calls); d == nil || d.exception() >= 0 {
 			continue
 		}
-		for i := 0; i < len(d.calls); { // the smallest
+		began := time.Now()
+		for i := 0; i < len(d.calls) && time.Since(began) < diffShrinking; { // the smallest
 			less := slices.Delete(slices.Clone(d.calls), i, i+1)
 			if smaller := confirmed(rigs[0], r, less); smaller != nil && smaller.exception() < 0 {
 				d = smaller
@@ -96,6 +101,17 @@ func trySeed(t *testing.T, seed uint64, rigs []*diffRig, exempt []atomic.Int32) 
 	}
 	return found
 }
+
+const (
+	// diffHangs is the result of a call that has not returned by diffHangTime, several times what
+	// any may wait.
+	diffHangs    = "hangs"
+	diffHangTime = 30 * time.Second
+
+	// diffShrinking bounds the search for the smallest sequence, where each try may wait for
+	// diffPatience at each of its calls.
+	diffShrinking = 20 * time.Second
+)
 
 // difference is the first result that is another than on TCP.
 type difference struct {
@@ -270,10 +286,18 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 		if err != nil {
 			return []string{err.Error()}
 		}
-		defer both[0].Close()
-		defer both[1].Close()
 		ends = append(ends, both[:]...)
 	}
+	var moving sync.WaitGroup
+	defer func() {
+		if slices.Contains(results, diffHangs) {
+			return // nothing that may hang as well
+		}
+		moving.Wait()
+		for _, e := range ends {
+			e.Close()
+		}
+	}()
 	// due is how many bytes a Read finds on TCP before it finds nothing for its time; -1: it does not end so.
 	due := func() int {
 		i, n := len(results), -1
@@ -284,8 +308,11 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 		}
 		return n
 	}
-	var moving sync.WaitGroup
-	defer moving.Wait()
+	do := func(call diffCall) (goesOn bool) {
+		result := ends[call.end].doInTime(call, due())
+		results = append(results, result)
+		return result != diffHangs
+	}
 	for _, call := range calls {
 		time.Sleep(pause)
 		if call.move && r.carrier.moves {
@@ -303,12 +330,16 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 				move()
 			}
 		}
-		results = append(results, ends[call.end].do(call, due()))
+		if !do(call) {
+			return results
+		}
 	}
 	time.Sleep(pause)
 	moving.Wait()
 	for _, call := range diffAtEnd(calls) {
-		results = append(results, ends[call.end].do(call, due()))
+		if !do(call) {
+			return results
+		}
 	}
 	return results
 }
