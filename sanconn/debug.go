@@ -3,7 +3,6 @@ package sanconn
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 	"weak"
 
@@ -27,7 +26,7 @@ func (c *Conn) Debug() string {
 func (c *Conn) describe() (string, *session.Session) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v %v by %s\n", c.LocalAddr(), c.RemoteAddr(), c.Provider())
-	fmt.Fprintf(&b, "  tcp     %d bytes read%s, %d written%s\n", c.in.bytes.Load(), inUse(&c.in.op), c.out.written.Load(), inUse(&c.out.op))
+	fmt.Fprintf(&b, "  tcp     %d bytes read, %d written\n", c.in.bytes.Load(), c.out.written.Load())
 	if c.closed.Load() {
 		fmt.Fprintf(&b, "  closed  by the program\n")
 	}
@@ -52,15 +51,6 @@ func (c *Conn) describe() (string, *session.Session) {
 		fmt.Fprintf(&b, "  the last move: %v\n", c.refused)
 	}
 	return b.String(), c.session
-}
-
-// inUse says that an operation of TCP, or a move, has a direction's lock.
-func inUse(op *sync.Mutex) string {
-	if !op.TryLock() {
-		return " (in use)"
-	}
-	op.Unlock()
-	return ""
 }
 
 // describe says whether the direction has moved, and ended.
