@@ -303,3 +303,55 @@ func TestDescriptorIsUsed(t *testing.T) {
 		}
 	}
 }
+
+// An event loop that has an accepted connection's descriptor by Control, and gets to it late, finds
+// all that has been sent meanwhile, however soon the dialer would move.
+func TestDescriptorIsUsedLate(t *testing.T) {
+	onlyShm(t)
+	for _, atOnce := range []bool{false, true} {
+		t.Run(fmt.Sprint("at once ", atOnce), func(t *testing.T) {
+			l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+			tcp, err := net.Dial("tcp", l.Addr().String()) // nobody moves it before Control
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := mustAccept(t, l).(*sanconn.Conn)
+			raw, err := s.SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var fd int
+			if err := raw.Control(func(u uintptr) { fd = int(u) }); err != nil {
+				t.Fatal(err)
+			}
+			p, err := new(Dialer).plan("tcp")
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, h, l2 := p.begin(tcp.(*net.TCPConn), time.Now())
+			defer c.Close()
+			if atOnce {
+				p.moveInBackground(h, l2)
+				wantStays(t, c, ReasonStays)
+			}
+			all := make([]byte, 3*firstUse)
+			position(all, 0)
+			wrote := make(chan error, 1)
+			c.SetWriteDeadline(time.Now().Add(testTimeout))
+			go func() { _, err := c.Write(all); wrote <- err }()
+			wantStays(t, c, ReasonStays)
+			for n := 0; n < len(all); {
+				unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(testTimeout.Milliseconds()))
+				k, err := unix.Read(fd, all[n:])
+				if err != nil || k == 0 {
+					t.Fatalf("the descriptor has %d bytes: %d, %v", n, k, err)
+				}
+				n += k
+			}
+			wantPositions(t, all, 0)
+			if err := <-wrote; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package san
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -273,6 +274,7 @@ func takeOn(tcp *net.TCPConn, cfg newconn.Config, condition func(MoveOffer) erro
 		}
 	}
 	cfg.Left, cfg.Life = l.left, l
+	cfg.Threshold = cmp.Or(cfg.Threshold, firstUse/2) // half, as its dialer, which begins, counts as well
 	c, h := newconn.New(tcp, cfg)
 	conn := c.(*sanconn.Conn)
 	register(conn, tcp, l)

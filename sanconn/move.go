@@ -39,12 +39,17 @@ func (c *Conn) use(n int64) {
 	}
 }
 
-// useNow has package san move the connection, unless that has been done.
+// useNow has package san move the connection, unless that has been done, or is the other end's.
 func (c *Conn) useNow() {
-	if c.useAt.Swap(never) != never {
+	if c.useAt.Swap(never) != never && c.cfg.Use != nil {
 		c.cfg.Use((*handle)(c))
 	}
 }
+
+// claimed reports whether the program may have taken the descriptor for itself, as event loops
+// do: its own Read and Write have not been used since it had that for as much as Config.Threshold.
+// What others have sent by then is the descriptor's.
+func (c *Conn) claimed() bool { return c.exposed.Load() > 0 && c.useAt.Load() != never }
 
 // handle is newconn.Handle, which says what its methods do.
 type handle Conn
@@ -158,7 +163,7 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 		return errClosing
 	case c.out.flushing:
 		return errUnderWay
-	case c.users > 0, c.exposed.Load() != exposed:
+	case c.users > 0, c.exposed.Load() != exposed, c.claimed():
 		return errPinned
 	case c.in.resting:
 		return errUnread

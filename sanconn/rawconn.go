@@ -12,8 +12,8 @@ import (
 // SyscallConn returns a RawConn of TCP's descriptor, to which the connection goes back first
 // if it has moved. They fail where File does.
 //
-// Behind Control it may move again, once it has been used by its own Read and Write for as much
-// as at its beginning, and if TCP has carried no byte that these do not know of: what sets an
+// Behind Control it may move, once its own Read and Write have been used for as much as at its
+// beginning, at an accepted end for half as much, and if TCP has carried no byte that these do not know of: what sets an
 // option, as gRPC does, costs nothing, and what takes the descriptor for itself, as event loops
 // do, keeps it. Behind Write, as behind File, it stays on TCP for good.
 //
@@ -42,12 +42,12 @@ func (r rawConn) Control(f func(fd uintptr)) error {
 }
 
 // expose counts users of TCP's descriptor. Behind the last one, the connection may move once
-// it has been used for as much as at its beginning.
+// it has been used for as much as at its beginning: see claimed.
 func (c *Conn) expose(n int32) {
 	c.exposed.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.users += n; c.users == 0 && c.cfg.Use != nil {
+	if c.users += n; c.users == 0 {
 		c.useAt.Store(c.used.Load() + c.cfg.Threshold)
 	}
 }

@@ -24,9 +24,13 @@ var HandleOf func(net.Conn) Handle
 // Config is how a connection begins.
 type Config struct {
 	// Use is called, by an operation that goes on and must not be blocked, once the
-	// connection has been used for Threshold bytes (see Handle.CallUse). Nil: the connection
-	// stays on TCP.
-	Use       func(Handle)
+	// connection has been used for Threshold bytes (see Handle.CallUse). Nil: only the other end
+	// has the connection move.
+	Use func(Handle)
+
+	// Threshold is also for how many bytes a connection must be used by its own Read and Write
+	// after the program has had its descriptor, before it moves: one that belongs to an event
+	// loop never is.
 	Threshold int64
 
 	// Closed is called once, when the connection is closed. It must not refer to the
