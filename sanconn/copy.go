@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"reflect"
+	"slices"
 	"syscall"
 
 	"github.com/sanconn/san/internal/raceedge"
@@ -327,7 +328,7 @@ func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
 
 func (c *Conn) writeVector(v *net.Buffers) (total int64, err error) {
 	for {
-		if s := c.out.san.Load(); s != nil {
+		if s := c.out.san.Load(); s != nil && !c.out.lent.Load() {
 			n, err := writeBuffers(s, v)
 			total += n
 			if err != session.ErrTaken {
@@ -355,27 +356,45 @@ func writeBuffers(s *session.Session, v *net.Buffers) (int64, error) {
 	return n, err
 }
 
-// writeBuffersLocked is WriteBuffers on TCP, or when the direction moves.
-func (c *Conn) writeBuffersLocked(v *net.Buffers) (n int64, err error) {
+// writeBuffersLocked is writeLocked for several slices.
+func (c *Conn) writeBuffersLocked(v *net.Buffers) (total int64, err error) {
 	o := &c.out
-	if s := o.next.Load(); s != nil {
-		c.beginLocked(s)
-		n, err = writeBuffers(s, v)
-		c.crossed(s)
-		if err == session.ErrTaken {
-			return n, errLook
+	for first := true; first || len(*v) > 0; first = false {
+		if s := o.next.Load(); s != nil {
+			c.beginLocked(s)
+			n, err := writeBuffers(s, v)
+			c.crossed(s)
+			if err == session.ErrTaken {
+				return total + n, errLook
+			}
+			return total + n, c.opError(opWrite, err)
 		}
-		return n, c.opError(opWrite, err)
+		if err := o.stopped(c); err != nil {
+			return total, err
+		}
+		n, err := writePieceOf(v, c.tcp)
+		o.count(c, n)
+		total += n
+		if err != nil {
+			return total, c.afterTCP(&o.deadline, opWrite, err)
+		}
 	}
-	if err := o.stopped(c); err != nil {
-		return 0, err
+	return total, nil
+}
+
+// writePieceOf writes and removes what of v goes to TCP at a time.
+func writePieceOf(v *net.Buffers, tcp *net.TCPConn) (int64, error) {
+	left := writePiece
+	for i, b := range *v {
+		if left -= len(b); left < 0 {
+			piece := slices.Clone((*v)[:i+1])
+			piece[i] = b[:len(b)+left]
+			n, err := piece.WriteTo(tcp)
+			consume(v, n)
+			return n, err
+		}
 	}
-	n, err = v.WriteTo(c.tcp)
-	o.count(c, n)
-	if err != nil {
-		err = c.afterTCP(&o.deadline, opWrite, err)
-	}
-	return n, err
+	return v.WriteTo(tcp)
 }
 
 // consume removes the first n bytes of v.

@@ -42,7 +42,7 @@ type outgoing struct {
 // write is Write; commits: of bytes that were filled in where Reserve said.
 func (c *Conn) write(p []byte, commits bool) (n int, err error) {
 	for {
-		if s := c.out.san.Load(); s != nil {
+		if s := c.out.san.Load(); s != nil && (commits || !c.out.lent.Load()) {
 			k, err := c.writeSession(s, p[n:])
 			n += k
 			if err != session.ErrTaken {

@@ -18,8 +18,9 @@ var errUrgentOnTCP = fmt.Errorf("urgent data goes by a SAN alone, and the connec
 // WriteUrgent sends 1 to MaxUrgent bytes beside the stream: they overtake what was
 // written before. Urgent data that the peer has not read when more arrives is lost. If
 // the peer takes nothing, WriteUrgent may wait, until the write deadline at most. With
-// any other length the error is EMSGSIZE. A connection on TCP moves first; if it does not
-// within a second, the error matches errors.ErrUnsupported.
+// any other length the error is EMSGSIZE. A connection that is on TCP has to move first, which
+// the end that has dialed begins; if it has not within a second, the error matches
+// errors.ErrUnsupported.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	if c.out.san.Load() == nil {
 		c.useNow()
