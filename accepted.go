@@ -141,9 +141,9 @@ func (t *taker) take(note []byte) answer {
 	t.taken = h.Notes()
 	if err := h.Take(t.session, a.encode()); err != nil {
 		t.taken = nil
+		l.failed(unavailableOf(err))
 		return answer{code: answerStays}
 	}
-	l.moved(t.provider, false)
 	return a
 }
 

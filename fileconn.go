@@ -10,7 +10,7 @@ import (
 
 // FileConn makes a connection of a copy of a TCP connection's descriptor, such as one that
 // another process has passed on (sanconn.Conn.File); see net.FileConn. It goes on by TCP from
-// where that has left it, and moves to a SAN again when the process that has dialed it tries
+// where that has left it, and moves to shared memory when the process that has dialed it tries
 // that. If it is the dialed end that was passed on, this one does, but within a network
 // namespace only: elsewhere such an end stays on TCP. Closing f does not affect it. What is not
 // TCP, or cannot move, is what net.FileConn returns.
@@ -55,7 +55,7 @@ func FileConn(f *os.File) (net.Conn, error) {
 // useOfEither has a connection that has been used try to move as one that was dialed, as no
 // descriptor tells which end it is. For one that was accepted that costs a few microseconds, as
 // nobody has a name by its dialer's port: unless that end was passed on as well. So that these two
-// do not try at once, one of them takes twice the use.
+// seldom try at once, one of them takes twice the use.
 func useOfEither(tcp *net.TCPConn) (use func(newconn.Handle), threshold int64) {
 	p, err := (&Dialer{Providers: []string{"shm"}}).plan("tcp")
 	if err != nil || p.without != nil {

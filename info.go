@@ -1,6 +1,7 @@
 package san
 
 import (
+	"errors"
 	"net"
 	"reflect"
 	"runtime"
@@ -73,13 +74,19 @@ func infoOf(c *sanconn.Conn) Info {
 	if info.Provider != providerTCP {
 		return info
 	}
-	if why := newconn.HandleOf(c).Life().(*life).why.Load(); why != nil {
+	h := newconn.HandleOf(c)
+	switch why := h.Life().(*life).why.Load(); {
+	case h.Stays():
+		info.Fallback, info.Cause = ReasonStays, errDescriptor
+	case why != nil:
 		info.Fallback, info.Cause = why.Reason, why.Err
-	} else {
+	default:
 		info.Fallback = ReasonUnused // it moves just now, or has come back
 	}
 	return info
 }
+
+var errDescriptor = errors.New("the program has taken its descriptor")
 
 // unwrap returns the connection inside c, or nil if it cannot tell.
 func unwrap(c net.Conn) net.Conn {

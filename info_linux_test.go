@@ -5,6 +5,11 @@ import (
 	"net"
 	"runtime"
 	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/sanconn"
 )
 
 // hidden keeps its connection to itself.
@@ -80,4 +85,63 @@ func TestFallbackReasonsDoNotPileUp(t *testing.T) {
 		fallbacks.Range(func(any, any) bool { n++; return true })
 		return n < 10 // other tests' connections may live
 	})
+}
+
+// Who has taken the descriptor is told why the connection stays on TCP, and so is an end that could
+// not take an offer.
+func TestInfoOfWhatStays(t *testing.T) {
+	onlyShm(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, atOnce(), l.Addr().String()).(*sanconn.Conn)
+	s := mustAccept(t, l).(*sanconn.Conn)
+	wantMoved(t, c, shm.Name)
+	wantMoved(t, s, shm.Name)
+	f, err := c.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	wantStays(t, c, ReasonStays)
+	wantStays(t, s, ReasonUnused) // its dialer may take it back, as far as this end knows
+
+	c = mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
+	s = mustAccept(t, l).(*sanconn.Conn)
+	if err := s.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	newconn.HandleOf(c).CallUse(0)
+	if _, err := c.Write([]byte("a use")); err != nil {
+		t.Fatal(err)
+	}
+	wantStays(t, c, ReasonStays)
+	wantStays(t, s, ReasonStays)
+}
+
+// A move that the other end agrees to after the attempt has run out of time is counted at both.
+func TestStatsOfALateMove(t *testing.T) {
+	onlyShm(t)
+	release, entered := make(chan struct{}), make(chan struct{}, 1)
+	l := mustListen(t, &ListenConfig{Condition: func(MoveOffer) error {
+		entered <- struct{}{}
+		<-release
+		return nil
+	}}, "tcp", "127.0.0.1:0")
+	before := Stats()
+	c := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: 50 * time.Millisecond}}, l.Addr().String())
+	s := mustAccept(t, l)
+	<-entered
+	wantStays(t, c, ReasonTimeout)
+	close(release)
+	wantMoved(t, c, shm.Name)
+	wantMoved(t, s, shm.Name)
+	after := Stats()
+	for what, n := range map[string]int{
+		"dialed":   int(after.Dialed[shm.Name] - before.Dialed[shm.Name]),
+		"accepted": int(after.Accepted[shm.Name] - before.Accepted[shm.Name]),
+		"open":     (after.Open[shm.Name] - before.Open[shm.Name]) / 2,
+	} {
+		if n != 1 {
+			t.Errorf("%s: %d", what, n)
+		}
+	}
 }

@@ -31,6 +31,7 @@ type life struct {
 
 // moved counts a connection that has moved.
 func (l *life) moved(provider string, dialed bool) {
+	l.why.Store(nil)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.over {

@@ -60,7 +60,8 @@ type ListenConfig struct {
 	// no effect. It outlives the listener.
 	Condition func(MoveOffer) error
 
-	// Options tune connections over a SAN.
+	// Options tune connections over a SAN. Of a process's listeners on one port, over shm the
+	// first one's count for all.
 	Options sanconn.Options
 
 	// RDMA is how connections over RDMA are made.
@@ -81,8 +82,8 @@ func (o opening) stamps() bool {
 }
 
 // Listen opens a TCP listener, by NetListenConfig, and makes it known to each provider that
-// serves its address. For tcp, tcp4 and tcp6 the result is a *Listener, unless the policy is
-// Never; other networks are left to net, or fail if the policy is Require.
+// serves its address. For tcp, tcp4 and tcp6 the result is a *Listener; other networks are left
+// to net, or fail if the policy is Require.
 //
 // That a provider cannot serve it is no error; Stats counts it, and
 // Listener.Unavailable has the reason. Only if the policy is Require and no provider can,
@@ -273,6 +274,7 @@ func takeOn(tcp *net.TCPConn, cfg newconn.Config, condition func(MoveOffer) erro
 			closed()
 		}
 	}
+	cfg.Moved = func(provider string) { l.moved(provider, false) }
 	cfg.Left, cfg.Life = l.left, l
 	cfg.Threshold = cmp.Or(cfg.Threshold, firstUse/2) // half, as its dialer, which begins, counts as well
 	c, h := newconn.New(tcp, cfg)

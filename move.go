@@ -49,6 +49,7 @@ func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.
 		Use:       func(h newconn.Handle) { p.moveLater(h, l, false) },
 		Threshold: firstUse,
 		Closed:    l.closed,
+		Moved:     func(provider string) { l.moved(provider, true) },
 		Left:      l.left,
 		Life:      l,
 	})
@@ -81,8 +82,6 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 		err := provider.move(ctx, h, p.settings)
 		switch {
 		case err == nil:
-			l.moved(provider.name(), true)
-			l.why.Store(nil)
 			return nil
 		case errors.Is(err, newconn.ErrNoAnswer):
 			return unavailableOf(err) // it may move yet, and nowhere else

@@ -60,6 +60,8 @@ func (h *handle) conn() *Conn       { return (*Conn)(h) }
 func (h *handle) TCP() *net.TCPConn { return h.tcp }
 func (h *handle) Life() any         { return h.cfg.Life }
 
+func (h *handle) Stays() bool { return h.conn().stays() }
+
 func (h *handle) Ended() bool {
 	c := h.conn()
 	c.mu.Lock()
@@ -149,10 +151,18 @@ func (h *handle) Take(s *session.Session, answer []byte) error {
 	err = c.commitLocked(s, onSAN, exposed, append([]byte{newconn.NoteAnswer}, answer...))
 	if err == nil {
 		c.out.next.Store(s)
+		c.movedLocked(s)
 	}
 	c.mu.Unlock()
 	c.out.nudge(c)
 	return err
+}
+
+// movedLocked tells package san that both ends have agreed to move. mu is held.
+func (c *Conn) movedLocked(s *session.Session) {
+	if c.cfg.Moved != nil {
+		c.cfg.Moved(s.Limits().Provider)
+	}
 }
 
 // commitLocked commits this end to a session, and tells the peer: before anybody else finds
@@ -280,6 +290,7 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 	case !c.closed.Load(): // else Close ends the session itself
 		c.out.next.Store(s)
 	}
+	c.movedLocked(s)
 	c.changedLocked()
 	c.mu.Unlock()
 	c.out.nudge(c)

@@ -37,8 +37,11 @@ type Config struct {
 	// connection, which would never be collected then.
 	Closed func()
 
-	// Left is called when the connection has gone back to TCP, under the same condition.
-	Left func()
+	// Moved is called when both ends have agreed to move to a session by a provider, also where
+	// that is behind the end of Offer, and Left when the connection has gone back to TCP; under
+	// the same condition. They must not block.
+	Moved func(provider string)
+	Left  func()
 
 	// Life is what package san knows of the connection: see Handle.
 	Life any
@@ -83,6 +86,10 @@ type Handle interface {
 	// Notes returns what a session of the connection is to have as its OnNote. It does not
 	// keep the connection alive.
 	Notes() func(s *session.Session, note []byte)
+
+	// Stays reports whether TCP carries the connection for good, as the program uses its
+	// descriptor.
+	Stays() bool
 
 	// Ended reports whether the program has ended a direction, so that the connection does not
 	// move any more.
