@@ -103,7 +103,11 @@ func (w *writing) pays(p []byte) bool {
 	_, tail := w.plan.toExpose(p)
 	w.txMu.Lock()
 	defer w.txMu.Unlock()
-	if !w.plan.boxMayPay || w.tx.box.skip > 0 {
+	if !w.plan.boxMayPay {
+		return true
+	}
+	if o := &w.tx.box; o.skip > 0 {
+		o.skip-- // as in wantInbox, to which a Write that is offered does not come
 		return true
 	}
 	pays, err := w.mem.Pays(tail)

@@ -279,8 +279,15 @@ func TestDearWritesAreOfferedWithoutAnInbox(t *testing.T) {
 		within(t, first)
 		p.send(tInbox, 0, u64(0, 0, 0, 0)...)
 		pass(time.Second)
+		const without = 32 // Writes, of which each counts
+		for range without {
+			w := goWrite(s, pattern(100_000))
+			b := p.expect(tOfferRead)
+			p.send(tReadDone, 0, u64(uint64(le.Uint32(b)), descriptor(b[8:]).Len)...)
+			within(t, w)
+		}
 		w := goWrite(s, pattern(100_000))
-		p.expect(tOfferRead)
+		p.expect(tAskInbox)
 		s.Abort()
 		<-w
 	})

@@ -108,7 +108,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 // writeCopied copies p[n:] to messages or the box, waiting for room.
 func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	var err error
-	take := func() bool {
+	copied := func() bool {
 		return w.wr.stop() == 0 && w.withRoom(func(tx *sender) bool {
 			k := tx.take(p[n:], more)
 			n += k
@@ -116,8 +116,8 @@ func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 		})
 	}
 	for n < len(p) && err == nil {
-		if !take() {
-			err = w.until(take, w.writeBlocked)
+		if !copied() {
+			err = w.until(copied, w.writeBlocked)
 		}
 	}
 	return n, err
