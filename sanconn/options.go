@@ -19,8 +19,8 @@ type Options struct {
 
 	// Threshold is the size in bytes from which a Write is moved by RDMA straight out
 	// of the caller's slice instead of through a buffer. Default: 1 MiB, or 2 MiB where
-	// there are no memory windows, and only from the second Write of a buffer on, as
-	// registering it costs more than a copy. Otherwise it is at least 2 KiB, and counts
+	// there are no memory windows, and only from the second to ninth Write of a buffer on, by
+	// how many copies registering it costs. Otherwise it is at least 2 KiB, and counts
 	// from the first Write on; negative: never. Not used on shm, where all bytes go through
 	// the ring.
 	Threshold int
