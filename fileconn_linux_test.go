@@ -355,3 +355,22 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 		})
 	}
 }
+
+// Who has passed a connection's descriptor on need not have closed its own.
+func TestConnectionIsPassedOnAndKept(t *testing.T) {
+	onlyShm(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
+	s := mustAccept(t, l).(*sanconn.Conn)
+	f, err := s.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := startPassed(t, "inherited", f)
+	f.Close()
+	p.line(t)
+	newconn.HandleOf(c).CallUse(0)
+	send(t, c, c, "back from there")
+	wantMoved(t, c, shm.Name)
+	s.Close()
+}

@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	// gapMost is how many names in a row may be free before the search for a process ends.
-	// Each takes the first that is free, so there are gaps only where processes have ended.
+	// gapMost is how many names in a row may be free before a search asks only those that were
+	// there before: one that is free takes some 20 µs. Each process takes the first that is free,
+	// so there are gaps only where others have ended. Once in gapFor it looks behind them.
 	gapMost = 4
+	gapFor  = time.Second
 
 	// nobodyFor is how long a port of which nobody had a name is not asked for again: its
 	// listener, most likely, does without this library.
@@ -44,32 +46,50 @@ type search struct {
 func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 	var why error
 	found, done := false, false
+	hint := shmPeers.of(q.at)
+	asked := numbers(0)
 	ask := func(n int) (there bool) {
 		var err error
 		done, err = q.ask(ctx, h, s, n)
-		unknown := errors.Is(err, errUnknown)
-		there = unknown || !isReason(err, ReasonNoListener)
+		there = errors.Is(err, errUnknown) || !isReason(err, ReasonNoListener)
 		found = found || there
-		if done || there && !errors.Is(why, errUnknown) { // who has it not may accept it yet
+		asked.set(n, true)
+		shmPeers.noteAsked(q.at, n, there, errors.Is(err, newconn.ErrNotTaken) || isReason(err, ReasonTimeout))
+		switch { // who has it not may accept it yet
+		case done, isReason(err, ReasonStays), there && !errors.Is(why, errUnknown) && !isReason(why, ReasonStays):
 			why = err
 		}
 		return there
 	}
-	last, known := shmPeers.last(q.at)
-	if known {
-		ask(last)
+	if hint.known && !hint.silent.has(hint.last) {
+		ask(hint.last)
 	}
 	if !found && !done && shmPeers.nobody(q.to()) {
 		return q.nobody()
 	}
-	for n, gap := 0, 0; !done && n < shm.Numbers && gap < gapMost; n++ {
-		if gap++; known && n == last || ask(n) {
+	behind := time.Since(hint.searched) >= gapFor
+	for n, gap := 0, 0; !done && n < shm.Numbers; n++ {
+		switch {
+		case asked.has(n), hint.silent.has(n):
 			gap = 0
+		case gap >= gapMost && !behind && !hint.seen.has(n):
+		case ask(n):
+			gap = 0
+		default:
+			gap++
+		}
+	}
+	for n := 0; !done && n < shm.Numbers; n++ { // those that may have been stopped come last
+		if hint.silent.has(n) && !asked.has(n) {
+			ask(n)
 		}
 	}
 	if !found && !done {
 		shmPeers.noteNobody(q.at, q.to())
 		return q.nobody()
+	}
+	if behind {
+		shmPeers.noteSearched(q.at)
 	}
 	return why
 }
@@ -118,14 +138,16 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 		return false, err
 	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE): // it has ended; if it had the other end, so does TCP
 		return false, err
-	case isReason(err, ReasonStays), isReason(err, ReasonRefused):
+	case isReason(err, ReasonStays): // it may have passed the connection on to another one
+		return false, err
+	case isReason(err, ReasonRefused):
 		shmPeers.note(q.at, q.to(), number)
 	}
 	return true, err
 }
 
-// shmPeers remembers which process had the last connection. It is a hint: what it says of a
-// port may be of another address, or of a process that has ended.
+// shmPeers remembers what was found out of the processes of a port. These are hints: they may be
+// of another address, or of a process that has ended.
 var shmPeers peerHints
 
 // mostHints bounds what is remembered; then all is forgotten. A process seldom has so many
@@ -133,26 +155,72 @@ var shmPeers peerHints
 const mostHints = 4096
 
 type peerHints struct {
-	mu     sync.Mutex // guards what follows
-	number map[names]int
-	free   map[names]time.Time // when nobody was found for it
+	mu   sync.Mutex // guards what follows
+	port map[names]*portHint
+	free map[names]time.Time // when nobody was found for it
 }
 
-func (p *peerHints) last(at names) (number int, known bool) {
+// portHint is of one port.
+type portHint struct {
+	last     int // who had the last connection
+	known    bool
+	seen     numbers   // who was there when asked last
+	silent   numbers   // who did not answer in time then
+	searched time.Time // when all were asked
+}
+
+// numbers is a set of processes' numbers.
+type numbers uint64
+
+func (s numbers) has(n int) bool { return s>>n&1 != 0 }
+
+func (s *numbers) set(n int, in bool) {
+	if *s &^= 1 << n; in {
+		*s |= 1 << n
+	}
+}
+
+var _ [64 - shm.Numbers]struct{} // they fit
+
+// ofLocked returns what is remembered of a port, to be changed. mu is held.
+func (p *peerHints) ofLocked(at names) *portHint {
+	hint := p.port[at]
+	if hint == nil {
+		if len(p.port) >= mostHints || p.port == nil {
+			p.port = make(map[names]*portHint)
+		}
+		hint = new(portHint)
+		p.port[at] = hint
+	}
+	return hint
+}
+
+func (p *peerHints) of(at names) portHint {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	number, known = p.number[at]
-	return number, known
+	return *p.ofLocked(at)
 }
 
 func (p *peerHints) note(at, to names, number int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.number) >= mostHints || p.number == nil {
-		p.number = make(map[names]int)
-	}
-	p.number[at] = number
+	hint := p.ofLocked(at)
+	hint.last, hint.known = number, true
 	delete(p.free, to)
+}
+
+func (p *peerHints) noteAsked(at names, number int, there, silent bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	hint := p.ofLocked(at)
+	hint.seen.set(number, there)
+	hint.silent.set(number, there && silent)
+}
+
+func (p *peerHints) noteSearched(at names) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ofLocked(at).searched = time.Now()
 }
 
 func (p *peerHints) nobody(at names) bool {
@@ -169,5 +237,5 @@ func (p *peerHints) noteNobody(at, to names) {
 		p.free = make(map[names]time.Time)
 	}
 	p.free[to] = time.Now()
-	delete(p.number, at)
+	delete(p.port, at)
 }

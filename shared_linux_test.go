@@ -151,3 +151,22 @@ func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 }
 
 var moving = lane{moving: true}
+
+// However many of the processes that share a socket have ended, the one that is left is found.
+func TestTheLastOfManyIsFound(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	var all []*process
+	for i := range gapMost + 3 {
+		all = append(all, startServer(t, tcp, byte(i)))
+	}
+	last := len(all) - 1
+	for _, p := range all[:last] {
+		p.Process.Kill()
+		p.ended(t)
+	}
+	for range 3 {
+		if by, err := exchange(atOnce(), tcp.Addr().String()); err != nil || by.provider != shm.Name || by.name != byte(last) {
+			t.Errorf("%+v, %v", by, err)
+		}
+	}
+}

@@ -357,3 +357,23 @@ func descriptorsOfAChild(t testing.TB) string {
 	}
 	return string(out)
 }
+
+// Processes that are stopped cost one attempt to move, however many they are: the next one asks
+// the others first.
+func TestStoppedCostOneAttempt(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	const stopped = 4 // whom to wait for takes all of an attempt
+	for i := range stopped + 1 {
+		p := startServer(t, tcp, byte(i))
+		if i < stopped {
+			defer p.goOn(t)
+			p.stop(t)
+		}
+	}
+	for i := range 4 {
+		by, err := exchange(atOnce(), tcp.Addr().String())
+		if err != nil || by.name != stopped || by.provider != shm.Name && i > 0 {
+			t.Errorf("connection %d: %+v, %v", i, by, err)
+		}
+	}
+}
