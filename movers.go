@@ -16,10 +16,13 @@ import (
 
 const (
 	// mostMoving bounds how many connections move at a time, mostToOne those to one address and
-	// port, whose process may be stopped. The others wait for their turn, and are used meanwhile:
-	// a device that makes its queue pairs one by one is asked for no more than that at once.
+	// port, whose process may be stopped: behind an attempt that has run out of time, one at a
+	// time. The others wait for their turn, and are used meanwhile: a device that makes its queue
+	// pairs one by one is asked for no more than that at once.
 	mostMoving = 16
 	mostToOne  = mostMoving / 4
+
+	mostSlow = 1 << 12 // addresses that are remembered for that; then all are forgotten
 
 	// acceptPause is how long a connection that was not accepted yet is left alone, at first;
 	// mostPause bounds its doubling, so that a dial that waits notices the accept.
@@ -44,23 +47,25 @@ type job struct {
 	passing atomic.Pointer[Unavailable] // why it waits
 }
 
-// run is an attempt to move.
-func (j *job) run() {
+// run is an attempt to move. It reports whether that has run out of time.
+func (j *job) run() (slow bool) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(j.ctx, j.left)
 	defer cancel()
 	why := j.plan.move(ctx, j.h, j.life)
+	slow = why != nil && why.Reason == ReasonTimeout
 	if why != nil && j.waits && isPassing(why) {
 		if ctx.Err() == nil {
 			j.passing.Store(why)
 			j.pause = min(max(2*j.pause, acceptPause), mostPause)
 			j.left -= time.Since(began) + j.pause
 			time.AfterFunc(j.pause, func() { movers.add(j) })
-			return
+			return slow
 		}
 		why = cmp.Or(j.passing.Load(), why) // of the last attempt that had its time
 	}
 	j.done(why)
+	return slow
 }
 
 // isPassing reports whether the next attempt may come to more, with time left for it.
@@ -70,13 +75,14 @@ func isPassing(why *Unavailable) bool {
 }
 
 // movers move connections, those that a dial waits for and those in the background.
-var movers = moverPool{at: make(map[netip.AddrPort]int)}
+var movers = moverPool{at: make(map[netip.AddrPort]int), slow: make(map[netip.AddrPort]bool)}
 
 type moverPool struct {
 	mu      sync.Mutex // guards what follows
 	waiting []*job
 	running int
-	at      map[netip.AddrPort]int // how many are running, by their peer
+	at      map[netip.AddrPort]int  // how many are running, by their peer
+	slow    map[netip.AddrPort]bool // the last of them has run out of time
 }
 
 // add has a job run when it is its turn. It does not block.
@@ -94,7 +100,9 @@ func (m *moverPool) add(j *job) {
 // startLocked runs those whose turn it is. Each is bounded by its time.
 func (m *moverPool) startLocked() {
 	for m.running < mostMoving {
-		i := slices.IndexFunc(m.waiting, func(j *job) bool { return m.at[j.peer] < mostToOne })
+		i := slices.IndexFunc(m.waiting, func(j *job) bool {
+			return m.at[j.peer] == 0 || m.at[j.peer] < mostToOne && !m.slow[j.peer]
+		})
 		if i < 0 {
 			return
 		}
@@ -103,16 +111,21 @@ func (m *moverPool) startLocked() {
 		m.running++
 		m.at[j.peer]++
 		go func() {
-			j.run()
-			m.ran(j)
+			m.ran(j, j.run())
 		}()
 	}
 }
 
-func (m *moverPool) ran(j *job) {
+func (m *moverPool) ran(j *job, slow bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.running--
+	if delete(m.slow, j.peer); slow {
+		if len(m.slow) >= mostSlow {
+			clear(m.slow)
+		}
+		m.slow[j.peer] = true
+	}
 	if m.at[j.peer]--; m.at[j.peer] == 0 {
 		delete(m.at, j.peer)
 	}

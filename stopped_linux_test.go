@@ -377,3 +377,40 @@ func TestStoppedCostOneAttempt(t *testing.T) {
 		}
 	}
 }
+
+// Many connections to several stopped processes hold up a move to another one only until the
+// first attempts there have run out of time.
+func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
+	onlyShm(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), l.Addr().String())
+	s := mustAccept(t, l)
+	var stuck []net.Conn
+	for i := range mostMoving / mostToOne {
+		tcp := plainListen(t, "127.0.0.1:0")
+		p := startServer(t, tcp, byte(i))
+		for range 5 * mostToOne {
+			c := mustDial(t, new(Dialer), tcp.Addr().String())
+			if _, err := ask(c); err != nil {
+				t.Fatal(err)
+			}
+			stuck = append(stuck, c)
+		}
+		defer p.goOn(t)
+		p.stop(t)
+	}
+	for _, c := range stuck {
+		newconn.HandleOf(c).CallUse(0)
+		if _, err := c.Write(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newconn.HandleOf(c).CallUse(0)
+	send(t, c, s, "a use")
+	wantMoved(t, c, shm.Name)
+	movers.mu.Lock()
+	defer movers.mu.Unlock()
+	if n := len(movers.waiting); n < len(stuck)/2 {
+		t.Errorf("it moved behind all but %d of the others", n)
+	}
+}
