@@ -94,7 +94,7 @@ func (c *Cache) Acquire(b []byte, access Access) (*Region, error) {
 		return nil, fmt.Errorf("regcache: acquire: empty slice: %w", syscall.EINVAL)
 	}
 	if access&remoteAccess != 0 {
-		return c.expose(b, access)
+		return c.registerForPeer(b, access)
 	}
 	if r := c.lookup(b, access); r != nil {
 		return r, nil
@@ -215,9 +215,9 @@ func (c *Cache) once(b []byte, access Access, pin *Region, count *atomic.Uint64)
 	return r, nil
 }
 
-// expose registers exactly b for a peer. A cached local registration beneath it keeps the
+// registerForPeer registers exactly b for a peer. A cached local registration beneath it keeps the
 // pages pinned after the peer's is removed.
-func (c *Cache) expose(b []byte, access Access) (*Region, error) {
+func (c *Cache) registerForPeer(b []byte, access Access) (*Region, error) {
 	defer runtime.KeepAlive(unsafe.SliceData(b))
 	if c.closed.Load() {
 		return nil, ErrClosed

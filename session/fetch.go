@@ -80,7 +80,7 @@ const (
 // busy reports whether a transfer into the slice of a Read is under way.
 func (f *fetches) busy() bool { return f.reads.direct > 0 }
 
-func (q *reads) start(r read) {
+func (q *reads) add(r read) {
 	q.push(r)
 	q.count(r, 1)
 }
@@ -120,8 +120,8 @@ func (f *fetches) target(p []byte, n int) {
 	}
 }
 
-// advance ends the use of the first n bytes that the current tail's unread has returned.
-func (f *fetches) advance(n int) {
+// readOut ends the use of the first n bytes that the current tail's unread has returned.
+func (f *fetches) readOut(n int) {
 	c := &f.cur.chunks[0]
 	if c.r += n; c.r == c.n {
 		f.freeChunk(f.cur, 0)
@@ -254,7 +254,7 @@ func (f *fetches) start(t *tail, b []byte, direct bool) (n int) {
 		f.into.stop = true // the Read returns what it has, if anything
 		return 0
 	}
-	f.reads.start(read{t, n, direct})
+	f.reads.add(read{t, n, direct})
 	t.asked += n
 	return n
 }

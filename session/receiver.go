@@ -249,7 +249,7 @@ func (rx *receiver) advance(n int) {
 	f := &rx.front
 	switch {
 	case rx.fetch.cur != nil:
-		rx.fetch.advance(n)
+		rx.fetch.readOut(n)
 		return
 	case f.fill > 0:
 		f.fill -= int64(n)
