@@ -86,7 +86,7 @@ func (e *Endpoint) createQueues() (err error) {
 // createBuffers makes the buffers for messages, in two registrations (rule D1): no device
 // writes to what is sent from.
 func (e *Endpoint) createBuffers() (err error) {
-	e.send, e.recv = sender{}, receiver{}
+	e.send, e.recv = sendQueue{}, receiveQueue{}
 	sends, m := e.cfg.sendBytes(), &e.messages
 	if *m, err = newRegion(share{e.cfg.control, e.peer}, sends+e.cfg.receiveBytes()); err != nil {
 		return err

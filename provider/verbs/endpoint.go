@@ -35,8 +35,8 @@ type Endpoint struct {
 	messages region     // what is sent from, and behind it what is received into, each registered
 
 	q    queuePair
-	send sender
-	recv receiver
+	send sendQueue
+	recv receiveQueue
 	mem  remote
 
 	ended     sync.Once

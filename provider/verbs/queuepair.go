@@ -12,7 +12,7 @@ import (
 )
 
 // queuePair is a queue pair with its completion queue: what completes, how the connection ends,
-// and who is woken. Sender, receiver and remote memory post to it and report failures to it.
+// and who is woken. Send queue, receive queue and remote memory post to it and report failures to it.
 type queuePair struct {
 	qp   *ibv.QP
 	cq   *ibv.CQ
@@ -24,7 +24,7 @@ type queuePair struct {
 	err      atomic.Pointer[error]
 	watchers watchers
 
-	mu        sync.Mutex  // guards all below, what is posted and polled, and the state of sender, receiver and remote
+	mu        sync.Mutex  // guards all below, what is posted and polled, and the state of both queues and remote
 	gone      bool        // the endpoint is: its queues are being destroyed
 	destroyed bool        // qp is, or is about to be
 	failing   error       // why the connection is over; err follows

@@ -8,9 +8,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// receiver receives messages: every buffer is posted, has arrived, is with the session
+// receiveQueue receives messages: every buffer is posted, has arrived, is with the session
 // (the last one or kept), or waits to be posted again together with others.
-type receiver struct {
+type receiveQueue struct {
 	q         *queuePair
 	windows   *windows // which messages may invalidate
 	mem       []byte
@@ -37,7 +37,7 @@ type arrival struct {
 	n      int // bytes
 }
 
-func (r *receiver) open(q *queuePair, ws *windows, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
+func (r *receiveQueue) open(q *queuePair, ws *windows, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
 	r.q, r.windows, r.mem, r.mr = q, ws, mem, mr
 	r.size, r.count = cfg.bufferSize, cfg.buffers
 	r.iwarp, r.isInvalid = dev.iwarp(), dev.withInvalidation(cfg)
@@ -46,16 +46,16 @@ func (r *receiver) open(q *queuePair, ws *windows, cfg Config, dev *device, mem 
 	r.repost = make([]int, 0, repostBatch)
 }
 
-func (r *receiver) buffer(number int) []byte { return r.mem[number*r.size:][:r.size:r.size] }
+func (r *receiveQueue) buffer(number int) []byte { return r.mem[number*r.size:][:r.size:r.size] }
 
-func (r *receiver) workRequest(number int) ibv.RecvWR {
+func (r *receiveQueue) workRequest(number int) ibv.RecvWR {
 	wr := ibv.RecvWR{ID: kindRecv | uint64(number), NumSGE: 1}
 	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(r.buffer(number))), Length: uint32(r.size), LKey: r.mr.LKey}
 	return wr
 }
 
 // postAll posts every buffer, before the peer can send.
-func (r *receiver) postAll() error {
+func (r *receiveQueue) postAll() error {
 	wrs := make([]ibv.RecvWR, r.count)
 	for i := range wrs {
 		wrs[i] = r.workRequest(i)
@@ -65,7 +65,7 @@ func (r *receiver) postAll() error {
 }
 
 // receivedLocked takes a message, or notes how receiving ended.
-func (r *receiver) receivedLocked(wc *ibv.WC) {
+func (r *receiveQueue) receivedLocked(wc *ibv.WC) {
 	if wc.Status != ibv.Success {
 		return // the queue pair has ended, for a reason that failLocked gets
 	}
@@ -92,10 +92,10 @@ func (r *receiver) receivedLocked(wc *ibv.WC) {
 	}
 }
 
-func (r *receiver) message(a arrival) []byte { return r.buffer(a.buffer)[:a.n:a.n] }
+func (r *receiveQueue) message(a arrival) []byte { return r.buffer(a.buffer)[:a.n:a.n] }
 
 // finishLastLocked posts the buffer of the last message again, if that was dropped.
-func (r *receiver) finishLastLocked() {
+func (r *receiveQueue) finishLastLocked() {
 	if !r.dropped {
 		return
 	}
@@ -107,27 +107,27 @@ func (r *receiver) finishLastLocked() {
 }
 
 // nextLocked takes the next message that has arrived.
-func (r *receiver) nextLocked(ev *session.Event) {
+func (r *receiveQueue) nextLocked(ev *session.Event) {
 	r.last = r.arrived.pop()
 	*ev = session.Event{Kind: session.Message, Msg: r.message(r.last), Last: r.arrived.n == 0}
 }
 
-func (r *receiver) keepLocked() {
+func (r *receiveQueue) keepLocked() {
 	r.kept.push(r.last)
 	r.last = arrival{}
 }
 
-func (r *receiver) frontLocked() []byte {
+func (r *receiveQueue) frontLocked() []byte {
 	if r.kept.n == 0 {
 		return nil
 	}
 	return r.message(*r.kept.at(0))
 }
 
-func (r *receiver) releaseLocked() { r.againLocked(r.kept.pop()) }
+func (r *receiveQueue) releaseLocked() { r.againLocked(r.kept.pop()) }
 
 // againLocked posts a buffer again, together with others.
-func (r *receiver) againLocked(a arrival) {
+func (r *receiveQueue) againLocked(a arrival) {
 	r.repost = append(r.repost, a.buffer)
 	if len(r.repost) == repostBatch {
 		r.postLocked()
@@ -136,14 +136,14 @@ func (r *receiver) againLocked(a arrival) {
 
 // postSomeLocked posts what waits for it, now that there is time; but not each single
 // buffer.
-func (r *receiver) postSomeLocked() {
+func (r *receiveQueue) postSomeLocked() {
 	if len(r.repost) >= repostBatch/2 {
 		r.postLocked()
 	}
 }
 
 // postLocked posts what waits for it.
-func (r *receiver) postLocked() {
+func (r *receiveQueue) postLocked() {
 	wrs := r.batch[:len(r.repost)]
 	for i, number := range r.repost {
 		wrs[i] = r.workRequest(number)

@@ -116,7 +116,7 @@ func TestMessageTooLong(t *testing.T) {
 }
 
 // unpostedLocked is how many buffers wait to be posted again, or are with the session.
-func (r *receiver) unpostedLocked() int {
+func (r *receiveQueue) unpostedLocked() int {
 	n := len(r.repost) + r.arrived.n + r.kept.n
 	if r.last.n > 0 {
 		n++

@@ -18,7 +18,7 @@ import (
 // Reads and Writes at this end is registered by the cache.
 type remote struct {
 	q         *queuePair
-	send      *sender
+	send      *sendQueue
 	dev       *device
 	dom       *domain
 	maxExpose int // bytes of one exposure

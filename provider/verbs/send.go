@@ -5,12 +5,12 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// sender sends messages: they leave from a ring of bytes, control messages from slots of
+// sendQueue sends messages: they leave from a ring of bytes, control messages from slots of
 // their own so that data cannot take their room. A message that fits the device's inline
 // limit is copied when it is posted; such messages are written to one place after ring
 // and slots, or, if they are control, to the one behind it. One work request in
 // signalEvery is signaled: its completion frees the room of all up to it.
-type sender struct {
+type sendQueue struct {
 	q          *queuePair
 	mem        []byte // ring, slots and inline messages
 	mr         *ibv.MR
@@ -64,7 +64,7 @@ const (
 )
 
 // open takes the memory that messages are sent from.
-func (s *sender) open(q *queuePair, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
+func (s *sendQueue) open(q *queuePair, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
 	s.q, s.mem, s.mr = q, mem, mr
 	s.ringSize = cfg.sendBuffer
 	s.alwaysSign = dev.sendsFromMemory()
@@ -72,14 +72,14 @@ func (s *sender) open(q *queuePair, cfg Config, dev *device, mem []byte, mr *ibv
 }
 
 // slotAt and inlineAt are places in the send region, behind the ring.
-func (s *sender) slotAt(n int) int { return s.ringSize + n*session.MaxControl }
-func (s *sender) inlineAt() int    { return s.slotAt(controlSlots) }
+func (s *sendQueue) slotAt(n int) int { return s.ringSize + n*session.MaxControl }
+func (s *sendQueue) inlineAt() int    { return s.slotAt(controlSlots) }
 
 // underwayLocked is how many messages may not have left yet.
-func (s *sender) underwayLocked() int { return int(s.posted - s.sentUpTo) }
+func (s *sendQueue) underwayLocked() int { return int(s.posted - s.sentUpTo) }
 
 // reserveLocked reserves lo to hi bytes for data; nil: there is no room.
-func (s *sender) reserveLocked(lo, hi int) []byte {
+func (s *sendQueue) reserveLocked(lo, hi int) []byte {
 	s.data = reservation{}
 	if s.underwayLocked() >= maxSends-session.ControlReserve {
 		return nil
@@ -111,7 +111,7 @@ func (s *sender) reserveLocked(lo, hi int) []byte {
 }
 
 // reserveControlLocked reserves n bytes for control; nil: there is no room.
-func (s *sender) reserveControlLocked(n int) []byte {
+func (s *sendQueue) reserveControlLocked(n int) []byte {
 	s.control = reservation{}
 	limit := maxSends
 	if s.data.room != nil {
@@ -134,7 +134,7 @@ func (s *sender) reserveControlLocked(n int) []byte {
 
 // commitLocked posts the first n bytes of what was reserved. Unless returns is 0, the peer's
 // device invalidates that key of the peer's with the message.
-func (s *sender) commitLocked(from *reservation, n int, returns uint32) {
+func (s *sendQueue) commitLocked(from *reservation, n int, returns uint32) {
 	r := *from
 	*from = reservation{}
 	if n == 0 || r.room == nil || s.q.overLocked() {
@@ -165,14 +165,14 @@ func (s *sender) commitLocked(from *reservation, n int, returns uint32) {
 }
 
 // postEmpty sends a message of the provider's own, which has no byte.
-func (s *sender) postEmpty() {
+func (s *sendQueue) postEmpty() {
 	s.q.mu.Lock()
 	s.postEmptyLocked(ibv.OpSend)
 	s.q.mu.Unlock()
 }
 
 // postEmptyLocked posts a message or an RDMA write of no byte.
-func (s *sender) postEmptyLocked(op ibv.Opcode) {
+func (s *sendQueue) postEmptyLocked(op ibv.Opcode) {
 	if !s.q.overLocked() {
 		s.wr[0] = ibv.SendWR{Opcode: op}
 		s.postLocked(true)
@@ -180,7 +180,7 @@ func (s *sender) postEmptyLocked(op ibv.Opcode) {
 }
 
 // postLocked posts wr.
-func (s *sender) postLocked(signal bool) {
+func (s *sendQueue) postLocked(signal bool) {
 	wr := &s.wr[0]
 	s.posted++
 	wr.ID = kindSend | s.posted
@@ -196,7 +196,7 @@ func (s *sender) postLocked(signal bool) {
 }
 
 // sentLocked frees what messages up to this one used.
-func (s *sender) sentLocked(wc *ibv.WC) {
+func (s *sendQueue) sentLocked(wc *ibv.WC) {
 	s.sentUpTo = max(s.sentUpTo, min(wc.ID&^kindMask, s.posted))
 	for s.used.n > 0 && s.used.at(0).message <= s.sentUpTo {
 		rec := s.used.pop()
