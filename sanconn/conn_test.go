@@ -246,6 +246,20 @@ func TestWriteBuffersConsumesWhatItWrote(t *testing.T) {
 	}
 }
 
+// Slices of no bytes are written, too: at once.
+func TestWriteBuffersOfNothing(t *testing.T) {
+	for _, e := range carriers {
+		t.Run(e.name, func(t *testing.T) {
+			a, _ := pipe(t, e.limits, nil)
+			a.SetWriteDeadline(time.Now().Add(patience))
+			v := net.Buffers{nil, {}}
+			if n, err := a.WriteBuffers(&v); n != 0 || err != nil || len(v) != 0 {
+				t.Errorf("%d, %v; %d slices are left", n, err, len(v))
+			}
+		})
+	}
+}
+
 func TestWriteBuffersLeavesTheRest(t *testing.T) {
 	a, b := pipe(t, session.Limits{Window: 32}, nil)
 	whole := make([]byte, 64<<20)

@@ -394,7 +394,9 @@ func writePieceOf(v *net.Buffers, tcp *net.TCPConn) (int64, error) {
 			return n, err
 		}
 	}
-	return v.WriteTo(tcp)
+	n, err := v.WriteTo(tcp)
+	consume(v, 0) // net leaves slices of no bytes where there are no others
+	return n, err
 }
 
 // consume removes the first n bytes of v.
