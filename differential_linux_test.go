@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -120,6 +122,8 @@ type difference struct {
 	at        int // which call; the ones behind calls are run's own
 	call      diffCall
 	got, want string
+	all       []diffCall // those of run as well
+	onTCP     []string   // the results of all; up to at the carrier's are the same
 }
 
 func (d *difference) String() string {
@@ -143,7 +147,7 @@ func compare(tcp, r *diffRig, calls []diffCall, pause time.Duration) *difference
 	all := append(slices.Clone(calls), diffAtEnd(calls)...)
 	for i := range want {
 		if got[i] != want[i] {
-			return &difference{r.carrier, calls, i, all[i], got[i], want[i]}
+			return &difference{r.carrier, calls, i, all[i], got[i], want[i], all, want}
 		}
 	}
 	return nil
@@ -350,57 +354,127 @@ type diffException struct {
 	is   func(d *difference) bool
 }
 
-// before reports whether an end has made a call before the one that differs.
+// before reports whether an end has made a call before the one that differs, with success.
 func (d *difference) before(end int, what ...string) bool {
-	return slices.ContainsFunc(d.calls[:min(d.at, len(d.calls))], func(c diffCall) bool {
-		return c.end == end && slices.Contains(what, c.what)
-	})
+	return d.last(end, d.at, what...) >= 0
 }
+
+// last is the last of such calls before another one that had success, or had it here, where ends
+// that have come already are no error; -1: there was none.
+func (d *difference) last(end, before int, what ...string) int {
+	for i := before - 1; i >= 0; i-- {
+		had := d.onTCP[i] == "<nil>" || strings.Contains(d.onTCP[i], "not connected")
+		if c := d.all[i]; c.end == end && slices.Contains(what, c.what) && had {
+			return i
+		}
+	}
+	return -1
+}
+
+// reset reports whether the connection of the call that differs was reset before it, as far as
+// its end is concerned: a call there has found that, or the peer's Close was none in order, after
+// SetLinger(0) or with bytes unread.
+func (d *difference) reset() bool {
+	end, peer := d.call.end, d.call.peer()
+	for i, c := range d.all[:d.at] {
+		if c.end == end && strings.Contains(d.onTCP[i], "reset by peer") {
+			return true
+		}
+	}
+	closed := d.last(peer, d.at, "Close")
+	if closed < 0 {
+		return false
+	}
+	linger := d.last(peer, closed, "SetLinger0", "SetLinger1")
+	// What a Read has read that waits behind other calls is told by Join, maybe behind Close.
+	return linger >= 0 && d.all[linger].what == "SetLinger0" ||
+		d.written(end, closed) > d.read(peer, len(d.onTCP))
+}
+
+// unread reports whether the peer has written what this end had not read before the call that
+// differs.
+func (d *difference) unread() bool {
+	return d.written(d.call.peer(), d.at) > d.read(d.call.end, d.at)
+}
+
+// written and read are how many bytes an end had by the calls before another one.
+func (d *difference) written(end, before int) int { return d.bytes(end, before, diffCall.writes) }
+func (d *difference) read(end, before int) int    { return d.bytes(end, before, diffCall.reads) }
+
+func (d *difference) bytes(end, before int, which func(diffCall) bool) (n int) {
+	for i, c := range d.all[:before] {
+		if c.end == end && which(c) {
+			n += bytesIn(d.onTCP[i])
+		}
+	}
+	return n
+}
+
+// bytesIn is how many bytes a result tells of, which for WriteTwo is two results.
+func bytesIn(result string) (n int) {
+	for _, number := range diffNumber.FindAllStringSubmatch(result, -1) {
+		k, _ := strconv.Atoi(number[1])
+		n += k
+	}
+	return n
+}
+
+var diffNumber = regexp.MustCompile(`(\d+), `)
 
 // reads and writes report whether it is a call that reads, or writes.
-func (d *difference) reads() bool { return d.on("Read", "Peek", "WriteTo", "Join") }
-func (d *difference) writes() bool {
-	return d.on("Write", "WriteTwo", "ReadFrom", "Buffers", "Reserve", "RawWrite")
+func (c diffCall) reads() bool { return c.on("Read", "Peek", "WriteTo", "Join") }
+func (c diffCall) writes() bool {
+	return c.on("Write", "WriteTwo", "ReadFrom", "Buffers", "Reserve", "RawWrite")
 }
 
-// on reports whether the call that differs is one of these.
-func (d *difference) on(what ...string) bool { return slices.Contains(what, d.call.what) }
+// on reports whether it is one of these.
+func (c diffCall) on(what ...string) bool { return slices.Contains(what, c.what) }
+
+// The same of the call that differs.
+func (d *difference) reads() bool            { return d.call.reads() }
+func (d *difference) writes() bool           { return d.call.writes() }
+func (d *difference) on(what ...string) bool { return d.call.on(what...) }
 
 var diffExceptions = []diffException{
 	{"sanconn.Conn.CloseRead: Read returns io.EOF from then on, whatever has come", func(d *difference) bool {
-		return d.reads() && d.before(d.call.end, "CloseRead") && (d.got == "0, EOF" || d.got == "0, <nil>")
+		return d.reads() && d.before(d.call.end, "CloseRead") && (d.got == "0, EOF" || d.on("WriteTo") && d.got == "0, <nil>")
 	}},
 	{"sanconn.Conn.CloseRead: SyscallConn's Read shows the end from then on, whatever has come", func(d *difference) bool {
 		return d.on("Look") && d.before(d.call.end, "CloseRead") && d.got == "the end, <nil>"
 	}},
 	{"sanconn.Conn.File, SyscallConn's Read: they fail where bytes that came by the SAN are unread and cannot be returned", func(d *difference) bool {
-		return d.on("File", "Look") && strings.Contains(d.got, "have not been read")
+		return d.on("File", "Look") && strings.Contains(d.got, "have not been read") && d.unread()
 	}},
 	{"sanconn.Conn.File, SyscallConn: they fail once a connection that has moved was reset", func(d *difference) bool {
-		return strings.Contains(d.got, "connection reset") && (d.on("File", "Control") && d.want == "<nil>" || d.on("Look", "RawWrite") && strings.Contains(d.got, "raw-"))
+		return d.reset() && strings.Contains(d.got, "connection reset") && (d.on("File", "Control") && d.want == "<nil>" || d.on("Look", "RawWrite") && strings.Contains(d.got, "raw-"))
 	}},
 	{"sanconn.Conn.CloseRead: it is no error if the connection has ended", func(d *difference) bool {
 		return d.on("CloseRead") && d.got == "<nil>" && strings.Contains(d.want, "not connected")
 	}},
 	{"sanconn.Conn.CloseWrite: it is no error if the stream has ended, or the peer has closed; after a reset it says so", func(d *difference) bool {
-		return d.on("CloseWrite") && strings.Contains(d.want, "not connected") && (d.got == "<nil>" || strings.Contains(d.got, "reset by peer"))
+		return d.on("CloseWrite") && strings.Contains(d.want, "not connected") && (d.got == "<nil>" || d.reset() && strings.Contains(d.got, "reset by peer"))
 	}},
 	{"sanconn.Conn.File, SyscallConn: a Write, CloseRead or CloseWrite behind them finds that the peer had closed", func(d *difference) bool {
-		return d.before(d.call.end, "File", "Control") && d.before(d.call.peer(), "Close") && strings.HasSuffix(d.want, "<nil>") &&
+		back := d.before(d.call.end, "File", "Control") ||
+			slices.ContainsFunc(d.all[:d.at+1], func(c diffCall) bool { return c.end == d.call.end && c.what == "RawWrite" })
+		return back && d.before(d.call.peer(), "Close") && strings.HasSuffix(d.want, "<nil>") &&
 			(d.writes() && strings.Contains(d.got, "broken pipe") || d.on("CloseRead", "CloseWrite") && strings.Contains(d.got, "not connected"))
 	}},
 	{"sanconn.Conn.File, SyscallConn: over verbs they fail while a peer that has closed has more to send than this end has read", func(d *difference) bool {
 		return d.carrier.lane.provider == "verbs" && d.on("File", "Control") && d.before(d.call.peer(), "Close") && strings.Contains(d.got, "timed out")
 	}},
 	{"sanconn.Conn.WriteBuffers: without bytes it tells what a Write would", func(d *difference) bool {
-		return d.on("Buffers") && d.call.size == 0 && d.want == "0, <nil>"
+		return d.on("Buffers") && d.call.size == 0 && d.want == "0, <nil>" && (strings.Contains(d.got, "use of closed") && d.before(d.call.end, "Close") ||
+			strings.Contains(d.got, "i/o timeout") && d.before(d.call.end, "expire") ||
+			strings.Contains(d.got, "broken pipe") && (d.before(d.call.end, "CloseWrite") || d.before(d.call.peer(), "Close")) ||
+			strings.Contains(d.got, "reset by peer") && d.reset())
 	}},
 	{"sanconn.Conn.ReadFrom: a peer that has closed is found behind the first piece, whose size is another", func(d *difference) bool {
 		return d.on("ReadFrom") && d.before(d.call.peer(), "Close") && strings.HasSuffix(d.got, "write broken pipe (addresses: true, true)") &&
 			strings.HasSuffix(d.want, "write broken pipe (addresses: true, true)")
 	}},
 	{"sanconn.Conn.Reserve: a peer that has closed is found behind the first piece", func(d *difference) bool {
-		return d.on("Reserve") && d.before(d.call.peer(), "Close") && strings.Contains(d.got, "broken pipe")
+		return d.on("Reserve") && d.before(d.call.peer(), "Close") && bytesIn(d.got) > 0 && strings.Contains(d.got, "broken pipe")
 	}},
 	{"two Writes to a peer that has closed: which of them finds that is a matter of time", func(d *difference) bool {
 		return d.on("WriteTwo") && d.before(d.call.peer(), "Close") && strings.Contains(d.got+d.want, "broken pipe")
@@ -411,17 +485,17 @@ var diffExceptions = []diffException{
 	{"sanconn.Conn.CloseRead: the peer's Writes wait or end at Close, also behind CloseWrite", func(d *difference) bool {
 		peer := d.call.peer()
 		return d.writes() && d.before(peer, "CloseRead") && d.before(peer, "CloseWrite") &&
-			strings.HasSuffix(d.got, "<nil>") && strings.Contains(d.want, "broken pipe")
+			!strings.Contains(d.got, "broken pipe") && strings.Contains(d.want, "broken pipe")
 	}},
 	{"a reset: each call finds it, and TCP's first alone", func(d *difference) bool {
-		return strings.Contains(d.got, "reset by peer") &&
+		return d.reset() && strings.Contains(d.got, "reset by peer") && bytesIn(d.got) == bytesIn(d.want) &&
 			(d.reads() && (strings.HasSuffix(d.want, "EOF") || strings.HasSuffix(d.want, "<nil>")) || d.writes() && strings.Contains(d.want, "broken pipe"))
 	}},
 	{"a reset over verbs comes behind the bytes before it", func(d *difference) bool {
 		return d.carrier.lane.provider == "verbs" && d.writes() && strings.HasSuffix(d.got, "<nil>") && strings.Contains(d.want, "reset by peer")
 	}},
 	{"a reset: TCP may lose bytes that had come before", func(d *difference) bool {
-		return d.reads() && strings.Contains(d.got, "reset by peer") && strings.Contains(d.want, "reset by peer")
+		return d.reads() && strings.Contains(d.got, "reset by peer") && strings.Contains(d.want, "reset by peer") && bytesIn(d.got) > bytesIn(d.want)
 	}},
 }
 

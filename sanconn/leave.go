@@ -327,6 +327,7 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	if c.state.in.ended { // nobody will read it
 		c.in.thrown = c.in.thrown || len(c.in.rest) > 0
 		c.in.rest, c.in.resting = nil, false
+		c.tcp.CloseRead() // as the descriptor is to show
 	}
 	c.state.left(uint64(t.back))
 	c.in.deadline.toTCP(c.tcp)

@@ -418,3 +418,19 @@ func TestRawReadShowsAReset(t *testing.T) {
 		})
 	})
 }
+
+// A descriptor shows the end behind CloseRead, also where that was called on a session.
+func TestTheDescriptorBehindCloseRead(t *testing.T) {
+	a, _ := pipe(t, session.Limits{}, nil)
+	if err := a.CloseRead(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := a.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if n, _, err := syscall.Recvfrom(int(f.Fd()), make([]byte, 1), syscall.MSG_DONTWAIT); n != 0 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
