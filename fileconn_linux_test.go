@@ -334,7 +334,7 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 				p.moveInBackground(h, l2)
 				wantStays(t, c, ReasonStays)
 			}
-			all := make([]byte, 3*firstUse)
+			all, got := make([]byte, 3*firstUse), make([]byte, 3*firstUse)
 			position(all, 0)
 			wrote := make(chan error, 1)
 			c.SetWriteDeadline(time.Now().Add(testTimeout))
@@ -342,13 +342,13 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 			wantStays(t, c, ReasonStays)
 			for n := 0; n < len(all); {
 				unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(testTimeout.Milliseconds()))
-				k, err := unix.Read(fd, all[n:])
+				k, err := unix.Read(fd, got[n:])
 				if err != nil || k == 0 {
 					t.Fatalf("the descriptor has %d bytes: %d, %v", n, k, err)
 				}
 				n += k
 			}
-			wantPositions(t, all, 0)
+			wantPositions(t, got, 0)
 			if err := <-wrote; err != nil {
 				t.Error(err)
 			}
