@@ -27,7 +27,7 @@ type Options struct {
 
 	// ReceiveBudget is how many bytes of large Writes the receiving end takes before
 	// anybody reads them, as TCP's receive buffer does. On verbs it is also the size of
-	// the memory that the peer may write to. Default 4 MiB per connection.
+	// the memory that the peer may write to, which comes beside it. Default 4 MiB per connection.
 	ReceiveBudget int
 
 	// SendBudget is how many bytes Write takes before the peer has them, as TCP's send
