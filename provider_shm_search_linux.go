@@ -88,7 +88,7 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 		shmPeers.noteNobody(q.at, q.to())
 		return q.nobody()
 	}
-	if behind {
+	if behind && !done { // what was found at once has looked at few
 		shmPeers.noteSearched(q.at)
 	}
 	return why

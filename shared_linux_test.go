@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
 )
@@ -169,4 +170,29 @@ func TestTheLastOfManyIsFound(t *testing.T) {
 			t.Errorf("%+v, %v", by, err)
 		}
 	}
+}
+
+// … and so is one behind a gap, while those of another process before it are found at once: what
+// finds its process has not looked behind the gap.
+func TestFoundBehindAGap(t *testing.T) {
+	onlyShm(t)
+	tcp := plainListen(t, "127.0.0.1:0")
+	var all []*process
+	for i := range gapMost + 1 {
+		all = append(all, startServer(t, tcp, byte(i)))
+	}
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.2:"+portOf(tcp.Addr().String()))
+	for _, p := range all[1:] {
+		p.Process.Kill()
+		p.ended(t)
+	}
+	if by, err := exchange(atOnce(), tcp.Addr().String()); err != nil || by.provider != shm.Name {
+		t.Fatalf("%+v, %v", by, err)
+	}
+	c := mustDial(t, new(Dialer), l.Addr().String())
+	s := mustAccept(t, l)
+	newconn.HandleOf(c).CallUse(0)
+	send(t, c, s, "a use")
+	waitFor(t, "an attempt", func() bool { return !isUndecided(c) })
+	wantMoved(t, c, shm.Name)
 }
