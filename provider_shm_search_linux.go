@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -79,8 +80,9 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 			gap++
 		}
 	}
-	for n := 0; !done && n < shm.Numbers; n++ { // those that may have been stopped come last
-		if hint.silent.has(n) && !asked.has(n) {
+	// Those that may have been stopped come last, in any order: there may be time for some alone.
+	for _, n := range rand.Perm(shm.Numbers) {
+		if !done && hint.silent.has(n) && !asked.has(n) {
 			ask(n)
 		}
 	}

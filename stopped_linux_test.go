@@ -378,6 +378,34 @@ func TestStoppedCostOneAttempt(t *testing.T) {
 	}
 }
 
+// One that was stopped as well, and goes on, is asked again before long, whatever others are silent.
+func TestStoppedAmongStopped(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	var all []*process
+	for i := range 5 {
+		all = append(all, startServer(t, tcp, byte(i)))
+	}
+	at := namesHere(tcp.Addr().(*net.TCPAddr).AddrPort().Port())
+	for i, p := range all { // as if each had been asked in vain
+		shmPeers.noteAsked(at, i, true, true)
+		if i < len(all)-1 {
+			p.stop(t)
+			defer p.goOn(t)
+		}
+	}
+	var by answeredBy
+	for range 10 {
+		var err error
+		if by, err = exchange(atOnce(), tcp.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		if by.provider == shm.Name {
+			return
+		}
+	}
+	t.Errorf("%+v", by)
+}
+
 // Many connections to several stopped processes hold up a move to another one only until the
 // first attempts there have run out of time.
 func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
