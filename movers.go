@@ -17,10 +17,11 @@ import (
 const (
 	// mostMoving bounds how many connections move at a time, mostToOne those to one address and
 	// port, whose process may be stopped: behind an attempt that has run out of time, one at a
-	// time. The others wait for their turn, and are used meanwhile: a device that makes its queue
-	// pairs one by one is asked for no more than that at once.
+	// time, and mostSilent to all such. The others wait for their turn, and are used meanwhile:
+	// a device that makes its queue pairs one by one is asked for no more than that at once.
 	mostMoving = 16
 	mostToOne  = mostMoving / 4
+	mostSilent = mostMoving / 2
 
 	mostSlow = 1 << 12 // addresses that are remembered for that; then all are forgotten
 
@@ -100,8 +101,17 @@ func (m *moverPool) add(j *job) {
 // startLocked runs those whose turn it is. Each is bounded by its time.
 func (m *moverPool) startLocked() {
 	for m.running < mostMoving {
+		silent := 0
+		for peer := range m.at {
+			if m.slow[peer] {
+				silent++
+			}
+		}
 		i := slices.IndexFunc(m.waiting, func(j *job) bool {
-			return m.at[j.peer] == 0 || m.at[j.peer] < mostToOne && !m.slow[j.peer]
+			if m.slow[j.peer] {
+				return m.at[j.peer] == 0 && silent < mostSilent
+			}
+			return m.at[j.peer] < mostToOne
 		})
 		if i < 0 {
 			return
