@@ -20,15 +20,6 @@ import (
 	"github.com/sanconn/san/session/twin"
 )
 
-// pattern is n bytes that tell their position.
-func pattern(n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(i>>16 ^ i>>8 ^ i*7)
-	}
-	return b
-}
-
 // fileOf is a file with this content, open at its beginning.
 func fileOf(t *testing.T, content []byte) *os.File {
 	t.Helper()
@@ -44,31 +35,6 @@ func fileOf(t *testing.T, content []byte) *os.File {
 		t.Fatal(err)
 	}
 	return f
-}
-
-// received reads to the end in the background.
-func received(t *testing.T, c net.Conn) <-chan []byte {
-	ch := make(chan []byte, 1)
-	go func() {
-		b, err := io.ReadAll(c)
-		if err != nil {
-			t.Error(err)
-		}
-		ch <- b
-	}()
-	return ch
-}
-
-func wantBytes(t *testing.T, got, want []byte) {
-	t.Helper()
-	if bytes.Equal(got, want) {
-		return
-	}
-	i := 0
-	for i < min(len(got), len(want)) && got[i] == want[i] {
-		i++
-	}
-	t.Errorf("%d bytes instead of %d; they differ from %d on", len(got), len(want), i)
 }
 
 // byTCP reports whether any byte of the application has gone by TCP.

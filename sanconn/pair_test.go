@@ -1,9 +1,12 @@
 package sanconn_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
+	"testing"
 
 	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
@@ -72,4 +75,38 @@ func movedPair(ctx context.Context, dialer, acceptor session.Endpoint, cfg sessi
 		return nil, nil, err
 	}
 	return a, b, nil
+}
+
+// pattern is n bytes that tell their position.
+func pattern(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i>>16 ^ i>>8 ^ i*7)
+	}
+	return b
+}
+
+// received reads to the end in the background.
+func received(t *testing.T, c net.Conn) <-chan []byte {
+	ch := make(chan []byte, 1)
+	go func() {
+		b, err := io.ReadAll(c)
+		if err != nil {
+			t.Error(err)
+		}
+		ch <- b
+	}()
+	return ch
+}
+
+func wantBytes(t *testing.T, got, want []byte) {
+	t.Helper()
+	if bytes.Equal(got, want) {
+		return
+	}
+	i := 0
+	for i < min(len(got), len(want)) && got[i] == want[i] {
+		i++
+	}
+	t.Errorf("%d bytes instead of %d; they differ from %d on", len(got), len(want), i)
 }
