@@ -162,11 +162,14 @@ type Memory interface {
 	// alone.
 	CommitReturn(n int, from Descriptor)
 
-	// Pays reports whether a Write of b, of Limits.Threshold or more, had better be offered
-	// than go through the inbox: exposing b costs less than copying it. It is called once
-	// for each Write, may note that b was used, and does not block. An error means that b
-	// cannot be exposed, whatever that would cost. Not used if Config sets a Threshold.
-	Pays(b []byte) (bool, error)
+	// PaysToOffer reports whether a Write of b, of Limits.Threshold or more, had better be
+	// offered than go through the inbox: exposing b costs less than copying it. PaysToFill
+	// reports whether b, of a Read, had better be read into than be copied to. Each is
+	// called once for a Write, may note that b was used, and does not block. An error
+	// means that b cannot be registered, whatever that would cost. Not used if Config sets
+	// a Threshold.
+	PaysToOffer(b []byte) (bool, error)
+	PaysToFill(b []byte) (bool, error)
 
 	// Read starts an RDMA read of len(into) bytes at offset off of the peer's
 	// descriptor, Write an RDMA write. A completion event with the id follows, in

@@ -12,7 +12,7 @@ import (
 )
 
 // The fetching half of rendezvous. The tail of an offer goes straight into the
-// slice of a Read that waits for it, if that is large enough; otherwise into
+// slice of a Read that waits for it, if that is large enough and pays; otherwise into
 // chunks of the provider's memory, up to a budget, so that the peer's Write
 // ends as it would into TCP's socket buffers.
 
@@ -113,12 +113,34 @@ func (f *fetches) offered(m []byte) (err error) {
 }
 
 // target makes p[n:] the target of the transfers that the current tail waits for, if it is
-// large enough and nothing else is under way.
+// large enough, pays, and nothing else is under way.
 func (f *fetches) target(p []byte, n int) {
-	if t := f.cur; t.state != tailOver && t.reading == 0 && t.fits(len(p)-n) {
+	t := f.cur
+	if t.state == tailOver || t.reading > 0 || !t.fits(len(p)-n) {
+		return
+	}
+	if t.noSlice = !f.pays(p[n:]); !t.noSlice {
 		f.into = target{buf: p[n:], before: n}
 	}
 }
+
+// pays reports whether the current tail is to go to b, of a Read, rather than to chunks.
+func (f *fetches) pays(b []byte) bool {
+	if !f.bounds.weigh {
+		return true
+	}
+	if f.byBlocks(b) {
+		b = b[toBlockEnd(b, f.bounds.maxRDMA):]
+	}
+	pays, err := f.mem.PaysToFill(b[:min(len(b), f.bounds.maxRDMA)])
+	if err != nil {
+		f.stats.unregistered++
+	}
+	return pays
+}
+
+// byBlocks reports whether b, of a Read, is filled by blocks.
+func (f *fetches) byBlocks(b []byte) bool { return len(b) >= blocksMin*f.bounds.maxRDMA }
 
 // readOut ends the use of the first n bytes that the current tail's unread has returned.
 func (f *fetches) readOut(n int) {
@@ -237,7 +259,7 @@ func (f *fetches) readerWants(t *tail) bool {
 func (f *fetches) start(t *tail, b []byte, direct bool) (n int) {
 	maxRDMA := f.bounds.maxRDMA
 	n = min(len(b), t.total-t.asked, maxRDMA)
-	if direct && len(f.into.buf) >= blocksMin*maxRDMA {
+	if direct && f.byBlocks(f.into.buf) {
 		n = min(n, toBlockEnd(b, maxRDMA))
 	}
 	err := f.mem.Read(b[:n], t.desc, t.asked, t.id)

@@ -327,7 +327,7 @@ type countedPays struct {
 	n atomic.Int32
 }
 
-func (c *countedPays) Pays(b []byte) (bool, error) {
+func (c *countedPays) PaysToOffer(b []byte) (bool, error) {
 	c.n.Add(1)
-	return c.Memory.Pays(b)
+	return c.Memory.PaysToOffer(b)
 }

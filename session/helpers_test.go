@@ -113,9 +113,15 @@ func pass(d time.Duration) {
 // aborted, and must have broken no rule.
 func pair(t *testing.T, cfg twin.Config, scfg session.Config) (a, b *session.Session, ea, eb *twin.Endpoint) {
 	t.Helper()
+	return pairOn(t, cfg, scfg, func(e *twin.Endpoint) session.Endpoint { return e })
+}
+
+// pairOn is pair with something around b's endpoint.
+func pairOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*twin.Endpoint) session.Endpoint) (a, b *session.Session, ea, eb *twin.Endpoint) {
+	t.Helper()
 	ea, eb = twins(t, cfg)
 	scfg = withoutKeepAlive(scfg)
-	a, b = session.New(ea, scfg), session.New(eb, scfg)
+	a, b = session.New(ea, scfg), session.New(around(eb), scfg)
 	t.Cleanup(func() {
 		for _, s := range []*session.Session{a, b} {
 			s.Abort()

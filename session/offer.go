@@ -110,7 +110,7 @@ func (w *writing) pays(p []byte) bool {
 		o.skip-- // as in wantInbox, to which a Write that is offered does not come
 		return true
 	}
-	pays, err := w.mem.Pays(tail)
+	pays, err := w.mem.PaysToOffer(tail)
 	if err != nil {
 		w.tx.stats.unregistered++
 	}

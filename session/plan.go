@@ -15,7 +15,7 @@ type plan struct {
 	maxExpose int // … of one offer
 
 	threshold int  // the smallest Write whose memory is offered, 0: none is
-	boxMayPay bool // … but for those that had better go through the box: Memory.Pays
+	boxMayPay bool // … but for those that had better go through the box: Memory.PaysToOffer
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
 	boxAfter  int  // bytes of them until an inbox is asked for
 	boxSize   int  // of the box, where memory is not short
@@ -54,10 +54,11 @@ type bounds struct {
 	maxRDMA int    // bytes of an RDMA read
 	budget  int    // bytes that are fetched ahead of any Read
 	inbox   int    // … of an inbox, where memory is not short; 0: none is opened
+	weigh   bool   // a Read's slice is read into where that pays: Memory.PaysToFill
 }
 
 func newBounds(cfg *Config, lim *Limits) bounds {
-	b := bounds{maxRDMA: lim.MaxRDMA, budget: cfg.ReceiveBudget}
+	b := bounds{maxRDMA: lim.MaxRDMA, budget: cfg.ReceiveBudget, weigh: cfg.Threshold == 0}
 	if lim.CanRead && cfg.Disable&FeatureRDMARead == 0 {
 		b.caps |= wire.CapRead
 	}

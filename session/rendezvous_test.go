@@ -151,10 +151,80 @@ func TestMemoryThatIsNeverRegisteredIsCounted(t *testing.T) {
 	})
 }
 
+// A Read's slice is read into where that pays, which is looked at once for each Write; the bytes
+// are copied to it elsewhere. A threshold in the Config decides by itself.
+func TestAReadsSliceIsReadIntoWhereThatPays(t *testing.T) {
+	const size, writes = 300_000, 3
+	for _, tt := range []struct {
+		pays      bool
+		unknown   error
+		threshold int
+		direct    bool
+	}{
+		{pays: true, direct: true},
+		{pays: false},
+		{unknown: errors.New("memory of unknown kind")},
+		{pays: false, threshold: 64 << 10, direct: true},
+	} {
+		t.Run(fmt.Sprint(tt.pays, " ", tt.unknown, " ", tt.threshold), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				mem := &filled{pays: tt.pays, err: tt.unknown}
+				a, b, _, _ := pairOn(t, byRead, session.Config{Threshold: tt.threshold}, withMemory(func(m session.Memory) session.Memory {
+					mem.Memory = m
+					return mem
+				}))
+				data := pattern(size)
+				for range writes {
+					written := make(chan result, 1)
+					go func() {
+						pass(time.Second) // b's Read waits
+						written <- within(t, goWrite(a, data))
+					}()
+					if got := readFull(t, b, size); !bytes.Equal(got, data) {
+						t.Fatal("wrong bytes")
+					}
+					if r := within(t, written); r.n != size || r.err != nil {
+						t.Fatalf("Write: %+v", r)
+					}
+				}
+				st := b.Stats()
+				if st.OffersReceived != writes || st.DirectBytesReceived > 0 != tt.direct || st.DirectBytesReceived == st.OfferedBytesReceived != tt.direct {
+					t.Errorf("%d offers; %d bytes of %d to the Reads' slices", st.OffersReceived, st.DirectBytesReceived, st.OfferedBytesReceived)
+				}
+				looks, unregistered := writes, 0
+				if tt.threshold > 0 {
+					looks = 0
+				}
+				if tt.unknown != nil {
+					unregistered = writes
+				}
+				if mem.looks != looks || st.Unregistered != uint64(unregistered) {
+					t.Errorf("looked %d times, %d counted as unregistered", mem.looks, st.Unregistered)
+				}
+			})
+		})
+	}
+}
+
+// filled is memory that is told whether it pays to be read into.
+type filled struct {
+	session.Memory
+	pays  bool
+	err   error
+	looks int // of the reader's goroutine alone
+}
+
+func (f *filled) PaysToFill([]byte) (bool, error) {
+	f.looks++
+	return f.pays, f.err
+}
+
 // unregistrable is memory of which nothing proves that it stays.
 type unregistrable struct{ session.Memory }
 
-func (unregistrable) Pays([]byte) (bool, error) { return false, errors.New("memory of unknown kind") }
+func (unregistrable) PaysToOffer([]byte) (bool, error) {
+	return false, errors.New("memory of unknown kind")
+}
 
 // An offer that the peer refuses ends short: the rest comes as payload, in order.
 func TestARefusedOfferEndsShort(t *testing.T) {

@@ -16,7 +16,7 @@ type tail struct {
 	got     int // … completed
 	reading int // RDMA reads under way
 	state   tailState
-	noSlice bool // a Read's slice could not be registered: use chunks only
+	noSlice bool // a Read's slice does not pay, or could not be registered: use chunks only
 	chunks  []chunk
 }
 

@@ -91,6 +91,7 @@ var figures = []figure{
 	{"64 KiB Writes, 64 connections", "GB/s", "two copies", "many 64", copies, "none"},
 	{"64 KiB Writes, 1,000 connections", "GB/s", "two copies", "many 1000", copies, "none"},
 	{"1 MiB Writes, each of new memory", "GB/s", "through the box", "fresh 1048576", throughBox("fresh 1048576"), "≥ 0.91"},
+	{"1 MiB Reads, each into new memory", "GB/s", "through the box", "into 1048576", throughBox("into 1048576"), "≥ 0.91"},
 	{"CPU per GB, 64 KiB Writes", "s", "TCP", "cpu 65536", overTCP("cpu 65536"), "none"},
 	{"CPU per GB, 1 MiB Writes", "s", "TCP", "cpu 1048576", overTCP("cpu 1048576"), "none"},
 	{"http.FileServer, a file of 64 MiB", "GB/s", "TCP", "file", overTCP("file"), "none"},

@@ -94,6 +94,7 @@ const (
 	echoes         // each message is sent back
 	sends          // as many bytes at the same time, in Writes of Read bytes
 	tellCPU        // the server's processor time so far, in ns, and nothing else
+	fills          // each Read bytes of them into new memory
 )
 
 // conns is how connections are made.
@@ -136,7 +137,8 @@ func serve(o options) error {
 			}
 			go func() {
 				defer c.Close()
-				for answer(c) == nil {
+				var room []byte
+				for answer(c, &room) == nil {
 				}
 			}()
 		}
@@ -145,7 +147,9 @@ func serve(o options) error {
 	return err
 }
 
-func answer(c net.Conn) error {
+// answer does what one request asks for. Reads go to room, which stays: what is measured is a
+// program that reads into one buffer, and the shorter streams before have touched its pages.
+func answer(c net.Conn, room *[]byte) error {
 	var r request
 	if err := binary.Read(c, binary.LittleEndian, &r); err != nil {
 		return err
@@ -153,7 +157,11 @@ func answer(c net.Conn) error {
 	if r.Kind == tellCPU {
 		return binary.Write(c, binary.LittleEndian, uint64(cputime.OfProcess()))
 	}
-	b := make([]byte, r.Read)
+	if uint64(len(*room)) != r.Read {
+		*room = make([]byte, r.Read)
+		clear(*room)
+	}
+	b := *room
 	sent := make(chan error, 1)
 	go func() { // ends with the connection at the latest
 		var err error
@@ -163,7 +171,13 @@ func answer(c net.Conn) error {
 		sent <- err
 	}()
 	for got := uint64(0); got < r.Total; {
-		n, err := c.Read(b)
+		at := uint64(0)
+		if r.Kind == fills {
+			if at = got % r.Read; at == 0 { // as a program does that returns what it has read
+				b = make([]byte, r.Read)
+			}
+		}
+		n, err := c.Read(b[at:])
 		if err != nil {
 			return err
 		}
@@ -223,6 +237,9 @@ func measure(o options, what, address string) error {
 	case "fresh":
 		value, err = stream([]net.Conn{c}, size, max(size, 1<<20), sendFresh)
 		value /= 1e9
+	case "into":
+		value, err = stream([]net.Conn{c}, size, size, sendToFill)
+		value /= 1e9
 	case "both":
 		value, err = stream([]net.Conn{c}, size, size, sendBothWays)
 		value *= 2 / 1e9
@@ -268,7 +285,8 @@ func ping(c net.Conn) (float64, error) {
 
 // stream returns bytes a second of all connections, of Writes into Reads of one buffer each.
 func stream(all []net.Conn, size, read int, send func(c net.Conn, size, read, count int) error) (float64, error) {
-	for count := 16; ; count *= 2 { // the shorter ones warm up
+	const first = 16
+	for count := first; ; count *= 2 { // the shorter ones warm up
 		failed := make(chan error, len(all))
 		start := time.Now()
 		for _, c := range all {
@@ -278,7 +296,7 @@ func stream(all []net.Conn, size, read int, send func(c net.Conn, size, read, co
 		for range all {
 			err = cmp.Or(err, <-failed)
 		}
-		if took := time.Since(start); err != nil || took >= measured && count*size > warm {
+		if took := time.Since(start); err != nil || took >= measured && count > first && count*size > warm {
 			return float64(len(all)*count*size) / took.Seconds(), err
 		}
 	}
@@ -287,16 +305,22 @@ func stream(all []net.Conn, size, read int, send func(c net.Conn, size, read, co
 // send writes from one buffer until the other end has all.
 func send(c net.Conn, size, read, count int) error {
 	b := make([]byte, size)
-	return sendBy(c, size, read, count, func() []byte { return b })
+	return sendBy(c, takes, size, read, count, func() []byte { return b })
 }
 
 // sendFresh writes from a new buffer each time, as a program does whose encoder returns one.
 func sendFresh(c net.Conn, size, read, count int) error {
-	return sendBy(c, size, read, count, func() []byte { return make([]byte, size) })
+	return sendBy(c, takes, size, read, count, func() []byte { return make([]byte, size) })
 }
 
-func sendBy(c net.Conn, size, read, count int, buffer func() []byte) error {
-	if err := begin(c, request{Read: uint64(read), Total: uint64(count * size)}); err != nil {
+// sendToFill writes from one buffer; the other end reads into a new one each time.
+func sendToFill(c net.Conn, size, read, count int) error {
+	b := make([]byte, size)
+	return sendBy(c, fills, size, read, count, func() []byte { return b })
+}
+
+func sendBy(c net.Conn, kind uint64, size, read, count int, buffer func() []byte) error {
+	if err := begin(c, request{Kind: kind, Read: uint64(read), Total: uint64(count * size)}); err != nil {
 		return err
 	}
 	for range count {

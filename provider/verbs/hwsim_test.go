@@ -171,6 +171,25 @@ func TestWhatRegisteringCosts(t *testing.T) {
 	if a.Stats().OffersSent == 0 {
 		t.Errorf("no offer by %d Writes; a registration costs %d copies", copies+1, copies)
 	}
+
+	// A Read of new memory copies, too.
+	had, offers, read := y.dom.cache.Stats(), a.Stats().OffersSent, b.Stats().DirectBytesReceived
+	for range 5 {
+		carry(t, a, b, sent, make([]byte, len(sent)))
+	}
+	if got := cacheStatsSince(y, had).Once; got != 0 || b.Stats().DirectBytesReceived != read {
+		t.Errorf("%d registrations for one use; %d bytes read into new memory", got, b.Stats().DirectBytesReceived-read)
+	}
+	if a.Stats().OffersSent < offers+5 {
+		t.Errorf("%d offers by 5 Writes", a.Stats().OffersSent-offers)
+	}
+	testenv.Eventually(t, patience, func() error { // a Read that comes late finds the bytes fetched ahead
+		carry(t, a, b, sent, got)
+		if b.Stats().DirectBytesReceived == read {
+			return errors.New("no Read into memory that comes again")
+		}
+		return nil
+	})
 }
 
 // A device without reliable connections, as EFA is and mana was, serves nobody, and a dial ends in TCP.

@@ -122,9 +122,9 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 	return region.RKey(), exposure{region: region}, nil
 }
 
-// Pays implements session.Memory: the cache has b, or will keep it, as it has come so often that
-// the copies have cost what registering it costs.
-func (r *remote) Pays(b []byte) (bool, error) {
+// PaysToOffer implements session.Memory: the cache has b, or will keep it, as it has come so
+// often that the copies have cost what registering it costs.
+func (r *remote) PaysToOffer(b []byte) (bool, error) {
 	if r.windows.on() {
 		return r.dom.cache.Worth(b, regcache.BindWindow, r.dev.copiesBefore())
 	}
@@ -132,6 +132,11 @@ func (r *remote) Pays(b []byte) (bool, error) {
 		return false, nil
 	}
 	return r.dom.cache.Worth(b, regcache.LocalRead, r.dev.copiesBefore())
+}
+
+// PaysToFill implements session.Memory, as PaysToOffer.
+func (r *remote) PaysToFill(b []byte) (bool, error) {
+	return r.dom.cache.Worth(b, regcache.LocalWrite, r.dev.copiesBefore())
 }
 
 // exposeByWindow gives the peer access to b by a window of its own.

@@ -55,7 +55,7 @@ func (e *Endpoint) Cut() {
 	e.w.cut = true
 }
 
-// SetOfferFrom makes n the size from which Pays is true at this end.
+// SetOfferFrom makes n the size from which memory pays at this end.
 func (e *Endpoint) SetOfferFrom(n int) {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()

@@ -37,15 +37,15 @@ func (m *memory) init(e *Endpoint) {
 	m.offerFrom = e.w.cfg.OfferFrom
 }
 
-// Pays may come after Close.
-func (m *memory) Pays(b []byte) (bool, error) {
+// PaysToOffer may come after Close, as may PaysToFill.
+func (m *memory) PaysToOffer(b []byte) (bool, error) { return m.pays(len(b)), nil }
+func (m *memory) PaysToFill(b []byte) (bool, error)  { return m.pays(len(b)), nil }
+
+func (m *memory) pays(n int) bool {
 	e := m.e
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	if e.dice.chance(diceOffer, e.w.cfg.Faults.Cheap) {
-		return true, nil
-	}
-	return len(b) >= m.offerFrom, nil
+	return e.dice.chance(diceOffer, e.w.cfg.Faults.Cheap) || n >= m.offerFrom
 }
 
 type exposure struct {

@@ -47,7 +47,7 @@ type Config struct {
 	RDMAQueue int
 	// AllocBudget in bytes, for each end. Default 16 MiB.
 	AllocBudget int
-	// OfferFrom is the size in bytes from which Pays is true, of both ends, until SetOfferFrom.
+	// OfferFrom is the size in bytes from which memory pays, of both ends, until SetOfferFrom.
 	OfferFrom int
 
 	// MinLatency and MaxLatency bound the time that a message, a piece of an
@@ -69,7 +69,7 @@ type Faults struct {
 	Expose  float64 // Exposes that fail with ENOMEM
 	Local   float64 // Reads and Writes that fail with ENOMEM, as memory that is not from Alloc cannot be registered
 	Alloc   float64 // Allocs that give nil
-	Cheap   float64 // Pays that are true whatever the size
+	Cheap   float64 // memory that pays whatever the size
 	Evicted float64 // Reads and Writes that fail with ENOBUFS, as the registration of memory from Alloc was evicted and there is no room for another
 	Busy    float64 // Reserves for data, Reads and Writes that find the queue full
 	Tight   float64 // Reserves for control that find no room

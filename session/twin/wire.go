@@ -26,7 +26,7 @@ const (
 	diceEnd            // how long the notice of the peer's end takes
 	diceLinger         // which calls linger, for how long
 	diceControl        // which ReserveControls find no room
-	diceOffer          // which Pays are true whatever the size
+	diceOffer          // which memory pays whatever the size
 	diceCount
 )
 
