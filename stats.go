@@ -11,7 +11,8 @@ type Counters struct {
 	Dialed, Accepted map[string]uint64
 	// Open is how many connections over a SAN are open now, by provider.
 	Open map[string]int
-	// Fallbacks counts connections that are not on a SAN, by reason.
+	// Fallbacks counts, by reason, attempts to move that have failed in their time, also if the
+	// other end agreed later, and connections of net's own.
 	Fallbacks map[Reason]uint64
 	// Listeners counts, by reason, listeners without any SAN and each provider that is
 	// there but could not listen (see Listener.Unavailable).

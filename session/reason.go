@@ -22,7 +22,7 @@ const (
 	ReasonPermission                // the system does not permit it
 	ReasonResources                 // memory, descriptors or slots are used up
 	ReasonProtocol                  // the answer was not understood
-	ReasonPeerPlain                 // accepted by TCP: the dialer did not ask for a SAN
+	ReasonPeerPlain                 // accepted, and the dialer has not offered to move
 	ReasonUnused                    // it has not been used enough yet to move
 	ReasonStays                     // an end of it stays on TCP
 	ReasonCanceled                  // the dialer has given up
@@ -32,7 +32,7 @@ const (
 var reasonText = [...]string{
 	"none", "policy", "disabled", "no provider", "network", "not served", "no SAN listener",
 	"owner mismatch", "version", "timeout", "unreachable", "remembered failure", "permission",
-	"resources", "protocol", "plain TCP peer",
+	"resources", "protocol", "not offered to move",
 	"not used enough yet", "stays on TCP", "canceled", "refused",
 }
 
