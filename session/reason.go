@@ -32,7 +32,7 @@ const (
 var reasonText = [...]string{
 	"none", "policy", "disabled", "no provider", "network", "not served", "no SAN listener",
 	"owner mismatch", "version", "timeout", "unreachable", "remembered failure", "permission",
-	"resources", "protocol", "not offered to move",
+	"resources", "protocol", "plain TCP peer",
 	"not used enough yet", "stays on TCP", "canceled", "refused",
 }
 
