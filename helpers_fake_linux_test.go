@@ -10,8 +10,8 @@ import (
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // fakeName is the name of the tests' provider, which needs no kernel and behaves as the

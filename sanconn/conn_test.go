@@ -17,9 +17,9 @@ import (
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 	"golang.org/x/net/nettest"
 )
 

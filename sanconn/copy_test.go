@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // fileOf is a file with this content, open at its beginning.

@@ -8,9 +8,9 @@ import (
 	"unsafe"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // A connection that has not moved costs its program at most this many bytes beside net's.

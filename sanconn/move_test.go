@@ -11,8 +11,8 @@ import (
 
 	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
-	"github.com/sanconn/san/session/twin"
 )
 
 // onTCPPair returns both ends of a connection that moves when move is called.

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
-	"github.com/sanconn/san/session/twin"
 )
 
 // readByThisProcess is how many bytes its read system calls have brought; splice(2) brings none.

@@ -19,9 +19,9 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 var (

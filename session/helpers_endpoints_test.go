@@ -7,8 +7,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // onMemory is an endpoint whose memory has something of the test's around it.

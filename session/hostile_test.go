@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // FuzzHostilePeer: whatever a peer says, a session does not panic, does not

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // lend writes data through Reserve and Commit, up to most bytes at a time.

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/spin"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // timedLook is an endpoint on which a look at how it ended takes a millisecond: virtual time

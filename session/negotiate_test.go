@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // N1, N2: the first message is the negotiation, of at most 256 bytes, and announces how

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // The wire as docs/PROTOCOL.md has it, written down once more: a test that

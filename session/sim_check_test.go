@@ -5,8 +5,8 @@ import (
 	"io"
 	"syscall"
 
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // check holds what happened against what may happen.

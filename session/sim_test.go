@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // The simulation: two sessions over the twin in virtual time, used by actors

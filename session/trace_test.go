@@ -13,8 +13,8 @@ import (
 
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/internal/trace"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // tracedTwins has f use two sessions that have negotiated, and returns what they have traced once

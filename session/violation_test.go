@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/twin"
 )
 
 // step is something that a peer does.

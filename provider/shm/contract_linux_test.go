@@ -3,8 +3,8 @@ package shm
 import (
 	"testing"
 
+	"github.com/sanconn/san/internal/endpointtest"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/endpointtest"
 )
 
 // TestContract runs the contract on both ends of a link in one process, which

@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/endpointtest"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/endpointtest"
 	"github.com/sanconn/san/test/hwsim"
 )
 

@@ -9,9 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sanconn/san/internal/endpointtest"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/session/endpointtest"
-	"github.com/sanconn/san/session/twin"
 )
 
 // The kinds of provider that there are, and those that there could be.
