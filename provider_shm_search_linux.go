@@ -57,6 +57,8 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 		asked.set(n, true)
 		shmPeers.noteAsked(q.at, n, there, errors.Is(err, newconn.ErrNotTaken) || isReason(err, ReasonTimeout))
 		switch { // who has it not may accept it yet
+		case !there && ctx.Err() != nil: // others were not asked
+			why = ctx.Err()
 		case done, isReason(err, ReasonStays), there && !errors.Is(why, errUnknown) && !isReason(why, ReasonStays):
 			why = err
 		}

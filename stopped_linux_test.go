@@ -244,18 +244,49 @@ func TestStoppedAfterTheMove(t *testing.T) {
 	wantProvider(t, c, shm.Name)
 }
 
-// Stopped again and again, at any moment, connections are made, move, and are answered.
+// Stopped again and again, at any moment, connections are made, move, and are answered. All move
+// if an attempt has the time to wait for the process to go on; otherwise those that it has not
+// answered, or not accepted, in time stay on TCP.
 func TestStoppedAtAnyMoment(t *testing.T) {
-	tcp := plainListen(t, "127.0.0.1:0")
-	p := startServer(t, tcp, 0)
-	load := startLoad(t, atOnce(), tcp.Addr().String())
-	for range amount(20, 5) {
-		load.wantMore(t, shm.Name, 0)
-		p.stop(t)
-		p.goOn(t)
+	for _, tt := range []struct {
+		name    string
+		attempt time.Duration
+		outlast bool // each stop outlasts attempts
+	}{
+		{name: "for a moment", attempt: testTimeout},
+		{name: "for longer than an attempt", attempt: time.Duration(amount(50, 500)) * time.Millisecond, outlast: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onlyShm(t)
+			tcp := plainListen(t, "127.0.0.1:0")
+			p := startServer(t, tcp, 0)
+			d := atOnce()
+			d.Options.AttemptTimeout = tt.attempt
+			load := startLoad(t, d, tcp.Addr().String())
+			for range amount(20, 5) {
+				load.wantMore(t, shm.Name, 0)
+				p.stop(t)
+				if tt.outlast {
+					wantStays(t, mustDial(t, d, tcp.Addr().String()), ReasonNoListener) // it is not accepted
+				}
+				p.goOn(t)
+			}
+			load.end()
+			if !tt.outlast {
+				load.wantNoneBy(t, providerTCP)
+			}
+			for why, n := range load.stayed {
+				switch why {
+				case fmt.Sprint(ReasonNoListener, ": ", errNotAccepted):
+				case fmt.Sprint(ReasonNoListener, ": ", errUnknown): // the kernel has accepted it, and the process was stopped
+				default:
+					if !strings.HasPrefix(why, ReasonTimeout.String()+": ") {
+						t.Errorf("%d stayed on TCP: %s", n, why)
+					}
+				}
+			}
+		})
 	}
-	load.end()
-	t.Log(load.stayed)
 }
 
 // … and so is a dialer. The acceptor waits for nothing.
@@ -406,6 +437,22 @@ func TestStoppedAmongStopped(t *testing.T) {
 	}
 	t.Errorf("%+v", by)
 }
+
+// A search whose time is up has not found that nobody is there: it has not asked all.
+func TestSearchRunsOutOfTime(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), tcp.Addr().String()).(*sanconn.Conn)
+	q := search{at: namesHere(tcp.Addr().(*net.TCPAddr).AddrPort().Port())}
+	if err := q.run(isUp{t.Context()}, newconn.HandleOf(c), settings{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+// isUp is the context of an attempt whose time has ended while it asks.
+type isUp struct{ context.Context }
+
+func (isUp) Done() <-chan struct{} { return nil }
+func (isUp) Err() error            { return context.DeadlineExceeded }
 
 // Many connections to several stopped processes hold up a move to another one only until the
 // first attempts there have run out of time.
