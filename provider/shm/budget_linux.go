@@ -27,7 +27,12 @@ func budgetFor(limit uint64) int64 { return int64(min(defaultBudget, limit/budge
 // punchHole frees the memory of a ring with nothing left to read, of a link that may
 // (link.mayPunch). pages is how much of it may have memory, which its share has counted.
 func punchHole(mem []byte, pages uint64, memory ring.Share) bool {
-	if unix.Madvise(mem, unix.MADV_REMOVE) != nil {
+	err := unix.Madvise(mem, unix.MADV_REMOVE)
+	if err == unix.EINVAL { // locked since it was mapped, by mlockall(MCL_CURRENT)
+		_ = unix.Munlock(mem)
+		err = unix.Madvise(mem, unix.MADV_REMOVE)
+	}
+	if err != nil {
 		return false
 	}
 	memory.Return(pages)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm/internal/quota"
+	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
 // memfd makes a memfd with the given size and seals.
@@ -174,7 +175,43 @@ func TestSegmentsStaySparse(t *testing.T) {
 	}
 }
 
+// What a process locks once it is mapped can be given back all the same.
+func TestLockedRingIsGivenBack(t *testing.T) {
+	testenv.NeedRoot(t)
+	c := spawn(t, "locked later", nil)
+	var before, after int64
+	if _, err := fmt.Sscanf(c.line(t, "bytes"), "%d %d", &before, &after); err != nil {
+		t.Fatal(err)
+	}
+	if before < ring.Size || after > before-ring.Size {
+		t.Errorf("%d bytes before, %d after", before, after)
+	}
+}
+
 func init() {
+	// Gives a ring back that is locked, and says what the segment takes before and after.
+	roles["locked later"] = func() error {
+		m, fd, err := newHalf(firstSlots, ownAccount(), false)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.Mlockall(unix.MCL_CURRENT); err != nil {
+			return err
+		}
+		var before, after unix.Stat_t
+		if err := unix.Fstat(fd, &before); err != nil {
+			return err
+		}
+		if !punchHole(m.part(0).ring, 0, budget().Of(quota.Own)) {
+			return errors.New("it keeps its memory")
+		}
+		if err := unix.Fstat(fd, &after); err != nil {
+			return err
+		}
+		fmt.Printf("bytes %d %d\n", before.Blocks*512, after.Blocks*512)
+		return nil
+	}
 	// Maps a segment, and says what of it there is.
 	roles["locked"] = func() error {
 		if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE); err != nil {
