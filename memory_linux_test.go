@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
 )
 
@@ -21,6 +24,10 @@ const (
 	// restingMost one that has moved and rests, in bytes, at each end.
 	unmovedMost = 1 << 10
 	restingMost = 24 << 10
+
+	// lockedMost is what one that has just moved may take at both ends, in a process that has
+	// locked its memory.
+	lockedMost = 128 << 10
 
 	// restTime is by when a link has given back what connections that rest do not need.
 	restTime = 3 * time.Second
@@ -133,5 +140,36 @@ func TestWhatConnectionsHold(t *testing.T) {
 			}
 			runtime.KeepAlive(conns)
 		})
+	}
+}
+
+// A process that locks all of its memory, now and later, has what its connections have used,
+// not all that is mapped for them.
+func TestConnectionsOfAProcessThatLocksItsMemory(t *testing.T) {
+	if inGuest != "" {
+		return // the same, and slower
+	}
+	inside, done := inProcess(t, "", func(*exec.Cmd) { testenv.NeedRoot(t) })
+	if !inside {
+		return
+	}
+	defer done()
+	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE); err != nil {
+		t.Fatal(err)
+	}
+	l := shmLanes[0]
+	ln := l.listen(t, l.here())
+	for _, n := range []int{4, 40} {
+		before := usage()
+		for range n {
+			c := mustDial(t, l.dialer(), ln.Addr().String())
+			send(t, c, mustAccept(t, ln), "a use")
+			l.carries(t, c)
+		}
+		if each := (usage().memory - before.memory) / n; each > lockedMost {
+			t.Errorf("each of %d connections takes %d bytes, at most %d", n, each, lockedMost)
+		} else {
+			t.Logf("each of %d connections takes %d bytes", n, each)
+		}
 	}
 }
