@@ -158,11 +158,6 @@ func TestGroupOfTheDirectory(t *testing.T) {
 	a, b := twoPods(t)
 	const group, user = 4321, 1234
 	dir := sharedDir(t, group)
-	as := func(user uint32, groups ...uint32) func(*exec.Cmd) {
-		return func(c *exec.Cmd) {
-			c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: groups}}
-		}
-	}
 	server := b.start(t, as(user, group))
 	server.must(t, "listen :8080 "+dir, "lacks <nil>")
 	for _, change := range []func(*exec.Cmd){as(user, group), as(user+1, group), nil} {
@@ -191,9 +186,7 @@ func TestUserNamespace(t *testing.T) {
 			Credential:                 &syscall.Credential{Groups: []uint32{group}},
 		}
 	}
-	outside := func(c *exec.Cmd) {
-		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: []uint32{group}}}
-	}
+	outside := as(user, group)
 	for i, change := range [][2]func(*exec.Cmd){{inside, outside}, {outside, inside}} {
 		server, client := b.start(t, change[0]), a.start(t, change[1])
 		port := strconv.Itoa(8080 + i)

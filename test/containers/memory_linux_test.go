@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -141,19 +142,27 @@ func TestStalledClientsOfASmallContainer(t *testing.T) {
 	const limit = moreMemory * 128 << 20
 	const hold = 30 // of those that stall, at least, rings of a quarter of the limit hold: others stay on TCP
 	for _, n := range []int{60, 150} {
-		for _, end := range []string{"server", "client"} {
-			t.Run(fmt.Sprintf("%d, the %s's", n, end), func(t *testing.T) {
+		for _, tt := range []struct {
+			end    string          // whose container it is
+			client func(*exec.Cmd) // nil: the server's user
+		}{{"server", nil}, {"client", nil}, {"server", as(1234)}} {
+			name, least := fmt.Sprintf("%d, the %s's", n, tt.end), min(n/3, hold)
+			if tt.client != nil {
+				name += ", of another user"
+				least = hold / 2 // which has as much as it leaves free
+			}
+			t.Run(name, func(t *testing.T) {
 				group := newMemoryGroup(t, limit)
 				here := newPod(t)
 				here.script(t, "ip link set lo up")
-				server, client, other := here.start(t, nil), here.start(t, nil), here.start(t, nil)
-				group.take(t, map[string]*process{"server": server, "client": client}[end])
+				server, client, other := here.start(t, nil), here.start(t, tt.client), here.start(t, nil)
+				group.take(t, map[string]*process{"server": server, "client": client}[tt.end])
 				server.must(t, "pour 127.0.0.1:81", "ok")
 				server.must(t, "listen 127.0.0.1:80", "lacks <nil>")
 				var moved int
 				if got := client.ask(t, fmt.Sprint("stall 127.0.0.1:81 ", n)); !strings.HasPrefix(got, "stalled ") {
 					t.Fatal(got)
-				} else if fmt.Sscanf(got, "stalled %d", &moved); moved < min(n/3, hold) {
+				} else if fmt.Sscanf(got, "stalled %d", &moved); moved < least {
 					t.Errorf("%d of %d have moved", moved, n)
 				}
 				full := server.ask(t, "full")
@@ -207,11 +216,12 @@ func (a *agent) mapped([]string) (string, error) {
 			}
 		}
 	}
-	return fmt.Sprintf("%d %d %d locked %d not dumped %d", size, rss, flags["all"], flags["lo"], flags["dd"]), err
+	return fmt.Sprintf("%d %d %d locked %d not dumped %d not huge %d", size, rss, flags["all"], flags["lo"], flags["dd"], flags["nh"]), err
 }
 
-// What is mapped has memory only where it has been used, whatever the program has asked for;
-// and a core dump, which would read all of it, leaves it out.
+// What is mapped has memory only where it has been used, whatever the program has asked for, and
+// no huge pages, whatever the host prefers; and a core dump, which would read all of it, leaves
+// it out.
 func TestOnlyWhatIsUsedHasMemory(t *testing.T) {
 	here := newPod(t)
 	here.script(t, "ip link set lo up")
@@ -223,12 +233,12 @@ func TestOnlyWhatIsUsedHasMemory(t *testing.T) {
 	client.must(t, "dial 127.0.0.1:80", "shm")
 	client.must(t, "echo 10000", "ok shm")
 	for name, p := range map[string]*process{"server": server, "client": client} {
-		var size, rss, all, locked, spared int
+		var size, rss, all, locked, spared, small int
 		answer := p.ask(t, "mapped")
-		if _, err := fmt.Sscanf(answer, "%d %d %d locked %d not dumped %d", &size, &rss, &all, &locked, &spared); err != nil {
+		if _, err := fmt.Sscanf(answer, "%d %d %d locked %d not dumped %d not huge %d", &size, &rss, &all, &locked, &spared, &small); err != nil {
 			t.Fatal(answer, err)
 		}
-		if size < 32<<10 || rss > 1<<10 || locked != 0 || spared != all {
+		if size < 32<<10 || rss > 1<<10 || locked != 0 || spared != all || small != all {
 			t.Errorf("the %s: KiB mapped, KiB with memory, mappings: %s", name, answer)
 		}
 	}

@@ -71,6 +71,13 @@ func (p *pod) start(t testing.TB, change func(*exec.Cmd)) *process {
 	return s
 }
 
+// as has a process be a user's.
+func as(user uint32, groups ...uint32) func(*exec.Cmd) {
+	return func(c *exec.Cmd) {
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: groups}}
+	}
+}
+
 func (s *process) kill() {
 	s.Process.Kill()
 	s.in.Close()
