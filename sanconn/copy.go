@@ -177,13 +177,13 @@ func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, err error) {
 
 // fillTCP has net move a piece of what a file has to TCP.
 func (c *Conn) fillTCP(src *io.LimitedReader) (int, error) {
-	if err := c.awaitOut(false); err != nil {
+	if err := c.awaitOut(writer{}); err != nil {
 		return 0, err
 	}
 	o := &c.out
 	o.op.Lock()
 	defer o.unlock(c)
-	if o.next.Load() != nil || o.stopped(c) != nil {
+	if o.next.Load() != nil || o.owned.Load() || o.stopped(c) != nil {
 		return 0, errLook
 	}
 	file := src.R.(io.Seeker)
@@ -326,21 +326,32 @@ func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
 	return n, err
 }
 
+// writeVector is write for several slices.
 func (c *Conn) writeVector(v *net.Buffers) (total int64, err error) {
+	w := writer{}
+	defer func() {
+		if w.cuts > 0 {
+			c.out.uncut(c, w.cuts)
+		}
+	}()
 	for {
-		if s := c.out.san.Load(); s != nil && !c.out.lent.Load() {
+		if s := c.out.san.Load(); s != nil && c.out.may(c, w) {
 			n, err := writeBuffers(s, v)
 			total += n
-			if err != session.ErrTaken {
+			if err = c.out.again(c, &w, int(total), err); err != errLook {
 				return total, c.opError(opWrite, err)
 			}
 		}
-		if err := c.awaitOut(false); err != nil {
+		if err := c.awaitOut(w); err != nil {
 			return total, err
 		}
 		c.out.op.Lock()
-		n, err := c.writeBuffersLocked(v)
+		n := int64(0)
+		if err = errLook; c.out.may(c, w) {
+			n, err = c.writeBuffersLocked(v)
+		}
 		total += n
+		err = c.out.again(c, &w, int(total), err)
 		c.out.unlock(c)
 		if err != errLook {
 			return total, err
@@ -364,10 +375,7 @@ func (c *Conn) writeBuffersLocked(v *net.Buffers) (total int64, err error) {
 			c.beginLocked(s)
 			n, err := writeBuffers(s, v)
 			c.crossed(s)
-			if err == session.ErrTaken {
-				return total + n, errLook
-			}
-			return total + n, c.opError(opWrite, err)
+			return total + n, c.crossError(err)
 		}
 		if err := o.stopped(c); err != nil {
 			return total, err

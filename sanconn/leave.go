@@ -181,7 +181,9 @@ func (l *leave) run(c *Conn) {
 // exchange leaves the session.
 func (l *leave) exchange(c *Conn) (t taken, err error) {
 	s := l.session
-	s.TakeWrite()
+	if s.TakeWrite() {
+		c.out.noteCut(c)
+	}
 	c.mu.Lock()
 	c.out.deadline.holdUnlessMoved(c.tcp)
 	c.mu.Unlock()

@@ -30,7 +30,7 @@ var (
 // On TCP the room is a buffer of up to 64 KiB.
 func (c *Conn) Reserve(n int) ([]byte, error) {
 	for {
-		if s := c.out.san.Load(); s != nil && !c.out.lent.Load() {
+		if s := c.out.san.Load(); s != nil && !c.out.owned.Load() {
 			b, err := s.Reserve(n)
 			if err != session.ErrTaken {
 				return b, c.opError(opWrite, err)
@@ -45,14 +45,14 @@ func (c *Conn) Reserve(n int) ([]byte, error) {
 
 // reserveTCP is Reserve on TCP.
 func (c *Conn) reserveTCP(n int) ([]byte, error) {
-	if err := c.awaitOut(false); err != nil {
+	if err := c.awaitOut(writer{}); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	o := &c.out
 	switch {
-	case o.reserved != nil:
+	case o.owned.Load():
 		return nil, errLook
 	case o.deadline.passed():
 		return nil, c.opError(opWrite, os.ErrDeadlineExceeded)
@@ -61,7 +61,7 @@ func (c *Conn) reserveTCP(n int) ([]byte, error) {
 		return nil, err
 	}
 	o.reserved = make([]byte, min(max(n, 1), copySize))
-	o.lent.Store(true)
+	o.ownLocked(c)
 	return o.reserved, nil
 }
 
@@ -69,21 +69,20 @@ func (c *Conn) reserveTCP(n int) ([]byte, error) {
 // none. On a SAN it does not block. After an error nothing is reserved, and nothing was sent;
 // on TCP, something may have been.
 func (c *Conn) Commit(n int) error {
-	if !c.out.lent.Load() {
+	c.mu.Lock()
+	room := c.out.reserved
+	c.mu.Unlock()
+	if room == nil {
 		if s := c.out.san.Load(); s != nil { // both ends leave it only when nothing is lent
 			raceedge.Release()
 			return c.opError(opWrite, s.Commit(n))
 		}
 		return c.opError(opWrite, ErrNotReserved)
 	}
-	c.mu.Lock()
-	room := c.out.reserved
-	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
 		c.out.reserved = nil
-		c.out.lent.Store(false)
-		c.changedLocked()
+		c.out.ownLocked(c)
 		c.mu.Unlock()
 	}()
 	if n < 0 || n > len(room) {

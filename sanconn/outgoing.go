@@ -27,25 +27,43 @@ type outgoing struct {
 
 	shut atomic.Bool // by CloseWrite
 	away atomic.Bool // Writes wait: it goes back to TCP, or what came back goes first; changes with Conn.mu held
-	lent atomic.Bool // reserved is not nil; likewise
+
+	// owned: a Write that was cut in its middle, or what is reserved, goes before other Writes; it
+	// changes with Conn.mu held.
+	owned atomic.Bool
 
 	op      sync.Mutex    // held by one Write at a time on TCP, and by the move
 	written atomic.Uint64 // bytes put on TCP; grows with op held
 
 	back     []byte // what came back from the session unread: it goes before all else; guarded by op
 	flushing bool   // it is on its way; guarded by Conn.mu
-	reserved []byte // see Conn.Reserve: other Writes wait; guarded by Conn.mu
+	reserved []byte // see Conn.Reserve; guarded by Conn.mu
+	cut      int    // Writes that were cut less those of them that have ended; likewise
 
 	deadline deadline
 }
 
-// write is Write; commits: of bytes that were filled in where Reserve said.
+// writer is a Write under way: what it has to go before others.
+type writer struct {
+	commits bool // its bytes were filled in where Reserve said
+	cuts    int  // how often it was cut in its middle
+}
+
+// write is Write.
 func (c *Conn) write(p []byte, commits bool) (n int, err error) {
+	w := writer{commits: commits}
+	defer func() {
+		if w.cuts > 0 {
+			c.out.uncut(c, w.cuts)
+		}
+	}()
 	for {
-		if s := c.out.san.Load(); s != nil && (commits || !c.out.lent.Load()) {
+		if s := c.out.san.Load(); s != nil && c.out.may(c, w) {
 			k, err := c.writeSession(s, p[n:])
-			n += k
-			if err != session.ErrTaken {
+			if n += k; err == nil {
+				return n, nil
+			}
+			if err = c.out.again(c, &w, n, err); err != errLook {
 				return n, c.opError(opWrite, err)
 			}
 		}
@@ -55,19 +73,76 @@ func (c *Conn) write(p []byte, commits bool) (n int, err error) {
 		case c.closed.Load():
 			return n, c.opError(opWrite, net.ErrClosed)
 		}
-		if c.out.away.Load() || c.out.lent.Load() && !commits {
-			if err := c.awaitOut(commits); err != nil {
+		if c.out.away.Load() || !c.out.may(c, w) {
+			if err := c.awaitOut(w); err != nil {
 				return n, err
 			}
 		}
 		c.out.op.Lock()
-		k, err := c.writeLocked(p[n:])
+		k := 0
+		if err = errLook; c.out.may(c, w) {
+			k, err = c.writeLocked(p[n:])
+		}
 		n += k
+		err = c.out.again(c, &w, n, err)
 		c.out.unlock(c)
 		if err != errLook {
 			return n, err
 		}
 	}
+}
+
+// again returns errLook if a Write that has returned err, and n bytes so far, is to go on: the
+// way back to TCP has taken it. If that has cut it in its middle, other Writes wait for it, as
+// its bytes are not to be mixed with theirs. It is called before they can go on, but by a Write
+// on the session, for which leave.exchange calls noteCut.
+func (o *outgoing) again(c *Conn, w *writer, n int, err error) error {
+	switch {
+	case err == session.ErrCut:
+		w.cuts++
+	case err == errLook && n > 0 && w.cuts == 0:
+		o.noteCut(c)
+		w.cuts++
+	case err != session.ErrTaken:
+		return err
+	}
+	return errLook
+}
+
+// noteCut notes that a Write was cut.
+func (o *outgoing) noteCut(c *Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o.cut++
+	o.ownLocked(c)
+}
+
+// uncut notes the end of a Write that was cut so many times. It may come before noteCut.
+func (o *outgoing) uncut(c *Conn, times int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o.cut -= times
+	o.ownLocked(c)
+}
+
+// ownLocked has Writes look at what owns the direction. mu is held.
+func (o *outgoing) ownLocked(c *Conn) {
+	o.owned.Store(o.reserved != nil || o.cut > 0)
+	c.changedLocked()
+}
+
+// may reports whether it is this Write's turn.
+func (o *outgoing) may(c *Conn, w writer) bool { return !o.owned.Load() || o.owns(c, w) }
+
+// owns is may where something owns the direction.
+func (o *outgoing) owns(c *Conn, w writer) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return o.mayLocked(w)
+}
+
+func (o *outgoing) mayLocked(w writer) bool {
+	return !o.owned.Load() || w.cuts > 0 || w.commits && o.cut <= 0
 }
 
 func (c *Conn) writeSession(s *session.Session, p []byte) (int, error) {
@@ -137,15 +212,23 @@ func (c *Conn) crossLocked(s *session.Session, p []byte) (n int, err error) {
 		// Close and CloseWrite wait for op if they came before the begin, and end the session's
 		// Writes themselves if they come behind it.
 		if err = c.out.stopped(c); err == nil {
-			if n, err = c.writeSession(s, p); err == session.ErrTaken {
-				err = errLook
-			} else {
-				err = c.opError(opWrite, err)
-			}
+			n, err = c.writeSession(s, p)
+			err = c.crossError(err)
 		}
 	}
 	c.crossed(s)
 	return n, err
+}
+
+// crossError is the error of a Write on the session for who holds op.
+func (c *Conn) crossError(err error) error {
+	switch err {
+	case session.ErrTaken:
+		return errLook
+	case session.ErrCut:
+		return err
+	}
+	return c.opError(opWrite, err)
 }
 
 // beginLocked tells the peer that this direction moves here, unless that has been done. op is
@@ -195,12 +278,12 @@ func (o *outgoing) nudge(c *Conn) {
 	}
 }
 
-// awaitOut waits while Writes have to; commits: as in write.
-func (c *Conn) awaitOut(commits bool) error {
+// awaitOut waits while a Write has to.
+func (c *Conn) awaitOut(w writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	o := &c.out
-	for o.away.Load() || o.reserved != nil && !commits {
+	for o.away.Load() || !o.mayLocked(w) {
 		switch {
 		case c.closed.Load():
 			return c.opError(opWrite, net.ErrClosed)

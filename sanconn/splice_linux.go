@@ -148,13 +148,13 @@ func (c *Conn) fillPipe(p *pipe, raw syscall.RawConn, most int64) error {
 
 // drainPipe is a Write of what a pipe has, or of a part, as long as the direction has not moved.
 func (c *Conn) drainPipe(p *pipe, raw syscall.RawConn) error {
-	if err := c.awaitOut(false); err != nil {
+	if err := c.awaitOut(writer{}); err != nil {
 		return err
 	}
 	o := &c.out
 	o.op.Lock()
 	defer o.unlock(c)
-	if o.next.Load() != nil {
+	if o.next.Load() != nil || o.owned.Load() {
 		return errLook
 	}
 	if err := o.stopped(c); err != nil {

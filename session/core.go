@@ -47,6 +47,7 @@ type core struct {
 	failure  atomic.Pointer[error] // why the connection is over, set once
 	giveBack sync.Once             // closes or aborts the endpoint; a second caller waits for the first
 	acked    atomic.Bool           // CloseAck came: the peer has everything
+	cut      bool                  // a Write was taken in its middle: see TakeWrite; guarded by wr.op
 	told     atomic.Bool           // a Write or Read has found that the connection is over: see outcome
 
 	moved atomic.Uint64 // RDMA reads that have completed, and the peer's messages about what it takes

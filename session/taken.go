@@ -6,6 +6,10 @@ import "errors"
 // application: TakeRead, TakeWrite.
 var ErrTaken = errors.New("session: taken")
 
+// ErrCut is ErrTaken in the middle of a Write: the peer gets some of its bytes, and no other
+// Write may come before the rest. TakeWrite tells it who has taken.
+var ErrCut = errors.New("session: taken in the middle of a Write")
+
 // StopRead makes waiting and later Reads, Peeks and Looks fail with ErrTaken until
 // GiveBackRead. ReadTaken alone reads then.
 func (r *reading) StopRead() { r.rd.set(stTaken) }
@@ -27,14 +31,16 @@ func (r *reading) TakeRead() {
 }
 
 // TakeWrite is TakeRead for Write, WriteBuffers and Reserve, and GiveBackWrite. What a Write
-// has taken by then it returns.
-func (w *writing) TakeWrite() {
+// has taken by then it returns; cut: one did so in its middle.
+func (w *writing) TakeWrite() (cut bool) {
 	w.wr.set(stTaken)
 	defer w.wr.asTaker()()
 	w.until(func() (free bool) {
 		w.withSender(func(tx *sender) { free = tx.lent == nil })
 		return free
 	}, w.writeBlocked)
+	cut, w.cut = w.cut, false
+	return cut
 }
 
 // GiveBackRead ends TakeRead.

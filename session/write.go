@@ -20,6 +20,7 @@ func (w *writing) Write(p []byte) (int, error) {
 	w.wr.begin()
 	n, err := w.write(p, false)
 	n, err = w.outcome(n, len(p), err)
+	err = w.orCut(n, len(p), err)
 	w.leftBehind()
 	w.wr.op.Unlock()
 	return n, err
@@ -63,7 +64,17 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 		v = v[count:]
 	}
 	done, err := w.outcome(int(n), size, err)
-	return int64(done), err
+	return int64(done), w.orCut(done, size, err)
+}
+
+// orCut is the error of a Write of size bytes that took n: ErrCut in the place of ErrTaken, if
+// that has cut it in its middle.
+func (w *writing) orCut(n, size int, err error) error {
+	if err != ErrTaken || n == 0 || n == size {
+		return err
+	}
+	w.cut = true
+	return ErrCut
 }
 
 // packable is how many slices from the front fit into one message of moderate size.
