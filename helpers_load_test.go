@@ -63,7 +63,7 @@ func startLoad(t *testing.T, d *Dialer, address string) *load {
 }
 
 // exchange makes one connection, and returns who answers, and by which provider once the
-// connection has moved, or does not.
+// connection has moved, or does not. Both ends have to be carried by that.
 func exchange(d *Dialer, address string) (by answeredBy, err error) {
 	c, err := d.Dial("tcp", address)
 	if err != nil {
@@ -79,7 +79,10 @@ func exchange(d *Dialer, address string) (by answeredBy, err error) {
 			return by, fmt.Errorf("a connection that does not move: %+v", InfoOf(c))
 		}
 	}
-	info := InfoOf(c)
+	info, err := carriedAtBothEnds(c)
+	if err != nil {
+		return by, err
+	}
 	if by.provider = info.Provider; info.Fallback != ReasonNone {
 		by.why = fmt.Sprint(info.Fallback, ": ", info.Cause)
 	}
@@ -97,8 +100,10 @@ func isUndecided(c net.Conn) bool {
 }
 
 // ask makes a turn.
-func ask(c net.Conn) (name byte, err error) {
-	b := make([]byte, 1)
+func ask(c net.Conn) (name byte, err error) { return turn(c, 0) }
+
+func turn(c net.Conn, question byte) (answer byte, err error) {
+	b := []byte{question}
 	if _, err = c.Write(b); err == nil {
 		_, err = c.Read(b)
 	}
@@ -106,6 +111,32 @@ func ask(c net.Conn) (name byte, err error) {
 		err = fmt.Errorf("a connection by %+v that was not answered: %w", InfoOf(c), err)
 	}
 	return b[0], err
+}
+
+// askCarrier is the question by what the acceptor's end goes.
+const askCarrier = '?'
+
+// carriedAtBothEnds waits until both ends of a connection that reply serves are carried by the
+// same, and returns what this one is carried by: one may take its last step later.
+func carriedAtBothEnds(c net.Conn) (info Info, err error) {
+	for end := time.Now().Add(testTimeout / 2); ; time.Sleep(time.Millisecond) {
+		info = InfoOf(c)
+		theirs, err := turn(c, askCarrier)
+		if err != nil || theirs == info.Provider[0] {
+			return info, err
+		}
+		if time.Now().After(end) {
+			return info, fmt.Errorf("the dialer's end goes by %+v, and the acceptor's by %c", info, theirs)
+		}
+	}
+}
+
+// wantCarried wants both ends of such a connection carried by a provider.
+func wantCarried(t testing.TB, c net.Conn, provider string) {
+	t.Helper()
+	if info, err := carriedAtBothEnds(c); err != nil || info.Provider != provider {
+		t.Errorf("by %+v, want %s: %v", info, provider, err)
+	}
 }
 
 // count is how many connections one listener has answered by a provider.
@@ -138,7 +169,8 @@ func (l *load) end() {
 	l.dialing.Wait()
 }
 
-// reply serves connections until Accept fails, each byte by one, and waits for them.
+// reply serves connections until Accept fails, each byte by one, and waits for them. It answers
+// askCarrier by the first letter of its provider, and all else by its name.
 func reply(l net.Listener, name byte) {
 	var serving sync.WaitGroup
 	defer serving.Wait()
@@ -154,7 +186,12 @@ func reply(l net.Listener, name byte) {
 				if _, err := c.Read(b); err != nil {
 					return
 				}
-				if _, err := c.Write([]byte{name}); err != nil {
+				if b[0] == askCarrier {
+					b[0] = InfoOf(c).Provider[0]
+				} else {
+					b[0] = name
+				}
+				if _, err := c.Write(b); err != nil {
 					return
 				}
 			}

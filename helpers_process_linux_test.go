@@ -93,12 +93,14 @@ func asNobody(c *exec.Cmd) {
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 }
 
-// roleLoad makes connections, each of which has to move, and prints how many each name has
-// answered, in their order.
+// loadConns is how many connections roleLoad makes, one after the other.
+const loadConns = 40
+
+// roleLoad makes connections, each of which has to move at both ends, and prints how many each
+// name has answered, in their order.
 func roleLoad(l lane) error {
 	var byName [4]int
-	const conns = 40
-	for range conns {
+	for range loadConns {
 		by, err := exchange(atOnce(), os.Getenv(envAddr))
 		if err == nil && by.provider != l.provider {
 			err = fmt.Errorf("%d answers by %s", by.name, by.provider)

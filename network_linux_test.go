@@ -33,7 +33,7 @@ func serve(t testing.TB, lc *ListenConfig, address string, name byte) *Listener 
 }
 
 // wantReached dials as net does and as this package does: both are answered by the same name,
-// which is given. It returns by what this package's connection went in the end.
+// which is given. It returns by what both ends of this package's connection go in the end.
 func wantReached(t testing.TB, d *Dialer, address string, name byte) (info Info) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
@@ -51,6 +51,10 @@ func wantReached(t testing.TB, d *Dialer, address string, name byte) (info Info)
 	if a, b := p.RemoteAddr().String(), c.RemoteAddr().String(); a != b {
 		t.Errorf("%s: the remote address is %s, and net's %s", address, b, a)
 	}
+	from, want := *c.LocalAddr().(*net.TCPAddr), p.LocalAddr().(*net.TCPAddr)
+	if from.Port = want.Port; from.String() != want.String() {
+		t.Errorf("%s: the local address is %s, and net's %s", address, c.LocalAddr(), want)
+	}
 	ask := func(c net.Conn) {
 		t.Helper()
 		c.SetDeadline(time.Now().Add(testTimeout))
@@ -62,7 +66,11 @@ func wantReached(t testing.TB, d *Dialer, address string, name byte) (info Info)
 	ask(c)
 	waitFor(t, "it moves, or not", func() bool { return !isUndecided(c) })
 	ask(c)
-	return InfoOf(c)
+	wantCarried(t, p, providerTCP)
+	if info, err = carriedAtBothEnds(c); err != nil {
+		t.Errorf("%s: %v", address, err)
+	}
+	return info
 }
 
 func wantReachedBy(t testing.TB, d *Dialer, address string, name byte, provider string) {

@@ -64,6 +64,7 @@ func TestStoppedListener(t *testing.T) {
 	wantAnswer(t, c, 7)
 	use(t, c, 7)
 	wantMoved(t, c, shm.Name)
+	wantCarried(t, c, shm.Name)
 }
 
 // A connection whose acceptor is stopped, once it has accepted: a move comes to nothing, and
@@ -88,6 +89,7 @@ func TestStoppedWhileItMoves(t *testing.T) {
 	wantAnswer(t, c, 7)
 	use(t, c, 7)
 	wantMoved(t, c, shm.Name)
+	wantCarried(t, c, shm.Name)
 }
 
 // A connection of one of two processes that accept on a port, when the other, which is asked
@@ -118,6 +120,7 @@ func TestStoppedIsAskedInVain(t *testing.T) {
 		t.Fatal(name, err)
 	}
 	wantMoved(t, c, shm.Name)
+	wantCarried(t, c, shm.Name)
 	if took := time.Since(began); took > moveTimeout {
 		t.Errorf("it took %v", took)
 	}
@@ -131,9 +134,7 @@ func TestStoppedIsAskedInVain(t *testing.T) {
 	use(t, own, 7)
 	for _, d := range []net.Conn{c, own, last, of(atOnce(), 7)} {
 		wantMoved(t, d, shm.Name)
-		if _, err := ask(d); err != nil {
-			t.Error(err)
-		}
+		wantCarried(t, d, shm.Name)
 	}
 }
 
@@ -186,9 +187,7 @@ func TestDescriptorOfAConnectionToAStoppedProcess(t *testing.T) {
 		if name, err := ask(w.conn); name != 7 || err != nil {
 			t.Fatal(w.name, name, err)
 		}
-		if info := InfoOf(w.conn); info.Provider != providerTCP {
-			t.Errorf("%s: by %s", w.name, info.Provider)
-		}
+		wantCarried(t, w.conn, providerTCP)
 		if err := w.need(w.conn); err != nil {
 			t.Errorf("%s, once the process goes on: %v", w.name, err)
 		}
@@ -241,7 +240,7 @@ func TestStoppedAfterTheMove(t *testing.T) {
 	wantNothing(t, c)
 	p.goOn(t)
 	wantAnswer(t, c, 7)
-	wantProvider(t, c, shm.Name)
+	wantCarried(t, c, shm.Name)
 }
 
 // Stopped again and again, at any moment, connections are made, move, and are answered. All move
@@ -289,37 +288,86 @@ func TestStoppedAtAnyMoment(t *testing.T) {
 	}
 }
 
-// … and so is a dialer. The acceptor waits for nothing.
+// … and so are those of a dialer that is stopped as soon as each is accepted, and begins to move.
 func TestStoppedDialer(t *testing.T) {
-	l := shmLanes[1]
-	ln := l.listen(t, l.here())
-	t.Setenv(envBytes, "4000000")
-	p := startRole(t, "stream", l, ln.Addr().String())
-	c := mustAccept(t, ln)
-	e := streamEnd{conn: c, seed: 1}
-	stopped := 0 // while it streamed
-	var streaming sync.WaitGroup
-	streaming.Go(func() { e.both(t, 4_000_000) })
+	l := mustListen(t, &ListenConfig{Providers: []string{shm.Name}}, "tcp", "127.0.0.1:0")
+	accepted := make(chan bool, loadConns)
+	var serving sync.WaitGroup
+	serving.Go(func() { reply(announced{l, accepted}, 0) })
+	defer serving.Wait()
+	defer l.Close()
+	p := startProcess(t, "load", moves, l.Addr().String(), func(*exec.Cmd) {})
 	for range amount(20, 5) {
-		if p.Process.Signal(syscall.SIGSTOP) != nil {
-			break
+		select {
+		case <-accepted:
+			p.stopFor(t, func() {})
+		case <-time.After(testTimeout):
+			t.Fatalf("no connection has come; it says %q", p.line(t))
 		}
-		waitFor(t, "the dialer is stopped, or has ended", func() bool {
-			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
-			return err != nil || bytes.ContainsAny(stat[bytes.LastIndexByte(stat, ')')+1:][:3], "TZ")
+	}
+	if got := p.line(t); got != fmt.Sprint([4]int{loadConns}) {
+		t.Errorf("it was answered by %s", got)
+	}
+}
+
+// announced tells of each connection that it accepts.
+type announced struct {
+	net.Listener
+	accepted chan<- bool
+}
+
+func (a announced) Accept() (net.Conn, error) {
+	c, err := a.Listener.Accept()
+	if err == nil {
+		a.accepted <- true
+	}
+	return c, err
+}
+
+// … and so is a dialer that streams. The acceptor waits for nothing.
+func TestStoppedDialerStreams(t *testing.T) {
+	const total = 4_000_000
+	for _, l := range shmLanes {
+		t.Run(l.name, func(t *testing.T) {
+			ln := l.listen(t, l.here())
+			t.Setenv(envBytes, fmt.Sprint(total))
+			p := startRole(t, "stream", l, ln.Addr().String())
+			c := mustAccept(t, ln)
+			l.carries(t, c)
+			e := streamEnd{conn: c, seed: 1}
+			var streaming sync.WaitGroup
+			streaming.Go(func() { e.both(t, total) })
+			stopped := 0 // while it streamed
+			for range amount(20, 5) {
+				p.stopFor(t, func() {
+					if c.(*sanconn.Conn).Stats().BytesReceived < total {
+						stopped++
+					}
+				})
+			}
+			streaming.Wait()
+			if stopped == 0 {
+				t.Error("it was never stopped while it streamed")
+			}
+			if f := strings.Fields(p.line(t)); len(f) != 3 || f[2] != fmt.Sprint(total) || f[0] != hex.EncodeToString(e.gotSum()) || f[1] != hex.EncodeToString(e.sum()) {
+				t.Errorf("the dialer says %v", f)
+			}
 		})
-		if c.(*sanconn.Conn).Stats().BytesReceived < 4_000_000 {
-			stopped++
-		}
-		p.Process.Signal(syscall.SIGCONT)
 	}
-	streaming.Wait()
-	if stopped == 0 {
-		t.Error("it was never stopped while it streamed")
+}
+
+// stopFor stops a process, unless it has ended, while something is done.
+func (p *process) stopFor(t testing.TB, do func()) {
+	t.Helper()
+	if p.Process.Signal(syscall.SIGSTOP) != nil {
+		return
 	}
-	if f := strings.Fields(p.line(t)); len(f) != 3 || f[2] != "4000000" || f[0] != hex.EncodeToString(e.gotSum()) || f[1] != hex.EncodeToString(e.sum()) {
-		t.Errorf("the dialer says %v", f)
-	}
+	waitFor(t, "the process is stopped, or has ended", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
+		return err != nil || bytes.ContainsAny(stat[bytes.LastIndexByte(stat, ')')+1:][:3], "TZ")
+	})
+	do()
+	p.Process.Signal(syscall.SIGCONT)
 }
 
 // wantNothing reads, and finds nothing.
@@ -484,6 +532,7 @@ func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
 	newconn.HandleOf(c).CallUse(0)
 	send(t, c, s, "a use")
 	wantMoved(t, c, shm.Name)
+	wantMoved(t, s, shm.Name)
 	movers.mu.Lock()
 	defer movers.mu.Unlock()
 	if n := len(movers.waiting); n < len(stuck)/2 {
