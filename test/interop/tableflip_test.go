@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/sanconn/san"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -53,7 +53,7 @@ func serveUpgradable() error {
 				return err
 			}
 		}
-		_, err = fmt.Fprintln(c, os.Getpid())
+		_, err = fmt.Fprintln(c, os.Getpid(), san.InfoOf(c).Provider)
 		return err
 	})
 	if err := upgrader.Ready(); err != nil {
@@ -68,7 +68,7 @@ func serveUpgradable() error {
 }
 
 // A server over shared memory is upgraded by tableflip while it is used. Each connection has
-// to be made and answered, by the old process or the new.
+// to be made and answered, by the old process or the new, with shared memory at both ends.
 func TestTableflip(t *testing.T) {
 	address := startUpgradable(t)
 	var pids sync.Map // of processes that have answered
@@ -123,8 +123,12 @@ func ask(address, what string) (pid int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if pid, err = strconv.Atoi(strings.TrimSpace(string(answer))); err != nil {
+	var provider string
+	if _, err := fmt.Sscan(string(answer), &pid, &provider); err != nil {
 		return 0, fmt.Errorf("the server answers %q", answer)
+	}
+	if own := san.InfoOf(c); own.Provider != shm.Name || provider != shm.Name {
+		return 0, fmt.Errorf("by %+v, and at the server by %s", own, provider)
 	}
 	return pid, nil
 }
