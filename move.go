@@ -135,6 +135,10 @@ func (p *plan) moveLater(h newconn.Handle, l *life, atOnce bool) {
 			}
 			why = errEnded
 		}
+		if errors.Is(why, newconn.ErrClaimed) {
+			h.CallUse(firstUse)
+			return
+		}
 		if !p.either || why.Reason != ReasonNoListener {
 			l.failed(why)
 		}

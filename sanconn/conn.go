@@ -35,9 +35,11 @@ type Conn struct {
 	// exposed is how often the program has had TCP's descriptor for a moment: what is counted
 	// here of the stream may not be all of it.
 	exposed atomic.Uint64
+	agreed  atomic.Uint64 // exposed when it was found to be; 0: since used
 
-	// used grows by what goes by TCP; beyond useAt, cfg.Use is called.
-	used, useAt atomic.Int64
+	// used grows by what goes by TCP. Beyond useAt, cfg.Use is called; up to claimedUntil, the
+	// connection does not move: see claimed.
+	used, useAt, claimedUntil atomic.Int64
 
 	closed atomic.Bool
 	reset  atomic.Bool // SetLinger(0): Close is a reset
@@ -54,6 +56,7 @@ type Conn struct {
 	past    *Stats          // of sessions that were left; nil: there is none
 	left    bool            // the last session has been left
 	users   int32           // of TCP's descriptor, just now
+	pins    int             // … and for good: then state is pinned
 	cleanup runtime.Cleanup // of session
 }
 

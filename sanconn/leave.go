@@ -60,6 +60,7 @@ func (c *Conn) File() (*os.File, error) {
 	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
 		if len(c.in.front)+len(c.in.rest) > 0 {
 			err = errUnread
+			c.unpin()
 		}
 		c.in.op.Unlock()
 	}
@@ -83,8 +84,33 @@ func (c *Conn) readElsewhere() {
 func (c *Conn) toTCP(forGood bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state.pinned = c.state.pinned || forGood
-	return c.backLocked()
+	if !forGood {
+		return c.backLocked()
+	}
+	c.pins++
+	c.state.pinned = true
+	err := c.backLocked()
+	if err != nil {
+		c.unpinLocked()
+	}
+	return err
+}
+
+// unpin takes back toTCP for good, as the program does not get the descriptor.
+func (c *Conn) unpin() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unpinLocked()
+}
+
+func (c *Conn) unpinLocked() {
+	if c.pins--; c.pins > 0 {
+		return
+	}
+	c.state.pinned = false
+	if c.left && c.cfg.Use != nil { // leftLocked took it that it was for good
+		c.useAt.Store(c.used.Load() + againAfter)
+	}
 }
 
 // backLocked has TCP carry the connection. mu is held, and released meanwhile.
@@ -339,7 +365,11 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 		c.out.deadline.held = true // these bytes have been taken from the application: its deadline does not bound them
 		c.tcp.SetWriteDeadline(time.Time{})
 	}
-	if !c.state.pinned && c.cfg.Use != nil {
+	switch {
+	case c.state.pinned || c.cfg.Use == nil:
+	case l.asked: // for a moment
+		c.useAt.Store(c.used.Load() + c.cfg.Threshold)
+	default:
 		c.useAt.Store(c.used.Load() + againAfter)
 	}
 }

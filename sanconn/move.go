@@ -32,10 +32,22 @@ var (
 	errNoSession = fmt.Errorf("the SAN connection ended before the peer moved: %w", syscall.ECONNRESET)
 )
 
-// use counts what goes by TCP, and has package san move the connection when that pays.
+// use counts what goes by TCP, and has package san move the connection when that pays. The op of
+// a direction is held.
 func (c *Conn) use(n int64) {
-	if at := c.useAt.Load(); at != never && c.used.Add(n) >= at {
-		c.useNow()
+	if c.used.Add(n) < c.useAt.Load() {
+		return
+	}
+	if c.claimed() { // in vain
+		c.useAt.Store(c.claimedUntil.Load())
+		return
+	}
+	if exposed := c.exposed.Load(); exposed > 0 && c.compareCounts() == nil {
+		c.agreed.Store(exposed)
+	}
+	c.useNow()
+	if c.cfg.Use == nil && c.agreed.Load() == 0 { // it looks again for the peer's offers
+		c.useAt.Store(c.used.Load() + c.cfg.Threshold)
 	}
 }
 
@@ -49,7 +61,7 @@ func (c *Conn) useNow() {
 // claimed reports whether the program may have taken the descriptor for itself, as event loops
 // do: its own Read and Write have not been used since it had that for as much as Config.Threshold.
 // What others have sent by then is the descriptor's.
-func (c *Conn) claimed() bool { return c.exposed.Load() > 0 && c.useAt.Load() != never }
+func (c *Conn) claimed() bool { return c.used.Load() < c.claimedUntil.Load() }
 
 // handle is newconn.Handle, which says what its methods do.
 type handle Conn
@@ -174,7 +186,7 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 	case c.out.flushing:
 		return errUnderWay
 	case c.users > 0, c.exposed.Load() != exposed, c.claimed():
-		return errPinned
+		return newconn.ErrClaimed
 	case c.in.resting:
 		return errUnread
 	}
@@ -198,16 +210,25 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 
 // checkCounts compares what is counted here of the stream with what TCP has counted, if the
 // program may have used the descriptor. It holds as long as exposed stays what is returned. A
-// Read or Write just now makes a difference, too: then the next attempt finds none.
+// Read or Write just now makes a difference, too: so what use has found, between two of a stream
+// of Writes or Reads, does as well, once.
 func (c *Conn) checkCounts() (exposed uint64, err error) {
-	if exposed = c.exposed.Load(); exposed == 0 {
-		return 0, nil
+	exposed = c.exposed.Load()
+	switch {
+	case c.claimed():
+		return 0, newconn.ErrClaimed
+	case exposed == 0, c.agreed.Swap(0) == exposed:
+		return exposed, nil
 	}
+	return exposed, c.compareCounts()
+}
+
+func (c *Conn) compareCounts() error {
 	written, read, err := tcpid.Positions(c.tcp)
 	if err == nil && (written != c.out.written.Load() || read != c.in.bytes.Load()) {
 		err = errCounts
 	}
-	return exposed, err
+	return err
 }
 
 // forgotten is what is left of a connection on a session that the program has forgotten.
@@ -307,6 +328,9 @@ func (c *Conn) dropLocked(why error) {
 	if !c.closed.Load() {
 		c.in.deadline.release(c.tcp)
 		c.out.deadline.release(c.tcp)
+	}
+	if c.state.in.ended {
+		c.tcp.CloseRead() // CloseRead has left it to who ends the offer
 	}
 	c.changedLocked()
 }

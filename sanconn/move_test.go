@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
 )
 
 // onTCPPair returns both ends of a connection that moves when move is called.
@@ -184,4 +186,36 @@ func TestAClaimedDescriptor(t *testing.T) {
 	a.Write([]byte("by the session"))
 	a.CloseWrite()
 	wantBytes(t, <-received(t, b), []byte("by the session"))
+}
+
+// CloseRead beside an offer that comes to nothing: the descriptor shows the end, as TCP's does.
+func TestCloseReadBesideAnOffer(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ea, eb := twin.Pair(twin.Config{})
+	go connpair.Take(ctx, eb, session.Config{}, func([]byte) *sanconn.Conn {
+		if err := a.CloseRead(); err != nil {
+			t.Error(err)
+		}
+		b.CloseRead() // so b refuses
+		return b
+	})
+	if err := connpair.Offer(ctx, a, ea, session.Config{}, nil); !errors.Is(err, connpair.ErrRefused) {
+		t.Fatalf("it moves: %v", err)
+	}
+	f, err := a.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	f.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if n, err := f.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("the descriptor: %d bytes, %v", n, err)
+	}
 }

@@ -47,8 +47,13 @@ func (c *Conn) expose(n int32) {
 	c.exposed.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.users += n; c.users == 0 {
-		c.useAt.Store(c.used.Load() + c.cfg.Threshold)
+	if c.users += n; c.users > 0 {
+		return
+	}
+	until := c.used.Load() + c.cfg.Threshold
+	c.claimedUntil.Store(until)
+	if at := c.useAt.Load(); at < until || c.cfg.Use == nil {
+		c.useAt.CompareAndSwap(at, until)
 	}
 }
 

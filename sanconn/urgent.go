@@ -23,6 +23,7 @@ var errUrgentOnTCP = fmt.Errorf("urgent data goes by a SAN alone, and the connec
 // errors.ErrUnsupported.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	if c.out.san.Load() == nil {
+		c.claimedUntil.Store(0) // the program uses the connection itself
 		c.useNow()
 		ctx, cancel := context.WithTimeout(context.Background(), urgentTimeout)
 		defer cancel()

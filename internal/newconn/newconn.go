@@ -4,6 +4,7 @@ package newconn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"syscall"
@@ -106,6 +107,10 @@ type Handle interface {
 // ErrNotTaken is the error of an Offer to a process that has not looked at it, as one that is
 // stopped. Another one may be asked.
 var ErrNotTaken = fmt.Errorf("the process that was asked does nothing: %w", syscall.ETIMEDOUT)
+
+// ErrClaimed is the error of an Offer while the program has the descriptor, or may have taken it
+// for itself: see Config.Threshold. It is no attempt.
+var ErrClaimed error = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("the program uses the descriptor")}
 
 // ErrNoAnswer is the error of an Offer that the peer has not answered yet. It may still move.
 var ErrNoAnswer = fmt.Errorf("the peer has not answered yet: %w", syscall.ETIMEDOUT)

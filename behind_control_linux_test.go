@@ -1,0 +1,190 @@
+package san
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/sanconn"
+)
+
+// takeDescriptor has the program have the descriptor for a moment, as what sets an option does.
+func takeDescriptor(t testing.TB, c net.Conn) {
+	t.Helper()
+	raw, err := c.(*sanconn.Conn).SyscallConn()
+	if err == nil {
+		err = raw.Control(func(uintptr) {})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// turnsUntilMoved has one end echo what the other writes, until that has moved or has had so many
+// turns, and returns how many.
+func turnsUntilMoved(t testing.TB, c, s net.Conn, most int) (turns int) {
+	t.Helper()
+	var echo sync.WaitGroup
+	defer echo.Wait()
+	echo.Go(func() { io.Copy(struct{ io.Writer }{s}, struct{ io.Reader }{s}) })
+	c.SetDeadline(time.Now().Add(testTimeout))
+	b := make([]byte, 1)
+	for ; turns < most && InfoOf(c).Provider != shm.Name; turns++ {
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, b); err != nil {
+			t.Fatal(err)
+		}
+		if turns%4 == 0 {
+			time.Sleep(time.Millisecond) // moves take place beside the turns
+		}
+	}
+	c.(*sanconn.Conn).CloseWrite()
+	return turns
+}
+
+// firstTurns is for how many turns a connection is used at least before it moves, and what is
+// granted to one that does: an attempt takes some of them.
+const firstTurns, grantedTurns = firstUse / (32 << 10), 3 * firstUse / (32 << 10)
+
+// Control right behind Dial, as gRPC has it, costs a connection that moves at once the use that
+// others need, and no attempt.
+func TestControlBehindDial(t *testing.T) {
+	onlyShm(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	for range 8 {
+		c := mustDial(t, atOnce(), l.Addr().String())
+		takeDescriptor(t, c)
+		if n := turnsUntilMoved(t, c, mustAccept(t, l), 4*grantedTurns); n > grantedTurns {
+			t.Errorf("moved after %d turns", n)
+		}
+	}
+}
+
+// What an end has done before the other end's attempt, as to look for that in vain, makes no
+// difference to when it may move again behind Control.
+func TestFileConnBehindControl(t *testing.T) {
+	onlyShm(t)
+	for range 5 {
+		tcp := plainListen(t, "127.0.0.1:0")
+		c := mustDial(t, new(Dialer), tcp.Addr().String())
+		n := mustAccept(t, tcp).(*net.TCPConn)
+		f, err := n.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.Close()
+		s, err := FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		takeDescriptor(t, s)
+		// The dialer's second attempt, behind four times as much use, at the latest.
+		if n := turnsUntilMoved(t, c, s, 4000); n > 2*(1+moreUse)*firstTurns {
+			t.Errorf("moved after %d turns", n)
+		}
+	}
+}
+
+// A stream of Writes moves, too, behind Control: there is always one under way, of which the
+// kernel has counted more than has returned.
+func TestStreamBehindControl(t *testing.T) {
+	onlyShm(t)
+	for _, dialed := range []bool{true, false} {
+		for _, up := range []bool{true, false} {
+			l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+			c, s := mustDial(t, new(Dialer), l.Addr().String()), mustAccept(t, l)
+			takes, from, to := s, s, c
+			if dialed {
+				takes = c
+			}
+			if up {
+				from, to = c, s
+			}
+			takeDescriptor(t, takes)
+			to.SetDeadline(time.Now().Add(testTimeout))
+			var writing sync.WaitGroup
+			writing.Go(func() {
+				b := make([]byte, 64<<10)
+				for InfoOf(c).Provider != shm.Name || InfoOf(s).Provider != shm.Name {
+					if _, err := from.Write(b); err != nil {
+						t.Error(err)
+						break
+					}
+				}
+				from.(*sanconn.Conn).CloseWrite()
+			})
+			b := make([]byte, 16<<10)
+			for {
+				if _, err := to.Read(b); err == io.EOF {
+					break
+				} else if err != nil {
+					t.Errorf("Control by the dialer: %v, from it: %v: %v; %+v, %+v", dialed, up, err, InfoOf(c), InfoOf(s))
+					from.Close()
+					break
+				}
+				for began := time.Now(); time.Since(began) < 5*time.Microsecond; { // so that Writes wait
+				}
+			}
+			writing.Wait()
+		}
+	}
+}
+
+// A connection that a condition has refused is not offered again, whatever the program does with
+// its descriptor.
+func TestRefusedIsNotOfferedBehindControl(t *testing.T) {
+	onlyShm(t)
+	var asked atomic.Int32
+	l := mustListen(t, &ListenConfig{Condition: func(MoveOffer) error {
+		asked.Add(1)
+		return errors.New("no")
+	}}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), l.Addr().String())
+	s := mustAccept(t, l)
+	var echo sync.WaitGroup
+	defer echo.Wait()
+	defer c.Close()
+	echo.Go(func() { io.Copy(struct{ io.Writer }{s}, struct{ io.Reader }{s}) })
+	b := make([]byte, 1)
+	for range 3 {
+		for range 4 * grantedTurns {
+			c.Write(b)
+			if _, err := io.ReadFull(c, b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantStays(t, c, ReasonRefused)
+		takeDescriptor(t, c)
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("asked %d times", n)
+	}
+}
+
+// A File that fails keeps nothing on TCP.
+func TestFileThatFails(t *testing.T) {
+	onlyShm(t)
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c, s := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn), mustAccept(t, l)
+	s.Write([]byte("abc"))
+	if _, err := c.Peek(); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := c.File(); err == nil {
+		f.Close()
+		t.Fatal("a descriptor without bytes that were not read")
+	}
+	c.Discard(3)
+	if n := turnsUntilMoved(t, c, s, 4*grantedTurns); n > grantedTurns {
+		t.Errorf("moved after %d turns: %+v", n, InfoOf(c))
+	}
+}
