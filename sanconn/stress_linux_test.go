@@ -523,6 +523,7 @@ func (e *stressEnd) readAll(s *stress, peer *stressEnd, r *rand.Rand) {
 				err = c.Discard(n)
 			}
 		case 2:
+			e.pinned.Store(true) // as by Control: see readElsewhere
 			err = e.rawRead(s, peer.id, r)
 		case 3:
 			_, err = c.WriteTo(sink(func(b []byte) (int, error) {
