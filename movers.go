@@ -23,6 +23,10 @@ const (
 	mostToOne  = mostMoving / 4
 	mostSilent = mostMoving / 2
 
+	// enoughTime is how long an attempt must have had to say that a peer does nothing, if its dial
+	// had less than all of an attempt's time left; at most as long as sanconn waits for that.
+	enoughTime = 500 * time.Millisecond
+
 	mostSlow = 1 << 12 // addresses that are remembered for that; then all are forgotten
 
 	// acceptPause is how long a connection that was not accepted yet is left alone, at first;
@@ -48,25 +52,30 @@ type job struct {
 	passing atomic.Pointer[Unavailable] // why it waits
 }
 
-// run is an attempt to move. It reports whether that has run out of time.
-func (j *job) run() (slow bool) {
+// run is an attempt to move, if there is time left for one: tried. slow: it has run out of time,
+// and had enough. One whose dial was nearly over says nothing of the peer.
+func (j *job) run() (tried, slow bool) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(j.ctx, j.left)
 	defer cancel()
+	if ctx.Err() != nil {
+		j.done(cmp.Or(j.passing.Load(), unavailableOf(ctx.Err())))
+		return false, false
+	}
 	why := j.plan.move(ctx, j.h, j.life)
-	slow = why != nil && why.Reason == ReasonTimeout
+	slow = why != nil && why.Reason == ReasonTimeout && time.Since(began) >= min(j.left, enoughTime)
 	if why != nil && j.waits && isPassing(why) {
 		if ctx.Err() == nil {
 			j.passing.Store(why)
 			j.pause = min(max(2*j.pause, acceptPause), mostPause)
 			j.left -= time.Since(began) + j.pause
 			time.AfterFunc(j.pause, func() { movers.add(j) })
-			return slow
+			return true, slow
 		}
 		why = cmp.Or(j.passing.Load(), why) // of the last attempt that had its time
 	}
 	j.done(why)
-	return slow
+	return true, slow
 }
 
 // isPassing reports whether the next attempt may come to more, with time left for it.
@@ -76,7 +85,7 @@ func isPassing(why *Unavailable) bool {
 }
 
 // movers move connections, those that a dial waits for and those in the background.
-var movers = moverPool{at: make(map[netip.AddrPort]int), slow: make(map[netip.AddrPort]bool)}
+var movers = newMoverPool()
 
 type moverPool struct {
 	mu      sync.Mutex // guards what follows
@@ -84,6 +93,10 @@ type moverPool struct {
 	running int
 	at      map[netip.AddrPort]int  // how many are running, by their peer
 	slow    map[netip.AddrPort]bool // the last of them has run out of time
+}
+
+func newMoverPool() *moverPool {
+	return &moverPool{at: make(map[netip.AddrPort]int), slow: make(map[netip.AddrPort]bool)}
 }
 
 // add has a job run when it is its turn. It does not block.
@@ -121,16 +134,20 @@ func (m *moverPool) startLocked() {
 		m.running++
 		m.at[j.peer]++
 		go func() {
-			m.ran(j, j.run())
+			tried, slow := j.run()
+			m.ran(j, tried, slow)
 		}()
 	}
 }
 
-func (m *moverPool) ran(j *job, slow bool) {
+func (m *moverPool) ran(j *job, tried, slow bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.running--
-	if delete(m.slow, j.peer); slow {
+	if tried {
+		delete(m.slow, j.peer)
+	}
+	if slow {
 		if len(m.slow) >= mostSlow {
 			clear(m.slow)
 		}

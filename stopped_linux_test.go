@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -538,38 +537,4 @@ func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
 	if n := len(movers.waiting); n < len(stuck)/2 {
 		t.Errorf("it moved behind all but %d of the others", n)
 	}
-}
-
-// However many addresses have a process that does not answer, others have their turn.
-func TestSilentAddressesLeaveRoom(t *testing.T) {
-	pool := moverPool{at: make(map[netip.AddrPort]int), slow: make(map[netip.AddrPort]bool)}
-	silent := &fake{fail: func(ctx context.Context) error {
-		<-ctx.Done()
-		return ctx.Err()
-	}}
-	var ended sync.WaitGroup
-	add := func(ctx context.Context, f *fake, port uint16, left time.Duration) {
-		ended.Add(1)
-		pool.add(&job{
-			plan: &plan{providers: []provider{f}}, life: new(life), ctx: ctx, left: left,
-			peer: netip.AddrPortFrom(netip.IPv6Loopback(), port), done: func(*Unavailable) { ended.Done() },
-		})
-	}
-	for port := range uint16(2 * mostMoving) {
-		add(t.Context(), silent, port, 1)
-	}
-	ended.Wait()
-	ctx, cancel := context.WithCancel(t.Context())
-	for port := range uint16(2 * mostMoving) {
-		add(ctx, silent, port, time.Hour)
-	}
-	answered := make(chan struct{})
-	add(ctx, &fake{fail: func(context.Context) error { close(answered); return errEnded }}, 2*mostMoving, time.Hour)
-	select {
-	case <-answered:
-	case <-time.After(testTimeout):
-		t.Error("nobody else's has begun")
-	}
-	cancel()
-	ended.Wait()
 }

@@ -1,0 +1,183 @@
+package san
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sanconn/san/internal/testenv"
+)
+
+// testPool is movers of a test.
+type testPool struct {
+	*moverPool
+	ended sync.WaitGroup // the jobs
+}
+
+func newTestPool() *testPool { return &testPool{moverPool: newMoverPool()} }
+
+func peerAt(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv6Loopback(), port) }
+
+// job adds one to move to a port, which has so much time for its attempts, of which each is a call
+// of move. done may be nil.
+func (p *testPool) job(ctx context.Context, port uint16, left time.Duration, move func(context.Context) error, done func(*Unavailable)) {
+	p.ended.Add(1)
+	p.add(&job{
+		plan: &plan{providers: []provider{&fake{fail: move}}}, life: new(life), ctx: ctx, left: left,
+		peer: peerAt(port), done: func(why *Unavailable) {
+			defer p.ended.Done()
+			if done != nil {
+				done(why)
+			}
+		},
+	})
+}
+
+// isSlow reports whether a port is, once nothing runs any more.
+func (p *testPool) isSlow(t testing.TB, port uint16) (slow bool) {
+	t.Helper()
+	p.ended.Wait()
+	testenv.Eventually(t, testTimeout, func() error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if slow = p.slow[peerAt(port)]; p.running > 0 {
+			return errors.New("one still runs")
+		}
+		return nil
+	})
+	return slow
+}
+
+// neverAnswers is an attempt to move to a process that is stopped.
+func neverAnswers(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func answers(context.Context) error { return errEnded }
+
+// However many addresses have a process that does not answer, others have their turn.
+func TestSilentAddressesLeaveRoom(t *testing.T) {
+	pool := newTestPool()
+	for port := range uint16(2 * mostMoving) {
+		pool.job(t.Context(), port, 10*time.Millisecond, neverAnswers, nil)
+	}
+	pool.ended.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	for port := range uint16(2 * mostMoving) {
+		pool.job(ctx, port, time.Hour, neverAnswers, nil)
+	}
+	answered := make(chan struct{})
+	pool.job(ctx, 2*mostMoving, time.Hour, func(context.Context) error { close(answered); return errEnded }, nil)
+	wantClosed(t, answered, "nobody else's has begun")
+	cancel()
+	pool.ended.Wait()
+}
+
+func wantClosed(t *testing.T, c <-chan struct{}, otherwise string) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(testTimeout):
+		t.Error(otherwise)
+	}
+}
+
+// An address is slow when an attempt that had its time has run out of it: all that a job has, or
+// as long as a process may do nothing. One that its dial has cut short says nothing.
+func TestSlowIsWhoHadTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, of := range []struct {
+			name       string
+			dial, left time.Duration
+			slow       bool
+		}{
+			{"a dial that is nearly over", 400 * time.Millisecond, time.Hour, false},
+			{"a dial with time", time.Second, time.Hour, true},
+			{"all the time of an attempt", time.Hour, 400 * time.Millisecond, true},
+		} {
+			pool := newTestPool()
+			ctx, cancel := context.WithTimeout(t.Context(), of.dial)
+			pool.job(ctx, 1, of.left, neverAnswers, nil)
+			if slow := pool.isSlow(t, 1); slow != of.slow {
+				t.Errorf("%s: slow is %v", of.name, slow)
+			}
+			cancel()
+		}
+	})
+}
+
+// A dial that is over when it has its turn costs no attempt, and a slow address stays slow.
+func TestOverBeforeItsTurn(t *testing.T) {
+	pool := newTestPool()
+	pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
+	if !pool.isSlow(t, 1) {
+		t.Fatal("not slow")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	pool.job(ctx, 1, time.Hour, func(context.Context) error { t.Error("it is tried"); return errEnded }, func(why *Unavailable) {
+		if why == nil || why.Reason != ReasonTimeout || !errors.Is(why, context.DeadlineExceeded) {
+			t.Error(why)
+		}
+	})
+	if !pool.isSlow(t, 1) {
+		t.Error("not slow any more")
+	}
+	pool.job(t.Context(), 1, time.Hour, answers, nil)
+	if pool.isSlow(t, 1) {
+		t.Error("slow, though it has answered")
+	}
+}
+
+// Dials for which there is time, though not much more, are in time again soon after their peer has
+// stood still once, so that they were late.
+func TestLateOnceIsNotLateForEver(t *testing.T) {
+	for _, of := range []struct{ dial, stall time.Duration }{
+		{60 * time.Millisecond, 100 * time.Millisecond},
+		{time.Second, 1500 * time.Millisecond}, // longer than it takes to count as slow
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			const takes, each = 10 * time.Millisecond, 3030 * time.Microsecond // 330/s where 400/s can be
+			pool := newTestPool()
+			began := time.Now()
+			stalls, goesOn := began.Add(time.Second), began.Add(time.Second+of.stall)
+			move := func(ctx context.Context) error {
+				until := time.Now().Add(takes)
+				if !until.Before(stalls) && until.Before(goesOn) {
+					until = goesOn
+				}
+				select {
+				case <-time.After(time.Until(until)):
+					return errEnded // what it has answered
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			var mu sync.Mutex
+			late, lateAfter := 0, 0
+			for time.Since(began) < 20*time.Second {
+				dialed := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), of.dial)
+				pool.job(ctx, 1, time.Hour, move, func(why *Unavailable) {
+					cancel()
+					if mu.Lock(); why.Reason == ReasonTimeout {
+						if late++; dialed.Sub(goesOn) > 10*time.Second {
+							lateAfter++
+						}
+					}
+					mu.Unlock()
+				})
+				time.Sleep(each)
+			}
+			pool.ended.Wait()
+			if late == 0 || lateAfter > 0 {
+				t.Errorf("dials of %v: %d late, of these %d long after", of.dial, late, lateAfter)
+			}
+		})
+	}
+}
