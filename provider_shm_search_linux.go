@@ -23,6 +23,10 @@ const (
 	gapMost = 4
 	gapFor  = time.Second
 
+	// answersIn is how long a process must have had for its answer to count as silent. One takes
+	// much less, and most dials have more: who does nothing costs one of these, not each.
+	answersIn = 20 * time.Millisecond
+
 	// nobodyFor is how long a port of which nobody had a name is not asked for again: its
 	// listener, most likely, does without this library.
 	nobodyFor = time.Second
@@ -51,11 +55,16 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 	asked := numbers(0)
 	ask := func(n int) (there bool) {
 		var err error
+		end, ends := ctx.Deadline()
+		hurried := ends && time.Until(end) < answersIn
 		done, err = q.ask(ctx, h, s, n)
 		there = errors.Is(err, errUnknown) || !isReason(err, ReasonNoListener)
 		found = found || there
 		asked.set(n, true)
-		shmPeers.noteAsked(q.at, n, there, errors.Is(err, newconn.ErrNotTaken) || isReason(err, ReasonTimeout))
+		silent := errors.Is(err, newconn.ErrNotTaken) || isReason(err, ReasonTimeout)
+		if !silent || !hurried {
+			shmPeers.noteAsked(q.at, n, there, silent)
+		}
 		switch { // who has it not may accept it yet
 		case !there && ctx.Err() != nil: // others were not asked
 			why = ctx.Err()

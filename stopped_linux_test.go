@@ -538,3 +538,33 @@ func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
 		t.Errorf("it moved behind all but %d of the others", n)
 	}
 }
+
+// A process that is asked when a dial is nearly over counts as what it was before.
+func TestSilentOnlyIfThereWasTime(t *testing.T) {
+	tcp := plainListen(t, "127.0.0.1:0")
+	p := startServer(t, tcp, 7)
+	c := mustDial(t, new(Dialer), tcp.Addr().String())
+	if name, err := ask(c); name != 7 || err != nil {
+		t.Fatal(name, err)
+	}
+	move := func(within time.Duration) (silent bool) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		if err := (shmProvider{}).move(ctx, newconn.HandleOf(c), settings{}); unavailableOf(err).Reason != ReasonTimeout {
+			t.Fatalf("within %v: %v", within, err)
+		}
+		return shmPeers.of(namesHere(tcp.Addr().(*net.TCPAddr).AddrPort().Port())).silent != 0
+	}
+	if move(0) {
+		t.Error("silent, though it was not asked")
+	}
+	p.stop(t)
+	defer p.goOn(t)
+	if !move(time.Second) {
+		t.Error("not silent, though it is stopped")
+	}
+	if !move(answersIn / 2) {
+		t.Error("not silent any more, though it has not answered")
+	}
+}
