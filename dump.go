@@ -14,7 +14,7 @@ import (
 func Dump(w io.Writer) error {
 	waiting, running := "busy", "busy"
 	if session.LockSoon(&movers.mu) {
-		waiting, running = fmt.Sprint(len(movers.waiting)), fmt.Sprint(movers.running)
+		waiting, running = fmt.Sprint(movers.waiting), fmt.Sprint(movers.running)
 		movers.mu.Unlock()
 	}
 	if _, err := fmt.Fprintf(w, "moves: %s under way, %s wait for their turn\n", running, waiting); err != nil {

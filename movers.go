@@ -88,15 +88,16 @@ func isPassing(why *Unavailable) bool {
 var movers = newMoverPool()
 
 type moverPool struct {
-	mu      sync.Mutex // guards what follows
-	waiting []*job
-	running int
-	at      map[netip.AddrPort]int  // how many are running, by their peer
-	slow    map[netip.AddrPort]bool // the last of them has run out of time
+	mu               sync.Mutex // guards what follows
+	waiting, running int
+	queues           map[netip.AddrPort][]*job // those that wait, by their peer; none is empty
+	line             []netip.AddrPort          // the peers that have one: who has had a turn is the last again
+	at               map[netip.AddrPort]int    // how many are running, by their peer
+	slow             map[netip.AddrPort]bool   // the last of them has run out of time
 }
 
 func newMoverPool() *moverPool {
-	return &moverPool{at: make(map[netip.AddrPort]int), slow: make(map[netip.AddrPort]bool)}
+	return &moverPool{queues: make(map[netip.AddrPort][]*job), at: make(map[netip.AddrPort]int), slow: make(map[netip.AddrPort]bool)}
 }
 
 // add has a job run when it is its turn. It does not block.
@@ -107,7 +108,11 @@ func (m *moverPool) add(j *job) {
 		j.peer = j.h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort()
 		j.left = j.plan.settings.attempt
 	}
-	m.waiting = append(m.waiting, j)
+	if m.queues[j.peer] == nil {
+		m.line = append(m.line, j.peer)
+	}
+	m.queues[j.peer] = append(m.queues[j.peer], j)
+	m.waiting++
 	m.startLocked()
 }
 
@@ -120,41 +125,51 @@ func (m *moverPool) startLocked() {
 				silent++
 			}
 		}
-		i := slices.IndexFunc(m.waiting, func(j *job) bool {
-			if m.slow[j.peer] {
-				return m.at[j.peer] == 0 && silent < mostSilent
+		i := slices.IndexFunc(m.line, func(peer netip.AddrPort) bool {
+			if m.slow[peer] {
+				return m.at[peer] == 0 && silent < mostSilent
 			}
-			return m.at[j.peer] < mostToOne
+			return m.at[peer] < mostToOne
 		})
 		if i < 0 {
 			return
 		}
-		j := m.waiting[i]
-		m.waiting = slices.Delete(m.waiting, i, i+1)
+		peer := m.line[i]
+		m.line = slices.Delete(m.line, i, i+1)
+		q := m.queues[peer]
+		j := q[0]
+		q[0] = nil // the queue's memory outlives it
+		if q = q[1:]; len(q) > 0 {
+			m.queues[peer] = q
+			m.line = append(m.line, peer)
+		} else {
+			delete(m.queues, peer)
+		}
+		m.waiting--
 		m.running++
-		m.at[j.peer]++
+		m.at[peer]++
 		go func() {
 			tried, slow := j.run()
-			m.ran(j, tried, slow)
+			m.ran(peer, tried, slow)
 		}()
 	}
 }
 
-func (m *moverPool) ran(j *job, tried, slow bool) {
+func (m *moverPool) ran(peer netip.AddrPort, tried, slow bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.running--
 	if tried {
-		delete(m.slow, j.peer)
+		delete(m.slow, peer)
 	}
 	if slow {
 		if len(m.slow) >= mostSlow {
 			clear(m.slow)
 		}
-		m.slow[j.peer] = true
+		m.slow[peer] = true
 	}
-	if m.at[j.peer]--; m.at[j.peer] == 0 {
-		delete(m.at, j.peer)
+	if m.at[peer]--; m.at[peer] == 0 {
+		delete(m.at, peer)
 	}
 	m.startLocked()
 }

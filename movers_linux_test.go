@@ -181,3 +181,68 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 		})
 	}
 }
+
+// Addresses have their turns one after the other: one to which a single job is to move does not
+// wait until all have that came before, to others.
+func TestAddressesTakeTurns(t *testing.T) {
+	pool := newTestPool()
+	ctx, cancel := context.WithCancel(t.Context())
+	const others = mostMoving / mostToOne // which have all the places
+	begun, end := make(chan struct{}, 10*mostMoving), make(chan struct{})
+	waits := func(ctx context.Context) error {
+		begun <- struct{}{}
+		select {
+		case <-end:
+			return errEnded
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for range 10 * mostToOne {
+		for port := range uint16(others) {
+			pool.job(ctx, port, time.Hour, waits, nil)
+		}
+	}
+	for range mostMoving {
+		<-begun
+	}
+	single := make(chan struct{})
+	pool.job(ctx, others, time.Hour, func(context.Context) error { close(single); return neverAnswers(ctx) }, nil)
+	for range others + 1 { // it may be the turn of each of the others before
+		end <- struct{}{}
+	}
+	wantClosed(t, single, "it waits for more")
+	cancel()
+	pool.ended.Wait()
+}
+
+// What waits for a slow address costs others nothing: behind 20,000 of these a job takes as long as
+// behind one. The factor is large, as the machine may be busy; it was some hundreds.
+func TestWaitingCostsOthersNothing(t *testing.T) {
+	pool := newTestPool()
+	pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
+	if !pool.isSlow(t, 1) {
+		t.Fatal("not slow")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting := 0
+	shortest := func(behind int) time.Duration {
+		for ; waiting < behind; waiting++ {
+			pool.job(ctx, 1, time.Hour, neverAnswers, nil)
+		}
+		shortest := time.Hour
+		for range 100 {
+			ended := make(chan struct{})
+			began := time.Now()
+			pool.job(ctx, 2, time.Hour, answers, func(*Unavailable) { close(ended) })
+			<-ended
+			shortest = min(shortest, time.Since(began))
+		}
+		return shortest
+	}
+	if few, many := shortest(1), shortest(amount(20_000, 5_000)); many > 50*few {
+		t.Errorf("it takes %v behind many, and %v behind few", many, few)
+	}
+	cancel()
+	pool.ended.Wait()
+}
