@@ -262,11 +262,12 @@ func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *lif
 }
 
 // takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
-// cfg.Closed, if not nil, is called when it is closed.
+// cfg.Closed, if not nil, is called when it is closed, or the program has forgotten it.
 func takeOn(tcp *net.TCPConn, cfg newconn.Config, condition func(MoveOffer) error) (*sanconn.Conn, newconn.Handle, *life) {
 	l := &life{condition: condition}
 	l.why.Store(notOffered)
 	closed := cfg.Closed
+	cfg.Holds = true
 	cfg.Closed = func() {
 		accepted.remove(l)
 		l.closed()

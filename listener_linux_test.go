@@ -152,6 +152,30 @@ func sameOpError(a, b error) bool {
 		(x.Addr == nil) == (y.Addr == nil) && (x.Source == nil) == (y.Source == nil)
 }
 
+// A connection that was accepted, and forgotten before it has moved, leaves nothing behind, as in
+// net: the process has no name for the port any more.
+func TestForgottenAfterAccept(t *testing.T) {
+	onlyShm(t)
+	forget := func() {
+		l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := l.Accept(); err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+	}
+	idle(t)
+	before := resources(t)
+	for range 20 {
+		forget()
+	}
+	wantResources(t, before)
+}
+
 func TestListenerFileAndSyscallConn(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")

@@ -20,6 +20,7 @@ type nameSet struct {
 // processName is a name of this process.
 type processName struct {
 	*shm.Listener
+	at    names
 	users int // guarded by the set's mu
 }
 
@@ -47,7 +48,7 @@ func (n *nameSet) use(at names, cfg session.Config) (release func(), err error) 
 		if err != nil {
 			return nil, err
 		}
-		name = &processName{Listener: l}
+		name = &processName{Listener: l, at: at}
 		n.names[at] = name
 		go l.Serve(func(ep session.Endpoint) { // until the last user has released it
 			c := came{Endpoint: ep, provider: shm.Name, outside: at.dir != ""}
@@ -58,16 +59,16 @@ func (n *nameSet) use(at names, cfg session.Config) (release func(), err error) 
 		})
 	}
 	name.users++
-	return func() { n.release(at, name) }, nil
+	return func() { n.release(name) }, nil // of each accepted connection, so it holds little
 }
 
 // release gives a name up with its last use.
-func (n *nameSet) release(at names, name *processName) {
+func (n *nameSet) release(name *processName) {
 	n.mu.Lock()
 	name.users--
 	last := name.users == 0
 	if last {
-		delete(n.names, at)
+		delete(n.names, name.at)
 	}
 	n.mu.Unlock()
 	if last {

@@ -57,7 +57,7 @@ type Conn struct {
 	left    bool            // the last session has been left
 	users   int32           // of TCP's descriptor, just now
 	pins    int             // … and for good: then state is pinned
-	cleanup runtime.Cleanup // of session
+	cleanup runtime.Cleanup // of a connection that the program forgets
 }
 
 // ErrNoUrgent is returned by ReadUrgent when no urgent data is waiting.
@@ -84,7 +84,32 @@ func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 	if cfg.Use == nil {
 		c.useAt.Store(never)
 	}
+	c.cleanUpLocked(nil)
 	return c
+}
+
+// cleanUpLocked has a connection closed that the program forgets from now on, as in net, which
+// closes TCP: with the session that it has committed to, or nil. mu is held.
+func (c *Conn) cleanUpLocked(s *session.Session) {
+	c.cleanup.Stop()
+	if !c.closed.Load() && (s != nil || c.cfg.Holds) {
+		c.cleanup = runtime.AddCleanup(c, forgotten.close, forgotten{s, c.cfg.Closed})
+	}
+}
+
+// forgotten is what is left of a connection that the program has forgotten.
+type forgotten struct {
+	session *session.Session
+	closed  func()
+}
+
+func (f forgotten) close() {
+	if f.session != nil {
+		go f.session.Close() // bounded by Options.CloseTimeout
+	}
+	if f.closed != nil {
+		f.closed()
+	}
 }
 
 // Read reads what has arrived into p, and blocks as long as nothing has. Once the

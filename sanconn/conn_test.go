@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/internal/twin"
@@ -395,6 +396,66 @@ func TestClosedConnIsForgotten(t *testing.T) {
 	}
 	if n := calls[0].Load(); n != 1 {
 		t.Errorf("called %d times", n)
+	}
+}
+
+// What is to be called when a connection is closed is called once as well if the program forgets
+// it on TCP, at either end: before it has moved, behind a move that was refused, and once it has
+// come back.
+func TestConnForgottenOnTCPIsClosed(t *testing.T) {
+	for name, use := range map[string]func(t *testing.T, a, b *sanconn.Conn) error{
+		"unmoved": func(t *testing.T, a, b *sanconn.Conn) error { return nil },
+		"refused": func(t *testing.T, a, b *sanconn.Conn) error {
+			if err := b.CloseWrite(); err != nil {
+				return err
+			}
+			ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+			if err := movePair(t.Context(), a, b, ea, eb, sessions{}); !errors.Is(err, connpair.ErrRefused) {
+				return fmt.Errorf("it moves: %v", err)
+			}
+			return nil
+		},
+		"back": func(t *testing.T, a, b *sanconn.Conn) error {
+			ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+			if err := movePair(t.Context(), a, b, ea, eb, sessions{}); err != nil {
+				return err
+			}
+			for _, c := range []*sanconn.Conn{a, b} {
+				if err := newconn.HandleOf(c).Moved(t.Context()); err != nil {
+					return err
+				}
+			}
+			return sanconn.LeaveSAN(a)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var closed [2]atomic.Int32 // the dialer's, the acceptor's
+			var forgotten atomic.Int32
+			func() {
+				config := func(i int) newconn.Config { return newconn.Config{Closed: func() { closed[i].Add(1) }, Holds: true} }
+				a, b, err := newPair(config(0), config(1))
+				if err == nil {
+					err = use(t, a, b)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, c := range []*sanconn.Conn{a, b} {
+					runtime.AddCleanup(c, func(n *atomic.Int32) { n.Add(1) }, &forgotten)
+				}
+			}()
+			testenv.Eventually(t, patience, func() error {
+				runtime.GC()
+				if a, b := closed[0].Load(), closed[1].Load(); a == 0 || b == 0 || forgotten.Load() < 2 {
+					return fmt.Errorf("closed %d and %d times; %d are forgotten", a, b, forgotten.Load())
+				}
+				return nil
+			})
+			runtime.GC()
+			if a, b := closed[0].Load(), closed[1].Load(); a != 1 || b != 1 {
+				t.Errorf("closed %d and %d times", a, b)
+			}
+		})
 	}
 }
 

@@ -346,7 +346,7 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 		c.past = new(Stats)
 	}
 	c.past.add(st)
-	c.cleanup.Stop()
+	c.cleanUpLocked(nil)
 	if c.cfg.Left != nil {
 		c.cfg.Left()
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"runtime"
 	"syscall"
 	"time"
 	"weak"
@@ -203,8 +202,7 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 	if c.reset.Load() {
 		s.ResetAtDeath(true)
 	}
-	// A connection that the program has forgotten is closed, as in net.
-	c.cleanup = runtime.AddCleanup(c, forgotten.close, forgotten{s, c.cfg.Closed})
+	c.cleanUpLocked(s)
 	return nil
 }
 
@@ -229,19 +227,6 @@ func (c *Conn) compareCounts() error {
 		err = errCounts
 	}
 	return err
-}
-
-// forgotten is what is left of a connection on a session that the program has forgotten.
-type forgotten struct {
-	session *session.Session
-	closed  func()
-}
-
-func (f forgotten) close() {
-	go f.session.Close() // bounded by Options.CloseTimeout
-	if f.closed != nil {
-		f.closed()
-	}
 }
 
 func (h *handle) Notes() func(s *session.Session, note []byte) {
@@ -324,7 +309,7 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 // dropLocked gives up an offer. mu is held.
 func (c *Conn) dropLocked(why error) {
 	c.session, c.judge, c.refused = nil, nil, why
-	c.cleanup.Stop()
+	c.cleanUpLocked(nil)
 	if !c.closed.Load() {
 		c.in.deadline.release(c.tcp)
 		c.out.deadline.release(c.tcp)

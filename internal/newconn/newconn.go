@@ -34,9 +34,11 @@ type Config struct {
 	// loop never is.
 	Threshold int64
 
-	// Closed is called once, when the connection is closed. It must not refer to the
-	// connection, which would never be collected then.
+	// Closed is called once, when the connection is closed, or the program has forgotten it: on a
+	// session, and with Holds on TCP as well, which is for what is held from the beginning on. It
+	// must not refer to the connection, which would never be collected then.
 	Closed func()
+	Holds  bool
 
 	// Moved is called when both ends have agreed to move to a session by a provider, also where
 	// that is behind the end of Offer, and Left when the connection has gone back to TCP; under
