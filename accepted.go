@@ -135,7 +135,14 @@ func (t *taker) take(note []byte) answer {
 	if a.code != answerMoves {
 		return a
 	}
-	if t.condition(l) != nil {
+	if h.Ended() { // there is nothing to decide
+		l.failed(errEnded)
+		return answer{code: answerStays}
+	}
+	switch decided, err := t.condition(l); {
+	case !decided:
+		return answer{code: answerUnknown, stamp: a.stamp, undecided: true}
+	case err != nil:
 		return answer{code: answerRefused, stamp: a.stamp}
 	}
 	t.taken = h.Notes()

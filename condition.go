@@ -1,10 +1,16 @@
 package san
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"syscall"
+	"time"
 )
+
+// decideTimeout is how long a dialer's offer waits for the listener's condition. Meanwhile the
+// ends of both streams, and its descriptor, wait with it.
+const decideTimeout = 500 * time.Millisecond
 
 // MoveOffer is what ListenConfig.Condition decides about: that a connection, which TCP has
 // accepted, moves to a SAN.
@@ -17,11 +23,12 @@ type MoveOffer struct {
 	UID int64
 }
 
-// condition returns why an offer is refused, nil: it is not. The offer is known to be from the
-// connection's other end.
-func (t *taker) condition(l *life) error {
+// condition returns whether the listener's condition has decided in time, and why it refuses the
+// offer, nil: it does not. What it decides later the next offer finds. The offer is known to be
+// from the connection's other end.
+func (t *taker) condition(l *life) (decided bool, err error) {
 	if l.condition == nil {
-		return nil
+		return true, nil
 	}
 	o := MoveOffer{
 		LocalAddr:  net.TCPAddrFromAddrPort(l.ends.Local),
@@ -32,12 +39,66 @@ func (t *taker) condition(l *life) error {
 	if t.user != nil {
 		o.UID = int64(*t.user)
 	}
-	err := l.condition(o)
-	if err != nil {
-		l.failed(&Unavailable{Reason: ReasonRefused, Err: err})
+	d := l.decide(o)
+	timer := time.NewTimer(decideTimeout)
+	defer timer.Stop()
+	select {
+	case <-d.made:
+		l.decided(o, d)
+		return true, d.err
+	case <-timer.C:
+		return false, nil
 	}
-	return err
 }
+
+// decision is what a condition says of an offer.
+type decision struct {
+	made chan struct{} // closed when err is set
+	err  error
+}
+
+// asked is for whom a condition is called. A connection has few of them: a provider each, and one
+// user, whom the kernel has told.
+type asked struct {
+	provider string
+	uid      int64
+}
+
+func (o MoveOffer) asked() asked { return asked{o.Provider, o.UID} }
+
+// decide calls the condition, unless that has been done for an offer that has not had its answer.
+func (l *life) decide(o MoveOffer) *decision {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	d := l.decisions[o.asked()]
+	if d == nil {
+		if l.decisions == nil {
+			l.decisions = make(map[asked]*decision)
+		}
+		d = &decision{made: make(chan struct{})}
+		l.decisions[o.asked()] = d
+		go func() { // as long as the program's condition takes
+			defer close(d.made)
+			if d.err = l.condition(o); d.err != nil {
+				l.failed(&Unavailable{Reason: ReasonRefused, Err: d.err})
+			}
+		}()
+	}
+	return d
+}
+
+// decided forgets a decision that an offer has as its answer. The condition decides anew about
+// the next one.
+func (l *life) decided(o MoveOffer, d *decision) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.decisions[o.asked()] == d {
+		delete(l.decisions, o.asked())
+	}
+}
+
+// errUndecided is what the dialer gets of a condition that takes its time.
+var errUndecided = errors.New("the listener's condition has not decided yet")
 
 // errRefused is what the dialer gets. The reason stays with the listener.
 var errRefused = fmt.Errorf("the listener's condition: %w", syscall.ECONNREFUSED)

@@ -3,15 +3,18 @@ package san
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -179,4 +182,192 @@ func TestConditionThatBlocks(t *testing.T) {
 	other := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true}}, l.Addr().String())
 	mustAccept(t, l)
 	wantMoved(t, other, "shm")
+}
+
+// blocking is a condition that waits until the test lets it go, and then decides err. It counts
+// its calls.
+type blocking struct {
+	calls atomic.Int32
+	let   chan struct{}
+	err   error
+}
+
+func (b *blocking) decide(MoveOffer) error {
+	b.calls.Add(1)
+	<-b.let
+	return b.err
+}
+
+// What ends a stream, and takes the descriptor, waits for a condition for half a second at most.
+func TestConditionThatBlocksHoldsUpNothingElse(t *testing.T) {
+	onlyShm(t)
+	for name, use := range map[string]func(t *testing.T, client, server *sanconn.Conn) error{
+		"CloseWrite": func(t *testing.T, client, server *sanconn.Conn) error {
+			client.Write([]byte("all"))
+			if err := client.CloseWrite(); err != nil {
+				return err
+			}
+			return readsAll(server)
+		},
+		"end": func(t *testing.T, client, server *sanconn.Conn) error {
+			server.Write([]byte("all"))
+			if err := server.CloseWrite(); err != nil {
+				return err
+			}
+			return readsAll(client)
+		},
+		"Control": func(t *testing.T, client, server *sanconn.Conn) error {
+			raw, err := client.SyscallConn()
+			if err != nil {
+				return err
+			}
+			return raw.Control(func(uintptr) {})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := blocking{let: make(chan struct{})}
+			t.Cleanup(func() { close(b.let) })
+			l := mustListen(t, &ListenConfig{Condition: b.decide}, "tcp", "127.0.0.1:0")
+			client := mustDial(t, atOnce(), l.Addr().String()).(*sanconn.Conn)
+			server := mustAccept(t, l).(*sanconn.Conn)
+			waitFor(t, "it is asked", func() bool { return b.calls.Load() > 0 })
+			if err := use(t, client, server); err != nil {
+				t.Error(err)
+			}
+			if n := b.calls.Load(); n != 1 {
+				t.Errorf("%d calls", n)
+			}
+		})
+	}
+}
+
+// readsAll reads "all" to its end, before an offer that the condition decides about is too old.
+func readsAll(c net.Conn) error {
+	c.SetReadDeadline(time.Now().Add(offerTimeout / 2))
+	if b, err := io.ReadAll(c); string(b) != "all" || err != nil {
+		return fmt.Errorf("read %q, %v", b, err)
+	}
+	return nil
+}
+
+// What a condition decides when nobody waits for it any more is the answer to the next offer.
+func TestConditionThatDecidesLate(t *testing.T) {
+	onlyShm(t)
+	for _, refusal := range []error{nil, errStranger} {
+		b := blocking{let: make(chan struct{}), err: refusal}
+		l := mustListen(t, &ListenConfig{Condition: b.decide}, "tcp", "127.0.0.1:0")
+		client := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: decideTimeout / 4}}, l.Addr().String()).(*sanconn.Conn)
+		server := mustAccept(t, l).(*sanconn.Conn)
+		offered := func() {
+			newconn.HandleOf(client).CallUse(0)
+			send(t, client, server, "a use")
+		}
+		offered()
+		wantStays(t, client, ReasonTimeout)
+		waitFor(t, "an offer is answered", func() bool { // so nobody waits for the condition
+			return strings.Contains(client.Debug(), "state   TCP")
+		})
+		close(b.let)
+		offered()
+		if refusal == nil {
+			wantMoved(t, client, "shm")
+			wantMoved(t, server, "shm")
+		} else {
+			wantStays(t, client, ReasonRefused)
+			wantStays(t, server, ReasonRefused)
+		}
+		if n := b.calls.Load(); n != 1 {
+			t.Errorf("%d calls", n)
+		}
+	}
+}
+
+// A connection that its own end keeps on TCP is nothing to decide about.
+func TestConditionIsNotAskedForNothing(t *testing.T) {
+	onlyShm(t)
+	var seen conditions
+	l := mustListen(t, &ListenConfig{Condition: func(o MoveOffer) error { seen.note(o); return nil }}, "tcp", "127.0.0.1:0")
+	client := mustDial(t, new(Dialer), l.Addr().String())
+	server := mustAccept(t, l)
+	if err := server.(*sanconn.Conn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	newconn.HandleOf(client).CallUse(0)
+	send(t, client, server, "a use")
+	wantStays(t, client, ReasonStays)
+	wantStays(t, server, ReasonStays)
+	if offers := seen.list(); len(offers) > 0 {
+		t.Errorf("%+v", offers)
+	}
+}
+
+// A decision is the answer to one offer: the next one has its own, as one by another provider has.
+func TestEachOfferIsDecided(t *testing.T) {
+	var seen conditions
+	l := &life{condition: func(o MoveOffer) error { seen.note(o); return nil }}
+	for i, provider := range []string{"shm", "shm", "verbs"} {
+		offer := taker{came: came{provider: provider}}
+		if decided, err := offer.condition(l); !decided || err != nil {
+			t.Errorf("decided: %v, %v", decided, err)
+		}
+		if n := len(seen.list()); n != i+1 {
+			t.Errorf("%d offers, %d calls", i+1, n)
+		}
+	}
+	if len(l.decisions) > 0 {
+		t.Error("a decision is held")
+	}
+}
+
+// However its connection comes to move, a dialer waits for a condition longer than an offer does,
+// and tries no other provider.
+func TestConditionThatTakesItsTime(t *testing.T) {
+	first, second := &fake{called: "first"}, &fake{called: "second"}
+	useProviders(t, first, second)
+	for name, d := range map[string]*Dialer{"Require": {Policy: Require}, "at once": atOnce(), "used": {}} {
+		t.Run(name, func(t *testing.T) {
+			var seen conditions
+			l := mustListen(t, &ListenConfig{Condition: func(o MoveOffer) error {
+				seen.note(o)
+				time.Sleep(decideTimeout * 3 / 2)
+				return nil
+			}}, "tcp", "127.0.0.1:0")
+			servers := make(chan net.Conn, 1)
+			go func() { servers <- mustAccept(t, l) }()
+			client := mustDial(t, d, l.Addr().String())
+			server := <-servers
+			if name == "used" {
+				newconn.HandleOf(client).CallUse(0)
+				send(t, client, server, "a use")
+			}
+			wantMoved(t, client, "first")
+			wantMoved(t, server, "first")
+			if n := len(seen.list()); n != 1 {
+				t.Errorf("%d calls", n)
+			}
+		})
+	}
+	if n := second.tried(); n > 0 {
+		t.Errorf("the second provider was tried %d times", n)
+	}
+}
+
+// A dialer that does not know of the flag takes an answer with it for what it was before: the
+// process does not have the connection yet.
+func TestUndecidedAnswer(t *testing.T) {
+	for _, a := range []answer{{code: answerMoves, stamp: 7}, {code: answerUnknown}, {code: answerUnknown, stamp: 7, undecided: true}} {
+		b := a.encode()
+		if got, err := parseAnswer(b); got != a || err != nil {
+			t.Errorf("%+v, %v instead of %+v", got, err, a)
+		}
+		if got, err := parseAnswer(b[:3]); got.code != a.code || got.undecided || err != nil {
+			t.Errorf("without the flag: %+v, %v", got, err)
+		}
+		if got, err := parseAnswer(append(b[:3:3], 0xfe)); got.undecided || err != nil {
+			t.Errorf("with other flags: %+v, %v", got, err)
+		}
+	}
+	if !errors.Is(answer{code: answerUnknown, undecided: true}.err(), errUndecided) {
+		t.Error("it is no reason")
+	}
 }

@@ -69,7 +69,13 @@ func parseAddr(b []byte) netip.AddrPort {
 type answer struct {
 	code  answerCode
 	stamp uint16 // the other half, of a stamped offer
+
+	// undecided, of answerUnknown: the process has the connection, and does not know yet. Older
+	// dialers do not look at it, and ask again.
+	undecided bool
 }
+
+const answerUndecided = 1 // flag
 
 type answerCode uint8
 
@@ -81,13 +87,21 @@ const (
 	answerRefused            // the listener's condition refuses it; a stamp is answered
 )
 
-func (a answer) encode() []byte { return le.AppendUint16([]byte{byte(a.code)}, a.stamp) }
+func (a answer) encode() []byte {
+	b := le.AppendUint16([]byte{byte(a.code)}, a.stamp)
+	if a.undecided {
+		b = append(b, answerUndecided)
+	}
+	return b
+}
 
 func parseAnswer(b []byte) (a answer, err error) {
 	if len(b) < 3 {
 		return a, errHello
 	}
-	return answer{answerCode(b[0]), le.Uint16(b[1:])}, nil
+	a = answer{code: answerCode(b[0]), stamp: le.Uint16(b[1:])}
+	a.undecided = a.code == answerUnknown && len(b) > 3 && b[3]&answerUndecided != 0
+	return a, nil
 }
 
 // err is why the connection does not move; nil: it does.
@@ -96,6 +110,9 @@ func (a answer) err() error {
 	case answerMoves:
 		return nil
 	case answerUnknown:
+		if a.undecided {
+			return &Unavailable{Reason: ReasonTimeout, Err: errUndecided}
+		}
 		return &Unavailable{Reason: ReasonNoListener, Err: errUnknown}
 	case answerOther:
 		return &Unavailable{Reason: ReasonOwner, Err: errOther}

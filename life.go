@@ -27,6 +27,8 @@ type life struct {
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
 	over    bool       // it is closed: a move that ends only now is not counted as open
 	stamps  func() ([]tcpid.Stamp, error)
+
+	decisions map[asked]*decision // of condition, about offers that have not had their answer
 }
 
 // moved counts a connection that has moved.

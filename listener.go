@@ -55,9 +55,11 @@ type ListenConfig struct {
 	// syscall.ECONNREFUSED.
 	//
 	// It is called for each provider that is tried, by several goroutines at a time, without a
-	// lock. While it blocks, that connection does not move, and nothing else is held up; a
-	// dialer waits for 2 s, or for up to 10 s with Require, and what is decided after 10 s is of
-	// no effect. It outlives the listener.
+	// lock. While it blocks, that connection does not move, and is used by TCP. Only the ends of
+	// its streams (the dialer's CloseWrite, and what its Read finds at the end) and the dialer's
+	// use of the descriptor wait for it, for half a second at most. A dialer waits for 2 s, or for
+	// up to 10 s with Require; what is decided later counts when it next tries to move the
+	// connection. It outlives the listener.
 	Condition func(MoveOffer) error
 
 	// Options tune connections over a SAN. Of a process's listeners on one port, over shm the

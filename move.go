@@ -85,7 +85,7 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 			return nil
 		case errors.Is(err, newconn.ErrNoAnswer):
 			return unavailableOf(err) // it may move yet, and nowhere else
-		case errors.Is(err, errNotAccepted), errors.Is(err, errUnknown), errors.Is(err, newconn.ErrNotTaken):
+		case errors.Is(err, errNotAccepted), errors.Is(err, errUnknown), errors.Is(err, errUndecided), errors.Is(err, newconn.ErrNotTaken):
 			return unavailableOf(err)
 		case why == nil, isReason(err, ReasonRefused): // it is not tried again
 			why = unavailableOf(err)
@@ -164,7 +164,7 @@ func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newco
 		if err != nil {
 			return err
 		}
-		if a.code == answerMoves || a.code == answerRefused { // what counts for good is the other end's word
+		if a.code == answerMoves || a.code == answerRefused || a.undecided { // what counts is the other end's word
 			if err := confirm(a); err != nil {
 				return err
 			}

@@ -41,7 +41,7 @@ type job struct {
 	h     newconn.Handle
 	life  *life
 	ctx   context.Context
-	waits bool               // for its other end to be accepted
+	waits bool               // for its other end to be accepted; each one waits for a listener's condition
 	done  func(*Unavailable) // called once; nil: it moves. It does not block
 
 	// Set by movers.
@@ -63,8 +63,9 @@ func (j *job) run() (tried, slow bool) {
 		return false, false
 	}
 	why := j.plan.move(ctx, j.h, j.life)
-	slow = why != nil && why.Reason == ReasonTimeout && time.Since(began) >= min(j.left, enoughTime)
-	if why != nil && j.waits && isPassing(why) {
+	undecided := why != nil && errors.Is(why, errUndecided)
+	slow = why != nil && why.Reason == ReasonTimeout && !undecided && time.Since(began) >= min(j.left, enoughTime)
+	if why != nil && (j.waits && isPassing(why) || undecided) {
 		if ctx.Err() == nil {
 			j.passing.Store(why)
 			j.pause = min(max(2*j.pause, acceptPause), mostPause)

@@ -16,7 +16,8 @@ type provider interface {
 
 	// move moves a connection that this process has dialed: it connects to the process at the
 	// other end, and offers it to move (offer). The error is preferably an *Unavailable.
-	// errNotAccepted and errUnknown keep the connection from the providers behind this one.
+	// errNotAccepted, errUnknown and errUndecided keep the connection from the providers behind
+	// this one.
 	move(ctx context.Context, h newconn.Handle, s settings) error
 
 	// dialed notes what is known of a connection only before it is used. It is part of each dial.

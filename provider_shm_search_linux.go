@@ -61,7 +61,7 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 		there = errors.Is(err, errUnknown) || !isReason(err, ReasonNoListener)
 		found = found || there
 		asked.set(n, true)
-		silent := errors.Is(err, newconn.ErrNotTaken) || isReason(err, ReasonTimeout)
+		silent := errors.Is(err, newconn.ErrNotTaken) || isReason(err, ReasonTimeout) && !errors.Is(err, errUndecided)
 		if !silent || !hurried {
 			shmPeers.noteAsked(q.at, n, there, silent)
 		}
@@ -153,7 +153,7 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 		return false, err
 	case isReason(err, ReasonStays): // it may have passed the connection on to another one
 		return false, err
-	case isReason(err, ReasonRefused):
+	case isReason(err, ReasonRefused), errors.Is(err, errUndecided):
 		shmPeers.note(q.at, q.to(), number)
 	}
 	return true, err
