@@ -95,46 +95,53 @@ func TestFileConnBehindControl(t *testing.T) {
 }
 
 // A stream of Writes moves, too, behind Control: there is always one under way, of which the
-// kernel has counted more than has returned.
+// kernel has counted more than has returned. And so do two, both ways at once.
 func TestStreamBehindControl(t *testing.T) {
 	onlyShm(t)
+	const up, down, both = 1, 2, 3
 	for _, dialed := range []bool{true, false} {
-		for _, up := range []bool{true, false} {
+		for _, ways := range []int{up, down, both} {
 			l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 			c, s := mustDial(t, new(Dialer), l.Addr().String()), mustAccept(t, l)
-			takes, from, to := s, s, c
+			takes := s
 			if dialed {
 				takes = c
 			}
-			if up {
-				from, to = c, s
-			}
 			takeDescriptor(t, takes)
-			to.SetDeadline(time.Now().Add(testTimeout))
-			var writing sync.WaitGroup
-			writing.Go(func() {
-				b := make([]byte, 64<<10)
-				for InfoOf(c).Provider != shm.Name || InfoOf(s).Provider != shm.Name {
-					if _, err := from.Write(b); err != nil {
-						t.Error(err)
-						break
+			moved := func() bool { return InfoOf(c).Provider == shm.Name && InfoOf(s).Provider == shm.Name }
+			end := time.Now().Add(testTimeout)
+			c.SetDeadline(end)
+			s.SetDeadline(end)
+			var streams sync.WaitGroup
+			stream := func(from, to net.Conn, flows bool) {
+				streams.Go(func() {
+					for b := make([]byte, 64<<10); flows && !moved(); {
+						if _, err := from.Write(b); err != nil {
+							t.Errorf("Control by the dialer: %v, ways: %d: %v; %+v, %+v", dialed, ways, err, InfoOf(c), InfoOf(s))
+							break
+						}
 					}
-				}
-				from.(*sanconn.Conn).CloseWrite()
-			})
-			b := make([]byte, 16<<10)
-			for {
-				if _, err := to.Read(b); err == io.EOF {
-					break
-				} else if err != nil {
-					t.Errorf("Control by the dialer: %v, from it: %v: %v; %+v, %+v", dialed, up, err, InfoOf(c), InfoOf(s))
-					from.Close()
-					break
-				}
-				for began := time.Now(); time.Since(began) < 5*time.Microsecond; { // so that Writes wait
-				}
+					if flows {
+						from.(*sanconn.Conn).CloseWrite()
+					}
+				})
+				streams.Go(func() {
+					for b := make([]byte, 16<<10); flows; {
+						if _, err := to.Read(b); err == io.EOF {
+							break
+						} else if err != nil {
+							t.Errorf("Control by the dialer: %v, ways: %d: %v; %+v, %+v", dialed, ways, err, InfoOf(c), InfoOf(s))
+							from.Close()
+							break
+						}
+						for began := time.Now(); time.Since(began) < 5*time.Microsecond; { // so that Writes wait
+						}
+					}
+				})
 			}
-			writing.Wait()
+			stream(c, s, ways&up != 0)
+			stream(s, c, ways&down != 0)
+			streams.Wait()
 		}
 	}
 }

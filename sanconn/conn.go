@@ -34,8 +34,8 @@ type Conn struct {
 
 	// exposed is how often the program has had TCP's descriptor for a moment: what is counted
 	// here of the stream may not be all of it.
-	exposed atomic.Uint64
-	agreed  atomic.Uint64 // exposed when it was found to be; 0: since used
+	exposed   atomic.Uint64
+	comparing atomic.Bool // what is counted is to be compared with what TCP has: see checkCounts
 
 	// used grows by what goes by TCP. Beyond useAt, cfg.Use is called; up to claimedUntil, the
 	// connection does not move: see claimed.

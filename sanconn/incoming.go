@@ -25,6 +25,7 @@ type incoming struct {
 
 	op      sync.Mutex    // held by one Read at a time on TCP, and by the move
 	bytes   atomic.Uint64 // read from TCP; grows with op held
+	agrees  atomic.Bool   // … is what TCP has counted: see checkCounts
 	front   []byte        // bytes that come before what TCP has; guarded by op
 	rest    []byte        // bytes that come behind position restAt of TCP; guarded by op
 	restAt  uint64
@@ -119,6 +120,7 @@ func (in *incoming) take(n int) {
 func (in *incoming) count(c *Conn, n int) {
 	if n > 0 {
 		in.bytes.Store(in.bytes.Load() + uint64(n))
+		c.counted()
 		c.use(int64(n) + turn)
 	}
 }

@@ -68,7 +68,11 @@ func (c *Conn) File() (*os.File, error) {
 		return nil, c.opError(opFile, err)
 	}
 	c.readElsewhere()
-	return c.tcp.File()
+	f, err := c.tcp.File()
+	if err != nil {
+		c.unpin()
+	}
+	return f, err
 }
 
 // readElsewhere notes that nobody counts any more what is read from TCP. The end of the stream

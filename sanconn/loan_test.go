@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -147,4 +148,38 @@ func TestReserveBehindCloseWrite(t *testing.T) {
 			t.Errorf("behind its deadline: %v", err)
 		}
 	})
+}
+
+// What was reserved on the session is committed there, or not, also where CloseWrite comes between
+// and the connection goes back to TCP: it does not wait for ever.
+func TestCommitBehindCloseWriteWhileItLeaves(t *testing.T) {
+	for _, leavesFirst := range []bool{false, true} {
+		a, b := pipe(t, session.Limits{}, nil)
+		room, err := b.Reserve(5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ends sync.WaitGroup
+		shut := func() { ends.Go(func() { b.CloseWrite() }) }
+		if !leavesFirst {
+			shut()
+			time.Sleep(20 * time.Millisecond)
+		}
+		back := make(chan error, 1)
+		go func() { back <- sanconn.LeaveSAN(b) }()
+		time.Sleep(20 * time.Millisecond)
+		if leavesFirst {
+			shut()
+			time.Sleep(20 * time.Millisecond)
+		}
+		b.Commit(copy(room, "room")) // which CloseWrite may have made fail
+		if err := <-back; err != nil {
+			t.Errorf("leaves first: %v: %v", leavesFirst, err)
+		}
+		ends.Wait()
+		a.SetReadDeadline(time.Now().Add(patience))
+		if got, err := io.ReadAll(a); err != nil || len(got) > 0 && string(got) != "room" {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
 }

@@ -11,7 +11,6 @@ import (
 	"weak"
 
 	"github.com/sanconn/san/internal/newconn"
-	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/session"
 )
 
@@ -31,22 +30,14 @@ var (
 	errNoSession = fmt.Errorf("the SAN connection ended before the peer moved: %w", syscall.ECONNRESET)
 )
 
-// use counts what goes by TCP, and has package san move the connection when that pays. The op of
-// a direction is held.
+// use counts what goes by TCP, and has package san move the connection when that pays.
 func (c *Conn) use(n int64) {
-	if c.used.Add(n) < c.useAt.Load() {
-		return
-	}
-	if c.claimed() { // in vain
-		c.useAt.Store(c.claimedUntil.Load())
-		return
-	}
-	if exposed := c.exposed.Load(); exposed > 0 && c.compareCounts() == nil {
-		c.agreed.Store(exposed)
-	}
-	c.useNow()
-	if c.cfg.Use == nil && c.agreed.Load() == 0 { // it looks again for the peer's offers
-		c.useAt.Store(c.used.Load() + c.cfg.Threshold)
+	switch used, at := c.used.Add(n), c.useAt.Load(); {
+	case used < at:
+	case c.claimed(): // in vain
+		c.useAt.CompareAndSwap(at, c.claimedUntil.Load())
+	default:
+		c.useNow()
 	}
 }
 
@@ -184,6 +175,8 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 		return errClosing
 	case c.out.flushing:
 		return errUnderWay
+	case c.state.pinned:
+		return errPinned
 	case c.users > 0, c.exposed.Load() != exposed, c.claimed():
 		return newconn.ErrClaimed
 	case c.in.resting:
@@ -204,29 +197,6 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 	}
 	c.cleanUpLocked(s)
 	return nil
-}
-
-// checkCounts compares what is counted here of the stream with what TCP has counted, if the
-// program may have used the descriptor. It holds as long as exposed stays what is returned. A
-// Read or Write just now makes a difference, too: so what use has found, between two of a stream
-// of Writes or Reads, does as well, once.
-func (c *Conn) checkCounts() (exposed uint64, err error) {
-	exposed = c.exposed.Load()
-	switch {
-	case c.claimed():
-		return 0, newconn.ErrClaimed
-	case exposed == 0, c.agreed.Swap(0) == exposed:
-		return exposed, nil
-	}
-	return exposed, c.compareCounts()
-}
-
-func (c *Conn) compareCounts() error {
-	written, read, err := tcpid.Positions(c.tcp)
-	if err == nil && (written != c.out.written.Load() || read != c.in.bytes.Load()) {
-		err = errCounts
-	}
-	return err
 }
 
 func (h *handle) Notes() func(s *session.Session, note []byte) {

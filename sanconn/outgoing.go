@@ -34,6 +34,7 @@ type outgoing struct {
 
 	op      sync.Mutex    // held by one Write at a time on TCP, and by the move
 	written atomic.Uint64 // bytes put on TCP; grows with op held
+	agrees  atomic.Bool   // … is what TCP has counted: see checkCounts
 
 	back     []byte // what came back from the session unread: it goes before all else; guarded by op
 	flushing bool   // it is on its way; guarded by Conn.mu
@@ -201,6 +202,7 @@ func (c *Conn) writeLocked(p []byte) (n int, err error) {
 // count counts bytes put on TCP. op is held.
 func (o *outgoing) count(c *Conn, n int64) {
 	o.written.Store(o.written.Load() + uint64(n))
+	c.counted()
 	c.use(n)
 }
 
@@ -289,6 +291,8 @@ func (c *Conn) awaitOut(w writer) error {
 			return c.opError(opWrite, net.ErrClosed)
 		case o.deadline.passed():
 			return c.opError(opWrite, os.ErrDeadlineExceeded)
+		case o.shut.Load():
+			return c.opError(opWrite, os.NewSyscallError(opWrite, syscall.EPIPE))
 		}
 		c.awaitLocked(o.deadline.want)
 	}

@@ -52,7 +52,7 @@ func (c *Conn) expose(n int32) {
 	}
 	until := c.used.Load() + c.cfg.Threshold
 	c.claimedUntil.Store(until)
-	if at := c.useAt.Load(); at < until || c.cfg.Use == nil {
+	if at := c.useAt.Load(); at < until {
 		c.useAt.CompareAndSwap(at, until)
 	}
 }
@@ -62,7 +62,17 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 	if err := c.toTCP(true); err != nil {
 		return c.opError(opRawWrite, err)
 	}
-	c.out.op.Lock()
+	for { // behind a Write that was cut, and what is reserved
+		if err := c.awaitOut(writer{}); err != nil {
+			err.(*net.OpError).Op = opRawWrite
+			return err
+		}
+		c.out.op.Lock()
+		if !c.out.away.Load() && c.out.may(c, writer{}) {
+			break
+		}
+		c.out.op.Unlock()
+	}
 	defer c.out.op.Unlock()
 	return r.tcp.Write(f)
 }

@@ -11,6 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/connpair"
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -432,5 +436,99 @@ func TestTheDescriptorBehindCloseRead(t *testing.T) {
 	defer f.Close()
 	if n, _, err := syscall.Recvfrom(int(f.Fd()), make([]byte, 1), syscall.MSG_DONTWAIT); n != 0 || err != nil {
 		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// A raw Write goes behind a Write that its way back to TCP has cut, as net's waits for one.
+func TestRawWriteBehindACutWrite(t *testing.T) {
+	const size = 8 << 20
+	for range 5 {
+		a, b, err := newPair(newconn.Config{}, newconn.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		defer b.Close()
+		moveAgain(t, a, b)
+		if err := moved(t, a); err != nil {
+			t.Fatal(err)
+		}
+		all := readSlowly(t, b)
+		wrote := make(chan error, 1)
+		go func() {
+			_, err := a.Write(bytes.Repeat([]byte{'a'}, size))
+			wrote <- err
+		}()
+		time.Sleep(2 * time.Millisecond)
+		raw, err := a.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := raw.Write(func(fd uintptr) bool {
+			_, err := unix.Write(int(fd), []byte("raw"))
+			return err == nil
+		}); err != nil {
+			t.Error(err)
+		}
+		if err := <-wrote; err != nil {
+			t.Error(err)
+		}
+		a.CloseWrite()
+		if at := bytes.Index(<-all, []byte("raw")); at != 0 && at != size {
+			t.Errorf("at %d of %d", at, size)
+		}
+	}
+}
+
+// What the program has written by a descriptor that it keeps is found whenever the peer offers to
+// move, however much it has written by the connection before.
+func TestBytesByAKeptDescriptor(t *testing.T) {
+	const threshold = 1000
+	for _, before := range []int{threshold - 100, threshold + 100} {
+		a, b, move := onTCPPair(t, newconn.Config{Threshold: threshold})
+		raw, err := b.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := 0
+		if err := raw.Control(func(fd uintptr) { kept = int(fd) }); err != nil {
+			t.Fatal(err)
+		}
+		b.Write(make([]byte, before))
+		if _, err := unix.Write(kept, []byte("by the descriptor")); err != nil {
+			t.Fatal(err)
+		}
+		b.Write(make([]byte, threshold))
+		if err := move(); !errors.Is(err, connpair.ErrRefused) {
+			t.Errorf("it moves: %v", err)
+		}
+		b.CloseWrite()
+		if got := <-received(t, a); len(got) != before+len("by the descriptor")+threshold {
+			t.Errorf("%d bytes came", len(got))
+		}
+	}
+}
+
+// A File for which there is no descriptor keeps nothing on TCP.
+func TestFileWithoutADescriptor(t *testing.T) {
+	a, _, move := onTCPPair(t, newconn.Config{})
+	var had unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &had); err != nil {
+		t.Fatal(err)
+	}
+	none := unix.Rlimit{Cur: 3, Max: had.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	f, err := a.File()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &had); err != nil {
+		t.Fatal(err)
+	}
+	if err == nil {
+		f.Close()
+		t.Fatal("it has one")
+	}
+	if err := move(); err != nil {
+		t.Error(err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/sanconn/san/internal/raceedge"
@@ -22,6 +23,9 @@ var errUrgentOnTCP = fmt.Errorf("urgent data goes by a SAN alone, and the connec
 // the end that has dialed begins; if it has not within a second, the error matches
 // errors.ErrUnsupported.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {
+	if len(p) == 0 || len(p) > MaxUrgent {
+		return 0, c.opError(opWrite, syscall.EMSGSIZE)
+	}
 	if c.out.san.Load() == nil {
 		c.claimedUntil.Store(0) // the program uses the connection itself
 		c.useNow()

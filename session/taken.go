@@ -38,7 +38,7 @@ func (w *writing) TakeWrite() (cut bool) {
 	w.until(func() (free bool) {
 		w.withSender(func(tx *sender) { free = tx.lent == nil })
 		return free
-	}, w.writeBlocked)
+	}, w.over) // also behind CloseWrite: what is lent comes back
 	cut, w.cut = w.cut, false
 	return cut
 }

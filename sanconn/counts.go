@@ -1,0 +1,67 @@
+package sanconn
+
+import (
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/tcpid"
+)
+
+// Behind Control a connection moves only if TCP has carried no byte that its own Reads and Writes
+// do not know of: what was written by the descriptor would be lost between the carriers. A Read or
+// Write that is under way makes a difference as well, as the kernel counts it first. So each has
+// the counts compared once more when it returns, while they are wanted.
+const (
+	// countTime is for how long both directions may be busy until they are found to agree, several
+	// pieces of a Write; countPause is between two looks at one that is at rest.
+	countTime  = 20 * time.Millisecond
+	countPause = 500 * time.Microsecond
+)
+
+// checkCounts returns an error if the program may have used the descriptor. What it has found
+// holds as long as exposed stays what is returned.
+func (c *Conn) checkCounts() (exposed uint64, err error) {
+	exposed = c.exposed.Load()
+	switch {
+	case c.claimed():
+		return 0, newconn.ErrClaimed
+	case exposed == 0:
+		return 0, nil
+	}
+	c.out.agrees.Store(false)
+	c.in.agrees.Store(false)
+	c.comparing.Store(true)
+	defer c.comparing.Store(false)
+	for end := time.Now().Add(countTime); ; time.Sleep(countPause) {
+		if err = c.compareCounts(); err != nil || c.out.agrees.Load() && c.in.agrees.Load() {
+			return exposed, err
+		}
+		if time.Now().After(end) {
+			return exposed, errCounts
+		}
+	}
+}
+
+// compareCounts notes which direction's count is TCP's. One that has changed meanwhile tells
+// nothing.
+func (c *Conn) compareCounts() error {
+	out, in := c.out.written.Load(), c.in.bytes.Load()
+	written, read, err := tcpid.Positions(c.tcp)
+	if err != nil {
+		return err
+	}
+	if written == out && c.out.written.Load() == out {
+		c.out.agrees.Store(true)
+	}
+	if read == in && c.in.bytes.Load() == in {
+		c.in.agrees.Store(true)
+	}
+	return nil
+}
+
+// counted is called when a Read or Write on TCP has been counted, with its op held.
+func (c *Conn) counted() {
+	if c.comparing.Load() {
+		c.compareCounts() // if that fails, whoever wants it finds out
+	}
+}
