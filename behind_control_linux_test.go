@@ -25,44 +25,47 @@ func takeDescriptor(t testing.TB, c net.Conn) {
 	}
 }
 
-// turnsUntilMoved has one end echo what the other writes, until that has moved or has had so many
-// turns, and returns how many.
-func turnsUntilMoved(t testing.TB, c, s net.Conn, most int) (turns int) {
+// firstTurns is for how many turns a connection is used at least before it moves.
+const firstTurns = firstUse / (32 << 10)
+
+// roundsUntilMoved uses a connection, of which one end echoes, for a little more than firstTurns at
+// a time, and waits then for what that has begun. It returns how often, most at the most.
+func roundsUntilMoved(t testing.TB, c, s net.Conn, most int) int {
 	t.Helper()
 	var echo sync.WaitGroup
 	defer echo.Wait()
+	defer func() { c.(*sanconn.Conn).CloseWrite() }()
 	echo.Go(func() { io.Copy(struct{ io.Writer }{s}, struct{ io.Reader }{s}) })
 	c.SetDeadline(time.Now().Add(testTimeout))
 	b := make([]byte, 1)
-	for ; turns < most && InfoOf(c).Provider != shm.Name; turns++ {
-		if _, err := c.Write(b); err != nil {
-			t.Fatal(err)
+	for round := 1; round < most; round++ {
+		for range firstTurns + 4 {
+			if _, err := c.Write(b); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(c, b); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if _, err := io.ReadFull(c, b); err != nil {
-			t.Fatal(err)
-		}
-		if turns%4 == 0 {
-			time.Sleep(time.Millisecond) // moves take place beside the turns
+		for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+			if InfoOf(c).Provider == shm.Name {
+				return round
+			}
 		}
 	}
-	c.(*sanconn.Conn).CloseWrite()
-	return turns
+	return most
 }
-
-// firstTurns is for how many turns a connection is used at least before it moves, and what is
-// granted to one that does: an attempt takes some of them.
-const firstTurns, grantedTurns = firstUse / (32 << 10), 3 * firstUse / (32 << 10)
 
 // Control right behind Dial, as gRPC has it, costs a connection that moves at once the use that
 // others need, and no attempt.
 func TestControlBehindDial(t *testing.T) {
 	onlyShm(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
-	for range 8 {
+	for range 8 { // an attempt that failed would be repeated behind four times as much use
 		c := mustDial(t, atOnce(), l.Addr().String())
 		takeDescriptor(t, c)
-		if n := turnsUntilMoved(t, c, mustAccept(t, l), 4*grantedTurns); n > grantedTurns {
-			t.Errorf("moved after %d turns", n)
+		if n := roundsUntilMoved(t, c, mustAccept(t, l), 4); n == 4 {
+			t.Errorf("not moved: %+v", InfoOf(c))
 		}
 	}
 }
@@ -71,7 +74,7 @@ func TestControlBehindDial(t *testing.T) {
 // difference to when it may move again behind Control.
 func TestFileConnBehindControl(t *testing.T) {
 	onlyShm(t)
-	for range 5 {
+	for range 3 {
 		tcp := plainListen(t, "127.0.0.1:0")
 		c := mustDial(t, new(Dialer), tcp.Addr().String())
 		n := mustAccept(t, tcp).(*net.TCPConn)
@@ -88,8 +91,8 @@ func TestFileConnBehindControl(t *testing.T) {
 		defer s.Close()
 		takeDescriptor(t, s)
 		// The dialer's second attempt, behind four times as much use, at the latest.
-		if n := turnsUntilMoved(t, c, s, 4000); n > 2*(1+moreUse)*firstTurns {
-			t.Errorf("moved after %d turns", n)
+		if most := 2 * (1 + moreUse); roundsUntilMoved(t, c, s, most) == most {
+			t.Errorf("not moved: %+v", InfoOf(c))
 		}
 	}
 }
@@ -163,7 +166,7 @@ func TestRefusedIsNotOfferedBehindControl(t *testing.T) {
 	echo.Go(func() { io.Copy(struct{ io.Writer }{s}, struct{ io.Reader }{s}) })
 	b := make([]byte, 1)
 	for range 3 {
-		for range 4 * grantedTurns {
+		for range 12 * firstTurns {
 			c.Write(b)
 			if _, err := io.ReadFull(c, b); err != nil {
 				t.Fatal(err)
@@ -191,7 +194,7 @@ func TestFileThatFails(t *testing.T) {
 		t.Fatal("a descriptor without bytes that were not read")
 	}
 	c.Discard(3)
-	if n := turnsUntilMoved(t, c, s, 4*grantedTurns); n > grantedTurns {
-		t.Errorf("moved after %d turns: %+v", n, InfoOf(c))
+	if n := roundsUntilMoved(t, c, s, 4); n == 4 {
+		t.Errorf("not moved: %+v", InfoOf(c))
 	}
 }

@@ -25,6 +25,7 @@ import (
 //	handover.go             which carrier: the states and their transitions
 //	outgoing.go incoming.go a direction on TCP, and across its move
 //	move.go leave.go        to a session, and back to TCP
+//	counts.go               whether bytes went by the descriptor, so that it does not move
 type Conn struct {
 	tcp *net.TCPConn
 	cfg newconn.Config

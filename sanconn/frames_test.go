@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 )
@@ -58,7 +59,7 @@ func TestConcurrentWritesAreNotMixed(t *testing.T) {
 							t.Fatal(err)
 						}
 					}
-					all := readSlowly(t, b)
+					all, begun := readSlowly(t, b)
 					units := make([][]int, writers)
 					var writing sync.WaitGroup
 					for w := range writers {
@@ -69,7 +70,7 @@ func TestConcurrentWritesAreNotMixed(t *testing.T) {
 							}
 						})
 					}
-					time.Sleep(2 * time.Millisecond)
+					<-begun
 					goBack(t, a, b)
 					writing.Wait()
 					a.CloseWrite()
@@ -107,23 +108,15 @@ func takeFile(t *testing.T, a, _ *sanconn.Conn) {
 func moveAgain(t *testing.T, a, b *sanconn.Conn) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	for { // b may have to send first what came back to it
+	testenv.Eventually(t, time.Minute, func() error { // b may have to send first what came back to it
 		ea, eb := twin.Pair(twin.Config{})
-		err := movePair(ctx, a, b, ea, eb, sessions{})
-		if err == nil {
-			return
-		}
-		if ctx.Err() != nil {
-			t.Error(err)
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return movePair(ctx, a, b, ea, eb, sessions{})
+	})
 }
 
-// readSlowly reads to the end so that Writes wait.
-func readSlowly(t *testing.T, c *sanconn.Conn) <-chan []byte {
-	all := make(chan []byte, 1)
+// readSlowly reads to the end so that Writes wait. begun is closed when the first bytes have come.
+func readSlowly(t *testing.T, c *sanconn.Conn) (all <-chan []byte, begun <-chan struct{}) {
+	read, first := make(chan []byte, 1), make(chan struct{})
 	go func() {
 		var got bytes.Buffer
 		buf := make([]byte, 32<<10)
@@ -133,16 +126,19 @@ func readSlowly(t *testing.T, c *sanconn.Conn) <-chan []byte {
 			}
 			k, err := c.Read(buf)
 			got.Write(buf[:k])
+			if n == 0 {
+				close(first)
+			}
 			if err != nil {
 				if err != io.EOF {
 					t.Error(err)
 				}
-				all <- got.Bytes()
+				read <- got.Bytes()
 				return
 			}
 		}
 	}()
-	return all
+	return read, first
 }
 
 // wantUnits compares a stream with what each writer has written at a time, of a letter of its own.

@@ -113,7 +113,7 @@ func (c *Conn) unpinLocked() {
 	}
 	c.state.pinned = false
 	if c.left && c.cfg.Use != nil { // leftLocked took it that it was for good
-		c.useAt.Store(c.used.Load() + againAfter)
+		(*handle)(c).CallUse(againAfter)
 	}
 }
 
@@ -372,9 +372,9 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	switch {
 	case c.state.pinned || c.cfg.Use == nil:
 	case l.asked: // for a moment
-		c.useAt.Store(c.used.Load() + c.cfg.Threshold)
+		(*handle)(c).CallUse(c.cfg.Threshold)
 	default:
-		c.useAt.Store(c.used.Load() + againAfter)
+		(*handle)(c).CallUse(againAfter)
 	}
 }
 

@@ -453,13 +453,13 @@ func TestRawWriteBehindACutWrite(t *testing.T) {
 		if err := moved(t, a); err != nil {
 			t.Fatal(err)
 		}
-		all := readSlowly(t, b)
+		all, begun := readSlowly(t, b)
 		wrote := make(chan error, 1)
 		go func() {
 			_, err := a.Write(bytes.Repeat([]byte{'a'}, size))
 			wrote <- err
 		}()
-		time.Sleep(2 * time.Millisecond)
+		<-begun
 		raw, err := a.SyscallConn()
 		if err != nil {
 			t.Fatal(err)
