@@ -23,6 +23,18 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
+// allAttempts are all that a peer may try at a window.
+var allAttempts = slices.Concat(windowAttempts, []windowAttempt{
+	{what: "reading before the begin", rights: ibv.RemoteRead, op: ibv.OpRead, off: -8, n: 16},
+	{what: "reading what may be written", rights: ibv.RemoteWrite, op: ibv.OpRead, n: 16},
+	{what: "writing", rights: ibv.RemoteWrite, op: ibv.OpWrite, succeed: true, n: attemptSize},
+	{what: "writing past the end", rights: ibv.RemoteWrite, op: ibv.OpWrite, off: attemptSize - 8, n: 16},
+	{what: "writing before the begin", rights: ibv.RemoteWrite, op: ibv.OpWrite, off: -8, n: 16},
+	{what: "writing by another connection", rights: ibv.RemoteWrite, op: ibv.OpWrite, n: 16, foreign: true},
+	{what: "writing after the invalidation", rights: ibv.RemoteWrite, op: ibv.OpWrite, n: 16, late: true},
+	{what: "writing what may be read", rights: ibv.RemoteRead, op: ibv.OpWrite, n: 16},
+})
+
 // The probe finds what a device does not enforce.
 func TestProbe(t *testing.T) {
 	nothingLeft(t)
@@ -34,7 +46,7 @@ func TestProbe(t *testing.T) {
 		}
 		return
 	}
-	wrong, err := tryAttempts(b.dev, windowAttempts, len(windowAttempts))
+	wrong, err := tryAttempts(b.dev, allAttempts, len(allAttempts))
 	// rxe asks the registration beneath, not the window.
 	if want := []string{"reading past the end", "reading before the begin", "writing past the end", "writing before the begin"}; err != nil || !slices.Equal(wrong, want) {
 		t.Errorf("%q, %v; want %q", wrong, err, want)
@@ -59,7 +71,7 @@ func TestWhatTheDeviceEnforces(t *testing.T) {
 		t.Log("does without windows")
 		return
 	}
-	switch wrong, err := tryAttempts(b.dev, windowAttempts, len(windowAttempts)); {
+	switch wrong, err := tryAttempts(b.dev, allAttempts, len(allAttempts)); {
 	case errors.Is(err, syscall.EOPNOTSUPP):
 		t.Log("its library has no windows")
 	case err != nil:
