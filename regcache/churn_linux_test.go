@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/cachetest"
 	"github.com/sanconn/san/regcache"
-	"github.com/sanconn/san/regcache/cachetest"
 )
 
 func TestNoHitIsStale(t *testing.T) {

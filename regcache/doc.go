@@ -34,5 +34,4 @@
 //	              heap.go, global.go, range.go (declared), watch_*.go (userfaultfd)
 //	arena.go      memory that the library owns;  buffer.go  buffers of it for callers;
 //	              buffer_pool.go  as slices, for code that takes a pool of those
-//	cachetest     the test that a provider runs on a real device
 package regcache

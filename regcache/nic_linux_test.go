@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/frames"
 	"github.com/sanconn/san/internal/testenv"
-	"github.com/sanconn/san/regcache/internal/frames"
 )
 
 // fakeNIC stands for a network card. It pins pages as one does, with io_uring's registered

@@ -16,7 +16,7 @@ import (
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/regcache"
-	"github.com/sanconn/san/regcache/cachetest"
+	"github.com/sanconn/san/internal/cachetest"
 	"github.com/sanconn/san/session"
 )
 

@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sanconn/san/internal/frames"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/regcache"
-	"github.com/sanconn/san/regcache/internal/frames"
 )
 
 // recorder is a Registrar that passes everything on to a device, and records the physical
