@@ -1,10 +1,11 @@
 // Compare measures programs over shared memory and over TCP: net/http, fasthttp, gRPC and
 // Redis, with the server in a process of its own. It prints a table.
 //
-//	go run ./compare [-rounds 9] [-time 300ms] [-only REGEXP]
+//	go run ./compare [-rounds 9] [-time 300ms] [-only REGEXP] [-simulate mlx5-roce]
 //
 // Both transports serve and connect throughout; in each round, the one is measured, then the
-// other, each round in another order. Figures are medians of the rounds.
+// other, each round in another order. Figures are medians of the rounds. With -simulate it is
+// a simulated RDMA device (test/hwsim) in the place of shared memory.
 package main
 
 import (
@@ -23,6 +24,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 func main() {
@@ -31,7 +33,15 @@ func main() {
 	rounds := flag.Int("rounds", 9, "`rounds` of each measurement")
 	length := flag.Duration("time", 300*time.Millisecond, "`time` of a transport in a round")
 	only := flag.String("only", "", "measure what matches `regexp`")
+	profile := flag.String("simulate", "", "run on a simulated RDMA device of this `family`")
 	flag.Parse()
+	hwsim.Use()
+	if *profile != "" && hwsim.Settings() == "" {
+		if err := simulate(*profile); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	if *server {
 		if err := serveAll(); err != nil {
 			log.Fatal(err)
@@ -65,12 +75,37 @@ var transports = [2]transport{
 		new(net.Dialer).DialContext,
 	},
 	{
-		"shm",
+		carrier(),
 		func() (net.Listener, error) {
 			return (&san.ListenConfig{Policy: san.Require}).Listen(context.Background(), "tcp", loopback)
 		},
-		(&san.Dialer{Policy: san.Require, Providers: []string{"shm"}}).DialContext,
+		(&san.Dialer{Policy: san.Require, Providers: []string{carrier()}}).DialContext,
 	},
+}
+
+// carrier is the provider that is compared with TCP.
+func carrier() string {
+	if hwsim.Settings() != "" {
+		return "verbs"
+	}
+	return "shm"
+}
+
+// simulate runs this program once more, on a simulated device with a link like that of a
+// ConnectX-7.
+func simulate(profile string) error {
+	dir, err := os.MkdirTemp("/dev/shm", "san-compare")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	fabric, err := hwsim.In(dir, "latency_ns=2000,bandwidth=50000000000,profile="+profile)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = fabric.Programs(), os.Stdout, os.Stderr
+	return cmd.Run()
 }
 
 // addresses are where services are: by service and transport.
@@ -119,7 +154,7 @@ func compare(chosen *regexp.Regexp, rounds int, length time.Duration) error {
 	}
 
 	fmt.Printf("%s, %d processors, %d rounds of %v\n\n", runtime.Version(), runtime.NumCPU(), rounds, length)
-	fmt.Println("| | TCP, a second | shm, a second | shm : TCP | p99, TCP | p99, shm | TCP : shm |")
+	fmt.Printf("| | TCP, a second | %[1]s, a second | %[1]s : TCP | p99, TCP | p99, %[1]s | TCP : %[1]s |\n", carrier())
 	fmt.Println("|---|---|---|---|---|---|---|")
 	for _, m := range measurements {
 		if !chosen.MatchString(m.name()) {
