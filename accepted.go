@@ -166,13 +166,8 @@ func (t *taker) judge(offer hello, h newconn.Handle, l *life) answer {
 		if t.outside && isHere(h.TCP()) {
 			return answer{code: answerOther}
 		}
-		stamp, err := l.acceptorStamp(h.TCP())
-		if err != nil {
-			return answer{code: answerOther}
-		}
-		half, ok := stamp.Answer(offer.challenge)
+		half, ok := l.answerStamp(h.TCP(), offer.challenge)
 		if !ok {
-			l.guesses.Add(1)
 			return answer{code: answerOther}
 		}
 		return answer{code: answerMoves, stamp: half}

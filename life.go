@@ -120,13 +120,18 @@ func (l *life) confirm(stamp tcpid.Stamp, a answer) error {
 	return &Unavailable{Reason: ReasonOwner, Err: errImpostor}
 }
 
-func (l *life) acceptorStamp(tcp *net.TCPConn) (tcpid.Stamp, error) {
+// answerStamp returns the acceptor's half of an accepted connection's stamp, unless the challenge
+// is not its dialer's.
+func (l *life) answerStamp(tcp *net.TCPConn, challenge uint16) (half uint16, ok bool) {
 	s, err := l.stampsOnce(func() ([]tcpid.Stamp, error) {
 		s, err := tcpid.AcceptorStamp(tcp)
 		return []tcpid.Stamp{s}, err
 	})
-	if err != nil {
-		return 0, err
+	if err != nil || l.guesses.Load() >= mostGuesses {
+		return 0, false
 	}
-	return s[0], nil
+	if half, ok = s[0].Answer(challenge); !ok {
+		l.guesses.Add(1)
+	}
+	return half, ok
 }

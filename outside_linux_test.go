@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/provider/verbs"
 )
 
 // stampedPair is a connection of which both ends know the stamp: the dialed end, its stamp, and
@@ -48,10 +50,9 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 // A connection whose stamp cannot be had has none for an offer, either.
 func TestNoStamp(t *testing.T) {
 	var l life
-	late := errors.New("too late")
-	l.stampsOnce(func() ([]tcpid.Stamp, error) { return nil, late })
-	if _, err := l.acceptorStamp(nil); !errors.Is(err, late) {
-		t.Error(err)
+	l.stampsOnce(func() ([]tcpid.Stamp, error) { return nil, errors.New("too late") })
+	if half, ok := l.answerStamp(nil, 0); ok {
+		t.Errorf("it is answered by %d", half)
 	}
 }
 
@@ -114,6 +115,31 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	}
 	if a := (&taker{}).judge(offer, h, l); a.code != answerStays {
 		t.Errorf("a right one after %d wrong ones: %v", mostGuesses, a.code)
+	}
+}
+
+// A request over RDMA is admitted for a connection that this process has accepted, whose stamp it
+// has, and which has not seen too many wrong ones.
+func TestRequestsAreForConnections(t *testing.T) {
+	_, stamp, h, _ := stampedPair(t)
+	ends, err := tcpid.EndsOf(h.TCP())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := netip.AddrPortFrom(ends.Remote.Addr(), ends.Remote.Port()^1)
+	if err := admit(ends.Local, other, stamp.Challenge()); err != verbs.ErrUnknown {
+		t.Errorf("for %v, which has no connection: %v", other, err)
+	}
+	if err := admit(ends.Local, ends.Remote, stamp.Challenge()); err != nil {
+		t.Errorf("with its stamp: %v", err)
+	}
+	for range mostGuesses {
+		if err := admit(ends.Local, ends.Remote, stamp.Challenge()+1000); err != verbs.ErrOther {
+			t.Errorf("with a wrong stamp: %v", err)
+		}
+	}
+	if err := admit(ends.Local, ends.Remote, stamp.Challenge()); err != verbs.ErrOther {
+		t.Errorf("with the right one after %d wrong ones: %v", mostGuesses, err)
 	}
 }
 

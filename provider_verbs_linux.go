@@ -3,6 +3,7 @@ package san
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"time"
@@ -77,10 +78,17 @@ func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) e
 		return &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
 	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, routeOf(tcp).class)
+	cfg.Claim.Port = ends.Local.Port()
 	l := h.Life().(*life)
 	return l.prove(tcp, func(stamp tcpid.Stamp) error {
+		cfg.Claim.Proof = stamp.Challenge()
 		ep, err := verbs.Dial(ctx, zoned(tcp.LocalAddr()).Addr(), zoned(tcp.RemoteAddr()), cfg)
-		if err != nil {
+		switch {
+		case errors.Is(err, verbs.ErrUnknown):
+			return answer{code: answerUnknown}.err()
+		case errors.Is(err, verbs.ErrOther):
+			return answer{code: answerOther}.err()
+		case err != nil:
 			return err
 		}
 		offered := hello{ends: ends, stamped: true, challenge: stamp.Challenge()}
@@ -121,7 +129,7 @@ func trafficClass(fd int) uint8 {
 func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
-	cfg.V6Only = s.v6only
+	cfg.V6Only, cfg.Admit = s.v6only, admit
 	if rc, err := tcp.SyscallConn(); err == nil {
 		rc.Control(func(fd uintptr) {
 			cfg.TrafficClass = cmp.Or(cfg.TrafficClass, trafficClass(int(fd)))
@@ -145,4 +153,18 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 		return nil, &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
 	return l, nil
+}
+
+// admit decides about a request before its queue pair is made, by the connection that it is for.
+// What the host's packet filter keeps from TCP has none.
+func admit(local, remote netip.AddrPort, proof uint16) error {
+	c := accepted.find(tcpid.Ends{Local: local, Remote: remote})
+	if c == nil {
+		return verbs.ErrUnknown
+	}
+	h := newconn.HandleOf(c)
+	if _, ok := h.Life().(*life).answerStamp(h.TCP(), proof); !ok {
+		return verbs.ErrOther
+	}
+	return nil
 }

@@ -11,6 +11,7 @@ import (
 // exchangeAccepting is the answer to a request without rdma_cm, with the steps of dialing.
 type exchangeAccepting struct {
 	cfg     Config
+	port    uint16 // of the TCP listener
 	conn    net.Conn
 	request connParams
 
@@ -56,6 +57,9 @@ func (a *exchangeAccepting) locate() (err error) {
 		return refuse(refusedVersion, a.request.err())
 	case !a.cfg.allows(remote):
 		return refuse(refusedSubnet, errForeignAddress)
+	}
+	if err := a.cfg.admits(local, remote, a.port, a.request.claim); err != nil {
+		return refuse(refusalFor(err), err)
 	}
 	if a.at, err = attach(local, a.cfg); err != nil {
 		return refuse(refusalFor(err), err)

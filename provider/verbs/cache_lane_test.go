@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/ibv"
-	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/internal/cachetest"
+	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
 

@@ -80,6 +80,14 @@ type Config struct {
 	// The host's packet filter does not see RDMA traffic.
 	Subnets []netip.Prefix
 
+	// Claim is the TCP connection that a dialed connection is to carry.
+	Claim Claim
+
+	// Admit decides about a request before anything is made for it, by the ends that its TCP
+	// connection would have here, without zones: nil, ErrUnknown or ErrOther. It is called concurrently, and must
+	// not block. Default: all are admitted.
+	Admit func(local, remote netip.AddrPort, proof uint16) error
+
 	// Disable switches features off. This package heeds FeatureRegCache, FeatureWindows,
 	// FeatureRelaxed, FeatureRDMARead and FeatureRDMAWrite.
 	Disable session.Feature
@@ -173,6 +181,15 @@ func (c Config) iwarpPort(port uint16) uint16 {
 		at += span
 	}
 	return uint16(low + at)
+}
+
+// admits asks Admit about a request that came to an address of a listener's TCP port.
+func (c Config) admits(local, remote netip.Addr, port uint16, claim Claim) error {
+	if c.Admit == nil {
+		return nil
+	}
+	plain := func(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+	return c.Admit(netip.AddrPortFrom(plain(local), port), netip.AddrPortFrom(plain(remote), claim.Port), claim.Proof)
 }
 
 // allows reports whether a peer's address is within Subnets.

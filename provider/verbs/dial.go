@@ -194,7 +194,7 @@ func (d *dialing) exchange(ctx context.Context) error {
 // request is exchange's call of rdma_connect.
 func (d *dialing) request(ctx context.Context) error {
 	param := ibv.ConnParam{
-		PrivateData:        privateData{version: protocolVersion}.bytes(),
+		PrivateData:        privateData{version: protocolVersion, claim: d.cfg.Claim}.bytes(),
 		ResponderResources: d.dev.readsServed(),
 		InitiatorDepth:     d.dev.readsIssued(),
 		RetryCount:         d.dev.retries(),

@@ -27,7 +27,7 @@ func TestPrivateData(t *testing.T) {
 // What the results of connecting mean: why there is no SAN.
 func TestMeaningOfResults(t *testing.T) {
 	private := func(r refusal, version uint16) ibv.ConnParam {
-		return ibv.ConnParam{PrivateData: privateData{version, r}.bytes()}
+		return ibv.ConnParam{PrivateData: privateData{version: version, refusal: r}.bytes()}
 	}
 	refused := -int(syscall.ECONNREFUSED)
 	reset := -int(syscall.ECONNRESET)
@@ -81,7 +81,7 @@ func TestMeaningOfRefusals(t *testing.T) {
 		refusedDevice:    session.ReasonUnreachable,
 		77:               session.ReasonProtocol,
 	} {
-		h, ok := parsePrivateData(privateData{protocolVersion, refusal}.bytes())
+		h, ok := parsePrivateData(privateData{version: protocolVersion, refusal: refusal}.bytes())
 		err := h.err()
 		if !ok || reasonOf(err) != want || errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("refusal %d: %v", refusal, err)

@@ -45,14 +45,13 @@ func (x *tcpSignal) follow(e *Endpoint) {
 
 // connParams is what the ends exchange, request and reply: paramsLen bytes, little endian:
 //
-//	 0  private  8 bytes: magic, version, refusal (private_data.go)
-//	 8  qp       u32
-//	12  psn      u32  of the first packet
-//	16  gid      16 bytes
-//	32  lid      u16  InfiniBand
-//	34  mtu      u8   enum ibv_mtu
-//	35  served   u8   RDMA reads that this end serves at a time
-//	36  zero     4 bytes
+//	 0  private  12 bytes (private_data.go)
+//	12  qp       u32
+//	16  psn      u32  of the first packet
+//	20  gid      16 bytes
+//	36  lid      u16  InfiniBand
+//	38  mtu      u8   enum ibv_mtu
+//	39  served   u8   RDMA reads that this end serves at a time
 //
 // The dialer adds one byte when it is ready to send.
 type connParams struct {
@@ -66,12 +65,12 @@ const paramsLen = 40
 
 func (c connParams) bytes() []byte {
 	b := make([]byte, paramsLen)
-	copy(b, c.privateData.bytes()[:8])
-	binary.LittleEndian.PutUint32(b[8:], c.peer.QPNum)
-	binary.LittleEndian.PutUint32(b[12:], c.peer.PSN)
-	copy(b[16:], c.peer.GID[:])
-	binary.LittleEndian.PutUint16(b[32:], c.peer.LID)
-	b[34], b[35] = byte(c.mtu), c.served
+	copy(b, c.privateData.bytes())
+	binary.LittleEndian.PutUint32(b[12:], c.peer.QPNum)
+	binary.LittleEndian.PutUint32(b[16:], c.peer.PSN)
+	copy(b[20:], c.peer.GID[:])
+	binary.LittleEndian.PutUint16(b[36:], c.peer.LID)
+	b[38], b[39] = byte(c.mtu), c.served
 	return b
 }
 
@@ -84,9 +83,9 @@ func readParams(r io.Reader) (c connParams, err error) {
 	if c.privateData, ours = parsePrivateData(b); !ours {
 		return c, unavailable(session.ReasonProtocol, errors.New("verbs: a foreign program answered"))
 	}
-	c.peer = ibv.QPPeer{QPNum: binary.LittleEndian.Uint32(b[8:]), PSN: binary.LittleEndian.Uint32(b[12:]) & psnMask, LID: binary.LittleEndian.Uint16(b[32:])}
-	copy(c.peer.GID[:], b[16:])
-	c.mtu, c.served = ibv.MTU(b[34]), b[35]
+	c.peer = ibv.QPPeer{QPNum: binary.LittleEndian.Uint32(b[12:]), PSN: binary.LittleEndian.Uint32(b[16:]) & psnMask, LID: binary.LittleEndian.Uint16(b[36:])}
+	copy(c.peer.GID[:], b[20:])
+	c.mtu, c.served = ibv.MTU(b[38]), b[39]
 	return c, nil
 }
 
@@ -153,7 +152,7 @@ func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint
 		return nil, connParams{}, callError(err)
 	}
 	return e, connParams{
-		privateData: privateData{version: protocolVersion},
+		privateData: privateData{version: protocolVersion, claim: cfg.Claim},
 		peer:        ibv.QPPeer{QPNum: e.q.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},
 		mtu:         a.mtu(),
 		served:      a.dev.readsServed(),
@@ -162,7 +161,7 @@ func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint
 
 // refuseExchange sends a reject.
 func refuseExchange(conn net.Conn, why refusal) {
-	conn.Write(connParams{privateData: privateData{protocolVersion, why}}.bytes())
+	conn.Write(connParams{privateData: privateData{version: protocolVersion, refusal: why}}.bytes())
 }
 
 // isOf reports whether the address in the parameters is that of the host which sent them,

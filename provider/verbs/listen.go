@@ -115,6 +115,10 @@ func (l *Listener) admit(cm *cmID, request ibv.ConnParam) {
 		cm.refuse(refusedSubnet)
 		return
 	}
+	if err := l.cfg.admits(cm.id.LocalAddr().Addr(), cm.id.RemoteAddr().Addr(), l.addr.Port(), p.claim); err != nil {
+		cm.refuse(refusalFor(err))
+		return
+	}
 	if !l.make(func(ctx context.Context) (*Endpoint, error) { return acceptRequest(ctx, cm, request, l.cfg) }) {
 		cm.refuse(refusedResources)
 	}

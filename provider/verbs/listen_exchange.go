@@ -84,7 +84,7 @@ const acceptPause = 10 * time.Millisecond
 
 // admitExchange makes a connection of one by TCP.
 func (l *Listener) admitExchange(conn net.Conn) {
-	a := exchangeAccepting{cfg: l.cfg, conn: conn}
+	a := exchangeAccepting{cfg: l.cfg, port: l.addr.Port(), conn: conn}
 	if !l.make(a.connect) {
 		refuseExchange(conn, refusedResources)
 		conn.Close()

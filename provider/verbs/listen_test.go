@@ -10,6 +10,7 @@ import (
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/regcache"
 	"github.com/sanconn/san/session"
 )
 
@@ -185,5 +186,49 @@ func TestRequestOfAnEndingChannel(t *testing.T) {
 	}
 	if h := (&cmHub{users: 1, channel: fresh}); h.adopt(new(ibv.ID), fresh) == nil || h.users != 2 {
 		t.Error("not adopted")
+	}
+}
+
+// Nothing is made for a request that is not admitted: a listener without any room refuses others
+// for that. Admit hears the ends that the TCP connection would have, and the dialer's proof.
+func TestAdmit(t *testing.T) {
+	for _, withoutCM := range []bool{false, true} {
+		if withoutCM && testenv.Device() == "siw" {
+			continue // iWARP has no such way
+		}
+		for _, want := range []error{nil, ErrUnknown, ErrOther} {
+			t.Run(fmt.Sprintf("without rdma_cm %v, %v", withoutCM, want), func(t *testing.T) {
+				nothingLeft(t)
+				type request struct {
+					local, remote netip.AddrPort
+					proof         uint16
+				}
+				asked := make(chan request, 1)
+				l := listen(t, Config{
+					WithoutCM: withoutCM, control: regcache.NewArena(16<<10, 16<<10),
+					Admit: func(local, remote netip.AddrPort, proof uint16) error {
+						asked <- request{local, remote, proof}
+						return want
+					},
+				})
+				at := l.addrs()[0]
+				_, err := Dial(patient(t), netip.Addr{}, at, Config{WithoutCM: withoutCM, Claim: Claim{Port: 4711, Proof: 0xbeef}})
+				if want == nil {
+					if reasonOf(err) != session.ReasonResources {
+						t.Errorf("%v, want %v", err, session.ReasonResources)
+					}
+				} else if !errors.Is(err, want) {
+					t.Errorf("%v, want %v", err, want)
+				}
+				select {
+				case got := <-asked:
+					if got.local != at || got.remote.Port() != 4711 || !got.remote.Addr().IsValid() || got.proof != 0xbeef {
+						t.Errorf("asked about %v at %v", got, at)
+					}
+				default:
+					t.Error("not asked")
+				}
+			})
+		}
 	}
 }

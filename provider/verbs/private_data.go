@@ -11,14 +11,21 @@ import (
 // privateData is what the two ends exchange in rdma_cm's private data, in the request,
 // the reply and the reject: 12 bytes, little endian:
 //
-//	0  magic    u32
-//	4  version  u16  of this provider: how messages lie in buffers
-//	6  refusal  u16  in a reject: why; otherwise 0
-//	8  flags    u32  0
+//	 0  magic    u32
+//	 4  version  u16  of this provider: how messages lie in buffers
+//	 6  refusal  u16  in a reject: why; otherwise 0
+//	 8  port     u16  in a request: of the TCP connection at the dialer; otherwise 0
+//	10  proof    u16  in a request: the dialer's half; otherwise 0
 type privateData struct {
 	version uint16
 	refusal refusal
+	claim   Claim
 }
+
+// Claim is what a dialer's request says of the TCP connection that its own is to carry: the
+// dialer's port, and its half of the proof that it has that connection. The addresses, and the
+// acceptor's port, are the request's own.
+type Claim struct{ Port, Proof uint16 }
 
 type refusal uint16
 
@@ -29,12 +36,25 @@ const (
 	refusedClosed    refusal = 5 // the listener is being closed; another may have its port
 	refusedAddress   refusal = 6 // no device of this end has the address that was dialed
 	refusedDevice    refusal = 7 // a call of this end's device failed
+	refusedUnknown   refusal = 8 // ErrUnknown
+	refusedOther     refusal = 9 // ErrOther
+)
+
+// Errors of Config.Admit, which the dialer gets within a *session.Unavailable.
+var (
+	ErrUnknown = errors.New("verbs: the process that listens there does not have the TCP connection's other end, or not yet")
+	ErrOther   = errors.New("verbs: the process that listens there takes this end for another one")
 )
 
 // refusalFor is how a listener's error is reported to the dialer.
 func refusalFor(err error) refusal {
 	var u *session.Unavailable
-	if errors.As(callError(err), &u) {
+	switch {
+	case errors.Is(err, ErrUnknown):
+		return refusedUnknown
+	case errors.Is(err, ErrOther):
+		return refusedOther
+	case errors.As(callError(err), &u):
 		switch u.Reason {
 		case session.ReasonUnreachable, session.ReasonNotServed:
 			return refusedAddress
@@ -47,7 +67,7 @@ func refusalFor(err error) refusal {
 
 const (
 	privateMagic    = 'S' | 'A'<<8 | 'N'<<16 | 'v'<<24
-	protocolVersion = 2
+	protocolVersion = 3
 	privateLen      = 12
 )
 
@@ -56,6 +76,8 @@ func (p privateData) bytes() []byte {
 	binary.LittleEndian.PutUint32(b, privateMagic)
 	binary.LittleEndian.PutUint16(b[4:], p.version)
 	binary.LittleEndian.PutUint16(b[6:], uint16(p.refusal))
+	binary.LittleEndian.PutUint16(b[8:], p.claim.Port)
+	binary.LittleEndian.PutUint16(b[10:], p.claim.Proof)
 	return b
 }
 
@@ -64,7 +86,11 @@ func parsePrivateData(b []byte) (p privateData, ok bool) {
 	if len(b) < privateLen || binary.LittleEndian.Uint32(b) != privateMagic {
 		return p, false
 	}
-	return privateData{binary.LittleEndian.Uint16(b[4:]), refusal(binary.LittleEndian.Uint16(b[6:]))}, true
+	return privateData{
+		version: binary.LittleEndian.Uint16(b[4:]),
+		refusal: refusal(binary.LittleEndian.Uint16(b[6:])),
+		claim:   Claim{binary.LittleEndian.Uint16(b[8:]), binary.LittleEndian.Uint16(b[10:])},
+	}, true
 }
 
 // err is what a reject means to the dialer.
@@ -80,6 +106,10 @@ func (p privateData) err() error {
 		return unavailable(session.ReasonUnreachable, errors.New("verbs: the peer has no RDMA device, or none of its GIDs, for this address"))
 	case p.refusal == refusedDevice:
 		return unavailable(session.ReasonUnreachable, errors.New("verbs: a call of the peer's RDMA device failed"))
+	case p.refusal == refusedUnknown:
+		return unavailable(session.ReasonNoListener, ErrUnknown)
+	case p.refusal == refusedOther:
+		return unavailable(session.ReasonOwner, ErrOther)
 	case p.refusal == refusedSubnet:
 		return unavailable(session.ReasonPermission, errors.New("verbs: the peer does not serve this address"))
 	}
