@@ -179,7 +179,7 @@ func (in *incoming) unlock(c *Conn) {
 	}
 }
 
-// endOfTCP is what the end of TCP means, or its error. op is held.
+// endOfTCP is what the end of TCP means, or its error, once that is known. op is held.
 func (c *Conn) endOfTCP(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,35 +187,18 @@ func (c *Conn) endOfTCP(err error) error {
 		if err := c.in.stopped(c); err != nil {
 			return err
 		}
-		if e := c.endLocked(err); e != errOpen {
-			return e
-		}
-		if c.in.deadline.passed() {
+		switch end := c.state.endOf(c.in.bytes.Load()); {
+		case c.in.away.Load(), end == endTurns:
+			return errLook
+		case end == endIsCut && err == io.EOF:
+			return c.opError(opRead, fmt.Errorf("the peer vanished while the connection moved: %w", syscall.ECONNRESET))
+		case end != endOpen:
+			return err
+		case c.in.deadline.passed():
 			return c.opError(opRead, os.ErrDeadlineExceeded)
 		}
 		c.awaitLocked(c.in.deadline.want)
 	}
-}
-
-// errOpen: it is not known yet what the end of TCP means.
-var errOpen = errors.New("sanconn: open")
-
-// endLocked is endOfTCP without the wait. mu is held.
-func (c *Conn) endLocked(err error) error {
-	if c.in.away.Load() {
-		return errLook
-	}
-	switch c.state.endOf(c.in.bytes.Load()) {
-	case endTurns:
-		return errLook
-	case endOpen:
-		return errOpen
-	case endIsCut:
-		if err == io.EOF {
-			err = c.opError(opRead, fmt.Errorf("the peer vanished while the connection moved: %w", syscall.ECONNRESET))
-		}
-	}
-	return err
 }
 
 // afterTCP is what an error of TCP means: errLook if the operation was only to look at the
