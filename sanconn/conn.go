@@ -158,7 +158,11 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 // returned, p is not accessed any more. Bytes that it took may still be lost if this
 // process or its host dies. The error is EPIPE or ECONNRESET where the peer does not
 // read any more, ETIMEDOUT where it does not answer.
-func (c *Conn) Write(p []byte) (int, error) { return c.write(p, false) }
+func (c *Conn) Write(p []byte) (int, error) {
+	w := writer{p: p}
+	err := c.out.write(c, &w)
+	return int(w.n), err
+}
 
 // CloseRead ends the reading direction: Read returns io.EOF. As with TCP, the peer's Writes
 // wait once there is no more room for what nobody reads; on a SAN until Close, whether or not

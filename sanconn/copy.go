@@ -9,9 +9,7 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/internal/undernet"
-	"github.com/sanconn/san/session"
 )
 
 // copySize is the size in bytes of what ReadFrom and WriteTo move at a time: from about
@@ -177,7 +175,7 @@ func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, err error) {
 
 // fillTCP has net move a piece of what a file has to TCP.
 func (c *Conn) fillTCP(src *io.LimitedReader) (int, error) {
-	if err := c.awaitOut(writer{}); err != nil {
+	if err := c.awaitOut(&writer{}); err != nil {
 		return 0, err
 	}
 	o := &c.out
@@ -319,75 +317,12 @@ func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
 // for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.) Without
 // bytes it tells what a Write of none would, where net finds nothing but Close and deadlines.
 func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
-	n, err := c.writeVector(v)
+	w := writer{v: v}
+	err := c.out.write(c, &w)
 	if oe, ok := err.(*net.OpError); ok && oe.Op == opWrite { // of this call alone
 		oe.Op = opWritev
 	}
-	return n, err
-}
-
-// writeVector is write for several slices.
-func (c *Conn) writeVector(v *net.Buffers) (total int64, err error) {
-	w := writer{}
-	defer func() {
-		if w.cuts > 0 {
-			c.out.uncut(c, w.cuts)
-		}
-	}()
-	for {
-		if s := c.out.san.Load(); s != nil && c.out.may(c, w) {
-			n, err := writeBuffers(s, v)
-			total += n
-			if err = c.out.again(c, &w, int(total), err); err != errLook {
-				return total, c.opError(opWrite, err)
-			}
-		}
-		if err := c.awaitOut(w); err != nil {
-			return total, err
-		}
-		c.out.op.Lock()
-		n := int64(0)
-		if err = errLook; c.out.may(c, w) {
-			n, err = c.writeBuffersLocked(v)
-		}
-		total += n
-		err = c.out.again(c, &w, int(total), err)
-		c.out.unlock(c)
-		if err != errLook {
-			return total, err
-		}
-	}
-}
-
-// writeBuffers is WriteBuffers on a session.
-func writeBuffers(s *session.Session, v *net.Buffers) (int64, error) {
-	raceedge.Release()
-	n, err := s.WriteBuffers(*v)
-	consume(v, n)
-	return n, err
-}
-
-// writeBuffersLocked is writeLocked for several slices.
-func (c *Conn) writeBuffersLocked(v *net.Buffers) (total int64, err error) {
-	o := &c.out
-	for first := true; first || len(*v) > 0; first = false {
-		if s := o.next.Load(); s != nil {
-			c.beginLocked(s)
-			n, err := writeBuffers(s, v)
-			c.crossed(s)
-			return total + n, c.crossError(err)
-		}
-		if err := o.stopped(c); err != nil {
-			return total, err
-		}
-		n, err := writePieceOf(v, c.tcp)
-		o.count(c, n)
-		total += n
-		if err != nil {
-			return total, c.afterTCP(&o.deadline, opWrite, err)
-		}
-	}
-	return total, nil
+	return w.n, err
 }
 
 // writePieceOf writes and removes what of v goes to TCP at a time.

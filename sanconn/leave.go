@@ -218,7 +218,7 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 	c.out.deadline.holdUnlessMoved(c.tcp)
 	c.mu.Unlock()
 	c.out.op.Lock()
-	c.beginLocked(s)
+	c.out.beginLocked(c, s)
 	c.out.san.Store(nil)
 	c.out.op.Unlock()
 	s.TakeRead() // before the peer knows, and returns bytes

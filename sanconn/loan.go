@@ -45,7 +45,7 @@ func (c *Conn) Reserve(n int) ([]byte, error) {
 
 // reserveTCP is Reserve on TCP.
 func (c *Conn) reserveTCP(n int) ([]byte, error) {
-	if err := c.awaitOut(writer{}); err != nil {
+	if err := c.awaitOut(&writer{}); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -91,8 +91,7 @@ func (c *Conn) Commit(n int) error {
 	if n == 0 {
 		return nil
 	}
-	_, err := c.write(room[:n], true)
-	return err
+	return c.out.write(c, &writer{p: room[:n], commits: true})
 }
 
 // Peek returns bytes that have arrived, where they lie: at least one, and as many as lie

@@ -44,64 +44,97 @@ type outgoing struct {
 	deadline deadline
 }
 
-// writer is a Write under way: what it has to go before others.
+// writer is a Write under way, of one slice or of several.
 type writer struct {
-	commits bool // its bytes were filled in where Reserve said
-	cuts    int  // how often it was cut in its middle
+	p       []byte       // what is left of the one
+	v       *net.Buffers // what is left of the several; nil: it is one
+	n       int64        // how many bytes were written
+	commits bool         // they were filled in where Reserve said
+	cuts    int          // how often it was cut in its middle
 }
 
-// write is Write.
-func (c *Conn) write(p []byte, commits bool) (n int, err error) {
-	w := writer{commits: commits}
+// done reports whether nothing is left.
+func (w *writer) done() bool { return len(w.p) == 0 && (w.v == nil || len(*w.v) == 0) }
+
+// bySession writes what is left.
+func (w *writer) bySession(s *session.Session) (err error) {
+	raceedge.Release()
+	var n int64
+	if w.v != nil {
+		n, err = s.WriteBuffers(*w.v)
+		consume(w.v, n)
+	} else {
+		var k int
+		k, err = s.Write(w.p)
+		n, w.p = int64(k), w.p[k:]
+	}
+	w.n += n
+	return err
+}
+
+// byTCP writes a piece.
+func (w *writer) byTCP(tcp *net.TCPConn) (n int64, err error) {
+	if w.v != nil {
+		n, err = writePieceOf(w.v, tcp)
+	} else {
+		var k int
+		k, err = tcp.Write(w.p[:min(len(w.p), writePiece)])
+		n, w.p = int64(k), w.p[k:]
+	}
+	w.n += n
+	return n, err
+}
+
+// write does a Write.
+func (o *outgoing) write(c *Conn, w *writer) error {
 	defer func() {
 		if w.cuts > 0 {
-			c.out.uncut(c, w.cuts)
+			o.uncut(c, w.cuts)
 		}
 	}()
 	for {
-		if s := c.out.san.Load(); s != nil && c.out.may(c, w) {
-			k, err := c.writeSession(s, p[n:])
-			if n += k; err == nil {
-				return n, nil
+		if s := o.san.Load(); s != nil && o.may(c, w) {
+			err := w.bySession(s)
+			if err == nil {
+				return nil
 			}
-			if err = c.out.again(c, &w, n, err); err != errLook {
-				return n, c.opError(opWrite, err)
+			if err = o.again(c, w, err); err != errLook {
+				return c.opError(opWrite, err)
 			}
 		}
 		switch {
-		case n > 0 && n == len(p):
-			return n, nil
+		case w.n > 0 && w.done():
+			return nil
 		case c.closed.Load():
-			return n, c.opError(opWrite, net.ErrClosed)
+			return c.opError(opWrite, net.ErrClosed)
 		}
-		if c.out.away.Load() || !c.out.may(c, w) {
+		if o.away.Load() || !o.may(c, w) {
 			if err := c.awaitOut(w); err != nil {
-				return n, err
+				return err
 			}
 		}
-		c.out.op.Lock()
-		k := 0
-		if err = errLook; c.out.may(c, w) {
-			k, err = c.writeLocked(p[n:])
+		o.op.Lock()
+		err := errLook
+		if o.may(c, w) {
+			err = o.writeLocked(c, w)
 		}
-		n += k
-		err = c.out.again(c, &w, n, err)
-		c.out.unlock(c)
+		err = o.again(c, w, err)
+		o.unlock(c)
 		if err != errLook {
-			return n, err
+			return err
 		}
 	}
 }
 
-// again returns errLook if a Write that has returned err, and n bytes so far, is to go on: the
-// way back to TCP has taken it. If that has cut it in its middle, other Writes wait for it, as
+// again returns errLook if a Write that has returned err is to go on: the way back to TCP has
+// taken it. If that has cut it in its middle, other Writes wait for it, as
 // its bytes are not to be mixed with theirs. It is called before they can go on, but by a Write
 // on the session, for which leave.exchange calls noteCut.
-func (o *outgoing) again(c *Conn, w *writer, n int, err error) error {
+func (o *outgoing) again(c *Conn, w *writer, err error) error {
 	switch {
 	case err == session.ErrCut:
 		w.cuts++
-	case err == errLook && n > 0 && w.cuts == 0:
+	case err == errLook && w.n > 0 && w.cuts == 0:
 		o.noteCut(c)
 		w.cuts++
 	case err != session.ErrTaken:
@@ -133,22 +166,17 @@ func (o *outgoing) ownLocked(c *Conn) {
 }
 
 // may reports whether it is this Write's turn.
-func (o *outgoing) may(c *Conn, w writer) bool { return !o.owned.Load() || o.owns(c, w) }
+func (o *outgoing) may(c *Conn, w *writer) bool { return !o.owned.Load() || o.owns(c, w) }
 
 // owns is may where something owns the direction.
-func (o *outgoing) owns(c *Conn, w writer) bool {
+func (o *outgoing) owns(c *Conn, w *writer) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return o.mayLocked(w)
 }
 
-func (o *outgoing) mayLocked(w writer) bool {
+func (o *outgoing) mayLocked(w *writer) bool {
 	return !o.owned.Load() || w.cuts > 0 || w.commits && o.cut <= 0
-}
-
-func (c *Conn) writeSession(s *session.Session, p []byte) (int, error) {
-	raceedge.Release()
-	return s.Write(p)
 }
 
 // errLook: the state has changed, look again.
@@ -179,24 +207,24 @@ func (o *outgoing) stoppedLocked(c *Conn) error {
 	return nil
 }
 
-// writeLocked writes by TCP, piece by piece, until the direction may move.
-func (c *Conn) writeLocked(p []byte) (n int, err error) {
-	for first := true; first || n < len(p); first = false {
-		if s := c.out.next.Load(); s != nil {
-			k, err := c.crossLocked(s, p[n:])
-			return n + k, err
+// writeLocked writes by TCP, piece by piece, until the direction may move. op is held.
+func (o *outgoing) writeLocked(c *Conn, w *writer) error {
+	for {
+		if s := o.next.Load(); s != nil {
+			return o.crossLocked(c, s, w)
 		}
-		if err := c.out.stopped(c); err != nil {
-			return n, err
+		if err := o.stopped(c); err != nil {
+			return err
 		}
-		k, err := c.tcp.Write(p[n:min(len(p), n+writePiece)])
-		c.out.count(c, int64(k))
-		n += k
+		n, err := w.byTCP(c.tcp)
+		o.count(c, n)
 		if err != nil {
-			return n, c.afterTCP(&c.out.deadline, opWrite, err)
+			return c.afterTCP(&o.deadline, opWrite, err)
+		}
+		if w.done() {
+			return nil
 		}
 	}
-	return n, nil
 }
 
 // count counts bytes put on TCP. op is held.
@@ -206,56 +234,51 @@ func (o *outgoing) count(c *Conn, n int64) {
 	c.use(n)
 }
 
-// crossLocked moves the direction, and writes p by the session. No other Write goes to the
-// session before that is done, or their bytes were mixed. op is held.
-func (c *Conn) crossLocked(s *session.Session, p []byte) (n int, err error) {
-	c.beginLocked(s)
-	if len(p) > 0 {
+// crossLocked moves the direction, and writes what is left of a Write by the session; nil: there
+// is none. No other goes to the session before that is done, or their bytes were mixed. op is held.
+func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *writer) (err error) {
+	o.beginLocked(c, s)
+	if w != nil && !w.done() {
 		// Close and CloseWrite wait for op if they came before the begin, and end the session's
 		// Writes themselves if they come behind it.
-		if err = c.out.stopped(c); err == nil {
-			n, err = c.writeSession(s, p)
-			err = c.crossError(err)
+		if err = o.stopped(c); err == nil {
+			err = w.bySession(s)
+		}
+		switch err {
+		case session.ErrTaken:
+			err = errLook
+		case session.ErrCut, errLook: // for again
+		default:
+			err = c.opError(opWrite, err)
 		}
 	}
-	c.crossed(s)
-	return n, err
-}
-
-// crossError is the error of a Write on the session for who holds op.
-func (c *Conn) crossError(err error) error {
-	switch err {
-	case session.ErrTaken:
-		return errLook
-	case session.ErrCut:
-		return err
-	}
-	return c.opError(opWrite, err)
+	o.crossed(c, s)
+	return err
 }
 
 // beginLocked tells the peer that this direction moves here, unless that has been done. op is
 // held.
-func (c *Conn) beginLocked(s *session.Session) {
+func (o *outgoing) beginLocked(c *Conn, s *session.Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.out.next.Store(nil)
+	o.next.Store(nil)
 	if c.state.out.begun {
 		return
 	}
-	at := c.out.written.Load()
+	at := o.written.Load()
 	c.state.begin(at)
-	c.out.deadline.toSession(s.InterruptWrite)
+	o.deadline.toSession(s.InterruptWrite)
 	// With mu held: whoever finds that it has begun may end the stream. It fails only if the
 	// session has ended, which Writes find.
 	s.SendNote(positionNote(newconn.NoteBegin, at))
 }
 
 // crossed has Writes go to the session, unless both ends leave it already. op is held.
-func (c *Conn) crossed(s *session.Session) {
+func (o *outgoing) crossed(c *Conn, s *session.Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.session == s && c.state.phase == onSAN {
-		c.out.san.Store(s)
+		o.san.Store(s)
 		c.changedLocked() // for Moved
 	}
 }
@@ -264,7 +287,7 @@ func (c *Conn) crossed(s *session.Session) {
 func (o *outgoing) unlock(c *Conn) {
 	for {
 		if s := o.next.Load(); s != nil {
-			c.crossLocked(s, nil)
+			o.crossLocked(c, s, nil)
 		}
 		o.op.Unlock()
 		if o.next.Load() == nil || !o.op.TryLock() {
@@ -281,7 +304,7 @@ func (o *outgoing) nudge(c *Conn) {
 }
 
 // awaitOut waits while a Write has to.
-func (c *Conn) awaitOut(w writer) error {
+func (c *Conn) awaitOut(w *writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	o := &c.out
@@ -338,7 +361,7 @@ func (c *Conn) endStream(s *session.Session, end func(*session.Session) error) e
 	c.mu.Unlock()
 	if !begun {
 		c.out.op.Lock() // a Write in TCP has been woken
-		c.crossLocked(s, nil)
+		c.out.crossLocked(c, s, nil)
 		c.out.op.Unlock()
 	}
 	return end(s)

@@ -63,12 +63,12 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 		return c.opError(opRawWrite, err)
 	}
 	for { // behind a Write that was cut, and what is reserved
-		if err := c.awaitOut(writer{}); err != nil {
+		if err := c.awaitOut(&writer{}); err != nil {
 			err.(*net.OpError).Op = opRawWrite
 			return err
 		}
 		c.out.op.Lock()
-		if !c.out.away.Load() && c.out.may(c, writer{}) {
+		if !c.out.away.Load() && c.out.may(c, &writer{}) {
 			break
 		}
 		c.out.op.Unlock()

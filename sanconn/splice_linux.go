@@ -148,7 +148,7 @@ func (c *Conn) fillPipe(p *pipe, raw syscall.RawConn, most int64) error {
 
 // drainPipe is a Write of what a pipe has, or of a part, as long as the direction has not moved.
 func (c *Conn) drainPipe(p *pipe, raw syscall.RawConn) error {
-	if err := c.awaitOut(writer{}); err != nil {
+	if err := c.awaitOut(&writer{}); err != nil {
 		return err
 	}
 	o := &c.out
