@@ -159,18 +159,28 @@ func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
 	return src.Read(room)
 }
 
-// copyOnce writes what one Read brings.
-func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, err error) {
-	if n, err = src.Read(b); n > 0 {
-		var werr error
-		read := n
-		if n, werr = dst.Write(b[:n]); werr != nil {
-			err = werr
-		} else if n < read {
+// copyOnce writes what one Read brings; end: the source's. It trusts neither with its counts.
+func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, end bool, err error) {
+	read, rerr := src.Read(b)
+	switch {
+	case read < 0 || read > len(b):
+		return 0, false, errInvalidRead
+	case read > 0:
+		n, err = dst.Write(b[:read])
+		switch {
+		case n < 0 || n > read:
+			return 0, false, errInvalidWrite
+		case err == nil && n < read:
 			err = io.ErrShortWrite
 		}
 	}
-	return n, err
+	switch {
+	case err != nil:
+		return n, false, err
+	case rerr == io.EOF:
+		return n, true, nil
+	}
+	return n, false, rerr
 }
 
 // fillTCP has net move a piece of what a file has to TCP.
@@ -251,10 +261,8 @@ func (c *Conn) drain(w io.Writer) (total int64, err error) {
 		if b == nil {
 			b = make([]byte, pumpSize)
 		}
-		n, err := copyOnce(w, c, b)
-		if total += int64(n); err == io.EOF {
-			return total, nil
-		} else if err != nil {
+		n, end, err := copyOnce(w, c, b)
+		if total += int64(n); end || err != nil {
 			return total, err
 		}
 	}
@@ -284,32 +292,12 @@ func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
 		return 0, nil
 	}
 	b := make([]byte, min(pumpSize, r.N))
-	for r.N > 0 {
-		n, rerr := r.Read(b)
-		if n < 0 || n > len(b) {
-			return total, errInvalidRead
-		}
-		if n > 0 {
-			m, werr := w.Write(b[:n])
-			if m < 0 || m > n {
-				return total, errInvalidWrite
-			}
-			total += int64(m)
-			switch {
-			case werr != nil:
-				return total, werr
-			case m < n:
-				return total, io.ErrShortWrite
-			}
-		}
-		if rerr == io.EOF {
-			return total, nil
-		}
-		if rerr != nil {
-			return total, rerr
-		}
+	for end := false; r.N > 0 && !end && err == nil; {
+		var n int
+		n, end, err = copyOnce(w, r, b)
+		total += int64(n)
 	}
-	return total, nil
+	return total, err
 }
 
 // WriteBuffers writes the slices of v as one Write, packing small ones

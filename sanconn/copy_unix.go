@@ -22,7 +22,11 @@ func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, err
 			if b == nil {
 				b = make([]byte, pumpSize)
 			}
-			return copyOnce(c, src, b)
+			n, end, err := copyOnce(c, src, b)
+			if end {
+				err = io.EOF
+			}
+			return n, err
 		}
 		room, err := c.Reserve(int(min(copySize, src.N)))
 		if err != nil {
