@@ -1,6 +1,10 @@
 package sanconn
 
-import "github.com/sanconn/san/session"
+import (
+	"reflect"
+
+	"github.com/sanconn/san/session"
+)
 
 // Stats are the counters of one connection since its start, on whatever has carried it:
 // BytesSent and BytesReceived are of both carriers, all others of SANs.
@@ -27,21 +31,10 @@ func (c *Conn) Stats() Stats {
 	return st
 }
 
-// add adds those of a session.
+// add adds those of a session, all of which are counts.
 func (st *Stats) add(t session.Stats) {
-	s := &st.Stats
-	for _, c := range []struct {
-		to *uint64
-		n  uint64
-	}{
-		{&s.BytesSent, t.BytesSent}, {&s.BytesReceived, t.BytesReceived},
-		{&s.MessagesSent, t.MessagesSent}, {&s.MessagesReceived, t.MessagesReceived},
-		{&s.OffersSent, t.OffersSent}, {&s.OffersReceived, t.OffersReceived},
-		{&s.OfferedBytesSent, t.OfferedBytesSent}, {&s.OfferedBytesReceived, t.OfferedBytesReceived},
-		{&s.Stalls, t.Stalls}, {&s.NoBox, t.NoBox}, {&s.Unregistered, t.Unregistered}, {&s.Sleeps, t.Sleeps}, {&s.Polls, t.Polls},
-		{&s.DirectBytesSent, t.DirectBytesSent}, {&s.DirectBytesReceived, t.DirectBytesReceived},
-		{&s.LentBytesSent, t.LentBytesSent}, {&s.LentBytesReceived, t.LentBytesReceived},
-	} {
-		*c.to += c.n
+	sums, counts := reflect.ValueOf(&st.Stats).Elem(), reflect.ValueOf(t)
+	for i := range sums.NumField() {
+		sums.Field(i).SetUint(sums.Field(i).Uint() + counts.Field(i).Uint())
 	}
 }
