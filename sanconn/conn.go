@@ -177,7 +177,7 @@ func (c *Conn) CloseRead() error {
 	c.in.shut.Store(true)
 	phase, s := c.state.phase, c.in.san.Load()
 	if phase != onTCP {
-		c.in.deadline.holdUnlessMoved(c.tcp) // a Read in TCP ends
+		c.in.deadline.hold(c.tcp) // a Read in TCP ends
 	}
 	c.changedLocked()
 	c.mu.Unlock()

@@ -35,10 +35,13 @@ func (d *deadline) setTCP(tcp *net.TCPConn, t time.Time) error {
 	return tcp.SetReadDeadline(t)
 }
 
-// hold has an operation in TCP, now or later, return, until release.
+// hold has an operation in TCP, now or later, return, until release, unless none can be there any
+// more.
 func (d *deadline) hold(tcp *net.TCPConn) {
-	d.held = true
-	d.setTCP(tcp, longAgo)
+	if d.alarm == nil {
+		d.held = true
+		d.setTCP(tcp, longAgo)
+	}
 }
 
 // release ends hold, and reports whether there was one.
@@ -73,18 +76,11 @@ func (d *deadline) toTCP(tcp *net.TCPConn) {
 	d.setTCP(tcp, d.want)
 }
 
-// holdUnlessMoved is hold, unless no operation can be in TCP any more.
-func (d *deadline) holdUnlessMoved(tcp *net.TCPConn) {
-	if d.alarm == nil {
-		d.hold(tcp)
-	}
-}
-
 // end has the operations of a connection that is closed return; its own end on a session ends
 // those there.
 func (d *deadline) end(tcp *net.TCPConn) {
 	if d.alarm != nil {
 		d.alarm.stop()
 	}
-	d.holdUnlessMoved(tcp)
+	d.hold(tcp)
 }

@@ -161,7 +161,7 @@ func (in *incoming) nudge(c *Conn) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	in.deadline.holdUnlessMoved(c.tcp)
+	in.deadline.hold(c.tcp)
 }
 
 // unlock ends a use of op. If all that comes before the session has been read by now, the

@@ -215,7 +215,7 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 		c.out.noteCut(c)
 	}
 	c.mu.Lock()
-	c.out.deadline.holdUnlessMoved(c.tcp)
+	c.out.deadline.hold(c.tcp)
 	c.mu.Unlock()
 	c.out.op.Lock()
 	c.out.beginLocked(c, s)

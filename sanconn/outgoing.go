@@ -336,7 +336,7 @@ func (c *Conn) CloseWrite() error {
 	c.out.shut.Store(true)
 	phase, s, flushing := c.state.phase, c.session, c.out.flushing
 	if phase == offered || phase == onSAN {
-		c.out.deadline.holdUnlessMoved(c.tcp) // a Write in TCP ends
+		c.out.deadline.hold(c.tcp) // a Write in TCP ends
 	}
 	c.changedLocked()
 	c.mu.Unlock()
