@@ -18,44 +18,15 @@ import (
 // even with busy processors at both ends.
 const offerTimeout = 10 * time.Second
 
-// accepted are the connections of this process that others may offer to move.
-var accepted = acceptedConns{byEnds: make(map[tcpid.Ends]weak.Pointer[sanconn.Conn])}
+// accepted are the connections of this process that others may offer to move, until they are
+// closed, or the program has forgotten them: weak.Pointer[sanconn.Conn] by tcpid.Ends.
+var accepted sync.Map
 
-type acceptedConns struct {
-	mu     sync.Mutex                                // guards what follows
-	byEnds map[tcpid.Ends]weak.Pointer[sanconn.Conn] // it does not keep them alive
-	sweep  int                                       // the size at which those are removed that the program has forgotten
-}
-
-func (a *acceptedConns) add(l *life) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.byEnds[l.ends] = l.conn
-	if len(a.byEnds) < a.sweep {
-		return
-	}
-	for e, c := range a.byEnds {
-		if c.Value() == nil {
-			delete(a.byEnds, e)
-		}
-	}
-	a.sweep = max(2*len(a.byEnds), 1024)
-}
-
-// remove removes a connection, unless the addresses are another's by now.
-func (a *acceptedConns) remove(l *life) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.byEnds[l.ends] == l.conn {
-		delete(a.byEnds, l.ends)
-	}
-}
-
-// find returns the connection with these addresses, nil if there is none.
-func (a *acceptedConns) find(e tcpid.Ends) *sanconn.Conn {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.byEnds[e].Value()
+// acceptedAt returns the connection with these addresses, nil if there is none.
+func acceptedAt(e tcpid.Ends) *sanconn.Conn {
+	c, _ := accepted.Load(e)
+	known, _ := c.(weak.Pointer[sanconn.Conn])
+	return known.Value()
 }
 
 // register makes an accepted connection known, so that its dialer can have it moved.
@@ -63,7 +34,7 @@ func register(c *sanconn.Conn, tcp *net.TCPConn, l *life) {
 	var err error
 	if l.ends, err = tcpid.EndsOf(tcp); err == nil { // else it is closed already
 		l.conn = weak.Make(c)
-		accepted.add(l)
+		accepted.Store(l.ends, l.conn)
 	}
 }
 
@@ -125,7 +96,7 @@ func (t *taker) take(note []byte) answer {
 	if err != nil {
 		return answer{code: answerOther}
 	}
-	c := accepted.find(offer.ends.Reversed())
+	c := acceptedAt(offer.ends.Reversed())
 	if c == nil {
 		return answer{code: answerUnknown}
 	}

@@ -271,7 +271,7 @@ func takeOn(tcp *net.TCPConn, cfg newconn.Config, condition func(MoveOffer) erro
 	closed := cfg.Closed
 	cfg.Holds = true
 	cfg.Closed = func() {
-		accepted.remove(l)
+		accepted.CompareAndDelete(l.ends, l.conn) // unless the addresses are another's by now
 		l.closed()
 		if closed != nil {
 			closed()
