@@ -185,42 +185,36 @@ func listenError(err error) error {
 	return callError(err)
 }
 
+// listen listens, on iWARP at its port; close has to follow an error.
 func (x *listenID) listen() error {
-	for _, iwarp := range []bool{false, true} {
-		at := x.tcp
-		if iwarp {
-			port := x.l.cfg.iwarpPort(x.tcp.Port())
-			if port == 0 {
-				return errNoIWARP
-			}
-			at = netip.AddrPortFrom(x.tcp.Addr(), port)
+	err := x.bind(x.tcp)
+	if err == nil && x.id.Context().Transport == ibv.TransportIWARP {
+		port := x.l.cfg.iwarpPort(x.tcp.Port())
+		if port == 0 {
+			return errNoIWARP
 		}
-		id, err := x.channel.NewID()
-		if err != nil {
-			return err
-		}
-		id.Owner = x
-		if err := id.Bind(at); err != nil {
-			id.Close()
-			return err
-		}
-		// Binding determines the device, and with it whose the ports are.
-		if ctx := id.Context(); ctx == nil {
-			id.Close()
-			return unavailable(session.ReasonNotServed, errors.New("no RDMA device has this address"))
-		} else if !iwarp && ctx.Transport == ibv.TransportIWARP {
-			id.Close()
-			continue
-		}
-		if err := id.Listen(mostMaking); err != nil {
-			id.Close()
-			return err
-		}
-		x.id = id
-		x.dev, _ = useDevice(id.Context(), x.l.cfg) // an error will be that of each connection
-		return nil
+		x.id.Close()
+		err = x.bind(netip.AddrPortFrom(x.tcp.Addr(), port))
 	}
-	return nil
+	if err == nil {
+		err = x.id.Listen(mostMaking)
+	}
+	if err == nil {
+		x.dev, _ = useDevice(x.id.Context(), x.l.cfg) // an error will be that of each connection
+	}
+	return err
+}
+
+// bind makes an id with an address. That determines the device, and with it whose the ports are.
+func (x *listenID) bind(at netip.AddrPort) (err error) {
+	if x.id, err = x.channel.NewID(); err != nil {
+		return err
+	}
+	x.id.Owner = x
+	if err = x.id.Bind(at); err == nil && x.id.Context() == nil {
+		err = unavailable(session.ReasonNotServed, errors.New("no RDMA device has this address"))
+	}
+	return err
 }
 
 func (x *listenID) close() {
