@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -128,19 +127,6 @@ func (ws *windows) unbind(w *window) {
 func (ws *windows) invalidate(w *window) error {
 	if err := ws.postInvalidate(w); err != nil {
 		return err
-	}
-	const poll = 20 * time.Microsecond // hardware takes about one
-	ws.q.mu.Lock()
-	over := ws.freedLocked(w)
-	ws.q.mu.Unlock()
-	for began := time.Now(); !over && time.Since(began) < poll; runtime.Gosched() {
-		ws.q.mu.Lock()
-		ws.q.drainLocked()
-		over = ws.freedLocked(w)
-		ws.q.mu.Unlock()
-	}
-	if over {
-		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
 	defer cancel()
