@@ -125,18 +125,10 @@ func (e *Endpoint) reserve(find func() []byte) (room []byte) {
 }
 
 // Commit implements session.Messages.
-func (e *Endpoint) Commit(n int) {
-	e.q.mu.Lock()
-	e.send.commitLocked(&e.send.data, n, 0)
-	e.q.mu.Unlock()
-}
+func (e *Endpoint) Commit(n int) { e.send.commit(&e.send.data, n, 0) }
 
 // CommitControl implements session.Messages.
-func (e *Endpoint) CommitControl(n int) {
-	e.q.mu.Lock()
-	e.send.commitLocked(&e.send.control, n, 0)
-	e.q.mu.Unlock()
-}
+func (e *Endpoint) CommitControl(n int) { e.send.commit(&e.send.control, n, 0) }
 
 // Poll implements session.Messages.
 func (e *Endpoint) Poll(ev *session.Event) bool {

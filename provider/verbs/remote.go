@@ -171,9 +171,7 @@ func (r *remote) CommitReturn(n int, from session.Descriptor) {
 	if r.dev.returns.Load() && from.Key <= math.MaxUint32 {
 		returns = uint32(from.Key)
 	}
-	r.q.mu.Lock()
-	r.send.commitLocked(&r.send.control, n, returns)
-	r.q.mu.Unlock()
+	r.send.commit(&r.send.control, n, returns)
 }
 
 // Revoke implements session.Memory. It blocks until the memory is invalidated, for

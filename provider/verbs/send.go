@@ -132,9 +132,11 @@ func (s *sendQueue) reserveControlLocked(n int) []byte {
 	return s.control.room
 }
 
-// commitLocked posts the first n bytes of what was reserved. Unless returns is 0, the peer's
-// device invalidates that key of the peer's with the message.
-func (s *sendQueue) commitLocked(from *reservation, n int, returns uint32) {
+// commit posts the first n bytes of what was reserved. Unless returns is 0, the peer's device
+// invalidates that key of the peer's with the message.
+func (s *sendQueue) commit(from *reservation, n int, returns uint32) {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
 	r := *from
 	*from = reservation{}
 	if n == 0 || r.room == nil || s.q.overLocked() {
