@@ -34,8 +34,7 @@ func Dial(ctx context.Context, local netip.Addr, remote netip.AddrPort, cfg Conf
 		return nil, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v is not among the subnets allowed", remote.Addr()))
 	}
 	if cfg.WithoutCM {
-		d := exchangeDialing{cfg: cfg, local: local, remote: remote}
-		return d.connect(ctx)
+		return dialExchange(ctx, local, remote, cfg)
 	}
 	for try := 1; ; try++ {
 		d := dialing{cfg: cfg, local: local, remote: remote}

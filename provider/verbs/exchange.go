@@ -132,6 +132,26 @@ func exchangeServes(addrs []netip.Addr) error {
 	return first
 }
 
+// connect makes an endpoint, which owns the device and conn, by what the ends exchange over conn.
+func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, passive bool, exchange func(e *Endpoint, own connParams) error) (*Endpoint, error) {
+	stop := bound(ctx, conn)
+	defer stop()
+	e, own, err := a.endpoint(cfg, conn, passive)
+	if err != nil {
+		return nil, err
+	}
+	err = exchange(e, own)
+	if !stop() {
+		err = ctx.Err() // whatever came of it: the deadline is set
+	}
+	if err != nil {
+		e.abandon()
+		return nil, err
+	}
+	e.tcp.follow(e)
+	return e, nil
+}
+
 // endpoint makes an endpoint with its queue pair, and the parameters for the peer.
 func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint, connParams, error) {
 	e, err := newEndpoint(a.dev, nil, addrOf(conn.RemoteAddr()), cfg, passive)

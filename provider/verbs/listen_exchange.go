@@ -84,8 +84,7 @@ const acceptPause = 10 * time.Millisecond
 
 // admitExchange makes a connection of one by TCP.
 func (l *Listener) admitExchange(conn net.Conn) {
-	a := exchangeAccepting{cfg: l.cfg, port: l.addr.Port(), conn: conn}
-	if !l.make(a.connect) {
+	if !l.make(func(ctx context.Context) (*Endpoint, error) { return acceptExchange(ctx, conn, l.addr.Port(), l.cfg) }) {
 		refuseExchange(conn, refusedResources)
 		conn.Close()
 	}
