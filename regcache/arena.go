@@ -25,6 +25,9 @@ const (
 	// DefaultArena may grow to 1/arenaMemoryShare of the memory that this process may have,
 	// if that is more.
 	arenaMemoryShare = 16
+	// mostArena is more than a process can map. What is computed from it, such as the
+	// budget's limits, does not overflow.
+	mostArena = 1 << 47
 	// Where RLIMIT_MEMLOCK applies, DefaultArena gets at most one part of it in this
 	// many, besides the caches' half (memlockShare).
 	arenaMemlockShare = 4
@@ -91,9 +94,10 @@ var DefaultArena = sync.OnceValue(func() *Arena {
 // SetArenaLimit changes the size in bytes up to which DefaultArena may grow; what is mapped
 // stays so. DefaultBudget's limits follow, unless Budget.SetLimits has set them.
 func SetArenaLimit(bytes int64) {
+	bytes = min(max(bytes, 0), mostArena)
 	a := DefaultArena()
 	a.mu.Lock()
-	a.maxBytes = max(bytes, 0) &^ int64(a.chunkSize-1)
+	a.maxBytes = bytes &^ int64(a.chunkSize-1)
 	a.mu.Unlock()
 	DefaultBudget().fitArena(bytes)
 }

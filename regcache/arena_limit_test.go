@@ -2,6 +2,7 @@ package regcache
 
 import (
 	"errors"
+	"math"
 	"syscall"
 	"testing"
 )
@@ -34,5 +35,20 @@ func TestSetArenaLimit(t *testing.T) {
 	}
 	if _, err := a.Get(2 * defaultChunk); !errors.Is(err, syscall.ENOBUFS) {
 		t.Errorf("Get beyond the limit: %v", err)
+	}
+}
+
+// Any limit is one: a program may ask for no bound, and its caches keep registrations then.
+func TestSetAnyArenaLimit(t *testing.T) {
+	a, b := DefaultArena(), DefaultBudget()
+	was, caches, entries := a.limit(), b.limit(), b.maxEntries
+	t.Cleanup(func() { SetArenaLimit(was) })
+	SetArenaLimit(math.MaxInt64)
+	if a.limit() <= was || b.limit() < caches || b.maxEntries < entries {
+		t.Errorf("without a bound: an arena of %d bytes, %v", a.limit(), b)
+	}
+	SetArenaLimit(math.MinInt64)
+	if a.limit() != 0 || b.limit() < min(defaultMaxBytes, caches) || b.maxEntries != defaultMaxEntries {
+		t.Errorf("with less than none: an arena of %d bytes, %v", a.limit(), b)
 	}
 }
