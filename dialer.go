@@ -108,10 +108,7 @@ func (d *Dialer) plan(network string) (p *plan, err error) {
 		settings: settle(d.Options, d.RDMA, d.Policy, d.ShmDir, env),
 		atOnce:   d.Options.MoveAtOnce || env.moveAtOnce,
 	}
-	p.providers, p.without, err = choose(d.Providers, env, registry)
-	if d.Policy == Never {
-		p.without = &Unavailable{Reason: ReasonPolicy}
-	}
+	p.providers, p.without, err = choose(d.Policy, d.Providers, env)
 	return p, err
 }
 

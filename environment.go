@@ -117,11 +117,11 @@ func (v *variables) providers() (names []string) {
 	for _, word := range words(v.text(envProviders)) {
 		switch {
 		case word == "none":
-		case isProvider(word, registry):
+		case isProvider(word):
 			names = append(names, word)
 		default:
 			v.bad("unknown provider %q in %s; known are %s and none",
-				word, envProviders, strings.Join(providerNames(registry), ", "))
+				word, envProviders, strings.Join(providerNames(), ", "))
 		}
 	}
 	return names

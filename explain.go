@@ -56,7 +56,7 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 	}
 	tcp := d.explain(ctx, network, address, nil)
 	var outcomes []Outcome
-	names := providerNames(registry)
+	names := providerNames()
 	if p.without == nil {
 		for _, by := range p.providers {
 			names = slices.DeleteFunc(names, func(n string) bool { return n == by.name() })

@@ -164,11 +164,8 @@ type opening struct {
 func (lc *ListenConfig) opening() (o opening, err error) {
 	env := processEnvironment()
 	o.policy, o.condition = lc.Policy, lc.Condition
-	if o.providers, o.without, err = choose(lc.Providers, env, registry); err != nil {
+	if o.providers, o.without, err = choose(lc.Policy, lc.Providers, env); err != nil {
 		return o, err
-	}
-	if lc.Policy == Never {
-		o.providers, o.without = nil, &Unavailable{Reason: ReasonPolicy}
 	}
 	o.backlog = min(lc.Backlog, maxBacklog)
 	if o.backlog <= 0 {

@@ -8,14 +8,14 @@ import (
 
 // choose returns the providers to try, in order, or why there are none. want is a Providers
 // field. It is an error if that has an unknown name, or the environment is not understood.
-func choose(want []string, env environment, registered []provider) ([]provider, *Unavailable, error) {
+func choose(policy Policy, want []string, env environment) ([]provider, *Unavailable, error) {
 	if env.err != nil {
 		return nil, nil, env.err
 	}
 	for _, name := range want {
-		if !isProvider(name, registered) {
+		if !isProvider(name) {
 			return nil, nil, fmt.Errorf("san: unknown provider %q in Providers; known are %s",
-				name, strings.Join(providerNames(registered), ", "))
+				name, strings.Join(providerNames(), ", "))
 		}
 	}
 	names := want
@@ -23,7 +23,7 @@ func choose(want []string, env environment, registered []provider) ([]provider, 
 	case want == nil && env.restricted:
 		names = env.providers
 	case want == nil:
-		names = providerNames(registered)
+		names = providerNames()
 	}
 	var chosen []provider
 	refused := false
@@ -32,13 +32,15 @@ func choose(want []string, env environment, registered []provider) ([]provider, 
 			refused = true
 			continue
 		}
-		for _, p := range registered {
+		for _, p := range registry {
 			if p.name() == name && !slices.Contains(chosen, p) {
 				chosen = append(chosen, p)
 			}
 		}
 	}
 	switch {
+	case policy == Never:
+		return nil, &Unavailable{Reason: ReasonPolicy}, nil
 	case len(chosen) > 0:
 		return chosen, nil, nil
 	case refused || len(names) == 0:
@@ -53,9 +55,9 @@ var standard = []string{"shm", "verbs"}
 
 // providerNames are all that Providers and SAN_PROVIDERS may name, in order of
 // preference.
-func providerNames(registered []provider) []string {
+func providerNames() []string {
 	names := slices.Clone(standard)
-	for _, p := range registered {
+	for _, p := range registry {
 		if !slices.Contains(names, p.name()) {
 			names = append(names, p.name())
 		}
@@ -63,6 +65,4 @@ func providerNames(registered []provider) []string {
 	return names
 }
 
-func isProvider(name string, registered []provider) bool {
-	return slices.Contains(providerNames(registered), name)
-}
+func isProvider(name string) bool { return slices.Contains(providerNames(), name) }
