@@ -102,7 +102,7 @@ func (in *incoming) unread() bool {
 		return false
 	}
 	defer in.op.Unlock()
-	return in.thrown || len(in.front)+len(in.rest) > 0
+	return in.thrown || in.holds()
 }
 
 // closeTCP closes TCP. A peer whose end on the session was a reset has looked there first; one

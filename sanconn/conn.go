@@ -141,12 +141,12 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 			return 0, err
 		}
 		if c.in.away.Load() {
-			if err := c.awaitIn(opRead); err != nil {
+			if err := c.in.await(c); err != nil {
 				return 0, err
 			}
 		}
 		c.in.op.Lock()
-		n, err := c.readLocked(p)
+		n, err := c.in.readLocked(c, p)
 		c.in.unlock(c)
 		if err != errLook {
 			return n, err

@@ -185,7 +185,7 @@ func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, end bool, err erro
 
 // fillTCP has net move a piece of what a file has to TCP.
 func (c *Conn) fillTCP(src *io.LimitedReader) (int, error) {
-	if err := c.awaitOut(&writer{}); err != nil {
+	if err := c.out.await(c, &writer{}); err != nil {
 		return 0, err
 	}
 	o := &c.out

@@ -47,9 +47,8 @@ func (in *incoming) stopped(c *Conn) error {
 }
 
 // readLocked reads what comes next before the session, or makes the session come next.
-func (c *Conn) readLocked(p []byte) (n int, err error) {
-	in := &c.in
-	most, err := c.beforeLocked()
+func (in *incoming) readLocked(c *Conn, p []byte) (n int, err error) {
+	most, err := in.beforeLocked(c)
 	if err != nil {
 		return 0, err
 	}
@@ -65,26 +64,24 @@ func (c *Conn) readLocked(p []byte) (n int, err error) {
 		return n, nil
 	}
 	n, err = c.tcp.Read(p[:min(uint64(len(p)), most)])
-	return c.readByTCPLocked(n, err)
+	return in.readByTCPLocked(c, n, err)
 }
 
 // readByTCPLocked counts what was read from TCP, and returns what the result means. op is held.
-func (c *Conn) readByTCPLocked(n int, err error) (int, error) {
-	in := &c.in
+func (in *incoming) readByTCPLocked(c *Conn, n int, err error) (int, error) {
 	in.count(c, n)
 	if n > 0 {
 		return n, nil // the next Read finds the error again
 	}
 	if err = c.afterTCP(&in.deadline, opRead, err); err != nil && err != errLook && !errors.Is(err, os.ErrDeadlineExceeded) {
-		err = c.endOfTCP(err)
+		err = in.endOfTCP(c, err)
 	}
 	return 0, err
 }
 
 // beforeLocked makes that front what comes next, if that is not in TCP, and returns how many
 // bytes may be read from TCP otherwise. op is held.
-func (c *Conn) beforeLocked() (most uint64, err error) {
-	in := &c.in
+func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	if err := in.stopped(c); err != nil {
 		return 0, err
 	}
@@ -103,11 +100,14 @@ func (c *Conn) beforeLocked() (most uint64, err error) {
 		c.mu.Unlock()
 		return 0, nil
 	}
-	if in.begun.Load() && c.turnLocked() {
+	if in.begun.Load() && in.turnLocked(c) {
 		return 0, errLook
 	}
 	return 1 << 62, nil // no limit
 }
+
+// holds reports whether there are bytes that were taken from a carrier, and not read. op is held.
+func (in *incoming) holds() bool { return len(in.front)+len(in.rest) > 0 }
 
 // take takes the first n bytes of front.
 func (in *incoming) take(n int) {
@@ -126,9 +126,8 @@ func (in *incoming) count(c *Conn, n int) {
 }
 
 // turnLocked turns to the session if all that comes before it was read. op is held.
-func (c *Conn) turnLocked() bool {
-	in := &c.in
-	if len(in.front)+len(in.rest) > 0 {
+func (in *incoming) turnLocked(c *Conn) bool {
+	if in.holds() {
 		return false
 	}
 	c.mu.Lock()
@@ -170,7 +169,7 @@ func (in *incoming) unlock(c *Conn) {
 	for {
 		begun := in.begun.Load()
 		if begun && in.san.Load() == nil && !in.away.Load() {
-			c.turnLocked()
+			in.turnLocked(c)
 		}
 		in.op.Unlock()
 		if begun || !in.begun.Load() || !in.op.TryLock() {
@@ -180,24 +179,24 @@ func (in *incoming) unlock(c *Conn) {
 }
 
 // endOfTCP is what the end of TCP means, or its error, once that is known. op is held.
-func (c *Conn) endOfTCP(err error) error {
+func (in *incoming) endOfTCP(c *Conn, err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
-		if err := c.in.stopped(c); err != nil {
+		if err := in.stopped(c); err != nil {
 			return err
 		}
-		switch end := c.state.endOf(c.in.bytes.Load()); {
-		case c.in.away.Load(), end == endTurns:
+		switch end := c.state.endOf(in.bytes.Load()); {
+		case in.away.Load(), end == endTurns:
 			return errLook
 		case end == endIsCut && err == io.EOF:
 			return c.opError(opRead, fmt.Errorf("the peer vanished while the connection moved: %w", syscall.ECONNRESET))
 		case end != endOpen:
 			return err
-		case c.in.deadline.passed():
+		case in.deadline.passed():
 			return c.opError(opRead, os.ErrDeadlineExceeded)
 		}
-		c.awaitLocked(c.in.deadline.want)
+		c.awaitLocked(in.deadline.want)
 	}
 }
 
@@ -218,17 +217,16 @@ func (c *Conn) afterTCP(d *deadline, op string, err error) error {
 	return err
 }
 
-// awaitIn waits while Reads have to.
-func (c *Conn) awaitIn(op string) error {
+// await waits while Reads have to.
+func (in *incoming) await(c *Conn) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	in := &c.in
 	for in.away.Load() {
 		if err := in.stopped(c); err != nil {
 			return err
 		}
 		if in.deadline.passed() {
-			return c.opError(op, os.ErrDeadlineExceeded)
+			return c.opError(opRead, os.ErrDeadlineExceeded)
 		}
 		c.awaitLocked(in.deadline.want)
 	}

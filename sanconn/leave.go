@@ -58,7 +58,7 @@ var (
 func (c *Conn) File() (*os.File, error) {
 	err := c.toTCP(true)
 	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
-		if len(c.in.front)+len(c.in.rest) > 0 {
+		if c.in.holds() {
 			err = errUnread
 			c.unpin()
 		}

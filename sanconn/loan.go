@@ -45,7 +45,7 @@ func (c *Conn) Reserve(n int) ([]byte, error) {
 
 // reserveTCP is Reserve on TCP.
 func (c *Conn) reserveTCP(n int) ([]byte, error) {
-	if err := c.awaitOut(&writer{}); err != nil {
+	if err := c.out.await(c, &writer{}); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -117,7 +117,7 @@ func (c *Conn) Peek() ([]byte, error) {
 			}
 		}
 		if c.in.away.Load() {
-			if err := c.awaitIn(opRead); err != nil {
+			if err := c.in.await(c); err != nil {
 				return nil, err
 			}
 		}
@@ -133,11 +133,11 @@ func (c *Conn) Peek() ([]byte, error) {
 // peekLocked reads from TCP to front.
 func (c *Conn) peekLocked() ([]byte, error) {
 	in := &c.in
-	if most, err := c.beforeLocked(); err != nil || most == 0 {
+	if most, err := c.in.beforeLocked(c); err != nil || most == 0 {
 		return in.front, err
 	}
 	b := make([]byte, peekSize)
-	n, err := c.readLocked(b)
+	n, err := c.in.readLocked(c, b)
 	if n == 0 {
 		return nil, err
 	}

@@ -109,7 +109,7 @@ func (o *outgoing) write(c *Conn, w *writer) error {
 			return c.opError(opWrite, net.ErrClosed)
 		}
 		if o.away.Load() || !o.may(c, w) {
-			if err := c.awaitOut(w); err != nil {
+			if err := o.await(c, w); err != nil {
 				return err
 			}
 		}
@@ -303,11 +303,10 @@ func (o *outgoing) nudge(c *Conn) {
 	}
 }
 
-// awaitOut waits while a Write has to.
-func (c *Conn) awaitOut(w *writer) error {
+// await waits while a Write has to.
+func (o *outgoing) await(c *Conn, w *writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	o := &c.out
 	for o.away.Load() || !o.mayLocked(w) {
 		switch {
 		case c.closed.Load():

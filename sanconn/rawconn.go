@@ -63,7 +63,7 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 		return c.opError(opRawWrite, err)
 	}
 	for { // behind a Write that was cut, and what is reserved
-		if err := c.awaitOut(&writer{}); err != nil {
+		if err := c.out.await(c, &writer{}); err != nil {
 			err.(*net.OpError).Op = opRawWrite
 			return err
 		}
@@ -111,7 +111,7 @@ func (r rawConn) readStaying(f func(fd uintptr) (done bool)) error {
 	in := &r.c.in
 	in.op.Lock()
 	defer in.op.Unlock()
-	if len(in.front)+len(in.rest) > 0 {
+	if in.holds() {
 		return errUnread
 	}
 	r.c.readElsewhere()
@@ -161,7 +161,7 @@ func (r rawConn) emptyTCP() (empty bool, err error) {
 	c := r.c
 	c.in.op.Lock()
 	defer c.in.unlock(c)
-	switch _, err = c.beforeLocked(); {
+	switch _, err = c.in.beforeLocked(c); {
 	case err == io.EOF: // by CloseRead, of which TCP does not know if the connection had moved
 		return false, io.EOF
 	case len(c.in.front) > 0:
@@ -185,7 +185,7 @@ func (r rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool,
 	c := r.c
 	c.in.op.Lock()
 	defer c.in.unlock(c)
-	if len(c.in.front)+len(c.in.rest) > 0 {
+	if c.in.holds() {
 		return false, errUnread
 	}
 	c.mu.Lock()

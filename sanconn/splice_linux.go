@@ -134,7 +134,7 @@ func (c *Conn) fillPipe(p *pipe, raw syscall.RawConn, most int64) error {
 	}
 	c.in.op.Lock()
 	defer c.in.unlock(c)
-	room, err := c.beforeLocked()
+	room, err := c.in.beforeLocked(c)
 	if err != nil {
 		return err
 	}
@@ -142,13 +142,13 @@ func (c *Conn) fillPipe(p *pipe, raw syscall.RawConn, most int64) error {
 		return errLook
 	}
 	err = p.fill(raw, min(most, int64(room)))
-	_, err = c.readByTCPLocked(int(p.n), err)
+	_, err = c.in.readByTCPLocked(c, int(p.n), err)
 	return err
 }
 
 // drainPipe is a Write of what a pipe has, or of a part, as long as the direction has not moved.
 func (c *Conn) drainPipe(p *pipe, raw syscall.RawConn) error {
-	if err := c.awaitOut(&writer{}); err != nil {
+	if err := c.out.await(c, &writer{}); err != nil {
 		return err
 	}
 	o := &c.out
