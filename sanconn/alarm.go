@@ -17,13 +17,12 @@ type alarm struct {
 	stopped bool
 }
 
-// set moves the deadline to t; the zero time means none. It reports false
-// after stop.
-func (d *alarm) set(t time.Time) bool {
+// set moves the deadline to t, unless it was stopped; the zero time means none.
+func (d *alarm) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.stopped {
-		return false
+		return
 	}
 	if d.timer != nil {
 		d.timer.Stop() // if it has just fired, fire sees that at has changed
@@ -45,7 +44,6 @@ func (d *alarm) set(t time.Time) bool {
 		}
 	}
 	d.change(expired)
-	return true
 }
 
 // fire is the timer's function. The deadline may have moved before it runs.
