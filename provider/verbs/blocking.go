@@ -30,21 +30,14 @@ func (p pool) try(f func()) bool {
 // run runs f, now or later, and waits for its end until the limit.
 func (p pool) run(limit time.Duration, f func()) {
 	done := make(chan struct{})
-	job := func() {
+	go func() {
+		p <- struct{}{}
 		f()
+		<-p
 		close(done)
-	}
-	if !p.try(job) {
-		go func() {
-			p <- struct{}{}
-			job()
-			<-p
-		}()
-	}
-	t := time.NewTimer(limit)
-	defer t.Stop()
+	}()
 	select {
 	case <-done:
-	case <-t.C:
+	case <-time.After(limit):
 	}
 }
