@@ -40,13 +40,11 @@ func (t *taker) condition(l *life) (decided bool, err error) {
 		o.UID = int64(*t.user)
 	}
 	d := l.decide(o)
-	timer := time.NewTimer(decideTimeout)
-	defer timer.Stop()
 	select {
 	case <-d.made:
 		l.decided(o, d)
 		return true, d.err
-	case <-timer.C:
+	case <-time.After(decideTimeout):
 		return false, nil
 	}
 }

@@ -260,16 +260,14 @@ func (c *Conn) awaitLocked(t time.Time) bool {
 	changed := c.changed
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	if t.IsZero() {
-		<-changed
-		return true
+	var late <-chan time.Time
+	if !t.IsZero() {
+		late = time.After(time.Until(t))
 	}
-	timer := time.NewTimer(time.Until(t))
-	defer timer.Stop()
 	select {
 	case <-changed:
 		return true
-	case <-timer.C:
+	case <-late:
 		return false
 	}
 }

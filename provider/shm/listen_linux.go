@@ -117,12 +117,10 @@ func (l *Listener) closeSocket(served <-chan struct{}) error {
 	}
 	closed := make(chan error, 1)
 	go func() { closed <- l.unix.Close() }()
-	late := time.NewTimer(closeTimeout)
-	defer late.Stop()
 	select {
 	case err := <-closed:
 		return err
-	case <-late.C:
+	case <-time.After(closeTimeout):
 		return nil
 	}
 }

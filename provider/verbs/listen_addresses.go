@@ -67,10 +67,8 @@ func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
 	}
 	for {
 		retry := retryTime
-		timer := time.NewTimer(wait)
 		select {
 		case <-l.ctx.Done():
-			timer.Stop()
 			if changed != nil {
 				for range changed { // until watchAddresses has ended
 				}
@@ -81,10 +79,9 @@ func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
 				changed = nil
 			}
 		case <-l.lost:
-		case <-timer.C:
+		case <-time.After(wait):
 			retry = min(2*wait, rescanTime)
 		}
-		timer.Stop()
 		switch err := l.refresh(); {
 		case err == nil:
 			wait = rescanTime
