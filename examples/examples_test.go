@@ -20,8 +20,8 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// limit bounds each process that a test runs.
-const limit = time.Minute
+// limit bounds what a test waits for of a process.
+const limit = 2 * time.Minute
 
 // sanProvider is what a connection over loopback has to move to here.
 func sanProvider() string {
@@ -51,30 +51,42 @@ func program(t *testing.T, source string) string {
 	return path
 }
 
-// serve starts a server example on a free port, and returns the first line it
-// prints; lines gives the others. It ends with the test.
-func serve(t *testing.T, name string) (ready string, lines *bufio.Scanner) {
+// server is a server example that runs.
+type server struct {
+	*exec.Cmd
+	lines *bufio.Scanner
+}
+
+// serve starts a server example on a free port, and returns the first line it prints. It ends with
+// the test, however long that takes: programs are built meanwhile.
+func serve(t *testing.T, name string) (ready string, s *server) {
 	t.Helper()
-	cmd := exec.Command(program(t, name), "-l", "127.0.0.1:0")
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
+	s = &server{Cmd: exec.Command(program(t, name), "-l", "127.0.0.1:0")}
+	s.Stderr = os.Stderr
+	out, err := s.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := s.Start(); err != nil {
 		t.Fatal(err)
 	}
-	stuck := time.AfterFunc(limit, func() { cmd.Process.Kill() })
 	t.Cleanup(func() {
-		stuck.Stop()
-		cmd.Process.Kill()
-		cmd.Wait()
+		s.Process.Kill()
+		s.Wait()
 	})
-	lines = bufio.NewScanner(out)
-	if !lines.Scan() {
-		t.Fatalf("%s did not start: %v", name, lines.Err())
+	s.lines = bufio.NewScanner(out)
+	return s.line(t), s
+}
+
+// line reads the next line that a server prints.
+func (s *server) line(t *testing.T) string {
+	t.Helper()
+	stuck := time.AfterFunc(limit, func() { s.Process.Kill() })
+	defer stuck.Stop()
+	if !s.lines.Scan() {
+		t.Fatalf("%s has ended: %v", s.Path, s.lines.Err())
 	}
-	return lines.Text(), lines
+	return s.lines.Text()
 }
 
 // run runs a program to its end, which has to be a good one.
@@ -96,7 +108,7 @@ func TestHTTPMovesToTheSAN(t *testing.T) {
 	url, _ := serve(t, "./http/server")
 	client := program(t, "./http/client")
 
-	for _, want := range []struct{ requests, by string }{{"1", "tcp"}, {"10000", sanProvider()}} {
+	for _, want := range []struct{ requests, by string }{{"1", "tcp"}, {"5000", sanProvider()}} {
 		stdout, stderr := run(t, client, "-n", want.requests, url)
 		if want := "hello, you came by " + want.by + "\n"; stdout != want {
 			t.Errorf("the server says %q; want %q", stdout, want)
@@ -124,7 +136,7 @@ func TestCurlTalksToTheSamePortByTCP(t *testing.T) {
 }
 
 func TestAFileGoesBothWaysUnchanged(t *testing.T) {
-	address, lines := serve(t, "./copy/server")
+	address, server := serve(t, "./copy/server")
 	client := program(t, "./copy/client")
 	t.Setenv("SAN_MOVE", "now") // or the large one might have come before it moves
 	for size, by := range map[int]string{0: "", 1: "", 64<<10 + 1: "", 128 << 20: sanProvider()} {
@@ -140,15 +152,15 @@ func TestAFileGoesBothWaysUnchanged(t *testing.T) {
 				t.Errorf("the client says %q; want ...%q", stdout, want)
 			}
 			sum, _, _ := strings.Cut(stdout, " by ")
-			if !lines.Scan() || !strings.HasPrefix(lines.Text(), sum+" by "+by) {
-				t.Errorf("the server says %q and the client %q", lines.Text(), stdout)
+			if line := server.line(t); !strings.HasPrefix(line, sum+" by "+by) {
+				t.Errorf("the server says %q and the client %q", line, stdout)
 			}
 		})
 	}
 }
 
 func TestTheCopyServerTakesPlainTCP(t *testing.T) {
-	address, lines := serve(t, "./copy/server")
+	address, server := serve(t, "./copy/server")
 	c, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +177,7 @@ func TestTheCopyServerTakesPlainTCP(t *testing.T) {
 	if _, err := got.ReadFrom(c); err != nil || got.String() != "plain" {
 		t.Errorf("%q came back, %v", &got, err)
 	}
-	if !lines.Scan() || !strings.HasSuffix(lines.Text(), " 5 bytes by tcp") {
-		t.Errorf("the server says %q", lines.Text())
+	if line := server.line(t); !strings.HasSuffix(line, " 5 bytes by tcp") {
+		t.Errorf("the server says %q", line)
 	}
 }
