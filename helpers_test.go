@@ -97,7 +97,12 @@ func wantMoved(t testing.TB, c net.Conn, provider string) {
 	if !ok {
 		t.Fatalf("a %T, which does not move", c)
 	}
-	waitFor(t, "the connection moves to "+provider, func() bool { return InfoOf(sc).Provider == provider })
+	testenv.Eventually(t, testTimeout, func() error {
+		if info := InfoOf(sc); info.Provider != provider {
+			return fmt.Errorf("provider %q for reason %q (%v), want %q", info.Provider, info.Fallback, info.Cause, provider)
+		}
+		return nil
+	})
 }
 
 // wantStays waits until a connection has a reason to be on TCP.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -206,9 +207,7 @@ func TestStoppedHoldsUpNobodyElse(t *testing.T) {
 			t.Fatal(name, err)
 		}
 	}
-	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
-	c := mustDial(t, new(Dialer), l.Addr().String())
-	s := mustAccept(t, l)
+	c, turns := otherProcess(t)
 	p.stop(t)
 	defer p.goOn(t)
 	for _, c := range stuck {
@@ -217,14 +216,51 @@ func TestStoppedHoldsUpNobodyElse(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	began := time.Now()
+	wantTurn(t, c, turns, len(stuck)-mostMoving+1) // there was room for it at once
+}
+
+// otherProcess returns a connection to one, 8, that answers, and how many other connections wait
+// when it has its turns.
+func otherProcess(t *testing.T) (c net.Conn, turns <-chan int) {
+	t.Helper()
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	go reply(l, 8)
+	waiting := make(chan int, mostTries)
+	useProviders(t, turnOf{to: l.Addr().(*net.TCPAddr).AddrPort(), waiting: waiting})
+	return mustDial(t, new(Dialer), l.Addr().String()), waiting
+}
+
+// wantTurn uses such a connection until it has moved, and wants so many others to wait when it has
+// its first turn. Where processors are busy that may run out of time, and more use brings another.
+func wantTurn(t testing.TB, c net.Conn, turns <-chan int, others int) {
+	t.Helper()
 	newconn.HandleOf(c).CallUse(0)
-	send(t, c, s, "a use")
-	wantMoved(t, c, shm.Name)
-	wantMoved(t, s, shm.Name)
-	if took := time.Since(began); took > moveTimeout/2 {
-		t.Errorf("it took %v", took)
+	waitFor(t, "it moves", func() bool {
+		if name, err := ask(c); name != 8 || err != nil {
+			t.Fatal(name, err)
+		}
+		return InfoOf(c).Provider == shm.Name
+	})
+	wantCarried(t, c, shm.Name)
+	if n := <-turns; n < others {
+		t.Errorf("it had its turn behind all but %d of the others", n)
 	}
+}
+
+// turnOf is shared memory, and tells how many connections wait when one to an address has its turn.
+type turnOf struct {
+	shmProvider
+	to      netip.AddrPort
+	waiting chan<- int
+}
+
+func (o turnOf) move(ctx context.Context, h newconn.Handle, s settings) error {
+	if h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort() == o.to {
+		movers.mu.Lock()
+		o.waiting <- movers.waiting
+		movers.mu.Unlock()
+	}
+	return o.shmProvider.move(ctx, h, s)
 }
 
 // A connection that has moved: what is written waits in memory.
@@ -505,9 +541,6 @@ func (isUp) Err() error            { return context.DeadlineExceeded }
 // first attempts there have run out of time.
 func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
 	onlyShm(t)
-	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
-	c := mustDial(t, new(Dialer), l.Addr().String())
-	s := mustAccept(t, l)
 	var stuck []net.Conn
 	for i := range mostMoving / mostToOne {
 		tcp := plainListen(t, "127.0.0.1:0")
@@ -522,21 +555,14 @@ func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
 		defer p.goOn(t)
 		p.stop(t)
 	}
+	c, turns := otherProcess(t)
 	for _, c := range stuck {
 		newconn.HandleOf(c).CallUse(0)
 		if _, err := c.Write(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	newconn.HandleOf(c).CallUse(0)
-	send(t, c, s, "a use")
-	wantMoved(t, c, shm.Name)
-	wantMoved(t, s, shm.Name)
-	movers.mu.Lock()
-	defer movers.mu.Unlock()
-	if n := movers.waiting; n < len(stuck)/2 {
-		t.Errorf("it moved behind all but %d of the others", n)
-	}
+	wantTurn(t, c, turns, len(stuck)/2)
 }
 
 // A process that is asked when a dial is nearly over counts as what it was before.
