@@ -79,14 +79,14 @@ func parseEnvironment(lookup func(string) (string, bool)) environment {
 		restricted:   v.text(envProviders) != "",
 		providers:    v.providers(),
 		disable:      v.features(),
-		moveAtOnce:   v.moveAtOnce(),
+		moveAtOnce:   v.word(envMove, "now") == "now",
 		shmDir:       v.text(envShmDir),
 		tracePath:    v.text(envTrace),
 		subnets:      v.subnets(),
-		sharedDomain: v.onOff(envSharedDomain, false),
+		sharedDomain: v.word(envSharedDomain, "on", "off") == "on",
 		rdma: RDMA{
 			IWARPOffset:  v.offset(),
-			WithoutCM:    !v.onOff(envRDMACM, true),
+			WithoutCM:    v.word(envRDMACM, "on", "off") == "off",
 			TrafficClass: uint8(v.number(envTrafficClass, 0, math.MaxUint8)),
 			ServiceLevel: uint8(v.number(envServiceLevel, 0, 15)),
 			AckTimeout:   uint8(v.number(envAckTimeout, 0, 31)),
@@ -139,17 +139,6 @@ func (v *variables) features() (all session.Feature) {
 	return all
 }
 
-func (v *variables) moveAtOnce() bool {
-	switch s := strings.ToLower(v.text(envMove)); s {
-	case "":
-	case "now":
-		return true
-	default:
-		v.bad("%s=%s is not now", envMove, s)
-	}
-	return false
-}
-
 func (v *variables) subnets() (list []netip.Prefix) {
 	for _, word := range words(v.text(envSubnets)) {
 		p, err := netip.ParsePrefix(word)
@@ -161,18 +150,14 @@ func (v *variables) subnets() (list []netip.Prefix) {
 	return list
 }
 
-func (v *variables) onOff(name string, unset bool) bool {
+// word is one of these, "" if the variable is not set.
+func (v *variables) word(name string, known ...string) string {
 	s := v.text(name)
-	switch strings.ToLower(s) {
-	case "":
-		return unset
-	case "on":
-		return true
-	case "off":
-	default:
-		v.bad("%s=%s is neither on nor off", name, s)
+	word := strings.ToLower(s)
+	if word != "" && !slices.Contains(known, word) {
+		v.bad("%s=%s is not %s", name, s, strings.Join(known, " or "))
 	}
-	return false
+	return word
 }
 
 // offset is not 0, which would mean the default.
