@@ -98,10 +98,8 @@ func (l *Log) Flush(most time.Duration) {
 	if written == nil {
 		return
 	}
-	late := time.NewTimer(most)
-	defer late.Stop()
 	select {
 	case <-written:
-	case <-late.C:
+	case <-time.After(most):
 	}
 }
