@@ -31,14 +31,9 @@ func (r *reclaimer) wake() {
 }
 
 func (r *reclaimer) startLocked() {
-	if r.active || r.stopped {
-		return
-	}
-	r.active = true
-	if r.timer == nil {
+	if !r.active && !r.stopped {
+		r.active = true
 		r.timer = time.AfterFunc(tick, r.run)
-	} else {
-		r.timer.Reset(tick)
 	}
 }
 
