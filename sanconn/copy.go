@@ -225,64 +225,85 @@ const fillPiece = 1 << 20
 
 // WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
 // uses it. On TCP it is net's, and what a writer has been given and not taken is lost. On a SAN,
-// files, net's stream sockets and io.Discard are given the bytes where they have arrived. Any
-// other writer gets them in a buffer of its own, since it may keep the slice. An error, also
+// regular files, net's stream sockets and io.Discard are given the bytes where they have arrived. Any
+// other writer gets them in a buffer of its own, since it may block, or keep the slice. An error, also
 // w's, is in a *net.OpError, as net has it.
 func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 	all := &io.LimitedReader{R: c, N: 1<<63 - 1}
 	if n, err = splice(w, all); err == errLook {
 		var m int64
-		if takesAtOnce(w) {
-			m, err = c.drain(w)
-		} else {
-			m, err = pump(w, all)
-		}
+		m, err = c.copyTo(w, all)
 		n += m
 	}
 	return n, c.copyError(opWriteTo, err)
 }
 
-// takesAtOnce reports whether a writer neither keeps what it is given nor changes it.
-func takesAtOnce(w io.Writer) bool {
+// copyTo is WriteTo but for what goes by splice.
+func (c *Conn) copyTo(w io.Writer, all *io.LimitedReader) (int64, error) {
 	switch sink := w.(type) {
 	case *os.File:
-		return true
-	case *net.TCPConn, *net.UnixConn:
-		return isStream(sink.(net.Conn))
+		if info, err := sink.Stat(); err == nil && !info.Mode().IsRegular() { // a pipe may block
+			return pump(w, all)
+		}
+		return c.drain(w, c.drainOnce)
+	case *net.TCPConn:
+		if !carried(sink) {
+			return c.drainToSocket(sink)
+		}
+	case *net.UnixConn:
+		if isStream(sink) {
+			return c.drainToSocket(sink)
+		}
 	}
-	return w == io.Discard
+	if w == io.Discard {
+		return c.drain(w, c.drainOnce)
+	}
+	return pump(w, all)
 }
 
-// drain writes what has arrived from where it lies; on TCP, where each Peek would make a buffer,
-// from one buffer.
-func (c *Conn) drain(w io.Writer) (total int64, err error) {
+// socket is one of net's.
+type socket interface {
+	net.Conn
+	syscall.Conn
+}
+
+// drain writes to w by once, called again and again, from where the bytes lie; on TCP, where each
+// Peek would make a buffer, from one buffer.
+func (c *Conn) drain(w io.Writer, once func(io.Writer) (int, error)) (total int64, err error) {
 	var b []byte
-	for c.in.san.Load() == nil {
-		if b == nil {
-			b = make([]byte, pumpSize)
+	for err == nil {
+		var n int
+		if c.in.san.Load() != nil {
+			n, err = once(w)
+		} else {
+			if b == nil {
+				b = make([]byte, pumpSize)
+			}
+			var end bool
+			if n, end, err = copyOnce(w, c, b); end {
+				err = io.EOF
+			}
 		}
-		n, end, err := copyOnce(w, c, b)
-		if total += int64(n); end || err != nil {
-			return total, err
-		}
-	}
-	for {
-		b, err := c.Peek()
-		if err == io.EOF {
-			return total, nil
-		}
-		if err != nil {
-			return total, err
-		}
-		n, err := w.Write(b)
 		total += int64(n)
-		if err = cmp.Or(err, c.Discard(n)); err == nil && n < len(b) {
-			err = io.ErrShortWrite
-		}
-		if err != nil {
-			return total, err
-		}
 	}
+	if err == io.EOF {
+		err = nil
+	}
+	return total, err
+}
+
+// drainOnce writes what lies there in one piece, to what neither blocks nor keeps the slice. What
+// is lent keeps the connection from going back to TCP.
+func (c *Conn) drainOnce(w io.Writer) (int, error) {
+	b, err := c.Peek()
+	if err != nil {
+		return 0, err
+	}
+	n, err := w.Write(b)
+	if err = cmp.Or(err, c.Discard(n)); err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	return n, err
 }
 
 // pump copies without io.Copy, which would call ReadFrom and WriteTo again. The buffer is

@@ -11,3 +11,8 @@ import (
 func (c *Conn) fillFromSocket(_ syscall.Conn, src *io.LimitedReader) (int64, error) {
 	return pump(c, src)
 }
+
+// drainToSocket copies, likewise.
+func (c *Conn) drainToSocket(s socket) (int64, error) {
+	return pump(s, &io.LimitedReader{R: c, N: 1<<63 - 1})
+}

@@ -762,52 +762,98 @@ func TestASinkThatKeepsTheSlice(t *testing.T) {
 	})
 }
 
-// While a sink is blocked, Close returns, and what the sink has is given back at its end.
+// While a sink is blocked it has nothing of the connection: Close gives back its memory.
 func TestCloseWhileASinkBlocks(t *testing.T) {
 	eachSocket(t, func(t *testing.T, l session.Limits, mk func(*testing.T) (net.Conn, net.Conn)) {
-		for !closeWhileASinkBlocks(t, l, mk) {
+		ea, eb := twin.Pair(twin.Config{Limits: l})
+		a, b := pipeOver(t, ea, eb, nil)
+		data := pattern(16 << 20) // more than the socket takes
+		go a.Write(data)
+		to, peer := mk(t)
+		done := goCopy(to, b)
+		untilStable(t, func() uint64 { return b.Stats().BytesReceived })
+		began := time.Now()
+		b.Close()
+		if d := time.Since(began); d > 5*time.Second {
+			t.Errorf("Close took %v", d)
 		}
+		a.Close()
+		testenv.Eventually(t, patience, func() error {
+			if !eb.Retired() || eb.Left().Allocated != 0 {
+				return fmt.Errorf("left: %+v", eb.Left())
+			}
+			return nil
+		})
+		all := received(t, peer)
+		r := ended(t, done)
+		if !errors.Is(r.err, net.ErrClosed) {
+			t.Errorf("copied %d, %v", r.n, r.err)
+		}
+		to.Close()
+		wantBytes(t, <-all, data[:r.n])
 	})
 }
 
-// closeWhileASinkBlocks reports false if the sink took something just then.
-func closeWhileASinkBlocks(t *testing.T, l session.Limits, mk func(*testing.T) (net.Conn, net.Conn)) (blocked bool) {
-	ea, eb := twin.Pair(twin.Config{Limits: l})
-	a, b := pipeOver(t, ea, eb, nil)
-	defer a.Close()
-	data := pattern(16 << 20) // more than the socket takes
-	go a.Write(data)
-	to, peer := mk(t)
-	done := goCopy(to, b)
-	untilStable(t, func() uint64 { return b.Stats().BytesReceived })
-	began := time.Now()
-	b.Close()
-	if d := time.Since(began); d > 5*time.Second {
-		t.Errorf("Close took %v", d)
+// A sink that is blocked keeps the connection neither from going back to TCP nor, so, its other
+// direction waiting; and nothing is lost on the way.
+func TestTheWayBackWhileASinkBlocks(t *testing.T) {
+	sinks := map[string]func(*testing.T) (to io.WriteCloser, peer io.ReadCloser){
+		"pipe": func(t *testing.T) (io.WriteCloser, io.ReadCloser) {
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return w, r
+		},
 	}
-	retired := eb.Retired()
-	select {
-	case <-done:
-		return false
-	default:
+	for name, mk := range streamPairs {
+		sinks[name] = func(t *testing.T) (io.WriteCloser, io.ReadCloser) { return mk(t) }
 	}
-	if retired {
-		t.Error("what the sink has was given back")
+	data := pattern(16 << 20) // more than a sink takes
+	for name, mk := range sinks {
+		t.Run(name, func(t *testing.T) {
+			for _, l := range []session.Limits{{}, {Window: 32}} {
+				a, b := pipeOn(t, l, nil)
+				to, peer := mk(t)
+				defer to.Close()
+				defer peer.Close()
+				sent := make(chan error, 1)
+				go func() {
+					_, err := a.Write(data)
+					a.CloseWrite()
+					sent <- err
+				}()
+				done := goCopy(to, b)
+				untilStable(t, func() uint64 { return b.Stats().BytesReceived })
+				if p := b.Provider(); p == "tcp" {
+					t.Errorf("by %s", p)
+				}
+				f, err := a.File()
+				if err != nil {
+					t.Fatal(err)
+				}
+				f.Close()
+				a.SetReadDeadline(time.Now().Add(patience))
+				b.SetWriteDeadline(time.Now().Add(patience))
+				if _, err := b.Write([]byte("x")); err != nil {
+					t.Error(err)
+				}
+				if _, err := a.Read(make([]byte, 1)); err != nil {
+					t.Error(err)
+				}
+				all := make(chan []byte, 1)
+				go func() { b, _ := io.ReadAll(peer); all <- b }()
+				if r := ended(t, done); r.n != int64(len(data)) || r.err != nil {
+					t.Errorf("copied %d, %v", r.n, r.err)
+				}
+				to.Close()
+				wantBytes(t, <-all, data)
+				if err := <-sent; err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
-	all := received(t, peer)
-	r := ended(t, done)
-	if !errors.Is(r.err, net.ErrClosed) {
-		t.Errorf("copied %d, %v", r.n, r.err)
-	}
-	to.Close()
-	wantBytes(t, <-all, data[:r.n])
-	testenv.Eventually(t, patience, func() error {
-		if !eb.Retired() || eb.Left().Allocated != 0 {
-			return fmt.Errorf("left: %+v", eb.Left())
-		}
-		return nil
-	})
-	return true
 }
 
 // untilStable waits until a counter has moved, and moves no more.

@@ -4,6 +4,7 @@ package sanconn
 
 import (
 	"io"
+	"net"
 	"os"
 	"syscall"
 )
@@ -61,6 +62,50 @@ func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, err
 	})
 }
 
+// drainToSocket writes to a socket. While that has no room nothing is lent, which would keep the
+// connection from going back to TCP, and then all its Reads and Writes waiting.
+func (c *Conn) drainToSocket(s socket) (int64, error) {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	return c.drain(s, func(io.Writer) (n int, err error) {
+		b, err := c.Peek()
+		if err != nil {
+			return 0, err
+		}
+		tried := false
+		var werr error
+		waitErr := raw.Write(func(fd uintptr) (done bool) {
+			if tried {
+				return true // it has room now
+			}
+			tried = true
+			n, werr = writeNow(int(fd), b)
+			err = c.Discard(n)
+			return err != nil || werr != syscall.EAGAIN
+		})
+		if !tried {
+			c.Discard(0)
+		}
+		switch {
+		case waitErr != nil: // the sink was closed, or its deadline has passed
+			return n, sinkError(s, waitErr)
+		case werr != nil && werr != syscall.EAGAIN:
+			return n, sinkError(s, werr)
+		}
+		return n, err
+	})
+}
+
+// sinkError is an error of a socket's Write.
+func sinkError(s net.Conn, err error) error {
+	if op, ok := err.(*net.OpError); ok {
+		err = op.Err
+	}
+	return &net.OpError{Op: opWrite, Net: s.LocalAddr().Network(), Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: err}
+}
+
 // atEnd reports whether a socket has nothing more to be read.
 func atEnd(raw syscall.RawConn) (end bool) {
 	raw.Read(func(fd uintptr) (done bool) {
@@ -83,6 +128,22 @@ func readNow(fd int, b []byte) (int, error) {
 			return 0, os.NewSyscallError("read", err)
 		case n == 0:
 			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
+
+// writeNow is a write that does not wait, likewise.
+func writeNow(fd int, b []byte) (int, error) {
+	for {
+		n, err := syscall.Write(fd, b)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN:
+			return 0, err
+		case err != nil:
+			return 0, os.NewSyscallError("write", err)
 		default:
 			return n, nil
 		}
