@@ -213,6 +213,8 @@ func (c *Conn) afterTCP(d *deadline, op string, err error) error {
 		return c.opError(op, net.ErrClosed)
 	case d.release(c.tcp):
 		return errLook
+	case d.writes && c.state.out.ended, !d.writes && c.state.in.ended: // what they held, the end of an offer has released
+		return errLook
 	}
 	return err
 }

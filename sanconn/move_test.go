@@ -219,3 +219,29 @@ func TestCloseReadBesideAnOffer(t *testing.T) {
 		t.Errorf("the descriptor: %d bytes, %v", n, err)
 	}
 }
+
+// A Read that CloseRead ends finds the end, also where the offer comes to nothing at that moment.
+func TestAReadThatCloseReadEndsBesideAnOffer(t *testing.T) {
+	for range 1000 {
+		a, b, err := newPair(newconn.Config{}, newconn.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		read := make(chan error, 1)
+		go func() { _, err := a.Read(make([]byte, 1)); read <- err }()
+		ea, eb := twin.Pair(twin.Config{})
+		go connpair.Take(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
+			a.CloseRead()
+			b.CloseRead() // so b refuses
+			return b
+		})
+		if err := connpair.Offer(t.Context(), a, ea, session.Config{}, nil); !errors.Is(err, connpair.ErrRefused) {
+			t.Errorf("it moves: %v", err)
+		}
+		if err := <-read; err != io.EOF {
+			t.Error(err)
+		}
+		a.Close()
+		b.Close()
+	}
+}
