@@ -62,6 +62,12 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 	if err := c.toTCP(true); err != nil {
 		return c.opError(opRawWrite, err)
 	}
+	used := false
+	defer func() {
+		if !used {
+			c.unpin()
+		}
+	}()
 	for { // behind a Write that was cut, and what is reserved
 		if err := c.out.await(c, &writer{}); err != nil {
 			err.(*net.OpError).Op = opRawWrite
@@ -74,7 +80,10 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 		c.out.op.Unlock()
 	}
 	defer c.out.op.Unlock()
-	return r.tcp.Write(f)
+	return r.tcp.Write(func(fd uintptr) bool {
+		used = true
+		return f(fd)
+	})
 }
 
 func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
@@ -92,7 +101,11 @@ func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 		if err := c.toTCP(waits); err != nil {
 			return c.opError(opRawRead, err)
 		}
-		if done, err := r.readTCP(f, waits); done || err != nil {
+		done, err := r.readTCP(f, waits)
+		if err == errUnread && waits {
+			c.unpin() // f has not been called
+		}
+		if done || err != nil {
 			return c.opError(opRawRead, err)
 		}
 		waits = true

@@ -532,3 +532,33 @@ func TestFileWithoutADescriptor(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Neither does a raw Read that would wait where bytes have been taken from TCP meanwhile, nor a raw
+// Write whose time is up: their functions do not have it.
+func TestRawCallsWithoutADescriptor(t *testing.T) {
+	a, b, _ := onTCPPair(t, newconn.Config{})
+	raw, err := a.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks := 0
+	if err := raw.Read(func(uintptr) bool {
+		looks++
+		b.Write([]byte("x"))
+		if _, err := a.Peek(); err != nil {
+			t.Error(err)
+		}
+		return false
+	}); err == nil || looks != 1 {
+		t.Errorf("%d looks, %v", looks, err)
+	}
+	a.Discard(1)
+	for range 3 { // on TCP, and from the session
+		a.SetWriteDeadline(time.Unix(1, 0))
+		if err := raw.Write(func(uintptr) bool { t.Error("it is called"); return true }); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error(err)
+		}
+		a.SetWriteDeadline(time.Now().Add(patience))
+		moveAgain(t, a, b)
+	}
+}
