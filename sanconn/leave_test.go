@@ -183,6 +183,50 @@ func TestLoansOnTheWayBack(t *testing.T) {
 	wantBytes(t, <-received(t, a), []byte("room"))
 }
 
+// What is lent comes back also from a peer that has gone meanwhile, and what lies behind it can be
+// read.
+func TestLoansOnTheWayBackFromAPeerThatHasGone(t *testing.T) {
+	for _, reset := range []bool{false, true} {
+		for _, l := range []session.Limits{{}, {Window: 32}} {
+			a, b := pipeOn(t, l, nil)
+			a.Write([]byte("lent, unread"))
+			if _, err := b.Peek(); err != nil {
+				t.Fatal(err)
+			}
+			room, err := b.Reserve(5)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if reset {
+				a.SetLinger(0)
+			}
+			a.Close()
+			back := make(chan error, 1)
+			go func() { back <- sanconn.LeaveSAN(b) }()
+			testenv.Eventually(t, patience, func() error {
+				if !sanconn.Leaving(b) {
+					return errors.New("it does not leave")
+				}
+				return nil
+			})
+			if err := b.Commit(copy(room, "room")); errors.Is(err, sanconn.ErrNotReserved) {
+				t.Error(err)
+			}
+			if err := b.Discard(len("lent,")); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-back; (err != nil) != reset {
+				t.Errorf("reset: %v: %v", reset, err)
+			}
+			b.SetReadDeadline(time.Now().Add(patience))
+			got, err := io.ReadAll(b)
+			if string(got) != " unread" || errors.Is(err, syscall.ECONNRESET) != reset {
+				t.Errorf("reset: %v: read %q, %v", reset, got, err)
+			}
+		}
+	}
+}
+
 // The end that was asked keeps what its program has not read: its descriptor cannot have it.
 func TestTheAskedEndKeepsWhatIsUnread(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)

@@ -15,7 +15,7 @@ var ErrCut = errors.New("session: taken in the middle of a Write")
 func (r *reading) StopRead() { r.rd.set(stTaken) }
 
 // TakeRead is StopRead, and returns when none of them is under way and nothing is lent any
-// more, or the connection is over.
+// more, or this end was closed. What is lent comes back also when the connection is over.
 func (r *reading) TakeRead() {
 	r.StopRead()
 	defer r.rd.asTaker()()
@@ -23,7 +23,7 @@ func (r *reading) TakeRead() {
 		r.lockRx()
 		lent := r.rx.loan != notLent
 		r.unlockRx()
-		if !lent || r.rd.stop() != 0 || r.over() != nil {
+		if !lent || r.rd.state.Load()&stClosed != 0 {
 			return 0
 		}
 		return r.readWant()
@@ -38,7 +38,12 @@ func (w *writing) TakeWrite() (cut bool) {
 	w.until(func() (free bool) {
 		w.withSender(func(tx *sender) { free = tx.lent == nil })
 		return free
-	}, w.over) // also behind CloseWrite: what is lent comes back
+	}, func() error {
+		if w.wr.state.Load()&stClosed != 0 {
+			return ErrClosed
+		}
+		return nil
+	})
 	cut, w.cut = w.cut, false
 	return cut
 }
