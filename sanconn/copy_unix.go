@@ -62,8 +62,9 @@ func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, err
 	})
 }
 
-// drainToSocket writes to a socket. While that has no room nothing is lent, which would keep the
-// connection from going back to TCP, and then all its Reads and Writes waiting.
+// drainToSocket writes to a socket, to which nobody else writes meanwhile. While that has no room
+// nothing is lent, which would keep the connection from going back to TCP, and then all its Reads
+// and Writes waiting.
 func (c *Conn) drainToSocket(s socket) (int64, error) {
 	raw, err := s.SyscallConn()
 	if err != nil {

@@ -27,6 +27,8 @@ var (
 // would otherwise fill a buffer and Write it: at least one byte, up to n. It blocks while
 // there is no room. The caller fills the room from its front and calls Commit; until then
 // other Writes wait, and after it the room must not be used. Its errors are those of Write.
+// Until then a connection that has moved does not go back to TCP either: File and Control, of
+// either end, wait for that, and so do then all its Reads and Writes.
 // On TCP the room is a buffer of up to 64 KiB.
 func (c *Conn) Reserve(n int) ([]byte, error) {
 	for {
@@ -97,6 +99,7 @@ func (c *Conn) Commit(n int) error {
 // Peek returns bytes that have arrived, where they lie: at least one, and as many as lie
 // there in one piece. It blocks while there are none. They stay in place until Discard;
 // until then Reads wait, and another Peek returns the same. Its errors are those of Read.
+// They keep the connection from going back to TCP, as what Reserve returns does.
 // They are for reading alone: on shared memory they are the peer's, and writing to them is a
 // fault (SIGSEGV).
 // On TCP they lie in a buffer, and a Read takes them from there.
