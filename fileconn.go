@@ -46,9 +46,9 @@ func FileConn(f *os.File) (net.Conn, error) {
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
 		return tcp, nil
 	}
-	cfg := newconn.Config{BytesWritten: written, BytesRead: read, Closed: release}
+	cfg := newconn.Config{BytesWritten: written, BytesRead: read}
 	cfg.Use, cfg.Threshold = useOfEither(tcp)
-	conn, _, _ := takeOn(tcp, cfg, nil)
+	conn, _, _ := takeOn(tcp, cfg, release, nil)
 	return conn, nil
 }
 

@@ -13,8 +13,11 @@ import (
 )
 
 // life is what this package knows of a connection beside the connection itself, which it
-// does not keep alive.
+// does not keep alive. It implements newconn.Life.
 type life struct {
+	dialed  bool   // by this process; else it was accepted
+	release func() // what has it found by its dialer; nil: nothing
+
 	ends    tcpid.Ends                 // of one that was accepted, as the table has them
 	conn    weak.Pointer[sanconn.Conn] // likewise
 	guesses atomic.Int32               // stamps from others that were wrong
@@ -31,8 +34,11 @@ type life struct {
 	decisions map[asked]*decision // of condition, about offers that have not had their answer
 }
 
-// moved counts a connection that has moved.
-func (l *life) moved(provider string, dialed bool) {
+// Holds reports whether it is found by its dialer, before it has moved.
+func (l *life) Holds() bool { return !l.dialed }
+
+// Moved counts a connection that has moved.
+func (l *life) Moved(provider string) {
 	l.why.Store(nil)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,7 +49,7 @@ func (l *life) moved(provider string, dialed bool) {
 		if !l.over {
 			n.Open[provider]++
 		}
-		if dialed {
+		if l.dialed {
 			n.Dialed[provider]++
 		} else {
 			n.Accepted[provider]++
@@ -51,19 +57,25 @@ func (l *life) moved(provider string, dialed bool) {
 	})
 }
 
-// left counts a connection that has gone back to TCP.
-func (l *life) left() {
+// Left counts a connection that has gone back to TCP.
+func (l *life) Left() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.leftLocked()
 }
 
-// closed counts a connection that is closed.
-func (l *life) closed() {
+// Closed counts a connection that is closed, and ends its being found.
+func (l *life) Closed() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.over = true
 	l.leftLocked()
+	l.mu.Unlock()
+	if !l.dialed {
+		accepted.CompareAndDelete(l.ends, l.conn) // unless the addresses are another's by now
+	}
+	if l.release != nil {
+		l.release()
+	}
 }
 
 func (l *life) leftLocked() {

@@ -257,25 +257,15 @@ func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 // closed.
 func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
 	release, _ := l.hold(tcp)
-	return takeOn(tcp, newconn.Config{Closed: release}, l.condition)
+	return takeOn(tcp, newconn.Config{}, release, l.condition)
 }
 
 // takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
-// cfg.Closed, if not nil, is called when it is closed, or the program has forgotten it.
-func takeOn(tcp *net.TCPConn, cfg newconn.Config, condition func(MoveOffer) error) (*sanconn.Conn, newconn.Handle, *life) {
-	l := &life{condition: condition}
+// release, if not nil, is called when it is closed, or the program has forgotten it.
+func takeOn(tcp *net.TCPConn, cfg newconn.Config, release func(), condition func(MoveOffer) error) (*sanconn.Conn, newconn.Handle, *life) {
+	l := &life{release: release, condition: condition}
 	l.why.Store(notOffered)
-	closed := cfg.Closed
-	cfg.Holds = true
-	cfg.Closed = func() {
-		accepted.CompareAndDelete(l.ends, l.conn) // unless the addresses are another's by now
-		l.closed()
-		if closed != nil {
-			closed()
-		}
-	}
-	cfg.Moved = func(provider string) { l.moved(provider, false) }
-	cfg.Left, cfg.Life = l.left, l
+	cfg.Life = l
 	cfg.Threshold = cmp.Or(cfg.Threshold, firstUse/2) // half, as its dialer, which begins, counts as well
 	c, h := newconn.New(tcp, cfg)
 	conn := c.(*sanconn.Conn)

@@ -40,7 +40,7 @@ type plan struct {
 
 // begin makes a connection of one that has been dialed by TCP; began: since when.
 func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.Handle, *life) {
-	l := new(life)
+	l := &life{dialed: true}
 	l.why.Store(unused)
 	for _, provider := range p.providers {
 		provider.dialed(tcp, began, l, p.settings)
@@ -48,9 +48,6 @@ func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.
 	c, h := newconn.New(tcp, newconn.Config{
 		Use:       func(h newconn.Handle) { p.moveLater(h, l, false) },
 		Threshold: firstUse,
-		Closed:    l.closed,
-		Moved:     func(provider string) { l.moved(provider, true) },
-		Left:      l.left,
 		Life:      l,
 	})
 	count(func(n *Counters) { n.Dialed[providerTCP]++ })

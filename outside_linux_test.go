@@ -42,7 +42,7 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 		t.Fatal(err)
 	}
 	stamp = stamps[0]
-	conn, h, l := takeOn(a.(*net.TCPConn), newconn.Config{}, nil)
+	conn, h, l := takeOn(a.(*net.TCPConn), newconn.Config{}, nil, nil)
 	t.Cleanup(func() { conn.Close() })
 	return c.(*net.TCPConn), stamp, h, l
 }

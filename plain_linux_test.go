@@ -238,9 +238,9 @@ func TestStatsOfAMove(t *testing.T) {
 // A connection that is closed while it moves is not counted as open for ever.
 func TestStatsOfAMoveThatCloseHasOvertaken(t *testing.T) {
 	before := Stats().Open[fakeName]
-	var l life
-	l.closed()
-	l.moved(fakeName, true)
+	l := life{dialed: true}
+	l.Closed()
+	l.Moved(fakeName)
 	if n := Stats().Open[fakeName] - before; n != 0 {
 		t.Errorf("%d are open", n)
 	}

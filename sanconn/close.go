@@ -44,9 +44,7 @@ func (c *Conn) Close() error {
 	}
 	c.changedLocked()
 	c.mu.Unlock()
-	if c.cfg.Closed != nil {
-		defer c.cfg.Closed()
-	}
+	defer c.life.Closed()
 	switch {
 	case l != nil || flushing:
 		c.closeLeaving(l)

@@ -27,8 +27,10 @@ import (
 //	move.go leave.go        to a session, and back to TCP
 //	counts.go               whether bytes went by the descriptor, so that it does not move
 type Conn struct {
-	tcp *net.TCPConn
-	cfg newconn.Config
+	tcp       *net.TCPConn
+	life      newconn.Life
+	onUse     func(newconn.Handle) // see newconn.Config.Use
+	threshold int64                // likewise
 
 	out outgoing
 	in  incoming
@@ -38,7 +40,7 @@ type Conn struct {
 	exposed   atomic.Uint64
 	comparing atomic.Bool // what is counted is to be compared with what TCP has: see checkCounts
 
-	// used grows by what goes by TCP. Beyond useAt, cfg.Use is called; up to claimedUntil, the
+	// used grows by what goes by TCP. Beyond useAt, onUse is called; up to claimedUntil, the
 	// connection does not move: see claimed.
 	used, useAt, claimedUntil atomic.Int64
 
@@ -48,16 +50,16 @@ type Conn struct {
 	mu      sync.Mutex // guards what follows; nothing that blocks under it
 	state   handover
 	session *session.Session          // committed to, or nil
-	over    bool                      // it has ended
 	judge   func(answer []byte) error // of an offer
 	refused error                     // why the last one came to nothing
 	leave   *leave                    // under way, or nil
 	changed chan struct{}             // closed at the next change of state; nil: nobody waits for one
 	keep    keepAlive
-	past    *Stats          // of sessions that were left; nil: there is none
+	past    *Stats          // of sessions that were left, less what others had by TCP before; nil: nothing
+	over    bool            // the session has ended
 	left    bool            // the last session has been left
 	users   int32           // of TCP's descriptor, just now
-	pins    int             // … and for good: then state is pinned
+	pins    int32           // … and for good: then state is pinned
 	cleanup runtime.Cleanup // of a connection that the program forgets
 }
 
@@ -77,12 +79,18 @@ func init() {
 
 // newConn is newconn.New.
 func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
-	c := &Conn{tcp: tcp, cfg: cfg}
-	c.out.written.Store(cfg.BytesWritten)
-	c.in.bytes.Store(cfg.BytesRead)
+	c := &Conn{tcp: tcp, life: cfg.Life, onUse: cfg.Use, threshold: cfg.Threshold}
+	if c.life == nil {
+		c.life = nobody{}
+	}
+	if cfg.BytesWritten|cfg.BytesRead != 0 {
+		c.out.written.Store(cfg.BytesWritten)
+		c.in.bytes.Store(cfg.BytesRead)
+		c.past = &Stats{TCPBytesSent: -cfg.BytesWritten, TCPBytesReceived: -cfg.BytesRead}
+	}
 	c.out.deadline.writes = true
 	c.useAt.Store(cfg.Threshold)
-	if cfg.Use == nil {
+	if c.onUse == nil {
 		c.useAt.Store(never)
 	}
 	c.cleanUpLocked(nil)
@@ -93,25 +101,31 @@ func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 // closes TCP: with the session that it has committed to, or nil. mu is held.
 func (c *Conn) cleanUpLocked(s *session.Session) {
 	c.cleanup.Stop()
-	if !c.closed.Load() && (s != nil || c.cfg.Holds) {
-		c.cleanup = runtime.AddCleanup(c, forgotten.close, forgotten{s, c.cfg.Closed})
+	if !c.closed.Load() && (s != nil || c.life.Holds()) {
+		c.cleanup = runtime.AddCleanup(c, forgotten.close, forgotten{s, c.life})
 	}
 }
 
 // forgotten is what is left of a connection that the program has forgotten.
 type forgotten struct {
 	session *session.Session
-	closed  func()
+	life    newconn.Life
 }
 
 func (f forgotten) close() {
 	if f.session != nil {
 		go f.session.Close() // bounded by Options.CloseTimeout
 	}
-	if f.closed != nil {
-		f.closed()
-	}
+	f.life.Closed()
 }
+
+// nobody is the Life of a connection that package san does not know.
+type nobody struct{}
+
+func (nobody) Closed()      {}
+func (nobody) Holds() bool  { return false }
+func (nobody) Moved(string) {}
+func (nobody) Left()        {}
 
 // Read reads what has arrived into p, and blocks as long as nothing has. Once the
 // peer has closed its direction and everything before that was read, it returns

@@ -51,7 +51,7 @@ var carriers = []struct {
 // is called when the first is closed.
 func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Conn) {
 	t.Helper()
-	config := newconn.Config{Closed: closed}
+	config := newconn.Config{Life: ending{closed, false}}
 	switch limits.Provider {
 	case onTCP.Provider:
 	case moving.Provider:
@@ -87,7 +87,7 @@ func pipeOver(t testing.TB, ea, eb *twin.Endpoint, closed func()) (a, b *sanconn
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	a, b, err := movedPair(ctx, ea, eb, sessions{}, newconn.Config{Closed: closed})
+	a, b, err := movedPair(ctx, ea, eb, sessions{}, newconn.Config{Life: ending{closed, false}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +432,7 @@ func TestConnForgottenOnTCPIsClosed(t *testing.T) {
 			var closed [2]atomic.Int32 // the dialer's, the acceptor's
 			var forgotten atomic.Int32
 			func() {
-				config := func(i int) newconn.Config { return newconn.Config{Closed: func() { closed[i].Add(1) }, Holds: true} }
+				config := func(i int) newconn.Config { return newconn.Config{Life: ending{func() { closed[i].Add(1) }, true}} }
 				a, b, err := newPair(config(0), config(1))
 				if err == nil {
 					err = use(t, a, b)
@@ -463,7 +463,7 @@ func TestConnForgottenOnTCPIsClosed(t *testing.T) {
 func forgettable(t *testing.T, closed func()) (a, b *sanconn.Conn) {
 	t.Helper()
 	ea, eb := twin.Pair(twin.Config{})
-	a, b, err := movedPair(t.Context(), ea, eb, sessions{}, newconn.Config{Closed: closed})
+	a, b, err := movedPair(t.Context(), ea, eb, sessions{}, newconn.Config{Life: ending{closed, false}})
 	if err != nil {
 		t.Fatal(err)
 	}

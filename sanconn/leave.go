@@ -112,7 +112,7 @@ func (c *Conn) unpinLocked() {
 		return
 	}
 	c.state.pinned = false
-	if c.left && c.cfg.Use != nil { // leftLocked took it that it was for good
+	if c.left && c.onUse != nil { // leftLocked took it that it was for good
 		(*handle)(c).CallUse(againAfter)
 	}
 }
@@ -351,9 +351,7 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	}
 	c.past.add(st)
 	c.cleanUpLocked(nil)
-	if c.cfg.Left != nil {
-		c.cfg.Left()
-	}
+	c.life.Left()
 	c.session, c.left = nil, true
 	c.in.begun.Store(false)
 	if c.state.in.ended { // nobody will read it
@@ -370,9 +368,9 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 		c.tcp.SetWriteDeadline(time.Time{})
 	}
 	switch {
-	case c.state.pinned || c.cfg.Use == nil:
+	case c.state.pinned || c.onUse == nil:
 	case l.asked: // for a moment
-		(*handle)(c).CallUse(c.cfg.Threshold)
+		(*handle)(c).CallUse(c.threshold)
 	default:
 		(*handle)(c).CallUse(againAfter)
 	}

@@ -70,7 +70,7 @@ func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
 	var closed, forgotten atomic.Int32
 	func() {
 		ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
-		a, _, err := movedPair(t.Context(), ea, eb, sessions{}, newconn.Config{Closed: func() { closed.Add(1) }})
+		a, _, err := movedPair(t.Context(), ea, eb, sessions{}, newconn.Config{Life: ending{func() { closed.Add(1) }, false}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -43,8 +43,8 @@ func (c *Conn) use(n int64) {
 
 // useNow has package san move the connection, unless that has been done, or is the other end's.
 func (c *Conn) useNow() {
-	if c.useAt.Swap(never) != never && c.cfg.Use != nil {
-		c.cfg.Use((*handle)(c))
+	if c.useAt.Swap(never) != never && c.onUse != nil {
+		c.onUse((*handle)(c))
 	}
 }
 
@@ -58,9 +58,9 @@ type handle Conn
 
 var _ newconn.Handle = (*handle)(nil)
 
-func (h *handle) conn() *Conn       { return (*Conn)(h) }
-func (h *handle) TCP() *net.TCPConn { return h.tcp }
-func (h *handle) Life() any         { return h.cfg.Life }
+func (h *handle) conn() *Conn        { return (*Conn)(h) }
+func (h *handle) TCP() *net.TCPConn  { return h.tcp }
+func (h *handle) Life() newconn.Life { return h.life }
 
 func (h *handle) Stays() bool { return h.conn().stays() }
 
@@ -153,18 +153,11 @@ func (h *handle) Take(s *session.Session, answer []byte) error {
 	err = c.commitLocked(s, onSAN, exposed, append([]byte{newconn.NoteAnswer}, answer...))
 	if err == nil {
 		c.out.next.Store(s)
-		c.movedLocked(s)
+		c.life.Moved(s.Limits().Provider)
 	}
 	c.mu.Unlock()
 	c.out.nudge(c)
 	return err
-}
-
-// movedLocked tells package san that both ends have agreed to move. mu is held.
-func (c *Conn) movedLocked(s *session.Session) {
-	if c.cfg.Moved != nil {
-		c.cfg.Moved(s.Limits().Provider)
-	}
 }
 
 // commitLocked commits this end to a session, and tells the peer: before anybody else finds
@@ -266,7 +259,7 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 	case !c.closed.Load(): // else Close ends the session itself
 		c.out.next.Store(s)
 	}
-	c.movedLocked(s)
+	c.life.Moved(s.Limits().Provider)
 	c.changedLocked()
 	c.mu.Unlock()
 	c.out.nudge(c)

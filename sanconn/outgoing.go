@@ -37,9 +37,9 @@ type outgoing struct {
 	agrees  atomic.Bool   // … is what TCP has counted: see checkCounts
 
 	back     []byte // what came back from the session unread: it goes before all else; guarded by op
-	flushing bool   // it is on its way; guarded by Conn.mu
 	reserved []byte // see Conn.Reserve; guarded by Conn.mu
-	cut      int    // Writes that were cut less those of them that have ended; likewise
+	flushing bool   // what came back is on its way; likewise
+	cut      int32  // Writes that were cut less those of them that have ended; likewise
 
 	deadline deadline
 }
@@ -155,7 +155,7 @@ func (o *outgoing) noteCut(c *Conn) {
 func (o *outgoing) uncut(c *Conn, times int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	o.cut -= times
+	o.cut -= int32(times)
 	o.ownLocked(c)
 }
 

@@ -14,6 +14,22 @@ import (
 	"github.com/sanconn/san/session"
 )
 
+// ending is the Life of a connection that is told its end alone.
+type ending struct {
+	closed func() // nil: nobody is told
+	holds  bool
+}
+
+func (e ending) Closed() {
+	if e.closed != nil {
+		e.closed()
+	}
+}
+
+func (e ending) Holds() bool { return e.holds }
+func (ending) Moved(string)  {}
+func (ending) Left()         {}
+
 // tcpPair returns both ends of a TCP connection: the dialer's first.
 func tcpPair() (dialed, accepted *net.TCPConn, err error) {
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})

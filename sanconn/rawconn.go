@@ -50,7 +50,7 @@ func (c *Conn) expose(n int32) {
 	if c.users += n; c.users > 0 {
 		return
 	}
-	until := c.used.Load() + c.cfg.Threshold
+	until := c.used.Load() + c.threshold
 	c.claimedUntil.Store(until)
 	if at := c.useAt.Load(); at < until {
 		c.useAt.CompareAndSwap(at, until)

@@ -24,8 +24,8 @@ func (c *Conn) Stats() Stats {
 		st.add(c.session.Stats())
 	}
 	c.mu.Unlock()
-	st.TCPBytesSent = c.out.written.Load() - c.cfg.BytesWritten
-	st.TCPBytesReceived = c.in.bytes.Load() - c.cfg.BytesRead
+	st.TCPBytesSent += c.out.written.Load()
+	st.TCPBytesReceived += c.in.bytes.Load()
 	st.BytesSent += st.TCPBytesSent
 	st.BytesReceived += st.TCPBytesReceived
 	return st

@@ -34,24 +34,26 @@ type Config struct {
 	// loop never is.
 	Threshold int64
 
-	// Closed is called once, when the connection is closed, or the program has forgotten it: on a
-	// session, and with Holds on TCP as well, which is for what is held from the beginning on. It
-	// must not refer to the connection, which would never be collected then.
-	Closed func()
-	Holds  bool
-
-	// Moved is called when both ends have agreed to move to a session by a provider, also where
-	// that is behind the end of Offer, and Left when the connection has gone back to TCP; under
-	// the same condition. They must not block.
-	Moved func(provider string)
-	Left  func()
-
-	// Life is what package san knows of the connection: see Handle.
-	Life any
+	// Life is told what becomes of the connection; nil: nobody is.
+	Life Life
 
 	// BytesWritten and BytesRead are what others have written to and read from the TCP
 	// connection before.
 	BytesWritten, BytesRead uint64
+}
+
+// Life is what package san knows of a connection. It must not refer to that, which would never be
+// collected then. Its methods must not block.
+type Life interface {
+	// Closed is called once, when the connection is closed, or the program has forgotten it: on a
+	// session, and on TCP if Holds, which is for what is held from the beginning on.
+	Closed()
+	Holds() bool
+
+	// Moved is called when both ends have agreed to move to a session by a provider, also where
+	// that is behind the end of Offer, and Left when the connection has gone back to TCP.
+	Moved(provider string)
+	Left()
 }
 
 // What the two ends of a connection tell each other on a session, as its notes: the first
@@ -71,7 +73,7 @@ const (
 // Handle is package san's view of a connection.
 type Handle interface {
 	TCP() *net.TCPConn
-	Life() any
+	Life() Life
 
 	// Offer offers the peer to move to a session, which the connection owns if it succeeds: it
 	// sends hello, negotiates unless that has been done, and waits for the answer, of which judge
