@@ -79,6 +79,8 @@ func TestMeaningOfRefusals(t *testing.T) {
 		refusedClosed:    session.ReasonNoListener,
 		refusedAddress:   session.ReasonUnreachable,
 		refusedDevice:    session.ReasonUnreachable,
+		refusedUnknown:   session.ReasonNoListener,
+		refusedOther:     session.ReasonOwner,
 		77:               session.ReasonProtocol,
 	} {
 		h, ok := parsePrivateData(privateData{version: protocolVersion, refusal: refusal}.bytes())
