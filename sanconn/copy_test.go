@@ -807,9 +807,14 @@ func TestTheWayBackWhileASinkBlocks(t *testing.T) {
 		},
 	}
 	for name, mk := range streamPairs {
-		sinks[name] = func(t *testing.T) (io.WriteCloser, io.ReadCloser) { return mk(t) }
+		sinks[name] = func(t *testing.T) (io.WriteCloser, io.ReadCloser) {
+			to, peer := mk(t)
+			to.(interface{ SetWriteBuffer(int) error }).SetWriteBuffer(64 << 10)
+			peer.(interface{ SetReadBuffer(int) error }).SetReadBuffer(64 << 10)
+			return to, peer
+		}
 	}
-	data := pattern(16 << 20) // more than a sink takes
+	data := pattern(4 << 20) // more than a sink takes
 	for name, mk := range sinks {
 		t.Run(name, func(t *testing.T) {
 			for _, l := range []session.Limits{{}, {Window: 32}} {
