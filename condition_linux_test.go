@@ -327,9 +327,22 @@ func TestConditionThatTakesItsTime(t *testing.T) {
 	for name, d := range map[string]*Dialer{"Require": {Policy: Require}, "at once": atOnce(), "used": {}} {
 		t.Run(name, func(t *testing.T) {
 			var seen conditions
+			var asked atomic.Bool
+			again := make(chan struct{})
+			isOffered := sync.OnceFunc(func() { close(again) })
+			first.fail = func(context.Context) error {
+				if asked.Load() {
+					isOffered()
+				}
+				return nil
+			}
 			l := mustListen(t, &ListenConfig{Condition: func(o MoveOffer) error {
 				seen.note(o)
-				time.Sleep(decideTimeout * 3 / 2)
+				asked.Store(true)
+				select {
+				case <-again: // while this is undecided
+				case <-t.Context().Done():
+				}
 				return nil
 			}}, "tcp", "127.0.0.1:0")
 			servers := make(chan net.Conn, 1)

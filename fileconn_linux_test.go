@@ -151,15 +151,11 @@ func TestBothEndsArePassedOn(t *testing.T) {
 			}
 			defer ends[i].Close()
 		}
-		rounds := 0
-		for InfoOf(ends[0]).Provider != shm.Name {
-			if rounds++; rounds > 100 { // 32 are enough, and after a first try that failed it takes 128 more
-				t.Fatal(InfoOf(ends[0]), InfoOf(ends[1]))
-			}
+		for range firstTurns + 4 { // after a first try that failed it takes four times as many
 			send(t, ends[0], ends[1], "there")
 			send(t, ends[1], ends[0], "and back")
-			time.Sleep(100 * time.Microsecond)
 		}
+		wantMoved(t, ends[0], shm.Name)
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -163,14 +165,24 @@ func TestCommitBehindCloseWriteWhileItLeaves(t *testing.T) {
 		shut := func() { ends.Go(func() { b.CloseWrite() }) }
 		if !leavesFirst {
 			shut()
-			time.Sleep(20 * time.Millisecond)
+			ends.Wait()
 		}
 		back := make(chan error, 1)
 		go func() { back <- sanconn.LeaveSAN(b) }()
-		time.Sleep(20 * time.Millisecond)
+		testenv.Eventually(t, patience, func() error {
+			if !sanconn.Leaving(b) {
+				return errors.New("it is not on its way to TCP")
+			}
+			return nil
+		})
 		if leavesFirst {
 			shut()
-			time.Sleep(20 * time.Millisecond)
+			testenv.Eventually(t, patience, func() error {
+				if !newconn.HandleOf(b).Ended() {
+					return errors.New("CloseWrite has not begun")
+				}
+				return nil
+			})
 		}
 		b.Commit(copy(room, "room")) // which CloseWrite may have made fail
 		if err := <-back; err != nil {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -57,12 +58,14 @@ const few = 6
 
 // settles waits until there are no more of something than before.
 func settles(t *testing.T, seed uint64, what string, before int, count func() int) {
-	for end := time.Now().Add(20 * time.Second); count() > before+few; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			b := make([]byte, 1<<20)
-			t.Fatalf("seed up to %d: %d %s, and %d before\n%s", seed, count(), what, before, b[:runtime.Stack(b, true)])
+	testenv.Eventually(t, 20*time.Second, func() error {
+		n := count()
+		if n <= before+few {
+			return nil
 		}
-	}
+		b := make([]byte, 1<<20)
+		return fmt.Errorf("seed up to %d: %d %s, and %d before\n%s", seed, n, what, before, b[:runtime.Stack(b, true)])
+	})
 }
 
 func openFiles(t *testing.T) int {
