@@ -156,7 +156,7 @@ func TestDialMoveWaitsForItsTurn(t *testing.T) {
 		if f.tried() > len(conns) {
 			return ctx.Err()
 		}
-		time.Sleep(tryTakes)
+		time.Sleep(tryTakes) // which is the try's, and so the test's subject
 		return errNotAccepted
 	}
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")

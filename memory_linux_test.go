@@ -55,13 +55,11 @@ func roleHold(l lane) error {
 		conns[i] = c
 	}
 	if l.provider == shm.Name {
-		time.Sleep(restTime)
+		time.Sleep(restTime) // rings that idle give their memory back
 	}
 	fmt.Println(usage().since(before, n))
-	for { // until the test has ended
-		time.Sleep(time.Second)
-		runtime.KeepAlive(conns)
-	}
+	defer runtime.KeepAlive(conns)
+	select {} // until the test has ended
 }
 
 // used is what a process uses.

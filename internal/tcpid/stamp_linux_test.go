@@ -66,7 +66,7 @@ func TestWhenADialBeganIsItsStamp(t *testing.T) {
 	}
 	began := time.Now()
 	d, a := connect(t, l)
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(100 * time.Millisecond) // of the clock that stamps are made of
 	s, err := DialerStamps(d, began)
 	if err != nil {
 		t.Fatal(err)
@@ -83,8 +83,8 @@ func TestDialerStampMayBeLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, a := connect(t, l)
-	a.Write(make([]byte, 10_000)) // a server that speaks first
-	time.Sleep(100 * time.Millisecond)
+	a.Write(make([]byte, 10_000))      // a server that speaks first
+	time.Sleep(100 * time.Millisecond) // of the clock that stamps are made of
 	wantProof(t, d, a)
 	d.Write([]byte{1})
 	if _, err := DialerStamps(d, time.Time{}); err != errTooLate {

@@ -39,7 +39,7 @@ func closersRole(a *attacker, want int) error {
 			unix.Close(s)
 			n++
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // its pace
 	}
 	for range 50 {
 		pass()
@@ -149,7 +149,7 @@ func keepRole(a *attacker, args [2]int) error {
 			return errors.Join(err, errors.New("no connection"))
 		}
 		for was, quiet := int64(0), 0; quiet < 10; quiet++ {
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // nothing tells that the victim has no more room
 			if now := allocated(l.Halves); now != was {
 				was, quiet = now, 0
 			}
