@@ -152,8 +152,8 @@ func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
 		return 0, err
 	}
 	defer func() { // also if the source panics
-		if cerr := c.Commit(n); cerr != nil && n > 0 {
-			n, err = 0, cerr
+		if sent, cerr := c.commit(n); cerr != nil && n > 0 {
+			n, err = sent, cerr
 		}
 	}()
 	return src.Read(room)

@@ -43,8 +43,8 @@ func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, err
 			}
 			tried = true
 			n, err = readNow(int(fd), room)
-			if cerr := c.Commit(n); cerr != nil && err != io.EOF {
-				n, err = 0, cerr
+			if sent, cerr := c.commit(n); cerr != nil && err != io.EOF {
+				n, err = sent, cerr
 			}
 			return err != syscall.EAGAIN
 		})

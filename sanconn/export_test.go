@@ -13,3 +13,6 @@ func Leaving(c *Conn) bool {
 	defer c.mu.Unlock()
 	return c.leave != nil || c.out.flushing
 }
+
+// CommitSent is Commit, and returns how many bytes were sent.
+func CommitSent(c *Conn, n int) (int, error) { return c.commit(n) }

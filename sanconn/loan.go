@@ -71,15 +71,24 @@ func (c *Conn) reserveTCP(n int) ([]byte, error) {
 // none. On a SAN it does not block. After an error nothing is reserved, and nothing was sent;
 // on TCP, something may have been.
 func (c *Conn) Commit(n int) error {
+	_, err := c.commit(n)
+	return err
+}
+
+// commit is Commit, and returns how many bytes were sent.
+func (c *Conn) commit(n int) (sent int, err error) {
 	c.mu.Lock()
 	room := c.out.reserved
 	c.mu.Unlock()
 	if room == nil {
 		if s := c.out.san.Load(); s != nil { // both ends leave it only when nothing is lent
 			raceedge.Release()
-			return c.opError(opWrite, s.Commit(n))
+			if err := s.Commit(n); err != nil {
+				return 0, c.opError(opWrite, err)
+			}
+			return n, nil
 		}
-		return c.opError(opWrite, ErrNotReserved)
+		return 0, c.opError(opWrite, ErrNotReserved)
 	}
 	defer func() {
 		c.mu.Lock()
@@ -88,12 +97,14 @@ func (c *Conn) Commit(n int) error {
 		c.mu.Unlock()
 	}()
 	if n < 0 || n > len(room) {
-		return c.opError(opWrite, ErrTooMuch)
+		return 0, c.opError(opWrite, ErrTooMuch)
 	}
 	if n == 0 {
-		return nil
+		return 0, nil
 	}
-	return c.out.write(c, &writer{p: room[:n], commits: true})
+	w := writer{p: room[:n], commits: true}
+	err = c.out.write(c, &w)
+	return int(w.n), err
 }
 
 // Peek returns bytes that have arrived, where they lie: at least one, and as many as lie

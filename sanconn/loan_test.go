@@ -195,3 +195,41 @@ func TestCommitBehindCloseWriteWhileItLeaves(t *testing.T) {
 		}
 	}
 }
+
+// A Commit that its deadline has ended on TCP counts what has gone, as copies do from files and
+// sockets that a move or the way back has taken there.
+func TestCommitCountsWhatWentByTCP(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	a.SetWriteBuffer(4 << 10)
+	b.SetReadBuffer(4 << 10)
+	total, parts := 0, 0
+	for parts == 0 { // on loopback a segment is a little less than what is reserved, and no second one fits
+		room, err := a.Reserve(64 << 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)) // nobody reads
+		sent, err := sanconn.CommitSent(a, len(room))
+		a.SetWriteDeadline(time.Time{})
+		if total += sent; err == nil {
+			continue
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal(err)
+		}
+		if parts++; sent == 0 || sent == len(room) {
+			t.Errorf("%d of %d bytes were sent: not a part", sent, len(room))
+		}
+	}
+	if err := a.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.Copy(io.Discard, b); err != nil || n != int64(total) {
+		t.Errorf("%d bytes came, %v; %d were counted", n, err, total)
+	}
+}
