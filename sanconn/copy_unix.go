@@ -117,36 +117,31 @@ func atEnd(raw syscall.RawConn) (end bool) {
 	return end
 }
 
-// readNow is a read that does not wait: the socket is non-blocking.
+// readNow is a read that does not wait.
 func readNow(fd int, b []byte) (int, error) {
-	for {
-		n, err := syscall.Read(fd, b)
-		switch {
-		case err == syscall.EINTR:
-		case err == syscall.EAGAIN:
-			return 0, err
-		case err != nil:
-			return 0, os.NewSyscallError("read", err)
-		case n == 0:
-			return 0, io.EOF
-		default:
-			return n, nil
-		}
+	n, err := callNow("read", syscall.Read, fd, b)
+	if n == 0 && err == nil {
+		err = io.EOF
 	}
+	return n, err
 }
 
-// writeNow is a write that does not wait, likewise.
-func writeNow(fd int, b []byte) (int, error) {
+// writeNow is a write that does not wait.
+func writeNow(fd int, b []byte) (int, error) { return callNow("write", syscall.Write, fd, b) }
+
+// callNow calls the kernel until no signal has interrupted that. The socket is non-blocking: an
+// EAGAIN is as it is.
+func callNow(name string, call func(fd int, b []byte) (int, error), fd int, b []byte) (int, error) {
 	for {
-		n, err := syscall.Write(fd, b)
-		switch {
-		case err == syscall.EINTR:
-		case err == syscall.EAGAIN:
-			return 0, err
-		case err != nil:
-			return 0, os.NewSyscallError("write", err)
-		default:
+		n, err := call(fd, b)
+		switch err {
+		case nil:
 			return n, nil
+		case syscall.EINTR:
+		case syscall.EAGAIN:
+			return 0, err
+		default:
+			return 0, os.NewSyscallError(name, err)
 		}
 	}
 }

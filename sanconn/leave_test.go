@@ -35,12 +35,7 @@ func leavesInVain(t *testing.T) (a *sanconn.Conn, file <-chan error) {
 		_, err := a.File()
 		failed <- err
 	}()
-	testenv.Eventually(t, patience, func() error {
-		if !sanconn.Leaving(a) {
-			return errors.New("it does not leave")
-		}
-		return nil
-	})
+	awaitLeaving(t, a)
 	return a, failed
 }
 
@@ -77,12 +72,7 @@ func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
 		ea.Cut()
 		failed := make(chan error, 1)
 		go func() { _, err := a.File(); failed <- err }()
-		testenv.Eventually(t, patience, func() error {
-			if !sanconn.Leaving(a) {
-				return errors.New("it does not leave")
-			}
-			return nil
-		})
+		awaitLeaving(t, a)
 		a.SetLinger(0) // or what came back is waited for
 		a.Close()
 		<-failed
@@ -157,12 +147,7 @@ func TestLoansOnTheWayBack(t *testing.T) {
 	}
 	back := make(chan error, 1)
 	go func() { back <- sanconn.LeaveSAN(b) }()
-	testenv.Eventually(t, patience, func() error {
-		if !sanconn.Leaving(b) {
-			return errors.New("it does not leave")
-		}
-		return nil
-	})
+	awaitLeaving(t, b)
 	if err := b.Discard(len("lent,")); err != nil || string(lent) != "lent, unread" {
 		t.Errorf("%q, %v", lent, err)
 	}
@@ -203,12 +188,7 @@ func TestLoansOnTheWayBackFromAPeerThatHasGone(t *testing.T) {
 			a.Close()
 			back := make(chan error, 1)
 			go func() { back <- sanconn.LeaveSAN(b) }()
-			testenv.Eventually(t, patience, func() error {
-				if !sanconn.Leaving(b) {
-					return errors.New("it does not leave")
-				}
-				return nil
-			})
+			awaitLeaving(t, b)
 			if err := b.Commit(copy(room, "room")); errors.Is(err, sanconn.ErrNotReserved) {
 				t.Error(err)
 			}

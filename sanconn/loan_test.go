@@ -169,12 +169,7 @@ func TestCommitBehindCloseWriteWhileItLeaves(t *testing.T) {
 		}
 		back := make(chan error, 1)
 		go func() { back <- sanconn.LeaveSAN(b) }()
-		testenv.Eventually(t, patience, func() error {
-			if !sanconn.Leaving(b) {
-				return errors.New("it is not on its way to TCP")
-			}
-			return nil
-		})
+		awaitLeaving(t, b)
 		if leavesFirst {
 			shut()
 			testenv.Eventually(t, patience, func() error {
@@ -203,8 +198,7 @@ func TestCommitCountsWhatWentByTCP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.Close()
-	defer b.Close()
+	closeAtEnd(t, a, b)
 	a.SetWriteBuffer(4 << 10)
 	b.SetReadBuffer(4 << 10)
 	total, parts := 0, 0

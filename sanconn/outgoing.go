@@ -127,9 +127,9 @@ func (o *outgoing) write(c *Conn, w *writer) error {
 }
 
 // again returns errLook if a Write that has returned err is to go on: the way back to TCP has
-// taken it. If that has cut it in its middle, other Writes wait for it, as
-// its bytes are not to be mixed with theirs. It is called before they can go on, but by a Write
-// on the session, for which leave.exchange calls noteCut.
+// taken it. If that has cut it in its middle, other Writes wait for it, as its bytes are not to be
+// mixed with theirs. It is called before they can go on, but by a Write on the session, for which
+// leave.exchange calls noteCut.
 func (o *outgoing) again(c *Conn, w *writer, err error) error {
 	switch {
 	case err == session.ErrCut:
@@ -321,9 +321,9 @@ func (o *outgoing) await(c *Conn, w *writer) error {
 	return nil
 }
 
-// CloseWrite ends the writing direction: the peer reads io.EOF after what was
-// written. Later Writes fail with EPIPE, whatever has become of the connection. If the peer has closed already, that is no
-// error.
+// CloseWrite ends the writing direction: the peer reads io.EOF after what was written. Later
+// Writes fail with EPIPE, whatever has become of the connection. If the peer has closed already,
+// that is no error.
 func (c *Conn) CloseWrite() error {
 	raceedge.Release()
 	c.mu.Lock()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -125,4 +126,15 @@ func wantBytes(t *testing.T, got, want []byte) {
 		i++
 	}
 	t.Errorf("%d bytes instead of %d; they differ from %d on", len(got), len(want), i)
+}
+
+// awaitLeaving waits until a connection is on its way back to TCP.
+func awaitLeaving(t *testing.T, c *sanconn.Conn) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if !sanconn.Leaving(c) {
+			return errors.New("it does not leave")
+		}
+		return nil
+	})
 }

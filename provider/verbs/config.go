@@ -84,8 +84,8 @@ type Config struct {
 	Claim Claim
 
 	// Admit decides about a request before anything is made for it, by the ends that its TCP
-	// connection would have here, without zones: nil, ErrUnknown or ErrOther. It is called concurrently, and must
-	// not block. Default: all are admitted.
+	// connection would have here, without zones: nil, ErrUnknown or ErrOther. It is called
+	// concurrently, and must not block. Default: all are admitted.
 	Admit func(local, remote netip.AddrPort, proof uint16) error
 
 	// Disable switches features off. This package heeds FeatureRegCache, FeatureWindows,
