@@ -14,6 +14,8 @@ type plan struct {
 	maxRDMA   int // … of an RDMA write
 	maxExpose int // … of one offer
 
+	whole int // the largest Write that goes in one message: neither an offer nor the box is for it
+
 	threshold int  // the smallest Write whose memory is offered, 0: none is
 	boxMayPay bool // … but for those that had better go through the box: Memory.PaysToOffer
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
@@ -32,6 +34,12 @@ func newPlan(cfg *Config, lim *Limits, peer wire.Params) plan {
 	if size := boxSize(lim, cfg.SendBudget); byWrite && lim.Inbox > 0 && size > 0 {
 		p.boxFrom, p.boxAfter, p.boxSize = lim.Inbox, max(lim.InboxAfter, 1), size
 		p.boxMayPay = cfg.Threshold == 0
+	}
+	p.whole = p.maxMsg - wire.HeaderLen
+	for _, from := range []int{p.threshold, p.boxFrom} {
+		if from > 0 {
+			p.whole = min(p.whole, from-1)
+		}
 	}
 	return p
 }

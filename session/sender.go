@@ -143,9 +143,9 @@ func (t *sender) message(p []byte, least int, more bool) int {
 	return n
 }
 
-// whole sends all of p, of at most minFragment bytes, if nothing stands in its way.
+// whole sends all of p, of at most plan.whole bytes, if nothing stands in its way.
 func (t *sender) whole(p []byte) bool {
-	return t.open() && t.lent == nil && !t.pending() && !t.plan.large(len(p)) && t.inOne(p)
+	return t.open() && t.lent == nil && !t.pending() && t.message(p, len(p), false) > 0
 }
 
 // inOne sends all of p in one message, if there is room for it.

@@ -14,7 +14,7 @@ import (
 // them: syscall.EPIPE (the peer no longer reads), ECONNRESET, ETIMEDOUT. A Write of no bytes
 // returns what there is to be told.
 func (w *writing) Write(p []byte) (int, error) {
-	if n := len(p); n <= minFragment && n > 0 && w.writeAtOnce(p) {
+	if n := len(p); n > 0 && n <= w.plan.whole && w.writeAtOnce(p) {
 		return n, nil
 	}
 	w.wr.begin()
@@ -26,8 +26,8 @@ func (w *writing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writeAtOnce is Write for a small p when nothing stands in its way. It needs only
-// txMu, as there is no other Write in progress to wait for.
+// writeAtOnce is Write for what goes in one message when nothing stands in its way. It needs
+// only txMu, as there is no other Write in progress to wait for.
 func (w *writing) writeAtOnce(p []byte) (sent bool) {
 	w.txMu.Lock()
 	if !w.wr.op.held() && w.wr.state.Load() == 0 && !w.idle.away.Load() && w.failure.Load() == nil {
