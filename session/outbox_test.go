@@ -90,6 +90,37 @@ func TestTheInboxServesTheWriteThatAskedForIt(t *testing.T) {
 	})
 }
 
+// The three ways meet at two sizes, also where a message could take more.
+func TestTheWaysMeet(t *testing.T) {
+	const box, offer = 8 << 10, 32 << 10
+	ways := withLimits(boxed, func(l *session.Limits) { l.MaxMessage, l.Inbox = 64<<10, box })
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, twin.Config{Limits: ways}, session.Config{Threshold: offer})
+		write := func(size int) (boxed, offered uint64) {
+			before := a.Stats()
+			w := goWrite(a, pattern(size))
+			readFull(t, b, size)
+			if r := within(t, w); r.n != size || r.err != nil {
+				t.Fatalf("Write: %+v", r)
+			}
+			st := a.Stats()
+			boxed = (st.OfferedBytesSent - st.DirectBytesSent) - (before.OfferedBytesSent - before.DirectBytesSent)
+			return boxed, st.OffersSent - before.OffersSent
+		}
+		for opened := uint64(0); opened == 0; {
+			opened, _ = write(offer - 1)
+		}
+		for _, tt := range []struct {
+			size           int
+			boxed, offered uint64
+		}{{box - 1, 0, 0}, {box, box, 0}, {offer - 1, offer - 1, 0}, {offer, 0, 1}} {
+			if boxed, offered := write(tt.size); boxed != tt.boxed || offered != tt.offered {
+				t.Errorf("%d bytes: %d by the box, %d offers, want %d and %d", tt.size, boxed, offered, tt.boxed, tt.offered)
+			}
+		}
+	})
+}
+
 // A Write that waits without an inbox requests one, however small its slices are: the peer may
 // not read before it has written as much itself.
 func TestAWriteThatWaitsGetsAnInbox(t *testing.T) {

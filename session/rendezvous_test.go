@@ -13,6 +13,7 @@ import (
 
 // D4, D5: small Writes go in messages, large ones by rendezvous.
 func TestLargeWritesAreOffered(t *testing.T) {
+	roomy := twin.Config{Limits: withLimits(byRead, func(l *session.Limits) { l.MaxMessage = 64 << 10 })}
 	for _, tt := range []struct {
 		size, threshold int
 		offers          uint64
@@ -21,7 +22,7 @@ func TestLargeWritesAreOffered(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%d of %d", tt.size, tt.threshold), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				a, b, _, _ := pair(t, byRead, session.Config{Threshold: tt.threshold})
+				a, b, _, _ := pair(t, roomy, session.Config{Threshold: tt.threshold})
 				data := pattern(tt.size)
 				w := goWrite(a, data)
 				if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
