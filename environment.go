@@ -53,13 +53,13 @@ type environment struct {
 	err error // about the first value that is not understood
 }
 
-func (e environment) allows(provider string) bool {
+func (e *environment) allows(provider string) bool {
 	return !e.restricted || slices.Contains(e.providers, provider)
 }
 
 // processEnvironment reads the environment once, because the answer must not change
 // between connections.
-var processEnvironment = sync.OnceValue(func() environment {
+var processEnvironment = sync.OnceValue(func() *environment {
 	e := parseEnvironment(os.LookupEnv)
 	if e.arena > 0 {
 		regcache.SetArenaLimit(int64(e.arena) << 20)
@@ -70,7 +70,7 @@ var processEnvironment = sync.OnceValue(func() environment {
 			log.Printf("san: no trace, as %s says: %v", envTrace, err)
 		}
 	}
-	return e
+	return &e
 })
 
 func parseEnvironment(lookup func(string) (string, bool)) environment {

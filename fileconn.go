@@ -46,25 +46,26 @@ func FileConn(f *os.File) (net.Conn, error) {
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
 		return tcp, nil
 	}
+	l := &life{release: release}
 	cfg := newconn.Config{BytesWritten: written, BytesRead: read}
-	cfg.Use, cfg.Threshold = useOfEither(tcp)
-	conn, _, _ := takeOn(tcp, cfg, release, nil)
+	l.plan, cfg.Threshold = planOfEither(tcp)
+	conn, _ := l.takeOn(tcp, cfg)
 	return conn, nil
 }
 
-// useOfEither has a connection that has been used try to move as one that was dialed, as no
+// planOfEither has a connection that has been used try to move as one that was dialed, as no
 // descriptor tells which end it is. For one that was accepted that costs a few microseconds, as
 // nobody has a name by its dialer's port: unless that end was passed on as well. So that these two
 // seldom try at once, one of them takes twice the use.
-func useOfEither(tcp *net.TCPConn) (use func(newconn.Handle), threshold int64) {
+func planOfEither(tcp *net.TCPConn) (p *plan, threshold int64) {
 	p, err := (&Dialer{Providers: []string{"shm"}}).plan("tcp")
 	if err != nil || p.without != nil {
-		return nil, 0
+		return nil, firstUse / 2
 	}
 	threshold = firstUse
 	if ends, err := tcpid.EndsOf(tcp); err == nil && ends.Local.Compare(ends.Remote) > 0 {
 		threshold *= 2
 	}
 	p.either, p.settings.dir = true, "" // whose stamp a connection has depends on which end it is
-	return func(h newconn.Handle) { p.moveLater(h, h.Life().(*life), false) }, threshold
+	return p, threshold
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 	"weak"
 
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
 )
@@ -15,23 +16,31 @@ import (
 // life is what this package knows of a connection beside the connection itself, which it
 // does not keep alive. It implements newconn.Life.
 type life struct {
-	dialed  bool   // by this process; else it was accepted
-	release func() // what has it found by its dialer; nil: nothing
+	dialed  bool         // by this process; else it was accepted
+	over    bool         // it is closed: a move that ends only now is not counted as open; guarded by mu
+	guesses atomic.Int32 // stamps from others that were wrong
+	tries   atomic.Int32 // moves that failed
+	plan    *plan        // how this end has it move; nil: only the other end does
+	release func()       // what has it found by its dialer; nil: nothing
 
-	ends    tcpid.Ends                 // of one that was accepted, as the table has them
-	conn    weak.Pointer[sanconn.Conn] // likewise
-	guesses atomic.Int32               // stamps from others that were wrong
-	tries   atomic.Int32               // moves that failed
-	why     atomic.Pointer[Unavailable]
+	ends tcpid.Ends                 // of one that was accepted, as the table has them
+	conn weak.Pointer[sanconn.Conn] // likewise
+	why  atomic.Pointer[Unavailable]
 
 	condition func(MoveOffer) error // of the listener that accepted it; or nil
 
 	mu      sync.Mutex // guards what follows
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
-	over    bool       // it is closed: a move that ends only now is not counted as open
 	stamps  func() ([]tcpid.Stamp, error)
 
 	decisions map[asked]*decision // of condition, about offers that have not had their answer
+}
+
+// Used has a connection move that has been used enough.
+func (l *life) Used(h newconn.Handle) {
+	if l.plan != nil {
+		l.plan.moveLater(h, l, false)
+	}
 }
 
 // Holds reports whether it is found by its dialer, before it has moved.

@@ -1,7 +1,6 @@
 package san
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -257,21 +256,20 @@ func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 // closed.
 func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
 	release, _ := l.hold(tcp)
-	return takeOn(tcp, newconn.Config{}, release, l.condition)
+	its := &life{release: release, condition: l.condition}
+	c, h := its.takeOn(tcp, newconn.Config{Threshold: firstUse / 2}) // its dialer, which begins, counts as well
+	return c, h, its
 }
 
 // takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
-// release, if not nil, is called when it is closed, or the program has forgotten it.
-func takeOn(tcp *net.TCPConn, cfg newconn.Config, release func(), condition func(MoveOffer) error) (*sanconn.Conn, newconn.Handle, *life) {
-	l := &life{release: release, condition: condition}
+func (l *life) takeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newconn.Handle) {
 	l.why.Store(notOffered)
 	cfg.Life = l
-	cfg.Threshold = cmp.Or(cfg.Threshold, firstUse/2) // half, as its dialer, which begins, counts as well
 	c, h := newconn.New(tcp, cfg)
 	conn := c.(*sanconn.Conn)
 	register(conn, tcp, l)
 	count(func(n *Counters) { n.Accepted[providerTCP]++ })
-	return conn, h, l
+	return conn, h
 }
 
 // notOffered is the reason of a connection whose dialer has not tried to move it.

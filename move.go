@@ -40,16 +40,12 @@ type plan struct {
 
 // begin makes a connection of one that has been dialed by TCP; began: since when.
 func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.Handle, *life) {
-	l := &life{dialed: true}
+	l := &life{dialed: true, plan: p}
 	l.why.Store(unused)
 	for _, provider := range p.providers {
 		provider.dialed(tcp, began, l, p.settings)
 	}
-	c, h := newconn.New(tcp, newconn.Config{
-		Use:       func(h newconn.Handle) { p.moveLater(h, l, false) },
-		Threshold: firstUse,
-		Life:      l,
-	})
+	c, h := newconn.New(tcp, newconn.Config{Threshold: firstUse, Life: l})
 	count(func(n *Counters) { n.Dialed[providerTCP]++ })
 	return c.(*sanconn.Conn), h, l
 }

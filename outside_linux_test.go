@@ -42,7 +42,8 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 		t.Fatal(err)
 	}
 	stamp = stamps[0]
-	conn, h, l := takeOn(a.(*net.TCPConn), newconn.Config{}, nil, nil)
+	l = new(life)
+	conn, h := l.takeOn(a.(*net.TCPConn), newconn.Config{})
 	t.Cleanup(func() { conn.Close() })
 	return c.(*net.TCPConn), stamp, h, l
 }

@@ -8,7 +8,7 @@ import (
 
 // choose returns the providers to try, in order, or why there are none. want is a Providers
 // field. It is an error if that has an unknown name, or the environment is not understood.
-func choose(policy Policy, want []string, env environment) ([]provider, *Unavailable, error) {
+func choose(policy Policy, want []string, env *environment) ([]provider, *Unavailable, error) {
 	if env.err != nil {
 		return nil, nil, env.err
 	}
@@ -18,16 +18,15 @@ func choose(policy Policy, want []string, env environment) ([]provider, *Unavail
 				name, strings.Join(providerNames(), ", "))
 		}
 	}
-	names := want
-	switch {
-	case want == nil && env.restricted:
-		names = env.providers
-	case want == nil:
-		names = providerNames()
-	}
 	var chosen []provider
 	refused := false
-	for _, name := range names {
+	switch {
+	case want == nil && !env.restricted:
+		chosen = registry
+	case want == nil:
+		want = env.providers
+	}
+	for _, name := range want {
 		if !env.allows(name) {
 			refused = true
 			continue
@@ -43,7 +42,7 @@ func choose(policy Policy, want []string, env environment) ([]provider, *Unavail
 		return nil, &Unavailable{Reason: ReasonPolicy}, nil
 	case len(chosen) > 0:
 		return chosen, nil, nil
-	case refused || len(names) == 0:
+	case refused || len(want) == 0 && (want != nil || env.restricted):
 		return nil, &Unavailable{Reason: ReasonDisabled}, nil
 	}
 	return nil, &Unavailable{Reason: ReasonNoProvider}, nil

@@ -26,7 +26,7 @@ type settings struct {
 }
 
 // settle returns the settings for a dialer's or listener's options.
-func settle(o sanconn.Options, rdma RDMA, policy Policy, dir string, env environment) settings {
+func settle(o sanconn.Options, rdma RDMA, policy Policy, dir string, env *environment) settings {
 	s := settings{
 		session: session.Config{
 			Threshold:     o.Threshold,

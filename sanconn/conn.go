@@ -29,23 +29,22 @@ import (
 type Conn struct {
 	tcp       *net.TCPConn
 	life      newconn.Life
-	onUse     func(newconn.Handle) // see newconn.Config.Use
-	threshold int64                // likewise
+	threshold int64 // see newconn.Config
 
 	out outgoing
 	in  incoming
 
 	// exposed is how often the program has had TCP's descriptor for a moment: what is counted
 	// here of the stream may not be all of it.
-	exposed   atomic.Uint64
-	comparing atomic.Bool // what is counted is to be compared with what TCP has: see checkCounts
+	exposed atomic.Uint64
 
-	// used grows by what goes by TCP. Beyond useAt, onUse is called; up to claimedUntil, the
+	// used grows by what goes by TCP. Beyond useAt, life is told; up to claimedUntil, the
 	// connection does not move: see claimed.
 	used, useAt, claimedUntil atomic.Int64
 
-	closed atomic.Bool
-	reset  atomic.Bool // SetLinger(0): Close is a reset
+	comparing atomic.Bool // what is counted is to be compared with what TCP has: see checkCounts
+	closed    atomic.Bool
+	reset     atomic.Bool // SetLinger(0): Close is a reset
 
 	mu      sync.Mutex // guards what follows; nothing that blocks under it
 	state   handover
@@ -79,7 +78,7 @@ func init() {
 
 // newConn is newconn.New.
 func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
-	c := &Conn{tcp: tcp, life: cfg.Life, onUse: cfg.Use, threshold: cfg.Threshold}
+	c := &Conn{tcp: tcp, life: cfg.Life, threshold: cfg.Threshold}
 	if c.life == nil {
 		c.life = nobody{}
 	}
@@ -90,9 +89,6 @@ func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 	}
 	c.out.deadline.writes = true
 	c.useAt.Store(cfg.Threshold)
-	if c.onUse == nil {
-		c.useAt.Store(never)
-	}
 	c.cleanUpLocked(nil)
 	return c
 }
@@ -122,10 +118,11 @@ func (f forgotten) close() {
 // nobody is the Life of a connection that package san does not know.
 type nobody struct{}
 
-func (nobody) Closed()      {}
-func (nobody) Holds() bool  { return false }
-func (nobody) Moved(string) {}
-func (nobody) Left()        {}
+func (nobody) Used(newconn.Handle) {}
+func (nobody) Closed()             {}
+func (nobody) Holds() bool         { return false }
+func (nobody) Moved(string)        {}
+func (nobody) Left()               {}
 
 // Read reads what has arrived into p, and blocks as long as nothing has. Once the
 // peer has closed its direction and everything before that was read, it returns

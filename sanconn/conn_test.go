@@ -58,12 +58,12 @@ func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Con
 		var moves sync.WaitGroup
 		t.Cleanup(moves.Wait)
 		config.Threshold = 1
-		config.Use = func(newconn.Handle) {
+		config.Life = using{ending{closed, false}, func() {
 			moves.Go(func() { // package san's movers
 				ea, eb := twin.Pair(twin.Config{})
 				movePair(context.Background(), a, b, ea, eb, sessions{}) // fails if one is closed before
 			})
-		}
+		}}
 	default:
 		return pipeOn(t, limits, closed)
 	}

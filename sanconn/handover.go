@@ -29,11 +29,11 @@ type handover struct {
 	phase  phase
 	pinned bool // the program uses TCP's descriptor: no commit any more
 
-	out, in direction
-
 	// lost: a session has ended before the peer's direction has moved, after this end's
 	// commit. The peer may have moved, and what it sent may be lost.
 	lost bool
+
+	out, in direction
 }
 
 type phase uint8

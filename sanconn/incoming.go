@@ -23,16 +23,20 @@ type incoming struct {
 	begun atomic.Bool // the position at which it moves is known
 	away  atomic.Bool // Reads wait: it goes back to TCP; changes with Conn.mu held
 
-	op      sync.Mutex    // held by one Read at a time on TCP, and by the move
-	bytes   atomic.Uint64 // read from TCP; grows with op held
-	agrees  atomic.Bool   // … is what TCP has counted: see checkCounts
-	front   []byte        // bytes that come before what TCP has; guarded by op
-	rest    []byte        // bytes that come behind position restAt of TCP; guarded by op
-	restAt  uint64
-	thrown  bool // bytes of rest were thrown away, as CloseRead had been called; guarded by op
-	resting bool // there is a rest; guarded by Conn.mu
+	agrees atomic.Bool   // bytes is what TCP has counted: see checkCounts
+	op     sync.Mutex    // held by one Read at a time on TCP, and by the move
+	bytes  atomic.Uint64 // read from TCP; grows with op held
+	front  []byte        // bytes that come before what TCP has; guarded by op
+	rest   *rest         // … that come behind some of it, or nil; changes with op and Conn.mu held
+	thrown bool          // a rest was thrown away, as CloseRead had been called; guarded by op
 
 	deadline deadline
+}
+
+// rest is what came back from a session unread: its bytes come behind position at of TCP.
+type rest struct {
+	bytes []byte
+	at    uint64
 }
 
 // stopped is why nothing is read any more, on whichever carrier.
@@ -91,12 +95,12 @@ func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	if len(in.front) > 0 {
 		return 0, nil
 	}
-	if len(in.rest) > 0 {
-		if most = in.restAt - in.bytes.Load(); most > 0 {
+	if r := in.rest; r != nil {
+		if most = r.at - in.bytes.Load(); most > 0 {
 			return most, nil
 		}
 		c.mu.Lock()
-		in.front, in.rest, in.resting = in.rest, nil, false
+		in.front, in.rest = r.bytes, nil
 		c.mu.Unlock()
 		return 0, nil
 	}
@@ -106,8 +110,19 @@ func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	return 1 << 62, nil // no limit
 }
 
+// addRestLocked adds bytes to what an earlier way back, which was in vain, has left. op and Conn.mu
+// are held.
+func (in *incoming) addRestLocked(b []byte, at uint64) {
+	if in.rest != nil {
+		b = append(in.rest.bytes, b...)
+	}
+	if len(b) > 0 {
+		in.rest = &rest{b, at}
+	}
+}
+
 // holds reports whether there are bytes that were taken from a carrier, and not read. op is held.
-func (in *incoming) holds() bool { return len(in.front)+len(in.rest) > 0 }
+func (in *incoming) holds() bool { return len(in.front) > 0 || in.rest != nil }
 
 // take takes the first n bytes of front.
 func (in *incoming) take(n int) {

@@ -112,7 +112,7 @@ func (c *Conn) unpinLocked() {
 		return
 	}
 	c.state.pinned = false
-	if c.left && c.onUse != nil { // leftLocked took it that it was for good
+	if c.left { // leftLocked took it that it was for good
 		(*handle)(c).CallUse(againAfter)
 	}
 }
@@ -185,8 +185,7 @@ func (l *leave) run(c *Conn) {
 	c.in.op.Lock()
 	c.out.op.Lock()
 	c.mu.Lock()
-	c.in.rest = append(c.in.rest, t.unread...) // to what a way back in vain has left
-	c.in.restAt, c.in.resting = c.state.in.at, len(c.in.rest) > 0
+	c.in.addRestLocked(t.unread, c.state.in.at)
 	if l.err = err; err == nil {
 		l.leftLocked(c, t)
 	} else {
@@ -355,8 +354,8 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	c.session, c.left = nil, true
 	c.in.begun.Store(false)
 	if c.state.in.ended { // nobody will read it
-		c.in.thrown = c.in.thrown || len(c.in.rest) > 0
-		c.in.rest, c.in.resting = nil, false
+		c.in.thrown = c.in.thrown || c.in.rest != nil
+		c.in.rest = nil
 		c.tcp.CloseRead() // as the descriptor is to show
 	}
 	c.state.left(uint64(t.back))
@@ -368,7 +367,7 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 		c.tcp.SetWriteDeadline(time.Time{})
 	}
 	switch {
-	case c.state.pinned || c.onUse == nil:
+	case c.state.pinned:
 	case l.asked: // for a moment
 		(*handle)(c).CallUse(c.threshold)
 	default:

@@ -41,10 +41,10 @@ func (c *Conn) use(n int64) {
 	}
 }
 
-// useNow has package san move the connection, unless that has been done, or is the other end's.
+// useNow has package san move the connection, unless that has been done.
 func (c *Conn) useNow() {
-	if c.useAt.Swap(never) != never && c.onUse != nil {
-		c.onUse((*handle)(c))
+	if c.useAt.Swap(never) != never {
+		c.life.Used((*handle)(c))
 	}
 }
 
@@ -172,7 +172,7 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 		return errPinned
 	case c.users > 0, c.exposed.Load() != exposed, c.claimed():
 		return newconn.ErrClaimed
-	case c.in.resting:
+	case c.in.rest != nil:
 		return errUnread
 	}
 	if err := c.state.commit(to); err != nil {

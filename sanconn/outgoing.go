@@ -32,9 +32,9 @@ type outgoing struct {
 	// changes with Conn.mu held.
 	owned atomic.Bool
 
+	agrees  atomic.Bool   // written is what TCP has counted: see checkCounts
 	op      sync.Mutex    // held by one Write at a time on TCP, and by the move
 	written atomic.Uint64 // bytes put on TCP; grows with op held
-	agrees  atomic.Bool   // … is what TCP has counted: see checkCounts
 
 	back     []byte // what came back from the session unread: it goes before all else; guarded by op
 	reserved []byte // see Conn.Reserve; guarded by Conn.mu

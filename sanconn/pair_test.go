@@ -27,9 +27,18 @@ func (e ending) Closed() {
 	}
 }
 
-func (e ending) Holds() bool { return e.holds }
-func (ending) Moved(string)  {}
-func (ending) Left()         {}
+func (ending) Used(newconn.Handle) {}
+func (e ending) Holds() bool       { return e.holds }
+func (ending) Moved(string)        {}
+func (ending) Left()               {}
+
+// using is ending that is told of use as well.
+type using struct {
+	ending
+	used func()
+}
+
+func (u using) Used(newconn.Handle) { u.used() }
 
 // tcpPair returns both ends of a TCP connection: the dialer's first.
 func tcpPair() (dialed, accepted *net.TCPConn, err error) {

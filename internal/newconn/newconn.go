@@ -24,14 +24,9 @@ var HandleOf func(net.Conn) Handle
 
 // Config is how a connection begins.
 type Config struct {
-	// Use is called, by an operation that goes on and must not be blocked, once the
-	// connection has been used for Threshold bytes (see Handle.CallUse). Nil: only the other end
-	// has the connection move.
-	Use func(Handle)
-
-	// Threshold is also for how many bytes a connection must be used by its own Read and Write
-	// after the program has had its descriptor, before it moves: one that belongs to an event
-	// loop never is.
+	// Threshold is for how many bytes a connection must be used by its Read and Write before
+	// Life.Used, and after the program has had its descriptor, before it moves: one that belongs
+	// to an event loop never is.
 	Threshold int64
 
 	// Life is told what becomes of the connection; nil: nobody is.
@@ -45,6 +40,10 @@ type Config struct {
 // Life is what package san knows of a connection. It must not refer to that, which would never be
 // collected then. Its methods must not block.
 type Life interface {
+	// Used is called by an operation that goes on, once the connection has been used for
+	// Config.Threshold bytes: see Handle.CallUse.
+	Used(Handle)
+
 	// Closed is called once, when the connection is closed, or the program has forgotten it: on a
 	// session, and on TCP if Holds, which is for what is held from the beginning on.
 	Closed()
@@ -100,7 +99,7 @@ type Handle interface {
 	// move any more.
 	Ended() bool
 
-	// CallUse has Config.Use called again, once the connection has been used for so many
+	// CallUse has Life.Used called again, once the connection has been used for so many
 	// bytes more.
 	CallUse(bytes int64)
 
