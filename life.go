@@ -80,7 +80,7 @@ func (l *life) Closed() {
 	l.leftLocked()
 	l.mu.Unlock()
 	if !l.dialed {
-		accepted.CompareAndDelete(l.ends, l.conn) // unless the addresses are another's by now
+		unregister(l)
 	}
 	if l.release != nil {
 		l.release()
