@@ -38,18 +38,10 @@ func (ch *EventChannel) NewID() (*ID, error) {
 // that is being made is cancelled, one that is up is cut. On iWARP it may wait
 // for a connect that is under way.
 func (id *ID) Close() error {
-	if id.h == 0 {
-		return nil
-	}
-	if id.QP != nil {
+	if id.h != 0 && id.QP != nil {
 		id.QP.Close()
 	}
-	errno := sysCMDestroyID(id.h)
-	if errno == 0 {
-		id.h = 0
-		objects.remove(id.token)
-	}
-	return verbError("rdma_destroy_id", "", errno)
+	return id.h.closeObject("rdma_destroy_id", "", sysCMDestroyID, id.token)
 }
 
 // Bind binds to a local address. A wildcard address stands for all devices, and

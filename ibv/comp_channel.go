@@ -75,12 +75,5 @@ func (ch *CompChannel) Events(cqs []*CQ) (int, error) {
 // before: otherwise it fails with EBUSY, and only ends the waiting.
 func (ch *CompChannel) Close() error {
 	ch.poller.close()
-	if ch.h == 0 {
-		return nil
-	}
-	errno := sysDestroyChannel(ch.h)
-	if errno == 0 {
-		ch.h = 0
-	}
-	return verbError("ibv_destroy_comp_channel", ch.Context.Name, errno)
+	return ch.h.close("ibv_destroy_comp_channel", ch.Context.Name, sysDestroyChannel)
 }

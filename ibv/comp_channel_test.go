@@ -14,7 +14,7 @@ func TestAnArmedQueueMakesOneEvent(t *testing.T) {
 	a, b := connect(t, s, options{})
 	b.cq.Owner = "owner"
 	b.postRecv(t, 1, 0, 64)
-	check(t, b.cq.Notify(false))
+	check(t, b.cq.Notify())
 
 	got := make(chan *CQ)
 	ended := make(chan error)

@@ -60,14 +60,10 @@ func cmContext(h handle) *Context {
 // Close closes the device. Everything made from it must be closed before. A
 // context of [ID.Context] belongs to librdmacm and stays open.
 func (c *Context) Close() error {
-	if c.ofCM || c.h == 0 {
+	if c.ofCM {
 		return nil
 	}
-	errno := sysClose(c.h)
-	if errno == 0 {
-		c.h = 0
-	}
-	return verbError("ibv_close_device", c.Name, errno)
+	return c.h.close("ibv_close_device", c.Name, sysClose)
 }
 
 // Caps are the limits that a device reports (struct ibv_device_attr). Some

@@ -37,9 +37,6 @@ func (cq *CQ) Poll(wcs []WC) (int, error) { return cq.Spin(wcs, 1) }
 
 // Spin is Poll, tried up to times times in one call into C until there are completions.
 func (cq *CQ) Spin(wcs []WC, times int) (int, error) {
-	if len(wcs) == 0 {
-		return 0, nil
-	}
 	n := sysPollCQ(cq.h, wcs, times)
 	if n < 0 {
 		return 0, verbError("ibv_poll_cq", cq.Context.Name, -n)
@@ -49,23 +46,12 @@ func (cq *CQ) Spin(wcs []WC, times int) (int, error) {
 
 // Notify requests one event on the queue's channel at the next completion. A
 // completion that came between the last Poll and Notify makes no event: poll
-// once more after it. SolicitedOnly: for solicited receives and failures only.
-func (cq *CQ) Notify(solicitedOnly bool) error {
-	if errno := sysReqNotify(cq.h, solicitedOnly); errno != 0 {
-		return verbError("ibv_req_notify_cq", cq.Context.Name, errno)
-	}
-	return nil
+// once more after it.
+func (cq *CQ) Notify() error {
+	return verbError("ibv_req_notify_cq", cq.Context.Name, sysReqNotify(cq.h))
 }
 
 // Close frees the queue. EBUSY: a queue pair still uses it.
 func (cq *CQ) Close() error {
-	if cq.h == 0 {
-		return nil
-	}
-	errno := sysDestroyCQ(cq.h)
-	if errno == 0 {
-		cq.h = 0
-		objects.remove(cq.token)
-	}
-	return verbError("ibv_destroy_cq", cq.Context.Name, errno)
+	return cq.h.closeObject("ibv_destroy_cq", cq.Context.Name, sysDestroyCQ, cq.token)
 }

@@ -51,13 +51,4 @@ func (pd *PD) RegMR(addr uintptr, length int, access Access) (*MR, error) {
 // Close deregisters the memory: after that the device no longer touches it. In the
 // middle of a transfer this makes the transfer's queue pair fail. EBUSY or EINVAL: a
 // window is bound to the region.
-func (mr *MR) Close() error {
-	if mr.h == 0 {
-		return nil
-	}
-	errno := sysDeregMR(mr.h)
-	if errno == 0 {
-		mr.h = 0
-	}
-	return verbError("ibv_dereg_mr", mr.PD.Context.Name, errno)
-}
+func (mr *MR) Close() error { return mr.h.close("ibv_dereg_mr", mr.PD.Context.Name, sysDeregMR) }

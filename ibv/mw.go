@@ -21,16 +21,7 @@ func (pd *PD) AllocMW() (*MW, error) {
 }
 
 // Close frees the window, and ends the access of one that is bound.
-func (mw *MW) Close() error {
-	if mw.h == 0 {
-		return nil
-	}
-	errno := sysDeallocMW(mw.h)
-	if errno == 0 {
-		mw.h = 0
-	}
-	return verbError("ibv_dealloc_mw", mw.PD.Context.Name, errno)
-}
+func (mw *MW) Close() error { return mw.h.close("ibv_dealloc_mw", mw.PD.Context.Name, sysDeallocMW) }
 
 // Bind makes wr the work request that binds the window to length bytes at addr
 // of mr, which was registered with MWBind, and returns the key under which peers

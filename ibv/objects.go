@@ -5,6 +5,27 @@ import "sync"
 // handle is an object of the libraries. Zero: none, or closed.
 type handle uintptr
 
+// close has free free the object, unless that was done. After an error it is still there.
+func (h *handle) close(verb, on string, free func(handle) int) error {
+	if *h == 0 {
+		return nil
+	}
+	errno := free(*h)
+	if errno == 0 {
+		*h = 0
+	}
+	return verbError(verb, on, errno)
+}
+
+// closeObject is close for an object that events may be about.
+func (h *handle) closeObject(verb, on string, free func(handle) int, token uint64) error {
+	err := h.close(verb, on, free)
+	if err == nil {
+		objects.remove(token)
+	}
+	return err
+}
+
 // objects finds the Go object of an event. C keeps a token instead of a pointer:
 // tokens are never used twice, so an event of an object that is gone finds
 // nothing.

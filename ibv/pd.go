@@ -16,13 +16,4 @@ func (c *Context) AllocPD() (*PD, error) {
 }
 
 // Close frees the domain. It fails with EBUSY while something in it is still open.
-func (pd *PD) Close() error {
-	if pd.h == 0 {
-		return nil
-	}
-	errno := sysDeallocPD(pd.h)
-	if errno == 0 {
-		pd.h = 0
-	}
-	return verbError("ibv_dealloc_pd", pd.Context.Name, errno)
-}
+func (pd *PD) Close() error { return pd.h.close("ibv_dealloc_pd", pd.Context.Name, sysDeallocPD) }

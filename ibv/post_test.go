@@ -141,7 +141,7 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 	cqs := make([]*CQ, 1)
 	wcs := make([]WC, 4) // once: what is passed to C is in the heap
 	round := func() {
-		check(t, b.cq.Notify(false))
+		check(t, b.cq.Notify())
 		if _, err := b.qp.PostRecv(recv); err != nil {
 			t.Fatal(err)
 		}

@@ -61,27 +61,15 @@ func createQP(id *ID, cfg QPConfig) (*QP, error) {
 // wrong (see for example [MW.Invalidate]). It does not allocate itself, but wrs
 // escapes to the heap: best reuse it.
 func (q *QP) PostSend(wrs []SendWR) (int, error) {
-	if len(wrs) == 0 {
-		return 0, nil
-	}
 	n, errno := sysPostSend(q.h, wrs)
-	if errno != 0 {
-		return n, verbError("ibv_post_send", q.PD.Context.Name, errno)
-	}
-	return n, nil
+	return n, verbError("ibv_post_send", q.PD.Context.Name, errno)
 }
 
 // PostRecv posts receives in order and returns how many were posted; on an error
 // the rest was not. As with PostSend.
 func (q *QP) PostRecv(wrs []RecvWR) (int, error) {
-	if len(wrs) == 0 {
-		return 0, nil
-	}
 	n, errno := sysPostRecv(q.h, wrs)
-	if errno != 0 {
-		return n, verbError("ibv_post_recv", q.PD.Context.Name, errno)
-	}
-	return n, nil
+	return n, verbError("ibv_post_recv", q.PD.Context.Name, errno)
 }
 
 // Close destroys the queue pair. Completions that were not polled are lost; what
@@ -89,16 +77,8 @@ func (q *QP) PostRecv(wrs []RecvWR) (int, error) {
 // be closed before. An id's queue pair must not be closed while a method of the id
 // runs, but events may be taken meanwhile.
 func (q *QP) Close() error {
-	if q.h == 0 {
-		return nil
-	}
-	if q.cm != nil {
+	if q.h != 0 && q.cm != nil {
 		q.cm.forgetQP()
 	}
-	errno := sysDestroyQP(q.h)
-	if errno == 0 {
-		q.h = 0
-		objects.remove(q.token)
-	}
-	return verbError("ibv_destroy_qp", q.PD.Context.Name, errno)
+	return q.h.closeObject("ibv_destroy_qp", q.PD.Context.Name, sysDestroyQP, q.token)
 }

@@ -18,7 +18,7 @@ func TestCallsAfterCloseFail(t *testing.T) {
 	_, recv := a.qp.PostRecv(make([]RecvWR, 1))
 	_, poll := a.cq.Poll(make([]WC, 1))
 	_, query := a.qp.Query(MaskState)
-	for what, err := range map[string]error{"PostSend": send, "PostRecv": recv, "Poll": poll, "Query": query, "Notify": a.cq.Notify(false)} {
+	for what, err := range map[string]error{"PostSend": send, "PostRecv": recv, "Poll": poll, "Query": query, "Notify": a.cq.Notify()} {
 		if !errors.Is(err, syscall.EBADF) {
 			t.Errorf("%s: %v, want EBADF", what, err)
 		}

@@ -198,7 +198,6 @@ static void describe(struct abi_device *d, struct san_device *out)
 	snprintf(out->name, sizeof out->name, "%s", d->name);
 	snprintf(out->sysfs, sizeof out->sysfs, "%s", d->ibdev_path);
 	out->guid = be64toh(f.get_device_guid(d));
-	out->node_type = d->node_type;
 	out->transport = d->transport_type;
 	out->index = f.get_device_index ? f.get_device_index(d) : -1;
 }
@@ -511,13 +510,13 @@ int san_destroy_cq(san_h cq)
 	return CALL(f.destroy_cq((struct abi_cq *)cq));
 }
 
-int san_req_notify(san_h h, int solicited_only)
+int san_req_notify(san_h h)
 {
 	struct abi_cq *cq = (void *)h;
 
 	if (!cq)
 		return EBADF;
-	return CALL(cq->context->ops.req_notify_cq(cq, solicited_only));
+	return CALL(cq->context->ops.req_notify_cq(cq, 0)); // of any completion, not of solicited ones alone
 }
 
 // Completions are not translated: the two have one layout.

@@ -16,10 +16,8 @@ struct san_device {
 	char name[64];
 	char sysfs[256]; // its folder under /sys/class/infiniband
 	uint64_t guid;   // host byte order
-	int32_t node_type;
 	int32_t transport;
 	int32_t index; // the kernel's, or -1
-	int32_t pad;
 };
 
 struct san_caps {
@@ -147,7 +145,7 @@ int san_destroy_channel(san_h ch);
 int san_get_cq_events(san_h ch, uint64_t *tokens, int max, int *n);
 int san_create_cq(san_h ctx, int cqe, uint64_t token, san_h ch, int vector, san_h *cq);
 int san_destroy_cq(san_h cq);
-int san_req_notify(san_h cq, int solicited_only);
+int san_req_notify(san_h cq);
 int san_poll_cq(san_h cq, struct san_wc *out, int n, int times); // number, or negative errno
 
 int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq,

@@ -53,16 +53,16 @@ func sysForkSafe() bool { return C.san_fork_safe() != 0 }
 // ---- hot calls ----
 
 func sysPollCQ(cq handle, wcs []WC, times int) int {
-	return int(C.san_poll_cq(C.san_h(cq), (*C.struct_san_wc)(unsafe.Pointer(&wcs[0])), C.int(len(wcs)), C.int(times)))
+	return int(C.san_poll_cq(C.san_h(cq), (*C.struct_san_wc)(unsafe.Pointer(unsafe.SliceData(wcs))), C.int(len(wcs)), C.int(times)))
 }
 
 func sysPostSend(qp handle, wrs []SendWR) (int, int) {
-	r := C.san_post_send(C.san_h(qp), (*C.struct_san_send_wr)(unsafe.Pointer(&wrs[0])), C.int(len(wrs)))
+	r := C.san_post_send(C.san_h(qp), (*C.struct_san_send_wr)(unsafe.Pointer(unsafe.SliceData(wrs))), C.int(len(wrs)))
 	return int(r.n), int(r.error)
 }
 
 func sysPostRecv(qp handle, wrs []RecvWR) (int, int) {
-	r := C.san_post_recv(C.san_h(qp), (*C.struct_san_recv_wr)(unsafe.Pointer(&wrs[0])), C.int(len(wrs)))
+	r := C.san_post_recv(C.san_h(qp), (*C.struct_san_recv_wr)(unsafe.Pointer(unsafe.SliceData(wrs))), C.int(len(wrs)))
 	return int(r.n), int(r.error)
 }
 
@@ -72,16 +72,7 @@ func sysGetCQEvents(ch handle, tokens []uint64) (int, int) {
 	return int(n), int(errno)
 }
 
-func sysReqNotify(cq handle, solicitedOnly bool) int {
-	return int(C.san_req_notify(C.san_h(cq), cBool(solicitedOnly)))
-}
-
-func cBool(b bool) C.int {
-	if b {
-		return 1
-	}
-	return 0
-}
+func sysReqNotify(cq handle) int { return int(C.san_req_notify(C.san_h(cq))) }
 
 // ---- devices ----
 

@@ -33,7 +33,7 @@ func sysCreateChannel(handle) (handle, int, int)                { return 0, -1, 
 func sysDestroyChannel(handle) int                              { return errnoNone }
 func sysGetCQEvents(handle, []uint64) (int, int)                { return 0, errnoNone }
 func sysDestroyCQ(handle) int                                   { return errnoNone }
-func sysReqNotify(handle, bool) int                             { return errnoNone }
+func sysReqNotify(handle) int                                   { return errnoNone }
 func sysPollCQ(handle, []WC, int) int                           { return -errnoNone }
 func sysDestroyQP(handle) int                                   { return errnoNone }
 func sysCMForgetQP(handle)                                      {}

@@ -32,9 +32,8 @@ const (
 type SendFlags uint32
 
 const (
-	Signaled  SendFlags = 1 << 1 // make a completion; failures always make one
-	Solicited SendFlags = 1 << 2 // the receive counts as solicited for Notify
-	Inline    SendFlags = 1 << 3 // copied when posted; needs no LKey
+	Signaled SendFlags = 1 << 1 // make a completion; failures always make one
+	Inline   SendFlags = 1 << 3 // copied when posted; needs no LKey
 )
 
 // SendWR is a work request for a send queue. It holds no pointer, so slices of

@@ -91,7 +91,7 @@ func (q *queuePair) notify() {
 	if q.gone || !q.notified.CompareAndSwap(false, true) {
 		return
 	}
-	if err := q.cq.Notify(false); err != nil {
+	if err := q.cq.Notify(); err != nil {
 		q.failLocked(deviceError(err))
 	}
 }
@@ -192,7 +192,7 @@ func (q *queuePair) settleLocked() {
 		q.publishLocked()
 	case q.late == nil && !q.gone:
 		if q.notified.CompareAndSwap(false, true) {
-			q.cq.Notify(false)
+			q.cq.Notify()
 		}
 		q.late = time.AfterFunc(flushTime, q.user.giveUp)
 	}
