@@ -270,8 +270,7 @@ func (c *Cache) Close() error {
 	defer b.mu.Unlock()
 	if _, first := b.caches[c]; first {
 		delete(b.caches, c)
-		last := c.totalsLocked()
-		b.past.add(&last)
+		b.past.addLocked(c)
 	}
 	return err
 }

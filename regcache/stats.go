@@ -1,6 +1,7 @@
 package regcache
 
 import (
+	"maps"
 	"sync/atomic"
 	"time"
 )
@@ -84,11 +85,11 @@ type counters struct {
 func (c *Cache) Stats() Stats {
 	c.budget.mu.Lock()
 	defer c.budget.mu.Unlock()
-	s := c.totalsLocked()
+	s := Stats{Invalidated: make(map[Cause]uint64)}
+	s.addLocked(c)
 	for _, r := range c.budget.order {
 		if r.cache == c {
-			s.Hits += r.hits.Load()
-			s.IdleBytes += r.idleSize()
+			s.addCached(r)
 		}
 	}
 	return s
@@ -99,86 +100,52 @@ func (c *Cache) Stats() Stats {
 func (b *Budget) Stats() Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := Stats{Invalidated: make(map[Cause]uint64)}
-	s.add(&b.past)
+	s := b.past
+	s.Invalidated = maps.Clone(s.Invalidated)
 	for c := range b.caches {
-		t := c.totalsLocked()
-		s.add(&t)
+		s.addLocked(c)
 	}
 	for _, r := range b.order {
-		s.Hits += r.hits.Load()
-		s.IdleBytes += r.idleSize()
+		s.addCached(r)
 	}
 	return s
 }
 
-// idleSize is what evicting the region, which is in the cache, would give back.
-func (r *Region) idleSize() int64 {
-	if r.refs.Load() > 1 {
-		return 0
+// addCached adds what is counted in a region that is in its cache.
+func (s *Stats) addCached(r *Region) {
+	s.Hits += r.hits.Load()
+	if r.refs.Load() <= 1 { // the cache's own
+		s.IdleBytes += r.size()
 	}
-	return r.size()
 }
 
-// totalsLocked returns the statistics without the hits of regions that are in the cache.
-// budget.mu is held.
-func (c *Cache) totalsLocked() Stats {
+// addLocked adds what is counted in a cache, beside its regions. budget.mu is held.
+func (s *Stats) addLocked(c *Cache) {
 	n := &c.stats
-	s := Stats{
-		Hits:             n.hits.Load(),
-		Misses:           n.misses.Load(),
-		Merges:           n.merges.Load(),
-		Promoted:         n.promoted.Load(),
-		Once:             n.once.Load(),
-		Full:             n.full.Load(),
-		Exposed:          n.exposed.Load(),
-		Unknown:          n.unknown.Load(),
-		Refused:          n.refused.Load(),
-		Failed:           n.failed.Load(),
-		Flushes:          n.flushes.Load(),
-		Evictions:        n.evictions.Load(),
-		DeregisterFailed: n.deregisterFailed.Load(),
-		Invalidated:      make(map[Cause]uint64),
-		Registrations:    n.registrations.Load(),
-		Deregistrations:  n.deregistrations.Load(),
-		RegisterTime:     time.Duration(n.registerNanoseconds.Load()),
-		DeregisterTime:   time.Duration(n.deregisterNanoseconds.Load()),
-		Entries:          c.entries,
-		Bytes:            c.bytes,
-		PinnedEntries:    n.pinnedEntries.Load(),
-		PinnedBytes:      n.pinnedBytes.Load(),
-	}
+	s.Hits += n.hits.Load()
+	s.Misses += n.misses.Load()
+	s.Merges += n.merges.Load()
+	s.Promoted += n.promoted.Load()
+	s.Once += n.once.Load()
+	s.Full += n.full.Load()
+	s.Exposed += n.exposed.Load()
+	s.Unknown += n.unknown.Load()
+	s.Refused += n.refused.Load()
+	s.Failed += n.failed.Load()
+	s.Flushes += n.flushes.Load()
+	s.Evictions += n.evictions.Load()
+	s.DeregisterFailed += n.deregisterFailed.Load()
+	s.Registrations += n.registrations.Load()
+	s.Deregistrations += n.deregistrations.Load()
+	s.RegisterTime += time.Duration(n.registerNanoseconds.Load())
+	s.DeregisterTime += time.Duration(n.deregisterNanoseconds.Load())
+	s.Entries += c.entries
+	s.Bytes += c.bytes
+	s.PinnedEntries += n.pinnedEntries.Load()
+	s.PinnedBytes += n.pinnedBytes.Load()
 	for cause := range causes {
 		if count := n.invalidated[cause].Load(); count != 0 {
-			s.Invalidated[cause] = count
+			s.Invalidated[cause] += count
 		}
 	}
-	return s
-}
-
-func (s *Stats) add(t *Stats) {
-	s.Hits += t.Hits
-	s.Misses += t.Misses
-	s.Merges += t.Merges
-	s.Promoted += t.Promoted
-	s.Once += t.Once
-	s.Full += t.Full
-	s.Exposed += t.Exposed
-	s.Unknown += t.Unknown
-	s.Refused += t.Refused
-	s.Failed += t.Failed
-	s.Flushes += t.Flushes
-	s.Evictions += t.Evictions
-	s.DeregisterFailed += t.DeregisterFailed
-	for cause, count := range t.Invalidated {
-		s.Invalidated[cause] += count
-	}
-	s.Registrations += t.Registrations
-	s.Deregistrations += t.Deregistrations
-	s.RegisterTime += t.RegisterTime
-	s.DeregisterTime += t.DeregisterTime
-	s.Entries += t.Entries
-	s.Bytes += t.Bytes
-	s.PinnedEntries += t.PinnedEntries
-	s.PinnedBytes += t.PinnedBytes
 }
