@@ -19,7 +19,16 @@ const (
 //
 // The regions in an index are disjoint.
 type index struct {
-	buckets [indexBuckets]atomic.Pointer[[]slot]
+	buckets [indexBuckets]bucket
+}
+
+type bucket struct{ sorted atomic.Pointer[[]slot] } // by start; nil: there are none
+
+func (b *bucket) slots() []slot {
+	if p := b.sorted.Load(); p != nil {
+		return *p
+	}
+	return nil
 }
 
 // slot is a copy of a region's bounds, so that a look-up touches one array.
@@ -36,11 +45,7 @@ func bucketOf(granule uintptr) uintptr {
 
 // find returns the region that covers all of [start, end), or nil.
 func (x *index) find(start, end uintptr) *Region {
-	p := x.buckets[bucketOf(start>>granuleShift)].Load()
-	if p == nil {
-		return nil
-	}
-	slots := *p
+	slots := x.buckets[bucketOf(start>>granuleShift)].slots()
 	lo, hi := 0, len(slots)
 	for lo < hi { // the last slot that starts at or before start
 		mid := int(uint(lo+hi) >> 1)
@@ -59,12 +64,8 @@ func (x *index) find(start, end uintptr) *Region {
 // overlapping returns the regions that share a byte with [start, end).
 func (x *index) overlappingLocked(start, end uintptr) []*Region {
 	var found []*Region
-	x.eachBucket(start, end, func(b *atomic.Pointer[[]slot]) {
-		p := b.Load()
-		if p == nil {
-			return
-		}
-		for _, s := range *p {
+	x.eachBucket(start, end, func(b *bucket) {
+		for _, s := range b.slots() {
 			if s.start < end && start < s.end && !slices.Contains(found, s.region) {
 				found = append(found, s.region)
 			}
@@ -74,37 +75,30 @@ func (x *index) overlappingLocked(start, end uintptr) []*Region {
 }
 
 func (x *index) insertLocked(r *Region) {
-	x.eachBucket(r.start, r.end, func(b *atomic.Pointer[[]slot]) {
-		var old []slot
-		if p := b.Load(); p != nil {
-			old = *p
-		}
+	x.eachBucket(r.start, r.end, func(b *bucket) {
+		old := b.slots()
 		at := 0
 		for at < len(old) && old[at].start < r.start {
 			at++
 		}
 		slots := slices.Concat(old[:at], []slot{{r.start, r.end, r}}, old[at:])
-		b.Store(&slots)
+		b.sorted.Store(&slots)
 	})
 }
 
 func (x *index) removeLocked(r *Region) {
-	x.eachBucket(r.start, r.end, func(b *atomic.Pointer[[]slot]) {
-		p := b.Load()
-		if p == nil {
-			return
-		}
-		slots := slices.DeleteFunc(slices.Clone(*p), func(s slot) bool { return s.region == r })
+	x.eachBucket(r.start, r.end, func(b *bucket) {
+		slots := slices.DeleteFunc(slices.Clone(b.slots()), func(s slot) bool { return s.region == r })
 		if len(slots) == 0 {
-			b.Store(nil)
+			b.sorted.Store(nil)
 			return
 		}
-		b.Store(&slots)
+		b.sorted.Store(&slots)
 	})
 }
 
 // eachBucket calls f once for each bucket that [start, end) falls into.
-func (x *index) eachBucket(start, end uintptr, f func(*atomic.Pointer[[]slot])) {
+func (x *index) eachBucket(start, end uintptr, f func(*bucket)) {
 	var seen [indexBuckets]bool
 	first, last := start>>granuleShift, (end-1)>>granuleShift
 	for g, n := first, 0; g <= last && n < indexBuckets; g++ {
