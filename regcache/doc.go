@@ -29,7 +29,7 @@
 //	              seen.go  which memory is used again
 //	register.go   calls of the device;  drop.go  the way out
 //	region.go     Region: in use, released, invalid;  region_set.go  waiting for all of them
-//	budget.go     limits of the process, eviction;  memlock_*.go  RLIMIT_MEMLOCK
+//	budget.go     what caches may keep, eviction;  limits_*.go  what the process may have
 //	memory.go     kinds of memory, and the proof for each:
 //	              heap.go, global.go, range.go (declared), watch_*.go (userfaultfd)
 //	arena.go      memory that the library owns;  buffer.go  buffers of it for callers;
