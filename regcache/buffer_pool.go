@@ -9,15 +9,13 @@ import "sync"
 type BufferPool struct {
 	arena *Arena
 	size  int
-
-	mu   sync.Mutex
-	lent map[*byte]*Buffer // by their first bytes; guarded by mu
+	lent  Lent
 }
 
 // BufferPool returns a pool of slices of size bytes, which is positive. The pool keeps none: what
 // is put back is the arena's.
 func (a *Arena) BufferPool(size int) *BufferPool {
-	return &BufferPool{arena: a, size: size, lent: make(map[*byte]*Buffer)}
+	return &BufferPool{arena: a, size: size}
 }
 
 // Get returns a slice with undefined contents, for the caller alone until Put. If the arena is
@@ -27,25 +25,54 @@ func (p *BufferPool) Get() []byte {
 	if err != nil {
 		return make([]byte, p.size)
 	}
-	b := buf.Bytes()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.lent[&b[0]] = buf
-	return b
+	return p.lent.Slice(buf)
 }
 
 // Put gives a slice of Get back, of any length but from its first byte on. It must not be used
 // afterwards. One that is never put back stays taken of the arena. Other slices are ignored.
-func (p *BufferPool) Put(b []byte) {
+func (p *BufferPool) Put(b []byte) { p.lent.Put(b) }
+
+// Lent are buffers that somebody has as slices, which are all that he gives back. The zero value
+// has none. Its methods may be called concurrently.
+type Lent struct {
+	mu sync.Mutex
+	m  map[*byte]*Buffer // by their first bytes; guarded by mu
+}
+
+// Slice returns the bytes of a buffer, which is put back by Put or PutAll.
+func (l *Lent) Slice(buf *Buffer) []byte {
+	b := buf.Bytes()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.m == nil {
+		l.m = make(map[*byte]*Buffer)
+	}
+	l.m[&b[0]] = buf
+	return b
+}
+
+// Put puts the buffer of a slice back that has its first byte. Other slices are ignored.
+func (l *Lent) Put(b []byte) {
 	if cap(b) == 0 {
 		return
 	}
 	first := &b[:1][0]
-	p.mu.Lock()
-	buf := p.lent[first]
-	delete(p.lent, first)
-	p.mu.Unlock()
+	l.mu.Lock()
+	buf := l.m[first]
+	delete(l.m, first)
+	l.mu.Unlock()
 	if buf != nil {
+		buf.Put()
+	}
+}
+
+// PutAll puts all of them back.
+func (l *Lent) PutAll() {
+	l.mu.Lock()
+	all := l.m
+	l.m = nil
+	l.mu.Unlock()
+	for _, buf := range all {
 		buf.Put()
 	}
 }

@@ -42,7 +42,7 @@ func (e *Endpoint) abandon() {
 // Retire implements session.Endpoint.
 func (e *Endpoint) Retire() {
 	if !e.retired.Swap(true) {
-		e.mem.freeAllocs()
+		e.mem.allocs.PutAll() // what was not freed
 		e.letGo()
 	}
 }

@@ -38,10 +38,7 @@ type remote struct {
 		m  map[uint64]exposure // by key; nil after the end. Guarded by mu
 	}
 	windows windows
-	allocs  struct {
-		mu sync.Mutex
-		m  map[*byte]*regcache.Buffer // guarded by mu
-	}
+	allocs  regcache.Lent
 }
 
 // exposure is memory that the peer may reach.
@@ -335,44 +332,11 @@ func (r *remote) Alloc(n int) []byte {
 	if err != nil {
 		return nil
 	}
-	b := buf.Bytes()
-	a := &r.allocs
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.m == nil {
-		a.m = make(map[*byte]*regcache.Buffer)
-	}
-	a.m[&b[0]] = buf
-	return b
+	return r.allocs.Slice(buf)
 }
 
 // Free implements session.Memory.
-func (r *remote) Free(b []byte) {
-	if cap(b) == 0 {
-		return
-	}
-	a := &r.allocs
-	a.mu.Lock()
-	key := &b[:1][0]
-	buf := a.m[key]
-	delete(a.m, key)
-	a.mu.Unlock()
-	if buf != nil {
-		buf.Put()
-	}
-}
-
-// freeAllocs gives back what Free has not.
-func (r *remote) freeAllocs() {
-	a := &r.allocs
-	a.mu.Lock()
-	left := a.m
-	a.m = nil
-	a.mu.Unlock()
-	for _, buf := range left {
-		buf.Put()
-	}
-}
+func (r *remote) Free(b []byte) { r.allocs.Put(b) }
 
 // abandonLocked ends all that is under way.
 func (r *remote) abandonLocked(why error) {
