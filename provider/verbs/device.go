@@ -85,8 +85,7 @@ func use(key any, open func() (*ibv.Context, error)) (*device, error) {
 		select {
 		case <-d.closed:
 		case <-late:
-			return nil, &session.Unavailable{Reason: session.ReasonResources,
-				Err: fmt.Errorf("verbs: %s is still being closed after %v: %w", d.ctx.Name, closingTime, syscall.EBUSY)}
+			return nil, unavailable(session.ReasonResources, fmt.Errorf("verbs: %s is still being closed after %v: %w", d.ctx.Name, closingTime, syscall.EBUSY))
 		}
 		devices.mu.Lock()
 	}

@@ -161,14 +161,17 @@ func (e *Endpoint) Drop() { e.recv.dropped = true }
 // Keep implements session.Messages.
 func (e *Endpoint) Keep() {
 	e.q.mu.Lock()
-	e.recv.keepLocked()
+	e.recv.kept.push(e.recv.last)
+	e.recv.last = arrival{}
 	e.q.mu.Unlock()
 }
 
 // Front implements session.Messages.
-func (e *Endpoint) Front() []byte {
+func (e *Endpoint) Front() (m []byte) {
 	e.q.mu.Lock()
-	m := e.recv.frontLocked()
+	if e.recv.kept.n > 0 {
+		m = e.recv.message(*e.recv.kept.at(0))
+	}
 	e.q.mu.Unlock()
 	return m
 }
@@ -176,7 +179,7 @@ func (e *Endpoint) Front() []byte {
 // Release implements session.Messages.
 func (e *Endpoint) Release() {
 	e.q.mu.Lock()
-	e.recv.releaseLocked()
+	e.recv.againLocked(e.recv.kept.pop())
 	e.q.mu.Unlock()
 }
 

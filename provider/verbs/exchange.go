@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -110,7 +111,7 @@ func exchangeServes(addrs []netip.Addr) error {
 	if bareDevice() != "" {
 		return nil // it serves the others
 	}
-	first := errNoneServed
+	var first error
 	for _, a := range addrs {
 		name := DeviceOf(interfaceOf(a))
 		if name == "" {
@@ -125,11 +126,9 @@ func exchangeServes(addrs []netip.Addr) error {
 		if !errors.As(err, &why) || why.Reason != session.ReasonNotServed {
 			return nil
 		}
-		if first == errNoneServed {
-			first = err
-		}
+		first = cmp.Or(first, err)
 	}
-	return first
+	return cmp.Or(first, errNoneServed)
 }
 
 // connect makes an endpoint, which owns the device and conn, by what the ends exchange over conn.

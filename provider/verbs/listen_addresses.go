@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
 	"syscall"
 	"time"
 
@@ -21,7 +20,6 @@ type listenID struct {
 	dev     *device        // kept for the connections to come, with what is registered; or nil
 	tcp     netip.AddrPort // the TCP address that it belongs to
 	gone    bool           // the device is; guarded by mu of l
-	done    sync.Once
 }
 
 const (
@@ -214,16 +212,15 @@ func (x *listenID) bind(at netip.AddrPort) (err error) {
 	return err
 }
 
+// close is called once: by whoever has taken x out of ids, or has not put it there.
 func (x *listenID) close() {
-	x.done.Do(func() {
-		if x.dev != nil {
-			x.dev.release() // before the id, as in Endpoint.free
-		}
-		if x.id != nil {
-			x.id.Close()
-		}
-		hub.release()
-	})
+	if x.dev != nil {
+		x.dev.release() // before the id, as in Endpoint.free
+	}
+	if x.id != nil {
+		x.id.Close()
+	}
+	hub.release()
 }
 
 // event handles a connect request, or the device's removal, after which this id gets no

@@ -63,7 +63,6 @@ func tryNodes() error {
 		if _, none := os.Stat(cmClass); none == nil {
 			return refusedNode(err) // this container has not got it
 		}
-		err = nil
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return refusedNode(err)

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -117,15 +118,11 @@ func (q *queuePair) notice() {
 // end is under way: what was posted is flushed first, and its completions are there for Poll.
 func (q *queuePair) failLocked(err error) {
 	if q.taking { // drainLocked goes on, and publishes
-		if q.failing == nil {
-			q.failing = err
-		}
+		q.failing = cmp.Or(q.failing, err)
 		return
 	}
 	q.takeLocked()
-	if q.failing == nil {
-		q.failing = err
-	}
+	q.failing = cmp.Or(q.failing, err)
 	q.settleLocked()
 }
 
@@ -172,9 +169,7 @@ func (q *queuePair) end(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.gone = true
-	if q.failing == nil {
-		q.failing = err
-	}
+	q.failing = cmp.Or(q.failing, err)
 }
 
 // toErrorLocked flushes what was posted, and ends the peer's access.

@@ -112,20 +112,6 @@ func (r *receiveQueue) nextLocked(ev *session.Event) {
 	*ev = session.Event{Kind: session.Message, Msg: r.message(r.last), Last: r.arrived.n == 0}
 }
 
-func (r *receiveQueue) keepLocked() {
-	r.kept.push(r.last)
-	r.last = arrival{}
-}
-
-func (r *receiveQueue) frontLocked() []byte {
-	if r.kept.n == 0 {
-		return nil
-	}
-	return r.message(*r.kept.at(0))
-}
-
-func (r *receiveQueue) releaseLocked() { r.againLocked(r.kept.pop()) }
-
 // againLocked posts a buffer again, together with others.
 func (r *receiveQueue) againLocked(a arrival) {
 	r.repost = append(r.repost, a.buffer)

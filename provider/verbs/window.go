@@ -114,23 +114,18 @@ func (ws *windows) addLocked() error {
 // unbind takes the peer's access away, by an invalidation or, if that cannot be
 // had, by the end of the queue pair and of the window.
 func (ws *windows) unbind(w *window) {
-	err := ws.invalidate(w)
+	err := ws.postInvalidate(w)
 	if err == nil {
-		return
+		ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
+		defer cancel()
+		err = ws.q.await(ctx, func() bool { return ws.freedLocked(w) })
 	}
-	ws.q.fail(deviceError(fmt.Errorf("verbs: revoke: %w", err)))
-	ws.q.mu.Lock()
-	w.closeLocked()
-	ws.q.mu.Unlock()
-}
-
-func (ws *windows) invalidate(w *window) error {
-	if err := ws.postInvalidate(w); err != nil {
-		return err
+	if err != nil {
+		ws.q.fail(deviceError(fmt.Errorf("verbs: revoke: %w", err)))
+		ws.q.mu.Lock()
+		w.closeLocked()
+		ws.q.mu.Unlock()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
-	defer cancel()
-	return ws.q.await(ctx, func() bool { return ws.freedLocked(w) })
 }
 
 // freedLocked makes the window available once its invalidation has completed. Only the

@@ -110,7 +110,7 @@ func TestWindowIsFreeBehindItsRevoke(t *testing.T) {
 	w := &window{bound: true}
 	ws := &windows{q: q, all: []*window{w}}
 	revoked := make(chan error, 1)
-	go func() { // as invalidate behind postInvalidate
+	go func() { // as unbind behind postInvalidate
 		ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
 		defer cancel()
 		revoked <- q.await(ctx, func() bool { return ws.freedLocked(w) })
