@@ -221,7 +221,9 @@ func (s *Session) ended() {
 	s.rx.free()
 	s.rxMu.Unlock()
 	s.freeBox()
-	s.retire.begin()
+	s.endMu.Lock()
+	s.retired = true
+	s.endMu.Unlock()
 	s.ep.Retire()
 	live.Delete(s.number)
 	close(s.closing.done)

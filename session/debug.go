@@ -27,7 +27,7 @@ func (s *Session) Debug() string {
 	if n := s.loans.Load(); n > 0 {
 		d.line("  lent    to the application: %d", n)
 	}
-	d.locked(&s.retire.mu, "endpoint", func() { s.describeEnd(d) })
+	d.locked(&s.endMu, "endpoint", func() { s.describeEnd(d) })
 	return d.String()
 }
 
@@ -165,21 +165,9 @@ func (rx *receiver) describe(d *description) {
 	}
 }
 
-// retiring has Debug leave the endpoint alone once it is retired.
-type retiring struct {
-	mu   sync.Mutex // held while the endpoint is described
-	done bool
-}
-
-func (r *retiring) begin() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.done = true
-}
-
-// describeEnd describes the endpoint, with retire.mu held.
+// describeEnd describes the endpoint, with endMu held.
 func (s *Session) describeEnd(d *description) {
-	if s.retire.done {
+	if s.retired {
 		d.line("  endpoint retired")
 		return
 	}

@@ -18,6 +18,7 @@ package session
 
 import (
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -37,9 +38,11 @@ type Session struct {
 	alive   keepalive
 	closing closing
 
-	began  time.Time
-	who    atomic.Pointer[func() string] // see Name
-	retire retiring
+	began time.Time
+	who   atomic.Pointer[func() string] // see Name
+
+	endMu   sync.Mutex // held while Debug describes the endpoint
+	retired bool       // it has gone, or is about to; guarded by endMu
 }
 
 // reading are the operations of the peer's direction, writing those of this end's.
