@@ -231,7 +231,7 @@ func (f *fetches) endOffer(use use) (short bool) {
 		done.Flags = wire.FlagGone
 	case short && t.state == tailNoMem:
 		t.state = tailRefused
-		f.do.send(wire.Cancel{Type: wire.TypeRefuse, ID: t.id}.Control())
+		f.do.send(wire.Cancel(wire.TypeRefuse, t.id))
 		return false
 	case short && t.state < tailStopped:
 		return false

@@ -91,29 +91,29 @@ func (in *inbox) asked() {
 }
 
 func (in *inbox) open() {
-	var answer wire.Inbox
+	var memory Descriptor
 	if in.size > 0 && !in.last {
 		if buf := allocBox(in.mem, in.size); buf != nil {
 			clear(buf) // a false Fill must not reveal the last user's data
 			if d, err := in.mem.Expose(buf, RemoteWrite); err == nil {
 				in.exposed, in.state = exposed{buf, d}, inboxOpen
-				answer.Memory = d
+				memory = d
 			} else {
 				in.mem.Free(buf)
 			}
 		}
 	}
-	in.do.send(answer.Control())
+	in.do.send(wire.Inbox(memory))
 }
 
 // fill counts the n bytes that a Fill announces; false: it breaks the protocol.
 func (in *inbox) fill(m []byte) (n int64, ok bool) {
-	fill, err := wire.ParseFill(m)
+	length, err := wire.ParseFill(m)
 	if err != nil || in.state != inboxOpen {
 		in.do.violation("a Fill of %d bytes out of place", len(m))
 		return 0, false
 	}
-	n = int64(fill.Length)
+	n = int64(length)
 	if n == 0 || n > int64(len(in.buf))-in.unread() {
 		in.do.violation("it fills %d bytes of an inbox of %d that has %d unread", n, len(in.buf), in.unread())
 		return 0, false
@@ -131,7 +131,7 @@ func (in *inbox) read(n int64) {
 	case in.last:
 	case in.emptied-in.reported >= int64(max(min(len(in.buf)/reportShare, reportMost), 1)):
 		in.reported = in.emptied
-		in.do.send(wire.Emptied{Count: uint64(in.reported)}.Control())
+		in.do.send(wire.Emptied(uint64(in.reported)))
 	}
 }
 

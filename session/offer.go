@@ -66,7 +66,7 @@ func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
 func (t *sender) takeBack(id uint32) {
 	if o := &t.offer; o.unfinished(id) && o.state == offerOpen {
 		o.state = offerCancelled
-		t.owe(wire.Cancel{Type: wire.TypeCancelRead, ID: id}.Control())
+		t.owe(wire.Cancel(wire.TypeCancelRead, id))
 	}
 }
 

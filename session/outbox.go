@@ -193,7 +193,7 @@ func (t *sender) boxToInbox() bool {
 	o.sent += int64(n)
 	o.filled += int64(n)
 	t.stats.boxedBytes += uint64(n)
-	wire.Fill{Length: uint32(n)}.Put(room)
+	wire.PutFill(room, uint32(n))
 	t.commit(room, wire.TypeFill, o.flags(), wire.FillLen)
 	return true
 }

@@ -150,21 +150,21 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 		rx.dropControl(h.Type, nil)
 		e.wakeWriters()
 	case wire.TypeRefuse:
-		if c, err := wire.ParseCancel(m); rx.dropControl(h.Type, err) {
-			e.withSender(func(tx *sender) { tx.takeBack(c.ID) })
+		if id, err := wire.ParseCancel(m); rx.dropControl(h.Type, err) {
+			e.withSender(func(tx *sender) { tx.takeBack(id) })
 		}
 	case wire.TypeInbox:
-		if i, err := wire.ParseInbox(m); rx.dropControl(h.Type, err) {
+		if memory, err := wire.ParseInbox(m); rx.dropControl(h.Type, err) {
 			e.withSender(func(tx *sender) {
-				tx.box.inboxByPeer(i.Memory, &tx.do, &tx.stats)
+				tx.box.inboxByPeer(memory, &tx.do, &tx.stats)
 				tx.flush()
 				e.restBoxesLocked(tx)
 			})
 		}
 	case wire.TypeEmptied:
-		if d, err := wire.ParseEmptied(m); rx.dropControl(h.Type, err) {
+		if count, err := wire.ParseEmptied(m); rx.dropControl(h.Type, err) {
 			e.withSender(func(tx *sender) {
-				tx.box.emptiedByPeer(d.Count, &tx.do)
+				tx.box.emptiedByPeer(count, &tx.do)
 				tx.flush()
 			})
 		}
@@ -182,8 +182,8 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 		e.noteLocked(m)
 		return
 	case wire.TypeCancelRead:
-		if c, err := wire.ParseCancel(m); rx.dropControl(h.Type, err) {
-			rx.withdrawnByPeer(c.ID)
+		if id, err := wire.ParseCancel(m); rx.dropControl(h.Type, err) {
+			rx.withdrawnByPeer(id)
 		}
 		return
 	}

@@ -230,9 +230,9 @@ func (rx *receiver) openFront() bool {
 		case wire.TypeOfferRead:
 			body, f.tail = wire.OfferReadLen, true
 		case wire.TypeFill:
-			fill, err := wire.ParseFill(m)
-			if err == nil && fill.Length > 0 && int64(fill.Length) <= rx.inbox.unread() {
-				body, f.fill, f.off = wire.FillLen, int64(fill.Length), len(m)
+			n, err := wire.ParseFill(m)
+			if err == nil && n > 0 && int64(n) <= rx.inbox.unread() {
+				body, f.fill, f.off = wire.FillLen, int64(n), len(m)
 			}
 		}
 	}

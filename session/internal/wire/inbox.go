@@ -1,50 +1,40 @@
 package wire
 
 // Inbox answers AskInbox with memory that the peer may write to; length 0: there is none.
-type Inbox struct{ Memory Descriptor }
-
-// Control encodes the message.
-func (m Inbox) Control() Control {
-	return newControl(TypeInbox, 0, 0, m.Memory.Addr, m.Memory.Key, m.Memory.Len)
+func Inbox(memory Descriptor) Control {
+	return newControl(TypeInbox, 0, 0, memory.Addr, memory.Key, memory.Len)
 }
 
 // ParseInbox reads an Inbox.
-func ParseInbox(b []byte) (Inbox, error) {
+func ParseInbox(b []byte) (memory Descriptor, err error) {
 	if len(b) < HeaderLen+idLen+descriptorLen {
-		return Inbox{}, tooShort(b)
+		return memory, tooShort(b)
 	}
-	return Inbox{Memory: parseDescriptor(b[HeaderLen+idLen:])}, nil
+	return parseDescriptor(b[HeaderLen+idLen:]), nil
 }
-
-// Fill announces that the next Length bytes of the stream are in the peer's inbox.
-type Fill struct{ Length uint32 }
 
 // FillLen is the length of Fill in bytes.
 const FillLen = HeaderLen + 8
 
-// Put writes the message's body; its header is the caller's.
-func (m Fill) Put(b []byte) { le.PutUint64(b[HeaderLen:], uint64(m.Length)) }
+// PutFill writes the body of a Fill, whose header is the caller's: the next length bytes of the
+// stream are in the peer's inbox.
+func PutFill(b []byte, length uint32) { le.PutUint64(b[HeaderLen:], uint64(length)) }
 
 // ParseFill reads a Fill.
-func ParseFill(b []byte) (Fill, error) {
+func ParseFill(b []byte) (length uint32, err error) {
 	if len(b) < FillLen {
-		return Fill{}, tooShort(b)
+		return 0, tooShort(b)
 	}
-	return Fill{Length: le.Uint32(b[HeaderLen:])}, nil
+	return le.Uint32(b[HeaderLen:]), nil
 }
 
-// Emptied reports that Count bytes of the inbox have been read since it was opened.
-type Emptied struct{ Count uint64 }
-
-// Control encodes the message.
-func (m Emptied) Control() Control {
-	return newControl(TypeEmptied, 0, 0, m.Count)
-}
+// Emptied reports that count bytes of the inbox have been read since it was opened.
+func Emptied(count uint64) Control { return newControl(TypeEmptied, 0, 0, count) }
 
 // ParseEmptied reads an Emptied.
-func ParseEmptied(b []byte) (Emptied, error) {
+func ParseEmptied(b []byte) (count uint64, err error) {
 	if len(b) < HeaderLen+idLen+countLen {
-		return Emptied{}, tooShort(b)
+		return 0, tooShort(b)
 	}
-	return Emptied{Count: le.Uint64(b[HeaderLen+idLen:])}, nil
+	return le.Uint64(b[HeaderLen+idLen:]), nil
 }

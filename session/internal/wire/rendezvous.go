@@ -60,20 +60,12 @@ func ParseReadDone(b []byte) (ReadDone, error) {
 
 // Cancel asks for the end of an offer. Its type is TypeCancelRead (from the offerer) or
 // TypeRefuse (from a reader that has no memory for it).
-type Cancel struct {
-	Type Type
-	ID   uint32
-}
-
-// Control encodes the message.
-func (m Cancel) Control() Control {
-	return newControl(m.Type, 0, uint64(m.ID))
-}
+func Cancel(t Type, id uint32) Control { return newControl(t, 0, uint64(id)) }
 
 // ParseCancel reads a CancelRead or Refuse.
-func ParseCancel(b []byte) (Cancel, error) {
+func ParseCancel(b []byte) (id uint32, err error) {
 	if len(b) < HeaderLen+idLen {
-		return Cancel{}, tooShort(b)
+		return 0, tooShort(b)
 	}
-	return Cancel{Type: Type(b[0]), ID: le.Uint32(b[HeaderLen:])}, nil
+	return le.Uint32(b[HeaderLen:]), nil
 }

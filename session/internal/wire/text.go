@@ -38,17 +38,17 @@ func Text(m []byte) string {
 		d, e := ParseReadDone(m)
 		b, err = fmt.Appendf(b, " id=%d count=%d", d.ID, d.Count), e
 	case TypeCancelRead, TypeRefuse:
-		c, e := ParseCancel(m)
-		b, err = fmt.Appendf(b, " id=%d", c.ID), e
+		id, e := ParseCancel(m)
+		b, err = fmt.Appendf(b, " id=%d", id), e
 	case TypeInbox:
-		i, e := ParseInbox(m)
-		b, err = fmt.Appendf(b, " %s", i.Memory.text()), e
+		d, e := ParseInbox(m)
+		b, err = fmt.Appendf(b, " %s", d.text()), e
 	case TypeFill:
-		f, e := ParseFill(m)
-		b, err = fmt.Appendf(b, " bytes=%d", f.Length), e
+		n, e := ParseFill(m)
+		b, err = fmt.Appendf(b, " bytes=%d", n), e
 	case TypeEmptied:
-		x, e := ParseEmptied(m)
-		b, err = fmt.Appendf(b, " upto=%d", x.Count), e
+		n, e := ParseEmptied(m)
+		b, err = fmt.Appendf(b, " upto=%d", n), e
 	}
 	switch {
 	case err != nil:
@@ -81,8 +81,8 @@ func Stream(m []byte) (n int64, back bool) {
 	case TypeOfferRead:
 		return int64(max(len(m)-OfferReadLen, 0)), false
 	case TypeFill:
-		f, _ := ParseFill(m)
-		return int64(f.Length), false
+		n, _ := ParseFill(m)
+		return int64(n), false
 	case TypeReadDone:
 		d, _ := ParseReadDone(m)
 		return int64(d.Count), true

@@ -1,5 +1,5 @@
-// Package wire has the messages of the session protocol as types, each with its encoding
-// and its decoding. docs/PROTOCOL.md has the same for readers. It allocates nothing,
+// Package wire encodes and decodes the messages of the session protocol, which docs/PROTOCOL.md
+// describes for readers. It allocates nothing,
 // keeps nothing, and believes no length or count that it has not checked against the
 // message's own size; what a number means to a session, the session checks.
 package wire

@@ -24,6 +24,8 @@ func withHeader(h Header, n int, put func([]byte)) []byte {
 	return b
 }
 
+func fill(n uint32) func([]byte) { return func(b []byte) { PutFill(b, n) } }
+
 // The bytes of each message are those of docs/PROTOCOL.md.
 func TestMessagesAreEncodedAsDocumented(t *testing.T) {
 	d := Descriptor{Addr: 0x1112131415161718, Key: 0x2122232425262728, Len: 0x3132333435363738}
@@ -40,12 +42,12 @@ func TestMessagesAreEncodedAsDocumented(t *testing.T) {
 		{"Shutdown", encoded(Plain(TypeShutdown)), "\x0b\x00\x00\x00" + credit},
 		{"OfferRead", withHeader(h(TypeOfferRead, FlagMore), OfferReadLen, OfferRead{0x0a0b0c0d, d}.Put), "\x04\x01\x00\x00" + credit + id + desc},
 		{"ReadDone", encoded(ReadDone{ID: 0x0a0b0c0d, Flags: FlagGone, Count: 0x0102030405060708}.Control()), "\x07\x02\x00\x00" + credit + id + count},
-		{"CancelRead", encoded(Cancel{TypeCancelRead, 0x0a0b0c0d}.Control()), "\x09\x00\x00\x00" + credit + id},
-		{"Refuse", encoded(Cancel{TypeRefuse, 0x0a0b0c0d}.Control()), "\x12\x00\x00\x00" + credit + id},
+		{"CancelRead", encoded(Cancel(TypeCancelRead, 0x0a0b0c0d)), "\x09\x00\x00\x00" + credit + id},
+		{"Refuse", encoded(Cancel(TypeRefuse, 0x0a0b0c0d)), "\x12\x00\x00\x00" + credit + id},
 		{"Note", encoded(Note([]byte("abc"))), "\x18\x00\x00\x00" + credit + "abc"},
-		{"Inbox", encoded(Inbox{d}.Control()), "\x14\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + desc},
-		{"Fill", withHeader(h(TypeFill, FlagMore), FillLen, Fill{0x0a0b0c0d}.Put), "\x15\x01\x00\x00" + credit + id},
-		{"Emptied", encoded(Emptied{0x0102030405060708}.Control()), "\x16\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + count},
+		{"Inbox", encoded(Inbox(d)), "\x14\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + desc},
+		{"Fill", withHeader(h(TypeFill, FlagMore), FillLen, fill(0x0a0b0c0d)), "\x15\x01\x00\x00" + credit + id},
+		{"Emptied", encoded(Emptied(0x0102030405060708)), "\x16\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + count},
 	} {
 		if string(m.got) != m.want {
 			t.Errorf("%s is % x, not % x", m.name, m.got, m.want)
@@ -71,7 +73,7 @@ func parsed(m []byte) (again []byte, ok bool) {
 	case TypeOfferRead:
 		return reparsed(m, OfferReadLen, ParseOfferRead, OfferRead.Put)
 	case TypeFill:
-		return reparsed(m, FillLen, ParseFill, Fill.Put)
+		return reparsed(m, FillLen, ParseFill, func(n uint32, b []byte) { PutFill(b, n) })
 	}
 	c, err := parsedControl(h.Type, m)
 	if err != nil {
@@ -100,17 +102,17 @@ func parsedControl(t Type, m []byte) (Control, error) {
 		d, err := ParseReadDone(m)
 		return d.Control(), err
 	case TypeCancelRead, TypeRefuse:
-		x, err := ParseCancel(m)
-		return x.Control(), err
+		id, err := ParseCancel(m)
+		return Cancel(t, id), err
 	case TypeInbox:
-		i, err := ParseInbox(m)
-		return i.Control(), err
+		d, err := ParseInbox(m)
+		return Inbox(d), err
 	case TypeNote:
 		n, err := ParseNote(m)
 		return Note(n), err
 	case TypeEmptied:
-		e, err := ParseEmptied(m)
-		return e.Control(), err
+		n, err := ParseEmptied(m)
+		return Emptied(n), err
 	}
 	return Plain(t), nil
 }
@@ -135,7 +137,7 @@ func FuzzMessage(f *testing.F) {
 
 func TestShortMessagesAreRefused(t *testing.T) {
 	for _, c := range []Control{
-		ReadDone{}.Control(), Cancel{Type: TypeCancelRead}.Control(), Cancel{Type: TypeRefuse}.Control(), Inbox{}.Control(), Emptied{}.Control(), Note([]byte{1}),
+		ReadDone{}.Control(), Cancel(TypeCancelRead, 0), Cancel(TypeRefuse, 0), Inbox(Descriptor{}), Emptied(0), Note([]byte{1}),
 	} {
 		m := encoded(c)
 		if _, ok := parsed(m); !ok {
