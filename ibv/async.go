@@ -33,7 +33,6 @@ func (t AsyncEventType) String() string { return name(t, asyncNames, "async even
 // AsyncEvent is something that happened to a device or to an object of it.
 type AsyncEvent struct {
 	Type AsyncEventType
-	Port int // of port events
 	CQ   *CQ // of CQ events; like QP, nil if it was closed meanwhile
 	QP   *QP // of QP events
 }
@@ -72,16 +71,11 @@ func (ch *AsyncChannel) Event() (AsyncEvent, error) {
 		return AsyncEvent{}, err
 	}
 	ev := AsyncEvent{Type: typ}
-	switch typ {
-	case EventPortActive, EventPortErr, EventLIDChange, EventPKeyChange, EventSMChange, EventClientReregist, EventGIDChange:
-		ev.Port = int(token)
-	default:
-		switch o := objects.get(token).(type) {
-		case *CQ:
-			ev.CQ = o
-		case *QP:
-			ev.QP = o
-		}
+	switch o := objects.get(token).(type) {
+	case *CQ:
+		ev.CQ = o
+	case *QP:
+		ev.QP = o
 	}
 	return ev, nil
 }

@@ -68,12 +68,12 @@ func (ch *EventChannel) Event() (Event, error) {
 		if raw.child != 0 {
 			child.h, child.channel = raw.child, ch
 			ev.ID = child
-			ev.Listener, _ = objects.get(raw.listener).(*ID)
-			if ev.Listener == nil {
+			listener, _ := objects.get(raw.listener).(*ID)
+			if listener == nil {
 				child.Close()
 				continue
 			}
-			child.Owner = ev.Listener.Owner
+			child.Owner = listener.Owner
 		} else if ev.ID, _ = objects.get(raw.id).(*ID); ev.ID == nil {
 			continue
 		}
@@ -130,10 +130,9 @@ type Event struct {
 	// Status is 0, a negative errno (-ETIMEDOUT …), or, in Rejected on InfiniBand
 	// and RoCE, the positive reason of the CM protocol: 28 by the peer's
 	// [ID.Reject], 8 where there is no listener. iWARP has a negative errno in both.
-	Status   int
-	ID       *ID       // ConnectRequest: a new id, the caller's to accept or close
-	Listener *ID       // ConnectRequest only
-	Param    ConnParam // ConnectRequest, Established, Rejected: the peer's
+	Status int
+	ID     *ID       // ConnectRequest: a new id, the caller's to accept or close
+	Param  ConnParam // ConnectRequest, Established, Rejected: the peer's
 }
 
 // Errno is the status as an error, nil if it is none.

@@ -362,9 +362,6 @@ int san_get_async(san_h ctx, struct san_async *out)
 	case 1: case 2: case 3: case 4: case 5: case 6: case 7: // IBV_EVENT_QP_*, COMM_EST, SQ_DRAINED, PATH_*
 		out->token = pointer_token(ev.element.qp->qp_context);
 		break;
-	case 9: case 10: case 11: case 12: case 13: case 17: case 18: // IBV_EVENT_PORT_*, *_CHANGE, CLIENT_REREGISTER
-		out->token = ev.element.port_num;
-		break;
 	}
 	f.ack_async_event(&ev);
 	return 0;

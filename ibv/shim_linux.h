@@ -89,7 +89,7 @@ struct san_wc { // struct ibv_wc
 };
 
 struct san_async {
-	uint64_t token; // of the CQ or QP, or the port's number
+	uint64_t token; // of the CQ or QP, or 0
 	uint32_t type, pad;
 };
 
