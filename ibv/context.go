@@ -33,10 +33,10 @@ func newContext(h handle) *Context {
 // cmContexts are the contexts that librdmacm opened, one per device. It keeps them
 // open; but when it has found that a device was replaced, it closes the old one's with
 // the last [ID] on it.
-var cmContexts struct {
+var cmContexts = struct {
 	mu sync.Mutex
 	m  map[handle]*Context // guarded by mu
-}
+}{m: make(map[handle]*Context)}
 
 func cmContext(h handle) *Context {
 	if h == 0 {
@@ -49,9 +49,6 @@ func cmContext(h handle) *Context {
 	// A device that went and came back may have the address of the old one.
 	if c := cmContexts.m[h]; c != nil && c.Device == fresh.Device && c.asyncFD == fresh.asyncFD {
 		return c
-	}
-	if cmContexts.m == nil {
-		cmContexts.m = make(map[handle]*Context)
 	}
 	cmContexts.m[h] = fresh
 	return fresh

@@ -29,7 +29,7 @@ func (h *handle) closeObject(verb, on string, free func(handle) int, token uint6
 // objects finds the Go object of an event. C keeps a token instead of a pointer:
 // tokens are never used twice, so an event of an object that is gone finds
 // nothing.
-var objects registry
+var objects = registry{m: make(map[uint64]any)}
 
 type registry struct {
 	mu   sync.RWMutex
@@ -40,9 +40,6 @@ type registry struct {
 func (r *registry) add(o any) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.m == nil {
-		r.m = make(map[uint64]any)
-	}
 	r.last++
 	r.m[r.last] = o
 	return r.last

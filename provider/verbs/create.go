@@ -42,7 +42,7 @@ func (e *Endpoint) create() (err error) {
 		return err
 	}
 	queues := e.dev.lockedByQueues(e.sends(), e.cfg.buffers)
-	for e.cfg = e.cfg.within(room(memlockLeft(), queues)); ; {
+	for e.cfg = e.cfg.fitting(room(memlockLeft(), queues)); ; {
 		if err = e.createQueues(); err == nil {
 			break
 		}

@@ -101,8 +101,8 @@ func exposeLimit(memlock int) int {
 	return min(memlock/exposeShare, maxExpose)
 }
 
-// within makes the control buffers fit what is left of a memlock limit.
-func (c Config) within(left int) Config {
+// fitting is c with control buffers that fit what is left of RLIMIT_MEMLOCK; 0: no limit applies.
+func (c Config) fitting(left int) Config {
 	for left != 0 && c.sendBytes()+c.receiveBytes() > left/connectionShare {
 		smaller, ok := c.smaller()
 		if !ok {
