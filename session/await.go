@@ -9,10 +9,10 @@ import (
 // start is what side.since counts from.
 var start = time.Now()
 
-// await is the one place where a session waits: for these events, and then for test, unless
-// there are none, and it need not wait. test makes what progress it can, and returns the
-// events that may change its mind; none: it is met. sure: the endpoint is armed, and nobody
-// looks again before a sleep. No lock is held but sd's op.
+// await is the one place where a session waits. It calls test after each poll, and each time that
+// one of the events may have happened that are waited for: at first want, and then what test
+// returned last. None: test is met, and await returns. test makes what progress it can. sure: the
+// endpoint is armed, and what this test does not find is slept for. No lock is held but sd's op.
 //
 // A wait polls for a while (package spin), then arms the endpoint, looks once more, and
 // sleeps on a channel, which needs no thread. It polls anew when bytes have moved, as those

@@ -157,8 +157,8 @@ func (f *fetches) freeChunk(t *tail, at int) {
 	t.chunks = slices.Delete(t.chunks, at, at+1)
 }
 
-// forget frees the chunks of all tails that are to be read; unless all is set, the end of a
-// transfer frees its own: see arrived.
+// forget frees the chunks of all tails. A chunk that an RDMA read is still bringing is freed by its
+// completion (arrived), unless all is set: then none will come.
 func (f *fetches) forget(all bool) {
 	if f.tails.push(f.cur); all {
 		f.tails.push(f.open)

@@ -26,8 +26,8 @@ type exposed struct {
 	desc Descriptor
 }
 
-// inboxState is what the peer does with it: none (open) open (left) left (asked) again; behind
-// left and again none, or open, once all has been read.
+// inboxState is what the peer does with it: none → open (open) → left (left) → again (asked). Once
+// all has been read, left → none, and again → open (close).
 type inboxState uint8
 
 const (

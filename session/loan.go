@@ -54,8 +54,8 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	return nil, err
 }
 
-// lendInVain lends memory for the Write that does not know that the peer has closed, whose
-// bytes Commit loses; nil: something is lent already.
+// lendInVain lends memory whose bytes Commit throws away: the peer has closed, but this end has not
+// been told, so its next bytes are taken all the same (see outcome). Nil: something is lent already.
 func (w *writing) lendInVain(n int) (room []byte) {
 	w.withSender(func(tx *sender) {
 		if tx.lent == nil {

@@ -18,8 +18,8 @@ type outOffer struct {
 	taken int    // bytes that the peer has, from the front, once it is over
 }
 
-// offerState is what is with an offer: none (sendOffer) open (takeBack) cancelled
-// (readByPeer) over (end) none; or from open straight to over.
+// offerState is how far an offer has come: none → open (sendOffer) → cancelled (takeBack) → over
+// (readByPeer) → none (end); or from open straight to over.
 type offerState uint8
 
 const (

@@ -36,8 +36,8 @@ type outbox struct {
 	resting bool          // the timer of Session.leaveIfIdle runs
 }
 
-// boxState is what is with the box: none (wantInbox) asked (inboxByPeer) granted, or none again;
-// granted (openBox) open (boxToInbox) plain; and from granted on (leaveInbox) none.
+// boxState is how far the box has come: none → asked (wantInbox) → granted, or none again
+// (inboxByPeer) → open (openBox) → plain (boxToInbox); and from granted on → none (leaveInbox).
 type boxState uint8
 
 const (
@@ -76,8 +76,8 @@ func (o *outbox) room() int { return len(o.buf) - o.used() }
 // open reports whether it takes bytes, which leave by RDMA.
 func (o *outbox) open() bool { return o.state == boxOpen }
 
-// passedBy reports whether n bytes of a Write had better go in messages: nothing is before them,
-// and the box does not serve Writes of less than from.
+// passedBy reports whether n bytes of a Write go in messages rather than through the box: nothing
+// in the box is before them, and the box is not open, or not for so few (from is the least).
 func (o *outbox) passedBy(n, from int) bool { return o.unsent() == 0 && !(o.open() && n >= from) }
 
 // copyIn copies bytes from the front of p, and returns how many; more: the Write goes on after p.

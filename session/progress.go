@@ -217,9 +217,10 @@ func (e *engine) endedLocked(t wire.Type) {
 	}
 }
 
-// peerLeftLocked ends this end's direction, as the peer no longer reads; unread: it has left
-// bytes that it had. As with TCP, bytes that cross its Close cause a reset, which a Write that
-// waits finds as EPIPE, or the next; and so do unread bytes behind the end of its stream.
+// peerLeftLocked ends this end's direction, as the peer no longer reads; unread: it had bytes that
+// it has not read. As with TCP, bytes that cross the peer's Close cause a reset: the Write that
+// waits, or else the next one, fails with EPIPE. So do unread bytes of a peer that had ended its
+// own stream in order.
 func (e *engine) peerLeftLocked(unread bool) {
 	bits := uint32(stPeerClosed)
 	e.txMu.Lock()

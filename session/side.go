@@ -43,8 +43,8 @@ func (sd *side) begin() {
 	sd.slept.Store(false)
 }
 
-// asTaker begins one for who has taken the direction, whom neither that nor an interrupt
-// concerns, and returns what ends it.
+// asTaker begins an operation of the layer that has taken the direction, which neither stTaken
+// nor stInterrupted stops, and returns the function that ends it.
 func (sd *side) asTaker() (end func()) {
 	sd.begin()
 	sd.ignores.Store(stTaken | stInterrupted)

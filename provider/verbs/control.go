@@ -19,9 +19,10 @@ const controlBytes = 1 << 30
 // They have an arena of their own so that fetched data cannot use it up.
 var controlArena = sync.OnceValue(func() *regcache.Arena { return regcache.NewArena(0, controlBytes) })
 
-// peerShare: a peer's connections have at most that many times what they leave, which is three
-// quarters of the budget for the first greedy peer, and three quarters of the rest for each
-// behind it. So no address takes what all others need. A host with many has many shares.
+// peerShare bounds what the connections with one peer take of the budget: at most peerShare times
+// what they leave. That is three quarters of it for the first peer that takes all it can, and three
+// quarters of the rest for the next, so no address takes what all others need. A host with several
+// addresses has several shares.
 const peerShare = 3
 
 // shares are how many bytes of an arena the connections with each peer have.

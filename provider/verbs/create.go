@@ -9,9 +9,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// newEndpoint makes the queue pair, of an id of rdma_cm or (nil) of its own, with all
-// receive buffers posted, which count as the peer's. It owns dev and the id from now on, also
-// when it fails.
+// newEndpoint makes an endpoint with its queue pair: that of an id of rdma_cm, with all receives
+// posted, or, if id is nil, one that is yet to be connected. Its control buffers count as the
+// peer's. It owns dev and the id from now on, and releases both when it fails.
 func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive bool) (*Endpoint, error) {
 	e := &Endpoint{dev: dev, cm: id, peer: peer.Unmap().WithZone(""), cfg: cfg, passive: passive}
 	e.q.user, e.mem.q, e.mem.send = e, &e.q, &e.send

@@ -42,15 +42,15 @@ type device struct {
 	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 
-// devices are those in use or being closed, but for named ones that have failed. There are
-// never two for the same context, as they would take each other's events.
+// devices has each device that is in use or being closed, except for those that were opened by
+// name and have failed: the next use opens these anew. There are never two for the same context,
+// as they would take each other's events.
 var devices = struct {
 	mu sync.Mutex
 	m  map[any]*device // by context of librdmacm, or by name. Guarded by mu
 }{m: make(map[any]*device)}
 
-// useDevice finds the device of a context of librdmacm, which the caller
-// releases.
+// useDevice returns the device of a context of librdmacm. The caller releases it.
 func useDevice(ctx *ibv.Context, cfg Config) (*device, error) {
 	d, err := use(ctx, func() (*ibv.Context, error) { return ctx, nil })
 	if err == nil {
@@ -137,7 +137,7 @@ func (d *device) release() {
 	close(d.closed)
 }
 
-// forget leaves the device to those who use it already.
+// forget keeps the device for those who use it already; later uses get another.
 func (d *device) forget() {
 	devices.mu.Lock()
 	defer devices.mu.Unlock()

@@ -113,9 +113,9 @@ func (q *queuePair) notice() {
 	q.mu.Unlock()
 }
 
-// failLocked notes why the connection is over, unless what has come before says it already:
-// completions are taken first. ended reports it once no transfer to or from memory of this
-// end is under way: what was posted is flushed first, and its completions are there for Poll.
+// failLocked records why the connection is over. Completions that have come are taken first, as
+// one of them may give an earlier reason. ended reports the reason once no RDMA read or write of
+// this end is under way: by then Poll has the completions of all that was flushed.
 func (q *queuePair) failLocked(err error) {
 	if q.taking { // drainLocked goes on, and publishes
 		q.failing = cmp.Or(q.failing, err)
@@ -172,7 +172,8 @@ func (q *queuePair) end(err error) {
 	q.failing = cmp.Or(q.failing, err)
 }
 
-// toErrorLocked flushes what was posted, and ends the peer's access.
+// toErrorLocked brings the queue pair into the error state: the work requests that were posted
+// are flushed, and the peer's access ends.
 func (q *queuePair) toErrorLocked() {
 	if !q.destroyed {
 		q.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)

@@ -8,8 +8,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// receiveQueue receives messages: every buffer is posted, has arrived, is with the session
-// (the last one or kept), or waits to be posted again together with others.
+// receiveQueue receives messages. Each receive buffer is posted, or has a message that Poll has
+// yet to take (arrived) or that the session has (last, kept), or waits to be posted again together
+// with others (repost).
 type receiveQueue struct {
 	q         *queuePair
 	windows   *windows // which messages may invalidate

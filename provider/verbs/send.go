@@ -5,10 +5,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// sendQueue sends messages: they leave from a ring of bytes, control messages from slots of
-// their own so that data cannot take their room. A message that fits the device's inline
-// limit is copied when it is posted; such messages are written to one place after ring
-// and slots, or, if they are control, to the one behind it. One work request in
+// sendQueue sends messages. Data leaves from a ring of bytes, control messages from slots of
+// their own, so that data cannot take their room. A message that fits the device's inline limit
+// is copied when it is posted, so that its place is free again at once: there are two such
+// places behind ring and slots, one for data and one for control. One work request in
 // signalEvery is signaled: its completion frees the room of all up to it.
 type sendQueue struct {
 	q          *queuePair
