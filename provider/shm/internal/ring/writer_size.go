@@ -28,13 +28,14 @@ func (w *Writer) ungrab() {
 	}
 }
 
-// grow raises the limit to the next power of two, with Sure in between. From there on it needs
-// the budget's consent.
+// grow raises the limit to the next power of two, or to Sure, which stands for 512 KiB: between
+// the two there is too little for leap, so a writer that had gone on at the start of the ring at
+// 512 KiB would never get there. From Sure on it needs the budget's consent.
 func (w *Writer) grow(do *Action) bool {
 	old, pages := w.limit.Load(), w.pages.Load()
 	to := min(1<<bits.Len64(old), w.max)
-	if old < Sure {
-		to = min(to, Sure)
+	if old < Sure && to > Sure/2 {
+		to = min(Sure, w.max)
 	}
 	if to <= old || !w.tryGrab() {
 		return false

@@ -305,6 +305,36 @@ func TestUsersShareTheBudget(t *testing.T) {
 	}
 }
 
+// A ring that has grown to Sure holds 512 KiB, in Writes of whatever size: a session sends one in
+// messages as large as there is room for.
+func TestSureHolds512KiB(t *testing.T) {
+	const header, piece = 8, 2 << 10 // of the session: a message's, and the least that it takes
+	for _, size := range []int{300, 1000, 4096, 33000, MaxMessage, 74300, 74500, 512 << 10} {
+		p := newPipe(t, Sure)
+		p.send(4064, 0) // so that there is something at the ring's start, too
+		p.poll()
+		p.Drop()
+		p.none()
+		bytes := 0
+		for left := size; ; {
+			room, do := p.Reserve(min(left, piece)+header, min(left+header, MaxMessage))
+			p.unbroken(do)
+			if room == nil {
+				break
+			}
+			p.unbroken(p.Commit(len(room)))
+			n := len(room) - header
+			bytes += n
+			if left -= n; left == 0 {
+				left = size
+			}
+		}
+		if bytes < 512<<10 {
+			t.Errorf("Writes of %d bytes: %d bytes", size, bytes)
+		}
+	}
+}
+
 // A ring that begins with memory counts as one that has grown.
 func TestRingThatInheritsMemory(t *testing.T) {
 	p := newPipe(t, Size)
