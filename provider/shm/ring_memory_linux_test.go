@@ -307,6 +307,67 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 	}
 }
 
+// The ring of a connection that the peer has not taken yet is not empty, though the slot's last one
+// was read up to the same place, and what the peer has said of that is still there.
+func TestRingThatNobodyHasTakenIsNotIdle(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	first, firstHere := meet(t, l) // keeps the link
+	k := first.(*endpoint).link
+	defer withoutJanitor(k, firstHere.(*endpoint).link)() // this test is it
+	const many = 1 << 20 / session.MaxControl
+	x, y := meet(t, l)
+	warm := x.(*endpoint).slot
+	msg := make([]byte, session.MaxControl)
+	write := func(ep session.Endpoint) *peer {
+		p := newPeer(ep)
+		for i := range many {
+			pattern(msg, uint64(i))
+			p.send(msg)
+		}
+		return p
+	}
+	read := func(ep session.Endpoint) *peer {
+		p := newPeer(ep)
+		readPatterns(t, p, len(msg), many)
+		p.Poll(new(session.Event)) // says how far it has come
+		return p
+	}
+	end(write(x))
+	end(read(y))
+	awaitFree(t, k, warm)
+	k.slots.mu.Lock()
+	k.slots.free = []*slot{warm, k.slots.free[0]}
+	k.slots.mu.Unlock()
+
+	l.mu.Lock() // the accepting end gets no further than to the next connection
+	between, err := Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{})
+	if err == nil {
+		x, err = Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{})
+	}
+	if err != nil || x.(*endpoint).slot != warm {
+		t.Fatalf("not on the slot of before: %v", err)
+	}
+	write(x)
+	for range 2 {
+		if !x.(*endpoint).shrink() {
+			t.Error("the ring is taken for one that idles")
+		}
+	}
+	l.mu.Unlock()
+	betweenHere, err := l.accept()
+	if err == nil {
+		y, err = l.accept()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	read(y)
+	for _, e := range []session.Endpoint{x, y, between, betweenHere, first, firstHere} {
+		end(e)
+	}
+}
+
 // What an ended connection left in its ring counts in the budget of the process that wrote
 // it, at either end, exactly as long as the peer may read it.
 func TestUnreadRingCountsInTheBudget(t *testing.T) {
