@@ -33,19 +33,25 @@ const (
 	mostPause  = time.Second
 )
 
-// post sends a message without blocking in the socket: if the queue is full or memory is
-// short, it pauses and tries again until ctx ends or gone is closed.
+// post sends a message without blocking in the socket: if the queue is full, memory is short or
+// too many descriptors of this process's user are on their way, it pauses and tries again until
+// ctx ends or gone is closed.
 func (c *controlSocket) post(ctx context.Context, gone <-chan struct{}, m *message, fds ...int) error {
 	b, rights := m.encode(), rightsOf(fds)
+	return c.attempt(ctx, gone, func(fd int) error {
+		return unix.Sendmsg(fd, b, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	})
+}
+
+// attempt calls try, after pauses, until it neither finds the queue full nor memory short.
+func (c *controlSocket) attempt(ctx context.Context, gone <-chan struct{}, try func(fd int) error) error {
 	for pause := firstPause; ; pause = min(2*pause, mostPause) {
 		var err error
-		if e := c.raw.Control(func(fd uintptr) {
-			err = unix.Sendmsg(int(fd), b, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		}); e != nil {
+		if e := c.raw.Control(func(fd uintptr) { err = try(int(fd)) }); e != nil {
 			return e
 		}
 		switch err {
-		case unix.EAGAIN, unix.EINTR, unix.ENOBUFS, unix.ENOMEM:
+		case unix.EAGAIN, unix.EINTR, unix.ENOBUFS, unix.ENOMEM, unix.ETOOMANYREFS:
 		default:
 			return err
 		}
@@ -57,6 +63,16 @@ func (c *controlSocket) post(ctx context.Context, gone <-chan struct{}, m *messa
 			return ctx.Err()
 		}
 	}
+}
+
+// awaitRead waits until the peer has read all that was sent, or gone is closed.
+func (c *controlSocket) awaitRead(gone <-chan struct{}) error {
+	return c.attempt(context.Background(), gone, func(fd int) error {
+		if n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ); err == nil && n > 0 {
+			return unix.EAGAIN
+		}
+		return nil
+	})
 }
 
 // send sends a message and descriptors, bounded by the socket's deadline.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -26,6 +28,66 @@ func controlPair(t *testing.T) (a, b controlSocket) {
 		t.Cleanup(func() { c.Close() })
 	}
 	return ends[0], ends[1]
+}
+
+// A post waits where too many descriptors of this process's user are on their way already, as
+// others may have sent them: a link is not to end by that.
+func TestPostWithTooManyDescriptorsOnTheirWay(t *testing.T) {
+	a, b := controlPair(t)
+	defer fewDescriptorsOnTheirWay(t)()
+	other, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(other[0])
+	many := unix.UnixRights(slices.Repeat([]int{other[0]}, mostPassed)...)
+	for err == nil {
+		err = unix.Sendmsg(other[0], []byte{1}, many, nil, unix.MSG_DONTWAIT)
+	}
+	if err != unix.ETOOMANYREFS {
+		t.Fatalf("sent to another socket: %v", err)
+	}
+	m := message{kind: msgSegmentReply}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := a.post(ctx, nil, &m, other[0]); !errors.Is(err, context.Canceled) {
+		t.Errorf("it has not waited: %v", err)
+	}
+	unix.Close(other[1]) // which closes what is on its way
+	if err := a.post(t.Context(), nil, &m, other[0]); err != nil {
+		t.Fatal(err)
+	}
+	fds, err := receive(b.UnixConn, &m)
+	closeAll(fds)
+	if err != nil || len(fds) != 1 {
+		t.Errorf("%d descriptors, %v", len(fds), err)
+	}
+}
+
+// fewDescriptorsOnTheirWay has the kernel bound how many this goroutine may have on their way, as
+// it does for whoever is not privileged, to what is soon reached.
+func fewDescriptorsOnTheirWay(t *testing.T) (undo func()) {
+	t.Helper()
+	runtime.LockOSThread()
+	var was unix.Rlimit
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	err := errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &was), unix.Capget(&head, &caps[0]))
+	had := caps
+	caps[0].Effective &^= 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_RESOURCE
+	if err == nil {
+		err = errors.Join(unix.Capset(&head, &caps[0]),
+			unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: min(was.Cur, 256), Max: was.Max}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := errors.Join(unix.Capset(&head, &had[0]), unix.Setrlimit(unix.RLIMIT_NOFILE, &was)); err != nil {
+			t.Error(err)
+		}
+		runtime.UnlockOSThread()
+	}
 }
 
 // A post to a peer that does not read waits until the peer does, the link ends, or its

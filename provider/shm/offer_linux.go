@@ -111,6 +111,11 @@ func (l *link) takeSegment(m *message, fds []int, cut error) error {
 	if cut == nil && len(fds) != 1 {
 		return errors.New("a segment without its descriptor")
 	}
+	// A peer that reads no replies would have descriptors of this process's user pile up on their
+	// way, of which the kernel lets a user have no more than RLIMIT_NOFILE.
+	if err := l.control.awaitRead(l.gone); err != nil {
+		return err
+	}
 	reply := &message{kind: msgSegmentReply, code: codeResources}
 	if cut != nil {
 		return l.reply(reply)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -103,6 +104,39 @@ func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
 	}
 	send(codeOK)
 	servesOthers(t, l)
+}
+
+// A peer that has not read the reply to a segment gets no further one, whose descriptor would wait
+// there as well, until it has.
+func TestSegmentsWhoseRepliesAreNotRead(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	s := dialRaw(t, l)
+	s.handshake()
+	for _, slots := range []int{firstSlots, 2 * firstSlots} {
+		s.send((&message{kind: msgSegment, number: uint32(slots)}).encode(), memfd(t, halfSize(slots), halfSeals, 0))
+	}
+	s.send(connectTo(0))
+	select {
+	case ep := <-l.taken:
+		end(ep)
+		t.Fatal("what is behind the segments was handled")
+	case <-time.After(50 * time.Millisecond): // for what must not happen
+	}
+	servesOthers(t, l)
+	for range 2 {
+		var m message
+		fds, err := receive(s.conn, &m)
+		closeAll(fds)
+		if err != nil || m.kind != msgSegmentReply || m.code != codeOK || len(fds) != 1 {
+			t.Fatalf("%+v, %v, %d descriptors", m, err, len(fds))
+		}
+	}
+	ep, err := l.accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(ep)
 }
 
 // A half that this process does not get, as it is at its limit, costs the dial that needed it, and
