@@ -13,7 +13,7 @@ import (
 // closing them may take as long as the peer likes: a TCP socket that lingers, a socket with such
 // ones in its queue, whatever a FUSE server does not answer. So they are closed here, by few
 // threads for each user of the host. (Nothing else that is called on one before it is checked
-// waits: checkSegment asks first for what memfds alone have, setPeer for what no file system and
+// waits: checkHalf asks first for what memfds alone have, setPeer for what no file system and
 // no socket's lock is asked about.)
 
 const (
