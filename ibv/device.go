@@ -9,7 +9,9 @@ import (
 // Available returns nil if the libraries are loaded and can be used, and
 // otherwise an error that wraps [ErrNotAvailable] and gives the reason. Whether there
 // are devices is another matter: see [Devices]. The result does not change.
-var Available = sync.OnceValue(func() error {
+func Available() error { return available() }
+
+var available = sync.OnceValue(func() error {
 	if why := sysLoad(); why != "" {
 		return fmt.Errorf("%w: %s", ErrNotAvailable, why)
 	}
@@ -21,7 +23,9 @@ var Available = sync.OnceValue(func() error {
 // Otherwise this process has a new page after its next write to it, and the device the old
 // one, unless the child gets no such pages (MADV_DONTFORK). It is false if that is not known:
 // the libraries are older (rdma-core 35), or cannot be used. The result does not change.
-var ForkSafe = sync.OnceValue(func() bool { return Available() == nil && sysForkSafe() })
+func ForkSafe() bool { return forkSafe() }
+
+var forkSafe = sync.OnceValue(func() bool { return Available() == nil && sysForkSafe() })
 
 // Transport is what a device speaks. The values are those of enum ibv_transport_type.
 type Transport int32
