@@ -1,12 +1,15 @@
 package san
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // loadDialers is how many goroutines dial at a time.
@@ -74,9 +77,9 @@ func exchange(d *Dialer, address string) (by answeredBy, err error) {
 	if by.name, err = ask(c); err != nil {
 		return by, err
 	}
-	for end := time.Now().Add(testTimeout); d.Options.MoveAtOnce && isUndecided(c); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			return by, fmt.Errorf("a connection that does not move: %+v", InfoOf(c))
+	if d.Options.MoveAtOnce {
+		if err := decided(c); err != nil {
+			return by, err
 		}
 	}
 	info, err := carriedAtBothEnds(c)
@@ -99,6 +102,16 @@ func isUndecided(c net.Conn) bool {
 	return info.Provider == providerTCP && info.Fallback == ReasonUnused
 }
 
+// decided waits until a connection is not undecided any more.
+func decided(c net.Conn) error {
+	return testenv.Await(testTimeout, func() error {
+		if isUndecided(c) {
+			return fmt.Errorf("a connection that does not move: %+v", InfoOf(c))
+		}
+		return nil
+	})
+}
+
 // ask makes a turn.
 func ask(c net.Conn) (name byte, err error) { return turn(c, 0) }
 
@@ -119,16 +132,16 @@ const askCarrier = '?'
 // carriedAtBothEnds waits until both ends of a connection that reply serves are carried by the
 // same, and returns what this one is carried by: one may take its last step later.
 func carriedAtBothEnds(c net.Conn) (info Info, err error) {
-	for end := time.Now().Add(testTimeout / 2); ; time.Sleep(time.Millisecond) {
+	var failed error
+	err = testenv.Await(testTimeout/2, func() error {
 		info = InfoOf(c)
-		theirs, err := turn(c, askCarrier)
-		if err != nil || theirs == info.Provider[0] {
-			return info, err
+		var theirs byte
+		if theirs, failed = turn(c, askCarrier); failed != nil || theirs == info.Provider[0] {
+			return nil
 		}
-		if time.Now().After(end) {
-			return info, fmt.Errorf("the dialer's end goes by %+v, and the acceptor's by %c", info, theirs)
-		}
-	}
+		return fmt.Errorf("the dialer's end goes by %+v, and the acceptor's by %c", info, theirs)
+	})
+	return info, cmp.Or(failed, err)
 }
 
 // wantCarried wants both ends of such a connection carried by a provider.

@@ -174,9 +174,9 @@ func roleDefault(lane) error {
 	if _, err := ask(c); err != nil {
 		return err
 	}
-	for end := time.Now().Add(testTimeout); os.Getenv(envMove) != "" && isUndecided(c); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			break
+	if os.Getenv(envMove) != "" {
+		if err := decided(c); err != nil {
+			return err
 		}
 	}
 	if info := InfoOf(c); info.Fallback != ReasonNone {

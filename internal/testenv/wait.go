@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -10,13 +11,22 @@ import (
 // end in the background. For everything else wait for the event.
 func Eventually(t testing.TB, limit time.Duration, ask func() error) {
 	t.Helper()
-	for end := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+	if err := Await(limit, ask); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Await is Eventually where there is no test, as in a process that one has started.
+func Await(limit time.Duration, ask func() error) error {
+	end := time.Now().Add(limit)
+	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 5*time.Millisecond) {
 		err := ask()
 		if err == nil {
-			return
+			return nil
 		}
 		if time.Now().After(end) {
-			t.Fatalf("after %v: %v", limit, err)
+			return fmt.Errorf("after %v: %w", limit, err)
 		}
+		time.Sleep(pause)
 	}
 }

@@ -220,13 +220,14 @@ func (a *agent) dial(args []string) (answer string, err error) {
 
 // tried returns what carries a connection once it has tried to move, the end of which nothing
 // announces.
-func tried(c net.Conn) (san.Info, error) {
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if info := san.InfoOf(c); info.Fallback != san.ReasonUnused {
-			return info, nil
+func tried(c net.Conn) (info san.Info, err error) {
+	err = testenv.Await(patience, func() error {
+		if info = san.InfoOf(c); info.Fallback == san.ReasonUnused {
+			return os.ErrDeadlineExceeded
 		}
-	}
-	return san.Info{}, os.ErrDeadlineExceeded
+		return nil
+	})
+	return info, err
 }
 
 // echo sends so many bytes, and checks that they come back.

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -183,11 +184,8 @@ func TestNATS(t *testing.T) {
 		url := "http://" + monitor
 		until(t, url+"/healthz")
 		dialed := client(t, c.client, "nats://"+address).Dialed
-		var accepted struct{ Sanbuild counters }
-		if err := json.Unmarshal(until(t, url+"/debug/vars"), &accepted); err != nil {
-			t.Fatal(err)
-		}
-		report(t, c.what, dialed, accepted.Sanbuild.Accepted, c.carried, c.carried)
+		accepted := moved(c.carried, func() counters { return vars(t, url+"/debug/vars") })
+		report(t, c.what, dialed, accepted, c.carried, c.carried)
 	}
 }
 
@@ -257,9 +255,21 @@ func vars(t *testing.T, url string) counters {
 
 // moved returns what a server has accepted, once so many are on shm: a client may know before it.
 func moved(carried int, look func() counters) (accepted map[string]int) {
+	eventually(func() bool {
+		accepted = look().Accepted
+		return accepted["shm"] >= carried
+	})
+	return accepted
+}
+
+// eventually asks until it is so, and reports whether that was in time.
+func eventually(ask func() bool) bool {
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if accepted = look().Accepted; accepted["shm"] >= carried || time.Now().After(end) {
-			return accepted
+		if ask() {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
 		}
 	}
 }
@@ -319,19 +329,22 @@ func freeAddress(t *testing.T) string {
 }
 
 // until gets a page, once it is there.
-func until(t *testing.T, url string) []byte {
+func until(t *testing.T, url string) (body []byte) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	var failed error
+	if !eventually(func() bool {
 		r, err := http.Get(url)
 		if err == nil {
-			body, err := io.ReadAll(r.Body)
+			body, err = io.ReadAll(r.Body)
 			r.Body.Close()
-			if err == nil && r.StatusCode == http.StatusOK {
-				return body
+			if err == nil && r.StatusCode != http.StatusOK {
+				err = errors.New(r.Status)
 			}
 		}
-		if time.Now().After(end) {
-			t.Fatal(url, err)
-		}
+		failed = err
+		return err == nil
+	}) {
+		t.Fatal(url, failed)
 	}
+	return body
 }

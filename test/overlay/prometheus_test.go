@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // TestPrometheus has prometheus scrape two exporters, of which one is plain.
@@ -28,13 +27,11 @@ func TestPrometheus(t *testing.T) {
 	until(t, "http://"+address+"/-/ready")
 	accepted := moved(1, func() counters { return vars(t, "http://"+exporter+"/debug/vars") })
 	report(t, "prometheus's exporter", nil, accepted, 0, 1)
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		up := string(until(t, "http://"+address+"/api/v1/query?query=sum(up)"))
-		if strings.Contains(up, `"2"`) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("not both are up: %s", up)
-		}
+	var up string
+	if !eventually(func() bool {
+		up = string(until(t, "http://"+address+"/api/v1/query?query=sum(up)"))
+		return strings.Contains(up, `"2"`)
+	}) {
+		t.Fatalf("not both are up: %s", up)
 	}
 }

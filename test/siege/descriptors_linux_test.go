@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/test/siege/internal/rawshm"
 )
 
@@ -162,10 +163,13 @@ func keepRole(a *attacker, args [2]int) error {
 		return err
 	}
 	for _, c := range conns {
-		for end := time.Now().Add(patience / 2); !c.Done(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
+		if err := testenv.Await(patience/2, func() error {
+			if !c.Done() {
 				return errors.New("a connection is not closed")
 			}
+			return nil
+		}); err != nil {
+			return err
 		}
 	}
 	a.stands("%d links have ended, and %d connections were closed", links, len(conns))
