@@ -173,7 +173,7 @@ func TestConditionThatBlocks(t *testing.T) {
 		}
 		return nil
 	}}, "tcp", "127.0.0.1:0")
-	stuck := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: 50 * time.Millisecond}}, l.Addr().String())
+	stuck := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: 2 * decideTimeout}}, l.Addr().String())
 	server := mustAccept(t, l)
 	<-entered
 	send(t, stuck, server, "question")
@@ -256,7 +256,7 @@ func TestConditionThatDecidesLate(t *testing.T) {
 	for _, refusal := range []error{nil, errStranger} {
 		b := blocking{let: make(chan struct{}), err: refusal}
 		l := mustListen(t, &ListenConfig{Condition: b.decide}, "tcp", "127.0.0.1:0")
-		client := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: decideTimeout / 4}}, l.Addr().String()).(*sanconn.Conn)
+		client := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: 2 * decideTimeout}}, l.Addr().String()).(*sanconn.Conn)
 		server := mustAccept(t, l).(*sanconn.Conn)
 		offered := func() {
 			newconn.HandleOf(client).CallUse(0)

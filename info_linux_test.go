@@ -4,8 +4,8 @@ import (
 	"crypto/tls"
 	"net"
 	"runtime"
+	"strings"
 	"testing"
-	"time"
 
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/provider/shm"
@@ -127,9 +127,16 @@ func TestStatsOfALateMove(t *testing.T) {
 		return nil
 	}}, "tcp", "127.0.0.1:0")
 	before := Stats()
-	c := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: 50 * time.Millisecond}}, l.Addr().String())
+	c := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: decideTimeout / 4}}, l.Addr().String()).(*sanconn.Conn)
 	s := mustAccept(t, l)
-	<-entered
+	waitFor(t, "it is offered", func() bool { // an attempt may run out of time before
+		if len(entered) == 0 && !isTrying() && strings.Contains(c.Debug(), "state   TCP") {
+			newconn.HandleOf(c).CallUse(0)
+			send(t, c, s, "a use")
+		}
+		return len(entered) > 0
+	})
+	waitFor(t, "the attempt ends", func() bool { return !isTrying() })
 	wantStays(t, c, ReasonTimeout)
 	close(release)
 	wantMoved(t, c, shm.Name)
