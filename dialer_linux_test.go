@@ -147,30 +147,6 @@ func TestDialMoveIsTriedAFewTimes(t *testing.T) {
 	wantFallback(t, c, ReasonNoListener)
 }
 
-// What waits for its turn behind others keeps its time for the next try.
-func TestDialMoveWaitsForItsTurn(t *testing.T) {
-	f := useFake(t)
-	const tryTakes, most = 100 * time.Millisecond, 400 * time.Millisecond
-	conns := make([]*sanconn.Conn, 7*mostToOne)
-	f.fail = func(ctx context.Context) error {
-		if f.tried() > len(conns) {
-			return ctx.Err()
-		}
-		time.Sleep(tryTakes) // which is the try's, and so the test's subject
-		return errNotAccepted
-	}
-	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
-	d := atOnce()
-	d.Options.AttemptTimeout = most
-	for i := range conns {
-		conns[i] = mustDial(t, d, l.Addr().String()).(*sanconn.Conn)
-		mustAccept(t, l)
-	}
-	for _, c := range conns {
-		wantMoved(t, c, fakeName)
-	}
-}
-
 func TestDialPolicyNeverTriesNoProvider(t *testing.T) {
 	f := useFake(t)
 	d := atOnce()

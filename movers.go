@@ -54,7 +54,7 @@ type job struct {
 
 // run is an attempt to move, if there is time left for one: tried. slow: it has run out of time,
 // and had enough. One whose dial was nearly over says nothing of the peer.
-func (j *job) run() (tried, slow bool) {
+func (j *job) run(m *moverPool) (tried, slow bool) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(j.ctx, j.left)
 	defer cancel()
@@ -70,7 +70,7 @@ func (j *job) run() (tried, slow bool) {
 			j.passing.Store(why)
 			j.pause = min(max(2*j.pause, acceptPause), mostPause)
 			j.left -= time.Since(began) + j.pause
-			time.AfterFunc(j.pause, func() { movers.add(j) })
+			time.AfterFunc(j.pause, func() { m.add(j) })
 			return true, slow
 		}
 		why = cmp.Or(j.passing.Load(), why) // of the last attempt that had its time
@@ -150,7 +150,7 @@ func (m *moverPool) startLocked() {
 		m.running++
 		m.at[peer]++
 		go func() {
-			tried, slow := j.run()
+			tried, slow := j.run(m)
 			m.ran(peer, tried, slow)
 		}()
 	}

@@ -1,10 +1,12 @@
 package san
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +18,7 @@ import (
 type testPool struct {
 	*moverPool
 	ended sync.WaitGroup // the jobs
+	waits bool           // each job, for its other end to be accepted
 }
 
 func newTestPool() *testPool { return &testPool{moverPool: newMoverPool()} }
@@ -27,7 +30,7 @@ func peerAt(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv6Lo
 func (p *testPool) job(ctx context.Context, port uint16, left time.Duration, move func(context.Context) error, done func(*Unavailable)) {
 	p.ended.Add(1)
 	p.add(&job{
-		plan: &plan{providers: []provider{&fake{fail: move}}}, life: new(life), ctx: ctx, left: left,
+		plan: &plan{providers: []provider{&fake{fail: move}}}, life: new(life), ctx: ctx, left: left, waits: p.waits,
 		peer: peerAt(port), done: func(why *Unavailable) {
 			defer p.ended.Done()
 			if done != nil {
@@ -180,6 +183,34 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What waits for its turn behind others keeps its time for the next try.
+func TestWaitingForATurnTakesNoTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const takes, most, jobs = 100 * time.Millisecond, 400 * time.Millisecond, 7 * mostToOne
+		pool := newTestPool()
+		pool.waits = true
+		var tries atomic.Int32
+		move := func(ctx context.Context) error {
+			if tries.Add(1) <= jobs {
+				time.Sleep(takes)
+				return errNotAccepted
+			}
+			return cmp.Or(ctx.Err(), error(errEnded)) // what it has answered
+		}
+		for range jobs {
+			pool.job(t.Context(), 1, most, move, func(why *Unavailable) {
+				if why != errEnded {
+					t.Error(why)
+				}
+			})
+		}
+		pool.ended.Wait()
+		if n := tries.Load(); n != 2*jobs {
+			t.Errorf("%d tries of %d jobs", n, jobs)
+		}
+	})
 }
 
 // Addresses have their turns one after the other: one to which a single job is to move does not
