@@ -34,7 +34,7 @@ func TestForkedChildDoesNotHideThePeersEnd(t *testing.T) {
 	if !errors.Is(p.Err(), io.EOF) {
 		t.Errorf("the peer's end shows as %v", p.Err())
 	}
-	if d := time.Since(start); d > time.Second {
+	if d := time.Since(start); d > patience/2 {
 		t.Errorf("noticed after %v", d)
 	}
 	if err := syscall.Kill(pid, 0); err != nil {

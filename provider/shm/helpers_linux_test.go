@@ -369,7 +369,7 @@ func (s *served) accept() (session.Endpoint, error) {
 // meet makes a connection to the listener.
 func meet(t testing.TB, l *served) (a, b session.Endpoint) {
 	t.Helper()
-	a, err := dial(l.at, Config{})
+	a, err := dial(l.at, Config{timeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -392,6 +392,7 @@ func pattern(b []byte, n uint64) {
 // connected returns two connected endpoints in this process, over a link of their own
 // that goes through the same steps as one between two processes.
 func connected(cfg Config) (a, b session.Endpoint, err error) {
+	cfg.timeout = patience
 	cfg = cfg.withDefaults()
 	conns, err := unixPair()
 	if err != nil {

@@ -223,6 +223,7 @@ func placeOf(t testing.TB, c *child) place {
 func dialChild(t testing.TB, c *child, cfg Config) *peer {
 	t.Helper()
 	c.at = placeOf(t, c)
+	cfg.timeout = patience
 	ep, err := dial(c.at, cfg)
 	if err != nil {
 		t.Fatal(err)
