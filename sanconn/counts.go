@@ -12,9 +12,9 @@ import (
 // Write that is under way makes a difference as well, as the kernel counts it first. So each has
 // the counts compared once more when it returns, while they are wanted.
 const (
-	// countTime is for how long both directions may be busy until they are found to agree, several
-	// pieces of a Write; countPause is between two looks at one that is at rest.
-	countTime  = 20 * time.Millisecond
+	// After countLooks looks, countPause apart, a direction that has not agreed has been used by the
+	// descriptor. A busy one takes several pieces of a Write meanwhile, however slow the machine is.
+	countLooks = 40
 	countPause = 500 * time.Microsecond
 )
 
@@ -32,14 +32,13 @@ func (c *Conn) checkCounts() (exposed uint64, err error) {
 	c.in.agrees.Store(false)
 	c.comparing.Store(true)
 	defer c.comparing.Store(false)
-	for end := time.Now().Add(countTime); ; time.Sleep(countPause) {
+	for range countLooks {
 		if err = c.compareCounts(); err != nil || c.out.agrees.Load() && c.in.agrees.Load() {
 			return exposed, err
 		}
-		if time.Now().After(end) {
-			return exposed, errCounts
-		}
+		time.Sleep(countPause)
 	}
+	return exposed, errCounts
 }
 
 // compareCounts notes which direction's count is TCP's. One that has changed meanwhile tells
