@@ -47,7 +47,7 @@ func FileConn(f *os.File) (net.Conn, error) {
 		return tcp, nil
 	}
 	l := &life{release: release}
-	cfg := newconn.Config{BytesWritten: written, BytesRead: read}
+	cfg := newconn.Config{PassedOn: true, BytesWritten: written, BytesRead: read}
 	l.plan, cfg.Threshold = planOfEither(tcp)
 	conn, _ := l.takeOn(tcp, cfg)
 	return conn, nil

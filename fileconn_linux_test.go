@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
 )
@@ -157,6 +159,114 @@ func TestBothEndsArePassedOn(t *testing.T) {
 		}
 		wantMoved(t, ends[0], shm.Name)
 	}
+}
+
+// A stream that was ended by the descriptor, before that was passed on or by Control, ends in one
+// direction: the connection does not move, and its peer finds the end.
+func TestStreamEndedByDescriptor(t *testing.T) {
+	onlyShm(t)
+	for _, passed := range []bool{true, false} {
+		for _, dialed := range []bool{true, false} {
+			for _, how := range []int{unix.SHUT_WR, unix.SHUT_RD} {
+				t.Run(fmt.Sprintf("passed on %v, dialed %v, how %d", passed, dialed, how), func(t *testing.T) {
+					endByDescriptor(t, passed, dialed, how)
+				})
+			}
+		}
+	}
+}
+
+func endByDescriptor(t *testing.T, passed, dialed bool, how int) {
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
+	s := mustAccept(t, l).(*sanconn.Conn)
+	end, peer := s, c
+	if dialed {
+		end, peer = c, s
+	}
+	if raw, err := end.SyscallConn(); err != nil {
+		t.Fatal(err)
+	} else if err := raw.Control(func(fd uintptr) { err = unix.Shutdown(int(fd), how) }); err != nil {
+		t.Fatal(err)
+	}
+	if passed {
+		end = passedOn(t, end)
+	}
+	from, to, ended := peer, end, peer // of the direction that goes on, and who reads the other one
+	if how == unix.SHUT_RD {
+		from, to, ended = end, peer, end
+	}
+	for range 2 * firstTurns { // before it moves behind Control, and beyond
+		send(t, from, to, string(make([]byte, 64<<10)))
+	}
+	if dialed {
+		wantStays(t, end, ReasonStays)
+	} else {
+		wantStays(t, peer, ReasonStays)
+	}
+	ended.SetReadDeadline(time.Now().Add(testTimeout))
+	if n, err := ended.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("where the stream has ended: %d, %v", n, err)
+	}
+}
+
+// Urgent data that is unread has the kernel's count of bytes too large when a descriptor is passed
+// on. Such a connection does not move, since it would do so at the wrong position.
+func TestPassedOnWithUrgentData(t *testing.T) {
+	onlyShm(t)
+	l := plainListen(t, "127.0.0.1:0")
+	var dialer net.Dialer
+	c, err := dialer.DialContext(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s := mustAccept(t, l)
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if closed := raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) }); closed != nil || err != nil {
+		t.Fatal(closed, err)
+	}
+	c.Write([]byte("behind it"))
+	testenv.Eventually(t, testTimeout, func() error {
+		if _, read, err := tcpid.Positions(s.(*net.TCPConn)); err != nil || read == 0 {
+			return fmt.Errorf("%d bytes read, %v", read, err)
+		}
+		return nil
+	})
+	a, b := passedOn(t, c.(*net.TCPConn)), passedOn(t, s.(*net.TCPConn))
+	b.SetDeadline(time.Now().Add(testTimeout))
+	got := make([]byte, len("behind it"))
+	if _, err := io.ReadFull(b, got); err != nil || string(got) != "behind it" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	newconn.HandleOf(b).CallUse(0)
+	send(t, a, b, "a use")
+	wantStays(t, b, ReasonStays)
+	send(t, a, b, "there")
+	send(t, b, a, "and back")
+}
+
+// passedOn is what a connection is behind File and FileConn.
+func passedOn(t *testing.T, c interface {
+	File() (*os.File, error)
+	Close() error
+}) *sanconn.Conn {
+	t.Helper()
+	f, err := c.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c.Close()
+	n, err := FileConn(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.Close() })
+	return n.(*sanconn.Conn)
 }
 
 // startPassed starts a process that gets a descriptor.

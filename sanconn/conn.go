@@ -34,8 +34,8 @@ type Conn struct {
 	out outgoing
 	in  incoming
 
-	// exposed is how often the program has had TCP's descriptor for a moment: what is counted
-	// here of the stream may not be all of it.
+	// exposed is how often the program has had TCP's descriptor for a moment, or others before it:
+	// what is known here of the stream may not be all of it.
 	exposed atomic.Uint64
 
 	// used grows by what goes by TCP. Beyond useAt, life is told; up to claimedUntil, the
@@ -82,7 +82,8 @@ func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 	if c.life == nil {
 		c.life = nobody{}
 	}
-	if cfg.BytesWritten|cfg.BytesRead != 0 {
+	if cfg.PassedOn {
+		c.exposed.Store(1) // by those who had it
 		c.out.written.Store(cfg.BytesWritten)
 		c.in.bytes.Store(cfg.BytesRead)
 		c.past = &Stats{TCPBytesSent: -cfg.BytesWritten, TCPBytesReceived: -cfg.BytesRead}

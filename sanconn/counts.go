@@ -28,6 +28,13 @@ func (c *Conn) checkCounts() (exposed uint64, err error) {
 	case exposed == 0:
 		return 0, nil
 	}
+	// The session would not end where a stream has ended by the descriptor.
+	switch open, err := tcpid.IsOpen(c.tcp); {
+	case err != nil:
+		return 0, err
+	case !open:
+		return 0, errHalfClosed
+	}
 	c.out.agrees.Store(false)
 	c.in.agrees.Store(false)
 	c.comparing.Store(true)

@@ -32,8 +32,9 @@ type Config struct {
 	// Life is told what becomes of the connection; nil: nobody is.
 	Life Life
 
-	// BytesWritten and BytesRead are what others have written to and read from the TCP
-	// connection before.
+	// PassedOn says that others have had the descriptor. BytesWritten and BytesRead are what they have
+	// written to and read from the TCP connection.
+	PassedOn                bool
 	BytesWritten, BytesRead uint64
 }
 

@@ -61,6 +61,24 @@ func positions(fd int) (p position, err error) {
 	return p, errMoving
 }
 
+// IsOpen reports whether neither direction of a connection has been shut, at either end, by
+// whichever process.
+func IsOpen(c *net.TCPConn) (bool, error) { return control(c, isOpen) }
+
+func isOpen(fd int) (bool, error) {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil || info.State != stateEstablished { // a FIN has gone or come
+		return false, wrap("TCP_INFO", err)
+	}
+	// What was shut here for reading shows in no state.
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
+		if err != unix.EINTR {
+			return n == 0, wrap("poll", err)
+		}
+	}
+}
+
 // counts are those of TCP_INFO that positions depend on.
 type counts struct {
 	state                            uint8

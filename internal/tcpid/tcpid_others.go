@@ -24,6 +24,9 @@ func DialerStamps(*net.TCPConn, time.Time) ([]Stamp, error) { return nil, errors
 // AcceptorStamp needs Linux.
 func AcceptorStamp(*net.TCPConn) (Stamp, error) { return 0, errors.ErrUnsupported }
 
+// IsOpen needs Linux.
+func IsOpen(*net.TCPConn) (bool, error) { return false, errors.ErrUnsupported }
+
 // Positions needs Linux.
 func Positions(*net.TCPConn) (written, read uint64, err error) {
 	return 0, 0, errors.ErrUnsupported
