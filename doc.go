@@ -37,6 +37,7 @@
 //   - SAN_TRAFFIC_CLASS, SAN_SERVICE_LEVEL, SAN_ACK_TIMEOUT: the fields of RDMA of these
 //     names where the program does not set them.
 //   - SAN_ARENA: the size in MiB up to which regcache.DefaultArena may grow.
+//   - SAN_TRACE: a file that gets a line for each message: see docs/DEBUGGING.md.
 //
 // All are read once, at the first Dial or Listen on a TCP network. If a value is not
 // understood, each of these calls fails.

@@ -12,8 +12,8 @@ import (
 
 // Over verbs, large Writes and Reads move between the device and the program's
 // own slices. Slices of Go's heap, and variables, are registered with the device
-// when they are used for the second time, and stay so while they live. Nothing
-// has to be done for it; a program that makes its buffers once gains most.
+// when they are used for the second to ninth time, and stay so while they live.
+// Nothing has to be done for it; a program that makes its buffers once gains most.
 //
 // Two kinds of memory need a call: buffers that are
 // registered from the start, and memory that it has mapped, which is copied

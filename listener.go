@@ -28,8 +28,8 @@ func Listen(network, address string) (net.Listener, error) {
 // use. Its methods may be called concurrently; its fields must not be changed
 // meanwhile.
 type ListenConfig struct {
-	// NetListenConfig opens the TCP listener. Where an RDMA device serves the address, or
-	// there is a ShmDir, Multipath TCP is switched off: see docs/SECURITY.md.
+	// NetListenConfig opens the TCP listener. Where this host has an RDMA device that may be
+	// used, or there is a ShmDir, Multipath TCP is switched off: see docs/SECURITY.md.
 	NetListenConfig net.ListenConfig
 
 	// Policy: with Prefer, the default, all connections are accepted, and move if they can.
@@ -51,7 +51,8 @@ type ListenConfig struct {
 	// dialer offers that: with an error it may not. The connection is the program's already, on
 	// TCP, and stays there, with ReasonRefused at both ends; the dialer does not offer it again.
 	// Where the dialer's policy is Require, its Dial fails with an error that matches
-	// syscall.ECONNREFUSED.
+	// syscall.ECONNREFUSED. Where this one's is, Accept does not return the connection, which is
+	// reset after 10 s.
 	//
 	// It is called for each provider that is tried, by several goroutines at a time, without a
 	// lock. While it blocks, that connection does not move, and is used by TCP. Only the ends of
@@ -86,7 +87,7 @@ func (o opening) stamps() bool {
 // serves its address. For tcp, tcp4 and tcp6 the result is a *Listener; other networks are left
 // to net, or fail if the policy is Require.
 //
-// That a provider cannot serve it is no error; Stats counts it, and
+// That a provider cannot serve it is no error; Stats counts it, if there is such a SAN, and
 // Listener.Unavailable has the reason. Only if the policy is Require and no provider can,
 // Listen fails: errors.As finds an *Unavailable. ctx is for looking up the address;
 // when it ends, the listener lives on.
@@ -321,8 +322,9 @@ func (l *Listener) SyscallConn() (syscall.RawConn, error) { return l.tcp.Syscall
 // ListenConfig.Adopt.
 func (l *Listener) File() (*os.File, error) { return l.tcp.File() }
 
-// Close ends the listener. Connections that were accepted live on; those that wait are
-// reset, unless other processes have the same socket. Over shm, those that were accepted may
+// Close ends the listener. Connections that Accept has returned live on; those that wait are
+// reset, unless other processes have the same socket. With the policy Require those that were
+// taken out of it, and wait here, are reset in any case. Over shm, those that were accepted may
 // still move afterwards.
 func (l *Listener) Close() error {
 	err := l.tcp.Close()

@@ -12,7 +12,8 @@ type Policy int
 const (
 	// Prefer uses a SAN where there is one and TCP otherwise.
 	Prefer Policy = iota
-	// Require uses a SAN or fails. A listener with it resets TCP connections.
+	// Require uses a SAN or fails. A listener with it resets connections that have not moved
+	// within 10 s.
 	Require
 	// Never uses TCP alone: no SAN is tried or offered.
 	Never

@@ -19,8 +19,8 @@ import (
 
 // Conn is a connection. It behaves as *net.TCPConn does, whichever carrier its bytes go by.
 // All its methods may be called concurrently; the bytes of concurrent Writes are not mixed.
-// Its errors are *net.OpError with the causes that TCP has, but for io.EOF, which is
-// returned as it is.
+// Its errors are *net.OpError with the causes that TCP has, but for io.EOF and ErrNoUrgent,
+// which are returned as they are.
 //
 //	handover.go             which carrier: the states and their transitions
 //	outgoing.go incoming.go a direction on TCP, and across its move

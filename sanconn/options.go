@@ -27,13 +27,14 @@ type Options struct {
 
 	// ReceiveBudget is how many bytes of large Writes the receiving end takes before
 	// anybody reads them, as TCP's receive buffer does. On verbs it is also the size of
-	// the memory that the peer may write to, which comes beside it. Default 4 MiB per connection.
+	// the memory that the peer may write to, which comes beside it and has at most 4 MiB.
+	// Default 4 MiB per connection. Not used on shm.
 	ReceiveBudget int
 
 	// SendBudget is how many bytes Write takes before the peer has them, as TCP's send
-	// buffer does. Default 4 MiB per connection. Not used on shm, where the ring is the
-	// buffer. On verbs both budgets come out of regcache.DefaultArena; where that is short,
-	// they are smaller, and where it is used up bytes go as messages.
+	// buffer does. Default 4 MiB per connection, which is also the most. Not used on shm, where
+	// the ring is the buffer. On verbs both budgets come out of regcache.DefaultArena; where
+	// that is short, they are smaller, and where it is used up bytes go as messages.
 	SendBudget int
 
 	// Spin is how long Read and Write poll before they sleep. Default 50 µs. Negative: they

@@ -20,7 +20,7 @@ import (
 
 // What is measured by default. Many short rounds bring the compared measurements close
 // together in time, and a few slow rounds do not change the median. In all it takes about
-// half a minute.
+// a minute.
 const (
 	defaultRounds     = 11
 	defaultRoundTime  = 100 * time.Millisecond
