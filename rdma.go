@@ -16,7 +16,8 @@ type RDMA struct {
 
 	// TrafficClass is the TOS or traffic class of packets on RoCE, by which switches choose
 	// a lossless queue: NCCL_IB_TC of other programs. The dialer's holds for both directions;
-	// WithoutCM, each end's for its own. Default: that of the socket, as a Control hook has set it, else the network's default.
+	// WithoutCM, each end's for its own. Default: that of the socket, as a Control hook has set
+	// it, else the network's default.
 	// On InfiniBand the subnet manager may choose a path's service level by it.
 	TrafficClass uint8
 

@@ -62,7 +62,7 @@ func NewBudget(maxBytes int64, maxEntries int) *Budget {
 
 // DefaultBudget returns the budget of the process: 256 MiB in 1024 registrations, and as
 // much as DefaultArena may have in pieces of 128 KiB, but no more than half of
-// RLIMIT_MEMLOCK where that applies (it does not to a process with CAP_IPC_LOCK). SetLimits
+// RLIMIT_MEMLOCK where that applies (it does not to a process with CAP_IPC_LOCK in the initial user namespace). SetLimits
 // changes it.
 var DefaultBudget = sync.OnceValue(func() *Budget {
 	b := NewBudget(defaultMaxBytes, defaultMaxEntries)

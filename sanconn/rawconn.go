@@ -14,9 +14,9 @@ import (
 // read.
 //
 // Behind Control it may move, once its own Read and Write have been used for as much as at its
-// beginning, at an accepted end for half as much, and if TCP has carried no byte that these do not know of: what sets an
-// option, as gRPC does, costs nothing, and what takes the descriptor for itself, as event loops
-// do, keeps it. Behind Write, as behind File, it stays on TCP for good.
+// beginning, at an accepted end for half as much, if TCP has carried no byte that these do not know
+// of, and neither direction was ended by it: what sets an option, as gRPC does, costs nothing, and
+// what takes the descriptor for itself, as event loops do, keeps it. Behind Write, as behind File, it stays on TCP for good.
 //
 // Read calls its function without going back if nothing has come, as where a pool examines an
 // idle connection, or by a SAN the end: with a socket that shows just that. If bytes have come

@@ -107,7 +107,11 @@ func TestTheWaysMeet(t *testing.T) {
 			boxed = (st.OfferedBytesSent - st.DirectBytesSent) - (before.OfferedBytesSent - before.DirectBytesSent)
 			return boxed, st.OffersSent - before.OffersSent
 		}
-		for opened := uint64(0); opened == 0; {
+		opened := uint64(0)
+		for tries := 0; opened == 0; tries++ {
+			if tries == 100 {
+				t.Fatal("no box")
+			}
 			opened, _ = write(offer - 1)
 		}
 		for _, tt := range []struct {

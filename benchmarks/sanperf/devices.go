@@ -112,7 +112,7 @@ type outcome struct {
 
 // switches are the variables that operators may set.
 var switches = []string{"SAN_PROVIDERS", "SAN_DISABLE", "SAN_SUBNETS", "SAN_IWARP_OFFSET", "SAN_SHARED_DOMAIN", "SAN_RDMACM",
-	"SAN_TRAFFIC_CLASS", "SAN_SERVICE_LEVEL", "SAN_ACK_TIMEOUT", "SAN_ARENA", "SAN_MOVE", "SAN_SHM_DIR"}
+	"SAN_TRAFFIC_CLASS", "SAN_SERVICE_LEVEL", "SAN_ACK_TIMEOUT", "SAN_ARENA", "SAN_MOVE", "SAN_SHM_DIR", "SAN_TRACE"}
 
 // examine looks at this host and changes nothing.
 func examine(ctx context.Context) *report {

@@ -61,8 +61,8 @@ func positions(fd int) (p position, err error) {
 	return p, errMoving
 }
 
-// IsOpen reports whether neither direction of a connection has been shut, at either end, by
-// whichever process.
+// IsOpen reports whether neither direction of a connection has been shut here, by whichever process,
+// and the other end has not shut its own for writing.
 func IsOpen(c *net.TCPConn) (bool, error) { return control(c, isOpen) }
 
 func isOpen(fd int) (bool, error) {
@@ -72,9 +72,10 @@ func isOpen(fd int) (bool, error) {
 	}
 	// What was shut here for reading shows in no state.
 	for {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
-		if err != unix.EINTR {
-			return n == 0, wrap("poll", err)
+		p := [...]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		_, err := unix.Poll(p[:], 0)
+		if err != unix.EINTR { // POLLERR comes unasked, of the error queue as well
+			return p[0].Revents&unix.POLLRDHUP == 0, wrap("poll", err)
 		}
 	}
 }

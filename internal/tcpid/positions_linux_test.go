@@ -2,12 +2,17 @@ package tcpid
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"os"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // wantPositions fails unless the kernel has counted the same.
@@ -171,6 +176,44 @@ func TestPositionsAfterReset(t *testing.T) {
 	a.Close()
 	if _, _, err := Positions(d); err != errNotConnected {
 		t.Errorf("reset: %v", err)
+	}
+}
+
+// A connection is open until a direction is shut, here or for writing at the other end, and whatever
+// the error queue has.
+func TestIsOpen(t *testing.T) {
+	for name, tt := range map[string]struct {
+		shut func(c, peer *net.TCPConn) error
+		open bool
+	}{
+		"nobody":                {func(c, peer *net.TCPConn) error { return nil }, true},
+		"for reading":           {func(c, peer *net.TCPConn) error { return c.CloseRead() }, false},
+		"for writing":           {func(c, peer *net.TCPConn) error { return c.CloseWrite() }, false},
+		"the peer, for writing": {func(c, peer *net.TCPConn) error { return peer.CloseWrite() }, false},
+		"the peer, for reading": {func(c, peer *net.TCPConn) error { return peer.CloseRead() }, true},
+		"a time in the error queue": {func(c, peer *net.TCPConn) error {
+			_, err := control(c, func(fd int) (bool, error) {
+				return true, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_TX_SOFTWARE|unix.SOF_TIMESTAMPING_SOFTWARE)
+			})
+			if err == nil {
+				_, err = c.Write([]byte{1})
+			}
+			control(c, func(fd int) (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 10_000) }) // until it is there
+			return err
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, peer := connect(t, listen(t, "tcp", "127.0.0.1:0"))
+			if err := tt.shut(c, peer); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, 10*time.Second, func() error { // what the peer does takes its time
+				if open, err := IsOpen(c); open != tt.open || err != nil {
+					return fmt.Errorf("open: %v, %v", open, err)
+				}
+				return nil
+			})
+		})
 	}
 }
 

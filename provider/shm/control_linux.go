@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
 )
 
 // controlSocket carries the messages of a link, by which segments and connections are set
@@ -60,7 +62,10 @@ func (c *controlSocket) attempt(ctx context.Context, gone <-chan struct{}, try f
 		case <-gone:
 			return errPeerGone
 		case <-ctx.Done():
-			return ctx.Err()
+			if is(err, unix.EAGAIN, unix.EINTR) {
+				return ctx.Err()
+			}
+			return &session.Unavailable{Reason: session.ReasonResources, Err: fmt.Errorf("shm: %w: %w", ctx.Err(), err)} // here, and not at the peer
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
 )
 
 // controlPair returns two control sockets that are connected.
@@ -50,8 +52,9 @@ func TestPostWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	m := message{kind: msgSegmentReply}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := a.post(ctx, nil, &m, other[0]); !errors.Is(err, context.Canceled) {
-		t.Errorf("it has not waited: %v", err)
+	err = a.post(ctx, nil, &m, other[0])
+	if why := new(session.Unavailable); !errors.Is(err, context.Canceled) || !errors.As(err, &why) || why.Reason != session.ReasonResources {
+		t.Errorf("it has not waited, or blames the peer: %v", err)
 	}
 	unix.Close(other[1]) // which closes what is on its way
 	if err := a.post(t.Context(), nil, &m, other[0]); err != nil {

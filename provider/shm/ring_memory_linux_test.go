@@ -341,11 +341,12 @@ func TestRingThatNobodyHasTakenIsNotIdle(t *testing.T) {
 	k.slots.mu.Unlock()
 
 	l.mu.Lock() // the accepting end gets no further than to the next connection
-	between, err := Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{})
+	between, err := Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{timeout: patience})
 	if err == nil {
-		x, err = Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{})
+		x, err = Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{timeout: patience})
 	}
 	if err != nil || x.(*endpoint).slot != warm {
+		l.mu.Unlock()
 		t.Fatalf("not on the slot of before: %v", err)
 	}
 	write(x)

@@ -317,8 +317,16 @@ func TestSureHolds512KiB(t *testing.T) {
 		p.none()
 		bytes := 0
 		for left := size; ; {
-			room, do := p.Reserve(min(left, piece)+header, min(left+header, MaxMessage))
-			p.unbroken(do)
+			var room []byte
+			var do Action
+			if left == size && size+header <= MaxMessage {
+				room, do = p.Reserve(size+header, size+header) // at once
+				p.unbroken(do)
+			}
+			if room == nil {
+				room, do = p.Reserve(min(left, piece)+header, min(left+header, MaxMessage))
+				p.unbroken(do)
+			}
 			if room == nil {
 				break
 			}
