@@ -7,10 +7,10 @@ import (
 	"github.com/sanconn/san/internal/tcpid"
 )
 
-// Behind Control, and once it was passed on, a connection moves only if TCP has carried no byte that its own Reads and Writes
-// do not know of: what was written by the descriptor would be lost between the carriers. A Read or
-// Write that is under way makes a difference as well, as the kernel counts it first. So each has
-// the counts compared once more when it returns, while they are wanted.
+// Behind Control, and once it was passed on, a connection moves only if TCP has carried no byte that
+// its own Reads and Writes do not know of: what was written by the descriptor would be lost between
+// the carriers. A Read or Write that is under way makes a difference as well, as the kernel counts
+// it first. So each has the counts compared once more when it returns, while they are wanted.
 const (
 	// After countLooks looks, countPause apart, a direction that has not agreed is taken for one that
 	// was used by the descriptor. A busy one takes several pieces of a Write meanwhile, however slow

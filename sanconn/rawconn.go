@@ -10,8 +10,8 @@ import (
 )
 
 // SyscallConn returns a RawConn of TCP's descriptor, to which the connection goes back first
-// if it has moved. They fail where File does; but only Read, as File, because bytes have not been
-// read.
+// if it has moved. Its methods fail where File does, but Control and Write not because
+// bytes have not been read.
 //
 // Behind Control it may move, once its own Read and Write have been used for as much as at its
 // beginning, at an accepted end for half as much, if TCP has carried no byte that these do not know
