@@ -44,6 +44,7 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 		return nil
 	}
 	defer context.AfterFunc(ctx, s.rd.signal)()
+	s.rd.slept.Store(true) // so it does not poll: a move is in the background, and many wait for processors
 	s.attempt(&s.rd, func(bool) (want Events) {
 		if want, err = s.negotiateStep(); want != 0 {
 			if err = ctx.Err(); err == nil && s.rd.state.Load()&stClosed != 0 {
