@@ -110,10 +110,12 @@ type forgotten struct {
 }
 
 func (f forgotten) close() {
-	if f.session != nil {
-		go f.session.Close() // bounded by Options.CloseTimeout
-	}
-	f.life.Closed()
+	go func() { // all cleanups of the process wait for each other
+		if f.session != nil {
+			f.session.Close() // bounded by Options.CloseTimeout
+		}
+		f.life.Closed()
+	}()
 }
 
 // nobody is the Life of a connection that package san does not know.

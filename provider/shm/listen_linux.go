@@ -17,9 +17,6 @@ const (
 	// dialers at a time get that reply; others only see the socket close.
 	refuseTimeout = 100 * time.Millisecond
 	maxRefusing   = 16
-
-	// closeTimeout bounds how long Close waits for the socket to be closed.
-	closeTimeout = time.Second
 )
 
 // Listener takes connections from processes of this host, under a name of its own. It is safe
@@ -94,7 +91,7 @@ func (l *Listener) Close() error {
 	links, handshakes, served := l.links, l.handshakes, l.served
 	l.links, l.handshakes = nil, nil
 	l.mu.Unlock()
-	err := l.closeSocket(served)
+	l.closeSocket(served)
 	if l.giveUp != nil {
 		l.giveUp()
 	}
@@ -105,24 +102,17 @@ func (l *Listener) Close() error {
 		hangUp(c)
 	}
 	l.work.Wait()
-	return err
+	return nil
 }
 
-// closeSocket closes the listening socket. That also closes what dialing processes have sent
-// before they were accepted, which may take as long as they like.
-func (l *Listener) closeSocket(served <-chan struct{}) error {
+// closeSocket closes the listening socket, in the background: that also closes what dialing
+// processes have sent before they were accepted, which may take as long as they like.
+func (l *Listener) closeSocket(served <-chan struct{}) {
 	l.unix.SetDeadline(longAgo)
 	if served != nil {
 		<-served // or the last to use the socket would close it
 	}
-	closed := make(chan error, 1)
-	go func() { closed <- l.unix.Close() }()
-	select {
-	case err := <-closed:
-		return err
-	case <-time.After(closeTimeout):
-		return nil
-	}
+	go l.unix.Close()
 }
 
 // serve accepts the sockets of dialing processes and makes a link with each in a goroutine, so that
