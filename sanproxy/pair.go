@@ -74,8 +74,9 @@ func (p *pair) direction(dst, src *end, moved *atomic.Uint64) error {
 	switch {
 	case p.over.Load():
 		return nil
-	case err == nil && (src.broken.Load() || !src.shut.Load() && wasReset(src.Conn)):
+	case err == nil && (src.broken.Load() || wasReset(src.Conn) && !src.shut.Load()):
 		// The Write that failed has taken the socket's error, and left an end of file to Read.
+		// A socket is closed in order when both directions have ended, and shut is set by then.
 		err = os.NewSyscallError("read", syscall.ECONNRESET)
 	case err == nil:
 		err = p.passEnd(dst, src)

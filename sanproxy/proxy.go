@@ -116,6 +116,9 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	p.mu.Lock()
 	left := slices.Collect(maps.Keys(p.pairs))
 	p.mu.Unlock()
+	if len(left) == 0 {
+		return nil // both have ended, and select has taken the other one
+	}
 	var aborting sync.WaitGroup // at once: on verbs, one may take seconds
 	for _, c := range left {
 		aborting.Go(c.abort)

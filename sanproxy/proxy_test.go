@@ -130,6 +130,17 @@ func TestShutdown(t *testing.T) {
 	})
 }
 
+// Shutdown resets nothing where nothing is left, also if its time is over by then.
+func TestShutdownWithoutConnections(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 100 { // select chooses at random
+		if err := new(Proxy).Shutdown(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestShutdownUnderLoad(t *testing.T) {
 	eachRoute(t, func(t *testing.T, r route) {
 		if r.outside == "unix" {
