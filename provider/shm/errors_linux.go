@@ -39,11 +39,12 @@ func unavailable(err error) error {
 		return err
 	case is(err, context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded):
 		reason = session.ReasonTimeout
-	case is(err, unix.ENOSYS): // or a sandbox that says so
+	case is(err, unix.ENOSYS, unix.ENOENT): // or a sandbox that says so; without /proc
 		reason = session.ReasonNoProvider
 	case is(err, unix.EACCES, unix.EPERM, unix.EROFS):
 		reason = session.ReasonPermission
 	case is(err, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ETOOMANYREFS,
+		unix.EFBIG,   // RLIMIT_FSIZE
 		unix.EAGAIN): // the listener's queue is full
 		reason = session.ReasonResources
 	case is(err, ErrLinkGone, unix.ECONNREFUSED,

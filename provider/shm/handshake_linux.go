@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sanconn/san/session"
 )
 
 // How a link begins: each process makes its half of the first segment, in which its part of the
@@ -83,7 +81,7 @@ func (l *link) requestLink(ctx context.Context, user uint32) error {
 	defer l.control.SetDeadline(time.Time{})
 	m, fd, err := l.newHalf(firstSlots)
 	if err != nil {
-		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
+		return unavailable(err)
 	}
 	err = send(l.control.UnixConn, &message{kind: msgLink, version: version, number: firstSlots}, fd, l.door.pass)
 	unix.Close(fd)

@@ -93,7 +93,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 			refuseLink(conn, l.theirs)
 		}
 		l.discard()
-		return nil, &session.Unavailable{Reason: session.ReasonResources, Err: err}
+		return nil, unavailable(err)
 	}
 	l.attend.init(&l.door, l.deliver)
 	return l, nil

@@ -54,7 +54,7 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	m, fd, err := l.newHalf(slots)
 	if err != nil {
 		<-l.offers.turn
-		return &session.Unavailable{Reason: session.ReasonResources, Err: err}
+		return unavailable(err)
 	}
 	defer unix.Close(fd)
 	o := &offer{m, make(chan uint8, 1)}

@@ -197,6 +197,9 @@ func TestForbiddenSystemCalls(t *testing.T) {
 							mu.Unlock()
 						}
 					}
+					if why := map[syscall.Errno]string{syscall.EPERM: "tcp: permission", syscall.ENOSYS: "tcp: no provider"}[errno]; name == "memfd_create" && there != why {
+						t.Errorf("it dials by %q, want %q", there, why)
+					}
 				})
 			}
 		}
