@@ -7,6 +7,7 @@ import (
 	"errors"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func TestCallsAfterCloseFail(t *testing.T) {
@@ -27,6 +28,42 @@ func TestCallsAfterCloseFail(t *testing.T) {
 		if err := c.Close(); err != nil {
 			t.Errorf("second close of the %s: %v", what, err)
 		}
+	}
+}
+
+// What others use is not closed, and goes on: its events find it.
+func TestAnObjectInUseIsNotClosed(t *testing.T) {
+	s := onSite(t)
+	a, b := connect(t, s, options{})
+	for what, c := range map[string]interface{ Close() error }{"PD": b.pd, "CQ": b.cq} {
+		if err := c.Close(); !errors.Is(err, syscall.EBUSY) {
+			t.Errorf("close of the %s in use: %v, want EBUSY", what, err)
+		}
+	}
+	check(t, b.cq.Notify())
+	b.postRecv(t, 1, 0, 64)
+	a.postSend(t, SendWR{ID: 2, Opcode: OpSend, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 32)})
+	check(t, b.ch.poller.setDeadline(time.Now().Add(patience)))
+	var cqs [4]*CQ
+	if n, err := b.ch.Events(cqs[:]); n != 1 || err != nil || cqs[0] != b.cq {
+		t.Errorf("the queue's event: %d, %v", n, err)
+	}
+	b.succeed(t, 1)
+	a.succeed(t, 2)
+}
+
+// onSite finds what is left.
+func TestWhatTheDeviceRefusesLeavesNothing(t *testing.T) {
+	s := onSite(t)
+	a, _ := connect(t, s, options{})
+	const tooMany = 1 << 30
+	if cq, err := a.pd.Context.CreateCQ(tooMany, nil, 0); err == nil {
+		atEnd(t, "CQ", cq)
+		t.Errorf("a queue for %d completions", tooMany)
+	}
+	if qp, err := CreateQP(QPConfig{PD: a.pd, SendCQ: a.cq, RecvCQ: a.cq, Cap: QPCap{SendWR: tooMany, RecvWR: 1}}); err == nil {
+		atEnd(t, "QP", qp)
+		t.Errorf("a queue pair for %d work requests", tooMany)
 	}
 }
 

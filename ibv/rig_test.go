@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // What the lane has made: see test/guest/run -h.
@@ -42,6 +43,12 @@ var sites = map[string]site{
 		v6:      [2]netip.Addr{netip.MustParseAddr("fd08:1::1"), netip.MustParseAddr("fd08:1::2")},
 		isIWARP: true,
 	},
+	hwsim.Lane: {
+		devices: [2]string{hwsim.Device, hwsim.Device}, netdevs: [2]string{"lo", "lo"},
+		v4:      [2]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.1")},
+		v6:      [2]netip.Addr{netip.IPv6Loopback(), netip.IPv6Loopback()},
+		windows: true, withImm: true, directQP: true,
+	},
 }
 
 const (
@@ -51,7 +58,7 @@ const (
 )
 
 // onSite is for tests that need a device. It also checks, when the test is
-// through, that the kernel has no more objects than before.
+// through, that neither the kernel nor this package has more objects than before.
 func onSite(t *testing.T) site {
 	t.Helper()
 	device := testenv.NeedDevice(t)
@@ -59,17 +66,18 @@ func onSite(t *testing.T) site {
 	if !ok {
 		t.Fatalf("SAN_TEST_RDMA=%s: no such device", testenv.Device())
 	}
-	if err := Available(); err != nil {
+	if _, err := Devices(); err != nil {
 		t.Fatal(err)
 	}
-	before := resources(t)
+	left := func() string { return fmt.Sprintf("%s; %d registered here", resources(t), registered()) }
+	before := left()
 	t.Cleanup(func() {
 		if t.Failed() {
 			return // what a failed test left behind explains nothing
 		}
 		// The kernel frees ids of the connection manager in the background.
 		testenv.Eventually(t, patience, func() error {
-			if after := resources(t); after != before {
+			if after := left(); after != before {
 				return fmt.Errorf("leaked:\nbefore %s\nafter  %s", before, after)
 			}
 			return nil
@@ -78,10 +86,20 @@ func onSite(t *testing.T) site {
 	return s
 }
 
+// registered is how many objects events may be about.
+func registered() int {
+	objects.mu.RLock()
+	defer objects.mu.RUnlock()
+	return len(objects.m)
+}
+
 // resources is what the kernel counts of this site's objects, but for open
 // devices: librdmacm keeps those, and a protection domain in each.
 func resources(t *testing.T) string {
 	t.Helper()
+	if testenv.Device() == hwsim.Lane {
+		return fmt.Sprint(hwsim.Objects(t))
+	}
 	out, err := exec.Command("rdma", "resource", "show").CombinedOutput()
 	if err != nil {
 		t.Fatalf("rdma resource show: %v\n%s", err, out)
