@@ -60,6 +60,27 @@ func TestTheInboxIsReadInItsPlace(t *testing.T) {
 	})
 }
 
+// A peer that says it has filled what it has not written shows nothing of what other connections
+// had in the memory, neither in its first inbox nor in the next.
+func TestAFalseFillShowsNothingOfOthers(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const size = 40_000
+		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1, ReceiveBudget: size})
+		for range 2 {
+			if d := p.ask(); d.Len != size {
+				t.Fatalf("an inbox of %d bytes", d.Len)
+			}
+			p.send(tFill, 0, u64(size)...)
+			if got := readFull(t, s, size); !bytes.Equal(got, make([]byte, size)) {
+				t.Error("the memory was not cleared")
+			}
+			p.expect(tEmptied)
+			p.send(tLeaveInbox, 0)
+			pass(time.Second)
+		}
+	})
+}
+
 // An inbox that came after the only Write is given back.
 func TestAnInboxThatIsNotUsedIsGivenBack(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
