@@ -36,7 +36,6 @@ func (x *tcpSignal) close() {
 
 // follow ends e when the peer's TCP connection ends.
 func (x *tcpSignal) follow(e *Endpoint) {
-	x.conn.SetDeadline(time.Time{})
 	x.watch.Go(func() {
 		var b [1]byte
 		x.conn.Read(b[:])

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
@@ -93,29 +95,79 @@ func TestWithoutCMOnIWARP(t *testing.T) {
 }
 
 // A dialer whose queue pair is said to be at another address than it came from is
-// refused: the subnets that are allowed are those of the queue pairs.
-func TestRequestOfAnotherHost(t *testing.T) {
+// refused: the subnets that are allowed are those of the queue pairs. So is one of another
+// version. Nothing is kept of either, nor its TCP connection.
+func TestRequestsThatAreRefused(t *testing.T) {
 	from, to := cable(t)
 	if testenv.Device() == "siw" {
 		return // iWARP connects by rdma_cm alone
 	}
-	cfg := Config{WithoutCM: true}
-	l := listen(t, cfg)
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
-	conn, err := d.Dial("tcp", netip.AddrPortFrom(to, l.cfg.iwarpPort(l.addr.Port())).String())
+	nothingLeft(t)
+	l := listen(t, Config{WithoutCM: true})
+	for _, tt := range []struct {
+		version uint16
+		gid     string
+		want    refusal
+	}{
+		{protocolVersion, "::ffff:192.0.2.7", refusedSubnet},
+		{protocolVersion + 1, "::ffff:" + from.String(), refusedVersion},
+	} {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+		conn, err := d.Dial("tcp", netip.AddrPortFrom(to, l.cfg.iwarpPort(l.addr.Port())).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(patience))
+		c := connParams{privateData: privateData{version: tt.version}, mtu: 3, served: 1}
+		c.peer.QPNum = 17
+		c.peer.GID = netip.MustParseAddr(tt.gid).As16()
+		if _, err := conn.Write(c.bytes()); err != nil {
+			t.Fatal(err)
+		}
+		if theirs, err := readParams(conn); err != nil || theirs.refusal != tt.want {
+			t.Errorf("%+v, %v, want it refused as %v", theirs.privateData, err, tt.want)
+		}
+		if n, err := conn.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("behind the refusal: %d, %v", n, err)
+		}
+	}
+}
+
+// A queue pair issues no more RDMA reads at a time than the peer serves, which would end the
+// connection.
+func TestReadsThatThePeerServes(t *testing.T) {
+	_, to := cable(t)
+	if testenv.Device() == "siw" {
+		return // iWARP connects by rdma_cm alone
+	}
+	nothingLeft(t)
+	cfg := Config{WithoutCM: true}.withDefaults()
+	port := unusedPort(t, cfg)
+	l, err := net.Listen("tcp", netip.AddrPortFrom(to, cfg.iwarpPort(port)).String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(patience))
-	c := connParams{privateData: privateData{version: protocolVersion}, mtu: 3, served: 1}
-	c.peer.QPNum = 17
-	c.peer.GID = netip.MustParseAddr("::ffff:192.0.2.7").As16()
-	if _, err := conn.Write(c.bytes()); err != nil {
+	defer l.Close()
+	go func() { // a peer that has the dialer's own parameters, but serves one
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		if theirs, err := readParams(conn); err == nil {
+			theirs.served = 1
+			conn.Write(theirs.bytes())
+		}
+		conn.Read(make([]byte, 2)) // until it hangs up
+		conn.Close()
+	}()
+	e, err := Dial(patient(t), netip.Addr{}, netip.AddrPortFrom(to, port), cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if theirs, err := readParams(conn); err != nil || theirs.refusal != refusedSubnet {
-		t.Errorf("%+v, %v, want it refused for its subnet", theirs.privateData, err)
+	defer e.discard()
+	if a, err := e.q.qp.Query(ibv.MaskMaxReadAtomic); err != nil || a.MaxReadAtomic != 1 {
+		t.Errorf("it issues %d reads at a time, want 1 (%v)", a.MaxReadAtomic, err)
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 // is made, connected to and closed: an error or a connection, and nothing is left.
 func testEachCallFails(t *testing.T) {
 	f := useFake(t)
+	f.set(fakeVendor, mlxVendor) // whose queues count as locked memory
 	port, hits, want := 20_000, 0, 0
 	for _, cfg := range fakeConfigs {
 		for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO} {
@@ -78,6 +79,9 @@ func (f *fake) eachFault(errno syscall.Errno, connect func() error) (hits int) {
 					f.t.Errorf("with no fault: %v", err)
 				}
 				break
+			}
+			if f.failed() == "post_recv" && err == nil {
+				f.t.Errorf("%v of call %d: connected without buffers to receive into", errno, n)
 			}
 			hits++
 		}

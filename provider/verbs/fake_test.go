@@ -172,6 +172,19 @@ type fake struct {
 	words *[fakeWords]atomic.Int64
 	arena int64 // of control buffers, used at the beginning
 	procs int   // goroutines then
+
+	sockets int
+}
+
+// sockets is how many this process has.
+func sockets() (n int) {
+	files, _ := filepath.Glob("/proc/self/fd/*")
+	for _, file := range files {
+		if to, err := os.Readlink(file); err == nil && strings.HasPrefix(to, "socket:") {
+			n++
+		}
+	}
+	return n
 }
 
 // useFake gives the fake, as new, and looks at the end of the test for what is left.
@@ -194,7 +207,7 @@ func useFake(t *testing.T) *fake {
 	f.set(fakeUses, uses)
 	f.set(fakeCountdown, -1)
 	_, f.arena = controlArena().Bytes()
-	f.procs = runtime.NumGoroutine()
+	f.procs, f.sockets = runtime.NumGoroutine(), sockets()
 	t.Cleanup(func() {
 		f.set(fakeCountdown, -1)
 		f.set(fakeAll, 0)
@@ -249,6 +262,8 @@ func (f *fake) empty(when string) {
 		_, used := controlArena().Bytes()
 		note(used-f.arena, "bytes of control buffers")
 		note(max(0, int64(runtime.NumGoroutine()-f.procs)), "goroutines")
+		note(int64(sockets()-f.sockets), "sockets")
+		note(lockedQueues.Load(), "locked bytes of queues")
 		if left != nil {
 			return fmt.Errorf("%s there are left: %s", when, strings.Join(left, ", "))
 		}

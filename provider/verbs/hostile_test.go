@@ -160,21 +160,25 @@ func TestNothingWritesToWhatIsSent(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return // it checks no right of a read's sink
 	}
-	a, b := pair(t, listen(t, Config{}), Config{})
-	exposed := bytes.Repeat([]byte{'s'}, exposedLen)
-	d := expose(t, a, b, exposed, session.RemoteRead)
-	wr := ibv.SendWR{Opcode: ibv.OpRead, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
-	mem, mr := outgoing(a)
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(mem)), Length: exposedLen, LKey: mr.LKey}
-	a.q.mu.Lock()
-	a.send.wr[0] = wr
-	a.send.postLocked(true)
-	a.q.mu.Unlock()
-	if err := endOf(t, a); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("%v, want ECONNRESET", err)
-	}
-	if n := bytes.Count(mem, []byte{'s'}); n > 0 {
-		t.Errorf("%d bytes came", n)
+	l := listen(t, Config{})
+	for name, by := range map[string]func(*Endpoint) ([]byte, *ibv.MR){"its key": outgoing, "the key of what is received": incoming} {
+		a, b := pair(t, l, Config{})
+		exposed := bytes.Repeat([]byte{'s'}, exposedLen)
+		d := expose(t, a, b, exposed, session.RemoteRead)
+		wr := ibv.SendWR{Opcode: ibv.OpRead, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
+		mem, _ := outgoing(a)
+		_, mr := by(a)
+		wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(mem)), Length: exposedLen, LKey: mr.LKey}
+		a.q.mu.Lock()
+		a.send.wr[0] = wr
+		a.send.postLocked(true)
+		a.q.mu.Unlock()
+		if err := endOf(t, a); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("by %s: %v, want ECONNRESET", name, err)
+		}
+		if n := bytes.Count(mem, []byte{'s'}); n > 0 {
+			t.Errorf("by %s %d bytes came", name, n)
+		}
 	}
 }
 

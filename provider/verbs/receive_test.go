@@ -36,7 +36,7 @@ func TestLastOfWhatArrived(t *testing.T) {
 }
 
 // Buffers that were dropped and are not posted yet are beside the window: a peer with
-// credit for all of it finds a buffer for each message.
+// credit for all of it finds a buffer for each message, and for the provider's own besides.
 func TestWindowBesideWhatWasDropped(t *testing.T) {
 	a, b := pair(t, listen(t, Config{}), Config{})
 	var ev session.Event
@@ -55,6 +55,10 @@ func TestWindowBesideWhatWasDropped(t *testing.T) {
 		t.Fatalf("%d buffers are not posted, want all %d that are beside the window of %d", n, repostBatch, window)
 	}
 	deliver(t, a, b, window)
+	a.send.postEmpty() // the disconnect message, which has to come while b takes nothing
+	if err := a.q.await(patient(t), func() bool { return a.send.underwayLocked() == 0 }); err != nil {
+		t.Errorf("the provider's own message: %v", err)
+	}
 	if a.Err() != nil || b.Err() != nil {
 		t.Errorf("the connection has ended: %v, %v", a.Err(), b.Err())
 	}
