@@ -52,6 +52,12 @@ flags:
 		}
 		a.values[known] = value
 		switch known {
+		case "cover", "covermode", "coverpkg":
+			if command != "test" && value != "false" {
+				return a, fmt.Errorf("-%s: go's cover command reads no overlay: use go %s, or san test", name, command)
+			}
+		}
+		switch known {
 		case "overlay": // becomes part of this one's
 		case "modfile":
 			return a, fmt.Errorf("-modfile does not go together with the workspace by which the library is linked: put its contents into go.mod")

@@ -19,6 +19,8 @@ func TestArguments(t *testing.T) {
 		{"test -v -own 3 x", "", "-v -own 3 x"},
 		{"test ./a -own 3", "./a", "./a -own 3"},
 		{"test -args a", "", "-args a"},
+		{"test -cover -coverpkg ./... .", ".", "-cover -coverpkg ./... ."},
+		{"build -cover=false .", ".", "-cover=false ."},
 		{"test -test.run X .", ".", "-test.run X ."},
 	} {
 		args := strings.Fields(c.line)

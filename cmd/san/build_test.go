@@ -146,6 +146,8 @@ func TestBuild(t *testing.T) {
 		}
 	})
 	t.Run("env", func(t *testing.T) {
+		t.Setenv("GOCACHE", strings.TrimSpace(runs(t, nil, "go", "env", "GOCACHE"))) // by default beside san's
+		t.Setenv("XDG_CACHE_HOME", filepath.Join(t.TempDir(), "a cache"))
 		out := sanIn(t, dir, "env")
 		cmd := exec.Command("sh", "-c", out+"go build -o "+file+"2 .")
 		cmd.Dir = dir
@@ -386,6 +388,8 @@ func TestRefusals(t *testing.T) {
 		{"A=", "clone its repository", []string{"install", "example.com/a/b@v1.0.0"}},
 		{"A=", "-modfile does not go together", []string{"build", "-modfile=a.mod", "."}},
 		{"A=", "-tags needs a value", []string{"test", "-tags"}},
+		{"A=", "-cover: go's cover command reads no overlay", []string{"build", "-cover", "."}},
+		{"A=", "-coverpkg: go's cover command reads no overlay", []string{"run", "-coverpkg=./...", "."}},
 		{"A=", "unknown command \"vet\"", []string{"vet", "."}},
 		{"A=", "no binaries are named", []string{"version"}},
 	} {

@@ -101,9 +101,8 @@ func printEnv(std stdio, args []string) error {
 	if err != nil {
 		return err
 	}
-	goflags := strings.Fields(b.env.GOFLAGS)
-	goflags = append(goflags, b.flags...)
-	goflags = append(goflags, "-overlay="+b.overlay)
+	goflags := append([]string{b.env.GOFLAGS}, b.flags...)
+	goflags = append(goflags, `"-overlay=`+b.overlay+`"`) // the cache directory may have spaces
 	for _, variable := range append(b.variables(), "GOFLAGS="+strings.Join(goflags, " ")) {
 		name, value, _ := strings.Cut(variable, "=")
 		fmt.Fprintf(std.out, "export %s='%s'\n", name, strings.ReplaceAll(value, "'", `'\''`))
