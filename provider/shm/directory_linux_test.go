@@ -272,6 +272,22 @@ func TestDirectoryWithoutWritePermission(t *testing.T) {
 	meetIn(t, target, l)
 }
 
+// A directory without room for a file is one without resources.
+func TestDirectoryThatIsFull(t *testing.T) {
+	testenv.NeedRoot(t)
+	dir := t.TempDir()
+	const inodes = "mode=700,nr_inodes=2" // of the directory, and one more
+	if err := unix.Mount("none", dir, "tmpfs", 0, inodes); err != nil {
+		testenv.Missing(t, "a file system of its own: "+err.Error())
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	_, err := Listen(freePort(t), Config{Dir: dir})
+	wantReason(t, err, session.ReasonResources)
+	if got := files(t, dir); len(got) != 0 {
+		t.Errorf("left behind: %q", got)
+	}
+}
+
 // All numbers of a port may be taken.
 func TestNumbersInADirectoryAreBounded(t *testing.T) {
 	leaks(t)

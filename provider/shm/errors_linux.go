@@ -44,6 +44,7 @@ func unavailable(err error) error {
 	case is(err, unix.EACCES, unix.EPERM, unix.EROFS):
 		reason = session.ReasonPermission
 	case is(err, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ETOOMANYREFS,
+		unix.ENOSPC, unix.EDQUOT, // of a directory
 		unix.EFBIG,   // RLIMIT_FSIZE
 		unix.EAGAIN): // the listener's queue is full
 		reason = session.ReasonResources
