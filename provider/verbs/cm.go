@@ -27,7 +27,7 @@ var hub cmHub
 // use returns the channel for one more id; each use needs a release. A channel that
 // ends is not used again.
 func (h *cmHub) use() (*ibv.EventChannel, error) {
-	if err := nodesRefused(); err != nil { // before the lock, which others wait for
+	if err := nodesRefused(); err != nil {
 		return nil, err
 	}
 	h.mu.Lock()

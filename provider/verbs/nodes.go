@@ -6,8 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
-	"time"
 
 	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/session"
@@ -20,17 +18,7 @@ const (
 	cmNode     = "/dev/infiniband/rdma_cm"
 	cmClass    = "/sys/class/misc/rdma_cm" // the kernel has rdma_cm
 	verbsNodes = "/dev/infiniband/uverbs*"
-
-	// refusedFor is how long a refusal is remembered.
-	refusedFor = 10 * time.Second
 )
-
-// nodes remembers a refusal.
-var nodes struct {
-	mu      sync.Mutex
-	refused error     // guarded by mu
-	until   time.Time // guarded by mu
-}
 
 // tryNode opens a device file. Tests replace it.
 var tryNode = func(path string) error {
@@ -47,17 +35,6 @@ func nodesRefused() error {
 	if rdmalink.Simulated != nil {
 		return nil // that has no files
 	}
-	nodes.mu.Lock()
-	defer nodes.mu.Unlock()
-	if now := time.Now(); !now.Before(nodes.until) {
-		if nodes.refused = tryNodes(); nodes.refused != nil {
-			nodes.until = now.Add(refusedFor)
-		}
-	}
-	return nodes.refused
-}
-
-func tryNodes() error {
 	err := tryNode(cmNode)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, none := os.Stat(cmClass); none == nil {
