@@ -28,80 +28,81 @@ type attachment struct {
 
 // attach finds the device that has a local address: the interface's by its name, or, as
 // containers have interfaces of equal names, another that has the address.
-func attach(local netip.Addr, cfg Config) (attachment, error) {
+func attach(local netip.Addr, cfg Config) (a attachment, err error) {
 	local = local.Unmap()
 	netdev := interfaceOf(local)
-	name := DeviceOf(netdev)
-	if name == "" {
-		if name = bareDevice(); name == "" {
-			return attachment{}, unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device, and there is no InfiniBand without IPoIB", local, netdev))
-		}
-		a, err := portOf(name)
-		if err == nil {
-			a.dev.probe(cfg)
-		}
-		return a, err
+	if name := DeviceOf(netdev); name != "" {
+		a, err = attachAny(name, netdev, local)
+	} else if name = bareDevice(); name != "" {
+		a, err = barePort(name)
+	} else {
+		err = unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device, and there is no InfiniBand without IPoIB", local, netdev))
 	}
-	var best attachment
-	var first error
-	for _, name := range allFrom(name) {
-		a, err := attachTo(name, netdev, local)
-		switch {
-		case err != nil:
-			first = cmp.Or(first, err)
+	if err == nil {
+		a.dev.probe(cfg)
+	}
+	return a, err
+}
+
+// attachAny tries the host's devices from name on, whether they can be opened or not.
+func attachAny(name, netdev string, local netip.Addr) (best attachment, err error) {
+	devices, _ := ibv.Devices()
+	for i, d := range append([]ibv.Device{{Name: name}}, devices...) {
+		if i > 0 && d.Name == name {
 			continue
-		case best.dev != nil && !a.here:
-			a.dev.release()
-			continue
-		case best.dev != nil:
-			best.dev.release()
 		}
-		if best = a; a.here {
+		a, aerr := attachTo(d.Name, netdev, local)
+		switch {
+		case aerr != nil:
+			err = cmp.Or(err, aerr)
+		case best.dev == nil:
+			best = a
+		case a.here:
+			best.dev.release()
+			best = a
+		default:
+			a.dev.release()
+		}
+		if best.here {
 			break
 		}
 	}
-	if best.dev == nil {
-		return attachment{}, first
+	if best.dev != nil {
+		err = nil
 	}
-	best.dev.probe(cfg)
-	return best, nil
-}
-
-// allFrom lists the host's devices from name on, whether they can be opened or not.
-func allFrom(name string) []string {
-	names := []string{name}
-	devices, _ := ibv.Devices()
-	for _, d := range devices {
-		if d.Name != name {
-			names = append(names, d.Name)
-		}
-	}
-	return names
+	return best, err
 }
 
 // attachTo finds a local address among those of a device. Of the GIDs that a RoCE port
 // has for it, version 2 is the one that is routed; a link-local one serves only where the
 // address is that itself.
 func attachTo(name, netdev string, local netip.Addr) (attachment, error) {
+	infiniband := portGID(hardwareAddr(netdev))
+	a, err := portOf(name, func(p ibv.Port, g ibv.GIDEntry) bool {
+		return p.LinkLayer == ibv.LinkInfiniBand && g.GID == infiniband || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("")
+	}, fmt.Sprintf("with %v as a RoCE v2 address, or with the GID of %s", local, netdev))
+	if err == nil && a.port.LinkLayer == ibv.LinkInfiniBand {
+		if a.pkeyIndex, err = partition(sysfsClass, netdev, name, a.port.Num); err != nil {
+			a.dev.release()
+		}
+	}
+	return a, err
+}
+
+// portOf opens a device that connects without rdma_cm, and finds its port with GIDs that suit.
+func portOf(name string, suits func(ibv.Port, ibv.GIDEntry) bool, that string) (attachment, error) {
 	dev, err := exchangeDevice(name)
 	if err != nil {
 		return attachment{}, err
 	}
-	infiniband := portGID(hardwareAddr(netdev))
-	a, err := dev.at(func(p ibv.Port, g ibv.GIDEntry) bool {
-		return p.LinkLayer == ibv.LinkInfiniBand && g.GID == infiniband || g.Type == ibv.GIDTypeRoCEv2 && g.GID.Addr() == local.WithZone("")
-	})
+	a, err := dev.at(suits)
 	if a.gids == nil && err == nil {
-		err = unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port with %v as a RoCE v2 address, or with the GID of %s", name, local, netdev))
-	}
-	if err == nil && a.port.LinkLayer == ibv.LinkInfiniBand {
-		a.pkeyIndex, err = partition(sysfsClass, netdev, name, a.port.Num)
+		err = unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port %s", name, that))
 	}
 	if err != nil {
 		dev.release()
-		return attachment{}, callError(err)
 	}
-	return a, nil
+	return a, callError(err)
 }
 
 // hardwareAddr is that of a network interface, nil if there is no such interface. Tests

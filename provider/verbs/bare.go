@@ -1,13 +1,11 @@
 package verbs
 
 import (
-	"fmt"
 	"net"
 	"sync"
 	"time"
 
 	"github.com/sanconn/san/ibv"
-	"github.com/sanconn/san/session"
 )
 
 // Clusters may have InfiniBand without IPoIB beside an Ethernet with all addresses. There
@@ -28,16 +26,11 @@ const bareAge = 10 * time.Second
 // "" if there is none. Whether a peer is on the same fabric shows when it is connected.
 func bareDevice() string {
 	bare.mu.Lock()
-	name, at := bare.name, bare.at
-	bare.mu.Unlock()
-	if !at.IsZero() && time.Since(at) <= bareAge {
-		return name
-	}
-	name = findBare() // without mu: another may look as well
-	bare.mu.Lock()
 	defer bare.mu.Unlock()
-	bare.name, bare.at = name, time.Now()
-	return name
+	if now := time.Now(); now.Sub(bare.at) > bareAge {
+		bare.name, bare.at = findBare(), now
+	}
+	return bare.name
 }
 
 func findBare() string {
@@ -54,7 +47,7 @@ func findBare() string {
 		if taken[d.Name] {
 			continue
 		}
-		if a, err := portOf(d.Name); err == nil {
+		if a, err := barePort(d.Name); err == nil {
 			a.dev.release()
 			return d.Name
 		}
@@ -62,18 +55,7 @@ func findBare() string {
 	return ""
 }
 
-// portOf finds an active port of InfiniBand, used in its first partition.
-func portOf(name string) (attachment, error) {
-	dev, err := exchangeDevice(name)
-	if err != nil {
-		return attachment{}, err
-	}
-	a, err := dev.at(func(p ibv.Port, g ibv.GIDEntry) bool { return p.LinkLayer == ibv.LinkInfiniBand && g.Index == 0 })
-	if err == nil && a.gids == nil {
-		err = unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s has no active port of InfiniBand", name))
-	}
-	if err != nil {
-		dev.release()
-	}
-	return a, callError(err)
+// barePort finds an active port of InfiniBand, used in its first partition.
+func barePort(name string) (attachment, error) {
+	return portOf(name, func(p ibv.Port, g ibv.GIDEntry) bool { return p.LinkLayer == ibv.LinkInfiniBand && g.Index == 0 }, "of InfiniBand")
 }

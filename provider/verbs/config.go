@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"cmp"
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -183,14 +184,21 @@ func (c Config) iwarpPort(port uint16) uint16 {
 	return uint16(low + at)
 }
 
-// admits asks Admit about a request that came to an address of a listener's TCP port.
-func (c Config) admits(local, remote netip.Addr, port uint16, claim Claim) error {
-	if c.Admit == nil {
+// admits returns why a request is refused that came to an address of a listener's TCP port.
+func (c Config) admits(p privateData, local, remote netip.Addr, port uint16) error {
+	switch {
+	case p.version != protocolVersion:
+		return p.err()
+	case !c.allows(remote):
+		return errForeignAddress
+	case c.Admit == nil:
 		return nil
 	}
 	plain := func(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
-	return c.Admit(netip.AddrPortFrom(plain(local), port), netip.AddrPortFrom(plain(remote), claim.Port), claim.Proof)
+	return c.Admit(netip.AddrPortFrom(plain(local), port), netip.AddrPortFrom(plain(remote), p.claim.Port), p.claim.Proof)
 }
+
+var errForeignAddress = errors.New("verbs: the request is from, or names, an address that is not served")
 
 // allows reports whether a peer's address is within Subnets.
 func (c Config) allows(a netip.Addr) bool {

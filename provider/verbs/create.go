@@ -105,39 +105,30 @@ func (e *Endpoint) createBuffers() (err error) {
 	return nil
 }
 
-// createQP asks for as much inline data as is useful, and for less where the device
-// refuses. If that may be for want of memory, the caches are flushed once.
+// createQP asks for as much inline data as is useful, and for less where the device refuses. If
+// even none is too much, that may be for want of memory, and the caches are flushed once.
 func (e *Endpoint) createQP(sends uint32) (err error) {
-	begin := e.dev.firstInline()
-	for i := begin; i < len(inlineSizes); i++ {
-		inline := inlineSizes[i]
-		c := ibv.QPConfig{
-			PD: e.dom.pd, SendCQ: e.q.cq, RecvCQ: e.q.cq,
-			Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.buffers), SendSGE: 1, RecvSGE: 1, InlineData: inline},
-		}
-		create := func() error {
+	err = withRoom(func() error {
+		for _, inline := range e.dev.inlineSizes() {
+			c := ibv.QPConfig{
+				PD: e.dom.pd, SendCQ: e.q.cq, RecvCQ: e.q.cq,
+				Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.buffers), SendSGE: 1, RecvSGE: 1, InlineData: inline},
+			}
 			if e.cm != nil {
 				e.q.qp, err = e.cm.id.CreateQP(c)
 			} else {
 				e.q.qp, err = ibv.CreateQP(c)
 			}
-			return err
+			if err == nil {
+				e.q.qp.Owner = e
+				e.send.inline = int(min(e.q.qp.Cap.InlineData, inline))
+			}
+			if !mayBeInline(err) {
+				break
+			}
 		}
-		if i == begin {
-			err = withRoom(create)
-		} else {
-			err = create()
-		}
-		if err == nil {
-			e.q.qp.Owner = e
-			e.dev.inline.Store(int32(i))
-			e.send.inline = int(min(e.q.qp.Cap.InlineData, inline))
-			return nil
-		}
-		if !mayBeInline(err) {
-			break
-		}
-	}
+		return err
+	})
 	return e.dev.withoutRC(err)
 }
 

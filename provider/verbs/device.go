@@ -39,7 +39,6 @@ type device struct {
 	windows atomic.Bool  // the probe has shown that they can be trusted: see take
 	returns atomic.Bool  // … and that a peer's message can invalidate one
 	copies  atomic.Int32 // how many copies of memory cost as much as to register it, by the probe; 0: not known
-	inline  atomic.Int32 // which of inlineSizes its queue pairs had last
 }
 
 // devices has each device that is in use or being closed, except for those that were opened by

@@ -12,7 +12,7 @@
 //
 //	dial.go, listen.go, accept.go   connecting by rdma_cm; the steps of either end
 //	listen_addresses.go   which addresses a listener listens on
-//	exchange.go, *_exchange.go   connecting without rdma_cm, in the same steps
+//	exchange.go, listen_exchange.go   connecting without rdma_cm, in the same steps
 //	private_data.go       what the ends exchange in rdma_cm's private data
 //	errors.go             what each result of connecting means
 //	attachment.go         the device, port and GID of an address

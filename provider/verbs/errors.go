@@ -21,14 +21,8 @@ const (
 	// rejectStale: the peer's connection manager still has a connection with a queue pair of
 	// the same number here, as after a restart of this host or its device, and ends it now.
 	// The next attempt uses another number.
-	rejectStale         = 10
-	rejectFirstOfPath   = 12
-	rejectLastOfPath    = 23
-	rejectMTU           = 26
-	rejectReads         = 27 // more RDMA reads at a time than the peer serves
-	rejectDuplicate     = 30 // … of a request
-	rejectFlowLabel     = 32
-	rejectAlternateFlow = 33
+	rejectStale    = 10
+	rejectConsumer = 28 // by the program that listens; on iWARP its errors are negative
 )
 
 var errStale = unavailable(session.ReasonUnreachable, errors.New("verbs: the peer still had a connection of an earlier queue pair"))
@@ -45,13 +39,11 @@ func rejectError(ev ibv.Event, err error) error {
 		return unavailable(session.ReasonResources, err)
 	case rejectTimeout, -int(syscall.ETIMEDOUT):
 		return unavailable(session.ReasonTimeout, err)
-	case rejectMTU, rejectReads, rejectDuplicate, rejectFlowLabel, rejectAlternateFlow:
-		return unavailable(session.ReasonUnreachable, err)
 	}
-	if rejectFirstOfPath <= ev.Status && ev.Status <= rejectLastOfPath {
-		return unavailable(session.ReasonUnreachable, err)
+	if ev.Status == rejectConsumer || ev.Status < 0 {
+		return unavailable(session.ReasonProtocol, fmt.Errorf("%w: a foreign program listens there", err))
 	}
-	return unavailable(session.ReasonProtocol, fmt.Errorf("%w: a foreign program listens there", err))
+	return unavailable(session.ReasonUnreachable, err)
 }
 
 func unavailable(r session.Reason, err error) error { return &session.Unavailable{Reason: r, Err: err} }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/session"
 )
 
@@ -215,3 +216,87 @@ func bound(ctx context.Context, conn net.Conn) (stop func() bool) {
 	conn.SetDeadline(time.Time{})
 	return context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
 }
+
+// dialExchange connects without rdma_cm: by TCP, which finds the device by the address at this end.
+func dialExchange(ctx context.Context, local netip.Addr, remote netip.AddrPort, cfg Config) (*Endpoint, error) {
+	side := cfg.iwarpPort(remote.Port())
+	if side == 0 {
+		return nil, errNoPort
+	}
+	var dialer net.Dialer
+	if local.IsValid() {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(local, 0))
+	}
+	conn, err := dialer.DialContext(undernet.Plain(ctx), "tcp", netip.AddrPortFrom(remote.Addr(), side).String())
+	if err != nil {
+		return nil, callError(err)
+	}
+	at, err := attach(addrOf(conn.LocalAddr()), cfg)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return at.connect(ctx, conn, cfg, false, func(e *Endpoint, own connParams) error {
+		if _, err := conn.Write(own.bytes()); err != nil {
+			return callError(err)
+		}
+		peer, err := readParams(conn)
+		switch {
+		case err != nil:
+			return err
+		case peer.refusal != 0 || peer.version != protocolVersion:
+			return peer.err()
+		case !at.isOf(peer, remote.Addr()):
+			return unavailable(session.ReasonProtocol, fmt.Errorf("verbs: %v names %v as its RDMA address", remote, peer.peer.GID.Addr()))
+		}
+		if err := at.up(e, own, peer); err != nil {
+			return err
+		}
+		_, err = conn.Write([]byte{1}) // this end is ready to send
+		return callError(err)
+	})
+}
+
+// acceptExchange answers a request without rdma_cm, with the steps of dialing. It owns conn; port is
+// the TCP listener's.
+func acceptExchange(ctx context.Context, conn net.Conn, port uint16, cfg Config) (*Endpoint, error) {
+	stop := bound(ctx, conn)
+	request, err := readParams(conn)
+	stop()
+	if err != nil { // a foreign program, perhaps, which no answer is for
+		conn.Close()
+		return nil, err
+	}
+	at, err := locateExchange(conn, request, port, cfg)
+	if err != nil {
+		refuseExchange(conn, refusalFor(err))
+		conn.Close()
+		return nil, err
+	}
+	return at.connect(ctx, conn, cfg, true, func(e *Endpoint, own connParams) error {
+		if err := at.up(e, own, request); err != nil {
+			refuseExchange(conn, refusalFor(err))
+			return err
+		}
+		_, err := conn.Write(own.bytes())
+		if err == nil {
+			_, err = io.ReadFull(conn, make([]byte, 1)) // the dialer's confirmation
+		}
+		return err
+	})
+}
+
+// locateExchange finds the device of the address at this end, unless the request is refused.
+func locateExchange(conn net.Conn, request connParams, port uint16, cfg Config) (at attachment, err error) {
+	local, remote := addrOf(conn.LocalAddr()), addrOf(conn.RemoteAddr())
+	if err = cfg.admits(request.privateData, local, remote, port); err != nil {
+		return at, err
+	}
+	if at, err = attach(local, cfg); err == nil && !at.isOf(request, remote) {
+		at.dev.release()
+		err = errForeignAddress
+	}
+	return at, err
+}
+
+func addrOf(a net.Addr) netip.Addr { return a.(*net.TCPAddr).AddrPort().Addr().Unmap() }

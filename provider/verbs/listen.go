@@ -106,16 +106,8 @@ func (l *Listener) handle(cm *cmID, request ibv.ConnParam) {
 
 // admit makes a connection of a request.
 func (l *Listener) admit(cm *cmID, request ibv.ConnParam) {
-	p, ours := parsePrivateData(request.PrivateData)
-	switch {
-	case !ours || p.version != protocolVersion:
-		cm.refuse(refusedVersion)
-		return
-	case !l.cfg.allows(cm.id.RemoteAddr().Addr()):
-		cm.refuse(refusedSubnet)
-		return
-	}
-	if err := l.cfg.admits(cm.id.LocalAddr().Addr(), cm.id.RemoteAddr().Addr(), l.addr.Port(), p.claim); err != nil {
+	p, _ := parsePrivateData(request.PrivateData) // a foreign program's has no version of ours
+	if err := l.cfg.admits(p, cm.id.LocalAddr().Addr(), cm.id.RemoteAddr().Addr(), l.addr.Port()); err != nil {
 		cm.refuse(refusalFor(err))
 		return
 	}

@@ -15,22 +15,17 @@ import (
 // up for each, so there is nothing to follow but the end of another process that has the port.
 func (l *Listener) followExchange() error {
 	tcp, err := l.listenExchange()
-	if err == nil {
-		l.serveExchange(tcp)
-		return nil
-	}
-	if !errors.Is(err, syscall.EADDRINUSE) {
+	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 		return err
 	}
 	l.taken = err
 	l.work.Go(func() {
-		for err != nil {
+		for ; err != nil; tcp, err = l.listenExchange() {
 			select {
 			case <-l.ctx.Done():
 				return
 			case <-time.After(retryTime):
 			}
-			tcp, err = l.listenExchange()
 		}
 		l.mu.Lock()
 		l.taken = nil
@@ -41,7 +36,7 @@ func (l *Listener) followExchange() error {
 }
 
 // listenExchange opens the port that connections without rdma_cm are made at.
-func (l *Listener) listenExchange() (*net.TCPListener, error) {
+func (l *Listener) listenExchange() (net.Listener, error) {
 	side := l.cfg.iwarpPort(l.addr.Port())
 	if side == 0 {
 		return nil, errNoPort
@@ -55,28 +50,23 @@ func (l *Listener) listenExchange() (*net.TCPListener, error) {
 	}
 	var config net.ListenConfig
 	tcp, err := config.Listen(undernet.Plain(l.ctx), network, netip.AddrPortFrom(l.addr.Addr(), side).String())
-	if err != nil {
-		return nil, callError(err)
-	}
-	return tcp.(*net.TCPListener), nil
+	return tcp, callError(err)
 }
 
 // serveExchange accepts the connections that are made there.
-func (l *Listener) serveExchange(tcp *net.TCPListener) {
+func (l *Listener) serveExchange(tcp net.Listener) {
 	context.AfterFunc(l.ctx, func() { tcp.Close() })
-	l.work.Go(func() {
-		for {
-			conn, err := tcp.Accept()
-			switch {
-			case errors.Is(err, net.ErrClosed):
-				return
-			case err != nil:
-				time.Sleep(acceptPause)
-			default:
-				l.work.Go(func() { l.admitExchange(conn) })
-			}
+	for {
+		conn, err := tcp.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			time.Sleep(acceptPause)
+		default:
+			l.work.Go(func() { l.admitExchange(conn) })
 		}
-	})
+	}
 }
 
 // acceptPause is the wait after accept failed, most likely for lack of descriptors.

@@ -54,12 +54,16 @@ func refusalFor(err error) refusal {
 		return refusedUnknown
 	case errors.Is(err, ErrOther):
 		return refusedOther
+	case errors.Is(err, errForeignAddress):
+		return refusedSubnet
 	case errors.As(callError(err), &u):
 		switch u.Reason {
 		case session.ReasonUnreachable, session.ReasonNotServed:
 			return refusedAddress
 		case session.ReasonResources:
 			return refusedResources
+		case session.ReasonVersion:
+			return refusedVersion
 		}
 	}
 	return refusedDevice

@@ -35,15 +35,11 @@ func (d *device) mana() bool { return d.caps.VendorID == manaVendor }
 //     the memory later, when it may already hold the next message.
 
 // inlineSizes are tried in turn.
-var inlineSizes = [...]uint32{maxInline, 128, 64, 0}
-
-// firstInline is the index of the first of inlineSizes to try: what the device's last
-// queue pair got, as a refusal with ENOMEM costs what the caches hold.
-func (d *device) firstInline() int {
+func (d *device) inlineSizes() []uint32 {
 	if d.mana() {
-		return len(inlineSizes) - 1
+		return []uint32{0}
 	}
-	return int(d.inline.Load())
+	return []uint32{maxInline, 128, 64, 0}
 }
 
 // mayBeInline reports whether less inline data may help against an error.
