@@ -63,7 +63,10 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 		asked.set(n, true)
 		silent := errors.Is(err, newconn.ErrNotTaken) || isReason(err, ReasonTimeout) && !errors.Is(err, errUndecided)
 		if !silent || !hurried {
-			shmPeers.noteAsked(q.at, n, there, silent)
+			shmPeers.note(q.at, func(h *peerHint) {
+				h.seen.set(n, there)
+				h.silent.set(n, there && silent)
+			})
 		}
 		switch { // who has it not may accept it yet
 		case !there && ctx.Err() != nil: // others were not asked
@@ -76,7 +79,7 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 	if hint.known && !hint.silent.has(hint.last) {
 		ask(hint.last)
 	}
-	if !found && !done && shmPeers.nobody(q.to()) {
+	if !found && !done && time.Since(shmPeers.of(q.to()).free) < nobodyFor {
 		return q.nobody()
 	}
 	behind := time.Since(hint.searched) >= gapFor
@@ -98,11 +101,12 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 		}
 	}
 	if !found && !done {
-		shmPeers.noteNobody(q.at, q.to())
+		shmPeers.note(q.at, func(h *peerHint) { *h = peerHint{} })
+		shmPeers.note(q.to(), func(h *peerHint) { h.free = time.Now() })
 		return q.nobody()
 	}
 	if behind && !done { // what was found at once has looked at few
-		shmPeers.noteSearched(q.at)
+		shmPeers.note(q.at, func(h *peerHint) { h.searched = time.Now() })
 	}
 	return why
 }
@@ -144,7 +148,7 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 	err = offer(ctx, ep, s.session, h, q.hello, q.confirm)
 	switch {
 	case err == nil, errors.Is(err, newconn.ErrNoAnswer):
-		shmPeers.note(q.at, q.to(), number)
+		q.noteFound(number)
 		return true, err
 	case errors.Is(err, errUnknown), errors.Is(err, errOther), errors.Is(err, errImpostor), errors.Is(err, newconn.ErrNotTaken),
 		isReason(err, ReasonNoListener), isReason(err, ReasonResources): // it has not taken it
@@ -154,9 +158,15 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 	case isReason(err, ReasonStays): // it may have passed the connection on to another one
 		return false, err
 	case isReason(err, ReasonRefused), errors.Is(err, errUndecided):
-		shmPeers.note(q.at, q.to(), number)
+		q.noteFound(number)
 	}
 	return true, err
+}
+
+// noteFound remembers who has the other end.
+func (q search) noteFound(number int) {
+	shmPeers.note(q.at, func(h *peerHint) { h.last, h.known = number, true })
+	shmPeers.note(q.to(), func(h *peerHint) { h.free = time.Time{} })
 }
 
 // shmPeers remembers what was found out of the processes of a port. These are hints: they may be
@@ -168,18 +178,19 @@ var shmPeers peerHints
 const mostHints = 4096
 
 type peerHints struct {
-	mu   sync.Mutex // guards what follows
-	port map[names]*portHint
-	free map[names]time.Time // when nobody was found for it
+	mu    sync.Mutex // guards hints
+	hints map[names]*peerHint
 }
 
-// portHint is of one port.
-type portHint struct {
+// peerHint is of one port, but for free.
+type peerHint struct {
 	last     int // who had the last connection
 	known    bool
 	seen     numbers   // who was there when asked last
 	silent   numbers   // who did not answer in time then
 	searched time.Time // when all were asked
+
+	free time.Time // of a destination: when nobody was found for it
 }
 
 // numbers is a set of processes' numbers.
@@ -195,60 +206,20 @@ func (s *numbers) set(n int, in bool) {
 
 var _ [64 - shm.Numbers]struct{} // they fit
 
-// ofLocked returns what is remembered of a port, to be changed. mu is held.
-func (p *peerHints) ofLocked(at names) *portHint {
-	hint := p.port[at]
+// note changes what is remembered, and returns it.
+func (p *peerHints) note(of names, change func(*peerHint)) peerHint {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	hint := p.hints[of]
 	if hint == nil {
-		if len(p.port) >= mostHints || p.port == nil {
-			p.port = make(map[names]*portHint)
+		if len(p.hints) >= mostHints || p.hints == nil {
+			p.hints = make(map[names]*peerHint)
 		}
-		hint = new(portHint)
-		p.port[at] = hint
+		hint = new(peerHint)
+		p.hints[of] = hint
 	}
-	return hint
+	change(hint)
+	return *hint
 }
 
-func (p *peerHints) of(at names) portHint {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return *p.ofLocked(at)
-}
-
-func (p *peerHints) note(at, to names, number int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	hint := p.ofLocked(at)
-	hint.last, hint.known = number, true
-	delete(p.free, to)
-}
-
-func (p *peerHints) noteAsked(at names, number int, there, silent bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	hint := p.ofLocked(at)
-	hint.seen.set(number, there)
-	hint.silent.set(number, there && silent)
-}
-
-func (p *peerHints) noteSearched(at names) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ofLocked(at).searched = time.Now()
-}
-
-func (p *peerHints) nobody(at names) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	when, noted := p.free[at]
-	return noted && time.Since(when) < nobodyFor
-}
-
-func (p *peerHints) noteNobody(at, to names) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.free) >= mostHints || p.free == nil {
-		p.free = make(map[names]time.Time)
-	}
-	p.free[to] = time.Now()
-	delete(p.port, at)
-}
+func (p *peerHints) of(at names) peerHint { return p.note(at, func(*peerHint) {}) }

@@ -502,7 +502,10 @@ func TestStoppedAmongStopped(t *testing.T) {
 	}
 	at := namesHere(tcp.Addr().(*net.TCPAddr).AddrPort().Port())
 	for i, p := range all { // as if each had been asked in vain
-		shmPeers.noteAsked(at, i, true, true)
+		shmPeers.note(at, func(h *peerHint) {
+			h.seen.set(i, true)
+			h.silent.set(i, true)
+		})
 		if i < len(all)-1 {
 			p.stop(t)
 			defer p.goOn(t)

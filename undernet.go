@@ -29,10 +29,7 @@ func dialedByNet(tcp *net.TCPConn) (net.Conn, error) {
 	case err != nil:
 		return nil, err
 	case p.without != nil:
-		count(func(n *Counters) {
-			n.Dialed[providerTCP]++
-			n.Fallbacks[p.without.Reason]++
-		})
+		plain(tcp, p.without)
 		return nil, nil
 	}
 	conn, h, l := p.begin(tcp, time.Time{})
