@@ -51,21 +51,41 @@ func (c *Conn) readFrom(r io.Reader) (int64, error) {
 
 // copyFrom is ReadFrom but for what goes by splice.
 func (c *Conn) copyFrom(limit *io.LimitedReader) (int64, error) {
-	switch src := limit.R.(type) {
-	case *os.File:
-		return c.fillFromFile(src, limit)
-	case *net.TCPConn, *net.UnixConn:
-		if isStream(src.(net.Conn)) && !carried(src) {
-			return c.fillFromSocket(src.(syscall.Conn), limit)
-		}
+	if f, ok := limit.R.(*os.File); ok {
+		return c.fillFromFile(f, limit)
+	}
+	if s := socketOf(limit.R); s != nil {
+		return c.fillFromSocket(s, limit)
 	}
 	return pump(c, limit)
 }
 
-// carried reports whether a socket's bytes need not come by its descriptor: see cmd/san.
-func carried(socket io.Reader) bool {
-	tcp, ok := socket.(*net.TCPConn)
-	return ok && undernet.Carrier(tcp) != nil
+// socket is one of net's.
+type socket interface {
+	net.Conn
+	syscall.Conn
+}
+
+// socketOf returns the stream socket that x is, or nil: of a datagram socket pieces would be
+// truncated, and of a TCPConn of a program that cmd/san has built bytes need not go by its descriptor.
+func socketOf(x any) socket {
+	switch x := x.(type) {
+	case *net.TCPConn:
+		if undernet.Carrier(x) == nil {
+			return x
+		}
+	case *net.UnixConn:
+		if a := x.LocalAddr(); a != nil && a.Network() == "unix" {
+			return x
+		}
+	}
+	return nil
+}
+
+// isRegular reports whether a file is a regular one. Others may block.
+func isRegular(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode().IsRegular()
 }
 
 // bare returns the file or socket in r, if r is what os or net passes to io.Copy in its place:
@@ -91,20 +111,13 @@ func bare(r io.Reader) io.Reader {
 	return r
 }
 
-// isStream reports whether pieces of any size may be read and written: a datagram would be
-// truncated.
-func isStream(s net.Conn) bool {
-	a := s.LocalAddr()
-	return a != nil && a.Network() != "unixgram" && a.Network() != "unixpacket"
-}
-
 // fillFromFile reads the bytes that the file has now without a copy. The end, and what has
 // been appended, it finds in a buffer: that neither waits for room nor fails where the peer
 // has closed after the last byte.
 func (c *Conn) fillFromFile(f *os.File, src *io.LimitedReader) (int64, error) {
 	now := &io.LimitedReader{R: f, N: min(src.N, unread(f))}
 	src.N -= now.N
-	n, err := c.fill(now, c.fillOnce)
+	n, err := fill(now, func() (int, error) { return c.fillOnce(now) })
 	src.N += now.N
 	if err != nil {
 		return n, err
@@ -128,10 +141,10 @@ func unread(f *os.File) int64 {
 }
 
 // fill sends what once, called again and again, reads into room that it has reserved.
-func (c *Conn) fill(src *io.LimitedReader, once func(*io.LimitedReader) (int, error)) (total int64, err error) {
+func fill(src *io.LimitedReader, once func() (int, error)) (total int64, err error) {
 	for src.N > 0 && err == nil {
 		var n int
-		n, err = once(src)
+		n, err = once()
 		total += int64(n)
 	}
 	if err == io.EOF {
@@ -143,8 +156,8 @@ func (c *Conn) fill(src *io.LimitedReader, once func(*io.LimitedReader) (int, er
 // fillOnce reads from a regular file.
 func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
 	if c.out.san.Load() == nil {
-		if n, err = c.fillTCP(src); err != errLook {
-			return n, err
+		if n, err := c.fillTCP(src); err != errLook {
+			return int(n), err
 		}
 	}
 	room, err := c.Reserve(copySize)
@@ -184,39 +197,30 @@ func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, end bool, err erro
 }
 
 // fillTCP has net move a piece of what a file has to TCP.
-func (c *Conn) fillTCP(src *io.LimitedReader) (int, error) {
-	if err := c.out.await(c, &writer{}); err != nil {
-		return 0, err
-	}
-	o := &c.out
-	o.op.Lock()
-	defer o.unlock(c)
-	if o.next.Load() != nil || o.owned.Load() || o.stopped(c) != nil {
-		return 0, errLook
-	}
+func (c *Conn) fillTCP(src *io.LimitedReader) (n int64, err error) {
 	file := src.R.(io.Seeker)
-	at, err := file.Seek(0, io.SeekCurrent)
-	if err != nil {
-		return 0, err
-	}
-	piece := &io.LimitedReader{R: src.R, N: min(src.N, fillPiece)}
-	n, err := c.tcp.ReadFrom(piece)
-	o.count(c, n)
-	src.N -= n
-	switch {
-	case err != nil:
-		// Where a deadline has passed before sendfile has begun, net reads from the file, and
-		// what it cannot write then is lost.
-		if _, serr := file.Seek(at+n, io.SeekStart); serr != nil {
-			return int(n), serr
+	err = c.out.piece(c, func() (int64, error) {
+		at, err := file.Seek(0, io.SeekCurrent)
+		if err != nil {
+			return 0, err
 		}
-		if err = c.afterTCP(&o.deadline, opWrite, err); err == errLook && n > 0 {
-			err = nil
+		n, err = c.tcp.ReadFrom(&io.LimitedReader{R: src.R, N: min(src.N, fillPiece)})
+		src.N -= n
+		if err != nil {
+			// Where a deadline has passed before sendfile has begun, net reads from the file, and
+			// what it cannot write then is lost.
+			if _, serr := file.Seek(at+n, io.SeekStart); serr != nil {
+				err = serr
+			}
+		} else if n == 0 {
+			err = io.EOF
 		}
-	case n == 0:
-		err = io.EOF
+		return n, err
+	})
+	if err == errLook && n > 0 {
+		err = nil
 	}
-	return int(n), err
+	return n, err
 }
 
 // fillPiece is how much of a source goes to TCP at a time, so that a long copy can move in
@@ -240,41 +244,23 @@ func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 
 // copyTo is WriteTo but for what goes by splice.
 func (c *Conn) copyTo(w io.Writer, all *io.LimitedReader) (int64, error) {
-	switch sink := w.(type) {
-	case *os.File:
-		if info, err := sink.Stat(); err == nil && !info.Mode().IsRegular() { // a pipe may block
-			return pump(w, all)
-		}
-		return c.drain(w, c.drainOnce)
-	case *net.TCPConn:
-		if !carried(sink) {
-			return c.drainToSocket(sink)
-		}
-	case *net.UnixConn:
-		if isStream(sink) {
-			return c.drainToSocket(sink)
-		}
+	if s := socketOf(w); s != nil {
+		return c.drainToSocket(s)
 	}
-	if w == io.Discard {
-		return c.drain(w, c.drainOnce)
+	if f, ok := w.(*os.File); ok && isRegular(f) || w == io.Discard {
+		return c.drain(w, func() (int, error) { return c.drainOnce(w) })
 	}
 	return pump(w, all)
 }
 
-// socket is one of net's.
-type socket interface {
-	net.Conn
-	syscall.Conn
-}
-
 // drain writes to w by once, called again and again, from where the bytes lie; on TCP, where each
 // Peek would make a buffer, from one buffer.
-func (c *Conn) drain(w io.Writer, once func(io.Writer) (int, error)) (total int64, err error) {
+func (c *Conn) drain(w io.Writer, once func() (int, error)) (total int64, err error) {
 	var b []byte
 	for err == nil {
 		var n int
 		if c.in.san.Load() != nil {
-			n, err = once(w)
+			n, err = once()
 		} else {
 			if b == nil {
 				b = make([]byte, pumpSize)

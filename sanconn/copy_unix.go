@@ -18,7 +18,7 @@ func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, err
 		return 0, err
 	}
 	var b []byte
-	return c.fill(src, func(src *io.LimitedReader) (n int, err error) {
+	return fill(src, func() (n int, err error) {
 		if c.out.san.Load() == nil { // a Write may block, and the socket must not be in use then
 			if b == nil {
 				b = make([]byte, pumpSize)
@@ -70,7 +70,7 @@ func (c *Conn) drainToSocket(s socket) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return c.drain(s, func(io.Writer) (n int, err error) {
+	return c.drain(s, func() (n int, err error) {
 		b, err := c.Peek()
 		if err != nil {
 			return 0, err

@@ -30,10 +30,7 @@ const (
 // opError is the only place where errors of the session become those that net would return
 // for the operation op. io.EOF is not wrapped.
 func (c *Conn) opError(op string, err error) error {
-	if err == nil || err == io.EOF {
-		return err
-	}
-	if _, ok := err.(*net.OpError); ok { // of TCP
+	if _, ok := err.(*net.OpError); err == nil || err == io.EOF || ok { // of TCP
 		return err
 	}
 	var errno syscall.Errno
@@ -60,10 +57,7 @@ func (c *Conn) opError(op string, err error) error {
 // copyError is an error of ReadFrom or WriteTo, of which net tells the operation besides that in
 // which it came up.
 func (c *Conn) copyError(op string, err error) error {
-	if err == nil || err == io.EOF {
-		return err
-	}
-	if oe, ok := err.(*net.OpError); ok && oe.Op == op { // of TCP
+	if oe, ok := err.(*net.OpError); err == nil || err == io.EOF || ok && oe.Op == op { // of TCP
 		return err
 	}
 	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}

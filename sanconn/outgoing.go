@@ -194,11 +194,17 @@ func (o *outgoing) stopped(c *Conn) error {
 
 // stoppedLocked is stopped with mu held.
 func (o *outgoing) stoppedLocked(c *Conn) error {
+	if !c.closed.Load() && (o.san.Load() != nil || o.away.Load()) {
+		return errLook
+	}
+	return o.endedLocked(c)
+}
+
+// endedLocked is why nothing is written any more, on whichever carrier. mu is held.
+func (o *outgoing) endedLocked(c *Conn) error {
 	switch {
 	case c.closed.Load():
 		return c.opError(opWrite, net.ErrClosed)
-	case o.san.Load() != nil, o.away.Load():
-		return errLook
 	case o.shut.Load() && o.deadline.passed(): // as net has it, it counts first
 		return c.opError(opWrite, os.ErrDeadlineExceeded)
 	case o.shut.Load():
@@ -225,6 +231,21 @@ func (o *outgoing) writeLocked(c *Conn, w *writer) error {
 			return nil
 		}
 	}
+}
+
+// piece has a piece of a copy put on TCP; errLook: something else is to be done first.
+func (o *outgoing) piece(c *Conn, put func() (int64, error)) error {
+	if err := o.await(c, &writer{}); err != nil {
+		return err
+	}
+	o.op.Lock()
+	defer o.unlock(c)
+	if o.next.Load() != nil || o.owned.Load() || o.stopped(c) != nil {
+		return errLook
+	}
+	n, err := put()
+	o.count(c, n)
+	return c.afterTCP(&o.deadline, opWrite, err)
 }
 
 // count counts bytes put on TCP. op is held.
@@ -308,13 +329,11 @@ func (o *outgoing) await(c *Conn, w *writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o.away.Load() || !o.mayLocked(w) {
-		switch {
-		case c.closed.Load():
-			return c.opError(opWrite, net.ErrClosed)
-		case o.deadline.passed():
+		if err := o.endedLocked(c); err != nil {
+			return err
+		}
+		if o.deadline.passed() {
 			return c.opError(opWrite, os.ErrDeadlineExceeded)
-		case o.shut.Load():
-			return c.opError(opWrite, os.NewSyscallError(opWrite, syscall.EPIPE))
 		}
 		c.awaitLocked(o.deadline.want)
 	}

@@ -24,28 +24,16 @@ type stream struct {
 // streamOf returns the stream that a reader or writer is: a Conn on TCP, or a stream socket of
 // net's.
 func streamOf(x any) (s stream, ok bool) {
-	var plain syscall.Conn
-	switch x := x.(type) {
-	case *Conn:
-		s.conn = x
-	case *net.TCPConn:
-		if carrier := undernet.Carrier(x); carrier != nil { // its bytes need not come by its descriptor
-			s.conn, _ = carrier.(*Conn)
-		}
-		plain = x
-	case *net.UnixConn:
-		if !isStream(x) {
-			return s, false
-		}
-		plain = x
-	default:
-		return s, false
+	s.conn, _ = x.(*Conn)
+	if tcp, ok := x.(*net.TCPConn); ok { // of a program that cmd/san has built
+		s.conn, _ = undernet.Carrier(tcp).(*Conn)
 	}
-	if s.conn != nil {
-		if !s.conn.onTCP() {
-			return s, false
-		}
+	var plain syscall.Conn = socketOf(x)
+	if s.conn != nil && s.conn.onTCP() {
 		plain = s.conn.tcp
+	}
+	if plain == nil {
+		return s, false
 	}
 	var err error
 	s.raw, err = plain.SyscallConn()
@@ -55,10 +43,7 @@ func streamOf(x any) (s stream, ok bool) {
 // fileOf returns the stream that a regular file is.
 func fileOf(w io.Writer) (s stream, ok bool) {
 	f, ok := w.(*os.File)
-	if !ok {
-		return s, false
-	}
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() { // others may block
+	if !ok || !isRegular(f) {
 		return s, false
 	}
 	raw, err := f.SyscallConn()
@@ -148,22 +133,12 @@ func (c *Conn) fillPipe(p *pipe, raw syscall.RawConn, most int64) error {
 
 // drainPipe is a Write of what a pipe has, or of a part, as long as the direction has not moved.
 func (c *Conn) drainPipe(p *pipe, raw syscall.RawConn) error {
-	if err := c.out.await(c, &writer{}); err != nil {
-		return err
-	}
-	o := &c.out
-	o.op.Lock()
-	defer o.unlock(c)
-	if o.next.Load() != nil || o.owned.Load() {
-		return errLook
-	}
-	if err := o.stopped(c); err != nil {
-		return err
-	}
-	before := p.n
-	err := p.drain(raw)
-	o.count(c, before-p.n)
-	if err = c.afterTCP(&o.deadline, opWrite, err); err == errLook {
+	err := c.out.piece(c, func() (int64, error) {
+		before := p.n
+		err := p.drain(raw)
+		return before - p.n, err
+	})
+	if err == errLook {
 		return err
 	}
 	return c.opError(opWrite, err)

@@ -160,25 +160,22 @@ func (c *cmID) refuse(why refusal) {
 	c.close()
 }
 
-// disconnect ends the connection; it may block on iWARP.
-func (c *cmID) disconnect() {
+// call calls f on the id, unless that has been destroyed.
+func (c *cmID) call(f func(*ibv.ID) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed {
-		c.id.Disconnect()
+		f(c.id)
 	}
 }
+
+// disconnect ends the connection; it may block on iWARP.
+func (c *cmID) disconnect() { c.call((*ibv.ID).Disconnect) }
 
 // communicated is called when the queue pair has received something though rdma_cm has not
 // reported the connection: the dialer's confirmation was lost, and would be repeated after
 // seconds.
-func (c *cmID) communicated() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.closed {
-		c.id.Notify()
-	}
-}
+func (c *cmID) communicated() { c.call((*ibv.ID).Notify) }
 
 // destroyQP destroys the id's queue pair: not while rdma_disconnect, which the
 // peer's end calls for, looks at it.

@@ -73,8 +73,9 @@ func (e *Endpoint) createQueues() (err error) {
 	e.locked = e.dev.lockedByQueues(sends, e.cfg.buffers)
 	lockedQueues.Add(int64(e.locked))
 	// The queue has to hold a completion for everything that is posted.
+	vector := int(e.dev.vectors.Add(1) % uint32(max(e.dev.ctx.CompVectors, 1)))
 	if err = withRoom(func() error { // as some devices' queues are locked memory, too
-		e.q.cq, err = e.dev.ctx.CreateCQ(sends+e.cfg.buffers, e.dev.channel, e.dev.nextVector())
+		e.q.cq, err = e.dev.ctx.CreateCQ(sends+e.cfg.buffers, e.dev.channel, vector)
 		return err
 	}); err != nil {
 		return err

@@ -32,9 +32,9 @@ type device struct {
 
 	mu        sync.Mutex // guards the fields below
 	endpoints map[*Endpoint]struct{}
-	shared    *domain   // of its connections, see useDomain
-	vector    int       // of the next completion queue
-	probeAt   time.Time // when its windows may be tried again
+	shared    *domain // of its connections, see useDomain
+
+	vectors atomic.Uint32 // that completion queues have had: they take the device's interrupts in turn
 
 	windows atomic.Bool  // the probe has shown that they can be trusted: see take
 	returns atomic.Bool  // … and that a peer's message can invalidate one
@@ -183,14 +183,6 @@ func (d *device) remove(e *Endpoint) {
 	d.mu.Lock()
 	delete(d.endpoints, e)
 	d.mu.Unlock()
-}
-
-// nextVector spreads completion queues over the device's interrupts.
-func (d *device) nextVector() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.vector++
-	return d.vector % max(d.ctx.CompVectors, 1)
 }
 
 // waitCompletions is the one waiter of all completion queues of the device: it

@@ -49,38 +49,26 @@ func (d *device) trustsWindows(cfg Config) bool {
 	return d.mayHaveWindows(cfg) && d.windows.Load()
 }
 
-// probe has the device's windows tried, if somebody will use them and the answer is not
-// known. Nobody waits for it.
+// probe has the device's endpoints go by what is known of its windows, or has them tried, if
+// somebody will use them. Nobody waits for that.
 func (d *device) probe(cfg Config) {
 	if cfg.forceWindows || !d.mayHaveWindows(cfg) {
 		return
 	}
-	d.mu.Lock()
-	now := time.Now()
-	due := !now.Before(d.probeAt)
-	if due {
-		d.probeAt = now.Add(probeAgain) // longer than a probe may take
+	key, now := d.probeKey(), time.Now()
+	probed.mu.Lock()
+	defer probed.mu.Unlock()
+	answer, known := probed.m[key]
+	if known && (answer.until.IsZero() || now.Before(answer.until)) {
+		d.take(answer)
+		return
 	}
-	d.mu.Unlock()
-	if due && !d.recall() {
-		d.waiters.Go(d.probeWindows)
-	}
+	answer.until = now.Add(probeAgain) // which is longer than a probe may take
+	probed.m[key] = answer
+	d.waiters.Go(d.probeWindows)
 }
 
 func (d *device) probeKey() string { return fmt.Sprintf("%s %#x", d.ctx.Name, d.ctx.GUID) }
-
-// recall takes the answer that this process already has for the device, if it is still
-// valid.
-func (d *device) recall() bool {
-	probed.mu.Lock()
-	answer, known := probed.m[d.probeKey()]
-	probed.mu.Unlock()
-	if !known || !answer.until.IsZero() && !time.Now().Before(answer.until) {
-		return false
-	}
-	d.take(answer)
-	return true
-}
 
 // take has the device's endpoints go by an answer. None takes trust back: connections of the
 // shared domain have nothing but windows to keep their peers out.
@@ -91,14 +79,14 @@ func (d *device) take(answer probeAnswer) {
 }
 
 func (d *device) probeWindows() {
-	if d.recall() {
-		return // another probe of this device was faster
-	}
 	began := time.Now()
 	var answer probeAnswer
 	wrong, err := tryAttempts(d, windowAttempts, 1)
 	switch {
-	case errors.Is(err, errProbeStopped):
+	case errors.Is(err, errProbeStopped): // whoever uses the device next tries
+		probed.mu.Lock()
+		defer probed.mu.Unlock()
+		delete(probed.m, d.probeKey())
 		return
 	case errors.Is(err, syscall.EOPNOTSUPP): // definite: no windows, whatever its flags are (bnxt_re)
 	case err != nil:
