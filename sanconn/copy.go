@@ -82,10 +82,10 @@ func socketOf(x any) socket {
 	return nil
 }
 
-// isRegular reports whether a file is a regular one. Others may block.
-func isRegular(f *os.File) bool {
+// mayBlock reports whether a file is no regular one, as a pipe. One that is closed does not.
+func mayBlock(f *os.File) bool {
 	info, err := f.Stat()
-	return err == nil && info.Mode().IsRegular()
+	return err == nil && !info.Mode().IsRegular()
 }
 
 // bare returns the file or socket in r, if r is what os or net passes to io.Copy in its place:
@@ -247,10 +247,10 @@ func (c *Conn) copyTo(w io.Writer, all *io.LimitedReader) (int64, error) {
 	if s := socketOf(w); s != nil {
 		return c.drainToSocket(s)
 	}
-	if f, ok := w.(*os.File); ok && isRegular(f) || w == io.Discard {
-		return c.drain(w, func() (int, error) { return c.drainOnce(w) })
+	if f, ok := w.(*os.File); ok && mayBlock(f) || !ok && w != io.Discard {
+		return pump(w, all)
 	}
-	return pump(w, all)
+	return c.drain(w, func() (int, error) { return c.drainOnce(w) })
 }
 
 // drain writes to w by once, called again and again, from where the bytes lie; on TCP, where each

@@ -43,7 +43,10 @@ func streamOf(x any) (s stream, ok bool) {
 // fileOf returns the stream that a regular file is.
 func fileOf(w io.Writer) (s stream, ok bool) {
 	f, ok := w.(*os.File)
-	if !ok || !isRegular(f) {
+	if !ok {
+		return s, false
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() { // others may block
 		return s, false
 	}
 	raw, err := f.SyscallConn()
