@@ -28,11 +28,8 @@ type Config struct {
 	// buffers makes 64: what a connection at rest costs.
 	sendBuffer int
 
-	// Threshold is the size in bytes from which the peer reads a Write's own memory;
-	// negative: never. Default: 1 MiB, or 2 MiB without memory windows, and only if the
-	// memory is registered already, or has come so often that the copies cost as much as to
-	// register it: that is measured when its windows are tried. Other Writes from 2 KiB on
-	// are copied to memory that stays registered, and written to the peer's inbox.
+	// Threshold is the size in bytes from which the peer reads a Write's own memory, if that
+	// pays (session.Limits); negative: never. Default: 1 MiB.
 	Threshold int
 
 	// SharedDomain puts all connections of a device into one protection domain, so
@@ -51,27 +48,12 @@ type Config struct {
 	// that they keep other peers out.
 	forceWindows bool
 
-	// IWARPOffset is added to a TCP port to get the port for RDMA on iWARP,
-	// whose ports are TCP's own. Default 10000; the sum wraps around within
-	// 1024 … 65535. Negative: iWARP devices are not used. Both ends must agree.
-	IWARPOffset int
-
-	// WithoutCM sets connections up over a TCP connection, to the port that iWARP
-	// would use, instead of by rdma_cm, which does not work in some containers. Both
-	// ends must set it.
-	WithoutCM bool
-
-	// TrafficClass is the TOS or traffic class of the packets on RoCE, in both directions;
-	// on InfiniBand with rdma_cm, the subnet manager may choose the path by it. The dialer's
-	// counts; without rdma_cm each end's its own direction. Default 0, the network's default.
+	// These are as san.RDMA has them, with its units and defaults.
+	IWARPOffset  int
+	WithoutCM    bool
 	TrafficClass uint8
-
-	// ServiceLevel is that of InfiniBand without rdma_cm, 0 … 15, of what this end sends.
 	ServiceLevel uint8
-
-	// AckTimeout is the exponent of the time to an acknowledgement on InfiniBand and RoCE,
-	// 4.096 µs × 2^AckTimeout: 1 … 31. A connection ends after eight of these. Default 19.
-	AckTimeout uint8
+	AckTimeout   uint8
 
 	// Device is the RDMA device that a dial has to leave by, "": any. rdma_cm goes by the
 	// local address alone; what else decides a socket's route (Route) it does not know.

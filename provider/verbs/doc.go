@@ -17,13 +17,13 @@
 //	errors.go             what each result of connecting means
 //	attachment.go         the device, port and GID of an address
 //	iwarp.go              the first messages on iWARP
-//	cm.go, blocking.go    connection manager events; calls that may block
+//	cm.go                 connection manager events; calls that may block
 //	route_*.go            which destinations an RDMA device serves
 //	device.go, domain.go  a device with its waiters; protection domains
 //	quirks.go             what single devices need
 //	memlock.go            what fits RLIMIT_MEMLOCK
 //	endpoint.go           an endpoint; create.go and end.go: its beginning and end
-//	queuepair.go, await.go   its queue pair: completions, waking, failure
+//	queuepair.go          its queue pair: completions, waking, failure
 //	send.go, receive.go   its messages
 //	control.go            the memory that messages take, and each peer's share of it
 //	remote.go             its access to remote memory
