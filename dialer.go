@@ -92,9 +92,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		}
 		return conn, nil
 	}
-	if p.atOnce {
-		p.moveInBackground(h, l)
-	}
+	p.moveAtOnce(h, l)
 	return conn, nil
 }
 

@@ -436,8 +436,8 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 			}
 			c, h, l2 := p.begin(tcp.(*net.TCPConn), time.Now())
 			defer c.Close()
-			if atOnce {
-				p.moveInBackground(h, l2)
+			if p.atOnce = atOnce; atOnce {
+				p.moveAtOnce(h, l2)
 				wantStays(t, c, ReasonStays)
 			}
 			all, got := make([]byte, 3*firstUse), make([]byte, 3*firstUse)

@@ -50,10 +50,12 @@ func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.
 	return c.(*sanconn.Conn), h, l
 }
 
-// moveInBackground moves a connection without waiting until it has been used.
-func (p *plan) moveInBackground(h newconn.Handle, l *life) {
-	h.CallUse(never)
-	p.moveLater(h, l, true)
+// moveAtOnce moves a connection without waiting until it has been used, if that is wanted.
+func (p *plan) moveAtOnce(h newconn.Handle, l *life) {
+	if p.atOnce {
+		h.CallUse(never)
+		p.moveLater(h, l, true)
+	}
 }
 
 // never is more than any connection is used for.

@@ -1,12 +1,18 @@
 package san
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
 
@@ -52,4 +58,115 @@ type came struct {
 	provider string
 	user     *uint32 // whose the process is, if the kernel knows it; then it is of this network namespace
 	outside  bool    // the process is to be of another network namespace of this host
+}
+
+// choose returns the providers to try, in order, or why there are none. want is a Providers
+// field. It is an error if that has an unknown name, or the environment is not understood.
+func choose(policy Policy, want []string, env *environment) ([]provider, *Unavailable, error) {
+	if env.err != nil {
+		return nil, nil, env.err
+	}
+	for _, name := range want {
+		if !isProvider(name) {
+			return nil, nil, fmt.Errorf("san: unknown provider %q in Providers; known are %s",
+				name, strings.Join(providerNames(), ", "))
+		}
+	}
+	var chosen []provider
+	refused := false
+	switch {
+	case want == nil && !env.restricted:
+		chosen = registry
+	case want == nil:
+		want = env.providers
+	}
+	for _, name := range want {
+		if !env.allows(name) {
+			refused = true
+			continue
+		}
+		for _, p := range registry {
+			if p.name() == name && !slices.Contains(chosen, p) {
+				chosen = append(chosen, p)
+			}
+		}
+	}
+	switch {
+	case policy == Never:
+		return nil, &Unavailable{Reason: ReasonPolicy}, nil
+	case len(chosen) > 0:
+		return chosen, nil, nil
+	case refused || len(want) == 0 && (want != nil || env.restricted):
+		return nil, &Unavailable{Reason: ReasonDisabled}, nil
+	}
+	return nil, &Unavailable{Reason: ReasonNoProvider}, nil
+}
+
+// standard are the providers of the project, in order of preference, even those that this
+// build does not have.
+var standard = []string{"shm", "verbs"}
+
+// providerNames are all that Providers and SAN_PROVIDERS may name, in order of
+// preference.
+func providerNames() []string {
+	names := slices.Clone(standard)
+	for _, p := range registry {
+		if !slices.Contains(names, p.name()) {
+			names = append(names, p.name())
+		}
+	}
+	return names
+}
+
+func isProvider(name string) bool { return slices.Contains(providerNames(), name) }
+
+// settings are what dialers and listeners hand down to providers.
+type settings struct {
+	session session.Config
+	attempt time.Duration // bounds an attempt to move
+	v6only  bool          // for listen: take no IPv4
+	zone    string        // for listen: the zone of the address that was given
+
+	// Of shm:
+	dir string // for other network namespaces of this host; "": none
+
+	// Of verbs:
+	rdma         RDMA
+	subnets      []netip.Prefix // that it may serve; nil: all
+	sharedDomain bool
+}
+
+// settle returns the settings for a dialer's or listener's options.
+func settle(o sanconn.Options, rdma RDMA, policy Policy, dir string, env *environment) settings {
+	s := settings{
+		session: session.Config{
+			Threshold:     o.Threshold,
+			ReceiveBudget: o.ReceiveBudget,
+			SendBudget:    o.SendBudget,
+			Spin:          o.Spin,
+			KeepAlive:     o.KeepAlive,
+			CancelTimeout: o.CancelTimeout,
+			CloseTimeout:  o.CloseTimeout,
+			Disable:       o.Disable | env.disable,
+			Trace:         env.trace,
+		},
+		attempt:      o.AttemptTimeout,
+		dir:          cmp.Or(dir, env.shmDir),
+		rdma:         rdma,
+		subnets:      env.subnets,
+		sharedDomain: env.sharedDomain,
+	}
+	s.rdma.IWARPOffset = cmp.Or(s.rdma.IWARPOffset, env.rdma.IWARPOffset)
+	s.rdma.WithoutCM = s.rdma.WithoutCM || env.rdma.WithoutCM
+	s.rdma.TrafficClass = cmp.Or(s.rdma.TrafficClass, env.rdma.TrafficClass)
+	s.rdma.ServiceLevel = cmp.Or(s.rdma.ServiceLevel, env.rdma.ServiceLevel)
+	s.rdma.AckTimeout = cmp.Or(s.rdma.AckTimeout, env.rdma.AckTimeout)
+	switch {
+	case s.attempt > 0:
+	case policy == Require:
+		s.attempt = requireTimeout
+	default:
+		s.attempt = moveTimeout
+	}
+	return s
 }

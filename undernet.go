@@ -33,9 +33,7 @@ func dialedByNet(tcp *net.TCPConn) (net.Conn, error) {
 		return nil, nil
 	}
 	conn, h, l := p.begin(tcp, time.Time{})
-	if p.atOnce {
-		p.moveInBackground(h, l)
-	}
+	p.moveAtOnce(h, l)
 	return conn, nil
 }
 
