@@ -31,7 +31,8 @@ func (p Policy) String() string {
 	return fmt.Sprintf("policy %d", int(p))
 }
 
-// Reason is why a connection is not on a SAN.
+// Reason is why a connection is not on a SAN: a uint8 with the methods String and MarshalText,
+// which give its text.
 type Reason = session.Reason
 
 // The reasons. Their values do not change; operators see their String.
@@ -59,7 +60,8 @@ const (
 )
 
 // Unavailable is why a connection could not be had over a SAN. Where the policy is
-// Require, errors.As finds it in the error.
+// Require, errors.As finds an *Unavailable in the error. Its fields are Reason, of the type Reason,
+// and Err, an error with the detail or nil; its methods are Error and Unwrap, which returns Err.
 type Unavailable = session.Unavailable
 
 // isTCP reports whether a SAN can stand in for the network.

@@ -7,7 +7,10 @@ import (
 )
 
 // Stats are the counters of one connection since its start, on whatever has carried it:
-// BytesSent and BytesReceived are of both carriers, all others of SANs.
+// BytesSent and BytesReceived are of both carriers, all others of SANs. The embedded
+// counters, each a uint64 that session.Stats describes, are Bytes, Messages, Offers, OfferedBytes,
+// DirectBytes and LentBytes, each with Sent and with Received behind it, and Stalls, NoBox,
+// Unregistered, Sleeps and Polls.
 type Stats struct {
 	session.Stats
 	TCPBytesSent, TCPBytesReceived uint64 // of the application's bytes, those by TCP

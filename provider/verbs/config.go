@@ -33,10 +33,11 @@ type Config struct {
 	Threshold int
 
 	// SharedDomain puts all connections of a device into one protection domain, so
-	// that they share cached registrations. Where memory windows are used (see
-	// forceWindows), exposed memory is still accessible only to its own connection's
-	// peer; elsewhere any peer of the device could access it by guessing keys (rule
-	// R2). Default: only the connections that use windows from their beginning share one.
+	// that they share cached registrations. Where memory windows are used, once a probe of
+	// the device has shown that they keep other peers out, exposed memory is still
+	// accessible only to its own connection's peer; elsewhere any peer of the device could
+	// access it by guessing keys (rule R2). Default: only the connections that use windows
+	// from their beginning share one.
 	SharedDomain bool
 
 	// V6Only makes a listener's unspecified address "::" stand for IPv6 alone, as on

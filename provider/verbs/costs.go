@@ -8,9 +8,9 @@ import (
 )
 
 // What decides whether a Write's memory is registered: a copy is paid with each Write, a
-// registration once for all that follow. Nobody knows how many will. Who copies until that has
-// cost as much as registering never pays more than twice the least (the ski rental problem;
-// Karlin et al., Competitive Snoopy Caching, Algorithmica 3, 1988).
+// registration once for all that follow, whose number is unknown. Copying until that has cost as
+// much as registering costs at most twice the least (the ski rental problem; Karlin et al.,
+// Competitive Snoopy Caching, Algorithmica 3, 1988), where that is within mostCopies.
 
 const (
 	// measureBytes is what is measured with: the smallest Write that is offered. Of larger
