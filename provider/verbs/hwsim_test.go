@@ -45,6 +45,8 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"costly registrations", "latency_ns=2000,reg_ns=1000000", "^TestWhatRegisteringCosts$", ""},
 	{"relaxed ordering", "seed=19", "^TestRelaxedOrdering$", ""},
 	{"sizes of the device", "seed=17,max_mr_size=1048576,max_msg_sz=65536", "^TestSizesOfTheDevice$", ""},
+	{"small registrations", "seed=22,max_mr_size=16384", "^TestSmallRegistrations$", ""},
+	{"smallest registrations", "seed=23,max_mr_size=10240", "^TestSmallRegistrations$", ""},
 	{"memory that is not registered", "seed=18", "^TestUnregisteredMemoryIsCounted$", ""},
 	{"first connection", "seed=13", "^TestFirstLargeWrites$", ""},
 	{"windows come on", "seed=14", "^(TestWindowsComeOn|TestListenerProbes|TestTrustedWindowsShareRegistrations|TestLargeWritesWithoutWindows)$", ""},

@@ -32,15 +32,22 @@ func (d *device) sizes() sizes {
 // the device cannot serve any.
 func (d *device) within(cfg Config, sends int) (Config, error) {
 	cfg.bufferSize = max(min(cfg.bufferSize, d.most.transfer), session.MaxControl)
+	for max(cfg.sendBytes(), cfg.receiveBytes()) > d.most.registration {
+		smaller, ok := cfg.smaller()
+		if !ok {
+			return cfg, tooSmall(d, "a registration", "bytes", d.most.registration, max(cfg.sendBytes(), cfg.receiveBytes()))
+		}
+		cfg = smaller
+	}
 	if n := max(sends, cfg.buffers); d.caps.MaxQPWR != 0 && d.caps.MaxQPWR < n {
-		return cfg, tooSmall(d, "a queue", d.caps.MaxQPWR, n)
+		return cfg, tooSmall(d, "a queue", "entries", d.caps.MaxQPWR, n)
 	}
 	if n := sends + cfg.buffers; d.caps.MaxCQE != 0 && d.caps.MaxCQE < n {
-		return cfg, tooSmall(d, "a completion queue", d.caps.MaxCQE, n)
+		return cfg, tooSmall(d, "a completion queue", "entries", d.caps.MaxCQE, n)
 	}
 	return cfg, nil
 }
 
-func tooSmall(d *device, what string, has, needs int) error {
-	return unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %s of %s has %d entries at most, of %d that are needed", what, d.ctx.Name, has, needs))
+func tooSmall(d *device, what, of string, has, needs int) error {
+	return unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %s of %s has %d %s at most, of %d that are needed", what, d.ctx.Name, has, of, needs))
 }

@@ -4,6 +4,7 @@ package verbs
 
 import (
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/sanconn/san/ibv"
@@ -59,8 +60,33 @@ func TestSizesOfTheDevice(t *testing.T) {
 	}
 }
 
-// A device whose queues are too small for a connection serves none, and is not tried.
-func TestQueuesTooSmall(t *testing.T) {
+// One that registers less than the usual buffers of messages gets smaller ones, and all bytes
+// come through.
+func TestSmallRegistrations(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to have them: hwsimRuns
+	}
+	x, y, err := connect(listen(t, Config{}), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if x.dev.most.registration >= defaultBuffers*defaultBufferSize {
+		t.Fatalf("it registers %d bytes", x.dev.most.registration)
+	}
+	a, b := negotiate(t, x, y, session.Config{})
+	sent, got := make([]byte, 1<<20+1), make([]byte, 1<<20+1)
+	for range 3 {
+		rand.NewChaCha8([32]byte{1}).Read(sent)
+		clear(got)
+		carry(t, a, b, sent, got)
+	}
+	if failed := x.dom.cache.Stats().Failed; failed != 0 {
+		t.Errorf("the device refused %d registrations", failed)
+	}
+}
+
+// A device whose queues or registrations are too small for a connection serves none, and is not tried.
+func TestDeviceTooSmall(t *testing.T) {
 	for _, has := range []struct{ wr, cqe int }{{minBuffers - 1, 1 << 20}, {1 << 20, minBuffers}} {
 		d := &device{ctx: new(ibv.Context), most: sizes{1 << 30, 1 << 30}}
 		d.caps.MaxQPWR, d.caps.MaxCQE = has.wr, has.cqe
@@ -68,9 +94,13 @@ func TestQueuesTooSmall(t *testing.T) {
 			t.Errorf("%+v: %v", has, err)
 		}
 	}
-	d := &device{ctx: new(ibv.Context), most: sizes{1 << 30, 300}} // which tells nothing of its queues
+	d := &device{ctx: &ibv.Context{Device: ibv.Device{Name: "sim0"}}, most: sizes{1 << 30, 300}} // which tells nothing of its queues
 	cfg, err := d.within(Config{}.withDefaults(), maxSends)
 	if err != nil || cfg.bufferSize != 300 {
 		t.Errorf("messages of %d bytes, %v", cfg.bufferSize, err)
+	}
+	d.most = sizes{minBuffers*session.MaxControl - 1, 1 << 30}
+	if _, err = d.within(Config{}.withDefaults(), maxSends); reasonOf(err) != session.ReasonNotServed || !strings.Contains(err.Error(), "a registration of sim0 has ") {
+		t.Errorf("registrations of %d bytes: %v", d.most.registration, err)
 	}
 }
