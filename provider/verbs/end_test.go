@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
@@ -212,6 +213,15 @@ func TestNothingIsLeft(t *testing.T) {
 		round(i)
 	}
 	goroutinesGone(t, goroutines, patience)
+	devices.mu.Lock()
+	defer devices.mu.Unlock()
+	for _, d := range devices.m { // the listener's
+		d.mu.Lock()
+		if n := len(d.endpoints); n > 0 {
+			t.Errorf("%s has %d connections", d.ctx.Name, n)
+		}
+		d.mu.Unlock()
+	}
 }
 
 // goroutinesGone waits until there are no more than before.
@@ -273,7 +283,8 @@ func nothingLeft(t testing.TB) {
 }
 
 // What is exposed is taken back when Close and Abort return, also where no thread is free
-// for librdmacm's calls, which on iWARP go on in the background.
+// for librdmacm's calls, which on iWARP go on in the background: there the queue pair is in
+// error by then.
 func TestExposedIsTakenBackAtOnce(t *testing.T) {
 	nothingLeft(t)
 	l := listen(t, Config{})
@@ -288,9 +299,8 @@ func TestExposedIsTakenBackAtOnce(t *testing.T) {
 		if _, err := b.mem.Expose(make([]byte, 64<<10), session.RemoteWrite); err != nil {
 			t.Fatal(err)
 		}
-		busy := make(chan struct{})
 		for range maxBlocked {
-			blocking.run(0, func() { <-busy })
+			blocking <- struct{}{}
 		}
 		end(b)
 		b.mem.exposures.mu.Lock()
@@ -300,7 +310,14 @@ func TestExposedIsTakenBackAtOnce(t *testing.T) {
 		if st := b.dom.cache.Stats(); left != nil || int(st.PinnedEntries) != int(st.Entries) {
 			t.Errorf("behind %s: %d exposures, %+v", name, len(left), st)
 		}
-		close(busy)
+		if b.dev.iwarp() {
+			if a, err := b.q.qp.Query(ibv.MaskState); err != nil || a.State != ibv.QPError {
+				t.Errorf("behind %s the queue pair is %v, %v", name, a.State, err)
+			}
+		}
+		for range maxBlocked {
+			<-blocking
+		}
 		b.Retire()
 		a.discard()
 	}

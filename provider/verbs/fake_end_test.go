@@ -182,6 +182,15 @@ func testEndBehindDisconnect(t *testing.T) {
 
 	e, _ = started(t, 47_014)
 	e.q.fail(deviceError(syscall.EIO))
+	hungUp := false
+	e.q.hangUp(deviceError(syscall.EIO), func() { hungUp = true })
+	if !hungUp {
+		t.Error("this end does not disconnect behind a failure of its own")
+	}
+	e.complete(ibv.WC{ID: kindRecv, Opcode: ibv.WCRecv, ByteLen: 8})
+	if e.Poll(&session.Event{}) {
+		t.Error("a message behind the end")
+	}
 	w := make(wakes, 1)
 	e.Start(w)
 	expectReset(t, "a session that starts behind the end", e, w)
@@ -223,6 +232,69 @@ func testUnflushedTransfers(t *testing.T) {
 			e.q.fail(deviceError(syscall.EIO)) // as an event that comes late does
 		}
 	}
+}
+
+// A transfer that is not posted holds no memory. One for which the device has no room is tried
+// again.
+func testTransfersNotPosted(t *testing.T) {
+	f := useFake(t)
+	for i, tt := range []struct {
+		errno syscall.Errno
+		want  error
+	}{{syscall.ENOMEM, session.ErrWouldBlock}, {syscall.EIO, syscall.EIO}} {
+		e, _ := fakePair(t, 51_010+i, Config{})
+		mem := e.mem.Alloc(4096)
+		putInCache(t, e, mem)
+		f.set(fakeErrno, int64(tt.errno))
+		f.set(fakeCountdown, 0)
+		err := e.mem.Write(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7)
+		if !errors.Is(err, tt.want) || f.failed() != "post_send" {
+			t.Errorf("%v of %s: %v, want %v", tt.errno, f.failed(), err, tt.want)
+		}
+		if s := e.dom.cache.Stats(); s.IdleBytes != s.Bytes {
+			t.Errorf("%v: %d bytes are in use", tt.errno, s.Bytes-s.IdleBytes)
+		}
+		e.mem.Free(mem)
+	}
+}
+
+// Nothing is exposed any more, also not in a domain that lives on.
+func testExposeBehindEnd(t *testing.T) {
+	useFake(t)
+	for i, cfg := range fakeConfigs {
+		for j, end := range []func(*Endpoint){(*Endpoint).Abort, func(e *Endpoint) { e.Close() }} {
+			e, _ := fakePair(t, 51_020+2*i+j, cfg)
+			end(e)
+			if d, err := e.mem.Expose(make([]byte, 4096), session.RemoteRead); err == nil {
+				t.Errorf("%+v", d)
+			}
+		}
+	}
+}
+
+// Where a device does not take the peer's access back, the end of the connection does.
+func testRevokeKept(t *testing.T) {
+	f := useFake(t)
+	e, peer := fakePair(t, 51_030, Config{})
+	w := make(wakes, 1)
+	e.Start(w)
+	d, err := e.mem.Expose(make([]byte, 4096), session.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const memoryRegions = fakeObjects + 1
+	before := f.get(memoryRegions)
+	f.set(fakeKeeps, 1)
+	broken := f.get(fakeBroken)
+	e.mem.Revoke(d)
+	f.set(fakeKeeps, 0)
+	expectReset(t, "a revoke in vain", e, w)
+	if f.get(fakeBroken) != broken+1 || f.get(memoryRegions) != before {
+		t.Errorf("the queue pair was broken %d times, and %d registrations have gone", f.get(fakeBroken)-broken, before-f.get(memoryRegions))
+	}
+	e.discard()
+	peer.discard()
+	f.set(memoryRegions, 0) // for good
 }
 
 // Who arms while the queue announces something is woken by that, or the queue is asked

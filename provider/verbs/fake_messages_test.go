@@ -22,6 +22,15 @@ func testSendRoom(t *testing.T) {
 		e, _ := fakePair(t, 44_000+i, cfg)
 		sendRoom(t, e)
 	}
+	e, _ := fakePair(t, 44_002, Config{})
+	e.Reserve(8, 8)
+	for e.ReserveControl(8) != nil {
+		e.CommitControl(8)
+	}
+	e.Commit(8)
+	if n := e.send.underwayLocked(); n > maxSends {
+		t.Errorf("%d messages are posted at a time, and the queue has room for %d", n, maxSends)
+	}
 }
 
 func sendRoom(t *testing.T, e *Endpoint) {

@@ -53,6 +53,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"no windows, whatever it promises", "seed=15,profile=bnxt_re", "^TestLargeWritesWithoutWindows$", ""},
 	{"irdma's iWARP", "seed=7,profile=irdma-iwarp", "^TestIWARPIsWrittenTo$", ""},
 	{"Chelsio's iWARP", "seed=8,profile=cxgb4", "^TestIWARPIsWrittenTo$", ""},
+	{"the end on iWARP", "seed=24,profile=irdma-iwarp", "^TestExposedIsTakenBackAtOnce$", ""},
 	{"no reliable connections", "profile=efa", "^TestNoReliableConnections$", ""},
 	{"no reliable connections of mana", "profile=mana-raw", "^TestNoReliableConnections$", ""},
 	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestWindowsInFullUse|" +

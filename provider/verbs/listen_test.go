@@ -21,12 +21,17 @@ func TestRefusals(t *testing.T) {
 		fill(l)
 		refusedForRoom(t, l, Config{})
 	})
-	t.Run("subnet", func(t *testing.T) {
-		l := listen(t, Config{Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
-		if _, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{}); reasonOf(err) != session.ReasonPermission {
-			t.Errorf("%v, want %v", err, session.ReasonPermission)
+	for _, withoutCM := range []bool{false, true} {
+		if withoutCM && testenv.Device() == "siw" {
+			continue // iWARP has no such way
 		}
-	})
+		t.Run(fmt.Sprintf("subnet, without rdma_cm %v", withoutCM), func(t *testing.T) {
+			l := listen(t, Config{WithoutCM: withoutCM, Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
+			if _, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{WithoutCM: withoutCM}); reasonOf(err) != session.ReasonPermission {
+				t.Errorf("%v, want %v", err, session.ReasonPermission)
+			}
+		})
+	}
 }
 
 // A listener on :: that takes no IPv4 takes none over RDMA either.
