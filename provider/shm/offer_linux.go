@@ -138,7 +138,7 @@ func (l *link) accommodate(peers int, slots uint32) (half int, err error) {
 	if slots == 0 || int64(slots) != int64(nextSegment(len(l.slots.list()))) {
 		return -1, fmt.Errorf("%w: %d slots", errSegment, slots)
 	}
-	m, err := openHalf(peers, int(slots), l.payer)
+	m, err := openHalf(peers, int(slots), l.payer, !l.mayPunch)
 	if err != nil {
 		return -1, err
 	}
@@ -161,7 +161,7 @@ func (l *link) join(own mapping, fds []int) error {
 	if len(fds) == 0 {
 		return errCut
 	}
-	m, err := openHalf(fds[0], own.slots, l.payer)
+	m, err := openHalf(fds[0], own.slots, l.payer, !l.mayPunch)
 	if err == nil {
 		l.share(segment{own, m})
 	}

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -53,7 +54,7 @@ func TestPeersMemoryCannotBeWritten(t *testing.T) {
 				unix.Munmap(mem)
 				t.Error("mapped for writing")
 			}
-			m, err := openHalf(fd, firstSlots, ownAccount())
+			m, err := openHalf(fd, firstSlots, ownAccount(), false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,6 +98,53 @@ func TestPeersMemoryCannotBeWritten(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// In a directory, where the peer may be anybody's, a half is taken whose side cannot take pages out
+// of it: who reads there would wait for that in the kernel.
+func TestPagesOfAPeerInADirectoryStay(t *testing.T) {
+	leaks(t)
+	dir := t.TempDir()
+	l := listen(t, Config{Dir: dir})
+	halves := map[bool]int{}
+	for _, final := range []bool{false, true} {
+		m, fd, err := newHalf(firstSlots, ownAccount(), final)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		defer m.unmap()
+		halves[final] = fd
+		m.mem[0] = 1
+		if err := unix.Madvise(m.mem, unix.MADV_REMOVE); (err != nil) != final {
+			t.Errorf("final: %v; pages are taken out: %v", final, err)
+		}
+	}
+	link := func(final bool) (s *rawPeer, reply message) {
+		t.Helper()
+		c, err := connectFile(dir, l.at.port, l.at.number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(patience))
+		s = &rawPeer{t, c}
+		s.send(linkRequest(version, firstSlots), halves[final], doorbellEnd(t))
+		fds, _ := receive(c, &reply)
+		closeAll(fds)
+		return s, reply
+	}
+	if _, reply := link(false); reply.kind != 0 {
+		t.Errorf("answered %+v", reply)
+	}
+	s, reply := link(true)
+	if reply.kind != msgLinkReply || reply.code != codeOK {
+		t.Fatalf("no link: %+v", reply)
+	}
+	s.send((&message{kind: msgSegment, number: firstSlots}).encode(), halves[false])
+	if last := s.awaitHangUp(); last.kind != 0 {
+		t.Errorf("answered %+v", last)
+	}
+}
 
 // Another user, who has the descriptor, cannot open it again for more.
 func TestPeersMemoryCannotBeOpenedByAnotherUser(t *testing.T) {

@@ -30,6 +30,10 @@ func (s segment) unmap() {
 // SIGBUS.
 const halfSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
+// finalSeals are those of a final half. They also keep its side from taking pages out of it: the
+// other one would wait in the kernel where it reads there, for as long as that takes.
+const finalSeals = halfSeals | unix.F_SEAL_FUTURE_WRITE
+
 var errSegment = errors.New("shm: segment refused")
 
 // newHalf makes the half that this process writes, at the expense of payer. The caller passes
@@ -58,11 +62,7 @@ func newHalf(slots int, payer account, final bool) (m mapping, fd int, err error
 	if err = unix.Fchmod(file, 0); err != nil {
 		err = fmt.Errorf("shm: fchmod: %w", err)
 	} else if m, err = newMapping(file, slots, payer, unix.PROT_READ|unix.PROT_WRITE); err == nil {
-		seals := halfSeals
-		if final {
-			seals |= unix.F_SEAL_FUTURE_WRITE
-		}
-		if _, err = unix.FcntlInt(uintptr(file), unix.F_ADD_SEALS, seals); err != nil {
+		if _, err = unix.FcntlInt(uintptr(file), unix.F_ADD_SEALS, sealsOf(final)); err != nil {
 			err = fmt.Errorf("shm: sealing: %w", err)
 		}
 	}
@@ -74,9 +74,16 @@ func newHalf(slots int, payer account, final bool) (m mapping, fd int, err error
 	return m, fd, nil
 }
 
+func sealsOf(final bool) int {
+	if final {
+		return finalSeals
+	}
+	return halfSeals
+}
+
 // openHalf checks and maps a half that the peer has made.
-func openHalf(fd, slots int, payer account) (mapping, error) {
-	if err := checkHalf(fd, slots); err != nil {
+func openHalf(fd, slots int, payer account, final bool) (mapping, error) {
+	if err := checkHalf(fd, slots, sealsOf(final)); err != nil {
 		return mapping{}, err
 	}
 	return newMapping(fd, slots, payer, unix.PROT_READ)
@@ -85,14 +92,14 @@ func openHalf(fd, slots int, payer account) (mapping, error) {
 // checkHalf checks that a descriptor from the peer may be mapped: it must be a memfd
 // of exactly the right size that nobody can shrink. Only shared memory files have seals.
 // Huge pages are refused: touching one may fail.
-func checkHalf(fd, slots int) error {
+func checkHalf(fd, slots, want int) error {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	switch {
 	case err == unix.EINVAL:
 		return fmt.Errorf("%w: no memfd", errSegment)
 	case err != nil: // not the peer's fault, here and below
 		return fmt.Errorf("shm: fcntl: %w", err)
-	case seals&halfSeals != halfSeals:
+	case seals&want != want:
 		return fmt.Errorf("%w: seals %#x", errSegment, seals)
 	}
 	var fs unix.Statfs_t

@@ -38,7 +38,7 @@ func memfd(t *testing.T, size int64, seals, flags int) int {
 // If a 32-bit process has no addresses for a segment of a 64-bit peer, the peer has broken no
 // rule, and existing connections go on. (Only with 32 bits does this test it: .ci/run cross.)
 func TestSegmentBeyondTheAddresses(t *testing.T) {
-	m, err := openHalf(memfd(t, halfSize(mostSlots), halfSeals, 0), mostSlots, accountOf(1))
+	m, err := openHalf(memfd(t, halfSize(mostSlots), halfSeals, 0), mostSlots, accountOf(1), false)
 	m.unmap()
 	if math.MaxInt > math.MaxInt32 {
 		if err != nil {
@@ -147,7 +147,7 @@ func TestMappingsAreBounded(t *testing.T) {
 // Pages of huge pages are another file system's, and refused for it, whatever their size.
 func TestHugePagesAreRefused(t *testing.T) {
 	fd := memfd(t, 2<<20, halfSeals, unix.MFD_HUGETLB)
-	if err := checkHalf(fd, firstSlots); !errors.Is(err, errSegment) || !strings.Contains(err.Error(), "file system") {
+	if err := checkHalf(fd, firstSlots, halfSeals); !errors.Is(err, errSegment) || !strings.Contains(err.Error(), "file system") {
 		t.Errorf("got %v", err)
 	}
 }
