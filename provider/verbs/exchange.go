@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -111,7 +110,7 @@ func exchangeServes(addrs []netip.Addr) error {
 	if bareDevice() != "" {
 		return nil // it serves the others
 	}
-	var first error
+	none := errNoneServed
 	for _, a := range addrs {
 		name := DeviceOf(interfaceOf(a))
 		if name == "" {
@@ -126,56 +125,47 @@ func exchangeServes(addrs []netip.Addr) error {
 		if !errors.As(err, &why) || why.Reason != session.ReasonNotServed {
 			return nil
 		}
-		first = cmp.Or(first, err)
+		none = err
 	}
-	return cmp.Or(first, errNoneServed)
+	return none
 }
 
 // connect makes an endpoint, which owns the device and conn, by what the ends exchange over conn.
+// The passive end refuses where it fails; behind its reply that is the connection's end, as any byte.
 func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, passive bool, exchange func(e *Endpoint, own connParams) error) (*Endpoint, error) {
 	stop := bound(ctx, conn)
 	defer stop()
-	e, own, err := a.endpoint(cfg, conn, passive)
-	if err != nil {
-		return nil, err
-	}
-	err = exchange(e, own)
-	if !stop() {
-		err = ctx.Err() // whatever came of it: the deadline is set
-	}
-	if err != nil {
-		e.abandon()
-		return nil, err
-	}
-	e.tcp.follow(e)
-	return e, nil
-}
-
-// endpoint makes an endpoint with its queue pair, and the parameters for the peer.
-func (a attachment) endpoint(cfg Config, conn net.Conn, passive bool) (*Endpoint, connParams, error) {
 	e, err := newEndpoint(a.dev, nil, addrOf(conn.RemoteAddr()), cfg, passive)
 	if err == nil {
 		e.tcp = &tcpSignal{conn: conn}
-		if err = e.q.qp.Init(ibv.QPPath{Port: uint8(a.port.Num), PKeyIndex: a.pkeyIndex}, ibv.RemoteRead|ibv.RemoteWrite); err == nil {
-			err = e.recv.postAll()
-		}
+		err = e.q.qp.Init(ibv.QPPath{Port: uint8(a.port.Num), PKeyIndex: a.pkeyIndex}, ibv.RemoteRead|ibv.RemoteWrite)
 	}
-	if err != nil {
-		if passive {
-			refuseExchange(conn, refusalFor(err))
-		}
-		if e != nil {
-			e.abandon()
-		}
-		conn.Close()
-		return nil, connParams{}, callError(err)
+	if err == nil {
+		err = e.recv.postAll()
 	}
-	return e, connParams{
-		privateData: privateData{version: protocolVersion, claim: cfg.Claim},
-		peer:        ibv.QPPeer{QPNum: e.q.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},
-		mtu:         a.mtu(),
-		served:      a.dev.readsServed(),
-	}, nil
+	if err == nil {
+		err = exchange(e, connParams{
+			privateData: privateData{version: protocolVersion, claim: cfg.Claim},
+			peer:        ibv.QPPeer{QPNum: e.q.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},
+			mtu:         a.mtu(),
+			served:      a.dev.readsServed(),
+		})
+	}
+	if !stop() {
+		err = ctx.Err() // whatever came of it: the deadline is set
+	}
+	if err == nil {
+		e.tcp.follow(e)
+		return e, nil
+	}
+	if passive {
+		refuseExchange(conn, refusalFor(err))
+	}
+	if e != nil {
+		e.abandon()
+	}
+	conn.Close()
+	return nil, callError(err)
 }
 
 // refuseExchange sends a reject.
@@ -275,7 +265,6 @@ func acceptExchange(ctx context.Context, conn net.Conn, port uint16, cfg Config)
 	}
 	return at.connect(ctx, conn, cfg, true, func(e *Endpoint, own connParams) error {
 		if err := at.up(e, own, request); err != nil {
-			refuseExchange(conn, refusalFor(err))
 			return err
 		}
 		_, err := conn.Write(own.bytes())

@@ -97,25 +97,24 @@ func parsePrivateData(b []byte) (p privateData, ok bool) {
 	}, true
 }
 
+// refusals are what rejects mean to the dialer.
+var refusals = map[refusal]error{
+	refusedResources: unavailable(session.ReasonResources, errors.New("verbs: the peer has no room, in its RLIMIT_MEMLOCK most likely, or makes too many connections")),
+	refusedClosed:    unavailable(session.ReasonNoListener, errors.New("verbs: the peer is closing its listener")),
+	refusedAddress:   unavailable(session.ReasonUnreachable, errors.New("verbs: the peer has no RDMA device, or none of its GIDs, for this address")),
+	refusedDevice:    unavailable(session.ReasonUnreachable, errors.New("verbs: a call of the peer's RDMA device failed")),
+	refusedUnknown:   unavailable(session.ReasonNoListener, ErrUnknown),
+	refusedOther:     unavailable(session.ReasonOwner, ErrOther),
+	refusedSubnet:    unavailable(session.ReasonPermission, errors.New("verbs: the peer does not serve this address")),
+}
+
 // err is what a reject means to the dialer.
 func (p privateData) err() error {
-	switch {
-	case p.version != protocolVersion:
+	if p.version != protocolVersion {
 		return unavailable(session.ReasonVersion, fmt.Errorf("verbs: the peer has version %d, this end %d", p.version, protocolVersion))
-	case p.refusal == refusedResources:
-		return unavailable(session.ReasonResources, errors.New("verbs: the peer has no room, in its RLIMIT_MEMLOCK most likely, or makes too many connections"))
-	case p.refusal == refusedClosed:
-		return unavailable(session.ReasonNoListener, errors.New("verbs: the peer is closing its listener"))
-	case p.refusal == refusedAddress:
-		return unavailable(session.ReasonUnreachable, errors.New("verbs: the peer has no RDMA device, or none of its GIDs, for this address"))
-	case p.refusal == refusedDevice:
-		return unavailable(session.ReasonUnreachable, errors.New("verbs: a call of the peer's RDMA device failed"))
-	case p.refusal == refusedUnknown:
-		return unavailable(session.ReasonNoListener, ErrUnknown)
-	case p.refusal == refusedOther:
-		return unavailable(session.ReasonOwner, ErrOther)
-	case p.refusal == refusedSubnet:
-		return unavailable(session.ReasonPermission, errors.New("verbs: the peer does not serve this address"))
+	}
+	if err := refusals[p.refusal]; err != nil {
+		return err
 	}
 	return unavailable(session.ReasonProtocol, fmt.Errorf("verbs: the peer refuses for a reason that is not known (%d)", p.refusal))
 }
