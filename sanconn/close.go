@@ -63,7 +63,7 @@ func (c *Conn) closeSession(s *session.Session) error {
 		return c.closeTCP()
 	}
 	end := (*session.Session).Close
-	if c.unreadOnTCP() {
+	if c.in.unreadOnTCP(c) {
 		end = (*session.Session).CloseUnread
 	}
 	c.endStream(s, end) // fails only if called twice
@@ -80,8 +80,7 @@ func (c *Conn) closeSession(s *session.Session) error {
 }
 
 // unreadOnTCP reports whether bytes have come that nobody will read, before the session's.
-func (c *Conn) unreadOnTCP() bool {
-	in := &c.in
+func (in *incoming) unreadOnTCP(c *Conn) bool {
 	if in.san.Load() != nil {
 		return false
 	}

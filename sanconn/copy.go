@@ -156,7 +156,7 @@ func fill(src *io.LimitedReader, once func() (int, error)) (total int64, err err
 // fillOnce reads from a regular file.
 func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
 	if c.out.san.Load() == nil {
-		if n, err := c.fillTCP(src); err != errLook {
+		if n, err := c.out.fill(c, src); err != errLook {
 			return int(n), err
 		}
 	}
@@ -196,10 +196,10 @@ func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, end bool, err erro
 	return n, false, rerr
 }
 
-// fillTCP has net move a piece of what a file has to TCP.
-func (c *Conn) fillTCP(src *io.LimitedReader) (n int64, err error) {
+// fill has net move a piece of what a file has to TCP.
+func (o *outgoing) fill(c *Conn, src *io.LimitedReader) (n int64, err error) {
 	file := src.R.(io.Seeker)
-	err = c.out.piece(c, func() (int64, error) {
+	err = o.piece(c, func() (int64, error) {
 		at, err := file.Seek(0, io.SeekCurrent)
 		if err != nil {
 			return 0, err

@@ -1,7 +1,9 @@
 package sanconn
 
 import (
+	"errors"
 	"net"
+	"os"
 	"sync"
 	"time"
 )
@@ -84,6 +86,25 @@ func (d *deadline) end(tcp *net.TCPConn) {
 		d.alarm.stop()
 	}
 	d.hold(tcp)
+}
+
+// afterTCP is what an error of TCP means: errLook if the operation was only to look at the
+// state.
+func (d *deadline) afterTCP(c *Conn, op string, err error) error {
+	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed.Load():
+		return c.opError(op, net.ErrClosed)
+	case d.release(c.tcp):
+		return errLook
+	case d.writes && c.state.out.ended, !d.writes && c.state.in.ended: // what they held, the end of an offer has released
+		return errLook
+	}
+	return err
 }
 
 // alarm interrupts one direction of a session when its time comes, and

@@ -77,7 +77,7 @@ func (in *incoming) readByTCPLocked(c *Conn, n int, err error) (int, error) {
 	if n > 0 {
 		return n, nil // the next Read finds the error again
 	}
-	if err = c.afterTCP(&in.deadline, opRead, err); err != nil && err != errLook && !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err = in.deadline.afterTCP(c, opRead, err); err != nil && err != errLook && !errors.Is(err, os.ErrDeadlineExceeded) {
 		err = in.endOfTCP(c, err)
 	}
 	return 0, err
@@ -213,25 +213,6 @@ func (in *incoming) endOfTCP(c *Conn, err error) error {
 		}
 		c.awaitLocked(in.deadline.want)
 	}
-}
-
-// afterTCP is what an error of TCP means: errLook if the operation was only to look at the
-// state.
-func (c *Conn) afterTCP(d *deadline, op string, err error) error {
-	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.closed.Load():
-		return c.opError(op, net.ErrClosed)
-	case d.release(c.tcp):
-		return errLook
-	case d.writes && c.state.out.ended, !d.writes && c.state.in.ended: // what they held, the end of an offer has released
-		return errLook
-	}
-	return err
 }
 
 // await waits while Reads have to.

@@ -67,7 +67,7 @@ func (c *Conn) File() (*os.File, error) {
 	if err != nil {
 		return nil, c.opError(opFile, err)
 	}
-	c.readElsewhere()
+	c.in.readElsewhere(c)
 	f, err := c.tcp.File()
 	if err != nil {
 		c.unpin()
@@ -78,7 +78,7 @@ func (c *Conn) File() (*os.File, error) {
 // readElsewhere notes that nobody counts any more what is read from TCP. The end of the stream
 // is that of TCP from then on, even if the peer dies before it has sent again what was returned
 // to it: who has the descriptor cannot tell.
-func (c *Conn) readElsewhere() {
+func (in *incoming) readElsewhere(c *Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state.in.least = 0
@@ -201,7 +201,7 @@ func (l *leave) run(c *Conn) {
 	c.mu.Unlock()
 	switch {
 	case flushing:
-		c.flush()
+		c.out.flush(c)
 	case ended:
 		c.tcp.CloseWrite() // fails only if it has been closed
 	}
@@ -391,19 +391,19 @@ func (l *leave) staysLocked(c *Conn) {
 const againAfter = 16 << 20
 
 // flush sends what came back.
-func (c *Conn) flush() {
-	c.out.op.Lock()
-	n, err := c.tcp.Write(c.out.back)
-	c.out.count(c, int64(n))
-	c.out.back = nil
+func (o *outgoing) flush(c *Conn) {
+	o.op.Lock()
+	n, err := c.tcp.Write(o.back)
+	o.count(c, int64(n))
+	o.back = nil
 	c.mu.Lock()
-	c.out.flushing = false
-	c.out.away.Store(false)
-	c.out.deadline.release(c.tcp)
+	o.flushing = false
+	o.away.Store(false)
+	o.deadline.release(c.tcp)
 	ended := c.state.out.ended
 	c.changedLocked()
 	c.mu.Unlock()
-	c.out.op.Unlock()
+	o.op.Unlock()
 	if err == nil && ended {
 		c.tcp.CloseWrite()
 	}

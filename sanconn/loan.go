@@ -38,21 +38,20 @@ func (c *Conn) Reserve(n int) ([]byte, error) {
 				return b, c.opError(opWrite, err)
 			}
 		}
-		b, err := c.reserveTCP(n)
+		b, err := c.out.reserve(c, n)
 		if err != errLook {
 			return b, err
 		}
 	}
 }
 
-// reserveTCP is Reserve on TCP.
-func (c *Conn) reserveTCP(n int) ([]byte, error) {
-	if err := c.out.await(c, &writer{}); err != nil {
+// reserve is Reserve on TCP.
+func (o *outgoing) reserve(c *Conn, n int) ([]byte, error) {
+	if err := o.await(c, &writer{}); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	o := &c.out
 	switch {
 	case o.owned.Load():
 		return nil, errLook
@@ -136,7 +135,7 @@ func (c *Conn) Peek() ([]byte, error) {
 			}
 		}
 		c.in.op.Lock()
-		b, err := c.peekLocked()
+		b, err := c.in.peekLocked(c)
 		c.in.unlock(c)
 		if err != errLook {
 			return b, err
@@ -145,13 +144,12 @@ func (c *Conn) Peek() ([]byte, error) {
 }
 
 // peekLocked reads from TCP to front.
-func (c *Conn) peekLocked() ([]byte, error) {
-	in := &c.in
-	if most, err := c.in.beforeLocked(c); err != nil || most == 0 {
+func (in *incoming) peekLocked(c *Conn) ([]byte, error) {
+	if most, err := in.beforeLocked(c); err != nil || most == 0 {
 		return in.front, err
 	}
 	b := make([]byte, peekSize)
-	n, err := c.in.readLocked(c, b)
+	n, err := in.readLocked(c, b)
 	if n == 0 {
 		return nil, err
 	}

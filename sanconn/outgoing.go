@@ -225,7 +225,7 @@ func (o *outgoing) writeLocked(c *Conn, w *writer) error {
 		n, err := w.byTCP(c.tcp)
 		o.count(c, n)
 		if err != nil {
-			return c.afterTCP(&o.deadline, opWrite, err)
+			return o.deadline.afterTCP(c, opWrite, err)
 		}
 		if w.done() {
 			return nil
@@ -245,7 +245,7 @@ func (o *outgoing) piece(c *Conn, put func() (int64, error)) error {
 	}
 	n, err := put()
 	o.count(c, n)
-	return c.afterTCP(&o.deadline, opWrite, err)
+	return o.deadline.afterTCP(c, opWrite, err)
 }
 
 // count counts bytes put on TCP. op is held.

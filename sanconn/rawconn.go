@@ -38,7 +38,7 @@ func (r rawConn) Control(f func(fd uintptr)) error {
 	if err := c.toTCP(false); err != nil {
 		return c.opError(opRawControl, err)
 	}
-	c.readElsewhere()
+	c.in.readElsewhere(c)
 	return r.tcp.Control(f)
 }
 
@@ -128,7 +128,7 @@ func (r rawConn) readStaying(f func(fd uintptr) (done bool)) error {
 	if in.holds() {
 		return errUnread
 	}
-	r.c.readElsewhere()
+	r.c.in.readElsewhere(r.c)
 	return r.tcp.Read(f)
 }
 
@@ -189,7 +189,7 @@ func (r rawConn) emptyTCP() (empty bool, err error) {
 		empty = nothingIn(int(fd))
 		return true
 	}); err != nil {
-		return false, c.afterTCP(&c.in.deadline, opRawRead, err)
+		return false, c.in.deadline.afterTCP(c, opRawRead, err)
 	}
 	return empty, nil
 }
@@ -205,7 +205,7 @@ func (r rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool,
 	c.mu.Lock()
 	returned := c.state.in.least > c.in.bytes.Load() // they are on their way, and come for sure
 	c.mu.Unlock()
-	c.readElsewhere()
+	c.in.readElsewhere(c)
 	err = r.tcp.Read(func(fd uintptr) bool {
 		if returned && nothingIn(int(fd)) {
 			return false

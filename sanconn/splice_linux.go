@@ -95,7 +95,7 @@ func splice(dst io.Writer, src *io.LimitedReader) (total int64, err error) {
 
 func (s stream) fill(p *pipe, most int64) error {
 	if s.conn != nil {
-		return s.conn.fillPipe(p, s.raw, most)
+		return s.conn.in.fillPipe(s.conn, p, s.raw, most)
 	}
 	return p.fill(s.raw, most)
 }
@@ -104,7 +104,7 @@ func (s stream) drain(p *pipe) error {
 	for p.n > 0 {
 		var err error
 		if s.conn != nil {
-			err = s.conn.drainPipe(p, s.raw)
+			err = s.conn.out.drainPipe(s.conn, p, s.raw)
 		} else {
 			err = p.drain(s.raw)
 		}
@@ -116,13 +116,13 @@ func (s stream) drain(p *pipe) error {
 }
 
 // fillPipe is a Read to a pipe, as long as TCP has what comes next.
-func (c *Conn) fillPipe(p *pipe, raw syscall.RawConn, most int64) error {
-	if !c.onTCP() || c.in.away.Load() {
+func (in *incoming) fillPipe(c *Conn, p *pipe, raw syscall.RawConn, most int64) error {
+	if !c.onTCP() || in.away.Load() {
 		return errLook
 	}
-	c.in.op.Lock()
-	defer c.in.unlock(c)
-	room, err := c.in.beforeLocked(c)
+	in.op.Lock()
+	defer in.unlock(c)
+	room, err := in.beforeLocked(c)
 	if err != nil {
 		return err
 	}
@@ -130,13 +130,13 @@ func (c *Conn) fillPipe(p *pipe, raw syscall.RawConn, most int64) error {
 		return errLook
 	}
 	err = p.fill(raw, min(most, int64(room)))
-	_, err = c.in.readByTCPLocked(c, int(p.n), err)
+	_, err = in.readByTCPLocked(c, int(p.n), err)
 	return err
 }
 
 // drainPipe is a Write of what a pipe has, or of a part, as long as the direction has not moved.
-func (c *Conn) drainPipe(p *pipe, raw syscall.RawConn) error {
-	err := c.out.piece(c, func() (int64, error) {
+func (o *outgoing) drainPipe(c *Conn, p *pipe, raw syscall.RawConn) error {
+	err := o.piece(c, func() (int64, error) {
 		before := p.n
 		err := p.drain(raw)
 		return before - p.n, err
