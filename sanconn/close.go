@@ -135,16 +135,13 @@ func (c *Conn) flushed(l *leave) bool {
 	c.mu.Lock()
 	for !c.reset.Load() && (c.leave != nil || c.out.flushing) && c.awaitLocked(end) {
 	}
-	ok := c.leave == nil && !c.out.flushing
-	if l == nil {
-		c.mu.Unlock()
-		return ok
+	ok := c.leave == nil && !c.out.flushing && (l == nil || l.err == nil)
+	if l != nil {
+		l.given = true
+		c.changedLocked()
 	}
-	ok = ok && l.err == nil
-	l.given = true
-	c.changedLocked()
 	c.mu.Unlock()
-	if !ok {
+	if l != nil && !ok {
 		l.session.Abort()
 	}
 	return ok

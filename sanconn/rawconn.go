@@ -90,7 +90,8 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 	c := r.c
 	if c.stays() {
-		return c.opError(opRawRead, r.readStaying(f))
+		_, err := r.readTCP(f, true)
+		return c.opError(opRawRead, err)
 	}
 	waits, done, err := r.look(f)
 	if done || err != nil {
@@ -118,18 +119,6 @@ func (c *Conn) stays() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state.pinned && c.state.phase == onTCP && !c.out.flushing
-}
-
-// readStaying is Read where TCP carries the connection for good: as in net.
-func (r rawConn) readStaying(f func(fd uintptr) (done bool)) error {
-	in := &r.c.in
-	in.op.Lock()
-	defer in.op.Unlock()
-	if in.holds() {
-		return errUnread
-	}
-	r.c.in.readElsewhere(r.c)
-	return r.tcp.Read(f)
 }
 
 // look shows f what has come without going back, if that can be shown: nothing, or the end.
