@@ -235,7 +235,11 @@ func (a attachment) inTurn(try func(ibv.GIDEntry) error) error {
 		if !errors.Is(err, syscall.EINVAL) {
 			return callError(err)
 		}
-		tried = append(tried, fmt.Errorf("GID %v (index %d) of interface %d: %w", g.GID, g.Index, g.Netdev, err))
+		netdev := fmt.Sprint("interface ", g.Netdev)
+		if ifi, err := net.InterfaceByIndex(g.Netdev); err == nil {
+			netdev = ifi.Name
+		}
+		tried = append(tried, fmt.Errorf("GID %v (index %d) of %s: %w", g.GID, g.Index, netdev, err))
 	}
 	return unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s gives this process no address: %w", a.dev.ctx.Name, errors.Join(tried...)))
 }

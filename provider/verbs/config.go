@@ -16,17 +16,10 @@ const Name = "verbs"
 // Config tunes listeners and connections. The zero value is what most callers
 // want. The two ends of a connection need to agree only on IWARPOffset and WithoutCM.
 type Config struct {
-	// buffers is the number of receive buffers of a connection (at least 32),
-	// bufferSize the size of each in bytes (at least session.MaxControl). Default 40 of
-	// 1 KiB: messages carry what is small, and all bytes until there is an inbox. Where
-	// RLIMIT_MEMLOCK is low, these and sendBuffer are reduced (see memlock.go).
-	buffers    int
-	bufferSize int
-
-	// sendBuffer is the size in bytes of the memory that messages are sent from. Default
-	// 19.6 KiB, which with the room for control and inline messages and the receive
-	// buffers makes 64: what a connection at rest costs.
-	sendBuffer int
+	// buffers is the number of receive buffers of a connection, bufferSize the size of each in
+	// bytes, sendBuffer that of the memory that messages are sent from. Where RLIMIT_MEMLOCK is
+	// low, all are reduced (memlock.go).
+	buffers, bufferSize, sendBuffer int
 
 	// Threshold is the size in bytes from which the peer reads a Write's own memory, if that
 	// pays (session.Limits); negative: never. Default: 1 MiB.
@@ -44,9 +37,7 @@ type Config struct {
 	// a socket with IPV6_V6ONLY.
 	V6Only bool
 
-	// forceWindows uses a device's memory windows without probing what it enforces.
-	// It is for tests: by default they are used once a probe of the device has shown
-	// that they keep other peers out.
+	// forceWindows, for tests, uses a device's memory windows without a probe.
 	forceWindows bool
 
 	// These are as san.RDMA has them, with its units and defaults.
@@ -90,16 +81,14 @@ const (
 	defaultSendBuffer  = restBytes - defaultBuffers*defaultBufferSize - controlSlots*session.MaxControl - 2*maxInline
 	defaultIWARPOffset = 10000
 
-	// defaultThreshold: an offer is a rendezvous, of two round trips, whose line is idle
-	// meanwhile; the box is not. On the simulated device (2 µs, 50 GB/s) 256 KiB Writes move
-	// 16 GB/s by offers and 32 by the box, 512 KiB 20 to 24 and 33, 1 MiB 31 and 33 but
-	// without the copies. What the memory costs beside is for Pays (costs.go).
+	// defaultThreshold: the line is idle in an offer's two round trips. On the simulated device
+	// (2 µs, 50 GB/s) Writes of 512 KiB move 20 to 24 GB/s by offers and 33 by the box, of 1 MiB
+	// 31 and 33, but without the copies.
 	defaultThreshold = 1 << 20
 
-	// repostBatch receive buffers are posted again together, as posting costs
-	// a system call on some devices. They come on top of the window, so that the
-	// credits that the session gives are always covered: at most all but one of them
-	// wait to be posted, and one was dropped since the last Poll.
+	// repostBatch receive buffers are posted again together, as posting costs a system call
+	// on some devices. They come on top of the window, so that the session's credits are always
+	// covered: all but one of them may wait to be posted, and one was dropped since the last Poll.
 	repostBatch = 6
 	// ownMessages is how many of the provider's own messages may be under way besides
 	// the session's: iWARP's first and the disconnect message.
@@ -113,9 +102,8 @@ const (
 	// that there is credit for; few enough that cancelling is quick.
 	maxReads  = 8
 	maxWrites = 16
-	// maxWindows bounds an endpoint's memory windows. A session has at most three
-	// exposures: its inbox, one whose access is being revoked, an offer of a Write's own
-	// memory.
+	// maxWindows bounds an endpoint's memory windows. A session has at most three exposures:
+	// its inbox, one that is being revoked, an offer.
 	maxWindows = 4
 	// maxSends bounds the messages that are posted at a time: all that there is credit
 	// for, and those that have left but are not known to have (signalEvery). With it the
@@ -133,9 +121,8 @@ const (
 	// maxRDMA bounds one Read or Write in bytes, beside the device: what is posted cannot be
 	// recalled, so this bounds how long a cancelled transfer goes on.
 	maxRDMA = 1 << 20
-	// maxExpose bounds one exposure in bytes: large enough that registering
-	// and asking the peer cost little in comparison, small enough for an
-	// RLIMIT_MEMLOCK that is not tiny (see exposeLimit).
+	// maxExpose bounds one exposure in bytes: registering it and asking the peer cost little
+	// in comparison, and it fits an RLIMIT_MEMLOCK that is not tiny (exposeLimit).
 	maxExpose = 16 << 20
 )
 

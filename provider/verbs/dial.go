@@ -92,12 +92,15 @@ func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
 
 // locate finds the device and the path to the peer.
 func (d *dialing) locate(ctx context.Context) (err error) {
-	if d.cm, err = d.newID(); err != nil {
-		return callError(err)
-	}
-	err = d.resolveAddr(ctx, d.remote)
-	if err == nil && d.cm.id.Context().Transport == ibv.TransportIWARP {
-		err = d.resolveIWARP(ctx)
+	err = d.resolveAddr(ctx, d.remote.Port())
+	if err == nil && d.cm.id.Context().Transport == ibv.TransportIWARP { // which has a port of its own
+		port := d.cfg.iwarpPort(d.remote.Port())
+		if port == 0 {
+			return errNoIWARP
+		}
+		first := d.cm
+		err = d.resolveAddr(ctx, port)
+		first.close()
 	}
 	if err != nil {
 		return err
@@ -131,39 +134,20 @@ func (d *dialing) resolve(ctx context.Context, answer ibv.EventType, ask func() 
 	}
 }
 
-// newID makes an id whose packets are of the traffic class that was chosen.
-func (d *dialing) newID() (*cmID, error) {
-	c, err := newID()
-	if err != nil || d.cfg.TrafficClass == 0 {
-		return c, err
-	}
-	if err := c.id.SetTOS(d.cfg.TrafficClass); err != nil {
-		c.close()
-		return nil, err
-	}
-	return c, nil
-}
-
-// resolveAddr binds the id to a device.
-func (d *dialing) resolveAddr(ctx context.Context, to netip.AddrPort) error {
-	return d.resolve(ctx, ibv.AddrResolved, func() error {
-		return d.cm.id.ResolveAddr(netip.AddrPortFrom(d.local, 0), to, resolveTime)
-	})
-}
-
-// resolveIWARP begins again with a fresh id, for the port on iWARP.
-func (d *dialing) resolveIWARP(ctx context.Context) error {
-	port := d.cfg.iwarpPort(d.remote.Port())
-	if port == 0 {
-		return errNoIWARP
-	}
-	fresh, err := d.newID()
-	if err != nil {
+// resolveAddr makes an id, whose packets are of the traffic class that was chosen, and binds it
+// to a device.
+func (d *dialing) resolveAddr(ctx context.Context, port uint16) (err error) {
+	if d.cm, err = newID(); err != nil {
 		return callError(err)
 	}
-	d.cm.close()
-	d.cm = fresh
-	return d.resolveAddr(ctx, netip.AddrPortFrom(d.remote.Addr(), port))
+	if d.cfg.TrafficClass != 0 {
+		if err = d.cm.id.SetTOS(d.cfg.TrafficClass); err != nil {
+			return callError(err)
+		}
+	}
+	return d.resolve(ctx, ibv.AddrResolved, func() error {
+		return d.cm.id.ResolveAddr(netip.AddrPortFrom(d.local, 0), netip.AddrPortFrom(d.remote.Addr(), port), resolveTime)
+	})
 }
 
 var errNoIWARP = unavailable(session.ReasonNotServed, errors.New("verbs: iWARP is switched off: IWARPOffset is negative"))

@@ -14,14 +14,13 @@ import (
 // Endpoint is a reliable-connected queue pair with its completion queue and its
 // buffers. It implements session.Endpoint.
 //
-// Completions are taken from the queue in batches by whoever polls, the session's
-// reader in Poll or its writer in Reserve, and sorted: what was received and
-// the completions of remote access wait here until Poll hands them out.
+// Completions are taken from the queue in batches by whoever polls, the session's reader in Poll
+// or its writer in Reserve: what was received, and those of remote access, wait until Poll hands
+// them out.
 //
-// The peer's end: an orderly Close sends an empty message after all others (no
-// session message is empty), so it is found in order, and is EPIPE. Anything else
-// that ends the connection, such as an event of rdma_cm or a failed work request, is
-// ECONNRESET or ETIMEDOUT, after the completion queue has been emptied.
+// The peer's end: an orderly Close sends an empty message after all others (no session message is
+// empty), which is EPIPE. Anything else that ends the connection, such as an event of rdma_cm or a
+// failed work request, is ECONNRESET or ETIMEDOUT, after the completion queue has been emptied.
 type Endpoint struct {
 	dev      *device
 	cm       *cmID      // nil: connected without rdma_cm, and

@@ -8,14 +8,11 @@ import (
 	"github.com/sanconn/san/ibv"
 )
 
-// The ready-to-receive message. On iWARP the active side has to send first (RFC 5044,
-// 7.1.3; RFC 6581 has the driver do it, which not all do), whichever end the session lets
-// send. So it sends an empty message, and the passive side answers with another.
-//
-// One is not enough. siw's passive side answers the connect request, after which the
-// message may come, and only then takes over the socket (siw_accept in sw/siw/siw_cm.c):
-// what came in between stays in the socket until more comes. So more follows: an empty
-// RDMA write, which the peer's queue pair does not notice.
+// The ready-to-receive message. On iWARP the active side has to send first (RFC 5044, 7.1.3; RFC
+// 6581 has the driver do it, which not all do). So it sends an empty message, and the passive side
+// answers with another. siw's passive side takes over the socket only after it has answered the
+// connect request (siw_accept in sw/siw/siw_cm.c): what came in between stays in the socket until
+// more comes. So more follows: an empty RDMA write, which the peer's queue pair does not notice.
 const (
 	firstNudge = 2 * time.Millisecond // doubled with each
 	slowNudge  = 128 * time.Millisecond

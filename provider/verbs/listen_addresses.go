@@ -105,11 +105,25 @@ func (l *Listener) served() []netip.Addr {
 // refresh compares the addresses that should be listened on with those that are.
 // The error is a reason why one is not: that another process has the port, if there is that.
 func (l *Listener) refresh() error {
-	served := l.served()
-	want := make(map[netip.Addr]bool, len(served))
+	missing := make(map[netip.Addr]bool)
+	for _, a := range l.served() {
+		missing[a] = true
+	}
+	var gone []*listenID
+	l.mu.Lock()
+	for a, x := range l.ids {
+		if !missing[a] {
+			delete(l.ids, a)
+			gone = append(gone, x)
+		}
+		delete(missing, a)
+	}
+	if l.closed {
+		clear(missing)
+	}
+	l.mu.Unlock()
 	var first, taken error
-	for _, a := range served {
-		want[a] = true
+	for a := range missing {
 		err := l.add(a)
 		first = cmp.Or(first, err)
 		if errors.Is(err, syscall.EADDRINUSE) {
@@ -118,26 +132,15 @@ func (l *Listener) refresh() error {
 	}
 	l.mu.Lock()
 	l.taken = taken
-	var gone []*listenID
-	for a, id := range l.ids {
-		if !want[a] {
-			delete(l.ids, a)
-			gone = append(gone, id)
-		}
-	}
 	l.mu.Unlock()
-	for _, id := range gone {
-		id.close()
+	for _, x := range gone {
+		x.close()
 	}
 	return cmp.Or(taken, first)
 }
 
-// add listens on one address, unless it is listened on already. One goroutine at a time
-// calls it.
+// add listens on one more address. One goroutine at a time calls it.
 func (l *Listener) add(a netip.Addr) error {
-	if !l.wants(a) {
-		return nil
-	}
 	channel, err := hub.use()
 	if err != nil {
 		return listenError(err)
@@ -153,12 +156,6 @@ func (l *Listener) add(a netip.Addr) error {
 		return listenError(fmt.Errorf("verbs: listen on %v: the device has gone: %w", x.tcp, syscall.ENODEV))
 	}
 	return nil
-}
-
-func (l *Listener) wants(a netip.Addr) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return !l.closed && l.ids[a] == nil
 }
 
 // keep adds x to what is listened on, unless the device has gone, or the listener has.

@@ -13,10 +13,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// What a device enforces of memory windows cannot be queried: capability flags
-// promise too much or too little. So it is tried, once per process and device,
-// between queue pairs of the device itself, in the background, from the first use of the
-// device on, by a listener or by a dial. Until the answer, connections expose memory by
+// What a device enforces of memory windows cannot be queried: capability flags promise too much
+// or too little. So it is tried, once per process and device, between queue pairs of the device
+// itself, in the background, from its first use on. Until the answer, connections expose memory by
 // registrations, and from then on by windows, those that live already too.
 
 // probed are the answers.
