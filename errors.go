@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 )
 
@@ -42,9 +43,9 @@ func impliedBy(err error) Reason {
 	return ReasonProtocol
 }
 
-func isReason(err error, r Reason) bool {
+func isReason(err error, reasons ...Reason) bool {
 	var why *Unavailable
-	return errors.As(err, &why) && why.Reason == r
+	return errors.As(err, &why) && slices.Contains(reasons, why.Reason)
 }
 
 // requireError is an Unavailable under the policy Require, which forbids TCP.

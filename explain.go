@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/undernet"
 )
 
@@ -100,10 +99,8 @@ func (d *Dialer) explain(ctx context.Context, network, address string, p *plan) 
 	defer func() { c.Close() }()
 	o.Address = addrPort(c.RemoteAddr())
 	if p != nil {
-		var h newconn.Handle
-		var l *life
-		c, h, l = p.begin(c.(*net.TCPConn), start)
-		start = time.Now()
+		conn, h, l := p.begin(c.(*net.TCPConn), start)
+		c, start = conn, time.Now()
 		ctx, cancel := context.WithTimeout(ctx, p.settings.attempt)
 		defer cancel()
 		if why := p.moveNow(ctx, h, l); why != nil {

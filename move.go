@@ -78,11 +78,9 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, newconn.ErrNoAnswer):
-			return unavailableOf(err) // it may move yet, and nowhere else
-		case errors.Is(err, newconn.ErrClaimed): // whoever is tried
-			return unavailableOf(err)
-		case errors.Is(err, errNotAccepted), errors.Is(err, errUnknown), errors.Is(err, errUndecided), errors.Is(err, newconn.ErrNotTaken):
+		case errors.Is(err, newconn.ErrNoAnswer), // it may move yet, and nowhere else
+			errors.Is(err, newconn.ErrClaimed), // whoever is tried
+			errors.Is(err, errNotAccepted), errors.Is(err, errUnknown), errors.Is(err, errUndecided), errors.Is(err, newconn.ErrNotTaken):
 			return unavailableOf(err)
 		case why == nil, isReason(err, ReasonRefused): // it is not tried again
 			why = unavailableOf(err)

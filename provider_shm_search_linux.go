@@ -150,12 +150,10 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 	case err == nil, errors.Is(err, newconn.ErrNoAnswer):
 		q.noteFound(number)
 		return true, err
-	case errors.Is(err, errUnknown), errors.Is(err, errOther), errors.Is(err, errImpostor), errors.Is(err, newconn.ErrNotTaken),
-		isReason(err, ReasonNoListener), isReason(err, ReasonResources): // it has not taken it
-		return false, err
-	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE): // it has ended; if it had the other end, so does TCP
-		return false, err
-	case isReason(err, ReasonStays): // it may have passed the connection on to another one
+	case errors.Is(err, errOther), errors.Is(err, errImpostor),
+		errors.Is(err, newconn.ErrNotTaken), isReason(err, ReasonNoListener, ReasonResources), // it has not taken it
+		errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE), // it has ended; if it had the other end, so does TCP
+		isReason(err, ReasonStays): // it may have passed the connection on to another one
 		return false, err
 	case isReason(err, ReasonRefused), errors.Is(err, errUndecided):
 		q.noteFound(number)
