@@ -150,7 +150,7 @@ func (id *ID) Disconnect() error {
 	return verbError("rdma_disconnect", id.RemoteAddr().String(), sysCMDisconnect(id.h))
 }
 
-// Notify tells the connection manager of an EventCommEst, which stands for a confirmation
+// Notify gives the connection manager an EventCommEst, which stands for a confirmation
 // of the dialer's that was lost or is late: Established follows.
 func (id *ID) Notify() error {
 	return verbError("rdma_notify", id.RemoteAddr().String(), sysCMNotify(id.h))

@@ -169,7 +169,7 @@ func (b *Budget) makeRoomLocked(n int64, entries int) (victims []*Region, ok boo
 // flushTime bounds how long Flush waits for devices, which usually take milliseconds.
 const flushTime = time.Second
 
-// Flush gives back what is cached and not in use, for others who need RLIMIT_MEMLOCK.
+// Flush gives back what is cached and not in use, for other users of RLIMIT_MEMLOCK.
 // It waits for a second at most until the devices have deregistered it, along with what
 // others are giving back.
 func (b *Budget) Flush() {

@@ -32,7 +32,7 @@ func (p *BufferPool) Get() []byte {
 // afterwards. One that is never put back stays taken of the arena. Other slices are ignored.
 func (p *BufferPool) Put(b []byte) { p.lent.Put(b) }
 
-// Lent are buffers that somebody has as slices, which are all that he gives back. The zero value
+// Lent are buffers that a caller has as slices, and gives back as such. The zero value
 // has none. Its methods may be called concurrently.
 type Lent struct {
 	mu sync.Mutex

@@ -24,7 +24,7 @@ func (r *Region) drop() error {
 	if r.proof != nil {
 		r.proof.detach(r, err)
 	}
-	c.all.remove(r, err) // last, so that whoever waits finds complete statistics
+	c.all.remove(r, err) // last, so that a waiter finds complete statistics
 	if r.pin != nil {
 		r.pin.Release()
 	}

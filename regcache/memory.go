@@ -45,8 +45,8 @@ func KindOf(b []byte) Kind {
 // the pages that were registered. There is one implementation for each kind.
 type proof interface {
 	// valid reports whether the mapping is unchanged. It runs at every hit, so it
-	// neither allocates nor locks. The hit takes its reference first, so that whoever
-	// ends the proof and then looks at the references misses no user.
+	// neither allocates nor locks. The hit takes its reference first, so that ending
+	// the proof and then looking at the references misses no user.
 	valid() bool
 
 	// attach makes a region depend on the proof. When the proof ends, valid turns

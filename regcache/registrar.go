@@ -19,7 +19,7 @@ const (
 	BindWindow
 )
 
-// LocalRead is the empty set: the own device may read, and nobody else.
+// LocalRead is the empty set: only the own device may read.
 const LocalRead Access = 0
 
 const remoteAccess = RemoteRead | RemoteWrite

@@ -18,7 +18,7 @@ type seen struct {
 }
 
 // use is a use of memory for a cache. The allocator hands addresses out again, so on the heap
-// it is the object that tells whether the memory is the same: a weak pointer to another one is
+// it is the object that shows whether the memory is the same: a weak pointer to another one is
 // never equal.
 type use struct {
 	address, cache uintptr

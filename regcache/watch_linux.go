@@ -28,7 +28,7 @@ const (
 
 // A watcher has a userfaultfd for one range. The range is registered for write protection,
 // but nothing is ever protected, so that no page faults are reported, only munmap, mremap,
-// MAP_FIXED and madvise. The kernel holds up whoever makes such a change until the event is
+// MAP_FIXED and madvise. The kernel holds up the caller of such a change until the event is
 // read. The first event ends the range: what its owner maps there next is another range.
 type watcher struct {
 	file *os.File
@@ -45,7 +45,7 @@ type watcher struct {
 //
 // b must be private anonymous memory that the program has mapped, in whole pages, and
 // not of MAP_HUGETLB: the pages of a file or of shared memory could be changed unseen by
-// whoever has its descriptor. Each Range has a file descriptor and a goroutine until
+// a holder of its descriptor. Each Range has a file descriptor and a goroutine until
 // Withdraw, and each hit in it costs a system call. Declare costs none of these.
 //
 // The kernel does not report MADV_GUARD_INSTALL, nor shmat with SHM_REMAP: withdraw the
@@ -185,7 +185,7 @@ func (w *watcher) close(memory []byte) {
 	}
 	w.busy.Store(true)
 	if err := w.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-		panic(fmt.Sprintf("regcache: close userfaultfd: %v", err)) // EBADF: somebody closed our descriptor
+		panic(fmt.Sprintf("regcache: close userfaultfd: %v", err)) // EBADF: other code closed our descriptor
 	}
 	<-w.done
 }

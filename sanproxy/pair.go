@@ -15,7 +15,7 @@ import (
 // An end is one of the two connections of a pair.
 type end struct {
 	net.Conn
-	shut   atomic.Bool // its peer was told the end of the stream
+	shut   atomic.Bool // its peer was sent the end of the stream
 	broken atomic.Bool // a Write to it has failed
 }
 
@@ -91,7 +91,7 @@ func (p *pair) direction(dst, src *end, moved *atomic.Uint64) error {
 	return err
 }
 
-// passEnd tells dst that src's stream has ended. Where either of them cannot end one direction
+// passEnd passes the end of src's stream to dst. Where either of them cannot end one direction
 // alone, that is the end of both.
 func (p *pair) passEnd(dst, src *end) error {
 	half, ok := dst.Conn.(halfCloser)
@@ -173,7 +173,7 @@ func bottom(c net.Conn) net.Conn {
 	return c
 }
 
-// ofWrite reports whether an error of io.Copy is that of a Write. If it cannot tell, as after
+// ofWrite reports whether an error of io.Copy is that of a Write. If that is unknown, as after
 // splice, it is taken for that of a Read.
 func ofWrite(err error) bool {
 	if errors.Is(err, syscall.EPIPE) {

@@ -74,7 +74,7 @@ func (p *Proxy) init() {
 }
 
 // Serve accepts connections from l and forwards them, until Shutdown or Close; then it returns
-// nil. It also ends, with the error of Accept, if l is closed by somebody else. It closes l. It
+// nil. It also ends, with the error of Accept, if l is closed by other code. It closes l. It
 // may be called for several listeners.
 func (p *Proxy) Serve(l net.Listener) error {
 	p.init()

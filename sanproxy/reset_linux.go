@@ -11,7 +11,7 @@ import (
 const tcpClose = 7
 
 // wasReset reports whether a connection whose end of file was read, and to which this end
-// can still write, was in fact reset. On a SAN a Read says so itself.
+// can still write, was in fact reset. On a SAN a Read returns that.
 func wasReset(c net.Conn) (reset bool) {
 	s, ok := bottom(c).(syscall.Conn)
 	if !ok {

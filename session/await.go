@@ -70,7 +70,7 @@ func (e *engine) await(sd *side, want Events, test func(sure bool) Events) {
 // attempt is await behind a first test.
 func (e *engine) attempt(sd *side, test func(sure bool) Events) { e.await(sd, test(false), test) }
 
-// disarm takes back what this side wanted to be woken for, unless another one waits for it
+// disarm takes back what this side was armed for, unless another one waits for it
 // too.
 func (c *core) disarm(sd *side) {
 	ev := Events(sd.wants.Load()) &^ c.othersWant(sd)

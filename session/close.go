@@ -17,7 +17,7 @@ type closing struct {
 
 // closeWait is how long Close itself waits for a silent peer, where bytes would be lost
 // with the process. The rest of CloseTimeout passes in the background, so that a peer
-// that does not read delays nobody; Close does wait for one that reads slowly, but at least
+// that does not read delays no caller; Close does wait for one that reads slowly, but at least
 // reportMost in that time.
 const closeWait = time.Second
 
@@ -87,7 +87,7 @@ func (r *reading) CloseRead() error {
 // of it; Closed reports its end. Only the first Close returns nil.
 func (s *Session) Close() error { return s.close(false) }
 
-// CloseUnread is Close for a caller who knows of bytes of the peer's that nobody has read,
+// CloseUnread is Close for a caller with bytes of the peer's that have not been read,
 // wherever they are: the peer gets ECONNRESET.
 func (s *Session) CloseUnread() error { return s.close(true) }
 
@@ -139,7 +139,7 @@ func (s *Session) stopOperations() {
 }
 
 // throwAwayForGood discards what has come and still comes, and returns the message that
-// ends this direction; unread: something has come that the session does not know of.
+// ends this direction; unread: something has come that the session does not hold.
 func (s *Session) throwAwayForGood(unread bool) (last wire.Type) {
 	s.lockRx()
 	defer s.unlockRx()

@@ -10,7 +10,7 @@ import (
 // Config tunes a session. The zero value is what most callers want. Rules such as
 // D12, here and elsewhere, are those of docs/MODEL.md.
 type Config struct {
-	// sanconn.Options says more of these.
+	// sanconn.Options describes these.
 
 	Threshold     int           // smallest Write in bytes that goes by rendezvous; 0: what the provider prefers; negative: none does
 	ReceiveBudget int           // offered bytes that are fetched ahead of any Read, and the largest inbox; default 4 MiB
@@ -26,7 +26,7 @@ type Config struct {
 	Accepting bool
 
 	// OnNote is called for each note of the peer (SendNote), in a goroutine of the session, one
-	// at a time and in their order, whether or not anybody reads; and with nil when the
+	// at a time and in their order, also while no Read waits; and with nil when the
 	// connection is over and no operation is there to find out. It may call the session;
 	// Closed waits for its return. Nil: a note breaks the protocol.
 	OnNote func(note []byte)

@@ -16,7 +16,7 @@ import (
 // core is the state of a session, with its locks.
 //
 // Locks, in this order: rd.op, wr.op, ur.op (held for a whole operation), rxMu, txMu (held
-// for one look; docs/ARCHITECTURE.md says what waits under them).
+// for one look; docs/ARCHITECTURE.md has what waits under them).
 type core struct {
 	ep  Endpoint
 	mem Memory // nil: there is none
@@ -42,7 +42,7 @@ type core struct {
 
 	txMu    sync.Mutex
 	tx      sender      // guarded by txMu, as are the endpoint's sending methods
-	txWaits atomic.Bool // tx.pending, for those who do not hold txMu
+	txWaits atomic.Bool // tx.pending, to be read without txMu
 
 	failure  atomic.Pointer[error] // why the connection is over, set once
 	giveBack sync.Once             // closes or aborts the endpoint; a second caller waits for the first
@@ -214,7 +214,7 @@ func connErr(err error) error {
 }
 
 // taken returns a number that grows as the peer takes what is sent: it answers, or makes room
-// for more. Credit alone says nothing, as control messages bring it, too.
+// for more. Credit alone does not count: control messages bring it, too.
 func (c *core) taken() uint64 {
 	c.rxMu.Lock()
 	n := c.rx.stats.progress

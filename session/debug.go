@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Describer is what an endpoint is besides, if it has something to say of itself to people:
+// Describer is what an endpoint is besides, if it describes itself to people:
 // in one line, at any time before Retire, from any goroutine, without waiting for anything.
 type Describer interface {
 	Describe() string
@@ -15,7 +15,7 @@ type Describer interface {
 
 // Debug describes the session to people: what its operations wait for and since when, and what
 // is under way in both directions. Its form may change; docs/DEBUGGING.md explains it. It may be
-// called at any time, and waits a few milliseconds at most: of what somebody holds, it says so.
+// called at any time, and waits a few milliseconds at most: it shows a held lock as busy.
 func (s *Session) Debug() string {
 	d := &description{}
 	d.line("session %d by %s, for %v", s.number, s.lim.Provider, since(s.began))
@@ -36,7 +36,7 @@ type description struct{ strings.Builder }
 
 func (d *description) line(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
 
-// locked has f describe what mu guards, unless somebody holds it for long.
+// locked has f describe what mu guards, unless it is held for long.
 func (d *description) locked(mu *sync.Mutex, name string, f func()) {
 	if !LockSoon(mu) {
 		d.line("  %-8sbusy: its lock is held", name)

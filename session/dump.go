@@ -15,7 +15,7 @@ var numbers atomic.Uint64
 // that negotiate, and those that deliver what was written before Close.
 var live sync.Map
 
-// Dump writes Debug of each of this process's sessions, behind what its Name has said.
+// Dump writes Debug of each of this process's sessions, behind what its Name has set.
 func Dump(w io.Writer) error {
 	var all []*Session // the oldest first
 	live.Range(func(_, s any) bool {

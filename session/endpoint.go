@@ -10,7 +10,7 @@ import (
 
 // Endpoint is one connection of a SAN service provider, as the session uses it:
 // messages through pre-registered buffers, a way to sleep, and, where the provider can
-// access remote memory, that. It knows nothing of the session protocol. Providers
+// access remote memory, that. It does not use the session protocol. Providers
 // implement it; see the package endpointtest for the contract as tests, and twin for an
 // implementation without a kernel.
 //
@@ -48,7 +48,7 @@ type Endpoint interface {
 	Abort()
 
 	// Retire gives back what the endpoint holds, once, after Close or Abort. Until then the
-	// memory of what was reserved or kept stays in place, and belongs to nobody else.
+	// memory of what was reserved or kept stays in place, and is not reused.
 	Retire()
 }
 
@@ -116,7 +116,7 @@ type Waiting interface {
 	Disarm(Events)
 }
 
-// Withdrawer is what an endpoint is besides, if it is there before the peer's process knows of it.
+// Withdrawer is what an endpoint is besides, if it is there before the peer's process has seen it.
 type Withdrawer interface {
 	// Withdraw takes the connection back, so that the peer never looks at what was sent: then
 	// Abort follows. It returns false if the peer has looked, or may: then it answers, or ends it.
@@ -124,8 +124,8 @@ type Withdrawer interface {
 }
 
 // Sleeper is what an endpoint is besides, if its events need not be handed on by a goroutine
-// of its own: whoever sleeps waits for them itself. Its methods may be called at any time,
-// Rouse and Rest also after Retire, from any goroutine; while nobody is in Sleep, and Rest is
+// of its own: a sleeper waits for them itself. Its methods may be called at any time,
+// Rouse and Rest also after Retire, from any goroutine; while no call is in Sleep, and Rest is
 // not called, Wakes may be late.
 type Sleeper interface {
 	// Sleep returns when there is a token in wake, which holds one, and takes it.
@@ -136,7 +136,7 @@ type Sleeper interface {
 	// it there is good enough only before the Sleep.
 	Rouse(wake chan struct{})
 
-	// Rest makes sure of the Wakes while nobody sleeps.
+	// Rest makes sure of the Wakes without a sleeper.
 	Rest()
 }
 
@@ -147,7 +147,7 @@ type Memory interface {
 	// message that was committed afterwards. The caller keeps b alive and in
 	// place until Revoke. An error means that this memory cannot be exposed (too
 	// large, ENOMEM, EFAULT, …); the session then sends the bytes in another way.
-	// A descriptor that is Returnable says that the peer may give its access back by
+	// A Returnable descriptor is one of which the peer may give its access back by
 	// CommitReturn, so that Revoke has little left to do.
 	Expose(b []byte, rights Rights) (Descriptor, error)
 
@@ -184,8 +184,8 @@ type Memory interface {
 	Write(from []byte, to Descriptor, off int, id uint32) error
 
 	// Alloc returns n bytes of the provider's memory, which Read and Write take
-	// without registering it, unless the registration was given up for somebody
-	// who needs RLIMIT_MEMLOCK more. Nil means that the budget is used up, or that
+	// without registering it, unless the registration was given up for another
+	// user of RLIMIT_MEMLOCK. Nil means that the budget is used up, or that
 	// n would leave too little for other connections: less may be had then. The
 	// memory may be exposed, and holds whatever its last user left there. Free
 	// gives it back.
@@ -223,7 +223,7 @@ type Limits struct {
 	// inbox, memory that the peer keeps exposed for this; 0: never.
 	Inbox int
 
-	// InboxAfter is how many bytes such Writes amount to before an inbox is asked for,
+	// InboxAfter is how many bytes such Writes amount to before an inbox is requested,
 	// unless bytes find no credit: an occasional one is not worth the opening. 0: the
 	// first one is.
 	InboxAfter int
@@ -271,7 +271,7 @@ type Event struct {
 	Last bool   // Message: nothing else had come when the endpoint last looked; never set where looking is cheap
 }
 
-// EventKind tells Events apart.
+// EventKind is an Event's type.
 type EventKind uint8
 
 const (

@@ -16,14 +16,14 @@ func (e *engine) lockRx() {
 	e.notePhaseLocked()
 }
 
-// notePhaseLocked tells the receiver if the connection is over.
+// notePhaseLocked marks the receiver if the connection is over.
 func (e *engine) notePhaseLocked() {
 	if e.failure.Load() != nil {
 		e.rx.phase.reach(ended)
 	}
 }
 
-// tryLockRx is lockRx unless somebody uses the receiver.
+// tryLockRx is lockRx unless the receiver is in use.
 func (e *engine) tryLockRx() bool {
 	if !e.rxMu.TryLock() {
 		return false

@@ -320,7 +320,7 @@ func (f *fetches) arrived(r read, use use) {
 	}
 }
 
-// tellNearDone tells the offerer that the end is near, after each RDMA read's worth of bytes,
+// tellNearDone sends NearDone when the end is near, after each RDMA read's worth of bytes,
 // n of which have just come: it has slept (writeOffer), and is to be awake then.
 func (f *fetches) tellNearDone(t *tail, n int) {
 	each := f.bounds.maxRDMA
@@ -347,7 +347,7 @@ func (rx *receiver) advanceOffer() (started bool) {
 	return started
 }
 
-// withdrawnByPeer handles CancelRead: the offerer wants its memory back.
+// withdrawnByPeer handles CancelRead: the offerer takes its memory back.
 func (rx *receiver) withdrawnByPeer(id uint32) {
 	if t := rx.fetch.open; t != nil && t.id == id {
 		t.state = tailStopped

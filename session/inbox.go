@@ -17,7 +17,7 @@ type inbox struct {
 
 	filled   int64 // up to here the peer has filled it
 	emptied  int64 // … it has been read
-	reported int64 // … the peer knows that it has been read
+	reported int64 // … Emptied has reported it as read
 }
 
 // exposed is memory that the peer may write to.
@@ -34,7 +34,7 @@ const (
 	inboxNone  inboxState = iota
 	inboxOpen             // the peer writes to it
 	inboxLeft             // … no more
-	inboxAgain            // … but wants another
+	inboxAgain            // … but requests another
 )
 
 const (
@@ -156,7 +156,7 @@ func (in *inbox) leftForGood() {
 }
 
 // close has the memory given back once all of it has been read, and opens the next one if
-// the peer has asked for it.
+// the peer has requested it.
 func (in *inbox) close() {
 	if in.unread() > 0 {
 		return

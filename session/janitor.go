@@ -9,8 +9,8 @@ import (
 // janitor serves sessions while no Read or Write is in progress. A recently used session is
 // on its list and not armed: arming on each return from Read would cost the peer
 // a system call per message. Once a tick passes without use, the janitor arms it,
-// looks for messages once, and takes it off the list; then a Wake that finds nobody
-// waiting starts one goroutine, which looks and puts the session back on the list.
+// looks for messages once, and takes it off the list; then a Wake that finds no
+// waiter starts one goroutine, which looks and puts the session back on the list.
 // So the peer's messages are acted on within two ticks (of up to ringTick or
 // queueTick, see there), an idle connection costs nothing, and a busy one no system
 // call.
@@ -27,7 +27,7 @@ var idlers janitor
 const (
 	// tick is the shortest interval. Two of them, or of the longer ones below, bound how
 	// long a peer's offer, credit or ping waits for an application that computes: short
-	// compared with a stall that anybody notices, long compared with the microseconds
+	// compared with a stall that is noticed, long compared with the microseconds
 	// that a tick costs.
 	tick = 2 * time.Millisecond
 	// Ticks are further apart while all sessions are in use: up to ringTick where all
@@ -38,7 +38,7 @@ const (
 	queueTick = 8 * tick
 )
 
-// idleState is what the janitor knows of a session.
+// idleState is what the janitor keeps of a session.
 type idleState struct {
 	fresh   atomic.Bool // only notes have gone by it so far, and each is waited for: it stays armed
 	away    atomic.Bool // off the list: the next operation joins it
@@ -110,7 +110,7 @@ func (j *janitor) run(t *time.Timer) {
 func (e *engine) tend() (used, looked bool) {
 	i := &e.idle
 	if s := e.rd.sleeper; s != nil {
-		s.Rest() // nobody may wait for its events, nor for those of others that it has waited for
+		s.Rest() // its events, and others' that it has waited for, may have no waiter
 	}
 	if !e.tryLockRx() {
 		return true, true

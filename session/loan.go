@@ -55,7 +55,7 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 }
 
 // lendInVain lends memory whose bytes Commit throws away: the peer has closed, but this end has not
-// been told, so its next bytes are taken all the same (see outcome). Nil: something is lent already.
+// found that, so its next bytes are taken all the same (see outcome). Nil: something is lent already.
 func (w *writing) lendInVain(n int) (room []byte) {
 	w.withSender(func(tx *sender) {
 		if tx.lent == nil {

@@ -14,11 +14,11 @@ const mostNotes = 8
 
 // notes are the peer's, on their way to Config.OnNote.
 type notes struct {
-	begun atomic.Bool // Negotiate has succeeded: an end before is its result, and nobody is told
+	begun atomic.Bool // Negotiate has succeeded: an end before is its result, and not reported
 
 	mu      sync.Mutex // guards what follows
 	list    [][]byte   // oldest first
-	over    bool       // the end is to be told behind them
+	over    bool       // the end is reported after them
 	told    bool       // it was
 	handing bool       // a goroutine hands them over
 }
@@ -89,7 +89,7 @@ func (e *engine) hand(note []byte) bool {
 	return true
 }
 
-// noteEnd tells the layer above that the connection is over, behind the last note. It is
+// noteEnd has OnNote report that the connection is over, behind the last note. It is
 // called where no operation would find out, with any lock held.
 func (e *engine) noteEnd() {
 	if e.cfg.OnNote == nil || !e.notes.begun.Load() || !e.borrow() { // the endpoint may have been given back
@@ -111,7 +111,7 @@ func (e *engine) noteEnd() {
 // handLocked has a goroutine hand over what there is.
 func (e *engine) handLocked() {
 	n := &e.notes
-	if n.handing || !e.borrow() { // as a loan, for which Close does not wait: who is called may be waiting for that
+	if n.handing || !e.borrow() { // as a loan, for which Close does not wait: OnNote may be waiting for that
 		return
 	}
 	n.handing = true

@@ -25,7 +25,7 @@ type offerState uint8
 const (
 	offerNone      offerState = iota
 	offerOpen                 // the peer reads
-	offerCancelled            // … and was asked to stop: CancelRead was sent
+	offerCancelled            // … and is to stop: CancelRead was sent
 	offerOver                 // ReadDone came: the peer reads no more
 )
 

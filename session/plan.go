@@ -19,7 +19,7 @@ type plan struct {
 	threshold int  // the smallest Write whose memory is offered, 0: none is
 	boxMayPay bool // … but for those that had better go through the box: Memory.PaysToOffer
 	boxFrom   int  // the smallest Write that goes through the box, 0: none does
-	boxAfter  int  // bytes of them until an inbox is asked for
+	boxAfter  int  // bytes of them until an inbox is requested
 	boxSize   int  // of the box, where memory is not short
 }
 

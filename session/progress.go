@@ -63,7 +63,7 @@ func (e *engine) progressAgain() {
 	e.joinIfAway()
 }
 
-// handleLocked acts on an event, whether or not anybody reads (D3). Payload stays in its
+// handleLocked acts on an event, also while no Read waits (D3). Payload stays in its
 // buffer.
 func (e *engine) handleLocked(ev *Event) {
 	rx := &e.rx

@@ -181,7 +181,7 @@ func (r *reading) takeLocked(p []byte) int {
 var errReset = fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
 
 // streamEndLocked returns why nothing more can be read; nil if more may come. An error that
-// breaks the connection is returned each time, even if a Write has been told: other than
+// breaks the connection is returned each time, even if a Write has returned it: other than
 // with TCP, a stream that was cut never seems to have ended in order.
 func (r *reading) streamEndLocked() error {
 	err := r.findEndLocked()
@@ -288,7 +288,7 @@ func (r *reading) brokenDirect() int {
 	case r.rx.phase == closed:
 		broken = true
 	case r.over() != nil:
-		// Events that came since the last poll, by this Read or anybody else, may have
+		// Events that came since the last poll, by this Read or any other call, may have
 		// ended them. If there are more than one call takes, the Read polls again.
 		broken = r.progressLocked() < progressMost && f.busy()
 	}

@@ -2,7 +2,7 @@ package session
 
 import "fmt"
 
-// Reason says why a connection does not use a SAN, or not the preferred one. The
+// Reason is why a connection does not use a SAN, or not the preferred one. The
 // values are stable: they are counted and shown to operators.
 type Reason uint8
 

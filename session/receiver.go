@@ -28,7 +28,7 @@ type receiver struct {
 	fetch fetches
 	inbox inbox
 
-	polls uint64 // polls that left nothing that the endpoint knew of
+	polls uint64 // polls that took all that the endpoint had seen
 	do    receiverDo
 	stats traffic // progress: messages about what this end sends
 }
@@ -61,8 +61,8 @@ type use uint8
 
 const (
 	toRead    use = iota
-	toDiscard     // nobody will read it, after CloseRead
-	toRefuse      // … after Close, and the peer is to know
+	toDiscard     // it will not be read, after CloseRead
+	toRefuse      // … after Close, with FlagGone to the peer
 )
 
 // loan is whether the application reads the front bytes where they lie.
@@ -135,7 +135,7 @@ func (rx *receiver) payload(h wire.Header, m []byte) {
 	}
 }
 
-// arrived keeps a message of the stream unless nobody will read it.
+// arrived keeps a message of the stream unless it will not be read.
 func (rx *receiver) arrived(h wire.Header, bytes bool) {
 	rx.cut = h.Flags&wire.FlagMore != 0
 	if rx.use != toRead || !bytes {

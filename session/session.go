@@ -1,6 +1,6 @@
 // Package session implements the session protocol: a reliable byte stream with
 // TCP's semantics over an Endpoint, which moves messages and accesses remote
-// memory. It knows neither devices nor net.Conn: sanconn uses it from above,
+// memory. It uses neither devices nor net.Conn: sanconn uses it from above,
 // and the providers implement Endpoint below it.
 //
 // A Write (write.go) puts its bytes into a message or the box, or offers the memory they

@@ -81,7 +81,7 @@ func (sd *side) sleep() {
 	sd.asleep.Store(false)
 }
 
-// signalSleeper is signal unless nobody sleeps: those who poll look anyway.
+// signalSleeper is signal for a sleeper alone: what polls looks anyway.
 func (sd *side) signalSleeper() {
 	if sd.wants.Load() != 0 {
 		sd.signal()

@@ -7,7 +7,7 @@ import "errors"
 var ErrTaken = errors.New("session: taken")
 
 // ErrCut is ErrTaken in the middle of a Write: the peer gets some of its bytes, and no other
-// Write may come before the rest. TakeWrite tells it who has taken.
+// Write may come before the rest. TakeWrite returns it to the taker.
 var ErrCut = errors.New("session: taken in the middle of a Write")
 
 // StopRead makes waiting and later Reads, Peeks and Looks fail with ErrTaken until
@@ -54,8 +54,8 @@ func (r *reading) GiveBackRead() { r.rd.state.And(^uint32(stTaken)) }
 // GiveBackWrite ends TakeWrite.
 func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
 
-// ReadTaken is Read for who has taken it. InterruptRead does not concern it. It waits no longer
-// than until done, which may be nil and is asked again when LookAgain is called: then its error is
+// ReadTaken is Read for its taker. InterruptRead does not concern it. It waits no longer
+// than until done, which may be nil and is called again upon LookAgain: then its error is
 // ErrInterrupted.
 func (r *reading) ReadTaken(p []byte, done func() bool) (int, error) {
 	defer r.rd.asTaker()()
@@ -64,8 +64,8 @@ func (r *reading) ReadTaken(p []byte, done func() bool) (int, error) {
 	return n, err
 }
 
-// AwaitTaken waits, for who has taken reading, until done, or until the connection is over.
-// It takes what comes meanwhile, and asks again when LookAgain is called.
+// AwaitTaken waits, for the taker of Read, until done, or until the connection is over.
+// It takes what comes meanwhile, and calls done again upon LookAgain.
 func (r *reading) AwaitTaken(done func() bool) {
 	defer r.rd.asTaker()()
 	r.attempt(&r.rd, func(sure bool) Events {
@@ -75,13 +75,13 @@ func (r *reading) AwaitTaken(done func() bool) {
 		r.progress(sure)
 		return r.readWant()
 	})
-	r.noteEnd() // with the notes before it, which nobody may have taken yet
+	r.noteEnd() // with the notes before it, which may not have been taken yet
 }
 
-// LookAgain has AwaitTaken and ReadTaken ask again. It does not block.
+// LookAgain has AwaitTaken and ReadTaken call done. It does not block.
 func (r *reading) LookAgain() { r.rd.signal() }
 
-// WriteTaken is Write for who has taken it. InterruptWrite does not concern it.
+// WriteTaken is Write for its taker. InterruptWrite does not concern it.
 func (w *writing) WriteTaken(p []byte) (int, error) {
 	defer w.wr.asTaker()()
 	n, err := w.write(p, false)

@@ -177,7 +177,7 @@ func (r Rights) String() string {
 	return "none"
 }
 
-// Name has the trace and Debug say which connection the session carries. who is called when
+// Name has the trace and Debug show which connection the session carries. who is called when
 // Debug is, and must neither block nor keep the connection alive.
 func (s *Session) Name(local, remote net.Addr, who func() string) {
 	s.who.Store(&who)

@@ -12,7 +12,7 @@ import (
 // Once it has returned, the session or the peer has the bytes and p is no longer
 // touched. Errors: ErrClosed, ErrInterrupted, and those of the connection as outcome has
 // them: syscall.EPIPE (the peer no longer reads), ECONNRESET, ETIMEDOUT. A Write of no bytes
-// returns what there is to be told.
+// returns what there is to report.
 func (w *writing) Write(p []byte) (int, error) {
 	if n := len(p); n > 0 && n <= w.plan.whole && w.writeAtOnce(p) {
 		return n, nil
@@ -104,7 +104,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 	}
 	w.joinIfAway()
 	if len(p) == 0 {
-		w.progress(false) // what has come is told
+		w.progress(false) // what has come is handled
 		return 0, w.writeBlocked()
 	}
 	if w.plan.large(len(p)) && w.pays(p) {
@@ -195,7 +195,7 @@ func (w *writing) writeBlocked() error {
 // writeState is why a Write has to end; nil: for nothing in the state.
 func writeState(st uint32) error {
 	switch {
-	case st&stTaken != 0: // first: whoever comes late finds the session closed as well
+	case st&stTaken != 0: // first: a late call finds the session closed as well
 		return ErrTaken
 	case st&stClosed != 0:
 		return ErrClosed
@@ -214,11 +214,11 @@ func writeState(st uint32) error {
 // outcome is what a Write of size bytes returns that took n and ended with err. It is as with
 // TCP on Linux: a writer learns that the peer has closed in order by the reset that its bytes
 // cause, so the first Write that a send buffer takes succeeds; its bytes are lost, and no
-// position counts them. What breaks the connection is told once, by a Write or a Read.
+// position counts them. What breaks the connection is returned once, by Write or Read.
 // Everything later is EPIPE.
 func (w *writing) outcome(n, size int, err error) (int, error) {
 	if err != nil && err != ErrTaken && w.wr.state.Load()&(stClosed|stInterrupted) == 0 {
-		w.progress(true) // what the peer has sent says more than the end of its endpoint
+		w.progress(true) // what the peer has sent is more exact than its endpoint's end
 		err = cmp.Or(w.writeBlocked(), err)
 	}
 	if err == nil || err == ErrTaken || errors.Is(err, ErrClosed) || errors.Is(err, ErrInterrupted) {
@@ -237,7 +237,7 @@ func (w *writing) outcome(n, size int, err error) (int, error) {
 }
 
 // unaware reports whether err is nothing but that the peer has closed in order, and this end
-// has not been told.
+// has not found that.
 func (w *writing) unaware(err error) bool {
 	return errors.Is(err, syscall.EPIPE) && w.failure.Load() == nil && !w.told.Load()
 }

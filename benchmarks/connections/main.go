@@ -95,7 +95,7 @@ var transports = [2]transport{
 const messageSize = 64
 
 // serve echoes messages. It prints its address, and whatever each line of standard input
-// asks for.
+// requests.
 func serve(tr transport) error {
 	l, err := tr.listen()
 	if err != nil {
@@ -133,7 +133,7 @@ func serve(tr transport) error {
 	return nil
 }
 
-// questions are what a process tells about itself.
+// questions are what a process reports of itself.
 var questions = map[string]func() (int64, error){
 	"memory":    ownMemory,
 	"processor": func() (int64, error) { return cputime.OfProcess().Nanoseconds(), nil },

@@ -8,7 +8,7 @@ import (
 )
 
 // ownMemory is what this process uses of memory that no file has, in bytes. What it shares
-// counts in equal parts for those who share it. The kernel's own, as for sockets, is not in it.
+// counts in equal parts for all that share it. The kernel's own, as for sockets, is not in it.
 func ownMemory() (total int64, err error) {
 	debug.FreeOSMemory()
 	text, err := os.ReadFile("/proc/self/smaps_rollup")

@@ -28,7 +28,7 @@ const (
 	measured = 200 * time.Millisecond // at least
 
 	// warm is what each connection moves at least before it is measured. Until then a box lies on
-	// pages that nobody has touched, which a device would have had pinned and the kernel finds one
+	// pages never touched, which a device would have had pinned and the kernel finds one
 	// by one here: a page fault takes up to 14 µs in a virtual machine, a copy of its bytes 0.2.
 	warm = 16 << 20
 )
@@ -147,7 +147,7 @@ func serve(o options) error {
 	return err
 }
 
-// answer does what one request asks for. Reads go to room, which stays: what is measured is a
+// answer serves one request. Reads go to room, which stays: what is measured is a
 // program that reads into one buffer, and the shorter streams before have touched its pages.
 func answer(c net.Conn, room *[]byte) error {
 	var r request

@@ -194,7 +194,7 @@ func (m measurement) measure(ctx context.Context) (*result, error) {
 	var there side
 	answer := in.Decode(&there)
 	switch {
-	case there.Error != "": // the server knows what went wrong; this side only saw the end
+	case there.Error != "": // the server has the cause; this side only saw the end
 		return nil, errors.Join(fmt.Errorf("at the server: %s", there.Error), err)
 	case err != nil:
 		return nil, err
@@ -235,7 +235,7 @@ func (m measurement) connect(ctx context.Context, l *load, in *json.Decoder, out
 	return nil
 }
 
-// open dials the server and tells it what the connection is for.
+// open dials the server and sends what the connection is for.
 func (m measurement) open(ctx context.Context, t token) (net.Conn, error) {
 	c, err := m.target.dial(ctx, m.policy)
 	if err != nil {

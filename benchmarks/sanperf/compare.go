@@ -115,7 +115,7 @@ func tableFigures(workloads []workload) []figure {
 	return all
 }
 
-// smallMessage is the size up to which messages per second say more than bytes.
+// smallMessage is the size up to which messages per second mean more than bytes.
 const smallMessage = 512
 
 // runCompare is the command "compare", the main job.
@@ -196,7 +196,7 @@ func (c *comparison) measure(ctx context.Context, std stdio, contenders []conten
 	return nil
 }
 
-// terminal reports whether somebody may be watching.
+// terminal reports whether w may be a terminal.
 func terminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

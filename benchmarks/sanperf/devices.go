@@ -160,7 +160,7 @@ func dialSelf(ctx context.Context) *destination {
 	return explain(ctx, l.Addr().String(), selfTime, selfTime)
 }
 
-// of returns what a provider said, or if it was not asked the error that all dials get.
+// of returns a provider's outcome, or if it has none the error that all dials get.
 func (d *destination) of(provider string) outcome {
 	for _, o := range d.Outcomes {
 		if o.Provider == provider {
@@ -232,7 +232,7 @@ func explain(ctx context.Context, address string, timeout, attempt time.Duration
 	return found
 }
 
-// judgeRDMA says in a sentence whether RDMA can be used, or what is missing.
+// judgeRDMA returns whether RDMA can be used, or what is missing.
 func (r *report) judgeRDMA(loopback *destination) finding {
 	if found, yes := loopback.fails(); yes {
 		return found

@@ -36,12 +36,12 @@ type load struct {
 	conns    []net.Conn
 	interval time.Duration // between calls of report; 0: none
 	report   func(interval)
-	// measured tells the other side that this one has finished measuring, and waits for
-	// it to do the same, so that the streams run while either side measures.
+	// measured reports the end of measuring to the other side, and waits for the same
+	// from there, so that the streams run while either side measures.
 	measured func() error
 
 	pattern pattern
-	stop    atomic.Bool // asks the senders to end
+	stop    atomic.Bool // ends the senders
 	sent    counters
 	got     counters
 	rtt     []histogram // one per connection, in modePing

@@ -78,7 +78,7 @@ func run(ctx context.Context, std stdio, args []string) int {
 	return exitCode(std, usageError{fmt.Errorf("unknown command %q; \"sanperf help\" lists them", name)})
 }
 
-// output is what a command prints. Its first error is kept: a result that nobody got is
+// output is what a command prints. Its first error is kept: an unwritten result is
 // a failure.
 type output struct {
 	to io.Writer

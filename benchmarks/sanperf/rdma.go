@@ -12,12 +12,12 @@ import (
 	"github.com/sanconn/san/ibv"
 )
 
-// An rdmaDevice is what the kernel and the libraries say about a device.
+// An rdmaDevice is what the kernel and the libraries report of a device.
 type rdmaDevice struct {
 	Name      string     `json:"name"`
 	Files     []string   `json:"files,omitempty"` // in /dev/infiniband
 	Listed    bool       `json:"listed"`          // by libibverbs
-	Error     string     `json:"error,omitempty"` // why it cannot be opened or asked
+	Error     string     `json:"error,omitempty"` // why it cannot be opened or read
 	Transport string     `json:"transport,omitempty"`
 	Caps      *rdmaCaps  `json:"caps,omitempty"`
 	Ports     []rdmaPort `json:"ports,omitempty"`
@@ -133,7 +133,7 @@ func lossesOf(port string) map[string]uint64 {
 	return losses
 }
 
-// ask opens the device and fills in what it says about itself.
+// ask opens the device and fills in its attributes.
 func (d *rdmaDevice) ask() error {
 	c, err := ibv.Open(d.Name)
 	if err != nil {

@@ -89,10 +89,10 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 	if err := context.Cause(ctx); asked.Err() == nil && err != context.Canceled {
 		return err
 	}
-	return nil // ended as asked, by a signal or standard input
+	return nil // ended in order, by a signal or standard input
 }
 
-// lackText tells which connections go by TCP: that there is none of a SAN is the rule, and
+// lackText reports which connections go by TCP: that there is none of a SAN is the rule, and
 // no failure.
 func lackText(provider string, why *san.Unavailable) string {
 	switch why.Reason {

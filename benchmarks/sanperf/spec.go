@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Bounds of what a client may ask of a server.
+// Bounds of what a client may have a server do.
 const (
 	maxSize    = 1 << 28 // of a message, which a stream holds in memory, or of a Read
 	maxStreams = 4096
@@ -17,7 +17,7 @@ const (
 // io.Copy uses half of it.
 const defaultRead = byteSize(64 << 10)
 
-// A mode says what one side does on each connection.
+// A mode is what one side does on each connection.
 type mode string
 
 const (

@@ -37,8 +37,8 @@ type started struct {
 	Error string `json:"error,omitempty"`
 }
 
-// exchangeMeasured tells the other side that this one has finished measuring, and waits for
-// it to say the same.
+// exchangeMeasured reports the end of measuring to the other side, and waits for the same
+// from there.
 func exchangeMeasured(in *json.Decoder, out *json.Encoder) error {
 	var answer string
 	err := out.Encode(measured)

@@ -18,7 +18,7 @@ type arguments struct {
 // boolFlags are the flags without a value in an argument of its own.
 var boolFlags = strings.Fields("a asan artifacts benchmem buildvcs c cover failfast fullpath i json linkshared modcacherw msan n race short trimpath v work x")
 
-// valueFlags are the others that go knows. (A test may have more.)
+// valueFlags are the others of go. (A test may have more.)
 var valueFlags = strings.Fields(`C asmflags buildmode compiler covermode coverpkg exec gccgoflags gcflags
 	installsuffix ldflags mod modfile o outputdir overlay p pgo pkgdir tags toolexec
 	bench benchtime blockprofile blockprofilerate count coverprofile cpu cpuprofile fuzz fuzzcachedir

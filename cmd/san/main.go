@@ -1,5 +1,5 @@
-// San builds Go programs whose TCP connections move to a SAN, from sources that know nothing of
-// it: "san help" tells how. It puts package san beneath package net by an overlay of files: see
+// San builds Go programs whose TCP connections move to a SAN, from sources that do not mention
+// it: see "san help". It puts package san beneath package net by an overlay of files: see
 // docs/BUILD.md.
 //
 //	patch.go      the edits of package net
@@ -72,7 +72,7 @@ func run(std stdio, args []string) int {
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit):
-		return max(exit.ExitCode(), exitFailed) // go has said why
+		return max(exit.ExitCode(), exitFailed) // go has printed why
 	case err != nil:
 		fmt.Fprintln(std.err, "san:", err)
 		return exitFailed

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// listed is what "go list" says of a package.
+// listed is what "go list" prints of a package.
 type listed struct {
 	dir, name string
 	tests     bool
@@ -34,7 +34,7 @@ func (b *builder) list() (all []listed, err error) {
 	for line := range strings.Lines(string(out)) {
 		f := strings.Split(strings.TrimRight(line, "\n"), "\t")
 		if len(f) != 5 || f[0] == "" || f[1] == "" {
-			continue // go says what is amiss with it
+			continue // go prints what is amiss with it
 		}
 		all = append(all, listed{dir: f[0], name: f[1], tests: f[2] != "00", expvar: f[3] != ""})
 	}

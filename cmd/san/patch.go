@@ -59,7 +59,7 @@ var renames = map[string][]string{
 	},
 }
 
-// fields are what structs of package net get: by file and struct, which is to be as it says.
+// fields are what structs of package net get: by file and struct, which must be as expected.
 var fields = map[string]map[string]field{
 	"tcpsock.go": {
 		"TCPConn":     {"struct { conn }", "sanConn"},
@@ -92,7 +92,7 @@ var methods = map[string]map[string]string{
 	},
 }
 
-// others are the functions without such a receiver that know of TCPConn.
+// others are the functions without such a receiver that use TCPConn.
 var others = []string{
 	"(*Dialer).DialTCP", "(*sysDialer).dialMPTCP", "(*sysDialer).dialTCP", "(*sysDialer).doDialTCP",
 	"(*sysDialer).doDialTCPProto", "(*sysDialer).dialSingle", "(*sysListener).listenMPTCP",

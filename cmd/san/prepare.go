@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// goEnv is what "go env" says of where the program is built.
+// goEnv is what "go env" prints of where the program is built.
 type goEnv struct {
 	GOARCH, GOFLAGS, GOMOD, GOMODCACHE, GOOS, GOROOT, GOVERSION, GOWORK string
 }
@@ -24,7 +24,7 @@ type builder struct {
 	toolchain
 	dir      string   // of what is written for this program
 	gowork   string   // its workspace
-	work     work     // what that says
+	work     work     // its content
 	linkWork string   // that of the library alone
 	flags    []string // besides the overlay
 	overlay  string   // the file
@@ -94,7 +94,7 @@ func prepare(std stdio, command string, args []string) (*builder, error) {
 	return b, b.writeOverlay(replace)
 }
 
-// readEnv asks go about the environment.
+// readEnv reads what "go env" prints.
 func (b *builder) readEnv() error {
 	cmd := exec.Command("go", "env", "-json")
 	cmd.Stderr = b.std.err
@@ -133,7 +133,7 @@ func (b *builder) output(args ...string) ([]byte, error) {
 	return b.goCommand(args...).Output()
 }
 
-// writeOverlay writes the file that -overlay names, with what the user's own says.
+// writeOverlay writes the file that -overlay names, with what the user's own has.
 func (b *builder) writeOverlay(replace map[string]string) error {
 	if file := b.flag("overlay"); file != "" {
 		var users struct{ Replace map[string]string }

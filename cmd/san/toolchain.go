@@ -17,7 +17,7 @@ import (
 // toolchain is the Go that a program is built with, and its package net.
 type toolchain struct {
 	root  string            // where go is, and is to take the standard library from
-	stamp string            // tells the version of Go and the edits
+	stamp string            // of the version of Go and the edits
 	net   map[string]string // edited files by the path of what they replace
 }
 
@@ -130,5 +130,5 @@ func writeFile(name string, text []byte) error {
 	return err
 }
 
-// umask: what is cached is nobody's to change.
+// umask: others may not change what is cached.
 const umask = 0o022

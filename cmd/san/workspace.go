@@ -55,7 +55,7 @@ func isLibrary(dir string) bool {
 }
 
 // linkPath is the path of a module, and of the package in it, which requires the library and
-// links it. Its last element is the stamp: so a binary's list of modules tells how it was built.
+// links it. Its last element is the stamp: so a binary's list of modules shows how it was built.
 func (b *builder) linkPath() string { return linkPrefix + b.stamp }
 
 const linkPrefix = modulePath + "/overlay/"
@@ -93,7 +93,7 @@ func (b *builder) makeWorkspace(lib library, replace map[string]string) error {
 	case b.env.GOMOD != "" && b.env.GOMOD != os.DevNull:
 		err = errors.Join(err, w.addModule(b, b.env.GOMOD))
 	default:
-		// No module says anything of GODEBUG: Go's own defaults hold, as without the workspace.
+		// No module sets GODEBUG: Go's own defaults hold, as without the workspace.
 		if v, _, _ := strings.Cut(b.env.GOVERSION, " "); version.IsValid(v) {
 			w.setGo(strings.TrimPrefix(v, "go"), nil)
 		}
@@ -108,11 +108,11 @@ func (b *builder) makeWorkspace(lib library, replace map[string]string) error {
 	return writeFile(b.gowork, w.text())
 }
 
-// ambiguous is what go says of a package that two modules have.
+// ambiguous is what go prints of a package that two modules have.
 var ambiguous = regexp.MustCompile(`found package \S+ in multiple modules:((?:\n\t\S+ \S+ \(.*\))+)`)
 
-// leaveOut has the workspace do without modules that make imports ambiguous, and of which the
-// program's go.mod does not know: in a workspace, go looks at more of the module graph than
+// leaveOut has the workspace do without modules that make imports ambiguous, and that the
+// program's go.mod does not list: in a workspace, go looks at more of the module graph than
 // for the program alone. It reports whether there were any.
 func (b *builder) leaveOut(errs string) (bool, error) {
 	if b.env.GOWORK != "" {
@@ -153,7 +153,7 @@ func (b *builder) makeLink(lib library, more []string) error {
 	var sums []byte
 	if lib.source != "" {
 		require = "v0.0.0"
-		sums, _ = os.ReadFile(filepath.Join(lib.source, "go.sum")) // else go asks for them
+		sums, _ = os.ReadFile(filepath.Join(lib.source, "go.sum")) // else go fetches them
 	}
 	mod := fmt.Sprintf("module %s\n\ngo %s\n\nrequire %s %s\n", b.linkPath(), libraryGo, modulePath, require)
 	for _, r := range more {
@@ -209,7 +209,7 @@ func (w *work) text() []byte {
 	return b.Bytes()
 }
 
-// setGo has the program keep what its go line says of GODEBUG, while the workspace has the
+// setGo has the program keep its go line's GODEBUG, while the workspace has the
 // library's if that is newer.
 func (w *work) setGo(line string, settings []godebug) {
 	w.godebug = settings

@@ -85,7 +85,7 @@ func (s *settings) dialer(a address) func(context.Context, net.Conn) (net.Conn, 
 	}
 }
 
-// sendHeader tells c's peer between which addresses client is.
+// sendHeader sends c's peer both addresses of client.
 func sendHeader(ctx context.Context, c, client net.Conn) error {
 	end, _ := ctx.Deadline()
 	c.SetWriteDeadline(end)

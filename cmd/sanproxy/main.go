@@ -1,5 +1,5 @@
 // Sanproxy forwards connections between package san and the sockets of programs that cannot
-// use it: "sanproxy -h" tells how. Package sanproxy does the forwarding; this module of its own
+// use it: see "sanproxy -h". Package sanproxy does the forwarding; this module of its own
 // adds addresses, the PROXY protocol and counters.
 package main
 

@@ -13,7 +13,7 @@ import (
 )
 
 // listenUnix listens on a socket file or, if path begins with @, an abstract name. A file that
-// another process has left behind is removed: one that nobody listens on. Where mode is not nil
+// another process has left behind is removed: one without a listener. Where mode is not nil
 // it is the file's from its first moment on.
 func listenUnix(ctx context.Context, path string, mode *fs.FileMode) (net.Listener, error) {
 	var lc net.ListenConfig
@@ -44,7 +44,7 @@ func listenUnix(ctx context.Context, path string, mode *fs.FileMode) (net.Listen
 	return l, err
 }
 
-// removeStale removes a socket file that nobody listens on.
+// removeStale removes a socket file without a listener.
 func removeStale(ctx context.Context, path string) error {
 	before, err := os.Lstat(path)
 	if err != nil {

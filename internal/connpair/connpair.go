@@ -13,7 +13,7 @@ import (
 )
 
 // Offer offers the other end of c to move to a session over an endpoint, which it owns from
-// now on; hello tells which connection.
+// now on; hello names the connection.
 func Offer(ctx context.Context, c *sanconn.Conn, ep session.Endpoint, cfg session.Config, hello []byte) error {
 	handle := newconn.HandleOf(c)
 	notes := handle.Notes()

@@ -166,8 +166,8 @@ func testAfterTheEnd(t *testing.T, mk Maker) {
 	}
 }
 
-// The room that was reserved and the messages that were kept stay in place, and belong
-// to nobody else, until Retire, though the peer sees the end at once.
+// The room that was reserved and the messages that were kept stay in place, and are
+// not reused, until Retire, though the peer sees the end at once.
 func testRetire(t *testing.T, mk Maker) {
 	const written = 0xC3
 	for _, tt := range ways {

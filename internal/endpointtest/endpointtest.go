@@ -1,7 +1,7 @@
 // Package endpointtest is the contract of session.Endpoint as tests. Every
 // provider runs it against itself, as every net.Conn runs nettest: what holds
-// for one provider then holds for all, and the session needs to know one
-// contract instead of many devices. It asks for nothing that the Limits do not
+// for one provider then holds for all, and the session relies on one
+// contract instead of many devices. It requires nothing that the Limits do not
 // promise. It is imported by tests only.
 package endpointtest
 

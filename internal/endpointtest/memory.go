@@ -33,7 +33,7 @@ var (
 		}, nil}
 )
 
-// expose makes memory accessible and tells the peer, as a session does: what is
+// expose makes memory accessible and sends it to the peer, as a session does: what is
 // committed afterwards is what a provider may order the access by.
 func (e *end) expose(b []byte, rights session.Rights) (session.Descriptor, error) {
 	d, err := e.mem.Expose(b, rights)
@@ -226,8 +226,8 @@ func testShort(t *testing.T, mk Maker, d direction) {
 	must(t, local.untouched(32))
 }
 
-// A message behind a write that was started says that its bytes are there: nobody
-// waits for completions.
+// A message behind a write that was started means that its bytes are there: no
+// completion is waited for.
 func testWriteThenMessage(t *testing.T, mk Maker) {
 	const rounds, slots, size = 300, 8, 20_000
 	a, b := pair(t, mk)
@@ -252,7 +252,7 @@ func testWriteThenMessage(t *testing.T, mk Maker) {
 	must(t, remote.untouched(41))
 }
 
-// More than any queue holds: a full queue says so, and nothing is lost.
+// More than any queue holds: a full queue shows, and nothing is lost.
 func testQueue(t *testing.T, mk Maker, d direction) {
 	const count, size = 500, 256
 	a, b := pair(t, mk)
@@ -367,8 +367,8 @@ func (d direction) refusedLater(e *end) bool {
 	return broken(err)
 }
 
-// broken reports whether a connection ended by a refusal, or by want of an answer, as the
-// network may lose the refusal and who refused answers no more.
+// broken reports whether a connection ended by a refusal, or by lack of an answer, as the
+// network may lose the refusal, and its sender answers no more.
 func broken(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT)
 }
@@ -496,7 +496,7 @@ func testEndStops(t *testing.T, mk Maker, d direction) {
 			}
 			tt.end(here)
 			fill(mine.all, 'm')
-			there.endOf() // until the peer knows, and longer than any transfer
+			there.endOf() // until the peer has it, and longer than any transfer
 			if bytes.Count(mine.all, []byte{'m'}) != len(mine.all) {
 				t.Error("memory was touched after it returned")
 			}

@@ -82,7 +82,7 @@ func testMessages(t *testing.T, mk Maker) {
 	}
 }
 
-// Reserve gives room between its bounds; Commit sends as much of it as it says.
+// Reserve gives room between its bounds; Commit sends as much of it as given.
 func testReserve(t *testing.T, mk Maker) {
 	a, b := pair(t, mk)
 	largest := a.maxMessage()
@@ -191,7 +191,7 @@ func fill(b []byte, v byte) {
 }
 
 // A peer that does not poll stops data, not control, not even while room for data is
-// reserved. Once it polls, whoever armed for SendReady is woken, and nothing is lost.
+// reserved. Once it polls, an end armed for SendReady is woken, and nothing is lost.
 func testBackPressure(t *testing.T, mk Maker) {
 	a, b := pair(t, mk)
 	size := min(a.maxMessage(), 4096)

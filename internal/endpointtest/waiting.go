@@ -35,7 +35,7 @@ func testWakeAfterArm(t *testing.T, mk Maker) {
 	together(t, flood(a), flood(b), drain(a), drain(b))
 }
 
-// What the numbers of pings say about another round.
+// What the numbers of pings mean for another round.
 const more, last = 0, 1
 
 // ping begins rounds; where a round takes long, as many as there is time for.
@@ -75,7 +75,7 @@ func (e *end) pong() error {
 	return nil
 }
 
-// The end of the connection wakes whoever has armed, for whatever; others find it.
+// The end of the connection wakes an end that has armed, for whatever; others find it.
 func testWakeAtTheEnd(t *testing.T, mk Maker) {
 	for _, tt := range ways {
 		t.Run(tt.name, func(t *testing.T) {

@@ -29,16 +29,16 @@ type Config struct {
 	// to an event loop never is.
 	Threshold int64
 
-	// Life is told what becomes of the connection; nil: nobody is.
+	// Life gets what becomes of the connection, unless nil.
 	Life Life
 
-	// PassedOn says that others have had the descriptor. BytesWritten and BytesRead are what they have
+	// PassedOn: others have had the descriptor. BytesWritten and BytesRead are what they have
 	// written to and read from the TCP connection.
 	PassedOn                bool
 	BytesWritten, BytesRead uint64
 }
 
-// Life is what package san knows of a connection. It must not refer to that, which would never be
+// Life is what package san keeps of a connection. It must not refer to that, which would never be
 // collected then. Its methods must not block.
 type Life interface {
 	// Used is called by an operation that goes on, once the connection has been used for
@@ -56,7 +56,7 @@ type Life interface {
 	Left()
 }
 
-// What the two ends of a connection tell each other on a session, as its notes: the first
+// What the two ends of a connection send each other on a session, as its notes: the first
 // byte of each.
 //
 //	offer      dialer → acceptor   which connection, as package san has it
@@ -109,7 +109,7 @@ type Handle interface {
 }
 
 // ErrNotTaken is the error of an Offer to a process that has not looked at it, as one that is
-// stopped. Another one may be asked.
+// stopped. Another one may be tried.
 var ErrNotTaken = fmt.Errorf("the process that was asked does nothing: %w", syscall.ETIMEDOUT)
 
 // ErrClaimed is the error of an Offer while the program has the descriptor, or may have taken it

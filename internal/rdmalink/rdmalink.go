@@ -1,5 +1,5 @@
-// Package rdmalink is where a program may say which RDMA devices its network interfaces have,
-// if the kernel does not know: of a simulated device (test/hwsim). Package verbs looks here
+// Package rdmalink is where a program may set which RDMA devices its network interfaces have,
+// where the kernel has none: a simulated device's (test/hwsim). Package verbs looks here
 // before it looks in sysfs.
 package rdmalink
 

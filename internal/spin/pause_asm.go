@@ -2,7 +2,7 @@
 
 package spin
 
-// procyield tells the processor n times, n > 0, that this is a polling loop.
+// procyield executes n PAUSEs, n > 0, the processor's hint of a polling loop.
 //
 //go:noescape
 func procyield(n uint32)

@@ -6,7 +6,7 @@
 // and yields the processor to other threads, since the peer may share it, until the time
 // that polling is worth is up; then the caller arms the endpoint and sleeps. If a yield
 // takes long, others need the processor, and it sleeps at once: a sleeper is woken ahead
-// of them; if it takes as long as a thread of another program does, nobody in this process
+// of them; if it takes as long as a thread of another program does, no wait in this process
 // polls for a while, longer each time. A wait that polling did not end lets the next one of
 // its direction go without it, and twice as many each further time. One processor is left
 // to goroutines that work. If PAUSE alone did not end one of the waits before, goroutines
@@ -33,14 +33,14 @@ const (
 	// 1/crowdedShare of the polling time is the longest that a yield may take: two context
 	// switches and a short piece of the peer's work.
 	crowdedShare = 2
-	// othersTake is longer than a Gosched that finds nobody to run. The time that others
+	// othersTake is longer than a Gosched that finds none to run. The time that others
 	// run does not count as polling, up to othersShare times the polling time: then there
 	// are too many.
 	othersTake  = 2 * time.Microsecond
 	othersShare = 8
 	// shareWaits is for how many waits goroutines that are ready run first, after one that
 	// PAUSE alone did not end. net/http reads a response of 100 KiB in a dozen Reads, most of
-	// which wait for a microsecond; the goroutine that asked is ready behind the last.
+	// which wait for a microsecond; the requester is ready behind the last.
 	shareWaits = 8
 	// strangerTakes is longer than what a peer with many connections does at a time, and
 	// shorter than a turn of the system's scheduler. A yield that takes as long has given
@@ -80,9 +80,9 @@ var measured = sync.OnceValue(func() pace {
 // polling counts the goroutines of this process that poll.
 var polling atomic.Int32
 
-// crowd is what this process knows of other programs that need its processors.
+// crowd is what is seen here of other programs that need the processors.
 var crowd struct {
-	until atomic.Int64 // nanotime until which nobody polls; 0: anybody may
+	until atomic.Int64 // nanotime until which no wait polls; 0: each may
 	span  atomic.Int64 // how long that is, or was the last time, ns
 	ended atomic.Int64 // nanotime at which that ends, or ended the last time
 }
@@ -100,7 +100,7 @@ func noteStranger(now int64) {
 	crowd.until.Store(now + span)
 }
 
-// isCrowded reports whether nobody is to poll now.
+// isCrowded reports whether no wait is to poll now.
 func isCrowded() bool {
 	until := crowd.until.Load()
 	if until == 0 {

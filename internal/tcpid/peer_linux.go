@@ -24,7 +24,7 @@ func cookieOf(fd int) (uint64, error) {
 	return cookie, wrap("SO_COOKIE", err)
 }
 
-// Hold keeps what asks about the network namespace of a connection or listener, until it is
+// Hold keeps what queries the network namespace of a connection or listener, until it is
 // released. Meanwhile Peer works for connections of that namespace on every thread, and is
 // cheaper. The calling thread has to be in that namespace, unless it is held already: call
 // it where the socket is made.
@@ -40,7 +40,7 @@ func Hold(c syscall.Conn) (release func(), err error) {
 	return sync.OnceFunc(func() { askers.drop(a) }), nil
 }
 
-// Peer asks the kernel for the socket at the other end of a connection. ErrNotHere means
+// Peer gets from the kernel the socket at the other end of a connection. ErrNotHere means
 // that there is none in its network namespace; or that it is bound to an interface that this
 // end is not bound to; or that the kernel lacks the module tcp_diag. It does not block.
 func Peer(c *net.TCPConn) (Socket, error) {
@@ -55,7 +55,7 @@ func Peer(c *net.TCPConn) (Socket, error) {
 	return peerOf(e, o)
 }
 
-// own is what Peer needs to know of this end's socket.
+// own is what Peer needs of this end's socket.
 type own struct {
 	netns  uint64 // 0: not known
 	iface  uint32
@@ -89,7 +89,7 @@ func peerOf(e Ends, o own) (Socket, error) {
 	return a.ask(e.Reversed(), o.iface)
 }
 
-// errNotThisThread: nobody can ask about a network namespace without a thread in it, or a
+// errNotThisThread: a network namespace cannot be queried without a thread in it, or a
 // socket that was made there.
 var errNotThisThread = fmt.Errorf("%w, and this thread is in another", ErrNotHere)
 
@@ -136,7 +136,7 @@ func wrap(what string, err error) error {
 	return nil
 }
 
-// asker asks about the sockets of the network namespace that its own socket was made in.
+// asker queries the sockets of the network namespace that its own socket was made in.
 type asker struct {
 	netns uint64 // 0: not shared
 	uses  int    // guarded by the set's mu
@@ -146,7 +146,7 @@ type asker struct {
 	seq uint32
 }
 
-// askerSet has an asker for each network namespace that is held or being asked about. An
+// askerSet has an asker for each network namespace that is held or being queried. An
 // asker keeps its namespace alive, so it does not outlive its users.
 type askerSet struct {
 	mu sync.Mutex // guards by; no system call under it
@@ -174,7 +174,7 @@ func (s *askerSet) get(netns uint64) (*asker, error) {
 	}
 	a := &asker{netns: netns, fd: fd}
 	if first := s.have(netns, a); first != a {
-		unix.Close(fd) // somebody was quicker
+		unix.Close(fd) // another was quicker
 		return first, nil
 	}
 	return a, nil
@@ -209,7 +209,7 @@ func (s *askerSet) drop(a *asker) {
 	}
 }
 
-// What is asked and answered: include/uapi/linux/inet_diag.h.
+// Request and reply: include/uapi/linux/inet_diag.h.
 const (
 	requestSize = unix.SizeofNlMsghdr + 56 // inet_diag_req_v2
 	answerSize  = unix.SizeofNlMsghdr + 72 // inet_diag_msg

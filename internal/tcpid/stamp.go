@@ -5,12 +5,12 @@ package tcpid
 // from the SYN, the dialer works it out. One half each way shows that both hold the same TCP
 // connection: the dialer sends its Challenge, the acceptor Answers, the dialer Confirms.
 //
-// It tells hosts apart, not the users of a host. The stamp is known to whoever sees the
-// connection's packets; and whoever may run programs on the dialer's host can find it out.
-// The kernel tells everybody when a connection was made (ss -i), and gives the same random
+// It distinguishes hosts, not the users of a host. The stamp is in the connection's
+// packets, and any user who may run programs on the dialer's host can find it out.
+// The kernel shows to all users when a connection was made (ss -i), and gives the same random
 // number to the same addresses and ports in another network namespace, which users may often
 // make. Up to Linux 6.18.16 it is even one number for all connections between two addresses,
-// so that whoever takes connections on the acceptor's host learns it too.
+// so that any user who accepts connections on the acceptor's host gets it too.
 //
 // Everybody else has to guess: in the dialer's place, one guess in 1,008 is right
 // (2·stampSlack+1 of 65,536); in the acceptor's place, one in 65,536. So callers count

@@ -13,7 +13,7 @@ import (
 // include/uapi/linux/tcp.h: tcpi_options
 const (
 	infoTimestamps   = 1
-	infoMicroseconds = 64 // since Linux 6.7, where a route asks for it
+	infoMicroseconds = 64 // since Linux 6.7, where a route requests it
 )
 
 var (
@@ -51,7 +51,7 @@ func isMPTCP(fd int) bool {
 // first. It has to be called before anything is sent; how long after the connect does not
 // matter.
 //
-// The kernel tells its clock of timestamps; how long ago the connection was established; and
+// The kernel gives its clock of timestamps; how long ago the connection was established; and
 // how long before that the SYN was sent to which the acceptor answered, of several the one
 // that the acceptor has kept: the first round trip, measured by its own timestamp. Where a
 // processor was another's meanwhile, as on busy virtual machines, that may be off by far more

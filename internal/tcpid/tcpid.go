@@ -1,9 +1,9 @@
-// Package tcpid has what the kernel knows of a TCP connection that both its ends can
-// compare, so that each end of a connection over a SAN can tell that the other end of it is
+// Package tcpid has what the kernel keeps of a TCP connection that both its ends can
+// compare, so that each end of a connection over a SAN can check that the other end of it is
 // the other end of that TCP connection. It opens no TCP connection, and moves no bytes.
 //
-// On one host, Peer asks the kernel for the socket at the other end; its cookie is unique.
-// Between hosts, or network namespaces, both ends know the timestamp of the SYN: see Stamp.
+// On one host, Peer gets from the kernel the socket at the other end; its cookie is unique.
+// Between hosts, or network namespaces, both ends have the timestamp of the SYN: see Stamp.
 package tcpid
 
 import (
@@ -17,8 +17,8 @@ import (
 // end. There is another host or namespace, or a proxy or address translation in between.
 var ErrNotHere = errors.New("tcpid: the other end is not in this network namespace")
 
-// ErrNoStamp: the connection has no timestamp that both ends know and nobody else. What is
-// wrapped with it says why.
+// ErrNoStamp: the connection has no timestamp that its two ends alone have. What is
+// wrapped with it is the cause.
 var ErrNoStamp = errors.New("tcpid: no timestamp to tell the connection by")
 
 // ErrMPTCP: a Multipath TCP socket is not the TCP connection: it has several, or none.
@@ -47,12 +47,12 @@ func plain(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
-// Socket is what the kernel tells of a socket to everybody.
+// Socket is what the kernel shows of a socket to all users.
 type Socket struct {
-	// Cookie is what Cookie returns to those who have the socket.
+	// Cookie is what Cookie returns to those that have the socket.
 	Cookie uint64
 
-	// UID is the user that made the socket, or accepted it: not whoever made the listener,
+	// UID is the user that made the socket, or accepted it: not the listener's,
 	// and not whom the process has become since. It is 65534 for all users that have no
 	// number in this user namespace.
 	UID uint32

@@ -1,4 +1,4 @@
-// Package testenv says what tests may expect of the machine that they run on. Only tests
+// Package testenv has what tests may expect of the machine that they run on. Only tests
 // import it. A test may skip only what cannot work here: if SAN_TEST_REQUIRE is set, as by
 // .ci/run, something that is merely missing is a failure.
 package testenv

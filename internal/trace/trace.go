@@ -69,7 +69,7 @@ func (l *Log) Printf(conn uint64, format string, args ...any) {
 
 var pid = os.Getpid()
 
-// write writes until nothing waits. What cannot be written is said once.
+// write writes until nothing waits. What cannot be is reported once.
 func (l *Log) write(written chan<- struct{}) {
 	defer close(written)
 	l.mu.Lock()

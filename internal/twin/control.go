@@ -2,8 +2,8 @@ package twin
 
 import "github.com/sanconn/san/session"
 
-// Kill ends this end's process at once: what it does from here on reaches
-// nobody. On a ring, what was under way still arrives, and behind it the peer finds
+// Kill ends this end's process at once: what it does from here on has no
+// effect. On a ring, what was under way still arrives, and behind it the peer finds
 // io.EOF if this end has dropped or released all data. Otherwise it finds
 // ECONNRESET, and what was under way is lost unless there is a ring.
 func (e *Endpoint) Kill() {

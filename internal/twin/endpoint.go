@@ -154,8 +154,8 @@ func (e *Endpoint) wakeLocked(bits session.Events) {
 	e.armed &^= bits
 }
 
-// readyLocked is for bits that may have happened: whoever armed for them is
-// woken, nobody else.
+// readyLocked is for bits that may have happened: only an end armed for them
+// is woken.
 func (e *Endpoint) readyLocked(bits session.Events) {
 	if bits &= e.armed; bits != 0 {
 		e.wakeLocked(bits)
@@ -275,7 +275,7 @@ func (e *Endpoint) end(abort bool) {
 	switch {
 	case abort:
 		e.w.scheduleLocked(now+e.w.latency(&e.dice, diceEnd), event{end: p, kind: fin, err: errAborted})
-	case e.err != nil: // the peer knows already
+	case e.err != nil: // the peer has it already
 	default:
 		e.w.scheduleLocked(e.tx.arrivalLocked(), event{end: p, kind: fin, err: errClosed})
 	}
@@ -296,8 +296,8 @@ func (e *Endpoint) stopLocked() {
 	}
 }
 
-// Retire overwrites what was reserved or kept, so that nobody can go on using it
-// unnoticed.
+// Retire overwrites what was reserved or kept, so that a further use is
+// noticed.
 func (e *Endpoint) Retire() {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()

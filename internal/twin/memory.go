@@ -55,7 +55,7 @@ type exposure struct {
 	returned bool // the peer has given its access back
 }
 
-// returnable: as the key says, half of what the peer may read.
+// returnable: by the key, half of what the peer may read.
 func returnable(key uint64, rights session.Rights) bool {
 	return rights == session.RemoteRead && key&1 != 0
 }

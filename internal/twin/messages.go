@@ -127,7 +127,7 @@ func (tx *sender) busyLocked(which int, share float64) bool {
 	if !e.dice.chance(which, share) {
 		return false
 	}
-	if !tx.seemsFull { // one notice for all who found it full
+	if !tx.seemsFull { // one notice for all that found it full
 		tx.seemsFull = true
 		e.w.scheduleLocked(e.w.nowLocked()+e.w.latency(&e.dice, diceBusy), event{end: e, kind: notBusy})
 	}

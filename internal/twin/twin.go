@@ -1,7 +1,7 @@
 // Package twin is the Endpoint without a kernel: two ends in one process, a
 // wire of timers between them, and every choice that a network, a NIC or a
 // dying peer could make taken from one seed. It is for tests: the session's
-// simulations, the conformance suite endpointtest, and whoever wants to see a
+// simulations, the conformance suite endpointtest, and users who watch a
 // protocol run in virtual time (it works inside testing/synctest's bubbles and
 // outside of them). It never touches a device, and no program that moves real
 // data should import it.
@@ -30,7 +30,7 @@ type Config struct {
 
 	// Limits of both ends. Provider defaults to "twin", MaxMessage to
 	// 4096, and MaxRDMA to 1 MiB where CanRead or CanWrite is set; the other
-	// zero values mean what they say.
+	// zero values have no default.
 	Limits session.Limits
 	// PeerLimits, if not nil, are those of the second end.
 	PeerLimits *session.Limits
@@ -95,7 +95,7 @@ type Violation struct {
 
 func (v Violation) String() string { return fmt.Sprintf("end %d: %v: %s", v.End, v.Kind, v.Text) }
 
-// ViolationKind tells Violations apart.
+// ViolationKind is a Violation's type.
 type ViolationKind uint8
 
 const (

@@ -44,7 +44,7 @@ func (d *dice) chance(which int, share float64) bool {
 }
 
 // wire is what lies between the two ends. Its lock guards everything in it and
-// in its ends, and is held while memory moves: whoever touches a slice that
+// in its ends, and is held while memory moves: touching a slice that
 // the twin is moving races with a timer's goroutine, which is what the race
 // detector sees.
 type wire struct {
@@ -56,7 +56,7 @@ type wire struct {
 	events events
 	seq    uint64
 	timer  *time.Timer
-	ahead  time.Duration // of the clock: what was leapt over by those who linger
+	ahead  time.Duration // of the clock: what linger has leapt over
 	cut    bool
 	spare  []*message // recycled
 }
@@ -134,7 +134,7 @@ func (w *wire) run() {
 		}
 	}
 	if w.ends[0].endedLocked() && w.ends[1].endedLocked() {
-		w.events = nil // nothing is left that anybody could notice
+		w.events = nil // nothing is left to observe
 	}
 	w.rearmLocked()
 	w.mu.Unlock()
@@ -145,8 +145,8 @@ func (w *wire) run() {
 	}
 }
 
-// linger lets the wire and those whom it wakes get on by d while the caller is in the
-// middle of something. It may hold locks of the session's, and those who wait for them
+// linger lets the wire and what it wakes get on by d while the caller is in the
+// middle of something. It may hold locks of the session's, and waiters for them
 // keep a bubble's time from passing: so nothing sleeps here, it is the wire's clock that
 // leaps. Over when nothing more has become due for some turns of all others, and not
 // before the time given.
@@ -210,7 +210,7 @@ func (w *wire) newMessageLocked(size int) *message {
 
 func (w *wire) recycleLocked(m *message) { w.spare = append(w.spare, m) }
 
-// What a buffer holds that nobody may look at.
+// What a buffer holds that is not to be read.
 const (
 	noiseFreed  = 0xDB // given back
 	noiseMoving = 0xA5 // the target of an RDMA that has not completed

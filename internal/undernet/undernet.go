@@ -1,6 +1,6 @@
 // Package undernet is what package san does beneath package net, in programs that cmd/san has
 // built: there, package net calls these functions, by way of package overlay. In all other
-// programs nobody does.
+// programs nothing does.
 package undernet
 
 import (
@@ -14,7 +14,7 @@ var (
 	// it stays plain.
 	Dialed func(*net.TCPConn) (net.Conn, error)
 
-	// Listened makes a TCP listener known to those who dial its connections. The result is
+	// Listened makes a TCP listener known to its dialers. The result is
 	// called for each connection that it accepts, and when it is closed.
 	Listened func(tcp *net.TCPListener, network string) (Listener, error)
 

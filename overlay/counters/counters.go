@@ -1,6 +1,6 @@
 // Package counters publishes san.Stats by expvar, as "sanbuild": a program may publish "san"
 // itself, and expvar ends one that publishes a name twice. The command san links it into programs
-// that have expvar already; others it would give a page that they did not ask for.
+// that have expvar already: to others it would add a page.
 package counters
 
 import (

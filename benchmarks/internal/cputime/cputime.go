@@ -1,4 +1,4 @@
-// Package cputime tells how much processor time a measurement has cost.
+// Package cputime measures the processor time of a measurement.
 package cputime
 
 import "time"

@@ -3,7 +3,7 @@ package wire
 // NoteMost is the longest note in bytes.
 const NoteMost = 240
 
-// Note says something that concerns the layers above the session alone. The note must not be
+// Note carries something for the layers above the session alone. The note must not be
 // changed as long as the message waits.
 func Note(note []byte) Control {
 	c := Plain(TypeNote)

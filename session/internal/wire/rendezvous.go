@@ -10,7 +10,7 @@ type OfferRead struct {
 // OfferReadLen is the length of OfferRead without its payload, in bytes.
 const OfferReadLen = HeaderLen + idLen + descriptorLen
 
-// Flags are what its header has to say of the memory.
+// Flags are its header's, about the memory.
 func (m OfferRead) Flags() uint8 {
 	if m.Memory.Returnable {
 		return FlagReturnable
@@ -58,7 +58,7 @@ func ParseReadDone(b []byte) (ReadDone, error) {
 	return ReadDone{ID: le.Uint32(b[HeaderLen:]), Flags: b[1], Count: le.Uint64(b[HeaderLen+idLen:])}, nil
 }
 
-// Cancel asks for the end of an offer. Its type is TypeCancelRead (from the offerer) or
+// Cancel requests the end of an offer. Its type is TypeCancelRead (from the offerer) or
 // TypeRefuse (from a reader that has no memory for it).
 func Cancel(t Type, id uint32) Control { return newControl(t, 0, uint64(id)) }
 

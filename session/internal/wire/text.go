@@ -20,7 +20,7 @@ func (t Type) String() string {
 }
 
 // Text describes a message without its payload for people: its type, length and credit, and
-// what else it says. It takes whatever came.
+// its fields. It takes whatever came.
 func Text(m []byte) string {
 	h, err := ParseHeader(m)
 	if err != nil {

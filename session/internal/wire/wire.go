@@ -1,6 +1,6 @@
 // Package wire encodes and decodes the messages of the session protocol, which docs/PROTOCOL.md
 // describes for readers. It allocates nothing,
-// keeps nothing, and believes no length or count that it has not checked against the
+// keeps nothing, and uses no length or count that it has not checked against the
 // message's own size; what a number means to a session, the session checks.
 package wire
 
@@ -9,7 +9,7 @@ import (
 	"fmt"
 )
 
-// Type tells messages apart. The numbers 5, 6, 8 and 10 were version 1's.
+// Type is a message's type. The numbers 5, 6, 8 and 10 were version 1's.
 type Type uint8
 
 const (
@@ -39,7 +39,7 @@ const (
 // Flags. Each type has its own; unknown ones are ignored.
 const (
 	FlagMore = 1 << 0 // Data, Fill, OfferRead: the Write goes on after this message
-	FlagGone = 1 << 1 // ReadDone: nobody reads any more
+	FlagGone = 1 << 1 // ReadDone: the reader has closed
 
 	FlagReturnable = 1 << 1 // OfferRead: the provider may give the access back with ReadDone
 )

@@ -1,5 +1,5 @@
-// Echo dials itself, and says what has carried the connection at both ends after each step. It
-// knows of package san only for saying so.
+// Echo dials itself, and prints what has carried the connection at both ends after each step. It
+// uses package san only for that.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Pair is a server of HTTP, or its client, and knows nothing of package san: only of expvar.
+// Pair is a server of HTTP, or its client, and does not use package san: only expvar.
 package main
 
 import (

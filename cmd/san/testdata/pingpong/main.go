@@ -1,6 +1,6 @@
 // Pingpong measures a TCP connection whose other end is a bare descriptor in the same process:
 // round trips of 64 bytes, in which each system call finds at once what it is for. So nothing
-// waits, and what a round trip takes is processor time. It knows nothing of package san.
+// waits, and what a round trip takes is processor time. It does not use package san.
 package main
 
 import (
