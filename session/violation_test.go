@@ -161,8 +161,14 @@ func TestAViolationOfInboxesEndsTheConnection(t *testing.T) {
 			p.send(tFill, 0, u64(10_001)...)
 		},
 		"a Fill behind leaving": func(_ *session.Session, p *raw) { p.ask(); p.send(tLeaveInbox, 0); p.send(tFill, 0, u64(1)...) },
-		"a Fill cut short":      func(_ *session.Session, p *raw) { p.ask(); p.send(tFill, 0, 1, 0, 0) },
-		"a second inbox":        func(_ *session.Session, p *raw) { p.ask(); p.send(tAskInbox, 0) },
+		"a Fill behind leaving what is unread": func(_ *session.Session, p *raw) {
+			p.ask()
+			p.send(tFill, 0, u64(1)...)
+			p.send(tLeaveInbox, 0)
+			p.send(tFill, 0, u64(1)...)
+		},
+		"a Fill cut short": func(_ *session.Session, p *raw) { p.ask(); p.send(tFill, 0, 1, 0, 0) },
+		"a second inbox":   func(_ *session.Session, p *raw) { p.ask(); p.send(tAskInbox, 0) },
 		"a third inbox": func(_ *session.Session, p *raw) {
 			d := p.ask()
 			p.fill(d, 0, make([]byte, 10))

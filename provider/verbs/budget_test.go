@@ -124,6 +124,26 @@ func TestNoPeerHasItAll(t *testing.T) {
 	}
 }
 
+// What could not be had counts as nobody's: a peer that asked in vain has its share later.
+func TestShareOfWhatIsNotThere(t *testing.T) {
+	of := share{regcache.NewArena(16<<10, 16<<10), netip.MustParseAddr("192.0.2.7")}
+	for range 2 {
+		if r, err := newRegion(of, 32<<10); !errors.Is(err, syscall.ENOBUFS) {
+			t.Fatalf("%d bytes of 16 KiB, %v", len(r.mem), err)
+		}
+	}
+	r, err := newRegion(of, 16<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.close()
+	shares.mu.Lock()
+	defer shares.mu.Unlock()
+	if n, has := shares.m[of]; has {
+		t.Errorf("a share of %d bytes is left", n)
+	}
+}
+
 // A dialer that is refused for its share stays on TCP with that reason.
 func TestShareUsedUp(t *testing.T) {
 	for _, withoutCM := range []bool{false, true} {

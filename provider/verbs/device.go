@@ -210,25 +210,29 @@ func (d *device) waitAsync() {
 			d.eventsLost(err)
 			return
 		}
-		switch ev.Type {
-		case ibv.EventQPFatal, ibv.EventQPReqErr, ibv.EventQPAccessErr:
-			if e := ownerOf(ev.QP); e != nil {
-				e.q.fail(fmt.Errorf("verbs: queue pair %d: %v: %w", ev.QP.Num, ev.Type, syscall.ECONNRESET))
-			}
-		case ibv.EventCommEst:
-			if e := ownerOf(ev.QP); e != nil && e.cm != nil && !d.iwarp() { // where calls may block
-				e.cm.communicated()
-			}
-		case ibv.EventCQErr:
-			if ev.CQ == nil {
-				break
-			}
-			if e, ok := ev.CQ.Owner.(*Endpoint); ok {
-				e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
-			}
-		case ibv.EventDeviceFatal:
-			d.fail(fmt.Errorf("verbs: the device %s has gone: %w", d.ctx.Name, syscall.ECONNRESET))
+		d.event(ev)
+	}
+}
+
+func (d *device) event(ev ibv.AsyncEvent) {
+	switch ev.Type {
+	case ibv.EventQPFatal, ibv.EventQPReqErr, ibv.EventQPAccessErr:
+		if e := ownerOf(ev.QP); e != nil {
+			e.q.fail(fmt.Errorf("verbs: queue pair %d: %v: %w", ev.QP.Num, ev.Type, syscall.ECONNRESET))
 		}
+	case ibv.EventCommEst:
+		if e := ownerOf(ev.QP); e != nil && e.cm != nil && !d.iwarp() { // where calls may block
+			e.cm.communicated()
+		}
+	case ibv.EventCQErr:
+		if ev.CQ == nil {
+			break
+		}
+		if e, ok := ev.CQ.Owner.(*Endpoint); ok {
+			e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+		}
+	case ibv.EventDeviceFatal:
+		d.fail(fmt.Errorf("verbs: the device %s has gone: %w", d.ctx.Name, syscall.ECONNRESET))
 	}
 }
 

@@ -272,6 +272,32 @@ func testExposeBehindEnd(t *testing.T) {
 	}
 }
 
+// Each event that says so ends a connection by itself: a device that goes may report one alone.
+func testEventsEnd(t *testing.T) {
+	useFake(t)
+	port := 51_040
+	for what, happens := range map[string]func(*Endpoint){
+		"a queue pair's failure":    func(e *Endpoint) { e.dev.event(ibv.AsyncEvent{Type: ibv.EventQPFatal, QP: e.q.qp}) },
+		"a request that is refused": func(e *Endpoint) { e.dev.event(ibv.AsyncEvent{Type: ibv.EventQPReqErr, QP: e.q.qp}) },
+		"access that is refused":    func(e *Endpoint) { e.dev.event(ibv.AsyncEvent{Type: ibv.EventQPAccessErr, QP: e.q.qp}) },
+		"a queue that overruns":     func(e *Endpoint) { e.dev.event(ibv.AsyncEvent{Type: ibv.EventCQErr, CQ: e.q.cq}) },
+		"the device's failure":      func(e *Endpoint) { e.dev.event(ibv.AsyncEvent{Type: ibv.EventDeviceFatal}) },
+		"the device's removal":      func(e *Endpoint) { e.cm.event(ibv.Event{Type: ibv.DeviceRemoval}) },
+	} {
+		port++
+		e, w := started(t, port)
+		for _, of := range []ibv.AsyncEventType{ibv.EventQPFatal, ibv.EventCQErr} {
+			e.dev.event(ibv.AsyncEvent{Type: of}) // of what was closed meanwhile
+		}
+		if err := e.Err(); err != nil {
+			t.Errorf("an event of another connection: %v", err)
+		}
+		happens(e)
+		expectReset(t, what, e, w)
+		e.discard()
+	}
+}
+
 // Where a device does not take the peer's access back, the end of the connection does.
 func testRevokeKept(t *testing.T) {
 	f := useFake(t)

@@ -53,6 +53,7 @@ var fakeTests = []struct {
 	{"transfers that are not posted", testTransfersNotPosted},
 	{"exposing behind the end", testExposeBehindEnd},
 	{"revoking what the device keeps", testRevokeKept},
+	{"events end the connection", testEventsEnd},
 	{"retire", testRetire},
 	{"notices", testNotices},
 	{"GIDs in turn", testGIDsInTurn},
