@@ -87,6 +87,12 @@ func takeFile(dir string, port uint16) (u *net.UnixListener, number int, giveUp 
 	if err != nil {
 		return nil, 0, nil, err
 	}
+	// Where this process may not write, each number would fail for that: for every connection that
+	// it accepts, as that may have changed.
+	if err := unix.Faccessat(d.fd(), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		d.Close()
+		return nil, 0, nil, fmt.Errorf("shm: %s: %w", dir, os.NewSyscallError("access", err))
+	}
 	for number := range Numbers {
 		var unlock func()
 		name := fileOf(port, number)

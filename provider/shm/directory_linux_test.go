@@ -269,6 +269,9 @@ func TestDirectoryWithoutWritePermission(t *testing.T) {
 	if !errors.Is(err, unix.EROFS) {
 		t.Errorf("the error is %v", err)
 	}
+	if n := testing.AllocsPerRun(10, func() { Listen(l.at.port, Config{Dir: target}) }); n > Numbers {
+		t.Errorf("%v allocations: it has tried all numbers, as it would for each connection accepted", n)
+	}
 	meetIn(t, target, l)
 }
 
