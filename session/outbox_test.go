@@ -125,6 +125,40 @@ func TestTheWaysMeet(t *testing.T) {
 	})
 }
 
+// A small Write follows what is in the box at once if there is room for all of it, and waits
+// otherwise.
+func TestSmallWritesBehindTheBox(t *testing.T) {
+	const inbox, box = 2 << 10, 2900
+	limits := withLimits(boxed, func(l *session.Limits) { l.MaxMessage, l.Inbox, l.InboxAfter = 1<<10, inbox, 1 })
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, twin.Config{Limits: limits}, session.Config{SendBudget: box, KeepAlive: -1})
+		in := p.open(s, inbox)
+		data := pattern(2*inbox + 100 + 1000)
+		writeAll(t, s, data[:2*inbox], inbox) // the second one has to wait in the box
+		writeAll(t, s, data[2*inbox:][:100], 100)
+		w := goWrite(s, data[2*inbox+100:]) // of which the box has room for a part
+		pass(time.Millisecond)
+		select {
+		case r := <-w:
+			t.Errorf("Write of 1000 bytes: %+v, without room for them", r)
+		default:
+		}
+		var got []byte
+		for len(got) < len(data) {
+			b, _ := in.read(min(inbox, len(data)-len(got)))
+			got = append(got, b...)
+			in.emptied()
+			pass(time.Millisecond)
+		}
+		if !bytes.Equal(got, data) {
+			t.Error("wrong bytes, or in another order")
+		}
+		if r := within(t, w); r.n != 1000 || r.err != nil {
+			t.Errorf("Write of 1000 bytes: %+v", r)
+		}
+	})
+}
+
 // A Write that waits without an inbox requests one, however small its slices are: the peer may
 // not read before it has written as much itself.
 func TestAWriteThatWaitsGetsAnInbox(t *testing.T) {

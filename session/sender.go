@@ -143,8 +143,12 @@ func (t *sender) message(p []byte, least int, more bool) int {
 	return n
 }
 
-// whole sends all of p, of at most plan.whole bytes, if nothing stands in its way.
+// whole takes all of p, of at most plan.whole bytes, if nothing stands in its way: into a message
+// or, behind what is in the box, to there.
 func (t *sender) whole(p []byte) bool {
+	if t.box.unsent() > 0 {
+		return t.box.room() >= len(p) && t.take(p, false) > 0 // there is room: it takes all or nothing
+	}
 	return t.open() && t.lent == nil && !t.pending() && t.message(p, len(p), false) > 0
 }
 

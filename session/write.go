@@ -26,7 +26,7 @@ func (w *writing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writeAtOnce is Write for what goes in one message when nothing stands in its way. It needs
+// writeAtOnce is Write for what fits into one message when nothing stands in its way. It needs
 // only txMu, as there is no other Write in progress to wait for.
 func (w *writing) writeAtOnce(p []byte) (sent bool) {
 	w.txMu.Lock()
@@ -34,6 +34,7 @@ func (w *writing) writeAtOnce(p []byte) (sent bool) {
 		sent = w.tx.whole(p)
 	}
 	w.unlockTx()
+	w.leftBehind() // in the box
 	return sent
 }
 
