@@ -151,7 +151,7 @@ func (c *cmID) wait(ctx context.Context) (ibv.Event, error) {
 
 // reject rejects a connect request.
 func (c *cmID) reject(why refusal) {
-	c.id.Reject(privateData{version: protocolVersion, refusal: why}.bytes())
+	c.id.Reject(privateData{Version: protocolVersion, Refusal: why}.bytes())
 }
 
 // refuse rejects a connect request and destroys its id.

@@ -167,7 +167,7 @@ func (d *dialing) exchange(ctx context.Context) error {
 		err = eventError(ev)
 	}
 	if err == nil {
-		if p, ours := parsePrivateData(ev.Param.PrivateData); !ours || p.version != protocolVersion {
+		if p, ours := parsePrivateData(ev.Param.PrivateData); !ours || p.Version != protocolVersion {
 			err = unavailable(session.ReasonProtocol, errors.New("verbs: a foreign program accepted the connection"))
 		}
 	}
@@ -177,7 +177,7 @@ func (d *dialing) exchange(ctx context.Context) error {
 // request is exchange's call of rdma_connect.
 func (d *dialing) request(ctx context.Context) error {
 	param := ibv.ConnParam{
-		PrivateData:        privateData{version: protocolVersion, claim: d.cfg.Claim}.bytes(),
+		PrivateData:        privateData{Version: protocolVersion, Claim: d.cfg.Claim}.bytes(),
 		ResponderResources: d.dev.readsServed(),
 		InitiatorDepth:     d.dev.readsIssued(),
 		RetryCount:         d.dev.retries(),

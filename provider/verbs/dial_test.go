@@ -219,7 +219,7 @@ func request(t *testing.T, l *listener, qp uint32) (answers *ibv.EventChannel) {
 	}
 	expect(id.ResolveAddr(netip.AddrPort{}, l.addrs()[0], time.Second), ibv.AddrResolved)
 	expect(id.ResolveRoute(time.Second), ibv.RouteResolved)
-	if err := id.Connect(ibv.ConnParam{PrivateData: privateData{version: protocolVersion}.bytes(), QPNum: qp, RetryCount: retryCount}); err != nil {
+	if err := id.Connect(ibv.ConnParam{PrivateData: privateData{Version: protocolVersion}.bytes(), QPNum: qp, RetryCount: retryCount}); err != nil {
 		t.Fatal(err)
 	}
 	return channel

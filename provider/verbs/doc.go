@@ -10,7 +10,7 @@
 // It is exported to the library's other parts: versions keep nothing of it for programs
 // (docs/COMPATIBILITY.md).
 //
-//	dial.go, listen.go, accept.go   connecting by rdma_cm; the steps of either end
+//	dial.go, listen.go    connecting by rdma_cm; the steps of either end
 //	listen_addresses.go   which addresses a listener listens on
 //	exchange.go, listen_exchange.go   connecting without rdma_cm, in the same steps
 //	private_data.go       what the ends exchange in rdma_cm's private data

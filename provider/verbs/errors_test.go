@@ -12,12 +12,12 @@ import (
 )
 
 func TestPrivateData(t *testing.T) {
-	want := privateData{version: 7, refusal: refusedSubnet}
+	want := privateData{Magic: privateMagic, Version: 7, Refusal: refusedSubnet}
 	// rdma_cm fills private data up with zeros.
 	if got, ours := parsePrivateData(append(want.bytes(), make([]byte, 44)...)); !ours || got != want {
 		t.Errorf("%+v, %v; want %+v", got, ours, want)
 	}
-	for _, b := range [][]byte{nil, make([]byte, 56), want.bytes()[:privateLen-1]} {
+	for _, b := range [][]byte{nil, make([]byte, 56), want.bytes()[:len(want.bytes())-1]} {
 		if _, ours := parsePrivateData(b); ours {
 			t.Errorf("%x is taken for ours", b)
 		}
@@ -27,7 +27,7 @@ func TestPrivateData(t *testing.T) {
 // What the results of connecting mean: why there is no SAN.
 func TestMeaningOfResults(t *testing.T) {
 	private := func(r refusal, version uint16) ibv.ConnParam {
-		return ibv.ConnParam{PrivateData: privateData{version: version, refusal: r}.bytes()}
+		return ibv.ConnParam{PrivateData: privateData{Version: version, Refusal: r}.bytes()}
 	}
 	refused := -int(syscall.ECONNREFUSED)
 	reset := -int(syscall.ECONNRESET)
@@ -83,7 +83,7 @@ func TestMeaningOfRefusals(t *testing.T) {
 		refusedOther:     session.ReasonOwner,
 		77:               session.ReasonProtocol,
 	} {
-		h, ok := parsePrivateData(privateData{version: protocolVersion, refusal: refusal}.bytes())
+		h, ok := parsePrivateData(privateData{Version: protocolVersion, Refusal: refusal}.bytes())
 		err := h.err()
 		if !ok || reasonOf(err) != want || errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("refusal %d: %v", refusal, err)
@@ -105,7 +105,7 @@ func TestMeaningOfRefusals(t *testing.T) {
 			t.Errorf("for %q it refuses with %d, want %d", tt.err, got, tt.want)
 		}
 	}
-	if h, _ := parsePrivateData(privateData{version: protocolVersion + 1}.bytes()); reasonOf(h.err()) != session.ReasonVersion {
+	if h, _ := parsePrivateData(privateData{Version: protocolVersion + 1}.bytes()); reasonOf(h.err()) != session.ReasonVersion {
 		t.Errorf("another version: %v", h.err())
 	}
 }

@@ -43,34 +43,20 @@ func (x *tcpSignal) follow(e *Endpoint) {
 	})
 }
 
-// connParams is what the ends exchange, request and reply: paramsLen bytes, little endian:
-//
-//	 0  private  12 bytes (private_data.go)
-//	12  qp       u32
-//	16  psn      u32  of the first packet
-//	20  gid      16 bytes
-//	36  lid      u16  InfiniBand
-//	38  mtu      u8   enum ibv_mtu
-//	39  served   u8   RDMA reads that this end serves at a time
-//
-// The dialer adds one byte when it is ready to send.
+// connParams is what the ends exchange, request and reply: paramsLen bytes, little endian. The
+// dialer adds one byte when it is ready to send.
 type connParams struct {
 	privateData
-	peer   ibv.QPPeer
-	mtu    ibv.MTU
-	served uint8
+	Peer   ibv.QPPeer
+	MTU    uint8 // enum ibv_mtu
+	Served uint8 // RDMA reads that this end serves at a time
 }
 
 const paramsLen = 40
 
 func (c connParams) bytes() []byte {
-	b := make([]byte, paramsLen)
-	copy(b, c.privateData.bytes())
-	binary.LittleEndian.PutUint32(b[12:], c.peer.QPNum)
-	binary.LittleEndian.PutUint32(b[16:], c.peer.PSN)
-	copy(b[20:], c.peer.GID[:])
-	binary.LittleEndian.PutUint16(b[36:], c.peer.LID)
-	b[38], b[39] = byte(c.mtu), c.served
+	c.Magic = privateMagic
+	b, _ := binary.Append(nil, binary.LittleEndian, c) // it cannot fail
 	return b
 }
 
@@ -79,13 +65,10 @@ func readParams(r io.Reader) (c connParams, err error) {
 	if _, err := io.ReadFull(r, b); err != nil {
 		return c, unavailable(session.ReasonProtocol, fmt.Errorf("verbs: no answer that was understood: %w", errWithoutErrno{err}))
 	}
-	var ours bool
-	if c.privateData, ours = parsePrivateData(b); !ours {
+	if _, err := binary.Decode(b, binary.LittleEndian, &c); err != nil || c.Magic != privateMagic {
 		return c, unavailable(session.ReasonProtocol, errors.New("verbs: a foreign program answered"))
 	}
-	c.peer = ibv.QPPeer{QPNum: binary.LittleEndian.Uint32(b[12:]), PSN: binary.LittleEndian.Uint32(b[16:]) & psnMask, LID: binary.LittleEndian.Uint16(b[36:])}
-	copy(c.peer.GID[:], b[20:])
-	c.mtu, c.served = ibv.MTU(b[38]), b[39]
+	c.Peer.PSN &= psnMask
 	return c, nil
 }
 
@@ -145,10 +128,10 @@ func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, pass
 	}
 	if err == nil {
 		err = exchange(e, connParams{
-			privateData: privateData{version: protocolVersion, claim: cfg.Claim},
-			peer:        ibv.QPPeer{QPNum: e.q.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},
-			mtu:         a.mtu(),
-			served:      a.dev.readsServed(),
+			privateData: privateData{Version: protocolVersion, Claim: cfg.Claim},
+			Peer:        ibv.QPPeer{QPNum: e.q.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},
+			MTU:         uint8(a.mtu()),
+			Served:      a.dev.readsServed(),
 		})
 	}
 	if !stop() {
@@ -170,28 +153,28 @@ func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, pass
 
 // refuseExchange sends a reject.
 func refuseExchange(conn net.Conn, why refusal) {
-	conn.Write(connParams{privateData: privateData{version: protocolVersion, refusal: why}}.bytes())
+	conn.Write(connParams{privateData: privateData{Version: protocolVersion, Refusal: why}}.bytes())
 }
 
 // isOf reports whether the address in the parameters is that of the host which sent them,
 // for which Subnets was checked. InfiniBand has addresses of its own.
 func (a attachment) isOf(c connParams, host netip.Addr) bool {
-	return a.port.LinkLayer == ibv.LinkInfiniBand || c.peer.GID.Addr() == host.Unmap().WithZone("")
+	return a.port.LinkLayer == ibv.LinkInfiniBand || c.Peer.GID.Addr() == host.Unmap().WithZone("")
 }
 
 // up connects the queue pair to the peer's.
 func (a attachment) up(e *Endpoint, own, peer connParams) error {
 	path := ibv.QPPath{
-		Port: uint8(a.port.Num), PSN: own.peer.PSN,
-		MTU:         min(own.mtu, peer.mtu),
-		ReadsIssued: min(peer.served, a.dev.readsIssued()), ReadsServed: own.served,
+		Port: uint8(a.port.Num), PSN: own.Peer.PSN,
+		MTU:         ibv.MTU(min(own.MTU, peer.MTU)),
+		ReadsIssued: min(peer.Served, a.dev.readsIssued()), ReadsServed: own.Served,
 		MinRNRTimer: rnrTimer, Timeout: e.cfg.AckTimeout, RetryCount: a.dev.retries(), RNRRetry: rnrRetry,
 		TrafficClass: e.cfg.TrafficClass, SL: e.cfg.ServiceLevel,
-		PeerIsOnSubnet: a.isOnSubnet(peer.peer.GID),
+		PeerIsOnSubnet: a.isOnSubnet(peer.Peer.GID),
 	}
 	if err := a.inTurn(func(g ibv.GIDEntry) error {
 		path.GIDIndex = uint8(g.Index)
-		return e.q.qp.ReadyToReceive(path, peer.peer)
+		return e.q.qp.ReadyToReceive(path, peer.Peer)
 	}); err != nil {
 		return err
 	}
@@ -234,10 +217,10 @@ func dialExchange(ctx context.Context, local netip.Addr, remote netip.AddrPort, 
 		switch {
 		case err != nil:
 			return err
-		case peer.refusal != 0 || peer.version != protocolVersion:
+		case peer.Refusal != 0 || peer.Version != protocolVersion:
 			return peer.err()
 		case !at.isOf(peer, remote.Addr()):
-			return unavailable(session.ReasonProtocol, fmt.Errorf("verbs: %v names %v as its RDMA address", remote, peer.peer.GID.Addr()))
+			return unavailable(session.ReasonProtocol, fmt.Errorf("verbs: %v names %v as its RDMA address", remote, peer.Peer.GID.Addr()))
 		}
 		if err := at.up(e, own, peer); err != nil {
 			return err

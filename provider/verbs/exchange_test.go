@@ -119,13 +119,13 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		}
 		defer conn.Close()
 		conn.SetDeadline(time.Now().Add(patience))
-		c := connParams{privateData: privateData{version: tt.version}, mtu: 3, served: 1}
-		c.peer.QPNum = 17
-		c.peer.GID = netip.MustParseAddr(tt.gid).As16()
+		c := connParams{privateData: privateData{Version: tt.version}, MTU: 3, Served: 1}
+		c.Peer.QPNum = 17
+		c.Peer.GID = netip.MustParseAddr(tt.gid).As16()
 		if _, err := conn.Write(c.bytes()); err != nil {
 			t.Fatal(err)
 		}
-		if theirs, err := readParams(conn); err != nil || theirs.refusal != tt.want {
+		if theirs, err := readParams(conn); err != nil || theirs.Refusal != tt.want {
 			t.Errorf("%+v, %v, want it refused as %v", theirs.privateData, err, tt.want)
 		}
 		if n, err := conn.Read(make([]byte, 1)); err != io.EOF {
@@ -155,7 +155,7 @@ func TestReadsThatThePeerServes(t *testing.T) {
 			return
 		}
 		if theirs, err := readParams(conn); err == nil {
-			theirs.served = 1
+			theirs.Served = 1
 			conn.Write(theirs.bytes())
 		}
 		conn.Read(make([]byte, 2)) // until it hangs up
@@ -209,4 +209,30 @@ func FuzzConnParams(f *testing.F) {
 			t.Fatalf("% x became % x", b, again)
 		}
 	})
+}
+
+// The encoding is the protocol's: each field has its place.
+func TestEncodingOfParams(t *testing.T) {
+	c := connParams{
+		privateData: privateData{Version: 0x0201, Refusal: 0x0403, Claim: Claim{Port: 0x0605, Proof: 0x0807}},
+		Peer:        ibv.QPPeer{QPNum: 0x0c0b0a09, PSN: 0x000f0e0d, LID: 0x2221},
+		MTU:         0x23, Served: 0x24,
+	}
+	for i := range c.Peer.GID {
+		c.Peer.GID[i] = byte(0x11 + i)
+	}
+	want := []byte("SANv")
+	for i := range paramsLen - len(want) {
+		want = append(want, byte(i+1))
+	}
+	want[19], want[36], want[37], want[38], want[39] = 0, 0x21, 0x22, 0x23, 0x24
+	if got := c.bytes(); !bytes.Equal(got, want) {
+		t.Errorf("% x, want % x", got, want)
+	}
+	if p := c.privateData.bytes(); !bytes.Equal(p, want[:12]) {
+		t.Errorf("% x, want % x", p, want[:12])
+	}
+	if theirs, err := readParams(bytes.NewReader(want)); err != nil || !bytes.Equal(theirs.bytes(), want) {
+		t.Errorf("% x, %v", theirs.bytes(), err)
+	}
 }

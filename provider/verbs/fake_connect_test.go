@@ -350,8 +350,8 @@ func testHalfOpenWithoutCM(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		mine := connParams{privateData: privateData{version: protocolVersion}, mtu: 3, served: 1}
-		mine.peer = ibv.QPPeer{QPNum: 17, GID: at.Addr().As16()}
+		mine := connParams{privateData: privateData{Version: protocolVersion}, MTU: 3, Served: 1}
+		mine.Peer = ibv.QPPeer{QPNum: 17, GID: at.Addr().As16()}
 		if !silent {
 			if _, err := c.Write(mine.bytes()); err != nil {
 				t.Fatal(err)

@@ -9,17 +9,12 @@ import (
 )
 
 // privateData is what the two ends exchange in rdma_cm's private data, in the request,
-// the reply and the reject: 12 bytes, little endian:
-//
-//	 0  magic    u32
-//	 4  version  u16  of this provider: how messages lie in buffers
-//	 6  refusal  u16  in a reject: why; otherwise 0
-//	 8  port     u16  in a request: of the TCP connection at the dialer; otherwise 0
-//	10  proof    u16  in a request: the dialer's half; otherwise 0
+// the reply and the reject: 12 bytes, little endian.
 type privateData struct {
-	version uint16
-	refusal refusal
-	claim   Claim
+	Magic   uint32
+	Version uint16  // of this provider: how messages lie in buffers
+	Refusal refusal // in a reject: why; otherwise 0
+	Claim   Claim   // in a request; otherwise 0
 }
 
 // Claim is what a dialer's request says of the TCP connection that its own is to carry: the
@@ -72,29 +67,20 @@ func refusalFor(err error) refusal {
 const (
 	privateMagic    = 'S' | 'A'<<8 | 'N'<<16 | 'v'<<24
 	protocolVersion = 3
-	privateLen      = 12
 )
 
 func (p privateData) bytes() []byte {
-	b := make([]byte, privateLen)
-	binary.LittleEndian.PutUint32(b, privateMagic)
-	binary.LittleEndian.PutUint16(b[4:], p.version)
-	binary.LittleEndian.PutUint16(b[6:], uint16(p.refusal))
-	binary.LittleEndian.PutUint16(b[8:], p.claim.Port)
-	binary.LittleEndian.PutUint16(b[10:], p.claim.Proof)
+	p.Magic = privateMagic
+	b, _ := binary.Append(nil, binary.LittleEndian, p) // it cannot fail
 	return b
 }
 
 // parsePrivateData reads private data; false: it is a foreign program's.
 func parsePrivateData(b []byte) (p privateData, ok bool) {
-	if len(b) < privateLen || binary.LittleEndian.Uint32(b) != privateMagic {
-		return p, false
+	if _, err := binary.Decode(b, binary.LittleEndian, &p); err != nil || p.Magic != privateMagic {
+		return privateData{}, false
 	}
-	return privateData{
-		version: binary.LittleEndian.Uint16(b[4:]),
-		refusal: refusal(binary.LittleEndian.Uint16(b[6:])),
-		claim:   Claim{binary.LittleEndian.Uint16(b[8:]), binary.LittleEndian.Uint16(b[10:])},
-	}, true
+	return p, true
 }
 
 // refusals are what rejects mean to the dialer.
@@ -110,11 +96,11 @@ var refusals = map[refusal]error{
 
 // err is what a reject means to the dialer.
 func (p privateData) err() error {
-	if p.version != protocolVersion {
-		return unavailable(session.ReasonVersion, fmt.Errorf("verbs: the peer has version %d, this end %d", p.version, protocolVersion))
+	if p.Version != protocolVersion {
+		return unavailable(session.ReasonVersion, fmt.Errorf("verbs: the peer has version %d, this end %d", p.Version, protocolVersion))
 	}
-	if err := refusals[p.refusal]; err != nil {
+	if err := refusals[p.Refusal]; err != nil {
 		return err
 	}
-	return unavailable(session.ReasonProtocol, fmt.Errorf("verbs: the peer refuses for a reason that is not known (%d)", p.refusal))
+	return unavailable(session.ReasonProtocol, fmt.Errorf("verbs: the peer refuses for a reason that is not known (%d)", p.Refusal))
 }

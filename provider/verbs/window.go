@@ -57,7 +57,7 @@ func (ws *windows) on() bool { return ws.may && (ws.forced || ws.trust.Load()) }
 
 // revokeTime bounds how long Revoke waits for an invalidation. That is in the send
 // queue after all that was posted, so if the peer has gone it would take until the retries
-// are used up (17 to 70 s by default, retry.go). The connection ends then.
+// are used up (17 to 70 s by default). The connection ends then.
 const revokeTime = 5 * time.Second
 
 // errNoWindow means that no window can be had for this memory, or at this endpoint.
