@@ -91,21 +91,12 @@ func mayBlock(f *os.File) bool {
 // bare returns the file or socket in r, if r is what os or net passes to io.Copy in its place:
 // a struct without its WriteTo, which io.Copy would call again.
 func bare(r io.Reader) io.Reader {
-	v := reflect.ValueOf(r)
-	if v.Kind() != reflect.Struct {
-		return r
-	}
-	switch v.Type().PkgPath() {
-	case "os":
-		v = v.FieldByName("File")
-	case "net":
-		v = v.FieldByName("TCPConn")
-	default:
-		return r
-	}
-	if v.IsValid() && v.CanInterface() {
-		if src, ok := v.Interface().(io.Reader); ok {
-			return src
+	if v := reflect.ValueOf(r); v.Kind() == reflect.Struct {
+		field := map[string]string{"os": "File", "net": "TCPConn"}[v.Type().PkgPath()]
+		if v = v.FieldByName(field); v.IsValid() && v.CanInterface() {
+			if src, ok := v.Interface().(io.Reader); ok {
+				return src
+			}
 		}
 	}
 	return r
