@@ -62,7 +62,7 @@ func dialError(network string, source, dst net.Addr, err error) error {
 	return &net.OpError{Op: "dial", Net: network, Source: source, Addr: dst, Err: err}
 }
 
-// listenError is err as net.Listen would return it.
-func listenError(network string, addr net.Addr, err error) error {
-	return &net.OpError{Op: "listen", Net: network, Addr: addr, Err: err}
+// serverError is err as net.Listen, or a listener's Accept, would return it.
+func serverError(op, network string, addr net.Addr, err error) error {
+	return &net.OpError{Op: op, Net: network, Addr: addr, Err: err}
 }

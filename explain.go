@@ -56,19 +56,17 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 	tcp := d.explain(ctx, network, address, nil)
 	var outcomes []Outcome
 	names := providerNames()
-	if p.without == nil {
-		for _, by := range p.providers {
-			names = slices.DeleteFunc(names, func(n string) bool { return n == by.name() })
-			o := Outcome{Address: tcp.Address, Provider: by.name(), Err: &Unavailable{Reason: ReasonPolicy}}
-			if tcp.Err != nil {
-				o.Err = unavailableOf(tcp.Err)
-			} else if d.Policy != Never {
-				alone := *p
-				alone.providers = []provider{by}
-				o = d.explain(ctx, network, address, &alone)
-			}
-			outcomes = append(outcomes, o)
+	for _, by := range p.providers {
+		names = slices.DeleteFunc(names, func(n string) bool { return n == by.name() })
+		o := Outcome{Address: tcp.Address, Provider: by.name(), Err: &Unavailable{Reason: ReasonPolicy}}
+		if tcp.Err != nil {
+			o.Err = unavailableOf(tcp.Err)
+		} else if d.Policy != Never {
+			alone := *p
+			alone.providers = []provider{by}
+			o = d.explain(ctx, network, address, &alone)
 		}
+		outcomes = append(outcomes, o)
 	}
 	for _, name := range names {
 		outcomes = append(outcomes, Outcome{Address: tcp.Address, Provider: name, Err: leftOut(name)})

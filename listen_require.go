@@ -87,9 +87,9 @@ func (r *required) accept(l *Listener) (net.Conn, error) {
 		r.mu.Unlock()
 		switch { // these count before a connection that is ready
 		case r.ctx.Err() != nil:
-			return nil, l.acceptError(net.ErrClosed)
+			return nil, serverError("accept", l.Addr().Network(), l.Addr(), net.ErrClosed)
 		case until.Err() == context.DeadlineExceeded:
-			return nil, l.acceptError(os.ErrDeadlineExceeded)
+			return nil, serverError("accept", l.Addr().Network(), l.Addr(), os.ErrDeadlineExceeded)
 		}
 		select {
 		case c := <-r.ready:
@@ -100,11 +100,6 @@ func (r *required) accept(l *Listener) (net.Conn, error) {
 		case <-until.Done():
 		}
 	}
-}
-
-// acceptError is err as net would return it.
-func (l *Listener) acceptError(err error) error {
-	return &net.OpError{Op: "accept", Net: l.Addr().Network(), Addr: l.Addr(), Err: err}
 }
 
 func (r *required) setDeadline(t time.Time) error {

@@ -1,6 +1,7 @@
 package san
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -94,14 +95,14 @@ func (o opening) stamps() bool {
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	if !isTCP(network) {
 		if lc.Policy == Require {
-			return nil, listenError(network, nil, requireError{notTCP(network)})
+			return nil, serverError("listen", network, nil, requireError{notTCP(network)})
 		}
 		count(func(n *Counters) { n.Listeners[ReasonNetwork]++ })
 		return lc.NetListenConfig.Listen(ctx, network, address)
 	}
 	o, err := lc.opening()
 	if err != nil {
-		return nil, listenError(network, nil, err)
+		return nil, serverError("listen", network, nil, err)
 	}
 	o.settings.v6only = network == "tcp6"
 	o.settings.zone = zoneOf(address)
@@ -116,7 +117,7 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	l, err := o.around(inner.(*net.TCPListener))
 	if err != nil {
 		inner.Close()
-		return nil, listenError(network, inner.Addr(), err)
+		return nil, serverError("listen", network, inner.Addr(), err)
 	}
 	return l, nil
 }
@@ -135,17 +136,16 @@ func (lc *ListenConfig) Adopt(tcp *net.TCPListener) (*Listener, error) {
 		err = raw.Control(func(uintptr) {}) // nil, or closed
 	}
 	if err != nil {
-		return nil, listenError("tcp", nil, err)
+		return nil, serverError("listen", "tcp", nil, err)
 	}
 	o, err := lc.opening()
 	if err != nil {
-		return nil, listenError("tcp", tcp.Addr(), err)
+		return nil, serverError("listen", "tcp", tcp.Addr(), err)
 	}
-	o.settings.zone = tcp.Addr().(*net.TCPAddr).Zone
 	undernet.Release(tcp)
 	l, err := o.around(tcp)
 	if err != nil {
-		return nil, listenError("tcp", tcp.Addr(), err)
+		return nil, serverError("listen", "tcp", tcp.Addr(), err)
 	}
 	return l, nil
 }
@@ -189,6 +189,7 @@ var errOnlyListeners = &Unavailable{Reason: ReasonNotServed, Err: errors.New("it
 
 // around makes a Listener, and opens the providers' parts of it.
 func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
+	o.settings.zone = cmp.Or(o.settings.zone, tcp.Addr().(*net.TCPAddr).Zone)
 	l := &Listener{tcp: tcp, opening: o, lacks: make(map[string]*Unavailable), release: func() {}}
 	if release, err := tcpid.Hold(tcp); err == nil { // otherwise each move asks for itself
 		l.release = release

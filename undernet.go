@@ -44,7 +44,6 @@ func listenedByNet(tcp *net.TCPListener, network string) (undernet.Listener, err
 		return nil, err
 	}
 	o.settings.v6only = network == "tcp6"
-	o.settings.zone = tcp.Addr().(*net.TCPAddr).Zone
 	l, err := o.around(tcp)
 	if err != nil {
 		return nil, err
