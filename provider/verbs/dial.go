@@ -79,7 +79,7 @@ func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
 		return nil, callError(err)
 	}
 	if err = d.exchange(ctx); err == nil {
-		err = d.e.established(ctx)
+		err = callError(d.e.established(ctx))
 	}
 	if err != nil {
 		if d.e != nil {

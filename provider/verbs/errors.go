@@ -81,6 +81,7 @@ func callError(err error) error {
 	case syscall.ECONNREFUSED: // siw, in the call
 		return unavailable(session.ReasonNoListener, errWithoutErrno{err})
 	case syscall.ENODEV, syscall.ENXIO, syscall.EIO, // the device has gone
+		syscall.ECONNRESET, syscall.EPIPE, // the peer has
 		syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.ENETDOWN, syscall.EHOSTDOWN, syscall.EADDRNOTAVAIL:
 		return unavailable(session.ReasonUnreachable, errWithoutErrno{err})
 	case syscall.ETIMEDOUT:

@@ -53,7 +53,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"no windows, whatever it promises", "seed=15,profile=bnxt_re", "^TestLargeWritesWithoutWindows$", ""},
 	{"irdma's iWARP", "seed=7,profile=irdma-iwarp", "^TestIWARPIsWrittenTo$", ""},
 	{"Chelsio's iWARP", "seed=8,profile=cxgb4", "^TestIWARPIsWrittenTo$", ""},
-	{"the end on iWARP", "seed=24,profile=irdma-iwarp", "^TestExposedIsTakenBackAtOnce$", ""},
+	{"the end on iWARP", "seed=24,profile=irdma-iwarp", "^(TestExposedIsTakenBackAtOnce|TestNothingIsLeft|TestPeerEndsAtOnce)$", ""},
 	{"no reliable connections", "profile=efa", "^TestNoReliableConnections$", ""},
 	{"no reliable connections of mana", "profile=mana-raw", "^TestNoReliableConnections$", ""},
 	{"messages and memory", "seed=4", "^(TestLastOfWhatArrived|TestWindowBesideWhatWasDropped|TestWindowsInFullUse|" +
@@ -140,6 +140,36 @@ func TestIWARPIsWrittenTo(t *testing.T) {
 	if st := a.Stats(); st.OffersSent > 0 || st.OfferedBytesSent < ownFrom {
 		t.Errorf("%d offers, %d bytes by RDMA", st.OffersSent, st.OfferedBytesSent)
 	}
+}
+
+// On iWARP a dial may find that the peer has ended the connection already, before the peer's first
+// message has come.
+func TestPeerEndsAtOnce(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to be iWARP: hwsimRuns
+	}
+	nothingLeft(t)
+	l := listen(t, Config{})
+	go func() { // until the listener is closed
+		for {
+			e, err := l.Accept()
+			if err != nil {
+				return
+			}
+			e.discard()
+		}
+	}()
+	testenv.Eventually(t, patience, func() error {
+		e, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{})
+		if err == nil {
+			e.discard()
+			return errors.New("the peer is too slow")
+		}
+		if reasonOf(err) != session.ReasonUnreachable {
+			t.Errorf("%v", err)
+		}
+		return nil
+	})
 }
 
 // Where registering costs as much as several copies, as many Writes of the same memory go through
