@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -57,6 +59,34 @@ func TestProbe(t *testing.T) {
 	}
 	if !b.dev.mayHaveWindows(Config{forceWindows: true}) || b.dev.mayHaveWindows(Config{forceWindows: true, Disable: session.FeatureWindows}) {
 		t.Error("forceWindows and Disable do not do what they say")
+	}
+}
+
+// Each thing that a device may fail to enforce is found by one attempt, and by no other: without
+// it, connections would rely on windows that keep no peer out.
+func TestWindowsAreNotEnforced(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // the simulated device is set to be one: hwsimRuns
+	}
+	_, settings, _ := strings.Cut(os.Getenv("HWSIM"), ",")
+	want := map[string]struct {
+		found string
+		trust bool // then what goes wrong is not relied on
+	}{
+		"mw_past_end": {"reading past the end", false},
+		"mw_any_qp":   {"reading by another connection", false},
+		"mw_late":     {"reading after the invalidation", false},
+		"mw_returned": {"reading after its own invalidation", true},
+	}[settings]
+	nothingLeft(t)
+	_, b := pair(t, listen(t, Config{}), Config{})
+	wrong, err := tryAttempts(b.dev, slices.Concat(windowAttempts, returnAttempts), len(allAttempts))
+	if err != nil || !slices.Equal(wrong, []string{want.found}) {
+		t.Errorf("%s: %q, %v; want %q", settings, wrong, err, want.found)
+	}
+	b.dev.probeWindows()
+	if b.dev.windows.Load() != want.trust || b.dev.returns.Load() {
+		t.Errorf("%s: windows trusted: %v, and returned by the peer: %v", settings, b.dev.windows.Load(), b.dev.returns.Load())
 	}
 }
 

@@ -51,6 +51,10 @@ static const struct {
 	{"costs", &config.costs},
 	{"no_copy", &config.no_copy},
 	{"grh", &config.grh},
+	{"mw_past_end", &config.mw_past_end},
+	{"mw_any_qp", &config.mw_any_qp},
+	{"mw_late", &config.mw_late},
+	{"mw_returned", &config.mw_returned},
 	{"fork_needed", &config.fork_needed},
 };
 

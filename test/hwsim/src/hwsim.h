@@ -53,6 +53,7 @@ struct config {
 	int limit_errno; // of what exceeds them; 0: the profile's
 	bool fork_needed; // ibv_fork_init is: a kernel before 5.12
 	bool grh; // the port demands a global route header, as virtual functions' do
+	bool mw_past_end, mw_any_qp, mw_late, mw_returned; // what is not enforced of windows: see the README
 };
 
 // A device family: its limits and its habits.
@@ -177,6 +178,8 @@ struct mw {
 	uint32_t key; // while it is bound, or would be next
 	struct mr *mr; // NULL: not bound
 	struct qp *qp; // that it is bound on
+	struct mr *late_mr; // of a window that is used though it was invalidated, and its queue pair
+	struct qp *late_qp;
 	uint64_t addr, length;
 	unsigned access;
 };

@@ -157,8 +157,11 @@ bool remote_access(struct qp *q, uint32_t rkey, uint64_t addr, uint64_t n, int a
 		return true; // C9-88: no byte, no check of the key
 	if (k && k->mw) { // type 2B: of the queue pair that it is bound on
 		struct mw *w = k->mw;
-		*g = (struct grant){w->mr, w};
-		return w->mr && w->key == rkey && w->qp == q && !(access & ~w->access) && inside(addr, n, w->addr, w->length);
+		struct mr *m = w->mr ? w->mr : w->late_mr;
+		struct qp *of = w->mr ? w->qp : w->late_qp;
+		*g = (struct grant){m, w};
+		return m && w->key == rkey && (of == q || config.mw_any_qp) && !(access & ~w->access) &&
+			(inside(addr, n, w->addr, w->length) || (config.mw_past_end && inside(addr, n, (uintptr_t)m->mr.addr, m->mr.length)));
 	}
 	if (!k || !k->mr)
 		return false;

@@ -32,6 +32,19 @@ static void unbind(struct mw *w)
 	w->qp = NULL;
 }
 
+// invalidate unbinds a window, which stays of use to its peer if the device is to be so.
+static void invalidate(struct mw *w, bool stays)
+{
+	struct mr *mr = w->mr;
+	struct qp *qp = w->qp;
+
+	unbind(w);
+	if (stays) {
+		w->late_mr = mr;
+		w->late_qp = qp;
+	}
+}
+
 // A window may go while it is bound (11.2.8.9).
 int mw_dealloc(struct ibv_mw *mw)
 {
@@ -68,6 +81,7 @@ enum ibv_wc_status mw_bind(struct qp *q, const struct ibv_send_wr *wr)
 	w->key = wr->bind_mw.rkey;
 	w->mr = m;
 	w->qp = q;
+	w->late_mr = NULL;
 	w->addr = b->addr;
 	w->length = b->length;
 	w->access = b->mw_access_flags;
@@ -95,7 +109,7 @@ enum ibv_wc_status mw_invalidate_local(struct qp *q, uint32_t key)
 		complain("queue pair %#x invalidates key %#x, which no window of it has", q->qp.qp_num, key);
 		return IBV_WC_LOC_QP_OP_ERR; // rxe's kernel would panic
 	}
-	unbind(w);
+	invalidate(w, config.mw_late);
 	count(N_INVALIDATES, 1);
 	return IBV_WC_SUCCESS;
 }
@@ -106,7 +120,7 @@ bool mw_invalidate_remote(struct qp *q, uint32_t key)
 	struct mw *w = valid(q, key);
 
 	if (w)
-		unbind(w);
+		invalidate(w, config.mw_returned);
 	return w != NULL;
 }
 
