@@ -20,13 +20,8 @@ const (
 )
 
 func (p Policy) String() string {
-	switch p {
-	case Prefer:
-		return "prefer"
-	case Require:
-		return "require"
-	case Never:
-		return "never"
+	if names := [...]string{"prefer", "require", "never"}; 0 <= p && int(p) < len(names) {
+		return names[p]
 	}
 	return fmt.Sprintf("policy %d", int(p))
 }

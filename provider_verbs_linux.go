@@ -48,9 +48,9 @@ func (p verbsProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s sett
 
 // served returns the device that serves a connection's destination.
 func (verbsProvider) served(tcp *net.TCPConn, cfg verbs.Config) (device string, err error) {
-	route := routeOf(tcp)
+	route, _ := routeOf(tcp)
 	route.Source = zoned(tcp.LocalAddr()).Addr()
-	return verbs.ServedBy(zoned(tcp.RemoteAddr()).Addr(), route.Route, cfg)
+	return verbs.ServedBy(zoned(tcp.RemoteAddr()).Addr(), route, cfg)
 }
 
 // zoned is an address with its zone, without which a link-local one is reached by no interface.
@@ -77,7 +77,8 @@ func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) e
 	if cfg.Device, err = p.served(tcp, cfg); err != nil {
 		return &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
-	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, routeOf(tcp).class)
+	_, class := routeOf(tcp)
+	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, class)
 	cfg.Claim.Port = ends.Local.Port()
 	l := h.Life().(*life)
 	return l.prove(tcp, func(stamp tcpid.Stamp) error {
@@ -96,24 +97,19 @@ func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) e
 	})
 }
 
-// socketRoute is what of a socket's options decides its route.
-type socketRoute struct {
-	verbs.Route
-	class uint8 // TOS, or traffic class
-}
-
-func routeOf(tcp *net.TCPConn) (r socketRoute) {
+// routeOf is what of a socket's options decides its route, and its traffic class.
+func routeOf(tcp *net.TCPConn) (r verbs.Route, class uint8) {
 	rc, err := tcp.SyscallConn()
 	if err != nil {
-		return r
+		return r, 0
 	}
 	rc.Control(func(fd uintptr) {
 		mark, _ := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK)
 		r.Mark = uint32(mark)
 		r.Interface, _ = unix.GetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE)
-		r.class = trafficClass(int(fd))
+		class = trafficClass(int(fd))
 	})
-	return r
+	return r, class
 }
 
 // trafficClass is a socket's TOS or traffic class.

@@ -101,10 +101,15 @@ func (c *Conn) drainToSocket(s socket) (int64, error) {
 
 // sinkError is an error of a socket's Write.
 func sinkError(s net.Conn, err error) error {
+	return &net.OpError{Op: opWrite, Net: s.LocalAddr().Network(), Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: withoutOp(err)}
+}
+
+// withoutOp is an error of a RawConn's method without the operation, which is another here.
+func withoutOp(err error) error {
 	if op, ok := err.(*net.OpError); ok {
-		err = op.Err
+		return op.Err
 	}
-	return &net.OpError{Op: opWrite, Net: s.LocalAddr().Network(), Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: err}
+	return err
 }
 
 // atEnd reports whether a socket has nothing more to be read.

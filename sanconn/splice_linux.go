@@ -233,11 +233,3 @@ func pipeError(err error) error {
 	}
 	return os.NewSyscallError("splice", err)
 }
-
-// withoutOp is an error of a RawConn's method without the operation, which is another here.
-func withoutOp(err error) error {
-	if op, ok := err.(*net.OpError); ok {
-		return op.Err
-	}
-	return err
-}
