@@ -99,7 +99,7 @@ func lackText(provider string, why *san.Unavailable) string {
 	case san.ReasonNoProvider, san.ReasonNotServed:
 		return fmt.Sprintf("%s: none here, so TCP takes its place (sanperf devices has the details)", provider)
 	}
-	return fmt.Sprintf("cannot listen by %s, so TCP takes its place: %v", provider, why)
+	return fmt.Sprintf("TCP carries what %s does not serve: %v", provider, why)
 }
 
 func policyOf(require bool) san.Policy {

@@ -123,7 +123,7 @@ func open(ctx context.Context, std stdio, s *settings) ([]*forwarder, error) {
 				switch why.Reason {
 				case san.ReasonNotServed, san.ReasonNoProvider: // there is none here, as on most hosts
 				default:
-					fmt.Fprintf(std.err, "sanproxy: %v: cannot listen by %s, so TCP takes its place: %v\n", r.listen, name, why)
+					fmt.Fprintf(std.err, "sanproxy: %v: TCP carries what %s does not serve: %v\n", r.listen, name, why)
 				}
 			}
 		}
