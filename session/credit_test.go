@@ -46,6 +46,33 @@ func TestControlKeepsToItsCredit(t *testing.T) {
 	})
 }
 
+// Control leaves the credit of a message that is lent, which is sent when the loan ends.
+func TestControlLeavesALoanItsCredit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
+		p.dropped = 0
+		if _, err := s.Reserve(100); err != nil {
+			t.Fatal(err)
+		}
+		granted := messages.Limits.Window - session.ControlReserve
+		for range granted + 5 {
+			p.send(tPing, 0)
+			pass(time.Millisecond)
+		}
+		if err := s.Commit(100); err != nil {
+			t.Fatal(err)
+		}
+		came := 0
+		for m := p.recv(); m != nil; m = p.recv() {
+			p.dropped = 0 // no word of what was dealt with
+			came++
+		}
+		if came != granted-1 { // Negotiate was one
+			t.Errorf("%d messages with %d credits, one of them used", came, granted)
+		}
+	})
+}
+
 // Data leaves the credits that are reserved for control, which has to pass it.
 func TestDataLeavesControlItsCredit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

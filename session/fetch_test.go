@@ -109,6 +109,31 @@ func TestTheRestBehindADirectReadIsFetchedAhead(t *testing.T) {
 	})
 }
 
+// CloseRead gives a chunk back that an RDMA read is bringing when that has ended, and not before.
+func TestCloseReadLeavesWhatIsBeingFetched(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, eb := pair(t, byRead, session.Config{})
+		eb.Hold(twin.HoldReads)
+		data := pattern(500_000)
+		w := goWrite(a, data)
+		pass(time.Second)
+		if err := b.CloseRead(); err != nil {
+			t.Fatal(err)
+		}
+		if eb.Left().Allocated == 0 {
+			t.Error("the memory that an RDMA read writes to was given back")
+		}
+		eb.Hold(0)
+		if x := within(t, w); x.n != len(data) || x.err != nil {
+			t.Errorf("Write: %+v", x)
+		}
+		pass(time.Second)
+		if left := eb.Left().Allocated; left != 0 {
+			t.Errorf("%d bytes are kept", left)
+		}
+	})
+}
+
 // A Read whose transfer finds no room in the queue waits for room.
 func TestADirectReadWaitsForRoom(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -355,6 +355,33 @@ func (m *memory) oursLocked(b []byte) bool {
 	return false
 }
 
+// inUseLocked: the peer may access a part of b, or a transfer to or from it was not seen to
+// complete. After the end nothing is.
+func (m *memory) inUseLocked(b []byte) bool {
+	if m.e.closed || m.e.aborted {
+		return false
+	}
+	for _, x := range m.exposed {
+		if !x.returned && overlap(x.b, b) {
+			return true
+		}
+	}
+	for _, ops := range []*fifo[*operation]{&m.ops, &m.completed[opRead], &m.completed[opWrite]} {
+		for _, op := range ops.s[ops.head:] {
+			if overlap(op.local, b) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// overlap: two slices that are not empty share a byte.
+func overlap(a, b []byte) bool {
+	first, second := uintptr(unsafe.Pointer(&a[0])), uintptr(unsafe.Pointer(&b[0]))
+	return first < second+uintptr(len(b)) && second < first+uintptr(len(a))
+}
+
 // Free may come after Close.
 func (m *memory) Free(b []byte) {
 	e := m.e
@@ -366,6 +393,9 @@ func (m *memory) Free(b []byte) {
 		return
 	}
 	n := m.allocs[&b[0]]
+	if m.inUseLocked(b[:n:n]) {
+		e.w.violateLocked(Misuse, e.id, "Free of what the peer may access, or a transfer uses")
+	}
 	delete(m.allocs, &b[0])
 	m.allocated -= n
 	fill(b[:n:n], noiseFreed)
