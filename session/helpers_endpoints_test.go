@@ -188,8 +188,11 @@ type narrow struct {
 }
 
 func (e *narrow) Reserve(lo, hi int) []byte {
-	if most := int(e.most.Load()); most > 0 && lo > most && !e.Closed() {
-		return nil
+	if most := int(e.most.Load()); most > 0 && !e.Closed() {
+		if lo > most {
+			return nil
+		}
+		hi = min(hi, most)
 	}
 	return e.Endpoint.Reserve(lo, hi)
 }

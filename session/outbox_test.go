@@ -159,6 +159,50 @@ func TestSmallWritesBehindTheBox(t *testing.T) {
 	})
 }
 
+// A small Write that finds bytes in the box, which leave it then, does not go in a message that has
+// no room for all of it.
+func TestSmallWriteBehindABoxThatEmpties(t *testing.T) {
+	const box = 5000
+	limits := withLimits(boxed, func(l *session.Limits) { l.Inbox, l.InboxAfter = box, 1 })
+	inBubble(t, func(t *testing.T) {
+		e := &narrow{}
+		s, _, p := negotiatedOn(t, twin.Config{Limits: limits}, session.Config{KeepAlive: -1}, func(end *twin.Endpoint) session.Endpoint {
+			e.Endpoint = end
+			return e
+		})
+		in := p.open(s, 64<<10)
+		data := pattern(box + 3000)
+		e.most.Store(8) // no room for a Fill
+		writeAll(t, s, data[:box], box)
+		e.most.Store(2500)
+		writeAll(t, s, data[box:], 3000)
+		got, _ := in.read(box)
+		pass(time.Second / 4)
+		if got = append(got, p.data(3000)...); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
+}
+
+// Behind the end of the connection nothing goes to the box.
+func TestSmallWritesBehindTheEnd(t *testing.T) {
+	const inbox = 2 << 10
+	limits := withLimits(boxed, func(l *session.Limits) { l.MaxMessage, l.Inbox, l.InboxAfter = 1<<10, inbox, 1 })
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, twin.Config{Limits: limits}, session.Config{KeepAlive: -1})
+		p.open(s, inbox)
+		writeAll(t, s, pattern(2*inbox), inbox) // the second one waits in the box
+		p.Kill()
+		pass(time.Millisecond / 2) // the janitor has not looked yet
+		if e.Err() == nil {
+			t.Fatal("the endpoint has not ended")
+		}
+		if n, err := s.Write([]byte("lost")); n != 0 || err == nil {
+			t.Errorf("Write behind the end: %d, %v", n, err)
+		}
+	})
+}
+
 // A Write that waits without an inbox requests one, however small its slices are: the peer may
 // not read before it has written as much itself.
 func TestAWriteThatWaitsGetsAnInbox(t *testing.T) {

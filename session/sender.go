@@ -122,12 +122,7 @@ func (t *sender) take(p []byte, more bool) int {
 			return n
 		}
 	}
-	n := t.box.copyIn(p, more)
-	if n > 0 {
-		t.stats.bytes += uint64(n)
-		t.drainBox()
-	}
-	return n
+	return t.intoBox(p, more)
 }
 
 // message sends bytes from the front of p, least or more, in one message. It returns how many;
@@ -146,10 +141,23 @@ func (t *sender) message(p []byte, least int, more bool) int {
 // whole takes all of p, of at most plan.whole bytes, if nothing stands in its way: into a message
 // or, behind what is in the box, to there.
 func (t *sender) whole(p []byte) bool {
-	if t.box.unsent() > 0 {
-		return t.box.room() >= len(p) && t.take(p, false) > 0 // there is room: it takes all or nothing
+	switch {
+	case !t.mayWrite():
+		return false
+	case t.box.unsent() > 0:
+		return t.box.room() >= len(p) && t.intoBox(p, false) > 0 // there is room: all of it, or nothing
 	}
-	return t.open() && t.lent == nil && !t.pending() && t.message(p, len(p), false) > 0
+	return !t.pending() && t.message(p, len(p), false) > 0
+}
+
+// intoBox copies bytes from the front of p to the box, and returns how many.
+func (t *sender) intoBox(p []byte, more bool) int {
+	n := t.box.copyIn(p, more)
+	if n > 0 {
+		t.stats.bytes += uint64(n)
+		t.drainBox()
+	}
+	return n
 }
 
 // inOne sends all of p in one message, if there is room for it.

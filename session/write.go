@@ -30,7 +30,7 @@ func (w *writing) Write(p []byte) (int, error) {
 // only txMu, as there is no other Write in progress to wait for.
 func (w *writing) writeAtOnce(p []byte) (sent bool) {
 	w.txMu.Lock()
-	if !w.wr.op.held() && w.wr.state.Load() == 0 && !w.idle.away.Load() && w.failure.Load() == nil {
+	if !w.wr.op.held() && w.wr.state.Load() == 0 && !w.idle.away.Load() && w.over() == nil {
 		sent = w.tx.whole(p)
 	}
 	w.unlockTx()
