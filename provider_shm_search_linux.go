@@ -164,7 +164,9 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 // noteFound remembers who has the other end.
 func (q search) noteFound(number int) {
 	shmPeers.note(q.at, func(h *peerHint) { h.last, h.known = number, true })
-	shmPeers.note(q.to(), func(h *peerHint) { h.free = time.Time{} })
+	if to := q.to(); !shmPeers.of(to).free.IsZero() {
+		shmPeers.note(to, func(h *peerHint) { h.free = time.Time{} })
+	}
 }
 
 // shmPeers remembers what was found out of the processes of a port. These are hints: they may be
@@ -204,8 +206,8 @@ func (s *numbers) set(n int, in bool) {
 
 var _ [64 - shm.Numbers]struct{} // they fit
 
-// note changes what is remembered, and returns it.
-func (p *peerHints) note(of names, change func(*peerHint)) peerHint {
+// note changes what is remembered.
+func (p *peerHints) note(of names, change func(*peerHint)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	hint := p.hints[of]
@@ -217,7 +219,13 @@ func (p *peerHints) note(of names, change func(*peerHint)) peerHint {
 		p.hints[of] = hint
 	}
 	change(hint)
-	return *hint
 }
 
-func (p *peerHints) of(at names) peerHint { return p.note(at, func(*peerHint) {}) }
+func (p *peerHints) of(at names) (hint peerHint) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if known := p.hints[at]; known != nil {
+		hint = *known
+	}
+	return hint
+}

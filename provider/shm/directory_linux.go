@@ -81,7 +81,7 @@ func fileOf(port uint16, number int) string {
 }
 
 // takeFile takes the first name of a port that is free in a directory. giveUp has to be called
-// when the socket is closed.
+// when nobody accepts any more.
 func takeFile(dir string, port uint16) (u *net.UnixListener, number int, giveUp func(), err error) {
 	d, err := openDirectory(dir)
 	if err != nil {
@@ -89,7 +89,8 @@ func takeFile(dir string, port uint16) (u *net.UnixListener, number int, giveUp 
 	}
 	// Where this process may not write, each number would fail for that: for every connection that
 	// it accepts, as that may have changed.
-	if err := unix.Faccessat(d.fd(), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+	// Other errors are of kernels before 5.8, and of filters of system calls; x/sys then goes by mode bits alone.
+	if err := unix.Faccessat2(d.fd(), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS); err == unix.EACCES || err == unix.EROFS {
 		d.Close()
 		return nil, 0, nil, fmt.Errorf("shm: %s: %w", dir, os.NewSyscallError("access", err))
 	}

@@ -17,6 +17,9 @@ const (
 	// dialers at a time get that reply; others only see the socket close.
 	refuseTimeout = 100 * time.Millisecond
 	maxRefusing   = 16
+
+	mostClosing  = 16
+	closeTimeout = time.Second
 )
 
 // Listener takes connections from processes of this host, under a name of its own. It is safe
@@ -25,7 +28,7 @@ type Listener struct {
 	cfg    Config
 	number int // which of the port's names the process has
 	unix   *net.UnixListener
-	giveUp func() // called when unix is closed; nil: its name ends with it
+	giveUp func() // called when nobody accepts any more; nil: the name ends with unix
 
 	closed chan struct{}
 	work   sync.WaitGroup // handshakes, and calls of take; none begins once done is set
@@ -106,14 +109,27 @@ func (l *Listener) Close() error {
 }
 
 // closeSocket closes the listening socket, in the background: that also closes what dialing
-// processes have sent before they were accepted, which may take as long as they like.
+// processes have sent before they were accepted, which may take as long as they like. Each holds a
+// thread meanwhile, so the Close of one more than mostClosing waits for its turn, for closeTimeout.
 func (l *Listener) closeSocket(served <-chan struct{}) {
 	l.unix.SetDeadline(longAgo)
 	if served != nil {
 		<-served // or the last to use the socket would close it
 	}
-	go l.unix.Close()
+	ended := func() { <-closing }
+	select {
+	case closing <- struct{}{}:
+	case <-time.After(closeTimeout):
+		ended = func() {}
+	}
+	go func() {
+		l.unix.Close()
+		ended()
+	}()
 }
+
+// closing has a token for each listening socket that is being closed.
+var closing = make(chan struct{}, mostClosing)
 
 // serve accepts the sockets of dialing processes and makes a link with each in a goroutine, so that
 // a slow one holds up nobody.

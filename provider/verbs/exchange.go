@@ -62,7 +62,9 @@ func (c connParams) bytes() []byte {
 
 func readParams(r io.Reader) (c connParams, err error) {
 	b := make([]byte, paramsLen)
-	if _, err := io.ReadFull(r, b); err != nil {
+	if _, err := io.ReadFull(r, b); errors.Is(err, syscall.ECONNRESET) {
+		return c, callError(err)
+	} else if err != nil {
 		return c, unavailable(session.ReasonProtocol, fmt.Errorf("verbs: no answer that was understood: %w", errWithoutErrno{err}))
 	}
 	if _, err := binary.Decode(b, binary.LittleEndian, &c); err != nil || c.Magic != privateMagic {

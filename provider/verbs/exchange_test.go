@@ -8,9 +8,11 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/sanconn/san/ibv"
@@ -234,5 +236,17 @@ func TestEncodingOfParams(t *testing.T) {
 	}
 	if theirs, err := readParams(bytes.NewReader(want)); err != nil || !bytes.Equal(theirs.bytes(), want) {
 		t.Errorf("% x, %v", theirs.bytes(), err)
+	}
+}
+
+// A peer that resets the connection in the exchange has gone: it is no foreign program.
+func TestResetInTheExchange(t *testing.T) {
+	_, err := readParams(iotest.ErrReader(os.NewSyscallError("read", syscall.ECONNRESET)))
+	var why *session.Unavailable
+	if !errors.As(err, &why) || why.Reason != session.ReasonUnreachable {
+		t.Errorf("%v", err)
+	}
+	if _, err = readParams(iotest.ErrReader(io.EOF)); !errors.As(err, &why) || why.Reason != session.ReasonProtocol {
+		t.Errorf("%v", err)
 	}
 }

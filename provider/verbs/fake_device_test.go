@@ -82,7 +82,7 @@ func testInlineLimits(t *testing.T) {
 }
 
 // A device whose library refuses much inline data without an errno (bnxt_re) is asked for
-// less by the next connection, which then costs nothing of what the caches hold.
+// less, which costs nothing of what the caches hold.
 func testInlineRefused(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeVendor, 0x14e4)

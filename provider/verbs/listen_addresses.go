@@ -105,8 +105,9 @@ func (l *Listener) served() []netip.Addr {
 // refresh compares the addresses that should be listened on with those that are.
 // The error is a reason why one is not: that another process has the port, if there is that.
 func (l *Listener) refresh() error {
+	served := l.served()
 	missing := make(map[netip.Addr]bool)
-	for _, a := range l.served() {
+	for _, a := range served {
 		missing[a] = true
 	}
 	var gone []*listenID
@@ -123,7 +124,11 @@ func (l *Listener) refresh() error {
 	}
 	l.mu.Unlock()
 	var first, taken error
-	for a := range missing {
+	for _, a := range served {
+		if !missing[a] {
+			continue
+		}
+		delete(missing, a)
 		err := l.add(a)
 		first = cmp.Or(first, err)
 		if errors.Is(err, syscall.EADDRINUSE) {

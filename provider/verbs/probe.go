@@ -96,12 +96,29 @@ func (d *device) probeWindows() {
 	if answer.trusted {
 		wrong, err = tryAttempts(d, returnAttempts, 1)
 		answer.returns = err == nil && len(wrong) == 0
+		if errors.Is(err, errProbeStopped) {
+			answer.until = began // whoever uses the device next tries again
+		}
 	}
 	answer.copies = d.measure()
+	d.learn(answer)
+}
+
+// learn keeps what a probe has found, for this device and all others that are open of the same:
+// by name and by rdma_cm.
+func (d *device) learn(answer probeAnswer) {
+	key := d.probeKey()
 	probed.mu.Lock()
-	probed.m[d.probeKey()] = answer
+	probed.m[key] = answer
 	probed.mu.Unlock()
 	d.take(answer)
+	devices.mu.Lock()
+	defer devices.mu.Unlock()
+	for _, other := range devices.m {
+		if other.probeKey() == key {
+			other.take(answer)
+		}
+	}
 }
 
 // windowAttempt is what a peer may try at a window of attemptSize bytes, and

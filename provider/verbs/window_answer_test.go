@@ -124,7 +124,7 @@ func TestLargeWritesWithoutWindows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.dev.probeWindows() // or waits for nothing, if the answer is known
+	x.dev.probeWindows() // again, if it has been tried
 	if x.dev.windows.Load() == lacks {
 		t.Fatalf("windows are trusted: %v", lacks)
 	}

@@ -132,6 +132,26 @@ func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 	}
 }
 
+// A device that is opened twice, by name and by rdma_cm, is tried once, for both.
+func TestAnswerIsForAllThatAreOpen(t *testing.T) {
+	opened := func() *device {
+		return &device{ctx: &ibv.Context{Device: ibv.Device{Name: "twice"}}, caps: ibv.Caps{MaxMW: 8}}
+	}
+	d, other := opened(), opened()
+	devices.mu.Lock()
+	devices.m["by name"] = other
+	devices.mu.Unlock()
+	defer func() {
+		devices.mu.Lock()
+		delete(devices.m, "by name")
+		devices.mu.Unlock()
+	}()
+	d.learn(probeAnswer{trusted: true})
+	if !d.windows.Load() || !other.windows.Load() {
+		t.Errorf("windows trusted: %v, by what has opened it otherwise: %v", d.windows.Load(), other.windows.Load())
+	}
+}
+
 // A window is nobody else's before the Revoke that waits for it has seen its
 // invalidation complete: it would wait for the next exposure's end, and the end of
 // its patience is that of the connection.
