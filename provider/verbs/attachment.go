@@ -294,11 +294,16 @@ const bareAge = 10 * time.Second
 // "" if there is none. Whether a peer is on the same fabric shows when it is connected.
 func bareDevice() string {
 	bare.mu.Lock()
-	defer bare.mu.Unlock()
-	if now := time.Now(); now.Sub(bare.at) > bareAge {
-		bare.name, bare.at = findBare(), now
+	name, at := bare.name, bare.at
+	bare.mu.Unlock()
+	if time.Since(at) <= bareAge {
+		return name
 	}
-	return bare.name
+	name = findBare() // without mu, as to open a device may block: another may look as well
+	bare.mu.Lock()
+	defer bare.mu.Unlock()
+	bare.name, bare.at = name, time.Now()
+	return name
 }
 
 func findBare() string {

@@ -155,15 +155,7 @@ func TestPeerEndsAtOnce(t *testing.T) {
 	}
 	nothingLeft(t)
 	l := listen(t, Config{})
-	go func() { // until the listener is closed
-		for {
-			e, err := l.Accept()
-			if err != nil {
-				return
-			}
-			e.discard()
-		}
-	}()
+	go discardAll(l)
 	testenv.Eventually(t, patience, func() error {
 		e, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{})
 		if err == nil {

@@ -126,6 +126,17 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	expectNothingPinned(t)
 }
 
+// discardAll ends what a listener accepts at once, until that is closed.
+func discardAll(l *listener) {
+	for {
+		e, err := l.Accept()
+		if err != nil {
+			return
+		}
+		e.discard()
+	}
+}
+
 // Dials that are given up at any moment: just when the peer answers, too, which
 // is when librdmacm changes the state of a queue pair that may be going.
 func TestDialsGivenUpLeaveNothing(t *testing.T) {
@@ -142,15 +153,7 @@ func TestDialsGivenUpLeaveNothing(t *testing.T) {
 		usual := time.Since(began)
 		a.discard()
 		b.discard()
-		go func() { // until the listener is closed
-			for {
-				e, err := l.Accept()
-				if err != nil {
-					return
-				}
-				e.discard()
-			}
-		}()
+		go discardAll(l)
 		all.Go(func() {
 			random := rand.New(rand.NewPCG(seed, 5))
 			for range dials {
