@@ -73,6 +73,9 @@ func victimRole(r *roleIO) error {
 	if got := ln.(*san.Listener).Providers(); len(got) == 0 || got[0] != "shm" {
 		return errors.New("the victim does not listen on shared memory")
 	}
+	if err := growDescriptors(); err != nil {
+		return err
+	}
 	v := new(victim)
 	go v.serve(ln)
 	r.say("listening", ln.Addr().String())
@@ -90,6 +93,21 @@ func victimRole(r *roleIO) error {
 			return nil
 		}
 	}
+}
+
+// growDescriptors has the kernel make the table of descriptors as large as it gets. Growing it later
+// waits for a grace period of RCU (fs/file.c, expand_fdtable), and every thread that wants a
+// descriptor with it: the siege would count these threads.
+func growDescriptors() error {
+	var most unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &most); err != nil {
+		return err
+	}
+	fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, int(min(most.Cur, 4096))-1)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
 }
 
 func (v *victim) serve(ln net.Listener) {
