@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"sync"
 	"syscall"
 
 	"github.com/sanconn/san/internal/undernet"
@@ -16,10 +17,30 @@ import (
 // this size on, the shared-memory ring reaches its full rate.
 const copySize = 64 << 10
 
-// pumpSize is the size in bytes of a buffer in between: that of io.Copy's. Each copy leaves one
-// to the garbage collector, and in a server of files twice as much took more time than larger
-// pieces save.
+// pumpSize is the size in bytes of a buffer in between: that of io.Copy's. In a server of files
+// twice as much took more time than larger pieces save.
 const pumpSize = 32 << 10
+
+// spares are buffers for copies between what does not keep them: Conns, files, net's sockets and
+// io.Discard. Making one takes longer than the rest of a copy of a few bytes.
+var spares = sync.Pool{New: func() any { return new([pumpSize]byte) }}
+
+// spare is one of them, from its first use until put.
+type spare struct{ b *[pumpSize]byte }
+
+func (s *spare) get() []byte {
+	if s.b == nil {
+		s.b = spares.Get().(*[pumpSize]byte)
+	}
+	return s.b[:]
+}
+
+func (s *spare) put() {
+	if s.b != nil {
+		spares.Put(s.b)
+		s.b = nil
+	}
+}
 
 // ReadFrom reads from r until io.EOF and writes everything to the connection.
 // io.Copy uses it. On TCP, regular files go by sendfile and stream sockets by splice, as in
@@ -108,12 +129,12 @@ func bare(r io.Reader) io.Reader {
 func (c *Conn) fillFromFile(f *os.File, src *io.LimitedReader) (int64, error) {
 	now := &io.LimitedReader{R: f, N: min(src.N, unread(f))}
 	src.N -= now.N
-	n, err := fill(now, func() (int, error) { return c.fillOnce(now) })
+	n, err := inParts(now, func(*spare) (int, error) { return c.fillOnce(now) })
 	src.N += now.N
 	if err != nil {
 		return n, err
 	}
-	m, err := pump(c, src)
+	m, err := inParts(src, func(b *spare) (int, error) { return copyPart(c, src, b) })
 	return n + m, err
 }
 
@@ -131,17 +152,29 @@ func unread(f *os.File) int64 {
 	return max(info.Size()-at, 0)
 }
 
-// fill sends what once, called again and again, reads into room that it has reserved.
-func fill(src *io.LimitedReader, once func() (int, error)) (total int64, err error) {
+// inParts copies by once, called again and again. What that takes of b is free again behind the
+// copy, or when it puts it back.
+func inParts(src *io.LimitedReader, once func(b *spare) (int, error)) (total int64, err error) {
+	var b spare
+	defer b.put()
 	for src.N > 0 && err == nil {
 		var n int
-		n, err = once()
+		n, err = once(&b)
 		total += int64(n)
 	}
 	if err == io.EOF {
 		err = nil
 	}
 	return total, err
+}
+
+// copyPart is copyOnce between what does not keep the buffer; io.EOF: the source has ended.
+func copyPart(dst io.Writer, src io.Reader, b *spare) (int, error) {
+	n, end, err := copyOnce(dst, src, b.get())
+	if end {
+		err = io.EOF
+	}
+	return n, err
 }
 
 // fillOnce reads from a regular file.
@@ -236,37 +269,24 @@ func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 // copyTo is WriteTo but for what goes by splice.
 func (c *Conn) copyTo(w io.Writer, all *io.LimitedReader) (int64, error) {
 	if s := socketOf(w); s != nil {
-		return c.drainToSocket(s)
+		return c.drainToSocket(s, all)
 	}
 	if f, ok := w.(*os.File); ok && mayBlock(f) || !ok && w != io.Discard {
 		return pump(w, all)
 	}
-	return c.drain(w, func() (int, error) { return c.drainOnce(w) })
+	return c.drain(w, all, func() (int, error) { return c.drainOnce(w) })
 }
 
 // drain writes to w by once, called again and again, from where the bytes lie; on TCP, where each
 // Peek would make a buffer, from one buffer.
-func (c *Conn) drain(w io.Writer, once func() (int, error)) (total int64, err error) {
-	var b []byte
-	for err == nil {
-		var n int
-		if c.in.san.Load() != nil {
-			n, err = once()
-		} else {
-			if b == nil {
-				b = make([]byte, pumpSize)
-			}
-			var end bool
-			if n, end, err = copyOnce(w, c, b); end {
-				err = io.EOF
-			}
+func (c *Conn) drain(w io.Writer, all *io.LimitedReader, once func() (int, error)) (int64, error) {
+	return inParts(all, func(b *spare) (int, error) {
+		if c.in.san.Load() == nil {
+			return copyPart(w, all, b)
 		}
-		total += int64(n)
-	}
-	if err == io.EOF {
-		err = nil
-	}
-	return total, err
+		b.put()
+		return once()
+	})
 }
 
 // drainOnce writes what lies there in one piece, to what neither blocks nor keeps the slice. What

@@ -13,6 +13,6 @@ func (c *Conn) fillFromSocket(_ syscall.Conn, src *io.LimitedReader) (int64, err
 }
 
 // drainToSocket copies, likewise.
-func (c *Conn) drainToSocket(s socket) (int64, error) {
-	return pump(s, &io.LimitedReader{R: c, N: 1<<63 - 1})
+func (c *Conn) drainToSocket(s socket, all *io.LimitedReader) (int64, error) {
+	return pump(s, all)
 }

@@ -17,18 +17,11 @@ func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, err
 	if err != nil {
 		return 0, err
 	}
-	var b []byte
-	return fill(src, func() (n int, err error) {
+	return inParts(src, func(b *spare) (n int, err error) {
 		if c.out.san.Load() == nil { // a Write may block, and the socket must not be in use then
-			if b == nil {
-				b = make([]byte, pumpSize)
-			}
-			n, end, err := copyOnce(c, src, b)
-			if end {
-				err = io.EOF
-			}
-			return n, err
+			return copyPart(c, src, b)
 		}
+		b.put()
 		room, err := c.Reserve(int(min(copySize, src.N)))
 		if err != nil {
 			if atEnd(raw) {
@@ -65,12 +58,12 @@ func (c *Conn) fillFromSocket(s syscall.Conn, src *io.LimitedReader) (int64, err
 // drainToSocket writes to a socket, to which nobody else writes meanwhile. While that has no room
 // nothing is lent, which would keep the connection from going back to TCP, and then all its Reads
 // and Writes waiting.
-func (c *Conn) drainToSocket(s socket) (int64, error) {
+func (c *Conn) drainToSocket(s socket, all *io.LimitedReader) (int64, error) {
 	raw, err := s.SyscallConn()
 	if err != nil {
 		return 0, err
 	}
-	return c.drain(s, func() (n int, err error) {
+	return c.drain(s, all, func() (n int, err error) {
 		b, err := c.Peek()
 		if err != nil {
 			return 0, err
