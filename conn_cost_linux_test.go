@@ -13,7 +13,7 @@ import (
 )
 
 // Large Writes go by RDMA out of the program's own memory exactly where they are meant to.
-// By messages means at most through the box.
+// By messages means at most through the send buffer.
 func TestLanesMoveBytesAsTheySay(t *testing.T) {
 	for _, l := range sanLanes {
 		if l.skipped() {

@@ -28,7 +28,7 @@ var sanLanes = func() (sans []lane) {
 	return sans
 }()
 
-// verbsLanes go from one end of the guest's cable to the other, by the box alone,
+// verbsLanes go from one end of the guest's cable to the other, by the send buffer alone,
 // with and without RDMA read, and with RDMA read alone.
 func verbsLanes(dev string) []lane {
 	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2", hwsim.Lane: "127.0.0.1"}[dev]

@@ -81,7 +81,7 @@ func NewArena(chunkSize int, maxBytes int64) *Arena {
 // DefaultArena returns the arena of the process: of a sixteenth of the host's memory, or of
 // the control group's limit, but at least 64 MiB; where RLIMIT_MEMLOCK applies a quarter of
 // that at most. It maps 1 MiB at a time, less with a small limit, as it is used. Connections
-// have their inboxes and outboxes from it too. SetArenaLimit changes its size.
+// have their inboxes and send buffers from it too. SetArenaLimit changes its size.
 var DefaultArena = sync.OnceValue(func() *Arena {
 	bytes, chunk := max(memoryLimit()/arenaMemoryShare, defaultArenaBytes), int64(defaultChunk)
 	if limit, limited := MemlockLimit(); limited {

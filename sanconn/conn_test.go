@@ -44,7 +44,7 @@ var carriers = []struct {
 	{name: "window", limits: session.Limits{Window: 32}},
 	{name: "window, RDMA read", limits: session.Limits{Window: 32, CanRead: true, CanWrite: true, MaxExpose: 16 << 20, Threshold: 8 << 10}},
 	{name: "window, RDMA write", limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Threshold: 8 << 10}},
-	{name: "window, box", limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}},
+	{name: "window, send buffer", limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}},
 }
 
 // pipe makes both ends of a connection, which has moved to a session with these limits; closed

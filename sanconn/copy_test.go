@@ -187,7 +187,7 @@ func TestTheEndOfAFileNeedsNoRoom(t *testing.T) {
 func TestADeadlineEndsACopyAndLosesNothing(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
-		data := pattern(16 << 20) // twice what a box and an inbox take that nobody reads
+		data := pattern(16 << 20) // twice what a send buffer and an inbox take that nobody reads
 		f := fileOf(t, data)
 		a.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 		n, err := io.Copy(a, f)

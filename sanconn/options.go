@@ -66,7 +66,7 @@ type Feature = session.Feature
 // off. On shm there is only FeaturePoll; the others have no effect there.
 const (
 	FeatureRDMARead  = session.FeatureRDMARead  // "rdmaread": large Writes go by the peer's RDMA reads
-	FeatureRDMAWrite = session.FeatureRDMAWrite // "rdmawrite": other than small Writes go through the box, by RDMA writes
+	FeatureRDMAWrite = session.FeatureRDMAWrite // "rdmawrite": other than small Writes go through the send buffer, by RDMA writes
 	FeatureRegCache  = session.FeatureRegCache  // "regcache": registrations that are kept
 	FeaturePoll      = session.FeaturePoll      // "poll": polling before a sleep
 	FeatureWindows   = session.FeatureWindows   // "windows": memory windows

@@ -141,7 +141,7 @@ func (r rawConn) empty() (bool, error) {
 	c := r.c
 	for {
 		if s := c.in.san.Load(); s != nil && !c.in.shut.Load() {
-			b, err := s.Look(false)
+			b, err := s.PeekExclusive(false)
 			raceedge.Acquire()
 			if b != nil {
 				s.Discard(0)

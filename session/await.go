@@ -62,7 +62,7 @@ func (e *engine) await(sd *side, want Events, test func(sure bool) Events) {
 		sd.wants.Store(0)
 		sd.since.Store(0)
 		if !e.idle.fresh.Load() { // not Negotiate
-			e.joinIfAway()
+			e.enlist()
 		}
 	}
 }

@@ -44,7 +44,7 @@ func (s *Session) CloseWrite() error {
 		return errReset
 	case err == nil:
 		s.withSender(func(tx *sender) { tx.finish(wire.TypeShutdown) })
-		s.leftBehind()
+		s.enlistPending()
 	case !errors.Is(err, syscall.EPIPE): // EPIPE: the peer has closed, and needs no Shutdown
 		return err
 	}
@@ -73,9 +73,9 @@ func (r *reading) CloseRead() error {
 		return ErrClosed
 	}
 	r.lockRx()
-	r.rx.throwAway(toDiscard)
+	r.rx.discard(toDiscard)
 	r.unlockRx()
-	r.leftBehind()
+	r.enlistPending()
 	return nil
 }
 
@@ -101,16 +101,16 @@ func (s *Session) close(unread bool) error {
 		s.end()
 		return nil
 	}
-	last := s.throwAwayForGood(unread)
+	last := s.discardInput(unread)
 	s.withSender(func(tx *sender) { tx.finish(last) })
-	if !s.kind.acks && s.parted() {
+	if !s.kind.acks && s.delivered() {
 		s.detach(func() { s.ep.Close() })
 		s.end()
 		return nil
 	}
 	over := make(chan struct{})
-	go s.linger(over) // owned by Closed
-	s.waitWhileTaken(over)
+	go s.drain(over) // owned by Closed
+	s.awaitProgress(over)
 	return nil
 }
 
@@ -138,9 +138,9 @@ func (s *Session) stopOperations() {
 	}
 }
 
-// throwAwayForGood discards what has come and still comes, and returns the message that
+// discardInput discards what has come and still comes, and returns the message that
 // ends this direction; unread: something has come that the session does not hold.
-func (s *Session) throwAwayForGood(unread bool) (last wire.Type) {
+func (s *Session) discardInput(unread bool) (last wire.Type) {
 	s.lockRx()
 	defer s.unlockRx()
 	last = wire.TypeClose
@@ -151,13 +151,13 @@ func (s *Session) throwAwayForGood(unread bool) (last wire.Type) {
 	if unread || s.rx.unread() {
 		last = wire.TypeAbort
 	}
-	s.rx.throwAway(toRefuse)
+	s.rx.discard(toRefuse)
 	return last
 }
 
-// waitWhileTaken waits until delivery is over, as long as the peer goes on taking what it
+// awaitProgress waits until delivery is over, as long as the peer goes on taking what it
 // was sent.
-func (s *Session) waitWhileTaken(over <-chan struct{}) {
+func (s *Session) awaitProgress(over <-chan struct{}) {
 	t := time.NewTicker(closeWait)
 	defer t.Stop()
 	for before, now := ^uint64(0), s.taken(); now != before; before, now = now, s.taken() {
@@ -187,22 +187,22 @@ func (s *Session) Abort() {
 	}
 }
 
-// linger serves a closed session until the peer has everything, and gives the
+// drain serves a closed session until the peer has everything, and gives the
 // endpoint back. Then it closes over, whatever the application still has.
-func (s *Session) linger(over chan<- struct{}) {
+func (s *Session) drain(over chan<- struct{}) {
 	defer close(over)
 	defer s.killAfter(s.cfg.CloseTimeout, "the peer did not take all that was written before Close")()
 	s.until(func() bool { // a Write that comes now sees its state, and does not wait
 		s.flush()
-		return s.parted()
+		return s.delivered()
 	}, s.over)
 	s.detach(func() { s.ep.Close() })
 	s.end()
 }
 
-// parted reports whether the last message is where the end of this process cannot lose it.
-func (s *Session) parted() (ok bool) {
-	s.withSender(func(tx *sender) { ok = tx.last.sent && len(tx.owed.list) == 0 })
+// delivered reports whether the last message is where the end of this process cannot lose it.
+func (s *Session) delivered() (ok bool) {
+	s.withSender(func(tx *sender) { ok = tx.last.sent && len(tx.control.list) == 0 })
 	return ok && (!s.kind.acks || s.acked.Load())
 }
 
@@ -220,7 +220,7 @@ func (s *Session) ended() {
 	s.rxMu.Lock()
 	s.rx.free()
 	s.rxMu.Unlock()
-	s.freeBox()
+	s.freeBuffer()
 	s.endMu.Lock()
 	s.retired = true
 	s.endMu.Unlock()

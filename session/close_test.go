@@ -209,7 +209,7 @@ func TestCloseEndsWithThePeer(t *testing.T) {
 func TestClosedWaitsForWorkers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		began := make(chan struct{}, 10)
-		s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+		s, _, p := negotiatedOn(t, buffered, session.Config{}, withMemory(func(m session.Memory) session.Memory {
 			return slowRevoke{m, began}
 		}))
 		p.ask()
@@ -269,7 +269,7 @@ func TestAClosedSessionLeavesItsEndpointAlone(t *testing.T) {
 // While Close goes on delivering to a peer that is silent, no other call waits for
 // that.
 func TestNoCallWaitsWhileCloseDelivers(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"messages": messages, "by read": byRead, "boxed": boxed} {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "by read": byRead, "buffered": buffered} {
 		for _, after := range []time.Duration{time.Millisecond, time.Minute} { // Close itself waits, or no more
 			t.Run(fmt.Sprint(name, " ", after), func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
@@ -318,10 +318,10 @@ func TestCloseWaitsForASlowReader(t *testing.T) {
 		session    session.Config
 		size, part int
 	}{
-		{"read by RDMA", boxed, session.Config{}, 500_000, 2000},
+		{"read by RDMA", buffered, session.Config{}, 500_000, 2000},
 		{"messages", messages, session.Config{}, 500_000, 2000},
-		// All of both boxes is full; a quarter of the inbox takes more than closeWait.
-		{"inbox", boxed, session.Config{Threshold: -1, SendBudget: 4 << 20, ReceiveBudget: 4 << 20}, 8 << 20, 10_000},
+		// All of both buffers is full; a quarter of the inbox takes more than closeWait.
+		{"inbox", buffered, session.Config{Threshold: -1, SendBudget: 4 << 20, ReceiveBudget: 4 << 20}, 8 << 20, 10_000},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -345,8 +345,8 @@ func TestCloseWaitsForASlowReader(t *testing.T) {
 					t.Fatal(n, err)
 				}
 				st := b.Stats()
-				if boxed := st.OffersReceived == 0 && st.OfferedBytesReceived > 0; boxed != (tt.name == "inbox") {
-					t.Errorf("through the inbox: %v; %+v", boxed, st)
+				if buffered := st.OffersReceived == 0 && st.OfferedBytesReceived > 0; buffered != (tt.name == "inbox") {
+					t.Errorf("through the inbox: %v; %+v", buffered, st)
 				}
 				began := time.Now()
 				a.Close()
@@ -362,7 +362,7 @@ func TestCloseWaitsForASlowReader(t *testing.T) {
 
 // A peer that writes, but does not read, does not hold up Close.
 func TestCloseDoesNotWaitForAPeerThatOnlyWrites(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"boxed": boxed, "messages": messages} {
+	for name, cfg := range map[string]twin.Config{"buffered": buffered, "messages": messages} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				a, b, _, _ := pair(t, cfg, session.Config{Threshold: -1, KeepAlive: -1, CloseTimeout: 20 * time.Second})
@@ -454,7 +454,7 @@ func TestAbortResets(t *testing.T) {
 
 // Abort ends what Close goes on delivering.
 func TestAbortEndsTheDelivery(t *testing.T) {
-	for name, cfg := range map[string]twin.Config{"messages": messages, "boxed": boxed, "ring": ring} {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "buffered": buffered, "ring": ring} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				s, e, _ := negotiated(t, cfg, session.Config{CloseTimeout: time.Hour, KeepAlive: -1})

@@ -44,11 +44,11 @@ type core struct {
 	tx      sender      // guarded by txMu, as are the endpoint's sending methods
 	txWaits atomic.Bool // tx.pending, to be read without txMu
 
-	failure  atomic.Pointer[error] // why the connection is over, set once
-	giveBack sync.Once             // closes or aborts the endpoint; a second caller waits for the first
-	acked    atomic.Bool           // CloseAck came: the peer has everything
-	cut      bool                  // a Write was taken in its middle: see TakeWrite; guarded by wr.op
-	told     atomic.Bool           // a Write or Read has found that the connection is over: see outcome
+	failure atomic.Pointer[error] // why the connection is over, set once
+	endOnce sync.Once             // closes or aborts the endpoint; a second caller waits for the first
+	acked   atomic.Bool           // CloseAck came: the peer has everything
+	cut     bool                  // a Write was taken in its middle: see TakeWrite; guarded by wr.op
+	told    atomic.Bool           // a Write or Read has found that the connection is over: see outcome
 
 	moved atomic.Uint64 // RDMA reads that have completed, and the peer's messages about what it takes
 
@@ -93,7 +93,7 @@ type kind struct {
 	acks      bool          // bytes live in this process until the peer has them: its CloseAck confirms it
 	probes    bool          // a dead peer is found by probing it
 	writeWant Events        // what a Write waits for while a Read looks for messages
-	tickMost  time.Duration // longest time between the janitor's ticks
+	tickMost  time.Duration // longest time between the idle poller's ticks
 }
 
 var (
@@ -118,7 +118,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 		sd.wake = make(chan struct{}, 1)
 		sd.sleeper = sleeper
 	}
-	c.idle.away.Store(true)
+	c.idle.unlisted.Store(true)
 	c.idle.fresh.Store(cfg.OnNote != nil)
 	c.spin = cmp.Or(cfg.Spin, c.lim.Spin)
 	if cfg.Disable&FeaturePoll != 0 {
@@ -132,7 +132,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	rx.fetch.mem, rx.fetch.bounds, rx.fetch.do, rx.fetch.stats = c.mem, &c.bounds, &rx.do, &rx.stats
 	c.urgentCame = make(chan struct{}, 1)
 	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, plan: &c.plan}
-	c.tx.box.reads = &rx.fetch.reads.posted
+	c.tx.buffer.reads = &rx.fetch.reads.posted
 	return c
 }
 
@@ -190,7 +190,7 @@ func (c *core) detach(giveBack func()) {
 	c.rx.phase.reach(closed)
 	c.txMu.Unlock()
 	c.rxMu.Unlock()
-	c.giveBack.Do(giveBack)
+	c.endOnce.Do(giveBack)
 }
 
 // over returns why the connection is over for Write: the session's own reason, else
@@ -234,7 +234,7 @@ func (c *core) borrow() bool {
 	return true
 }
 
-func (c *core) giveBackLoan() {
+func (c *core) endBorrow() {
 	c.loans.Add(-1)
 	c.workers.Done()
 }

@@ -105,7 +105,7 @@ func TestControlThatFindsNoRoomGoesLater(t *testing.T) {
 		pass(time.Second)
 		s.InterruptWrite(true)
 		within(t, w)
-		p.send(tData, 0, 1) // this and the next use up what it was armed for: the janitor alone looks
+		p.send(tData, 0, 1) // this and the next use up what it was armed for: the idle poller alone looks
 		p.expect(tData)
 		pass(10 * latency)
 		s.InterruptWrite(false)
@@ -162,7 +162,7 @@ func TestControlDueBeforeSleepWaitsForRoom(t *testing.T) {
 		for range cfg.SendQueue + 1 {
 			p.expect(tPong)
 		}
-		if took := time.Since(began); took > time.Millisecond { // the janitor would see it next
+		if took := time.Since(began); took > time.Millisecond { // the idle poller would see it next
 			t.Errorf("it came %v after there was room", took)
 		}
 	})
@@ -273,7 +273,7 @@ func TestCreditDoesNotWaitForADirectRead(t *testing.T) {
 }
 
 // Credit owed by a Read whose transfer is over in the same poll does not wait for the
-// janitor.
+// idle poller.
 func TestCreditDoesNotWaitForTheJanitor(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead

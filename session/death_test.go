@@ -269,18 +269,18 @@ func TestAnEndpointClosedWithoutCloseIsACut(t *testing.T) {
 // will get is not taken over.
 func TestAWriteBehindTheEndFails(t *testing.T) {
 	for name, tt := range map[string]struct {
-		cfg   twin.Config
-		boxes bool // are there
-		size  int
+		cfg     twin.Config
+		buffers bool // are there
+		size    int
 	}{
 		"small": {messages, false, 100}, "large": {messages, false, 20_000}, "before an offer": {byRead, false, 10_000},
-		"small, boxes": {boxed, true, 100}, "boxes": {boxed, true, 20_000}, "no boxes yet": {boxed, false, 20_000},
+		"small, buffers": {buffered, true, 100}, "buffers": {buffered, true, 20_000}, "no buffers yet": {buffered, false, 20_000},
 	} {
 		for _, slices := range []int{0, 1, 3} {
 			t.Run(fmt.Sprint(name, "/", slices), func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
 					s, _, p := negotiated(t, tt.cfg, session.Config{KeepAlive: -1})
-					if tt.boxes {
+					if tt.buffers {
 						in := p.open(s, 100_000)
 						writeAll(t, s, pattern(20_000), 20_000)
 						in.read(20_000)
@@ -515,7 +515,7 @@ func TestTheLastCompletionInAnotherPollCounts(t *testing.T) {
 func TestAReplyIsReadThoughAnRDMAWriteFailed(t *testing.T) {
 	for seed := range uint64(6) {
 		inBubble(t, func(t *testing.T) {
-			cfg := boxed
+			cfg := buffered
 			cfg.Seed = seed
 			s, e, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
 			asks := goWrite(s, pattern(20_000))

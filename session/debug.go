@@ -110,10 +110,10 @@ func (t *sender) describe(d *description) {
 	if t.closed {
 		d.line("          the endpoint is closed")
 	}
-	for _, c := range t.owed.list {
+	for _, c := range t.control.list {
 		d.line("          waits for room: %v", c.Type())
 	}
-	if t.owed.credit {
+	if t.control.credit {
 		d.line("          waits for room: Credit")
 	}
 	if t.stalled {
@@ -125,11 +125,11 @@ func (t *sender) describe(d *description) {
 	if t.stats.unregistered > 0 {
 		d.line("          Writes copied as their memory could not be registered: %d", t.stats.unregistered)
 	}
-	if o := &t.box; o.state != boxNone {
-		d.line("  box     %d bytes: filled to %d, sent to %d, free to %d; RDMA writes under way: %d%s%s", len(o.buf), o.tail, o.sent, o.written,
-			o.writes.len(), when(o.state == boxPlain, "; leaves in messages"), when(o.blocked.Load(), "; the queue is full"))
+	if o := &t.buffer; o.state != bufferNone {
+		d.line("  buffer  %d bytes: filled to %d, sent to %d, free to %d; RDMA writes under way: %d%s%s", len(o.buf), o.tail, o.sent, o.written,
+			o.writes.len(), when(o.state == bufferPlain, "; leaves in messages"), when(o.blocked.Load(), "; the queue is full"))
 		d.line("          the peer's inbox: %d bytes, filled to %d, read to %d%s", o.inbox.Len, o.filled, o.emptied,
-			when(o.state == boxAsked, "; asked for"))
+			when(o.state == bufferAsked, "; asked for"))
 	}
 	if o := &t.offer; o.state != offerNone {
 		d.line("  offer   %d of this end: %d bytes, %s", o.id, o.total, [...]string{"none", "open", "cancelled", "over"}[o.state])

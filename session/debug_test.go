@@ -176,10 +176,10 @@ func TestDebugHasAnOfferOfThePeer(t *testing.T) {
 	})
 }
 
-// Debug has the positions of an inbox, and of a box and the peer's inbox.
-func TestDebugHasTheBoxes(t *testing.T) {
+// Debug has the positions of an inbox, and of a send buffer and the peer's inbox.
+func TestDebugHasTheBuffers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{ReceiveBudget: 40_000})
+		s, _, p := negotiated(t, buffered, session.Config{ReceiveBudget: 40_000})
 		d := p.ask()
 		p.fill(d, 0, pattern(30_000))
 		readFull(t, s, 10_000)
@@ -191,14 +191,14 @@ func TestDebugHasTheBoxes(t *testing.T) {
 		lineup(t, s.Debug(), " knows 10000; the peer has left it\n")
 	})
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
+		s, _, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 20_000)
 		w := goWrite(s, pattern(30_000))
 		pass(latency / 2)
 		lineup(t, s.Debug(), " bytes: filled to 30000, sent to 20000, free to 0; RDMA writes under way: 1\n")
 		in.read(20_000)
 		pass(time.Second / 10)
-		lineup(t, s.Debug(), "  box     ", " bytes: filled to 30000, sent to 20000, free to 20000; RDMA writes under way: 0\n",
+		lineup(t, s.Debug(), "  buffer  ", " bytes: filled to 30000, sent to 20000, free to 20000; RDMA writes under way: 0\n",
 			"          the peer's inbox: 20000 bytes, filled to 20000, read to 0\n")
 		if r := within(t, w); r.err != nil {
 			t.Errorf("Write: %+v", r)

@@ -7,7 +7,7 @@ import (
 )
 
 // engine takes what comes from the endpoint, and does what that makes due: for an
-// operation that waits, for the janitor, and when the endpoint wakes the session.
+// operation that waits, for the idle poller, and when the endpoint wakes the session.
 type engine struct{ *core }
 
 // lockRx begins a use of the receiver.
@@ -55,7 +55,7 @@ func (e *engine) settleLocked() {
 	if len(do.control) > 0 {
 		e.txMu.Lock()
 		for _, c := range do.control {
-			e.tx.owe(c)
+			e.tx.queueControl(c)
 		}
 		e.unlockTx()
 		do.control = do.control[:0]

@@ -11,13 +11,13 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// The fetching half of rendezvous. The tail of an offer goes straight into the
+// The fetching half of rendezvous. An offer goes straight into the
 // slice of a Read that waits for it, if that is large enough and pays; otherwise into
 // chunks of the provider's memory, up to a budget, so that the peer's Write
 // ends as it would into TCP's socket buffers.
 
-// fetches are the tails of the peer's offers, and the transfers under way. The bytes of the
-// open tail are requested strictly in order, and only a tail that is being read goes to a
+// fetches are the peer's offers, and the transfers under way. The bytes of the
+// open offer are requested strictly in order, and only an offer that is being read goes to a
 // Read's slice.
 type fetches struct {
 	mem    Memory
@@ -25,9 +25,9 @@ type fetches struct {
 	do     *receiverDo
 	stats  *traffic
 
-	tails queue[*tail] // behind kept messages
-	cur   *tail        // being read: its message has been released
-	open  *tail        // of the offer that is not over; the peer waits for it
+	waiting queue[*inOffer] // behind kept messages
+	cur     *inOffer        // being read: its message has been released
+	open    *inOffer        // of the offer that is not over; the peer waits for it
 
 	want  atomic.Int64 // len of the slice of a waiting Read; 0: none
 	into  target       // that slice, if transfers go there
@@ -57,7 +57,7 @@ type reads struct {
 }
 
 type read struct {
-	t      *tail
+	t      *inOffer
 	n      int
 	direct bool
 }
@@ -68,7 +68,7 @@ const (
 	// chunkFloor is the least, in bytes, that a chunk counts against the budget.
 	chunkFloor = 4 << 10
 	// directMin is the smallest Read, in bytes, that RDMA goes to directly although
-	// the tail is longer. Below, a copy costs less than waiting for one transfer after
+	// the offer is longer. Below, a copy costs less than waiting for one transfer after
 	// the other.
 	directMin = 256 << 10
 	// directDepth is how many RDMA reads are posted ahead into a Read's slice,
@@ -108,15 +108,15 @@ func (f *fetches) offered(m []byte) (err error) {
 	if f.bounds.caps&wire.CapRead == 0 {
 		return errors.New("an offer, which this end has not announced to read")
 	}
-	f.open, err = newTail(m)
+	f.open, err = newInOffer(m)
 	return err
 }
 
-// target makes p[n:] the target of the transfers that the current tail waits for, if it is
+// target makes p[n:] the target of the transfers that the current offer waits for, if it is
 // large enough, pays, and nothing else is under way.
 func (f *fetches) target(p []byte, n int) {
 	t := f.cur
-	if t.state == tailOver || t.reading > 0 || !t.fits(len(p)-n) {
+	if t.state == inOfferOver || t.reading > 0 || !t.fits(len(p)-n) {
 		return
 	}
 	if t.noSlice = !f.pays(p[n:]); !t.noSlice {
@@ -124,7 +124,7 @@ func (f *fetches) target(p []byte, n int) {
 	}
 }
 
-// pays reports whether the current tail is to go to b, of a Read, rather than to chunks.
+// pays reports whether the current offer is to go to b, of a Read, rather than to chunks.
 func (f *fetches) pays(b []byte) bool {
 	if !f.bounds.weigh {
 		return true
@@ -142,7 +142,7 @@ func (f *fetches) pays(b []byte) bool {
 // byBlocks reports whether b, of a Read, is filled by blocks.
 func (f *fetches) byBlocks(b []byte) bool { return len(b) >= blocksMin*f.bounds.maxRDMA }
 
-// readOut ends the use of the first n bytes that the current tail's unread has returned.
+// readOut ends the use of the first n bytes that the current offer's unread has returned.
 func (f *fetches) readOut(n int) {
 	c := &f.cur.chunks[0]
 	if c.r += n; c.r == c.n {
@@ -150,29 +150,29 @@ func (f *fetches) readOut(n int) {
 	}
 }
 
-func (f *fetches) freeChunk(t *tail, at int) {
+func (f *fetches) freeChunk(t *inOffer, at int) {
 	buf := t.chunks[at].buf
 	f.held -= max(len(buf), chunkFloor)
 	f.mem.Free(buf)
 	t.chunks = slices.Delete(t.chunks, at, at+1)
 }
 
-// forget frees the chunks of all tails. A chunk that an RDMA read is still bringing is freed by its
-// completion (arrived), unless all is set: then none will come.
+// forget frees the chunks of all offers. A chunk that an RDMA read is still bringing is freed by
+// its completion (arrived), unless all is set: then none will come.
 func (f *fetches) forget(all bool) {
-	if f.tails.push(f.cur); all {
-		f.tails.push(f.open)
+	if f.waiting.push(f.cur); all {
+		f.waiting.push(f.open)
 		f.open = nil
 	}
 	f.cur = nil
-	for t, ok := f.tails.pop(); ok; t, ok = f.tails.pop() {
+	for t, ok := f.waiting.pop(); ok; t, ok = f.waiting.pop() {
 		for t != nil && len(t.chunks) > 0 && (all || t.chunks[0].full) {
 			f.freeChunk(t, 0)
 		}
 	}
 }
 
-// startAll starts the transfers of the open tail that can be started, into the slice of the Read
+// startAll starts the transfers of the open offer that can be started, into the slice of the Read
 // that reads it, or else into chunks. It reports whether it started any.
 func (f *fetches) startAll(use use) (started bool) {
 	t := f.open
@@ -197,7 +197,7 @@ func (f *fetches) startAll(use use) (started bool) {
 }
 
 // fetchAhead starts a transfer of n bytes into a chunk, within the budget; 0: none.
-func (f *fetches) fetchAhead(t *tail) (n int) {
+func (f *fetches) fetchAhead(t *inOffer) (n int) {
 	budget := f.bounds.budget
 	if f.reads.ahead >= readAhead || f.readerWants(t) || f.held >= budget {
 		return 0
@@ -206,7 +206,7 @@ func (f *fetches) fetchAhead(t *tail) (n int) {
 	buf := f.mem.Alloc(n)
 	if buf == nil {
 		if f.held == 0 { // otherwise a chunk of ours will be freed
-			t.state = tailNoMem
+			t.state = inOfferNoMem
 		}
 		return 0
 	}
@@ -229,23 +229,23 @@ func (f *fetches) endOffer(use use) (short bool) {
 		return false
 	case short && use == toRefuse:
 		done.Flags = wire.FlagGone
-	case short && t.state == tailNoMem:
-		t.state = tailRefused
+	case short && t.state == inOfferNoMem:
+		t.state = inOfferRefused
 		f.do.send(wire.Cancel(wire.TypeRefuse, t.id))
 		return false
-	case short && t.state < tailStopped:
+	case short && t.state < inOfferStopped:
 		return false
 	}
 	f.do.send(done.Control())
 	f.stats.offers++
 	f.do.wake = true
-	t.state, f.open = tailOver, nil
+	t.state, f.open = inOfferOver, nil
 	return short
 }
 
 // readerWants reports whether a waiting Read can take the transfer into its own slice, as
 // nothing is before it, and wakes it for that.
-func (f *fetches) readerWants(t *tail) bool {
+func (f *fetches) readerWants(t *inOffer) bool {
 	want := int(f.want.Load())
 	if want == 0 || t != f.cur || !t.fits(want) {
 		return false
@@ -256,7 +256,7 @@ func (f *fetches) readerWants(t *tail) bool {
 
 // start begins a transfer of t's next n bytes into b, as many as one operation takes; 0: the
 // queue is full, or b cannot be registered. b is the target, if direct, or a chunk's.
-func (f *fetches) start(t *tail, b []byte, direct bool) (n int) {
+func (f *fetches) start(t *inOffer, b []byte, direct bool) (n int) {
 	maxRDMA := f.bounds.maxRDMA
 	n = min(len(b), t.total-t.asked, maxRDMA)
 	if direct && f.byBlocks(f.into.buf) {
@@ -268,7 +268,7 @@ func (f *fetches) start(t *tail, b []byte, direct bool) (n int) {
 	case err == ErrWouldBlock:
 		return 0
 	case err != nil && !direct:
-		t.state = tailNoMem
+		t.state = inOfferNoMem
 		return 0
 	case err != nil:
 		t.noSlice = true
@@ -310,7 +310,7 @@ func (f *fetches) arrived(r read, use use) {
 		f.stats.movedBytes += uint64(r.n)
 		return
 	}
-	f.stats.boxedBytes += uint64(r.n)
+	f.stats.bufferedBytes += uint64(r.n)
 	at := 0
 	for t.chunks[at].full {
 		at++
@@ -322,7 +322,7 @@ func (f *fetches) arrived(r read, use use) {
 
 // tellNearDone sends NearDone when the end is near, after each RDMA read's worth of bytes,
 // n of which have just come: it has slept (writeOffer), and is to be awake then.
-func (f *fetches) tellNearDone(t *tail, n int) {
+func (f *fetches) tellNearDone(t *inOffer, n int) {
 	each := f.bounds.maxRDMA
 	if left := t.total - t.got; left > 0 && left < nearDone(each) && (left+n-1)/each > (left-1)/each {
 		f.do.send(wire.Plain(wire.TypeNearDone))
@@ -333,7 +333,7 @@ func (f *fetches) tellNearDone(t *tail, n int) {
 // 80 µs, and to be woken takes half of that.
 func nearDone(maxRDMA int) int { return 4 * maxRDMA }
 
-// advanceOffer starts the transfers that can be started for the open tail, and ends the offer
+// advanceOffer starts the transfers that can be started for the open offer, and ends the offer
 // when it is over. It reports whether it started any.
 func (rx *receiver) advanceOffer() (started bool) {
 	f := &rx.fetch
@@ -350,7 +350,7 @@ func (rx *receiver) advanceOffer() (started bool) {
 // withdrawnByPeer handles CancelRead: the offerer takes its memory back.
 func (rx *receiver) withdrawnByPeer(id uint32) {
 	if t := rx.fetch.open; t != nil && t.id == id {
-		t.state = tailStopped
+		t.state = inOfferStopped
 		rx.advanceOffer()
 	}
 }

@@ -134,7 +134,7 @@ func TestAFloodKeepsNobodyFromClose(t *testing.T) {
 	})
 }
 
-// A peer that sends faster than messages are handled does not keep the janitor from
+// A peer that sends faster than messages are handled does not keep the idle poller from
 // other sessions.
 func TestAFloodKeepsNobodyFromTheJanitor(t *testing.T) {
 	for name, kind := range floods {
@@ -156,7 +156,7 @@ func TestAFloodKeepsNobodyFromTheJanitor(t *testing.T) {
 }
 
 // What a poll that was cut short has left is taken by the next one, and nobody has to
-// wait for another message, or for the janitor's tick.
+// wait for another message, or for the idle poller's tick.
 func TestAPollThatIsCutShortGoesOn(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"a Read":                        testCutShortBeforeARead,
@@ -198,7 +198,7 @@ func promptly(t *testing.T, began time.Time) {
 func testCutShortBeforeARead(t *testing.T) {
 	s, _, p := negotiated(t, largeRing, session.Config{})
 	p.queue(tData, 'x')
-	pass(2 * latency) // all is there before the janitor's first tick
+	pass(2 * latency) // all is there before the idle poller's first tick
 	began := time.Now()
 	readFull(t, s, 1)
 	promptly(t, began)

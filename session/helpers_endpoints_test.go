@@ -317,7 +317,7 @@ func (e *failingWrites) Write(from []byte, to session.Descriptor, off int, id ui
 func failing(t *testing.T) (s *session.Session, w *failingWrites, p *raw) {
 	t.Helper()
 	w = new(failingWrites)
-	s, _, p = negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+	s, _, p = negotiatedOn(t, buffered, session.Config{}, withMemory(func(m session.Memory) session.Memory {
 		w.Memory = m
 		return w
 	}))

@@ -26,10 +26,10 @@ var (
 	byRead = twin.Config{Limits: session.Limits{
 		Window: 32, MaxMessage: 4096, Threshold: 16 << 10, CanRead: true, MaxExpose: math.MaxInt,
 	}}
-	byBox = twin.Config{Limits: session.Limits{
+	byBuffer = twin.Config{Limits: session.Limits{
 		Window: 32, MaxMessage: 4096, Threshold: 16 << 10, Inbox: 8 << 10, CanWrite: true, MaxExpose: math.MaxInt,
 	}}
-	boxed = twin.Config{Limits: session.Limits{
+	buffered = twin.Config{Limits: session.Limits{
 		Window: 32, MaxMessage: 4096, Threshold: 64 << 10, Inbox: 8 << 10, CanRead: true, CanWrite: true, MaxExpose: math.MaxInt,
 	}}
 	messages = twin.Config{Limits: session.Limits{Window: 32, MaxMessage: 4096}}
@@ -37,7 +37,7 @@ var (
 
 // forms are the ways that a large Write can go.
 var forms = map[string]twin.Config{
-	"by read": byRead, "boxed": boxed, "box alone": byBox, "messages": messages, "ring": ring,
+	"by read": byRead, "buffered": buffered, "send buffer alone": byBuffer, "messages": messages, "ring": ring,
 }
 
 // inPieces has large transfers go in RDMAs of 10,000 bytes each.

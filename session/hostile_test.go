@@ -82,7 +82,7 @@ func hostile(t *testing.T, input []byte) {
 		ea, eb := twin.Pair(hostileConfig(t, &s))
 		p := newRaw(t, eb)
 		ss := session.New(ea, session.Config{ReceiveBudget: 100_000, CancelTimeout: time.Second, CloseTimeout: time.Second, KeepAlive: time.Minute, OnNote: func([]byte) {}})
-		p.introduce(&s)
+		p.sendNegotiate(&s)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		ends := map[string]<-chan error{}
@@ -119,7 +119,7 @@ func hostile(t *testing.T, input []byte) {
 
 // hostileConfig is the kind of endpoint that a script begins with, at times with faults.
 func hostileConfig(t *testing.T, s *script) twin.Config {
-	kinds := []twin.Config{ring, byRead, byBox, messages, boxed}
+	kinds := []twin.Config{ring, byRead, byBuffer, messages, buffered}
 	cfg := kinds[int(s.byte())%len(kinds)]
 	cfg.MaxLatency = latency
 	cfg.AllocBudget = 1 << 20
@@ -135,8 +135,8 @@ func hostileConfig(t *testing.T, s *script) twin.Config {
 	return cfg
 }
 
-// introduce sends a first message, which in most scripts is as it should be.
-func (p *raw) introduce(s *script) {
+// sendNegotiate sends a first message, which in most scripts is as it should be.
+func (p *raw) sendNegotiate(s *script) {
 	switch s.byte() % 8 {
 	case 0:
 		p.send(s.byte(), s.byte(), s.bytes(40)...)

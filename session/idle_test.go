@@ -54,7 +54,7 @@ func thereAndBack(t *testing.T, a, b *session.Session, spell time.Duration) {
 }
 
 // An offer to an application that has begun to compute, in the middle of a busy spell,
-// waits for two ticks of the janitor at most.
+// waits for two ticks of the idle poller at most.
 func TestActedOnBehindABusySpell(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, byRead, session.Config{KeepAlive: -1})
@@ -97,7 +97,7 @@ func TestActedOnBehindWhatCameLongAgo(t *testing.T) {
 	})
 }
 
-// A Read that has waited for long uses up what the janitor had armed: the janitor looks
+// A Read that has waited for long uses up what the idle poller had armed: the idle poller looks
 // after the session again.
 func TestActedOnBehindAReadThatWaited(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
@@ -116,7 +116,7 @@ func TestActedOnBehindAReadThatWaited(t *testing.T) {
 	}
 }
 
-// An application that reads what had come before, and sends, does not poll: the janitor
+// An application that reads what had come before, and sends, does not poll: the idle poller
 // does.
 func TestActedOnWhileReadsNeedNoPoll(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestActedOnWhileReadsNeedNoPoll(t *testing.T) {
 }
 
 // On a ring, where a Write need not wait and does not poll, urgent data is found by the
-// janitor.
+// idle poller.
 func TestActedOnWhileItSends(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const bound = 2*32*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
@@ -179,7 +179,7 @@ func TestActedOnWhileItSends(t *testing.T) {
 	})
 }
 
-// What comes just before the janitor arms a session is found by its poll after that,
+// What comes just before the idle poller arms a session is found by its poll after that,
 // and what becomes due is sent.
 func TestNothingIsMissedAsTheJanitorLeaves(t *testing.T) {
 	begin := func(t *testing.T, cfg twin.Config) (*lateArm, *raw) {
@@ -231,7 +231,7 @@ func TestNothingIsMissedAsTheJanitorLeaves(t *testing.T) {
 	})
 }
 
-// A session that somebody polls just when the janitor comes is not forgotten.
+// A session that somebody polls just when the idle poller comes is not forgotten.
 func TestASessionThatIsPolledAsTheJanitorComesIsKept(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &slowPoll{}
@@ -346,11 +346,11 @@ func TestIdleCostsNothing(t *testing.T) {
 	})
 }
 
-// A Write leaves bytes for want of room, and the janitor has found the session idle
+// A Write leaves bytes for want of room, and the idle poller has found the session idle
 // since that Write began: they are sent when there is room.
-func TestTheOutboxOfASessionGoneIdleGoesLater(t *testing.T) {
+func TestTheSendBufferOfASessionGoneIdleGoesLater(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		cfg := boxed
+		cfg := buffered
 		cfg.Limits.Window = 64
 		cfg.SendQueue = session.ControlReserve + 4
 		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1}, withMemory(inThreeSeconds))
@@ -365,7 +365,7 @@ func TestTheOutboxOfASessionGoneIdleGoesLater(t *testing.T) {
 			p.expect(tData)
 		}
 		p.expect(tFill)
-		if took := time.Since(there); took > time.Second/10 { // until the next look at whether the outbox is of use
+		if took := time.Since(there); took > time.Second/10 { // until the next look at whether the send buffer is of use
 			t.Errorf("what there was no room for is sent after %v", took)
 		}
 	})
@@ -375,7 +375,7 @@ func TestTheOutboxOfASessionGoneIdleGoesLater(t *testing.T) {
 // is some.
 func TestCloseReadWithoutRoomIsSentLater(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		cfg := boxed
+		cfg := buffered
 		cfg.Limits.Window = 64
 		cfg.SendQueue = session.ControlReserve + 1
 		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 10_000})
@@ -403,7 +403,7 @@ func TestCloseReadWithoutRoomIsSentLater(t *testing.T) {
 	})
 }
 
-// Shutdown and Close that find no room in the ring, of a session that the janitor has
+// Shutdown and Close that find no room in the ring, of a session that the idle poller has
 // left, go when there is some.
 func TestShutdownWithoutRoomIsSentLater(t *testing.T) {
 	t.Run("CloseWrite", func(t *testing.T) { withoutRoom(t, (*session.Session).CloseWrite, tShutdown) })

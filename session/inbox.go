@@ -2,10 +2,10 @@ package session
 
 import "github.com/sanconn/san/session/internal/wire"
 
-// inbox is memory of the provider that this peer alone may write to, until it leaves the
-// inbox. Bytes of the peer's box come through it (outbox.go). It is a ring: Fill announces
-// how many more bytes are there, and Emptied reports how many have been read. Positions
-// count bytes since it was opened.
+// inbox is memory of the provider that this peer alone may write to, until it leaves the inbox.
+// Bytes of the peer's send buffer come through it (sendbuffer.go). It is a ring: Fill announces
+// how many more bytes are there, and Emptied reports how many have been read. Positions count
+// bytes since it was opened.
 type inbox struct {
 	mem  Memory
 	size int // in bytes, where memory is not short; 0: none is opened
@@ -38,16 +38,16 @@ const (
 )
 
 const (
-	// A box, which stays registered, is at most 1/boxShare of MaxExpose: small where
+	// A send buffer, which stays registered, is at most 1/bufferShare of MaxExpose: small where
 	// little memory can be registered.
-	boxShare = 4
+	bufferShare = 4
 	// Emptied is sent after each 1/reportShare of the inbox, and each reportMost bytes: a
 	// Close at the other end then sees each second (closeWait) that this end goes on
 	// reading, if it reads as much.
 	reportShare = 4
 	reportMost  = 128 << 10
-	// maxBox keeps lengths and positions within an int of 32 bits.
-	maxBox = 1 << 30
+	// maxBuffer keeps lengths and positions within an int of 32 bits.
+	maxBuffer = 1 << 30
 )
 
 func (in *inbox) unread() int64 { return in.filled - in.emptied }
@@ -58,20 +58,20 @@ func (in *inbox) next(most int64) []byte {
 	return in.buf[at:min(at+most, int64(len(in.buf)))]
 }
 
-// boxSize is the size of a box or inbox within a budget; 0: it would be of no use.
-func boxSize(lim *Limits, budget int) int {
-	size := min(budget, lim.MaxExpose/boxShare, maxBox)
+// bufferSize is the size of a send buffer or inbox within a budget; 0: it would be of no use.
+func bufferSize(lim *Limits, budget int) int {
+	size := min(budget, lim.MaxExpose/bufferShare, maxBuffer)
 	if size < max(lim.Inbox, minFragment) {
 		return 0
 	}
 	return size
 }
 
-// allocBox allocates memory for a box or inbox of a size, or less where memory is short; nil:
-// there is too little.
-func allocBox(mem Memory, size int) []byte {
+// allocBuffer allocates memory for a send buffer or inbox of a size, or less where memory is
+// short; nil: there is too little.
+func allocBuffer(mem Memory, size int) []byte {
 	buf := mem.Alloc(size)
-	for buf == nil && size > boxUnit {
+	for buf == nil && size > copyLeast {
 		size /= 2
 		buf = mem.Alloc(size)
 	}
@@ -93,7 +93,7 @@ func (in *inbox) asked() {
 func (in *inbox) open() {
 	var memory Descriptor
 	if in.size > 0 && !in.last {
-		if buf := allocBox(in.mem, in.size); buf != nil {
+		if buf := allocBuffer(in.mem, in.size); buf != nil {
 			clear(buf) // a false Fill must not reveal the last user's data
 			if d, err := in.mem.Expose(buf, RemoteWrite); err == nil {
 				in.exposed, in.state = exposed{buf, d}, inboxOpen

@@ -14,7 +14,7 @@ import (
 // read, and the memory is the peer's until it leaves, and until all has been read.
 func TestTheInboxIsReadInItsPlace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, e, p := negotiated(t, boxed, session.Config{KeepAlive: -1, ReceiveBudget: 40_000})
+		s, e, p := negotiated(t, buffered, session.Config{KeepAlive: -1, ReceiveBudget: 40_000})
 		d := p.ask()
 		if d.Len != 40_000 {
 			t.Fatalf("an inbox of %d bytes", d.Len)
@@ -65,7 +65,7 @@ func TestTheInboxIsReadInItsPlace(t *testing.T) {
 func TestAFalseFillShowsNothingOfOthers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const size = 40_000
-		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1, ReceiveBudget: size})
+		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1, ReceiveBudget: size})
 		for range 2 {
 			if d := p.ask(); d.Len != size {
 				t.Fatalf("an inbox of %d bytes", d.Len)
@@ -84,7 +84,7 @@ func TestAFalseFillShowsNothingOfOthers(t *testing.T) {
 // An inbox that came after the only Write is given back.
 func TestAnInboxThatIsNotUsedIsGivenBack(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, b, _, eb := pair(t, boxed, session.Config{})
+		a, b, _, eb := pair(t, buffered, session.Config{})
 		data := pattern(10_000)
 		writeAll(t, a, data, len(data))
 		readFull(t, b, len(data))
@@ -104,7 +104,7 @@ func TestAnInboxThatIsNotUsedIsGivenBack(t *testing.T) {
 func TestALongReadReportsWhatItHasEmptied(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var e *ordered
-		s, _, p := negotiatedOn(t, boxed, session.Config{ReceiveBudget: 64 << 10}, func(under *twin.Endpoint) session.Endpoint {
+		s, _, p := negotiatedOn(t, buffered, session.Config{ReceiveBudget: 64 << 10}, func(under *twin.Endpoint) session.Endpoint {
 			e = &ordered{Endpoint: under}
 			return e
 		})
@@ -126,7 +126,7 @@ func TestALongReadReportsWhatItHasEmptied(t *testing.T) {
 // While there is no room, a later Emptied replaces an earlier one: they do not pile up.
 func TestALaterEmptiedReplacesAnEarlierOne(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		cfg := boxed
+		cfg := buffered
 		cfg.SendQueue = session.ControlReserve + 1
 		s, _, p := negotiated(t, cfg, session.Config{ReceiveBudget: 10_000})
 		p.ask()
@@ -163,7 +163,7 @@ func TestAnInboxIsLeftBehindClose(t *testing.T) {
 	data := pattern(20_000)
 	t.Run("by this end", func(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
-			s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+			s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
 			in := p.open(s, 100_000)
 			writeAll(t, s, data, len(data))
 			go s.Close()
@@ -177,7 +177,7 @@ func TestAnInboxIsLeftBehindClose(t *testing.T) {
 	})
 	t.Run("by the peer", func(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
-			s, e, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+			s, e, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
 			p.fill(p.ask(), 0, data)
 			p.send(tClose, 0)
 			p.expect(tCloseAck)
@@ -200,7 +200,7 @@ func TestAnInboxIsLeftBehindClose(t *testing.T) {
 // What nobody will read is thrown away: the writer does not wait for it.
 func TestCloseReadEmptiesTheInbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, b, _, _ := pair(t, boxed, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000})
+		a, b, _, _ := pair(t, buffered, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000})
 		writeAll(t, a, pattern(10_000), 10_000)
 		readFull(t, b, 10_000)
 		pass(time.Second / 2)
@@ -224,7 +224,7 @@ func TestCloseReadEmptiesTheInbox(t *testing.T) {
 // session is not closed.
 func TestTheInboxOfAPeerThatHasClosedIsGivenBack(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, b, _, eb := pair(t, boxed, session.Config{})
+		a, b, _, eb := pair(t, buffered, session.Config{})
 		data := pattern(10_000)
 		for range 2 {
 			writeAll(t, a, data, len(data))
@@ -249,7 +249,7 @@ func TestTheInboxOfAPeerThatHasClosedIsGivenBack(t *testing.T) {
 // LeaveInbox may come behind Close, as the peer lingers.
 func TestLeaveInboxMayComeBehindClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
+		s, _, p := negotiated(t, buffered, session.Config{})
 		p.ask()
 		pass(2 * latency)
 		p.send(tClose, 0)
@@ -266,7 +266,7 @@ func TestLeaveInboxMayComeBehindClose(t *testing.T) {
 // A peer that has closed gets no inbox, though its AskInbox came behind that.
 func TestNoInboxBehindClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, ep, p := negotiated(t, boxed, session.Config{})
+		s, ep, p := negotiated(t, buffered, session.Config{})
 		p.send(tClose, 0)
 		p.expect(tCloseAck)
 		p.send(tAskInbox, 0)
@@ -284,7 +284,7 @@ func TestNoInboxBehindClose(t *testing.T) {
 // An inbox that is asked for while the one before it has bytes opens behind those.
 func TestTheNextInboxOpensBehindTheLast(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, ep, p := negotiated(t, boxed, session.Config{ReceiveBudget: 50_000})
+		s, ep, p := negotiated(t, buffered, session.Config{ReceiveBudget: 50_000})
 		d := p.ask()
 		data := pattern(1000)
 		p.fill(d, 0, data)

@@ -137,11 +137,11 @@ func TestAnInterruptedWriteBuffersSendsNothing(t *testing.T) {
 	})
 }
 
-// A Write that is interrupted behind bytes in the outbox returns what the peer will
+// A Write that is interrupted behind bytes in the send buffer returns what the peer will
 // have.
-func TestAnInterruptedWriteCountsTheOutbox(t *testing.T) {
+func TestAnInterruptedWriteCountsTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, b, _, _ := pair(t, boxed, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000, Threshold: -1})
+		a, b, _, _ := pair(t, buffered, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000, Threshold: -1})
 		data := pattern(400_000)
 		writeAll(t, a, data[:60_000], 20_000)
 		w := goWrite(a, bytes.Clone(data[60_000:]))

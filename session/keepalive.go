@@ -120,7 +120,7 @@ func (k *keepalive) check(s *Session) {
 		k.stop()
 		s.fail(fmt.Errorf("session: the peer has not answered for %v: %w", every*(maxUnanswered+1), syscall.ETIMEDOUT))
 	case probes > 0:
-		s.withSender(func(tx *sender) { tx.owe(wire.Plain(wire.TypePing)) })
-		s.leftBehind()
+		s.withSender(func(tx *sender) { tx.queueControl(wire.Plain(wire.TypePing)) })
+		s.enlistPending()
 	}
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // Memory that is lent to the application instead of a buffer of its own: room of a message
-// or of the box to fill, and bytes that have come where they lie. The borrower is the
+// or of the send buffer to fill, and bytes that have come where they lie. The borrower is the
 // application's code, which may take as long as it likes: no lock is held meanwhile,
 // control messages go on, and a session that is closed keeps the memory in place until the
 // end of the loan.
@@ -25,42 +25,43 @@ var (
 // then a Write, and another Reserve, waits. The room must not be used after Commit.
 // Errors are those of Write.
 func (w *writing) Reserve(n int) (room []byte, err error) {
-	n = min(max(n, 1), maxBox) // lengths must not overflow
+	n = min(max(n, 1), maxBuffer) // lengths must not overflow
 	w.wr.begin()
 	defer w.wr.op.Unlock()
 	if st := w.wr.state.Load(); st&stClosed != 0 {
 		return nil, ErrClosed
 	}
-	w.joinIfAway()
+	w.enlist()
 	if !w.borrow() {
 		return nil, ErrClosed
 	}
-	w.prepareBox(n)
+	w.prepareBuffer(n)
 	err = w.until(func() bool {
 		return w.wr.state.Load() == 0 && w.withRoom(func(tx *sender) bool {
-			room = tx.lend(n)
+			room = tx.reserve(n)
 			return room != nil
 		})
 	}, w.writeBlocked)
 	if err != nil && w.unaware(err) {
-		room = w.lendInVain(n)
+		room = w.reserveInVain(n)
 	}
-	w.leftBehind()
+	w.enlistPending()
 	if room != nil {
 		return room, nil
 	}
-	w.giveBackLoan()
+	w.endBorrow()
 	_, err = w.outcome(0, n, err)
 	return nil, err
 }
 
-// lendInVain lends memory whose bytes Commit throws away: the peer has closed, but this end has not
-// found that, so its next bytes are taken all the same (see outcome). Nil: something is lent already.
-func (w *writing) lendInVain(n int) (room []byte) {
+// reserveInVain lends memory whose bytes Commit throws away: the peer has closed, but this end
+// has not found that, so its next bytes are taken all the same (see outcome). Nil: something is
+// lent already.
+func (w *writing) reserveInVain(n int) (room []byte) {
 	w.withSender(func(tx *sender) {
-		if tx.lent == nil {
+		if tx.reserved == nil {
 			room = make([]byte, min(n, minFragment))
-			tx.lent = room
+			tx.reserved = room
 		}
 	})
 	return room
@@ -70,52 +71,52 @@ func (w *writing) lendInVain(n int) (room []byte) {
 // error nothing is reserved and nothing was sent, which the error explains unless it is
 // ErrNotReserved or ErrTooMuch.
 func (w *writing) Commit(n int) (err error) {
-	lent, sent := false, true
+	reserved, sent := false, true
 	w.withSender(func(tx *sender) {
-		switch lent = tx.lent != nil; {
-		case !lent:
+		switch reserved = tx.reserved != nil; {
+		case !reserved:
 			err = ErrNotReserved
-		case n < 0 || n > len(tx.lent):
-			err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(tx.lent))
-			tx.unlend(0)
+		case n < 0 || n > len(tx.reserved):
+			err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(tx.reserved))
+			tx.endLoan(0)
 		case n == 0:
-			tx.unlend(0)
-		case w.wr.state.Load()&stPeerClosed != 0 || w.over() != nil: // what lendInVain lent, too
+			tx.endLoan(0)
+		case w.wr.state.Load()&stPeerClosed != 0 || w.over() != nil: // what reserveInVain lent, too
 			sent = false
-			tx.unlend(0)
+			tx.endLoan(0)
 		default:
-			sent = tx.unlend(n)
+			sent = tx.endLoan(n)
 		}
 	})
-	if !lent {
+	if !reserved {
 		return err
 	}
 	if !sent {
 		_, err = w.outcome(0, n, cmp.Or(w.writeBlocked(), ErrClosed))
 	}
-	w.giveBackLoan() // last: the endpoint may be retired then
-	w.leftBehind()
+	w.endBorrow() // last: the endpoint may be retired then
+	w.enlistPending()
 	return err
 }
 
 // Peek lends the next bytes of the stream, as far as they lie in one piece, and blocks while
 // there are none. They stay where they are until Discard; until then a Read waits, and
 // another Peek returns the same. Errors are those of Read.
-func (r *reading) Peek() ([]byte, error) { return r.lend(true, shared) }
+func (r *reading) Peek() ([]byte, error) { return r.look(true, shared) }
 
-// Look is Peek for a loan that is not shared: it waits for the end of another one, and Peek
-// for its end. Unless wait is set it does not wait for the peer: nil without an error means
+// PeekExclusive is Peek for a loan that is not shared: it waits for the end of another one, and
+// Peek for its end. Unless wait is set it does not wait for the peer: nil without an error means
 // that nothing has come.
-func (r *reading) Look(wait bool) ([]byte, error) { return r.lend(wait, alone) }
+func (r *reading) PeekExclusive(wait bool) ([]byte, error) { return r.look(wait, exclusive) }
 
-// lend begins a loan, or joins the one that there is unless either is alone.
-func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
+// look begins a loan, or joins the one that there is unless either is exclusive.
+func (r *reading) look(wait bool, as loan) (b []byte, err error) {
 	r.rd.begin()
 	defer r.rd.op.Unlock()
 	if st := r.rd.state.Load(); st != 0 {
 		return nil, readState(st)
 	}
-	r.joinIfAway()
+	r.enlist()
 	r.attempt(&r.rd, func(bool) Events {
 		coming := false
 		if b, coming, err = r.peek(as); b != nil || err != nil || !wait && !coming {
@@ -127,7 +128,7 @@ func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
 		}
 		return r.readWant()
 	})
-	r.leftBehind()
+	r.enlistPending()
 	return b, err
 }
 
@@ -140,7 +141,7 @@ func (r *reading) peek(as loan) (b []byte, coming bool, err error) {
 	if rx.phase == closed {
 		return nil, false, r.streamEndLocked()
 	}
-	if rx.loan != notLent && max(rx.loan, as) == alone {
+	if rx.loan != noLoan && max(rx.loan, as) == exclusive {
 		r.progressLocked()
 		return nil, true, nil
 	}
@@ -152,7 +153,7 @@ func (r *reading) peek(as loan) (b []byte, coming bool, err error) {
 		err = r.streamEndLocked()
 		return nil, rx.unread() || rx.end != notYet || r.ep.Err() != nil, err
 	}
-	if rx.loan == notLent {
+	if rx.loan == noLoan {
 		if !r.borrow() {
 			return nil, false, ErrClosed
 		}
@@ -165,7 +166,7 @@ func (r *reading) peek(as loan) (b []byte, coming bool, err error) {
 func (r *reading) Discard(n int) error {
 	r.lockRx()
 	rx := &r.rx
-	if rx.loan == notLent {
+	if rx.loan == noLoan {
 		r.rxMu.Unlock()
 		if n == 0 {
 			return nil
@@ -173,12 +174,12 @@ func (r *reading) Discard(n int) error {
 		return ErrNotReserved
 	}
 	var err error
-	if rx.loan = notLent; rx.phase != closed {
-		err = rx.unlend(n)
+	if rx.loan = noLoan; rx.phase != closed {
+		err = rx.endLoan(n)
 	}
 	r.unlockRx()
 	r.rd.signal()
-	r.giveBackLoan()
-	r.leftBehind()
+	r.endBorrow()
+	r.enlistPending()
 	return err
 }

@@ -296,7 +296,7 @@ var readerEnds = map[string]struct {
 // place until Discard. Behind them come the rest, and the end that a Read finds.
 func TestTheEndWhileBytesAreLent(t *testing.T) {
 	for name, end := range readerEnds {
-		for _, size := range []int{1000, 10_000, 60_000} { // a message, a box, an offer
+		for _, size := range []int{1000, 10_000, 60_000} { // a message, a send buffer, an offer
 			t.Run(name, func(t *testing.T) {
 				each(t, func(t *testing.T, cfg twin.Config) {
 					a, b, ea, eb := pair(t, cfg, session.Config{KeepAlive: time.Second})
@@ -374,7 +374,7 @@ func (p peekerOf) Read(b []byte) (int, error) {
 // After CloseRead, the inbox is not the peer's to fill again where it is lent.
 func TestWhatIsLentOfTheInboxIsNotFilledAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{ReceiveBudget: 40_000})
+		s, _, p := negotiated(t, buffered, session.Config{ReceiveBudget: 40_000})
 		d := p.ask()
 		data := pattern(40_000)
 		p.fill(d, 0, data[:30_000])
@@ -409,7 +409,7 @@ func TestWhatIsLentOfTheInboxIsNotFilledAgain(t *testing.T) {
 func TestAnInboxThatIsLeftWhileItIsLent(t *testing.T) {
 	for _, ending := range []byte{tLeaveInbox, tClose, tAbort} {
 		inBubble(t, func(t *testing.T) {
-			s, e, p := negotiated(t, boxed, session.Config{ReceiveBudget: 40_000})
+			s, e, p := negotiated(t, buffered, session.Config{ReceiveBudget: 40_000})
 			d := p.ask()
 			data := pattern(40_000)
 			p.fill(d, 0, data[:20_000])
@@ -434,7 +434,7 @@ func TestAnInboxThatIsLeftWhileItIsLent(t *testing.T) {
 // A Fill that wraps is lent in two pieces.
 func TestAFillThatWrapsIsLentInPieces(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{ReceiveBudget: 40_000})
+		s, _, p := negotiated(t, buffered, session.Config{ReceiveBudget: 40_000})
 		d := p.ask()
 		data := pattern(70_000)
 		p.fill(d, 0, data[:30_000])

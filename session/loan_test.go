@@ -451,7 +451,7 @@ func TestTwoLoansAcrossClose(t *testing.T) {
 	})
 }
 
-// Without credits, and with the box full, Reserve waits; room comes as the peer reads.
+// Without credits, and with the send buffer full, Reserve waits; room comes as the peer reads.
 func TestReserveWaitsForRoom(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{SendBudget: 60_000, ReceiveBudget: 60_000})
@@ -525,10 +525,10 @@ func TestAReserveThatWaitsForRoomEnds(t *testing.T) {
 	})
 }
 
-// A box that is lent is in use, however long nothing is written.
-func TestALentBoxIsNotIdle(t *testing.T) {
+// A send buffer that is lent is in use, however long nothing is written.
+func TestALentBufferIsNotIdle(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, e, p := negotiated(t, boxed, session.Config{})
+		s, e, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 50_000)
 		data := pattern(60_000)
 		writeLent(t, s, data[:20_000])
@@ -548,7 +548,7 @@ func TestALentBoxIsNotIdle(t *testing.T) {
 		if got, _ := in.read(n); !bytes.Equal(got, data[20_000:20_000+n]) {
 			t.Error("wrong bytes")
 		}
-		pass(2 * time.Second) // an idle box is kept for one to two
+		pass(2 * time.Second) // an idle send buffer is kept for one to two
 		p.expect(tLeaveInbox)
 		if left := e.Left(); left.Allocated != 0 {
 			t.Errorf("kept: %+v", left)
@@ -556,8 +556,8 @@ func TestALentBoxIsNotIdle(t *testing.T) {
 	})
 }
 
-// A box that cannot be registered while it is lent leaves in messages.
-func TestALentBoxThatCannotBeRegistered(t *testing.T) {
+// A send buffer that cannot be registered while it is lent leaves in messages.
+func TestALentBufferThatCannotBeRegistered(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, w, p := failing(t)
 		in := p.open(s, 50_000)
@@ -579,7 +579,7 @@ func TestALentBoxThatCannotBeRegistered(t *testing.T) {
 			t.Errorf("%d attempts to write", w.failed.Load())
 		}
 		at := 20_000 + n
-		writeLent(t, s, data[at:at+20_000]) // the box is given back
+		writeLent(t, s, data[at:at+20_000]) // the send buffer is given back
 		p.expect(tLeaveInbox)
 		if got := p.data(20_000); !bytes.Equal(got, data[at:at+20_000]) {
 			t.Error("wrong bytes behind it")
@@ -587,11 +587,11 @@ func TestALentBoxThatCannotBeRegistered(t *testing.T) {
 	})
 }
 
-// What is committed to a registered box that is empty does not wait: small pieces go as
+// What is committed to a registered send buffer that is empty does not wait: small pieces go as
 // messages, larger ones to the inbox, in their order.
-func TestSmallLoansOfARegisteredBoxGoAsMessages(t *testing.T) {
+func TestSmallLoansOfARegisteredBufferGoAsMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
+		s, _, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 50_000)
 		data := pattern(30_000)
 		writeLent(t, s, data[:10_000])
@@ -631,7 +631,7 @@ func TestAWriteThatWaitsForCommitSleeps(t *testing.T) {
 func TestWhoWaitsForRDMAWritesSleeps(t *testing.T) {
 	for what, start := range after {
 		inBubble(t, func(t *testing.T) {
-			narrow := boxed
+			narrow := buffered
 			narrow.RDMAQueue = 1
 			a, b, ea, _ := pair(t, narrow, session.Config{SendBudget: 60_000})
 			for range 2 { // the second through an inbox

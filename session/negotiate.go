@@ -9,9 +9,9 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// introduce sends the negotiation message unless it was sent already. It reports
+// sendNegotiate sends the negotiation message unless it was sent already. It reports
 // false if there is no room for it.
-func (s *Session) introduce() (sent bool) {
+func (s *Session) sendNegotiate() (sent bool) {
 	s.txMu.Lock()
 	defer s.txMu.Unlock()
 	if s.tx.closed || s.tx.stats.messages != 0 {
@@ -61,7 +61,7 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 		if s.idle.fresh.Load() {
 			s.watch()
 		} else {
-			s.joinIfAway()
+			s.enlist()
 		}
 		s.noteEnd() // which may have come before
 		s.alive.start(s)
@@ -72,17 +72,17 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 // negotiateStep does what can be done of the negotiation, and returns what the rest waits
 // for; 0: it is over. The caller has rd's op.
 func (s *Session) negotiateStep() (want Events, err error) {
-	sent := s.cfg.Accepting && !s.heard || s.introduce()
-	if !s.heard {
-		if s.heard, err = s.negotiated(sent); err != nil {
+	sent := s.cfg.Accepting && !s.negotiatedByPeer || s.sendNegotiate()
+	if !s.negotiatedByPeer {
+		if s.negotiatedByPeer, err = s.negotiated(sent); err != nil {
 			return 0, err
 		}
-		sent = sent && (!s.heard || s.introduce())
+		sent = sent && (!s.negotiatedByPeer || s.sendNegotiate())
 	}
 	if !sent && s.ep.Err() == nil {
 		want |= SendReady
 	}
-	if !s.heard {
+	if !s.negotiatedByPeer {
 		want |= RecvReady
 	}
 	if want == 0 {

@@ -244,7 +244,7 @@ func TestNothingIsTakenBeforeNegotiationHasBeenSent(t *testing.T) {
 // FuzzNegotiate: whatever the peer's first message is, either Negotiate fails, or its
 // parameters are in their ranges and the session keeps to them.
 func FuzzNegotiate(f *testing.F) {
-	kinds := []twin.Config{ring, byRead, byBox, messages, boxed}
+	kinds := []twin.Config{ring, byRead, byBuffer, messages, buffered}
 	f.Fuzz(func(t *testing.T, kind byte, first []byte) {
 		bubble(t, "the input above", func(t *testing.T) {
 			cfg := kinds[int(kind)%len(kinds)]

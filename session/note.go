@@ -31,7 +31,7 @@ func (w *writing) SendNote(note []byte) (err error) {
 	if !w.borrow() { // the endpoint stays meanwhile
 		return ErrClosed
 	}
-	defer w.giveBackLoan()
+	defer w.endBorrow()
 	if err := w.over(); err != nil {
 		return err
 	}
@@ -40,9 +40,9 @@ func (w *writing) SendNote(note []byte) (err error) {
 			err = ErrClosed
 			return
 		}
-		tx.owe(wire.Note(slices.Clone(note)))
+		tx.queueControl(wire.Note(slices.Clone(note)))
 	})
-	w.leftBehind() // it may have found no room
+	w.enlistPending() // it may have found no room
 	return err
 }
 
@@ -95,7 +95,7 @@ func (e *engine) noteEnd() {
 	if e.cfg.OnNote == nil || !e.notes.begun.Load() || !e.borrow() { // the endpoint may have been given back
 		return
 	}
-	defer e.giveBackLoan()
+	defer e.endBorrow()
 	if e.over() == nil {
 		return
 	}
@@ -116,7 +116,7 @@ func (e *engine) handLocked() {
 	}
 	n.handing = true
 	go func() {
-		defer e.giveBackLoan()
+		defer e.endBorrow()
 		for e.handNext() {
 		}
 	}()

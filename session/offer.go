@@ -45,7 +45,7 @@ const (
 
 // sendOffer opens an offer of the memory d behind first, if there is room for its message.
 func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
-	if !t.mayWrite() || t.box.unsent() > 0 {
+	if !t.mayWrite() || t.buffer.unsent() > 0 {
 		return false
 	}
 	n := wire.OfferReadLen + len(first)
@@ -66,7 +66,7 @@ func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
 func (t *sender) takeBack(id uint32) {
 	if o := &t.offer; o.unfinished(id) && o.state == offerOpen {
 		o.state = offerCancelled
-		t.owe(wire.Cancel(wire.TypeCancelRead, id))
+		t.queueControl(wire.Cancel(wire.TypeCancelRead, id))
 	}
 }
 
@@ -98,19 +98,19 @@ func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
 var errNotTaken = errors.New("memory cannot be registered for RDMA")
 
 // pays reports whether a large Write of p is to be offered, for all of it, rather than copied:
-// where there is no memory for a box, each is.
+// where there is no memory for a send buffer, each is.
 func (w *writing) pays(p []byte) bool {
-	_, tail := w.plan.toExpose(p)
+	_, rest := w.plan.toExpose(p)
 	w.txMu.Lock()
 	defer w.txMu.Unlock()
-	if !w.plan.boxMayPay {
+	if !w.plan.bufferMayPay {
 		return true
 	}
-	if o := &w.tx.box; o.skip > 0 {
+	if o := &w.tx.buffer; o.skip > 0 {
 		o.skip-- // as in wantInbox, to which a Write that is offered does not come
 		return true
 	}
-	pays, err := w.mem.PaysToOffer(tail)
+	pays, err := w.mem.PaysToOffer(rest)
 	if err != nil {
 		w.tx.stats.unregistered++
 	}
@@ -137,8 +137,8 @@ func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
 // writeOffer offers as much of p as one exposure takes, and waits until the peer
 // has it. It returns how many bytes of p are the peer's.
 func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
-	first, tail := w.plan.toExpose(p)
-	desc, err := w.mem.Expose(tail, RemoteRead)
+	first, rest := w.plan.toExpose(p)
+	desc, err := w.mem.Expose(rest, RemoteRead)
 	if err != nil {
 		if w.over() == nil {
 			w.withSender(func(tx *sender) { tx.stats.unregistered++ })
@@ -146,7 +146,7 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 		return 0, errNotTaken
 	}
 	defer w.mem.Revoke(desc)
-	more = more || first+len(tail) < len(p)
+	more = more || first+len(rest) < len(p)
 	err = w.until(func() (sent bool) {
 		if w.failure.Load() == nil {
 			w.withSender(func(tx *sender) { sent = tx.sendOffer(p[:first], desc, more) })
@@ -154,14 +154,14 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 		return sent
 	}, w.writeBlocked)
 	if err == nil {
-		if len(tail) > nearDone(w.plan.maxRDMA) {
+		if len(rest) > nearDone(w.plan.maxRDMA) {
 			w.wr.slept.Store(true) // until NearDone
 		}
 		if err = w.until(w.offerOver, w.writeBlocked); err != nil {
 			w.withdraw()
 		}
 		w.withSender(func(tx *sender) { n = tx.offer.end(first, &tx.stats) })
-		if n < len(tail) && err == nil {
+		if n < len(rest) && err == nil {
 			if err = w.writeBlocked(); err == nil {
 				err = errNotTaken
 			}

@@ -8,19 +8,19 @@ import (
 
 // plan is how bytes go to the peer, by what Negotiate has found of both ends. Nobody writes it
 // again, so it needs no lock. Write goes by it (copied, or an offer), and sender.take (a message,
-// or the box).
+// or the send buffer).
 type plan struct {
 	maxMsg    int // bytes of a message
 	maxRDMA   int // … of an RDMA write
 	maxExpose int // … of one offer
 
-	whole int // the largest Write that goes in one message: neither an offer nor the box is for it
+	whole int // the largest Write that goes in one message: neither an offer nor the send buffer is for it
 
-	threshold int  // the smallest Write whose memory is offered, 0: none is
-	boxMayPay bool // … but for those that had better go through the box: Memory.PaysToOffer
-	boxFrom   int  // the smallest Write that goes through the box, 0: none does
-	boxAfter  int  // bytes of them until an inbox is requested
-	boxSize   int  // of the box, where memory is not short
+	threshold    int  // the smallest Write whose memory is offered, 0: none is
+	bufferMayPay bool // … but for those that had better go through the send buffer: Memory.PaysToOffer
+	bufferFrom   int  // the smallest Write that goes through the send buffer, 0: none does
+	bufferAfter  int  // bytes of them until an inbox is requested
+	bufferSize   int  // of the send buffer, where memory is not short
 }
 
 func newPlan(cfg *Config, lim *Limits, peer wire.Params) plan {
@@ -31,12 +31,12 @@ func newPlan(cfg *Config, lim *Limits, peer wire.Params) plan {
 		p.threshold = max(from, minOffer)
 	}
 	byWrite := lim.CanWrite && peer.Caps&wire.CapInbox != 0 && off&FeatureRDMAWrite == 0
-	if size := boxSize(lim, cfg.SendBudget); byWrite && lim.Inbox > 0 && size > 0 {
-		p.boxFrom, p.boxAfter, p.boxSize = lim.Inbox, max(lim.InboxAfter, 1), size
-		p.boxMayPay = cfg.Threshold == 0
+	if size := bufferSize(lim, cfg.SendBudget); byWrite && lim.Inbox > 0 && size > 0 {
+		p.bufferFrom, p.bufferAfter, p.bufferSize = lim.Inbox, max(lim.InboxAfter, 1), size
+		p.bufferMayPay = cfg.Threshold == 0
 	}
 	p.whole = p.maxMsg - wire.HeaderLen
-	for _, from := range []int{p.threshold, p.boxFrom} {
+	for _, from := range []int{p.threshold, p.bufferFrom} {
 		if from > 0 {
 			p.whole = min(p.whole, from-1)
 		}
@@ -49,7 +49,7 @@ func (p *plan) large(n int) bool { return p.threshold > 0 && n >= p.threshold }
 
 // toExpose is the part of a Write of b that an offer leaves where it is, as far as one
 // exposure takes it, behind the first bytes, which go with the offer.
-func (p *plan) toExpose(b []byte) (first int, tail []byte) {
+func (p *plan) toExpose(b []byte) (first int, rest []byte) {
 	if n := min(offerInline, p.maxMsg-wire.OfferReadLen); n < len(b) {
 		first = n
 	}
@@ -72,7 +72,7 @@ func newBounds(cfg *Config, lim *Limits) bounds {
 	}
 	if lim.MaxExpose > 0 && cfg.Disable&FeatureRDMAWrite == 0 {
 		b.caps |= wire.CapInbox
-		b.inbox = boxSize(lim, cfg.ReceiveBudget)
+		b.inbox = bufferSize(lim, cfg.ReceiveBudget)
 	}
 	return b
 }

@@ -6,7 +6,7 @@ import (
 
 // progressMost is how many events one call of progress or Read takes: a peer that sends faster than
 // they are handled must not keep rxMu from a deadline, from Close, or from the
-// janitor, which serves other sessions too. A ring can hold more 8-byte messages.
+// idle poller, which serves other sessions too. A ring can hold more 8-byte messages.
 const progressMost = 4096
 
 // closeInbox gives memory back that the peer writes to no more. Revoking may block, so a
@@ -57,10 +57,10 @@ func (e *engine) progressLocked() (events int) {
 }
 
 // progressAgain is called when there may be more events than progressMost: waiting operations
-// look again before they sleep, and if there are none the janitor does.
+// look again before they sleep, and if there are none the idle poller does.
 func (e *engine) progressAgain() {
 	e.signalAll()
-	e.joinIfAway()
+	e.enlist()
 }
 
 // handleLocked acts on an event, also while no Read waits (D3). Payload stays in its
@@ -73,15 +73,15 @@ func (e *engine) handleLocked(ev *Event) {
 	case ReadDone:
 		e.moved.Add(1)
 		rx.readCompleted(ev)
-		if e.tx.box.blocked.Load() { // behind what readCompleted has counted
+		if e.tx.buffer.blocked.Load() { // behind what readCompleted has counted
 			e.withSender(func(tx *sender) {
-				tx.box.blocked.Store(false)
+				tx.buffer.blocked.Store(false)
 				tx.flush()
 			})
 		}
 	case WriteDone:
 		e.txMu.Lock()
-		e.tx.boxWritten(ev.Err)
+		e.tx.writeCompleted(ev.Err)
 		e.unlockTx()
 	}
 	if do := &rx.do; len(do.control) > 0 || do.fault != nil {
@@ -156,15 +156,15 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 	case wire.TypeInbox:
 		if memory, err := wire.ParseInbox(m); rx.dropControl(h.Type, err) {
 			e.withSender(func(tx *sender) {
-				tx.box.inboxByPeer(memory, &tx.do, &tx.stats)
+				tx.buffer.inboxByPeer(memory, &tx.do, &tx.stats)
 				tx.flush()
-				e.restBoxesLocked(tx)
+				e.restBufferLocked(tx)
 			})
 		}
 	case wire.TypeEmptied:
 		if count, err := wire.ParseEmptied(m); rx.dropControl(h.Type, err) {
 			e.withSender(func(tx *sender) {
-				tx.box.emptiedByPeer(count, &tx.do)
+				tx.buffer.emptiedByPeer(count, &tx.do)
 				tx.flush()
 			})
 		}
@@ -224,7 +224,7 @@ func (e *engine) endedLocked(t wire.Type) {
 func (e *engine) peerLeftLocked(unread bool) {
 	bits := uint32(stPeerClosed)
 	e.txMu.Lock()
-	crossed := e.credits.MarkedUnderWay() || e.tx.box.unsent() > 0 || e.wr.blocked() || e.ur.blocked()
+	crossed := e.credits.MarkedUnderWay() || e.tx.buffer.unsent() > 0 || e.wr.blocked() || e.ur.blocked()
 	e.txMu.Unlock()
 	switch {
 	case unread && e.rx.end != byShutdown && e.rx.end != byClose:

@@ -25,7 +25,7 @@ const (
 func (r *reading) Read(p []byte) (int, error) {
 	r.rd.begin()
 	n, err := r.read(p, nil)
-	r.leftBehind()
+	r.enlistPending()
 	r.rd.op.Unlock()
 	return n, err
 }
@@ -35,7 +35,7 @@ func (r *reading) read(p []byte, done func() bool) (n int, err error) {
 	if st := r.rd.stop(); st != 0 {
 		return 0, readState(st)
 	}
-	r.joinIfAway()
+	r.enlist()
 	if r.trickle > 0 && r.spin > 0 {
 		spin.Drain()
 	}
@@ -90,7 +90,7 @@ func (r *reading) receive(p []byte) (int, error) {
 
 func (r *reading) receiveLocked(p []byte) (n int, err error) {
 	rx := &r.rx
-	if rx.phase == closed || rx.loan != notLent || rx.fetch.into.buf != nil {
+	if rx.phase == closed || rx.loan != noLoan || rx.fetch.into.buf != nil {
 		return r.receiveNothingLocked()
 	}
 	before, events := rx.stats.messages, 0

@@ -8,7 +8,7 @@ import (
 )
 
 // receiver is the peer's direction of the stream, put together in its order: messages stay
-// in the endpoint until they are read, the tails of those that are offers are fetched
+// in the endpoint until they are read, what was offered is fetched
 // (fetch.go), and the inbox's bytes lie in the inbox (inbox.go). It neither locks nor
 // waits: Session.rxMu guards it and the endpoint's receiving methods, and is held when a
 // method is called. What is to be done then is in do; see Session.settleLocked.
@@ -56,7 +56,7 @@ const (
 	byAbort           // cut
 )
 
-// use is what becomes of what comes: see receiver.throwAway.
+// use is what becomes of what comes: see receiver.discard.
 type use uint8
 
 const (
@@ -69,9 +69,9 @@ const (
 type loan uint8
 
 const (
-	notLent loan = iota
-	shared       // and each Peek returns them
-	alone        // … and no other Peek does
+	noLoan    loan = iota
+	shared         // and each Peek returns them
+	exclusive      // … and no other Peek does
 )
 
 // receiverDo is what the receiver has found to be due.
@@ -86,10 +86,10 @@ func (do *receiverDo) send(c wire.Control) { do.control = append(do.control, c) 
 // front is the oldest kept message. Its bounds are read once: on shared memory the peer
 // can still change the message.
 type front struct {
-	msg  []byte // nil: not looked at yet
-	off  int    // position in it, header included; 0: not begun
-	fill int64  // bytes of the inbox behind it
-	tail bool   // an offer's tail is behind it
+	msg   []byte // nil: not looked at yet
+	off   int    // position in it, header included; 0: not begun
+	fill  int64  // bytes of the inbox behind it
+	offer bool   // the rest of an offer is behind it
 }
 
 // drop ends the use of the message of the last Poll.
@@ -117,10 +117,10 @@ func (rx *receiver) payload(h wire.Header, m []byte) {
 		rx.arrived(h, len(m) > wire.HeaderLen)
 	case wire.TypeFill:
 		n, ok := rx.inbox.fill(m)
-		rx.stats.boxedBytes += uint64(n)
+		rx.stats.bufferedBytes += uint64(n)
 		if !ok {
 			rx.msgs.Drop()
-		} else if rx.arrived(h, true); rx.use != toRead && rx.loan == notLent { // else when the loan ends
+		} else if rx.arrived(h, true); rx.use != toRead && rx.loan == noLoan { // else when the loan ends
 			rx.inbox.read(n)
 		}
 	default:
@@ -130,7 +130,7 @@ func (rx *receiver) payload(h wire.Header, m []byte) {
 		} else if rx.arrived(h, true); rx.use != toRead {
 			rx.advanceOffer()
 		} else {
-			rx.fetch.tails.push(rx.fetch.open)
+			rx.fetch.waiting.push(rx.fetch.open)
 		}
 	}
 }
@@ -228,7 +228,7 @@ func (rx *receiver) openFront() bool {
 		case wire.TypeData:
 			body = wire.HeaderLen
 		case wire.TypeOfferRead:
-			body, f.tail = wire.OfferReadLen, true
+			body, f.offer = wire.OfferReadLen, true
 		case wire.TypeFill:
 			n, err := wire.ParseFill(m)
 			if err == nil && n > 0 && int64(n) <= rx.inbox.unread() {
@@ -236,7 +236,7 @@ func (rx *receiver) openFront() bool {
 			}
 		}
 	}
-	if body == 0 || max(f.off, body) > len(m) || f.tail && rx.fetch.tails.len() == 0 {
+	if body == 0 || max(f.off, body) > len(m) || f.offer && rx.fetch.waiting.len() == 0 {
 		rx.do.violation("a message changed after it was sent")
 		return false
 	}
@@ -264,26 +264,26 @@ func (rx *receiver) advance(n int) {
 	}
 }
 
-// releaseFront gives the oldest kept message's buffer back. The tail behind it is read
+// releaseFront gives the oldest kept message's buffer back. The rest of its offer is read
 // next.
 func (rx *receiver) releaseFront() {
-	tail := rx.front.tail
+	offer := rx.front.offer
 	rx.front = front{}
 	rx.kept--
 	rx.msgs.Release()
 	rx.credits.DealtWith()
-	if tail {
-		rx.fetch.cur, _ = rx.fetch.tails.pop()
+	if offer {
+		rx.fetch.cur, _ = rx.fetch.waiting.pop()
 	}
 }
 
-// unread reports whether Read has not taken all of the stream that has come. The tail
+// unread reports whether Read has not taken all of the stream that has come. The rest
 // of an offer that is over and all read stays current until the next Read.
 func (rx *receiver) unread() bool { return rx.kept > 0 || !rx.fetch.cur.read() }
 
-// throwAway makes sure that nothing more is kept, and gives back what is unread, unless it
+// discard makes sure that nothing more is kept, and gives back what is unread, unless it
 // is lent: then the end of the loan does.
-func (rx *receiver) throwAway(to use) {
+func (rx *receiver) discard(to use) {
 	if rx.phase == closed {
 		return
 	}
@@ -291,13 +291,13 @@ func (rx *receiver) throwAway(to use) {
 	if rx.use = max(before, to); before != toRead {
 		return
 	}
-	if rx.loan == notLent {
-		rx.throw()
+	if rx.loan == noLoan {
+		rx.discardKept()
 	}
 	rx.advanceOffer()
 }
 
-func (rx *receiver) throw() {
+func (rx *receiver) discardKept() {
 	rx.front = front{}
 	for ; rx.kept > 0; rx.kept-- {
 		rx.msgs.Release()
@@ -307,17 +307,17 @@ func (rx *receiver) throw() {
 	rx.fetch.forget(false)
 }
 
-// unlend ends a loan: the first n bytes of it count as read.
-func (rx *receiver) unlend(n int) (err error) {
+// endLoan ends a loan: the first n bytes of it count as read.
+func (rx *receiver) endLoan(n int) (err error) {
 	if b := rx.next(); n < 0 || n > len(b) {
 		err = fmt.Errorf("%w: %d of %d", ErrTooMuch, n, len(b))
 	} else if n > 0 {
 		rx.advance(n)
 		rx.stats.bytes += uint64(n)
-		rx.stats.lentBytes += uint64(n)
+		rx.stats.loanBytes += uint64(n)
 	}
 	if rx.use != toRead {
-		rx.throw()
+		rx.discardKept()
 	}
 	return err
 }

@@ -54,7 +54,7 @@ func TestBothEndsDecideTheForm(t *testing.T) {
 		"reader reads":                  {byRead.Limits, byRead.Limits, 0, true},
 		"only the other end can read":   {withLimits(byRead, func(l *session.Limits) { l.CanRead = false }), byRead.Limits, 0, true},
 		"only this end can read":        {byRead.Limits, withLimits(byRead, func(l *session.Limits) { l.CanRead = false }), 0, false},
-		"neither reads":                 {byBox.Limits, byBox.Limits, 0, false},
+		"neither reads":                 {byBuffer.Limits, byBuffer.Limits, 0, false},
 		"nothing to offer":              {withLimits(byRead, func(l *session.Limits) { l.MaxExpose = 0 }), byRead.Limits, 0, false},
 		"reading switched off":          {byRead.Limits, byRead.Limits, session.FeatureRDMARead, false},
 		"messages of different lengths": {byRead.Limits, withLimits(byRead, func(l *session.Limits) { l.MaxMessage = 300 }), 0, true},
@@ -125,7 +125,7 @@ func TestMemoryThatCannotBeRegisteredIsSentOtherwise(t *testing.T) {
 // another way without a try. One whose connection has ended is not.
 func TestMemoryThatIsNeverRegisteredIsCounted(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiatedOn(t, boxed, session.Config{KeepAlive: -1}, withMemory(func(m session.Memory) session.Memory {
+		s, _, p := negotiatedOn(t, buffered, session.Config{KeepAlive: -1}, withMemory(func(m session.Memory) session.Memory {
 			return unregistrable{m}
 		}))
 		in := p.open(s, 1<<20)
@@ -276,16 +276,16 @@ func TestAnOfferIsCancelledOnce(t *testing.T) {
 	})
 }
 
-// An offer stays behind what the outbox could not send.
-func TestAnOfferStaysBehindTheOutbox(t *testing.T) {
+// An offer stays behind what the send buffer could not send.
+func TestAnOfferStaysBehindTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
+		s, _, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 10_000)
 		writeAll(t, s, pattern(20_000), 20_000)
 		goWrite(s, pattern(100_000))
 		in.read(10_000)
 		if m := p.recv(); m != nil {
-			t.Fatalf("a message of type %d before the outbox is empty", m[0])
+			t.Fatalf("a message of type %d before the sendBuffer is empty", m[0])
 		}
 		in.emptied()
 		in.read(10_000)

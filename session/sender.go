@@ -18,19 +18,19 @@ type sender struct {
 	plan    *plan
 
 	closed  bool         // the endpoint is, or is about to be
-	owed    owedMessages // control messages that found no room or credit
+	control controlQueue // control messages that found no room or credit
 	last    lastMessage
 	abrupt  bool // until last is sent, the stream counts as cut: see Session.ResetAtDeath
 	stalled bool // data found no credit at its last attempt
 	urgent  bool // urgent data has used the control reserve since data last had room
 
-	lent     []byte // what the application fills: room of a message, or of the box
-	lentRoom []byte // … with its header, of a message; nil: it is of the box
+	reserved        []byte // what the application fills: room of a message, or of the send buffer
+	reservedMessage []byte // … with its header, of a message; nil: it is of the send buffer
 
-	box   outbox
-	offer outOffer
-	do    due     // wake: of a Write
-	stats traffic // progress: messages with bytes of the stream, or about bytes of it
+	buffer sendBuffer
+	offer  outOffer
+	do     due     // wake: of a Write
+	stats  traffic // progress: messages with bytes of the stream, or about bytes of it
 }
 
 // lastMessage ends the stream, behind all bytes.
@@ -48,18 +48,18 @@ func (l lastMessage) closes() bool { return l.typ == wire.TypeClose || l.typ == 
 // shorter rest at its end.
 const minFragment = 2 << 10
 
-// owedMost is enough: a peer that keeps to the protocol causes no more (see
+// controlMost is enough: a peer that keeps to the protocol causes no more (see
 // docs/PROTOCOL.md, Credits).
-const owedMost = 2 * ControlReserve
+const controlMost = 2 * ControlReserve
 
-// owedMessages wait in their order.
-type owedMessages struct {
-	list   []wire.Control // at most owedMost
+// controlQueue wait in their order.
+type controlQueue struct {
+	list   []wire.Control // at most controlMost
 	credit bool           // a Credit message, behind them
 }
 
 // find returns the oldest of a type; nil: none waits.
-func (o *owedMessages) find(t wire.Type) *wire.Control {
+func (o *controlQueue) find(t wire.Type) *wire.Control {
 	for i := range o.list {
 		if o.list[i].Type() == t {
 			return &o.list[i]
@@ -69,7 +69,7 @@ func (o *owedMessages) find(t wire.Type) *wire.Control {
 }
 
 // replace puts c in the place of a message of its type that waits, if the last is enough.
-func (o *owedMessages) replace(c *wire.Control) bool {
+func (o *controlQueue) replace(c *wire.Control) bool {
 	typ := c.Type()
 	old := o.find(typ)
 	if old == nil || typ != wire.TypeEmptied && typ != wire.TypeNearDone {
@@ -85,7 +85,7 @@ func (t *sender) credit() int {
 	if err != nil {
 		t.do.violation("%w", err)
 	}
-	if t.lentRoom != nil {
+	if t.reservedMessage != nil {
 		left-- // that message's
 	}
 	return left
@@ -93,7 +93,7 @@ func (t *sender) credit() int {
 
 // pending reports whether something waits for room or credit.
 func (t *sender) pending() bool {
-	return len(t.owed.list) > 0 || t.owed.credit || t.box.unsent() > 0 || t.last.waits()
+	return len(t.control.list) > 0 || t.control.credit || t.buffer.unsent() > 0 || t.last.waits()
 }
 
 // open reports whether bytes can still be written.
@@ -102,7 +102,7 @@ func (t *sender) open() bool { return !t.closed && t.last.typ == 0 }
 // mayWrite reports whether bytes may be written now, behind what waits, which is sent as far
 // as there is room.
 func (t *sender) mayWrite() bool {
-	if !t.open() || t.lent != nil {
+	if !t.open() || t.reserved != nil {
 		return false
 	}
 	if t.pending() {
@@ -111,23 +111,23 @@ func (t *sender) mayWrite() bool {
 	return true
 }
 
-// take takes bytes from the front of p: into a message, or into the box. It returns how
+// trySend takes bytes from the front of p: into a message, or into the send buffer. It returns how
 // many; 0: there is no room now.
-func (t *sender) take(p []byte, more bool) int {
+func (t *sender) trySend(p []byte, more bool) int {
 	if len(p) == 0 || !t.mayWrite() {
 		return 0
 	}
-	if t.box.passedBy(len(p), t.plan.boxFrom) {
-		if n := t.message(p, min(len(p), minFragment), more); n > 0 {
+	if t.buffer.passedBy(len(p), t.plan.bufferFrom) {
+		if n := t.tryMessage(p, min(len(p), minFragment), more); n > 0 {
 			return n
 		}
 	}
-	return t.intoBox(p, more)
+	return t.intoBuffer(p, more)
 }
 
-// message sends bytes from the front of p, least or more, in one message. It returns how many;
-// 0: there is no room now.
-func (t *sender) message(p []byte, least int, more bool) int {
+// tryMessage sends bytes from the front of p, least or more, in one tryMessage. It returns how
+// many; 0: there is no room now.
+func (t *sender) tryMessage(p []byte, least int, more bool) int {
 	room := t.room(least, len(p))
 	if room == nil {
 		return 0
@@ -138,40 +138,40 @@ func (t *sender) message(p []byte, least int, more bool) int {
 	return n
 }
 
-// whole takes all of p, of at most plan.whole bytes, if nothing stands in its way: into a message
-// or, behind what is in the box, to there.
-func (t *sender) whole(p []byte) bool {
+// tryWhole takes all of p, of at most plan.tryWhole bytes, if nothing stands in its way: into a
+// message or, behind what is in the send buffer, to there.
+func (t *sender) tryWhole(p []byte) bool {
 	switch {
 	case !t.mayWrite():
 		return false
-	case t.box.unsent() > 0:
-		return t.box.room() >= len(p) && t.intoBox(p, false) > 0 // there is room: all of it, or nothing
+	case t.buffer.unsent() > 0:
+		return t.buffer.room() >= len(p) && t.intoBuffer(p, false) > 0 // there is room: all of it, or nothing
 	}
-	return !t.pending() && t.message(p, len(p), false) > 0
+	return !t.pending() && t.tryMessage(p, len(p), false) > 0
 }
 
-// intoBox copies bytes from the front of p to the box, and returns how many.
-func (t *sender) intoBox(p []byte, more bool) int {
-	n := t.box.copyIn(p, more)
+// intoBuffer copies bytes from the front of p to the send buffer, and returns how many.
+func (t *sender) intoBuffer(p []byte, more bool) int {
+	n := t.buffer.copyIn(p, more)
 	if n > 0 {
 		t.stats.bytes += uint64(n)
-		t.drainBox()
+		t.drainBuffer()
 	}
 	return n
 }
 
-// inOne sends all of p in one message, if there is room for it.
-func (t *sender) inOne(p []byte) bool {
-	return wire.HeaderLen+len(p) <= t.plan.maxMsg && t.message(p, len(p), false) > 0
+// tryOneMessage sends all of p in one message, if there is room for it.
+func (t *sender) tryOneMessage(p []byte) bool {
+	return wire.HeaderLen+len(p) <= t.plan.maxMsg && t.tryMessage(p, len(p), false) > 0
 }
 
-// packed sends all of v in one message, or nothing, and returns the bytes sent.
-func (t *sender) packed(v [][]byte, more bool) int {
+// tryPacked sends all of v in one message, or nothing, and returns the bytes sent.
+func (t *sender) tryPacked(v [][]byte, more bool) int {
 	sum := 0
 	for _, b := range v {
 		sum += len(b)
 	}
-	if sum == 0 || !t.mayWrite() || t.box.unsent() > 0 {
+	if sum == 0 || !t.mayWrite() || t.buffer.unsent() > 0 {
 		return 0
 	}
 	room := t.room(sum, sum)
@@ -189,7 +189,7 @@ func (t *sender) packed(v [][]byte, more bool) int {
 
 // room reserves a message with a place in the stream: lo to hi bytes behind its header.
 func (t *sender) room(lo, hi int) []byte {
-	if t.owed.find(wire.TypeNote) != nil { // it goes before the rest of the stream
+	if t.control.find(wire.TypeNote) != nil { // it goes before the rest of the stream
 		return nil
 	}
 	if t.credit() <= credit.Control {
@@ -197,7 +197,7 @@ func (t *sender) room(lo, hi int) []byte {
 			t.stats.stalls++
 		}
 		t.stalled = true
-		t.box.without = max(t.box.without, t.plan.boxAfter)
+		t.buffer.without = max(t.buffer.without, t.plan.bufferAfter)
 		return nil
 	}
 	t.stalled = false
@@ -243,15 +243,15 @@ func (t *sender) send(c *wire.Control) bool {
 	return true
 }
 
-// owe sends a control message, now or as soon as there is room.
-func (t *sender) owe(c wire.Control) {
+// queueControl sends a control message, now or as soon as there is room.
+func (t *sender) queueControl(c wire.Control) {
 	switch {
-	case t.closed, len(t.owed.list) == 0 && t.send(&c):
-	case t.owed.replace(&c):
-	case len(t.owed.list) == owedMost:
+	case t.closed, len(t.control.list) == 0 && t.send(&c):
+	case t.control.replace(&c):
+	case len(t.control.list) == controlMost:
 		t.do.violation("it causes more control messages than it takes")
 	default:
-		t.owed.list = append(t.owed.list, c)
+		t.control.list = append(t.control.list, c)
 	}
 }
 
@@ -261,19 +261,19 @@ func (t *sender) flush() {
 		return
 	}
 	sent := 0
-	for sent < len(t.owed.list) && t.send(&t.owed.list[sent]) {
+	for sent < len(t.control.list) && t.send(&t.control.list[sent]) {
 		sent++
 	}
-	t.owed.list = slices.Delete(t.owed.list, 0, sent)
-	t.drainBox()
-	if t.last.waits() && len(t.owed.list) == 0 && t.box.unsent() == 0 {
+	t.control.list = slices.Delete(t.control.list, 0, sent)
+	t.drainBuffer()
+	if t.last.waits() && len(t.control.list) == 0 && t.buffer.unsent() == 0 {
 		c := wire.Plain(t.last.typ)
 		t.last.sent = t.send(&c)
 	}
-	t.owed.credit = false
+	t.control.credit = false
 	if t.credits.Due() {
 		c := wire.Plain(wire.TypeCredit)
-		t.owed.credit = !t.send(&c)
+		t.control.credit = !t.send(&c)
 	}
 }
 
@@ -291,7 +291,7 @@ func (t *sender) finish(last wire.Type) {
 // cutHere makes the stream count as cut at its present place. If there is no room for that,
 // the next bytes do it.
 func (t *sender) cutHere() {
-	if !t.open() || t.lent != nil || t.pending() {
+	if !t.open() || t.reserved != nil || t.pending() {
 		return
 	}
 	if room := t.room(0, 0); room != nil {
@@ -305,7 +305,7 @@ func (t *sender) urgentMessage(p []byte) bool {
 	if !t.open() {
 		return false
 	}
-	if t.lentRoom == nil {
+	if t.reservedMessage == nil {
 		if room := t.room(len(p), len(p)); room != nil {
 			n := wire.HeaderLen + copy(room[wire.HeaderLen:], p)
 			t.commit(room, wire.TypeUrgent, 0, n)
@@ -320,44 +320,44 @@ func (t *sender) urgentMessage(p []byte) bool {
 	return t.urgent
 }
 
-// lend reserves up to most bytes for the application to fill; nil: no room now.
-func (t *sender) lend(most int) []byte {
+// reserve reserves up to most bytes for the application to fill; nil: no room now.
+func (t *sender) reserve(most int) []byte {
 	if !t.mayWrite() {
 		return nil
 	}
 	switch {
-	case t.box.open():
-		t.lent = t.box.free(most)
-	case t.box.unsent() == 0:
+	case t.buffer.open():
+		t.reserved = t.buffer.free(most)
+	case t.buffer.unsent() == 0:
 		if room := t.room(min(most, minFragment), most); room != nil {
-			t.lent, t.lentRoom = room[wire.HeaderLen:], room
+			t.reserved, t.reservedMessage = room[wire.HeaderLen:], room
 		}
 	}
-	return t.lent
+	return t.reserved
 }
 
-// unlend ends the loan: the first n bytes of it take their place in the stream, unless
+// endLoan ends the loan: the first n bytes of it take their place in the stream, unless
 // the stream has ended meanwhile.
-func (t *sender) unlend(n int) (ok bool) {
-	lent, room := t.lent, t.lentRoom
-	t.lent, t.lentRoom = nil, nil
+func (t *sender) endLoan(n int) (ok bool) {
+	reserved, room := t.reserved, t.reservedMessage
+	t.reserved, t.reservedMessage = nil, nil
 	t.do.wake = true
 	if ok = t.open(); !ok {
 		n = 0
 	}
-	t.stats.lentBytes += uint64(n)
+	t.stats.loanBytes += uint64(n)
 	switch {
 	case room != nil && n > 0:
 		t.commit(room, wire.TypeData, 0, wire.HeaderLen+n)
 		t.stats.bytes += uint64(n)
 	case room != nil && !t.closed:
 		t.msgs.Commit(0)
-	case n > 0 && t.box.passedBy(n, t.plan.boxFrom) && t.inOne(lent[:n]):
+	case n > 0 && t.buffer.passedBy(n, t.plan.bufferFrom) && t.tryOneMessage(reserved[:n]):
 	case n > 0: // not behind an RDMA write
-		t.box.tail += int64(n)
-		t.box.inWrite = false
+		t.buffer.tail += int64(n)
+		t.buffer.inWrite = false
 		t.stats.bytes += uint64(n)
-		t.drainBox()
+		t.drainBuffer()
 	}
 	t.flush()
 	return ok

@@ -3,14 +3,14 @@
 // memory. It uses neither devices nor net.Conn: sanconn uses it from above,
 // and the providers implement Endpoint below it.
 //
-// A Write (write.go) puts its bytes into a message or the box, or offers the memory they
+// A Write (write.go) puts its bytes into a message or the send buffer, or offers the memory they
 // lie in; Reserve (loan.go) lends the memory instead, and the caller fills it. The sender
-// (sender.go, outbox.go, offer.go) keeps what goes to the peer, in its order. The engine
+// (sender.go, sendbuffer.go, offer.go) keeps what goes to the peer, in its order. The engine
 // (progress.go) takes what has come from the endpoint to the receiver (receiver.go, inbox.go,
-// tail.go, fetch.go), from which a Read (read.go) copies, or Peek lends. These parts
+// inoffer.go, fetch.go), from which a Read (read.go) copies, or Peek lends. These parts
 // neither lock nor wait: core does, the latter in one place (await.go). Messages are
 // encoded in internal/wire, credits counted in internal/credit, and internal/spin decides
-// how a wait polls. The janitor (janitor.go) polls while no Read or Write does.
+// how a wait polls. The idle poller (idle.go) polls while no Read or Write does.
 //
 // It is exported to the library's other parts: versions keep nothing of it for programs
 // (docs/COMPATIBILITY.md).
@@ -34,9 +34,9 @@ type Session struct {
 	reading
 	writing
 
-	heard   bool // the peer's negotiation message has come; guarded by rd's op
-	alive   keepalive
-	closing closing
+	negotiatedByPeer bool // the peer's negotiation message has come; guarded by rd's op
+	alive            keepalive
+	closing          closing
 
 	began time.Time
 	who   atomic.Pointer[func() string] // see Name
@@ -73,7 +73,7 @@ func New(ep Endpoint, cfg Config) *Session {
 	live.Store(s.number, s)
 	s.ep.Start(s)
 	if !cfg.Accepting {
-		s.introduce()
+		s.sendNegotiate()
 	}
 	return s
 }

@@ -19,10 +19,10 @@ type Stats struct {
 
 // traffic is what is counted of one direction, with the lock of its sender or receiver held.
 type traffic struct {
-	bytes, messages, offers           uint64
-	movedBytes, boxedBytes, lentBytes uint64 // of the bytes: see Stats
-	stalls, noBox, unregistered       uint64
-	progress                          uint64 // what a Close looks at: see core.taken
+	bytes, messages, offers              uint64
+	movedBytes, bufferedBytes, loanBytes uint64 // of the bytes: see Stats
+	stalls, noBox, unregistered          uint64
+	progress                             uint64 // what a Close looks at: see core.taken
 }
 
 // Stats returns a snapshot of the counters.
@@ -37,10 +37,10 @@ func (s *Session) Stats() Stats {
 		BytesSent: out.bytes, BytesReceived: in.bytes,
 		MessagesSent: out.messages, MessagesReceived: in.messages,
 		OffersSent: out.offers, OffersReceived: in.offers,
-		OfferedBytesSent: out.movedBytes + out.boxedBytes, OfferedBytesReceived: in.movedBytes + in.boxedBytes,
+		OfferedBytesSent: out.movedBytes + out.bufferedBytes, OfferedBytesReceived: in.movedBytes + in.bufferedBytes,
 		Stalls: out.stalls, NoBox: out.noBox, Unregistered: out.unregistered + in.unregistered,
 		DirectBytesSent: out.movedBytes, DirectBytesReceived: in.movedBytes,
-		LentBytesSent: out.lentBytes, LentBytesReceived: in.lentBytes,
+		LentBytesSent: out.loanBytes, LentBytesReceived: in.loanBytes,
 	}
 	for _, sd := range s.sides() {
 		st.Sleeps += sd.sleeps.Load()

@@ -10,7 +10,7 @@ import (
 )
 
 // Two peers that both write before they read do not deadlock where TCP would
-// not. Without memory for a box, there is only what the credits for messages take.
+// not. Without memory for a send buffer, there is only what the credits for messages take.
 func TestBothEndsMayWriteFirst(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		size := 200_000
@@ -125,11 +125,11 @@ func TestEmptySlicesDoNotWait(t *testing.T) {
 	})
 }
 
-// What waits for room goes through the box as soon as there is one.
-func TestWhatWaitsGoesThroughTheBox(t *testing.T) {
+// What waits for room goes through the send buffer as soon as there is one.
+func TestWhatWaitsGoesThroughTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &narrow{}
-		s, _, p := negotiatedOn(t, boxed, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+		s, _, p := negotiatedOn(t, buffered, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
 			e.Endpoint = under
 			return e
 		})
@@ -137,7 +137,7 @@ func TestWhatWaitsGoesThroughTheBox(t *testing.T) {
 		e.most.Store(1500)
 		data := pattern(5100)
 		writeAll(t, s, data[:5000], 5000) // waits here
-		writeAll(t, s, data[5000:], 100)  // is no reason for a box, but that something waits
+		writeAll(t, s, data[5000:], 100)  // is no reason for a send buffer, but that something waits
 		got, fills := in.read(5000)
 		if got = append(got, p.data(100)...); !bytes.Equal(got, data) || fills != 1 {
 			t.Errorf("right bytes: %v, %d Fills", bytes.Equal(got, data), fills)

@@ -21,7 +21,7 @@ func (r *reading) TakeRead() {
 	defer r.rd.asTaker()()
 	r.attempt(&r.rd, func(bool) Events {
 		r.lockRx()
-		lent := r.rx.loan != notLent
+		lent := r.rx.loan != noLoan
 		r.unlockRx()
 		if !lent || r.rd.state.Load()&stClosed != 0 {
 			return 0
@@ -36,7 +36,7 @@ func (w *writing) TakeWrite() (cut bool) {
 	w.wr.set(stTaken)
 	defer w.wr.asTaker()()
 	w.until(func() (free bool) {
-		w.withSender(func(tx *sender) { free = tx.lent == nil })
+		w.withSender(func(tx *sender) { free = tx.reserved == nil })
 		return free
 	}, func() error {
 		if w.wr.state.Load()&stClosed != 0 {
@@ -60,7 +60,7 @@ func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
 func (r *reading) ReadTaken(p []byte, done func() bool) (int, error) {
 	defer r.rd.asTaker()()
 	n, err := r.read(p, done)
-	r.leftBehind()
+	r.enlistPending()
 	return n, err
 }
 
@@ -85,7 +85,7 @@ func (r *reading) LookAgain() { r.rd.signal() }
 func (w *writing) WriteTaken(p []byte) (int, error) {
 	defer w.wr.asTaker()()
 	n, err := w.write(p, false)
-	w.leftBehind()
+	w.enlistPending()
 	return n, err
 }
 

@@ -178,10 +178,10 @@ func TestAWriteThatCrossesTheClose(t *testing.T) {
 	})
 }
 
-// What waits in the box when the peer's Close comes crosses it, too.
-func TestWhatIsInTheBoxCrossesTheClose(t *testing.T) {
+// What waits in the send buffer when the peer's Close comes crosses it, too.
+func TestWhatIsInTheSendBufferCrossesTheClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
+		s, _, p := negotiated(t, buffered, session.Config{})
 		p.open(s, 10_000)
 		writeAll(t, s, pattern(20_000), 20_000)
 		for m := p.recv(); m != nil; m = p.recv() {

@@ -54,14 +54,14 @@ func transfer(t *testing.T, a, b *session.Session, p []byte) {
 	}
 }
 
-// lastBox is a trace from its last RDMA write on.
-func lastBox(text string) string { return text[strings.LastIndex(text, "- write id="):] }
+// lastBuffer is a trace from its last RDMA write on.
+func lastBuffer(text string) string { return text[strings.LastIndex(text, "- write id="):] }
 
-// A trace has the way by the box at both ends, by the same key, and each stream at its own
+// A trace has the way by the send buffer at both ends, by the same key, and each stream at its own
 // position, though both ends write.
-func TestTraceHasTheBox(t *testing.T) {
+func TestTraceHasTheSendBuffer(t *testing.T) {
 	last := ""
-	texts := tracedTwins(t, byBox, func(a, b *session.Session) {
+	texts := tracedTwins(t, byBuffer, func(a, b *session.Session) {
 		transfer(t, b, a, []byte("the other stream"))
 		testenv.Eventually(t, time.Minute, func() error {
 			before := a.Stats()
@@ -84,8 +84,8 @@ func TestTraceHasTheBox(t *testing.T) {
 		t.Fatalf("no inbox:\n%s", texts[1])
 	}
 	lineup(t, texts[0], "> AskInbox ", "< Inbox len=40 ", " key="+key[1]+"\n", "- write id=0 bytes=")
-	lineup(t, lastBox(texts[0]), "bytes=10000 at=", " key="+key[1]+"\n", "> Fill len=16 ", "bytes=10000 "+last)
-	lineup(t, lastBox(texts[0]), "> Close ")
+	lineup(t, lastBuffer(texts[0]), "bytes=10000 at=", " key="+key[1]+"\n", "> Fill len=16 ", "bytes=10000 "+last)
+	lineup(t, lastBuffer(texts[0]), "> Close ")
 	open, _, _ := strings.Cut(texts[0], "> Close ") // another goroutine may have had the completion first
 	if posted, done := strings.Count(open, "- write id=0 "), strings.Count(open, "- write done id=0\n"); posted == 0 || done != posted {
 		t.Errorf("%d RDMA writes, of which %d completed:\n%s", posted, done, open)

@@ -129,7 +129,7 @@ func TestUrgentLeavesControlItsCredit(t *testing.T) {
 }
 
 // A WriteUrgent that ends as a Write sleeps leaves the endpoint armed for that Write: it
-// need not wait until the janitor comes.
+// need not wait until the idle poller comes.
 func TestAWriteIsWokenThoughAnUrgentOneEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &lateArm{}

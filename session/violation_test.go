@@ -42,8 +42,8 @@ var unusual = map[string]struct {
 	"an offer cut short":              {byRead, []step{says(tOfferRead, 0, u64(1, 2)...)}, false},
 	"an offer of nothing":             {byRead, []step{says(tOfferRead, 0, u64(1, 1<<40, 7, 0)...)}, false},
 	"an endless offer":                {byRead, []step{says(tOfferRead, 0, u64(1, 1<<40, 7, 1<<63)...)}, false},
-	"an offer to who cannot read":     {byBox, []step{says(tOfferRead, 0, u64(1, 1<<40, 7, 100_000)...)}, false},
-	"an offer of version 1":           {byBox, []step{says(5, 0, u64(1, 100_000)...)}, false},
+	"an offer to who cannot read":     {byBuffer, []step{says(tOfferRead, 0, u64(1, 1<<40, 7, 100_000)...)}, false},
+	"an offer of version 1":           {byBuffer, []step{says(5, 0, u64(1, 100_000)...)}, false},
 	"data behind shutdown":            {messages, []step{says(tShutdown, 0), says(tData, 0, 1)}, false},
 	"shutdown behind shutdown":        {messages, []step{says(tShutdown, 0), says(tShutdown, 0)}, false},
 	"data behind close":               {messages, []step{says(tClose, 0), says(tData, 0, 1)}, false},
@@ -205,7 +205,7 @@ func TestAViolationOfInboxesEndsTheConnection(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1, ReceiveBudget: 50_000})
+				s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1, ReceiveBudget: 50_000})
 				say(s, p)
 				pass(time.Second)
 				endsByViolation(t, s, false)
@@ -223,7 +223,7 @@ func TestWhatComesBehindAViolationDoesNotCount(t *testing.T) {
 	for name, violate := range violations {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				s, e, p := negotiated(t, boxed, session.Config{})
+				s, e, p := negotiated(t, buffered, session.Config{})
 				e.Hold(twin.HoldMessages)
 				violate(p)
 				p.send(tData, 0, 'x')
@@ -243,7 +243,7 @@ func TestWhatComesBehindAViolationDoesNotCount(t *testing.T) {
 // What had arrived before the violation is read first.
 func TestWhatArrivedBeforeAViolationIsRead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
 		d := p.ask()
 		p.send(tData, 0, []byte("one ")...)
 		p.fill(d, 0, []byte("two"))
@@ -291,7 +291,7 @@ func TestAKeptMessageIsCheckedAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				s, e, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+				s, e, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
 				if tt.length > 0 {
 					p.send(tData, 0, pattern(tt.length)...)
 				} else {
@@ -315,7 +315,7 @@ func TestAKeptMessageIsCheckedAgain(t *testing.T) {
 // left in that memory.
 func TestAFillOfWhatWasNotWrittenShowsZeros(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
 		if p.ask().Len < 1000 {
 			t.Fatal("no inbox")
 		}

@@ -21,7 +21,7 @@ func (w *writing) Write(p []byte) (int, error) {
 	n, err := w.write(p, false)
 	n, err = w.outcome(n, len(p), err)
 	err = w.orCut(n, len(p), err)
-	w.leftBehind()
+	w.enlistPending()
 	w.wr.op.Unlock()
 	return n, err
 }
@@ -30,11 +30,11 @@ func (w *writing) Write(p []byte) (int, error) {
 // only txMu, as there is no other Write in progress to wait for.
 func (w *writing) writeAtOnce(p []byte) (sent bool) {
 	w.txMu.Lock()
-	if !w.wr.op.held() && w.wr.state.Load() == 0 && !w.idle.away.Load() && w.over() == nil {
-		sent = w.tx.whole(p)
+	if !w.wr.op.held() && w.wr.state.Load() == 0 && !w.idle.unlisted.Load() && w.over() == nil {
+		sent = w.tx.tryWhole(p)
 	}
 	w.unlockTx()
-	w.leftBehind() // in the box
+	w.enlistPending() // in the send buffer
 	return sent
 }
 
@@ -46,7 +46,7 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 	}
 	w.wr.begin()
 	defer w.wr.op.Unlock()
-	defer w.leftBehind()
+	defer w.enlistPending()
 	size := 0
 	for _, b := range v {
 		size += len(b)
@@ -93,7 +93,7 @@ func (w *writing) packable(v [][]byte) int {
 // sendPacked sends slices in one message, or none of them.
 func (w *writing) sendPacked(v [][]byte, more bool) (n int) {
 	if len(v) > 1 && w.wr.state.Load() == 0 && w.failure.Load() == nil {
-		w.withSender(func(tx *sender) { n = tx.packed(v, more) })
+		w.withSender(func(tx *sender) { n = tx.tryPacked(v, more) })
 	}
 	return n
 }
@@ -103,7 +103,7 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 	if st := w.wr.stop(); st != 0 {
 		return 0, writeState(st)
 	}
-	w.joinIfAway()
+	w.enlist()
 	if len(p) == 0 {
 		w.progress(false) // what has come is handled
 		return 0, w.writeBlocked()
@@ -113,16 +113,16 @@ func (w *writing) write(p []byte, more bool) (n int, err error) {
 			return n, err
 		}
 	}
-	w.prepareBox(len(p) - n)
+	w.prepareBuffer(len(p) - n)
 	return w.writeCopied(p, n, more)
 }
 
-// writeCopied copies p[n:] to messages or the box, waiting for room.
+// writeCopied copies p[n:] to messages or the send buffer, waiting for room.
 func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	var err error
 	copied := func() bool {
 		return w.wr.stop() == 0 && w.withRoom(func(tx *sender) bool {
-			k := tx.take(p[n:], more)
+			k := tx.trySend(p[n:], more)
 			n += k
 			return k > 0
 		})
@@ -138,13 +138,13 @@ func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 // withRoom has try use the sender, and returns what it does. If there is no room, the peer's
 // inbox is requested, unless that has come meanwhile: then there may be, and try is called again.
 func (w *writing) withRoom(try func(*sender) bool) (done bool) {
-	for opens := true; opens && w.over() == nil; { // not into the box of a connection that has ended
+	for opens := true; opens && w.over() == nil; { // not into the send buffer of a connection that has ended
 		w.withSender(func(tx *sender) {
 			done = try(tx)
 			opens = !done && tx.wantInbox(0)
 		})
 		if opens {
-			w.prepareBox(0)
+			w.prepareBuffer(0)
 		}
 	}
 	return done

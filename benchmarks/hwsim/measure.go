@@ -27,7 +27,7 @@ const (
 	pings    = 10000
 	measured = 200 * time.Millisecond // at least
 
-	// warm is what each connection moves at least before it is measured. Until then a box lies on
+	// warm is what each connection moves at least before it is measured. Until then a send buffer lies on
 	// pages never touched, which a device would have had pinned and the kernel finds one
 	// by one here: a page fault takes up to 14 µs in a virtual machine, a copy of its bytes 0.2.
 	warm = 16 << 20
@@ -209,7 +209,7 @@ func write(c net.Conn, b []byte, count int) error {
 
 // probing is longer than the device's windows are tried in the background (40 ms here). With -alone
 // nothing runs in the background of a process that never sleeps, and Writes of 1 MiB, which are not
-// offered before the answer is known, then went through the box in some runs.
+// offered before the answer is known, then went through the send buffer in some runs.
 const probing = 300 * time.Millisecond
 
 // measure prints one figure.

@@ -75,8 +75,8 @@ func bothWays1M(o options, env []string) (float64, error) {
 	return writeBandwidth(o, env, "1048576", "5000", "-b")
 }
 
-// throughBox is the library's own figure where no Write of 1 MiB goes from its own memory.
-func throughBox(kind string) func(options, []string) (float64, error) {
+// throughBuffer is the library's own figure where no Write of 1 MiB goes from its own memory.
+func throughBuffer(kind string) func(options, []string) (float64, error) {
 	return func(o options, env []string) (float64, error) {
 		o.disable = "windows"
 		return figure{kind: kind}.measure(o, env)
@@ -161,17 +161,17 @@ func copies(o options, env []string) (float64, error) {
 // from such memory to its program's buffer.
 func twoCopies() float64 {
 	const (
-		write = 64 << 10
-		box   = 1 << 20
-		total = 1 << 30
+		write  = 64 << 10
+		buffer = 1 << 20
+		total  = 1 << 30
 	)
 	start := time.Now()
 	var both sync.WaitGroup
 	for receives := range 2 {
 		both.Go(func() {
-			program, registered := make([]byte, write), make([]byte, box)
+			program, registered := make([]byte, write), make([]byte, buffer)
 			for at := 0; at < total; at += write {
-				part := registered[at%box:][:write]
+				part := registered[at%buffer:][:write]
 				if receives == 1 {
 					copy(program, part)
 				} else {

@@ -263,9 +263,9 @@ func cacheStatsSince(e *Endpoint, had regcache.Stats) regcache.Stats {
 	}
 }
 
-// What goes through the box leaves the application's memory alone, and the box's memory is
+// What goes through the send buffer leaves the application's memory alone, and its memory is
 // registered once.
-func TestTheBoxIsRegisteredOnce(t *testing.T) {
+func TestTheSendBufferIsRegisteredOnce(t *testing.T) {
 	u := useAgain(t, session.Config{})
 	if u.offers != 0 {
 		t.Fatalf("%d of %d Writes went by rendezvous", u.offers, reuseCount)

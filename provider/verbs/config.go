@@ -82,7 +82,7 @@ const (
 	defaultIWARPOffset = 10000
 
 	// defaultThreshold: the line is idle in an offer's two round trips. On the simulated device
-	// (2 µs, 50 GB/s) Writes of 512 KiB move 20 to 24 GB/s by offers and 33 by the box, of 1 MiB
+	// (2 µs, 50 GB/s) Writes of 512 KiB move 20 to 24 GB/s by offers and 33 by the send buffer, of 1 MiB
 	// 31 and 33, but without the copies.
 	defaultThreshold = 1 << 20
 
@@ -98,7 +98,7 @@ const (
 	maxBuffers = 1 << 14
 
 	// maxReads and maxWrites bound what an endpoint has posted: enough to cover the
-	// latency, with the session's chunks of 256 KiB and with the short pieces of a box
+	// latency, with the session's chunks of 256 KiB and with the short pieces of a send buffer
 	// that there is credit for; few enough that cancelling is quick.
 	maxReads  = 8
 	maxWrites = 16

@@ -28,7 +28,7 @@ func TestHeapWhereForksShareIt(t *testing.T) {
 	rounds := func(from, into []byte) (direct uint64) {
 		t.Helper()
 		before := a.Stats().DirectBytesSent
-		for range 3 { // the first by the box
+		for range 3 { // the first by the send buffer
 			rand.NewChaCha8([32]byte{1}).Read(from)
 			carry(t, a, b, from, into)
 		}

@@ -232,7 +232,7 @@ var ownMemories = map[string]func(*testing.T, *Endpoint, *Endpoint) ownMemory{
 		own.old = &d
 		return own
 	},
-	"a box": func(t *testing.T, _, e *Endpoint) ownMemory { return allocated(t, e, regcache.LocalRead) },
+	"a send buffer": func(t *testing.T, _, e *Endpoint) ownMemory { return allocated(t, e, regcache.LocalRead) },
 }
 
 // allocated is memory of the arena as the endpoint's cache has it registered.

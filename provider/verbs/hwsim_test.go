@@ -170,7 +170,7 @@ func TestPeerEndsAtOnce(t *testing.T) {
 }
 
 // Where registering costs as much as several copies, as many Writes of the same memory go through
-// the box first.
+// the send buffer first.
 func TestWhatRegisteringCosts(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return // the simulated device is set to take its time: hwsimRuns

@@ -17,12 +17,12 @@ func TestAllocLeavesRoom(t *testing.T) {
 		for b := e.mem.Alloc(size); b != nil; b = e.mem.Alloc(size) {
 			all = append(all, b)
 			if left() < (arenaShare-1)*size {
-				t.Fatalf("%d bytes of %d are left after box %d, of %d", left(), before, len(all), size)
+				t.Fatalf("%d bytes of %d are left after buffer %d, of %d", left(), before, len(all), size)
 			}
 		}
 	}
 	if want := before >> 22; len(all) < want {
-		t.Errorf("%d boxes of %d bytes, want %d", len(all), before, want)
+		t.Errorf("%d buffers of %d bytes, want %d", len(all), before, want)
 	}
 	for _, b := range all {
 		e.mem.Free(b)

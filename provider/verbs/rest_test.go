@@ -37,9 +37,9 @@ func TestConnectionAtRestIsSmall(t *testing.T) {
 	a, b := sessions(t, l, session.Config{})
 	const ends = 2
 	rests := func() error {
-		_, boxes := regcache.DefaultArena().Bytes()
-		if n := registered() - before; n > ends*restBytes || boxes != 0 {
-			return fmt.Errorf("%d bytes are registered at its ends, want %d at most; %d bytes of boxes", n, ends*restBytes, boxes)
+		_, buffers := regcache.DefaultArena().Bytes()
+		if n := registered() - before; n > ends*restBytes || buffers != 0 {
+			return fmt.Errorf("%d bytes are registered at its ends, want %d at most; %d bytes of send buffers", n, ends*restBytes, buffers)
 		}
 		return nil
 	}

@@ -45,7 +45,7 @@ func TestSizesOfTheDevice(t *testing.T) {
 		had := x.dom.cache.Stats()
 		a, b := negotiate(t, x, y, session.Config{})
 		sent, got := make([]byte, 16<<20), make([]byte, 16<<20)
-		for range 3 { // by the box, and then from where it is, in offers
+		for range 3 { // by the send buffer, and then from where it is, in offers
 			rand.NewChaCha8([32]byte{1}).Read(sent)
 			clear(got)
 			carry(t, a, b, sent, got)

@@ -43,7 +43,7 @@ func TestUnregisteredMemoryIsCounted(t *testing.T) {
 		}
 	}
 	from, into := make([]byte, size), make([]byte, size)
-	for range 3 { // the first by the box
+	for range 3 { // the first by the send buffer
 		move(from, into)
 	}
 	expect("from heap to heap", false, false)

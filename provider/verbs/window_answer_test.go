@@ -72,7 +72,7 @@ func expectDirect(t *testing.T, a, b *session.Session, n int) {
 	}
 }
 
-// expectBoxed fails the test if it does, or if the box is not used in the end.
+// expectBoxed fails the test if it does, or if the send buffer is not used in the end.
 func expectBoxed(t *testing.T, a, b *session.Session) {
 	t.Helper()
 	var all uint64
@@ -110,7 +110,7 @@ func TestFirstLargeWrites(t *testing.T) {
 }
 
 // Where windows are switched off, or the device turns out to have none, such Writes go
-// through the box, and from 2 MiB on out of memory that is registered for them.
+// through the send buffer, and from 2 MiB on out of memory that is registered for them.
 func TestLargeWritesWithoutWindows(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return

@@ -56,7 +56,7 @@ var goldenWrites = []struct {
 const (
 	envTrace   = "SAN_TRACE"
 	envProfile = "SAN_TEST_PROFILE"
-	// goldenArena is the arena's size in MiB: boxes have 4 MiB whatever memory the machine has.
+	// goldenArena is the arena's size in MiB: send buffers have 4 MiB whatever memory the machine has.
 	goldenArena = 256
 	// goldenTries bounds how often a connection is made anew that a busy machine has disturbed.
 	goldenTries = 20
@@ -102,7 +102,7 @@ func goldenInside(t *testing.T) {
 			got := ""
 			for tries := 0; got == ""; tries++ {
 				if tries == goldenTries {
-					t.Fatalf("%d connections have sent notes or left boxes that they need not", tries)
+					t.Fatalf("%d connections have sent notes or left send buffers that they need not", tries)
 				}
 				c, s := golden(t, l, accepted)
 				steps := goldenSteps(t, c, s, w.size, w.writes)

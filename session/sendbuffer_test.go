@@ -16,7 +16,7 @@ import (
 // round and round; small ones go as messages.
 func TestModerateWritesGoThroughTheInbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
 		in := p.open(s, 100_000)
 		data := pattern(1_000_000)
 		for at := 0; at < len(data); at += 40_000 {
@@ -42,7 +42,7 @@ func TestModerateWritesGoThroughTheInbox(t *testing.T) {
 // one was left.
 func TestAnInboxIsForMoreThanOneWrite(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		seldom := boxed
+		seldom := buffered
 		seldom.Limits.InboxAfter = 30_000
 		a, b, _, eb := pair(t, seldom, session.Config{})
 		data := pattern(10_000)
@@ -73,7 +73,7 @@ func TestAnInboxIsForMoreThanOneWrite(t *testing.T) {
 // A long Write goes on through the inbox as soon as that is there.
 func TestTheInboxServesTheWriteThatAskedForIt(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		dear := boxed
+		dear := buffered
 		dear.Limits.Threshold = 4 << 20
 		a, b, _, _ := pair(t, dear, session.Config{})
 		data := pattern(2 << 20)
@@ -92,11 +92,11 @@ func TestTheInboxServesTheWriteThatAskedForIt(t *testing.T) {
 
 // The three ways meet at two sizes, also where a message could take more.
 func TestTheWaysMeet(t *testing.T) {
-	const box, offer = 8 << 10, 32 << 10
-	ways := withLimits(boxed, func(l *session.Limits) { l.MaxMessage, l.Inbox = 64<<10, box })
+	const buffer, offer = 8 << 10, 32 << 10
+	ways := withLimits(buffered, func(l *session.Limits) { l.MaxMessage, l.Inbox = 64<<10, buffer })
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, twin.Config{Limits: ways}, session.Config{Threshold: offer})
-		write := func(size int) (boxed, offered uint64) {
+		write := func(size int) (buffered, offered uint64) {
 			before := a.Stats()
 			w := goWrite(a, pattern(size))
 			readFull(t, b, size)
@@ -104,39 +104,39 @@ func TestTheWaysMeet(t *testing.T) {
 				t.Fatalf("Write: %+v", r)
 			}
 			st := a.Stats()
-			boxed = (st.OfferedBytesSent - st.DirectBytesSent) - (before.OfferedBytesSent - before.DirectBytesSent)
-			return boxed, st.OffersSent - before.OffersSent
+			buffered = (st.OfferedBytesSent - st.DirectBytesSent) - (before.OfferedBytesSent - before.DirectBytesSent)
+			return buffered, st.OffersSent - before.OffersSent
 		}
 		opened := uint64(0)
 		for tries := 0; opened == 0; tries++ {
 			if tries == 100 {
-				t.Fatal("no box")
+				t.Fatal("no send buffer")
 			}
 			opened, _ = write(offer - 1)
 		}
 		for _, tt := range []struct {
-			size           int
-			boxed, offered uint64
-		}{{box - 1, 0, 0}, {box, box, 0}, {offer - 1, offer - 1, 0}, {offer, 0, 1}} {
-			if boxed, offered := write(tt.size); boxed != tt.boxed || offered != tt.offered {
-				t.Errorf("%d bytes: %d by the box, %d offers, want %d and %d", tt.size, boxed, offered, tt.boxed, tt.offered)
+			size              int
+			buffered, offered uint64
+		}{{buffer - 1, 0, 0}, {buffer, buffer, 0}, {offer - 1, offer - 1, 0}, {offer, 0, 1}} {
+			if buffered, offered := write(tt.size); buffered != tt.buffered || offered != tt.offered {
+				t.Errorf("%d bytes: %d by the send buffer, %d offers, want %d and %d", tt.size, buffered, offered, tt.buffered, tt.offered)
 			}
 		}
 	})
 }
 
-// A small Write follows what is in the box at once if there is room for all of it, and waits
-// otherwise.
-func TestSmallWritesBehindTheBox(t *testing.T) {
-	const inbox, box = 2 << 10, 2900
-	limits := withLimits(boxed, func(l *session.Limits) { l.MaxMessage, l.Inbox, l.InboxAfter = 1<<10, inbox, 1 })
+// A small Write follows what is in the send buffer at once if there is room for all of it, and
+// waits otherwise.
+func TestSmallWritesBehindTheSendBuffer(t *testing.T) {
+	const inbox, buffer = 2 << 10, 2900
+	limits := withLimits(buffered, func(l *session.Limits) { l.MaxMessage, l.Inbox, l.InboxAfter = 1<<10, inbox, 1 })
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, twin.Config{Limits: limits}, session.Config{SendBudget: box, KeepAlive: -1})
+		s, _, p := negotiated(t, twin.Config{Limits: limits}, session.Config{SendBudget: buffer, KeepAlive: -1})
 		in := p.open(s, inbox)
 		data := pattern(2*inbox + 100 + 1000)
-		writeAll(t, s, data[:2*inbox], inbox) // the second one has to wait in the box
+		writeAll(t, s, data[:2*inbox], inbox) // the second one has to wait in the send buffer
 		writeAll(t, s, data[2*inbox:][:100], 100)
-		w := goWrite(s, data[2*inbox+100:]) // of which the box has room for a part
+		w := goWrite(s, data[2*inbox+100:]) // of which the send buffer has room for a part
 		pass(time.Millisecond)
 		select {
 		case r := <-w:
@@ -159,11 +159,11 @@ func TestSmallWritesBehindTheBox(t *testing.T) {
 	})
 }
 
-// A small Write that finds bytes in the box, which leave it then, does not go in a message that has
-// no room for all of it.
-func TestSmallWriteBehindABoxThatEmpties(t *testing.T) {
-	const box = 5000
-	limits := withLimits(boxed, func(l *session.Limits) { l.Inbox, l.InboxAfter = box, 1 })
+// A small Write that finds bytes in the send buffer, which leave it then, does not go in a
+// message that has no room for all of it.
+func TestSmallWriteBehindASendBufferThatEmpties(t *testing.T) {
+	const buffer = 5000
+	limits := withLimits(buffered, func(l *session.Limits) { l.Inbox, l.InboxAfter = buffer, 1 })
 	inBubble(t, func(t *testing.T) {
 		e := &narrow{}
 		s, _, p := negotiatedOn(t, twin.Config{Limits: limits}, session.Config{KeepAlive: -1}, func(end *twin.Endpoint) session.Endpoint {
@@ -171,12 +171,12 @@ func TestSmallWriteBehindABoxThatEmpties(t *testing.T) {
 			return e
 		})
 		in := p.open(s, 64<<10)
-		data := pattern(box + 3000)
+		data := pattern(buffer + 3000)
 		e.most.Store(8) // no room for a Fill
-		writeAll(t, s, data[:box], box)
+		writeAll(t, s, data[:buffer], buffer)
 		e.most.Store(2500)
-		writeAll(t, s, data[box:], 3000)
-		got, _ := in.read(box)
+		writeAll(t, s, data[buffer:], 3000)
+		got, _ := in.read(buffer)
 		pass(time.Second / 4)
 		if got = append(got, p.data(3000)...); !bytes.Equal(got, data) {
 			t.Error("wrong bytes")
@@ -184,16 +184,16 @@ func TestSmallWriteBehindABoxThatEmpties(t *testing.T) {
 	})
 }
 
-// Behind the end of the connection nothing goes to the box.
+// Behind the end of the connection nothing goes to the send buffer.
 func TestSmallWritesBehindTheEnd(t *testing.T) {
 	const inbox = 2 << 10
-	limits := withLimits(boxed, func(l *session.Limits) { l.MaxMessage, l.Inbox, l.InboxAfter = 1<<10, inbox, 1 })
+	limits := withLimits(buffered, func(l *session.Limits) { l.MaxMessage, l.Inbox, l.InboxAfter = 1<<10, inbox, 1 })
 	inBubble(t, func(t *testing.T) {
 		s, e, p := negotiated(t, twin.Config{Limits: limits}, session.Config{KeepAlive: -1})
 		p.open(s, inbox)
-		writeAll(t, s, pattern(2*inbox), inbox) // the second one waits in the box
+		writeAll(t, s, pattern(2*inbox), inbox) // the second one waits in the send buffer
 		p.Kill()
-		pass(time.Millisecond / 2) // the janitor has not looked yet
+		pass(time.Millisecond / 2) // the idle poller has not looked yet
 		if e.Err() == nil {
 			t.Fatal("the endpoint has not ended")
 		}
@@ -207,7 +207,7 @@ func TestSmallWritesBehindTheEnd(t *testing.T) {
 // not read before it has written as much itself.
 func TestAWriteThatWaitsGetsAnInbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		small := boxed
+		small := buffered
 		small.Limits.Inbox, small.Limits.InboxAfter = 64<<10, 1<<20
 		a, _, _, _ := pair(t, small, session.Config{})
 		b := pattern(200_000)
@@ -228,11 +228,11 @@ func TestAWriteThatWaitsGetsAnInbox(t *testing.T) {
 	})
 }
 
-// What does not fit the inbox waits in the outbox; a Write that does not fit there
+// What does not fit the inbox waits in the send buffer; a Write that does not fit there
 // waits itself. Small Writes stay behind. Nothing is lost, and Close comes last.
-func TestAWriteWaitsForAFullOutbox(t *testing.T) {
+func TestAWriteWaitsForAFullSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1, SendBudget: 60_000})
+		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1, SendBudget: 60_000})
 		in := p.open(s, 50_000)
 		data := pattern(120_000)
 		writeAll(t, s, data[:100_000], 20_000) // 50,000 are there, 50,000 here
@@ -264,7 +264,7 @@ func TestAWriteWaitsForAFullOutbox(t *testing.T) {
 // what is under way, and as what is left.
 func TestALongWriteGoesInPieces(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		dear := boxed
+		dear := buffered
 		dear.OfferFrom = 4 << 20
 		s, _, p := negotiated(t, dear, session.Config{})
 		in := p.open(s, 4<<20)
@@ -280,10 +280,10 @@ func TestALongWriteGoesInPieces(t *testing.T) {
 	})
 }
 
-// What is small stays behind what is in the outbox, several slices in one message too.
-func TestSmallSlicesStayBehindTheOutbox(t *testing.T) {
+// What is small stays behind what is in the send buffer, several slices in one message too.
+func TestSmallSlicesStayBehindTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
+		s, _, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 10_000)
 		data := pattern(20_000) // half of it has no room there
 		writeAll(t, s, data, len(data))
@@ -325,17 +325,17 @@ func TestSmallSlicesStayBehindTheOutbox(t *testing.T) {
 	})
 }
 
-// An outbox that finds no credit goes on when there is some.
-func TestTheOutboxWaitsForCredit(t *testing.T) {
+// An sendBuffer that finds no credit goes on when there is some.
+func TestTheSendBufferWaitsForCredit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
+		s, _, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 2<<20)
 		var data []byte
 		for s.Stats().Stalls == 0 { // the peer does not look
 			if len(data) > 1<<20 {
 				t.Fatal("there is no end of its credit")
 			}
-			b := pattern(boxed.Limits.Inbox)
+			b := pattern(buffered.Limits.Inbox)
 			writeAll(t, s, b, len(b))
 			pass(2 * latency)
 			s.ReadUrgent(nil) // takes the completions, so that none comes behind the last
@@ -352,7 +352,7 @@ func TestTheOutboxWaitsForCredit(t *testing.T) {
 // through the inbox as well; but not if the Config sets a threshold, nor from OfferFrom
 // on.
 func TestDearWritesGoThroughTheInbox(t *testing.T) {
-	dear := boxed
+	dear := buffered
 	dear.OfferFrom = 128 << 10
 	for _, tt := range []struct {
 		size, threshold int
@@ -382,7 +382,7 @@ func TestDearWritesGoThroughTheInbox(t *testing.T) {
 
 // Where the peer has no memory for an inbox, they are offered: messages cost more.
 func TestDearWritesAreOfferedWithoutAnInbox(t *testing.T) {
-	dear := boxed
+	dear := buffered
 	dear.OfferFrom = 1 << 20
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, dear, session.Config{KeepAlive: -1})
@@ -408,7 +408,7 @@ func TestDearWritesAreOfferedWithoutAnInbox(t *testing.T) {
 
 // All parts of a Write go one way, though the memory might be worth another by now.
 func TestAWriteIsDecidedOnce(t *testing.T) {
-	cfg := boxed
+	cfg := buffered
 	cfg.Limits.MaxExpose = 100_000
 	inBubble(t, func(t *testing.T) {
 		asked := &countedPays{}
@@ -432,7 +432,7 @@ func TestAWriteIsDecidedOnce(t *testing.T) {
 
 // They no longer do once exposing memory has become cheap, in the same session.
 func TestDearWritesBecomeCheap(t *testing.T) {
-	dear := boxed
+	dear := buffered
 	dear.OfferFrom = 1 << 20
 	inBubble(t, func(t *testing.T) {
 		s, a, p := negotiated(t, dear, session.Config{KeepAlive: -1})
@@ -469,7 +469,7 @@ func TestWithoutAnInboxBytesGoAsMessages(t *testing.T) {
 		}
 	}
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
 		const skipShort = 32
 		for range 3 {
 			write(t, s, p, true)
@@ -480,11 +480,11 @@ func TestWithoutAnInboxBytesGoAsMessages(t *testing.T) {
 			}
 		}
 		if n := s.Stats().NoBox; n != 3 {
-			t.Errorf("there was no box %d times, want 3", n)
+			t.Errorf("there was no send buffer %d times, want 3", n)
 		}
 	})
 	inBubble(t, func(t *testing.T) {
-		poor := boxed
+		poor := buffered
 		poor.Faults.Alloc = 1
 		s, _, p := negotiated(t, poor, session.Config{KeepAlive: -1})
 		p.open(s, 100_000)
@@ -493,15 +493,15 @@ func TestWithoutAnInboxBytesGoAsMessages(t *testing.T) {
 		p.data(10_000)
 		within(t, w)
 		if n := s.Stats().NoBox; n != 1 {
-			t.Errorf("there was no box %d times, want once", n)
+			t.Errorf("there was no send buffer %d times, want once", n)
 		}
 	})
 }
 
-// The inbox is not left while a Write allocates the outbox that goes with it.
-func TestTheInboxWaitsForALateOutbox(t *testing.T) {
+// The inbox is not left while a Write allocates the send buffer that goes with it.
+func TestTheInboxWaitsForALateSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiatedOn(t, boxed, session.Config{}, withMemory(inThreeSeconds))
+		s, _, p := negotiatedOn(t, buffered, session.Config{}, withMemory(inThreeSeconds))
 		in := p.open(s, 100_000)
 		data := pattern(20_000)
 		writeAll(t, s, data, len(data))
@@ -511,11 +511,11 @@ func TestTheInboxWaitsForALateOutbox(t *testing.T) {
 	})
 }
 
-// An outbox that comes when the session is over is given back.
-func TestAnOutboxMayComeBehindAbort(t *testing.T) {
+// An sendBuffer that comes when the session is over is given back.
+func TestASendBufferMayComeBehindAbort(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		mem := &slowAlloc{}
-		s, e, p := negotiatedOn(t, boxed, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+		s, e, p := negotiatedOn(t, buffered, session.Config{}, withMemory(func(m session.Memory) session.Memory {
 			mem.Memory = m
 			return mem
 		}))
@@ -537,9 +537,9 @@ func TestAnOutboxMayComeBehindAbort(t *testing.T) {
 	})
 }
 
-// An outbox that cannot be registered any more: what Writes have left there goes as
+// An sendBuffer that cannot be registered any more: what Writes have left there goes as
 // payload, in its place, and so do later Writes, for long.
-func TestAnUnregisteredOutboxGoesAsPayload(t *testing.T) {
+func TestAnUnregisteredSendBufferGoesAsPayload(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, writes, p := failing(t)
 		in := p.open(s, 30_000)
@@ -586,8 +586,8 @@ func TestAnUnregisteredOutboxGoesAsPayload(t *testing.T) {
 	})
 }
 
-// A stream that never pauses gives up an outbox that is of no use, too.
-func TestAStreamLeavesAUselessOutbox(t *testing.T) {
+// A stream that never pauses gives up an sendBuffer that is of no use, too.
+func TestAStreamLeavesAUselessSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, writes, p := failing(t)
 		in := p.open(s, 100_000)
@@ -598,7 +598,7 @@ func TestAStreamLeavesAUselessOutbox(t *testing.T) {
 				}
 			}
 		}()
-		pass(time.Second / 2) // both boxes are full
+		pass(time.Second / 2) // both buffers are full
 		writes.fail.Store(true)
 		in.read(100_000)
 		in.emptied()
@@ -616,11 +616,11 @@ func TestAStreamLeavesAUselessOutbox(t *testing.T) {
 	})
 }
 
-// A connection that does nothing gives both boxes back, once all was read, and
+// A connection that does nothing gives both buffers back, once all was read, and
 // gets others when it is used again.
-func TestAnIdleConnectionGivesItsBoxesBack(t *testing.T) {
+func TestAnIdleConnectionGivesItsBuffersBack(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, b, ea, eb := pair(t, boxed, session.Config{})
+		a, b, ea, eb := pair(t, buffered, session.Config{})
 		data := pattern(50_000)
 		writeAll(t, a, data, 10_000) // asks, while it goes by messages
 		readFull(t, b, len(data))
@@ -628,7 +628,7 @@ func TestAnIdleConnectionGivesItsBoxesBack(t *testing.T) {
 			writeAll(t, a, data, 10_000)
 			pass(time.Second / 2)
 			if eb.Left().Exposed != 1 || ea.Left().Allocated == 0 {
-				t.Fatal("there is no inbox, or no outbox")
+				t.Fatal("there is no inbox, or no sendBuffer")
 			}
 			pass(time.Minute)
 			if eb.Left().Exposed != 1 {
@@ -649,16 +649,16 @@ func TestAnIdleConnectionGivesItsBoxesBack(t *testing.T) {
 	})
 }
 
-// A connection that was idle twice within the second after which boxes are given back
+// A connection that was idle twice within the second after which buffers are given back
 // gives them back too, and so does one at whose ends a Read waits: nobody polls it any
 // more.
-func TestAConnectionThatWasIdleTwiceGivesItsBoxesBack(t *testing.T) {
+func TestAConnectionThatWasIdleTwiceGivesItsBuffersBack(t *testing.T) {
 	for name, waits := range map[string][2]bool{
 		"nobody waits": {}, "the writer reads": {0: true}, "the reader reads": {1: true}, "both read": {true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				a, b, ea, eb := pair(t, boxed, session.Config{KeepAlive: -1})
+				a, b, ea, eb := pair(t, buffered, session.Config{KeepAlive: -1})
 				data := pattern(50_000)
 				for range 3 { // within the second, and the first asks
 					writeAll(t, a, data, 10_000)
@@ -671,7 +671,7 @@ func TestAConnectionThatWasIdleTwiceGivesItsBoxesBack(t *testing.T) {
 					}
 				}
 				if ea.Left().Allocated == 0 {
-					t.Fatal("there is no outbox")
+					t.Fatal("there is no sendBuffer")
 				}
 				for i, s := range []*session.Session{a, b} {
 					if waits[i] {
@@ -689,10 +689,10 @@ func TestAConnectionThatWasIdleTwiceGivesItsBoxesBack(t *testing.T) {
 	}
 }
 
-// The outbox is not given back while the device reads from it.
-func TestTheOutboxOfAWriteUnderWayIsKept(t *testing.T) {
+// The sendBuffer is not given back while the device reads from it.
+func TestTheSendBufferOfAWriteUnderWayIsKept(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, e, p := negotiated(t, boxed, session.Config{})
+		s, e, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 100_000)
 		data := pattern(20_000)
 		e.Hold(twin.HoldWrites)
@@ -711,10 +711,10 @@ func TestTheOutboxOfAWriteUnderWayIsKept(t *testing.T) {
 	})
 }
 
-// A box that finds the queue full of RDMA reads waits until one has completed.
-func TestTheOutboxWaitsBehindRDMAReads(t *testing.T) {
+// A send buffer that finds the queue full of RDMA reads waits until one has completed.
+func TestTheSendBufferWaitsBehindRDMAReads(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		narrow := boxed
+		narrow := buffered
 		narrow.RDMAQueue = 1
 		s, e, p := negotiated(t, narrow, session.Config{})
 		in := p.open(s, 100_000)
@@ -747,7 +747,7 @@ func TestTheOutboxWaitsBehindRDMAReads(t *testing.T) {
 // is left as well.
 func TestAnUnusedInboxIsLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{KeepAlive: -1})
+		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
 		writeAll(t, s, pattern(p.Limits().Inbox), p.Limits().Inbox)
 		p.expect(tAskInbox)
 		p.data(p.Limits().Inbox)
@@ -763,7 +763,7 @@ func TestAnUnusedInboxIsLeft(t *testing.T) {
 	})
 }
 
-// An inbox that is of no use is left once, also when the boxes of an idle connection
+// An inbox that is of no use is left once, also when the buffers of an idle connection
 // are to be given back just then: twice would violate the protocol.
 func TestAnInboxIsLeftOnce(t *testing.T) {
 	hear := func(t *testing.T, s *session.Session) {
@@ -781,7 +781,7 @@ func TestAnInboxIsLeftOnce(t *testing.T) {
 	const size = 16 << 10
 	t.Run("no memory", func(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
-			a, b, ea, _ := pair(t, boxed, session.Config{})
+			a, b, ea, _ := pair(t, buffered, session.Config{})
 			hear(t, b)
 			writeAll(t, a, pattern(size), size) // asks; goes as messages
 			pass(20 * time.Millisecond)         // the inbox is there, and nothing is written: it is to be left in a while
@@ -794,7 +794,7 @@ func TestAnInboxIsLeftOnce(t *testing.T) {
 			if len(all) == 0 {
 				t.Fatal("nothing was allocated")
 			}
-			writeAll(t, a, pattern(size), size) // no memory for the outbox: leaves
+			writeAll(t, a, pattern(size), size) // no memory for the send buffer: leaves
 			pass(2 * time.Second)
 			for range 2 {
 				writeAll(t, a, pattern(100), 100)
@@ -808,7 +808,7 @@ func TestAnInboxIsLeftOnce(t *testing.T) {
 	})
 	t.Run("no budget", func(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
-			a, b, _, _ := pair(t, boxed, session.Config{SendBudget: 4 << 10})
+			a, b, _, _ := pair(t, buffered, session.Config{SendBudget: 4 << 10})
 			hear(t, b)
 			for range 40 {
 				writeAll(t, a, pattern(size), size)
@@ -822,7 +822,7 @@ func TestAnInboxIsLeftOnce(t *testing.T) {
 // Emptied may cross LeaveInbox.
 func TestEmptiedMayCrossLeaveInbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s, _, p := negotiated(t, boxed, session.Config{})
+		s, _, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 100_000)
 		writeAll(t, s, pattern(20_000), 20_000)
 		pass(5 * time.Second)
@@ -844,10 +844,10 @@ func TestCompletedWritesAreForgotten(t *testing.T) {
 	}
 }
 
-// Small Writes that find no credit have the box opened: those behind them do not wait.
-func TestSmallWritesWithoutCreditGoThroughTheBox(t *testing.T) {
+// Small Writes that find no credit have the send buffer opened: those behind them do not wait.
+func TestSmallWritesWithoutCreditGoThroughTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		cfg := boxed
+		cfg := buffered
 		cfg.Limits.InboxAfter = 1 << 20
 		s, _, p := negotiated(t, cfg, session.Config{})
 		data := pattern(40_000)

@@ -7,22 +7,22 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// outbox is the buffer of this end's direction where the provider is none: a ring of bytes
+// sendBuffer is the buffer of this end's direction where the provider is none: a ring of bytes
 // that Writes have copied to memory of the provider, on their way to the peer (D8). RDMA
 // writes take them to the peer's inbox (inbox.go), another ring, and the Fill after each
 // announces them; their place in the stream is that of the Fill. It is opened once the peer
 // has an inbox, and given back with that.
 //
 // Positions only grow.
-type outbox struct {
-	state boxState
-	buf   []byte // from boxOpen on
+type sendBuffer struct {
+	state bufferState
+	buf   []byte // from bufferOpen on
 
 	written int64 // up to here the room is free again
 	sent    int64 // … the bytes have been sent, as far as this end is concerned
 	tail    int64 // … it is filled
 
-	inbox   Descriptor // the peer's, from boxGranted on
+	inbox   Descriptor // the peer's, from bufferGranted on
 	filled  int64      // bytes announced by Fill since the inbox was opened
 	emptied int64      // … read by the peer
 	skip    int        // Writes until the next AskInbox, after memory was short
@@ -31,63 +31,65 @@ type outbox struct {
 	writes  queue[int]    // lengths of RDMA writes under way
 	reads   *atomic.Int32 // how many RDMA reads are, of the receiver
 	blocked atomic.Bool   // the queue was full: no RDMA write is tried before one, or a read, has completed
-	inWrite bool          // a Write goes on after the end of the box
+	inWrite bool          // a Write goes on after the end of the send buffer
 	full    bool          // a Write waits until a good part of it is free
 	resting bool          // the timer of Session.leaveIfIdle runs
 }
 
-// boxState is how far the box has come: none → asked (wantInbox) → granted, or none again
-// (inboxByPeer) → open (openBox) → plain (boxToInbox); and from granted on → none (leaveInbox).
-type boxState uint8
+// bufferState is how far the send buffer has come: none → asked (wantInbox) → granted, or none
+// again (inboxByPeer) → open (openBuffer) → plain (bufferToInbox); and from granted on → none
+// (leaveInbox).
+type bufferState uint8
 
 const (
-	boxNone    boxState = iota
-	boxAsked            // AskInbox was sent
-	boxGranted          // the peer has an inbox
-	boxOpen             // … and there is a box
-	boxPlain            // … which cannot be registered: its bytes leave in messages, and then it is given back
+	bufferNone    bufferState = iota
+	bufferAsked               // AskInbox was sent
+	bufferGranted             // the peer has an inbox
+	bufferOpen                // … and there is a send buffer
+	bufferPlain               // … which cannot be registered: its bytes leave in messages, and then it is given back
 )
 
 const (
 	// At a time as many bytes are copied and then sent as are on their way, but at
-	// least boxUnit, and at most boxMost or half of what is left of the Write: so
+	// least copyLeast, and at most copyMost or half of what is left of the Write: so
 	// something is on its way while the last part is copied.
-	boxUnit = 128 << 10
-	boxMost = 512 << 10
-	// 1/boxShareFree of a full box has to be free before a Write goes on: waking it
+	copyLeast = 128 << 10
+	copyMost  = 512 << 10
+	// 1/shareFree of a full send buffer has to be free before a Write goes on: waking it
 	// for a few bytes costs more than sending them.
-	boxShareFree = 4
-	// skipShort is how many Writes do without a box after memory ran out here
+	shareFree = 4
+	// skipShort is how many Writes do without a send buffer after memory ran out here
 	// or at the peer; skipLong after it could not be registered, as each attempt costs the
 	// process all its idle registrations.
 	skipShort = 32
 	skipLong  = 1024
-	// boxRest is the time between checks for use: idle boxes are kept for one to two
+	// bufferRest is the time between checks for use: idle buffers are kept for one to two
 	// seconds.
-	boxRest = time.Second
+	bufferRest = time.Second
 )
 
-func (o *outbox) unsent() int { return int(o.tail - o.sent) }
+func (o *sendBuffer) unsent() int { return int(o.tail - o.sent) }
 
-func (o *outbox) used() int { return int(o.tail - o.written) }
+func (o *sendBuffer) used() int { return int(o.tail - o.written) }
 
-func (o *outbox) room() int { return len(o.buf) - o.used() }
+func (o *sendBuffer) room() int { return len(o.buf) - o.used() }
 
 // open reports whether it takes bytes, which leave by RDMA.
-func (o *outbox) open() bool { return o.state == boxOpen }
+func (o *sendBuffer) open() bool { return o.state == bufferOpen }
 
-// passedBy reports whether n bytes of a Write go in messages rather than through the box: nothing
-// in the box is before them, and the box is not open, or not for so few (from is the least).
-func (o *outbox) passedBy(n, from int) bool { return o.unsent() == 0 && !(o.open() && n >= from) }
+// passedBy reports whether n bytes of a Write go in messages rather than through the send buffer:
+// nothing in the send buffer is before them, and the send buffer is not open, or not for so few
+// (from is the least).
+func (o *sendBuffer) passedBy(n, from int) bool { return o.unsent() == 0 && !(o.open() && n >= from) }
 
 // copyIn copies bytes from the front of p, and returns how many; more: the Write goes on after p.
-func (o *outbox) copyIn(p []byte, more bool) int {
+func (o *sendBuffer) copyIn(p []byte, more bool) int {
 	if !o.open() {
 		return 0
 	}
-	n := min(len(p), max(boxUnit, min(boxMost, int(o.sent-o.written), len(p)/2)))
+	n := min(len(p), max(copyLeast, min(copyMost, int(o.sent-o.written), len(p)/2)))
 	if room := o.room(); room < n || o.full {
-		if o.full = room < len(o.buf)/boxShareFree; o.full {
+		if o.full = room < len(o.buf)/shareFree; o.full {
 			return 0
 		}
 		n = min(n, room)
@@ -100,7 +102,7 @@ func (o *outbox) copyIn(p []byte, more bool) int {
 }
 
 // free returns room behind the tail, up to most bytes; nil: there is none.
-func (o *outbox) free(most int) []byte {
+func (o *sendBuffer) free(most int) []byte {
 	if o.used() == 0 {
 		o.written, o.sent, o.tail = 0, 0, 0 // the longest piece
 	}
@@ -114,41 +116,41 @@ func (o *outbox) free(most int) []byte {
 }
 
 // next returns bytes that have not been sent, up to where the ring wraps.
-func (o *outbox) next() []byte {
+func (o *sendBuffer) next() []byte {
 	at := int(o.sent % int64(len(o.buf)))
 	return o.buf[at:min(at+o.unsent(), len(o.buf))]
 }
 
 // flags are those of a message with the bytes before sent.
-func (o *outbox) flags() uint8 { return wire.More(o.unsent() > 0 || o.inWrite) }
+func (o *sendBuffer) flags() uint8 { return wire.More(o.unsent() > 0 || o.inWrite) }
 
 // wakeForRoom has a waiting Write go on if there is enough room.
-func (o *outbox) wakeForRoom(do *due) { do.wake = do.wake || o.room() >= len(o.buf)/boxShareFree }
+func (o *sendBuffer) wakeForRoom(do *due) { do.wake = do.wake || o.room() >= len(o.buf)/shareFree }
 
 // release closes it, and returns its memory.
-func (o *outbox) release() (buf []byte) {
+func (o *sendBuffer) release() (buf []byte) {
 	buf = o.buf
-	o.state, o.buf, o.full = boxNone, nil, false
+	o.state, o.buf, o.full = bufferNone, nil, false
 	o.written, o.sent, o.tail = 0, 0, 0
 	return buf
 }
 
-// drainBox sends what the box has, as far as there is room in the peer's inbox, in the
+// drainBuffer sends what the send buffer has, as far as there is room in the peer's inbox, in the
 // queue, and credit.
-func (t *sender) drainBox() {
-	for sent := true; sent && t.box.unsent() > 0; {
-		if t.box.state == boxPlain {
-			sent = t.boxToMessage()
+func (t *sender) drainBuffer() {
+	for sent := true; sent && t.buffer.unsent() > 0; {
+		if t.buffer.state == bufferPlain {
+			sent = t.bufferToMessage()
 		} else {
-			sent = t.boxToInbox()
+			sent = t.bufferToInbox()
 		}
 	}
 }
 
-// boxToMessage sends a message of what the box holds, once nothing of it is on its way by
-// RDMA, as room becomes free in order.
-func (t *sender) boxToMessage() bool {
-	o := &t.box
+// bufferToMessage sends a message of what the send buffer holds, once nothing of it is on its way
+// by RDMA, as room becomes free in order.
+func (t *sender) bufferToMessage() bool {
+	o := &t.buffer
 	if o.sent != o.written {
 		return false
 	}
@@ -165,10 +167,10 @@ func (t *sender) boxToMessage() bool {
 	return true
 }
 
-// boxToInbox starts an RDMA write of what the box holds, and announces it. What is sent
+// bufferToInbox starts an RDMA write of what the send buffer holds, and announces it. What is sent
 // later arrives later.
-func (t *sender) boxToInbox() bool {
-	o := &t.box
+func (t *sender) bufferToInbox() bool {
+	o := &t.buffer
 	b := o.next()
 	to := int(o.filled % int64(o.inbox.Len))
 	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.plan.maxRDMA)
@@ -186,21 +188,21 @@ func (t *sender) boxToInbox() bool {
 			o.blocked.Store(o.writes.len() > 0 || o.reads.Load() > 0)
 			return false
 		}
-		o.state = boxPlain // it may have been unregistered in favor of others
+		o.state = bufferPlain // it may have been unregistered in favor of others
 		return true
 	}
 	o.writes.push(n)
 	o.sent += int64(n)
 	o.filled += int64(n)
-	t.stats.boxedBytes += uint64(n)
+	t.stats.bufferedBytes += uint64(n)
 	wire.PutFill(room, uint32(n))
 	t.commit(room, wire.TypeFill, o.flags(), wire.FillLen)
 	return true
 }
 
-// boxWritten handles the completion of an RDMA write to the peer's inbox.
-func (t *sender) boxWritten(err error) {
-	o := &t.box
+// writeCompleted handles the completion of an RDMA write to the peer's inbox.
+func (t *sender) writeCompleted(err error) {
+	o := &t.buffer
 	n, ok := o.writes.pop()
 	o.blocked.Store(false)
 	if !ok {
@@ -218,70 +220,72 @@ func (t *sender) boxWritten(err error) {
 
 // wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
 // and those before. n is 0 for a Write that waits for credit, which without an inbox comes only
-// when the peer reads. It reports whether there is an inbox, but no box.
+// when the peer reads. It reports whether there is an inbox, but no send buffer.
 func (t *sender) wantInbox(n int) (alloc bool) {
-	o := &t.box
-	if o.state == boxNone && t.plan.boxFrom > 0 {
-		if n >= t.plan.boxFrom {
-			o.without = min(o.without+min(n, maxBox), maxBox)
+	o := &t.buffer
+	if o.state == bufferNone && t.plan.bufferFrom > 0 {
+		if n >= t.plan.bufferFrom {
+			o.without = min(o.without+min(n, maxBuffer), maxBuffer)
 		}
 		switch {
-		case o.without < t.plan.boxAfter:
+		case o.without < t.plan.bufferAfter:
 		case o.skip > 0:
 			o.skip -= min(n, 1) // one that waits looks often, and counts once
 		default:
-			o.state = boxAsked
-			t.owe(wire.Plain(wire.TypeAskInbox))
+			o.state = bufferAsked
+			t.queueControl(wire.Plain(wire.TypeAskInbox))
 		}
 	}
-	return o.state == boxGranted && t.lent == nil && !t.closed
+	return o.state == bufferGranted && t.reserved == nil && !t.closed
 }
 
-// openBox makes buf the box; nil: there was no memory for it.
-func (t *sender) openBox(buf []byte) {
-	if t.box.state, t.box.buf = boxOpen, buf; buf == nil {
+// openBuffer makes buf the send buffer; nil: there was no memory for it.
+func (t *sender) openBuffer(buf []byte) {
+	if t.buffer.state, t.buffer.buf = bufferOpen, buf; buf == nil {
 		t.stats.noBox++
 		t.leaveInbox()
-		t.box.skip = skipShort
+		t.buffer.skip = skipShort
 	}
 	t.flush()
 }
 
-// leaveInbox ends the use of the peer's inbox, and of the box, which is empty. It returns
+// leaveInbox ends the use of the peer's inbox, and of the send buffer, which is empty. It returns
 // that one's memory.
 func (t *sender) leaveInbox() (buf []byte) {
-	o := &t.box
-	if o.skip = 0; o.state == boxPlain {
+	o := &t.buffer
+	if o.skip = 0; o.state == bufferPlain {
 		o.skip = skipLong
 	}
 	buf = o.release()
 	o.inbox, o.filled, o.emptied, o.without = Descriptor{}, 0, 0, 0
-	t.owe(wire.Plain(wire.TypeLeaveInbox))
+	t.queueControl(wire.Plain(wire.TypeLeaveInbox))
 	return buf
 }
 
 // idle reports whether nothing was written since position at, and all has been written.
-func (o *outbox) idle(at int64) bool { return o.state >= boxGranted && o.filled == at && o.used() == 0 }
+func (o *sendBuffer) idle(at int64) bool {
+	return o.state >= bufferGranted && o.filled == at && o.used() == 0
+}
 
 // inboxByPeer handles the answer to AskInbox; a length of 0: the peer has no memory.
-func (o *outbox) inboxByPeer(d Descriptor, do *due, stats *traffic) {
-	if o.state != boxAsked || d.Len > maxBox {
+func (o *sendBuffer) inboxByPeer(d Descriptor, do *due, stats *traffic) {
+	if o.state != bufferAsked || d.Len > maxBuffer {
 		do.violation("an inbox of %d bytes that was not asked for", d.Len)
 		return
 	}
 	if d.Len == 0 {
 		stats.noBox++
-		o.state, o.skip = boxNone, skipShort
+		o.state, o.skip = bufferNone, skipShort
 	} else {
-		o.state, o.inbox = boxGranted, d
+		o.state, o.inbox = bufferGranted, d
 		do.wake = true // a Write that waits goes on through it
 	}
 }
 
 // emptiedByPeer handles Emptied: the peer has read its inbox up to upTo.
-func (o *outbox) emptiedByPeer(upTo uint64, do *due) {
+func (o *sendBuffer) emptiedByPeer(upTo uint64, do *due) {
 	switch {
-	case o.state < boxGranted: // it crossed our LeaveInbox
+	case o.state < bufferGranted: // it crossed our LeaveInbox
 	case upTo > uint64(o.filled) || int64(upTo) < o.emptied:
 		do.violation("it has read %d bytes of %d in its inbox, and before that %d", upTo, o.filled, o.emptied)
 	default:

@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// janitor serves sessions while no Read or Write is in progress. A recently used session is
+// idlePoller serves sessions while no Read or Write is in progress. A recently used session is
 // on its list and not armed: arming on each return from Read would cost the peer
-// a system call per message. Once a tick passes without use, the janitor arms it,
+// a system call per message. Once a tick passes without use, the idle poller arms it,
 // looks for messages once, and takes it off the list; then a Wake that finds no
 // waiter starts one goroutine, which looks and puts the session back on the list.
 // So the peer's messages are acted on within two ticks (of up to ringTick or
 // queueTick, see there), an idle connection costs nothing, and a busy one no system
 // call.
-type janitor struct {
+type idlePoller struct {
 	mu       sync.Mutex
 	list     []*engine     // guarded by mu, as are all
-	timer    *time.Timer   // of the next tick; nil: the janitor does not run
+	timer    *time.Timer   // of the next tick; nil: the idle poller does not run
 	interval time.Duration // that timer was set to
 }
 
 // idlers is the one of this process.
-var idlers janitor
+var idlers idlePoller
 
 const (
 	// tick is the shortest interval. Two of them, or of the longer ones below, bound how
@@ -38,17 +38,17 @@ const (
 	queueTick = 8 * tick
 )
 
-// idleState is what the janitor keeps of a session.
+// idleState is what the idle poller keeps of a session.
 type idleState struct {
-	fresh   atomic.Bool // only notes have gone by it so far, and each is waited for: it stays armed
-	away    atomic.Bool // off the list: the next operation joins it
-	serving atomic.Bool // a service goroutine is about to look
-	seen    uint64      // the janitor's: messages at the last tick
-	polls   uint64      // the janitor's: receiver.polls at the last tick
+	fresh    atomic.Bool // only notes have gone by it so far, and each is waited for: it stays armed
+	unlisted atomic.Bool // off the list: the next operation joins it
+	serving  atomic.Bool // a service goroutine is about to look
+	seen     uint64      // the idle poller's: messages at the last tick
+	polls    uint64      // the idle poller's: receiver.polls at the last tick
 }
 
 // join puts s on the list.
-func (j *janitor) join(s *engine) {
+func (j *idlePoller) join(s *engine) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.list = append(j.list, s)
@@ -64,7 +64,7 @@ func (j *janitor) join(s *engine) {
 }
 
 // run ends when the list is empty.
-func (j *janitor) run(t *time.Timer) {
+func (j *idlePoller) run(t *time.Timer) {
 	var batch []*engine
 	for range t.C {
 		j.mu.Lock()
@@ -80,7 +80,7 @@ func (j *janitor) run(t *time.Timer) {
 		most := ringTick // limit for the next interval
 		stay := batch[:0]
 		for _, s := range batch {
-			used, looked := s.tend()
+			used, looked := s.pollIdle()
 			if used {
 				stay = append(stay, s)
 			}
@@ -105,9 +105,9 @@ func (j *janitor) run(t *time.Timer) {
 	}
 }
 
-// tend is the janitor's poll of a session. used: it stays on the list; looked: the
+// pollIdle is the idle poller's poll of a session. used: it stays on the list; looked: the
 // application itself has polled since the last tick, or is about to.
-func (e *engine) tend() (used, looked bool) {
+func (e *engine) pollIdle() (used, looked bool) {
 	i := &e.idle
 	if s := e.rd.sleeper; s != nil {
 		s.Rest() // its events, and others' that it has waited for, may have no waiter
@@ -121,7 +121,7 @@ func (e *engine) tend() (used, looked bool) {
 		if rx.phase != closed { // or the endpoint may be retired
 			e.noteEnd()
 		}
-		i.away.Store(true)
+		i.unlisted.Store(true)
 		return false, false
 	}
 	// Polls before it joined were not the application's.
@@ -140,7 +140,7 @@ func (e *engine) tend() (used, looked bool) {
 	}
 	// Order matters: an operation that comes now either sees away and joins again, at its
 	// beginning or end, or its message, or what it found no room for, is seen below.
-	i.away.Store(true)
+	i.unlisted.Store(true)
 	e.ep.Arm(e.readWant())
 	e.progressLocked()
 	e.settleLocked()
@@ -170,7 +170,7 @@ func (e *engine) serve() {
 		if e.idle.fresh.Load() {
 			e.watch()
 		} else {
-			e.joinIfAway()
+			e.enlist()
 		}
 	}()
 }
@@ -184,19 +184,19 @@ func (e *engine) watch() {
 	e.progress(true)
 }
 
-// joinIfAway puts the session on the janitor's list, if it is not there.
-func (e *engine) joinIfAway() {
-	if e.idle.away.Load() && e.idle.away.CompareAndSwap(true, false) {
+// enlist puts the session on the idle poller's list, if it is not there.
+func (e *engine) enlist() {
+	if e.idle.unlisted.Load() && e.idle.unlisted.CompareAndSwap(true, false) {
 		e.idle.fresh.Store(false)
 		e.idle.seen = 0
 		idlers.join(e)
 	}
 }
 
-// leftBehind is called at the end of an operation, so that what it found no room for is
-// sent even if the janitor has taken the session off its list since.
-func (e *engine) leftBehind() {
-	if e.idle.away.Load() && e.readWant()&SendReady != 0 {
-		e.joinIfAway()
+// enlistPending is called at the end of an operation, so that what it found no room for is
+// sent even if the idle poller has taken the session off its list since.
+func (e *engine) enlistPending() {
+	if e.idle.unlisted.Load() && e.readWant()&SendReady != 0 {
+		e.enlist()
 	}
 }

@@ -7,31 +7,31 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// tail is the part of an offered Write that did not come with the offer's message.
-type tail struct {
+// inOffer is the part of an offered Write that did not come with the offer's message.
+type inOffer struct {
 	id      uint32
 	desc    Descriptor // where it is
 	total   int
 	asked   int // bytes, from the front, for which a transfer was started
 	got     int // … completed
 	reading int // RDMA reads under way
-	state   tailState
+	state   inOfferState
 	noSlice bool // a Read's slice does not pay, or could not be registered: use chunks only
 	chunks  []chunk
 }
 
-// tailState is how far it has come. It only grows, and skips what does not happen.
-type tailState uint8
+// inOfferState is how far it has come. It only grows, and skips what does not happen.
+type inOfferState uint8
 
 const (
-	tailOpen    tailState = iota // transfers are started
-	tailNoMem                    // no more: there is no memory for it, and it is refused when nothing is under way
-	tailRefused                  // Refuse was sent
-	tailStopped                  // the peer has withdrawn it
-	tailOver                     // ReadDone was sent
+	inOfferOpen    inOfferState = iota // transfers are started
+	inOfferNoMem                       // no more: there is no memory for it, and it is refused when nothing is under way
+	inOfferRefused                     // Refuse was sent
+	inOfferStopped                     // the peer has withdrawn it
+	inOfferOver                        // ReadDone was sent
 )
 
-// chunk is a part of a tail that is fetched ahead of any Read.
+// chunk is a part of an offer that is fetched ahead of any Read.
 type chunk struct {
 	buf  []byte // from Alloc
 	n    int    // bytes of it that hold, or will hold, data
@@ -43,7 +43,7 @@ type chunk struct {
 // where an int has 32 bits.
 const maxOffer = math.MaxInt & (1<<40 - 1)
 
-func newTail(m []byte) (*tail, error) {
+func newInOffer(m []byte) (*inOffer, error) {
 	o, err := wire.ParseOfferRead(m)
 	if err != nil {
 		return nil, err
@@ -51,11 +51,11 @@ func newTail(m []byte) (*tail, error) {
 	if n := o.Memory.Len; n == 0 || n > maxOffer {
 		return nil, fmt.Errorf("an offer of %d bytes of memory", n)
 	}
-	return &tail{id: o.ID, desc: o.Memory, total: int(o.Memory.Len)}, nil
+	return &inOffer{id: o.ID, desc: o.Memory, total: int(o.Memory.Len)}, nil
 }
 
-// unread returns the next bytes that have been fetched ahead; nil: none, or no tail.
-func (t *tail) unread() []byte {
+// unread returns the next bytes that have been fetched ahead; nil: none, or no offer.
+func (t *inOffer) unread() []byte {
 	if t == nil || len(t.chunks) == 0 || !t.chunks[0].full {
 		return nil
 	}
@@ -63,13 +63,13 @@ func (t *tail) unread() []byte {
 	return c.buf[c.r:c.n]
 }
 
-// read reports whether the tail is over and all read, or there is none.
-func (t *tail) read() bool { return t == nil || t.state == tailOver && len(t.chunks) == 0 }
+// read reports whether the offer is over and all read, or there is none.
+func (t *inOffer) read() bool { return t == nil || t.state == inOfferOver && len(t.chunks) == 0 }
 
 // fits reports whether transfers of it go straight to a slice of so many bytes.
-func (t *tail) fits(room int) bool {
+func (t *inOffer) fits(room int) bool {
 	return !t.noSlice && len(t.chunks) == 0 && (room >= directMin || room >= t.total-t.asked)
 }
 
 // toStart reports whether a transfer of it can be started.
-func (t *tail) toStart() bool { return t.state == tailOpen && t.asked < t.total }
+func (t *inOffer) toStart() bool { return t.state == inOfferOpen && t.asked < t.total }
