@@ -98,14 +98,14 @@ func (s *Session) close(unread bool) error {
 	s.stopOperations()
 	if !s.mayFinish() || s.over() != nil {
 		s.kill(ErrClosed)
-		s.end()
+		s.release()
 		return nil
 	}
 	last := s.discardInput(unread)
 	s.withSender(func(tx *sender) { tx.finish(last) })
 	if !s.kind.acks && s.delivered() {
 		s.detach(func() { s.ep.Close() })
-		s.end()
+		s.release()
 		return nil
 	}
 	over := make(chan struct{})
@@ -183,7 +183,7 @@ func (s *Session) Abort() {
 	s.kill(ErrClosed) // also ends the delivery that Close began
 	if first {
 		s.stopOperations()
-		s.end()
+		s.release()
 	}
 }
 
@@ -193,11 +193,11 @@ func (s *Session) drain(over chan<- struct{}) {
 	defer close(over)
 	defer s.killAfter(s.cfg.CloseTimeout, "the peer did not take all that was written before Close")()
 	s.until(func() bool { // a Write that comes now sees its state, and does not wait
-		s.flush()
+		s.sendPending()
 		return s.delivered()
 	}, s.over)
 	s.detach(func() { s.ep.Close() })
-	s.end()
+	s.release()
 }
 
 // delivered reports whether the last message is where the end of this process cannot lose it.
@@ -206,17 +206,17 @@ func (s *Session) delivered() (ok bool) {
 	return ok && (!s.kind.acks || s.acked.Load())
 }
 
-// end gives the last memory back, in the background if the application still has some.
-func (s *Session) end() {
+// release gives the last memory back, in the background if the application still has some.
+func (s *Session) release() {
 	if s.loans.Load() > 0 {
-		go s.ended() // owned by Closed
+		go s.releaseNow() // owned by Closed
 		return
 	}
-	s.ended()
+	s.releaseNow()
 }
 
-func (s *Session) ended() {
-	s.workers.end()
+func (s *Session) releaseNow() {
+	s.workers.stop()
 	s.rxMu.Lock()
 	s.rx.free()
 	s.rxMu.Unlock()

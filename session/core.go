@@ -80,8 +80,8 @@ func (w *workers) start() bool {
 	return true
 }
 
-// end waits for all of them.
-func (w *workers) end() {
+// stop lets no more start, and waits for all of them.
+func (w *workers) stop() {
 	w.mu.Lock()
 	w.noMore = true
 	w.mu.Unlock()

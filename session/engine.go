@@ -61,7 +61,7 @@ func (e *engine) settleLocked() {
 		do.control = do.control[:0]
 	}
 	if e.txWaits.Load() || e.credits.Due() {
-		e.flush()
+		e.sendPending()
 	}
 }
 
@@ -72,8 +72,8 @@ func (e *engine) withSender(use func(*sender)) {
 	e.unlockTx()
 }
 
-// flush sends what waits. It may be called with rxMu held.
-func (e *engine) flush() { e.withSender((*sender).flush) }
+// sendPending sends what waits. It may be called with rxMu held.
+func (e *engine) sendPending() { e.withSender((*sender).flush) }
 
 // unlockTx ends a use of the sender, and does what it has found to be due.
 func (e *engine) unlockTx() {

@@ -146,7 +146,7 @@ func (e *engine) pollIdle() (used, looked bool) {
 	e.settleLocked()
 	if e.readWant()&SendReady != 0 { // that made something due that finds no room
 		e.ep.Arm(SendReady)
-		e.flush()
+		e.sendPending()
 	}
 	e.noteEnd()
 	return false, false

@@ -52,8 +52,8 @@ const (
 
 func (in *inbox) unread() int64 { return in.filled - in.emptied }
 
-// next returns the next bytes, up to where the ring wraps and up to most.
-func (in *inbox) next(most int64) []byte {
+// contiguous returns the next bytes, up to where the ring wraps and up to most.
+func (in *inbox) contiguous(most int64) []byte {
 	at := in.emptied % int64(len(in.buf))
 	return in.buf[at:min(at+most, int64(len(in.buf)))]
 }

@@ -63,8 +63,8 @@ func (t *inOffer) unread() []byte {
 	return c.buf[c.r:c.n]
 }
 
-// read reports whether the offer is over and all read, or there is none.
-func (t *inOffer) read() bool { return t == nil || t.state == inOfferOver && len(t.chunks) == 0 }
+// consumed reports whether the offer is over and all read, or there is none.
+func (t *inOffer) consumed() bool { return t == nil || t.state == inOfferOver && len(t.chunks) == 0 }
 
 // fits reports whether transfers of it go straight to a slice of so many bytes.
 func (t *inOffer) fits(room int) bool {

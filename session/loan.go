@@ -38,7 +38,7 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	w.prepareBuffer(n)
 	err = w.until(func() bool {
 		return w.wr.state.Load() == 0 && w.withRoom(func(tx *sender) bool {
-			room = tx.reserve(n)
+			room = tx.reserveRoom(n)
 			return room != nil
 		})
 	}, w.writeBlocked)

@@ -56,7 +56,7 @@ func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
 	m := wire.OfferRead{ID: t.offer.id + 1, Memory: d}
 	m.Put(room)
 	copy(room[wire.OfferReadLen:], first)
-	t.commit(room, wire.TypeOfferRead, m.Flags()|wire.More(more), n)
+	t.commitMessage(room, wire.TypeOfferRead, m.Flags()|wire.More(more), n)
 	t.offer = outOffer{state: offerOpen, id: m.ID, total: int(d.Len)}
 	return true
 }

@@ -24,14 +24,14 @@ const (
 // everything that had arrived), ETIMEDOUT if it stopped answering.
 func (r *reading) Read(p []byte) (int, error) {
 	r.rd.begin()
-	n, err := r.read(p, nil)
+	n, err := r.readHeld(p, nil)
 	r.enlistPending()
 	r.rd.op.Unlock()
 	return n, err
 }
 
-// read is Read, for the holder of rd.op. It is interrupted once done, if that is not nil.
-func (r *reading) read(p []byte, done func() bool) (n int, err error) {
+// readHeld is Read, for the holder of rd.op. It is interrupted once done, if that is not nil.
+func (r *reading) readHeld(p []byte, done func() bool) (n int, err error) {
 	if st := r.rd.stop(); st != 0 {
 		return 0, readState(st)
 	}
@@ -119,7 +119,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 			if rx.fetch.into.buf != nil {
 				return r.directDoneLocked()
 			}
-			if t.unread() == nil && !t.read() {
+			if t.unread() == nil && !t.consumed() {
 				break // a transfer is under way
 			}
 			continue

@@ -195,7 +195,7 @@ func (rx *receiver) next() []byte {
 			if b := t.unread(); b != nil {
 				return b
 			}
-			if !t.read() {
+			if !t.consumed() {
 				return nil
 			}
 			rx.fetch.cur = nil
@@ -208,7 +208,7 @@ func (rx *receiver) next() []byte {
 			return nil
 		}
 		if f.fill > 0 {
-			return rx.inbox.next(f.fill)
+			return rx.inbox.contiguous(f.fill)
 		}
 		if f.off < len(f.msg) {
 			return f.msg[f.off:]
@@ -279,7 +279,7 @@ func (rx *receiver) releaseFront() {
 
 // unread reports whether Read has not taken all of the stream that has come. The rest
 // of an offer that is over and all read stays current until the next Read.
-func (rx *receiver) unread() bool { return rx.kept > 0 || !rx.fetch.cur.read() }
+func (rx *receiver) unread() bool { return rx.kept > 0 || !rx.fetch.cur.consumed() }
 
 // discard makes sure that nothing more is kept, and gives back what is unread, unless it
 // is lent: then the end of the loan does.

@@ -162,7 +162,7 @@ func (t *sender) bufferToMessage() bool {
 	n := copy(room[wire.HeaderLen:], b)
 	o.sent += int64(n)
 	o.written += int64(n)
-	t.commit(room, wire.TypeData, o.flags(), wire.HeaderLen+n)
+	t.commitMessage(room, wire.TypeData, o.flags(), wire.HeaderLen+n)
 	o.wakeForRoom(&t.do)
 	return true
 }
@@ -196,7 +196,7 @@ func (t *sender) bufferToInbox() bool {
 	o.filled += int64(n)
 	t.stats.bufferedBytes += uint64(n)
 	wire.PutFill(room, uint32(n))
-	t.commit(room, wire.TypeFill, o.flags(), wire.FillLen)
+	t.commitMessage(room, wire.TypeFill, o.flags(), wire.FillLen)
 	return true
 }
 

@@ -133,7 +133,7 @@ func (t *sender) tryMessage(p []byte, least int, more bool) int {
 		return 0
 	}
 	n := copy(room[wire.HeaderLen:], p)
-	t.commit(room, wire.TypeData, wire.More(more || n < len(p)), wire.HeaderLen+n)
+	t.commitMessage(room, wire.TypeData, wire.More(more || n < len(p)), wire.HeaderLen+n)
 	t.stats.bytes += uint64(n)
 	return n
 }
@@ -182,7 +182,7 @@ func (t *sender) tryPacked(v [][]byte, more bool) int {
 	for _, b := range v {
 		at += copy(room[at:], b)
 	}
-	t.commit(room, wire.TypeData, wire.More(more), at)
+	t.commitMessage(room, wire.TypeData, wire.More(more), at)
 	t.stats.bytes += uint64(sum)
 	return sum
 }
@@ -208,8 +208,8 @@ func (t *sender) room(lo, hi int) []byte {
 	return room
 }
 
-// commit writes the header and sends the first n bytes of room.
-func (t *sender) commit(room []byte, typ wire.Type, flags uint8, n int) {
+// commitMessage writes the header and sends the first n bytes of room.
+func (t *sender) commitMessage(room []byte, typ wire.Type, flags uint8, n int) {
 	if t.abrupt && typ != wire.TypeUrgent {
 		flags |= wire.FlagMore
 	}
@@ -295,7 +295,7 @@ func (t *sender) cutHere() {
 		return
 	}
 	if room := t.room(0, 0); room != nil {
-		t.commit(room, wire.TypeData, wire.FlagMore, wire.HeaderLen)
+		t.commitMessage(room, wire.TypeData, wire.FlagMore, wire.HeaderLen)
 	}
 }
 
@@ -308,7 +308,7 @@ func (t *sender) urgentMessage(p []byte) bool {
 	if t.reservedMessage == nil {
 		if room := t.room(len(p), len(p)); room != nil {
 			n := wire.HeaderLen + copy(room[wire.HeaderLen:], p)
-			t.commit(room, wire.TypeUrgent, 0, n)
+			t.commitMessage(room, wire.TypeUrgent, 0, n)
 			return true
 		}
 	}
@@ -320,8 +320,8 @@ func (t *sender) urgentMessage(p []byte) bool {
 	return t.urgent
 }
 
-// reserve reserves up to most bytes for the application to fill; nil: no room now.
-func (t *sender) reserve(most int) []byte {
+// reserveRoom reserves up to most bytes for the application to fill; nil: no room now.
+func (t *sender) reserveRoom(most int) []byte {
 	if !t.mayWrite() {
 		return nil
 	}
@@ -348,7 +348,7 @@ func (t *sender) endLoan(n int) (ok bool) {
 	t.stats.loanBytes += uint64(n)
 	switch {
 	case room != nil && n > 0:
-		t.commit(room, wire.TypeData, 0, wire.HeaderLen+n)
+		t.commitMessage(room, wire.TypeData, 0, wire.HeaderLen+n)
 		t.stats.bytes += uint64(n)
 	case room != nil && !t.closed:
 		t.msgs.Commit(0)

@@ -59,7 +59,7 @@ func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
 // ErrInterrupted.
 func (r *reading) ReadTaken(p []byte, done func() bool) (int, error) {
 	defer r.rd.asTaker()()
-	n, err := r.read(p, done)
+	n, err := r.readHeld(p, done)
 	r.enlistPending()
 	return n, err
 }
@@ -84,7 +84,7 @@ func (r *reading) LookAgain() { r.rd.signal() }
 // WriteTaken is Write for its taker. InterruptWrite does not concern it.
 func (w *writing) WriteTaken(p []byte) (int, error) {
 	defer w.wr.asTaker()()
-	n, err := w.write(p, false)
+	n, err := w.writeHeld(p, false)
 	w.enlistPending()
 	return n, err
 }

@@ -18,7 +18,7 @@ func (w *writing) Write(p []byte) (int, error) {
 		return n, nil
 	}
 	w.wr.begin()
-	n, err := w.write(p, false)
+	n, err := w.writeHeld(p, false)
 	n, err = w.outcome(n, len(p), err)
 	err = w.orCut(n, len(p), err)
 	w.enlistPending()
@@ -52,14 +52,14 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 		size += len(b)
 	}
 	if len(v) == 0 {
-		_, err = w.write(nil, false)
+		_, err = w.writeHeld(nil, false)
 	}
 	for len(v) > 0 && err == nil {
 		count := w.packable(v)
 		k := w.sendPacked(v[:count], count < len(v))
 		if k == 0 {
 			count = 1
-			k, err = w.write(v[0], len(v) > 1)
+			k, err = w.writeHeld(v[0], len(v) > 1)
 		}
 		n += int64(k)
 		v = v[count:]
@@ -98,8 +98,8 @@ func (w *writing) sendPacked(v [][]byte, more bool) (n int) {
 	return n
 }
 
-// write is Write, for the holder of wr.op; more: the Write goes on after p.
-func (w *writing) write(p []byte, more bool) (n int, err error) {
+// writeHeld is Write, for the holder of wr.op; more: the Write goes on after p.
+func (w *writing) writeHeld(p []byte, more bool) (n int, err error) {
 	if st := w.wr.stop(); st != 0 {
 		return 0, writeState(st)
 	}
