@@ -10,6 +10,7 @@ import (
 
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // Large Writes go by RDMA out of the program's own memory exactly where they are meant to.
@@ -21,9 +22,10 @@ func TestLanesMoveBytesAsTheySay(t *testing.T) {
 		}
 		t.Run(l.name, func(t *testing.T) {
 			client, server := l.sanPipe(t)
-			// On a ring all bytes go through the ring; verbs prefers RDMA by itself, where the peer
-			// can read.
+			// On a ring all bytes go through the ring; verbs takes them by RDMA read, where the peer
+			// can read, and it pays: that is open on devices without windows (rxe, siw).
 			rdma := l.provider != shm.Name && l.options.Threshold >= 0 && l.options.Disable&session.FeatureRDMARead == 0
+			open := rdma && l.options.Threshold == 0 && inGuest != hwsim.Lane
 			var wg sync.WaitGroup
 			var sent int64
 			wg.Go(func() {
@@ -42,7 +44,7 @@ func TestLanesMoveBytesAsTheySay(t *testing.T) {
 				t.Errorf("read %d of %d, %v", n, sent, err)
 			}
 			st := client.Stats()
-			if got := st.DirectBytesSent > 0; got != rdma {
+			if got := st.DirectBytesSent > 0; got != rdma && !open {
 				t.Errorf("RDMA was used: %v, want %v; %+v", got, rdma, st)
 			}
 			if st.BytesSent != uint64(sent) || server.Stats().BytesReceived != uint64(sent) {

@@ -115,9 +115,6 @@ const (
 	// inboxAfter: opening an inbox costs about as much as sending that many bytes in
 	// messages.
 	inboxAfter = 32 << 10
-	// ownFrom: without memory windows an offer of a Write's own memory costs a registration and
-	// its removal each time, of which a part does not depend on the size. No size saves time.
-	ownFrom = 2<<20 - 4<<10 // what goes with the offer's message is not part of it
 	// maxRDMA bounds one Read or Write in bytes, beside the device: what is posted cannot be
 	// recalled, so this bounds how long a cancelled transfer goes on.
 	maxRDMA = 1 << 20

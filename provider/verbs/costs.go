@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/sanconn/san/ibv"
@@ -10,7 +11,8 @@ import (
 // What decides whether a Write's memory is registered: a copy is paid with each Write, a
 // registration once for all that follow, whose number is unknown. Copying until that has cost as
 // much as registering costs at most twice the least (the ski rental problem; Karlin et al.,
-// Competitive Snoopy Caching, Algorithmica 3, 1988), where that is within mostCopies.
+// Competitive Snoopy Caching, Algorithmica 3, 1988), where that is within mostCopies. To bind a
+// window on top costs little beside a copy of measureBytes, and is not measured.
 
 const (
 	// measureBytes is what is measured with: the smallest Write that is offered. Of larger
@@ -29,9 +31,21 @@ const (
 // nothing is known.
 func (d *device) copiesBefore() int { return max(int(d.copies.Load()), 1) }
 
-// measure returns how many copies of memory cost as much as to register it, 0 if that cannot be
-// found. It is part of the probe.
-func (d *device) measure() int {
+// registersLikeCopies reports whether registering memory is known to cost no more than to copy it.
+func (d *device) registersLikeCopies() bool { return d.copies.Load() == 1 }
+
+// measured has how many copies a registration costs, by the device's key: a func() int.
+var measured sync.Map
+
+// measure finds out what registering costs, once per process and device.
+func (d *device) measure() {
+	once, _ := measured.LoadOrStore(d.probeKey(), sync.OnceValue(d.copiesOfRegistration))
+	d.copies.Store(int32(once.(func() int)()))
+}
+
+// copiesOfRegistration returns how many copies of memory cost no less than to register it, and to
+// end that; 0 if that cannot be found.
+func (d *device) copiesOfRegistration() int {
 	if limit := memlock(); limit > 0 && limit < measureShare*measureBytes {
 		return 0
 	}
@@ -55,7 +69,8 @@ func (d *device) measure() int {
 	if err != nil {
 		return 0
 	}
-	return int(min(registering/max(copying, 1), mostCopies))
+	copying = max(copying, 1)
+	return int(min((registering+copying-1)/copying, mostCopies))
 }
 
 // fastest returns the least time that f took.

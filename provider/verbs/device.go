@@ -37,9 +37,11 @@ type device struct {
 
 	vectors atomic.Uint32 // that completion queues have had: they take the device's interrupts in turn
 
-	windows atomic.Bool  // the probe has shown that they can be trusted: see take
-	returns atomic.Bool  // … and that a peer's message can invalidate one
-	copies  atomic.Int32 // how many copies of memory cost as much as to register it, by the probe; 0: not known
+	windows atomic.Bool // the probe has shown that they can be trusted: see take
+	returns atomic.Bool // … and that a peer's message can invalidate one
+
+	measuring sync.Once
+	copies    atomic.Int32 // how many copies of memory cost as much as to register it; 0: not known
 }
 
 // devices has each device that is in use or being closed, except for those that were opened by

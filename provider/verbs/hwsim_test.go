@@ -51,6 +51,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"memory that is not registered", "seed=18", "^TestUnregisteredMemoryIsCounted$", ""},
 	{"first connection", "seed=13", "^TestFirstLargeWrites$", ""},
 	{"windows come on", "seed=14", "^(TestWindowsComeOn|TestListenerProbes|TestTrustedWindowsShareRegistrations|TestLargeWritesWithoutWindows)$", ""},
+	{"no windows, costly registrations", "latency_ns=2000,reg_ns=1000000", "^TestLargeWritesWithoutWindows$", ""},
 	{"windows without an end", "seed=25,mw_past_end", "^TestWindowsAreNotEnforced$", ""},
 	{"windows of every queue pair", "seed=26,mw_any_qp", "^TestWindowsAreNotEnforced$", ""},
 	{"windows that stay", "seed=27,mw_late", "^TestWindowsAreNotEnforced$", ""},
@@ -139,10 +140,10 @@ func TestIWARPIsWrittenTo(t *testing.T) {
 		}
 	}
 	a, b := negotiate(t, x, y, session.Config{})
-	sent, got := make([]byte, 2*ownFrom), make([]byte, 2*ownFrom)
+	sent, got := make([]byte, 4*largeWrite), make([]byte, 4*largeWrite)
 	rand.NewChaCha8([32]byte{1}).Read(sent)
 	carry(t, a, b, sent, got)
-	if st := a.Stats(); st.OffersSent > 0 || st.OfferedBytesSent < ownFrom {
+	if st := a.Stats(); st.OffersSent > 0 || st.OfferedBytesSent < 2*largeWrite {
 		t.Errorf("%d offers, %d bytes by RDMA", st.OffersSent, st.OfferedBytesSent)
 	}
 }
@@ -181,8 +182,8 @@ func TestWhatRegisteringCosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, func() error {
-		if !x.dev.windows.Load() { // the probe's last word
-			return errors.New("the device has not been probed")
+		if !x.dev.windows.Load() || x.dev.copies.Load() == 0 {
+			return errors.New("the device has not been probed and measured")
 		}
 		return nil
 	})
@@ -191,7 +192,7 @@ func TestWhatRegisteringCosts(t *testing.T) {
 		t.Errorf("a registration of 1 ms or more costs %d copies of %d bytes", copies, measureBytes)
 	}
 	a, b := negotiate(t, x, y, session.Config{})
-	sent, got := make([]byte, 2*ownFrom), make([]byte, 2*ownFrom)
+	sent, got := make([]byte, 4*largeWrite), make([]byte, 4*largeWrite)
 	for i := range copies + 1 {
 		if n := a.Stats().OffersSent; n != 0 {
 			t.Errorf("%d offers by %d Writes; a registration costs %d copies", n, i, copies)

@@ -27,7 +27,6 @@ var probed = struct {
 type probeAnswer struct {
 	trusted bool      // windows can be trusted
 	returns bool      // … and a peer's message invalidates them
-	copies  int       // see measure
 	until   time.Time // when an inconclusive answer expires; zero: this one is definite
 }
 
@@ -48,10 +47,14 @@ func (d *device) trustsWindows(cfg Config) bool {
 	return d.mayHaveWindows(cfg) && d.windows.Load()
 }
 
-// probe has the device's endpoints go by what is known of its windows, or has them tried, if
-// somebody will use them. Nobody waits for that.
+// probe has the device's endpoints go by what is known of what registering costs and of its windows,
+// or has it measured, and them tried if somebody will use them. Nobody waits for that.
 func (d *device) probe(cfg Config) {
-	if cfg.forceWindows || !d.mayHaveWindows(cfg) {
+	if cfg.forceWindows {
+		return
+	}
+	d.measuring.Do(func() { d.waiters.Go(d.measure) })
+	if !d.mayHaveWindows(cfg) {
 		return
 	}
 	key, now := d.probeKey(), time.Now()
@@ -72,7 +75,6 @@ func (d *device) probeKey() string { return fmt.Sprintf("%s %#x", d.ctx.Name, d.
 // take has the device's endpoints go by an answer. None takes trust back: connections of the
 // shared domain have nothing but windows to keep their peers out.
 func (d *device) take(answer probeAnswer) {
-	d.copies.Store(int32(answer.copies))
 	d.returns.CompareAndSwap(false, answer.returns)
 	d.windows.CompareAndSwap(false, answer.trusted)
 }
@@ -100,7 +102,6 @@ func (d *device) probeWindows() {
 			answer.until = began // whoever uses the device next tries again
 		}
 	}
-	answer.copies = d.measure()
 	d.learn(answer)
 }
 

@@ -121,15 +121,17 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 }
 
 // PaysToOffer implements session.Memory: the cache has b, or will keep it, as it has come so
-// often that the copies have cost what registering it costs.
+// often that the copies have cost what registering it costs. Without windows it is registered each
+// time as well, for the peer, which has to cost no more than the copy that it spares.
 func (r *remote) PaysToOffer(b []byte) (bool, error) {
-	if r.windows.on() {
-		return r.dom.cache.Worth(b, regcache.BindWindow, r.dev.copiesBefore())
+	local := regcache.BindWindow
+	if !r.windows.on() {
+		if !r.dev.registersLikeCopies() {
+			return false, nil
+		}
+		local = regcache.LocalRead
 	}
-	if len(b) < ownFrom {
-		return false, nil
-	}
-	return r.dom.cache.Worth(b, regcache.LocalRead, r.dev.copiesBefore())
+	return r.dom.cache.Worth(b, local, r.dev.copiesBefore())
 }
 
 // PaysToFill implements session.Memory, as PaysToOffer.

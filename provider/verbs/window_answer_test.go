@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,7 +25,7 @@ import (
 // What the device's answer about its windows changes, and when: on the simulated device,
 // which enforces them.
 
-// largeWrite is as long as offers pay with windows, and shorter than where registrations do.
+// largeWrite is as long as offers may pay.
 const largeWrite = defaultThreshold
 
 // random is a new buffer of n bytes.
@@ -73,14 +75,14 @@ func expectDirect(t *testing.T, a, b *session.Session, n int) {
 }
 
 // expectBoxed fails the test if it does, or if the send buffer is not used in the end.
-func expectBoxed(t *testing.T, a, b *session.Session) {
+func expectBoxed(t *testing.T, a, b *session.Session, n int) {
 	t.Helper()
 	var all uint64
-	sent := random(largeWrite)
+	sent := random(n)
 	for range 4 {
 		direct, moved := writeLarge(t, a, b, sent)
 		if direct != 0 {
-			t.Errorf("%d bytes of a Write of %d left its own memory by RDMA", direct, largeWrite)
+			t.Errorf("%d bytes of a Write of %d left its own memory by RDMA", direct, n)
 		}
 		all += moved
 	}
@@ -109,8 +111,9 @@ func TestFirstLargeWrites(t *testing.T) {
 	}
 }
 
-// Where windows are switched off, or the device turns out to have none, such Writes go
-// through the send buffer, and from 2 MiB on out of memory that is registered for them.
+// Where windows are switched off, or the device turns out to have none, each offer of a Write's own
+// memory takes a registration for the peer: such Writes leave from there where that costs no more
+// than the copy that it spares, and otherwise go through the send buffer whatever their size.
 func TestLargeWritesWithoutWindows(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
@@ -132,8 +135,23 @@ func TestLargeWritesWithoutWindows(t *testing.T) {
 		t.Error("they are in the shared domain")
 	}
 	a, b := negotiate(t, x, y, session.Config{})
-	expectBoxed(t, a, b)
-	expectDirect(t, a, b, 2<<20)
+	testenv.Eventually(t, patience, func() error {
+		if x.dev.copies.Load() == 0 {
+			return errors.New("nobody has measured what registering costs")
+		}
+		return nil
+	})
+	costly := strings.Contains(os.Getenv("HWSIM"), "reg_ns=")
+	if costly == x.dev.registersLikeCopies() {
+		t.Fatalf("a registration costs %d copies", x.dev.copies.Load())
+	}
+	for _, n := range []int{largeWrite, 4 * largeWrite} {
+		if costly {
+			expectBoxed(t, a, b, n)
+		} else {
+			expectDirect(t, a, b, n)
+		}
+	}
 }
 
 // forgetAnswer has the process not know what the device's windows are worth. lacks: it has
@@ -173,13 +191,15 @@ func TestWindowsComeOn(t *testing.T) {
 	probed.mu.Lock()
 	probed.m[key] = probeAnswer{until: time.Now().Add(time.Hour)} // inconclusive: nobody tries
 	probed.mu.Unlock()
+	measured.Store(key, func() int { return 0 }) // nor does anybody measure
+	defer measured.Delete(key)
 	l := listen(t, Config{})
 	x, y, err := connect(l, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	a, b := negotiate(t, x, y, session.Config{})
-	expectBoxed(t, a, b)
+	expectBoxed(t, a, b, largeWrite)
 
 	forgetAnswer(t)
 	x.dev.probeWindows()

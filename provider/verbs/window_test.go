@@ -120,11 +120,15 @@ func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 		probed.mu.Lock()
 		probed.m[d.probeKey()] = probeAnswer{trusted: trusted}
 		probed.mu.Unlock()
+		measured.Store(d.probeKey(), func() int { return 3 })
 		d.probe(Config{})
 		if got := d.trustsWindows(Config{}); got != trusted {
 			t.Errorf("windows: %v, though it is known: %v", got, trusted)
 		}
 		d.waiters.Wait()
+		if n := d.copiesBefore(); n != 3 {
+			t.Errorf("a registration costs %d copies, though 3 are known", n)
+		}
 		d.take(probeAnswer{until: time.Now().Add(probeAgain)}) // another probe could not tell
 		if got := d.trustsWindows(Config{}); got != trusted {
 			t.Errorf("windows: %v, though it was known: %v", got, trusted)
