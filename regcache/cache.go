@@ -185,8 +185,7 @@ func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 	if len(b) == 0 || len(b) > c.config.MaxRegistration || c.config.Disabled || c.closed.Load() {
 		return false, nil
 	}
-	start := addressOf(b)
-	if r := c.index.find(start, start+uintptr(len(b))); r != nil && r.access&access == access && r.proof.valid() {
+	if c.has(b, access) {
 		return true, nil
 	}
 	m := c.classify(b)
@@ -196,6 +195,13 @@ func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 	worth := c.worthCaching(b, m, uses)
 	runtime.KeepAlive(unsafe.SliceData(b))
 	return worth, nil
+}
+
+// has reports whether b is registered with at least the rights of access, and right.
+func (c *Cache) has(b []byte, access Access) bool {
+	start := addressOf(b)
+	r := c.index.find(start, start+uintptr(len(b)))
+	return r != nil && r.access&access == access && r.proof.valid()
 }
 
 // once registers exactly b for one use, and counts that in count.

@@ -105,3 +105,31 @@ func TestALargeObjectSentPieceByPieceIsRegisteredOnce(t *testing.T) {
 		runtime.KeepAlive(b)
 	}
 }
+
+// What is used in parts is registered as one before, but no more than a part of the budget, and no
+// more than the device takes: then its parts are.
+func TestAWholeIsRegisteredBeforeItsParts(t *testing.T) {
+	const size, part = 16 << 20, 1 << 20
+	for name, tt := range map[string]struct {
+		config Config
+		want   int
+	}{
+		"as one":        {Config{Budget: NewBudget(wholeShare*size, 100)}, 1},
+		"of the budget": {Config{Budget: NewBudget(wholeShare*size-1, 100)}, 2},
+		"of the device": {Config{Budget: NewBudget(1<<30, 100), MaxRegistration: size - 1}, 2},
+	} {
+		d := &fakeDevice{}
+		c := newCache(t, d, tt.config)
+		b := make([]byte, 2*size)[:size]
+		for range 2 {
+			c.RegisterWhole(b, LocalWrite)
+			for _, at := range []int{0, size / 2} {
+				release(t, acquireAgain(t, c, b[at:][:part], LocalWrite))
+			}
+		}
+		if n := len(d.live); n != tt.want || c.Stats().Registrations > uint64(2*tt.want) {
+			t.Errorf("%s: %d registrations, %d in all; want %d", name, n, c.Stats().Registrations, tt.want)
+		}
+		runtime.KeepAlive(b)
+	}
+}

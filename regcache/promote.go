@@ -1,5 +1,10 @@
 package regcache
 
+import (
+	"runtime"
+	"unsafe"
+)
+
 const (
 	// A promoted object up to this size is registered as a whole, whatever
 	// part was acquired, so that all later parts of it hit. Registering
@@ -20,6 +25,21 @@ func (c *Cache) whole(m memory) bool { return m.hi-m.lo <= c.wholeMost() }
 // wholeMost bounds what is registered although less was acquired, in bytes.
 func (c *Cache) wholeMost() uintptr {
 	return uintptr(min(wholeMax, c.budget.limit()/wholeShare, int64(c.config.MaxRegistration)))
+}
+
+// RegisterWhole registers b for the cache, so that an Acquire of any part of it with this local access
+// is a hit. It does nothing if b is larger than the device takes at once, or than a part of the budget
+// (wholeShare), if there is no room, or if b cannot be registered: then the parts are by themselves.
+func (c *Cache) RegisterWhole(b []byte, access Access) {
+	if len(b) == 0 || int64(len(b)) > c.budget.limit()/wholeShare || len(b) > c.config.MaxRegistration || c.config.Disabled || c.closed.Load() {
+		return
+	}
+	if m := c.classify(b); m.kind != Unknown && !c.has(b, access) {
+		if r, _ := c.promote(b, access, m); r != nil {
+			r.Release()
+		}
+	}
+	runtime.KeepAlive(unsafe.SliceData(b))
 }
 
 // promote registers b, and what may be registered with it, for the cache. It returns

@@ -3,9 +3,9 @@ package session
 import "unsafe"
 
 // blocksMin is from how many operations' worth on a Read's slice is filled by blocks of memory,
-// which are the same wherever Reads of that memory begin: each is registered once. Else each
-// Read that begins elsewhere would have its parts registered anew, in place of those that they
-// overlap. Smaller objects are registered as a whole (regcache).
+// which are the same wherever Reads of that memory begin: so each is registered once, where the
+// slice is too large to be registered as one. Else each Read that begins elsewhere would have its
+// parts registered anew, in place of those that they overlap.
 const blocksMin = 4
 
 // toBlockEnd is how many bytes there are from the start of b to where the next block of memory

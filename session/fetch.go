@@ -119,20 +119,17 @@ func (f *fetches) target(p []byte, n int) {
 	if t.state == inOfferOver || t.reading > 0 || !t.fits(len(p)-n) {
 		return
 	}
-	if t.noSlice = !f.pays(p[n:]); !t.noSlice {
+	if t.noSlice = !f.pays(p); !t.noSlice {
 		f.into = target{buf: p[n:], before: n}
 	}
 }
 
-// pays reports whether the current offer is to go to b, of a Read, rather than to chunks.
-func (f *fetches) pays(b []byte) bool {
+// pays reports whether the current offer is to go to the slice of a Read, rather than to chunks.
+func (f *fetches) pays(slice []byte) bool {
+	pays, err := f.mem.PaysToFill(slice)
 	if !f.bounds.weigh {
 		return true
 	}
-	if f.byBlocks(b) {
-		b = b[toBlockEnd(b, f.bounds.maxRDMA):]
-	}
-	pays, err := f.mem.PaysToFill(b[:min(len(b), f.bounds.maxRDMA)])
 	if err != nil {
 		f.stats.unregistered++
 	}

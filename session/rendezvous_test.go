@@ -192,14 +192,11 @@ func TestAReadsSliceIsReadIntoWhereThatPays(t *testing.T) {
 				if st.OffersReceived != writes || st.DirectBytesReceived > 0 != tt.direct || st.DirectBytesReceived == st.OfferedBytesReceived != tt.direct {
 					t.Errorf("%d offers; %d bytes of %d to the Reads' slices", st.OffersReceived, st.DirectBytesReceived, st.OfferedBytesReceived)
 				}
-				looks, unregistered := writes, 0
-				if tt.threshold > 0 {
-					looks = 0
-				}
+				unregistered := 0
 				if tt.unknown != nil {
 					unregistered = writes
 				}
-				if mem.looks != looks || st.Unregistered != uint64(unregistered) {
+				if mem.looks != writes || st.Unregistered != uint64(unregistered) {
 					t.Errorf("looked %d times, %d counted as unregistered", mem.looks, st.Unregistered)
 				}
 			})

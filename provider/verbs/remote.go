@@ -134,9 +134,19 @@ func (r *remote) PaysToOffer(b []byte) (bool, error) {
 	return r.dom.cache.Worth(b, local, r.dev.copiesBefore())
 }
 
-// PaysToFill implements session.Memory, as PaysToOffer.
+// PaysToFill implements session.Memory, as PaysToOffer. What pays is registered as one, where that
+// can be.
 func (r *remote) PaysToFill(b []byte) (bool, error) {
-	return r.dom.cache.Worth(b, regcache.LocalWrite, r.dev.copiesBefore())
+	r.use.RLock()
+	defer r.use.RUnlock()
+	if r.q.over() {
+		return false, nil
+	}
+	pays, err := r.dom.cache.Worth(b[:min(len(b), r.dev.most.registration)], regcache.LocalWrite, r.dev.copiesBefore())
+	if pays {
+		r.dom.cache.RegisterWhole(b, regcache.LocalWrite)
+	}
+	return pays, err
 }
 
 // exposeByWindow gives the peer access to b by a window of its own.
