@@ -3,6 +3,7 @@ package san
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"sync"
 	"time"
@@ -19,19 +20,45 @@ import (
 const offerTimeout = 10 * time.Second
 
 // accepted are the connections of this process that others may offer to move, until they are
-// closed, or the program has forgotten them. A sync.Map, which gets smaller again, takes three times
-// as long: half a percent of an accept.
-var accepted = struct {
-	mu    sync.Mutex // guards conns
-	conns map[tcpid.Ends]weak.Pointer[sanconn.Conn]
-}{conns: make(map[tcpid.Ends]weak.Pointer[sanconn.Conn])}
+// closed, or the program has forgotten them.
+var accepted = connTable{conns: make(map[tcpid.Ends]weak.Pointer[sanconn.Conn])}
 
-// acceptedAt returns the connection with these addresses, nil if there is none.
-func acceptedAt(e tcpid.Ends) *sanconn.Conn {
-	accepted.mu.Lock()
-	defer accepted.mu.Unlock()
-	return accepted.conns[e].Value()
+// connTable has connections by their addresses, and does not keep them alive. A sync.Map takes
+// three times as long: half a percent of an accept.
+type connTable struct {
+	mu    sync.Mutex // guards what follows
+	conns map[tcpid.Ends]weak.Pointer[sanconn.Conn]
+	most  int // that conns, which does not get smaller by itself, has had since it was made
 }
+
+// at returns the connection with these addresses, nil if there is none.
+func (t *connTable) at(e tcpid.Ends) *sanconn.Conn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.conns[e].Value()
+}
+
+func (t *connTable) add(e tcpid.Ends, c weak.Pointer[sanconn.Conn]) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.conns[e] = c
+	t.most = max(t.most, len(t.conns))
+}
+
+// remove removes a connection, unless the addresses are another's by now.
+func (t *connTable) remove(e tcpid.Ends, c weak.Pointer[sanconn.Conn]) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.conns[e] == c {
+		delete(t.conns, e)
+	}
+	if n := len(t.conns); t.most >= fewConns && n <= t.most/16 {
+		t.conns, t.most = maps.Collect(maps.All(t.conns)), n
+	}
+}
+
+// fewConns are not worth making a table smaller for.
+const fewConns = 1 << 10
 
 // register makes an accepted connection known, so that its dialer can have it moved.
 func register(c *sanconn.Conn, tcp *net.TCPConn, l *life) {
@@ -40,18 +67,7 @@ func register(c *sanconn.Conn, tcp *net.TCPConn, l *life) {
 		return // it is closed already
 	}
 	l.conn = weak.Make(c)
-	accepted.mu.Lock()
-	defer accepted.mu.Unlock()
-	accepted.conns[l.ends] = l.conn
-}
-
-// unregister ends that, unless the addresses are another's by now.
-func unregister(l *life) {
-	accepted.mu.Lock()
-	defer accepted.mu.Unlock()
-	if accepted.conns[l.ends] == l.conn {
-		delete(accepted.conns, l.ends)
-	}
+	accepted.add(l.ends, l.conn)
 }
 
 // receive takes an endpoint by which another process may offer to move a connection. It does
@@ -112,7 +128,7 @@ func (t *taker) take(note []byte) answer {
 	if err != nil {
 		return answer{code: answerOther}
 	}
-	c := acceptedAt(offer.ends.Reversed())
+	c := accepted.at(offer.ends.Reversed())
 	if c == nil {
 		return answer{code: answerUnknown}
 	}
@@ -163,14 +179,18 @@ func (t *taker) judge(offer hello, h newconn.Handle, l *life) answer {
 		return answer{code: answerOther} // cookies are for those who are here
 	}
 	cookie, err := tcpid.Cookie(h.TCP())
-	if err != nil {
-		return answer{code: answerOther}
-	}
-	if cookie != offer.peerCookie {
+	if err == nil && cookie != offer.peerCookie {
 		return answer{code: answerUnknown}
 	}
-	peer, err := tcpid.Peer(h.TCP())
-	if err != nil || peer.Cookie != offer.cookie || peer.UID != *t.user {
+	var peer tcpid.Socket
+	if err == nil {
+		peer, err = tcpid.Peer(h.TCP())
+	}
+	switch {
+	case err != nil && !errors.Is(err, tcpid.ErrNotHere): // as in a sandbox, of which the dialer knows nothing
+		l.failed(unavailableOf(err))
+		return answer{code: answerStays}
+	case err != nil, peer.Cookie != offer.cookie, peer.UID != *t.user:
 		return answer{code: answerOther}
 	}
 	return answer{code: answerMoves}

@@ -78,6 +78,8 @@ func infoOf(c *sanconn.Conn) Info {
 	switch why := h.Life().(*life).why.Load(); {
 	case h.Stays():
 		info.Fallback, info.Cause = ReasonStays, errDescriptor
+	case h.Ended() && (why == nil || why == unused):
+		info.Fallback, info.Cause = ReasonStays, errEnded.Err
 	case why != nil:
 		info.Fallback, info.Cause = why.Reason, why.Err
 	default:

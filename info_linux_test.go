@@ -66,6 +66,10 @@ func TestInfoOf(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", k.name, got, k.want)
 		}
 	}
+	unused.Close()
+	if got, want := InfoOf(unused), (Info{Provider: "tcp", Fallback: ReasonStays, Cause: errEnded.Err}); got != want {
+		t.Errorf("closed before it was used: %+v, want %+v", got, want)
+	}
 }
 
 // The reasons of connections that are gone are forgotten.

@@ -80,7 +80,7 @@ func (l *life) Closed() {
 	l.leftLocked()
 	l.mu.Unlock()
 	if !l.dialed {
-		unregister(l)
+		accepted.remove(l.ends, l.conn)
 	}
 	if l.release != nil {
 		l.release()

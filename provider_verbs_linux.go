@@ -154,7 +154,7 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 // admit decides about a request before its queue pair is made, by the connection that it is for.
 // What the host's packet filter keeps from TCP has none.
 func admit(local, remote netip.AddrPort, proof uint16) error {
-	c := acceptedAt(tcpid.Ends{Local: local, Remote: remote})
+	c := accepted.at(tcpid.Ends{Local: local, Remote: remote})
 	if c == nil {
 		return verbs.ErrUnknown
 	}

@@ -61,6 +61,7 @@ func confinedRole(r *roleIO) error {
 				go func() {
 					defer c.Close()
 					io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c})
+					r.say("accepted", san.InfoOf(c).Fallback.String())
 				}()
 			}
 		}
@@ -163,14 +164,19 @@ func confined(t *testing.T, args confinedArgs) (there, here string) {
 	if p.hear("listening", &at); strings.HasPrefix(at, "error") {
 		return there, at
 	}
-	return there, dialConfined(at)
+	if here = dialConfined(at); strings.HasSuffix(here, "stays on TCP") { // which does not tell why
+		var why string
+		p.hear("accepted", &why)
+		here += ", at the acceptor " + why
+	}
+	return there, here
 }
 
 // What a connection may become of: by shared memory without the mechanism, or by TCP for a
 // reason that tells.
 var (
 	asBefore = []string{"shm"}
-	without  = []string{"shm", "tcp: permission", "tcp: no provider", "tcp: resources", "tcp: no SAN listener", "tcp: owner mismatch"}
+	without  = []string{"shm", "tcp: permission", "tcp: no provider", "tcp: resources", "tcp: no SAN listener", "tcp: stays on TCP, at the acceptor permission", "tcp: stays on TCP, at the acceptor no provider"}
 )
 
 // Whatever system call is forbidden, and however it fails, dials succeed.
