@@ -1,6 +1,7 @@
 package san
 
 import (
+	"io"
 	"net"
 	"os"
 
@@ -35,9 +36,9 @@ func FileConn(f *os.File) (net.Conn, error) {
 	if o.without == nil && err != nil {
 		o.without = &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
-	var release func()
+	var held io.Closer
 	if o.without == nil {
-		if release, err = o.hold(tcp); err != nil {
+		if held, err = o.hold(tcp); err != nil {
 			o.without = unavailableOf(err)
 		}
 	}
@@ -46,7 +47,7 @@ func FileConn(f *os.File) (net.Conn, error) {
 		count(func(n *Counters) { n.Accepted[providerTCP]++ })
 		return tcp, nil
 	}
-	l := &life{release: release}
+	l := &life{held: held}
 	cfg := newconn.Config{PassedOn: true, BytesWritten: written, BytesRead: read}
 	l.plan, cfg.Threshold = planOfEither(tcp)
 	conn, _ := l.takeOn(tcp, cfg)

@@ -2,6 +2,7 @@ package san
 
 import (
 	"context"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -71,7 +72,7 @@ func (f *fake) listen(_ *net.TCPListener, s settings) (acceptor, error) {
 	return fakeAcceptor{}, nil
 }
 
-func (f *fake) hold(*net.TCPConn, settings) (release func(), err error) { return func() {}, nil }
+func (f *fake) hold(*net.TCPConn, settings) (io.Closer, error) { return fakeAcceptor{}, nil }
 
 func (f *fake) stamps(settings) bool { return false }
 
@@ -113,5 +114,5 @@ func (f *fake) tried() int {
 
 type fakeAcceptor struct{}
 
-func (fakeAcceptor) Waiting() error { return nil }
-func (fakeAcceptor) Close() error   { return nil }
+func (fakeAcceptor) Lacks() (why error, all bool) { return nil, false }
+func (fakeAcceptor) Close() error                 { return nil }

@@ -2,6 +2,7 @@ package san
 
 import (
 	"errors"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -21,7 +22,7 @@ type life struct {
 	guesses atomic.Int32 // stamps from others that were wrong
 	tries   atomic.Int32 // moves that failed
 	plan    *plan        // how this end has it move; nil: only the other end does
-	release func()       // what has it found by its dialer; nil: nothing
+	held    io.Closer    // what has it found by its dialer; nil: nothing
 
 	ends tcpid.Ends                 // of one that was accepted, as the table has them
 	conn weak.Pointer[sanconn.Conn] // likewise
@@ -82,8 +83,8 @@ func (l *life) Closed() {
 	if !l.dialed {
 		accepted.remove(l.ends, l.conn)
 	}
-	if l.release != nil {
-		l.release()
+	if l.held != nil {
+		l.held.Close()
 	}
 }
 

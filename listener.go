@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -175,11 +176,11 @@ func (lc *ListenConfig) opening() (o opening, err error) {
 	return o, nil
 }
 
-// hold has a connection that this process has accepted found, until release.
-func (o *opening) hold(tcp *net.TCPConn) (release func(), err error) {
+// hold has a connection that this process has accepted found, until Close.
+func (o *opening) hold(tcp *net.TCPConn) (io.Closer, error) {
 	for _, p := range o.providers {
-		if release, err = p.hold(tcp, o.settings); release != nil || err != nil {
-			return release, err // shm's; there is no other
+		if held, err := p.hold(tcp, o.settings); held != nil || err != nil {
+			return held, err // shm's; there is no other
 		}
 	}
 	return nil, errOnlyListeners
@@ -197,13 +198,12 @@ func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
 	l.providers = nil
 	for _, p := range o.providers {
 		a, err := p.listen(tcp, o.settings)
-		if a != nil {
-			l.providers = append(l.providers, p)
-			l.acceptors = append(l.acceptors, a)
-		}
 		if err != nil {
 			l.lack(p.name(), err)
+			continue
 		}
+		l.providers = append(l.providers, p)
+		l.acceptors = append(l.acceptors, a)
 	}
 	l.countLacks()
 	if len(l.acceptors) > 0 {
@@ -257,8 +257,8 @@ func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 // takeOn has a connection found that this listener has accepted, also once the listener is
 // closed.
 func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
-	release, _ := l.hold(tcp)
-	its := &life{release: release, condition: l.condition}
+	held, _ := l.hold(tcp)
+	its := &life{held: held, condition: l.condition}
 	c, h := its.takeOn(tcp, newconn.Config{Threshold: firstUse / 2}) // its dialer, which begins, counts as well
 	return c, h, its
 }
@@ -284,7 +284,7 @@ func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
 func (l *Listener) Providers() []string {
 	var names []string
 	for i, a := range l.acceptors {
-		if a.Waiting() == nil {
+		if _, all := a.Lacks(); !all {
 			names = append(names, l.providers[i].name())
 		}
 	}
@@ -293,13 +293,13 @@ func (l *Listener) Providers() []string {
 
 // Unavailable returns why connections may not move to the other providers that were
 // to be used, by name. Another process may have the port on the SAN, for example: it is an
-// error that wraps EADDRINUSE, until that one ends. With a ShmDir that cannot be used, shm is
+// error that wraps EADDRINUSE, until that one ends; what there was no room for is tried again. With a ShmDir that cannot be used, shm is
 // here and among Providers: it serves this network namespace alone.
 func (l *Listener) Unavailable() map[string]*Unavailable {
 	lacks := maps.Clone(l.lacks)
 	for i, a := range l.acceptors {
-		if err := a.Waiting(); err != nil {
-			lacks[l.providers[i].name()] = unavailableOf(err)
+		if why, _ := a.Lacks(); why != nil {
+			lacks[l.providers[i].name()] = unavailableOf(why)
 		}
 	}
 	return lacks
@@ -376,7 +376,7 @@ func (l *Listener) countLacks() {
 		if len(l.acceptors) == 0 && (len(l.lacks) == 0 || isAbsent(l.without.Reason)) {
 			n.Listeners[l.without.Reason]++
 		}
-		for _, why := range l.lacks {
+		for _, why := range l.Unavailable() {
 			if !isAbsent(why.Reason) {
 				n.Listeners[why.Reason]++
 			}

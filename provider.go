@@ -30,14 +30,13 @@ type provider interface {
 	dialed(tcp *net.TCPConn, began time.Time, l *life, s settings)
 
 	// listen has the processes at other ends find this one for the connections that a TCP
-	// listener accepts. It hands over each endpoint by which one may offer to move. An error,
-	// preferably an *Unavailable, is what this listener does without: this SAN, if there is no
-	// acceptor beside it, or else connections from other network namespaces.
+	// listener accepts. It hands over each endpoint by which one may offer to move. The error is
+	// preferably an *Unavailable.
 	listen(tcp *net.TCPListener, s settings) (acceptor, error)
 
 	// hold has them find this process for one connection that it has accepted, whoever listens,
-	// until release. That is nil where only a listener is found.
-	hold(tcp *net.TCPConn, s settings) (release func(), err error)
+	// until Close. It returns nil where only a listener is found.
+	hold(tcp *net.TCPConn, s settings) (io.Closer, error)
 
 	// stamps reports whether connections may be told by their stamps, which TCP has to keep.
 	stamps(s settings) bool
@@ -45,9 +44,9 @@ type provider interface {
 
 // acceptor is a provider's part of a listener.
 type acceptor interface {
-	// Waiting returns why nobody is found yet, because another process has to end its own
-	// first; otherwise nil.
-	Waiting() error
+	// Lacks returns why it does not take connections now, nil: it does. all: it takes none, or else
+	// none from other network namespaces.
+	Lacks() (why error, all bool)
 
 	io.Closer
 }

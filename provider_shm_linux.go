@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"time"
@@ -78,33 +79,23 @@ func (shmProvider) stamps(s settings) bool { return s.dir != "" }
 
 // listen implements provider.
 func (shmProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
-	at := tcp.Addr().(*net.TCPAddr).AddrPort()
-	release, outside, err := shmNames.open(at, s)
+	a, err := shmNames.open(tcp.Addr().(*net.TCPAddr).AddrPort(), s)
 	if err != nil {
 		return nil, err
 	}
-	if outside == nil && mayBeOutside(at, s) {
+	if a.there != nil {
 		if err := tcpid.SaveSYN(tcp); err != nil {
-			outside = &Unavailable{Reason: ReasonNotServed, Err: err}
+			a.outside = &Unavailable{Reason: ReasonNotServed, Err: err}
 		}
 	}
-	return shmAcceptor(release), outside
+	return a, nil
 }
 
 // hold implements provider.
-func (shmProvider) hold(tcp *net.TCPConn, s settings) (release func(), err error) {
-	release, _, err = shmNames.open(tcp.LocalAddr().(*net.TCPAddr).AddrPort(), s)
-	return release, err
-}
-
-// shmAcceptor gives up a listener's use of its names.
-type shmAcceptor func()
-
-// Waiting implements acceptor.
-func (shmAcceptor) Waiting() error { return nil }
-
-// Close implements acceptor.
-func (release shmAcceptor) Close() error {
-	release()
-	return nil
+func (shmProvider) hold(tcp *net.TCPConn, s settings) (io.Closer, error) {
+	a, err := shmNames.open(tcp.LocalAddr().(*net.TCPAddr).AddrPort(), s)
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
 }

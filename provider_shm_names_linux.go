@@ -3,6 +3,7 @@ package san
 import (
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/session"
@@ -17,61 +18,112 @@ type nameSet struct {
 	names map[names]*processName
 }
 
-// processName is a name of this process.
+// processName is a name that this process has, or will have: while descriptors or the port's numbers
+// are used up, it tries again once in a while.
 type processName struct {
-	*shm.Listener
-	at    names
-	users int // guarded by the set's mu
+	at  names
+	cfg session.Config
+
+	// The set's mu guards what follows.
+	users    int
+	listener *shm.Listener
+	lack     error // why it does not have it yet; nil: it has
 }
 
-// open has other processes find this one for connections to an address, until release. outside
-// is why those of other network namespaces do not, where there is a directory for them.
-func (n *nameSet) open(at netip.AddrPort, s settings) (release func(), outside, err error) {
+// againIn is when a name is tried again.
+const againIn = time.Second
+
+// open has other processes find this one for connections to an address, until Close.
+func (n *nameSet) open(at netip.AddrPort, s settings) (*shmAcceptor, error) {
 	here, err := n.use(namesHere(at.Port()), s.session)
-	if err != nil || !mayBeOutside(at, s) {
-		return here, nil, err
-	}
-	there, err := n.use(names{s.dir, namesHere(at.Port()).peer}, s.session)
 	if err != nil {
-		return here, err, nil
+		return nil, err
 	}
-	return func() { here(); there() }, nil, nil
+	a := &shmAcceptor{here: here}
+	if mayBeOutside(at, s) {
+		a.there, a.outside = n.use(names{s.dir, here.at.peer}, s.session)
+	}
+	return a, nil
+}
+
+// shmAcceptor is the use of the names for an address.
+type shmAcceptor struct { // of each accepted connection, so it holds little
+	here, there *processName // there: in the directory, or nil
+	outside     error        // why those of other network namespaces do not find this process
+}
+
+// Lacks implements acceptor.
+func (a *shmAcceptor) Lacks() (why error, all bool) {
+	shmNames.mu.Lock()
+	defer shmNames.mu.Unlock()
+	switch {
+	case a.here.lack != nil:
+		return a.here.lack, true
+	case a.there != nil && a.there.lack != nil:
+		return a.there.lack, false
+	}
+	return a.outside, false
+}
+
+// Close gives the names up.
+func (a *shmAcceptor) Close() error {
+	for _, name := range []*processName{a.here, a.there} {
+		if name != nil {
+			shmNames.release(name)
+		}
+	}
+	return nil
 }
 
 // use takes a name, unless the process has it, until release.
-func (n *nameSet) use(at names, cfg session.Config) (release func(), err error) {
+func (n *nameSet) use(at names, cfg session.Config) (*processName, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	name := n.names[at]
 	if name == nil {
-		l, err := shm.Listen(at.peer.Port(), shm.Config{Dir: at.dir})
-		if err != nil {
-			return nil, err
+		name = &processName{at: at, cfg: cfg}
+		if n.takeLocked(name); name.lack != nil && !isReason(name.lack, ReasonResources) {
+			return nil, name.lack
 		}
-		name = &processName{Listener: l, at: at}
 		n.names[at] = name
-		go l.Serve(func(ep session.Endpoint) { // until the last user has released it
-			c := came{Endpoint: ep, provider: shm.Name, outside: at.dir != ""}
-			if user := shm.PeerUser(ep); !c.outside {
-				c.user = &user
-			}
-			receive(c, cfg)
-		})
 	}
 	name.users++
-	return func() { n.release(name) }, nil // of each accepted connection, so it holds little
+	return name, nil
+}
+
+func (n *nameSet) takeLocked(name *processName) {
+	l, err := shm.Listen(name.at.peer.Port(), shm.Config{Dir: name.at.dir})
+	if name.lack = err; err != nil {
+		time.AfterFunc(againIn, func() {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			if name.users > 0 {
+				n.takeLocked(name)
+			}
+		})
+		return
+	}
+	name.listener = l
+	outside := name.at.dir != ""
+	go l.Serve(func(ep session.Endpoint) { // until the last user has released it
+		c := came{Endpoint: ep, provider: shm.Name, outside: outside}
+		if user := shm.PeerUser(ep); !outside {
+			c.user = &user
+		}
+		receive(c, name.cfg)
+	})
 }
 
 // release gives a name up with its last use.
 func (n *nameSet) release(name *processName) {
 	n.mu.Lock()
 	name.users--
-	last := name.users == 0
+	last, l := name.users == 0, name.listener
 	if last {
 		delete(n.names, name.at)
 	}
 	n.mu.Unlock()
-	if last {
-		name.Close() // the next one of the port meanwhile has another number
+	if last && l != nil {
+		l.Close() // the next one of the port meanwhile has another number
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"time"
@@ -63,7 +64,7 @@ func zoned(tcp net.Addr) netip.AddrPort {
 func (verbsProvider) stamps(settings) bool { return verbs.HaveDevices() }
 
 // hold implements provider.
-func (verbsProvider) hold(*net.TCPConn, settings) (release func(), err error) { return nil, nil }
+func (verbsProvider) hold(*net.TCPConn, settings) (io.Closer, error) { return nil, nil }
 
 // move connects by the TCP connection's route, to the port that it has, and shows by the
 // connection's stamp that both are of the same two ends.
@@ -148,7 +149,15 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 		l.Close()
 		return nil, &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
-	return l, nil
+	return verbsAcceptor{l}, nil
+}
+
+type verbsAcceptor struct{ *verbs.Listener }
+
+// Lacks implements acceptor: another process may have to end its listener first.
+func (a verbsAcceptor) Lacks() (why error, all bool) {
+	why = a.Waiting()
+	return why, why != nil
 }
 
 // admit decides about a request before its queue pair is made, by the connection that it is for.

@@ -196,3 +196,53 @@ func TestFoundBehindAGap(t *testing.T) {
 	waitFor(t, "an attempt", func() bool { return !isUndecided(c) })
 	wantMoved(t, c, shm.Name)
 }
+
+// A listener for whose process no name is left is found once there is one, and so are the
+// connections that it has accepted by then.
+func TestANameIsTriedAgain(t *testing.T) {
+	onlyShm(t)
+	for what, dir := range map[string]string{"here": "", "in the directory": t.TempDir()} {
+		t.Run(what, func(t *testing.T) {
+			var plain net.ListenConfig
+			plain.SetMultipathTCP(false)
+			made, err := plain.Listen(t.Context(), "tcp", "0.0.0.0:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			tcp := made.(*net.TCPListener)
+			port := uint16(tcp.Addr().(*net.TCPAddr).Port)
+			var others []*shm.Listener
+			for range shm.Numbers {
+				other, err := shm.Listen(port, shm.Config{Dir: dir})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer other.Close()
+				others = append(others, other)
+			}
+			before := Stats().Listeners[ReasonResources]
+			l, err := (&ListenConfig{ShmDir: dir}).Adopt(tcp)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			if why := l.Unavailable()[shm.Name]; why == nil || why.Reason != ReasonResources || len(l.Providers()) != 0 && dir == "" {
+				t.Fatalf("it has %v, and lacks %v", l.Providers(), l.Unavailable())
+			}
+			if n := Stats().Listeners[ReasonResources] - before; n != 1 {
+				t.Errorf("%d listeners lack something", n)
+			}
+			c := mustDial(t, new(Dialer), fmt.Sprintf("127.0.0.1:%d", port))
+			s := mustAccept(t, l)
+			for _, other := range others { // to which a dial would wait for an answer
+				other.Close()
+			}
+			waitFor(t, "the listener to have all", func() bool { return len(l.Unavailable()) == 0 && len(l.Providers()) == 1 })
+			moving.begin(c)
+			for range 3 {
+				send(t, c, s, string(randomBytes(200_000)))
+			}
+			wantMoved(t, s, shm.Name)
+		})
+	}
+}
