@@ -1,6 +1,7 @@
 package san
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
 )
@@ -47,24 +49,42 @@ func roundsUntilMoved(t testing.TB, c, s net.Conn, most int) int {
 				t.Fatal(err)
 			}
 		}
-		for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
-			if InfoOf(c).Provider == shm.Name {
-				return round
-			}
+		moved := func() bool { return InfoOf(c).Provider == shm.Name }
+		waitFor(t, "the end of what that has begun", func() bool { return moved() || !isTrying() })
+		if moved() {
+			return round
 		}
 	}
 	return most
 }
 
+// claims is shared memory, and counts the moves that the program's use of the descriptor puts off.
+type claims struct {
+	shmProvider
+	n *atomic.Int32
+}
+
+func (p claims) move(ctx context.Context, h newconn.Handle, s settings) error {
+	err := p.shmProvider.move(ctx, h, s)
+	if errors.Is(err, newconn.ErrClaimed) {
+		p.n.Add(1)
+	}
+	return err
+}
+
 // Control right behind Dial, as gRPC has it, costs a connection that moves at once the use that
 // others need, and no attempt.
 func TestControlBehindDial(t *testing.T) {
-	onlyShm(t)
+	var claimed atomic.Int32
+	useProviders(t, claims{n: &claimed})
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	for range 8 { // an attempt that failed would be repeated behind four times as much use
+		claimed.Store(0)
 		c := mustDial(t, atOnce(), l.Addr().String())
 		takeDescriptor(t, c)
-		if n := roundsUntilMoved(t, c, mustAccept(t, l), 4); n == 4 {
+		s := mustAccept(t, l)
+		waitFor(t, "the move at once, which pauses until that", func() bool { return claimed.Load() > 0 })
+		if n := roundsUntilMoved(t, c, s, 4); n == 4 {
 			t.Errorf("not moved: %+v", InfoOf(c))
 		}
 	}

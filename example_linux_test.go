@@ -138,7 +138,7 @@ func ExampleInfoOf() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		for san.InfoOf(c).Fallback == san.ReasonUnused { // it moves in the background
+		for san.InfoOf(c).Fallback == san.ReasonUnused { // it moves in the background, which no event tells
 			time.Sleep(time.Millisecond)
 		}
 		info := san.InfoOf(c)

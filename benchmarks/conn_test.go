@@ -10,6 +10,7 @@ package benchmarks
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -112,8 +113,13 @@ func (tr transport) connect(a net.Addr) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	for tr.provider != "" && san.InfoOf(c).Fallback == san.ReasonUnused { // until a move's time is over
-		time.Sleep(100 * time.Microsecond)
+	if tr.provider != "" {
+		testenv.Await(30*time.Second, func() error { // the time of a move at the most
+			if san.InfoOf(c).Fallback == san.ReasonUnused {
+				return errors.New("nothing has become of its move yet")
+			}
+			return nil
+		})
 	}
 	if info := san.InfoOf(c); tr.provider != "" && info.Provider != tr.provider {
 		c.Close()

@@ -168,7 +168,7 @@ func timeCalls(b *testing.B, callers int, idle time.Duration, call func(caller i
 			took[i] = make([]time.Duration, 0, n)
 			all.Go(func() {
 				for range n {
-					time.Sleep(idle)
+					time.Sleep(idle) // the caller's own pace, which is measured
 					began := time.Now()
 					if err := call(i); err != nil {
 						b.Error(err)

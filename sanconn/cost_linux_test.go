@@ -4,7 +4,6 @@ import (
 	"net"
 	"runtime"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/sanconn/san/internal/newconn"
@@ -141,7 +140,8 @@ func BenchmarkReadOfWhatWasPeeked(b *testing.B) {
 
 // BenchmarkMove is a move and the way back.
 func BenchmarkMove(b *testing.B) {
-	x, y, err := newPair(newconn.Config{}, newconn.Config{})
+	left := make(chan struct{}, 1)
+	x, y, err := newPair(newconn.Config{}, newconn.Config{Life: leaver{ending{}, left}})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -157,8 +157,17 @@ func BenchmarkMove(b *testing.B) {
 		if err := sanconn.LeaveSAN(x); err != nil {
 			b.Fatal(err)
 		}
-		for sanconn.Leaving(y) || y.Provider() != "tcp" {
-			time.Sleep(10 * time.Microsecond)
+		<-left
+		if sanconn.Leaving(y) || y.Provider() != "tcp" {
+			b.Fatalf("it has left, and goes by %s", y.Provider())
 		}
 	}
 }
+
+// leaver is told of a connection's way back to TCP.
+type leaver struct {
+	ending
+	left chan<- struct{}
+}
+
+func (l leaver) Left() { l.left <- struct{}{} }

@@ -114,7 +114,8 @@ func moveAgain(t *testing.T, a, b *sanconn.Conn) {
 	})
 }
 
-// readSlowly reads to the end so that Writes wait. begun is closed when the first bytes have come.
+// readSlowly reads to the end so that Writes wait: its pace is what the tests are about, not a wait
+// for anything. begun is closed when the first bytes have come.
 func readSlowly(t *testing.T, c *sanconn.Conn) (all <-chan []byte, begun <-chan struct{}) {
 	read, first := make(chan []byte, 1), make(chan struct{})
 	go func() {

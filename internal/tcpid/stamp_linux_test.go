@@ -40,6 +40,23 @@ func wantProof(t testing.TB, dialed, accepted *net.TCPConn) {
 	}
 }
 
+// letTheClockGo waits until the clock that stamps are made of shows another time than that of a
+// connection's beginning, by more than stampSlack.
+func letTheClockGo(t testing.TB, c *net.TCPConn) {
+	t.Helper()
+	began, err := control(c, timestampClock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, time.Minute, func() error {
+		now, err := control(c, timestampClock)
+		if err == nil && now-began < 100 {
+			err = fmt.Errorf("the clock has gone from %d to %d", began, now)
+		}
+		return err
+	})
+}
+
 func TestBothEndsKnowTheStamp(t *testing.T) {
 	for _, tt := range []struct{ listen, dial string }{
 		{"127.0.0.1", "127.0.0.1"}, {"::1", "::1"}, {"::", "127.0.0.1"}, {"::", "::1"},
@@ -66,7 +83,7 @@ func TestWhenADialBeganIsItsStamp(t *testing.T) {
 	}
 	began := time.Now()
 	d, a := connect(t, l)
-	time.Sleep(100 * time.Millisecond) // of the clock that stamps are made of
+	letTheClockGo(t, d)
 	s, err := DialerStamps(d, began)
 	if err != nil {
 		t.Fatal(err)
@@ -83,8 +100,8 @@ func TestDialerStampMayBeLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, a := connect(t, l)
-	a.Write(make([]byte, 10_000))      // a server that speaks first
-	time.Sleep(100 * time.Millisecond) // of the clock that stamps are made of
+	a.Write(make([]byte, 10_000)) // a server that speaks first
+	letTheClockGo(t, d)
 	wantProof(t, d, a)
 	d.Write([]byte{1})
 	if _, err := DialerStamps(d, time.Time{}); err != errTooLate {

@@ -1,6 +1,7 @@
 package containers
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -74,6 +75,7 @@ func (a *agent) pour(args []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	a.waits = make(chan struct{}, 100)
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -83,9 +85,18 @@ func (a *agent) pour(args []string) (string, error) {
 			go func() {
 				defer c.Close()
 				b := make([]byte, 256<<10)
-				for _, err := c.Read(b); err == nil; {
-					_, err = c.Write(b)
-					a.poured.Add(int64(len(b)))
+				_, err := c.Read(b)
+				for waits := false; err == nil; {
+					if !waits {
+						c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
+					}
+					var n int
+					n, err = c.Write(b)
+					a.poured.Add(int64(n))
+					if !waits && errors.Is(err, os.ErrDeadlineExceeded) {
+						waits, err = true, c.SetWriteDeadline(time.Time{})
+						a.waits <- struct{}{}
+					}
 				}
 			}()
 		}
@@ -93,16 +104,21 @@ func (a *agent) pour(args []string) (string, error) {
 	return "ok", nil
 }
 
-// full waits until all that pour writes waits.
-func (a *agent) full([]string) (string, error) {
-	for n, end := int64(-1), time.Now().Add(patience); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
-		if m := a.poured.Load(); m == n {
-			return fmt.Sprint("full ", n), nil
-		} else {
-			n = m
+// full waits until what pour writes to so many connections waits for room.
+func (a *agent) full(args []string) (string, error) {
+	var n int
+	if _, err := fmt.Sscan(args[0], &n); err != nil {
+		return "", err
+	}
+	late := time.After(patience)
+	for i := range n {
+		select {
+		case <-a.waits:
+		case <-late:
+			return "", fmt.Errorf("%d of %d are full", i, n)
 		}
 	}
-	return "", os.ErrDeadlineExceeded
+	return fmt.Sprint("full ", a.poured.Load()), nil
 }
 
 // stall makes so many connections, and never reads from them. It answers how many have moved.
@@ -165,7 +181,10 @@ func TestStalledClientsOfASmallContainer(t *testing.T) {
 				} else if fmt.Sscanf(got, "stalled %d", &moved); moved < least {
 					t.Errorf("%d of %d have moved", moved, n)
 				}
-				full := server.ask(t, "full")
+				full := server.ask(t, fmt.Sprint("full ", n))
+				if !strings.HasPrefix(full, "full ") {
+					t.Error(full)
+				}
 				other.must(t, "dial 127.0.0.1:80", "")
 				other.must(t, "echo "+enough, "ok ")
 				client.must(t, "dial 127.0.0.1:80", "")

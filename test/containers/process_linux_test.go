@@ -139,8 +139,9 @@ type agent struct {
 	listener net.Listener
 	conn     net.Conn // the one that it has dialed
 	stalled  []net.Conn
-	poured   atomic.Int64 // bytes
-	ended    chan string  // what carried an accepted connection, and its error
+	poured   atomic.Int64  // bytes
+	waits    chan struct{} // one for each connection of pour that has no room any more
+	ended    chan string   // what carried an accepted connection, and its error
 }
 
 var commands = map[string]func(*agent, []string) (string, error){

@@ -262,7 +262,9 @@ func moved(carried int, look func() counters) (accepted map[string]int) {
 	return accepted
 }
 
-// eventually asks until it is so, and reports whether that was in time.
+// eventually asks until it is so, and reports whether that was in time. It is for what other
+// people's programs announce by no event. (The module knows nothing of the library, of which
+// testenv.Eventually is.)
 func eventually(ask func() bool) bool {
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if ask() {

@@ -2,12 +2,14 @@ package siege
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"time"
 
 	"github.com/sanconn/san"
+	"github.com/sanconn/san/internal/testenv"
 )
 
 func init() { roles["bystander"] = bystanderRole }
@@ -61,7 +63,7 @@ func bystanderRole(r *roleIO) error {
 func clientPhase(address string, kept net.Conn, limit time.Duration) *experience {
 	e := &experience{Dials: map[string]int{}, Fallbacks: map[string]int{}}
 	var dials, echoes []time.Duration
-	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(time.Millisecond) { // its pace
 		e.Rounds++
 		for range 5 {
 			begun := time.Now()
@@ -99,9 +101,12 @@ func dialMovedBy(d *san.Dialer, network, address string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	for end := time.Now().Add(10 * time.Second); san.InfoOf(c).Fallback == san.ReasonUnused && time.Now().Before(end); {
-		time.Sleep(50 * time.Microsecond)
-	}
+	testenv.Await(10*time.Second, func() error {
+		if san.InfoOf(c).Fallback == san.ReasonUnused {
+			return errors.New("nothing has become of its move yet")
+		}
+		return nil
+	})
 	return c, nil
 }
 

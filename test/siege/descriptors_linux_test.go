@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/test/siege/internal/rawshm"
 )
 
@@ -163,12 +162,7 @@ func keepRole(a *attacker, args [2]int) error {
 		return err
 	}
 	for _, c := range conns {
-		if err := testenv.Await(patience/2, func() error {
-			if !c.Done() {
-				return errors.New("a connection is not closed")
-			}
-			return nil
-		}); err != nil {
+		if err := untilDone(c, patience/2); err != nil {
 			return err
 		}
 	}
