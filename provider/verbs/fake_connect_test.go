@@ -360,8 +360,8 @@ func testHalfOpenWithoutCM(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		expectGivenUp(t, l)
 	}
+	expectGivenUp(t, l, 2)
 	fill(l)
 	refusedForRoom(t, l, cfg)
 }

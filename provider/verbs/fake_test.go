@@ -89,7 +89,8 @@ func TestOnFake(t *testing.T) {
 				t.Fatal(err)
 			}
 			child := exec.Command(os.Args[0], "-test.run=^TestOnFake$/^"+strings.ReplaceAll(tt.name, " ", "_")+"$", "-test.timeout=1m")
-			child.Env = append(os.Environ(), fakeVariable+"="+shared, "LD_LIBRARY_PATH="+dir)
+			child.Env = append(os.Environ(), fakeVariable+"="+shared, "LD_LIBRARY_PATH="+dir,
+				"GORACE=atexit_sleep_ms=10 "+os.Getenv("GORACE")) // a second, by default, which is for other threads' reports
 			if out, err := child.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
