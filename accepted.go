@@ -9,7 +9,9 @@ import (
 	"time"
 	"weak"
 
+	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -112,75 +114,75 @@ func (t *taker) note(note []byte) {
 	default:
 		t.decided = true
 		defer close(t.over)
-		if a := t.take(note); a.code != answerMoves {
-			t.session.SendNote(append([]byte{newconn.NoteAnswer}, a.encode()...))
+		if a := t.take(note); a.Code != hello.Moves {
+			t.session.SendNote(append([]byte{newconn.NoteAnswer}, a.Encode()...))
 			t.session.Close()
 		}
 	}
 }
 
 // take takes the offer, if it is one for a connection of this process.
-func (t *taker) take(note []byte) answer {
+func (t *taker) take(note []byte) hello.Answer {
 	if len(note) == 0 || note[0] != newconn.NoteOffer {
-		return answer{code: answerOther}
+		return hello.Answer{Code: hello.Other}
 	}
-	offer, err := parseHello(note[1:])
+	offer, err := hello.ParseOffer(note[1:])
 	if err != nil {
-		return answer{code: answerOther}
+		return hello.Answer{Code: hello.Other}
 	}
-	c := accepted.at(offer.ends.Reversed())
+	c := accepted.at(offer.Ends.Reversed())
 	if c == nil {
-		return answer{code: answerUnknown}
+		return hello.Answer{Code: hello.Unknown}
 	}
 	h := newconn.HandleOf(c)
 	l := h.Life().(*life)
 	a := t.judge(offer, h, l)
-	if a.code != answerMoves {
+	if a.Code != hello.Moves {
 		return a
 	}
 	if h.Ended() { // there is nothing to decide
 		l.failed(errEnded)
-		return answer{code: answerStays}
+		return hello.Answer{Code: hello.Stays}
 	}
 	switch decided, err := t.condition(l); {
 	case !decided:
-		return answer{code: answerUnknown, stamp: a.stamp, undecided: true}
+		return hello.Answer{Code: hello.Unknown, Stamp: a.Stamp, Undecided: true}
 	case err != nil:
-		return answer{code: answerRefused, stamp: a.stamp}
+		return hello.Answer{Code: hello.Refused, Stamp: a.Stamp}
 	}
 	t.taken = h.Notes()
-	if err := h.Take(t.session, a.encode()); err != nil {
+	if err := h.Take(t.session, a.Encode()); err != nil {
 		t.taken = nil
-		l.failed(unavailableOf(err))
-		return answer{code: answerStays}
+		l.failed(reason.Of(err))
+		return hello.Answer{Code: hello.Stays}
 	}
 	return a
 }
 
 // judge compares what the offer says of its TCP connection with what is known of it here.
-func (t *taker) judge(offer hello, h newconn.Handle, l *life) answer {
+func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *life) hello.Answer {
 	if l.guesses.Load() >= mostGuesses {
-		return answer{code: answerStays}
+		return hello.Answer{Code: hello.Stays}
 	}
-	if offer.stamped {
+	if offer.Stamped {
 		if t.user != nil {
-			return answer{code: answerOther} // who is here can learn stamps, and shall show cookies
+			return hello.Answer{Code: hello.Other} // who is here can learn stamps, and shall show cookies
 		}
 		if t.outside && isHere(h.TCP()) {
-			return answer{code: answerOther}
+			return hello.Answer{Code: hello.Other}
 		}
-		half, ok := l.answerStamp(h.TCP(), offer.challenge)
+		half, ok := l.answerStamp(h.TCP(), offer.Challenge)
 		if !ok {
-			return answer{code: answerOther}
+			return hello.Answer{Code: hello.Other}
 		}
-		return answer{code: answerMoves, stamp: half}
+		return hello.Answer{Code: hello.Moves, Stamp: half}
 	}
 	if t.user == nil {
-		return answer{code: answerOther} // cookies are for those who are here
+		return hello.Answer{Code: hello.Other} // cookies are for those who are here
 	}
 	cookie, err := tcpid.Cookie(h.TCP())
-	if err == nil && cookie != offer.peerCookie {
-		return answer{code: answerUnknown}
+	if err == nil && cookie != offer.PeerCookie {
+		return hello.Answer{Code: hello.Unknown}
 	}
 	var peer tcpid.Socket
 	if err == nil {
@@ -188,12 +190,12 @@ func (t *taker) judge(offer hello, h newconn.Handle, l *life) answer {
 	}
 	switch {
 	case err != nil && !errors.Is(err, tcpid.ErrNotHere): // as in a sandbox, of which the dialer knows nothing
-		l.failed(unavailableOf(err))
-		return answer{code: answerStays}
-	case err != nil, peer.Cookie != offer.cookie, peer.UID != *t.user:
-		return answer{code: answerOther}
+		l.failed(reason.Of(err))
+		return hello.Answer{Code: hello.Stays}
+	case err != nil, peer.Cookie != offer.Cookie, peer.UID != *t.user:
+		return hello.Answer{Code: hello.Other}
 	}
-	return answer{code: answerMoves}
+	return hello.Answer{Code: hello.Moves}
 }
 
 // isHere reports whether a connection's other end may be in the same network namespace.

@@ -1,10 +1,7 @@
 package san
 
 import (
-	"errors"
-	"fmt"
 	"net"
-	"syscall"
 	"time"
 )
 
@@ -94,9 +91,3 @@ func (l *life) decided(o MoveOffer, d *decision) {
 		delete(l.decisions, o.asked())
 	}
 }
-
-// errUndecided is what the dialer gets of a condition that takes its time.
-var errUndecided = errors.New("the listener's condition has not decided yet")
-
-// errRefused is what the dialer gets. The reason stays with the listener.
-var errRefused = fmt.Errorf("the listener's condition: %w", syscall.ECONNREFUSED)

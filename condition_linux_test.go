@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/sanconn"
 )
@@ -113,7 +114,7 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 		again    bool
 	}{
 		"refused":        {nil, ReasonRefused, false},
-		"by an impostor": {&Unavailable{Reason: ReasonOwner, Err: errImpostor}, ReasonOwner, true},
+		"by an impostor": {&Unavailable{Reason: ReasonOwner, Err: hello.ErrImpostor}, ReasonOwner, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			broken, f := &fake{called: "broken"}, &fake{impostor: tt.impostor}
@@ -362,25 +363,5 @@ func TestConditionThatTakesItsTime(t *testing.T) {
 	}
 	if n := second.tried(); n > 0 {
 		t.Errorf("the second provider was tried %d times", n)
-	}
-}
-
-// A dialer that does not know of the flag takes an answer with it for what it was before: the
-// process does not have the connection yet.
-func TestUndecidedAnswer(t *testing.T) {
-	for _, a := range []answer{{code: answerMoves, stamp: 7}, {code: answerUnknown}, {code: answerUnknown, stamp: 7, undecided: true}} {
-		b := a.encode()
-		if got, err := parseAnswer(b); got != a || err != nil {
-			t.Errorf("%+v, %v instead of %+v", got, err, a)
-		}
-		if got, err := parseAnswer(b[:3]); got.code != a.code || got.undecided || err != nil {
-			t.Errorf("without the flag: %+v, %v", got, err)
-		}
-		if got, err := parseAnswer(append(b[:3:3], 0xfe)); got.undecided || err != nil {
-			t.Errorf("with other flags: %+v, %v", got, err)
-		}
-	}
-	if !errors.Is(answer{code: answerUnknown, undecided: true}.err(), errUndecided) {
-		t.Error("it is no reason")
 	}
 }

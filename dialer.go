@@ -104,7 +104,7 @@ func (d *Dialer) plan(network string) (p *plan, err error) {
 	env := processEnvironment()
 	p = &plan{
 		settings: settle(d.Options, d.RDMA, d.Policy, d.ShmDir, env),
-		atOnce:   d.Options.MoveAtOnce || env.moveAtOnce,
+		atOnce:   d.Options.MoveAtOnce || env.MoveAtOnce,
 	}
 	p.providers, p.without, err = choose(d.Policy, d.Providers, env)
 	return p, err

@@ -4,49 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
-	"os"
-	"slices"
-	"syscall"
 )
-
-// unavailableOf is why a connection does not move, by the error of an attempt.
-func unavailableOf(err error) *Unavailable {
-	why := new(Unavailable)
-	if errors.As(err, &why) {
-		return why
-	}
-	return &Unavailable{Reason: impliedBy(err), Err: err}
-}
-
-// impliedBy is the reason that an error implies.
-func impliedBy(err error) Reason {
-	var errno syscall.Errno
-	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return ReasonTimeout
-	case errors.Is(err, context.Canceled):
-		return ReasonCanceled
-	case errors.As(err, &errno):
-		switch errno {
-		case syscall.ETIMEDOUT:
-			return ReasonTimeout
-		case syscall.ENETUNREACH, syscall.EADDRNOTAVAIL, syscall.ECONNREFUSED, syscall.EHOSTUNREACH:
-			return ReasonUnreachable
-		case syscall.EPERM, syscall.EACCES:
-			return ReasonPermission
-		case syscall.ENOSYS:
-			return ReasonNoProvider
-		case syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN, syscall.EADDRINUSE:
-			return ReasonResources
-		}
-	}
-	return ReasonProtocol
-}
-
-func isReason(err error, reasons ...Reason) bool {
-	var why *Unavailable
-	return errors.As(err, &why) && slices.Contains(reasons, why.Reason)
-}
 
 // requireError is an Unavailable under the policy Require, which forbids TCP.
 type requireError struct{ why *Unavailable }

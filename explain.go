@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/undernet"
 )
 
@@ -60,7 +61,7 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 		names = slices.DeleteFunc(names, func(n string) bool { return n == by.name() })
 		o := Outcome{Address: tcp.Address, Provider: by.name(), Err: &Unavailable{Reason: ReasonPolicy}}
 		if tcp.Err != nil {
-			o.Err = unavailableOf(tcp.Err)
+			o.Err = reason.Of(tcp.Err)
 		} else if d.Policy != Never {
 			alone := *p
 			alone.providers = []provider{by}

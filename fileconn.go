@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/tcpid"
 )
 
@@ -39,7 +40,7 @@ func FileConn(f *os.File) (net.Conn, error) {
 	var held io.Closer
 	if o.without == nil {
 		if held, err = o.hold(tcp); err != nil {
-			o.without = unavailableOf(err)
+			o.without = reason.Of(err)
 		}
 	}
 	if o.without != nil {

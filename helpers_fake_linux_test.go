@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/internal/twin"
@@ -90,19 +91,19 @@ func (f *fake) move(ctx context.Context, h newconn.Handle, s settings) error {
 	case err != nil:
 		return &Unavailable{Reason: ReasonNotServed, Err: err}
 	case !peer.Accepted:
-		return &Unavailable{Reason: ReasonNoListener, Err: errNotAccepted}
+		return &Unavailable{Reason: ReasonNoListener, Err: hello.ErrNotAccepted}
 	}
-	offered := hello{peerCookie: peer.Cookie}
-	if offered.cookie, err = tcpid.Cookie(h.TCP()); err != nil {
+	offered := hello.Offer{PeerCookie: peer.Cookie}
+	if offered.Cookie, err = tcpid.Cookie(h.TCP()); err != nil {
 		return err
 	}
-	if offered.ends, err = tcpid.EndsOf(h.TCP()); err != nil {
+	if offered.Ends, err = tcpid.EndsOf(h.TCP()); err != nil {
 		return err
 	}
 	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: f.name()}})
 	me := uint32(os.Getuid())
 	receive(came{Endpoint: there, provider: f.name(), user: &me}, s.session)
-	return offer(ctx, here, s.session, h, offered, func(answer) error { return f.impostor })
+	return offer(ctx, here, s.session, h, offered, func(hello.Answer) error { return f.impostor })
 }
 
 // tried returns how many moves came as far as the provider.

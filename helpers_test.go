@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
 )
@@ -165,7 +166,7 @@ func reasonOf(err error) Reason {
 	if err == nil {
 		return ReasonNone
 	}
-	return unavailableOf(err).Reason
+	return reason.Of(err).Reason
 }
 
 func portOf(address string) string {

@@ -9,6 +9,7 @@ import (
 	"time"
 	"weak"
 
+	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
@@ -126,7 +127,7 @@ func (l *life) prove(tcp *net.TCPConn, move func(tcpid.Stamp) error) error {
 		return &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
 	for _, stamp := range stamps {
-		if err = move(stamp); !errors.Is(err, errOther) {
+		if err = move(stamp); !errors.Is(err, hello.ErrOther) {
 			break
 		}
 	}
@@ -134,12 +135,12 @@ func (l *life) prove(tcp *net.TCPConn, move func(tcpid.Stamp) error) error {
 }
 
 // confirm returns why an answer to the connection's challenge is not from its other end.
-func (l *life) confirm(stamp tcpid.Stamp, a answer) error {
-	if stamp.Confirm(a.stamp) {
+func (l *life) confirm(stamp tcpid.Stamp, a hello.Answer) error {
+	if stamp.Confirm(a.Stamp) {
 		return nil
 	}
 	l.guesses.Add(1)
-	return &Unavailable{Reason: ReasonOwner, Err: errImpostor}
+	return &Unavailable{Reason: ReasonOwner, Err: hello.ErrImpostor}
 }
 
 // answerStamp returns the acceptor's half of an accepted connection's stamp, unless the challenge

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -72,7 +73,7 @@ func (r *required) await(ln *Listener, tcp *net.TCPConn) {
 		r.ready <- c // never blocks: it has a place
 		return
 	} else if r.ctx.Err() == nil {
-		l.failed(unavailableOf(err))
+		l.failed(reason.Of(err))
 		count(func(n *Counters) { n.Refused++ })
 	}
 	<-r.places

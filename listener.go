@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/sanconn"
@@ -299,7 +300,7 @@ func (l *Listener) Unavailable() map[string]*Unavailable {
 	lacks := maps.Clone(l.lacks)
 	for i, a := range l.acceptors {
 		if why, _ := a.Lacks(); why != nil {
-			lacks[l.providers[i].name()] = unavailableOf(why)
+			lacks[l.providers[i].name()] = reason.Of(why)
 		}
 	}
 	return lacks
@@ -363,7 +364,7 @@ func isAbsent(r Reason) bool { return r == ReasonNotServed || r == ReasonNoProvi
 
 // lack records why the listener does not have a provider.
 func (l *Listener) lack(provider string, err error) {
-	why := unavailableOf(err)
+	why := reason.Of(err)
 	l.lacks[provider] = why
 	if l.without == nil || isAbsent(l.without.Reason) && !isAbsent(why.Reason) {
 		l.without = why

@@ -7,7 +7,10 @@ import (
 	"net"
 	"time"
 
+	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/movers"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -80,47 +83,44 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 			return nil
 		case errors.Is(err, newconn.ErrNoAnswer), // it may move yet, and nowhere else
 			errors.Is(err, newconn.ErrClaimed), // whoever is tried
-			errors.Is(err, errNotAccepted), errors.Is(err, errUnknown), errors.Is(err, errUndecided), errors.Is(err, newconn.ErrNotTaken):
-			return unavailableOf(err)
-		case why == nil, isReason(err, ReasonRefused): // it is not tried again
-			why = unavailableOf(err)
+			errors.Is(err, hello.ErrNotAccepted), errors.Is(err, hello.ErrUnknown), errors.Is(err, hello.ErrUndecided), errors.Is(err, newconn.ErrNotTaken):
+			return reason.Of(err)
+		case why == nil, reason.Is(err, ReasonRefused): // it is not tried again
+			why = reason.Of(err)
 		}
 	}
 	return why
 }
 
-var errTooManyGuesses = &Unavailable{Reason: ReasonOwner, Err: errImpostor}
+var errTooManyGuesses = &Unavailable{Reason: ReasonOwner, Err: hello.ErrImpostor}
 
 // moveNow moves a connection that must not be used before, in its turn and once its other end
 // has been accepted.
 func (p *plan) moveNow(ctx context.Context, h newconn.Handle, l *life) *Unavailable {
 	done := make(chan *Unavailable, 1)
-	j := &job{plan: p, h: h, life: l, ctx: ctx, waits: true, done: func(why *Unavailable) { done <- why }}
-	movers.add(j)
+	j := p.inTurn(ctx, h, l, true, func(why *Unavailable) { done <- why })
 	select {
 	case why := <-done:
 		if why == nil {
 			if err := h.Moved(ctx); err != nil {
-				why = unavailableOf(err)
+				why = reason.Of(err)
 			}
 		}
 		return why
 	case <-ctx.Done(): // the job ends with it
-		if why := j.passing.Load(); why != nil {
+		if why := j.Passing(); why != nil {
 			return &Unavailable{Reason: why.Reason, Err: fmt.Errorf("%w: %w", ctx.Err(), why.Err)}
 		}
-		return unavailableOf(ctx.Err())
+		return reason.Of(ctx.Err())
 	}
 }
 
 var errEnded = &Unavailable{Reason: ReasonStays, Err: errors.New("it has ended")}
 
-var errNotAccepted = errors.New("shm: the other end has not been accepted yet")
-
 // moveLater moves a connection in the background. atOnce: as soon as its other end has been
 // accepted.
 func (p *plan) moveLater(h newconn.Handle, l *life, atOnce bool) {
-	movers.add(&job{plan: p, h: h, life: l, ctx: context.Background(), waits: atOnce, done: func(why *Unavailable) {
+	p.inTurn(context.Background(), h, l, atOnce, func(why *Unavailable) {
 		if why == nil {
 			return
 		}
@@ -144,27 +144,44 @@ func (p *plan) moveLater(h newconn.Handle, l *life, atOnce bool) {
 			}
 			h.CallUse(use)
 		}
-	}})
+	})
+}
+
+// queue has connections move, those that a dial waits for and those in the background.
+var queue movers.Pool
+
+// inTurn moves a connection when it is its turn.
+func (p *plan) inTurn(ctx context.Context, h newconn.Handle, l *life, waits bool, done func(*Unavailable)) *movers.Job {
+	j := &movers.Job{
+		Peer:  h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort(),
+		Move:  func(ctx context.Context) *Unavailable { return p.move(ctx, h, l) },
+		Done:  done,
+		Ctx:   ctx,
+		Left:  p.settings.attempt,
+		Waits: waits,
+	}
+	queue.Add(j)
+	return j
 }
 
 // offer offers the process at an endpoint to move a connection to it. confirm returns why an
 // answer is not from the connection's other end.
-func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newconn.Handle, offer hello, confirm func(answer) error) error {
+func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newconn.Handle, offer hello.Offer, confirm func(hello.Answer) error) error {
 	var s *session.Session
 	notes := h.Notes()
 	cfg.OnNote = func(note []byte) { notes(s, note) } // there is none before Negotiate
 	s = session.New(ep, cfg)
-	err := h.Offer(ctx, s, offer.encode(), func(b []byte) error {
-		a, err := parseAnswer(b)
+	err := h.Offer(ctx, s, offer.Encode(), func(b []byte) error {
+		a, err := hello.ParseAnswer(b)
 		if err != nil {
 			return err
 		}
-		if a.code == answerMoves || a.code == answerRefused || a.undecided { // what counts is the other end's word
+		if a.Code == hello.Moves || a.Code == hello.Refused || a.Undecided { // what counts is the other end's word
 			if err := confirm(a); err != nil {
 				return err
 			}
 		}
-		return a.err()
+		return a.Err()
 	})
 	if err != nil && !errors.Is(err, newconn.ErrNoAnswer) {
 		s.Abort()

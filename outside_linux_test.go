@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/verbs"
@@ -61,11 +62,11 @@ func TestNoStamp(t *testing.T) {
 func TestBothStampsAreTried(t *testing.T) {
 	var l life
 	l.stampsOnce(func() ([]tcpid.Stamp, error) { return []tcpid.Stamp{1, 2}, nil })
-	for right, want := range map[tcpid.Stamp]error{1: nil, 2: nil, 3: errOther} {
+	for right, want := range map[tcpid.Stamp]error{1: nil, 2: nil, 3: hello.ErrOther} {
 		var tried []tcpid.Stamp
 		err := l.prove(nil, func(s tcpid.Stamp) error {
 			if tried = append(tried, s); s != right {
-				return answer{code: answerOther}.err()
+				return hello.Answer{Code: hello.Other}.Err()
 			}
 			return nil
 		})
@@ -84,38 +85,38 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	offer := hello{ends: ends, stamped: true, challenge: stamp.Challenge()}
+	offer := hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
 	me := uint32(os.Geteuid())
 	for name, r := range map[string]*taker{
 		"a process of this namespace": {came: came{user: &me}},
 		"one of another namespace":    {came: came{outside: true}},
 	} {
-		if a := r.judge(offer, h, l); a.code != answerOther {
-			t.Errorf("%s, by a stamp: %v", name, a.code)
+		if a := r.judge(offer, h, l); a.Code != hello.Other {
+			t.Errorf("%s, by a stamp: %v", name, a.Code)
 		}
 	}
-	cookies := hello{ends: ends}
-	cookies.cookie, _ = tcpid.Cookie(tcp)
-	cookies.peerCookie, _ = tcpid.Cookie(h.TCP())
-	if a := (&taker{came: came{user: &me}}).judge(cookies, h, l); a.code != answerMoves {
-		t.Errorf("a process of this namespace, by cookies: %v", a.code)
+	cookies := hello.Offer{Ends: ends}
+	cookies.Cookie, _ = tcpid.Cookie(tcp)
+	cookies.PeerCookie, _ = tcpid.Cookie(h.TCP())
+	if a := (&taker{came: came{user: &me}}).judge(cookies, h, l); a.Code != hello.Moves {
+		t.Errorf("a process of this namespace, by cookies: %v", a.Code)
 	}
-	if a := (&taker{came: came{outside: true}}).judge(cookies, h, l); a.code != answerOther {
-		t.Errorf("a process of another namespace, by cookies: %v", a.code)
+	if a := (&taker{came: came{outside: true}}).judge(cookies, h, l); a.Code != hello.Other {
+		t.Errorf("a process of another namespace, by cookies: %v", a.Code)
 	}
 	a := (&taker{}).judge(offer, h, l)
-	if a.code != answerMoves || !stamp.Confirm(a.stamp) {
+	if a.Code != hello.Moves || !stamp.Confirm(a.Stamp) {
 		t.Errorf("a process of another host, by a stamp: %+v", a)
 	}
 	wrong := offer
-	wrong.challenge += 1000
+	wrong.Challenge += 1000
 	for range mostGuesses {
-		if a := (&taker{}).judge(wrong, h, l); a.code != answerOther {
-			t.Errorf("a wrong stamp: %v", a.code)
+		if a := (&taker{}).judge(wrong, h, l); a.Code != hello.Other {
+			t.Errorf("a wrong stamp: %v", a.Code)
 		}
 	}
-	if a := (&taker{}).judge(offer, h, l); a.code != answerStays {
-		t.Errorf("a right one after %d wrong ones: %v", mostGuesses, a.code)
+	if a := (&taker{}).judge(offer, h, l); a.Code != hello.Stays {
+		t.Errorf("a right one after %d wrong ones: %v", mostGuesses, a.Code)
 	}
 }
 
@@ -148,13 +149,13 @@ func TestRequestsAreForConnections(t *testing.T) {
 func TestWrongAnswersAreCounted(t *testing.T) {
 	_, stamp, h, _ := stampedPair(t)
 	l := new(life)
-	wrong := answer{code: answerMoves, stamp: uint16(stamp>>16) + 1}
-	right := answer{code: answerMoves, stamp: uint16(stamp >> 16)}
+	wrong := hello.Answer{Code: hello.Moves, Stamp: uint16(stamp>>16) + 1}
+	right := hello.Answer{Code: hello.Moves, Stamp: uint16(stamp >> 16)}
 	if err := l.confirm(stamp, right); err != nil {
 		t.Error(err)
 	}
 	for range mostGuesses {
-		if err := l.confirm(stamp, wrong); !errors.Is(err, errImpostor) {
+		if err := l.confirm(stamp, wrong); !errors.Is(err, hello.ErrImpostor) {
 			t.Errorf("a wrong answer: %v", err)
 		}
 	}

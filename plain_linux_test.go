@@ -146,7 +146,7 @@ func TestMoveNowByTheEnvironment(t *testing.T) {
 	startServer(t, tcp, 3)
 	run := func(value string) string {
 		return startProcess(t, "default", moves, tcp.Addr().String(), func(c *exec.Cmd) {
-			c.Env = append(c.Env, envMove+"="+value)
+			c.Env = append(c.Env, "SAN_MOVE="+value)
 		}).line(t)
 	}
 	if got := run("now"); got != shm.Name {
@@ -174,7 +174,7 @@ func roleDefault(lane) error {
 	if _, err := ask(c); err != nil {
 		return err
 	}
-	if os.Getenv(envMove) != "" {
+	if os.Getenv("SAN_MOVE") != "" {
 		if err := decided(c); err != nil {
 			return err
 		}

@@ -9,8 +9,10 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/sanconn/san/internal/environment"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -22,7 +24,7 @@ type provider interface {
 
 	// move moves a connection that this process has dialed: it connects to the process at the
 	// other end, and offers it to move (offer). The error is preferably an *Unavailable.
-	// errNotAccepted, errUnknown and errUndecided keep the connection from the providers behind
+	// hello.ErrNotAccepted, hello.ErrUnknown and hello.ErrUndecided keep the connection from the providers behind
 	// this one.
 	move(ctx context.Context, h newconn.Handle, s settings) error
 
@@ -59,11 +61,15 @@ type came struct {
 	outside  bool    // the process is to be of another network namespace of this host
 }
 
+// processEnvironment reads the environment once, because the answer must not change between
+// connections.
+var processEnvironment = sync.OnceValue(func() *environment.Values { return environment.Read(providerNames()) })
+
 // choose returns the providers to try, in order, or why there are none. want is a Providers
 // field. It is an error if that has an unknown name, or the environment is not understood.
-func choose(policy Policy, want []string, env *environment) ([]provider, *Unavailable, error) {
-	if env.err != nil {
-		return nil, nil, env.err
+func choose(policy Policy, want []string, env *environment.Values) ([]provider, *Unavailable, error) {
+	if env.Err != nil {
+		return nil, nil, env.Err
 	}
 	for _, name := range want {
 		if !isProvider(name) {
@@ -74,13 +80,13 @@ func choose(policy Policy, want []string, env *environment) ([]provider, *Unavai
 	var chosen []provider
 	refused := false
 	switch {
-	case want == nil && !env.restricted:
+	case want == nil && !env.Restricted:
 		chosen = registry
 	case want == nil:
-		want = env.providers
+		want = env.Providers
 	}
 	for _, name := range want {
-		if !env.allows(name) {
+		if !env.Allows(name) {
 			refused = true
 			continue
 		}
@@ -95,7 +101,7 @@ func choose(policy Policy, want []string, env *environment) ([]provider, *Unavai
 		return nil, &Unavailable{Reason: ReasonPolicy}, nil
 	case len(chosen) > 0:
 		return chosen, nil, nil
-	case refused || len(want) == 0 && (want != nil || env.restricted):
+	case refused || len(want) == 0 && (want != nil || env.Restricted):
 		return nil, &Unavailable{Reason: ReasonDisabled}, nil
 	}
 	return nil, &Unavailable{Reason: ReasonNoProvider}, nil
@@ -136,7 +142,7 @@ type settings struct {
 }
 
 // settle returns the settings for a dialer's or listener's options.
-func settle(o sanconn.Options, rdma RDMA, policy Policy, dir string, env *environment) settings {
+func settle(o sanconn.Options, rdma RDMA, policy Policy, dir string, env *environment.Values) settings {
 	s := settings{
 		session: session.Config{
 			Threshold:     o.Threshold,
@@ -146,20 +152,20 @@ func settle(o sanconn.Options, rdma RDMA, policy Policy, dir string, env *enviro
 			KeepAlive:     o.KeepAlive,
 			CancelTimeout: o.CancelTimeout,
 			CloseTimeout:  o.CloseTimeout,
-			Disable:       o.Disable | env.disable,
-			Trace:         env.trace,
+			Disable:       o.Disable | env.Disable,
+			Trace:         env.Trace,
 		},
 		attempt:      o.AttemptTimeout,
-		dir:          cmp.Or(dir, env.shmDir),
+		dir:          cmp.Or(dir, env.ShmDir),
 		rdma:         rdma,
-		subnets:      env.subnets,
-		sharedDomain: env.sharedDomain,
+		subnets:      env.Subnets,
+		sharedDomain: env.SharedDomain,
 	}
-	s.rdma.IWARPOffset = cmp.Or(s.rdma.IWARPOffset, env.rdma.IWARPOffset)
-	s.rdma.WithoutCM = s.rdma.WithoutCM || env.rdma.WithoutCM
-	s.rdma.TrafficClass = cmp.Or(s.rdma.TrafficClass, env.rdma.TrafficClass)
-	s.rdma.ServiceLevel = cmp.Or(s.rdma.ServiceLevel, env.rdma.ServiceLevel)
-	s.rdma.AckTimeout = cmp.Or(s.rdma.AckTimeout, env.rdma.AckTimeout)
+	s.rdma.IWARPOffset = cmp.Or(s.rdma.IWARPOffset, env.IWARPOffset)
+	s.rdma.WithoutCM = s.rdma.WithoutCM || env.WithoutCM
+	s.rdma.TrafficClass = cmp.Or(s.rdma.TrafficClass, env.TrafficClass)
+	s.rdma.ServiceLevel = cmp.Or(s.rdma.ServiceLevel, env.ServiceLevel)
+	s.rdma.AckTimeout = cmp.Or(s.rdma.AckTimeout, env.AckTimeout)
 	switch {
 	case s.attempt > 0:
 	case policy == Require:

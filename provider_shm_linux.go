@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/shm"
@@ -39,13 +40,13 @@ func (shmProvider) move(ctx context.Context, h newconn.Handle, s settings) error
 	case err != nil:
 		return err
 	case !peer.Accepted:
-		return &Unavailable{Reason: ReasonNoListener, Err: errNotAccepted}
+		return &Unavailable{Reason: ReasonNoListener, Err: hello.ErrNotAccepted}
 	}
-	q := search{hello: hello{ends: ends, peerCookie: peer.Cookie}, at: namesHere(ends.Remote.Port()), user: peer.UID}
-	if q.cookie, err = tcpid.Cookie(tcp); err != nil {
+	q := search{Offer: hello.Offer{Ends: ends, PeerCookie: peer.Cookie}, at: namesHere(ends.Remote.Port()), user: peer.UID}
+	if q.Cookie, err = tcpid.Cookie(tcp); err != nil {
 		return err
 	}
-	q.confirm = func(answer) error { return nil } // the kernel has told whose process it is
+	q.confirm = func(hello.Answer) error { return nil } // the kernel has told whose process it is
 	return q.run(ctx, h, s)
 }
 
@@ -55,9 +56,9 @@ func moveOutside(ctx context.Context, h newconn.Handle, s settings, ends tcpid.E
 	l := h.Life().(*life)
 	return l.prove(h.TCP(), func(stamp tcpid.Stamp) error {
 		return search{
-			hello:   hello{ends: ends, stamped: true, challenge: stamp.Challenge()},
+			Offer:   hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()},
 			at:      names{s.dir, ends.Remote},
-			confirm: func(a answer) error { return l.confirm(stamp, a) },
+			confirm: func(a hello.Answer) error { return l.confirm(stamp, a) },
 		}.run(ctx, h, s)
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/session"
 )
@@ -82,7 +83,7 @@ func (n *nameSet) use(at names, cfg session.Config) (*processName, error) {
 	name := n.names[at]
 	if name == nil {
 		name = &processName{at: at, cfg: cfg}
-		if n.takeLocked(name); name.lack != nil && !isReason(name.lack, ReasonResources) {
+		if n.takeLocked(name); name.lack != nil && !reason.Is(name.lack, ReasonResources) {
 			return nil, name.lack
 		}
 		n.names[at] = name

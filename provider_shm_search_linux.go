@@ -11,7 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/shm"
 )
@@ -42,10 +44,10 @@ func namesHere(port uint16) names { return names{peer: netip.AddrPortFrom(netip.
 
 // search looks for the process that has a connection's other end.
 type search struct {
-	hello
+	hello.Offer
 	at      names
-	user    uint32             // whose process it has to be, in this network namespace
-	confirm func(answer) error // returns why an answer is not that process's
+	user    uint32                   // whose process it has to be, in this network namespace
+	confirm func(hello.Answer) error // returns why an answer is not that process's
 }
 
 func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
@@ -58,10 +60,10 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 		end, ends := ctx.Deadline()
 		hurried := ends && time.Until(end) < answersIn
 		done, err = q.ask(ctx, h, s, n)
-		there = errors.Is(err, errUnknown) || !isReason(err, ReasonNoListener)
+		there = errors.Is(err, hello.ErrUnknown) || !reason.Is(err, ReasonNoListener)
 		found = found || there
 		asked.set(n, true)
-		silent := errors.Is(err, newconn.ErrNotTaken) || isReason(err, ReasonTimeout) && !errors.Is(err, errUndecided)
+		silent := errors.Is(err, newconn.ErrNotTaken) || reason.Is(err, ReasonTimeout) && !errors.Is(err, hello.ErrUndecided)
 		if !silent || !hurried {
 			shmPeers.note(q.at, func(h *peerHint) {
 				h.seen.set(n, there)
@@ -71,7 +73,7 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 		switch { // who has it not may accept it yet
 		case !there && ctx.Err() != nil: // others were not asked
 			why = ctx.Err()
-		case done, isReason(err, ReasonStays), there && !errors.Is(why, errUnknown) && !isReason(why, ReasonStays):
+		case done, reason.Is(err, ReasonStays), there && !errors.Is(why, hello.ErrUnknown) && !reason.Is(why, ReasonStays):
 			why = err
 		}
 		return there
@@ -112,7 +114,7 @@ func (q search) run(ctx context.Context, h newconn.Handle, s settings) error {
 }
 
 // to is what is remembered if no process is found: others of the port may serve another address.
-func (q search) to() names { return names{q.at.dir, q.ends.Remote} }
+func (q search) to() names { return names{q.at.dir, q.Ends.Remote} }
 
 func (q search) nobody() error {
 	if q.at.dir != "" {
@@ -145,17 +147,17 @@ func (q search) askOnce(ctx context.Context, h newconn.Handle, s settings, numbe
 	if err != nil {
 		return ctx.Err() != nil || errors.Is(err, shm.ErrDirectory), err
 	}
-	err = offer(ctx, ep, s.session, h, q.hello, q.confirm)
+	err = offer(ctx, ep, s.session, h, q.Offer, q.confirm)
 	switch {
 	case err == nil, errors.Is(err, newconn.ErrNoAnswer):
 		q.noteFound(number)
 		return true, err
-	case errors.Is(err, errOther), errors.Is(err, errImpostor),
-		errors.Is(err, newconn.ErrNotTaken), isReason(err, ReasonNoListener, ReasonResources), // it has not taken it
+	case errors.Is(err, hello.ErrOther), errors.Is(err, hello.ErrImpostor),
+		errors.Is(err, newconn.ErrNotTaken), reason.Is(err, ReasonNoListener, ReasonResources), // it has not taken it
 		errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE), // it has ended; if it had the other end, so does TCP
-		isReason(err, ReasonStays): // it may have passed the connection on to another one
+		reason.Is(err, ReasonStays): // it may have passed the connection on to another one
 		return false, err
-	case isReason(err, ReasonRefused), errors.Is(err, errUndecided):
+	case reason.Is(err, ReasonRefused), errors.Is(err, hello.ErrUndecided):
 		q.noteFound(number)
 	}
 	return true, err

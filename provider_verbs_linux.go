@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/tcpid"
@@ -87,14 +88,14 @@ func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) e
 		ep, err := verbs.Dial(ctx, zoned(tcp.LocalAddr()).Addr(), zoned(tcp.RemoteAddr()), cfg)
 		switch {
 		case errors.Is(err, verbs.ErrUnknown):
-			return answer{code: answerUnknown}.err()
+			return hello.Answer{Code: hello.Unknown}.Err()
 		case errors.Is(err, verbs.ErrOther):
-			return answer{code: answerOther}.err()
+			return hello.Answer{Code: hello.Other}.Err()
 		case err != nil:
 			return err
 		}
-		offered := hello{ends: ends, stamped: true, challenge: stamp.Challenge()}
-		return offer(ctx, ep, s.session, h, offered, func(a answer) error { return l.confirm(stamp, a) })
+		offered := hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
+		return offer(ctx, ep, s.session, h, offered, func(a hello.Answer) error { return l.confirm(stamp, a) })
 	})
 }
 

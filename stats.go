@@ -65,9 +65,8 @@ func count(change func(*Counters)) {
 // for it. It may be called at any time, waits for no connection, and returns the first error of w.
 func Dump(w io.Writer) error {
 	waiting, running := "busy", "busy"
-	if session.LockSoon(&movers.mu) {
-		waiting, running = fmt.Sprint(movers.waiting), fmt.Sprint(movers.running)
-		movers.mu.Unlock()
+	if r, w, ok := queue.Counts(); ok {
+		running, waiting = fmt.Sprint(r), fmt.Sprint(w)
 	}
 	if _, err := fmt.Fprintf(w, "moves: %s under way, %s wait for their turn\n", running, waiting); err != nil {
 		return err

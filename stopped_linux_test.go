@@ -17,7 +17,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/movers"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
 )
@@ -200,7 +203,7 @@ func TestStoppedHoldsUpNobodyElse(t *testing.T) {
 	onlyShm(t)
 	tcp := plainListen(t, "127.0.0.1:0")
 	p := startServer(t, tcp, 7)
-	stuck := make([]net.Conn, 4*mostMoving)
+	stuck := make([]net.Conn, 4*movers.MostMoving)
 	for i := range stuck {
 		stuck[i] = mustDial(t, new(Dialer), tcp.Addr().String())
 		if name, err := ask(stuck[i]); name != 7 || err != nil {
@@ -216,7 +219,7 @@ func TestStoppedHoldsUpNobodyElse(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantTurn(t, c, turns, len(stuck)-mostMoving+1) // there was room for it at once
+	wantTurn(t, c, turns, len(stuck)-movers.MostMoving+1) // there was room for it at once
 }
 
 // otherProcess returns a connection to one, 8, that answers, and how many other connections wait
@@ -256,9 +259,8 @@ type turnOf struct {
 
 func (o turnOf) move(ctx context.Context, h newconn.Handle, s settings) error {
 	if h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort() == o.to {
-		movers.mu.Lock()
-		o.waiting <- movers.waiting
-		movers.mu.Unlock()
+		_, waiting, _ := queue.Counts()
+		o.waiting <- waiting
 	}
 	return o.shmProvider.move(ctx, h, s)
 }
@@ -311,8 +313,8 @@ func TestStoppedAtAnyMoment(t *testing.T) {
 			}
 			for why, n := range load.stayed {
 				switch why {
-				case fmt.Sprint(ReasonNoListener, ": ", errNotAccepted):
-				case fmt.Sprint(ReasonNoListener, ": ", errUnknown): // the kernel has accepted it, and the process was stopped
+				case fmt.Sprint(ReasonNoListener, ": ", hello.ErrNotAccepted):
+				case fmt.Sprint(ReasonNoListener, ": ", hello.ErrUnknown): // the kernel has accepted it, and the process was stopped
 				default:
 					if !strings.HasPrefix(why, ReasonTimeout.String()+": ") {
 						t.Errorf("%d stayed on TCP: %s", n, why)
@@ -545,10 +547,10 @@ func (isUp) Err() error            { return context.DeadlineExceeded }
 func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
 	onlyShm(t)
 	var stuck []net.Conn
-	for i := range mostMoving / mostToOne {
+	for i := range movers.MostMoving / movers.MostToOne {
 		tcp := plainListen(t, "127.0.0.1:0")
 		p := startServer(t, tcp, byte(i))
-		for range 5 * mostToOne {
+		for range 5 * movers.MostToOne {
 			c := mustDial(t, new(Dialer), tcp.Addr().String())
 			if _, err := ask(c); err != nil {
 				t.Fatal(err)
@@ -580,7 +582,7 @@ func TestSilentOnlyIfThereWasTime(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
-		if err := (shmProvider{}).move(ctx, newconn.HandleOf(c), settings{}); unavailableOf(err).Reason != ReasonTimeout {
+		if err := (shmProvider{}).move(ctx, newconn.HandleOf(c), settings{}); reason.Of(err).Reason != ReasonTimeout {
 			t.Fatalf("within %v: %v", within, err)
 		}
 		return shmPeers.of(namesHere(tcp.Addr().(*net.TCPAddr).AddrPort().Port())).silent != 0

@@ -1,4 +1,4 @@
-package san
+package environment
 
 import (
 	"net/netip"
@@ -13,32 +13,32 @@ func TestParseEnvironment(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		vars map[string]string
-		want environment
+		want Values
 		err  string
 	}{
 		{name: "nothing set"},
 		{name: "set but empty", vars: map[string]string{envProviders: " ", envDisable: ""}},
-		{name: "a list of nothing", vars: map[string]string{envProviders: ","}, want: environment{restricted: true}},
-		{name: "none", vars: map[string]string{envProviders: "none"}, want: environment{restricted: true}},
+		{name: "a list of nothing", vars: map[string]string{envProviders: ","}, want: Values{Restricted: true}},
+		{name: "none", vars: map[string]string{envProviders: "none"}, want: Values{Restricted: true}},
 		{name: "a list, untidy", vars: map[string]string{envProviders: " verbs,, SHM "},
-			want: environment{restricted: true, providers: []string{"verbs", "shm"}}},
+			want: Values{Restricted: true, Providers: []string{"verbs", "shm"}}},
 		{name: "mechanisms", vars: map[string]string{envDisable: "rdmaread, poll"},
-			want: environment{disable: session.FeatureRDMARead | session.FeaturePoll}},
+			want: Values{Disable: session.FeatureRDMARead | session.FeaturePoll}},
 		{name: "RDMA", vars: map[string]string{envSubnets: "10.8.0.0/16, FD08::/64", envIWARPOffset: " 20000", envSharedDomain: "on", envRDMACM: "OFF"},
-			want: environment{sharedDomain: true, rdma: RDMA{IWARPOffset: 20000, WithoutCM: true},
-				subnets: []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16"), netip.MustParsePrefix("fd08::/64")}}},
+			want: Values{SharedDomain: true, IWARPOffset: 20000, WithoutCM: true,
+				Subnets: []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16"), netip.MustParsePrefix("fd08::/64")}}},
 		{name: "RDMA's network", vars: map[string]string{envTrafficClass: "106", envServiceLevel: " 3", envAckTimeout: "17"},
-			want: environment{rdma: RDMA{TrafficClass: 106, ServiceLevel: 3, AckTimeout: 17}}},
+			want: Values{TrafficClass: 106, ServiceLevel: 3, AckTimeout: 17}},
 		{name: "no class", vars: map[string]string{envTrafficClass: "256"}, err: "SAN_TRAFFIC_CLASS=256"},
 		{name: "no level", vars: map[string]string{envServiceLevel: "16"}, err: "SAN_SERVICE_LEVEL=16"},
-		{name: "arena", vars: map[string]string{envArena: " 512 "}, want: environment{arena: 512}},
+		{name: "arena", vars: map[string]string{envArena: " 512 "}, want: Values{arena: 512}},
 		{name: "no arena", vars: map[string]string{envArena: "64M"}, err: "SAN_ARENA=64M"},
-		{name: "a trace", vars: map[string]string{envTrace: "/var/log/san.trace"}, want: environment{tracePath: "/var/log/san.trace"}},
-		{name: "moves now", vars: map[string]string{envMove: " NOW"}, want: environment{moveAtOnce: true}},
+		{name: "a trace", vars: map[string]string{envTrace: "/var/log/san.trace"}, want: Values{tracePath: "/var/log/san.trace"}},
+		{name: "moves now", vars: map[string]string{envMove: " NOW"}, want: Values{MoveAtOnce: true}},
 		{name: "moves later", vars: map[string]string{envMove: "1"}, err: "SAN_MOVE=1"},
 		{name: "no exponent", vars: map[string]string{envAckTimeout: "2s"}, err: "SAN_ACK_TIMEOUT=2s"},
 		{name: "RDMA as it is", vars: map[string]string{envSubnets: " ", envIWARPOffset: "", envSharedDomain: "off", envRDMACM: "on"}},
-		{name: "no iWARP", vars: map[string]string{envIWARPOffset: "-1"}, want: environment{rdma: RDMA{IWARPOffset: -1}}},
+		{name: "no iWARP", vars: map[string]string{envIWARPOffset: "-1"}, want: Values{IWARPOffset: -1}},
 		{name: "no subnet", vars: map[string]string{envSubnets: "10.8.0.1"}, err: `"10.8.0.1" in SAN_SUBNETS`},
 		{name: "no offset", vars: map[string]string{envIWARPOffset: "tcp"}, err: "SAN_IWARP_OFFSET=tcp"},
 		{name: "an offset of 0", vars: map[string]string{envIWARPOffset: "0"}, err: "SAN_IWARP_OFFSET=0"},
@@ -49,14 +49,14 @@ func TestParseEnvironment(t *testing.T) {
 		{name: "unknown mechanism", vars: map[string]string{envDisable: "zerocopy"}, err: `"zerocopy" in SAN_DISABLE`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := parseEnvironment(func(k string) (string, bool) { v, ok := c.vars[k]; return v, ok })
-			if (got.err == nil) != (c.err == "") || got.err != nil && !strings.Contains(got.err.Error(), c.err) {
-				t.Fatalf("error %v, want %q", got.err, c.err)
+			got := parse(func(k string) (string, bool) { v, ok := c.vars[k]; return v, ok }, []string{"shm", "verbs"})
+			if (got.Err == nil) != (c.err == "") || got.Err != nil && !strings.Contains(got.Err.Error(), c.err) {
+				t.Fatalf("error %v, want %q", got.Err, c.err)
 			}
 			if c.err != "" {
 				return
 			}
-			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(environment{}), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(Values{}), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

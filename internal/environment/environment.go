@@ -1,4 +1,5 @@
-package san
+// Package environment reads what operators set for the whole process.
+package environment
 
 import (
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/sanconn/san/internal/trace"
 	"github.com/sanconn/san/regcache"
@@ -34,65 +34,68 @@ const (
 	envTrace        = "SAN_TRACE"
 )
 
-// environment is what operators have set.
-type environment struct {
-	restricted bool     // SAN_PROVIDERS is set
-	providers  []string // then: those that may be used, in order
-	disable    session.Feature
-	moveAtOnce bool   // SAN_MOVE=now
-	shmDir     string // SAN_SHM_DIR
+// Values are what operators have set.
+type Values struct {
+	Restricted bool     // SAN_PROVIDERS is set
+	Providers  []string // then: those that may be used, in order
+	Disable    session.Feature
+	MoveAtOnce bool   // SAN_MOVE=now
+	ShmDir     string // SAN_SHM_DIR
+	Trace      *trace.Log
 	tracePath  string // SAN_TRACE
-	trace      *trace.Log
 
 	// Of verbs:
-	subnets      []netip.Prefix // that it may serve; nil: all
-	sharedDomain bool
-	rdma         RDMA // where the program does not set it
-	arena        int  // MiB of regcache.DefaultArena; 0: its default
+	Subnets      []netip.Prefix // that it may serve; nil: all
+	SharedDomain bool
+	IWARPOffset  int // 0: the default, as for all numbers
+	WithoutCM    bool
+	TrafficClass uint8
+	ServiceLevel uint8
+	AckTimeout   uint8
+	arena        int // MiB of regcache.DefaultArena
 
-	err error // about the first value that is not understood
+	Err error // about the first value that is not understood
 }
 
-func (e *environment) allows(provider string) bool {
-	return !e.restricted || slices.Contains(e.providers, provider)
+// Allows reports whether a provider may be used.
+func (e *Values) Allows(provider string) bool {
+	return !e.Restricted || slices.Contains(e.Providers, provider)
 }
 
-// processEnvironment reads the environment once, because the answer must not change
-// between connections.
-var processEnvironment = sync.OnceValue(func() *environment {
-	e := parseEnvironment(os.LookupEnv)
+// Read reads the environment, which may name these providers, and does what it says for all
+// connections: it sets regcache.DefaultArena's limit, and opens the trace.
+func Read(providers []string) *Values {
+	e := parse(os.LookupEnv, providers)
 	if e.arena > 0 {
 		regcache.SetArenaLimit(int64(e.arena) << 20)
 	}
 	if e.tracePath != "" {
 		var err error
-		if e.trace, err = trace.Open(e.tracePath); err != nil {
+		if e.Trace, err = trace.Open(e.tracePath); err != nil {
 			log.Printf("san: no trace, as %s says: %v", envTrace, err)
 		}
 	}
 	return &e
-})
+}
 
-func parseEnvironment(lookup func(string) (string, bool)) environment {
+func parse(lookup func(string) (string, bool), providers []string) Values {
 	v := variables{lookup: lookup}
-	return environment{
-		restricted:   v.text(envProviders) != "",
-		providers:    v.providers(),
-		disable:      v.features(),
-		moveAtOnce:   v.word(envMove, "now") == "now",
-		shmDir:       v.text(envShmDir),
+	return Values{
+		Restricted:   v.text(envProviders) != "",
+		Providers:    v.providers(providers),
+		Disable:      v.features(),
+		MoveAtOnce:   v.word(envMove, "now") == "now",
+		ShmDir:       v.text(envShmDir),
 		tracePath:    v.text(envTrace),
-		subnets:      v.subnets(),
-		sharedDomain: v.word(envSharedDomain, "on", "off") == "on",
-		rdma: RDMA{
-			IWARPOffset:  v.offset(),
-			WithoutCM:    v.word(envRDMACM, "on", "off") == "off",
-			TrafficClass: uint8(v.number(envTrafficClass, 0, math.MaxUint8)),
-			ServiceLevel: uint8(v.number(envServiceLevel, 0, 15)),
-			AckTimeout:   uint8(v.number(envAckTimeout, 0, 31)),
-		},
-		arena: v.number(envArena, 1, 1<<20),
-		err:   v.err,
+		Subnets:      v.subnets(),
+		SharedDomain: v.word(envSharedDomain, "on", "off") == "on",
+		IWARPOffset:  v.offset(),
+		WithoutCM:    v.word(envRDMACM, "on", "off") == "off",
+		TrafficClass: uint8(v.number(envTrafficClass, 0, math.MaxUint8)),
+		ServiceLevel: uint8(v.number(envServiceLevel, 0, 15)),
+		AckTimeout:   uint8(v.number(envAckTimeout, 0, 31)),
+		arena:        v.number(envArena, 1, 1<<20),
+		Err:          v.err,
 	}
 }
 
@@ -113,15 +116,15 @@ func (v *variables) text(name string) string {
 	return strings.TrimSpace(s)
 }
 
-func (v *variables) providers() (names []string) {
+func (v *variables) providers(known []string) (names []string) {
 	for _, word := range words(v.text(envProviders)) {
 		switch {
 		case word == "none":
-		case isProvider(word):
+		case slices.Contains(known, word):
 			names = append(names, word)
 		default:
 			v.bad("unknown provider %q in %s; known are %s and none",
-				word, envProviders, strings.Join(providerNames(), ", "))
+				word, envProviders, strings.Join(known, ", "))
 		}
 	}
 	return names

@@ -1,4 +1,4 @@
-package san
+package movers
 
 import (
 	"cmp"
@@ -11,27 +11,33 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
 )
 
-// testPool is movers of a test.
+// testPool is the pool of a test.
 type testPool struct {
-	*moverPool
+	Pool
 	ended sync.WaitGroup // the jobs
 	waits bool           // each job, for its other end to be accepted
 }
 
-func newTestPool() *testPool { return &testPool{moverPool: newMoverPool()} }
+const testTimeout = 30 * time.Second
+
+var errEnded = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("it has ended")}
 
 func peerAt(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv6Loopback(), port) }
 
 // job adds one to move to a port, which has so much time for its attempts, of which each is a call
 // of move. done may be nil.
-func (p *testPool) job(ctx context.Context, port uint16, left time.Duration, move func(context.Context) error, done func(*Unavailable)) {
+func (p *testPool) job(ctx context.Context, port uint16, left time.Duration, move func(context.Context) error, done func(*session.Unavailable)) {
 	p.ended.Add(1)
-	p.add(&job{
-		plan: &plan{providers: []provider{&fake{fail: move}}}, life: new(life), ctx: ctx, left: left, waits: p.waits,
-		peer: peerAt(port), done: func(why *Unavailable) {
+	p.Add(&Job{
+		Peer: peerAt(port), Ctx: ctx, Left: left, Waits: p.waits,
+		Move: func(ctx context.Context) *session.Unavailable { return reason.Of(move(ctx)) },
+		Done: func(why *session.Unavailable) {
 			defer p.ended.Done()
 			if done != nil {
 				done(why)
@@ -65,17 +71,17 @@ func answers(context.Context) error { return errEnded }
 
 // However many addresses have a process that does not answer, others have their turn.
 func TestSilentAddressesLeaveRoom(t *testing.T) {
-	pool := newTestPool()
-	for port := range uint16(2 * mostMoving) {
+	pool := new(testPool)
+	for port := range uint16(2 * MostMoving) {
 		pool.job(t.Context(), port, 10*time.Millisecond, neverAnswers, nil)
 	}
 	pool.ended.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
-	for port := range uint16(2 * mostMoving) {
+	for port := range uint16(2 * MostMoving) {
 		pool.job(ctx, port, time.Hour, neverAnswers, nil)
 	}
 	answered := make(chan struct{})
-	pool.job(ctx, 2*mostMoving, time.Hour, func(context.Context) error { close(answered); return errEnded }, nil)
+	pool.job(ctx, 2*MostMoving, time.Hour, func(context.Context) error { close(answered); return errEnded }, nil)
 	wantClosed(t, answered, "nobody else's has begun")
 	cancel()
 	pool.ended.Wait()
@@ -103,7 +109,7 @@ func TestSlowIsWhoHadTime(t *testing.T) {
 			{"a dial with time", time.Second, time.Hour, true},
 			{"all the time of an attempt", time.Hour, 400 * time.Millisecond, true},
 		} {
-			pool := newTestPool()
+			pool := new(testPool)
 			ctx, cancel := context.WithTimeout(t.Context(), of.dial)
 			pool.job(ctx, 1, of.left, neverAnswers, nil)
 			if slow := pool.isSlow(t, 1); slow != of.slow {
@@ -116,15 +122,15 @@ func TestSlowIsWhoHadTime(t *testing.T) {
 
 // A dial that is over when it has its turn costs no attempt, and a slow address stays slow.
 func TestOverBeforeItsTurn(t *testing.T) {
-	pool := newTestPool()
+	pool := new(testPool)
 	pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
 	if !pool.isSlow(t, 1) {
 		t.Fatal("not slow")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
-	pool.job(ctx, 1, time.Hour, func(context.Context) error { t.Error("it is tried"); return errEnded }, func(why *Unavailable) {
-		if why == nil || why.Reason != ReasonTimeout || !errors.Is(why, context.DeadlineExceeded) {
+	pool.job(ctx, 1, time.Hour, func(context.Context) error { t.Error("it is tried"); return errEnded }, func(why *session.Unavailable) {
+		if why == nil || why.Reason != session.ReasonTimeout || !errors.Is(why, context.DeadlineExceeded) {
 			t.Error(why)
 		}
 	})
@@ -146,7 +152,7 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			const takes, each = 10 * time.Millisecond, 3030 * time.Microsecond // 330/s where 400/s can be
-			pool := newTestPool()
+			pool := new(testPool)
 			began := time.Now()
 			stalls, goesOn := began.Add(time.Second), began.Add(time.Second+of.stall)
 			move := func(ctx context.Context) error {
@@ -166,9 +172,9 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 			for time.Since(began) < 20*time.Second {
 				dialed := time.Now()
 				ctx, cancel := context.WithTimeout(t.Context(), of.dial)
-				pool.job(ctx, 1, time.Hour, move, func(why *Unavailable) {
+				pool.job(ctx, 1, time.Hour, move, func(why *session.Unavailable) {
 					cancel()
-					if mu.Lock(); why.Reason == ReasonTimeout {
+					if mu.Lock(); why.Reason == session.ReasonTimeout {
 						if late++; dialed.Sub(goesOn) > 10*time.Second {
 							lateAfter++
 						}
@@ -188,19 +194,19 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 // What waits for its turn behind others keeps its time for the next try.
 func TestWaitingForATurnTakesNoTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const takes, most, jobs = 100 * time.Millisecond, 400 * time.Millisecond, 7 * mostToOne
-		pool := newTestPool()
+		const takes, most, jobs = 100 * time.Millisecond, 400 * time.Millisecond, 7 * MostToOne
+		pool := new(testPool)
 		pool.waits = true
 		var tries atomic.Int32
 		move := func(ctx context.Context) error {
 			if tries.Add(1) <= jobs {
 				time.Sleep(takes)
-				return errNotAccepted
+				return hello.ErrNotAccepted
 			}
 			return cmp.Or(ctx.Err(), error(errEnded)) // what it has answered
 		}
 		for range jobs {
-			pool.job(t.Context(), 1, most, move, func(why *Unavailable) {
+			pool.job(t.Context(), 1, most, move, func(why *session.Unavailable) {
 				if why != errEnded {
 					t.Error(why)
 				}
@@ -216,10 +222,10 @@ func TestWaitingForATurnTakesNoTime(t *testing.T) {
 // Addresses have their turns one after the other: one to which a single job is to move does not
 // wait until all have that came before, to others.
 func TestAddressesTakeTurns(t *testing.T) {
-	pool := newTestPool()
+	pool := new(testPool)
 	ctx, cancel := context.WithCancel(t.Context())
-	const others = mostMoving / mostToOne // which have all the places
-	begun, end := make(chan struct{}, 10*mostMoving), make(chan struct{})
+	const others = MostMoving / MostToOne // which have all the places
+	begun, end := make(chan struct{}, 10*MostMoving), make(chan struct{})
 	waits := func(ctx context.Context) error {
 		begun <- struct{}{}
 		select {
@@ -229,12 +235,12 @@ func TestAddressesTakeTurns(t *testing.T) {
 			return ctx.Err()
 		}
 	}
-	for range 10 * mostToOne {
+	for range 10 * MostToOne {
 		for port := range uint16(others) {
 			pool.job(ctx, port, time.Hour, waits, nil)
 		}
 	}
-	for range mostMoving {
+	for range MostMoving {
 		<-begun
 	}
 	single := make(chan struct{})
@@ -250,19 +256,19 @@ func TestAddressesTakeTurns(t *testing.T) {
 // What waits for a slow address costs others nothing: however many do, all that is looked through
 // for a turn has one entry of theirs.
 func TestWaitingCostsOthersNothing(t *testing.T) {
-	pool := newTestPool()
+	pool := new(testPool)
 	pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
 	if !pool.isSlow(t, 1) {
 		t.Fatal("not slow")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	behind := amount(20_000, 5_000)
+	const behind = 20_000
 	for range behind + 1 { // one of which runs
 		pool.job(ctx, 1, time.Hour, neverAnswers, nil)
 	}
 	for range 100 {
 		answered := make(chan struct{})
-		pool.job(ctx, 2, time.Hour, answers, func(*Unavailable) { close(answered) })
+		pool.job(ctx, 2, time.Hour, answers, func(*session.Unavailable) { close(answered) })
 		wantClosed(t, answered, "it waits for others")
 		pool.mu.Lock()
 		if len(pool.line) > 1 || len(pool.at) > 2 || pool.waiting != behind {

@@ -1,0 +1,145 @@
+// Package hello is what the two ends of a TCP connection tell each other before they move it: the
+// offer and the answer, whose encoding is part of the protocol (docs/PROTOCOL.md).
+package hello
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+
+	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/session"
+)
+
+// Offer is the dialer's, to move a TCP connection: which one, and what shows that the dialer has
+// it.
+type Offer struct {
+	Ends tcpid.Ends // as the dialer sees them
+
+	// On one host: the cookies of the dialer's socket and of the acceptor's.
+	Cookie, PeerCookie uint64
+
+	// Otherwise: half of the connection's stamp.
+	Stamped   bool
+	Challenge uint16
+}
+
+const (
+	offerVersion = 1
+	offerSize    = 2 + 2*18 + 2*8 + 2
+
+	offerStamped = 1 // flag
+)
+
+var le = binary.LittleEndian
+
+// Encode encodes the offer.
+func (o Offer) Encode() []byte {
+	b := make([]byte, 2, offerSize)
+	b[0] = offerVersion
+	if o.Stamped {
+		b[1] = offerStamped
+	}
+	b = appendAddr(b, o.Ends.Local)
+	b = appendAddr(b, o.Ends.Remote)
+	b = le.AppendUint64(b, o.Cookie)
+	b = le.AppendUint64(b, o.PeerCookie)
+	return le.AppendUint16(b, o.Challenge)
+}
+
+func appendAddr(b []byte, a netip.AddrPort) []byte {
+	ip := a.Addr().As16()
+	return le.AppendUint16(append(b, ip[:]...), a.Port())
+}
+
+var errNotUnderstood = errors.New("san: an offer that is not understood")
+
+// ParseOffer is its inverse.
+func ParseOffer(b []byte) (o Offer, err error) {
+	if len(b) < offerSize || b[0] != offerVersion {
+		return o, errNotUnderstood
+	}
+	o.Stamped = b[1]&offerStamped != 0
+	o.Ends = tcpid.Ends{Local: parseAddr(b[2:]), Remote: parseAddr(b[20:])}
+	o.Cookie, o.PeerCookie = le.Uint64(b[38:]), le.Uint64(b[46:])
+	o.Challenge = le.Uint16(b[54:])
+	return o, nil
+}
+
+func parseAddr(b []byte) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[:16])).Unmap(), le.Uint16(b[16:]))
+}
+
+// Answer is the acceptor's: whether it moves, and what shows that it has the connection.
+type Answer struct {
+	Code  Code
+	Stamp uint16 // the other half, of a stamped offer
+
+	// Undecided, of Unknown: the process has the connection, and does not know yet. Older
+	// dialers do not look at it, and ask again.
+	Undecided bool
+}
+
+const answerUndecided = 1 // flag
+
+// Code is what an answer says.
+type Code uint8
+
+const (
+	Moves   Code = iota
+	Unknown      // the connection is not this process's, or not yet
+	Other        // it is, but the dialer is not its other end
+	Stays        // it does not move now
+	Refused      // the listener's condition refuses it; a stamp is answered
+)
+
+// Encode encodes the answer.
+func (a Answer) Encode() []byte {
+	b := le.AppendUint16([]byte{byte(a.Code)}, a.Stamp)
+	if a.Undecided {
+		b = append(b, answerUndecided)
+	}
+	return b
+}
+
+// ParseAnswer is its inverse.
+func ParseAnswer(b []byte) (a Answer, err error) {
+	if len(b) < 3 {
+		return a, errNotUnderstood
+	}
+	a = Answer{Code: Code(b[0]), Stamp: le.Uint16(b[1:])}
+	a.Undecided = a.Code == Unknown && len(b) > 3 && b[3]&answerUndecided != 0
+	return a, nil
+}
+
+// Err is why the connection does not move; nil: it does.
+func (a Answer) Err() error {
+	switch a.Code {
+	case Moves:
+		return nil
+	case Unknown:
+		if a.Undecided {
+			return &session.Unavailable{Reason: session.ReasonTimeout, Err: ErrUndecided}
+		}
+		return &session.Unavailable{Reason: session.ReasonNoListener, Err: ErrUnknown}
+	case Other:
+		return &session.Unavailable{Reason: session.ReasonOwner, Err: ErrOther}
+	case Refused:
+		return &session.Unavailable{Reason: session.ReasonRefused, Err: errRefused}
+	case Stays:
+		return &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("the peer's end stays on TCP")}
+	}
+	return &session.Unavailable{Reason: session.ReasonProtocol, Err: errNotUnderstood}
+}
+
+// Why a connection does not move, or not yet.
+var (
+	ErrNotAccepted = errors.New("the other end has not been accepted yet") // so there was nobody to ask
+	ErrUnknown     = errors.New("the process that was asked does not have the connection's other end")
+	ErrOther       = errors.New("the process that was asked takes this end for another one")
+	ErrImpostor    = errors.New("the answer is not from the connection's other end")
+	ErrUndecided   = errors.New("the listener's condition has not decided yet")
+	errRefused     = fmt.Errorf("the listener's condition: %w", syscall.ECONNREFUSED) // its reason stays with the listener
+)

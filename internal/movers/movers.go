@@ -1,0 +1,182 @@
+// Package movers has the connections of a process move in turns, by the peers that they go to, so
+// that those of a peer which does nothing hold up no others for long.
+package movers
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
+	"github.com/sanconn/san/session"
+)
+
+const (
+	// MostMoving bounds how many connections move at a time, MostToOne those to one address and
+	// port, whose process may be stopped: behind an attempt that has run out of time, one at a
+	// time, and mostSilent to all such. The others wait for their turn, and are used meanwhile:
+	// a device that makes its queue pairs one by one is asked for no more than that at once.
+	MostMoving = 16
+	MostToOne  = MostMoving / 4
+	mostSilent = MostMoving / 2
+
+	// enoughTime is how long an attempt must have had to say that a peer does nothing, if its dial
+	// had less than all of an attempt's time left; at most as long as sanconn waits for that.
+	enoughTime = 500 * time.Millisecond
+
+	mostSlow = 1 << 12 // addresses that are remembered for that; then all are forgotten
+
+	// acceptPause is how long a connection that was not accepted yet is left alone, at first;
+	// mostPause bounds its doubling, so that a dial that waits notices the accept.
+	acceptPause = 50 * time.Microsecond
+	mostPause   = 20 * time.Millisecond
+)
+
+// Job is a connection that is to move.
+type Job struct {
+	Peer  netip.AddrPort
+	Move  func(context.Context) *session.Unavailable // an attempt; nil: it moves
+	Done  func(*session.Unavailable)                 // called once, with what the last attempt returned. It does not block
+	Ctx   context.Context
+	Left  time.Duration // of its time, which passes while it runs or pauses, not while it waits for its turn
+	Waits bool          // for its other end to be accepted; each one waits for a listener's condition
+
+	pause   time.Duration                       // the last one
+	passing atomic.Pointer[session.Unavailable] // see Passing
+}
+
+// Passing returns why it has not moved so far, where that may pass.
+func (j *Job) Passing() *session.Unavailable { return j.passing.Load() }
+
+// run is an attempt to move, if there is time left for one: tried. slow: it has run out of time,
+// and had enough. One whose dial was nearly over says nothing of the peer.
+func (j *Job) run(p *Pool) (tried, slow bool) {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(j.Ctx, j.Left)
+	defer cancel()
+	if ctx.Err() != nil {
+		j.Done(cmp.Or(j.passing.Load(), reason.Of(ctx.Err())))
+		return false, false
+	}
+	why := j.Move(ctx)
+	undecided := why != nil && errors.Is(why, hello.ErrUndecided)
+	slow = why != nil && why.Reason == session.ReasonTimeout && !undecided && time.Since(began) >= min(j.Left, enoughTime)
+	if why != nil && (j.Waits && isPassing(why) || undecided) {
+		if ctx.Err() == nil {
+			j.passing.Store(why)
+			j.pause = min(max(2*j.pause, acceptPause), mostPause)
+			j.Left -= time.Since(began) + j.pause
+			time.AfterFunc(j.pause, func() { p.Add(j) })
+			return true, slow
+		}
+		why = cmp.Or(j.passing.Load(), why) // of the last attempt that had its time
+	}
+	j.Done(why)
+	return true, slow
+}
+
+// isPassing reports whether the next attempt may come to more, with time left for it.
+func isPassing(why *session.Unavailable) bool {
+	slow := why.Reason == session.ReasonTimeout && !errors.Is(why, newconn.ErrNoAnswer)
+	return slow || errors.Is(why, hello.ErrNotAccepted) || errors.Is(why, hello.ErrUnknown)
+}
+
+// Pool has jobs run. The zero value is ready for use.
+type Pool struct {
+	mu               sync.Mutex // guards what follows
+	waiting, running int
+	queues           map[netip.AddrPort][]*Job // those that wait, by their peer; none is empty
+	line             []netip.AddrPort          // the peers that have one: who has had a turn is the last again
+	at               map[netip.AddrPort]int    // how many are running, by their peer
+	slow             map[netip.AddrPort]bool   // the last of them has run out of time
+}
+
+// Counts returns how many jobs run, and how many wait for their turn. It waits for mu a little
+// while at most; ok: it has had it.
+func (p *Pool) Counts() (running, waiting int, ok bool) {
+	if !session.LockSoon(&p.mu) {
+		return 0, 0, false
+	}
+	defer p.mu.Unlock()
+	return p.running, p.waiting, true
+}
+
+// Add has a job run when it is its turn. It does not block.
+func (p *Pool) Add(j *Job) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.queues == nil {
+		p.queues, p.at, p.slow = make(map[netip.AddrPort][]*Job), make(map[netip.AddrPort]int), make(map[netip.AddrPort]bool)
+	}
+	if p.queues[j.Peer] == nil {
+		p.line = append(p.line, j.Peer)
+	}
+	p.queues[j.Peer] = append(p.queues[j.Peer], j)
+	p.waiting++
+	p.startLocked()
+}
+
+// startLocked runs those whose turn it is. Each is bounded by its time.
+func (p *Pool) startLocked() {
+	for p.running < MostMoving {
+		silent := 0
+		for peer := range p.at {
+			if p.slow[peer] {
+				silent++
+			}
+		}
+		i := slices.IndexFunc(p.line, func(peer netip.AddrPort) bool {
+			if p.slow[peer] {
+				return p.at[peer] == 0 && silent < mostSilent
+			}
+			return p.at[peer] < MostToOne
+		})
+		if i < 0 {
+			return
+		}
+		peer := p.line[i]
+		p.line = slices.Delete(p.line, i, i+1)
+		q := p.queues[peer]
+		j := q[0]
+		q[0] = nil // the queue's memory outlives it
+		if q = q[1:]; len(q) > 0 {
+			p.queues[peer] = q
+			p.line = append(p.line, peer)
+		} else {
+			delete(p.queues, peer)
+		}
+		p.waiting--
+		p.running++
+		p.at[peer]++
+		go func() {
+			tried, slow := j.run(p)
+			p.ran(peer, tried, slow)
+		}()
+	}
+}
+
+func (p *Pool) ran(peer netip.AddrPort, tried, slow bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running--
+	if tried {
+		delete(p.slow, peer)
+	}
+	if slow {
+		if len(p.slow) >= mostSlow {
+			clear(p.slow)
+		}
+		p.slow[peer] = true
+	}
+	if p.at[peer]--; p.at[peer] == 0 {
+		delete(p.at, peer)
+	}
+	p.startLocked()
+}

@@ -1,0 +1,52 @@
+// Package reason tells why a connection does not move, by the error of what has tried.
+package reason
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"syscall"
+
+	"github.com/sanconn/san/session"
+)
+
+// Of is why a connection does not move, by the error of an attempt.
+func Of(err error) *session.Unavailable {
+	why := new(session.Unavailable)
+	if errors.As(err, &why) {
+		return why
+	}
+	return &session.Unavailable{Reason: impliedBy(err), Err: err}
+}
+
+// Is reports whether an error is an *Unavailable for one of these reasons.
+func Is(err error, reasons ...session.Reason) bool {
+	var why *session.Unavailable
+	return errors.As(err, &why) && slices.Contains(reasons, why.Reason)
+}
+
+// impliedBy is the reason that an error implies.
+func impliedBy(err error) session.Reason {
+	var errno syscall.Errno
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return session.ReasonTimeout
+	case errors.Is(err, context.Canceled):
+		return session.ReasonCanceled
+	case errors.As(err, &errno):
+		switch errno {
+		case syscall.ETIMEDOUT:
+			return session.ReasonTimeout
+		case syscall.ENETUNREACH, syscall.EADDRNOTAVAIL, syscall.ECONNREFUSED, syscall.EHOSTUNREACH:
+			return session.ReasonUnreachable
+		case syscall.EPERM, syscall.EACCES:
+			return session.ReasonPermission
+		case syscall.ENOSYS:
+			return session.ReasonNoProvider
+		case syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN, syscall.EADDRINUSE:
+			return session.ReasonResources
+		}
+	}
+	return session.ReasonProtocol
+}
