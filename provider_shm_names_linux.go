@@ -93,7 +93,14 @@ func (n *nameSet) use(at names, cfg session.Config) (*processName, error) {
 }
 
 func (n *nameSet) takeLocked(name *processName) {
-	l, err := shm.Listen(name.at.peer.Port(), shm.Config{Dir: name.at.dir})
+	outside := name.at.dir != ""
+	l, err := shm.Listen(name.at.peer.Port(), shm.Config{Dir: name.at.dir}, func(ep session.Endpoint) {
+		c := came{Endpoint: ep, provider: shm.Name, outside: outside}
+		if user := shm.PeerUser(ep); !outside {
+			c.user = &user
+		}
+		receive(c, name.cfg)
+	})
 	if name.lack = err; err != nil {
 		time.AfterFunc(againIn, func() {
 			n.mu.Lock()
@@ -105,14 +112,6 @@ func (n *nameSet) takeLocked(name *processName) {
 		return
 	}
 	name.listener = l
-	outside := name.at.dir != ""
-	go l.Serve(func(ep session.Endpoint) { // until the last user has released it
-		c := came{Endpoint: ep, provider: shm.Name, outside: outside}
-		if user := shm.PeerUser(ep); !outside {
-			c.user = &user
-		}
-		receive(c, name.cfg)
-	})
 }
 
 // release gives a name up with its last use.

@@ -13,6 +13,7 @@ import (
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/session"
 )
 
 // Which process accepts a connection is the kernel's choice, and the connection moves to that
@@ -213,7 +214,7 @@ func TestANameIsTriedAgain(t *testing.T) {
 			port := uint16(tcp.Addr().(*net.TCPAddr).Port)
 			var others []*shm.Listener
 			for range shm.Numbers {
-				other, err := shm.Listen(port, shm.Config{Dir: dir})
+				other, err := shm.Listen(port, shm.Config{Dir: dir}, func(session.Endpoint) {}) // which never answers
 				if err != nil {
 					t.Fatal(err)
 				}

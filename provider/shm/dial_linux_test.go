@@ -1,7 +1,6 @@
 package shm
 
 import (
-	"errors"
 	"os"
 	"runtime"
 	"sync/atomic"
@@ -127,24 +126,18 @@ func TestNamesBelongToTheNetworkNamespaceOfTheCaller(t *testing.T) {
 		}
 		_, err := dial(here.at, Config{})
 		wantReason(t, err, session.ReasonNoListener)
-		l, err := Listen(here.at.port, Config{})
+		var came atomic.Int32
+		l, err := Listen(here.at.port, Config{}, func(ep session.Endpoint) { came.Add(1); end(ep) })
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		served := make(chan struct{})
-		var came atomic.Int32
-		go func() {
-			defer close(served)
-			l.Serve(func(ep session.Endpoint) { came.Add(1); end(ep) })
-		}()
 		if there, err := dial(here.at, Config{}); err != nil {
 			t.Error(err)
 		} else {
 			end(there)
 		}
 		l.Close()
-		<-served
 		if n := came.Load(); n != 1 {
 			t.Errorf("%d connections came to the listener of the namespace", n)
 		}
@@ -153,40 +146,4 @@ func TestNamesBelongToTheNetworkNamespaceOfTheCaller(t *testing.T) {
 	if len(here.taken) > 0 {
 		t.Error("a connection came from the other namespace")
 	}
-}
-
-// A dial of before Serve waits for it.
-func TestDialBeforeServe(t *testing.T) {
-	leaks(t)
-	port := freePort(t)
-	l, err := Listen(port, Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	result := make(chan error, 1)
-	go func() {
-		ep, err := dial(place{port, l.number, uint32(os.Geteuid())}, Config{timeout: patience})
-		if err == nil {
-			end(ep)
-		}
-		result <- err
-	}()
-	testenv.Eventually(t, patience, func() error {
-		dialed.mu.Lock()
-		defer dialed.mu.Unlock()
-		if len(dialed.links) == 0 {
-			return errors.New("it has not begun")
-		}
-		return nil
-	})
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		l.Serve(end)
-	}()
-	if err := <-result; err != nil {
-		t.Error(err)
-	}
-	l.Close()
-	<-served
 }

@@ -96,7 +96,7 @@ func TestDirectoryIsChecked(t *testing.T) {
 	port := freePort(t)
 	fails := func(dir, because string) {
 		t.Helper()
-		_, err := Listen(port, Config{Dir: dir})
+		_, err := Listen(port, Config{Dir: dir}, end)
 		wantReason(t, err, session.ReasonPermission)
 		_, dialed := dial(place{port: port}, Config{Dir: dir})
 		wantReason(t, dialed, session.ReasonPermission)
@@ -170,7 +170,7 @@ func TestNamesOfMany(t *testing.T) {
 	for range many {
 		work.Go(func() {
 			for range turns {
-				l, err := Listen(port, Config{Dir: dir})
+				l, err := Listen(port, Config{Dir: dir}, end)
 				if err != nil {
 					t.Error(err)
 					return
@@ -264,12 +264,12 @@ func TestDirectoryWithoutWritePermission(t *testing.T) {
 	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Listen(l.at.port, Config{Dir: target})
+	_, err := Listen(l.at.port, Config{Dir: target}, end)
 	wantReason(t, err, session.ReasonPermission)
 	if !errors.Is(err, unix.EROFS) {
 		t.Errorf("the error is %v", err)
 	}
-	if n := testing.AllocsPerRun(10, func() { Listen(l.at.port, Config{Dir: target}) }); n > Numbers {
+	if n := testing.AllocsPerRun(10, func() { Listen(l.at.port, Config{Dir: target}, end) }); n > Numbers {
 		t.Errorf("%v allocations: it has tried all numbers, as it would for each connection accepted", n)
 	}
 	meetIn(t, target, l)
@@ -284,7 +284,7 @@ func TestDirectoryThatIsFull(t *testing.T) {
 		testenv.Missing(t, "a file system of its own: "+err.Error())
 	}
 	defer unix.Unmount(dir, unix.MNT_DETACH)
-	_, err := Listen(freePort(t), Config{Dir: dir})
+	_, err := Listen(freePort(t), Config{Dir: dir}, end)
 	wantReason(t, err, session.ReasonResources)
 	if got := files(t, dir); len(got) != 0 {
 		t.Errorf("left behind: %q", got)
@@ -296,13 +296,13 @@ func TestNumbersInADirectoryAreBounded(t *testing.T) {
 	leaks(t)
 	dir, port := t.TempDir(), freePort(t)
 	for number := range Numbers {
-		l, err := Listen(port, Config{Dir: dir})
+		l, err := Listen(port, Config{Dir: dir}, end)
 		if err != nil || l.number != number {
 			t.Fatalf("the listener before which there were %d: %v", number, err)
 		}
 		defer l.Close()
 	}
-	_, err := Listen(port, Config{Dir: dir})
+	_, err := Listen(port, Config{Dir: dir}, end)
 	wantReason(t, err, session.ReasonResources)
 	if names := files(t, dir); slices.ContainsFunc(names, func(n string) bool { return strings.Count(n, ".") > 1 }) {
 		t.Errorf("left behind: %q", names)

@@ -1,8 +1,8 @@
 package shm
 
 import (
-	"net"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -110,10 +110,10 @@ func (a account) awaitClosing(gone <-chan struct{}) {
 	}
 }
 
-// hangUp ends a socket to a peer at both ends, and those that wait for it here; it still has to
-// be closed. It cannot block, as closing can: that also closes what the peer has put into the
-// socket's queue.
-func hangUp(c *net.UnixConn) {
+// hangUp ends a socket to a peer at both ends, and those that wait for it here, or has nobody connect
+// to one that listens any more; it still has to be closed. It cannot block, as closing can: that
+// also closes what the peer has put into the socket's queue.
+func hangUp(c syscall.Conn) {
 	if rc, err := c.SyscallConn(); err == nil {
 		rc.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 	}

@@ -26,17 +26,16 @@ import (
 const handshakeTimeout = time.Second
 
 // dialLink makes the dialing end of a link over a socket to the accepting process, which
-// must be the user's. It closes the socket if it fails. The caller is a user of the link.
+// must be the user's. It closes the socket if it fails.
 func dialLink(ctx context.Context, conn *net.UnixConn, user uint32, cfg Config) (*link, error) {
 	l, err := newLink(0, conn, cfg)
 	if err != nil {
 		return nil, err
 	}
 	if err = l.requestLink(ctx, user); err != nil {
-		l.discard()
+		l.teardown()
 		return nil, unavailable(err)
 	}
-	l.start()
 	return l, nil
 }
 
@@ -49,11 +48,9 @@ func acceptLink(conn *net.UnixConn, cfg Config, accept acceptFunc) (*link, error
 	}
 	l.accept = accept
 	if err = l.replyLink(); err != nil {
-		l.discard()
+		l.teardown()
 		return nil, err
 	}
-	l.start()
-	l.release()
 	return l, nil
 }
 

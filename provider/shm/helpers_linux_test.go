@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -331,24 +332,14 @@ func listen(t testing.TB, cfg Config) *served {
 
 func listenAt(t testing.TB, port uint16, cfg Config) *served {
 	t.Helper()
-	l, err := Listen(port, cfg)
-	if err != nil {
+	s := &served{taken: make(chan session.Endpoint, 2*linkSlots)}
+	var err error
+	if s.Listener, err = Listen(port, cfg, func(ep session.Endpoint) { s.taken <- ep }); err != nil {
 		t.Fatal(err)
 	}
-	s := &served{l, place{port, l.number, uint32(os.Geteuid())}, make(chan session.Endpoint, 2*linkSlots)}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		l.Serve(func(ep session.Endpoint) { s.taken <- ep })
-	}()
-	for serving := false; !serving; runtime.Gosched() {
-		l.mu.Lock()
-		serving = l.take != nil
-		l.mu.Unlock()
-	}
+	s.at = place{port, s.number, uint32(os.Geteuid())}
 	t.Cleanup(func() {
-		l.Close()
-		<-done
+		s.Close()
 		for len(s.taken) > 0 {
 			end(<-s.taken)
 		}
@@ -401,7 +392,7 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	accepted := make(chan *endpoint, 1)
 	greeted := make(chan error, 1)
 	go func() {
-		_, err := acceptLink(conns[1], cfg, func(l *link, s *slot) uint8 {
+		l, err := acceptLink(conns[1], cfg, func(l *link, s *slot) uint8 {
 			e := newEndpoint(l, s, s.peers.control.state.turn())
 			code := l.attach(e)
 			if code == codeOK {
@@ -410,18 +401,20 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 			}
 			return code
 		})
+		if err == nil {
+			l.start(nil)
+		}
 		greeted <- err
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), cfg.timeout)
 	defer cancel()
 	l, err := dialLink(ctx, conns[0], uint32(os.Geteuid()), cfg)
-	if e := <-greeted; err != nil {
-		return nil, nil, err
-	} else if e != nil {
-		l.release()
-		return nil, nil, e
+	if err == nil {
+		l.start(nil)
 	}
-	defer l.release()
+	if e := <-greeted; err != nil || e != nil {
+		return nil, nil, cmp.Or(err, e)
+	}
 	e, err := l.dial(ctx)
 	if err != nil {
 		return nil, nil, err

@@ -19,7 +19,7 @@ func FuzzHostileLink(f *testing.F) {
 	netWarm()
 	l := listen(f, Config{})
 	f.Fuzz(func(t *testing.T, script []byte) {
-		p := &hostilePeer{t: t, script: script}
+		p := &hostilePeer{t: t, script: script, closed: make(chan struct{})}
 		before := count(t).fds
 		p.run(l)
 		for end := time.Now().Add(patience); count(t).fds > before; runtime.Gosched() {
@@ -36,8 +36,9 @@ type hostilePeer struct {
 	t      *testing.T
 	script []byte
 
-	conn *net.UnixConn
-	fds  []int // that it may pass
+	conn   *net.UnixConn
+	fds    []int         // that it may pass
+	closed chan struct{} // when the link that it attacks has ended
 }
 
 // mostPackets is fewer than a socket's queue holds, so that neither end waits for the other
@@ -85,34 +86,34 @@ func (p *hostilePeer) descriptors() (close func()) {
 
 // dials attacks an accepting end.
 func (p *hostilePeer) dials(conn *net.UnixConn, l *served) {
-	done := make(chan *link, 1)
+	done := make(chan bool, 1)
 	go func() {
-		k, _ := acceptLink(conn, l.cfg, l.Listener.accept)
-		done <- k
+		k, err := acceptLink(conn, l.cfg, l.Listener.accept)
+		done <- p.starts(k, err)
 	}()
 	p.sendAll(mostPackets)
-	k := p.await(done)
+	begun := p.await(done)
 	for len(l.taken) > 0 {
 		end(<-l.taken)
 	}
-	p.awaitEnd(k)
+	p.awaitEnd(begun)
 }
 
 // accepts attacks a dialing end: it reads the request for a link and, if there is then a
 // link, a connect.
 func (p *hostilePeer) accepts(conn *net.UnixConn) {
-	done := make(chan *link, 1)
+	done := make(chan bool, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		k, err := dialLink(ctx, conn, uint32(os.Geteuid()), Config{}.withDefaults())
-		if err == nil {
+		begun := p.starts(k, err)
+		if begun {
 			if e, err := k.dial(ctx); err == nil {
 				end(e)
 			}
-			k.release()
 		}
-		done <- k
+		done <- begun
 	}()
 	if p.receive() {
 		p.sendOne()
@@ -124,27 +125,33 @@ func (p *hostilePeer) accepts(conn *net.UnixConn) {
 	p.awaitEnd(p.await(done))
 }
 
-func (p *hostilePeer) await(done <-chan *link) *link {
+// starts starts a link, and reports whether there is one.
+func (p *hostilePeer) starts(k *link, err error) bool {
+	if err == nil {
+		k.start(func() { close(p.closed) })
+	}
+	return err == nil
+}
+
+func (p *hostilePeer) await(done <-chan bool) (begun bool) {
 	for p.receive() {
 	}
 	select {
-	case k := <-done:
-		return k
+	case begun := <-done:
+		return begun
 	case <-time.After(patience):
 		p.t.Fatal("it hangs")
-		return nil
+		return false
 	}
 }
 
 // awaitEnd waits for the end of a link, if there is one.
-func (p *hostilePeer) awaitEnd(k *link) {
-	if k == nil {
+func (p *hostilePeer) awaitEnd(begun bool) {
+	if !begun {
 		return
 	}
-	closed := make(chan struct{})
-	k.whenClosed(func() { close(closed) })
 	select {
-	case <-closed:
+	case <-p.closed:
 	case <-time.After(patience):
 		p.t.Fatal("the link does not end")
 	}

@@ -49,15 +49,14 @@ type link struct {
 	listenerClosed atomic.Bool    // at the other end
 	gone           chan struct{}  // closed when the link is dead
 	work           sync.WaitGroup // goroutines
+	onClose        func()         // called at the end of teardown; nil: the link never started
 
 	mu       sync.Mutex // guards what follows; no system call under it
 	users    int        // endpoints, connects under way, and others that need the memory
 	dead     bool       // no new connections; gone is closed
 	peerGone bool       // … and the peer has ended it: it reads no more, or what it likes
 	torn     bool       // dismantle runs or ran
-	released bool
-	onClose  func() // called by release
-	idle     int    // ticks without a user
+	idle     int        // ticks without a user
 }
 
 type acceptFunc func(l *link, s *slot) (code uint8)
@@ -67,7 +66,7 @@ type acceptFunc func(l *link, s *slot) (code uint8)
 // that wants one would hold a thread.
 var fdTableMu sync.Mutex
 
-// newLink makes a link, with its caller as the user, from its socket and what the kernel
+// newLink makes a link, of which its maker is a user until start, from its socket and what the kernel
 // knows about the peer. It closes the socket if it fails.
 func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l := &link{side: side, cfg: cfg, users: 1, gone: make(chan struct{}), mayPunch: cfg.Dir == ""}
@@ -92,7 +91,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 		if side == 1 {
 			refuseLink(conn, l.theirs)
 		}
-		l.discard()
+		l.teardown()
 		return nil, unavailable(err)
 	}
 	l.attend.init(&l.door, l.deliver)
@@ -109,8 +108,10 @@ func (l *link) reader() quota.User {
 	return l.theirs.user
 }
 
-// start begins to serve the link.
-func (l *link) start() {
+// start begins to serve the link, whose maker ceases to be its user. onClose is called once it has
+// given everything back.
+func (l *link) start(onClose func()) {
+	l.onClose = onClose
 	l.work.Go(l.serve)
 	l.work.Go(l.attend.serve)
 	l.work.Go(func() {
@@ -118,14 +119,7 @@ func (l *link) start() {
 			l.die(errPeerGone)
 		}
 	})
-}
-
-// discard gives up a link that never started.
-func (l *link) discard() {
-	l.mu.Lock()
-	l.torn = true
-	l.mu.Unlock()
-	l.teardown()
+	l.release()
 }
 
 // serve handles messages from the control socket until it ends.
@@ -347,19 +341,6 @@ func (l *link) closeUnusedLocked() {
 	l.unusedLocked()
 }
 
-// whenClosed arranges for f to be called once the link has given everything back.
-func (l *link) whenClosed(f func()) {
-	l.mu.Lock()
-	if !l.released {
-		l.onClose = f
-		f = nil
-	}
-	l.mu.Unlock()
-	if f != nil {
-		f()
-	}
-}
-
 // reclaimPass gives back memory of rings, in use or not, and ends a link that is idle. That
 // takes nothing from the peer: what it has yet to read is in its own mapping.
 func (l *link) reclaimPass() (again bool) {
@@ -417,10 +398,8 @@ func (l *link) teardown() {
 			l.payer.connections.Return(l.payer.user, 1)
 		}
 	}
-	l.released = true
-	onClose := l.onClose
 	l.mu.Unlock()
-	if onClose != nil {
-		onClose()
+	if l.onClose != nil {
+		l.onClose()
 	}
 }

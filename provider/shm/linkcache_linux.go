@@ -2,7 +2,6 @@ package shm
 
 import (
 	"context"
-	"net"
 	"sync"
 )
 
@@ -68,37 +67,35 @@ func (c *linkCache) get(ctx context.Context, key linkKey, cfg Config) (*link, er
 // begin connects here, in the caller's network namespace, and goes on in the background.
 func (c *linkCache) begin(key linkKey, entry *linkEntry, cfg Config) {
 	conn, err := key.connect()
-	if err == nil {
-		go c.make(key, entry, conn, cfg)
-		return
-	}
-	entry.err = unavailable(err)
-	c.forget(key, entry)
-	close(entry.ready)
-}
-
-// make makes a link. Its entry is removed when that fails or when the link ends.
-func (c *linkCache) make(key linkKey, entry *linkEntry, conn *net.UnixConn, cfg Config) {
-	ctx, cancel := context.WithTimeout(context.Background(), cfg.timeout)
-	defer cancel()
-	l, err := dialLink(ctx, conn, key.user, cfg)
 	if err != nil {
-		entry.err = linkError(err)
-		c.forget(key, entry)
-		close(entry.ready)
+		c.made(key, entry, nil, unavailable(err))
 		return
 	}
-	entry.link = l
-	l.whenClosed(func() { c.forget(key, entry) })
-	close(entry.ready)
-	l.release()
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cfg.timeout)
+		defer cancel()
+		l, err := dialLink(ctx, conn, key.user, cfg)
+		if err != nil {
+			err = linkError(err)
+		}
+		c.made(key, entry, l, err)
+	}()
 }
 
-// forget is called once for each entry.
-func (c *linkCache) forget(key linkKey, entry *linkEntry) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.links[key] == entry {
-		delete(c.links, key)
+// made ends the making of a link. Its entry is removed when it has failed, or when the link ends.
+func (c *linkCache) made(key linkKey, entry *linkEntry, l *link, err error) {
+	forget := func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.links[key] == entry {
+			delete(c.links, key)
+		}
 	}
+	entry.link, entry.err = l, err
+	if err == nil {
+		l.start(forget)
+	} else {
+		forget()
+	}
+	close(entry.ready)
 }

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sanconn/san/session"
 )
 
@@ -17,9 +19,6 @@ const (
 	// dialers at a time get that reply; others only see the socket close.
 	refuseTimeout = 100 * time.Millisecond
 	maxRefusing   = 16
-
-	mostClosing  = 16
-	closeTimeout = time.Second
 )
 
 // Listener takes connections from processes of this host, under a name of its own. It is safe
@@ -28,25 +27,28 @@ type Listener struct {
 	cfg    Config
 	number int // which of the port's names the process has
 	unix   *net.UnixListener
-	giveUp func() // called when nobody accepts any more; nil: the name ends with unix
+	giveUp func() // of a name in a directory; nil: the name ends with unix
+	take   func(session.Endpoint)
 
 	closed chan struct{}
-	work   sync.WaitGroup // handshakes, and calls of take; none begins once done is set
+	work   sync.WaitGroup // serve, handshakes, and calls of take; none begins once done is set
 
 	mu         sync.Mutex // guards what follows
 	links      map[*link]struct{}
 	handshakes map[*net.UnixConn]struct{} // for Close to hang up
-	take       func(session.Endpoint)
-	served     chan struct{} // closed when nobody accepts any more; nil: Serve was not called
 	done       bool
 }
 
 // Listen lets processes of this host reach this process by a TCP port, under the first name of
-// the port that is free. Until Serve is called, dialers wait. It fails with a
-// *session.Unavailable. With cfg.Dir the name is one in that directory.
-func Listen(port uint16, cfg Config) (*Listener, error) {
+// the port that is free. With cfg.Dir the name is one in that directory. It fails with a
+// *session.Unavailable.
+//
+// take is called for each connection, until Close, in the goroutine that has got it. It must not
+// block: the dialing process's next connection waits for it.
+func Listen(port uint16, cfg Config, take func(session.Endpoint)) (*Listener, error) {
 	l := &Listener{
 		cfg:        cfg.withDefaults(),
+		take:       take,
 		closed:     make(chan struct{}),
 		links:      make(map[*link]struct{}),
 		handshakes: make(map[*net.UnixConn]struct{}),
@@ -60,27 +62,13 @@ func Listen(port uint16, cfg Config) (*Listener, error) {
 	if err != nil {
 		return nil, unavailable(err)
 	}
+	l.work.Go(l.serve)
 	return l, nil
 }
 
 // PeerUser is the user whose process is at the other end of one of this package's endpoints, by
 // the kernel's credentials. It is never one that this process's user namespace does not map.
 func PeerUser(ep session.Endpoint) uint32 { return ep.(*endpoint).link.peer.uid }
-
-// Serve has take called for each connection, until Close, in the goroutine that has got it. It
-// must not block: the dialing process's next connection waits for it. Serve may be called once.
-func (l *Listener) Serve(take func(session.Endpoint)) {
-	served := make(chan struct{})
-	l.mu.Lock()
-	done := l.done
-	l.take, l.served = take, served
-	l.mu.Unlock()
-	if !done {
-		l.serve()
-	}
-	close(served)
-	l.work.Wait()
-}
 
 // Close gives up the name. Connections that were taken live on.
 func (l *Listener) Close() error {
@@ -91,13 +79,11 @@ func (l *Listener) Close() error {
 	}
 	l.done = true
 	close(l.closed)
-	links, handshakes, served := l.links, l.handshakes, l.served
+	links, handshakes := l.links, l.handshakes
 	l.links, l.handshakes = nil, nil
 	l.mu.Unlock()
-	l.closeSocket(served)
-	if l.giveUp != nil {
-		l.giveUp()
-	}
+	hangUp(l.unix)
+	l.unix.SetDeadline(longAgo)
 	for link := range links {
 		link.closeUnused()
 	}
@@ -105,31 +91,35 @@ func (l *Listener) Close() error {
 		hangUp(c)
 	}
 	l.work.Wait()
+	if l.giveUp != nil {
+		l.giveUp()
+	}
+	l.drain()
+	ownAccount().closeLater(func() { l.unix.Close() }) // drain may have been short of descriptors
 	return nil
 }
 
-// closeSocket closes the listening socket, in the background: that also closes what dialing
-// processes have sent before they were accepted, which may take as long as they like. Each holds a
-// thread meanwhile, so the Close of one more than mostClosing waits for its turn, for closeTimeout.
-func (l *Listener) closeSocket(served <-chan struct{}) {
-	l.unix.SetDeadline(longAgo)
-	if served != nil {
-		<-served // or the last to use the socket would close it
+// drain closes the sockets that nobody has accepted. What came with them may take as long to close
+// as those who have sent it like, and closing the listening socket would wait for all of it.
+func (l *Listener) drain() {
+	rc, err := l.unix.SyscallConn()
+	if err != nil {
+		return
 	}
-	ended := func() { <-closing }
-	select {
-	case closing <- struct{}{}:
-	case <-time.After(closeTimeout):
-		ended = func() {}
-	}
-	go func() {
-		l.unix.Close()
-		ended()
-	}()
+	rc.Control(func(listener uintptr) {
+		for {
+			fd, _, err := unix.Accept4(int(listener), unix.SOCK_CLOEXEC)
+			if err != nil {
+				return
+			}
+			payer := accountOf(overflowUID)
+			if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+				payer = accountOf(cred.Uid)
+			}
+			payer.closeForeign(fd)
+		}
+	})
 }
-
-// closing has a token for each listening socket that is being closed.
-var closing = make(chan struct{}, mostClosing)
 
 // serve accepts the sockets of dialing processes and makes a link with each in a goroutine, so that
 // a slow one holds up nobody.
@@ -191,50 +181,36 @@ func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
 // refuse turns away a dialing process, with the reply that there is no room. If the listener
 // is being closed it just hangs up: the dialer then looks for another.
 func (l *Listener) refuse(c *net.UnixConn, theirs account) {
-	defer theirs.closeLater(func() { c.Close() })
-	l.mu.Lock()
-	done := l.done
-	if !done {
-		l.handshakes[c] = struct{}{} // so that Close hangs up
-		l.work.Add(1)
-		defer l.work.Done()
+	select {
+	case <-l.closed:
+	default:
+		refuseLink(c, theirs)
 	}
-	l.mu.Unlock()
-	if done {
-		return
-	}
-	refuseLink(c, theirs)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.handshakes, c)
+	theirs.closeLater(func() { c.Close() })
 }
 
 // acceptLink makes the link. What it was charged with is given back when it ends.
 func (l *Listener) acceptLink(c *net.UnixConn, payer account) {
 	defer l.work.Done()
-	link, err := acceptLink(c, l.cfg, l.accept)
-	l.mu.Lock()
-	delete(l.handshakes, c)
-	done := l.done
-	if err == nil && !done {
-		l.links[link] = struct{}{}
-	}
-	l.mu.Unlock()
-	if err != nil {
-		l.linkClosed(nil, payer)
-		return
-	}
-	link.whenClosed(func() { l.linkClosed(link, payer) })
-	if done {
-		link.closeUnused()
-	}
-}
-
-func (l *Listener) linkClosed(k *link, payer account) {
+	k, err := acceptLink(c, l.cfg, l.accept)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.links, k)
-	payer.descriptors.Return(payer.user, linkDescriptors)
+	delete(l.handshakes, c)
+	if err != nil {
+		payer.descriptors.Return(payer.user, linkDescriptors)
+		return
+	}
+	k.start(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.links, k)
+		payer.descriptors.Return(payer.user, linkDescriptors)
+	})
+	if l.done {
+		k.closeUnused()
+	} else {
+		l.links[k] = struct{}{}
+	}
 }
 
 // accept takes a connection on a link, or returns the code that refuses it.
@@ -246,10 +222,8 @@ func (l *Listener) accept(k *link, s *slot) (code uint8) {
 		code = k.attach(e)
 	}
 	if code == codeOK {
-		delete(l.handshakes, k.control.UnixConn) // the handshake is over, though acceptLink may not have noticed
 		l.work.Add(1)
 	}
-	take := l.take
 	l.mu.Unlock()
 	if code != codeOK {
 		e.discard()
@@ -260,7 +234,7 @@ func (l *Listener) accept(k *link, s *slot) (code uint8) {
 		e.Close() // in order: nothing is lost by it
 		e.Retire()
 	} else {
-		take(e)
+		l.take(e)
 	}
 	l.work.Done()
 	return codeOK

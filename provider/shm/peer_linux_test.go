@@ -201,7 +201,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		defer l.release()
+		l.start(nil)
 		e, err := l.dial(ctx)
 		if err != nil {
 			return err

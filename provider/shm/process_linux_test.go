@@ -135,7 +135,13 @@ func serveRoleAs(serve func(*peer), become func() error) error {
 	if err != nil {
 		return err
 	}
-	l, err := Listen(port, Config{Dir: os.Getenv("DIR")})
+	l, err := Listen(port, Config{Dir: os.Getenv("DIR")}, func(ep session.Endpoint) {
+		go func() {
+			p := newPeer(ep)
+			defer end(p)
+			serve(p)
+		}()
+	})
 	if err != nil {
 		return err
 	}
@@ -143,13 +149,6 @@ func serveRoleAs(serve func(*peer), become func() error) error {
 		return err
 	}
 	fmt.Println("listening", place{port, l.number, uint32(os.Geteuid())})
-	go l.Serve(func(ep session.Endpoint) {
-		go func() {
-			p := newPeer(ep)
-			defer end(p)
-			serve(p)
-		}()
-	})
 	untilStdinEnds()
 	return nil
 }

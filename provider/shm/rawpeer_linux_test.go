@@ -195,7 +195,7 @@ func TestDescriptorsOfAnEmptyMessage(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if k, err := dialLink(ctx, conns[1], uint32(os.Geteuid()), Config{}.withDefaults()); err == nil {
-		k.release()
+		k.teardown()
 		t.Error("the answer was understood")
 	}
 }
