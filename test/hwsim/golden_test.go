@@ -171,7 +171,7 @@ func goldenSteps(t *testing.T, c, s *sanconn.Conn, size, writes int) (costs stri
 	t.Helper()
 	b, sink := random(size), make([]byte, size)
 	for i := range writes {
-		before := costsSoFar()
+		before := costsSoFar(t, c, s)
 		clear(sink)
 		var wrote sync.WaitGroup
 		wrote.Go(func() {
@@ -184,7 +184,7 @@ func goldenSteps(t *testing.T, c, s *sanconn.Conn, size, writes int) (costs stri
 		if err != nil || !bytes.Equal(sink, b) {
 			t.Fatalf("Read: %v, equal: %v", err, bytes.Equal(sink, b))
 		}
-		costs += fmt.Sprintf("Write %d: %s\n", i+1, costsSoFar().since(before))
+		costs += fmt.Sprintf("Write %d: %s\n", i+1, costsSoFar(t, c, s).since(t, before))
 	}
 	if err := c.CloseWrite(); err != nil {
 		t.Fatal(err)
@@ -208,21 +208,38 @@ func goldenSteps(t *testing.T, c, s *sanconn.Conn, size, writes int) (costs stri
 	return costs
 }
 
-// costs are what the trace does not show.
-type costs struct{ registrations, windows uint64 }
-
-func costsSoFar() costs {
-	return costs{regcache.DefaultBudget().Stats().Registrations, verbs.WindowsBound()}
+// costs are what the trace does not show, of both ends.
+type costs struct {
+	registrations, windows uint64
+	invalidates            int64
+	sent, received         uint64 // from and to the programs' own memory
 }
 
-// since leaves registrations out where they depend on time: on devices with windows an earlier
-// connection's may still be there, and an offer's reader takes what it reads ahead into other
-// memory than its slice. On the others nothing is offered.
-func (c costs) since(before costs) string {
-	if inWindows() {
-		return fmt.Sprintf("windows bound: %d", c.windows-before.windows)
+func costsSoFar(t *testing.T, c, s *sanconn.Conn) costs {
+	return costs{
+		regcache.DefaultBudget().Stats().Registrations, verbs.WindowsBound(),
+		hwsim.WorkHere(t).Invalidates, c.Stats().DirectBytesSent, s.Stats().DirectBytesReceived,
 	}
-	return fmt.Sprintf("registrations: %d", c.registrations-before.registrations)
+}
+
+// mostRegistrations is how many a Write may need where their number depends on time, on devices
+// with windows: for its own memory, and for the chunks that hold what has been read ahead of the
+// reader, 16 of 256 KiB (session.Config.ReceiveBudget). An earlier connection's may still be there.
+// One for each chunk that 16 MiB come in would be 64.
+const mostRegistrations = 32
+
+// since are the costs of a Write.
+func (c costs) since(t *testing.T, before costs) string {
+	t.Helper()
+	made := c.registrations - before.registrations
+	text := fmt.Sprintf("registrations: %d", made)
+	if inWindows() {
+		if made > mostRegistrations {
+			t.Errorf("%d registrations, want at most %d", made, mostRegistrations)
+		}
+		text = fmt.Sprintf("windows bound: %d, invalidated: %d", c.windows-before.windows, c.invalidates-before.invalidates)
+	}
+	return text + fmt.Sprintf("; bytes from own memory: %d, to it: %d", c.sent-before.sent, c.received-before.received)
 }
 
 // inWindows is whether the profile of this process has windows.

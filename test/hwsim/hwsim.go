@@ -199,11 +199,13 @@ func Use() {
 // Work is what the devices of a fabric have executed, in all its processes so far.
 type Work struct {
 	Sends, Inline, Writes, Reads, Binds int64 // work requests; of those, how many were inline
+	Invalidates                         int64 // likewise: those by the peer's message are none
 }
 
 // Work counts what was executed.
 func (f Fabric) Work() (w Work, err error) {
-	for word, to := range map[int]*int64{sends: &w.Sends, inline: &w.Inline, writes: &w.Writes, reads: &w.Reads, binds: &w.Binds} {
+	for word, to := range map[int]*int64{sends: &w.Sends, inline: &w.Inline, writes: &w.Writes, reads: &w.Reads,
+		binds: &w.Binds, invalidates: &w.Invalidates} {
 		if *to, err = f.sum(word); err != nil {
 			return w, err
 		}
@@ -213,18 +215,19 @@ func (f Fabric) Work() (w Work, err error) {
 
 // What a process counts, as src/shared.h has it.
 const (
-	procs      = 8
-	words      = 32
-	objects    = 10
-	complaints = 16
-	attached   = 17
-	sends      = 18
-	writes     = 19
-	reads      = 20
-	binds      = 21
-	inline     = 27
-	relaxed    = 28
-	resets     = procs * words * 8 // where they are counted
+	procs       = 8
+	words       = 32
+	objects     = 10
+	complaints  = 16
+	attached    = 17
+	sends       = 18
+	writes      = 19
+	reads       = 20
+	binds       = 21
+	invalidates = 22
+	inline      = 27
+	relaxed     = 28
+	resets      = procs * words * 8 // where they are counted
 )
 
 var kinds = [objects]string{"contexts", "protection domains", Regions, "memory windows", "completion channels",
@@ -287,18 +290,33 @@ func Reset(t testing.TB) {
 	}
 }
 
+// here is the fabric that this process is on.
+func here() Fabric {
+	path, settings, _ := strings.Cut(os.Getenv(variable), "?")
+	return Fabric{file: path, settings: settings}
+}
+
+// WorkHere is Work of the fabric that this process is on.
+func WorkHere(t testing.TB) Work {
+	t.Helper()
+	w, err := here().Work()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
 // Objects counts those of the fabric that this process is on, by kind, but for contexts:
 // librdmacm keeps its own. Of memory regions it also counts those with relaxed ordering.
 func Objects(t testing.TB) map[string]int {
 	t.Helper()
-	path, _, _ := strings.Cut(os.Getenv(variable), "?")
 	counts := make(map[string]int)
 	words := map[string]int{Relaxed: relaxed}
 	for i, kind := range kinds[1:] {
 		words[kind] = i + 1
 	}
 	for kind, word := range words {
-		n, err := Fabric{file: path}.sum(word)
+		n, err := here().sum(word)
 		if err != nil {
 			t.Fatal(err)
 		}
