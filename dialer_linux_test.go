@@ -36,6 +36,8 @@ func TestDialMoveThatFails(t *testing.T) {
 		{"out of descriptors", os.NewSyscallError("socket", syscall.EMFILE), ReasonResources},
 		{"out of memory", syscall.ENOMEM, ReasonResources},
 		{"nonsense", errors.New("magic 0x1234"), ReasonProtocol},
+		{"closed", net.ErrClosed, ReasonStays},
+		{"closed by the peer", fmt.Errorf("shm: the peer closed the connection: %w", syscall.EPIPE), ReasonStays},
 		{"refused", os.NewSyscallError("connect", syscall.ECONNREFUSED), ReasonUnreachable},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -4,6 +4,7 @@ package reason
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"slices"
 	"syscall"
@@ -34,6 +35,8 @@ func impliedBy(err error) session.Reason {
 		return session.ReasonTimeout
 	case errors.Is(err, context.Canceled):
 		return session.ReasonCanceled
+	case errors.Is(err, net.ErrClosed), errors.Is(err, syscall.EPIPE): // by an end of it, meanwhile
+		return session.ReasonStays
 	case errors.As(err, &errno):
 		switch errno {
 		case syscall.ETIMEDOUT:
