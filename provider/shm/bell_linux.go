@@ -6,7 +6,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// tell notes news of a slot, for the other side to hear. The order is slot, group, and then
+// tell notes news of a slot, for the other side to see. The order is slot, group, and then
 // whether it waits; that side goes the other way, and looks again after it has set its alarm.
 func (b *bell) tell(slot int, ev session.Events) {
 	b.slots[slot].Add(uint64(ev&session.RecvReady)*oneRecv + uint64(ev&session.SendReady)/uint64(session.SendReady)*oneSend)
@@ -19,8 +19,8 @@ const (
 	oneSend = 1 << 32
 )
 
-// heard is what one has heard of the other side's bell. One goroutine at a time hears.
-type heard struct {
+// seenCounts are what one has seen of the other side's bell. One goroutine at a time looks.
+type seenCounts struct {
 	most   atomic.Int32 // slots that there are
 	groups [linkSlots / groupSlots]uint32
 	slots  []uint64
@@ -28,9 +28,9 @@ type heard struct {
 
 // pending reports whether there is any news. A peer that writes nonsense causes at worst
 // a look for nothing.
-func (h *heard) pending(b *bell) bool {
-	for i := range h.some() {
-		if b.groups[i].Load() != h.groups[i] {
+func (c *seenCounts) pending(b *bell) bool {
+	for i := range c.some() {
+		if b.groups[i].Load() != c.groups[i] {
 			return true
 		}
 	}
@@ -38,23 +38,23 @@ func (h *heard) pending(b *bell) bool {
 }
 
 // some is how many groups there are.
-func (h *heard) some() int { return (int(h.most.Load()) + groupSlots - 1) / groupSlots }
+func (c *seenCounts) some() int { return (int(c.most.Load()) + groupSlots - 1) / groupSlots }
 
 // take hands what is news to deliver.
-func (h *heard) take(b *bell, deliver func(slot int, ev session.Events)) {
-	for i := range h.some() {
+func (c *seenCounts) take(b *bell, deliver func(slot int, ev session.Events)) {
+	for i := range c.some() {
 		n := b.groups[i].Load()
-		if n == h.groups[i] {
+		if n == c.groups[i] {
 			continue
 		}
-		h.groups[i] = n
-		if have := (i + 1) * groupSlots; have > len(h.slots) {
-			h.slots = append(h.slots, make([]uint64, have-len(h.slots))...)
+		c.groups[i] = n
+		if have := (i + 1) * groupSlots; have > len(c.slots) {
+			c.slots = append(c.slots, make([]uint64, have-len(c.slots))...)
 		}
 		for slot := i * groupSlots; slot < (i+1)*groupSlots; slot++ {
 			news := b.slots[slot].Load()
-			if old := h.slots[slot]; news != old {
-				h.slots[slot] = news
+			if old := c.slots[slot]; news != old {
+				c.slots[slot] = news
 				deliver(slot, eventsOf(old, news))
 			}
 		}

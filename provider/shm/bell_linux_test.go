@@ -10,11 +10,11 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// News are heard once, with their kind, whatever the slot; and those of slots that are not there
+// News are seen once, with their kind, whatever the slot; and those of slots that are not there
 // when they are.
 func TestNewsAreHeardOnce(t *testing.T) {
 	b := new(bell)
-	var h heard
+	var h seenCounts
 	got := map[int]session.Events{}
 	take := func() map[int]session.Events {
 		clear(got)
@@ -58,7 +58,7 @@ func TestNewsAreHeardOnce(t *testing.T) {
 func TestWhoeverWaitsIsRung(t *testing.T) {
 	const rounds = 100_000
 	near, far := bells(t)
-	var a attendance
+	var a waiters
 	a.init(far, nil)
 	var heard atomic.Uint64
 	var rung atomic.Bool
@@ -93,6 +93,6 @@ func TestWhoeverWaitsIsRung(t *testing.T) {
 			}
 			rung.Store(false)
 		}
-		far.heard.take(far.peers, func(int, session.Events) { heard.Add(1) })
+		far.seen.take(far.peers, func(int, session.Events) { heard.Add(1) })
 	}
 }

@@ -26,9 +26,9 @@
 //	linkcache_linux.go                     one link per name
 //	link_linux.go, handshake_linux.go      a link and its parts; how it begins
 //	control_*.go                           its control socket and the messages there
-//	limits_linux.go, foreign_linux.go      what peers can hold; descriptors that they pass
+//	limits_linux.go, closers_linux.go      what peers can hold; closing what they have passed
 //	doorbell_linux.go, bell_linux.go       how the processes wake each other, and for what
-//	attend_linux.go                        who waits at the doorbell
+//	waiters_linux.go                       who waits at the doorbell
 //	slots_linux.go                         places for connections
 //	segment_linux.go, offer_linux.go       shared memory, and more of it
 //	layout_linux.go                        what is where in it

@@ -26,9 +26,9 @@ import (
 //   - before Linux 5.8, a send to a unix socket with MSG_DONTWAIT, which together with the
 //     read of it costs ten times as much.
 type doorbell struct {
-	own, peers *bell     // in the first segment
-	rung       ring.Rung // for peers.asleep
-	heard      heard     // of peers
+	own, peers *bell      // in the first segment
+	rung       ring.Rung  // for peers.asleep
+	seen       seenCounts // of peers
 
 	at     *os.File        // where the peer rings
 	wait   syscall.RawConn // of at
@@ -197,10 +197,10 @@ func (d *doorbell) stop() {
 
 // close gives everything back, with the peer's descriptor at its user's expense. Nobody
 // rings any more.
-func (d *doorbell) close(theirs account) {
+func (d *doorbell) close(peerUser account) {
 	d.stop()
 	d.passed()
 	if d.peer >= 0 {
-		theirs.closeForeign(d.peer)
+		peerUser.closeUntrusted(d.peer)
 	}
 }

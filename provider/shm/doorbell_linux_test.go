@@ -21,7 +21,7 @@ func bells(t *testing.T) (near, far *doorbell) {
 			t.Fatal(err)
 		}
 		ends[i].own, ends[i].peers = said[i], said[1-i]
-		ends[i].heard.most.Store(linkSlots)
+		ends[i].seen.most.Store(linkSlots)
 	}
 	for i := range ends {
 		fd, err := unix.Dup(ends[1-i].pass)
@@ -67,11 +67,11 @@ func testRingDelivers(t *testing.T) {
 	}
 	got := make(chan news, 1)
 	served := make(chan struct{})
-	var a attendance
+	var a waiters
 	a.init(far, func(slot int, ev session.Events) { got <- news{slot, ev} })
 	go func() {
 		defer close(served)
-		a.serve()
+		a.run()
 	}()
 	for i := range 1000 {
 		want := news{i * 7 % linkSlots, session.Events(1 + i%3)}
@@ -100,11 +100,11 @@ func TestRingAfterMoreThanTheQueueHolds(t *testing.T) {
 	}
 	seen := make(chan struct{})
 	served := make(chan struct{})
-	var a attendance
+	var a waiters
 	a.init(far, func(int, session.Events) { seen <- struct{}{} })
 	go func() {
 		defer close(served)
-		a.serve()
+		a.run()
 	}()
 	for range 1000 { // of which the first finds the others' news
 		near.ring(1, session.RecvReady)

@@ -19,6 +19,8 @@ const spinFor = 50 * time.Microsecond
 // endpoint is one side of a connection. See session.Endpoint for which methods may run
 // concurrently.
 type endpoint struct {
+	session.Sleeper // the link's waiters
+
 	link   *link
 	slot   *slot
 	local  *sideState // this side's state and the peer's, in shared memory
@@ -44,14 +46,13 @@ type endpoint struct {
 
 var (
 	_ session.Endpoint   = (*endpoint)(nil)
-	_ session.Sleeper    = (*endpoint)(nil)
 	_ session.Withdrawer = (*endpoint)(nil)
 )
 
 // newEndpoint makes a slot's next endpoint. The peer does not use the slot: the dialing end's is
 // the first, and may send before the other's is there.
 func newEndpoint(l *link, s *slot, turn uint32) *endpoint {
-	e := &endpoint{link: l, slot: s, local: &s.own.control.state, remote: &s.peers.control.state, turn: turn}
+	e := &endpoint{Sleeper: &l.waiters, link: l, slot: s, local: &s.own.control.state, remote: &s.peers.control.state, turn: turn}
 	pages := s.pages.take()
 	if pages > ring.Start && l.slots.memory.Exceeded() && l.mayPunch && punchHole(s.own.ring, pages, l.slots.memory) {
 		pages = 0
@@ -128,15 +129,6 @@ func (e *endpoint) Disarm(ev session.Events) {
 	e.inside.Add(-1)
 }
 
-// Sleep implements session.Sleeper.
-func (e *endpoint) Sleep(wake chan struct{}) { e.link.attend.sleep(wake) }
-
-// Rouse implements session.Sleeper.
-func (e *endpoint) Rouse(wake chan struct{}) { e.link.attend.rouse(wake) }
-
-// Rest implements session.Sleeper.
-func (e *endpoint) Rest() { e.link.attend.rest() }
-
 // enter keeps the slot from being reused or unmapped until the caller decrements inside.
 // It returns false once the endpoint is closed.
 func (e *endpoint) enter() bool {
@@ -167,10 +159,14 @@ func (e *endpoint) Describe() string {
 		e.slot.number, e.link.peer.pid, own.out.Backlog(&peers.in), peers.out.Backlog(&own.in), e.out.ReaderSleeps(), e.in.WriterWaits())
 }
 
-// Err implements session.Endpoint.
+// Err implements session.Endpoint. If the peer has ended the connection, that is final, whatever
+// the peer writes later.
 func (e *endpoint) Err() error {
-	if e.ended() {
-		return *e.err.Load()
+	if state := e.remote.load(e.turn); state != stateOpen {
+		e.peerEnded(state)
+	}
+	if err := e.err.Load(); err != nil {
+		return *err
 	}
 	return nil
 }
@@ -188,27 +184,23 @@ func (e *endpoint) violation(how error) {
 	e.fail(fmt.Errorf("shm: the peer broke the protocol: %v: %w", how, syscall.ECONNRESET))
 }
 
-// peerState ends the connection with what the peer's state in the slot means. Whoever found
+// peerEnded ends the connection with what the peer's state in the slot means. Whoever found
 // it is awake; others of the session are woken if there may be any.
-func (e *endpoint) peerState(state uint32) {
-	err := errPeerState(state)
-	if e.err.CompareAndSwap(nil, &err) && (e.in.Armed() || e.out.Armed()) {
+func (e *endpoint) peerEnded(state uint32) {
+	err := &errPeerAborted
+	if state == stateClosed {
+		err = &errPeerClosed
+	}
+	if e.err.CompareAndSwap(nil, err) && (e.in.Armed() || e.out.Armed()) {
 		e.wake(session.RecvReady | session.SendReady)
 	}
-}
-
-func errPeerState(state uint32) error {
-	if state == stateClosed {
-		return errPeerClosed
-	}
-	return errPeerAborted
 }
 
 // linkDied ends a connection whose link died. The peer may have closed it before.
 func (e *endpoint) linkDied(cause error) {
 	switch state := e.remote.load(e.turn); {
 	case state != stateOpen:
-		e.peerState(state)
+		e.peerEnded(state)
 		return
 	case !e.slot.taken():
 		cause = linkGone(cause)
@@ -216,16 +208,6 @@ func (e *endpoint) linkDied(cause error) {
 		cause = errPeerUnread
 	}
 	e.fail(cause)
-}
-
-// ended reports whether the connection is over at either end. If the peer has ended it, that
-// is final, whatever the peer writes later.
-func (e *endpoint) ended() bool {
-	if state := e.remote.load(e.turn); state != stateOpen {
-		err := errPeerState(state)
-		e.err.CompareAndSwap(nil, &err) // it wakes nobody: the peer has rung, or breaks the rules
-	}
-	return e.err.Load() != nil
 }
 
 // Close implements session.Endpoint. It waits at most for the reclaimer to give back

@@ -36,21 +36,21 @@ type modelConn struct {
 
 // modelEnd is one process's end of the link.
 type modelEnd struct {
-	slots  [2]bool // of its bell, as are group and asleep: the other end has not heard of it
+	slots  [2]bool // of its bell, as are group and asleep: the other end has not seen it
 	group  bool
 	asleep modelAlarm
 	rung   modelAlarm // for the other's asleep
 
 	edge, queue, late bool // of its doorbell: an event, a ring in the queue, and a deadline that has passed
 
-	attended, roused, keep bool // as in attendance, whose map is sleeps: 1 asleep, 2 woken
-	leader, unwoken        uint8
-	sleeps                 [2]uint8
+	led, roused, dispatch bool // as in waiters, whose sleepers are sleeps: 1 asleep, 2 woken
+	leader, unwoken       uint8
+	sleeps                [2]uint8
 
 	sides [2]struct{ wants, asleep, wake, stop bool } // as in session's side, by slot
 }
 
-// modelIdle is session's idleState, of the reader that the janitor serves.
+// modelIdle is session's idleState, of the reader that the idle poller serves.
 type modelIdle struct {
 	away, listed, serving, served bool
 	seen                          uint8
@@ -69,7 +69,7 @@ type thread struct {
 	n         uint8
 	word      modelAlarm
 
-	armed, leads bool // as in await, and in attendance's sleep
+	armed, leads bool // as in await, and in waiters' Sleep
 	fine         bool // the doorbell was read
 	got          bool // a message
 }
@@ -82,7 +82,7 @@ const (
 
 var threadNames = [...]string{
 	"end 0, slot 0", "end 0, slot 1", "end 1, slot 0", "end 1, slot 1",
-	"end 0's keeper", "end 1's keeper", "the janitor", "the service", "",
+	"end 0's dispatcher", "end 1's dispatcher", "the idle poller", "the service", "",
 }
 
 // begin is the first state.
@@ -95,23 +95,23 @@ func (x *explorer) begin() (m model) {
 	for i := range m.ends {
 		t := &m.threads[4+i]
 		t.end = uint8(i)
-		m.ends[i].attended = !x.leads
-		t.goes("keep")
+		m.ends[i].led = !x.leads
+		t.goes("dispatch")
 		if !x.leads && !x.direct[i] {
-			t.call("prepare", "kept")
+			t.call("prepare", "dispatched")
 		}
 	}
-	for i, does := range []string{"tend", "serve"} {
+	for i, does := range []string{"poll idle", "serve"} {
 		t := &m.threads[6+i]
 		t.end, t.keeps = 1, true
-		t.goes(pick(x.janitor, does, pick(x.stops && i == 0, "signals", "over")))
+		t.goes(pick(x.idles, does, pick(x.stops && i == 0, "signals", "over")))
 	}
 	for s := range m.conns {
-		if x.ops[2+s] == "" { // its janitor has armed it
+		if x.ops[2+s] == "" { // its idle poller has armed it
 			x.set(&m.conns[s].sleep, 0)
 		}
 	}
-	m.idle.listed = x.janitor
+	m.idle.listed = x.idles
 	return m
 }
 
@@ -192,10 +192,10 @@ func (x *explorer) rang(t *thread) string {
 	return x.either(ringsBeforeItTells, "tell", "")
 }
 
-// ready is the beginning of attendance's.
+// ready is the beginning of waiters'.
 func (x *explorer) ready() string {
 	drains := x.drains && x.mutant != drainsBehindItsLook
-	return x.either(attendsBehindItsLook, "pending", pick(drains, "drain", "attend"))
+	return x.either(setsBehindItsLook, "pending", pick(drains, "drain", "set asleep"))
 }
 
 // next is what Poll looks at next.
@@ -213,8 +213,8 @@ func (c *modelConn) polled(msg uint8) {
 	}
 }
 
-// join is joinIfAway.
-func (i *modelIdle) join() {
+// enlist is engine.enlist.
+func (i *modelIdle) enlist() {
 	if i.away {
 		i.away, i.seen, i.listed = false, 0, true
 	}
@@ -252,12 +252,12 @@ func (x *explorer) step(m *model, t *thread) bool {
 // local reports whether a thread's next step is nobody else's business.
 func (x *explorer) local(t *thread) bool {
 	switch t.name() {
-	case "again", "put", "heard", "rang":
+	case "again", "put", "seen", "rang":
 		return true
 	case "look":
 		return t.writes
 	case "begin", "looked":
-		return !x.janitor
+		return !x.idles
 	case "met":
 		return !t.armed
 	case "none", "unwant":
@@ -302,9 +302,9 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 
 	// An operation, in session's await.
 
-	case "begin": // joinIfAway
+	case "begin": // enlist
 		if !t.writes {
-			m.idle.join()
+			m.idle.enlist()
 		}
 		t.goes("look")
 	case "look": // Reserve, or rxMu.Lock
@@ -350,17 +350,17 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 		t.done++
 		t.goes("unwant")
 	case "unwant": // wants.Store
-		joins := side.wants && x.janitor && !t.writes && here != sleepsWithoutJoining
+		joins := side.wants && x.idles && !t.writes && here != sleepsWithoutJoining
 		side.wants = false
 		t.goes(pick(joins, "join", "again"))
-	case "join": // joinIfAway
-		m.idle.join()
+	case "join": // enlist
+		m.idle.enlist()
 		t.goes("again")
 	case "again":
 		n := len(x.sends[t.slot])
 		switch {
 		case t.writes:
-		case x.janitor:
+		case x.idles:
 			n = 1
 		case x.stops && t.slot == 0:
 			n++
@@ -473,15 +473,15 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 	case "rang":
 		t.goes(x.rang(t))
 
-	// attendance's sleep.
+	// waiters' Sleep.
 
 	case "sleep": // its first part under mu; or a sleep on the channel alone
 		switch {
 		case !x.direct[t.end]:
 			e.sleeps[t.slot] = 1
 			e.unwoken++
-			if t.leads = !e.attended; t.leads {
-				e.attended, e.leader, t.fine = true, 1+t.slot, true
+			if t.leads = !e.led; t.leads {
+				e.led, e.leader, t.fine = true, 1+t.slot, true
 			}
 			t.goes(pick(t.leads, "lead", "wait"))
 		case !side.wake:
@@ -502,14 +502,14 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 		}
 		e.sleeps[t.slot] = 0
 		if t.leads {
-			e.attended, e.leader = false, 0
+			e.led, e.leader = false, 0
 		}
-		keep := !e.attended && e.sleeps != [2]uint8{} && here != leavesSleepers
-		e.attended = e.attended || keep
+		dispatch := !e.led && e.sleeps != [2]uint8{} && here != leavesSleepers
+		e.led = e.led || dispatch
 		t.leads, t.fine = false, false
-		t.goes(pick(keep, "leave", "awake"))
-	case "leave": // wakeKeeper
-		e.keep = true
+		t.goes(pick(dispatch, "leave", "awake"))
+	case "leave": // wakeDispatcher
+		e.dispatch = true
 		t.goes("awake")
 	case "awake": // asleep.Store, of side's sleep
 		side.asleep = false
@@ -546,7 +546,7 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 			t.call("prepare", "led")
 		}
 
-	// Read of the doorbell: package poll's prepareRead, attendance's ready, and waitRead.
+	// Read of the doorbell: package poll's prepareRead, waiters' ready, and waitRead.
 
 	case "prepare":
 		if t.fine = !e.late; t.fine {
@@ -555,13 +555,13 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 		t.goes(pick(t.fine, x.ready(), ""))
 	case "drain":
 		e.queue = false
-		t.goes(x.either(drainsBehindItsLook, "poll", "attend"))
-	case "attend": // asleep.Set
+		t.goes(x.either(drainsBehindItsLook, "poll", "set asleep"))
+	case "set asleep": // asleep.Set
 		x.set(&e.asleep, 0)
-		t.goes(x.either(attendsBehindItsLook, "poll", "pending"))
+		t.goes(x.either(setsBehindItsLook, "poll", "pending"))
 	case "pending":
 		drains := x.drains && here == drainsBehindItsLook
-		t.goes(pick(peer.group, "", x.either(attendsBehindItsLook, "attend", pick(drains, "drain", "poll"))))
+		t.goes(pick(peer.group, "", x.either(setsBehindItsLook, "set asleep", pick(drains, "drain", "poll"))))
 	case "poll":
 		if !e.late && !e.edge {
 			return false
@@ -571,7 +571,7 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 		}
 		t.goes(pick(t.fine, x.ready(), ""))
 
-	// heard's take.
+	// seenCounts' take.
 
 	case "group": // groups.Load
 		news := peer.group && here != hearsSlotsFirst
@@ -580,18 +580,18 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 	case "slot": // slots.Load
 		if peer.slots[t.to] {
 			peer.slots[t.to] = false
-			t.call("deliver", "heard")
+			t.call("deliver", "seen")
 		} else {
-			t.goes("heard")
+			t.goes("seen")
 		}
-	case "heard":
+	case "seen":
 		t.to = 1 - t.to
 		t.goes(pick(t.to == 1, "slot", x.either(hearsSlotsFirst, "group", "")))
 
 	// session's Wake, with serve, and side's signal.
 
 	case "deliver": // wants.Load
-		serves := x.janitor && t.end == 1
+		serves := x.idles && t.end == 1
 		t.goes(pick(e.sides[t.to].wants, "signal", pick(serves, "start to serve", "")))
 	case "start to serve": // serving.CompareAndSwap
 		if !m.idle.serving {
@@ -616,53 +616,53 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 		e.late = true
 		t.goes("")
 
-	// The keeper.
+	// The dispatcher.
 
-	case "kept":
+	case "dispatched":
 		if t.fine {
 			e.roused = false
-			t.call(x.either(hearsSlotsFirst, "slot", "group"), "hand on")
+			t.call(x.either(hearsSlotsFirst, "slot", "group"), "dispatches?")
 		} else {
 			e.late = false // SetReadDeadline
-			t.call("prepare", "kept")
+			t.call("prepare", "dispatched")
 		}
-	case "hand on": // handedOn
-		t.goes("keep")
-		if e.roused && (e.unwoken == 0 || here == keeperLeavesSleepers) {
-			e.attended = false
+	case "dispatches?": // dispatches
+		t.goes("dispatch")
+		if e.roused && (e.unwoken == 0 || here == dispatcherLeavesSleepers) {
+			e.led = false
 		} else {
-			t.call("prepare", "kept")
+			t.call("prepare", "dispatched")
 		}
-	case "keep": // <-keep
-		if !e.keep {
+	case "dispatch": // <-dispatch
+		if !e.dispatch {
 			return false
 		}
-		e.keep = false
-		t.call("prepare", "kept")
+		e.dispatch = false
+		t.call("prepare", "dispatched")
 
-	// The janitor's tend, with attendance's rest.
+	// The idle poller's pollIdle, with waiters' Rest.
 
-	case "tend": // Rest, under mu
+	case "poll idle": // Rest, under mu
 		if !m.idle.listed {
 			return false
 		}
 		m.idle.listed = false
-		keep := !e.attended && here != restsNever
-		e.attended = e.attended || keep
+		dispatch := !e.led && here != restsNever
+		e.led = e.led || dispatch
 		e.roused = e.roused && (here == leavesBehindARest || here == restsNever)
-		t.goes(pick(keep, "keep on", "tend on"))
-	case "keep on": // wakeKeeper
-		e.keep = true
-		t.goes("tend on")
-	case "tend on": // tryLockRx
+		t.goes(pick(dispatch, "have dispatched", "poll on"))
+	case "have dispatched": // wakeDispatcher
+		e.dispatch = true
+		t.goes("poll on")
+	case "poll on": // tryLockRx
 		used := 1+r.polled != m.idle.seen
 		switch {
 		case r.locked:
 			m.idle.listed = true
-			t.goes("tend")
+			t.goes("poll idle")
 		case used:
 			m.idle.seen, m.idle.listed = 1+r.polled, true
-			t.goes("tend")
+			t.goes("poll idle")
 		default:
 			r.locked = true
 			t.goes(x.either(goesAwayBehindItsLook, "watch", "away"))
@@ -681,14 +681,14 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 			t.call(c.next(false), x.either(goesAwayBehindItsLook, "away", "settle"))
 		}
 	case "settle": // settleLocked, and its look at wants
-		t.goes("tended")
+		t.goes("polled")
 		if t.got && side.wants {
-			t.call("signal", "tended")
+			t.call("signal", "polled")
 		}
 		t.got = false
-	case "tended": // rxMu.Unlock
+	case "polled": // rxMu.Unlock
 		r.locked = false
-		t.goes("tend")
+		t.goes("poll idle")
 
 	// The goroutine of session's serve.
 
@@ -710,8 +710,8 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 	case "served": // rxMu.Unlock
 		r.locked = false
 		t.goes(x.either(servesWithoutJoining, "serve", "join served"))
-	case "join served": // joinIfAway
-		m.idle.join()
+	case "join served": // enlist
+		m.idle.enlist()
 		t.goes("serve")
 
 	// Who interrupts a Read, behind a signal for nothing.

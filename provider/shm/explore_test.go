@@ -20,15 +20,15 @@ var exploreMore = flag.Bool("shm.explore", false, "explore all orders of wake-up
 
 // scenario is what happens on a link. The operations are end 0's on slots 0 and 1, and end 1's.
 type scenario struct {
-	ops     [4]string // "w" writes all that is sent, "r" reads it; "": there is none
-	sends   [2]string // on each slot: 'm' a message in the ring, 'c' one in a cell
-	room    uint8     // for messages in a ring
-	coarse  bool      // what is between a ring's ends alone is one step
-	direct  [2]bool   // who sleeps at an end is woken by a token, without a doorbell
-	drains  bool      // the doorbells are sockets, whose queues have room for one ring
-	leads   bool      // the keepers have handed on: who sleeps first leads
-	stops   bool      // end 1's reader of slot 0 reads once more, which is interrupted
-	janitor bool      // that reader reads once, and a janitor and serve take the rest
+	ops    [4]string // "w" writes all that is sent, "r" reads it; "": there is none
+	sends  [2]string // on each slot: 'm' a message in the ring, 'c' one in a cell
+	room   uint8     // for messages in a ring
+	coarse bool      // what is between a ring's ends alone is one step
+	direct [2]bool   // who sleeps at an end is woken by a token, without a doorbell
+	drains bool      // the doorbells are sockets, whose queues have room for one ring
+	leads  bool      // the dispatchers have left: who sleeps first leads
+	stops  bool      // end 1's reader of slot 0 reads once more, which is interrupted
+	idles  bool      // that reader reads once, and the idle poller and serve take the rest
 }
 
 // mutant is a bug that the explorer has to find.
@@ -44,14 +44,14 @@ const (
 	clearsTheCount
 	keepsTheHead
 	freesCellsInSilence
-	attendsBehindItsLook
+	setsBehindItsLook
 	drainsBehindItsLook
 	ringsBeforeItTells
 	tellsTheGroupFirst
 	hearsSlotsFirst
 	looksOnceForSleepers
 	leavesSleepers
-	keeperLeavesSleepers
+	dispatcherLeavesSleepers
 	leadsBehindItsLook
 	looksBeforeItClearsTheRouse
 	wantsBehindItsLook
@@ -158,7 +158,7 @@ func (x *explorer) final(m *model) {
 			fail("%s waits: %s", threadNames[i], t.name())
 		}
 	}
-	if polled := int(m.conns[0].r.polled); x.janitor && polled != len(x.sends[0]) {
+	if polled := int(m.conns[0].r.polled); x.idles && polled != len(x.sends[0]) {
 		fail("%d of %d messages are seen", polled, len(x.sends[0]))
 	}
 }
@@ -179,8 +179,8 @@ var scenarios = map[string]scenario{
 	"an interrupt":               {ops: [4]string{"", "w", "r", ""}, sends: [2]string{"", "m"}, room: 3, coarse: true, direct: atEnd1, leads: true, stops: true},
 	"an interrupt of one of two": {ops: [4]string{"", "w", "r", "r"}, sends: [2]string{"", "m"}, room: 3, coarse: true, direct: atEnd1, leads: true, stops: true},
 	"a message, an interrupt":    {ops: [4]string{"w", "", "r", ""}, sends: [2]string{"m"}, room: 3, coarse: true, direct: atEnd1, stops: true},
-	"nobody reads":               {ops: [4]string{"w", "", "", ""}, sends: [2]string{"mm"}, room: 3, coarse: true, direct: atEnd1, janitor: true},
-	"a janitor":                  {ops: [4]string{"w", "", "r", ""}, sends: [2]string{"mm"}, room: 3, coarse: true, direct: atEnd1, janitor: true},
+	"nobody reads":               {ops: [4]string{"w", "", "", ""}, sends: [2]string{"mm"}, room: 3, coarse: true, direct: atEnd1, idles: true},
+	"an idle poller":             {ops: [4]string{"w", "", "r", ""}, sends: [2]string{"mm"}, room: 3, coarse: true, direct: atEnd1, idles: true},
 }
 
 // most bounds the states of a scenario, and mostQuick in a run that is not to take long.
@@ -215,23 +215,23 @@ func TestMutantsAreFound(t *testing.T) {
 		clearsTheCount:              {"clears an alarm with its count", "a ring"},
 		keepsTheHead:                {"sleeps without having told what it has freed", "a ring"},
 		freesCellsInSilence:         {"wakes nobody for a free cell", "a ring"},
-		attendsBehindItsLook:        {"sets asleep behind its look at the bell", "a link"},
+		setsBehindItsLook:           {"sets asleep behind its look at the bell", "a link"},
 		drainsBehindItsLook:         {"drains the doorbell behind that look", "a link with sockets"},
 		ringsBeforeItTells:          {"rings before it tells", "a link"},
 		tellsTheGroupFirst:          {"tells the group before the slot", "a link"},
 		hearsSlotsFirst:             {"looks at the slots before the group", "a link"},
 		looksOnceForSleepers:        {"does not look for a sleeper behind its token", "an interrupt"},
 		leavesSleepers:              {"leaves the doorbell while others sleep", "two readers, one leads"},
-		keeperLeavesSleepers:        {"hands on while others sleep", "two readers"},
+		dispatcherLeavesSleepers:    {"has the dispatcher leave while others sleep", "two readers"},
 		leadsBehindItsLook:          {"leads on behind its look for a token", "an interrupt"},
 		looksBeforeItClearsTheRouse: {"clears a rouse behind its look for a token", "an interrupt"},
 		wantsBehindItsLook:          {"tells what it wants behind its last look", "a link"},
-		goesAwayBehindItsLook:       {"takes a session off the list behind its look", "a janitor"},
+		goesAwayBehindItsLook:       {"takes a session off the list behind its look", "an idle poller"},
 		watchesBehindItsLook:        {"arms an idle session behind its look", "nobody reads"},
 		servesWithoutJoining:        {"serves a session and leaves it off the list", "nobody reads"},
-		sleepsWithoutJoining:        {"has slept and leaves its session off the list", "a janitor"},
-		restsNever:                  {"has nobody attend for idle sessions", "a janitor"},
-		leavesBehindARest:           {"has the keeper leave behind a rest", "a janitor"},
+		sleepsWithoutJoining:        {"has slept and leaves its session off the list", "an idle poller"},
+		restsNever:                  {"has nobody wait at the doorbell for idle sessions", "an idle poller"},
+		leavesBehindARest:           {"has the dispatcher leave behind a Rest", "an idle poller"},
 	} {
 		x := explorer{scenario: scenarios[tt.scenario], mutant: m, most: most, shortest: *exploreMore}
 		problem := x.run()

@@ -171,7 +171,7 @@ func (l *link) takeDoorbell(fds []int, err error) error {
 	}
 	for i, fd := range fds {
 		if err != nil || i != 1 {
-			l.theirs.closeForeign(fd)
+			l.peerUser.closeUntrusted(fd)
 		}
 	}
 	return err
@@ -179,10 +179,10 @@ func (l *link) takeDoorbell(fds []int, err error) error {
 
 // refuseLink tells a dialing process that this one has no room for it: just hanging up would
 // mean that nobody listens.
-func refuseLink(c *net.UnixConn, theirs account) {
+func refuseLink(c *net.UnixConn, peerUser account) {
 	c.SetDeadline(time.Now().Add(refuseTimeout))
 	var request message
 	fds, _ := receive(c, &request) // closing with the request unread would send a reset
-	theirs.closeForeign(fds...)
+	peerUser.closeUntrusted(fds...)
 	_ = send(c, &message{kind: msgLinkReply, version: version, code: codeResources})
 }

@@ -72,7 +72,7 @@ func rlimit(resource int) uint64 {
 // holdings is who holds what of this process.
 type holdings struct {
 	connections, descriptors, space, mappings *quota.Pool
-	foreign                                   foreign
+	closers                                   closers
 }
 
 func newHoldings(l limits) *holdings {
@@ -81,7 +81,7 @@ func newHoldings(l limits) *holdings {
 		descriptors: quota.New(l.descriptors),
 		space:       quota.New(l.addressSpace),
 		mappings:    quota.New(l.mappings),
-		foreign:     foreign{users: make(map[quota.User]*foreignUser)},
+		closers:     closers{users: make(map[quota.User]*userClosers)},
 	}
 }
 

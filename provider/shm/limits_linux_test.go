@@ -87,7 +87,7 @@ func TestWhomRingsAreChargedTo(t *testing.T) {
 		dir  string
 		want quota.User
 	}{{own, "", quota.Own}, {other, "", quota.User(other)}, {own, "/a", quota.User(own)}} {
-		l := link{peer: peerProcess{uid: tt.uid}, theirs: accountOf(tt.uid), cfg: Config{Dir: tt.dir}}
+		l := link{peer: peerProcess{uid: tt.uid}, peerUser: accountOf(tt.uid), cfg: Config{Dir: tt.dir}}
 		if got := l.reader(); got != tt.want {
 			t.Errorf("user %d, directory %q: charged to %d, want %d", tt.uid, tt.dir, got, tt.want)
 		}

@@ -19,20 +19,20 @@ import (
 // together, each of which has a lock of its own, and counts who uses them.
 //
 // Up to three goroutines serve it: one receives from the control socket, one waits for the
-// doorbell where no sleeper does (attend_linux.go), and one, if there is a pidfd, for the
+// doorbell where no sleeper does (waiters_linux.go), and one, if there is a pidfd, for the
 // peer's end. dismantle waits for them.
 type link struct {
-	side    int // 0: dialing, 1: accepting
-	cfg     Config
-	peer    peerProcess
-	payer   account // whom this process charges the link to
-	theirs  account // of the peer's user, for the descriptors that it passes
-	control controlSocket
-	door    doorbell
-	attend  attendance // of door
-	slots   slotTable
-	offers  offers
-	reclaim reclaimer
+	side     int // 0: dialing, 1: accepting
+	cfg      Config
+	peer     peerProcess
+	payer    account // whom this process charges the link to
+	peerUser account // of the peer's user, for the descriptors that it passes
+	control  controlSocket
+	door     doorbell
+	waiters  waiters // of door
+	slots    slotTable
+	offers   offers
+	reclaim  reclaimer
 
 	// mayPunch: memory of rings is given back while the link lives. That takes the lock of
 	// the segment's file (shmem_fallocate in Linux's mm/shmem.c), which a process that writes
@@ -78,8 +78,8 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	if l.control, err = newControlSocket(conn); err == nil {
 		l.peer, err = newPeerProcess(l.control.raw)
 	}
-	if l.payer, l.theirs = ownAccount(), accountOf(l.peer.uid); side == 1 {
-		l.payer = l.theirs
+	if l.payer, l.peerUser = ownAccount(), accountOf(l.peer.uid); side == 1 {
+		l.payer = l.peerUser
 	}
 	l.slots.memory = budget().Of(l.reader())
 	l.door.pass, l.door.peer = -1, -1
@@ -89,12 +89,12 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	fdTableMu.Unlock()
 	if err != nil {
 		if side == 1 {
-			refuseLink(conn, l.theirs)
+			refuseLink(conn, l.peerUser)
 		}
 		l.teardown()
 		return nil, unavailable(err)
 	}
-	l.attend.init(&l.door, l.deliver)
+	l.waiters.init(&l.door, l.deliver)
 	return l, nil
 }
 
@@ -105,7 +105,7 @@ func (l *link) reader() quota.User {
 	if l.peer.uid == uint32(os.Geteuid()) && l.cfg.Dir == "" {
 		return quota.Own
 	}
-	return l.theirs.user
+	return l.peerUser.user
 }
 
 // start begins to serve the link, whose maker ceases to be its user. onClose is called once it has
@@ -113,7 +113,7 @@ func (l *link) reader() quota.User {
 func (l *link) start(onClose func()) {
 	l.onClose = onClose
 	l.work.Go(l.serve)
-	l.work.Go(l.attend.serve)
+	l.work.Go(l.waiters.run)
 	l.work.Go(func() {
 		if l.peer.wait() == nil {
 			l.die(errPeerGone)
@@ -139,7 +139,7 @@ func (l *link) serve() {
 		default:
 			err = errPeerGone // EOF, or a reset if messages of ours were unread
 		}
-		l.theirs.closeForeign(fds...)
+		l.peerUser.closeUntrusted(fds...)
 		if err != nil {
 			l.die(err)
 			return
@@ -260,7 +260,7 @@ func (l *link) detach(s *slot) {
 	others := l.users > 1
 	l.mu.Unlock()
 	if others {
-		l.attend.rest() // on whose behalf this one may have attended
+		l.waiters.Rest() // for whom this one may have waited at the doorbell
 	}
 	l.release()
 }
@@ -376,7 +376,7 @@ func (l *link) endIdle() (again bool) {
 // dismantle stops the goroutines of a dead link, and gives everything back.
 func (l *link) dismantle() {
 	hangUp(l.control.UnixConn)
-	l.attend.stop()
+	l.waiters.stop()
 	l.peer.close()
 	l.reclaim.stop()
 	l.work.Wait()
@@ -385,8 +385,8 @@ func (l *link) dismantle() {
 
 // teardown closes and unmaps everything.
 func (l *link) teardown() {
-	l.theirs.closeLater(func() { l.control.Close() })
-	l.door.close(l.theirs)
+	l.peerUser.closeLater(func() { l.control.Close() })
+	l.door.close(l.peerUser)
 	l.peer.close()
 	if o := l.offers.half.Swap(nil); o != nil {
 		o.unmap()

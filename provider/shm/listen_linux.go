@@ -116,7 +116,7 @@ func (l *Listener) drain() {
 			if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
 				payer = accountOf(cred.Uid)
 			}
-			payer.closeForeign(fd)
+			payer.closeUntrusted(fd)
 		}
 	})
 }
@@ -180,13 +180,13 @@ func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
 
 // refuse turns away a dialing process, with the reply that there is no room. If the listener
 // is being closed it just hangs up: the dialer then looks for another.
-func (l *Listener) refuse(c *net.UnixConn, theirs account) {
+func (l *Listener) refuse(c *net.UnixConn, peerUser account) {
 	select {
 	case <-l.closed:
 	default:
-		refuseLink(c, theirs)
+		refuseLink(c, peerUser)
 	}
-	theirs.closeLater(func() { c.Close() })
+	peerUser.closeLater(func() { c.Close() })
 }
 
 // acceptLink makes the link. What it was charged with is given back when it ends.

@@ -138,12 +138,12 @@ func TestNameOfAProcessThatHasEnded(t *testing.T) {
 func TestCloseWithLingeringSocketsInTheQueue(t *testing.T) {
 	leaks(t)
 	limits := startLimits
-	limits.descriptors = foreignThreads + foreignWaiting
+	limits.descriptors = closerThreads + mostWaiting
 	withLimits(t, limits)
 	release := make(chan struct{})
 	defer close(release)
 	us := accountOf(uint32(os.Geteuid()))
-	const closing, queued = foreignThreads + foreignWaiting + 1, 3
+	const closing, queued = closerThreads + mostWaiting + 1, 3
 	for range closing {
 		us.closeLater(func() { <-release })
 	}

@@ -62,7 +62,7 @@ func (l lent) check(t *testing.T) {
 }
 
 // The peer learns of the end at once, but the slot goes to nobody until Retire, the
-// janitor leaves it alone, and then it is free, whichever end lends.
+// reclaimer leaves it alone, and then it is free, whichever end lends.
 func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 	for name, dialer := range map[string]bool{"dialer": true, "acceptor": false} {
 		for way, want := range map[string]error{"Close": syscall.EPIPE, "Abort": syscall.ECONNRESET} {
@@ -90,7 +90,7 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 					t.Errorf("the peer finds %v, want %v", b.Err(), want)
 				}
 				end(b)
-				defer withoutJanitor(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
+				defer withoutReclaimer(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
 				for range cacheTicks + 1 {
 					x.(*endpoint).link.reclaimPass()
 					y.(*endpoint).link.reclaimPass()
@@ -124,7 +124,7 @@ func TestLentMemoryOutlivesTheLink(t *testing.T) {
 			l := listen(t, Config{})
 			x, y := meet(t, l)
 			a, b := newPeer(x), newPeer(y)
-			defer withoutJanitor(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
+			defer withoutReclaimer(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
 			keep(t, a, b)
 			keep(t, b, a)
 			ends := []lent{lend(t, a), lend(t, b)}

@@ -35,7 +35,7 @@ func (e *endpoint) open() bool {
 	case v == e.turn|stateOpen, v == e.turn|stateWithdrawn|stateHeld:
 		e.out.Meet()
 	case v&turnMask == e.turn:
-		e.peerState(v & stateMask)
+		e.peerEnded(v & stateMask)
 	}
 	return e.err.Load() == nil
 }
@@ -44,19 +44,27 @@ func (e *endpoint) open() bool {
 // inlined, as is afterReceiving.
 func (e *endpoint) afterSending(do ring.Action) {
 	if do != 0 {
-		e.handleSending(do)
+		e.act(do, session.RecvReady, &e.out)
 	}
 }
 
-func (e *endpoint) handleSending(do ring.Action) {
+// afterReceiving does what a call of the reader has left to do.
+func (e *endpoint) afterReceiving(do ring.Action) {
+	if do != 0 {
+		e.act(do, session.SendReady, &e.in)
+	}
+}
+
+// act does what an end of a ring has left to do. news is what it means for the peer.
+func (e *endpoint) act(do ring.Action, news session.Events, end interface{ Err() error }) {
 	if do&ring.Wake != 0 {
-		e.link.door.ring(e.slot.number, session.RecvReady)
+		e.link.door.ring(e.slot.number, news)
 	}
 	if do&ring.Grew != 0 {
 		e.link.reclaim.wake()
 	}
 	if do&ring.Broken != 0 {
-		e.violation(e.out.Err())
+		e.violation(end.Err())
 	}
 }
 
@@ -75,7 +83,7 @@ func (e *endpoint) Poll(ev *session.Event) bool {
 		msg, do = e.in.Poll()
 		e.afterReceiving(do)
 		if msg == nil {
-			e.peerState(state)
+			e.peerEnded(state)
 			return false
 		}
 	}
@@ -94,22 +102,6 @@ func (e *endpoint) Drop()         { e.afterReceiving(e.in.Drop()) }
 func (e *endpoint) Keep()         { e.afterReceiving(e.in.Keep()) }
 func (e *endpoint) Front() []byte { return e.in.Front() }
 func (e *endpoint) Release()      { e.afterReceiving(e.in.Release()) }
-
-// afterReceiving does what a call of the reader has left to do.
-func (e *endpoint) afterReceiving(do ring.Action) {
-	if do != 0 {
-		e.handleReceiving(do)
-	}
-}
-
-func (e *endpoint) handleReceiving(do ring.Action) {
-	if do&ring.Wake != 0 {
-		e.link.door.ring(e.slot.number, session.SendReady)
-	}
-	if do&ring.Broken != 0 {
-		e.violation(e.in.Err())
-	}
-}
 
 // shrink gives back the pages of an idle ring. The reclaimer calls it. It reports whether it
 // has to run again.

@@ -174,5 +174,5 @@ func (l *link) share(s segment) {
 		l.door.own, l.door.peers = s.own.bell(), s.peers.bell()
 	}
 	l.slots.add(s, l.side == 0)
-	l.door.heard.most.Store(int32(len(l.slots.list())))
+	l.door.seen.most.Store(int32(len(l.slots.list())))
 }

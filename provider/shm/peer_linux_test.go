@@ -127,7 +127,7 @@ func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		listener func(*exec.Cmd)
-		theirs   uint32
+		peerUser uint32
 		reason   session.Reason
 	}{
 		{"same user", asThis, 0, session.ReasonNone},
@@ -140,7 +140,7 @@ func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
 			leaks(t)
 			c := spawn(t, "echo", func(c *exec.Cmd) { run(c); tc.listener(c) })
 			at := placeOf(t, c)
-			at.user = tc.theirs
+			at.user = tc.peerUser
 			ep, err := dial(at, Config{})
 			if tc.reason != session.ReasonNone {
 				wantReason(t, err, tc.reason)

@@ -135,7 +135,7 @@ func TestRingsOfADirectoryStayAsTheyAre(t *testing.T) {
 	before := held.connections.Used()
 	first, firstHere := meet() // keeps the link
 	both := []*link{first.(*endpoint).link, firstHere.(*endpoint).link}
-	defer withoutJanitor(both...)() // this test is it
+	defer withoutReclaimer(both...)() // this test is it
 	x, y := meet()
 	z, w := meet()
 	const grown = 1 << 20
@@ -217,7 +217,7 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	defer end(first)
 	defer end(firstHere)
 	k := first.(*endpoint).link
-	defer withoutJanitor(k)() // this test is it
+	defer withoutReclaimer(k)() // this test is it
 	const many = 1 << 20 / session.MaxControl
 	warm := useSlot(t, l, many)
 	grown := resident(t, warm.own.ring)
@@ -230,14 +230,14 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	}
 	for range cacheTicks - 1 {
 		if !k.slots.reclaim(k.ended()) {
-			t.Error("the janitor need not come again, though a slot is warm")
+			t.Error("the reclaimer need not come again, though a slot is warm")
 		}
 		if n := resident(t, warm.own.ring); n != grown {
 			t.Errorf("%d of %d bytes are left before their time", n, grown)
 		}
 	}
 	if k.slots.reclaim(k.ended()) {
-		t.Error("the janitor has to come again")
+		t.Error("the reclaimer has to come again")
 	}
 	if n := resident(t, warm.own.ring); n > os.Getpagesize() { // a slice of an array touches it
 		t.Errorf("%d bytes are left for nobody", n)
@@ -268,7 +268,7 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		end(a)
 		end(b)
 		awaitFree(t, k, place)
-		resume := withoutJanitor(k, firstHere.(*endpoint).link)
+		resume := withoutReclaimer(k, firstHere.(*endpoint).link)
 		others := uint64(ring.Start)
 		for !room && k.slots.memory.Take(4*ring.Sure, true) { // as by other rings, beyond what there is
 			others += 4 * ring.Sure
@@ -314,7 +314,7 @@ func TestRingThatNobodyHasTakenIsNotIdle(t *testing.T) {
 	l := listen(t, Config{})
 	first, firstHere := meet(t, l) // keeps the link
 	k := first.(*endpoint).link
-	defer withoutJanitor(k, firstHere.(*endpoint).link)() // this test is it
+	defer withoutReclaimer(k, firstHere.(*endpoint).link)() // this test is it
 	const many = 1 << 20 / session.MaxControl
 	x, y := meet(t, l)
 	warm := x.(*endpoint).slot
@@ -387,7 +387,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				a, b := newPeer(x), newPeer(y)
 				defer end(b)
 				e := x.(*endpoint)
-				defer withoutJanitor(e.link)() // this test is it
+				defer withoutReclaimer(e.link)() // this test is it
 				msg, n := make([]byte, unreadSize), 0
 				for ; e.out.Pages() < 1<<20; n++ {
 					pattern(msg, uint64(n))
@@ -398,7 +398,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				end(a)
 				for range cacheTicks + 1 {
 					if !e.link.slots.reclaim(e.link.ended()) {
-						t.Error("the janitor need not come again, though the peer may read what is there")
+						t.Error("the reclaimer need not come again, though the peer may read what is there")
 					}
 				}
 				if used := budget().Used(); used != 1<<20-ring.Start {
@@ -414,7 +414,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				}
 				b.Poll(new(session.Event)) // says how far it has come
 				if e.link.slots.reclaim(e.link.ended()) {
-					t.Error("the janitor has to come again")
+					t.Error("the reclaimer has to come again")
 				}
 				if used := budget().Used(); used != 0 {
 					t.Errorf("%d bytes of the budget are taken by what nobody will read", used)
@@ -427,9 +427,9 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 	}
 }
 
-// A connection on a slot whose pages the janitor is giving back begins when that is done;
+// A connection on a slot whose pages the reclaimer is giving back begins when that is done;
 // one that is refused leaves them as they were.
-func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
+func TestConnectionMeetsTheReclaimerOnItsSlot(t *testing.T) {
 	leaks(t)
 	limits := startLimits
 	limits.connections = 4 // of which one user gets two
@@ -439,7 +439,7 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	defer end(first)
 	defer end(firstHere)
 	k := firstHere.(*endpoint).link
-	defer withoutJanitor(k, first.(*endpoint).link)() // this test is it
+	defer withoutReclaimer(k, first.(*endpoint).link)() // this test is it
 	const left = 1 << 20
 	next := (k.slots.list())[first.(*endpoint).slot.number+1:][:2]
 	for _, s := range next {
@@ -483,11 +483,11 @@ func TestConnectionMeetsTheJanitorOnItsSlot(t *testing.T) {
 	}
 }
 
-// The janitor wakes a sender that may have found it at the ring: nobody else would.
-func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
+// The reclaimer wakes a sender that may have found it at the ring: nobody else would.
+func TestSenderThatFoundTheReclaimerIsWoken(t *testing.T) {
 	a, b := pair(t, Config{ringMax: 1 << 20})
 	e := a.Endpoint.(*endpoint)
-	defer withoutJanitor(e.link)() // this test is it
+	defer withoutReclaimer(e.link)() // this test is it
 	for e.out.Limit() == ring.Start {
 		a.send(make([]byte, 4096))
 	}
@@ -501,12 +501,12 @@ func TestSenderThatFoundTheJanitorIsWoken(t *testing.T) {
 		t.Fatal("the ring did not shrink")
 	}
 	if !a.out.sleep() {
-		t.Fatal("nobody said that the janitor is gone")
+		t.Fatal("nobody said that the reclaimer is gone")
 	}
 }
 
-// withoutJanitor keeps the janitor from the links until resume is called.
-func withoutJanitor(links ...*link) (resume func()) {
+// withoutReclaimer keeps the reclaimer from the links until resume is called.
+func withoutReclaimer(links ...*link) (resume func()) {
 	for _, k := range links {
 		r := &k.reclaim
 		r.mu.Lock()
@@ -576,7 +576,7 @@ func TestNoConnectionWithoutMemory(t *testing.T) {
 
 	// An acceptor that has none, of which the dialer cannot know.
 	k := first.(*endpoint).link
-	defer withoutJanitor(k, firstHere.(*endpoint).link)()
+	defer withoutReclaimer(k, firstHere.(*endpoint).link)()
 	k.slots.memory = ring.NewBudget(1 << 30).Of(quota.Own)
 	_, err := dial(l.at, Config{}) // waits for the answer
 	refused(err)

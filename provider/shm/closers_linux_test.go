@@ -14,17 +14,17 @@ import (
 
 // Descriptors that are slow to close hold few threads, count as their user's, and in the end
 // keep it from passing others; other users are not concerned.
-func TestForeignDescriptorsThatAreSlowToClose(t *testing.T) {
+func TestDescriptorsThatAreSlowToClose(t *testing.T) {
 	leaks(t)
 	withLimits(t, startLimits)
 	slow, other := accountOf(1), accountOf(2)
 	release := make(chan struct{})
-	begun := make(chan struct{}, 2*foreignWaiting)
-	const many = foreignThreads + foreignWaiting + 1
+	begun := make(chan struct{}, 2*mostWaiting)
+	const many = closerThreads + mostWaiting + 1
 	for range many {
 		slow.closeLater(func() { begun <- struct{}{}; <-release })
 	}
-	for range foreignThreads {
+	for range closerThreads {
 		<-begun
 	}
 	if n := held.descriptors.Used(); n != many {
@@ -43,7 +43,7 @@ func TestForeignDescriptorsThatAreSlowToClose(t *testing.T) {
 	case <-waited:
 		t.Error("did not wait for room")
 	case <-begun:
-		t.Errorf("more than %d at once", foreignThreads)
+		t.Errorf("more than %d at once", closerThreads)
 	case <-time.After(10 * time.Millisecond):
 	}
 	close(release)
@@ -101,7 +101,7 @@ func TestLingeringSocketsHoldUpNobody(t *testing.T) {
 	var closers sync.WaitGroup
 	t.Cleanup(closers.Wait)
 	begun := time.Now()
-	for i := range 4 * foreignThreads {
+	for i := range 4 * closerThreads {
 		s := dialRaw(t, l)
 		fd := lingering(t)
 		switch i % 4 {

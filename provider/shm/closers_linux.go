@@ -17,31 +17,31 @@ import (
 // no socket's lock is asked about.)
 
 const (
-	// foreignThreads is how many threads a user's descriptors can hold in calls to close
+	// closerThreads is how many threads a user's descriptors can hold in calls to close
 	// them: more than one, so that one slow call does not stop the others.
-	foreignThreads = 4
+	closerThreads = 4
 
-	// foreignWaiting is how many descriptors of a user may wait to be closed before no
+	// mostWaiting is how many descriptors of a user may wait to be closed before no
 	// more are taken from it.
-	foreignWaiting = 64
+	mostWaiting = 64
 )
 
-// foreign is the work on the users' descriptors.
-type foreign struct {
+// closers close what the users have passed.
+type closers struct {
 	mu    sync.Mutex // guards what follows
-	users map[quota.User]*foreignUser
+	users map[quota.User]*userClosers
 }
 
-// foreignUser is the work on one user's descriptors; there is none without work.
-type foreignUser struct {
-	closers int
+// userClosers close what one user has passed; there are none without work.
+type userClosers struct {
+	threads int
 	waiting []func()      // to be closed
 	room    chan struct{} // closed when few are waiting again; nil: few are
 }
 
-// closeForeign closes descriptors that the user has passed, in the background. They count
+// closeUntrusted closes descriptors that the user has passed, in the background. They count
 // as the user's until that is done.
-func (a account) closeForeign(fds ...int) {
+func (a account) closeUntrusted(fds ...int) {
 	for _, fd := range fds {
 		a.closeLater(func() { unix.Close(fd) })
 	}
@@ -50,57 +50,57 @@ func (a account) closeForeign(fds ...int) {
 // closeLater calls one function, which closes a descriptor of the user or a socket to one of
 // its processes, in the background.
 func (a account) closeLater(one func()) {
-	f := &a.foreign
+	c := &a.closers
 	a.descriptors.Charge(a.user, 1)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	u := f.users[a.user]
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	u := c.users[a.user]
 	if u == nil {
-		u = new(foreignUser)
-		f.users[a.user] = u
+		u = new(userClosers)
+		c.users[a.user] = u
 	}
 	u.waiting = append(u.waiting, one)
-	if len(u.waiting) > foreignWaiting && u.room == nil {
+	if len(u.waiting) > mostWaiting && u.room == nil {
 		u.room = make(chan struct{})
 	}
-	if u.closers < foreignThreads {
-		u.closers++
+	if u.threads < closerThreads {
+		u.threads++
 		go a.closeWaiting(u)
 	}
 }
 
 // closeWaiting closes until nothing is waiting.
-func (a account) closeWaiting(u *foreignUser) {
-	f := &a.foreign
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (a account) closeWaiting(u *userClosers) {
+	c := &a.closers
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for len(u.waiting) > 0 {
 		one := u.waiting[0]
 		u.waiting = u.waiting[1:]
-		if len(u.waiting) <= foreignWaiting && u.room != nil {
+		if len(u.waiting) <= mostWaiting && u.room != nil {
 			close(u.room)
 			u.room = nil
 		}
-		f.mu.Unlock()
+		c.mu.Unlock()
 		one()
 		a.descriptors.Return(a.user, 1)
-		f.mu.Lock()
+		c.mu.Lock()
 	}
-	if u.closers--; u.closers == 0 {
-		delete(f.users, a.user)
+	if u.threads--; u.threads == 0 {
+		delete(c.users, a.user)
 	}
 }
 
 // awaitClosing waits while too many of the user's descriptors wait to be closed, or until
 // gone is closed.
 func (a account) awaitClosing(gone <-chan struct{}) {
-	f := &a.foreign
-	f.mu.Lock()
+	c := &a.closers
+	c.mu.Lock()
 	var room chan struct{}
-	if u := f.users[a.user]; u != nil {
+	if u := c.users[a.user]; u != nil {
 		room = u.room
 	}
-	f.mu.Unlock()
+	c.mu.Unlock()
 	if room == nil {
 		return
 	}

@@ -10,26 +10,26 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// attended is a doorbell whose news go to channels, one for each slot, as a session's waker
+// testWaiters is a doorbell whose news go to channels, one for each slot, as a session's waker
 // has them go.
-type attended struct {
-	attendance
+type testWaiters struct {
+	waiters
 	ring   func(slot int)
 	wakes  []chan struct{}
 	served chan struct{}
 }
 
-func newAttended(t *testing.T, slots int) *attended {
+func newWaiters(t *testing.T, slots int) *testWaiters {
 	near, far := bells(t)
-	a := &attended{served: make(chan struct{})}
+	a := &testWaiters{served: make(chan struct{})}
 	for range slots {
 		a.wakes = append(a.wakes, make(chan struct{}, 1))
 	}
 	a.ring = func(slot int) { near.ring(slot, session.RecvReady) }
-	a.init(far, func(slot int, _ session.Events) { a.rouse(a.wakes[slot]) })
+	a.init(far, func(slot int, _ session.Events) { a.Rouse(a.wakes[slot]) })
 	go func() {
 		defer close(a.served)
-		a.serve()
+		a.run()
 	}()
 	t.Cleanup(func() {
 		a.stop()
@@ -39,17 +39,17 @@ func newAttended(t *testing.T, slots int) *attended {
 }
 
 // sleepOnce sleeps in the background; the channel is closed at its end.
-func (a *attended) sleepOnce(slot int) (woken chan struct{}) {
+func (a *testWaiters) sleepOnce(slot int) (woken chan struct{}) {
 	woken = make(chan struct{})
 	go func() {
 		defer close(woken)
-		a.sleep(a.wakes[slot])
+		a.Sleep(a.wakes[slot])
 	}()
 	return woken
 }
 
-// until waits for something that the attendance is about to do, which no event announces.
-func (a *attended) until(t *testing.T, what string, is func() bool) {
+// until waits for something that the waiters is about to do, which no event announces.
+func (a *testWaiters) until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
 		a.mu.Lock()
@@ -70,14 +70,14 @@ func expectWoken(t *testing.T, woken chan struct{}) {
 	}
 }
 
-// leadAlone has the only sleeper of a doorbell take the place of the keeper.
-func leadAlone(t *testing.T, a *attended, slot int) (woken chan struct{}) {
+// leadAlone has the only sleeper of a doorbell take the place of the dispatcher.
+func leadAlone(t *testing.T, a *testWaiters, slot int) (woken chan struct{}) {
 	t.Helper()
 	first := a.sleepOnce(slot)
-	a.until(t, "a sleep", func() bool { return len(a.asleep) == 1 })
+	a.until(t, "a sleep", func() bool { return len(a.sleepers) == 1 })
 	a.ring(slot)
 	expectWoken(t, first)
-	a.until(t, "the end of the keeper's turn", func() bool { return !a.attended })
+	a.until(t, "the end of the dispatcher's turn", func() bool { return !a.led })
 	woken = a.sleepOnce(slot)
 	a.until(t, "a leader", func() bool { return a.leader != nil })
 	return woken
@@ -85,33 +85,33 @@ func leadAlone(t *testing.T, a *attended, slot int) (woken chan struct{}) {
 
 // Behind the first time, who sleeps alone waits at the doorbell by itself.
 func TestLoneSleeperWaitsAtTheDoorbell(t *testing.T) {
-	a := newAttended(t, 1)
+	a := newWaiters(t, 1)
 	for range 20 {
 		woken := leadAlone(t, a, 0)
 		a.ring(0)
 		expectWoken(t, woken)
-		a.rest() // the keeper again
+		a.Rest() // the dispatcher again
 	}
 }
 
 // A token that does not come of a ring wakes the leader too.
 func TestRouseWakesTheLeader(t *testing.T) {
-	a := newAttended(t, 1)
+	a := newWaiters(t, 1)
 	for range 20 {
 		woken := leadAlone(t, a, 0)
-		a.rouse(a.wakes[0])
+		a.Rouse(a.wakes[0])
 		expectWoken(t, woken)
-		a.rest()
+		a.Rest()
 	}
 }
 
-// A leader that leaves has the keeper wait for those that sleep on.
-func TestLeaderLeavesSleepersToTheKeeper(t *testing.T) {
-	a := newAttended(t, 2)
+// A leader that leaves has the dispatcher wait for those that sleep on.
+func TestLeaderLeavesSleepersToTheDispatcher(t *testing.T) {
+	a := newWaiters(t, 2)
 	leader := leadAlone(t, a, 0)
 	other := a.sleepOnce(1)
-	a.until(t, "a second sleep", func() bool { return len(a.asleep) == 2 })
-	a.rouse(a.wakes[0])
+	a.until(t, "a second sleep", func() bool { return len(a.sleepers) == 2 })
+	a.Rouse(a.wakes[0])
 	expectWoken(t, leader)
 	a.ring(1)
 	expectWoken(t, other)
@@ -119,10 +119,10 @@ func TestLeaderLeavesSleepersToTheKeeper(t *testing.T) {
 
 // A leader hands on what is for others.
 func TestLeaderWakesOthers(t *testing.T) {
-	a := newAttended(t, 2)
+	a := newWaiters(t, 2)
 	leader := leadAlone(t, a, 0)
 	other := a.sleepOnce(1)
-	a.until(t, "a second sleep", func() bool { return len(a.asleep) == 2 })
+	a.until(t, "a second sleep", func() bool { return len(a.sleepers) == 2 })
 	a.ring(1)
 	expectWoken(t, other)
 	a.ring(0)
@@ -130,31 +130,31 @@ func TestLeaderWakesOthers(t *testing.T) {
 }
 
 // Behind a rest, news are delivered though nobody sleeps.
-func TestRestHasTheKeeperAttend(t *testing.T) {
-	a := newAttended(t, 2)
+func TestRestHasTheDispatcherWait(t *testing.T) {
+	a := newWaiters(t, 2)
 	woken := leadAlone(t, a, 0)
-	a.rouse(a.wakes[0])
+	a.Rouse(a.wakes[0])
 	expectWoken(t, woken)
-	a.until(t, "the leader's leaving", func() bool { return !a.attended })
+	a.until(t, "the leader's leaving", func() bool { return !a.led })
 	a.ring(1)
-	a.rest()
+	a.Rest()
 	expectWoken(t, a.wakes[1])
 }
 
-// A rest while the keeper is about to leave, as it has woken a sleeper, keeps it.
-func TestRestKeepsTheKeeper(t *testing.T) {
-	var a attendance
-	a.attended, a.roused = true, true
-	a.rest()
-	if a.handedOn() {
-		t.Error("the keeper leaves behind a rest")
+// A rest while the dispatcher is about to leave, as it has woken a sleeper, keeps it.
+func TestRestKeepsTheDispatcher(t *testing.T) {
+	var a waiters
+	a.led, a.roused = true, true
+	a.Rest()
+	if !a.dispatches() {
+		t.Error("the dispatcher leaves behind a rest")
 	}
 }
 
 // However rings, tokens, sleeps and rests meet, nobody sleeps on.
 func TestNoSleeperIsForgotten(t *testing.T) {
 	const slots, rounds = 4, 3000
-	a := newAttended(t, slots)
+	a := newWaiters(t, slots)
 	turn := make([]chan struct{}, slots) // a sleep is about to begin
 	for i := range turn {
 		turn[i] = make(chan struct{})
@@ -164,7 +164,7 @@ func TestNoSleeperIsForgotten(t *testing.T) {
 		all.Go(func() {
 			for range rounds {
 				turn[slot] <- struct{}{}
-				a.sleep(a.wakes[slot])
+				a.Sleep(a.wakes[slot])
 			}
 		})
 		all.Go(func() {
@@ -172,9 +172,9 @@ func TestNoSleeperIsForgotten(t *testing.T) {
 				<-turn[slot]
 				switch {
 				case (i+slot)%7 == 0:
-					a.rouse(a.wakes[slot])
+					a.Rouse(a.wakes[slot])
 				case (i+slot)%11 == 0:
-					a.rest()
+					a.Rest()
 					a.ring(slot)
 				default:
 					a.ring(slot)
@@ -189,7 +189,7 @@ func TestNoSleeperIsForgotten(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("a sleeper was forgotten")
 	}
-	if a.unwoken != 0 || len(a.asleep) != 0 {
-		t.Errorf("%d sleepers at the end, %d of them not woken", len(a.asleep), a.unwoken)
+	if a.unwoken != 0 || len(a.sleepers) != 0 {
+		t.Errorf("%d sleepers at the end, %d of them not woken", len(a.sleepers), a.unwoken)
 	}
 }
