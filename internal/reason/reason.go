@@ -43,11 +43,13 @@ func impliedBy(err error) session.Reason {
 			return session.ReasonTimeout
 		case syscall.ENETUNREACH, syscall.EADDRNOTAVAIL, syscall.ECONNREFUSED, syscall.EHOSTUNREACH:
 			return session.ReasonUnreachable
-		case syscall.EPERM, syscall.EACCES:
+		case syscall.EPERM, syscall.EACCES, syscall.EROFS:
 			return session.ReasonPermission
 		case syscall.ENOSYS:
 			return session.ReasonNoProvider
-		case syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN, syscall.EADDRINUSE:
+		case syscall.EMFILE, syscall.ENFILE, syscall.ETOOMANYREFS, syscall.ENOMEM, syscall.ENOBUFS,
+			syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, // of a file, and RLIMIT_FSIZE
+			syscall.EAGAIN, syscall.EADDRINUSE: // a listener's queue is full, a port or a name taken
 			return session.ReasonResources
 		}
 	}

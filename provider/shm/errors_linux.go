@@ -1,17 +1,16 @@
 package shm
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/session"
 )
 
@@ -33,26 +32,15 @@ var ErrLinkGone = errors.New("shm: the link has ended")
 
 // unavailable gives an error its reason.
 func unavailable(err error) error {
-	reason := session.ReasonProtocol
 	switch {
 	case errors.As(err, new(*session.Unavailable)): // it has one
-		return err
-	case is(err, context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded):
-		reason = session.ReasonTimeout
-	case is(err, unix.ENOSYS, unix.ENOENT): // or a sandbox that says so; without /proc
-		reason = session.ReasonNoProvider
-	case is(err, unix.EACCES, unix.EPERM, unix.EROFS):
-		reason = session.ReasonPermission
-	case is(err, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ETOOMANYREFS,
-		unix.ENOSPC, unix.EDQUOT, // of a directory
-		unix.EFBIG,   // RLIMIT_FSIZE
-		unix.EAGAIN): // the listener's queue is full
-		reason = session.ReasonResources
+	case is(err, unix.ENOENT): // without /proc
+		return &session.Unavailable{Reason: session.ReasonNoProvider, Err: err}
 	case is(err, ErrLinkGone, unix.ECONNREFUSED,
 		io.EOF, unix.ECONNRESET, unix.EPIPE): // the listener went away meanwhile
-		reason = session.ReasonNoListener
+		return &session.Unavailable{Reason: session.ReasonNoListener, Err: err}
 	}
-	return &session.Unavailable{Reason: reason, Err: err}
+	return reason.Of(err)
 }
 
 // is reports whether an error is one of these.

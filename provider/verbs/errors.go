@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/session"
 )
 
@@ -84,16 +85,10 @@ func callError(err error) error {
 		syscall.ECONNRESET, syscall.EPIPE, // the peer has
 		syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.ENETDOWN, syscall.EHOSTDOWN, syscall.EADDRNOTAVAIL:
 		return unavailable(session.ReasonUnreachable, errWithoutErrno{err})
-	case syscall.ETIMEDOUT:
-		return unavailable(session.ReasonTimeout, err)
 	case syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EPROTONOSUPPORT: // of creating a queue pair: EFA has none that are reliably connected
 		return unavailable(session.ReasonNotServed, errWithoutErrno{err})
-	case syscall.EACCES, syscall.EPERM:
-		return unavailable(session.ReasonPermission, err)
-	case syscall.ENOMEM, syscall.ENOBUFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN, syscall.EADDRINUSE:
-		return unavailable(session.ReasonResources, err)
 	}
-	return unavailable(session.ReasonProtocol, err)
+	return reason.Of(err)
 }
 
 // errWithoutErrno keeps the text of an error, but hides its errno, which would wrongly
