@@ -11,6 +11,7 @@ import (
 	"github.com/sanconn/san/internal/movers"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -167,6 +168,10 @@ func (p *plan) inTurn(ctx context.Context, h newconn.Handle, l *life, waits bool
 // offer offers the process at an endpoint to move a connection to it. confirm returns why an
 // answer is not from the connection's other end.
 func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newconn.Handle, offer hello.Offer, confirm func(hello.Answer) error) error {
+	if h.Life().(*life).guesses.Load() >= mostGuesses {
+		ep.Abort()
+		return errTooManyGuesses
+	}
 	var s *session.Session
 	notes := h.Notes()
 	cfg.OnNote = func(note []byte) { notes(s, note) } // there is none before Negotiate
@@ -187,4 +192,11 @@ func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newco
 		s.Abort()
 	}
 	return err
+}
+
+// offerStamped is offer where both ends show by the connection's stamp that they have it.
+func offerStamped(ctx context.Context, ep session.Endpoint, s settings, h newconn.Handle, ends tcpid.Ends, stamp tcpid.Stamp) error {
+	offered := hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
+	l := h.Life().(*life)
+	return offer(ctx, ep, s.session, h, offered, func(a hello.Answer) error { return l.confirm(stamp, a) })
 }

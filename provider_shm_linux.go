@@ -9,10 +9,12 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sanconn/san/internal/finding"
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/session"
 )
 
 // shmProvider is the provider between processes of this host.
@@ -42,12 +44,19 @@ func (shmProvider) move(ctx context.Context, h newconn.Handle, s settings) error
 	case !peer.Accepted:
 		return &Unavailable{Reason: ReasonNoListener, Err: hello.ErrNotAccepted}
 	}
-	q := search{Offer: hello.Offer{Ends: ends, PeerCookie: peer.Cookie}, at: namesHere(ends.Remote.Port()), user: peer.UID}
-	if q.Cookie, err = tcpid.Cookie(tcp); err != nil {
+	offered := hello.Offer{Ends: ends, PeerCookie: peer.Cookie}
+	if offered.Cookie, err = tcpid.Cookie(tcp); err != nil {
 		return err
 	}
-	q.confirm = func(hello.Answer) error { return nil } // the kernel has told whose process it is
-	return q.run(ctx, h, s)
+	return finding.Search{
+		At:   finding.Here(ends.Remote.Port()),
+		To:   ends.Remote,
+		User: peer.UID,
+		Offer: func(ctx context.Context, ep session.Endpoint) error {
+			// The kernel has told whose process it is.
+			return offer(ctx, ep, s.session, h, offered, func(hello.Answer) error { return nil })
+		},
+	}.Run(ctx)
 }
 
 // moveOutside looks for the process in the directory, and proves by the connection's stamp, both
@@ -55,11 +64,13 @@ func (shmProvider) move(ctx context.Context, h newconn.Handle, s settings) error
 func moveOutside(ctx context.Context, h newconn.Handle, s settings, ends tcpid.Ends) error {
 	l := h.Life().(*life)
 	return l.prove(h.TCP(), func(stamp tcpid.Stamp) error {
-		return search{
-			Offer:   hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()},
-			at:      names{s.dir, ends.Remote},
-			confirm: func(a hello.Answer) error { return l.confirm(stamp, a) },
-		}.run(ctx, h, s)
+		return finding.Search{
+			At: finding.Place{Dir: s.dir, Peer: ends.Remote},
+			To: ends.Remote,
+			Offer: func(ctx context.Context, ep session.Endpoint) error {
+				return offerStamped(ctx, ep, s, h, ends, stamp)
+			},
+		}.Run(ctx)
 	})
 }
 
@@ -80,23 +91,38 @@ func (shmProvider) stamps(s settings) bool { return s.dir != "" }
 
 // listen implements provider.
 func (shmProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
-	a, err := shmNames.open(tcp.Addr().(*net.TCPAddr).AddrPort(), s)
+	at := tcp.Addr().(*net.TCPAddr).AddrPort()
+	n, err := openNames(at, s)
 	if err != nil {
 		return nil, err
 	}
-	if a.there != nil {
+	if mayBeOutside(at, s) {
 		if err := tcpid.SaveSYN(tcp); err != nil {
-			a.outside = &Unavailable{Reason: ReasonNotServed, Err: err}
+			n.Outside = &Unavailable{Reason: ReasonNotServed, Err: err}
 		}
 	}
-	return a, nil
+	return n, nil
 }
 
 // hold implements provider.
 func (shmProvider) hold(tcp *net.TCPConn, s settings) (io.Closer, error) {
-	a, err := shmNames.open(tcp.LocalAddr().(*net.TCPAddr).AddrPort(), s)
+	n, err := openNames(tcp.LocalAddr().(*net.TCPAddr).AddrPort(), s)
 	if err != nil {
 		return nil, err
 	}
-	return a, nil
+	return n, nil
+}
+
+func openNames(at netip.AddrPort, s settings) (*finding.Names, error) {
+	dir := ""
+	if mayBeOutside(at, s) {
+		dir = s.dir
+	}
+	return finding.Open(at.Port(), dir, s.session, func(ep finding.Taken, cfg session.Config) {
+		c := came{Endpoint: ep.Endpoint, provider: shm.Name, outside: ep.Outside}
+		if !ep.Outside {
+			c.user = &ep.User
+		}
+		receive(c, cfg)
+	})
 }

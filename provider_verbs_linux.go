@@ -94,8 +94,7 @@ func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) e
 		case err != nil:
 			return err
 		}
-		offered := hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
-		return offer(ctx, ep, s.session, h, offered, func(a hello.Answer) error { return l.confirm(stamp, a) })
+		return offerStamped(ctx, ep, s, h, ends, stamp)
 	})
 }
 

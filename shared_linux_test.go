@@ -4,13 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/finding"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/session"
@@ -145,9 +148,11 @@ func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 		c.Close()
 		s.Close()
 		waitFor(t, "the name to be given up", func() bool {
-			shmNames.mu.Lock()
-			defer shmNames.mu.Unlock()
-			return shmNames.names[namesHere(uint16(l.Addr().(*net.TCPAddr).Port))] == nil
+			ep, err := shm.Dial(t.Context(), l.Addr().(*net.TCPAddr).AddrPort().Port(), 0, uint32(os.Getuid()), shm.Config{})
+			if err == nil {
+				ep.Abort()
+			}
+			return reason.Is(err, ReasonNoListener)
 		})
 	}
 }
@@ -158,7 +163,7 @@ var moving = lane{moving: true}
 func TestTheLastOfManyIsFound(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	var all []*process
-	for i := range gapMost + 3 {
+	for i := range finding.GapMost + 3 {
 		all = append(all, startServer(t, tcp, byte(i)))
 	}
 	last := len(all) - 1
@@ -179,7 +184,7 @@ func TestFoundBehindAGap(t *testing.T) {
 	onlyShm(t)
 	tcp := plainListen(t, "127.0.0.1:0")
 	var all []*process
-	for i := range gapMost + 1 {
+	for i := range finding.GapMost + 1 {
 		all = append(all, startServer(t, tcp, byte(i)))
 	}
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.2:"+portOf(tcp.Addr().String()))

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/finding"
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/movers"
 	"github.com/sanconn/san/internal/newconn"
@@ -502,11 +503,11 @@ func TestStoppedAmongStopped(t *testing.T) {
 	for i := range 5 {
 		all = append(all, startServer(t, tcp, byte(i)))
 	}
-	at := namesHere(tcp.Addr().(*net.TCPAddr).AddrPort().Port())
+	at := finding.Here(tcp.Addr().(*net.TCPAddr).AddrPort().Port())
 	for i, p := range all { // as if each had been asked in vain
-		shmPeers.note(at, func(h *peerHint) {
-			h.seen.set(i, true)
-			h.silent.set(i, true)
+		finding.Note(at, func(h *finding.Hint) {
+			h.Seen.Set(i, true)
+			h.Silent.Set(i, true)
 		})
 		if i < len(all)-1 {
 			p.stop(t)
@@ -525,22 +526,6 @@ func TestStoppedAmongStopped(t *testing.T) {
 	}
 	t.Errorf("%+v", by)
 }
-
-// A search whose time is up has not found that nobody is there: it has not asked all.
-func TestSearchRunsOutOfTime(t *testing.T) {
-	tcp := plainListen(t, "127.0.0.1:0")
-	c := mustDial(t, new(Dialer), tcp.Addr().String()).(*sanconn.Conn)
-	q := search{at: namesHere(tcp.Addr().(*net.TCPAddr).AddrPort().Port())}
-	if err := q.run(isUp{t.Context()}, newconn.HandleOf(c), settings{}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Error(err)
-	}
-}
-
-// isUp is the context of an attempt whose time has ended while it asks.
-type isUp struct{ context.Context }
-
-func (isUp) Done() <-chan struct{} { return nil }
-func (isUp) Err() error            { return context.DeadlineExceeded }
 
 // Many connections to several stopped processes hold up a move to another one only until the
 // first attempts there have run out of time.
@@ -585,7 +570,7 @@ func TestSilentOnlyIfThereWasTime(t *testing.T) {
 		if err := (shmProvider{}).move(ctx, newconn.HandleOf(c), settings{}); reason.Of(err).Reason != ReasonTimeout {
 			t.Fatalf("within %v: %v", within, err)
 		}
-		return shmPeers.of(namesHere(tcp.Addr().(*net.TCPAddr).AddrPort().Port())).silent != 0
+		return finding.HintOf(finding.Here(tcp.Addr().(*net.TCPAddr).AddrPort().Port())).Silent != 0
 	}
 	if move(0) {
 		t.Error("silent, though it was not asked")
@@ -595,7 +580,7 @@ func TestSilentOnlyIfThereWasTime(t *testing.T) {
 	if !move(time.Second) {
 		t.Error("not silent, though it is stopped")
 	}
-	if !move(answersIn / 2) {
+	if !move(finding.AnswersIn / 2) {
 		t.Error("not silent any more, though it has not answered")
 	}
 }
