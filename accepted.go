@@ -161,7 +161,7 @@ func (t *taker) take(note []byte) hello.Answer {
 
 // judge compares what the offer says of its TCP connection with what is known of it here.
 func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *life) hello.Answer {
-	if l.guesses.Load() >= mostGuesses {
+	if l.proof.Guessed() {
 		return hello.Answer{Code: hello.Stays}
 	}
 	if offer.Stamped {
@@ -171,7 +171,7 @@ func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *life) hello.Answer
 		if t.outside && isHere(h.TCP()) {
 			return hello.Answer{Code: hello.Other}
 		}
-		half, ok := l.answerStamp(h.TCP(), offer.Challenge)
+		half, ok := l.proof.Answer(h.TCP(), offer.Challenge)
 		if !ok {
 			return hello.Answer{Code: hello.Other}
 		}
@@ -203,7 +203,3 @@ func isHere(tcp *net.TCPConn) bool {
 	_, err := tcpid.Peer(tcp)
 	return !errors.Is(err, tcpid.ErrNotHere)
 }
-
-// mostGuesses is how many offers with a wrong stamp a connection takes, and how many such
-// answers; then it stays on TCP. One guess in some thousand is right.
-const mostGuesses = 3

@@ -49,22 +49,11 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 	return c.(*net.TCPConn), stamp, h, l
 }
 
-// A connection whose stamp cannot be had has none for an offer, either.
-func TestNoStamp(t *testing.T) {
-	var l life
-	l.stampsOnce(func() ([]tcpid.Stamp, error) { return nil, errors.New("too late") })
-	if half, ok := l.answerStamp(nil, 0); ok {
-		t.Errorf("it is answered by %d", half)
-	}
-}
-
 // A peer that does not recognize the likelier stamp is shown the other one, and no third.
 func TestBothStampsAreTried(t *testing.T) {
-	var l life
-	l.stampsOnce(func() ([]tcpid.Stamp, error) { return []tcpid.Stamp{1, 2}, nil })
 	for right, want := range map[tcpid.Stamp]error{1: nil, 2: nil, 3: hello.ErrOther} {
 		var tried []tcpid.Stamp
-		err := l.prove(nil, func(s tcpid.Stamp) error {
+		err := tryEach([]tcpid.Stamp{1, 2}, func(s tcpid.Stamp) error {
 			if tried = append(tried, s); s != right {
 				return hello.Answer{Code: hello.Other}.Err()
 			}
@@ -110,13 +99,13 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	}
 	wrong := offer
 	wrong.Challenge += 1000
-	for range mostGuesses {
+	for range tcpid.MostGuesses {
 		if a := (&taker{}).judge(wrong, h, l); a.Code != hello.Other {
 			t.Errorf("a wrong stamp: %v", a.Code)
 		}
 	}
 	if a := (&taker{}).judge(offer, h, l); a.Code != hello.Stays {
-		t.Errorf("a right one after %d wrong ones: %v", mostGuesses, a.Code)
+		t.Errorf("a right one after %d wrong ones: %v", tcpid.MostGuesses, a.Code)
 	}
 }
 
@@ -135,13 +124,13 @@ func TestRequestsAreForConnections(t *testing.T) {
 	if err := admit(ends.Local, ends.Remote, stamp.Challenge()); err != nil {
 		t.Errorf("with its stamp: %v", err)
 	}
-	for range mostGuesses {
+	for range tcpid.MostGuesses {
 		if err := admit(ends.Local, ends.Remote, stamp.Challenge()+1000); err != verbs.ErrOther {
 			t.Errorf("with a wrong stamp: %v", err)
 		}
 	}
 	if err := admit(ends.Local, ends.Remote, stamp.Challenge()); err != verbs.ErrOther {
-		t.Errorf("with the right one after %d wrong ones: %v", mostGuesses, err)
+		t.Errorf("with the right one after %d wrong ones: %v", tcpid.MostGuesses, err)
 	}
 }
 
@@ -154,12 +143,12 @@ func TestWrongAnswersAreCounted(t *testing.T) {
 	if err := l.confirm(stamp, right); err != nil {
 		t.Error(err)
 	}
-	for range mostGuesses {
+	for range tcpid.MostGuesses {
 		if err := l.confirm(stamp, wrong); !errors.Is(err, hello.ErrImpostor) {
 			t.Errorf("a wrong answer: %v", err)
 		}
 	}
 	if why := (&plan{providers: registry}).move(context.Background(), h, l); why != errTooManyGuesses {
-		t.Errorf("after %d of them: %v", mostGuesses, why)
+		t.Errorf("after %d of them: %v", tcpid.MostGuesses, why)
 	}
 }

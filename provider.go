@@ -68,32 +68,30 @@ var processEnvironment = sync.OnceValue(func() *environment.Values { return envi
 // choose returns the providers to try, in order, or why there are none. want is a Providers
 // field. It is an error if that has an unknown name, or the environment is not understood.
 func choose(policy Policy, want []string, env *environment.Values) ([]provider, *Unavailable, error) {
+	known := providerNames()
 	if env.Err != nil {
 		return nil, nil, env.Err
 	}
 	for _, name := range want {
-		if !isProvider(name) {
-			return nil, nil, fmt.Errorf("san: unknown provider %q in Providers; known are %s",
-				name, strings.Join(providerNames(), ", "))
+		if !slices.Contains(known, name) {
+			return nil, nil, fmt.Errorf("san: unknown provider %q in Providers; known are %s", name, strings.Join(known, ", "))
 		}
+	}
+	switch {
+	case want == nil && env.Restricted:
+		want = env.Providers
+	case want == nil:
+		want = known
 	}
 	var chosen []provider
-	refused := false
-	switch {
-	case want == nil && !env.Restricted:
-		chosen = registry
-	case want == nil:
-		want = env.Providers
-	}
+	disabled := len(want) == 0
 	for _, name := range want {
-		if !env.Allows(name) {
-			refused = true
-			continue
-		}
-		for _, p := range registry {
-			if p.name() == name && !slices.Contains(chosen, p) {
-				chosen = append(chosen, p)
-			}
+		i := slices.IndexFunc(registry, func(p provider) bool { return p.name() == name })
+		switch {
+		case !env.Allows(name):
+			disabled = true
+		case i >= 0 && !slices.Contains(chosen, registry[i]):
+			chosen = append(chosen, registry[i])
 		}
 	}
 	switch {
@@ -101,7 +99,7 @@ func choose(policy Policy, want []string, env *environment.Values) ([]provider, 
 		return nil, &Unavailable{Reason: ReasonPolicy}, nil
 	case len(chosen) > 0:
 		return chosen, nil, nil
-	case refused || len(want) == 0 && (want != nil || env.Restricted):
+	case disabled:
 		return nil, &Unavailable{Reason: ReasonDisabled}, nil
 	}
 	return nil, &Unavailable{Reason: ReasonNoProvider}, nil
@@ -111,19 +109,18 @@ func choose(policy Policy, want []string, env *environment.Values) ([]provider, 
 // build does not have.
 var standard = []string{"shm", "verbs"}
 
-// providerNames are all that Providers and SAN_PROVIDERS may name, in order of
-// preference.
-func providerNames() []string {
-	names := slices.Clone(standard)
+// providerNames are all that Providers and SAN_PROVIDERS may name, in order of preference.
+func providerNames() (names []string) {
 	for _, p := range registry {
-		if !slices.Contains(names, p.name()) {
-			names = append(names, p.name())
+		names = append(names, p.name())
+	}
+	for _, name := range standard {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
 		}
 	}
 	return names
 }
-
-func isProvider(name string) bool { return slices.Contains(providerNames(), name) }
 
 // settings are what dialers and listeners hand down to providers.
 type settings struct {

@@ -82,7 +82,7 @@ func mayBeOutside(remote netip.AddrPort, s settings) bool {
 // dialed implements provider.
 func (shmProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) {
 	if mayBeOutside(tcp.RemoteAddr().(*net.TCPAddr).AddrPort(), s) {
-		l.dialerStamps(tcp, began)
+		l.proof.Dialed(tcp, began)
 	}
 }
 

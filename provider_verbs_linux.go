@@ -44,7 +44,7 @@ func (p verbsProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s sett
 		return
 	}
 	if _, err := p.served(tcp, p.config(s)); err == nil {
-		l.dialerStamps(tcp, began)
+		l.proof.Dialed(tcp, began)
 	}
 }
 
@@ -168,7 +168,7 @@ func admit(local, remote netip.AddrPort, proof uint16) error {
 		return verbs.ErrUnknown
 	}
 	h := newconn.HandleOf(c)
-	if _, ok := h.Life().(*life).answerStamp(h.TCP(), proof); !ok {
+	if _, ok := h.Life().(*life).proof.Answer(h.TCP(), proof); !ok {
 		return verbs.ErrOther
 	}
 	return nil
