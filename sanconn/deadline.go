@@ -73,7 +73,7 @@ func (d *deadline) toSession(interrupt func(bool)) {
 // toTCP ends toSession.
 func (d *deadline) toTCP(tcp *net.TCPConn) {
 	if d.alarm != nil {
-		d.alarm.stop()
+		d.alarm.set(time.Time{})
 	}
 	d.alarm, d.held = nil, false
 	d.setTCP(tcp, d.want)
@@ -83,7 +83,7 @@ func (d *deadline) toTCP(tcp *net.TCPConn) {
 // those there.
 func (d *deadline) end(tcp *net.TCPConn) {
 	if d.alarm != nil {
-		d.alarm.stop()
+		d.alarm.set(time.Time{})
 	}
 	d.hold(tcp)
 }
@@ -116,16 +116,12 @@ type alarm struct {
 	timer   *time.Timer // made at first use, then reused
 	at      time.Time   // with a monotonic reading; zero: none
 	expired bool
-	stopped bool
 }
 
-// set moves the deadline to t, unless it was stopped; the zero time means none.
+// set moves the deadline to t; the zero time means none.
 func (d *alarm) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.stopped {
-		return
-	}
 	if d.timer != nil {
 		d.timer.Stop() // if it has just fired, fire sees that at has changed
 	}
@@ -149,7 +145,7 @@ func (d *alarm) set(t time.Time) {
 func (d *alarm) fire() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.stopped || d.at.IsZero() || time.Until(d.at) > 0 {
+	if d.at.IsZero() || time.Until(d.at) > 0 {
 		return
 	}
 	d.change(true)
@@ -160,15 +156,5 @@ func (d *alarm) change(expired bool) {
 	if d.expired != expired {
 		d.expired = expired
 		d.interrupt(expired)
-	}
-}
-
-// stop ends the deadline for good.
-func (d *alarm) stop() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.stopped = true
-	if d.timer != nil {
-		d.timer.Stop()
 	}
 }
