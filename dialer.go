@@ -99,14 +99,10 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 // plan returns how connections of a network move, or why they do not.
 func (d *Dialer) plan(network string) (p *plan, err error) {
 	if !isTCP(network) {
-		return &plan{without: notTCP(network)}, nil
+		return &plan{choice: choice{without: notTCP(network)}}, nil
 	}
-	env := processEnvironment()
-	p = &plan{
-		settings: settle(d.Options, d.RDMA, d.Policy, d.ShmDir, env),
-		atOnce:   d.Options.MoveAtOnce || env.MoveAtOnce,
-	}
-	p.providers, p.without, err = choose(d.Policy, d.Providers, env)
+	p = &plan{atOnce: d.Options.MoveAtOnce || processEnvironment().MoveAtOnce}
+	p.choice, err = choose(d.Policy, d.Providers, d.Options, d.RDMA, d.ShmDir)
 	return p, err
 }
 

@@ -7,7 +7,6 @@ import (
 	"os"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
@@ -61,7 +60,7 @@ func (f *fake) name() string {
 	return fakeName
 }
 
-func (f *fake) dialed(*net.TCPConn, time.Time, *life, settings) {}
+func (f *fake) needsStamp(*net.TCPConn, settings) bool { return false }
 
 func (f *fake) listen(_ *net.TCPListener, s settings) (acceptor, error) {
 	f.mu.Lock()

@@ -154,27 +154,21 @@ func (lc *ListenConfig) Adopt(tcp *net.TCPListener) (*Listener, error) {
 
 // opening is what a listener has besides TCP.
 type opening struct {
+	choice    // its settings without what the TCP listener determines
 	policy    Policy
-	providers []provider
-	without   *Unavailable // why there are none
-	settings  settings     // without what the TCP listener determines
 	backlog   int
 	condition func(MoveOffer) error
 }
 
 // opening returns what the configuration and the environment say.
 func (lc *ListenConfig) opening() (o opening, err error) {
-	env := processEnvironment()
 	o.policy, o.condition = lc.Policy, lc.Condition
-	if o.providers, o.without, err = choose(lc.Policy, lc.Providers, env); err != nil {
-		return o, err
-	}
 	o.backlog = min(lc.Backlog, maxBacklog)
 	if o.backlog <= 0 {
 		o.backlog = defaultBacklog
 	}
-	o.settings = settle(lc.Options, lc.RDMA, lc.Policy, lc.ShmDir, env)
-	return o, nil
+	o.choice, err = choose(lc.Policy, lc.Providers, lc.Options, lc.RDMA, lc.ShmDir)
+	return o, err
 }
 
 // hold has a connection that this process has accepted found, until Close.

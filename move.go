@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/sanconn/san/internal/hello"
@@ -35,19 +36,17 @@ const (
 
 // plan is how a dialer's connections move.
 type plan struct {
-	providers []provider
-	without   *Unavailable // why there are none, or none is tried
-	settings  settings
-	atOnce    bool
-	either    bool // it may as well be the accepted end, for which it is no failure that nobody is found
+	choice
+	atOnce bool
+	either bool // it may as well be the accepted end, for which it is no failure that nobody is found
 }
 
 // begin makes a connection of one that has been dialed by TCP; began: since when.
 func (p *plan) begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.Handle, *life) {
 	l := &life{dialed: true, plan: p}
 	l.why.Store(unused)
-	for _, provider := range p.providers {
-		provider.dialed(tcp, began, l, p.settings)
+	if slices.ContainsFunc(p.providers, func(by provider) bool { return by.needsStamp(tcp, p.settings) }) {
+		l.proof.Dialed(tcp, began)
 	}
 	c, h := newconn.New(tcp, newconn.Config{Threshold: firstUse, Life: l})
 	count(func(n *Counters) { n.Dialed[providerTCP]++ })

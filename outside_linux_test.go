@@ -148,7 +148,7 @@ func TestWrongAnswersAreCounted(t *testing.T) {
 			t.Errorf("a wrong answer: %v", err)
 		}
 	}
-	if why := (&plan{providers: registry}).move(context.Background(), h, l); why != errTooManyGuesses {
+	if why := (&plan{choice: choice{providers: registry}}).move(context.Background(), h, l); why != errTooManyGuesses {
 		t.Errorf("after %d of them: %v", tcpid.MostGuesses, why)
 	}
 }

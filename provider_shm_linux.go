@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"time"
 
 	"github.com/sanconn/san/internal/finding"
 	"github.com/sanconn/san/internal/hello"
@@ -79,11 +78,9 @@ func mayBeOutside(remote netip.AddrPort, s settings) bool {
 	return s.dir != "" && !remote.Addr().IsLoopback()
 }
 
-// dialed implements provider.
-func (shmProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) {
-	if mayBeOutside(tcp.RemoteAddr().(*net.TCPAddr).AddrPort(), s) {
-		l.proof.Dialed(tcp, began)
-	}
+// needsStamp implements provider.
+func (shmProvider) needsStamp(tcp *net.TCPConn, s settings) bool {
+	return mayBeOutside(tcp.RemoteAddr().(*net.TCPAddr).AddrPort(), s)
 }
 
 // stamps reports whether there is a directory, where connections are told by their stamps.

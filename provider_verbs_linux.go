@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,14 +37,13 @@ func (verbsProvider) config(s settings) verbs.Config {
 	}
 }
 
-// dialed implements provider. A queue pair has always to be made.
-func (p verbsProvider) dialed(tcp *net.TCPConn, began time.Time, l *life, s settings) {
+// needsStamp implements provider. A queue pair has always to be made.
+func (p verbsProvider) needsStamp(tcp *net.TCPConn, s settings) bool {
 	if tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback() && !rdmalink.Loopback() || !verbs.HaveDevices() {
-		return
+		return false
 	}
-	if _, err := p.served(tcp, p.config(s)); err == nil {
-		l.proof.Dialed(tcp, began)
-	}
+	_, err := p.served(tcp, p.config(s))
+	return err == nil
 }
 
 // served returns the device that serves a connection's destination.
