@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"reflect"
-	"slices"
 	"sync"
 	"syscall"
 
@@ -316,48 +315,4 @@ func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
 		total += int64(n)
 	}
 	return total, err
-}
-
-// WriteBuffers writes the slices of v as one Write, packing small ones
-// together, and removes from v what was written, as net.Buffers.WriteTo does
-// for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.) Without
-// bytes it tells what a Write of none would, where net finds nothing but Close and deadlines.
-func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
-	w := writer{v: v}
-	err := c.out.write(c, &w)
-	if oe, ok := err.(*net.OpError); ok && oe.Op == opWrite { // of this call alone
-		oe.Op = opWritev
-	}
-	return w.n, err
-}
-
-// writePieceOf writes and removes what of v goes to TCP at a time.
-func writePieceOf(v *net.Buffers, tcp *net.TCPConn) (int64, error) {
-	left := writePiece
-	for i, b := range *v {
-		if left -= len(b); left < 0 {
-			piece := slices.Clone((*v)[:i+1])
-			piece[i] = b[:len(b)+left]
-			n, err := piece.WriteTo(tcp)
-			consume(v, n)
-			return n, err
-		}
-	}
-	n, err := v.WriteTo(tcp)
-	consume(v, 0) // net leaves slices of no bytes where there are no others
-	return n, err
-}
-
-// consume removes the first n bytes of v.
-func consume(v *net.Buffers, n int64) {
-	for len(*v) > 0 {
-		first := int64(len((*v)[0]))
-		if first > n {
-			(*v)[0] = (*v)[0][n:]
-			return
-		}
-		n -= first
-		(*v)[0] = nil
-		*v = (*v)[1:]
-	}
 }
