@@ -58,7 +58,7 @@ func codeError(code uint8) error {
 	case codeClosed:
 		return &session.Unavailable{Reason: session.ReasonNoListener, Err: errors.New("shm: the listener is closed")}
 	case codeResources:
-		return &session.Unavailable{Reason: session.ReasonResources, Err: errors.New("shm: the listener's process has no room")}
+		return &session.Unavailable{Reason: session.ReasonResources, Err: errors.New("shm: the listener's process has no room, or no /proc to make memory with")}
 	case codeUser:
 		return &session.Unavailable{Reason: session.ReasonOwner, Err: errors.New("shm: the listener's process does not know the user of this one")}
 	}
