@@ -1,10 +1,14 @@
 package shm
 
 import (
+	"io/fs"
+	"math"
 	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/provider/shm/internal/ring"
 )
@@ -24,17 +28,40 @@ const (
 // budgetFor is the budget of a process whose container has so much memory.
 func budgetFor(limit uint64) int64 { return int64(min(defaultBudget, limit/budgetPart)) }
 
-// punchHole frees the memory of a ring with nothing left to read, of a link that may
-// (link.mayPunch). pages is how much of it may have memory, which its share has counted.
-func punchHole(mem []byte, pages uint64, memory ring.Share) bool {
-	err := unix.Madvise(mem, unix.MADV_REMOVE)
-	if err == unix.EINVAL { // locked since it was mapped, by mlockall(MCL_CURRENT)
-		_ = unix.Munlock(mem)
-		err = unix.Madvise(mem, unix.MADV_REMOVE)
-	}
+// memoryLimit is how much memory this process's control group may have, of version 1 or 2; the
+// largest number if there is no limit. root is the file system's. A container may see the path
+// of its group as the host does, or as its own root, and be limited by any group above: so each
+// ancestor is looked at that there is.
+func memoryLimit(root fs.FS) uint64 {
+	limit := uint64(math.MaxUint64)
+	groups, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
-		return false
+		return limit
 	}
-	memory.Return(pages)
-	return true
+	for line := range strings.Lines(string(groups)) { // hierarchy:controllers:path
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		mount, file := "", ""
+		switch {
+		case parts[0] == "0" && parts[1] == "":
+			mount, file = "sys/fs/cgroup", "memory.max"
+		case slices.Contains(strings.Split(parts[1], ","), "memory"):
+			mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+		default:
+			continue
+		}
+		for group := path.Join("/", parts[2]); ; group = path.Dir(group) {
+			if text, err := fs.ReadFile(root, path.Join(mount, group, file)); err == nil {
+				if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil { // or "max"
+					limit = min(limit, n)
+				}
+			}
+			if group == "/" {
+				break
+			}
+		}
+	}
+	return limit
 }

@@ -19,12 +19,8 @@ import (
 // up. Several goroutines may post, one receives. To close it may take as long as the peer likes.
 type controlSocket struct {
 	*net.UnixConn
-	raw syscall.RawConn
-}
-
-func newControlSocket(conn *net.UnixConn) (controlSocket, error) {
-	raw, err := conn.SyscallConn()
-	return controlSocket{conn, raw}, err
+	raw  syscall.RawConn
+	gone <-chan struct{} // closed when the link is dead
 }
 
 // Pauses before a message is sent again to a peer whose queue is full, with some hundred
@@ -37,16 +33,16 @@ const (
 
 // post sends a message without blocking in the socket: if the queue is full, memory is short or
 // too many descriptors of this process's user are on their way, it pauses and tries again until
-// ctx ends or gone is closed.
-func (c *controlSocket) post(ctx context.Context, gone <-chan struct{}, m *message, fds ...int) error {
+// ctx ends or the link does.
+func (c *controlSocket) post(ctx context.Context, m *message, fds ...int) error {
 	b, rights := m.encode(), rightsOf(fds)
-	return c.attempt(ctx, gone, func(fd int) error {
+	return c.attempt(ctx, func(fd int) error {
 		return unix.Sendmsg(fd, b, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	})
 }
 
 // attempt calls try, after pauses, until it neither finds the queue full nor memory short.
-func (c *controlSocket) attempt(ctx context.Context, gone <-chan struct{}, try func(fd int) error) error {
+func (c *controlSocket) attempt(ctx context.Context, try func(fd int) error) error {
 	for pause := firstPause; ; pause = min(2*pause, mostPause) {
 		var err error
 		if e := c.raw.Control(func(fd uintptr) { err = try(int(fd)) }); e != nil {
@@ -59,7 +55,7 @@ func (c *controlSocket) attempt(ctx context.Context, gone <-chan struct{}, try f
 		}
 		select {
 		case <-time.After(pause):
-		case <-gone:
+		case <-c.gone:
 			return errPeerGone
 		case <-ctx.Done():
 			if is(err, unix.EAGAIN, unix.EINTR) {
@@ -70,9 +66,9 @@ func (c *controlSocket) attempt(ctx context.Context, gone <-chan struct{}, try f
 	}
 }
 
-// awaitRead waits until the peer has read all that was sent, or gone is closed.
-func (c *controlSocket) awaitRead(gone <-chan struct{}) error {
-	return c.attempt(context.Background(), gone, func(fd int) error {
+// awaitRead waits until the peer has read all that was sent, or the link ends.
+func (c *controlSocket) awaitRead() error {
+	return c.attempt(context.Background(), func(fd int) error {
 		if n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ); err == nil && n > 0 {
 			return unix.EAGAIN
 		}

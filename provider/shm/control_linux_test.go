@@ -24,7 +24,8 @@ func controlPair(t *testing.T) (a, b controlSocket) {
 	}
 	var ends [2]controlSocket
 	for i, c := range conns {
-		if ends[i], err = newControlSocket(c); err != nil {
+		ends[i].UnixConn = c
+		if ends[i].raw, err = c.SyscallConn(); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
@@ -52,12 +53,12 @@ func TestPostWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	m := message{kind: msgSegmentReply}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err = a.post(ctx, nil, &m, other[0])
+	err = a.post(ctx, &m, other[0])
 	if why := new(session.Unavailable); !errors.Is(err, context.Canceled) || !errors.As(err, &why) || why.Reason != session.ReasonResources {
 		t.Errorf("it has not waited, or blames the peer: %v", err)
 	}
 	unix.Close(other[1]) // which closes what is on its way
-	if err := a.post(t.Context(), nil, &m, other[0]); err != nil {
+	if err := a.post(t.Context(), &m, other[0]); err != nil {
 		t.Fatal(err)
 	}
 	fds, err := receive(b.UnixConn, &m)
@@ -99,7 +100,7 @@ func TestPostWaitsForThePeer(t *testing.T) {
 	a, b := controlPair(t)
 	full := 0
 	for ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond); ; full++ {
-		if err := a.post(ctx, nil, &message{kind: msgConnect, number: uint32(full)}); err != nil {
+		if err := a.post(ctx, &message{kind: msgConnect, number: uint32(full)}); err != nil {
 			if !errors.Is(err, context.DeadlineExceeded) {
 				t.Fatalf("after %d messages: %v", full, err)
 			}
@@ -109,11 +110,13 @@ func TestPostWaitsForThePeer(t *testing.T) {
 	}
 	gone := make(chan struct{})
 	close(gone)
-	if err := a.post(t.Context(), gone, &message{}); !errors.Is(err, errPeerGone) {
+	dead := a
+	dead.gone = gone
+	if err := dead.post(t.Context(), &message{}); !errors.Is(err, errPeerGone) {
 		t.Errorf("the link has ended: %v", err)
 	}
 	posted := make(chan error, 1)
-	go func() { posted <- a.post(t.Context(), nil, &message{kind: msgConnect, number: uint32(full)}) }()
+	go func() { posted <- a.post(t.Context(), &message{kind: msgConnect, number: uint32(full)}) }()
 	b.SetDeadline(time.Now().Add(patience))
 	for n := range full + 1 {
 		var m message
@@ -125,7 +128,7 @@ func TestPostWaitsForThePeer(t *testing.T) {
 		t.Error(err)
 	}
 	b.Close()
-	if err := a.post(t.Context(), nil, &message{}); !isGone(err) {
+	if err := a.post(t.Context(), &message{}); !isGone(err) {
 		t.Errorf("the peer is gone: %v", err)
 	}
 }
@@ -155,7 +158,7 @@ func TestPostToAPeerThatNeverReads(t *testing.T) {
 	a.raw = counting
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if err := a.post(ctx, nil, &message{}); !errors.Is(err, context.DeadlineExceeded) {
+	if err := a.post(ctx, &message{}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 	if counting.calls > 12 {

@@ -79,7 +79,7 @@ func (l *link) dial(ctx context.Context) (*endpoint, error) {
 	}
 	e.begin()
 	l.slots.ask(s)
-	if err := l.control.post(ctx, l.gone, &message{kind: msgConnect, number: uint32(s.number)}); err != nil {
+	if err := l.control.post(ctx, &message{kind: msgConnect, number: uint32(s.number)}); err != nil {
 		l.slots.refuse(s) // the peer has not got it
 		e.Abort()
 		e.Retire()
@@ -91,10 +91,11 @@ func (l *link) dial(ctx context.Context) (*endpoint, error) {
 // freshSlot takes a slot that nobody uses, from a new segment if need be.
 func (l *link) freshSlot(ctx context.Context) (*slot, error) {
 	for {
+		have := len(l.slots.list())
 		if s := l.slots.take(); s != nil {
 			return s, nil
 		}
-		if err := l.extend(ctx); err != nil {
+		if err := l.extend(ctx, have); err != nil {
 			return nil, err
 		}
 		if l.ended() {

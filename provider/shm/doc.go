@@ -32,8 +32,7 @@
 //	slots_linux.go                         places for connections
 //	segment_linux.go, offer_linux.go       shared memory, and more of it
 //	layout_linux.go                        what is where in it
-//	reclaim_linux.go, budget_linux.go,
-//	memory_limit_linux.go                  memory that is given back; how much there may be
+//	reclaim_linux.go, budget_linux.go      memory that is given back; how much there may be
 //	endpoint_linux.go, messages_linux.go   a connection; its messages
 //	internal/ring                          a ring, without all of this
 //	mechanisms_*.go                        what the kernel permits, for diagnosis

@@ -75,7 +75,8 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l.reclaim.pass = l.reclaimPass
 	fdTableMu.Lock()
 	var err error
-	if l.control, err = newControlSocket(conn); err == nil {
+	l.control = controlSocket{UnixConn: conn, gone: l.gone}
+	if l.control.raw, err = conn.SyscallConn(); err == nil {
 		l.peer, err = newPeerProcess(l.control.raw)
 	}
 	if l.payer, l.peerUser = ownAccount(), accountOf(l.peer.uid); side == 1 {
@@ -208,7 +209,7 @@ func (l *link) refused(m *message) error {
 // only be stopped, and its connections are to go on afterwards. Until then serve reads no
 // further messages.
 func (l *link) reply(m *message, fds ...int) error {
-	return l.control.post(context.Background(), l.gone, m, fds...)
+	return l.control.post(context.Background(), m, fds...)
 }
 
 // deliver wakes a slot's session.

@@ -26,8 +26,8 @@ type offer struct {
 	reply chan uint8 // where the code of the reply goes; holds one
 }
 
-// extend adds a segment to the link.
-func (l *link) extend(ctx context.Context) error {
+// extend adds a segment to the link, unless it has others than the have slots by its turn.
+func (l *link) extend(ctx context.Context, have int) error {
 	select {
 	case l.offers.turn <- struct{}{}:
 	case <-l.gone:
@@ -35,11 +35,10 @@ func (l *link) extend(ctx context.Context) error {
 	case <-ctx.Done():
 		return unavailable(ctx.Err())
 	}
-	if l.slots.hasFree() {
+	if len(l.slots.list()) != have {
 		<-l.offers.turn
 		return nil
 	}
-	have := len(l.slots.list())
 	slots := nextSegment(have)
 	if slots == 0 {
 		<-l.offers.turn
@@ -59,7 +58,7 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	defer unix.Close(fd)
 	o := &offer{m, make(chan uint8, 1)}
 	l.offers.half.Store(o)
-	if err := l.control.post(ctx, l.gone, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
+	if err := l.control.post(ctx, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
 		if l.offers.half.CompareAndSwap(o, nil) { // the peer has not got it
 			l.settle(o, codeResources, nil)
 		}
@@ -113,7 +112,7 @@ func (l *link) takeSegment(m *message, fds []int, cut error) error {
 	}
 	// A peer that reads no replies would have descriptors of this process's user pile up on their
 	// way, of which the kernel lets a user have no more than RLIMIT_NOFILE.
-	if err := l.control.awaitRead(l.gone); err != nil {
+	if err := l.control.awaitRead(); err != nil {
 		return err
 	}
 	reply := &message{kind: msgSegmentReply, code: codeResources}

@@ -3,6 +3,10 @@ package shm
 import (
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
 // tick is how often a link checks whether it, or a ring that has grown, is idle. What was
@@ -112,4 +116,19 @@ func (p *cachedPages) reclaim(free func(n uint64) bool) (again bool) {
 		p.bytes = 0
 	}
 	return p.bytes > 0
+}
+
+// punchHole frees the memory of a ring with nothing left to read, of a link that may
+// (link.mayPunch). pages is how much of it may have memory, which its share has counted.
+func punchHole(mem []byte, pages uint64, memory ring.Share) bool {
+	err := unix.Madvise(mem, unix.MADV_REMOVE)
+	if err == unix.EINVAL { // locked since it was mapped, by mlockall(MCL_CURRENT)
+		_ = unix.Munlock(mem)
+		err = unix.Madvise(mem, unix.MADV_REMOVE)
+	}
+	if err != nil {
+		return false
+	}
+	memory.Return(pages)
+	return true
 }

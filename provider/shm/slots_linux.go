@@ -81,13 +81,6 @@ func (t *slotTable) take() *slot {
 	return s
 }
 
-// hasFree reports whether take would find a slot without looking further.
-func (t *slotTable) hasFree() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.free) > 0
-}
-
 // ask notes that a connect is about to be sent.
 func (t *slotTable) ask(s *slot) {
 	t.mu.Lock()
