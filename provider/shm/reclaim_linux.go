@@ -15,14 +15,12 @@ var tick = time.Second
 
 // reclaimer runs pass at every tick, as long as there is something to give back.
 type reclaimer struct {
-	pass func() (again bool)
-
-	running sync.WaitGroup // pass
+	pass    func() (again bool)
+	passing sync.Mutex // held by pass
 
 	mu      sync.Mutex // guards what follows
 	timer   *time.Timer
-	active  bool // the timer is set, or pass is running
-	woken   bool // since pass began
+	due     bool // a pass is to begin
 	stopped bool
 }
 
@@ -30,34 +28,21 @@ type reclaimer struct {
 func (r *reclaimer) wake() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.woken = true
-	r.startLocked()
-}
-
-func (r *reclaimer) startLocked() {
-	if !r.active && !r.stopped {
-		r.active = true
+	if !r.due && !r.stopped {
+		r.due = true
 		r.timer = time.AfterFunc(tick, r.run)
 	}
 }
 
 func (r *reclaimer) run() {
+	r.passing.Lock()
+	defer r.passing.Unlock()
 	r.mu.Lock()
-	if r.stopped {
-		r.mu.Unlock()
-		return
-	}
-	r.woken = false
-	r.running.Add(1)
+	r.due = false // before pass looks: what is new from now on may be behind its look
+	stopped := r.stopped
 	r.mu.Unlock()
-	defer r.running.Done()
-
-	again := r.pass()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.active = false
-	if again || r.woken {
-		r.startLocked()
+	if !stopped && r.pass() {
+		r.wake()
 	}
 }
 
@@ -69,7 +54,8 @@ func (r *reclaimer) stop() {
 		r.timer.Stop()
 	}
 	r.mu.Unlock()
-	r.running.Wait()
+	r.passing.Lock()
+	defer r.passing.Unlock()
 }
 
 // cachedPages are the pages that a connection has left in a slot's ring. The next one on

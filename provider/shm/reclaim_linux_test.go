@@ -37,11 +37,14 @@ func (r *stepped) wantPass(t *testing.T, again bool) {
 func (r *stepped) wantRest(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; runtime.Gosched() {
-		r.mu.Lock()
-		active := r.active
-		r.mu.Unlock()
-		if !active {
-			return
+		if r.passing.TryLock() {
+			r.mu.Lock()
+			due := r.due
+			r.mu.Unlock()
+			r.passing.Unlock()
+			if !due {
+				return
+			}
 		}
 		if time.Now().After(end) {
 			t.Fatal("it does not rest")
@@ -91,7 +94,7 @@ func TestReclaimerStopsBehindItsPass(t *testing.T) {
 	r.again <- true
 	<-stopped
 	r.wake()
-	if r.active {
+	if r.due {
 		t.Error("it runs after stop")
 	}
 }

@@ -508,23 +508,12 @@ func TestSenderThatFoundTheReclaimerIsWoken(t *testing.T) {
 // withoutReclaimer keeps the reclaimer from the links until resume is called.
 func withoutReclaimer(links ...*link) (resume func()) {
 	for _, k := range links {
-		r := &k.reclaim
-		r.mu.Lock()
-		for r.active && !r.timer.Stop() { // it is at work
-			r.mu.Unlock()
-			runtime.Gosched()
-			r.mu.Lock()
-		}
-		r.active = true
-		r.mu.Unlock()
+		k.reclaim.passing.Lock()
 	}
 	return func() {
 		for _, k := range links {
-			r := &k.reclaim
-			r.mu.Lock()
-			r.active = false
-			r.startLocked()
-			r.mu.Unlock()
+			k.reclaim.passing.Unlock()
+			k.reclaim.wake()
 		}
 	}
 }
