@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // This binary is run again as the server of a program. It prints its address. When its
@@ -24,6 +26,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	hwsim.Use() // where TestProgramsOnTheSimulatedDevice runs these tests
 	if name := os.Getenv(serverVar); name != "" {
 		if err := serveAlone(name, os.Getenv(wayVar)); err != nil {
 			fmt.Println(failure + strings.ReplaceAll(err.Error(), "\n", "; "))

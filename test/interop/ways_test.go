@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/sanconn/san"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 // patience is how long a test waits for what must happen: more than any of them takes on a
@@ -33,7 +35,15 @@ type way struct {
 }
 
 var ways = func() []way {
-	if device := testenv.Device(); device != "" {
+	switch device := testenv.Device(); device {
+	case "":
+	case hwsim.Lane:
+		w := overVerbs(device)
+		if os.Getenv(wayVar) == overVerbsApart {
+			w.name, w.separate = overVerbsApart, true
+		}
+		return []way{w}
+	default:
 		return []way{overVerbs(device)}
 	}
 	const here = "127.0.0.1:0"
@@ -71,9 +81,11 @@ var ways = func() []way {
 	}
 }()
 
-// overVerbs goes from one end of the guest's cable to the other.
+const overVerbsApart = "verbs, two processes"
+
+// overVerbs goes from one end of the guest's cable to the other, or by the simulated device.
 func overVerbs(device string) way {
-	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[device]
+	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2", hwsim.Lane: "127.0.0.1"}[device]
 	options := sanconn.Options{AttemptTimeout: patience} // the guest is slow
 	providers := []string{"verbs"}                       // both ends are on one host
 	lc := &san.ListenConfig{Policy: san.Require, Providers: providers, Options: options}

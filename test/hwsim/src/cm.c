@@ -120,7 +120,7 @@ static bool port_taken(const struct addr *a)
 		if ((i->state == BOUND || i->state == LISTENING) && overlap(&i->src, a))
 			return true;
 	for (int slot = 0; slot < PROCS; slot++) {
-		if (slot == self || !alive(slot))
+		if (slot == self || !alive_now(slot))
 			continue;
 		for (int i = 0; i < LISTENERS; i++) {
 			struct listener *l = &shared->procs[slot].listeners[i];

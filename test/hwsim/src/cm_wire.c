@@ -47,7 +47,7 @@ struct listener *find_listener(const struct addr *a, int *slot)
 	static const uint8_t any[16];
 
 	for (*slot = 0; *slot < PROCS; ++*slot) {
-		if (!alive(*slot))
+		if (!alive_now(*slot))
 			continue;
 		for (int i = 0; i < LISTENERS; i++) {
 			struct listener *l = &shared->procs[*slot].listeners[i];

@@ -100,6 +100,7 @@ extern int self; // this process's slot
 
 int attach(void);
 bool alive(int slot);
+bool alive_now(int slot);
 void ring_bell(int slot);
 void wait_bell(uint32_t seen, uint64_t until);
 struct packet *put_begin(int to, uint32_t payload, enum packet_type); // NULL: no room now

@@ -51,24 +51,30 @@ int attach(void)
 	return 0;
 }
 
+static struct { uint64_t at; bool alive; } known[PROCS];
+
 // alive remembers the answer for a while, as it takes a system call.
 bool alive(int slot)
 {
-	static struct { uint64_t at; bool alive; } known[PROCS];
 	const uint64_t valid = 2000000; // ns
+
+	if (slot >= 0 && slot < PROCS && known[slot].at && recent_ns() - known[slot].at < valid)
+		return known[slot].alive;
+	return alive_now(slot);
+}
+
+// alive_now knows of a process that has just come, too.
+bool alive_now(int slot)
+{
 	struct flock l;
-	uint64_t now;
 
 	if (slot == self)
 		return true;
 	if (slot < 0 || slot >= PROCS)
 		return false;
-	now = recent_ns();
-	if (known[slot].at && now - known[slot].at < valid)
-		return known[slot].alive;
 	l = slot_lock(slot);
 	known[slot].alive = !fcntl(file, F_OFD_GETLK, &l) && l.l_type != F_UNLCK;
-	known[slot].at = now;
+	known[slot].at = recent_ns();
 	return known[slot].alive;
 }
 
