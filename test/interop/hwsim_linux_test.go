@@ -24,7 +24,7 @@ func TestProgramsOnTheSimulatedDevice(t *testing.T) {
 	} {
 		t.Run(way, func(t *testing.T) {
 			f := hwsim.New(t, settings)
-			child := exec.Command(os.Args[0], "-test.run=^TestPrograms$", "-test.v", "-test.timeout=5m")
+			child := exec.Command(os.Args[0], "-test.run=^TestPrograms$", "-test.v", "-test.timeout=10m")
 			child.Env = append(f.Env(), wayVar+"="+way)
 			out, err := child.CombinedOutput()
 			if err != nil {
