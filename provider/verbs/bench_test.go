@@ -96,21 +96,23 @@ func BenchmarkStream(b *testing.B) {
 	for _, tt := range []struct {
 		name      string
 		cfg       Config
+		windows   bool
 		threshold int
 	}{
-		{"4K messages", Config{bufferSize: 4 << 10}, -1},
-		{"8K messages", Config{bufferSize: 8 << 10}, -1},
-		{"16K messages", Config{bufferSize: 16 << 10, sendBuffer: 512 << 10}, -1},
-		{"rendezvous", Config{}, 32 << 10},
-		{"rendezvous, windows", Config{forceWindows: true}, 32 << 10},
-		{"as it comes", Config{}, 0},
+		{"4K messages", Config{bufferSize: 4 << 10}, false, -1},
+		{"8K messages", Config{bufferSize: 8 << 10}, false, -1},
+		{"16K messages", Config{bufferSize: 16 << 10, sendBuffer: 512 << 10}, false, -1},
+		{"rendezvous", Config{}, false, 32 << 10},
+		{"rendezvous, windows", Config{}, true, 32 << 10},
+		{"as it comes", Config{}, false, 0},
 	} {
-		if tt.cfg.forceWindows && testenv.Device() == "siw" {
+		if tt.windows && testenv.Device() == "siw" {
 			continue // it has none
 		}
 		for _, size := range []int{64 << 10, 1 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", tt.name, size), func(b *testing.B) {
 				l := listen(b, tt.cfg)
+				l.windows = tt.windows
 				x, y := sessions(b, l, session.Config{Threshold: tt.threshold})
 				b.SetBytes(int64(size))
 				done := make(chan struct{})

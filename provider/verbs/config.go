@@ -37,9 +37,6 @@ type Config struct {
 	// a socket with IPV6_V6ONLY.
 	V6Only bool
 
-	// forceWindows, for tests, uses a device's memory windows without a probe.
-	forceWindows bool
-
 	// These are as san.RDMA has them, with its units and defaults.
 	IWARPOffset  int
 	WithoutCM    bool

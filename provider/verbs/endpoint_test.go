@@ -77,36 +77,38 @@ func TestEndpoint(t *testing.T) {
 	smallArena(t)
 	unshared := []string{"by the peer of another connection"}
 	for _, tt := range []struct {
-		name  string
-		cfg   Config
-		lacks []string
+		name    string
+		cfg     Config
+		windows bool
+		lacks   []string
 	}{
-		{"default", Config{}, nil},
-		{"smallest", Config{buffers: minBuffers, bufferSize: session.MaxControl, sendBuffer: 1}, nil},
-		{"without rdma_cm", Config{WithoutCM: true}, nil},
-		{"without windows", Config{Disable: session.FeatureWindows}, nil},
-		{"windows", Config{forceWindows: true}, lacksWindows},
-		{"shared domain", Config{SharedDomain: true}, unshared},
-		{"windows, shared domain", Config{SharedDomain: true, forceWindows: true}, lacksWindows},
+		{"default", Config{}, false, nil},
+		{"smallest", Config{buffers: minBuffers, bufferSize: session.MaxControl, sendBuffer: 1}, false, nil},
+		{"without rdma_cm", Config{WithoutCM: true}, false, nil},
+		{"without windows", Config{Disable: session.FeatureWindows}, false, nil},
+		{"windows", Config{}, true, lacksWindows},
+		{"shared domain", Config{SharedDomain: true}, false, unshared},
+		{"windows, shared domain", Config{SharedDomain: true}, true, lacksWindows},
 	} {
-		if (tt.cfg.WithoutCM || tt.cfg.forceWindows) && testenv.Device() == "siw" {
+		if (tt.cfg.WithoutCM || tt.windows) && testenv.Device() == "siw" {
 			continue // iWARP has no such way, siw no windows
 		}
 		if tt.cfg.SharedDomain && without(session.FeatureWindows) {
 			tt.lacks = unshared
-		} else if testenv.Device() == hwsim.Lane && tt.cfg.forceWindows {
+		} else if testenv.Device() == hwsim.Lane && tt.windows {
 			tt.lacks = nil
 		}
 		t.Run(tt.name, func(t *testing.T) {
 			nothingLeft(t)
 			l := listen(t, tt.cfg)
+			l.windows = tt.windows
 			endpointtest.Run(t, func() (a, b session.Endpoint, stop func(), err error) {
 				x, y, err := connect(l, tt.cfg)
 				if err != nil {
 					return nil, nil, nil, err
 				}
-				mustHave(t, x, tt.cfg)
-				mustHave(t, y, tt.cfg)
+				mustHave(t, x, tt.cfg, tt.windows)
+				mustHave(t, y, tt.cfg, tt.windows)
 				return x, y, func() {}, nil
 			}, append(lacks(), tt.lacks...)...)
 		})
@@ -124,12 +126,12 @@ func smallArena(t *testing.T) {
 	t.Cleanup(func() { regcache.SetArenaLimit(was) })
 }
 
-// mustHave checks that an endpoint does what its config forces on.
-func mustHave(t testing.TB, e *Endpoint, cfg Config) {
+// mustHave checks that an endpoint does what its config, and the test, have it do.
+func mustHave(t testing.TB, e *Endpoint, cfg Config, windows bool) {
 	t.Helper()
-	// Without being forced they are on where the probe trusts them, from its end on, and so
-	// the domain may be shared.
-	want := cfg.forceWindows && !without(session.FeatureWindows)
+	// They are also on where the probe trusts them, from its end on, and so the domain may be
+	// shared.
+	want := windows && !without(session.FeatureWindows)
 	probed := (testenv.Device() == hwsim.Lane || testenv.Device() == hardwareLane) && (cfg.Disable|switchedOff())&session.FeatureWindows == 0
 	on := e.mem.windows.on()
 	if on != want && !probed {
@@ -146,7 +148,7 @@ func mustHave(t testing.TB, e *Endpoint, cfg Config) {
 // lacksWindows is what rxe lets a peer do with a window: it looks at the bounds
 // of the registration beneath, and does not wait, when the window is invalidated,
 // for the packet that it builds just then (rxe_resp.c, read_reply). Hence they
-// are off there unless forced.
+// are off there but in tests.
 var lacksWindows = []string{
 	"by a longer descriptor", "by an endless descriptor", "in front", "in front, around the address space",
 	"under way",

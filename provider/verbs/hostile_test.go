@@ -32,10 +32,10 @@ type victim struct {
 	old        session.Descriptor // of the same part, revoked
 }
 
-func newVictim(t *testing.T, l *listener, cfg Config, rights session.Rights) *victim {
+func newVictim(t *testing.T, l *listener, rights session.Rights) *victim {
 	t.Helper()
 	v := &victim{mem: bytes.Repeat([]byte{'s'}, victimSize)}
-	v.hostile, v.e = pair(t, l, cfg)
+	v.hostile, v.e = pair(t, l, Config{})
 	for range 3 { // until it is cached
 		v.e.mem.Revoke(expose(t, v.hostile, v.e, v.mem, rights))
 	}
@@ -129,11 +129,12 @@ var attacks = []struct {
 // before: it gets an error and no byte, and changes none.
 func TestHostilePeer(t *testing.T) {
 	for _, name := range []string{"registrations", "windows"} {
-		cfg := Config{forceWindows: name == "windows"}
-		if cfg.forceWindows && testenv.Device() == "siw" {
+		windows := name == "windows"
+		if windows && testenv.Device() == "siw" {
 			continue
 		}
-		l := listen(t, cfg)
+		l := listen(t, Config{})
+		l.windows = windows
 		for _, tt := range attacks {
 			if slices.Contains(tt.lacks, name) && testenv.Device() != hwsim.Lane { // rxe binds without bounds
 				t.Logf("%s: not refused here: %s", name, tt.name)
@@ -141,13 +142,13 @@ func TestHostilePeer(t *testing.T) {
 			}
 			t.Run(name+"/"+tt.name, func(t *testing.T) {
 				if !slices.Contains(tt.lacks, testenv.Device()) {
-					expectNothingRead(t, newVictim(t, l, cfg, session.RemoteRead), tt.forge)
+					expectNothingRead(t, newVictim(t, l, session.RemoteRead), tt.forge)
 				}
-				expectNothingWritten(t, newVictim(t, l, cfg, session.RemoteWrite), tt.forge)
+				expectNothingWritten(t, newVictim(t, l, session.RemoteWrite), tt.forge)
 			})
 		}
 		// What is not hostile works.
-		v := newVictim(t, l, cfg, session.RemoteRead|session.RemoteWrite)
+		v := newVictim(t, l, session.RemoteRead|session.RemoteWrite)
 		sink := make([]byte, exposedLen)
 		if err := read(t, v.hostile, sink, v.live); err != nil || bytes.Count(sink, []byte{'s'}) != exposedLen {
 			t.Errorf("the descriptor in force: %v", err)
@@ -259,19 +260,20 @@ func allocated(t *testing.T, e *Endpoint, access regcache.Access) ownMemory {
 // What an endpoint keeps registered for itself, a hostile peer that knows the key neither reads
 // nor writes.
 func TestHostilePeerAtOwnMemory(t *testing.T) {
-	for _, cfg := range []Config{{}, {forceWindows: true}} {
-		if cfg.forceWindows && testenv.Device() == "siw" {
+	for _, windows := range []bool{false, true} {
+		if windows && testenv.Device() == "siw" {
 			continue
 		}
-		l := listen(t, cfg)
+		l := listen(t, Config{})
+		l.windows = windows
 		for name, of := range ownMemories {
-			t.Run(fmt.Sprintf("%s, windows %v", name, cfg.forceWindows), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, windows %v", name, windows), func(t *testing.T) {
 				for key := range 3 {
 					for _, writes := range []bool{false, true} {
 						if !writes && testenv.Device() == "siw" {
 							continue // see attacks
 						}
-						attackOwnMemory(t, l, cfg, of, key, writes)
+						attackOwnMemory(t, l, of, key, writes)
 					}
 				}
 			})
@@ -281,9 +283,9 @@ func TestHostilePeerAtOwnMemory(t *testing.T) {
 
 // attackOwnMemory attacks the end of some own memory by one of its keys, the last by that which
 // was revoked.
-func attackOwnMemory(t *testing.T, l *listener, cfg Config, of func(*testing.T, *Endpoint, *Endpoint) ownMemory, key int, writes bool) {
+func attackOwnMemory(t *testing.T, l *listener, of func(*testing.T, *Endpoint, *Endpoint) ownMemory, key int, writes bool) {
 	t.Helper()
-	hostile, e := pair(t, l, cfg)
+	hostile, e := pair(t, l, Config{})
 	own := of(t, hostile, e)
 	const n = 64
 	at := own.mem[len(own.mem)-n:]

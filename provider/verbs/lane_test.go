@@ -69,13 +69,14 @@ func patient(t testing.TB) context.Context {
 // listener keeps what a Listener takes for Accept.
 type listener struct {
 	*Listener
-	came chan *Endpoint
+	came    chan *Endpoint
+	windows bool // connections trust their device's windows, whatever it is known to enforce, once they are made
 }
 
 func listenAt(addr netip.AddrPort, cfg Config) (*listener, error) {
 	came := make(chan *Endpoint, mostMaking)
 	l, err := Listen(addr, cfg, func(e *Endpoint) { came <- e })
-	return &listener{l, came}, err
+	return &listener{Listener: l, came: came}, err
 }
 
 // Accept waits for the next connection, or for Close.
@@ -172,6 +173,10 @@ func connect(l *listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cfg.Disable |= switchedOff()
+	if l.windows {
+		trustWindows(false) // so the domain is the connection's own, unless the probe has answered
+		defer trustWindows(true)
+	}
 	dialed, err = Dial(ctx, netip.Addr{}, l.addrs()[0], cfg)
 	if err != nil {
 		return nil, nil, err
@@ -182,6 +187,15 @@ func connect(l *listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 		return nil, nil, err
 	}
 	return dialed, accepted, nil
+}
+
+// trustWindows has the devices in use go by windows, or not. They are forgotten with their last use.
+func trustWindows(yes bool) {
+	devices.mu.Lock()
+	defer devices.mu.Unlock()
+	for _, d := range devices.m {
+		d.windows.Store(yes)
+	}
 }
 
 // accept waits for a connection, within patience.

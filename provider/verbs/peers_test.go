@@ -23,8 +23,8 @@ func pair(t testing.TB, l *listener, cfg Config) (a, b *Endpoint) {
 	t.Cleanup(b.discard)
 	begin(a)
 	begin(b)
-	mustHave(t, a, cfg)
-	mustHave(t, b, cfg)
+	mustHave(t, a, cfg, l.windows)
+	mustHave(t, b, cfg, l.windows)
 	return a, b
 }
 

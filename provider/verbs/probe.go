@@ -38,7 +38,7 @@ const probeAgain = time.Minute
 // RLIMIT_MEMLOCK leaves no room for anything to be exposed, not even the probe's page is.
 func (d *device) mayHaveWindows(cfg Config) bool {
 	return d.caps.MaxMW > 0 && exposeLimit(memlock()) > 0 && cfg.Disable&session.FeatureWindows == 0 &&
-		(cfg.forceWindows || !d.iwarp()) // queue pairs that the probe needs connect by TCP there
+		!d.iwarp() // queue pairs that the probe needs connect by TCP there
 }
 
 // trustsWindows reports whether an endpoint uses memory windows from its beginning,
@@ -50,9 +50,6 @@ func (d *device) trustsWindows(cfg Config) bool {
 // probe has the device's endpoints go by what is known of what registering costs and of its windows,
 // or has it measured, and them tried if somebody will use them. Nobody waits for that.
 func (d *device) probe(cfg Config) {
-	if cfg.forceWindows {
-		return
-	}
 	d.measuring.Do(func() { d.waiters.Go(d.measure) })
 	if !d.mayHaveWindows(cfg) {
 		return

@@ -7,7 +7,6 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/session"
 )
 
@@ -144,15 +143,3 @@ func (d *device) avoidForbidden() {
 		d.filler, _ = d.ctx.CreateCQ(siwForbidden/siwCompletion+1, nil, 0)
 	}
 }
-
-// withInvalidation are the flags of a message that has invalidated a key. rxe sets another
-// one than WCWithInv (the kernel's IB_WC_WITH_INVALIDATE, do_complete in sw/rxe/rxe_resp.c);
-// on other devices that bit is about checksums. Its windows are used by force alone.
-func (d *device) withInvalidation(cfg Config) ibv.WCFlags {
-	if cfg.forceWindows {
-		return ibv.WCWithInv | rxeWithInv
-	}
-	return ibv.WCWithInv
-}
-
-const rxeWithInv ibv.WCFlags = 1 << 2

@@ -12,14 +12,13 @@ import (
 // yet to take (arrived) or that the session has (last, kept), or waits to be posted again together
 // with others (repost).
 type receiveQueue struct {
-	q         *queuePair
-	windows   *windows // which messages may invalidate
-	mem       []byte
-	mr        *ibv.MR
-	size      int // of a buffer, bytes
-	count     int // of buffers
-	iwarp     bool
-	isInvalid ibv.WCFlags // of a message that has invalidated a key
+	q       *queuePair
+	windows *windows // which messages may invalidate
+	mem     []byte
+	mr      *ibv.MR
+	size    int // of a buffer, bytes
+	count   int // of buffers
+	iwarp   bool
 
 	dropped bool // last was dropped; guarded by the session, as Poll is
 
@@ -41,7 +40,7 @@ type arrival struct {
 func (r *receiveQueue) open(q *queuePair, ws *windows, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
 	r.q, r.windows, r.mem, r.mr = q, ws, mem, mr
 	r.size, r.count = cfg.bufferSize, cfg.buffers
-	r.iwarp, r.isInvalid = dev.iwarp(), dev.withInvalidation(cfg)
+	r.iwarp = dev.iwarp()
 	r.arrived = newFIFO[arrival](r.count)
 	r.kept = newFIFO[arrival](r.count)
 	r.repost = make([]int, 0, repostBatch)
@@ -81,7 +80,7 @@ func (r *receiveQueue) receivedLocked(wc *ibv.WC) {
 		// An RDMA write with immediate data takes a receive too. Its length is that
 		// of what was written elsewhere, and nothing is in the buffer.
 		r.q.failLocked(fmt.Errorf("verbs: the peer has sent what is no message (opcode %d, %d bytes): %w", wc.Opcode, a.n, syscall.ECONNRESET))
-	case wc.Flags&r.isInvalid != 0 && !r.windows.returnedLocked(wc.InvKey):
+	case wc.Flags&ibv.WCWithInv != 0 && !r.windows.returnedLocked(wc.InvKey):
 		// No peer of ours does that. The key's window must not be invalidated again.
 		r.q.failLocked(fmt.Errorf("verbs: the peer has invalidated a key: %w", syscall.ECONNRESET))
 	case a.n > 0:

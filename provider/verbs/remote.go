@@ -64,7 +64,7 @@ func (r *remote) open(cfg Config, dev *device, dom *domain) {
 	r.writes = newFIFO[transfer](maxWrites)
 	r.done = newFIFO[transfer](maxReads + maxWrites)
 	r.exposures.m = make(map[uint64]exposure)
-	r.windows = windows{q: r.q, pd: dom.pd, may: dev.mayHaveWindows(cfg), trust: &dev.windows, forced: cfg.forceWindows}
+	r.windows = windows{q: r.q, pd: dom.pd, may: dev.mayHaveWindows(cfg), trust: &dev.windows}
 }
 
 // sends is how many work requests may be in the send queue.

@@ -22,11 +22,13 @@ func TestSizesOfTheDevice(t *testing.T) {
 	}
 	const registration, transfer = 1 << 20, 64 << 10
 	for _, windows := range []bool{false, true} {
-		cfg := Config{forceWindows: windows}
+		cfg := Config{}
 		if !windows {
 			cfg.Disable = session.FeatureWindows
 		}
-		x, y, err := connect(listen(t, cfg), cfg)
+		l := listen(t, cfg)
+		l.windows = windows
+		x, y, err := connect(l, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -19,23 +19,24 @@ const (
 
 // transfers are the ways of moving bytes, on each kind of domain and window.
 var transfers = []struct {
-	name string
-	cfg  Config
-	off  session.Feature
+	name    string
+	cfg     Config
+	windows bool
+	off     session.Feature
 }{
-	{"read", Config{}, byRead},
-	{"write", Config{}, byWrite},
-	{"read, windows", Config{forceWindows: true}, byRead},
-	{"write, windows", Config{forceWindows: true}, byWrite},
-	{"read, shared domain", Config{SharedDomain: true}, byRead},
-	{"write, windows, shared domain", Config{SharedDomain: true, forceWindows: true}, byWrite},
+	{"read", Config{}, false, byRead},
+	{"write", Config{}, false, byWrite},
+	{"read, windows", Config{}, true, byRead},
+	{"write, windows", Config{}, true, byWrite},
+	{"read, shared domain", Config{SharedDomain: true}, false, byRead},
+	{"write, windows, shared domain", Config{SharedDomain: true}, true, byWrite},
 }
 
 // Bytes both ways at once, through sessions, come as they went, by each of the
 // transfers, and leave no registration.
 func TestTransfers(t *testing.T) {
 	for _, tt := range transfers {
-		if tt.cfg.forceWindows && testenv.Device() == "siw" {
+		if tt.windows && testenv.Device() == "siw" {
 			continue
 		}
 		if tt.off|switchedOff()&(byRead|byWrite) == byRead|byWrite {
@@ -45,12 +46,13 @@ func TestTransfers(t *testing.T) {
 			nothingLeft(t)
 			tt.cfg.Threshold, tt.cfg.Disable = 32<<10, tt.off
 			l := listen(t, tt.cfg)
+			l.windows = tt.windows
 			x, y, err := connect(l, tt.cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
-			mustHave(t, x, tt.cfg)
-			mustHave(t, y, tt.cfg)
+			mustHave(t, x, tt.cfg, tt.windows)
+			mustHave(t, y, tt.cfg, tt.windows)
 			a, b := negotiate(t, x, y, session.Config{Disable: tt.off})
 			transferBothWays(t, a, b)
 			expectMovedByRDMA(t, a, b)

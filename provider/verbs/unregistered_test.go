@@ -25,8 +25,9 @@ func TestUnregisteredMemoryIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer syscall.Munmap(mapped)
-	cfg := Config{forceWindows: true}
-	x, y, err := connect(listen(t, cfg), cfg)
+	l := listen(t, Config{})
+	l.windows = true
+	x, y, err := connect(l, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

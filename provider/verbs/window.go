@@ -24,11 +24,10 @@ import (
 // the message that ends its use (SEND_WITH_INV), where both devices are known to do that. What
 // can no longer be invalidated goes with the queue pair.
 type windows struct {
-	q      *queuePair
-	pd     *ibv.PD
-	may    bool         // the send queue has room for them
-	trust  *atomic.Bool // the device's answer
-	forced bool         // whatever that is
+	q     *queuePair
+	pd    *ibv.PD
+	may   bool         // the send queue has room for them
+	trust *atomic.Bool // the device's answer
 
 	all  []*window // by index; at most maxWindows. Guarded by mu of q, as what follows
 	free []*window
@@ -53,7 +52,7 @@ type window struct {
 
 // on reports whether memory is exposed by windows: from when on the device is known to
 // enforce them.
-func (ws *windows) on() bool { return ws.may && (ws.forced || ws.trust.Load()) }
+func (ws *windows) on() bool { return ws.may && ws.trust.Load() }
 
 // revokeTime bounds how long Revoke waits for an invalidation. That is in the send
 // queue after all that was posted, so if the peer has gone it would take until the retries

@@ -57,8 +57,8 @@ func TestProbe(t *testing.T) {
 	if b.dev.windows.Load() || b.mem.windows.on() || b.dom.shared {
 		t.Error("the device's windows are trusted")
 	}
-	if !b.dev.mayHaveWindows(Config{forceWindows: true}) || b.dev.mayHaveWindows(Config{forceWindows: true, Disable: session.FeatureWindows}) {
-		t.Error("forceWindows and Disable do not do what they say")
+	if !b.dev.mayHaveWindows(Config{}) || b.dev.mayHaveWindows(Config{Disable: session.FeatureWindows}) {
+		t.Error("Disable does not do what it says")
 	}
 }
 
@@ -238,11 +238,14 @@ func TestWindowsKeepTheRegistration(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return
 	}
-	for _, cfg := range []Config{{}, {forceWindows: true}, {forceWindows: true, SharedDomain: true}} {
-		t.Run(fmt.Sprintf("windows %v, shared %v", cfg.forceWindows, cfg.SharedDomain), func(t *testing.T) {
+	for _, tt := range []struct{ windows, shared bool }{{}, {windows: true}, {true, true}} {
+		t.Run(fmt.Sprintf("windows %v, shared %v", tt.windows, tt.shared), func(t *testing.T) {
 			const rounds = 20
 			nothingLeft(t)
-			a, b := pair(t, listen(t, cfg), cfg)
+			cfg := Config{SharedDomain: tt.shared}
+			l := listen(t, cfg)
+			l.windows = tt.windows
+			a, b := pair(t, l, cfg)
 			mem, sink := bytes.Repeat([]byte{'m'}, 64<<10), make([]byte, 64<<10)
 			before := b.dom.cache.Stats()
 			for i := range rounds {
@@ -255,14 +258,22 @@ func TestWindowsKeepTheRegistration(t *testing.T) {
 			}
 			after := b.dom.cache.Stats()
 			n := after.Registrations - before.Registrations
-			if cfg.forceWindows && (n > 4 || after.Exposed != 0) || !cfg.forceWindows && after.Exposed != rounds {
+			if tt.windows && (n > 4 || after.Exposed != 0) || !tt.windows && after.Exposed != rounds {
 				t.Errorf("%d registrations, %d of them for a peer, in %d exposures", n, after.Exposed, rounds)
 			}
-			if want := map[bool]int{true: 1, false: 0}[cfg.forceWindows]; len(b.mem.windows.all) != want {
+			if want := map[bool]int{true: 1, false: 0}[tt.windows]; len(b.mem.windows.all) != want {
 				t.Errorf("%d windows, want %d", len(b.mem.windows.all), want)
 			}
 		})
 	}
+}
+
+// windowed makes a connection that uses windows.
+func windowed(t *testing.T, shared bool) (a, b *Endpoint) {
+	cfg := Config{SharedDomain: shared}
+	l := listen(t, cfg)
+	l.windows = true
+	return pair(t, l, cfg)
 }
 
 // Several exposures at a time have a window each, and no more than there may be.
@@ -273,8 +284,7 @@ func TestWindowsAtATime(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		t.Run(fmt.Sprintf("shared %v", shared), func(t *testing.T) {
 			nothingLeft(t)
-			cfg := Config{forceWindows: true, SharedDomain: shared}
-			a, b := pair(t, listen(t, cfg), cfg)
+			a, b := windowed(t, shared)
 			const n = maxWindows + 2
 			var mem, sink [n][]byte
 			var d [n]session.Descriptor
@@ -283,7 +293,7 @@ func TestWindowsAtATime(t *testing.T) {
 					mem[i], sink[i] = bytes.Repeat([]byte{byte(round*n + i)}, 8192), make([]byte, 8192)
 					var err error
 					d[i], err = b.mem.Expose(mem[i], session.RemoteRead)
-					if beyond := i >= maxWindows && shared; beyond != (err != nil) {
+					if beyond := i >= maxWindows && b.dom.shared; beyond != (err != nil) {
 						t.Fatalf("exposure %d: %v", i, err)
 					}
 				}
@@ -323,8 +333,7 @@ func TestWindowsOnReadOnlyMemory(t *testing.T) {
 	}
 	defer stable.Withdraw()
 	for _, shared := range []bool{false, true} {
-		cfg := Config{forceWindows: true, SharedDomain: shared}
-		a, b := pair(t, listen(t, cfg), cfg)
+		a, b := windowed(t, shared)
 		if shared {
 			if d, err := b.mem.Expose(mem, session.RemoteRead); err == nil {
 				t.Errorf("exposed as %+v", d)
@@ -347,13 +356,13 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 	}
 	netdev, _, at := ownCable(t)
 	nothingLeft(t)
-	cfg := Config{forceWindows: true}
-	l, err := listenAt(netip.AddrPortFrom(at, freePort()), cfg)
+	l, err := listenAt(netip.AddrPortFrom(at, freePort()), Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	a, b := pair(t, l, cfg)
+	l.windows = true
+	a, b := pair(t, l, Config{})
 	mem := make([]byte, 64<<10)
 	d := expose(t, a, b, mem, session.RemoteRead|session.RemoteWrite)
 	run(t, "ip", "link", "set", netdev, "down")
@@ -378,14 +387,13 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 }
 
 // A peer that invalidates a window loses the connection, and the window is not
-// invalidated again, which rxe's kernel would not survive.
+// invalidated again.
 func TestPeerInvalidates(t *testing.T) {
-	if testenv.Device() == "siw" {
-		return
+	if testenv.Device() != hwsim.Lane {
+		return // rxe has another flag for it, and a kernel that does not survive the second time
 	}
 	nothingLeft(t)
-	cfg := Config{forceWindows: true}
-	a, b := pair(t, listen(t, cfg), cfg)
+	a, b := windowed(t, false)
 	canReturn(t, b.dev, false)
 	mem := make([]byte, 8192)
 	d := expose(t, a, b, mem, session.RemoteRead)
@@ -423,8 +431,8 @@ func TestPeerReturns(t *testing.T) {
 		return
 	}
 	nothingLeft(t)
-	cfg := Config{forceWindows: true}
-	l := listen(t, cfg)
+	l := listen(t, Config{})
+	l.windows = true
 	mem := make([]byte, 8192)
 	for name, other := range map[string]func(a, b *Endpoint, d session.Descriptor) uint64{
 		"nothing":            nil,
@@ -443,7 +451,7 @@ func TestPeerReturns(t *testing.T) {
 			return d.Key
 		},
 	} {
-		a, b := pair(t, l, cfg)
+		a, b := pair(t, l, Config{})
 		canReturn(t, b.dev, true)
 		d := expose(t, a, b, mem, session.RemoteRead)
 		if !d.Returnable {
@@ -514,17 +522,19 @@ func TestPeerSendsImmediateData(t *testing.T) {
 
 // What an exposure costs, without a byte moved.
 func BenchmarkExposure(b *testing.B) {
-	for _, cfg := range []Config{{}, {forceWindows: true}} {
-		if cfg.forceWindows && testenv.Device() == "siw" {
+	for _, windows := range []bool{false, true} {
+		if windows && testenv.Device() == "siw" {
 			continue
 		}
-		_, y := pair(b, listen(b, cfg), cfg)
+		l := listen(b, Config{})
+		l.windows = windows
+		_, y := pair(b, l, Config{})
 		for _, size := range []int{4 << 10, 64 << 10, 1 << 20, 8 << 20} {
 			mem := make([]byte, size)
 			for i := 0; i < size; i += 4096 {
 				mem[i] = 1
 			}
-			b.Run(fmt.Sprintf("windows %v/%d KiB", cfg.forceWindows, size>>10), func(b *testing.B) {
+			b.Run(fmt.Sprintf("windows %v/%d KiB", windows, size>>10), func(b *testing.B) {
 				b.ReportAllocs()
 				for range 3 {
 					d, err := y.mem.Expose(mem, session.RemoteRead)
