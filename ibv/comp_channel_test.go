@@ -31,7 +31,7 @@ func TestAnArmedQueueMakesOneEvent(t *testing.T) {
 			}
 		}
 	}()
-	a.postSend(t, SendWR{ID: 2, Opcode: OpSend, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 32)})
+	a.postSend(t, SendWR{ID: 2, Opcode: OpSend, Flags: Signaled, SGE: a.sge(0, 32)})
 	select {
 	case cq := <-got:
 		if cq != b.cq || cq.Owner != "owner" {
@@ -47,7 +47,7 @@ func TestAnArmedQueueMakesOneEvent(t *testing.T) {
 
 	// Not armed: no event. The deadline ends the wait.
 	b.postRecv(t, 3, 0, 64)
-	a.postSend(t, SendWR{ID: 4, Opcode: OpSend, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 32)})
+	a.postSend(t, SendWR{ID: 4, Opcode: OpSend, Flags: Signaled, SGE: a.sge(0, 32)})
 	b.succeed(t, 3)
 	a.succeed(t, 4)
 	check(t, b.ch.poller.setDeadline(time.Now()))

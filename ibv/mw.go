@@ -31,7 +31,6 @@ func (mw *MW) Bind(wr *SendWR, mr *MR, addr uintptr, length int, access Access) 
 	key := sysMWKey(mw.h)
 	rkey = key&^0xff | (key+1)&0xff // the consumer owns the low byte (ibv_inc_rkey)
 	wr.Opcode = OpBindMW
-	wr.NumSGE = 0
 	wr.RemoteAddr, wr.RemoteKey = uint64(addr), rkey
 	wr.mw, wr.mr = uint64(mw.h), uint64(mr.h)
 	wr.bindLength, wr.bindAccess = uint64(length), access
@@ -43,7 +42,6 @@ func (mw *MW) Bind(wr *SendWR, mr *MR, addr uintptr, length int, access Access) 
 // some kernels do not survive an invalidation of an unbound window.
 func (mw *MW) Invalidate(wr *SendWR, rkey uint32) {
 	wr.Opcode = OpLocalInv
-	wr.NumSGE = 0
 	wr.InvKey = rkey
 	wr.mw = uint64(mw.h)
 }

@@ -77,7 +77,7 @@ func (w *windowed) wantRefused(t *testing.T, key uint32, count int, why string) 
 
 func (w *windowed) read(t *testing.T, id uint64, key uint32) Status {
 	t.Helper()
-	w.a.postSend(t, SendWR{ID: id, Opcode: OpRead, Flags: Signaled, NumSGE: 1, SGE: w.a.sge(0, windowSize), RemoteAddr: w.b.remote(0), RemoteKey: key})
+	w.a.postSend(t, SendWR{ID: id, Opcode: OpRead, Flags: Signaled, SGE: w.a.sge(0, windowSize), RemoteAddr: w.b.remote(0), RemoteKey: key})
 	return w.a.completion(t, id).Status
 }
 

@@ -14,7 +14,7 @@ func TestASendFillsAReceive(t *testing.T) {
 	a, b := connect(t, s, options{})
 	b.postRecv(t, 1, 0, 4096)
 	fill(a.buf[:3000], 1)
-	a.postSend(t, SendWR{ID: 2, Opcode: OpSend, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 3000)})
+	a.postSend(t, SendWR{ID: 2, Opcode: OpSend, Flags: Signaled, SGE: a.sge(0, 3000)})
 	if wc := a.succeed(t, 2); wc.Opcode != WCSend || wc.QPNum != a.qp.Num {
 		t.Errorf("send completed as %+v", wc)
 	}
@@ -33,8 +33,8 @@ func TestListsKeepTheirOrder(t *testing.T) {
 	const n, size = 100, 64
 	recvs, sends := make([]RecvWR, n), make([]SendWR, n)
 	for i := range n {
-		recvs[i] = RecvWR{ID: uint64(i), NumSGE: 1, SGE: b.sge(i*size, size)}
-		sends[i] = SendWR{ID: uint64(i), Opcode: OpSend, NumSGE: 1, SGE: a.sge(i*size, size)}
+		recvs[i] = RecvWR{ID: uint64(i), SGE: b.sge(i*size, size)}
+		sends[i] = SendWR{ID: uint64(i), Opcode: OpSend, SGE: a.sge(i*size, size)}
 	}
 	sends[n-1].Flags = Signaled
 	if got, err := b.qp.PostRecv(recvs); got != n || err != nil {
@@ -59,7 +59,7 @@ func TestAFullQueueReturnsHowManyWerePosted(t *testing.T) {
 	_, b := connect(t, s, options{})
 	wrs := make([]RecvWR, 2000)
 	for i := range wrs {
-		wrs[i] = RecvWR{ID: uint64(i), NumSGE: 1, SGE: b.sge(0, 64)}
+		wrs[i] = RecvWR{ID: uint64(i), SGE: b.sge(0, 64)}
 	}
 	n, err := b.qp.PostRecv(wrs)
 	if n < int(b.qp.Cap.RecvWR) || n >= len(wrs) || !errors.Is(err, syscall.ENOMEM) {
@@ -74,7 +74,7 @@ func TestRDMAReadsAndWritesMoveMemory(t *testing.T) {
 	const size = 512 << 10
 
 	fill(b.buf[:size], 5)
-	a.postSend(t, SendWR{ID: 1, Opcode: OpRead, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, size), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey})
+	a.postSend(t, SendWR{ID: 1, Opcode: OpRead, Flags: Signaled, SGE: a.sge(0, size), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey})
 	if wc := a.succeed(t, 1); wc.Opcode != WCRead {
 		t.Errorf("read completed as %+v", wc)
 	}
@@ -86,8 +86,8 @@ func TestRDMAReadsAndWritesMoveMemory(t *testing.T) {
 	b.postRecv(t, 2, size, 64)
 	fill(a.buf[:size], 9)
 	a.postSend(t,
-		SendWR{ID: 3, Opcode: OpWrite, NumSGE: 1, SGE: a.sge(0, size), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey},
-		SendWR{ID: 4, Opcode: OpSend, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 1)})
+		SendWR{ID: 3, Opcode: OpWrite, SGE: a.sge(0, size), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey},
+		SendWR{ID: 4, Opcode: OpSend, Flags: Signaled, SGE: a.sge(0, 1)})
 	b.succeed(t, 2)
 	if !bytes.Equal(a.buf[:size], b.buf[:size]) {
 		t.Error("write: the data differ")
@@ -99,7 +99,7 @@ func TestAReceiveIsMarkedThatHasImmediateData(t *testing.T) {
 	s := onSite(t)
 	a, b := connect(t, s, options{access: RemoteWrite})
 	b.postRecv(t, 1, 4096, 64)
-	wr := SendWR{ID: 2, Opcode: OpWriteWithImm, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 8), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey}
+	wr := SendWR{ID: 2, Opcode: OpWriteWithImm, Flags: Signaled, SGE: a.sge(0, 8), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey}
 	if !s.withImm {
 		// siw reports that by a negative errno.
 		if n, err := a.qp.PostSend([]SendWR{wr}); n != 0 || !errors.Is(err, syscall.EINVAL) {
@@ -123,8 +123,8 @@ func TestInlineDataIsCopiedWhenPosted(t *testing.T) {
 	b.postRecv(t, 1, 0, 64)
 	data := []byte("inline data needs no registration, and no memory after the call.")
 	want := bytes.Clone(data)
-	wr := SendWR{ID: 2, Opcode: OpSend, Flags: Signaled | Inline, NumSGE: 1}
-	wr.SGE[0] = SGE{Addr: uint64(addrOf(data)), Length: uint32(len(data))}
+	wr := SendWR{ID: 2, Opcode: OpSend, Flags: Signaled | Inline}
+	wr.SGE = SGE{Addr: uint64(addrOf(data)), Length: uint32(len(data))}
 	a.postSend(t, wr)
 	clear(data)
 	a.succeed(t, 2)
@@ -136,8 +136,8 @@ func TestInlineDataIsCopiedWhenPosted(t *testing.T) {
 func TestHotCallsDoNotAllocate(t *testing.T) {
 	s := onSite(t)
 	a, b := connect(t, s, options{})
-	recv := []RecvWR{{NumSGE: 1, SGE: b.sge(0, 64)}}
-	send := []SendWR{{Opcode: OpSend, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 64)}}
+	recv := []RecvWR{{SGE: b.sge(0, 64)}}
+	send := []SendWR{{Opcode: OpSend, Flags: Signaled, SGE: a.sge(0, 64)}}
 	cqs := make([]*CQ, 1)
 	wcs := make([]WC, 4) // once: what is passed to C is in the heap
 	round := func() {

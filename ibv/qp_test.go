@@ -47,7 +47,7 @@ func TestAnObjectInUseIsNotClosed(t *testing.T) {
 	}
 	check(t, b.cq.Notify())
 	b.postRecv(t, 1, 0, 64)
-	a.postSend(t, SendWR{ID: 2, Opcode: OpSend, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 32)})
+	a.postSend(t, SendWR{ID: 2, Opcode: OpSend, Flags: Signaled, SGE: a.sge(0, 32)})
 	check(t, b.ch.poller.setDeadline(time.Now().Add(patience)))
 	var cqs [4]*CQ
 	if n, err := b.ch.Events(cqs[:]); n != 1 || err != nil || cqs[0] != b.cq {
@@ -112,13 +112,13 @@ func TestAQueuePairConnectsWithoutTheConnectionManager(t *testing.T) {
 	a, b := ends[0], ends[1]
 	b.postRecv(t, 1, 0, 4096)
 	fill(a.buf[:4096], 11)
-	a.postSend(t, SendWR{ID: 2, Opcode: OpSend, Flags: Signaled, NumSGE: 1, SGE: a.sge(0, 4096)})
+	a.postSend(t, SendWR{ID: 2, Opcode: OpSend, Flags: Signaled, SGE: a.sge(0, 4096)})
 	a.succeed(t, 2)
 	b.succeed(t, 1)
 	if !bytes.Equal(a.buf[:4096], b.buf[:4096]) {
 		t.Error("the data differ")
 	}
-	a.postSend(t, SendWR{ID: 3, Opcode: OpRead, Flags: Signaled, NumSGE: 1, SGE: a.sge(8192, 4096), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey})
+	a.postSend(t, SendWR{ID: 3, Opcode: OpRead, Flags: Signaled, SGE: a.sge(8192, 4096), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey})
 	a.succeed(t, 3)
 
 	// To the error state: what was posted is flushed.

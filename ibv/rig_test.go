@@ -189,15 +189,15 @@ func equip(t *testing.T, ctx *Context, id *ID, o options) *end {
 func addrOf(b []byte) uintptr { return uintptr(unsafe.Pointer(&b[0])) }
 
 // sge is n bytes of the end's buffer at an offset.
-func (e *end) sge(off, n int) [MaxSGE]SGE {
-	return [MaxSGE]SGE{{Addr: uint64(addrOf(e.buf)) + uint64(off), Length: uint32(n), LKey: e.mr.LKey}}
+func (e *end) sge(off, n int) SGE {
+	return SGE{Addr: uint64(addrOf(e.buf)) + uint64(off), Length: uint32(n), LKey: e.mr.LKey}
 }
 
 func (e *end) remote(off int) uint64 { return uint64(addrOf(e.buf)) + uint64(off) }
 
 func (e *end) postRecv(t *testing.T, id uint64, off, n int) {
 	t.Helper()
-	wrs := []RecvWR{{ID: id, NumSGE: 1, SGE: e.sge(off, n)}}
+	wrs := []RecvWR{{ID: id, SGE: e.sge(off, n)}}
 	if n, err := e.qp.PostRecv(wrs); n != 1 || err != nil {
 		t.Fatalf("PostRecv: %d, %v", n, err)
 	}

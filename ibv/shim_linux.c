@@ -552,8 +552,8 @@ static void link_recv(struct abi_recv_wr *wr, const struct san_recv_wr *in, int 
 		wr[i] = (struct abi_recv_wr){
 			.wr_id = in[i].id,
 			.next = i + 1 < n ? &wr[i + 1] : NULL,
-			.sg_list = (struct abi_sge *)in[i].sge, // the same layout; only read
-			.num_sge = in[i].num_sge,
+			.sg_list = (struct abi_sge *)&in[i].sge, // the same layout; only read
+			.num_sge = in[i].sge.length > 0,
 		};
 	}
 }
@@ -699,14 +699,12 @@ static int link_send(struct abi_send_wr *wr, const struct san_send_wr *in, int n
 		const struct san_send_wr *s = &in[i];
 		struct window *w = (void *)(uintptr_t)s->mw;
 
-		if (s->num_sge > SAN_MAX_SGE)
-			return EINVAL;
 		if (s->opcode >= WR_LOCAL_INV) // libraries check more of these
 			wr[i] = (struct abi_send_wr){0};
 		wr[i].wr_id = s->id;
 		wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
-		wr[i].sg_list = (struct abi_sge *)s->sge; // the same layout; only read
-		wr[i].num_sge = s->num_sge;
+		wr[i].sg_list = (struct abi_sge *)&s->sge; // the same layout; only read
+		wr[i].num_sge = s->sge.length > 0;
 		wr[i].opcode = s->opcode;
 		wr[i].send_flags = s->flags;
 		switch (s->opcode) {

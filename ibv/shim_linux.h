@@ -8,7 +8,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SAN_MAX_SGE 4
 
 typedef uintptr_t san_h;
 
@@ -64,17 +63,16 @@ struct san_sge {
 
 struct san_send_wr {
 	uint64_t id;
-	uint32_t opcode, flags, num_sge, remote_key;
+	uint32_t opcode, flags;
 	uint64_t remote_addr;
-	uint32_t inv_key, bind_access;
+	uint32_t remote_key, inv_key, bind_access, pad;
 	uint64_t mw, mr, bind_length; // bind_mw: of remote_addr, under remote_key
-	struct san_sge sge[SAN_MAX_SGE];
+	struct san_sge sge;           // of no bytes: none
 };
 
 struct san_recv_wr {
 	uint64_t id;
-	uint32_t num_sge, pad;
-	struct san_sge sge[SAN_MAX_SGE];
+	struct san_sge sge;
 };
 
 struct san_posted { // how posting a list ended

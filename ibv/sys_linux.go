@@ -38,7 +38,6 @@ var (
 	_ [unsafe.Sizeof(WC{})]byte     = [C.sizeof_struct_san_wc]byte{}
 	_ [unsafe.Sizeof(QPAttr{})]byte = [C.sizeof_struct_san_qp_attr]byte{}
 	_ [unsafe.Sizeof(QPCap{})]byte  = [C.sizeof_struct_san_qp_cap]byte{}
-	_ [MaxSGE]byte                  = [C.SAN_MAX_SGE]byte{}
 )
 
 func sysLoad() string {

@@ -1,11 +1,6 @@
 package ibv
 
-// MaxSGE is the most scatter/gather elements in a work request. A header and a body
-// that wraps around the end of a ring need three. Devices may allow fewer, see
-// [Caps].
-const MaxSGE = 4
-
-// SGE is a piece of registered local memory.
+// SGE is a piece of registered local memory; of no bytes, there is none.
 type SGE struct {
 	Addr   uint64
 	Length uint32 // bytes
@@ -42,23 +37,21 @@ type SendWR struct {
 	ID     uint64
 	Opcode Opcode
 	Flags  SendFlags
-	NumSGE uint32
 
-	RemoteKey  uint32
 	RemoteAddr uint64
+	RemoteKey  uint32
 
 	InvKey     uint32
 	bindAccess Access
+	_          uint32
 	mw, mr     uint64
 	bindLength uint64
 
-	SGE [MaxSGE]SGE
+	SGE SGE
 }
 
 // RecvWR is a work request for a receive queue. It holds no pointer.
 type RecvWR struct {
-	ID     uint64
-	NumSGE uint32
-	_      uint32
-	SGE    [MaxSGE]SGE
+	ID  uint64
+	SGE SGE
 }

@@ -60,10 +60,10 @@ func (c *cacheDevice) Send(r *regcache.Region, b []byte) ([]byte, error) {
 	e := c.a
 	e.q.mu.Lock()
 	wr := ibv.SendWR{
-		ID: kindWrite, Opcode: ibv.OpWrite, Flags: ibv.Signaled, NumSGE: 1,
+		ID: kindWrite, Opcode: ibv.OpWrite, Flags: ibv.Signaled,
 		RemoteAddr: c.into.Addr, RemoteKey: uint32(c.into.Key),
 	}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(b)), Length: uint32(len(b)), LKey: r.LKey()}
+	wr.SGE = ibv.SGE{Addr: uint64(addressOf(b)), Length: uint32(len(b)), LKey: r.LKey()}
 	if _, err := e.q.qp.PostSend([]ibv.SendWR{wr}); err != nil {
 		e.q.mu.Unlock()
 		return nil, err

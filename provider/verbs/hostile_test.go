@@ -170,10 +170,10 @@ func TestNothingWritesToWhatIsSent(t *testing.T) {
 		a, b := pair(t, l, Config{})
 		exposed := bytes.Repeat([]byte{'s'}, exposedLen)
 		d := expose(t, a, b, exposed, session.RemoteRead)
-		wr := ibv.SendWR{Opcode: ibv.OpRead, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
+		wr := ibv.SendWR{Opcode: ibv.OpRead, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
 		mem, _ := outgoing(a)
 		_, mr := by(a)
-		wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(mem)), Length: exposedLen, LKey: mr.LKey}
+		wr.SGE = ibv.SGE{Addr: uint64(addressOf(mem)), Length: exposedLen, LKey: mr.LKey}
 		a.q.mu.Lock()
 		a.send.wr[0] = wr
 		a.send.postLocked(true)

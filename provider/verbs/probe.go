@@ -279,8 +279,8 @@ func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 	if a.foreign {
 		qp = p.reader[1]
 	}
-	wr := ibv.SendWR{ID: probeMove, Opcode: a.op, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(begin) + uint64(a.off), RemoteKey: key}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(ours)), Length: uint32(a.n), LKey: p.mr.LKey}
+	wr := ibv.SendWR{ID: probeMove, Opcode: a.op, Flags: ibv.Signaled, RemoteAddr: uint64(begin) + uint64(a.off), RemoteKey: key,
+		SGE: ibv.SGE{Addr: uint64(addressOf(ours)), Length: uint32(a.n), LKey: p.mr.LKey}}
 	status, err := p.do(qp, wr)
 	if err != nil {
 		return false, err

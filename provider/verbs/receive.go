@@ -49,9 +49,8 @@ func (r *receiveQueue) open(q *queuePair, ws *windows, cfg Config, dev *device, 
 func (r *receiveQueue) buffer(number int) []byte { return r.mem[number*r.size:][:r.size:r.size] }
 
 func (r *receiveQueue) workRequest(number int) ibv.RecvWR {
-	wr := ibv.RecvWR{ID: kindRecv | uint64(number), NumSGE: 1}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(r.buffer(number))), Length: uint32(r.size), LKey: r.mr.LKey}
-	return wr
+	at := ibv.SGE{Addr: uint64(addressOf(r.buffer(number))), Length: uint32(r.size), LKey: r.mr.LKey}
+	return ibv.RecvWR{ID: kindRecv | uint64(number), SGE: at}
 }
 
 // postAll posts every buffer, before the peer can send.

@@ -107,8 +107,8 @@ func TestMessageTooLong(t *testing.T) {
 	all := crowd(t, listen(t, Config{bufferSize: 512}), 3)
 	e := all[0]
 	e.q.mu.Lock()
-	e.send.wr[0] = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
-	e.send.wr[0].SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.send.mem)), Length: 1024, LKey: e.send.mr.LKey}
+	e.send.wr[0] = ibv.SendWR{Opcode: ibv.OpSend}
+	e.send.wr[0].SGE = ibv.SGE{Addr: uint64(addressOf(e.send.mem)), Length: 1024, LKey: e.send.mr.LKey}
 	e.send.postLocked(true)
 	e.q.mu.Unlock()
 	if err := endOf(t, all[1]); !errors.Is(err, syscall.ECONNRESET) {

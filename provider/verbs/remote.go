@@ -262,11 +262,11 @@ func (r *remote) fullLocked(q *fifo[transfer]) bool { return q.n+r.done.n >= len
 // post posts a transfer, as two work requests where the device needs that.
 func (r *remote) post(q *fifo[transfer], t transfer, b []byte, d session.Descriptor, off int) error {
 	wr := ibv.SendWR{
-		ID: kindWrite, Opcode: ibv.OpWrite, Flags: ibv.Signaled, NumSGE: 1,
+		ID: kindWrite, Opcode: ibv.OpWrite, Flags: ibv.Signaled,
 		RemoteAddr: d.Addr + uint64(off), RemoteKey: uint32(d.Key),
+		SGE: ibv.SGE{Addr: uint64(addressOf(b)), Length: uint32(len(b)), LKey: t.region.LKey()},
 	}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(b)), Length: uint32(len(b)), LKey: t.region.LKey()}
-	source := wr.SGE[0].Addr
+	source := wr.SGE.Addr
 	if t.kind == session.ReadDone {
 		wr.ID, wr.Opcode = kindRead, ibv.OpRead
 		source = wr.RemoteAddr
@@ -306,10 +306,10 @@ func split(wrs []ibv.SendWR, first uint32) {
 	wrs[1] = wrs[0]
 	part, rest := &wrs[0], &wrs[1]
 	part.ID, part.Flags = kindPart, 0
-	part.SGE[0].Length = first
+	part.SGE.Length = first
 	rest.RemoteAddr += uint64(first)
-	rest.SGE[0].Addr += uint64(first)
-	rest.SGE[0].Length -= first
+	rest.SGE.Addr += uint64(first)
+	rest.SGE.Length -= first
 }
 
 // movedLocked queues the completion of the oldest transfer of its kind.

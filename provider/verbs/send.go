@@ -143,11 +143,11 @@ func (s *sendQueue) commit(from *reservation, n int, returns uint32) {
 		return
 	}
 	wr := &s.wr[0]
-	*wr = ibv.SendWR{Opcode: ibv.OpSend, NumSGE: 1}
+	at := ibv.SGE{Addr: uint64(addressOf(s.mem)) + uint64(r.at), Length: uint32(n), LKey: s.mr.LKey}
+	*wr = ibv.SendWR{Opcode: ibv.OpSend, SGE: at}
 	if returns != 0 {
 		wr.Opcode, wr.InvKey = ibv.OpSendWithInv, returns
 	}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(s.mem)) + uint64(r.at), Length: uint32(n), LKey: s.mr.LKey}
 	switch {
 	case n <= s.inline: // copied now: the room is free again
 		wr.Flags = ibv.Inline

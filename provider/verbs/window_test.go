@@ -218,8 +218,8 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 		if err := p.exposer[0].Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState); err != nil {
 			t.Fatal(err)
 		}
-		wr := ibv.SendWR{ID: probeMove, Opcode: ibv.OpRead, Flags: ibv.Signaled, NumSGE: 1, RemoteAddr: uint64(addressOf(p.memory.mem))}
-		wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(p.memory.mem)), Length: 8, LKey: p.mr.LKey}
+		wr := ibv.SendWR{ID: probeMove, Opcode: ibv.OpRead, Flags: ibv.Signaled, RemoteAddr: uint64(addressOf(p.memory.mem)),
+			SGE: ibv.SGE{Addr: uint64(addressOf(p.memory.mem)), Length: 8, LKey: p.mr.LKey}}
 		if _, err := p.do(p.reader[0], wr); (err == errProbeStopped) != stopped {
 			t.Errorf("nobody uses the device: %v; %v", stopped, err)
 		}
@@ -411,8 +411,8 @@ func TestPeerInvalidates(t *testing.T) {
 func sendInvalidating(e *Endpoint, key uint64) {
 	e.q.mu.Lock()
 	defer e.q.mu.Unlock()
-	wr := ibv.SendWR{Opcode: ibv.OpSendWithInv, InvKey: uint32(key), NumSGE: 1}
-	wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(e.send.mem)), Length: 16, LKey: e.send.mr.LKey}
+	wr := ibv.SendWR{Opcode: ibv.OpSendWithInv, InvKey: uint32(key),
+		SGE: ibv.SGE{Addr: uint64(addressOf(e.send.mem)), Length: 16, LKey: e.send.mr.LKey}}
 	e.send.wr[0] = wr
 	e.send.postLocked(true)
 }
@@ -501,10 +501,10 @@ func TestPeerSendsImmediateData(t *testing.T) {
 					say(t, a, b)
 				}
 			}
-			wr := ibv.SendWR{Opcode: op, NumSGE: 1, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
-			wr.SGE[0] = ibv.SGE{Addr: uint64(addressOf(a.send.mem)), Length: 16, LKey: a.send.mr.LKey}
+			wr := ibv.SendWR{Opcode: op, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key),
+				SGE: ibv.SGE{Addr: uint64(addressOf(a.send.mem)), Length: 16, LKey: a.send.mr.LKey}}
 			if op == ibv.OpWriteWithImm {
-				wr.SGE[0].Length = uint32(len(a.send.mem)) // all of the region, many times a buffer
+				wr.SGE.Length = uint32(len(a.send.mem)) // all of the region, many times a buffer
 			}
 			a.q.mu.Lock()
 			a.send.wr[0] = wr
