@@ -20,7 +20,7 @@ func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive boo
 		if id != nil && passive {
 			id.reject(refusalFor(err))
 		}
-		e.q.end(err)
+		e.q.close(err)
 		e.free()
 		e.Retire()
 		return nil, err

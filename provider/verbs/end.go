@@ -71,7 +71,7 @@ var errClosed = fmt.Errorf("verbs: closed at this end: %w", syscall.ENOTCONN)
 // the error state: nothing touches this process's memory.
 func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 	e.dev.remove(e)
-	e.q.end(errClosed)
+	e.q.close(errClosed)
 	if !e.mayBlock() {
 		e.free()
 		return
@@ -149,10 +149,10 @@ func (e *Endpoint) abandonTransfers() {
 	e.destroyQP()
 	e.q.mu.Lock()
 	defer e.q.mu.Unlock()
-	if e.q.gone {
+	if e.q.closed {
 		return // free ends them
 	}
 	e.q.drainLocked()
-	e.mem.abandonLocked(e.q.failing)
+	e.mem.abandonLocked(e.q.cause)
 	e.q.publishLocked()
 }

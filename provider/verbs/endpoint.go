@@ -71,10 +71,10 @@ func (e *Endpoint) Describe() string {
 		number = q.qp.Num
 	}
 	switch {
-	case q.gone:
+	case q.closed:
 		state = "ended"
-	case q.failing != nil:
-		state = fmt.Sprintf("in error: %v", q.failing)
+	case q.cause != nil:
+		state = fmt.Sprintf("in error: %v", q.cause)
 	}
 	return fmt.Sprintf("queue pair %d of %s, %s; sends under way: %d, RDMA reads %d, writes %d; arrived and not taken: %d messages",
 		number, e.dev.ctx.Name, state, e.send.underwayLocked(), e.mem.reads.n, e.mem.writes.n, e.recv.arrived.n)

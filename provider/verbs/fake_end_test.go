@@ -220,7 +220,7 @@ func testUnflushedTransfers(t *testing.T) {
 			if err := e.Err(); err == nil || left != queuePairs-1 {
 				t.Errorf("%s: %v; it was reported with %d queue pairs, of %d before", what, err, left, queuePairs)
 			}
-			if e.q.gone {
+			if e.q.closed {
 				continue
 			}
 			var ev session.Event

@@ -20,17 +20,17 @@ type queuePair struct {
 	cq   *ibv.CQ
 	user completer
 
-	waker    atomic.Pointer[session.Waker]
-	armed    atomic.Uint32 // session.Events
-	notified atomic.Bool   // the completion queue will announce its next completion; set with mu held
-	err      atomic.Pointer[error]
-	watchers watchers
+	waker     atomic.Pointer[session.Waker]
+	armed     atomic.Uint32         // session.Events
+	notified  atomic.Bool           // the completion queue will announce its next completion; set with mu held
+	published atomic.Pointer[error] // cause, once Poll has all that came before it
+	watchers  watchers
 
 	mu        sync.Mutex  // guards all below, what is posted and polled, and the state of both queues and remote
-	gone      bool        // the endpoint is: its queues are being destroyed
+	closed    bool        // by this end: its queues are being destroyed
 	destroyed bool        // qp is, or is about to be
-	failing   error       // why the connection is over; err follows
-	late      *time.Timer // calls user.giveUp after failing was set
+	cause     error       // why the connection is over; nil while it lives
+	late      *time.Timer // calls user.giveUp when transfers outlast cause
 	wcs       [32]ibv.WC
 	taking    bool // takeLocked runs: wcs is in use
 	dry       bool // the last poll found nothing
@@ -62,7 +62,7 @@ const (
 )
 
 // overLocked reports whether nothing may be posted any more.
-func (q *queuePair) overLocked() bool { return q.gone || q.failing != nil }
+func (q *queuePair) overLocked() bool { return q.cause != nil }
 
 func (q *queuePair) over() bool {
 	q.mu.Lock()
@@ -72,7 +72,7 @@ func (q *queuePair) over() bool {
 
 // ended returns why the connection is over, nil while it lives.
 func (q *queuePair) ended() error {
-	if p := q.err.Load(); p != nil {
+	if p := q.published.Load(); p != nil {
 		return *p
 	}
 	return nil
@@ -90,7 +90,7 @@ func (q *queuePair) wake(ev session.Events) {
 func (q *queuePair) notify() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.gone || !q.notified.CompareAndSwap(false, true) {
+	if q.closed || !q.notified.CompareAndSwap(false, true) {
 		return
 	}
 	if err := q.cq.Notify(); err != nil {
@@ -108,7 +108,7 @@ func (q *queuePair) notice() {
 	}
 	q.watchers.alert()
 	q.mu.Lock()
-	if q.failing != nil {
+	if q.cause != nil {
 		q.drainLocked()
 	}
 	q.mu.Unlock()
@@ -119,11 +119,11 @@ func (q *queuePair) notice() {
 // this end is under way: by then Poll has the completions of all that was flushed.
 func (q *queuePair) failLocked(err error) {
 	if q.taking { // drainLocked goes on, and publishes
-		q.failing = cmp.Or(q.failing, err)
+		q.cause = cmp.Or(q.cause, err)
 		return
 	}
 	q.takeLocked()
-	q.failing = cmp.Or(q.failing, err)
+	q.cause = cmp.Or(q.cause, err)
 	q.settleLocked()
 }
 
@@ -136,7 +136,7 @@ func (q *queuePair) fail(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.failLocked(err)
-	if !q.gone {
+	if !q.closed {
 		q.toErrorLocked()
 	}
 }
@@ -165,12 +165,12 @@ func (q *queuePair) hangUp(err error, disconnect func()) {
 	}
 }
 
-// end keeps events of the device from the queues, which are about to be freed.
-func (q *queuePair) end(err error) {
+// close keeps events of the device from the queues, which are about to be freed.
+func (q *queuePair) close(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.gone = true
-	q.failing = cmp.Or(q.failing, err)
+	q.closed = true
+	q.cause = cmp.Or(q.cause, err)
 }
 
 // toErrorLocked brings the queue pair into the error state: the work requests that were posted
@@ -184,10 +184,10 @@ func (q *queuePair) toErrorLocked() {
 // settleLocked publishes the end, or waits for the transfers under way.
 func (q *queuePair) settleLocked() {
 	switch {
-	case q.failing == nil || q.err.Load() != nil:
+	case q.cause == nil || q.published.Load() != nil:
 	case q.user.transfersLocked() == 0:
 		q.publishLocked()
-	case q.late == nil && !q.gone:
+	case q.late == nil && !q.closed:
 		if q.notified.CompareAndSwap(false, true) {
 			q.cq.Notify()
 		}
@@ -199,15 +199,15 @@ func (q *queuePair) settleLocked() {
 func (q *queuePair) publish() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.failing != nil {
+	if q.cause != nil {
 		q.publishLocked()
 	}
 }
 
 // publishLocked makes ended report the end, and wakes everybody.
 func (q *queuePair) publishLocked() {
-	err := q.failing
-	if !q.err.CompareAndSwap(nil, &err) {
+	err := q.cause
+	if !q.published.CompareAndSwap(nil, &err) {
 		return
 	}
 	if q.late != nil {
@@ -229,7 +229,7 @@ const dryPolls = 8
 
 // takeLocked takes completions without publishing an end.
 func (q *queuePair) takeLocked() {
-	if q.gone {
+	if q.closed {
 		return
 	}
 	q.taking = true

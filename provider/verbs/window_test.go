@@ -160,7 +160,7 @@ func TestAnswerIsForAllThatAreOpen(t *testing.T) {
 // invalidation complete: it would wait for the next exposure's end, and the end of
 // its patience is that of the connection.
 func TestWindowIsFreeBehindItsRevoke(t *testing.T) {
-	q := &queuePair{gone: true} // no device is asked
+	q := &queuePair{closed: true} // no device is asked
 	w := &window{bound: true}
 	ws := &windows{q: q, all: []*window{w}}
 	revoked := make(chan error, 1)
