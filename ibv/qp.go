@@ -6,8 +6,6 @@ import "syscall"
 type QPCap struct {
 	SendWR     uint32 // work requests in the send queue, binds and invalidations too
 	RecvWR     uint32
-	SendSGE    uint32
-	RecvSGE    uint32
 	InlineData uint32 // bytes
 }
 

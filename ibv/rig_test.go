@@ -176,7 +176,7 @@ func equip(t *testing.T, ctx *Context, id *ID, o options) *end {
 	t.Cleanup(func() { syscall.Munmap(buf) })
 	e.mr = must(e.pd.RegMR(addrOf(buf), len(buf), LocalWrite|o.access))(t)
 	atEnd(t, "MR", e.mr)
-	cfg := QPConfig{PD: e.pd, SendCQ: e.cq, RecvCQ: e.cq, Cap: QPCap{SendWR: 128, RecvWR: 128, SendSGE: 1, RecvSGE: 1, InlineData: o.inline}}
+	cfg := QPConfig{PD: e.pd, SendCQ: e.cq, RecvCQ: e.cq, Cap: QPCap{SendWR: 128, RecvWR: 128, InlineData: o.inline}}
 	if id == nil {
 		e.qp = must(CreateQP(cfg))(t)
 	} else {

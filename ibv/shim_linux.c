@@ -591,7 +591,7 @@ int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h re
 		.qp_context = token_pointer(token),
 		.send_cq = (struct abi_cq *)send_cq,
 		.recv_cq = (struct abi_cq *)recv_cq,
-		.cap = {cap->send_wr, cap->recv_wr, cap->send_sge, cap->recv_sge, cap->inline_data},
+		.cap = {cap->send_wr, cap->recv_wr, 1, 1, cap->inline_data},
 		.qp_type = 2, // IBV_QPT_RC
 	};
 	struct abi_cm_id *id = (void *)cm_id;
@@ -610,8 +610,7 @@ int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h re
 	*qp = (san_h)q;
 	*num = q ? q->qp_num : 0;
 	if (q)
-		*cap = (struct san_qp_cap){a.cap.max_send_wr, a.cap.max_recv_wr, a.cap.max_send_sge,
-		                           a.cap.max_recv_sge, a.cap.max_inline_data};
+		*cap = (struct san_qp_cap){a.cap.max_send_wr, a.cap.max_recv_wr, a.cap.max_inline_data};
 	return rc;
 }
 

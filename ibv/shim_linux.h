@@ -41,7 +41,7 @@ struct san_gid {
 };
 
 struct san_qp_cap {
-	uint32_t send_wr, recv_wr, send_sge, recv_sge, inline_data;
+	uint32_t send_wr, recv_wr, inline_data;
 };
 
 struct san_qp_attr {

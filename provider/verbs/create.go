@@ -113,7 +113,7 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 		for _, inline := range e.dev.inlineSizes() {
 			c := ibv.QPConfig{
 				PD: e.dom.pd, SendCQ: e.q.cq, RecvCQ: e.q.cq,
-				Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.buffers), SendSGE: 1, RecvSGE: 1, InlineData: inline},
+				Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.buffers), InlineData: inline},
 			}
 			if e.cm != nil {
 				e.q.qp, err = e.cm.id.CreateQP(c)

@@ -327,7 +327,7 @@ func (p *windowProbe) open() (err error) {
 func (p *windowProbe) newQP() (*ibv.QP, error) {
 	return ibv.CreateQP(ibv.QPConfig{
 		PD: p.pd, SendCQ: p.cq, RecvCQ: p.cq,
-		Cap: ibv.QPCap{SendWR: 8, RecvWR: 1, SendSGE: 1, RecvSGE: 1},
+		Cap: ibv.QPCap{SendWR: 8, RecvWR: 1},
 	})
 }
 
