@@ -30,7 +30,7 @@
 //	register.go   calls of the device;  drop.go  the way out
 //	region.go     Region: in use, released, invalid;  region_set.go  waiting for all of them
 //	budget.go     what caches may keep, eviction;  limits_*.go  what the process may have
-//	memory.go     kinds of memory, and the proof for each:
+//	memory.go     kinds of memory;  proof.go  what shows that a region is still right, for each:
 //	              heap.go, global.go, range.go (declared), watch_*.go (userfaultfd)
 //	arena.go      memory that the library owns;  buffer.go  buffers of it for callers;
 //	              buffer_pool.go  as slices, for code that takes a pool of those

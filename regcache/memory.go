@@ -41,23 +41,6 @@ func KindOf(b []byte) Kind {
 	return classify(b).kind
 }
 
-// A proof shows, at every hit, that the addresses of a region still mean
-// the pages that were registered. There is one implementation for each kind.
-type proof interface {
-	// valid reports whether the mapping is unchanged. It runs at every hit, so it
-	// neither allocates nor locks. The hit takes its reference first, so that ending
-	// the proof and then looking at the references misses no user.
-	valid() bool
-
-	// attach makes a region depend on the proof. When the proof ends, valid turns
-	// false at once, and later the region is taken out of its cache.
-	attach(*Region)
-
-	// detach undoes attach, after the device has deregistered the region or has
-	// failed to, with the error given.
-	detach(*Region, error)
-}
-
 // memory is the result of classify.
 type memory struct {
 	kind     Kind

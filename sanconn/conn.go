@@ -23,9 +23,11 @@ import (
 // which are returned as they are.
 //
 //	handover.go             which carrier: the states and their transitions
-//	outgoing.go incoming.go a direction on TCP, and across its move
-//	move.go leave.go        to a session, and back to TCP
-//	counts.go               whether bytes went by the descriptor, so that it does not move
+//	outgoing.go incoming.go a direction on TCP
+//	use.go                  how much went by it, until it is to move
+//	move.go leave.go        to a session, as both ends agree, and back to TCP
+//	cross.go                where in its stream each direction does
+//	bypassed.go             whether bytes went by the descriptor, so that it does not
 type Conn struct {
 	tcp       *net.TCPConn
 	life      newconn.Life

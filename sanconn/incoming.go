@@ -140,59 +140,6 @@ func (in *incoming) count(c *Conn, n int) {
 	}
 }
 
-// turnLocked turns to the session if all that comes before it was read. op is held.
-func (in *incoming) turnLocked(c *Conn) bool {
-	if in.holds() {
-		return false
-	}
-	c.mu.Lock()
-	s, read := c.session, in.bytes.Load()
-	beyond := c.state.beyond(read)
-	turns := s != nil && c.state.phase == onSAN && (beyond || c.state.turns(read))
-	if turns {
-		if in.deadline.alarm == nil {
-			in.deadline.toSession(s.InterruptRead)
-		}
-		if c.state.in.ended {
-			s.StopRead()
-		}
-		in.san.Store(s)
-		c.changedLocked() // for Moved
-	}
-	c.mu.Unlock()
-	if turns && beyond {
-		s.Fail(errBehind) // and Reads find that
-	}
-	return turns
-}
-
-// nudge has the direction move, or go back to TCP, without waiting for the Read that is in
-// TCP, where nothing may come any more.
-func (in *incoming) nudge(c *Conn) {
-	if in.op.TryLock() {
-		in.unlock(c)
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	in.deadline.hold(c.tcp)
-}
-
-// unlock ends a use of op. If all that comes before the session has been read by now, the
-// direction turns: a nudge that came meanwhile has left that to the holder of op.
-func (in *incoming) unlock(c *Conn) {
-	for {
-		begun := in.begun.Load()
-		if begun && in.san.Load() == nil && !in.away.Load() {
-			in.turnLocked(c)
-		}
-		in.op.Unlock()
-		if begun || !in.begun.Load() || !in.op.TryLock() {
-			return
-		}
-	}
-}
-
 // endOfTCP is what the end of TCP means, or its error, once that is known. op is held.
 func (in *incoming) endOfTCP(c *Conn, err error) error {
 	c.mu.Lock()

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/session"
 )
@@ -253,75 +252,6 @@ func (o *outgoing) count(c *Conn, n int64) {
 	o.written.Store(o.written.Load() + uint64(n))
 	c.counted()
 	c.use(n)
-}
-
-// crossLocked moves the direction, and writes what is left of a Write by the session; nil: there
-// is none. No other goes to the session before that is done, or their bytes were mixed. op is held.
-func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *writer) (err error) {
-	o.beginLocked(c, s)
-	if w != nil && !w.done() {
-		// Close and CloseWrite wait for op if they came before the begin, and end the session's
-		// Writes themselves if they come behind it.
-		if err = o.stopped(c); err == nil {
-			err = w.bySession(s)
-		}
-		switch err {
-		case session.ErrTaken:
-			err = errLook
-		case session.ErrCut, errLook: // for again
-		default:
-			err = c.opError(opWrite, err)
-		}
-	}
-	o.crossed(c, s)
-	return err
-}
-
-// beginLocked tells the peer that this direction moves here, unless that has been done. op is
-// held.
-func (o *outgoing) beginLocked(c *Conn, s *session.Session) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	o.next.Store(nil)
-	if c.state.out.begun {
-		return
-	}
-	at := o.written.Load()
-	c.state.begin(at)
-	o.deadline.toSession(s.InterruptWrite)
-	// With mu held: whoever finds that it has begun may end the stream. It fails only if the
-	// session has ended, which Writes find.
-	s.SendNote(positionNote(newconn.NoteBegin, at))
-}
-
-// crossed has Writes go to the session, unless both ends leave it already. op is held.
-func (o *outgoing) crossed(c *Conn, s *session.Session) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.session == s && c.state.phase == onSAN {
-		o.san.Store(s)
-		c.changedLocked() // for Moved
-	}
-}
-
-// unlock ends a use of op. If the direction may move by now, it does.
-func (o *outgoing) unlock(c *Conn) {
-	for {
-		if s := o.next.Load(); s != nil {
-			o.crossLocked(c, s, nil)
-		}
-		o.op.Unlock()
-		if o.next.Load() == nil || !o.op.TryLock() {
-			return // whoever holds it comes by here
-		}
-	}
-}
-
-// nudge has the direction move, if it may, as soon as no Write is in its way.
-func (o *outgoing) nudge(c *Conn) {
-	if o.next.Load() != nil && o.op.TryLock() {
-		o.unlock(c)
-	}
 }
 
 // await waits while a Write has to.

@@ -7,7 +7,7 @@ import (
 )
 
 // plan is how bytes go to the peer, by what Negotiate has found of both ends. Nobody writes it
-// again, so it needs no lock. Write goes by it (copied, or an offer), and sender.take (a message,
+// again, so it needs no lock. Write goes by it (copied, or an offer), and sender.trySend (a message,
 // or the send buffer).
 type plan struct {
 	maxMsg    int // bytes of a message

@@ -125,7 +125,7 @@ func (t *sender) trySend(p []byte, more bool) int {
 	return t.intoBuffer(p, more)
 }
 
-// tryMessage sends bytes from the front of p, least or more, in one tryMessage. It returns how
+// tryMessage sends bytes from the front of p, least or more, in one message. It returns how
 // many; 0: there is no room now.
 func (t *sender) tryMessage(p []byte, least int, more bool) int {
 	room := t.room(least, len(p))
@@ -138,7 +138,7 @@ func (t *sender) tryMessage(p []byte, least int, more bool) int {
 	return n
 }
 
-// tryWhole takes all of p, of at most plan.tryWhole bytes, if nothing stands in its way: into a
+// tryWhole takes all of p, of at most plan.whole bytes, if nothing stands in its way: into a
 // message or, behind what is in the send buffer, to there.
 func (t *sender) tryWhole(p []byte) bool {
 	switch {

@@ -23,9 +23,9 @@
 //	quirks.go             what single devices need
 //	memlock.go            what fits RLIMIT_MEMLOCK
 //	endpoint.go           an endpoint; create.go and end.go: its beginning and end
-//	queuepair.go          its queue pair: completions, waking, failure
+//	queuepair.go          its queue pair: waking, failure, the end; completions.go: what completes
 //	send.go, receive.go   its messages
-//	control.go            the memory that messages take, and each peer's share of it
+//	message_memory.go     the memory that messages take, and each peer's share of it
 //	remote.go             its access to remote memory
 //	costs.go              when it pays to register a Write's memory
 //	window.go, probe.go   memory windows; what a device enforces of them
