@@ -38,14 +38,16 @@ type Taken struct {
 // name is one that this process has, or will have: while descriptors or the port's numbers
 // are used up, it tries again once in a while.
 type name struct {
-	at   Place
-	cfg  session.Config
-	take func(Taken, session.Config)
+	at        Place
+	namespace uint64 // of the thread that asked for it first, which may not be the process's
+	cfg       session.Config
+	take      func(Taken, session.Config)
 
 	// The set's mu guards what follows.
 	users    int
 	listener *shm.Listener
-	lack     error // why it does not have it yet; nil: it has
+	lack     error     // why it does not have it yet; nil: it has
+	tried    time.Time // when it has been tried last
 }
 
 // againIn is when a name is tried again.
@@ -102,28 +104,50 @@ func (n *nameSet) use(at Place, cfg session.Config, take func(Taken, session.Con
 	defer n.mu.Unlock()
 	x := n.names[at]
 	if x == nil {
-		x = &name{at: at, cfg: cfg, take: take}
-		if n.takeLocked(x); x.lack != nil && !reason.Is(x.lack, session.ReasonResources) {
-			return nil, x.lack
+		x = &name{at: at, namespace: shm.NetworkNamespace(), cfg: cfg, take: take}
+		if x.takeLocked(); x.lack != nil {
+			if !reason.Is(x.lack, session.ReasonResources) {
+				return nil, x.lack
+			}
+			n.later(x)
 		}
 		n.names[at] = x
+	} else {
+		x.againLocked()
 	}
 	x.users++
 	return x, nil
 }
 
-func (n *nameSet) takeLocked(x *name) {
+func (x *name) takeLocked() {
+	x.tried = time.Now()
 	x.listener, x.lack = shm.Listen(x.at.Peer.Port(), shm.Config{Dir: x.at.Dir}, func(ep session.Endpoint) {
 		x.take(Taken{ep, shm.PeerUser(ep), x.at.Dir != ""}, x.cfg)
 	})
-	if x.lack == nil {
+}
+
+// againLocked tries again, if it is time. A name that is not in the directory is one of the calling
+// thread's network namespace: no thread of another one takes it.
+func (x *name) againLocked() {
+	if x.lack == nil || time.Since(x.tried) < againIn {
 		return
 	}
+	if x.at.Dir != "" || shm.NetworkNamespace() == x.namespace {
+		x.takeLocked()
+	}
+}
+
+// later has a name tried again as long as it has users and is needed. Timers run on threads of the
+// process's network namespace; in another one, it is tried again where its own threads use it.
+func (n *nameSet) later(x *name) {
 	time.AfterFunc(againIn, func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if x.users > 0 {
-			n.takeLocked(x)
+		if x.users == 0 {
+			return
+		}
+		if x.againLocked(); x.lack != nil {
+			n.later(x)
 		}
 	})
 }

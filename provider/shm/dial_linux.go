@@ -29,7 +29,7 @@ func Dial(ctx context.Context, port uint16, number int, uid uint32, cfg Config) 
 	defer cancel()
 	key := linkKey{port: port, number: number, dir: cfg.Dir}
 	if cfg.Dir == "" {
-		key.namespace, key.user = networkNamespace(), uid
+		key.namespace, key.user = NetworkNamespace(), uid
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, unavailable(err)

@@ -100,8 +100,8 @@ func errOwner(got, want uint32) error {
 		Err: fmt.Errorf("shm: the process is user %d's, and not user %d's", got, want)}
 }
 
-// networkNamespace identifies that of the calling thread; 0: it is not known, without /proc.
-func networkNamespace() uint64 {
+// NetworkNamespace identifies that of the calling thread; 0: it is not known, without /proc.
+func NetworkNamespace() uint64 {
 	var st unix.Stat_t
 	if unix.Stat("/proc/thread-self/ns/net", &st) != nil {
 		return 0
