@@ -1,7 +1,8 @@
 package regcache
 
 // A proof shows, at every hit, that the addresses of a region still mean
-// the pages that were registered. There is one implementation for each kind.
+// the pages that were registered. Cache.lookup asks it. There is one implementation for each kind:
+// objectLives (heap.go), always (global.go), and Range (range.go).
 type proof interface {
 	// valid reports whether the mapping is unchanged. It runs at every hit, so it
 	// neither allocates nor locks. The hit takes its reference first, so that ending

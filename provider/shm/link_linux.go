@@ -342,20 +342,6 @@ func (l *link) closeUnusedLocked() {
 	l.unusedLocked()
 }
 
-// reclaimPass gives back memory of rings, in use or not, and ends a link that is idle. That
-// takes nothing from the peer: what it has yet to read is in its own mapping.
-func (l *link) reclaimPass() (again bool) {
-	if l.mayPunch {
-		again = l.slots.reclaim(l.ended())
-		for _, s := range l.slots.list() {
-			if e := s.ep.Load(); e != nil && e.shrink() {
-				again = true
-			}
-		}
-	}
-	return l.endIdle() || again
-}
-
 // idleTicks are for how many ticks a link stays without a connection. Usually the dialing end
 // ends it; the accepting end ends what a dialer just holds. It is a variable for tests.
 var idleTicks = [2]int{2, 5}

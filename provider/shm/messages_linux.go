@@ -102,16 +102,3 @@ func (e *endpoint) Drop()         { e.afterReceiving(e.in.Drop()) }
 func (e *endpoint) Keep()         { e.afterReceiving(e.in.Keep()) }
 func (e *endpoint) Front() []byte { return e.in.Front() }
 func (e *endpoint) Release()      { e.afterReceiving(e.in.Release()) }
-
-// shrink gives back the pages of an idle ring. The reclaimer calls it. It reports whether it
-// has to run again.
-func (e *endpoint) shrink() (again bool) {
-	if !e.slot.taken() { // what the peer says it has read is of the slot's last connection
-		return true
-	}
-	again, met := e.out.Shrink(func(pages uint64) bool { return punchHole(e.slot.own.ring, pages, e.link.slots.memory) })
-	if met {
-		e.wake(session.SendReady)
-	}
-	return again
-}

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/provider/shm/internal/ring"
+	"github.com/sanconn/san/session"
 )
 
 // tick is how often a link checks whether it, or a ring that has grown, is idle. What was
@@ -117,4 +118,31 @@ func punchHole(mem []byte, pages uint64, memory ring.Share) bool {
 	}
 	memory.Return(pages)
 	return true
+}
+
+// shrink gives back the pages of an idle ring. The reclaimer calls it. It reports whether it
+// has to run again.
+func (e *endpoint) shrink() (again bool) {
+	if !e.slot.taken() { // what the peer says it has read is of the slot's last connection
+		return true
+	}
+	again, met := e.out.Shrink(func(pages uint64) bool { return punchHole(e.slot.own.ring, pages, e.link.slots.memory) })
+	if met {
+		e.wake(session.SendReady)
+	}
+	return again
+}
+
+// reclaimPass gives back memory of rings, in use or not, and ends a link that is idle. That
+// takes nothing from the peer: what it has yet to read is in its own mapping.
+func (l *link) reclaimPass() (again bool) {
+	if l.mayPunch {
+		again = l.slots.reclaim(l.ended())
+		for _, s := range l.slots.list() {
+			if e := s.ep.Load(); e != nil && e.shrink() {
+				again = true
+			}
+		}
+	}
+	return l.endIdle() || again
 }

@@ -149,31 +149,6 @@ func (r *remote) PaysToFill(b []byte) (bool, error) {
 	return pays, err
 }
 
-// exposeByWindow gives the peer access to b by a window of its own.
-func (r *remote) exposeByWindow(b []byte, rights session.Rights) (uint32, exposure, error) {
-	access, own := ibv.RemoteRead, regcache.BindWindow
-	if rights&session.RemoteWrite != 0 {
-		own |= regcache.LocalWrite
-		access = ibv.RemoteWrite
-		if rights&session.RemoteRead != 0 {
-			access |= ibv.RemoteRead
-		}
-	}
-	region, err := r.dom.cache.Acquire(b, own)
-	switch {
-	case errors.Is(err, syscall.EFAULT): // windows want memory that can be written
-		return 0, exposure{}, fmt.Errorf("%w: %w", errNoWindow, err)
-	case err != nil:
-		return 0, exposure{}, err
-	}
-	w, err := r.windows.bind(region, b, access, rights == session.RemoteRead && r.dev.returns.Load())
-	if err != nil {
-		region.Release()
-		return 0, exposure{}, err
-	}
-	return w.key, exposure{region: region, window: w}, nil
-}
-
 // CommitReturn implements session.Memory: the peer's device invalidates its window with the
 // message, if this one can tell it so.
 func (r *remote) CommitReturn(n int, from session.Descriptor) {

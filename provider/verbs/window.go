@@ -10,6 +10,7 @@ import (
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/regcache"
+	"github.com/sanconn/san/session"
 )
 
 // Memory windows of type 2. An exposure binds a window onto a registration that
@@ -193,4 +194,29 @@ func (ws *windows) close() {
 	for _, w := range ws.all {
 		w.closeLocked()
 	}
+}
+
+// exposeByWindow gives the peer access to b by a window of its own.
+func (r *remote) exposeByWindow(b []byte, rights session.Rights) (uint32, exposure, error) {
+	access, own := ibv.RemoteRead, regcache.BindWindow
+	if rights&session.RemoteWrite != 0 {
+		own |= regcache.LocalWrite
+		access = ibv.RemoteWrite
+		if rights&session.RemoteRead != 0 {
+			access |= ibv.RemoteRead
+		}
+	}
+	region, err := r.dom.cache.Acquire(b, own)
+	switch {
+	case errors.Is(err, syscall.EFAULT): // windows want memory that can be written
+		return 0, exposure{}, fmt.Errorf("%w: %w", errNoWindow, err)
+	case err != nil:
+		return 0, exposure{}, err
+	}
+	w, err := r.windows.bind(region, b, access, rights == session.RemoteRead && r.dev.returns.Load())
+	if err != nil {
+		region.Release()
+		return 0, exposure{}, err
+	}
+	return w.key, exposure{region: region, window: w}, nil
 }
