@@ -19,6 +19,10 @@ const (
 	// dialers at a time get that reply; others only see the socket close.
 	refuseTimeout = 100 * time.Millisecond
 	maxRefusing   = 16
+
+	// mostDrained is how many descriptors beyond the limit may be held by what nobody had accepted
+	// when listeners were closed: a queue has room for thousands (net.core.somaxconn).
+	mostDrained = 64
 )
 
 // Listener takes connections from processes of this host, under a name of its own. It is safe
@@ -94,31 +98,40 @@ func (l *Listener) Close() error {
 	if l.giveUp != nil {
 		l.giveUp()
 	}
-	l.drain()
-	ownAccount().closeLater(func() { l.unix.Close() }) // drain may have been short of descriptors
+	l.drain().closeLater(func() { l.unix.Close() })
 	return nil
 }
 
 // drain closes the sockets that nobody has accepted. What came with them may take as long to close
-// as those who have sent it like, and closing the listening socket would wait for all of it.
-func (l *Listener) drain() {
+// as those who have sent it like, and closing the listening socket would wait for all of it. rest is
+// whose closers may wait for that: a user's, where more are left than there are descriptors for.
+func (l *Listener) drain() (rest account) {
 	rc, err := l.unix.SyscallConn()
 	if err != nil {
-		return
+		return ownAccount()
 	}
+	rest = accountOf(overflowUID)
 	rc.Control(func(listener uintptr) {
 		for {
 			fd, _, err := unix.Accept4(int(listener), unix.SOCK_CLOEXEC)
 			if err != nil {
+				if !is(err, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM) {
+					rest = ownAccount() // none are left
+				}
 				return
 			}
-			payer := accountOf(overflowUID)
+			unix.Shutdown(fd, unix.SHUT_RDWR) // whoever dials need not wait for that
+			rest = accountOf(overflowUID)
 			if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-				payer = accountOf(cred.Uid)
+				rest = accountOf(cred.Uid)
 			}
-			payer.closeUntrusted(fd)
+			rest.closeUntrusted(fd)
+			if rest.descriptors.Used() >= rest.descriptors.Limit()+mostDrained {
+				return
+			}
 		}
 	})
+	return rest
 }
 
 // serve accepts the sockets of dialing processes and makes a link with each in a goroutine, so that

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -168,6 +169,42 @@ func TestCloseWithLingeringSocketsInTheQueue(t *testing.T) {
 	testenv.Eventually(t, patience, func() error { // the queue's are the user's, and not the listener's
 		if n := held.descriptors.Used(); n != closing+1+queued {
 			return fmt.Errorf("%d are being closed, want %d", n, closing+1+queued)
+		}
+		return nil
+	})
+}
+
+// A queue has room for more than there are descriptors for. The rest is closed with the listening
+// socket, when the user's closers come to that, and no later dialer waits for it.
+func TestCloseWithALongQueue(t *testing.T) {
+	leaks(t)
+	limits := startLimits
+	limits.descriptors = closerThreads + mostWaiting
+	withLimits(t, limits)
+	blocked := make(chan struct{})
+	release := sync.OnceFunc(func() { close(blocked) })
+	defer release()
+	us := accountOf(uint32(os.Geteuid()))
+	for range closerThreads + mostWaiting + 1 {
+		us.closeLater(func() { <-blocked })
+	}
+	l := listen(t, Config{})
+	for range 1 + mostDrained + 20 { // behind the first, no more are accepted
+		dialRaw(t, l)
+	}
+	l.Close()
+	if n, most := held.descriptors.Used(), limits.descriptors+mostDrained+1; n > most {
+		t.Errorf("%d descriptors are being closed, want at most %d", n, most)
+	}
+	if c, err := connectName(l.at.port, l.at.number, l.at.user); err == nil {
+		c.Close()
+		t.Error("there is still somebody to connect to")
+	}
+	release()
+	nameIsFree(t, l.at)
+	testenv.Eventually(t, patience, func() error {
+		if n := held.descriptors.Used(); n != 0 {
+			return fmt.Errorf("%d are held", n)
 		}
 		return nil
 	})
