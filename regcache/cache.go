@@ -139,11 +139,11 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 	if c.config.Disabled || !c.worthCaching(b, m, 1) {
 		return c.once(b, access, nil, &c.stats.once)
 	}
-	r, err := c.promote(b, access, m)
+	r, err := c.promote(b, access, m, c.register)
 	if err != nil && !errors.Is(err, syscall.ENOBUFS) {
 		// Perhaps because of what lies around b: a guard page, or the end of a file.
 		m.lo, m.hi = addressOf(b), addressOf(b)+uintptr(len(b))
-		r, _ = c.promote(b, access, m)
+		r, _ = c.promote(b, access, m, c.register)
 	}
 	if r != nil {
 		return r, nil
@@ -237,7 +237,7 @@ func (c *Cache) registerForPeer(b []byte, access Access) (*Region, error) {
 	if !c.config.Disabled {
 		pin = c.lookup(b, LocalRead)
 		if pin == nil && c.worthCaching(b, m, 1) {
-			pin, _ = c.promote(b, LocalRead, m) // works without it, too
+			pin, _ = c.promote(b, LocalRead, m, c.register) // works without it, too
 		}
 	}
 	r, err := c.once(b, access, pin, &c.stats.exposed)

@@ -133,3 +133,32 @@ func TestAWholeIsRegisteredBeforeItsParts(t *testing.T) {
 		runtime.KeepAlive(b)
 	}
 }
+
+// Slices of an object that begin elsewhere each time are registered once, all of them.
+func TestAWholeIsRegisteredFromItsBlock(t *testing.T) {
+	d := &fakeDevice{}
+	c := newCache(t, d, Config{Budget: NewBudget(1<<30, 100)})
+	b := make([]byte, 8<<20)
+	for i := range 20 {
+		c.RegisterWhole(b[7*(i+1)%20*100:], LocalWrite)
+	}
+	if n := c.Stats().Registrations; n != 1 {
+		t.Errorf("%d registrations", n)
+	}
+	runtime.KeepAlive(b)
+}
+
+// A whole that the device has no room for takes it from nobody: its parts may do.
+func TestNothingIsGivenBackForAWhole(t *testing.T) {
+	d := &fakeDevice{limit: 8 << 20}
+	c := newCache(t, d, Config{Budget: NewBudget(1<<30, 100)})
+	b, other := make([]byte, 8<<20), make([]byte, 1<<20)
+	release(t, acquireAgain(t, c, other, LocalRead))
+	c.RegisterWhole(b, LocalWrite)
+	release(t, acquire(t, c, other, LocalRead))
+	if s := c.Stats(); s.Flushes != 0 || s.Hits != 1 || s.Entries != 1 {
+		t.Errorf("%d flushes, %d hits, %d entries", s.Flushes, s.Hits, s.Entries)
+	}
+	runtime.KeepAlive(b)
+	runtime.KeepAlive(other)
+}

@@ -142,11 +142,21 @@ func (r *remote) PaysToFill(b []byte) (bool, error) {
 	if r.q.over() {
 		return false, nil
 	}
-	pays, err := r.dom.cache.Worth(b[:min(len(b), r.dev.most.registration)], regcache.LocalWrite, r.dev.copiesBefore())
+	pays, err := r.dom.cache.Worth(r.lookedAt(b), regcache.LocalWrite, r.dev.copiesBefore())
 	if pays {
 		r.dom.cache.RegisterWhole(b, regcache.LocalWrite)
 	}
 	return pays, err
+}
+
+// lookedAt is the part of a Read's slice that stands for it: of a large one an operation's worth
+// between two multiples of that, as a session fills it by such. It is the same wherever Reads of that
+// memory begin, as behind messages of different lengths.
+func (r *remote) lookedAt(b []byte) []byte {
+	if n := r.maxRDMA; len(b) >= 4*n {
+		return b[n-int(addressOf(b)%uintptr(n)):][:n]
+	}
+	return b[:min(len(b), r.dev.most.registration)]
 }
 
 // CommitReturn implements session.Memory: the peer's device invalidates its window with the

@@ -1,6 +1,8 @@
 package verbs
 
 import (
+	"math"
+	"runtime"
 	"testing"
 
 	"github.com/sanconn/san/regcache"
@@ -31,3 +33,33 @@ func TestAllocLeavesRoom(t *testing.T) {
 		t.Errorf("%d bytes left, %d before", left(), before)
 	}
 }
+
+// Reads of a large slice that begin elsewhere in it each time are of memory that comes again.
+func TestASliceComesAgainWhereverItsReadsBegin(t *testing.T) {
+	var made registrations
+	r := &remote{
+		q: new(queuePair), dev: &device{most: sizes{math.MaxInt, math.MaxInt}}, maxRDMA: maxRDMA,
+		dom: &domain{cache: regcache.New(&made, regcache.Config{})},
+	}
+	defer r.dom.cache.Close()
+	b := make([]byte, 8*maxRDMA)
+	for i := range 20 {
+		if pays, err := r.PaysToFill(b[7*i%20*100:]); pays != (i > 0) || err != nil {
+			t.Errorf("Read %d: %v, %v", i+1, pays, err)
+		}
+	}
+	if made != 1 {
+		t.Errorf("%d registrations", made)
+	}
+	runtime.KeepAlive(b)
+}
+
+// registrations counts them.
+type registrations int
+
+func (n *registrations) Register(uintptr, int, regcache.Access) (regcache.MR, error) {
+	*n++
+	return regcache.MR{}, nil
+}
+
+func (n *registrations) Deregister(regcache.MR) error { return nil }
