@@ -92,7 +92,7 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 	return why
 }
 
-var errTooManyGuesses = &Unavailable{Reason: ReasonOwner, Err: hello.ErrImpostor}
+var errTooManyGuesses = &Unavailable{Reason: ReasonOwner, Err: hello.ErrGuessed}
 
 // moveNow moves a connection that must not be used before, in its turn and once its other end
 // has been accepted.

@@ -23,7 +23,6 @@ func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 	}
 	defer tcp.Close()
 	port := uint16(tcp.Addr().(*net.TCPAddr).Port)
-	drop := func(ep session.Endpoint) { ep.Abort(); ep.Retire() }
 	open := func() (*Names, error) {
 		return Open(port, "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
 	}

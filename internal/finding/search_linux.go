@@ -145,6 +145,8 @@ func (q Search) askOnce(ctx context.Context, number int) (done bool, err error) 
 	case err == nil, errors.Is(err, newconn.ErrNoAnswer):
 		q.noteFound(number)
 		return true, err
+	case errors.Is(err, hello.ErrGuessed):
+		return true, err
 	case errors.Is(err, hello.ErrOther), errors.Is(err, hello.ErrImpostor),
 		errors.Is(err, newconn.ErrNotTaken), reason.Is(err, session.ReasonNoListener, session.ReasonResources), // it has not taken it
 		errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE), // it has ended; if it had the other end, so does TCP

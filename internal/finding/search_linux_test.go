@@ -3,7 +3,13 @@ package finding
 import (
 	"context"
 	"errors"
+	"net"
+	"os"
 	"testing"
+
+	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/session"
 )
 
 // A search whose time is up has not found that nobody is there: it has not asked all.
@@ -13,6 +19,36 @@ func TestSearchRunsOutOfTime(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A search ends with the last wrong answer that a connection takes: nobody else is asked.
+func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	to := tcp.Addr().(*net.TCPAddr).AddrPort()
+	for range 3 {
+		l, err := shm.Listen(to.Port(), shm.Config{}, drop)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+	asked := 0
+	err = Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Offer: func(_ context.Context, ep session.Endpoint) error {
+		drop(ep)
+		if asked++; asked == 2 {
+			return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrGuessed}
+		}
+		return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrImpostor}
+	}}.Run(t.Context())
+	if asked != 2 || !errors.Is(err, hello.ErrGuessed) {
+		t.Errorf("%d are asked, %v", asked, err)
+	}
+}
+
+func drop(ep session.Endpoint) { ep.Abort(); ep.Retire() }
 
 // isUp is the context of an attempt whose time has ended while it asks.
 type isUp struct{ context.Context }

@@ -140,6 +140,7 @@ var (
 	ErrUnknown     = errors.New("the process that was asked does not have the connection's other end")
 	ErrOther       = errors.New("the process that was asked takes this end for another one")
 	ErrImpostor    = errors.New("the answer is not from the connection's other end")
+	ErrGuessed     = fmt.Errorf("%w, too often", ErrImpostor) // so none counts any more
 	ErrUndecided   = errors.New("the listener's condition has not decided yet")
 	errRefused     = fmt.Errorf("the listener's condition: %w", syscall.ECONNREFUSED) // its reason stays with the listener
 )
