@@ -60,7 +60,8 @@ func (q Search) Run(ctx context.Context) error {
 		found = found || there
 		asked.Set(n, true)
 		silent := errors.Is(err, newconn.ErrNotTaken) || reason.Is(err, session.ReasonTimeout) && !errors.Is(err, hello.ErrUndecided)
-		if !silent || !hurried {
+		canceled := errors.Is(ctx.Err(), context.Canceled) // the attempt, which says nothing of the process
+		if !canceled && !(silent && hurried) {
 			Note(q.At, func(h *Hint) {
 				h.Seen.Set(n, there)
 				h.Silent.Set(n, there && silent)

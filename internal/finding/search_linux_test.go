@@ -50,6 +50,30 @@ func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
 
 func drop(ep session.Endpoint) { ep.Abort(); ep.Retire() }
 
+// A search that is given up has found out nothing, neither who is there nor who is stopped.
+func TestSearchThatIsGivenUp(t *testing.T) {
+	at := Here(2)
+	Note(at, func(h *Hint) { *h = Hint{last: 5, known: true, Seen: 1 << 5} })
+	defer Note(at, func(h *Hint) { *h = Hint{} })
+	before := HintOf(at)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := (Search{At: at}).Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if now := HintOf(at); now != before {
+		t.Errorf("%+v is remembered, was %+v", now, before)
+	}
+	Note(at, func(h *Hint) { *h = Hint{Silent: 1<<shm.Numbers - 1} })
+	before = HintOf(at)
+	if err := (Search{At: at}).Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if now := HintOf(at); now != before {
+		t.Errorf("%+v is remembered, was %+v", now, before)
+	}
+}
+
 // isUp is the context of an attempt whose time has ended while it asks.
 type isUp struct{ context.Context }
 

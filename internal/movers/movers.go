@@ -43,7 +43,7 @@ const (
 type Job struct {
 	Peer  netip.AddrPort
 	Move  func(context.Context) *session.Unavailable // an attempt; nil: it moves
-	Done  func(*session.Unavailable)                 // called once, with what the last attempt returned. It does not block
+	Done  func(*session.Unavailable)                 // called once; nil: it moves. It does not block
 	Ctx   context.Context
 	Left  time.Duration // of its time, which passes while it runs or pauses, not while it waits for its turn
 	Waits bool          // for its other end to be accepted; each one waits for a listener's condition
