@@ -288,8 +288,9 @@ func (l *Listener) Providers() []string {
 
 // Unavailable returns why connections may not move to the other providers that were
 // to be used, by name. Another process may have the port on the SAN, for example: it is an
-// error that wraps EADDRINUSE, until that one ends; what there was no room for is tried again. With a ShmDir that cannot be used, shm is
-// here and among Providers: it serves this network namespace alone.
+// error that wraps EADDRINUSE, until that one ends; what there was no room for is tried again.
+// With a ShmDir that cannot be used, shm is here and among Providers: it serves this network
+// namespace alone.
 func (l *Listener) Unavailable() map[string]*Unavailable {
 	lacks := maps.Clone(l.lacks)
 	for i, a := range l.acceptors {
@@ -367,11 +368,12 @@ func (l *Listener) lack(provider string, err error) {
 
 // countLacks counts what the listener lacks.
 func (l *Listener) countLacks() {
+	lacks := l.Unavailable() // which may wait for the making of a name
 	count(func(n *Counters) {
 		if len(l.acceptors) == 0 && (len(l.lacks) == 0 || isAbsent(l.without.Reason)) {
 			n.Listeners[l.without.Reason]++
 		}
-		for _, why := range l.Unavailable() {
+		for _, why := range lacks {
 			if !isAbsent(why.Reason) {
 				n.Listeners[why.Reason]++
 			}

@@ -206,3 +206,26 @@ func TestListenerFileAndSyscallConn(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What a listener lacks its providers say by locks of their own, behind which there may be a file
+// system: no connection waits for these to be counted.
+func TestListenersAreAskedBeforeTheyAreCounted(t *testing.T) {
+	useProviders(t, counting{new(fake)})
+	l := mustListen(t, new(ListenConfig), "tcp", "127.0.0.1:0")
+	if why := l.Unavailable()[fakeName]; why == nil || why.Reason != ReasonResources {
+		t.Errorf("it lacks %v", why)
+	}
+}
+
+// counting is a provider whose acceptors use the counters.
+type counting struct{ *fake }
+
+func (counting) name() string                                        { return fakeName }
+func (counting) listen(*net.TCPListener, settings) (acceptor, error) { return countingAcceptor{}, nil }
+
+type countingAcceptor struct{ fakeAcceptor }
+
+func (countingAcceptor) Lacks() (why error, all bool) {
+	Stats()
+	return &Unavailable{Reason: ReasonResources}, true
+}
