@@ -17,13 +17,13 @@ const (
 )
 
 var (
-	errNoTimestamps = fmt.Errorf("%w: the connection has none (net.ipv4.tcp_timestamps)", ErrNoStamp)
-	errMicroseconds = fmt.Errorf("%w: microseconds leave too little to guess", ErrNoStamp)
-	errNotRandom    = fmt.Errorf("%w: nothing random in it (net.ipv4.tcp_timestamps)", ErrNoStamp)
-	errTooLate      = fmt.Errorf("%w: it has to be noted before anything is sent", ErrNoStamp)
-	errInterrupted  = fmt.Errorf("%w: the clock did not hold still", ErrNoStamp)
-	errNoSYN        = fmt.Errorf("%w: no SYN was saved, or it was read before", ErrNoStamp)
-	errBadSYN       = fmt.Errorf("%w: the saved SYN is not understood", ErrNoStamp)
+	errNoTimestamps = fmt.Errorf("%w: the connection has none (net.ipv4.tcp_timestamps)", errNoStamp)
+	errMicroseconds = fmt.Errorf("%w: microseconds leave too little to guess", errNoStamp)
+	errNotRandom    = fmt.Errorf("%w: nothing random in it (net.ipv4.tcp_timestamps)", errNoStamp)
+	errTooLate      = fmt.Errorf("%w: it has to be noted before anything is sent", errNoStamp)
+	errInterrupted  = fmt.Errorf("%w: the clock did not hold still", errNoStamp)
+	errNoSYN        = fmt.Errorf("%w: no SYN was saved, or it was read before", errNoStamp)
+	errBadSYN       = fmt.Errorf("%w: the saved SYN is not understood", errNoStamp)
 )
 
 // SaveSYN has the kernel keep the SYN of each connection that the listener takes from now

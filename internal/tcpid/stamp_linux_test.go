@@ -179,7 +179,7 @@ func TestNoStamp(t *testing.T) {
 		})
 	}
 	_, a := connect(t, listen(t, "tcp", "127.0.0.1:0"))
-	if s, err := AcceptorStamp(a); err != errNoSYN || !errors.Is(err, ErrNoStamp) {
+	if s, err := AcceptorStamp(a); err != errNoSYN || !errors.Is(err, errNoStamp) {
 		t.Errorf("without SaveSYN: %d, %v", s, err)
 	}
 }

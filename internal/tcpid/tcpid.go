@@ -17,9 +17,9 @@ import (
 // end. There is another host or namespace, or a proxy or address translation in between.
 var ErrNotHere = errors.New("tcpid: the other end is not in this network namespace")
 
-// ErrNoStamp: the connection has no timestamp that its two ends alone have. What is
+// errNoStamp: the connection has no timestamp that its two ends alone have. What is
 // wrapped with it is the cause.
-var ErrNoStamp = errors.New("tcpid: no timestamp to tell the connection by")
+var errNoStamp = errors.New("tcpid: no timestamp to tell the connection by")
 
 // ErrMPTCP: a Multipath TCP socket is not the TCP connection: it has several, or none.
 var ErrMPTCP = errors.New("tcpid: a Multipath TCP socket")
