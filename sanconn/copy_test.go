@@ -573,7 +573,31 @@ func TestASourceThatWritesLater(t *testing.T) {
 		wg.Wait()
 		wantBytes(t, <-all, data)
 		wantBytes(t, <-others, data)
+		wantNobodyElses(t, kept[0], b)
 	})
+}
+
+// wantNobodyElses checks that copies by a connection whose buffers may be used again do not use one
+// that the application has kept.
+func wantNobodyElses(t *testing.T, kept []byte, c *sanconn.Conn) {
+	t.Helper()
+	kept = kept[:cap(kept)]
+	fill(kept, 'y')
+	for range 8 {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.WriteString("other")
+		w.Close()
+		if n, err := io.Copy(c, r); n != 5 || err != nil {
+			t.Errorf("copied %d, %v", n, err)
+		}
+		r.Close()
+	}
+	if changed := bytes.Trim(kept, "y"); len(changed) > 0 {
+		t.Errorf("it was used again: %q", changed)
+	}
 }
 
 // A source that blocks keeps nobody else from the connection.
@@ -759,6 +783,7 @@ func TestASinkThatKeepsTheSlice(t *testing.T) {
 		if changed := bytes.Trim(kept[:cap(kept)], "y"); len(changed) > 0 {
 			t.Errorf("it was used again: %q", changed)
 		}
+		wantNobodyElses(t, kept, otherPeer)
 	})
 }
 
