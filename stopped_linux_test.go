@@ -260,7 +260,10 @@ type turnOf struct {
 
 func (o turnOf) move(ctx context.Context, h newconn.Handle, s settings) error {
 	if h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort() == o.to {
-		_, waiting, _ := queue.Counts()
+		waiting := 0
+		for ok := false; !ok; { // it gives up on a lock that is contended
+			_, waiting, ok = queue.Counts()
+		}
 		o.waiting <- waiting
 	}
 	return o.shmProvider.move(ctx, h, s)
