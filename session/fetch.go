@@ -119,14 +119,24 @@ func (f *fetches) target(p []byte, n int) {
 	if t.state == inOfferOver || t.reading > 0 || !t.fits(len(p)-n) {
 		return
 	}
-	if t.noSlice = !f.pays(p); !t.noSlice {
+	if t.noSlice = !f.pays(f.filled(p, n)); !t.noSlice {
 		f.into = target{buf: p[n:], before: n}
 	}
 }
 
+// filled is what the current offer fills of p, of which n bytes are, and what is in front; to the end
+// of a block, so that a Write that is a little longer fills no other memory.
+func (f *fetches) filled(p []byte, n int) []byte {
+	end := n + min(len(p)-n, f.cur.total-f.cur.asked)
+	if end < len(p) {
+		end += min(len(p)-end, toBlockEnd(p[end:], f.bounds.maxRDMA))
+	}
+	return p[:end]
+}
+
 // pays reports whether the current offer is to go to the slice of a Read, rather than to chunks.
-func (f *fetches) pays(slice []byte) bool {
-	pays, err := f.mem.PaysToFill(slice)
+func (f *fetches) pays(b []byte) bool {
+	pays, err := f.mem.PaysToFill(b)
 	if !f.bounds.weigh {
 		return true
 	}

@@ -204,16 +204,49 @@ func TestAReadsSliceIsReadIntoWhereThatPays(t *testing.T) {
 	}
 }
 
+// Whether it pays is asked of what a Write fills of the slice, and not of all that may be behind it.
+func TestOfAReadsSliceCountsWhatIsFilled(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const size, slice = 300_000, 16 << 20
+		mem := &filled{pays: true}
+		a, b, _, _ := pairOn(t, byRead, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+			mem.Memory = m
+			return mem
+		}))
+		written := make(chan result, 1)
+		go func() {
+			pass(time.Second) // b's Read waits
+			written <- within(t, goWrite(a, pattern(size)))
+		}()
+		into := make([]byte, slice)
+		for got := 0; got < size; {
+			n, err := b.Read(into[got:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			got += n
+		}
+		if r := within(t, written); r.n != size || r.err != nil {
+			t.Fatalf("Write: %+v", r)
+		}
+		if most := b.Limits().MaxRDMA + size; mem.looks != 1 || mem.most > most {
+			t.Errorf("looked %d times, at %d bytes; want at most %d", mem.looks, mem.most, most)
+		}
+	})
+}
+
 // filled is memory that is told whether it pays to be read into.
 type filled struct {
 	session.Memory
 	pays  bool
 	err   error
-	looks int // of the reader's goroutine alone
+	looks int // of the reader's goroutine alone, as is
+	most  int // … the longest that was looked at
 }
 
-func (f *filled) PaysToFill([]byte) (bool, error) {
+func (f *filled) PaysToFill(b []byte) (bool, error) {
 	f.looks++
+	f.most = max(f.most, len(b))
 	return f.pays, f.err
 }
 

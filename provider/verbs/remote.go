@@ -150,10 +150,10 @@ func (r *remote) PaysToFill(b []byte) (bool, error) {
 }
 
 // lookedAt is the part of a Read's slice that stands for it: of a large one an operation's worth
-// between two multiples of that, as a session fills it by such. It is the same wherever Reads of that
-// memory begin, as behind messages of different lengths.
+// between two multiples of that, which is the same wherever Reads of that memory begin, as behind
+// messages of different lengths.
 func (r *remote) lookedAt(b []byte) []byte {
-	if n := r.maxRDMA; len(b) >= 4*n {
+	if n := r.maxRDMA; len(b) >= 2*n {
 		return b[n-int(addressOf(b)%uintptr(n)):][:n]
 	}
 	return b[:min(len(b), r.dev.most.registration)]
