@@ -229,7 +229,7 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 		return l.alone(t, err)
 	}
 
-	// Its session is waited for as a Read does: the janitor would take its time. What comes is
+	// Its session is waited for as a Read does: the idle poller would take its time. What comes is
 	// read meanwhile, as a peer that has closed, and does not answer, may wait for just that.
 	answered := func() bool {
 		c.mu.Lock()

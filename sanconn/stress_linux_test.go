@@ -53,7 +53,7 @@ func TestStress(t *testing.T) {
 	}
 }
 
-// few are what a process makes but once: the janitor, the poller, the socket of RawConns.
+// few are what a process makes but once: the idle poller, the runtime's poller, the socket of RawConns.
 const few = 6
 
 // settles waits until there are no more of something than before.

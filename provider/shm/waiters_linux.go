@@ -141,9 +141,9 @@ func (w *waiters) setLeader(wake chan struct{}) {
 	w.mu.Unlock()
 }
 
-// Rouse implements session.Sleeper: it puts a token into the channel of a sleeper, if there is none in it, and has the
-// sleeper look there if it leads. Under the lock, so that a token is known to be for the
-// sleep that is under way.
+// Rouse implements session.Sleeper: it puts a token into the channel of a sleeper, if there is none
+// in it, and has the sleeper look there if it leads. Under the lock, so that a token is known to be
+// for the sleep that is under way.
 func (w *waiters) Rouse(wake chan struct{}) {
 	w.mu.Lock()
 	select {

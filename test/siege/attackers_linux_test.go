@@ -345,7 +345,7 @@ func unreadRole(a *attacker, conns int) error {
 		}
 		return put
 	}
-	// The victim's janitor takes what it has room for, at its pace: the rings are full once
+	// The victim's idle poller takes what it has room for, at its pace: the rings are full once
 	// it has taken nothing for a while.
 	const looks, most, apart = 25, 1000, 20 * time.Millisecond
 	for quiet, n := 0, 0; quiet < looks; quiet++ {
