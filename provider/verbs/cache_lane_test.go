@@ -339,11 +339,10 @@ func TestAReadsSliceIsRegisteredAsOne(t *testing.T) {
 		ReceiveBudget: 4 << 10, // so that next to nothing is fetched ahead of a Read
 	})
 	u := &reuse{from: make([]byte, size), into: make([]byte, size)}
-	for range 3 {
+	for range 4 {
 		u.move(t, a, b)
 	}
-	had := y.dom.cache.Stats()
-	u.move(t, a, b)
+	had := y.dom.cache.Stats() // a chunk may have been registered in any of them, too
 	r, err := y.dom.cache.Acquire(u.into, regcache.LocalWrite)
 	if err != nil {
 		t.Fatal(err)
