@@ -30,7 +30,7 @@ func (mw *MW) Close() error { return mw.h.close("ibv_dealloc_mw", mw.PD.Context.
 func (mw *MW) Bind(wr *SendWR, mr *MR, addr uintptr, length int, access Access) (rkey uint32) {
 	key := sysMWKey(mw.h)
 	rkey = key&^0xff | (key+1)&0xff // the consumer owns the low byte (ibv_inc_rkey)
-	wr.Opcode = OpBindMW
+	wr.Opcode, wr.SGE = OpBindMW, SGE{}
 	wr.RemoteAddr, wr.RemoteKey = uint64(addr), rkey
 	wr.mw, wr.mr = uint64(mw.h), uint64(mr.h)
 	wr.bindLength, wr.bindAccess = uint64(length), access
@@ -41,7 +41,7 @@ func (mw *MW) Bind(wr *SendWR, mr *MR, addr uintptr, length int, access Access) 
 // Posting it fails with EINVAL when the window is not bound under that key:
 // some kernels do not survive an invalidation of an unbound window.
 func (mw *MW) Invalidate(wr *SendWR, rkey uint32) {
-	wr.Opcode = OpLocalInv
+	wr.Opcode, wr.SGE = OpLocalInv, SGE{}
 	wr.InvKey = rkey
 	wr.mw = uint64(mw.h)
 }

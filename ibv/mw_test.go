@@ -23,6 +23,14 @@ func TestNoWindowsOnADeviceWithoutThem(t *testing.T) {
 	}
 }
 
+// A work request may have been a send before.
+func TestAWindowsRequestHasNoPieceOfMemory(t *testing.T) {
+	wr := SendWR{Opcode: OpSend, SGE: SGE{Addr: 1, Length: 1, LKey: 1}}
+	if new(MW).Invalidate(&wr, 1); wr.SGE != (SGE{}) {
+		t.Errorf("an invalidation with %+v", wr.SGE)
+	}
+}
+
 const windowSize = 64 << 10
 
 // windowed is a connection of which b has a window on the first windowSize bytes of its
