@@ -38,7 +38,8 @@ func (h *handle) Ended() bool {
 	c := h.conn()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.closed.Load() || c.state.out.ended || c.state.in.ended
+	committed := c.state.phase == offered || c.state.phase == onSAN // a move ends a direction behind it
+	return c.closed.Load() || !committed && (c.state.out.ended || c.state.in.ended)
 }
 
 func (h *handle) CallUse(bytes int64) { h.useAt.Store(h.used.Load() + bytes) }

@@ -188,6 +188,36 @@ func TestAClaimedDescriptor(t *testing.T) {
 	wantBytes(t, <-received(t, b), []byte("by the session"))
 }
 
+// A direction that is ended beside an offer ends no move: that goes on.
+func TestWhatEndsBesideAnOfferMovesYet(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ended := newconn.HandleOf(a).Ended
+	ea, eb := twin.Pair(twin.Config{})
+	go connpair.Take(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
+		if err := a.CloseWrite(); err != nil {
+			t.Error(err)
+		}
+		if ended() {
+			t.Error("it has ended, before the answer")
+		}
+		return b
+	})
+	if err := connpair.Offer(t.Context(), a, ea, session.Config{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := newconn.HandleOf(a).Moved(t.Context()); err != nil || ended() {
+		t.Errorf("%v, and it has ended: %v", err, ended())
+	}
+	if a.Close(); !ended() {
+		t.Error("it has not ended")
+	}
+}
+
 // CloseRead beside an offer that comes to nothing: the descriptor shows the end, as TCP's does.
 func TestCloseReadBesideAnOffer(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})

@@ -96,8 +96,8 @@ type Handle interface {
 	// descriptor.
 	Stays() bool
 
-	// Ended reports whether the program has ended a direction, so that the connection does not
-	// move any more.
+	// Ended reports whether the program has closed the connection, or ended a direction of one
+	// that no move is under way for, so that it does not move any more.
 	Ended() bool
 
 	// CallUse has Life.Used called again, once the connection has been used for so many
