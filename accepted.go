@@ -62,14 +62,19 @@ func (t *connTable) remove(e tcpid.Ends, c weak.Pointer[sanconn.Conn]) {
 // fewConns are not worth making a table smaller for.
 const fewConns = 1 << 10
 
-// register makes an accepted connection known, so that its dialer can have it moved.
-func register(c *sanconn.Conn, tcp *net.TCPConn, l *life) {
+// takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
+func (l *life) takeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newconn.Handle) {
+	l.why.Store(notOffered)
+	cfg.Life = l
+	c, h := newconn.New(tcp, cfg)
+	conn := c.(*sanconn.Conn)
 	var err error
-	if l.ends, err = tcpid.EndsOf(tcp); err != nil {
-		return // it is closed already
+	if l.ends, err = tcpid.EndsOf(tcp); err == nil { // else it is closed already
+		l.conn = weak.Make(conn)
+		accepted.add(l.ends, l.conn)
 	}
-	l.conn = weak.Make(c)
-	accepted.add(l.ends, l.conn)
+	count(func(n *Counters) { n.Accepted[providerTCP]++ })
+	return conn, h
 }
 
 // receive takes an endpoint by which another process may offer to move a connection. It does

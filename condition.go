@@ -3,6 +3,8 @@ package san
 import (
 	"net"
 	"time"
+
+	"github.com/sanconn/san/internal/tcpid"
 )
 
 // decideTimeout is how long a dialer's offer waits for the listener's condition. Meanwhile the
@@ -20,6 +22,26 @@ type MoveOffer struct {
 	UID int64
 }
 
+// asks returns what asks the program's condition; nil: there is none.
+func (lc *ListenConfig) asks() condition {
+	decide := lc.Condition
+	if decide == nil {
+		return nil
+	}
+	return func(ends tcpid.Ends, provider string, uid int64) error {
+		return decide(MoveOffer{
+			LocalAddr:  net.TCPAddrFromAddrPort(ends.Local),
+			RemoteAddr: net.TCPAddrFromAddrPort(ends.Remote),
+			Provider:   provider,
+			UID:        uid,
+		})
+	}
+}
+
+// condition decides whether a connection with these ends may move to a provider, for a process of
+// a user; -1: who it is, is not known.
+type condition func(ends tcpid.Ends, provider string, uid int64) error
+
 // condition returns whether the listener's condition has decided in time, and why it refuses the
 // offer, nil: it does not. What it decides later the next offer finds. The offer is known to be
 // from the connection's other end.
@@ -27,19 +49,14 @@ func (t *taker) condition(l *life) (decided bool, err error) {
 	if l.condition == nil {
 		return true, nil
 	}
-	o := MoveOffer{
-		LocalAddr:  net.TCPAddrFromAddrPort(l.ends.Local),
-		RemoteAddr: net.TCPAddrFromAddrPort(l.ends.Remote),
-		Provider:   t.provider,
-		UID:        -1,
-	}
+	by := asked{t.provider, -1}
 	if t.user != nil {
-		o.UID = int64(*t.user)
+		by.uid = int64(*t.user)
 	}
-	d := l.decide(o)
+	d := l.decide(by)
 	select {
 	case <-d.made:
-		l.decided(o, d)
+		l.decided(by, d)
 		return true, d.err
 	case <-time.After(decideTimeout):
 		return false, nil
@@ -59,22 +76,20 @@ type asked struct {
 	uid      int64
 }
 
-func (o MoveOffer) asked() asked { return asked{o.Provider, o.UID} }
-
 // decide calls the condition, unless that has been done for an offer that has not had its answer.
-func (l *life) decide(o MoveOffer) *decision {
+func (l *life) decide(by asked) *decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	d := l.decisions[o.asked()]
+	d := l.decisions[by]
 	if d == nil {
 		if l.decisions == nil {
 			l.decisions = make(map[asked]*decision)
 		}
 		d = &decision{made: make(chan struct{})}
-		l.decisions[o.asked()] = d
+		l.decisions[by] = d
 		go func() { // as long as the program's condition takes
 			defer close(d.made)
-			if d.err = l.condition(o); d.err != nil {
+			if d.err = l.condition(l.ends, by.provider, by.uid); d.err != nil {
 				l.failed(&Unavailable{Reason: ReasonRefused, Err: d.err})
 			}
 		}()
@@ -84,10 +99,10 @@ func (l *life) decide(o MoveOffer) *decision {
 
 // decided forgets a decision that an offer has as its answer. The condition decides anew about
 // the next one.
-func (l *life) decided(o MoveOffer, d *decision) {
+func (l *life) decided(by asked, d *decision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.decisions[o.asked()] == d {
-		delete(l.decisions, o.asked())
+	if l.decisions[by] == d {
+		delete(l.decisions, by)
 	}
 }

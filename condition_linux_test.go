@@ -16,6 +16,7 @@ import (
 
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -304,14 +305,14 @@ func TestConditionIsNotAskedForNothing(t *testing.T) {
 
 // A decision is the answer to one offer: the next one has its own, as one by another provider has.
 func TestEachOfferIsDecided(t *testing.T) {
-	var seen conditions
-	l := &life{condition: func(o MoveOffer) error { seen.note(o); return nil }}
+	var calls atomic.Int32
+	l := &life{condition: func(tcpid.Ends, string, int64) error { calls.Add(1); return nil }}
 	for i, provider := range []string{"shm", "shm", "verbs"} {
 		offer := taker{came: came{provider: provider}}
 		if decided, err := offer.condition(l); !decided || err != nil {
 			t.Errorf("decided: %v, %v", decided, err)
 		}
-		if n := len(seen.list()); n != i+1 {
+		if n := int(calls.Load()); n != i+1 {
 			t.Errorf("%d offers, %d calls", i+1, n)
 		}
 	}

@@ -1,7 +1,6 @@
 package san
 
 import (
-	"errors"
 	"net"
 	"reflect"
 	"runtime"
@@ -75,20 +74,10 @@ func infoOf(c *sanconn.Conn) Info {
 		return info
 	}
 	h := newconn.HandleOf(c)
-	switch why := h.Life().(*life).why.Load(); {
-	case h.Stays():
-		info.Fallback, info.Cause = ReasonStays, errDescriptor
-	case h.Ended() && (why == nil || why == unused):
-		info.Fallback, info.Cause = ReasonStays, errEnded.Err
-	case why != nil:
-		info.Fallback, info.Cause = why.Reason, why.Err
-	default:
-		info.Fallback = ReasonUnused // it moves just now, or has come back
-	}
+	why := h.Life().(*life).onTCP(h)
+	info.Fallback, info.Cause = why.Reason, why.Err
 	return info
 }
-
-var errDescriptor = errors.New("the program has taken its descriptor")
 
 // unwrap returns the connection inside c, or nil if it cannot tell.
 func unwrap(c net.Conn) net.Conn {

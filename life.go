@@ -1,6 +1,7 @@
 package san
 
 import (
+	"errors"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -25,7 +26,7 @@ type life struct {
 	conn weak.Pointer[sanconn.Conn] // likewise
 	why  atomic.Pointer[Unavailable]
 
-	condition func(MoveOffer) error // of the listener that accepted it; or nil
+	condition condition // of the listener that accepted it; or nil
 
 	mu      sync.Mutex // guards what follows
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
@@ -95,4 +96,25 @@ func (l *life) leftLocked() {
 func (l *life) failed(why *Unavailable) {
 	l.why.Store(why)
 	count(func(n *Counters) { n.Fallbacks[why.Reason]++ })
+}
+
+// The reasons of connections for which nothing has failed.
+var (
+	unused        = &Unavailable{Reason: ReasonUnused}    // nothing has been tried yet
+	notOffered    = &Unavailable{Reason: ReasonPeerPlain} // its dialer has not tried to move it
+	errEnded      = &Unavailable{Reason: ReasonStays, Err: errors.New("it has ended")}
+	errDescriptor = &Unavailable{Reason: ReasonStays, Err: errors.New("the program has taken its descriptor")}
+)
+
+// onTCP is why a connection is on TCP.
+func (l *life) onTCP(h newconn.Handle) *Unavailable {
+	switch why := l.why.Load(); {
+	case h.Stays():
+		return errDescriptor
+	case h.Ended() && (why == nil || why == unused):
+		return errEnded
+	case why != nil:
+		return why
+	}
+	return unused // it moves just now, or has come back
 }

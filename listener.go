@@ -157,12 +157,12 @@ type opening struct {
 	choice    // its settings without what the TCP listener determines
 	policy    Policy
 	backlog   int
-	condition func(MoveOffer) error
+	condition condition
 }
 
 // opening returns what the configuration and the environment say.
 func (lc *ListenConfig) opening() (o opening, err error) {
-	o.policy, o.condition = lc.Policy, lc.Condition
+	o.policy, o.condition = lc.Policy, lc.asks()
 	o.backlog = min(lc.Backlog, maxBacklog)
 	if o.backlog <= 0 {
 		o.backlog = defaultBacklog
@@ -257,20 +257,6 @@ func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *lif
 	c, h := its.takeOn(tcp, newconn.Config{Threshold: firstUse / 2}) // its dialer, which begins, counts as well
 	return c, h, its
 }
-
-// takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
-func (l *life) takeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newconn.Handle) {
-	l.why.Store(notOffered)
-	cfg.Life = l
-	c, h := newconn.New(tcp, cfg)
-	conn := c.(*sanconn.Conn)
-	register(conn, tcp, l)
-	count(func(n *Counters) { n.Accepted[providerTCP]++ })
-	return conn, h
-}
-
-// notOffered is the reason of a connection whose dialer has not tried to move it.
-var notOffered = &Unavailable{Reason: ReasonPeerPlain}
 
 // Addr is the TCP listener's address, a *net.TCPAddr.
 func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }

@@ -12,9 +12,7 @@ import (
 	"github.com/sanconn/san/internal/movers"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
-	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
-	"github.com/sanconn/san/session"
 )
 
 const (
@@ -64,9 +62,6 @@ func (p *plan) moveAtOnce(h newconn.Handle, l *life) {
 // never is more than any connection is used for.
 const never = int64(1) << 60
 
-// unused is the reason of a connection that nothing has been tried for yet.
-var unused = &Unavailable{Reason: ReasonUnused}
-
 // move tries each provider in turn. It returns why the first, which is preferred, does not
 // carry the connection, if none does; or, if the other end refuses one, that. One that has found
 // the other end's host, and may carry it as soon as that has been accepted, is the last: or a
@@ -92,8 +87,6 @@ func (p *plan) move(ctx context.Context, h newconn.Handle, l *life) *Unavailable
 	return why
 }
 
-var errTooManyGuesses = &Unavailable{Reason: ReasonOwner, Err: hello.ErrGuessed}
-
 // moveNow moves a connection that must not be used before, in its turn and once its other end
 // has been accepted.
 func (p *plan) moveNow(ctx context.Context, h newconn.Handle, l *life) *Unavailable {
@@ -114,8 +107,6 @@ func (p *plan) moveNow(ctx context.Context, h newconn.Handle, l *life) *Unavaila
 		return reason.Of(ctx.Err())
 	}
 }
-
-var errEnded = &Unavailable{Reason: ReasonStays, Err: errors.New("it has ended")}
 
 // moveLater moves a connection in the background. atOnce: as soon as its other end has been
 // accepted.
@@ -162,67 +153,4 @@ func (p *plan) inTurn(ctx context.Context, h newconn.Handle, l *life, waits bool
 	}
 	queue.Add(j)
 	return j
-}
-
-// offer offers the process at an endpoint to move a connection to it. confirm returns why an
-// answer is not from the connection's other end.
-func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newconn.Handle, offer hello.Offer, confirm func(hello.Answer) error) error {
-	if h.Life().(*life).proof.Guessed() {
-		ep.Abort()
-		return errTooManyGuesses
-	}
-	var s *session.Session
-	notes := h.Notes()
-	cfg.OnNote = func(note []byte) { notes(s, note) } // there is none before Negotiate
-	s = session.New(ep, cfg)
-	err := h.Offer(ctx, s, offer.Encode(), func(b []byte) error {
-		a, err := hello.ParseAnswer(b)
-		if err != nil {
-			return err
-		}
-		if a.Code == hello.Moves || a.Code == hello.Refused || a.Undecided { // what counts is the other end's word
-			if err := confirm(a); err != nil {
-				return err
-			}
-		}
-		return a.Err()
-	})
-	if err != nil && !errors.Is(err, newconn.ErrNoAnswer) {
-		s.Abort()
-	}
-	return err
-}
-
-// prove has a move tried with each stamp that a dialed connection may have, until the peer does not
-// take this end for another one.
-func (l *life) prove(tcp *net.TCPConn, move func(tcpid.Stamp) error) error {
-	stamps, err := l.proof.Dialed(tcp, time.Time{})
-	if err != nil {
-		return &Unavailable{Reason: ReasonNotServed, Err: err}
-	}
-	return tryEach(stamps, move)
-}
-
-func tryEach(stamps []tcpid.Stamp, move func(tcpid.Stamp) error) (err error) {
-	for _, stamp := range stamps {
-		if err = move(stamp); !errors.Is(err, hello.ErrOther) {
-			break
-		}
-	}
-	return err
-}
-
-// offerStamped is offer where both ends show by the connection's stamp that they have it.
-func offerStamped(ctx context.Context, ep session.Endpoint, s settings, h newconn.Handle, ends tcpid.Ends, stamp tcpid.Stamp) error {
-	offered := hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
-	l := h.Life().(*life)
-	return offer(ctx, ep, s.session, h, offered, func(a hello.Answer) error { return l.confirm(stamp, a) })
-}
-
-// confirm returns why an answer to the connection's challenge is not from its other end.
-func (l *life) confirm(stamp tcpid.Stamp, a hello.Answer) error {
-	if l.proof.Confirm(stamp, a.Stamp) {
-		return nil
-	}
-	return &Unavailable{Reason: ReasonOwner, Err: hello.ErrImpostor}
 }
