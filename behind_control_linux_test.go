@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
@@ -28,7 +29,7 @@ func takeDescriptor(t testing.TB, c net.Conn) {
 }
 
 // firstTurns is for how many turns a connection is used at least before it moves.
-const firstTurns = firstUse / (32 << 10)
+const firstTurns = moving.FirstUse / (32 << 10)
 
 // roundsUntilMoved uses a connection, of which one end echoes, for a little more than firstTurns at
 // a time, and waits then for what that has begun. It returns how often, most at the most.
@@ -60,12 +61,12 @@ func roundsUntilMoved(t testing.TB, c, s net.Conn, most int) int {
 
 // claims is shared memory, and counts the moves that the program's use of the descriptor puts off.
 type claims struct {
-	shmProvider
+	moving.Provider
 	n *atomic.Int32
 }
 
-func (p claims) move(ctx context.Context, h newconn.Handle, s settings) error {
-	err := p.shmProvider.move(ctx, h, s)
+func (p claims) Move(ctx context.Context, h newconn.Handle, s moving.Settings) error {
+	err := p.Provider.Move(ctx, h, s)
 	if errors.Is(err, newconn.ErrClaimed) {
 		p.n.Add(1)
 	}
@@ -76,7 +77,7 @@ func (p claims) move(ctx context.Context, h newconn.Handle, s settings) error {
 // others need, and no attempt.
 func TestControlBehindDial(t *testing.T) {
 	var claimed atomic.Int32
-	useProviders(t, claims{n: &claimed})
+	useProviders(t, claims{byShm, &claimed})
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	for range 8 { // an attempt that failed would be repeated behind four times as much use
 		claimed.Store(0)
@@ -111,7 +112,7 @@ func TestFileConnBehindControl(t *testing.T) {
 		defer s.Close()
 		takeDescriptor(t, s)
 		// The dialer's second attempt, behind four times as much use, at the latest.
-		if most := 2 * (1 + moreUse); roundsUntilMoved(t, c, s, most) == most {
+		if most := 2 * (1 + moving.MoreUse); roundsUntilMoved(t, c, s, most) == most {
 			t.Errorf("not moved: %+v", InfoOf(c))
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
-	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -127,13 +127,13 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 			dial := func() (client, server net.Conn) {
 				client = mustDial(t, new(Dialer), l.Addr().String())
 				server = mustAccept(t, l)
-				sendZeros(t, client, server, firstUse)
+				sendZeros(t, client, server, moving.FirstUse)
 				wantStays(t, client, tt.why)
 				return client, server
 			}
 			client, server := dial()
 			tries := f.tried()
-			sendZeros(t, client, server, 2*moreUse*firstUse)
+			sendZeros(t, client, server, 2*moving.MoreUse*moving.FirstUse)
 			if tt.again {
 				waitFor(t, "it is offered again", func() bool { return f.tried() > tries })
 				return
@@ -175,7 +175,7 @@ func TestConditionThatBlocks(t *testing.T) {
 		}
 		return nil
 	}}, "tcp", "127.0.0.1:0")
-	stuck := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: 2 * decideTimeout}}, l.Addr().String())
+	stuck := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: 2 * moving.DecideTimeout}}, l.Addr().String())
 	server := mustAccept(t, l)
 	<-entered
 	send(t, stuck, server, "question")
@@ -245,7 +245,7 @@ func TestConditionThatBlocksHoldsUpNothingElse(t *testing.T) {
 
 // readsAll reads "all" to its end, before an offer that the condition decides about is too old.
 func readsAll(c net.Conn) error {
-	c.SetReadDeadline(time.Now().Add(offerTimeout / 2))
+	c.SetReadDeadline(time.Now().Add(moving.OfferTimeout / 2))
 	if b, err := io.ReadAll(c); string(b) != "all" || err != nil {
 		return fmt.Errorf("read %q, %v", b, err)
 	}
@@ -258,7 +258,7 @@ func TestConditionThatDecidesLate(t *testing.T) {
 	for _, refusal := range []error{nil, errStranger} {
 		b := blocking{let: make(chan struct{}), err: refusal}
 		l := mustListen(t, &ListenConfig{Condition: b.decide}, "tcp", "127.0.0.1:0")
-		client := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: 2 * decideTimeout}}, l.Addr().String()).(*sanconn.Conn)
+		client := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: 2 * moving.DecideTimeout}}, l.Addr().String()).(*sanconn.Conn)
 		server := mustAccept(t, l).(*sanconn.Conn)
 		offered := func() {
 			newconn.HandleOf(client).CallUse(0)
@@ -300,24 +300,6 @@ func TestConditionIsNotAskedForNothing(t *testing.T) {
 	wantStays(t, server, ReasonStays)
 	if offers := seen.list(); len(offers) > 0 {
 		t.Errorf("%+v", offers)
-	}
-}
-
-// A decision is the answer to one offer: the next one has its own, as one by another provider has.
-func TestEachOfferIsDecided(t *testing.T) {
-	var calls atomic.Int32
-	l := &life{condition: func(tcpid.Ends, string, int64) error { calls.Add(1); return nil }}
-	for i, provider := range []string{"shm", "shm", "verbs"} {
-		offer := taker{came: came{provider: provider}}
-		if decided, err := offer.condition(l); !decided || err != nil {
-			t.Errorf("decided: %v, %v", decided, err)
-		}
-		if n := int(calls.Load()); n != i+1 {
-			t.Errorf("%d offers, %d calls", i+1, n)
-		}
-	}
-	if len(l.decisions) > 0 {
-		t.Error("a decision is held")
 	}
 }
 

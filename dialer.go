@@ -5,6 +5,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/sanconn"
 )
@@ -68,8 +69,8 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if err != nil {
 		return nil, dialError(network, nil, nil, err)
 	}
-	if p.without != nil && d.Policy == Require {
-		return nil, dialError(network, d.NetDialer.LocalAddr, nil, requireError{p.without})
+	if p.Without != nil && d.Policy == Require {
+		return nil, dialError(network, d.NetDialer.LocalAddr, nil, requireError{p.Without})
 	}
 	began := time.Now()
 	c, err := d.NetDialer.DialContext(undernet.Plain(ctx), network, address)
@@ -77,38 +78,38 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		return nil, err
 	}
 	tcp, ok := c.(*net.TCPConn)
-	if p.without != nil || !ok {
-		return plain(c, p.without), nil
+	if p.Without != nil || !ok {
+		return plain(c, p.Without), nil
 	}
-	conn, h, l := p.begin(tcp, began)
+	conn, h, l := p.Begin(tcp, began)
 	if d.Policy == Require {
-		ctx, cancel := context.WithTimeout(ctx, p.settings.attempt)
+		ctx, cancel := context.WithTimeout(ctx, p.Settings.Attempt)
 		defer cancel()
-		if why := p.moveNow(ctx, h, l); why != nil {
-			l.failed(why)
+		if why := p.MoveNow(ctx, h, l); why != nil {
+			l.Failed(why)
 			conn.SetLinger(0)
 			conn.Close()
 			return nil, dialError(network, tcp.LocalAddr(), tcp.RemoteAddr(), requireError{why})
 		}
 		return conn, nil
 	}
-	p.moveAtOnce(h, l)
+	p.MoveAtOnce(h, l)
 	return conn, nil
 }
 
 // plan returns how connections of a network move, or why they do not.
-func (d *Dialer) plan(network string) (p *plan, err error) {
+func (d *Dialer) plan(network string) (p *moving.Plan, err error) {
 	if !isTCP(network) {
-		return &plan{choice: choice{without: notTCP(network)}}, nil
+		return &moving.Plan{Choice: moving.Choice{Without: notTCP(network)}}, nil
 	}
-	p = &plan{atOnce: d.Options.MoveAtOnce || processEnvironment().MoveAtOnce}
-	p.choice, err = choose(d.Policy, d.Providers, d.Options, d.RDMA, d.ShmDir)
+	p = &moving.Plan{AtOnce: d.Options.MoveAtOnce || processEnvironment().MoveAtOnce}
+	p.Choice, err = choose(d.Policy, d.Providers, d.Options, d.RDMA, d.ShmDir)
 	return p, err
 }
 
 // plain counts a connection that is net's own, and stays so.
 func plain(c net.Conn, why *Unavailable) net.Conn {
 	noteFallback(c, why)
-	count(func(n *Counters) { n.Dialed[InfoOf(c).Provider]++ })
+	moving.Count(func(n *moving.Counters) { n.Dialed[InfoOf(c).Provider]++ })
 	return c
 }

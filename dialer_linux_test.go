@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/sanconn"
 )
@@ -103,13 +104,13 @@ func TestDialMoveIsTriedAgain(t *testing.T) {
 		return false
 	}
 	from := uint64(0)
-	for n, distance := 0, uint64(firstUse); n < mostTries; n, distance = n+1, moreUse*distance {
+	for n, distance := 0, uint64(moving.FirstUse); n < moving.MostTries; n, distance = n+1, moving.MoreUse*distance {
 		if write(from + distance) {
 			t.Fatalf("try %d comes when %d bytes have been used, %d behind the last", n, used, used-from)
 		}
 		<-tried // by the last Write, or a program would wait for it
 		from = used
-		if n == mostTries-1 {
+		if n == moving.MostTries-1 {
 			goOn <- nil
 			wantMoved(t, c, fakeName)
 			wantMoved(t, s, fakeName)
@@ -126,7 +127,7 @@ func TestDialMoveIsTriedAgain(t *testing.T) {
 
 // isTrying reports whether any connection moves just now.
 func isTrying() bool {
-	running, _, ok := queue.Counts()
+	running, _, ok := moving.Queue.Counts()
 	return running > 0 || !ok
 }
 
@@ -137,13 +138,13 @@ func TestDialMoveIsTriedAFewTimes(t *testing.T) {
 	l := plainListen(t, "127.0.0.1:0")
 	c := mustDial(t, new(Dialer), l.Addr().String())
 	s := mustAccept(t, l)
-	for n := range mostTries + 2 {
+	for n := range moving.MostTries + 2 {
 		newconn.HandleOf(c).CallUse(0) // as if it had been used as much as it takes
-		if n >= mostTries {
-			newconn.HandleOf(c).CallUse(never) // what the last try leaves
+		if n >= moving.MostTries {
+			newconn.HandleOf(c).CallUse(moving.Never) // what the last try leaves
 		}
 		send(t, c, s, "a use")
-		waitFor(t, "the try", func() bool { return f.tried() == min(n+1, mostTries) && !isTrying() })
+		waitFor(t, "the try", func() bool { return f.tried() == min(n+1, moving.MostTries) && !isTrying() })
 	}
 	wantFallback(t, c, ReasonNoListener)
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
@@ -202,7 +203,7 @@ type diffRig struct {
 	carrier  diffCarrier
 	listener net.Listener
 	dialer   *Dialer
-	plan     *plan
+	plan     *moving.Plan
 	moved    *atomic.Int32 // connections that have, of the carrier, where it moves them
 }
 
@@ -231,7 +232,7 @@ func (r *diffRig) connect() (ends [2]*diffEnd, err error) {
 		return ends, fmt.Errorf("it went by %q", by)
 	}
 	if sc, ok := c.(*sanconn.Conn); ok && r.carrier.lane.policy == Prefer {
-		newconn.HandleOf(sc).CallUse(never)
+		newconn.HandleOf(sc).CallUse(moving.Never)
 	}
 	there, back := new(diffStream), new(diffStream)
 	return [2]*diffEnd{{Conn: c, out: there, in: back}, {Conn: s, out: back, in: there}}, nil
@@ -324,7 +325,7 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 				ctx, cancel := context.WithTimeout(context.Background(), diffPatience)
 				defer cancel()
 				h := newconn.HandleOf(ends[2*call.conn()].Conn)
-				if r.plan.move(ctx, h, h.Life().(*life)) == nil { // it may have no sense any more
+				if r.plan.Providers[0].Move(ctx, h, r.plan.Settings) == nil { // it may have no sense any more
 					r.moved.Add(1)
 				}
 			}

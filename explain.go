@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/undernet"
 )
@@ -56,15 +57,15 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 	}
 	tcp := d.explain(ctx, network, address, nil)
 	var outcomes []Outcome
-	names := providerNames()
-	for _, by := range p.providers {
-		names = slices.DeleteFunc(names, func(n string) bool { return n == by.name() })
-		o := Outcome{Address: tcp.Address, Provider: by.name(), Err: &Unavailable{Reason: ReasonPolicy}}
+	names := moving.Names()
+	for _, by := range p.Providers {
+		names = slices.DeleteFunc(names, func(n string) bool { return n == by.Name() })
+		o := Outcome{Address: tcp.Address, Provider: by.Name(), Err: &Unavailable{Reason: ReasonPolicy}}
 		if tcp.Err != nil {
 			o.Err = reason.Of(tcp.Err)
 		} else if d.Policy != Never {
 			alone := *p
-			alone.providers = []provider{by}
+			alone.Providers = []moving.Provider{by}
 			o = d.explain(ctx, network, address, &alone)
 		}
 		outcomes = append(outcomes, o)
@@ -80,10 +81,10 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 }
 
 // explain connects by TCP and, if there is a plan, moves the connection to its one provider.
-func (d *Dialer) explain(ctx context.Context, network, address string, p *plan) (o Outcome) {
+func (d *Dialer) explain(ctx context.Context, network, address string, p *moving.Plan) (o Outcome) {
 	o.Provider = providerTCP
 	if p != nil {
-		o.Provider = p.providers[0].name()
+		o.Provider = p.Providers[0].Name()
 	}
 	start := time.Now()
 	defer func() { o.Took = time.Since(start) }()
@@ -98,11 +99,11 @@ func (d *Dialer) explain(ctx context.Context, network, address string, p *plan) 
 	defer func() { c.Close() }()
 	o.Address = addrPort(c.RemoteAddr())
 	if p != nil {
-		conn, h, l := p.begin(c.(*net.TCPConn), start)
+		conn, h, l := p.Begin(c.(*net.TCPConn), start)
 		c, start = conn, time.Now()
-		ctx, cancel := context.WithTimeout(ctx, p.settings.attempt)
+		ctx, cancel := context.WithTimeout(ctx, p.Settings.Attempt)
 		defer cancel()
-		if why := p.moveNow(ctx, h, l); why != nil {
+		if why := p.MoveNow(ctx, h, l); why != nil {
 			o.Err = why
 			return o
 		}
@@ -121,7 +122,7 @@ func addrPort(a net.Addr) netip.AddrPort {
 
 // leftOut returns why a provider is not among those that may be used.
 func leftOut(name string) error {
-	if !slices.ContainsFunc(registry, func(p provider) bool { return p.name() == name }) {
+	if !slices.ContainsFunc(moving.Registry, func(p moving.Provider) bool { return p.Name() == name }) {
 		return &Unavailable{Reason: ReasonNoProvider}
 	}
 	return &Unavailable{Reason: ReasonDisabled}

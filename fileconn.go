@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/tcpid"
@@ -34,24 +35,24 @@ func FileConn(f *os.File) (net.Conn, error) {
 		return nil, &net.OpError{Op: "file", Net: "tcp", Addr: tcp.LocalAddr(), Err: err}
 	}
 	written, read, err := tcpid.Positions(tcp)
-	if o.without == nil && err != nil {
-		o.without = &Unavailable{Reason: ReasonNotServed, Err: err}
+	if o.choice.Without == nil && err != nil {
+		o.choice.Without = &Unavailable{Reason: ReasonNotServed, Err: err}
 	}
 	var held io.Closer
-	if o.without == nil {
+	if o.choice.Without == nil {
 		if held, err = o.hold(tcp); err != nil {
-			o.without = reason.Of(err)
+			o.choice.Without = reason.Of(err)
 		}
 	}
-	if o.without != nil {
-		noteFallback(tcp, o.without)
-		count(func(n *Counters) { n.Accepted[providerTCP]++ })
+	if o.choice.Without != nil {
+		noteFallback(tcp, o.choice.Without)
+		moving.Count(func(n *moving.Counters) { n.Accepted[providerTCP]++ })
 		return tcp, nil
 	}
-	l := &life{held: held}
+	l := &moving.Life{Held: held}
 	cfg := newconn.Config{PassedOn: true, BytesWritten: written, BytesRead: read}
-	l.plan, cfg.Threshold = planOfEither(tcp)
-	conn, _ := l.takeOn(tcp, cfg)
+	l.Plan, cfg.Threshold = planOfEither(tcp)
+	conn, _ := l.TakeOn(tcp, cfg)
 	return conn, nil
 }
 
@@ -59,15 +60,15 @@ func FileConn(f *os.File) (net.Conn, error) {
 // descriptor tells which end it is. For one that was accepted that costs a few microseconds, as
 // nobody has a name by its dialer's port: unless that end was passed on as well. So that these two
 // seldom try at once, one of them takes twice the use.
-func planOfEither(tcp *net.TCPConn) (p *plan, threshold int64) {
+func planOfEither(tcp *net.TCPConn) (p *moving.Plan, threshold int64) {
 	p, err := (&Dialer{Providers: []string{"shm"}}).plan("tcp")
-	if err != nil || p.without != nil {
-		return nil, firstUse / 2
+	if err != nil || p.Without != nil {
+		return nil, moving.FirstUse / 2
 	}
-	threshold = firstUse
+	threshold = moving.FirstUse
 	if ends, err := tcpid.EndsOf(tcp); err == nil && ends.Local.Compare(ends.Remote) > 0 {
 		threshold *= 2
 	}
-	p.either, p.settings.dir = true, "" // whose stamp a connection has depends on which end it is
+	p.Either, p.Settings.Dir = true, "" // whose stamp a connection has depends on which end it is
 	return p, threshold
 }

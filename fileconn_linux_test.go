@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/internal/testenv"
@@ -434,13 +435,13 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, h, l2 := p.begin(tcp.(*net.TCPConn), time.Now())
+			c, h, l2 := p.Begin(tcp.(*net.TCPConn), time.Now())
 			defer c.Close()
-			if p.atOnce = atOnce; atOnce {
-				p.moveAtOnce(h, l2)
+			if p.AtOnce = atOnce; atOnce {
+				p.MoveAtOnce(h, l2)
 				wantStays(t, c, ReasonStays)
 			}
-			all, got := make([]byte, 3*firstUse), make([]byte, 3*firstUse)
+			all, got := make([]byte, 3*moving.FirstUse), make([]byte, 3*moving.FirstUse)
 			position(all, 0)
 			wrote := make(chan error, 1)
 			c.SetWriteDeadline(time.Now().Add(testTimeout))

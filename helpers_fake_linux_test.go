@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/internal/twin"
@@ -29,9 +30,8 @@ type fake struct {
 	// impostor, if not nil, is why its answers are not from the connection's other end.
 	impostor error
 
-	mu       sync.Mutex // guards what follows
-	moves    int        // that were tried
-	listened settings   // of the last listener
+	mu    sync.Mutex // guards what follows
+	moves int        // that were tried
 }
 
 // useFake makes f the only provider of the process for the rest of the test.
@@ -43,40 +43,40 @@ func useFake(t *testing.T) *fake {
 }
 
 // useProviders replaces the providers of the process for the rest of the test.
-func useProviders(t *testing.T, providers ...provider) {
+func useProviders(t *testing.T, providers ...moving.Provider) {
 	t.Helper()
-	old := registry
-	registry = providers
-	t.Cleanup(func() { registry = old })
+	old := moving.Registry
+	moving.Registry = providers
+	t.Cleanup(func() { moving.Registry = old })
 }
 
-// onlyShm makes shared memory the only provider, in the guest too.
-func onlyShm(t *testing.T) { useProviders(t, shmProvider{}) }
+// byShm is the provider of shared memory.
+var byShm = moving.Registry[0]
 
-func (f *fake) name() string {
+// onlyShm makes shared memory the only provider, in the guest too.
+func onlyShm(t *testing.T) { useProviders(t, byShm) }
+
+func (f *fake) Name() string {
 	if f.called != "" {
 		return f.called
 	}
 	return fakeName
 }
 
-func (f *fake) needsStamp(*net.TCPConn, settings) bool { return false }
+func (f *fake) NeedsStamp(*net.TCPConn, moving.Settings) bool { return false }
 
-func (f *fake) listen(_ *net.TCPListener, s settings) (acceptor, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.listened = s
+func (f *fake) Listen(*net.TCPListener, moving.Settings) (moving.Acceptor, error) {
 	if f.refuse != nil {
 		return nil, f.refuse
 	}
 	return fakeAcceptor{}, nil
 }
 
-func (f *fake) hold(*net.TCPConn, settings) (io.Closer, error) { return fakeAcceptor{}, nil }
+func (f *fake) Hold(*net.TCPConn, moving.Settings) (io.Closer, error) { return fakeAcceptor{}, nil }
 
-func (f *fake) stamps(settings) bool { return false }
+func (f *fake) Stamps(moving.Settings) bool { return false }
 
-func (f *fake) move(ctx context.Context, h newconn.Handle, s settings) error {
+func (f *fake) Move(ctx context.Context, h newconn.Handle, s moving.Settings) error {
 	f.mu.Lock()
 	f.moves++
 	f.mu.Unlock()
@@ -99,10 +99,10 @@ func (f *fake) move(ctx context.Context, h newconn.Handle, s settings) error {
 	if offered.Ends, err = tcpid.EndsOf(h.TCP()); err != nil {
 		return err
 	}
-	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: f.name()}})
+	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: f.Name()}})
 	me := uint32(os.Getuid())
-	receive(came{Endpoint: there, provider: f.name(), user: &me}, s.session)
-	return offer(ctx, here, s.session, h, offered, func(hello.Answer) error { return f.impostor })
+	moving.Receive(moving.Came{Endpoint: there, Provider: f.Name(), User: &me}, s.Session)
+	return moving.Offer(ctx, here, s.Session, h, offered, func(hello.Answer) error { return f.impostor })
 }
 
 // tried returns how many moves came as far as the provider.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
@@ -79,7 +80,7 @@ func (l lane) begin(c net.Conn) {
 	case l.moving:
 		newconn.HandleOf(sc).CallUse(usesOfLane.next())
 	case l.policy == Prefer:
-		newconn.HandleOf(sc).CallUse(never)
+		newconn.HandleOf(sc).CallUse(moving.Never)
 	}
 }
 

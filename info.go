@@ -7,7 +7,7 @@ import (
 	"sync"
 	"weak"
 
-	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/sanconn"
 )
@@ -28,7 +28,7 @@ type Info struct {
 }
 
 // providerTCP is what Info and Counters call a connection without a SAN.
-const providerTCP = "tcp"
+const providerTCP = moving.TCP
 
 // maxWrappers bounds how deep InfoOf looks, in case wrappers form a cycle.
 const maxWrappers = 16
@@ -73,8 +73,7 @@ func infoOf(c *sanconn.Conn) Info {
 	if info.Provider != providerTCP {
 		return info
 	}
-	h := newconn.HandleOf(c)
-	why := h.Life().(*life).onTCP(h)
+	why := moving.WhyOnTCP(c)
 	info.Fallback, info.Cause = why.Reason, why.Err
 	return info
 }
@@ -107,7 +106,7 @@ var fallbacks sync.Map
 
 // noteFallback counts a connection that is not on a SAN, and records why.
 func noteFallback(c net.Conn, why *Unavailable) {
-	count(func(n *Counters) { n.Fallbacks[why.Reason]++ })
+	moving.Count(func(n *moving.Counters) { n.Fallbacks[why.Reason]++ })
 	if tcp, ok := c.(*net.TCPConn); ok {
 		key := weak.Make(tcp)
 		fallbacks.Store(key, why)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
@@ -67,7 +68,7 @@ func TestInfoOf(t *testing.T) {
 		}
 	}
 	unused.Close()
-	if got, want := InfoOf(unused), (Info{Provider: "tcp", Fallback: ReasonStays, Cause: errEnded.Err}); got != want {
+	if got, want := InfoOf(unused), (Info{Provider: "tcp", Fallback: ReasonStays, Cause: moving.ErrEnded.Err}); got != want {
 		t.Errorf("closed before it was used: %+v, want %+v", got, want)
 	}
 }
@@ -134,7 +135,7 @@ func TestStatsOfALateMove(t *testing.T) {
 		return nil
 	}}, "tcp", "127.0.0.1:0")
 	before := Stats()
-	c := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: decideTimeout / 4}}, l.Addr().String()).(*sanconn.Conn)
+	c := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: moving.DecideTimeout / 4}}, l.Addr().String()).(*sanconn.Conn)
 	s := mustAccept(t, l)
 	offer := func() { // as the last one may have run out of time before it was decided, or asked
 		if !isTrying() && strings.Contains(c.Debug(), "state   TCP") {

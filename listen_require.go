@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/sanconn"
 )
@@ -73,8 +74,8 @@ func (r *required) await(ln *Listener, tcp *net.TCPConn) {
 		r.ready <- c // never blocks: it has a place
 		return
 	} else if r.ctx.Err() == nil {
-		l.failed(reason.Of(err))
-		count(func(n *Counters) { n.Refused++ })
+		l.Failed(reason.Of(err))
+		moving.Count(func(n *moving.Counters) { n.Refused++ })
 	}
 	<-r.places
 	c.SetLinger(0)

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/tcpid"
@@ -76,6 +77,17 @@ type ListenConfig struct {
 	ShmDir string
 }
 
+// MoveOffer is what ListenConfig.Condition decides about: that a connection, which TCP has
+// accepted, moves to a SAN.
+type MoveOffer struct {
+	LocalAddr, RemoteAddr *net.TCPAddr // the connection's, as at this end, without zones
+	Provider              string       // "shm", "verbs"
+
+	// UID is the user of the process at the other end, as the kernel tells: of a process of
+	// this network namespace, by shm. Otherwise it is -1.
+	UID int64
+}
+
 const (
 	defaultBacklog = 1024
 	maxBacklog     = 1 << 16
@@ -83,7 +95,7 @@ const (
 
 // stamps reports whether connections may be told by their stamps.
 func (o opening) stamps() bool {
-	return slices.ContainsFunc(o.providers, func(p provider) bool { return p.stamps(o.settings) })
+	return slices.ContainsFunc(o.choice.Providers, func(p moving.Provider) bool { return p.Stamps(o.choice.Settings) })
 }
 
 // Listen opens a TCP listener, by NetListenConfig, and makes it known to each provider that
@@ -99,15 +111,15 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 		if lc.Policy == Require {
 			return nil, serverError("listen", network, nil, requireError{notTCP(network)})
 		}
-		count(func(n *Counters) { n.Listeners[ReasonNetwork]++ })
+		moving.Count(func(n *moving.Counters) { n.Listeners[ReasonNetwork]++ })
 		return lc.NetListenConfig.Listen(ctx, network, address)
 	}
 	o, err := lc.opening()
 	if err != nil {
 		return nil, serverError("listen", network, nil, err)
 	}
-	o.settings.v6only = network == "tcp6"
-	o.settings.zone = zoneOf(address)
+	o.choice.Settings.V6Only = network == "tcp6"
+	o.choice.Settings.Zone = zoneOf(address)
 	plain := lc.NetListenConfig
 	if o.stamps() {
 		plain.SetMultipathTCP(false)
@@ -154,15 +166,21 @@ func (lc *ListenConfig) Adopt(tcp *net.TCPListener) (*Listener, error) {
 
 // opening is what a listener has besides TCP.
 type opening struct {
-	choice    // its settings without what the TCP listener determines
+	choice    moving.Choice // its settings without what the TCP listener determines
 	policy    Policy
 	backlog   int
-	condition condition
+	condition moving.Condition
 }
 
 // opening returns what the configuration and the environment say.
 func (lc *ListenConfig) opening() (o opening, err error) {
-	o.policy, o.condition = lc.Policy, lc.asks()
+	o.policy = lc.Policy
+	if decide := lc.Condition; decide != nil {
+		o.condition = func(ends tcpid.Ends, provider string, uid int64) error {
+			local, remote := net.TCPAddrFromAddrPort(ends.Local), net.TCPAddrFromAddrPort(ends.Remote)
+			return decide(MoveOffer{local, remote, provider, uid})
+		}
+	}
 	o.backlog = min(lc.Backlog, maxBacklog)
 	if o.backlog <= 0 {
 		o.backlog = defaultBacklog
@@ -173,8 +191,8 @@ func (lc *ListenConfig) opening() (o opening, err error) {
 
 // hold has a connection that this process has accepted found, until Close.
 func (o *opening) hold(tcp *net.TCPConn) (io.Closer, error) {
-	for _, p := range o.providers {
-		if held, err := p.hold(tcp, o.settings); held != nil || err != nil {
+	for _, p := range o.choice.Providers {
+		if held, err := p.Hold(tcp, o.choice.Settings); held != nil || err != nil {
 			return held, err // shm's; there is no other
 		}
 	}
@@ -185,27 +203,27 @@ var errOnlyListeners = &Unavailable{Reason: ReasonNotServed, Err: errors.New("it
 
 // around makes a Listener, and opens the providers' parts of it.
 func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
-	o.settings.zone = cmp.Or(o.settings.zone, tcp.Addr().(*net.TCPAddr).Zone)
+	o.choice.Settings.Zone = cmp.Or(o.choice.Settings.Zone, tcp.Addr().(*net.TCPAddr).Zone)
 	l := &Listener{tcp: tcp, opening: o, lacks: make(map[string]*Unavailable), release: func() {}}
 	if release, err := tcpid.Hold(tcp); err == nil { // otherwise each move asks for itself
 		l.release = release
 	}
-	l.providers = nil
-	for _, p := range o.providers {
-		a, err := p.listen(tcp, o.settings)
+	l.choice.Providers = nil
+	for _, p := range o.choice.Providers {
+		a, err := p.Listen(tcp, o.choice.Settings)
 		if err != nil {
-			l.lack(p.name(), err)
+			l.lack(p.Name(), err)
 			continue
 		}
-		l.providers = append(l.providers, p)
+		l.choice.Providers = append(l.choice.Providers, p)
 		l.acceptors = append(l.acceptors, a)
 	}
 	l.countLacks()
 	if len(l.acceptors) > 0 {
-		l.without = nil
+		l.choice.Without = nil
 	} else if o.policy == Require {
 		l.release()
-		return nil, requireError{l.without}
+		return nil, requireError{l.choice.Without}
 	}
 	if o.policy == Require {
 		l.require(o.backlog)
@@ -217,7 +235,7 @@ func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
 type Listener struct {
 	opening   // providers: those that it has
 	tcp       *net.TCPListener
-	acceptors []acceptor              // of its providers
+	acceptors []moving.Acceptor       // of its providers
 	lacks     map[string]*Unavailable // why it does not have a provider, by its name
 	required  *required               // with the policy Require, else nil
 
@@ -241,8 +259,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 // accepted returns what Accept does for a connection that TCP has accepted.
 func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 	if len(l.acceptors) == 0 {
-		noteFallback(tcp, l.without)
-		count(func(n *Counters) { n.Accepted[providerTCP]++ })
+		noteFallback(tcp, l.choice.Without)
+		moving.Count(func(n *moving.Counters) { n.Accepted[providerTCP]++ })
 		return tcp
 	}
 	c, _, _ := l.takeOn(tcp)
@@ -251,10 +269,10 @@ func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 
 // takeOn has a connection found that this listener has accepted, also once the listener is
 // closed.
-func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *life) {
+func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *moving.Life) {
 	held, _ := l.hold(tcp)
-	its := &life{held: held, condition: l.condition}
-	c, h := its.takeOn(tcp, newconn.Config{Threshold: firstUse / 2}) // its dialer, which begins, counts as well
+	its := &moving.Life{Held: held, Condition: l.condition}
+	c, h := its.TakeOn(tcp, newconn.Config{Threshold: moving.FirstUse / 2}) // its dialer, which begins, counts as well
 	return c, h, its
 }
 
@@ -266,7 +284,7 @@ func (l *Listener) Providers() []string {
 	var names []string
 	for i, a := range l.acceptors {
 		if _, all := a.Lacks(); !all {
-			names = append(names, l.providers[i].name())
+			names = append(names, l.choice.Providers[i].Name())
 		}
 	}
 	return names
@@ -281,7 +299,7 @@ func (l *Listener) Unavailable() map[string]*Unavailable {
 	lacks := maps.Clone(l.lacks)
 	for i, a := range l.acceptors {
 		if why, _ := a.Lacks(); why != nil {
-			lacks[l.providers[i].name()] = reason.Of(why)
+			lacks[l.choice.Providers[i].Name()] = reason.Of(why)
 		}
 	}
 	return lacks
@@ -347,17 +365,17 @@ func isAbsent(r Reason) bool { return r == ReasonNotServed || r == ReasonNoProvi
 func (l *Listener) lack(provider string, err error) {
 	why := reason.Of(err)
 	l.lacks[provider] = why
-	if l.without == nil || isAbsent(l.without.Reason) && !isAbsent(why.Reason) {
-		l.without = why
+	if l.choice.Without == nil || isAbsent(l.choice.Without.Reason) && !isAbsent(why.Reason) {
+		l.choice.Without = why
 	}
 }
 
 // countLacks counts what the listener lacks.
 func (l *Listener) countLacks() {
 	lacks := l.Unavailable() // which may wait for the making of a name
-	count(func(n *Counters) {
-		if len(l.acceptors) == 0 && (len(l.lacks) == 0 || isAbsent(l.without.Reason)) {
-			n.Listeners[l.without.Reason]++
+	moving.Count(func(n *moving.Counters) {
+		if len(l.acceptors) == 0 && (len(l.lacks) == 0 || isAbsent(l.choice.Without.Reason)) {
+			n.Listeners[l.choice.Without.Reason]++
 		}
 		for _, why := range lacks {
 			if !isAbsent(why.Reason) {

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/internal/moving"
 )
 
 func TestListenErrorsAreThoseOfNet(t *testing.T) {
@@ -220,8 +222,9 @@ func TestListenersAreAskedBeforeTheyAreCounted(t *testing.T) {
 // counting is a provider whose acceptors use the counters.
 type counting struct{ *fake }
 
-func (counting) name() string                                        { return fakeName }
-func (counting) listen(*net.TCPListener, settings) (acceptor, error) { return countingAcceptor{}, nil }
+func (counting) Listen(*net.TCPListener, moving.Settings) (moving.Acceptor, error) {
+	return countingAcceptor{}, nil
+}
 
 type countingAcceptor struct{ fakeAcceptor }
 

@@ -200,22 +200,22 @@ func TestStatsOfAMove(t *testing.T) {
 		for name, n := range map[string]uint64{
 			"dialed by tcp":   after.Dialed[providerTCP] - before.Dialed[providerTCP] - tcp,
 			"accepted by tcp": after.Accepted[providerTCP] - before.Accepted[providerTCP] - tcp,
-			"dialed by san":   after.Dialed[f.name()] - before.Dialed[f.name()] - san,
-			"accepted by san": after.Accepted[f.name()] - before.Accepted[f.name()] - san,
+			"dialed by san":   after.Dialed[f.Name()] - before.Dialed[f.Name()] - san,
+			"accepted by san": after.Accepted[f.Name()] - before.Accepted[f.Name()] - san,
 		} {
 			if n != 0 {
 				t.Errorf("%s: %s: %d too many", when, name, int64(n))
 			}
 		}
 		waitFor(t, fmt.Sprintf("%s: %d open by the SAN", when, open), func() bool {
-			return Stats().Open[f.name()]-before.Open[f.name()] == open
+			return Stats().Open[f.Name()]-before.Open[f.Name()] == open
 		})
 	}
 	want("before it is used", 1, 0, 0)
 	newconn.HandleOf(c).CallUse(0)
 	send(t, c, s, "a use")
-	wantMoved(t, c, f.name())
-	wantMoved(t, s, f.name())
+	wantMoved(t, c, f.Name())
+	wantMoved(t, s, f.Name())
 	send(t, c, s, "by the SAN")
 	want("moved", 1, 1, 2)
 	file, err := c.(interface{ File() (*os.File, error) }).File()
@@ -232,17 +232,6 @@ func TestStatsOfAMove(t *testing.T) {
 		if n != before.Fallbacks[why] {
 			t.Errorf("%d fallbacks for %v", n-before.Fallbacks[why], why)
 		}
-	}
-}
-
-// A connection that is closed while it moves is not counted as open for ever.
-func TestStatsOfAMoveThatCloseHasOvertaken(t *testing.T) {
-	before := Stats().Open[fakeName]
-	l := life{dialed: true}
-	l.Closed()
-	l.Moved(fakeName)
-	if n := Stats().Open[fakeName] - before; n != 0 {
-		t.Errorf("%d are open", n)
 	}
 }
 

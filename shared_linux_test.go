@@ -138,7 +138,7 @@ func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 		c := mustDial(t, d, l.Addr().String())
 		s := mustAccept(t, l)
 		l.Close()
-		moving.begin(c)
+		movingLane.begin(c)
 		for range 3 {
 			send(t, c, s, string(randomBytes(200_000)))
 		}
@@ -157,7 +157,7 @@ func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 	}
 }
 
-var moving = lane{moving: true}
+var movingLane = lane{moving: true}
 
 // However many of the processes that share a socket have ended, the one that is left is found.
 func TestTheLastOfManyIsFound(t *testing.T) {
@@ -244,7 +244,7 @@ func TestANameIsTriedAgain(t *testing.T) {
 				other.Close()
 			}
 			waitFor(t, "the listener to have all", func() bool { return len(l.Unavailable()) == 0 && len(l.Providers()) == 1 })
-			moving.begin(c)
+			movingLane.begin(c)
 			for range 3 {
 				send(t, c, s, string(randomBytes(200_000)))
 			}

@@ -3,9 +3,8 @@ package san
 import (
 	"fmt"
 	"io"
-	"maps"
-	"sync"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/session"
 )
 
@@ -28,36 +27,7 @@ type Counters struct {
 
 // Stats returns a snapshot of the process's counters. The caller owns the maps. It may
 // be called concurrently.
-func Stats() Counters {
-	counters.mu.Lock()
-	defer counters.mu.Unlock()
-	c := counters.Counters
-	c.Dialed = maps.Clone(c.Dialed)
-	c.Accepted = maps.Clone(c.Accepted)
-	c.Open = maps.Clone(c.Open)
-	c.Fallbacks = maps.Clone(c.Fallbacks)
-	c.Listeners = maps.Clone(c.Listeners)
-	return c
-}
-
-// counters change a few times per connection, which costs far more than the lock.
-var counters = struct {
-	mu       sync.Mutex
-	Counters // guarded by mu
-}{Counters: Counters{
-	Dialed:    map[string]uint64{},
-	Accepted:  map[string]uint64{},
-	Open:      map[string]int{},
-	Fallbacks: map[Reason]uint64{},
-	Listeners: map[Reason]uint64{},
-}}
-
-// count changes the counters.
-func count(change func(*Counters)) {
-	counters.mu.Lock()
-	defer counters.mu.Unlock()
-	change(&counters.Counters)
-}
+func Stats() Counters { return Counters(moving.Counted()) }
 
 // Dump writes what sanconn.Conn.Debug says of each connection of the process that has moved to a
 // SAN, is about to, or was closed and still delivers, and how many wait for their move. It is
@@ -65,7 +35,7 @@ func count(change func(*Counters)) {
 // for it. It may be called at any time, waits for no connection, and returns the first error of w.
 func Dump(w io.Writer) error {
 	waiting, running := "busy", "busy"
-	if r, w, ok := queue.Counts(); ok {
+	if r, w, ok := moving.Queue.Counts(); ok {
 		running, waiting = fmt.Sprint(r), fmt.Sprint(w)
 	}
 	if _, err := fmt.Fprintf(w, "moves: %s under way, %s wait for their turn\n", running, waiting); err != nil {

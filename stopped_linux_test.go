@@ -20,6 +20,7 @@ import (
 	"github.com/sanconn/san/internal/finding"
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/movers"
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/provider/shm"
@@ -229,8 +230,8 @@ func otherProcess(t *testing.T) (c net.Conn, turns <-chan int) {
 	t.Helper()
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	go reply(l, 8)
-	waiting := make(chan int, mostTries)
-	useProviders(t, turnOf{to: l.Addr().(*net.TCPAddr).AddrPort(), waiting: waiting})
+	waiting := make(chan int, moving.MostTries)
+	useProviders(t, turnOf{byShm, l.Addr().(*net.TCPAddr).AddrPort(), waiting})
 	return mustDial(t, new(Dialer), l.Addr().String()), waiting
 }
 
@@ -253,20 +254,20 @@ func wantTurn(t testing.TB, c net.Conn, turns <-chan int, others int) {
 
 // turnOf is shared memory, and tells how many connections wait when one to an address has its turn.
 type turnOf struct {
-	shmProvider
+	moving.Provider
 	to      netip.AddrPort
 	waiting chan<- int
 }
 
-func (o turnOf) move(ctx context.Context, h newconn.Handle, s settings) error {
+func (o turnOf) Move(ctx context.Context, h newconn.Handle, s moving.Settings) error {
 	if h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort() == o.to {
 		waiting := 0
 		for ok := false; !ok; { // it gives up on a lock that is contended
-			_, waiting, ok = queue.Counts()
+			_, waiting, ok = moving.Queue.Counts()
 		}
 		o.waiting <- waiting
 	}
-	return o.shmProvider.move(ctx, h, s)
+	return o.Provider.Move(ctx, h, s)
 }
 
 // A connection that has moved: what is written waits in memory.
@@ -442,7 +443,7 @@ func use(t testing.TB, c interface {
 }, name byte) {
 	t.Helper()
 	c.SetDeadline(time.Now().Add(testTimeout))
-	const turns = 2 * firstUse * moreUse * moreUse / (32 << 10) // each counts as 32 KiB
+	const turns = 2 * moving.FirstUse * moving.MoreUse * moving.MoreUse / (32 << 10) // each counts as 32 KiB
 	for range turns {
 		if _, err := c.Write(make([]byte, 1)); err != nil {
 			t.Fatal(err)
@@ -570,7 +571,7 @@ func TestSilentOnlyIfThereWasTime(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
-		if err := (shmProvider{}).move(ctx, newconn.HandleOf(c), settings{}); reason.Of(err).Reason != ReasonTimeout {
+		if err := byShm.Move(ctx, newconn.HandleOf(c), moving.Settings{}); reason.Of(err).Reason != ReasonTimeout {
 			t.Fatalf("within %v: %v", within, err)
 		}
 		return finding.HintOf(finding.Here(tcp.Addr().(*net.TCPAddr).AddrPort().Port())).Silent != 0

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/undernet"
 )
 
@@ -20,7 +21,7 @@ func init() {
 }
 
 // planOfNet is how the connections move that package net dials.
-var planOfNet = sync.OnceValues(func() (*plan, error) { return new(Dialer).plan("tcp") })
+var planOfNet = sync.OnceValues(func() (*moving.Plan, error) { return new(Dialer).plan("tcp") })
 
 // dialedByNet is undernet.Dialed.
 func dialedByNet(tcp *net.TCPConn) (net.Conn, error) {
@@ -28,12 +29,12 @@ func dialedByNet(tcp *net.TCPConn) (net.Conn, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case p.without != nil:
-		plain(tcp, p.without)
+	case p.Without != nil:
+		plain(tcp, p.Without)
 		return nil, nil
 	}
-	conn, h, l := p.begin(tcp, time.Time{})
-	p.moveAtOnce(h, l)
+	conn, h, l := p.Begin(tcp, time.Time{})
+	p.MoveAtOnce(h, l)
 	return conn, nil
 }
 
@@ -43,7 +44,7 @@ func listenedByNet(tcp *net.TCPListener, network string) (undernet.Listener, err
 	if err != nil {
 		return nil, err
 	}
-	o.settings.v6only = network == "tcp6"
+	o.choice.Settings.V6Only = network == "tcp6"
 	l, err := o.around(tcp)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-// Package newconn is what package san does with the connections that package sanconn gives
+// Package newconn is what package moving does with the connections that package sanconn gives
 // to programs, and no program has a use for: so package sanconn does not export it.
 package newconn
 
@@ -38,7 +38,7 @@ type Config struct {
 	BytesWritten, BytesRead uint64
 }
 
-// Life is what package san keeps of a connection. It must not refer to that, which would never be
+// Life is what package moving keeps of a connection. It must not refer to that, which would never be
 // collected then. Its methods must not block.
 type Life interface {
 	// Used is called by an operation that goes on, once the connection has been used for
@@ -59,7 +59,7 @@ type Life interface {
 // What the two ends of a connection send each other on a session, as its notes: the first
 // byte of each.
 //
-//	offer      dialer → acceptor   which connection, as package san has it
+//	offer      dialer → acceptor   which connection, as package hello has it
 //	answer     acceptor → dialer   whether it moves, likewise
 //	begin      both ways           at: the session's bytes come behind so many of TCP's
 //	leave      both ways           at: so many bytes of the session are the application's
@@ -70,7 +70,7 @@ const (
 	NoteLeave  = 4
 )
 
-// Handle is package san's view of a connection.
+// Handle is package moving's view of a connection.
 type Handle interface {
 	TCP() *net.TCPConn
 	Life() Life

@@ -1,4 +1,4 @@
-package san
+package moving
 
 import (
 	"cmp"
@@ -15,30 +15,31 @@ import (
 	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/verbs"
+	"github.com/sanconn/san/session"
 )
 
 // verbsProvider is the provider for connections to other hosts.
 type verbsProvider struct{}
 
-func (verbsProvider) name() string { return verbs.Name }
+func (verbsProvider) Name() string { return verbs.Name }
 
-func (verbsProvider) config(s settings) verbs.Config {
+func (verbsProvider) config(s Settings) verbs.Config {
 	return verbs.Config{
-		Disable:   s.session.Disable,
-		Threshold: max(s.session.Threshold, 0),
+		Disable:   s.Session.Disable,
+		Threshold: max(s.Session.Threshold, 0),
 
-		IWARPOffset:  s.rdma.IWARPOffset,
-		WithoutCM:    s.rdma.WithoutCM,
-		TrafficClass: s.rdma.TrafficClass,
-		ServiceLevel: s.rdma.ServiceLevel,
-		AckTimeout:   s.rdma.AckTimeout,
-		Subnets:      s.subnets,
-		SharedDomain: s.sharedDomain,
+		IWARPOffset:  s.RDMA.IWARPOffset,
+		WithoutCM:    s.RDMA.WithoutCM,
+		TrafficClass: s.RDMA.TrafficClass,
+		ServiceLevel: s.RDMA.ServiceLevel,
+		AckTimeout:   s.RDMA.AckTimeout,
+		Subnets:      s.Subnets,
+		SharedDomain: s.SharedDomain,
 	}
 }
 
-// needsStamp implements provider. A queue pair has always to be made.
-func (p verbsProvider) needsStamp(tcp *net.TCPConn, s settings) bool {
+// NeedsStamp implements Provider. A queue pair has always to be made.
+func (p verbsProvider) NeedsStamp(tcp *net.TCPConn, s Settings) bool {
 	if tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback() && !rdmalink.Loopback() || !verbs.HaveDevices() {
 		return false
 	}
@@ -59,15 +60,15 @@ func zoned(tcp net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// stamps reports whether there is a device, whose connections are told by their stamps.
-func (verbsProvider) stamps(settings) bool { return verbs.HaveDevices() }
+// Stamps reports whether there is a device, whose connections are told by their stamps.
+func (verbsProvider) Stamps(Settings) bool { return verbs.HaveDevices() }
 
-// hold implements provider.
-func (verbsProvider) hold(*net.TCPConn, settings) (io.Closer, error) { return nil, nil }
+// Hold implements Provider.
+func (verbsProvider) Hold(*net.TCPConn, Settings) (io.Closer, error) { return nil, nil }
 
-// move connects by the TCP connection's route, to the port that it has, and shows by the
+// Move connects by the TCP connection's route, to the port that it has, and shows by the
 // connection's stamp that both are of the same two ends.
-func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) error {
+func (p verbsProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error {
 	tcp := h.TCP()
 	ends, err := tcpid.EndsOf(tcp)
 	if err != nil {
@@ -75,13 +76,12 @@ func (p verbsProvider) move(ctx context.Context, h newconn.Handle, s settings) e
 	}
 	cfg := p.config(s)
 	if cfg.Device, err = p.served(tcp, cfg); err != nil {
-		return &Unavailable{Reason: ReasonNotServed, Err: err}
+		return &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
 	}
 	_, class := routeOf(tcp)
 	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, class)
 	cfg.Claim.Port = ends.Local.Port()
-	l := h.Life().(*life)
-	return l.prove(tcp, func(stamp tcpid.Stamp) error {
+	return h.Life().(*Life).prove(tcp, func(stamp tcpid.Stamp) error {
 		cfg.Claim.Proof = stamp.Challenge()
 		ep, err := verbs.Dial(ctx, zoned(tcp.LocalAddr()).Addr(), zoned(tcp.RemoteAddr()), cfg)
 		switch {
@@ -120,11 +120,11 @@ func trafficClass(fd int) uint8 {
 	return uint8(v)
 }
 
-// listen implements provider.
-func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+// Listen implements Provider.
+func (p verbsProvider) Listen(tcp *net.TCPListener, s Settings) (Acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
-	cfg.V6Only, cfg.Admit = s.v6only, admit
+	cfg.V6Only, cfg.Admit = s.V6Only, admit
 	if rc, err := tcp.SyscallConn(); err == nil {
 		rc.Control(func(fd uintptr) {
 			cfg.TrafficClass = cmp.Or(cfg.TrafficClass, trafficClass(int(fd)))
@@ -135,24 +135,24 @@ func (p verbsProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error
 	}
 	addr := at.Addr().Unmap()
 	if addr.IsLinkLocalUnicast() && addr.Zone() == "" {
-		addr = addr.WithZone(s.zone)
+		addr = addr.WithZone(s.Zone)
 	}
 	l, err := verbs.Listen(netip.AddrPortFrom(addr, at.Port()), cfg, func(ep *verbs.Endpoint) {
-		receive(came{Endpoint: ep, provider: verbs.Name}, s.session)
+		Receive(Came{Endpoint: ep, Provider: verbs.Name}, s.Session)
 	})
 	if err != nil {
 		return nil, err
 	}
 	if err := tcpid.SaveSYN(tcp); err != nil {
 		l.Close()
-		return nil, &Unavailable{Reason: ReasonNotServed, Err: err}
+		return nil, &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
 	}
 	return verbsAcceptor{l}, nil
 }
 
 type verbsAcceptor struct{ *verbs.Listener }
 
-// Lacks implements acceptor: another process may have to end its listener first.
+// Lacks implements Acceptor: another process may have to end its listener first.
 func (a verbsAcceptor) Lacks() (why error, all bool) {
 	why = a.Waiting()
 	return why, why != nil
@@ -166,7 +166,7 @@ func admit(local, remote netip.AddrPort, proof uint16) error {
 		return verbs.ErrUnknown
 	}
 	h := newconn.HandleOf(c)
-	if _, ok := h.Life().(*life).proof.Answer(h.TCP(), proof); !ok {
+	if _, ok := h.Life().(*Life).proof.Answer(h.TCP(), proof); !ok {
 		return verbs.ErrOther
 	}
 	return nil

@@ -1,4 +1,4 @@
-package san
+package moving
 
 import (
 	"net/netip"

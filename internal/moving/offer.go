@@ -1,4 +1,4 @@
-package san
+package moving
 
 import (
 	"context"
@@ -12,10 +12,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// offer offers the process at an endpoint to move a connection to it. confirm returns why an
+// Offer offers the process at an endpoint to move a connection to it. confirm returns why an
 // answer is not from the connection's other end.
-func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newconn.Handle, offer hello.Offer, confirm func(hello.Answer) error) error {
-	if h.Life().(*life).proof.Guessed() {
+func Offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newconn.Handle, offer hello.Offer, confirm func(hello.Answer) error) error {
+	if h.Life().(*Life).proof.Guessed() {
 		ep.Abort()
 		return errTooManyGuesses
 	}
@@ -43,10 +43,10 @@ func offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newco
 
 // prove has a move tried with each stamp that a dialed connection may have, until the peer does not
 // take this end for another one.
-func (l *life) prove(tcp *net.TCPConn, move func(tcpid.Stamp) error) error {
+func (l *Life) prove(tcp *net.TCPConn, move func(tcpid.Stamp) error) error {
 	stamps, err := l.proof.Dialed(tcp, time.Time{})
 	if err != nil {
-		return &Unavailable{Reason: ReasonNotServed, Err: err}
+		return &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
 	}
 	return tryEach(stamps, move)
 }
@@ -60,19 +60,19 @@ func tryEach(stamps []tcpid.Stamp, move func(tcpid.Stamp) error) (err error) {
 	return err
 }
 
-// offerStamped is offer where both ends show by the connection's stamp that they have it.
-func offerStamped(ctx context.Context, ep session.Endpoint, s settings, h newconn.Handle, ends tcpid.Ends, stamp tcpid.Stamp) error {
+// offerStamped is Offer where both ends show by the connection's stamp that they have it.
+func offerStamped(ctx context.Context, ep session.Endpoint, s Settings, h newconn.Handle, ends tcpid.Ends, stamp tcpid.Stamp) error {
 	offered := hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
-	l := h.Life().(*life)
-	return offer(ctx, ep, s.session, h, offered, func(a hello.Answer) error { return l.confirm(stamp, a) })
+	l := h.Life().(*Life)
+	return Offer(ctx, ep, s.Session, h, offered, func(a hello.Answer) error { return l.confirm(stamp, a) })
 }
 
 // confirm returns why an answer to the connection's challenge is not from its other end.
-func (l *life) confirm(stamp tcpid.Stamp, a hello.Answer) error {
+func (l *Life) confirm(stamp tcpid.Stamp, a hello.Answer) error {
 	if l.proof.Confirm(stamp, a.Stamp) {
 		return nil
 	}
-	return &Unavailable{Reason: ReasonOwner, Err: hello.ErrImpostor}
+	return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrImpostor}
 }
 
-var errTooManyGuesses = &Unavailable{Reason: ReasonOwner, Err: hello.ErrGuessed}
+var errTooManyGuesses = &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrGuessed}

@@ -1,4 +1,4 @@
-package san
+package moving
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 // stampedPair is a connection of which both ends know the stamp: the dialed end, its stamp, and
 // the accepted one as the table has it.
-func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.Handle, l *life) {
+func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.Handle, l *Life) {
 	t.Helper()
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
@@ -43,8 +43,8 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 		t.Fatal(err)
 	}
 	stamp = stamps[0]
-	l = new(life)
-	conn, h := l.takeOn(a.(*net.TCPConn), newconn.Config{})
+	l = new(Life)
+	conn, h := l.TakeOn(a.(*net.TCPConn), newconn.Config{})
 	t.Cleanup(func() { conn.Close() })
 	return c.(*net.TCPConn), stamp, h, l
 }
@@ -77,8 +77,8 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	offer := hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
 	me := uint32(os.Geteuid())
 	for name, r := range map[string]*taker{
-		"a process of this namespace": {came: came{user: &me}},
-		"one of another namespace":    {came: came{outside: true}},
+		"a process of this namespace": {Came: Came{User: &me}},
+		"one of another namespace":    {Came: Came{Outside: true}},
 	} {
 		if a := r.judge(offer, h, l); a.Code != hello.Other {
 			t.Errorf("%s, by a stamp: %v", name, a.Code)
@@ -87,10 +87,10 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	cookies := hello.Offer{Ends: ends}
 	cookies.Cookie, _ = tcpid.Cookie(tcp)
 	cookies.PeerCookie, _ = tcpid.Cookie(h.TCP())
-	if a := (&taker{came: came{user: &me}}).judge(cookies, h, l); a.Code != hello.Moves {
+	if a := (&taker{Came: Came{User: &me}}).judge(cookies, h, l); a.Code != hello.Moves {
 		t.Errorf("a process of this namespace, by cookies: %v", a.Code)
 	}
-	if a := (&taker{came: came{outside: true}}).judge(cookies, h, l); a.Code != hello.Other {
+	if a := (&taker{Came: Came{Outside: true}}).judge(cookies, h, l); a.Code != hello.Other {
 		t.Errorf("a process of another namespace, by cookies: %v", a.Code)
 	}
 	a := (&taker{}).judge(offer, h, l)
@@ -137,7 +137,7 @@ func TestRequestsAreForConnections(t *testing.T) {
 // Answers with a wrong stamp are counted for each connection, whoever has sent them.
 func TestWrongAnswersAreCounted(t *testing.T) {
 	_, stamp, h, _ := stampedPair(t)
-	l := new(life)
+	l := new(Life)
 	wrong := hello.Answer{Code: hello.Moves, Stamp: uint16(stamp>>16) + 1}
 	right := hello.Answer{Code: hello.Moves, Stamp: uint16(stamp >> 16)}
 	if err := l.confirm(stamp, right); err != nil {
@@ -148,7 +148,7 @@ func TestWrongAnswersAreCounted(t *testing.T) {
 			t.Errorf("a wrong answer: %v", err)
 		}
 	}
-	if why := (&plan{choice: choice{providers: registry}}).move(context.Background(), h, l); why != errTooManyGuesses {
+	if why := (&Plan{Choice: Choice{Providers: Registry}}).move(context.Background(), h, l); why != errTooManyGuesses {
 		t.Errorf("after %d of them: %v", tcpid.MostGuesses, why)
 	}
 }

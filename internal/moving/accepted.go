@@ -1,4 +1,4 @@
-package san
+package moving
 
 import (
 	"context"
@@ -17,9 +17,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// offerTimeout bounds how long a process that has connected may take to offer a connection,
+// OfferTimeout bounds how long a process that has connected may take to offer a connection,
 // even with busy processors at both ends.
-const offerTimeout = 10 * time.Second
+const OfferTimeout = 10 * time.Second
 
 // accepted are the connections of this process that others may offer to move, until they are
 // closed, or the program has forgotten them.
@@ -62,8 +62,8 @@ func (t *connTable) remove(e tcpid.Ends, c weak.Pointer[sanconn.Conn]) {
 // fewConns are not worth making a table smaller for.
 const fewConns = 1 << 10
 
-// takeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
-func (l *life) takeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newconn.Handle) {
+// TakeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
+func (l *Life) TakeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newconn.Handle) {
 	l.why.Store(notOffered)
 	cfg.Life = l
 	c, h := newconn.New(tcp, cfg)
@@ -73,14 +73,14 @@ func (l *life) takeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newc
 		l.conn = weak.Make(conn)
 		accepted.add(l.ends, l.conn)
 	}
-	count(func(n *Counters) { n.Accepted[providerTCP]++ })
+	Count(func(n *Counters) { n.Accepted[TCP]++ })
 	return conn, h
 }
 
-// receive takes an endpoint by which another process may offer to move a connection. It does
+// Receive takes an endpoint by which another process may offer to move a connection. It does
 // not block.
-func receive(ep came, cfg session.Config) {
-	t := &taker{came: ep, over: make(chan struct{})}
+func Receive(ep Came, cfg session.Config) {
+	t := &taker{Came: ep, over: make(chan struct{})}
 	cfg.Accepting = true
 	cfg.OnNote = t.note
 	t.session = session.New(ep.Endpoint, cfg)
@@ -89,7 +89,7 @@ func receive(ep came, cfg session.Config) {
 
 // taker waits for the offer on a session, and takes it.
 type taker struct {
-	came
+	Came
 	session *session.Session
 	over    chan struct{} // closed by the first note, or the session's end
 	taken   func(*session.Session, []byte)
@@ -97,7 +97,7 @@ type taker struct {
 }
 
 func (t *taker) run() {
-	ctx, cancel := context.WithTimeout(context.Background(), offerTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), OfferTimeout)
 	defer cancel()
 	if err := t.session.Negotiate(ctx); err != nil {
 		t.session.Abort()
@@ -140,13 +140,13 @@ func (t *taker) take(note []byte) hello.Answer {
 		return hello.Answer{Code: hello.Unknown}
 	}
 	h := newconn.HandleOf(c)
-	l := h.Life().(*life)
+	l := h.Life().(*Life)
 	a := t.judge(offer, h, l)
 	if a.Code != hello.Moves {
 		return a
 	}
 	if h.Ended() { // there is nothing to decide
-		l.failed(errEnded)
+		l.Failed(ErrEnded)
 		return hello.Answer{Code: hello.Stays}
 	}
 	switch decided, err := t.condition(l); {
@@ -158,22 +158,22 @@ func (t *taker) take(note []byte) hello.Answer {
 	t.taken = h.Notes()
 	if err := h.Take(t.session, a.Encode()); err != nil {
 		t.taken = nil
-		l.failed(reason.Of(err))
+		l.Failed(reason.Of(err))
 		return hello.Answer{Code: hello.Stays}
 	}
 	return a
 }
 
 // judge compares what the offer says of its TCP connection with what is known of it here.
-func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *life) hello.Answer {
+func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *Life) hello.Answer {
 	if l.proof.Guessed() {
 		return hello.Answer{Code: hello.Stays}
 	}
 	if offer.Stamped {
-		if t.user != nil {
+		if t.User != nil {
 			return hello.Answer{Code: hello.Other} // who is here can learn stamps, and shall show cookies
 		}
-		if t.outside && isHere(h.TCP()) {
+		if t.Outside && isHere(h.TCP()) {
 			return hello.Answer{Code: hello.Other}
 		}
 		half, ok := l.proof.Answer(h.TCP(), offer.Challenge)
@@ -182,7 +182,7 @@ func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *life) hello.Answer
 		}
 		return hello.Answer{Code: hello.Moves, Stamp: half}
 	}
-	if t.user == nil {
+	if t.User == nil {
 		return hello.Answer{Code: hello.Other} // cookies are for those who are here
 	}
 	cookie, err := tcpid.Cookie(h.TCP())
@@ -195,9 +195,9 @@ func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *life) hello.Answer
 	}
 	switch {
 	case err != nil && !errors.Is(err, tcpid.ErrNotHere): // as in a sandbox, of which the dialer knows nothing
-		l.failed(reason.Of(err))
+		l.Failed(reason.Of(err))
 		return hello.Answer{Code: hello.Stays}
-	case err != nil, peer.Cookie != offer.Cookie, peer.UID != *t.user:
+	case err != nil, peer.Cookie != offer.Cookie, peer.UID != *t.User:
 		return hello.Answer{Code: hello.Other}
 	}
 	return hello.Answer{Code: hello.Moves}

@@ -1,4 +1,4 @@
-package san
+package moving
 
 import (
 	"context"
@@ -19,14 +19,14 @@ import (
 // shmProvider is the provider between processes of this host.
 type shmProvider struct{}
 
-func (shmProvider) name() string { return shm.Name }
+func (shmProvider) Name() string { return shm.Name }
 
-// move asks the processes that accept connections of the port, one after the other, until one
+// Move asks the processes that accept connections of the port, one after the other, until one
 // has the other end of this one.
-func (shmProvider) move(ctx context.Context, h newconn.Handle, s settings) error {
+func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error {
 	tcp := h.TCP()
 	if multipath, err := tcp.MultipathTCP(); multipath && err == nil {
-		return &Unavailable{Reason: ReasonNotServed, Err: fmt.Errorf("shm: %w", tcpid.ErrMPTCP)}
+		return &session.Unavailable{Reason: session.ReasonNotServed, Err: fmt.Errorf("shm: %w", tcpid.ErrMPTCP)}
 	}
 	ends, err := tcpid.EndsOf(tcp)
 	if err != nil {
@@ -37,11 +37,11 @@ func (shmProvider) move(ctx context.Context, h newconn.Handle, s settings) error
 	case errors.Is(err, tcpid.ErrNotHere) && mayBeOutside(ends.Remote, s):
 		return moveOutside(ctx, h, s, ends)
 	case errors.Is(err, tcpid.ErrNotHere):
-		return &Unavailable{Reason: ReasonNotServed, Err: fmt.Errorf("shm: %w", err)}
+		return &session.Unavailable{Reason: session.ReasonNotServed, Err: fmt.Errorf("shm: %w", err)}
 	case err != nil:
 		return err
 	case !peer.Accepted:
-		return &Unavailable{Reason: ReasonNoListener, Err: hello.ErrNotAccepted}
+		return &session.Unavailable{Reason: session.ReasonNoListener, Err: hello.ErrNotAccepted}
 	}
 	offered := hello.Offer{Ends: ends, PeerCookie: peer.Cookie}
 	if offered.Cookie, err = tcpid.Cookie(tcp); err != nil {
@@ -53,18 +53,17 @@ func (shmProvider) move(ctx context.Context, h newconn.Handle, s settings) error
 		User: peer.UID,
 		Offer: func(ctx context.Context, ep session.Endpoint) error {
 			// The kernel has told whose process it is.
-			return offer(ctx, ep, s.session, h, offered, func(hello.Answer) error { return nil })
+			return Offer(ctx, ep, s.Session, h, offered, func(hello.Answer) error { return nil })
 		},
 	}.Run(ctx)
 }
 
 // moveOutside looks for the process in the directory, and proves by the connection's stamp, both
 // ways, that it has the other end.
-func moveOutside(ctx context.Context, h newconn.Handle, s settings, ends tcpid.Ends) error {
-	l := h.Life().(*life)
-	return l.prove(h.TCP(), func(stamp tcpid.Stamp) error {
+func moveOutside(ctx context.Context, h newconn.Handle, s Settings, ends tcpid.Ends) error {
+	return h.Life().(*Life).prove(h.TCP(), func(stamp tcpid.Stamp) error {
 		return finding.Search{
-			At: finding.Place{Dir: s.dir, Peer: ends.Remote},
+			At: finding.Place{Dir: s.Dir, Peer: ends.Remote},
 			To: ends.Remote,
 			Offer: func(ctx context.Context, ep session.Endpoint) error {
 				return offerStamped(ctx, ep, s, h, ends, stamp)
@@ -74,20 +73,20 @@ func moveOutside(ctx context.Context, h newconn.Handle, s settings, ends tcpid.E
 }
 
 // mayBeOutside reports whether an address may be one of another network namespace of this host.
-func mayBeOutside(remote netip.AddrPort, s settings) bool {
-	return s.dir != "" && !remote.Addr().IsLoopback()
+func mayBeOutside(remote netip.AddrPort, s Settings) bool {
+	return s.Dir != "" && !remote.Addr().IsLoopback()
 }
 
-// needsStamp implements provider.
-func (shmProvider) needsStamp(tcp *net.TCPConn, s settings) bool {
+// NeedsStamp implements Provider.
+func (shmProvider) NeedsStamp(tcp *net.TCPConn, s Settings) bool {
 	return mayBeOutside(tcp.RemoteAddr().(*net.TCPAddr).AddrPort(), s)
 }
 
-// stamps reports whether there is a directory, where connections are told by their stamps.
-func (shmProvider) stamps(s settings) bool { return s.dir != "" }
+// Stamps reports whether there is a directory, where connections are told by their stamps.
+func (shmProvider) Stamps(s Settings) bool { return s.Dir != "" }
 
-// listen implements provider.
-func (shmProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
+// Listen implements Provider.
+func (shmProvider) Listen(tcp *net.TCPListener, s Settings) (Acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	n, err := openNames(at, s)
 	if err != nil {
@@ -95,14 +94,14 @@ func (shmProvider) listen(tcp *net.TCPListener, s settings) (acceptor, error) {
 	}
 	if mayBeOutside(at, s) {
 		if err := tcpid.SaveSYN(tcp); err != nil {
-			n.Outside = &Unavailable{Reason: ReasonNotServed, Err: err}
+			n.Outside = &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
 		}
 	}
 	return n, nil
 }
 
-// hold implements provider.
-func (shmProvider) hold(tcp *net.TCPConn, s settings) (io.Closer, error) {
+// Hold implements Provider.
+func (shmProvider) Hold(tcp *net.TCPConn, s Settings) (io.Closer, error) {
 	n, err := openNames(tcp.LocalAddr().(*net.TCPAddr).AddrPort(), s)
 	if err != nil {
 		return nil, err
@@ -110,16 +109,16 @@ func (shmProvider) hold(tcp *net.TCPConn, s settings) (io.Closer, error) {
 	return n, nil
 }
 
-func openNames(at netip.AddrPort, s settings) (*finding.Names, error) {
+func openNames(at netip.AddrPort, s Settings) (*finding.Names, error) {
 	dir := ""
 	if mayBeOutside(at, s) {
-		dir = s.dir
+		dir = s.Dir
 	}
-	return finding.Open(at.Port(), dir, s.session, func(ep finding.Taken, cfg session.Config) {
-		c := came{Endpoint: ep.Endpoint, provider: shm.Name, outside: ep.Outside}
+	return finding.Open(at.Port(), dir, s.Session, func(ep finding.Taken, cfg session.Config) {
+		c := Came{Endpoint: ep.Endpoint, Provider: shm.Name, Outside: ep.Outside}
 		if !ep.Outside {
-			c.user = &ep.User
+			c.User = &ep.User
 		}
-		receive(c, cfg)
+		Receive(c, cfg)
 	})
 }

@@ -1,0 +1,152 @@
+package moving
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/movers"
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+const (
+	// FirstUse is for how much use a connection by TCP moves: 32 turns, as sanconn counts them.
+	// By then it has cost about as much more than on a SAN as the move costs, so one that ends
+	// soon, or goes on, costs at most twice what was best for it. See docs/PERFORMANCE.md, "When
+	// it pays to move".
+	FirstUse = 1 << 20
+
+	// A move that fails is tried again after four times as much use, this often.
+	MoreUse   = 4
+	MostTries = 4
+)
+
+// Plan is how a dialer's connections move.
+type Plan struct {
+	Choice
+	AtOnce bool // without waiting until they have been used
+	Either bool // it may as well be the accepted end, for which it is no failure that nobody is found
+}
+
+// Begin makes a connection of one that has been dialed by TCP; began: since when.
+func (p *Plan) Begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.Handle, *Life) {
+	l := &Life{dialed: true, Plan: p}
+	l.why.Store(unused)
+	if slices.ContainsFunc(p.Providers, func(by Provider) bool { return by.NeedsStamp(tcp, p.Settings) }) {
+		l.proof.Dialed(tcp, began)
+	}
+	c, h := newconn.New(tcp, newconn.Config{Threshold: FirstUse, Life: l})
+	Count(func(n *Counters) { n.Dialed[TCP]++ })
+	return c.(*sanconn.Conn), h, l
+}
+
+// MoveAtOnce moves a connection without waiting until it has been used, if that is wanted.
+func (p *Plan) MoveAtOnce(h newconn.Handle, l *Life) {
+	if p.AtOnce {
+		h.CallUse(Never)
+		p.moveLater(h, l, true)
+	}
+}
+
+// Never is more than any connection is used for.
+const Never = int64(1) << 60
+
+// move tries each provider in turn. It returns why the first, which is preferred, does not
+// carry the connection, if none does; or, if the other end refuses one, that. One that has found
+// the other end's host, and may carry it as soon as that has been accepted, is the last: or a
+// connection within a host went by its NIC.
+func (p *Plan) move(ctx context.Context, h newconn.Handle, l *Life) *session.Unavailable {
+	if l.proof.Guessed() {
+		return errTooManyGuesses
+	}
+	var why *session.Unavailable
+	for _, provider := range p.Providers {
+		err := provider.Move(ctx, h, p.Settings)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, newconn.ErrNoAnswer), // it may move yet, and nowhere else
+			errors.Is(err, newconn.ErrClaimed), // whoever is tried
+			errors.Is(err, hello.ErrNotAccepted), errors.Is(err, hello.ErrUnknown), errors.Is(err, hello.ErrUndecided), errors.Is(err, newconn.ErrNotTaken):
+			return reason.Of(err)
+		case why == nil, reason.Is(err, session.ReasonRefused): // it is not tried again
+			why = reason.Of(err)
+		}
+	}
+	return why
+}
+
+// MoveNow moves a connection that must not be used before, in its turn and once its other end
+// has been accepted.
+func (p *Plan) MoveNow(ctx context.Context, h newconn.Handle, l *Life) *session.Unavailable {
+	done := make(chan *session.Unavailable, 1)
+	j := p.inTurn(ctx, h, l, true, func(why *session.Unavailable) { done <- why })
+	select {
+	case why := <-done:
+		if why == nil {
+			if err := h.Moved(ctx); err != nil {
+				why = reason.Of(err)
+			}
+		}
+		return why
+	case <-ctx.Done(): // the job ends with it
+		if why := j.Passing(); why != nil {
+			return &session.Unavailable{Reason: why.Reason, Err: fmt.Errorf("%w: %w", ctx.Err(), why.Err)}
+		}
+		return reason.Of(ctx.Err())
+	}
+}
+
+// moveLater moves a connection in the background. atOnce: as soon as its other end has been
+// accepted.
+func (p *Plan) moveLater(h newconn.Handle, l *Life, atOnce bool) {
+	p.inTurn(context.Background(), h, l, atOnce, func(why *session.Unavailable) {
+		if why == nil {
+			return
+		}
+		if h.Ended() { // so nothing has been found out of its other end, which may have gone
+			if l.why.Load() != unused {
+				return
+			}
+			why = ErrEnded
+		}
+		if errors.Is(why, newconn.ErrClaimed) {
+			h.CallUse(FirstUse)
+			return
+		}
+		if !p.Either || why.Reason != session.ReasonNoListener {
+			l.Failed(why)
+		}
+		if n := l.tries.Add(1); n < MostTries && why.Reason != session.ReasonRefused {
+			use := int64(FirstUse)
+			for range n {
+				use *= MoreUse
+			}
+			h.CallUse(use)
+		}
+	})
+}
+
+// Queue has connections move, those that a dial waits for and those in the background.
+var Queue movers.Pool
+
+// inTurn moves a connection when it is its turn.
+func (p *Plan) inTurn(ctx context.Context, h newconn.Handle, l *Life, waits bool, done func(*session.Unavailable)) *movers.Job {
+	j := &movers.Job{
+		Peer:  h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort(),
+		Move:  func(ctx context.Context) *session.Unavailable { return p.move(ctx, h, l) },
+		Done:  done,
+		Ctx:   ctx,
+		Left:  p.Settings.Attempt,
+		Waits: waits,
+	}
+	Queue.Add(j)
+	return j
+}
