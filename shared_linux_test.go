@@ -151,6 +151,7 @@ func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 			ep, err := shm.Dial(t.Context(), l.Addr().(*net.TCPAddr).AddrPort().Port(), 0, uint32(os.Getuid()), shm.Config{})
 			if err == nil {
 				ep.Abort()
+				ep.Retire()
 			}
 			return reason.Is(err, ReasonNoListener)
 		})
