@@ -9,8 +9,9 @@ import "unsafe"
 const blocksMin = 4
 
 // toBlockEnd is how many bytes there are from the start of b to where the next block of memory
-// begins, at a multiple of size. The address is only a number here, and nothing is reached by
-// it: a slice on a stack that moves costs a registration.
-func toBlockEnd(b []byte, size int) int {
-	return size - int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))%uintptr(size))
-}
+// begins, at a multiple of size.
+func toBlockEnd(b []byte, size int) int { return size - int(addressOf(b)%uintptr(size)) }
+
+// addressOf is where b begins. The address is only a number here, and nothing is reached by it: a
+// slice on a stack that moves costs a registration.
+func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

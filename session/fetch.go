@@ -31,6 +31,7 @@ type fetches struct {
 
 	want  atomic.Int64 // len of the slice of a waiting Read; 0: none
 	into  target       // that slice, if transfers go there
+	ends  uintptr      // where in memory the last offer that came to a Read's slice ends
 	reads reads
 	full  atomic.Bool // the last RDMA read found no room in the queue
 	held  int         // bytes in chunks, against the budget
@@ -125,9 +126,15 @@ func (f *fetches) target(p []byte, n int) {
 }
 
 // filled is what the current offer fills of p, of which n bytes are, and what is in front; to the end
-// of a block, so that a Write that is a little longer fills no other memory.
+// of a block, so that a Write that is a little longer fills no other memory. It is all of p if that
+// goes on behind the last offer: parts of memory that is filled by one Write after the other overlap,
+// and each would be registered in place of those before.
 func (f *fetches) filled(p []byte, n int) []byte {
-	end := n + min(len(p)-n, f.cur.total-f.cur.asked)
+	begins, end := addressOf(p[n:]), n+min(len(p)-n, f.cur.total-f.cur.asked)
+	goesOn := begins-f.ends < uintptr(f.bounds.maxRDMA)
+	if f.ends = begins + uintptr(end-n); goesOn {
+		return p
+	}
 	if end < len(p) {
 		end += min(len(p)-end, toBlockEnd(p[end:], f.bounds.maxRDMA))
 	}

@@ -235,6 +235,37 @@ func TestOfAReadsSliceCountsWhatIsFilled(t *testing.T) {
 	})
 }
 
+// A slice that is filled by one Write after the other is looked at as a whole from the second on, as
+// the parts overlap. That ends with a Read which begins in front.
+func TestASliceThatWritesGoOnInIsLookedAtAsAWhole(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const size, slice = 300_000, 16 << 20
+		mem := &filled{pays: true}
+		a, b, _, _ := pairOn(t, byRead, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+			mem.Memory = m
+			return mem
+		}))
+		into := make([]byte, slice)
+		for i, at := range []int{0, size, 2*size + 100, 0} {
+			written := make(chan result, 1)
+			go func() {
+				pass(time.Second) // b's Read waits
+				written <- within(t, goWrite(a, pattern(size)))
+			}()
+			mem.most = 0
+			if n, err := b.Read(into[at:]); n != size || err != nil {
+				t.Fatal(n, err)
+			}
+			if r := within(t, written); r.n != size || r.err != nil {
+				t.Fatalf("Write: %+v", r)
+			}
+			if goesOn := at > 0; mem.looks != i+1 || goesOn != (mem.most == slice-at) {
+				t.Errorf("looked %d times, at %d bytes from %d on", mem.looks, mem.most, at)
+			}
+		}
+	})
+}
+
 // filled is memory that is told whether it pays to be read into.
 type filled struct {
 	session.Memory
