@@ -139,11 +139,16 @@ func TestAWholeIsRegisteredFromItsBlock(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{Budget: NewBudget(1<<30, 100)})
 	b := make([]byte, 8<<20)
-	for i := range 20 {
-		c.RegisterWhole(b[7*(i+1)%20*100:], LocalWrite)
-	}
-	if n := c.Stats().Registrations; n != 1 {
-		t.Errorf("%d registrations", n)
+	end := 7<<20 - int(addressOf(b)%(1<<20))
+	for _, from := range []int{0, end - 1<<19} { // of the latter b's start is no part that is sent along
+		before := c.Stats().Registrations
+		for i := range 20 {
+			c.RegisterWhole(b[from+7*(i+1)%20*100:end], LocalWrite)
+		}
+		if n := c.Stats().Registrations - before; n != 1 {
+			t.Errorf("%d registrations of what begins at %d or behind that", n, from)
+		}
+		c.Empty()
 	}
 	runtime.KeepAlive(b)
 }

@@ -41,9 +41,11 @@ func (c *Cache) RegisterWhole(b []byte, access Access) {
 	}
 	if m := c.classify(b); m.kind != Unknown && !c.has(b, access) {
 		start := addressOf(b)
-		before := int(start - max(m.lo, start&^(wholeBlock-1)))
-		if m.kind == Heap && before+len(b) <= most {
-			b = unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), -before)), before+len(b))
+		if m.kind == Heap { // where m.lo may be b's start
+			if before := int(start - max(m.base, start&^(wholeBlock-1))); before+len(b) <= most {
+				b = unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), -before)), before+len(b))
+				m.lo = min(m.lo, addressOf(b))
+			}
 		}
 		if r, _ := c.promote(b, access, m, c.registerOnce); r != nil {
 			r.Release()

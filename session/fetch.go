@@ -130,6 +130,7 @@ func (f *fetches) target(p []byte, n int) {
 // goes on behind the last offer: parts of memory that is filled by one Write after the other overlap,
 // and each would be registered in place of those before.
 func (f *fetches) filled(p []byte, n int) []byte {
+	p = p[:len(p):len(p)] // behind that it is not the Read's
 	begins, end := addressOf(p[n:]), n+min(len(p)-n, f.cur.total-f.cur.asked)
 	goesOn := begins-f.ends < uintptr(f.bounds.maxRDMA)
 	if f.ends = begins + uintptr(end-n); goesOn {

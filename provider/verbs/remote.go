@@ -149,12 +149,12 @@ func (r *remote) PaysToFill(b []byte) (bool, error) {
 	return pays, err
 }
 
-// lookedAt is the part of a Read's slice that stands for it: of a large one an operation's worth
-// between two multiples of that, which is the same wherever Reads of that memory begin, as behind
-// messages of different lengths.
+// lookedAt is the part of a Read's slice that stands for b, which is filled of it: of a large slice
+// an operation's worth between two multiples of that, which is the same wherever Reads of that memory
+// begin, as behind messages of different lengths.
 func (r *remote) lookedAt(b []byte) []byte {
-	if n := r.maxRDMA; len(b) >= 2*n {
-		return b[n-int(addressOf(b)%uintptr(n)):][:n]
+	if n := r.maxRDMA; cap(b) >= 2*n {
+		return b[:cap(b)][n-int(addressOf(b)%uintptr(n)):][:n]
 	}
 	return b[:min(len(b), r.dev.most.registration)]
 }
