@@ -151,7 +151,7 @@ func (q Search) askOnce(ctx context.Context, number int) (done bool, err error) 
 	case errors.Is(err, hello.ErrOther), errors.Is(err, hello.ErrImpostor),
 		errors.Is(err, newconn.ErrNotTaken), reason.Is(err, session.ReasonNoListener, session.ReasonResources), // it has not taken it
 		errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE), // it has ended; if it had the other end, so does TCP
-		reason.Is(err, session.ReasonStays): // it may have passed the connection on to another one
+		errors.Is(err, hello.ErrStays): // it, not this end, which may have passed the connection on to another one
 		return false, err
 	case reason.Is(err, session.ReasonRefused), errors.Is(err, hello.ErrUndecided):
 		q.noteFound(number)

@@ -48,6 +48,38 @@ func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
 	}
 }
 
+// Where another process's end stays on TCP the next one is asked, as it may have the connection by now.
+// An end of this process that does not move is offered to nobody else.
+func TestSearchEndsWithAnEndThatStays(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	to := tcp.Addr().(*net.TCPAddr).AddrPort()
+	for range 2 {
+		l, err := shm.Listen(to.Port(), shm.Config{}, drop)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+	for want, stays := range map[int]error{
+		1: &session.Unavailable{Reason: session.ReasonStays, Err: net.ErrClosed},
+		2: hello.Answer{Code: hello.Stays}.Err(),
+	} {
+		asked := 0
+		err = Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Offer: func(_ context.Context, ep session.Endpoint) error {
+			drop(ep)
+			asked++
+			return stays
+		}}.Run(t.Context())
+		if asked != want || err != stays {
+			t.Errorf("%v: %d are asked, %v", stays, asked, err)
+		}
+	}
+}
+
 func drop(ep session.Endpoint) { ep.Abort(); ep.Retire() }
 
 // A search that is given up has found out nothing, neither who is there nor who is stopped.

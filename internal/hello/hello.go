@@ -129,7 +129,7 @@ func (a Answer) Err() error {
 	case Refused:
 		return &session.Unavailable{Reason: session.ReasonRefused, Err: errRefused}
 	case Stays:
-		return &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("the peer's end stays on TCP")}
+		return &session.Unavailable{Reason: session.ReasonStays, Err: ErrStays}
 	}
 	return &session.Unavailable{Reason: session.ReasonProtocol, Err: errNotUnderstood}
 }
@@ -141,6 +141,7 @@ var (
 	ErrOther       = errors.New("the process that was asked takes this end for another one")
 	ErrImpostor    = errors.New("the answer is not from the connection's other end")
 	ErrGuessed     = fmt.Errorf("%w, too often", ErrImpostor) // so none counts any more
+	ErrStays       = errors.New("the peer's end stays on TCP")
 	ErrUndecided   = errors.New("the listener's condition has not decided yet")
 	errRefused     = fmt.Errorf("the listener's condition: %w", syscall.ECONNREFUSED) // its reason stays with the listener
 )
