@@ -98,6 +98,14 @@ func (n *Names) Close() error {
 	return nil
 }
 
+// has reports whether the process is found at a place.
+func (n *nameSet) has(at Place) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	x := n.names[at]
+	return x != nil && x.lack == nil
+}
+
 // use takes a name, unless the process has it, until release.
 func (n *nameSet) use(at Place, cfg session.Config, take func(Taken, session.Config)) (*name, error) {
 	n.mu.Lock()

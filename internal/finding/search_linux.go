@@ -30,7 +30,7 @@ const (
 	AnswersIn = 20 * time.Millisecond
 
 	// nobodyFor is how long a port of which nobody had a name is not asked for again: its
-	// listener, most likely, does without this library.
+	// listener, most likely, does without this library. This process may have one there since.
 	nobodyFor = time.Second
 )
 
@@ -78,7 +78,7 @@ func (q Search) Run(ctx context.Context) error {
 	if hint.known && !hint.Silent.has(hint.last) {
 		ask(hint.last)
 	}
-	if !found && !done && time.Since(HintOf(q.to()).free) < nobodyFor {
+	if !found && !done && time.Since(HintOf(q.to()).free) < nobodyFor && !own.has(q.At) {
 		return q.nobody()
 	}
 	behind := time.Since(hint.searched) >= gapFor

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/session"
 )
@@ -77,6 +78,33 @@ func TestSearchEndsWithAnEndThatStays(t *testing.T) {
 		if asked != want || err != stays {
 			t.Errorf("%v: %d are asked, %v", stays, asked, err)
 		}
+	}
+}
+
+// That nobody had a name of a port does not count once this process has one: ports come again.
+func TestSearchOfAPortThatIsOurs(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	to := tcp.Addr().(*net.TCPAddr).AddrPort()
+	asked := 0
+	q := Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Offer: func(_ context.Context, ep session.Endpoint) error {
+		drop(ep)
+		asked++
+		return nil
+	}}
+	if err := q.Run(t.Context()); !reason.Is(err, session.ReasonNoListener) {
+		t.Fatal(err)
+	}
+	n, err := Open(to.Port(), "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if err := q.Run(t.Context()); err != nil || asked != 1 {
+		t.Errorf("%d are asked, %v", asked, err)
 	}
 }
 
