@@ -139,11 +139,11 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 	if c.config.Disabled || !c.worthCaching(b, m, 1) {
 		return c.once(b, access, nil, &c.stats.once)
 	}
-	r, err := c.promote(b, access, m, c.register)
+	r, err := c.promote(b, access, m)
 	if err != nil && !errors.Is(err, syscall.ENOBUFS) {
 		// Perhaps because of what lies around b: a guard page, or the end of a file.
 		m.lo, m.hi = addressOf(b), addressOf(b)+uintptr(len(b))
-		r, _ = c.promote(b, access, m, c.register)
+		r, _ = c.promote(b, access, m)
 	}
 	if r != nil {
 		return r, nil
@@ -185,7 +185,8 @@ func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 	if len(b) == 0 || len(b) > c.config.MaxRegistration || c.config.Disabled || c.closed.Load() {
 		return false, nil
 	}
-	if c.has(b, access) {
+	start := addressOf(b)
+	if r := c.index.find(start, start+uintptr(len(b))); r != nil && r.access&access == access && r.proof.valid() {
 		return true, nil
 	}
 	m := c.classify(b)
@@ -195,13 +196,6 @@ func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 	worth := c.worthCaching(b, m, uses)
 	runtime.KeepAlive(unsafe.SliceData(b))
 	return worth, nil
-}
-
-// has reports whether b is registered with at least the rights of access, and right.
-func (c *Cache) has(b []byte, access Access) bool {
-	start := addressOf(b)
-	r := c.index.find(start, start+uintptr(len(b)))
-	return r != nil && r.access&access == access && r.proof.valid()
 }
 
 // once registers exactly b for one use, and counts that in count.
@@ -237,7 +231,7 @@ func (c *Cache) registerForPeer(b []byte, access Access) (*Region, error) {
 	if !c.config.Disabled {
 		pin = c.lookup(b, LocalRead)
 		if pin == nil && c.worthCaching(b, m, 1) {
-			pin, _ = c.promote(b, LocalRead, m, c.register) // works without it, too
+			pin, _ = c.promote(b, LocalRead, m) // works without it, too
 		}
 	}
 	r, err := c.once(b, access, pin, &c.stats.exposed)

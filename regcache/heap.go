@@ -42,7 +42,6 @@ func heapMemory(b []byte, base uintptr) memory {
 		kind:   Heap,
 		lo:     lo,
 		hi:     uintptr(first) + uintptr(len(b)),
-		base:   base,
 		object: object,
 		prove:  func() proof { return &objectLives{object: object()} },
 	}

@@ -48,8 +48,7 @@ type memory struct {
 	// The bytes around the slice that live and die with it, and so may be registered
 	// together with it.
 	lo, hi uintptr
-	// base is where the object begins that the slice is alive in, for heap memory, object the same.
-	base   uintptr
+	// object is where the object begins that the slice is alive in, for heap memory.
 	object func() weak.Pointer[byte]
 	// prove makes the proof for a registration within [lo, hi); the slice is
 	// alive when it is called. nil for unknown memory.

@@ -1,10 +1,5 @@
 package regcache
 
-import (
-	"runtime"
-	"unsafe"
-)
-
 const (
 	// A promoted object up to this size is registered as a whole, whatever
 	// part was acquired, so that all later parts of it hit. Registering
@@ -27,36 +22,9 @@ func (c *Cache) wholeMost() uintptr {
 	return uintptr(min(wholeMax, c.budget.limit()/wholeShare, int64(c.config.MaxRegistration)))
 }
 
-// wholeBlock: a slice of the heap is registered from where its block of memory begins, so that those
-// which begin a little before it are hits as well.
-const wholeBlock = 1 << 20
-
-// RegisterWhole registers b for the cache, so that an Acquire of any part of it with this local access
-// is a hit. It does nothing if b is larger than the device takes at once, or than a part of the budget
-// (wholeShare), if there is no room, or if b cannot be registered: then the parts are by themselves.
-func (c *Cache) RegisterWhole(b []byte, access Access) {
-	most := int(min(c.budget.limit()/wholeShare, int64(c.config.MaxRegistration)))
-	if len(b) == 0 || len(b) > most || c.config.Disabled || c.closed.Load() {
-		return
-	}
-	if m := c.classify(b); m.kind != Unknown && !c.has(b, access) {
-		start := addressOf(b)
-		if m.kind == Heap { // where m.lo may be b's start
-			if before := int(start - max(m.base, start&^(wholeBlock-1))); before+len(b) <= most {
-				b = unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), -before)), before+len(b))
-				m.lo = min(m.lo, addressOf(b))
-			}
-		}
-		if r, _ := c.promote(b, access, m, c.registerOnce); r != nil {
-			r.Release()
-		}
-	}
-	runtime.KeepAlive(unsafe.SliceData(b))
-}
-
 // promote registers b, and what may be registered with it, for the cache. It returns
 // neither a region nor an error if there is no room.
-func (c *Cache) promote(b []byte, access Access, m memory, register func(uintptr, int, Access) (MR, error)) (*Region, error) {
+func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	start := addressOf(b)
 	end := start + uintptr(len(b))
 	lo, hi := start, end
@@ -71,7 +39,7 @@ func (c *Cache) promote(b []byte, access Access, m memory, register func(uintptr
 	if !ok {
 		return nil, nil
 	}
-	mr, err := register(lo, int(hi-lo), access)
+	mr, err := c.register(lo, int(hi-lo), access)
 	if err != nil {
 		c.budget.unreserve(size)
 		return nil, err

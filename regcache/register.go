@@ -10,8 +10,11 @@ import (
 // register registers with the device. If that is out of memory, it gives back everything
 // unused and tries once more.
 func (c *Cache) register(start uintptr, n int, access Access) (MR, error) {
+	if limit := c.budget.memlock; limit != 0 && int64(n) > limit || n > c.config.MaxRegistration {
+		return MR{}, c.refused(n, syscall.ENOMEM)
+	}
 	mr, err := c.registerOnce(start, n, access)
-	if errors.Is(err, syscall.ENOMEM) && !c.tooLarge(n) {
+	if errors.Is(err, syscall.ENOMEM) {
 		c.stats.flushes.Add(1)
 		c.budget.Flush()
 		mr, err = c.registerOnce(start, n, access)
@@ -23,13 +26,9 @@ func (c *Cache) register(start uintptr, n int, access Access) (MR, error) {
 		c.stats.failed.Add(1)
 		return MR{}, fmt.Errorf("regcache: register %d bytes for %v: %w", n, access, err)
 	}
+	c.stats.pinnedEntries.Add(1)
+	c.stats.pinnedBytes.Add(pinnedSize(start, start+uintptr(n)))
 	return mr, nil
-}
-
-// tooLarge reports whether n bytes are never registered, whatever is given back.
-func (c *Cache) tooLarge(n int) bool {
-	limit := c.budget.memlock
-	return limit != 0 && int64(n) > limit || n > c.config.MaxRegistration
 }
 
 func (c *Cache) refused(n int, err error) error {
@@ -37,18 +36,10 @@ func (c *Cache) refused(n int, err error) error {
 	return fmt.Errorf("regcache: register %d bytes: %w: %w; %v", n, syscall.ENOBUFS, err, c.budget)
 }
 
-// registerOnce is register without another try, and with the device's error.
 func (c *Cache) registerOnce(start uintptr, n int, access Access) (MR, error) {
-	if c.tooLarge(n) {
-		return MR{}, syscall.ENOMEM
-	}
 	began := time.Now()
 	mr, err := c.registrar.Register(start, n, access)
 	c.stats.registerNanoseconds.Add(int64(time.Since(began)))
 	c.stats.registrations.Add(1)
-	if err == nil {
-		c.stats.pinnedEntries.Add(1)
-		c.stats.pinnedBytes.Add(pinnedSize(start, start+uintptr(n)))
-	}
 	return mr, err
 }

@@ -164,12 +164,10 @@ type Memory interface {
 
 	// PaysToOffer reports whether a Write of b, of Limits.Threshold or more, had better be
 	// offered than go through the inbox: exposing b costs less than copying it. PaysToFill
-	// reports whether b, what a Write fills of the slice of a Read, or all of one that goes on
-	// behind the Write before, had better be read into than be copied to, and may register it for
-	// the Reads of its parts that follow then; to its capacity it is that slice. Each is called
-	// once for a Write, may note that b was used, and does not wait. An error means that b cannot
-	// be registered, whatever that would cost. If Config sets a Threshold, what they report does
-	// not count.
+	// reports whether b, of a Read, had better be read into than be copied to. Each is
+	// called once for a Write, may note that b was used, and does not block. An error
+	// means that b cannot be registered, whatever that would cost. Not used if Config sets
+	// a Threshold.
 	PaysToOffer(b []byte) (bool, error)
 	PaysToFill(b []byte) (bool, error)
 

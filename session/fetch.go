@@ -31,7 +31,6 @@ type fetches struct {
 
 	want  atomic.Int64 // len of the slice of a waiting Read; 0: none
 	into  target       // that slice, if transfers go there
-	ends  uintptr      // where in memory the last offer that came to a Read's slice ends
 	reads reads
 	full  atomic.Bool // the last RDMA read found no room in the queue
 	held  int         // bytes in chunks, against the budget
@@ -120,34 +119,20 @@ func (f *fetches) target(p []byte, n int) {
 	if t.state == inOfferOver || t.reading > 0 || !t.fits(len(p)-n) {
 		return
 	}
-	if t.noSlice = !f.pays(f.filled(p, n)); !t.noSlice {
+	if t.noSlice = !f.pays(p[n:]); !t.noSlice {
 		f.into = target{buf: p[n:], before: n}
 	}
 }
 
-// filled is what the current offer fills of p, of which n bytes are, and what is in front; to the end
-// of a block, so that a Write that is a little longer fills no other memory. It is all of p if that
-// goes on behind the last offer: parts of memory that is filled by one Write after the other overlap,
-// and each would be registered in place of those before.
-func (f *fetches) filled(p []byte, n int) []byte {
-	p = p[:len(p):len(p)] // behind that it is not the Read's
-	begins, end := addressOf(p[n:]), n+min(len(p)-n, f.cur.total-f.cur.asked)
-	goesOn := begins-f.ends < uintptr(f.bounds.maxRDMA)
-	if f.ends = begins + uintptr(end-n); goesOn {
-		return p
-	}
-	if end < len(p) {
-		end += min(len(p)-end, toBlockEnd(p[end:], f.bounds.maxRDMA))
-	}
-	return p[:end]
-}
-
-// pays reports whether the current offer is to go to the slice of a Read, rather than to chunks.
+// pays reports whether the current offer is to go to b, of a Read, rather than to chunks.
 func (f *fetches) pays(b []byte) bool {
-	pays, err := f.mem.PaysToFill(b)
 	if !f.bounds.weigh {
 		return true
 	}
+	if f.byBlocks(b) {
+		b = b[toBlockEnd(b, f.bounds.maxRDMA):]
+	}
+	pays, err := f.mem.PaysToFill(b[:min(len(b), f.bounds.maxRDMA)])
 	if err != nil {
 		f.stats.unregistered++
 	}

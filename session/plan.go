@@ -62,7 +62,7 @@ type bounds struct {
 	maxRDMA int    // bytes of an RDMA read
 	budget  int    // bytes that are fetched ahead of any Read
 	inbox   int    // … of an inbox, where memory is not short; 0: none is opened
-	weigh   bool   // a Read's slice is read into only where that pays: Memory.PaysToFill
+	weigh   bool   // a Read's slice is read into where that pays: Memory.PaysToFill
 }
 
 func newBounds(cfg *Config, lim *Limits) bounds {

@@ -320,37 +320,3 @@ func TestMemoryUsedAgainIsNotRegistered(t *testing.T) {
 		}
 	}
 }
-
-// A Read's slice is registered as one, whatever parts of it the transfers fill, and where its bytes
-// begin in it.
-func TestAReadsSliceIsRegisteredAsOne(t *testing.T) {
-	if without(session.FeatureRegCache) || without(session.FeatureRDMARead) {
-		t.Log("nothing is cached, or nothing is read")
-		return
-	}
-	const size = 8 << 20
-	l := listen(t, Config{})
-	x, y, err := connect(l, l.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, b := negotiate(t, x, y, session.Config{
-		Threshold:     reuseSize,
-		ReceiveBudget: 4 << 10, // so that next to nothing is fetched ahead of a Read
-	})
-	u := &reuse{from: make([]byte, size), into: make([]byte, size)}
-	for range 4 {
-		u.move(t, a, b)
-	}
-	had := y.dom.cache.Stats() // a chunk may have been registered in any of them, too
-	r, err := y.dom.cache.Acquire(u.into, regcache.LocalWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := cacheStatsSince(y, had).Registrations; n != 0 || b.Stats().DirectBytesReceived < size {
-		t.Errorf("%d registrations; %d bytes were read into the slice", n, b.Stats().DirectBytesReceived)
-	}
-	if err := r.Release(); err != nil {
-		t.Error(err)
-	}
-}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -33,7 +32,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"end ahead of completions", "seed=2,kernel_us=0,jitter_us=3000", "^TestEndpoint$/^(default|shared_domain)$/^(Close|CloseDoesNotWait|Abort)$", ""},
 	{"end of TCP ahead of completions", "seed=16,jitter_us=3000", "^TestEndpoint$/^without_rdma_cm$/^(Close|Abort)$", ""},
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
-		"TestExposedIsTakenBackAtOnce|TestAReadsSliceIsRegisteredAsOne|TestRefusals|TestAdmit|TestRequestsThatAreRefused|TestReadsThatThePeerServes|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing|TestShareUsedUp)$", ""},
+		"TestExposedIsTakenBackAtOnce|TestRefusals|TestAdmit|TestRequestsThatAreRefused|TestReadsThatThePeerServes|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing|TestShareUsedUp)$", ""},
 	{"one listener after another", "seed=12", "^(TestListenerTakesOver|TestListenerThatWaitsIsClosed)$", ""},
 	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
 	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},
@@ -45,7 +44,6 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"a kernel that shares pages at forks", "seed=20,fork_needed", "^TestHeapWhereForksShareIt$", ""},
 	{"costly registrations", "latency_ns=2000,reg_ns=1000000", "^TestWhatRegisteringCosts$", ""},
 	{"very costly registrations", "latency_ns=2000,reg_ns=20000000", "^TestWhatRegisteringCosts$", ""},
-	{"a slice filled by many Writes", "latency_ns=2000", "^TestASliceThatManyWritesFill$", ""},
 	{"relaxed ordering", "seed=19", "^TestRelaxedOrdering$", ""},
 	{"sizes of the device", "seed=17,max_mr_size=1048576,max_msg_sz=65536", "^TestSizesOfTheDevice$", ""},
 	{"small registrations", "seed=22,max_mr_size=16384", "^TestSmallRegistrations$", ""},
@@ -223,56 +221,6 @@ func TestWhatRegisteringCosts(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// A slice that many Writes fill, as for io.ReadFull, is registered once, and not a part of it at each.
-func TestASliceThatManyWritesFill(t *testing.T) {
-	if testenv.Device() != hwsim.Lane {
-		return // hwsimRuns: on others Reads are late, and the bytes fetched ahead
-	}
-	l := listen(t, Config{})
-	x, y, err := connect(l, Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, patience, func() error {
-		if !x.dev.windows.Load() || x.dev.copies.Load() == 0 {
-			return errors.New("the device has not been probed and measured")
-		}
-		return nil
-	})
-	a, b := negotiate(t, x, y, session.Config{})
-	const writes = 16
-	from, into := make([]byte, largeWrite), make([]byte, writes*largeWrite)
-	fill := func() {
-		sent := make(chan error, 1)
-		go func() {
-			for range writes {
-				if _, err := a.Write(from); err != nil {
-					sent <- err
-					return
-				}
-			}
-			sent <- nil
-		}()
-		if _, err := io.ReadFull(readerFunc(b.Read), into); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-sent; err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 10 + 1 { // the tenth Read at most is read into, by which there may be chunks to register
-		fill()
-	}
-	had := y.dom.cache.Stats()
-	const times = 5
-	for range times {
-		fill()
-	}
-	if n := cacheStatsSince(y, had).Registrations; n >= times*writes/2 {
-		t.Errorf("%d registrations for %d Writes", n, times*writes)
-	}
 }
 
 // A device without reliable connections, as EFA is and mana was, serves nobody, and a dial ends in TCP.

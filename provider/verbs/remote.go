@@ -134,29 +134,9 @@ func (r *remote) PaysToOffer(b []byte) (bool, error) {
 	return r.dom.cache.Worth(b, local, r.dev.copiesBefore())
 }
 
-// PaysToFill implements session.Memory, as PaysToOffer. What pays is registered as one, where that
-// can be.
+// PaysToFill implements session.Memory, as PaysToOffer.
 func (r *remote) PaysToFill(b []byte) (bool, error) {
-	r.use.RLock()
-	defer r.use.RUnlock()
-	if r.q.over() {
-		return false, nil
-	}
-	pays, err := r.dom.cache.Worth(r.lookedAt(b), regcache.LocalWrite, r.dev.copiesBefore())
-	if pays {
-		r.dom.cache.RegisterWhole(b, regcache.LocalWrite)
-	}
-	return pays, err
-}
-
-// lookedAt is the part of a Read's slice that stands for b, which is filled of it: of a large slice
-// an operation's worth between two multiples of that, which is the same wherever Reads of that memory
-// begin, as behind messages of different lengths.
-func (r *remote) lookedAt(b []byte) []byte {
-	if n := r.maxRDMA; cap(b) >= 2*n {
-		return b[:cap(b)][n-int(addressOf(b)%uintptr(n)):][:n]
-	}
-	return b[:min(len(b), r.dev.most.registration)]
+	return r.dom.cache.Worth(b, regcache.LocalWrite, r.dev.copiesBefore())
 }
 
 // CommitReturn implements session.Memory: the peer's device invalidates its window with the
