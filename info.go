@@ -33,10 +33,11 @@ const providerTCP = moving.TCP
 // maxWrappers bounds how deep InfoOf looks, in case wrappers form a cycle.
 const maxWrappers = 16
 
-// InfoOf returns what carries c. It looks through wrappers that have a method
-// NetConn() net.Conn, as *tls.Conn does, or that embed the connection in an exported
-// field, and beneath a *net.TCPConn of a program that cmd/san has built. For other wrappers Provider is the name of their network, or empty if that is
-// TCP: a SAN may be behind it. It may be called concurrently.
+// InfoOf returns what carries c. It looks through wrappers that have a method NetConn()
+// net.Conn, as *tls.Conn does, or that embed the connection in an exported field, and beneath a
+// *net.TCPConn of a program that cmd/san has built. For other wrappers Provider is the name of
+// their network, or empty if that is TCP: a SAN may be behind it. It may be called
+// concurrently.
 func InfoOf(c net.Conn) Info {
 	for range maxWrappers {
 		switch known := c.(type) {
