@@ -170,12 +170,12 @@ func TestStreamBehindControl(t *testing.T) {
 	}
 }
 
-// A connection that a condition has refused is not offered again, whatever the program does with
+// A connection that a condition has refused is not proposed again, whatever the program does with
 // its descriptor.
 func TestRefusedIsNotOfferedBehindControl(t *testing.T) {
 	onlyShm(t)
 	var asked atomic.Int32
-	l := mustListen(t, &ListenConfig{Condition: func(MoveOffer) error {
+	l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error {
 		asked.Add(1)
 		return errors.New("no")
 	}}, "tcp", "127.0.0.1:0")

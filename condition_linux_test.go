@@ -20,33 +20,33 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// conditions are the offers that a listener's condition was called for.
+// conditions are the proposals that a listener's condition was called for.
 type conditions struct {
-	mu     sync.Mutex // guards what follows
-	offers []MoveOffer
+	mu        sync.Mutex // guards what follows
+	proposals []MoveProposal
 }
 
-func (c *conditions) note(o MoveOffer) {
+func (c *conditions) note(o MoveProposal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.offers = append(c.offers, o)
+	c.proposals = append(c.proposals, o)
 }
 
-func (c *conditions) list() []MoveOffer {
+func (c *conditions) list() []MoveProposal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return append([]MoveOffer(nil), c.offers...)
+	return append([]MoveProposal(nil), c.proposals...)
 }
 
 var errStranger = errors.New("only who is known")
 
-// A condition sees who offers. What it lets pass moves, and what it refuses stays on TCP for
+// A condition sees who proposes. What it lets pass moves, and what it refuses stays on TCP for
 // good, with the reason at both ends.
 func TestConditionSeesWhoOffersAndDecides(t *testing.T) {
 	onlyShm(t)
 	for _, refusal := range []error{nil, errStranger} {
 		var seen conditions
-		l := mustListen(t, &ListenConfig{Condition: func(o MoveOffer) error { seen.note(o); return refusal }}, "tcp", "127.0.0.1:0")
+		l := mustListen(t, &ListenConfig{Condition: func(o MoveProposal) error { seen.note(o); return refusal }}, "tcp", "127.0.0.1:0")
 		client := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true}}, l.Addr().String())
 		server := mustAccept(t, l)
 		if refusal == nil {
@@ -64,11 +64,11 @@ func TestConditionSeesWhoOffersAndDecides(t *testing.T) {
 		}
 		send(t, client, server, "question")
 		send(t, server, client, "answer")
-		offers := seen.list()
-		if len(offers) != 1 {
-			t.Fatalf("%d calls", len(offers))
+		proposals := seen.list()
+		if len(proposals) != 1 {
+			t.Fatalf("%d calls", len(proposals))
 		}
-		o := offers[0]
+		o := proposals[0]
 		if o.Provider != "shm" || o.UID != int64(os.Geteuid()) ||
 			o.LocalAddr.String() != server.LocalAddr().String() || o.RemoteAddr.String() != client.LocalAddr().String() {
 			t.Errorf("%+v of a connection %v to %v", o, client.LocalAddr(), server.LocalAddr())
@@ -79,7 +79,7 @@ func TestConditionSeesWhoOffersAndDecides(t *testing.T) {
 // Where the dialer may not stay on TCP it finds that it was refused, at once.
 func TestRefusedDialWithRequire(t *testing.T) {
 	onlyShm(t)
-	l := mustListen(t, &ListenConfig{Condition: func(MoveOffer) error { return errStranger }}, "tcp", "127.0.0.1:0")
+	l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error { return errStranger }}, "tcp", "127.0.0.1:0")
 	accepted, over := make(chan error, 1), make(chan struct{})
 	go func() {
 		c, err := l.Accept()
@@ -106,7 +106,7 @@ func TestRefusedDialWithRequire(t *testing.T) {
 	}
 }
 
-// What was refused is not offered again, however much the connection is used, nor are other
+// What was refused is not proposed again, however much the connection is used, nor are other
 // providers' failures the reason. A refusal that is not the other end's does not count.
 func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -123,7 +123,7 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 			if useProviders(t, broken, f); tt.again {
 				useProviders(t, f) // whose error is to be the reason
 			}
-			l := mustListen(t, &ListenConfig{Condition: func(MoveOffer) error { return errStranger }}, "tcp", "127.0.0.1:0")
+			l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error { return errStranger }}, "tcp", "127.0.0.1:0")
 			dial := func() (client, server net.Conn) {
 				client = mustDial(t, new(Dialer), l.Addr().String())
 				server = mustAccept(t, l)
@@ -135,12 +135,12 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 			tries := f.tried()
 			sendZeros(t, client, server, 2*moving.MoreUse*moving.FirstUse)
 			if tt.again {
-				waitFor(t, "it is offered again", func() bool { return f.tried() > tries })
+				waitFor(t, "it is proposed again", func() bool { return f.tried() > tries })
 				return
 			}
-			dial() // by then the first would have been offered, too
+			dial() // by then the first would have been proposed, too
 			if n := f.tried(); n != tries+1 {
-				t.Errorf("%d offers of two connections", n)
+				t.Errorf("%d proposals of two connections", n)
 			}
 		})
 	}
@@ -168,7 +168,7 @@ func TestConditionThatBlocks(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{}, 1)
 	t.Cleanup(func() { close(release) })
 	var called atomic.Bool
-	l := mustListen(t, &ListenConfig{Condition: func(MoveOffer) error {
+	l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error {
 		if !called.Swap(true) {
 			entered <- struct{}{}
 			<-release
@@ -194,7 +194,7 @@ type blocking struct {
 	err   error
 }
 
-func (b *blocking) decide(MoveOffer) error {
+func (b *blocking) decide(MoveProposal) error {
 	b.calls.Add(1)
 	<-b.let
 	return b.err
@@ -243,16 +243,16 @@ func TestConditionThatBlocksHoldsUpNothingElse(t *testing.T) {
 	}
 }
 
-// readsAll reads "all" to its end, before an offer that the condition decides about is too old.
+// readsAll reads "all" to its end, before a proposal that the condition decides about is too old.
 func readsAll(c net.Conn) error {
-	c.SetReadDeadline(time.Now().Add(moving.OfferTimeout / 2))
+	c.SetReadDeadline(time.Now().Add(moving.ProposalTimeout / 2))
 	if b, err := io.ReadAll(c); string(b) != "all" || err != nil {
 		return fmt.Errorf("read %q, %v", b, err)
 	}
 	return nil
 }
 
-// What a condition decides when nobody waits for it any more is the answer to the next offer.
+// What a condition decides when nobody waits for it any more is the answer to the next proposal.
 func TestConditionThatDecidesLate(t *testing.T) {
 	onlyShm(t)
 	for _, refusal := range []error{nil, errStranger} {
@@ -260,17 +260,17 @@ func TestConditionThatDecidesLate(t *testing.T) {
 		l := mustListen(t, &ListenConfig{Condition: b.decide}, "tcp", "127.0.0.1:0")
 		client := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: 2 * moving.DecideTimeout}}, l.Addr().String()).(*sanconn.Conn)
 		server := mustAccept(t, l).(*sanconn.Conn)
-		offered := func() {
+		proposed := func() {
 			newconn.HandleOf(client).CallUse(0)
 			send(t, client, server, "a use")
 		}
-		offered()
+		proposed()
 		wantStays(t, client, ReasonTimeout)
-		waitFor(t, "an offer is answered", func() bool { // so nobody waits for the condition
+		waitFor(t, "a proposal is answered", func() bool { // so nobody waits for the condition
 			return strings.Contains(client.Debug(), "state   TCP")
 		})
 		close(b.let)
-		offered()
+		proposed()
 		if refusal == nil {
 			wantMoved(t, client, "shm")
 			wantMoved(t, server, "shm")
@@ -288,7 +288,7 @@ func TestConditionThatDecidesLate(t *testing.T) {
 func TestConditionIsNotAskedForNothing(t *testing.T) {
 	onlyShm(t)
 	var seen conditions
-	l := mustListen(t, &ListenConfig{Condition: func(o MoveOffer) error { seen.note(o); return nil }}, "tcp", "127.0.0.1:0")
+	l := mustListen(t, &ListenConfig{Condition: func(o MoveProposal) error { seen.note(o); return nil }}, "tcp", "127.0.0.1:0")
 	client := mustDial(t, new(Dialer), l.Addr().String())
 	server := mustAccept(t, l)
 	if err := server.(*sanconn.Conn).CloseWrite(); err != nil {
@@ -298,12 +298,12 @@ func TestConditionIsNotAskedForNothing(t *testing.T) {
 	send(t, client, server, "a use")
 	wantStays(t, client, ReasonStays)
 	wantStays(t, server, ReasonStays)
-	if offers := seen.list(); len(offers) > 0 {
-		t.Errorf("%+v", offers)
+	if proposals := seen.list(); len(proposals) > 0 {
+		t.Errorf("%+v", proposals)
 	}
 }
 
-// However its connection comes to move, a dialer waits for a condition longer than an offer does,
+// However its connection comes to move, a dialer waits for a condition longer than a proposal does,
 // and tries no other provider.
 func TestConditionThatTakesItsTime(t *testing.T) {
 	first, second := &fake{called: "first"}, &fake{called: "second"}
@@ -320,7 +320,7 @@ func TestConditionThatTakesItsTime(t *testing.T) {
 				}
 				return nil
 			}
-			l := mustListen(t, &ListenConfig{Condition: func(o MoveOffer) error {
+			l := mustListen(t, &ListenConfig{Condition: func(o MoveProposal) error {
 				seen.note(o)
 				asked.Store(true)
 				select {

@@ -12,7 +12,7 @@ import (
 // A server whose connections share memory with processes of its own user alone. Those of
 // others are served by TCP.
 func ExampleListenConfig_condition() {
-	lc := san.ListenConfig{Condition: func(o san.MoveOffer) error {
+	lc := san.ListenConfig{Condition: func(o san.MoveProposal) error {
 		if o.Provider == "shm" && o.UID != int64(os.Geteuid()) {
 			return errors.New("another user")
 		}

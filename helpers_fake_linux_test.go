@@ -92,7 +92,7 @@ func (f *fake) Move(ctx context.Context, h newconn.Handle, s moving.Settings) er
 	case !peer.Accepted:
 		return &Unavailable{Reason: ReasonNoListener, Err: hello.ErrNotAccepted}
 	}
-	offered := hello.Offer{PeerCookie: peer.Cookie}
+	offered := hello.Proposal{PeerCookie: peer.Cookie}
 	if offered.Cookie, err = tcpid.Cookie(h.TCP()); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (f *fake) Move(ctx context.Context, h newconn.Handle, s moving.Settings) er
 	here, there := twin.Pair(twin.Config{Limits: session.Limits{Provider: f.Name()}})
 	me := uint32(os.Getuid())
 	moving.Receive(moving.Came{Endpoint: there, Provider: f.Name(), User: &me}, s.Session)
-	return moving.Offer(ctx, here, s.Session, h, offered, func(hello.Answer) error { return f.impostor })
+	return moving.Propose(ctx, here, s.Session, h, offered, func(hello.Answer) error { return f.impostor })
 }
 
 // tried returns how many moves came as far as the provider.

@@ -57,7 +57,7 @@ func TestInfoOf(t *testing.T) {
 		{"no network", pipe, Info{Provider: "pipe"}},
 		{"nothing", nil, Info{}},
 		{"before it is used", unused, Info{Provider: "tcp", Fallback: ReasonUnused}},
-		{"accepted, and not offered to move", plain, Info{Provider: "tcp", Fallback: ReasonPeerPlain}},
+		{"accepted, and not proposed to move", plain, Info{Provider: "tcp", Fallback: ReasonPeerPlain}},
 	} {
 		if k.want.Provider == fakeName {
 			got := InfoOf(k.conn)
@@ -93,7 +93,7 @@ func TestFallbackReasonsDoNotPileUp(t *testing.T) {
 }
 
 // Who has taken the descriptor is told why the connection stays on TCP, and so is an end that could
-// not take an offer.
+// not take a proposal.
 func TestInfoOfWhatStays(t *testing.T) {
 	onlyShm(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -126,7 +126,7 @@ func TestInfoOfWhatStays(t *testing.T) {
 func TestStatsOfALateMove(t *testing.T) {
 	onlyShm(t)
 	release, entered := make(chan struct{}), make(chan struct{}, 1)
-	l := mustListen(t, &ListenConfig{Condition: func(MoveOffer) error {
+	l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error {
 		select {
 		case entered <- struct{}{}:
 		default:
@@ -137,15 +137,15 @@ func TestStatsOfALateMove(t *testing.T) {
 	before := Stats()
 	c := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: moving.DecideTimeout / 4}}, l.Addr().String()).(*sanconn.Conn)
 	s := mustAccept(t, l)
-	offer := func() { // as the last one may have run out of time before it was decided, or asked
+	proposal := func() { // as the last one may have run out of time before it was decided, or asked
 		if !isTrying() && strings.Contains(c.Debug(), "state   TCP") {
 			newconn.HandleOf(c).CallUse(0)
 			send(t, c, s, "a use")
 		}
 	}
-	waitFor(t, "it is offered", func() bool {
+	waitFor(t, "it is proposed", func() bool {
 		if len(entered) == 0 {
-			offer()
+			proposal()
 		}
 		return len(entered) > 0
 	})
@@ -153,7 +153,7 @@ func TestStatsOfALateMove(t *testing.T) {
 	wantStays(t, c, ReasonTimeout)
 	close(release)
 	waitFor(t, "it moves", func() bool {
-		offer()
+		proposal()
 		return InfoOf(c).Provider == shm.Name
 	})
 	wantMoved(t, s, shm.Name)

@@ -52,8 +52,8 @@ type ListenConfig struct {
 	Backlog int
 
 	// Condition, if not nil, decides for each connection whether it may move to a SAN, when its
-	// dialer offers that: with an error it may not. The connection is the program's already, on
-	// TCP, and stays there, with ReasonRefused at both ends; the dialer does not offer it again.
+	// dialer proposes that: with an error it may not. The connection is the program's already, on
+	// TCP, and stays there, with ReasonRefused at both ends; the dialer does not propose it again.
 	// Where the dialer's policy is Require, its Dial fails with an error that matches
 	// syscall.ECONNREFUSED. Where this one's is, Accept does not return the connection, which is
 	// reset after 10 s.
@@ -64,7 +64,7 @@ type ListenConfig struct {
 	// use of the descriptor wait for it, for half a second at most. A dialer waits for 2 s, or for
 	// up to 10 s with Require; what is decided later counts when it next tries to move the
 	// connection. It outlives the listener.
-	Condition func(MoveOffer) error
+	Condition func(MoveProposal) error
 
 	// Options tune connections over a SAN. Of a process's listeners on one port, over shm the
 	// first one's count for all.
@@ -77,9 +77,9 @@ type ListenConfig struct {
 	ShmDir string
 }
 
-// MoveOffer is what ListenConfig.Condition decides about: that a connection, which TCP has
+// MoveProposal is what ListenConfig.Condition decides about: that a connection, which TCP has
 // accepted, moves to a SAN.
-type MoveOffer struct {
+type MoveProposal struct {
 	LocalAddr, RemoteAddr *net.TCPAddr // the connection's, as at this end, without zones
 	Provider              string       // "shm", "verbs"
 
@@ -178,7 +178,7 @@ func (lc *ListenConfig) opening() (o opening, err error) {
 	if decide := lc.Condition; decide != nil {
 		o.condition = func(ends tcpid.Ends, provider string, uid int64) error {
 			local, remote := net.TCPAddrFromAddrPort(ends.Local), net.TCPAddrFromAddrPort(ends.Remote)
-			return decide(MoveOffer{local, remote, provider, uid})
+			return decide(MoveProposal{local, remote, provider, uid})
 		}
 	}
 	o.backlog = min(lc.Backlog, maxBacklog)

@@ -47,7 +47,7 @@ const (
 	ReasonPermission  = session.ReasonPermission  // the system does not permit it
 	ReasonResources   = session.ReasonResources   // memory, descriptors or slots are used up
 	ReasonProtocol    = session.ReasonProtocol    // the answer was not understood
-	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted, and the dialer has not offered to move
+	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted, and the dialer has not proposed to move
 	ReasonUnused      = session.ReasonUnused      // dialed, and not used enough yet to move
 	ReasonStays       = session.ReasonStays       // an end of it stays on TCP
 	ReasonCanceled    = session.ReasonCanceled    // the dialer's context was canceled

@@ -51,7 +51,7 @@ type Conn struct {
 	mu      sync.Mutex // guards what follows; nothing that blocks under it
 	state   handover
 	session *session.Session          // committed to, or nil
-	judge   func(answer []byte) error // of an offer
+	judge   func(answer []byte) error // of a proposal
 	refused error                     // why the last one came to nothing
 	leave   *leave                    // under way, or nil
 	changed chan struct{}             // closed at the next change of state; nil: nobody waits for one

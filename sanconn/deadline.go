@@ -101,7 +101,7 @@ func (d *deadline) afterTCP(c *Conn, op string, err error) error {
 		return c.opError(op, net.ErrClosed)
 	case d.release(c.tcp):
 		return errLook
-	case d.writes && c.state.out.ended, !d.writes && c.state.in.ended: // what they held, the end of an offer has released
+	case d.writes && c.state.out.ended, !d.writes && c.state.in.ended: // what they held, the end of a proposal has released
 		return errLook
 	}
 	return err

@@ -25,13 +25,13 @@ var (
 
 // scenario is what the programs may do.
 type scenario struct {
-	writes [2]int  // bytes to be written by each end; then it ends its stream
-	offers int     // by end 0
-	asks   [2]int  // for the way back to TCP
-	close  [2]bool // it may close at any time
-	kill   [2]bool // it may die at any time
-	lossy  bool    // what is on its way on the session is lost then
-	cut    bool    // a session may fail at any time, and what is on its way is lost
+	writes    [2]int  // bytes to be written by each end; then it ends its stream
+	proposals int     // by end 0
+	asks      [2]int  // for the way back to TCP
+	close     [2]bool // it may close at any time
+	kill      [2]bool // it may die at any time
+	lossy     bool    // what is on its way on the session is lost then
+	cut       bool    // a session may fail at any time, and what is on its way is lost
 }
 
 // mutant is a bug that the explorer has to find.
@@ -44,7 +44,7 @@ const (
 	readsTheKeptBeforeTCP
 	writesBeforeWhatCameBack
 	takesReaderLate
-	takesAnEndWhileOffered
+	takesAnEndWhileProposed
 	closesWithoutBegin
 	forgetsWhatMayBeLost
 	turnsAtOnce
@@ -54,7 +54,7 @@ const (
 	goesOnBeforeThePeerHasAll
 )
 
-const mostSessions = 4 // one more than are offered
+const mostSessions = 4 // one more than are proposed
 
 // model is a state.
 type model struct {
@@ -157,7 +157,7 @@ func (x *explorer) final(m model) {
 		p := m.ends[1-i]
 		switch {
 		case e.dead:
-		case e.h.phase == leaving, e.h.phase == offered:
+		case e.h.phase == leaving, e.h.phase == proposed:
 			m.fail("end %d waits on %v", i, e.h.phase)
 		case e.closed:
 		case e.end == 0:
@@ -197,7 +197,7 @@ func (m *model) steps() int { return 2 + 2*(len(endSteps)+m.last) }
 func (x *explorer) step(m *model, what int) bool {
 	switch what {
 	case 0:
-		return x.offer(m)
+		return x.proposal(m)
 	case 1:
 		return x.fail(m)
 	}
@@ -303,7 +303,7 @@ func (x *explorer) doClose(m *model, i int) bool {
 		if e.back == "" {
 			m.fin(i)
 		}
-	case onSAN, offered:
+	case onSAN, proposed:
 		if x.mutant != closesWithoutBegin {
 			m.crosses(i)
 		}
@@ -347,9 +347,9 @@ func (x *explorer) fail(m *model) bool {
 	return true
 }
 
-func (x *explorer) offer(m *model) bool {
+func (x *explorer) proposal(m *model) bool {
 	e := &m.ends[0]
-	if m.last == x.offers || e.dead || !x.commit(m, 0, offered, m.last+1) {
+	if m.last == x.proposals || e.dead || !x.commit(m, 0, proposed, m.last+1) {
 		return false
 	}
 	m.last++
@@ -418,7 +418,7 @@ func (x *explorer) readOne(m *model, i int) bool {
 		case endIsCut:
 			ends('!')
 		case endOpen:
-			if x.mutant != takesAnEndWhileOffered {
+			if x.mutant != takesAnEndWhileProposed {
 				return false
 			}
 			ends('E')
@@ -456,14 +456,14 @@ func (x *explorer) turn(m *model, i int) bool {
 // ended is sessionEnded.
 func (x *explorer) ended(m *model, i int, whole bool) {
 	e := &m.ends[i]
-	wasOffered := e.h.phase == offered
+	wasProposed := e.h.phase == proposed
 	lost := e.h.lost
 	over := e.h.sessionEnded(whole)
 	if x.mutant == forgetsWhatMayBeLost {
 		e.h.lost = lost
 	}
 	switch {
-	case wasOffered:
+	case wasProposed:
 		e.session = 0
 		if e.shut {
 			m.fin(i)
@@ -528,7 +528,7 @@ func (x *explorer) deliver(m *model, i, s int) bool {
 	switch kind {
 	case 'A', 'N':
 		if e.h.answered(kind == 'A') != nil {
-			m.fail("end %d: an answer to no offer", i)
+			m.fail("end %d: an answer to no proposal", i)
 		}
 		switch {
 		case kind == 'N':
@@ -693,20 +693,20 @@ func (x *explorer) flush(m *model, i int) bool {
 
 // scenarios are what is explored.
 var scenarios = map[string]scenario{
-	"a move":                           {writes: [2]int{3, 2}, offers: 1},
-	"two moves":                        {writes: [2]int{2, 1}, offers: 2, asks: [2]int{1, 0}},
-	"a way back, by the dialer":        {writes: [2]int{2, 2}, offers: 1, asks: [2]int{1, 0}},
-	"a way back, by the acceptor":      {writes: [2]int{2, 2}, offers: 1, asks: [2]int{0, 1}},
-	"a way back, by both":              {writes: [2]int{2, 2}, offers: 1, asks: [2]int{1, 1}},
-	"the session fails":                {writes: [2]int{2, 1}, offers: 1, asks: [2]int{1, 0}, cut: true},
-	"two ways back":                    {writes: [2]int{2, 1}, offers: 2, asks: [2]int{1, 1}},
-	"the dialer closes":                {writes: [2]int{2, 1}, offers: 1, asks: [2]int{0, 1}, close: [2]bool{true, false}},
-	"the acceptor closes":              {writes: [2]int{1, 2}, offers: 1, asks: [2]int{1, 0}, close: [2]bool{false, true}},
-	"both close":                       {writes: [2]int{1, 1}, offers: 1, asks: [2]int{1, 0}, close: [2]bool{true, true}},
-	"the dialer dies":                  {writes: [2]int{2, 1}, offers: 1, asks: [2]int{0, 1}, kill: [2]bool{true, false}},
-	"the acceptor dies":                {writes: [2]int{1, 2}, offers: 1, asks: [2]int{1, 0}, kill: [2]bool{false, true}},
-	"the dialer dies, between hosts":   {writes: [2]int{2, 1}, offers: 1, asks: [2]int{0, 1}, kill: [2]bool{true, false}, lossy: true},
-	"the acceptor dies, between hosts": {writes: [2]int{1, 2}, offers: 2, asks: [2]int{1, 0}, kill: [2]bool{false, true}, lossy: true},
+	"a move":                           {writes: [2]int{3, 2}, proposals: 1},
+	"two moves":                        {writes: [2]int{2, 1}, proposals: 2, asks: [2]int{1, 0}},
+	"a way back, by the dialer":        {writes: [2]int{2, 2}, proposals: 1, asks: [2]int{1, 0}},
+	"a way back, by the acceptor":      {writes: [2]int{2, 2}, proposals: 1, asks: [2]int{0, 1}},
+	"a way back, by both":              {writes: [2]int{2, 2}, proposals: 1, asks: [2]int{1, 1}},
+	"the session fails":                {writes: [2]int{2, 1}, proposals: 1, asks: [2]int{1, 0}, cut: true},
+	"two ways back":                    {writes: [2]int{2, 1}, proposals: 2, asks: [2]int{1, 1}},
+	"the dialer closes":                {writes: [2]int{2, 1}, proposals: 1, asks: [2]int{0, 1}, close: [2]bool{true, false}},
+	"the acceptor closes":              {writes: [2]int{1, 2}, proposals: 1, asks: [2]int{1, 0}, close: [2]bool{false, true}},
+	"both close":                       {writes: [2]int{1, 1}, proposals: 1, asks: [2]int{1, 0}, close: [2]bool{true, true}},
+	"the dialer dies":                  {writes: [2]int{2, 1}, proposals: 1, asks: [2]int{0, 1}, kill: [2]bool{true, false}},
+	"the acceptor dies":                {writes: [2]int{1, 2}, proposals: 1, asks: [2]int{1, 0}, kill: [2]bool{false, true}},
+	"the dialer dies, between hosts":   {writes: [2]int{2, 1}, proposals: 1, asks: [2]int{0, 1}, kill: [2]bool{true, false}, lossy: true},
+	"the acceptor dies, between hosts": {writes: [2]int{1, 2}, proposals: 2, asks: [2]int{1, 0}, kill: [2]bool{false, true}, lossy: true},
 }
 
 // most bounds the states of a scenario, and mostQuick in a run that is not to take long.
@@ -747,9 +747,9 @@ func walk(seed uint64, mutant mutant) (problem string) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	one := func() bool { return r.IntN(4) == 0 }
 	x := explorer{mutant: mutant, scenario: scenario{
-		writes: [2]int{r.IntN(9), r.IntN(9)},
-		offers: 1 + r.IntN(mostSessions-1),
-		asks:   [2]int{r.IntN(3), r.IntN(3)},
+		writes:    [2]int{r.IntN(9), r.IntN(9)},
+		proposals: 1 + r.IntN(mostSessions-1),
+		asks:      [2]int{r.IntN(3), r.IntN(3)},
 	}}
 	switch r.IntN(4) { // else both ends live, and end in order
 	case 0:
@@ -817,7 +817,7 @@ func TestMutantsAreFound(t *testing.T) {
 		readsTheKeptBeforeTCP:     {"reads what was kept before TCP", "a way back, by the dialer"},
 		writesBeforeWhatCameBack:  {"writes before what came back", "a way back, by the dialer"},
 		takesReaderLate:           {"takes the reader when the peer knows already", "a way back, by the dialer"},
-		takesAnEndWhileOffered:    {"takes an end of TCP while offered", "the acceptor closes"},
+		takesAnEndWhileProposed:    {"takes an end of TCP while proposed", "the acceptor closes"},
 		closesWithoutBegin:        {"closes without begin", "the dialer closes"},
 		forgetsWhatMayBeLost:      {"forgets what may be lost", "the acceptor dies, between hosts"},
 		turnsAtOnce:               {"turns at once", "a move"},

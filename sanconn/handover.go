@@ -10,14 +10,14 @@ import (
 // handover is the state of a connection between its two carriers, TCP and a session over a
 // SAN. It decides, and does nothing: Conn calls it under its lock, and does what it returns.
 //
-//	        commit              agree                begin, both ways
-//	onTCP ─────────▶ offered ─────────▶ onSAN (each direction at a position of its own)
-//	  ▲                 │                  │
-//	  ├─────────────────┘ refuse           │ leave
-//	  └───────────────── leaving ◀─────────┘
+//	        commit               agree                begin, both ways
+//	onTCP ─────────▶ proposed ─────────▶ onSAN (each direction at a position of its own)
+//	  ▲                 │                   │
+//	  ├─────────────────┘ refuse            │ leave
+//	  └───────────────── leaving ◀──────────┘
 //	            back
 //
-// The dialer commits when it sends its offer, the acceptor when it answers, and learns
+// The dialer commits when it sends its proposal, the acceptor when it answers, and learns
 // thereby that the dialer has. From its own commit on an end never ends its stream by TCP
 // alone, so a FIN that comes without the session's word for it is a cut. From both ends'
 // commits on, each direction moves: its writer tells at which position of TCP's stream the
@@ -39,13 +39,13 @@ type handover struct {
 type phase uint8
 
 const (
-	onTCP   phase = iota // no session, or one about which neither end has committed
-	offered              // the dialer has committed, and waits for the answer
-	onSAN                // both ends have committed
-	leaving              // going back to TCP
+	onTCP    phase = iota // no session, or one about which neither end has committed
+	proposed              // the dialer has committed, and waits for the answer
+	onSAN                 // both ends have committed
+	leaving               // going back to TCP
 )
 
-func (p phase) String() string { return [...]string{"TCP", "offered", "SAN", "leaving"}[p] }
+func (p phase) String() string { return [...]string{"TCP", "proposed", "SAN", "leaving"}[p] }
 
 // direction is one of the two streams.
 type direction struct {
@@ -72,7 +72,7 @@ func stays(why string) error {
 	return &session.Unavailable{Reason: session.ReasonStays, Err: errors.New(why)}
 }
 
-// commit is the dialer's offer, or the acceptor's answer.
+// commit is the dialer's proposal, or the acceptor's answer.
 func (h *handover) commit(to phase) error {
 	switch {
 	case h.phase != onTCP:
@@ -86,9 +86,9 @@ func (h *handover) commit(to phase) error {
 	return nil
 }
 
-// answered is the answer to an offer.
+// answered is the answer to a proposal.
 func (h *handover) answered(agreed bool) error {
-	if h.phase != offered {
+	if h.phase != proposed {
 		return errNotAgreed
 	}
 	if h.phase = onTCP; agreed {
@@ -149,7 +149,7 @@ func (h *handover) endOf(read uint64) endOfTCP {
 // peer has sent by it has come. It reports whether the connection is over with it.
 func (h *handover) sessionEnded(whole bool) (over bool) {
 	switch h.phase {
-	case offered: // without an answer
+	case proposed: // without an answer
 		h.phase = onTCP
 		h.lost = h.lost || !whole
 	case onSAN:

@@ -9,8 +9,8 @@ import (
 func inPhase(p phase) handover {
 	var h handover
 	switch p {
-	case offered:
-		h.commit(offered)
+	case proposed:
+		h.commit(proposed)
 	case onSAN, leaving:
 		h.commit(onSAN)
 	}
@@ -26,11 +26,11 @@ func TestTransitions(t *testing.T) {
 		do   func(h *handover) error
 		from map[phase]phase // the phases in which it may be, and which follow
 	}{
-		"offer":   {func(h *handover) error { return h.commit(offered) }, map[phase]phase{onTCP: offered}},
-		"answer":  {func(h *handover) error { return h.commit(onSAN) }, map[phase]phase{onTCP: onSAN}},
-		"agreed":  {func(h *handover) error { return h.answered(true) }, map[phase]phase{offered: onSAN}},
-		"refused": {func(h *handover) error { return h.answered(false) }, map[phase]phase{offered: onTCP}},
-		"leave":   {func(h *handover) error { return h.leave() }, map[phase]phase{onSAN: leaving}},
+		"proposal": {func(h *handover) error { return h.commit(proposed) }, map[phase]phase{onTCP: proposed}},
+		"answer":   {func(h *handover) error { return h.commit(onSAN) }, map[phase]phase{onTCP: onSAN}},
+		"agreed":   {func(h *handover) error { return h.answered(true) }, map[phase]phase{proposed: onSAN}},
+		"refused":  {func(h *handover) error { return h.answered(false) }, map[phase]phase{proposed: onTCP}},
+		"leave":    {func(h *handover) error { return h.leave() }, map[phase]phase{onSAN: leaving}},
 	} {
 		for p := onTCP; p <= leaving; p++ {
 			h := inPhase(p)
@@ -53,7 +53,7 @@ func TestNoCommit(t *testing.T) {
 		{handover{in: direction{ended: true}}, errHalfClosed},
 		{handover{pinned: true}, errPinned},
 	} {
-		if err := tt.h.commit(offered); !errors.Is(err, tt.want) {
+		if err := tt.h.commit(proposed); !errors.Is(err, tt.want) {
 			t.Errorf("%+v: %v", tt.h, err)
 		}
 	}
@@ -87,7 +87,7 @@ func TestEndOfTCP(t *testing.T) {
 		want endOfTCP
 	}{
 		{"on TCP", inPhase(onTCP), 3, endIsEnd},
-		{"offered", inPhase(offered), 3, endOpen},
+		{"proposed", inPhase(proposed), 3, endOpen},
 		{"on the SAN", inPhase(onSAN), 3, endOpen},
 		{"leaving", inPhase(leaving), 3, endOpen},
 		{"at the position", begun, 3, endTurns},
@@ -111,8 +111,8 @@ func TestTheSessionsEnd(t *testing.T) {
 		over, lost bool
 		phase      phase
 	}{
-		{"offered", inPhase(offered), false, false, true, onTCP},
-		{"offered, and nothing is on its way", inPhase(offered), true, false, false, onTCP},
+		{"proposed", inPhase(proposed), false, false, true, onTCP},
+		{"proposed, and nothing is on its way", inPhase(proposed), true, false, false, onTCP},
 		{"on the SAN", inPhase(onSAN), true, true, true, onSAN},
 		{"behind the peer's begin", begun, false, true, false, onSAN},
 		{"leaving", inPhase(leaving), false, false, false, leaving},
@@ -125,9 +125,9 @@ func TestTheSessionsEnd(t *testing.T) {
 	if back.stays(); back.phase != onSAN || !back.lost {
 		t.Errorf("leaving in vain: %+v", back)
 	}
-	h := inPhase(offered)
+	h := inPhase(proposed)
 	h.sessionEnded(false)
-	if h.commit(offered); h.answered(true) != nil || h.lost {
+	if h.commit(proposed); h.answered(true) != nil || h.lost {
 		t.Error("a peer that commits to another session has not committed to the one that was lost")
 	}
 	h.leave()

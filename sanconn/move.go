@@ -38,13 +38,13 @@ func (h *handle) Ended() bool {
 	c := h.conn()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	committed := c.state.phase == offered || c.state.phase == onSAN // a move ends a direction behind it
+	committed := c.state.phase == proposed || c.state.phase == onSAN // a move ends a direction behind it
 	return c.closed.Load() || !committed && (c.state.out.ended || c.state.in.ended)
 }
 
 func (h *handle) CallUse(bytes int64) { h.useAt.Store(h.used.Load() + bytes) }
 
-func (h *handle) Offer(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error {
+func (h *handle) Propose(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error {
 	c := h.conn()
 	if !s.Limits().Ring() { // the credits to send it come with the peer's first message
 		if err := s.Negotiate(ctx); err != nil {
@@ -57,7 +57,7 @@ func (h *handle) Offer(ctx context.Context, s *session.Session, hello []byte, ju
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.commitLocked(s, offered, exposed, append([]byte{newconn.NoteOffer}, hello...)); err != nil {
+	if err := c.commitLocked(s, proposed, exposed, append([]byte{newconn.NoteProposal}, hello...)); err != nil {
 		return err
 	}
 	c.judge = judge
@@ -65,7 +65,7 @@ func (h *handle) Offer(ctx context.Context, s *session.Session, hello []byte, ju
 	stop := c.wakeWhenDone(ctx)
 	defer stop()
 	taken := time.Now().Add(takeTimeout)
-	for c.state.phase == offered && c.session == s {
+	for c.state.phase == proposed && c.session == s {
 		late := !taken.IsZero() && !time.Now().Before(taken)
 		switch {
 		case c.closed.Load(): // Close ends the session
@@ -79,7 +79,7 @@ func (h *handle) Offer(ctx context.Context, s *session.Session, hello []byte, ju
 		case ctx.Err() != nil:
 			return newconn.ErrNoAnswer
 		case late:
-			taken = time.Time{} // the peer has the offer, and will answer
+			taken = time.Time{} // the peer has the proposal, and will answer
 		default:
 			c.awaitLocked(taken)
 		}
@@ -91,7 +91,7 @@ func (h *handle) Offer(ctx context.Context, s *session.Session, hello []byte, ju
 }
 
 // negotiate waits for the peer's part of the negotiation, however long that takes: it has the
-// offer, too. The session's end is its end.
+// proposal, too. The session's end is its end.
 func negotiate(conn weak.Pointer[Conn], s *session.Session) {
 	err := s.Negotiate(context.Background())
 	if err == nil || errors.Is(err, session.ErrClosed) {
@@ -204,16 +204,16 @@ func positionNote(kind byte, at uint64) []byte {
 	return binary.LittleEndian.AppendUint64([]byte{kind}, at)
 }
 
-// answered takes the answer to this end's offer.
+// answered takes the answer to this end's proposal.
 func (c *Conn) answered(s *session.Session, answer []byte) error {
 	c.mu.Lock()
-	if c.session != s || c.state.phase != offered {
+	if c.session != s || c.state.phase != proposed {
 		c.mu.Unlock()
 		return errNotAgreed
 	}
 	judge := c.judge
 	c.mu.Unlock()
-	refused := judge(answer) // nothing else ends the offer meanwhile: notes come one at a time
+	refused := judge(answer) // nothing else ends the proposal meanwhile: notes come one at a time
 	c.mu.Lock()
 	c.judge = nil
 	c.state.answered(refused == nil)
@@ -240,7 +240,7 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 	return nil
 }
 
-// dropLocked gives up an offer. mu is held.
+// dropLocked gives up a proposal. mu is held.
 func (c *Conn) dropLocked(why error) {
 	c.session, c.judge, c.refused = nil, nil, why
 	c.cleanUpLocked(nil)
@@ -249,7 +249,7 @@ func (c *Conn) dropLocked(why error) {
 		c.out.deadline.release(c.tcp)
 	}
 	if c.state.in.ended {
-		c.tcp.CloseRead() // CloseRead has left it to who ends the offer
+		c.tcp.CloseRead() // CloseRead has left it to who ends the proposal
 	}
 	c.changedLocked()
 }
@@ -274,7 +274,7 @@ func (c *Conn) peerBegins(s *session.Session, at uint64) error {
 }
 
 // sessionEnded is called when the session has ended, behind its last note. whole: all that the
-// peer has sent by it has come; a ring outlives the peer's process. why an offer on it is over.
+// peer has sent by it has come; a ring outlives the peer's process. why a proposal on it is over.
 func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 	c.mu.Lock()
 	if c.session != s {
@@ -282,16 +282,16 @@ func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 		return
 	}
 	c.over = true
-	offering := c.state.phase == offered
+	proposing := c.state.phase == proposed
 	ends := c.state.sessionEnded(whole)
-	ended := offering && c.state.out.ended && !c.closed.Load()
-	if offering {
+	ended := proposing && c.state.out.ended && !c.closed.Load()
+	if proposing {
 		c.dropLocked(why)
 	}
 	ends = ends && !c.closed.Load()
 	c.changedLocked()
 	c.mu.Unlock()
-	if offering {
+	if proposing {
 		s.Abort()
 	}
 	// The peer, if it waits for what this end has said on the session, or would have, finds

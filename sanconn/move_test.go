@@ -188,7 +188,7 @@ func TestAClaimedDescriptor(t *testing.T) {
 	wantBytes(t, <-received(t, b), []byte("by the session"))
 }
 
-// A direction that is ended beside an offer ends no move: that goes on.
+// A direction that is ended beside a proposal ends no move: that goes on.
 func TestWhatEndsBesideAnOfferMovesYet(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -207,7 +207,7 @@ func TestWhatEndsBesideAnOfferMovesYet(t *testing.T) {
 		}
 		return b
 	})
-	if err := connpair.Offer(t.Context(), a, ea, session.Config{}, nil); err != nil {
+	if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := newconn.HandleOf(a).Moved(t.Context()); err != nil || ended() {
@@ -218,7 +218,7 @@ func TestWhatEndsBesideAnOfferMovesYet(t *testing.T) {
 	}
 }
 
-// CloseRead beside an offer that comes to nothing: the descriptor shows the end, as TCP's does.
+// CloseRead beside a proposal that comes to nothing: the descriptor shows the end, as TCP's does.
 func TestCloseReadBesideAnOffer(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -236,7 +236,7 @@ func TestCloseReadBesideAnOffer(t *testing.T) {
 		b.CloseRead() // so b refuses
 		return b
 	})
-	if err := connpair.Offer(ctx, a, ea, session.Config{}, nil); !errors.Is(err, connpair.ErrRefused) {
+	if err := connpair.Propose(ctx, a, ea, session.Config{}, nil); !errors.Is(err, connpair.ErrRefused) {
 		t.Fatalf("it moves: %v", err)
 	}
 	f, err := a.File()
@@ -250,7 +250,7 @@ func TestCloseReadBesideAnOffer(t *testing.T) {
 	}
 }
 
-// A Read that CloseRead ends finds the end, also where the offer comes to nothing at that moment.
+// A Read that CloseRead ends finds the end, also where the proposal comes to nothing at that moment.
 func TestAReadThatCloseReadEndsBesideAnOffer(t *testing.T) {
 	for range 1000 {
 		a, b, err := newPair(newconn.Config{}, newconn.Config{})
@@ -265,7 +265,7 @@ func TestAReadThatCloseReadEndsBesideAnOffer(t *testing.T) {
 			b.CloseRead() // so b refuses
 			return b
 		})
-		if err := connpair.Offer(t.Context(), a, ea, session.Config{}, nil); !errors.Is(err, connpair.ErrRefused) {
+		if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); !errors.Is(err, connpair.ErrRefused) {
 			t.Errorf("it moves: %v", err)
 		}
 		if err := <-read; err != io.EOF {

@@ -283,7 +283,7 @@ func (c *Conn) CloseWrite() error {
 	c.state.out.ended = true
 	c.out.shut.Store(true)
 	phase, s, flushing := c.state.phase, c.session, c.out.flushing
-	if phase == offered || phase == onSAN {
+	if phase == proposed || phase == onSAN {
 		c.out.deadline.hold(c.tcp) // a Write in TCP ends
 	}
 	c.changedLocked()
@@ -299,7 +299,7 @@ func (c *Conn) CloseWrite() error {
 			return c.opError(opClose, err)
 		}
 	}
-	return nil // the offer's answer, or the end of leaving, decides where the stream ends
+	return nil // the proposal's answer, or the end of leaving, decides where the stream ends
 }
 
 // endStream ends the stream on the session, behind its begin.

@@ -79,7 +79,7 @@ func movePair(ctx context.Context, a, b *sanconn.Conn, dialer, acceptor session.
 	go func() {
 		taken <- connpair.Take(ctx, acceptor, cfg.Acceptor, func([]byte) *sanconn.Conn { return b })
 	}()
-	err := connpair.Offer(ctx, a, dialer, cfg.Dialer, nil)
+	err := connpair.Propose(ctx, a, dialer, cfg.Dialer, nil)
 	return errors.Join(err, <-taken)
 }
 

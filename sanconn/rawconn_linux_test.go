@@ -480,7 +480,7 @@ func TestRawWriteBehindACutWrite(t *testing.T) {
 	}
 }
 
-// What the program has written by a descriptor that it keeps is found whenever the peer offers to
+// What the program has written by a descriptor that it keeps is found whenever the peer proposes to
 // move, however much it has written by the connection before.
 func TestBytesByAKeptDescriptor(t *testing.T) {
 	const threshold = 1000

@@ -22,7 +22,7 @@ const (
 	ReasonPermission                // the system does not permit it
 	ReasonResources                 // memory, descriptors or slots are used up
 	ReasonProtocol                  // the answer was not understood
-	ReasonPeerPlain                 // accepted, and the dialer has not offered to move
+	ReasonPeerPlain                 // accepted, and the dialer has not proposed to move
 	ReasonUnused                    // it has not been used enough yet to move
 	ReasonStays                     // an end of it stays on TCP
 	ReasonCanceled                  // the dialer has given up

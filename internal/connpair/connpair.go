@@ -12,15 +12,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Offer offers the other end of c to move to a session over an endpoint, which it owns from
+// Propose proposes to the other end of c to move to a session over an endpoint, which it owns from
 // now on; hello names the connection.
-func Offer(ctx context.Context, c *sanconn.Conn, ep session.Endpoint, cfg session.Config, hello []byte) error {
+func Propose(ctx context.Context, c *sanconn.Conn, ep session.Endpoint, cfg session.Config, hello []byte) error {
 	handle := newconn.HandleOf(c)
 	notes := handle.Notes()
 	var s *session.Session
 	cfg.OnNote = func(note []byte) { notes(s, note) } // there is none before Negotiate
 	s = session.New(ep, cfg)
-	err := handle.Offer(ctx, s, hello, func(answer []byte) error {
+	err := handle.Propose(ctx, s, hello, func(answer []byte) error {
 		if len(answer) != 1 || answer[0] != moves {
 			return ErrRefused
 		}
@@ -41,7 +41,7 @@ const (
 	moves = 1
 )
 
-// Take takes an offer by an endpoint, which it owns from now on, for the connection that find
+// Take takes a proposal by an endpoint, which it owns from now on, for the connection that find
 // returns.
 func Take(ctx context.Context, ep session.Endpoint, cfg session.Config, find func(hello []byte) *sanconn.Conn) error {
 	t := &taker{find: find, decided: make(chan error, 1)}
@@ -76,14 +76,14 @@ func (t *taker) note(note []byte) {
 	case t.taken != nil:
 		t.taken(t.session, note)
 	case t.find == nil: // it was refused
-	case len(note) == 0 || note[0] != newconn.NoteOffer:
+	case len(note) == 0 || note[0] != newconn.NoteProposal:
 		t.find = nil
-		t.decided <- errors.New("connpair: no offer")
+		t.decided <- errors.New("connpair: no proposal")
 	default:
 		c := t.find(note[1:])
 		t.find = nil // it would keep the connection alive
 		if c == nil {
-			t.decided <- errors.New("connpair: an offer for no connection")
+			t.decided <- errors.New("connpair: a proposal for no connection")
 			return
 		}
 		h := newconn.HandleOf(c)

@@ -28,7 +28,7 @@ type nameSet struct {
 	names map[Place]*name
 }
 
-// Taken is an endpoint by which another process may offer to move a connection.
+// Taken is an endpoint by which another process may propose to move a connection.
 type Taken struct {
 	session.Endpoint
 	User    uint32 // whose the process is, unless Outside

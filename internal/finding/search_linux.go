@@ -40,8 +40,8 @@ type Search struct {
 	To   netip.AddrPort // the other end
 	User uint32         // whose process it has to be, in this network namespace
 
-	// Offer offers the connection to the process at an endpoint, which it owns from then on.
-	Offer func(context.Context, session.Endpoint) error
+	// Propose proposes the move to the process at an endpoint, which it owns from then on.
+	Propose func(context.Context, session.Endpoint) error
 }
 
 // Run asks one process after the other, until one has the connection's other end, and moves it or
@@ -125,7 +125,7 @@ func (q Search) nobody() error {
 // by a link that was there, as of a process that has ended since, and by one that is made afresh.
 const linkTries = 2
 
-// ask offers the connection to one process. done: no other one is worth asking.
+// ask proposes the move to one process. done: no other one is worth asking.
 func (q Search) ask(ctx context.Context, number int) (done bool, err error) {
 	for range linkTries {
 		done, err = q.askOnce(ctx, number)
@@ -141,7 +141,7 @@ func (q Search) askOnce(ctx context.Context, number int) (done bool, err error) 
 	if err != nil {
 		return ctx.Err() != nil || errors.Is(err, shm.ErrDirectory), err
 	}
-	err = q.Offer(ctx, ep)
+	err = q.Propose(ctx, ep)
 	switch {
 	case err == nil, errors.Is(err, newconn.ErrNoAnswer):
 		q.noteFound(number)

@@ -37,7 +37,7 @@ func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
 		defer l.Close()
 	}
 	asked := 0
-	err = Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Offer: func(_ context.Context, ep session.Endpoint) error {
+	err = Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 		drop(ep)
 		if asked++; asked == 2 {
 			return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrGuessed}
@@ -50,7 +50,7 @@ func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
 }
 
 // Where another process's end stays on TCP the next one is asked, as it may have the connection by now.
-// An end of this process that does not move is offered to nobody else.
+// An end of this process that does not move is proposed to nobody else.
 func TestSearchEndsWithAnEndThatStays(t *testing.T) {
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -70,7 +70,7 @@ func TestSearchEndsWithAnEndThatStays(t *testing.T) {
 		2: hello.Answer{Code: hello.Stays}.Err(),
 	} {
 		asked := 0
-		err = Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Offer: func(_ context.Context, ep session.Endpoint) error {
+		err = Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 			drop(ep)
 			asked++
 			return stays
@@ -90,7 +90,7 @@ func TestSearchOfAPortThatIsOurs(t *testing.T) {
 	defer tcp.Close()
 	to := tcp.Addr().(*net.TCPAddr).AddrPort()
 	asked := 0
-	q := Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Offer: func(_ context.Context, ep session.Endpoint) error {
+	q := Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 		drop(ep)
 		asked++
 		return nil

@@ -1,5 +1,5 @@
 // Package hello is what the two ends of a TCP connection tell each other before they move it: the
-// offer and the answer, whose encoding is part of the protocol (docs/PROTOCOL.md).
+// proposal and the answer, whose encoding is part of the protocol (docs/PROTOCOL.md).
 package hello
 
 import (
@@ -13,9 +13,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Offer is the dialer's, to move a TCP connection: which one, and what shows that the dialer has
+// Proposal is the dialer's, to move a TCP connection: which one, and what shows that the dialer has
 // it.
-type Offer struct {
+type Proposal struct {
 	Ends tcpid.Ends // as the dialer sees them
 
 	// On one host: the cookies of the dialer's socket and of the acceptor's.
@@ -27,26 +27,26 @@ type Offer struct {
 }
 
 const (
-	offerVersion = 1
-	offerSize    = 2 + 2*18 + 2*8 + 2
+	proposalVersion = 1
+	proposalSize    = 2 + 2*18 + 2*8 + 2
 
-	offerStamped = 1 // flag
+	proposalStamped = 1 // flag
 )
 
 var le = binary.LittleEndian
 
-// Encode encodes the offer.
-func (o Offer) Encode() []byte {
-	b := make([]byte, 2, offerSize)
-	b[0] = offerVersion
-	if o.Stamped {
-		b[1] = offerStamped
+// Encode encodes the proposal.
+func (p Proposal) Encode() []byte {
+	b := make([]byte, 2, proposalSize)
+	b[0] = proposalVersion
+	if p.Stamped {
+		b[1] = proposalStamped
 	}
-	b = appendAddr(b, o.Ends.Local)
-	b = appendAddr(b, o.Ends.Remote)
-	b = le.AppendUint64(b, o.Cookie)
-	b = le.AppendUint64(b, o.PeerCookie)
-	return le.AppendUint16(b, o.Challenge)
+	b = appendAddr(b, p.Ends.Local)
+	b = appendAddr(b, p.Ends.Remote)
+	b = le.AppendUint64(b, p.Cookie)
+	b = le.AppendUint64(b, p.PeerCookie)
+	return le.AppendUint16(b, p.Challenge)
 }
 
 func appendAddr(b []byte, a netip.AddrPort) []byte {
@@ -54,18 +54,18 @@ func appendAddr(b []byte, a netip.AddrPort) []byte {
 	return le.AppendUint16(append(b, ip[:]...), a.Port())
 }
 
-var errNotUnderstood = errors.New("san: an offer that is not understood")
+var errNotUnderstood = errors.New("san: a proposal that is not understood")
 
-// ParseOffer is its inverse.
-func ParseOffer(b []byte) (o Offer, err error) {
-	if len(b) < offerSize || b[0] != offerVersion {
-		return o, errNotUnderstood
+// ParseProposal is its inverse.
+func ParseProposal(b []byte) (p Proposal, err error) {
+	if len(b) < proposalSize || b[0] != proposalVersion {
+		return p, errNotUnderstood
 	}
-	o.Stamped = b[1]&offerStamped != 0
-	o.Ends = tcpid.Ends{Local: parseAddr(b[2:]), Remote: parseAddr(b[20:])}
-	o.Cookie, o.PeerCookie = le.Uint64(b[38:]), le.Uint64(b[46:])
-	o.Challenge = le.Uint16(b[54:])
-	return o, nil
+	p.Stamped = b[1]&proposalStamped != 0
+	p.Ends = tcpid.Ends{Local: parseAddr(b[2:]), Remote: parseAddr(b[20:])}
+	p.Cookie, p.PeerCookie = le.Uint64(b[38:]), le.Uint64(b[46:])
+	p.Challenge = le.Uint16(b[54:])
+	return p, nil
 }
 
 func parseAddr(b []byte) netip.AddrPort {
@@ -75,7 +75,7 @@ func parseAddr(b []byte) netip.AddrPort {
 // Answer is the acceptor's: whether it moves, and what shows that it has the connection.
 type Answer struct {
 	Code  Code
-	Stamp uint16 // the other half, of a stamped offer
+	Stamp uint16 // the other half, of a stamped proposal
 
 	// Undecided, of Unknown: the process has the connection, and does not know yet. Older
 	// dialers do not look at it, and ask again.

@@ -30,15 +30,15 @@ func TestUndecidedAnswer(t *testing.T) {
 
 func TestOfferThereAndBack(t *testing.T) {
 	a, b := netip.MustParseAddrPort("10.0.0.1:2"), netip.MustParseAddrPort("[fd00::1]:3")
-	for _, o := range []Offer{
+	for _, o := range []Proposal{
 		{Ends: tcpid.Ends{Local: a, Remote: b}, Cookie: 4, PeerCookie: 5},
 		{Ends: tcpid.Ends{Local: b, Remote: a}, Stamped: true, Challenge: 6},
 	} {
 		b := o.Encode()
-		if got, err := ParseOffer(append(b, 7)); got != o || err != nil { // what later versions add
+		if got, err := ParseProposal(append(b, 7)); got != o || err != nil { // what later versions add
 			t.Errorf("%+v, %v instead of %+v", got, err, o)
 		}
-		if _, err := ParseOffer(b[:len(b)-1]); err == nil {
+		if _, err := ParseProposal(b[:len(b)-1]); err == nil {
 			t.Error("one that is cut short is understood")
 		}
 	}

@@ -17,11 +17,11 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// OfferTimeout bounds how long a process that has connected may take to offer a connection,
+// ProposalTimeout bounds how long a process that has connected may take to propose a move,
 // even with busy processors at both ends.
-const OfferTimeout = 10 * time.Second
+const ProposalTimeout = 10 * time.Second
 
-// accepted are the connections of this process that others may offer to move, until they are
+// accepted are the connections of this process that others may propose to move, until they are
 // closed, or the program has forgotten them.
 var accepted = connTable{conns: make(map[tcpid.Ends]weak.Pointer[sanconn.Conn])}
 
@@ -64,7 +64,7 @@ const fewConns = 1 << 10
 
 // TakeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
 func (l *Life) TakeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newconn.Handle) {
-	l.why.Store(notOffered)
+	l.why.Store(notProposed)
 	cfg.Life = l
 	c, h := newconn.New(tcp, cfg)
 	conn := c.(*sanconn.Conn)
@@ -77,7 +77,7 @@ func (l *Life) TakeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newc
 	return conn, h
 }
 
-// Receive takes an endpoint by which another process may offer to move a connection. It does
+// Receive takes an endpoint by which another process may propose to move a connection. It does
 // not block.
 func Receive(ep Came, cfg session.Config) {
 	t := &taker{Came: ep, over: make(chan struct{})}
@@ -87,7 +87,7 @@ func Receive(ep Came, cfg session.Config) {
 	go t.run()
 }
 
-// taker waits for the offer on a session, and takes it.
+// taker waits for the proposal on a session, and takes it.
 type taker struct {
 	Came
 	session *session.Session
@@ -97,7 +97,7 @@ type taker struct {
 }
 
 func (t *taker) run() {
-	ctx, cancel := context.WithTimeout(context.Background(), OfferTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), ProposalTimeout)
 	defer cancel()
 	if err := t.session.Negotiate(ctx); err != nil {
 		t.session.Abort()
@@ -110,7 +110,7 @@ func (t *taker) run() {
 	}
 }
 
-// note takes the peer's notes: the first is its offer, the others are the connection's.
+// note takes the peer's notes: the first is its proposal, the others are the connection's.
 func (t *taker) note(note []byte) {
 	switch {
 	case t.taken != nil:
@@ -126,22 +126,22 @@ func (t *taker) note(note []byte) {
 	}
 }
 
-// take takes the offer, if it is one for a connection of this process.
+// take takes the proposal, if it is one for a connection of this process.
 func (t *taker) take(note []byte) hello.Answer {
-	if len(note) == 0 || note[0] != newconn.NoteOffer {
+	if len(note) == 0 || note[0] != newconn.NoteProposal {
 		return hello.Answer{Code: hello.Other}
 	}
-	offer, err := hello.ParseOffer(note[1:])
+	proposal, err := hello.ParseProposal(note[1:])
 	if err != nil {
 		return hello.Answer{Code: hello.Other}
 	}
-	c := accepted.at(offer.Ends.Reversed())
+	c := accepted.at(proposal.Ends.Reversed())
 	if c == nil {
 		return hello.Answer{Code: hello.Unknown}
 	}
 	h := newconn.HandleOf(c)
 	l := h.Life().(*Life)
-	a := t.judge(offer, h, l)
+	a := t.judge(proposal, h, l)
 	if a.Code != hello.Moves {
 		return a
 	}
@@ -164,19 +164,19 @@ func (t *taker) take(note []byte) hello.Answer {
 	return a
 }
 
-// judge compares what the offer says of its TCP connection with what is known of it here.
-func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *Life) hello.Answer {
+// judge compares what the proposal says of its TCP connection with what is known of it here.
+func (t *taker) judge(proposal hello.Proposal, h newconn.Handle, l *Life) hello.Answer {
 	if l.proof.Guessed() {
 		return hello.Answer{Code: hello.Stays}
 	}
-	if offer.Stamped {
+	if proposal.Stamped {
 		if t.User != nil {
 			return hello.Answer{Code: hello.Other} // who is here can learn stamps, and shall show cookies
 		}
 		if t.Outside && isHere(h.TCP()) {
 			return hello.Answer{Code: hello.Other}
 		}
-		half, ok := l.proof.Answer(h.TCP(), offer.Challenge)
+		half, ok := l.proof.Answer(h.TCP(), proposal.Challenge)
 		if !ok {
 			return hello.Answer{Code: hello.Other}
 		}
@@ -186,7 +186,7 @@ func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *Life) hello.Answer
 		return hello.Answer{Code: hello.Other} // cookies are for those who are here
 	}
 	cookie, err := tcpid.Cookie(h.TCP())
-	if err == nil && cookie != offer.PeerCookie {
+	if err == nil && cookie != proposal.PeerCookie {
 		return hello.Answer{Code: hello.Unknown}
 	}
 	var peer tcpid.Socket
@@ -197,7 +197,7 @@ func (t *taker) judge(offer hello.Offer, h newconn.Handle, l *Life) hello.Answer
 	case err != nil && !errors.Is(err, tcpid.ErrNotHere): // as in a sandbox, of which the dialer knows nothing
 		l.Failed(reason.Of(err))
 		return hello.Answer{Code: hello.Stays}
-	case err != nil, peer.Cookie != offer.Cookie, peer.UID != *t.User:
+	case err != nil, peer.Cookie != proposal.Cookie, peer.UID != *t.User:
 		return hello.Answer{Code: hello.Other}
 	}
 	return hello.Answer{Code: hello.Moves}

@@ -7,7 +7,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// DecideTimeout is how long a dialer's offer waits for the listener's condition. Meanwhile the
+// DecideTimeout is how long a dialer's proposal waits for the listener's condition. Meanwhile the
 // ends of both streams, and its descriptor, wait with it.
 const DecideTimeout = 500 * time.Millisecond
 
@@ -16,7 +16,7 @@ const DecideTimeout = 500 * time.Millisecond
 type Condition func(ends tcpid.Ends, provider string, uid int64) error
 
 // condition returns whether the listener's condition has decided in time, and why it refuses the
-// offer, nil: it does not. What it decides later the next offer finds. The offer is known to be
+// proposal, nil: it does not. What it decides later the next proposal finds. The proposal is known to be
 // from the connection's other end.
 func (t *taker) condition(l *Life) (decided bool, err error) {
 	if l.Condition == nil {
@@ -36,7 +36,7 @@ func (t *taker) condition(l *Life) (decided bool, err error) {
 	}
 }
 
-// decision is what a condition says of an offer.
+// decision is what a condition says of a proposal.
 type decision struct {
 	made chan struct{} // closed when err is set
 	err  error
@@ -49,7 +49,7 @@ type asked struct {
 	uid      int64
 }
 
-// decide calls the condition, unless that has been done for an offer that has not had its answer.
+// decide calls the condition, unless that has been done for a proposal that has not had its answer.
 func (l *Life) decide(by asked) *decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,7 +70,7 @@ func (l *Life) decide(by asked) *decision {
 	return d
 }
 
-// decided forgets a decision that an offer has as its answer. The condition decides anew about
+// decided forgets a decision that a proposal has as its answer. The condition decides anew about
 // the next one.
 func (l *Life) decided(by asked, d *decision) {
 	l.mu.Lock()

@@ -7,17 +7,17 @@ import (
 	"github.com/sanconn/san/internal/tcpid"
 )
 
-// A decision is the answer to one offer: the next one has its own, as one by another provider has.
+// A decision is the answer to one proposal: the next one has its own, as one by another provider has.
 func TestEachOfferIsDecided(t *testing.T) {
 	var calls atomic.Int32
 	l := &Life{Condition: func(tcpid.Ends, string, int64) error { calls.Add(1); return nil }}
 	for i, provider := range []string{"shm", "shm", "verbs"} {
-		offer := taker{Came: Came{Provider: provider}}
-		if decided, err := offer.condition(l); !decided || err != nil {
+		proposal := taker{Came: Came{Provider: provider}}
+		if decided, err := proposal.condition(l); !decided || err != nil {
 			t.Errorf("decided: %v, %v", decided, err)
 		}
 		if n := int(calls.Load()); n != i+1 {
-			t.Errorf("%d offers, %d calls", i+1, n)
+			t.Errorf("%d proposals, %d calls", i+1, n)
 		}
 	}
 	if len(l.decisions) > 0 {

@@ -1,7 +1,7 @@
 // Package moving has connections move from TCP to a session by a provider, and notes what becomes
 // of them. Package san, which alone calls it, has the API, and says what they may move to.
 //
-//	plan.go offer.go          the dialer's end: when a connection moves; what is offered and proved
+//	plan.go proposal.go       the dialer's end: when a connection moves; what is proposed and proved
 //	accepted.go condition.go  the acceptor's end: which connections there are, which it lets move
 //	life.go counters.go       what is known of a connection, and of all of them
 //	provider*.go              what carries them: shm, verbs

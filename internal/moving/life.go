@@ -33,7 +33,7 @@ type Life struct {
 	mu      sync.Mutex // guards what follows
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
 
-	decisions map[asked]*decision // of Condition, about offers that have not had their answer
+	decisions map[asked]*decision // of Condition, about proposals that have not had their answer
 }
 
 // Used has a connection move that has been used enough.
@@ -103,7 +103,7 @@ func (l *Life) Failed(why *session.Unavailable) {
 // Reasons that are known without an attempt to move.
 var (
 	unused        = &session.Unavailable{Reason: session.ReasonUnused}    // nothing has been tried yet
-	notOffered    = &session.Unavailable{Reason: session.ReasonPeerPlain} // its dialer has not tried to move it
+	notProposed   = &session.Unavailable{Reason: session.ReasonPeerPlain} // its dialer has not tried to move it
 	ErrEnded      = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("it has ended")}
 	errDescriptor = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("the program has taken its descriptor")}
 )

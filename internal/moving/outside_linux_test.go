@@ -74,17 +74,17 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	offer := hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
+	proposal := hello.Proposal{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
 	me := uint32(os.Geteuid())
 	for name, r := range map[string]*taker{
 		"a process of this namespace": {Came: Came{User: &me}},
 		"one of another namespace":    {Came: Came{Outside: true}},
 	} {
-		if a := r.judge(offer, h, l); a.Code != hello.Other {
+		if a := r.judge(proposal, h, l); a.Code != hello.Other {
 			t.Errorf("%s, by a stamp: %v", name, a.Code)
 		}
 	}
-	cookies := hello.Offer{Ends: ends}
+	cookies := hello.Proposal{Ends: ends}
 	cookies.Cookie, _ = tcpid.Cookie(tcp)
 	cookies.PeerCookie, _ = tcpid.Cookie(h.TCP())
 	if a := (&taker{Came: Came{User: &me}}).judge(cookies, h, l); a.Code != hello.Moves {
@@ -93,18 +93,18 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	if a := (&taker{Came: Came{Outside: true}}).judge(cookies, h, l); a.Code != hello.Other {
 		t.Errorf("a process of another namespace, by cookies: %v", a.Code)
 	}
-	a := (&taker{}).judge(offer, h, l)
+	a := (&taker{}).judge(proposal, h, l)
 	if a.Code != hello.Moves || !stamp.Confirm(a.Stamp) {
 		t.Errorf("a process of another host, by a stamp: %+v", a)
 	}
-	wrong := offer
+	wrong := proposal
 	wrong.Challenge += 1000
 	for range tcpid.MostGuesses {
 		if a := (&taker{}).judge(wrong, h, l); a.Code != hello.Other {
 			t.Errorf("a wrong stamp: %v", a.Code)
 		}
 	}
-	if a := (&taker{}).judge(offer, h, l); a.Code != hello.Stays {
+	if a := (&taker{}).judge(proposal, h, l); a.Code != hello.Stays {
 		t.Errorf("a right one after %d wrong ones: %v", tcpid.MostGuesses, a.Code)
 	}
 }

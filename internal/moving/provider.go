@@ -17,7 +17,7 @@ type Provider interface {
 	Name() string
 
 	// Move moves a connection that this process has dialed: it connects to the process at the
-	// other end, and offers it to move (Offer). The error is preferably a *session.Unavailable.
+	// other end, and proposes the move to it (Propose). The error is preferably a *session.Unavailable.
 	// hello.ErrNotAccepted, hello.ErrUnknown and hello.ErrUndecided keep the connection from the
 	// providers behind this one.
 	Move(ctx context.Context, h newconn.Handle, s Settings) error
@@ -27,7 +27,7 @@ type Provider interface {
 	NeedsStamp(tcp *net.TCPConn, s Settings) bool
 
 	// Listen has the processes at other ends find this one for the connections that a TCP
-	// listener accepts. It hands over each endpoint by which one may offer to move (Receive). The
+	// listener accepts. It hands over each endpoint by which one may propose to move (Receive). The
 	// error is preferably a *session.Unavailable.
 	Listen(tcp *net.TCPListener, s Settings) (Acceptor, error)
 
@@ -48,7 +48,7 @@ type Acceptor interface {
 	io.Closer
 }
 
-// Came is an endpoint by which another process may offer to move a connection.
+// Came is an endpoint by which another process may propose to move a connection.
 type Came struct {
 	session.Endpoint
 	Provider string

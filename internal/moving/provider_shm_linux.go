@@ -43,17 +43,17 @@ func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error
 	case !peer.Accepted:
 		return &session.Unavailable{Reason: session.ReasonNoListener, Err: hello.ErrNotAccepted}
 	}
-	offered := hello.Offer{Ends: ends, PeerCookie: peer.Cookie}
-	if offered.Cookie, err = tcpid.Cookie(tcp); err != nil {
+	proposed := hello.Proposal{Ends: ends, PeerCookie: peer.Cookie}
+	if proposed.Cookie, err = tcpid.Cookie(tcp); err != nil {
 		return err
 	}
 	return finding.Search{
 		At:   finding.Here(ends.Remote.Port()),
 		To:   ends.Remote,
 		User: peer.UID,
-		Offer: func(ctx context.Context, ep session.Endpoint) error {
+		Propose: func(ctx context.Context, ep session.Endpoint) error {
 			// The kernel has told whose process it is.
-			return Offer(ctx, ep, s.Session, h, offered, func(hello.Answer) error { return nil })
+			return Propose(ctx, ep, s.Session, h, proposed, func(hello.Answer) error { return nil })
 		},
 	}.Run(ctx)
 }
@@ -65,8 +65,8 @@ func moveOutside(ctx context.Context, h newconn.Handle, s Settings, ends tcpid.E
 		return finding.Search{
 			At: finding.Place{Dir: s.Dir, Peer: ends.Remote},
 			To: ends.Remote,
-			Offer: func(ctx context.Context, ep session.Endpoint) error {
-				return offerStamped(ctx, ep, s, h, ends, stamp)
+			Propose: func(ctx context.Context, ep session.Endpoint) error {
+				return proposeStamped(ctx, ep, s, h, ends, stamp)
 			},
 		}.Run(ctx)
 	})

@@ -92,7 +92,7 @@ func (p verbsProvider) Move(ctx context.Context, h newconn.Handle, s Settings) e
 		case err != nil:
 			return err
 		}
-		return offerStamped(ctx, ep, s, h, ends, stamp)
+		return proposeStamped(ctx, ep, s, h, ends, stamp)
 	})
 }
 

@@ -51,7 +51,7 @@ type Life interface {
 	Holds() bool
 
 	// Moved is called when both ends have agreed to move to a session by a provider, also where
-	// that is behind the end of Offer, and Left when the connection has gone back to TCP.
+	// that is behind the end of Propose, and Left when the connection has gone back to TCP.
 	Moved(provider string)
 	Left()
 }
@@ -59,15 +59,15 @@ type Life interface {
 // What the two ends of a connection send each other on a session, as its notes: the first
 // byte of each.
 //
-//	offer      dialer → acceptor   which connection, as package hello has it
+//	proposal   dialer → acceptor   which connection, as package hello has it
 //	answer     acceptor → dialer   whether it moves, likewise
 //	begin      both ways           at: the session's bytes come behind so many of TCP's
 //	leave      both ways           at: so many bytes of the session are the application's
 const (
-	NoteOffer  = 1
-	NoteAnswer = 2
-	NoteBegin  = 3
-	NoteLeave  = 4
+	NoteProposal = 1
+	NoteAnswer   = 2
+	NoteBegin    = 3
+	NoteLeave    = 4
 )
 
 // Handle is package moving's view of a connection.
@@ -75,16 +75,16 @@ type Handle interface {
 	TCP() *net.TCPConn
 	Life() Life
 
-	// Offer offers the peer to move to a session, which the connection owns if it succeeds: it
+	// Propose proposes to the peer to move to a session, which the connection owns if it succeeds: it
 	// sends hello, negotiates unless that has been done, and waits for the answer, of which judge
 	// returns why the connection does not move, or nil. Then both directions move, each when its
-	// writer gets to it. A peer that does not answer holds up Offer until ctx ends, but not the
+	// writer gets to it. A peer that does not answer holds up Propose until ctx ends, but not the
 	// connection; one that has not even taken the session, for half a second: then it never gets
-	// the offer, and the error is ErrNotTaken. On an error that is not ErrNoAnswer the session is
+	// the proposal, and the error is ErrNotTaken. On an error that is not ErrNoAnswer the session is
 	// still the caller's.
-	Offer(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error
+	Propose(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error
 
-	// Take moves to a session by which the peer has made an offer, and answers it. On an
+	// Take moves to a session by which the peer has made a proposal, and answers it. On an
 	// error the session is still the caller's, and nothing has been answered.
 	Take(s *session.Session, answer []byte) error
 
@@ -108,13 +108,13 @@ type Handle interface {
 	Moved(context.Context) error
 }
 
-// ErrNotTaken is the error of an Offer to a process that has not looked at it, as one that is
+// ErrNotTaken is the error of a Propose to a process that has not looked at it, as one that is
 // stopped. Another one may be tried.
 var ErrNotTaken = fmt.Errorf("the process that was asked does nothing: %w", syscall.ETIMEDOUT)
 
-// ErrClaimed is the error of an Offer while the program has the descriptor, or may have taken it
+// ErrClaimed is the error of a Propose while the program has the descriptor, or may have taken it
 // for itself: see Config.Threshold. It is no attempt.
 var ErrClaimed error = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("the program uses the descriptor")}
 
-// ErrNoAnswer is the error of an Offer that the peer has not answered yet. It may still move.
+// ErrNoAnswer is the error of a Propose that the peer has not answered yet. It may still move.
 var ErrNoAnswer = fmt.Errorf("the peer has not answered yet: %w", syscall.ETIMEDOUT)

@@ -337,14 +337,14 @@ func TestDeviceReset(t *testing.T) {
 	})
 }
 
-// A listener's condition knows that an offer is from another host's device, and not whose.
+// A listener's condition knows that a proposal is from another host's device, and not whose.
 func TestCondition(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return // TestPackageSAN
 	}
-	offers := make(chan san.MoveOffer, 1)
-	lc := &san.ListenConfig{Condition: func(o san.MoveOffer) error {
-		offers <- o
+	proposals := make(chan san.MoveProposal, 1)
+	lc := &san.ListenConfig{Condition: func(o san.MoveProposal) error {
+		proposals <- o
 		return errors.New("refused")
 	}}
 	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -367,7 +367,7 @@ func TestCondition(t *testing.T) {
 	if _, err := dial(t, l); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("%v", err)
 	}
-	if o := <-offers; o.Provider != "verbs" || o.UID != -1 {
+	if o := <-proposals; o.Provider != "verbs" || o.UID != -1 {
 		t.Errorf("%+v", o)
 	}
 }

@@ -113,7 +113,7 @@ func (a *attacker) move(l *rawshm.Conduit, c *rawshm.Conn, slot int, tcp *net.TC
 	case code == rawshm.Moves:
 		return true, nil
 	case code != rawshm.Unknown: // Accept may not have returned
-		return false, fmt.Errorf("the offer's answer is %d", code)
+		return false, fmt.Errorf("the proposal's answer is %d", code)
 	}
 	c.SetState(rawshm.StateAborted)
 	err = untilDone(c, 5*time.Second)
@@ -302,7 +302,7 @@ func badBells() (fds []int, err error) {
 	return []int{fill(pipe[1]), pipe[0], fill(stream[0]), fill(packets[0]), blocking(emptied), timer, epoll, fill(int(file.Fd()))}, nil
 }
 
-// crowdRole negotiates as many sessions as it is let, on as many links, and offers nothing.
+// crowdRole negotiates as many sessions as it is let, on as many links, and proposes nothing.
 func crowdRole(a *attacker, most int) error {
 	total, links := 0, 0
 	for ; total < most; links++ {

@@ -113,7 +113,7 @@ func Dial(ctx context.Context, cfg Config, address netip.AddrPort) (*sanconn.Con
 	if err == nil {
 		negotiate, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		if err = connpair.Offer(negotiate, c, e, cfg.Session, []byte(tcp.LocalAddr().String())); err == nil {
+		if err = connpair.Propose(negotiate, c, e, cfg.Session, []byte(tcp.LocalAddr().String())); err == nil {
 			err = h.Moved(negotiate)
 		}
 	}

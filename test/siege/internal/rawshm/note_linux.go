@@ -10,9 +10,9 @@ import (
 // Notes are what the two ends of a TCP connection tell each other on a session, by the first
 // byte.
 const (
-	offer  = 1
-	answer = 2
-	begin  = 3
+	proposal = 1
+	answer   = 2
+	begin    = 3
 )
 
 // Answers' codes.
@@ -27,8 +27,8 @@ type TCP struct {
 	Cookie, PeerCookie uint64
 }
 
-func (t TCP) offer() []byte {
-	b := []byte{offer, 1, 0}
+func (t TCP) proposal() []byte {
+	b := []byte{proposal, 1, 0}
 	for _, a := range []netip.AddrPort{t.Local, t.Remote} {
 		ip := a.Addr().As16()
 		b = binary.LittleEndian.AppendUint16(append(b, ip[:]...), a.Port())
@@ -38,10 +38,10 @@ func (t TCP) offer() []byte {
 	return binary.LittleEndian.AppendUint16(b, 0)
 }
 
-// Move offers to move a TCP connection, and returns the answer's code. If that is Moves, both
+// Move proposes to move a TCP connection, and returns the answer's code. If that is Moves, both
 // directions have moved, which had so many bytes and none.
 func (c *Conn) Move(t TCP, sent uint64, limit time.Duration) (code byte, err error) {
-	c.Put(SessionMessage(Note, string(t.offer())))
+	c.Put(SessionMessage(Note, string(t.proposal())))
 	c.Publish()
 	m, err := c.note(answer, limit)
 	if err != nil || m[1] != Moves {

@@ -12,9 +12,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Offer offers the process at an endpoint to move a connection to it. confirm returns why an
+// Propose proposes to the process at an endpoint to move a connection to it. confirm returns why an
 // answer is not from the connection's other end.
-func Offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newconn.Handle, offer hello.Offer, confirm func(hello.Answer) error) error {
+func Propose(ctx context.Context, ep session.Endpoint, cfg session.Config, h newconn.Handle, proposal hello.Proposal, confirm func(hello.Answer) error) error {
 	if h.Life().(*Life).proof.Guessed() {
 		ep.Abort()
 		return errTooManyGuesses
@@ -23,7 +23,7 @@ func Offer(ctx context.Context, ep session.Endpoint, cfg session.Config, h newco
 	notes := h.Notes()
 	cfg.OnNote = func(note []byte) { notes(s, note) } // there is none before Negotiate
 	s = session.New(ep, cfg)
-	err := h.Offer(ctx, s, offer.Encode(), func(b []byte) error {
+	err := h.Propose(ctx, s, proposal.Encode(), func(b []byte) error {
 		a, err := hello.ParseAnswer(b)
 		if err != nil {
 			return err
@@ -60,11 +60,11 @@ func tryEach(stamps []tcpid.Stamp, move func(tcpid.Stamp) error) (err error) {
 	return err
 }
 
-// offerStamped is Offer where both ends show by the connection's stamp that they have it.
-func offerStamped(ctx context.Context, ep session.Endpoint, s Settings, h newconn.Handle, ends tcpid.Ends, stamp tcpid.Stamp) error {
-	offered := hello.Offer{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
+// proposeStamped is Propose where both ends show by the connection's stamp that they have it.
+func proposeStamped(ctx context.Context, ep session.Endpoint, s Settings, h newconn.Handle, ends tcpid.Ends, stamp tcpid.Stamp) error {
+	proposed := hello.Proposal{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
 	l := h.Life().(*Life)
-	return Offer(ctx, ep, s.Session, h, offered, func(a hello.Answer) error { return l.confirm(stamp, a) })
+	return Propose(ctx, ep, s.Session, h, proposed, func(a hello.Answer) error { return l.confirm(stamp, a) })
 }
 
 // confirm returns why an answer to the connection's challenge is not from its other end.
