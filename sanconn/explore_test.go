@@ -817,7 +817,7 @@ func TestMutantsAreFound(t *testing.T) {
 		readsTheKeptBeforeTCP:     {"reads what was kept before TCP", "a way back, by the dialer"},
 		writesBeforeWhatCameBack:  {"writes before what came back", "a way back, by the dialer"},
 		takesReaderLate:           {"takes the reader when the peer knows already", "a way back, by the dialer"},
-		takesAnEndWhileProposed:    {"takes an end of TCP while proposed", "the acceptor closes"},
+		takesAnEndWhileProposed:   {"takes an end of TCP while proposed", "the acceptor closes"},
 		closesWithoutBegin:        {"closes without begin", "the dialer closes"},
 		forgetsWhatMayBeLost:      {"forgets what may be lost", "the acceptor dies, between hosts"},
 		turnsAtOnce:               {"turns at once", "a move"},
