@@ -175,7 +175,7 @@ net.Dial, san.Listen: shm shm
 san.Dial, net.Listen: shm shm
 net.Dial, Adopt: shm shm
 net.FileConn: tcp tcp
-net.FileListener: tcp tcp
+net.FileListener: shm shm
 udp: datagram; localhost: true
 `
 	if out := runs(t, nil, file); out != want {

@@ -32,6 +32,9 @@ const own = "sanPlain"
 // renames are the functions of package net that the added file replaces: by file, as they are
 // to be declared.
 var renames = map[string][]string{
+	"file_posix.go": {
+		"func fileListener(f *os.File) (Listener, error)",
+	},
 	"lookup.go": {
 		"func (r *Resolver) dial(ctx context.Context, network, server string) (Conn, error)",
 	},

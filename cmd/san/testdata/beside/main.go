@@ -64,7 +64,7 @@ func main() {
 	check(err)
 	f.Close()
 	c, s = connect(tcp, net.Dial)
-	echo(c, s)
+	move(c, s)
 	fmt.Printf("net.FileListener: %s %s\n", san.InfoOf(c).Provider, san.InfoOf(s).Provider)
 
 	// What is not TCP.
