@@ -372,7 +372,7 @@ func (l *Listener) lack(provider string, err error) {
 
 // countLacks counts what the listener lacks.
 func (l *Listener) countLacks() {
-	lacks := l.Unavailable() // which may wait for the making of a name
+	lacks := l.Unavailable()
 	moving.Count(func(n *moving.Counters) {
 		if len(l.acceptors) == 0 && (len(l.lacks) == 0 || isAbsent(l.choice.Without.Reason)) {
 			n.Listeners[l.choice.Without.Reason]++

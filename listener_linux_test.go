@@ -209,8 +209,8 @@ func TestListenerFileAndSyscallConn(t *testing.T) {
 	}
 }
 
-// What a listener lacks its providers say by locks of their own, behind which there may be a file
-// system: no connection waits for these to be counted.
+// What a listener lacks its providers say by locks of their own: no connection waits for these to be
+// counted.
 func TestListenersAreAskedBeforeTheyAreCounted(t *testing.T) {
 	useProviders(t, counting{new(fake)})
 	l := mustListen(t, new(ListenConfig), "tcp", "127.0.0.1:0")

@@ -21,11 +21,13 @@ func Here(port uint16) Place { return Place{Peer: netip.AddrPortFrom(netip.Addr{
 
 // own are the names of this process: for each port one, however many listeners and connections use
 // it, and one more in the directory.
-var own = nameSet{names: make(map[Place]*name)}
+var own = nameSet{names: make(map[Place]*name), listen: shm.Listen}
 
 type nameSet struct {
-	mu    sync.Mutex // guards what follows, and the making of names
+	mu    sync.Mutex // guards names, and of each what says so. Names are made without it: a directory may hang
 	names map[Place]*name
+
+	listen func(port uint16, cfg shm.Config, take func(session.Endpoint)) (*shm.Listener, error) // shm's
 }
 
 // Taken is an endpoint by which another process may propose to move a connection.
@@ -45,9 +47,10 @@ type name struct {
 
 	// The set's mu guards what follows.
 	users    int
-	listener *shm.Listener
-	lack     error     // why it does not have it yet; nil: it has
-	tried    time.Time // when it has been tried last
+	making   bool
+	listener *shm.Listener // nil: it does not have it
+	lack     error         // why not, once that is known
+	tried    time.Time     // when it has been tried last
 }
 
 // againIn is when a name is tried again.
@@ -63,13 +66,13 @@ type Names struct { // of each accepted connection, so it holds little
 // as well, until Close. take gets the endpoints by which they come, and cfg; it must not block, and
 // of several calls for a port the first one's count for all.
 func Open(port uint16, dir string, cfg session.Config, take func(Taken, session.Config)) (*Names, error) {
-	here, err := own.use(Here(port), cfg, take)
-	if err != nil {
-		return nil, err
+	n := &Names{here: own.use(Here(port), cfg, take)}
+	if why, _ := n.Lacks(); why != nil && !reason.Is(why, session.ReasonResources) {
+		n.Close()
+		return nil, why
 	}
-	n := &Names{here: here}
 	if dir != "" {
-		n.there, n.Outside = own.use(Place{dir, here.at.Peer}, cfg, take)
+		n.there = own.use(Place{dir, n.here.at.Peer}, cfg, take)
 	}
 	return n, nil
 }
@@ -103,61 +106,55 @@ func (n *nameSet) has(at Place) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	x := n.names[at]
-	return x != nil && x.lack == nil
+	return x != nil && x.listener != nil
 }
 
-// use takes a name, unless the process has it, until release.
-func (n *nameSet) use(at Place, cfg session.Config, take func(Taken, session.Config)) (*name, error) {
+// use takes a name, unless the process has it, until release. Only the first use waits for a
+// directory, which may hang.
+func (n *nameSet) use(at Place, cfg session.Config, take func(Taken, session.Config)) *name {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	x := n.names[at]
-	if x == nil {
+	first := x == nil
+	if first {
 		x = &name{at: at, namespace: shm.NetworkNamespace(), cfg: cfg, take: take}
-		if x.takeLocked(); x.lack != nil {
-			if !reason.Is(x.lack, session.ReasonResources) {
-				return nil, x.lack
-			}
-			n.later(x)
-		}
 		n.names[at] = x
-	} else {
-		x.againLocked()
 	}
 	x.users++
-	return x, nil
+	has := x.listener != nil
+	n.mu.Unlock()
+	switch {
+	case has:
+	case first, at.Dir == "":
+		n.make(x)
+	default:
+		go n.make(x)
+	}
+	return x
 }
 
-func (x *name) takeLocked() {
-	x.tried = time.Now()
-	x.listener, x.lack = shm.Listen(x.at.Peer.Port(), shm.Config{Dir: x.at.Dir}, func(ep session.Endpoint) {
-		x.take(Taken{ep, shm.PeerUser(ep), x.at.Dir != ""}, x.cfg)
-	})
-}
-
-// againLocked tries again, if it is time. A name that is not in the directory is one of the calling
-// thread's network namespace: no thread of another one takes it.
-func (x *name) againLocked() {
-	if x.lack == nil || time.Since(x.tried) < againIn {
+// make makes a name, if it is time. One that is not in the directory is one of the calling thread's
+// network namespace: no thread of another one makes it. Timers run on threads of the process's.
+func (n *nameSet) make(x *name) {
+	n.mu.Lock()
+	due := x.users > 0 && x.listener == nil && !x.making && time.Since(x.tried) >= againIn &&
+		(x.at.Dir != "" || shm.NetworkNamespace() == x.namespace)
+	x.making = x.making || due
+	n.mu.Unlock()
+	if !due {
 		return
 	}
-	if x.at.Dir != "" || shm.NetworkNamespace() == x.namespace {
-		x.takeLocked()
-	}
-}
-
-// later has a name tried again as long as it has users and is needed. Timers run on threads of the
-// process's network namespace; in another one, it is tried again where its own threads use it.
-func (n *nameSet) later(x *name) {
-	time.AfterFunc(againIn, func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if x.users == 0 {
-			return
-		}
-		if x.againLocked(); x.lack != nil {
-			n.later(x)
-		}
+	l, err := n.listen(x.at.Peer.Port(), shm.Config{Dir: x.at.Dir}, func(ep session.Endpoint) {
+		x.take(Taken{ep, shm.PeerUser(ep), x.at.Dir != ""}, x.cfg)
 	})
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	x.making, x.listener, x.lack, x.tried = false, l, err, time.Now()
+	switch {
+	case x.users == 0 && l != nil:
+		go l.Close()
+	case reason.Is(err, session.ReasonResources):
+		time.AfterFunc(againIn, func() { n.make(x) })
+	}
 }
 
 // release gives a name up with its last use.

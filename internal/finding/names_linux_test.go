@@ -1,13 +1,16 @@
 package finding
 
 import (
+	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/session"
@@ -87,4 +90,71 @@ func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 		t.Error("the name has been taken in another namespace")
 	}
 	timeToTry()
+}
+
+// What hangs in a directory holds up the Listen that begins there alone: neither what is accepted
+// meanwhile, nor other ports.
+func TestADirectoryThatHangs(t *testing.T) {
+	dir := t.TempDir()
+	const port, other = 1, 2 // TCP has them for root alone
+	at := Place{dir, Here(port).Peer}
+	hangs, goOn, made := make(chan struct{}), make(chan struct{}), make(chan struct{}, 2)
+	full := false // the directory, and does not hang
+	own.listen = func(port uint16, cfg shm.Config, take func(session.Endpoint)) (*shm.Listener, error) {
+		if cfg.Dir != "" && full {
+			return nil, &session.Unavailable{Reason: session.ReasonResources, Err: unix.ENOSPC}
+		}
+		if cfg.Dir != "" {
+			hangs <- struct{}{}
+			<-goOn
+			defer func() { made <- struct{}{} }()
+		}
+		return shm.Listen(port, cfg, take)
+	}
+	defer func() { own.listen = shm.Listen }()
+	open := func(port uint16, dir string) *Names {
+		n, err := Open(port, dir, session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+		if err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	opened := make(chan *Names, 1)
+	go func() { opened <- open(port, dir) }()
+	<-hangs
+	accepted, plain := open(port, dir), open(other, "")
+	if why, _ := plain.Lacks(); why != nil || own.has(at) {
+		t.Errorf("%v; there is a name in the directory: %v", why, own.has(at))
+	}
+	plain.Close()
+	goOn <- struct{}{}
+	<-made
+	n := <-opened
+	if why, _ := n.Lacks(); why != nil || !own.has(at) {
+		t.Error("there is no name:", why)
+	}
+	n.Close()
+	accepted.Close()
+
+	full = true
+	n = open(port, dir)
+	if why, all := n.Lacks(); all || !reason.Is(why, session.ReasonResources) {
+		t.Error(why, all)
+	}
+	own.mu.Lock()
+	full, n.there.tried = false, time.Time{}
+	own.mu.Unlock()
+	accepted = open(port, dir) // has it tried again
+	<-hangs
+	accepted.Close()
+	n.Close()
+	goOn <- struct{}{} // there is nobody for the name any more
+	<-made
+	testenv.Eventually(t, 20*time.Second, func() error {
+		files, err := os.ReadDir(dir)
+		if err == nil && len(files) != 0 {
+			err = fmt.Errorf("%v in the directory", files)
+		}
+		return err
+	})
 }

@@ -87,8 +87,7 @@ func takeFile(dir string, port uint16) (u *net.UnixListener, number int, giveUp 
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	// Where this process may not write, each number would fail for that: for every connection that
-	// it accepts, as that may have changed.
+	// Where this process may not write, each number would fail for that.
 	// Other errors are of kernels before 5.8, and of filters of system calls; x/sys then goes by mode bits alone.
 	if err := unix.Faccessat2(d.fd(), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS); err == unix.EACCES || err == unix.EROFS {
 		d.Close()
