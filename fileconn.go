@@ -40,6 +40,7 @@ func FileConn(f *os.File) (net.Conn, error) {
 	}
 	var held io.Closer
 	if o.choice.Without == nil {
+		o.choice.Settings.Namespace = tcpid.Namespace(tcp)
 		if held, err = o.hold(tcp); err != nil {
 			o.choice.Without = reason.Of(err)
 		}

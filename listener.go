@@ -204,6 +204,7 @@ var errOnlyListeners = &Unavailable{Reason: ReasonNotServed, Err: errors.New("it
 // around makes a Listener, and opens the providers' parts of it.
 func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
 	o.choice.Settings.Zone = cmp.Or(o.choice.Settings.Zone, tcp.Addr().(*net.TCPAddr).Zone)
+	o.choice.Settings.Namespace = tcpid.Namespace(tcp)
 	l := &Listener{tcp: tcp, opening: o, lacks: make(map[string]*Unavailable), release: func() {}}
 	if release, err := tcpid.Hold(tcp); err == nil { // otherwise each move asks for itself
 		l.release = release

@@ -23,6 +23,7 @@ import (
 	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
 )
@@ -507,7 +508,7 @@ func TestStoppedAmongStopped(t *testing.T) {
 	for i := range 5 {
 		all = append(all, startServer(t, tcp, byte(i)))
 	}
-	at := finding.Here(tcp.Addr().(*net.TCPAddr).AddrPort().Port())
+	at := finding.Here(tcpid.Namespace(tcp), tcp.Addr().(*net.TCPAddr).AddrPort().Port())
 	for i, p := range all { // as if each had been asked in vain
 		finding.Note(at, func(h *finding.Hint) {
 			h.Seen.Set(i, true)
@@ -574,7 +575,7 @@ func TestSilentOnlyIfThereWasTime(t *testing.T) {
 		if err := byShm.Move(ctx, newconn.HandleOf(c), moving.Settings{}); reason.Of(err).Reason != ReasonTimeout {
 			t.Fatalf("within %v: %v", within, err)
 		}
-		return finding.HintOf(finding.Here(tcp.Addr().(*net.TCPAddr).AddrPort().Port())).Silent != 0
+		return finding.HintOf(finding.Here(tcpid.Namespace(tcp), tcp.Addr().(*net.TCPAddr).AddrPort().Port())).Silent != 0
 	}
 	if move(0) {
 		t.Error("silent, though it was not asked")

@@ -12,15 +12,18 @@ import (
 
 // Place is where the processes that accept connections of a port have their names.
 type Place struct {
-	Dir  string         // "": in this network namespace
-	Peer netip.AddrPort // without the address in this network namespace, which all processes share
+	Dir       string         // "": in the network namespace
+	Namespace uint64         // the kernel's number of that, 0: not known; or, in a directory, 0
+	Peer      netip.AddrPort // without the address in a network namespace, which all processes share
 }
 
-// Here is the place of a port in this network namespace.
-func Here(port uint16) Place { return Place{Peer: netip.AddrPortFrom(netip.Addr{}, port)} }
+// Here is the place of a port in a network namespace.
+func Here(namespace uint64, port uint16) Place {
+	return Place{Namespace: namespace, Peer: netip.AddrPortFrom(netip.Addr{}, port)}
+}
 
-// own are the names of this process: for each port one, however many listeners and connections use
-// it, and one more in the directory.
+// own are the names of this process: for each port of a network namespace one, however many listeners
+// and connections use it, and one more in the directory.
 var own = nameSet{names: make(map[Place]*name), listen: shm.Listen}
 
 type nameSet struct {
@@ -62,17 +65,17 @@ type Names struct { // of each accepted connection, so it holds little
 	Outside     error // why those of other network namespaces do not find this process
 }
 
-// Open has other processes find this one for connections to a port, and if dir is not empty there
-// as well, until Close. take gets the endpoints by which they come, and cfg; it must not block, and
-// of several calls for a port the first one's count for all.
-func Open(port uint16, dir string, cfg session.Config, take func(Taken, session.Config)) (*Names, error) {
-	n := &Names{here: own.use(Here(port), cfg, take)}
+// Open has other processes find this one for connections to a port (Here), and if dir is not empty
+// there as well, until Close. take gets the endpoints by which they come, and cfg; it must not block,
+// and of several calls for a port the first one's count for all.
+func Open(here Place, dir string, cfg session.Config, take func(Taken, session.Config)) (*Names, error) {
+	n := &Names{here: own.use(here, cfg, take)}
 	if why, _ := n.Lacks(); why != nil && !reason.Is(why, session.ReasonResources) {
 		n.Close()
 		return nil, why
 	}
 	if dir != "" {
-		n.there = own.use(Place{dir, n.here.at.Peer}, cfg, take)
+		n.there = own.use(Place{Dir: dir, Peer: here.Peer}, cfg, take)
 	}
 	return n, nil
 }

@@ -27,7 +27,7 @@ func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 	defer tcp.Close()
 	port := uint16(tcp.Addr().(*net.TCPAddr).Port)
 	open := func() (*Names, error) {
-		return Open(port, "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+		return Open(Here(0, port), "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
 	}
 	used, toTry := make(chan *Names, 1), make(chan struct{})
 	done := make(chan struct{})
@@ -97,7 +97,7 @@ func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 func TestADirectoryThatHangs(t *testing.T) {
 	dir := t.TempDir()
 	const port, other = 1, 2 // TCP has them for root alone
-	at := Place{dir, Here(port).Peer}
+	at := Place{Dir: dir, Peer: Here(0, port).Peer}
 	hangs, goOn, made := make(chan struct{}), make(chan struct{}), make(chan struct{}, 2)
 	full := false // the directory, and does not hang
 	own.listen = func(port uint16, cfg shm.Config, take func(session.Endpoint)) (*shm.Listener, error) {
@@ -113,7 +113,7 @@ func TestADirectoryThatHangs(t *testing.T) {
 	}
 	defer func() { own.listen = shm.Listen }()
 	open := func(port uint16, dir string) *Names {
-		n, err := Open(port, dir, session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+		n, err := Open(Here(0, port), dir, session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
 		if err != nil {
 			t.Error(err)
 		}

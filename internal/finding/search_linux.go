@@ -111,7 +111,7 @@ func (q Search) Run(ctx context.Context) error {
 }
 
 // to is what is remembered if no process is found: others of the port may serve another address.
-func (q Search) to() Place { return Place{q.At.Dir, q.To} }
+func (q Search) to() Place { return Place{q.At.Dir, q.At.Namespace, q.To} }
 
 func (q Search) nobody() error {
 	if q.At.Dir != "" {

@@ -15,7 +15,7 @@ import (
 
 // A search whose time is up has not found that nobody is there: it has not asked all.
 func TestSearchRunsOutOfTime(t *testing.T) {
-	q := Search{At: Here(1)} // for which nobody has a name
+	q := Search{At: Here(0, 1)} // for which nobody has a name
 	if err := q.Run(isUp{t.Context()}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
@@ -37,7 +37,7 @@ func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
 		defer l.Close()
 	}
 	asked := 0
-	err = Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+	err = Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 		drop(ep)
 		if asked++; asked == 2 {
 			return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrGuessed}
@@ -70,7 +70,7 @@ func TestSearchEndsWithAnEndThatStays(t *testing.T) {
 		2: hello.Answer{Code: hello.Stays}.Err(),
 	} {
 		asked := 0
-		err = Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+		err = Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 			drop(ep)
 			asked++
 			return stays
@@ -90,7 +90,7 @@ func TestSearchOfAPortThatIsOurs(t *testing.T) {
 	defer tcp.Close()
 	to := tcp.Addr().(*net.TCPAddr).AddrPort()
 	asked := 0
-	q := Search{At: Here(to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+	q := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 		drop(ep)
 		asked++
 		return nil
@@ -98,7 +98,7 @@ func TestSearchOfAPortThatIsOurs(t *testing.T) {
 	if err := q.Run(t.Context()); !reason.Is(err, session.ReasonNoListener) {
 		t.Fatal(err)
 	}
-	n, err := Open(to.Port(), "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+	n, err := Open(Here(0, to.Port()), "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func drop(ep session.Endpoint) { ep.Abort(); ep.Retire() }
 
 // A search that is given up has found out nothing, neither who is there nor who is stopped.
 func TestSearchThatIsGivenUp(t *testing.T) {
-	at := Here(2)
+	at := Here(0, 2)
 	Note(at, func(h *Hint) { *h = Hint{last: 5, known: true, Seen: 1 << 5} })
 	defer Note(at, func(h *Hint) { *h = Hint{} })
 	before := HintOf(at)

@@ -71,7 +71,8 @@ type Settings struct {
 	Zone    string        // for Listen: the zone of the address that was given
 
 	// Of shm:
-	Dir string // for other network namespaces of this host; "": none
+	Namespace uint64 // of what was accepted, or its listener; 0: not known
+	Dir       string // for other network namespaces of this host; "": none
 
 	// Of verbs:
 	RDMA         RDMA

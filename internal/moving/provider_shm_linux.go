@@ -48,7 +48,7 @@ func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error
 		return err
 	}
 	return finding.Search{
-		At:   finding.Here(ends.Remote.Port()),
+		At:   finding.Here(tcpid.Namespace(tcp), ends.Remote.Port()),
 		To:   ends.Remote,
 		User: peer.UID,
 		Propose: func(ctx context.Context, ep session.Endpoint) error {
@@ -114,7 +114,7 @@ func openNames(at netip.AddrPort, s Settings) (*finding.Names, error) {
 	if mayBeOutside(at, s) {
 		dir = s.Dir
 	}
-	return finding.Open(at.Port(), dir, s.Session, func(ep finding.Taken, cfg session.Config) {
+	return finding.Open(finding.Here(s.Namespace, at.Port()), dir, s.Session, func(ep finding.Taken, cfg session.Config) {
 		c := Came{Endpoint: ep.Endpoint, Provider: shm.Name, Outside: ep.Outside}
 		if !ep.Outside {
 			c.User = &ep.User

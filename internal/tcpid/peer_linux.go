@@ -117,6 +117,12 @@ func interfaceOf(fd int) uint32 {
 	return loopbackIndex
 }
 
+// Namespace is the kernel's number of a socket's network namespace; 0: it is not known.
+func Namespace(c syscall.Conn) uint64 {
+	n, _ := control(c, namespaceOf)
+	return n
+}
+
 // control calls f with a connection's or listener's descriptor.
 func control[T any](c syscall.Conn, f func(fd int) (T, error)) (v T, err error) {
 	rc, err := c.SyscallConn()

@@ -15,6 +15,9 @@ func Cookie(*net.TCPConn) (uint64, error) { return 0, errors.ErrUnsupported }
 // Hold needs Linux.
 func Hold(syscall.Conn) (release func(), err error) { return nil, errors.ErrUnsupported }
 
+// Namespace needs Linux.
+func Namespace(syscall.Conn) uint64 { return 0 }
+
 // Peer needs Linux.
 func Peer(*net.TCPConn) (Socket, error) { return Socket{}, errors.ErrUnsupported }
 

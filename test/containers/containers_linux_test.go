@@ -308,3 +308,26 @@ func TestTranslatedAddress(t *testing.T) {
 	client.must(t, "dial 10.0.0.3:80 "+dir, "tcp: not served")
 	client.must(t, "echo 100000", "ok tcp")
 }
+
+// A process whose threads are in two network namespaces is found in both by one port, for what it
+// accepts there.
+func TestOneProcessInTwoNamespaces(t *testing.T) {
+	a, b := twoPods(t)
+	var listeners [2]agent
+	var clients [2]*process
+	for i, p := range []*pod{a, b} {
+		var err error
+		p.do(func() { _, err = listeners[i].listen([]string{"127.0.0.1:80"}) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listeners[i].listener.Close()
+		clients[i] = p.start(t, nil)
+	}
+	for range 3 {
+		for _, c := range clients {
+			c.must(t, "dial 127.0.0.1:80", "shm")
+			c.must(t, "echo 100000", "ok shm")
+		}
+	}
+}
