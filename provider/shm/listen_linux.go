@@ -82,12 +82,12 @@ func (l *Listener) Close() error {
 		return net.ErrClosed
 	}
 	l.done = true
-	close(l.closed)
+	hangUp(l.unix)
+	l.unix.SetDeadline(longAgo)
+	close(l.closed) // serve, which waits for no closers from then on, accepts no more
 	links, handshakes := l.links, l.handshakes
 	l.links, l.handshakes = nil, nil
 	l.mu.Unlock()
-	hangUp(l.unix)
-	l.unix.SetDeadline(longAgo)
 	for link := range links {
 		link.closeUnused()
 	}
@@ -106,27 +106,28 @@ func (l *Listener) Close() error {
 // as those who have sent it like, and closing the listening socket would wait for all of it. rest is
 // whose closers may wait for that: a user's, where more are left than there are descriptors for.
 func (l *Listener) drain() (rest account) {
+	rest = ownAccount() // none are left
 	rc, err := l.unix.SyscallConn()
 	if err != nil {
-		return ownAccount()
+		return rest
 	}
-	rest = accountOf(overflowUID)
 	rc.Control(func(listener uintptr) {
 		for {
 			fd, _, err := unix.Accept4(int(listener), unix.SOCK_CLOEXEC)
 			if err != nil {
-				if !is(err, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM) {
-					rest = ownAccount() // none are left
+				if is(err, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM) {
+					rest = held.slowest()
 				}
 				return
 			}
 			unix.Shutdown(fd, unix.SHUT_RDWR) // whoever dials need not wait for that
-			rest = accountOf(overflowUID)
+			payer := accountOf(overflowUID)
 			if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-				rest = accountOf(cred.Uid)
+				payer = accountOf(cred.Uid)
 			}
-			rest.closeUntrusted(fd)
-			if rest.descriptors.Used() >= rest.descriptors.Limit()+mostDrained {
+			payer.closeUntrusted(fd)
+			if payer.descriptors.Used() >= payer.descriptors.Limit()+mostDrained {
+				rest = held.slowest()
 				return
 			}
 		}

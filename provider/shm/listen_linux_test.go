@@ -210,6 +210,38 @@ func TestCloseWithALongQueue(t *testing.T) {
 	})
 }
 
+// The user whose descriptors are slow to close has the rest of a queue closed, not who has come last.
+func TestWhoseClosersWaitForALongQueue(t *testing.T) {
+	leaks(t)
+	limits := startLimits
+	limits.descriptors = closerThreads
+	withLimits(t, limits)
+	blocked := make(chan struct{})
+	defer close(blocked)
+	other := accountOf(uint32(os.Geteuid()) + 1)
+	for range closerThreads + mostDrained {
+		other.closeLater(func() { <-blocked })
+	}
+	port := freePort(t)
+	u, number, err := takeName(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	for left, want := range []account{ownAccount(), other} {
+		for range left {
+			c, err := connectName(port, number, uint32(os.Geteuid()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
+		if got := (&Listener{unix: u}).drain(); got != want {
+			t.Errorf("with %d in the queue, user %d has the rest closed, want %d", left, got.user, want.user)
+		}
+	}
+}
+
 // Every process of a port has its own number, as long as there are any.
 func TestNumbersAreBounded(t *testing.T) {
 	leaks(t)
