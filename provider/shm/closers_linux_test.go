@@ -2,14 +2,13 @@ package shm
 
 import (
 	"net"
-	"os"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sanconn/san/internal/testenv"
 )
 
 // Descriptors that are slow to close hold few threads, count as their user's, and in the end
@@ -17,6 +16,10 @@ import (
 func TestDescriptorsThatAreSlowToClose(t *testing.T) {
 	leaks(t)
 	withLimits(t, startLimits)
+	synctest.Test(t, testDescriptorsThatAreSlowToClose)
+}
+
+func testDescriptorsThatAreSlowToClose(t *testing.T) {
 	slow, other := accountOf(1), accountOf(2)
 	release := make(chan struct{})
 	begun := make(chan struct{}, 2*mostWaiting)
@@ -39,28 +42,31 @@ func TestDescriptorsThatAreSlowToClose(t *testing.T) {
 	slow.awaitClosing(gone) // or it would wait
 	waited := make(chan struct{})
 	go func() { slow.awaitClosing(nil); close(waited) }()
+	synctest.Wait()
 	select {
 	case <-waited:
 		t.Error("did not wait for room")
 	case <-begun:
 		t.Errorf("more than %d at once", closerThreads)
-	case <-time.After(10 * time.Millisecond):
+	default:
 	}
 	close(release)
 	<-waited
-	testenv.Eventually(t, patience, func() error {
-		if held.descriptors.Used() > 0 {
-			return os.ErrExist
-		}
-		return nil
-	})
+	synctest.Wait()
+	if n := held.descriptors.Used(); n > 0 {
+		t.Errorf("%d descriptors still count", n)
+	}
 }
 
 // lingering returns a TCP socket whose last close waits for a peer that does not read. At the
 // end of the test that goes.
 func lingering(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	little := net.ListenConfig{Control: func(_, _ string, rc syscall.RawConn) (err error) {
+		rc.Control(func(s uintptr) { err = unix.SetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) })
+		return err
+	}}
+	l, err := little.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,14 +85,14 @@ func lingering(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var fd int
-	rc.Control(func(s uintptr) { fd, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
-	for buf := make([]byte, 1<<20); err == nil; {
-		_, err = c.Write(buf)
+	var fd, n int
+	rc.Control(func(s uintptr) {
+		if n, err = unix.Write(int(s), make([]byte, 1<<20)); err == nil {
+			fd, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0)
+		}
+	})
+	if err != nil || n < 1<<16 { // or the peer might have all of it
+		t.Fatal(n, err)
 	}
 	c.(*net.TCPConn).SetLinger(60)
 	return fd

@@ -274,7 +274,7 @@ func parsePlace(s string) (p place, err error) {
 }
 
 // dial dials, by another link if one has ended, and waits until the process has taken the
-// connection, or has not.
+// connection, or has not; by default for as long as tests have patience.
 func dial(p place, cfg Config) (session.Endpoint, error) {
 	ep, err := dialOnce(p, cfg)
 	if errors.Is(err, ErrLinkGone) {
@@ -284,12 +284,13 @@ func dial(p place, cfg Config) (session.Endpoint, error) {
 }
 
 func dialOnce(p place, cfg Config) (session.Endpoint, error) {
+	cfg.timeout = cmp.Or(cfg.timeout, patience)
 	ep, err := Dial(context.Background(), p.port, p.number, p.user, cfg)
 	if err != nil {
 		return nil, err
 	}
 	e := ep.(*endpoint)
-	late := time.Now().Add(cfg.withDefaults().timeout)
+	late := time.Now().Add(cfg.timeout)
 	for !e.slot.taken() && err == nil {
 		switch err = e.Err(); {
 		case e.slot.taken(): // and ended since
@@ -360,7 +361,7 @@ func (s *served) accept() (session.Endpoint, error) {
 // meet makes a connection to the listener.
 func meet(t testing.TB, l *served) (a, b session.Endpoint) {
 	t.Helper()
-	a, err := dial(l.at, Config{timeout: patience})
+	a, err := dial(l.at, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

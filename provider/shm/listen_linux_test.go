@@ -72,7 +72,7 @@ func TestClosingTheListenerLeavesConnectionsAlone(t *testing.T) {
 		t.Errorf("the connection ended with the listener: %v", q.Err())
 	}
 	q.Drop()
-	_, err := dial(l.at, Config{timeout: patience})
+	_, err := dial(l.at, Config{})
 	wantReason(t, err, session.ReasonNoListener)
 	if err := l.Close(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("a second Close: %v", err)

@@ -167,7 +167,7 @@ func TestASquatterIsNotTrusted(t *testing.T) {
 	at := place{freePort(t), 0, uint32(os.Geteuid())}
 	c := spawn(t, "squat", func(c *exec.Cmd) { run(c); asUser(someone)(c) }, "NAME="+nameOf(at.port, at.number))
 	c.line(t, "squatting")
-	_, err := dial(at, Config{timeout: patience})
+	_, err := dial(at, Config{})
 	wantReason(t, err, session.ReasonOwner)
 	if l := listenAt(t, at.port, Config{}); l.number != 1 {
 		t.Errorf("number %d beside the squatter", l.number)
