@@ -11,12 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sanconn/san/internal/finding"
-	"github.com/sanconn/san/internal/newconn"
-	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
-	"github.com/sanconn/san/session"
 )
 
 // Which process accepts a connection is the kernel's choice, and the connection moves to that
@@ -148,12 +144,11 @@ func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 		c.Close()
 		s.Close()
 		waitFor(t, "the name to be given up", func() bool {
-			ep, err := shm.Dial(t.Context(), l.Addr().(*net.TCPAddr).AddrPort().Port(), 0, uint32(os.Getuid()), shm.Config{})
-			if err == nil {
-				ep.Abort()
-				ep.Retire()
+			names, err := shm.Names(t.Context(), l.Addr().(*net.TCPAddr).AddrPort().Port(), uint32(os.Getuid()), shm.Config{})
+			if err != nil {
+				t.Error(err)
 			}
-			return reason.Is(err, ReasonNoListener)
+			return len(names) == 0
 		})
 	}
 }
@@ -164,7 +159,7 @@ var movingLane = lane{moving: true}
 func TestTheLastOfManyIsFound(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	var all []*process
-	for i := range finding.GapMost + 3 {
+	for i := range 7 {
 		all = append(all, startServer(t, tcp, byte(i)))
 	}
 	last := len(all) - 1
@@ -179,77 +174,39 @@ func TestTheLastOfManyIsFound(t *testing.T) {
 	}
 }
 
-// … and so is one behind a gap, while those of another process before it are found at once: what
-// finds its process has not looked behind the gap.
-func TestFoundBehindAGap(t *testing.T) {
-	onlyShm(t)
-	tcp := plainListen(t, "127.0.0.1:0")
-	var all []*process
-	for i := range finding.GapMost + 1 {
-		all = append(all, startServer(t, tcp, byte(i)))
-	}
-	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.2:"+portOf(tcp.Addr().String()))
-	for _, p := range all[1:] {
-		p.Process.Kill()
-		p.ended(t)
-	}
-	if by, err := exchange(atOnce(), tcp.Addr().String()); err != nil || by.provider != shm.Name {
-		t.Fatalf("%+v, %v", by, err)
-	}
-	c := mustDial(t, new(Dialer), l.Addr().String())
-	s := mustAccept(t, l)
-	newconn.HandleOf(c).CallUse(0)
-	send(t, c, s, "a use")
-	waitFor(t, "an attempt", func() bool { return !isUndecided(c) })
-	wantMoved(t, c, shm.Name)
-}
-
-// A listener for whose process no name is left is found once there is one, and so are the
-// connections that it has accepted by then.
+// A listener for whose process there is no room in the directory is found there once there is, and so
+// are the connections that it has accepted by then.
 func TestANameIsTriedAgain(t *testing.T) {
+	testenv.NeedRoot(t)
 	onlyShm(t)
-	for what, dir := range map[string]string{"here": "", "in the directory": t.TempDir()} {
-		t.Run(what, func(t *testing.T) {
-			var plain net.ListenConfig
-			plain.SetMultipathTCP(false)
-			made, err := plain.Listen(t.Context(), "tcp", "0.0.0.0:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			tcp := made.(*net.TCPListener)
-			port := uint16(tcp.Addr().(*net.TCPAddr).Port)
-			var others []*shm.Listener
-			for range shm.Numbers {
-				other, err := shm.Listen(port, shm.Config{Dir: dir}, func(session.Endpoint) {}) // which never answers
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer other.Close()
-				others = append(others, other)
-			}
-			before := Stats().Listeners[ReasonResources]
-			l, err := (&ListenConfig{ShmDir: dir}).Adopt(tcp)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			if why := l.Unavailable()[shm.Name]; why == nil || why.Reason != ReasonResources || len(l.Providers()) != 0 && dir == "" {
-				t.Fatalf("it has %v, and lacks %v", l.Providers(), l.Unavailable())
-			}
-			if n := Stats().Listeners[ReasonResources] - before; n != 1 {
-				t.Errorf("%d listeners lack something", n)
-			}
-			c := mustDial(t, new(Dialer), fmt.Sprintf("127.0.0.1:%d", port))
-			s := mustAccept(t, l)
-			for _, other := range others { // to which a dial would wait for an answer
-				other.Close()
-			}
-			waitFor(t, "the listener to have all", func() bool { return len(l.Unavailable()) == 0 && len(l.Providers()) == 1 })
-			movingLane.begin(c)
-			for range 3 {
-				send(t, c, s, string(randomBytes(200_000)))
-			}
-			wantMoved(t, s, shm.Name)
-		})
+	dir := t.TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", 0, "mode=700,nr_inodes=2"); err != nil { // of the directory, and one more
+		testenv.Missing(t, "a file system of its own: "+err.Error())
 	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	var single net.ListenConfig
+	single.SetMultipathTCP(false)
+	tcp, err := single.Listen(t.Context(), "tcp", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := Stats().Listeners[ReasonResources]
+	l := mustAdopt(t, &ListenConfig{ShmDir: dir}, tcp.(*net.TCPListener))
+	if why := l.Unavailable()[shm.Name]; why == nil || why.Reason != ReasonResources {
+		t.Fatalf("it has %v, and lacks %v", l.Providers(), l.Unavailable())
+	}
+	if n := Stats().Listeners[ReasonResources] - before; n != 1 {
+		t.Errorf("%d listeners lack something", n)
+	}
+	c := mustDial(t, new(Dialer), "127.0.0.1:"+portOf(tcp.Addr().String()))
+	s := mustAccept(t, l)
+	if err := unix.Mount("none", dir, "tmpfs", unix.MS_REMOUNT, "mode=700,nr_inodes=100"); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the listener to have all", func() bool { return len(l.Unavailable()) == 0 && len(l.Providers()) == 1 })
+	movingLane.begin(c)
+	for range 3 {
+		send(t, c, s, string(randomBytes(200_000)))
+	}
+	wantMoved(t, s, shm.Name)
 }

@@ -509,11 +509,12 @@ func TestStoppedAmongStopped(t *testing.T) {
 		all = append(all, startServer(t, tcp, byte(i)))
 	}
 	at := finding.Here(tcpid.Namespace(tcp), tcp.Addr().(*net.TCPAddr).AddrPort().Port())
-	for i, p := range all { // as if each had been asked in vain
-		finding.Note(at, func(h *finding.Hint) {
-			h.Seen.Set(i, true)
-			h.Silent.Set(i, true)
-		})
+	names, err := shm.Names(t.Context(), at.Peer.Port(), uint32(os.Getuid()), shm.Config{})
+	if err != nil || len(names) != len(all) {
+		t.Fatal(names, err)
+	}
+	finding.Note(at, func(h *finding.Hint) { h.Silent = names }) // as if each had been asked in vain
+	for i, p := range all {
 		if i < len(all)-1 {
 			p.stop(t)
 			defer p.goOn(t)
@@ -575,7 +576,7 @@ func TestSilentOnlyIfThereWasTime(t *testing.T) {
 		if err := byShm.Move(ctx, newconn.HandleOf(c), moving.Settings{}); reason.Of(err).Reason != ReasonTimeout {
 			t.Fatalf("within %v: %v", within, err)
 		}
-		return finding.HintOf(finding.Here(tcpid.Namespace(tcp), tcp.Addr().(*net.TCPAddr).AddrPort().Port())).Silent != 0
+		return finding.HintOf(finding.Here(tcpid.Namespace(tcp), tcp.Addr().(*net.TCPAddr).AddrPort().Port())).Silent != nil
 	}
 	if move(0) {
 		t.Error("silent, though it was not asked")

@@ -1,6 +1,7 @@
 package finding
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -20,27 +21,19 @@ const mostHints = 4096
 
 // Hint is of one port, but for free.
 type Hint struct {
-	last     int // who had the last connection
-	known    bool
-	Seen     Numbers   // who was there when asked last
-	Silent   Numbers   // who did not answer in time then
-	searched time.Time // when all were asked
+	last   string   // who had the last connection; "": not known
+	Silent []string // who did not answer in time when asked last; replaced, and never written to
 
 	free time.Time // of a destination: when nobody was found for it
 }
 
-// Numbers is a set of processes' numbers.
-type Numbers uint64
-
-func (s Numbers) has(n int) bool { return s>>n&1 != 0 }
-
-func (s *Numbers) Set(n int, in bool) {
-	if *s &^= 1 << n; in {
-		*s |= 1 << n
+// SetSilent notes whether one has not answered in time.
+func (h *Hint) SetSilent(name string, is bool) {
+	h.Silent = slices.DeleteFunc(slices.Clone(h.Silent), func(s string) bool { return s == name })
+	if is {
+		h.Silent = append(h.Silent[max(0, len(h.Silent)+1-shm.MostNames):], name)
 	}
 }
-
-var _ [64 - shm.Numbers]struct{} // they fit
 
 // Note changes what is remembered of a place.
 func Note(at Place, change func(*Hint)) {

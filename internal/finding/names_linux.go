@@ -40,8 +40,8 @@ type Taken struct {
 	Outside bool   // it is to be of another network namespace
 }
 
-// name is one that this process has, or will have: while descriptors or the port's numbers
-// are used up, it tries again once in a while.
+// name is one that this process has, or will have: while descriptors, or a directory's
+// room, are used up, it tries again once in a while.
 type name struct {
 	at        Place
 	namespace uint64 // of the thread that asked for it first, which may not be the process's
@@ -170,6 +170,6 @@ func (n *nameSet) release(x *name) {
 	}
 	n.mu.Unlock()
 	if last && l != nil {
-		l.Close() // the next one of the port meanwhile has another number
+		l.Close() // the next one of the port has another name
 	}
 }

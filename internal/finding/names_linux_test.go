@@ -16,7 +16,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A name that was used up in the network namespace of a thread is not taken in the process's, by
+// A name that could not be had in the network namespace of a thread is not taken in the process's, by
 // whose threads timers run, but in that one, when its thread uses it next.
 func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -39,19 +39,9 @@ func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		var others []*shm.Listener
-		for range shm.Numbers {
-			other, err := shm.Listen(port, shm.Config{}, drop)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			others = append(others, other)
-		}
+		own.listen = usedUp
 		n, err := open()
-		for _, other := range others {
-			other.Close()
-		}
+		own.listen = shm.Listen
 		if err != nil {
 			t.Error(err)
 			return
@@ -90,6 +80,36 @@ func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 		t.Error("the name has been taken in another namespace")
 	}
 	timeToTry()
+}
+
+// usedUp is shm.Listen where the process has no descriptors left.
+func usedUp(uint16, shm.Config, func(session.Endpoint)) (*shm.Listener, error) {
+	return nil, &session.Unavailable{Reason: session.ReasonResources, Err: unix.EMFILE}
+}
+
+// A name that could not be had is there once it can be, though nothing uses it anew.
+func TestANameIsTriedAgain(t *testing.T) {
+	const port = 3
+	own.listen = usedUp
+	n, err := Open(Here(0, port), "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if why, all := n.Lacks(); !reason.Is(why, session.ReasonResources) || !all || own.has(Here(0, port)) {
+		t.Errorf("%v, all: %v", why, all)
+	}
+	own.mu.Lock() // the timer reads it behind that
+	own.listen = shm.Listen
+	own.mu.Unlock()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		why, _ := n.Lacks()
+		return why
+	})
+	names, err := shm.Names(t.Context(), port, uint32(os.Geteuid()), shm.Config{})
+	if err != nil || len(names) != 1 {
+		t.Errorf("names %q, %v", names, err)
+	}
 }
 
 // What hangs in a directory holds up the Listen that begins there alone: neither what is accepted

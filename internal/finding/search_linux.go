@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,12 +20,6 @@ import (
 )
 
 const (
-	// GapMost is how many names in a row may be free before a search asks only those that were
-	// there before: one that is free takes some 20 µs. Each process takes the first that is free,
-	// so there are gaps only where others have ended. Once in gapFor it looks behind them.
-	GapMost = 4
-	gapFor  = time.Second
-
 	// AnswersIn is how long a process must have had for its answer to count as silent. One takes
 	// much less, and most dials have more: who does nothing costs one of these, not each.
 	AnswersIn = 20 * time.Millisecond
@@ -50,22 +45,17 @@ func (q Search) Run(ctx context.Context) error {
 	var why error
 	found, done := false, false
 	hint := HintOf(q.At)
-	asked := Numbers(0)
-	ask := func(n int) (there bool) {
+	ask := func(name string) {
 		var err error
 		end, ends := ctx.Deadline()
 		hurried := ends && time.Until(end) < AnswersIn
-		done, err = q.ask(ctx, n)
-		there = errors.Is(err, hello.ErrUnknown) || !reason.Is(err, session.ReasonNoListener)
+		done, err = q.ask(ctx, name)
+		there := errors.Is(err, hello.ErrUnknown) || !reason.Is(err, session.ReasonNoListener)
 		found = found || there
-		asked.Set(n, true)
 		silent := errors.Is(err, newconn.ErrNotTaken) || reason.Is(err, session.ReasonTimeout) && !errors.Is(err, hello.ErrUndecided)
 		canceled := errors.Is(ctx.Err(), context.Canceled) // the attempt, which says nothing of the process
 		if !canceled && !(silent && hurried) {
-			Note(q.At, func(h *Hint) {
-				h.Seen.Set(n, there)
-				h.Silent.Set(n, there && silent)
-			})
+			Note(q.At, func(h *Hint) { h.SetSilent(name, there && silent) })
 		}
 		switch { // who has it not may accept it yet
 		case !there && ctx.Err() != nil: // others were not asked
@@ -73,39 +63,35 @@ func (q Search) Run(ctx context.Context) error {
 		case done, reason.Is(err, session.ReasonStays), there && !errors.Is(why, hello.ErrUnknown) && !reason.Is(why, session.ReasonStays):
 			why = err
 		}
-		return there
 	}
-	if hint.known && !hint.Silent.has(hint.last) {
+	first := hint.last != "" && !slices.Contains(hint.Silent, hint.last)
+	if first {
 		ask(hint.last)
 	}
 	if !found && !done && time.Since(HintOf(q.to()).free) < nobodyFor && !own.has(q.At) {
 		return q.nobody()
 	}
-	behind := time.Since(hint.searched) >= gapFor
-	for n, gap := 0, 0; !done && n < shm.Numbers; n++ {
-		switch {
-		case asked.has(n), hint.Silent.has(n):
-			gap = 0
-		case gap >= GapMost && !behind && !hint.Seen.has(n):
-		case ask(n):
-			gap = 0
-		default:
-			gap++
-		}
+	if done {
+		return why
 	}
-	// Those that may have been stopped come last, in any order: there may be time for some alone.
-	for _, n := range rand.Perm(shm.Numbers) {
-		if !done && hint.Silent.has(n) && !asked.has(n) {
-			ask(n)
+	names, err := shm.Names(ctx, q.At.Peer.Port(), q.User, shm.Config{Dir: q.At.Dir})
+	if err != nil {
+		return err
+	}
+	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	names = names[:min(len(names), shm.MostNames)]
+	// Those that may have been stopped come last: there may be time for some alone.
+	for _, silent := range []bool{false, true} {
+		for _, name := range names {
+			if !done && !(first && name == hint.last) && slices.Contains(hint.Silent, name) == silent {
+				ask(name)
+			}
 		}
 	}
 	if !found && !done {
 		Note(q.At, func(h *Hint) { *h = Hint{} })
 		Note(q.to(), func(h *Hint) { h.free = time.Now() })
 		return q.nobody()
-	}
-	if behind && !done { // what was found at once has looked at few
-		Note(q.At, func(h *Hint) { h.searched = time.Now() })
 	}
 	return why
 }
@@ -118,7 +104,7 @@ func (q Search) nobody() error {
 		return &session.Unavailable{Reason: session.ReasonNotServed,
 			Err: fmt.Errorf("shm: %w, and no process in %s accepts for port %d", tcpid.ErrNotHere, q.At.Dir, q.At.Peer.Port())}
 	}
-	return &session.Unavailable{Reason: session.ReasonNoListener, Err: fmt.Errorf("shm: no process accepts for port %d", q.At.Peer.Port())}
+	return &session.Unavailable{Reason: session.ReasonNoListener, Err: fmt.Errorf("shm: no process of user %d accepts for port %d", q.User, q.At.Peer.Port())}
 }
 
 // linkTries is how often a process is asked whose link ends before it has taken the connection:
@@ -126,9 +112,9 @@ func (q Search) nobody() error {
 const linkTries = 2
 
 // ask proposes the move to one process. done: no other one is worth asking.
-func (q Search) ask(ctx context.Context, number int) (done bool, err error) {
+func (q Search) ask(ctx context.Context, name string) (done bool, err error) {
 	for range linkTries {
-		done, err = q.askOnce(ctx, number)
+		done, err = q.askOnce(ctx, name)
 		if done || !errors.Is(err, shm.ErrLinkGone) || ctx.Err() != nil {
 			break
 		}
@@ -136,15 +122,15 @@ func (q Search) ask(ctx context.Context, number int) (done bool, err error) {
 	return done, err
 }
 
-func (q Search) askOnce(ctx context.Context, number int) (done bool, err error) {
-	ep, err := shm.Dial(ctx, q.At.Peer.Port(), number, q.User, shm.Config{Dir: q.At.Dir})
+func (q Search) askOnce(ctx context.Context, name string) (done bool, err error) {
+	ep, err := shm.Dial(ctx, q.At.Peer.Port(), name, q.User, shm.Config{Dir: q.At.Dir})
 	if err != nil {
 		return ctx.Err() != nil || errors.Is(err, shm.ErrDirectory), err
 	}
 	err = q.Propose(ctx, ep)
 	switch {
 	case err == nil, errors.Is(err, newconn.ErrNoAnswer):
-		q.noteFound(number)
+		q.noteFound(name)
 		return true, err
 	case errors.Is(err, hello.ErrGuessed):
 		return true, err
@@ -154,14 +140,14 @@ func (q Search) askOnce(ctx context.Context, number int) (done bool, err error) 
 		errors.Is(err, hello.ErrStays): // it, not this end, which may have passed the connection on to another one
 		return false, err
 	case reason.Is(err, session.ReasonRefused), errors.Is(err, hello.ErrUndecided):
-		q.noteFound(number)
+		q.noteFound(name)
 	}
 	return true, err
 }
 
 // noteFound remembers who has the other end.
-func (q Search) noteFound(number int) {
-	Note(q.At, func(h *Hint) { h.last, h.known = number, true })
+func (q Search) noteFound(name string) {
+	Note(q.At, func(h *Hint) { h.last = name })
 	if to := q.to(); !HintOf(to).free.IsZero() {
 		Note(to, func(h *Hint) { h.free = time.Time{} })
 	}

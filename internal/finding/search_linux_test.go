@@ -3,8 +3,13 @@ package finding
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"net/netip"
 	"os"
+	"reflect"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/sanconn/san/internal/hello"
@@ -15,7 +20,13 @@ import (
 
 // A search whose time is up has not found that nobody is there: it has not asked all.
 func TestSearchRunsOutOfTime(t *testing.T) {
-	q := Search{At: Here(0, 1)} // for which nobody has a name
+	at := Here(0, 6)
+	l, err := shm.Listen(at.Peer.Port(), shm.Config{}, drop)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	q := Search{At: at, User: uint32(os.Geteuid())}
 	if err := q.Run(isUp{t.Context()}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
@@ -108,12 +119,142 @@ func TestSearchOfAPortThatIsOurs(t *testing.T) {
 	}
 }
 
+// Who had the last connection is asked first, and who was silent last; and no more than MostNames keep
+// links, however many names there are.
+func TestWhoIsAsked(t *testing.T) {
+	const port, many = 4, shm.MostNames + 6
+	at := Here(0, port)
+	asked := make(chan string, many+1)
+	names := func() []string {
+		names, err := shm.Names(t.Context(), port, uint32(os.Geteuid()), shm.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	var before []string
+	open := func() {
+		var name string
+		ready := make(chan struct{})
+		l, err := shm.Listen(port, shm.Config{}, func(ep session.Endpoint) { <-ready; drop(ep); asked <- name })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		for _, name = range names() {
+			if !slices.Contains(before, name) {
+				break
+			}
+		}
+		before = append(before, name)
+		close(ready)
+	}
+	search := func() (order []string) {
+		q := Search{At: at, To: netip.AddrPortFrom(netip.IPv6Loopback(), port), User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+			defer drop(ep)
+			order = append(order, <-asked)
+			return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrOther}
+		}}
+		if err := q.Run(t.Context()); err == nil {
+			t.Error("found")
+		}
+		return order
+	}
+	for range 5 {
+		open()
+	}
+	defer Note(at, func(h *Hint) { *h = Hint{} })
+	var order []string
+	for range 10 {
+		Note(at, func(h *Hint) { *h = Hint{last: before[3], Silent: []string{before[0], "gone", before[2]}} })
+		order = search()
+		if len(order) != 5 || order[0] != before[3] || !slices.Contains(before[:3], order[3]) || !slices.Contains(before[:3], order[4]) || slices.Contains(order[3:], before[1]) {
+			t.Errorf("of %q these were asked: %q", before, order)
+		}
+		if silent := HintOf(at).Silent; !slices.Equal(silent, []string{"gone"}) {
+			t.Errorf("silent: %q", silent)
+		}
+	}
+	for len(before) < many {
+		open()
+	}
+	for range 3 {
+		order = append(order, search()...)
+	}
+	slices.Sort(order)
+	if n := len(slices.Compact(order)); n != shm.MostNames {
+		t.Errorf("%d of %d have been asked", n, many)
+	}
+}
+
+// A search asks no more than MostNames, though somebody has made others by which nobody answers.
+func TestNamesWithoutEnd(t *testing.T) {
+	const port, many = 5, 3 * shm.MostNames
+	l, err := shm.Listen(port, shm.Config{}, drop)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	names, err := shm.Names(t.Context(), port, uint32(os.Geteuid()), shm.Config{})
+	if err != nil || len(names) != 1 {
+		t.Fatal(names, err)
+	}
+	came, done := make([]bool, many), sync.WaitGroup{}
+	var all []net.Listener
+	for i := range many {
+		l, err := net.Listen("unixpacket", fmt.Sprintf("%s-%d", names[0], i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, l)
+		done.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				came[i] = true
+				c.Close()
+			}
+		})
+	}
+	q := Search{At: Here(0, port), To: netip.AddrPortFrom(netip.IPv6Loopback(), port), User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+		drop(ep)
+		return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrOther}
+	}}
+	defer Note(q.to(), func(h *Hint) { *h = Hint{} })
+	err = q.Run(t.Context())
+	for _, l := range all {
+		l.Close()
+	}
+	done.Wait()
+	asked := 0
+	if errors.Is(err, hello.ErrOther) { // by the one that answers
+		asked++
+	}
+	for _, c := range came {
+		if c {
+			asked++
+		}
+	}
+	if asked != shm.MostNames || !errors.Is(err, hello.ErrOther) && !reason.Is(err, session.ReasonNoListener) {
+		t.Errorf("%d of %d were asked, %v", asked, many, err)
+	}
+}
+
 func drop(ep session.Endpoint) { ep.Abort(); ep.Retire() }
 
 // A search that is given up has found out nothing, neither who is there nor who is stopped.
 func TestSearchThatIsGivenUp(t *testing.T) {
 	at := Here(0, 2)
-	Note(at, func(h *Hint) { *h = Hint{last: 5, known: true, Seen: 1 << 5} })
+	for range 3 {
+		l, err := shm.Listen(at.Peer.Port(), shm.Config{}, drop)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+	Note(at, func(h *Hint) { *h = Hint{last: "somebody"} })
 	defer Note(at, func(h *Hint) { *h = Hint{} })
 	before := HintOf(at)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -121,15 +262,19 @@ func TestSearchThatIsGivenUp(t *testing.T) {
 	if err := (Search{At: at}).Run(ctx); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if now := HintOf(at); now != before {
+	if now := HintOf(at); !reflect.DeepEqual(now, before) {
 		t.Errorf("%+v is remembered, was %+v", now, before)
 	}
-	Note(at, func(h *Hint) { *h = Hint{Silent: 1<<shm.Numbers - 1} })
+	names, err := shm.Names(t.Context(), at.Peer.Port(), uint32(os.Geteuid()), shm.Config{})
+	if err != nil || len(names) != 3 {
+		t.Fatal(names, err)
+	}
+	Note(at, func(h *Hint) { *h = Hint{Silent: names} })
 	before = HintOf(at)
 	if err := (Search{At: at}).Run(ctx); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if now := HintOf(at); now != before {
+	if now := HintOf(at); !reflect.DeepEqual(now, before) {
 		t.Errorf("%+v is remembered, was %+v", now, before)
 	}
 }

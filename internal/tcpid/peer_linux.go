@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/internal/sockdiag"
 )
 
 // Cookie is the kernel's number of this end's socket, which no other socket has had since
@@ -147,9 +149,10 @@ type asker struct {
 	netns uint64 // 0: not shared
 	uses  int    // guarded by the set's mu
 
-	mu  sync.Mutex // guards what follows; the kernel answers before write returns
-	fd  int
-	seq uint32
+	mu   sync.Mutex // guards what follows; the kernel answers before write returns
+	fd   int
+	seq  uint32
+	room [1024]byte // for an answer
 }
 
 // askerSet has an asker for each network namespace that is held or being queried. An
@@ -165,7 +168,7 @@ func (s *askerSet) get(netns uint64) (*asker, error) {
 	if a := s.have(netns, nil); a != nil {
 		return a, nil
 	}
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_SOCK_DIAG)
+	fd, err := sockdiag.Open()
 	if err != nil {
 		return nil, wrap("sock_diag", err)
 	}
@@ -215,10 +218,10 @@ func (s *askerSet) drop(a *asker) {
 	}
 }
 
-// Request and reply: include/uapi/linux/inet_diag.h.
+// Request and answer: include/uapi/linux/inet_diag.h.
 const (
-	requestSize = unix.SizeofNlMsghdr + 56 // inet_diag_req_v2
-	answerSize  = unix.SizeofNlMsghdr + 72 // inet_diag_msg
+	requestSize = 56 // inet_diag_req_v2
+	answerSize  = 72 // inet_diag_msg
 	anyCookie   = 1<<64 - 1
 )
 
@@ -227,31 +230,20 @@ func (a *asker) ask(e Ends, iface uint32) (Socket, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.seq++
-	var request [requestSize]byte
-	putRequest(&request, e, iface, a.seq)
-	if _, err := unix.Write(a.fd, request[:]); err != nil {
-		return Socket{}, wrap("sock_diag", err)
-	}
-	var answer [1024]byte
-	for {
-		n, err := unix.Read(a.fd, answer[:])
-		if err != nil {
+	request := requestOf(e, iface)
+	for answer, err := range sockdiag.Ask(a.fd, 0, a.seq, request[:], a.room[:]) {
+		switch {
+		case err == nil:
+			return parseAnswer(answer, e)
+		case err != unix.ENOENT:
 			return Socket{}, wrap("sock_diag", err)
 		}
-		// An answer that an earlier call has not taken is passed over.
-		if n >= unix.SizeofNlMsghdr && binary.NativeEndian.Uint32(answer[8:]) == a.seq {
-			return parseAnswer(answer[:n], e)
-		}
 	}
+	return Socket{}, ErrNotHere
 }
 
-func putRequest(b *[requestSize]byte, e Ends, iface, seq uint32) {
+func requestOf(e Ends, iface uint32) (req [requestSize]byte) {
 	ne := binary.NativeEndian
-	ne.PutUint32(b[0:], requestSize)
-	ne.PutUint16(b[4:], unix.SOCK_DIAG_BY_FAMILY)
-	ne.PutUint16(b[6:], unix.NLM_F_REQUEST)
-	ne.PutUint32(b[8:], seq)
-	req := b[unix.SizeofNlMsghdr:]
 	req[0], req[1] = unix.AF_INET6, unix.IPPROTO_TCP
 	if e.Local.Addr().Is4() {
 		req[0] = unix.AF_INET // finds IPv4 over an IPv6 socket as well
@@ -262,6 +254,7 @@ func putRequest(b *[requestSize]byte, e Ends, iface, seq uint32) {
 	putAddr(id[2:], id[20:36], e.Remote)
 	ne.PutUint32(id[36:], iface)
 	ne.PutUint64(id[40:], anyCookie)
+	return req
 }
 
 func putAddr(port, addr []byte, a netip.AddrPort) {
@@ -269,17 +262,9 @@ func putAddr(port, addr []byte, a netip.AddrPort) {
 	copy(addr, a.Addr().AsSlice())
 }
 
-func parseAnswer(b []byte, e Ends) (Socket, error) {
+func parseAnswer(m []byte, e Ends) (Socket, error) {
 	ne := binary.NativeEndian
-	m := b[unix.SizeofNlMsghdr:]
-	switch kind := ne.Uint16(b[4:]); {
-	case kind == unix.NLMSG_ERROR && len(m) >= 4:
-		errno := unix.Errno(-int32(ne.Uint32(m)))
-		if errno == unix.ENOENT {
-			return Socket{}, ErrNotHere
-		}
-		return Socket{}, wrap("sock_diag", errno)
-	case kind != unix.SOCK_DIAG_BY_FAMILY || len(b) < answerSize:
+	if len(m) < answerSize {
 		return Socket{}, errors.New("tcpid: sock_diag: an answer of another kind")
 	}
 	// Where no connection has these addresses, a listener may be found that would take one.

@@ -28,7 +28,7 @@ const (
 
 	// version changes with the layout and the messages. It is also part of the
 	// name, so that different versions do not meet.
-	version = 7
+	version = 8
 )
 
 const (

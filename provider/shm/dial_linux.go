@@ -8,8 +8,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Dial connects to the process of this host that listens under a name, which has to be the
-// user uid's. The error is a *session.Unavailable: with ReasonNoListener where nobody has the
+// Dial connects to the process of this host that listens under a name of a port, which has to be
+// the user uid's. The error is a *session.Unavailable: with ReasonNoListener where nobody has the
 // name, and with ReasonOwner where another user's process has; either costs a few microseconds.
 //
 // With cfg.Dir, the name is one in that directory, and any user's.
@@ -20,14 +20,14 @@ import (
 // may have it.
 //
 // Dial is bounded by ctx and to half a second, and safe for concurrent use.
-func Dial(ctx context.Context, port uint16, number int, uid uint32, cfg Config) (session.Endpoint, error) {
+func Dial(ctx context.Context, port uint16, name string, uid uint32, cfg Config) (session.Endpoint, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Dir == "" && !oneUser(uid) {
 		return nil, &session.Unavailable{Reason: session.ReasonOwner, Err: errUserUnknown}
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.timeout)
 	defer cancel()
-	key := linkKey{port: port, number: number, dir: cfg.Dir}
+	key := linkKey{port: port, name: name, dir: cfg.Dir}
 	if cfg.Dir == "" {
 		key.namespace, key.user = NetworkNamespace(), uid
 	}

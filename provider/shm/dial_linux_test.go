@@ -3,8 +3,10 @@ package shm
 import (
 	"os"
 	"runtime"
-	"sync/atomic"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -12,13 +14,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-func TestDialReachesTheProcessOfANumber(t *testing.T) {
+func TestDialReachesTheProcessOfAName(t *testing.T) {
 	leaks(t)
 	port := freePort(t)
-	for number := range 3 {
+	for before := range 3 {
 		l := listenAt(t, port, Config{})
-		if l.number != number {
-			t.Fatalf("number %d, want %d", l.number, number)
+		if names := l.at.names(t, ""); len(names) != before+1 || !slices.Contains(names, l.name) {
+			t.Fatalf("it is %s of %q", l.name, names)
 		}
 		a, b := meet(t, l)
 		defer end(a)
@@ -64,7 +66,7 @@ func TestWithdraw(t *testing.T) {
 	late := a.(*endpoint) // it was taken while Withdraw looked
 	late.local.v.Store(late.turn | stateWithdrawn | stateHeld)
 	l.mu.Lock() // which is needed to take one
-	c, err := Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{})
+	c, err := Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{})
 	withdrawn := err == nil && c.(session.Withdrawer).Withdraw()
 	l.mu.Unlock()
 	if !withdrawn {
@@ -96,9 +98,9 @@ func TestDialSaysWhyNot(t *testing.T) {
 		at     place
 		reason session.Reason
 	}{
-		"nobody has the name":        {place{port, 2, us}, session.ReasonNoListener},
-		"no such number":             {place{port, Numbers, us}, session.ReasonNoListener},
-		"it is to be another user's": {place{port, l.number, us + 1}, session.ReasonOwner},
+		"nobody has the name":        {place{port, l.name[:len(l.name)-1] + "x", us}, session.ReasonNoListener},
+		"no address":                 {place{port, strings.Repeat("@", 200), us}, session.ReasonProtocol},
+		"it is to be another user's": {place{port, l.name, us + 1}, session.ReasonOwner},
 	} {
 		_, err := dial(tc.at, Config{})
 		if wantReason(t, err, tc.reason); t.Failed() {
@@ -126,21 +128,33 @@ func TestNamesBelongToTheNetworkNamespaceOfTheCaller(t *testing.T) {
 		}
 		_, err := dial(here.at, Config{})
 		wantReason(t, err, session.ReasonNoListener)
-		var came atomic.Int32
-		l, err := Listen(here.at.port, Config{}, func(ep session.Endpoint) { came.Add(1); end(ep) })
+		if names, err := Names(t.Context(), here.at.port, here.at.user, Config{}); len(names) != 0 || err != nil {
+			t.Errorf("names of another namespace: %q, %v", names, err)
+		}
+		there, err := listenUnix(here.name)
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		if there, err := dial(here.at, Config{}); err != nil {
-			t.Error(err)
-		} else {
-			end(there)
+		defer there.Close()
+		if names, err := Names(t.Context(), here.at.port, here.at.user, Config{}); !slices.Equal(names, []string{here.name}) {
+			t.Errorf("names: %q, %v", names, err)
 		}
-		l.Close()
-		if n := came.Load(); n != 1 {
-			t.Errorf("%d connections came to the listener of the namespace", n)
+		came := make(chan struct{})
+		go func() {
+			defer close(came)
+			if c, err := there.AcceptUnix(); err != nil {
+				t.Error(err)
+			} else {
+				c.Close()
+			}
+		}()
+		if ep, err := dialOnce(here.at, Config{}); err == nil {
+			t.Error("a connection to the listener of another namespace")
+			end(ep)
 		}
+		there.SetDeadline(time.Now().Add(patience))
+		<-came
 	}()
 	<-done
 	if len(here.taken) > 0 {

@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,7 +33,7 @@ func files(t testing.TB, dir string) (names []string) {
 // meetIn makes a connection to a listener with a name in a directory, and takes a message there.
 func meetIn(t testing.TB, dir string, l *served) {
 	t.Helper()
-	x, err := dial(place{port: l.at.port, number: l.at.number}, Config{Dir: dir})
+	x, err := dial(place{port: l.at.port, name: l.at.name}, Config{Dir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,29 +59,23 @@ func TestNamesInADirectory(t *testing.T) {
 	here := listen(t, Config{})
 	first := listenAt(t, here.at.port, Config{Dir: dir})
 	second := listenAt(t, here.at.port, Config{Dir: dir})
-	if first.number != 0 || second.number != 1 {
-		t.Errorf("numbers %d and %d", first.number, second.number)
+	if names := here.at.names(t, dir); !slices.Contains(names, first.name) || !slices.Contains(names, second.name) {
+		t.Errorf("%q are listed", names)
 	}
 	for _, l := range []*served{first, second} {
 		meetIn(t, dir, l)
-		st, err := os.Stat(filepath.Join(dir, fileOf(l.at.port, l.at.number)))
+		st, err := os.Stat(filepath.Join(dir, l.name))
 		if err != nil || st.Mode() != os.ModeSocket|socketMode {
 			t.Errorf("mode %v, %v", st.Mode(), err)
 		}
 	}
 	end2(meet(t, here))
-	if got := files(t, dir); len(got) != 4 {
+	if got := files(t, dir); len(got) != 2 {
 		t.Errorf("there are %q", got)
 	}
 	first.Close()
-	_, err := dial(place{port: here.at.port}, Config{Dir: dir})
+	_, err := dial(first.at, Config{Dir: dir})
 	wantReason(t, err, session.ReasonNoListener)
-	if third := listenAt(t, here.at.port, Config{Dir: dir}); third.number != 0 {
-		t.Errorf("number %d, though 0 is free", third.number)
-	} else {
-		meetIn(t, dir, third)
-		third.Close()
-	}
 	second.Close()
 	if got := files(t, dir); len(got) != 0 {
 		t.Errorf("left behind: %q", got)
@@ -134,38 +129,36 @@ func TestDirectoryIsChecked(t *testing.T) {
 	fails(dir, "is user 4711's")
 }
 
-// The names of a process that was killed stay, and are those of the next; the name of one that
-// lives is nobody else's, whatever it does.
+// The name of a process that was killed stays until the next one of the port takes one; that of one
+// that lives stays.
 func TestNameOfAKilledProcess(t *testing.T) {
 	leaks(t)
 	dir, port := t.TempDir(), freePort(t)
 	c := spawn(t, "echo", nil, "DIR="+dir, fmt.Sprint("PORT=", port))
-	c.line(t, "listening")
-	if l := listenAt(t, port, Config{Dir: dir}); l.number != 1 {
-		t.Errorf("number %d of a process beside one that lives", l.number)
-	} else {
-		l.Close()
+	at := placeOf(t, c)
+	live := listenAt(t, port, Config{Dir: dir})
+	wantFiles := func(want ...string) {
+		t.Helper()
+		if got := files(t, dir); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Errorf("there are %q, want %q", got, want)
+		}
 	}
+	wantFiles(at.name, live.name)
 	c.kill()
-	if got := files(t, dir); len(got) != 2 {
-		t.Errorf("a killed process has left %q", got)
-	}
-	_, err := dial(place{port: port}, Config{Dir: dir})
+	wantFiles(at.name, live.name)
+	_, err := dial(at, Config{Dir: dir})
 	wantReason(t, err, session.ReasonNoListener)
 	l := listenAt(t, port, Config{Dir: dir})
-	if l.number != 0 {
-		t.Errorf("number %d, though 0 was a killed process's", l.number)
-	}
+	wantFiles(live.name, l.name)
+	meetIn(t, dir, live)
 	meetIn(t, dir, l)
 }
 
-// Many that come and go at once never have the same name, and each is found by its own.
+// Of many that come and go at once, none removes another's name, and each is found by its own.
 func TestNamesOfMany(t *testing.T) {
 	leaks(t)
 	dir, port := t.TempDir(), freePort(t)
 	const many, turns = 16, 20
-	var mu sync.Mutex
-	var has [Numbers]bool
 	var work sync.WaitGroup
 	for range many {
 		work.Go(func() {
@@ -175,20 +168,12 @@ func TestNamesOfMany(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				mu.Lock()
-				if has[l.number] {
-					t.Errorf("two have number %d", l.number)
-				}
-				has[l.number] = true
-				mu.Unlock()
-				if c, err := connectFile(dir, port, l.number); err != nil {
-					t.Errorf("number %d is not found: %v", l.number, err)
+				at := place{port: port, name: l.name}
+				if c, err := at.connect(dir); err != nil || !slices.Contains(at.names(t, dir), l.name) {
+					t.Errorf("%s is not found: %v", l.name, err)
 				} else {
 					c.Close()
 				}
-				mu.Lock()
-				has[l.number] = false
-				mu.Unlock()
 				l.Close()
 			}
 		})
@@ -199,53 +184,54 @@ func TestNamesOfMany(t *testing.T) {
 	}
 }
 
-// What others have put into the directory costs its name, and nothing else: a listener takes the
-// next, and a dialer is told.
+// What others have put into the directory, as if it were names, costs nothing: a dialer is told, a
+// listener removes what it can, and what that leads to is left alone.
 func TestOthersFilesInTheDirectory(t *testing.T) {
 	leaks(t)
 	dir, port := t.TempDir(), freePort(t)
-	victim := filepath.Join(t.TempDir(), "victim")
+	elsewhere := t.TempDir()
+	victim, socket := filepath.Join(elsewhere, "victim"), filepath.Join(elsewhere, "socket")
 	if err := os.WriteFile(victim, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	squat := []struct {
-		make    func(name string) error
-		stays   bool // it costs the listener the number
-		connect session.Reason
-	}{
-		{func(name string) error { return os.Mkdir(name, 0o700) }, true, session.ReasonNoListener},
-		{func(name string) error { return unix.Mkfifo(name, 0o600) }, false, session.ReasonNoListener},
-		{func(name string) error { return os.Symlink(victim, name) }, false, session.ReasonNoListener},
-		{func(name string) error { return unix.Mkfifo(name+".lock", 0o600) }, false, session.ReasonNoListener},
-		{func(name string) error { return os.Symlink(victim, name+".lock") }, true, session.ReasonNoListener},
-		{func(name string) error { return os.Mkdir(name+".lock", 0o700) }, true, session.ReasonNoListener},
+	other, err := net.Listen("unixpacket", socket)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for n, s := range squat {
-		if err := s.make(filepath.Join(dir, fileOf(port, n))); err != nil {
+	defer other.Close()
+	prefix := prefixOf(dir, port)
+	put := map[string]func(name string) error{
+		"directory":                          func(name string) error { return os.Mkdir(name, 0o700) },
+		"pipe":                               func(name string) error { return unix.Mkfifo(name, 0o600) },
+		"link":                               func(name string) error { return os.Symlink(victim, name) },
+		"live":                               func(name string) error { return os.Symlink(socket, name) },
+		strings.Repeat("x", 250-len(prefix)): func(name string) error { return os.WriteFile(name, nil, 0o600) },
+	}
+	for name, put := range put {
+		if err := put(filepath.Join(dir, prefix+name)); err != nil {
 			t.Fatal(err)
 		}
-		_, err := dial(place{port: port, number: n}, Config{Dir: dir})
-		if wantReason(t, err, s.connect); t.Failed() {
-			t.Fatalf("squatter %d: %v", n, err)
-		}
-	}
-	for n, s := range squat {
-		if s.stays {
+		if name == "live" {
 			continue
 		}
-		if l := listenAt(t, port, Config{Dir: dir}); l.number != n {
-			t.Errorf("number %d, want %d", l.number, n)
-		} else {
-			meetIn(t, dir, l)
+		at := place{port: port, name: prefix + name}
+		if ep, err := dial(at, Config{Dir: dir}); err == nil {
+			end(ep)
+			t.Errorf("%s was dialed", name)
 		}
 	}
 	l := listenAt(t, port, Config{Dir: dir})
-	if l.number != len(squat) {
-		t.Errorf("number %d, want %d", l.number, len(squat))
-	}
 	meetIn(t, dir, l)
-	if st, err := os.Lstat(victim); err != nil || st.Mode() != 0o600 {
-		t.Errorf("the file that links led to has mode %v, %v", st.Mode(), err)
+	for _, left := range files(t, dir) {
+		switch name := strings.TrimPrefix(left, prefix); {
+		case name == "pipe", name == "link":
+			t.Errorf("%s is still there", name)
+		}
+	}
+	for _, at := range []string{victim, socket} {
+		if st, err := os.Lstat(at); err != nil || st.Mode().Perm()&0o022 != 0 {
+			t.Errorf("what links led to: %v, %v", st, err)
+		}
 	}
 }
 
@@ -269,9 +255,6 @@ func TestDirectoryWithoutWritePermission(t *testing.T) {
 	if !errors.Is(err, unix.EROFS) {
 		t.Errorf("the error is %v", err)
 	}
-	if n := testing.AllocsPerRun(10, func() { Listen(l.at.port, Config{Dir: target}, end) }); n > Numbers {
-		t.Errorf("%v allocations: it has tried all numbers, as it would for each connection accepted", n)
-	}
 	meetIn(t, target, l)
 }
 
@@ -288,23 +271,5 @@ func TestDirectoryThatIsFull(t *testing.T) {
 	wantReason(t, err, session.ReasonResources)
 	if got := files(t, dir); len(got) != 0 {
 		t.Errorf("left behind: %q", got)
-	}
-}
-
-// All numbers of a port may be taken.
-func TestNumbersInADirectoryAreBounded(t *testing.T) {
-	leaks(t)
-	dir, port := t.TempDir(), freePort(t)
-	for number := range Numbers {
-		l, err := Listen(port, Config{Dir: dir}, end)
-		if err != nil || l.number != number {
-			t.Fatalf("the listener before which there were %d: %v", number, err)
-		}
-		defer l.Close()
-	}
-	_, err := Listen(port, Config{Dir: dir}, end)
-	wantReason(t, err, session.ReasonResources)
-	if names := files(t, dir); slices.ContainsFunc(names, func(n string) bool { return strings.Count(n, ".") > 1 }) {
-		t.Errorf("left behind: %q", names)
 	}
 }

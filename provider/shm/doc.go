@@ -1,11 +1,11 @@
 // Package shm is the SAN service provider between processes of one host:
 // session.Endpoints over memory that both processes map.
 //
-// A process that has accepted connections to a TCP port listens under a name of that port and a
-// number. Two processes share one link per name: a unix socket for set-up, the peer's pidfd, one
-// doorbell each way and a few sealed memory segments. A connection is a slot of a link: a byte
-// ring each way, which carries the messages. Of a segment each end has made the half that it
-// writes, and can but read the other's.
+// A process that has accepted connections to a TCP port listens under a name of that port. Two
+// processes share one link per name: a unix socket for set-up, the peer's pidfd, one doorbell each
+// way and a few sealed memory segments. A connection is a slot of a link: a byte ring each way,
+// which carries the messages. Of a segment each end has made the half that it writes, and can but
+// read the other's.
 //
 // Each end knows by the kernel whose process the other is, by the credentials of its messages.
 // Which TCP connection an endpoint is for, and whether the peer is at the other end of that, is
@@ -47,9 +47,9 @@ import (
 // Name is the provider's name in session.Limits.
 const Name = "shm"
 
-// Numbers is how many processes of one port can be found: each has a name with a number from 0 to
-// Numbers-1.
-const Numbers = 64
+// MostNames is how many processes of one port and user a process has links with, and asks in a
+// search: one that makes ever new names has it hold no more.
+const MostNames = 64
 
 // ErrDirectory: Config.Dir is not there, or others than its owner and its group could put names
 // into it. What wraps it says which.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -261,16 +262,32 @@ func netWarm() {
 
 // place is what Dial takes to find a process.
 type place struct {
-	port   uint16
-	number int
-	user   uint32
+	port uint16
+	name string
+	user uint32
 }
 
-func (p place) String() string { return fmt.Sprintf("%d %d %d", p.port, p.number, p.user) }
+func (p place) String() string { return fmt.Sprintf("%d %s %d", p.port, p.name, p.user) }
 
 func parsePlace(s string) (p place, err error) {
-	_, err = fmt.Sscan(s, &p.port, &p.number, &p.user)
+	_, err = fmt.Sscan(s, &p.port, &p.name, &p.user)
 	return p, err
+}
+
+// connect connects a socket to the process, in a directory or the network namespace.
+func (p place) connect(dir string) (*net.UnixConn, error) {
+	return linkKey{port: p.port, name: p.name, dir: dir, user: p.user}.connect()
+}
+
+// names are what Names returns for the place's port and user, in order.
+func (p place) names(t testing.TB, dir string) []string {
+	t.Helper()
+	names, err := Names(t.Context(), p.port, p.user, Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	return names
 }
 
 // dial dials, by another link if one has ended, and waits until the process has taken the
@@ -285,7 +302,7 @@ func dial(p place, cfg Config) (session.Endpoint, error) {
 
 func dialOnce(p place, cfg Config) (session.Endpoint, error) {
 	cfg.timeout = cmp.Or(cfg.timeout, patience)
-	ep, err := Dial(context.Background(), p.port, p.number, p.user, cfg)
+	ep, err := Dial(context.Background(), p.port, p.name, p.user, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -338,7 +355,7 @@ func listenAt(t testing.TB, port uint16, cfg Config) *served {
 	if s.Listener, err = Listen(port, cfg, func(ep session.Endpoint) { s.taken <- ep }); err != nil {
 		t.Fatal(err)
 	}
-	s.at = place{port, s.number, uint32(os.Geteuid())}
+	s.at = place{port, s.name, uint32(os.Geteuid())}
 	t.Cleanup(func() {
 		s.Close()
 		for len(s.taken) > 0 {

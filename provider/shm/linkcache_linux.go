@@ -2,7 +2,10 @@ package shm
 
 import (
 	"context"
+	"fmt"
 	"sync"
+
+	"github.com/sanconn/san/session"
 )
 
 // dialed are the links of which this process is the dialing end.
@@ -15,9 +18,9 @@ type linkCache struct {
 }
 
 type linkKey struct {
-	port   uint16
-	number int
-	dir    string // where the name is; "": in the network namespace
+	port uint16
+	name string
+	dir  string // where the name is; "": in the network namespace
 
 	// Of a name in the network namespace:
 	namespace uint64
@@ -46,14 +49,23 @@ func (e *linkEntry) ended() bool {
 // bounded by the cfg.timeout of the first dial that asks, and does not depend on any dial's ctx.
 func (c *linkCache) get(ctx context.Context, key linkKey, cfg Config) (*link, error) {
 	c.mu.Lock()
-	entry := c.links[key]
+	entry, beside := c.links[key], 0
 	first := entry == nil || entry.ended()
 	if first {
+		for k := range c.links {
+			other := k.name != key.name
+			if k.name = key.name; other && k == key {
+				beside++
+			}
+		}
 		entry = &linkEntry{ready: make(chan struct{})}
 		c.links[key] = entry
 	}
 	c.mu.Unlock()
-	if first {
+	if first && beside >= MostNames {
+		c.made(key, entry, nil, &session.Unavailable{Reason: session.ReasonResources,
+			Err: fmt.Errorf("shm: links with %d processes of port %d", beside, key.port)})
+	} else if first {
 		c.begin(key, entry, cfg)
 	}
 	select {

@@ -75,7 +75,7 @@ func TestDialToAStoppedProcess(t *testing.T) {
 		t.Fatalf("not stopped: %v, %v", status, err)
 	}
 	for range 3 {
-		ep, err := Dial(t.Context(), c.at.port, c.at.number, c.at.user, Config{})
+		ep, err := Dial(t.Context(), c.at.port, c.at.name, c.at.user, Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func TestDialToAStoppedProcess(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Dial(ctx, c.at.port, c.at.number, c.at.user, Config{}); err == nil {
+	if _, err := Dial(ctx, c.at.port, c.at.name, c.at.user, Config{}); err == nil {
 		t.Error("dialed although cancelled")
 	}
 	end(first)
@@ -102,7 +102,7 @@ func TestSlotOfAnEndThatIsClosedBeforeTheOtherIsThere(t *testing.T) {
 	defer end(a)
 	defer end(b)
 	l.mu.Lock() // nobody is accepted now
-	given, err := Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{})
+	given, err := Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,4 +127,31 @@ func TestSlotOfAnEndThatIsClosedBeforeTheOtherIsThere(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A process has no more links than MostNames with those of one port and user, however many names they
+// have; one that has ended is replaced, and other ports' are had beside them.
+func TestLinksWithManyProcesses(t *testing.T) {
+	leaks(t)
+	port := freePort(t)
+	var ends []session.Endpoint
+	defer func() {
+		for _, ep := range ends {
+			end(ep)
+		}
+	}()
+	var last *served
+	for range MostNames {
+		last = listenAt(t, port, Config{})
+		a, b := meet(t, last)
+		ends = append(ends, a, b)
+	}
+	further := listenAt(t, port, Config{})
+	_, err := dial(further.at, Config{})
+	wantReason(t, err, session.ReasonResources)
+	a, b := meet(t, listen(t, Config{}))
+	ends = append(ends, a, b)
+	ends[len(ends)-4].(*endpoint).link.listenerClosed.Store(true) // as of a listener that hung up for want of use
+	a, b = meet(t, last)
+	ends = append(ends, a, b)
 }

@@ -1,6 +1,8 @@
 package shm
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"time"
@@ -29,7 +31,7 @@ const (
 // for concurrent use.
 type Listener struct {
 	cfg    Config
-	number int // which of the port's names the process has
+	name   string
 	unix   *net.UnixListener
 	giveUp func() // of a name in a directory; nil: the name ends with unix
 	take   func(session.Endpoint)
@@ -43,9 +45,8 @@ type Listener struct {
 	done       bool
 }
 
-// Listen lets processes of this host reach this process by a TCP port, under the first name of
-// the port that is free. With cfg.Dir the name is one in that directory. It fails with a
-// *session.Unavailable.
+// Listen lets processes of this host reach this process by a TCP port, under a name of the port.
+// With cfg.Dir the name is one in that directory. It fails with a *session.Unavailable.
 //
 // take is called for each connection, until Close, in the goroutine that has got it. It must not
 // block: the dialing process's next connection waits for it.
@@ -57,11 +58,13 @@ func Listen(port uint16, cfg Config, take func(session.Endpoint)) (*Listener, er
 		links:      make(map[*link]struct{}),
 		handshakes: make(map[*net.UnixConn]struct{}),
 	}
+	prefix := prefixOf(cfg.Dir, port)
+	l.name = fmt.Sprintf("%s%016x", prefix, rand.Uint64())
 	var err error
 	if cfg.Dir == "" {
-		l.unix, l.number, err = takeName(port)
+		l.unix, err = listenUnix(l.name)
 	} else {
-		l.unix, l.number, l.giveUp, err = takeFile(cfg.Dir, port)
+		l.unix, l.giveUp, err = takeFile(cfg.Dir, prefix, l.name)
 	}
 	if err != nil {
 		return nil, unavailable(err)

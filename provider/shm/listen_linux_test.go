@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -107,7 +108,7 @@ func TestNameIsTakenAgainWhileConnectionsLive(t *testing.T) {
 func nameIsFree(t *testing.T, at place) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
-		l, err := net.Listen("unixpacket", nameOf(at.port, at.number))
+		l, err := net.Listen("unixpacket", at.name)
 		if err == nil {
 			l.Close()
 		}
@@ -115,16 +116,18 @@ func nameIsFree(t *testing.T, at place) {
 	})
 }
 
-// The name of a process that has ended is free, and dialers that knew it find its successor.
+// The name of a process that has ended has gone, and its successor has another one.
 func TestNameOfAProcessThatHasEnded(t *testing.T) {
 	leaks(t)
 	c := spawn(t, "echo", nil)
 	p := dialChild(t, c, Config{})
 	c.kill()
 	next := listenAt(t, c.at.port, Config{})
-	if next.number != c.at.number {
-		t.Errorf("number %d, and it was %d", next.number, c.at.number)
+	if names := c.at.names(t, ""); !slices.Equal(names, []string{next.name}) {
+		t.Errorf("there are %q; %s has ended, and %s is the next", names, c.at.name, next.name)
 	}
+	_, err := dial(c.at, Config{})
+	wantReason(t, err, session.ReasonNoListener)
 	a, b := meet(t, next) // whether the old link's end has been noticed or not
 	end(a)
 	end(b)
@@ -196,7 +199,7 @@ func TestCloseWithALongQueue(t *testing.T) {
 	if n, most := held.descriptors.Used(), limits.descriptors+mostDrained+1; n > most {
 		t.Errorf("%d descriptors are being closed, want at most %d", n, most)
 	}
-	if c, err := connectName(l.at.port, l.at.number, l.at.user); err == nil {
+	if c, err := l.at.connect(""); err == nil {
 		c.Close()
 		t.Error("there is still somebody to connect to")
 	}
@@ -223,14 +226,15 @@ func TestWhoseClosersWaitForALongQueue(t *testing.T) {
 		other.closeLater(func() { <-blocked })
 	}
 	port := freePort(t)
-	u, number, err := takeName(port)
+	at := place{port, prefixOf("", port) + "long queue", uint32(os.Geteuid())}
+	u, err := listenUnix(at.name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer u.Close()
 	for left, want := range []account{ownAccount(), other} {
 		for range left {
-			c, err := connectName(port, number, uint32(os.Geteuid()))
+			c, err := at.connect("")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -240,19 +244,4 @@ func TestWhoseClosersWaitForALongQueue(t *testing.T) {
 			t.Errorf("with %d in the queue, user %d has the rest closed, want %d", left, got.user, want.user)
 		}
 	}
-}
-
-// Every process of a port has its own number, as long as there are any.
-func TestNumbersAreBounded(t *testing.T) {
-	leaks(t)
-	port := freePort(t)
-	for number := range Numbers {
-		l, err := Listen(port, Config{}, end)
-		if err != nil || l.number != number {
-			t.Fatalf("the listener before which there were %d: %v", number, err)
-		}
-		defer l.Close()
-	}
-	_, err := Listen(port, Config{}, end)
-	wantReason(t, err, session.ReasonResources)
 }

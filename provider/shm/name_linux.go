@@ -1,38 +1,66 @@
 package shm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/sockdiag"
 	"github.com/sanconn/san/session"
 )
 
-// nameOf is the abstract unix address of a process that has accepted connections to a port.
-// Abstract addresses, like TCP's ports, belong to the network namespace.
-func nameOf(port uint16, number int) string {
-	return fmt.Sprintf("@san-shm/%d/%d/%d", version, port, number)
+// prefixOf begins the names of processes that have accepted connections to a port: abstract unix
+// addresses, which like TCP's ports belong to the network namespace, or files of a directory. What
+// follows is random, so that nobody can take one in advance.
+func prefixOf(dir string, port uint16) string {
+	if dir != "" {
+		return fmt.Sprintf("san-shm-%d-%d-", version, port)
+	}
+	return fmt.Sprintf("@san-shm/%d/%d/", version, port)
 }
 
-// takeName takes the first name of a port that is free. The socket is made in the calling
-// goroutine, whose thread may be in a network namespace of its own.
-func takeName(port uint16) (u *net.UnixListener, number int, err error) {
-	for number := range Numbers {
-		l, err := listenConfig.Listen(context.Background(), "unixpacket", nameOf(port, number))
-		if err == nil {
-			return l.(*net.UnixListener), number, nil
+// Names returns the names of a port that processes of this host have, in no order: those that may be
+// the user uid's, by what the kernel says; with cfg.Dir, all in that directory.
+func Names(ctx context.Context, port uint16, uid uint32, cfg Config) (names []string, err error) {
+	if cfg.Dir != "" {
+		d, err := openDirectory(cfg.Dir)
+		if err != nil {
+			return nil, err
 		}
-		if !errors.Is(err, unix.EADDRINUSE) {
-			return nil, 0, err
-		}
+		defer d.Close()
+		return d.names(prefixOf(cfg.Dir, port))
 	}
-	return nil, 0, &session.Unavailable{Reason: session.ReasonResources,
-		Err: fmt.Errorf("shm: all %d names of port %d are taken: %w", Numbers, port, unix.EADDRINUSE)}
+	prefix := []byte("\x00" + prefixOf("", port)[1:])
+	err = sockdiag.UnixListeners(ctx, func(name []byte, user int64) {
+		if bytes.HasPrefix(name, prefix) && (user < 0 || mayBe(uint32(user), uid)) {
+			names = append(names, "@"+string(name[1:]))
+		}
+	})
+	if err != nil {
+		err = unavailable(fmt.Errorf("shm: sock_diag of unix sockets: %w", err))
+	}
+	return names, err
+}
+
+// mayBe reports whether a process may be a user's, by who has made its socket, or called listen:
+// root may have dropped its privileges since (identify).
+func mayBe(user, uid uint32) bool { return user == uid || user == 0 }
+
+// listenUnix listens at an address. The socket is made in the calling goroutine, whose thread may be
+// in a network namespace of its own.
+func listenUnix(address string) (*net.UnixListener, error) {
+	l, err := listenConfig.Listen(context.Background(), "unixpacket", address)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
 }
 
 // listenConfig has each message to a listener's sockets bring who has sent it.
@@ -43,32 +71,18 @@ var listenConfig = net.ListenConfig{Control: func(_, _ string, rc syscall.RawCon
 	return err
 }}
 
-// connect connects to the process that has a name, without waiting.
+// connect connects to the process that has a name, without waiting, if that may be the user's. The
+// socket is made in the calling goroutine, as in listenUnix.
 func (k linkKey) connect() (*net.UnixConn, error) {
+	address := k.name
 	if k.dir != "" {
-		return connectFile(k.dir, k.port, k.number)
-	}
-	return connectName(k.port, k.number, k.user)
-}
-
-// connectName connects to the process that has a name, without waiting, if that may be the
-// user's. The socket is made in the calling goroutine, as in takeName.
-//
-// What the kernel knows so far is who called listen: the user, or root, who may have dropped
-// its privileges since (identify). Anybody may have taken a name, but costs no more than this.
-func connectName(port uint16, number int, user uint32) (*net.UnixConn, error) {
-	name := nameOf(port, number)
-	return connectUnix(name, name, func(uid uint32) error {
-		if uid != user && uid != 0 {
-			return errOwner(uid, user)
+		d, err := openDirectory(k.dir)
+		if err != nil {
+			return nil, err
 		}
-		return nil
-	})
-}
-
-// connectUnix connects to a unix socket, without waiting; errors call it by a name. check is
-// asked about who called listen.
-func connectUnix(address, name string, check func(uid uint32) error) (*net.UnixConn, error) {
+		defer d.Close()
+		address = d.path(k.name)
+	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
@@ -79,14 +93,18 @@ func connectUnix(address, name string, check func(uid uint32) error) (*net.UnixC
 		return nil, err
 	}
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: address}); err != nil {
-		return nil, fmt.Errorf("shm: %s: %w", name, os.NewSyscallError("connect", err))
+		err = fmt.Errorf("shm: %s: %w", filepath.Join(k.dir, k.name), os.NewSyscallError("connect", err))
+		if k.dir != "" && errors.Is(err, unix.ENOENT) {
+			err = &session.Unavailable{Reason: session.ReasonNoListener, Err: err}
+		}
+		return nil, err
 	}
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return nil, os.NewSyscallError("getsockopt", err)
 	}
-	if err := check(cred.Uid); err != nil {
-		return nil, err
+	if k.dir == "" && !mayBe(cred.Uid, k.user) {
+		return nil, errOwner(cred.Uid, k.user)
 	}
 	c, err := net.FileConn(f)
 	if err != nil {

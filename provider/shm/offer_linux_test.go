@@ -178,14 +178,14 @@ func TestHalfThatIsLost(t *testing.T) {
 	defer serving.Wait()
 	var all []session.Endpoint
 	for range firstSlots {
-		ep, err := Dial(t.Context(), at.port, at.number, at.user, Config{timeout: patience})
+		ep, err := Dial(t.Context(), at.port, at.name, at.user, Config{timeout: patience})
 		if err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, ep)
 		defer func() { ep.(*endpoint).link.die(errPeerGone); end(ep) }() // that peer retires from nothing
 	}
-	_, err := Dial(t.Context(), at.port, at.number, at.user, Config{timeout: patience})
+	_, err := Dial(t.Context(), at.port, at.name, at.user, Config{timeout: patience})
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func TestHalfThatIsLost(t *testing.T) {
 			t.Fatalf("connection %d: %v", i, ep.Err())
 		}
 	}
-	ep, err := Dial(t.Context(), at.port, at.number, at.user, Config{timeout: patience})
+	ep, err := Dial(t.Context(), at.port, at.name, at.user, Config{timeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}

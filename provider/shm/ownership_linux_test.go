@@ -121,7 +121,7 @@ func TestPagesOfAPeerInADirectoryStay(t *testing.T) {
 	}
 	link := func(final bool) (s *rawPeer, reply message) {
 		t.Helper()
-		c, err := connectFile(dir, l.at.port, l.at.number)
+		c, err := l.at.connect(dir)
 		if err != nil {
 			t.Fatal(err)
 		}

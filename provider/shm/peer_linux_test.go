@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -164,13 +165,19 @@ func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
 func TestASquatterIsNotTrusted(t *testing.T) {
 	run := runnable(t)
 	leaks(t)
-	at := place{freePort(t), 0, uint32(os.Geteuid())}
-	c := spawn(t, "squat", func(c *exec.Cmd) { run(c); asUser(someone)(c) }, "NAME="+nameOf(at.port, at.number))
+	port := freePort(t)
+	at := place{port, prefixOf("", port) + "squatted", uint32(os.Geteuid())}
+	c := spawn(t, "squat", func(c *exec.Cmd) { run(c); asUser(someone)(c) }, "NAME="+at.name)
 	c.line(t, "squatting")
 	_, err := dial(at, Config{})
 	wantReason(t, err, session.ReasonOwner)
-	if l := listenAt(t, at.port, Config{}); l.number != 1 {
-		t.Errorf("number %d beside the squatter", l.number)
+	l := listenAt(t, at.port, Config{})
+	if names := at.names(t, ""); !slices.Equal(names, []string{l.name}) {
+		t.Errorf("there are %q, of which %s is not the squatter's", names, l.name)
+	}
+	at.user = someone
+	if names := at.names(t, ""); len(names) != 2 && os.Geteuid() == 0 {
+		t.Errorf("the squatter's own, and root's that may be: %q", names)
 	}
 	if got := c.line(t, "came"); got != "0 bytes" {
 		t.Errorf("the squatter got %s", got)
@@ -188,7 +195,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		conn, err := connectName(at.port, at.number, at.user)
+		conn, err := at.connect("")
 		if err != nil {
 			return err
 		}

@@ -148,7 +148,7 @@ func serveRoleAs(serve func(*peer), become func() error) error {
 	if err := become(); err != nil {
 		return err
 	}
-	fmt.Println("listening", place{port, l.number, uint32(os.Geteuid())})
+	fmt.Println("listening", place{port, l.name, uint32(os.Geteuid())})
 	untilStdinEnds()
 	return nil
 }

@@ -23,7 +23,7 @@ type rawPeer struct {
 
 func dialRaw(t *testing.T, l *served) *rawPeer {
 	t.Helper()
-	c, err := connectName(l.at.port, l.at.number, l.at.user)
+	c, err := l.at.connect("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,8 @@ func (s *rawPeer) connect(l *served, slot uint32) session.Endpoint {
 func serveName(t *testing.T, serve func(*net.UnixConn)) place {
 	t.Helper()
 	port := freePort(t)
-	u, number, err := takeName(port)
+	name := prefixOf("", port) + "serves by hand"
+	u, err := listenUnix(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,7 @@ func serveName(t *testing.T, serve func(*net.UnixConn)) place {
 		}
 	}()
 	t.Cleanup(func() { u.Close(); <-done })
-	return place{port, number, uint32(os.Geteuid())}
+	return place{port, name, uint32(os.Geteuid())}
 }
 
 // sendEmpty sends a message without a byte, but with descriptors. Go's and x/sys's calls

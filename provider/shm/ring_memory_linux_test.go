@@ -123,7 +123,7 @@ func TestRingsOfADirectoryStayAsTheyAre(t *testing.T) {
 	l := listenAt(t, freePort(t), cfg)
 	meet := func() (a, b session.Endpoint) {
 		t.Helper()
-		a, err := dial(place{port: l.at.port, number: l.at.number}, cfg)
+		a, err := dial(place{port: l.at.port, name: l.at.name}, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -341,9 +341,9 @@ func TestRingThatNobodyHasTakenIsNotIdle(t *testing.T) {
 	k.slots.mu.Unlock()
 
 	l.mu.Lock() // the accepting end gets no further than to the next connection
-	between, err := Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{timeout: patience})
+	between, err := Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{timeout: patience})
 	if err == nil {
-		x, err = Dial(t.Context(), l.at.port, l.at.number, l.at.user, Config{timeout: patience})
+		x, err = Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{timeout: patience})
 	}
 	if err != nil || x.(*endpoint).slot != warm {
 		l.mu.Unlock()

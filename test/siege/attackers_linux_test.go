@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync/atomic"
@@ -165,6 +166,7 @@ func init() {
 	roles["kick"] = attackRole(kickRole)
 	roles["halfopen"] = attackRole(halfOpenRole)
 	roles["inbox"] = attackRole(inboxRole)
+	roles["squat"] = attackRole(squatRole)
 }
 
 // peerRole keeps to the protocol.
@@ -460,7 +462,7 @@ func (a *attacker) passLingering(want int) (int32, error) {
 			return 0, err
 		}
 		m := rawshm.Message{Kind: rawshm.Link, Number: rawshm.FirstSlots}
-		open := func() (int, error) { return rawshm.Dial(a.to.Port(), 0) }
+		open := func() (int, error) { return rawshm.Dial(a.to.Port()) }
 		if try%2 == 1 {
 			l, err := a.link()
 			if err != nil {
@@ -589,7 +591,7 @@ func halfOpenRole(a *attacker, most int) error {
 	var sockets []int
 	pass := func() {
 		for range most / 10 {
-			if s, err := rawshm.Dial(a.to.Port(), 0); err == nil {
+			if s, err := rawshm.Dial(a.to.Port()); err == nil {
 				sockets = append(sockets, s)
 			}
 			for len(sockets) > most {
@@ -632,6 +634,19 @@ func inboxRole(a *attacker, conns int) error {
 	}
 	a.stands("%d asked", len(all))
 	a.say("told", told)
+	a.untilEnd()
+	return nil
+}
+
+// squatRole takes names of the victim's port, and answers nobody by them.
+func squatRole(a *attacker, most int) error {
+	n := 0
+	for ; n < most; n++ {
+		if _, err := net.Listen("unixpacket", fmt.Sprintf("%s%016x", rawshm.Prefix(a.to.Port()), rand.Uint64())); err != nil {
+			return err
+		}
+	}
+	a.stands("%d names", n)
 	a.untilEnd()
 	return nil
 }

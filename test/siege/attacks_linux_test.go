@@ -20,6 +20,20 @@ func TestPeerFromTheDocument(t *testing.T) {
 	r.siege(bounds{})
 }
 
+// Names of the victim's port that another user takes keep nobody from finding it.
+func TestNamesOfAnotherUser(t *testing.T) {
+	r := lay(t, spec{})
+	for range 3 {
+		r.attack("squat", 3000)
+	}
+	if provider := r.newcomer(); provider != "shm" {
+		t.Errorf("a newcomer is on %s", provider)
+	}
+	if met := r.siege(bounds{}); met.Dials["shm"] == 0 || met.Dials["tcp"] != 0 {
+		t.Errorf("dials: %v", met.Dials)
+	}
+}
+
 // Whatever a peer passes as its doorbell, ringing it blocks no thread.
 func TestDoorbellsThatBlock(t *testing.T) {
 	r := lay(t, spec{})

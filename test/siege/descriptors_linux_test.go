@@ -31,7 +31,7 @@ func closersRole(a *attacker, want int) error {
 	n := 0
 	pass := func() {
 		for range 100 {
-			s, err := rawshm.Dial(a.to.Port(), 0)
+			s, err := rawshm.Dial(a.to.Port())
 			if err != nil {
 				break // they are not accepted
 			}
@@ -102,7 +102,7 @@ func stuffedRole(a *attacker, links int) error {
 func (a *attacker) stuffable(i int) (l *rawshm.Conduit, m rawshm.Message, err error) {
 	switch i % 3 {
 	case 0:
-		socket, err := rawshm.Dial(a.to.Port(), 0)
+		socket, err := rawshm.Dial(a.to.Port())
 		return &rawshm.Conduit{Socket: socket, Bell: -1}, rawshm.Message{Kind: rawshm.Link, Number: rawshm.FirstSlots}, err
 	case 1:
 		m = rawshm.Message{Kind: rawshm.Segment, Number: rawshm.FirstSlots}

@@ -87,7 +87,7 @@ type slot struct {
 // Open makes a link: all of it as it is meant to be, except for the doorbell that is passed,
 // which stays the caller's.
 func Open(port uint16, doorbell int) (*Conduit, error) {
-	socket, err := Dial(port, 0)
+	socket, err := Dial(port)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the version of the protocol.
-const Version = 7
+const Version = 8
 
 // Kinds of messages.
 const (
