@@ -245,6 +245,12 @@ struct abi_qp_attr {
 	uint32_t rate_limit;
 };
 
+struct abi_ece {
+	uint32_t vendor_id;
+	uint32_t options;
+	uint32_t comp_mask;
+};
+
 struct abi_sge {
 	uint64_t addr;
 	uint32_t length;

@@ -10,7 +10,7 @@ import (
 // ID is a connection manager id: a listener, or one end of a connection.
 type ID struct {
 	Owner any // the caller's; a connect request's id inherits the listener's
-	QP    *QP // of CreateQP
+	QP    *QP // of UseQP
 
 	h       handle
 	channel *EventChannel
@@ -73,16 +73,15 @@ func (id *ID) Listen(backlog int) error {
 	return verbError("rdma_listen", id.LocalAddr().String(), sysCMListen(id.h, backlog))
 }
 
-// CreateQP makes the id's queue pair, after AddrResolved or ConnectRequest, in
-// state INIT; the connection manager brings it up. PD and queues must be of
-// [ID.Context].
-func (id *ID) CreateQP(cfg QPConfig) (*QP, error) {
-	q, err := createQP(id, cfg)
-	if err != nil {
-		return nil, err
+// UseQP makes a queue pair in state RESET the id's, after AddrResolved or ConnectRequest, and
+// brings it to INIT: receives may be posted. The connection manager brings it up. It must be of
+// [ID.Context], whoever made it.
+func (id *ID) UseQP(q *QP) error {
+	if errno := sysCMUseQP(id.h, q.h); errno != 0 {
+		return verbError("ibv_modify_qp", q.PD.Context.Name, errno)
 	}
-	id.QP = q
-	return q, nil
+	id.QP, q.cm = q, id
+	return nil
 }
 
 // forgetQP keeps the library away from the id's queue pair, which is about to
@@ -105,7 +104,7 @@ type ConnParam struct {
 	InitiatorDepth     uint8  // that it issues at a time
 	RetryCount         uint8  // 0 … 7, Connect only; 7 is for ever on rxe
 	RNRRetryCount      uint8  // 0 … 7: what the *peer's* queue pair will use
-	QPNum              uint32 // without a queue pair of ID.CreateQP only
+	QPNum              uint32 // without a queue pair of ID.UseQP only
 }
 
 // Connect requests the connection, and ends in Established, Rejected,

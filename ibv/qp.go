@@ -29,23 +29,17 @@ type QP struct {
 	token uint64
 }
 
-// CreateQP makes a queue pair in state RESET, to be connected without rdma_cm:
-// see [QP.Init]. With it, use [ID.CreateQP].
-func CreateQP(cfg QPConfig) (*QP, error) { return createQP(nil, cfg) }
-
-func createQP(id *ID, cfg QPConfig) (*QP, error) {
-	verb := "ibv_create_qp"
-	var cm handle
-	if id != nil {
-		verb, cm = "rdma_create_qp", id.h
-	}
+// CreateQP makes a queue pair in state RESET, to be connected by the connection manager, see
+// [ID.UseQP], or without it, see [QP.Init].
+func CreateQP(cfg QPConfig) (*QP, error) {
+	const verb = "ibv_create_qp"
 	if cfg.PD == nil || cfg.SendCQ == nil || cfg.RecvCQ == nil {
 		return nil, verbError(verb, "without PD or CQ", int(syscall.EINVAL))
 	}
-	q := &QP{PD: cfg.PD, Cap: cfg.Cap, cm: id}
+	q := &QP{PD: cfg.PD, Cap: cfg.Cap}
 	q.token = objects.add(q)
 	var errno int
-	q.h, q.Num, errno = sysCreateQP(cm, cfg.PD.h, q.token, cfg.SendCQ.h, cfg.RecvCQ.h, &q.Cap)
+	q.h, q.Num, errno = sysCreateQP(cfg.PD.h, q.token, cfg.SendCQ.h, cfg.RecvCQ.h, &q.Cap)
 	if errno != 0 {
 		objects.remove(q.token)
 		return nil, verbError(verb, cfg.PD.Context.Name, errno)

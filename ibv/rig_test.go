@@ -177,12 +177,11 @@ func equip(t *testing.T, ctx *Context, id *ID, o options) *end {
 	e.mr = must(e.pd.RegMR(addrOf(buf), len(buf), LocalWrite|o.access))(t)
 	atEnd(t, "MR", e.mr)
 	cfg := QPConfig{PD: e.pd, SendCQ: e.cq, RecvCQ: e.cq, Cap: QPCap{SendWR: 128, RecvWR: 128, InlineData: o.inline}}
-	if id == nil {
-		e.qp = must(CreateQP(cfg))(t)
-	} else {
-		e.qp = must(id.CreateQP(cfg))(t)
-	}
+	e.qp = must(CreateQP(cfg))(t)
 	atEnd(t, "QP", e.qp)
+	if id != nil {
+		check(t, id.UseQP(e.qp))
+	}
 	return e
 }
 

@@ -65,7 +65,6 @@ static struct {
 	int (*cm_bind_addr)(struct abi_cm_id *, struct sockaddr *);
 	int (*cm_resolve_addr)(struct abi_cm_id *, struct sockaddr *, struct sockaddr *, int);
 	int (*cm_resolve_route)(struct abi_cm_id *, int);
-	int (*cm_create_qp)(struct abi_cm_id *, struct abi_pd *, struct abi_qp_init_attr *);
 	int (*cm_listen)(struct abi_cm_id *, int);
 	int (*cm_connect)(struct abi_cm_id *, struct abi_conn_param *);
 	int (*cm_accept)(struct abi_cm_id *, struct abi_conn_param *);
@@ -80,6 +79,10 @@ static struct {
 	struct abi_mr *(*reg_mr_iova2)(struct abi_pd *, void *, size_t, uint64_t, unsigned int);
 	int (*get_device_index)(struct abi_device *);
 	long (*query_gid_table)(struct abi_context *, struct abi_gid_entry *, size_t, uint32_t, size_t);
+	int (*query_ece)(struct abi_qp *, struct abi_ece *);
+	int (*set_ece)(struct abi_qp *, struct abi_ece *);
+	int (*cm_get_remote_ece)(struct abi_cm_id *, struct abi_ece *);
+	int (*cm_set_local_ece)(struct abi_cm_id *, struct abi_ece *); // the last of the four to come
 } f;
 
 enum { VERBS, CM, LIBS };
@@ -98,7 +101,7 @@ static const struct {
 	V0(create_comp_channel), V0(destroy_comp_channel), V(create_cq), V(destroy_cq), V(get_cq_event), V(ack_cq_events),
 	V(create_qp), V(modify_qp), V(query_qp), V(destroy_qp),
 	C(create_event_channel), C(destroy_event_channel), C(create_id), C(destroy_id), C(bind_addr),
-	C(resolve_addr), C(resolve_route), C(create_qp), C(listen), C(connect), C(accept), C(reject),
+	C(resolve_addr), C(resolve_route), C(listen), C(connect), C(accept), C(reject),
 	C(disconnect), C(notify), C(set_option),
 	{&f.cm_get_event, CM, 0, "rdma_get_cm_event", "RDMACM_1.0"},
 	{&f.cm_ack_event, CM, 0, "rdma_ack_cm_event", "RDMACM_1.0"},
@@ -106,6 +109,10 @@ static const struct {
 	{&f.reg_mr_iova2, VERBS, 1, "ibv_reg_mr_iova2", "IBVERBS_1.8"},
 	{&f.get_device_index, VERBS, 1, "ibv_get_device_index", "IBVERBS_1.9"},
 	{&f.query_gid_table, VERBS, 1, "_ibv_query_gid_table", "IBVERBS_1.11"},
+	{&f.query_ece, VERBS, 1, "ibv_query_ece", "IBVERBS_1.10"},
+	{&f.set_ece, VERBS, 1, "ibv_set_ece", "IBVERBS_1.10"},
+	{&f.cm_get_remote_ece, CM, 1, "rdma_get_remote_ece", "RDMACM_1.3"},
+	{&f.cm_set_local_ece, CM, 1, "rdma_set_local_ece", "RDMACM_1.3"},
 };
 
 // A dynamically linked program names its dynamic loader in PT_INTERP.
@@ -584,7 +591,7 @@ struct san_posted san_post_recv(san_h h, const struct san_recv_wr *in, int n)
 
 // ---- queue pairs ----
 
-int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq,
+int san_create_qp(san_h pd, uint64_t token, san_h send_cq, san_h recv_cq,
                   struct san_qp_cap *cap, san_h *qp, uint32_t *num)
 {
 	struct abi_qp_init_attr a = {
@@ -594,19 +601,9 @@ int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h re
 		.cap = {cap->send_wr, cap->recv_wr, 1, 1, cap->inline_data},
 		.qp_type = 2, // IBV_QPT_RC
 	};
-	struct abi_cm_id *id = (void *)cm_id;
-	struct abi_qp *q = NULL;
-	int rc;
+	struct abi_qp *q;
+	int rc = MAKE(q, f.create_qp((struct abi_pd *)pd, &a));
 
-	if (id) {
-		rc = CALL(f.cm_create_qp(id, (struct abi_pd *)pd, &a));
-		if (!rc)
-			q = id->qp;
-		else if (rc == 1 && !errno) // -1; a device's library need not set errno (bnxt_re, of too much inline)
-			rc = no_object();
-	} else {
-		rc = MAKE(q, f.create_qp((struct abi_pd *)pd, &a));
-	}
 	*qp = (san_h)q;
 	*num = q ? q->qp_num : 0;
 	if (q)
@@ -615,6 +612,33 @@ int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h re
 }
 
 int san_destroy_qp(san_h qp) { return CALL(f.destroy_qp((struct abi_qp *)qp)); }
+
+// What rdma_create_qp does with the queue pair that it makes (librdmacm/cma.c: init_ece,
+// ucma_init_conn_qp, set_local_ece): the two ends' libraries agree on extensions, and it goes to
+// INIT. Which partition it is of, ucma_modify_qp_rtr sets ahead of RTR.
+int san_cm_use_qp(san_h id, san_h qp)
+{
+	const struct san_qp_attr init = {.state = 1, .port = ((struct abi_cm_id *)id)->port_num, .access = 2 | 4}; // IBV_ACCESS_REMOTE_*
+	struct abi_cm_id *i = (void *)id;
+	struct abi_qp *q = (void *)qp;
+	struct abi_ece own = {0}, peer = {0};
+	int rc;
+
+	if (f.cm_set_local_ece && !f.query_ece(q, &own) && !f.cm_get_remote_ece(i, &peer) && peer.vendor_id) {
+		if (peer.vendor_id != own.vendor_id)
+			peer = (struct abi_ece){own.vendor_id};
+		f.set_ece(q, &peer);
+	}
+	rc = san_modify_qp(qp, &init, 1 << 0 | 1 << 3 | 1 << 4 | 1 << 5); // IBV_QP_STATE, ACCESS_FLAGS, PKEY_INDEX, PORT
+	if (rc)
+		return rc;
+	if (peer.vendor_id)
+		f.query_ece(q, &own);
+	if (own.vendor_id)
+		f.cm_set_local_ece(i, &own);
+	i->qp = q;
+	return 0;
+}
 
 // The first half of rdma_destroy_qp; for queues that it did not make itself the
 // rest is ibv_destroy_qp.

@@ -146,9 +146,10 @@ int san_destroy_cq(san_h cq);
 int san_req_notify(san_h cq);
 int san_poll_cq(san_h cq, struct san_wc *out, int n, int times); // number, or negative errno
 
-int san_create_qp(san_h cm_id, san_h pd, uint64_t token, san_h send_cq, san_h recv_cq,
+int san_create_qp(san_h pd, uint64_t token, san_h send_cq, san_h recv_cq,
                   struct san_qp_cap *cap, san_h *qp, uint32_t *num);
 int san_destroy_qp(san_h qp);
+int san_cm_use_qp(san_h id, san_h qp);
 void san_cm_forget_qp(san_h id);
 int san_modify_qp(san_h qp, const struct san_qp_attr *attr, uint32_t mask);
 int san_query_qp(san_h qp, struct san_qp_attr *attr, uint32_t mask);

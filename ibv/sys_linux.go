@@ -207,15 +207,17 @@ func sysCreateCQ(ctx handle, size int, token uint64, ch handle, vector int) (han
 
 func sysDestroyCQ(cq handle) int { return int(C.san_destroy_cq(C.san_h(cq))) }
 
-func sysCreateQP(cm, pd handle, token uint64, sendCQ, recvCQ handle, limits *QPCap) (handle, uint32, int) {
+func sysCreateQP(pd handle, token uint64, sendCQ, recvCQ handle, limits *QPCap) (handle, uint32, int) {
 	var h C.san_h
 	var num C.uint32_t
-	errno := C.san_create_qp(C.san_h(cm), C.san_h(pd), C.uint64_t(token), C.san_h(sendCQ), C.san_h(recvCQ),
+	errno := C.san_create_qp(C.san_h(pd), C.uint64_t(token), C.san_h(sendCQ), C.san_h(recvCQ),
 		(*C.struct_san_qp_cap)(unsafe.Pointer(limits)), &h, &num)
 	return handle(h), uint32(num), int(errno)
 }
 
 func sysDestroyQP(qp handle) int { return int(C.san_destroy_qp(C.san_h(qp))) }
+
+func sysCMUseQP(id, qp handle) int { return int(C.san_cm_use_qp(C.san_h(id), C.san_h(qp))) }
 
 func sysCMForgetQP(id handle) { C.san_cm_forget_qp(C.san_h(id)) }
 

@@ -36,6 +36,7 @@ func sysDestroyCQ(handle) int                                   { return errnoNo
 func sysReqNotify(handle) int                                   { return errnoNone }
 func sysPollCQ(handle, []WC, int) int                           { return -errnoNone }
 func sysDestroyQP(handle) int                                   { return errnoNone }
+func sysCMUseQP(_, _ handle) int                                { return errnoNone }
 func sysCMForgetQP(handle)                                      {}
 func sysModifyQP(handle, *QPAttr, QPMask) int                   { return errnoNone }
 func sysQueryQP(handle, QPMask) (QPAttr, int)                   { return QPAttr{}, errnoNone }
@@ -64,6 +65,6 @@ func sysRegMR(handle, uintptr, int, Access) (handle, uint32, uint32, int) {
 
 func sysCreateCQ(handle, int, uint64, handle, int) (handle, int) { return 0, errnoNone }
 
-func sysCreateQP(_, _ handle, _ uint64, _, _ handle, _ *QPCap) (handle, uint32, int) {
+func sysCreateQP(_ handle, _ uint64, _, _ handle, _ *QPCap) (handle, uint32, int) {
 	return 0, 0, errnoNone
 }

@@ -203,6 +203,13 @@ SAME(abi_qp_attr, T, retry_cnt);
 SAME(abi_qp_attr, T, rnr_retry);
 #undef T
 
+#define T struct ibv_ece
+SIZE(abi_ece, T);
+SAME(abi_ece, T, vendor_id);
+SAME(abi_ece, T, options);
+SAME(abi_ece, T, comp_mask);
+#undef T
+
 #define T struct ibv_sge
 SIZE(abi_sge, T);
 SAME(abi_sge, T, addr);

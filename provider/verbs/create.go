@@ -9,14 +9,22 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// newEndpoint makes an endpoint with its queue pair: that of an id of rdma_cm, with all receives
-// posted, or, if id is nil, one that is yet to be connected. Its control buffers count as the
-// peer's. It owns dev and the id from now on, and releases both when it fails.
-func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive bool) (*Endpoint, error) {
+// newEndpoint makes an endpoint that is yet to be connected: by an id of rdma_cm, or, if id is nil,
+// by what the ends exchange. toInit brings its queue pair to INIT, where all receives are posted.
+// Its control buffers count as the peer's. It owns dev and the id from now on, and releases both
+// when it fails.
+func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive bool, toInit func(*ibv.QP) error) (*Endpoint, error) {
 	e := &Endpoint{dev: dev, cm: id, peer: peer.Unmap().WithZone(""), cfg: cfg, passive: passive}
 	e.q.user, e.mem.q, e.mem.send = e, &e.q, &e.send
 	e.inUse.Store(2)
-	if err := e.create(); err != nil {
+	err := e.create()
+	if err == nil {
+		err = toInit(e.q.qp)
+	}
+	if err == nil {
+		err = e.recv.postAll()
+	}
+	if err != nil {
 		if id != nil && passive {
 			id.reject(refusalFor(err))
 		}
@@ -55,10 +63,7 @@ func (e *Endpoint) create() (err error) {
 		e.cfg = smaller
 	}
 	e.limits = limits(e)
-	if e.cm == nil {
-		return nil // exchange.go brings it to INIT first
-	}
-	return e.recv.postAll()
+	return nil
 }
 
 // sends is how many work requests the send queue holds.
@@ -115,12 +120,7 @@ func (e *Endpoint) createQP(sends uint32) (err error) {
 				PD: e.dom.pd, SendCQ: e.q.cq, RecvCQ: e.q.cq,
 				Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.buffers), InlineData: inline},
 			}
-			if e.cm != nil {
-				e.q.qp, err = e.cm.id.CreateQP(c)
-			} else {
-				e.q.qp, err = ibv.CreateQP(c)
-			}
-			if err == nil {
+			if e.q.qp, err = ibv.CreateQP(c); err == nil {
 				e.q.qp.Owner = e
 				e.send.inline = int(min(e.q.qp.Cap.InlineData, inline))
 			}

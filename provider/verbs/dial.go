@@ -75,7 +75,7 @@ func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
 		return nil, err
 	}
 	var err error
-	if d.e, err = newEndpoint(d.dev, d.cm, d.remote.Addr(), d.cfg, false); err != nil {
+	if d.e, err = newEndpoint(d.dev, d.cm, d.remote.Addr(), d.cfg, false, d.cm.id.UseQP); err != nil {
 		return nil, callError(err)
 	}
 	if err = d.exchange(ctx); err == nil {

@@ -120,15 +120,11 @@ func exchangeServes(addrs []netip.Addr) error {
 func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, passive bool, exchange func(e *Endpoint, own connParams) error) (*Endpoint, error) {
 	stop := bound(ctx, conn)
 	defer stop()
-	e, err := newEndpoint(a.dev, nil, addrOf(conn.RemoteAddr()), cfg, passive)
+	e, err := newEndpoint(a.dev, nil, addrOf(conn.RemoteAddr()), cfg, passive, func(q *ibv.QP) error {
+		return q.Init(ibv.QPPath{Port: uint8(a.port.Num), PKeyIndex: a.pkeyIndex}, ibv.RemoteRead|ibv.RemoteWrite)
+	})
 	if err == nil {
 		e.tcp = &tcpSignal{conn: conn}
-		err = e.q.qp.Init(ibv.QPPath{Port: uint8(a.port.Num), PKeyIndex: a.pkeyIndex}, ibv.RemoteRead|ibv.RemoteWrite)
-	}
-	if err == nil {
-		err = e.recv.postAll()
-	}
-	if err == nil {
 		err = exchange(e, connParams{
 			privateData: privateData{Version: protocolVersion, Claim: cfg.Claim},
 			Peer:        ibv.QPPeer{QPNum: e.q.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},

@@ -101,7 +101,7 @@ func testInlineRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := newEndpoint(dev, nil, netip.Addr{}, Config{}.withDefaults(), false)
+	e, err := newEndpoint(dev, nil, netip.Addr{}, Config{}.withDefaults(), false, func(*ibv.QP) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func lockQueues(t *testing.T, f *fake, x *Endpoint, cached []byte) {
 		}
 		f.set(fakeHits, 0)
 		f.set(fakeCountdown, n)
-		e, err := newEndpoint(dev, nil, netip.Addr{}, Config{}.withDefaults(), false)
+		e, err := newEndpoint(dev, nil, netip.Addr{}, Config{}.withDefaults(), false, func(*ibv.QP) error { return nil })
 		hit := f.get(fakeHits) > 0
 		f.set(fakeCountdown, -1)
 		if e != nil {

@@ -139,7 +139,7 @@ func acceptRequest(ctx context.Context, cm *cmID, request ibv.ConnParam, cfg Con
 		cm.refuse(refusalFor(err))
 		return nil, err
 	}
-	e, err := newEndpoint(dev, cm, cm.id.RemoteAddr().Addr(), cfg, true)
+	e, err := newEndpoint(dev, cm, cm.id.RemoteAddr().Addr(), cfg, true, cm.id.UseQP)
 	if err != nil {
 		return nil, err
 	}

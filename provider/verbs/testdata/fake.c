@@ -607,12 +607,6 @@ int rdma_resolve_route(struct rdma_cm_id *id, int ms)
 	return 0;
 }
 
-int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *a)
-{
-	id->qp = ibv_create_qp(pd, a);
-	return id->qp ? 0 : -1;
-}
-
 int rdma_listen(struct rdma_cm_id *id, int backlog)
 {
 	if (FAULT())

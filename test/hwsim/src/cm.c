@@ -454,8 +454,9 @@ int qp_to_init(struct cm_id *i)
 	return modify_qp(i->id.qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
-// qp_to_rts connects the queue pair to the one that the peer's REQ or REP names. The RNR
-// retry count is the peer's, the RNR timer stays at 0, which is 655 ms (cm_init_qp_rtr_attr).
+// qp_to_rts connects the queue pair to the one that the peer's REQ or REP names, whoever has made
+// it, from INIT or RESET (librdmacm/cma.c: ucma_modify_qp_rtr). The RNR retry count is the peer's,
+// the RNR timer stays at 0, which is 655 ms (cm_init_qp_rtr_attr).
 int qp_to_rts(struct cm_id *i, const struct cm_message *peer)
 {
 	struct ibv_qp_attr a = {
@@ -463,17 +464,40 @@ int qp_to_rts(struct cm_id *i, const struct cm_message *peer)
 		.max_dest_rd_atomic = i->param.responder_resources, .qp_access_flags = access_of(i),
 		.ah_attr = {.is_global = 1, .dlid = 1, .port_num = 1},
 	};
-	int error = modify_qp(i->id.qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+	int error = qp_to_init(i);
+	struct ibv_ece ece;
+
+	if (!error)
+		error = modify_qp(i->id.qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER | IBV_QP_ACCESS_FLAGS);
 
 	if (error)
 		return error;
+	if (!ibv_query_ece(i->id.qp, &ece) && !((struct qp *)i->id.qp)->extensions &&
+	    (i->peer_ece.vendor_id || i->state != REQ_RECEIVED)) // a dialer need not offer any
+		complain("a queue pair is connected without the extensions of its family");
 	a = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTS, .timeout = i->ack_timeout, .max_rd_atomic = i->param.initiator_depth,
 		.retry_cnt = i->state == REQ_RECEIVED ? peer->retry : i->param.retry_count, .rnr_retry = peer->rnr_retry,
 	};
 	((struct qp *)i->id.qp)->id = i;
 	return modify_qp(i->id.qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+int rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *e)
+{
+	if (id->qp)
+		return fail(EINVAL);
+	*e = of(id)->peer_ece;
+	return 0;
+}
+
+int rdma_set_local_ece(struct rdma_cm_id *id, struct ibv_ece *e)
+{
+	if (id->qp || !e->vendor_id || e->comp_mask)
+		return fail(EINVAL);
+	of(id)->own_ece = *e;
+	return 0;
 }
 
 static int own_qp(struct rdma_cm_id *id, struct ibv_qp *qp)
@@ -483,6 +507,9 @@ static int own_qp(struct rdma_cm_id *id, struct ibv_qp *qp)
 	if (!qp)
 		return -1; // errno is the library's, if it has set it
 	pthread_mutex_lock(&hw.mu);
+	ibv_query_ece(qp, &of(id)->own_ece);
+	if (of(id)->peer_ece.vendor_id) // init_ece; the one fabric has one family
+		ibv_set_ece(qp, &of(id)->peer_ece);
 	id->qp = qp;
 	((struct qp *)qp)->id = of(id);
 	error = qp_to_init(of(id));
@@ -558,6 +585,8 @@ static int connect_id(struct cm_id *i, const struct rdma_conn_param *p)
 	if (error)
 		return error;
 	m = message(i, REQ, p ? p->private_data : NULL, p ? p->private_data_len : 0);
+	m.ece_vendor = i->own_ece.vendor_id;
+	m.ece_options = i->own_ece.options;
 	i->state = REQ_SENT;
 	transmit(i, &m, true);
 	return 0;
@@ -581,6 +610,8 @@ static int accept_id(struct cm_id *i, const struct rdma_conn_param *p)
 		i->listener->pending--;
 	i->listener = NULL;
 	m = message(i, REP, p ? p->private_data : NULL, p ? p->private_data_len : 0);
+	m.ece_vendor = i->peer_ece.vendor_id; // as received (ucma_copy_ece_param_to_kern_rep)
+	m.ece_options = i->own_ece.options;
 	i->state = REP_SENT;
 	transmit(i, &m, true);
 	return 0;
@@ -693,7 +724,10 @@ static void take_response(struct cm_id *i, struct rdma_cm_event *ev)
 
 	if (i->state != REP_RECEIVED || !i->id.qp)
 		return;
-	error = qp_to_rts(i, &peer);
+	error = i->peer_ece.vendor_id && i->peer_ece.vendor_id != i->own_ece.vendor_id ? EINVAL : 0;
+	ibv_set_ece(i->id.qp, &i->peer_ece); // ucma_process_conn_resp_ece
+	if (!error)
+		error = qp_to_rts(i, &peer);
 	if (!error) {
 		ev->event = RDMA_CM_EVENT_ESTABLISHED;
 		establish(i);

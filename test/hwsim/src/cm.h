@@ -27,6 +27,7 @@ struct cm_message {
 	uint16_t reason;
 	uint8_t served, issued; // reads: responder resources, initiator depth
 	uint8_t retry, rnr_retry, srq;
+	uint32_t ece_vendor, ece_options;
 	struct addr src, dst;
 	uint8_t data_len;
 	uint8_t data[DATA];
@@ -58,6 +59,7 @@ struct cm_id {
 	int tries;
 	uint8_t ack_timeout;
 	struct rdma_conn_param param; // own
+	struct ibv_ece own_ece, peer_ece;
 	uint32_t reported, acknowledged; // events
 };
 

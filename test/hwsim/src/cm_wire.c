@@ -174,6 +174,7 @@ static void take_request(const struct cm_message *m)
 	i->peer_attached = shared->counts[i->peer][N_ATTACHED];
 	i->peer_handle = m->from;
 	i->request = *m;
+	i->peer_ece = (struct ibv_ece){.vendor_id = m->ece_vendor, .options = m->ece_options};
 	i->state = REQ_RECEIVED;
 	l->pending++;
 	report(i, RDMA_CM_EVENT_CONNECT_REQUEST, 0, m);
@@ -186,6 +187,7 @@ static void take_reply(struct cm_id *i, const struct cm_message *m)
 	if (i->state == REQ_SENT) {
 		i->state = REP_RECEIVED;
 		i->peer_handle = m->from;
+		i->peer_ece = (struct ibv_ece){.vendor_id = m->ece_vendor, .options = m->ece_options};
 		clear_timer(i);
 		report(i, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, m);
 	} else if (i->state == ESTABLISHED) { // again: the RTU was lost

@@ -291,6 +291,7 @@ struct qp {
 	bool communicated; // something has come
 	int windows; // bound on it
 	struct cm_id *id; // of the connection manager
+	uint32_t extensions; // that the two ends have agreed on (ibv_set_ece); 0: none
 	uint32_t async_events; // reported
 
 	// requester: positions in sq, counted for ever

@@ -295,6 +295,29 @@ int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask, struct ibv_
 	return 0;
 }
 
+// Extensions beyond the specification, which the libraries of the two ends agree on while they
+// connect (enhanced connection establishment: ibv_query_ece(3)). mlx5 alone has any: those that
+// it was made with, until others are set.
+enum { OWN_EXTENSIONS = 0x10000000 };
+
+int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *e)
+{
+	if (config.profile->vendor_id != 0x02c9)
+		return EOPNOTSUPP;
+	*e = (struct ibv_ece){.vendor_id = 0x15b3, .options = ((struct qp *)qp)->extensions ?: OWN_EXTENSIONS};
+	return 0;
+}
+
+int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *e)
+{
+	if (!e->vendor_id || config.profile->vendor_id != 0x02c9)
+		return EOPNOTSUPP;
+	if (e->vendor_id != 0x15b3 || e->comp_mask || qp->state > IBV_QPS_INIT)
+		return EINVAL;
+	((struct qp *)qp)->extensions = e->options;
+	return 0;
+}
+
 // qp_error begins the end: nothing new is sent or taken, but what was under way may go on
 // into memory until the work requests are flushed, which takes a while (10.3.1.5).
 void qp_error(struct qp *q)
