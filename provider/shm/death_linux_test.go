@@ -56,6 +56,23 @@ func TestPeerThatBecomesAnotherProgramIsGone(t *testing.T) {
 	}
 }
 
+// Where a process cannot receive on a link any more, as by its own seccomp filter, neither end of a
+// connection sees the other's stream end in order.
+func TestLinkThatCannotReceiveResets(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	a, b := meet(t, l)
+	defer end(a)
+	defer end(b)
+	a.(*endpoint).link.control.SetReadDeadline(longAgo)
+	for _, ep := range []session.Endpoint{a, b} {
+		var ev session.Event
+		if p := newPeer(ep); p.poll(&ev) || !errors.Is(p.Err(), syscall.ECONNRESET) {
+			t.Errorf("an end of the connection shows %v", p.Err())
+		}
+	}
+}
+
 func TestKillInTheMiddleLosesNothingThatWasCommitted(t *testing.T) {
 	rounds := 20
 	if testing.Short() {

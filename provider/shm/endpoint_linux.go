@@ -206,6 +206,9 @@ func (e *endpoint) linkDied(cause error) {
 		cause = linkGone(cause)
 	case cause == errPeerGone && e.slot.own.control.out.Unread(&e.slot.peers.control.in):
 		cause = errPeerUnread
+	case cause != errPeerGone: // a peer that lives is not to take this for the end of this process
+		e.bad.Store(true)
+		e.local.v.CompareAndSwap(e.turn|stateOpen, e.turn|stateAborted|stateHeld)
 	}
 	e.fail(cause)
 }

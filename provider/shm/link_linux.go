@@ -135,10 +135,10 @@ func (l *link) serve() {
 			} else if err != nil {
 				err = fmt.Errorf("shm: the peer broke the link: %v: %w", err, syscall.ECONNRESET)
 			}
-		case errors.Is(err, errMessage):
-			err = fmt.Errorf("%v: %w", err, syscall.ECONNRESET)
-		default:
+		case isGone(err):
 			err = errPeerGone // EOF, or a reset if messages of ours were unread
+		default: // not a message, or this process may not receive any more
+			err = fmt.Errorf("%v: %w", err, syscall.ECONNRESET)
 		}
 		l.peerUser.closeUntrusted(fds...)
 		if err != nil {
@@ -318,12 +318,12 @@ func (l *link) die(cause error) {
 	close(l.gone)
 	l.users++ // keeps the memory
 	l.mu.Unlock()
-	hangUp(l.control.UnixConn) // a peer that lives need not wait until our endpoints have retired
 	for _, s := range l.slots.list() {
 		if e := s.ep.Load(); e != nil {
 			e.linkDied(cause)
 		}
 	}
+	hangUp(l.control.UnixConn) // a peer that lives need not wait until our endpoints have retired
 	l.release()
 }
 
