@@ -37,7 +37,11 @@ func parseAddress(text string) (address, error) {
 			return a, errors.New("no path")
 		}
 	case sanNetwork, tcpNetwork:
-		if _, _, err := net.SplitHostPort(rest); err != nil {
+		_, port, err := net.SplitHostPort(rest)
+		if err == nil {
+			_, err = net.LookupPort("tcp", port)
+		}
+		if err != nil {
 			return a, fmt.Errorf("%w; it must be %s:HOST:PORT", err, network)
 		}
 	default:

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io/fs"
 	"net"
 	"os"
@@ -22,6 +23,7 @@ func TestUsage(t *testing.T) {
 		"-to first":         {[]string{"-to", "unix:/run/x"}, "it has no -listen before it"},
 		"no network":        {[]string{"-listen", "127.0.0.1:5432"}, "must begin with san:, tcp: or unix:"},
 		"no port":           {[]string{"-listen", "san:127.0.0.1"}, "missing port in address; it must be san:HOST:PORT"},
+		"no such port":      {[]string{"-listen", "tcp::0", "-to", "tcp:127.0.0.1:70000"}, "address 70000: invalid port; it must be tcp:HOST:PORT"},
 		"no path":           {[]string{"-listen", "unix:"}, "no path"},
 		"both policies":     {[]string{"-never", "-require", "-listen", "tcp::0", "-to", "unix:x"}, "exclude each other"},
 		"mode":              {[]string{"-mode", "rw"}, "not permissions in octal"},
@@ -79,12 +81,14 @@ func TestSocketFile(t *testing.T) {
 	if _, err := open(); err == nil || !strings.Contains(err.Error(), "another process listens there") {
 		t.Errorf("while it is in use: %v", err)
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	l.Close()
+	l.(*socketFile).UnixListener.Close()
 	if l, err = open(); err != nil {
 		t.Fatalf("where a process has left it behind: %v", err)
 	}
 	l.Close()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("behind Close: %v", err)
+	}
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -94,6 +98,26 @@ func TestSocketFile(t *testing.T) {
 	if b, err := os.ReadFile(path); string(b) != "precious" {
 		t.Errorf("the file: %q, %v", b, err)
 	}
+}
+
+// One that is to end may have a successor, to whom the operator has given the path.
+func TestSocketFileOfASuccessorStays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	old, err := listenUnix(t.Context(), path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	successor, err := listenUnix(t.Context(), path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer successor.Close()
+	old.Close()
+	old.Close()
+	dial(t, address{unixNetwork, path})
 }
 
 // The mode holds whatever the umask is.

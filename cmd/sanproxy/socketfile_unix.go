@@ -9,8 +9,27 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 )
+
+// socketFile is a listener whose Close removes the file that it has made, but not one that another
+// process has put in its place.
+type socketFile struct {
+	*net.UnixListener
+	path string
+	made fs.FileInfo
+	once sync.Once
+}
+
+func (l *socketFile) Close() error {
+	l.once.Do(func() { // behind the first Close, the file's number may be another's
+		if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.made, now) {
+			os.Remove(l.path)
+		}
+	})
+	return l.UnixListener.Close()
+}
 
 // listenUnix listens on a socket file or, if path begins with @, an abstract name. A file that
 // another process has left behind is removed: one without a listener. Where mode is not nil
@@ -35,13 +54,23 @@ func listenUnix(ctx context.Context, path string, mode *fs.FileMode) (net.Listen
 		}
 		l, err = lc.Listen(ctx, "unix", path)
 	}
-	if err == nil && mode != nil {
+	if err != nil {
+		return nil, err
+	}
+	if mode != nil {
 		if err := os.Chmod(path, *mode); err != nil {
 			l.Close()
 			return nil, err
 		}
 	}
-	return l, err
+	made, err := os.Lstat(path)
+	if err != nil {
+		l.Close()
+		return nil, err
+	}
+	u := l.(*net.UnixListener)
+	u.SetUnlinkOnClose(false)
+	return &socketFile{UnixListener: u, path: path, made: made}, nil
 }
 
 // removeStale removes a socket file without a listener.
