@@ -33,7 +33,7 @@ type Proxy struct {
 	// 0: no limit.
 	MaxConns int
 
-	// ErrorLog gets a line when Accept fails, and when Dial begins to fail or works again.
+	// ErrorLog gets a line when Accept begins to fail, and when Dial does or works again.
 	// Nil: the log package's.
 	ErrorLog *log.Logger
 
@@ -83,10 +83,12 @@ func (p *Proxy) Serve(l net.Listener) error {
 		return nil
 	}
 	defer p.forget(l)
+	failed := false // as the last time, too
 	for {
 		c, err := l.Accept()
 		switch {
 		case err == nil:
+			failed = false
 			p.accepted(c)
 			continue
 		case p.isClosing():
@@ -94,7 +96,10 @@ func (p *Proxy) Serve(l net.Listener) error {
 		case errors.Is(err, net.ErrClosed):
 			return err
 		}
-		p.logf("accept: %v", err)
+		if !failed {
+			p.logf("accept: %v", err)
+		}
+		failed = true
 		select {
 		case <-time.After(acceptPause):
 		case <-p.closing:
