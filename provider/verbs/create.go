@@ -14,11 +14,14 @@ import (
 // Its control buffers count as the peer's. It owns dev and the id from now on, and releases both
 // when it fails.
 func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive bool, toInit func(*ibv.QP) error) (*Endpoint, error) {
-	e := &Endpoint{dev: dev, cm: id, peer: peer.Unmap().WithZone(""), cfg: cfg, passive: passive}
-	e.q.user, e.mem.q, e.mem.send = e, &e.q, &e.send
-	e.inUse.Store(2)
-	err := e.create()
+	peer = peer.Unmap().WithZone("")
+	e, err := dev.takeReady(peer, cfg), error(nil)
+	if e == nil {
+		e, err = makeEndpoint(dev, peer, cfg)
+	}
+	e.cm, e.passive = id, passive
 	if err == nil {
+		e.limits = limits(e)
 		err = toInit(e.q.qp)
 	}
 	if err == nil {
@@ -34,10 +37,20 @@ func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive boo
 		return nil, err
 	}
 	dev.add(e)
+	dev.refill(cfg)
 	if id != nil {
 		id.endpoint.Store(e)
 	}
 	return e, nil
+}
+
+// makeEndpoint makes an endpoint without a connection, whose queue pair is in RESET. What there is
+// after an error is to be freed, too.
+func makeEndpoint(dev *device, peer netip.Addr, cfg Config) (*Endpoint, error) {
+	e := &Endpoint{dev: dev, peer: peer, cfg: cfg}
+	e.q.user, e.mem.q, e.mem.send = e, &e.q, &e.send
+	e.inUse.Store(2)
+	return e, e.create()
 }
 
 // create makes what the endpoint has, with smaller buffers where memory is short.
@@ -62,7 +75,6 @@ func (e *Endpoint) create() (err error) {
 		e.messages.free()
 		e.cfg = smaller
 	}
-	e.limits = limits(e)
 	return nil
 }
 

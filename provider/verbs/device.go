@@ -33,7 +33,11 @@ type device struct {
 
 	mu        sync.Mutex // guards the fields below
 	endpoints map[*Endpoint]struct{}
-	shared    *domain // of its connections, see useDomain
+	shared    *domain     // of its connections, see useDomain
+	ready     []*Endpoint // see takeReady
+
+	refilling atomic.Bool // see refill
+	refills   sync.WaitGroup
 
 	vectors atomic.Uint32 // that completion queues have had: they take the device's interrupts in turn
 
@@ -150,6 +154,11 @@ func (d *device) forget() {
 
 func (d *device) close() {
 	close(d.stop)
+	d.refills.Wait()
+	for _, e := range d.ready {
+		e.dom.users++
+		e.unmake()
+	}
 	if d.shared != nil {
 		d.shared.close()
 	}
@@ -257,15 +266,15 @@ func ownerOf(qp *ibv.QP) *Endpoint {
 	return e
 }
 
-// fail ends the device's connections. One that was opened by its name is opened anew for
-// the next, as it may come back while a program keeps what has ended here; rdma_cm's have
-// new contexts then.
+// fail ends the device's connections, and what is ready for others. One that was opened by its
+// name is opened anew for the next, as it may come back while a program keeps what has ended
+// here; rdma_cm's have new contexts then.
 func (d *device) fail(err error) {
 	if _, named := d.key.(string); named {
 		d.forget()
 	}
 	d.mu.Lock()
-	list := slices.Collect(maps.Keys(d.endpoints))
+	list := slices.AppendSeq(slices.Clone(d.ready), maps.Keys(d.endpoints))
 	d.mu.Unlock()
 	for _, e := range list {
 		e.q.fail(err)

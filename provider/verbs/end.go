@@ -90,17 +90,9 @@ func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 // mayBlock reports whether the calls that end the connection may wait for the network.
 func (e *Endpoint) mayBlock() bool { return e.cm != nil && e.dev.iwarp() }
 
-// free gives back what there is, in the order that the kernel wants: the queue
-// pair before the registrations, those before the protection domain.
+// free gives back what there is, in the order that the kernel wants.
 func (e *Endpoint) free() {
-	e.destroyQP()
-	e.q.publish()
-	e.mem.close()
-	e.freeQueues()
-	e.letGo()
-	if e.dom != nil {
-		e.dom.release()
-	}
+	e.freeObjects()
 	if e.tcp != nil {
 		e.tcp.close()
 	}
@@ -109,6 +101,18 @@ func (e *Endpoint) free() {
 	e.dev.release()
 	if e.cm != nil {
 		e.cm.close()
+	}
+}
+
+// freeObjects gives back the queue pair before the registrations, those before the protection domain.
+func (e *Endpoint) freeObjects() {
+	e.destroyQP()
+	e.q.publish()
+	e.mem.close()
+	e.freeQueues()
+	e.letGo()
+	if e.dom != nil {
+		e.dom.release()
 	}
 }
 

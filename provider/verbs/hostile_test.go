@@ -172,6 +172,7 @@ func TestNothingWritesToWhatIsSent(t *testing.T) {
 		d := expose(t, a, b, exposed, session.RemoteRead)
 		wr := ibv.SendWR{Opcode: ibv.OpRead, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
 		mem, _ := outgoing(a)
+		clear(mem) // of an earlier connection's messages
 		_, mr := by(a)
 		wr.SGE = ibv.SGE{Addr: uint64(addressOf(mem)), Length: exposedLen, LKey: mr.LKey}
 		a.q.mu.Lock()

@@ -33,6 +33,11 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"end of TCP ahead of completions", "seed=16,jitter_us=3000", "^TestEndpoint$/^without_rdma_cm$/^(Close|Abort)$", ""},
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
 		"TestExposedIsTakenBackAtOnce|TestRefusals|TestAdmit|TestRequestsThatAreRefused|TestReadsThatThePeerServes|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing|TestShareUsedUp)$", ""},
+	{"ready endpoints", "seed=29", "^(TestReady|TestReadyForOthers|TestReadyOfAFailedDevice|TestNoneReady)$", ""},
+	{"ready endpoints of a NIC", "latency_ns=2000", "^(TestReady|TestEndWhileRefilling)$", ""},
+	{"ready endpoints up to the limit", "seed=32,max_qp=5", "^TestReadyUpToTheLimit$", ""},
+	{"ready endpoints behind the probe", "seed=31", "^TestReadyBehindTheProbe$", ""},
+	{"ready endpoints on iWARP", "seed=30,profile=irdma-iwarp", "^TestReady$/^(domains|a_shared)", ""},
 	{"one listener after another", "seed=12", "^(TestListenerTakesOver|TestListenerThatWaitsIsClosed)$", ""},
 	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
 	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},

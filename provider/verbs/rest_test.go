@@ -31,6 +31,7 @@ func registered() int64 {
 // A connection at rest has its messages' memory registered, and nothing else; so too when
 // it has been busy.
 func TestConnectionAtRestIsSmall(t *testing.T) {
+	withoutReady(t)
 	nothingLeft(t)
 	l := listen(t, Config{})
 	before := registered()
@@ -125,6 +126,7 @@ func TestDialMany(t *testing.T) {
 	if !child {
 		return
 	}
+	withoutReady(t) // which each process has besides
 	cable(t)
 	before, heap, began := registered(), heapInUse(), time.Now()
 	all := make([]*session.Session, *resting)

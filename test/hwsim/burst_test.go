@@ -7,6 +7,8 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -39,6 +41,62 @@ func BenchmarkBurst(b *testing.B) {
 			b.ReportMetric(float64(sum.Milliseconds())/float64(b.N), "ms/burst")
 		})
 	}
+}
+
+var apart = flag.Duration("apart", 0, "pause between the dials that BenchmarkDialRequire makes")
+
+// BenchmarkDialRequire has connections that may not stay on TCP dialed and closed one after the
+// other, each in the time that a program waits for its Dial.
+func BenchmarkDialRequire(b *testing.B) {
+	for _, pause := range []time.Duration{0, 20 * time.Millisecond} {
+		b.Run(fmt.Sprintf("%v apart", pause), func(b *testing.B) {
+			out := runOn(b, hwsim.New(b, "latency_ns=2000"), "TestDialRequire", 1, nil, fmt.Sprintf("-burst=%d", b.N), fmt.Sprintf("-apart=%v", pause))
+			_, after, _ := bytes.Cut(out, []byte(movedIn))
+			var median, late float64
+			if _, err := fmt.Sscan(string(after), &median, &late); err != nil {
+				b.Fatalf("%v\n%s", err, out)
+			}
+			b.ReportMetric(0, "ns/op") // of which the pause would be the most
+			b.ReportMetric(median, "µs-median")
+			b.ReportMetric(late, "µs-p95")
+		})
+	}
+}
+
+func TestDialRequire(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // BenchmarkDialRequire runs it
+	}
+	var e echo
+	l := listen(t, e.serve)
+	d := san.Dialer{Policy: san.Require}
+	dial := func() net.Conn {
+		c, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info := san.InfoOf(c); info.Provider != "verbs" {
+			t.Fatalf("%+v", info)
+		}
+		return c
+	}
+	defer dial().Close()
+	testenv.Eventually(t, patience, func() error {
+		if n := hwsim.Objects(t)["queue pairs"]; n != 2 {
+			return fmt.Errorf("%d queue pairs, as the probe of windows has some", n)
+		}
+		return nil
+	})
+	var took []time.Duration
+	for range *burst {
+		time.Sleep(*apart)
+		began := time.Now()
+		c := dial()
+		took = append(took, time.Since(began))
+		c.Close()
+	}
+	slices.Sort(took)
+	t.Logf("%s%d %d", movedIn, took[len(took)/2].Microseconds(), took[len(took)*95/100].Microseconds())
 }
 
 // TestBurst is the burst's small form.
