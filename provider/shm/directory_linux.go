@@ -125,6 +125,7 @@ func (d directory) listen(name string) (u *net.UnixListener, err error) {
 	if err := unix.Fstat(fd, &st); err != nil || st.Uid != uint32(os.Geteuid()) || st.Mode&0o077 != 0 {
 		return nil, fmt.Errorf("shm: %s was exchanged: %w", own, unix.EPERM)
 	}
+	defer unix.Unlinkat(fd, inside, 0) // which net leaves where listen or what follows fails
 	if u, err = listenUnix(private.path(inside)); err != nil {
 		return nil, err
 	}
@@ -135,7 +136,6 @@ func (d directory) listen(name string) (u *net.UnixListener, err error) {
 	}
 	if err != nil {
 		u.Close()
-		unix.Unlinkat(fd, inside, 0)
 		return nil, fmt.Errorf("shm: %s: %w", name, err)
 	}
 	return u, nil

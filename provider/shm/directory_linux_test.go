@@ -6,10 +6,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -80,6 +82,49 @@ func TestNamesInADirectory(t *testing.T) {
 	if got := files(t, dir); len(got) != 0 {
 		t.Errorf("left behind: %q", got)
 	}
+}
+
+// Nothing is left in a directory of a name that could not be had, wherever that has failed: it is tried
+// again and again.
+func TestNothingIsLeftOfANameThatFails(t *testing.T) {
+	leaks(t)
+	port := freePort(t)
+	for name, call := range map[string]uint32{"listen": unix.SYS_LISTEN, "fchmodat": unix.SYS_FCHMODAT, "renameat": unix.SYS_RENAMEAT} {
+		dir, failed := t.TempDir(), make(chan error)
+		go func() {
+			runtime.LockOSThread() // for good: the filter ends with the thread
+			if err := failAtThread(call); err != nil {
+				failed <- err
+				return
+			}
+			l, err := Listen(port, Config{Dir: dir}, end)
+			if err == nil {
+				l.Close()
+			}
+			failed <- err
+		}()
+		if err := <-failed; !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := files(t, dir); len(got) != 0 {
+			t.Errorf("%s: left behind: %q", name, got)
+		}
+	}
+}
+
+// failAtThread has a system call of the calling thread fail from now on.
+func failAtThread(call uint32) error {
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // its number
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSPC)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
 }
 
 func end2(a, b session.Endpoint) { end(a); end(b) }
