@@ -27,6 +27,10 @@ const (
 	// nobodyFor is how long a port of which nobody had a name is not asked for again: its
 	// listener, most likely, does without this library. This process may have one there since.
 	nobodyFor = time.Second
+
+	// listings is how often the names are listed before a search has not found the process. The kernel
+	// goes on where it was by counting: if sockets end meanwhile, it leaves out one that has not.
+	listings = 2
 )
 
 // Search looks for the process that has a connection's other end.
@@ -45,7 +49,9 @@ func (q Search) Run(ctx context.Context) error {
 	var why error
 	found, done := false, false
 	hint := HintOf(q.At)
+	var asked []string
 	ask := func(name string) {
+		asked = append(asked, name)
 		var err error
 		end, ends := ctx.Deadline()
 		hurried := ends && time.Until(end) < AnswersIn
@@ -64,8 +70,7 @@ func (q Search) Run(ctx context.Context) error {
 			why = err
 		}
 	}
-	first := hint.last != "" && !slices.Contains(hint.Silent, hint.last)
-	if first {
+	if hint.last != "" && !slices.Contains(hint.Silent, hint.last) {
 		ask(hint.last)
 	}
 	if !found && !done && time.Since(HintOf(q.to()).free) < nobodyFor && !own.has(q.At) {
@@ -74,18 +79,24 @@ func (q Search) Run(ctx context.Context) error {
 	if done {
 		return why
 	}
-	names, err := shm.Names(ctx, q.At.Peer.Port(), q.User, shm.Config{Dir: q.At.Dir})
-	if err != nil {
-		return err
-	}
-	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-	names = names[:min(len(names), shm.MostNames)]
-	// Those that may have been stopped come last: there may be time for some alone.
-	for _, silent := range []bool{false, true} {
-		for _, name := range names {
-			if !done && !(first && name == hint.last) && slices.Contains(hint.Silent, name) == silent {
-				ask(name)
+	for range listings {
+		names, err := shm.Names(ctx, q.At.Peer.Port(), q.User, shm.Config{Dir: q.At.Dir})
+		if err != nil && !found {
+			return err
+		}
+		names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(asked, name) })
+		rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		names = names[:min(len(names), shm.MostNames-len(asked))]
+		// Those that may have been stopped come last: there may be time for some alone.
+		for _, silent := range []bool{false, true} {
+			for _, name := range names {
+				if !done && slices.Contains(hint.Silent, name) == silent {
+					ask(name)
+				}
 			}
+		}
+		if done {
+			break
 		}
 	}
 	if !found && !done {

@@ -92,6 +92,37 @@ func TestSearchEndsWithAnEndThatStays(t *testing.T) {
 	}
 }
 
+// A name that was not listed, as other sockets ended meanwhile, is found all the same; and nobody is
+// asked twice.
+func TestSearchListsAgain(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	to := tcp.Addr().(*net.TCPAddr).AddrPort()
+	listen := func() {
+		l, err := shm.Listen(to.Port(), shm.Config{}, drop)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+	}
+	listen()
+	asked := 0
+	q := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+		drop(ep)
+		if asked++; asked > 1 {
+			return nil
+		}
+		listen() // as if it had been left out
+		return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrOther}
+	}}
+	if err := q.Run(t.Context()); asked != 2 || err != nil {
+		t.Errorf("%d are asked, %v", asked, err)
+	}
+}
+
 // That nobody had a name of a port does not count once this process has one: ports come again.
 func TestSearchOfAPortThatIsOurs(t *testing.T) {
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
