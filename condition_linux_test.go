@@ -42,7 +42,7 @@ var errStranger = errors.New("only who is known")
 
 // A condition sees who proposes. What it lets pass moves, and what it refuses stays on TCP for
 // good, with the reason at both ends.
-func TestConditionSeesWhoOffersAndDecides(t *testing.T) {
+func TestConditionSeesWhoProposesAndDecides(t *testing.T) {
 	onlyShm(t)
 	for _, refusal := range []error{nil, errStranger} {
 		var seen conditions

@@ -70,7 +70,7 @@ func (r *required) await(ln *Listener, tcp *net.TCPConn) {
 	c, h, l := ln.takeOn(tcp)
 	ctx, cancel := context.WithTimeout(r.ctx, requireTimeout)
 	defer cancel()
-	if err := h.Moved(ctx); err == nil && c.Stats().TCPBytesReceived == 0 {
+	if err := h.Moved(ctx); err == nil {
 		r.ready <- c // never blocks: it has a place
 		return
 	} else if r.ctx.Err() == nil {

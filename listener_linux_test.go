@@ -232,3 +232,54 @@ func (countingAcceptor) Lacks() (why error, all bool) {
 	Stats()
 	return &Unavailable{Reason: ReasonResources}, true
 }
+
+// A connection that has had bytes on TCP when it moves is not one for Require: that is found at
+// once, at either end, and not when all of the time is up.
+func TestRequireWantsAllBytes(t *testing.T) {
+	onlyShm(t)
+	for _, requires := range []string{"dialer", "listener"} {
+		t.Run(requires, func(t *testing.T) {
+			written := make(chan struct{})
+			lc := &ListenConfig{Condition: func(MoveProposal) error { <-written; return nil }}
+			d := atOnce()
+			if requires == "listener" {
+				lc.Policy = Require
+			} else {
+				d.Policy = Require
+			}
+			before := Stats()
+			l := mustListen(t, lc, "tcp", "127.0.0.1:0")
+			began := time.Now()
+			var err error
+			switch requires {
+			case "listener":
+				c := mustDial(t, d, l.Addr().String())
+				send := func() { defer close(written); c.Write([]byte("hello")) }
+				send()
+				_, err = c.Read(make([]byte, 1))
+				if !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("Read: %v", err)
+				}
+				waitFor(t, "it counts as refused", func() bool { return Stats().Refused > before.Refused })
+				if after := Stats(); after.Fallbacks[ReasonStays] == before.Fallbacks[ReasonStays] {
+					t.Errorf("it counts as %v", after.Fallbacks)
+				}
+			case "dialer":
+				go func() {
+					defer close(written)
+					if c, err := l.Accept(); err == nil {
+						c.Write([]byte("hello"))
+						t.Cleanup(func() { c.Close() })
+					}
+				}()
+				_, err = d.Dial("tcp", l.Addr().String())
+				if reasonOf(err) != ReasonStays {
+					t.Errorf("Dial: %v", err)
+				}
+			}
+			if took := time.Since(began); took > requireTimeout/2 {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}

@@ -13,7 +13,7 @@ const (
 	// Prefer uses a SAN where there is one and TCP otherwise.
 	Prefer Policy = iota
 	// Require uses a SAN or fails. A listener with it resets connections that have not moved
-	// within 10 s.
+	// within 10 s, or have had bytes on TCP before.
 	Require
 	// Never uses TCP alone: no SAN is tried or offered.
 	Never

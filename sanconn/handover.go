@@ -61,6 +61,7 @@ var (
 	errPinned     = stays("the program uses the descriptor")
 	errCounts     = stays("TCP has carried bytes that went by the descriptor")
 	errUnderWay   = stays("a move is under way")
+	errByTCP      = stays("bytes of the application went by TCP")
 	errBegin      = errors.New("the position at which the peer moves lies behind what has come by TCP")
 	errBeginTwice = errors.New("the peer moves twice")
 	errBehind     = errors.New("the peer has moved, and more has come by TCP")

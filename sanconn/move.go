@@ -301,8 +301,10 @@ func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 	}
 }
 
-func (h *handle) Moved(ctx context.Context) error {
-	c := h.conn()
+func (h *handle) Moved(ctx context.Context) error { return h.conn().awaitMoved(ctx, true) }
+
+// awaitMoved is newconn.Handle.Moved; whole: with all bytes of the application.
+func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
 	stop := c.wakeWhenDone(ctx)
 	defer stop()
 	c.mu.Lock()
@@ -315,6 +317,8 @@ func (h *handle) Moved(ctx context.Context) error {
 			return nil
 		case c.closed.Load():
 			return net.ErrClosed
+		case whole && (c.state.in.at > 0 || c.state.out.at > 0):
+			return errByTCP
 		case c.session == nil && c.refused != nil:
 			return c.refused
 		case c.session != nil && c.over:

@@ -31,7 +31,7 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 		c.useNow()
 		ctx, cancel := context.WithTimeout(context.Background(), urgentTimeout)
 		defer cancel()
-		if err := (*handle)(c).Moved(ctx); err != nil {
+		if err := c.awaitMoved(ctx, false); err != nil {
 			return 0, c.opError(opWrite, fmt.Errorf("%w: %w", errUrgentOnTCP, err))
 		}
 	}

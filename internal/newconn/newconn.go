@@ -104,7 +104,8 @@ type Handle interface {
 	// bytes more.
 	CallUse(bytes int64)
 
-	// Moved waits until both directions have moved to the session, or cannot any more.
+	// Moved waits until both directions have moved to the session, or cannot any more. It fails
+	// where either had bytes of the application on TCP before.
 	Moved(context.Context) error
 }
 
