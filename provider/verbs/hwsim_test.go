@@ -33,7 +33,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"end of TCP ahead of completions", "seed=16,jitter_us=3000", "^TestEndpoint$/^without_rdma_cm$/^(Close|Abort)$", ""},
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
 		"TestExposedIsTakenBackAtOnce|TestRefusals|TestAdmit|TestRequestsThatAreRefused|TestReadsThatThePeerServes|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing|TestShareUsedUp)$", ""},
-	{"ready endpoints", "seed=29", "^(TestReady|TestReadyForOthers|TestReadyOfAFailedDevice|TestNoneReady)$", ""},
+	{"ready endpoints", "seed=29", "^(TestReady|TestReadyForOthers|TestReadyOfAFailedDevice|TestReadyOfOtherSizes|TestNoneReady)$", ""},
 	{"ready endpoints of a NIC", "latency_ns=2000", "^(TestReady|TestEndWhileRefilling)$", ""},
 	{"ready endpoints up to the limit", "seed=32,max_qp=5", "^TestReadyUpToTheLimit$", ""},
 	{"ready endpoints behind the probe", "seed=31", "^TestReadyBehindTheProbe$", ""},

@@ -23,8 +23,7 @@ func (d *device) takeReady(peer netip.Addr, cfg Config) *Endpoint {
 	defer d.mu.Unlock()
 	i := slices.IndexFunc(d.ready, func(e *Endpoint) bool {
 		c := e.cfg
-		return c.buffers == cfg.buffers && c.bufferSize == cfg.bufferSize && c.sendBuffer == cfg.sendBuffer && c.control == cfg.control &&
-			c.Disable == cfg.Disable && e.dom.shared == (cfg.SharedDomain || d.trustsWindows(cfg)) && !e.q.over()
+		return c.sizes() == cfg.sizes() && c.control == cfg.control && c.Disable == cfg.Disable && e.dom.shared == (cfg.SharedDomain || d.trustsWindows(cfg)) && !e.q.over()
 	})
 	if i < 0 {
 		return nil
@@ -74,7 +73,7 @@ func (d *device) makeReady(cfg Config) bool {
 		return false
 	}
 	e, err := makeEndpoint(d, netip.Addr{}, cfg)
-	if err != nil { // the last, as what the device has too little of is for connections
+	if err != nil || e.cfg.sizes() != cfg.sizes() { // the last, as what the device has too little of is for connections
 		e.unmake()
 		return false
 	}
@@ -86,6 +85,9 @@ func (d *device) makeReady(cfg Config) bool {
 	d.mu.Unlock()
 	return true
 }
+
+// sizes are those of the control buffers.
+func (c Config) sizes() [3]int { return [...]int{c.buffers, c.bufferSize, c.sendBuffer} }
 
 // unmake frees an endpoint that has had no connection.
 func (e *Endpoint) unmake() {

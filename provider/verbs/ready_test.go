@@ -312,6 +312,24 @@ func TestReadyBehindTheProbe(t *testing.T) {
 	}
 }
 
+// What a device has made with smaller buffers than were wanted suits nobody, and is not kept.
+func TestReadyOfOtherSizes(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return
+	}
+	nothingLeft(t)
+	withoutReady(t)
+	cfg := Config{Disable: session.FeatureWindows}
+	a, _ := pair(t, listen(t, cfg), cfg)
+	awaitReady(t, a.dev)
+	wanted := a.cfg.withDefaults()
+	readyEndpoints = 1
+	a.dev.most.registration = wanted.receiveBytes() - 1
+	if a.dev.makeReady(wanted) || len(readyNumbers(a.dev)) > 0 {
+		t.Errorf("%d are ready", len(readyNumbers(a.dev)))
+	}
+}
+
 // BenchmarkDial has connections made and closed one after the other, on the simulated device with
 // a NIC's costs: without ready endpoints and with them, at once and with a pause in between.
 func BenchmarkDial(b *testing.B) {
