@@ -28,8 +28,9 @@ const (
 	// listener, most likely, does without this library. This process may have one there since.
 	nobodyFor = time.Second
 
-	// listings is how often the names are listed before a search has not found the process. The kernel
-	// goes on where it was by counting: if sockets end meanwhile, it leaves out one that has not.
+	// listings is how often the names are listed before a search has found nobody. The kernel goes on
+	// where it was by counting: if sockets end meanwhile, it leaves out one that has not. Where one does
+	// not know the connection yet, there is another search anyway.
 	listings = 2
 )
 
@@ -95,7 +96,7 @@ func (q Search) Run(ctx context.Context) error {
 				}
 			}
 		}
-		if done {
+		if done || errors.Is(why, hello.ErrUnknown) {
 			break
 		}
 	}
