@@ -56,6 +56,16 @@ func shareOf(peer netip.Addr) int64 {
 	return shares.m[share{controlArena(), peer}]
 }
 
+// pairWithReady is a connection whose ends' devices have as many endpoints ready as may be.
+func pairWithReady(t *testing.T, cfg Config) (l *listener, a, b *Endpoint) {
+	t.Helper()
+	l = listen(t, cfg)
+	a, b = pair(t, l, cfg)
+	pair(t, l, cfg)
+	awaitReady(t, a.dev, b.dev)
+	return l, a, b
+}
+
 // Connections behind the first take endpoints that were made ahead, with their own settings, and
 // nothing is left of those that nobody takes.
 func TestReady(t *testing.T) {
@@ -124,10 +134,7 @@ func TestReady(t *testing.T) {
 func TestReadyForOthers(t *testing.T) {
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}
-	l := listen(t, cfg)
-	a, b := pair(t, l, cfg)
-	pair(t, l, cfg)
-	awaitReady(t, a.dev, b.dev)
+	l, a, b := pairWithReady(t, cfg)
 	ready := readyNumbers(a.dev)
 
 	e, _ := pair(t, l, Config{Disable: session.FeatureWindows | session.FeatureRegCache})
@@ -180,10 +187,7 @@ func TestReadyForOthers(t *testing.T) {
 func TestReadyOfAFailedDevice(t *testing.T) {
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}
-	l := listen(t, cfg)
-	a, b := pair(t, l, cfg)
-	pair(t, l, cfg)
-	awaitReady(t, a.dev, b.dev)
+	_, a, _ := pairWithReady(t, cfg)
 	a.dev.fail(deviceError(syscall.EIO))
 	if e := a.dev.takeReady(a.peer, a.cfg); e != nil {
 		t.Error("an endpoint was taken of a device that has failed")
