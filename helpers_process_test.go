@@ -50,6 +50,7 @@ var roleLanes = []lane{tcpInConn, plainTCP}
 
 func TestMain(m *testing.M) {
 	hwsim.Use() // where test/hwsim runs these tests
+	testenv.SlowCopies()
 	if role := roles[os.Getenv(envRole)]; role != nil {
 		go func() {
 			io.Copy(io.Discard, os.Stdin)

@@ -18,9 +18,10 @@ type Options struct {
 	MoveAtOnce bool
 
 	// Threshold is the size in bytes from which a Write is moved by RDMA straight out
-	// of the caller's slice instead of through a buffer. Default: 1 MiB, and only from the
-	// second to ninth Write of a buffer on, by how many copies registering it costs; where there
-	// are no memory windows, only if that costs no more than one. Otherwise it is at least
+	// of the caller's slice instead of through a buffer. Default: 1 MiB, or some 5 where
+	// this host copies faster than a line takes bytes, and only from the second to ninth Write of a
+	// buffer on, by how many copies registering it costs; where there are no memory windows, only if
+	// that costs no more than one. Otherwise it is at least
 	// 2 KiB, and counts from the first Write on; negative: never. Not used on shm, where all
 	// bytes go through the ring.
 	Threshold int

@@ -48,6 +48,7 @@ var workloads = []workload{
 	{modeSend, 4 << 10, 1},
 	{modeSend, 64 << 10, 1},
 	{modeSend, 1 << 20, 1},
+	{modeSend, 16 << 20, 1}, // over RDMA, from the program's own memory on any host
 	{modeConnect, 0, 1},
 	{modeConnect, 0, 8},
 	{modeExchange, shortSize, 1},

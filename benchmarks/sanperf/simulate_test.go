@@ -41,10 +41,10 @@ func TestSimulate(t *testing.T) {
 			if w := went["sending, 64 KiB"]; w.Box < w.sum()/2 || w.Hits == 0 {
 				t.Errorf("64 KiB: %+v", w)
 			}
-			if w := went["sending, 1 MiB"]; test.own && (w.OwnMemory == 0 || w.Windows == 0 || w.Registrations == 0) { // a buffer's first Write is copied
-				t.Errorf("1 MiB: %+v", w)
+			if w := went["sending, 16 MiB"]; test.own && (w.OwnMemory == 0 || w.Windows == 0 || w.Registrations == 0) { // a buffer's first Write is copied
+				t.Errorf("16 MiB: %+v", w)
 			} else if !test.own && (w.OwnMemory > 0 || w.Box < w.sum()/2) {
-				t.Errorf("1 MiB: %+v", w)
+				t.Errorf("16 MiB: %+v", w)
 			}
 		})
 	}

@@ -79,8 +79,8 @@ const (
 	defaultIWARPOffset = 10000
 
 	// defaultThreshold: the line is idle in an offer's two round trips. On the simulated device
-	// (2 µs, 50 GB/s) Writes of 512 KiB move 20 to 24 GB/s by offers and 33 by the send buffer, of 1 MiB
-	// 31 and 33, but without the copies.
+	// (2 µs, 50 GB/s) Writes of 512 KiB move 20 to 24 GB/s by offers and 33 by the send buffer, where
+	// that copies at as much. From here on it is for the host's own copies to decide (costs.go).
 	defaultThreshold = 1 << 20
 
 	// repostBatch receive buffers are posted again together, as posting costs a system call

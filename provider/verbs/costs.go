@@ -6,26 +6,47 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/memspeed"
 )
 
-// What decides whether a Write's memory is registered: a copy is paid with each Write, a
+// What decides whether a Write's memory is offered. While the peer reads it the line is idle for two
+// round trips, and the Write's processor polls; a copy keeps both busy. So an offer has to take no
+// more of the processor's time than the copy.
+//
+// And what decides whether that memory is registered: a copy is paid with each Write, a
 // registration once for all that follow, whose number is unknown. Copying until that has cost as
 // much as registering costs at most twice the least (the ski rental problem; Karlin et al.,
 // Competitive Snoopy Caching, Algorithmica 3, 1988), where that is within mostCopies. To bind a
 // window on top costs little beside a copy of measureBytes, and is not measured.
 
 const (
+	// offerIdle is what an offer takes beside the bytes: two round trips of 4 µs, and what both
+	// processes do then (docs/notes/rdma.md). offerBytes is what measureBytes take on the fastest
+	// line, of 400 Gbit/s; of more than offerPolls a Write sleeps until the end is near (NearDone).
+	offerIdle  = 12 * time.Microsecond
+	offerBytes = measureBytes * time.Second / 50e9
+	offerPolls = 4 * measureBytes
+	// copyShare: what is measured is the copy alone, of memory that the caches hold. By way of the
+	// send buffer it takes twice as long.
+	copyShare = 2
+
 	// measureBytes is what is measured with: the smallest Write that is offered. Of larger
 	// ones a registration costs fewer copies, as a part of its price is the same for all.
-	measureBytes = defaultThreshold
-	// measureTries: the fastest counts, as whatever else the host does only adds to it.
-	measureTries = 3
+	measureBytes = memspeed.Bytes
 	// mostCopies bounds what a host that was busy all the while makes of it.
 	mostCopies = 8
 	// measureShare: a host that allows to lock less than that many times measureBytes has more
 	// need of it than to know.
 	measureShare = 64
 )
+
+// offersLikeCopies reports whether to offer n bytes takes no more time than to copy them. It does as
+// long as nothing is known.
+func (d *device) offersLikeCopies(n int) bool {
+	share := func(n int, of time.Duration) time.Duration { return of * time.Duration(n) / measureBytes }
+	copying := time.Duration(d.copying.Load())
+	return copying == 0 || offerIdle+share(min(n, offerPolls), offerBytes) <= share(n, copyShare*copying)
+}
 
 // copiesBefore is how often a Write's memory is copied before it is registered: once, as long as
 // nothing is known.
@@ -37,8 +58,9 @@ func (d *device) registersLikeCopies() bool { return d.copies.Load() == 1 }
 // measured has how many copies a registration costs, by the device's key: a func() int.
 var measured sync.Map
 
-// measure finds out what registering costs, once per process and device.
+// measure finds out what copying costs, once per process, and registering, once per device, too.
 func (d *device) measure() {
+	d.copying.Store(int64(memspeed.Copying()))
 	once, _ := measured.LoadOrStore(d.probeKey(), sync.OnceValue(d.copiesOfRegistration))
 	d.copies.Store(int32(once.(func() int)()))
 }
@@ -54,33 +76,20 @@ func (d *device) copiesOfRegistration() int {
 		return 0
 	}
 	defer pd.Close()
-	from, to := make([]byte, measureBytes), make([]byte, measureBytes)
-	copying := fastest(func() { copy(to, from) })
-	registering := fastest(func() {
+	memory := make([]byte, measureBytes)
+	registering := memspeed.Fastest(func() {
 		if err != nil {
 			return
 		}
 		var mr *ibv.MR
-		if mr, err = pd.RegMR(addressOf(to), len(to), 0); err == nil { // nobody can reach it, or write to it
+		if mr, err = pd.RegMR(addressOf(memory), len(memory), 0); err == nil { // nobody can reach it, or write to it
 			err = mr.Close()
 		}
 	})
-	runtime.KeepAlive(to)
+	runtime.KeepAlive(memory)
 	if err != nil {
 		return 0
 	}
-	copying = max(copying, 1)
+	copying := memspeed.Copying()
 	return int(min((registering+copying-1)/copying, mostCopies))
-}
-
-// fastest returns the least time that f took.
-func fastest(f func()) time.Duration {
-	f() // pages and caches
-	least := time.Duration(1 << 62)
-	for range measureTries {
-		began := time.Now()
-		f()
-		least = min(least, time.Since(began))
-	}
-	return least
 }

@@ -45,6 +45,7 @@ type device struct {
 	returns atomic.Bool // … and that a peer's message can invalidate one
 
 	measuring sync.Once
+	copying   atomic.Int64 // nanoseconds in which measureBytes are copied; 0: not known
 	copies    atomic.Int32 // how many copies of memory cost as much as to register it; 0: not known
 }
 

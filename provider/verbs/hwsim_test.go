@@ -55,6 +55,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"smallest registrations", "seed=23,max_mr_size=10240", "^TestSmallRegistrations$", ""},
 	{"memory that is not registered", "seed=18", "^TestUnregisteredMemoryIsCounted$", ""},
 	{"first connection", "seed=13", "^TestFirstLargeWrites$", ""},
+	{"fast copies", "seed=33", "^TestWhereCopiesAreFast$", ""},
 	{"windows come on", "seed=14", "^(TestWindowsComeOn|TestListenerProbes|TestTrustedWindowsShareRegistrations|TestLargeWritesWithoutWindows)$", ""},
 	{"no windows, costly registrations", "latency_ns=2000,reg_ns=1000000", "^TestLargeWritesWithoutWindows$", ""},
 	{"windows without an end", "seed=25,mw_past_end", "^TestWindowsAreNotEnforced$", ""},

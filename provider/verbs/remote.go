@@ -120,10 +120,13 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 	return region.RKey(), exposure{region: region}, nil
 }
 
-// PaysToOffer implements session.Memory: the cache has b, or will keep it, as it has come so
-// often that the copies have cost what registering it costs. Without windows it is registered each
+// PaysToOffer implements session.Memory: an offer takes no longer than a copy, and the cache has b, or
+// will keep it, as it has come so often that the copies have cost what registering it costs. Without windows it is registered each
 // time as well, for the peer, which has to cost no more than the copy that it spares.
 func (r *remote) PaysToOffer(b []byte) (bool, error) {
+	if !r.dev.offersLikeCopies(len(b)) {
+		return false, nil
+	}
 	local := regcache.BindWindow
 	if !r.windows.on() {
 		if !r.dev.registersLikeCopies() {

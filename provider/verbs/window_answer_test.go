@@ -319,3 +319,26 @@ func (c *returnCount) completedLocked(wc *ibv.WC) {
 	}
 	c.completer.completedLocked(wc)
 }
+
+// Where copies are fast, Writes are offered only from where they sleep meanwhile.
+func TestWhereCopiesAreFast(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // rxe and siw do without windows
+	}
+	testenv.Copies(fastCopies)
+	x, y, err := connect(listen(t, Config{}), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if !x.dev.windows.Load() || x.dev.copies.Load() == 0 {
+			return errors.New("the device has not been probed and measured")
+		}
+		return nil
+	})
+	a, b := negotiate(t, x, y, session.Config{})
+	for _, n := range []int{largeWrite, 4 * largeWrite} {
+		expectBoxed(t, a, b, n)
+	}
+	expectDirect(t, a, b, 8*largeWrite)
+}

@@ -30,6 +30,7 @@ const patience = time.Minute
 
 func TestMain(m *testing.M) {
 	hwsim.Use()
+	testenv.SlowCopies()
 	os.Exit(m.Run())
 }
 

@@ -1,0 +1,34 @@
+package verbs
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/testenv"
+)
+
+func init() { testenv.SlowCopies() }
+
+// fastCopies is what 1 MiB takes on a host that copies faster than any line takes bytes.
+const fastCopies = 10 * time.Microsecond
+
+// A Write is offered where that takes no more time than to copy it.
+func TestOffersLikeCopies(t *testing.T) {
+	for copying, from := range map[time.Duration]int{
+		100 * time.Microsecond: 70_300,    // 12 µs, and 1.4 of the line, are two copies
+		17 * time.Microsecond:  966_000,   // … and 19
+		fastCopies:             5_027_000, // … and the 84 for which the Write polls
+	} {
+		d := &device{}
+		d.copying.Store(int64(copying))
+		if d.offersLikeCopies(from * 9 / 10) {
+			t.Errorf("where 1 MiB is copied in %v, less than %d bytes are offered", copying, from)
+		}
+		if !d.offersLikeCopies(from * 11 / 10) {
+			t.Errorf("where 1 MiB is copied in %v, more than %d bytes are not offered", copying, from)
+		}
+	}
+	if d := (&device{}); !d.offersLikeCopies(1) {
+		t.Error("nothing is offered as long as nothing is known")
+	}
+}
