@@ -7,6 +7,7 @@ import (
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/internal/memspeed"
+	"github.com/sanconn/san/regcache"
 )
 
 // What decides whether a Write's memory is offered. While the peer reads it the line is idle for two
@@ -29,6 +30,9 @@ const (
 	// copyShare: what is measured is the copy alone, of memory that the caches hold. By way of the
 	// send buffer it takes twice as long.
 	copyShare = 2
+	// cachesHold is how many bytes of the arena may be in use where copies are as fast as that:
+	// eight send buffers. With sixteen, offers move half as much again (docs/notes/rdma.md).
+	cachesHold = 32 << 20
 
 	// measureBytes is what is measured with: the smallest Write that is offered. Of larger
 	// ones a registration costs fewer copies, as a part of its price is the same for all.
@@ -45,7 +49,11 @@ const (
 func (d *device) offersLikeCopies(n int) bool {
 	share := func(n int, of time.Duration) time.Duration { return of * time.Duration(n) / measureBytes }
 	copying := time.Duration(d.copying.Load())
-	return copying == 0 || offerIdle+share(min(n, offerPolls), offerBytes) <= share(n, copyShare*copying)
+	if copying == 0 || offerIdle+share(min(n, offerPolls), offerBytes) <= share(n, copyShare*copying) {
+		return true
+	}
+	_, used := regcache.DefaultArena().Bytes()
+	return used > cachesHold
 }
 
 // copiesBefore is how often a Write's memory is copied before it is registered: once, as long as

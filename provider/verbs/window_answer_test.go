@@ -320,12 +320,12 @@ func (c *returnCount) completedLocked(wc *ibv.WC) {
 	c.completer.completedLocked(wc)
 }
 
-// Where copies are fast, Writes are offered only from where they sleep meanwhile.
+// Where copies are fast, Writes are offered only from where they sleep meanwhile, unless more of
+// the arena is in use than the caches hold.
 func TestWhereCopiesAreFast(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return // rxe and siw do without windows
 	}
-	testenv.Copies(fastCopies)
 	x, y, err := connect(listen(t, Config{}), Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -336,9 +336,19 @@ func TestWhereCopiesAreFast(t *testing.T) {
 		}
 		return nil
 	})
+	x.dev.copying.Store(int64(fastCopies))
 	a, b := negotiate(t, x, y, session.Config{})
 	for _, n := range []int{largeWrite, 4 * largeWrite} {
 		expectBoxed(t, a, b, n)
 	}
 	expectDirect(t, a, b, 8*largeWrite)
+	arena := regcache.DefaultArena()
+	for used := int64(0); used <= cachesHold; _, used = arena.Bytes() {
+		buffer, err := arena.Get(4 << 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer buffer.Put()
+	}
+	expectDirect(t, a, b, largeWrite)
 }
