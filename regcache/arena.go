@@ -47,6 +47,7 @@ type Arena struct {
 	free     [maxBufferShift + 1][]piece
 	chunks   map[*chunk]struct{}
 	bytes    int64 // mapped
+	used     int64 // handed out
 	closed   bool
 }
 
@@ -137,6 +138,7 @@ func (a *Arena) Get(n int) (*Buffer, error) {
 	p := a.free[shift][last]
 	a.free[shift] = a.free[shift][:last]
 	p.chunk.used++
+	a.used += 1 << p.chunk.shift
 	return &Buffer{arena: a, piece: p, length: n}, nil
 }
 
@@ -311,10 +313,7 @@ func (a *Arena) Close() error {
 func (a *Arena) Bytes() (mapped, used int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for c := range a.chunks {
-		used += int64(c.used) << c.shift
-	}
-	return a.bytes, used
+	return a.bytes, a.used
 }
 
 // Left returns how many more bytes the arena may hand out, each buffer rounded up to

@@ -65,6 +65,7 @@ func (b *Buffer) Put() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p.chunk.used--
+	a.used -= 1 << p.chunk.shift
 	if !a.closed {
 		a.free[p.chunk.shift] = append(a.free[p.chunk.shift], p)
 	}
