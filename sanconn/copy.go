@@ -2,6 +2,7 @@ package sanconn
 
 import (
 	"cmp"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -19,6 +20,10 @@ const copySize = 64 << 10
 // pumpSize is the size in bytes of a buffer in between: that of io.Copy's. In a server of files
 // twice as much took more time than larger pieces save.
 const pumpSize = 32 << 10
+
+// fillPiece is how much of a source goes to TCP at a time, so that a long copy can move in
+// its middle.
+const fillPiece = 1 << 20
 
 // spares are buffers for copies between what does not keep them: Conns, files, net's sockets and
 // io.Discard. Making one takes longer than the rest of a copy of a few bytes.
@@ -41,6 +46,9 @@ func (s *spare) put() {
 	}
 }
 
+// errEnd: the source of a copy has ended. An io.EOF may be the sink's.
+var errEnd = errors.New("sanconn: the source has ended")
+
 // ReadFrom reads from r until io.EOF and writes everything to the connection.
 // io.Copy uses it. On TCP, regular files go by sendfile and stream sockets by splice, as in
 // net. On a SAN, they are read straight into the memory that the connection sends from.
@@ -49,35 +57,25 @@ func (s *spare) put() {
 // Any other reader gets a buffer of its own, since it may block, or keep the slice. An error,
 // also r's, is in a *net.OpError, as net has it.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
-	n, err := c.readFrom(r)
-	return n, c.copyError(opReadFrom, err)
-}
-
-func (c *Conn) readFrom(r io.Reader) (int64, error) {
 	// io.CopyN and net/http wrap their source in a LimitedReader. At its limit no
 	// further Read is needed to find the end.
-	limit, limited := r.(*io.LimitedReader)
+	src, limited := r.(*io.LimitedReader)
 	if !limited {
-		limit = &io.LimitedReader{R: bare(r), N: 1<<63 - 1}
+		src = &io.LimitedReader{R: bare(r), N: 1<<63 - 1}
 	}
-	n, err := splice(c, limit)
+	n, err := splice(c, src)
 	if err == errLook {
 		var m int64
-		m, err = c.copyFrom(limit)
+		if f, ok := src.R.(*os.File); ok {
+			m, err = fillFromFile(c, f, src)
+		} else if s := socketOf(src.R); s != nil {
+			m, err = fillFromSocket(c, s, src)
+		} else {
+			m, err = pump(c, src)
+		}
 		n += m
 	}
-	return n, err
-}
-
-// copyFrom is ReadFrom but for what goes by splice.
-func (c *Conn) copyFrom(limit *io.LimitedReader) (int64, error) {
-	if f, ok := limit.R.(*os.File); ok {
-		return c.fillFromFile(f, limit)
-	}
-	if s := socketOf(limit.R); s != nil {
-		return c.fillFromSocket(s, limit)
-	}
-	return pump(c, limit)
+	return n, c.copyError(opReadFrom, err)
 }
 
 // socket is one of net's.
@@ -102,12 +100,6 @@ func socketOf(x any) socket {
 	return nil
 }
 
-// mayBlock reports whether a file is no regular one, as a pipe. One that is closed does not.
-func mayBlock(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && !info.Mode().IsRegular()
-}
-
 // bare returns the file or socket in r, if r is what os or net passes to io.Copy in its place:
 // a struct without its WriteTo, which io.Copy would call again.
 func bare(r io.Reader) io.Reader {
@@ -125,16 +117,30 @@ func bare(r io.Reader) io.Reader {
 // fillFromFile reads the bytes that the file has now without a copy. The end, and what has
 // been appended, it finds in a buffer: that neither waits for room nor fails where the peer
 // has closed after the last byte.
-func (c *Conn) fillFromFile(f *os.File, src *io.LimitedReader) (int64, error) {
-	now := &io.LimitedReader{R: f, N: min(src.N, unread(f))}
-	src.N -= now.N
-	n, err := inParts(now, func(*spare) (int, error) { return c.fillOnce(now) })
-	src.N += now.N
-	if err != nil {
+func fillFromFile(c *Conn, f *os.File, src *io.LimitedReader) (int64, error) {
+	left := unread(f)
+	return inParts(src, func(b *spare) (n int, err error) {
+		if left <= 0 {
+			return copyOnce(c, src, b.get())
+		}
+		most := min(src.N, left)
+		err = errLook
+		if c.out.san.Load() == nil {
+			n, err = c.out.fill(c, f, most)
+		}
+		if err == errLook {
+			var room []byte
+			if room, err = c.Reserve(int(min(most, copySize))); err == nil {
+				n, err = commitFrom(c, f, room)
+			}
+		}
+		src.N -= int64(n)
+		left -= int64(n)
+		if err == io.EOF {
+			left, err = 0, nil
+		}
 		return n, err
-	}
-	m, err := inParts(src, func(b *spare) (int, error) { return copyPart(c, src, b) })
-	return n + m, err
+	})
 }
 
 // unread returns how many bytes a regular file has from its position on. Files without a
@@ -151,84 +157,15 @@ func unread(f *os.File) int64 {
 	return max(info.Size()-at, 0)
 }
 
-// inParts copies by once, called again and again. What that takes of b is free again behind the
-// copy, or when it puts it back.
-func inParts(src *io.LimitedReader, once func(b *spare) (int, error)) (total int64, err error) {
-	var b spare
-	defer b.put()
-	for src.N > 0 && err == nil {
-		var n int
-		n, err = once(&b)
-		total += int64(n)
-	}
-	if err == io.EOF {
-		err = nil
-	}
-	return total, err
-}
-
-// copyPart is copyOnce between what does not keep the buffer; io.EOF: the source has ended.
-func copyPart(dst io.Writer, src io.Reader, b *spare) (int, error) {
-	n, end, err := copyOnce(dst, src, b.get())
-	if end {
-		err = io.EOF
-	}
-	return n, err
-}
-
-// fillOnce reads from a regular file.
-func (c *Conn) fillOnce(src *io.LimitedReader) (n int, err error) {
-	if c.out.san.Load() == nil {
-		if n, err := c.out.fill(c, src); err != errLook {
-			return int(n), err
-		}
-	}
-	room, err := c.Reserve(copySize)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { // also if the source panics
-		if sent, cerr := c.commit(n); cerr != nil && n > 0 {
-			n, err = sent, cerr
-		}
-	}()
-	return src.Read(room)
-}
-
-// copyOnce writes what one Read brings; end: the source's. It trusts neither with its counts.
-func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, end bool, err error) {
-	read, rerr := src.Read(b)
-	switch {
-	case read < 0 || read > len(b):
-		return 0, false, errInvalidRead
-	case read > 0:
-		n, err = dst.Write(b[:read])
-		switch {
-		case n < 0 || n > read:
-			return 0, false, errInvalidWrite
-		case err == nil && n < read:
-			err = io.ErrShortWrite
-		}
-	}
-	switch {
-	case err != nil:
-		return n, false, err
-	case rerr == io.EOF:
-		return n, true, nil
-	}
-	return n, false, rerr
-}
-
 // fill has net move a piece of what a file has to TCP.
-func (o *outgoing) fill(c *Conn, src *io.LimitedReader) (n int64, err error) {
-	file := src.R.(io.Seeker)
-	err = o.piece(c, func() (int64, error) {
+func (o *outgoing) fill(c *Conn, file *os.File, most int64) (int, error) {
+	var n int64
+	err := o.piece(c, func() (int64, error) {
 		at, err := file.Seek(0, io.SeekCurrent)
 		if err != nil {
 			return 0, err
 		}
-		n, err = c.tcp.ReadFrom(&io.LimitedReader{R: src.R, N: min(src.N, fillPiece)})
-		src.N -= n
+		n, err = c.tcp.ReadFrom(&io.LimitedReader{R: file, N: min(most, fillPiece)})
 		if err != nil {
 			// Where a deadline has passed before sendfile has begun, net reads from the file, and
 			// what it cannot write then is lost.
@@ -243,12 +180,56 @@ func (o *outgoing) fill(c *Conn, src *io.LimitedReader) (n int64, err error) {
 	if err == errLook && n > 0 {
 		err = nil
 	}
+	return int(n), err
+}
+
+// commitFrom has r, which neither waits nor keeps the slice, fill what Reserve has lent.
+func commitFrom(c *Conn, r io.Reader, room []byte) (int, error) {
+	n, err := r.Read(room)
+	if sent, cerr := c.commit(n); cerr != nil && n > 0 {
+		return sent, cerr
+	}
 	return n, err
 }
 
-// fillPiece is how much of a source goes to TCP at a time, so that a long copy can move in
-// its middle.
-const fillPiece = 1 << 20
+// inParts copies by once, called again and again. What that takes of b is free again behind the
+// copy, or when it puts it back.
+func inParts(src *io.LimitedReader, once func(b *spare) (int, error)) (total int64, err error) {
+	var b spare
+	defer b.put()
+	for src.N > 0 && err == nil {
+		var n int
+		n, err = once(&b)
+		total += int64(n)
+	}
+	if err == errEnd {
+		err = nil
+	}
+	return total, err
+}
+
+// copyOnce writes what one Read brings. It trusts neither with its counts.
+func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, err error) {
+	read, rerr := src.Read(b)
+	switch {
+	case read < 0 || read > len(b):
+		return 0, errInvalidRead
+	case read > 0:
+		n, err = dst.Write(b[:read])
+		switch {
+		case n < 0 || n > read:
+			return 0, errInvalidWrite
+		case err == nil && n < read:
+			err = io.ErrShortWrite
+		}
+	}
+	if err == nil {
+		if err = rerr; err == io.EOF {
+			err = errEnd
+		}
+	}
+	return n, err
+}
 
 // WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
 // uses it. On TCP it is net's, and what a writer has been given and not taken is lost. On a SAN,
@@ -259,36 +240,41 @@ func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 	all := &io.LimitedReader{R: c, N: 1<<63 - 1}
 	if n, err = splice(w, all); err == errLook {
 		var m int64
-		m, err = c.copyTo(w, all)
+		if s := socketOf(w); s != nil {
+			m, err = drainToSocket(c, s, all)
+		} else if f, ok := w.(*os.File); ok && !mayBlock(f) || w == io.Discard {
+			m, err = drain(c, w, all, func() (int, error) { return c.drainOnce(w) })
+		} else {
+			m, err = pump(w, all)
+		}
 		n += m
 	}
 	return n, c.copyError(opWriteTo, err)
 }
 
-// copyTo is WriteTo but for what goes by splice.
-func (c *Conn) copyTo(w io.Writer, all *io.LimitedReader) (int64, error) {
-	if s := socketOf(w); s != nil {
-		return c.drainToSocket(s, all)
-	}
-	if f, ok := w.(*os.File); ok && mayBlock(f) || !ok && w != io.Discard {
-		return pump(w, all)
-	}
-	return c.drain(w, all, func() (int, error) { return c.drainOnce(w) })
+// mayBlock reports whether a file is no regular one, as a pipe. One that is closed does not.
+func mayBlock(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && !info.Mode().IsRegular()
 }
 
 // drain writes to w by once, called again and again, from where the bytes lie; on TCP, where each
 // Peek would make a buffer, from one buffer.
-func (c *Conn) drain(w io.Writer, all *io.LimitedReader, once func() (int, error)) (int64, error) {
+func drain(c *Conn, w io.Writer, all *io.LimitedReader, once func() (int, error)) (int64, error) {
 	return inParts(all, func(b *spare) (int, error) {
 		if c.in.san.Load() == nil {
-			return copyPart(w, all, b)
+			return copyOnce(w, all, b.get())
 		}
 		b.put()
-		return once()
+		n, err := once()
+		if err == io.EOF {
+			err = errEnd
+		}
+		return n, err
 	})
 }
 
-// drainOnce writes what lies there in one piece, to what neither blocks nor keeps the slice. What
+// drainOnce writes what lies there in one piece, to what neither waits nor keeps the slice. What
 // is lent keeps the connection from going back to TCP.
 func (c *Conn) drainOnce(w io.Writer) (int, error) {
 	b, err := c.Peek()
@@ -304,15 +290,7 @@ func (c *Conn) drainOnce(w io.Writer) (int, error) {
 
 // pump copies without io.Copy, which would call ReadFrom and WriteTo again. The buffer is
 // not used again: whoever keeps it harms nobody else.
-func pump(w io.Writer, r *io.LimitedReader) (total int64, err error) {
-	if r.N <= 0 {
-		return 0, nil
-	}
-	b := make([]byte, min(pumpSize, r.N))
-	for end := false; r.N > 0 && !end && err == nil; {
-		var n int
-		n, end, err = copyOnce(w, r, b)
-		total += int64(n)
-	}
-	return total, err
+func pump(w io.Writer, r *io.LimitedReader) (int64, error) {
+	b := make([]byte, max(min(pumpSize, r.N), 0))
+	return inParts(r, func(*spare) (int, error) { return copyOnce(w, r, b) })
 }

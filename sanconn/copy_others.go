@@ -1,18 +1,13 @@
-//go:build !unix
+//go:build !linux
 
 package sanconn
 
-import (
-	"io"
-	"syscall"
-)
+import "io"
 
-// fillFromSocket copies, where sockets cannot be read without waiting.
-func (c *Conn) fillFromSocket(_ syscall.Conn, src *io.LimitedReader) (int64, error) {
-	return pump(c, src)
-}
+// No connection moves here, so there is nothing that these could spare.
 
-// drainToSocket copies, likewise.
-func (c *Conn) drainToSocket(s socket, all *io.LimitedReader) (int64, error) {
-	return pump(s, all)
-}
+func splice(io.Writer, *io.LimitedReader) (int64, error) { return 0, errLook }
+
+func fillFromSocket(c *Conn, _ socket, src *io.LimitedReader) (int64, error) { return pump(c, src) }
+
+func drainToSocket(_ *Conn, s socket, all *io.LimitedReader) (int64, error) { return pump(s, all) }

@@ -39,16 +39,18 @@ func (s *sharedSocket) show(f func(fd uintptr) (done bool)) (done bool, err erro
 	return f(uintptr(s.pair[0])), nil
 }
 
-// nothingIn reports whether a read would have to wait. It reads nothing, which would take a reset
-// from the socket, so that the next who reads finds the end instead.
-func nothingIn(fd int) bool {
+// waits reports whether a read (POLLIN) or a write (POLLOUT) would have to wait. It reads nothing,
+// which would take a reset from the socket, so that the next who reads finds the end instead.
+func waits(fd int, event int16) bool {
 	for {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: event}}, 0)
 		if err != unix.EINTR {
 			return n == 0 && err == nil
 		}
 	}
 }
+
+func nothingIn(fd int) bool { return waits(fd, unix.POLLIN) }
 
 // queued is how many bytes have come that were not read.
 func queued(tcp *net.TCPConn) (n int) {

@@ -170,39 +170,27 @@ func (p *pipe) close() {
 
 // fill waits until a socket has something, and takes it: into an empty pipe.
 func (p *pipe) fill(raw syscall.RawConn, most int64) (err error) {
-	waitErr := raw.Read(func(fd uintptr) (done bool) {
-		p.n, err = spliceOnce(int(fd), p.w, most)
-		return err != unix.EAGAIN
-	})
-	switch {
-	case waitErr != nil:
-		return withoutOp(waitErr)
-	case err == nil && p.n == 0:
-		return io.EOF
+	p.n, err = spliceOnce(raw.Read, func(fd int) (from, to int) { return fd, p.w }, most)
+	if p.n == 0 && err == nil {
+		err = io.EOF
 	}
-	return pipeError(err)
+	return err
 }
 
 // drain waits until a socket has room, and puts there what fits; a file always has.
-func (p *pipe) drain(raw syscall.RawConn) (err error) {
-	var n int64
-	waitErr := raw.Write(func(fd uintptr) (done bool) {
-		n, err = spliceOnce(p.r, int(fd), p.n)
-		return err != unix.EAGAIN
-	})
-	if p.n -= n; waitErr != nil {
-		return withoutOp(waitErr)
-	}
-	return pipeError(err)
+func (p *pipe) drain(raw syscall.RawConn) error {
+	n, err := spliceOnce(raw.Write, func(fd int) (from, to int) { return p.r, fd }, p.n)
+	p.n -= n
+	return err
 }
 
 // spill writes what the pipe has.
 func (p *pipe) spill(w io.Writer) error {
 	b := make([]byte, min(p.n, pumpSize))
 	for p.n > 0 {
-		n, err := readNow(p.r, b)
+		n, err := unix.Read(p.r, b) // which does not wait for what is there
 		if err != nil {
-			return err
+			return os.NewSyscallError("read", err)
 		}
 		n, err = w.Write(b[:n])
 		if p.n -= int64(n); err != nil {
@@ -212,24 +200,25 @@ func (p *pipe) spill(w io.Writer) error {
 	return nil
 }
 
-func spliceOnce(from, to int, most int64) (int64, error) {
-	for {
-		n, err := unix.Splice(from, nil, to, nil, int(most), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-		if err == nil {
-			return int64(n), nil
-		} else if err != unix.EINTR {
-			return 0, err
+// spliceOnce calls splice(2), when a method of raw finds the socket ready for it; errLook: it cannot
+// be had here.
+func spliceOnce(when func(func(fd uintptr) (done bool)) error, ends func(fd int) (from, to int), most int64) (n int64, err error) {
+	waitErr := when(func(fd uintptr) (done bool) {
+		from, to := ends(int(fd))
+		err = unix.EINTR
+		for err == unix.EINTR {
+			var k, e = unix.Splice(from, nil, to, nil, int(most), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+			n, err = int64(k), e
 		}
+		return err != unix.EAGAIN
+	})
+	switch {
+	case waitErr != nil:
+		return 0, withoutOp(waitErr)
+	case err == nil:
+		return n, nil
+	case err == unix.EINVAL:
+		return 0, errLook
 	}
-}
-
-// pipeError is the error of a system call; errLook: it cannot be had here.
-func pipeError(err error) error {
-	switch err {
-	case nil:
-		return nil
-	case unix.EINVAL:
-		return errLook
-	}
-	return os.NewSyscallError("splice", err)
+	return 0, os.NewSyscallError("splice", err)
 }
