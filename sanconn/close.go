@@ -118,8 +118,21 @@ func (c *Conn) closeLeaving(l *leave) {
 	closed := make(chan struct{})
 	go func() { // bounded by closeTimeout
 		defer close(closed)
-		if !c.flushed(l) {
+		end := time.Now().Add(closeTimeout)
+		c.mu.Lock()
+		for !c.reset.Load() && (c.leave != nil || c.out.flushing) && c.awaitLocked(end) {
+		}
+		ok := c.leave == nil && !c.out.flushing && (l == nil || l.err == nil)
+		if l != nil {
+			l.given = true
+			c.changedLocked()
+		}
+		c.mu.Unlock()
+		if !ok {
 			c.reset.Store(true)
+			if l != nil {
+				l.session.Abort()
+			}
 		}
 		c.closeTCP()
 	}()
@@ -127,22 +140,4 @@ func (c *Conn) closeLeaving(l *leave) {
 	case <-closed:
 	case <-time.After(closeWait):
 	}
-}
-
-// flushed waits until a connection has gone back to TCP, and what came back is sent.
-func (c *Conn) flushed(l *leave) bool {
-	end := time.Now().Add(closeTimeout)
-	c.mu.Lock()
-	for !c.reset.Load() && (c.leave != nil || c.out.flushing) && c.awaitLocked(end) {
-	}
-	ok := c.leave == nil && !c.out.flushing && (l == nil || l.err == nil)
-	if l != nil {
-		l.given = true
-		c.changedLocked()
-	}
-	c.mu.Unlock()
-	if l != nil && !ok {
-		l.session.Abort()
-	}
-	return ok
 }

@@ -27,7 +27,7 @@ import (
 //	use.go                  how much went by it, until it is to move
 //	move.go leave.go        to a session, as both ends agree, and back to TCP
 //	cross.go                where in its stream each direction does
-//	bypassed.go             whether bytes went by the descriptor, so that it does not
+//	descriptor.go           who has TCP's, and whether bytes went by it, so that it does not
 type Conn struct {
 	tcp       *net.TCPConn
 	life      newconn.Life
@@ -36,17 +36,10 @@ type Conn struct {
 	out outgoing
 	in  incoming
 
-	// exposed is how often the program has had TCP's descriptor for a moment, or others before it:
-	// what is known here of the stream may not be all of it.
-	exposed atomic.Uint64
-
-	// used grows by what goes by TCP. Beyond useAt, life is told; up to claimedUntil, the
-	// connection does not move: see claimed.
-	used, useAt, claimedUntil atomic.Int64
-
-	comparing atomic.Bool // what is counted is to be compared with what TCP has: see checkCounts
-	closed    atomic.Bool
-	reset     atomic.Bool // SetLinger(0): Close is a reset
+	use    usage
+	fd     descriptor
+	closed atomic.Bool
+	reset  atomic.Bool // SetLinger(0): Close is a reset
 
 	mu      sync.Mutex // guards what follows; nothing that blocks under it
 	state   handover
@@ -59,8 +52,6 @@ type Conn struct {
 	past    *Stats          // of sessions that were left, less what others had by TCP before; nil: nothing
 	over    bool            // the session has ended
 	left    bool            // the last session has been left
-	users   int32           // of TCP's descriptor, just now
-	pins    int32           // … and for good: then state is pinned
 	cleanup runtime.Cleanup // of a connection that the program forgets
 }
 
@@ -73,25 +64,22 @@ const MaxUrgent = session.MaxUrgent
 func init() {
 	newconn.New = func(tcp *net.TCPConn, cfg newconn.Config) (net.Conn, newconn.Handle) {
 		c := newConn(tcp, cfg)
-		return c, (*handle)(c)
+		return c, handle{c}
 	}
-	newconn.HandleOf = func(c net.Conn) newconn.Handle { return (*handle)(c.(*Conn)) }
+	newconn.HandleOf = func(c net.Conn) newconn.Handle { return handle{c.(*Conn)} }
 }
 
 // newConn is newconn.New.
 func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 	c := &Conn{tcp: tcp, life: cfg.Life, threshold: cfg.Threshold}
-	if c.life == nil {
-		c.life = nobody{}
-	}
+	c.out.deadline.writes = true
 	if cfg.PassedOn {
-		c.exposed.Store(1) // by those who had it
+		c.fd.exposed.Store(1) // by those who had it
 		c.out.written.Store(cfg.BytesWritten)
 		c.in.bytes.Store(cfg.BytesRead)
 		c.past = &Stats{TCPBytesSent: -cfg.BytesWritten, TCPBytesReceived: -cfg.BytesRead}
 	}
-	c.out.deadline.writes = true
-	c.useAt.Store(cfg.Threshold)
+	c.use.again(cfg.Threshold)
 	c.cleanUpLocked(nil)
 	return c
 }
@@ -120,15 +108,6 @@ func (f forgotten) close() {
 	}()
 }
 
-// nobody is the Life of a connection that package san does not know.
-type nobody struct{}
-
-func (nobody) Used(newconn.Handle) {}
-func (nobody) Closed()             {}
-func (nobody) Holds() bool         { return false }
-func (nobody) Moved(string)        {}
-func (nobody) Left()               {}
-
 // Read reads what has arrived into p, and blocks as long as nothing has. Once the
 // peer has closed its direction and everything before that was read, it returns
 // io.EOF. If the peer vanished, the error is ECONNRESET, or ETIMEDOUT if it stopped
@@ -153,13 +132,8 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 				return 0, c.opError(opRead, err)
 			}
 		}
-		if err := c.in.stopped(c); err != nil {
+		if err := c.in.await(c); err != nil {
 			return 0, err
-		}
-		if c.in.away.Load() {
-			if err := c.in.await(c); err != nil {
-				return 0, err
-			}
 		}
 		c.in.op.Lock()
 		n, err := c.in.readLocked(c, p)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
@@ -36,7 +37,7 @@ func TestAConnThatHasNotMovedIsSmall(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for i, c := range tcp {
-		conns[i], _ = newconn.New(c, newconn.Config{Threshold: 1 << 40})
+		conns[i], _ = newconn.New(c, newconn.Config{Threshold: 1 << 40, Life: connpair.Nobody{}})
 	}
 	runtime.ReadMemStats(&after)
 	each := int(after.TotalAlloc-before.TotalAlloc) / len(conns)
@@ -69,7 +70,7 @@ func BenchmarkOnTCP(b *testing.B) {
 		oneWay(b, x, y)
 	})
 	b.Run("conn", func(b *testing.B) {
-		use := newconn.Config{Threshold: 1 << 60}
+		use := newconn.Config{Threshold: 1 << 60, Life: connpair.Nobody{}}
 		x, y, err := newPair(use, use)
 		if err != nil {
 			b.Fatal(err)

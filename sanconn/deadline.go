@@ -59,8 +59,26 @@ func (d *deadline) release(tcp *net.TCPConn) bool {
 	return true
 }
 
-// passed reports whether it has passed.
-func (d *deadline) passed() bool { return !d.want.IsZero() && !time.Now().Before(d.want) }
+// passed returns the error of an operation if the deadline has passed.
+func (d *deadline) passed(c *Conn) error {
+	if d.want.IsZero() || time.Now().Before(d.want) {
+		return nil
+	}
+	op := opRead
+	if d.writes {
+		op = opWrite
+	}
+	return c.opError(op, os.ErrDeadlineExceeded)
+}
+
+// awaitLocked waits for a change of c's state. mu is held, and released meanwhile.
+func (d *deadline) awaitLocked(c *Conn) error {
+	err := d.passed(c)
+	if err == nil {
+		c.awaitLocked(d.want)
+	}
+	return err
+}
 
 // toSession has the deadline interrupt a session instead.
 func (d *deadline) toSession(interrupt func(bool)) {

@@ -23,7 +23,6 @@ type incoming struct {
 	begun atomic.Bool // the position at which it moves is known
 	away  atomic.Bool // Reads wait: it goes back to TCP; changes with Conn.mu held
 
-	agrees atomic.Bool   // bytes is what TCP has counted: see checkCounts
 	op     sync.Mutex    // held by one Read at a time on TCP, and by the move
 	bytes  atomic.Uint64 // read from TCP; grows with op held
 	front  []byte        // bytes that come before what TCP has; guarded by op
@@ -58,10 +57,10 @@ func (in *incoming) readLocked(c *Conn, p []byte) (n int, err error) {
 	}
 	if len(in.front) > 0 {
 		c.mu.Lock()
-		passed := in.deadline.passed()
+		err := in.deadline.passed(c)
 		c.mu.Unlock()
-		if passed { // it counts before what could be read at once
-			return 0, c.opError(opRead, os.ErrDeadlineExceeded)
+		if err != nil { // it counts before what could be read at once
+			return 0, err
 		}
 		n = copy(p, in.front)
 		in.take(n)
@@ -135,8 +134,7 @@ func (in *incoming) take(n int) {
 func (in *incoming) count(c *Conn, n int) {
 	if n > 0 {
 		in.bytes.Store(in.bytes.Load() + uint64(n))
-		c.counted()
-		c.use(int64(n) + turn)
+		c.counted(int64(n) + turn)
 	}
 }
 
@@ -155,25 +153,28 @@ func (in *incoming) endOfTCP(c *Conn, err error) error {
 			return c.opError(opRead, fmt.Errorf("the peer vanished while the connection moved: %w", syscall.ECONNRESET))
 		case end != endOpen:
 			return err
-		case in.deadline.passed():
-			return c.opError(opRead, os.ErrDeadlineExceeded)
 		}
-		c.awaitLocked(in.deadline.want)
+		if err := in.deadline.awaitLocked(c); err != nil {
+			return err
+		}
 	}
 }
 
-// await waits while Reads have to.
+// await waits while Reads have to, and returns why nothing is read any more.
 func (in *incoming) await(c *Conn) error {
+	if !in.away.Load() {
+		return in.stopped(c)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for in.away.Load() {
-		if err := in.stopped(c); err != nil {
+		err := in.stopped(c)
+		if err == nil {
+			err = in.deadline.awaitLocked(c)
+		}
+		if err != nil {
 			return err
 		}
-		if in.deadline.passed() {
-			return c.opError(opRead, os.ErrDeadlineExceeded)
-		}
-		c.awaitLocked(in.deadline.want)
 	}
 	return nil
 }

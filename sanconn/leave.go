@@ -56,11 +56,11 @@ var (
 // answer within 5 s, once a connection that has moved was reset, and if bytes that have been
 // taken from TCP, or from the SAN when the peer went back or had closed, have not been read.
 func (c *Conn) File() (*os.File, error) {
-	err := c.toTCP(true)
+	err := c.fd.take(c, true)
 	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
 		if c.in.holds() {
 			err = errUnread
-			c.unpin()
+			c.fd.unpin(c)
 		}
 		c.in.op.Unlock()
 	}
@@ -70,7 +70,7 @@ func (c *Conn) File() (*os.File, error) {
 	c.in.readElsewhere(c)
 	f, err := c.tcp.File()
 	if err != nil {
-		c.unpin()
+		c.fd.unpin(c)
 	}
 	return f, err
 }
@@ -82,39 +82,6 @@ func (in *incoming) readElsewhere(c *Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state.in.least = 0
-}
-
-// toTCP has TCP carry the connection, for good or else for the time of c.users.
-func (c *Conn) toTCP(forGood bool) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !forGood {
-		return c.backLocked()
-	}
-	c.pins++
-	c.state.pinned = true
-	err := c.backLocked()
-	if err != nil {
-		c.unpinLocked()
-	}
-	return err
-}
-
-// unpin takes back toTCP for good, as the program does not get the descriptor.
-func (c *Conn) unpin() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.unpinLocked()
-}
-
-func (c *Conn) unpinLocked() {
-	if c.pins--; c.pins > 0 {
-		return
-	}
-	c.state.pinned = false
-	if c.left { // leftLocked took it that it was for good
-		(*handle)(c).CallUse(againAfter)
-	}
 }
 
 // backLocked has TCP carry the connection. mu is held, and released meanwhile.
@@ -211,7 +178,7 @@ func (l *leave) run(c *Conn) {
 func (l *leave) exchange(c *Conn) (t taken, err error) {
 	s := l.session
 	if s.TakeWrite() {
-		c.out.noteCut(c)
+		c.out.addCuts(c, 1)
 	}
 	c.mu.Lock()
 	c.out.deadline.hold(c.tcp)
@@ -369,9 +336,9 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	switch {
 	case c.state.pinned:
 	case l.asked: // for a moment
-		(*handle)(c).CallUse(c.threshold)
+		c.use.again(c.threshold)
 	default:
-		(*handle)(c).CallUse(againAfter)
+		c.use.again(againAfter)
 	}
 }
 

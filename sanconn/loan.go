@@ -1,9 +1,9 @@
 package sanconn
 
 import (
+	"cmp"
 	"errors"
 	"io"
-	"os"
 
 	"github.com/sanconn/san/internal/raceedge"
 	"github.com/sanconn/san/session"
@@ -52,13 +52,10 @@ func (o *outgoing) reserve(c *Conn, n int) ([]byte, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case o.owned.Load():
+	if o.owned.Load() {
 		return nil, errLook
-	case o.deadline.passed():
-		return nil, c.opError(opWrite, os.ErrDeadlineExceeded)
 	}
-	if err := o.stoppedLocked(c); err != nil {
+	if err := cmp.Or(o.deadline.passed(c), o.stoppedLocked(c)); err != nil {
 		return nil, err
 	}
 	o.reserved = make([]byte, min(max(n, 1), copySize))
@@ -129,10 +126,8 @@ func (c *Conn) Peek() ([]byte, error) {
 				return nil, c.opError(opRead, err)
 			}
 		}
-		if c.in.away.Load() {
-			if err := c.in.await(c); err != nil {
-				return nil, err
-			}
+		if err := c.in.await(c); err != nil {
+			return nil, err
 		}
 		c.in.op.Lock()
 		b, err := c.in.peekLocked(c)

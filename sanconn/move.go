@@ -24,34 +24,32 @@ var (
 )
 
 // handle is newconn.Handle, which says what its methods do.
-type handle Conn
+type handle struct{ *Conn }
 
-var _ newconn.Handle = (*handle)(nil)
+func (c handle) TCP() *net.TCPConn   { return c.tcp }
+func (c handle) Life() newconn.Life  { return c.life }
+func (c handle) CallUse(bytes int64) { c.use.again(bytes) }
 
-func (h *handle) conn() *Conn        { return (*Conn)(h) }
-func (h *handle) TCP() *net.TCPConn  { return h.tcp }
-func (h *handle) Life() newconn.Life { return h.life }
+func (c handle) Stays() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state.pinned && c.state.phase == onTCP && !c.out.flushing
+}
 
-func (h *handle) Stays() bool { return h.conn().stays() }
-
-func (h *handle) Ended() bool {
-	c := h.conn()
+func (c handle) Ended() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	committed := c.state.phase == proposed || c.state.phase == onSAN // a move ends a direction behind it
 	return c.closed.Load() || !committed && (c.state.out.ended || c.state.in.ended)
 }
 
-func (h *handle) CallUse(bytes int64) { h.useAt.Store(h.used.Load() + bytes) }
-
-func (h *handle) Propose(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error {
-	c := h.conn()
+func (c handle) Propose(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error {
 	if !s.Limits().Ring() { // the credits to send it come with the peer's first message
 		if err := s.Negotiate(ctx); err != nil {
 			return errNegotiating(err)
 		}
 	}
-	exposed, err := c.checkCounts()
+	exposed, err := c.fd.check(c.Conn)
 	if err != nil {
 		return err
 	}
@@ -61,7 +59,7 @@ func (h *handle) Propose(ctx context.Context, s *session.Session, hello []byte, 
 		return err
 	}
 	c.judge = judge
-	go negotiate(weak.Make(c), s)
+	go negotiate(weak.Make(c.Conn), s)
 	stop := c.wakeWhenDone(ctx)
 	defer stop()
 	taken := time.Now().Add(takeTimeout)
@@ -114,9 +112,8 @@ func (c *Conn) wakeWhenDone(ctx context.Context) (stop func() bool) {
 	})
 }
 
-func (h *handle) Take(s *session.Session, answer []byte) error {
-	c := h.conn()
-	exposed, err := c.checkCounts()
+func (c handle) Take(s *session.Session, answer []byte) error {
+	exposed, err := c.fd.check(c.Conn)
 	if err != nil {
 		return err
 	}
@@ -127,12 +124,12 @@ func (h *handle) Take(s *session.Session, answer []byte) error {
 		c.life.Moved(s.Limits().Provider)
 	}
 	c.mu.Unlock()
-	c.out.nudge(c)
+	c.out.nudge(c.Conn)
 	return err
 }
 
 // commitLocked commits this end to a session, and tells the peer: before anybody else finds
-// the session, and puts other notes there. exposed is checkCounts'.
+// the session, and puts other notes there. exposed is descriptor.check's.
 func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note []byte) error {
 	switch {
 	case c.closed.Load():
@@ -141,7 +138,7 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 		return errUnderWay
 	case c.state.pinned:
 		return errPinned
-	case c.users > 0, c.exposed.Load() != exposed, c.claimed():
+	case c.fd.users > 0, c.fd.exposed.Load() != exposed, c.use.claimed():
 		return newconn.ErrClaimed
 	case c.in.rest != nil:
 		return errUnread
@@ -163,8 +160,8 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 	return nil
 }
 
-func (h *handle) Notes() func(s *session.Session, note []byte) {
-	weakly := weak.Make(h.conn())
+func (c handle) Notes() func(s *session.Session, note []byte) {
+	weakly := weak.Make(c.Conn)
 	return func(s *session.Session, note []byte) {
 		c := weakly.Value()
 		switch {
@@ -301,7 +298,7 @@ func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 	}
 }
 
-func (h *handle) Moved(ctx context.Context) error { return h.conn().awaitMoved(ctx, true) }
+func (c handle) Moved(ctx context.Context) error { return c.awaitMoved(ctx, true) }
 
 // awaitMoved is newconn.Handle.Moved; whole: with all bytes of the application.
 func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {

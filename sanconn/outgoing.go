@@ -1,6 +1,7 @@
 package sanconn
 
 import (
+	"cmp"
 	"errors"
 	"net"
 	"os"
@@ -31,7 +32,6 @@ type outgoing struct {
 	// changes with Conn.mu held.
 	owned atomic.Bool
 
-	agrees  atomic.Bool   // written is what TCP has counted: see checkCounts
 	op      sync.Mutex    // held by one Write at a time on TCP, and by the move
 	written atomic.Uint64 // bytes put on TCP; grows with op held
 
@@ -88,7 +88,7 @@ func (w *writer) byTCP(tcp *net.TCPConn) (n int64, err error) {
 func (o *outgoing) write(c *Conn, w *writer) error {
 	defer func() {
 		if w.cuts > 0 {
-			o.uncut(c, w.cuts)
+			o.addCuts(c, -w.cuts) // it may come before what counts them
 		}
 	}()
 	for {
@@ -107,10 +107,8 @@ func (o *outgoing) write(c *Conn, w *writer) error {
 		case c.closed.Load():
 			return c.opError(opWrite, net.ErrClosed)
 		}
-		if o.away.Load() || !o.may(c, w) {
-			if err := o.await(c, w); err != nil {
-				return err
-			}
+		if err := o.await(c, w); err != nil {
+			return err
 		}
 		o.op.Lock()
 		err := errLook
@@ -128,13 +126,13 @@ func (o *outgoing) write(c *Conn, w *writer) error {
 // again returns errLook if a Write that has returned err is to go on: the way back to TCP has
 // taken it. If that has cut it in its middle, other Writes wait for it, as its bytes are not to be
 // mixed with theirs. It is called before they can go on, but by a Write on the session, for which
-// leave.exchange calls noteCut.
+// leave.exchange calls addCuts.
 func (o *outgoing) again(c *Conn, w *writer, err error) error {
 	switch {
 	case err == session.ErrCut:
 		w.cuts++
 	case err == errLook && w.n > 0 && w.cuts == 0:
-		o.noteCut(c)
+		o.addCuts(c, 1)
 		w.cuts++
 	case err != session.ErrTaken:
 		return err
@@ -142,19 +140,11 @@ func (o *outgoing) again(c *Conn, w *writer, err error) error {
 	return errLook
 }
 
-// noteCut notes that a Write was cut.
-func (o *outgoing) noteCut(c *Conn) {
+// addCuts counts Writes that were cut.
+func (o *outgoing) addCuts(c *Conn, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	o.cut++
-	o.ownLocked(c)
-}
-
-// uncut notes the end of a Write that was cut so many times. It may come before noteCut.
-func (o *outgoing) uncut(c *Conn, times int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	o.cut -= int32(times)
+	o.cut += int32(n)
 	o.ownLocked(c)
 }
 
@@ -165,10 +155,10 @@ func (o *outgoing) ownLocked(c *Conn) {
 }
 
 // may reports whether it is this Write's turn.
-func (o *outgoing) may(c *Conn, w *writer) bool { return !o.owned.Load() || o.owns(c, w) }
-
-// owns is may where something owns the direction.
-func (o *outgoing) owns(c *Conn, w *writer) bool {
+func (o *outgoing) may(c *Conn, w *writer) bool {
+	if !o.owned.Load() {
+		return true
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return o.mayLocked(w)
@@ -204,10 +194,8 @@ func (o *outgoing) endedLocked(c *Conn) error {
 	switch {
 	case c.closed.Load():
 		return c.opError(opWrite, net.ErrClosed)
-	case o.shut.Load() && o.deadline.passed(): // as net has it, it counts first
-		return c.opError(opWrite, os.ErrDeadlineExceeded)
-	case o.shut.Load():
-		return c.opError(opWrite, os.NewSyscallError(opWrite, syscall.EPIPE))
+	case o.shut.Load(): // as net has it, the deadline counts first
+		return cmp.Or(o.deadline.passed(c), c.opError(opWrite, os.NewSyscallError(opWrite, syscall.EPIPE)))
 	}
 	return nil
 }
@@ -250,22 +238,24 @@ func (o *outgoing) piece(c *Conn, put func() (int64, error)) error {
 // count counts bytes put on TCP. op is held.
 func (o *outgoing) count(c *Conn, n int64) {
 	o.written.Store(o.written.Load() + uint64(n))
-	c.counted()
-	c.use(n)
+	c.counted(n)
 }
 
 // await waits while a Write has to.
 func (o *outgoing) await(c *Conn, w *writer) error {
+	if !o.away.Load() && !o.owned.Load() {
+		return nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o.away.Load() || !o.mayLocked(w) {
-		if err := o.endedLocked(c); err != nil {
+		err := o.endedLocked(c)
+		if err == nil {
+			err = o.deadline.awaitLocked(c)
+		}
+		if err != nil {
 			return err
 		}
-		if o.deadline.passed() {
-			return c.opError(opWrite, os.ErrDeadlineExceeded)
-		}
-		c.awaitLocked(o.deadline.want)
 	}
 	return nil
 }

@@ -63,6 +63,11 @@ func newPair(dialer, acceptor newconn.Config) (a, b *sanconn.Conn, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	for _, cfg := range []*newconn.Config{&dialer, &acceptor} {
+		if cfg.Life == nil {
+			cfg.Life = connpair.Nobody{}
+		}
+	}
 	ca, _ := newconn.New(d, dialer)
 	cb, _ := newconn.New(e, acceptor)
 	return ca.(*sanconn.Conn), cb.(*sanconn.Conn), nil

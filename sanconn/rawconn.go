@@ -33,40 +33,24 @@ type rawConn struct {
 
 func (r rawConn) Control(f func(fd uintptr)) error {
 	c := r.c
-	c.expose(1)
-	defer c.expose(-1)
-	if err := c.toTCP(false); err != nil {
+	c.fd.expose(c, 1)
+	defer c.fd.expose(c, -1)
+	if err := c.fd.take(c, false); err != nil {
 		return c.opError(opRawControl, err)
 	}
 	c.in.readElsewhere(c)
 	return r.tcp.Control(f)
 }
 
-// expose counts users of TCP's descriptor. Behind the last one, the connection may move once
-// it has been used for as much as at its beginning: see claimed.
-func (c *Conn) expose(n int32) {
-	c.exposed.Add(1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.users += n; c.users > 0 {
-		return
-	}
-	until := c.used.Load() + c.threshold
-	c.claimedUntil.Store(until)
-	if at := c.useAt.Load(); at < until {
-		c.useAt.CompareAndSwap(at, until)
-	}
-}
-
 func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 	c := r.c
-	if err := c.toTCP(true); err != nil {
+	if err := c.fd.take(c, true); err != nil {
 		return c.opError(opRawWrite, err)
 	}
 	used := false
 	defer func() {
 		if !used {
-			c.unpin()
+			c.fd.unpin(c)
 		}
 	}()
 	for { // behind a Write that was cut, and what is reserved
@@ -89,7 +73,7 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 
 func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 	c := r.c
-	if c.stays() {
+	if (handle{c}).Stays() {
 		_, err := r.readTCP(f, true)
 		return c.opError(opRawRead, err)
 	}
@@ -97,28 +81,21 @@ func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 	if done || err != nil {
 		return c.opError(opRawRead, err)
 	}
-	c.expose(1)
-	defer c.expose(-1)
+	c.fd.expose(c, 1)
+	defer c.fd.expose(c, -1)
 	for {
-		if err := c.toTCP(waits); err != nil {
+		if err := c.fd.take(c, waits); err != nil {
 			return c.opError(opRawRead, err)
 		}
 		done, err := r.readTCP(f, waits)
 		if err == errUnread && waits {
-			c.unpin() // f has not been called
+			c.fd.unpin(c) // f has not been called
 		}
 		if done || err != nil {
 			return c.opError(opRawRead, err)
 		}
 		waits = true
 	}
-}
-
-// stays reports whether TCP carries the connection for good.
-func (c *Conn) stays() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.state.pinned && c.state.phase == onTCP && !c.out.flushing
 }
 
 // look shows f what has come without going back, if that can be shown: nothing, or the end.

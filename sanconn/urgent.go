@@ -27,8 +27,10 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 		return 0, c.opError(opWrite, syscall.EMSGSIZE)
 	}
 	if c.out.san.Load() == nil {
-		c.claimedUntil.Store(0) // the program uses the connection itself
-		c.useNow()
+		c.use.claimedUntil.Store(0) // the program uses the connection itself
+		if c.use.begins() {
+			c.life.Used(handle{c})
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), urgentTimeout)
 		defer cancel()
 		if err := c.awaitMoved(ctx, false); err != nil {

@@ -1,5 +1,7 @@
 package sanconn
 
+import "sync/atomic"
+
 // turn is for how many bytes a Read counts, beside those that it brings: what a round trip
 // by a SAN saves is as much as what it saves for so many bytes.
 const turn = 32 << 10
@@ -7,25 +9,41 @@ const turn = 32 << 10
 // never is beyond what any connection counts.
 const never = int64(1) << 62
 
-// use counts what goes by TCP, and has package san move the connection when that pays.
-func (c *Conn) use(n int64) {
-	switch used, at := c.used.Add(n), c.useAt.Load(); {
-	case used < at:
-	case c.claimed(): // in vain
-		c.useAt.CompareAndSwap(at, c.claimedUntil.Load())
-	default:
-		c.useNow()
-	}
+// usage is how much goes by TCP, until the connection moves.
+type usage struct {
+	bytes        atomic.Int64
+	at           atomic.Int64 // beyond which it moves
+	claimedUntil atomic.Int64 // up to which it does not, even if asked: see claimed
 }
 
-// useNow has package san move the connection, unless that has been done.
-func (c *Conn) useNow() {
-	if c.useAt.Swap(never) != never {
-		c.life.Used((*handle)(c))
+// add counts, and reports whether the connection is to move now.
+func (u *usage) add(n int64) bool {
+	switch bytes, at := u.bytes.Add(n), u.at.Load(); {
+	case bytes < at:
+		return false
+	case u.claimed(): // in vain
+		u.at.CompareAndSwap(at, u.claimedUntil.Load())
+		return false
+	}
+	return u.begins()
+}
+
+// begins reports whether the connection is to be moved, unless that has been done.
+func (u *usage) begins() bool { return u.at.Swap(never) != never }
+
+// again has the connection move once it has been used for so many bytes more.
+func (u *usage) again(bytes int64) { u.at.Store(u.bytes.Load() + bytes) }
+
+// claim keeps the connection from moving before that.
+func (u *usage) claim(bytes int64) {
+	until := u.bytes.Load() + bytes
+	u.claimedUntil.Store(until)
+	if at := u.at.Load(); at < until {
+		u.at.CompareAndSwap(at, until)
 	}
 }
 
 // claimed reports whether the program may have taken the descriptor for itself, as event loops
 // do: its own Read and Write have not been used since it had that for as much as Config.Threshold.
 // What others have sent by then is the descriptor's.
-func (c *Conn) claimed() bool { return c.used.Load() < c.claimedUntil.Load() }
+func (u *usage) claimed() bool { return u.bytes.Load() < u.claimedUntil.Load() }

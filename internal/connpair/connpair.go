@@ -12,6 +12,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
+// Nobody is the Life of a connection that package san does not know.
+type Nobody struct{}
+
+func (Nobody) Used(newconn.Handle) {}
+func (Nobody) Closed()             {}
+func (Nobody) Holds() bool         { return false }
+func (Nobody) Moved(string)        {}
+func (Nobody) Left()               {}
+
 // Propose proposes to the other end of c to move to a session over an endpoint, which it owns from
 // now on; hello names the connection.
 func Propose(ctx context.Context, c *sanconn.Conn, ep session.Endpoint, cfg session.Config, hello []byte) error {

@@ -29,7 +29,7 @@ type Config struct {
 	// to an event loop never is.
 	Threshold int64
 
-	// Life gets what becomes of the connection, unless nil.
+	// Life gets what becomes of the connection.
 	Life Life
 
 	// PassedOn: others have had the descriptor. BytesWritten and BytesRead are what they have

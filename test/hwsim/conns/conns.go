@@ -80,7 +80,7 @@ func (l *listener) find(dialer string) *sanconn.Conn {
 		if err != nil {
 			return nil
 		}
-		c, _ := newconn.New(tcp.(*net.TCPConn), newconn.Config{})
+		c, _ := newconn.New(tcp.(*net.TCPConn), newconn.Config{Life: connpair.Nobody{}})
 		l.came[tcp.RemoteAddr().String()] = c.(*sanconn.Conn)
 	}
 	c := l.came[dialer]
@@ -107,7 +107,7 @@ func Dial(ctx context.Context, cfg Config, address netip.AddrPort) (*sanconn.Con
 	if err != nil {
 		return nil, err
 	}
-	conn, h := newconn.New(tcp.(*net.TCPConn), newconn.Config{})
+	conn, h := newconn.New(tcp.(*net.TCPConn), newconn.Config{Life: connpair.Nobody{}})
 	c := conn.(*sanconn.Conn)
 	e, err := verbs.Dial(ctx, netip.Addr{}, address, cfg.Verbs)
 	if err == nil {

@@ -1,0 +1,136 @@
+package sanconn
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/tcpid"
+)
+
+// Behind Control, and once it was passed on, a connection moves only if TCP has carried no byte that
+// its own Reads and Writes do not know of: what was written by the descriptor would be lost between
+// the carriers. A Read or Write that is under way makes a difference as well, as the kernel counts
+// it first. So each has the counts compared once more when it returns, while they are wanted.
+const (
+	// After countLooks looks, countPause apart, a direction that has not agreed is taken for one that
+	// was used by the descriptor. A busy one takes several pieces of a Write meanwhile, however slow
+	// the machine is.
+	countLooks = 40
+	countPause = 500 * time.Microsecond
+)
+
+// descriptor is TCP's, which the program may have, and others may have had before it.
+type descriptor struct {
+	// exposed is how often the program has had it for a moment, or others before it:
+	// what is known here of the stream may not be all of it.
+	exposed atomic.Uint64
+
+	comparing atomic.Pointer[agreement] // of what is counted with what TCP has, while that is wanted
+
+	users int32 // just now; guarded by Conn.mu
+	pins  int32 // … and for good: then Conn.state is pinned; likewise
+}
+
+// agreement is which direction's count is TCP's.
+type agreement struct{ out, in atomic.Bool }
+
+// check returns an error if the program may have used the descriptor. What it has found
+// holds as long as exposed stays what is returned.
+func (d *descriptor) check(c *Conn) (exposed uint64, err error) {
+	exposed = d.exposed.Load()
+	switch {
+	case c.use.claimed():
+		return 0, newconn.ErrClaimed
+	case exposed == 0:
+		return 0, nil
+	}
+	// The session would not end where a stream has ended by the descriptor.
+	switch open, err := tcpid.IsOpen(c.tcp); {
+	case err != nil:
+		return 0, err
+	case !open:
+		return 0, errHalfClosed
+	}
+	agree := new(agreement)
+	d.comparing.Store(agree)
+	defer d.comparing.Store(nil)
+	for range countLooks {
+		if err = agree.compare(c); err != nil || agree.out.Load() && agree.in.Load() {
+			return exposed, err
+		}
+		time.Sleep(countPause)
+	}
+	return exposed, errCounts
+}
+
+// compare notes which direction's count is TCP's. One that has changed meanwhile tells
+// nothing.
+func (a *agreement) compare(c *Conn) error {
+	out, in := c.out.written.Load(), c.in.bytes.Load()
+	written, read, err := tcpid.Positions(c.tcp)
+	if err != nil {
+		return err
+	}
+	if written == out && c.out.written.Load() == out {
+		a.out.Store(true)
+	}
+	if read == in && c.in.bytes.Load() == in {
+		a.in.Store(true)
+	}
+	return nil
+}
+
+// counted is called when a Read or Write on TCP has been counted, with its op held, and as how much
+// use. It has package san move the connection when that pays.
+func (c *Conn) counted(use int64) {
+	if a := c.fd.comparing.Load(); a != nil {
+		a.compare(c) // if that fails, whoever wants it finds out
+	}
+	if c.use.add(use) {
+		c.life.Used(handle{c})
+	}
+}
+
+// expose counts users. Behind the last one, the connection may move once it has been used for as
+// much as at its beginning.
+func (d *descriptor) expose(c *Conn, n int32) {
+	d.exposed.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if d.users += n; d.users <= 0 {
+		c.use.claim(c.threshold)
+	}
+}
+
+// take has TCP carry the connection, for good or else for the time of the users.
+func (d *descriptor) take(c *Conn, forGood bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if forGood {
+		d.pins++
+		c.state.pinned = true
+	}
+	err := c.backLocked()
+	if err != nil && forGood {
+		d.unpinLocked(c)
+	}
+	return err
+}
+
+// unpin takes back take for good, as the program does not get the descriptor.
+func (d *descriptor) unpin(c *Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d.unpinLocked(c)
+}
+
+func (d *descriptor) unpinLocked(c *Conn) {
+	if d.pins--; d.pins > 0 {
+		return
+	}
+	c.state.pinned = false
+	if c.left { // leftLocked took it that it was for good
+		c.use.again(againAfter)
+	}
+}
