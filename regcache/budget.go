@@ -156,7 +156,7 @@ func (b *Budget) makeRoomLocked(n int64, entries int) (victims []*Region, ok boo
 			r.rank = used
 			heap.Fix(&b.order, 0)
 		case b.evictLocked(r):
-			r.cache.stats.evictions.Add(1)
+			r.cache.stats.Evictions++
 			victims = append(victims, r)
 		default: // in use: move it behind all others, so that tries suffices
 			r.rank = b.epoch.Add(1)
@@ -176,7 +176,7 @@ func (b *Budget) Flush() {
 	b.mu.Lock()
 	victims := b.evictIdleLocked(nil)
 	for _, r := range victims {
-		r.cache.stats.evictions.Add(1)
+		r.cache.stats.Evictions++
 	}
 	caches := slices.Collect(maps.Keys(b.caches))
 	b.mu.Unlock()
@@ -220,9 +220,10 @@ func (b *Budget) expelLocked(r *Region) (idle bool) {
 
 func (b *Budget) removeLocked(r *Region) {
 	r.cache.index.removeLocked(r)
-	r.cache.stats.hits.Add(r.hits.Swap(0))
-	r.cache.entries--
-	r.cache.bytes -= r.size()
+	st := &r.cache.stats
+	st.Hits += r.hits.Swap(0)
+	st.Entries--
+	st.Bytes -= r.size()
 	heap.Remove(&b.order, r.place)
 	b.bytes -= r.size()
 	b.entries--
@@ -233,8 +234,8 @@ func (b *Budget) removeLocked(r *Region) {
 // insertLocked puts a region into its cache; the room was reserved.
 func (b *Budget) insertLocked(r *Region) {
 	r.cache.index.insertLocked(r)
-	r.cache.entries++
-	r.cache.bytes += r.size()
+	r.cache.stats.Entries++
+	r.cache.stats.Bytes += r.size()
 	r.cached = true
 	r.rank = b.epoch.Add(1)
 	r.used.Store(r.rank)

@@ -52,24 +52,21 @@ type Cache struct {
 	budget    *Budget
 	index     index
 	closed    atomic.Bool
-	stats     counters
 	all       regionSet // everything registered, for Close
 
-	entries int       // this and what follows: guarded by budget.mu
-	bytes   int64     //
-	dead    []*Region // for the goroutine of dropLater to deregister
+	stats Stats     // this and what follows: guarded by budget.mu
+	dead  []*Region // for the goroutine of dropLater to deregister
 }
 
 // New returns an empty cache for registrar.
 func New(registrar Registrar, config Config) *Cache {
-	c := &Cache{registrar: registrar, config: config, budget: config.Budget}
+	c := &Cache{registrar: registrar, config: config, budget: config.Budget, stats: Stats{Invalidated: make(map[Cause]uint64)}}
 	if c.budget == nil {
 		c.budget = DefaultBudget()
 	}
 	if config.MaxRegistration == 0 {
 		c.config.MaxRegistration = math.MaxInt
 	}
-	c.all.init()
 	c.budget.mu.Lock()
 	c.budget.caches[c] = struct{}{}
 	c.budget.mu.Unlock()
@@ -130,14 +127,14 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 	if c.closed.Load() {
 		return nil, ErrClosed
 	}
-	c.stats.misses.Add(1)
+	c.count(func(s *Stats) { s.Misses++ })
 	m := c.classify(b)
 	if m.kind == Unknown {
-		c.stats.unknown.Add(1)
+		c.count(func(s *Stats) { s.Unknown++ })
 		return nil, ErrUnknownMemory
 	}
 	if c.config.Disabled || !c.worthCaching(b, m, 1) {
-		return c.once(b, access, nil, &c.stats.once)
+		return c.once(b, access, nil, &c.stats.Once)
 	}
 	r, err := c.promote(b, access, m)
 	if err != nil && !errors.Is(err, syscall.ENOBUFS) {
@@ -148,7 +145,7 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 	if r != nil {
 		return r, nil
 	}
-	return c.once(b, access, nil, &c.stats.full)
+	return c.once(b, access, nil, &c.stats.Full)
 }
 
 // classify finds the kind of memory that b, which is not empty, lies in: Unknown if it is not to
@@ -199,13 +196,13 @@ func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 }
 
 // once registers exactly b for one use, and counts that in count.
-func (c *Cache) once(b []byte, access Access, pin *Region, count *atomic.Uint64) (*Region, error) {
+func (c *Cache) once(b []byte, access Access, pin *Region, count *uint64) (*Region, error) {
 	start := addressOf(b)
 	mr, err := c.register(start, len(b), access)
 	if err != nil {
 		return nil, err
 	}
-	count.Add(1)
+	c.count(func(*Stats) { *count++ })
 	r := &Region{
 		cache: c, start: start, end: start + uintptr(len(b)), access: access,
 		mr: mr, keep: b, pin: pin,
@@ -224,7 +221,7 @@ func (c *Cache) registerForPeer(b []byte, access Access) (*Region, error) {
 	}
 	m := c.classify(b)
 	if m.kind == Unknown {
-		c.stats.unknown.Add(1)
+		c.count(func(s *Stats) { s.Unknown++ })
 		return nil, ErrUnknownMemory
 	}
 	var pin *Region
@@ -234,13 +231,13 @@ func (c *Cache) registerForPeer(b []byte, access Access) (*Region, error) {
 			pin, _ = c.promote(b, LocalRead, m) // works without it, too
 		}
 	}
-	r, err := c.once(b, access, pin, &c.stats.exposed)
+	r, err := c.once(b, access, pin, &c.stats.Exposed)
 	if err == nil || pin == nil {
 		return r, err
 	}
 	pin.Release()
 	if errors.Is(err, syscall.ENOBUFS) { // RLIMIT_MEMLOCK counted the pages twice
-		return c.once(b, access, nil, &c.stats.exposed)
+		return c.once(b, access, nil, &c.stats.Exposed)
 	}
 	return nil, err
 }
@@ -270,7 +267,7 @@ func (c *Cache) Close() error {
 	defer b.mu.Unlock()
 	if _, first := b.caches[c]; first {
 		delete(b.caches, c)
-		b.past.addLocked(c)
+		b.past.add(&c.stats)
 	}
 	return err
 }

@@ -11,16 +11,19 @@ func (r *Region) drop() error {
 	c := r.cache
 	began := time.Now()
 	err := c.registrar.Deregister(r.mr)
-	c.stats.deregisterNanoseconds.Add(int64(time.Since(began)))
-	c.stats.deregistrations.Add(1)
-	if err != nil {
-		c.stats.deregisterFailed.Add(1)
-		err = fmt.Errorf("regcache: deregister %d bytes: %w", r.end-r.start, err)
-	} else {
-		c.stats.pinnedEntries.Add(-1)
-		c.stats.pinnedBytes.Add(-r.size())
-	}
-	c.stats.hits.Add(r.hits.Swap(0))
+	took := time.Since(began)
+	c.count(func(s *Stats) {
+		s.DeregisterTime += took
+		s.Deregistrations++
+		s.Hits += r.hits.Swap(0)
+		if err != nil {
+			s.DeregisterFailed++
+			err = fmt.Errorf("regcache: deregister %d bytes: %w", r.end-r.start, err)
+		} else {
+			s.PinnedEntries--
+			s.PinnedBytes -= r.size()
+		}
+	})
 	if r.proof != nil {
 		r.proof.detach(r, err)
 	}
@@ -78,17 +81,15 @@ func (c *Cache) dropLater(r *Region) {
 
 func (c *Cache) dropDead() {
 	mu := &c.budget.mu
-	for more := true; more; {
-		mu.Lock()
+	mu.Lock()
+	defer mu.Unlock()
+	for len(c.dead) > 0 {
 		r := c.dead[0]
 		mu.Unlock()
 		r.drop()
 		mu.Lock()
 		c.dead[0] = nil
 		c.dead = c.dead[1:]
-		if more = len(c.dead) > 0; !more {
-			c.dead = nil
-		}
-		mu.Unlock()
 	}
+	c.dead = nil
 }

@@ -19,17 +19,7 @@ const (
 )
 
 func (k Kind) String() string {
-	switch k {
-	case Heap:
-		return "heap"
-	case Global:
-		return "global"
-	case Declared:
-		return "declared"
-	case Watched:
-		return "watched"
-	}
-	return "unknown"
+	return [...]string{"unknown", "heap", "global", "declared", "watched"}[k]
 }
 
 // KindOf returns the kind of memory that b lies in. It is safe for any slice

@@ -56,10 +56,12 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 		c.budget.unreserve(size)
 		return r, nil
 	}
-	c.stats.promoted.Add(1)
-	if merged {
-		c.stats.merges.Add(1)
-	}
+	c.count(func(s *Stats) {
+		s.Promoted++
+		if merged {
+			s.Merges++
+		}
+	})
 	if !r.proof.valid() { // the range was withdrawn between classify and attach
 		r.invalidate(r.kind.cause())
 	}

@@ -82,18 +82,12 @@ func (s *rangeSet) add(r *Range) (*Range, error) {
 	if len(r.memory) == 0 {
 		return nil, fmt.Errorf("regcache: declare: empty slice: %w", syscall.EINVAL)
 	}
-	r.regions.init()
 	start, end := r.bounds()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := s.afterLocked(start)
+	at := s.afterLocked(end - 1) // behind the last that starts before its end
 	if at > 0 {
-		if _, end := s.all[at-1].bounds(); end > start {
-			return nil, fmt.Errorf("regcache: declare: overlaps a declared range: %w", syscall.EEXIST)
-		}
-	}
-	if at < len(s.all) {
-		if next, _ := s.all[at].bounds(); next < end {
+		if _, last := s.all[at-1].bounds(); last > start {
 			return nil, fmt.Errorf("regcache: declare: overlaps a declared range: %w", syscall.EEXIST)
 		}
 	}

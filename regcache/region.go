@@ -91,12 +91,10 @@ func (r *Region) invalidate(cause Cause) {
 func (r *Region) expel(cause Cause) (idle bool) {
 	b := r.cache.budget
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	if !r.cached {
-		b.mu.Unlock()
 		return false
 	}
-	idle = b.expelLocked(r)
-	b.mu.Unlock()
-	r.cache.stats.invalidated[cause].Add(1)
-	return idle
+	r.cache.stats.Invalidated[cause]++
+	return b.expelLocked(r)
 }

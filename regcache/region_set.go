@@ -15,11 +15,12 @@ type regionSet struct {
 	refused error // the first error of a device that did not deregister a region
 }
 
-func (s *regionSet) init() { s.regions = make(map[*Region]struct{}) }
-
 // add adds a region that has been registered.
 func (s *regionSet) add(r *Region) {
 	s.mu.Lock()
+	if s.regions == nil {
+		s.regions = make(map[*Region]struct{})
+	}
 	s.regions[r] = struct{}{}
 	s.mu.Unlock()
 }
@@ -62,7 +63,10 @@ func (s *regionSet) dropped(late <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for r := range s.regions {
-		for r.refs.Load() == 0 && s.hasLocked(r) {
+		for r.refs.Load() == 0 {
+			if _, registered := s.regions[r]; !registered {
+				break
+			}
 			if s.changed == nil {
 				s.changed = make(chan struct{})
 			}
@@ -77,10 +81,4 @@ func (s *regionSet) dropped(late <-chan struct{}) {
 			}
 		}
 	}
-}
-
-// hasLocked reports whether r is still registered.
-func (s *regionSet) hasLocked(r *Region) bool {
-	_, ok := s.regions[r]
-	return ok
 }

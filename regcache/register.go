@@ -15,7 +15,7 @@ func (c *Cache) register(start uintptr, n int, access Access) (MR, error) {
 	}
 	mr, err := c.registerOnce(start, n, access)
 	if errors.Is(err, syscall.ENOMEM) {
-		c.stats.flushes.Add(1)
+		c.count(func(s *Stats) { s.Flushes++ })
 		c.budget.Flush()
 		mr, err = c.registerOnce(start, n, access)
 	}
@@ -23,23 +23,28 @@ func (c *Cache) register(start uintptr, n int, access Access) (MR, error) {
 	case errors.Is(err, syscall.ENOMEM):
 		return MR{}, c.refused(n, err)
 	case err != nil:
-		c.stats.failed.Add(1)
+		c.count(func(s *Stats) { s.Failed++ })
 		return MR{}, fmt.Errorf("regcache: register %d bytes for %v: %w", n, access, err)
 	}
-	c.stats.pinnedEntries.Add(1)
-	c.stats.pinnedBytes.Add(pinnedSize(start, start+uintptr(n)))
+	c.count(func(s *Stats) {
+		s.PinnedEntries++
+		s.PinnedBytes += pinnedSize(start, start+uintptr(n))
+	})
 	return mr, nil
 }
 
 func (c *Cache) refused(n int, err error) error {
-	c.stats.refused.Add(1)
+	c.count(func(s *Stats) { s.Refused++ })
 	return fmt.Errorf("regcache: register %d bytes: %w: %w; %v", n, syscall.ENOBUFS, err, c.budget)
 }
 
 func (c *Cache) registerOnce(start uintptr, n int, access Access) (MR, error) {
 	began := time.Now()
 	mr, err := c.registrar.Register(start, n, access)
-	c.stats.registerNanoseconds.Add(int64(time.Since(began)))
-	c.stats.registrations.Add(1)
+	took := time.Since(began)
+	c.count(func(s *Stats) {
+		s.RegisterTime += took
+		s.Registrations++
+	})
 	return mr, err
 }

@@ -2,7 +2,7 @@ package regcache
 
 import (
 	"maps"
-	"sync/atomic"
+	"reflect"
 	"time"
 )
 
@@ -49,7 +49,6 @@ const (
 	RangeWithdrawn              // its owner withdrew the declaration
 	MappingChanged              // the kernel reported munmap, mremap or madvise
 	CacheClosed
-	causes
 )
 
 func (c Cause) String() string {
@@ -67,18 +66,11 @@ func (k Kind) cause() Cause {
 	return ObjectDied
 }
 
-// counters are a cache's statistics. Hits are counted in the regions, so that
-// different buffers do not share a counter's cache line.
-type counters struct {
-	hits                                       atomic.Uint64 // of regions that have left
-	misses, merges, promoted                   atomic.Uint64
-	once, full, exposed                        atomic.Uint64
-	unknown, refused, failed, flushes          atomic.Uint64
-	evictions, deregisterFailed                atomic.Uint64
-	invalidated                                [causes]atomic.Uint64
-	registrations, deregistrations             atomic.Uint64
-	registerNanoseconds, deregisterNanoseconds atomic.Int64
-	pinnedEntries, pinnedBytes                 atomic.Int64
+// count changes a cache's statistics. Hits are counted in the regions, so that they need no lock.
+func (c *Cache) count(change func(*Stats)) {
+	c.budget.mu.Lock()
+	defer c.budget.mu.Unlock()
+	change(&c.stats)
 }
 
 // Stats returns the cache's statistics. It may be called at any time.
@@ -86,7 +78,7 @@ func (c *Cache) Stats() Stats {
 	c.budget.mu.Lock()
 	defer c.budget.mu.Unlock()
 	s := Stats{Invalidated: make(map[Cause]uint64)}
-	s.addLocked(c)
+	s.add(&c.stats)
 	for _, r := range c.budget.order {
 		if r.cache == c {
 			s.addCached(r)
@@ -103,7 +95,7 @@ func (b *Budget) Stats() Stats {
 	s := b.past
 	s.Invalidated = maps.Clone(s.Invalidated)
 	for c := range b.caches {
-		s.addLocked(c)
+		s.add(&c.stats)
 	}
 	for _, r := range b.order {
 		s.addCached(r)
@@ -119,33 +111,18 @@ func (s *Stats) addCached(r *Region) {
 	}
 }
 
-// addLocked adds what is counted in a cache, beside its regions. budget.mu is held.
-func (s *Stats) addLocked(c *Cache) {
-	n := &c.stats
-	s.Hits += n.hits.Load()
-	s.Misses += n.misses.Load()
-	s.Merges += n.merges.Load()
-	s.Promoted += n.promoted.Load()
-	s.Once += n.once.Load()
-	s.Full += n.full.Load()
-	s.Exposed += n.exposed.Load()
-	s.Unknown += n.unknown.Load()
-	s.Refused += n.refused.Load()
-	s.Failed += n.failed.Load()
-	s.Flushes += n.flushes.Load()
-	s.Evictions += n.evictions.Load()
-	s.DeregisterFailed += n.deregisterFailed.Load()
-	s.Registrations += n.registrations.Load()
-	s.Deregistrations += n.deregistrations.Load()
-	s.RegisterTime += time.Duration(n.registerNanoseconds.Load())
-	s.DeregisterTime += time.Duration(n.deregisterNanoseconds.Load())
-	s.Entries += c.entries
-	s.Bytes += c.bytes
-	s.PinnedEntries += n.pinnedEntries.Load()
-	s.PinnedBytes += n.pinnedBytes.Load()
-	for cause := range causes {
-		if count := n.invalidated[cause].Load(); count != 0 {
-			s.Invalidated[cause] += count
+// add adds the statistics of a cache, all of which are sums, but for its regions' hits.
+func (s *Stats) add(t *Stats) {
+	sums, counts := reflect.ValueOf(s).Elem(), reflect.ValueOf(t).Elem()
+	for i := range sums.NumField() {
+		switch sum, n := sums.Field(i), counts.Field(i); {
+		case n.CanUint():
+			sum.SetUint(sum.Uint() + n.Uint())
+		case n.CanInt():
+			sum.SetInt(sum.Int() + n.Int())
 		}
+	}
+	for cause, n := range t.Invalidated {
+		s.Invalidated[cause] += n
 	}
 }
