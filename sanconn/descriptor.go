@@ -28,8 +28,7 @@ type descriptor struct {
 
 	comparing atomic.Pointer[agreement] // of what is counted with what TCP has, while that is wanted
 
-	users int32 // just now; guarded by Conn.mu
-	pins  int32 // … and for good: then Conn.state is pinned; likewise
+	users int // just now; guarded by Conn.mu
 }
 
 // agreement is which direction's count is TCP's.
@@ -92,45 +91,30 @@ func (c *Conn) counted(use int64) {
 	}
 }
 
-// expose counts users. Behind the last one, the connection may move once it has been used for as
-// much as at its beginning.
-func (d *descriptor) expose(c *Conn, n int32) {
+// have has TCP carry the connection, until release.
+func (d *descriptor) have(c *Conn) error {
 	d.exposed.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if d.users += n; d.users <= 0 {
+	d.users++
+	return c.backLocked()
+}
+
+// release ends a have, also one that has failed. Behind the last one the connection may move, once it
+// has been used for as much as at its beginning.
+func (d *descriptor) release(c *Conn) {
+	d.exposed.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if d.users--; d.users == 0 {
 		c.use.claim(c.threshold)
 	}
 }
 
-// take has TCP carry the connection, for good or else for the time of the users.
-func (d *descriptor) take(c *Conn, forGood bool) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if forGood {
-		d.pins++
-		c.state.pinned = true
-	}
-	err := c.backLocked()
-	if err != nil && forGood {
-		d.unpinLocked(c)
-	}
-	return err
-}
-
-// unpin takes back take for good, as the program does not get the descriptor.
-func (d *descriptor) unpin(c *Conn) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	d.unpinLocked(c)
-}
-
-func (d *descriptor) unpinLocked(c *Conn) {
-	if d.pins--; d.pins > 0 {
-		return
-	}
-	c.state.pinned = false
-	if c.left { // leftLocked took it that it was for good
-		c.use.again(againAfter)
+// pinLocked has TCP carry the connection for good. It is called between have and release, with mu held.
+func (d *descriptor) pinLocked(c *Conn) {
+	c.state.pinned = true
+	if c.left {
+		c.use.at.Store(never)
 	}
 }

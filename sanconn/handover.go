@@ -175,6 +175,11 @@ func (h *handover) stays() {
 	h.sessionEnded(false)
 }
 
+// readElsewhere: nobody counts any more what is read from TCP. The end of the stream is that of TCP
+// from then on, even if the peer dies before it has sent again what was returned to it: who has the
+// descriptor cannot tell.
+func (h *handover) readElsewhere() { h.in.least = 0 }
+
 // left is the end of leaving; returned: so many of the peer's bytes were returned to it, and
 // come by TCP.
 func (h *handover) left(returned uint64) {

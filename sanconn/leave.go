@@ -56,32 +56,25 @@ var (
 // answer within 5 s, once a connection that has moved was reset, and if bytes that have been
 // taken from TCP, or from the SAN when the peer went back or had closed, have not been read.
 func (c *Conn) File() (*os.File, error) {
-	err := c.fd.take(c, true)
+	defer c.fd.release(c)
+	err := c.fd.have(c)
 	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
 		if c.in.holds() {
 			err = errUnread
-			c.fd.unpin(c)
 		}
 		c.in.op.Unlock()
 	}
 	if err != nil {
 		return nil, c.opError(opFile, err)
 	}
-	c.in.readElsewhere(c)
 	f, err := c.tcp.File()
-	if err != nil {
-		c.fd.unpin(c)
+	if err == nil {
+		c.mu.Lock()
+		c.fd.pinLocked(c)
+		c.state.readElsewhere()
+		c.mu.Unlock()
 	}
 	return f, err
-}
-
-// readElsewhere notes that nobody counts any more what is read from TCP. The end of the stream
-// is that of TCP from then on, even if the peer dies before it has sent again what was returned
-// to it: who has the descriptor cannot tell.
-func (in *incoming) readElsewhere(c *Conn) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.in.least = 0
 }
 
 // backLocked has TCP carry the connection. mu is held, and released meanwhile.
@@ -333,11 +326,9 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 		c.out.deadline.held = true // these bytes have been taken from the application: its deadline does not bound them
 		c.tcp.SetWriteDeadline(time.Time{})
 	}
-	switch {
-	case c.state.pinned:
-	case l.asked: // for a moment
+	if l.asked { // for a moment, as far as is known yet
 		c.use.again(c.threshold)
-	default:
+	} else {
 		c.use.again(againAfter)
 	}
 }

@@ -71,9 +71,6 @@ func (c handle) Propose(ctx context.Context, s *session.Session, hello []byte, j
 		case (late || ctx.Err() != nil) && s.Withdraw():
 			c.state.withdraw()
 			c.dropLocked(newconn.ErrNotTaken)
-			if c.state.out.ended {
-				c.tcp.CloseWrite()
-			}
 		case ctx.Err() != nil:
 			return newconn.ErrNoAnswer
 		case late:
@@ -214,19 +211,16 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 	c.mu.Lock()
 	c.judge = nil
 	c.state.answered(refused == nil)
-	ended := c.state.out.ended
-	switch {
-	case refused != nil:
+	if refused != nil {
 		c.dropLocked(refused)
 		c.mu.Unlock()
-		if ended {
-			c.tcp.CloseWrite()
-		}
 		s.Abort()
 		return nil
-	case !c.closed.Load(): // else Close ends the session itself
+	}
+	if !c.closed.Load() { // else Close ends the session itself
 		c.out.next.Store(s)
 	}
+	ended := c.state.out.ended
 	c.life.Moved(s.Limits().Provider)
 	c.changedLocked()
 	c.mu.Unlock()
@@ -244,9 +238,12 @@ func (c *Conn) dropLocked(why error) {
 	if !c.closed.Load() {
 		c.in.deadline.release(c.tcp)
 		c.out.deadline.release(c.tcp)
+		if c.state.out.ended { // CloseWrite, and CloseRead, have left it to who ends the proposal
+			c.tcp.CloseWrite()
+		}
 	}
 	if c.state.in.ended {
-		c.tcp.CloseRead() // CloseRead has left it to who ends the proposal
+		c.tcp.CloseRead()
 	}
 	c.changedLocked()
 }
@@ -280,12 +277,10 @@ func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 	}
 	c.over = true
 	proposing := c.state.phase == proposed
-	ends := c.state.sessionEnded(whole)
-	ended := proposing && c.state.out.ended && !c.closed.Load()
+	ends := c.state.sessionEnded(whole) && !c.closed.Load()
 	if proposing {
 		c.dropLocked(why)
 	}
-	ends = ends && !c.closed.Load()
 	c.changedLocked()
 	c.mu.Unlock()
 	if proposing {
@@ -293,7 +288,7 @@ func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 	}
 	// The peer, if it waits for what this end has said on the session, or would have, finds
 	// the end of TCP, and then does likewise.
-	if ends || ended {
+	if ends {
 		c.tcp.CloseWrite()
 	}
 }

@@ -33,26 +33,22 @@ type rawConn struct {
 
 func (r rawConn) Control(f func(fd uintptr)) error {
 	c := r.c
-	c.fd.expose(c, 1)
-	defer c.fd.expose(c, -1)
-	if err := c.fd.take(c, false); err != nil {
+	defer c.fd.release(c)
+	if err := c.fd.have(c); err != nil {
 		return c.opError(opRawControl, err)
 	}
-	c.in.readElsewhere(c)
+	c.mu.Lock()
+	c.state.readElsewhere()
+	c.mu.Unlock()
 	return r.tcp.Control(f)
 }
 
 func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 	c := r.c
-	if err := c.fd.take(c, true); err != nil {
+	defer c.fd.release(c)
+	if err := c.fd.have(c); err != nil {
 		return c.opError(opRawWrite, err)
 	}
-	used := false
-	defer func() {
-		if !used {
-			c.fd.unpin(c)
-		}
-	}()
 	for { // behind a Write that was cut, and what is reserved
 		if err := c.out.await(c, &writer{}); err != nil {
 			err.(*net.OpError).Op = opRawWrite
@@ -66,7 +62,9 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 	}
 	defer c.out.op.Unlock()
 	return r.tcp.Write(func(fd uintptr) bool {
-		used = true
+		c.mu.Lock()
+		c.fd.pinLocked(c)
+		c.mu.Unlock()
 		return f(fd)
 	})
 }
@@ -81,16 +79,12 @@ func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
 	if done || err != nil {
 		return c.opError(opRawRead, err)
 	}
-	c.fd.expose(c, 1)
-	defer c.fd.expose(c, -1)
+	defer c.fd.release(c)
+	if err := c.fd.have(c); err != nil {
+		return c.opError(opRawRead, err)
+	}
 	for {
-		if err := c.fd.take(c, waits); err != nil {
-			return c.opError(opRawRead, err)
-		}
 		done, err := r.readTCP(f, waits)
-		if err == errUnread && waits {
-			c.fd.unpin(c) // f has not been called
-		}
 		if done || err != nil {
 			return c.opError(opRawRead, err)
 		}
@@ -169,9 +163,12 @@ func (r rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool,
 		return false, errUnread
 	}
 	c.mu.Lock()
+	if waits {
+		c.fd.pinLocked(c)
+	}
 	returned := c.state.in.least > c.in.bytes.Load() // they are on their way, and come for sure
+	c.state.readElsewhere()
 	c.mu.Unlock()
-	c.in.readElsewhere(c)
 	err = r.tcp.Read(func(fd uintptr) bool {
 		if returned && nothingIn(int(fd)) {
 			return false

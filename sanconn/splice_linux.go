@@ -40,13 +40,10 @@ func streamOf(x any) (s stream, ok bool) {
 	return s, err == nil
 }
 
-// fileOf returns the stream that a regular file is.
+// fileOf returns the stream that a regular file is. Others may block.
 func fileOf(w io.Writer) (s stream, ok bool) {
 	f, ok := w.(*os.File)
-	if !ok {
-		return s, false
-	}
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() { // others may block
+	if !ok || mayBlock(f) {
 		return s, false
 	}
 	raw, err := f.SyscallConn()
