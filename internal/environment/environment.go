@@ -17,23 +17,6 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Names of the environment variables for operators.
-const (
-	envProviders    = "SAN_PROVIDERS"
-	envDisable      = "SAN_DISABLE"
-	envSubnets      = "SAN_SUBNETS"
-	envIWARPOffset  = "SAN_IWARP_OFFSET"
-	envSharedDomain = "SAN_SHARED_DOMAIN"
-	envRDMACM       = "SAN_RDMACM"
-	envTrafficClass = "SAN_TRAFFIC_CLASS"
-	envServiceLevel = "SAN_SERVICE_LEVEL"
-	envAckTimeout   = "SAN_ACK_TIMEOUT"
-	envArena        = "SAN_ARENA"
-	envMove         = "SAN_MOVE"
-	envShmDir       = "SAN_SHM_DIR"
-	envTrace        = "SAN_TRACE"
-)
-
 // Values are what operators have set.
 type Values struct {
 	Restricted bool     // SAN_PROVIDERS is set
@@ -72,7 +55,7 @@ func Read(providers []string) *Values {
 	if e.tracePath != "" {
 		var err error
 		if e.Trace, err = trace.Open(e.tracePath); err != nil {
-			log.Printf("san: no trace, as %s says: %v", envTrace, err)
+			log.Printf("san: no trace, as SAN_TRACE says: %v", err)
 		}
 	}
 	return &e
@@ -81,20 +64,20 @@ func Read(providers []string) *Values {
 func parse(lookup func(string) (string, bool), providers []string) Values {
 	v := variables{lookup: lookup}
 	return Values{
-		Restricted:   v.text(envProviders) != "",
+		Restricted:   v.text("SAN_PROVIDERS") != "",
 		Providers:    v.providers(providers),
 		Disable:      v.features(),
-		MoveAtOnce:   v.word(envMove, "now") == "now",
-		ShmDir:       v.text(envShmDir),
-		tracePath:    v.text(envTrace),
+		MoveAtOnce:   v.word("SAN_MOVE", "now") == "now",
+		ShmDir:       v.text("SAN_SHM_DIR"),
+		tracePath:    v.text("SAN_TRACE"),
 		Subnets:      v.subnets(),
-		SharedDomain: v.word(envSharedDomain, "on", "off") == "on",
+		SharedDomain: v.word("SAN_SHARED_DOMAIN", "on", "off") == "on",
 		IWARPOffset:  v.offset(),
-		WithoutCM:    v.word(envRDMACM, "on", "off") == "off",
-		TrafficClass: uint8(v.number(envTrafficClass, 0, math.MaxUint8)),
-		ServiceLevel: uint8(v.number(envServiceLevel, 0, 15)),
-		AckTimeout:   uint8(v.number(envAckTimeout, 0, 31)),
-		arena:        v.number(envArena, 1, 1<<20),
+		WithoutCM:    v.word("SAN_RDMACM", "on", "off") == "off",
+		TrafficClass: uint8(v.number("SAN_TRAFFIC_CLASS", 0, math.MaxUint8)),
+		ServiceLevel: uint8(v.number("SAN_SERVICE_LEVEL", 0, 15)),
+		AckTimeout:   uint8(v.number("SAN_ACK_TIMEOUT", 0, 31)),
+		arena:        v.number("SAN_ARENA", 1, 1<<20),
 		Err:          v.err,
 	}
 }
@@ -117,25 +100,24 @@ func (v *variables) text(name string) string {
 }
 
 func (v *variables) providers(known []string) (names []string) {
-	for _, word := range words(v.text(envProviders)) {
+	for _, word := range v.words("SAN_PROVIDERS") {
 		switch {
 		case word == "none":
 		case slices.Contains(known, word):
 			names = append(names, word)
 		default:
-			v.bad("unknown provider %q in %s; known are %s and none",
-				word, envProviders, strings.Join(known, ", "))
+			v.bad("unknown provider %q in SAN_PROVIDERS; known are %s and none", word, strings.Join(known, ", "))
 		}
 	}
 	return names
 }
 
 func (v *variables) features() (all session.Feature) {
-	for _, word := range words(v.text(envDisable)) {
+	for _, word := range v.words("SAN_DISABLE") {
 		f, ok := session.FeatureNames[word]
 		if !ok {
-			v.bad("unknown mechanism %q in %s; known are %s",
-				word, envDisable, strings.Join(slices.Sorted(maps.Keys(session.FeatureNames)), ", "))
+			v.bad("unknown mechanism %q in SAN_DISABLE; known are %s",
+				word, strings.Join(slices.Sorted(maps.Keys(session.FeatureNames)), ", "))
 		}
 		all |= f
 	}
@@ -143,10 +125,10 @@ func (v *variables) features() (all session.Feature) {
 }
 
 func (v *variables) subnets() (list []netip.Prefix) {
-	for _, word := range words(v.text(envSubnets)) {
+	for _, word := range v.words("SAN_SUBNETS") {
 		p, err := netip.ParsePrefix(word)
 		if err != nil {
-			v.bad("%q in %s is not a subnet such as 10.8.0.0/16 or fd08::/64", word, envSubnets)
+			v.bad("%q in SAN_SUBNETS is not a subnet such as 10.8.0.0/16 or fd08::/64", word)
 		}
 		list = append(list, p)
 	}
@@ -165,9 +147,9 @@ func (v *variables) word(name string, known ...string) string {
 
 // offset is not 0, which would mean the default.
 func (v *variables) offset() int {
-	n := v.number(envIWARPOffset, -math.MaxUint16, math.MaxUint16)
-	if n == 0 && v.text(envIWARPOffset) != "" {
-		v.bad("%s=0: no iWARP is -1", envIWARPOffset)
+	n := v.number("SAN_IWARP_OFFSET", -math.MaxUint16, math.MaxUint16)
+	if n == 0 && v.text("SAN_IWARP_OFFSET") != "" {
+		v.bad("SAN_IWARP_OFFSET=0: no iWARP is -1")
 	}
 	return n
 }
@@ -185,9 +167,9 @@ func (v *variables) number(name string, least, most int) int {
 	return n
 }
 
-// words splits a comma-separated list and drops empty words.
-func words(list string) (words []string) {
-	for w := range strings.SplitSeq(list, ",") {
+// words are those of a comma-separated list, without empty ones.
+func (v *variables) words(name string) (words []string) {
+	for w := range strings.SplitSeq(v.text(name), ",") {
 		if w = strings.ToLower(strings.TrimSpace(w)); w != "" {
 			words = append(words, w)
 		}
