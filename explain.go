@@ -71,7 +71,11 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 		outcomes = append(outcomes, o)
 	}
 	for _, name := range names {
-		outcomes = append(outcomes, Outcome{Address: tcp.Address, Provider: name, Err: leftOut(name)})
+		why := ReasonNoProvider
+		if slices.ContainsFunc(moving.Registry, func(p moving.Provider) bool { return p.Name() == name }) {
+			why = ReasonDisabled
+		}
+		outcomes = append(outcomes, Outcome{Address: tcp.Address, Provider: name, Err: &Unavailable{Reason: why}})
 	}
 	outcomes = append(outcomes, tcp)
 	if i := slices.IndexFunc(outcomes, func(o Outcome) bool { return o.Err == nil }); i >= 0 {
@@ -118,12 +122,4 @@ func addrPort(a net.Addr) netip.AddrPort {
 		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 	}
 	return netip.AddrPort{}
-}
-
-// leftOut returns why a provider is not among those that may be used.
-func leftOut(name string) error {
-	if !slices.ContainsFunc(moving.Registry, func(p moving.Provider) bool { return p.Name() == name }) {
-		return &Unavailable{Reason: ReasonNoProvider}
-	}
-	return &Unavailable{Reason: ReasonDisabled}
 }

@@ -15,6 +15,13 @@ const DecideTimeout = 500 * time.Millisecond
 // a user; -1: who it is, is not known.
 type Condition func(ends tcpid.Ends, provider string, uid int64) error
 
+// asked is for whom a condition is called. A connection has few of them: a provider each, and one
+// user, whom the kernel has told.
+type asked struct {
+	provider string
+	uid      int64
+}
+
 // condition returns whether the listener's condition has decided in time, and why it refuses the
 // proposal, nil: it does not. What it decides later the next proposal finds. The proposal is known to be
 // from the connection's other end.
@@ -26,56 +33,33 @@ func (t *taker) condition(l *Life) (decided bool, err error) {
 	if t.User != nil {
 		by.uid = int64(*t.User)
 	}
-	d := l.decide(by)
-	select {
-	case <-d.made:
-		l.decided(by, d)
-		return true, d.err
-	case <-time.After(DecideTimeout):
-		return false, nil
-	}
-}
-
-// decision is what a condition says of a proposal.
-type decision struct {
-	made chan struct{} // closed when err is set
-	err  error
-}
-
-// asked is for whom a condition is called. A connection has few of them: a provider each, and one
-// user, whom the kernel has told.
-type asked struct {
-	provider string
-	uid      int64
-}
-
-// decide calls the condition, unless that has been done for a proposal that has not had its answer.
-func (l *Life) decide(by asked) *decision {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	d := l.decisions[by]
-	if d == nil {
+	decision := l.decisions[by]
+	if decision == nil {
 		if l.decisions == nil {
-			l.decisions = make(map[asked]*decision)
+			l.decisions = make(map[asked]chan error)
 		}
-		d = &decision{made: make(chan struct{})}
-		l.decisions[by] = d
+		decision = make(chan error, 1)
+		l.decisions[by] = decision
 		go func() { // as long as the program's condition takes
-			defer close(d.made)
-			if d.err = l.Condition(l.ends, by.provider, by.uid); d.err != nil {
-				l.Failed(&session.Unavailable{Reason: session.ReasonRefused, Err: d.err})
+			err := l.Condition(l.ends, by.provider, by.uid)
+			if err != nil {
+				l.Failed(&session.Unavailable{Reason: session.ReasonRefused, Err: err})
 			}
+			decision <- err
 		}()
 	}
-	return d
-}
-
-// decided forgets a decision that a proposal has as its answer. The condition decides anew about
-// the next one.
-func (l *Life) decided(by asked, d *decision) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.decisions[by] == d {
-		delete(l.decisions, by)
+	l.mu.Unlock()
+	select {
+	case err = <-decision:
+		decision <- err // others may wait for the same
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.decisions[by] == decision { // the condition decides anew about the next one
+			delete(l.decisions, by)
+		}
+		return true, err
+	case <-time.After(DecideTimeout):
+		return false, nil
 	}
 }

@@ -33,7 +33,7 @@ type Life struct {
 	mu      sync.Mutex // guards what follows
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
 
-	decisions map[asked]*decision // of Condition, about proposals that have not had their answer
+	decisions map[asked]chan error // of Condition, about proposals that have not had their answer
 }
 
 // Used has a connection move that has been used enough.

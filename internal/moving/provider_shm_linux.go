@@ -77,7 +77,6 @@ func mayBeOutside(remote netip.AddrPort, s Settings) bool {
 	return s.Dir != "" && !remote.Addr().IsLoopback()
 }
 
-// NeedsStamp implements Provider.
 func (shmProvider) NeedsStamp(tcp *net.TCPConn, s Settings) bool {
 	return mayBeOutside(tcp.RemoteAddr().(*net.TCPAddr).AddrPort(), s)
 }
@@ -85,7 +84,6 @@ func (shmProvider) NeedsStamp(tcp *net.TCPConn, s Settings) bool {
 // Stamps reports whether there is a directory, where connections are told by their stamps.
 func (shmProvider) Stamps(s Settings) bool { return s.Dir != "" }
 
-// Listen implements Provider.
 func (shmProvider) Listen(tcp *net.TCPListener, s Settings) (Acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	n, err := openNames(at, s)
@@ -100,7 +98,6 @@ func (shmProvider) Listen(tcp *net.TCPListener, s Settings) (Acceptor, error) {
 	return n, nil
 }
 
-// Hold implements Provider.
 func (shmProvider) Hold(tcp *net.TCPConn, s Settings) (io.Closer, error) {
 	n, err := openNames(tcp.LocalAddr().(*net.TCPAddr).AddrPort(), s)
 	if err != nil {

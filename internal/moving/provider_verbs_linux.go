@@ -63,7 +63,6 @@ func zoned(tcp net.Addr) netip.AddrPort {
 // Stamps reports whether there is a device, whose connections are told by their stamps.
 func (verbsProvider) Stamps(Settings) bool { return verbs.HaveDevices() }
 
-// Hold implements Provider.
 func (verbsProvider) Hold(*net.TCPConn, Settings) (io.Closer, error) { return nil, nil }
 
 // Move connects by the TCP connection's route, to the port that it has, and shows by the
@@ -120,7 +119,6 @@ func trafficClass(fd int) uint8 {
 	return uint8(v)
 }
 
-// Listen implements Provider.
 func (p verbsProvider) Listen(tcp *net.TCPListener, s Settings) (Acceptor, error) {
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
 	cfg := p.config(s)
