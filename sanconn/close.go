@@ -55,6 +55,77 @@ func (c *Conn) Close() error {
 	return c.closeTCP()
 }
 
+// CloseRead ends the reading direction: Read returns io.EOF. As with TCP, the peer's Writes
+// wait once there is no more room for what nobody reads; on a SAN until Close, whether or not
+// CloseWrite was called.
+func (c *Conn) CloseRead() error {
+	c.mu.Lock()
+	if c.closed.Load() {
+		c.mu.Unlock()
+		return c.opError(opClose, net.ErrClosed)
+	}
+	c.state.in.ended = true
+	c.in.shut.Store(true)
+	phase, s := c.state.phase, c.in.san.Load()
+	if phase != onTCP {
+		c.in.deadline.hold(c.tcp) // a Read in TCP ends
+	}
+	c.changedLocked()
+	c.mu.Unlock()
+	switch {
+	case phase == onTCP:
+		return c.tcp.CloseRead()
+	case s != nil:
+		s.StopRead()
+	}
+	return nil
+}
+
+// CloseWrite ends the writing direction: the peer reads io.EOF after what was written. Later
+// Writes fail with EPIPE, whatever has become of the connection. If the peer has closed already,
+// that is no error.
+func (c *Conn) CloseWrite() error {
+	raceedge.Release()
+	c.mu.Lock()
+	if c.closed.Load() {
+		c.mu.Unlock()
+		return c.opError(opClose, net.ErrClosed)
+	}
+	c.state.out.ended = true
+	c.out.shut.Store(true)
+	phase, s, flushing := c.state.phase, c.session, c.out.flushing
+	if phase == proposed || phase == onSAN {
+		c.out.deadline.hold(c.tcp) // a Write in TCP ends
+	}
+	c.changedLocked()
+	c.mu.Unlock()
+	switch {
+	case phase == onTCP && !flushing:
+		return c.tcp.CloseWrite()
+	case phase == onSAN:
+		err := c.endStream(s, (*session.Session).CloseWrite)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.session == s && c.state.phase == onSAN {
+			return c.opError(opClose, err)
+		}
+	}
+	return nil // the proposal's answer, or the end of leaving, decides where the stream ends
+}
+
+// endStream ends the stream on the session, behind its begin.
+func (c *Conn) endStream(s *session.Session, end func(*session.Session) error) error {
+	c.mu.Lock()
+	begun := c.state.out.begun
+	c.mu.Unlock()
+	if !begun {
+		c.out.op.Lock() // a Write in TCP has been woken
+		c.out.crossLocked(c, s, nil)
+		c.out.op.Unlock()
+	}
+	return end(s)
+}
+
 // closeSession ends the session's stream and then TCP. The order matters: to a peer that is
 // on the session, an end of TCP alone is a cut.
 func (c *Conn) closeSession(s *session.Session) error {

@@ -166,32 +166,6 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return int(w.n), err
 }
 
-// CloseRead ends the reading direction: Read returns io.EOF. As with TCP, the peer's Writes
-// wait once there is no more room for what nobody reads; on a SAN until Close, whether or not
-// CloseWrite was called.
-func (c *Conn) CloseRead() error {
-	c.mu.Lock()
-	if c.closed.Load() {
-		c.mu.Unlock()
-		return c.opError(opClose, net.ErrClosed)
-	}
-	c.state.in.ended = true
-	c.in.shut.Store(true)
-	phase, s := c.state.phase, c.in.san.Load()
-	if phase != onTCP {
-		c.in.deadline.hold(c.tcp) // a Read in TCP ends
-	}
-	c.changedLocked()
-	c.mu.Unlock()
-	switch {
-	case phase == onTCP:
-		return c.tcp.CloseRead()
-	case s != nil:
-		s.StopRead()
-	}
-	return nil
-}
-
 // LocalAddr returns this end's address, a *net.TCPAddr: the peer's RemoteAddr. It must
 // not be changed.
 func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
@@ -199,39 +173,6 @@ func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
 // RemoteAddr returns the peer's address, a *net.TCPAddr: the peer's LocalAddr. It must
 // not be changed.
 func (c *Conn) RemoteAddr() net.Addr { return c.tcp.RemoteAddr() }
-
-// SetDeadline sets both deadlines; see net.Conn. An operation whose deadline
-// has passed fails with os.ErrDeadlineExceeded, even if it could proceed at once. A
-// Write that a deadline interrupts returns how many bytes it took. The error is
-// net.ErrClosed after Close.
-func (c *Conn) SetDeadline(t time.Time) error {
-	if err := c.SetReadDeadline(t); err != nil {
-		return err
-	}
-	return c.SetWriteDeadline(t)
-}
-
-// SetReadDeadline sets the deadline of Read; see SetDeadline.
-func (c *Conn) SetReadDeadline(t time.Time) error {
-	return c.setDeadline(&c.in.deadline, t)
-}
-
-// SetWriteDeadline sets the deadline of Write; see SetDeadline.
-func (c *Conn) SetWriteDeadline(t time.Time) error {
-	return c.setDeadline(&c.out.deadline, t)
-}
-
-func (c *Conn) setDeadline(d *deadline, t time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed.Load() {
-		return &net.OpError{Op: opSet, Net: "tcp", Addr: c.LocalAddr(), Err: net.ErrClosed}
-	}
-	d.want = t
-	err := d.apply(c.tcp)
-	c.changedLocked()
-	return err
-}
 
 // Provider returns the name of what carries the connection: "tcp", or that of the SAN
 // provider to which both directions have moved, "shm" or "verbs".

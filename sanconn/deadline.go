@@ -8,6 +8,39 @@ import (
 	"time"
 )
 
+// SetDeadline sets both deadlines; see net.Conn. An operation whose deadline
+// has passed fails with os.ErrDeadlineExceeded, even if it could proceed at once. A
+// Write that a deadline interrupts returns how many bytes it took. The error is
+// net.ErrClosed after Close.
+func (c *Conn) SetDeadline(t time.Time) error {
+	if err := c.SetReadDeadline(t); err != nil {
+		return err
+	}
+	return c.SetWriteDeadline(t)
+}
+
+// SetReadDeadline sets the deadline of Read; see SetDeadline.
+func (c *Conn) SetReadDeadline(t time.Time) error {
+	return c.in.deadline.set(c, t)
+}
+
+// SetWriteDeadline sets the deadline of Write; see SetDeadline.
+func (c *Conn) SetWriteDeadline(t time.Time) error {
+	return c.out.deadline.set(c, t)
+}
+
+func (d *deadline) set(c *Conn, t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return &net.OpError{Op: opSet, Net: "tcp", Addr: c.LocalAddr(), Err: net.ErrClosed}
+	}
+	d.want = t
+	err := d.apply(c.tcp)
+	c.changedLocked()
+	return err
+}
+
 // deadline is that of a direction, on whichever carrier it is. Conn's mu guards it.
 type deadline struct {
 	want   time.Time

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"syscall"
 	"time"
 
@@ -50,32 +49,6 @@ var (
 	errTooFew  = errors.New("fewer bytes are left on the session than the peer has said")
 	errTooMany = errors.New("more bytes are left on the session than it can hold")
 )
-
-// File returns a copy of TCP's descriptor; see net.TCPConn.File. If the connection has moved
-// to a SAN, it goes back first, and stays on TCP from then on. It fails if the peer does not
-// answer within 5 s, once a connection that has moved was reset, and if bytes that have been
-// taken from TCP, or from the SAN when the peer went back or had closed, have not been read.
-func (c *Conn) File() (*os.File, error) {
-	defer c.fd.release(c)
-	err := c.fd.have(c)
-	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
-		if c.in.holds() {
-			err = errUnread
-		}
-		c.in.op.Unlock()
-	}
-	if err != nil {
-		return nil, c.opError(opFile, err)
-	}
-	f, err := c.tcp.File()
-	if err == nil {
-		c.mu.Lock()
-		c.fd.pinLocked(c)
-		c.state.readElsewhere()
-		c.mu.Unlock()
-	}
-	return f, err
-}
 
 // backLocked has TCP carry the connection. mu is held, and released meanwhile.
 func (c *Conn) backLocked() error {

@@ -90,58 +90,46 @@ func splice(dst io.Writer, src *io.LimitedReader) (total int64, err error) {
 	return total, err
 }
 
+// fill is a Read to a pipe; errLook: TCP does not have what comes next.
 func (s stream) fill(p *pipe, most int64) error {
-	if s.conn != nil {
-		return s.conn.in.fillPipe(s.conn, p, s.raw, most)
+	c := s.conn
+	if c == nil {
+		return p.fill(s.raw, most)
 	}
-	return p.fill(s.raw, most)
-}
-
-func (s stream) drain(p *pipe) error {
-	for p.n > 0 {
-		var err error
-		if s.conn != nil {
-			err = s.conn.out.drainPipe(s.conn, p, s.raw)
-		} else {
-			err = p.drain(s.raw)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// fillPipe is a Read to a pipe, as long as TCP has what comes next.
-func (in *incoming) fillPipe(c *Conn, p *pipe, raw syscall.RawConn, most int64) error {
-	if !c.onTCP() || in.away.Load() {
+	if !c.onTCP() || c.in.away.Load() {
 		return errLook
 	}
-	in.op.Lock()
-	defer in.unlock(c)
-	room, err := in.beforeLocked(c)
+	c.in.op.Lock()
+	defer c.in.unlock(c)
+	room, err := c.in.beforeLocked(c)
+	if err == nil && room == 0 {
+		err = errLook
+	}
 	if err != nil {
 		return err
 	}
-	if room == 0 {
-		return errLook
-	}
-	err = p.fill(raw, min(most, int64(room)))
-	_, err = in.readByTCPLocked(c, int(p.n), err)
+	err = p.fill(s.raw, min(most, int64(room)))
+	_, err = c.in.readByTCPLocked(c, int(p.n), err)
 	return err
 }
 
-// drainPipe is a Write of what a pipe has, or of a part, as long as the direction has not moved.
-func (o *outgoing) drainPipe(c *Conn, p *pipe, raw syscall.RawConn) error {
-	err := o.piece(c, func() (int64, error) {
-		before := p.n
-		err := p.drain(raw)
-		return before - p.n, err
-	})
-	if err == errLook {
-		return err
+// drain is a Write of what a pipe has; errLook: the direction has moved.
+func (s stream) drain(p *pipe) (err error) {
+	for p.n > 0 && err == nil {
+		if s.conn == nil {
+			err = p.drain(s.raw)
+			continue
+		}
+		err = s.conn.out.piece(s.conn, func() (int64, error) {
+			before := p.n
+			err := p.drain(s.raw)
+			return before - p.n, err
+		})
+		if err != errLook {
+			err = s.conn.opError(opWrite, err)
+		}
 	}
-	return c.opError(opWrite, err)
+	return err
 }
 
 // pipe is one of the kernel's, with what has been put into it.

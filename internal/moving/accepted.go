@@ -173,8 +173,10 @@ func (t *taker) judge(proposal hello.Proposal, h newconn.Handle, l *Life) hello.
 		if t.User != nil {
 			return hello.Answer{Code: hello.Other} // who is here can learn stamps, and shall show cookies
 		}
-		if t.Outside && isHere(h.TCP()) {
-			return hello.Answer{Code: hello.Other}
+		if t.Outside {
+			if _, err := tcpid.Peer(h.TCP()); !errors.Is(err, tcpid.ErrNotHere) { // it may be in this one
+				return hello.Answer{Code: hello.Other}
+			}
 		}
 		half, ok := l.proof.Answer(h.TCP(), proposal.Challenge)
 		if !ok {
@@ -201,10 +203,4 @@ func (t *taker) judge(proposal hello.Proposal, h newconn.Handle, l *Life) hello.
 		return hello.Answer{Code: hello.Other}
 	}
 	return hello.Answer{Code: hello.Moves}
-}
-
-// isHere reports whether a connection's other end may be in the same network namespace.
-func isHere(tcp *net.TCPConn) bool {
-	_, err := tcpid.Peer(tcp)
-	return !errors.Is(err, tcpid.ErrNotHere)
 }
