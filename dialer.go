@@ -80,7 +80,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	}
 	tcp, ok := c.(*net.TCPConn)
 	if p.Without != nil || !ok {
-		return plain(c, p.Without), nil
+		return plain(c, p.Without, true), nil
 	}
 	conn, h, l := p.Begin(tcp, began)
 	if d.Policy == Require {
@@ -106,11 +106,4 @@ func (d *Dialer) plan(network string) (p *moving.Plan, err error) {
 	p = &moving.Plan{AtOnce: d.Options.MoveAtOnce || processEnvironment().MoveAtOnce}
 	p.Choice, err = choose(d.Policy, d.Providers, d.Options, d.RDMA, d.ShmDir)
 	return p, err
-}
-
-// plain counts a connection that is net's own, and stays so.
-func plain(c net.Conn, why *Unavailable) net.Conn {
-	noteFallback(c, why)
-	moving.Count(func(n *moving.Counters) { n.Dialed[InfoOf(c).Provider]++ })
-	return c
 }

@@ -46,9 +46,7 @@ func FileConn(f *os.File) (net.Conn, error) {
 		}
 	}
 	if o.choice.Without != nil {
-		noteFallback(tcp, o.choice.Without)
-		moving.Count(func(n *moving.Counters) { n.Accepted[providerTCP]++ })
-		return tcp, nil
+		return plain(tcp, o.choice.Without, false), nil
 	}
 	l := &moving.Life{Held: held}
 	cfg := newconn.Config{PassedOn: true, BytesWritten: written, BytesRead: read}

@@ -105,12 +105,21 @@ func unwrap(c net.Conn) net.Conn {
 // connection has been collected.
 var fallbacks sync.Map
 
-// noteFallback counts a connection that is not on a SAN, and records why.
-func noteFallback(c net.Conn, why *Unavailable) {
-	moving.Count(func(n *moving.Counters) { n.Fallbacks[why.Reason]++ })
+// plain counts a connection that is net's own, and stays so, and records why.
+func plain(c net.Conn, why *Unavailable, dialed bool) net.Conn {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		key := weak.Make(tcp)
 		fallbacks.Store(key, why)
 		runtime.AddCleanup(tcp, func(key weak.Pointer[net.TCPConn]) { fallbacks.Delete(key) }, key)
 	}
+	provider := InfoOf(c).Provider
+	moving.Count(func(n *moving.Counters) {
+		n.Fallbacks[why.Reason]++
+		if dialed {
+			n.Dialed[provider]++
+		} else {
+			n.Accepted[provider]++
+		}
+	})
+	return c
 }

@@ -153,11 +153,11 @@ func (lc *ListenConfig) Adopt(tcp *net.TCPListener) (*Listener, error) {
 		return nil, serverError("listen", "tcp", nil, err)
 	}
 	o, err := lc.opening()
-	if err != nil {
-		return nil, serverError("listen", "tcp", tcp.Addr(), err)
+	var l *Listener
+	if err == nil {
+		undernet.Release(tcp)
+		l, err = o.around(tcp)
 	}
-	undernet.Release(tcp)
-	l, err := o.around(tcp)
 	if err != nil {
 		return nil, serverError("listen", "tcp", tcp.Addr(), err)
 	}
@@ -260,9 +260,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 // accepted returns what Accept does for a connection that TCP has accepted.
 func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 	if len(l.acceptors) == 0 {
-		noteFallback(tcp, l.choice.Without)
-		moving.Count(func(n *moving.Counters) { n.Accepted[providerTCP]++ })
-		return tcp
+		return plain(tcp, l.choice.Without, false)
 	}
 	c, _, _ := l.takeOn(tcp)
 	return c

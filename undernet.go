@@ -30,7 +30,7 @@ func dialedByNet(tcp *net.TCPConn) (net.Conn, error) {
 	case err != nil:
 		return nil, err
 	case p.Without != nil:
-		plain(tcp, p.Without)
+		plain(tcp, p.Without, true)
 		return nil, nil
 	}
 	conn, h, l := p.Begin(tcp, time.Time{})

@@ -1,7 +1,5 @@
 package regcache
 
-import "strings"
-
 // Access is the set of rights of a registration. Reading by the own device is
 // always included.
 type Access uint8
@@ -25,21 +23,13 @@ const LocalRead Access = 0
 const remoteAccess = RemoteRead | RemoteWrite
 
 func (a Access) String() string {
-	names := []string{"local read"}
-	for _, right := range []struct {
-		bit  Access
-		name string
-	}{
-		{LocalWrite, "local write"},
-		{RemoteRead, "remote read"},
-		{RemoteWrite, "remote write"},
-		{BindWindow, "bind"},
-	} {
-		if a&right.bit != 0 {
-			names = append(names, right.name)
+	text := "local read"
+	for i, right := range [...]string{"local write", "remote read", "remote write", "bind"} {
+		if a&(1<<i) != 0 {
+			text += "+" + right
 		}
 	}
-	return strings.Join(names, "+")
+	return text
 }
 
 // MR is a device's registration of a range of memory: a memory region.

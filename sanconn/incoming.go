@@ -109,17 +109,6 @@ func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	return 1 << 62, nil // no limit
 }
 
-// addRestLocked adds bytes to what an earlier way back, which was in vain, has left. op and Conn.mu
-// are held.
-func (in *incoming) addRestLocked(b []byte, at uint64) {
-	if in.rest != nil {
-		b = append(in.rest.bytes, b...)
-	}
-	if len(b) > 0 {
-		in.rest = &rest{b, at}
-	}
-}
-
 // holds reports whether there are bytes that were taken from a carrier, and not read. op is held.
 func (in *incoming) holds() bool { return len(in.front) > 0 || in.rest != nil }
 

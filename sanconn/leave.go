@@ -118,7 +118,12 @@ func (l *leave) run(c *Conn) {
 	c.in.op.Lock()
 	c.out.op.Lock()
 	c.mu.Lock()
-	c.in.addRestLocked(t.unread, c.state.in.at)
+	if r := c.in.rest; r != nil { // of an earlier way back, which was in vain
+		t.unread = append(r.bytes, t.unread...)
+	}
+	if len(t.unread) > 0 {
+		c.in.rest = &rest{t.unread, c.state.in.at}
+	}
 	if l.err = err; err == nil {
 		l.leftLocked(c, t)
 	} else {
