@@ -28,6 +28,7 @@ import (
 //	move.go leave.go        to a session, as both ends agree, and back to TCP
 //	cross.go                where in its stream each direction does
 //	descriptor.go           who has TCP's, and whether bytes went by it, so that it does not
+//	deadline.go close.go    what ends operations, and streams
 type Conn struct {
 	tcp       *net.TCPConn
 	life      newconn.Life

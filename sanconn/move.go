@@ -174,21 +174,16 @@ func (c handle) Notes() func(s *session.Session, note []byte) {
 }
 
 func (c *Conn) note(s *session.Session, note []byte) error {
-	if len(note) == 0 {
+	if len(note) > 0 && note[0] == newconn.NoteAnswer {
+		return c.answered(s, note[1:])
+	}
+	if len(note) != 1+8 {
 		return errBadNote
 	}
-	body := note[1:]
-	switch note[0] {
-	case newconn.NoteAnswer:
-		return c.answered(s, body)
-	case newconn.NoteBegin, newconn.NoteLeave:
-		if len(body) != 8 {
-			return errBadNote
-		}
-		at := binary.LittleEndian.Uint64(body)
-		if note[0] == newconn.NoteBegin {
-			return c.peerBegins(s, at)
-		}
+	switch at := binary.LittleEndian.Uint64(note[1:]); note[0] {
+	case newconn.NoteBegin:
+		return c.peerBegins(s, at)
+	case newconn.NoteLeave:
 		return c.peerLeaves(s, at)
 	}
 	return errBadNote
