@@ -59,3 +59,14 @@ func queued(tcp *net.TCPConn) (n int) {
 	}
 	return n
 }
+
+// resetsAtClose reports whether SO_LINGER is on, with no time.
+func resetsAtClose(tcp *net.TCPConn) (is bool) {
+	if raw, err := tcp.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) {
+			l, err := unix.GetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER)
+			is = err == nil && l.Onoff != 0 && l.Linger == 0
+		})
+	}
+	return is
+}

@@ -21,3 +21,6 @@ func nothingIn(int) bool { return false }
 
 // queued is how many bytes have come that were not read.
 func queued(*net.TCPConn) int { return 0 }
+
+// resetsAtClose reports whether SO_LINGER is on, with no time.
+func resetsAtClose(*net.TCPConn) bool { return false }

@@ -13,11 +13,15 @@ import (
 // the process ends without CloseWrite or Close. Any other value means there what Close says;
 // the number of seconds is not used, as there is Options.CloseTimeout.
 func (c *Conn) SetLinger(sec int) error {
+	err := c.tcp.SetLinger(sec) // first: a move looks at it
+	c.mu.Lock()
 	c.reset.Store(sec == 0)
-	if s := c.committed(); s != nil {
+	s := c.session
+	c.mu.Unlock()
+	if s != nil {
 		s.ResetAtDeath(sec == 0)
 	}
-	return c.set(c.tcp.SetLinger(sec))
+	return c.set(err)
 }
 
 // SetNoDelay is TCP's; on a SAN there is no delay.

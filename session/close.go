@@ -56,11 +56,11 @@ func (s *Session) CloseWrite() error {
 // Off takes effect with the next bytes.
 func (w *writing) ResetAtDeath(on bool) {
 	w.withSender(func(tx *sender) {
-		if on && !tx.abrupt && !w.kind.acks { // with acks a death is a reset anyway
-			tx.cutHere()
-		}
+		tx.cutDue = on && tx.open() && (tx.cutDue || !tx.abrupt && !w.kind.acks) // with acks a death is a reset anyway
 		tx.abrupt = on
+		tx.flush()
 	})
+	w.enlistPending()
 }
 
 // CloseRead makes Read return io.EOF from now on, and discards what has arrived or

@@ -149,6 +149,49 @@ func TestResetAtDeath(t *testing.T) {
 	}
 }
 
+// The peer is told as soon as it can be: behind Negotiate, and once there is room.
+func TestResetAtDeathIsToldLater(t *testing.T) {
+	for name, told := range map[string]func(*testing.T, *session.Session, *session.Session){
+		"negotiated": func(t *testing.T, a, b *session.Session) {
+			a.ResetAtDeath(true)
+			negotiate(t, a)
+			negotiate(t, b)
+		},
+		"room": func(t *testing.T, a, b *session.Session) {
+			negotiate(t, a)
+			negotiate(t, b)
+			all := 0
+			for n := 1; n > 0; all += n { // whole Writes, until one finds no room
+				wrote := goWrite(a, pattern(1))
+				pass(time.Millisecond)
+				a.InterruptWrite(true)
+				n = within(t, wrote).n
+				a.InterruptWrite(false)
+			}
+			a.ResetAtDeath(true)
+			readFull(t, b, all)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				ea, eb := twins(t, ring)
+				cfg := withoutKeepAlive(session.Config{})
+				a, b := session.New(ea, cfg), session.New(eb, cfg)
+				defer func() {
+					a.Abort()
+					b.Abort()
+					idle()
+				}()
+				told(t, a, b)
+				pass(time.Second)
+				ea.Kill()
+				_, err := io.ReadAll(readerOf(b))
+				wantErr(t, "the end", err, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
 // Slices that went in one message are not the whole of their WriteBuffers.
 func TestSlicesThatWerePackedAreNotTheWhole(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -91,6 +91,7 @@ func (s *Session) negotiateStep() (want Events, err error) {
 		s.rxMu.Lock()
 		s.rx.phase.reach(running)
 		s.rxMu.Unlock()
+		s.sendPending() // what waits for it: see ResetAtDeath
 	}
 	return want, nil
 }

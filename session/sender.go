@@ -21,6 +21,7 @@ type sender struct {
 	control controlQueue // control messages that found no room or credit
 	last    lastMessage
 	abrupt  bool // until last is sent, the stream counts as cut: see Session.ResetAtDeath
+	cutDue  bool // … which the peer has not been sent yet
 	stalled bool // data found no credit at its last attempt
 	urgent  bool // urgent data has used the control reserve since data last had room
 
@@ -93,8 +94,12 @@ func (t *sender) credit() int {
 
 // pending reports whether something waits for room or credit.
 func (t *sender) pending() bool {
-	return len(t.control.list) > 0 || t.control.credit || t.buffer.unsent() > 0 || t.last.waits()
+	return len(t.control.list) > 0 || t.control.credit || t.buffer.unsent() > 0 || t.last.waits() || t.cutWaits()
 }
+
+// cutWaits reports whether the peer is to be sent that the stream is cut here. It is not before
+// Negotiate.
+func (t *sender) cutWaits() bool { return t.cutDue && t.plan.maxMsg > 0 }
 
 // open reports whether bytes can still be written.
 func (t *sender) open() bool { return !t.closed && t.last.typ == 0 }
@@ -212,6 +217,7 @@ func (t *sender) room(lo, hi int) []byte {
 func (t *sender) commitMessage(room []byte, typ wire.Type, flags uint8, n int) {
 	if t.abrupt && typ != wire.TypeUrgent {
 		flags |= wire.FlagMore
+		t.cutDue = false
 	}
 	wire.Header{Type: typ, Flags: flags, Credit: t.credits.Advertise()}.Put(room)
 	t.msgs.Commit(n)
@@ -266,6 +272,11 @@ func (t *sender) flush() {
 	}
 	t.control.list = slices.Delete(t.control.list, 0, sent)
 	t.drainBuffer()
+	if t.cutWaits() && t.reserved == nil && len(t.control.list) == 0 && t.buffer.unsent() == 0 {
+		if room := t.room(0, 0); room != nil {
+			t.commitMessage(room, wire.TypeData, wire.FlagMore, wire.HeaderLen)
+		}
+	}
 	if t.last.waits() && len(t.control.list) == 0 && t.buffer.unsent() == 0 {
 		c := wire.Plain(t.last.typ)
 		t.last.sent = t.send(&c)
@@ -285,18 +296,8 @@ func (t *sender) finish(last wire.Type) {
 	if t.last.typ != last {
 		t.last = lastMessage{typ: last}
 	}
+	t.cutDue = false
 	t.flush()
-}
-
-// cutHere makes the stream count as cut at its present place. If there is no room for that,
-// the next bytes do it.
-func (t *sender) cutHere() {
-	if !t.open() || t.reserved != nil || t.pending() {
-		return
-	}
-	if room := t.room(0, 0); room != nil {
-		t.commitMessage(room, wire.TypeData, wire.FlagMore, wire.HeaderLen)
-	}
 }
 
 // urgentMessage sends urgent data: in data's room or, once while data is blocked, in the
