@@ -69,12 +69,13 @@ func (s *settings) open(ctx context.Context, a address) (l net.Listener, err err
 
 // dialer returns what connects to an address, and sends the PROXY header if there is to be one.
 func (s *settings) dialer(a address) func(context.Context, net.Conn) (net.Conn, error) {
+	tcp := net.Dialer{Control: resetAtDeath}
 	var d interface {
 		DialContext(ctx context.Context, network, address string) (net.Conn, error)
-	} = new(net.Dialer)
+	} = &tcp
 	network := a.network
 	if network == sanNetwork {
-		d, network = &san.Dialer{Policy: s.policy}, "tcp"
+		d, network = &san.Dialer{NetDialer: tcp, Policy: s.policy}, "tcp"
 	}
 	return func(ctx context.Context, client net.Conn) (net.Conn, error) {
 		c, err := d.DialContext(ctx, network, a.address)

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -13,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/pires/go-proxyproto"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // Plain sockets at both ends, two processes and a SAN in between: every byte both ways, and the
@@ -220,9 +223,12 @@ func TestSeveralRoutes(t *testing.T) {
 		mustWrite(t, client, "question")
 		wantNext(t, server, "question")
 	}
-	for i, r := range first.report(t).Routes {
-		if r.Open != 1 || r.BytesUp != 8 || r.Listen != first.listen[i].String() {
-			t.Errorf("%+v", r)
+	testenv.Eventually(t, testTimeout, func() error { // what was written is counted a little later
+		for i, r := range first.report(t).Routes {
+			if r.Open != 1 || r.BytesUp != 8 || r.Listen != first.listen[i].String() {
+				return fmt.Errorf("%+v", r)
+			}
 		}
-	}
+		return nil
+	})
 }
