@@ -177,14 +177,6 @@ func (c *cmID) disconnect() { c.call((*ibv.ID).Disconnect) }
 // seconds.
 func (c *cmID) communicated() { c.call((*ibv.ID).Notify) }
 
-// destroyQP destroys the id's queue pair: not while rdma_disconnect, which the
-// peer's end calls for, looks at it.
-func (c *cmID) destroyQP(qp *ibv.QP) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	qp.Close()
-}
-
 // close destroys the id. The endpoint's queue pair must be gone.
 func (c *cmID) close() {
 	c.mu.Lock()

@@ -196,11 +196,3 @@ const (
 	maxAckTimeout   = 31
 	maxServiceLevel = 15
 )
-
-// retries is how often the device repeats what is not acknowledged.
-func (d *device) retries() uint8 {
-	if d.rxe() {
-		return retryCount - 1 // 7 is for ever there (sw/rxe/rxe_comp.c, as for RNR)
-	}
-	return retryCount
-}

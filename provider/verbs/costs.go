@@ -3,6 +3,7 @@ package verbs
 import (
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sanconn/san/ibv"
@@ -44,11 +45,18 @@ const (
 	measureShare = 64
 )
 
+// costs are what one device's copies and registrations were measured to take.
+type costs struct {
+	once    sync.Once
+	copying atomic.Int64 // nanoseconds in which measureBytes are copied; 0: not known
+	copies  atomic.Int32 // how many copies of memory cost as much as to register it; 0: not known
+}
+
 // offersLikeCopies reports whether to offer n bytes takes no more time than to copy them. It does as
 // long as nothing is known.
-func (d *device) offersLikeCopies(n int) bool {
+func (c *costs) offersLikeCopies(n int) bool {
 	share := func(n int, of time.Duration) time.Duration { return of * time.Duration(n) / measureBytes }
-	copying := time.Duration(d.copying.Load())
+	copying := time.Duration(c.copying.Load())
 	if copying == 0 || offerIdle+share(min(n, offerPolls), offerBytes) <= share(n, copyShare*copying) {
 		return true
 	}
@@ -58,28 +66,28 @@ func (d *device) offersLikeCopies(n int) bool {
 
 // copiesBefore is how often a Write's memory is copied before it is registered: once, as long as
 // nothing is known.
-func (d *device) copiesBefore() int { return max(int(d.copies.Load()), 1) }
+func (c *costs) copiesBefore() int { return max(int(c.copies.Load()), 1) }
 
 // registersLikeCopies reports whether registering memory is known to cost no more than to copy it.
-func (d *device) registersLikeCopies() bool { return d.copies.Load() == 1 }
+func (c *costs) registersLikeCopies() bool { return c.copies.Load() == 1 }
 
 // measured has how many copies a registration costs, by the device's key: a func() int.
 var measured sync.Map
 
 // measure finds out what copying costs, once per process, and registering, once per device, too.
-func (d *device) measure() {
-	d.copying.Store(int64(memspeed.Copying()))
-	once, _ := measured.LoadOrStore(d.probeKey(), sync.OnceValue(d.copiesOfRegistration))
-	d.copies.Store(int32(once.(func() int)()))
+func (c *costs) measure(ctx *ibv.Context) {
+	c.copying.Store(int64(memspeed.Copying()))
+	once, _ := measured.LoadOrStore(keyOf(ctx), sync.OnceValue(func() int { return copiesOfRegistration(ctx) }))
+	c.copies.Store(int32(once.(func() int)()))
 }
 
 // copiesOfRegistration returns how many copies of memory cost no less than to register it, and to
 // end that; 0 if that cannot be found.
-func (d *device) copiesOfRegistration() int {
+func copiesOfRegistration(ctx *ibv.Context) int {
 	if limit := memlock(); limit > 0 && limit < measureShare*measureBytes {
 		return 0
 	}
-	pd, err := d.ctx.AllocPD()
+	pd, err := ctx.AllocPD()
 	if err != nil {
 		return 0
 	}

@@ -19,7 +19,7 @@ func TestOffersLikeCopies(t *testing.T) {
 		17 * time.Microsecond:  966_000,   // … and 19
 		fastCopies:             5_027_000, // … and the 84 for which the Write polls
 	} {
-		d := &device{}
+		d := new(costs)
 		d.copying.Store(int64(copying))
 		if d.offersLikeCopies(from * 9 / 10) {
 			t.Errorf("where 1 MiB is copied in %v, less than %d bytes are offered", copying, from)
@@ -28,7 +28,7 @@ func TestOffersLikeCopies(t *testing.T) {
 			t.Errorf("where 1 MiB is copied in %v, more than %d bytes are not offered", copying, from)
 		}
 	}
-	if d := (&device{}); !d.offersLikeCopies(1) {
+	if d := new(costs); !d.offersLikeCopies(1) {
 		t.Error("nothing is offered as long as nothing is known")
 	}
 }

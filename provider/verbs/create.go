@@ -3,11 +3,31 @@ package verbs
 import (
 	"errors"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/session"
 )
+
+// resources are what an endpoint has of its device, and can have before it has a connection.
+type resources struct {
+	dev      *device
+	dom      *domain
+	cfg      Config
+	peer     netip.Addr // whose share its control buffers are of
+	locked   int        // bytes of RLIMIT_MEMLOCK that its queues take
+	messages region     // what is sent from, and behind it what is received into, each registered
+
+	q    queuePair
+	send sendQueue
+	recv receiveQueue
+	mem  remote
+
+	destroyed sync.Once    // the queue pair
+	inUse     atomic.Int32 // the memory of messages: by the device, and until Retire by the session
+}
 
 // newEndpoint makes an endpoint that is yet to be connected: by an id of rdma_cm, or, if id is nil,
 // by what the ends exchange. toInit brings its queue pair to INIT, where all receives are posted.
@@ -15,12 +35,17 @@ import (
 // when it fails.
 func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive bool, toInit func(*ibv.QP) error) (*Endpoint, error) {
 	peer = peer.Unmap().WithZone("")
-	e, err := dev.takeReady(peer, cfg), error(nil)
+	e, err := dev.ready.take(peer, cfg), error(nil)
 	if e == nil {
 		e, err = makeEndpoint(dev, peer, cfg)
 	}
-	e.cm, e.passive = id, passive
+	if err != nil && !errors.Is(err, syscall.ENOBUFS) && dev.ready.giveWay() { // ENOBUFS: the peer has its share
+		e.unmake()
+		e, err = makeEndpoint(dev, peer, cfg)
+	}
+	e.q.cm, e.passive = id, passive
 	if err == nil {
+		dev.add(e)
 		e.limits = limits(e)
 		err = toInit(e.q.qp)
 	}
@@ -36,8 +61,7 @@ func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive boo
 		e.Retire()
 		return nil, err
 	}
-	dev.add(e)
-	dev.refill(cfg)
+	dev.ready.refill(dev, cfg)
 	if id != nil {
 		id.endpoint.Store(e)
 	}
@@ -47,108 +71,105 @@ func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive boo
 // makeEndpoint makes an endpoint without a connection, whose queue pair is in RESET. What there is
 // after an error is to be freed, too.
 func makeEndpoint(dev *device, peer netip.Addr, cfg Config) (*Endpoint, error) {
-	e := &Endpoint{dev: dev, peer: peer, cfg: cfg}
-	e.q.user, e.mem.q, e.mem.send = e, &e.q, &e.send
+	e := &Endpoint{resources: resources{dev: dev, peer: peer, cfg: cfg}}
+	e.q.user, e.mem.q, e.mem.send = &e.resources, &e.q, &e.send
 	e.inUse.Store(2)
 	return e, e.create()
 }
 
-// create makes what the endpoint has, with smaller buffers where memory is short.
-func (e *Endpoint) create() (err error) {
-	if e.dom, err = e.dev.useDomain(e.cfg); err != nil {
+// create makes what an endpoint has, with smaller buffers where memory is short.
+func (r *resources) create() (err error) {
+	if r.dom, err = r.dev.useDomain(r.cfg); err != nil {
 		return err
 	}
-	e.mem.open(e.cfg, e.dev, e.dom)
-	if e.cfg, err = e.dev.within(e.cfg, e.sends()); err != nil {
+	r.mem.open(r.cfg, r.dev, r.dom)
+	if r.cfg, err = r.dev.within(r.cfg, r.sends()); err != nil {
 		return err
 	}
-	queues := e.dev.lockedByQueues(e.sends(), e.cfg.buffers)
-	for e.cfg = e.cfg.fitting(room(memlockLeft(), queues)); ; {
-		if err = e.createQueues(); err == nil {
-			break
-		}
-		smaller, ok := e.cfg.smaller()
+	queues := r.dev.lockedByQueues(r.sends(), r.cfg.buffers)
+	for r.cfg = r.cfg.fitting(memlockLeft(), queues); ; {
+		err = r.createQueues()
+		smaller, ok := r.cfg.smaller()
 		if !ok || !errors.Is(err, syscall.ENOMEM) {
 			return err
 		}
-		e.freeQueues()
-		e.messages.free()
-		e.cfg = smaller
+		r.freeQueues()
+		r.messages.free()
+		r.cfg = smaller
 	}
-	return nil
 }
 
 // sends is how many work requests the send queue holds.
-func (e *Endpoint) sends() int { return maxSends + ownMessages + e.mem.sends() }
+func (r *resources) sends() int { return maxSends + ownMessages + r.mem.sends() }
 
 // createQueues makes the buffers for messages and the queues.
-func (e *Endpoint) createQueues() (err error) {
-	if err = e.createBuffers(); err != nil {
+func (r *resources) createQueues() (err error) {
+	if err = r.createBuffers(); err != nil {
 		return err
 	}
-	sends := e.sends()
-	e.locked = e.dev.lockedByQueues(sends, e.cfg.buffers)
-	lockedQueues.Add(int64(e.locked))
+	sends := r.sends()
+	r.locked = r.dev.lockedByQueues(sends, r.cfg.buffers)
+	lockedQueues.Add(int64(r.locked))
 	// The queue has to hold a completion for everything that is posted.
-	vector := int(e.dev.vectors.Add(1) % uint32(max(e.dev.ctx.CompVectors, 1)))
+	vector := int(r.dev.vectors.Add(1) % uint32(max(r.dev.ctx.CompVectors, 1)))
 	if err = withRoom(func() error { // as some devices' queues are locked memory, too
-		e.q.cq, err = e.dev.ctx.CreateCQ(sends+e.cfg.buffers, e.dev.channel, vector)
+		r.q.cq, err = r.dev.ctx.CreateCQ(sends+r.cfg.buffers, r.dev.channel, vector)
 		return err
 	}); err != nil {
 		return err
 	}
-	e.q.cq.Owner = e
-	return e.createQP(uint32(sends))
+	r.q.cq.Owner = &r.q
+	return r.createQP(uint32(sends))
 }
 
 // createBuffers makes the buffers for messages, in two registrations (rule D1): no device
 // writes to what is sent from.
-func (e *Endpoint) createBuffers() (err error) {
-	e.send, e.recv = sendQueue{}, receiveQueue{}
-	sends, m := e.cfg.sendBytes(), &e.messages
-	if *m, err = newRegion(share{e.cfg.control, e.peer}, sends+e.cfg.receiveBytes()); err != nil {
+func (r *resources) createBuffers() (err error) {
+	r.send, r.recv = sendQueue{}, receiveQueue{}
+	sends, m := r.cfg.sendBytes(), &r.messages
+	if *m, err = newRegion(share{r.cfg.control, r.peer}, sends+r.cfg.receiveBytes()); err != nil {
 		return err
 	}
 	outgoing, incoming := m.mem[:sends:sends], m.mem[sends:]
-	readOnly, err := m.register(e.dom.pd, outgoing, 0)
+	readOnly, err := m.register(r.dom.pd, outgoing, 0)
 	if err != nil {
 		return err
 	}
-	writable, err := m.register(e.dom.pd, incoming, ibv.LocalWrite)
+	writable, err := m.register(r.dom.pd, incoming, ibv.LocalWrite)
 	if err != nil {
 		return err
 	}
-	e.send.open(&e.q, e.cfg, e.dev, outgoing, readOnly)
-	e.recv.open(&e.q, &e.mem.windows, e.cfg, e.dev, incoming, writable)
+	r.send.open(&r.q, r.cfg, r.dev.iwarp(), outgoing, readOnly)
+	r.recv.open(&r.q, &r.mem.windows, r.cfg, r.dev.iwarp(), incoming, writable)
 	return nil
 }
 
 // createQP asks for as much inline data as is useful, and for less where the device refuses. If
 // even none is too much, that may be for want of memory, and the caches are flushed once.
-func (e *Endpoint) createQP(sends uint32) (err error) {
+func (r *resources) createQP(sends uint32) (err error) {
 	err = withRoom(func() error {
-		for _, inline := range e.dev.inlineSizes() {
+		for _, inline := range r.dev.inlineSizes() {
 			c := ibv.QPConfig{
-				PD: e.dom.pd, SendCQ: e.q.cq, RecvCQ: e.q.cq,
-				Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(e.cfg.buffers), InlineData: inline},
+				PD: r.dom.pd, SendCQ: r.q.cq, RecvCQ: r.q.cq,
+				Cap: ibv.QPCap{SendWR: sends, RecvWR: uint32(r.cfg.buffers), InlineData: inline},
 			}
-			if e.q.qp, err = ibv.CreateQP(c); err == nil {
-				e.q.qp.Owner = e
-				e.send.inline = int(min(e.q.qp.Cap.InlineData, inline))
+			if r.q.qp, err = ibv.CreateQP(c); err == nil {
+				r.q.qp.Owner = &r.q
+				r.send.inline = int(min(r.q.qp.Cap.InlineData, inline))
 			}
-			if !mayBeInline(err) {
+			if !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOMEM) { // against which less may help
 				break
 			}
 		}
 		return err
 	})
-	return e.dev.withoutRC(err)
+	return r.dev.withoutRC(err)
 }
 
 // limits describes the endpoint that was created.
 func limits(e *Endpoint) session.Limits {
-	off := e.cfg.Disable
-	l := session.Limits{
+	off, moves := e.cfg.Disable, e.mem.maxExpose > 0 // otherwise nothing else can be registered either
+	return session.Limits{
 		Provider:   Name,
 		MaxMessage: e.cfg.bufferSize,
 		MaxRDMA:    e.mem.maxRDMA,
@@ -156,25 +177,43 @@ func limits(e *Endpoint) session.Limits {
 		Threshold:  e.cfg.Threshold,
 		Inbox:      inboxFrom,
 		InboxAfter: inboxAfter,
-		CanRead:    e.dev.reads() && off&session.FeatureRDMARead == 0,
-		CanWrite:   off&session.FeatureRDMAWrite == 0,
+		CanRead:    moves && e.dev.reads() && off&session.FeatureRDMARead == 0,
+		CanWrite:   moves && off&session.FeatureRDMAWrite == 0,
 		Window:     e.cfg.buffers - repostBatch - ownMessages,
 		Spin:       spin,
 	}
-	if l.MaxExpose == 0 { // then nothing else can be registered either
-		l.CanRead, l.CanWrite = false, false
-	}
-	return l
 }
 
 // freeQueues gives back what createQueues has made, but for the memory and the queue
 // pair, which is gone or was not made.
-func (e *Endpoint) freeQueues() {
-	e.messages.deregister()
-	if e.q.cq != nil {
-		e.q.cq.Close()
-		e.q.cq = nil
+func (r *resources) freeQueues() {
+	r.messages.deregister()
+	if r.q.cq != nil {
+		r.q.cq.Close()
+		r.q.cq = nil
 	}
-	lockedQueues.Add(-int64(e.locked))
-	e.locked = 0
+	lockedQueues.Add(-int64(r.locked))
+	r.locked = 0
 }
+
+// completedLocked implements completer.
+func (r *resources) completedLocked(wc *ibv.WC) {
+	switch wc.ID & kindMask {
+	case kindRecv:
+		r.recv.receivedLocked(wc)
+	case kindSend:
+		r.send.sentLocked(wc)
+	case kindRead:
+		r.mem.movedLocked(wc, &r.mem.reads)
+	case kindWrite:
+		r.mem.movedLocked(wc, &r.mem.writes)
+	case kindUnbind:
+		r.mem.windows.unboundLocked(wc)
+	}
+	if wc.Status != ibv.Success {
+		r.q.failLocked(statusError(wc))
+	}
+}
+
+// transfersLocked implements completer.
+func (r *resources) transfersLocked() int { return r.mem.reads.n + r.mem.writes.n }

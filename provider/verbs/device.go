@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"os"
 	"slices"
 	"sync"
@@ -19,10 +18,8 @@ import (
 // device is an RDMA device in use: its limits and the goroutines that wait for
 // its events. It lives from the first listener or endpoint that needs it to the last.
 type device struct {
+	hardware
 	key     any
-	ctx     *ibv.Context
-	caps    ibv.Caps
-	most    sizes
 	channel *ibv.CompChannel
 	async   *ibv.AsyncChannel
 	filler  *ibv.CQ       // or nil
@@ -33,20 +30,14 @@ type device struct {
 
 	mu        sync.Mutex // guards the fields below
 	endpoints map[*Endpoint]struct{}
-	shared    *domain     // of its connections, see useDomain
-	ready     []*Endpoint // see takeReady
+	shared    *domain // of its connections, see useDomain
 
-	refilling atomic.Bool // see refill
-	refills   sync.WaitGroup
-
+	ready   readyPool
+	costs   costs
 	vectors atomic.Uint32 // that completion queues have had: they take the device's interrupts in turn
 
 	windows atomic.Bool // the probe has shown that they can be trusted: see take
 	returns atomic.Bool // … and that a peer's message can invalidate one
-
-	measuring sync.Once
-	copying   atomic.Int64 // nanoseconds in which measureBytes are copied; 0: not known
-	copies    atomic.Int32 // how many copies of memory cost as much as to register it; 0: not known
 }
 
 // devices has each device that is in use or being closed, except for those that were opened by
@@ -102,8 +93,8 @@ func use(key any, open func() (*ibv.Context, error)) (*device, error) {
 		return nil, err
 	}
 	d := &device{
-		key: key, ctx: ctx, users: 1, stop: make(chan struct{}), closed: make(chan struct{}),
-		endpoints: make(map[*Endpoint]struct{}),
+		hardware: hardware{ctx: ctx}, key: key, users: 1,
+		stop: make(chan struct{}), closed: make(chan struct{}), endpoints: make(map[*Endpoint]struct{}),
 	}
 	if err := d.start(); err != nil {
 		d.close()
@@ -118,7 +109,7 @@ func (d *device) start() (err error) {
 		return err
 	}
 	d.most = d.sizes()
-	d.avoidForbidden()
+	d.filler = d.avoidForbidden()
 	if d.channel, err = d.ctx.CreateCompChannel(); err != nil {
 		return err
 	}
@@ -155,11 +146,7 @@ func (d *device) forget() {
 
 func (d *device) close() {
 	close(d.stop)
-	d.refills.Wait()
-	for _, e := range d.ready {
-		e.dom.users++
-		e.unmake()
-	}
+	d.ready.giveWay()
 	if d.shared != nil {
 		d.shared.close()
 	}
@@ -176,26 +163,31 @@ func (d *device) close() {
 	d.ctx.Close() // of librdmacm: stays open
 }
 
-// readDepth is the most RDMA reads of a queue pair at a time.
-const readDepth = 16
-
-// readsServed and readsIssued are how many RDMA reads a queue pair of the device serves
-// and issues at a time.
-func (d *device) readsServed() uint8 { return uint8(min(d.caps.MaxQPReadAtomic, readDepth)) }
-func (d *device) readsIssued() uint8 { return uint8(min(d.caps.MaxQPInitiatorRead, readDepth)) }
-
-func (d *device) iwarp() bool { return d.ctx.Transport == ibv.TransportIWARP }
-
+// add has an endpoint that is to be connected end with the device, and keep what its domain has
+// cached. What is ready does neither (rule R5).
 func (d *device) add(e *Endpoint) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.endpoints[e] = struct{}{}
-	d.mu.Unlock()
+	e.dom.users++
 }
 
+// remove ends that. With a shared domain's last connection all goes that is cached, also
+// where a listener keeps the device: what the next connection registers again costs less than
+// its queue pair.
 func (d *device) remove(e *Endpoint) {
 	d.mu.Lock()
-	delete(d.endpoints, e)
+	last := false
+	if _, added := d.endpoints[e]; added {
+		delete(d.endpoints, e)
+		e.dom.users--
+		last = e.dom.shared && e.dom.users == 0
+		d.ready.full.Store(false)
+	}
 	d.mu.Unlock()
+	if last {
+		e.dom.cache.Empty()
+	}
 }
 
 // waitCompletions is the one waiter of all completion queues of the device: it
@@ -209,7 +201,7 @@ func (d *device) waitCompletions() {
 			return
 		}
 		for i, cq := range cqs[:n] {
-			cq.Owner.(*Endpoint).q.notice()
+			cq.Owner.(*queuePair).notice()
 			cqs[i] = nil
 		}
 	}
@@ -228,25 +220,30 @@ func (d *device) waitAsync() {
 }
 
 func (d *device) event(ev ibv.AsyncEvent) {
-	switch ev.Type {
-	case ibv.EventQPFatal, ibv.EventQPReqErr, ibv.EventQPAccessErr:
-		if e := ownerOf(ev.QP); e != nil {
-			e.q.fail(fmt.Errorf("verbs: queue pair %d: %v: %w", ev.QP.Num, ev.Type, syscall.ECONNRESET))
-		}
-	case ibv.EventCommEst:
-		if e := ownerOf(ev.QP); e != nil && e.cm != nil && !d.iwarp() { // where calls may block
-			e.cm.communicated()
-		}
-	case ibv.EventCQErr:
-		if ev.CQ == nil {
-			break
-		}
-		if e, ok := ev.CQ.Owner.(*Endpoint); ok {
-			e.q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
-		}
-	case ibv.EventDeviceFatal:
+	q := ownerOf(ev)
+	switch {
+	case ev.Type == ibv.EventDeviceFatal:
 		d.fail(fmt.Errorf("verbs: the device %s has gone: %w", d.ctx.Name, syscall.ECONNRESET))
+	case q == nil:
+	case slices.Contains(failures, ev.Type):
+		q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
+	case ev.Type == ibv.EventCommEst && q.cm != nil && !d.iwarp(): // where calls may block
+		q.cm.communicated()
 	}
+}
+
+// failures are the events behind which a connection cannot go on.
+var failures = []ibv.AsyncEventType{ibv.EventQPFatal, ibv.EventQPReqErr, ibv.EventQPAccessErr, ibv.EventCQErr}
+
+// ownerOf is whose queue an event is about, nil if that is nobody's (any more): the probe's are not.
+func ownerOf(ev ibv.AsyncEvent) (q *queuePair) {
+	switch {
+	case ev.QP != nil:
+		q, _ = ev.QP.Owner.(*queuePair)
+	case ev.CQ != nil:
+		q, _ = ev.CQ.Owner.(*queuePair)
+	}
+	return q
 }
 
 // eventsLost ends the connections of a device whose events can no longer be read, as
@@ -257,16 +254,6 @@ func (d *device) eventsLost(err error) {
 	}
 }
 
-// ownerOf is the endpoint of a queue pair, nil if it has none (any more): the
-// probe's have none.
-func ownerOf(qp *ibv.QP) *Endpoint {
-	if qp == nil {
-		return nil
-	}
-	e, _ := qp.Owner.(*Endpoint)
-	return e
-}
-
 // fail ends the device's connections, and what is ready for others. One that was opened by its
 // name is opened anew for the next, as it may come back while a program keeps what has ended
 // here; rdma_cm's have new contexts then.
@@ -275,54 +262,9 @@ func (d *device) fail(err error) {
 		d.forget()
 	}
 	d.mu.Lock()
-	list := slices.AppendSeq(slices.Clone(d.ready), maps.Keys(d.endpoints))
+	list := slices.AppendSeq(d.ready.all(), maps.Keys(d.endpoints))
 	d.mu.Unlock()
 	for _, e := range list {
 		e.q.fail(err)
 	}
-}
-
-// sizes are the largest that a device takes, in bytes.
-type sizes struct {
-	registration int
-	transfer     int // a message or an RDMA operation
-}
-
-// sizes queries them (rule C9). One that is not told, as 0, bounds nothing: drivers of virtual
-// devices leave some of them out.
-func (d *device) sizes() sizes {
-	s := sizes{math.MaxInt, math.MaxInt}
-	if n := d.caps.MaxMRSize; n != 0 && n < math.MaxInt {
-		s.registration = int(n)
-	}
-	for num := 1; num <= d.caps.Ports; num++ { // of all, as a connection's is not known yet
-		if port, err := d.ctx.Port(num); err == nil && port.MaxMessage != 0 && uint64(port.MaxMessage) < math.MaxInt {
-			s.transfer = min(s.transfer, int(port.MaxMessage))
-		}
-	}
-	return s
-}
-
-// within bounds what an endpoint's configuration takes by what the device has. It returns why
-// the device cannot serve any.
-func (d *device) within(cfg Config, sends int) (Config, error) {
-	cfg.bufferSize = max(min(cfg.bufferSize, d.most.transfer), session.MaxControl)
-	for max(cfg.sendBytes(), cfg.receiveBytes()) > d.most.registration {
-		smaller, ok := cfg.smaller()
-		if !ok {
-			return cfg, tooSmall(d, "a registration", "bytes", d.most.registration, max(cfg.sendBytes(), cfg.receiveBytes()))
-		}
-		cfg = smaller
-	}
-	if n := max(sends, cfg.buffers); d.caps.MaxQPWR != 0 && d.caps.MaxQPWR < n {
-		return cfg, tooSmall(d, "a queue", "entries", d.caps.MaxQPWR, n)
-	}
-	if n := sends + cfg.buffers; d.caps.MaxCQE != 0 && d.caps.MaxCQE < n {
-		return cfg, tooSmall(d, "a completion queue", "entries", d.caps.MaxCQE, n)
-	}
-	return cfg, nil
-}
-
-func tooSmall(d *device, what, of string, has, needs int) error {
-	return unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %s of %s has %d %s at most, of %d that are needed", what, d.ctx.Name, has, of, needs))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 
@@ -128,7 +129,7 @@ func (d *dialing) resolve(ctx context.Context, answer ibv.EventType, ask func() 
 			return err
 		case ev.Type == answer:
 			return nil
-		case ctx.Err() != nil || !timedOut(ev):
+		case ctx.Err() != nil || !os.IsTimeout(ev.Errno()):
 			return eventError(ev)
 		}
 	}
@@ -152,14 +153,22 @@ func (d *dialing) resolveAddr(ctx context.Context, port uint16) (err error) {
 
 var errNoIWARP = unavailable(session.ReasonNotServed, errors.New("verbs: iWARP is switched off: IWARPOffset is negative"))
 
-func timedOut(ev ibv.Event) bool {
-	var timeout interface{ Timeout() bool }
-	return errors.As(ev.Errno(), &timeout) && timeout.Timeout()
-}
-
 // exchange sends the request and waits for the reply.
-func (d *dialing) exchange(ctx context.Context) error {
-	if err := d.request(ctx); err != nil {
+func (d *dialing) exchange(ctx context.Context) (err error) {
+	param := ibv.ConnParam{
+		PrivateData:        privateData{Version: protocolVersion, Claim: d.cfg.Claim}.bytes(),
+		ResponderResources: d.dev.readsServed(),
+		InitiatorDepth:     d.dev.readsIssued(),
+		RetryCount:         d.dev.retries(),
+		RNRRetryCount:      rnrRetry,
+	}
+	if d.dev.iwarp() {
+		err = d.requestIWARP(ctx, param)
+	} else {
+		d.cm.id.SetAckTimeout(d.cfg.AckTimeout) // older kernels cannot: the default is seconds
+		err = callError(d.cm.id.Connect(param))
+	}
+	if err != nil {
 		return err
 	}
 	ev, err := d.cm.wait(ctx)
@@ -172,22 +181,6 @@ func (d *dialing) exchange(ctx context.Context) error {
 		}
 	}
 	return err
-}
-
-// request is exchange's call of rdma_connect.
-func (d *dialing) request(ctx context.Context) error {
-	param := ibv.ConnParam{
-		PrivateData:        privateData{Version: protocolVersion, Claim: d.cfg.Claim}.bytes(),
-		ResponderResources: d.dev.readsServed(),
-		InitiatorDepth:     d.dev.readsIssued(),
-		RetryCount:         d.dev.retries(),
-		RNRRetryCount:      rnrRetry,
-	}
-	if d.dev.iwarp() {
-		return d.requestIWARP(ctx, param)
-	}
-	d.cm.id.SetAckTimeout(d.cfg.AckTimeout) // older kernels cannot: the default is seconds
-	return callError(d.cm.id.Connect(param))
 }
 
 // requestIWARP calls rdma_connect where that may block for most of a minute, and nothing

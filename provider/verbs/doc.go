@@ -20,9 +20,10 @@
 //	cm.go                 connection manager events; calls that may block
 //	route_*.go            which destinations an RDMA device serves
 //	device.go, domain.go  a device with its waiters; protection domains
-//	quirks.go             what single devices need
+//	hardware.go           what a device takes; quirks.go: what single ones need
+//	ready.go              endpoints that are made ahead
 //	memlock.go            what fits RLIMIT_MEMLOCK
-//	endpoint.go           an endpoint; create.go and end.go: its beginning and end
+//	endpoint.go           an endpoint; create.go and end.go: what it has of its device, and its end
 //	queuepair.go          its queue pair: waking, failure, the end; completions.go: what completes
 //	send.go, receive.go   its messages
 //	message_memory.go     the memory that messages take, and each peer's share of it

@@ -14,15 +14,19 @@ type domain struct {
 	pd     *ibv.PD
 	cache  *regcache.Cache
 	shared bool // by connections of its device, which keeps it
-	dev    *device
-	users  int // connections that share it; guarded by mu of dev
+	users  int  // connections that are in it; guarded by mu of the device
 }
 
-// useDomain gives the domain for a new endpoint. By default one is in the shared domain
-// only if it exposes no memory but by windows, so that what connections with
-// Config.SharedDomain and without windows expose there is their own risk alone.
+// sharesDomain reports whether a new endpoint is in the shared domain. By default it is
+// only if it exposes no memory but by windows, as the device is known to enforce them, so that what
+// connections with Config.SharedDomain and without windows expose there is their own risk alone.
+func (d *device) sharesDomain(cfg Config) bool {
+	return cfg.SharedDomain || d.mayHaveWindows(cfg) && d.windows.Load()
+}
+
+// useDomain gives the domain for a new endpoint, which closes one that is not shared.
 func (d *device) useDomain(cfg Config) (*domain, error) {
-	if !cfg.SharedDomain && !d.trustsWindows(cfg) {
+	if !d.sharesDomain(cfg) {
 		return d.newDomain(cfg)
 	}
 	d.mu.Lock()
@@ -35,7 +39,6 @@ func (d *device) useDomain(cfg Config) (*domain, error) {
 		shared.shared = true
 		d.shared = shared
 	}
-	d.shared.users++
 	return d.shared, nil
 }
 
@@ -51,24 +54,7 @@ func (d *device) newDomain(cfg Config) (*domain, error) {
 		// there stale: this process may have other pages then.
 		ArenaOnly: !ibv.ForkSafe(),
 	})
-	return &domain{dev: d, pd: pd, cache: cache}, nil
-}
-
-// release ends an endpoint's use. With the last one all goes that is cached (rule R5), also
-// where a listener keeps the device: what the next connection registers again costs less than
-// its queue pair.
-func (dom *domain) release() {
-	if !dom.shared {
-		dom.close()
-		return
-	}
-	dom.dev.mu.Lock()
-	dom.users--
-	last := dom.users == 0
-	dom.dev.mu.Unlock()
-	if last {
-		dom.cache.Empty()
-	}
+	return &domain{pd: pd, cache: cache}, nil
 }
 
 func (dom *domain) close() {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/sanconn/san/ibv"
 )
 
 const (
@@ -49,9 +51,9 @@ func (e *Endpoint) Retire() {
 
 // letGo ends one use of the memory of messages: by the device, whose queue pair may still
 // be being destroyed when Abort returns on iWARP, and by the session.
-func (e *Endpoint) letGo() {
-	if e.inUse.Add(-1) == 0 {
-		e.messages.free()
+func (r *resources) letGo() {
+	if r.inUse.Add(-1) == 0 {
+		r.messages.free()
 	}
 }
 
@@ -70,14 +72,13 @@ var errClosed = fmt.Errorf("verbs: closed at this end: %w", syscall.ENOTCONN)
 // tearDown ends the connection. When it returns, the queue pair is gone or in
 // the error state: nothing touches this process's memory.
 func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
-	e.dev.remove(e)
 	e.q.close(errClosed)
 	if !e.mayBlock() {
 		e.free()
 		return
 	}
 	if orderly {
-		blocking.run(wait, e.cm.disconnect)
+		blocking.run(wait, e.q.cm.disconnect)
 	}
 	e.q.mu.Lock()
 	e.q.toErrorLocked()
@@ -88,52 +89,54 @@ func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 }
 
 // mayBlock reports whether the calls that end the connection may wait for the network.
-func (e *Endpoint) mayBlock() bool { return e.cm != nil && e.dev.iwarp() }
+func (r *resources) mayBlock() bool { return r.q.cm != nil && r.dev.iwarp() }
 
 // free gives back what there is, in the order that the kernel wants.
 func (e *Endpoint) free() {
 	e.freeObjects()
+	e.dev.remove(e)
 	if e.tcp != nil {
-		e.tcp.close()
+		e.tcp.Close()
+		e.watch.Wait()
 	}
 	// The device before the id: once it has been removed, librdmacm closes its
 	// context with the last id.
 	e.dev.release()
-	if e.cm != nil {
-		e.cm.close()
+	if e.q.cm != nil {
+		e.q.cm.close()
 	}
 }
 
 // freeObjects gives back the queue pair before the registrations, those before the protection domain.
-func (e *Endpoint) freeObjects() {
-	e.destroyQP()
-	e.q.publish()
-	e.mem.close()
-	e.freeQueues()
-	e.letGo()
-	if e.dom != nil {
-		e.dom.release()
+func (r *resources) freeObjects() {
+	r.destroyQP()
+	r.q.publish()
+	r.mem.close()
+	r.freeQueues()
+	r.letGo()
+	if r.dom != nil && !r.dom.shared {
+		r.dom.close()
 	}
 }
 
 // destroyQP ends the connection and the queue pair, if there is one. Nothing is posted
 // any more.
-func (e *Endpoint) destroyQP() {
-	e.destroyed.Do(func() {
-		if e.q.qp == nil {
+func (r *resources) destroyQP() {
+	r.destroyed.Do(func() {
+		if r.q.qp == nil {
 			return
 		}
-		if e.cm != nil {
-			e.cm.disconnect()
+		if r.q.cm != nil {
+			r.q.cm.disconnect()
 		}
-		e.mem.windows.close()
-		e.q.mu.Lock()
-		e.q.destroyed = true
-		e.q.mu.Unlock()
-		if e.cm != nil {
-			e.cm.destroyQP(e.q.qp)
+		r.mem.windows.close()
+		r.q.mu.Lock()
+		r.q.destroyed = true
+		r.q.mu.Unlock()
+		if r.q.cm != nil { // not while rdma_disconnect, which the peer's end calls for, looks at it
+			r.q.cm.call(func(*ibv.ID) error { return r.q.qp.Close() })
 		} else {
-			e.q.qp.Close()
+			r.q.qp.Close()
 		}
 	})
 }
@@ -141,22 +144,22 @@ func (e *Endpoint) destroyQP() {
 // giveUp implements completer: the device has gone, or the transfers were posted while
 // the queue pair failed (siw never flushes those). Until the queue pair is destroyed the
 // device may use their memory.
-func (e *Endpoint) giveUp() {
-	if e.mayBlock() {
-		blocking.run(0, e.abandonTransfers)
+func (r *resources) giveUp() {
+	if r.mayBlock() {
+		blocking.run(0, r.abandonTransfers)
 	} else {
-		e.abandonTransfers()
+		r.abandonTransfers()
 	}
 }
 
-func (e *Endpoint) abandonTransfers() {
-	e.destroyQP()
-	e.q.mu.Lock()
-	defer e.q.mu.Unlock()
-	if e.q.closed {
+func (r *resources) abandonTransfers() {
+	r.destroyQP()
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	if r.q.closed {
 		return // free ends them
 	}
-	e.q.drainLocked()
-	e.mem.abandonLocked(e.q.cause)
-	e.q.publishLocked()
+	r.q.drainLocked()
+	r.mem.abandonLocked(r.q.cause)
+	r.q.publishLocked()
 }

@@ -2,12 +2,11 @@ package verbs
 
 import (
 	"fmt"
-	"net/netip"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/session"
 )
 
@@ -22,26 +21,13 @@ import (
 // empty), which is EPIPE. Anything else that ends the connection, such as an event of rdma_cm or a
 // failed work request, is ECONNRESET or ETIMEDOUT, after the completion queue has been emptied.
 type Endpoint struct {
-	dev      *device
-	cm       *cmID      // nil: connected without rdma_cm, and
-	tcp      *tcpSignal // instead
-	dom      *domain
-	cfg      Config
-	limits   session.Limits
-	passive  bool
-	peer     netip.Addr // whose share its control buffers are of
-	locked   int        // bytes of RLIMIT_MEMLOCK that its queues take
-	messages region     // what is sent from, and behind it what is received into, each registered
-
-	q    queuePair
-	send sendQueue
-	recv receiveQueue
-	mem  remote
-
-	ended     sync.Once
-	destroyed sync.Once // the queue pair
-	retired   atomic.Bool
-	inUse     atomic.Int32 // the memory of messages: by the device, and until Retire by the session
+	resources
+	tcp     net.Conn       // connected without rdma_cm: the other connection; or nil
+	watch   sync.WaitGroup // for its end
+	limits  session.Limits
+	passive bool
+	ended   sync.Once
+	retired atomic.Bool
 }
 
 var _ session.Endpoint = (*Endpoint)(nil)
@@ -181,25 +167,3 @@ func (e *Endpoint) Release() {
 	e.recv.againLocked(e.recv.kept.pop())
 	e.q.mu.Unlock()
 }
-
-// completedLocked implements completer.
-func (e *Endpoint) completedLocked(wc *ibv.WC) {
-	switch wc.ID & kindMask {
-	case kindRecv:
-		e.recv.receivedLocked(wc)
-	case kindSend:
-		e.send.sentLocked(wc)
-	case kindRead:
-		e.mem.movedLocked(wc, &e.mem.reads)
-	case kindWrite:
-		e.mem.movedLocked(wc, &e.mem.writes)
-	case kindUnbind:
-		e.mem.windows.unboundLocked(wc)
-	}
-	if wc.Status != ibv.Success {
-		e.q.failLocked(statusError(wc))
-	}
-}
-
-// transfersLocked implements completer.
-func (e *Endpoint) transfersLocked() int { return e.mem.reads.n + e.mem.writes.n }

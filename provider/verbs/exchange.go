@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"sync"
 	"syscall"
 	"time"
 
@@ -23,25 +22,6 @@ import (
 // their queue pair's number and address over a TCP connection, to the port that
 // iWARP would have. That connection stays idle, and its end is the
 // connection's end. InfiniBand and RoCE only.
-type tcpSignal struct {
-	conn  net.Conn
-	watch sync.WaitGroup
-}
-
-// close ends the connection and waits for its watcher.
-func (x *tcpSignal) close() {
-	x.conn.Close()
-	x.watch.Wait()
-}
-
-// follow ends e when the peer's TCP connection ends.
-func (x *tcpSignal) follow(e *Endpoint) {
-	x.watch.Go(func() {
-		var b [1]byte
-		x.conn.Read(b[:])
-		e.q.hangUp(fmt.Errorf("verbs: the peer has gone: %w", syscall.ECONNRESET), func() {})
-	})
-}
 
 // connParams is what the ends exchange, request and reply: paramsLen bytes, little endian. The
 // dialer adds one byte when it is ready to send.
@@ -124,7 +104,7 @@ func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, pass
 		return q.Init(ibv.QPPath{Port: uint8(a.port.Num), PKeyIndex: a.pkeyIndex}, ibv.RemoteRead|ibv.RemoteWrite)
 	})
 	if err == nil {
-		e.tcp = &tcpSignal{conn: conn}
+		e.tcp = conn
 		err = exchange(e, connParams{
 			privateData: privateData{Version: protocolVersion, Claim: cfg.Claim},
 			Peer:        ibv.QPPeer{QPNum: e.q.qp.Num, PSN: rand.Uint32() & psnMask, GID: a.gids[0].GID, LID: a.port.LID},
@@ -136,7 +116,10 @@ func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, pass
 		err = ctx.Err() // whatever came of it: the deadline is set
 	}
 	if err == nil {
-		e.tcp.follow(e)
+		e.watch.Go(func() {
+			conn.Read(make([]byte, 1))
+			e.q.hangUp(fmt.Errorf("verbs: the peer has gone: %w", syscall.ECONNRESET), func() {})
+		})
 		return e, nil
 	}
 	if passive {

@@ -128,11 +128,11 @@ func testNoWindows(t *testing.T) {
 	dev.probeWindows()
 	defer func() {
 		probed.mu.Lock()
-		delete(probed.m, dev.probeKey())
+		delete(probed.m, keyOf(dev.ctx))
 		probed.mu.Unlock()
 	}()
 	probed.mu.Lock()
-	answer, known := probed.m[dev.probeKey()]
+	answer, known := probed.m[keyOf(dev.ctx)]
 	probed.mu.Unlock()
 	if !known || answer.trusted || !answer.until.IsZero() {
 		t.Errorf("known %v, trusted %v, until %v", known, answer.trusted, answer.until)

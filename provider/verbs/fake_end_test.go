@@ -41,7 +41,7 @@ func testEndWaitsForTransfers(t *testing.T) {
 	port := 47_000
 	for what, over := range map[string]func(*Endpoint){
 		"a read that is flushed":     func(e *Endpoint) { e.complete(ibv.WC{ID: kindRead, Status: ibv.WRFlushErr}) },
-		"a read that is not flushed": (*Endpoint).giveUp,
+		"a read that is not flushed": func(e *Endpoint) { e.giveUp() },
 		"a read that ends well": func(e *Endpoint) {
 			f.set(fakeCompleted, int64(kindRead))
 			f.set(fakeCompletions, 1)
@@ -284,7 +284,7 @@ func testEventsEnd(t *testing.T) {
 		"access that is refused":    func(e *Endpoint) { e.dev.event(ibv.AsyncEvent{Type: ibv.EventQPAccessErr, QP: e.q.qp}) },
 		"a queue that overruns":     func(e *Endpoint) { e.dev.event(ibv.AsyncEvent{Type: ibv.EventCQErr, CQ: e.q.cq}) },
 		"the device's failure":      func(e *Endpoint) { e.dev.event(ibv.AsyncEvent{Type: ibv.EventDeviceFatal}) },
-		"the device's removal":      func(e *Endpoint) { e.cm.event(ibv.Event{Type: ibv.DeviceRemoval}) },
+		"the device's removal":      func(e *Endpoint) { e.q.cm.event(ibv.Event{Type: ibv.DeviceRemoval}) },
 	} {
 		port++
 		e, w := started(t, port)

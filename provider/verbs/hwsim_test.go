@@ -35,7 +35,8 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 		"TestExposedIsTakenBackAtOnce|TestRefusals|TestAdmit|TestRequestsThatAreRefused|TestReadsThatThePeerServes|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing|TestShareUsedUp)$", ""},
 	{"ready endpoints", "seed=29", "^(TestReady|TestReadyForOthers|TestReadyOfAFailedDevice|TestReadyOfOtherSizes|TestNoneReady)$", ""},
 	{"ready endpoints of a NIC", "latency_ns=2000", "^(TestReady|TestEndWhileRefilling)$", ""},
-	{"ready endpoints up to the limit", "seed=32,max_qp=5", "^TestReadyUpToTheLimit$", ""},
+	{"ready endpoints up to the limit", "seed=32,max_qp=5", "^(TestReadyUpToTheLimit|TestReadyGivesWay)$", ""},
+	{"ready endpoints without trust", "seed=34,profile=bnxt_re", "^TestReadyWithoutTrust$", ""},
 	{"ready endpoints behind the probe", "seed=31", "^TestReadyBehindTheProbe$", ""},
 	{"ready endpoints on iWARP", "seed=30,profile=irdma-iwarp", "^TestReady$/^(domains|a_shared)", ""},
 	{"one listener after another", "seed=12", "^(TestListenerTakesOver|TestListenerThatWaitsIsClosed)$", ""},
@@ -188,12 +189,12 @@ func TestWhatRegisteringCosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, func() error {
-		if !x.dev.windows.Load() || x.dev.copies.Load() == 0 {
+		if !x.dev.windows.Load() || x.dev.costs.copies.Load() == 0 {
 			return errors.New("the device has not been probed and measured")
 		}
 		return nil
 	})
-	copies := x.dev.copiesBefore()
+	copies := x.dev.costs.copiesBefore()
 	if copies < 2 || copies > 8 { // docs/MEMORY.md: the ninth Write at most
 		t.Errorf("a registration of 1 ms or more costs %d copies of %d bytes", copies, measureBytes)
 	}

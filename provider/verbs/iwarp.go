@@ -36,16 +36,10 @@ func (e *Endpoint) readyToReceive(ctx context.Context) error {
 		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 			return err
 		}
-		e.nudge()
-	}
-}
-
-// nudge makes the peer's kernel look at its socket, unless what was sent before has
-// not left yet.
-func (e *Endpoint) nudge() {
-	e.q.mu.Lock()
-	defer e.q.mu.Unlock()
-	if e.send.underwayLocked() == 0 {
-		e.send.postEmptyLocked(ibv.OpWrite)
+		e.q.mu.Lock()
+		if e.send.underwayLocked() == 0 { // otherwise what was sent has yet to leave
+			e.send.postEmptyLocked(ibv.OpWrite)
+		}
+		e.q.mu.Unlock()
 	}
 }

@@ -156,19 +156,19 @@ func acceptRequest(ctx context.Context, cm *cmID, request ibv.ConnParam, cfg Con
 // reply accepts a request and waits for the dialer.
 func (e *Endpoint) reply(ctx context.Context, request ibv.ConnParam) error {
 	if !e.dev.iwarp() {
-		e.cm.id.SetAckTimeout(e.cfg.AckTimeout)
+		e.q.cm.id.SetAckTimeout(e.cfg.AckTimeout)
 	}
-	err := e.cm.id.Accept(ibv.ConnParam{
+	err := e.q.cm.id.Accept(ibv.ConnParam{
 		PrivateData:        privateData{Version: protocolVersion}.bytes(),
 		ResponderResources: min(request.ResponderResources, e.dev.readsServed()),
 		InitiatorDepth:     min(request.InitiatorDepth, e.dev.readsIssued()),
 		RNRRetryCount:      rnrRetry,
 	})
 	if err != nil {
-		e.cm.reject(refusalFor(err)) // unless the kernel has
+		e.q.cm.reject(refusalFor(err)) // unless the kernel has
 		return err
 	}
-	ev, err := e.cm.wait(ctx)
+	ev, err := e.q.cm.wait(ctx)
 	if err == nil && ev.Type != ibv.Established {
 		err = eventError(ev)
 	}

@@ -156,22 +156,17 @@ func (l *Listener) add(a netip.Addr) error {
 		x.close()
 		return listenError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
 	}
-	if !l.keep(x) {
+	l.mu.Lock()
+	gone := l.closed || x.gone
+	if !gone {
+		l.ids[a] = x
+	}
+	l.mu.Unlock()
+	if gone {
 		x.close()
 		return listenError(fmt.Errorf("verbs: listen on %v: the device has gone: %w", x.tcp, syscall.ENODEV))
 	}
 	return nil
-}
-
-// keep adds x to what is listened on, unless the device has gone, or the listener has.
-func (l *Listener) keep(x *listenID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || x.gone {
-		return false
-	}
-	l.ids[x.tcp.Addr()] = x
-	return true
 }
 
 // listenError is what the error of a call means to the listener.

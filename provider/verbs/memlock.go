@@ -61,15 +61,6 @@ func memlockLeft() int {
 	return max(memlock()-int(s.PinnedBytes-s.IdleBytes+control+lockedQueues.Load()), 1)
 }
 
-// room is what is left for the control buffers of an endpoint whose queues take some of
-// its share; 0 if no limit applies.
-func room(left, queues int) int {
-	if left == 0 {
-		return 0
-	}
-	return max(left-connectionShare*queues, 1)
-}
-
 // withRoom calls lock, which needs locked memory. If there is none, it gives back what
 // the caches do not use and calls lock once more.
 func withRoom(lock func() error) error {
@@ -101,9 +92,10 @@ func exposeLimit(memlock int) int {
 	return min(memlock/exposeShare, maxExpose)
 }
 
-// fitting is c with control buffers that fit what is left of RLIMIT_MEMLOCK; 0: no limit applies.
-func (c Config) fitting(left int) Config {
-	for left != 0 && c.sendBytes()+c.receiveBytes() > left/connectionShare {
+// fitting is c with control buffers that fit, with so many bytes of queues, an endpoint's share of
+// what is left of RLIMIT_MEMLOCK; 0: no limit applies.
+func (c Config) fitting(left, queues int) Config {
+	for left != 0 && c.sendBytes()+c.receiveBytes()+queues > left/connectionShare {
 		smaller, ok := c.smaller()
 		if !ok {
 			break

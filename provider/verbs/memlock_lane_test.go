@@ -144,7 +144,7 @@ func refusedForWantOfMemory(t *testing.T, l *listener, then func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer dom.release()
+	defer dom.close()
 	for end := time.Now().Add(patience); ; {
 		for {
 			r, err := newRegion(share{of: controlArena()}, 1)

@@ -27,7 +27,7 @@ func TestMemlockChoosesSizes(t *testing.T) {
 		{MinMemlock, session.MaxControl, 0},
 		{1, session.MaxControl, 0},
 	} {
-		c := usual.fitting(tt.memlock)
+		c := usual.fitting(tt.memlock, 0)
 		if c.bufferSize != tt.buffer || exposeLimit(tt.memlock) != tt.expose {
 			t.Errorf("%d bytes: buffers of %d and exposures of %d, want %d and %d",
 				tt.memlock, c.bufferSize, exposeLimit(tt.memlock), tt.buffer, tt.expose)
@@ -35,7 +35,7 @@ func TestMemlockChoosesSizes(t *testing.T) {
 	}
 
 	// Both ends of a connection fit the least limit, by pages, and one end more.
-	c := usual.fitting(MinMemlock)
+	c := usual.fitting(MinMemlock, 0)
 	sends, all := c.sendBytes(), c.sendBytes()+c.receiveBytes()
 	page := os.Getpagesize()
 	if n := roundUp(sends, page) + roundUp(all, page) - sends/page*page; 3*n > MinMemlock {

@@ -36,12 +36,8 @@ func nodesRefused() error {
 		return nil // that has no files
 	}
 	err := tryNode(cmNode)
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, none := os.Stat(cmClass); none == nil {
-			return refusedNode(err) // this container has not got it
-		}
-	}
-	if errors.Is(err, fs.ErrPermission) {
+	_, none := os.Stat(cmClass)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) && none == nil { // this container has not got it
 		return refusedNode(err)
 	}
 	devices, _ := filepath.Glob(verbsNodes)

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
-	"github.com/sanconn/san/session"
 )
 
 // What a device enforces of memory windows cannot be queried: capability flags promise too much
@@ -34,27 +33,14 @@ type probeAnswer struct {
 // answer; the next connection after that does it.
 const probeAgain = time.Minute
 
-// mayHaveWindows reports whether an endpoint may use memory windows, now or later. Where
-// RLIMIT_MEMLOCK leaves no room for anything to be exposed, not even the probe's page is.
-func (d *device) mayHaveWindows(cfg Config) bool {
-	return d.caps.MaxMW > 0 && exposeLimit(memlock()) > 0 && cfg.Disable&session.FeatureWindows == 0 &&
-		!d.iwarp() // queue pairs that the probe needs connect by TCP there
-}
-
-// trustsWindows reports whether an endpoint uses memory windows from its beginning,
-// because the device is known to enforce them.
-func (d *device) trustsWindows(cfg Config) bool {
-	return d.mayHaveWindows(cfg) && d.windows.Load()
-}
-
 // probe has the device's endpoints go by what is known of what registering costs and of its windows,
 // or has it measured, and them tried if somebody will use them. Nobody waits for that.
 func (d *device) probe(cfg Config) {
-	d.measuring.Do(func() { d.waiters.Go(d.measure) })
+	d.costs.once.Do(func() { d.waiters.Go(func() { d.costs.measure(d.ctx) }) })
 	if !d.mayHaveWindows(cfg) {
 		return
 	}
-	key, now := d.probeKey(), time.Now()
+	key, now := keyOf(d.ctx), time.Now()
 	probed.mu.Lock()
 	defer probed.mu.Unlock()
 	answer, known := probed.m[key]
@@ -67,7 +53,8 @@ func (d *device) probe(cfg Config) {
 	d.waiters.Go(d.probeWindows)
 }
 
-func (d *device) probeKey() string { return fmt.Sprintf("%s %#x", d.ctx.Name, d.ctx.GUID) }
+// keyOf tells devices apart, however they were opened.
+func keyOf(ctx *ibv.Context) string { return fmt.Sprintf("%s %#x", ctx.Name, ctx.GUID) }
 
 // take has the device's endpoints go by an answer. None takes trust back: connections of the
 // shared domain have nothing but windows to keep their peers out.
@@ -84,7 +71,7 @@ func (d *device) probeWindows() {
 	case errors.Is(err, errProbeStopped): // whoever uses the device next tries
 		probed.mu.Lock()
 		defer probed.mu.Unlock()
-		delete(probed.m, d.probeKey())
+		delete(probed.m, keyOf(d.ctx))
 		return
 	case errors.Is(err, syscall.EOPNOTSUPP): // definite: no windows, whatever its flags are (bnxt_re)
 	case err != nil:
@@ -105,7 +92,7 @@ func (d *device) probeWindows() {
 // learn keeps what a probe has found, for this device and all others that are open of the same:
 // by name and by rdma_cm.
 func (d *device) learn(answer probeAnswer) {
-	key := d.probeKey()
+	key := keyOf(d.ctx)
 	probed.mu.Lock()
 	probed.m[key] = answer
 	probed.mu.Unlock()
@@ -113,7 +100,7 @@ func (d *device) learn(answer probeAnswer) {
 	devices.mu.Lock()
 	defer devices.mu.Unlock()
 	for _, other := range devices.m {
-		if other.probeKey() == key {
+		if keyOf(other.ctx) == key {
 			other.take(answer)
 		}
 	}
@@ -178,7 +165,7 @@ func tryAttempts(d *device, attempts []windowAttempt, most int) (wrong []string,
 			return nil, errProbeStopped
 		default:
 		}
-		p := windowProbe{pd: pd, at: at, stop: d.stop}
+		p := windowProbe{pd: pd, at: at}
 		moved, err := p.attempt(&a)
 		p.close()
 		if err != nil {
@@ -206,7 +193,6 @@ func (d *device) loopback() (attachment, error) {
 type windowProbe struct {
 	pd      *ibv.PD
 	at      attachment
-	stop    <-chan struct{} // nobody uses the device any more
 	cq      *ibv.CQ
 	mw      *ibv.MW
 	exposer [2]*ibv.QP
@@ -396,7 +382,7 @@ func (p *windowProbe) do(qp *ibv.QP, wr ibv.SendWR) (ibv.Status, error) {
 			return status, nil
 		}
 		select {
-		case <-p.stop:
+		case <-p.at.dev.stop:
 			if time.Since(began) > probeUnused {
 				return 0, errProbeStopped
 			}

@@ -17,6 +17,7 @@ import (
 type queuePair struct {
 	qp   *ibv.QP
 	cq   *ibv.CQ
+	cm   *cmID // that connects it; nil: without rdma_cm
 	user completer
 
 	waker     atomic.Pointer[session.Waker]

@@ -7,6 +7,7 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/sanconn/san/ibv"
 	"github.com/sanconn/san/session"
 )
 
@@ -20,10 +21,16 @@ const (
 	manaVendor = 0x1414   // Azure's: PCI_VENDOR_ID_MICROSOFT, which mana_ib_query_device gives (hw/mana/main.c)
 )
 
-func (d *device) rxe() bool  { return d.caps.VendorID == rxeVendor }
-func (d *device) siw() bool  { return d.iwarp() && d.caps.VendorID == siwVendor }
-func (d *device) mlx() bool  { return d.caps.VendorID == mlxVendor }
-func (d *device) mana() bool { return d.caps.VendorID == manaVendor }
+func (h *hardware) siw() bool  { return h.iwarp() && h.caps.VendorID == siwVendor }
+func (h *hardware) mana() bool { return h.caps.VendorID == manaVendor }
+
+// retries is how often the device repeats what is not acknowledged.
+func (h *hardware) retries() uint8 {
+	if h.caps.VendorID == rxeVendor {
+		return retryCount - 1 // 7 is for ever there (sw/rxe/rxe_comp.c, as for RNR)
+	}
+	return retryCount
+}
 
 // Inline data. Devices do not report their limit, so that queue pairs are created with
 // less and less of it until one is granted:
@@ -34,16 +41,11 @@ func (d *device) mana() bool { return d.caps.VendorID == manaVendor }
 //     the memory later, when it may already hold the next message.
 
 // inlineSizes are tried in turn.
-func (d *device) inlineSizes() []uint32 {
-	if d.mana() {
+func (h *hardware) inlineSizes() []uint32 {
+	if h.mana() {
 		return []uint32{0}
 	}
 	return []uint32{maxInline, 128, 64, 0}
-}
-
-// mayBeInline reports whether less inline data may help against an error.
-func mayBeInline(err error) bool {
-	return errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOMEM)
 }
 
 // The queues of mlx5 are the program's memory, which the kernel pins (ib_umem_get in
@@ -59,8 +61,8 @@ const (
 )
 
 // lockedByQueues is how many bytes of locked memory the queues of an endpoint take.
-func (d *device) lockedByQueues(sends, receives int) int {
-	if !d.mlx() {
+func (h *hardware) lockedByQueues(sends, receives int) int {
+	if h.caps.VendorID != mlxVendor {
 		return 0
 	}
 	const inline = 4 + maxInline // behind the length
@@ -76,26 +78,20 @@ func powerOfTwo(n int) int    { return 1 << bits.Len(uint(n-1)) }
 // withoutRC is what the error of creating a queue pair means. Drivers of mana that have raw
 // packets alone answer EINVAL (mana_ib_create_qp in hw/mana/qp.c, before it had reliable
 // connections), others EOPNOTSUPP.
-func (d *device) withoutRC(err error) error {
-	if d.mana() && errors.Is(err, syscall.EINVAL) {
-		return unavailable(session.ReasonNotServed, errWithoutErrno{fmt.Errorf("verbs: the driver of %s has no reliable connections: %w", d.ctx.Name, err)})
+func (h *hardware) withoutRC(err error) error {
+	if h.mana() && errors.Is(err, syscall.EINVAL) {
+		return unavailable(session.ReasonNotServed, errWithoutErrno{fmt.Errorf("verbs: the driver of %s has no reliable connections: %w", h.ctx.Name, err)})
 	}
 	return err
 }
-
-// sendsFromMemory reports whether a message may be read from memory at any time before
-// its completion, so that each has to be signaled. On iWARP a completion means that TCP
-// has the bytes; without one siw has TCP send from our pages (use_sendpage in
-// sw/siw/siw_qp_tx.c).
-func (d *device) sendsFromMemory() bool { return d.iwarp() }
 
 // reads reports whether the device reads remote memory. On iWARP the response is a write
 // (RFC 5040), which demands RemoteWrite of the memory that it goes to: the peer could write
 // there at any time, and if it is the application's it would have to be registered each
 // time. So it is the peer that writes, to the inbox. siw demands no such
 // thing (siw_proc_rresp in sw/siw/siw_qp_rx.c).
-func (d *device) reads() bool {
-	return d.caps.MaxQPInitiatorRead > 0 && (!d.iwarp() || d.siw())
+func (h *hardware) reads() bool {
+	return h.caps.MaxQPInitiatorRead > 0 && (!h.iwarp() || h.siw())
 }
 
 // siw copies payload of siwShort bytes or less into the packet's header. If it crosses a
@@ -109,8 +105,8 @@ const (
 )
 
 // partsOfTransfer is how many work requests a transfer may take.
-func (d *device) partsOfTransfer() int {
-	if d.iwarp() {
+func (h *hardware) partsOfTransfer() int {
+	if h.iwarp() {
 		return 2
 	}
 	return 1
@@ -118,9 +114,9 @@ func (d *device) partsOfTransfer() int {
 
 // firstPart is how many of the n bytes that are sent from addr, at whichever end, go in a
 // work request of their own; 0: no split.
-func (d *device) firstPart(addr uint64, n int) int {
+func (h *hardware) firstPart(addr uint64, n int) int {
 	first := int(smallestPage - addr%smallestPage)
-	if !d.iwarp() || n > siwShort || first >= n {
+	if !h.iwarp() || n > siwShort || first >= n {
 		return 0
 	}
 	return first
@@ -137,9 +133,10 @@ const (
 	siwCompletion = 32 // bytes
 )
 
-// avoidForbidden is called before anything else is made on a device.
-func (d *device) avoidForbidden() {
-	if d.siw() {
-		d.filler, _ = d.ctx.CreateCQ(siwForbidden/siwCompletion+1, nil, 0)
+// avoidForbidden is called before anything else is made on a device. It returns that queue, or nil.
+func (h *hardware) avoidForbidden() (filler *ibv.CQ) {
+	if h.siw() {
+		filler, _ = h.ctx.CreateCQ(siwForbidden/siwCompletion+1, nil, 0)
 	}
+	return filler
 }

@@ -28,12 +28,32 @@ func withoutReady(t testing.TB) {
 
 // readyNumbers are the numbers of the queue pairs that are ready on a device.
 func readyNumbers(d *device) (list []uint32) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, e := range d.ready {
+	for _, e := range d.ready.all() {
 		list = append(list, e.q.qp.Num)
 	}
 	return list
+}
+
+// isFilling reports whether some are being made ready.
+func (r *readyPool) isFilling() bool {
+	if r.filling.TryLock() {
+		r.filling.Unlock()
+		return false
+	}
+	return true
+}
+
+// filled waits until none is being made ready.
+func (r *readyPool) filled() {
+	r.filling.Lock()
+	r.filling.Unlock()
+}
+
+// putBack has a test's finding count as ready.
+func (r *readyPool) putBack(e *Endpoint) {
+	r.mu.Lock()
+	r.list = append(r.list, e)
+	r.mu.Unlock()
 }
 
 // awaitReady waits until as many as may be are ready on devices.
@@ -41,7 +61,7 @@ func awaitReady(t testing.TB, devices ...*device) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
 		for _, d := range devices {
-			if n := len(readyNumbers(d)); n != readyEndpoints || d.refilling.Load() {
+			if n := len(readyNumbers(d)); n != readyEndpoints || d.ready.isFilling() {
 				return fmt.Errorf("%d are ready on %s", n, d.ctx.Name)
 			}
 		}
@@ -149,11 +169,9 @@ func TestReadyForOthers(t *testing.T) {
 	shares.m[full] = all
 	shares.mu.Unlock()
 	ready = readyNumbers(a.dev)
-	if e := a.dev.takeReady(full.peer, a.cfg); e != nil {
+	if e := a.dev.ready.take(full.peer, a.cfg); e != nil {
 		t.Error("a peer that has its share got one more")
-		a.dev.mu.Lock()
-		a.dev.ready = append(a.dev.ready, e)
-		a.dev.mu.Unlock()
+		a.dev.ready.putBack(e)
 	}
 	if now := readyNumbers(a.dev); !slices.Equal(now, ready) {
 		t.Errorf("ready are %v, before %v", now, ready)
@@ -161,10 +179,7 @@ func TestReadyForOthers(t *testing.T) {
 	full.giveBack(all)
 
 	for _, d := range []*device{a.dev, b.dev} {
-		d.mu.Lock()
-		list := slices.Clone(d.ready)
-		d.mu.Unlock()
-		for _, e := range list {
+		for _, e := range d.ready.all() {
 			e.q.fail(deviceError(syscall.EIO))
 		}
 	}
@@ -175,6 +190,14 @@ func TestReadyForOthers(t *testing.T) {
 	for _, e := range []*Endpoint{c, d} {
 		if err := e.Err(); err != nil {
 			t.Error(err)
+		}
+	}
+	awaitReady(t, a.dev, b.dev)
+	for _, d := range []*device{a.dev, b.dev} {
+		for _, e := range d.ready.all() {
+			if e.q.over() {
+				t.Errorf("queue pair %d, which has failed, is kept", e.q.qp.Num)
+			}
 		}
 	}
 	a.dev.fail(deviceError(syscall.EIO))
@@ -189,11 +212,9 @@ func TestReadyOfAFailedDevice(t *testing.T) {
 	cfg := Config{Disable: session.FeatureWindows}
 	_, a, _ := pairWithReady(t, cfg)
 	a.dev.fail(deviceError(syscall.EIO))
-	if e := a.dev.takeReady(a.peer, a.cfg); e != nil {
+	if e := a.dev.ready.take(a.peer, a.cfg); e != nil {
 		t.Error("an endpoint was taken of a device that has failed")
-		a.dev.mu.Lock()
-		a.dev.ready = append(a.dev.ready, e)
-		a.dev.mu.Unlock()
+		a.dev.ready.putBack(e)
 	}
 }
 
@@ -213,8 +234,8 @@ func TestNoneReady(t *testing.T) {
 	d := a.dev
 	none := func(why string) {
 		t.Helper()
-		d.refill(cfg)
-		d.refills.Wait()
+		d.ready.refill(d, cfg)
+		d.ready.filled()
 		if list := readyNumbers(d); len(list) > 0 {
 			t.Errorf("%s: %v are ready", why, list)
 		}
@@ -241,11 +262,11 @@ func TestNoneReady(t *testing.T) {
 	devices.mu.Lock()
 	d.users = users
 	devices.mu.Unlock()
-	d.refill(cfg)
+	d.ready.refill(d, cfg)
 	awaitReady(t, d)
 }
 
-// Where no more can be made, nobody hears of it, and no more is tried.
+// Where no more can be made, nobody hears of it, and no more is tried until a connection has ended.
 func TestReadyUpToTheLimit(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return // which has five queue pairs: hwsimRuns
@@ -254,13 +275,92 @@ func TestReadyUpToTheLimit(t *testing.T) {
 	cfg := Config{Disable: session.FeatureWindows}
 	l := listen(t, cfg)
 	a, _ := pair(t, l, cfg)
-	b, _ := pair(t, l, cfg)
-	a.dev.refills.Wait()
-	if list := readyNumbers(a.dev); len(list) != 1 || !a.dev.refilling.Load() {
-		t.Errorf("ready are %v, want the fifth queue pair; others are tried: %v", list, !a.dev.refilling.Load())
+	fifth := func(b *Endpoint) {
+		t.Helper()
+		a.dev.ready.filled()
+		if list := readyNumbers(a.dev); len(list) != 1 || !a.dev.ready.full.Load() {
+			t.Errorf("ready are %v, want the fifth queue pair; others are tried: %v", list, !a.dev.ready.full.Load())
+		}
+		if err := b.Err(); err != nil {
+			t.Error(err)
+		}
 	}
-	if err := b.Err(); err != nil {
+	b, c := pair(t, l, cfg)
+	fifth(b)
+	b.discard()
+	c.discard()
+	b, _ = pair(t, l, cfg)
+	fifth(b)
+}
+
+// What is ready gives way to connections that it does not suit.
+func TestReadyGivesWay(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // which has five queue pairs: hwsimRuns
+	}
+	nothingLeft(t)
+	cfg := Config{Disable: session.FeatureWindows}
+	l := listen(t, cfg)
+	a, _ := pair(t, l, cfg)
+	a.dev.ready.refill(a.dev, cfg.withDefaults())
+	a.dev.ready.filled()
+	if n := len(readyNumbers(a.dev)); n != 3 {
+		t.Fatalf("%d are ready, want the third to the fifth queue pair", n)
+	}
+	other := listen(t, Config{Disable: session.FeatureWindows | session.FeatureRegCache})
+	b, c := pair(t, other, other.cfg)
+	b.discard()
+	c.discard()
+
+	// So does what is just being made.
+	a.dev.ready.refill(a.dev, cfg.withDefaults())
+	a.dev.ready.filled()
+	a.dev.ready.full.Store(false)
+	a.dev.ready.filling.Lock()
+	var making []*Endpoint
+	for range readyNumbers(a.dev) {
+		making = append(making, a.dev.ready.pick(func(*Endpoint) bool { return true }))
+	}
+	done := make(chan error)
+	go func() {
+		b, c, err := connect(other, other.cfg)
+		if err == nil {
+			b.discard()
+			c.discard()
+		}
+		done <- err
+	}()
+	testenv.Eventually(t, patience, func() error {
+		if !a.dev.ready.full.Load() {
+			return errors.New("no connection wants for a queue pair")
+		}
+		return nil
+	})
+	for _, e := range making {
+		a.dev.ready.putBack(e)
+	}
+	a.dev.ready.filling.Unlock()
+	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// They are there where a device's windows cannot be trusted, too.
+func TestReadyWithoutTrust(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // whose windows do not work: hwsimRuns
+	}
+	nothingLeft(t)
+	l := listen(t, Config{})
+	a, _ := pair(t, l, Config{})
+	if !a.dev.mayHaveWindows(Config{}) {
+		t.Fatal("the device does not offer windows")
+	}
+	pair(t, l, Config{})
+	awaitReady(t, a.dev)
+	ready := readyNumbers(a.dev)
+	if b, _ := pair(t, l, Config{}); !slices.Contains(ready, b.q.qp.Num) || b.dom.shared {
+		t.Errorf("queue pair %d, in a shared domain: %v; ready were %v", b.q.qp.Num, b.dom.shared, ready)
 	}
 }
 
@@ -280,7 +380,7 @@ func TestEndWhileRefilling(t *testing.T) {
 		}
 		a.discard()
 		b.discard()
-		if a.dev.refilling.Load() {
+		if a.dev.ready.isFilling() {
 			refilling++
 		}
 		l.Close()
@@ -290,7 +390,7 @@ func TestEndWhileRefilling(t *testing.T) {
 	}
 }
 
-// None is made before it is known whether connections share a domain: those that do would not take it.
+// Those that were made before windows were trusted make room for others in the shared domain.
 func TestReadyBehindTheProbe(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return // where windows come on: hwsimRuns
@@ -298,18 +398,19 @@ func TestReadyBehindTheProbe(t *testing.T) {
 	nothingLeft(t)
 	l := listen(t, Config{})
 	a, _ := pair(t, l, Config{})
-	pair(t, l, Config{})
 	testenv.Eventually(t, patience, func() error {
 		if !a.dev.windows.Load() {
 			return errors.New("windows have not come on")
 		}
 		return nil
 	})
+	a.dev.windows.Store(false)
 	pair(t, l, Config{})
 	awaitReady(t, a.dev)
-	a.dev.mu.Lock()
-	defer a.dev.mu.Unlock()
-	for _, e := range a.dev.ready {
+	a.dev.windows.Store(true)
+	pair(t, l, Config{})
+	awaitReady(t, a.dev)
+	for _, e := range a.dev.ready.all() {
 		if !e.dom.shared {
 			t.Errorf("queue pair %d has a domain of its own", e.q.qp.Num)
 		}
@@ -329,7 +430,9 @@ func TestReadyOfOtherSizes(t *testing.T) {
 	wanted := a.cfg.withDefaults()
 	readyEndpoints = 1
 	a.dev.most.registration = wanted.receiveBytes() - 1
-	if a.dev.makeReady(wanted) || len(readyNumbers(a.dev)) > 0 {
+	a.dev.ready.filling.Lock()
+	a.dev.ready.fill(a.dev, wanted)
+	if len(readyNumbers(a.dev)) > 0 {
 		t.Errorf("%d are ready", len(readyNumbers(a.dev)))
 	}
 }

@@ -37,10 +37,10 @@ type arrival struct {
 	n      int // bytes
 }
 
-func (r *receiveQueue) open(q *queuePair, ws *windows, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
+func (r *receiveQueue) open(q *queuePair, ws *windows, cfg Config, iwarp bool, mem []byte, mr *ibv.MR) {
 	r.q, r.windows, r.mem, r.mr = q, ws, mem, mr
 	r.size, r.count = cfg.bufferSize, cfg.buffers
-	r.iwarp = dev.iwarp()
+	r.iwarp = iwarp
 	r.arrived = newFIFO[arrival](r.count)
 	r.kept = newFIFO[arrival](r.count)
 	r.repost = make([]int, 0, repostBatch)

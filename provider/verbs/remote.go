@@ -124,22 +124,22 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 // will keep it, as it has come so often that the copies have cost what registering it costs. Without windows it is registered each
 // time as well, for the peer, which has to cost no more than the copy that it spares.
 func (r *remote) PaysToOffer(b []byte) (bool, error) {
-	if !r.dev.offersLikeCopies(len(b)) {
+	if !r.dev.costs.offersLikeCopies(len(b)) {
 		return false, nil
 	}
 	local := regcache.BindWindow
 	if !r.windows.on() {
-		if !r.dev.registersLikeCopies() {
+		if !r.dev.costs.registersLikeCopies() {
 			return false, nil
 		}
 		local = regcache.LocalRead
 	}
-	return r.dom.cache.Worth(b, local, r.dev.copiesBefore())
+	return r.dom.cache.Worth(b, local, r.dev.costs.copiesBefore())
 }
 
 // PaysToFill implements session.Memory, as PaysToOffer.
 func (r *remote) PaysToFill(b []byte) (bool, error) {
-	return r.dom.cache.Worth(b, regcache.LocalWrite, r.dev.copiesBefore())
+	return r.dom.cache.Worth(b, regcache.LocalWrite, r.dev.costs.copiesBefore())
 }
 
 // CommitReturn implements session.Memory: the peer's device invalidates its window with the
@@ -212,20 +212,22 @@ func (r *remote) move(q *fifo[transfer], t transfer, b []byte, d session.Descrip
 func (r *remote) room(q *fifo[transfer]) error {
 	r.q.mu.Lock()
 	defer r.q.mu.Unlock()
-	if r.fullLocked(q) {
+	if r.roomLocked(q) == session.ErrWouldBlock {
 		r.q.drainLocked()
 	}
+	return r.roomLocked(q)
+}
+
+// roomLocked counts what is done, too: done has to hold it all.
+func (r *remote) roomLocked(q *fifo[transfer]) error {
 	switch {
 	case r.q.overLocked():
 		return errEnded
-	case r.fullLocked(q):
+	case q.n+r.done.n >= len(q.items):
 		return session.ErrWouldBlock
 	}
 	return nil
 }
-
-// fullLocked counts what is done, too: done has to hold it all.
-func (r *remote) fullLocked(q *fifo[transfer]) bool { return q.n+r.done.n >= len(q.items) }
 
 // post posts a transfer, as two work requests where the device needs that.
 func (r *remote) post(q *fifo[transfer], t transfer, b []byte, d session.Descriptor, off int) error {
@@ -242,11 +244,8 @@ func (r *remote) post(q *fifo[transfer], t transfer, b []byte, d session.Descrip
 	first := r.dev.firstPart(source, len(b))
 	r.q.mu.Lock()
 	defer r.q.mu.Unlock()
-	switch {
-	case r.q.overLocked():
-		return errEnded
-	case r.fullLocked(q):
-		return session.ErrWouldBlock
+	if err := r.roomLocked(q); err != nil {
+		return err
 	}
 	wrs := r.wr[:1]
 	wrs[0] = wr
@@ -333,16 +332,13 @@ func (r *remote) abandonLocked(why error) {
 // close takes back what transfers and the peer have of the domain. The queue pair has
 // gone; what had begun before ends first.
 func (r *remote) close() {
-	var left []transfer
 	r.q.mu.Lock()
-	for _, q := range []*fifo[transfer]{&r.reads, &r.writes, &r.done} {
-		for q.n > 0 {
-			left = append(left, q.pop())
-		}
-	}
+	r.abandonLocked(nil)
+	left := r.done
+	r.done = fifo[transfer]{}
 	r.q.mu.Unlock()
-	for _, t := range left {
-		t.region.Release()
+	for left.n > 0 {
+		left.pop().region.Release()
 	}
 	r.revokeAll()
 }

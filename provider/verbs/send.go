@@ -16,7 +16,7 @@ type sendQueue struct {
 	mr         *ibv.MR
 	ringSize   int  // bytes
 	inline     int  // bytes
-	alwaysSign bool // each message that is not inline is signaled
+	alwaysSign bool // each message that is not inline is signaled: see open
 
 	// The rest is guarded by mu of q.
 	head, tail uint64 // of the ring, bytes since the beginning
@@ -63,11 +63,12 @@ const (
 	maxInline = 224
 )
 
-// open takes the memory that messages are sent from.
-func (s *sendQueue) open(q *queuePair, cfg Config, dev *device, mem []byte, mr *ibv.MR) {
+// open takes the memory that messages are sent from. On iWARP a completion means that TCP has the
+// bytes; without one siw has TCP send from our pages (use_sendpage in sw/siw/siw_qp_tx.c).
+func (s *sendQueue) open(q *queuePair, cfg Config, iwarp bool, mem []byte, mr *ibv.MR) {
 	s.q, s.mem, s.mr = q, mem, mr
 	s.ringSize = cfg.sendBuffer
-	s.alwaysSign = dev.sendsFromMemory()
+	s.alwaysSign = iwarp
 	s.used = newFIFO[sendRecord](maxSends)
 }
 

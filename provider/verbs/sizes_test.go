@@ -90,13 +90,13 @@ func TestSmallRegistrations(t *testing.T) {
 // A device whose queues or registrations are too small for a connection serves none, and is not tried.
 func TestDeviceTooSmall(t *testing.T) {
 	for _, has := range []struct{ wr, cqe int }{{minBuffers - 1, 1 << 20}, {1 << 20, minBuffers}} {
-		d := &device{ctx: new(ibv.Context), most: sizes{1 << 30, 1 << 30}}
+		d := &hardware{ctx: new(ibv.Context), most: sizes{1 << 30, 1 << 30}}
 		d.caps.MaxQPWR, d.caps.MaxCQE = has.wr, has.cqe
 		if _, err := d.within(Config{}.withDefaults(), maxSends); reasonOf(err) != session.ReasonNotServed {
 			t.Errorf("%+v: %v", has, err)
 		}
 	}
-	d := &device{ctx: &ibv.Context{Device: ibv.Device{Name: "sim0"}}, most: sizes{1 << 30, 300}} // which tells nothing of its queues
+	d := &hardware{ctx: &ibv.Context{Device: ibv.Device{Name: "sim0"}}, most: sizes{1 << 30, 300}} // which tells nothing of its queues
 	cfg, err := d.within(Config{}.withDefaults(), maxSends)
 	if err != nil || cfg.bufferSize != 300 {
 		t.Errorf("messages of %d bytes, %v", cfg.bufferSize, err)

@@ -136,14 +136,14 @@ func TestLargeWritesWithoutWindows(t *testing.T) {
 	}
 	a, b := negotiate(t, x, y, session.Config{})
 	testenv.Eventually(t, patience, func() error {
-		if x.dev.copies.Load() == 0 {
+		if x.dev.costs.copies.Load() == 0 {
 			return errors.New("nobody has measured what registering costs")
 		}
 		return nil
 	})
 	costly := strings.Contains(os.Getenv("HWSIM"), "reg_ns=")
-	if costly == x.dev.registersLikeCopies() {
-		t.Fatalf("a registration costs %d copies", x.dev.copies.Load())
+	if costly == x.dev.costs.registersLikeCopies() {
+		t.Fatalf("a registration costs %d copies", x.dev.costs.copies.Load())
 	}
 	for _, n := range []int{largeWrite, 4 * largeWrite} {
 		if costly {
@@ -164,7 +164,7 @@ func forgetAnswer(t *testing.T) (key string, lacks bool) {
 		t.Fatal(err)
 	}
 	defer ctx.Close()
-	key = (&device{ctx: ctx}).probeKey()
+	key = keyOf(ctx)
 	probed.mu.Lock()
 	delete(probed.m, key)
 	probed.mu.Unlock()
@@ -331,12 +331,12 @@ func TestWhereCopiesAreFast(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, func() error {
-		if !x.dev.windows.Load() || x.dev.copies.Load() == 0 {
+		if !x.dev.windows.Load() || x.dev.costs.copies.Load() == 0 {
 			return errors.New("the device has not been probed and measured")
 		}
 		return nil
 	})
-	x.dev.copying.Store(int64(fastCopies))
+	x.dev.costs.copying.Store(int64(fastCopies))
 	a, b := negotiate(t, x, y, session.Config{})
 	for _, n := range []int{largeWrite, 4 * largeWrite} {
 		expectBoxed(t, a, b, n)

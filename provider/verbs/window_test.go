@@ -116,21 +116,21 @@ func TestWhatTheDeviceEnforces(t *testing.T) {
 // What the process knows of a device, its next first connection goes by.
 func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 	for _, trusted := range []bool{false, true} {
-		d := &device{ctx: &ibv.Context{Device: ibv.Device{Name: "known"}}, caps: ibv.Caps{MaxMW: 8}}
+		d := &device{hardware: hardware{ctx: &ibv.Context{Device: ibv.Device{Name: "known"}}, caps: ibv.Caps{MaxMW: 8}}}
 		probed.mu.Lock()
-		probed.m[d.probeKey()] = probeAnswer{trusted: trusted}
+		probed.m[keyOf(d.ctx)] = probeAnswer{trusted: trusted}
 		probed.mu.Unlock()
-		measured.Store(d.probeKey(), func() int { return 3 })
+		measured.Store(keyOf(d.ctx), func() int { return 3 })
 		d.probe(Config{})
-		if got := d.trustsWindows(Config{}); got != trusted {
+		if got := d.sharesDomain(Config{}); got != trusted {
 			t.Errorf("windows: %v, though it is known: %v", got, trusted)
 		}
 		d.waiters.Wait()
-		if n := d.copiesBefore(); n != 3 {
+		if n := d.costs.copiesBefore(); n != 3 {
 			t.Errorf("a registration costs %d copies, though 3 are known", n)
 		}
 		d.take(probeAnswer{until: time.Now().Add(probeAgain)}) // another probe could not tell
-		if got := d.trustsWindows(Config{}); got != trusted {
+		if got := d.sharesDomain(Config{}); got != trusted {
 			t.Errorf("windows: %v, though it was known: %v", got, trusted)
 		}
 	}
@@ -139,7 +139,7 @@ func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 // A device that is opened twice, by name and by rdma_cm, is tried once, for both.
 func TestAnswerIsForAllThatAreOpen(t *testing.T) {
 	opened := func() *device {
-		return &device{ctx: &ibv.Context{Device: ibv.Device{Name: "twice"}}, caps: ibv.Caps{MaxMW: 8}}
+		return &device{hardware: hardware{ctx: &ibv.Context{Device: ibv.Device{Name: "twice"}}, caps: ibv.Caps{MaxMW: 8}}}
 	}
 	d, other := opened(), opened()
 	devices.mu.Lock()
@@ -210,7 +210,8 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 		if stopped {
 			close(stop)
 		}
-		p := windowProbe{pd: pd, at: at, stop: stop}
+		at.dev = &device{hardware: b.dev.hardware, stop: stop}
+		p := windowProbe{pd: pd, at: at}
 		if err := p.open(); err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +226,7 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 		}
 		p.close()
 	}
-	unused := &device{ctx: b.dev.ctx, caps: b.dev.caps, stop: make(chan struct{})}
+	unused := &device{hardware: b.dev.hardware, stop: make(chan struct{})}
 	close(unused.stop)
 	if _, err := tryAttempts(unused, windowAttempts, 1); !errors.Is(err, errProbeStopped) {
 		t.Errorf("the probe of a device that nobody uses goes on: %v", err)
