@@ -369,6 +369,8 @@ func TestEndWhileRefilling(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return // whose queue pairs take the time: hwsimRuns
 	}
+	withoutReady(t)
+	readyEndpoints = 64 // which take longer than a connection lives
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}
 	refilling := 0
