@@ -233,7 +233,7 @@ func TestNamesWithoutEnd(t *testing.T) {
 	came, done := make([]bool, many), sync.WaitGroup{}
 	var all []net.Listener
 	for i := range many {
-		l, err := net.Listen("unixpacket", fmt.Sprintf("%s-%d", names[0], i))
+		l, err := net.Listen("unixpacket", fmt.Sprintf("%s%016x", names[0][:len(names[0])-16], i))
 		if err != nil {
 			t.Fatal(err)
 		}

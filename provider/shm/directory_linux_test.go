@@ -280,6 +280,30 @@ func TestOthersFilesInTheDirectory(t *testing.T) {
 	}
 }
 
+// What has a port's prefix without the digits of a Listener's name is nobody's name, wherever it is.
+func TestNamesHaveTheirDigits(t *testing.T) {
+	leaks(t)
+	port, me := freePort(t), uint32(os.Geteuid())
+	for _, dir := range []string{"", t.TempDir()} {
+		prefix, good := prefixOf(dir, port), "0123456789abcdef"
+		for _, digits := range []string{good, "", good[1:], good + "0", good[1:] + "\n", good[1:] + "F"} {
+			if dir == "" {
+				u, err := listenUnix(prefix + digits)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer u.Close()
+			} else if err := os.WriteFile(filepath.Join(dir, prefix+digits), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		names, err := Names(t.Context(), port, me, Config{Dir: dir})
+		if want := []string{prefix + good}; err != nil || !slices.Equal(names, want) {
+			t.Errorf("names in %q: %q, %v, want %q", dir, names, err, want)
+		}
+	}
+}
+
 // A directory into which this process may not write gives it no name, and the reason; there it
 // can dial all the same, as from a mount that is read-only.
 func TestDirectoryWithoutWritePermission(t *testing.T) {

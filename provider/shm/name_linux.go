@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -35,11 +37,13 @@ func Names(ctx context.Context, port uint16, uid uint32, cfg Config) (names []st
 			return nil, err
 		}
 		defer d.Close()
-		return d.names(prefixOf(cfg.Dir, port))
+		prefix := prefixOf(cfg.Dir, port)
+		names, err = d.names(prefix)
+		return slices.DeleteFunc(names, func(name string) bool { return !isRandom(name[len(prefix):]) }), err
 	}
 	prefix := []byte("\x00" + prefixOf("", port)[1:])
 	err = sockdiag.UnixListeners(ctx, func(name []byte, user int64) {
-		if bytes.HasPrefix(name, prefix) && (user < 0 || mayBe(uint32(user), uid)) {
+		if digits, ok := bytes.CutPrefix(name, prefix); ok && isRandom(string(digits)) && (user < 0 || mayBe(uint32(user), uid)) {
 			names = append(names, "@"+string(name[1:]))
 		}
 	})
@@ -47,6 +51,12 @@ func Names(ctx context.Context, port uint16, uid uint32, cfg Config) (names []st
 		err = unavailable(fmt.Errorf("shm: sock_diag of unix sockets: %w", err))
 	}
 	return names, err
+}
+
+// isRandom reports whether that is what a Listener's name ends with. Others are none of this library's,
+// and would get into the texts of errors as they are.
+func isRandom(digits string) bool {
+	return len(digits) == 16 && strings.Trim(digits, "0123456789abcdef") == ""
 }
 
 // mayBe reports whether a process may be a user's, by who has made its socket, or called listen:
