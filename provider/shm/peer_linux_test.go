@@ -166,7 +166,7 @@ func TestASquatterIsNotTrusted(t *testing.T) {
 	run := runnable(t)
 	leaks(t)
 	port := freePort(t)
-	at := place{port, prefixOf("", port) + "squatted", uint32(os.Geteuid())}
+	at := place{port, prefixOf("", port) + "0123456789abcdef", uint32(os.Geteuid())}
 	c := spawn(t, "squat", func(c *exec.Cmd) { run(c); asUser(someone)(c) }, "NAME="+at.name)
 	c.line(t, "squatting")
 	_, err := dial(at, Config{})

@@ -46,7 +46,7 @@ func (r *readyPool) isFilling() bool {
 // filled waits until none is being made ready.
 func (r *readyPool) filled() {
 	r.filling.Lock()
-	r.filling.Unlock()
+	defer r.filling.Unlock()
 }
 
 // putBack has a test's finding count as ready.
