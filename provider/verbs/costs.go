@@ -52,9 +52,9 @@ type costs struct {
 	copies  atomic.Int32 // how many copies of memory cost as much as to register it; 0: not known
 }
 
-// offersLikeCopies reports whether to offer n bytes takes no more time than to copy them. It does as
-// long as nothing is known.
-func (c *costs) offersLikeCopies(n int) bool {
+// offerPays reports whether to offer n bytes takes no more time than to copy them, or the caches do not
+// hold what copies go through. It is so as long as nothing is known.
+func (c *costs) offerPays(n int) bool {
 	share := func(n int, of time.Duration) time.Duration { return of * time.Duration(n) / measureBytes }
 	copying := time.Duration(c.copying.Load())
 	if copying == 0 || offerIdle+share(min(n, offerPolls), offerBytes) <= share(n, copyShare*copying) {

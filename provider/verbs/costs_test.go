@@ -13,7 +13,7 @@ func init() { testenv.SlowCopies() }
 const fastCopies = 10 * time.Microsecond
 
 // A Write is offered where that takes no more time than to copy it.
-func TestOffersLikeCopies(t *testing.T) {
+func TestOfferPays(t *testing.T) {
 	for copying, from := range map[time.Duration]int{
 		100 * time.Microsecond: 70_300,    // 12 µs, and 1.4 of the line, are two copies
 		17 * time.Microsecond:  966_000,   // … and 19
@@ -21,14 +21,14 @@ func TestOffersLikeCopies(t *testing.T) {
 	} {
 		d := new(costs)
 		d.copying.Store(int64(copying))
-		if d.offersLikeCopies(from * 9 / 10) {
+		if d.offerPays(from * 9 / 10) {
 			t.Errorf("where 1 MiB is copied in %v, less than %d bytes are offered", copying, from)
 		}
-		if !d.offersLikeCopies(from * 11 / 10) {
+		if !d.offerPays(from * 11 / 10) {
 			t.Errorf("where 1 MiB is copied in %v, more than %d bytes are not offered", copying, from)
 		}
 	}
-	if d := new(costs); !d.offersLikeCopies(1) {
+	if d := new(costs); !d.offerPays(1) {
 		t.Error("nothing is offered as long as nothing is known")
 	}
 }

@@ -188,12 +188,7 @@ func TestWhatRegisteringCosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, func() error {
-		if !x.dev.windows.Load() || x.dev.costs.copies.Load() == 0 {
-			return errors.New("the device has not been probed and measured")
-		}
-		return nil
-	})
+	awaitMeasured(t, x.dev)
 	copies := x.dev.costs.copiesBefore()
 	if copies < 2 || copies > 8 { // docs/MEMORY.md: the ninth Write at most
 		t.Errorf("a registration of 1 ms or more costs %d copies of %d bytes", copies, measureBytes)

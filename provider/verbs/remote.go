@@ -124,7 +124,7 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 // will keep it, as it has come so often that the copies have cost what registering it costs. Without windows it is registered each
 // time as well, for the peer, which has to cost no more than the copy that it spares.
 func (r *remote) PaysToOffer(b []byte) (bool, error) {
-	if !r.dev.costs.offersLikeCopies(len(b)) {
+	if !r.dev.costs.offerPays(len(b)) {
 		return false, nil
 	}
 	local := regcache.BindWindow

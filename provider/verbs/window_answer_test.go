@@ -59,6 +59,17 @@ func carry(t *testing.T, a, b *session.Session, sent, got []byte) {
 	}
 }
 
+// awaitMeasured waits until a device is trusted with windows, and its costs are known.
+func awaitMeasured(t *testing.T, d *device) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if !d.windows.Load() || d.costs.copies.Load() == 0 {
+			return errors.New("the device has not been probed and measured")
+		}
+		return nil
+	})
+}
+
 // expectDirect fails the test if a Write does not leave the program's own memory, but for
 // what goes with its offer, when its buffer comes again, or if one does from a new buffer.
 func expectDirect(t *testing.T, a, b *session.Session, n int) {
@@ -330,12 +341,7 @@ func TestWhereCopiesAreFast(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, func() error {
-		if !x.dev.windows.Load() || x.dev.costs.copies.Load() == 0 {
-			return errors.New("the device has not been probed and measured")
-		}
-		return nil
-	})
+	awaitMeasured(t, x.dev)
 	x.dev.costs.copying.Store(int64(fastCopies))
 	a, b := negotiate(t, x, y, session.Config{})
 	for _, n := range []int{largeWrite, 4 * largeWrite} {
