@@ -56,7 +56,7 @@ func (s *Session) CloseWrite() error {
 // Off takes effect with the next bytes.
 func (w *writing) ResetAtDeath(on bool) {
 	w.withSender(func(tx *sender) {
-		tx.cutDue = on && tx.open() && (tx.cutDue || !tx.abrupt && !w.kind.acks) // with acks a death is a reset anyway
+		tx.cutDue = on && (tx.cutDue || !tx.abrupt && !w.kind.acks) // with acks a death is a reset anyway
 		tx.abrupt = on
 		tx.flush()
 	})

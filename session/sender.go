@@ -97,9 +97,9 @@ func (t *sender) pending() bool {
 	return len(t.control.list) > 0 || t.control.credit || t.buffer.unsent() > 0 || t.last.waits() || t.cutWaits()
 }
 
-// cutWaits reports whether the peer is to be sent that the stream is cut here. It is not before
-// Negotiate.
-func (t *sender) cutWaits() bool { return t.cutDue && t.plan.maxMsg > 0 }
+// cutWaits reports whether the peer is to be sent that the stream is cut here: not before
+// Negotiate, nor behind the last message.
+func (t *sender) cutWaits() bool { return t.cutDue && t.plan.maxMsg > 0 && t.open() }
 
 // open reports whether bytes can still be written.
 func (t *sender) open() bool { return !t.closed && t.last.typ == 0 }
@@ -296,7 +296,6 @@ func (t *sender) finish(last wire.Type) {
 	if t.last.typ != last {
 		t.last = lastMessage{typ: last}
 	}
-	t.cutDue = false
 	t.flush()
 }
 
