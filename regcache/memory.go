@@ -19,7 +19,11 @@ const (
 )
 
 func (k Kind) String() string {
-	return [...]string{"unknown", "heap", "global", "declared", "watched"}[k]
+	names := [...]string{"unknown", "heap", "global", "declared", "watched"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return names[Unknown]
 }
 
 // KindOf returns the kind of memory that b lies in. It is safe for any slice

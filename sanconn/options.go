@@ -21,9 +21,8 @@ type Options struct {
 	// of the caller's slice instead of through a buffer. Default: 1 MiB, or some 5 where
 	// this host copies faster than a line takes bytes, and only from the second to ninth Write of a
 	// buffer on, by how many copies registering it costs; where there are no memory windows, only if
-	// that costs no more than one. Otherwise it is at least
-	// 2 KiB, and counts from the first Write on; negative: never. Not used on shm, where all
-	// bytes go through the ring.
+	// that costs no more than one. Otherwise it is at least 2 KiB, and counts from the first Write
+	// on; negative: never. Not used on shm, where all bytes go through the ring.
 	Threshold int
 
 	// ReceiveBudget is how many bytes of large Writes the receiving end takes before

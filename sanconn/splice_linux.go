@@ -190,12 +190,12 @@ func (p *pipe) spill(w io.Writer) error {
 func spliceOnce(when func(func(fd uintptr) (done bool)) error, ends func(fd int) (from, to int), most int64) (n int64, err error) {
 	waitErr := when(func(fd uintptr) (done bool) {
 		from, to := ends(int(fd))
-		err = unix.EINTR
-		for err == unix.EINTR {
-			var k, e = unix.Splice(from, nil, to, nil, int(most), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-			n, err = int64(k), e
+		for {
+			k, e := unix.Splice(from, nil, to, nil, int(most), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+			if n, err = int64(k), e; err != unix.EINTR {
+				return err != unix.EAGAIN
+			}
 		}
-		return err != unix.EAGAIN
 	})
 	switch {
 	case waitErr != nil:

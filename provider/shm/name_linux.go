@@ -39,11 +39,11 @@ func Names(ctx context.Context, port uint16, uid uint32, cfg Config) (names []st
 		defer d.Close()
 		prefix := prefixOf(cfg.Dir, port)
 		names, err = d.names(prefix)
-		return slices.DeleteFunc(names, func(name string) bool { return !isRandom(name[len(prefix):]) }), err
+		return slices.DeleteFunc(names, func(name string) bool { return !areDigits(name[len(prefix):]) }), err
 	}
 	prefix := []byte("\x00" + prefixOf("", port)[1:])
 	err = sockdiag.UnixListeners(ctx, func(name []byte, user int64) {
-		if digits, ok := bytes.CutPrefix(name, prefix); ok && isRandom(string(digits)) && (user < 0 || mayBe(uint32(user), uid)) {
+		if digits, ok := bytes.CutPrefix(name, prefix); ok && areDigits(string(digits)) && (user < 0 || mayBe(uint32(user), uid)) {
 			names = append(names, "@"+string(name[1:]))
 		}
 	})
@@ -53,9 +53,9 @@ func Names(ctx context.Context, port uint16, uid uint32, cfg Config) (names []st
 	return names, err
 }
 
-// isRandom reports whether that is what a Listener's name ends with. Others are none of this library's,
+// areDigits reports whether a Listener's name ends like that. Others are none of this library's,
 // and would get into the texts of errors as they are.
-func isRandom(digits string) bool {
+func areDigits(digits string) bool {
 	return len(digits) == 16 && strings.Trim(digits, "0123456789abcdef") == ""
 }
 
