@@ -42,5 +42,5 @@ func TestCurl(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	wantCarriers(t, "accepted", accepted.carriers(), moved, byTCP(san.ReasonPeerPlain))
+	wantSome(t, "accepted", accepted.carriers(), moved, "shm") // it may move before the record looks
 }

@@ -132,7 +132,7 @@ func (w way) run(t *testing.T, p program) {
 func (w way) want(t *testing.T, which string, carriers []string, want string) {
 	t.Helper()
 	if w.moves {
-		wantSome(t, which, carriers, want, "shm")
+		wantSome(t, which, carriers, want, "shm", mingled)
 		return
 	}
 	wantCarriers(t, which, carriers, want)
