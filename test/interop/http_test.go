@@ -108,10 +108,22 @@ func useH2C(t *testing.T, dial dialFunc, address string) {
 
 // Two proxies, with TCP at the far ends and what is tested in between.
 
+// fullDuplex lets a proxy answer while it may still read the request. Without it, an answer that
+// comes before the Transport has looked for more than Content-Length bytes is cut in its middle,
+// by TCP as well (golang.org/issue/40747).
+func fullDuplex(proxy http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			panic(err) // of HTTP/1.1 it is known
+		}
+		proxy.ServeHTTP(w, r)
+	})
+}
+
 func serveReverseProxy(l net.Listener) func() error {
 	backend := httptest.NewServer(echo)
 	proxy := httputil.NewSingleHostReverseProxy(must(url.Parse(backend.URL)))
-	server := &http.Server{Handler: proxy}
+	server := &http.Server{Handler: fullDuplex(proxy)}
 	return inBackground(func() error { return server.Serve(l) }, func() error {
 		backend.Close()
 		return server.Close()
@@ -123,7 +135,7 @@ func useReverseProxy(t *testing.T, dial dialFunc, address string) {
 	transport := &http.Transport{DialContext: dial}
 	proxy.Transport = transport
 	defer transport.CloseIdleConnections()
-	front := httptest.NewServer(proxy)
+	front := httptest.NewServer(fullDuplex(proxy))
 	defer front.Close()
 	postAll(t, front.Client(), front.URL, "HTTP/1.1")
 }
