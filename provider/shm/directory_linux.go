@@ -1,15 +1,18 @@
 package shm
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/session"
 )
 
@@ -29,16 +32,19 @@ type directory struct{ *os.File }
 
 // openDirectory opens a directory and checks who may change it.
 func openDirectory(path string) (directory, error) {
-	bad := func(format string, args ...any) (directory, error) {
-		return directory{}, &session.Unavailable{Reason: session.ReasonPermission,
-			Err: fmt.Errorf("%w: %s %w", ErrDirectory, path, fmt.Errorf(format, args...))}
+	bad := func(err error) (directory, error) {
+		why := session.ReasonPermission
+		if reason.Of(err).Reason == session.ReasonResources { // tried again soon
+			why = session.ReasonResources
+		}
+		return directory{}, &session.Unavailable{Reason: why, Err: fmt.Errorf("%w: %s %w", ErrDirectory, path, err)}
 	}
 	if !filepath.IsAbs(path) {
-		return bad("is no absolute path")
+		return bad(errors.New("is no absolute path"))
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return bad("cannot be opened: %w", err)
+		return bad(fmt.Errorf("cannot be opened: %w", err))
 	}
 	d := directory{os.NewFile(uintptr(fd), path)}
 	var st unix.Stat_t
@@ -53,7 +59,7 @@ func openDirectory(path string) (directory, error) {
 	}
 	if err != nil {
 		d.Close()
-		return bad("%w", err)
+		return bad(err)
 	}
 	return d, nil
 }
@@ -98,33 +104,70 @@ func (d directory) clean(prefix string) {
 		return
 	}
 	defer unix.Close(fd)
-	names, _ := d.names(prefix)
-	for _, name := range names[:min(len(names), MostNames)] {
-		if unix.Connect(fd, &unix.SockaddrUnix{Name: d.path(name)}) == unix.ECONNREFUSED {
+	files, _ := d.Readdirnames(-1)
+	looks := MostNames
+	for _, name := range files {
+		unfinished := strings.HasPrefix(name, "."+prefix)
+		if looks == 0 || !unfinished && !strings.HasPrefix(name, prefix) {
+			continue
+		}
+		looks--
+		if unfinished {
+			d.removeOld(name)
+		} else if unix.Connect(fd, &unix.SockaddrUnix{Name: d.path(name)}) == unix.ECONNREFUSED {
 			unix.Unlinkat(d.fd(), name, 0)
 		}
 	}
 }
 
+// A name is made in a directory of its own, ".NAME", as the file "socket". One that takes longer than
+// unfinishedFor, some million times what it takes, is of a process that died.
+const (
+	inside        = "socket"
+	unfinishedFor = time.Minute
+)
+
+// removeOld removes a directory in which nobody makes a name any more.
+func (d directory) removeOld(own string) {
+	if private, st, err := d.private(own); err == nil {
+		defer private.Close()
+		if time.Since(time.Unix(st.Mtim.Unix())) > unfinishedFor {
+			unix.Unlinkat(private.fd(), inside, 0)
+			unix.Unlinkat(d.fd(), own, unix.AT_REMOVEDIR)
+		}
+	}
+}
+
+// private opens a directory within this one.
+func (d directory) private(own string) (private directory, st unix.Stat_t, err error) {
+	fd, err := unix.Openat(d.fd(), own, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return private, st, os.NewSyscallError("open", err)
+	}
+	private = directory{os.NewFile(uintptr(fd), own)}
+	if err = unix.Fstat(fd, &st); err != nil {
+		private.Close()
+	}
+	return private, st, os.NewSyscallError("fstat", err)
+}
+
 // listen makes a socket that listens, under a name. It makes it in a directory of its own, so that
 // nobody can have it change the mode of another file, or has a name that nobody listens under yet.
 func (d directory) listen(name string) (u *net.UnixListener, err error) {
-	const inside = "socket"
 	own := "." + name
 	if err := unix.Mkdirat(d.fd(), own, 0o700); err != nil {
 		return nil, os.NewSyscallError("mkdir", err)
 	}
 	defer unix.Unlinkat(d.fd(), own, unix.AT_REMOVEDIR)
-	fd, err := unix.Openat(d.fd(), own, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	private, st, err := d.private(own)
 	if err != nil {
-		return nil, os.NewSyscallError("open", err)
+		return nil, err
 	}
-	private := directory{os.NewFile(uintptr(fd), own)}
 	defer private.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Uid != uint32(os.Geteuid()) || st.Mode&0o077 != 0 {
+	if st.Uid != uint32(os.Geteuid()) || st.Mode&0o077 != 0 {
 		return nil, fmt.Errorf("shm: %s was exchanged: %w", own, unix.EPERM)
 	}
+	fd := private.fd()
 	defer unix.Unlinkat(fd, inside, 0) // which net leaves where listen or what follows fails
 	if u, err = listenUnix(private.path(inside)); err != nil {
 		return nil, err

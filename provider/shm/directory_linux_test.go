@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -89,7 +90,7 @@ func TestNamesInADirectory(t *testing.T) {
 func TestNothingIsLeftOfANameThatFails(t *testing.T) {
 	leaks(t)
 	port := freePort(t)
-	for name, call := range map[string]uint32{"listen": unix.SYS_LISTEN, "fchmodat": unix.SYS_FCHMODAT, "renameat": unix.SYS_RENAMEAT} {
+	for name, call := range map[string]uint32{"openat": unix.SYS_OPENAT, "mkdirat": unix.SYS_MKDIRAT, "listen": unix.SYS_LISTEN, "fchmodat": unix.SYS_FCHMODAT, "renameat": unix.SYS_RENAMEAT} {
 		dir, failed := t.TempDir(), make(chan error)
 		go func() {
 			runtime.LockOSThread() // for good: the filter ends with the thread
@@ -103,9 +104,11 @@ func TestNothingIsLeftOfANameThatFails(t *testing.T) {
 			}
 			failed <- err
 		}()
-		if err := <-failed; !errors.Is(err, unix.ENOSPC) {
+		err := <-failed
+		if !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("%s: %v", name, err)
 		}
+		wantReason(t, err, session.ReasonResources) // it is tried again soon
 		if got := files(t, dir); len(got) != 0 {
 			t.Errorf("%s: left behind: %q", name, got)
 		}
@@ -197,6 +200,44 @@ func TestNameOfAKilledProcess(t *testing.T) {
 	wantFiles(live.name, l.name)
 	meetIn(t, dir, live)
 	meetIn(t, dir, l)
+}
+
+// What a process leaves that is killed while it makes a name, the next one of the port removes, unless
+// it may still be at work; and nothing that a link leads to.
+func TestUnfinishedNames(t *testing.T) {
+	leaks(t)
+	dir, elsewhere, port := t.TempDir(), t.TempDir(), freePort(t)
+	put := func(in, name string, age time.Duration) {
+		t.Helper()
+		own := filepath.Join(in, name)
+		if err := os.Mkdir(own, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(own, inside), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		then := time.Now().Add(-age)
+		if err := os.Chtimes(own, then, then); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prefix := "." + prefixOf(dir, port)
+	put(dir, prefix+"old", 2*unfinishedFor)
+	put(dir, prefix+"new", unfinishedFor/2)
+	put(dir, "old", 2*unfinishedFor)
+	put(elsewhere, "victim", 2*unfinishedFor)
+	if err := os.Symlink(filepath.Join(elsewhere, "victim"), filepath.Join(dir, prefix+"link")); err != nil {
+		t.Fatal(err)
+	}
+	l := listenAt(t, port, Config{Dir: dir})
+	if got, want := files(t, dir), []string{prefix + "link", prefix + "new", "old", l.name}; !slices.Equal(got, want) {
+		t.Errorf("there are %q, want %q", got, want)
+	}
+	for _, own := range []string{filepath.Join(dir, prefix+"new"), filepath.Join(elsewhere, "victim")} {
+		if got := files(t, own); !slices.Equal(got, []string{inside}) {
+			t.Errorf("%s has %q", own, got)
+		}
+	}
 }
 
 // Of many that come and go at once, none removes another's name, and each is found by its own.

@@ -51,8 +51,8 @@ const Name = "shm"
 // search: one that makes ever new names has it hold no more.
 const MostNames = 64
 
-// ErrDirectory: Config.Dir is not there, or others than its owner and its group could put names
-// into it. What wraps it says which.
+// ErrDirectory: Config.Dir is not there, cannot be opened now, or others than its owner and its group
+// could put names into it. What wraps it says which.
 var ErrDirectory = errors.New("shm: the directory for other network namespaces")
 
 // Config tunes the provider. The zero value suits most callers.
