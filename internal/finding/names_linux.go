@@ -47,6 +47,7 @@ type name struct {
 	namespace uint64 // of the thread that asked for it first, which may not be the process's
 	cfg       session.Config
 	take      func(Taken, session.Config)
+	known     chan struct{} // closed when the first use of it has tried
 
 	// The set's mu guards what follows.
 	users    int
@@ -112,14 +113,14 @@ func (n *nameSet) has(at Place) bool {
 	return x != nil && x.listener != nil
 }
 
-// use takes a name, unless the process has it, until release. Only the first use waits for a
-// directory, which may hang.
+// use takes a name, unless the process has it, until release. When it returns it is known whether the
+// process has it; but in a directory, which may hang, that is so for the first use alone.
 func (n *nameSet) use(at Place, cfg session.Config, take func(Taken, session.Config)) *name {
 	n.mu.Lock()
 	x := n.names[at]
 	first := x == nil
 	if first {
-		x = &name{at: at, namespace: shm.NetworkNamespace(), cfg: cfg, take: take}
+		x = &name{at: at, namespace: shm.NetworkNamespace(), cfg: cfg, take: take, known: make(chan struct{})}
 		n.names[at] = x
 	}
 	x.users++
@@ -127,7 +128,11 @@ func (n *nameSet) use(at Place, cfg session.Config, take func(Taken, session.Con
 	n.mu.Unlock()
 	switch {
 	case has:
-	case first, at.Dir == "":
+	case first:
+		n.make(x)
+		close(x.known)
+	case at.Dir == "":
+		<-x.known
 		n.make(x)
 	default:
 		go n.make(x)

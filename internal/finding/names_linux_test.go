@@ -1,11 +1,14 @@
 package finding
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"runtime"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -110,6 +113,32 @@ func TestANameIsTriedAgain(t *testing.T) {
 	if err != nil || len(names) != 1 {
 		t.Errorf("names %q, %v", names, err)
 	}
+}
+
+// Of several that take a port's name at once each knows whether it is there.
+func TestANameThatSeveralTake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		goOn := make(chan struct{})
+		set := nameSet{names: make(map[Place]*name), listen: func(uint16, shm.Config, func(session.Endpoint)) (*shm.Listener, error) {
+			<-goOn
+			return nil, &session.Unavailable{Reason: session.ReasonPermission, Err: unix.EPERM}
+		}}
+		const several = 3
+		var uses sync.WaitGroup
+		for range several {
+			uses.Go(func() {
+				x := set.use(Here(0, 1), session.Config{}, nil)
+				set.mu.Lock()
+				defer set.mu.Unlock()
+				if !errors.Is(x.lack, unix.EPERM) {
+					t.Errorf("it is known that %v", x.lack)
+				}
+			})
+		}
+		synctest.Wait()
+		close(goOn)
+		uses.Wait()
+	})
 }
 
 // What hangs in a directory holds up the Listen that begins there alone: neither what is accepted
