@@ -8,24 +8,38 @@ import (
 
 // Available returns nil if the libraries are loaded and can be used, and
 // otherwise an error that wraps [ErrNotAvailable] and gives the reason. Whether there
-// are devices is another matter: see [Devices]. The result does not change.
-func Available() error { return available() }
-
-var available = sync.OnceValue(func() error {
-	if why := sysLoad(); why != "" {
-		return fmt.Errorf("%w: %s", ErrNotAvailable, why)
+// are devices is another matter: see [Devices]. The result does not change, unless
+// there was no descriptor to look for them with: then it is an [Error].
+func Available() error {
+	l := &libraries
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.looked {
+		why, errno := sysLoad()
+		if errno != 0 {
+			return verbError("dlopen", "", errno)
+		}
+		if l.looked = true; why != "" {
+			l.err = fmt.Errorf("%w: %s", ErrNotAvailable, why)
+		}
 	}
-	return nil
-})
+	return l.err
+}
+
+var libraries struct {
+	mu     sync.Mutex // guards what follows
+	looked bool
+	err    error // why they cannot be used
+}
 
 // ForkSafe reports whether registered memory stays with this process, as the device has it,
 // when the process forks: the kernel copies its pages for the child at once (Linux 5.12).
 // Otherwise this process has a new page after its next write to it, and the device the old
 // one, unless the child gets no such pages (MADV_DONTFORK). It is false if that is not known:
 // the libraries are older (rdma-core 35), or cannot be used. The result does not change.
-func ForkSafe() bool { return forkSafe() }
+func ForkSafe() bool { return Available() == nil && forkSafe() }
 
-var forkSafe = sync.OnceValue(func() bool { return Available() == nil && sysForkSafe() })
+var forkSafe = sync.OnceValue(sysForkSafe)
 
 // Transport is what a device speaks. The values are those of enum ibv_transport_type.
 type Transport int32

@@ -40,11 +40,17 @@ var (
 	_ [unsafe.Sizeof(QPCap{})]byte  = [C.sizeof_struct_san_qp_cap]byte{}
 )
 
-func sysLoad() string {
-	if why := C.san_load(); why != nil {
-		return C.GoString(why)
+// sysLoad returns why there are no libraries; the errno: why that is not known.
+func sysLoad() (why string, errno int) {
+	fd, err := syscall.Open("/", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err == syscall.EMFILE || err == syscall.ENFILE { // the loader would not find them, either
+		return "", int(err.(syscall.Errno))
 	}
-	return ""
+	syscall.Close(fd) // or -1
+	if why := C.san_load(); why != nil {
+		return C.GoString(why), 0
+	}
+	return "", 0
 }
 
 func sysForkSafe() bool { return C.san_fork_safe() != 0 }

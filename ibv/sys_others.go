@@ -11,7 +11,7 @@ const errnoAgain = -1
 
 const errnoNone = 38 // ENOSYS of Linux
 
-func sysLoad() string { return "this program is built without cgo, or not for Linux" }
+func sysLoad() (string, int) { return "this program is built without cgo, or not for Linux", 0 }
 
 func sysForkSafe() bool                                         { return false }
 func sysDevices(int) ([]Device, int)                            { return nil, errnoNone }

@@ -13,6 +13,7 @@ import (
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/rdmalink"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/verbs"
 	"github.com/sanconn/san/session"
@@ -44,14 +45,19 @@ func (p verbsProvider) NeedsStamp(tcp *net.TCPConn, s Settings) bool {
 		return false
 	}
 	_, err := p.served(tcp, p.config(s))
-	return err == nil
+	return !reason.Is(err, session.ReasonNotServed)
 }
 
-// served returns the device that serves a connection's destination.
+// served returns the device that serves a connection's destination. Without descriptors, or memory,
+// it is not known whether there is one.
 func (verbsProvider) served(tcp *net.TCPConn, cfg verbs.Config) (device string, err error) {
 	route, _ := routeOf(tcp)
 	route.Source = zoned(tcp.LocalAddr()).Addr()
-	return verbs.ServedBy(zoned(tcp.RemoteAddr()).Addr(), route, cfg)
+	device, err = verbs.ServedBy(zoned(tcp.RemoteAddr()).Addr(), route, cfg)
+	if err != nil && reason.Of(err).Reason != session.ReasonResources {
+		err = &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
+	}
+	return device, err
 }
 
 // zoned is an address with its zone, without which a link-local one is reached by no interface.
@@ -75,7 +81,7 @@ func (p verbsProvider) Move(ctx context.Context, h newconn.Handle, s Settings) e
 	}
 	cfg := p.config(s)
 	if cfg.Device, err = p.served(tcp, cfg); err != nil {
-		return &session.Unavailable{Reason: session.ReasonNotServed, Err: err}
+		return err
 	}
 	_, class := routeOf(tcp)
 	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, class)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/session"
 )
 
@@ -33,20 +34,20 @@ type Listener struct {
 	lost   chan struct{}            // has a token when an id has lost its device
 	mu     sync.Mutex               // guards what follows
 	ids    map[netip.Addr]*listenID // by served address
-	taken  error                    // why not on an address that another process has; nil: there is none
+	lack   error                    // why it has none, while it has none
 	closed bool
 }
 
 // Listen listens on the RDMA side of the TCP port addr, on that address or, if it is
 // unspecified, on each local address that belongs to an RDMA device, now and
 // later: a device that comes back is listened on again. Where another process has the port
-// on the RDMA side, it waits for that one's end (Waiting). take is called for each connection,
+// on the RDMA side, or there is no room, it tries again (Waiting). take is called for each connection,
 // in the goroutine that has made it, and must not block; from then on the endpoint is its. An
 // error is a *session.Unavailable: for example no address is served.
 func Listen(addr netip.AddrPort, cfg Config, take func(*Endpoint)) (*Listener, error) {
 	cfg = cfg.withDefaults()
-	if err := ibv.Available(); err != nil {
-		return nil, unavailable(session.ReasonNoProvider, err)
+	if err := callError(ibv.Available()); err != nil && !reason.Is(err, session.ReasonResources) { // it tries that again
+		return nil, err
 	}
 	l := &Listener{
 		cfg: cfg, addr: addr, take: take,
@@ -62,15 +63,15 @@ func Listen(addr netip.AddrPort, cfg Config, take func(*Endpoint)) (*Listener, e
 	return l, nil
 }
 
-// Waiting returns nil unless the listener has no address yet, because another process has
-// the port on the RDMA side: then a *session.Unavailable around EADDRINUSE.
+// Waiting returns nil unless the listener has no address yet: then a *session.Unavailable, around
+// EADDRINUSE where another process has the port on the RDMA side.
 func (l *Listener) Waiting() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.ids) > 0 {
 		return nil
 	}
-	return l.taken
+	return l.lack
 }
 
 // Close ends the listener. Connections that were taken live on. A second Close returns

@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"syscall"
 	"time"
 
 	"github.com/sanconn/san/ibv"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/session"
 )
 
@@ -36,21 +38,18 @@ const (
 // follow listens on what is served, and goes on as addresses come and go.
 func (l *Listener) follow() error {
 	if l.cfg.WithoutCM {
-		if err := exchangeServes(l.served()); err != nil {
-			return err
+		if _, err := net.Interfaces(); err == nil { // otherwise one may do
+			served, _ := l.served()
+			if err := exchangeServes(served); err != nil {
+				return err
+			}
 		}
 		return l.followExchange()
 	}
 	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
 	err := l.refresh()
-	l.mu.Lock()
-	none := len(l.ids) == 0
-	l.mu.Unlock()
-	if none && !errors.Is(err, syscall.EADDRINUSE) {
-		if err == nil {
-			err = errNoneServed
-		}
-		return err
+	if why := l.Waiting(); why != nil && !reason.Is(why, session.ReasonResources) {
+		return why
 	}
 	l.work.Go(func() { l.keepUp(changed, err != nil) })
 	return nil
@@ -95,17 +94,24 @@ var errNoneServed = unavailable(session.ReasonNotServed, errors.New("verbs: no a
 
 // served are the addresses that should be listened on: the one that was given, or
 // those of RDMA devices that the unspecified one stands for.
-func (l *Listener) served() []netip.Addr {
+func (l *Listener) served() ([]netip.Addr, error) {
 	if a := l.addr.Addr(); !a.IsUnspecified() {
-		return []netip.Addr{a}
+		return []netip.Addr{a}, nil
 	}
 	return servedAddresses(l.addr.Addr(), l.cfg.V6Only)
 }
 
 // refresh compares the addresses that should be listened on with those that are.
-// The error is a reason why one is not: that another process has the port, if there is that.
+// The error is a reason why one is not: that another process has the port, or that there is no
+// room, if there is that. While nothing tells which should be, those stay that are.
 func (l *Listener) refresh() error {
-	served := l.served()
+	served, err := l.served()
+	if err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.lack = listenError(err)
+		return l.lack
+	}
 	missing := make(map[netip.Addr]bool)
 	for _, a := range served {
 		missing[a] = true
@@ -123,7 +129,7 @@ func (l *Listener) refresh() error {
 		clear(missing)
 	}
 	l.mu.Unlock()
-	var first, taken error
+	var first, lack error
 	for _, a := range served {
 		if !missing[a] {
 			continue
@@ -131,17 +137,17 @@ func (l *Listener) refresh() error {
 		delete(missing, a)
 		err := l.add(a)
 		first = cmp.Or(first, err)
-		if errors.Is(err, syscall.EADDRINUSE) {
-			taken = cmp.Or(taken, err)
+		if reason.Is(err, session.ReasonResources) {
+			lack = cmp.Or(lack, err)
 		}
 	}
 	l.mu.Lock()
-	l.taken = taken
+	l.lack = cmp.Or(lack, first, errNoneServed)
 	l.mu.Unlock()
 	for _, x := range gone {
 		x.close()
 	}
-	return cmp.Or(taken, first)
+	return cmp.Or(lack, first)
 }
 
 // add listens on one more address. One goroutine at a time calls it.

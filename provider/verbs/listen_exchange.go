@@ -5,20 +5,22 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
 
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/undernet"
+	"github.com/sanconn/san/session"
 )
 
 // followExchange listens for connections that are made without rdma_cm. The device is looked
-// up for each, so there is nothing to follow but the end of another process that has the port.
+// up for each, so there is nothing to follow but the end of another process that has the port, or of a
+// shortage.
 func (l *Listener) followExchange() error {
 	tcp, err := l.listenExchange()
-	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+	if err != nil && !reason.Is(err, session.ReasonResources) {
 		return err
 	}
-	l.taken = err
+	l.lack = err
 	l.work.Go(func() {
 		for ; err != nil; tcp, err = l.listenExchange() {
 			select {
@@ -28,7 +30,7 @@ func (l *Listener) followExchange() error {
 			}
 		}
 		l.mu.Lock()
-		l.taken = nil
+		l.lack = nil
 		l.mu.Unlock()
 		l.serveExchange(tcp)
 	})

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/sanconn/san/internal/rdmalink"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/session"
 )
 
@@ -29,13 +30,16 @@ var tryNode = func(path string) error {
 	return err
 }
 
-// nodesRefused is why this process may not open rdma_cm, or any device; nil if it may, or
-// if there are none.
+// nodesRefused is why this process may not open rdma_cm, or any device, or cannot for want of
+// descriptors; nil if it may, or if there are none.
 func nodesRefused() error {
 	if rdmalink.Simulated != nil {
 		return nil // that has no files
 	}
 	err := tryNode(cmNode)
+	if why := reason.Of(err); err != nil && why.Reason == session.ReasonResources { // for want of descriptors the libraries find no device
+		return why
+	}
 	_, none := os.Stat(cmClass)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) && none == nil { // this container has not got it
 		return refusedNode(err)

@@ -26,3 +26,13 @@ func TestNodesThatMayNotBeOpened(t *testing.T) {
 		}
 	}
 }
+
+// Without descriptors the libraries would find no device.
+func TestNodesWithoutDescriptors(t *testing.T) {
+	before := tryNode
+	t.Cleanup(func() { tryNode = before })
+	tryNode = func(path string) error { return &fs.PathError{Op: "open", Path: path, Err: syscall.EMFILE} }
+	if err := nodesRefused(); reasonOf(err) != session.ReasonResources {
+		t.Error(err)
+	}
+}

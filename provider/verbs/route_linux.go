@@ -137,7 +137,10 @@ func (r Route) leavesBy(dst netip.Addr) (string, error) {
 		how.SrcAddr = net.IP(r.Source.Unmap().AsSlice())
 	}
 	routes, err := netlink.RouteGetWithOptions(net.IP(dst.AsSlice()), how)
-	if err != nil || len(routes) == 0 {
+	if err != nil {
+		return "", fmt.Errorf("verbs: no route to %v: %w", dst, err)
+	}
+	if len(routes) == 0 {
 		return "", fmt.Errorf("verbs: no route to %v", dst)
 	}
 	ifi, err := net.InterfaceByIndex(routes[0].LinkIndex)
@@ -157,16 +160,19 @@ func HaveDevices() bool {
 
 // servedAddresses are the addresses of this host that belong to an RDMA device,
 // of the families that the unspecified address within stands for.
-func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr) {
-	if !HaveDevices() {
-		return nil
+func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err error) {
+	ifis, err := net.Interfaces() // first: for lack of descriptors it fails, where HaveDevices finds none
+	if err != nil || !HaveDevices() {
+		return nil, err
 	}
-	ifis, _ := net.Interfaces()
 	for _, ifi := range ifis {
 		if ifi.Flags&net.FlagUp == 0 || ifi.Flags&net.FlagLoopback != 0 && !rdmalink.Loopback() || DeviceOf(ifi.Name) == "" {
 			continue
 		}
-		addrs, _ := ifi.Addrs()
+		addrs, err := ifi.Addrs()
+		if err != nil {
+			return nil, err
+		}
 		for _, a := range addrs {
 			prefix, ok := a.(*net.IPNet)
 			if !ok {
@@ -183,7 +189,7 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr) {
 			list = append(list, ip)
 		}
 	}
-	return list
+	return list, nil
 }
 
 // watchAddresses sends after addresses or interfaces have come or gone, until

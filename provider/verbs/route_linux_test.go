@@ -31,8 +31,8 @@ func TestSimulatedDeviceServes(t *testing.T) {
 	if device, err := ServedBy(at, Route{}, Config{}); device != "sim0" || err != nil || !HaveDevices() {
 		t.Errorf("%v is served by %q, %v", at, device, err)
 	}
-	if list := servedAddresses(netip.IPv4Unspecified(), false); !slices.Contains(list, at) {
-		t.Errorf("served are %v", list)
+	if list, err := servedAddresses(netip.IPv4Unspecified(), false); !slices.Contains(list, at) || err != nil {
+		t.Errorf("served are %v, %v", list, err)
 	}
 	if DeviceOf("eth0") != "" {
 		t.Error("an interface that it was not said of has the device")

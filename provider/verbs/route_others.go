@@ -10,7 +10,7 @@ import (
 // DeviceOf is the name of the RDMA device of a network interface: none here.
 func DeviceOf(string) string { return "" }
 
-func servedAddresses(netip.Addr, bool) []netip.Addr { return nil }
+func servedAddresses(netip.Addr, bool) ([]netip.Addr, error) { return nil, nil }
 
 func watchAddresses(ctx context.Context) (<-chan struct{}, error) {
 	changed := make(chan struct{})

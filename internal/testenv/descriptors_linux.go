@@ -1,0 +1,23 @@
+package testenv
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// WithoutDescriptors calls f while this process gets none; all that are open stay so.
+func WithoutDescriptors(t testing.TB, f func()) {
+	t.Helper()
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	f()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,75 @@
+package verbs
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/sanconn/san/internal/rdmalink"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/session"
+	"github.com/sanconn/san/test/hwsim"
+)
+
+// cableOfAll is cable where the device's addresses are among those of an unspecified one.
+func cableOfAll(t testing.TB) netip.Addr {
+	_, addr := cable(t)
+	if testenv.Device() == hwsim.Lane {
+		rdmalink.Simulated = map[string]string{"lo": hwsim.Device}
+		t.Cleanup(func() { rdmalink.Simulated = nil })
+	}
+	return addr
+}
+
+// A listener that begins without descriptors tells, and listens once there are some.
+func TestListenerWithoutDescriptors(t *testing.T) {
+	addr := cableOfAll(t)
+	for _, cfg := range []Config{{}, {WithoutCM: true}} {
+		if cfg.WithoutCM && testenv.Device() == "siw" {
+			continue // it needs rdma_cm
+		}
+		for _, a := range []netip.Addr{addr, netip.IPv6Unspecified()} {
+			at := netip.AddrPortFrom(addr, freePort())
+			var l *listener
+			var err error
+			testenv.WithoutDescriptors(t, func() { l, err = listenAt(netip.AddrPortFrom(a, at.Port()), cfg) })
+			if err != nil {
+				t.Errorf("%v, %+v: %v", a, cfg, err)
+				continue
+			}
+			if err := l.Waiting(); reasonOf(err) != session.ReasonResources {
+				t.Errorf("%v, %+v: without descriptors: %v", a, cfg, err)
+			}
+			testenv.Eventually(t, patience, l.Waiting)
+			meetAt(t, l, at, cfg)
+			l.Close()
+		}
+	}
+}
+
+// One that looks which addresses there are, and finds no descriptors for that, goes on listening.
+func TestListenerLooksWithoutDescriptors(t *testing.T) {
+	addr := cableOfAll(t)
+	at := netip.AddrPortFrom(addr, freePort())
+	l, err := listenAt(netip.AddrPortFrom(netip.IPv6Unspecified(), at.Port()), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	had := len(l.addrs())
+	testenv.WithoutDescriptors(t, func() { err = l.refresh() })
+	if reasonOf(err) != session.ReasonResources || l.Waiting() != nil || len(l.addrs()) != had {
+		t.Errorf("%v, waits for %v, listens on %v, and had %d addresses", err, l.Waiting(), l.addrs(), had)
+	}
+	meetAt(t, l, at, Config{})
+}
+
+// That there are no descriptors to look for a device with is not that there is none.
+func TestServedWithoutDescriptors(t *testing.T) {
+	rdmalink.Simulated = map[string]string{"lo": "sim0"}
+	t.Cleanup(func() { rdmalink.Simulated = nil })
+	testenv.WithoutDescriptors(t, func() {
+		if device, err := ServedBy(netip.MustParseAddr("127.0.0.1"), Route{}, Config{}); reasonOf(callError(err)) != session.ReasonResources {
+			t.Errorf("%q, %v", device, err)
+		}
+	})
+}
