@@ -128,7 +128,7 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 				client = mustDial(t, new(Dialer), l.Addr().String())
 				server = mustAccept(t, l)
 				sendZeros(t, client, server, moving.FirstUse)
-				wantStays(t, client, tt.why)
+				wantTried(t, client, tt.why)
 				return client, server
 			}
 			client, server := dial()
@@ -265,7 +265,7 @@ func TestConditionThatDecidesLate(t *testing.T) {
 			send(t, client, server, "a use")
 		}
 		proposed()
-		wantStays(t, client, ReasonTimeout)
+		wantTried(t, client, ReasonTimeout)
 		waitFor(t, "a proposal is answered", func() bool { // so nobody waits for the condition
 			return strings.Contains(client.Debug(), "state   TCP")
 		})

@@ -117,12 +117,18 @@ func TestDialMoveIsTriedAgain(t *testing.T) {
 			break
 		}
 		goOn <- &Unavailable{Reason: ReasonResources}
-		wantStays(t, c, ReasonResources)
-		waitFor(t, "the next try to be set", func() bool { return !isTrying() })
+		wantTried(t, c, ReasonResources)
 	}
 	if info := InfoOf(c); info.Fallback != ReasonNone || info.Cause != nil || info.TCPBytes != used {
 		t.Errorf("at last: %+v, want %d bytes by TCP", info, used)
 	}
+}
+
+// wantTried is wantStays of a connection that more use has move again, which is set by then.
+func wantTried(t testing.TB, c net.Conn, why Reason) {
+	t.Helper()
+	wantStays(t, c, why)
+	waitFor(t, "the next try to be set", func() bool { return !isTrying() })
 }
 
 // isTrying reports whether any connection moves just now.

@@ -89,7 +89,7 @@ func TestStoppedWhileItMoves(t *testing.T) {
 	if _, err := c.Write(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	wantStays(t, c, ReasonTimeout)
+	wantTried(t, c, ReasonTimeout)
 	wantNothing(t, c)
 	p.goOn(t)
 	wantAnswer(t, c, 7)
@@ -134,7 +134,7 @@ func TestStoppedIsAskedInVain(t *testing.T) {
 	if _, err := own.Write(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "a move to a stopped process ends", func() bool { return InfoOf(own).Cause != nil })
+	waitFor(t, "a move to a stopped process ends", func() bool { return InfoOf(own).Cause != nil && !isTrying() })
 	stopped.goOn(t)
 	wantAnswer(t, own, 7)
 	use(t, own, 7)
