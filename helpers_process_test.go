@@ -189,11 +189,14 @@ func roleListen(l lane) error {
 	}
 	fmt.Println(ln.Addr())
 	for {
-		switch _, err := ln.Accept(); {
+		switch c, err := ln.Accept(); {
 		case errors.Is(err, syscall.EMFILE): // as a server does, though it would wait a little
 			runtime.Gosched()
 		case err != nil:
 			return err
+		default:
+			defer c.Close()
+			fmt.Println("accepted")
 		}
 	}
 }
