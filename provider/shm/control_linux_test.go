@@ -39,22 +39,11 @@ func controlPair(t *testing.T) (a, b controlSocket) {
 func TestPostWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	a, b := controlPair(t)
 	defer fewDescriptorsOnTheirWay(t)()
-	other, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(other[0])
-	many := unix.UnixRights(slices.Repeat([]int{other[0]}, mostPassed)...)
-	for err == nil {
-		err = unix.Sendmsg(other[0], []byte{1}, many, nil, unix.MSG_DONTWAIT)
-	}
-	if err != unix.ETOOMANYREFS {
-		t.Fatalf("sent to another socket: %v", err)
-	}
+	other := tooManyDescriptorsOnTheirWay(t)
 	m := message{kind: msgSegmentReply}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err = a.post(ctx, &m, other[0])
+	err := a.post(ctx, &m, other[0])
 	if why := new(session.Unavailable); !errors.Is(err, context.Canceled) || !errors.As(err, &why) || why.Reason != session.ReasonResources {
 		t.Errorf("it has not waited, or blames the peer: %v", err)
 	}
@@ -92,6 +81,44 @@ func fewDescriptorsOnTheirWay(t *testing.T) (undo func()) {
 			t.Error(err)
 		}
 		runtime.UnlockOSThread()
+	}
+}
+
+// tooManyDescriptorsOnTheirWay sends as many as the kernel lets this goroutine. They are on their way
+// until the second socket is closed.
+func tooManyDescriptorsOnTheirWay(t *testing.T) (other [2]int) {
+	t.Helper()
+	other, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(other[0]) })
+	many := unix.UnixRights(slices.Repeat([]int{other[0]}, mostPassed)...)
+	for err == nil {
+		err = unix.Sendmsg(other[0], []byte{1}, many, nil, unix.MSG_DONTWAIT)
+	}
+	if err != unix.ETOOMANYREFS {
+		t.Fatalf("sent to another socket: %v", err)
+	}
+	return other
+}
+
+// A dialing process to which the reply's descriptors cannot be sent is told that there is no room, and
+// not that nobody listens.
+func TestReplyWithTooManyDescriptorsOnTheirWay(t *testing.T) {
+	a, b := controlPair(t)
+	s := rawPeer{t, a.UnixConn}
+	s.send(linkRequest(version, firstSlots), halfToPass(t), doorbellEnd(t))
+	defer fewDescriptorsOnTheirWay(t)()
+	defer unix.Close(tooManyDescriptorsOnTheirWay(t)[1])
+	if _, err := acceptLink(b.UnixConn, Config{}.withDefaults(), nil); !errors.Is(err, unix.ETOOMANYREFS) {
+		t.Errorf("the reply was sent: %v", err)
+	}
+	var reply message
+	fds, err := receive(s.conn, &reply)
+	closeAll(fds)
+	if err != nil || reply.kind != msgLinkReply || reply.code != codeResources {
+		t.Errorf("%+v, %v", reply, err)
 	}
 }
 

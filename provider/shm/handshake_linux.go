@@ -128,13 +128,13 @@ func (l *link) replyLink() error {
 	} else if errors.Is(err, errCut) {
 		code = codeResources
 	}
-	if err = l.takeDoorbell(fds, err); err != nil {
-		if code != codeOK {
-			_ = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version, code: code})
-		}
-	} else {
+	if err = l.takeDoorbell(fds, err); err == nil {
 		err = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version}, half, l.door.pass)
 		l.door.passed()
+		code = codeResources // if it was not sent: too many descriptors are on their way, most likely
+	}
+	if err != nil && code != codeOK {
+		_ = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version, code: code})
 	}
 	if half >= 0 {
 		unix.Close(half)
