@@ -32,7 +32,10 @@ type attachment struct {
 // containers have interfaces of equal names, another that has the address.
 func attach(local netip.Addr, cfg Config) (a attachment, err error) {
 	local = local.Unmap()
-	netdev := interfaceOf(local)
+	netdev, err := interfaceOf(local)
+	if err != nil {
+		return a, callError(err)
+	}
 	if name := DeviceOf(netdev); name != "" {
 		a, err = attachAny(name, netdev, local)
 	} else if name = bareDevice(); name != "" {
@@ -207,8 +210,11 @@ func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) (attachment, error)
 			if !suits(port, g) {
 				continue
 			}
-			ifi, err := net.InterfaceByIndex(g.Netdev)
-			if port.LinkLayer == ibv.LinkInfiniBand || err == nil && hasAddr(ifi, g.GID.Addr()) {
+			is := port.LinkLayer == ibv.LinkInfiniBand
+			if ifi, err := net.InterfaceByIndex(g.Netdev); err == nil && !is {
+				is, _ = hasAddr(ifi, g.GID.Addr())
+			}
+			if is {
 				here = append(here, g)
 			} else {
 				others = append(others, g)
@@ -254,26 +260,28 @@ func portGID(hardware net.HardwareAddr) (gid ibv.GID) {
 	return gid
 }
 
-// interfaceOf is the name of the network interface that has an address.
-func interfaceOf(a netip.Addr) string {
+// interfaceOf is the name of the network interface that has an address, "" if there is none.
+func interfaceOf(a netip.Addr) (string, error) {
 	if a.Zone() != "" {
-		return a.Zone()
+		return a.Zone(), nil
 	}
-	ifis, _ := net.Interfaces()
+	ifis, err := net.Interfaces()
 	for _, ifi := range ifis {
-		if hasAddr(&ifi, a) {
-			return ifi.Name
+		has, e := hasAddr(&ifi, a)
+		if has {
+			return ifi.Name, nil
 		}
+		err = cmp.Or(err, e)
 	}
-	return ""
+	return "", err
 }
 
-func hasAddr(ifi *net.Interface, a netip.Addr) bool {
-	addrs, _ := ifi.Addrs()
+func hasAddr(ifi *net.Interface, a netip.Addr) (bool, error) {
+	addrs, err := ifi.Addrs()
 	return slices.ContainsFunc(addrs, func(x net.Addr) bool {
 		n, ok := x.(*net.IPNet)
 		return ok && n.IP.Equal(a.AsSlice())
-	})
+	}), err
 }
 
 // Clusters may have InfiniBand without IPoIB beside an Ethernet with all addresses. There
@@ -311,7 +319,10 @@ func findBare() string {
 		return ""
 	}
 	taken := make(map[string]bool)
-	ifis, _ := net.Interfaces()
+	ifis, err := net.Interfaces()
+	if err != nil {
+		return ""
+	}
 	for _, ifi := range ifis {
 		taken[DeviceOf(ifi.Name)] = true
 	}

@@ -71,5 +71,8 @@ func TestServedWithoutDescriptors(t *testing.T) {
 		if device, err := ServedBy(netip.MustParseAddr("127.0.0.1"), Route{}, Config{}); reasonOf(callError(err)) != session.ReasonResources {
 			t.Errorf("%q, %v", device, err)
 		}
+		if at, err := attach(netip.MustParseAddr("127.0.0.1"), Config{}); reasonOf(err) != session.ReasonResources {
+			t.Errorf("%v, %v", at, err)
+		}
 	})
 }

@@ -77,7 +77,11 @@ func exchangeServes(addrs []netip.Addr) error {
 	}
 	none := errNoneServed
 	for _, a := range addrs {
-		name := DeviceOf(interfaceOf(a))
+		netdev, err := interfaceOf(a)
+		if err != nil {
+			return nil
+		}
+		name := DeviceOf(netdev)
 		if name == "" {
 			continue
 		}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"syscall"
 	"time"
@@ -38,8 +37,7 @@ const (
 // follow listens on what is served, and goes on as addresses come and go.
 func (l *Listener) follow() error {
 	if l.cfg.WithoutCM {
-		if _, err := net.Interfaces(); err == nil { // otherwise one may do
-			served, _ := l.served()
+		if served, err := l.served(); err == nil { // otherwise one may do
 			if err := exchangeServes(served); err != nil {
 				return err
 			}
