@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sanconn/san/internal/testenv"
 )
 
 // patience bounds a wait for what takes no time.
@@ -78,6 +80,15 @@ func captured(f func()) string {
 func TestFullLogLosesLines(t *testing.T) {
 	w := &writer{blocked: make(chan struct{})}
 	l := New(w)
+	l.Printf(1, "first")
+	testenv.Eventually(t, patience, func() error { // the file has it, and takes no more with it
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if len(l.lines) > 0 {
+			return errors.New("it waits")
+		}
+		return nil
+	})
 	long := strings.Repeat("x", 1<<20)
 	for range mostWaiting>>20 + 8 {
 		l.Printf(1, "%s", long)
