@@ -3,6 +3,9 @@ package verbs
 import (
 	"net/netip"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/testenv"
@@ -61,6 +64,18 @@ func TestListenerLooksWithoutDescriptors(t *testing.T) {
 		t.Errorf("%v, waits for %v, listens on %v, and had %d addresses", err, l.Waiting(), l.addrs(), had)
 	}
 	meetAt(t, l, at, Config{})
+}
+
+// However long there are none, it looks again soon. So it does where another process has the port.
+func TestListenerLooksAgainSoon(t *testing.T) {
+	const retry = 3 * retryTime
+	for err, want := range map[error]time.Duration{
+		nil: rescanTime, unix.EMFILE: retryTime, unix.EADDRINUSE: retryTime, unix.ENODEV: retry, unix.EINVAL: retry,
+	} {
+		if got := nextLook(listenError(err), retry); got != want {
+			t.Errorf("%v: after %v, want %v", err, got, want)
+		}
+	}
 }
 
 // That there are no descriptors to look for a device with is not that there is none.

@@ -29,8 +29,8 @@ const (
 	// rescanTime. That is also how long a new device of an existing address may go
 	// unnoticed, as the kernel's route messages do not show it.
 	retryTime = 100 * time.Millisecond
-	// Where another process has the port it stays retryTime: no event tells that one's end, and
-	// looking costs a few system calls.
+	// Where another process has the port, or there is no room, it stays retryTime: no event tells
+	// the end of that, and looking costs a few system calls.
 	rescanTime = 30 * time.Second
 )
 
@@ -77,15 +77,19 @@ func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
 		case <-time.After(wait):
 			retry = min(2*wait, rescanTime)
 		}
-		switch err := l.refresh(); {
-		case err == nil:
-			wait = rescanTime
-		case errors.Is(err, syscall.EADDRINUSE):
-			wait = retryTime
-		default:
-			wait = retry
-		}
+		wait = nextLook(l.refresh(), retry)
 	}
+}
+
+// nextLook is how long after a refresh the next one is; retry: where nothing else is known.
+func nextLook(err error, retry time.Duration) time.Duration {
+	switch {
+	case err == nil:
+		return rescanTime
+	case reason.Is(err, session.ReasonResources):
+		return retryTime
+	}
+	return retry
 }
 
 var errNoneServed = unavailable(session.ReasonNotServed, errors.New("verbs: no address that is listened on belongs to an RDMA device"))
