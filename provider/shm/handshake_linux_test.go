@@ -97,8 +97,8 @@ func TestIdleLinksAreEnded(t *testing.T) {
 		idle = append(idle, s)
 	}
 	busy := dialRaw(t, l)
-	busy.handshake()
-	b := busy.connect(l, 0)
+	busy.send(linkRequest(version, firstSlots), halfToPass(t), doorbellEnd(t))
+	b := busy.connect(l, 0) // at once: it is idle until then
 	for _, s := range idle {
 		s.awaitHangUp()
 	}
