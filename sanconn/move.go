@@ -291,7 +291,8 @@ func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 
 func (c handle) Moved(ctx context.Context) error { return c.awaitMoved(ctx, true) }
 
-// awaitMoved is newconn.Handle.Moved; whole: with all bytes of the application.
+// awaitMoved is newconn.Handle.Moved; whole: with all bytes of the application. Otherwise it is for
+// WriteUrgent, which the write deadline bounds.
 func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
 	stop := c.wakeWhenDone(ctx)
 	defer stop()
@@ -314,6 +315,10 @@ func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		c.awaitLocked(time.Time{})
+		if whole {
+			c.awaitLocked(time.Time{})
+		} else if err := c.out.deadline.awaitLocked(c); err != nil {
+			return err
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 	"time"
 
@@ -20,8 +21,8 @@ var errUrgentOnTCP = fmt.Errorf("urgent data goes by a SAN alone, and the connec
 // written before. Urgent data that the peer has not read when more arrives is lost. If
 // the peer takes nothing, WriteUrgent may wait, until the write deadline at most. With
 // any other length the error is EMSGSIZE. A connection that is on TCP has to move first, which
-// the end that has dialed begins; if it has not within a second, the error matches
-// errors.ErrUnsupported.
+// the end that has dialed begins; if it has not within a second, or by the write deadline, the
+// error matches errors.ErrUnsupported, or os.ErrDeadlineExceeded.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	if len(p) == 0 || len(p) > MaxUrgent {
 		return 0, c.opError(opWrite, syscall.EMSGSIZE)
@@ -33,7 +34,10 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), urgentTimeout)
 		defer cancel()
-		if err := c.awaitMoved(ctx, false); err != nil {
+		switch err := c.awaitMoved(ctx, false); {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return 0, err
+		case err != nil:
 			return 0, c.opError(opWrite, fmt.Errorf("%w: %w", errUrgentOnTCP, err))
 		}
 	}

@@ -1,0 +1,33 @@
+package sanconn_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+)
+
+// On TCP a WriteUrgent waits for the connection to move until the write deadline at most, and
+// without one for a second.
+func TestUrgentDeadlineOnTCP(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	if n, err := a.WriteUrgent([]byte("!")); n != 0 || !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("without a deadline: %d, %v", n, err)
+	}
+	for _, within := range []time.Duration{-time.Second, time.Millisecond} {
+		a.SetWriteDeadline(time.Now().Add(within))
+		n, err := a.WriteUrgent([]byte("!"))
+		var oe *net.OpError
+		if n != 0 || !errors.As(err, &oe) || oe.Op != "write" || !oe.Timeout() || !errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("deadline within %v: %d, %v", within, n, err)
+		}
+	}
+}
