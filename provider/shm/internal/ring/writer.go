@@ -22,12 +22,11 @@ const (
 // and the writer has come some way, which keeps light traffic in the same few cached
 // pages.
 type Writer struct {
-	out    *Outgoing // this side's, as are cells and mem
-	cells  *Cells
-	mem    *[Size]byte
-	in     *Incoming
-	budget Share
-	max    uint64 // upper bound of limit
+	out   *Outgoing // this side's, as are cells and mem
+	cells *Cells
+	mem   *[Size]byte
+	in    *Incoming
+	extent
 
 	tail      uint64 // where the next record goes
 	published uint64 // out.tail
@@ -43,35 +42,15 @@ type Writer struct {
 	alone     bool   // see Alone
 	err       error  // how the reader broke the rules
 
-	limit  atomic.Uint64 // the sender raises it; Shrink lowers it under grab
-	pages  atomic.Uint64 // likewise: how much of the ring may have memory, at least limit
-	grab   atomic.Uint32 // needed once pages is above Start
 	wanted atomic.Uint64 // the head position that makes room, for Arm
-
-	idleTail uint64 // Shrink's: out.tail when it last looked, or neverLooked
 }
-
-// Who uses a ring that has grown: nobody, the sender from Reserve to Commit (and for good
-// after Stop), or Shrink while it gives pages back.
-const (
-	grabNobody = iota
-	grabSender
-	grabShrink
-)
-
-// neverLooked is not a valid position, so that Shrink's first look never finds a new ring
-// idle: it may have inherited memory.
-const neverLooked = ^uint64(0)
 
 // Init prepares the zero Writer for an empty ring over mem, which is Size bytes long. The
 // ring grows to most bytes at most, and from Sure on within the budget. pages is how much
 // of mem has memory already, which the budget counts.
 func (w *Writer) Init(out *Outgoing, cells *Cells, mem []byte, in *Incoming, most int, pages uint64, b Share) {
 	w.out, w.cells, w.mem, w.in = out, cells, (*[Size]byte)(mem), in
-	w.budget, w.max = b, uint64(most)
-	w.limit.Store(Start) // small, to stay in the cache, however many pages there are
-	w.pages.Store(max(pages, Start))
-	w.idleTail = neverLooked
+	w.extent.init(most, pages, b)
 }
 
 // Alone, behind Init: what in says is of an earlier ring until Meet, when the reader has begun
@@ -100,15 +79,11 @@ func (w *Writer) Commit(n int) (do Action) {
 		panic("ring: Commit of more than Reserve gave")
 	}
 	w.room = 0
-	if n == 0 {
-		return w.abandon()
+	if n > 0 {
+		w.record(n)
+		w.out.due = uint32(w.tail)
 	}
-	putHeader(w.mem, w.tail, kindMessage|uint64(n))
-	w.tail += recordSize(n)
-	w.out.due = uint32(w.tail)
-	do = w.publish()
-	w.ungrab() // last: Shrink does not see a record until it is published
-	return do
+	return w.finish()
 }
 
 // ReserveControl returns room for a control message of n ≤ MaxControl bytes, nil if there
@@ -149,15 +124,11 @@ func (w *Writer) CommitControl(n int) (do Action) {
 			return 0
 		}
 		return w.commitCell(n)
-	case n == 0:
-		return w.abandon()
+	case n > 0:
+		w.record(n)
+		w.out.followDue(w.tail)
 	}
-	putHeader(w.mem, w.tail, kindMessage|uint64(n))
-	w.tail += recordSize(n)
-	w.out.followDue(w.tail)
-	do = w.publish()
-	w.ungrab()
-	return do
+	return w.finish()
 }
 
 // Arm has the reader return Wake once there is room, or a free cell, for what found none.
@@ -182,9 +153,15 @@ func (w *Writer) broken(do *Action, format string, args ...any) {
 	*do |= Broken
 }
 
-// abandon ends a reservation. A pad before it is published: Shrink must not give back the
-// page of one that is not.
-func (w *Writer) abandon() (do Action) {
+// record makes a record of the n bytes behind the header at tail.
+func (w *Writer) record(n int) {
+	putHeader(w.mem, w.tail, kindMessage|uint64(n))
+	w.tail += recordSize(n)
+}
+
+// finish ends a reservation. Its record, or a pad that has come before it, is published first:
+// Shrink must not give back the page of one that is not.
+func (w *Writer) finish() (do Action) {
 	if w.tail != w.published {
 		do = w.publish()
 	}
@@ -215,11 +192,8 @@ func (w *Writer) find(least, most int) (n int, do Action) {
 	}
 	n, do = w.makeRoom(least, most)
 	if n == 0 {
-		if w.tail != w.published {
-			do |= w.publish() // a pad, which the reader must pass before there is room
-		}
+		do |= w.finish() // the reader must pass a pad before there is room
 		w.block()
-		w.ungrab()
 	}
 	return n, do
 }

@@ -3,52 +3,92 @@ package ring
 import (
 	"math/bits"
 	"runtime"
+	"sync/atomic"
 )
 
+// extent is how much of a ring its writer uses, and how much may have memory. What is above
+// Start belongs to whoever has grabbed it.
+type extent struct {
+	budget Share
+	max    uint64 // upper bound of limit
+
+	limit    atomic.Uint64 // the sender raises it; Shrink lowers it under grab
+	pages    atomic.Uint64 // likewise: how much of the ring may have memory, at least limit
+	grab     atomic.Uint32 // needed once pages is above Start
+	idleTail uint64        // Shrink's: out.tail when it last looked, or neverLooked
+}
+
+// Who uses a ring that has grown: nobody, the sender from Reserve to Commit (and for good
+// after Stop), or Shrink while it gives pages back.
+const (
+	grabNobody = iota
+	grabSender
+	grabShrink
+)
+
+// neverLooked is not a valid position, so that Shrink's first look never finds a new ring
+// idle: it may have inherited memory.
+const neverLooked = ^uint64(0)
+
+func (x *extent) init(most int, pages uint64, b Share) {
+	x.budget, x.max = b, uint64(most)
+	x.limit.Store(Start) // small, to stay in the cache, however many pages there are
+	x.pages.Store(max(pages, Start))
+	x.idleTail = neverLooked
+}
+
 // Limit is how much of the ring the writer uses, in bytes.
-func (w *Writer) Limit() uint64 { return w.limit.Load() }
+func (x *extent) Limit() uint64 { return x.limit.Load() }
 
 // Pages is how much of the ring may have memory, in bytes. Beyond Start the budget counts
 // it.
-func (w *Writer) Pages() uint64 { return w.pages.Load() }
+func (x *extent) Pages() uint64 { return x.pages.Load() }
 
 // MayGrow reports whether the ring could grow to Sure now.
-func (w *Writer) MayGrow() bool {
-	return w.pages.Load() >= min(Sure, w.max) || w.budget.HasSure()
+func (x *extent) MayGrow() bool {
+	return x.pages.Load() >= min(Sure, x.max) || x.budget.HasSure()
 }
 
 // tryGrab keeps Shrink from the ring until ungrab. It fails while Shrink is at work.
-func (w *Writer) tryGrab() bool {
-	return w.grab.Load() == grabSender || w.grab.CompareAndSwap(grabNobody, grabSender)
+func (x *extent) tryGrab() bool {
+	return x.grab.Load() == grabSender || x.grab.CompareAndSwap(grabNobody, grabSender)
 }
 
-func (w *Writer) ungrab() {
-	if w.grab.Load() == grabSender {
-		w.grab.Store(grabNobody)
+func (x *extent) ungrab() {
+	if x.grab.Load() == grabSender {
+		x.grab.Store(grabNobody)
 	}
 }
 
 // grow raises the limit to the next power of two, or to Sure, which stands for 512 KiB: between
 // the two there is too little for leap, so a writer that had gone on at the start of the ring at
 // 512 KiB would never get there. From Sure on it needs the budget's consent.
-func (w *Writer) grow(do *Action) bool {
-	old, pages := w.limit.Load(), w.pages.Load()
-	to := min(1<<bits.Len64(old), w.max)
+func (x *extent) grow(do *Action) bool {
+	old, pages := x.limit.Load(), x.pages.Load()
+	to := min(1<<bits.Len64(old), x.max)
 	if old < Sure && to > Sure/2 {
-		to = min(Sure, w.max)
+		to = min(Sure, x.max)
 	}
-	if to <= old || !w.tryGrab() {
+	if to <= old || !x.tryGrab() {
 		return false
 	}
 	if to > pages {
-		if !w.budget.Take(int64(to-pages), old < Sure) {
+		if !x.budget.Take(int64(to-pages), old < Sure) {
 			return false
 		}
-		w.pages.Store(to)
+		x.pages.Store(to)
 		*do |= Grew
 	}
-	w.limit.Store(to)
+	x.limit.Store(to)
 	return true
+}
+
+// Stop keeps Shrink out for good, after waiting for one at work. Nothing is written any
+// more.
+func (x *extent) Stop() {
+	for !x.tryGrab() {
+		runtime.Gosched()
+	}
 }
 
 // Shrink gives back the memory of a ring that has been empty since the last call, by
@@ -74,12 +114,4 @@ func (w *Writer) Shrink(free func(pages uint64) bool) (again, met bool) {
 	}
 	w.grab.Store(grabNobody)
 	return !empty, true
-}
-
-// Stop keeps Shrink out for good, after waiting for one at work. Nothing is written any
-// more.
-func (w *Writer) Stop() {
-	for !w.tryGrab() {
-		runtime.Gosched()
-	}
 }
