@@ -188,17 +188,10 @@ func (d *doorbell) ring(slot int, ev session.Events) {
 	}
 }
 
-// stop ends all waits at it.
-func (d *doorbell) stop() {
-	if d.at != nil {
-		d.at.Close()
-	}
-}
-
 // close gives everything back, with the peer's descriptor at its user's expense. Nobody
 // rings any more.
 func (d *doorbell) close(peerUser account) {
-	d.stop()
+	d.at.Close() // of nil it does nothing
 	d.passed()
 	if d.peer >= 0 {
 		peerUser.closeUntrusted(d.peer)

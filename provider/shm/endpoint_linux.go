@@ -140,18 +140,6 @@ func (e *endpoint) enter() bool {
 	return true
 }
 
-// awaited returns what the peer has armed. As in Arm, it looks for the state that was stored
-// before.
-func (e *endpoint) awaited() (ev session.Events) {
-	if e.out.ReaderSleeps() {
-		ev |= session.RecvReady
-	}
-	if e.in.WriterWaits() {
-		ev |= session.SendReady
-	}
-	return ev
-}
-
 // Describe implements session.Describer.
 func (e *endpoint) Describe() string {
 	own, peers := e.slot.own.control, e.slot.peers.control
@@ -235,8 +223,15 @@ func (e *endpoint) end(state uint32) {
 		e.out.Stop()
 		e.fail(errClosed)
 		e.local.v.Store(e.turn | state | stateHeld)
-		if ev := e.awaited(); ev != 0 {
-			e.link.door.ring(e.slot.number, ev)
+		var armed session.Events // by the peer, which then looks for the state, as in Arm
+		if e.out.ReaderSleeps() {
+			armed |= session.RecvReady
+		}
+		if e.in.WriterWaits() {
+			armed |= session.SendReady
+		}
+		if armed != 0 {
+			e.link.door.ring(e.slot.number, armed)
 		}
 	})
 }

@@ -59,10 +59,7 @@ func acceptLink(conn *net.UnixConn, cfg Config, accept acceptFunc) (*link, error
 // the name is in a directory, nothing follows from that.
 func (l *link) identify(m *message) error {
 	l.peer.uid = m.user
-	if l.cfg.Dir != "" {
-		return nil
-	}
-	if !oneUser(m.user) {
+	if l.cfg.Dir == "" && !oneUser(m.user) {
 		return errUserUnknown
 	}
 	return nil
@@ -76,7 +73,7 @@ func (l *link) requestLink(ctx context.Context, user uint32) error {
 	deadline, _ := ctx.Deadline()
 	l.control.SetDeadline(deadline)
 	defer l.control.SetDeadline(time.Time{})
-	m, fd, err := l.newHalf(firstSlots)
+	m, fd, err := newHalf(firstSlots, l.payer, !l.mayPunch)
 	if err != nil {
 		return unavailable(err)
 	}

@@ -364,7 +364,7 @@ func (l *link) endIdle() (again bool) {
 func (l *link) dismantle() {
 	hangUp(l.control.UnixConn)
 	l.waiters.stop()
-	l.peer.close()
+	l.peer.pidfd.Close()
 	l.reclaim.stop()
 	l.work.Wait()
 	l.teardown()
@@ -374,7 +374,7 @@ func (l *link) dismantle() {
 func (l *link) teardown() {
 	l.peerUser.closeLater(func() { l.control.Close() })
 	l.door.close(l.peerUser)
-	l.peer.close()
+	l.peer.pidfd.Close()
 	if o := l.offers.half.Swap(nil); o != nil {
 		o.unmap()
 	}

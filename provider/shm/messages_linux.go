@@ -69,7 +69,10 @@ func (e *endpoint) act(do ring.Action, news session.Events, end interface{ Err()
 }
 
 func (e *endpoint) Poll(ev *session.Event) bool {
-	if e.bad.Load() || !e.met && !e.meet() {
+	if !e.met {
+		e.met = e.slot.taken()
+	}
+	if !e.met || e.bad.Load() {
 		return false
 	}
 	msg, do := e.in.Poll()
@@ -90,12 +93,6 @@ func (e *endpoint) Poll(ev *session.Event) bool {
 	ev.Kind, ev.ID, ev.Err = session.Message, 0, nil
 	ev.Msg = msg
 	return true
-}
-
-// meet reports whether the peer has begun the connection.
-func (e *endpoint) meet() bool {
-	e.met = e.slot.taken()
-	return e.met
 }
 
 func (e *endpoint) Drop()         { e.afterReceiving(e.in.Drop()) }

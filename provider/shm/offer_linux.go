@@ -50,7 +50,7 @@ func (l *link) extend(ctx context.Context, have int) error {
 // offer sends this end's half of a segment and waits for the peer's. The caller has the turn,
 // which settle gives back.
 func (l *link) offer(ctx context.Context, slots int) error {
-	m, fd, err := l.newHalf(slots)
+	m, fd, err := newHalf(slots, l.payer, !l.mayPunch)
 	if err != nil {
 		<-l.offers.turn
 		return unavailable(err)
@@ -141,18 +141,13 @@ func (l *link) accommodate(peers int, slots uint32) (half int, err error) {
 	if err != nil {
 		return -1, err
 	}
-	own, half, err := l.newHalf(int(slots))
+	own, half, err := newHalf(int(slots), l.payer, !l.mayPunch)
 	if err != nil {
 		m.unmap()
 		return -1, err
 	}
 	l.share(segment{own, m})
 	return half, nil
-}
-
-// newHalf makes this end's half of a segment.
-func (l *link) newHalf(slots int) (m mapping, fd int, err error) {
-	return newHalf(slots, l.payer, !l.mayPunch)
 }
 
 // join adds the peer's half, which is the first descriptor, to this end's.

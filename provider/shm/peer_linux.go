@@ -1,7 +1,6 @@
 package shm
 
 import (
-	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -15,7 +14,7 @@ import (
 type peerProcess struct {
 	pid   int      // 0: not visible here
 	uid   uint32   // overflowUID: perhaps not known here
-	pidfd *os.File // nil: only the control socket shows its end
+	pidfd *os.File // nil, of which each method fails: only the control socket shows its end
 }
 
 func newPeerProcess(socket syscall.RawConn) (p peerProcess, err error) {
@@ -29,9 +28,6 @@ func newPeerProcess(socket syscall.RawConn) (p peerProcess, err error) {
 // wait waits for the end of the process. The control socket may hide it, as a forked child
 // can keep that open. It returns an error if it does not know.
 func (p *peerProcess) wait() error {
-	if p.pidfd == nil {
-		return errors.ErrUnsupported
-	}
 	rc, err := p.pidfd.SyscallConn()
 	if err != nil {
 		return err
@@ -41,12 +37,6 @@ func (p *peerProcess) wait() error {
 		n, err := unix.Poll(p, 0)
 		return n > 0 && err == nil
 	})
-}
-
-func (p *peerProcess) close() {
-	if p.pidfd != nil {
-		p.pidfd.Close()
-	}
 }
 
 // peerCred returns the credentials of the process that made the other end of a unix

@@ -178,8 +178,8 @@ func (w *waiters) Rest() {
 
 // stop ends the dispatcher.
 func (w *waiters) stop() {
-	w.door.stop()
-	w.wakeDispatcher() // it finds the doorbell closed
+	w.door.at.Close() // which ends all waits at it
+	w.wakeDispatcher()
 }
 
 func (w *waiters) wakeDispatcher() {
