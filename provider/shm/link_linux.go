@@ -16,12 +16,13 @@ import (
 )
 
 // link is one end of what a dialing and an accepting process share. It ties its parts
-// together, each of which has a lock of its own, and counts who uses them.
+// together, each of which has a lock of its own.
 //
 // Up to three goroutines serve it: one receives from the control socket, one waits for the
 // doorbell where no sleeper does (waiters_linux.go), and one, if there is a pidfd, for the
 // peer's end. dismantle waits for them.
 type link struct {
+	lifetime
 	side     int // 0: dialing, 1: accepting
 	cfg      Config
 	peer     peerProcess
@@ -47,16 +48,8 @@ type link struct {
 	accept acceptFunc
 
 	listenerClosed atomic.Bool    // at the other end
-	gone           chan struct{}  // closed when the link is dead
 	work           sync.WaitGroup // goroutines
 	onClose        func()         // called at the end of teardown; nil: the link never started
-
-	mu       sync.Mutex // guards what follows; no system call under it
-	users    int        // endpoints, connects under way, and others that need the memory
-	dead     bool       // no new connections; gone is closed
-	peerGone bool       // … and the peer has ended it: it reads no more, or what it likes
-	torn     bool       // dismantle runs or ran
-	idle     int        // ticks without a user
 }
 
 type acceptFunc func(l *link, s *slot) (code uint8)
@@ -69,7 +62,8 @@ var fdTableMu sync.Mutex
 // newLink makes a link, of which its maker is a user until start, from its socket and what the kernel
 // knows about the peer. It closes the socket if it fails.
 func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
-	l := &link{side: side, cfg: cfg, users: 1, gone: make(chan struct{}), mayPunch: cfg.Dir == ""}
+	l := &link{side: side, cfg: cfg, mayPunch: cfg.Dir == ""}
+	l.lifetime = lifetime{users: 1, gone: make(chan struct{}), dismantle: l.dismantle, idled: l.reclaim.wake}
 	l.slots.init()
 	l.offers.turn = make(chan struct{}, 1)
 	l.reclaim.pass = l.reclaimPass
@@ -266,80 +260,18 @@ func (l *link) detach(s *slot) {
 	l.release()
 }
 
-// acquire adds a user, for whom the link's memory stays. It fails if the link is dead.
-func (l *link) acquire() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.dead {
-		return ErrLinkGone
-	}
-	l.users++
-	return nil
-}
-
-// release removes a user.
-func (l *link) release() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.users--
-	l.unusedLocked()
-}
-
-// unusedLocked is called when the link may be unused. It has a dead link dismantled, and
-// starts the idle time of one that lives.
-func (l *link) unusedLocked() {
-	if l.users > 0 || l.torn {
-		return
-	}
-	if l.dead {
-		l.torn = true
-		go l.dismantle()
-	} else {
-		l.idle = 0
-		l.reclaim.wake()
-	}
-}
-
-// ended reports whether no more connections can be made.
-func (l *link) ended() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.dead
-}
-
 // die ends the link: the peer is gone or broke the rules.
 func (l *link) die(cause error) {
-	l.mu.Lock()
-	if l.dead {
-		l.mu.Unlock()
+	if !l.kill() {
 		return
 	}
-	l.dead, l.peerGone = true, true
-	close(l.gone)
-	l.users++ // keeps the memory
-	l.mu.Unlock()
+	defer l.release()
 	for _, s := range l.slots.list() {
 		if e := s.ep.Load(); e != nil {
 			e.linkDied(cause)
 		}
 	}
 	hangUp(l.control.UnixConn) // a peer that lives need not wait until our endpoints have retired
-	l.release()
-}
-
-// closeUnused ends a link that has no user.
-func (l *link) closeUnused() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closeUnusedLocked()
-}
-
-func (l *link) closeUnusedLocked() {
-	if l.users == 0 && !l.dead {
-		l.dead = true
-		close(l.gone)
-	}
-	l.unusedLocked()
 }
 
 // idleTicks are for how many ticks a link stays without a connection. Usually the dialing end
