@@ -232,15 +232,13 @@ func (w *Writer) makeRoom(least, most int) (n int, do Action) {
 // free returns the room in bytes straight ahead, and that at the start of the ring if the
 // writer may go there. There is always room for a pad.
 func (w *Writer) free() (ahead, behind uint64) {
-	off, head := w.tail&mask, w.head&mask
-	switch {
-	case w.sameLap():
-		return less(w.limit.Load(), off+headerSize), less(head, headerSize)
-	case off < head: // behind the reader, which may be above a limit that has shrunk
-		return less(min(head, w.limit.Load()), off+headerSize), 0
-	}
-	// The ring has grown. The reader is in the previous lap, at a lower offset.
-	return less(w.limit.Load(), off+headerSize), 0
+	off, head, end := w.tail&mask, w.head&mask, w.limit.Load()
+	if w.sameLap() {
+		behind = less(head, headerSize)
+	} else if off < head { // behind the reader, which may be above a limit that has shrunk
+		end = min(end, head)
+	} // else the ring has grown, and the reader is in the previous lap, at a lower offset
+	return less(end, off+headerSize), behind
 }
 
 // less is a-b, or 0 if that is negative.
