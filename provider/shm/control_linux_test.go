@@ -38,8 +38,8 @@ func controlPair(t *testing.T) (a, b controlSocket) {
 // others may have sent them: a link is not to end by that.
 func TestPostWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	a, b := controlPair(t)
+	other := descriptorsOnTheirWay(t)
 	defer fewDescriptorsOnTheirWay(t)()
-	other := tooManyDescriptorsOnTheirWay(t)
 	m := message{kind: msgSegmentReply}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -71,7 +71,7 @@ func fewDescriptorsOnTheirWay(t *testing.T) (undo func()) {
 	caps[0].Effective &^= 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_RESOURCE
 	if err == nil {
 		err = errors.Join(unix.Capset(&head, &caps[0]),
-			unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: min(was.Cur, 256), Max: was.Max}))
+			unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: min(was.Cur, mostOnTheirWay), Max: was.Max}))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -84,24 +84,27 @@ func fewDescriptorsOnTheirWay(t *testing.T) (undo func()) {
 	}
 }
 
-// tooManyDescriptorsOnTheirWay sends as many as the kernel lets this goroutine. They are on their way
-// until the second socket is closed.
-func tooManyDescriptorsOnTheirWay(t *testing.T) (other [2]int) {
+// descriptorsOnTheirWay sends far more than fewDescriptorsOnTheirWay allows, before that: what others of
+// this user have on their way may come and go. They are on their way until the second socket is closed.
+func descriptorsOnTheirWay(t *testing.T) (other [2]int) {
 	t.Helper()
 	other, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(other[0]) })
-	many := unix.UnixRights(slices.Repeat([]int{other[0]}, mostPassed)...)
-	for err == nil {
-		err = unix.Sendmsg(other[0], []byte{1}, many, nil, unix.MSG_DONTWAIT)
-	}
-	if err != unix.ETOOMANYREFS {
-		t.Fatalf("sent to another socket: %v", err)
+	const most = 253 // of a message: SCM_MAX_FD
+	many := unix.UnixRights(slices.Repeat([]int{other[0]}, most)...)
+	for range 2 * mostOnTheirWay / most {
+		if err := unix.Sendmsg(other[0], []byte{1}, many, nil, unix.MSG_DONTWAIT); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return other
 }
+
+// mostOnTheirWay is how many descriptors there may be before none more are sent.
+const mostOnTheirWay = 256
 
 // A dialing process to which the reply's descriptors cannot be sent is told that there is no room, and
 // not that nobody listens.
@@ -109,8 +112,8 @@ func TestReplyWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	a, b := controlPair(t)
 	s := rawPeer{t, a.UnixConn}
 	s.send(linkRequest(version, firstSlots), halfToPass(t), doorbellEnd(t))
+	defer unix.Close(descriptorsOnTheirWay(t)[1])
 	defer fewDescriptorsOnTheirWay(t)()
-	defer unix.Close(tooManyDescriptorsOnTheirWay(t)[1])
 	if _, err := acceptLink(b.UnixConn, Config{}.withDefaults(), nil); !errors.Is(err, unix.ETOOMANYREFS) {
 		t.Errorf("the reply was sent: %v", err)
 	}

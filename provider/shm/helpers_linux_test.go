@@ -428,6 +428,8 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	defer cancel()
 	l, err := dialLink(ctx, conns[0], uint32(os.Geteuid()), cfg)
 	if err == nil {
+		err = l.acquire() // it is not idle before it has the connection
+		defer l.release()
 		l.start(nil)
 	}
 	if e := <-greeted; err != nil || e != nil {
