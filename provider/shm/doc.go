@@ -25,6 +25,7 @@
 //	directory_linux.go                     names in a directory, for other network namespaces
 //	linkcache_linux.go                     one link per name
 //	link_linux.go, handshake_linux.go      a link and its parts; how it begins
+//	lifetime_linux.go                      who uses it, and when it ends
 //	control_*.go                           its control socket and the messages there
 //	limits_linux.go, closers_linux.go      what peers can hold; closing what they have passed
 //	doorbell_linux.go, bell_linux.go       how the processes wake each other, and for what
