@@ -138,19 +138,21 @@ void end_connection(struct cm_id *i)
 
 // ---- receiving ----
 
-static struct cm_id *child_of(uint32_t from)
+static struct cm_id *child_of(uint32_t from, enum cm_state last)
 {
 	for (struct cm_id *i = all_ids; i; i = i->next)
-		if (i->peer_handle == from && i->state >= REQ_RECEIVED && i->state <= REP_SENT)
+		if (i->peer_handle == from && i->state >= REQ_RECEIVED && i->state <= last)
 			return i;
 	return NULL;
 }
 
 static void take_request(const struct cm_message *m)
 {
-	struct cm_id *l = find_id(m->to), *i = child_of(m->from);
+	struct cm_id *l = find_id(m->to), *i = child_of(m->from, DREQ_RECEIVED);
 
-	if (i) { // again: the reply was lost
+	// Again: the reply was lost, or came late. That may be seen when data has established the
+	// connection already (cm_dup_req_handler).
+	if (i && i->peer_attached == shared->counts[i->peer][N_ATTACHED]) {
 		if (i->state == REP_SENT)
 			put(i->peer, &i->sent);
 		return;
@@ -251,7 +253,7 @@ static void take_message(struct cm_message m)
 		take_request(&m);
 		return;
 	}
-	i = m.to ? find_id(m.to) : child_of(m.from);
+	i = m.to ? find_id(m.to) : child_of(m.from, REP_SENT);
 	if (!i) {
 		if (m.type == DREQ) // so that the other end does not wait (cm_issue_drep)
 			answer(slot_of(m.from), m.from, DREP);
