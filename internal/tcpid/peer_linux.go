@@ -88,7 +88,13 @@ func peerOf(e Ends, o own) (Socket, error) {
 			return Socket{}, errNotThisThread
 		}
 	}
-	return a.ask(e.Reversed(), o.iface)
+	s, err := a.ask(e.Reversed(), o.iface)
+	if err == nil && s.Accepted {
+		// Again: the kernel looks for the user before it looks whether the socket is accepted, which
+		// it may have been in between (inet_diag_msg_attrs_fill in ipv4/inet_diag.c).
+		s, err = a.ask(e.Reversed(), o.iface)
+	}
+	return s, err
 }
 
 // errNotThisThread: a network namespace cannot be queried without a thread in it, or a

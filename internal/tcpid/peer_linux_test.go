@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -176,6 +177,50 @@ func TestPeerIsOfWhoAccepts(t *testing.T) {
 	hear("accepted <nil>")
 	if s := peer(t, d); !s.Accepted || s.UID != uid {
 		t.Errorf("%+v, want user %d", s, uid)
+	}
+}
+
+// Whose a socket is that has just been accepted is never shown as it was before.
+func TestUserOfOneJustAccepted(t *testing.T) {
+	testenv.NeedRoot(t)
+	const nobody, rounds = 65534, 2000
+	l := listen(t, "tcp", "127.0.0.1:0")
+	f, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	dialed, accepted := make(chan struct{}), make(chan int)
+	go func() {
+		defer close(accepted)
+		runtime.LockOSThread() // for good: the user is the thread's
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+			t.Error(errno)
+			return
+		}
+		for range dialed {
+			fd, _, err := unix.Accept4(int(f.Fd()), unix.SOCK_CLOEXEC)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			accepted <- fd
+		}
+	}()
+	defer close(dialed)
+	for range rounds {
+		d := dial(t, l.Addr().String())
+		dialed <- struct{}{}
+		s := peer(t, d)
+		for !s.Accepted {
+			s = peer(t, d)
+		}
+		fd, ok := <-accepted
+		unix.Close(fd)
+		d.Close()
+		if s.UID != nobody || !ok {
+			t.Fatalf("%+v, want user %d", s, nobody)
+		}
 	}
 }
 
