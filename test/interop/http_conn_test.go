@@ -70,6 +70,7 @@ func useEvents(t *testing.T, dial dialFunc, address string) {
 // checksum.
 func serveHijack(l net.Listener) func() error {
 	var hijacked sync.WaitGroup
+	hijacked.Add(1) // until the end: nothing else orders a handler's first Go before Wait
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, buffered, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -88,6 +89,7 @@ func serveHijack(l net.Listener) func() error {
 	})}
 	return inBackground(func() error { return server.Serve(l) }, func() error {
 		defer hijacked.Wait()
+		hijacked.Done()
 		return server.Close()
 	}, http.ErrServerClosed)
 }
