@@ -13,12 +13,10 @@ import (
 // On TCP a WriteUrgent waits for the connection to move until the write deadline at most, and
 // without one for a second.
 func TestUrgentDeadlineOnTCP(t *testing.T) {
-	a, b, err := newPair(newconn.Config{}, newconn.Config{})
-	if err != nil {
-		t.Fatal(err)
+	a, _, _ := onTCPPair(t, newconn.Config{})
+	if a.Provider() != "tcp" {
+		t.Fatalf("it is on %s", a.Provider())
 	}
-	defer a.Close()
-	defer b.Close()
 	if n, err := a.WriteUrgent([]byte("!")); n != 0 || !errors.Is(err, errors.ErrUnsupported) || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("without a deadline: %d, %v", n, err)
 	}

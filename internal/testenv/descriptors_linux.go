@@ -16,8 +16,10 @@ func WithoutDescriptors(t testing.TB, f func()) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: was.Max}); err != nil {
 		t.Fatal(err)
 	}
+	defer func() { // also if f ends the test
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Error(err)
+		}
+	}()
 	f()
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
 }
