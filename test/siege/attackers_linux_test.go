@@ -132,6 +132,16 @@ func untilDone(c *rawshm.Conn, limit time.Duration) error {
 	})
 }
 
+// untilFull waits until the victim waits for room to send more.
+func untilFull(c *rawshm.Conn) error {
+	return testenv.Await(patience/2, func() error {
+		if !c.WantsRoom() {
+			return errors.New("the victim has room")
+		}
+		return nil
+	})
+}
+
 // many makes up to n connections on one link, as far as the victim lets it.
 func (a *attacker) many(n int, mode byte) (l *rawshm.Conduit, conns []*rawshm.Conn, err error) {
 	if l, err = a.link(); err != nil {

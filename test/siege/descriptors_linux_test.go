@@ -148,10 +148,9 @@ func keepRole(a *attacker, args [2]int) error {
 		if err != nil || len(conns) == 0 {
 			return errors.Join(err, errors.New("no connection"))
 		}
-		for was, quiet := int64(0), 0; quiet < 10; quiet++ {
-			time.Sleep(10 * time.Millisecond) // nothing tells that the victim has no more room
-			if now := allocated(l.Halves); now != was {
-				was, quiet = now, 0
+		for _, c := range conns {
+			if err := untilFull(c); err != nil {
+				return err
 			}
 		}
 		unix.Close(l.Socket)

@@ -82,6 +82,9 @@ func (c *Conn) ownState() *atomic.Uint32 { return at32(c.slot.mem, c.slot.contro
 
 func (c *Conn) peer() uint32 { return at32(c.slot.theirs, c.slot.control+state).Load() }
 
+// WantsRoom reports whether the other side waits for room in its ring.
+func (c *Conn) WantsRoom() bool { return c.theirs(ringWant).Load()&1 != 0 }
+
 // Reset makes a slot fresh for another connection, once both sides are done with it.
 func (c *Conn) Reset() {
 	clear(c.slot.mem[c.slot.control:][:controlSize])
