@@ -2,6 +2,7 @@
 package main
 
 import (
+	"encoding/json"
 	"expvar"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"time"
 )
 
 func main() {
@@ -25,22 +27,58 @@ func main() {
 		io.Copy(io.Discard, os.Stdin) // until its end
 		return
 	}
-	sent := strings.Repeat("0123456789", 1000)
+	url, moves := os.Args[1], os.Args[2] == "moves"
 	for range 50 {
-		r, err := http.Post(os.Args[1], "text/plain", strings.NewReader(sent))
-		if err != nil {
-			panic(err)
+		post(url)
+	}
+	for end := time.Now().Add(20 * time.Second); ; post(url) {
+		client, server := "<nil>", get(url+"/debug/vars")
+		if v := expvar.Get("sanbuild"); v != nil {
+			client = v.String()
 		}
-		got, err := io.ReadAll(r.Body)
-		r.Body.Close()
-		if err != nil || string(got) != sent {
-			panic(fmt.Sprint(len(got), " bytes: ", err))
+		if !moves || dialed(client) && accepted(server) || time.Now().After(end) {
+			fmt.Printf("client %s\nserver %s\n", client, server)
+			return
 		}
 	}
-	r, err := http.Get(os.Args[1] + "/debug/vars")
+}
+
+// post posts a body, which comes back.
+func post(url string) {
+	sent := strings.Repeat("0123456789", 1000)
+	r, err := http.Post(url, "text/plain", strings.NewReader(sent))
 	if err != nil {
 		panic(err)
 	}
-	vars, _ := io.ReadAll(r.Body)
-	fmt.Printf("client %v\nserver %s\n", expvar.Get("sanbuild"), vars)
+	got, err := io.ReadAll(r.Body)
+	r.Body.Close()
+	if err != nil || string(got) != sent {
+		panic(fmt.Sprint(len(got), " bytes: ", err))
+	}
+}
+
+func get(url string) string {
+	r, err := http.Get(url)
+	if err != nil {
+		panic(err)
+	}
+	got, err := io.ReadAll(r.Body)
+	r.Body.Close()
+	if err != nil {
+		panic(err)
+	}
+	return string(got)
+}
+
+type counters struct{ Dialed, Accepted map[string]int }
+
+// dialed and accepted report whether the client's connection has moved, and the server's.
+func dialed(client string) bool {
+	var c counters
+	return json.Unmarshal([]byte(client), &c) == nil && c.Dialed["shm"] > 0
+}
+
+func accepted(server string) bool {
+	var vars struct{ Sanbuild counters }
+	return json.Unmarshal([]byte(server), &vars) == nil && vars.Sanbuild.Accepted["shm"] > 0
 }
