@@ -2,6 +2,7 @@ package examples
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sanconn/san"
 	"github.com/sanconn/san/internal/testenv"
 )
 
@@ -79,6 +81,25 @@ func TestTheREADMEsServerAndClientWork(t *testing.T) {
 	if !strings.Contains(programs[1], " // hello by tcp, then hello by shm\n") {
 		t.Error("the README does not show what the client prints")
 	}
+	if stdout, _ := run(t, binaries[1]); !strings.HasPrefix(stdout, "hello by tcp\nhello by ") {
+		t.Errorf("the client prints %q", stdout)
+	}
+	c := dial(t, address)
+	for _, line := range []string{"one\n", "two\n"} {
+		got := make([]byte, len(line))
+		if _, err := io.WriteString(c, line); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, got); err != nil || string(got) != line || moved(c) != nil {
+			t.Fatalf("the server answers %q with %q, %v, by %+v", line, got, err, san.InfoOf(c))
+		}
+	}
+	c.Close()
+	server.Process.Kill()
+	server.Wait()
+
+	wait := serveOne(t, listen(t, address), echoHeld)
+	defer wait()
 	stdout, _ := run(t, binaries[1])
 	if want := "hello by tcp\nhello by " + sanProvider() + "\n"; stdout != want {
 		t.Errorf("the client prints %q; want %q", stdout, want)
