@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -100,15 +103,33 @@ func TestAClientPrintsALineForEachInterval(t *testing.T) {
 	if !strings.Contains(lines[0], "by "+sanProvider()+": sending, 64 KiB messages") {
 		t.Errorf("the first line does not say what runs on what:\n%s", out)
 	}
-	intervals := 0
+	var end float64 // of the line before; how many there are is the scheduler's affair
 	for _, line := range lines {
-		if strings.Contains(line, "B/s") && strings.Contains(line, "-") {
-			intervals++
+		var from, to float64
+		if n, _ := fmt.Sscanf(line, "%f-%f s", &from, &to); n < 2 {
+			continue
 		}
+		if from != end || to < from || !strings.Contains(line, "B/s") {
+			t.Errorf("behind %.2f s: %q", end, line)
+		}
+		end = to
 	}
-	if intervals < 2 || !strings.Contains(out, "CPU seconds per GB") {
-		t.Errorf("%d intervals in:\n%s", intervals, out)
+	if end < 0.1 || !strings.Contains(out, "CPU seconds per GB") {
+		t.Errorf("intervals up to %.2f s in:\n%s", end, out)
 	}
+}
+
+func TestIntervalsAreReportedWhenTheyAreOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []string
+		l := &load{spec: spec{Time: 0.1}, interval: 30 * time.Millisecond}
+		l.report = func(i interval) { got = append(got, fmt.Sprintf("%.2f-%.2f", i.From, i.To)) }
+		time.AfterFunc(time.Millisecond, func() { l.sent.published.Add(1) }) // otherwise it goes on
+		l.measure(nil)
+		if want := []string{"0.00-0.03", "0.03-0.06", "0.06-0.09", "0.09-0.10"}; !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	})
 }
 
 func TestComparePutsAllTransportsSideBySide(t *testing.T) {
