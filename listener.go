@@ -52,7 +52,8 @@ type ListenConfig struct {
 	Backlog int
 
 	// Condition, if not nil, decides for each connection whether it may move to a SAN, when its
-	// dialer proposes that: with an error it may not. The connection is the program's already, on
+	// dialer proposes that: with an error it may not, nor if Condition ends its goroutine
+	// (runtime.Goexit) instead of returning. The connection is the program's already, on
 	// TCP, and stays there, with ReasonRefused at both ends; the dialer does not propose it again.
 	// Where the dialer's policy is Require, its Dial fails with an error that matches
 	// syscall.ECONNREFUSED. Where this one's is, Accept does not return the connection, which is

@@ -1,6 +1,7 @@
 package moving
 
 import (
+	"errors"
 	"time"
 
 	"github.com/sanconn/san/internal/tcpid"
@@ -22,6 +23,9 @@ type asked struct {
 	uid      int64
 }
 
+// errUndecided refuses where the condition ends its goroutine, as testing.T's FailNow does.
+var errUndecided = errors.New("the listener's Condition has ended its goroutine")
+
 // condition returns whether the listener's condition has decided in time, and why it refuses the
 // proposal, nil: it does not. What it decides later the next proposal finds. The proposal is known to be
 // from the connection's other end.
@@ -42,11 +46,14 @@ func (t *taker) condition(l *Life) (decided bool, err error) {
 		decision = make(chan error, 1)
 		l.decisions[by] = decision
 		go func() { // as long as the program's condition takes
-			err := l.Condition(l.ends, by.provider, by.uid)
-			if err != nil {
-				l.Failed(&session.Unavailable{Reason: session.ReasonRefused, Err: err})
-			}
-			decision <- err
+			err := errUndecided
+			defer func() {
+				if err != nil {
+					l.Failed(&session.Unavailable{Reason: session.ReasonRefused, Err: err})
+				}
+				decision <- err
+			}()
+			err = l.Condition(l.ends, by.provider, by.uid)
 		}()
 	}
 	l.mu.Unlock()

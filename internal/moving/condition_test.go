@@ -1,10 +1,12 @@
 package moving
 
 import (
+	"runtime"
 	"sync/atomic"
 	"testing"
 
 	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/session"
 )
 
 // A decision is the answer to one proposal: the next one has its own, as one by another provider has.
@@ -19,6 +21,20 @@ func TestEachOfferIsDecided(t *testing.T) {
 		if n := int(calls.Load()); n != i+1 {
 			t.Errorf("%d proposals, %d calls", i+1, n)
 		}
+	}
+	if len(l.decisions) > 0 {
+		t.Error("a decision is held")
+	}
+}
+
+// A condition that ends its goroutine, as T.FailNow does, has refused.
+func TestConditionThatDoesNotReturn(t *testing.T) {
+	l := &Life{Condition: func(tcpid.Ends, string, int64) error { runtime.Goexit(); return nil }}
+	if decided, err := new(taker).condition(l); !decided || err == nil {
+		t.Errorf("decided: %v, %v", decided, err)
+	}
+	if why := l.why.Load(); why == nil || why.Reason != session.ReasonRefused {
+		t.Errorf("the connection's reason is %v", why)
 	}
 	if len(l.decisions) > 0 {
 		t.Error("a decision is held")
