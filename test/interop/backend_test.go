@@ -10,7 +10,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -121,18 +120,15 @@ func (b *backend) start(t *testing.T) {
 // command is run by the server's user, and by nobody for longer than the tests take.
 func (b *backend) command(t *testing.T, args []string) *exec.Cmd {
 	t.Helper()
+	if os.Getuid() == 0 {
+		u, err := user.Lookup(b.user)
+		if err != nil {
+			testenv.Missing(t, fmt.Sprintf("%s: %v", b.name, err))
+		}
+		args = append([]string{"setpriv", "--reuid", u.Uid, "--regid", u.Gid, "--clear-groups"}, args...)
+	}
 	cmd := exec.Command("timeout", append([]string{"--kill-after=5", "900"}, args...)...)
 	cmd.Dir = b.dir
-	if os.Getuid() != 0 {
-		return cmd
-	}
-	u, err := user.Lookup(b.user)
-	if err != nil {
-		testenv.Missing(t, fmt.Sprintf("%s: %v", b.name, err))
-	}
-	uid, _ := strconv.Atoi(u.Uid)
-	gid, _ := strconv.Atoi(u.Gid)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	return cmd
 }
 
