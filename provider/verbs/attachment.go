@@ -41,7 +41,7 @@ func attach(local netip.Addr, cfg Config) (a attachment, err error) {
 	} else if name = bareDevice(); name != "" {
 		a, err = barePort(name)
 	} else {
-		err = unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device, and there is no InfiniBand without IPoIB", local, netdev))
+		err = cmp.Or(cannotLook(), unavailable(session.ReasonNotServed, fmt.Errorf("verbs: %v (%q) belongs to no RDMA device, and there is no InfiniBand without IPoIB", local, netdev)))
 	}
 	if err == nil {
 		a.dev.probe(cfg)
@@ -308,6 +308,9 @@ func bareDevice() string {
 		return name
 	}
 	name = findBare() // without mu, as to open a device may block: another may look as well
+	if name == "" && cannotLook() != nil {
+		return ""
+	}
 	bare.mu.Lock()
 	defer bare.mu.Unlock()
 	bare.name, bare.at = name, time.Now()

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"io/fs"
 	"net/netip"
 	"testing"
 	"time"
@@ -75,6 +76,52 @@ func TestListenerLooksAgainSoon(t *testing.T) {
 		if got := nextLook(listenError(err), retry); got != want {
 			t.Errorf("%v: after %v, want %v", err, got, want)
 		}
+	}
+}
+
+// That there were no descriptors to look for a device with is not remembered as that there is none.
+func TestDevicesWithoutDescriptors(t *testing.T) {
+	forget := func() {
+		rdmaDevices.mu.Lock()
+		defer rdmaDevices.mu.Unlock()
+		rdmaDevices.names = nil
+		bare.mu.Lock()
+		defer bare.mu.Unlock()
+		bare.at = time.Time{}
+	}
+	forget()
+	t.Cleanup(forget)
+	testenv.WithoutDescriptors(t, func() {
+		if name := DeviceOf("lo"); name != "" {
+			t.Errorf("%q without descriptors", name)
+		}
+		if name := bareDevice(); name != "" {
+			t.Errorf("%q without descriptors", name)
+		}
+		if !HaveDevices() {
+			t.Error("it is known that there are none")
+		}
+	})
+	if _, known := rdmaDevices.names["lo"]; known || !bare.at.IsZero() {
+		t.Error("it is remembered that there is none")
+	}
+}
+
+// One that they are lacking for only then may be there.
+func TestDescriptorsLackingWhileLooking(t *testing.T) {
+	tried := tryNode
+	tryNode = func(path string) error { return &fs.PathError{Op: "open", Path: path, Err: unix.EMFILE} }
+	rdmalink.Simulated = map[string]string{"another": "sim0"}
+	t.Cleanup(func() { tryNode, rdmalink.Simulated = tried, nil })
+	at := netip.MustParseAddr("127.0.0.1")
+	if a, err := attach(at, Config{}); reasonOf(err) != session.ReasonResources {
+		t.Errorf("%v, %v", a, err)
+	}
+	if list, err := servedAddresses(netip.IPv4Unspecified(), false); reasonOf(err) != session.ReasonResources {
+		t.Errorf("served are %v, %v", list, err)
+	}
+	if err := exchangeServes([]netip.Addr{at}); err != nil {
+		t.Error(err)
 	}
 }
 

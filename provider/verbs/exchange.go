@@ -72,8 +72,8 @@ func exchangeDevice(name string) (*device, error) {
 // exchangeServes is nil if one of these addresses belongs to a device that connects
 // without rdma_cm, or may do so, and otherwise why none does.
 func exchangeServes(addrs []netip.Addr) error {
-	if bareDevice() != "" {
-		return nil // it serves the others
+	if bareDevice() != "" || cannotLook() != nil {
+		return nil // it serves the others, or one may
 	}
 	none := errNoneServed
 	for _, a := range addrs {

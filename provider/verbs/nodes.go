@@ -36,10 +36,10 @@ func nodesRefused() error {
 	if rdmalink.Simulated != nil {
 		return nil // that has no files
 	}
-	err := tryNode(cmNode)
-	if why := reason.Of(err); err != nil && why.Reason == session.ReasonResources { // for want of descriptors the libraries find no device
-		return why
+	if err := cannotLook(); err != nil {
+		return err
 	}
+	err := tryNode(cmNode)
 	_, none := os.Stat(cmClass)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) && none == nil { // this container has not got it
 		return refusedNode(err)
@@ -52,6 +52,15 @@ func nodesRefused() error {
 	}
 	if len(devices) > 0 {
 		return refusedNode(err)
+	}
+	return nil
+}
+
+// cannotLook is why no device is found just now: without descriptors neither sysfs nor the libraries
+// show one. nil: there is none.
+func cannotLook() error {
+	if why := reason.Of(tryNode(os.DevNull)); why.Reason == session.ReasonResources {
+		return why
 	}
 	return nil
 }

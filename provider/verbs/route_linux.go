@@ -1,9 +1,11 @@
 package verbs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -47,6 +49,9 @@ func DeviceOf(netdev string) string {
 	if !known {
 		if ifi, err := net.InterfaceByName(netdev); err == nil {
 			name = findDevice(ifi, rdmamap.RdmaClassDir)
+		}
+		if name == "" && cannotLook() != nil {
+			return ""
 		}
 		r.names[netdev] = name
 	}
@@ -122,7 +127,7 @@ func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error)
 		device = bareDevice()
 	}
 	if device == "" {
-		return "", fmt.Errorf("verbs: the route to %v leaves by %s, which has no RDMA device", dst, name)
+		return "", cmp.Or(cannotLook(), fmt.Errorf("verbs: the route to %v leaves by %s, which has no RDMA device", dst, name))
 	}
 	return device, nil
 }
@@ -152,17 +157,21 @@ func (r Route) leavesBy(dst netip.Addr) (string, error) {
 
 var errNoDevice = errors.New("verbs: this host has no RDMA device")
 
-// HaveDevices reports whether this host has an RDMA device. It is the quick answer where
-// there is none.
+// HaveDevices reports whether this host has an RDMA device, or that cannot be looked up, as
+// without descriptors. It is the quick answer where there is none.
 func HaveDevices() bool {
-	return len(rdmalink.Simulated) > 0 || len(rdmamap.GetRdmaDeviceList()) > 0
+	devices, err := os.ReadDir(rdmamap.RdmaClassDir)
+	return len(rdmalink.Simulated)+len(devices) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
 // servedAddresses are the addresses of this host that belong to an RDMA device,
 // of the families that the unspecified address within stands for.
 func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err error) {
-	ifis, err := net.Interfaces() // first: for lack of descriptors it fails, where HaveDevices finds none
-	if err != nil || !HaveDevices() {
+	if !HaveDevices() {
+		return nil, nil
+	}
+	ifis, err := net.Interfaces()
+	if err != nil {
 		return nil, err
 	}
 	for _, ifi := range ifis {
@@ -189,7 +198,7 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err err
 			list = append(list, ip)
 		}
 	}
-	return list, nil
+	return list, cannotLook()
 }
 
 // watchAddresses sends after addresses or interfaces have come or gone, until
