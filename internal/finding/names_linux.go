@@ -41,7 +41,7 @@ type Taken struct {
 }
 
 // name is one that this process has, or will have: while descriptors, or a directory's
-// room, are used up, it tries again once in a while.
+// room, are used up, or its file system fails, it tries again once in a while.
 type name struct {
 	at        Place
 	namespace uint64 // of the thread that asked for it first, which may not be the process's
@@ -160,7 +160,7 @@ func (n *nameSet) make(x *name) {
 	switch {
 	case x.users == 0 && l != nil:
 		go l.Close()
-	case reason.Is(err, session.ReasonResources):
+	case reason.Is(err, session.ReasonResources, session.ReasonUnreachable, session.ReasonTimeout):
 		time.AfterFunc(againIn, func() { n.make(x) })
 	}
 }

@@ -90,8 +90,25 @@ func usedUp(uint16, shm.Config, func(session.Endpoint)) (*shm.Listener, error) {
 	return nil, &session.Unavailable{Reason: session.ReasonResources, Err: unix.EMFILE}
 }
 
-// A name that could not be had is there once it can be, though nothing uses it anew.
+// A name that could not be had is there once it can be, though nothing uses it anew: as without
+// descriptors, or in a directory whose file system fails.
 func TestANameIsTriedAgain(t *testing.T) {
+	for _, why := range []session.Reason{session.ReasonUnreachable, session.ReasonTimeout} {
+		synctest.Test(t, func(t *testing.T) {
+			tries := 0
+			set := nameSet{names: make(map[Place]*name), listen: func(uint16, shm.Config, func(session.Endpoint)) (*shm.Listener, error) {
+				tries++
+				return nil, &session.Unavailable{Reason: why}
+			}}
+			x := set.use(Place{Dir: "/run"}, session.Config{}, nil)
+			time.Sleep(againIn)
+			synctest.Wait()
+			if set.release(x); tries != 2 {
+				t.Errorf("%v: %d tries", why, tries)
+			}
+			time.Sleep(againIn)
+		})
+	}
 	const port = 3
 	own.listen = usedUp
 	n, err := Open(Here(0, port), "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })

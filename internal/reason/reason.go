@@ -41,7 +41,8 @@ func impliedBy(err error) session.Reason {
 		switch errno {
 		case syscall.ETIMEDOUT:
 			return session.ReasonTimeout
-		case syscall.ENETUNREACH, syscall.EADDRNOTAVAIL, syscall.ECONNREFUSED, syscall.EHOSTUNREACH:
+		case syscall.ENETUNREACH, syscall.EADDRNOTAVAIL, syscall.ECONNREFUSED, syscall.EHOSTUNREACH,
+			syscall.EIO, syscall.ESTALE: // of a file system
 			return session.ReasonUnreachable
 		case syscall.EPERM, syscall.EACCES, syscall.EROFS:
 			return session.ReasonPermission

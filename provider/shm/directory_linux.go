@@ -30,23 +30,26 @@ const socketMode = 0o660
 // directory is an open directory.
 type directory struct{ *os.File }
 
-// openDirectory opens a directory and checks who may change it.
-func openDirectory(path string) (directory, error) {
-	bad := func(err error) (directory, error) {
-		why := session.ReasonPermission
-		if reason.Of(err).Reason == session.ReasonResources { // tried again soon
-			why = session.ReasonResources
-		}
-		return directory{}, &session.Unavailable{Reason: why, Err: fmt.Errorf("%w: %s %w", ErrDirectory, path, err)}
+// directoryError is why a directory cannot be used: it is not as it has to be, unless the error has a
+// reason of its own, as of a file system that fails.
+func directoryError(path string, err error) error {
+	why := reason.Of(err).Reason
+	if why == session.ReasonProtocol {
+		why = session.ReasonPermission
 	}
+	return &session.Unavailable{Reason: why, Err: fmt.Errorf("%w: %s %w", ErrDirectory, path, err)}
+}
+
+// openDirectory opens a directory and checks who may change it.
+func openDirectory(path string) (d directory, err error) {
 	if !filepath.IsAbs(path) {
-		return bad(errors.New("is no absolute path"))
+		return d, directoryError(path, errors.New("is no absolute path"))
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return bad(fmt.Errorf("cannot be opened: %w", err))
+		return d, directoryError(path, fmt.Errorf("cannot be opened: %w", err))
 	}
-	d := directory{os.NewFile(uintptr(fd), path)}
+	d = directory{os.NewFile(uintptr(fd), path)}
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil {
 		me := uint32(os.Geteuid())
@@ -59,7 +62,7 @@ func openDirectory(path string) (directory, error) {
 	}
 	if err != nil {
 		d.Close()
-		return bad(err)
+		return d, directoryError(path, err)
 	}
 	return d, nil
 }
@@ -75,6 +78,9 @@ func (d directory) fd() int { return int(d.Fd()) }
 // names returns those that begin with a prefix.
 func (d directory) names(prefix string) ([]string, error) {
 	files, err := d.Readdirnames(-1)
+	if err != nil {
+		err = directoryError(d.Name(), fmt.Errorf("cannot be read: %w", err))
+	}
 	return slices.DeleteFunc(files, func(name string) bool { return !strings.HasPrefix(name, prefix) }), err
 }
 

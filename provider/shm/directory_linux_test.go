@@ -10,12 +10,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
@@ -94,7 +96,7 @@ func TestNothingIsLeftOfANameThatFails(t *testing.T) {
 		dir, failed := t.TempDir(), make(chan error)
 		go func() {
 			runtime.LockOSThread() // for good: the filter ends with the thread
-			if err := failAtThread(call); err != nil {
+			if err := failAtThread(call, unix.ENOSPC); err != nil {
 				failed <- err
 				return
 			}
@@ -116,11 +118,11 @@ func TestNothingIsLeftOfANameThatFails(t *testing.T) {
 }
 
 // failAtThread has a system call of the calling thread fail from now on.
-func failAtThread(call uint32) error {
+func failAtThread(call uint32, errno syscall.Errno) error {
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // its number
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSPC)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(errno)},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -128,6 +130,37 @@ func failAtThread(call uint32) error {
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
+}
+
+// A file system that fails is told from a directory that is not as it has to be, wherever it does.
+func TestDirectoryOfAFileSystemThatFails(t *testing.T) {
+	leaks(t)
+	for errno, want := range map[syscall.Errno]session.Reason{
+		unix.EIO: session.ReasonUnreachable, unix.ESTALE: session.ReasonUnreachable, unix.ETIMEDOUT: session.ReasonTimeout,
+	} {
+		for name, call := range map[string]uint32{"openat": unix.SYS_OPENAT, "fstat": unix.SYS_FSTAT, "getdents": unix.SYS_GETDENTS64} {
+			dir, port, failed := t.TempDir(), freePort(t), make(chan []error)
+			go func() {
+				runtime.LockOSThread() // for good: the filter ends with the thread
+				if err := failAtThread(call, errno); err != nil {
+					failed <- []error{err}
+					return
+				}
+				_, names := Names(t.Context(), port, uint32(os.Geteuid()), Config{Dir: dir})
+				errs := []error{names}
+				if call != unix.SYS_GETDENTS64 { // without which it does
+					_, err := Listen(port, Config{Dir: dir}, end)
+					errs = append(errs, err)
+				}
+				failed <- errs
+			}()
+			for _, err := range <-failed {
+				if !errors.Is(err, ErrDirectory) || !errors.Is(err, errno) || reason.Of(err).Reason != want {
+					t.Errorf("%s: %v: %v, not for the reason %v", name, errno, err, want)
+				}
+			}
+		}
+	}
 }
 
 func end2(a, b session.Endpoint) { end(a); end(b) }
