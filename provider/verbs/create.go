@@ -61,7 +61,9 @@ func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive boo
 		e.Retire()
 		return nil, err
 	}
-	dev.ready.refill(dev, cfg)
+	if e.cfg.sizes() == cfg.sizes() { // else those made ahead would come out smaller, too, and suit nobody
+		dev.ready.refill(dev, cfg)
+	}
 	if id != nil {
 		id.endpoint.Store(e)
 	}

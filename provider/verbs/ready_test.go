@@ -419,7 +419,8 @@ func TestReadyBehindTheProbe(t *testing.T) {
 	}
 }
 
-// What a device has made with smaller buffers than were wanted suits nobody, and is not kept.
+// What a device has made with smaller buffers than were wanted suits nobody, and is not kept. Behind a
+// connection that has such itself none is made.
 func TestReadyOfOtherSizes(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
@@ -427,7 +428,8 @@ func TestReadyOfOtherSizes(t *testing.T) {
 	nothingLeft(t)
 	withoutReady(t)
 	cfg := Config{Disable: session.FeatureWindows}
-	a, _ := pair(t, listen(t, cfg), cfg)
+	l := listen(t, cfg)
+	a, _ := pair(t, l, cfg)
 	awaitReady(t, a.dev)
 	wanted := a.cfg.withDefaults()
 	readyEndpoints = 1
@@ -436,6 +438,13 @@ func TestReadyOfOtherSizes(t *testing.T) {
 	a.dev.ready.fill(a.dev, wanted)
 	if len(readyNumbers(a.dev)) > 0 {
 		t.Errorf("%d are ready", len(readyNumbers(a.dev)))
+	}
+	a.dev.ready.full.Store(false)
+	if b, _ := pair(t, l, cfg); b.cfg.sizes() == wanted.sizes() {
+		t.Error("the connection has all that was wanted")
+	}
+	if a.dev.ready.filled(); a.dev.ready.full.Load() {
+		t.Error("one was made, and unmade")
 	}
 }
 
