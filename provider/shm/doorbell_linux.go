@@ -184,7 +184,7 @@ func (d *doorbell) ring(slot int, ev session.Events) {
 	case d.socket:
 		sendOne(d.peer)
 	default:
-		_ = takeOne(d.peer) // it fails only if the peer has spoiled its own
+		_ = takeOne(d.peer) // it fails only if the peer has spoiled its own: the kernel needs no memory, and nothing interrupts it
 	}
 }
 
