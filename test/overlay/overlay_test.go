@@ -146,7 +146,7 @@ func TestGRPC(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			dialed := client(t, c.client, append(c.args, strings.TrimSpace(address))...).Dialed
+			dialed := client(t, c.client, append(c.args, "-move", fmt.Sprint(c.moved), strings.TrimSpace(address))...).Dialed
 			fmt.Fprintln(in)
 			line, err := out.ReadBytes('\n')
 			if err != nil {
@@ -183,7 +183,7 @@ func TestNATS(t *testing.T) {
 		start(t, server, "-a", "127.0.0.1", "-p", port, "-m", monitorPort)
 		url := "http://" + monitor
 		until(t, url+"/healthz")
-		dialed := client(t, c.client, "nats://"+address).Dialed
+		dialed := client(t, c.client, "nats://"+address, fmt.Sprint(c.carried)).Dialed
 		accepted := moved(c.carried, func() counters { return vars(t, url+"/debug/vars") })
 		report(t, c.what, dialed, accepted, c.carried, c.carried)
 	}

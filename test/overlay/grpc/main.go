@@ -1,12 +1,13 @@
 // Grpc is a server of gRPC's health checks, or a client that checks it:
 //
 //	grpc [-tls]
-//	grpc [-tls] ADDRESS
+//	grpc [-tls] [-move N] ADDRESS
 package main
 
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"expvar"
 	"flag"
 	"fmt"
@@ -27,11 +28,12 @@ import (
 func main() {
 	log.SetFlags(0)
 	secure := flag.Bool("tls", false, "by TLS")
+	move := flag.Int("move", 0, "how many connections move before the client ends")
 	flag.Parse()
 	if flag.NArg() == 0 {
 		serve(*secure)
 	} else {
-		check(flag.Arg(0), *secure)
+		check(flag.Arg(0), *secure, *move)
 	}
 }
 
@@ -55,8 +57,17 @@ func serve(secure bool) {
 	fmt.Println(expvar.Get("sanbuild"))
 }
 
+// moved is how many connections that this process has dialed have moved.
+func moved() int {
+	var c struct{ Dialed map[string]int }
+	if v := expvar.Get("sanbuild"); v == nil || json.Unmarshal([]byte(v.String()), &c) != nil {
+		return 0
+	}
+	return c.Dialed["shm"]
+}
+
 // check makes health checks, with the keepalive for which gRPC sets TCP_USER_TIMEOUT.
-func check(address string, secure bool) {
+func check(address string, secure bool, move int) {
 	by := insecure.NewCredentials()
 	if secure {
 		by = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
@@ -70,7 +81,7 @@ func check(address string, secure bool) {
 	client := grpc_health_v1.NewHealthClient(c)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	for n := range 500 {
+	for n := 0; n < 500 || moved() < move; n++ {
 		r, err := client.Check(ctx, &grpc_health_v1.HealthCheckRequest{})
 		if err != nil || r.Status != grpc_health_v1.HealthCheckResponse_SERVING {
 			log.Fatalf("check %d: %v %v", n, r, err)
