@@ -62,11 +62,11 @@ var mariadb = &backend{
 	name: "MariaDB",
 	user: "mysql",
 	create: func(dir, _ string) []string {
-		return []string{"mariadb-install-db", "--no-defaults", "--datadir=" + dir + "/data",
+		return []string{"mariadb-install-db", "--no-defaults", "--datadir=" + dir + "/data", "--tmpdir=" + dir, // a server that starts deletes whatever temporary tables are there
 			"--auth-root-authentication-method=normal", "--skip-test-db"}
 	},
 	run: func(dir, port string) []string {
-		return []string{"mariadbd", "--no-defaults", "--datadir=" + dir + "/data", "--socket=" + dir + "/socket",
+		return []string{"mariadbd", "--no-defaults", "--datadir=" + dir + "/data", "--tmpdir=" + dir, "--socket=" + dir + "/socket",
 			"--bind-address=127.0.0.1", "--port=" + port, "--max-allowed-packet=64M", "--innodb-flush-log-at-trx-commit=0"}
 	},
 	ready: "mariadbd: ready for connections",
