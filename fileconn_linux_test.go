@@ -296,6 +296,27 @@ func startPassed(t *testing.T, how string, f *os.File) *process {
 	return p
 }
 
+// Whichever end of a connection is passed on, it counts as not used enough before it has been used,
+// and as one that its dialer has not moved when nobody was found at the other end.
+func TestReasonOfAConnectionThatIsPassedOn(t *testing.T) {
+	onlyShm(t)
+	for _, end := range []string{"accepted", "dialed"} {
+		t.Run(end, func(t *testing.T) {
+			l := plainListen(t, "127.0.0.1:0")
+			peer := mustDial(t, &Dialer{Policy: Never}, l.Addr().String()).(*net.TCPConn)
+			other := mustAccept(t, l).(*net.TCPConn)
+			if end == "dialed" {
+				peer, other = other, peer
+			}
+			c := passedOn(t, other)
+			wantFallback(t, c, ReasonUnused)
+			newconn.HandleOf(c).CallUse(0)
+			send(t, c, peer, "a use")
+			wantStays(t, c, ReasonPeerPlain)
+		})
+	}
+}
+
 // What is no TCP connection is what net makes of it.
 func TestFileConnOfOthers(t *testing.T) {
 	path := t.TempDir() + "/socket"

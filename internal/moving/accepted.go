@@ -65,6 +65,9 @@ const fewConns = 1 << 10
 // TakeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
 func (l *Life) TakeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newconn.Handle) {
 	l.why.Store(notProposed)
+	if l.Plan != nil { // it may be the dialed end
+		l.why.Store(unused)
+	}
 	cfg.Life = l
 	c, h := newconn.New(tcp, cfg)
 	conn := c.(*sanconn.Conn)

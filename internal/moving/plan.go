@@ -121,7 +121,9 @@ func (p *Plan) moveLater(h newconn.Handle, l *Life, atOnce bool) {
 			h.CallUse(FirstUse)
 			return
 		}
-		if !p.Either || why.Reason != session.ReasonNoListener {
+		if p.Either && why.Reason == session.ReasonNoListener {
+			l.why.CompareAndSwap(unused, notProposed) // what it would be of the accepted end
+		} else {
 			l.Failed(why)
 		}
 		if n := l.tries.Add(1); n < MostTries && why.Reason != session.ReasonRefused {
