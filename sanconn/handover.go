@@ -19,10 +19,11 @@ import (
 //
 // The dialer commits when it sends its proposal, the acceptor when it answers, and learns
 // thereby that the dialer has. From its own commit on an end never ends its stream by TCP
-// alone, so a FIN that comes without the session's word for it is a cut. From both ends'
-// commits on, each direction moves: its writer tells at which position of TCP's stream the
-// session takes over (begin), which the reader has to have read before it turns to the
-// session.
+// alone, so a FIN that comes without the session's word for it is a cut. Over shm a session has
+// that word of a process that is killed, too, if it had read everything and was in no Write.
+// From both ends' commits on, each direction moves: its writer tells at which position of TCP's
+// stream the session takes over (begin), which the reader has to have read before it turns to
+// the session.
 //
 // Both ends leave the session together: see leave.go.
 type handover struct {
