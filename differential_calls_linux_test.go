@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -27,10 +28,11 @@ const diffNothing = 2 * time.Millisecond
 // diffEnd is one end of a connection, on which calls are made.
 type diffEnd struct {
 	net.Conn
-	expired bool        // its deadlines have passed
-	out, in *diffStream // what this end and its peer have written
-	read    int         // of in
-	behind  *behind     // a Read that waits in another goroutine; read is that one's
+	expired bool            // its deadlines have passed
+	out, in *diffStream     // what this end and its peer have written
+	read    int             // of in
+	behind  *behind         // a Read that waits in another goroutine; read is that one's
+	raw     syscall.RawConn // of RawReads; nil: there was none
 }
 
 // behind is a Read that waits while calls are made.
@@ -127,7 +129,7 @@ func (e *diffEnd) do(call diffCall, due int) string {
 		return e.writeAll(max(call.size, 1), e.reserve) // nobody reserves nothing
 	case "RawWrite":
 		return e.writeAll(call.size, e.rawWrite)
-	case "Read", "Peek", "WriteTo", "ReadBehind":
+	case "Read", "Peek", "WriteTo", "RawRead", "ReadBehind":
 		switch {
 		case e.behind != nil:
 			return "there is one"
@@ -135,6 +137,8 @@ func (e *diffEnd) do(call diffCall, due int) string {
 			return e.readAll(call.size, due, e.Read)
 		case call.what == "Peek":
 			return e.readAll(call.size, due, e.peek)
+		case call.what == "RawRead":
+			return e.readAll(call.size, due, e.rawRead)
 		case call.what == "WriteTo":
 			return e.writeTo(due)
 		}
@@ -272,6 +276,31 @@ func (e *diffEnd) rawWrite(b []byte) (n int, err error) {
 		return true
 	})
 	return n, cmp.Or(err, failed)
+}
+
+// rawRead is Read by functions of one RawConn that read by syscall.Read, as that is in programs that
+// cmd/san has built.
+func (e *diffEnd) rawRead(b []byte) (n int, err error) {
+	if len(b) == 0 {
+		return e.Read(b)
+	}
+	if e.raw == nil {
+		if e.raw, err = e.Conn.(diffTCP).SyscallConn(); err != nil {
+			return 0, err
+		}
+	}
+	var failed error
+	err = e.raw.Read(func(fd uintptr) bool {
+		n, failed = testenv.SyscallRead(int(fd), b)
+		return failed != syscall.EAGAIN
+	})
+	switch {
+	case err == nil && failed != nil:
+		err = &net.OpError{Op: "read", Net: "tcp", Err: failed}
+	case err == nil && n == 0:
+		err = io.EOF
+	}
+	return max(n, 0), err
 }
 
 // look tells what TCP's descriptor shows to somebody who looks whether anything has come, as pools

@@ -1,6 +1,6 @@
 // Package overlay puts package san beneath package net. The command san links it into the
-// programs that it builds, against a package net that it has edited. With any other package
-// net it does not link, and there is nothing in it to be called.
+// programs that it builds, against packages net and syscall that it has edited. With any others
+// it does not link, and there is nothing in it to be called.
 package overlay
 
 import (
@@ -28,6 +28,9 @@ func carrier(*net.TCPConn) net.Conn
 //go:linkname plain net.sanPlain1
 func plain(context.Context) context.Context
 
+//go:linkname setReaderOf syscall.sanSetReaderOf1
+func setReaderOf(func(fd int) undernet.Reader)
+
 //go:linkname release net.sanRelease1
 func release(*net.TCPListener)
 
@@ -35,5 +38,7 @@ var _ = san.InfoOf // its init comes before this one
 
 func init() {
 	undernet.Carrier, undernet.Plain, undernet.Release = carrier, plain, release
+	setReaderOf(undernet.ReaderOf)
+	undernet.Reads.Store(true)
 	setHooks(undernet.Dialed, undernet.Listened, undernet.NoMPTCP)
 }

@@ -101,13 +101,13 @@ func (d *descriptor) have(c *Conn) error {
 	return c.backLocked()
 }
 
-// release ends a have, also one that has failed. Behind the last one the connection may move, once it
-// has been used for as much as at its beginning.
-func (d *descriptor) release(c *Conn) {
+// release ends a have, also one that has failed. claim: behind the last one the connection may move
+// no earlier than it has been used for as much as at its beginning.
+func (d *descriptor) release(c *Conn, claim bool) {
 	d.exposed.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if d.users--; d.users == 0 {
+	if d.users--; d.users == 0 && claim {
 		c.use.claim(c.threshold)
 	}
 }
@@ -125,7 +125,7 @@ func (d *descriptor) pinLocked(c *Conn) {
 // answer within 5 s, once a connection that has moved was reset, and if bytes that have been
 // taken from TCP, or from the SAN when the peer went back or had closed, have not been read.
 func (c *Conn) File() (*os.File, error) {
-	defer c.fd.release(c)
+	defer c.fd.release(c, true)
 	err := c.fd.have(c)
 	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
 		if c.in.holds() {

@@ -23,17 +23,18 @@ import (
 // it is as Control, and once the function wants to wait for some, as Write.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) {
 	raw, err := c.tcp.SyscallConn()
-	return rawConn{c, raw}, err
+	return &rawConn{c: c, tcp: raw}, err
 }
 
 type rawConn struct {
 	c   *Conn
 	tcp syscall.RawConn
+	lending
 }
 
-func (r rawConn) Control(f func(fd uintptr)) error {
+func (r *rawConn) Control(f func(fd uintptr)) error {
 	c := r.c
-	defer c.fd.release(c)
+	defer c.fd.release(c, true)
 	if err := c.fd.have(c); err != nil {
 		return c.opError(opRawControl, err)
 	}
@@ -43,9 +44,9 @@ func (r rawConn) Control(f func(fd uintptr)) error {
 	return r.tcp.Control(f)
 }
 
-func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
+func (r *rawConn) Write(f func(fd uintptr) (done bool)) error {
 	c := r.c
-	defer c.fd.release(c)
+	defer c.fd.release(c, true)
 	if err := c.fd.have(c); err != nil {
 		return c.opError(opRawWrite, err)
 	}
@@ -69,31 +70,51 @@ func (r rawConn) Write(f func(fd uintptr) (done bool)) error {
 	})
 }
 
-func (r rawConn) Read(f func(fd uintptr) (done bool)) error {
+func (r *rawConn) Read(f func(fd uintptr) (done bool)) error {
+	for {
+		var done bool
+		var err error
+		if r.counts.Load() {
+			done, err = r.readCounted(f)
+		} else {
+			done, err = r.readUncounted(f)
+		}
+		if oe, ok := err.(*net.OpError); ok && oe.Op != opRawRead {
+			e := *oe
+			e.Op, err = opRawRead, &e
+		}
+		if done || err != nil {
+			return r.c.opError(opRawRead, err)
+		}
+	}
+}
+
+// readUncounted is Read for a function that may read as it likes. It returns false without an error
+// if that has read by syscall.Read, and been counted, after all.
+func (r *rawConn) readUncounted(f func(fd uintptr) (done bool)) (done bool, err error) {
 	c := r.c
 	if (handle{c}).Stays() {
-		_, err := r.readTCP(f, true)
-		return c.opError(opRawRead, err)
+		return r.readTCP(f, true)
 	}
 	waits, done, err := r.look(f)
 	if done || err != nil {
-		return c.opError(opRawRead, err)
+		return done, err
 	}
-	defer c.fd.release(c)
+	defer func() { c.fd.release(c, !r.counts.Load()) }()
 	if err := c.fd.have(c); err != nil {
-		return c.opError(opRawRead, err)
+		return false, err
 	}
 	for {
 		done, err := r.readTCP(f, waits)
-		if done || err != nil {
-			return c.opError(opRawRead, err)
+		if done || err != nil || r.counts.Load() {
+			return done, err
 		}
 		waits = true
 	}
 }
 
 // look shows f what has come without going back, if that can be shown: nothing, or the end.
-func (r rawConn) look(f func(fd uintptr) (done bool)) (empty, done bool, err error) {
+func (r *rawConn) look(f func(fd uintptr) (done bool)) (empty, done bool, err error) {
 	empty, err = r.empty()
 	switch {
 	case err == io.EOF:
@@ -108,7 +129,7 @@ func (r rawConn) look(f func(fd uintptr) (done bool)) (empty, done bool, err err
 
 // empty reports whether nothing has come that could be read, and not the end either; io.EOF:
 // the end has come by a SAN, or CloseRead was called.
-func (r rawConn) empty() (bool, error) {
+func (r *rawConn) empty() (bool, error) {
 	c := r.c
 	for {
 		if s := c.in.san.Load(); s != nil && !c.in.shut.Load() {
@@ -131,7 +152,7 @@ func (r rawConn) empty() (bool, error) {
 }
 
 // emptyTCP is empty on TCP.
-func (r rawConn) emptyTCP() (empty bool, err error) {
+func (r *rawConn) emptyTCP() (empty bool, err error) {
 	c := r.c
 	c.in.op.Lock()
 	defer c.in.unlock(c)
@@ -154,28 +175,34 @@ func (r rawConn) emptyTCP() (empty bool, err error) {
 	return empty, nil
 }
 
-// readTCP is Read on TCP, once unless the function may wait.
-func (r rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool, err error) {
-	c := r.c
+// readTCP is Read on TCP, once unless the function may wait, and does not read by syscall.Read.
+func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool, err error) {
+	c, l := r.c, &r.lending
 	c.in.op.Lock()
 	defer c.in.unlock(c)
 	if c.in.holds() {
 		return false, errUnread
 	}
+	l.f, l.session, l.most, l.plain, l.tells, l.done = f, nil, 1<<62, true, nil, false
 	c.mu.Lock()
-	if waits {
-		c.fd.pinLocked(c)
-	}
 	returned := c.state.in.least > c.in.bytes.Load() // they are on their way, and come for sure
-	c.state.readElsewhere()
 	c.mu.Unlock()
 	err = r.tcp.Read(func(fd uintptr) bool {
 		if returned && nothingIn(int(fd)) {
 			return false
 		}
 		returned = false
-		done = f(fd)
-		return done || !waits
+		r.lendIt(fd)
+		if l.used {
+			return true
+		}
+		c.mu.Lock()
+		if waits {
+			c.fd.pinLocked(c)
+		}
+		c.state.readElsewhere()
+		c.mu.Unlock()
+		return l.done || !waits
 	})
-	return done, err
+	return l.done, err
 }

@@ -105,6 +105,7 @@ type stressEnd struct {
 	*stress
 	id      int
 	c       *sanconn.Conn
+	counts  counted      // the same
 	written atomic.Int64 // bytes that were taken from it
 	read    int64
 	total   int64        // to be written
@@ -154,7 +155,7 @@ func (s *stress) run() {
 	}
 	s.what = fmt.Sprintf("kind %d by end %d", s.kind, s.ender)
 	for i, c := range []*sanconn.Conn{a, b} {
-		e := &stressEnd{stress: &stress{t: s.t, rand: rand.New(rand.NewPCG(r.Uint64(), 1))}, id: i, c: c}
+		e := &stressEnd{stress: &stress{t: s.t, rand: rand.New(rand.NewPCG(r.Uint64(), 1))}, id: i, c: c, counts: countedOf(s.t, c)}
 		e.total = r.Int64N(1 << (10 + r.IntN(12)))
 		e.shut = r.IntN(20) == 0 && s.kind != inOrder
 		s.ends[i] = e
@@ -501,6 +502,7 @@ func socketsOf() (a, b net.Conn, err error) {
 // readAll reads to the end, in every way.
 func (e *stressEnd) readAll(s *stress, peer *stressEnd, r *rand.Rand) {
 	c := e.c
+	usual := r.IntN(8)
 	for {
 		deadlineOf(r, c.SetReadDeadline)
 		pauseSometimes(r)
@@ -510,7 +512,10 @@ func (e *stressEnd) readAll(s *stress, peer *stressEnd, r *rand.Rand) {
 			}
 		}
 		var err error
-		way := r.IntN(8)
+		way := usual
+		if r.IntN(4) > 0 {
+			way = r.IntN(8)
+		}
 		switch way {
 		default:
 			b := make([]byte, 1+r.IntN(1<<(1+r.IntN(17))))
@@ -541,6 +546,13 @@ func (e *stressEnd) readAll(s *stress, peer *stressEnd, r *rand.Rand) {
 			}
 		case 4:
 			err = e.toSocket(s, peer.id, r)
+		case 5:
+			b := make([]byte, 1+r.IntN(1<<(1+r.IntN(17))))
+			var n int
+			if n, err = e.counts.Read(b); unreadLeft(err) { // until it is known to read by syscall.Read
+				err = nil
+			}
+			e.check(s, peer.id, b[:n])
 		}
 		s.logf("end %d read (%d) to %d: %v", e.id, way, e.read, err)
 		if errors.Is(err, errEnough) {
@@ -588,7 +600,7 @@ func (e *stressEnd) rawRead(s *stress, id int, r *rand.Rand) error {
 		return true
 	})
 	switch {
-	case err != nil && strings.Contains(err.Error(), "have not been read"): // behind a Peek, or what came back
+	case unreadLeft(err):
 		return nil
 	case err != nil:
 		return err
@@ -602,6 +614,12 @@ func (e *stressEnd) rawRead(s *stress, id int, r *rand.Rand) error {
 		e.check(s, id, b[:n])
 	}
 	return nil
+}
+
+// unreadLeft reports whether a RawConn's Read would have to leave bytes unread that it cannot show:
+// those behind a Peek, or what came back.
+func unreadLeft(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "have not been read")
 }
 
 // toSocket copies to a socket, until the deadline.

@@ -2,7 +2,7 @@
 // it: see "san help". It puts package san beneath package net by an overlay of files: see
 // docs/BUILD.md.
 //
-//	patch.go      the edits of package net
+//	patch.go      the edits of packages net and syscall
 //	toolchain.go  the edited files, for the Go that the program is built with
 //	workspace.go  how the library gets into the program's build list
 //	vendor.go     the same for a program with a vendor directory

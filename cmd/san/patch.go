@@ -17,21 +17,33 @@ import (
 	"strings"
 )
 
-// added is the file that package net gets: the methods and functions that are renamed in
-// package net's own files, and look first at what carries the connection.
-//
-//go:embed net.go.txt
-var added []byte
+// edits are what becomes of a package of the standard library.
+type edits struct {
+	pkg     string
+	added   []byte              // the file that it gets, with what is renamed in its own files
+	renames map[string][]string // the functions that the added file replaces: by file, as they are to be declared
+}
+
+var (
+	//go:embed net.go.txt
+	addedToNet []byte
+	//go:embed syscall.go.txt
+	addedToSyscall []byte
+
+	netEdits     = edits{"net", addedToNet, renamed}
+	syscallEdits = edits{"syscall", addedToSyscall, map[string][]string{
+		"syscall_unix.go": {"func Read(fd int, p []byte) (n int, err error)"},
+	}}
+)
 
 // addedName is the name of that file, and of those that packages get to link the library.
 const addedName = "zz_san_overlay.go"
 
-// own is put before the names of package net's own functions, which the added ones call.
+// own is put before the names of a package's own functions, which the added ones call.
 const own = "sanPlain"
 
-// renames are the functions of package net that the added file replaces: by file, as they are
-// to be declared.
-var renames = map[string][]string{
+// renamed are package net's.
+var renamed = map[string][]string{
 	"file_posix.go": {
 		"func fileListener(f *os.File) (Listener, error)",
 	},
@@ -103,42 +115,47 @@ var others = []string{
 	"fileConn", "fileListener", "genericReadFrom", "genericWriteTo", "newTCPConn", "spliceFrom",
 }
 
-// shapeError is that package net is not as it was when these edits were written.
+// shapeError is that a package is not as it was when these edits were written.
 type shapeError struct{ file, name, expected, found string }
 
 func (e shapeError) Error() string {
-	return fmt.Sprintf("net/%s: %s is not as expected: it should be %s, and is %s. "+
+	return fmt.Sprintf("%s: %s is not as expected: it should be %s, and is %s. "+
 		"This san does not know this version of Go; a newer one may", e.file, e.name, e.expected, e.found)
 }
 
-// patchNet returns the files of package net that differ, by name, for the package net in a
-// directory.
-func patchNet(dir, goarch string) (map[string][]byte, error) {
-	p := patcher{fset: token.NewFileSet(), files: make(map[string]*ast.File)}
+// patch returns the files of the package in a directory that differ, by name.
+func (e edits) patch(dir, goarch string) (map[string][]byte, error) {
+	p := patcher{edits: e, fset: token.NewFileSet(), files: make(map[string]*ast.File)}
 	if err := p.parse(dir, goarch); err != nil {
 		return nil, err
 	}
-	if err := p.checkAll(); err != nil {
-		return nil, err
+	steps := []func() error{p.renameAll}
+	if e.pkg == "net" {
+		steps = []func() error{p.checkAll, p.addFields, p.keyLiterals, p.renameAll}
 	}
-	changed := map[string][]byte{addedName: added}
-	for _, edit := range []func() error{p.addFields, p.keyLiterals, p.renameAll} {
-		if err := edit(); err != nil {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			if shape, ok := err.(shapeError); ok {
+				shape.file = e.pkg + "/" + shape.file
+				err = shape
+			}
 			return nil, err
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(renames)) {
+	changed := map[string][]byte{addedName: e.added}
+	for _, name := range slices.Sorted(maps.Keys(e.renames)) {
 		var b bytes.Buffer
 		if err := format.Node(&b, p.fset, p.files[name]); err != nil {
-			return nil, fmt.Errorf("net/%s: %w", name, err)
+			return nil, fmt.Errorf("%s/%s: %w", e.pkg, name, err)
 		}
 		changed[name] = b.Bytes()
 	}
 	return changed, nil
 }
 
-// patcher edits the syntax trees of package net's files.
+// patcher edits the syntax trees of a package's files.
 type patcher struct {
+	edits
 	fset  *token.FileSet
 	files map[string]*ast.File
 }
@@ -165,9 +182,9 @@ func (p *patcher) parse(dir, goarch string) error {
 		}
 		p.files[name] = file
 	}
-	for name := range renames {
+	for name := range p.renames {
 		if p.files[name] == nil {
-			return shapeError{name, "the file", "part of package net on Linux", "not there"}
+			return shapeError{p.pkg + "/" + name, "the file", "part of the package on Linux", "not there"}
 		}
 	}
 	return nil
@@ -270,7 +287,7 @@ func (p *patcher) keyLiterals() error {
 
 // renameAll renames what the added file replaces.
 func (p *patcher) renameAll() error {
-	for file, all := range renames {
+	for file, all := range p.renames {
 		for _, expected := range all {
 			if err := p.rename(file, expected); err != nil {
 				return err

@@ -45,18 +45,20 @@ func TestPatch(t *testing.T) {
 		roots = append(roots, gorootOf(t, version))
 	}
 	for _, root := range roots {
-		files, err := patchNet(filepath.Join(root, "src", "net"), runtime.GOARCH)
-		if err != nil {
-			t.Errorf("%s: %v", root, err)
-		}
-		for name, text := range files {
-			if formatted, err := format.Source(text); err != nil || string(formatted) != string(text) {
-				t.Errorf("%s: net/%s is not formatted, or does not parse: %v", root, name, err)
+		for _, e := range []edits{netEdits, syscallEdits} {
+			files, err := e.patch(filepath.Join(root, "src", e.pkg), runtime.GOARCH)
+			if err != nil {
+				t.Errorf("%s: %v", root, err)
 			}
-		}
-		for name, all := range renames {
-			if n := strings.Count(string(files[name]), own); n != len(all) {
-				t.Errorf("%s: net/%s has %d renamed functions, want %d", root, name, n, len(all))
+			for name, text := range files {
+				if formatted, err := format.Source(text); err != nil || string(formatted) != string(text) {
+					t.Errorf("%s: %s/%s is not formatted, or does not parse: %v", root, e.pkg, name, err)
+				}
+			}
+			for name, all := range e.renames {
+				if n := strings.Count(string(files[name]), own); n != len(all) {
+					t.Errorf("%s: %s/%s has %d renamed functions, want %d", root, e.pkg, name, n, len(all))
+				}
 			}
 		}
 	}
@@ -78,7 +80,7 @@ func TestUnknownShape(t *testing.T) {
 		{"tcpsock.go", "func (c *TCPConn) CloseRead() error", "func (c *TCPConn) CloseRead(now bool) error", "CloseRead"},
 		{"net.go", "func genericReadFrom(", "func steal(c *TCPConn) *netFD { return c.fd }\nfunc genericReadFrom(", "net/net.go: steal"},
 	}
-	for file, all := range renames {
+	for file, all := range renamed {
 		for _, f := range all {
 			name := parseFunc(f).Name.Name
 			cases = append(cases, differs{file, ") " + name + "(", ") " + name + "2(", name},
@@ -99,14 +101,23 @@ func TestUnknownShape(t *testing.T) {
 			t.Errorf("net/%s has no %q", c.file, c.old)
 		}
 		dir := withFile(t, net, c.file, strings.Replace(text, c.old, c.new, 1))
-		_, err = patchNet(dir, runtime.GOARCH)
+		_, err = netEdits.patch(dir, runtime.GOARCH)
 		if shape := (shapeError{}); !errors.As(err, &shape) || !strings.Contains(err.Error(), c.expected) {
 			t.Errorf("%s: %q instead of %q: %v", c.file, c.new, c.old, err)
 		}
 	}
-	dir := withFile(t, net, "splice_linux.go", "")
+	read := filepath.Join(goroot(t), "src", "syscall")
+	source, err := os.ReadFile(filepath.Join(read, "syscall_unix.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := withFile(t, read, "syscall_unix.go", strings.Replace(string(source), "func Read(fd int,", "func Read(fd uintptr,", 1))
+	if _, err := syscallEdits.patch(dir, runtime.GOARCH); err == nil || !strings.Contains(err.Error(), "syscall/syscall_unix.go: Read is not as expected") {
+		t.Error(err)
+	}
+	dir = withFile(t, net, "splice_linux.go", "")
 	os.Remove(filepath.Join(dir, "splice_linux.go"))
-	if _, err := patchNet(dir, runtime.GOARCH); err == nil || !strings.Contains(err.Error(), "net/splice_linux.go") {
+	if _, err := netEdits.patch(dir, runtime.GOARCH); err == nil || !strings.Contains(err.Error(), "net/splice_linux.go") {
 		t.Error(err)
 	}
 }

@@ -82,7 +82,7 @@ func prepare(std stdio, command string, args []string) (*builder, error) {
 	key := sha256.Sum256([]byte(program + "\n" + library.String()))
 	b.dir = filepath.Join(cache, "program", hex.EncodeToString(key[:8]), b.stamp)
 	replace := make(map[string]string)
-	for file, by := range b.net {
+	for file, by := range b.edited {
 		replace[file] = by
 	}
 	if err := b.makeWorkspace(library, replace); err != nil {

@@ -14,11 +14,11 @@ import (
 	"strings"
 )
 
-// toolchain is the Go that a program is built with, and its package net.
+// toolchain is the Go that a program is built with, and its packages net and syscall.
 type toolchain struct {
-	root  string            // where go is, and is to take the standard library from
-	stamp string            // of the version of Go and the edits
-	net   map[string]string // edited files by the path of what they replace
+	root   string            // where go is, and is to take the standard library from
+	stamp  string            // of the version of Go and the edits
+	edited map[string]string // files by the path of what they replace
 }
 
 // cacheDir is where this command keeps what it makes. All of it may be deleted, and is made
@@ -28,7 +28,7 @@ func cacheDir() (string, error) {
 	return filepath.Join(dir, "san"), err
 }
 
-// newToolchain edits package net, and keeps the result by the version of Go and its content.
+// newToolchain edits these packages, and keeps the result by the version of Go and its content.
 func newToolchain(std stdio, env *goEnv, cache string) (t toolchain, err error) {
 	if version.Compare(strings.Fields(env.GOVERSION)[0], oldestGo) < 0 {
 		return t, fmt.Errorf("the program is built with %s, and the library needs %s: GOTOOLCHAIN=%s.0 or later has go use that",
@@ -40,19 +40,24 @@ func newToolchain(std stdio, env *goEnv, cache string) (t toolchain, err error) 
 			return t, err
 		}
 	}
-	dir := filepath.Join(t.root, "src", "net")
-	files, err := patchNet(dir, env.GOARCH)
-	if err != nil {
-		return t, err
+	files := make(map[string][]byte) // by their paths in src
+	for _, e := range []edits{netEdits, syscallEdits} {
+		changed, err := e.patch(filepath.Join(t.root, "src", e.pkg), env.GOARCH)
+		if err != nil {
+			return t, err
+		}
+		for name, text := range changed {
+			files[filepath.Join(e.pkg, name)] = text
+		}
 	}
 	t.stamp = stampOf(env.GOVERSION, files)
-	t.net = make(map[string]string)
+	t.edited = make(map[string]string)
 	for name, text := range files {
-		file := filepath.Join(cache, "net", t.stamp, name)
+		file := filepath.Join(cache, "std", t.stamp, name)
 		if err := writeFile(file, text); err != nil {
 			return t, err
 		}
-		t.net[filepath.Join(dir, name)] = file
+		t.edited[filepath.Join(t.root, "src", name)] = file
 	}
 	return t, nil
 }

@@ -1,11 +1,12 @@
 // Package undernet is what package san does beneath package net, in programs that cmd/san has
-// built: there, package net calls these functions, by way of package overlay. In all other
+// built: there, packages net and syscall call these functions, by way of package overlay. In all other
 // programs nothing does.
 package undernet
 
 import (
 	"context"
 	"net"
+	"sync/atomic"
 )
 
 // Package san sets these when it is initialized.
@@ -40,3 +41,19 @@ var (
 	// Release makes a listener plain: no Accept is under way.
 	Release = func(*net.TCPListener) {}
 )
+
+// Reads is set by package overlay: in this program, syscall.Read calls ReaderOf first.
+var Reads atomic.Bool
+
+// ReaderOf returns what is read instead of a descriptor, or nil. Package sanconn sets it.
+var ReaderOf func(fd int) Reader
+
+// Reader is what syscall.Read of a descriptor reads instead, an unnamed interface as well. A call of
+// Next is followed by one of Took, unless it has returned an error.
+type Reader = interface {
+	// Next returns the bytes that come next, where they lie, none at the end, or, if most is not
+	// zero, has as many be read from the descriptor.
+	Next() (b []byte, most uint64, err error)
+	// Took tells what was read of these, and returns the error of syscall.Read.
+	Took(n int, err error) error
+}

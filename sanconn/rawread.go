@@ -1,0 +1,250 @@
+package sanconn
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/internal/undernet"
+	"github.com/sanconn/san/session"
+)
+
+// In programs that cmd/san has built, a function of RawConn.Read that reads by syscall.Read, as
+// gRPC's does, reads the connection so: from whichever carrier, and counted, as its own Read does.
+// Such a function takes no connection back to TCP, and keeps none there.
+
+// lending is what syscall.Read finds while a function of a RawConn's Read has TCP's descriptor.
+// The direction's op guards it, but for counts.
+type lending struct {
+	counts atomic.Bool // the last function has read by syscall.Read; so may the next one
+
+	f       func(fd uintptr) (done bool) // that has the descriptor, or is to have it
+	lend    func(fd uintptr)             // calls f with it …
+	lendTCP func(fd uintptr) (over bool) // … and is called again where f wants to wait; both made once
+	used    bool                         // f has read by syscall.Read
+	done    bool                         // what f has returned
+
+	session *session.Session // that is read; nil: TCP, or what comes before it
+	most    uint64           // so many bytes are read of TCP; 0: what comes before it
+	plain   bool             // TCP's end, and its errors, are shown as they come
+	tells   error            // nothing is read: the end, or an error, is shown
+	ended   error            // TCP's, which was not shown
+}
+
+// lent has the RawConns whose descriptors functions have at the moment.
+var lent lentTable
+
+type lentTable struct {
+	n       atomic.Int32 // how many, as each syscall.Read of the process looks for one
+	shelves [64]lentShelf
+}
+
+type lentShelf struct {
+	mu sync.Mutex // guards by; held for a look
+	by map[int]*rawConn
+}
+
+func init() { undernet.ReaderOf = lent.readerOf }
+
+// readerOf returns what syscall.Read is to read instead of a descriptor, or nil.
+func (t *lentTable) readerOf(fd int) undernet.Reader {
+	if t.n.Load() == 0 {
+		return nil
+	}
+	s := t.shelf(fd)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.by[fd]; r != nil {
+		return r
+	}
+	return nil
+}
+
+func (t *lentTable) shelf(fd int) *lentShelf { return &t.shelves[uint(fd)%uint(len(t.shelves))] }
+
+func (t *lentTable) add(fd int, r *rawConn) {
+	s := t.shelf(fd)
+	s.mu.Lock()
+	if s.by == nil {
+		s.by = make(map[int]*rawConn)
+	}
+	s.by[fd] = r
+	s.mu.Unlock()
+	t.n.Add(1)
+}
+
+func (t *lentTable) remove(fd int) {
+	s := t.shelf(fd)
+	s.mu.Lock()
+	delete(s.by, fd)
+	s.mu.Unlock()
+	t.n.Add(-1)
+}
+
+// lendIt calls f with a descriptor of TCP's, which is not closed meanwhile.
+func (r *rawConn) lendIt(fd uintptr) {
+	l := &r.lending
+	if undernet.Reads.Load() {
+		lent.add(int(fd), r)
+		defer lent.remove(int(fd)) // also if f panics
+	}
+	l.used = false
+	l.done = l.f(fd)
+	l.counts.Store(l.used)
+}
+
+// Next implements undernet.Reader.
+func (r *rawConn) Next() (b []byte, most uint64, err error) {
+	l := &r.lending
+	l.used = true
+	switch {
+	case l.tells != nil:
+		err = l.tells
+	case l.session != nil:
+		b, err = l.session.PeekExclusive(false)
+		raceedge.Acquire()
+		if b == nil && err == nil {
+			err = syscall.EAGAIN
+		}
+	case l.most > 0:
+		most = l.most
+	default:
+		b = r.c.in.front
+	}
+	return b, most, asErrno(err)
+}
+
+// Took implements undernet.Reader.
+func (r *rawConn) Took(n int, err error) error {
+	l := &r.lending
+	switch {
+	case l.tells != nil: // the end
+	case l.session != nil:
+		l.session.Discard(n)
+	case l.most == 0:
+		r.c.in.take(n)
+	case n > 0:
+		r.c.in.count(r.c, n)
+	case !l.plain && err != syscall.EAGAIN && err != syscall.EINTR:
+		if l.ended = err; err == nil {
+			l.ended = io.EOF
+		}
+		return syscall.EAGAIN
+	}
+	return err
+}
+
+// asErrno is what syscall.Read returns for an error of the connection; nil is also for the end. For
+// what is about this end alone, as a deadline is, RawConn.Read is to return it: f has to wait.
+func asErrno(err error) error {
+	switch err {
+	case nil, io.EOF:
+		return nil
+	case syscall.EAGAIN, session.ErrTaken, session.ErrInterrupted, session.ErrClosed:
+		return syscall.EAGAIN
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return syscall.ECONNRESET
+}
+
+// readCounted is Read for a function that reads by syscall.Read. It returns false without an error
+// once one has not.
+func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err error) {
+	c := r.c
+	for {
+		s, done, err := r.readOnce(f)
+		switch {
+		case done, err != nil && err != errLook:
+			return done, err
+		case err == nil && !r.counts.Load():
+			return false, nil
+		case err == nil && s != nil: // wait for more
+			var b []byte
+			if b, err = s.PeekExclusive(true); b != nil {
+				s.Discard(0)
+			}
+			if err == session.ErrInterrupted || err == session.ErrClosed {
+				return false, err
+			}
+		}
+		if err == errLook || err == session.ErrTaken {
+			if err := c.in.await(c); err != nil && err != io.EOF {
+				return false, err
+			}
+		}
+	}
+}
+
+// readOnce has f read from what carries the direction: from a session, which it returns, once, from
+// TCP until f is done.
+func (r *rawConn) readOnce(f func(fd uintptr) (done bool)) (s *session.Session, done bool, err error) {
+	c, l := r.c, &r.lending
+	c.in.op.Lock()
+	defer c.in.unlock(c)
+	s = c.in.san.Load()
+	l.f, l.session, l.most, l.plain, l.tells, l.ended, l.done = f, s, 0, false, nil, nil, false
+	if l.lend == nil {
+		l.lend = r.lendIt
+		l.lendTCP = func(fd uintptr) bool {
+			r.lendIt(fd)
+			return l.done || !l.used || l.ended != nil
+		}
+	}
+	if err = c.in.stopped(c); err == nil && s == nil {
+		if l.most, err = c.in.beforeLocked(c); err == nil && l.most == 0 {
+			c.mu.Lock()
+			err = c.in.deadline.passed(c)
+			c.mu.Unlock()
+		}
+	}
+	if err == io.EOF { // by CloseRead
+		l.tells = io.EOF
+	} else if err != nil {
+		return nil, false, err
+	}
+	if l.most > 0 {
+		err = c.in.deadline.afterTCP(c, opRawRead, r.tcp.Read(l.lendTCP))
+		if err == nil && !l.used {
+			err = c.readOtherwise()
+		}
+		if err != nil || l.ended == nil {
+			return nil, l.done, err
+		}
+		err = c.in.endOfTCP(c, l.ended)
+		if err == errLook || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
+			return nil, false, err
+		}
+		l.tells = err
+	}
+	err = r.tcp.Control(l.lend)
+	return s, l.done, err
+}
+
+// readOtherwise is called when a function of which that was not expected may have read from TCP, and
+// has not been counted. Before a move both counts are compared; in its middle the end of TCP's bytes
+// would not be found.
+func (c *Conn) readOtherwise() error {
+	c.fd.exposed.Add(1)
+	c.mu.Lock()
+	s, moves := c.session, c.state.phase != onTCP
+	c.mu.Unlock()
+	if !moves || s == nil {
+		return nil
+	}
+	switch _, read, err := tcpid.Positions(c.tcp); {
+	case err != nil:
+		return s.Fail(err)
+	case read != c.in.bytes.Load():
+		return s.Fail(errCounts)
+	}
+	return nil
+}

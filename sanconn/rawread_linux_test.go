@@ -1,0 +1,296 @@
+package sanconn_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+// counted is a connection that is read as gRPC does: by functions of one RawConn that read by
+// syscall.Read.
+type counted struct {
+	*sanconn.Conn
+	raw   syscall.RawConn
+	waits chan struct{} // has a token when a function has found nothing
+}
+
+func countedOf(t testing.TB, c *sanconn.Conn) counted {
+	testenv.AsBuilt(t)
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return counted{c, raw, make(chan struct{}, 1)}
+}
+
+func (c counted) Read(p []byte) (n int, err error) {
+	var failed error
+	err = c.raw.Read(func(fd uintptr) bool {
+		n, failed = testenv.SyscallRead(int(fd), p)
+		if failed != syscall.EAGAIN {
+			return true
+		}
+		select {
+		case c.waits <- struct{}{}:
+		default:
+		}
+		return false
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case failed != nil:
+		return 0, failed
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// It reads what the connection's own Read would, on each carrier and while it moves, and keeps it
+// where it is.
+func TestCountedReadReadsTheConnection(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		r := countedOf(t, b)
+		b.SetReadDeadline(time.Now().Add(patience))
+		sent := pattern(3 << 20)
+		go func() {
+			for rest, size := sent, 1; len(rest) > 0; size = size*3%200_000 + 1 {
+				n, err := a.Write(rest[:min(size, len(rest))])
+				if err != nil {
+					t.Error(err)
+					break
+				}
+				rest = rest[n:]
+			}
+			a.CloseWrite()
+		}()
+		got, err := io.ReadAll(r)
+		if err != nil {
+			t.Error(err)
+		}
+		wantBytes(t, got, sent)
+		if st := b.Stats(); st.BytesReceived != uint64(len(sent)) {
+			t.Errorf("%d bytes were counted of %d", st.BytesReceived, len(sent))
+		}
+	})
+}
+
+// One that waits has the connection move, and goes on there, also if it has waited from the first:
+// the program has not taken the descriptor for itself.
+func TestCountedReadMoves(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		a, b, move := onTCPPair(t, newconn.Config{Threshold: 1 << 20})
+		r := countedOf(t, b)
+		if !waits {
+			a.Write([]byte("x"))
+			if n, err := r.Read(make([]byte, 10)); n != 1 || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		came := make(chan string, 1)
+		go func() {
+			buf := make([]byte, 10)
+			n, err := r.Read(buf)
+			if err != nil {
+				t.Error(err)
+			}
+			came <- string(buf[:n])
+		}()
+		<-r.waits
+		testenv.Eventually(t, patience, move)
+		testenv.Eventually(t, patience, func() error {
+			if b.Provider() == "tcp" {
+				return errors.New(b.Debug())
+			}
+			return nil
+		})
+		a.Write([]byte("behind the move")) // more than it reads at a time
+		if got := <-came; got != "behind the" {
+			t.Errorf("%q", got)
+		}
+		rest := make([]byte, 10)
+		if n, err := r.Read(rest); string(rest[:n]) != " move" || err != nil {
+			t.Errorf("%q, %v", rest[:n], err)
+		}
+		if p := b.Provider(); p == "tcp" {
+			t.Error("it has gone back")
+		}
+	}
+}
+
+// A function that reads otherwise in the middle of a move, behind others that did not, has the
+// connection reset: where TCP's bytes end is not known any more.
+func TestUncountedInTheMiddleOfAMove(t *testing.T) {
+	a, b, move := onTCPPair(t, newconn.Config{})
+	r := countedOf(t, b)
+	buf := make([]byte, 10)
+	a.Write([]byte("x"))
+	if n, err := r.Read(buf); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	a.Write([]byte("abcdef"))
+	if err := move(); err != nil { // b has not read up to there
+		t.Fatal(err)
+	}
+	err := r.raw.Read(func(fd uintptr) bool {
+		_, _, err := syscall.Recvfrom(int(fd), buf[:3], 0)
+		return err != syscall.EAGAIN
+	})
+	if err == nil {
+		t.Error("it may")
+	}
+	b.SetReadDeadline(time.Now().Add(patience))
+	if _, err := io.ReadAll(b); !errors.Is(err, syscall.ECONNRESET) {
+		t.Error(err)
+	}
+}
+
+// It allocates nothing, as net's does not, whose function is made once, too.
+func TestCountedReadAllocatesNothing(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		if l.Provider == moving.Provider {
+			return // its move allocates
+		}
+		a, b := pipe(t, l, nil)
+		r := countedOf(t, b)
+		b.SetReadDeadline(time.Now().Add(patience))
+		buf := make([]byte, 10)
+		f := func(fd uintptr) bool {
+			_, err := testenv.SyscallRead(int(fd), buf)
+			return err != syscall.EAGAIN
+		}
+		turn := func() {
+			if _, err := a.Write(buf[:1]); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.raw.Read(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		turn() // behind which it is known how the function reads
+		if n := testing.AllocsPerRun(200, turn); n >= 1 {
+			t.Errorf("%v allocations", n)
+		}
+	})
+}
+
+// A deadline comes before what Peek has left to be read.
+func TestCountedReadBehindPeek(t *testing.T) {
+	a, b, _ := onTCPPair(t, newconn.Config{})
+	r := countedOf(t, b)
+	a.Write([]byte("xabc"))
+	buf := make([]byte, 10)
+	if n, err := r.Read(buf[:1]); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	if _, err := b.Peek(); err != nil {
+		t.Fatal(err)
+	}
+	b.Discard(1)
+	b.SetReadDeadline(time.Unix(1, 0))
+	if n, err := r.Read(buf); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error(n, err)
+	}
+	b.SetReadDeadline(time.Now().Add(patience))
+	if n, err := r.Read(buf); string(buf[:n]) != "bc" || err != nil {
+		t.Errorf("%q, %v", buf[:n], err)
+	}
+}
+
+// It returns what a RawConn's Read of net returns, and its function finds what syscall.Read does.
+func TestCountedReadEnds(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		buf := make([]byte, 10)
+		for _, c := range []struct {
+			what  string
+			ends  func(a, b *sanconn.Conn)
+			want  error
+			later error // of a Read behind it
+		}{
+			{"the peer's CloseWrite", func(a, _ *sanconn.Conn) { a.CloseWrite() }, io.EOF, io.EOF},
+			{"the peer's Close", func(a, _ *sanconn.Conn) { a.Close() }, io.EOF, io.EOF},
+			{"CloseRead", func(_, b *sanconn.Conn) { b.CloseRead() }, io.EOF, io.EOF},
+			{"a deadline", func(_, b *sanconn.Conn) { b.SetReadDeadline(time.Now().Add(time.Millisecond)) }, os.ErrDeadlineExceeded, os.ErrDeadlineExceeded},
+			{"Close", func(_, b *sanconn.Conn) { b.Close() }, net.ErrClosed, net.ErrClosed},
+			{"a reset", func(a, _ *sanconn.Conn) { a.SetLinger(0); a.Close() }, syscall.ECONNRESET, nil},
+		} {
+			for _, waits := range []bool{false, true} {
+				a, b := pipe(t, l, nil)
+				r := countedOf(t, b)
+				a.Write([]byte("ab"))
+				if n, err := io.ReadFull(r, buf[:2]); n != 2 || err != nil {
+					t.Fatal(n, err)
+				}
+				ended := make(chan error, 1)
+				read := func() {
+					n, err := r.Read(buf)
+					if n != 0 {
+						t.Errorf("%s: %d bytes", c.what, n)
+					}
+					ended <- err
+				}
+				if waits {
+					select { // of the Reads before
+					case <-r.waits:
+					default:
+					}
+					go read()
+					<-r.waits
+				}
+				c.ends(a, b)
+				if !waits {
+					read()
+				}
+				err := <-ended
+				if !errors.Is(err, c.want) {
+					t.Errorf("%s, waits %v: %v", c.what, waits, err)
+				}
+				var oe *net.OpError
+				if errors.As(err, &oe) && oe.Op != "raw-read" {
+					t.Errorf("%s, waits %v: %v", c.what, waits, err)
+				}
+				if _, err = r.Read(buf); c.later != nil && !errors.Is(err, c.later) {
+					t.Errorf("behind %s: %v", c.what, err)
+				}
+			}
+		}
+	})
+}
+
+// What the connection has learnt of one function does not mislead another: it is shown TCP's
+// descriptor, to which the connection goes back for it.
+func TestUncountedBehindCounted(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		r := countedOf(t, b)
+		b.SetReadDeadline(time.Now().Add(patience))
+		buf := make([]byte, 10)
+		for range 3 {
+			a.Write([]byte("abcdef"))
+			if _, err := io.ReadFull(r, buf[:2]); err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			if err := r.raw.Read(func(fd uintptr) bool {
+				n, _, err := syscall.Recvfrom(int(fd), buf, 0)
+				got += string(buf[:max(n, 0)])
+				return err != syscall.EAGAIN && len(got) == 4
+			}); l.Provider == moving.Provider && errors.Is(err, syscall.ECONNRESET) {
+				return // in the middle of its move
+			} else if err != nil || got != "cdef" {
+				t.Fatalf("%q, %v", got, err)
+			}
+		}
+	})
+}
