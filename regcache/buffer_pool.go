@@ -4,8 +4,8 @@ import "sync"
 
 // A BufferPool lends slices of one size from an Arena to code that takes a pool of slices, as
 // httputil.ReverseProxy does: it is an httputil.BufferPool. Over verbs, large Reads into such a
-// slice and large Writes from it (see sanconn.Options.Threshold) need no registration, from the
-// first on; on shm and on TCP it makes no difference. Its methods may be called concurrently.
+// slice and large Writes from it (see sanconn.Options.Threshold: 8 MiB are large on each host) need no
+// registration, from the first on; on shm and on TCP it makes no difference. Its methods may be called concurrently.
 type BufferPool struct {
 	arena *Arena
 	size  int

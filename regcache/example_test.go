@@ -48,7 +48,7 @@ func ExampleBufferPool() {
 	}
 	front := httptest.NewServer(&httputil.ReverseProxy{
 		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		BufferPool: regcache.DefaultArena().BufferPool(4 << 20),
+		BufferPool: regcache.DefaultArena().BufferPool(8 << 20),
 		// Transport, and the listener in front: of package san
 	})
 	defer front.Close()

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sanconn/san/session/internal/credit"
 )
 
 // Describer is what an endpoint is besides, if it describes itself to people:
@@ -105,8 +107,11 @@ func (ev Events) String() string {
 }
 
 func (t *sender) describe(d *description) {
-	credit, _ := t.credits.Left()
-	d.line("  send    %d bytes in %d messages, credit for %d more", t.stats.bytes, t.stats.messages, credit)
+	room := "without credits"
+	if left, _ := t.credits.Left(); left < credit.Max {
+		room = fmt.Sprintf("credit for %d more", left)
+	}
+	d.line("  send    %d bytes in %d messages, %s", t.stats.bytes, t.stats.messages, room)
 	if t.closed {
 		d.line("          the endpoint is closed")
 	}

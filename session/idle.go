@@ -138,7 +138,7 @@ func (e *engine) pollIdle() (used, looked bool) {
 		}
 		return true, looked
 	}
-	// Order matters: an operation that comes now either sees away and joins again, at its
+	// Order matters: an operation that comes now either sees unlisted and joins again, at its
 	// beginning or end, or its message, or what it found no room for, is seen below.
 	i.unlisted.Store(true)
 	e.ep.Arm(e.readWant())

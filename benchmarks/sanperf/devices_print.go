@@ -59,7 +59,7 @@ func (r *report) print(w io.Writer) {
 
 var forkSafety = map[bool]string{
 	true:  "the program's own memory may be used",
-	false: "large Writes and Reads are copied, as a fork could take their memory from the device: Linux 5.12 and rdma-core 35 are needed",
+	false: "large Writes and Reads are copied, as it is not known that a fork leaves their memory to the device: that takes Linux 5.12 and rdma-core 35, and a device",
 }
 
 func printVerdict(w io.Writer, what string, f finding) {

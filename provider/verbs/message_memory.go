@@ -36,8 +36,8 @@ type share struct {
 	peer netip.Addr
 }
 
-// take adds n bytes to a share, if it may have them.
-func (s share) take(n int64) error {
+// add adds n bytes to a share, if it may have them.
+func (s share) add(n int64) error {
 	left := s.of.Left() - n
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
@@ -67,7 +67,7 @@ type region struct {
 }
 
 func newRegion(of share, n int) (r region, err error) {
-	if err = of.take(int64(n)); err != nil {
+	if err = of.add(int64(n)); err != nil {
 		return r, err
 	}
 	if r.buf, err = of.of.Get(n); err != nil {

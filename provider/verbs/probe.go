@@ -45,7 +45,7 @@ func (d *device) probe(cfg Config) {
 	defer probed.mu.Unlock()
 	answer, known := probed.m[key]
 	if known && (answer.until.IsZero() || now.Before(answer.until)) {
-		d.take(answer)
+		d.heed(answer)
 		return
 	}
 	answer.until = now.Add(probeAgain) // which is longer than a probe may take
@@ -56,9 +56,9 @@ func (d *device) probe(cfg Config) {
 // keyOf tells devices apart, however they were opened.
 func keyOf(ctx *ibv.Context) string { return fmt.Sprintf("%s %#x", ctx.Name, ctx.GUID) }
 
-// take has the device's endpoints go by an answer. None takes trust back: connections of the
+// heed has the device's endpoints go by an answer. None takes trust back: connections of the
 // shared domain have nothing but windows to keep their peers out.
-func (d *device) take(answer probeAnswer) {
+func (d *device) heed(answer probeAnswer) {
 	d.returns.CompareAndSwap(false, answer.returns)
 	d.windows.CompareAndSwap(false, answer.trusted)
 }
@@ -96,12 +96,12 @@ func (d *device) learn(answer probeAnswer) {
 	probed.mu.Lock()
 	probed.m[key] = answer
 	probed.mu.Unlock()
-	d.take(answer)
+	d.heed(answer)
 	devices.mu.Lock()
 	defer devices.mu.Unlock()
 	for _, other := range devices.m {
 		if keyOf(other.ctx) == key {
-			other.take(answer)
+			other.heed(answer)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func (r *readyPool) take(peer netip.Addr, cfg Config) *Endpoint {
 	e := r.pick(func(e *Endpoint) bool {
 		c := e.cfg
 		return c.sizes() == cfg.sizes() && c.control == cfg.control && c.Disable == cfg.Disable &&
-			e.dom.shared == e.dev.sharesDomain(cfg) && !e.q.over() && to.take(int64(len(e.messages.mem))) == nil
+			e.dom.shared == e.dev.sharesDomain(cfg) && !e.q.over() && to.add(int64(len(e.messages.mem))) == nil
 	})
 	if e != nil {
 		e.messages.share.giveBack(int64(len(e.messages.mem)))

@@ -129,7 +129,7 @@ func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 		if n := d.costs.copiesBefore(); n != 3 {
 			t.Errorf("a registration costs %d copies, though 3 are known", n)
 		}
-		d.take(probeAnswer{until: time.Now().Add(probeAgain)}) // another probe could not tell
+		d.heed(probeAnswer{until: time.Now().Add(probeAgain)}) // another probe could not tell
 		if got := d.sharesDomain(Config{}); got != trusted {
 			t.Errorf("windows: %v, though it was known: %v", got, trusted)
 		}

@@ -27,7 +27,11 @@ func TestProxysBuffers(t *testing.T) {
 	if testenv.Device() != "" {
 		return // such a process, or the lane of real drivers
 	}
-	runOn(t, hwsim.New(t, "latency_ns=2000"), "TestReverseProxy", 1, nil)
+	for name, env := range map[string][]string{"slow copies": nil, "fast copies": {fastCopies + "=1"}} {
+		t.Run(name, func(t *testing.T) {
+			runOn(t, hwsim.New(t, "latency_ns=2000"), "TestReverseProxy", 1, env)
+		})
+	}
 }
 
 // serveHTTP serves on a listener of package san, and tells each connection.
@@ -75,7 +79,7 @@ func TestReverseProxy(t *testing.T) {
 	front := serveHTTP(t, &httputil.ReverseProxy{
 		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(backend) },
 		Transport:  transport(t),
-		BufferPool: regcache.DefaultArena().BufferPool(4 << 20),
+		BufferPool: regcache.DefaultArena().BufferPool(8 << 20),
 	}, func(c net.Conn) { conn.Store(c.(*sanconn.Conn)) })
 	client := &http.Client{Transport: transport(t), Timeout: patience}
 	testenv.Eventually(t, patience, func() error { // the connections move, windows come on
