@@ -23,7 +23,7 @@ import (
 // peer's end. dismantle waits for them.
 type link struct {
 	lifetime
-	side     int // 0: dialing, 1: accepting
+	role     int // 0: dialing, 1: accepting
 	cfg      Config
 	peer     peerProcess
 	payer    account // whom this process charges the link to
@@ -61,8 +61,8 @@ var fdTableMu sync.Mutex
 
 // newLink makes a link, of which its maker is a user until start, from its socket and what the kernel
 // knows about the peer. It closes the socket if it fails.
-func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
-	l := &link{side: side, cfg: cfg, mayPunch: cfg.Dir == ""}
+func newLink(role int, conn *net.UnixConn, cfg Config) (*link, error) {
+	l := &link{role: role, cfg: cfg, mayPunch: cfg.Dir == ""}
 	l.lifetime = lifetime{users: 1, gone: make(chan struct{}), dismantle: l.dismantle, idled: l.reclaim.wake}
 	l.slots.init()
 	l.offers.turn = make(chan struct{}, 1)
@@ -73,7 +73,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	if l.control.raw, err = conn.SyscallConn(); err == nil {
 		l.peer, err = newPeerProcess(l.control.raw)
 	}
-	if l.payer, l.peerUser = ownAccount(), accountOf(l.peer.uid); side == 1 {
+	if l.payer, l.peerUser = ownAccount(), accountOf(l.peer.uid); role == 1 {
 		l.payer = l.peerUser
 	}
 	l.slots.memory = budget().Of(l.reader())
@@ -83,7 +83,7 @@ func newLink(side int, conn *net.UnixConn, cfg Config) (*link, error) {
 	}
 	fdTableMu.Unlock()
 	if err != nil {
-		if side == 1 {
+		if role == 1 {
 			refuseLink(conn, l.peerUser)
 		}
 		l.teardown()
@@ -146,9 +146,9 @@ func (l *link) serve() {
 // protocol or is gone. Of what follows the handshake, only segments have descriptors.
 func (l *link) handle(m *message, fds []int, cut error) error {
 	switch {
-	case m.kind == msgSegment && l.side == 1:
+	case m.kind == msgSegment && l.role == 1:
 		return l.takeSegment(m, fds, cut)
-	case m.kind == msgSegmentReply && l.side == 0:
+	case m.kind == msgSegmentReply && l.role == 0:
 		if cut == nil && (len(fds) == 1) != (m.code == codeOK) {
 			return fmt.Errorf("a reply to a segment with %d descriptors", len(fds))
 		}
@@ -158,9 +158,9 @@ func (l *link) handle(m *message, fds []int, cut error) error {
 		return fmt.Errorf("message %d with descriptors", m.kind)
 	}
 	switch {
-	case m.kind == msgConnect && l.side == 1:
+	case m.kind == msgConnect && l.role == 1:
 		return l.takeConnect(m)
-	case m.kind == msgRefuse && l.side == 0:
+	case m.kind == msgRefuse && l.role == 0:
 		return l.refused(m)
 	}
 	return fmt.Errorf("message %d", m.kind)
@@ -224,10 +224,10 @@ func (l *link) attach(e *endpoint) (code uint8) {
 	if l.dead {
 		return codeClosed
 	}
-	if l.side == 1 && !e.out.MayGrow() {
+	if l.role == 1 && !e.out.MayGrow() {
 		return codeResources
 	}
-	if l.side == 1 && !e.slot.charged {
+	if l.role == 1 && !e.slot.charged {
 		if !l.payer.connections.Take(l.payer.user, 1) {
 			return codeResources
 		}
@@ -246,7 +246,7 @@ func (l *link) detach(s *slot) {
 	if s.pages.any() {
 		l.reclaim.wake()
 	}
-	if l.side == 0 {
+	if l.role == 0 {
 		l.slots.retire(s)
 	} else if l.mayPunch {
 		l.payer.connections.Return(l.payer.user, 1)
@@ -286,7 +286,7 @@ func (l *link) endIdle() (again bool) {
 	if l.users > 0 || l.dead {
 		return false
 	}
-	if l.idle++; l.idle >= idleTicks[l.side] && !l.slots.unread() {
+	if l.idle++; l.idle >= idleTicks[l.role] && !l.slots.unread() {
 		l.closeUnusedLocked()
 	}
 	return true

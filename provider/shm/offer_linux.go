@@ -167,6 +167,6 @@ func (l *link) share(s segment) {
 	if l.door.own == nil {
 		l.door.own, l.door.peers = s.own.bell(), s.peers.bell()
 	}
-	l.slots.add(s, l.side == 0)
+	l.slots.add(s, l.role == 0)
 	l.door.seen.most.Store(int32(len(l.slots.list())))
 }
