@@ -117,7 +117,7 @@ func (in *incoming) nudge(c *Conn) {
 func (in *incoming) unlock(c *Conn) {
 	for {
 		begun := in.begun.Load()
-		if begun && in.san.Load() == nil && !in.away.Load() {
+		if begun && in.san.Load() == nil && !in.suspended.Load() {
 			in.turnLocked(c)
 		}
 		in.op.Unlock()

@@ -19,9 +19,9 @@ type incoming struct {
 	// of this.
 	san atomic.Pointer[session.Session]
 
-	shut  atomic.Bool // by CloseRead
-	begun atomic.Bool // the position at which it moves is known
-	away  atomic.Bool // Reads wait: it goes back to TCP; changes with Conn.mu held
+	shut      atomic.Bool // by CloseRead
+	begun     atomic.Bool // the position at which it moves is known
+	suspended atomic.Bool // Reads wait: it goes back to TCP; changes with Conn.mu held
 
 	op     sync.Mutex    // held by one Read at a time on TCP, by the move, and while a RawConn's Read has its function read
 	bytes  atomic.Uint64 // read from TCP; grows with op held
@@ -88,7 +88,7 @@ func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	if err := in.stopped(c); err != nil {
 		return 0, err
 	}
-	if in.san.Load() != nil || in.away.Load() {
+	if in.san.Load() != nil || in.suspended.Load() {
 		return 0, errLook
 	}
 	if len(in.front) > 0 {
@@ -136,7 +136,7 @@ func (in *incoming) endOfTCP(c *Conn, err error) error {
 			return err
 		}
 		switch end := c.state.endOf(in.bytes.Load()); {
-		case in.away.Load(), end == endTurns:
+		case in.suspended.Load(), end == endTurns:
 			return errLook
 		case end == endIsCut && err == io.EOF:
 			return c.opError(opRead, fmt.Errorf("the peer vanished while the connection moved: %w", syscall.ECONNRESET))
@@ -151,12 +151,12 @@ func (in *incoming) endOfTCP(c *Conn, err error) error {
 
 // await waits while Reads have to, and returns why nothing is read any more.
 func (in *incoming) await(c *Conn) error {
-	if !in.away.Load() {
+	if !in.suspended.Load() {
 		return in.stopped(c)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for in.away.Load() {
+	for in.suspended.Load() {
 		err := in.stopped(c)
 		if err == nil {
 			err = in.deadline.awaitLocked(c)

@@ -79,8 +79,8 @@ func (c *Conn) leaveLocked(asked bool) error {
 		return err
 	}
 	c.leave = &leave{session: c.session, asked: asked}
-	c.in.away.Store(true)
-	c.out.away.Store(true)
+	c.in.suspended.Store(true)
+	c.out.suspended.Store(true)
 	c.out.next.Store(nil)
 	c.changedLocked()
 	go c.leave.run(c) // it ends with the session, which Close ends
@@ -130,8 +130,8 @@ func (l *leave) run(c *Conn) {
 		l.staysLocked(c)
 	}
 	c.leave = nil
-	c.in.away.Store(false)
-	c.out.away.Store(c.out.flushing)
+	c.in.suspended.Store(false)
+	c.out.suspended.Store(c.out.flushing)
 	flushing, ended := c.out.flushing, c.state.out.ended || err != nil
 	c.out.op.Unlock()
 	c.in.op.Unlock() // before mu: File, which waits for this, has to find what is unread
@@ -334,7 +334,7 @@ func (o *outgoing) flush(c *Conn) {
 	o.back = nil
 	c.mu.Lock()
 	o.flushing = false
-	o.away.Store(false)
+	o.suspended.Store(false)
 	o.deadline.release(c.tcp)
 	ended := c.state.out.ended
 	c.changedLocked()

@@ -25,8 +25,8 @@ type outgoing struct {
 	// next is set, with mu held, as soon as the direction may move: by whoever holds op next.
 	next atomic.Pointer[session.Session]
 
-	shut atomic.Bool // by CloseWrite
-	away atomic.Bool // Writes wait: it goes back to TCP, or what came back goes first; changes with Conn.mu held
+	shut      atomic.Bool // by CloseWrite
+	suspended atomic.Bool // Writes wait: it goes back to TCP, or what came back goes first; changes with Conn.mu held
 
 	// owned: a Write that was cut in its middle, or what is reserved, goes before other Writes; it
 	// changes with Conn.mu held.
@@ -173,7 +173,7 @@ var errLook = errors.New("sanconn: look again")
 
 // stopped is why the holder of op must not write to TCP.
 func (o *outgoing) stopped(c *Conn) error {
-	if !c.closed.Load() && o.san.Load() == nil && !o.away.Load() && !o.shut.Load() {
+	if !c.closed.Load() && o.san.Load() == nil && !o.suspended.Load() && !o.shut.Load() {
 		return nil
 	}
 	c.mu.Lock()
@@ -183,7 +183,7 @@ func (o *outgoing) stopped(c *Conn) error {
 
 // stoppedLocked is stopped with mu held.
 func (o *outgoing) stoppedLocked(c *Conn) error {
-	if !c.closed.Load() && (o.san.Load() != nil || o.away.Load()) {
+	if !c.closed.Load() && (o.san.Load() != nil || o.suspended.Load()) {
 		return errLook
 	}
 	return o.endedLocked(c)
@@ -243,12 +243,12 @@ func (o *outgoing) count(c *Conn, n int64) {
 
 // await waits while a Write has to.
 func (o *outgoing) await(c *Conn, w *writer) error {
-	if !o.away.Load() && !o.owned.Load() {
+	if !o.suspended.Load() && !o.owned.Load() {
 		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for o.away.Load() || !o.mayLocked(w) {
+	for o.suspended.Load() || !o.mayLocked(w) {
 		err := o.endedLocked(c)
 		if err == nil {
 			err = o.deadline.awaitLocked(c)

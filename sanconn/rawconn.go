@@ -56,7 +56,7 @@ func (r *rawConn) Write(f func(fd uintptr) (done bool)) error {
 			return err
 		}
 		c.out.op.Lock()
-		if !c.out.away.Load() && c.out.may(c, &writer{}) {
+		if !c.out.suspended.Load() && c.out.may(c, &writer{}) {
 			break
 		}
 		c.out.op.Unlock()
@@ -142,7 +142,7 @@ func (r *rawConn) empty() (bool, error) {
 				return b == nil, err
 			}
 		}
-		if c.in.away.Load() {
+		if c.in.suspended.Load() {
 			return false, nil
 		}
 		if empty, err := r.emptyTCP(); err != errLook {

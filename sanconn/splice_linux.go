@@ -96,7 +96,7 @@ func (s stream) fill(p *pipe, most int64) error {
 	if c == nil {
 		return p.fill(s.raw, most)
 	}
-	if !c.onTCP() || c.in.away.Load() {
+	if !c.onTCP() || c.in.suspended.Load() {
 		return errLook
 	}
 	c.in.op.Lock()
