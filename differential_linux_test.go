@@ -477,7 +477,9 @@ var diffExceptions = []diffException{
 			strings.HasSuffix(d.want, "write broken pipe (addresses: true, true)")
 	}},
 	{"sanconn.Conn.Reserve: a peer that has closed is found behind the first piece", func(d *difference) bool {
-		return d.on("Reserve") && d.before(d.call.peer(), "Close") && bytesIn(d.got) > 0 && strings.Contains(d.got, "broken pipe")
+		peer := d.call.peer()
+		closed := d.before(peer, "Close") || d.before(peer, "CloseRead") && d.before(peer, "CloseWrite")
+		return d.on("Reserve") && closed && bytesIn(d.got) > 0 && strings.Contains(d.got, "broken pipe")
 	}},
 	{"two Writes to a peer that has closed: which of them finds that is a matter of time", func(d *difference) bool {
 		return d.on("WriteTwo") && d.before(d.call.peer(), "Close") && strings.Contains(d.got+d.want, "broken pipe")

@@ -23,7 +23,7 @@ type incoming struct {
 	begun     atomic.Bool // the position at which it moves is known
 	suspended atomic.Bool // Reads wait: it goes back to TCP; changes with Conn.mu held
 
-	op     sync.Mutex    // held by one Read at a time on TCP, by the move, and while a RawConn's Read has its function read
+	op     sync.Mutex    // held by one Read at a time on TCP, and by the move
 	bytes  atomic.Uint64 // read from TCP; grows with op held
 	front  []byte        // bytes that come before what TCP has; guarded by op
 	rest   *rest         // … that come behind some of it, or nil; changes with op and Conn.mu held

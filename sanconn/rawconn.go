@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"github.com/sanconn/san/internal/raceedge"
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/session"
 )
 
@@ -74,9 +75,10 @@ func (r *rawConn) Read(f func(fd uintptr) (done bool)) error {
 	for {
 		var done bool
 		var err error
-		if r.counts.Load() {
+		if r.counts.Load() || undernet.Reads.Load() && !r.otherwise.Load() {
 			done, err = r.readCounted(f)
-		} else {
+		}
+		if !done && err == nil && !r.counts.Load() {
 			done, err = r.readUncounted(f)
 		}
 		if oe, ok := err.(*net.OpError); ok && oe.Op != opRawRead {
@@ -178,12 +180,14 @@ func (r *rawConn) emptyTCP() (empty bool, err error) {
 // readTCP is Read on TCP, once unless the function may wait, and does not read by syscall.Read.
 func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool, err error) {
 	c, l := r.c, &r.lending
+	l.turn.Lock()
+	defer l.turn.Unlock()
 	c.in.op.Lock()
 	defer c.in.unlock(c)
 	if c.in.holds() {
 		return false, errUnread
 	}
-	l.f, l.session, l.most, l.plain, l.tells, l.done = f, nil, 1<<62, true, nil, false
+	l.f, l.session, l.most, l.plain, l.tells, l.ended, l.done = f, nil, 1<<62, true, nil, nil, false
 	c.mu.Lock()
 	returned := c.state.in.least > c.in.bytes.Load() // they are on their way, and come for sure
 	c.mu.Unlock()

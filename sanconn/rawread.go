@@ -19,22 +19,27 @@ import (
 // gRPC's does, reads the connection so: from whichever carrier, and counted, as its own Read does.
 // Such a function takes no connection back to TCP, and keeps none there.
 
-// lending is what syscall.Read finds while a function of a RawConn's Read has TCP's descriptor.
-// The direction's op guards it, but for counts.
+// lending is what syscall.Read finds while a function of a RawConn's Read has TCP's descriptor: one
+// call of the function reads once, and then finds nothing. So each reads what is next.
 type lending struct {
-	counts atomic.Bool // the last function has read by syscall.Read; so may the next one
+	counts    atomic.Bool // the last function has read by syscall.Read; so may the next one
+	otherwise atomic.Bool // one has not
 
+	turn    sync.Mutex                   // held by one Read, but while it waits for a session; guards what follows
 	f       func(fd uintptr) (done bool) // that has the descriptor, or is to have it
 	lend    func(fd uintptr)             // calls f with it …
 	lendTCP func(fd uintptr) (over bool) // … and is called again where f wants to wait; both made once
-	used    bool                         // f has read by syscall.Read
 	done    bool                         // what f has returned
+	session *session.Session             // that is read; nil: TCP, or what comes before it
+	most    uint64                       // so many bytes are read of TCP; 0: what comes before it
+	plain   bool                         // TCP's end, and its errors, are shown as they come
 
-	session *session.Session // that is read; nil: TCP, or what comes before it
-	most    uint64           // so many bytes are read of TCP; 0: what comes before it
-	plain   bool             // TCP's end, and its errors, are shown as they come
-	tells   error            // nothing is read: the end, or an error, is shown
-	ended   error            // TCP's, which was not shown
+	mu    sync.Mutex // guards what follows, as others may have kept the descriptor's number; held from Next to Took
+	out   bool       // f has the descriptor
+	used  bool       // f has read by syscall.Read
+	took  bool       // … bytes of TCP
+	tells error      // what f is told instead of bytes: the end, or an error
+	ended error      // TCP's, of which f has not been told
 }
 
 // lent has the RawConns whose descriptors functions have at the moment.
@@ -94,7 +99,14 @@ func (r *rawConn) lendIt(fd uintptr) {
 		lent.add(int(fd), r)
 		defer lent.remove(int(fd)) // also if f panics
 	}
-	l.used = false
+	l.mu.Lock()
+	l.out, l.used, l.took = true, false, false
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		l.out = false
+		l.mu.Unlock()
+	}()
 	l.done = l.f(fd)
 	l.counts.Store(l.used)
 }
@@ -102,6 +114,15 @@ func (r *rawConn) lendIt(fd uintptr) {
 // Next implements undernet.Reader.
 func (r *rawConn) Next() (b []byte, most uint64, err error) {
 	l := &r.lending
+	l.mu.Lock()
+	defer func() {
+		if err != nil {
+			l.mu.Unlock()
+		}
+	}()
+	if !l.out || l.used {
+		return nil, 0, syscall.EAGAIN
+	}
 	l.used = true
 	switch {
 	case l.tells != nil:
@@ -111,6 +132,8 @@ func (r *rawConn) Next() (b []byte, most uint64, err error) {
 		raceedge.Acquire()
 		if b == nil && err == nil {
 			err = syscall.EAGAIN
+		} else if err != nil && asErrno(err) != syscall.EAGAIN {
+			l.tells = err
 		}
 	case l.most > 0:
 		most = l.most
@@ -123,6 +146,7 @@ func (r *rawConn) Next() (b []byte, most uint64, err error) {
 // Took implements undernet.Reader.
 func (r *rawConn) Took(n int, err error) error {
 	l := &r.lending
+	defer l.mu.Unlock()
 	switch {
 	case l.tells != nil: // the end
 	case l.session != nil:
@@ -130,6 +154,7 @@ func (r *rawConn) Took(n int, err error) error {
 	case l.most == 0:
 		r.c.in.take(n)
 	case n > 0:
+		l.took = true
 		r.c.in.count(r.c, n)
 	case !l.plain && err != syscall.EAGAIN && err != syscall.EINTR:
 		if l.ended = err; err == nil {
@@ -156,18 +181,25 @@ func asErrno(err error) error {
 	return syscall.ECONNRESET
 }
 
-// readCounted is Read for a function that reads by syscall.Read. It returns false without an error
-// once one has not.
+// readCounted is Read for a function that reads by syscall.Read, or that may: then it is tried on a
+// session. The result is false without an error once it has not read so.
 func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err error) {
-	c := r.c
+	c, tries := r.c, !r.counts.Load()
 	for {
-		s, done, err := r.readOnce(f)
+		s, done, err := r.readOnce(f, tries)
 		switch {
-		case done, err != nil && err != errLook:
+		case err == errUncounted, err == nil && !r.counts.Load() && (tries || s != nil):
+			return false, nil // it is called again, with what has come shown otherwise
+		case err != nil && err != errLook, done, err == nil && !r.counts.Load():
 			return done, err
-		case err == nil && !r.counts.Load():
-			return false, nil
-		case err == nil && s != nil: // wait for more
+		case err == nil && r.tells != nil: // it waits behind the end
+			c.mu.Lock()
+			err = c.in.deadline.awaitLocked(c)
+			c.mu.Unlock()
+			if err != nil {
+				return false, err
+			}
+		case err == nil && s != nil:
 			var b []byte
 			if b, err = s.PeekExclusive(true); b != nil {
 				s.Discard(0)
@@ -181,42 +213,57 @@ func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err er
 				return false, err
 			}
 		}
+		tries = tries && !r.counts.Load()
 	}
 }
 
-// readOnce has f read from what carries the direction: from a session, which it returns, once, from
-// TCP until f is done.
-func (r *rawConn) readOnce(f func(fd uintptr) (done bool)) (s *session.Session, done bool, err error) {
+// errUncounted means that there is no session to try a function on.
+var errUncounted = errors.New("sanconn: on TCP")
+
+// readOnce has f read once: from a session, which it returns, or from TCP, where it waits as long as
+// f wants to.
+func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *session.Session, done bool, err error) {
 	c, l := r.c, &r.lending
-	c.in.op.Lock()
-	defer c.in.unlock(c)
-	s = c.in.san.Load()
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	if s = c.in.san.Load(); s == nil || tries { // what reads otherwise is not to find TCP's bytes
+		c.in.op.Lock()
+		defer c.in.unlock(c)
+		s = c.in.san.Load()
+	}
 	l.f, l.session, l.most, l.plain, l.tells, l.ended, l.done = f, s, 0, false, nil, nil, false
 	if l.lend == nil {
 		l.lend = r.lendIt
 		l.lendTCP = func(fd uintptr) bool {
 			r.lendIt(fd)
-			return l.done || !l.used || l.ended != nil
+			return l.done || !l.used || l.took || l.ended != nil
 		}
+	}
+	if tries && s == nil {
+		return nil, false, errUncounted
 	}
 	if err = c.in.stopped(c); err == nil && s == nil {
-		if l.most, err = c.in.beforeLocked(c); err == nil && l.most == 0 {
-			c.mu.Lock()
-			err = c.in.deadline.passed(c)
-			c.mu.Unlock()
-		}
+		l.most, err = c.in.beforeLocked(c)
 	}
-	if err == io.EOF { // by CloseRead
+	switch {
+	case err == io.EOF: // by CloseRead
 		l.tells = io.EOF
-	} else if err != nil {
+	case err != nil:
 		return nil, false, err
+	case l.most == 0:
+		c.mu.Lock()
+		err = c.in.deadline.passed(c)
+		c.mu.Unlock()
+		if err != nil {
+			return nil, false, err
+		}
 	}
 	if l.most > 0 {
 		err = c.in.deadline.afterTCP(c, opRawRead, r.tcp.Read(l.lendTCP))
-		if err == nil && !l.used {
-			err = c.readOtherwise()
+		if err == nil {
+			err = c.readByTCP(l.used)
 		}
-		if err != nil || l.ended == nil {
+		if err != nil || l.ended == nil || l.done {
 			return nil, l.done, err
 		}
 		err = c.in.endOfTCP(c, l.ended)
@@ -226,18 +273,36 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool)) (s *session.Session, 
 		l.tells = err
 	}
 	err = r.tcp.Control(l.lend)
+	switch {
+	case l.used || err != nil:
+	case s != nil:
+		l.otherwise.Store(true)
+		if !tries && c.in.san.Load() != s { // which has been left meanwhile
+			c.in.op.Lock()
+			err = c.readByTCP(false)
+			c.in.unlock(c)
+		}
+	case c.in.holds(): // it may have read what comes behind that
+		c.fd.exposed.Add(1)
+		err = errUnread
+	}
 	return s, l.done, err
 }
 
-// readOtherwise is called when a function of which that was not expected may have read from TCP, and
-// has not been counted. Before a move both counts are compared; in its middle the end of TCP's bytes
-// would not be found.
-func (c *Conn) readOtherwise() error {
-	c.fd.exposed.Add(1)
+// readByTCP is called when a function has had TCP's descriptor, and was counted if it has read by
+// syscall.Read alone. Before a move both counts are compared if it has not; in its middle the end of
+// TCP's bytes would not be found.
+func (c *Conn) readByTCP(counted bool) error {
+	if !counted {
+		c.fd.exposed.Add(1)
+	}
 	c.mu.Lock()
 	s, moves := c.session, c.state.phase != onTCP
 	c.mu.Unlock()
-	if !moves || s == nil {
+	switch {
+	case !counted && c.in.holds():
+		return errUnread
+	case !moves || s == nil:
 		return nil
 	}
 	switch _, read, err := tcpid.Positions(c.tcp); {

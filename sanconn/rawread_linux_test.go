@@ -5,6 +5,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -293,4 +295,186 @@ func TestUncountedBehindCounted(t *testing.T) {
 			}
 		}
 	})
+}
+
+// all reads in one call of its function until it finds nothing or the end, and is called again until
+// then: got is what it has read.
+func (c counted) all(t *testing.T) (got string, err error) {
+	t.Helper()
+	buf := make([]byte, 100)
+	err = c.raw.Read(func(fd uintptr) bool {
+		for {
+			switch n, err := testenv.SyscallRead(int(fd), buf); {
+			case n > 0:
+				got += string(buf[:n])
+			case err == syscall.EAGAIN:
+				return false
+			case err != nil:
+				t.Error(err)
+				return true
+			default:
+				return true
+			}
+		}
+	})
+	return got, err
+}
+
+// A function that reads on, in one call, gets what comes next each time: from the session, from TCP,
+// and what came back from the session in between; and the end behind all of it.
+func TestCountedReadsInOneCall(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		b.SetReadDeadline(time.Now().Add(patience))
+		a.Write([]byte("abc"))
+		a.Write([]byte("def"))
+		a.CloseWrite()
+		if got, err := countedOf(t, b).all(t); got != "abcdef" || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
+	t.Run("behind what came back", func(t *testing.T) {
+		a, b, move := onTCPPair(t, newconn.Config{})
+		r := countedOf(t, b)
+		a.Write([]byte("x"))
+		if n, err := r.Read(make([]byte, 1)); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		a.Write([]byte("by TCP, "))
+		if err := move(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, patience, func() error {
+			if a.Stats().BytesSent > a.Stats().TCPBytesSent {
+				return nil
+			}
+			a.Write([]byte("."))
+			return errors.New("it has not moved")
+		})
+		takeFile(t, a, b)
+		a.Write([]byte("by TCP again"))
+		a.CloseWrite()
+		got, err := r.all(t)
+		if n := int(a.Stats().BytesSent); err != nil || len(got) != n-1 || got[:8] != "by TCP, " || got[len(got)-12:] != "by TCP again" {
+			t.Errorf("%q of %d bytes, %v", got, n, err)
+		}
+	})
+	t.Run("behind Peek", func(t *testing.T) {
+		a, b, _ := onTCPPair(t, newconn.Config{})
+		r := countedOf(t, b)
+		a.Write([]byte("xabc"))
+		if n, err := r.Read(make([]byte, 1)); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		if _, err := b.Peek(); err != nil {
+			t.Fatal(err)
+		}
+		a.Write([]byte("def"))
+		a.CloseWrite()
+		if got, err := r.all(t); got != "abcdef" || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
+}
+
+// One that wants to wait behind the end does, and a deadline ends that.
+func TestCountedReadWaitsBehindTheEnd(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		r := countedOf(t, b)
+		a.CloseWrite()
+		b.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		calls := 0
+		err := r.raw.Read(func(fd uintptr) bool {
+			calls++
+			n, _ := testenv.SyscallRead(int(fd), make([]byte, 1))
+			return n > 0
+		})
+		if !errors.Is(err, os.ErrDeadlineExceeded) || calls > 20 {
+			t.Errorf("%d calls, %v", calls, err)
+		}
+	})
+}
+
+// The first one reads from a session that is there, at both ends, and both stay on it; one that looks
+// is shown what has come, by TCP, behind others that read.
+func TestCountedReadOnASession(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		if l.Provider == moving.Provider {
+			return // it has not moved by then
+		}
+		a, b := pipe(t, l, nil)
+		carrier := b.Provider()
+		ra, rb := countedOf(t, a), countedOf(t, b)
+		a.Write([]byte("from a"))
+		ended := make(chan error, 1)
+		go func() {
+			_, err := ra.Read(make([]byte, 10))
+			ended <- err
+		}()
+		<-ra.waits
+		buf := make([]byte, 10)
+		b.SetReadDeadline(time.Now().Add(patience))
+		if n, err := rb.Read(buf); string(buf[:max(n, 0)]) != "from a" || err != nil {
+			t.Errorf("%q, %v", buf[:max(n, 0)], err)
+		}
+		b.Write([]byte("from b"))
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if a.Provider() != carrier || b.Provider() != carrier {
+			t.Errorf("they were carried by %s, and are by %s and %s", carrier, a.Provider(), b.Provider())
+		}
+		a.Write([]byte("abc"))
+		testenv.Eventually(t, patience, func() error {
+			n := 0
+			if err := rb.raw.Read(func(fd uintptr) bool {
+				n, _, _ = syscall.Recvfrom(int(fd), buf, syscall.MSG_PEEK)
+				return true
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if got := string(buf[:max(n, 0)]); got != "abc" {
+				return errors.New(got)
+			}
+			return nil
+		})
+	})
+}
+
+// A goroutine that has kept the descriptor's number reads beside a function that has it, as with net:
+// each byte goes to one of them.
+func TestCountedReadBesideAnother(t *testing.T) {
+	const total = 1 << 20
+	a, b, _ := onTCPPair(t, newconn.Config{})
+	r := countedOf(t, b)
+	a.Write([]byte("x"))
+	if n, err := r.Read(make([]byte, 10)); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	number := 0
+	r.raw.Control(func(fd uintptr) { number = int(fd) })
+	go a.Write(make([]byte, total))
+	var n atomic.Int64
+	var other sync.WaitGroup
+	other.Go(func() {
+		buf := make([]byte, 10)
+		for n.Load() < total {
+			k, _ := testenv.SyscallRead(number, buf)
+			n.Add(int64(max(k, 0)))
+		}
+	})
+	buf := make([]byte, 100)
+	for n.Load() < total {
+		b.SetReadDeadline(time.Now().Add(10 * time.Millisecond)) // the other may have read the last
+		k, err := r.Read(buf)
+		n.Add(int64(k))
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal(err)
+		}
+	}
+	other.Wait()
+	if n.Load() != total {
+		t.Errorf("%d of %d bytes", n.Load(), total)
+	}
 }
