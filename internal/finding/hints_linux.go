@@ -27,8 +27,8 @@ type Hint struct {
 	free time.Time // of a destination: when nobody was found for it
 }
 
-// SetSilent notes whether one has not answered in time.
-func (h *Hint) SetSilent(name string, is bool) {
+// setSilent notes whether one has not answered in time.
+func (h *Hint) setSilent(name string, is bool) {
 	h.Silent = slices.DeleteFunc(slices.Clone(h.Silent), func(s string) bool { return s == name })
 	if is {
 		h.Silent = append(h.Silent[max(0, len(h.Silent)+1-shm.MostNames):], name)

@@ -62,7 +62,7 @@ func (q Search) Run(ctx context.Context) error {
 		silent := errors.Is(err, newconn.ErrNotTaken) || reason.Is(err, session.ReasonTimeout) && !errors.Is(err, hello.ErrUndecided)
 		canceled := errors.Is(ctx.Err(), context.Canceled) // the attempt, which says nothing of the process
 		if !canceled && !(silent && hurried) {
-			Note(q.At, func(h *Hint) { h.SetSilent(name, there && silent) })
+			Note(q.At, func(h *Hint) { h.setSilent(name, there && silent) })
 		}
 		switch { // who has it not may accept it yet
 		case !there && ctx.Err() != nil: // others were not asked

@@ -1,7 +1,7 @@
 package wire
 
-// NoteMost is the longest note in bytes.
-const NoteMost = 240
+// noteMost is the longest note in bytes.
+const noteMost = 240
 
 // Note carries something for the layers above the session alone. The note must not be
 // changed as long as the message waits.
@@ -20,7 +20,7 @@ func Urgent(p []byte) Control {
 
 // ParseNote returns the note, which lies in the message.
 func ParseNote(b []byte) ([]byte, error) {
-	if n := len(b) - HeaderLen; n < 1 || n > NoteMost {
+	if n := len(b) - HeaderLen; n < 1 || n > noteMost {
 		return nil, tooShort(b)
 	}
 	return b[HeaderLen:], nil
