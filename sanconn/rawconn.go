@@ -21,7 +21,9 @@ import (
 //
 // Read calls its function without going back if nothing has come, as where a pool examines an
 // idle connection, or by a SAN the end: with a socket that shows just that. If bytes have come
-// it is as Control, and once the function wants to wait for some, as Write.
+// it is as Control, and once the function wants to wait for some, as Write. In
+// programs that cmd/san has built, one that reads by syscall.Read reads the connection instead,
+// whatever carries it: that may move, and stays where it is.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) {
 	raw, err := c.tcp.SyscallConn()
 	return &rawConn{c: c, tcp: raw}, err
@@ -196,7 +198,7 @@ func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool
 			return false
 		}
 		returned = false
-		r.lendIt(fd)
+		r.lend(fd)
 		if l.used {
 			return true
 		}

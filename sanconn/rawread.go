@@ -27,8 +27,8 @@ type lending struct {
 
 	turn    sync.Mutex                   // held by one Read, but while it waits for a session; guards what follows
 	f       func(fd uintptr) (done bool) // that has the descriptor, or is to have it
-	lend    func(fd uintptr)             // calls f with it …
-	lendTCP func(fd uintptr) (over bool) // … and is called again where f wants to wait; both made once
+	once    func(fd uintptr)             // lends it to f …
+	waiting func(fd uintptr) (over bool) // … and is called again where f wants to wait; both made once
 	done    bool                         // what f has returned
 	session *session.Session             // that is read; nil: TCP, or what comes before it
 	most    uint64                       // so many bytes are read of TCP; 0: what comes before it
@@ -92,17 +92,19 @@ func (t *lentTable) remove(fd int) {
 	t.n.Add(-1)
 }
 
-// lendIt calls f with a descriptor of TCP's, which is not closed meanwhile.
-func (r *rawConn) lendIt(fd uintptr) {
+// lend calls f with a descriptor of TCP's, which is not closed meanwhile.
+func (r *rawConn) lend(fd uintptr) {
 	l := &r.lending
-	if undernet.Reads.Load() {
-		lent.add(int(fd), r)
-		defer lent.remove(int(fd)) // also if f panics
+	if !undernet.Reads.Load() {
+		l.done = l.f(fd)
+		return
 	}
 	l.mu.Lock()
 	l.out, l.used, l.took = true, false, false
 	l.mu.Unlock()
-	defer func() {
+	lent.add(int(fd), r)
+	defer func() { // also if f panics
+		lent.remove(int(fd))
 		l.mu.Lock()
 		l.out = false
 		l.mu.Unlock()
@@ -232,10 +234,10 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		s = c.in.san.Load()
 	}
 	l.f, l.session, l.most, l.plain, l.tells, l.ended, l.done = f, s, 0, false, nil, nil, false
-	if l.lend == nil {
-		l.lend = r.lendIt
-		l.lendTCP = func(fd uintptr) bool {
-			r.lendIt(fd)
+	if l.once == nil {
+		l.once = r.lend
+		l.waiting = func(fd uintptr) bool {
+			r.lend(fd)
 			return l.done || !l.used || l.took || l.ended != nil
 		}
 	}
@@ -259,7 +261,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		}
 	}
 	if l.most > 0 {
-		err = c.in.deadline.afterTCP(c, opRawRead, r.tcp.Read(l.lendTCP))
+		err = c.in.deadline.afterTCP(c, opRawRead, r.tcp.Read(l.waiting))
 		if err == nil {
 			err = c.readByTCP(l.used)
 		}
@@ -272,7 +274,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		}
 		l.tells = err
 	}
-	err = r.tcp.Control(l.lend)
+	err = r.tcp.Control(l.once)
 	switch {
 	case l.used || err != nil:
 	case s != nil:
