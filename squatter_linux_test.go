@@ -52,7 +52,8 @@ func roleSquat(lane) error {
 	for n := range names {
 		name := fmt.Sprintf("@san-shm/8/%s/%016x", os.Getenv(envAddr), rand.Uint64())
 		if n%100 == 0 { // some are none of ours
-			name = name[:len(name)-rand.IntN(16)] + strings.Repeat("\x00", 1+n/50)
+			// With the process's number: what is left of two squatters' may be the same.
+			name = fmt.Sprint(name[:len(name)-rand.IntN(16)], os.Getpid(), strings.Repeat("\x00", 1+n/50))
 		}
 		l, err := net.Listen("unixpacket", name)
 		if err != nil {
