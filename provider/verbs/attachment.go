@@ -307,8 +307,8 @@ func bareDevice() string {
 	if time.Since(at) <= bareAge {
 		return name
 	}
-	name = findBare() // without mu, as to open a device may block: another may look as well
-	if name == "" && cannotLook() != nil {
+	name, sure := search(findBare) // without mu, as to open a device may block: another may look as well
+	if !sure {
 		return ""
 	}
 	bare.mu.Lock()

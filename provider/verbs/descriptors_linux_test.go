@@ -1,8 +1,10 @@
 package verbs
 
 import (
+	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -43,7 +45,12 @@ func TestListenerWithoutDescriptors(t *testing.T) {
 			if err := l.Waiting(); reasonOf(err) != session.ReasonResources {
 				t.Errorf("%v, %+v: without descriptors: %v", a, cfg, err)
 			}
-			testenv.Eventually(t, patience, l.Waiting)
+			testenv.Eventually(t, patience, func() error { // an address may have been looked at too soon
+				if has := l.addrs(); !cfg.WithoutCM && !slices.Contains(has, at) {
+					return fmt.Errorf("it listens on %v", has)
+				}
+				return l.Waiting()
+			})
 			meetAt(t, l, at, cfg)
 			l.Close()
 		}
@@ -104,6 +111,27 @@ func TestDevicesWithoutDescriptors(t *testing.T) {
 	})
 	if _, known := rdmaDevices.names["lo"]; known || !bare.at.IsZero() {
 		t.Error("it is remembered that there is none")
+	}
+}
+
+// So it is where they were lacking at the beginning of the search, or at its end.
+func TestSearchWithoutDescriptors(t *testing.T) {
+	tried := tryNode
+	t.Cleanup(func() { tryNode = tried })
+	lack := &fs.PathError{Op: "open", Path: "x", Err: unix.EMFILE}
+	for _, c := range []struct {
+		before, behind error
+		sure           bool
+	}{{nil, nil, true}, {lack, nil, false}, {nil, lack, false}} {
+		lacking := c.before
+		tryNode = func(string) error { return lacking }
+		name, sure := search(func() string { lacking = c.behind; return "" })
+		if name != "" || sure != c.sure {
+			t.Errorf("%+v: %q, %v", c, name, sure)
+		}
+		if name, sure := search(func() string { return "rdma0" }); name != "rdma0" || !sure {
+			t.Errorf("%+v: %q, %v", c, name, sure)
+		}
 	}
 }
 

@@ -65,6 +65,14 @@ func cannotLook() error {
 	return nil
 }
 
+// search is find with whether its finding none is to be believed: descriptors may have been lacking at
+// its beginning, and be there at its end, or the other way round.
+func search(find func() string) (name string, sure bool) {
+	before := cannotLook()
+	name = find()
+	return name, name != "" || before == nil && cannotLook() == nil
+}
+
 func refusedNode(err error) error {
 	return unavailable(session.ReasonPermission, errWithoutErrno{fmt.Errorf("verbs: %w", err)})
 }

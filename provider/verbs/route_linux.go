@@ -47,15 +47,20 @@ func DeviceOf(netdev string) string {
 	}
 	name, known := r.names[netdev]
 	if !known {
-		if ifi, err := net.InterfaceByName(netdev); err == nil {
-			name = findDevice(ifi, rdmamap.RdmaClassDir)
+		var sure bool
+		if name, sure = search(func() string { return findDeviceOf(netdev) }); sure {
+			r.names[netdev] = name
 		}
-		if name == "" && cannotLook() != nil {
-			return ""
-		}
-		r.names[netdev] = name
 	}
 	return name
+}
+
+func findDeviceOf(netdev string) string {
+	ifi, err := net.InterfaceByName(netdev)
+	if err != nil {
+		return ""
+	}
+	return findDevice(ifi, rdmamap.RdmaClassDir)
 }
 
 // findDevice uses rdmamap, which goes by the interfaces of the GIDs on Ethernet and by the
@@ -169,6 +174,9 @@ func HaveDevices() bool {
 func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err error) {
 	if !HaveDevices() {
 		return nil, nil
+	}
+	if err := cannotLook(); err != nil { // and again at the end: see search
+		return nil, err
 	}
 	ifis, err := net.Interfaces()
 	if err != nil {
