@@ -58,7 +58,9 @@ func TestDialMoveThatFails(t *testing.T) {
 				t.Errorf("%d TCP connections counted", n)
 			}
 
-			_, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+			// A time-out is tried again for as long as that.
+			soon := sanconn.Options{AttemptTimeout: time.Second}
+			_, err := (&Dialer{Policy: Require, Options: soon}).Dial("tcp", l.Addr().String())
 			oe := wantOpError(t, err, "dial", err)
 			if oe.Addr == nil || oe.Addr.String() != l.Addr().String() {
 				t.Errorf("the error names %v, want %s", oe.Addr, l.Addr())

@@ -242,10 +242,10 @@ func (p *party) whereFrom(b []byte) {
 // the connection idles for long enough to give back what it keeps for its writes.
 func (p *party) rest(r *rand.Rand) {
 	if p.pry {
-		return // it takes real time
+		return
 	}
 	least, most := time.Microsecond, 20*time.Millisecond
-	if r.IntN(6) == 0 {
+	if r.IntN(6) == 0 && !p.real {
 		least, most = most, 3*time.Second
 	}
 	nap(duration(r, least, most))

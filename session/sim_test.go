@@ -43,12 +43,13 @@ func TestSimulation(t *testing.T) {
 // TestSimulationInRealTime runs some seeds side by side, outside of bubbles: with
 // polling before sleep, and with whatever timing the machine has.
 func TestSimulationInRealTime(t *testing.T) {
-	inRealTime(32, func(seed uint64) {
+	inRealTime(64, func(seed uint64) {
 		m := newSim(t, 1_300_000+seed, 4)
 		for m.end == cutWire { // takes a minute
 			m.end = ending(m.r.IntN(int(endings)))
 		}
 		m.net.Faults.LateBy = 0
+		m.real = true
 		m.spin()
 		m.run()
 	})
@@ -123,7 +124,8 @@ type sim struct {
 	who   int           // to end it
 	after time.Duration // until then
 	cut   bool          // who's Writes are cut short, and the last one comes right after such a one
-	pry   bool          // others look while a Read waits
+	pry   bool          // others look while a Read waits, and nobody rests
+	real  bool          // in real time: no long rests
 	long  bool          // Writes are so long that they go to an inbox in pieces
 	lent  float64       // share of the Writes and Reads that are in lent memory
 	sides [2]*party

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"net/netip"
 	"runtime"
 	"testing"
 	"time"
@@ -100,6 +101,7 @@ func TestEndpoint(t *testing.T) {
 		}
 		t.Run(tt.name, func(t *testing.T) {
 			nothingLeft(t)
+			keepOpen(t, tt.cfg)
 			l := listen(t, tt.cfg)
 			l.windows = tt.windows
 			endpointtest.Run(t, func() (a, b session.Endpoint, stop func(), err error) {
@@ -112,6 +114,22 @@ func TestEndpoint(t *testing.T) {
 				return x, y, func() {}, nil
 			}, append(lacks(), tt.lacks...)...)
 		})
+	}
+}
+
+// keepOpen keeps the devices of both ends open where each connection would open them anew, which
+// takes the guest a second.
+func keepOpen(t *testing.T, cfg Config) {
+	if !cfg.WithoutCM {
+		return
+	}
+	dialer, listener := cable(t)
+	for _, addr := range []netip.Addr{dialer, listener} {
+		at, err := attach(addr, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(at.dev.release)
 	}
 }
 
