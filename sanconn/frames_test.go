@@ -19,6 +19,10 @@ import (
 // to TCP has cut it in its middle, there or on the session.
 func TestConcurrentWritesAreNotMixed(t *testing.T) {
 	const size, writers = 3 << 20, 3 // more than TCP takes unread
+	times := 5
+	if testing.Short() {
+		times = 2
+	}
 	for name, write := range map[string]func(c *sanconn.Conn, p []byte) (units []int, err error){
 		"Write": func(c *sanconn.Conn, p []byte) ([]int, error) {
 			n, err := c.Write(p)
@@ -46,7 +50,7 @@ func TestConcurrentWritesAreNotMixed(t *testing.T) {
 	} {
 		for way, goBack := range waysBack {
 			t.Run(name+" "+way, func(t *testing.T) {
-				for range 5 {
+				for range times {
 					a, b, err := newPair(newconn.Config{}, newconn.Config{})
 					if err != nil {
 						t.Fatal(err)
