@@ -553,6 +553,34 @@ func TestTheLastCompletionInAnotherPollCounts(t *testing.T) {
 	})
 }
 
+// The slice of a Read is its caller's again only when nothing writes to it any more: where the
+// connection has ended and a transfer has not, the endpoint is aborted first.
+func TestTheSliceIsGivenBackBehindTheTransfers(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &lateFlush{}
+		s, under, p := negotiatedOn(t, byRead, session.Config{KeepAlive: -1}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		const size = 100_000
+		r := goRead(s, make([]byte, size))
+		pass(time.Second)
+		under.Hold(twin.HoldReads)
+		d, err := p.Expose(pattern(size), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		pass(time.Second)
+		e.failed.Store(true)
+		p.send(tPing, 0) // the Read looks once more
+		within(t, r)
+		if left := under.Left(); !under.Closed() || left.Posted == 0 {
+			t.Errorf("behind the Read: closed %v, %d transfers under way then", under.Closed(), left.Posted)
+		}
+	})
+}
+
 // What the peer had written before its process ended is read, though an RDMA write to
 // its inbox failed; which of the two is polled first is chance.
 func TestAReplyIsReadThoughAnRDMAWriteFailed(t *testing.T) {

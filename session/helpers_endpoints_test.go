@@ -40,6 +40,20 @@ func (e *lateArm) Arm(ev session.Events) {
 	e.Endpoint.Arm(ev)
 }
 
+// lateFlush is an endpoint that knows of its end before what is posted has completed, as queue
+// pairs do.
+type lateFlush struct {
+	*twin.Endpoint
+	failed atomic.Bool
+}
+
+func (e *lateFlush) Err() error {
+	if e.failed.Load() {
+		return syscall.ECONNRESET
+	}
+	return e.Endpoint.Err()
+}
+
 // slowArrival is an endpoint that finds nothing as long as what has come is late.
 type slowArrival struct {
 	lateArm
