@@ -33,7 +33,9 @@ var kinds = map[string]twin.Config{
 
 func TestEndpoint(t *testing.T) {
 	for name, cfg := range kinds {
-		t.Run(name, func(t *testing.T) { run(t, cfg) })
+		if !testing.Short() {
+			t.Run(name, func(t *testing.T) { run(t, cfg) })
+		}
 		cfg.MaxLatency = 20 * time.Microsecond
 		cfg.Faults = twin.Faults{Busy: 0.1, Short: 0.3, Stray: 0.1, Late: 0.01}
 		t.Run(name+" with faults", func(t *testing.T) { run(t, cfg) })
