@@ -22,12 +22,16 @@ type incoming struct {
 	shut      atomic.Bool // by CloseRead
 	begun     atomic.Bool // the position at which it moves is known
 	suspended atomic.Bool // Reads wait: it goes back to TCP; changes with Conn.mu held
+	thrown    bool        // a rest was thrown away, as CloseRead had been called; guarded by op
 
-	op     sync.Mutex    // held by one Read at a time on TCP, and by the move
-	bytes  atomic.Uint64 // read from TCP; grows with op held
-	front  []byte        // bytes that come before what TCP has; guarded by op
-	rest   *rest         // … that come behind some of it, or nil; changes with op and Conn.mu held
-	thrown bool          // a rest was thrown away, as CloseRead had been called; guarded by op
+	op    sync.Mutex    // held by one Read at a time on TCP, and by the move
+	bytes atomic.Uint64 // read from TCP; grows with op held
+	front []byte        // bytes that come before what TCP has; guarded by op
+	rest  *rest         // … that come behind some of it, or nil; changes with op and Conn.mu held
+
+	// lends is held while a function of a RawConn's Read has the descriptor or waits for it on TCP, as
+	// net does; not while it waits for a session.
+	lends sync.Mutex
 
 	deadline deadline
 }

@@ -25,7 +25,7 @@ type lending struct {
 	counts    atomic.Bool // the last function has read by syscall.Read; so may the next one
 	otherwise atomic.Bool // one has not
 
-	turn    sync.Mutex                   // held by one Read, but while it waits for a session; guards what follows
+	// What follows is guarded by incoming.lends.
 	f       func(fd uintptr) (done bool) // that has the descriptor, or is to have it
 	once    func(fd uintptr)             // lends it to f …
 	waiting func(fd uintptr) (over bool) // … and is called again where f wants to wait; both made once
@@ -107,10 +107,10 @@ func (r *rawConn) lend(fd uintptr) {
 		lent.remove(int(fd))
 		l.mu.Lock()
 		l.out = false
+		l.counts.Store(l.used)
 		l.mu.Unlock()
 	}()
 	l.done = l.f(fd)
-	l.counts.Store(l.used)
 }
 
 // Next implements undernet.Reader.
@@ -188,13 +188,13 @@ func asErrno(err error) error {
 func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err error) {
 	c, tries := r.c, !r.counts.Load()
 	for {
-		s, done, err := r.readOnce(f, tries)
+		s, did, err := r.readOnce(f, tries)
 		switch {
-		case err == errUncounted, err == nil && !r.counts.Load() && (tries || s != nil):
+		case err == errUncounted, err == nil && !did.read && (tries || s != nil):
 			return false, nil // it is called again, with what has come shown otherwise
-		case err != nil && err != errLook, done, err == nil && !r.counts.Load():
-			return done, err
-		case err == nil && r.tells != nil: // it waits behind the end
+		case err != nil && err != errLook, did.done, err == nil && !did.read:
+			return did.done, err
+		case err == nil && did.told: // it waits behind the end
 			c.mu.Lock()
 			err = c.in.deadline.awaitLocked(c)
 			c.mu.Unlock()
@@ -215,19 +215,23 @@ func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err er
 				return false, err
 			}
 		}
-		tries = tries && !r.counts.Load()
+		tries = tries && !did.read
 	}
 }
 
 // errUncounted means that there is no session to try a function on.
 var errUncounted = errors.New("sanconn: on TCP")
 
+// did is what one call of a function did: it was done, has read by syscall.Read, and was told the end
+// or an error.
+type did struct{ done, read, told bool }
+
 // readOnce has f read once: from a session, which it returns, or from TCP, where it waits as long as
 // f wants to.
-func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *session.Session, done bool, err error) {
+func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *session.Session, what did, err error) {
 	c, l := r.c, &r.lending
-	l.turn.Lock()
-	defer l.turn.Unlock()
+	c.in.lends.Lock()
+	defer c.in.lends.Unlock()
 	if s = c.in.san.Load(); s == nil || tries { // what reads otherwise is not to find TCP's bytes
 		c.in.op.Lock()
 		defer c.in.unlock(c)
@@ -242,7 +246,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		}
 	}
 	if tries && s == nil {
-		return nil, false, errUncounted
+		return nil, did{}, errUncounted
 	}
 	if err = c.in.stopped(c); err == nil && s == nil {
 		l.most, err = c.in.beforeLocked(c)
@@ -251,13 +255,13 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 	case err == io.EOF: // by CloseRead
 		l.tells = io.EOF
 	case err != nil:
-		return nil, false, err
+		return nil, did{}, err
 	case l.most == 0:
 		c.mu.Lock()
 		err = c.in.deadline.passed(c)
 		c.mu.Unlock()
 		if err != nil {
-			return nil, false, err
+			return nil, did{}, err
 		}
 	}
 	if l.most > 0 {
@@ -266,11 +270,11 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 			err = c.readByTCP(l.used)
 		}
 		if err != nil || l.ended == nil || l.done {
-			return nil, l.done, err
+			return nil, did{done: l.done, read: l.used}, err
 		}
 		err = c.in.endOfTCP(c, l.ended)
 		if err == errLook || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
-			return nil, false, err
+			return nil, did{}, err
 		}
 		l.tells = err
 	}
@@ -288,7 +292,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		c.fd.exposed.Add(1)
 		err = errUnread
 	}
-	return s, l.done, err
+	return s, did{l.done, l.used, l.tells != nil}, err
 }
 
 // readByTCP is called when a function has had TCP's descriptor, and was counted if it has read by

@@ -131,6 +131,100 @@ func TestCountedReadMoves(t *testing.T) {
 	}
 }
 
+// Of two that read at once, by one RawConn or by two, each byte comes to one.
+func TestCountedReadsAtOnce(t *testing.T) {
+	for _, raws := range []int{1, 2} {
+		eachEndpoint(t, func(t *testing.T, l session.Limits) {
+			a, b := pipe(t, l, nil)
+			b.SetReadDeadline(time.Now().Add(patience))
+			rs := []counted{countedOf(t, b), countedOf(t, b)}
+			sent := pattern(20_000)
+			go func() {
+				for i := range sent {
+					if _, err := a.Write(sent[i : i+1]); err != nil {
+						t.Error(err)
+						break
+					}
+				}
+				a.CloseWrite()
+			}()
+			var counts [2][256]int
+			var reading sync.WaitGroup
+			for i := range counts {
+				reading.Go(func() {
+					r, one := rs[i%raws], make([]byte, 1)
+					for {
+						_, err := r.Read(one)
+						if err == io.EOF {
+							return
+						} else if err != nil {
+							t.Error(err)
+							return
+						}
+						counts[i][one[0]]++
+					}
+				})
+			}
+			reading.Wait()
+			for _, b := range sent {
+				counts[0][b]--
+			}
+			for v := range 256 {
+				if n := counts[0][v] + counts[1][v]; n != 0 {
+					t.Errorf("of the bytes %#x came %d too many", v, n)
+				}
+			}
+		})
+	}
+}
+
+// While one RawConn's function has the descriptor another's waits: what syscall.Read reads is its own.
+func TestCountedReadsByTwoRawConns(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		b.SetReadDeadline(time.Now().Add(patience))
+		first, second, one := countedOf(t, b), countedOf(t, b), make([]byte, 1)
+		for _, r := range []counted{first, second} {
+			a.Write([]byte("x"))
+			if n, err := r.Read(one); n != 1 || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		a.Write([]byte("a"))
+		began, over, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		calls, n := 0, 0
+		var failed error
+		err := first.raw.Read(func(fd uintptr) bool {
+			if calls++; calls == 1 {
+				go func() {
+					ended <- second.raw.Read(func(uintptr) bool {
+						select {
+						case <-began: // called again
+						default:
+							close(began)
+						}
+						<-over
+						return true
+					})
+				}()
+				select {
+				case <-began:
+				case <-time.After(50 * time.Millisecond): // it is not, as it should be
+				}
+			}
+			n, failed = testenv.SyscallRead(int(fd), one)
+			return true
+		})
+		close(over)
+		if calls != 1 || n != 1 || one[0] != 'a' || err != nil || failed != nil {
+			t.Errorf("called %d times, read %d of %q, %v, %v", calls, n, one, err, failed)
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A function that reads otherwise in the middle of a move, behind others that did not, has the
 // connection reset: where TCP's bytes end is not known any more.
 func TestUncountedInTheMiddleOfAMove(t *testing.T) {
