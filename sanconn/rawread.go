@@ -237,7 +237,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		defer c.in.unlock(c)
 		s = c.in.san.Load()
 	}
-	l.f, l.session, l.most, l.plain, l.tells, l.ended, l.done = f, s, 0, false, nil, nil, false
+	l.f, l.session, l.most, l.plain, l.tells, l.done = f, s, 0, false, nil, false
 	if l.once == nil {
 		l.once = r.lend
 		l.waiting = func(fd uintptr) bool {
@@ -265,14 +265,18 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		}
 	}
 	if l.most > 0 {
-		err = c.in.deadline.afterTCP(c, opRawRead, r.tcp.Read(l.waiting))
-		if err == nil {
-			err = c.readByTCP(l.used)
+		if l.ended == nil { // an earlier one may not have waited for what that means
+			err = c.in.deadline.afterTCP(c, opRawRead, r.tcp.Read(l.waiting))
+			if err == nil {
+				err = c.readByTCP(l.used)
+			}
+			if err != nil || l.ended == nil || l.done {
+				return nil, did{done: l.done, read: l.used}, err
+			}
 		}
-		if err != nil || l.ended == nil || l.done {
-			return nil, did{done: l.done, read: l.used}, err
+		if err = c.in.endOfTCP(c, l.ended); err == errLook {
+			l.ended = nil
 		}
-		err = c.in.endOfTCP(c, l.ended)
 		if err == errLook || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
 			return nil, did{}, err
 		}

@@ -2,6 +2,7 @@ package sanconn_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -175,6 +176,39 @@ func TestCountedReadsAtOnce(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// One that never waits is told TCP's end, or its error, by a later call.
+func TestCountedReadThatNeverWaits(t *testing.T) {
+	for _, reset := range []bool{false, true} {
+		a, b, _ := onTCPPair(t, newconn.Config{})
+		r, buf := countedOf(t, b), make([]byte, 10)
+		a.Write([]byte("x"))
+		if n, err := r.Read(buf); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		want := error(nil)
+		if reset {
+			want = syscall.ECONNRESET
+			a.SetLinger(0)
+		}
+		a.Close()
+		for range 2 { // and again
+			testenv.Eventually(t, patience, func() error {
+				n, err := -1, error(nil)
+				if failed := r.raw.Read(func(fd uintptr) bool {
+					n, err = testenv.SyscallRead(int(fd), buf)
+					return true
+				}); failed != nil {
+					return failed
+				}
+				if err != want || n > 0 || err == nil && n < 0 {
+					return fmt.Errorf("reset %v: read %d, %v", reset, n, err)
+				}
+				return nil
+			})
+		}
 	}
 }
 
