@@ -139,7 +139,7 @@ func TestCountedReadsAtOnce(t *testing.T) {
 			a, b := pipe(t, l, nil)
 			b.SetReadDeadline(time.Now().Add(patience))
 			rs := []counted{countedOf(t, b), countedOf(t, b)}
-			sent := pattern(20_000)
+			sent := pattern(3000)
 			go func() {
 				for i := range sent {
 					if _, err := a.Write(sent[i : i+1]); err != nil {
