@@ -182,8 +182,8 @@ func (r *rawConn) emptyTCP() (empty bool, err error) {
 // readTCP is Read on TCP, once unless the function may wait, and does not read by syscall.Read.
 func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool, err error) {
 	c, l := r.c, &r.lending
-	r.c.in.lends.Lock()
-	defer r.c.in.lends.Unlock()
+	c.in.lends.Lock()
+	defer c.in.lends.Unlock()
 	c.in.op.Lock()
 	defer c.in.unlock(c)
 	if c.in.holds() {

@@ -39,7 +39,7 @@ type lending struct {
 	used  bool       // f has read by syscall.Read
 	took  bool       // … bytes of TCP
 	tells error      // what f is told instead of bytes: the end, or an error
-	ended error      // TCP's, of which f has not been told
+	ended error      // TCP's, kept for later calls: f may not wait for what it means
 }
 
 // lent has the RawConns whose descriptors functions have at the moment.
@@ -222,13 +222,13 @@ func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err er
 // errUncounted means that there is no session to try a function on.
 var errUncounted = errors.New("sanconn: on TCP")
 
-// did is what one call of a function did: it was done, has read by syscall.Read, and was told the end
-// or an error.
-type did struct{ done, read, told bool }
+// outcome is what one call of a function did: it was done, has read by syscall.Read, and was told the
+// end or an error.
+type outcome struct{ done, read, told bool }
 
 // readOnce has f read once: from a session, which it returns, or from TCP, where it waits as long as
 // f wants to.
-func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *session.Session, what did, err error) {
+func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *session.Session, did outcome, err error) {
 	c, l := r.c, &r.lending
 	c.in.lends.Lock()
 	defer c.in.lends.Unlock()
@@ -246,7 +246,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		}
 	}
 	if tries && s == nil {
-		return nil, did{}, errUncounted
+		return nil, outcome{}, errUncounted
 	}
 	if err = c.in.stopped(c); err == nil && s == nil {
 		l.most, err = c.in.beforeLocked(c)
@@ -255,13 +255,13 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 	case err == io.EOF: // by CloseRead
 		l.tells = io.EOF
 	case err != nil:
-		return nil, did{}, err
+		return nil, outcome{}, err
 	case l.most == 0:
 		c.mu.Lock()
 		err = c.in.deadline.passed(c)
 		c.mu.Unlock()
 		if err != nil {
-			return nil, did{}, err
+			return nil, outcome{}, err
 		}
 	}
 	if l.most > 0 {
@@ -271,14 +271,14 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 				err = c.readByTCP(l.used)
 			}
 			if err != nil || l.ended == nil || l.done {
-				return nil, did{done: l.done, read: l.used}, err
+				return nil, outcome{done: l.done, read: l.used}, err
 			}
 		}
 		if err = c.in.endOfTCP(c, l.ended); err == errLook {
 			l.ended = nil
 		}
 		if err == errLook || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
-			return nil, did{}, err
+			return nil, outcome{}, err
 		}
 		l.tells = err
 	}
@@ -296,7 +296,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		c.fd.exposed.Add(1)
 		err = errUnread
 	}
-	return s, did{l.done, l.used, l.tells != nil}, err
+	return s, outcome{l.done, l.used, l.tells != nil}, err
 }
 
 // readByTCP is called when a function has had TCP's descriptor, and was counted if it has read by
