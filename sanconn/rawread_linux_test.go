@@ -23,7 +23,8 @@ import (
 type counted struct {
 	*sanconn.Conn
 	raw   syscall.RawConn
-	waits chan struct{} // has a token when a function has found nothing
+	tcp   int           // its descriptor
+	waits chan struct{} // has a token when a function has found nothing on the connection itself
 }
 
 func countedOf(t testing.TB, c *sanconn.Conn) counted {
@@ -32,7 +33,13 @@ func countedOf(t testing.TB, c *sanconn.Conn) counted {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return counted{c, raw, make(chan struct{}, 1)}
+	tcp, err := newconn.HandleOf(c).TCP().SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := counted{Conn: c, raw: raw, waits: make(chan struct{}, 1)}
+	tcp.Control(func(fd uintptr) { r.tcp = int(fd) })
+	return r
 }
 
 func (c counted) Read(p []byte) (n int, err error) {
@@ -41,6 +48,9 @@ func (c counted) Read(p []byte) (n int, err error) {
 		n, failed = testenv.SyscallRead(int(fd), p)
 		if failed != syscall.EAGAIN {
 			return true
+		}
+		if int(fd) != c.tcp { // where it is shown that nothing has come: the connection may move meanwhile
+			return false
 		}
 		select {
 		case c.waits <- struct{}{}:
