@@ -57,7 +57,7 @@ func (s *grpcService) EmptyCall(context.Context, *pb.Empty) (*pb.Empty, error) {
 
 func serveGRPC(l net.Listener) func() error {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxGRPC),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: time.Second}))
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second}))
 	service := &grpcService{server: server, drained: make(chan struct{})}
 	pb.RegisterTestServiceServer(server, service)
 	return inBackground(func() error { return server.Serve(l) }, func() error {
@@ -91,7 +91,6 @@ func useGRPC(t *testing.T, dial dialFunc, address string) {
 		}
 	})
 	together(4, func() { useStream(t, client) })
-	expectKeepalive(t, dial, address)
 	expectGracefulStop(t, client)
 }
 
@@ -128,8 +127,18 @@ func useStream(t *testing.T, client pb.TestServiceClient) {
 	}
 }
 
-// expectKeepalive is a client that does not answer pings: the server ends its connection.
-func expectKeepalive(t *testing.T, dial dialFunc, address string) {
+// serveKeepalive ends connections soon. A client that has calls of 16 MiB may be late with its
+// answers, with the race detector: its processor is busy, by TCP as well.
+func serveKeepalive(l net.Listener) func() error {
+	server := grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: time.Second}))
+	return inBackground(func() error { return server.Serve(l) }, func() error {
+		server.Stop()
+		return nil
+	}, nil)
+}
+
+// useKeepalive is a client that does not answer pings: the server ends its connection.
+func useKeepalive(t *testing.T, dial dialFunc, address string) {
 	conn := mustDial(t, dial, address)
 	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
 		t.Fatal(err)

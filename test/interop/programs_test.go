@@ -43,6 +43,7 @@ var programs = []program{
 	{name: "coder/websocket", serve: serveCoder, use: useCoder},
 	{name: "fasthttp", serve: serveFastHTTP, use: useFastHTTP},
 	{name: "gRPC", serve: serveGRPC, use: useGRPC, exposes: true},
+	{name: "gRPC, keepalive", serve: serveKeepalive, use: useKeepalive, exposes: true, short: true},
 	{name: "connect", serve: serveConnect, use: useConnect},
 	{name: "drpc", serve: serveDRPC, use: useDRPC},
 	{name: "net/rpc", serve: serveRPC, use: useRPC, quick: true},
