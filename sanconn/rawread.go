@@ -283,6 +283,9 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		l.tells = err
 	}
 	err = r.tcp.Control(l.once)
+	if s != nil && !tries && c.in.san.Load() != s { // which has been left meanwhile
+		c.in.nudge(c) // a Read by TCP has found the descriptor lent, as net reads by syscall.Read, too
+	}
 	switch {
 	case l.used || err != nil:
 	case s != nil:

@@ -82,6 +82,8 @@ const (
 used: shm shm
 options: shm shm
 copied: shm shm
+by a function: shm shm
+gone back: tcp tcp
 with a descriptor: tcp tcp
 open at the end: 0
 `
@@ -89,6 +91,8 @@ open at the end: 0
 used: tcp tcp
 options: tcp tcp
 copied: tcp tcp
+by a function: tcp tcp
+gone back: tcp tcp
 with a descriptor: tcp tcp
 open at the end: 0
 `

@@ -76,9 +76,50 @@ func main() {
 	}
 	say("copied")
 
-	// A descriptor has the connection for a moment, or for good.
+	// A function that has the descriptor when the connection goes back keeps bytes from a Read beside
+	// it for as long as it runs, and no longer.
 	raw, err := dialed.SyscallConn()
 	check(err)
+	one := make([]byte, 1)
+	_, err = accepted.Write(one)
+	check(err)
+	check(raw.Read(func(fd uintptr) bool {
+		_, err := syscall.Read(int(fd), one)
+		return err != syscall.EAGAIN
+	}))
+	say("by a function")
+	has, ends, ended := make(chan struct{}), make(chan struct{}), make(chan error, 2)
+	go func() {
+		ended <- raw.Read(func(fd uintptr) bool {
+			if _, err := syscall.Read(int(fd), one); err != syscall.EAGAIN {
+				fail("nothing has come, and Read has %v", err)
+			}
+			close(has)
+			<-ends
+			return true
+		})
+	}()
+	<-has
+	peers, err := accepted.SyscallConn()
+	check(err)
+	check(peers.Control(func(uintptr) {}))
+	_, err = accepted.Write(one)
+	check(err)
+	time.Sleep(50 * time.Millisecond) // until the poller has told of it
+	check(dialed.SetReadDeadline(time.Now().Add(20 * time.Second)))
+	go func() {
+		_, err := dialed.Read(one)
+		ended <- err
+	}()
+	time.Sleep(50 * time.Millisecond) // until the Read waits
+	close(ends)
+	for range cap(ended) {
+		check(<-ended)
+	}
+	check(dialed.SetReadDeadline(time.Time{}))
+	say("gone back")
+
+	// A descriptor has the connection for a moment, or for good.
 	check(raw.Control(func(fd uintptr) {
 		for _, o := range []struct{ level, name, want int }{
 			{syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1},
