@@ -29,7 +29,7 @@ type Dialer struct {
 	// Providers are the providers to move connections to, in order of preference: "shm",
 	// "verbs". Nil means all that this build and this host have, in the order of
 	// SAN_PROVIDERS if that is set; empty means none. SAN_PROVIDERS restricts them
-	// in any case. With an unknown name each dial fails.
+	// in any case. With an unknown name each dial on a TCP network fails.
 	Providers []string
 
 	// Options tune connections over a SAN.

@@ -22,7 +22,7 @@ type Outcome struct {
 	// *Unavailable with its Reason, or for TCP the error that net would return.
 	Err error
 
-	// Local is the connection's local address, nil if there was no connection.
+	// Local is the connection's local address, nil if there is an Err.
 	Local net.Addr
 
 	// Took is the time until the connection was made by TCP, or until it had moved behind
@@ -42,7 +42,7 @@ type Outcome struct {
 // a byte. A move has the time that it has in Dial, TCP is bounded by ctx and by NetDialer
 // alone.
 //
-// Explain fails only for settings with which every dial fails.
+// Explain fails only for networks other than TCP's, and for settings with which every dial fails.
 func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcome, error) {
 	if !isTCP(network) {
 		return nil, dialError(network, nil, nil, notTCP(network))

@@ -18,7 +18,7 @@ type Info struct {
 	// network, that network's name.
 	Provider string
 	// Fallback is why the connection is not on a SAN. It is ReasonNone if it is, and
-	// for TCP connections that this package did not make.
+	// for TCP connections that this package did not make, and for other networks.
 	Fallback Reason
 	// Cause has the details of Fallback; nil if there are none.
 	Cause error

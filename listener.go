@@ -38,17 +38,18 @@ type ListenConfig struct {
 
 	// Policy: with Prefer, the default, all connections are accepted, and move if they can.
 	// With Require, Accept returns those alone that have moved before a byte was read or
-	// written; others are reset after 10 s, and Listen fails if there is no SAN. With Never
-	// there is TCP alone.
+	// written; others are reset, after 10 s at the latest, and Listen fails if there is no SAN.
+	// With Never there is TCP alone.
 	Policy Policy
 
 	// Providers are the providers that connections may move to: "shm", "verbs". Nil means all
 	// that this build and this host have; empty means none. SAN_PROVIDERS restricts them
-	// in any case. With an unknown name Listen fails.
+	// in any case. With an unknown name Listen on a TCP network fails.
 	Providers []string
 
-	// Backlog is how many connections may wait for Accept after they have moved, with the
-	// policy Require. Default 1024, at most 65536. It is not TCP's.
+	// Backlog is how many connections may move or wait for Accept, with the policy Require:
+	// one that does not move counts until it is reset. Default 1024, at most 65536. It is
+	// not TCP's, where further ones wait.
 	Backlog int
 
 	// Condition, if not nil, decides for each connection whether it may move to a SAN, when its

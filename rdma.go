@@ -6,7 +6,7 @@ package san
 type RDMA struct {
 	// IWARPOffset is added to the TCP port to get the port to use on iWARP, where
 	// RDMA and TCP share their ports. Default 10000; the sum wraps around within
-	// 1024 … 65535. Negative: iWARP is not used.
+	// 1024 … 65535. Negative: iWARP is not used, and nothing moves WithoutCM.
 	IWARPOffset int
 
 	// WithoutCM sets connections up by a TCP connection, to the port that iWARP

@@ -10,7 +10,9 @@ import (
 
 // Counters count for the whole process, since its start.
 type Counters struct {
-	// Dialed and Accepted count connections by provider; "tcp" is one too.
+	// Dialed and Accepted count connections by provider; "tcp" is one too, as which each counts
+	// at first, and then as each to which it moves. Other networks count by their names; what
+	// their listeners accept does not count.
 	Dialed, Accepted map[string]uint64
 	// Open is how many connections over a SAN are open now, by provider.
 	Open map[string]int
@@ -21,7 +23,7 @@ type Counters struct {
 	// there but could not listen (see Listener.Unavailable).
 	Listeners map[Reason]uint64
 	// Refused counts connections that this process's Listeners with the policy Require have
-	// reset, as they had not moved in time.
+	// reset, as they had not moved in time, or not without a byte by TCP.
 	Refused uint64
 }
 
