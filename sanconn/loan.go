@@ -26,7 +26,7 @@ var (
 // Reserve returns room in the memory that the connection sends from, for a caller that
 // would otherwise fill a buffer and Write it: at least one byte, up to n. It blocks while
 // there is no room. The caller fills the room from its front and calls Commit; until then
-// other Writes wait, and after it the room must not be used. Its errors are those of Write.
+// other Writes wait, and other Reserves, and after it the room must not be used. Its errors are those of Write.
 // Until then a connection that has moved does not go back to TCP either: File and Control, of
 // either end, wait for that, and so do then all its Reads and Writes.
 // On TCP the room is a buffer of up to 64 KiB.
@@ -64,8 +64,8 @@ func (o *outgoing) reserve(c *Conn, n int) ([]byte, error) {
 }
 
 // Commit sends the first n bytes of what Reserve returned, in the place of a Write; 0:
-// none. On a SAN it does not block. After an error nothing is reserved, and nothing was sent;
-// on TCP, something may have been.
+// none. On a SAN it does not block, and looks at no deadline. After an error nothing is reserved,
+// and nothing was sent; on TCP, something may have been.
 func (c *Conn) Commit(n int) error {
 	_, err := c.commit(n)
 	return err
@@ -156,7 +156,7 @@ func (in *incoming) peekLocked(c *Conn) ([]byte, error) {
 const peekSize = 32 << 10
 
 // Discard counts the first n bytes of what Peek returned as read. None of them may be used
-// after it.
+// after it. After an error none counts, and Peek has to be called again.
 func (c *Conn) Discard(n int) error {
 	if s := c.in.san.Load(); s != nil { // both ends leave it only when nothing is lent
 		return c.opError(opRead, s.Discard(n))

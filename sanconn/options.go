@@ -9,12 +9,14 @@ import (
 // Options tune connections over a SAN. The zero value is what most callers want: each
 // field that is 0 has its default.
 type Options struct {
-	// AttemptTimeout bounds one attempt of a connection to move to a SAN. Default 2 s, or 10 s
-	// with the policy Require, where the dial waits for it.
+	// AttemptTimeout bounds one attempt of a dialer's connection to move to a SAN. Default 2 s,
+	// or 10 s with the policy Require, where the dial waits for it. A listener does not use it.
 	AttemptTimeout time.Duration
 
 	// MoveAtOnce has a dialer's connections move as soon as they have been accepted, rather
-	// than once it pays: for connections that are known to live, and for tests.
+	// than once it pays: for connections that are known to live, and for tests. One that was not
+	// accepted within AttemptTimeout moves once it has been used for four times as much as
+	// without this.
 	MoveAtOnce bool
 
 	// Threshold is the size in bytes from which a Write is moved by RDMA straight out
