@@ -54,13 +54,13 @@ type Proxy struct {
 type Stats struct {
 	Accepted uint64 `json:"accepted"`
 	Open     int    `json:"open"`
-	Refused  uint64 `json:"refused"`  // reset because of MaxConns
+	Refused  uint64 `json:"refused"`  // reset because of MaxConns, or as they came while the Proxy was closed
 	Failed   uint64 `json:"failed"`   // reset because Dial failed
 	Finished uint64 `json:"finished"` // both directions came to their end
 	Reset    uint64 `json:"reset"`    // an end was reset or vanished, or the Proxy was closed
 
-	// Bytes from clients and back to them. Those of a pair that has no *sanconn.Conn at
-	// either end are counted when it has ended.
+	// Bytes from clients and back to them. Where there is no *sanconn.Conn at either end, those of
+	// a direction are counted when it has ended.
 	BytesUp   uint64 `json:"bytes_up"`
 	BytesDown uint64 `json:"bytes_down"`
 }
@@ -74,8 +74,9 @@ func (p *Proxy) init() {
 }
 
 // Serve accepts connections from l and forwards them, until Shutdown or Close; then it returns
-// nil. It also ends, with the error of Accept, if l is closed by other code. It closes l. It
-// may be called for several listeners.
+// nil. It also ends, with the error of Accept, if l is closed by other code, and that error
+// matches net.ErrClosed; behind others it goes on. It closes l. It may be called for several
+// listeners.
 func (p *Proxy) Serve(l net.Listener) error {
 	p.init()
 	defer l.Close()
