@@ -66,7 +66,7 @@ type piece struct {
 
 // NewArena returns an arena that maps chunkSize bytes at a time, rounded up to a
 // power of two, or more for a larger buffer, and as many whole chunks as maxBytes
-// has room for. 0 means the default for either.
+// has room for. 0 means the default for either: 1 MiB, and 64 MiB.
 func NewArena(chunkSize int, maxBytes int64) *Arena {
 	if chunkSize == 0 {
 		chunkSize = defaultChunk
@@ -93,7 +93,8 @@ var DefaultArena = sync.OnceValue(func() *Arena {
 })
 
 // SetArenaLimit changes the size in bytes up to which DefaultArena may grow; what is mapped
-// stays so. DefaultBudget's limits follow, unless Budget.SetLimits has set them.
+// stays so. DefaultBudget's limits follow, unless Budget.SetLimits has set them. SAN_ARENA, which
+// package san reads at its first dial or listen, takes the place of what was set before.
 func SetArenaLimit(bytes int64) {
 	bytes = min(max(bytes, 0), mostArena)
 	a := DefaultArena()

@@ -14,7 +14,8 @@ import (
 // mapping stays (see KindOf). It was not registered: copy it through an Arena.
 var ErrUnknownMemory = errors.New("regcache: memory of unknown kind")
 
-// ErrClosed is returned by Acquire after Close.
+// ErrClosed is returned by Acquire, and by an Arena's Get, after Close, and by a Buffer's ReadFrom
+// after Put.
 var ErrClosed = errors.New("regcache: cache closed")
 
 // ErrInUse is returned when a Cache or an Arena is closed, or a Range withdrawn, while it is

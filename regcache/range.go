@@ -30,7 +30,8 @@ type Range struct {
 // like. It may then be cached from its first use on, in all caches of the
 // process. Without a declaration, memory outside the Go heap is copied.
 //
-// The error matches syscall.EEXIST when a part of b is declared already.
+// The error matches syscall.EEXIST when a part of b is declared or watched already, EINVAL when b
+// is empty.
 func Declare(b []byte) (*Range, error) {
 	return ranges.add(&Range{memory: b, kind: Declared})
 }
