@@ -47,9 +47,8 @@ func (r Reason) String() string {
 // operators can read. Its error is always nil.
 func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// Unavailable is a provider's error for a connection that it cannot give, though
-// TCP might (C4). Where TCP is certain to fail too, the error is
-// syscall.ECONNREFUSED or EHOSTUNREACH instead.
+// Unavailable is why a connection does not move to a provider, or not now: TCP goes on carrying
+// it (C4), unless the policy is Require.
 type Unavailable struct {
 	Reason Reason
 	Err    error // detail, may be nil

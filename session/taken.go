@@ -10,7 +10,7 @@ var ErrTaken = errors.New("session: taken")
 // Write may come before the rest. TakeWrite returns it to the taker.
 var ErrCut = errors.New("session: taken in the middle of a Write")
 
-// StopRead makes waiting and later Reads, Peeks and Looks fail with ErrTaken until
+// StopRead makes waiting and later Reads, Peeks and PeekExclusives fail with ErrTaken until
 // GiveBackRead. ReadTaken alone reads then.
 func (r *reading) StopRead() { r.rd.set(stTaken) }
 
