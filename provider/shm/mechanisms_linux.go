@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mechanisms tries the kernel features that the provider uses, within this process, to
-// explain why there are no connections.
+// Mechanisms tries kernel features that the provider uses, within this process, to explain why
+// there are no connections: those of a link, and not the list of unix sockets, by which Names finds
+// processes.
 func Mechanisms() []Mechanism {
 	return []Mechanism{
 		{"memfd", true, "is the memory that two processes share", trySegment()},
