@@ -20,8 +20,9 @@
 // with these exceptions, each noted at its method: Events and Event of one
 // channel serve one goroutine at a time; PostSend of work requests with memory
 // windows must not run concurrently on one window. Close must be the last call
-// on an object; a call after it fails with EBADF, and a call during it is the
-// caller's bug. The exceptions are [CompChannel], [EventChannel] and
+// on an object; a call during it or after it is the caller's bug. After it, the
+// methods of a [QP] or [CQ] fail with EBADF, a second Close does nothing, and
+// others may end the process. The exceptions are [CompChannel], [EventChannel] and
 // [AsyncChannel], whose Close wakes a goroutine that waits.
 //
 // # Blocking

@@ -50,8 +50,8 @@ func CreateQP(cfg QPConfig) (*QP, error) {
 // PostSend posts work requests in order, as one list for up to 32 of them, and
 // returns how many were posted. On an error the rest were not, and with EIO perhaps
 // none will be carried out. ENOMEM: the send queue is full. EINVAL: the request is
-// wrong (see for example [MW.Invalidate]). It does not allocate itself, but wrs
-// escapes to the heap: best reuse it.
+// wrong (see for example [MW.Invalidate]). Requests with one window must not be posted
+// concurrently. It does not allocate itself, but wrs escapes to the heap: best reuse it.
 func (q *QP) PostSend(wrs []SendWR) (int, error) {
 	n, errno := sysPostSend(q.h, wrs)
 	return n, verbError("ibv_post_send", q.PD.Context.Name, errno)
