@@ -48,7 +48,7 @@ const (
 	ReasonResources   = session.ReasonResources   // memory, descriptors or slots are used up
 	ReasonProtocol    = session.ReasonProtocol    // the answer was not understood
 	ReasonPeerPlain   = session.ReasonPeerPlain   // accepted, and the dialer has not proposed to move
-	ReasonUnused      = session.ReasonUnused      // dialed or passed on, and not used enough yet to move
+	ReasonUnused      = session.ReasonUnused      // dialed, passed on or come back to TCP, and not used enough yet to move
 	ReasonStays       = session.ReasonStays       // an end of it stays on TCP
 	ReasonCanceled    = session.ReasonCanceled    // the dialer's context was canceled
 	ReasonRefused     = session.ReasonRefused     // the listener's Condition refuses it
