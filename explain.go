@@ -29,7 +29,8 @@ type Outcome struct {
 	// that, or the error.
 	Took time.Duration
 
-	// Chosen marks the Outcome that a connection would get; at most one has it.
+	// Chosen marks the Outcome that a connection would get; at most one has it, none where a
+	// dial fails.
 	Chosen bool
 }
 
@@ -78,7 +79,8 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 		outcomes = append(outcomes, Outcome{Address: tcp.Address, Provider: name, Err: &Unavailable{Reason: why}})
 	}
 	outcomes = append(outcomes, tcp)
-	if i := slices.IndexFunc(outcomes, func(o Outcome) bool { return o.Err == nil }); i >= 0 {
+	i := slices.IndexFunc(outcomes, func(o Outcome) bool { return o.Err == nil })
+	if i >= 0 && (d.Policy != Require || outcomes[i].Provider != providerTCP) {
 		outcomes[i].Chosen = true
 	}
 	return outcomes, nil
@@ -97,7 +99,9 @@ func (d *Dialer) explain(ctx context.Context, network, address string, p *moving
 		if e := (*net.OpError)(nil); errors.As(err, &e) && e.Addr != nil {
 			o.Address = addrPort(e.Addr)
 		}
-		o.Err = err
+		if o.Err = err; p != nil {
+			o.Err = reason.Of(err)
+		}
 		return o
 	}
 	defer func() { c.Close() }()

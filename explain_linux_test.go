@@ -1,8 +1,11 @@
 package san
 
 import (
+	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/sanconn/san/provider/shm"
@@ -28,7 +31,7 @@ func TestExplain(t *testing.T) {
 		{"nobody", Dialer{}, nobody, ReasonUnreachable, ReasonNoProvider, false, ""},
 		{"Never", Dialer{Policy: Never}, withSAN, ReasonPolicy, ReasonNoProvider, true, providerTCP},
 		{"Require", Dialer{Policy: Require}, withSAN, ReasonNone, ReasonNoProvider, true, shm.Name},
-		{"Require of a plain server", Dialer{Policy: Require}, plain, ReasonNoListener, ReasonNoProvider, true, providerTCP},
+		{"Require of a plain server", Dialer{Policy: Require}, plain, ReasonNoListener, ReasonNoProvider, true, ""},
 		{"no providers", Dialer{Providers: []string{}}, withSAN, ReasonDisabled, ReasonNoProvider, true, providerTCP},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -78,6 +81,30 @@ func TestExplain(t *testing.T) {
 		if outcomes, err := d.Explain(t.Context(), network, withSAN); err == nil {
 			t.Errorf("%v of %s: %+v", d.Providers, network, outcomes)
 		}
+	}
+}
+
+// A connection that could not be made for a provider is told as what that has: an *Unavailable.
+func TestExplainOfADialThatFails(t *testing.T) {
+	var dials atomic.Int32
+	d := Dialer{NetDialer: net.Dialer{Control: func(string, string, syscall.RawConn) error {
+		if dials.Add(1) > 1 {
+			return syscall.EPERM
+		}
+		return nil
+	}}}
+	outcomes, err := d.Explain(t.Context(), "tcp", acceptsPlainly(t).Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var why *Unavailable
+	for _, o := range outcomes {
+		if o.Provider != providerTCP && !errors.As(o.Err, &why) {
+			t.Errorf("%s: %v, a %T", o.Provider, o.Err, o.Err)
+		}
+	}
+	if why == nil || dials.Load() < 2 {
+		t.Errorf("%d dials, %+v", dials.Load(), outcomes)
 	}
 }
 

@@ -318,10 +318,14 @@ func (a *Arena) Bytes() (mapped, used int64) {
 }
 
 // Left returns how many more bytes the arena may hand out, each buffer rounded up to
-// what it takes.
+// what it takes; none after Close.
 func (a *Arena) Left() int64 {
-	_, used := a.Bytes()
-	return max(a.limit()-used, 0)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return 0
+	}
+	return max(a.maxBytes-a.used, 0)
 }
 
 func (a *Arena) limit() int64 {

@@ -93,6 +93,10 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 			t.Errorf("Get(%d): %v, want EINVAL", n, err)
 		}
 	}
+	a.Close()
+	if n := a.Left(); n != 0 {
+		t.Errorf("%d left after Close", n)
+	}
 }
 
 // A buffer gets a larger piece when nothing else is left, even one that would need a chunk

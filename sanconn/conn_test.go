@@ -330,6 +330,14 @@ func TestCallsOfAClosedConn(t *testing.T) {
 	}
 	a.SetWriteDeadline(time.Time{})
 	a.Close()
+	wantClosed(t, a)
+	onTCP, _, _ := onTCPPair(t, newconn.Config{})
+	onTCP.Close()
+	wantClosed(t, onTCP)
+}
+
+func wantClosed(t *testing.T, a *sanconn.Conn) {
+	t.Helper()
 	for _, tt := range []struct {
 		what string
 		call func() error
@@ -340,6 +348,7 @@ func TestCallsOfAClosedConn(t *testing.T) {
 		{"Read of nothing", func() error { _, err := a.Read(nil); return err }, "read", a.RemoteAddr()},
 		{"Write", func() error { _, err := a.Write(make([]byte, 1)); return err }, "write", a.RemoteAddr()},
 		{"Write of nothing", func() error { _, err := a.Write(nil); return err }, "write", a.RemoteAddr()},
+		{"ReadUrgent", func() error { _, err := a.ReadUrgent(make([]byte, 1)); return err }, "read", a.RemoteAddr()},
 		{"Close", a.Close, "close", a.RemoteAddr()},
 		{"CloseRead", a.CloseRead, "close", a.RemoteAddr()},
 		{"CloseWrite", a.CloseWrite, "close", a.RemoteAddr()},

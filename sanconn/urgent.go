@@ -55,12 +55,11 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 // ReadUrgent returns the urgent data that arrived last, and does not block. What has
 // no room in p is lost. If there is none, the error is ErrNoUrgent, as it is.
 func (c *Conn) ReadUrgent(p []byte) (int, error) {
-	s := c.committed()
-	if s == nil {
-		return 0, ErrNoUrgent
+	n, err := 0, ErrNoUrgent
+	if s := c.committed(); s != nil {
+		n, err = s.ReadUrgent(p)
+		raceedge.Acquire()
 	}
-	n, err := s.ReadUrgent(p)
-	raceedge.Acquire()
 	if errors.Is(err, ErrNoUrgent) && !c.closed.Load() {
 		return n, ErrNoUrgent
 	}
