@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"context"
 	"fmt"
 	"os"
 
@@ -8,12 +9,12 @@ import (
 )
 
 // Mechanisms tries kernel features that the provider uses, within this process, to explain why
-// there are no connections: those of a link, and not the list of unix sockets, by which Names finds
-// processes.
+// there are no connections. It does not try the kernel's list of TCP sockets (tcp_diag).
 func Mechanisms() []Mechanism {
 	return []Mechanism{
 		{"memfd", true, "is the memory that two processes share", trySegment()},
 		{"pidfd", false, "tells that the peer has died; without it, its socket's end does", tryPidfd()},
+		{"unix_diag", false, "finds who listens; without it, by the directory SAN_SHM_DIR alone", tryNames()},
 	}
 }
 
@@ -25,6 +26,11 @@ func trySegment() error {
 	unix.Close(fd)
 	m.unmap()
 	return nil
+}
+
+func tryNames() error {
+	_, err := Names(context.Background(), 0, 0, Config{})
+	return err
 }
 
 func tryPidfd() error {
