@@ -47,7 +47,7 @@ func TestConditionSeesWhoProposesAndDecides(t *testing.T) {
 	for _, refusal := range []error{nil, errStranger} {
 		var seen conditions
 		l := mustListen(t, &ListenConfig{Condition: func(o MoveProposal) error { seen.note(o); return refusal }}, "tcp", "127.0.0.1:0")
-		client := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true}}, l.Addr().String())
+		client := mustDial(t, atOnce(), l.Addr().String())
 		server := mustAccept(t, l)
 		if refusal == nil {
 			wantMoved(t, client, "shm")
@@ -181,7 +181,7 @@ func TestConditionThatBlocks(t *testing.T) {
 	send(t, stuck, server, "question")
 	send(t, server, stuck, "answer")
 	wantStays(t, stuck, ReasonTimeout)
-	other := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true}}, l.Addr().String())
+	other := mustDial(t, atOnce(), l.Addr().String())
 	mustAccept(t, l)
 	wantMoved(t, other, "shm")
 }

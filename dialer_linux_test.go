@@ -17,8 +17,17 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// atOnce returns a dialer whose connections move as soon as they are accepted.
-func atOnce() *Dialer { return &Dialer{Options: sanconn.Options{MoveAtOnce: true}} }
+// atOnce returns a dialer whose connections move as soon as they are accepted. An attempt has all the
+// time of a test, as a second one would take use, which most tests do not make.
+func atOnce() *Dialer {
+	d := unhurried()
+	d.Options.MoveAtOnce = true
+	return d
+}
+
+// unhurried returns a dialer whose attempts to move connections do not run out of time where a machine
+// stalls for longer than they have by default.
+func unhurried() *Dialer { return &Dialer{Options: sanconn.Options{AttemptTimeout: testTimeout}} }
 
 // What a provider answers to a move, and the reason that the connection then has. The
 // connection works in each case.
@@ -47,7 +56,9 @@ func TestDialMoveThatFails(t *testing.T) {
 			l := plainListen(t, "127.0.0.1:0")
 
 			before := Stats()
-			conn := mustDial(t, atOnce(), l.Addr().String())
+			d := atOnce()
+			d.Options.AttemptTimeout = time.Second // for which a time-out is tried again
+			conn := mustDial(t, d, l.Addr().String())
 			wantStays(t, conn, c.reason)
 			send(t, conn, mustAccept(t, l), "by TCP")
 			after := Stats()
@@ -58,9 +69,8 @@ func TestDialMoveThatFails(t *testing.T) {
 				t.Errorf("%d TCP connections counted", n)
 			}
 
-			// A time-out is tried again for as long as that.
-			soon := sanconn.Options{AttemptTimeout: time.Second}
-			_, err := (&Dialer{Policy: Require, Options: soon}).Dial("tcp", l.Addr().String())
+			d.Policy = Require
+			_, err := d.Dial("tcp", l.Addr().String())
 			oe := wantOpError(t, err, "dial", err)
 			if oe.Addr == nil || oe.Addr.String() != l.Addr().String() {
 				t.Errorf("the error names %v, want %s", oe.Addr, l.Addr())

@@ -496,8 +496,10 @@ func TestStoppedCostOneAttempt(t *testing.T) {
 			p.stop(t)
 		}
 	}
+	d := atOnce()
+	d.Options.AttemptTimeout = moveTimeout
 	for i := range 4 {
-		by, err := exchange(atOnce(), tcp.Addr().String())
+		by, err := exchange(d, tcp.Addr().String())
 		if err != nil || by.name != stopped || by.provider != shm.Name && i > 0 {
 			t.Errorf("connection %d: %+v, %v", i, by, err)
 		}
@@ -523,10 +525,12 @@ func TestStoppedAmongStopped(t *testing.T) {
 			defer p.goOn(t)
 		}
 	}
+	d := atOnce()
+	d.Options.AttemptTimeout = moveTimeout
 	var by answeredBy
 	for range 10 {
 		var err error
-		if by, err = exchange(atOnce(), tcp.Addr().String()); err != nil {
+		if by, err = exchange(d, tcp.Addr().String()); err != nil {
 			t.Fatal(err)
 		}
 		if by.provider == shm.Name {
