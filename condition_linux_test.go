@@ -177,7 +177,8 @@ func TestConditionThatBlocks(t *testing.T) {
 	}}, "tcp", "127.0.0.1:0")
 	stuck := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: 2 * moving.DecideTimeout}}, l.Addr().String())
 	server := mustAccept(t, l)
-	<-entered
+	// Its attempts are short, and the first may be over before the condition is asked.
+	useUntil(t, stuck, func() { send(t, stuck, server, "a use") }, "it is asked", func() bool { return len(entered) > 0 })
 	send(t, stuck, server, "question")
 	send(t, server, stuck, "answer")
 	wantStays(t, stuck, ReasonTimeout)
@@ -260,22 +261,18 @@ func TestConditionThatDecidesLate(t *testing.T) {
 		l := mustListen(t, &ListenConfig{Condition: b.decide}, "tcp", "127.0.0.1:0")
 		client := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: 2 * moving.DecideTimeout}}, l.Addr().String()).(*sanconn.Conn)
 		server := mustAccept(t, l).(*sanconn.Conn)
-		proposed := func() {
-			newconn.HandleOf(client).CallUse(0)
-			send(t, client, server, "a use")
-		}
-		proposed()
+		use := func() { send(t, client, server, "a use") }
+		useUntil(t, client, use, "it is asked", func() bool { return b.calls.Load() > 0 })
 		wantTried(t, client, ReasonTimeout)
 		waitFor(t, "a proposal is answered", func() bool { // so nobody waits for the condition
 			return strings.Contains(client.Debug(), "state   TCP")
 		})
 		close(b.let)
-		proposed()
 		if refusal == nil {
-			wantMoved(t, client, "shm")
+			wantMovedByUse(t, client, server, "shm")
 			wantMoved(t, server, "shm")
 		} else {
-			wantStays(t, client, ReasonRefused)
+			wantStaysByUse(t, client, server, ReasonRefused)
 			wantStays(t, server, ReasonRefused)
 		}
 		if n := b.calls.Load(); n != 1 {
@@ -294,9 +291,7 @@ func TestConditionIsNotAskedForNothing(t *testing.T) {
 	if err := server.(*sanconn.Conn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	newconn.HandleOf(client).CallUse(0)
-	send(t, client, server, "a use")
-	wantStays(t, client, ReasonStays)
+	wantStaysByUse(t, client, server, ReasonStays)
 	wantStays(t, server, ReasonStays)
 	if proposals := seen.list(); len(proposals) > 0 {
 		t.Errorf("%+v", proposals)

@@ -143,6 +143,32 @@ func wantTried(t testing.TB, c net.Conn, why Reason) {
 	waitFor(t, "the next try to be set", func() bool { return !isTrying() })
 }
 
+// useUntil uses a connection until something is so: an attempt to move that has failed, as beside other
+// load, is followed by one behind more use.
+func useUntil(t testing.TB, c net.Conn, use func(), what string, ok func() bool) {
+	t.Helper()
+	waitFor(t, what, func() bool {
+		if !ok() && !isTrying() && strings.Contains(c.(*sanconn.Conn).Debug(), "state   TCP") {
+			newconn.HandleOf(c).CallUse(0)
+			use()
+		}
+		return ok()
+	})
+}
+
+// wantMovedByUse uses a connection, whose bytes another end reads, until it has moved.
+func wantMovedByUse(t testing.TB, c, to net.Conn, provider string) {
+	t.Helper()
+	useUntil(t, c, func() { send(t, c, to, "a use") }, "it moves", func() bool { return InfoOf(c).Provider == provider })
+}
+
+// wantStaysByUse uses a connection until it has a reason to be on TCP.
+func wantStaysByUse(t testing.TB, c, to net.Conn, why Reason) {
+	t.Helper()
+	useUntil(t, c, func() { send(t, c, to, "a use") }, "it stays", func() bool { return InfoOf(c).Fallback == why })
+	wantStays(t, c, why)
+}
+
 // isTrying reports whether any connection moves just now.
 func isTrying() bool {
 	running, _, ok := moving.Queue.Counts()
