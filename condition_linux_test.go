@@ -125,7 +125,7 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 			}
 			l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error { return errStranger }}, "tcp", "127.0.0.1:0")
 			dial := func() (client, server net.Conn) {
-				client = mustDial(t, new(Dialer), l.Addr().String())
+				client = mustDial(t, unhurried(), l.Addr().String())
 				server = mustAccept(t, l)
 				sendZeros(t, client, server, moving.FirstUse)
 				wantTried(t, client, tt.why)
