@@ -589,7 +589,7 @@ func TestSilentOnlyIfThereWasTime(t *testing.T) {
 	}
 	p.stop(t)
 	defer p.goOn(t)
-	if !move(time.Second) {
+	if !move(testTimeout) { // of which it takes half a second
 		t.Error("not silent, though it is stopped")
 	}
 	if !move(finding.AnswersIn / 2) {
