@@ -206,11 +206,12 @@ func endByDescriptor(t *testing.T, passed, dialed bool, how int) {
 	for range 2 * firstTurns { // before it moves behind Control, and beyond
 		send(t, from, to, string(make([]byte, 64<<10)))
 	}
+	mover := peer // or would
 	if dialed {
-		wantStays(t, end, ReasonStays)
-	} else {
-		wantStays(t, peer, ReasonStays)
+		mover = end
 	}
+	useUntil(t, mover, func() { send(t, from, to, "more") }, "it stays", func() bool { return InfoOf(mover).Fallback == ReasonStays })
+	wantStays(t, mover, ReasonStays)
 	ended.SetReadDeadline(time.Now().Add(testTimeout))
 	if n, err := ended.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 		t.Errorf("where the stream has ended: %d, %v", n, err)
@@ -454,7 +455,7 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 			if err := raw.Control(func(u uintptr) { fd = int(u) }); err != nil {
 				t.Fatal(err)
 			}
-			p, err := new(Dialer).plan("tcp")
+			p, err := unhurried().plan("tcp")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -90,7 +90,7 @@ func TestPlainStream(t *testing.T) {
 	}
 	t.Run("plain server", func(t *testing.T) {
 		l := plainListen(t, "127.0.0.1:0")
-		c := mustDial(t, new(Dialer), l.Addr().String())
+		c := mustDial(t, unhurried(), l.Addr().String())
 		s := mustAccept(t, l)
 		newconn.HandleOf(c).CallUse(0) // the first try, which the whole stream might overtake
 		send(t, c, s, "a use")
