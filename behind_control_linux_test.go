@@ -187,13 +187,22 @@ func TestRefusedIsNotOfferedBehindControl(t *testing.T) {
 	echo.Go(func() { io.Copy(struct{ io.Writer }{s}, struct{ io.Reader }{s}) })
 	b := make([]byte, 1)
 	for range 3 {
-		for range 12 * firstTurns {
-			c.Write(b)
-			if _, err := io.ReadFull(c, b); err != nil {
-				t.Fatal(err)
+		turns := func() {
+			for range 12 * firstTurns {
+				c.Write(b)
+				if _, err := io.ReadFull(c, b); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
-		wantStays(t, c, ReasonRefused)
+		turns()
+		waitFor(t, "it is refused", func() bool { // an attempt that has failed is followed by one behind more use
+			if InfoOf(c).Fallback == ReasonRefused {
+				return true
+			}
+			turns()
+			return false
+		})
 		takeDescriptor(t, c)
 	}
 	if n := asked.Load(); n != 1 {
@@ -215,7 +224,8 @@ func TestFileThatFails(t *testing.T) {
 		t.Fatal("a descriptor without bytes that were not read")
 	}
 	c.Discard(3)
-	if n := roundsUntilMoved(t, c, s, 4); n == 4 {
+	// Its second attempt, behind four times as much use, at the latest.
+	if most := 2 * (1 + moving.MoreUse); roundsUntilMoved(t, c, s, most) == most {
 		t.Errorf("not moved: %+v", InfoOf(c))
 	}
 }

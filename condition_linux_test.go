@@ -47,7 +47,7 @@ func TestConditionSeesWhoProposesAndDecides(t *testing.T) {
 	for _, refusal := range []error{nil, errStranger} {
 		var seen conditions
 		l := mustListen(t, &ListenConfig{Condition: func(o MoveProposal) error { seen.note(o); return refusal }}, "tcp", "127.0.0.1:0")
-		client := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true}}, l.Addr().String())
+		client := mustDial(t, atOnce(), l.Addr().String())
 		server := mustAccept(t, l)
 		if refusal == nil {
 			wantMoved(t, client, "shm")
@@ -125,7 +125,7 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 			}
 			l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error { return errStranger }}, "tcp", "127.0.0.1:0")
 			dial := func() (client, server net.Conn) {
-				client = mustDial(t, new(Dialer), l.Addr().String())
+				client = mustDial(t, unhurried(), l.Addr().String())
 				server = mustAccept(t, l)
 				sendZeros(t, client, server, moving.FirstUse)
 				wantTried(t, client, tt.why)
@@ -177,11 +177,12 @@ func TestConditionThatBlocks(t *testing.T) {
 	}}, "tcp", "127.0.0.1:0")
 	stuck := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: 2 * moving.DecideTimeout}}, l.Addr().String())
 	server := mustAccept(t, l)
-	<-entered
+	// Its attempts are short, and the first may be over before the condition is asked.
+	useUntil(t, stuck, func() { send(t, stuck, server, "a use") }, "it is asked", func() bool { return len(entered) > 0 })
 	send(t, stuck, server, "question")
 	send(t, server, stuck, "answer")
 	wantStays(t, stuck, ReasonTimeout)
-	other := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true}}, l.Addr().String())
+	other := mustDial(t, atOnce(), l.Addr().String())
 	mustAccept(t, l)
 	wantMoved(t, other, "shm")
 }
@@ -260,22 +261,18 @@ func TestConditionThatDecidesLate(t *testing.T) {
 		l := mustListen(t, &ListenConfig{Condition: b.decide}, "tcp", "127.0.0.1:0")
 		client := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: 2 * moving.DecideTimeout}}, l.Addr().String()).(*sanconn.Conn)
 		server := mustAccept(t, l).(*sanconn.Conn)
-		proposed := func() {
-			newconn.HandleOf(client).CallUse(0)
-			send(t, client, server, "a use")
-		}
-		proposed()
+		use := func() { send(t, client, server, "a use") }
+		useUntil(t, client, use, "it is asked", func() bool { return b.calls.Load() > 0 })
 		wantTried(t, client, ReasonTimeout)
 		waitFor(t, "a proposal is answered", func() bool { // so nobody waits for the condition
 			return strings.Contains(client.Debug(), "state   TCP")
 		})
 		close(b.let)
-		proposed()
 		if refusal == nil {
-			wantMoved(t, client, "shm")
+			wantMovedByUse(t, client, server, "shm")
 			wantMoved(t, server, "shm")
 		} else {
-			wantStays(t, client, ReasonRefused)
+			wantStaysByUse(t, client, server, ReasonRefused)
 			wantStays(t, server, ReasonRefused)
 		}
 		if n := b.calls.Load(); n != 1 {
@@ -294,9 +291,7 @@ func TestConditionIsNotAskedForNothing(t *testing.T) {
 	if err := server.(*sanconn.Conn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	newconn.HandleOf(client).CallUse(0)
-	send(t, client, server, "a use")
-	wantStays(t, client, ReasonStays)
+	wantStaysByUse(t, client, server, ReasonStays)
 	wantStays(t, server, ReasonStays)
 	if proposals := seen.list(); len(proposals) > 0 {
 		t.Errorf("%+v", proposals)

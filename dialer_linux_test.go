@@ -17,8 +17,17 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// atOnce returns a dialer whose connections move as soon as they are accepted.
-func atOnce() *Dialer { return &Dialer{Options: sanconn.Options{MoveAtOnce: true}} }
+// atOnce returns a dialer whose connections move as soon as they are accepted. An attempt has all the
+// time of a test, as a second one would take use, which most tests do not make.
+func atOnce() *Dialer {
+	d := unhurried()
+	d.Options.MoveAtOnce = true
+	return d
+}
+
+// unhurried returns a dialer whose attempts to move connections do not run out of time where a machine
+// stalls for longer than they have by default.
+func unhurried() *Dialer { return &Dialer{Options: sanconn.Options{AttemptTimeout: testTimeout}} }
 
 // What a provider answers to a move, and the reason that the connection then has. The
 // connection works in each case.
@@ -47,7 +56,9 @@ func TestDialMoveThatFails(t *testing.T) {
 			l := plainListen(t, "127.0.0.1:0")
 
 			before := Stats()
-			conn := mustDial(t, atOnce(), l.Addr().String())
+			d := atOnce()
+			d.Options.AttemptTimeout = time.Second // for which a time-out is tried again
+			conn := mustDial(t, d, l.Addr().String())
 			wantStays(t, conn, c.reason)
 			send(t, conn, mustAccept(t, l), "by TCP")
 			after := Stats()
@@ -58,9 +69,8 @@ func TestDialMoveThatFails(t *testing.T) {
 				t.Errorf("%d TCP connections counted", n)
 			}
 
-			// A time-out is tried again for as long as that.
-			soon := sanconn.Options{AttemptTimeout: time.Second}
-			_, err := (&Dialer{Policy: Require, Options: soon}).Dial("tcp", l.Addr().String())
+			d.Policy = Require
+			_, err := d.Dial("tcp", l.Addr().String())
 			oe := wantOpError(t, err, "dial", err)
 			if oe.Addr == nil || oe.Addr.String() != l.Addr().String() {
 				t.Errorf("the error names %v, want %s", oe.Addr, l.Addr())
@@ -131,6 +141,32 @@ func wantTried(t testing.TB, c net.Conn, why Reason) {
 	t.Helper()
 	wantStays(t, c, why)
 	waitFor(t, "the next try to be set", func() bool { return !isTrying() })
+}
+
+// useUntil uses a connection until something is so: an attempt to move that has failed, as beside other
+// load, is followed by one behind more use.
+func useUntil(t testing.TB, c net.Conn, use func(), what string, ok func() bool) {
+	t.Helper()
+	waitFor(t, what, func() bool {
+		if !ok() && !isTrying() && strings.Contains(c.(*sanconn.Conn).Debug(), "state   TCP") {
+			newconn.HandleOf(c).CallUse(0)
+			use()
+		}
+		return ok()
+	})
+}
+
+// wantMovedByUse uses a connection, whose bytes another end reads, until it has moved.
+func wantMovedByUse(t testing.TB, c, to net.Conn, provider string) {
+	t.Helper()
+	useUntil(t, c, func() { send(t, c, to, "a use") }, "it moves", func() bool { return InfoOf(c).Provider == provider })
+}
+
+// wantStaysByUse uses a connection until it has a reason to be on TCP.
+func wantStaysByUse(t testing.TB, c, to net.Conn, why Reason) {
+	t.Helper()
+	useUntil(t, c, func() { send(t, c, to, "a use") }, "it stays", func() bool { return InfoOf(c).Fallback == why })
+	wantStays(t, c, why)
 }
 
 // isTrying reports whether any connection moves just now.

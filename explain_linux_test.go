@@ -35,6 +35,7 @@ func TestExplain(t *testing.T) {
 		{"no providers", Dialer{Providers: []string{}}, withSAN, ReasonDisabled, ReasonNoProvider, true, providerTCP},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			tt.d.Options.AttemptTimeout = testTimeout // see unhurried
 			outcomes, err := tt.d.Explain(t.Context(), "tcp", tt.address)
 			if err != nil {
 				t.Fatal(err)

@@ -77,9 +77,7 @@ func passOn(t *testing.T, how string, dialed, moved bool, unread int) {
 	s := mustAccept(t, l).(*sanconn.Conn)
 	send(t, c, s, "before")
 	if moved {
-		newconn.HandleOf(c).CallUse(0)
-		send(t, c, s, "a use")
-		wantMoved(t, c, shm.Name)
+		wantMovedByUse(t, c, s, shm.Name)
 		wantMoved(t, s, shm.Name)
 		send(t, s, c, "by shm")
 		send(t, c, s, "by shm")
@@ -124,10 +122,12 @@ func passOn(t *testing.T, how string, dialed, moved bool, unread int) {
 		t.Fatal(err)
 	}
 	wantPositions(t, got, 0)
-	for n := 0; n < 200 && InfoOf(c).Provider != shm.Name; n++ { // a try that has failed is followed by more use
-		send(t, c, c, "more")
-	}
-	wantMoved(t, c, shm.Name)
+	waitFor(t, "it moves", func() bool { // a try that has failed is followed by more use, however long it takes
+		for n := 0; n < firstTurns && InfoOf(c).Provider != shm.Name; n++ {
+			send(t, c, c, "more")
+		}
+		return InfoOf(c).Provider == shm.Name
+	})
 	c.SetDeadline(time.Now().Add(testTimeout))
 	c.CloseWrite()
 	if n, err := c.Read(got); n != 0 || err != io.EOF {
@@ -158,11 +158,13 @@ func TestBothEndsArePassedOn(t *testing.T) {
 			}
 			defer ends[i].Close()
 		}
-		for range firstTurns + 4 { // after a first try that failed it takes four times as many
-			send(t, ends[0], ends[1], "there")
-			send(t, ends[1], ends[0], "and back")
-		}
-		wantMoved(t, ends[0], shm.Name)
+		waitFor(t, "it moves", func() bool {
+			for range firstTurns + 4 { // after a first try that failed it takes four times as many
+				send(t, ends[0], ends[1], "there")
+				send(t, ends[1], ends[0], "and back")
+			}
+			return InfoOf(ends[0]).Provider == shm.Name
+		})
 	}
 }
 
@@ -204,11 +206,12 @@ func endByDescriptor(t *testing.T, passed, dialed bool, how int) {
 	for range 2 * firstTurns { // before it moves behind Control, and beyond
 		send(t, from, to, string(make([]byte, 64<<10)))
 	}
+	mover := peer // or would
 	if dialed {
-		wantStays(t, end, ReasonStays)
-	} else {
-		wantStays(t, peer, ReasonStays)
+		mover = end
 	}
+	useUntil(t, mover, func() { send(t, from, to, "more") }, "it stays", func() bool { return InfoOf(mover).Fallback == ReasonStays })
+	wantStays(t, mover, ReasonStays)
 	ended.SetReadDeadline(time.Now().Add(testTimeout))
 	if n, err := ended.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 		t.Errorf("where the stream has ended: %d, %v", n, err)
@@ -247,9 +250,7 @@ func TestPassedOnWithUrgentData(t *testing.T) {
 	if _, err := io.ReadFull(b, got); err != nil || string(got) != "behind it" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	newconn.HandleOf(b).CallUse(0)
-	send(t, a, b, "a use")
-	wantStays(t, b, ReasonStays)
+	wantStaysByUse(t, b, a, ReasonStays)
 	send(t, a, b, "there")
 	send(t, b, a, "and back")
 }
@@ -363,9 +364,7 @@ func TestDescriptorIsUsed(t *testing.T) {
 				c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
 				s := mustAccept(t, l).(*sanconn.Conn)
 				if after {
-					newconn.HandleOf(c).CallUse(0)
-					send(t, c, s, "a use")
-					wantMoved(t, c, shm.Name)
+					wantMovedByUse(t, c, s, shm.Name)
 					wantMoved(t, s, shm.Name)
 				}
 				const text = "to be read by the descriptor"
@@ -456,7 +455,7 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 			if err := raw.Control(func(u uintptr) { fd = int(u) }); err != nil {
 				t.Fatal(err)
 			}
-			p, err := new(Dialer).plan("tcp")
+			p, err := unhurried().plan("tcp")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -501,8 +500,6 @@ func TestConnectionIsPassedOnAndKept(t *testing.T) {
 	p := startPassed(t, "inherited", f)
 	f.Close()
 	p.line(t)
-	newconn.HandleOf(c).CallUse(0)
-	send(t, c, c, "back from there")
-	wantMoved(t, c, shm.Name)
+	wantMovedByUse(t, c, c, shm.Name) // which comes back from there
 	s.Close()
 }

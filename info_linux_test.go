@@ -4,11 +4,9 @@ import (
 	"crypto/tls"
 	"net"
 	"runtime"
-	"strings"
 	"testing"
 
 	"github.com/sanconn/san/internal/moving"
-	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
 )
@@ -114,11 +112,7 @@ func TestInfoOfWhatStays(t *testing.T) {
 	if err := s.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	newconn.HandleOf(c).CallUse(0)
-	if _, err := c.Write([]byte("a use")); err != nil {
-		t.Fatal(err)
-	}
-	wantStays(t, c, ReasonStays)
+	wantStaysByUse(t, c, s, ReasonStays)
 	wantStays(t, s, ReasonStays)
 }
 
@@ -137,25 +131,11 @@ func TestStatsOfALateMove(t *testing.T) {
 	before := Stats()
 	c := mustDial(t, &Dialer{Options: sanconn.Options{AttemptTimeout: moving.DecideTimeout / 4}}, l.Addr().String()).(*sanconn.Conn)
 	s := mustAccept(t, l)
-	proposal := func() { // as the last one may have run out of time before it was decided, or asked
-		if !isTrying() && strings.Contains(c.Debug(), "state   TCP") {
-			newconn.HandleOf(c).CallUse(0)
-			send(t, c, s, "a use")
-		}
-	}
-	waitFor(t, "it is proposed", func() bool {
-		if len(entered) == 0 {
-			proposal()
-		}
-		return len(entered) > 0
-	})
+	useUntil(t, c, func() { send(t, c, s, "a use") }, "it is proposed", func() bool { return len(entered) > 0 })
 	waitFor(t, "the attempt ends", func() bool { return !isTrying() })
 	wantStays(t, c, ReasonTimeout)
 	close(release)
-	waitFor(t, "it moves", func() bool {
-		proposal()
-		return InfoOf(c).Provider == shm.Name
-	})
+	wantMovedByUse(t, c, s, shm.Name)
 	wantMoved(t, s, shm.Name)
 	after := Stats()
 	for what, n := range map[string]int{

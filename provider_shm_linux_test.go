@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/provider/shm"
 )
 
@@ -82,18 +81,16 @@ func TestListenerOutOfDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	use := func() {
-		newconn.HandleOf(c).CallUse(0)
 		if _, err := c.Write([]byte("a use")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	use()
+	useUntil(t, c, use, "it lacks descriptors", func() bool { return InfoOf(c).Fallback == ReasonResources })
 	wantTried(t, c, ReasonResources)
 	if err := unix.Prlimit(p.Process.Pid, unix.RLIMIT_NOFILE, &was, nil); err != nil {
 		t.Fatal(err)
 	}
-	use()
-	wantMoved(t, c, shm.Name)
+	useUntil(t, c, use, "it moves", func() bool { return InfoOf(c).Provider == shm.Name })
 }
 
 // Where nobody listens, the error is TCP's with every policy, and one socket is all it takes.

@@ -59,13 +59,19 @@ func TestStoppedListener(t *testing.T) {
 		t.Fatalf("wrote %d, %v", n, err)
 	}
 	wantNothing(t, c)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // for one attempt at least
-	defer cancel()
-	_, err := (&Dialer{Policy: Require}).DialContext(ctx, "tcp", tcp.Addr().String())
-	oe := wantOpError(t, err, "dial", context.DeadlineExceeded)
-	if !oe.Timeout() || reasonOf(err) != ReasonNoListener {
-		t.Errorf("with Require: %v", err)
-	}
+	waitFor(t, "the reason with Require", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := (&Dialer{Policy: Require}).DialContext(ctx, "tcp", tcp.Addr().String())
+		if oe := wantOpError(t, err, "dial", context.DeadlineExceeded); !oe.Timeout() {
+			t.Errorf("with Require: %v", err)
+		}
+		why := reasonOf(err)
+		if why != ReasonNoListener && why != ReasonTimeout { // as it is where there was no time for an attempt
+			t.Fatalf("with Require: %v", err)
+		}
+		return why == ReasonNoListener
+	})
 	p.goOn(t)
 	wantAnswer(t, c, 7)
 	use(t, c, 7)
@@ -116,7 +122,7 @@ func TestStoppedIsAskedInVain(t *testing.T) {
 			}
 		}
 	}
-	c, own := of(new(Dialer), 8), of(new(Dialer), 7)
+	c, own := of(unhurried(), 8), of(new(Dialer), 7)
 	last := of(atOnce(), 7)
 	wantMoved(t, last, shm.Name)
 	stopped.stop(t)
@@ -127,7 +133,7 @@ func TestStoppedIsAskedInVain(t *testing.T) {
 	}
 	wantMoved(t, c, shm.Name)
 	wantCarried(t, c, shm.Name)
-	if took := time.Since(began); took > moveTimeout {
+	if took := time.Since(began); took > testTimeout/2 { // one that waits for the stopped process takes all of that
 		t.Errorf("it took %v", took)
 	}
 	newconn.HandleOf(own).CallUse(0)
@@ -440,20 +446,19 @@ func wantAnswer(t testing.TB, c io.Reader, name byte) {
 	}
 }
 
-// use uses a connection until it has moved, or has been used more than that takes.
-func use(t testing.TB, c interface {
-	io.ReadWriter
-	SetDeadline(time.Time) error
-}, name byte) {
+// use uses a connection until it has moved.
+func use(t testing.TB, c net.Conn, name byte) {
 	t.Helper()
 	c.SetDeadline(time.Now().Add(testTimeout))
-	const turns = 2 * moving.FirstUse * moving.MoreUse * moving.MoreUse / (32 << 10) // each counts as 32 KiB
-	for range turns {
-		if _, err := c.Write(make([]byte, 1)); err != nil {
-			t.Fatal(err)
+	waitFor(t, "it moves", func() bool { // an attempt that fails is followed by one behind four times as much use
+		for range firstTurns {
+			if _, err := c.Write(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			wantAnswer(t, c, name)
 		}
-		wantAnswer(t, c, name)
-	}
+		return InfoOf(c).Provider == shm.Name
+	})
 	c.SetDeadline(time.Time{})
 }
 
@@ -496,8 +501,10 @@ func TestStoppedCostOneAttempt(t *testing.T) {
 			p.stop(t)
 		}
 	}
+	d := atOnce()
+	d.Options.AttemptTimeout = moveTimeout
 	for i := range 4 {
-		by, err := exchange(atOnce(), tcp.Addr().String())
+		by, err := exchange(d, tcp.Addr().String())
 		if err != nil || by.name != stopped || by.provider != shm.Name && i > 0 {
 			t.Errorf("connection %d: %+v, %v", i, by, err)
 		}
@@ -523,10 +530,12 @@ func TestStoppedAmongStopped(t *testing.T) {
 			defer p.goOn(t)
 		}
 	}
+	d := atOnce()
+	d.Options.AttemptTimeout = moveTimeout
 	var by answeredBy
 	for range 10 {
 		var err error
-		if by, err = exchange(atOnce(), tcp.Addr().String()); err != nil {
+		if by, err = exchange(d, tcp.Addr().String()); err != nil {
 			t.Fatal(err)
 		}
 		if by.provider == shm.Name {
@@ -586,7 +595,7 @@ func TestSilentOnlyIfThereWasTime(t *testing.T) {
 	}
 	p.stop(t)
 	defer p.goOn(t)
-	if !move(time.Second) {
+	if !move(testTimeout) { // of which it takes half a second
 		t.Error("not silent, though it is stopped")
 	}
 	if !move(finding.AnswersIn / 2) {
