@@ -50,6 +50,7 @@ func dial(t *testing.T, address string) net.Conn {
 	t.Helper()
 	var d san.Dialer
 	d.Options.MoveAtOnce = true
+	d.Options.AttemptTimeout = limit // nothing is written, behind which it would try again
 	c, err := d.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
