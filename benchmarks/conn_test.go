@@ -56,7 +56,11 @@ var transports = append([]transport{
 	},
 }, verbs()...)
 
-var atOnce = &san.Dialer{Options: sanconn.Options{MoveAtOnce: true}}
+// atOnce has connections move at once, and for as long as connect waits for that: nothing is written
+// meanwhile, behind which they would try again.
+var atOnce = &san.Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: moveTime}}
+
+const moveTime = 30 * time.Second
 
 // verbs goes from one end of the guest's cable to the other, where there is one.
 func verbs() []transport {
@@ -114,7 +118,7 @@ func (tr transport) connect(a net.Addr) (net.Conn, error) {
 		return nil, err
 	}
 	if tr.provider != "" {
-		testenv.Await(30*time.Second, func() error { // the time of a move at the most
+		testenv.Await(moveTime, func() error {
 			if san.InfoOf(c).Fallback == san.ReasonUnused {
 				return errors.New("nothing has become of its move yet")
 			}

@@ -50,6 +50,7 @@ func dial(t *testing.T, address string) net.Conn {
 	t.Helper()
 	var d san.Dialer
 	d.Options.MoveAtOnce = true
+	d.Options.AttemptTimeout = limit // nothing is written, behind which it would try again
 	c, err := d.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
@@ -78,8 +79,16 @@ func serveOne(t *testing.T, l net.Listener, serve func(net.Conn) error) (wait fu
 	return func() { l.Close(); serving.Wait() }
 }
 
-// used is more requests than a connection has before it moves.
-const used = 100
+// used is more requests than a connection has before it moves, and enough is more than it has
+// before two tries that have failed are followed by another: each comes behind four times as much.
+const used, enough = 100, 1000
+
+// hold waits a little for a connection to move, once it has been used.
+func hold(c net.Conn, n int64) {
+	if n >= used {
+		testenv.Await(20*time.Millisecond, func() error { return moved(c) })
+	}
+}
 
 func TestTheHTTPClientMoves(t *testing.T) {
 	type connKey struct{}
@@ -87,19 +96,15 @@ func TestTheHTTPClientMoves(t *testing.T) {
 	server := &http.Server{
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if requests.Add(1) == used {
-				if err := testenv.Await(limit/2, func() error { return moved(r.Context().Value(connKey{}).(net.Conn)) }); err != nil {
-					t.Error(err)
-				}
-			}
+			hold(r.Context().Value(connKey{}).(net.Conn), requests.Add(1))
 			io.WriteString(w, "hello\n")
 		}),
 	}
 	l := listen(t, "127.0.0.1:0")
 	go server.Serve(l)
 	defer server.Close()
-	stdout, stderr := run(t, program(t, "./http/client"), "-n", fmt.Sprint(2*used), "http://"+l.Addr().String())
-	if want := "by " + sanProvider() + "\n"; stdout != "hello\n" || stderr != want || requests.Load() != 2*used {
+	stdout, stderr := run(t, program(t, "./http/client"), "-n", fmt.Sprint(enough), "http://"+l.Addr().String())
+	if want := "by " + sanProvider() + "\n"; stdout != "hello\n" || stderr != want || requests.Load() != enough {
 		t.Errorf("the client says %q and %q behind %d requests; want %q", stdout, stderr, requests.Load(), want)
 	}
 }
@@ -181,15 +186,11 @@ func TestTheCopyServersConnectionMoves(t *testing.T) {
 	}
 }
 
-// echoHeld sends each line back, one of them once the connection has moved.
+// echoHeld sends each line back, and holds it up until the connection has moved.
 func echoHeld(c net.Conn) error {
 	lines := bufio.NewScanner(c)
-	for n := 1; lines.Scan(); n++ {
-		if n == used {
-			if err := testenv.Await(limit/2, func() error { return moved(c) }); err != nil {
-				return err
-			}
-		}
+	for n := int64(1); lines.Scan(); n++ {
+		hold(c, n)
 		if _, err := fmt.Fprintln(c, lines.Text()); err != nil {
 			return err
 		}

@@ -22,8 +22,8 @@ import (
 //	start                                 start
 
 // handshakeTimeout bounds the handshake at the accepting end: the wait for the request and
-// sending the reply.
-const handshakeTimeout = time.Second
+// sending the reply. It is a variable for tests.
+var handshakeTimeout = time.Second
 
 // dialLink makes the dialing end of a link over a socket to the accepting process, which
 // must be the user's. It closes the socket if it fails.

@@ -183,14 +183,14 @@ func testDeviceRemoval(t *testing.T) {
 	}
 	for round := range rounds {
 		before := connected.Load()
-		testenv.Eventually(t, 20*time.Second, func() error {
+		testenv.Eventually(t, patience, func() error {
 			if connected.Load() < before+3 {
 				return fmt.Errorf("round %d: nobody connects", round)
 			}
 			return nil
 		})
 		f.order(fakeRemove)
-		testenv.Eventually(t, 5*time.Second, func() error {
+		testenv.Eventually(t, patience, func() error {
 			if addrs := l.addrs(); len(addrs) != 0 {
 				return fmt.Errorf("round %d: it listens on %v of a device that has gone", round, addrs)
 			}
@@ -244,7 +244,7 @@ func testDevicesDoNotOverlap(t *testing.T) {
 	for range 2 {
 		all.Go(func() {
 			for range 500 { // nobody listens: the device is used and let go
-				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				ctx, cancel := context.WithTimeout(context.Background(), patience)
 				if _, err := Dial(ctx, netip.Addr{}, at, Config{}); reasonOf(err) != session.ReasonNoListener {
 					t.Error(err)
 				}

@@ -240,7 +240,7 @@ func (f *fake) set(word int, n int64) { f.words[word].Store(n) }
 func (f *fake) order(n int64) {
 	f.t.Helper()
 	f.set(fakeOrder, n)
-	testenv.Eventually(f.t, time.Second, func() error {
+	testenv.Eventually(f.t, patience, func() error {
 		if f.get(fakeOrder) != 0 {
 			return errors.New("the fake does not obey")
 		}
@@ -256,7 +256,7 @@ const (
 // empty waits until nothing is left of what tests have made.
 func (f *fake) empty(when string) {
 	f.t.Helper()
-	testenv.Eventually(f.t, 5*time.Second, func() error {
+	testenv.Eventually(f.t, patience, func() error {
 		var left []string
 		note := func(n int64, what string) {
 			if n != 0 {
@@ -312,7 +312,7 @@ func connectOnce(at netip.AddrPort, cfg Config) error {
 		return err
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	accepted := make(chan *Endpoint, 1)
 	go func() {
@@ -344,7 +344,7 @@ func connectTwo(t *testing.T, at netip.AddrPort) (dialed, accepted *Endpoint, er
 		return nil, nil, err
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if dialed, err = Dial(ctx, netip.Addr{}, at, cfg); err != nil {
 		return nil, nil, err

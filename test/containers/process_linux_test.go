@@ -203,6 +203,7 @@ func (a *agent) awaitEnd([]string) (string, error) {
 func (a *agent) dial(args []string) (answer string, err error) {
 	d := san.Dialer{Providers: []string{"shm"}}
 	d.Options.MoveAtOnce = true
+	d.Options.AttemptTimeout = patience / 2 // a process may be away for seconds
 	if len(args) > 1 {
 		d.ShmDir = args[1]
 	}

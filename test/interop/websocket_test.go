@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"testing"
+	"time"
 
 	coder "github.com/coder/websocket"
 	gorilla "github.com/gorilla/websocket"
@@ -26,6 +27,13 @@ func serveGorilla(l net.Listener) func() error {
 			return // the client has the error
 		}
 		defer c.Close()
+		answer := func(kind int, data []byte) error { // by default it has a second
+			return c.WriteControl(kind, data, time.Now().Add(patience))
+		}
+		c.SetPingHandler(func(text string) error { return answer(gorilla.PongMessage, []byte(text)) })
+		c.SetCloseHandler(func(code int, _ string) error {
+			return answer(gorilla.CloseMessage, gorilla.FormatCloseMessage(code, ""))
+		})
 		for {
 			kind, message, err := c.ReadMessage() // answers pings, and the end
 			if err != nil {
