@@ -84,8 +84,8 @@ func TestDialMoveThatFails(t *testing.T) {
 	}
 }
 
-// A move that failed is tried again a few times, each after four times as much use; and it is
-// no failure for good.
+// A move that failed is tried again, each time after four times as much use; and it is no failure
+// for good.
 func TestDialMoveIsTriedAgain(t *testing.T) {
 	f := useFake(t)
 	tried := make(chan struct{})
@@ -115,14 +115,15 @@ func TestDialMoveIsTriedAgain(t *testing.T) {
 		}
 		return false
 	}
+	const tries = 4
 	from := uint64(0)
-	for n, distance := 0, uint64(moving.FirstUse); n < moving.MostTries; n, distance = n+1, moving.MoreUse*distance {
+	for n, distance := 0, uint64(moving.FirstUse); n < tries; n, distance = n+1, moving.MoreUse*distance {
 		if write(from + distance) {
 			t.Fatalf("try %d comes when %d bytes have been used, %d behind the last", n, used, used-from)
 		}
 		<-tried // by the last Write, or a program would wait for it
 		from = used
-		if n == moving.MostTries-1 {
+		if n == tries-1 {
 			goOn <- nil
 			wantMoved(t, c, fakeName)
 			wantMoved(t, s, fakeName)
@@ -175,22 +176,25 @@ func isTrying() bool {
 	return running > 0 || !ok
 }
 
-// … but not for ever.
-func TestDialMoveIsTriedAFewTimes(t *testing.T) {
+// … also where it has failed often.
+func TestDialMoveIsTriedWhileItIsUsed(t *testing.T) {
 	f := useFake(t)
-	f.fail = func(context.Context) error { return &Unavailable{Reason: ReasonNoListener} }
+	f.fail = func(context.Context) error { return &Unavailable{Reason: ReasonTimeout} }
 	l := plainListen(t, "127.0.0.1:0")
 	c := mustDial(t, new(Dialer), l.Addr().String())
 	s := mustAccept(t, l)
-	for n := range moving.MostTries + 2 {
-		newconn.HandleOf(c).CallUse(0) // as if it had been used as much as it takes
-		if n >= moving.MostTries {
-			newconn.HandleOf(c).CallUse(moving.Never) // what the last try leaves
+	for n := range 10 {
+		if n > 0 {
+			send(t, c, s, "too early")
+			if f.tried() != n || isTrying() {
+				t.Fatalf("tried %d times, after %d", f.tried(), n)
+			}
 		}
+		newconn.HandleOf(c).CallUse(0) // as if it had been used as much as it takes
 		send(t, c, s, "a use")
-		waitFor(t, "the try", func() bool { return f.tried() == min(n+1, moving.MostTries) && !isTrying() })
+		waitFor(t, "the try", func() bool { return f.tried() == n+1 && !isTrying() })
 	}
-	wantFallback(t, c, ReasonNoListener)
+	wantFallback(t, c, ReasonTimeout)
 }
 
 func TestDialPolicyNeverTriesNoProvider(t *testing.T) {

@@ -237,7 +237,7 @@ func otherProcess(t *testing.T) (c net.Conn, turns <-chan int) {
 	t.Helper()
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	go reply(l, 8)
-	waiting := make(chan int, moving.MostTries)
+	waiting := make(chan int, 100) // more than its tries
 	useProviders(t, turnOf{byShm, l.Addr().(*net.TCPAddr).AddrPort(), waiting})
 	return mustDial(t, new(Dialer), l.Addr().String()), waiting
 }

@@ -23,9 +23,10 @@ const (
 	// it pays to move".
 	FirstUse = 1 << 20
 
-	// A move that fails is tried again after four times as much use, this often.
-	MoreUse   = 4
-	MostTries = 4
+	// A move that fails is tried again after so many times as much use, and so on: a busy connection
+	// has soon had a few tries in vain, while its peer was stopped or out of descriptors for seconds,
+	// and is the one that gains most. A terabyte takes ten.
+	MoreUse = 4
 )
 
 // Plan is how a dialer's connections move.
@@ -126,9 +127,9 @@ func (p *Plan) moveLater(h newconn.Handle, l *Life, atOnce bool) {
 		} else {
 			l.Failed(why)
 		}
-		if n := l.tries.Add(1); n < MostTries && why.Reason != session.ReasonRefused {
+		if why.Reason != session.ReasonRefused {
 			use := int64(FirstUse)
-			for range n {
+			for range l.tries.Add(1) {
 				use *= MoreUse
 			}
 			h.CallUse(use)
