@@ -113,7 +113,7 @@ func main() {
 	}()
 	time.Sleep(50 * time.Millisecond) // until the Read waits
 	close(ends)
-	for range cap(ended) {
+	for i := 0; i < cap(ended); i++ { // it is built as of Go 1.16, too
 		check(<-ended)
 	}
 	check(dialed.SetReadDeadline(time.Time{}))
