@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -207,7 +208,7 @@ var errOnlyListeners = &Unavailable{Reason: ReasonNotServed, Err: errors.New("it
 func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
 	o.choice.Settings.Zone = cmp.Or(o.choice.Settings.Zone, tcp.Addr().(*net.TCPAddr).Zone)
 	o.choice.Settings.Namespace = tcpid.Namespace(tcp)
-	l := &Listener{tcp: tcp, opening: o, lacks: make(map[string]*Unavailable), release: func() {}}
+	l := &Listener{tcp: tcp, opening: o, lacks: make(map[string]*Unavailable), parts: &parts{release: func() {}}}
 	if release, err := tcpid.Hold(tcp); err == nil { // otherwise each move asks for itself
 		l.release = release
 	}
@@ -231,20 +232,40 @@ func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
 	if o.policy == Require {
 		l.require(o.backlog)
 	}
+	runtime.AddCleanup(l, (*parts).forgotten, l.parts)
 	return l, nil
 }
 
 // Listener accepts connections on one address. Its methods may be called concurrently.
 type Listener struct {
-	opening   // providers: those that it has
-	tcp       *net.TCPListener
-	acceptors []moving.Acceptor       // of its providers
-	lacks     map[string]*Unavailable // why it does not have a provider, by its name
-	required  *required               // with the policy Require, else nil
-
-	closing sync.Once
-	release func() // of tcpid.Hold
+	opening  // providers: those that it has
+	tcp      *net.TCPListener
+	*parts                           // of its providers
+	lacks    map[string]*Unavailable // why it does not have a provider, by its name
+	required *required               // with the policy Require, else nil
 }
+
+// parts are those of a listener's providers. They do not hold the listener: one that the program
+// forgets without Close, as servers do that make one for each transfer, has them closed, as net
+// closes TCP's.
+type parts struct {
+	acceptors []moving.Acceptor
+	release   func() // of tcpid.Hold
+	closing   sync.Once
+}
+
+func (p *parts) close() (err error) {
+	p.closing.Do(func() {
+		for _, a := range p.acceptors {
+			err = errors.Join(err, a.Close())
+		}
+		p.release()
+	})
+	return err
+}
+
+// forgotten closes them when nobody has the listener. All cleanups of the process wait for each other.
+func (p *parts) forgotten() { go p.close() }
 
 // Accept waits for the next connection and returns a *sanconn.Conn, or a *net.TCPConn if the
 // listener has no SAN. Its errors are those of TCP's Accept.
@@ -337,16 +358,11 @@ func (l *Listener) Close() error {
 }
 
 // closeSANs is Close without TCP.
-func (l *Listener) closeSANs() (err error) {
-	l.closing.Do(func() {
-		for _, a := range l.acceptors {
-			err = errors.Join(err, a.Close())
-		}
-		l.release()
-		if l.required != nil {
-			l.required.close()
-		}
-	})
+func (l *Listener) closeSANs() error {
+	err := l.parts.close()
+	if l.required != nil {
+		l.required.close()
+	}
 	return err
 }
 

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -143,12 +144,55 @@ func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 		send(t, s, c, "by shm")
 		c.Close()
 		s.Close()
-		waitFor(t, "the name to be given up", func() bool {
-			names, err := shm.Names(t.Context(), l.Addr().(*net.TCPAddr).AddrPort().Port(), uint32(os.Getuid()), shm.Config{})
+		waitFor(t, "the name to be given up", func() bool { return len(namesOf(t, l.Addr())) == 0 })
+	}
+}
+
+// namesOf returns the names of a listener's port.
+func namesOf(t testing.TB, at net.Addr) []string {
+	t.Helper()
+	names, err := shm.Names(t.Context(), at.(*net.TCPAddr).AddrPort().Port(), uint32(os.Getuid()), shm.Config{})
+	if err != nil {
+		t.Error(err)
+	}
+	return names
+}
+
+// A listener that the program forgets is not found any more, as TCP's socket is closed then. What it
+// has accepted lives on, and is found.
+func TestForgottenListenerIsClosed(t *testing.T) {
+	onlyShm(t)
+	for _, accepts := range []bool{false, true} {
+		var at net.Addr
+		var c, s net.Conn
+		func() {
+			l, err := Listen("tcp", "127.0.0.1:0")
 			if err != nil {
-				t.Error(err)
+				t.Fatal(err)
 			}
-			return len(names) == 0
+			if at = l.Addr(); len(namesOf(t, at)) != 1 {
+				t.Errorf("found by %v", namesOf(t, at))
+			}
+			if accepts {
+				c, s = mustDial(t, new(Dialer), at.String()), mustAccept(t, l)
+			}
+			runtime.KeepAlive(l)
+		}()
+		waitFor(t, "TCP's end", func() bool {
+			runtime.GC()
+			tcp, err := net.Dial("tcp", at.String())
+			if err == nil {
+				tcp.Close()
+			}
+			return err != nil
+		})
+		if accepts {
+			wantMovedByUse(t, c, s, shm.Name)
+			s.Close()
+		}
+		waitFor(t, "the name to be given up", func() bool {
+			runtime.GC()
+			return len(namesOf(t, at)) == 0
 		})
 	}
 }
