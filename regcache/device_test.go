@@ -101,7 +101,7 @@ func TestARegistrationWaitsForRoomThatIsBeingGivenBack(t *testing.T) {
 	var tries atomic.Int32
 	d.onRegister = func(int) error {
 		if tries.Add(1) == 1 {
-			time.AfterFunc(10*time.Millisecond, func() { close(refused) })
+			time.AfterFunc(10*time.Millisecond, func() { time.Sleep(3 * time.Second); close(refused) })
 		}
 		return nil
 	}

@@ -31,6 +31,7 @@ func fill(t testing.TB, c *net.TCPConn) (n int) {
 	t.Helper()
 	for b := make([]byte, 64<<10); ; {
 		c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
+		time.Sleep(100 * time.Millisecond) // PROOF
 		m, err := c.Write(b)
 		n += m
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -171,12 +172,16 @@ func TestPositionsWithLosses(t *testing.T) {
 }
 
 func TestPositionsAfterReset(t *testing.T) {
+	n := newNamespace(t)
+	n.need(t, "tc qdisc add dev lo root netem delay 300ms")
+	n.do(t, func() {
 	d, a := connect(t, listen(t, "tcp", "127.0.0.1:0"))
 	a.SetLinger(0)
 	a.Close()
 	if _, _, err := Positions(d); err != errNotConnected {
 		t.Errorf("reset: %v", err)
 	}
+	}) // PROOF
 }
 
 // A connection is open until a direction is shut, here or for writing at the other end, and whatever

@@ -82,6 +82,7 @@ func TestWhenADialBeganIsItsStamp(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
+	time.Sleep(3*time.Second) // PROOF
 	d, a := connect(t, l)
 	letTheClockGo(t, d)
 	s, err := DialerStamps(d, began)

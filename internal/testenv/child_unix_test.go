@@ -27,6 +27,8 @@ func TestMain(m *testing.M) {
 //go:noinline
 func hangs() {
 	fmt.Println("begins")
+	for e := time.Now().Add(3 * time.Second); time.Now().Before(e); { // PROOF
+	}
 	for {
 		time.Sleep(time.Hour)
 	}
