@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -84,36 +85,38 @@ func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
 
 // A region that one goroutine is giving back may be the room that another needs.
 func TestARegistrationWaitsForRoomThatIsBeingGivenBack(t *testing.T) {
-	d := &fakeDevice{limit: 1 << 20}
-	dropping, refused := make(chan struct{}), make(chan struct{})
-	d.onDeregister = func(registration) {
-		close(dropping) // once: there is one
-		<-refused
-	}
-	c := newCache(t, d, Config{})
-	release(t, acquireAgain(t, c, make([]byte, 1<<20), LocalRead))
-	flushed := make(chan struct{})
-	go func() {
-		defer close(flushed)
-		c.budget.Flush()
-	}()
-	<-dropping
-	var tries atomic.Int32
-	d.onRegister = func(int) error {
-		if tries.Add(1) == 1 {
-			time.AfterFunc(10*time.Millisecond, func() { close(refused) })
+	synctest.Test(t, func(t *testing.T) { // Flush waits for a second alone
+		d := &fakeDevice{limit: 1 << 20}
+		dropping, refused := make(chan struct{}), make(chan struct{})
+		d.onDeregister = func(registration) {
+			close(dropping) // once: there is one
+			<-refused
 		}
-		return nil
-	}
-	b := make([]byte, 256<<10)
-	usedBefore(c, b)
-	r, err := c.Acquire(b, LocalRead)
-	if err != nil {
-		t.Fatalf("with nothing in use: %v", err)
-	}
-	<-flushed
-	release(t, r)
-	d.onDeregister = nil
+		c := newCache(t, d, Config{})
+		release(t, acquireAgain(t, c, make([]byte, 1<<20), LocalRead))
+		flushed := make(chan struct{})
+		go func() {
+			defer close(flushed)
+			c.budget.Flush()
+		}()
+		<-dropping
+		var tries atomic.Int32
+		d.onRegister = func(int) error {
+			if tries.Add(1) == 1 {
+				time.AfterFunc(10*time.Millisecond, func() { close(refused) })
+			}
+			return nil
+		}
+		b := make([]byte, 256<<10)
+		usedBefore(c, b)
+		r, err := c.Acquire(b, LocalRead)
+		if err != nil {
+			t.Fatalf("with nothing in use: %v", err)
+		}
+		<-flushed
+		release(t, r)
+		d.onDeregister = nil
+	})
 }
 
 func TestAFailingDeviceIsReportedAndForgotten(t *testing.T) {

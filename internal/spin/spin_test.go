@@ -105,27 +105,29 @@ func TestOnTheOnlyProcessorOneMayPoll(t *testing.T) {
 }
 
 // Behind a wait that PAUSE alone did not end, goroutines that are ready come before the
-// first look: with one P, nobody else could run them. Otherwise a poll comes first.
+// first look: with one P, nobody else could run them. Otherwise a poll comes first, unless the
+// runtime takes the P away: then both are tried again. The scheduler finds us first in every 61st
+// turn, so not in both of two.
 func TestOthersRunBeforeTheFirstLookBehindALongWait(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for _, share := range []int{1, 0} {
-		ran := 0
-		for range 2 { // the scheduler finds us first in every 61st turn
-			var other atomic.Bool
-			w := begin(t, &History{share: share}, time.Minute)
-			go other.Store(true)
-			w.Turn()
-			if other.Load() {
-				ran++
+		undisturbed(t, func() bool {
+			ran := 0
+			for range 2 {
+				var other atomic.Bool
+				w := begin(t, &History{share: share}, time.Minute)
+				go other.Store(true)
+				w.Turn()
+				if other.Load() {
+					ran++
+				}
+				for !other.Load() {
+					runtime.Gosched()
+				}
+				w.End()
 			}
-			for !other.Load() {
-				runtime.Gosched()
-			}
-			w.End()
-		}
-		if ran > 0 != (share > 0) {
-			t.Errorf("share %d: others ran in %d of 2", share, ran)
-		}
+			return ran > 0 == (share > 0)
+		})
 	}
 }
 
@@ -240,6 +242,7 @@ func TestStrangersEndPollingForAWhile(t *testing.T) {
 		}
 		now = crowd.until.Load()
 	}
+	crowd.until.Store(nanotime() + int64(time.Hour)) // as it may be over by now, on a machine that is busy
 	if new(Wait).Begin(new(History), time.Minute) {
 		t.Error("somebody polls")
 	}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"os"
 	"testing"
 	"time"
 
@@ -26,21 +25,29 @@ func wantPositions(t testing.TB, when string, c *net.TCPConn, written, read int)
 	}
 }
 
-// fill writes until nothing more fits, and returns how much did.
+// fill writes until nothing more fits, and returns how much did. A deadline would not tell: it may be
+// over before a Write has begun.
 func fill(t testing.TB, c *net.TCPConn) (n int) {
 	t.Helper()
-	for b := make([]byte, 64<<10); ; {
-		c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
-		m, err := c.Write(b)
-		n += m
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			c.SetWriteDeadline(time.Time{})
-			return n
+	_, err := control(c, func(fd int) (bool, error) {
+		for b := make([]byte, 64<<10); ; {
+			m, err := unix.Write(fd, b)
+			n += max(m, 0)
+			if err == unix.EAGAIN {
+				var ready int
+				if ready, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 20); ready == 0 && err == nil {
+					return true, nil
+				}
+			}
+			if err != nil && err != unix.EINTR {
+				return false, err
+			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+	return n
 }
 
 func read(t testing.TB, c *net.TCPConn, n int) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +27,12 @@ func TestMain(m *testing.M) {
 //
 //go:noinline
 func hangs() {
-	fmt.Println("begins")
+	go func() { // once it sleeps: of a goroutine that runs, on another thread than SIGQUIT's, no stack is shown
+		for b := make([]byte, 64<<10); !bytes.Contains(b[:runtime.Stack(b, true)], []byte("goroutine 1 [sleep")); {
+			runtime.Gosched()
+		}
+		fmt.Println("begins")
+	}()
 	for {
 		time.Sleep(time.Hour)
 	}

@@ -45,7 +45,7 @@ func TestSocketsThatLinger(t *testing.T) {
 	r.siege(bounds{descriptors: 30 * 8, space: 30 << 28})
 	r.victim.tell("close")
 	var took time.Duration
-	if r.victim.hear("closed", &took); took > 2*time.Second {
+	if r.victim.hear("closed", &took); took > 10*time.Second { // they linger for an hour
 		t.Errorf("the listener's Close took %v", took)
 	}
 }

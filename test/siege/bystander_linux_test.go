@@ -92,6 +92,7 @@ func clientPhase(address string, kept net.Conn, limit time.Duration) *experience
 // dialMoved dials, and waits until the connection has moved, or does not.
 func dialMoved(network, address string) (net.Conn, error) {
 	var d san.Dialer
+	d.Options.AttemptTimeout = 8 * time.Second // a machine that is busy stops processes for seconds; whoever hangs still shows
 	d.Options.MoveAtOnce = true
 	return dialMovedBy(&d, network, address)
 }

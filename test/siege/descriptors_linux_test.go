@@ -113,11 +113,11 @@ func (a *attacker) stuffable(i int) (l *rawshm.Conduit, m rawshm.Message, err er
 	return l, m, err
 }
 
-// ends reports whether the peer hangs up, sooner than on a link that is idle, and agrees to
-// nothing before.
+// ends reports whether the peer hangs up, sooner than on a link that is idle, which it does after
+// 5 s, and agrees to nothing before. A machine that is busy may stop it for 3 s.
 func ends(socket int) bool {
 	for {
-		m, fds, err := rawshm.Receive(socket, 2*time.Second)
+		m, fds, err := rawshm.Receive(socket, 3500*time.Millisecond)
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
