@@ -158,13 +158,11 @@ func TestBothEndsArePassedOn(t *testing.T) {
 			}
 			defer ends[i].Close()
 		}
-		waitFor(t, "it moves", func() bool {
-			for range firstTurns + 4 { // after a first try that failed it takes four times as many
-				send(t, ends[0], ends[1], "there")
-				send(t, ends[1], ends[0], "and back")
-			}
-			return InfoOf(ends[0]).Provider == shm.Name
-		})
+		for range firstTurns + 4 { // after a first try that failed it takes four times as many
+			send(t, ends[0], ends[1], "there")
+			send(t, ends[1], ends[0], "and back")
+		}
+		wantMoved(t, ends[0], shm.Name)
 	}
 }
 
