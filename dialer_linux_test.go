@@ -115,7 +115,7 @@ func TestDialMoveIsTriedAgain(t *testing.T) {
 		}
 		return false
 	}
-	const tries = 4
+	const tries = 5 // a few in vain are no reason to stop
 	from := uint64(0)
 	for n, distance := 0, uint64(moving.FirstUse); n < tries; n, distance = n+1, moving.MoreUse*distance {
 		if write(from + distance) {
@@ -174,27 +174,6 @@ func wantStaysByUse(t testing.TB, c, to net.Conn, why Reason) {
 func isTrying() bool {
 	running, _, ok := moving.Queue.Counts()
 	return running > 0 || !ok
-}
-
-// … also where it has failed often.
-func TestDialMoveIsTriedWhileItIsUsed(t *testing.T) {
-	f := useFake(t)
-	f.fail = func(context.Context) error { return &Unavailable{Reason: ReasonTimeout} }
-	l := plainListen(t, "127.0.0.1:0")
-	c := mustDial(t, new(Dialer), l.Addr().String())
-	s := mustAccept(t, l)
-	for n := range 10 {
-		if n > 0 {
-			send(t, c, s, "too early")
-			if f.tried() != n || isTrying() {
-				t.Fatalf("tried %d times, after %d", f.tried(), n)
-			}
-		}
-		newconn.HandleOf(c).CallUse(0) // as if it had been used as much as it takes
-		send(t, c, s, "a use")
-		waitFor(t, "the try", func() bool { return f.tried() == n+1 && !isTrying() })
-	}
-	wantFallback(t, c, ReasonTimeout)
 }
 
 func TestDialPolicyNeverTriesNoProvider(t *testing.T) {

@@ -264,7 +264,7 @@ func (p *parts) close() (err error) {
 	return err
 }
 
-// forgotten closes them when nobody has the listener. All cleanups of the process wait for each other.
+// forgotten closes them in the background: all cleanups of the process wait for each other.
 func (p *parts) forgotten() { go p.close() }
 
 // Accept waits for the next connection and returns a *sanconn.Conn, or a *net.TCPConn if the

@@ -10,9 +10,9 @@ import (
 
 // Counters count for the whole process, since its start.
 type Counters struct {
-	// Dialed and Accepted count connections by provider; "tcp" is one too, as which each counts
-	// at first, and then as each to which it moves. Other networks count by their names; what
-	// their listeners accept does not count.
+	// Dialed and Accepted count connections by provider: each as "tcp" at first, and once more
+	// whenever it moves. Dials of other networks count by their names; what their listeners accept
+	// does not count.
 	Dialed, Accepted map[string]uint64
 	// Open is how many connections over a SAN are open now, by provider.
 	Open map[string]int

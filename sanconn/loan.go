@@ -26,7 +26,8 @@ var (
 // Reserve returns room in the memory that the connection sends from, for a caller that
 // would otherwise fill a buffer and Write it: at least one byte, up to n. It blocks while
 // there is no room. The caller fills the room from its front and calls Commit; until then
-// other Writes wait, and other Reserves, and after it the room must not be used. Its errors are those of Write.
+// other Writes and Reserves wait, and after it the room must not be used. Its errors are those
+// of Write.
 // Until then a connection that has moved does not go back to TCP either: File and Control, of
 // either end, wait for that, and so do then all its Reads and Writes.
 // On TCP the room is a buffer of up to 64 KiB.
