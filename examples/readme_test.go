@@ -3,7 +3,6 @@ package examples
 import (
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -33,23 +32,8 @@ func readmePrograms(t *testing.T, address string) []string {
 	return programs
 }
 
-// unusedAddress is one that stays unused while the programs are built: its port is
-// below those that systems hand out, to a dial's own end for instance.
-func unusedAddress(t *testing.T) string {
-	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000)))
-		if err == nil {
-			l.Close()
-			return l.Addr().String()
-		}
-	}
-	t.Fatal("no address is unused")
-	return ""
-}
-
 func TestTheREADMEsServerAndClientWork(t *testing.T) {
-	address := unusedAddress(t)
+	address := testenv.UnusedAddress(t)
 	programs := readmePrograms(t, address)
 	if len(programs) != 2 {
 		t.Fatalf("%d programs in the README; want a server and a client", len(programs))

@@ -6,7 +6,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os/exec"
 	"strings"
@@ -61,7 +60,8 @@ func TestPrograms(t *testing.T) {
 				testenv.Missing(t, "ibverbs-utils and rdmacm-utils, or perftest: "+err.Error())
 			}
 			f := New(t, tt.settings)
-			port := fmt.Sprint("-p ", freePort(t))
+			_, port, _ := net.SplitHostPort(testenv.UnusedAddress(t))
+			port = "-p " + port
 			server := strings.Fields(tt.args + " " + port)
 			client := strings.Fields(tt.args + " " + port + " " + tt.client)
 			if tt.program == "rping" {
@@ -107,19 +107,4 @@ func (f Fabric) both(t *testing.T, program string, server, client []string) {
 		case <-time.After(50 * time.Millisecond): // it may not listen yet
 		}
 	}
-}
-
-// freePort is a TCP port that was free just now: one below those that systems hand out, to a
-// dial's own end for instance, before the server has it.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000)))
-		if err == nil {
-			l.Close()
-			return l.Addr().(*net.TCPAddr).Port
-		}
-	}
-	t.Fatal("no port is free")
-	return 0
 }

@@ -3,7 +3,6 @@ package interop
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -91,7 +90,7 @@ func (b *backend) start(t *testing.T) {
 	if err := os.Chmod(b.dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	b.address = unusedAddress(t)
+	b.address = testenv.UnusedAddress(t)
 	_, port, _ := net.SplitHostPort(b.address)
 	create := b.command(t, b.create(b.dir, port))
 	if out, err := create.CombinedOutput(); err != nil {
@@ -150,19 +149,4 @@ func (b *backend) serve(l net.Listener) func() error {
 		return new(net.Dialer).DialContext(ctx, "tcp", address)
 	}}
 	return inBackground(func() error { return proxy.Serve(l) }, proxy.Close, nil)
-}
-
-// unusedAddress is one that nobody listens on: its port is below those that systems hand
-// out, to a dial's own end for instance.
-func unusedAddress(t *testing.T) string {
-	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000)))
-		if err == nil {
-			l.Close()
-			return l.Addr().String()
-		}
-	}
-	t.Fatal("no address is unused")
-	return ""
 }
