@@ -30,26 +30,23 @@ const (
 func choose(policy Policy, want []string, o sanconn.Options, rdma RDMA, dir string) (moving.Choice, error) {
 	env := processEnvironment()
 	c := moving.Choice{Settings: settle(o, rdma, policy, dir, env)}
-	known := moving.Names()
 	if env.Err != nil {
 		return c, env.Err
 	}
 	for _, name := range want {
-		if !slices.Contains(known, name) {
+		if known := moving.Names(); !slices.Contains(known, name) {
 			return c, fmt.Errorf("san: unknown provider %q in Providers; known are %s", name, strings.Join(known, ", "))
 		}
 	}
-	switch {
-	case want == nil && env.Restricted:
+	if want == nil {
 		want = env.Providers
-	case want == nil:
-		want = known
 	}
 	disabled := len(want) == 0
+	c.Providers = make([]moving.Provider, 0, len(want))
 	for _, name := range want {
 		i := slices.IndexFunc(moving.Registry, func(p moving.Provider) bool { return p.Name() == name })
 		switch {
-		case !env.Allows(name):
+		case !slices.Contains(env.Providers, name):
 			disabled = true
 		case i >= 0 && !slices.Contains(c.Providers, moving.Registry[i]):
 			c.Providers = append(c.Providers, moving.Registry[i])

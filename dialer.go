@@ -13,8 +13,10 @@ import (
 // Dial connects to the address as net.Dial does, over a SAN where there is
 // one. It is the same as new(Dialer).Dial.
 func Dial(network, address string) (net.Conn, error) {
-	return new(Dialer).Dial(network, address)
+	return zeroDialer.Dial(network, address)
 }
+
+var zeroDialer Dialer
 
 // Dialer connects to addresses, over a SAN where there is one. The zero value
 // is ready for use. Its methods may be called concurrently; its fields must not be

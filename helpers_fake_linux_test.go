@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sanconn/san/internal/environment"
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
@@ -45,9 +46,12 @@ func useFake(t *testing.T) *fake {
 // useProviders replaces the providers of the process for the rest of the test.
 func useProviders(t *testing.T, providers ...moving.Provider) {
 	t.Helper()
-	old := moving.Registry
+	registry, read := moving.Registry, processEnvironment
+	env := *read()
 	moving.Registry = providers
-	t.Cleanup(func() { moving.Registry = old })
+	env.Providers = moving.Names()
+	processEnvironment = func() *environment.Values { return &env }
+	t.Cleanup(func() { moving.Registry, processEnvironment = registry, read })
 }
 
 // byShm is the provider of shared memory.

@@ -19,8 +19,7 @@ import (
 
 // Values are what operators have set.
 type Values struct {
-	Restricted bool     // SAN_PROVIDERS is set
-	Providers  []string // then: those that may be used, in order
+	Providers  []string // that may be used, in order: SAN_PROVIDERS, or all
 	Disable    session.Feature
 	MoveAtOnce bool   // SAN_MOVE=now
 	ShmDir     string // SAN_SHM_DIR
@@ -38,11 +37,6 @@ type Values struct {
 	arena        int // MiB of regcache.DefaultArena
 
 	Err error // about the first value that is not understood
-}
-
-// Allows reports whether a provider may be used.
-func (e *Values) Allows(provider string) bool {
-	return !e.Restricted || slices.Contains(e.Providers, provider)
 }
 
 // Read reads the environment, which may name these providers, and does what it says for all
@@ -64,7 +58,6 @@ func Read(providers []string) *Values {
 func parse(lookup func(string) (string, bool), providers []string) Values {
 	v := variables{lookup: lookup}
 	return Values{
-		Restricted:   v.text("SAN_PROVIDERS") != "",
 		Providers:    v.providers(providers),
 		Disable:      v.features(),
 		MoveAtOnce:   v.word("SAN_MOVE", "now") == "now",
@@ -100,6 +93,9 @@ func (v *variables) text(name string) string {
 }
 
 func (v *variables) providers(known []string) (names []string) {
+	if v.text("SAN_PROVIDERS") == "" {
+		return known
+	}
 	for _, word := range v.words("SAN_PROVIDERS") {
 		switch {
 		case word == "none":

@@ -10,6 +10,7 @@ import (
 )
 
 func TestParseEnvironment(t *testing.T) {
+	all := []string{"shm", "verbs"}
 	for _, c := range []struct {
 		name string
 		vars map[string]string
@@ -18,10 +19,10 @@ func TestParseEnvironment(t *testing.T) {
 	}{
 		{name: "nothing set"},
 		{name: "set but empty", vars: map[string]string{"SAN_PROVIDERS": " ", "SAN_DISABLE": ""}},
-		{name: "a list of nothing", vars: map[string]string{"SAN_PROVIDERS": ","}, want: Values{Restricted: true}},
-		{name: "none", vars: map[string]string{"SAN_PROVIDERS": "none"}, want: Values{Restricted: true}},
+		{name: "a list of nothing", vars: map[string]string{"SAN_PROVIDERS": ","}, want: Values{}},
+		{name: "none", vars: map[string]string{"SAN_PROVIDERS": "none"}, want: Values{}},
 		{name: "a list, untidy", vars: map[string]string{"SAN_PROVIDERS": " verbs,, SHM "},
-			want: Values{Restricted: true, Providers: []string{"verbs", "shm"}}},
+			want: Values{Providers: []string{"verbs", "shm"}}},
 		{name: "mechanisms", vars: map[string]string{"SAN_DISABLE": "rdmaread, poll"},
 			want: Values{Disable: session.FeatureRDMARead | session.FeaturePoll}},
 		{name: "RDMA", vars: map[string]string{"SAN_SUBNETS": "10.8.0.0/16, FD08::/64", "SAN_IWARP_OFFSET": " 20000", "SAN_SHARED_DOMAIN": "on", "SAN_RDMACM": "OFF"},
@@ -49,12 +50,15 @@ func TestParseEnvironment(t *testing.T) {
 		{name: "unknown mechanism", vars: map[string]string{"SAN_DISABLE": "zerocopy"}, err: `"zerocopy" in SAN_DISABLE`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := parse(func(k string) (string, bool) { v, ok := c.vars[k]; return v, ok }, []string{"shm", "verbs"})
+			got := parse(func(k string) (string, bool) { v, ok := c.vars[k]; return v, ok }, all)
 			if (got.Err == nil) != (c.err == "") || got.Err != nil && !strings.Contains(got.Err.Error(), c.err) {
 				t.Fatalf("error %v, want %q", got.Err, c.err)
 			}
 			if c.err != "" {
 				return
+			}
+			if strings.TrimSpace(c.vars["SAN_PROVIDERS"]) == "" {
+				c.want.Providers = all
 			}
 			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(Values{}), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
