@@ -54,6 +54,10 @@ func TestAlarm(t *testing.T) {
 		i.want(t, "now", true, 3)
 		d.set(time.Time{})
 		i.want(t, "cleared", false, 4)
+		d.set(time.Now().Add(3 * time.Second))
+		d.set(time.Now().Add(time.Second))
+		time.Sleep(2 * time.Second)
+		i.want(t, "moved nearer", true, 5)
 	})
 }
 

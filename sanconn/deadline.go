@@ -124,7 +124,7 @@ func (d *deadline) toSession(interrupt func(bool)) {
 // toTCP ends toSession.
 func (d *deadline) toTCP(tcp *net.TCPConn) {
 	if d.alarm != nil {
-		d.alarm.set(time.Time{})
+		d.alarm.stop()
 	}
 	d.alarm, d.held = nil, false
 	d.setTCP(tcp, d.want)
@@ -134,7 +134,7 @@ func (d *deadline) toTCP(tcp *net.TCPConn) {
 // those there.
 func (d *deadline) end(tcp *net.TCPConn) {
 	if d.alarm != nil {
-		d.alarm.set(time.Time{})
+		d.alarm.stop()
 	}
 	d.hold(tcp)
 }
@@ -164,42 +164,66 @@ type alarm struct {
 	interrupt func(bool) // does not block
 
 	mu      sync.Mutex  // guards the following, and orders the calls of interrupt
-	timer   *time.Timer // made at first use, then reused
 	at      time.Time   // with a monotonic reading; zero: none
+	timer   *time.Timer // made at first use, then reused
+	fires   time.Time   // when timer does; zero: it does not
 	expired bool
 }
 
-// set moves the deadline to t; the zero time means none.
+// set moves the deadline to t; the zero time means none. A timer that fires before t stays as it is,
+// and is set again when it has fired: many programs move the deadline, or clear and set it, with each
+// call, and setting a timer would take most of that.
 func (d *alarm) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if t.IsZero() {
+		d.at = time.Time{}
+		d.change(false)
+		return
+	}
+	// fire compares two monotonic readings, so that a step of the wall clock cannot
+	// lose the deadline.
+	now := time.Now()
+	wait := t.Sub(now)
+	d.at = now.Add(wait)
+	if wait > 0 && (d.fires.IsZero() || d.at.Before(d.fires)) {
+		d.start(wait)
+	}
+	d.change(wait <= 0)
+}
+
+// stop clears the deadline for good: a running timer would keep the session alive.
+func (d *alarm) stop() {
+	d.set(time.Time{})
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.timer != nil {
-		d.timer.Stop() // if it has just fired, fire sees that at has changed
+		d.timer.Stop() // if it has just fired, fire sees that there is no deadline
 	}
-	d.at = time.Time{}
-	wait := time.Until(t)
-	expired := !t.IsZero() && wait <= 0
-	if !t.IsZero() && !expired {
-		// fire compares two monotonic readings, so that a step of the wall clock cannot
-		// lose the deadline.
-		d.at = time.Now().Add(wait)
-		if d.timer == nil {
-			d.timer = time.AfterFunc(wait, d.fire)
-		} else {
-			d.timer.Reset(wait)
-		}
+}
+
+// start has the timer fire at the deadline, in so long. mu is held.
+func (d *alarm) start(wait time.Duration) {
+	if d.timer == nil {
+		d.timer = time.AfterFunc(wait, d.fire)
+	} else {
+		d.timer.Reset(wait)
 	}
-	d.change(expired)
+	d.fires = d.at
 }
 
 // fire is the timer's function. The deadline may have moved before it runs.
 func (d *alarm) fire() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.at.IsZero() || time.Until(d.at) > 0 {
-		return
+	d.fires = time.Time{}
+	switch wait := time.Until(d.at); {
+	case d.at.IsZero():
+	case wait > 0:
+		d.start(wait)
+	default:
+		d.change(true)
 	}
-	d.change(true)
 }
 
 // change tells the session if the state has changed. mu is held.
