@@ -130,7 +130,7 @@ func TestLargeWritesWithoutWindows(t *testing.T) {
 		return
 	}
 	cfg := Config{Disable: session.FeatureWindows}
-	_, lacks := forgetAnswer(t)
+	_, lacks := forgetFindings(t)
 	if lacks {
 		cfg.Disable = 0
 	}
@@ -165,9 +165,9 @@ func TestLargeWritesWithoutWindows(t *testing.T) {
 	}
 }
 
-// forgetAnswer has the process not know what the device's windows are worth. lacks: it has
+// forgetFindings has the process not know what the device's windows are worth. lacks: it has
 // none.
-func forgetAnswer(t *testing.T) (key string, lacks bool) {
+func forgetFindings(t *testing.T) (f *findings, lacks bool) {
 	t.Helper()
 	cable(t)
 	ctx, err := ibv.Open(hwsim.Device)
@@ -175,10 +175,7 @@ func forgetAnswer(t *testing.T) (key string, lacks bool) {
 		t.Fatal(err)
 	}
 	defer ctx.Close()
-	key = keyOf(ctx)
-	probed.mu.Lock()
-	delete(probed.m, key)
-	probed.mu.Unlock()
+	found.Delete(keyOf(ctx))
 	pd, err := ctx.AllocPD()
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +185,7 @@ func forgetAnswer(t *testing.T) (key string, lacks bool) {
 	if err == nil {
 		mw.Close()
 	}
-	return key, err != nil
+	return findingsOf(ctx), err != nil
 }
 
 // A connection that lives already uses windows once the device has answered, and those made
@@ -198,12 +195,10 @@ func TestWindowsComeOn(t *testing.T) {
 		return
 	}
 	nothingLeft(t)
-	key, _ := forgetAnswer(t)
-	probed.mu.Lock()
-	probed.m[key] = probeAnswer{until: time.Now().Add(time.Hour)} // inconclusive: nobody tries
-	probed.mu.Unlock()
-	measured.Store(key, func() int { return 0 }) // nor does anybody measure
-	defer measured.Delete(key)
+	f, _ := forgetFindings(t)
+	f.again = time.Now().Add(time.Hour) // inconclusive: nobody tries
+	f.measuring.Do(func() {})           // nor does anybody measure
+	defer found.Clear()
 	l := listen(t, Config{})
 	x, y, err := connect(l, Config{})
 	if err != nil {
@@ -212,7 +207,6 @@ func TestWindowsComeOn(t *testing.T) {
 	a, b := negotiate(t, x, y, session.Config{})
 	expectBoxed(t, a, b, largeWrite)
 
-	forgetAnswer(t)
 	x.dev.probeWindows()
 	returns := map[*Endpoint]*returnCount{x: countReturns(x), y: countReturns(y)}
 	for range 4 {
@@ -240,12 +234,10 @@ func TestListenerProbes(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
 	}
-	key, _ := forgetAnswer(t)
+	f, _ := forgetFindings(t)
 	listen(t, Config{})
 	testenv.Eventually(t, patience, func() error {
-		probed.mu.Lock()
-		defer probed.mu.Unlock()
-		if !probed.m[key].trusted {
+		if !f.windows.Load() {
 			return errors.New("the device's windows are not trusted")
 		}
 		return nil
