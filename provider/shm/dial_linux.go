@@ -55,7 +55,7 @@ func locate(ctx context.Context, key linkKey, cfg Config) (*link, error) {
 		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil {
 			return l, err
 		}
-		// The dial that first asked for the link had a shorter timeout.
+		// The dial that first asked for the link did so earlier, and its time is over.
 	}
 }
 
