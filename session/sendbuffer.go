@@ -77,11 +77,6 @@ func (o *sendBuffer) room() int { return len(o.buf) - o.used() }
 // open reports whether it takes bytes, which leave by RDMA.
 func (o *sendBuffer) open() bool { return o.state == bufferOpen }
 
-// passedBy reports whether n bytes of a Write go in messages rather than through the send buffer:
-// nothing in the send buffer is before them, and the send buffer is not open, or not for so few
-// (from is the least).
-func (o *sendBuffer) passedBy(n, from int) bool { return o.unsent() == 0 && !(o.open() && n >= from) }
-
 // copyIn copies bytes from the front of p, and returns how many; more: the Write goes on after p.
 func (o *sendBuffer) copyIn(p []byte, more bool) int {
 	if !o.open() {

@@ -122,7 +122,8 @@ func (t *sender) trySend(p []byte, more bool) int {
 	if len(p) == 0 || !t.mayWrite() {
 		return 0
 	}
-	if t.buffer.passedBy(len(p), t.plan.bufferFrom) {
+	// Nothing in the send buffer is before them, and it is not open, or not for so few.
+	if o := &t.buffer; o.unsent() == 0 && !(o.open() && len(p) >= t.plan.bufferFrom) {
 		if n := t.tryMessage(p, min(len(p), minFragment), more); n > 0 {
 			return n
 		}
@@ -163,11 +164,6 @@ func (t *sender) intoBuffer(p []byte, more bool) int {
 		t.drainBuffer()
 	}
 	return n
-}
-
-// tryOneMessage sends all of p in one message, if there is room for it.
-func (t *sender) tryOneMessage(p []byte) bool {
-	return wire.HeaderLen+len(p) <= t.plan.maxMsg && t.tryMessage(p, len(p), false) > 0
 }
 
 // tryPacked sends all of v in one message, or nothing, and returns the bytes sent.
@@ -352,7 +348,7 @@ func (t *sender) endLoan(n int) (ok bool) {
 		t.stats.bytes += uint64(n)
 	case room != nil && !t.closed:
 		t.msgs.Commit(0)
-	case n > 0 && t.buffer.passedBy(n, t.plan.bufferFrom) && t.tryOneMessage(reserved[:n]):
+	case n > 0 && n <= t.plan.whole && t.buffer.unsent() == 0 && t.tryMessage(reserved[:n], n, false) > 0:
 	case n > 0: // not behind an RDMA write
 		t.buffer.tail += int64(n)
 		t.buffer.inWrite = false
