@@ -29,11 +29,6 @@ const (
 	offerOver                 // ReadDone came: the peer reads no more
 )
 
-// unfinished reports whether it is the one with that id, which is not over.
-func (o *outOffer) unfinished(id uint32) bool {
-	return o.id == id && (o.state == offerOpen || o.state == offerCancelled)
-}
-
 const (
 	// offerInline is how many bytes of an offered Write go with the offer itself
 	// (D5): enough for a protocol's header, so that the reader can start.
@@ -64,7 +59,7 @@ func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
 // takeBack cancels the open offer before the peer has all of it (D12): the peer ends it by
 // ReadDone.
 func (t *sender) takeBack(id uint32) {
-	if o := &t.offer; o.unfinished(id) && o.state == offerOpen {
+	if o := &t.offer; o.id == id && o.state == offerOpen {
 		o.state = offerCancelled
 		t.queueControl(wire.Cancel(wire.TypeCancelRead, id))
 	}
@@ -83,7 +78,7 @@ func (o *outOffer) end(first int, stats *traffic) (taken int) {
 
 // readByPeer handles ReadDone.
 func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
-	if !o.unfinished(m.ID) { // it crossed our own end of that offer
+	if m.ID != o.id || o.state != offerOpen && o.state != offerCancelled { // it crossed our own end of that offer
 		return
 	}
 	gone := m.Flags&wire.FlagGone != 0
