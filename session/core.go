@@ -216,12 +216,9 @@ func connErr(err error) error {
 // taken returns a number that grows as the peer takes what is sent: it answers, or makes room
 // for more. Credit alone does not count: control messages bring it, too.
 func (c *core) taken() uint64 {
-	c.rxMu.Lock()
-	n := c.rx.stats.progress
-	c.rxMu.Unlock()
 	c.txMu.Lock()
 	defer c.txMu.Unlock()
-	return n + c.tx.stats.progress
+	return c.moved.Load() + c.tx.carried
 }
 
 // borrow begins a loan: the session's memory stays until its end. It fails once the session

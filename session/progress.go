@@ -103,7 +103,6 @@ func (e *engine) handleMessageLocked(m []byte) {
 	case wire.TypeData, wire.TypeFill, wire.TypeOfferRead:
 		rx.payload(h, m)
 	case wire.TypeReadDone, wire.TypeNearDone, wire.TypeRefuse, wire.TypeInbox, wire.TypeEmptied:
-		rx.stats.progress++
 		e.moved.Add(1)
 		e.aboutSendingLocked(h, m)
 	default:

@@ -30,7 +30,7 @@ type receiver struct {
 
 	polls uint64 // polls that took all that the endpoint had seen
 	do    receiverDo
-	stats traffic // progress: messages about what this end sends
+	stats traffic
 }
 
 // phase is how far the connection has come. It only grows: see reach.

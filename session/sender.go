@@ -28,10 +28,11 @@ type sender struct {
 	reserved        []byte // what the application fills: room of a message, or of the send buffer
 	reservedMessage []byte // … with its header, of a message; nil: it is of the send buffer
 
-	buffer sendBuffer
-	offer  outOffer
-	do     due     // wake: of a Write
-	stats  traffic // progress: messages with bytes of the stream, or about bytes of it
+	buffer  sendBuffer
+	offer   outOffer
+	do      due // wake: of a Write
+	stats   traffic
+	carried uint64 // messages but control: see core.taken
 }
 
 // lastMessage ends the stream, behind all bytes.
@@ -220,7 +221,7 @@ func (t *sender) commitMessage(room []byte, typ wire.Type, flags uint8, n int) {
 	t.credits.Sent()
 	t.credits.Mark()
 	t.stats.messages++
-	t.stats.progress++
+	t.carried++
 }
 
 // send sends a control message if there is room and credit.

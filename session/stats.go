@@ -22,7 +22,6 @@ type traffic struct {
 	bytes, messages, offers              uint64
 	movedBytes, bufferedBytes, loanBytes uint64 // of the bytes: see Stats
 	stalls, noBox, unregistered          uint64
-	progress                             uint64 // what a Close looks at: see core.taken
 }
 
 // Stats returns a snapshot of the counters.
