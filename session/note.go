@@ -40,7 +40,7 @@ func (w *writing) SendNote(note []byte) (err error) {
 			err = ErrClosed
 			return
 		}
-		tx.queueControl(wire.Note(slices.Clone(note)))
+		tx.queueControl(wire.Bytes(wire.TypeNote, slices.Clone(note)))
 	})
 	w.enlistPending() // it may have found no room
 	return err

@@ -312,7 +312,7 @@ func (t *sender) urgentMessage(p []byte) bool {
 	if t.urgent {
 		return false
 	}
-	c := wire.Urgent(p)
+	c := wire.Bytes(wire.TypeUrgent, p)
 	t.urgent = t.send(&c)
 	return t.urgent
 }

@@ -3,17 +3,10 @@ package wire
 // noteMost is the longest note in bytes.
 const noteMost = 240
 
-// Note carries something for the layers above the session alone. The note must not be
-// changed as long as the message waits.
-func Note(note []byte) Control {
-	c := Plain(TypeNote)
-	c.more = note
-	return c
-}
-
-// Urgent has bytes out of band, which must not be changed as long as the message waits.
-func Urgent(p []byte) Control {
-	c := Plain(TypeUrgent)
+// Bytes encodes a Note or an Urgent with these bytes, which must not be changed as long as the
+// message waits.
+func Bytes(t Type, p []byte) Control {
+	c := Plain(t)
 	c.more = p
 	return c
 }

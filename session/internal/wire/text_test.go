@@ -67,7 +67,7 @@ func TestTextAndStream(t *testing.T) {
 		{withHeader(h(TypeFill, FlagMore), FillLen, fill(600)), "Fill len=16 credit=7 bytes=600 more", 600, false},
 		{credited(Emptied(500)), "Emptied len=24 credit=7 upto=500", 0, false},
 		{credited(Plain(TypeNearDone)), "NearDone len=8 credit=7", 0, false},
-		{credited(Note([]byte("abc"))), "Note len=11 credit=7", 0, false},
+		{credited(Bytes(TypeNote, []byte("abc"))), "Note len=11 credit=7", 0, false},
 	} {
 		if got := Text(tt.m); got != tt.text {
 			t.Errorf("%q instead of %q", got, tt.text)

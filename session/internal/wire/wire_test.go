@@ -44,7 +44,7 @@ func TestMessagesAreEncodedAsDocumented(t *testing.T) {
 		{"ReadDone", encoded(ReadDone{ID: 0x0a0b0c0d, Flags: FlagGone, Count: 0x0102030405060708}.Control()), "\x07\x02\x00\x00" + credit + id + count},
 		{"CancelRead", encoded(Cancel(TypeCancelRead, 0x0a0b0c0d)), "\x09\x00\x00\x00" + credit + id},
 		{"Refuse", encoded(Cancel(TypeRefuse, 0x0a0b0c0d)), "\x12\x00\x00\x00" + credit + id},
-		{"Note", encoded(Note([]byte("abc"))), "\x18\x00\x00\x00" + credit + "abc"},
+		{"Note", encoded(Bytes(TypeNote, []byte("abc"))), "\x18\x00\x00\x00" + credit + "abc"},
 		{"Inbox", encoded(Inbox(d)), "\x14\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + desc},
 		{"Fill", withHeader(h(TypeFill, FlagMore), FillLen, fill(0x0a0b0c0d)), "\x15\x01\x00\x00" + credit + id},
 		{"Emptied", encoded(Emptied(0x0102030405060708)), "\x16\x00\x00\x00" + credit + "\x00\x00\x00\x00\x00\x00\x00\x00" + count},
@@ -109,7 +109,7 @@ func parsedControl(t Type, m []byte) (Control, error) {
 		return Inbox(d), err
 	case TypeNote:
 		n, err := ParseNote(m)
-		return Note(n), err
+		return Bytes(TypeNote, n), err
 	case TypeEmptied:
 		n, err := ParseEmptied(m)
 		return Emptied(n), err
@@ -137,7 +137,7 @@ func FuzzMessage(f *testing.F) {
 
 func TestShortMessagesAreRefused(t *testing.T) {
 	for _, c := range []Control{
-		ReadDone{}.Control(), Cancel(TypeCancelRead, 0), Cancel(TypeRefuse, 0), Inbox(Descriptor{}), Emptied(0), Note([]byte{1}),
+		ReadDone{}.Control(), Cancel(TypeCancelRead, 0), Cancel(TypeRefuse, 0), Inbox(Descriptor{}), Emptied(0), Bytes(TypeNote, []byte{1}),
 	} {
 		m := encoded(c)
 		if _, ok := parsed(m); !ok {
