@@ -49,11 +49,11 @@ type Conn struct {
 	refused error                     // why the last one came to nothing
 	leave   *leave                    // under way, or nil
 	changed chan struct{}             // closed at the next change of state; nil: nobody waits for one
-	keep    keepAlive
-	past    *Stats          // of sessions that were left, less what others had by TCP before; nil: nothing
-	over    bool            // the session has ended
-	left    bool            // the last session has been left
-	cleanup runtime.Cleanup // of a connection that the program forgets
+	keep    session.KeepAlive         // what the program has set
+	past    *Stats                    // of sessions that were left, less what others had by TCP before; nil: nothing
+	over    bool                      // the session has ended
+	left    bool                      // the last session has been left
+	cleanup runtime.Cleanup           // of a connection that the program forgets
 }
 
 // ErrNoUrgent is returned by ReadUrgent when no urgent data is waiting.

@@ -149,7 +149,7 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 	}
 	c.session, c.over, c.refused, c.left = s, false, nil, false
 	c.name(s)
-	c.keep.apply(s)
+	s.SetKeepAlive(c.keep)
 	if resetsAtClose(c.tcp) { // perhaps by the descriptor, or before there was a connection
 		c.reset.Store(true)
 		s.ResetAtDeath(true)

@@ -42,36 +42,21 @@ func (c *Conn) set(err error) error {
 	return err
 }
 
-// keepAlive is what the program has set; nil: nothing. Conn's mu guards it.
-type keepAlive struct {
-	on     *bool
-	period *time.Duration
-}
-
-func (k keepAlive) apply(s *session.Session) {
-	if k.period != nil {
-		s.SetKeepAlivePeriod(*k.period)
-	}
-	if k.on != nil {
-		s.SetKeepAlive(*k.on)
-	}
-}
-
 // setKeepAlive sets what is not nil, for the session that there is and for those that come.
-func (c *Conn) setKeepAlive(set keepAlive) {
+func (c *Conn) setKeepAlive(set session.KeepAlive) {
 	c.mu.Lock()
-	c.keep = keepAlive{cmp.Or(set.on, c.keep.on), cmp.Or(set.period, c.keep.period)}
+	c.keep = session.KeepAlive{On: cmp.Or(set.On, c.keep.On), Period: cmp.Or(set.Period, c.keep.Period)}
 	s := c.session
 	c.mu.Unlock()
 	if s != nil {
-		set.apply(s)
+		s.SetKeepAlive(set)
 	}
 }
 
 // SetKeepAlive switches keepalives off, or on at the interval that they had, on both
 // carriers; see Options.KeepAlive.
 func (c *Conn) SetKeepAlive(on bool) error {
-	c.setKeepAlive(keepAlive{on: &on})
+	c.setKeepAlive(session.KeepAlive{On: &on})
 	return c.set(c.tcp.SetKeepAlive(on))
 }
 
@@ -79,13 +64,13 @@ func (c *Conn) SetKeepAlive(on bool) error {
 // means the default of 15 s; a negative period changes nothing there. It does not switch them
 // on.
 func (c *Conn) SetKeepAlivePeriod(d time.Duration) error {
-	c.setKeepAlive(keepAlive{period: &d})
+	c.setKeepAlive(session.KeepAlive{Period: &d})
 	return c.set(c.tcp.SetKeepAlivePeriod(d))
 }
 
 // SetKeepAliveConfig is TCP's; on a SAN it is SetKeepAlivePeriod with config.Idle and
 // SetKeepAlive with config.Enable.
 func (c *Conn) SetKeepAliveConfig(config net.KeepAliveConfig) error {
-	c.setKeepAlive(keepAlive{&config.Enable, &config.Idle})
+	c.setKeepAlive(session.KeepAlive{On: &config.Enable, Period: &config.Idle})
 	return c.set(c.tcp.SetKeepAliveConfig(config))
 }

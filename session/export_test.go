@@ -57,6 +57,10 @@ func (s *Session) WakeRead()     { s.rd.signal() }
 // SetSpin is for how long waits poll from now on; no operation is in progress.
 func (s *Session) SetSpin(d time.Duration) { s.spin = d }
 
+// KeepAliveOn and KeepAlivePeriod are SetKeepAlive of one thing.
+func (s *Session) KeepAliveOn(on bool)             { s.SetKeepAlive(KeepAlive{On: &on}) }
+func (s *Session) KeepAlivePeriod(d time.Duration) { s.SetKeepAlive(KeepAlive{Period: &d}) }
+
 // HoldReceiver keeps what guards the receiver until release, as an operation does that is stuck.
 func (s *Session) HoldReceiver() (release func()) {
 	s.rxMu.Lock()

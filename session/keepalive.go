@@ -53,29 +53,25 @@ func (k *keepalive) stop() {
 	}
 }
 
-// SetKeepAlive switches keepalive off, or on with its last interval (15 s if it had
-// none). It has no effect where the provider detects dead peers itself.
-func (s *Session) SetKeepAlive(on bool) {
-	k := &s.alive
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.on != on {
-		k.on = on
-		k.restartLocked()
-	}
+// KeepAlive is what a program sets of keepalive; what is nil stays as it is.
+type KeepAlive struct {
+	On     *bool          // on again, it has its last interval, or 15 s if it had none
+	Period *time.Duration // the interval, at least 1 s; 0: 15 s; negative: as it is
 }
 
-// SetKeepAlivePeriod changes the interval, to at least 1 s, but does not switch
-// keepalive on. Zero means 15 s; a negative d changes nothing.
-func (s *Session) SetKeepAlivePeriod(d time.Duration) {
-	if d < 0 {
-		return
-	}
+// SetKeepAlive changes keepalive. It has no effect where the provider detects dead peers itself.
+func (s *Session) SetKeepAlive(set KeepAlive) {
 	k := &s.alive
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.every = max(cmp.Or(d, defaultKeepAlive), minKeepAlive)
-	k.restartLocked()
+	if set.Period != nil && *set.Period >= 0 {
+		k.every = max(cmp.Or(*set.Period, defaultKeepAlive), minKeepAlive)
+		k.restartLocked()
+	}
+	if set.On != nil && *set.On != k.on {
+		k.on = *set.On
+		k.restartLocked()
+	}
 }
 
 // restartLocked applies on and every to the timer.

@@ -73,10 +73,10 @@ func TestAKeepAlivePeriodCountsFromThenOn(t *testing.T) {
 			a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: time.Hour})
 			ea.Cut()
 			const interval = 2 * time.Second
-			a.SetKeepAlivePeriod(interval)
+			a.KeepAlivePeriod(interval)
 			if again {
-				a.SetKeepAlive(false)
-				a.SetKeepAlive(true)
+				a.KeepAliveOn(false)
+				a.KeepAliveOn(true)
 			}
 			began := time.Now()
 			wantErr(t, "Read", within(t, goRead(a, make([]byte, 1))).err, syscall.ETIMEDOUT)
@@ -94,7 +94,7 @@ func TestAKeepAlivePeriodIsASecondAtLeast(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
 			a, b, _, _ := pair(t, messages, session.Config{KeepAlive: configured})
 			if configured == time.Hour {
-				a.SetKeepAlivePeriod(30)
+				a.KeepAlivePeriod(30)
 			}
 			pass(time.Minute)
 			if _, err := b.Write([]byte("x")); err != nil {
@@ -116,8 +116,8 @@ func TestKeepAliveMayBeOff(t *testing.T) {
 			t.Errorf("Read: %+v", x)
 		case <-time.After(24 * time.Hour):
 		}
-		a.SetKeepAlivePeriod(time.Second)
-		a.SetKeepAlive(true)
+		a.KeepAlivePeriod(time.Second)
+		a.KeepAliveOn(true)
 		wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
 	})
 }
@@ -132,15 +132,15 @@ func TestKeepAliveOnAgainHasItsPeriod(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
 			a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: c.configured})
 			ea.Cut()
-			a.SetKeepAlive(false)
+			a.KeepAliveOn(false)
 			r := goRead(a, make([]byte, 1))
 			select {
 			case x := <-r:
 				t.Errorf("Read: %+v", x)
 			case <-time.After(24 * time.Hour):
 			}
-			a.SetKeepAlivePeriod(-1) // as it was
-			a.SetKeepAlive(true)
+			a.KeepAlivePeriod(-1) // as it was
+			a.KeepAliveOn(true)
 			began := time.Now()
 			wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
 			if took := time.Since(began); took < 3*c.interval || took > 5*c.interval {

@@ -290,7 +290,7 @@ func (p *party) disturbs() {
 			}
 			last = got
 		case 4:
-			p.s.SetKeepAlivePeriod(duration(r, 10*time.Second, 30*time.Second))
+			p.s.KeepAlivePeriod(duration(r, 10*time.Second, 30*time.Second))
 		case 5:
 			p.s.Stats()
 		}
