@@ -91,6 +91,9 @@ func (in *incoming) turnLocked(c *Conn) bool {
 			s.StopRead()
 		}
 		in.san.Store(s)
+		if !c.state.in.ended {
+			s.GiveBackRead() // a way back in vain may have taken it
+		}
 		c.changedLocked() // for Moved
 	}
 	c.mu.Unlock()

@@ -1,5 +1,7 @@
 package sanconn
 
+import "github.com/sanconn/san/session"
+
 // LeaveSAN has a connection go back to TCP, as File does, but not for good.
 func LeaveSAN(c *Conn) error {
 	c.mu.Lock()
@@ -16,3 +18,6 @@ func Leaving(c *Conn) bool {
 
 // CommitSent is Commit, and returns how many bytes were sent.
 func CommitSent(c *Conn, n int) (int, error) { return c.commit(n) }
+
+// SessionOf returns the session that a connection's Reads go by; nil: they go by TCP.
+func SessionOf(c *Conn) *session.Session { return c.in.san.Load() }

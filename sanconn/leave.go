@@ -312,14 +312,12 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 }
 
 // staysLocked has each operation find what the session has to say of its end, behind what had
-// come. in.op, out.op and mu are held.
+// come: Reads once they turn to it again, as one that has found it before this may be late, and
+// would pass over what was read meanwhile. in.op, out.op and mu are held.
 func (l *leave) staysLocked(c *Conn) {
 	c.state.stays()
 	c.out.san.Store(l.session)
 	l.session.GiveBackWrite()
-	if !c.state.in.ended {
-		l.session.GiveBackRead()
-	}
 }
 
 // againAfter is for how many bytes a connection is used by TCP that the peer has called back,

@@ -59,6 +59,38 @@ func TestCloseOnTheWayBack(t *testing.T) {
 	}
 }
 
+// A Peek or Read that has found the session, and comes to it only behind a way back that was in
+// vain, has to look again: what was read meanwhile comes first, and nobody would end its loan.
+func TestALateReadBehindAWayBackInVain(t *testing.T) {
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+	a, b := pipeOver(t, ea, eb, nil)
+	if _, err := b.Write([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Peek(); err != nil { // so it has come
+		t.Fatal(err)
+	}
+	a.Discard(0)
+	if _, err := b.Reserve(1); err != nil { // so b does not answer
+		t.Fatal(err)
+	}
+	found := sanconn.SessionOf(a)
+	failed := make(chan error, 1)
+	go func() { _, err := a.File(); failed <- err }()
+	awaitLeaving(t, a)
+	eb.Kill()
+	if err := <-failed; err == nil {
+		t.Fatal("it has left")
+	}
+	if _, err := found.PeekExclusive(false); err != session.ErrTaken {
+		t.Errorf("a late Peek: %v", err)
+	}
+	got, err := io.ReadAll(a)
+	if string(got) != "unread" || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
 // A connection that was closed on its way back is not closed again once it is forgotten: what
 // is called then would count for another connection.
 func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
