@@ -1,6 +1,10 @@
 package sanconn
 
-import "github.com/sanconn/san/session"
+import (
+	"context"
+
+	"github.com/sanconn/san/session"
+)
 
 // LeaveSAN has a connection go back to TCP, as File does, but not for good.
 func LeaveSAN(c *Conn) error {
@@ -21,3 +25,6 @@ func CommitSent(c *Conn, n int) (int, error) { return c.commit(n) }
 
 // SessionOf returns the session that a connection's Reads go by; nil: they go by TCP.
 func SessionOf(c *Conn) *session.Session { return c.in.san.Load() }
+
+// AwaitUrgent waits as WriteUrgent does.
+func AwaitUrgent(ctx context.Context, c *Conn) error { return c.awaitMoved(ctx, false) }

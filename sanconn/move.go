@@ -1,6 +1,7 @@
 package sanconn
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -312,8 +313,11 @@ func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
 			return c.refused
 		case c.session != nil && c.over:
 			return errNoSession
-		case ctx.Err() != nil:
+		case ctx.Err() == nil:
+		case whole:
 			return ctx.Err()
+		default: // this may be late: a deadline that has passed, too, counts first
+			return cmp.Or(c.out.deadline.passed(c), ctx.Err())
 		}
 		if whole {
 			c.awaitLocked(time.Time{})

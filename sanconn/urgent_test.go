@@ -1,6 +1,7 @@
 package sanconn_test
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/sanconn"
 )
 
 // On TCP a WriteUrgent waits for the connection to move until the write deadline at most, and
@@ -28,5 +30,10 @@ func TestUrgentDeadlineOnTCP(t *testing.T) {
 		if n != 0 || !errors.As(err, &oe) || oe.Op != "write" || !oe.Timeout() || !errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("deadline within %v: %d, %v", within, n, err)
 		}
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := sanconn.AwaitUrgent(over, a); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("its own time is over as well: %v", err)
 	}
 }
