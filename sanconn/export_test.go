@@ -2,9 +2,13 @@ package sanconn
 
 import (
 	"context"
+	"time"
 
 	"github.com/sanconn/san/session"
 )
+
+// A peer in the same process that gets no processor for seconds leaves all the same.
+func init() { backTimeout = time.Minute }
 
 // LeaveSAN has a connection go back to TCP, as File does, but not for good.
 func LeaveSAN(c *Conn) error {

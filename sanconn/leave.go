@@ -36,8 +36,8 @@ type leave struct {
 }
 
 // backTimeout bounds how long the descriptor's user waits for a peer that is to leave the
-// session, too: it needs some 100 µs, and processor time.
-const backTimeout = 5 * time.Second
+// session, too: it needs some 100 µs, and processor time. Tests have more of it.
+var backTimeout = 5 * time.Second
 
 // mostTaken bounds the bytes that are taken from a session, each way, once its peer has stopped:
 // they fit into a ring, or into a send and a receive buffer. Before, half as many are at most.

@@ -58,7 +58,7 @@ const few = 6
 
 // settles waits until there are no more of something than before.
 func settles(t *testing.T, seed uint64, what string, before int, count func() int) {
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, 2*patience, func() error {
 		n := count()
 		if n <= before+few {
 			return nil
@@ -92,8 +92,8 @@ type stress struct {
 	what  string
 	ends  [2]*stressEnd
 	kind  int
-	ender int // the end that begins it
-	over  chan struct{}
+	ender int             // the end that begins it
+	over  context.Context // until both streams have been written and read
 
 	mu  sync.Mutex        // guards what follows
 	eps [2]*twin.Endpoint // of the last session
@@ -148,7 +148,8 @@ func (s *stress) run() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.over = make(chan struct{})
+	ctx, over := context.WithCancel(context.Background())
+	s.over = ctx
 	s.kind, s.ender = r.IntN(endKinds), r.IntN(2)
 	if r.IntN(3) > 0 {
 		s.kind = inOrder
@@ -179,13 +180,13 @@ func (s *stress) run() {
 	done := make(chan struct{})
 	go func() {
 		wg.Wait()
-		close(s.over)
+		over()
 		extra.Wait()
 		close(done)
 	}()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(2 * patience):
 		buf := make([]byte, 4<<20)
 		s.t.Errorf("it hangs: %d of %d and %d of %d bytes were read\n%s", s.ends[1].read, s.ends[0].written.Load(), s.ends[0].read, s.ends[1].written.Load(), buf[:runtime.Stack(buf, true)])
 		return
@@ -244,12 +245,11 @@ func (s *stress) move(r *rand.Rand) {
 		s.mu.Lock()
 		s.eps[d], s.eps[1-d] = ea, eb
 		s.mu.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		err := movePair(ctx, s.ends[d].c, s.ends[1-d].c, ea, eb, sessions{Dialer: session.Config{CloseTimeout: 2 * time.Second}, Acceptor: session.Config{CloseTimeout: 2 * time.Second}})
-		cancel()
+		cfgs := session.Config{CloseTimeout: patience} // a peer that has no processor for a while takes it all yet
+		err := movePair(s.over, s.ends[d].c, s.ends[1-d].c, ea, eb, sessions{Dialer: cfgs, Acceptor: cfgs})
 		s.logf("moved by %d to %+v: %v", d, cfg.Limits, err)
 		select {
-		case <-s.over:
+		case <-s.over.Done():
 			return
 		default:
 		}
@@ -284,7 +284,7 @@ func (e *stressEnd) leave(s *stress, r *rand.Rand) {
 			s.t.Errorf("end %d goes back to TCP (%d): %v", e.id, what, err)
 		}
 		select {
-		case <-s.over:
+		case <-s.over.Done():
 			return
 		default:
 		}
