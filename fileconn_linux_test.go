@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -313,11 +314,25 @@ func TestReasonOfAConnectionThatIsPassedOn(t *testing.T) {
 			}
 			c := passedOn(t, other)
 			wantFallback(t, c, ReasonUnused)
-			newconn.HandleOf(c).CallUse(0)
-			send(t, c, peer, "a use")
-			wantStays(t, c, ReasonPeerPlain)
+			wantStaysByUse(t, c, peer, ReasonPeerPlain)
 		})
 	}
+}
+
+// So it does where an attempt before has failed for another reason.
+func TestReasonBehindAnAttemptThatWasLate(t *testing.T) {
+	var tries atomic.Int32
+	useProviders(t, watched{byShm, func(move func() error) error {
+		if tries.Add(1) == 1 {
+			return os.ErrDeadlineExceeded
+		}
+		return move()
+	}})
+	l := plainListen(t, "127.0.0.1:0")
+	peer := mustDial(t, &Dialer{Policy: Never}, l.Addr().String())
+	c := passedOn(t, mustAccept(t, l).(*net.TCPConn))
+	wantStaysByUse(t, c, peer, ReasonTimeout)
+	wantStaysByUse(t, c, peer, ReasonPeerPlain)
 }
 
 // What is no TCP connection is what net makes of it.

@@ -57,6 +57,16 @@ func useProviders(t *testing.T, providers ...moving.Provider) {
 // byShm is the provider of shared memory.
 var byShm = moving.Registry[0]
 
+// watched is a provider of which a test sees each attempt to move.
+type watched struct {
+	moving.Provider
+	around func(move func() error) error
+}
+
+func (w watched) Move(ctx context.Context, h newconn.Handle, s moving.Settings) error {
+	return w.around(func() error { return w.Provider.Move(ctx, h, s) })
+}
+
 // onlyShm makes shared memory the only provider, in the guest too.
 func onlyShm(t *testing.T) { useProviders(t, byShm) }
 

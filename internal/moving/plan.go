@@ -1,6 +1,7 @@
 package moving
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,8 +124,9 @@ func (p *Plan) moveLater(h newconn.Handle, l *Life, atOnce bool) {
 			return
 		}
 		if p.Either && why.Reason == session.ReasonNoListener {
-			l.why.CompareAndSwap(unused, notProposed) // what it would be of the accepted end
+			l.why.CompareAndSwap(cmp.Or(l.own, unused), notProposed) // what it would be of the accepted end
 		} else {
+			l.own = why
 			l.Failed(why)
 		}
 		if why.Reason != session.ReasonRefused {
