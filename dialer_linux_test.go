@@ -149,7 +149,7 @@ func wantTried(t testing.TB, c net.Conn, why Reason) {
 func useUntil(t testing.TB, c net.Conn, use func(), what string, ok func() bool) {
 	t.Helper()
 	waitFor(t, what, func() bool {
-		if !ok() && !isTrying() && strings.Contains(c.(*sanconn.Conn).Debug(), "state   TCP") {
+		if !ok() && !isMoving(c) {
 			newconn.HandleOf(c).CallUse(0)
 			use()
 		}
@@ -174,6 +174,12 @@ func wantStaysByUse(t testing.TB, c, to net.Conn, why Reason) {
 func isTrying() bool {
 	running, _, ok := moving.Queue.Counts()
 	return running > 0 || !ok
+}
+
+// isMoving reports whether any connection, or this one, moves just now: an attempt that is over may
+// have a proposal under way that its peer has not answered.
+func isMoving(c net.Conn) bool {
+	return isTrying() || !strings.Contains(c.(*sanconn.Conn).Debug(), "state   TCP")
 }
 
 func TestDialPolicyNeverTriesNoProvider(t *testing.T) {

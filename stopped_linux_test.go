@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -493,20 +494,42 @@ func descriptorsOfAChild(t testing.TB) string {
 // the others first.
 func TestStoppedCostOneAttempt(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
-	const stopped = 4 // whom to wait for takes all of an attempt
-	for i := range stopped + 1 {
+	at := finding.Here(tcpid.Namespace(tcp), tcp.Addr().(*net.TCPAddr).AddrPort().Port())
+	const stopped = 4
+	for i := range stopped {
 		p := startServer(t, tcp, byte(i))
-		if i < stopped {
-			defer p.goOn(t)
-			p.stop(t)
-		}
+		defer p.goOn(t)
+		p.stop(t)
 	}
-	d := atOnce()
-	d.Options.AttemptTimeout = moveTimeout
-	for i := range 4 {
-		by, err := exchange(d, tcp.Addr().String())
-		if err != nil || by.name != stopped || by.provider != shm.Name && i > 0 {
-			t.Errorf("connection %d: %+v, %v", i, by, err)
+	silent, err := shm.Names(t.Context(), at.Peer.Port(), uint32(os.Getuid()), shm.Config{})
+	if err != nil || len(silent) != stopped {
+		t.Fatal(silent, err)
+	}
+	startServer(t, tcp, stopped)
+	asked := make(map[string]int)
+	useProviders(t, watched{byShm, func(move func() error) error {
+		const mark = "behind it are those that do not answer this attempt"
+		var before []string
+		finding.Note(at, func(h *finding.Hint) { // all but who had the last connection, or it was asked first
+			before = slices.DeleteFunc(slices.Clone(h.Silent), func(s string) bool { return s == mark })
+			*h = finding.Hint{Silent: slices.Concat(before, []string{mark})}
+		})
+		err := move()
+		now := finding.HintOf(at).Silent
+		now = now[slices.Index(now, mark)+1:]
+		if all := slices.Concat(before, now); slices.ContainsFunc(all, func(s string) bool { return !slices.Contains(silent, s) }) {
+			return err // the other one has stood still, too, so that none came before the rest
+		}
+		for _, s := range now {
+			if asked[s]++; asked[s] > 1 {
+				t.Errorf("%s is asked again", s)
+			}
+		}
+		return err
+	}})
+	for range 10 {
+		if by, err := exchange(atOnce(), tcp.Addr().String()); err != nil || by.name != stopped || by.provider != shm.Name {
+			t.Errorf("%+v, %v", by, err)
 		}
 	}
 }
