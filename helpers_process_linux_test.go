@@ -159,7 +159,7 @@ func inProcess(t *testing.T, script string, change func(*exec.Cmd)) (inside bool
 	if strings.Contains(t.Name(), "/") {
 		t.Fatal("only a whole test can be run in a process of its own")
 	}
-	c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+testTimeout.String())
+	c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+(4*testTimeout).String()) // each wait has testTimeout
 	c.Env = append(os.Environ(), envInside+"="+t.Name())
 	change(c)
 	out, err := c.CombinedOutput()

@@ -78,6 +78,7 @@ func (t target) dial(ctx context.Context, policy san.Policy) (net.Conn, error) {
 	}
 	d := san.Dialer{Policy: policy}
 	d.Options.MoveAtOnce = true
+	d.Options.AttemptTimeout = setupTime // what it measures is a connection that has moved
 	c, err := d.DialContext(ctx, "tcp", t.address)
 	if err == nil {
 		awaitMove(ctx, c)

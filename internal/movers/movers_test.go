@@ -122,25 +122,27 @@ func TestSlowIsWhoHadTime(t *testing.T) {
 
 // A dial that is over when it has its turn costs no attempt, and a slow address stays slow.
 func TestOverBeforeItsTurn(t *testing.T) {
-	pool := new(testPool)
-	pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
-	if !pool.isSlow(t, 1) {
-		t.Fatal("not slow")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 0)
-	defer cancel()
-	pool.job(ctx, 1, time.Hour, func(context.Context) error { t.Error("it is tried"); return errEnded }, func(why *session.Unavailable) {
-		if why == nil || why.Reason != session.ReasonTimeout || !errors.Is(why, context.DeadlineExceeded) {
-			t.Error(why)
+	synctest.Test(t, func(t *testing.T) {
+		pool := new(testPool)
+		pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
+		if !pool.isSlow(t, 1) {
+			t.Fatal("not slow")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 0)
+		defer cancel()
+		pool.job(ctx, 1, time.Hour, func(context.Context) error { t.Error("it is tried"); return errEnded }, func(why *session.Unavailable) {
+			if why == nil || why.Reason != session.ReasonTimeout || !errors.Is(why, context.DeadlineExceeded) {
+				t.Error(why)
+			}
+		})
+		if !pool.isSlow(t, 1) {
+			t.Error("not slow any more")
+		}
+		pool.job(t.Context(), 1, time.Hour, answers, nil)
+		if pool.isSlow(t, 1) {
+			t.Error("slow, though it has answered")
 		}
 	})
-	if !pool.isSlow(t, 1) {
-		t.Error("not slow any more")
-	}
-	pool.job(t.Context(), 1, time.Hour, answers, nil)
-	if pool.isSlow(t, 1) {
-		t.Error("slow, though it has answered")
-	}
 }
 
 // Dials for which there is time, though not much more, are in time again soon after their peer has
@@ -256,26 +258,28 @@ func TestAddressesTakeTurns(t *testing.T) {
 // What waits for a slow address costs others nothing: however many do, all that is looked through
 // for a turn has one entry of theirs.
 func TestWaitingCostsOthersNothing(t *testing.T) {
-	pool := new(testPool)
-	pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
-	if !pool.isSlow(t, 1) {
-		t.Fatal("not slow")
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	const behind = 20_000
-	for range behind + 1 { // one of which runs
-		pool.job(ctx, 1, time.Hour, neverAnswers, nil)
-	}
-	for range 100 {
-		answered := make(chan struct{})
-		pool.job(ctx, 2, time.Hour, answers, func(*session.Unavailable) { close(answered) })
-		wantClosed(t, answered, "it waits for others")
-		pool.mu.Lock()
-		if len(pool.line) > 1 || len(pool.at) > 2 || pool.waiting != behind {
-			t.Errorf("%d in the line, and %d addresses with some that run, where %d wait", len(pool.line), len(pool.at), pool.waiting)
+	synctest.Test(t, func(t *testing.T) {
+		pool := new(testPool)
+		pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
+		if !pool.isSlow(t, 1) {
+			t.Fatal("not slow")
 		}
-		pool.mu.Unlock()
-	}
-	cancel()
-	pool.ended.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		const behind = 20_000
+		for range behind + 1 { // one of which runs
+			pool.job(ctx, 1, time.Hour, neverAnswers, nil)
+		}
+		for range 100 {
+			answered := make(chan struct{})
+			pool.job(ctx, 2, time.Hour, answers, func(*session.Unavailable) { close(answered) })
+			wantClosed(t, answered, "it waits for others")
+			pool.mu.Lock()
+			if len(pool.line) > 1 || len(pool.at) > 2 || pool.waiting != behind {
+				t.Errorf("%d in the line, and %d addresses with some that run, where %d wait", len(pool.line), len(pool.at), pool.waiting)
+			}
+			pool.mu.Unlock()
+		}
+		cancel()
+		pool.ended.Wait()
+	})
 }

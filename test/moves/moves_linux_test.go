@@ -273,7 +273,11 @@ func (e *end) write() {
 		at += len(b)
 		switch k := r.IntN(2000); {
 		case k == 0:
-			if f, err := e.conn.File(); err == nil {
+			f, err := e.conn.File()
+			for end := time.Now().Add(patient); errors.Is(err, syscall.ETIMEDOUT) && time.Now().Before(end); {
+				f, err = e.conn.File() // the peer's process has stood still
+			}
+			if err == nil {
 				f.Close()
 			} else if !gone(err) && !strings.Contains(err.Error(), "have not been read") {
 				e.errorf("File: %v", err)
