@@ -44,7 +44,13 @@ func TestCloseOnTheWayBack(t *testing.T) {
 	a, file := leavesInVain(t)
 	read, write := make(chan error, 1), make(chan error, 1)
 	go func() { _, err := a.Read(make([]byte, 1)); read <- err }()
-	go func() { _, err := a.Write(make([]byte, 1)); write <- err }()
+	go func() {
+		var err error
+		for err == nil { // the first ones may still go by the session
+			_, err = a.Write(make([]byte, 1))
+		}
+		write <- err
+	}()
 	began := time.Now()
 	if err := a.Close(); err != nil {
 		t.Error(err)
