@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -46,6 +47,7 @@ const (
 
 // costs are what one device's copies and registrations were measured to take.
 type costs struct {
+	once    sync.Once
 	copying atomic.Int64 // nanoseconds in which measureBytes are copied; 0: not known
 	copies  atomic.Int32 // how many copies of memory cost as much as to register it; 0: not known
 }
@@ -69,10 +71,14 @@ func (c *costs) copiesBefore() int { return max(int(c.copies.Load()), 1) }
 // registersLikeCopies reports whether registering memory is known to cost no more than to copy it.
 func (c *costs) registersLikeCopies() bool { return c.copies.Load() == 1 }
 
-// measure finds out what copying costs, and registering.
+// measured has how many copies a registration costs, by the device's key: a func() int.
+var measured sync.Map
+
+// measure finds out what copying costs, once per process, and registering, once per device, too.
 func (c *costs) measure(ctx *ibv.Context) {
 	c.copying.Store(int64(memspeed.Copying()))
-	c.copies.Store(int32(copiesOfRegistration(ctx)))
+	once, _ := measured.LoadOrStore(keyOf(ctx), sync.OnceValue(func() int { return copiesOfRegistration(ctx) }))
+	c.copies.Store(int32(once.(func() int)()))
 }
 
 // copiesOfRegistration returns how many copies of memory cost no less than to register it, and to

@@ -19,7 +19,6 @@ import (
 // its events. It lives from the first listener or endpoint that needs it to the last.
 type device struct {
 	hardware
-	*findings
 	key     any
 	channel *ibv.CompChannel
 	async   *ibv.AsyncChannel
@@ -34,7 +33,11 @@ type device struct {
 	shared    *domain // of its connections, see useDomain
 
 	ready   readyPool
+	costs   costs
 	vectors atomic.Uint32 // that completion queues have had: they take the device's interrupts in turn
+
+	windows atomic.Bool // the probe has shown that they can be trusted: see take
+	returns atomic.Bool // … and that a peer's message can invalidate one
 }
 
 // devices has each device that is in use or being closed, except for those that were opened by
@@ -90,7 +93,7 @@ func use(key any, open func() (*ibv.Context, error)) (*device, error) {
 		return nil, err
 	}
 	d := &device{
-		hardware: hardware{ctx: ctx}, findings: findingsOf(ctx), key: key, users: 1,
+		hardware: hardware{ctx: ctx}, key: key, users: 1,
 		stop: make(chan struct{}), closed: make(chan struct{}), endpoints: make(map[*Endpoint]struct{}),
 	}
 	if err := d.start(); err != nil {

@@ -29,6 +29,5 @@
 //	message_memory.go     the memory that messages take, and each peer's share of it
 //	remote.go             its access to remote memory
 //	costs.go              when it pays to register a Write's memory
-//	window.go             memory windows
-//	probe.go              what is found out about a device: costs, and what it enforces of windows
+//	window.go, probe.go   memory windows; what a device enforces of them
 package verbs

@@ -126,9 +126,16 @@ func testNoWindows(t *testing.T) {
 	}
 	defer dev.release()
 	dev.probeWindows()
-	defer found.Delete(keyOf(dev.ctx))
-	if !dev.settled || dev.windows.Load() {
-		t.Errorf("settled %v, trusted %v", dev.settled, dev.windows.Load())
+	defer func() {
+		probed.mu.Lock()
+		delete(probed.m, keyOf(dev.ctx))
+		probed.mu.Unlock()
+	}()
+	probed.mu.Lock()
+	answer, known := probed.m[keyOf(dev.ctx)]
+	probed.mu.Unlock()
+	if !known || answer.trusted || !answer.until.IsZero() {
+		t.Errorf("known %v, trusted %v, until %v", known, answer.trusted, answer.until)
 	}
 }
 

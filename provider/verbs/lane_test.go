@@ -103,13 +103,9 @@ func (l *listener) addrs() []netip.AddrPort {
 	return list
 }
 
-// Close ends the connections that were not accepted as well. Devices that others open find out anew
-// what windows are worth.
+// Close ends the connections that were not accepted as well.
 func (l *listener) Close() error {
 	err := l.Listener.Close()
-	if l.windows {
-		found.Clear()
-	}
 	for {
 		select {
 		case e := <-l.came:
@@ -193,7 +189,7 @@ func connect(l *listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 	return dialed, accepted, nil
 }
 
-// trustWindows has the devices in use go by windows, or not.
+// trustWindows has the devices in use go by windows, or not. They are forgotten with their last use.
 func trustWindows(yes bool) {
 	devices.mu.Lock()
 	defer devices.mu.Unlock()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -18,67 +17,92 @@ import (
 // itself, in the background, from its first use on. Until the answer, connections expose memory by
 // registrations, and from then on by windows, those that live already too.
 
-// findings are what this process has found out about a device, for as long as it lives and however
-// the device is opened. What was found of windows is not taken back: connections of the shared domain
-// have nothing else to keep their peers out.
-type findings struct {
-	costs     costs
-	measuring sync.Once
-	windows   atomic.Bool // they can be trusted
-	returns   atomic.Bool // … and a peer's message can invalidate one
+// probed are the answers.
+var probed = struct {
+	mu sync.Mutex
+	m  map[string]probeAnswer // by name and GUID. Guarded by mu
+}{m: make(map[string]probeAnswer)}
 
-	probing sync.Mutex // guards what follows
-	settled bool       // the device is not probed any more
-	again   time.Time  // otherwise when it is, at the earliest
-}
-
-// found has the findings about each device, by its key.
-var found sync.Map
-
-// keyOf tells devices apart, however they were opened.
-func keyOf(ctx *ibv.Context) string { return fmt.Sprintf("%s %#x", ctx.Name, ctx.GUID) }
-
-func findingsOf(ctx *ibv.Context) *findings {
-	f, _ := found.LoadOrStore(keyOf(ctx), new(findings))
-	return f.(*findings)
+type probeAnswer struct {
+	trusted bool      // windows can be trusted
+	returns bool      // … and a peer's message invalidates them
+	until   time.Time // when an inconclusive answer expires; zero: this one is definite
 }
 
 // probeAgain is the least time until a device is probed again after an inconclusive
 // answer; the next connection after that does it.
 const probeAgain = time.Minute
 
-// probe has what registering costs measured, and the device's windows tried if somebody will use
-// them, unless that is known. Nobody waits for it.
+// probe has the device's endpoints go by what is known of what registering costs and of its windows,
+// or has it measured, and them tried if somebody will use them. Nobody waits for that.
 func (d *device) probe(cfg Config) {
-	d.measuring.Do(func() { d.waiters.Go(func() { d.costs.measure(d.ctx) }) })
+	d.costs.once.Do(func() { d.waiters.Go(func() { d.costs.measure(d.ctx) }) })
 	if !d.mayHaveWindows(cfg) {
 		return
 	}
-	d.probing.Lock()
-	defer d.probing.Unlock()
-	if now := time.Now(); !d.settled && !now.Before(d.again) {
-		d.again = now.Add(probeAgain) // which is longer than a probe may take
-		d.waiters.Go(d.probeWindows)
+	key, now := keyOf(d.ctx), time.Now()
+	probed.mu.Lock()
+	defer probed.mu.Unlock()
+	answer, known := probed.m[key]
+	if known && (answer.until.IsZero() || now.Before(answer.until)) {
+		d.heed(answer)
+		return
 	}
+	answer.until = now.Add(probeAgain) // which is longer than a probe may take
+	probed.m[key] = answer
+	d.waiters.Go(d.probeWindows)
+}
+
+// keyOf tells devices apart, however they were opened.
+func keyOf(ctx *ibv.Context) string { return fmt.Sprintf("%s %#x", ctx.Name, ctx.GUID) }
+
+// heed has the device's endpoints go by an answer. None takes trust back: connections of the
+// shared domain have nothing but windows to keep their peers out.
+func (d *device) heed(answer probeAnswer) {
+	d.returns.CompareAndSwap(false, answer.returns)
+	d.windows.CompareAndSwap(false, answer.trusted)
 }
 
 func (d *device) probeWindows() {
+	began := time.Now()
+	var answer probeAnswer
 	wrong, err := tryAttempts(d, windowAttempts, 1)
-	trusted := err == nil && len(wrong) == 0
-	if trusted {
-		wrong, err = tryAttempts(d, returnAttempts, 1)
-		if err == nil && len(wrong) == 0 {
-			d.returns.Store(true)
-		}
-		d.windows.Store(true)
-	}
-	d.probing.Lock()
-	defer d.probing.Unlock()
 	switch {
 	case errors.Is(err, errProbeStopped): // whoever uses the device next tries
-		d.again = time.Time{}
-	case trusted, err == nil, errors.Is(err, syscall.EOPNOTSUPP): // the last: no windows, whatever its flags are (bnxt_re)
-		d.settled = true
+		probed.mu.Lock()
+		defer probed.mu.Unlock()
+		delete(probed.m, keyOf(d.ctx))
+		return
+	case errors.Is(err, syscall.EOPNOTSUPP): // definite: no windows, whatever its flags are (bnxt_re)
+	case err != nil:
+		answer = probeAnswer{until: began.Add(probeAgain)}
+	default:
+		answer = probeAnswer{trusted: len(wrong) == 0}
+	}
+	if answer.trusted {
+		wrong, err = tryAttempts(d, returnAttempts, 1)
+		answer.returns = err == nil && len(wrong) == 0
+		if errors.Is(err, errProbeStopped) {
+			answer.until = began // whoever uses the device next tries again
+		}
+	}
+	d.learn(answer)
+}
+
+// learn keeps what a probe has found, for this device and all others that are open of the same:
+// by name and by rdma_cm.
+func (d *device) learn(answer probeAnswer) {
+	key := keyOf(d.ctx)
+	probed.mu.Lock()
+	probed.m[key] = answer
+	probed.mu.Unlock()
+	d.heed(answer)
+	devices.mu.Lock()
+	defer devices.mu.Unlock()
+	for _, other := range devices.m {
+		if keyOf(other.ctx) == key {
+			other.heed(answer)
+		}
 	}
 }
 

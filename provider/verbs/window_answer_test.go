@@ -130,7 +130,7 @@ func TestLargeWritesWithoutWindows(t *testing.T) {
 		return
 	}
 	cfg := Config{Disable: session.FeatureWindows}
-	_, lacks := forgetFindings(t)
+	_, lacks := forgetAnswer(t)
 	if lacks {
 		cfg.Disable = 0
 	}
@@ -165,9 +165,9 @@ func TestLargeWritesWithoutWindows(t *testing.T) {
 	}
 }
 
-// forgetFindings has the process not know what the device's windows are worth. lacks: it has
+// forgetAnswer has the process not know what the device's windows are worth. lacks: it has
 // none.
-func forgetFindings(t *testing.T) (f *findings, lacks bool) {
+func forgetAnswer(t *testing.T) (key string, lacks bool) {
 	t.Helper()
 	cable(t)
 	ctx, err := ibv.Open(hwsim.Device)
@@ -175,7 +175,10 @@ func forgetFindings(t *testing.T) (f *findings, lacks bool) {
 		t.Fatal(err)
 	}
 	defer ctx.Close()
-	found.Delete(keyOf(ctx))
+	key = keyOf(ctx)
+	probed.mu.Lock()
+	delete(probed.m, key)
+	probed.mu.Unlock()
 	pd, err := ctx.AllocPD()
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +188,7 @@ func forgetFindings(t *testing.T) (f *findings, lacks bool) {
 	if err == nil {
 		mw.Close()
 	}
-	return findingsOf(ctx), err != nil
+	return key, err != nil
 }
 
 // A connection that lives already uses windows once the device has answered, and those made
@@ -195,10 +198,12 @@ func TestWindowsComeOn(t *testing.T) {
 		return
 	}
 	nothingLeft(t)
-	f, _ := forgetFindings(t)
-	f.again = time.Now().Add(time.Hour) // inconclusive: nobody tries
-	f.measuring.Do(func() {})           // nor does anybody measure
-	defer found.Clear()
+	key, _ := forgetAnswer(t)
+	probed.mu.Lock()
+	probed.m[key] = probeAnswer{until: time.Now().Add(time.Hour)} // inconclusive: nobody tries
+	probed.mu.Unlock()
+	measured.Store(key, func() int { return 0 }) // nor does anybody measure
+	defer measured.Delete(key)
 	l := listen(t, Config{})
 	x, y, err := connect(l, Config{})
 	if err != nil {
@@ -207,6 +212,7 @@ func TestWindowsComeOn(t *testing.T) {
 	a, b := negotiate(t, x, y, session.Config{})
 	expectBoxed(t, a, b, largeWrite)
 
+	forgetAnswer(t)
 	x.dev.probeWindows()
 	returns := map[*Endpoint]*returnCount{x: countReturns(x), y: countReturns(y)}
 	for range 4 {
@@ -234,10 +240,12 @@ func TestListenerProbes(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
 	}
-	f, _ := forgetFindings(t)
+	key, _ := forgetAnswer(t)
 	listen(t, Config{})
 	testenv.Eventually(t, patience, func() error {
-		if !f.windows.Load() {
+		probed.mu.Lock()
+		defer probed.mu.Unlock()
+		if !probed.m[key].trusted {
 			return errors.New("the device's windows are not trusted")
 		}
 		return nil

@@ -113,28 +113,46 @@ func TestWhatTheDeviceEnforces(t *testing.T) {
 	}
 }
 
-// What the process knows of a device it does not find out again, and no later probe that could not
-// tell takes it back. A device that is opened twice, by name and by rdma_cm, is tried once, for both.
-func TestFindingsAreKept(t *testing.T) {
+// What the process knows of a device, its next first connection goes by.
+func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
+	for _, trusted := range []bool{false, true} {
+		d := &device{hardware: hardware{ctx: &ibv.Context{Device: ibv.Device{Name: "known"}}, caps: ibv.Caps{MaxMW: 8}}}
+		probed.mu.Lock()
+		probed.m[keyOf(d.ctx)] = probeAnswer{trusted: trusted}
+		probed.mu.Unlock()
+		measured.Store(keyOf(d.ctx), func() int { return 3 })
+		d.probe(Config{})
+		if got := d.sharesDomain(Config{}); got != trusted {
+			t.Errorf("windows: %v, though it is known: %v", got, trusted)
+		}
+		d.waiters.Wait()
+		if n := d.costs.copiesBefore(); n != 3 {
+			t.Errorf("a registration costs %d copies, though 3 are known", n)
+		}
+		d.heed(probeAnswer{until: time.Now().Add(probeAgain)}) // another probe could not tell
+		if got := d.sharesDomain(Config{}); got != trusted {
+			t.Errorf("windows: %v, though it was known: %v", got, trusted)
+		}
+	}
+}
+
+// A device that is opened twice, by name and by rdma_cm, is tried once, for both.
+func TestAnswerIsForAllThatAreOpen(t *testing.T) {
 	opened := func() *device {
-		ctx := &ibv.Context{Device: ibv.Device{Name: "known"}}
-		return &device{hardware: hardware{ctx: ctx, caps: ibv.Caps{MaxMW: 8}}, findings: findingsOf(ctx)}
+		return &device{hardware: hardware{ctx: &ibv.Context{Device: ibv.Device{Name: "twice"}}, caps: ibv.Caps{MaxMW: 8}}}
 	}
 	d, other := opened(), opened()
-	defer found.Delete(keyOf(d.ctx))
-	d.measuring.Do(func() { d.costs.copies.Store(3) })
-	d.windows.Store(true)
-	d.settled = true
-	other.probe(Config{})
-	other.waiters.Wait()
-	if n := other.costs.copiesBefore(); n != 3 || !other.sharesDomain(Config{}) || !d.again.IsZero() {
-		t.Errorf("windows trusted: %v, tried again: %v; a registration costs %d copies, though 3 are known", other.windows.Load(), !d.again.IsZero(), n)
-	}
-	d.settled = false
-	other.probe(Config{}) // without a port
-	other.waiters.Wait()
-	if !d.sharesDomain(Config{}) || d.settled || d.again.IsZero() {
-		t.Errorf("behind a probe that could not tell, windows trusted: %v; settled: %v", d.sharesDomain(Config{}), d.settled)
+	devices.mu.Lock()
+	devices.m["by name"] = other
+	devices.mu.Unlock()
+	defer func() {
+		devices.mu.Lock()
+		delete(devices.m, "by name")
+		devices.mu.Unlock()
+	}()
+	d.learn(probeAnswer{trusted: true})
+	if !d.windows.Load() || !other.windows.Load() {
+		t.Errorf("windows trusted: %v, by what has opened it otherwise: %v", d.windows.Load(), other.windows.Load())
 	}
 }
 
