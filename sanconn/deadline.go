@@ -192,13 +192,14 @@ func (d *alarm) set(t time.Time) {
 	d.change(wait <= 0)
 }
 
-// stop clears the deadline for good: a running timer would keep the session alive.
+// stop clears the deadline, and the timer, which would keep the session alive.
 func (d *alarm) stop() {
 	d.set(time.Time{})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.timer != nil {
 		d.timer.Stop() // if it has just fired, fire sees that there is no deadline
+		d.fires = time.Time{}
 	}
 }
 
