@@ -3,6 +3,7 @@ package sanconn
 import (
 	"io"
 	"net"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/sanconn/san/internal/raceedge"
@@ -24,15 +25,20 @@ import (
 // it is as Control, and once the function wants to wait for some, as Write. In
 // programs that cmd/san has built, one that reads by syscall.Read reads the connection instead,
 // whatever carries it: that may move, and stays where it is.
-func (c *Conn) SyscallConn() (syscall.RawConn, error) {
-	raw, err := c.tcp.SyscallConn()
-	return &rawConn{c: c, tcp: raw}, err
+func (c *Conn) SyscallConn() (syscall.RawConn, error) { return &rawConn{c: c}, nil }
+
+// rawConn is small, as pools make one for each use of a connection.
+type rawConn struct {
+	c         *Conn
+	counts    atomic.Bool // the last function of Read has read by syscall.Read; so may the next one
+	otherwise atomic.Bool // one has not
+	lending   *lending    // nil before the first use of TCP; guarded by incoming.lends
 }
 
-type rawConn struct {
-	c   *Conn
-	tcp syscall.RawConn
-	lending
+// tcp is TCP's RawConn.
+func (r *rawConn) tcp() syscall.RawConn {
+	raw, _ := r.c.tcp.SyscallConn() // which fails without a connection alone
+	return raw
 }
 
 func (r *rawConn) Control(f func(fd uintptr)) error {
@@ -44,7 +50,7 @@ func (r *rawConn) Control(f func(fd uintptr)) error {
 	c.mu.Lock()
 	c.state.readElsewhere()
 	c.mu.Unlock()
-	return r.tcp.Control(f)
+	return r.tcp().Control(f)
 }
 
 func (r *rawConn) Write(f func(fd uintptr) (done bool)) error {
@@ -65,7 +71,7 @@ func (r *rawConn) Write(f func(fd uintptr) (done bool)) error {
 		c.out.op.Unlock()
 	}
 	defer c.out.op.Unlock()
-	return r.tcp.Write(func(fd uintptr) bool {
+	return r.tcp().Write(func(fd uintptr) bool {
 		c.mu.Lock()
 		c.fd.pinLocked(c)
 		c.mu.Unlock()
@@ -170,7 +176,7 @@ func (r *rawConn) emptyTCP() (empty bool, err error) {
 	case err != nil:
 		return false, err
 	}
-	if err = r.tcp.Read(func(fd uintptr) bool {
+	if err = r.tcp().Read(func(fd uintptr) bool {
 		empty = nothingIn(int(fd))
 		return true
 	}); err != nil {
@@ -181,9 +187,10 @@ func (r *rawConn) emptyTCP() (empty bool, err error) {
 
 // readTCP is Read on TCP, once unless the function may wait, and does not read by syscall.Read.
 func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool, err error) {
-	c, l := r.c, &r.lending
+	c := r.c
 	c.in.lends.Lock()
 	defer c.in.lends.Unlock()
+	l := r.lendingLocked()
 	c.in.op.Lock()
 	defer c.in.unlock(c)
 	if c.in.holds() {
@@ -193,7 +200,7 @@ func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool
 	c.mu.Lock()
 	returned := c.state.in.least > c.in.bytes.Load() // they are on their way, and come for sure
 	c.mu.Unlock()
-	err = r.tcp.Read(func(fd uintptr) bool {
+	err = r.tcp().Read(func(fd uintptr) bool {
 		if returned && nothingIn(int(fd)) {
 			return false
 		}

@@ -22,10 +22,7 @@ import (
 // lending is what syscall.Read finds while a function of a RawConn's Read has TCP's descriptor: one
 // call of the function reads once, and then finds nothing. So each reads what is next.
 type lending struct {
-	counts    atomic.Bool // the last function has read by syscall.Read; so may the next one
-	otherwise atomic.Bool // one has not
-
-	// What follows is guarded by incoming.lends.
+	// Guarded by incoming.lends.
 	f       func(fd uintptr) (done bool) // that has the descriptor, or is to have it
 	once    func(fd uintptr)             // lends it to f …
 	waiting func(fd uintptr) (over bool) // … and is called again where f wants to wait; both made once
@@ -92,9 +89,17 @@ func (t *lentTable) remove(fd int) {
 	t.n.Add(-1)
 }
 
+// lendingLocked is called with incoming.lends held.
+func (r *rawConn) lendingLocked() *lending {
+	if r.lending == nil {
+		r.lending = new(lending)
+	}
+	return r.lending
+}
+
 // lend calls f with a descriptor of TCP's, which is not closed meanwhile.
 func (r *rawConn) lend(fd uintptr) {
-	l := &r.lending
+	l := r.lending
 	if !undernet.Reads.Load() {
 		l.done = l.f(fd)
 		return
@@ -107,7 +112,7 @@ func (r *rawConn) lend(fd uintptr) {
 		lent.remove(int(fd))
 		l.mu.Lock()
 		l.out = false
-		l.counts.Store(l.used)
+		r.counts.Store(l.used)
 		l.mu.Unlock()
 	}()
 	l.done = l.f(fd)
@@ -115,7 +120,7 @@ func (r *rawConn) lend(fd uintptr) {
 
 // Next implements undernet.Reader.
 func (r *rawConn) Next() (b []byte, most uint64, err error) {
-	l := &r.lending
+	l := r.lending
 	l.mu.Lock()
 	defer func() {
 		if err != nil {
@@ -147,7 +152,7 @@ func (r *rawConn) Next() (b []byte, most uint64, err error) {
 
 // Took implements undernet.Reader.
 func (r *rawConn) Took(n int, err error) error {
-	l := &r.lending
+	l := r.lending
 	defer l.mu.Unlock()
 	switch {
 	case l.tells != nil: // the end
@@ -229,9 +234,10 @@ type outcome struct{ done, read, told bool }
 // readOnce has f read once: from a session, which it returns, or from TCP, where it waits as long as
 // f wants to.
 func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *session.Session, did outcome, err error) {
-	c, l := r.c, &r.lending
+	c := r.c
 	c.in.lends.Lock()
 	defer c.in.lends.Unlock()
+	l := r.lendingLocked()
 	if s = c.in.san.Load(); s == nil || tries { // what reads otherwise is not to find TCP's bytes
 		c.in.op.Lock()
 		defer c.in.unlock(c)
@@ -266,7 +272,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 	}
 	if l.most > 0 {
 		if l.ended == nil { // an earlier one may not have waited for what that means
-			err = c.in.deadline.afterTCP(c, opRawRead, r.tcp.Read(l.waiting))
+			err = c.in.deadline.afterTCP(c, opRawRead, r.tcp().Read(l.waiting))
 			if err == nil {
 				err = c.readByTCP(l.used)
 			}
@@ -282,14 +288,14 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		}
 		l.tells = err
 	}
-	err = r.tcp.Control(l.once)
+	err = r.tcp().Control(l.once)
 	if s != nil && !tries && c.in.san.Load() != s { // which has been left meanwhile
 		c.in.nudge(c) // a Read by TCP has found the descriptor lent, as net reads by syscall.Read, too
 	}
 	switch {
 	case l.used || err != nil:
 	case s != nil:
-		l.otherwise.Store(true)
+		r.otherwise.Store(true)
 		if !tries && c.in.san.Load() != s { // which has been left meanwhile
 			c.in.op.Lock()
 			err = c.readByTCP(false)
